@@ -1,0 +1,50 @@
+# The libraries and the compile rules they share. Folders add their own sources with trireme_sources().
+add_library(trireme_dev INTERFACE)
+target_compile_options(trireme_dev INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wimplicit-fallthrough
+    # False alarms: g++ 12 in std::string concatenation (GCC bug 105651), g++ 13 in std::vector<bool> of torch's headers.
+    -Wno-restrict -Wno-array-bounds>
+  $<$<AND:$<COMPILE_LANG_AND_ID:CXX,GNU>,$<VERSION_GREATER_EQUAL:$<CXX_COMPILER_VERSION>,13>>:-Wno-stringop-overflow>
+  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${TRIREME_WERROR}>>:-Werror>)
+if(TRIREME_SANITIZE)
+  # g++ 12 takes std::regex for uninitialised under sanitizers.
+  target_compile_options(trireme_dev INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized
+    -fsanitize=${TRIREME_SANITIZE}
+    -fno-sanitize-recover=all -fno-omit-frame-pointer>)
+  target_link_options(trireme_dev INTERFACE -fsanitize=${TRIREME_SANITIZE})
+endif()
+
+set(sources_and_build ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR}/generated)
+
+add_library(trireme_plan STATIC)
+add_library(Trireme::plan ALIAS trireme_plan)
+target_include_directories(trireme_plan PUBLIC "$<BUILD_INTERFACE:${sources_and_build}>"
+                           $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+target_compile_features(trireme_plan PUBLIC cxx_std_20)
+target_link_libraries(trireme_plan PUBLIC Trireme::fmt nlohmann_json::nlohmann_json Threads::Threads
+                      PRIVATE yaml-cpp $<BUILD_INTERFACE:trireme_dev>)
+set_target_properties(trireme_plan PROPERTIES EXPORT_NAME plan)
+
+if(TRIREME_TORCH)
+  add_library(trireme STATIC)
+  add_library(Trireme::trireme ALIAS trireme)
+  target_link_libraries(trireme PUBLIC trireme_plan Torch::cpu PRIVATE $<BUILD_INTERFACE:trireme_dev>)
+  if(TRIREME_HAS_CUDA)
+    target_link_libraries(trireme PUBLIC Torch::cuda)
+  endif()
+  target_precompile_headers(trireme PRIVATE ${PROJECT_SOURCE_DIR}/cmake/pch.h)
+endif()
+
+# trireme_sources(TARGET files...): headers go to the public file set (installed, and checked to stand alone).
+function(trireme_sources target)
+  set(headers)
+  set(sources)
+  foreach(file ${ARGN})
+    if(file MATCHES "\\.h$")
+      list(APPEND headers ${CMAKE_CURRENT_SOURCE_DIR}/${file})
+    else()
+      list(APPEND sources ${CMAKE_CURRENT_SOURCE_DIR}/${file})
+    endif()
+  endforeach()
+  target_sources(${target} PRIVATE ${sources} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${headers})
+endfunction()

@@ -1,0 +1,172 @@
+#include "trireme/base/file.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <thread>
+#include <vector>
+
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+
+namespace trireme {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A fresh folder that goes away with the test.
+class File : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = (fs::temp_directory_path() / "trireme-file-XXXXXX").string();
+    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
+    folder_ = pattern;
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+
+  fs::path folder_;
+};
+
+/// Files of this process cannot grow above `bytes` while this lives: what a full disk does, on any machine.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes) : previous_handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    ::getrlimit(RLIMIT_FSIZE, &previous_);
+    const rlimit limit{bytes, previous_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileSizeLimit() {
+    ::setrlimit(RLIMIT_FSIZE, &previous_);
+    std::signal(SIGXFSZ, previous_handler_);
+  }
+
+ private:
+  rlimit previous_{};
+  void (*previous_handler_)(int);
+};
+
+template <typename Action>
+std::string environment_error(Action action) {
+  try {
+    action();
+  } catch (const EnvironmentError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST_F(File, AtomicWriteIsReadBackByteForByte) {
+  std::string every_byte(256, '\0');
+  for (int i = 0; i < 256; ++i) every_byte[static_cast<size_t>(i)] = static_cast<char>(i);
+  for (const std::string& content :
+       {std::string(), std::string("line\n"), every_byte, std::string(1 << 18, 'x')}) {
+    write_file_atomic(path("a"), content);
+    EXPECT_EQ(read_file(path("a")), content);
+    EXPECT_FALSE(fs::exists(path("a.tmp")));
+  }
+}
+
+TEST_F(File, AtomicWriteThatRunsOutOfSpaceKeepsTheOldFile) {
+  write_file_atomic(path("a"), "old");
+  std::string message;
+  {
+    const FileSizeLimit limit(4096);
+    message = environment_error([&] { write_file_atomic(path("a"), std::string(1 << 16, 'n')); });
+  }
+  EXPECT_NE(message.find(path("a")), std::string::npos) << message;
+  EXPECT_NE(message.find("File too large"), std::string::npos) << message;
+  EXPECT_EQ(read_file(path("a")), "old");
+  EXPECT_FALSE(fs::exists(path("a.tmp")));
+}
+
+TEST_F(File, AtomicWriteNeedsItsFolder) {
+  const std::string message = environment_error([&] { write_file_atomic(path("absent/a"), "x"); });
+  EXPECT_NE(message.find(path("absent/a")), std::string::npos) << message;
+  EXPECT_NE(message.find("No such file or directory"), std::string::npos) << message;
+}
+
+TEST_F(File, AtomicWriteRefusesToReplaceAFolder) {
+  fs::create_directory(path("folder"));
+  EXPECT_THROW(write_file_atomic(path("folder"), "x"), EnvironmentError);
+  EXPECT_TRUE(fs::is_directory(path("folder")));
+}
+
+TEST_F(File, FullDiskIsNamedWithItsFix) {
+  if (!fs::exists("/dev/full")) GTEST_SKIP() << "no /dev/full";
+  LineFile file("/dev/full");
+  const std::string message = environment_error([&] { file.append("x"); });
+  EXPECT_NE(message.find("No space left on device"), std::string::npos) << message;
+  EXPECT_NE(message.find("/dev/full"), std::string::npos) << message;
+  EXPECT_NE(message.find("free some space"), std::string::npos) << message;
+}
+
+TEST_F(File, ReadingNamesTheAbsentFile) {
+  const std::string message = environment_error([&] { read_file(path("absent")); });
+  EXPECT_NE(message.find(path("absent")), std::string::npos) << message;
+}
+
+TEST_F(File, ReadingAFolderFails) {
+  EXPECT_THROW(read_file(folder_.string()), EnvironmentError);
+}
+
+TEST_F(File, ReadsFilesWhoseSizeTheKernelDoesNotKnow) {
+  EXPECT_NE(read_file("/proc/self/status").find("Name:"), std::string::npos);
+}
+
+TEST_F(File, MapShowsTheBytesAndSurvivesMoves) {
+  write_file_atomic(path("a"), "abc");
+  MappedFile first(path("a"));
+  MappedFile second(std::move(first));
+  MappedFile third;
+  third = std::move(second);
+  ASSERT_EQ(third.bytes().size(), 3u);
+  EXPECT_EQ(third.bytes()[1], std::byte{'b'});
+  EXPECT_EQ(third.path(), path("a"));
+}
+
+TEST_F(File, EmptyFileMapsToAnEmptySpan) {
+  write_file_atomic(path("empty"), "");
+  EXPECT_TRUE(MappedFile(path("empty")).bytes().empty());
+}
+
+TEST_F(File, MappingNamesTheAbsentFile) {
+  const std::string message = environment_error([&] { MappedFile{path("absent")}; });
+  EXPECT_NE(message.find(path("absent")), std::string::npos) << message;
+}
+
+TEST_F(File, MakeDirectoriesMakesParentsAndIsIdempotent) {
+  make_directories(path("a/b/c"));
+  make_directories(path("a/b/c"));
+  EXPECT_TRUE(fs::is_directory(path("a/b/c")));
+}
+
+TEST_F(File, MakeDirectoriesRefusesAFileInTheWay) {
+  write_file_atomic(path("a"), "x");
+  EXPECT_THROW(make_directories(path("a/b")), EnvironmentError);
+}
+
+TEST_F(File, LinesOfManyWritersStayWhole) {
+  constexpr int kThreads = 4, kLines = 200;
+  {
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kThreads; ++t) {
+      threads.emplace_back([this, t] {
+        LineFile file(path("log"));
+        for (int i = 0; i < kLines; ++i) file.append(std::string(100, static_cast<char>('a' + t)));
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+  std::vector<std::string> lines = split(read_file(path("log")), '\n');
+  ASSERT_EQ(lines.size(), size_t{kThreads * kLines + 1});  // the last newline ends an empty piece
+  lines.pop_back();
+  for (const std::string& line : lines) EXPECT_EQ(line, std::string(100, line.front()));
+}
+
+}  // namespace
+}  // namespace trireme

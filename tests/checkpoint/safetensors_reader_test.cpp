@@ -1,0 +1,116 @@
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+
+#include "tests/data/scratch.h"
+#include "trireme/base/error.h"
+#include "trireme/checkpoint/safetensors.h"
+
+namespace trireme::checkpoint {
+namespace {
+
+using testing::Scratch;
+
+/// A file by the letter of the format: length, JSON, data.
+std::string file_of(std::string_view json, std::string_view data) {
+  const uint64_t length = json.size();
+  std::string file(sizeof length, '\0');
+  std::memcpy(file.data(), &length, sizeof length);
+  return file.append(json).append(data);
+}
+
+constexpr std::string_view kJson =
+    R"({"__metadata__":{"format":"pt"},"w":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},)"
+    R"("n":{"dtype":"I16","shape":[],"data_offsets":[8,10]},)"
+    R"("flags":{"dtype":"BOOL","shape":[2],"data_offsets":[10,12]}} )";
+const std::string kData("\x00\x00\x80\x3f\x00\x00\x00\xc0\xfe\xff\x01\x00",
+                        12);  // 1.0, -2.0; -2; true, false
+
+TEST(SafetensorsReader, ReadsAFileBuiltByHand) {
+  const Scratch scratch;
+  const SafetensorsReader reader(scratch.write("m.safetensors", file_of(kJson, kData)));
+  EXPECT_EQ(reader.metadata(), (std::map<std::string, std::string>{{"format", "pt"}}));
+  ASSERT_EQ(reader.tensors().size(), 3u);
+  EXPECT_EQ(reader.tensors().at("w").dtype, at::kFloat);
+  EXPECT_EQ(reader.tensors().at("w").shape, (std::vector<int64_t>{2, 1}));
+  EXPECT_TRUE(at::equal(reader.read("w"), at::tensor({1.0f, -2.0f}).reshape({2, 1})));
+  EXPECT_EQ(reader.read("n").item<int16_t>(), -2);
+  EXPECT_EQ(reader.read("n").dim(), 0);
+  EXPECT_TRUE(at::equal(reader.read("flags"), at::tensor({1, 0}).to(at::kBool)));
+}
+
+TEST(SafetensorsReader, GivesCopiesThatOutliveItAndTheFile) {
+  const Scratch scratch;
+  const std::string path = scratch.write("m.safetensors", file_of(kJson, kData));
+  at::Tensor tensor;
+  {
+    const SafetensorsReader reader(path);
+    tensor = reader.read("w");
+    tensor.mul_(2);
+    EXPECT_EQ(reader.read("w")[0].item<float>(), 1.0f);
+  }
+  std::filesystem::remove(path);
+  EXPECT_EQ(tensor[1].item<float>(), -4.0f);
+}
+
+TEST(SafetensorsReader, NamesATensorThatIsNotThere) {
+  const Scratch scratch;
+  const SafetensorsReader reader(scratch.write("m.safetensors", file_of(kJson, kData)));
+  const std::string message = testing::message_of<DataError>([&] { reader.read("bias"); });
+  EXPECT_NE(message.find("'bias'"), std::string::npos) << message;
+  EXPECT_NE(message.find(scratch.path("m.safetensors")), std::string::npos) << message;
+}
+
+TEST(SafetensorsReader, FailsCleanlyAtEveryTruncation) {
+  const Scratch scratch;
+  const std::string whole = file_of(kJson, kData);
+  for (size_t size = 0; size < whole.size(); ++size) {
+    const std::string path = scratch.write("m.safetensors", whole.substr(0, size));
+    const std::string message = testing::message_of<DataError>([&] { SafetensorsReader reader(path); });
+    EXPECT_NE(message.find(path), std::string::npos) << size;
+  }
+  EXPECT_THROW(SafetensorsReader(scratch.write("m.safetensors", whole + "x")), DataError);
+}
+
+TEST(SafetensorsReader, RefusesHeaderLengthsThatCannotBe) {
+  const Scratch scratch;
+  for (const uint64_t length : {~uint64_t{0}, uint64_t{1} << 63, uint64_t{kJson.size() + kData.size() + 1}}) {
+    std::string file = file_of(kJson, kData);
+    std::memcpy(file.data(), &length, sizeof length);
+    const std::string path = scratch.write("m.safetensors", file);
+    const std::string message = testing::message_of<DataError>([&] { SafetensorsReader reader(path); });
+    EXPECT_NE(message.find(std::to_string(length)), std::string::npos) << message;
+  }
+}
+
+TEST(SafetensorsReader, RefusesAHeaderBeyond100MegabytesWithoutReadingIt) {
+  const Scratch scratch;
+  std::string file = file_of(kJson, kData);
+  const uint64_t length = 100'000'001;
+  std::memcpy(file.data(), &length, sizeof length);
+  const std::string path = scratch.write("m.safetensors", file);
+  std::filesystem::resize_file(path, 200'000'000);  // sparse
+  const std::string message = testing::message_of<DataError>([&] { SafetensorsReader reader(path); });
+  EXPECT_NE(message.find("100000001"), std::string::npos) << message;
+}
+
+TEST(SafetensorsReader, RefusesBooleansThatAreNeitherTrueNorFalse) {
+  const Scratch scratch;
+  std::string data = kData;
+  data[11] = 2;
+  const SafetensorsReader reader(scratch.write("m.safetensors", file_of(kJson, data)));
+  EXPECT_NO_THROW(reader.read("w"));
+  EXPECT_THROW(reader.read("flags"), DataError);
+}
+
+TEST(SafetensorsReader, NamesAFileThatCannotBeOpened) {
+  const Scratch scratch;
+  const std::string message =
+      testing::message_of<EnvironmentError>([&] { SafetensorsReader reader(scratch.path("missing")); });
+  EXPECT_NE(message.find(scratch.path("missing")), std::string::npos) << message;
+}
+
+}  // namespace
+}  // namespace trireme::checkpoint

@@ -1,0 +1,132 @@
+// Configs through the front command: where values come from, and what is refused before anything starts.
+#include <gtest/gtest.h>
+
+#include "tests/cli/front_process.h"
+
+namespace trireme::cli {
+namespace {
+
+using Words = std::vector<std::string>;
+
+/// The resolved config, as `config show --json` prints it.
+nlohmann::json resolved(const FrontProcess& front, const Words& arguments) {
+  Words words = {"config", "show", "--json"};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  const Outcome outcome = front.run(words);
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  return outcome.json()["config"];
+}
+
+TEST(ConfigShow, TakesEveryFormOfOverride) {
+  const FrontProcess front;
+  EXPECT_EQ(resolved(front, {"--train.steps=7"})["train"]["steps"], 7);
+  EXPECT_EQ(resolved(front, {"--train.steps", "7"})["train"]["steps"], 7);
+  EXPECT_EQ(resolved(front, {"--name=x", "--seed", "5"})["seed"], 5);
+  EXPECT_EQ(resolved(front, {"--data.path=a=b"})["data"]["path"], "a=b");
+  EXPECT_EQ(resolved(front, {"--train.sample_prompt", "-x"})["train"]["sample_prompt"], "-x");
+  EXPECT_EQ(resolved(front, {"--model.tie_embeddings=false"})["model"]["tie_embeddings"], false);
+  EXPECT_EQ(resolved(front, {"--model.tie_embeddings", "false"})["model"]["tie_embeddings"], false);
+  EXPECT_EQ(resolved(front, {"--model.tie_embeddings", "--train.steps=7"})["model"]["tie_embeddings"], true);
+}
+
+TEST(ConfigShow, AnOverrideDoesNotSwallowTheConfigFile) {
+  const FrontProcess front;
+  write_file_atomic(front.file("c.yaml"), "train:\n  steps: 3\n");
+  for (const Words& words :
+       {Words{"c.yaml", "--train.global_batch", "32"}, Words{"--train.global_batch", "32", "c.yaml"},
+        Words{"--model.tie_embeddings", "c.yaml", "--train.global_batch=32"}}) {
+    const auto config = resolved(front, words);
+    EXPECT_EQ(config["train"]["steps"], 3);
+    EXPECT_EQ(config["train"]["global_batch"], 32);
+  }
+}
+
+TEST(ConfigShow, LaterSourcesWinAndAreNamed) {
+  FrontProcess front;
+  write_file_atomic(front.file("c.yaml"), "train:\n  steps: 3\n  global_batch: 4\nseed: 9\n");
+  front.set("TRIREME__TRAIN__STEPS", "5");
+  const auto config = resolved(front, {"c.yaml", "--train.global_batch=8", "--origin"});
+  EXPECT_EQ(config["train"]["steps"]["value"], 5);
+  EXPECT_EQ(config["train"]["steps"]["origin"], "TRIREME__TRAIN__STEPS");
+  EXPECT_EQ(config["train"]["global_batch"]["value"], 8);
+  EXPECT_EQ(config["train"]["global_batch"]["origin"], "--train.global_batch");
+  EXPECT_EQ(config["seed"]["value"], 9);
+  EXPECT_TRUE(contains(config["seed"]["origin"], "c.yaml:4")) << config["seed"]["origin"];
+  EXPECT_EQ(config["optim"]["name"]["origin"], "default");
+}
+
+TEST(ConfigShow, YamlReadsBackToTheSameConfig) {
+  const FrontProcess front;
+  const Words odd = {"--train.sample_prompt=a: b # \"c\"\n", "--optim.lr=1e-7", "--model.preset=llama-tiny"};
+  Words words = {"config", "show"};
+  words.insert(words.end(), odd.begin(), odd.end());
+  write_file_atomic(front.file("shown.yaml"), front.run(words).out);
+  EXPECT_EQ(resolved(front, {"shown.yaml"}), resolved(front, odd));
+}
+
+TEST(ConfigSchema, CoversEveryKeyThatIsListed) {
+  const FrontProcess front;
+  const auto schema = front.run({"config", "schema"}).json();
+  const auto keys = front.run({"config", "keys", "--json"}).json()["keys"];
+  EXPECT_GT(keys.size(), 30u);
+  const std::string text = front.run({"config", "keys"}).out;
+  for (const auto& row : keys) {
+    const std::string key = row["key"];
+    const size_t dot = key.find('.');
+    const auto& properties = schema["properties"];
+    const bool known = dot == std::string::npos
+                           ? properties.contains(key)
+                           : properties[key.substr(0, dot)]["properties"].contains(key.substr(dot + 1));
+    EXPECT_TRUE(known) << key;
+    EXPECT_TRUE(contains(text, key)) << key;
+  }
+}
+
+struct Refusal {
+  Words words;
+  Words said;  ///< all of these on stderr
+};
+
+TEST(Train, RefusesBadConfigsBeforeAnythingStarts) {
+  FrontProcess front;
+  front.set_worker("touch started");
+  write_file_atomic(front.file("typo.yaml"), "train:\n  steps: 3\n  globl_batch: 4\n");
+  const Refusal refusals[] = {
+      {{"typo.yaml"}, {"typo.yaml:3:3", "globl_batch", "global_batch"}},
+      {{"absent.yaml"}, {"absent.yaml"}},
+      {{"--train.stepz=3"}, {"train.stepz", "train.steps"}},
+      {{"--model.preset=gpt-tini"}, {"gpt-tini", "gpt-tiny"}},
+      {{"--parallel.policy=zero5"}, {"zero5"}},
+      {{"--train.steps=many"}, {"train.steps", "many"}},
+      {{"--optim.lr=fast"}, {"optim.lr", "fast"}},
+      {{"--model.d_model=100", "--model.n_heads=3"}, {"d_model", "100", "n_heads", "3"}},
+      {{"-n", "2", "--train.global_batch=7"}, {"global_batch 7", "2 ranks"}},
+      {{"-n", "2", "--train.global_batch=16", "--train.micro_batch=3"}, {"global_batch 16", "micro_batch 3"}},
+      {{"-n", "3", "--parallel.dp_shard=2", "--train.global_batch=6"}, {"dp_shard", "2", "3"}},
+      {{"-n", "0"}, {"-n 0"}},
+  };
+  for (const Refusal& refusal : refusals) {
+    Words words = {"train", "--device=cpu"};
+    words.insert(words.end(), refusal.words.begin(), refusal.words.end());
+    const Outcome outcome = front.run(words);
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    EXPECT_TRUE(outcome.err.starts_with("error: [")) << outcome.err;
+    for (const std::string& part : refusal.said)
+      EXPECT_TRUE(contains(outcome.err, part)) << part << "\n" << outcome.err;
+  }
+  EXPECT_FALSE(std::filesystem::exists(front.file("runs")));
+  EXPECT_FALSE(std::filesystem::exists(front.file("started")));
+}
+
+TEST(Train, RefusesHalfSetLauncherVariables) {
+  FrontProcess front;
+  front.set_worker("touch started");
+  front.set("RANK", "0");
+  const Outcome outcome = front.run({"train", "--device=cpu"});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_TRUE(contains(outcome.err, "WORLD_SIZE")) << outcome.err;
+  EXPECT_FALSE(std::filesystem::exists(front.file("started")));
+}
+
+}  // namespace
+}  // namespace trireme::cli

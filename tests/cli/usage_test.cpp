@@ -1,0 +1,125 @@
+// The command line itself: help, versions, typing errors.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tests/cli/front_process.h"
+#include "trireme/base/build_info.h"
+#include "trireme/base/clock.h"
+#include "trireme/base/text.h"
+
+namespace trireme::cli {
+namespace {
+
+const std::vector<std::string> kVerbs = {"train",   "generate", "doctor", "plan",
+                                         "presets", "config",   "version"};
+
+/// Every way to ask for help: the command, its verbs, and their subcommands.
+std::vector<std::vector<std::string>> all_commands() {
+  std::vector<std::vector<std::string>> commands = {
+      {}, {"plan", "policy"}, {"config", "show"}, {"config", "schema"}, {"config", "keys"}};
+  for (const std::string& verb : kVerbs) commands.push_back({verb});
+  return commands;
+}
+
+std::vector<std::string> with(std::vector<std::string> words, const std::string& word) {
+  words.push_back(word);
+  return words;
+}
+
+TEST(Help, ListsEveryVerbOnALineAndTwoExamples) {
+  const Outcome help = FrontProcess().run({"--help"});
+  EXPECT_EQ(help.code, 0);
+  EXPECT_EQ(help.err, "");
+  const auto lines = split(help.out, '\n');
+  for (const std::string& verb : kVerbs) {
+    const auto starts = [&](const std::string& line) { return line.starts_with("  " + verb + " "); };
+    EXPECT_EQ(std::ranges::count_if(lines, starts), 1) << verb;
+  }
+  EXPECT_TRUE(contains(help.out, "\n  trireme train ")) << help.out;
+  EXPECT_TRUE(contains(help.out, "\n  trireme generate ")) << help.out;
+}
+
+TEST(Help, IsGivenByEveryVerbOnStdout) {
+  const FrontProcess front;
+  for (const auto& command : all_commands()) {
+    for (const char* flag : {"--help", "-h"}) {
+      const Outcome help = front.run(with(command, flag));
+      EXPECT_EQ(help.code, 0) << join(command, " ");
+      EXPECT_EQ(help.err, "") << join(command, " ");
+      EXPECT_TRUE(contains(help.out, "Usage: trireme")) << join(command, " ") << help.out;
+    }
+  }
+}
+
+// The front command must feel instant: no verb loads torch or a driver before it knows that it must.
+TEST(Help, AnswersWithinFiftyMilliseconds) {
+#ifdef TRIREME_SANITIZED
+  GTEST_SKIP() << "instrumented code is slower";
+#endif
+  const FrontProcess front;
+  for (const auto& command : all_commands()) {
+    std::vector<double> seconds;
+    for (int i = 0; i < 7; ++i) {
+      const double start = monotonic_seconds();
+      front.run(with(command, "--help"));
+      seconds.push_back(monotonic_seconds() - start);
+    }
+    std::ranges::nth_element(seconds, seconds.begin() + 3);
+    EXPECT_LT(seconds[3], 0.050) << join(command, " ");
+  }
+}
+
+TEST(Version, IsTheSameInBothForms) {
+  const FrontProcess front;
+  const Outcome flag = front.run({"--version"});
+  const Outcome verb = front.run({"version"});
+  EXPECT_EQ(flag.code, 0);
+  EXPECT_EQ(flag.out, verb.out);
+  EXPECT_TRUE(verb.out.starts_with(fmt::format("trireme {} (", kVersion))) << verb.out;
+  const auto json = front.run({"version", "--json"}).json();
+  EXPECT_EQ(json["version"], kVersion);
+  EXPECT_EQ(json["torch"], kTorchVersion);
+  EXPECT_EQ(json["cuda"], kHasCuda);
+}
+
+struct Mistake {
+  std::vector<std::string> words;
+  std::string said;  ///< on stderr
+  std::string hint;  ///< on stderr
+};
+
+TEST(Usage, MistakesExitWithTwoAndSayWhatIsNear) {
+  const FrontProcess front;
+  const Mistake mistakes[] = {
+      {{}, "no command given", "trireme --help"},
+      {{"trian"}, "'trian' is not a command", "did you mean 'train'?"},
+      {{"xyzzy"}, "'xyzzy' is not a command", "trireme --help"},
+      {{"--versoin"}, "unknown option '--versoin'", "did you mean '--version'?"},
+      {{"train", "--dry-rum"}, "unknown option '--dry-rum'", "did you mean '--dry-run'?"},
+      {{"train", "--run-dri=x"}, "unknown option '--run-dri'", "did you mean '--run-dir'?"},
+      {{"train", "--sead=3"}, "unknown option '--sead'", "did you mean '--seed'?"},
+      {{"train", "a.yaml", "b.yaml"}, "unexpected argument 'b.yaml'", "trireme train --help"},
+      {{"train", "-n", "two"}, "two", "trireme train --help"},
+      {{"train", "--train.steps"}, "--train.steps has no value", "--train.steps=VALUE"},
+      {{"train", "--train.steps", "--dry-run"}, "--train.steps has no value", "--train.steps=VALUE"},
+      {{"generate"}, "RUN", "trireme generate --help"},
+      {{"config", "shwo"}, "'shwo'", "did you mean 'show'?"},
+      {{"config"}, "subcommand", "trireme config --help"},
+      {{"config", "keys", "--train.steps=3"}, "unknown option '--train.steps'", "trireme config keys --help"},
+      {{"presets", "--jsno"}, "unknown option '--jsno'", "did you mean '--json'?"},
+  };
+  for (const Mistake& mistake : mistakes) {
+    const Outcome outcome = front.run(mistake.words);
+    EXPECT_EQ(outcome.code, 2) << join(mistake.words, " ");
+    EXPECT_EQ(outcome.out, "") << join(mistake.words, " ");
+    EXPECT_TRUE(outcome.err.starts_with("error: ")) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, mistake.said)) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, "\nhint: ")) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, mistake.hint)) << outcome.err;
+  }
+}
+
+}  // namespace
+}  // namespace trireme::cli

@@ -1,0 +1,303 @@
+// Every collective against a closed formula, for 1 to 4 ranks as threads, over all dtypes that make sense.
+#include "trireme/comm/group.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <numeric>
+
+#include "tests/support/spawn.h"
+#include "trireme/base/error.h"
+
+namespace trireme {
+namespace {
+
+using comm::Group;
+using comm::ReduceOp;
+using comm::World;
+using test::run_ranks;
+
+constexpr int64_t kCount = 17;
+
+const std::vector<at::ScalarType> kNumbers = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16,
+                                              at::kInt,   at::kLong,   at::kChar, at::kByte};
+const std::vector<at::ScalarType> kMovable = {at::kFloat,         at::kDouble,      at::kHalf, at::kBFloat16,
+                                              at::kInt,           at::kLong,        at::kChar, at::kBool,
+                                              at::kFloat8_e4m3fn, at::kComplexFloat};
+
+std::shared_ptr<Group> everyone(World& world) {
+  std::vector<int64_t> ranks(static_cast<size_t>(world.size()));
+  std::iota(ranks.begin(), ranks.end(), int64_t{0});
+  return world.make_group("everyone", ranks);
+}
+
+/// first, first + 1, ...: at most 120, so that bf16, e4m3 (through bytes) and int8 hold it.
+at::Tensor counting(int64_t first, int64_t count, at::ScalarType type) {
+  return at::arange(first, first + count, at::kLong).to(type);
+}
+
+void expect_same_bytes(const at::Tensor& got, const at::Tensor& wanted) {
+  EXPECT_TRUE(at::equal(got.view({-1}).view(at::kByte), wanted.view({-1}).view(at::kByte)))
+      << c10::toString(got.scalar_type()) << ": " << got << "\ninstead of\n"
+      << wanted;
+}
+
+void for_world_sizes(const test::RankBody& body, int64_t least = 1) {
+  for (int64_t size = least; size <= 4; ++size) run_ranks(size, body);
+}
+
+TEST(Collectives, AllReduceSumsInPlace) {
+  for_world_sizes([](std::shared_ptr<World> world) {
+    const auto group = everyone(*world);
+    const int64_t n = group->size();
+    for (const auto type : kNumbers) {
+      at::Tensor tensor = counting(group->rank(), kCount, type);
+      group->all_reduce(tensor, ReduceOp::kSum);
+      // sum over r of (r + i) = n(n-1)/2 + n i
+      expect_same_bytes(tensor, (at::arange(kCount) * n + n * (n - 1) / 2).to(type));
+    }
+  });
+}
+
+TEST(Collectives, AllReduceTakesMaximumAndMinimum) {
+  for_world_sizes([](std::shared_ptr<World> world) {
+    const auto group = everyone(*world);
+    for (const auto type : kNumbers) {
+      at::Tensor most = counting(group->rank(), kCount, type), least = most.clone();
+      group->all_reduce(most, ReduceOp::kMax);
+      group->all_reduce(least, ReduceOp::kMin);
+      expect_same_bytes(most, counting(group->size() - 1, kCount, type));
+      expect_same_bytes(least, counting(0, kCount, type));
+    }
+  });
+}
+
+TEST(Collectives, AllGatherOrdersByRankInEveryDtype) {
+  for_world_sizes([](std::shared_ptr<World> world) {
+    const auto group = everyone(*world);
+    for (const auto type : kMovable) {
+      at::Tensor output = at::zeros({group->size(), kCount}, at::kLong).to(type);
+      group->all_gather(output, counting(group->rank() * kCount, kCount, type));
+      expect_same_bytes(output, counting(0, group->size() * kCount, type));
+    }
+  });
+}
+
+TEST(Collectives, AllGatherInPlaceEqualsOutOfPlace) {
+  for_world_sizes([](std::shared_ptr<World> world) {
+    const auto group = everyone(*world);
+    at::Tensor output = at::full({group->size() * kCount}, -1.0f);
+    at::Tensor mine = output.narrow(0, group->rank() * kCount, kCount);
+    mine.copy_(counting(group->rank() * kCount, kCount, at::kFloat));
+    group->all_gather(output, mine);
+    expect_same_bytes(output, counting(0, group->size() * kCount, at::kFloat));
+  });
+}
+
+TEST(Collectives, ReduceScatterGivesEachRankItsSlot) {
+  for_world_sizes([](std::shared_ptr<World> world) {
+    const auto group = everyone(*world);
+    const int64_t n = group->size();
+    for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kLong}) {
+      at::Tensor output = at::zeros({5}, type);
+      group->reduce_scatter(output, counting(group->rank(), n * 5, type));
+      expect_same_bytes(output, ((at::arange(5) + group->rank() * 5) * n + n * (n - 1) / 2).to(type));
+    }
+  });
+}
+
+TEST(Collectives, AllToAllTransposesRanksAndChunks) {
+  for_world_sizes([](std::shared_ptr<World> world) {
+    const auto group = everyone(*world);
+    const int64_t n = group->size(), me = group->rank();
+    for (const auto type : kMovable) {
+      // The chunk from rank r to rank c is filled with 4 r + c.
+      at::Tensor output = at::zeros({n, 3}, at::kLong).to(type);
+      const at::Tensor input = (at::arange(n).view({n, 1}).expand({n, 3}) + 4 * me).contiguous().to(type);
+      group->all_to_all(output, input);
+      expect_same_bytes(output, (at::arange(n).view({n, 1}).expand({n, 3}) * 4 + me).contiguous().to(type));
+    }
+  });
+}
+
+TEST(Collectives, BroadcastFromEveryRoot) {
+  for_world_sizes([](std::shared_ptr<World> world) {
+    const auto group = everyone(*world);
+    for (int64_t root = 0; root < group->size(); ++root) {
+      for (const auto type : kMovable) {
+        at::Tensor tensor = counting(group->rank() * 10, kCount, type);
+        group->broadcast(tensor, root);
+        expect_same_bytes(tensor, counting(root * 10, kCount, type));
+      }
+    }
+  });
+}
+
+TEST(Collectives, SendAndRecvAroundTheRingKeepTheirOrder) {
+  for_world_sizes(
+      [](std::shared_ptr<World> world) {
+        const auto group = everyone(*world);
+        const int64_t n = group->size(), me = group->rank();
+        const auto send_two = [&] {
+          group->send(counting(me, kCount, at::kFloat), (me + 1) % n);
+          group->send(counting(me + 50, kCount, at::kBFloat16), (me + 1) % n);
+        };
+        at::Tensor first = at::zeros({kCount}), second = at::zeros({kCount}, at::kBFloat16);
+        if (me == 0) send_two();
+        const int64_t left = (me + n - 1) % n;
+        group->recv(first, left);
+        group->recv(second, left);
+        if (me != 0) send_two();
+        expect_same_bytes(first, counting(left, kCount, at::kFloat));
+        expect_same_bytes(second, counting(left + 50, kCount, at::kBFloat16));
+      },
+      2);
+}
+
+TEST(Collectives, BarrierLetsNobodyPassBeforeTheLastHasArrived) {
+  std::array<std::atomic<int64_t>, 5> arrived{};  // by world size
+  for_world_sizes([&](std::shared_ptr<World> world) {
+    const auto group = everyone(*world);
+    std::atomic<int64_t>& count = arrived[static_cast<size_t>(group->size())];
+    for (int64_t round = 1; round <= 3; ++round) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5 * group->rank()));
+      ++count;
+      group->barrier();
+      EXPECT_GE(count.load(), round * group->size());
+      group->barrier();
+    }
+  });
+}
+
+TEST(Collectives, EmptyTensorsPassThroughEverything) {
+  for_world_sizes([](std::shared_ptr<World> world) {
+    const auto group = everyone(*world);
+    at::Tensor empty = at::empty({0}), other = at::empty({0});
+    group->all_reduce(empty, ReduceOp::kSum);
+    group->all_gather(empty, other);
+    group->reduce_scatter(empty, other);
+    group->all_to_all(empty, other);
+    group->broadcast(empty, 0);
+    reduce_scatter_ordered(*group, empty, other);
+    for (const auto& row : gather_scalars(*group, {})) EXPECT_TRUE(row.empty());
+    EXPECT_EQ(gather_scalars(*group, {}).size(), static_cast<size_t>(group->size()));
+    group->barrier();  // the ranks are still in step
+  });
+}
+
+TEST(Collectives, GatherScalarsKeepsDoublesExactly) {
+  for_world_sizes([](std::shared_ptr<World> world) {
+    const auto group = everyone(*world);
+    const auto rows = gather_scalars(*group, {1.0 / (3.0 + static_cast<double>(group->rank())), 1e-300});
+    ASSERT_EQ(rows.size(), static_cast<size_t>(group->size()));
+    for (size_t r = 0; r < rows.size(); ++r) {
+      EXPECT_EQ(rows[r], (std::vector<double>{1.0 / (3.0 + static_cast<double>(r)), 1e-300}));
+    }
+  });
+}
+
+TEST(Collectives, ShareFromRootGivesAllTheRootsText) {
+  for_world_sizes([](std::shared_ptr<World> world) {
+    for (const std::string text : {"first", "second, under the same key", ""}) {
+      EXPECT_EQ(world->share_from_root("name", world->rank() == 0 ? text : "ignored"), text);
+    }
+  });
+}
+
+TEST(Collectives, TensorsThatRequireGradAreMovedBehindAutogradsBack) {
+  for_world_sizes([](std::shared_ptr<World> world) {
+    const auto group = everyone(*world);
+    at::Tensor leaf = at::ones({4}).requires_grad_(true);
+    const auto version = leaf._version();
+    group->all_reduce(leaf, ReduceOp::kSum);
+    EXPECT_EQ(leaf.detach().sum().item<double>(), 4.0 * static_cast<double>(group->size()));
+    EXPECT_EQ(leaf._version(), version);
+    EXPECT_FALSE(leaf.grad_fn());
+  });
+}
+
+// The formulas of nccl-tests' PERFORMANCE.md, written out here a second time.
+TEST(Collectives, TrafficIsTheFormula) {
+  for_world_sizes([](std::shared_ptr<World> world) {
+    const auto group = everyone(*world);
+    const int64_t n = group->size(), m = 12;
+    at::Tensor shard = at::zeros({m}), full = at::zeros({n * m}), other = at::zeros({n * m});
+    const int64_t bytes = n * m * 4;
+    group->all_reduce(full, ReduceOp::kSum);
+    group->all_gather(full, shard);
+    group->reduce_scatter(shard, full);
+    group->all_to_all(other, full);
+    reduce_scatter_ordered(*group, shard, full);
+    group->broadcast(full, 0);
+    group->barrier();
+    const auto& traffic = group->traffic();
+    const auto sent = [&](plan::Collective kind) { return traffic.at(kind).bytes; };
+    EXPECT_EQ(sent(plan::Collective::kAllReduce), 2 * bytes * (n - 1) / n);
+    EXPECT_EQ(sent(plan::Collective::kAllGather), bytes * (n - 1) / n);
+    EXPECT_EQ(sent(plan::Collective::kReduceScatter), bytes * (n - 1) / n);
+    EXPECT_EQ(sent(plan::Collective::kAllToAll), (n > 1 ? 2 : 1) * bytes * (n - 1) / n);
+    EXPECT_EQ(sent(plan::Collective::kBroadcast), n > 1 ? bytes : 0);
+    EXPECT_EQ(sent(plan::Collective::kBarrier), 0);
+    EXPECT_EQ(traffic.at(plan::Collective::kAllReduce).calls, 1);
+  });
+}
+
+TEST(Collectives, SendCountsItsBytesAndRecvNone) {
+  run_ranks(2, [](std::shared_ptr<World> world) {
+    const auto group = everyone(*world);
+    at::Tensor tensor = at::zeros({10}, at::kBFloat16);
+    world->rank() == 0 ? group->send(tensor, 1) : group->recv(tensor, 0);
+    const auto kind = world->rank() == 0 ? plan::Collective::kSend : plan::Collective::kRecv;
+    EXPECT_EQ(group->traffic().at(kind).bytes, world->rank() == 0 ? 20 : 0);
+  });
+}
+
+template <typename Call>
+void expect_refusal(const Call& call, const std::vector<std::string>& words) {
+  try {
+    call();
+    ADD_FAILURE() << "nothing was refused; expected an error about " << words.front();
+  } catch (const LogicError& error) {
+    for (const auto& word : words)
+      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+  }
+}
+
+TEST(Collectives, RefuseSizesThatDoNotDivideNamingBothNumbers) {
+  run_ranks(2, [](std::shared_ptr<World> world) {
+    const auto group = everyone(*world);
+    at::Tensor four = at::zeros({4}), seven = at::zeros({7});
+    expect_refusal([&] { group->all_gather(seven, four); }, {"all_gather", "7", "4", "everyone"});
+    expect_refusal([&] { group->reduce_scatter(four, seven); }, {"reduce_scatter", "7", "4"});
+    expect_refusal([&] { group->all_to_all(seven, seven); }, {"all_to_all", "7"});
+    expect_refusal([&] { reduce_scatter_ordered(*group, four, seven); },
+                   {"reduce_scatter_ordered", "7", "4"});
+    group->barrier();  // refused calls leave the group usable
+  });
+}
+
+TEST(Collectives, RefuseWrongDtypesStridesAndRanks) {
+  run_ranks(2, [](std::shared_ptr<World> world) {
+    const auto group = everyone(*world);
+    at::Tensor floats = at::zeros({4}), halves = at::zeros({8}, at::kHalf), flags = at::zeros({4}, at::kBool);
+    at::Tensor slanted = at::zeros({4, 4}).t();
+    const at::Tensor elsewhere = at::empty({4}, at::TensorOptions(at::kMeta));
+    at::Tensor meta = elsewhere;
+    expect_refusal([&] { group->all_gather(halves, floats); }, {"Half", "Float"});
+    expect_refusal([&] { group->all_reduce(flags, ReduceOp::kSum); }, {"Bool", "cannot be reduced"});
+    expect_refusal([&] { group->broadcast(slanted, 0); }, {"contiguous", "(1, 4)"});
+    expect_refusal([&] { group->broadcast(meta, 0); }, {"meta", "cpu"});
+    expect_refusal([&] { group->broadcast(floats, 2); }, {"rank 2", "0 to 1"});
+    expect_refusal([&] { group->send(floats, world->rank()); }, {"own peer"});
+    expect_refusal([&] { reduce_scatter_ordered(*group, halves, halves); }, {"Half", "float"});
+    expect_refusal([&] { world->make_group("twice", {0, 0, 1}); }, {"twice", "0, 0, 1"});
+    expect_refusal([&] { world->make_group("others", {1 - world->rank()}); },
+                   {"others", "include the caller"});
+    expect_refusal([&] { world->make_group("beyond", {0, 1, 2}); }, {"beyond", "world of 2"});
+  });
+}
+
+}  // namespace
+}  // namespace trireme

@@ -1,0 +1,170 @@
+// No call hangs: every wait has a deadline and says who is missing. Ranks as threads.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "tests/support/spawn.h"
+#include "trireme/base/clock.h"
+#include "trireme/base/error.h"
+
+namespace trireme {
+namespace {
+
+using comm::ReduceOp;
+using comm::World;
+using test::run_ranks;
+
+/// The message of the CommError that `call` throws.
+template <typename Call>
+std::string comm_error(const Call& call) {
+  try {
+    call();
+  } catch (const CommError& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "no CommError was thrown";
+  return {};
+}
+
+void expect_words(const std::string& text, const std::vector<std::string>& words) {
+  for (const auto& word : words)
+    EXPECT_NE(text.find(word), std::string::npos) << "no '" << word << "' in: " << text;
+}
+
+TEST(Deadline, NamesTheRankThatNeverEntersACollective) {
+  constexpr double kDeadline_s = 2.0;
+  std::atomic<int> failed = 0;
+  run_ranks(
+      3,
+      [&](std::shared_ptr<World> world) {
+        const auto group = world->make_group("dp", {0, 1, 2});
+        at::Tensor shard = at::ones({4}), full = at::zeros({12});
+        group->all_gather(full, shard);
+        if (world->rank() == 2) {
+          while (failed < 2) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+          return;
+        }
+        const double started = monotonic_seconds();
+        const std::string error = comm_error([&] { group->all_gather(full, shard); });
+        const double waited = monotonic_seconds() - started;
+        ++failed;
+        EXPECT_GT(waited, kDeadline_s - 0.3);
+        EXPECT_LT(waited, kDeadline_s + 2.8) << "the deadline, and up to 2 s to hear the others";
+        expect_words(error, {"[comm.all_gather]", "all_gather #2 of group dp",
+                             "rank 2 was last seen before all_gather #2", "deadline 2 s"});
+        EXPECT_EQ(error.find("rank 1 was last seen"), std::string::npos) << error;
+      },
+      kDeadline_s);
+}
+
+TEST(Deadline, ARankThatLeavesFailsTheOthersFast) {
+  run_ranks(
+      3,
+      [](std::shared_ptr<World> world) {
+        {
+          const auto group = world->make_group("dp", {0, 1, 2});
+          at::Tensor tensor = at::ones({4});
+          group->all_reduce(tensor, ReduceOp::kSum);
+          if (world->rank() != 1) {
+            const double started = monotonic_seconds();
+            expect_words(comm_error([&] { group->all_reduce(tensor, ReduceOp::kSum); }),
+                         {"all_reduce #2 of group dp", "lost a peer", "rank 1 left the job"});
+            EXPECT_LT(monotonic_seconds() - started, 5.0) << "far below the deadline of 60 s";
+          }
+        }
+        world.reset();
+      },
+      60.0);
+}
+
+TEST(Deadline, AFailedGroupKeepsSayingWhy) {
+  run_ranks(
+      2,
+      [](std::shared_ptr<World> world) {
+        auto group = world->make_group("dp", {0, 1});
+        if (world->rank() == 1) return;
+        at::Tensor tensor = at::ones({4});
+        const std::string first = comm_error([&] { group->all_reduce(tensor, ReduceOp::kSum); });
+        EXPECT_EQ(comm_error([&] { group->barrier(); }), first);
+        EXPECT_EQ(comm_error([&] { group->check(); }), first);
+        EXPECT_EQ(tensor.size(0), 4);
+      },
+      5.0);
+}
+
+TEST(Deadline, RecvWithoutASenderNamesTheSender) {
+  std::atomic<bool> done = false;
+  run_ranks(
+      2,
+      [&](std::shared_ptr<World> world) {
+        const auto group = world->make_group("pp", {0, 1});
+        at::Tensor tensor = at::ones({4});
+        if (world->rank() == 0) {
+          while (!done) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+          return;
+        }
+        expect_words(comm_error([&] { group->recv(tensor, 0); }),
+                     {"recv #1 of group pp", "rank 0 has not been seen"});
+        done = true;
+      },
+      1.0);
+}
+
+TEST(Deadline, JoiningNamesTheMissingRanks) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const double started = monotonic_seconds();
+  const std::string error = comm_error([&] { World::join_store(store, 1, 4, c10::kCPU, 0.5); });
+  EXPECT_LT(monotonic_seconds() - started, 2.0);
+  expect_words(error, {"[comm.join]", "rank 1", "ranks 0, 2, 3 of 4"});
+}
+
+TEST(Deadline, MakingAGroupNamesTheMissingRank) {
+  std::atomic<bool> done = false;
+  run_ranks(
+      2,
+      [&](std::shared_ptr<World> world) {
+        if (world->rank() == 1) {
+          while (!done) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+          return;
+        }
+        expect_words(comm_error([&] {
+                       world->make_group("tp", {0, 1});
+                     }),
+                     {"[comm.make_group]", "group tp", "rank 1 of 2"});
+        done = true;
+      },
+      0.5);
+}
+
+TEST(Deadline, SharingFromARootThatIsSilentNamesTheKey) {
+  std::atomic<bool> done = false;
+  run_ranks(
+      2,
+      [&](std::shared_ptr<World> world) {
+        if (world->rank() == 0) {
+          while (!done) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+          return;
+        }
+        expect_words(comm_error([&] { world->share_from_root("run_name", ""); }),
+                     {"[comm.share_from_root]", "'run_name'", "rank 0 has not been seen"});
+        done = true;
+      },
+      0.5);
+}
+
+TEST(Join, RefusesARankOfAnotherBuild) {
+  const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
+  store->set("arrived/1", "trireme 99.0, torch 1.0");
+  try {
+    World::join_store(store, 0, 2, c10::kCPU, 5.0);
+    FAIL() << "a mixture of builds was accepted";
+  } catch (const EnvironmentError& error) {
+    expect_words(error.what(), {"rank 1 is trireme 99.0, torch 1.0", "same build"});
+  }
+}
+
+}  // namespace
+}  // namespace trireme

@@ -1,0 +1,196 @@
+// The same laws on GPUs over NCCL, two ranks as processes; skipped where fewer GPUs are found.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <thread>
+
+#include "tests/comm/processes.h"
+#include "trireme/base/clock.h"
+#include "trireme/base/error.h"
+#include "trireme/base/hash.h"
+#include "trireme/comm/group.h"
+#include "trireme/comm/world.h"
+#include "trireme/kernels/device.h"
+#include "trireme/kernels/tree_sum.h"
+
+namespace trireme {
+namespace {
+
+using comm::Group;
+using comm::ReduceOp;
+using comm::World;
+using test::fork_ranks;
+using Codes = std::vector<int>;
+
+/// Counted in a child, because a process that has touched a GPU must not fork.
+int count_gpus() {
+  return fork_ranks(1, [](int64_t) { return static_cast<int>(kernels::gpus().size()); }).front();
+}
+
+class Nccl : public testing::Test {
+ protected:
+  void SetUp() override {
+    static const int gpus = count_gpus();
+    if (gpus < 2) GTEST_SKIP() << gpus << " GPUs, two are needed";
+  }
+};
+
+std::shared_ptr<World> join(int64_t rank, int64_t port, double timeout_s) {
+  plan::WorldSpec spec;
+  spec.rank = spec.local_rank = rank;
+  spec.world_size = spec.local_world_size = 2;
+  spec.master_port = port;
+  kernels::set_gpu(rank);
+  return World::join(spec, c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(rank)), timeout_s);
+}
+
+/// 0 when all hold; each failure is printed.
+class Expectations {
+ public:
+  void is_true(bool holds, std::string_view what) {
+    if (holds) return;
+    fmt::print(stderr, "does not hold: {}\n", what);
+    ++failures_;
+  }
+  int code() const { return failures_; }
+
+ private:
+  int failures_ = 0;
+};
+
+bool same(const at::Tensor& got, const at::Tensor& wanted) {
+  return at::equal(got.cpu().view({-1}).view(at::kByte), wanted.cpu().view({-1}).view(at::kByte));
+}
+
+void check_movers(Group& group, Expectations& expect, at::ScalarType type) {
+  const auto options = at::TensorOptions(group.device());
+  const int64_t me = group.rank();
+  const auto counting = [&](int64_t first, int64_t count) {
+    return at::arange(first, first + count, at::TensorOptions(at::kLong)).to(type).to(group.device());
+  };
+  at::Tensor full = at::zeros({10}, options).to(type), pieces = full.clone();
+  group.all_gather(full, counting(5 * me, 5));
+  expect.is_true(same(full, counting(0, 10)), "all_gather");
+  // rank 0 holds 0..9, rank 1 holds 10..19; rank r gets the r-th halves.
+  group.all_to_all(pieces, counting(10 * me, 10));
+  expect.is_true(same(pieces, at::cat({counting(5 * me, 5), counting(10 + 5 * me, 5)})), "all_to_all");
+  at::Tensor told = counting(me, 4);
+  group.broadcast(told, 1);
+  expect.is_true(same(told, counting(1, 4)), "broadcast");
+  at::Tensor received = at::zeros({6}, options).to(type);
+  if (me == 0) group.send(counting(7, 6), 1);
+  if (me == 1) group.recv(received, 0);
+  if (me == 1) expect.is_true(same(received, counting(7, 6)), "send and recv");
+}
+
+TEST_F(Nccl, CollectivesFollowTheirFormulas) {
+  const int64_t port = test::free_port();
+  const auto body = [&](int64_t rank) {
+    const auto world = join(rank, port, 60.0);
+    const auto group = world->make_group("all", {0, 1});
+    Expectations expect;
+    for (const auto type : {at::kFloat, at::kBFloat16, at::kLong, at::kByte})
+      check_movers(*group, expect, type);
+    at::Tensor sum = at::full({9}, 1.0f + static_cast<float>(rank), group->device());
+    group->all_reduce(sum, ReduceOp::kSum);
+    expect.is_true(same(sum, at::full({9}, 3.0f)), "all_reduce");
+    at::Tensor shard = at::zeros({2}, group->device());
+    group->reduce_scatter(shard, at::arange(4, at::kFloat).to(group->device()));
+    expect.is_true(same(shard, at::arange(4, at::kFloat).narrow(0, 2 * rank, 2) * 2), "reduce_scatter");
+    group->barrier();
+    const auto rows = gather_scalars(*group, {1.0 / (3.0 + static_cast<double>(rank))});
+    expect.is_true(rows == std::vector<std::vector<double>>{{1.0 / 3.0}, {1.0 / 4.0}}, "gather_scalars");
+    expect.is_true(group->traffic().at(plan::Collective::kReduceScatter).bytes == 8, "traffic");
+    return expect.code();
+  };
+  EXPECT_EQ(fork_ranks(2, body, 90.0), (Codes{0, 0}));
+}
+
+at::Tensor gradient_of(int64_t rank, int64_t count) {
+  at::Tensor values = at::empty({count});
+  float* out = values.mutable_data_ptr<float>();
+  for (int64_t i = 0; i < count; ++i) {
+    const uint64_t bits = mix64(static_cast<uint64_t>(rank), static_cast<uint64_t>(i));
+    out[i] = std::ldexp(static_cast<float>(bits >> 40) / 16777216.0f - 0.5f, static_cast<int>(bits % 18));
+  }
+  return values;
+}
+
+TEST_F(Nccl, OrderedReductionHasTheBitsOfTheCpu) {
+  const int64_t port = test::free_port();
+  const auto body = [&](int64_t rank) {
+    const auto world = join(rank, port, 60.0);
+    const auto group = world->make_group("all", {0, 1});
+    Expectations expect;
+    for (const auto wire : {at::kFloat, at::kBFloat16}) {
+      for (const int64_t m : {1, 7, 4096, 100'003}) {
+        at::Tensor output = at::empty({m}, group->device());
+        reduce_scatter_ordered(*group, output, gradient_of(rank, 2 * m).to(wire).to(group->device()));
+        const at::Tensor wanted =
+            gradient_of(0, 2 * m).to(wire).to(at::kFloat) + gradient_of(1, 2 * m).to(wire).to(at::kFloat);
+        expect.is_true(same(output, wanted.narrow(0, m * rank, m)), fmt::format("{} elements", m));
+      }
+    }
+    return expect.code();
+  };
+  EXPECT_EQ(fork_ranks(2, body, 90.0), (Codes{0, 0}));
+}
+
+TEST_F(Nccl, TreeSumKernelHasTheBitsOfTheCpuForAnyNumberOfRanks) {
+  const auto body = [](int64_t) {
+    kernels::set_gpu(0);
+    Expectations expect;
+    for (int64_t ranks = 1; ranks <= 17; ++ranks) {
+      for (const int64_t count : {0, 1, 5, 1024, 30'001}) {
+        const at::Tensor rows = gradient_of(ranks, ranks * count);
+        std::vector<const float*> pointers;
+        for (int64_t r = 0; r < ranks; ++r) pointers.push_back(rows.const_data_ptr<float>() + r * count);
+        at::Tensor wanted = at::empty({count});
+        kernels::tree_sum(wanted.mutable_data_ptr<float>(), pointers, count);
+        const at::Tensor there = rows.to(c10::Device(c10::kCUDA, 0));
+        at::Tensor got = at::empty({count}, there.options());
+        const int error = kernels::tree_sum_cuda(got.mutable_data_ptr<float>(), there.const_data_ptr<float>(),
+                                                 ranks, count, nullptr);
+        expect.is_true(error == 0 && same(got, wanted), fmt::format("{} ranks of {}", ranks, count));
+      }
+    }
+    return expect.code();
+  };
+  EXPECT_EQ(fork_ranks(1, body, 60.0), (Codes{0}));
+}
+
+TEST_F(Nccl, ARankThatNeverEntersIsNamedAndTheProcessLives) {
+  const int64_t port = test::free_port();
+  const auto body = [&](int64_t rank) {
+    const auto world = join(rank, port, 3.0);
+    const auto group = world->make_group("dp", {0, 1});
+    at::Tensor tensor = at::ones({4}, group->device());
+    group->all_reduce(tensor, ReduceOp::kSum);
+    kernels::synchronize_gpu();
+    if (rank == 1) {
+      std::this_thread::sleep_for(std::chrono::seconds(9));
+      return 0;
+    }
+    const double started = monotonic_seconds();
+    try {
+      group->all_reduce(tensor, ReduceOp::kSum);
+      kernels::synchronize_gpu();
+      group->check();
+    } catch (const CommError& error) {
+      const std::string text = error.what();
+      const double waited = monotonic_seconds() - started;
+      fmt::print(stderr, "after {:.1f} s: {}\n", waited, text);
+      const bool named = text.find("all_reduce #2 of group dp") != std::string::npos &&
+                         text.find("rank 1 was last seen before all_reduce #2") != std::string::npos;
+      return named && waited > 2.8 && waited < 8.0 ? 0 : 2;
+    }
+    return 1;
+  };
+  EXPECT_EQ(fork_ranks(2, body, 60.0), (Codes{0, 0}));
+}
+
+}  // namespace
+}  // namespace trireme

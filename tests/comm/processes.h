@@ -1,0 +1,28 @@
+#pragma once
+// Ranks as forked processes, and sockets for them.
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace trireme::test {
+
+/// Exit codes by rank of `ranks` forked processes that run `body` and return its result; 100 when it threw,
+/// minus the signal when one ended it. Processes that live after `limit_s` are killed.
+std::vector<int> fork_ranks(int64_t ranks, const std::function<int(int64_t rank)>& body,
+                            double limit_s = 30.0);
+
+/// A listening TCP socket on 127.0.0.1 with a port of the kernel's choice.
+struct Listener {
+  int fd = -1;
+  int64_t port = 0;
+};
+Listener listen_on_loopback();
+
+/// A port on which nobody listened a moment ago.
+int64_t free_port();
+
+/// Local addresses in /proc/net/tcp and tcp6 that listen on `port`, as the kernel prints them ("0100007F").
+std::vector<std::string> listening_addresses(int64_t port);
+
+}  // namespace trireme::test

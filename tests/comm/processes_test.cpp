@@ -1,0 +1,195 @@
+// Joining over TCP with ranks as processes, and what they say when one of them is missing or dies.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "tests/comm/processes.h"
+#include "trireme/base/clock.h"
+#include "trireme/base/error.h"
+#include "trireme/comm/group.h"
+#include "trireme/comm/world.h"
+
+namespace trireme {
+namespace {
+
+using comm::World;
+using plan::WorldSpec;
+using test::fork_ranks;
+using test::free_port;
+using Codes = std::vector<int>;
+
+WorldSpec spec_of(int64_t rank, int64_t size, int64_t port) {
+  WorldSpec spec;
+  spec.rank = rank;
+  spec.world_size = size;
+  spec.local_rank = rank;
+  spec.local_world_size = size;
+  spec.master_port = port;
+  return spec;
+}
+
+std::shared_ptr<World> join(const WorldSpec& spec, double timeout_s = 20.0) {
+  return World::join(spec, c10::kCPU, timeout_s);
+}
+
+/// 0 when an all-reduce over the world gives n(n-1)/2.
+int sum_of_ranks(World& world) {
+  std::vector<int64_t> ranks;
+  for (int64_t r = 0; r < world.size(); ++r) ranks.push_back(r);
+  const auto group = world.make_group("all", ranks);
+  at::Tensor tensor = at::full({5}, static_cast<double>(world.rank()));
+  group->all_reduce(tensor, comm::ReduceOp::kSum);
+  const double wanted = static_cast<double>(world.size() * (world.size() - 1)) / 2.0;
+  return (tensor == wanted).all().item<bool>() ? 0 : 1;
+}
+
+/// 0 when `call` throws a CommError with all `words` within `limit_s`.
+template <typename Call>
+int expect_comm_error(const Call& call, const std::vector<std::string>& words, double limit_s) {
+  const double started = monotonic_seconds();
+  try {
+    call();
+  } catch (const CommError& error) {
+    for (const auto& word : words) {
+      if (std::string(error.what()).find(word) != std::string::npos) continue;
+      fmt::print(stderr, "no '{}' in: {}\n", word, error.what());
+      return 1;
+    }
+    const double took = monotonic_seconds() - started;
+    if (took > limit_s)
+      fmt::print(stderr, "took {:.1f} s, allowed are {:.1f} s: {}\n", took, limit_s, error.what());
+    return took > limit_s ? 2 : 0;
+  }
+  return 3;
+}
+
+TEST(Processes, JoinOverTcpAndReduce) {
+  const int64_t port = free_port();
+  EXPECT_EQ(fork_ranks(3, [&](int64_t rank) { return sum_of_ranks(*join(spec_of(rank, 3, port))); }),
+            (Codes{0, 0, 0}));
+}
+
+TEST(Processes, JoinOnASocketInheritedFromTheLauncher) {
+  const test::Listener listener = test::listen_on_loopback();
+  const auto body = [&](int64_t rank) {
+    WorldSpec spec = spec_of(rank, 3, listener.port);
+    if (rank == 0) spec.listen_fd = listener.fd;
+    if (rank != 0) ::close(listener.fd);
+    return sum_of_ranks(*join(spec));
+  };
+  EXPECT_EQ(fork_ranks(3, body), (Codes{0, 0, 0}));
+  ::close(listener.fd);
+}
+
+TEST(Processes, JoinAndLeaveAtOnceHarmsNobody) {
+  const int64_t port = free_port();
+  const auto body = [&](int64_t rank) {
+    const auto world = join(spec_of(rank, 3, port));
+    return world->share_from_root("key", "text") == "text" ? 0 : 1;
+  };
+  EXPECT_EQ(fork_ranks(3, body), (Codes{0, 0, 0}));
+}
+
+TEST(Processes, MissingRankIsNamedWithinTheDeadline) {
+  const int64_t port = free_port();
+  const auto body = [&](int64_t rank) {
+    return expect_comm_error([&] { join(spec_of(rank, 3, port), 1.0); },
+                             {fmt::format("127.0.0.1:{}", port), "rank 2 of 3", "waited"}, 4.0);
+  };
+  EXPECT_EQ(fork_ranks(2, body).front(), 0);
+}
+
+TEST(Processes, NobodyListeningNamesTheAddress) {
+  const int64_t port = free_port();
+  const auto body = [&](int64_t) {
+    return expect_comm_error([&] { join(spec_of(1, 2, port), 1.0); },
+                             {fmt::format("127.0.0.1:{}", port), "rank 1 of 2", "is rank 0 running"}, 4.0);
+  };
+  EXPECT_EQ(fork_ranks(1, body), (Codes{0}));
+}
+
+TEST(Processes, PortInUseIsSaidAtOnce) {
+  const test::Listener listener = test::listen_on_loopback();
+  const auto body = [&](int64_t) {
+    return expect_comm_error(
+        [&] { join(spec_of(0, 2, listener.port)); },
+        {fmt::format("port {} on 127.0.0.1 is in use", listener.port), "another MASTER_PORT"}, 1.0);
+  };
+  EXPECT_EQ(fork_ranks(1, body), (Codes{0}));
+  ::close(listener.fd);
+}
+
+TEST(Processes, AddressOfAnotherHostIsRefusedForRank0) {
+  const auto body = [](int64_t) {
+    WorldSpec spec = spec_of(0, 2, free_port());
+    spec.master_addr = "192.0.2.1";  // RFC 5737: nobody has it
+    return expect_comm_error([&] { join(spec); }, {"192.0.2.1", "host that runs rank 0"}, 1.0);
+  };
+  EXPECT_EQ(fork_ranks(1, body), (Codes{0}));
+}
+
+TEST(Processes, AgentsStoreServesSeveralAttempts) {
+  const auto body = [](int64_t process) {
+    static const int64_t port = free_port();
+    if (process != 0) return 0;
+    c10d::TCPStoreOptions options;
+    options.isServer = true;
+    options.port = static_cast<uint16_t>(port);
+    options.waitWorkers = false;
+    const auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+    const auto worker = [&](int64_t rank) {
+      WorldSpec spec = spec_of(rank, 2, port);
+      spec.agent_store = true;
+      for (spec.restart = 0; spec.restart < 2; ++spec.restart) {
+        if (sum_of_ranks(*join(spec)) != 0) return 1;
+      }
+      return 0;
+    };
+    return fork_ranks(2, worker) == Codes{0, 0} ? 0 : 1;
+  };
+  EXPECT_EQ(fork_ranks(1, body), (Codes{0}));
+}
+
+TEST(Processes, StoreListensOnLoopbackOnly) {
+  const int64_t port = free_port();
+  const auto body = [&](int64_t rank) {
+    const auto world = join(spec_of(rank, 2, port));
+    const std::vector<std::string> addresses = test::listening_addresses(port);
+    for (const auto& address : addresses) fmt::print(stderr, "listening: {}\n", address);
+    return addresses == std::vector<std::string>{"0100007F"} ? 0 : 1;
+  };
+  EXPECT_EQ(fork_ranks(2, body), (Codes{0, 0}));
+}
+
+TEST(Processes, ARankKilledInsideACollectiveFailsTheOthersFast) {
+  const int64_t port = free_port();
+  const auto body = [&](int64_t rank) {
+    const auto world = join(spec_of(rank, 3, port), 60.0);
+    const auto group = world->make_group("dp", {0, 1, 2});
+    at::Tensor tensor = at::ones({8});
+    group->all_reduce(tensor, comm::ReduceOp::kSum);
+    if (rank == 2) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1300));  // its board says that it was in #1
+      ::kill(::getpid(), SIGKILL);
+    }
+    return expect_comm_error(
+        [&] { group->all_reduce(tensor, comm::ReduceOp::kSum); },
+        {"all_reduce #2 of group dp", "lost a peer", "rank 2 was last seen before all_reduce #2"}, 6.0);
+  };
+  EXPECT_EQ(fork_ranks(3, body), (Codes{0, 0, -SIGKILL}));
+}
+
+TEST(Processes, AWorldOfOneNeedsNoNetwork) {
+  const auto world = join(spec_of(0, 1, 0), 1.0);
+  EXPECT_EQ(world->size(), 1);
+  EXPECT_EQ(sum_of_ranks(*world), 0);
+}
+
+}  // namespace
+}  // namespace trireme

@@ -1,0 +1,104 @@
+// What a rank publishes, and the words that others make of it.
+#include "trireme/comm/progress_board.h"
+
+#include <gtest/gtest.h>
+#include <time.h>
+
+#include <chrono>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "trireme/base/clock.h"
+#include "trireme/base/error.h"
+
+namespace trireme::comm {
+namespace {
+
+using State = ProgressBoard::State;
+using Sighting = ProgressBoard::Sighting;
+
+const Operation kMine{"all_gather", 41, "dp"};
+constexpr double kNow = 1000.0;
+
+std::string words(const Sighting& seen) {
+  return describe_sighting(2, to_text(seen), kMine, kNow);
+}
+
+TEST(ProgressBoard, DescribesWhereAnotherRankIs) {
+  EXPECT_EQ(describe_sighting(2, "", kMine, kNow), "rank 2 has not been seen since it joined");
+  EXPECT_EQ(words({State::kDone, 40, "broadcast", "dp", 937.0}),
+            "rank 2 was last seen before all_gather #41 of group dp (63 s ago)");
+  EXPECT_EQ(words({State::kInside, 40, "broadcast", "dp", 937.0}),
+            "rank 2 was last seen in broadcast #40 of group dp (63 s ago)");
+  EXPECT_EQ(words({State::kInside, 41, "broadcast", "dp", 998.0}),
+            "rank 2 was last seen in broadcast #41 of group dp (2 s ago)");
+  EXPECT_EQ(words({State::kDone, 7, "barrier", "all", 990.0}),
+            "rank 2 was last seen after barrier #7 of group all (10 s ago)");
+  EXPECT_EQ(words({State::kFailed, 7, "barrier", "all", 990.0}),
+            "rank 2 failed in barrier #7 of group all (10 s ago)");
+  EXPECT_EQ(words({State::kLeft, 7, "barrier", "all", 990.0}), "rank 2 left the job 10 s ago");
+}
+
+TEST(ProgressBoard, SaysNothingOfARankInTheSameOperation) {
+  EXPECT_EQ(words({State::kInside, 41, "all_gather", "dp", 990.0}), "");
+  EXPECT_EQ(words({State::kFailed, 41, "all_gather", "dp", 990.0}), "");
+}
+
+TEST(ProgressBoard, TextComesBackWhole) {
+  const Sighting seen{State::kInside, 41, "all_gather", "a name with spaces", 1763683200.125};
+  const Sighting back = parse_sighting(to_text(seen));
+  EXPECT_EQ(back.state, seen.state);
+  EXPECT_EQ(back.sequence, seen.sequence);
+  EXPECT_EQ(back.operation, seen.operation);
+  EXPECT_EQ(back.group, seen.group);
+  EXPECT_DOUBLE_EQ(back.since, seen.since);
+}
+
+TEST(ProgressBoard, RefusesOtherText) {
+  for (const char* text :
+       {"x", "i", "i forty all_gather 1.0 dp", "z 1 all_gather 1.0 dp", "i 1 all_gather 1.0"}) {
+    EXPECT_THROW(parse_sighting(text), LogicError) << text;
+  }
+}
+
+TEST(ProgressBoard, PublishesOncePerPeriodAndOnlyChanges) {
+  constexpr auto kPeriod = std::chrono::milliseconds(200);
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  ProgressBoard board(store, 0, kPeriod);
+  std::this_thread::sleep_for(kPeriod + kPeriod / 4);
+  EXPECT_FALSE(store->check({"progress/0"})) << "nothing happened, nothing to publish";
+  for (int64_t i = 1; i <= 1000; ++i) board.note(State::kDone, {"all_gather", i, "dp"});
+  EXPECT_FALSE(store->check({"progress/0"})) << "the caller must not wait for the store";
+  std::this_thread::sleep_for(2 * kPeriod);
+  ASSERT_TRUE(store->check({"progress/0"}));
+  EXPECT_EQ(parse_sighting(store->get_to_str("progress/0")).sequence, 1000);
+}
+
+TEST(ProgressBoard, FailureIsPublishedAtOnceAndNamesTheSilentRank) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  ProgressBoard mine(store, 0), beside(store, 1);
+  std::thread other([&] { beside.report_failure(kMine, {0, 1, 2}); });
+  const double started = monotonic_seconds();
+  const std::string text = mine.report_failure(kMine, {0, 1, 2});
+  other.join();
+  EXPECT_LT(monotonic_seconds() - started, 2.5);
+  EXPECT_EQ(text, "rank 2 has not been seen since it joined; rank 1 waits in it too");
+  EXPECT_TRUE(mine.failed());
+}
+
+double thread_cpu_seconds() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+TEST(ProgressBoard, HotPathCostsLessThanTenMicroseconds) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  ProgressBoard board(store, 0);
+  const double started = thread_cpu_seconds();
+  for (int64_t i = 0; i < 10000; ++i) board.note(State::kInside, {"all_gather", i, "dp"});
+  EXPECT_LT((thread_cpu_seconds() - started) / 10000, 10e-6);
+}
+
+}  // namespace
+}  // namespace trireme::comm

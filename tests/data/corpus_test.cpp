@@ -1,0 +1,204 @@
+#include "trireme/data/corpus.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <set>
+
+#include "tests/data/scratch.h"
+#include "tests/data/tokens.h"
+#include "trireme/base/text.h"
+
+namespace trireme::data {
+namespace {
+
+using namespace std::string_literals;
+using testing::Scratch;
+
+CorpusOptions options_for(const Scratch& scratch, const std::string& name, double val_fraction = 0.0) {
+  return {.path = scratch.path(name),
+          .val_fraction = val_fraction,
+          .cache_dir = scratch.path("cache"),
+          .seq_len = 1};
+}
+
+std::string train_text(const PreparedCorpus& corpus) {
+  return testing::read_text(corpus.folder, "train");
+}
+std::string val_text(const PreparedCorpus& corpus) {
+  return testing::read_text(corpus.folder, "val");
+}
+
+/// A TinyStories-like text of `count` different documents.
+std::string stories(int count) {
+  std::string text;
+  for (int i = 0; i < count; ++i) text += fmt::format("Once upon a time {}.\n<|endoftext|>\n", i);
+  return text;
+}
+
+std::set<std::string> documents(const std::string& text) {
+  const std::vector<std::string> parts = trireme::split(text, '\0');
+  return {parts.begin(), parts.end()};
+}
+
+TEST(PrepareCorpus, JoinsDocumentsInOrderWithOneZeroByteBetween) {
+  const Scratch scratch;
+  scratch.write("t/b", "second");
+  scratch.write("t/a", "first");
+  scratch.write("t/sub/c", "third");
+  const PreparedCorpus corpus = prepare_corpus(options_for(scratch, "t"));
+  EXPECT_EQ(train_text(corpus), "first\0second\0third"s);
+  EXPECT_EQ(corpus.train_tokens, 18);
+  EXPECT_EQ(corpus.val_tokens, 0);
+  EXPECT_FALSE(corpus.from_cache);
+  EXPECT_EQ(corpus.description, "3 files, 16 B, byte tokens");
+}
+
+TEST(PrepareCorpus, KeepsEveryByteAndWarnsOnceOfTextThatIsNotUtf8) {
+  const Scratch scratch;
+  std::string bytes;
+  for (int i = 0; i < 256; ++i) bytes += static_cast<char>(i);
+  scratch.write("t/a-fine", "caf\xc3\xa9");
+  scratch.write("t/b-latin1", "caf\xe9");
+  scratch.write("t/c-binary", bytes);
+  ::testing::internal::CaptureStderr();
+  const PreparedCorpus corpus = prepare_corpus(options_for(scratch, "t"));
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(train_text(corpus), "caf\xc3\xa9\0caf\xe9\0"s + bytes);
+  EXPECT_NE(log.find(scratch.path("t/b-latin1")), std::string::npos) << log;
+  EXPECT_EQ(log.find("UTF-8"), log.rfind("UTF-8")) << log;
+}
+
+TEST(PrepareCorpus, CutsASingleDocumentInTheRatio) {
+  const Scratch scratch;
+  scratch.write("story", std::string(950, 'a') + std::string(50, 'b'));
+  const PreparedCorpus corpus = prepare_corpus(options_for(scratch, "story", 0.05));
+  EXPECT_EQ(train_text(corpus), std::string(950, 'a'));
+  EXPECT_EQ(val_text(corpus), std::string(50, 'b'));
+  EXPECT_EQ(corpus.description, "1 file, 1000 B, byte tokens");
+}
+
+TEST(PrepareCorpus, SplitsTinyStoriesTextIntoItsDocuments) {
+  const Scratch scratch;
+  scratch.write("stories.txt", "one\n<|endoftext|>\ntwo\n<|endoftext|>\nthree\n");
+  const PreparedCorpus corpus = prepare_corpus(options_for(scratch, "stories.txt"));
+  EXPECT_EQ(train_text(corpus), "one\n\0two\n\0three\n"s);
+  EXPECT_EQ(corpus.description, "1 file, 3 documents, 42 B, byte tokens");
+}
+
+TEST(PrepareCorpus, PutsEveryDocumentIntoExactlyOneSplit) {
+  const Scratch scratch;
+  scratch.write("stories.txt", stories(2000));
+  const PreparedCorpus corpus = prepare_corpus(options_for(scratch, "stories.txt", 0.1));
+  const std::set<std::string> train = documents(train_text(corpus)), val = documents(val_text(corpus));
+  std::set<std::string> all = train;
+  all.insert(val.begin(), val.end());
+  EXPECT_EQ(all.size(), 2000u);
+  EXPECT_EQ(train.size() + val.size(), 2000u);
+  EXPECT_TRUE(all.contains("Once upon a time 1999.\n"));
+  EXPECT_NEAR(static_cast<double>(val.size()), 200.0, 67.0);  // five standard deviations
+  // One separator fewer than documents, in either split.
+  EXPECT_EQ(corpus.train_tokens + corpus.val_tokens,
+            static_cast<int64_t>(stories(2000).size() - 2000 * "<|endoftext|>\n"s.size() + 2000 - 2));
+}
+
+TEST(PrepareCorpus, GivesEitherSplitADocumentWhenThereAreTwo) {
+  for (const int count : {2, 3, 10}) {
+    for (const double fraction : {1e-9, 0.3, 1.0 - 1e-9}) {
+      const Scratch scratch;
+      for (int i = 0; i < count; ++i) scratch.write("t/" + std::to_string(i), std::string(10, 'x'));
+      const PreparedCorpus corpus = prepare_corpus(options_for(scratch, "t", fraction));
+      EXPECT_GE(corpus.train_tokens, 10) << count << " " << fraction;
+      EXPECT_GE(corpus.val_tokens, 10) << count << " " << fraction;
+      EXPECT_EQ(corpus.train_tokens + corpus.val_tokens, count * 11 - 2);
+    }
+  }
+}
+
+TEST(PrepareCorpus, NeverMovesADocumentWhenFilesAreAdded) {
+  const Scratch scratch;
+  const auto add_files = [&](int begin, int end) {
+    for (int i = begin; i < end; ++i) scratch.write(fmt::format("t/{}", i), fmt::format("document {}", i));
+  };
+  add_files(100, 300);
+  const std::set<std::string> before = documents(val_text(prepare_corpus(options_for(scratch, "t", 0.2))));
+  add_files(300, 500);
+  const PreparedCorpus grown = prepare_corpus(options_for(scratch, "t", 0.2));
+  const std::set<std::string> after = documents(val_text(grown));
+  EXPECT_FALSE(grown.from_cache);
+  EXPECT_GT(after.size(), before.size());
+  for (const std::string& document : before) EXPECT_TRUE(after.contains(document)) << document;
+}
+
+TEST(PrepareCorpus, GivesTheSameBytesTwice) {
+  const Scratch scratch;
+  scratch.write("stories.txt", stories(500));
+  CorpusOptions options = options_for(scratch, "stories.txt", 0.1);
+  const PreparedCorpus first = prepare_corpus(options);
+  options.cache_dir = scratch.path("another-cache");
+  const PreparedCorpus second = prepare_corpus(options);
+  EXPECT_FALSE(second.from_cache);
+  for (const char* file : {"/index.json", "/train-00000.tokens", "/val-00000.tokens"}) {
+    EXPECT_EQ(testing::slurp(first.folder + file), testing::slurp(second.folder + file)) << file;
+  }
+}
+
+TEST(PrepareCorpus, FindsTheCorpusInTheCache) {
+  const Scratch scratch;
+  scratch.write("stories.txt", stories(50));
+  const PreparedCorpus first = prepare_corpus(options_for(scratch, "stories.txt", 0.1));
+  const auto written = std::filesystem::last_write_time(first.folder + "/index.json");
+  const PreparedCorpus second = prepare_corpus(options_for(scratch, "stories.txt", 0.1));
+  EXPECT_TRUE(second.from_cache);
+  EXPECT_EQ(second.folder, first.folder);
+  EXPECT_EQ(second.description, first.description);
+  EXPECT_EQ(second.train_tokens, first.train_tokens);
+  EXPECT_EQ(second.val_tokens, first.val_tokens);
+  EXPECT_EQ(std::filesystem::last_write_time(second.folder + "/index.json"), written);
+}
+
+TEST(PrepareCorpus, NoticesEditsEvenOfTheSameSize) {
+  const Scratch scratch;
+  const std::string path = scratch.write("text", "aaaaaaaaaa");
+  const PreparedCorpus first = prepare_corpus(options_for(scratch, "text"));
+  const auto before = std::filesystem::last_write_time(path);
+  scratch.write("text", "bbbbbbbbbb");
+  std::filesystem::last_write_time(path, before + std::chrono::milliseconds(1));
+  const PreparedCorpus second = prepare_corpus(options_for(scratch, "text"));
+  EXPECT_NE(second.folder, first.folder);
+  EXPECT_EQ(train_text(second), "bbbbbbbbbb");
+}
+
+TEST(PrepareCorpus, KeysByFractionAndPath) {
+  const Scratch scratch;
+  scratch.write("a/text", stories(20));
+  std::filesystem::copy(scratch.path("a"), scratch.path("b"));
+  std::set<std::string> folders;
+  for (const char* name : {"a", "b", "a/text"}) {
+    for (const double fraction : {0.0, 0.1})
+      folders.insert(prepare_corpus(options_for(scratch, name, fraction)).folder);
+  }
+  EXPECT_EQ(folders.size(), 6u);
+}
+
+TEST(PrepareCorpus, ReadsTheBuiltinFolder) {
+  const Scratch scratch;
+  scratch.write("include/a.h", "#pragma once\n");
+  CorpusOptions options = options_for(scratch, "");
+  options.path = "builtin";
+  options.builtin_root = scratch.path("include");
+  EXPECT_EQ(train_text(prepare_corpus(options)), "#pragma once\n");
+}
+
+TEST(PrepareCorpus, CrossesChunksAndKeepsTheTextWhole) {
+  const Scratch scratch;
+  std::string text;  // three chunks of 1 Mi tokens, one line longer than a piece
+  for (int i = 0; text.size() < (size_t{5} << 19); ++i) text += fmt::format("{} ", i);
+  for (int i = 0; text.size() < (size_t{5} << 19) + 300'000; ++i) text += fmt::format("{}\n", i);
+  scratch.write("text", text);
+  EXPECT_EQ(train_text(prepare_corpus(options_for(scratch, "text"))), text);
+}
+
+}  // namespace
+}  // namespace trireme::data

@@ -1,0 +1,92 @@
+#include "trireme/data/source.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <vector>
+
+#include "tests/data/scratch.h"
+#include "trireme/base/error.h"
+
+namespace trireme::data {
+namespace {
+
+std::vector<std::string> names(const Source& source) {
+  std::vector<std::string> list;
+  for (const SourceFile& file : source.files) list.push_back(file.name);
+  return list;
+}
+
+TEST(ListSource, SortsWholePathsBytewise) {
+  const testing::Scratch scratch;
+  for (const char* name : {"t/b", "t/a/z", "t/a-b", "t/a.b", "t/B", "t/a/b/c", "t/\xc3\xa9"})
+    scratch.write(name, "x");
+  // '-' 0x2d < '.' 0x2e < '/' 0x2f, capitals before small letters, bytes above 0x7f last.
+  EXPECT_EQ(names(list_source(scratch.path("t"))),
+            (std::vector<std::string>{"B", "a-b", "a.b", "a/b/c", "a/z", "b", "\xc3\xa9"}));
+}
+
+TEST(ListSource, CountsBytesAndGivesPathsBack) {
+  const testing::Scratch scratch;
+  scratch.write("t/one", "12345");
+  scratch.write("t/two", "123");
+  const Source source = list_source(scratch.path("t"));
+  EXPECT_EQ(source.bytes, 8);
+  EXPECT_EQ(source.files[0].bytes, 5);
+  EXPECT_EQ(testing::slurp(source.path_of(source.files[1])), "123");
+}
+
+TEST(ListSource, LeavesOutHiddenEmptyAndLinkedFiles) {
+  const testing::Scratch scratch;
+  scratch.write("t/kept", "x");
+  scratch.write("t/.hidden", "x");
+  scratch.write("t/.git/config", "x");
+  scratch.write("t/empty", "");
+  scratch.write("outside", "secret");
+  std::filesystem::create_symlink("../outside", scratch.path("t/link"));
+  std::filesystem::create_directory_symlink("..", scratch.path("t/loop"));
+  std::filesystem::create_symlink("nowhere", scratch.path("t/dangling"));
+  EXPECT_EQ(names(list_source(scratch.path("t"))), (std::vector<std::string>{"kept"}));
+}
+
+TEST(ListSource, TakesASingleFileEvenHiddenOrThroughALink) {
+  const testing::Scratch scratch;
+  scratch.write("t/.story", "abc");
+  std::filesystem::create_symlink("t/.story", scratch.path("link"));
+  const Source source = list_source(scratch.path("link"));
+  EXPECT_EQ(names(source), (std::vector<std::string>{".story"}));
+  EXPECT_EQ(source.path, scratch.path("t/.story"));
+  EXPECT_EQ(source.path_of(source.files[0]), source.path);
+}
+
+TEST(ListSource, NamesAPathThatHoldsNoText) {
+  const testing::Scratch scratch;
+  scratch.write("empty", "");
+  scratch.write("hidden/.a", "x");
+  std::filesystem::create_directory(scratch.path("folder"));
+  std::filesystem::create_directory(scratch.path("links"));
+  std::filesystem::create_symlink("../hidden/.a", scratch.path("links/a"));
+  std::filesystem::create_symlink("nowhere", scratch.path("dangling"));
+  for (const char* name : {"missing", "empty", "hidden", "folder", "links", "dangling", "empty/below"}) {
+    const std::string message = testing::message_of<DataError>([&] { list_source(scratch.path(name)); });
+    EXPECT_NE(message.find(scratch.path(name)), std::string::npos) << message;
+    EXPECT_NE(message.find("data.path"), std::string::npos) << "no fix: " << message;
+  }
+}
+
+TEST(ListSource, SaysThatLinksWereNotFollowed) {
+  const testing::Scratch scratch;
+  scratch.write("blob", "x");
+  std::filesystem::create_directory(scratch.path("links"));
+  std::filesystem::create_symlink("../blob", scratch.path("links/a"));
+  const std::string message = testing::message_of<DataError>([&] { list_source(scratch.path("links")); });
+  EXPECT_NE(message.find("1 symbolic link"), std::string::npos) << message;
+}
+
+TEST(ListSource, RefusesSpecialFiles) {
+  const std::string message = testing::message_of<DataError>([] { list_source("/dev/null"); });
+  EXPECT_NE(message.find("neither a file nor a folder"), std::string::npos) << message;
+}
+
+}  // namespace
+}  // namespace trireme::data

@@ -1,0 +1,91 @@
+// A rank fails: whose code the job returns, what is said, and how the others are stopped.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+
+#include "tests/launch/job_process.h"
+
+namespace trireme::launch {
+namespace {
+
+bool says(const Outcome& outcome, const std::string& text) {
+  return outcome.err.find(text) != std::string::npos;
+}
+
+TEST(LocalFailure, ReturnsTheCodeOfTheRankThatFailed) {
+  for (int code : {1, 2, 3, 4, 5, 6, 7, 8, 75, 255}) {
+    const Outcome outcome = run(child_job(3, {fmt::format("1:exit={}", code)}));
+    EXPECT_EQ(outcome.code, code);
+    EXPECT_TRUE(says(outcome, "error: [launch] rank 1 (pid ")) << outcome.err;
+    EXPECT_TRUE(says(outcome, fmt::format(") exited with code {}", code))) << outcome.err;
+  }
+}
+
+TEST(LocalFailure, Returns128PlusNForSignalN) {
+  for (int number : {SIGABRT, SIGSEGV, SIGKILL, SIGTERM}) {
+    EXPECT_EQ(run(child_job(2, {fmt::format("1:kill={}", number)})).code, 128 + number);
+  }
+}
+
+TEST(LocalFailure, SaysWhichRankWasKilledByWhatAndHowManyAreStopped) {
+  LocalJob job = child_job(4, {"1:kill=9", "sleep=30"});
+  job.grace_s = 0.2;
+  const Outcome outcome = run(job);
+  EXPECT_EQ(outcome.code, 128 + SIGKILL);
+  EXPECT_TRUE(says(outcome, "was killed by signal 9 (SIGKILL); stopping the other 3 ranks")) << outcome.err;
+  EXPECT_TRUE(says(outcome, "OOM killer")) << outcome.err;
+  EXPECT_LT(outcome.seconds, 5.0);
+}
+
+TEST(LocalFailure, ShowsTheLastWordsOfTheRankBeforeItsEnd) {
+  const Outcome outcome = run(child_job(3, {"2:err=it is over", "2:exit=6", "!2:sleep=0.1"}));
+  EXPECT_LT(outcome.err.find("[r2] it is over"), outcome.err.find("rank 2 (pid")) << outcome.err;
+}
+
+TEST(LocalFailure, BlamesTheRankThatDiedAndNotTheOneThatNoticedFirst) {
+  const Outcome outcome =
+      run(child_job(3, {"0:exit=5", "2:sleep=0.1", "2:kill=11", "1:sleep=0.15", "1:exit=5"}));
+  EXPECT_EQ(outcome.code, 128 + SIGSEGV);
+  EXPECT_TRUE(says(outcome, "rank 2 (pid ")) << outcome.err;
+  EXPECT_FALSE(says(outcome, "rank 0 (pid ")) << outcome.err;
+}
+
+TEST(LocalFailure, ARankThatLostItsPeersIsReportedWhenNobodyElseFails) {
+  LocalJob job = child_job(2, {"0:exit=5", "1:sleep=30"});
+  job.grace_s = 0.2;
+  const Outcome outcome = run(job);
+  EXPECT_EQ(outcome.code, 5);
+  EXPECT_TRUE(says(outcome, "exited with code 5")) << outcome.err;
+}
+
+TEST(LocalFailure, OthersMayReportBeforeTheyAreAskedToStop) {
+  LocalJob job = child_job(2, {"1:exit=1", "0:sleep=0.5", "0:err=saved what I had"});
+  job.grace_s = 4.0;
+  const Outcome outcome = run(job);
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_TRUE(says(outcome, "saved what I had")) << outcome.err;
+  EXPECT_FALSE(says(outcome, "had to be killed")) << outcome.err;
+}
+
+TEST(LocalFailure, ARankThatHeedsSigtermIsNotKilled) {
+  LocalJob job = child_job(2, {"0:trap=TERM 75", "0:sleep=30", "1:sleep=0.1", "1:exit=6"});
+  job.grace_s = 1.0;
+  const Outcome outcome = run(job);
+  EXPECT_EQ(outcome.code, 6);
+  EXPECT_FALSE(says(outcome, "had to be killed")) << outcome.err;
+}
+
+TEST(LocalFailure, AStubbornRankIsKilledAtTheEndOfTheGraceAndNamed) {
+  LocalJob job = child_job(3, {"0:exit=0", "2:trap=TERM ignore", "2:sleep=30", "1:sleep=0.1", "1:exit=6"});
+  job.grace_s = 0.6;
+  const Outcome outcome = run(job);
+  EXPECT_EQ(outcome.code, 6);
+  EXPECT_TRUE(says(outcome, "stopping the other rank")) << outcome.err;
+  EXPECT_TRUE(says(outcome, "rank 2 did not stop within 0.6 s and had to be killed")) << outcome.err;
+  EXPECT_GT(outcome.seconds, 0.6);
+  EXPECT_LT(outcome.seconds, 5.0);
+}
+
+}  // namespace
+}  // namespace trireme::launch

@@ -1,0 +1,171 @@
+// Where the words of ranks go: stdout, stderr, logs, terminals.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <pty.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+
+#include "tests/launch/job_process.h"
+#include "trireme/base/file.h"
+#include "trireme/launch/fd.h"
+
+namespace trireme::launch {
+namespace {
+
+std::vector<std::string> sorted_lines(const std::string& text) {
+  std::vector<std::string> lines = lines_of(text);
+  std::ranges::sort(lines);
+  return lines;
+}
+
+TEST(LocalOutput, StdoutOfRankZeroIsUntouchedWithAndWithoutLogs) {
+  const TempDir dir;
+  const std::string bytes = "a\n\n10%\r20%\n" + std::string(200'000, 'x') + "no newline";
+  // Arguments of a program are limited to 128 KiB each.
+  LocalJob job =
+      child_job(2, {"0:raw-out=" + bytes.substr(0, 100'000), "0:raw-out=" + bytes.substr(100'000, 100'000),
+                    "0:raw-out=" + bytes.substr(200'000)});
+  EXPECT_EQ(run(job).out, bytes);
+  job.log_dir = dir.path();
+  const Outcome logged = run(job);
+  EXPECT_EQ(logged.out, bytes);
+  EXPECT_EQ(logged.err, "");
+  EXPECT_EQ(read_file(dir.file("rank-0.log")), bytes + "\n");
+}
+
+TEST(LocalOutput, EverythingElseGoesToStderrWithItsRank) {
+  const Outcome outcome = run(child_job(
+      3, {"0:out=result", "0:err=note of 0", "1:out=words of 1", "2:err=note of 2", "2:raw-err=cut"}));
+  EXPECT_EQ(outcome.out, "result\n");
+  EXPECT_EQ(sorted_lines(outcome.err),
+            (std::vector<std::string>{"[r1] words of 1", "[r2] cut", "[r2] note of 2", "note of 0"}));
+}
+
+TEST(LocalOutput, ALineOfSeveralRanksIsShownOnce) {
+  const TempDir dir;  // the ranks meet first: on a busy machine they may start far apart
+  const std::string file = dir.file("rank-%r");
+  const Outcome outcome =
+      run(child_job(4, {"pid-file=" + file, "await-files=" + file, "err=careful", "!0:err=only we three"}));
+  EXPECT_EQ(lines_of(outcome.err),
+            (std::vector<std::string>{"careful (x4 ranks)", "[r1] only we three (x3 ranks)"}));
+}
+
+TEST(LocalOutput, LogsHoldAllLinesOfARankAsItWroteThem) {
+  const TempDir dir;
+  LocalJob job = child_job(2, {"out=one", "err=two", "raw-err=10%\r50%\r100%\n", "1:raw-err=last"});
+  job.log_dir = dir.file("made/on/demand");
+  EXPECT_EQ(run(job).code, 0);
+  // Two streams have no common order, so lines are compared as sets.
+  EXPECT_EQ(sorted_lines(read_file(job.log_dir + "/rank-0.log")),
+            (std::vector<std::string>{"100%", "one", "two"}));
+  EXPECT_EQ(sorted_lines(read_file(job.log_dir + "/rank-1.log")),
+            (std::vector<std::string>{"100%", "last", "one", "two"}));
+}
+
+TEST(LocalOutput, AFullDiskEndsTheLogAndNotTheJob) {
+  const TempDir dir;
+  std::filesystem::create_symlink("/dev/full", dir.file("rank-1.log"));
+  LocalJob job = child_job(2, {"1:err=one", "1:err=two", "1:sleep=0.1", "1:err=three", "0:out=fine"});
+  job.log_dir = dir.path();
+  const Outcome outcome = run(job);
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_EQ(outcome.out, "fine\n");
+  const std::vector<std::string> lines = lines_of(outcome.err);
+  const auto warns = [&](const std::string& line) { return line.find("rank-1.log") != std::string::npos; };
+  EXPECT_EQ(std::ranges::count_if(lines, warns), 1) << outcome.err;
+  EXPECT_NE(outcome.err.find("No space left"), std::string::npos);
+  for (const char* line : {"[r1] one", "[r1] two", "[r1] three"})
+    EXPECT_EQ(std::ranges::count(lines, line), 1);
+  EXPECT_EQ(read_file(dir.file("rank-0.log")), "fine\n");
+}
+
+TEST(LocalOutput, AReaderWhoLeavesStopsRankZeroAsInAnyPipe) {
+  const TempDir dir;
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  ::close(ends[0]);
+  const Fd write_end(ends[1]);
+  LocalJob job =
+      child_job(1, {"out=one", "sleep=0.2", "out=two", "sleep=0.2", "out=three", "sleep=0.2", "out=four"});
+  job.log_dir = dir.path();
+  EXPECT_EQ(JobProcess(job, write_end.get()).wait().code, 128 + SIGPIPE);
+}
+
+TEST(LocalOutput, AReaderWhoStallsDoesNotKeepUsFromStopping) {
+  const TempDir dir;
+  Pipe stalled = make_pipe();
+  const LocalJob job = child_job(2, {"pid-file=" + dir.file("rank-%r"), "flood=2000000"});
+  JobProcess process(job, -1, stalled.write.get());
+  stalled.write.close();
+  wait_for_pid_file(dir.file("rank-1"));
+  ::usleep(200'000);  // until every buffer on the way is full
+  process.signal(SIGINT);
+  ::usleep(100'000);
+  process.signal(SIGINT);
+  EXPECT_EQ(process.wait().code, 130);
+}
+
+TEST(LocalOutput, NothingIsLostWhenTheReaderIsSlow) {
+  Pipe slow = make_pipe();
+  const LocalJob job = child_job(1, {"flood=2000000"});
+  JobProcess process(job, -1, slow.write.get());
+  slow.write.close();
+  ::usleep(200'000);
+  ::fcntl(slow.read.get(), F_SETFL, 0);
+  size_t total = 0;
+  char buffer[1 << 16];
+  for (ssize_t count; (count = ::read(slow.read.get(), buffer, sizeof buffer)) > 0;) {
+    total += static_cast<size_t>(count);
+  }
+  EXPECT_EQ(total, 2'000'000U);
+  EXPECT_EQ(process.wait().code, 0);
+}
+
+/// What a terminal of 100 columns shows of the job. Its driver turns "\n" into "\r\n".
+std::string on_terminal(const LocalJob& job) {
+  int master = -1, slave = -1;
+  const winsize size{.ws_row = 24, .ws_col = 100, .ws_xpixel = 0, .ws_ypixel = 0};
+  EXPECT_EQ(::openpty(&master, &slave, nullptr, nullptr, &size), 0);
+  const Fd screen(master);
+  Fd line(slave);
+  JobProcess process(job, -1, line.get());
+  line.close();
+  std::string shown;
+  char buffer[4096];
+  for (ssize_t count; (count = ::read(screen.get(), buffer, sizeof buffer)) > 0;) {
+    shown.append(buffer, static_cast<size_t>(count));
+  }
+  process.wait();
+  return shown;
+}
+
+TEST(LocalOutput, ATerminalGetsTheBarOfRankZeroAsItIsDrawn) {
+  const TempDir dir;
+  LocalJob job = child_job(1, {"raw-err=\r10%", "sleep=0.05", "raw-err=\r20%", "raw-err=\r100%\n"});
+  job.log_dir = dir.path();
+  EXPECT_EQ(on_terminal(job), "\r10%\r20%\r100%\r\n");
+  EXPECT_EQ(read_file(dir.file("rank-0.log")), "100%\n");
+}
+
+TEST(LocalOutput, ALineOfAnotherRankClearsTheBarAndSparesOtherText) {
+  EXPECT_EQ(on_terminal(child_job(2, {"0:raw-err=\r10%", "0:sleep=0.6", "1:sleep=0.1", "1:err=hello"})),
+            "\r10%\r\x1b[K[r1] hello\r\n");
+  EXPECT_EQ(on_terminal(child_job(2, {"0:raw-err=thinking", "0:sleep=0.6", "1:sleep=0.1", "1:err=hello"})),
+            "thinking\r\n[r1] hello\r\n");
+}
+
+TEST(LocalOutput, RankZeroAloneLearnsTheWidthOfTheTerminal) {
+  const TempDir dir;
+  LocalJob job = child_job(2, {"env=TRIREME_TTY_COLUMNS"});
+  job.log_dir = dir.path();
+  on_terminal(job);
+  EXPECT_EQ(read_file(dir.file("rank-0.log")), "TRIREME_TTY_COLUMNS=100\n");
+  EXPECT_EQ(read_file(dir.file("rank-1.log")), "TRIREME_TTY_COLUMNS=(unset)\n");
+  EXPECT_EQ(run(child_job(1, {"env=TRIREME_TTY_COLUMNS"})).out, "TRIREME_TTY_COLUMNS=(unset)\n");
+}
+
+}  // namespace
+}  // namespace trireme::launch

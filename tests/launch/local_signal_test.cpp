@@ -1,0 +1,120 @@
+// Signals to the launcher, and that nothing outlives it.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "tests/launch/job_process.h"
+#include "trireme/base/file.h"
+
+namespace trireme::launch {
+namespace {
+
+/// Starts the job and waits until each rank has passed its step "pid-file".
+class SignalTest : public ::testing::Test {
+ protected:
+  LocalJob job_of(int64_t ranks, std::vector<std::string> before, std::vector<std::string> after) {
+    before.push_back("pid-file=" + dir_.file("rank-%r"));
+    before.insert(before.end(), after.begin(), after.end());
+    return child_job(ranks, std::move(before));
+  }
+  std::vector<pid_t> wait_for_ranks(const LocalJob& job) const {
+    std::vector<pid_t> pids;
+    for (int64_t rank = 0; rank < job.ranks; ++rank) {
+      pids.push_back(wait_for_pid_file(dir_.file("rank-" + std::to_string(rank))));
+    }
+    return pids;
+  }
+  Outcome after_signal(const LocalJob& job, int number) const {
+    JobProcess process(job);
+    wait_for_ranks(job);
+    process.signal(number);
+    return process.wait();
+  }
+  TempDir dir_;
+};
+
+using LocalSignal = SignalTest;
+
+TEST_F(LocalSignal, InterruptIsForwardedAndItsCodeReturnedWithoutComplaint) {
+  const Outcome outcome = after_signal(job_of(3, {"trap=INT 130"}, {"sleep=30"}), SIGINT);
+  EXPECT_EQ(outcome.code, 130);
+  EXPECT_EQ(outcome.err, "");
+}
+
+TEST_F(LocalSignal, PreemptedRanksMakeAPreemptedJob) {
+  const Outcome outcome = after_signal(job_of(3, {"trap=TERM 75"}, {"sleep=30"}), SIGTERM);
+  EXPECT_EQ(outcome.code, 75);
+  EXPECT_EQ(outcome.err, "");
+}
+
+TEST_F(LocalSignal, ProgramsWithoutHandlersEndByTheSignal) {
+  EXPECT_EQ(after_signal(job_of(2, {}, {"sleep=30"}), SIGTERM).code, 128 + SIGTERM);
+}
+
+TEST_F(LocalSignal, AVanishedTerminalCountsAsSigterm) {
+  EXPECT_EQ(after_signal(job_of(2, {"trap=TERM 75"}, {"sleep=30"}), SIGHUP).code, 75);
+}
+
+TEST_F(LocalSignal, RanksThatFinishAllTheSameMakeASuccess) {
+  EXPECT_EQ(after_signal(job_of(2, {"trap=INT ignore"}, {"sleep=0.3"}), SIGINT).code, 0);
+}
+
+TEST_F(LocalSignal, APeerThatLostThemAfterwardsIsNoError) {
+  const LocalJob job =
+      job_of(2, {"0:trap=INT 130", "1:trap=INT ignore"}, {"0:sleep=30", "1:sleep=0.5", "1:exit=5"});
+  const Outcome outcome = after_signal(job, SIGINT);
+  EXPECT_EQ(outcome.code, 130);
+  EXPECT_EQ(outcome.err, "");
+}
+
+TEST_F(LocalSignal, ARankThatCrashesWhileStoppingIsReported) {
+  const LocalJob job = job_of(2, {"trap=INT ignore"}, {"0:sleep=30", "1:sleep=0.3", "1:kill=11"});
+  LocalJob quick = job;
+  quick.grace_s = 0.2;
+  const Outcome outcome = after_signal(quick, SIGINT);
+  EXPECT_EQ(outcome.code, 128 + SIGSEGV);
+  EXPECT_NE(outcome.err.find("SIGSEGV"), std::string::npos);
+}
+
+TEST_F(LocalSignal, ASecondInterruptKills) {
+  const LocalJob job = job_of(2, {"trap=INT ignore"}, {"sleep=30"});
+  JobProcess process(job);
+  const std::vector<pid_t> ranks = wait_for_ranks(job);
+  process.signal(SIGINT);
+  ::usleep(200'000);
+  for (pid_t pid : ranks) EXPECT_FALSE(ends_within(pid, 0.0)) << "the first one lets ranks finish";
+  process.signal(SIGINT);
+  EXPECT_EQ(process.wait().code, 130);
+  for (pid_t pid : ranks) EXPECT_TRUE(ends_within(pid, 1.0));
+}
+
+TEST_F(LocalSignal, RanksDieWithAKilledLauncher) {
+  const LocalJob job = job_of(4, {"trap=TERM ignore", "trap=INT ignore"}, {"sleep=30"});
+  JobProcess process(job);
+  const std::vector<pid_t> ranks = wait_for_ranks(job);
+  process.signal(SIGKILL);
+  EXPECT_EQ(process.wait().code, 128 + SIGKILL);
+  for (pid_t pid : ranks) EXPECT_TRUE(ends_within(pid, 2.0)) << pid;
+}
+
+TEST_F(LocalSignal, HelpersOfARankDieWithIt) {
+  const Outcome outcome = run(job_of(1, {"helper=" + dir_.file("helper")}, {"sleep=0.3"}));
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_TRUE(ends_within(wait_for_pid_file(dir_.file("helper")), 1.0));
+}
+
+TEST_F(LocalSignal, RanksKeepTheirSignalsEvenIfOurParentIgnoredThem) {
+  const auto old = std::signal(SIGINT, SIG_IGN);
+  const auto old_child = std::signal(SIGCHLD, SIG_IGN);
+  const LocalJob job = job_of(2, {}, {"sleep=30"});
+  JobProcess process(job);
+  std::signal(SIGCHLD, old_child);
+  std::signal(SIGINT, old);
+  wait_for_ranks(job);
+  process.signal(SIGINT);
+  EXPECT_EQ(process.wait().code, 128 + SIGINT);
+}
+
+}  // namespace
+}  // namespace trireme::launch

@@ -1,0 +1,219 @@
+// Our autograd functions against ATen's differentiable operations, values and gradients, and the rules about
+// where gradients of parameters go.
+#include "trireme/nn/functional.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "trireme/base/error.h"
+#include "trireme/nn/attention.h"
+#include "trireme/nn/loss.h"
+
+namespace trireme::nn {
+namespace {
+
+at::Tensor leaf(at::IntArrayRef shape) {
+  return at::randn(shape).requires_grad_();
+}
+
+/// Largest difference of a and b, relative to the largest magnitude of b.
+double difference(const at::Tensor& a, const at::Tensor& b) {
+  return ((a - b).abs().max() / b.abs().max()).item<double>();
+}
+
+/// Differentiates `ours` and `theirs` of the same leaves with one random output gradient and compares
+/// everything.
+void expect_same(const std::vector<at::Tensor>& leaves, const std::function<at::Tensor()>& ours,
+                 const std::function<at::Tensor()>& theirs, double tolerance = 2e-6) {
+  const at::Tensor expected = theirs();
+  const at::Tensor gradient = at::randn_like(expected);
+  expected.backward(gradient);
+  std::vector<at::Tensor> expected_grads;
+  for (const at::Tensor& each : leaves) {
+    expected_grads.push_back(each.grad().clone());
+    each.mutable_grad() = at::Tensor();
+  }
+  const at::Tensor actual = ours();
+  EXPECT_LT(difference(actual.detach(), expected.detach()), tolerance);
+  actual.backward(gradient);
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    EXPECT_LT(difference(leaves[i].grad(), expected_grads[i]), tolerance) << "gradient " << i;
+  }
+}
+
+class Functional : public ::testing::Test {
+ protected:
+  void SetUp() override { at::manual_seed(1); }
+};
+
+TEST_F(Functional, LinearMatchesAtenInBothLayouts) {
+  const at::Tensor x = leaf({3, 5, 7});
+  const at::Tensor bias = leaf({4});
+  const at::Tensor out_in = leaf({4, 7});
+  expect_same(
+      {x, out_in, bias}, [&] { return nn::linear(x, out_in, bias); },
+      [&] { return at::linear(x, out_in, bias); });
+  const at::Tensor in_out = leaf({7, 4});
+  x.mutable_grad() = at::Tensor();
+  bias.mutable_grad() = at::Tensor();
+  expect_same(
+      {x, in_out, bias}, [&] { return nn::linear(x, in_out, bias, WeightLayout::kInOut); },
+      [&] { return at::matmul(x, in_out) + bias; });
+}
+
+TEST_F(Functional, LinearGroupEqualsSeparateLinears) {
+  const at::Tensor x = leaf({2, 3, 6});
+  const std::vector<at::Tensor> weights = {leaf({4, 6}), leaf({2, 6}), leaf({2, 6})};
+  expect_same(
+      {x, weights[0], weights[1], weights[2]}, [&] { return linear_group(x, weights); },
+      [&] {
+        return at::cat({at::linear(x, weights[0]), at::linear(x, weights[1]), at::linear(x, weights[2])}, -1);
+      });
+}
+
+TEST_F(Functional, LinearGroupUsesNeighboursInMemoryAndTheirGradientsInPlace) {
+  const at::Tensor flat = at::randn({48});
+  const at::Tensor flat_grad = at::zeros({48});
+  std::vector<at::Tensor> weights;
+  for (const auto& [offset, rows] : {std::pair{0, 4}, std::pair{24, 2}, std::pair{36, 2}}) {
+    at::Tensor weight = at::empty({0}).requires_grad_();
+    weight.set_data(flat.narrow(0, offset, rows * 6).view({rows, 6}));
+    weight.mutable_grad() = flat_grad.narrow(0, offset, rows * 6).view({rows, 6});
+    weights.push_back(weight);
+  }
+  const at::Tensor x = at::randn({5, 6});
+  const at::Tensor y = linear_group(x, weights);
+  EXPECT_LT(difference(y.detach(), at::mm(x, flat.view({8, 6}).t())), 1e-6);
+  const at::Tensor gradient = at::randn_like(y);
+  y.backward(gradient);
+  EXPECT_LT(difference(flat_grad.view({8, 6}), at::mm(gradient.t(), x)), 1e-6);
+  linear_group(x, weights).backward(gradient);
+  EXPECT_LT(difference(flat_grad.view({8, 6}), 2 * at::mm(gradient.t(), x)), 1e-6) << "a second pass adds";
+}
+
+TEST_F(Functional, ParameterHooksFireThoughTheGradientIsWrittenInPlace) {
+  const at::Tensor x = at::randn({4, 3});
+  const at::Tensor weight = leaf({2, 3});
+  weight.mutable_grad() = at::zeros({2, 3});
+  const void* memory = weight.grad().data_ptr();
+  nn::linear(x, weight, {}).sum().backward();
+  EXPECT_EQ(weight.grad().data_ptr(), memory);
+  EXPECT_LT(difference(weight.grad(), at::ones({2, 4}).mm(x)), 1e-6);
+}
+
+TEST_F(Functional, FrozenWeightsGetNoGradient) {
+  const at::Tensor x = leaf({4, 3});
+  const at::Tensor frozen = at::randn({2, 3});
+  nn::linear(x, frozen, {}).sum().backward();
+  EXPECT_FALSE(frozen.grad().defined());
+  EXPECT_LT(difference(x.grad(), at::ones({4, 2}).mm(frozen)), 1e-6);
+}
+
+TEST_F(Functional, NormsMatchAten) {
+  for (const int64_t width : {7, 64, 130}) {  // gradients of narrower rows cancel to rounding noise
+    for (const int64_t rows : {1, 3, 200}) {
+      const at::Tensor x = leaf({rows, width});
+      const at::Tensor weight = leaf({width});
+      const at::Tensor bias = leaf({width});
+      expect_same(
+          {x, weight, bias}, [&] { return nn::layer_norm(x, weight, bias, 1e-5); },
+          [&] { return at::layer_norm(x, weight.sizes(), weight, bias, 1e-5); }, 1e-5);
+      x.mutable_grad() = at::Tensor();
+      weight.mutable_grad() = at::Tensor();
+      expect_same(
+          {x, weight}, [&] { return nn::rms_norm(x, weight, 1e-3); },
+          [&] { return x * at::rsqrt(x.square().mean(-1, true) + 1e-3) * weight; }, 1e-5);
+    }
+  }
+}
+
+TEST_F(Functional, ActivationsMatchAtenOverTheWholeRange) {
+  const at::Tensor x = (at::linspace(-30, 30, 4000).view({100, 40})).requires_grad_();
+  expect_same(
+      {x}, [&] { return nn::gelu(x); }, [&] { return at::gelu(x, "tanh"); }, 1e-6);
+  x.mutable_grad() = at::Tensor();
+  expect_same(
+      {x}, [&] { return swiglu(x); }, [&] { return at::silu(x.narrow(1, 0, 20)) * x.narrow(1, 20, 20); },
+      1e-6);
+}
+
+at::Tensor plain_rope(const at::Tensor& heads, double theta) {  // (B, H, T, hd), straight from the definition
+  const int64_t length = heads.size(2), half = heads.size(3) / 2;
+  at::Tensor out = at::empty_like(heads);
+  for (int64_t t = 0; t < length; ++t) {
+    for (int64_t i = 0; i < half; ++i) {
+      const double angle =
+          static_cast<double>(t) * std::pow(theta, -static_cast<double>(i) / static_cast<double>(half));
+      const at::Tensor a = heads.select(2, t).select(2, i), b = heads.select(2, t).select(2, half + i);
+      out.select(2, t).select(2, i).copy_(a * std::cos(angle) - b * std::sin(angle));
+      out.select(2, t).select(2, half + i).copy_(b * std::cos(angle) + a * std::sin(angle));
+    }
+  }
+  return out;
+}
+
+at::Tensor plain_attention(const at::Tensor& qkv, const AttentionShape& shape, double theta) {
+  const at::Tensor heads = qkv.view({qkv.size(0), qkv.size(1), -1, shape.head_dim}).transpose(1, 2);
+  const int64_t group = shape.heads / shape.kv_heads;
+  at::Tensor q = heads.narrow(1, 0, shape.heads), k = heads.narrow(1, shape.heads, shape.kv_heads);
+  if (theta > 0) {
+    q = plain_rope(q, theta);
+    k = plain_rope(k, theta);
+  }
+  k = k.repeat_interleave(group, 1);
+  const at::Tensor v =
+      heads.narrow(1, shape.heads + shape.kv_heads, shape.kv_heads).repeat_interleave(group, 1);
+  const at::Tensor mask = at::ones({qkv.size(1), qkv.size(1)}, at::kBool).triu(1);
+  const at::Tensor scores =
+      (at::matmul(q, k.transpose(2, 3)) / std::sqrt(static_cast<double>(shape.head_dim)))
+          .masked_fill(mask, -std::numeric_limits<float>::infinity());
+  return at::matmul(at::softmax(scores, -1), v).transpose(1, 2).reshape({qkv.size(0), qkv.size(1), -1});
+}
+
+TEST_F(Functional, AttentionMatchesItsDefinition) {
+  for (const int64_t length : {1, 17, 64, 150, 520}) {  // one block, several, and beyond the short kernel
+    for (const AttentionShape& shape :
+         {AttentionShape{4, 4, 8}, AttentionShape{4, 2, 8}, AttentionShape{6, 1, 16}}) {
+      for (const double theta : {0.0, 10000.0}) {
+        if (length > 150 && (shape.kv_heads != 2 || theta == 0.0)) continue;
+        const at::Tensor qkv = leaf({2, length, (shape.heads + 2 * shape.kv_heads) * shape.head_dim});
+        const RopeTable rope =
+            theta > 0 ? make_rope_table(length, shape.head_dim, theta, at::kCPU) : RopeTable{};
+        expect_same(
+            {qkv}, [&] { return causal_attention(qkv + 0, shape, rope); },
+            [&] { return plain_attention(qkv, shape, theta); }, 1e-5);
+      }
+    }
+  }
+}
+
+TEST_F(Functional, CrossEntropyMatchesAten) {
+  for (const int64_t classes : {2, 61, 256}) {
+    const at::Tensor logits = (20 * at::randn({33, classes})).requires_grad_();
+    const at::Tensor targets = at::randint(classes, {33}, at::kLong);
+    const at::Tensor expected = at::cross_entropy_loss(logits, targets);
+    expected.backward();
+    const at::Tensor expected_grad = logits.grad().clone();
+    logits.mutable_grad() = at::Tensor();
+    const at::Tensor actual = cross_entropy(logits + 0, targets);
+    EXPECT_NEAR(actual.item<double>(), expected.item<double>(), 1e-5 * expected.item<double>());
+    actual.backward(at::full({}, 0.5));
+    EXPECT_LT(difference(logits.grad(), 0.5 * expected_grad), 1e-5);
+  }
+}
+
+TEST_F(Functional, CrossEntropyOfExtremeLogitsStaysFinite) {
+  const at::Tensor logits = at::full({2, 5}, -1e30).requires_grad_();
+  const at::Tensor changed = logits + at::tensor({0.0f, 1e30f, 0.0f, 0.0f, 0.0f});
+  const at::Tensor loss = cross_entropy(changed, at::ones({2}, at::kLong));
+  EXPECT_NEAR(loss.item<double>(), 0.0, 1e-6);
+  loss.backward();
+  EXPECT_TRUE(logits.grad().isfinite().all().item<bool>());
+}
+
+TEST_F(Functional, CrossEntropyRefusesAnotherNumberOfTargets) {
+  EXPECT_THROW(cross_entropy(at::randn({4, 3}), at::zeros({5}, at::kLong)), LogicError);
+}
+
+}  // namespace
+}  // namespace trireme::nn

@@ -1,0 +1,106 @@
+// Built models agree with plan::describe in every name and shape, and respect causality.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "trireme/base/error.h"
+#include "trireme/nn/init.h"
+#include "trireme/nn/language_model.h"
+#include "trireme/plan/model_facts.h"
+#include "trireme/plan/presets.h"
+
+namespace trireme::nn {
+namespace {
+
+using Shapes = std::map<std::string, std::vector<int64_t>>;
+
+class EveryPreset : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(EveryPreset, HasTheParametersThatThePlanDescribes) {
+  plan::ModelConfig config = plan::complete(plan::find_preset(GetParam()).model, 64);
+  config.n_layers = 2;  // full width, so that every shape is seen
+  Shapes described, built;
+  for (const plan::UnitSpec& unit : plan::describe(config, 64).units) {
+    for (const plan::ParamSpec& param : unit.params)
+      EXPECT_TRUE(described.emplace(param.name, param.shape).second);
+  }
+  const auto model = build(config);
+  for (const auto& entry : model->named_parameters()) built.emplace(entry.key(), entry.value().sizes().vec());
+  EXPECT_EQ(built, described);
+}
+
+std::vector<std::string> preset_names() {
+  std::vector<std::string> names;
+  for (const plan::Preset& preset : plan::presets()) names.push_back(preset.name);
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, EveryPreset, ::testing::ValuesIn(preset_names()), [](const auto& preset) {
+  std::string name = preset.param;
+  for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
+  return name;
+});
+
+class EveryFamily : public ::testing::TestWithParam<const char*> {
+ protected:
+  std::shared_ptr<LanguageModel> make() const {
+    plan::ModelConfig config;
+    config.family = GetParam();
+    config.n_layers = 2;
+    config.d_model = 32;
+    config.vocab_size = 50;
+    config = plan::complete(config, 16);
+    const auto model = build(config);
+    initialize(*model, config, 3);
+    return model;
+  }
+};
+
+TEST_P(EveryFamily, LaterTokensDoNotChangeEarlierLogits) {
+  const auto model = make();
+  const at::NoGradGuard no_grad;
+  const at::Tensor tokens = at::arange(16).view({1, 16});
+  at::Tensor changed = tokens.clone();
+  changed[0][10] = 49;
+  const at::Tensor before = model->forward(tokens), after = model->forward(changed);
+  EXPECT_TRUE(at::equal(before.narrow(1, 0, 10), after.narrow(1, 0, 10)));
+  EXPECT_FALSE(at::equal(before.select(1, 10), after.select(1, 10)));
+}
+
+TEST_P(EveryFamily, RunsEveryBlockThroughTheUnitRunnerInOrder) {
+  const auto model = make();
+  std::vector<std::string> ran;
+  model->set_unit_runner([&](const std::string& unit, const at::Tensor& x, const BlockForward& forward) {
+    ran.push_back(unit);
+    return forward(x);
+  });
+  model->forward(at::zeros({1, 4}, at::kLong));
+  ASSERT_EQ(ran.size(), 2u);
+  EXPECT_TRUE(ran[0].ends_with(".0") && ran[1].ends_with(".1"));
+}
+
+TEST_P(EveryFamily, UntrainedLossIsNearTheLogOfTheVocabulary) {
+  const auto model = make();
+  const at::Tensor tokens = at::randint(50, {4, 17}, at::kLong);
+  const double loss = model->loss(tokens.narrow(1, 0, 16), tokens.narrow(1, 1, 16)).item<double>();
+  EXPECT_NEAR(loss, std::log(50.0), 0.5);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, EveryFamily, ::testing::Values("gpt2", "llama", "mlp"));
+
+TEST(Build, RefusesUnknownFamilies) {
+  plan::ModelConfig config;
+  config.family = "mamba";
+  EXPECT_THROW(build(config), ConfigError);
+}
+
+TEST(Gpt2, RefusesMoreTokensThanPositions) {
+  plan::ModelConfig config;
+  config.max_seq_len = 8;
+  EXPECT_THROW(build(plan::complete(config, 8))->forward(at::zeros({1, 9}, at::kLong)), LogicError);
+}
+
+}  // namespace
+}  // namespace trireme::nn

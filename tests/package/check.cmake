@@ -1,0 +1,25 @@
+# cmake -DBUILD=<build folder> -DWORK=<scratch folder> -DTORCH_ROOT=<torch or empty> -P check.cmake
+# Installs the build, moves the result elsewhere, and lets the project beside this file use it from there.
+set(installed "${WORK}/installed")
+set(moved "${WORK}/moved prefix")
+file(REMOVE_RECURSE "${WORK}")
+
+function(run)
+  execute_process(COMMAND ${ARGV} COMMAND_ERROR_IS_FATAL ANY)
+endfunction()
+
+function(build_consumer name)
+  run(${CMAKE_COMMAND} -S "${CMAKE_CURRENT_LIST_DIR}" -B "${WORK}/${name}" -G Ninja "-DCMAKE_PREFIX_PATH=${moved}"
+      -DCMAKE_BUILD_TYPE=Release -DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF ${ARGN})
+  run(${CMAKE_COMMAND} --build "${WORK}/${name}")
+  run("${WORK}/${name}/plan_only")
+endfunction()
+
+run(${CMAKE_COMMAND} --install "${BUILD}" --prefix "${installed}")
+file(RENAME "${installed}" "${moved}")
+# A torch that cannot be found must not trouble a user of the planner.
+build_consumer(plan -DCOMPONENTS=plan "-DTRIREME_TORCH_DIR=${WORK}/no torch here")
+if(TORCH_ROOT)
+  build_consumer(full "-DTRIREME_TORCH_DIR=${TORCH_ROOT}")
+  run("${WORK}/full/full" "${WORK}/tensors.safetensors")
+endif()

@@ -1,0 +1,48 @@
+#include "trireme/parallel/storage.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+namespace trireme::parallel {
+namespace {
+
+TEST(Storage, ViewsSeeTheNewMemoryAfterFreeAndAllocate) {
+  const at::Tensor flat = at::arange(12, at::kFloat);
+  const at::Tensor view = flat.narrow(0, 4, 4).view({2, 2});
+  free_storage(flat);
+  EXPECT_FALSE(has_storage(flat));
+  EXPECT_EQ(view.storage().nbytes(), 0u);
+  allocate_storage(flat);
+  ASSERT_TRUE(has_storage(flat));
+  flat.fill_(3.0);
+  EXPECT_TRUE(at::equal(view, at::full({2, 2}, 3.0f)));
+}
+
+TEST(Storage, TouchingAFreedTensorThrows) {
+  const at::Tensor flat = at::ones({8});
+  free_storage(flat);
+  EXPECT_THROW(flat.narrow(0, 0, 4).add_(1), c10::Error);
+}
+
+TEST(Storage, BackwardThroughAFreedAndRestoredWeightIsExact) {
+  at::Tensor flat = at::randn({6});
+  const at::Tensor copy = flat.clone();
+  at::Tensor weight = at::empty({0}).requires_grad_();
+  weight.set_data(flat.view({2, 3}));
+  const at::Tensor x = at::randn({4, 3}).requires_grad_();
+  const at::Tensor y = at::mm(x, weight.t());
+  free_storage(flat);
+  allocate_storage(flat);
+  flat.copy_(copy);
+  y.sum().backward();
+  EXPECT_TRUE(at::equal(x.grad(), at::ones({4, 2}).mm(copy.view({2, 3}))));
+}
+
+TEST(Storage, EmptyTensorsStayEmpty) {
+  const at::Tensor flat = at::empty({0});
+  allocate_storage(flat);
+  EXPECT_FALSE(has_storage(flat));
+}
+
+}  // namespace
+}  // namespace trireme::parallel

@@ -1,0 +1,207 @@
+// What a wrong config says: key, value, place, the nearest name or what is allowed.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+
+#include "trireme/base/env.h"
+#include "trireme/base/error.h"
+#include "trireme/plan/config.h"
+
+namespace trireme::plan {
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+
+std::string refusal(const ConfigSources& sources, const Environment& environment = {}) {
+  try {
+    load(sources, environment);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+std::string of_text(const std::string& text) {
+  return refusal({.text = text});
+}
+std::string of_overrides(const std::vector<std::string>& overrides) {
+  return refusal({.overrides = overrides});
+}
+
+void expect_mentions(const std::string& message, const std::vector<std::string>& words) {
+  for (const std::string& word : words)
+    EXPECT_NE(message.find(word), std::string::npos) << word << " in: " << message;
+}
+
+TEST(ConfigErrors, UnknownKeysNameLineColumnAndTheNearest) {
+  expect_mentions(of_text("train:\n  stpes: 3\n"), {"<text>:2:3", "'train.stpes'", "did you mean 'steps'"});
+  expect_mentions(of_text("name: a\ntrian:\n  steps: 3\n"),
+                  {"<text>:2:1", "'trian'", "did you mean 'train'"});
+  expect_mentions(of_text("nmae: a\n"), {"<text>:1:1", "did you mean 'name'"});
+}
+
+TEST(ConfigErrors, KeysInTheWrongSectionAreShownTheirOwn) {
+  expect_mentions(of_text("train:\n  lr: 3e-4\n"), {"'train.lr'", "did you mean 'optim.lr'"});
+  expect_mentions(of_text("seq_len: 3\n"), {"'seq_len'", "did you mean 'data.seq_len'"});
+  expect_mentions(of_overrides({"train.lr=1"}), {"--train.lr", "did you mean 'optim.lr'"});
+  expect_mentions(of_overrides({"steps=5"}), {"--steps", "did you mean 'train.steps'"});
+}
+
+TEST(ConfigErrors, UnknownKeysOfVariablesAndOverridesAreNamed) {
+  expect_mentions(of_overrides({"train.stepps=5"}), {"--train.stepps", "did you mean 'train.steps'"});
+  expect_mentions(of_overrides({"optmi.eps=5"}), {"did you mean 'optim.eps'"});
+  expect_mentions(refusal({}, Environment(Variables{{"TRIREME__TRAIN__STEP", "5"}})),
+                  {"TRIREME__TRAIN__STEP", "'train.step'", "did you mean 'train.steps'"});
+  expect_mentions(refusal({}, Environment(Variables{{"TRIREME__TRAIN_STEPS", "5"}})),
+                  {"TRIREME__TRAIN_STEPS", "unknown key"});
+  expect_mentions(of_overrides({"quite.elsewhere=5"}),
+                  {"unknown key 'quite.elsewhere'; correct or remove it"});
+}
+
+TEST(ConfigErrors, WrongTypesNameKeyValuePlaceAndType) {
+  expect_mentions(of_text("train:\n  global_batch: 4\n  steps: many\n"),
+                  {"train.steps='many'", "<text>:3:3", "whole number", "at least 1"});
+  expect_mentions(of_overrides({"optim.lr=fast"}), {"optim.lr='fast'", "--optim.lr", "number"});
+  expect_mentions(of_overrides({"model.tie_embeddings=maybe"}), {"'maybe'", "true or false"});
+  expect_mentions(refusal({}, Environment(Variables{{"TRIREME__SEED", "x"}})), {"seed='x'", "TRIREME__SEED"});
+}
+
+TEST(ConfigErrors, NumbersMustBeWholeFiniteAndInRange) {
+  for (const char* value : {"1.5", "9223372036854775808", "1e30", "0x10", "", "nan", "1_000"}) {
+    expect_mentions(of_overrides({std::string("seed=") + value}), {"seed='", "whole number"});
+  }
+  for (const char* value : {"nan", "inf", "-inf", "1e999", "3e-4x"}) {
+    expect_mentions(of_overrides({std::string("optim.lr=") + value}), {"optim.lr='", "finite number"});
+  }
+}
+
+TEST(ConfigErrors, EveryRangeIsEnforcedAtItsEdge) {
+  Config table;
+  for (const Field& field : fields(table)) {
+    if (field.min) {
+      const std::string below = field.key + "=" + fmt::format("{}", *field.min - 1);
+      expect_mentions(of_overrides({below}), {field.key, "out of range", fmt::format("{}", *field.min)});
+    }
+    if (field.max) {
+      const std::string above = field.key + "=" + fmt::format("{}", *field.max + 1);
+      expect_mentions(of_overrides({above}), {field.key, "out of range", fmt::format("{}", *field.max)});
+    }
+  }
+}
+
+TEST(ConfigErrors, EveryChoiceIsEnforcedAndListed) {
+  Config table;
+  for (const Field& field : fields(table)) {
+    if (field.choices.empty()) continue;
+    const std::string message = of_overrides({field.key + "=nosuchword"});
+    expect_mentions(message, {field.key + "='nosuchword'", "choose one of"});
+    expect_mentions(message, field.choices);
+  }
+}
+
+TEST(ConfigErrors, WrongChoiceSuggestsTheNearest) {
+  expect_mentions(of_text("parallel:\n  policy: zero\n"), {"<text>:2:3", "did you mean 'zero1'"});
+  expect_mentions(of_overrides({"model.preset=gpt-tny"}), {"did you mean 'gpt-tiny'"});
+}
+
+TEST(ConfigErrors, DuplicateKeysAreRefused) {
+  expect_mentions(of_text("train:\n  steps: 3\n  steps: 4\n"), {"<text>:3:3", "'train.steps'", "twice"});
+  expect_mentions(of_text("seed: 3\ntrain: {}\nseed: 3\n"), {"<text>:3:1", "'seed'", "twice"});
+  expect_mentions(of_text("train: {steps: 1}\ntrain: {log_every: 1}\n"), {"<text>:2:1", "'train'", "twice"});
+}
+
+TEST(ConfigErrors, DottedKeysAreShownHowToNest) {
+  expect_mentions(of_text("train.steps: 3\n"), {"<text>:1:1", "'train.steps'", "'train:'", "'steps:'"});
+}
+
+TEST(ConfigErrors, ShapesThatAreNoConfigAreRefused) {
+  expect_mentions(of_text("- a\n- b\n"), {"<text>:1:1", "mapping"});
+  expect_mentions(of_text("just words\n"), {"mapping"});
+  expect_mentions(of_text("train: 3\n"), {"<text>:1:1", "'train' is a section"});
+  expect_mentions(of_text("train:\n  - 3\n"), {"'train' is a section"});
+  expect_mentions(of_text("train:\n  steps: [1, 2]\n"), {"<text>:2:3", "'train.steps' has a list"});
+  expect_mentions(of_text("train:\n  steps: {a: 1}\n"), {"'train.steps' has keys below it"});
+  expect_mentions(of_text("train:\n  steps:\n"), {"<text>:2:3", "'train.steps' has no value"});
+  expect_mentions(of_text("seed: 1\n---\nseed: 2\n"), {"2 YAML documents"});
+  expect_mentions(of_text("? [a, b]\n: 1\n"), {"a key must be a word"});
+}
+
+TEST(ConfigErrors, MalformedYamlNamesLineAndColumn) {
+  expect_mentions(of_text("train:\n  steps: [1, 2\n"), {"<text>:", "not valid YAML"});
+  expect_mentions(of_text("name: a\n\tseed: 1\n"), {"<text>:2:", "not valid YAML"});
+  expect_mentions(of_text("name: \"open\n"), {"<text>:", "not valid YAML"});
+  expect_mentions(of_text("name: *nowhere\n"), {"<text>:1:", "not valid YAML"});
+}
+
+TEST(ConfigErrors, QuotesLeftOpenAreRefusedAndSwallowNothing) {
+  for (const std::string end : {"", "\n", "\n\n", "\r\n", "\n  \n"}) {
+    expect_mentions(of_text("name: 'open\nseed: 3" + end), {"not valid YAML"});
+    expect_mentions(of_text("train:\n  sample_prompt: \"x\n  steps: 3\noptim:\n  lr: 1" + end),
+                    {"not valid YAML"});
+  }
+}
+
+TEST(ConfigErrors, AbsentFileIsNamed) {
+  expect_mentions(refusal({.path = "/absent/run.yaml"}), {"'/absent/run.yaml'", "no config file"});
+  EXPECT_EQ(refusal({.path = "/absent/run.yaml"}).find("--model.preset"), std::string::npos);
+}
+
+TEST(ConfigErrors, PresetNameGivenAsFileIsShownTheFlag) {
+  expect_mentions(refusal({.path = "gpt2-124m"}), {"'gpt2-124m'", "--model.preset=gpt2-124m"});
+  expect_mentions(refusal({.path = "presets/llama-tiny.yaml"}), {"--model.preset=llama-tiny"});
+}
+
+TEST(ConfigErrors, FolderGivenAsFileIsRefused) {
+  expect_mentions(refusal({.path = std::filesystem::temp_directory_path().string()}), {"is a folder"});
+}
+
+TEST(ConfigErrors, OverridesNeedKeyAndValue) {
+  expect_mentions(of_overrides({"train.steps"}), {"--train.steps", "has no value"});
+  expect_mentions(of_overrides({"=5"}), {"has no key"});
+}
+
+TEST(ConfigErrors, HeadsMustDivide) {
+  expect_mentions(of_overrides({"model.d_model=130"}),
+                  {"model.d_model=130 (--model.d_model)", "model.n_heads=4 (default)", "132"});
+  expect_mentions(of_overrides({"model.family=llama", "model.n_kv_heads=3"}),
+                  {"model.n_kv_heads=3", "divisor of 4"});
+  expect_mentions(of_overrides({"model.n_kv_heads=2"}), {"model.n_kv_heads=2", "gpt2"});
+  expect_mentions(of_overrides({"model.family=llama", "model.d_model=12"}), {"= 3 is odd"});
+  EXPECT_EQ(of_overrides({"model.d_model=12"}), "accepted");  // gpt2 turns no pairs
+}
+
+TEST(ConfigErrors, RulesBetweenKeysNameBothValues) {
+  expect_mentions(of_overrides({"model.vocab_size=255"}), {"model.vocab_size=255", "256"});
+  EXPECT_EQ(of_overrides({"model.vocab_size=256"}), "accepted");
+  expect_mentions(of_overrides({"model.max_seq_len=64"}),
+                  {"model.max_seq_len=64", "data.seq_len=128 (default)"});
+  EXPECT_EQ(of_overrides({"model.max_seq_len=64", "model.family=llama"}), "accepted");
+  expect_mentions(of_overrides({"optim.min_lr=0.1"}), {"optim.min_lr=0.1", "optim.lr=0.0003"});
+  expect_mentions(of_overrides({"optim.warmup_steps=101"}), {"optim.warmup_steps=101", "train.steps=100"});
+  EXPECT_EQ(of_overrides({"optim.warmup_steps=100"}), "accepted");
+}
+
+TEST(ConfigErrors, DropoutIsForGpt2AndBelowOne) {
+  EXPECT_EQ(of_overrides({"model.dropout=0.1"}), "accepted");
+  expect_mentions(of_overrides({"model.dropout=0.1", "model.family=llama"}), {"model.dropout=0.1", "gpt2"});
+  for (const char* key : {"model.dropout", "optim.beta1", "optim.beta2", "optim.momentum"}) {
+    expect_mentions(of_overrides({std::string(key) + "=1"}), {key, "below 1"});
+  }
+}
+
+TEST(ConfigErrors, AxesWithoutAnEngineAreRefused) {
+  for (const char* key : {"parallel.tp", "parallel.pp", "parallel.cp", "parallel.dp_replicate"}) {
+    expect_mentions(of_overrides({std::string(key) + "=2"}),
+                    {std::string(key) + "=2", "dp_shard only", "set it to 1"});
+  }
+  EXPECT_EQ(of_overrides({"parallel.dp_shard=2"}), "accepted");
+}
+
+TEST(ConfigErrors, RunNameMustNameADirectory) {
+  expect_mentions(of_overrides({"name="}), {"name= (--name)", "directory"});
+  expect_mentions(of_overrides({"name=a/b"}), {"name=a/b"});
+}
+
+}  // namespace
+}  // namespace trireme::plan

@@ -1,0 +1,197 @@
+// The config written out: YAML that reads back, JSON schema, help text.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "trireme/base/env.h"
+#include "trireme/base/hash.h"
+#include "trireme/base/text.h"
+#include "trireme/plan/config.h"
+#include "trireme/plan/presets.h"
+
+namespace trireme::plan {
+namespace {
+
+using Value = std::variant<int64_t, double, bool, std::string>;
+
+std::map<std::string, Value> values_of(Config config) {
+  std::map<std::string, Value> values;
+  for (const Field& field : fields(config)) {
+    std::visit([&](const auto* value) { values.emplace(field.key, *value); }, field.value);
+  }
+  return values;
+}
+
+void expect_round_trip(const ResolvedConfig& resolved) {
+  for (const bool with_origins : {false, true}) {
+    const std::string yaml = to_yaml(resolved, with_origins);
+    const ResolvedConfig again = load({.text = yaml}, Environment());
+    EXPECT_EQ(values_of(again.config), values_of(resolved.config)) << yaml;
+    EXPECT_EQ(to_yaml(again), to_yaml(resolved));
+  }
+}
+
+TEST(ConfigYaml, DefaultsAndPresetsRoundTrip) {
+  expect_round_trip(load({}, Environment()));
+  for (const Preset& preset : presets()) {
+    expect_round_trip(load({.overrides = {"model.preset=" + preset.name}}, Environment()));
+  }
+}
+
+TEST(ConfigYaml, DoublesRoundTripBitForBit) {
+  ResolvedConfig resolved = load({}, Environment());
+  for (uint64_t i = 0; i < 300; ++i) {
+    const double mantissa = 1.0 + static_cast<double>(mix64(1, i) >> 12) * 0x1p-52;
+    const double value = std::ldexp(mantissa, static_cast<int>(mix64(2, i) % 600) - 400);
+    resolved.config.optim.lr = value;
+    resolved.config.optim.min_lr = value / 3.0;
+    EXPECT_EQ(load({.text = to_yaml(resolved)}, Environment()).config.optim.lr, value);
+    EXPECT_EQ(load({.text = to_yaml(resolved)}, Environment()).config.optim.min_lr, value / 3.0);
+  }
+}
+
+TEST(ConfigYaml, IntegersRoundTripOverTheWholeRange) {
+  ResolvedConfig resolved = load({}, Environment());
+  for (const int64_t seed : {int64_t{0}, int64_t{1} << 53, (int64_t{1} << 53) + 1, INT64_MAX}) {
+    resolved.config.seed = seed;
+    EXPECT_EQ(load({.text = to_yaml(resolved)}, Environment()).config.seed, seed);
+  }
+}
+
+TEST(ConfigYaml, StringsThatYamlWouldMisreadRoundTrip) {
+  for (const std::string text : {"",
+                                 " ",
+                                 "\n",
+                                 "a\nb\n",
+                                 "true",
+                                 "no",
+                                 "null",
+                                 "~",
+                                 "3",
+                                 "1e3",
+                                 "# no comment",
+                                 "a: b",
+                                 "a #b",
+                                 "- x",
+                                 "'",
+                                 "\"",
+                                 "\\",
+                                 "\\n",
+                                 "tab\there",
+                                 "caf\u00e9",
+                                 "*x",
+                                 "&x",
+                                 "!x",
+                                 "{a}",
+                                 "[a]",
+                                 "a,b",
+                                 "%",
+                                 "@",
+                                 "`",
+                                 "?",
+                                 "\x01",
+                                 "\x7f",
+                                 " lead",
+                                 "trail ",
+                                 "---",
+                                 "...",
+                                 "\u2028",
+                                 "<<",
+                                 "=",
+                                 "|",
+                                 ">"}) {
+    ResolvedConfig resolved = load({}, Environment());
+    resolved.config.train.sample_prompt = text;
+    resolved.config.data.path = text;
+    expect_round_trip(resolved);
+  }
+}
+
+TEST(ConfigYaml, HoldsEveryKeyOnceInTheOrderOfTheTable) {
+  const std::string yaml = to_yaml(load({}, Environment()));
+  Config table;
+  size_t at = 0;
+  for (const Field& field : fields(table)) {
+    const std::string word = field.key.substr(field.key.find('.') + 1) + ": ";
+    const size_t found = yaml.find(word, at);
+    ASSERT_NE(found, std::string::npos) << field.key;
+    at = found;
+  }
+}
+
+TEST(ConfigYaml, NumbersLookLikeNumbersToOtherReaders) {
+  // YAML 1.1 takes a float without a point for a string.
+  const std::string yaml =
+      to_yaml(load({.overrides = {"optim.lr=1e-5", "optim.min_lr=0", "optim.eps=2e-300"}}, Environment()));
+  EXPECT_NE(yaml.find("  lr: 1.0e-05\n"), std::string::npos) << yaml;
+  EXPECT_NE(yaml.find("  min_lr: 0.0\n"), std::string::npos) << yaml;
+  EXPECT_NE(yaml.find("  eps: 2.0e-300\n"), std::string::npos) << yaml;
+}
+
+TEST(ConfigYaml, OriginsStandInOneColumn) {
+  const ResolvedConfig resolved = load({.overrides = {"train.steps=7"}}, Environment());
+  size_t column = 0, comments = 0;
+  for (const std::string& line : split(to_yaml(resolved, true), '\n')) {
+    const size_t at = line.find("  # ");
+    if (at == std::string::npos) continue;
+    column = column == 0 ? at : column;
+    EXPECT_EQ(at, column) << line;
+    ++comments;
+    if (line.find("steps: 7 ") != std::string::npos && line.find("warmup") == std::string::npos) {
+      EXPECT_TRUE(line.ends_with("  # --train.steps")) << line;
+    }
+  }
+  Config table;
+  EXPECT_EQ(comments, fields(table).size());
+}
+
+TEST(ConfigSchema, DescribesEveryFieldAndNothingElse) {
+  const nlohmann::json schema = nlohmann::json::parse(json_schema());
+  EXPECT_EQ(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
+  EXPECT_EQ(schema["type"], "object");
+  EXPECT_EQ(schema["additionalProperties"], false);
+  Config table;
+  size_t described = 0;
+  for (const Field& field : fields(table)) {
+    const size_t dot = field.key.find('.');
+    const nlohmann::json* object = &schema;
+    if (dot != std::string::npos) {
+      object = &schema["properties"][field.key.substr(0, dot)];
+      EXPECT_EQ((*object)["additionalProperties"], false) << field.key;
+      EXPECT_EQ((*object)["type"], "object") << field.key;
+    }
+    const nlohmann::json& property = (*object)["properties"][field.key.substr(dot + 1)];
+    EXPECT_EQ(property["description"], field.help) << field.key;
+    static constexpr const char* kTypes[] = {"integer", "number", "boolean", "string"};
+    EXPECT_EQ(property["type"], kTypes[field.value.index()]) << field.key;
+    EXPECT_EQ(property.contains("enum"), !field.choices.empty()) << field.key;
+    EXPECT_EQ(property.contains("minimum"), field.min.has_value()) << field.key;
+    EXPECT_EQ(property.contains("maximum"), field.max.has_value()) << field.key;
+    ++described;
+  }
+  size_t properties = 0;
+  for (const auto& [name, property] : schema["properties"].items()) {
+    properties += property.contains("properties") ? property["properties"].size() : 1;
+  }
+  EXPECT_EQ(properties, described);
+}
+
+TEST(ConfigHelp, HasOneAlignedLineAKey) {
+  Config table;
+  const std::vector<Field> all = fields(table);
+  std::vector<std::string> lines = split(describe_fields(), '\n');
+  ASSERT_EQ(lines.back(), "");
+  lines.pop_back();
+  ASSERT_EQ(lines.size(), all.size());
+  const size_t column = lines.front().find(all.front().help);
+  for (size_t i = 0; i < all.size(); ++i) {
+    EXPECT_TRUE(lines[i].starts_with(all[i].key + " ")) << lines[i];
+    EXPECT_EQ(lines[i].find(all[i].help, all[i].key.size()), column) << lines[i];
+    for (const std::string& choice : all[i].choices)
+      EXPECT_NE(lines[i].find(choice), std::string::npos) << lines[i];
+  }
+}
+
+}  // namespace
+}  // namespace trireme::plan

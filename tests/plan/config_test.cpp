@@ -1,0 +1,192 @@
+// Loading: sources, precedence, provenance, conversions, completion.
+#include "trireme/plan/config.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <set>
+
+#include "trireme/base/env.h"
+#include "trireme/base/file.h"
+
+namespace trireme::plan {
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+
+const Environment kNothing;
+
+Config from_text(const std::string& text) {
+  return load({.text = text}, kNothing).config;
+}
+Config from_override(const std::string& text) {
+  return load({.overrides = {text}}, kNothing).config;
+}
+
+TEST(Config, WithoutSourcesIsTheDefaults) {
+  const ResolvedConfig resolved = load({}, kNothing);
+  const Config defaults;
+  EXPECT_EQ(resolved.config.train.steps, defaults.train.steps);
+  EXPECT_EQ(resolved.config.optim.lr, defaults.optim.lr);
+  EXPECT_EQ(resolved.config.name, defaults.name);
+  EXPECT_EQ(resolved.origins.at("train.steps"), "default");
+}
+
+TEST(Config, TableNamesEveryKeyOnceWithHelp) {
+  Config config;
+  std::set<std::string> keys;
+  std::set<const void*> places;
+  for (const Field& field : fields(config)) {
+    EXPECT_TRUE(keys.insert(field.key).second) << field.key;
+    std::visit([&](auto* value) { EXPECT_TRUE(places.insert(value).second) << field.key; }, field.value);
+    EXPECT_FALSE(field.help.empty()) << field.key;
+  }
+  EXPECT_TRUE(keys.contains("model.preset"));
+  EXPECT_TRUE(keys.contains("precision.reduce"));
+}
+
+TEST(Config, DefaultsObeyTheirOwnRules) {
+  Config config;
+  for (const Field& field : fields(config)) {
+    if (!field.choices.empty()) {
+      const std::string& value = *std::get<std::string*>(field.value);
+      EXPECT_NE(std::find(field.choices.begin(), field.choices.end(), value), field.choices.end())
+          << field.key;
+    }
+    const double* real = nullptr;
+    if (const auto* pointer = std::get_if<double*>(&field.value)) real = *pointer;
+    if (real == nullptr) continue;
+    EXPECT_GE(*real, field.min.value_or(*real)) << field.key;
+    EXPECT_LE(*real, field.max.value_or(*real)) << field.key;
+  }
+}
+
+TEST(Config, ReadsEveryTypeFromYaml) {
+  const Config config = from_text(
+      "name: first\n"
+      "train: {steps: 7, grad_clip: 0.5}\n"
+      "model:\n"
+      "  tie_embeddings: no\n"
+      "optim:\n"
+      "  lr: 6e-4\n");
+  EXPECT_EQ(config.name, "first");
+  EXPECT_EQ(config.train.steps, 7);
+  EXPECT_EQ(config.train.grad_clip, 0.5);
+  EXPECT_FALSE(config.model.tie_embeddings);
+  EXPECT_EQ(config.optim.lr, 6e-4);
+}
+
+TEST(Config, EmptyTextEmptySectionAndCommentsAreNothing) {
+  EXPECT_EQ(from_text("").train.steps, Config().train.steps);
+  EXPECT_EQ(from_text("# only a comment\n").train.steps, Config().train.steps);
+  EXPECT_EQ(from_text("train:\n  # steps: 3\noptim: {}\n").train.steps, Config().train.steps);
+}
+
+TEST(Config, PrecedenceRisesFromPresetOverFileAndEnvironmentToOverrides) {
+  const std::string yaml = "model:\n  preset: gpt-tiny\n  n_layers: 5\n";
+  const Environment environment(Variables{{"TRIREME__MODEL__N_LAYERS", "6"}});
+  const auto layers = [](const ResolvedConfig& resolved) { return resolved.config.model.n_layers; };
+  EXPECT_EQ(layers(load({.text = "model: {preset: gpt-tiny}"}, kNothing)), 4);
+  EXPECT_EQ(layers(load({.text = yaml}, kNothing)), 5);
+  EXPECT_EQ(layers(load({.text = yaml}, environment)), 6);
+  EXPECT_EQ(layers(load({.text = yaml, .overrides = {"model.n_layers=7"}}, environment)), 7);
+  EXPECT_EQ(layers(load({.text = yaml, .overrides = {"model.n_layers=7", "model.n_layers=8"}}, environment)),
+            8);
+}
+
+TEST(Config, PresetFromAnySourceRanksBelowTheFile) {
+  const std::string yaml = "model: {n_layers: 5}";
+  const ResolvedConfig by_override = load({.text = yaml, .overrides = {"model.preset=llama-tiny"}}, kNothing);
+  EXPECT_EQ(by_override.config.model.n_layers, 5);
+  EXPECT_EQ(by_override.config.model.family, "llama");
+  const ResolvedConfig by_variable =
+      load({.text = yaml}, Environment(Variables{{"TRIREME__MODEL__PRESET", "llama-tiny"}}));
+  EXPECT_EQ(by_variable.config.model.n_layers, 5);
+  EXPECT_EQ(by_variable.config.model.n_kv_heads, 2);
+}
+
+TEST(Config, LastPresetWins) {
+  const ResolvedConfig resolved =
+      load({.text = "model: {preset: gpt-tiny}", .overrides = {"model.preset=llama-tiny"}}, kNothing);
+  EXPECT_EQ(resolved.config.model.family, "llama");
+  EXPECT_EQ(load({.text = "model: {preset: llama-tiny}", .overrides = {"model.preset="}}, kNothing)
+                .config.model.family,
+            "gpt2");
+}
+
+TEST(Config, EveryValueKnowsWhereItCameFrom) {
+  const ResolvedConfig resolved =
+      load({.text = "model:\n  preset: gpt-tiny\ntrain:\n  val_every: 5\n  steps: 9\n",
+            .overrides = {"optim.lr=0.01", "train.steps=10"}},
+           Environment(Variables{{"TRIREME__DATA__SEQ_LEN", "64"}}));
+  EXPECT_EQ(resolved.origins.at("model.preset"), "<text>:2:3");
+  EXPECT_EQ(resolved.origins.at("model.d_model"), "preset gpt-tiny");
+  EXPECT_EQ(resolved.origins.at("train.val_every"), "<text>:4:3");
+  EXPECT_EQ(resolved.origins.at("train.steps"), "--train.steps");
+  EXPECT_EQ(resolved.origins.at("optim.lr"), "--optim.lr");
+  EXPECT_EQ(resolved.origins.at("data.seq_len"), "TRIREME__DATA__SEQ_LEN");
+  EXPECT_EQ(resolved.origins.at("model.max_seq_len"), "derived: data.seq_len");
+  EXPECT_EQ(resolved.origins.at("optim.beta1"), "default");
+  Config table;
+  EXPECT_EQ(resolved.origins.size(), fields(table).size());
+}
+
+TEST(Config, FileIsNamedInOrigins) {
+  std::string pattern = (std::filesystem::temp_directory_path() / "trireme-config-XXXXXX").string();
+  ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
+  const std::string path = pattern + "/a.yaml";
+  write_file_atomic(path, "\ntrain:\n    steps: 3\n");
+  const ResolvedConfig resolved = load({.path = path}, kNothing);
+  EXPECT_EQ(resolved.config.train.steps, 3);
+  EXPECT_EQ(resolved.origins.at("train.steps"), path + ":3:5");
+  std::filesystem::remove_all(pattern);
+}
+
+TEST(Config, EnvironmentReachesTopLevelKeysAndSkipsEmptyValues) {
+  const Environment environment(Variables{{"TRIREME__SEED", "7"},
+                                          {"TRIREME__TRAIN__STEPS", ""},
+                                          {"TRIREME_LAUNCHER", "trireme"},
+                                          {"OTHER", "x"}});
+  const Config config = load({}, environment).config;
+  EXPECT_EQ(config.seed, 7);
+  EXPECT_EQ(config.train.steps, Config().train.steps);
+}
+
+TEST(Config, OverrideKeysMayUseDashesAndValuesEqualSigns) {
+  EXPECT_EQ(from_override("train.global-batch=32").train.global_batch, 32);
+  EXPECT_EQ(from_override("train.sample_prompt=a=b").train.sample_prompt, "a=b");
+  EXPECT_EQ(from_override("data.path=/data/x-y").data.path, "/data/x-y");
+}
+
+TEST(Config, BooleansHaveSixWords) {
+  for (const char* word : {"true", "yes", "1", "True", "YES"}) {
+    EXPECT_TRUE(from_override(std::string("model.tie_embeddings=") + word).model.tie_embeddings) << word;
+  }
+  for (const char* word : {"false", "no", "0", "False"}) {
+    EXPECT_FALSE(from_override(std::string("model.tie_embeddings=") + word).model.tie_embeddings) << word;
+  }
+}
+
+TEST(Config, IntegersMayBeWrittenAsWholeFloats) {
+  EXPECT_EQ(from_override("train.steps=1e3").train.steps, 1000);
+  EXPECT_EQ(from_override("train.steps=20.0").train.steps, 20);
+  EXPECT_EQ(from_override("seed=9223372036854775807").seed, INT64_MAX);
+}
+
+TEST(Config, ModelIsCompleteAfterLoading) {
+  const Config config =
+      load({.overrides = {"model.d_model=64", "model.n_heads=2", "data.seq_len=32"}}, kNothing).config;
+  EXPECT_EQ(config.model.n_kv_heads, 2);
+  EXPECT_EQ(config.model.d_ff, 256);
+  EXPECT_EQ(config.model.max_seq_len, 32);
+}
+
+TEST(Config, FeedForwardModelsNeedNoHeads) {
+  EXPECT_EQ(load({.overrides = {"model.family=mlp", "model.d_model=50"}}, kNothing).config.model.d_model, 50);
+}
+
+}  // namespace
+}  // namespace trireme::plan

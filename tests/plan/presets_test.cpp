@@ -1,0 +1,67 @@
+#include "trireme/plan/presets.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "trireme/base/env.h"
+#include "trireme/base/error.h"
+#include "trireme/plan/model_facts.h"
+
+namespace trireme::plan {
+namespace {
+
+int64_t params_of(const std::string& preset, int64_t seq_len = 128) {
+  return describe(find_preset(preset).model, seq_len).params;
+}
+
+TEST(Presets, HaveThePublishedParameterCounts) {
+  EXPECT_EQ(params_of("gpt2-124m"), 124439808);
+  EXPECT_EQ(params_of("gpt2-1.5b"), 1557611200);
+  EXPECT_EQ(params_of("llama-1b"), 1235814400);
+  EXPECT_EQ(params_of("llama-8b"), 8030261248);
+}
+
+TEST(Presets, MiniGptsHaveTheCountsOfTheirShapes) {
+  // V d + P d + L (12 d^2 + 13 d) + 2 d with V = 50257, P = 1024, L = 8
+  EXPECT_EQ(params_of("mini-gpt-153m"), 153283584);
+  constexpr int64_t d = 2048;
+  EXPECT_EQ(params_of("mini-gpt-512m"), (50257 + 1024) * d + 8 * (12 * d * d + 13 * d) + 2 * d);
+}
+
+TEST(Presets, TinyOnesAreTiny) {
+  for (const char* name : {"gpt-tiny", "llama-tiny", "mlp"}) {
+    EXPECT_GT(params_of(name), 500'000) << name;
+    EXPECT_LT(params_of(name), 1'000'000) << name;
+  }
+}
+
+TEST(Presets, AreFoundByUniqueNames) {
+  std::set<std::string> names;
+  for (const Preset& preset : presets()) {
+    EXPECT_EQ(&find_preset(preset.name), &preset);
+    EXPECT_FALSE(preset.summary.empty()) << preset.name;
+    names.insert(preset.name);
+  }
+  EXPECT_EQ(names.size(), presets().size());
+}
+
+TEST(Presets, AllLoadAsAConfig) {
+  for (const Preset& preset : presets()) {
+    const ResolvedConfig resolved = load({.overrides = {"model.preset=" + preset.name}}, Environment());
+    EXPECT_EQ(resolved.config.model.d_model, preset.model.d_model) << preset.name;
+    EXPECT_EQ(resolved.config.model.preset, preset.name);
+  }
+}
+
+TEST(Presets, UnknownNameSuggestsTheNearest) {
+  try {
+    find_preset("gpt2-124");
+    FAIL() << "accepted gpt2-124";
+  } catch (const ConfigError& error) {
+    EXPECT_NE(std::string(error.what()).find("did you mean 'gpt2-124m'"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace trireme::plan

@@ -1,0 +1,182 @@
+#include "trireme/report/console.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "trireme/base/text.h"
+#include "trireme/report/step_line.h"
+
+namespace trireme::report {
+namespace {
+
+StepRecord some_step(int64_t step) {
+  return {.step = step,
+          .loss = 3.12066,
+          .grad_norm = 1.921,
+          .lr = 3e-3,
+          .tokens = 40960,
+          .tokens_per_s = 12300.0,
+          .step_ms = 50.0,
+          .peak_bytes = int64_t{61} << 20,
+          .reserved_bytes = 0,
+          .val_loss = {}};
+}
+
+const ConsoleOptions kOptions = {.total_steps = 400, .log_every = 10, .ranks = 2};
+
+/// What `records` make the console print on stdout and stderr.
+struct Captured {
+  std::string out, err;
+};
+
+Captured show(const ConsoleOptions& options, const std::vector<StepRecord>& records) {
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  {
+    const auto sink = make_console_sink(options);
+    for (const StepRecord& record : records) sink->record(record);
+  }
+  return {.out = testing::internal::GetCapturedStdout(), .err = testing::internal::GetCapturedStderr()};
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(StepLine, NamesEveryNumberWithItsUnit) {
+  EXPECT_EQ(step_line(some_step(20), kOptions, 18.2),
+            "step  20/400  loss 3.1207  gnorm  1.92  lr 3.0e-03  12.3k tok/s (6.15k/rank)   50.0 ms  "
+            "peak 61.0 MiB  eta 18 s");
+}
+
+// 6150 tokens/s a rank at 2e7 FLOPs a token are 0.123 TFLOP/s, of a peak of 1 TFLOP/s 12.3 %.
+TEST(StepLine, ComputesFlopsAndMfuPerRank) {
+  ConsoleOptions options = kOptions;
+  EXPECT_FALSE(contains(step_line(some_step(1), options, {}), "FLOP"));
+  options.flops_per_token = 2e7;
+  EXPECT_TRUE(contains(step_line(some_step(1), options, {}), "  0.12 TFLOP/s/rank"));
+  EXPECT_FALSE(contains(step_line(some_step(1), options, {}), "mfu"));
+  options.peak_flops = 1e12;
+  EXPECT_TRUE(contains(step_line(some_step(1), options, {}), "mfu 12.3%"));
+}
+
+TEST(StepLine, ColumnsStayAlignedOverTheUsualRange) {
+  const size_t loss_column = step_line(some_step(1), kOptions, {}).find("loss");
+  const size_t peak_column = step_line(some_step(1), kOptions, {}).find("peak");
+  for (const int64_t step : {1, 9, 10, 99, 100, 400}) {
+    for (const double scale : {1e-3, 0.1, 1.0, 3.0, 100.0}) {
+      StepRecord record = some_step(step);
+      record.loss *= scale;
+      record.grad_norm *= scale;
+      record.step_ms *= scale;
+      record.tokens_per_s /= scale;
+      const std::string line = step_line(record, kOptions, {});
+      EXPECT_EQ(line.find("loss"), loss_column) << line;
+      EXPECT_EQ(line.find("peak"), peak_column) << line;
+    }
+  }
+}
+
+TEST(StepLine, SaysNanInsteadOfHidingIt) {
+  StepRecord record = some_step(1);
+  record.loss = std::numeric_limits<double>::quiet_NaN();
+  record.grad_norm = std::numeric_limits<double>::infinity();
+  const std::string line = step_line(record, kOptions, {});
+  EXPECT_TRUE(contains(line, "loss    NaN")) << line;
+  EXPECT_TRUE(contains(line, "gnorm   Inf")) << line;
+}
+
+TEST(StepLine, ShowsReservedMemoryAndValidationWhenThereAre) {
+  StepRecord record = some_step(1);
+  record.reserved_bytes = int64_t{80} << 20;
+  record.val_loss = 2.5;
+  const std::string line = step_line(record, kOptions, {});
+  EXPECT_TRUE(contains(line, "peak 61.0 MiB (80.0 MiB reserved)")) << line;
+  EXPECT_TRUE(line.ends_with("  val 2.5000")) << line;
+}
+
+TEST(ProgressBar, NeverExceedsTheTerminal) {
+  for (int64_t columns = 0; columns < 100; ++columns) {
+    EXPECT_LE(progress_bar(some_step(200), 400, 18.0, columns).size(), static_cast<size_t>(columns));
+  }
+}
+
+TEST(ProgressBar, FillsInProportion) {
+  EXPECT_TRUE(progress_bar(some_step(1), 400, {}, 80).starts_with("[....................]"));
+  EXPECT_TRUE(progress_bar(some_step(200), 400, {}, 80).starts_with("[##########..........]"));
+  EXPECT_TRUE(progress_bar(some_step(400), 400, {}, 80).starts_with("[####################]"));
+  EXPECT_TRUE(progress_bar(some_step(500), 400, {}, 80).starts_with("[####################]"));
+}
+
+TEST(Console, PrintsFirstEveryNthValidatedAndLastStep) {
+  ConsoleOptions options = kOptions;
+  options.total_steps = 25;
+  std::vector<StepRecord> records;
+  for (int64_t i = 1; i <= 25; ++i) records.push_back(some_step(i));
+  records[12].val_loss = 2.0;  // step 13
+
+  const auto lines = split(show(options, records).out, '\n');
+  const std::vector<std::string> expected = {"step  1/25", "step 10/25", "step 13/25", "step 20/25",
+                                             "step 25/25"};
+  ASSERT_EQ(lines.size(), expected.size() + 1);
+  for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(lines[i].starts_with(expected[i])) << lines[i];
+}
+
+// 50 ms for all steps but one of 10 s: the median stays 50 ms, so 390 steps to go take 19.5 s.
+TEST(Console, EtaIsNotMovedByOneSlowStep) {
+  std::vector<StepRecord> records;
+  for (int64_t i = 1; i <= 10; ++i) records.push_back(some_step(i));
+  records[4].step_ms = 10000.0;
+  const std::string out = show(kOptions, records).out;
+  EXPECT_TRUE(contains(out, "eta 20 s")) << out;
+}
+
+TEST(Console, LastStepHasNoEta) {
+  EXPECT_FALSE(contains(show(kOptions, {some_step(400)}).out, "eta"));
+}
+
+TEST(Console, DrawsABarOnATerminalOnlyAndCleansUpBehindIt) {
+  ConsoleOptions options = kOptions;
+  const std::vector<StepRecord> records = {some_step(1), some_step(2)};
+  EXPECT_EQ(show(options, records).err, "");
+  options.tty_columns = 80;
+  const std::string err = show(options, records).err;
+  EXPECT_TRUE(contains(err, "] ")) << err;
+  EXPECT_TRUE(err.ends_with("\r\x1b[K")) << err;
+  EXPECT_EQ(show(options, records).out, show(kOptions, records).out);
+  options.quiet = true;
+  EXPECT_EQ(show(options, records).err, "");
+}
+
+TEST(Console, JsonIsOneObjectAStepAndNothingElse) {
+  ConsoleOptions options = kOptions;
+  options.json = true;
+  options.tty_columns = 80;
+  const Captured captured = show(options, {some_step(1), some_step(2), some_step(3)});
+  const auto lines = split(captured.out, '\n');
+  ASSERT_EQ(lines.size(), 4u);
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(nlohmann::json::parse(lines[i])["step"], i + 1);
+  EXPECT_EQ(captured.err, "");
+}
+
+TEST(Console, EndsWithTheSummaryAndTheSample) {
+  testing::internal::CaptureStdout();
+  RunSummary summary;
+  summary.steps = 400;
+  summary.final_loss = 2.0;
+  summary.wall_s = 9.4;
+  summary.weights_digest = "0123456789abcdef";
+  summary.sample = "int main\x1b[2J";
+  make_console_sink(kOptions)->finish(summary);
+  const std::string out = testing::internal::GetCapturedStdout();
+  EXPECT_TRUE(out.starts_with("done 400 steps in 9.40 s  loss 2.0000")) << out;
+  EXPECT_TRUE(contains(out, "weights 0123456789abcdef")) << out;
+  EXPECT_TRUE(contains(out, "int main?[2J"))
+      << "an escape sequence of a sample must not reach the terminal: " << out;
+}
+
+}  // namespace
+}  // namespace trireme::report

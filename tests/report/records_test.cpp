@@ -1,0 +1,91 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "trireme/report/run_dir.h"
+
+namespace trireme::report {
+namespace {
+
+using Json = nlohmann::json;
+using Limits = std::numeric_limits<double>;
+
+std::set<std::string> keys_of(const Json& json) {
+  std::set<std::string> keys;
+  for (const auto& [key, value] : json.items()) keys.insert(key);
+  return keys;
+}
+
+const std::set<std::string> kStepKeys = {"step",   "loss",         "grad_norm", "lr",
+                                         "tokens", "tokens_per_s", "step_ms",   "peak_bytes"};
+
+StepRecord some_step() {
+  return {.step = 3,
+          .loss = 5.25,
+          .grad_norm = 1.5,
+          .lr = 3e-4,
+          .tokens = 6144,
+          .tokens_per_s = 12345.5,
+          .step_ms = 48.125,
+          .peak_bytes = 1 << 20,
+          .reserved_bytes = 0,
+          .val_loss = {}};
+}
+
+TEST(StepJson, HasExactlyTheKeysOfTheFormat) {
+  StepRecord record = some_step();
+  EXPECT_EQ(keys_of(Json::parse(to_json_line(record))), kStepKeys);
+
+  record.val_loss = 2.5;
+  record.reserved_bytes = 1 << 21;
+  std::set<std::string> more = kStepKeys;
+  more.insert({"val_loss", "reserved_bytes"});
+  EXPECT_EQ(keys_of(Json::parse(to_json_line(record))), more);
+}
+
+TEST(StepJson, KeepsEveryBitOfItsNumbers) {
+  StepRecord record = some_step();
+  for (const double value : {0.1, 1.0 / 3.0, 5e-324, 1.7976931348623157e308, -0.25}) {
+    record.loss = value;
+    EXPECT_EQ(Json::parse(to_json_line(record))["loss"].get<double>(), value);
+  }
+  record.tokens = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(Json::parse(to_json_line(record))["tokens"].get<int64_t>(), record.tokens);
+}
+
+TEST(StepJson, WritesNonFiniteNumbersAsStrings) {
+  StepRecord record = some_step();
+  record.loss = Limits::quiet_NaN();
+  record.grad_norm = Limits::infinity();
+  record.val_loss = -Limits::infinity();
+  const Json json = Json::parse(to_json_line(record));
+  EXPECT_EQ(json["loss"], "NaN");
+  EXPECT_EQ(json["grad_norm"], "Infinity");
+  EXPECT_EQ(json["val_loss"], "-Infinity");
+}
+
+TEST(SummaryJson, HasExactlyTheKeysOfTheFormat) {
+  const std::set<std::string> keys = {"steps",        "final_loss",     "final_val_loss",
+                                      "tokens_per_s", "peak_bytes",     "seconds_to_first_step",
+                                      "wall_s",       "weights_digest", "sample"};
+  RunSummary summary;
+  EXPECT_EQ(keys_of(Json::parse(to_json_line(summary))), keys);
+  EXPECT_TRUE(Json::parse(to_json_line(summary))["final_val_loss"].is_null());
+  summary.final_val_loss = 2.0;
+  EXPECT_EQ(keys_of(Json::parse(to_json_line(summary))), keys);
+  EXPECT_EQ(Json::parse(to_json_line(summary))["final_val_loss"], 2.0);
+}
+
+TEST(SummaryJson, StaysOneLineOfUtf8WhateverTheSampleHolds) {
+  RunSummary summary;
+  summary.sample = "two\nlines \"quoted\" and half a letter \xc3";
+  const std::string line = to_json_line(summary);
+  EXPECT_EQ(line.find('\n'), std::string::npos);
+  EXPECT_EQ(Json::parse(line)["sample"], "two\nlines \"quoted\" and half a letter \xef\xbf\xbd");
+}
+
+}  // namespace
+}  // namespace trireme::report

@@ -1,0 +1,165 @@
+#include "trireme/report/run_dir.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <regex>
+#include <set>
+#include <thread>
+
+#include "tests/report/temporary_folder.h"
+#include "trireme/base/build_info.h"
+#include "trireme/base/error.h"
+
+namespace trireme::report {
+namespace {
+
+namespace fs = std::filesystem;
+
+const Manifest kManifest = {.command = "trireme train -n 2",
+                            .config_yaml = "train:\n  steps: 3\n",
+                            .device = "cpu",
+                            .mesh = "dp_shard=2",
+                            .ranks = 2};
+
+/// The message of the Error that `action` throws, empty when it throws none.
+template <typename Expected, typename Action>
+std::string message_of(Action action) {
+  try {
+    action();
+  } catch (const Expected& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(RunDirectory, IsCompleteBeforeTheRunStarts) {
+  const TemporaryFolder root;
+  const auto run = RunDirectory::create(root.path(), "tiny", kManifest);
+  for (const char* folder : {"logs", "tensorboard", "checkpoints"})
+    EXPECT_TRUE(fs::is_directory(run.file(folder)));
+  EXPECT_EQ(read_file(run.file("config.yaml")), kManifest.config_yaml);
+  const std::regex format("tiny-[0-9]{8}-[0-9]{6}Z-[0-9a-z]{4}");
+  EXPECT_TRUE(std::regex_match(fs::path(run.path()).filename().string(), format)) << run.path();
+}
+
+TEST(RunDirectory, ManifestSaysWhatRunsWhere) {
+  const TemporaryFolder root;
+  const auto run = RunDirectory::create(root.path(), "tiny", kManifest);
+  const auto json = read_json(run.file("manifest.json"));
+  EXPECT_EQ(json["schema"], "trireme.manifest/1");
+  EXPECT_EQ(json["version"], kVersion);
+  EXPECT_EQ(json["command"], kManifest.command);
+  EXPECT_EQ(json["device"], "cpu");
+  EXPECT_EQ(json["mesh"], "dp_shard=2");
+  EXPECT_EQ(json["ranks"], 2);
+  EXPECT_GE(json["cores"], 1);
+  EXPECT_GT(json["memory_bytes"], int64_t{1} << 20);
+  EXPECT_TRUE(json["kernel"].get<std::string>().starts_with("Linux "));
+  EXPECT_FALSE(json["hostname"].get<std::string>().empty());
+  EXPECT_TRUE(json["cpu"].is_string());
+  EXPECT_TRUE(json["ended"].is_null());
+  EXPECT_TRUE(json["exit_code"].is_null());
+}
+
+TEST(RunDirectory, FinishRecordsTheEndAndKeepsTheRest) {
+  const TemporaryFolder root;
+  const auto run = RunDirectory::create(root.path(), "tiny", kManifest);
+  auto before = read_json(run.file("manifest.json"));
+  run.finish(5);
+  auto after = read_json(run.file("manifest.json"));
+  EXPECT_EQ(after["exit_code"], 5);
+  const std::regex rfc3339(R"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z)");
+  EXPECT_TRUE(std::regex_match(after["started"].get<std::string>(), rfc3339));
+  EXPECT_TRUE(std::regex_match(after["ended"].get<std::string>(), rfc3339));
+  EXPECT_LE(after["started"].get<std::string>(), after["ended"].get<std::string>());
+  for (auto* json : {&before, &after}) {
+    json->erase("ended");
+    json->erase("exit_code");
+  }
+  EXPECT_EQ(before, after);
+}
+
+TEST(RunDirectory, TwoRunsInOneSecondGetDifferentFolders) {
+  const TemporaryFolder root;
+  std::set<std::string> paths;
+  for (int i = 0; i < 20; ++i) paths.insert(RunDirectory::create(root.path(), "same", kManifest).path());
+  EXPECT_EQ(paths.size(), 20u);
+}
+
+TEST(RunDirectory, LatestPointsAtTheNewestRun) {
+  const TemporaryFolder root;
+  RunDirectory::create(root.path(), "first", kManifest);
+  const auto second = RunDirectory::create(root.path(), "second", kManifest);
+  EXPECT_TRUE(fs::equivalent(root.file("latest"), second.path()));
+  EXPECT_TRUE(fs::read_symlink(root.file("latest")).is_relative())
+      << "a moved folder of runs must stay whole";
+}
+
+// A reader that follows the link while runs are created always finds one: replacing it leaves no gap.
+TEST(RunDirectory, LatestIsNeverMissingWhileItMoves) {
+  const TemporaryFolder root;
+  RunDirectory::create(root.path(), "run", kManifest);
+  std::atomic<bool> done = false;
+  std::atomic<int> gaps = 0;
+  std::thread reader([&] {
+    while (!done) {
+      std::error_code error;
+      [[maybe_unused]] const fs::path target = fs::read_symlink(root.file("latest"), error);
+      if (error) ++gaps;
+    }
+  });
+  for (int i = 0; i < 30; ++i) RunDirectory::create(root.path(), "run", kManifest);
+  done = true;
+  reader.join();
+  EXPECT_EQ(gaps, 0);
+}
+
+TEST(RunDirectory, NameCannotLeaveTheRoot) {
+  const TemporaryFolder root;
+  for (const char* name : {"../../evil", "a b/c", "", ".hidden", "-n"}) {
+    const auto run = RunDirectory::create(root.path(), name, kManifest);
+    EXPECT_EQ(fs::path(run.path()).parent_path(), fs::path(root.path())) << name;
+    const std::string folder = fs::path(run.path()).filename().string();
+    EXPECT_TRUE(folder.front() != '.' && folder.front() != '-') << folder;
+  }
+}
+
+TEST(RunDirectory, OpenFollowsLatestAndStaysWithThatRun) {
+  const TemporaryFolder root;
+  const auto first = RunDirectory::create(root.path(), "first", kManifest);
+  const auto opened = RunDirectory::open(root.file("latest"));
+  RunDirectory::create(root.path(), "second", kManifest);
+  EXPECT_TRUE(fs::equivalent(opened.path(), first.path()));
+}
+
+TEST(RunDirectory, OpenRefusesWhatIsNoRun) {
+  const TemporaryFolder root;
+  EXPECT_NE(message_of<DataError>([&] { RunDirectory::open(root.file("absent")); }).find(root.file("absent")),
+            std::string::npos);
+  EXPECT_NE(message_of<DataError>([&] { RunDirectory::open(root.path()); }).find("manifest.json"),
+            std::string::npos);
+  for (const char* damaged : {"", "{", "[]", "{}", R"({"schema": "other/1"})", R"({"schema": 7})"}) {
+    write_file_atomic(root.file("manifest.json"), damaged);
+    EXPECT_THROW(RunDirectory::open(root.path()), DataError) << damaged;
+  }
+}
+
+TEST(RunDirectory, RefusesARootThatIsAFile) {
+  const TemporaryFolder root;
+  write_file_atomic(root.file("taken"), "x");
+  const std::string message =
+      message_of<EnvironmentError>([&] { RunDirectory::create(root.file("taken"), "run", kManifest); });
+  EXPECT_NE(message.find(root.file("taken")), std::string::npos) << message;
+}
+
+TEST(RunDirectory, RefusesWhenLatestIsARealFolder) {
+  const TemporaryFolder root;
+  make_directories(root.file("latest"));
+  write_file_atomic(root.file("latest/precious"), "x");
+  EXPECT_THROW(RunDirectory::create(root.path(), "run", kManifest), EnvironmentError);
+  EXPECT_EQ(read_file(root.file("latest/precious")), "x");
+}
+
+}  // namespace
+}  // namespace trireme::report

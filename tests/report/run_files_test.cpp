@@ -1,0 +1,108 @@
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/report/temporary_folder.h"
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/report/run_dir.h"
+
+namespace trireme::report {
+namespace {
+
+StepRecord step(int64_t number) {
+  StepRecord record;
+  record.step = number;
+  record.loss = 1.0 / static_cast<double>(number);
+  return record;
+}
+
+TEST(RunFiles, MetricsHoldOneObjectAStepInOrder) {
+  const TemporaryFolder root;
+  const auto run = RunDirectory::create(root.path(), "run", {});
+  const auto sink = make_run_files_sink(run);
+  for (int64_t i = 1; i <= 5; ++i) sink->record(step(i));
+
+  const auto lines =
+      split(read_file(run.file("metrics.jsonl")), '\n');  // before finish: nothing is held back
+  ASSERT_EQ(lines.size(), 6u);
+  EXPECT_TRUE(lines.back().empty());
+  for (int64_t i = 1; i <= 5; ++i) {
+    const auto json = nlohmann::json::parse(lines[static_cast<size_t>(i - 1)]);
+    EXPECT_EQ(json["step"], i);
+    EXPECT_EQ(json["loss"].get<double>(), 1.0 / static_cast<double>(i));
+  }
+}
+
+TEST(RunFiles, SummaryAppearsAtTheEndOnly) {
+  const TemporaryFolder root;
+  const auto run = RunDirectory::create(root.path(), "run", {});
+  const auto sink = make_run_files_sink(run);
+  sink->record(step(1));
+  EXPECT_FALSE(std::filesystem::exists(run.file("summary.json")));
+  RunSummary summary;
+  summary.steps = 1;
+  summary.weights_digest = "0123456789abcdef";
+  sink->finish(summary);
+  const auto json = read_json(run.file("summary.json"));
+  EXPECT_EQ(json["steps"], 1);
+  EXPECT_EQ(json["weights_digest"], "0123456789abcdef");
+}
+
+/// Runs `action` in a child whose files may not grow beyond `bytes`, as on a full disk. Returns its exit
+/// code: 0 when nothing was thrown, 3 for an EnvironmentError that names `path`, 1 otherwise.
+template <typename Action>
+int with_full_disk(rlim_t bytes, const std::string& path, Action action) {
+  const pid_t child = fork();
+  if (child == 0) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{bytes, bytes};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    int code = 0;
+    try {
+      action();
+    } catch (const EnvironmentError& error) {
+      code = std::string(error.what()).find(path) != std::string::npos ? 3 : 1;
+    } catch (...) {
+      code = 1;
+    }
+    ::_exit(code);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+void record_many(Sink& sink) {
+  for (int64_t i = 1; i <= 1000; ++i) sink.record(step(i));
+}
+
+TEST(RunFiles, AFullDiskIsAnErrorThatNamesTheFile) {
+  const TemporaryFolder root;
+  const auto run = RunDirectory::create(root.path(), "run", {});
+  const auto act = [&] { record_many(*make_run_files_sink(run)); };
+  EXPECT_EQ(with_full_disk(RLIM_INFINITY, run.file("metrics.jsonl"), act), 0);
+  EXPECT_EQ(with_full_disk(4096, run.file("metrics.jsonl"), act), 3);
+}
+
+TEST(RunFiles, AFullDiskLeavesNoHalfSummary) {
+  const TemporaryFolder root;
+  const auto run = RunDirectory::create(root.path(), "run", {});
+  RunSummary summary;
+  summary.sample = std::string(10000, 'x');
+  EXPECT_EQ(
+      with_full_disk(4096, run.file("summary.json"), [&] { make_run_files_sink(run)->finish(summary); }), 3);
+  EXPECT_FALSE(std::filesystem::exists(run.file("summary.json")));
+}
+
+TEST(Tensorboard, AFullDiskIsAnErrorThatNamesTheFile) {
+  const TemporaryFolder root;
+  const auto run = RunDirectory::create(root.path(), "run", {});
+  const auto act = [&] { record_many(*make_tensorboard_sink(run)); };
+  EXPECT_EQ(with_full_disk(4096, run.file("tensorboard/events.out.tfevents."), act), 3);
+}
+
+}  // namespace
+}  // namespace trireme::report

@@ -1,0 +1,125 @@
+#pragma once
+// Trains a tiny model with the engine on ranks as threads: what the laws about policies and layouts are
+// tested on.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/support/spawn.h"
+#include "trireme/base/hash.h"
+#include "trireme/nn/init.h"
+#include "trireme/nn/language_model.h"
+#include "trireme/optim/optimizer.h"
+#include "trireme/parallel/data_parallel.h"
+#include "trireme/plan/model_facts.h"
+
+namespace trireme::test {
+
+struct TinyRun {
+  std::string policy = "fsdp";
+  std::string family = "gpt2";
+  int64_t ranks = 2;
+  int64_t steps = 20;
+  int64_t global_batch = 12;  ///< divides by 1, 2, 3, 4 and 6
+  int64_t accumulation = 1;
+  double grad_clip = 1.0;
+  at::ScalarType compute = at::kFloat;
+};
+
+struct TinyOutcome {
+  std::string digest;
+  std::map<std::string, at::Tensor> weights;
+  std::vector<double> losses;
+  std::map<plan::Collective, comm::Traffic> traffic;  ///< of rank 0 in the shard group
+  std::vector<plan::FlatLayout> layouts;
+};
+
+inline plan::ModelConfig tiny_model(const std::string& family) {
+  plan::ModelConfig config;
+  config.family = family;
+  config.n_layers = 3;
+  config.d_model = 24;  // sizes that leave padding in the flat buffers of 3 ranks
+  config.n_heads = 4;
+  config.n_kv_heads = family == "llama" ? 2 : 4;
+  config.d_ff = 56;
+  config.vocab_size = 37;
+  return plan::complete(config, 8);
+}
+
+/// (global_batch, 9) tokens of a step: a noisy walk that a model can learn.
+inline at::Tensor tiny_tokens(int64_t step, int64_t global_batch, int64_t vocab) {
+  at::Tensor tokens = at::empty({global_batch, 9}, at::kLong);
+  auto cells = tokens.accessor<int64_t, 2>();
+  for (int64_t row = 0; row < global_batch; ++row) {
+    uint64_t state = mix64(7, static_cast<uint64_t>(step * 1000 + row));
+    for (int64_t column = 0; column < 9; ++column) {
+      cells[row][column] = static_cast<int64_t>(state % static_cast<uint64_t>(vocab));
+      state = (state * 3 + 1 + mix64(7, static_cast<uint64_t>(step * 1000 + row * 10 + column)) % 2) %
+              static_cast<uint64_t>(vocab);
+    }
+  }
+  return tokens;
+}
+
+inline TinyOutcome train_tiny(const TinyRun& run) {
+  at::set_num_threads(1);
+  TinyOutcome outcome;
+  const plan::ModelConfig config = tiny_model(run.family);
+  const plan::ModelFacts facts = plan::describe(config, 8);
+  run_ranks(run.ranks, [&](std::shared_ptr<comm::World> world) {
+    const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape::fit({}, world->size()));
+    const auto model = nn::build(config);
+    parallel::DataParallel engine(*model, facts.units, mesh,
+                                  {.policy = plan::find_policy(run.policy),
+                                   .compute = run.compute,
+                                   .reduce = run.compute,
+                                   .device = at::kCPU},
+                                  [&](const std::string& name, int64_t first, std::span<float> out) {
+                                    nn::initial_values(config, 11, name, first, out);
+                                  });
+    model->set_unit_runner(
+        [&](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {
+          return engine.run_unit(unit, x, forward);
+        });
+    const auto optimizer = optim::build({.lr = 1e-2, .eps = 1e-5}, engine.optimizer_params());
+    const int64_t micro = run.global_batch / run.ranks / run.accumulation;
+    for (int64_t step = 0; step < run.steps; ++step) {
+      const at::Tensor mine = tiny_tokens(step, run.global_batch, config.vocab_size)
+                                  .chunk(run.ranks, 0)[static_cast<size_t>(mesh.dp_rank)];
+      double loss_sum = 0.0;
+      for (int64_t pass = 0; pass < run.accumulation; ++pass) {
+        const at::Tensor batch = mine.narrow(0, pass * micro, micro);
+        engine.begin_forward();
+        const at::Tensor loss = model->loss(batch.narrow(1, 0, 8), batch.narrow(1, 1, 8));
+        engine.backward(loss, 1.0 / static_cast<double>(run.accumulation * run.ranks),
+                        pass + 1 == run.accumulation);
+        loss_sum += loss.item<double>();
+      }
+      double squares = 0.0, all_losses = 0.0;
+      for (const auto& rank : comm::gather_scalars(*mesh.dp, {engine.local_grad_squares(), loss_sum})) {
+        squares += rank[0];
+        all_losses += rank[1];
+      }
+      optimizer->step(1e-2, optim::clip_factor(std::sqrt(squares), run.grad_clip));
+      engine.finish_step();
+      if (world->rank() == 0)
+        outcome.losses.push_back(all_losses / static_cast<double>(run.accumulation * run.ranks));
+    }
+    const std::map<plan::Collective, comm::Traffic> traffic = mesh.shard->traffic();
+    const std::string digest = parallel::weights_digest(engine);
+    std::map<std::string, at::Tensor> weights;
+    engine.visit_weights(
+        [&](const std::string& name, const at::Tensor& weight) { weights[name] = weight.clone(); });
+    if (world->rank() != 0) return;
+    outcome.digest = digest;
+    outcome.weights = weights;
+    outcome.traffic = traffic;
+    for (const plan::UnitSpec& unit : facts.units) outcome.layouts.emplace_back(unit.params, run.ranks);
+  });
+  return outcome;
+}
+
+}  // namespace trireme::test

@@ -1,0 +1,55 @@
+#include "trireme/optim/learning_rate.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numbers>
+
+#include "trireme/optim/optimizer.h"
+
+namespace trireme::optim {
+namespace {
+
+plan::OptimConfig config(const char* schedule) {
+  plan::OptimConfig result;
+  result.lr = 1.0;
+  result.min_lr = 0.1;
+  result.warmup_steps = 10;
+  result.schedule = schedule;
+  return result;
+}
+
+TEST(LearningRate, WarmsUpLinearlyFromTheFirstStep) {
+  for (const char* schedule : {"cosine", "linear", "constant"}) {
+    for (int64_t step = 1; step <= 10; ++step) {
+      EXPECT_DOUBLE_EQ(learning_rate(config(schedule), step, 110), static_cast<double>(step) / 10.0);
+    }
+  }
+}
+
+TEST(LearningRate, FollowsItsScheduleToTheMinimum) {
+  for (int64_t step = 11; step <= 110; ++step) {
+    const double progress = static_cast<double>(step - 10) / 100.0;
+    EXPECT_DOUBLE_EQ(learning_rate(config("constant"), step, 110), 1.0);
+    EXPECT_NEAR(learning_rate(config("linear"), step, 110), 1.0 - 0.9 * progress, 1e-12);
+    EXPECT_NEAR(learning_rate(config("cosine"), step, 110),
+                0.1 + 0.45 * (1.0 + std::cos(std::numbers::pi * progress)), 1e-12);
+  }
+  EXPECT_NEAR(learning_rate(config("cosine"), 110, 110), 0.1, 1e-12);
+}
+
+TEST(LearningRate, NeedsNoWarmup) {
+  plan::OptimConfig plain = config("linear");
+  plain.warmup_steps = 0;
+  EXPECT_GT(learning_rate(plain, 1, 10), 0.9);
+  EXPECT_NEAR(learning_rate(plain, 10, 10), 0.1, 1e-12);
+}
+
+TEST(ClipFactor, ScalesDownOnly) {
+  EXPECT_NEAR(clip_factor(4.0, 1.0), 0.25, 1e-6);
+  EXPECT_EQ(clip_factor(0.5, 1.0), 1.0);
+  EXPECT_EQ(clip_factor(1e9, 0.0), 1.0) << "0 means no clipping";
+}
+
+}  // namespace
+}  // namespace trireme::optim

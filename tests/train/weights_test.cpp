@@ -1,0 +1,52 @@
+#include "trireme/train/weights.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "tests/support/tiny_training.h"
+#include "trireme/base/error.h"
+#include "trireme/checkpoint/safetensors.h"
+
+namespace trireme::train {
+namespace {
+
+std::string scratch(const std::string& name) {
+  const auto folder = std::filesystem::temp_directory_path() / "trireme-weights-test";
+  std::filesystem::create_directories(folder);
+  return (folder / name).string();
+}
+
+TEST(Weights, OfShardedRunsLoadIntoAPlainModel) {
+  const plan::ModelConfig config = test::tiny_model("llama");
+  const plan::ModelFacts facts = plan::describe(config, 8);
+  const std::string path = scratch("sharded.safetensors");
+  test::run_ranks(3, [&](std::shared_ptr<comm::World> world) {
+    const auto sharded = nn::build(config);
+    const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape::fit({}, 3));
+    const parallel::DataParallel engine(*sharded, facts.units, mesh, {.policy = plan::find_policy("fsdp")},
+                                        [&](const std::string& name, int64_t first, std::span<float> out) {
+                                          nn::initial_values(config, 5, name, first, out);
+                                        });
+    save_weights(engine, facts, path, world->rank() == 0);
+  });
+  const auto loaded = nn::build(config);
+  load_weights(*loaded, path);
+  const auto expected = nn::build(config);
+  nn::initialize(*expected, config, 5);
+  for (const auto& entry : expected->named_parameters()) {
+    EXPECT_TRUE(at::equal(entry.value(), loaded->named_parameters()[entry.key()])) << entry.key();
+  }
+}
+
+TEST(Weights, OfAnotherModelAreRefused) {
+  const std::string path = scratch("other.safetensors");
+  checkpoint::SafetensorsWriter writer(path, {{"embed.weight", {at::kFloat, {2, 2}}}}, {});
+  writer.write("embed.weight", at::ones({2, 2}));
+  writer.commit();
+  EXPECT_THROW(load_weights(*nn::build(test::tiny_model("mlp")), path), DataError);
+  EXPECT_THROW(load_weights(*nn::build(test::tiny_model("gpt2")), path), DataError);
+}
+
+}  // namespace
+}  // namespace trireme::train

@@ -1,0 +1,126 @@
+#include "trireme/base/file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <utility>
+
+#include "trireme/base/error.h"
+
+namespace trireme {
+namespace {
+
+[[noreturn]] void fail(std::string_view action, const std::string& path, int error) {
+  const char* fix = "check the path and its permissions";
+  if (error == ENOSPC || error == EDQUOT) fix = "free some space or choose another folder";
+  if (error == EROFS) fix = "choose a folder on a writable file system";
+  throw EnvironmentError("[base.file] cannot {} {}: {}; {}", action, path, errno_text(error), fix);
+}
+
+/// Owns a descriptor for the length of a scope.
+struct Descriptor {
+  int fd;
+  ~Descriptor() {
+    if (fd >= 0) ::close(fd);
+  }
+};
+
+}  // namespace
+
+MappedFile::MappedFile(const std::string& path) : path_(path) {
+  const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  if (file.fd < 0) fail("open", path, errno);
+  struct stat info {};
+  if (::fstat(file.fd, &info) != 0) fail("stat", path, errno);
+  size_ = static_cast<size_t>(info.st_size);
+  if (size_ == 0) return;
+  void* address = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.fd, 0);
+  if (address == MAP_FAILED) fail("map", path, errno);
+  data_ = static_cast<const std::byte*>(address);
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept {
+  *this = std::move(other);
+}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+std::string read_file(const std::string& path) {
+  const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  if (file.fd < 0) fail("open", path, errno);
+  struct stat info {};
+  if (::fstat(file.fd, &info) != 0) fail("stat", path, errno);
+  if (S_ISDIR(info.st_mode)) fail("read", path, EISDIR);
+  std::string content;
+  content.reserve(static_cast<size_t>(info.st_size));
+  char buffer[1 << 16];
+  for (;;) {
+    const ssize_t count = ::read(file.fd, buffer, sizeof buffer);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail("read", path, errno);
+    if (count == 0) return content;
+    content.append(buffer, static_cast<size_t>(count));
+  }
+}
+
+void write_all(int fd, const void* data, size_t size, const std::string& path) {
+  const char* next = static_cast<const char*>(data);
+  while (size > 0) {
+    const ssize_t count = ::write(fd, next, size);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail("write", path, errno);
+    next += count;
+    size -= static_cast<size_t>(count);
+  }
+}
+
+void write_file_atomic(const std::string& path, std::string_view content) {
+  const std::string temporary = path + ".tmp";
+  try {
+    const Descriptor file{::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)};
+    if (file.fd < 0) fail("create", temporary, errno);
+    write_all(file.fd, content.data(), content.size(), temporary);
+    if (::fsync(file.fd) != 0) fail("sync", temporary, errno);
+    if (::rename(temporary.c_str(), path.c_str()) != 0) fail("rename to", path, errno);
+  } catch (...) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
+}
+
+void make_directories(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) fail("create folder", path, error.value());
+}
+
+LineFile::LineFile(const std::string& path)
+    : path_(path), fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644)) {
+  if (fd_ < 0) fail("open", path, errno);
+}
+
+LineFile::~LineFile() {
+  ::close(fd_);
+}
+
+void LineFile::append(std::string_view line) {
+  std::string text(line);
+  text += '\n';
+  write_all(fd_, text.data(), text.size(), path_);
+}
+
+}  // namespace trireme

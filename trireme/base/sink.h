@@ -1,0 +1,46 @@
+#pragma once
+// What a training run tells the outside: records pushed into sinks. The loop knows this interface only; the
+// run directory, TensorBoard and the console implement it.
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace trireme {
+
+/// One optimizer step. Times in milliseconds, memory in bytes, losses in nats per token.
+struct StepRecord {
+  int64_t step = 0;        ///< 1 after the first optimizer step
+  double loss = 0.0;       ///< mean over the global batch
+  double grad_norm = 0.0;  ///< global L2 norm before clipping
+  double lr = 0.0;
+  int64_t tokens = 0;         ///< seen so far by all ranks
+  double tokens_per_s = 0.0;  ///< all ranks together
+  double step_ms = 0.0;
+  int64_t peak_bytes = 0;          ///< largest rank: allocator peak on a GPU, resident peak on a CPU
+  int64_t reserved_bytes = 0;      ///< largest rank: allocator's reserved peak on a GPU, 0 on a CPU
+  std::optional<double> val_loss;  ///< when this step validated
+};
+
+/// The whole run, written once at its end.
+struct RunSummary {
+  int64_t steps = 0;
+  double final_loss = 0.0;
+  std::optional<double> final_val_loss;
+  double tokens_per_s = 0.0;  ///< median over the steps after warm-up
+  int64_t peak_bytes = 0;
+  double seconds_to_first_step = 0.0;  ///< from the start of the process to the end of step 1
+  double wall_s = 0.0;
+  std::string weights_digest;  ///< XXH3-64 of all fp32 master parameters in name order, 16 hex digits
+  std::string sample;          ///< generated text, empty when none was asked for
+};
+
+/// Receives records on rank 0, from the training thread. Implementations throw EnvironmentError when a disk
+/// fails.
+class Sink {
+ public:
+  virtual ~Sink() = default;
+  virtual void record(const StepRecord& step) = 0;
+  virtual void finish(const RunSummary& summary) = 0;
+};
+
+}  // namespace trireme

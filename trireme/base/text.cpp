@@ -1,0 +1,102 @@
+#include "trireme/base/text.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+
+namespace trireme {
+namespace {
+
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t substitution = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substitution});
+    }
+  }
+  return row.back();
+}
+
+/// `value` with three significant digits.
+std::string three_digits(double value) {
+  const double size = std::fabs(value);
+  return fmt::format("{:.{}f}", value, size < 9.995 ? 2 : size < 99.95 ? 1 : 0);
+}
+
+template <size_t kSize>
+std::string scaled(double value, double base, const std::array<const char*, kSize>& units) {
+  size_t unit = 0;
+  while (std::fabs(value) >= base * 0.9995 && unit + 1 < kSize) {
+    value /= base;
+    ++unit;
+  }
+  const bool whole = unit == 0 && value == std::floor(value);
+  return (whole ? fmt::format("{:.0f}", value) : three_digits(value)) + units[unit];
+}
+
+}  // namespace
+
+std::string nearest_name(std::string_view word, std::span<const std::string> candidates) {
+  std::string best;
+  size_t best_distance = 2 + word.size() / 3;
+  for (const std::string& candidate : candidates) {
+    const size_t distance = edit_distance(word, candidate);
+    if (distance < best_distance) {
+      best_distance = distance;
+      best = candidate;
+    }
+  }
+  return best;
+}
+
+std::string format_count(double value) {
+  return scaled(value, 1000.0, std::array<const char*, 5>{"", "k", "M", "B", "T"});
+}
+
+std::string format_bytes(double bytes) {
+  return scaled(bytes, 1024.0, std::array<const char*, 5>{" B", " KiB", " MiB", " GiB", " TiB"});
+}
+
+std::string format_duration(double seconds) {
+  if (seconds < 1e-3) return three_digits(seconds * 1e6) + " us";
+  if (seconds < 1.0) return three_digits(seconds * 1e3) + " ms";
+  if (seconds < 100.0) return three_digits(seconds) + " s";
+  const auto whole = static_cast<int64_t>(std::llround(seconds));
+  if (whole < 3600) return fmt::format("{}m {:02}s", whole / 60, whole % 60);
+  return fmt::format("{}h {:02}m", whole / 3600, whole % 3600 / 60);
+}
+
+std::string join(std::span<const std::string> parts, std::string_view separator) {
+  return fmt::format("{}", fmt::join(parts, separator));
+}
+
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> parts;
+  size_t begin = 0;
+  for (size_t end = text.find(separator); end != std::string_view::npos; end = text.find(separator, begin)) {
+    parts.emplace_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  parts.emplace_back(text.substr(begin));
+  return parts;
+}
+
+std::string with_commas(int64_t value) {
+  std::string digits = std::to_string(value);
+  const int64_t first = value < 0 ? 1 : 0;
+  for (int64_t position = static_cast<int64_t>(digits.size()) - 3; position > first; position -= 3) {
+    digits.insert(static_cast<size_t>(position), ",");
+  }
+  return digits;
+}
+
+}  // namespace trireme

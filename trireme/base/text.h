@@ -1,0 +1,29 @@
+#pragma once
+// Words for people: nearest names for typing errors, counts, bytes and durations in the units of
+// docs/conventions.
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace trireme {
+
+/// The candidate with the smallest edit distance to `word`, or empty when none is near (distance > 1 +
+/// size/3).
+std::string nearest_name(std::string_view word, std::span<const std::string> candidates);
+
+/// "12.3k", "4.56M", "1.24B": three significant digits, powers of 1000.
+std::string format_count(double value);
+/// "512 B", "12.3 KiB", "1.24 GiB": powers of 1024.
+std::string format_bytes(double bytes);
+/// "350 us", "12.3 ms", "4.56 s", "3m 20s", "2h 05m".
+std::string format_duration(double seconds);
+
+std::string join(std::span<const std::string> parts, std::string_view separator);
+std::vector<std::string> split(std::string_view text, char separator);
+
+/// 123456789 -> "123,456,789".
+std::string with_commas(int64_t value);
+
+}  // namespace trireme

@@ -1,0 +1,253 @@
+#include "trireme/checkpoint/safetensors.h"
+
+#include <ATen/ATen.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <set>
+#include <utility>
+
+#include "trireme/base/error.h"
+#include "trireme/checkpoint/safetensors_header.h"
+
+namespace trireme::checkpoint {
+namespace {
+
+static_assert(std::endian::native == std::endian::little,
+              "safetensors data is little-endian and copied as it is");
+
+constexpr int64_t kMaxHeaderBytes = 100'000'000;  // as in the reference implementation
+constexpr int64_t kLengthBytes = 8;
+constexpr int64_t kDataAlignment = 64;
+
+struct DtypeName {
+  const char* name;
+  at::ScalarType dtype;
+};
+constexpr std::array<DtypeName, 10> kDtypes = {{{"F64", at::kDouble},
+                                                {"F32", at::kFloat},
+                                                {"F16", at::kHalf},
+                                                {"BF16", at::kBFloat16},
+                                                {"I64", at::kLong},
+                                                {"I32", at::kInt},
+                                                {"I16", at::kShort},
+                                                {"I8", at::kChar},
+                                                {"U8", at::kByte},
+                                                {"BOOL", at::kBool}}};
+
+at::ScalarType dtype_of(std::string_view name) {
+  const auto* found = std::ranges::find(kDtypes, name, &DtypeName::name);
+  TRIREME_CHECK(found != kDtypes.end(), "[checkpoint.safetensors] dtype '{}'", name);
+  return found->dtype;
+}
+
+std::string name_of(at::ScalarType dtype, const std::string& tensor) {
+  const auto* found = std::ranges::find(kDtypes, dtype, &DtypeName::dtype);
+  TRIREME_CHECK(found != kDtypes.end(),
+                "[checkpoint.safetensors] tensor '{}' has dtype {}, which has no name in the "
+                "format",
+                tensor, c10::toString(dtype));
+  return found->name;
+}
+
+/// The JSON between the length and the data.
+std::string_view header_text(const MappedFile& file) {
+  const auto size = static_cast<int64_t>(file.bytes().size());
+  uint64_t length = 0;
+  if (size < kLengthBytes) {
+    throw DataError("[checkpoint.safetensors] {}: {} bytes are too few for a header; the file is truncated",
+                    file.path(), size);
+  }
+  std::memcpy(&length, file.bytes().data(), sizeof length);
+  if (length > static_cast<uint64_t>(std::min(kMaxHeaderBytes, size - kLengthBytes))) {
+    throw DataError(
+        "[checkpoint.safetensors] {}: header of {} bytes in a file of {} (at most {} are allowed); the file "
+        "is truncated or not a safetensors file",
+        file.path(), length, size, kMaxHeaderBytes);
+  }
+  return {reinterpret_cast<const char*>(file.bytes().data()) + kLengthBytes, length};
+}
+
+void check_bools(const at::Tensor& tensor, const std::string& name, const std::string& path) {
+  const auto* bytes = static_cast<const unsigned char*>(tensor.const_data_ptr());
+  if (std::any_of(bytes, bytes + tensor.numel(), [](unsigned char byte) { return byte > 1; })) {
+    throw DataError(
+        "[checkpoint.safetensors] {}: tensor '{}' of BOOL holds a byte other than 0 and 1; get the file "
+        "again from where it came",
+        path, name);
+  }
+}
+
+[[noreturn]] void fail_write(std::string_view action, const std::string& path, int error) {
+  throw EnvironmentError(
+      "[checkpoint.safetensors] cannot {} {}: {}; free some space or choose another folder", action, path,
+      errno_text(error));
+}
+
+void write_at(int fd, int64_t offset, const void* data, int64_t size, const std::string& path) {
+  const char* next = static_cast<const char*>(data);
+  while (size > 0) {
+    const ssize_t count = ::pwrite(fd, next, static_cast<size_t>(size), offset);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail_write("write", path, errno);
+    next += count;
+    offset += count;
+    size -= count;
+  }
+}
+
+void sync_folder_of(const std::string& path) {
+  const std::filesystem::path parent = std::filesystem::path(path).parent_path();
+  const std::string folder = parent.empty() ? "." : parent.string();
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) fail_write("open", folder, errno);
+  const int error = ::fsync(fd) == 0 ? 0 : errno;
+  ::close(fd);
+  if (error != 0) fail_write("sync", folder, error);
+}
+
+/// Places the tensors: wide elements first, so that each starts at a multiple of its own size.
+SafetensorsHeader place(const std::map<std::string, TensorInfo>& tensors,
+                        const std::map<std::string, std::string>& metadata) {
+  std::vector<std::pair<int64_t, std::string>> order;  // (minus element size, name)
+  for (const auto& [name, info] : tensors) {
+    TRIREME_CHECK(name != "__metadata__", "[checkpoint.safetensors] '{}' is reserved and names no tensor",
+                  name);
+    order.emplace_back(-static_cast<int64_t>(c10::elementSize(info.dtype)), name);
+  }
+  std::ranges::sort(order);
+  SafetensorsHeader header{.tensors = {}, .metadata = metadata};
+  int64_t offset = 0;
+  for (const auto& [minus_size, name] : order) {
+    const TensorInfo& info = tensors.at(name);
+    const int64_t bytes = c10::multiply_integers(info.shape) * -minus_size;
+    header.tensors[name] = {
+        .dtype = name_of(info.dtype, name), .shape = info.shape, .begin = offset, .end = offset + bytes};
+    offset += bytes;
+  }
+  return header;
+}
+
+/// Length and JSON, padded with spaces so that the data starts aligned.
+std::string header_bytes(const SafetensorsHeader& header) {
+  std::string json = format_safetensors_header(header);
+  const auto unpadded = kLengthBytes + static_cast<int64_t>(json.size());
+  const int64_t padded = (unpadded + kDataAlignment - 1) / kDataAlignment * kDataAlignment;
+  json.append(static_cast<size_t>(padded - unpadded), ' ');
+  const auto length = static_cast<uint64_t>(json.size());
+  TRIREME_CHECK(length <= kMaxHeaderBytes, "[checkpoint.safetensors] header of {} bytes for {} tensors",
+                length, header.tensors.size());
+  std::string bytes(sizeof length, '\0');
+  std::memcpy(bytes.data(), &length, sizeof length);
+  return bytes + json;
+}
+
+}  // namespace
+
+SafetensorsReader::SafetensorsReader(const std::string& path) : file_(path) {
+  const std::string_view json = header_text(file_);
+  const int64_t data_begin = kLengthBytes + static_cast<int64_t>(json.size());
+  const int64_t data_bytes = static_cast<int64_t>(file_.bytes().size()) - data_begin;
+  SafetensorsHeader header = parse_safetensors_header(json, data_bytes, path);
+  for (const auto& [name, entry] : header.tensors) {
+    tensors_[name] = {.dtype = dtype_of(entry.dtype), .shape = entry.shape};
+    offsets_[name] = data_begin + entry.begin;
+  }
+  metadata_ = std::move(header.metadata);
+}
+
+at::Tensor SafetensorsReader::read(const std::string& name) const {
+  const auto found = tensors_.find(name);
+  if (found == tensors_.end()) {
+    throw DataError(
+        "[checkpoint.safetensors] {} holds no tensor '{}' among {}; check that the file belongs to this "
+        "model",
+        file_.path(), name, tensors_.size());
+  }
+  const TensorInfo& info = found->second;
+  at::Tensor tensor = at::empty(info.shape, at::TensorOptions().dtype(info.dtype));
+  if (tensor.numel() == 0) return tensor;
+  std::memcpy(tensor.mutable_data_ptr(), file_.bytes().data() + offsets_.at(name), tensor.nbytes());
+  if (info.dtype == at::kBool) check_bools(tensor, name, file_.path());
+  return tensor;
+}
+
+struct SafetensorsWriter::Impl {
+  std::string path, temporary;
+  SafetensorsHeader header;
+  std::map<std::string, TensorInfo> declared;
+  std::set<std::string> missing;  ///< declared and not yet written
+  int64_t data_begin = 0;
+  int fd = -1;
+
+  ~Impl() {
+    if (fd < 0) return;
+    ::close(fd);
+    ::unlink(temporary.c_str());
+  }
+
+  void open() {
+    const std::string bytes = header_bytes(header);
+    data_begin = static_cast<int64_t>(bytes.size());
+    int64_t data_bytes = 0;
+    for (const auto& [name, entry] : header.tensors) data_bytes = std::max(data_bytes, entry.end);
+    fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (fd < 0) fail_write("create", temporary, errno);
+    if (::ftruncate(fd, data_begin + data_bytes) != 0) fail_write("resize", temporary, errno);
+    write_at(fd, 0, bytes.data(), data_begin, temporary);
+  }
+
+  void close() {
+    if (::fsync(fd) != 0) fail_write("sync", temporary, errno);
+    if (::rename(temporary.c_str(), path.c_str()) != 0) fail_write("rename to", path, errno);
+    ::close(std::exchange(fd, -1));
+  }
+};
+
+SafetensorsWriter::SafetensorsWriter(const std::string& path,
+                                     const std::map<std::string, TensorInfo>& tensors,
+                                     const std::map<std::string, std::string>& metadata)
+    : impl_(std::make_unique<Impl>()) {
+  impl_->path = path;
+  impl_->temporary = path + ".tmp";
+  impl_->header = place(tensors, metadata);
+  impl_->declared = tensors;
+  for (const auto& [name, info] : tensors) impl_->missing.insert(name);
+  impl_->open();
+}
+
+SafetensorsWriter::~SafetensorsWriter() = default;
+
+void SafetensorsWriter::write(const std::string& name, const at::Tensor& tensor) {
+  TRIREME_CHECK(impl_->fd >= 0, "[checkpoint.safetensors] '{}' written to {} after commit()", name,
+                impl_->path);
+  const auto declared = impl_->declared.find(name);
+  TRIREME_CHECK(declared != impl_->declared.end(), "[checkpoint.safetensors] '{}' was not declared", name);
+  const TensorInfo& info = declared->second;
+  TRIREME_CHECK(tensor.scalar_type() == info.dtype && tensor.sizes() == at::IntArrayRef(info.shape),
+                "[checkpoint.safetensors] '{}' was declared as {} [{}], written as {} [{}]", name,
+                c10::toString(info.dtype), fmt::join(info.shape, ", "), c10::toString(tensor.scalar_type()),
+                fmt::join(tensor.sizes(), ", "));
+  TRIREME_CHECK(impl_->missing.erase(name) == 1, "[checkpoint.safetensors] '{}' was written before", name);
+  const at::Tensor local = tensor.detach().to(at::kCPU).contiguous();
+  write_at(impl_->fd, impl_->data_begin + impl_->header.tensors.at(name).begin, local.const_data_ptr(),
+           static_cast<int64_t>(local.nbytes()), impl_->temporary);
+}
+
+void SafetensorsWriter::commit() {
+  TRIREME_CHECK(impl_->fd >= 0, "[checkpoint.safetensors] {} was committed before", impl_->path);
+  TRIREME_CHECK(impl_->missing.empty(),
+                "[checkpoint.safetensors] {} of {} tensors of {} were not written, first '{}'",
+                impl_->missing.size(), impl_->declared.size(), impl_->path, *impl_->missing.begin());
+  impl_->close();
+  sync_folder_of(impl_->path);
+}
+
+}  // namespace trireme::checkpoint

@@ -1,0 +1,55 @@
+#pragma once
+// The safetensors format: u64 little-endian header length, JSON header, raw tensors. Reads by memory map,
+// checks everything a hostile file could get wrong, writes one tensor at a time in any order of arrival.
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trireme/base/file.h"
+
+namespace trireme::checkpoint {
+
+struct TensorInfo {
+  at::ScalarType dtype;
+  std::vector<int64_t> shape;
+};
+
+class SafetensorsReader {
+ public:
+  /// Throws DataError naming the file and what is wrong: header length, JSON, dtype, shapes against offsets,
+  /// overlaps, holes, bytes missing.
+  explicit SafetensorsReader(const std::string& path);
+  const std::map<std::string, TensorInfo>& tensors() const { return tensors_; }
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  /// A CPU copy. Throws DataError when there is no tensor of that name.
+  at::Tensor read(const std::string& name) const;
+
+ private:
+  MappedFile file_;
+  std::map<std::string, TensorInfo> tensors_;
+  std::map<std::string, int64_t> offsets_;
+  std::map<std::string, std::string> metadata_;
+};
+
+/// Declares all tensors first, then takes their contents one by one, so that nobody holds the whole model.
+/// The file appears under its name (temporary + fsync + rename) only in commit().
+class SafetensorsWriter {
+ public:
+  SafetensorsWriter(const std::string& path, const std::map<std::string, TensorInfo>& tensors,
+                    const std::map<std::string, std::string>& metadata);
+  ~SafetensorsWriter();
+  /// `tensor`: any device, of the declared dtype and shape.
+  void write(const std::string& name, const at::Tensor& tensor);
+  /// Throws LogicError when a declared tensor was not written.
+  void commit();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace trireme::checkpoint

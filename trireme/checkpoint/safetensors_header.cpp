@@ -1,0 +1,228 @@
+#include "trireme/checkpoint/safetensors_header.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "trireme/base/error.h"
+
+namespace trireme::checkpoint {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr size_t kMaxTensors = 1'000'000;
+constexpr size_t kMaxNameBytes = 1024;
+constexpr size_t kMaxDims = 64;
+constexpr std::string_view kMetadata = "__metadata__";
+
+constexpr std::array<std::pair<std::string_view, int64_t>, 10> kItemSizes = {{{"F64", 8},
+                                                                              {"F32", 4},
+                                                                              {"F16", 2},
+                                                                              {"BF16", 2},
+                                                                              {"I64", 8},
+                                                                              {"I32", 4},
+                                                                              {"I16", 2},
+                                                                              {"I8", 1},
+                                                                              {"U8", 1},
+                                                                              {"BOOL", 1}}};
+
+/// Takes the parser's events; the first violation stops it and is kept as a reason.
+class HeaderEvents final : public nlohmann::json_sax<Json> {
+ public:
+  SafetensorsHeader take() { return std::move(header_); }
+  const std::string& reason() const { return reason_; }
+
+  bool start_object(size_t) override {
+    ++depth_;
+    if (depth_ == 1 || (depth_ == 2 && !in_array_)) return true;
+    return fail("nested deeper than the format allows");
+  }
+
+  bool key(std::string& key) override { return depth_ == 1 ? start_entry(key) : start_field(key); }
+
+  bool end_object() override {
+    const bool entry_ends = depth_-- == 2;
+    if (!entry_ends || name_ == kMetadata) return true;
+    return fields_.size() == 3 || fail("needs dtype, shape and data_offsets");
+  }
+
+  bool string(std::string& value) override {
+    if (depth_ == 2 && name_ == kMetadata) {
+      header_.metadata[field_] = value;
+      return true;
+    }
+    if (depth_ != 2 || in_array_ || field_ != "dtype") return fail("has a string where none belongs");
+    entry().dtype = value;
+    return true;
+  }
+
+  bool start_array(size_t) override {
+    const bool fits =
+        depth_ == 2 && !in_array_ && name_ != kMetadata && (field_ == "shape" || field_ == "data_offsets");
+    in_array_ = true;
+    return fits || fail("has an array where none belongs");
+  }
+
+  bool number_unsigned(number_unsigned_t value) override {
+    if (!in_array_) return fail("has a number where none belongs");
+    if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
+      return fail("has a number beyond 63 bits");
+    if (numbers_.size() == kMaxDims) return fail("has more than 64 dimensions");
+    numbers_.push_back(static_cast<int64_t>(value));
+    return true;
+  }
+
+  bool end_array() override {
+    in_array_ = false;
+    const std::vector<int64_t> numbers = std::exchange(numbers_, {});
+    if (field_ == "shape") {
+      entry().shape = numbers;
+      return true;
+    }
+    if (numbers.size() != 2) return fail("data_offsets are not two numbers");
+    entry().begin = numbers[0];
+    entry().end = numbers[1];
+    return true;
+  }
+
+  bool null() override { return fail("has a null"); }
+  bool boolean(bool) override { return fail("has a boolean"); }
+  bool number_integer(number_integer_t) override { return fail("has a negative number"); }
+  bool number_float(number_float_t, const std::string&) override {
+    return fail("has a number that is not whole");
+  }
+  bool binary(Json::binary_t&) override { return fail("has binary data"); }
+  bool parse_error(size_t, const std::string&, const Json::exception& error) override {
+    reason_ = error.what();
+    return false;
+  }
+
+ private:
+  HeaderEntry& entry() { return header_.tensors[name_]; }
+
+  bool start_entry(const std::string& name) {
+    name_ = name;
+    fields_.clear();
+    if (name.size() > kMaxNameBytes) return fail("has a name longer than 1024 bytes");
+    if (!names_.insert(name).second) return fail("comes twice");
+    return names_.size() <= kMaxTensors || fail("is one tensor too many: the limit is 1000000");
+  }
+
+  bool start_field(const std::string& field) {
+    field_ = field;
+    if (!fields_.insert(field).second) return fail(fmt::format("has '{}' twice", field));
+    if (name_ == kMetadata || field == "dtype" || field == "shape" || field == "data_offsets") return true;
+    return fail(fmt::format("has the unknown field '{}'", field));
+  }
+
+  bool fail(std::string_view what) {
+    reason_ = names_.empty() ? fmt::format("it {}", what) : fmt::format("entry '{:.80}' {}", name_, what);
+    return false;
+  }
+
+  SafetensorsHeader header_;
+  std::set<std::string> names_, fields_;
+  std::string name_, field_;
+  std::vector<int64_t> numbers_;
+  std::string reason_;
+  int depth_ = 0;
+  bool in_array_ = false;
+};
+
+[[noreturn]] void malformed(const std::string& path, std::string_view reason) {
+  throw DataError("[checkpoint.safetensors] {}: bad header: {}; get the file again from where it came", path,
+                  reason);
+}
+
+/// Bytes of the entry's shape, or -1 when they do not fit 63 bits.
+int64_t checked_bytes(const HeaderEntry& entry) {
+  int64_t bytes = safetensors_itemsize(entry.dtype);
+  int64_t strides =
+      bytes;  // a zero dimension must not hide the overflow of the others, for strides are products too
+  for (const int64_t dim : entry.shape) {
+    if (__builtin_mul_overflow(bytes, dim, &bytes)) return -1;
+    if (__builtin_mul_overflow(strides, std::max<int64_t>(dim, 1), &strides)) return -1;
+  }
+  return bytes;
+}
+
+void check_entry(const std::string& path, const std::string& name, const HeaderEntry& entry) {
+  if (safetensors_itemsize(entry.dtype) == 0) {
+    malformed(path,
+              fmt::format("tensor '{:.80}' has dtype '{:.20}', which is not known here", name, entry.dtype));
+  }
+  const int64_t bytes = checked_bytes(entry);
+  if (bytes < 0) malformed(path, fmt::format("the shape of tensor '{:.80}' overflows 63 bits", name));
+  if (entry.end < entry.begin || entry.end - entry.begin != bytes) {
+    malformed(path, fmt::format("tensor '{:.80}' of {} {} needs {} bytes, data_offsets are [{}, {}]", name,
+                                entry.dtype, fmt::join(entry.shape, "x"), bytes, entry.begin, entry.end));
+  }
+}
+
+using Named = std::pair<const std::string, HeaderEntry>;
+
+std::vector<const Named*> by_offset(const SafetensorsHeader& header) {
+  std::vector<const Named*> entries;
+  for (const Named& entry : header.tensors) entries.push_back(&entry);
+  std::ranges::stable_sort(entries, {},
+                           [](const Named* e) { return std::pair(e->second.begin, e->second.end); });
+  return entries;
+}
+
+void check_coverage(const std::string& path, const SafetensorsHeader& header, int64_t data_bytes) {
+  int64_t end = 0;
+  for (const Named* entry : by_offset(header)) {
+    if (entry->second.begin != end) {
+      malformed(path,
+                fmt::format("tensor '{:.80}' starts at byte {} of the data, the one before it ends at {}",
+                            entry->first, entry->second.begin, end));
+    }
+    end = entry->second.end;
+  }
+  if (end != data_bytes) {
+    malformed(path,
+              fmt::format("the tensors take {} bytes, the file has {} after the header", end, data_bytes));
+  }
+}
+
+std::string format_entry(const Named& entry) {
+  const auto& [name, info] = entry;
+  return fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", Json(name).dump(),
+                     info.dtype, fmt::join(info.shape, ","), info.begin, info.end);
+}
+
+}  // namespace
+
+int64_t safetensors_itemsize(std::string_view dtype) {
+  const auto* found = std::ranges::find(kItemSizes, dtype, &std::pair<std::string_view, int64_t>::first);
+  return found == kItemSizes.end() ? 0 : found->second;
+}
+
+SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t data_bytes,
+                                           const std::string& path) {
+  if (!json.starts_with('{')) malformed(path, "it does not start with '{'");
+  // The parser takes a zero byte for the end and would leave what follows unread.
+  if (json.find('\0') != std::string_view::npos) malformed(path, "it holds a zero byte");
+  HeaderEvents events;
+  if (!Json::sax_parse(json.begin(), json.end(), &events)) malformed(path, events.reason());
+  SafetensorsHeader header = events.take();
+  for (const auto& [name, entry] : header.tensors) check_entry(path, name, entry);
+  check_coverage(path, header, data_bytes);
+  return header;
+}
+
+std::string format_safetensors_header(const SafetensorsHeader& header) {
+  std::vector<std::string> parts;
+  if (!header.metadata.empty())
+    parts.push_back(fmt::format(R"("{}":{})", kMetadata, Json(header.metadata).dump()));
+  for (const Named* entry : by_offset(header)) parts.push_back(format_entry(*entry));
+  return fmt::format("{{{}}}", fmt::join(parts, ","));
+}
+
+}  // namespace trireme::checkpoint

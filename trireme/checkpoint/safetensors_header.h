@@ -1,0 +1,37 @@
+#pragma once
+// The JSON header of a safetensors file, parsed and checked without building a JSON document: a hostile
+// header costs no more memory than its entries. Knows nothing of tensors, so that it can be fuzzed alone.
+// Format: https://github.com/huggingface/safetensors#format.
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace trireme::checkpoint {
+
+struct HeaderEntry {
+  std::string dtype;  ///< "F32", "BF16", ...
+  std::vector<int64_t> shape;
+  int64_t begin = 0;  ///< first byte, counted from the end of the header
+  int64_t end = 0;    ///< one past the last byte
+};
+
+struct SafetensorsHeader {
+  std::map<std::string, HeaderEntry> tensors;
+  std::map<std::string, std::string> metadata;
+};
+
+/// Bytes of one element; 0: not a dtype that is read here.
+int64_t safetensors_itemsize(std::string_view dtype);
+
+/// Parses `json` and checks it against `data_bytes`, the size of what follows: every entry is complete and
+/// known, no key comes twice, shapes match their ranges, and the ranges cover the data without holes or
+/// overlaps. Throws DataError naming `path` and the entry.
+SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t data_bytes,
+                                           const std::string& path);
+
+/// JSON of a header, entries in the order of their offsets.
+std::string format_safetensors_header(const SafetensorsHeader& header);
+
+}  // namespace trireme::checkpoint

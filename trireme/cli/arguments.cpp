@@ -1,0 +1,150 @@
+#include "trireme/cli/arguments.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <map>
+#include <string_view>
+
+#include "trireme/base/text.h"
+#include "trireme/plan/config.h"
+
+namespace trireme::cli {
+namespace {
+
+/// Every config key, and whether it is a boolean.
+std::map<std::string, bool> config_keys() {
+  std::map<std::string, bool> keys;
+  plan::Config config;
+  for (const plan::Field& field : plan::fields(config)) {
+    keys.emplace(field.key, std::holds_alternative<bool*>(field.value));
+  }
+  return keys;
+}
+
+bool takes_overrides(const std::vector<std::string>& arguments) {
+  if (arguments.empty()) return false;
+  if (arguments[0] == "train") return true;
+  return arguments[0] == "config" && arguments.size() > 1 && arguments[1] == "show";
+}
+
+bool is_boolean_word(std::string_view word) {
+  constexpr std::string_view kWords[] = {"true", "false", "yes", "no", "on", "off"};
+  return std::ranges::find(kWords, word) != std::end(kWords);
+}
+
+/// The value of key `name` that starts after argument `index`; `index` moves past it.
+std::string following_value(const std::vector<std::string>& arguments, size_t& index, const std::string& name,
+                            bool boolean) {
+  const bool has_next = index + 1 < arguments.size();
+  if (boolean && !(has_next && is_boolean_word(arguments[index + 1]))) return "true";
+  if (!has_next || arguments[index + 1].starts_with("--")) {
+    throw UsageError(fmt::format("[cli.arguments] --{} has no value", name),
+                     fmt::format("write --{}=VALUE; 'trireme config keys' lists the keys", name));
+  }
+  return arguments[++index];
+}
+
+const CLI::App& innermost(const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  return chosen.empty() ? app : innermost(*chosen.front());
+}
+
+std::vector<std::string> verb_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* verb : app.get_subcommands({})) names.push_back(verb->get_name());
+  return names;
+}
+
+std::vector<std::string> option_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
+}
+
+/// "did you mean 'X'? " or nothing.
+std::string suggestion(const std::string& word, const std::vector<std::string>& candidates) {
+  const std::string near = nearest_name(word, candidates);
+  return near.empty() ? "" : fmt::format("did you mean '{}'? ", near);
+}
+
+std::string shell_word(const std::string& word) {
+  const auto plain = [](unsigned char letter) {
+    return std::isalnum(letter) != 0 ||
+           std::string_view("_@%+=:,./-").find(static_cast<char>(letter)) != std::string_view::npos;
+  };
+  if (!word.empty() && std::ranges::all_of(word, plain)) return word;
+  std::string quoted = "'";
+  for (const char letter : word) quoted += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
+  return quoted + "'";
+}
+
+}  // namespace
+
+std::vector<std::string> take_overrides(std::vector<std::string>& arguments) {
+  std::vector<std::string> overrides;
+  if (!takes_overrides(arguments)) return overrides;
+  const std::map<std::string, bool> keys = config_keys();
+  std::vector<std::string> rest;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& argument = arguments[i];
+    const size_t equals = argument.find('=');
+    const std::string name = argument.starts_with("--")
+                                 ? argument.substr(2, equals == std::string::npos ? equals : equals - 2)
+                                 : "";
+    const auto key = keys.find(name);
+    if (key == keys.end() && name.find('.') == std::string::npos) {
+      rest.push_back(argument);
+      continue;
+    }
+    const bool boolean = key != keys.end() && key->second;
+    // A dotted name that is no key goes along: the config knows the nearest key.
+    const std::string value = equals != std::string::npos ? argument.substr(equals + 1)
+                                                          : following_value(arguments, i, name, boolean);
+    overrides.push_back(name + "=" + value);
+  }
+  arguments = std::move(rest);
+  return overrides;
+}
+
+void check_verb(const CLI::App& app, const std::vector<std::string>& arguments) {
+  if (arguments.empty()) throw UsageError("[cli] no command given", "'trireme --help' lists the commands");
+  const std::string& word = arguments.front();
+  const std::vector<std::string> names = verb_names(app);
+  if (word.starts_with("-") || std::ranges::find(names, word) != names.end()) return;
+  throw UsageError(fmt::format("[cli] '{}' is not a command", word),
+                   suggestion(word, names) + "'trireme --help' lists the commands");
+}
+
+void check_leftovers(const CLI::App& app) {
+  const std::vector<std::string> leftovers = app.remaining(true);
+  if (leftovers.empty()) return;
+  const std::string& word = leftovers.front();
+  const CLI::App& verb = innermost(app);
+  const std::string help = fmt::format("'{} --help' shows what it takes", parsed_path(app));
+  if (!word.starts_with("-")) {
+    throw UsageError(fmt::format("[cli] unexpected argument '{}'", word),
+                     suggestion(word, verb_names(verb)) + help);
+  }
+  const std::string name = word.substr(0, word.find('='));
+  std::vector<std::string> candidates = option_names(verb);
+  if (verb.get_name() == "train" || verb.get_name() == "show") {
+    for (const auto& [key, boolean] : config_keys()) candidates.push_back("--" + key);
+  }
+  throw UsageError(fmt::format("[cli] unknown option '{}'", name), suggestion(name, candidates) + help);
+}
+
+std::string shell_line(const std::vector<std::string>& words) {
+  std::vector<std::string> quoted;
+  for (const std::string& word : words) quoted.push_back(shell_word(word));
+  return join(quoted, " ");
+}
+
+std::string parsed_path(const CLI::App& app) {
+  std::string path = app.get_name();
+  for (const CLI::App* verb : app.get_subcommands()) path += " " + parsed_path(*verb);
+  return path;
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,28 @@
+#pragma once
+// The command line before and after CLI11: config overrides are taken out first, and what CLI11 does not know
+// is answered with the nearest name.
+#include <string>
+#include <vector>
+
+#include "trireme/cli/front.h"
+
+namespace trireme::cli {
+
+/// Takes `--section.key=value`, `--section.key value` and the same for keys without a section (`--name=x`)
+/// out of `arguments` (verb first) and returns them as "key=value". A boolean key alone means true. Verbs
+/// without a config keep their arguments. Throws UsageError when a value is missing.
+std::vector<std::string> take_overrides(std::vector<std::string>& arguments);
+
+/// Throws UsageError when the first word is no verb of `app`, naming the nearest.
+void check_verb(const CLI::App& app, const std::vector<std::string>& arguments);
+
+/// Throws UsageError for the first word that no option took, naming the nearest option or subcommand.
+void check_leftovers(const CLI::App& app);
+
+/// The words as one line that a shell would split the same way.
+std::string shell_line(const std::vector<std::string>& words);
+
+/// The verb that was parsed, with its subcommand: "trireme config show".
+std::string parsed_path(const CLI::App& app);
+
+}  // namespace trireme::cli

@@ -1,0 +1,119 @@
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "trireme/cli/front.h"
+#include "trireme/plan/config.h"
+
+namespace trireme::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct ShowOptions {
+  std::string path;
+  bool origin = false;
+  bool json = false;
+};
+
+Json value_of(const plan::Field& field) {
+  return std::visit([](const auto* value) { return Json(*value); }, field.value);
+}
+
+const char* type_of(const plan::Field& field) {
+  constexpr const char* kNames[] = {"integer", "number", "boolean", "string"};
+  return kNames[field.value.index()];
+}
+
+/// The node of "train.steps" inside nested objects.
+Json& node_of(Json& root, const std::string& key) {
+  const size_t dot = key.find('.');
+  return dot == std::string::npos ? root[key] : root[key.substr(0, dot)][key.substr(dot + 1)];
+}
+
+void print_show_json(plan::ResolvedConfig resolved, bool origin) {
+  Json values = Json::object();
+  for (const plan::Field& field : plan::fields(resolved.config)) {
+    const Json value = value_of(field);
+    node_of(values, field.key) =
+        origin ? Json{{"value", value}, {"origin", resolved.origins.at(field.key)}} : value;
+  }
+  fmt::print("{}\n", Json{{"schema", "trireme.config/1"}, {"config", values}}.dump(2));
+}
+
+int show(const ShowOptions& options, const Front& front) {
+  const plan::ConfigSources sources{.path = options.path, .text = "", .overrides = front.overrides};
+  const plan::ResolvedConfig resolved = plan::load(sources, front.environment);
+  if (options.json) {
+    print_show_json(resolved, options.origin);
+  } else {
+    fmt::print("{}", plan::to_yaml(resolved, options.origin));
+  }
+  return 0;
+}
+
+Json key_row(const plan::Field& field) {
+  Json row = {
+      {"key", field.key}, {"type", type_of(field)}, {"default", value_of(field)}, {"help", field.help}};
+  if (!field.choices.empty()) row["choices"] = field.choices;
+  if (field.min) row["min"] = *field.min;
+  if (field.max) row["max"] = *field.max;
+  return row;
+}
+
+int keys(bool json) {
+  if (!json) {
+    fmt::print("{}", plan::describe_fields());
+    return 0;
+  }
+  Json rows = Json::array();
+  plan::Config defaults;
+  for (const plan::Field& field : plan::fields(defaults)) rows.push_back(key_row(field));
+  fmt::print("{}\n", Json{{"schema", "trireme.keys/1"}, {"keys", rows}}.dump(2));
+  return 0;
+}
+
+int schema() {
+  const std::string text = plan::json_schema();
+  fmt::print("{}{}", text, text.ends_with('\n') ? "" : "\n");
+  return 0;
+}
+
+void add_show(CLI::App& verb, Front& front) {
+  auto options = std::make_shared<ShowOptions>();
+  CLI::App* show_verb = verb.add_subcommand("show", "Print the resolved config as YAML");
+  show_verb->add_option("CONFIG", options->path, "YAML file; none: defaults, presets and overrides only")
+      ->option_text(" ");
+  show_verb->add_flag("--origin", options->origin, "Say where each value came from");
+  show_verb->add_flag("--json", options->json, "One JSON document");
+  show_verb->footer("Overrides as for 'train': --section.key=value.");
+  show_verb->callback(
+      [options, &front] { front.action = [options, &front] { return show(*options, front); }; });
+}
+
+void add_schema(CLI::App& verb, Front& front) {
+  auto json = std::make_shared<bool>(false);
+  CLI::App* schema_verb = verb.add_subcommand("schema", "Print the JSON schema of config files, for editors");
+  schema_verb->add_flag("--json", *json, "Changes nothing: the schema is JSON");
+  schema_verb->callback([json, &front] { front.action = schema; });
+}
+
+void add_keys(CLI::App& verb, Front& front) {
+  auto json = std::make_shared<bool>(false);
+  CLI::App* keys_verb = verb.add_subcommand("keys", "List every key with type, default, range and meaning");
+  keys_verb->add_flag("--json", *json, "One JSON document");
+  keys_verb->callback([json, &front] { front.action = [json] { return keys(*json); }; });
+}
+
+}  // namespace
+
+void add_config(CLI::App& app, Front& front) {
+  CLI::App* verb = app.add_subcommand("config", "Show the resolved config, its schema and its keys");
+  verb->require_subcommand(1);
+  add_show(*verb, front);
+  add_schema(*verb, front);
+  add_keys(*verb, front);
+}
+
+}  // namespace trireme::cli

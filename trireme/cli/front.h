@@ -1,0 +1,51 @@
+#pragma once
+// What the verbs of the front command share: the command line, the environment, and the action that the
+// parsed verb chose.
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "trireme/base/env.h"
+#include "trireme/base/error.h"
+
+namespace CLI {
+class App;
+}
+
+namespace trireme::cli {
+
+/// A command line that cannot be understood; the hint goes on a line of its own.
+class UsageError : public Error {
+ public:
+  UsageError(const std::string& message, std::string hint)
+      : Error(ExitCode::kUsage, message), hint_(std::move(hint)) {}
+  const std::string& hint() const { return hint_; }
+
+ private:
+  std::string hint_;
+};
+
+struct Front {
+  Environment environment;
+  std::string command;                 ///< as typed, quoted for a shell
+  std::vector<std::string> overrides;  ///< "section.key=value", taken out of the command line
+  std::function<int()> action;         ///< set while parsing; returns the exit code
+
+  /// Parent of run directories: TRIREME_RUN_DIR or "runs".
+  std::string runs_root() const { return environment.get("TRIREME_RUN_DIR").value_or("runs"); }
+};
+
+// One verb, one source file. Each adds its subcommand, whose callback sets front.action.
+void add_train(CLI::App& app, Front& front);
+void add_generate(CLI::App& app, Front& front);
+void add_doctor(CLI::App& app, Front& front);
+void add_plan(CLI::App& app, Front& front);
+void add_presets(CLI::App& app, Front& front);
+void add_config(CLI::App& app, Front& front);
+void add_version(CLI::App& app, Front& front);
+
+/// "trireme 0.1.0 (Release, GNU 12.2.0, torch 2.11.0, CUDA)".
+std::string version_line();
+
+}  // namespace trireme::cli

@@ -1,0 +1,76 @@
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+
+#include "trireme/cli/child.h"
+#include "trireme/cli/front.h"
+#include "trireme/report/run_dir.h"
+
+namespace trireme::cli {
+namespace {
+
+struct Options {
+  GenerateOptions generate;
+  bool json = false;
+};
+
+/// A path as it is, else the name of a run (or "latest") below the folder of runs.
+std::string find_run(const std::string& run, const Front& front) {
+  if (std::filesystem::exists(run)) return run;
+  const std::string below = front.runs_root() + "/" + run;
+  return std::filesystem::exists(below) || run == "latest" ? below : run;
+}
+
+void check(const GenerateOptions& options) {
+  if (options.max_tokens < 1) {
+    throw ConfigError("[cli.generate] --max-tokens {} generates nothing; give 1 or more", options.max_tokens);
+  }
+  if (!std::isfinite(options.temperature) || options.temperature < 0.0) {
+    throw ConfigError("[cli.generate] --temperature {} is not usable; give 0 (greedy) or more",
+                      options.temperature);
+  }
+  if (options.top_k < 0) {
+    throw ConfigError("[cli.generate] --top-k {} is negative; give 0 (all tokens) or more", options.top_k);
+  }
+}
+
+int generate(const Options& options, const Front& front) {
+  check(options.generate);
+  Request request{.verb = "generate",
+                  .config = "",
+                  .run_dir = "",
+                  .runs_root = front.runs_root(),
+                  .command = front.command,
+                  .json = options.json,
+                  .quiet = false,
+                  .generate = options.generate};
+  const auto run = report::RunDirectory::open(find_run(options.generate.run, front));
+  request.run_dir = run.path();
+  request.generate.run = run.path();
+  exec_worker(front.environment, request);
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app, Front& front) {
+  auto options = std::make_shared<Options>();
+  GenerateOptions& generate_options = options->generate;
+  CLI::App* verb = app.add_subcommand("generate", "Continue a text with the weights of a run");
+  verb->add_option("RUN", generate_options.run, "Run directory, its name, or 'latest'")
+      ->required()
+      ->option_text(" ");
+  verb->add_option("--prompt", generate_options.prompt, "Text to continue")->option_text("TEXT");
+  verb->add_option("--max-tokens", generate_options.max_tokens, "Tokens to generate (default: 256)")
+      ->option_text("N");
+  verb->add_option("--temperature", generate_options.temperature, "Randomness; 0: greedy (default: 0.8)")
+      ->option_text("T");
+  verb->add_option("--top-k", generate_options.top_k, "Sample among the K likeliest; 0: all (default)")
+      ->option_text("K");
+  verb->add_option("--seed", generate_options.seed, "Of the sampling (default: 42)")->option_text("S");
+  verb->add_flag("--json", options->json, "One JSON document");
+  verb->callback(
+      [options, &front] { front.action = [options, &front] { return generate(*options, front); }; });
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,93 @@
+// trireme: the front command. It parses, checks and starts; training itself happens in trireme-worker.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+
+#include "trireme/cli/arguments.h"
+#include "trireme/cli/front.h"
+
+namespace trireme::cli {
+namespace {
+
+constexpr const char* kExamples =
+    "Examples:\n"
+    "  trireme train -n 2 --model.preset=gpt-tiny --train.steps=50\n"
+    "  trireme generate latest --prompt 'int main('\n"
+    "\n"
+    "Exit codes: 0 ok, 1 failed, 2 usage or config, 3 environment, 4 out of memory, 5 communication, 6 "
+    "numerics,\n"
+    "7 corrupt data, 8 comparison failed, 75 preempted (run again), 128+N killed by signal N.";
+
+void describe(CLI::App& app, Front& front) {
+  app.set_version_flag("--version", version_line());
+  app.get_formatter()->column_width(34);
+  app.allow_extras();  // leftovers are answered by check_leftovers, with the nearest name
+  app.require_subcommand(0, 1);
+  add_train(app, front);
+  add_generate(app, front);
+  add_doctor(app, front);
+  add_plan(app, front);
+  add_presets(app, front);
+  add_config(app, front);
+  add_version(app, front);
+  app.footer(kExamples);  // after the verbs, which would inherit it
+}
+
+/// CLI11 takes its arguments in reverse order.
+void parse(CLI::App& app, std::vector<std::string> arguments) {
+  std::ranges::reverse(arguments);
+  try {
+    app.parse(arguments);
+  } catch (const CLI::Success&) {
+    throw;
+  } catch (const CLI::ParseError& error) {
+    check_leftovers(app);  // knows the nearest name, which is worth more than CLI11's answer
+    throw UsageError(fmt::format("[cli] {}", error.what()),
+                     fmt::format("'{} --help' shows what it takes", parsed_path(app)));
+  }
+}
+
+int run(const std::vector<std::string>& words) {
+  Front front{
+      .environment = Environment::process(), .command = shell_line(words), .overrides = {}, .action = {}};
+  CLI::App app("Distributed training in C++ on libtorch: data parallelism from one config to many ranks.",
+               "trireme");
+  describe(app, front);
+  std::vector<std::string> arguments(words.begin() + 1, words.end());
+  check_verb(app, arguments);
+  front.overrides = take_overrides(arguments);
+  try {
+    parse(app, arguments);
+  } catch (const CLI::Success& help) {
+    return app.exit(help);
+  }
+  check_leftovers(app);
+  TRIREME_CHECK(front.action != nullptr, "[cli] no verb took '{}'", front.command);
+  return front.action();
+}
+
+int report(const std::exception& error, ExitCode code) {
+  fmt::print(stderr, "error: {}\n", error.what());
+  return static_cast<int>(code);
+}
+
+}  // namespace
+}  // namespace trireme::cli
+
+int main(int argc, char** argv) {
+  using namespace trireme;
+  try {
+    std::vector<std::string> words(argv, argv + argc);
+    words.front() = "trireme";
+    return cli::run(words);
+  } catch (const cli::UsageError& error) {
+    const int code = cli::report(error, error.exit_code());
+    fmt::print(stderr, "hint: {}\n", error.hint());
+    return code;
+  } catch (const Error& error) {
+    return cli::report(error, error.exit_code());
+  } catch (const std::exception& error) {
+    return cli::report(error, ExitCode::kFailed);
+  }
+}

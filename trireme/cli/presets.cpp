@@ -1,0 +1,67 @@
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "trireme/base/text.h"
+#include "trireme/cli/front.h"
+#include "trireme/plan/model_facts.h"
+#include "trireme/plan/presets.h"
+#include "trireme/report/table.h"
+
+namespace trireme::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using report::Align;
+
+int64_t parameters(const plan::Preset& preset) {
+  return plan::describe(preset.model, plan::DataConfig{}.seq_len).params;
+}
+
+Json to_json(const plan::Preset& preset) {
+  const plan::ModelConfig& model = preset.model;
+  return {{"name", preset.name},          {"family", model.family},   {"n_layers", model.n_layers},
+          {"d_model", model.d_model},     {"n_heads", model.n_heads}, {"vocab_size", model.vocab_size},
+          {"params", parameters(preset)}, {"summary", preset.summary}};
+}
+
+void print_json() {
+  Json rows = Json::array();
+  for (const plan::Preset& preset : plan::presets()) rows.push_back(to_json(preset));
+  fmt::print("{}\n", Json{{"schema", "trireme.presets/1"}, {"presets", rows}}.dump(2));
+}
+
+void print_table() {
+  report::Table table({{"name"},
+                       {"family"},
+                       {"layers", Align::kRight},
+                       {"d_model", Align::kRight},
+                       {"heads", Align::kRight},
+                       {"parameters", Align::kRight},
+                       {"summary"}});
+  for (const plan::Preset& preset : plan::presets()) {
+    const plan::ModelConfig& model = preset.model;
+    table.add_row({preset.name, model.family, std::to_string(model.n_layers), std::to_string(model.d_model),
+                   std::to_string(model.n_heads), format_count(static_cast<double>(parameters(preset))),
+                   preset.summary});
+  }
+  fmt::print("{}", table.to_string());
+}
+
+}  // namespace
+
+void add_presets(CLI::App& app, Front& front) {
+  auto json = std::make_shared<bool>(false);
+  CLI::App* verb =
+      app.add_subcommand("presets", "List the built-in models (use one with --model.preset=NAME)");
+  verb->add_flag("--json", *json, "One JSON document");
+  verb->callback([json, &front] {
+    front.action = [json] {
+      *json ? print_json() : print_table();
+      return 0;
+    };
+  });
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,32 @@
+#include "trireme/cli/request.h"
+
+#include <nlohmann/json.hpp>
+
+#include "trireme/base/error.h"
+
+namespace trireme::cli {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GenerateOptions, run, prompt, max_tokens, temperature, top_k, seed)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Request, verb, config, run_dir, runs_root, command, json, quiet, generate)
+
+std::string to_json(const Request& request) {
+  try {
+    return nlohmann::json(request).dump();
+  } catch (const nlohmann::json::type_error& error) {
+    throw ConfigError(
+        "[cli.request] the command line or the config is not UTF-8 text ({}); retype it as UTF-8",
+        error.what());
+  }
+}
+
+Request request_from_json(const std::string& text) {
+  try {
+    return nlohmann::json::parse(text).get<Request>();
+  } catch (const nlohmann::json::exception& error) {
+    throw LogicError(
+        "[cli.request] TRIREME_REQUEST does not hold a request ({}); start the worker through 'trireme'",
+        error.what());
+  }
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,33 @@
+#pragma once
+// What the front command tells the worker: one JSON value in the variable TRIREME_REQUEST, the same for all
+// ranks.
+#include <cstdint>
+#include <string>
+
+namespace trireme::cli {
+
+struct GenerateOptions {
+  std::string run;  ///< run directory
+  std::string prompt;
+  int64_t max_tokens = 256;
+  double temperature = 0.8;  ///< 0: greedy
+  int64_t top_k = 0;         ///< 0: all
+  int64_t seed = 42;
+};
+
+struct Request {
+  std::string verb;     ///< train, generate or probe
+  std::string config;   ///< resolved YAML (train)
+  std::string run_dir;  ///< made by the front command; empty: rank 0 makes one below `runs_root`
+  std::string runs_root = "runs";
+  std::string command;  ///< the user's command line, for the manifest
+  bool json = false;    ///< results as JSON lines on stdout
+  bool quiet = false;   ///< no start-up lines, no progress
+  GenerateOptions generate;
+};
+
+std::string to_json(const Request& request);
+/// Throws LogicError when the text is not what to_json() writes.
+Request request_from_json(const std::string& text);
+
+}  // namespace trireme::cli

@@ -1,0 +1,127 @@
+#include "trireme/cli/run_plan.h"
+
+#include <nlohmann/json.hpp>
+
+#include "trireme/base/build_info.h"
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/plan/policy.h"
+#include "trireme/report/table.h"
+
+namespace trireme::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+int64_t divide_up(int64_t value, int64_t parts) {
+  return (value + parts - 1) / parts;
+}
+
+std::string batch_equation(const plan::BatchPlan& batch) {
+  return fmt::format("{} sequences = {} micro-batch x {} accumulation x {} data-parallel ranks",
+                     batch.global_batch, batch.micro_batch, batch.accumulation, batch.dp_size);
+}
+
+std::string state_text(const StateBytes& state) {
+  const auto bytes = [](int64_t value) { return format_bytes(static_cast<double>(value)); };
+  return fmt::format("{} a rank: parameters {}, gradients {}, optimizer {}; activations not included",
+                     bytes(state.total()), bytes(state.parameters), bytes(state.gradients),
+                     bytes(state.optimizer));
+}
+
+}  // namespace
+
+std::string choose_device(const std::string& device, int gpus) {
+  if (device == "auto") return kHasCuda && gpus > 0 ? "cuda" : "cpu";
+  if (device != "cuda") return device;
+  if (!kHasCuda) {
+    throw EnvironmentError(
+        "[cli.train] device is cuda but this build has no CUDA; build with -DTRIREME_CUDA=ON, or "
+        "use --device=cpu");
+  }
+  if (gpus == 0) {
+    throw EnvironmentError(
+        "[cli.train] device is cuda but the driver shows no GPU; check nvidia-smi and "
+        "CUDA_VISIBLE_DEVICES, or use --device=cpu");
+  }
+  return device;
+}
+
+int64_t choose_ranks(std::optional<int64_t> asked, const std::string& device, int gpus) {
+  constexpr int64_t kCpuRanks = 2;
+  if (!asked) return device == "cuda" ? gpus : kCpuRanks;
+  if (*asked < 1) throw ConfigError("[cli.train] -n {} is not a number of ranks; give 1 or more", *asked);
+  if (device == "cuda" && *asked > gpus) {
+    throw ConfigError(
+        "[cli.train] -n {} asks for more ranks than there are GPUs: {}; use -n {}, or --device=cpu", *asked,
+        gpus, gpus);
+  }
+  return *asked;
+}
+
+StateBytes state_bytes(const plan::Config& config, int64_t params, const plan::MeshShape& mesh) {
+  const plan::Policy& policy = plan::find_policy(config.parallel.policy);
+  const int64_t shards = mesh.size(plan::Axis::kDpShard);
+  const int64_t of_rank = divide_up(params, mesh.size(plan::Axis::kTp) * mesh.size(plan::Axis::kPp));
+  const int64_t of_shard = divide_up(of_rank, shards);
+  const int64_t compute_bytes = config.precision.compute == "bf16" ? 2 : 4;
+  const int64_t optimizer_bytes = config.optim.name == "sgd" ? 8 : 12;
+  return {.parameters = compute_bytes * (policy.shard_parameters ? of_shard : of_rank),
+          .gradients = compute_bytes * (policy.shard_gradients ? of_shard : of_rank),
+          .optimizer = optimizer_bytes * (policy.shard_optimizer ? of_shard : of_rank)};
+}
+
+RunPlan plan_run(const plan::Config& config, const std::string& device, int64_t ranks) {
+  RunPlan run{.device = device, .ranks = ranks, .mesh = {}, .batch = {}, .facts = {}, .state = {}};
+  run.mesh = plan::MeshShape::fit(config.parallel, ranks);
+  run.batch = plan::plan_batch(config.train.global_batch, config.train.micro_batch, run.mesh.dp_size());
+  run.facts = plan::describe(config.model, config.data.seq_len, config.precision);
+  run.state = state_bytes(config, run.facts.params, run.mesh);
+  return run;
+}
+
+std::string to_text(const RunPlan& run, const plan::Config& config) {
+  report::Table table({{"plan"}, {config.name}});
+  table.add_row({"ranks", fmt::format("{} on {}", run.ranks, run.device)});
+  table.add_row({"mesh", run.mesh.to_string()});
+  table.add_row({"policy", fmt::format("{}: {}", config.parallel.policy,
+                                       plan::find_policy(config.parallel.policy).summary)});
+  table.add_row({"batch", batch_equation(run.batch)});
+  table.add_row(
+      {"tokens",
+       fmt::format("{} a step, {} in {} steps", with_commas(run.batch.global_batch * config.data.seq_len),
+                   format_count(static_cast<double>(run.batch.global_batch * config.data.seq_len *
+                                                    config.train.steps)),
+                   config.train.steps)});
+  table.add_row(
+      {"model", fmt::format("{}, {} parameters", config.model.family, with_commas(run.facts.params))});
+  table.add_row({"compute", fmt::format("{} FLOPs a token", format_count(run.facts.flops_per_token))});
+  table.add_row({"model state", state_text(run.state)});
+  return table.to_string();
+}
+
+std::string to_json(const RunPlan& run, const plan::Config& config) {
+  const Json batch = {{"global_batch", run.batch.global_batch},
+                      {"micro_batch", run.batch.micro_batch},
+                      {"accumulation", run.batch.accumulation},
+                      {"dp_size", run.batch.dp_size}};
+  const Json state = {{"parameters", run.state.parameters},
+                      {"gradients", run.state.gradients},
+                      {"optimizer", run.state.optimizer},
+                      {"total", run.state.total()}};
+  return Json{{"schema", "trireme.run-plan/1"},
+              {"name", config.name},
+              {"device", run.device},
+              {"ranks", run.ranks},
+              {"mesh", run.mesh.to_string()},
+              {"policy", config.parallel.policy},
+              {"batch", batch},
+              {"steps", config.train.steps},
+              {"tokens_per_step", run.batch.global_batch * config.data.seq_len},
+              {"params", run.facts.params},
+              {"flops_per_token", run.facts.flops_per_token},
+              {"state_bytes_per_rank", state}}
+      .dump(2);
+}
+
+}  // namespace trireme::cli

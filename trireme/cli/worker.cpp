@@ -1,0 +1,60 @@
+// trireme-worker: one rank. Started by the front command, by a launcher, or alone; takes its orders from the
+// variable TRIREME_REQUEST.
+#include <c10/util/Exception.h>
+#include <malloc.h>
+
+#include <exception>
+#include <limits>
+
+#include "trireme/base/env.h"
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/cli/worker_verbs.h"
+
+namespace {
+
+using namespace trireme;
+
+/// Keeps freed memory in the process instead of handing it back to the kernel and faulting it in again:
+/// activations of one step have the sizes of the step before.
+void keep_freed_memory() {
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
+  mallopt(M_TOP_PAD, 64 << 20);
+}
+
+int run(const Environment& environment) {
+  const auto text = environment.get("TRIREME_REQUEST");
+  if (!text) {
+    throw ConfigError(
+        "[cli.worker] TRIREME_REQUEST is not set; trireme-worker is started by the command 'trireme'");
+  }
+  const cli::Request request = cli::request_from_json(*text);
+  if (request.verb == "train") return cli::worker_train(request, environment);
+  if (request.verb == "generate") return cli::worker_generate(request);
+  if (request.verb == "probe") return cli::worker_probe();
+  throw LogicError("[cli.worker] verb '{}' is unknown", request.verb);
+}
+
+}  // namespace
+
+int main() {
+  keep_freed_memory();
+  try {
+    return run(Environment::process());
+  } catch (const Error& error) {
+    log_error("{}", error.what());
+    return static_cast<int>(error.exit_code());
+  } catch (const c10::Error& error) {
+    log_error("{}", error.what_without_backtrace());
+    log_debug("{}", error.what());
+    return static_cast<int>(ExitCode::kFailed);
+  } catch (const std::bad_alloc&) {
+    log_error(
+        "[cli.worker] the host is out of memory; lower train.micro_batch or use fewer ranks on this machine");
+    return static_cast<int>(ExitCode::kOutOfMemory);
+  } catch (const std::exception& error) {
+    log_error("{}", error.what());
+    return static_cast<int>(ExitCode::kFailed);
+  }
+}

@@ -1,0 +1,51 @@
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "trireme/base/error.h"
+#include "trireme/cli/worker_verbs.h"
+#include "trireme/data/tokenizer.h"
+#include "trireme/kernels/device.h"
+#include "trireme/nn/language_model.h"
+#include "trireme/plan/config.h"
+#include "trireme/report/run_dir.h"
+#include "trireme/train/generate.h"
+#include "trireme/train/weights.h"
+
+namespace trireme::cli {
+
+int worker_generate(const Request& request) {
+  const GenerateOptions& options = request.generate;
+  const report::RunDirectory run = report::RunDirectory::open(options.run);
+  const plan::Config config =
+      plan::load({.path = run.file("config.yaml"), .text = {}, .overrides = {}}, Environment()).config;
+  const auto model = nn::build(config.model);
+  train::load_weights(*model, run.file("checkpoints/final/model.safetensors"));
+  model->eval();
+  const bool gpu = config.device != "cpu" && !kernels::gpus().empty();
+  const at::Device device = gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
+  model->to(device);
+
+  const auto tokenizer = data::make_tokenizer(config.data.tokenizer);
+  const std::string prompt = options.prompt.empty() ? config.train.sample_prompt : options.prompt;
+  const std::vector<int32_t> tokens = train::generate(*model, tokenizer->encode(prompt),
+                                                      {.max_tokens = options.max_tokens,
+                                                       .temperature = options.temperature,
+                                                       .top_k = options.top_k,
+                                                       .seed = static_cast<uint64_t>(options.seed),
+                                                       .context = config.data.seq_len},
+                                                      device);
+  const std::string text = tokenizer->decode(tokens);
+  if (request.json) {
+    const nlohmann::json result = {{"schema", "trireme.generate/1"},
+                                   {"run", run.path()},
+                                   {"prompt", prompt},
+                                   {"text", text},
+                                   {"tokens", tokens.size()}};
+    std::cout << result.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+  } else {
+    std::cout << prompt << text << "\n";
+  }
+  return 0;
+}
+
+}  // namespace trireme::cli

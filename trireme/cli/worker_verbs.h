@@ -1,0 +1,14 @@
+#pragma once
+// What a worker can be asked to do. Each returns an exit code.
+#include "trireme/base/env.h"
+#include "trireme/cli/request.h"
+
+namespace trireme::cli {
+
+int worker_train(const Request& request, const Environment& environment);
+/// Prints text from the weights of a finished run.
+int worker_generate(const Request& request);
+/// Prints one JSON object: torch, GPUs, NCCL, threads, loaded libraries.
+int worker_probe();
+
+}  // namespace trireme::cli

@@ -1,0 +1,280 @@
+#include "trireme/comm/backend_group.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <utility>
+
+#include "trireme/base/clock.h"
+#include "trireme/base/error.h"
+#include "trireme/comm/cause.h"
+#include "trireme/comm/checks.h"
+#include "trireme/comm/progress_board.h"
+
+namespace trireme::comm {
+namespace {
+
+using plan::Collective;
+using State = ProgressBoard::State;
+
+constexpr int kTag = 0;  // messages between two ranks keep their order
+
+/// The tensor's memory as bytes, so that every dtype travels on every backend. Autograd does not see it.
+at::Tensor bytes_of(const at::Tensor& tensor) {
+  return tensor.detach().view({-1}).view(at::kByte);
+}
+
+void copy_within(at::Tensor& output, const at::Tensor& input) {
+  if (output.const_data_ptr() != input.const_data_ptr())
+    output.detach().view({-1}).copy_(input.detach().view({-1}));
+}
+
+c10d::ReduceOp::RedOpType to_torch(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return c10d::ReduceOp::SUM;
+    case ReduceOp::kMax:
+      return c10d::ReduceOp::MAX;
+    case ReduceOp::kMin:
+      return c10d::ReduceOp::MIN;
+  }
+  throw LogicError("[comm.all_reduce] reduce operation {} is none of the table", static_cast<int>(op));
+}
+
+int to_int(int64_t rank) {
+  return static_cast<int>(rank);
+}
+
+int64_t bytes_in(const at::Tensor& tensor) {
+  return static_cast<int64_t>(tensor.nbytes());
+}
+
+class BackendGroup final : public Group {
+ public:
+  BackendGroup(BackendSpec spec, c10::intrusive_ptr<c10d::Backend> backend,
+               std::shared_ptr<ProgressBoard> board)
+      : spec_(std::move(spec)), board_(std::move(board)), backend_(std::move(backend)) {
+    spec_.store.reset();
+    if (backend_ && !spec_.device.is_cpu()) {
+      watch_ =
+          make_device_watch(spec_.device, spec_.timeout_s,
+                            [this](const Operation& late, double elapsed) { abort_late(late, elapsed); });
+    }
+  }
+  BackendGroup(const BackendGroup&) = delete;
+  BackendGroup& operator=(const BackendGroup&) = delete;
+  ~BackendGroup() override;
+
+  const std::string& name() const override { return spec_.name; }
+  int64_t rank() const override { return spec_.rank; }
+  int64_t size() const override { return static_cast<int64_t>(spec_.ranks.size()); }
+  const std::vector<int64_t>& ranks() const override { return spec_.ranks; }
+  c10::Device device() const override { return spec_.device; }
+  const std::map<Collective, Traffic>& traffic() const override { return traffic_; }
+
+  void all_reduce(at::Tensor& tensor, ReduceOp op) override;
+  void all_gather(at::Tensor& output, const at::Tensor& input) override;
+  void reduce_scatter(at::Tensor& output, const at::Tensor& input) override;
+  void all_to_all(at::Tensor& output, const at::Tensor& input) override;
+  void broadcast(at::Tensor& tensor, int64_t root) override;
+  void send(const at::Tensor& tensor, int64_t to) override;
+  void recv(at::Tensor& tensor, int64_t from) override;
+  void barrier() override;
+  void check() const override;
+  at::Tensor scratch(int64_t bytes) override;
+
+ private:
+  Call call(Collective kind) const { return {plan::name(kind), spec_.name, size(), spec_.device}; }
+  Operation next_operation(Collective kind, int64_t bytes);
+  template <typename Start>
+  void run(Collective kind, int64_t bytes, const Start& start);
+  void record_failure(const Operation& operation, double elapsed_s, const std::string& cause);
+  void abort_late(const Operation& late, double elapsed_s);
+
+  BackendSpec spec_;
+  std::shared_ptr<ProgressBoard> board_;
+  c10::intrusive_ptr<c10d::Backend> backend_;  ///< none in a group of one, and on a CPU none after a failure
+  std::map<Collective, Traffic> traffic_;
+  std::map<int64_t, at::Tensor> scratch_;  ///< by stream
+  int64_t sequence_ = 0;
+  mutable std::mutex failure_mutex_;
+  std::string failure_;
+  std::atomic<bool> failed_ = false;
+  std::unique_ptr<DeviceWatch> watch_;  ///< last, so that its thread ends before what it uses
+};
+
+BackendGroup::~BackendGroup() {
+  watch_.reset();
+  if (!backend_) return;
+  try {
+    // After an error peers may never come to an orderly end.
+    failed_ || std::uncaught_exceptions() > 0 ? backend_->abort() : backend_->shutdown();
+  } catch (const std::exception&) {
+    // Leaving is all that is left to do.
+  }
+}
+
+void BackendGroup::check() const {
+  if (!failed_) return;
+  const std::lock_guard lock(failure_mutex_);
+  throw CommError("{}", failure_);
+}
+
+Operation BackendGroup::next_operation(Collective kind, int64_t bytes) {
+  Traffic& traffic = traffic_[kind];
+  ++traffic.calls;
+  traffic.bytes += plan::wire_bytes(kind, bytes, size());
+  return {plan::name(kind), ++sequence_, spec_.name};
+}
+
+/// start() hands the operation to the backend and returns its Work; NCCL returns none for what is on our
+/// stream.
+template <typename Start>
+void BackendGroup::run(Collective kind, int64_t bytes, const Start& start) {
+  check();
+  const Operation operation = next_operation(kind, bytes);
+  if (!backend_ || (bytes == 0 && kind != Collective::kBarrier)) return;
+  const double started = monotonic_seconds();
+  board_->note(State::kInside, operation);
+  try {
+    if (const c10::intrusive_ptr<c10d::Work> work = start(); work) work->wait();
+    if (watch_) watch_->enqueued(operation);
+  } catch (const std::exception& error) {
+    record_failure(operation, monotonic_seconds() - started, cause_of(error));
+    // Closing our connections tells the peers at once.
+    if (spec_.device.is_cpu()) backend_.reset();
+    check();
+  }
+  board_->note(State::kDone, operation);
+}
+
+void BackendGroup::record_failure(const Operation& operation, double elapsed_s, const std::string& cause) {
+  const std::string others = board_->report_failure(operation, spec_.ranks);
+  const std::string what = is_timeout(cause) ? "passed its deadline" : fmt::format("lost a peer ({})", cause);
+  const std::lock_guard lock(failure_mutex_);
+  if (failed_) return;
+  failure_ = fmt::format(
+      "[comm.{}] {} #{} of group {} {} on rank {} after {:.1f} s (deadline {:g} s): {}; look at the log of "
+      "the rank "
+      "that is not there, and raise the timeout if it is only slow",
+      operation.name, operation.name, operation.sequence, operation.group, what,
+      spec_.ranks[static_cast<size_t>(spec_.rank)], elapsed_s, spec_.timeout_s, others);
+  failed_ = true;
+}
+
+void BackendGroup::abort_late(const Operation& late, double elapsed_s) {
+  record_failure(late, elapsed_s, "Timed out");
+  try {
+    backend_->abort();  // frees the GPU, and with it a host that waits for the stream
+  } catch (const std::exception&) {
+    // The next call throws the failure that was recorded.
+  }
+}
+
+void BackendGroup::all_reduce(at::Tensor& tensor, ReduceOp op) {
+  check_tensor(call(Collective::kAllReduce), "tensor", tensor);
+  check_reducible(call(Collective::kAllReduce), tensor);
+  run(Collective::kAllReduce, bytes_in(tensor), [&] {
+    std::vector<at::Tensor> tensors = {tensor.detach()};
+    c10d::AllreduceOptions options;
+    options.reduceOp = to_torch(op);
+    options.asyncOp = false;
+    return backend_->allreduce(tensors, options);
+  });
+}
+
+void BackendGroup::all_gather(at::Tensor& output, const at::Tensor& input) {
+  check_pair(call(Collective::kAllGather), output, size(), input, 1);
+  if (size() == 1) copy_within(output, input);
+  run(Collective::kAllGather, bytes_in(output), [&] {
+    at::Tensor to = bytes_of(output), from = bytes_of(input);
+    c10d::AllgatherOptions options;
+    options.asyncOp = false;
+    return backend_->_allgather_base(to, from, options);
+  });
+}
+
+void BackendGroup::reduce_scatter(at::Tensor& output, const at::Tensor& input) {
+  check_pair(call(Collective::kReduceScatter), output, 1, input, size());
+  check_reducible(call(Collective::kReduceScatter), input);
+  if (size() == 1) copy_within(output, input);
+  run(Collective::kReduceScatter, bytes_in(input), [&] {
+    at::Tensor to = output.detach().view({-1}), from = input.detach().view({-1});
+    c10d::ReduceScatterOptions options;
+    options.asyncOp = false;
+    return backend_->_reduce_scatter_base(to, from, options);
+  });
+}
+
+void BackendGroup::all_to_all(at::Tensor& output, const at::Tensor& input) {
+  check_pair(call(Collective::kAllToAll), output, size(), input, size());
+  if (size() == 1) copy_within(output, input);
+  run(Collective::kAllToAll, bytes_in(input), [&] {
+    at::Tensor to = bytes_of(output), from = bytes_of(input);
+    std::vector<int64_t> equal_parts;
+    c10d::AllToAllOptions options;
+    options.asyncOp = false;
+    return backend_->alltoall_base(to, from, equal_parts, equal_parts, options);
+  });
+}
+
+void BackendGroup::broadcast(at::Tensor& tensor, int64_t root) {
+  check_tensor(call(Collective::kBroadcast), "tensor", tensor);
+  check_root(call(Collective::kBroadcast), root);
+  run(Collective::kBroadcast, bytes_in(tensor), [&] {
+    std::vector<at::Tensor> tensors = {bytes_of(tensor)};
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    options.asyncOp = false;
+    return backend_->broadcast(tensors, options);
+  });
+}
+
+void BackendGroup::send(const at::Tensor& tensor, int64_t to) {
+  check_tensor(call(Collective::kSend), "tensor", tensor);
+  check_peer(call(Collective::kSend), to, rank());
+  run(Collective::kSend, bytes_in(tensor), [&] {
+    std::vector<at::Tensor> tensors = {bytes_of(tensor)};
+    return backend_->send(tensors, to_int(to), kTag);
+  });
+}
+
+void BackendGroup::recv(at::Tensor& tensor, int64_t from) {
+  check_tensor(call(Collective::kRecv), "tensor", tensor);
+  check_peer(call(Collective::kRecv), from, rank());
+  run(Collective::kRecv, bytes_in(tensor), [&] {
+    std::vector<at::Tensor> tensors = {bytes_of(tensor)};
+    return backend_->recv(tensors, to_int(from), kTag);
+  });
+}
+
+void BackendGroup::barrier() {
+  run(Collective::kBarrier, 0, [&] {
+    c10d::BarrierOptions options;  // asynchronous, so that there is a Work on which the host can wait
+    if (!spec_.device.is_cpu()) options.device_ids = {spec_.device.index()};
+    return backend_->barrier(options);
+  });
+  check();
+}
+
+at::Tensor BackendGroup::scratch(int64_t bytes) {
+  const c10::impl::VirtualGuardImpl guard(spec_.device.type());
+  at::Tensor& kept = scratch_[static_cast<int64_t>(guard.getStream(spec_.device).id())];
+  if (!kept.defined() || kept.numel() < bytes) {
+    kept = at::Tensor();  // the old one goes before the new one comes
+    kept = at::empty({bytes}, at::TensorOptions(at::kByte).device(spec_.device));
+  }
+  return kept;
+}
+
+}  // namespace
+
+std::shared_ptr<Group> make_backend_group(BackendSpec spec, c10::intrusive_ptr<c10d::Backend> backend,
+                                          std::shared_ptr<ProgressBoard> board) {
+  return std::make_shared<BackendGroup>(std::move(spec), std::move(backend), std::move(board));
+}
+
+}  // namespace trireme::comm

@@ -1,0 +1,17 @@
+#pragma once
+// The one implementation of Group: counts, checks, hands over to a torch backend, keeps the deadline,
+// explains failures. Internal to this room; World::make_group() makes it.
+#include <memory>
+
+#include "trireme/comm/backend.h"
+#include "trireme/comm/group.h"
+
+namespace trireme::comm {
+
+class ProgressBoard;
+
+/// A group of one needs neither backend nor board. Takes over `spec` but for its store.
+std::shared_ptr<Group> make_backend_group(BackendSpec spec, c10::intrusive_ptr<c10d::Backend> backend,
+                                          std::shared_ptr<ProgressBoard> board);
+
+}  // namespace trireme::comm

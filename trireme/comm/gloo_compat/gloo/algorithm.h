@@ -1,0 +1,2 @@
+#pragma once
+// Stand-in: ProcessGroupGloo.hpp includes this header and uses nothing of it.

@@ -1,0 +1,77 @@
+#pragma once
+// Collectives over a group of ranks, each with its cost line. Tensors are contiguous and on the world's
+// device. On a GPU every call is enqueued on the current stream and returns at once; on a CPU it returns when
+// done. Every wait has the world's deadline: then CommError says which operation, which sequence number, and
+// where the other ranks were last seen. On a GPU that error comes from the next call of the group, or from
+// check(). After an error a group is broken for good. A group of one only copies. One thread of a rank uses a
+// group at a time.
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trireme/plan/cost.h"
+
+namespace at {
+class Tensor;
+}
+
+namespace trireme::comm {
+
+enum class ReduceOp { kSum, kMax, kMin };
+
+/// What this rank has sent in a group, by the formulas of plan/cost.h.
+struct Traffic {
+  int64_t calls = 0;
+  int64_t bytes = 0;  ///< sent on the wire by this rank
+};
+
+class Group {
+ public:
+  virtual ~Group() = default;
+
+  virtual const std::string& name() const = 0;
+  virtual int64_t rank() const = 0;  ///< within the group
+  virtual int64_t size() const = 0;
+  virtual const std::vector<int64_t>& ranks() const = 0;  ///< global ranks by group rank
+
+  /// In place, in the backend's own order of summation. steps 2(n-1), bytes 2S(n-1)/n per rank
+  virtual void all_reduce(at::Tensor& tensor, ReduceOp op) = 0;
+  /// output (n*m), input (m), which may be this rank's slot of output. steps n-1, bytes S(n-1)/n, S = output
+  virtual void all_gather(at::Tensor& output, const at::Tensor& input) = 0;
+  /// output (m), input (n*m), sum in the backend's own order. steps n-1, bytes S(n-1)/n, S = input
+  virtual void reduce_scatter(at::Tensor& output, const at::Tensor& input) = 0;
+  /// output and input (n*m): chunk i goes to rank i. bytes S(n-1)/n
+  virtual void all_to_all(at::Tensor& output, const at::Tensor& input) = 0;
+  /// From group rank `root` to all. bytes S
+  virtual void broadcast(at::Tensor& tensor, int64_t root) = 0;
+  /// On a CPU it returns when the other side has taken the tensor with recv.
+  virtual void send(const at::Tensor& tensor, int64_t to) = 0;
+  virtual void recv(at::Tensor& tensor, int64_t from) = 0;
+  /// The host waits until every rank of the group has arrived.
+  virtual void barrier() = 0;
+
+  virtual const std::map<plan::Collective, Traffic>& traffic() const = 0;
+
+  virtual c10::Device device() const = 0;
+  /// Throws CommError when an operation that the GPU was to finish has failed since. Worth a call after a
+  /// host sync.
+  virtual void check() const = 0;
+  /// A 1-D byte tensor of at least `bytes` on the device, kept between calls. Stream-ordered: the next call
+  /// on the same stream may return the same memory.
+  virtual at::Tensor scratch(int64_t bytes) = 0;
+};
+
+/// The shard of the sum over ranks that this rank owns, summed in fp32 in a fixed pairwise tree over group
+/// ranks (contiguous groups first), whatever the dtype on the wire: all-to-all of shards, then a local sum.
+/// Every policy and every backend gives the same bits. output (m) fp32, input (n*m) fp32 or bf16. bytes
+/// S(n-1)/n
+void reduce_scatter_ordered(Group& group, at::Tensor& output, const at::Tensor& input);
+
+/// One double per rank from each rank's `values`, by group rank: (n, k). The host waits for it.
+std::vector<std::vector<double>> gather_scalars(Group& group, const std::vector<double>& values);
+
+}  // namespace trireme::comm

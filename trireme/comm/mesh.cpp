@@ -1,0 +1,41 @@
+#include "trireme/base/error.h"
+#include "trireme/comm/group.h"
+#include "trireme/comm/world.h"
+
+namespace trireme::comm {
+namespace {
+
+using plan::Axis;
+
+std::shared_ptr<Group> data_parallel_group(const Mesh& mesh) {
+  if (mesh.replicate->size() == 1) return mesh.shard;
+  if (mesh.shard->size() == 1) return mesh.replicate;
+  return mesh.world->make_group("dp",
+                                mesh.shape.group(mesh.world->rank(), {Axis::kDpReplicate, Axis::kDpShard}));
+}
+
+std::vector<int64_t> all_ranks(int64_t size) {
+  std::vector<int64_t> ranks;
+  for (int64_t r = 0; r < size; ++r) ranks.push_back(r);
+  return ranks;
+}
+
+}  // namespace
+
+Mesh make_mesh(std::shared_ptr<World> world, const plan::MeshShape& shape) {
+  TRIREME_CHECK(shape.world_size() == world->size(),
+                "[comm.make_mesh] the mesh {} has {} ranks, the world has {}", shape.to_string(),
+                shape.world_size(), world->size());
+  const int64_t rank = world->rank();
+  Mesh mesh;
+  mesh.shape = shape;
+  mesh.world = std::move(world);
+  mesh.all = mesh.world->make_group("all", all_ranks(mesh.world->size()));
+  mesh.shard = mesh.world->make_group("dp_shard", shape.group(rank, {Axis::kDpShard}));
+  mesh.replicate = mesh.world->make_group("dp_replicate", shape.group(rank, {Axis::kDpReplicate}));
+  mesh.dp = data_parallel_group(mesh);
+  mesh.dp_rank = shape.dp_rank(rank);
+  return mesh;
+}
+
+}  // namespace trireme::comm

@@ -1,0 +1,60 @@
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <c10/util/env.h>
+#include <cuda_runtime_api.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include <chrono>
+#include <cmath>
+
+#include "trireme/base/error.h"
+#include "trireme/comm/backend.h"
+#include "trireme/kernels/tree_sum.h"
+
+namespace trireme::comm {
+namespace {
+
+using Options = c10d::ProcessGroupNCCL::Options;
+
+c10::intrusive_ptr<Options> options_for(const BackendSpec& spec) {
+  auto options = Options::create();
+  // DeviceWatch keeps the deadline; torch's must come later.
+  options->timeout = std::chrono::milliseconds(std::llround(2000.0 * spec.timeout_s) + 60'000);
+  options->group_name = spec.name;
+  for (const int64_t rank : spec.ranks) options->global_ranks_in_group.push_back(static_cast<uint64_t>(rank));
+  return options;
+}
+
+/// DeviceWatch does what torch's own watchdog would do: that one rethrows in its thread, which ends the
+/// process, and asks the store once a second whether to dump.
+void configure_torch() {
+  c10::utils::set_env("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/false);
+  c10::utils::set_env("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", /*overwrite=*/false);
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec) {
+  configure_torch();
+  const c10::cuda::CUDAGuard guard(spec.device);
+  auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(
+      spec.store, static_cast<int>(spec.rank), static_cast<int>(spec.ranks.size()), options_for(spec));
+  backend->setBoundDeviceId(spec.device);
+  backend->eagerConnectSingleDevice(spec.device);
+  return backend;
+}
+
+void tree_sum_on_gpu(at::Tensor& output, const at::Tensor& rows, int64_t ranks) {
+  const c10::cuda::CUDAGuard guard(rows.device());
+  void* const stream = c10::cuda::getCurrentCUDAStream(rows.device().index()).stream();
+  const int64_t count = output.numel();
+  auto* const out = output.mutable_data_ptr<float>();
+  const int error = rows.scalar_type() == at::kFloat
+                        ? kernels::tree_sum_cuda(out, rows.const_data_ptr<float>(), ranks, count, stream)
+                        : kernels::tree_sum_bf16_cuda(
+                              out, static_cast<const uint16_t*>(rows.const_data_ptr()), ranks, count, stream);
+  TRIREME_CHECK(error == 0, "[comm.reduce_scatter_ordered] tree_sum over {} ranks of {} elements: {}", ranks,
+                count, cudaGetErrorString(static_cast<cudaError_t>(error)));
+}
+
+}  // namespace trireme::comm

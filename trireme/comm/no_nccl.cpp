@@ -1,0 +1,24 @@
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "trireme/base/error.h"
+#include "trireme/comm/backend.h"
+
+namespace trireme::comm {
+
+c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec) {
+  throw EnvironmentError(
+      "[comm.make_group] group {} is to run on {}, but this build has no NCCL; build with "
+      "-DTRIREME_CUDA=ON or set device=cpu",
+      spec.name, spec.device.str());
+}
+
+std::unique_ptr<DeviceWatch> make_device_watch(c10::Device device, double, Expired) {
+  throw LogicError("[comm.make_group] {} cannot be watched in a build without CUDA", device.str());
+}
+
+void tree_sum_on_gpu(at::Tensor&, const at::Tensor& rows, int64_t) {
+  throw LogicError("[comm.reduce_scatter_ordered] a tensor on {} in a build without CUDA",
+                   rows.device().str());
+}
+
+}  // namespace trireme::comm

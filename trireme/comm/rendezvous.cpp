@@ -1,0 +1,208 @@
+#include "trireme/comm/rendezvous.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <utility>
+
+#include "trireme/base/clock.h"
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/comm/cause.h"
+
+namespace trireme::comm {
+namespace {
+
+class Socket {
+ public:
+  explicit Socket(int fd) : fd_(fd) {}
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Socket& operator=(Socket&&) = delete;
+  ~Socket() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  int fd() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_;
+};
+
+using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
+
+Addresses resolve(const std::string& host, int64_t port, int type) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = type;
+  addrinfo* found = nullptr;
+  const int status = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (status != 0) {
+    throw CommError(
+        "[comm.join] host '{}' of MASTER_ADDR does not resolve ({}); set it to a name or an address that "
+        "every host knows",
+        host, ::gai_strerror(status));
+  }
+  return {found, &::freeaddrinfo};
+}
+
+bool is_loopback(const sockaddr* address) {
+  if (address->sa_family == AF_INET) {
+    const auto* v4 = reinterpret_cast<const sockaddr_in*>(address);
+    return (ntohl(v4->sin_addr.s_addr) >> 24) == 127;
+  }
+  if (address->sa_family != AF_INET6) return false;
+  return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
+}
+
+std::string numeric(const sockaddr* address, socklen_t size) {
+  std::array<char, NI_MAXHOST> text{};
+  const int status = ::getnameinfo(address, size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
+  TRIREME_CHECK(status == 0, "[comm.join] getnameinfo: {}", ::gai_strerror(status));
+  return text.data();
+}
+
+/// "localhost" may resolve to ::1 first on one host and to 127.0.0.1 on another.
+std::string canonical_host(const std::string& host) {
+  return host == "localhost" ? "127.0.0.1" : host;
+}
+
+Socket listen_at(const addrinfo& address) {
+  Socket socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int on = 1;
+  // A restarted job finds its port in TIME_WAIT.
+  ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  const bool listens =
+      ::bind(socket.fd(), address.ai_addr, address.ai_addrlen) == 0 && ::listen(socket.fd(), SOMAXCONN) == 0;
+  return listens ? std::move(socket) : Socket(-1);
+}
+
+[[noreturn]] void throw_bind_error(const std::string& host, int64_t port, int error) {
+  if (error == EADDRINUSE) {
+    throw CommError("[comm.join] port {} on {} is in use ({}); pick another MASTER_PORT", port, host,
+                    errno_text(error));
+  }
+  throw CommError(
+      "[comm.join] rank 0 cannot listen on {}:{} ({}); MASTER_ADDR must be an address of the host that "
+      "runs rank 0",
+      host, port, errno_text(error));
+}
+
+/// Debian maps a host's own name to 127.0.1.1: right for ranks of this host, out of reach for those of
+/// others.
+void warn_if_unreachable(const plan::WorldSpec& spec, const addrinfo& address) {
+  const bool one_host = spec.local_world_size >= spec.world_size;
+  if (one_host || !is_loopback(address.ai_addr)) return;
+  log_warning(
+      "MASTER_ADDR '{}' is {} here, which ranks of other hosts cannot reach ({} of {} ranks are counted as "
+      "local); "
+      "set it to the address of a network interface if they do not arrive",
+      spec.master_addr, numeric(address.ai_addr, address.ai_addrlen), spec.local_world_size, spec.world_size);
+}
+
+Socket listen_on(const plan::WorldSpec& spec, const std::string& host) {
+  const Addresses addresses = resolve(host, spec.master_port, SOCK_STREAM);
+  int error = 0;
+  for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
+    warn_if_unreachable(spec, *address);
+    Socket socket = listen_at(*address);
+    if (socket.fd() >= 0) return socket;
+    error = errno;
+  }
+  throw_bind_error(host, spec.master_port, error);
+}
+
+int64_t port_of(int fd) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) {
+    throw CommError(
+        "[comm.join] file descriptor {} is not the listening socket it should be ({}); the launcher must "
+        "pass it on open",
+        fd, errno_text(errno));
+  }
+  // sin_port and sin6_port are at the same place.
+  return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
+}
+
+Socket inherited_or_own(const plan::WorldSpec& spec, const std::string& host) {
+  if (spec.listen_fd < 0) return listen_on(spec, host);
+  const int fd = static_cast<int>(spec.listen_fd);
+  port_of(fd);
+  ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+  return Socket(fd);
+}
+
+/// The address of the interface from which packets to `host` leave.
+std::string own_address_towards(const std::string& host, int64_t port) {
+  const Addresses addresses = resolve(host, port, SOCK_DGRAM);
+  const Socket socket(::socket(addresses->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  sockaddr_storage own{};
+  socklen_t size = sizeof own;
+  // Connecting a datagram socket sends nothing; it only looks up the route.
+  if (::connect(socket.fd(), addresses->ai_addr, addresses->ai_addrlen) != 0 ||
+      ::getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&own), &size) != 0) {
+    throw CommError("[comm.join] there is no route to {} ({}); check MASTER_ADDR and the network", host,
+                    errno_text(errno));
+  }
+  return numeric(reinterpret_cast<const sockaddr*>(&own), size);
+}
+
+c10::intrusive_ptr<c10d::Store> host_store(const std::string& host, Socket socket,
+                                           c10d::TCPStoreOptions options) {
+  options.isServer = true;
+  options.port = static_cast<uint16_t>(port_of(socket.fd()));
+  options.masterListenFd = socket.release();
+  return c10::make_intrusive<c10d::TCPStore>(host, options);
+}
+
+c10::intrusive_ptr<c10d::Store> connect_store(const plan::WorldSpec& spec, const std::string& host,
+                                              const c10d::TCPStoreOptions& options) {
+  const double started = monotonic_seconds();
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(host, options);
+  } catch (const c10::Error& error) {
+    throw CommError(
+        "[comm.join] rank {} of {} found no store at {}:{} within {:.1f} s ({}); is rank 0 running there "
+        "and does a firewall let the port through?",
+        spec.rank, spec.world_size, host, spec.master_port, monotonic_seconds() - started, cause_of(error));
+  }
+}
+
+c10d::TCPStoreOptions options_for(int64_t port, double timeout_s) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(port);
+  options.waitWorkers = false;
+  // torch cuts connection timeouts to whole seconds.
+  options.timeout = std::chrono::milliseconds(std::llround(std::max(timeout_s, 1.0) * 1000.0));
+  return options;
+}
+
+}  // namespace
+
+Rendezvous open_rendezvous(const plan::WorldSpec& spec, double timeout_s) {
+  const std::string host = canonical_host(spec.master_addr);
+  const c10d::TCPStoreOptions options = options_for(spec.master_port, timeout_s);
+  Rendezvous result;
+  result.hosts_store = spec.rank == 0 && !spec.agent_store;
+  c10::intrusive_ptr<c10d::Store> store = result.hosts_store
+                                              ? host_store(host, inherited_or_own(spec, host), options)
+                                              : connect_store(spec, host, options);
+  result.store =
+      c10::make_intrusive<c10d::PrefixStore>(fmt::format("trireme/{}", spec.restart), std::move(store));
+  result.where = fmt::format("{}:{}", host, spec.master_port);
+  result.address = own_address_towards(host, spec.master_port);
+  return result;
+}
+
+}  // namespace trireme::comm

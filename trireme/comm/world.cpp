@@ -1,0 +1,204 @@
+#include "trireme/comm/world.h"
+
+#include <fmt/ranges.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "trireme/base/build_info.h"
+#include "trireme/base/clock.h"
+#include "trireme/base/error.h"
+#include "trireme/base/hash.h"
+#include "trireme/comm/backend_group.h"
+#include "trireme/comm/cause.h"
+#include "trireme/comm/meeting.h"
+#include "trireme/comm/progress_board.h"
+#include "trireme/comm/rendezvous.h"
+
+namespace trireme::comm {
+
+struct World::Seat {
+  c10::intrusive_ptr<c10d::Store> store;
+  int64_t rank = 0;
+  int64_t size = 1;
+  c10::Device device = c10::kCPU;
+  double timeout_s = 0.0;
+  std::string address = "127.0.0.1";
+  bool hosts_store = false;
+};
+
+namespace {
+
+constexpr double kFarewell_s = 5.0;
+constexpr double kFarewellAfterFailure_s = 1.0;
+constexpr size_t kMaxSharedBytes = size_t{4} << 20;  // the store refuses values above 8 MiB
+
+std::vector<int64_t> ranks_below(int64_t size) {
+  std::vector<int64_t> ranks(static_cast<size_t>(size));
+  for (int64_t r = 0; r < size; ++r) ranks[static_cast<size_t>(r)] = r;
+  return ranks;
+}
+
+std::string build_name() {
+  return fmt::format("trireme {}, torch {}", kVersion, kTorchVersion);
+}
+
+void check_same_builds(const std::vector<std::string>& builds) {
+  for (size_t r = 1; r < builds.size(); ++r) {
+    if (builds[r] == builds[0]) continue;
+    throw EnvironmentError("[comm.join] rank {} is {}, rank 0 is {}; install the same build on every host", r,
+                           builds[r], builds[0]);
+  }
+}
+
+/// All ranks say hello at `where`.
+void arrive(const World::Seat& seat, const std::string& where, double timeout_s) {
+  const Meeting meeting{.op = "comm.join",
+                        .where = where,
+                        .place = "arrived",
+                        .ranks = ranks_below(seat.size),
+                        .rank = seat.rank,
+                        .timeout_s = timeout_s};
+  check_same_builds(meet(*seat.store, meeting, build_name()));
+}
+
+void check_ranks(const std::string& name, const std::vector<int64_t>& ranks, int64_t rank, int64_t size) {
+  std::vector<int64_t> sorted = ranks;
+  std::sort(sorted.begin(), sorted.end());
+  const bool unique = std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end();
+  const bool inside = !sorted.empty() && sorted.front() >= 0 && sorted.back() < size;
+  const bool member = std::binary_search(sorted.begin(), sorted.end(), rank);
+  TRIREME_CHECK(unique && inside && member,
+                "[comm.make_group] group {} with ranks ({}), made by rank {} in a world of {}: ranks must "
+                "differ, be in "
+                "the world and include the caller",
+                name, fmt::join(ranks, ", "), rank, size);
+}
+
+c10::intrusive_ptr<c10d::Backend> connect(const BackendSpec& spec) {
+  try {
+    return spec.device.is_cpu() ? make_gloo_backend(spec) : make_nccl_backend(spec);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw CommError(
+        "[comm.make_group] group {} of ranks ({}) cannot be connected ({}); look at the logs of these ranks",
+        spec.name, fmt::join(spec.ranks, ", "), cause_of(error));
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<World> World::join(const plan::WorldSpec& spec, c10::Device device, double timeout_s) {
+  if (spec.world_size == 1) return join_store({}, 0, 1, device, timeout_s);
+  const double started = monotonic_seconds();
+  Rendezvous met = open_rendezvous(spec, timeout_s);
+  Seat seat{.store = met.store,
+            .rank = spec.rank,
+            .size = spec.world_size,
+            .device = device,
+            .timeout_s = timeout_s,
+            .address = met.address,
+            .hosts_store = met.hosts_store};
+  arrive(seat, "at " + met.where, timeout_s - (monotonic_seconds() - started));
+  return std::make_shared<World>(std::move(seat));
+}
+
+std::shared_ptr<World> World::join_store(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size,
+                                         c10::Device device, double timeout_s) {
+  TRIREME_CHECK(rank >= 0 && rank < size, "[comm.join] rank {} of {}", rank, size);
+  Seat seat{.store = std::move(store), .rank = rank, .size = size, .device = device, .timeout_s = timeout_s};
+  if (size > 1) arrive(seat, "in the given store", timeout_s);
+  return std::make_shared<World>(std::move(seat));
+}
+
+World::World(Seat seat)
+    : store_(std::move(seat.store)),
+      rank_(seat.rank),
+      size_(seat.size),
+      device_(seat.device),
+      timeout_s_(seat.timeout_s),
+      address_(std::move(seat.address)),
+      hosts_store_(seat.hosts_store) {
+  TRIREME_CHECK(device_.is_cpu() || device_.has_index(), "[comm.join] device {} has no index", device_.str());
+  if (size_ > 1) board_ = std::make_shared<ProgressBoard>(store_, rank_);
+}
+
+World::~World() {
+  if (!board_) return;
+  const bool failed = board_->failed(), unwinding = std::uncaught_exceptions() > 0;
+  board_->leave();
+  if (board_->store_lost()) return;
+  try {
+    store_->set(fmt::format("left/{}", rank_), "1");
+    if (!hosts_store_ || (unwinding && !failed)) return;
+    // The store dies with its host: others may still be reading what was agreed last, or who has failed.
+    std::vector<std::string> keys;
+    for (const int64_t rank : ranks_below(size_)) keys.push_back(fmt::format("left/{}", rank));
+    wait_for_keys(*store_, keys, failed ? kFarewellAfterFailure_s : kFarewell_s);
+  } catch (const std::exception&) {
+    // Nobody is left to tell.
+  }
+}
+
+std::string World::unique_place(const std::string& place) {
+  return fmt::format("{}/{}", place, uses_[place]++);
+}
+
+std::shared_ptr<Group> World::make_group(const std::string& name, const std::vector<int64_t>& ranks) {
+  check_ranks(name, ranks, rank_, size_);
+  const int64_t group_rank = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
+  BackendSpec spec{.store = {},
+                   .name = name,
+                   .ranks = ranks,
+                   .rank = group_rank,
+                   .device = device_,
+                   .timeout_s = timeout_s_,
+                   .address = address_};
+  if (ranks.size() == 1) return make_backend_group(std::move(spec), {}, {});
+  const std::string members = hex64(xxh3(fmt::format("{}", fmt::join(ranks, ","))));
+  const std::string place = unique_place(fmt::format("group/{}/{}", name, members));
+  Meeting meeting{.op = "comm.make_group",
+                  .where = "to make group " + name,
+                  .place = place,
+                  .ranks = ranks,
+                  .rank = rank_,
+                  .timeout_s = timeout_s_};
+  meet(*store_, meeting, name);
+  spec.store = c10::make_intrusive<c10d::PrefixStore>(place + "/connect", store_);
+  auto backend = connect(spec);
+  // A rank that is done with the group at once must not hang up on one that is still connecting.
+  meeting.place = place + "/connected";
+  meet(*store_, meeting, name);
+  return make_backend_group(std::move(spec), std::move(backend), board_);
+}
+
+std::string World::share_from_root(const std::string& key, const std::string& text_on_root) {
+  if (size_ == 1) return text_on_root;
+  const std::string place = unique_place("share/" + key);
+  try {
+    if (rank_ == 0) {
+      TRIREME_CHECK(text_on_root.size() <= kMaxSharedBytes,
+                    "[comm.share_from_root] '{}' has {} bytes, at most {} fit", key, text_on_root.size(),
+                    kMaxSharedBytes);
+      store_->set(place, text_on_root);
+      return text_on_root;
+    }
+    if (wait_for_keys(*store_, {place}, timeout_s_)) return store_->get_to_str(place);
+  } catch (const c10::Error& error) {
+    throw CommError(
+        "[comm.share_from_root] rank {} lost the store while it shared '{}' ({}); has rank 0 died?", rank_,
+        key, cause_of(error));
+  }
+  const Operation waiting{"share_from_root", uses_["share/" + key], key};
+  throw CommError(
+      "[comm.share_from_root] rank {} waited {:.1f} s for rank 0 to share '{}': {}; look at the log of rank "
+      "0, and raise the timeout if it is only slow",
+      rank_, timeout_s_, key, board_->report_failure(waiting, {0}));
+}
+
+}  // namespace trireme::comm

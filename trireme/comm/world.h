@@ -1,0 +1,85 @@
+#pragma once
+// The ranks of a job: rendezvous, and the factory of groups. Nothing here is global; a test may hold several
+// worlds in one process, one per thread.
+#include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trireme/plan/mesh_shape.h"
+#include "trireme/plan/world.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace trireme::comm {
+
+class Group;
+class ProgressBoard;
+
+/// A member of a job. Destroying it leaves the job; collectives in flight on other ranks then fail.
+class World {
+ public:
+  /// Meets the other ranks at the address in `spec`. Blocks until all have arrived or `timeout_s` has passed;
+  /// throws CommError that names the address, the time waited and the ranks that are missing, or that the
+  /// port is in use. The store listens on loopback when master_addr is a loopback name, else on that address
+  /// only. Throws EnvironmentError when ranks are of different builds.
+  static std::shared_ptr<World> join(const plan::WorldSpec& spec, c10::Device device, double timeout_s);
+
+  /// The same over a given store: ranks as threads in tests.
+  static std::shared_ptr<World> join_store(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size,
+                                           c10::Device device, double timeout_s);
+
+  struct Seat;  ///< what joining found out
+  explicit World(Seat seat);
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+  ~World();
+
+  int64_t rank() const { return rank_; }
+  int64_t size() const { return size_; }
+  c10::Device device() const { return device_; }
+  double timeout_s() const { return timeout_s_; }
+
+  /// A group over `ranks` (global ranks in the order of their group ranks; this rank must be among them).
+  /// Collective over those ranks: each calls it with the same arguments, and all groups are made in the same
+  /// order. Throws CommError that names the ranks that did not come, LogicError when the ranks make no group.
+  std::shared_ptr<Group> make_group(const std::string& name, const std::vector<int64_t>& ranks);
+
+  /// The text that rank 0 publishes under `key`, for all. At most 4 MiB. Blocks up to the deadline; throws
+  /// CommError.
+  std::string share_from_root(const std::string& key, const std::string& text_on_root);
+
+ private:
+  std::string unique_place(const std::string& place);
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  int64_t rank_, size_;
+  c10::Device device_;
+  double timeout_s_;
+  std::string address_;  ///< where other ranks reach this one
+  bool hosts_store_;
+  std::map<std::string, int64_t> uses_;   ///< how often a place in the store was used
+  std::shared_ptr<ProgressBoard> board_;  ///< none in a world of one
+};
+
+/// One group per axis of the mesh, plus the groups that several axes form.
+struct Mesh {
+  plan::MeshShape shape;
+  std::shared_ptr<World> world;
+  std::shared_ptr<Group> all;        ///< every rank
+  std::shared_ptr<Group> shard;      ///< along dp_shard: parameters are split over it
+  std::shared_ptr<Group> replicate;  ///< along dp_replicate
+  std::shared_ptr<Group> dp;  ///< both data-parallel axes; the same object as an axis that alone makes it up
+  int64_t dp_rank = 0;
+};
+
+/// Collective over the world. Throws LogicError when the shape does not have the world's size.
+Mesh make_mesh(std::shared_ptr<World> world, const plan::MeshShape& shape);
+
+}  // namespace trireme::comm

@@ -1,0 +1,187 @@
+#include "trireme/data/corpus.h"
+
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/hash.h"
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/data/index.h"
+#include "trireme/data/lock.h"
+#include "trireme/data/packer.h"
+#include "trireme/data/shard.h"
+#include "trireme/data/source.h"
+#include "trireme/data/tokenizer.h"
+
+namespace trireme::data {
+namespace {
+
+constexpr uint64_t kFormatVersion = 1;  // of what pack() writes: a new one makes every cached corpus stale
+constexpr double kLockTimeoutSeconds = 1800.0;
+
+void check_options(const CorpusOptions& options) {
+  if (!(options.val_fraction >= 0.0 && options.val_fraction < 1.0)) {
+    throw ConfigError("[data.corpus] data.val_fraction={} is outside [0, 1); 0.02 is usual",
+                      options.val_fraction);
+  }
+  if (options.path == "builtin" && options.builtin_root.empty()) {
+    throw DataError(
+        "[data.corpus] data.path=builtin stands for the C++ headers of libtorch, and there are none here; "
+        "set data.path to a text file or folder");
+  }
+  TRIREME_CHECK(!options.cache_dir.empty(), "[data.corpus] cache_dir is empty");
+}
+
+/// Hash of fields that may not run into each other.
+class KeyHash {
+ public:
+  void add(const void* data, size_t size) {
+    const uint64_t length = size;
+    hash_.update(&length, sizeof length);
+    hash_.update(data, size);
+  }
+  void add(std::string_view text) { add(text.data(), text.size()); }
+  template <typename Number>
+  void add_number(Number value) {
+    add(&value, sizeof value);
+  }
+  std::string hex() const { return hex64(hash_.digest()); }
+
+ private:
+  StreamingHash hash_;
+};
+
+/// What the tokens are a function of. Edits show in size and time of a file.
+std::string cache_key(const Source& source, const CorpusOptions& options) {
+  KeyHash key;
+  key.add_number(kFormatVersion);
+  key.add(options.tokenizer);
+  key.add_number(options.val_fraction);
+  key.add(source.path);
+  for (const SourceFile& file : source.files) {
+    key.add(file.name);
+    key.add_number(file.bytes);
+    key.add_number(file.mtime_ns);
+  }
+  return key.hex();
+}
+
+void check_sizes(const std::string& folder, const TokenIndex& index) {
+  const int64_t token_bytes = bytes_per_token(index.vocab_size);
+  for (const auto& [name, split] : index.splits) {
+    for (const ShardEntry& shard : split.shards) {
+      const std::string path = folder + "/" + shard.file;
+      struct stat info {};
+      const int64_t found = ::stat(path.c_str(), &info) == 0 ? info.st_size : 0;
+      const int64_t expected = shard_file_bytes(shard, token_bytes);
+      if (found != expected)
+        throw DataError("[data.corpus] {}: expected {} bytes, found {}", path, expected, found);
+    }
+  }
+}
+
+/// The index of a prepared folder whose files have the right sizes. A damaged folder counts as none.
+std::optional<TokenIndex> find_prepared(const std::string& folder) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(folder, ignored)) return std::nullopt;
+  try {
+    const TokenIndex index = read_index(folder);
+    check_sizes(folder, index);
+    return index;
+  } catch (const DataError& error) {
+    log_warning("{}; it is prepared again", error.what());
+    return std::nullopt;
+  }
+}
+
+void remove_folder(const std::string& path) {
+  std::error_code error;
+  std::filesystem::remove_all(path, error);
+  if (error) throw_errno("remove", path, error.value());
+}
+
+/// A folder that is gone at the end of the scope unless it got its final name.
+class TemporaryFolder {
+ public:
+  explicit TemporaryFolder(std::string path) : path_(std::move(path)) {
+    remove_folder(path_);  // of a process that died
+    make_directories(path_);
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  const std::string& path() const { return path_; }
+
+  void commit(const std::string& final_path) {
+    sync_path(path_);
+    remove_folder(final_path);
+    if (std::rename(path_.c_str(), final_path.c_str()) != 0) throw_errno("rename to", final_path, errno);
+    sync_path(std::filesystem::path(final_path).parent_path());
+  }
+
+ private:
+  std::string path_;
+};
+
+/// Holds the lock of `folder`.
+TokenIndex prepare(const Source& source, const Tokenizer& tokenizer, double val_fraction,
+                   const std::string& folder) {
+  TemporaryFolder temporary(folder + ".tmp");
+  TokenIndex index = pack(source, tokenizer, val_fraction, temporary.path());
+  temporary.commit(folder);
+  return index;
+}
+
+std::string counted(int64_t count, std::string_view noun) {
+  return fmt::format("{} {}{}", with_commas(count), noun, count == 1 ? "" : "s");
+}
+
+std::string describe(const TokenIndex& index) {
+  std::string text = counted(index.source_files, "file") + ", ";
+  if (index.documents() != index.source_files) text += counted(index.documents(), "document") + ", ";
+  return fmt::format("{}{}, {} tokens", text, format_bytes(static_cast<double>(index.source_bytes)),
+                     index.tokenizer);
+}
+
+void require_one_sequence(const TokenIndex& index, int64_t seq_len) {
+  const int64_t tokens = index.splits.at("train").tokens;
+  if (tokens > seq_len) return;
+  throw DataError(
+      "[data.corpus] {} ({}) gives {} training tokens, fewer than the {} of one sequence (data.seq_len={} "
+      "and one to predict); use a longer text, a smaller data.seq_len or a smaller data.val_fraction",
+      index.source, describe(index), tokens, seq_len + 1, seq_len);
+}
+
+}  // namespace
+
+PreparedCorpus prepare_corpus(const CorpusOptions& options) {
+  check_options(options);
+  const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(options.tokenizer);
+  const Source source = list_source(options.path == "builtin" ? options.builtin_root : options.path);
+  const std::string folder = options.cache_dir + "/data/" + cache_key(source, options);
+  std::optional<TokenIndex> index = find_prepared(folder);
+  bool from_cache = index.has_value();
+  if (!from_cache) {
+    make_directories(options.cache_dir + "/data");
+    const FileLock lock(folder + ".lock", kLockTimeoutSeconds);
+    index = find_prepared(folder);  // another process may have been first
+    from_cache = index.has_value();
+    if (!from_cache) index = prepare(source, *tokenizer, options.val_fraction, folder);
+  }
+  require_one_sequence(*index, options.seq_len);
+  return {.folder = folder,
+          .description = describe(*index),
+          .train_tokens = index->splits.at("train").tokens,
+          .val_tokens = index->splits.at("val").tokens,
+          .from_cache = from_cache};
+}
+
+}  // namespace trireme::data

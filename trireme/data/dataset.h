@@ -1,0 +1,36 @@
+#pragma once
+// Token shards on disk, and sequences of them. A shard is a header, the tokens (uint16 or uint32) and the
+// checksum of each chunk; chunks are verified when first touched.
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace trireme::data {
+
+class TokenShard;
+
+/// All shards of one split ("train" or "val") as a sequence of samples of seq_len + 1 tokens, packed without
+/// gaps: sample i starts at token i * seq_len, so that neighbours share one token. Thread-safe.
+class Dataset {
+ public:
+  /// Throws DataError when the index or a shard is missing, truncated or of another version.
+  Dataset(const std::string& folder, const std::string& split, int64_t seq_len);
+  ~Dataset();
+
+  int64_t size() const { return samples_; }  ///< samples
+  int64_t tokens() const { return tokens_; }
+  int64_t seq_len() const { return seq_len_; }
+  int64_t vocab_size() const { return vocab_size_; }
+
+  /// Copies the seq_len + 1 tokens of sample `index`. Throws DataError naming file and chunk when a checksum
+  /// fails.
+  void read(int64_t index, std::span<int64_t> tokens) const;
+
+ private:
+  std::vector<std::unique_ptr<TokenShard>> shards_;
+  int64_t seq_len_ = 0, tokens_ = 0, samples_ = 0, vocab_size_ = 0;
+};
+
+}  // namespace trireme::data

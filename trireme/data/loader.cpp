@@ -1,0 +1,129 @@
+#include "trireme/data/loader.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <stop_token>
+#include <thread>
+#include <utility>
+
+#include "trireme/base/error.h"
+
+namespace trireme::data {
+namespace {
+
+void check_options(const Dataset& dataset, const LoaderOptions& options) {
+  if (dataset.size() == 0) {
+    throw DataError(
+        "[data.loader] the split holds {} tokens, fewer than the {} of one sequence; use a longer text, a "
+        "smaller data.seq_len or another data.val_fraction",
+        dataset.tokens(), dataset.seq_len() + 1);
+  }
+  TRIREME_CHECK(options.sampler.samples >= 1 && options.sampler.samples <= dataset.size(),
+                "[data.loader] sampler over {} samples, the dataset holds {}", options.sampler.samples,
+                dataset.size());
+  TRIREME_CHECK(options.dp_rank >= 0 && options.dp_rank < options.dp_size,
+                "[data.loader] dp_rank={} dp_size={}", options.dp_rank, options.dp_size);
+  TRIREME_CHECK(options.micro_batch >= 1 && options.global_batch >= 1 &&
+                    options.global_batch % (options.dp_size * options.micro_batch) == 0,
+                "[data.loader] global_batch={} is no multiple of dp_size={} x micro_batch={}",
+                options.global_batch, options.dp_size, options.micro_batch);
+  TRIREME_CHECK(options.cursor >= 0 && options.cursor % options.global_batch == 0,
+                "[data.loader] cursor={} is no multiple of global_batch={}", options.cursor,
+                options.global_batch);
+  TRIREME_CHECK(options.prefetch >= 1, "[data.loader] prefetch={}", options.prefetch);
+}
+
+/// Inputs and targets of the samples, read into tensors of their own so that both are contiguous.
+Batch read_batch(const Dataset& dataset, std::span<const int64_t> samples, bool pin_memory) {
+  const auto length = static_cast<size_t>(dataset.seq_len());
+  const auto tensor_options = at::TensorOptions().dtype(at::kLong).pinned_memory(pin_memory);
+  const auto rows = static_cast<int64_t>(samples.size());
+  Batch batch{.inputs = at::empty({rows, dataset.seq_len()}, tensor_options),
+              .targets = at::empty({rows, dataset.seq_len()}, tensor_options)};
+  std::vector<int64_t> tokens(length + 1);
+  int64_t* input = batch.inputs.mutable_data_ptr<int64_t>();
+  int64_t* target = batch.targets.mutable_data_ptr<int64_t>();
+  for (const int64_t sample : samples) {
+    dataset.read(sample, tokens);
+    input = std::copy(tokens.begin(), tokens.end() - 1, input);
+    target = std::copy(tokens.begin() + 1, tokens.end(), target);
+  }
+  return batch;
+}
+
+}  // namespace
+
+class Loader::Impl {
+ public:
+  Impl(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options)
+      : dataset_(std::move(dataset)),
+        options_(options),
+        thread_([this](const std::stop_token& stop) { run(stop); }) {}
+
+  Batch next() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return !ready_.empty() || error_; });
+    if (ready_.empty()) std::rethrow_exception(error_);
+    Batch batch = std::move(ready_.front());
+    ready_.pop_front();
+    changed_.notify_all();
+    return batch;
+  }
+
+ private:
+  void run(const std::stop_token& stop) {
+    try {
+      const int64_t per_rank = options_.global_batch / options_.dp_size;
+      for (int64_t cursor = options_.cursor; !stop.stop_requested(); cursor += options_.global_batch) {
+        produce_step(stop, sample_indices(options_.sampler, cursor + options_.dp_rank * per_rank, per_rank));
+      }
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      error_ = std::current_exception();
+      changed_.notify_all();
+    }
+  }
+
+  /// The micro-batches of one optimizer step.
+  void produce_step(const std::stop_token& stop, std::span<const int64_t> samples) {
+    while (!samples.empty() && !stop.stop_requested()) {
+      const auto count = static_cast<size_t>(options_.micro_batch);
+      push(stop, read_batch(*dataset_, samples.first(count), options_.pin_memory));
+      samples = samples.subspan(count);
+    }
+  }
+
+  void push(const std::stop_token& stop, Batch batch) {
+    std::unique_lock lock(mutex_);
+    const auto prefetch = static_cast<size_t>(options_.prefetch);
+    if (!changed_.wait(lock, stop, [&] { return ready_.size() < prefetch; })) return;
+    ready_.push_back(std::move(batch));
+    changed_.notify_all();
+  }
+
+  const std::shared_ptr<const Dataset> dataset_;
+  const LoaderOptions options_;
+  std::mutex mutex_;
+  std::condition_variable_any changed_;
+  std::deque<Batch> ready_;
+  std::exception_ptr error_;
+  std::jthread thread_;  // last: stops and joins before what it uses goes
+};
+
+Loader::Loader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options) {
+  check_options(*dataset, options);
+  impl_ = std::make_unique<Impl>(std::move(dataset), options);
+}
+
+Loader::~Loader() = default;
+
+Batch Loader::next() {
+  return impl_->next();
+}
+
+}  // namespace trireme::data

@@ -1,0 +1,43 @@
+#pragma once
+// Batches for one data-parallel rank, prepared by a background thread a few steps ahead.
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "trireme/data/dataset.h"
+#include "trireme/data/sampler.h"
+
+namespace trireme::data {
+
+/// One micro-batch on the CPU, pinned when asked for.
+struct Batch {
+  at::Tensor inputs;   ///< (B, T) int64
+  at::Tensor targets;  ///< (B, T) int64: inputs shifted by one
+};
+
+struct LoaderOptions {
+  SamplerOptions sampler;
+  int64_t global_batch = 0;
+  int64_t micro_batch = 0;
+  int64_t dp_rank = 0;
+  int64_t dp_size = 1;
+  int64_t cursor = 0;    ///< global position of the first sample; a multiple of global_batch
+  int64_t prefetch = 4;  ///< micro-batches held ready
+  bool pin_memory = false;
+};
+
+/// Yields global_batch / dp_size / micro_batch micro-batches per step, for ever. An error of the background
+/// thread is thrown by the next call of next().
+class Loader {
+ public:
+  Loader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options);
+  ~Loader();
+  Batch next();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace trireme::data

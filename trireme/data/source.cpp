@@ -1,0 +1,122 @@
+#include "trireme/data/source.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <memory>
+#include <string_view>
+
+#include "trireme/base/error.h"
+
+namespace trireme::data {
+namespace {
+
+using Folder = std::unique_ptr<DIR, decltype([](DIR* folder) { ::closedir(folder); })>;
+
+[[noreturn]] void unreadable(const std::string& path, int error) {
+  throw DataError(
+      "[data.source] cannot read {}: {}; set data.path to a text file or folder that this user may read, "
+      "or to 'builtin'",
+      path, errno_text(error));
+}
+
+std::string canonical(const std::string& path) {
+  const std::unique_ptr<char, decltype(&std::free)> resolved(::realpath(path.c_str(), nullptr), &std::free);
+  if (!resolved) unreadable("'" + path + "'", errno);
+  return resolved.get();
+}
+
+int64_t mtime_ns(const struct stat& info) {
+  return static_cast<int64_t>(info.st_mtim.tv_sec) * 1'000'000'000 + info.st_mtim.tv_nsec;
+}
+
+/// Walks the folders of one root; entries are looked up relative to their open folder, which halves the cost.
+class Walk {
+ public:
+  explicit Walk(Source& source) : source_(source) {}
+
+  void run() {
+    pending_.push_back("");
+    while (!pending_.empty()) {
+      const std::string prefix = std::move(pending_.back());
+      pending_.pop_back();
+      list(prefix);
+    }
+  }
+
+  int64_t links() const { return links_; }
+
+ private:
+  void list(const std::string& prefix) {
+    const std::string path = source_.root + "/" + prefix;
+    const Folder folder(::opendir(path.c_str()));
+    if (!folder) unreadable(path, errno);
+    for (errno = 0; const dirent* entry = ::readdir(folder.get()); errno = 0) {
+      if (entry->d_name[0] != '.') add(::dirfd(folder.get()), prefix, entry->d_name);
+    }
+    if (errno != 0) unreadable(path, errno);
+  }
+
+  void add(int folder, const std::string& prefix, const char* name) {
+    struct stat info {};
+    if (::fstatat(folder, name, &info, AT_SYMLINK_NOFOLLOW) != 0) {
+      if (errno == ENOENT) return;  // removed since it was listed
+      unreadable(source_.root + "/" + prefix + name, errno);
+    }
+    if (S_ISDIR(info.st_mode)) pending_.push_back(prefix + name + "/");
+    if (S_ISREG(info.st_mode) && info.st_size > 0) {
+      source_.files.push_back({prefix + name, info.st_size, mtime_ns(info)});
+    }
+    if (S_ISLNK(info.st_mode)) ++links_;
+  }
+
+  Source& source_;
+  std::vector<std::string> pending_;
+  int64_t links_ = 0;
+};
+
+void list_folder(Source& source) {
+  source.root = source.path;
+  Walk walk(source);
+  walk.run();
+  if (source.files.empty()) {
+    throw DataError(
+        "[data.source] folder {} holds no text (hidden and empty files do not count; {} symbolic links "
+        "were not followed); set data.path to a text file or a folder of them",
+        source.path, walk.links());
+  }
+  std::ranges::sort(source.files, {}, &SourceFile::name);
+}
+
+void list_file(Source& source, const struct stat& info) {
+  if (info.st_size == 0)
+    throw DataError("[data.source] {} is empty (0 bytes); set data.path to a text", source.path);
+  const size_t slash = source.path.rfind('/');
+  source.root = source.path.substr(0, slash);
+  source.files.push_back({source.path.substr(slash + 1), info.st_size, mtime_ns(info)});
+}
+
+}  // namespace
+
+Source list_source(const std::string& path) {
+  Source source{.root = {}, .path = canonical(path), .files = {}};
+  struct stat info {};
+  if (::stat(source.path.c_str(), &info) != 0) unreadable(source.path, errno);
+  if (S_ISDIR(info.st_mode)) {
+    list_folder(source);
+  } else if (S_ISREG(info.st_mode)) {
+    list_file(source, info);
+  } else {
+    throw DataError(
+        "[data.source] {} is neither a file nor a folder; set data.path to a text file or a folder of them",
+        source.path);
+  }
+  for (const SourceFile& file : source.files) source.bytes += file.bytes;
+  return source;
+}
+
+}  // namespace trireme::data

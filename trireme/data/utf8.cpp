@@ -1,0 +1,51 @@
+#include "trireme/data/utf8.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace trireme::data {
+namespace {
+
+/// First position at or after `begin` whose byte is not ASCII.
+size_t skip_ascii(std::string_view text, size_t begin) {
+  constexpr uint64_t kHighBits = 0x8080808080808080ULL;
+  for (; begin + sizeof(uint64_t) <= text.size(); begin += sizeof(uint64_t)) {
+    uint64_t word;
+    std::memcpy(&word, text.data() + begin, sizeof word);
+    if ((word & kHighBits) != 0) break;
+  }
+  while (begin < text.size() && static_cast<unsigned char>(text[begin]) < 0x80) ++begin;
+  return begin;
+}
+
+/// Length of the well-formed sequence that `text` starts with; 0: there is none. `text` starts with no ASCII.
+size_t sequence_length(std::string_view text) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned lead = byte(0);
+  const size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
+  if (lead < 0xc2 || lead > 0xf4 || text.size() < length) return 0;
+  unsigned low = 0x80, high = 0xbf;  // range of the second byte
+  if (lead == 0xe0) low = 0xa0;
+  if (lead == 0xed) high = 0x9f;
+  if (lead == 0xf0) low = 0x90;
+  if (lead == 0xf4) high = 0x8f;
+  if (byte(1) < low || byte(1) > high) return 0;
+  for (size_t i = 2; i < length; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  }
+  return length;
+}
+
+}  // namespace
+
+bool is_utf8(std::string_view text) {
+  for (size_t i = skip_ascii(text, 0); i < text.size(); i = skip_ascii(text, i)) {
+    const size_t length = sequence_length(text.substr(i));
+    if (length == 0) return false;
+    i += length;
+  }
+  return true;
+}
+
+}  // namespace trireme::data

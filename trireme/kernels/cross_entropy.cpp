@@ -1,0 +1,42 @@
+#include "trireme/kernels/cross_entropy.h"
+
+#include <c10/util/BFloat16.h>
+
+#include <cmath>
+#include <limits>
+
+#include "trireme/kernels/parallel.h"
+#include "trireme/kernels/scalar_math.h"
+
+namespace trireme::kernels {
+
+template <typename Scalar>
+void cross_entropy(float* loss, Scalar* logits, const int64_t* targets, int64_t rows, int64_t classes,
+                   bool want_gradient) {
+  for_rows(rows, classes, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      Scalar* z = logits + row * classes;
+      float top = -std::numeric_limits<float>::infinity();
+#pragma omp simd reduction(max : top)
+      for (int64_t i = 0; i < classes; ++i)
+        top = static_cast<float>(z[i]) > top ? static_cast<float>(z[i]) : top;
+      float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+      for (int64_t i = 0; i < classes; ++i) sum += exp_approx(static_cast<float>(z[i]) - top);
+      const int64_t target = targets[row];
+      loss[row] = std::log(sum) + top - static_cast<float>(z[target]);
+      if (!want_gradient) continue;
+      const float inverse = 1.0f / sum;
+#pragma omp simd
+      for (int64_t i = 0; i < classes; ++i) {
+        z[i] = static_cast<Scalar>(exp_approx(static_cast<float>(z[i]) - top) * inverse);
+      }
+      z[target] = static_cast<Scalar>(static_cast<float>(z[target]) - 1.0f);
+    }
+  });
+}
+
+template void cross_entropy(float*, float*, const int64_t*, int64_t, int64_t, bool);
+template void cross_entropy(float*, c10::BFloat16*, const int64_t*, int64_t, int64_t, bool);
+
+}  // namespace trireme::kernels

@@ -1,0 +1,50 @@
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include "trireme/base/error.h"
+#include "trireme/kernels/device.h"
+
+namespace trireme::kernels {
+
+std::vector<GpuInfo> gpus() {
+  std::vector<GpuInfo> found;
+  for (int i = 0; i < c10::cuda::device_count(); ++i) {
+    cudaDeviceProp properties{};
+    if (cudaGetDeviceProperties(&properties, i) != cudaSuccess) break;
+    found.push_back({properties.name, properties.major, properties.minor,
+                     static_cast<int64_t>(properties.totalGlobalMem)});
+  }
+  return found;
+}
+
+void set_gpu(int64_t index) {
+  const int count = c10::cuda::device_count();
+  if (index >= count) {
+    throw EnvironmentError(
+        "[kernels.device] GPU {} was asked for, but this process sees {}; start fewer ranks or "
+        "check CUDA_VISIBLE_DEVICES",
+        index, count);
+  }
+  c10::cuda::set_device(static_cast<c10::DeviceIndex>(index));
+}
+
+void synchronize_gpu() {
+  c10::cuda::device_synchronize();
+}
+
+MemoryPeak gpu_memory_peak() {
+  const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(c10::cuda::current_device());
+  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return {stats.allocated_bytes[kAll].peak, stats.reserved_bytes[kAll].peak};
+}
+
+std::string nccl_version() {
+  int version = 0;
+  if (ncclGetVersion(&version) != ncclSuccess) return {};
+  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
+
+}  // namespace trireme::kernels

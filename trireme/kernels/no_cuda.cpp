@@ -1,0 +1,25 @@
+#include "trireme/base/error.h"
+#include "trireme/kernels/device.h"
+
+namespace trireme::kernels {
+
+std::vector<GpuInfo> gpus() {
+  return {};
+}
+
+void set_gpu(int64_t index) {
+  throw EnvironmentError(
+      "[kernels.device] GPU {} was asked for, but this build has no CUDA; build with "
+      "-DTRIREME_CUDA=ON or set device=cpu",
+      index);
+}
+
+void synchronize_gpu() {}
+MemoryPeak gpu_memory_peak() {
+  return {};
+}
+std::string nccl_version() {
+  return {};
+}
+
+}  // namespace trireme::kernels

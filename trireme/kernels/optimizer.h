@@ -1,0 +1,29 @@
+#pragma once
+// Optimizer updates over flat fp32 ranges in one pass, and the sum of squares that clipping needs. CPU.
+#include <cstdint>
+
+namespace trireme::kernels {
+
+/// Constants of one AdamW step (Loshchilov and Hutter 2019); bias corrections are 1 - beta^t.
+struct AdamWStep {
+  float lr, beta1, beta2, eps, weight_decay, bias_correction1, bias_correction2;
+  float grad_scale;  ///< multiplies every gradient first: the clip factor
+};
+
+/// Updates param, exp_avg and exp_avg_sq in place; `copy` (nullptr: none) receives the parameters in bf16.
+void adamw(float* param, float* exp_avg, float* exp_avg_sq, const float* grad, void* copy_bf16, int64_t count,
+           const AdamWStep& step);
+
+/// SGD with momentum (Polyak 1964) as PyTorch defines it: buffer = momentum * buffer + grad (first step:
+/// grad).
+struct SgdStep {
+  float lr, momentum, weight_decay, grad_scale;
+  bool first;
+};
+void sgd(float* param, float* momentum_buffer, const float* grad, void* copy_bf16, int64_t count,
+         const SgdStep& step);
+
+/// Sum of squares in double, the same bits for any number of threads.
+double sum_of_squares(const float* values, int64_t count);
+
+}  // namespace trireme::kernels

@@ -1,0 +1,17 @@
+#pragma once
+// How many cores this process may really use: its affinity mask and the CPU quota of its container.
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace trireme::launch {
+
+/// The quota in cores of a cgroup-v2 file cpu.max ("150000 100000" is 1.5), or nothing for "max" and
+/// unreadable text.
+std::optional<double> quota_of_cpu_max(std::string_view text);
+
+/// Cores in the affinity mask, bounded by the tightest quota on the way from our cgroup to the root; at
+/// least 1.
+int64_t usable_cores();
+
+}  // namespace trireme::launch

@@ -1,0 +1,79 @@
+#include "trireme/launch/exits.h"
+
+#include <algorithm>
+#include <csignal>
+#include <cstring>
+#include <string_view>
+#include <tuple>
+
+#include "trireme/base/error.h"
+
+namespace trireme::launch {
+namespace {
+
+std::string_view meaning(int code) {
+  switch (static_cast<ExitCode>(code)) {
+    case ExitCode::kUsage:
+      return " (bad command line or config)";
+    case ExitCode::kEnvironment:
+      return " (machine or installation unusable)";
+    case ExitCode::kOutOfMemory:
+      return " (out of memory)";
+    case ExitCode::kCommunication:
+      return " (lost a peer or a deadline)";
+    case ExitCode::kNumerics:
+      return " (NaN or infinity)";
+    case ExitCode::kCorruptData:
+      return " (damaged data)";
+    case ExitCode::kComparison:
+      return " (comparison failed)";
+    case ExitCode::kPreempted:
+      return " (preempted)";
+    default:
+      return "";
+  }
+}
+
+std::string signal_name(int number) {
+  const char* name = ::sigabbrev_np(number);
+  return name == nullptr ? "unnamed" : fmt::format("SIG{}", name);
+}
+
+auto order_of_blame(const RankExit& exit) {
+  const bool lost_a_peer = exit_code(exit) == static_cast<int>(ExitCode::kCommunication);
+  return std::tuple(exit.asked, exit.end.signal == 0, lost_a_peer, exit.at);
+}
+
+}  // namespace
+
+int exit_code(const RankExit& exit) {
+  return exit.end.signal != 0 ? 128 + exit.end.signal : exit.end.code;
+}
+
+bool stopped_in_order(const RankExit& exit) {
+  const int code = exit_code(exit);
+  return code == static_cast<int>(ExitCode::kInterrupted) || code == static_cast<int>(ExitCode::kPreempted) ||
+         code == 128 + SIGTERM;
+}
+
+const RankExit& culprit(std::span<const RankExit> failures) {
+  TRIREME_CHECK(!failures.empty(), "[launch.culprit] asked for the culprit of no failures");
+  return *std::ranges::min_element(failures, {}, order_of_blame);
+}
+
+std::string describe(const RankExit& exit) {
+  const std::string who = fmt::format("rank {} (pid {})", exit.rank, exit.pid);
+  if (exit.end.signal == 0)
+    return fmt::format("{} exited with code {}{}", who, exit.end.code, meaning(exit.end.code));
+  return fmt::format("{} was killed by signal {} ({})", who, exit.end.signal, signal_name(exit.end.signal));
+}
+
+std::string hint(const RankExit& exit) {
+  if (exit.end.signal == SIGKILL)
+    return "; unless somebody sent it, the kernel's OOM killer did (see dmesg): lower the memory use";
+  if (exit.end.signal == SIGBUS)
+    return "; a full /dev/shm or a truncated file under a memory map are the usual causes";
+  return "";
+}
+
+}  // namespace trireme::launch

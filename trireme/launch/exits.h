@@ -1,0 +1,39 @@
+#pragma once
+// What the end of a rank means: its exit code, the sentence about it, and which of several failures came
+// first. Pure.
+#include <sys/types.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "trireme/launch/child.h"
+
+namespace trireme::launch {
+
+struct RankExit {
+  int64_t rank = 0;
+  pid_t pid = 0;
+  ProcessEnd end;
+  bool asked = false;  ///< the launcher had told it to stop
+  double at = 0.0;     ///< seconds of the monotonic clock when its end was seen
+};
+
+/// The exit code as a shell counts it: 128+N for signal N.
+int exit_code(const RankExit& exit);
+
+/// 130, 143 or 75: the rank heeded a signal and stopped in good order.
+bool stopped_in_order(const RankExit& exit);
+
+/// The exit that most likely caused the others: not asked to stop before asked, a signal before an exit code,
+/// another code before kCommunication (such a rank lost a peer), earlier before later. `failures` must not be
+/// empty.
+const RankExit& culprit(std::span<const RankExit> failures);
+
+/// "rank 1 (pid 123) was killed by signal 9 (SIGKILL)", "rank 1 (pid 123) exited with code 7 (damaged data)".
+std::string describe(const RankExit& exit);
+
+/// What to look at next, as "; ..." or empty.
+std::string hint(const RankExit& exit);
+
+}  // namespace trireme::launch

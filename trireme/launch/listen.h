@@ -1,0 +1,19 @@
+#pragma once
+// The rendezvous socket: bound before any rank exists, so that its port is known to all and can be taken by
+// none.
+#include <cstdint>
+
+#include "trireme/launch/fd.h"
+
+namespace trireme::launch {
+
+struct ListenSocket {
+  Fd fd;  ///< closes on exec, except in the child that is told to keep it
+  int64_t port = 0;
+};
+
+/// A TCP socket that listens on 127.0.0.1 at a port the kernel picks. Ranks may connect at once: the kernel
+/// queues them until rank 0 accepts. Throws EnvironmentError.
+ListenSocket listen_on_loopback();
+
+}  // namespace trireme::launch

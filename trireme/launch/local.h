@@ -1,0 +1,41 @@
+#pragma once
+// Starts the ranks of one host as child processes and watches them: one dies, the rest are stopped; signals
+// are forwarded; nothing survives the launcher.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "trireme/base/env.h"
+
+namespace trireme::launch {
+
+struct LocalJob {
+  std::string program;            ///< absolute path of the executable
+  std::vector<std::string> args;  ///< without argv[0]
+  int64_t ranks = 1;
+  Environment environment;  ///< base environment; the rank variables are added
+  std::string log_dir;      ///< rank-N.log files go here; empty: none
+  double grace_s = 5.0;     ///< between asking the remaining ranks to stop and SIGKILL
+};
+
+/// Runs the job to its end and returns its exit code: 0 when all ranks returned 0, else that of the first
+/// rank that failed (128+N for signal N).
+///
+/// Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR=127.0.0.1, MASTER_PORT,
+/// TRIREME_LAUNCHER=trireme, and OMP_NUM_THREADS (cores / ranks) unless set. The launcher binds the
+/// rendezvous socket to a free loopback port itself and rank 0 inherits it as TRIREME_LISTEN_FD, so that no
+/// port is ever guessed. stdin of all ranks is empty.
+///
+/// stdout of rank 0 passes through untouched; stderr of every rank and stdout of ranks above 0 go to stderr
+/// line by line, prefixed "[r1] " (rank 0 unprefixed), and all of it to log_dir. A line that several ranks
+/// print within a short time is shown once with "(x4 ranks)". Where stderr is a terminal, rank 0's stderr
+/// passes as it comes, and rank 0 finds the width in TRIREME_TTY_COLUMNS, so that it may draw a progress bar.
+///
+/// SIGINT and SIGTERM are forwarded once to all ranks, which finish their step; a second one kills. Ranks run
+/// in their own process groups and die with the launcher (PDEATHSIG), whatever happens to it.
+///
+/// Throws ConfigError for impossible numbers and EnvironmentError when the program, a log or a process cannot
+/// be had; ranks that were started by then are killed.
+int run_local(const LocalJob& job);
+
+}  // namespace trireme::launch

@@ -1,0 +1,232 @@
+#include "trireme/launch/supervisor.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "trireme/base/clock.h"
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
+
+namespace trireme::launch {
+namespace {
+
+constexpr double kSettle =
+    0.5;  ///< how long a lost peer is no explanation: the rank that left may yet be seen
+constexpr double kQuiet = 2.0;  ///< how long ranks may report by themselves before SIGTERM
+constexpr double kPollWithoutPidfd = 0.02;
+
+Fd& pipe_of(Rank& rank, Stream stream) {
+  return stream == Stream::kOut ? rank.out : rank.err;
+}
+
+double quiet_seconds(double grace_s) {
+  return std::min(kQuiet, grace_s / 2);
+}
+
+}  // namespace
+
+int Supervisor::run() {
+  running_ = static_cast<int64_t>(ranks_.size());
+  while (running_ > 0) {
+    wait_for_events();
+    collect_without_pidfds();
+    judge_failures();
+    advance_stop();
+    tee_.tick(monotonic_seconds());
+  }
+  finish_output();
+  return verdict();
+}
+
+void Supervisor::wait_for_events() {
+  PollSet poll;
+  poll.watch(signals_.fd(), POLLIN, [this] { take_signals(); });
+  if (tee_.out().pending()) poll.watch(tee_.out().fd(), POLLOUT, [this] { tee_.out().pump(); });
+  if (tee_.err().pending()) poll.watch(tee_.err().fd(), POLLOUT, [this] { tee_.err().pump(); });
+  for (Rank& rank : ranks_) {
+    if (!rank.child.running()) continue;
+    watch_output(poll, rank);
+    poll.watch(rank.child.wait_fd(), POLLIN, [this, &rank] { collect(rank); });
+  }
+  poll.wait(seconds_to_next_deadline(monotonic_seconds()));
+}
+
+void Supervisor::watch_output(PollSet& poll, Rank& rank) {
+  const bool out_is_free = rank.rank == 0 ? !tee_.out().choked() : !tee_.err().choked();
+  if (out_is_free) poll.watch(rank.out.get(), POLLIN, [this, &rank] { take_output(rank, Stream::kOut); });
+  if (tee_.err().choked()) return;
+  poll.watch(rank.err.get(), POLLIN, [this, &rank] { take_output(rank, Stream::kErr); });
+}
+
+std::optional<double> Supervisor::seconds_to_next_deadline(double now) const {
+  std::optional<double> wait;
+  const auto consider = [&](double seconds) { wait = std::min(seconds, wait.value_or(seconds)); };
+  if (const auto due = tee_.next_due()) consider(*due - now);
+  if (!failures_.empty()) consider(failures_.front().at + kSettle - now);
+  if (stop_began_ && !asked_to_stop_) consider(*stop_began_ + quiet_seconds(grace_s_) - now);
+  if (stop_began_ && !killed_stubborn_) consider(*stop_began_ + grace_s_ - now);
+  const bool must_ask = std::ranges::any_of(
+      ranks_, [](const Rank& rank) { return rank.child.running() && rank.child.wait_fd() < 0; });
+  if (must_ask) consider(kPollWithoutPidfd);
+  return wait;
+}
+
+/// One read: what more there is comes with the next round, so that no rank starves the others.
+void Supervisor::take_output(Rank& rank, Stream stream) {
+  std::array<char, 1 << 16> buffer;
+  Fd& pipe = pipe_of(rank, stream);
+  const ssize_t count = ::read(pipe.get(), buffer.data(), buffer.size());
+  const double now = monotonic_seconds();
+  if (count > 0) tee_.feed(rank.rank, stream, {buffer.data(), static_cast<size_t>(count)}, now);
+  if (count == 0) {
+    tee_.end(rank.rank, stream, now);
+    pipe.close();
+  }
+  const bool nobody_reads = rank.rank == 0 && stream == Stream::kOut && tee_.out().hung_up();
+  if (nobody_reads) pipe.close();  // the rank meets SIGPIPE, as if it had written there itself
+}
+
+/// What an ended rank left in its pipe. A daemon it started may hold the pipe open for ever: no waiting for
+/// its end.
+void Supervisor::drain(Rank& rank, Stream stream) {
+  Fd& pipe = pipe_of(rank, stream);
+  if (!pipe.open()) return;
+  std::array<char, 1 << 16> buffer;
+  constexpr int kMostReads = 64;  // a pipe holds 64 KiB, or a few MiB when enlarged
+  for (int i = 0; i < kMostReads; ++i) {
+    const ssize_t count = ::read(pipe.get(), buffer.data(), buffer.size());
+    if (count <= 0) break;
+    tee_.feed(rank.rank, stream, {buffer.data(), static_cast<size_t>(count)}, monotonic_seconds());
+  }
+  tee_.end(rank.rank, stream, monotonic_seconds());
+  pipe.close();
+}
+
+void Supervisor::collect(Rank& rank) {
+  if (!rank.child.running()) return;
+  const ProcessEnd end = rank.child.reap();
+  drain(rank, Stream::kOut);
+  drain(rank, Stream::kErr);
+  --running_;
+  exits_.push_back({.rank = rank.rank,
+                    .pid = rank.child.pid(),
+                    .end = end,
+                    .asked = rank.asked,
+                    .at = monotonic_seconds()});
+  const RankExit& exit = exits_.back();
+  const bool heeded = forwarded_ != 0 && stopped_in_order(exit);
+  if (exit_code(exit) != 0 && !exit.asked && !heeded) failures_.push_back(exit);
+}
+
+void Supervisor::collect_without_pidfds() {
+  for (Rank& rank : ranks_) {
+    if (rank.child.running() && rank.child.wait_fd() < 0 && rank.child.has_ended()) collect(rank);
+  }
+}
+
+void Supervisor::take_signals() {
+  while (const auto number = signals_.next()) {
+    if (forwarded_ == 0) {
+      forward(*number);
+    } else if (killed_by_ == 0) {
+      killed_by_ = *number;
+      kill_all();
+    }
+  }
+}
+
+void Supervisor::forward(int number) {
+  forwarded_ = number;
+  for (const Rank& rank : ranks_) {
+    // A terminal interrupts whole groups; SIGTERM is sent to a process, which decides about its helpers.
+    number == SIGINT ? rank.child.signal_group(number) : rank.child.signal(number);
+  }
+}
+
+void Supervisor::kill_all() {
+  for (Rank& rank : ranks_) {
+    rank.asked = true;
+    rank.child.signal_group(SIGKILL);
+  }
+}
+
+void Supervisor::judge_failures() {
+  if (failures_.empty()) return;
+  if (stop_began_ || killed_by_ != 0) return failures_.clear();
+  const RankExit worst = culprit(failures_);
+  const bool lost_a_peer = exit_code(worst) == static_cast<int>(ExitCode::kCommunication);
+  const bool settled = running_ == 0 || monotonic_seconds() >= failures_.front().at + kSettle;
+  if (lost_a_peer && !settled) return;
+  failures_.clear();
+  if (lost_a_peer && heeded_signal()) return;  // its peers stopped in good order, a moment before it
+  report(worst);
+}
+
+bool Supervisor::heeded_signal() const {
+  const auto heeded = [](const RankExit& exit) { return !exit.asked && stopped_in_order(exit); };
+  return forwarded_ != 0 && std::ranges::any_of(exits_, heeded);
+}
+
+void Supervisor::report(const RankExit& exit) {
+  if (!heeded_signal()) failed_code_ = exit_code(exit);
+  stop_began_ = monotonic_seconds();
+  tee_.settle();
+  std::string others;
+  if (running_ == 1) others = "; stopping the other rank";
+  if (running_ > 1) others = fmt::format("; stopping the other {} ranks", running_);
+  log_error("[launch] {}{}{}", describe(exit), others, hint(exit));
+}
+
+void Supervisor::advance_stop() {
+  if (!stop_began_ || running_ == 0) return;
+  const double elapsed = monotonic_seconds() - *stop_began_;
+  if (!asked_to_stop_ && elapsed >= quiet_seconds(grace_s_)) ask_to_stop();
+  if (!killed_stubborn_ && elapsed >= grace_s_) kill_stubborn();
+}
+
+void Supervisor::ask_to_stop() {
+  asked_to_stop_ = true;
+  for (Rank& rank : ranks_) {
+    rank.asked = true;
+    rank.child.signal(SIGTERM);
+  }
+}
+
+void Supervisor::kill_stubborn() {
+  killed_stubborn_ = true;
+  std::vector<std::string> names;
+  for (const Rank& rank : ranks_) {
+    if (rank.child.running()) names.push_back(std::to_string(rank.rank));
+  }
+  kill_all();
+  tee_.settle();
+  log_warning("[launch] {} {} did not stop within {} s and had to be killed",
+              names.size() == 1 ? "rank" : "ranks", join(names, ", "), grace_s_);
+}
+
+/// Our own reader may be slow: wait for it, but not against the user's will.
+void Supervisor::finish_output() {
+  tee_.settle();
+  bool impatient = killed_by_ != 0;
+  while (!impatient && (tee_.out().pending() || tee_.err().pending())) {
+    PollSet poll;
+    poll.watch(signals_.fd(), POLLIN, [&] { impatient = signals_.next().has_value(); });
+    if (tee_.out().pending()) poll.watch(tee_.out().fd(), POLLOUT, [this] { tee_.out().pump(); });
+    if (tee_.err().pending()) poll.watch(tee_.err().fd(), POLLOUT, [this] { tee_.err().pump(); });
+    poll.wait(std::nullopt);
+  }
+}
+
+/// Ranks that stopped in good order speak for a job that was told to stop, unless one had failed before.
+int Supervisor::verdict() const {
+  if (failed_code_) return *failed_code_;
+  if (killed_by_ != 0) return 128 + killed_by_;
+  const auto heeded = std::ranges::find_if(exits_, stopped_in_order);
+  return heeded == exits_.end() ? 0 : exit_code(*heeded);
+}
+
+}  // namespace trireme::launch

@@ -1,0 +1,75 @@
+#pragma once
+// Watches the ranks of a job from start to end: carries their output, forwards signals, and when one fails
+// gives the others time to report before it stops them. One thread, one poll loop.
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "trireme/launch/child.h"
+#include "trireme/launch/exits.h"
+#include "trireme/launch/poll_set.h"
+#include "trireme/launch/signals.h"
+#include "trireme/launch/tee.h"
+
+namespace trireme::launch {
+
+/// A rank and our ends of its pipes; `out` is closed where stdout is inherited.
+struct Rank {
+  int64_t rank = 0;
+  Child child;
+  Fd out, err;
+  bool asked = false;  ///< told to stop
+};
+
+class Supervisor {
+ public:
+  /// grace_s: from a rank's failure to the SIGKILL of those that still run.
+  Supervisor(Tee& tee, SignalTrap& signals, double grace_s)
+      : tee_(tee), signals_(signals), grace_s_(grace_s) {}
+
+  void add(Rank rank) { ranks_.push_back(std::move(rank)); }
+
+  /// Returns the job's exit code once every rank has ended and its output is out. run_local() states the
+  /// rules.
+  int run();
+
+ private:
+  void wait_for_events();
+  std::optional<double> seconds_to_next_deadline(double now) const;
+  void watch_output(PollSet& poll, Rank& rank);
+
+  void take_output(Rank& rank, Stream stream);
+  void drain(Rank& rank, Stream stream);
+  void collect(Rank& rank);
+  void collect_without_pidfds();
+
+  void take_signals();
+  void forward(int number);
+  void kill_all();
+
+  void judge_failures();
+  bool heeded_signal() const;
+  void report(const RankExit& exit);
+  void advance_stop();
+  void ask_to_stop();
+  void kill_stubborn();
+
+  void finish_output();
+  int verdict() const;
+
+  Tee& tee_;
+  SignalTrap& signals_;
+  double grace_s_;
+  std::vector<Rank> ranks_;
+  int64_t running_ = 0;
+  std::vector<RankExit> exits_;       ///< all, in the order seen
+  std::vector<RankExit> failures_;    ///< not yet judged
+  std::optional<int> failed_code_;    ///< of the failure that decides the job's exit code
+  std::optional<double> stop_began_;  ///< set when a failure is reported
+  bool asked_to_stop_ = false, killed_stubborn_ = false;
+  int forwarded_ = 0;  ///< the first signal we were sent
+  int killed_by_ = 0;  ///< the second one
+};
+
+}  // namespace trireme::launch

@@ -1,0 +1,171 @@
+#include "trireme/nn/attention.h"
+
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+
+#include "trireme/kernels/attention.h"
+#include "trireme/kernels/rope.h"
+#include "trireme/nn/autograd.h"
+
+namespace trireme::nn {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+/// Query, key and value as (B, heads, T, head_dim) views of the packed tensor.
+struct Heads {
+  at::Tensor query, key, value;
+};
+
+Heads split_heads(const at::Tensor& packed, const AttentionShape& shape) {
+  const at::Tensor heads = packed.view({packed.size(0), packed.size(1), -1, shape.head_dim})
+                               .transpose(1, 2);  // (B, H + 2K, T, hd)
+  return {heads.narrow(1, 0, shape.heads), heads.narrow(1, shape.heads, shape.kv_heads),
+          heads.narrow(1, shape.heads + shape.kv_heads, shape.kv_heads)};
+}
+
+/// Each key/value head repeated for its group of query heads: (B, K, T, hd) -> (B, H, T, hd).
+at::Tensor repeat_kv(const at::Tensor& heads, int64_t group) {
+  if (group == 1) return heads;
+  return heads.unsqueeze(2)
+      .expand({heads.size(0), heads.size(1), group, heads.size(2), heads.size(3)})
+      .reshape({heads.size(0), heads.size(1) * group, heads.size(2), heads.size(3)});
+}
+
+at::Tensor sum_groups(const at::Tensor& heads, int64_t group) {
+  if (group == 1) return heads;
+  return heads.view({heads.size(0), heads.size(1) / group, group, heads.size(2), heads.size(3)}).sum(2);
+}
+
+void rotate(at::Tensor& packed, const AttentionShape& shape, const at::Tensor& cosine, const at::Tensor& sine,
+            float direction) {
+  const int64_t stride = packed.size(2);
+  dispatch_float_or_bf16(packed, "rope", [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    kernels::rope_inplace(packed.data_ptr<Scalar>(), cosine.data_ptr<float>(), sine.data_ptr<float>(),
+                          packed.size(0) * packed.size(1), packed.size(1), stride,
+                          shape.heads + shape.kv_heads, shape.head_dim, direction);
+  });
+}
+
+/// Longest sequence whose probabilities are kept for backward instead of being computed again.
+constexpr int64_t kShort = 512;
+
+/// Short fp32 sequences: our own kernel on the packed projection.
+class ShortAttentionFunction : public Function<ShortAttentionFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& qkv_in,
+                            const std::optional<at::Tensor>& cosine_in,
+                            const std::optional<at::Tensor>& sine_in, int64_t n_heads, int64_t kv_heads,
+                            int64_t head_dim) {
+    const at::Tensor cosine = cosine_in.value_or(at::Tensor()), sine = sine_in.value_or(at::Tensor());
+    at::Tensor qkv = qkv_in.contiguous();
+    const kernels::AttentionSizes sizes{qkv.size(0), qkv.size(1), n_heads, kv_heads, head_dim};
+    if (cosine.defined()) rotate(qkv, {n_heads, kv_heads, head_dim}, cosine, sine, 1.0f);
+    at::Tensor output = at::empty({sizes.batch, sizes.length, n_heads * head_dim}, qkv.options());
+    at::Tensor probs = at::empty({sizes.batch, n_heads, sizes.length, sizes.length}, qkv.options());
+    kernels::attention_forward(output.data_ptr<float>(), probs.data_ptr<float>(), qkv.data_ptr<float>(),
+                               sizes);
+    context->save_for_backward({qkv, cosine, sine, probs});
+    context->saved_data["kv_heads"] = kv_heads;
+    return output;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &qkv = saved[0], &cosine = saved[1], &sine = saved[2], &probs = saved[3];
+    const int64_t heads = probs.size(1), kv_heads = context->saved_data["kv_heads"].toInt();
+    const int64_t head_dim = grads[0].size(2) / heads;
+    const at::Tensor d_output = grads[0].contiguous();
+    at::Tensor d_qkv = at::empty_like(qkv);
+    kernels::attention_backward(d_qkv.data_ptr<float>(), d_output.data_ptr<float>(), qkv.data_ptr<float>(),
+                                probs.data_ptr<float>(),
+                                {qkv.size(0), qkv.size(1), heads, kv_heads, head_dim});
+    if (cosine.defined()) rotate(d_qkv, {heads, kv_heads, head_dim}, cosine, sine, -1.0f);
+    return {d_qkv, {}, {}, {}, {}, {}};
+  }
+};
+
+/// Long or bf16 sequences on a CPU: rotation in place on the packed projection, then ATen's blocked
+/// attention.
+class BlockedAttentionFunction : public Function<BlockedAttentionFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& qkv_in,
+                            const std::optional<at::Tensor>& cosine_in,
+                            const std::optional<at::Tensor>& sine_in, int64_t n_heads, int64_t kv_heads,
+                            int64_t head_dim) {
+    const at::Tensor cosine = cosine_in.value_or(at::Tensor()), sine = sine_in.value_or(at::Tensor());
+    const AttentionShape shape{n_heads, kv_heads, head_dim};
+    at::Tensor qkv = qkv_in.contiguous();
+    if (cosine.defined()) rotate(qkv, shape, cosine, sine, 1.0f);
+    const Heads heads = split_heads(qkv, shape);
+    const int64_t group = n_heads / kv_heads;
+    const auto [output, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(
+        heads.query, repeat_kv(heads.key, group), repeat_kv(heads.value, group), 0.0, true);
+    context->save_for_backward({qkv, cosine, sine, output, logsumexp});
+    context->saved_data["shape"] = std::vector<int64_t>{n_heads, kv_heads, head_dim};
+    return output.transpose(1, 2).reshape({qkv.size(0), qkv.size(1), n_heads * head_dim});
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &qkv = saved[0], &cosine = saved[1], &sine = saved[2], &output = saved[3],
+                     &logsumexp = saved[4];
+    const std::vector<int64_t> sizes = context->saved_data["shape"].toIntVector();
+    const AttentionShape shape{sizes[0], sizes[1], sizes[2]};
+    const int64_t group = shape.heads / shape.kv_heads;
+    const Heads heads = split_heads(qkv, shape);
+    const at::Tensor d_output =
+        grads[0].reshape({qkv.size(0), qkv.size(1), shape.heads, shape.head_dim}).transpose(1, 2);
+    const auto [d_query, d_key, d_value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+        d_output, heads.query, repeat_kv(heads.key, group), repeat_kv(heads.value, group), output, logsumexp,
+        0.0, true);
+    at::Tensor d_qkv = at::empty_like(qkv);
+    Heads d_heads = split_heads(d_qkv, shape);
+    d_heads.query.copy_(d_query);
+    d_heads.key.copy_(sum_groups(d_key, group));
+    d_heads.value.copy_(sum_groups(d_value, group));
+    if (cosine.defined()) rotate(d_qkv, shape, cosine, sine, -1.0f);
+    return {d_qkv, {}, {}, {}, {}, {}};
+  }
+};
+
+at::Tensor rotated(const at::Tensor& heads, const RopeTable& rope) {
+  const std::vector<at::Tensor> halves = heads.to(at::kFloat).chunk(2, -1);
+  const at::Tensor& c = rope.cosine;
+  const at::Tensor& s = rope.sine;
+  return at::cat({halves[0] * c - halves[1] * s, halves[1] * c + halves[0] * s}, -1).to(heads.scalar_type());
+}
+
+}  // namespace
+
+RopeTable make_rope_table(int64_t seq_len, int64_t head_dim, double theta, at::Device device) {
+  const auto options = at::TensorOptions().dtype(at::kFloat);
+  const at::Tensor exponents = at::arange(0, head_dim, 2, options) / static_cast<double>(head_dim);
+  const at::Tensor angles = at::outer(at::arange(seq_len, options), 1.0 / at::pow(theta, exponents));
+  return {angles.cos().to(device).contiguous(), angles.sin().to(device).contiguous()};
+}
+
+at::Tensor causal_attention(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope,
+                            double dropout) {
+  if (!qkv.is_cuda() && dropout == 0.0) {
+    const bool is_short = qkv.scalar_type() == at::kFloat && qkv.size(1) <= kShort;
+    const auto [heads, kv_heads, head_dim] = shape;
+    return is_short ? ShortAttentionFunction::apply(qkv, optional(rope.cosine), optional(rope.sine), heads,
+                                                    kv_heads, head_dim)
+                    : BlockedAttentionFunction::apply(qkv, optional(rope.cosine), optional(rope.sine), heads,
+                                                      kv_heads, head_dim);
+  }
+  Heads heads = split_heads(qkv, shape);
+  if (rope.cosine.defined()) {
+    heads.query = rotated(heads.query, rope);
+    heads.key = rotated(heads.key, rope);
+  }
+  const at::Tensor output = at::scaled_dot_product_attention(
+      heads.query, heads.key, heads.value, {}, dropout, true, std::nullopt, shape.heads != shape.kv_heads);
+  return output.transpose(1, 2).reshape({qkv.size(0), qkv.size(1), shape.heads * shape.head_dim});
+}
+
+}  // namespace trireme::nn

@@ -1,0 +1,31 @@
+#pragma once
+// Differentiable operations as plain functions. On a CPU they run our own kernels; on a GPU, ATen's.
+//
+// Gradients of parameters: when a parameter already has a gradient tensor (the engine lends it a view of a
+// flat buffer), backward adds into that tensor in place and reports no gradient to autograd; hooks on the
+// parameter fire all the same. Without one, gradients are returned the usual way.
+#include <ATen/core/Tensor.h>
+
+namespace trireme::nn {
+
+/// Which way a weight matrix lies: (out, in) as in torch.nn.Linear, or (in, out) as in GPT-2's Conv1D.
+enum class WeightLayout { kOutIn, kInOut };
+
+/// x (..., in) -> (..., out). `bias` may be undefined.
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                  WeightLayout layout = WeightLayout::kOutIn);
+
+/// Several (out_i, in) weights on one input: (..., sum of out_i). Weights that lie next to each other in
+/// memory, as the parameters of a flat unit do, are used as one matrix without a copy.
+at::Tensor linear_group(const at::Tensor& x, at::TensorList weights);
+
+/// Over the last dimension, which has the size of `weight`.
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps);
+
+/// silu(gate) * up of x = gate | up: (..., 2F) -> (..., F).
+at::Tensor swiglu(const at::Tensor& x);
+/// GELU, tanh form.
+at::Tensor gelu(const at::Tensor& x);
+
+}  // namespace trireme::nn

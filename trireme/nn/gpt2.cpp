@@ -1,0 +1,67 @@
+#include "trireme/nn/gpt2.h"
+
+#include "trireme/base/error.h"
+#include "trireme/nn/attention.h"
+
+namespace trireme::nn {
+
+Gpt2Block::Gpt2Block(const plan::ModelConfig& config)
+    : heads_(config.n_heads), head_dim_(config.d_model / config.n_heads), dropout_(config.dropout) {
+  const int64_t width = config.d_model;
+  const auto conv = [](int64_t in, int64_t out) {
+    return std::make_shared<Linear>(in, out, true, WeightLayout::kInOut);
+  };
+  ln_1_ = register_module("ln_1", std::make_shared<LayerNorm>(width, config.norm_eps));
+  const auto attention = register_module("attn", std::make_shared<Namespace>());
+  attention_in_ = attention->register_module("c_attn", conv(width, 3 * width));
+  attention_out_ = attention->register_module("c_proj", conv(width, width));
+  ln_2_ = register_module("ln_2", std::make_shared<LayerNorm>(width, config.norm_eps));
+  const auto mlp = register_module("mlp", std::make_shared<Namespace>());
+  up_ = mlp->register_module("c_fc", conv(width, config.d_ff));
+  down_ = mlp->register_module("c_proj", conv(config.d_ff, width));
+}
+
+at::Tensor Gpt2Block::dropped(const at::Tensor& x) const {
+  return dropout_ > 0.0 && is_training() ? at::dropout(x, dropout_, true) : x;
+}
+
+at::Tensor Gpt2Block::forward(const at::Tensor& x) {
+  const double attention_dropout = is_training() ? dropout_ : 0.0;
+  const at::Tensor attended = causal_attention(attention_in_->forward(ln_1_->forward(x)),
+                                               {heads_, heads_, head_dim_}, {}, attention_dropout);
+  const at::Tensor h = x + dropped(attention_out_->forward(attended));
+  return h + dropped(down_->forward(nn::gelu(up_->forward(ln_2_->forward(h)))));
+}
+
+Gpt2::Gpt2(const plan::ModelConfig& config) : dropout_(config.dropout) {
+  const int64_t width = config.d_model;
+  const auto body = register_module("transformer", std::make_shared<Namespace>());
+  tokens_ = body->register_module("wte", std::make_shared<Embedding>(config.vocab_size, width));
+  positions_ = body->register_module("wpe", std::make_shared<Embedding>(config.max_seq_len, width));
+  const auto list = body->register_module("h", std::make_shared<Namespace>());
+  for (int64_t i = 0; i < config.n_layers; ++i) {
+    blocks_.push_back(list->register_module(std::to_string(i), std::make_shared<Gpt2Block>(config)));
+  }
+  norm_ = body->register_module("ln_f", std::make_shared<LayerNorm>(width, config.norm_eps));
+  if (!config.tie_embeddings) {
+    head_ = register_module("lm_head", std::make_shared<Linear>(width, config.vocab_size, false));
+  }
+}
+
+at::Tensor Gpt2::forward(const at::Tensor& tokens) {
+  const int64_t length = tokens.size(1);
+  TRIREME_CHECK(length <= positions_->weight.size(0),
+                "[nn.gpt2] {} tokens in a row, but only {} positions; raise "
+                "model.max_seq_len",
+                length, positions_->weight.size(0));
+  at::Tensor x = tokens_->forward(tokens) + positions_->weight.narrow(0, 0, length);  // (B, T, D)
+  if (dropout_ > 0.0 && is_training()) x = at::dropout(x, dropout_, true);
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    x = run_unit("transformer.h." + std::to_string(i), x,
+                 [&](const at::Tensor& in) { return blocks_[i]->forward(in); });
+  }
+  x = norm_->forward(x);
+  return head_ ? head_->forward(x) : nn::linear(x, tokens_->weight, {});  // (B, T, V)
+}
+
+}  // namespace trireme::nn

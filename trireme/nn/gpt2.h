@@ -1,0 +1,39 @@
+#pragma once
+// GPT-2 (Radford et al. 2019): pre-norm blocks with LayerNorm, learned positions and GELU; names and the (in,
+// out) weights of Hugging Face's GPT2LMHeadModel.
+#include <memory>
+#include <vector>
+
+#include "trireme/nn/language_model.h"
+#include "trireme/nn/layers.h"
+
+namespace trireme::nn {
+
+class Gpt2Block : public torch::nn::Module {
+ public:
+  explicit Gpt2Block(const plan::ModelConfig& config);
+  at::Tensor forward(const at::Tensor& x);  // (B, T, D) -> (B, T, D)
+
+ private:
+  at::Tensor dropped(const at::Tensor& x) const;
+
+  int64_t heads_, head_dim_;
+  double dropout_;
+  std::shared_ptr<LayerNorm> ln_1_, ln_2_;
+  std::shared_ptr<Linear> attention_in_, attention_out_, up_, down_;
+};
+
+class Gpt2 : public LanguageModel {
+ public:
+  explicit Gpt2(const plan::ModelConfig& config);
+  at::Tensor forward(const at::Tensor& tokens) override;
+
+ private:
+  double dropout_;
+  std::shared_ptr<Embedding> tokens_, positions_;
+  std::vector<std::shared_ptr<Gpt2Block>> blocks_;
+  std::shared_ptr<LayerNorm> norm_;
+  std::shared_ptr<Linear> head_;  ///< null: tied to the token embedding
+};
+
+}  // namespace trireme::nn

@@ -1,0 +1,42 @@
+#pragma once
+// What all models share: tokens in, logits out, and blocks that run through an interface, so that an engine
+// can gather and free their parameters around them while the model knows nothing of it.
+#include <torch/nn/module.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "trireme/plan/config.h"
+
+namespace trireme::nn {
+
+using BlockForward = std::function<at::Tensor(const at::Tensor&)>;
+/// Runs the block named `unit` on x: calls forward(x) and returns its result, doing what it likes around it.
+using UnitRunner =
+    std::function<at::Tensor(const std::string& unit, const at::Tensor& x, const BlockForward& forward)>;
+
+class LanguageModel : public torch::nn::Module {
+ public:
+  /// tokens (B, T) int64 -> logits (B, T, V) in the dtype of the parameters.
+  virtual at::Tensor forward(const at::Tensor& tokens) = 0;
+
+  /// Mean cross-entropy in nats of targets (B, T) int64 -> scalar fp32.
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
+
+  void set_unit_runner(UnitRunner runner) { runner_ = std::move(runner); }
+
+ protected:
+  at::Tensor run_unit(const std::string& unit, const at::Tensor& x, const BlockForward& forward) const {
+    return runner_ ? runner_(unit, x, forward) : forward(x);
+  }
+
+ private:
+  UnitRunner runner_;
+};
+
+/// The model that `config` describes, parameters uninitialised, fp32, on the CPU. `config` is complete
+/// (plan::complete). Parameter names and shapes are those of plan::describe.
+std::shared_ptr<LanguageModel> build(const plan::ModelConfig& config);
+
+}  // namespace trireme::nn

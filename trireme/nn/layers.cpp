@@ -1,0 +1,28 @@
+#include "trireme/nn/layers.h"
+
+namespace trireme::nn {
+
+Linear::Linear(int64_t in, int64_t out, bool with_bias, WeightLayout layout) : layout_(layout) {
+  const bool in_out = layout == WeightLayout::kInOut;
+  weight = register_parameter("weight", at::empty({in_out ? in : out, in_out ? out : in}));
+  if (with_bias) bias = register_parameter("bias", at::empty({out}));
+}
+
+Embedding::Embedding(int64_t rows, int64_t width) {
+  weight = register_parameter("weight", at::empty({rows, width}));
+}
+
+at::Tensor Embedding::forward(const at::Tensor& indices) const {
+  return at::embedding(weight, indices);
+}
+
+LayerNorm::LayerNorm(int64_t width, double eps) : eps_(eps) {
+  weight = register_parameter("weight", at::empty({width}));
+  bias = register_parameter("bias", at::empty({width}));
+}
+
+RmsNorm::RmsNorm(int64_t width, double eps) : eps_(eps) {
+  weight = register_parameter("weight", at::empty({width}));
+}
+
+}  // namespace trireme::nn

@@ -1,0 +1,56 @@
+#pragma once
+// Modules with parameters. Parameters are created uninitialised; init.h or the engine fills them.
+#include <torch/nn/module.h>
+
+#include "trireme/nn/functional.h"
+
+namespace trireme::nn {
+
+class Linear : public torch::nn::Module {
+ public:
+  Linear(int64_t in, int64_t out, bool with_bias, WeightLayout layout = WeightLayout::kOutIn);
+  at::Tensor forward(const at::Tensor& x) const {
+    return linear(x, weight, bias, layout_);
+  }  // (..., in) -> (..., out)
+
+  at::Tensor weight;
+  at::Tensor bias;  ///< undefined without one
+
+ private:
+  WeightLayout layout_;
+};
+
+class Embedding : public torch::nn::Module {
+ public:
+  Embedding(int64_t rows, int64_t width);
+  at::Tensor forward(const at::Tensor& indices) const;  // (...) int64 -> (..., width)
+
+  at::Tensor weight;  ///< (rows, width)
+};
+
+class LayerNorm : public torch::nn::Module {
+ public:
+  LayerNorm(int64_t width, double eps);
+  at::Tensor forward(const at::Tensor& x) const { return layer_norm(x, weight, bias, eps_); }
+
+  at::Tensor weight, bias;
+
+ private:
+  double eps_;
+};
+
+class RmsNorm : public torch::nn::Module {
+ public:
+  RmsNorm(int64_t width, double eps);
+  at::Tensor forward(const at::Tensor& x) const { return rms_norm(x, weight, eps_); }
+
+  at::Tensor weight;
+
+ private:
+  double eps_;
+};
+
+/// A module that only holds others under a name, so that parameters get their Hugging Face paths.
+class Namespace : public torch::nn::Module {};
+
+}  // namespace trireme::nn

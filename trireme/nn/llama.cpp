@@ -1,0 +1,65 @@
+#include "trireme/nn/llama.h"
+
+namespace trireme::nn {
+
+LlamaBlock::LlamaBlock(const plan::ModelConfig& config)
+    : shape_{config.n_heads, config.n_kv_heads, config.d_model / config.n_heads} {
+  const int64_t width = config.d_model;
+  const int64_t kv_width = shape_.kv_heads * shape_.head_dim;
+  const auto plain = [](int64_t in, int64_t out) { return std::make_shared<Linear>(in, out, false); };
+  input_norm_ = register_module("input_layernorm", std::make_shared<RmsNorm>(width, config.norm_eps));
+  const auto attention = register_module("self_attn", std::make_shared<Namespace>());
+  query_ = attention->register_module("q_proj", plain(width, width));
+  key_ = attention->register_module("k_proj", plain(width, kv_width));
+  value_ = attention->register_module("v_proj", plain(width, kv_width));
+  output_ = attention->register_module("o_proj", plain(width, width));
+  mlp_norm_ = register_module("post_attention_layernorm", std::make_shared<RmsNorm>(width, config.norm_eps));
+  const auto mlp = register_module("mlp", std::make_shared<Namespace>());
+  gate_ = mlp->register_module("gate_proj", plain(width, config.d_ff));
+  up_ = mlp->register_module("up_proj", plain(width, config.d_ff));
+  down_ = mlp->register_module("down_proj", plain(config.d_ff, width));
+}
+
+at::Tensor LlamaBlock::forward(const at::Tensor& x, const RopeTable& rope) {
+  const at::Tensor qkv =
+      linear_group(input_norm_->forward(x), {query_->weight, key_->weight, value_->weight});
+  const at::Tensor h = x + output_->forward(causal_attention(qkv, shape_, rope));
+  const at::Tensor gate_up = linear_group(mlp_norm_->forward(h), {gate_->weight, up_->weight});
+  return h + down_->forward(swiglu(gate_up));
+}
+
+Llama::Llama(const plan::ModelConfig& config)
+    : head_dim_(config.d_model / config.n_heads), theta_(config.rope_theta) {
+  const auto body = register_module("model", std::make_shared<Namespace>());
+  tokens_ =
+      body->register_module("embed_tokens", std::make_shared<Embedding>(config.vocab_size, config.d_model));
+  const auto list = body->register_module("layers", std::make_shared<Namespace>());
+  for (int64_t i = 0; i < config.n_layers; ++i) {
+    blocks_.push_back(list->register_module(std::to_string(i), std::make_shared<LlamaBlock>(config)));
+  }
+  norm_ = body->register_module("norm", std::make_shared<RmsNorm>(config.d_model, config.norm_eps));
+  if (!config.tie_embeddings) {
+    head_ = register_module("lm_head", std::make_shared<Linear>(config.d_model, config.vocab_size, false));
+  }
+}
+
+const RopeTable& Llama::rope(int64_t length, at::Device device) {
+  const at::Tensor& table = rope_.cosine;
+  if (!table.defined() || table.size(0) != length || table.device() != device) {
+    rope_ = make_rope_table(length, head_dim_, theta_, device);
+  }
+  return rope_;
+}
+
+at::Tensor Llama::forward(const at::Tensor& tokens) {
+  const RopeTable& table = rope(tokens.size(1), tokens.device());
+  at::Tensor x = tokens_->forward(tokens);  // (B, T, D)
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    x = run_unit("model.layers." + std::to_string(i), x,
+                 [&](const at::Tensor& in) { return blocks_[i]->forward(in, table); });
+  }
+  x = norm_->forward(x);
+  return head_ ? head_->forward(x) : nn::linear(x, tokens_->weight, {});  // (B, T, V)
+}
+
+}  // namespace trireme::nn

@@ -1,0 +1,41 @@
+#pragma once
+// Llama (Touvron et al. 2023; Llama 3, 2024): RMSNorm, rotary positions, grouped-query attention, SwiGLU, no
+// biases; names of Hugging Face's LlamaForCausalLM.
+#include <memory>
+#include <vector>
+
+#include "trireme/nn/attention.h"
+#include "trireme/nn/language_model.h"
+#include "trireme/nn/layers.h"
+
+namespace trireme::nn {
+
+class LlamaBlock : public torch::nn::Module {
+ public:
+  explicit LlamaBlock(const plan::ModelConfig& config);
+  at::Tensor forward(const at::Tensor& x, const RopeTable& rope);  // (B, T, D) -> (B, T, D)
+
+ private:
+  AttentionShape shape_;
+  std::shared_ptr<RmsNorm> input_norm_, mlp_norm_;
+  std::shared_ptr<Linear> query_, key_, value_, output_, gate_, up_, down_;
+};
+
+class Llama : public LanguageModel {
+ public:
+  explicit Llama(const plan::ModelConfig& config);
+  at::Tensor forward(const at::Tensor& tokens) override;
+
+ private:
+  const RopeTable& rope(int64_t length, at::Device device);
+
+  int64_t head_dim_;
+  double theta_;
+  RopeTable rope_;
+  std::shared_ptr<Embedding> tokens_;
+  std::vector<std::shared_ptr<LlamaBlock>> blocks_;
+  std::shared_ptr<RmsNorm> norm_;
+  std::shared_ptr<Linear> head_;  ///< null: tied to the token embedding
+};
+
+}  // namespace trireme::nn

@@ -1,0 +1,34 @@
+#pragma once
+// A residual MLP over single positions: predicts a token from the one before. The smallest model that trains,
+// for tests and for measuring engines without attention.
+#include <memory>
+#include <vector>
+
+#include "trireme/nn/language_model.h"
+#include "trireme/nn/layers.h"
+
+namespace trireme::nn {
+
+class MlpBlock : public torch::nn::Module {
+ public:
+  explicit MlpBlock(const plan::ModelConfig& config);
+  at::Tensor forward(const at::Tensor& x);  // (B, T, D) -> (B, T, D)
+
+ private:
+  std::shared_ptr<RmsNorm> norm_;
+  std::shared_ptr<Linear> up_, down_;
+};
+
+class Mlp : public LanguageModel {
+ public:
+  explicit Mlp(const plan::ModelConfig& config);
+  at::Tensor forward(const at::Tensor& tokens) override;
+
+ private:
+  std::shared_ptr<Embedding> tokens_;
+  std::vector<std::shared_ptr<MlpBlock>> blocks_;
+  std::shared_ptr<RmsNorm> norm_;
+  std::shared_ptr<Linear> head_;  ///< null: tied to the token embedding
+};
+
+}  // namespace trireme::nn

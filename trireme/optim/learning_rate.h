@@ -1,0 +1,12 @@
+#pragma once
+#include <cstdint>
+
+#include "trireme/plan/config.h"
+
+namespace trireme::optim {
+
+/// The learning rate of step 1..steps: linear warm-up to `lr` over warmup_steps (step k of w gets k/w), then
+/// constant, linear or half-cosine decay to min_lr at the last step.
+double learning_rate(const plan::OptimConfig& config, int64_t step, int64_t steps);
+
+}  // namespace trireme::optim

@@ -1,0 +1,48 @@
+#pragma once
+// Optimizers over flat fp32 ranges. They know neither modules nor ranks: a range may be a whole parameter, a
+// unit or one rank's shard of it.
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trireme/plan/config.h"
+#include "trireme/plan/flat_layout.h"
+
+namespace trireme::optim {
+
+/// A range of a flat buffer and whether weight decay applies to it.
+struct Segment {
+  plan::Range range;
+  bool decay = false;
+};
+
+struct FlatParam {
+  at::Tensor master;              ///< (n) fp32, updated in place
+  at::Tensor grad;                ///< (n) fp32
+  at::Tensor copy;                ///< (n) bf16 that receives the updated values; undefined: none
+  std::vector<Segment> segments;  ///< cover what belongs to parameters; padding is left out
+};
+
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+  /// One update; every gradient is multiplied by `grad_scale` first (the clip factor). On a GPU the work is
+  /// enqueued on the current stream.
+  virtual void step(double lr, double grad_scale) = 0;
+  /// Bytes of optimizer state that this rank holds.
+  virtual int64_t state_bytes() const = 0;
+};
+
+/// AdamW or SGD with momentum, as `config.name` says.
+std::unique_ptr<Optimizer> build(const plan::OptimConfig& config, std::vector<FlatParam> params);
+
+std::unique_ptr<Optimizer> make_adamw(const plan::OptimConfig& config, std::vector<FlatParam> params);
+std::unique_ptr<Optimizer> make_sgd(const plan::OptimConfig& config, std::vector<FlatParam> params);
+
+/// Factor that brings `norm` down to `max_norm`, 1 when it is below or max_norm is 0: min(1, max_norm / (norm
+/// + 1e-6)), as torch.nn.utils.clip_grad_norm_ has it.
+double clip_factor(double norm, double max_norm);
+
+}  // namespace trireme::optim

@@ -1,0 +1,40 @@
+#include "trireme/parallel/backward_hooks.h"
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace trireme::parallel {
+namespace {
+
+class AfterBackward : public torch::autograd::Node {
+ public:
+  explicit AfterBackward(std::function<void()> callback) : callback_(std::move(callback)) {}
+
+ protected:
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
+    callback_();
+    return std::move(grads);
+  }
+
+ private:
+  std::function<void()> callback_;
+};
+
+}  // namespace
+
+at::Tensor call_after_backward(const at::Tensor& x, std::function<void()> callback) {
+  if (!x.requires_grad() || !at::GradMode::is_enabled()) return x;
+  auto node = std::make_shared<AfterBackward>(std::move(callback));
+  node->set_next_edges(torch::autograd::collect_next_edges(x));
+  at::Tensor y = x.detach();
+  torch::autograd::create_gradient_edge(y, std::move(node));
+  return y;
+}
+
+void call_before_backward(const at::Tensor& y, std::function<void()> callback) {
+  if (!y.requires_grad()) return;
+  y.register_hook([callback = std::move(callback)](const at::Tensor&) { callback(); });
+}
+
+}  // namespace trireme::parallel

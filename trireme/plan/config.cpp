@@ -1,0 +1,163 @@
+// From sources to one resolved config.
+#include "trireme/plan/config.h"
+
+#include <algorithm>
+#include <cctype>
+#include <filesystem>
+
+#include "trireme/base/env.h"
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/plan/config_internal.h"
+#include "trireme/plan/model_facts.h"
+#include "trireme/plan/presets.h"
+
+namespace trireme::plan {
+namespace {
+
+constexpr std::string_view kVariablePrefix = "TRIREME__";
+constexpr std::string_view kPresetKey = "model.preset";
+
+using Assignments = std::vector<Assignment>;
+
+// ---- the sources, each as assignments
+
+/// The fix for a path that is really the name of a built-in model, else empty.
+std::string preset_hint(const std::string& path) {
+  const std::string stem = std::filesystem::path(path).stem().string();
+  const std::string name = std::filesystem::path(path).filename().string();
+  for (const Preset& preset : presets()) {
+    if (preset.name == name || preset.name == stem) {
+      return fmt::format(", or for the built-in model of that name use --model.preset={}", preset.name);
+    }
+  }
+  return "";
+}
+
+std::string read_config_file(const std::string& path) {
+  if (!std::filesystem::exists(path)) {
+    throw ConfigError("[plan.config] there is no config file '{}'; correct the path{}", path,
+                      preset_hint(path));
+  }
+  if (std::filesystem::is_directory(path)) {
+    throw ConfigError("[plan.config] '{}' is a folder; name the YAML file in it", path);
+  }
+  return read_file(path);
+}
+
+Assignments from_yaml(const ConfigSources& sources) {
+  TRIREME_CHECK(sources.path.empty() || sources.text.empty(),
+                "[plan.config] both a path and a text were given");
+  if (!sources.path.empty()) return read_yaml(read_config_file(sources.path), sources.path);
+  return read_yaml(sources.text, "<text>");
+}
+
+/// "TRAIN__GLOBAL_BATCH" -> "train.global_batch".
+std::string key_of_variable(std::string_view rest) {
+  std::string key;
+  for (size_t i = 0; i < rest.size(); ++i) {
+    const bool separator = rest.substr(i, 2) == "__";
+    key += separator ? '.' : static_cast<char>(std::tolower(static_cast<unsigned char>(rest[i])));
+    if (separator) ++i;
+  }
+  return key;
+}
+
+Assignments from_environment(const Environment& environment) {
+  Assignments assignments;
+  for (const auto& [name, value] : environment.variables()) {
+    if (name.starts_with(kVariablePrefix) && !value.empty()) {
+      assignments.push_back(
+          {key_of_variable(std::string_view(name).substr(kVariablePrefix.size())), value, name});
+    }
+  }
+  return assignments;
+}
+
+Assignments from_overrides(const std::vector<std::string>& overrides) {
+  Assignments assignments;
+  for (const std::string& text : overrides) {
+    const size_t equals = text.find('=');
+    if (equals == std::string::npos || equals == 0) {
+      throw ConfigError("[plan.config] override '--{}' has no {}; write --section.key=value", text,
+                        equals == 0 ? "key" : "value");
+    }
+    std::string key = text.substr(0, equals);
+    std::replace(key.begin(), key.end(), '-', '_');
+    assignments.push_back({key, text.substr(equals + 1), "--" + key});
+  }
+  return assignments;
+}
+
+Assignments collect(const ConfigSources& sources, const Environment& environment) {
+  Assignments all = from_yaml(sources);
+  for (Assignment& assignment : from_environment(environment)) all.push_back(std::move(assignment));
+  for (Assignment& assignment : from_overrides(sources.overrides)) all.push_back(std::move(assignment));
+  return all;
+}
+
+// ---- the merge
+
+class Resolver {
+ public:
+  Resolver() : table_(fields(resolved_.config)) {
+    for (const Field& field : table_) resolved_.origins[field.key] = "default";
+  }
+
+  void apply(const Assignment& assignment) {
+    assign(find(assignment), assignment.text, assignment.origin);
+    resolved_.origins[assignment.key] = assignment.origin;
+  }
+
+  /// The preset that the last word on model.preset names; it ranks below everything else the user said.
+  void apply_preset(const Assignments& assignments) {
+    for (const Assignment& assignment : assignments) {
+      if (assignment.key == kPresetKey) apply(assignment);
+    }
+    const std::string name = resolved_.config.model.preset;
+    if (name.empty()) return;
+    resolved_.config.model = find_preset(name).model;
+    for (const Field& field : table_) {
+      if (field.key.starts_with("model.") && field.key != kPresetKey) {
+        resolved_.origins[field.key] = "preset " + name;
+      }
+    }
+  }
+
+  /// Fills the model's 0-means-default fields and says from what.
+  void complete_model() {
+    ModelConfig& model = resolved_.config.model;
+    if (model.n_kv_heads == 0) resolved_.origins["model.n_kv_heads"] = "derived: model.n_heads";
+    if (model.d_ff == 0) resolved_.origins["model.d_ff"] = "derived: 4 * model.d_model";
+    if (model.max_seq_len == 0) resolved_.origins["model.max_seq_len"] = "derived: data.seq_len";
+    model = complete(model, resolved_.config.data.seq_len);
+  }
+
+  ResolvedConfig& resolved() { return resolved_; }
+
+ private:
+  const Field& find(const Assignment& assignment) const {
+    for (const Field& field : table_) {
+      if (field.key == assignment.key) return field;
+    }
+    throw ConfigError("[plan.config] {}: unknown key '{}'{}; correct or remove it", assignment.origin,
+                      assignment.key, suggest_key(assignment.key));
+  }
+
+  ResolvedConfig resolved_;
+  std::vector<Field> table_;  ///< points into resolved_
+};
+
+}  // namespace
+
+ResolvedConfig load(const ConfigSources& sources, const Environment& environment) {
+  const Assignments assignments = collect(sources, environment);
+  Resolver resolver;
+  resolver.apply_preset(assignments);
+  for (const Assignment& assignment : assignments) resolver.apply(assignment);
+  resolver.complete_model();
+  check_config(resolver.resolved().config, resolver.resolved().origins);
+  return resolver.resolved();
+}
+
+}  // namespace trireme::plan

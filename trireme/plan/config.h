@@ -1,0 +1,142 @@
+#pragma once
+// The configuration of a run: plain structs, and one table that names every field once. YAML, command-line
+// overrides, `config show`, the JSON schema and --help all come from that table.
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace trireme {
+class Environment;
+}
+
+namespace trireme::plan {
+
+struct ModelConfig {
+  std::string preset = "";      ///< a built-in name; its values fill the fields below unless they are given
+  std::string family = "gpt2";  ///< gpt2, llama or mlp
+  int64_t n_layers = 4;
+  int64_t d_model = 128;
+  int64_t n_heads = 4;
+  int64_t n_kv_heads = 0;  ///< 0: as many as n_heads
+  int64_t d_ff = 0;        ///< 0: 4 * d_model
+  int64_t vocab_size = 256;
+  int64_t max_seq_len = 0;  ///< positions of gpt2's table; 0: data.seq_len
+  bool tie_embeddings = true;
+  double dropout = 0.0;
+  double norm_eps = 1e-5;
+  double rope_theta = 500000.0;
+};
+
+struct DataConfig {
+  std::string path = "builtin";  ///< a text file or folder; "builtin": the C++ headers of libtorch
+  std::string tokenizer = "byte";
+  int64_t seq_len = 128;
+  double val_fraction = 0.02;
+};
+
+struct TrainConfig {
+  int64_t steps = 100;
+  int64_t global_batch = 16;  ///< sequences per optimizer step over all ranks
+  int64_t micro_batch = 0;    ///< sequences per forward on one rank; 0: global_batch / data-parallel ranks
+  double grad_clip = 1.0;     ///< global L2 norm; 0: no clipping
+  int64_t val_every = 0;      ///< steps between validations; 0: only at the end
+  int64_t val_batches = 16;   ///< global batches per validation; 0: no validation
+  int64_t log_every = 10;
+  int64_t sample_tokens = 0;  ///< length of the text generated at the end; 0: none
+  std::string sample_prompt = "\n";
+};
+
+struct OptimConfig {
+  std::string name = "adamw";  ///< adamw or sgd
+  double lr = 3e-4;
+  double min_lr = 0.0;
+  int64_t warmup_steps = 0;
+  std::string schedule = "cosine";  ///< cosine, linear or constant
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double momentum = 0.9;      ///< sgd only
+  double weight_decay = 0.1;  ///< applied to parameters of two or more dimensions
+};
+
+struct ParallelConfig {
+  std::string policy = "fsdp";  ///< a row of plan/policy.h
+  int64_t dp_replicate = 1;
+  int64_t dp_shard = 0;  ///< 0: all ranks that the other axes leave
+  int64_t tp = 1;
+  int64_t pp = 1;
+  int64_t cp = 1;
+};
+
+struct PrecisionConfig {
+  std::string compute = "fp32";  ///< fp32 or bf16: parameters and activations
+  std::string reduce = "auto";   ///< dtype of gradients on the wire: auto (= compute), fp32 or bf16
+};
+
+struct CheckpointConfig {
+  bool final_weights = true;  ///< write the weights of the finished run as safetensors
+};
+
+struct CommConfig {
+  double timeout_s = 300.0;  ///< deadline of every wait
+};
+
+struct Config {
+  std::string name = "run";
+  int64_t seed = 42;
+  std::string device = "auto";  ///< auto, cpu or cuda
+  ModelConfig model;
+  DataConfig data;
+  TrainConfig train;
+  OptimConfig optim;
+  ParallelConfig parallel;
+  PrecisionConfig precision;
+  CheckpointConfig checkpoint;
+  CommConfig comm;
+};
+
+/// A field's place and rules. The pointer leads into the Config that fields() was called with.
+struct Field {
+  std::string key;  ///< "train.steps"
+  std::variant<int64_t*, double*, bool*, std::string*> value;
+  std::string help;                  ///< one line, with unit
+  std::vector<std::string> choices;  ///< strings only; empty: any
+  std::optional<double> min, max;    ///< numbers only, inclusive
+};
+
+/// The table. Order is the order of `config show`.
+std::vector<Field> fields(Config& config);
+
+/// Where a value came from: "default", "preset gpt-tiny", "configs/quickstart.yaml:5:3", "--train.steps",
+/// "TRIREME__TRAIN__STEPS", "derived: 4 * model.d_model".
+using Origins = std::map<std::string, std::string>;
+
+struct ResolvedConfig {
+  Config config;
+  Origins origins;  ///< one entry per key
+};
+
+/// What the user said, in rising precedence: preset < file < environment (TRIREME__SECTION__KEY) < overrides.
+struct ConfigSources {
+  std::string path = "";                    ///< a YAML file; empty: none
+  std::string text = "";                    ///< YAML text instead of a file, named "<text>" in messages
+  std::vector<std::string> overrides = {};  ///< "section.key=value", without dashes
+};
+
+/// Reads, merges and checks. Throws ConfigError (exit 2) that names key, value, line:column, nearest name or
+/// range.
+ResolvedConfig load(const ConfigSources& sources, const Environment& environment);
+
+/// YAML that load() reads back to the same Config, every key present.
+std::string to_yaml(const ResolvedConfig& resolved, bool with_origins = false);
+
+/// JSON schema (draft 2020-12) of the YAML file, for editors.
+std::string json_schema();
+
+/// One line a key: name, type, default, range or choices, help. For --help and docs.
+std::string describe_fields();
+
+}  // namespace trireme::plan

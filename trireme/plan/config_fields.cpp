@@ -1,0 +1,149 @@
+// The table of all fields: the single place where a key, its help, choices and range are written down.
+#include "trireme/plan/config.h"
+#include "trireme/plan/policy.h"
+#include "trireme/plan/presets.h"
+
+namespace trireme::plan {
+namespace {
+
+using Choices = std::vector<std::string>;
+
+Field text(std::string key, std::string& value, std::string help, Choices choices = {}) {
+  return {std::move(key), &value, std::move(help), std::move(choices), {}, {}};
+}
+
+Field flag(std::string key, bool& value, std::string help) {
+  return {std::move(key), &value, std::move(help), {}, {}, {}};
+}
+
+/// An int64_t or a double of at least `min`. The largest sizes of a model are far beyond any machine: they
+/// keep products of them inside 64 bits.
+template <typename Number>
+Field number(std::string key, Number& value, double min, std::string help, std::optional<double> max = {}) {
+  return {std::move(key), &value, std::move(help), {}, min, max};
+}
+
+Choices preset_choices() {
+  Choices names = {""};
+  for (const Preset& preset : presets()) names.push_back(preset.name);
+  return names;
+}
+
+Choices policy_choices() {
+  Choices names;
+  for (const Policy& policy : policies()) names.emplace_back(policy.name);
+  return names;
+}
+
+using Table = std::vector<Field>;
+
+void add_run(Table& table, Config& config) {
+  table.push_back(text("name", config.name, "name of the run and of its directory"));
+  table.push_back(number("seed", config.seed, 0, "seed of initial weights, data order and dropout"));
+  table.push_back(text("device", config.device, "where tensors live; auto: GPUs when there are any",
+                       {"auto", "cpu", "cuda"}));
+}
+
+void add_model(Table& table, ModelConfig& model) {
+  table.push_back(
+      text("model.preset", model.preset, "built-in model that fills the keys below", preset_choices()));
+  table.push_back(text("model.family", model.family, "architecture", {"gpt2", "llama", "mlp"}));
+  table.push_back(number("model.n_layers", model.n_layers, 1, "blocks", 1e4));
+  table.push_back(number("model.d_model", model.d_model, 1, "width of the residual stream", 1e6));
+  table.push_back(number("model.n_heads", model.n_heads, 1, "attention heads", 1e6));
+  table.push_back(
+      number("model.n_kv_heads", model.n_kv_heads, 0, "heads of keys and values; 0: n_heads", 1e6));
+  table.push_back(number("model.d_ff", model.d_ff, 0, "width of the feed-forward; 0: 4 * d_model", 1e7));
+  table.push_back(number("model.vocab_size", model.vocab_size, 1, "tokens", 1e8));
+  table.push_back(
+      number("model.max_seq_len", model.max_seq_len, 0, "positions of gpt2's table; 0: data.seq_len", 1e8));
+  table.push_back(flag("model.tie_embeddings", model.tie_embeddings, "the head is the embedding"));
+  table.push_back(number("model.dropout", model.dropout, 0, "probability of a zero, gpt2 only; below 1", 1));
+  table.push_back(number("model.norm_eps", model.norm_eps, 0, "added to the variance in norms"));
+  table.push_back(number("model.rope_theta", model.rope_theta, 1, "base of llama's rotary frequencies"));
+}
+
+void add_data(Table& table, DataConfig& data) {
+  table.push_back(text("data.path", data.path, "text file or folder; builtin: the C++ headers of libtorch"));
+  table.push_back(text("data.tokenizer", data.tokenizer, "how text becomes tokens", {"byte"}));
+  table.push_back(number("data.seq_len", data.seq_len, 1, "tokens a sequence", 1e8));
+  table.push_back(
+      number("data.val_fraction", data.val_fraction, 0, "part of the text kept for validation", 0.5));
+}
+
+void add_train(Table& table, TrainConfig& train) {
+  table.push_back(number("train.steps", train.steps, 1, "optimizer steps"));
+  table.push_back(
+      number("train.global_batch", train.global_batch, 1, "sequences a step over all ranks", 1e9));
+  table.push_back(number("train.micro_batch", train.micro_batch, 0,
+                         "sequences a forward on one rank; 0: global_batch / data-parallel ranks"));
+  table.push_back(
+      number("train.grad_clip", train.grad_clip, 0, "largest global L2 norm of gradients; 0: no clipping"));
+  table.push_back(
+      number("train.val_every", train.val_every, 0, "steps between validations; 0: only at the end"));
+  table.push_back(
+      number("train.val_batches", train.val_batches, 0, "global batches a validation; 0: no validation"));
+  table.push_back(number("train.log_every", train.log_every, 1, "steps between progress lines"));
+  table.push_back(
+      number("train.sample_tokens", train.sample_tokens, 0, "tokens generated at the end; 0: none"));
+  table.push_back(text("train.sample_prompt", train.sample_prompt, "what the generated text continues"));
+}
+
+void add_optim(Table& table, OptimConfig& optim) {
+  table.push_back(text("optim.name", optim.name, "optimizer", {"adamw", "sgd"}));
+  table.push_back(number("optim.lr", optim.lr, 0, "peak learning rate"));
+  table.push_back(number("optim.min_lr", optim.min_lr, 0, "learning rate at the end of cosine and linear"));
+  table.push_back(
+      number("optim.warmup_steps", optim.warmup_steps, 0, "steps from 0 to the peak learning rate"));
+  table.push_back(text("optim.schedule", optim.schedule, "learning rate after warm-up",
+                       {"cosine", "linear", "constant"}));
+  table.push_back(number("optim.beta1", optim.beta1, 0, "adamw: decay of the first moment; below 1", 1));
+  table.push_back(number("optim.beta2", optim.beta2, 0, "adamw: decay of the second moment; below 1", 1));
+  table.push_back(number("optim.eps", optim.eps, 0, "adamw: added to the root of the second moment"));
+  table.push_back(number("optim.momentum", optim.momentum, 0, "sgd: decay of the velocity; below 1", 1));
+  table.push_back(number("optim.weight_decay", optim.weight_decay, 0,
+                         "decoupled decay of parameters of two or more dimensions"));
+}
+
+void add_parallel(Table& table, ParallelConfig& parallel) {
+  table.push_back(text("parallel.policy", parallel.policy, "what data parallelism shards", policy_choices()));
+  table.push_back(number("parallel.dp_replicate", parallel.dp_replicate, 1, "copies of the sharded model"));
+  table.push_back(number("parallel.dp_shard", parallel.dp_shard, 0, "ranks a model is sharded over; 0: all"));
+  table.push_back(number("parallel.tp", parallel.tp, 1, "tensor-parallel ranks"));
+  table.push_back(number("parallel.pp", parallel.pp, 1, "pipeline stages"));
+  table.push_back(number("parallel.cp", parallel.cp, 1, "context-parallel ranks"));
+}
+
+void add_precision(Table& table, PrecisionConfig& precision) {
+  table.push_back(
+      text("precision.compute", precision.compute, "dtype of parameters and activations", {"fp32", "bf16"}));
+  table.push_back(text("precision.reduce", precision.reduce,
+                       "dtype of gradients on the wire; auto: as compute", {"auto", "fp32", "bf16"}));
+}
+
+void add_checkpoint(Table& table, CheckpointConfig& checkpoint) {
+  table.push_back(flag("checkpoint.final_weights", checkpoint.final_weights,
+                       "write the weights of the finished run as safetensors"));
+}
+
+void add_comm(Table& table, CommConfig& comm) {
+  table.push_back(number("comm.timeout_s", comm.timeout_s, 0.001, "deadline of every wait, in seconds"));
+}
+
+}  // namespace
+
+std::vector<Field> fields(Config& config) {
+  Table table;
+  add_run(table, config);
+  add_model(table, config.model);
+  add_data(table, config.data);
+  add_train(table, config.train);
+  add_optim(table, config.optim);
+  add_parallel(table, config.parallel);
+  add_precision(table, config.precision);
+  add_checkpoint(table, config.checkpoint);
+  add_comm(table, config.comm);
+  return table;
+}
+
+}  // namespace trireme::plan

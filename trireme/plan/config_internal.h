@@ -1,0 +1,43 @@
+#pragma once
+// What the sources of the configuration share: values as text on their way into fields. Private to
+// plan/config*.cpp.
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "trireme/plan/config.h"
+
+namespace trireme::plan {
+
+/// One value that the user gave, still as text.
+struct Assignment {
+  std::string key;     ///< "train.steps"
+  std::string text;    ///< "100"
+  std::string origin;  ///< "configs/quickstart.yaml:5:3", "--train.steps", "TRIREME__TRAIN__STEPS"
+};
+
+/// The scalars of a YAML text in their order; `name` stands for it in messages. Throws ConfigError with line
+/// and column for malformed text, unknown keys, keys given twice and values that are no scalars.
+std::vector<Assignment> read_yaml(const std::string& text, const std::string& name);
+
+/// Stores `text` in `field`. Throws ConfigError naming key, value, origin and what is allowed.
+void assign(const Field& field, std::string_view text, std::string_view origin);
+
+/// The value as YAML: shortest text that reads back to the same value; strings are quoted where they must be.
+std::string format_value(const Field& field);
+
+/// "integer", "number", "boolean" or "string".
+std::string_view type_name(const Field& field);
+
+/// "at least 1", "0 to 1", "adamw, sgd" or empty.
+std::string allowed_values(const Field& field);
+
+/// ", did you mean 'train.steps'?" when a key of the table is near `key` or has the same last part, else
+/// empty.
+std::string suggest_key(std::string_view key);
+
+/// Rules between fields; `config` is complete. Throws ConfigError naming the keys, their values and origins.
+void check_config(const Config& config, const Origins& origins);
+
+}  // namespace trireme::plan

@@ -1,0 +1,192 @@
+// Values between text and fields: parsing with the errors of a config, and formatting that reads back
+// exactly.
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/plan/config_internal.h"
+
+namespace trireme::plan {
+namespace {
+
+std::string lower(std::string_view text) {
+  std::string result(text);
+  std::transform(result.begin(), result.end(), result.begin(),
+                 [](unsigned char c) { return std::tolower(c); });
+  return result;
+}
+
+template <typename Number>
+std::optional<Number> parse_whole_text(std::string_view text) {
+  Number value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+std::optional<double> parse_double(std::string_view text) {
+  const auto value = parse_whole_text<double>(text);
+  return value && std::isfinite(*value) ? value : std::nullopt;
+}
+
+/// "100", and also "1e3" or "2.0", which are whole and exact below 2^53.
+std::optional<int64_t> parse_int(std::string_view text) {
+  if (const auto value = parse_whole_text<int64_t>(text)) return value;
+  constexpr double kExact = 9007199254740992.0;
+  const auto value = parse_double(text);
+  if (!value || *value != std::floor(*value) || std::fabs(*value) > kExact) return std::nullopt;
+  if (text.find_first_not_of("+-0123456789") == std::string_view::npos)
+    return std::nullopt;  // too large for int64
+  return static_cast<int64_t>(*value);
+}
+
+std::optional<bool> parse_bool(std::string_view text) {
+  const std::string word = lower(text);
+  if (word == "true" || word == "yes" || word == "1") return true;
+  if (word == "false" || word == "no" || word == "0") return false;
+  return std::nullopt;
+}
+
+std::string_view expected_type(const Field& field) {
+  if (std::holds_alternative<int64_t*>(field.value)) return "a whole number";
+  if (std::holds_alternative<double*>(field.value)) return "a finite number";
+  return "true or false";
+}
+
+[[noreturn]] void throw_wrong_type(const Field& field, std::string_view text, std::string_view origin) {
+  const std::string allowed = allowed_values(field);
+  throw ConfigError("[plan.config] {}='{}' ({}) is not {}; give it {}{}", field.key, text, origin,
+                    expected_type(field), expected_type(field), allowed.empty() ? "" : ", " + allowed);
+}
+
+void check_range(const Field& field, double value, std::string_view text, std::string_view origin) {
+  if ((!field.min || value >= *field.min) && (!field.max || value <= *field.max)) return;
+  throw ConfigError("[plan.config] {}={} ({}) is out of range; it must be {}", field.key, text, origin,
+                    allowed_values(field));
+}
+
+void check_choice(const Field& field, std::string_view text, std::string_view origin) {
+  const auto& choices = field.choices;
+  if (choices.empty() || std::find(choices.begin(), choices.end(), text) != choices.end()) return;
+  const std::string near = nearest_name(text, choices);
+  throw ConfigError("[plan.config] {}='{}' ({}) is unknown{}; choose one of {}", field.key, text, origin,
+                    near.empty() ? "" : fmt::format(", did you mean '{}'?", near), allowed_values(field));
+}
+
+/// One overload a type; std::visit picks.
+struct Assigner {
+  const Field& field;
+  std::string_view text, origin;
+
+  void operator()(int64_t* target) const { store_number(target, parse_int(text)); }
+  void operator()(double* target) const { store_number(target, parse_double(text)); }
+  void operator()(bool* target) const {
+    const auto value = parse_bool(text);
+    if (!value) throw_wrong_type(field, text, origin);
+    *target = *value;
+  }
+  void operator()(std::string* target) const {
+    check_choice(field, text, origin);
+    *target = text;
+  }
+
+ private:
+  template <typename Number>
+  void store_number(Number* target, std::optional<Number> value) const {
+    if (!value) throw_wrong_type(field, text, origin);
+    check_range(field, static_cast<double>(*value), text, origin);
+    *target = *value;
+  }
+};
+
+/// Shortest text of the same double, always with a point: readers of YAML 1.1 take "1e-05" for a string.
+std::string format_double(double value) {
+  std::string text = fmt::format("{}", value);
+  if (text.find('.') == std::string::npos) text.insert(std::min(text.find('e'), text.size()), ".0");
+  return text;
+}
+
+/// Words and paths that YAML reads as strings without quotes.
+bool is_plain(const std::string& text) {
+  static constexpr std::string_view kReserved[] = {"true", "false", "yes", "no", "on",
+                                                   "off",  "null",  "y",   "n"};
+  const auto first = static_cast<unsigned char>(text.empty() ? '\0' : text.front());
+  if (std::isalpha(first) == 0 && first != '/' && first != '_') return false;
+  const std::string word = lower(text);
+  if (std::find(std::begin(kReserved), std::end(kReserved), word) != std::end(kReserved)) return false;
+  return std::all_of(text.begin(), text.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '_' || c == '-' || c == '.' || c == '/';
+  });
+}
+
+std::string format_string(const std::string& text) {
+  if (is_plain(text)) return text;
+  std::string quoted = "\"";
+  for (const char c : text) {
+    const auto code = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      quoted += '\\';
+      quoted += c;
+    } else if (c == '\n') {
+      quoted += "\\n";
+    } else if (c == '\t') {
+      quoted += "\\t";
+    } else if (code < 0x20 || code == 0x7f) {
+      quoted += fmt::format("\\x{:02x}", code);
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + '"';
+}
+
+struct Formatter {
+  std::string operator()(const int64_t* value) const { return std::to_string(*value); }
+  std::string operator()(const double* value) const { return format_double(*value); }
+  std::string operator()(const bool* value) const { return *value ? "true" : "false"; }
+  std::string operator()(const std::string* value) const { return format_string(*value); }
+};
+
+}  // namespace
+
+void assign(const Field& field, std::string_view text, std::string_view origin) {
+  std::visit(Assigner{field, text, origin}, field.value);
+}
+
+std::string format_value(const Field& field) {
+  return std::visit(Formatter{}, field.value);
+}
+
+std::string_view type_name(const Field& field) {
+  static constexpr std::string_view kNames[] = {"integer", "number", "boolean", "string"};
+  return kNames[field.value.index()];
+}
+
+std::string allowed_values(const Field& field) {
+  if (field.min && field.max) return fmt::format("{} to {}", *field.min, *field.max);
+  if (field.min) return fmt::format("at least {}", *field.min);
+  if (field.max) return fmt::format("at most {}", *field.max);
+  std::vector<std::string> names;
+  for (const std::string& choice : field.choices) {
+    if (!choice.empty()) names.push_back(choice);
+  }
+  return join(names, ", ");
+}
+
+std::string suggest_key(std::string_view key) {
+  const std::string leaf(key.substr(key.rfind('.') + 1));
+  Config unused;
+  std::vector<std::string> keys, same_leaf;
+  for (const Field& field : fields(unused)) {
+    keys.push_back(field.key);
+    if (field.key == leaf || field.key.ends_with("." + leaf)) same_leaf.push_back(field.key);
+  }
+  std::string near = nearest_name(key, same_leaf.empty() ? keys : same_leaf);
+  if (near.empty() && !same_leaf.empty()) near = same_leaf.front();
+  return near.empty() ? "" : fmt::format(", did you mean '{}'?", near);
+}
+
+}  // namespace trireme::plan

@@ -1,0 +1,68 @@
+#include "trireme/plan/cost.h"
+
+#include "trireme/base/error.h"
+
+namespace trireme::plan {
+
+std::string_view name(Collective collective) {
+  switch (collective) {
+    case Collective::kAllReduce:
+      return "all_reduce";
+    case Collective::kAllGather:
+      return "all_gather";
+    case Collective::kReduceScatter:
+      return "reduce_scatter";
+    case Collective::kAllToAll:
+      return "all_to_all";
+    case Collective::kBroadcast:
+      return "broadcast";
+    case Collective::kSend:
+      return "send";
+    case Collective::kRecv:
+      return "recv";
+    case Collective::kBarrier:
+      return "barrier";
+  }
+  throw LogicError("[plan.cost] collective {} is none of the table", static_cast<int>(collective));
+}
+
+int64_t wire_bytes(Collective collective, int64_t bytes, int64_t ranks) {
+  TRIREME_CHECK(bytes >= 0 && ranks >= 1, "[plan.cost] bytes={} ranks={}", bytes, ranks);
+  switch (collective) {
+    case Collective::kAllReduce:
+      return 2 * (bytes - bytes / ranks);
+    case Collective::kAllGather:
+    case Collective::kReduceScatter:
+    case Collective::kAllToAll:
+      return bytes - bytes / ranks;
+    case Collective::kBroadcast:
+      return ranks == 1 ? 0 : bytes;
+    case Collective::kSend:
+      return bytes;
+    case Collective::kRecv:
+    case Collective::kBarrier:
+      return 0;
+  }
+  throw LogicError("[plan.cost] collective {} is none of the table", static_cast<int>(collective));
+}
+
+int64_t steps(Collective collective, int64_t ranks) {
+  TRIREME_CHECK(ranks >= 1, "[plan.cost] ranks={}", ranks);
+  switch (collective) {
+    case Collective::kAllReduce:
+      return 2 * (ranks - 1);
+    case Collective::kAllGather:
+    case Collective::kReduceScatter:
+    case Collective::kAllToAll:
+      return ranks - 1;
+    case Collective::kSend:
+    case Collective::kRecv:
+      return 1;
+    case Collective::kBroadcast:
+    case Collective::kBarrier:
+      return ranks == 1 ? 0 : 1;
+  }
+  throw LogicError("[plan.cost] collective {} is none of the table", static_cast<int>(collective));
+}
+
+}  // namespace trireme::plan

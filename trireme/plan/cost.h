@@ -1,0 +1,30 @@
+#pragma once
+// What collectives cost, as formulas: the communicator counts with them, `bench` turns them into bus
+// bandwidth.
+#include <cstdint>
+#include <string_view>
+
+namespace trireme::plan {
+
+enum class Collective {
+  kAllReduce,
+  kAllGather,
+  kReduceScatter,
+  kAllToAll,
+  kBroadcast,
+  kSend,
+  kRecv,
+  kBarrier
+};
+
+std::string_view name(Collective collective);
+
+/// Bytes that one of `ranks` ranks sends on the wire. `bytes` is S of nccl-tests: the whole buffer of a rank,
+/// that is the output of an all-gather, the input of a reduce-scatter. Ring algorithms: all-reduce 2S(n-1)/n;
+/// all-gather, reduce-scatter, all-to-all S(n-1)/n; broadcast and send S; receive and barrier 0.
+int64_t wire_bytes(Collective collective, int64_t bytes, int64_t ranks);
+
+/// Communication steps that follow each other: 2(n-1), n-1, 1.
+int64_t steps(Collective collective, int64_t ranks);
+
+}  // namespace trireme::plan

@@ -1,0 +1,35 @@
+#include "trireme/plan/flat_layout.h"
+
+#include "trireme/base/error.h"
+
+namespace trireme::plan {
+namespace {
+
+int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+}  // namespace
+
+FlatLayout::FlatLayout(const std::vector<ParamSpec>& params, int64_t shards, int64_t alignment)
+    : shards_(shards) {
+  TRIREME_CHECK(shards >= 1 && alignment >= 1, "[plan.flat_layout] shards={} alignment={}", shards,
+                alignment);
+  int64_t offset = 0;
+  for (const ParamSpec& param : params) {
+    offset = round_up(offset, alignment);
+    entries_.push_back({param.name, param.shape, offset, param.numel()});
+    offset += param.numel();
+    used_ += param.numel();
+  }
+  shard_numel_ = round_up((offset + shards - 1) / shards, alignment);
+}
+
+const FlatEntry& FlatLayout::entry(const std::string& name) const {
+  for (const FlatEntry& candidate : entries_) {
+    if (candidate.name == name) return candidate;
+  }
+  throw LogicError("[plan.flat_layout] no parameter '{}' among {}", name, entries_.size());
+}
+
+}  // namespace trireme::plan

@@ -1,0 +1,53 @@
+#pragma once
+// Where each parameter of a unit lies in its flat buffer, and which range of it a rank owns. Parameters
+// follow each other without gaps where alignment allows, so neighbours can be used as one matrix; the tail is
+// padded so that all shards are equal.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "trireme/plan/model_facts.h"
+
+namespace trireme::plan {
+
+struct FlatEntry {
+  std::string name;
+  std::vector<int64_t> shape;
+  int64_t offset = 0;  ///< in elements from the start of the buffer
+  int64_t numel = 0;
+  int64_t end() const { return offset + numel; }
+};
+
+/// A half-open range of elements.
+struct Range {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t size() const { return end > begin ? end - begin : 0; }
+};
+inline Range intersect(const Range& a, const Range& b) {
+  return {a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
+}
+
+class FlatLayout {
+ public:
+  /// `shards` equal ranges; every parameter starts at a multiple of `alignment` elements, every shard too.
+  FlatLayout(const std::vector<ParamSpec>& params, int64_t shards, int64_t alignment = kAlignment);
+
+  static constexpr int64_t kAlignment = 8;  ///< 16 bytes of bf16: one vector load
+
+  const std::vector<FlatEntry>& entries() const { return entries_; }
+  const FlatEntry& entry(const std::string& name) const;  ///< throws LogicError when absent
+  int64_t shards() const { return shards_; }
+  int64_t numel() const { return shard_numel_ * shards_; }  ///< with padding
+  int64_t shard_numel() const { return shard_numel_; }
+  Range shard(int64_t rank) const { return {rank * shard_numel_, (rank + 1) * shard_numel_}; }
+  int64_t padding() const { return numel() - used_; }
+
+ private:
+  std::vector<FlatEntry> entries_;
+  int64_t shards_;
+  int64_t shard_numel_ = 0;
+  int64_t used_ = 0;  ///< elements that belong to parameters
+};
+
+}  // namespace trireme::plan

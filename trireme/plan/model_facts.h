@@ -1,0 +1,41 @@
+#pragma once
+// What can be known of a model before any device exists: its parameters with Hugging Face names and shapes,
+// the units that sharding works on, FLOPs and bytes. The built modules must agree with it, which is a test.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "trireme/plan/config.h"
+
+namespace trireme::plan {
+
+struct ParamSpec {
+  std::string name;            ///< "transformer.h.0.attn.c_attn.weight"
+  std::vector<int64_t> shape;  ///< as stored in Hugging Face checkpoints of the family
+  int64_t numel() const;
+};
+
+/// A group of parameters that is gathered, reduced and freed together.
+struct UnitSpec {
+  std::string name;               ///< "root" or the block's module path, "transformer.h.0"
+  std::vector<ParamSpec> params;  ///< in flat-buffer order
+  int64_t numel() const;
+};
+
+struct ModelFacts {
+  std::vector<UnitSpec>
+      units;           ///< blocks in forward order; the root (embeddings, final norm, head) comes first
+  int64_t params = 0;  ///< tied weights counted once
+  int64_t matmul_params = 0;  ///< blocks and head, no embedding lookup, no norms, no biases
+  double flops_per_token =
+      0.0;  ///< forward and backward: 6 matmul_params + 6 T heads head_dim L (causal half)
+  double saved_bytes_per_token = 0.0;  ///< activations kept for backward, all layers, at the compute dtype
+};
+
+/// `seq_len` is T above. Fields left at 0 in `model` take their defaults first (see complete()).
+ModelFacts describe(const ModelConfig& model, int64_t seq_len, const PrecisionConfig& precision = {});
+
+/// `model` with its 0-means-default fields filled in.
+ModelConfig complete(ModelConfig model, int64_t seq_len);
+
+}  // namespace trireme::plan

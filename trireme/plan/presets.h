@@ -1,0 +1,22 @@
+#pragma once
+// Built-in models by name.
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "trireme/plan/config.h"
+
+namespace trireme::plan {
+
+struct Preset {
+  std::string name;
+  std::string summary;  ///< one line
+  ModelConfig model;
+};
+
+std::span<const Preset> presets();
+
+/// Throws ConfigError with the nearest name when there is none of that name.
+const Preset& find_preset(std::string_view name);
+
+}  // namespace trireme::plan

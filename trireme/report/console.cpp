@@ -1,0 +1,138 @@
+#include "trireme/report/console.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "trireme/base/clock.h"
+#include "trireme/base/file.h"
+#include "trireme/report/run_dir.h"
+#include "trireme/report/step_line.h"
+
+namespace trireme::report {
+namespace {
+
+void print_line(std::string line) {
+  line += '\n';
+  write_all(STDOUT_FILENO, line.data(), line.size(), "standard output");
+}
+
+/// Generated text may hold any byte; an escape sequence must not reach the terminal.
+std::string printable(std::string text) {
+  for (char& letter : text) {
+    const auto byte = static_cast<unsigned char>(letter);
+    if ((byte < 0x20 && letter != '\n' && letter != '\t') || byte == 0x7f) letter = '?';
+  }
+  return text;
+}
+
+/// Time to go, from the median of the latest steps: one slow step (a checkpoint, a validation) does not move
+/// it.
+class EtaEstimator {
+ public:
+  void add(double step_ms) {
+    recent_.push_back(step_ms);
+    if (recent_.size() > kWindow) recent_.pop_front();
+  }
+
+  std::optional<double> seconds(int64_t steps_left) const {
+    if (recent_.empty() || steps_left <= 0) return std::nullopt;
+    std::vector<double> sorted(recent_.begin(), recent_.end());
+    const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
+    std::nth_element(sorted.begin(), middle, sorted.end());
+    return *middle * 1e-3 * static_cast<double>(steps_left);
+  }
+
+ private:
+  static constexpr size_t kWindow = 33;
+  std::deque<double> recent_;
+};
+
+/// A line of the terminal that is redrawn in place, with the cursor left at its start: a step line that
+/// overtakes the bar's removal on its way through another pipe then overwrites it. Losing the terminal is no
+/// reason to end a run: errors are ignored.
+class Bar {
+ public:
+  Bar() = default;
+  ~Bar() { clear(); }
+  Bar(const Bar&) = delete;
+  Bar& operator=(const Bar&) = delete;
+
+  bool due() const { return monotonic_seconds() - drawn_at_ >= kPeriod; }
+
+  void draw(const std::string& text) {
+    send("\r" + text + "\x1b[K\r");
+    visible_ = true;
+    drawn_at_ = monotonic_seconds();
+  }
+
+  void clear() {
+    if (visible_) send("\r\x1b[K");
+    visible_ = false;
+  }
+
+ private:
+  static constexpr double kPeriod = 0.1;  ///< seconds; faster than this nobody reads
+
+  static void send(const std::string& text) {
+    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
+  }
+
+  bool visible_ = false;
+  double drawn_at_ = -kPeriod;
+};
+
+class JsonConsole final : public Sink {
+ public:
+  void record(const StepRecord& step) override { print_line(to_json_line(step)); }
+  void finish(const RunSummary& summary) override { print_line(to_json_line(summary)); }
+};
+
+class TextConsole final : public Sink {
+ public:
+  explicit TextConsole(const ConsoleOptions& options) : options_(options) {
+    if (options.tty_columns > 0 && !options.quiet) bar_.emplace();
+  }
+
+  void record(const StepRecord& step) override {
+    eta_.add(step.step_ms);
+    const auto eta_s = eta_.seconds(options_.total_steps - step.step);
+    if (deserves_line(step)) {
+      print(step_line(step, options_, eta_s));
+    } else if (bar_ && bar_->due()) {
+      bar_->draw(progress_bar(step, options_.total_steps, eta_s, options_.tty_columns - 1));
+    }
+  }
+
+  void finish(const RunSummary& summary) override {
+    print(done_line(summary));
+    if (!summary.sample.empty()) print_line("sample:\n" + printable(summary.sample));
+  }
+
+ private:
+  bool deserves_line(const StepRecord& step) const {
+    if (step.step == 1 || step.step == options_.total_steps || step.val_loss) return true;
+    return options_.log_every > 0 && step.step % options_.log_every == 0;
+  }
+
+  void print(std::string line) {
+    if (bar_) bar_->clear();
+    print_line(std::move(line));
+  }
+
+  ConsoleOptions options_;
+  EtaEstimator eta_;
+  std::optional<Bar> bar_;
+};
+
+}  // namespace
+
+std::unique_ptr<Sink> make_console_sink(const ConsoleOptions& options) {
+  if (options.json) return std::make_unique<JsonConsole>();
+  return std::make_unique<TextConsole>(options);
+}
+
+}  // namespace trireme::report

@@ -1,0 +1,55 @@
+// Records as lines of JSON.
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "trireme/report/run_dir.h"
+
+namespace trireme::report {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// JSON has no non-finite numbers; readers of every language accept these strings.
+Json number(double value) {
+  if (std::isnan(value)) return "NaN";
+  if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
+  return value;
+}
+
+/// One line; generated text may end inside a UTF-8 sequence, which becomes U+FFFD.
+std::string dump(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace
+
+std::string to_json_line(const StepRecord& record) {
+  Json json;
+  json["step"] = record.step;
+  json["loss"] = number(record.loss);
+  json["grad_norm"] = number(record.grad_norm);
+  json["lr"] = number(record.lr);
+  json["tokens"] = record.tokens;
+  json["tokens_per_s"] = number(record.tokens_per_s);
+  json["step_ms"] = number(record.step_ms);
+  json["peak_bytes"] = record.peak_bytes;
+  if (record.reserved_bytes > 0) json["reserved_bytes"] = record.reserved_bytes;
+  if (record.val_loss) json["val_loss"] = number(*record.val_loss);
+  return dump(json);
+}
+
+std::string to_json_line(const RunSummary& summary) {
+  Json json;
+  json["steps"] = summary.steps;
+  json["final_loss"] = number(summary.final_loss);
+  json["final_val_loss"] = summary.final_val_loss ? number(*summary.final_val_loss) : Json();
+  json["tokens_per_s"] = number(summary.tokens_per_s);
+  json["peak_bytes"] = summary.peak_bytes;
+  json["seconds_to_first_step"] = number(summary.seconds_to_first_step);
+  json["wall_s"] = number(summary.wall_s);
+  json["weights_digest"] = summary.weights_digest;
+  json["sample"] = summary.sample;
+  return dump(json);
+}
+
+}  // namespace trireme::report

@@ -1,0 +1,102 @@
+#include "trireme/report/step_line.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "trireme/base/text.h"
+
+namespace trireme::report {
+namespace {
+
+std::string non_finite(double value) {
+  if (std::isnan(value)) return "NaN";
+  return value > 0 ? "Inf" : "-Inf";
+}
+
+/// Six characters up to 9999: 3.1207, 10.825, 123.46.
+std::string loss_text(double loss) {
+  if (!std::isfinite(loss)) return non_finite(loss);
+  const double size = std::fabs(loss);
+  return fmt::format("{:.{}f}", loss, size < 9.99995 ? 4 : size < 99.9995 ? 3 : size < 999.995 ? 2 : 1);
+}
+
+/// Three digits in at most five characters: 0.06, 1.92, 48.1, 350, 2e+06, 3e-04.
+std::string short_number(double value) {
+  if (!std::isfinite(value)) return non_finite(value);
+  const double size = std::fabs(value);
+  if (size != 0.0 && (size < 0.00995 || size >= 99999.5)) return fmt::format("{:.0e}", value);
+  return fmt::format("{:.{}f}", value, size < 9.995 ? 2 : size < 99.95 ? 1 : 0);
+}
+
+std::string rate_text(double tokens_per_s) {
+  return std::isfinite(tokens_per_s) ? format_count(tokens_per_s) : non_finite(tokens_per_s);
+}
+
+std::string step_text(int64_t step, int64_t total) {
+  const std::string of = std::to_string(total);
+  return fmt::format("{:>{}}/{}", step, of.size(), of);
+}
+
+/// TFLOP/s of one rank, and its share of the device's peak where that is known.
+std::string flops_text(double tokens_per_s_per_rank, const ConsoleOptions& options) {
+  if (options.flops_per_token <= 0.0) return "";
+  const double flops = tokens_per_s_per_rank * options.flops_per_token;
+  std::string text = fmt::format("  {:>4} TFLOP/s/rank", short_number(flops / 1e12));
+  if (options.peak_flops > 0.0) text += fmt::format("  mfu {:>4.1f}%", 100.0 * flops / options.peak_flops);
+  return text;
+}
+
+std::string memory_text(const StepRecord& record) {
+  std::string text = "peak " + format_bytes(static_cast<double>(record.peak_bytes));
+  if (record.reserved_bytes > 0) {
+    text += fmt::format(" ({} reserved)", format_bytes(static_cast<double>(record.reserved_bytes)));
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string format_eta(double seconds) {
+  return seconds < 99.5 ? fmt::format("{:.0f} s", seconds) : format_duration(seconds);
+}
+
+std::string step_line(const StepRecord& record, const ConsoleOptions& options, std::optional<double> eta_s) {
+  const double per_rank = record.tokens_per_s / static_cast<double>(std::max<int64_t>(options.ranks, 1));
+  std::string line = fmt::format("step {}  loss {:>6}  gnorm {:>5}  lr {:.1e}  {:>5} tok/s ({:>5}/rank)",
+                                 step_text(record.step, options.total_steps), loss_text(record.loss),
+                                 short_number(record.grad_norm), record.lr, rate_text(record.tokens_per_s),
+                                 rate_text(per_rank));
+  line += flops_text(per_rank, options);
+  line += fmt::format("  {:>5} ms  {}", short_number(record.step_ms), memory_text(record));
+  if (eta_s && *eta_s > 0.0) line += "  eta " + format_eta(*eta_s);
+  if (record.val_loss) line += "  val " + loss_text(*record.val_loss);
+  return line;
+}
+
+std::string done_line(const RunSummary& summary) {
+  std::string line = fmt::format("done {} steps in {}  loss {}", summary.steps,
+                                 format_duration(summary.wall_s), loss_text(summary.final_loss));
+  if (summary.final_val_loss) line += "  val " + loss_text(*summary.final_val_loss);
+  line += fmt::format("  {} tok/s  peak {}", rate_text(summary.tokens_per_s),
+                      format_bytes(static_cast<double>(summary.peak_bytes)));
+  if (!summary.weights_digest.empty()) line += "  weights " + summary.weights_digest;
+  return line;
+}
+
+std::string progress_bar(const StepRecord& record, int64_t total_steps, std::optional<double> eta_s,
+                         int64_t columns) {
+  constexpr int64_t kWidth = 20;
+  const int64_t filled =
+      total_steps > 0 ? std::clamp<int64_t>(record.step * kWidth / total_steps, 0, kWidth) : 0;
+  std::string bar = fmt::format(
+      "[{:.<{}}] {}  loss {}  {} tok/s", std::string(static_cast<size_t>(filled), '#'), kWidth,
+      step_text(record.step, total_steps), loss_text(record.loss), rate_text(record.tokens_per_s));
+  if (eta_s && *eta_s > 0.0) bar += "  eta " + format_eta(*eta_s);
+  if (static_cast<int64_t>(bar.size()) > columns)
+    bar.resize(static_cast<size_t>(std::max<int64_t>(columns, 0)));
+  return bar;
+}
+
+}  // namespace trireme::report

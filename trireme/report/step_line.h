@@ -1,0 +1,24 @@
+#pragma once
+// One StepRecord as one line of aligned columns.
+#include <optional>
+#include <string>
+
+#include "trireme/base/sink.h"
+#include "trireme/report/console.h"
+
+namespace trireme::report {
+
+/// Without newline. `eta_s` seconds to go; left out when there is no estimate or nothing left to do.
+std::string step_line(const StepRecord& record, const ConsoleOptions& options, std::optional<double> eta_s);
+
+/// "done 400 steps in 18.2 s  loss 1.9321  val 2.0110  12.3k tok/s  peak 61.2 MiB  weights 0123456789abcdef".
+std::string done_line(const RunSummary& summary);
+
+/// "[#####...............] 100/400  loss 3.1207  12.3k tok/s  eta 18 s", at most `columns` wide.
+std::string progress_bar(const StepRecord& record, int64_t total_steps, std::optional<double> eta_s,
+                         int64_t columns);
+
+/// "18 s" below 100 seconds, then as format_duration.
+std::string format_eta(double seconds);
+
+}  // namespace trireme::report

@@ -1,0 +1,135 @@
+// TensorBoard event files: TFRecord framing around Event protobufs (tensorflow/core/util/event.proto and
+// framework/summary.proto), encoded with protozero.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <ctime>
+#include <protozero/pbf_writer.hpp>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "trireme/base/error.h"
+#include "trireme/report/crc32c.h"
+#include "trireme/report/machine.h"
+#include "trireme/report/run_dir.h"
+
+namespace trireme::report {
+namespace {
+
+namespace event_field {
+enum : protozero::pbf_tag_type { kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5 };
+}
+namespace summary_field {
+enum : protozero::pbf_tag_type { kValue = 1 };
+}
+namespace value_field {
+enum : protozero::pbf_tag_type { kTag = 1, kSimpleValue = 2 };
+}
+
+using Scalar = std::pair<std::string_view, double>;
+
+double wall_time() {
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+std::string version_event() {
+  std::string event;
+  protozero::pbf_writer writer(event);
+  writer.add_double(event_field::kWallTime, wall_time());
+  writer.add_string(event_field::kFileVersion, "brain.Event:2");
+  return event;
+}
+
+std::string scalars_event(int64_t step, std::span<const Scalar> scalars) {
+  std::string event;
+  protozero::pbf_writer writer(event);
+  writer.add_double(event_field::kWallTime, wall_time());
+  writer.add_int64(event_field::kStep, step);
+  protozero::pbf_writer summary(writer, event_field::kSummary);
+  for (const auto& [tag, number] : scalars) {
+    protozero::pbf_writer value(summary, summary_field::kValue);
+    value.add_string(value_field::kTag, tag.data(), tag.size());
+    value.add_float(value_field::kSimpleValue, static_cast<float>(number));
+  }
+  summary.commit();
+  return event;
+}
+
+void append_little_endian(std::string& out, uint64_t value, int bytes) {
+  for (int i = 0; i < bytes; ++i) out += static_cast<char>(value >> (8 * i) & 0xff);
+}
+
+/// u64 length, its masked CRC, the data, its masked CRC.
+std::string frame(std::string_view data) {
+  std::string record;
+  append_little_endian(record, data.size(), 8);
+  append_little_endian(record, masked_crc32c(record), 4);
+  record += data;
+  append_little_endian(record, masked_crc32c(data), 4);
+  return record;
+}
+
+/// Appends whole records: each goes out in one write, so a reader that follows the file never meets half of
+/// one.
+class RecordFile {
+ public:
+  explicit RecordFile(std::string path)
+      : path_(std::move(path)), fd_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644)) {
+    if (fd_ < 0) {
+      throw EnvironmentError("[report.tensorboard] cannot open {}: {}; check the folder and its permissions",
+                             path_, errno_text(errno));
+    }
+  }
+  ~RecordFile() { ::close(fd_); }
+  RecordFile(const RecordFile&) = delete;
+  RecordFile& operator=(const RecordFile&) = delete;
+
+  void append(std::string_view data) {
+    const std::string record = frame(data);
+    write_all(fd_, record.data(), record.size(), path_);
+  }
+
+ private:
+  std::string path_;
+  int fd_;
+};
+
+/// TensorBoard takes any file with "tfevents" in its name; time, host and process keep two writers apart.
+std::string event_path(const RunDirectory& run) {
+  return run.file(fmt::format("tensorboard/events.out.tfevents.{:010}.{}.{}", std::time(nullptr),
+                              describe_machine().hostname, getpid()));
+}
+
+class TensorboardSink final : public Sink {
+ public:
+  explicit TensorboardSink(const RunDirectory& run) : file_(event_path(run)) {
+    file_.append(version_event());
+  }
+
+  void record(const StepRecord& step) override {
+    std::vector<Scalar> scalars = {
+        {"loss", step.loss},       {"grad_norm", step.grad_norm},
+        {"lr", step.lr},           {"tokens_per_s", step.tokens_per_s},
+        {"step_ms", step.step_ms}, {"peak_bytes", static_cast<double>(step.peak_bytes)}};
+    if (step.val_loss) scalars.emplace_back("val_loss", *step.val_loss);
+    file_.append(scalars_event(step.step, scalars));
+  }
+
+  void finish(const RunSummary&) override {}  // every record is already on its way to the disk
+
+ private:
+  RecordFile file_;
+};
+
+}  // namespace
+
+std::unique_ptr<Sink> make_tensorboard_sink(const RunDirectory& run) {
+  return std::make_unique<TensorboardSink>(run);
+}
+
+}  // namespace trireme::report

@@ -1,0 +1,23 @@
+#pragma once
+// Text from a model, one token at a time.
+#include <cstdint>
+#include <vector>
+
+#include "trireme/nn/language_model.h"
+
+namespace trireme::train {
+
+struct SamplingOptions {
+  int64_t max_tokens = 256;
+  double temperature = 0.8;  ///< 0: always the most likely token
+  int64_t top_k = 0;         ///< sample among the k most likely; 0: all
+  uint64_t seed = 42;
+  int64_t context = 128;  ///< the model sees the last `context` tokens
+};
+
+/// The tokens that follow `prompt` (not empty). Deterministic in the seed, so ranks that hold the same
+/// weights get the same text.
+std::vector<int32_t> generate(nn::LanguageModel& model, std::vector<int32_t> prompt,
+                              const SamplingOptions& options, at::Device device);
+
+}  // namespace trireme::train

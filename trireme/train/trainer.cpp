@@ -1,0 +1,293 @@
+#include "trireme/train/trainer.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "trireme/base/clock.h"
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/data/corpus.h"
+#include "trireme/data/loader.h"
+#include "trireme/data/tokenizer.h"
+#include "trireme/kernels/device.h"
+#include "trireme/nn/init.h"
+#include "trireme/nn/language_model.h"
+#include "trireme/optim/learning_rate.h"
+#include "trireme/parallel/data_parallel.h"
+#include "trireme/plan/batch.h"
+#include "trireme/plan/model_facts.h"
+#include "trireme/train/generate.h"
+#include "trireme/train/validate.h"
+#include "trireme/train/weights.h"
+
+namespace trireme::train {
+namespace {
+
+/// Steps at the start of a run that tokens/s leaves out of its median.
+constexpr int64_t kWarmupSteps = 10;
+
+at::ScalarType dtype_of(const std::string& name) {
+  return name == "bf16" ? at::kBFloat16 : at::kFloat;
+}
+
+parallel::FlatOptions flat_options(const plan::Config& config, at::Device device) {
+  const at::ScalarType compute = dtype_of(config.precision.compute);
+  const bool automatic = config.precision.reduce == "auto";
+  return {.policy = plan::find_policy(config.parallel.policy),
+          .compute = compute,
+          .reduce = automatic ? compute : dtype_of(config.precision.reduce),
+          .device = device};
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0.0;
+  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+/// What one step gave, summed or maximised over the ranks.
+struct StepTotals {
+  double loss = 0.0;
+  double grad_norm = 0.0;
+  double peak_bytes = 0.0;
+  double reserved_bytes = 0.0;
+  int stop_signal = 0;
+};
+
+class Trainer {
+ public:
+  Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world);
+  TrainResult run();
+
+ private:
+  data::PreparedCorpus prepare_data() const;
+  void announce() const;
+  StepTotals forward_backward(int64_t step);
+  StepTotals collect(double loss_sum) const;
+  StepRecord step(int64_t index);
+  bool validates_at(int64_t step) const;
+  double validate();
+  std::string sample();
+  void finish(TrainResult& result, double started, const std::vector<double>& speeds);
+  bool is_root() const { return world_->rank() == 0; }
+
+  const TrainOptions& options_;
+  const plan::Config& config_;
+  std::shared_ptr<comm::World> world_;
+  comm::Mesh mesh_;
+  plan::BatchPlan batch_;
+  plan::ModelFacts facts_;
+  data::PreparedCorpus corpus_;
+  std::shared_ptr<data::Dataset> train_data_, val_data_;
+  std::shared_ptr<nn::LanguageModel> model_;
+  std::unique_ptr<parallel::DataParallel> engine_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  std::unique_ptr<data::Loader> loader_;
+  StepTotals last_;
+};
+
+Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world)
+    : options_(options),
+      config_(options.config),
+      world_(std::move(world)),
+      mesh_(comm::make_mesh(world_, plan::MeshShape::fit(config_.parallel, world_->size()))),
+      batch_(plan::plan_batch(config_.train.global_batch, config_.train.micro_batch, mesh_.shape.dp_size())),
+      facts_(plan::describe(config_.model, config_.data.seq_len, config_.precision)),
+      corpus_(prepare_data()) {
+  at::manual_seed(
+      static_cast<uint64_t>(config_.seed + mesh_.dp_rank));  // dropout; weights have their own source
+  train_data_ = std::make_shared<data::Dataset>(corpus_.folder, "train", config_.data.seq_len);
+  if (config_.train.val_batches > 0 && corpus_.val_tokens > config_.data.seq_len) {
+    val_data_ = std::make_shared<data::Dataset>(corpus_.folder, "val", config_.data.seq_len);
+  }
+  model_ = nn::build(config_.model);
+  const auto initializer = [this](const std::string& name, int64_t first, std::span<float> out) {
+    nn::initial_values(config_.model, static_cast<uint64_t>(config_.seed), name, first, out);
+  };
+  engine_ = std::make_unique<parallel::DataParallel>(*model_, facts_.units, mesh_,
+                                                     flat_options(config_, world_->device()), initializer);
+  model_->set_unit_runner(
+      [this](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {
+        return engine_->run_unit(unit, x, forward);
+      });
+  optimizer_ = optim::build(config_.optim, engine_->optimizer_params());
+  loader_ = std::make_unique<data::Loader>(
+      train_data_, data::LoaderOptions{.sampler = {.samples = train_data_->size(),
+                                                   .seed = static_cast<uint64_t>(config_.seed)},
+                                       .global_batch = batch_.global_batch,
+                                       .micro_batch = batch_.micro_batch,
+                                       .dp_rank = mesh_.dp_rank,
+                                       .dp_size = batch_.dp_size,
+                                       .pin_memory = world_->device().is_cuda()});
+}
+
+/// Rank 0 prepares while the others wait, then all open the same folder.
+data::PreparedCorpus Trainer::prepare_data() const {
+  const data::CorpusOptions options{.path = config_.data.path,
+                                    .builtin_root = options_.builtin_corpus,
+                                    .tokenizer = config_.data.tokenizer,
+                                    .val_fraction = config_.data.val_fraction,
+                                    .cache_dir = options_.cache_dir,
+                                    .seq_len = config_.data.seq_len};
+  if (is_root()) {
+    data::PreparedCorpus corpus = data::prepare_corpus(options);
+    mesh_.all->barrier();
+    return corpus;
+  }
+  mesh_.all->barrier();
+  return data::prepare_corpus(options);
+}
+
+void Trainer::announce() const {
+  if (!options_.announce || !is_root()) return;
+  log_info("model   {} {}, {} parameters, {}FLOPs per token", config_.model.family,
+           config_.model.preset.empty() ? "custom" : config_.model.preset, with_commas(facts_.params),
+           format_count(facts_.flops_per_token));
+  log_info("data    {}", corpus_.description);
+  log_info(
+      "layout  {} on {}, policy {}, {} compute, global batch {} = micro batch {} x accumulation {} x {} "
+      "ranks",
+      mesh_.shape.to_string(), world_->device().str(), config_.parallel.policy, config_.precision.compute,
+      batch_.global_batch, batch_.micro_batch, batch_.accumulation, batch_.dp_size);
+}
+
+StepTotals Trainer::collect(double loss_sum) const {
+  mesh_.shard->check();
+  const bool gpu = world_->device().is_cuda();
+  const kernels::MemoryPeak peak =
+      gpu ? kernels::gpu_memory_peak() : kernels::MemoryPeak{kernels::resident_peak(), 0};
+  const int signal = options_.stop_signal ? options_.stop_signal->load() : 0;
+  StepTotals totals;
+  double squares = 0.0;
+  for (const std::vector<double>& rank : comm::gather_scalars(
+           *mesh_.all, {loss_sum, engine_->local_grad_squares(), static_cast<double>(peak.allocated),
+                        static_cast<double>(peak.reserved), static_cast<double>(signal)})) {
+    totals.loss += rank[0];
+    squares += rank[1];
+    totals.peak_bytes = std::max(totals.peak_bytes, rank[2]);
+    totals.reserved_bytes = std::max(totals.reserved_bytes, rank[3]);
+    totals.stop_signal = std::max(totals.stop_signal, static_cast<int>(rank[4]));
+  }
+  totals.loss /= static_cast<double>(batch_.accumulation * batch_.dp_size);
+  totals.grad_norm = std::sqrt(squares);
+  return totals;
+}
+
+StepTotals Trainer::forward_backward(int64_t step) {
+  const double scale = 1.0 / static_cast<double>(batch_.accumulation * batch_.dp_size);
+  at::Tensor loss_sum = at::zeros({}, at::TensorOptions().device(world_->device()).dtype(at::kDouble));
+  for (int64_t pass = 0; pass < batch_.accumulation; ++pass) {
+    const data::Batch batch = loader_->next();
+    engine_->begin_forward();
+    const at::Tensor loss =
+        model_->loss(batch.inputs.to(world_->device(), true), batch.targets.to(world_->device(), true));
+    engine_->backward(loss, scale, pass + 1 == batch_.accumulation);
+    loss_sum += loss.detach();
+  }
+  const StepTotals totals = collect(loss_sum.item<double>());
+  if (!std::isfinite(totals.loss) || !std::isfinite(totals.grad_norm)) {
+    throw NumericsError(
+        "[train.step] step {}: loss {} and gradient norm {} are not both finite; lower optim.lr (now "
+        "{}), raise optim.warmup_steps or check the data",
+        step, totals.loss, totals.grad_norm, config_.optim.lr);
+  }
+  return totals;
+}
+
+StepRecord Trainer::step(int64_t index) {
+  const double begin = monotonic_seconds();
+  last_ = forward_backward(index);
+  const double lr = optim::learning_rate(config_.optim, index, config_.train.steps);
+  optimizer_->step(lr, optim::clip_factor(last_.grad_norm, config_.train.grad_clip));
+  engine_->finish_step();
+  const double seconds = monotonic_seconds() - begin;
+  const int64_t step_tokens = batch_.global_batch * config_.data.seq_len;
+  return {.step = index,
+          .loss = last_.loss,
+          .grad_norm = last_.grad_norm,
+          .lr = lr,
+          .tokens = index * step_tokens,
+          .tokens_per_s = static_cast<double>(step_tokens) / seconds,
+          .step_ms = 1e3 * seconds,
+          .peak_bytes = static_cast<int64_t>(last_.peak_bytes),
+          .reserved_bytes = static_cast<int64_t>(last_.reserved_bytes),
+          .val_loss = std::nullopt};
+}
+
+bool Trainer::validates_at(int64_t step) const {
+  if (!val_data_) return false;
+  const int64_t every = config_.train.val_every;
+  return step == config_.train.steps || last_.stop_signal != 0 || (every > 0 && step % every == 0);
+}
+
+double Trainer::validate() {
+  return validation_loss(*model_, *engine_, *val_data_, config_.train.val_batches * batch_.global_batch,
+                         batch_.micro_batch, mesh_);
+}
+
+std::string Trainer::sample() {
+  const auto tokenizer = data::make_tokenizer(config_.data.tokenizer);
+  std::vector<int32_t> prompt = tokenizer->encode(config_.train.sample_prompt);
+  const parallel::DataParallel::Held held(*engine_);
+  model_->eval();
+  const std::vector<int32_t> tokens = generate(*model_, prompt,
+                                               {.max_tokens = config_.train.sample_tokens,
+                                                .seed = static_cast<uint64_t>(config_.seed),
+                                                .context = config_.data.seq_len},
+                                               world_->device());
+  return config_.train.sample_prompt + tokenizer->decode(tokens);
+}
+
+TrainResult Trainer::run() {
+  announce();
+  TrainResult result;
+  std::vector<double> speeds;
+  const double started = monotonic_seconds();
+  for (int64_t index = 1; index <= config_.train.steps && result.stop_signal == 0; ++index) {
+    StepRecord record = step(index);
+    if (index == 1) result.summary.seconds_to_first_step = seconds_since_exec();
+    if (index > std::min(kWarmupSteps, config_.train.steps / 2)) speeds.push_back(record.tokens_per_s);
+    result.stop_signal = last_.stop_signal;
+    if (validates_at(index)) record.val_loss = validate();
+    result.summary.steps = index;
+    result.summary.final_loss = record.loss;
+    result.summary.peak_bytes = record.peak_bytes;
+    if (record.val_loss) result.summary.final_val_loss = record.val_loss;
+    if (is_root()) {
+      for (Sink* sink : options_.sinks) sink->record(record);
+    }
+  }
+  finish(result, started, speeds);
+  return result;
+}
+
+void Trainer::finish(TrainResult& result, double started, const std::vector<double>& speeds) {
+  if (config_.checkpoint.final_weights) save_weights(*engine_, facts_, options_.weights_path, is_root());
+  result.summary.weights_digest = parallel::weights_digest(*engine_);
+  result.summary.tokens_per_s = median(speeds);
+  if (config_.train.sample_tokens > 0 && result.stop_signal == 0) result.summary.sample = sample();
+  result.summary.wall_s = monotonic_seconds() - started;
+  if (is_root()) {
+    for (Sink* sink : options_.sinks) sink->finish(result.summary);
+  }
+  mesh_.all->barrier();
+}
+
+}  // namespace
+
+TrainResult train(const TrainOptions& options, std::shared_ptr<comm::World> world) {
+  try {
+    return Trainer(options, std::move(world)).run();
+  } catch (const c10::OutOfMemoryError& error) {
+    throw OutOfMemory(
+        "[train] the device is out of memory: {}; lower train.micro_batch first, then data.seq_len, or "
+        "use more ranks with parallel.policy=fsdp",
+        error.what_without_backtrace());
+  }
+}
+
+}  // namespace trireme::train

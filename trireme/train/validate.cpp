@@ -1,0 +1,48 @@
+#include "trireme/train/validate.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+namespace trireme::train {
+namespace {
+
+/// Samples [first, first + count) as (count, T + 1) tokens.
+at::Tensor read_samples(const data::Dataset& dataset, int64_t first, int64_t count) {
+  const int64_t width = dataset.seq_len() + 1;
+  at::Tensor tokens = at::empty({count, width}, at::kLong);
+  for (int64_t i = 0; i < count; ++i) {
+    dataset.read(first + i, {tokens.data_ptr<int64_t>() + i * width, static_cast<size_t>(width)});
+  }
+  return tokens;
+}
+
+}  // namespace
+
+double validation_loss(nn::LanguageModel& model, parallel::DataParallel& engine, const data::Dataset& dataset,
+                       int64_t samples, int64_t micro_batch, const comm::Mesh& mesh) {
+  const at::NoGradGuard no_grad;
+  model.eval();
+  const int64_t ranks = mesh.dp->size();
+  const int64_t total = std::min(samples, dataset.size());
+  const int64_t begin = total * mesh.dp_rank / ranks;
+  const int64_t end = total * (mesh.dp_rank + 1) / ranks;
+  const int64_t largest_part = (total + ranks - 1) / ranks;
+  double sum = 0.0;
+  for (int64_t done = 0; done < largest_part; done += micro_batch) {
+    const int64_t first = std::min(begin + done, end);
+    const int64_t count = std::min(micro_batch, end - first);
+    const at::Tensor tokens =
+        read_samples(dataset, count > 0 ? first : 0, std::max<int64_t>(1, count)).to(mesh.world->device());
+    const int64_t length = dataset.seq_len();
+    engine.begin_forward();
+    const at::Tensor loss = model.loss(tokens.narrow(1, 0, length), tokens.narrow(1, 1, length).contiguous());
+    sum += loss.item<double>() * static_cast<double>(count);
+  }
+  model.train();
+  double all = 0.0;
+  for (const std::vector<double>& part : comm::gather_scalars(*mesh.dp, {sum})) all += part[0];
+  return all / static_cast<double>(total);
+}
+
+}  // namespace trireme::train

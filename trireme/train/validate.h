@@ -1,0 +1,18 @@
+#pragma once
+// Loss on held-out text, exact whatever the number of ranks.
+#include <cstdint>
+
+#include "trireme/comm/world.h"
+#include "trireme/data/dataset.h"
+#include "trireme/nn/language_model.h"
+#include "trireme/parallel/data_parallel.h"
+
+namespace trireme::train {
+
+/// Mean loss in nats per token over the first `samples` samples of `dataset` (all when it has fewer), each
+/// counted once: ranks take contiguous parts, and a rank that runs out joins the others' collectives with
+/// weight 0. Collective.
+double validation_loss(nn::LanguageModel& model, parallel::DataParallel& engine, const data::Dataset& dataset,
+                       int64_t samples, int64_t micro_batch, const comm::Mesh& mesh);
+
+}  // namespace trireme::train
