@@ -45,7 +45,9 @@ void expect_same_bytes(const at::Tensor& got, const at::Tensor& wanted) {
 }
 
 void for_world_sizes(const test::RankBody& body, int64_t least = 1) {
-  for (int64_t size = least; size <= 4; ++size) run_ranks(size, body);
+  for (const bool peer_memory : test::kBothTransports) {
+    for (int64_t size = least; size <= 4; ++size) run_ranks(size, body, 20.0, 90.0, peer_memory);
+  }
 }
 
 TEST(Collectives, AllReduceSumsInPlace) {
@@ -180,7 +182,7 @@ TEST(Collectives, EmptyTensorsPassThroughEverything) {
     group->reduce_scatter(empty, other);
     group->all_to_all(empty, other);
     group->broadcast(empty, 0);
-    reduce_scatter_ordered(*group, empty, other);
+    group->reduce_scatter_ordered(empty, other);
     for (const auto& row : gather_scalars(*group, {})) EXPECT_TRUE(row.empty());
     EXPECT_EQ(gather_scalars(*group, {}).size(), static_cast<size_t>(group->size()));
     group->barrier();  // the ranks are still in step
@@ -229,7 +231,7 @@ TEST(Collectives, TrafficIsTheFormula) {
     group->all_gather(full, shard);
     group->reduce_scatter(shard, full);
     group->all_to_all(other, full);
-    reduce_scatter_ordered(*group, shard, full);
+    group->reduce_scatter_ordered(shard, full);
     group->broadcast(full, 0);
     group->barrier();
     const auto& traffic = group->traffic();
@@ -272,8 +274,7 @@ TEST(Collectives, RefuseSizesThatDoNotDivideNamingBothNumbers) {
     expect_refusal([&] { group->all_gather(seven, four); }, {"all_gather", "7", "4", "everyone"});
     expect_refusal([&] { group->reduce_scatter(four, seven); }, {"reduce_scatter", "7", "4"});
     expect_refusal([&] { group->all_to_all(seven, seven); }, {"all_to_all", "7"});
-    expect_refusal([&] { reduce_scatter_ordered(*group, four, seven); },
-                   {"reduce_scatter_ordered", "7", "4"});
+    expect_refusal([&] { group->reduce_scatter_ordered(four, seven); }, {"reduce_scatter_ordered", "7", "4"});
     group->barrier();  // refused calls leave the group usable
   });
 }
@@ -291,7 +292,7 @@ TEST(Collectives, RefuseWrongDtypesStridesAndRanks) {
     expect_refusal([&] { group->broadcast(meta, 0); }, {"meta", "cpu"});
     expect_refusal([&] { group->broadcast(floats, 2); }, {"rank 2", "0 to 1"});
     expect_refusal([&] { group->send(floats, world->rank()); }, {"own peer"});
-    expect_refusal([&] { reduce_scatter_ordered(*group, halves, halves); }, {"Half", "float"});
+    expect_refusal([&] { group->reduce_scatter_ordered(halves, halves); }, {"Half", "float"});
     expect_refusal([&] { world->make_group("twice", {0, 0, 1}); }, {"twice", "0, 0, 1"});
     expect_refusal([&] { world->make_group("others", {1 - world->rank()}); },
                    {"others", "include the caller"});

@@ -34,7 +34,12 @@ void expect_words(const std::string& text, const std::vector<std::string>& words
     EXPECT_NE(text.find(word), std::string::npos) << "no '" << word << "' in: " << text;
 }
 
-TEST(Deadline, NamesTheRankThatNeverEntersACollective) {
+/// With and without peer memory.
+class Transport : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Deadline, Transport, ::testing::ValuesIn(test::kBothTransports),
+                         [](const auto& tested) { return tested.param ? "PeerMemory" : "Messages"; });
+
+TEST_P(Transport, NamesTheRankThatNeverEntersACollective) {
   constexpr double kDeadline_s = 2.0;
   std::atomic<int> failed = 0;
   run_ranks(
@@ -57,10 +62,10 @@ TEST(Deadline, NamesTheRankThatNeverEntersACollective) {
                              "rank 2 was last seen before all_gather #2", "deadline 2 s"});
         EXPECT_EQ(error.find("rank 1 was last seen"), std::string::npos) << error;
       },
-      kDeadline_s);
+      kDeadline_s, 90.0, GetParam());
 }
 
-TEST(Deadline, ARankThatLeavesFailsTheOthersFast) {
+TEST_P(Transport, ARankThatLeavesFailsTheOthersFast) {
   run_ranks(
       3,
       [](std::shared_ptr<World> world) {
@@ -77,10 +82,10 @@ TEST(Deadline, ARankThatLeavesFailsTheOthersFast) {
         }
         world.reset();
       },
-      60.0);
+      60.0, 90.0, GetParam());
 }
 
-TEST(Deadline, AFailedGroupKeepsSayingWhy) {
+TEST_P(Transport, AFailedGroupKeepsSayingWhy) {
   run_ranks(
       2,
       [](std::shared_ptr<World> world) {
@@ -92,7 +97,7 @@ TEST(Deadline, AFailedGroupKeepsSayingWhy) {
         EXPECT_EQ(comm_error([&] { group->check(); }), first);
         EXPECT_EQ(tensor.size(0), 4);
       },
-      5.0);
+      5.0, 90.0, GetParam());
 }
 
 TEST(Deadline, RecvWithoutASenderNamesTheSender) {

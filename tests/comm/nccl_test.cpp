@@ -128,7 +128,7 @@ TEST_F(Nccl, OrderedReductionHasTheBitsOfTheCpu) {
     for (const auto wire : {at::kFloat, at::kBFloat16}) {
       for (const int64_t m : {1, 7, 4096, 100'003}) {
         at::Tensor output = at::empty({m}, group->device());
-        reduce_scatter_ordered(*group, output, gradient_of(rank, 2 * m).to(wire).to(group->device()));
+        group->reduce_scatter_ordered(output, gradient_of(rank, 2 * m).to(wire).to(group->device()));
         const at::Tensor wanted =
             gradient_of(0, 2 * m).to(wire).to(at::kFloat) + gradient_of(1, 2 * m).to(wire).to(at::kFloat);
         expect.is_true(same(output, wanted.narrow(0, m * rank, m)), fmt::format("{} elements", m));

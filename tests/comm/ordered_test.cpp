@@ -48,14 +48,16 @@ TEST(ReduceScatterOrdered, EqualsTheExplicitTreeBitForBit) {
         const int64_t count = m * world->size();
         at::Tensor output = at::full({m}, -1.0f);
         const at::Tensor input = gradient_of(world->rank(), count).to(wire);
-        reduce_scatter_ordered(*group, output, input);
+        group->reduce_scatter_ordered(output, input);
         const at::Tensor wanted =
             explicit_tree(0, world->size(), count, wire).narrow(0, m * world->rank(), m);
         EXPECT_TRUE(same_bits(output, wanted)) << world->size() << " ranks, shard of " << m;
       }
     }
   };
-  for (int64_t ranks = 1; ranks <= 4; ++ranks) run_ranks(ranks, body);
+  for (const bool peer_memory : test::kBothTransports) {
+    for (int64_t ranks = 1; ranks <= 4; ++ranks) run_ranks(ranks, body, 20.0, 90.0, peer_memory);
+  }
 }
 
 TEST(ReduceScatterOrdered, FourRanksEqualTwoByTwoContiguousGroups) {
@@ -69,12 +71,12 @@ TEST(ReduceScatterOrdered, FourRanksEqualTwoByTwoContiguousGroups) {
     const at::Tensor mine = gradient_of(rank, kCount);
 
     at::Tensor flat_shard = at::empty({kCount / 4}), flat = at::empty({kCount});
-    reduce_scatter_ordered(*all, flat_shard, mine);
+    all->reduce_scatter_ordered(flat_shard, mine);
     all->all_gather(flat, flat_shard);
 
     at::Tensor half = at::empty({kCount / 2}), quarter = at::empty({kCount / 4});
-    reduce_scatter_ordered(*shard, half, mine);
-    reduce_scatter_ordered(*replicate, quarter, half);
+    shard->reduce_scatter_ordered(half, mine);
+    replicate->reduce_scatter_ordered(quarter, half);
     const int64_t place = 2 * shard->rank() + replicate->rank();  // half first, then the quarter of it
     EXPECT_TRUE(same_bits(quarter, flat.narrow(0, place * kCount / 4, kCount / 4))) << "rank " << rank;
   });
@@ -85,8 +87,41 @@ TEST(ReduceScatterOrdered, OutputMayBeASlotOfTheInput) {
     const auto group = world->make_group("all", {0, 1});
     at::Tensor buffer = gradient_of(world->rank(), 200);
     at::Tensor slot = buffer.narrow(0, 100 * world->rank(), 100);
-    reduce_scatter_ordered(*group, slot, buffer);
+    group->reduce_scatter_ordered(slot, buffer);
     EXPECT_TRUE(same_bits(slot, explicit_tree(0, 2, 200, at::kFloat).narrow(0, 100 * world->rank(), 100)));
+  });
+}
+
+TEST(ReduceScatterOrdered, BothTransportsGiveTheSameBitsForAnyLength) {
+  // More than a slot of shared memory holds: several rounds, the last one short.
+  for (const int64_t m : {int64_t{700'001}, int64_t{2'500'000}}) {
+    std::vector<std::vector<at::Tensor>> results(2, std::vector<at::Tensor>(3));
+    for (const bool peer_memory : test::kBothTransports) {
+      const auto body = [&](std::shared_ptr<World> world) {
+        const auto group = world->make_group("all", {0, 1, 2});
+        at::Tensor shard = at::empty({m}), whole = at::empty({3 * m});
+        group->reduce_scatter_ordered(shard, gradient_of(world->rank(), 3 * m));
+        group->all_gather(whole, shard);
+        results[peer_memory ? 1 : 0][static_cast<size_t>(world->rank())] = whole;
+      };
+      run_ranks(3, body, 60.0, 90.0, peer_memory);
+    }
+    for (size_t rank = 0; rank < 3; ++rank) {
+      EXPECT_TRUE(same_bits(results[1][rank], results[0][0])) << "rank " << rank << ", shard of " << m;
+    }
+  }
+}
+
+TEST(ReduceScatterOrdered, ThousandsOfRoundsKeepTheRanksInStep) {
+  run_ranks(4, [](std::shared_ptr<World> world) {
+    const auto group = world->make_group("all", {0, 1, 2, 3});
+    at::Tensor input = at::empty({4}), shard = at::empty({1}), whole = at::empty({4});
+    for (int64_t round = 0; round < 3000; ++round) {
+      input.fill_(static_cast<float>(round + world->rank()));
+      group->reduce_scatter_ordered(shard, input);
+      group->all_gather(whole, shard);
+      ASSERT_TRUE(same_bits(whole, at::full({4}, static_cast<float>(4 * round + 6)))) << "round " << round;
+    }
   });
 }
 

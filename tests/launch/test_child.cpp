@@ -113,9 +113,15 @@ void flood(const std::string& bytes) {
   for (long left = std::stol(bytes); left > 0; left -= 100) put(STDERR_FILENO, line + "\n");
 }
 
+/// Sanitizers answer some signals with a report and an exit code of their own.
+void end_by(int signal) {
+  ::signal(signal, SIG_DFL);
+  ::raise(signal);
+}
+
 void take_step(const std::string& name, const std::string& value) {
   if (name == "exit") std::_Exit(std::stoi(value));
-  if (name == "kill") ::raise(std::stoi(value));
+  if (name == "kill") end_by(std::stoi(value));
   if (name == "sleep") sleep_seconds(value);
   if (name == "out") put(STDOUT_FILENO, value + "\n");
   if (name == "err") put(STDERR_FILENO, value + "\n");

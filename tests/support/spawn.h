@@ -2,6 +2,7 @@
 // Ranks as threads: each gets its own world over one in-memory store, on the CPU.
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -21,10 +22,14 @@ namespace trireme::test {
 
 using RankBody = std::function<void(std::shared_ptr<comm::World>)>;
 
+/// Both ways in which ranks of one host move bytes: with peer memory, and with messages.
+inline constexpr std::array<bool, 2> kBothTransports = {true, false};
+
 /// Runs `body` on `ranks` threads and rethrows what the first of them to fail has thrown. Every wait in a
 /// world has `timeout_s`; ranks that hang all the same after `overall_s` end the process, since threads
 /// cannot be ended.
-inline void run_ranks(int64_t ranks, const RankBody& body, double timeout_s = 20.0, double overall_s = 90.0) {
+inline void run_ranks(int64_t ranks, const RankBody& body, double timeout_s = 20.0, double overall_s = 90.0,
+                      bool peer_memory = true) {
   // c10d's flight recorder is one for the process and not safe for Gloo groups on several threads.
   ::setenv("TORCH_FR_BUFFER_SIZE", "0", 1);
   const auto store = c10::make_intrusive<c10d::HashStore>();
@@ -35,7 +40,7 @@ inline void run_ranks(int64_t ranks, const RankBody& body, double timeout_s = 20
   const auto run = [&](int64_t rank) {
     std::exception_ptr error;
     try {
-      body(comm::World::join_store(store, rank, ranks, c10::kCPU, timeout_s));
+      body(comm::World::join_store(store, rank, ranks, c10::kCPU, timeout_s, peer_memory));
     } catch (...) {
       error = std::current_exception();
     }

@@ -80,7 +80,8 @@ int worker_train(const Request& request, const Environment& environment) {
   }
   const plan::Config config =
       plan::load({.path = {}, .text = request.config, .overrides = {}}, Environment()).config;
-  const auto world = comm::World::join(spec, pick_device(config, spec), config.comm.timeout_s);
+  const auto world =
+      comm::World::join(spec, pick_device(config, spec), config.comm.timeout_s, config.comm.peer_memory);
 
   train::TrainOptions options;
   options.config = config;

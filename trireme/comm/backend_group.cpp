@@ -1,5 +1,6 @@
 #include "trireme/comm/backend_group.h"
 
+#include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
@@ -12,6 +13,7 @@
 #include "trireme/base/error.h"
 #include "trireme/comm/cause.h"
 #include "trireme/comm/checks.h"
+#include "trireme/comm/ordered.h"
 #include "trireme/comm/progress_board.h"
 
 namespace trireme::comm {
@@ -20,7 +22,8 @@ namespace {
 using plan::Collective;
 using State = ProgressBoard::State;
 
-constexpr int kTag = 0;  // messages between two ranks keep their order
+constexpr int64_t kSmallBytes = 64 << 10;  // one gather of such tensors beats a ring of messages
+constexpr int kTag = 0;                    // messages between two ranks keep their order
 
 /// The tensor's memory as bytes, so that every dtype travels on every backend. Autograd does not see it.
 at::Tensor bytes_of(const at::Tensor& tensor) {
@@ -54,9 +57,12 @@ int64_t bytes_in(const at::Tensor& tensor) {
 
 class BackendGroup final : public Group {
  public:
-  BackendGroup(BackendSpec spec, c10::intrusive_ptr<c10d::Backend> backend,
+  BackendGroup(BackendSpec spec, c10::intrusive_ptr<c10d::Backend> backend, std::unique_ptr<PeerMemory> peers,
                std::shared_ptr<ProgressBoard> board)
-      : spec_(std::move(spec)), board_(std::move(board)), backend_(std::move(backend)) {
+      : spec_(std::move(spec)),
+        board_(std::move(board)),
+        backend_(std::move(backend)),
+        peers_(std::move(peers)) {
     spec_.store.reset();
     if (backend_ && !spec_.device.is_cpu()) {
       watch_ =
@@ -78,6 +84,7 @@ class BackendGroup final : public Group {
   void all_reduce(at::Tensor& tensor, ReduceOp op) override;
   void all_gather(at::Tensor& output, const at::Tensor& input) override;
   void reduce_scatter(at::Tensor& output, const at::Tensor& input) override;
+  void reduce_scatter_ordered(at::Tensor& output, const at::Tensor& input) override;
   void all_to_all(at::Tensor& output, const at::Tensor& input) override;
   void broadcast(at::Tensor& tensor, int64_t root) override;
   void send(const at::Tensor& tensor, int64_t to) override;
@@ -91,12 +98,14 @@ class BackendGroup final : public Group {
   Operation next_operation(Collective kind, int64_t bytes);
   template <typename Start>
   void run(Collective kind, int64_t bytes, const Start& start);
+  void reduce_among_peers(at::Tensor& tensor, ReduceOp op);
   void record_failure(const Operation& operation, double elapsed_s, const std::string& cause);
   void abort_late(const Operation& late, double elapsed_s);
 
   BackendSpec spec_;
   std::shared_ptr<ProgressBoard> board_;
   c10::intrusive_ptr<c10d::Backend> backend_;  ///< none in a group of one, and on a CPU none after a failure
+  std::unique_ptr<PeerMemory> peers_;          ///< where there is none, the backend does everything
   std::map<Collective, Traffic> traffic_;
   std::map<int64_t, at::Tensor> scratch_;  ///< by stream
   int64_t sequence_ = 0;
@@ -130,8 +139,7 @@ Operation BackendGroup::next_operation(Collective kind, int64_t bytes) {
   return {plan::name(kind), ++sequence_, spec_.name};
 }
 
-/// start() hands the operation to the backend and returns its Work; NCCL returns none for what is on our
-/// stream.
+/// start() hands the operation to the backend and returns its Work: none for what is on our stream, or done.
 template <typename Start>
 void BackendGroup::run(Collective kind, int64_t bytes, const Start& start) {
   check();
@@ -145,7 +153,10 @@ void BackendGroup::run(Collective kind, int64_t bytes, const Start& start) {
   } catch (const std::exception& error) {
     record_failure(operation, monotonic_seconds() - started, cause_of(error));
     // Closing our connections tells the peers at once.
-    if (spec_.device.is_cpu()) backend_.reset();
+    if (spec_.device.is_cpu()) {
+      peers_.reset();
+      backend_.reset();
+    }
     check();
   }
   board_->note(State::kDone, operation);
@@ -177,7 +188,11 @@ void BackendGroup::abort_late(const Operation& late, double elapsed_s) {
 void BackendGroup::all_reduce(at::Tensor& tensor, ReduceOp op) {
   check_tensor(call(Collective::kAllReduce), "tensor", tensor);
   check_reducible(call(Collective::kAllReduce), tensor);
-  run(Collective::kAllReduce, bytes_in(tensor), [&] {
+  run(Collective::kAllReduce, bytes_in(tensor), [&]() -> c10::intrusive_ptr<c10d::Work> {
+    if (peers_ && bytes_in(tensor) <= kSmallBytes) {
+      reduce_among_peers(tensor, op);
+      return {};
+    }
     std::vector<at::Tensor> tensors = {tensor.detach()};
     c10d::AllreduceOptions options;
     options.reduceOp = to_torch(op);
@@ -186,10 +201,32 @@ void BackendGroup::all_reduce(at::Tensor& tensor, ReduceOp op) {
   });
 }
 
+void BackendGroup::reduce_among_peers(at::Tensor& tensor, ReduceOp op) {
+  const at::NoGradGuard no_grad;
+  at::Tensor rows = at::empty({size(), tensor.numel()}, tensor.options());
+  peers_->all_gather(rows, tensor);
+  at::Tensor flat = tensor.variable_data().view({-1});  // with a version of its own
+  switch (op) {
+    case ReduceOp::kSum:
+      flat.copy_(rows.sum(0, /*keepdim=*/false, tensor.scalar_type()));
+      return;
+    case ReduceOp::kMax:
+      flat.copy_(rows.amax(0));
+      return;
+    case ReduceOp::kMin:
+      flat.copy_(rows.amin(0));
+      return;
+  }
+}
+
 void BackendGroup::all_gather(at::Tensor& output, const at::Tensor& input) {
   check_pair(call(Collective::kAllGather), output, size(), input, 1);
   if (size() == 1) copy_within(output, input);
-  run(Collective::kAllGather, bytes_in(output), [&] {
+  run(Collective::kAllGather, bytes_in(output), [&]() -> c10::intrusive_ptr<c10d::Work> {
+    if (peers_) {
+      peers_->all_gather(output, input);
+      return {};
+    }
     at::Tensor to = bytes_of(output), from = bytes_of(input);
     c10d::AllgatherOptions options;
     options.asyncOp = false;
@@ -207,6 +244,24 @@ void BackendGroup::reduce_scatter(at::Tensor& output, const at::Tensor& input) {
     options.asyncOp = false;
     return backend_->_reduce_scatter_base(to, from, options);
   });
+}
+
+void BackendGroup::reduce_scatter_ordered(at::Tensor& output, const at::Tensor& input) {
+  check_ordered({"reduce_scatter_ordered", spec_.name, size(), spec_.device}, output, input);
+  if (size() == 1) {
+    output.detach().view({-1}).copy_(input.detach().view({-1}));
+    return;
+  }
+  const int64_t bytes = bytes_in(input);
+  if (peers_) {
+    return run(Collective::kAllToAll, bytes, [&]() -> c10::intrusive_ptr<c10d::Work> {
+      peers_->reduce_scatter_ordered(output, input);
+      return {};
+    });
+  }
+  at::Tensor rows = scratch(bytes).narrow(0, 0, bytes).view(input.scalar_type());  // (n*m)
+  all_to_all(rows, input);
+  tree_sum(output, rows, size());
 }
 
 void BackendGroup::all_to_all(at::Tensor& output, const at::Tensor& input) {
@@ -252,7 +307,11 @@ void BackendGroup::recv(at::Tensor& tensor, int64_t from) {
 }
 
 void BackendGroup::barrier() {
-  run(Collective::kBarrier, 0, [&] {
+  run(Collective::kBarrier, 0, [&]() -> c10::intrusive_ptr<c10d::Work> {
+    if (peers_) {
+      peers_->barrier();
+      return {};
+    }
     c10d::BarrierOptions options;  // asynchronous, so that there is a Work on which the host can wait
     if (!spec_.device.is_cpu()) options.device_ids = {spec_.device.index()};
     return backend_->barrier(options);
@@ -273,8 +332,10 @@ at::Tensor BackendGroup::scratch(int64_t bytes) {
 }  // namespace
 
 std::shared_ptr<Group> make_backend_group(BackendSpec spec, c10::intrusive_ptr<c10d::Backend> backend,
+                                          std::unique_ptr<PeerMemory> peers,
                                           std::shared_ptr<ProgressBoard> board) {
-  return std::make_shared<BackendGroup>(std::move(spec), std::move(backend), std::move(board));
+  return std::make_shared<BackendGroup>(std::move(spec), std::move(backend), std::move(peers),
+                                        std::move(board));
 }
 
 }  // namespace trireme::comm

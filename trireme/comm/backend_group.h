@@ -5,13 +5,16 @@
 
 #include "trireme/comm/backend.h"
 #include "trireme/comm/group.h"
+#include "trireme/comm/peer_memory.h"
 
 namespace trireme::comm {
 
 class ProgressBoard;
 
-/// A group of one needs neither backend nor board. Takes over `spec` but for its store.
+/// A group of one needs neither backend nor board; `peers` is for groups that have it. Takes over `spec` but
+/// for its store.
 std::shared_ptr<Group> make_backend_group(BackendSpec spec, c10::intrusive_ptr<c10d::Backend> backend,
+                                          std::unique_ptr<PeerMemory> peers,
                                           std::shared_ptr<ProgressBoard> board);
 
 }  // namespace trireme::comm

@@ -38,12 +38,17 @@ class Group {
   virtual int64_t size() const = 0;
   virtual const std::vector<int64_t>& ranks() const = 0;  ///< global ranks by group rank
 
-  /// In place, in the backend's own order of summation. steps 2(n-1), bytes 2S(n-1)/n per rank
+  /// In place, in the same order of summation on every rank. steps 2(n-1), bytes 2S(n-1)/n per rank
   virtual void all_reduce(at::Tensor& tensor, ReduceOp op) = 0;
   /// output (n*m), input (m), which may be this rank's slot of output. steps n-1, bytes S(n-1)/n, S = output
   virtual void all_gather(at::Tensor& output, const at::Tensor& input) = 0;
   /// output (m), input (n*m), sum in the backend's own order. steps n-1, bytes S(n-1)/n, S = input
   virtual void reduce_scatter(at::Tensor& output, const at::Tensor& input) = 0;
+  /// The shard of the sum over ranks that this rank owns, summed in fp32 in a fixed pairwise tree over group
+  /// ranks (contiguous groups first), whatever the dtype on the wire: an all-to-all of shards, then a local
+  /// sum. Every policy and every backend gives the same bits. output (m) fp32, which may be this rank's slot
+  /// of input; input (n*m) fp32 or bf16. bytes S(n-1)/n, counted as all-to-all
+  virtual void reduce_scatter_ordered(at::Tensor& output, const at::Tensor& input) = 0;
   /// output and input (n*m): chunk i goes to rank i. bytes S(n-1)/n
   virtual void all_to_all(at::Tensor& output, const at::Tensor& input) = 0;
   /// From group rank `root` to all. bytes S
@@ -64,12 +69,6 @@ class Group {
   /// on the same stream may return the same memory.
   virtual at::Tensor scratch(int64_t bytes) = 0;
 };
-
-/// The shard of the sum over ranks that this rank owns, summed in fp32 in a fixed pairwise tree over group
-/// ranks (contiguous groups first), whatever the dtype on the wire: all-to-all of shards, then a local sum.
-/// Every policy and every backend gives the same bits. output (m) fp32, input (n*m) fp32 or bf16. bytes
-/// S(n-1)/n
-void reduce_scatter_ordered(Group& group, at::Tensor& output, const at::Tensor& input);
 
 /// One double per rank from each rank's `values`, by group rank: (n, k). The host waits for it.
 std::vector<std::vector<double>> gather_scalars(Group& group, const std::vector<double>& values);

@@ -16,6 +16,7 @@
 #include "trireme/comm/backend_group.h"
 #include "trireme/comm/cause.h"
 #include "trireme/comm/meeting.h"
+#include "trireme/comm/peer_memory.h"
 #include "trireme/comm/progress_board.h"
 #include "trireme/comm/rendezvous.h"
 
@@ -29,6 +30,7 @@ struct World::Seat {
   double timeout_s = 0.0;
   std::string address = "127.0.0.1";
   bool hosts_store = false;
+  bool peer_memory = true;
 };
 
 namespace {
@@ -93,7 +95,8 @@ c10::intrusive_ptr<c10d::Backend> connect(const BackendSpec& spec) {
 
 }  // namespace
 
-std::shared_ptr<World> World::join(const plan::WorldSpec& spec, c10::Device device, double timeout_s) {
+std::shared_ptr<World> World::join(const plan::WorldSpec& spec, c10::Device device, double timeout_s,
+                                   bool peer_memory) {
   if (spec.world_size == 1) return join_store({}, 0, 1, device, timeout_s);
   const double started = monotonic_seconds();
   Rendezvous met = open_rendezvous(spec, timeout_s);
@@ -103,15 +106,21 @@ std::shared_ptr<World> World::join(const plan::WorldSpec& spec, c10::Device devi
             .device = device,
             .timeout_s = timeout_s,
             .address = met.address,
-            .hosts_store = met.hosts_store};
+            .hosts_store = met.hosts_store,
+            .peer_memory = peer_memory};
   arrive(seat, "at " + met.where, timeout_s - (monotonic_seconds() - started));
   return std::make_shared<World>(std::move(seat));
 }
 
 std::shared_ptr<World> World::join_store(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size,
-                                         c10::Device device, double timeout_s) {
+                                         c10::Device device, double timeout_s, bool peer_memory) {
   TRIREME_CHECK(rank >= 0 && rank < size, "[comm.join] rank {} of {}", rank, size);
-  Seat seat{.store = std::move(store), .rank = rank, .size = size, .device = device, .timeout_s = timeout_s};
+  Seat seat{.store = std::move(store),
+            .rank = rank,
+            .size = size,
+            .device = device,
+            .timeout_s = timeout_s,
+            .peer_memory = peer_memory};
   if (size > 1) arrive(seat, "in the given store", timeout_s);
   return std::make_shared<World>(std::move(seat));
 }
@@ -123,7 +132,8 @@ World::World(Seat seat)
       device_(seat.device),
       timeout_s_(seat.timeout_s),
       address_(std::move(seat.address)),
-      hosts_store_(seat.hosts_store) {
+      hosts_store_(seat.hosts_store),
+      peer_memory_(seat.peer_memory) {
   TRIREME_CHECK(device_.is_cpu() || device_.has_index(), "[comm.join] device {} has no index", device_.str());
   if (size_ > 1) board_ = std::make_shared<ProgressBoard>(store_, rank_);
 }
@@ -159,7 +169,7 @@ std::shared_ptr<Group> World::make_group(const std::string& name, const std::vec
                    .device = device_,
                    .timeout_s = timeout_s_,
                    .address = address_};
-  if (ranks.size() == 1) return make_backend_group(std::move(spec), {}, {});
+  if (ranks.size() == 1) return make_backend_group(std::move(spec), {}, {}, {});
   const std::string members = hex64(xxh3(fmt::format("{}", fmt::join(ranks, ","))));
   const std::string place = unique_place(fmt::format("group/{}/{}", name, members));
   Meeting meeting{.op = "comm.make_group",
@@ -168,13 +178,17 @@ std::shared_ptr<Group> World::make_group(const std::string& name, const std::vec
                   .ranks = ranks,
                   .rank = rank_,
                   .timeout_s = timeout_s_};
-  meet(*store_, meeting, name);
+  const bool may_share = peer_memory_ && device_.is_cpu();
+  const HostMemoryOffer offer(may_share ? group_rank : 1, static_cast<int64_t>(ranks.size()));
+  const std::vector<std::string> offers = meet(*store_, meeting, offer.text());
   spec.store = c10::make_intrusive<c10d::PrefixStore>(place + "/connect", store_);
   auto backend = connect(spec);
+  auto peers = may_share ? offer.accept(offers, timeout_s_) : nullptr;
   // A rank that is done with the group at once must not hang up on one that is still connecting.
   meeting.place = place + "/connected";
-  meet(*store_, meeting, name);
-  return make_backend_group(std::move(spec), std::move(backend), board_);
+  const std::vector<std::string> have_peers = meet(*store_, meeting, peers ? "shares memory" : "");
+  if (std::ranges::count(have_peers, "") > 0) peers.reset();
+  return make_backend_group(std::move(spec), std::move(backend), std::move(peers), board_);
 }
 
 std::string World::share_from_root(const std::string& key, const std::string& text_on_root) {

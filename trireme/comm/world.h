@@ -28,12 +28,14 @@ class World {
   /// Meets the other ranks at the address in `spec`. Blocks until all have arrived or `timeout_s` has passed;
   /// throws CommError that names the address, the time waited and the ranks that are missing, or that the
   /// port is in use. The store listens on loopback when master_addr is a loopback name, else on that address
-  /// only. Throws EnvironmentError when ranks are of different builds.
-  static std::shared_ptr<World> join(const plan::WorldSpec& spec, c10::Device device, double timeout_s);
+  /// only. Throws EnvironmentError when ranks are of different builds. With `peer_memory`, ranks that share a
+  /// host read each other's memory where they can; all ranks give the same.
+  static std::shared_ptr<World> join(const plan::WorldSpec& spec, c10::Device device, double timeout_s,
+                                     bool peer_memory = true);
 
   /// The same over a given store: ranks as threads in tests.
   static std::shared_ptr<World> join_store(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size,
-                                           c10::Device device, double timeout_s);
+                                           c10::Device device, double timeout_s, bool peer_memory = true);
 
   struct Seat;  ///< what joining found out
   explicit World(Seat seat);
@@ -63,7 +65,7 @@ class World {
   c10::Device device_;
   double timeout_s_;
   std::string address_;  ///< where other ranks reach this one
-  bool hosts_store_;
+  bool hosts_store_, peer_memory_;
   std::map<std::string, int64_t> uses_;   ///< how often a place in the store was used
   std::shared_ptr<ProgressBoard> board_;  ///< none in a world of one
 };

@@ -109,10 +109,10 @@ void FlatUnit::reduce_gradients(bool last_micro_batch) {
   at::Tensor shard = reduced_shard();
   if (reduced_any_) {
     at::Tensor sum = at::empty_like(shard);
-    comm::reduce_scatter_ordered(*group_, sum, wire);
+    group_->reduce_scatter_ordered(sum, wire);
     shard.add_(sum);
   } else {
-    comm::reduce_scatter_ordered(*group_, shard, wire);
+    group_->reduce_scatter_ordered(shard, wire);
   }
   reduced_any_ = true;
   gradients_pending_ = false;

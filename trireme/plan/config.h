@@ -82,6 +82,7 @@ struct CheckpointConfig {
 
 struct CommConfig {
   double timeout_s = 300.0;  ///< deadline of every wait
+  bool peer_memory = true;   ///< ranks of one host read each other's memory
 };
 
 struct Config {

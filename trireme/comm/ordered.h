@@ -1,0 +1,15 @@
+#pragma once
+// The parts of the ordered reduction that do not depend on how the rows travelled. Internal to this room.
+#include <cstdint>
+
+#include "trireme/comm/checks.h"
+
+namespace trireme::comm {
+
+/// output (m) fp32, input (n*m) fp32 or bf16, both on the group's device; else LogicError.
+void check_ordered(const Call& call, const at::Tensor& output, const at::Tensor& input);
+
+/// output (m) fp32 = the tree sum of rows (n*m); see kernels/tree_sum.h. On a GPU on its current stream.
+void tree_sum(at::Tensor& output, const at::Tensor& rows, int64_t ranks);
+
+}  // namespace trireme::comm
