@@ -37,7 +37,8 @@ TEST(PlanPolicy, PrintsTheTableOrOneRow) {
   ASSERT_EQ(rows.size(), plan::policies().size());
   for (size_t i = 0; i < rows.size(); ++i) {
     const plan::Policy& policy = plan::policies()[i];
-    EXPECT_EQ(rows[i]["name"], policy.name);
+    EXPECT_EQ(rows[i]["label"], policy.label());
+    EXPECT_EQ(rows[i]["hybrid"], policy.hybrid);
     EXPECT_EQ(rows[i]["shard_optimizer"], policy.shard_optimizer);
     EXPECT_EQ(rows[i]["shard_gradients"], policy.shard_gradients);
     EXPECT_EQ(rows[i]["shard_parameters"], policy.shard_parameters);
@@ -45,6 +46,8 @@ TEST(PlanPolicy, PrintsTheTableOrOneRow) {
   const Outcome one = front.run({"plan", "policy", "zero1"});
   EXPECT_TRUE(contains(one.out, "zero1"));
   EXPECT_FALSE(contains(one.out, "zero2"));
+  EXPECT_EQ(front.run({"plan", "policy", "fsdp", "--json"}).json()["policies"].size(), 5u);
+  EXPECT_EQ(front.run({"plan", "policy", "fsdp:no_shard", "--json"}).json()["policies"].size(), 1u);
   const Outcome none = front.run({"plan", "policy", "zero9"});
   EXPECT_EQ(none.code, 2);
   EXPECT_TRUE(contains(none.err, "zero9")) << none.err;

@@ -73,11 +73,9 @@ TEST(StateBytes, MatchesTheTableOfTheZeroPaper) {
 
 TEST(StateBytes, OneRankHoldsAllWhateverThePolicy) {
   const plan::MeshShape one({1, 1, 1, 1, 1});
-  for (const plan::Policy& policy : plan::policies()) {
-    EXPECT_EQ(state_bytes(config_of(std::string(policy.name), "fp32"), 1000, one).total(),
-              1000 * (4 + 4 + 12));
-    EXPECT_EQ(state_bytes(config_of(std::string(policy.name), "bf16"), 1000, one).total(),
-              1000 * (2 + 2 + 12));
+  for (const char* policy : {"ddp", "zero1", "zero2", "zero3", "fsdp"}) {
+    EXPECT_EQ(state_bytes(config_of(policy, "fp32"), 1000, one).total(), 1000 * (4 + 4 + 12));
+    EXPECT_EQ(state_bytes(config_of(policy, "bf16"), 1000, one).total(), 1000 * (2 + 2 + 12));
   }
 }
 

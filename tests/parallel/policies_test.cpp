@@ -13,19 +13,25 @@ using test::TinyOutcome;
 using test::TinyRun;
 using test::train_tiny;
 
-std::vector<std::string> policy_names() {
-  std::vector<std::string> names;
-  for (const plan::Policy& policy : plan::policies()) names.emplace_back(policy.name);
-  return names;
+/// Every row of the table on `ranks` ranks: hybrid ones where two replicas divide them.
+std::vector<TinyRun> all_policies(const TinyRun& base) {
+  std::vector<TinyRun> runs;
+  for (const plan::Policy& policy : plan::policies()) {
+    if (policy.hybrid && base.ranks % 2 != 0) continue;
+    TinyRun run = base;
+    run.policy = policy.label();
+    run.replicas = policy.hybrid ? 2 : 1;
+    runs.push_back(run);
+  }
+  return runs;
 }
 
 TEST(Law1, InitialWeightsAreTheSameForAnyLayout) {
   for (const char* family : {"gpt2", "llama"}) {
     const std::string one = train_tiny({.policy = "ddp", .family = family, .ranks = 1, .steps = 0}).digest;
-    for (const std::string& policy : policy_names()) {
-      for (int64_t ranks = 1; ranks <= 4; ++ranks) {
-        EXPECT_EQ(train_tiny({.policy = policy, .family = family, .ranks = ranks, .steps = 0}).digest, one)
-            << policy << " on " << ranks;
+    for (int64_t ranks = 1; ranks <= 4; ++ranks) {
+      for (const TinyRun& run : all_policies({.family = family, .ranks = ranks, .steps = 0})) {
+        EXPECT_EQ(train_tiny(run).digest, one) << run.policy << " on " << ranks;
       }
     }
   }
@@ -36,7 +42,10 @@ struct Setting {
   at::ScalarType compute;
   int64_t accumulation;
   double grad_clip;
+  parallel::ReduceWhen reduce_when = parallel::ReduceWhen::kOncePerStep;
 };
+
+constexpr auto kEvery = parallel::ReduceWhen::kEveryMicroBatch;
 
 class Law2 : public ::testing::TestWithParam<Setting> {};
 
@@ -48,13 +57,13 @@ TEST_P(Law2, AllPoliciesGiveBitIdenticalWeightsAfter20Steps) {
                 .ranks = setting.ranks,
                 .accumulation = setting.accumulation,
                 .grad_clip = setting.grad_clip,
-                .compute = setting.compute};
+                .compute = setting.compute,
+                .reduce_when = setting.reduce_when};
     const TinyOutcome reference = train_tiny(run);
     EXPECT_LT(reference.losses.back(), 0.8 * reference.losses.front())
         << "the runs must have learnt something";
-    for (const std::string& policy : policy_names()) {
-      run.policy = policy;
-      EXPECT_EQ(train_tiny(run).digest, reference.digest) << family << " " << policy;
+    for (const TinyRun& other : all_policies(run)) {
+      EXPECT_EQ(train_tiny(other).digest, reference.digest) << family << " " << other.policy;
     }
   }
 }
@@ -63,12 +72,15 @@ INSTANTIATE_TEST_SUITE_P(Policies, Law2,
                          ::testing::Values(Setting{2, at::kFloat, 1, 1.0}, Setting{3, at::kFloat, 1, 1.0},
                                            Setting{4, at::kFloat, 1, 1.0}, Setting{2, at::kFloat, 3, 0.0},
                                            Setting{2, at::kBFloat16, 1, 1.0},
-                                           Setting{4, at::kBFloat16, 3, 1.0}),
+                                           Setting{4, at::kBFloat16, 3, 1.0},
+                                           Setting{4, at::kFloat, 3, 1.0, kEvery},
+                                           Setting{2, at::kBFloat16, 3, 0.0, kEvery}),
                          [](const auto& named) {
                            const Setting& s = named.param;
                            return "ranks" + std::to_string(s.ranks) +
                                   (s.compute == at::kFloat ? "_fp32" : "_bf16") + "_accumulation" +
-                                  std::to_string(s.accumulation) + (s.grad_clip > 0 ? "_clip" : "");
+                                  std::to_string(s.accumulation) + (s.grad_clip > 0 ? "_clip" : "") +
+                                  (s.reduce_when == kEvery ? "_every" : "");
                          });
 
 TEST(Law2, ManyRanksEqualOneAtTheSameGlobalBatch) {
@@ -105,20 +117,66 @@ int64_t padded_numel(const TinyOutcome& outcome) {
 
 TEST(Law5, BytesOnTheWireFollowTheFormulaOfEachPolicy) {
   const int64_t ranks = 4, steps = 3;
-  for (const plan::Policy& policy : plan::policies()) {
-    const TinyOutcome outcome =
-        train_tiny({.policy = std::string(policy.name), .ranks = ranks, .steps = steps});
+  for (const TinyRun& run : all_policies({.ranks = ranks, .steps = steps})) {
+    if (run.replicas > 1) continue;
+    const plan::Policy& policy = plan::find_policy(run.policy);
+    const TinyOutcome outcome = train_tiny(run);
     const int64_t bytes = 4 * padded_numel(outcome);  // fp32
     const int64_t part = bytes * (ranks - 1) / ranks;
     const int64_t root = 4 * outcome.layouts.front().numel() * (ranks - 1) / ranks;
-    EXPECT_EQ(outcome.traffic.at(plan::Collective::kAllToAll).bytes, steps * part) << policy.name;
+    EXPECT_EQ(outcome.traffic.at(plan::Collective::kAllToAll).bytes, steps * part) << run.policy;
     const int64_t scalars = steps * 2 * 8 * (ranks - 1);  // gradient norm and loss, one double each
     int64_t gathered = steps * part;                      // ddp: gradients; zero1, zero2: parameters
-    if (policy.shard_parameters)
-      gathered = steps * (2 * part - root);  // blocks twice, the root once
-    else if (policy.shard_optimizer)
+    if (policy.shard_parameters) {
+      const bool again = policy.reshard_after_forward == plan::Policy::kSameRanks;
+      gathered = steps * (again ? 2 * part - root : part);  // blocks twice, the root once
+    } else if (policy.shard_optimizer) {
       gathered += part;  // and once when training starts
-    EXPECT_EQ(outcome.traffic.at(plan::Collective::kAllGather).bytes, gathered + scalars) << policy.name;
+    }
+    EXPECT_EQ(outcome.traffic.at(plan::Collective::kAllGather).bytes, gathered + scalars) << run.policy;
+  }
+}
+
+TEST(Law7, OverlapAndBucketsDoNotChangeTheWeights) {
+  for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
+    const std::string reference = train_tiny({.policy = "ddp", .ranks = 3, .compute = compute}).digest;
+    for (const char* policy : {"ddp", "zero1", "zero2", "fsdp"}) {
+      EXPECT_EQ(train_tiny({.policy = policy, .ranks = 3, .compute = compute, .overlap = false}).digest,
+                reference)
+          << policy;
+    }
+    for (const char* policy : {"ddp", "zero1", "zero2"}) {
+      for (const int64_t bytes : {1, 5000, 1 << 20}) {
+        EXPECT_EQ(
+            train_tiny({.policy = policy, .ranks = 3, .compute = compute, .bucket_bytes = bytes}).digest,
+            reference)
+            << policy << ", buckets of " << bytes << " bytes";
+      }
+    }
+  }
+}
+
+TEST(Law2, NeighboursMayKeepParametersBetweenForwardAndBackward) {
+  const std::string reference = train_tiny({.policy = "ddp", .ranks = 4}).digest;
+  for (const int64_t together : {0, 1, 2}) {
+    const TinyOutcome outcome = train_tiny({.policy = "fsdp", .ranks = 4, .reshard = together});
+    EXPECT_EQ(outcome.digest, reference) << together;
+    if (together != 2) continue;
+    // The second gather of a block goes through the pairs.
+    const int64_t part = 4 * padded_numel(outcome) * 3 / 4, scalars = 20 * 2 * 8 * 3;
+    EXPECT_EQ(outcome.traffic.at(plan::Collective::kAllGather).bytes, 20 * part + scalars);
+  }
+}
+
+TEST(Accumulation, ReducesOncePerStepOrAfterEveryMicroBatch) {
+  const int64_t steps = 4, units = 4;  // the root and three blocks
+  for (const char* policy : {"ddp", "zero1", "zero2", "fsdp"}) {
+    for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
+      TinyRun run{.policy = policy, .steps = steps, .accumulation = 3, .compute = compute};
+      EXPECT_EQ(train_tiny(run).reductions, steps * units) << policy;
+      run.reduce_when = kEvery;
+      EXPECT_EQ(train_tiny(run).reductions, 3 * steps * units) << policy;
+    }
   }
 }
 

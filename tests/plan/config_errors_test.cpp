@@ -191,11 +191,11 @@ TEST(ConfigErrors, DropoutIsForGpt2AndBelowOne) {
 }
 
 TEST(ConfigErrors, AxesWithoutAnEngineAreRefused) {
-  for (const char* key : {"parallel.tp", "parallel.pp", "parallel.cp", "parallel.dp_replicate"}) {
+  for (const char* key : {"parallel.tp", "parallel.pp", "parallel.cp"}) {
     expect_mentions(of_overrides({std::string(key) + "=2"}),
-                    {std::string(key) + "=2", "dp_shard only", "set it to 1"});
+                    {std::string(key) + "=2", "dp_replicate and dp_shard only", "set it to 1"});
   }
-  EXPECT_EQ(of_overrides({"parallel.dp_shard=2"}), "accepted");
+  EXPECT_EQ(of_overrides({"parallel.dp_shard=2", "parallel.dp_replicate=2"}), "accepted");
 }
 
 TEST(ConfigErrors, RunNameMustNameADirectory) {

@@ -7,16 +7,77 @@
 namespace trireme::plan {
 namespace {
 
-TEST(Policy, EveryRowIsFoundByItsName) {
-  for (const Policy& policy : policies()) EXPECT_EQ(&find_policy(policy.name), &policy);
+TEST(Policy, EveryRowIsFoundByItsLabel) {
+  for (const Policy& policy : policies()) EXPECT_EQ(&find_policy(policy.label()), &policy);
+  EXPECT_EQ(find_policy("fsdp").sharding, "full_shard");
 }
 
 TEST(Policy, ShardingGrowsFromOptimizerToGradientsToParameters) {
   for (const Policy& policy : policies()) {
-    EXPECT_TRUE(policy.shard_optimizer || !policy.shard_gradients) << policy.name;
-    EXPECT_TRUE(policy.shard_gradients || !policy.shard_parameters) << policy.name;
-    EXPECT_TRUE(policy.shard_parameters || !policy.reshard_after_forward) << policy.name;
+    EXPECT_TRUE(policy.shard_optimizer || !policy.shard_gradients) << policy.label();
+    EXPECT_TRUE(policy.shard_gradients || !policy.shard_parameters) << policy.label();
+    EXPECT_TRUE(policy.shard_parameters || policy.reshard_after_forward == 1) << policy.label();
+    EXPECT_TRUE(policy.shard_parameters || !policy.hybrid) << policy.label();
   }
+}
+
+ParallelConfig config_of(const std::string& policy, const std::string& sharding = "auto",
+                         const std::string& reshard = "auto") {
+  ParallelConfig parallel;
+  parallel.policy = policy;
+  parallel.sharding = sharding;
+  parallel.reshard_after_forward = reshard;
+  return parallel;
+}
+
+MeshShape mesh_of(int64_t dp_replicate, int64_t dp_shard) {
+  return MeshShape({1, dp_replicate, dp_shard, 1, 1});
+}
+
+std::string refusal(const ParallelConfig& parallel, const MeshShape& mesh) {
+  try {
+    resolve_policy(parallel, mesh);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST(Policy, ReplicasMakeFsdpHybrid) {
+  EXPECT_EQ(resolve_policy(config_of("fsdp"), mesh_of(1, 4)).label(), "fsdp:full_shard");
+  EXPECT_EQ(resolve_policy(config_of("fsdp"), mesh_of(2, 2)).label(), "fsdp:hybrid_shard");
+  EXPECT_EQ(resolve_policy(config_of("fsdp", "hybrid_shard_zero2"), mesh_of(2, 2)).shard_ranks(mesh_of(2, 2)),
+            2);
+  EXPECT_EQ(resolve_policy(config_of("zero1"), mesh_of(1, 4)).shard_ranks(mesh_of(1, 4)), 4);
+}
+
+TEST(Policy, AfterForwardParametersAreFreedKeptOrSharedByNeighbours) {
+  const MeshShape mesh = mesh_of(1, 4);
+  const auto reshard = [&](const std::string& asked) {
+    return resolve_policy(config_of("fsdp", "auto", asked), mesh).reshard_after_forward;
+  };
+  EXPECT_EQ(reshard("auto"), Policy::kSameRanks);
+  EXPECT_EQ(reshard("true"), Policy::kSameRanks);
+  EXPECT_EQ(reshard("false"), 1);
+  EXPECT_EQ(reshard("2"), 2);
+  EXPECT_EQ(reshard("4"), Policy::kSameRanks) << "four of four ranks are all of them";
+  for (const char* wrong : {"3", "0", "8", "yes", "-1", "2x", ""}) {
+    EXPECT_NE(refusal(config_of("fsdp", "auto", wrong), mesh).find("divisor of the 4 ranks"),
+              std::string::npos)
+        << wrong;
+  }
+}
+
+TEST(Policy, RowsThatDoNotFitTheMeshAreRefused) {
+  EXPECT_NE(refusal(config_of("fsdp", "hybrid_shard"), mesh_of(1, 4)).find("dp_replicate=1"),
+            std::string::npos);
+  EXPECT_NE(refusal(config_of("zero1"), mesh_of(2, 2)).find("sharding=hybrid_shard"), std::string::npos);
+  EXPECT_NE(refusal(config_of("fsdp", "full_shard"), mesh_of(2, 2)).find("all data-parallel"),
+            std::string::npos);
+  EXPECT_NE(refusal(config_of("ddp", "full_shard"), mesh_of(1, 2)).find("is for parallel.policy=fsdp"),
+            std::string::npos);
+  EXPECT_NE(refusal(config_of("zero1", "auto", "true"), mesh_of(1, 2)).find("means nothing"),
+            std::string::npos);
 }
 
 TEST(Policy, ZeroStagesAreThoseOfThePaper) {

@@ -14,6 +14,7 @@
 #include "trireme/nn/language_model.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/parallel/data_parallel.h"
+#include "trireme/plan/buckets.h"
 #include "trireme/plan/model_facts.h"
 
 namespace trireme::test {
@@ -27,14 +28,20 @@ struct TinyRun {
   int64_t accumulation = 1;
   double grad_clip = 1.0;
   at::ScalarType compute = at::kFloat;
+  int64_t replicas = 1;  ///< dp_replicate
+  int64_t reshard = -1;  ///< after forward, over so many ranks; -1: as the row says
+  bool overlap = true;
+  int64_t bucket_bytes = 0;  ///< 0: units are blocks
+  parallel::ReduceWhen reduce_when = parallel::ReduceWhen::kOncePerStep;
 };
 
 struct TinyOutcome {
   std::string digest;
   std::map<std::string, at::Tensor> weights;
   std::vector<double> losses;
-  std::map<plan::Collective, comm::Traffic> traffic;  ///< of rank 0 in the shard group
+  std::map<plan::Collective, comm::Traffic> traffic;  ///< of rank 0 among all data-parallel ranks
   std::vector<plan::FlatLayout> layouts;
+  int64_t reductions = 0;  ///< of rank 0, one a unit
 };
 
 inline plan::ModelConfig tiny_model(const std::string& family) {
@@ -64,22 +71,36 @@ inline at::Tensor tiny_tokens(int64_t step, int64_t global_batch, int64_t vocab)
   return tokens;
 }
 
+inline std::vector<plan::UnitSpec> buckets_of(const plan::ModelFacts& facts, int64_t bytes) {
+  std::vector<plan::ParamSpec> params;
+  for (const plan::UnitSpec& unit : facts.units)
+    params.insert(params.end(), unit.params.begin(), unit.params.end());
+  return plan::make_buckets(params, 4, bytes);
+}
+
 inline TinyOutcome train_tiny(const TinyRun& run) {
   at::set_num_threads(1);
   TinyOutcome outcome;
   const plan::ModelConfig config = tiny_model(run.family);
   const plan::ModelFacts facts = plan::describe(config, 8);
   run_ranks(run.ranks, [&](std::shared_ptr<comm::World> world) {
-    const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape::fit({}, world->size()));
+    plan::ParallelConfig axes;
+    axes.dp_replicate = run.replicas;
+    const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape::fit(axes, world->size()));
     const auto model = nn::build(config);
-    parallel::DataParallel engine(*model, facts.units, mesh,
-                                  {.policy = plan::find_policy(run.policy),
-                                   .compute = run.compute,
-                                   .reduce = run.compute,
-                                   .device = at::kCPU},
-                                  [&](const std::string& name, int64_t first, std::span<float> out) {
-                                    nn::initial_values(config, 11, name, first, out);
-                                  });
+    parallel::Options options{.policy = plan::find_policy(run.policy),
+                              .compute = run.compute,
+                              .reduce = run.compute,
+                              .device = at::kCPU,
+                              .overlap = run.overlap,
+                              .reduce_when = run.reduce_when};
+    if (run.reshard >= 0) options.policy.reshard_after_forward = run.reshard;
+    parallel::DataParallel engine(
+        *model, run.bucket_bytes > 0 ? buckets_of(facts, run.bucket_bytes) : facts.units, mesh, options,
+        [&](const std::string& name, int64_t first, std::span<float> out) {
+          nn::initial_values(config, 11, name, first, out);
+        },
+        run.bucket_bytes > 0 ? parallel::UseFrom::kBuckets : parallel::UseFrom::kRunUnit);
     model->set_unit_runner(
         [&](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {
           return engine.run_unit(unit, x, forward);
@@ -98,17 +119,18 @@ inline TinyOutcome train_tiny(const TinyRun& run) {
                         pass + 1 == run.accumulation);
         loss_sum += loss.item<double>();
       }
-      double squares = 0.0, all_losses = 0.0;
+      double all_losses = 0.0;
+      std::vector<double> squares;
       for (const auto& rank : comm::gather_scalars(*mesh.dp, {engine.local_grad_squares(), loss_sum})) {
-        squares += rank[0];
+        squares.push_back(rank[0]);
         all_losses += rank[1];
       }
-      optimizer->step(1e-2, optim::clip_factor(std::sqrt(squares), run.grad_clip));
-      engine.finish_step();
+      const double norm = std::sqrt(engine.sum_over_ranks(squares));
+      engine.step(*optimizer, 1e-2, optim::clip_factor(norm, run.grad_clip));
       if (world->rank() == 0)
         outcome.losses.push_back(all_losses / static_cast<double>(run.accumulation * run.ranks));
     }
-    const std::map<plan::Collective, comm::Traffic> traffic = mesh.shard->traffic();
+    const std::map<plan::Collective, comm::Traffic> traffic = mesh.dp->traffic();
     const std::string digest = parallel::weights_digest(engine);
     std::map<std::string, at::Tensor> weights;
     engine.visit_weights(
@@ -117,6 +139,7 @@ inline TinyOutcome train_tiny(const TinyRun& run) {
     outcome.digest = digest;
     outcome.weights = weights;
     outcome.traffic = traffic;
+    outcome.reductions = engine.reductions();
     for (const plan::UnitSpec& unit : facts.units) outcome.layouts.emplace_back(unit.params, run.ranks);
   });
   return outcome;

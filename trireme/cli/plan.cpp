@@ -17,19 +17,33 @@ struct PolicyOptions {
   bool json = false;
 };
 
+/// Every row of that name or label.
 std::vector<plan::Policy> chosen(const PolicyOptions& options) {
-  if (!options.name.empty()) return {plan::find_policy(options.name)};
-  return {plan::policies().begin(), plan::policies().end()};
+  std::vector<plan::Policy> rows;
+  for (const plan::Policy& policy : plan::policies()) {
+    if (options.name.empty() || options.name == policy.name || options.name == policy.label())
+      rows.push_back(policy);
+  }
+  if (rows.empty()) plan::find_policy(options.name);  // says what there is
+  return rows;
+}
+
+std::string after_forward(const plan::Policy& policy) {
+  return policy.shard_parameters && policy.reshard_after_forward == plan::Policy::kSameRanks ? "freed"
+                                                                                             : "kept";
 }
 
 void print_json(const std::vector<plan::Policy>& rows) {
   Json policies = Json::array();
   for (const plan::Policy& row : rows) {
-    policies.push_back({{"name", row.name},
+    policies.push_back({{"label", row.label()},
+                        {"name", row.name},
+                        {"sharding", row.sharding},
                         {"shard_optimizer", row.shard_optimizer},
                         {"shard_gradients", row.shard_gradients},
                         {"shard_parameters", row.shard_parameters},
-                        {"reshard_after_forward", row.reshard_after_forward},
+                        {"reshard_after_forward", row.reshard_after_forward == plan::Policy::kSameRanks},
+                        {"hybrid", row.hybrid},
                         {"summary", row.summary}});
   }
   fmt::print("{}\n", Json{{"schema", "trireme.policies/1"}, {"policies", policies}}.dump(2));
@@ -38,10 +52,10 @@ void print_json(const std::vector<plan::Policy>& rows) {
 void print_table(const std::vector<plan::Policy>& rows) {
   const auto word = [](bool sharded) { return std::string(sharded ? "sharded" : "whole"); };
   report::Table table(
-      {{"policy"}, {"optimizer"}, {"gradients"}, {"parameters"}, {"after forward"}, {"summary"}});
+      {{"policy"}, {"optimizer"}, {"gradients"}, {"parameters"}, {"after forward"}, {"over"}, {"summary"}});
   for (const plan::Policy& row : rows) {
-    table.add_row({std::string(row.name), word(row.shard_optimizer), word(row.shard_gradients),
-                   word(row.shard_parameters), row.reshard_after_forward ? "freed" : "kept",
+    table.add_row({row.label(), word(row.shard_optimizer), word(row.shard_gradients),
+                   word(row.shard_parameters), after_forward(row), row.hybrid ? "dp_shard" : "all",
                    std::string(row.summary)});
   }
   fmt::print("{}", table.to_string());

@@ -60,8 +60,8 @@ int64_t choose_ranks(std::optional<int64_t> asked, const std::string& device, in
 }
 
 StateBytes state_bytes(const plan::Config& config, int64_t params, const plan::MeshShape& mesh) {
-  const plan::Policy& policy = plan::find_policy(config.parallel.policy);
-  const int64_t shards = mesh.size(plan::Axis::kDpShard);
+  const plan::Policy policy = plan::resolve_policy(config.parallel, mesh);
+  const int64_t shards = policy.shard_ranks(mesh);
   const int64_t of_rank = divide_up(params, mesh.size(plan::Axis::kTp) * mesh.size(plan::Axis::kPp));
   const int64_t of_shard = divide_up(of_rank, shards);
   const int64_t compute_bytes = config.precision.compute == "bf16" ? 2 : 4;
@@ -84,8 +84,8 @@ std::string to_text(const RunPlan& run, const plan::Config& config) {
   report::Table table({{"plan"}, {config.name}});
   table.add_row({"ranks", fmt::format("{} on {}", run.ranks, run.device)});
   table.add_row({"mesh", run.mesh.to_string()});
-  table.add_row({"policy", fmt::format("{}: {}", config.parallel.policy,
-                                       plan::find_policy(config.parallel.policy).summary)});
+  const plan::Policy policy = plan::resolve_policy(config.parallel, run.mesh);
+  table.add_row({"policy", fmt::format("{}: {}", policy.label(), policy.summary)});
   table.add_row({"batch", batch_equation(run.batch)});
   table.add_row(
       {"tokens",

@@ -70,7 +70,9 @@ class Group {
   virtual at::Tensor scratch(int64_t bytes) = 0;
 };
 
-/// One double per rank from each rank's `values`, by group rank: (n, k). The host waits for it.
+/// Every rank's `values`, by group rank: (n, k). The host waits for it.
 std::vector<std::vector<double>> gather_scalars(Group& group, const std::vector<double>& values);
+/// The same for (k) fp64 values on the group's device.
+std::vector<std::vector<double>> gather_values(Group& group, const at::Tensor& values);
 
 }  // namespace trireme::comm

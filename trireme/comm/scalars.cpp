@@ -5,15 +5,18 @@
 namespace trireme::comm {
 
 std::vector<std::vector<double>> gather_scalars(Group& group, const std::vector<double>& values) {
-  const at::Tensor mine = at::tensor(values, at::kDouble).to(group.device());  // (k)
-  at::Tensor all = at::empty({group.size(), mine.numel()}, mine.options());    // (n, k)
-  group.all_gather(all, mine);
+  return gather_values(group, at::tensor(values, at::kDouble).to(group.device()));
+}
+
+std::vector<std::vector<double>> gather_values(Group& group, const at::Tensor& values) {
+  at::Tensor all = at::empty({group.size(), values.numel()}, values.options());  // (n, k)
+  group.all_gather(all, values);
   const at::Tensor host = all.cpu();
   group.check();
   std::vector<std::vector<double>> rows;
   const auto* value = host.const_data_ptr<double>();
-  for (int64_t r = 0; r < group.size(); ++r, value += mine.numel())
-    rows.emplace_back(value, value + mine.numel());
+  for (int64_t r = 0; r < group.size(); ++r, value += values.numel())
+    rows.emplace_back(value, value + values.numel());
   return rows;
 }
 

@@ -17,14 +17,11 @@ class AdamW : public Optimizer {
     }
   }
 
-  void step(double lr, double grad_scale) override {
-    ++steps_;
-    for (size_t i = 0; i < params_.size(); ++i) {
-      if (params_[i].master.is_cuda())
-        step_gpu(params_[i], states_[i], lr, grad_scale);
-      else
-        step_cpu(params_[i], states_[i], lr, grad_scale);
-    }
+  void begin_step() override { ++steps_; }
+  size_t size() const override { return params_.size(); }
+  void update(size_t i, double lr, double grad_scale) override {
+    params_[i].master.is_cuda() ? step_gpu(params_[i], states_[i], lr, grad_scale)
+                                : step_cpu(params_[i], states_[i], lr, grad_scale);
   }
 
   int64_t state_bytes() const override {

@@ -28,9 +28,17 @@ struct FlatParam {
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
-  /// One update; every gradient is multiplied by `grad_scale` first (the clip factor). On a GPU the work is
-  /// enqueued on the current stream.
-  virtual void step(double lr, double grad_scale) = 0;
+  /// Opens a step: one update() of each parameter follows, in any order.
+  virtual void begin_step() = 0;
+  /// Updates parameter `index` of those given to build(); its gradient is multiplied by `grad_scale` first
+  /// (the clip factor). On a GPU the work is enqueued on the current stream.
+  virtual void update(size_t index, double lr, double grad_scale) = 0;
+  virtual size_t size() const = 0;
+  /// A whole step.
+  void step(double lr, double grad_scale) {
+    begin_step();
+    for (size_t i = 0; i < size(); ++i) update(i, lr, grad_scale);
+  }
   /// Bytes of optimizer state that this rank holds.
   virtual int64_t state_bytes() const = 0;
 };

@@ -11,17 +11,14 @@ class Sgd : public Optimizer {
     for (const FlatParam& param : params_) buffers_.push_back(at::zeros_like(param.master));
   }
 
-  void step(double lr, double grad_scale) override {
-    for (size_t i = 0; i < params_.size(); ++i) {
-      for (const Segment& segment : params_[i].segments) {
-        const double decay = segment.decay ? config_.weight_decay : 0.0;
-        if (params_[i].master.is_cuda())
-          step_gpu(params_[i], buffers_[i], segment, lr, decay, grad_scale);
-        else
-          step_cpu(params_[i], buffers_[i], segment, lr, decay, grad_scale);
-      }
+  void begin_step() override { first_ = steps_++ == 0; }
+  size_t size() const override { return params_.size(); }
+  void update(size_t i, double lr, double grad_scale) override {
+    for (const Segment& segment : params_[i].segments) {
+      const double decay = segment.decay ? config_.weight_decay : 0.0;
+      params_[i].master.is_cuda() ? step_gpu(params_[i], buffers_[i], segment, lr, decay, grad_scale)
+                                  : step_cpu(params_[i], buffers_[i], segment, lr, decay, grad_scale);
     }
-    first_ = false;
   }
 
   int64_t state_bytes() const override {
@@ -57,6 +54,7 @@ class Sgd : public Optimizer {
   plan::OptimConfig config_;
   std::vector<FlatParam> params_;
   std::vector<at::Tensor> buffers_;
+  int64_t steps_ = 0;
   bool first_ = true;
 };
 

@@ -1,20 +1,29 @@
 #include "trireme/parallel/data_parallel.h"
 
 #include <ATen/ATen.h>
+#include <fmt/ranges.h>
 
-#include <map>
+#include <algorithm>
+#include <cmath>
+#include <set>
 
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
-#include "trireme/parallel/backward_hooks.h"
+#include "trireme/base/text.h"
+#include "trireme/parallel/grad_hooks.h"
 
 namespace trireme::parallel {
 namespace {
 
+/// Reductions under way at once: more would only hold more whole gradients.
+constexpr size_t kReductionsInFlight = 2;
+constexpr size_t kNamesInErrors = 8;
+
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
 /// The parameters of `unit` by name, each taken out of `left`.
-std::vector<std::pair<std::string, at::Tensor>> take_params(const plan::UnitSpec& unit,
-                                                            std::map<std::string, at::Tensor>& left) {
-  std::vector<std::pair<std::string, at::Tensor>> params;
+NamedTensors take_params(const plan::UnitSpec& unit, std::map<std::string, at::Tensor>& left) {
+  NamedTensors params;
   for (const plan::ParamSpec& spec : unit.params) {
     const auto found = left.find(spec.name);
     TRIREME_CHECK(found != left.end(),
@@ -34,94 +43,394 @@ std::vector<std::pair<std::string, at::Tensor>> take_params(const plan::UnitSpec
 }  // namespace
 
 DataParallel::DataParallel(torch::nn::Module& module, const std::vector<plan::UnitSpec>& units,
-                           const comm::Mesh& mesh, const FlatOptions& options, const Initializer& initializer)
-    : reshard_after_forward_(options.policy.reshard_after_forward) {
+                           const comm::Mesh& mesh, const Options& options, const Initializer& initializer,
+                           UseFrom use_from)
+    : options_(options),
+      mesh_(mesh),
+      use_from_(use_from),
+      groups_(make_groups()),
+      lanes_{Lane(options.device, options.overlap), Lane(options.device, options.overlap)} {
+  TRIREME_CHECK(!units.empty(), "[parallel.data_parallel] there are no units");
+  TRIREME_CHECK(use_from != UseFrom::kBuckets || !options.policy.shard_parameters,
+                "[parallel.data_parallel] {} frees parameters by unit, so units cannot be buckets",
+                options.policy.label());
+  make_units(module, units, initializer);
+  watch_gradients();
+  if (use_from_ == UseFrom::kOperators) watch_use();
+  for (size_t unit = units_.size(); unit-- > 1;) reduce_order_.push_back(unit);
+  reduce_order_.push_back(0);
+}
+
+DataParallel::~DataParallel() = default;
+
+UnitGroups DataParallel::make_groups() const {
+  const comm::Mesh& mesh = mesh_;
+  const int64_t rank = mesh.world->rank();
+  UnitGroups groups;
+  groups.shard = options_.policy.hybrid ? mesh.shard : mesh.dp;
+  groups.replicate = options_.policy.hybrid ? mesh.replicate : mesh.world->make_group("self", {rank});
+  const int64_t together = options_.policy.reshard_after_forward;
+  if (!options_.policy.shard_parameters || together <= 1 || together >= groups.shard->size()) return groups;
+  const int64_t first = groups.shard->rank() / together * together;
+  std::vector<int64_t> neighbours;
+  for (int64_t i = first; i < first + together; ++i) {
+    neighbours.push_back(groups.shard->ranks()[static_cast<size_t>(i)]);
+  }
+  groups.after_forward = mesh.world->make_group("after_forward", neighbours);
+  return groups;
+}
+
+void DataParallel::make_units(torch::nn::Module& module, const std::vector<plan::UnitSpec>& specs,
+                              const Initializer& initializer) {
   std::map<std::string, at::Tensor> left;
   for (const auto& entry : module.named_parameters()) left.emplace(entry.key(), entry.value());
-  for (const plan::UnitSpec& spec : units) {
-    units_.push_back(
-        std::make_unique<FlatUnit>(spec.name, take_params(spec, left), options, mesh.shard, initializer));
+  for (const plan::UnitSpec& spec : specs) {
+    index_.emplace(spec.name, units_.size());
+    units_.push_back(std::make_unique<FlatUnit>(spec.name, take_params(spec, left), options_, groups_, lanes_,
+                                                initializer));
   }
   TRIREME_CHECK(left.empty(), "[parallel.data_parallel] {} parameters belong to no unit, the first is {}",
                 left.size(), left.begin()->first);
 }
 
-FlatUnit& DataParallel::unit(const std::string& name) {
-  for (const auto& candidate : units_) {
-    if (candidate->name() == name) return *candidate;
+void DataParallel::watch_gradients() {
+  incomplete_.resize(units_.size());
+  used_.resize(units_.size());
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    const auto& params = units_[unit]->params();
+    used_[unit].resize(params.size());
+    for (size_t i = 0; i < params.size(); ++i) {
+      if (!params[i].second.requires_grad()) continue;
+      accumulators_.push_back(
+          call_when_complete(params[i].second, [this, unit, i] { gradient_complete(unit, i); }));
+    }
   }
-  throw LogicError("[parallel.data_parallel] the model ran a unit '{}' that was not declared", name);
+}
+
+void DataParallel::watch_use() {
+  touch_ = std::make_unique<TouchWatch>([this](const std::vector<size_t>& units) { touched(units); });
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    for (const auto& [name, leaf] : units_[unit]->params()) touch_->mark(leaf, unit);
+  }
+}
+
+size_t DataParallel::index_of(const std::string& unit) const {
+  const auto found = index_.find(unit);
+  TRIREME_CHECK(found != index_.end(),
+                "[parallel.data_parallel] the model ran a unit '{}' that was not declared", unit);
+  return found->second;
+}
+
+/// Everything that may communicate goes through here, so that a rank without data can do the same.
+void DataParallel::act(Action action, size_t unit) {
+  if (records()) tape_.push_back({action, unit});
+  switch (action) {
+    case Action::kGather:
+      return units_[unit]->start_gather();
+    case Action::kReleaseAfterForward:
+      return units_[unit]->release_after_forward();
+    case Action::kRelease:
+      return units_[unit]->release_parameters();
+    case Action::kReduce:
+      ++reductions_;
+      return units_[unit]->start_reduce(last_micro_batch_);
+  }
+}
+
+/// Passes without gradients leave no trace.
+bool DataParallel::records() const {
+  return in_backward_ || at::GradMode::is_enabled();
 }
 
 void DataParallel::begin_forward() {
-  units_.front()->gather_parameters();
+  visits_.clear();
+  tape_.clear();
+  current_.reset();
+  if (use_from_ == UseFrom::kBuckets) {
+    for (const auto& unit : units_) unit->gather_parameters();
+  } else {
+    enter_forward(0);
+  }
+}
+
+void DataParallel::enter_forward(size_t unit) {
+  act(Action::kGather, unit);
+  units_[unit]->gather_parameters();
+  if (records() && std::ranges::find(visits_, unit) == visits_.end()) visits_.push_back(unit);
+  if (!options_.overlap) return;
+  const auto place = std::ranges::find(forward_order_, unit);
+  const auto rest = std::distance(place, forward_order_.end());
+  for (int64_t ahead = 1; ahead <= options_.prefetch && ahead < rest; ++ahead)
+    act(Action::kGather, place[ahead]);
+}
+
+void DataParallel::leave_forward(size_t unit) {
+  if (is_root(unit) || held_) return;
+  act(at::GradMode::is_enabled() ? Action::kReleaseAfterForward : Action::kRelease, unit);
+}
+
+void DataParallel::enter_backward(size_t unit) {
+  act(Action::kGather, unit);
+  units_[unit]->gather_parameters();
+  if (!options_.overlap) return;
+  const auto place = std::ranges::find(forward_order_, unit);
+  if (place == forward_order_.end()) return;
+  const auto before = std::distance(forward_order_.begin(), place);
+  for (int64_t ahead = 1; ahead <= options_.prefetch && ahead <= before; ++ahead) {
+    act(Action::kGather, *(place - ahead));
+  }
 }
 
 at::Tensor DataParallel::run_unit(const std::string& name, const at::Tensor& x,
                                   const std::function<at::Tensor(const at::Tensor&)>& forward) {
-  FlatUnit& current = unit(name);
-  current.gather_parameters();
-  const bool differentiates = at::GradMode::is_enabled();
-  const at::Tensor input = call_after_backward(x, [this, &current] {
-    current.reduce_gradients(last_micro_batch_);
-    current.release_parameters();
-  });
+  if (use_from_ == UseFrom::kBuckets) return forward(x);
+  const size_t unit = index_of(name);
+  enter_forward(unit);
+  const at::Tensor input = call_after_backward(x, [this, unit] { act(Action::kRelease, unit); });
   const at::Tensor output = forward(input);
-  if (differentiates) {
-    call_before_backward(output, [&current] {
-      current.gather_parameters();
-      current.prepare_gradients();
+  if (at::GradMode::is_enabled()) {
+    call_before_backward(output, [this, unit] {
+      enter_backward(unit);
+      units_[unit]->prepare_gradients();
     });
   }
-  if (differentiates ? reshard_after_forward_ : !held_) current.release_parameters();
+  leave_forward(unit);
   return output;
+}
+
+void DataParallel::touched(const std::vector<size_t>& units) {
+  for (const size_t unit : units) {
+    if (in_backward_) {
+      enter_backward(unit);
+      continue;
+    }
+    enter_forward(unit);
+    if (current_ && std::ranges::find(units, *current_) == units.end()) leave_forward(*current_);
+    current_ = unit;
+  }
+}
+
+void DataParallel::gradient_complete(size_t unit, size_t param) {
+  if (!in_backward_) {
+    throw LogicError(
+        "[parallel.backward] parameter {} was differentiated outside the engine; call engine.backward(loss) "
+        "in "
+        "place of loss.backward()",
+        units_[unit]->params()[param].first);
+  }
+  units_[unit]->take_gradient(param);
+  used_[unit][param] = true;
+  if (--incomplete_[unit] > 0) return;
+  completed_.push_back(unit);
+  launch_ready();
+}
+
+void DataParallel::launch_ready() {
+  while (launched_ < reduce_order_.size()) {
+    const size_t next = reduce_order_[launched_];
+    if (incomplete_[next] > 0 || std::ranges::find(completed_, next) == completed_.end()) return;
+    ++launched_;
+    launch(next);
+  }
+}
+
+void DataParallel::launch(size_t unit) {
+  if (!units_[unit]->trainable()) return;
+  const bool reduces = last_micro_batch_ || options_.reduce_when == ReduceWhen::kEveryMicroBatch;
+  if (!reduces) return units_[unit]->start_reduce(false);
+  units_[unit]->prepare_gradients();  // what took no part has gradients of zero
+  act(Action::kReduce, unit);
+  if (use_from_ == UseFrom::kOperators && !is_root(unit)) act(Action::kRelease, unit);
+  in_flight_.push_back(unit);
+  while (in_flight_.size() > (options_.overlap ? kReductionsInFlight : 0)) {
+    units_[in_flight_.front()]->finish_reduce();
+    in_flight_.pop_front();
+  }
 }
 
 void DataParallel::backward(const at::Tensor& loss, double scale, bool last_micro_batch) {
   last_micro_batch_ = last_micro_batch;
-  units_.front()->prepare_gradients();
+  if (!visits_.empty()) forward_order_ = visits_;
+  visits_.clear();
+  current_.reset();
+  launched_ = 0;
+  completed_.clear();
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    incomplete_[unit] = static_cast<size_t>(std::ranges::count_if(
+        units_[unit]->params(), [](const auto& param) { return param.second.requires_grad(); }));
+    if (incomplete_[unit] == 0) completed_.push_back(unit);
+  }
+  // Kernels of our modules add into gradients that are there; those of a block are made when it is reached.
+  if (use_from_ == UseFrom::kBuckets) {
+    for (const auto& unit : units_) unit->prepare_gradients();
+  } else if (use_from_ == UseFrom::kRunUnit) {
+    units_.front()->prepare_gradients();
+  }
+  struct Inside {
+    explicit Inside(bool& flag) : flag_(flag) { flag_ = true; }
+    ~Inside() { flag_ = false; }
+    bool& flag_;
+  };
+  const Inside inside(in_backward_);
   loss.backward(at::full({}, scale, loss.options()));
-  for (const auto& each : units_) {
-    // The root, and units whose input needed no gradient, end here; a unit that took no part has zero
-    // gradients.
-    if (last_micro_batch && !each->reduced()) each->prepare_gradients();
-    each->reduce_gradients(last_micro_batch);
+  finish_backward();
+}
+
+void DataParallel::finish_backward() {
+  if (last_micro_batch_) check_all_used();
+  while (launched_ < reduce_order_.size()) launch(reduce_order_[launched_++]);
+  for (const size_t unit : in_flight_) units_[unit]->finish_reduce();
+  in_flight_.clear();
+  for (size_t unit = 1; unit < units_.size(); ++unit) act(Action::kRelease, unit);
+  if (last_micro_batch_) std::swap(tape_, last_tape_);
+  tape_.clear();
+  if (!last_micro_batch_) return;
+  if (!order_agreed_) agree_on_order();
+  for (auto& params : used_) std::fill(params.begin(), params.end(), false);
+}
+
+void DataParallel::check_all_used() const {
+  if (options_.unused == Unused::kZero) return;
+  std::vector<std::string> names;
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    const auto& params = units_[unit]->params();
+    for (size_t i = 0; i < params.size(); ++i) {
+      if (params[i].second.requires_grad() && !used_[unit][i]) names.push_back(params[i].first);
+    }
+  }
+  if (names.empty()) return;
+  const size_t count = names.size();
+  if (count > kNamesInErrors) names.resize(kNamesInErrors);
+  throw LogicError(
+      "[parallel.backward] rank {}: {} parameters took no part in the loss of this step: {}{}; use them, set "
+      "requires_grad to false, or allow it with Unused::kZero",
+      mesh_.world->rank(), count, join(names, ", "), count > names.size() ? ", ..." : "");
+}
+
+/// Ranks may complete units in different orders, but must reduce them in one: rank 0's, seen once.
+void DataParallel::agree_on_order() {
+  order_agreed_ = true;
+  if (mesh_.dp->size() == 1) return;
+  std::vector<int64_t> order(completed_.begin(), completed_.end());
+  for (const size_t unit : reduce_order_) {
+    if (std::ranges::find(completed_, unit) == completed_.end()) order.push_back(static_cast<int64_t>(unit));
+  }
+  at::Tensor shared = at::tensor(order, at::kLong).to(options_.device);
+  mesh_.dp->broadcast(shared, 0);
+  const at::Tensor host = shared.cpu();
+  const auto* const first = host.const_data_ptr<int64_t>();
+  reduce_order_.assign(first, first + host.numel());
+}
+
+void DataParallel::shadow_micro_batch(bool last_micro_batch) {
+  TRIREME_CHECK(
+      !last_tape_.empty(),
+      "[parallel.shadow_micro_batch] rank {} has no step yet whose collectives it could repeat; give "
+      "every rank at least one batch",
+      mesh_.world->rank());
+  last_micro_batch_ = last_micro_batch;
+  const bool reduces = last_micro_batch || options_.reduce_when == ReduceWhen::kEveryMicroBatch;
+  const at::NoGradGuard no_grad;
+  for (const auto& [action, unit] : last_tape_) {
+    if (action != Action::kReduce) {
+      act(action, unit);
+    } else if (reduces) {
+      units_[unit]->prepare_gradients();
+      act(action, unit);
+      units_[unit]->finish_reduce();
+    }
   }
 }
 
-double DataParallel::local_grad_squares() const {
+bool DataParallel::any_rank(bool mine) const {
+  for (const auto& rank : comm::gather_scalars(*mesh_.dp, {mine ? 1.0 : 0.0})) {
+    if (rank[0] > 0.0) return true;
+  }
+  return false;
+}
+
+at::Tensor DataParallel::grad_squares() const {
+  std::vector<at::Tensor> squares;
+  for (const auto& unit : units_) squares.push_back(unit->grad_squares());
+  return at::stack(squares).sum();
+}
+
+double DataParallel::sum_over_ranks(const std::vector<double>& by_dp_rank) const {
+  const int64_t shards = groups_.shard->size(), replicas = groups_.replicate->size();
   double sum = 0.0;
-  for (const auto& each : units_) sum += each->shard_grad_squares();
+  // Pieces in the order of the flat buffers; without replicas that is the order of ranks.
+  for (int64_t shard = 0; shard < shards; ++shard) {
+    for (int64_t replica = 0; replica < replicas; ++replica) {
+      sum += by_dp_rank[static_cast<size_t>(replica * shards + shard)];
+    }
+  }
   return sum;
+}
+
+double DataParallel::grad_norm() const {
+  std::vector<double> squares;
+  for (const auto& rank : comm::gather_scalars(*mesh_.dp, {local_grad_squares()})) squares.push_back(rank[0]);
+  return std::sqrt(sum_over_ranks(squares));
+}
+
+std::string DataParallel::nonfinite_parameter() const {
+  for (const auto& unit : units_) {
+    if (std::string name = unit->nonfinite_parameter(); !name.empty()) return name;
+  }
+  return {};
 }
 
 std::vector<optim::FlatParam> DataParallel::optimizer_params() const {
   std::vector<optim::FlatParam> params;
-  for (const auto& each : units_) params.push_back(each->optimizer_param());
+  for (const auto& unit : units_) params.push_back(unit->optimizer_param());
   return params;
 }
 
-void DataParallel::finish_step() {
+void DataParallel::step(optim::Optimizer& optimizer, double lr, double grad_scale) {
   const at::NoGradGuard no_grad;
-  for (const auto& each : units_) each->publish_update();
+  optimizer.begin_step();
+  // In the order in which the next forward pass wants them.
+  std::vector<size_t> order = forward_order_;
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    if (std::ranges::find(order, unit) == order.end()) order.push_back(unit);
+  }
+  for (const size_t unit : order) {
+    const Lane::Mark updated = lanes_.reduce.run([&] { optimizer.update(unit, lr, grad_scale); });
+    units_[unit]->publish_update(updated);
+  }
+  // Nobody tells when buckets are used next.
+  if (use_from_ == UseFrom::kBuckets) {
+    for (const auto& unit : units_) unit->gather_parameters();
+  }
+}
+
+void DataParallel::measure(bool on) {
+  lanes_.gather.measure(on);
+  lanes_.reduce.measure(on);
+}
+
+LaneTimes DataParallel::take_times() {
+  LaneTimes times = lanes_.gather.take_times();
+  times += lanes_.reduce.take_times();
+  return times;
 }
 
 DataParallel::Held::Held(DataParallel& engine) : engine_(engine) {
   engine_.held_ = true;
-  for (const auto& each : engine_.units_) each->gather_parameters();
+  for (const auto& unit : engine_.units_) unit->gather_parameters();
 }
 
 DataParallel::Held::~Held() {
   engine_.held_ = false;
-  for (const auto& each : engine_.units_) each->release_parameters();
+  for (const auto& unit : engine_.units_) unit->release_parameters();
 }
 
 void DataParallel::visit_weights(
     const std::function<void(const std::string&, const at::Tensor&)>& body) const {
   const at::NoGradGuard no_grad;
   std::map<std::string, const FlatUnit*> owners;
-  for (const auto& each : units_) {
-    for (const plan::FlatEntry& entry : each->layout().entries()) owners.emplace(entry.name, each.get());
+  for (const auto& unit : units_) {
+    for (const plan::FlatEntry& entry : unit->layout().entries()) owners.emplace(entry.name, unit.get());
   }
   const FlatUnit* gathered = nullptr;
   at::Tensor master;

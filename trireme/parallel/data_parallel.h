@@ -1,47 +1,80 @@
 #pragma once
 // The data-parallel engine: DDP, ZeRO and FSDP as rows of plan/policy.h over one code path. It wraps a module
-// without changing it: its parameters become views of flat units, and run_unit() gathers, frees and reduces
-// around blocks.
+// without changing it: its parameters become views of flat units, which are gathered before they are used and
+// reduced when their gradients are complete. When parameters are used it learns either from run_unit(), or,
+// for modules that know nothing of units, from the operators that touch them (touch.h).
 //
 // A step:  for each micro-batch { begin_forward(); loss = model->loss(...); backward(loss, scale, last); }
-//          local_grad_squares() -> clip factor; optimizer->step(); finish_step();
+//          norm of all ranks' grad_squares() -> clip factor; step(optimizer, lr, factor);
 #include <torch/nn/module.h>
 
+#include <deque>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "trireme/comm/world.h"
 #include "trireme/parallel/flat_unit.h"
+#include "trireme/parallel/touch.h"
 #include "trireme/plan/model_facts.h"
 
 namespace trireme::parallel {
 
+/// How the engine learns that a unit is about to be used.
+enum class UseFrom {
+  kRunUnit,    ///< the module calls run_unit() around each unit but the first, the root
+  kOperators,  ///< operators that touch its parameters
+  kBuckets     ///< units are no part of the module's structure; all are whole during forward and backward
+};
+
 class DataParallel {
  public:
-  /// `units` name every parameter of `module` exactly once; the first is the root, whose parameters stay
-  /// gathered from the start of a forward pass to the end of backward. `module` must outlive this.
-  /// Collective.
+  /// `units` name every parameter of `module` exactly once. Unless they are buckets the first is the root,
+  /// whose parameters stay gathered from the start of a forward pass to the end of backward. `module` must
+  /// outlive this. Collective. Throws LogicError that names what does not fit.
   DataParallel(torch::nn::Module& module, const std::vector<plan::UnitSpec>& units, const comm::Mesh& mesh,
-               const FlatOptions& options, const Initializer& initializer);
+               const Options& options, const Initializer& initializer, UseFrom use_from = UseFrom::kRunUnit);
+  ~DataParallel();
+  DataParallel(const DataParallel&) = delete;
+  DataParallel& operator=(const DataParallel&) = delete;
 
   /// Runs a block between gathering and freeing its unit, and arranges the same for backward; give it to
   /// LanguageModel::set_unit_runner.
   at::Tensor run_unit(const std::string& unit, const at::Tensor& x,
                       const std::function<at::Tensor(const at::Tensor&)>& forward);
 
-  /// Before any forward pass, also of validation.
+  /// Before any forward pass, also of validation. Optional with UseFrom::kOperators.
   void begin_forward();
-  /// Differentiates `scale * loss` and reduces gradients as they become complete.
-  void backward(const at::Tensor& loss, double scale, bool last_micro_batch);
+  /// Differentiates `scale * loss` and reduces gradients as they become complete. Gradients add up over the
+  /// micro-batches of a step, so scales are weights of one mean. At the end of the last micro-batch the
+  /// current stream has waited for all reductions. Throws LogicError that names parameters without gradient.
+  /// Collective.
+  void backward(const at::Tensor& loss, double scale = 1.0, bool last_micro_batch = true);
+  /// Takes part in a micro-batch of the other ranks for which this one has no data: same collectives,
+  /// gradients of zero. Throws LogicError before this rank's first whole step.
+  void shadow_micro_batch(bool last_micro_batch = true);
+  /// Whether `mine` is true on any data-parallel rank: ends loops over uneven data together. Collective; the
+  /// host waits.
+  bool any_rank(bool mine) const;
 
-  /// Sum of squares of this rank's part of the gradient; the sum over the data-parallel group is the squared
-  /// norm.
-  double local_grad_squares() const;
+  /// fp64 scalar on the device: sum of squares of this rank's part of the gradient. Parts of all ranks make
+  /// up the gradient.
+  at::Tensor grad_squares() const;
+  double local_grad_squares() const { return grad_squares().item<double>(); }
+  /// The sum of one number per data-parallel rank, in an order that no policy changes.
+  double sum_over_ranks(const std::vector<double>& by_dp_rank) const;
+  /// Euclidean norm of the whole gradient. Collective; the host waits.
+  double grad_norm() const;
+  /// A parameter whose gradient is not finite on this rank; empty: none.
+  std::string nonfinite_parameter() const;
+
   std::vector<optim::FlatParam> optimizer_params() const;
-  /// After the optimizer's update. Collective.
-  void finish_step();
+  /// Updates unit by unit, and begins to gather each updated one where the policy wants that; the next
+  /// forward pass waits for the units that it uses. Gradients are multiplied by `grad_scale`. Collective.
+  void step(optim::Optimizer& optimizer, double lr, double grad_scale = 1.0);
 
   /// Keeps all parameters gathered while held, for many forward passes in a row without gradients.
   class Held {
@@ -56,15 +89,70 @@ class DataParallel {
   };
 
   /// Calls body(name, fp32 CPU tensor) for every parameter in name order, on every rank. Gathers one unit at
-  /// a time.
+  /// a time. Collective.
   void visit_weights(const std::function<void(const std::string&, const at::Tensor&)>& body) const;
 
- private:
-  FlatUnit& unit(const std::string& name);
+  const std::vector<std::unique_ptr<FlatUnit>>& units() const { return units_; }
+  /// Reductions that this rank has begun, one a unit.
+  int64_t reductions() const { return reductions_; }
+  /// Times the lanes from now on; take_times() returns what came since.
+  void measure(bool on);
+  LaneTimes take_times();
 
+ private:
+  enum class Action { kGather, kReleaseAfterForward, kRelease, kReduce };
+  struct Taped {
+    Action action;
+    size_t unit;
+  };
+
+  void make_units(torch::nn::Module& module, const std::vector<plan::UnitSpec>& specs,
+                  const Initializer& initializer);
+  UnitGroups make_groups() const;
+  void watch_gradients();
+  void watch_use();
+  size_t index_of(const std::string& unit) const;
+  bool is_root(size_t unit) const { return unit == 0 && use_from_ != UseFrom::kBuckets; }
+
+  void act(Action action, size_t unit);
+  bool records() const;
+  void enter_forward(size_t unit);
+  void leave_forward(size_t unit);
+  void enter_backward(size_t unit);
+  void touched(const std::vector<size_t>& units);
+  void gradient_complete(size_t unit, size_t param);
+  void launch_ready();
+  void launch(size_t unit);
+  void finish_backward();
+  void check_all_used() const;
+  void agree_on_order();
+
+  Options options_;
+  comm::Mesh mesh_;
+  UseFrom use_from_;
+  UnitGroups groups_;
+  Lanes lanes_;
   std::vector<std::unique_ptr<FlatUnit>> units_;
-  bool last_micro_batch_ = true;
-  bool reshard_after_forward_;
+  std::map<std::string, size_t> index_;
+  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
+  std::unique_ptr<TouchWatch> touch_;
+
+  std::optional<size_t> current_;      ///< the unit that operators touched last in forward
+  std::vector<size_t> visits_;         ///< units as this forward pass first used them
+  std::vector<size_t> forward_order_;  ///< as the last pass did; gathering ahead follows it
+  std::vector<size_t> reduce_order_;   ///< the same on all ranks
+  bool order_agreed_ = false;
+
+  // One backward pass.
+  bool in_backward_ = false, last_micro_batch_ = true;
+  std::vector<size_t> incomplete_;  ///< by unit: parameters whose gradient is still to come
+  std::vector<size_t> completed_;   ///< units in the order in which they were
+  size_t launched_ = 0;             ///< of reduce_order_
+  std::deque<size_t> in_flight_;
+  std::vector<std::vector<bool>> used_;  ///< by unit and parameter, in this step
+
+  std::vector<Taped> tape_, last_tape_;  ///< collectives of this micro-batch and of the last one of a step
+  int64_t reductions_ = 0;
   bool held_ = false;
 };
 

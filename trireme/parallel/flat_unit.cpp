@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "trireme/base/error.h"
 #include "trireme/kernels/optimizer.h"
 #include "trireme/parallel/storage.h"
@@ -17,28 +19,44 @@ std::vector<plan::ParamSpec> specs_of(const std::vector<std::pair<std::string, a
 
 }  // namespace
 
-FlatUnit::FlatUnit(std::string name, const std::vector<std::pair<std::string, at::Tensor>>& params,
-                   const FlatOptions& options, std::shared_ptr<comm::Group> group,
-                   const Initializer& initializer)
+FlatUnit::FlatUnit(std::string name, std::vector<std::pair<std::string, at::Tensor>> params,
+                   const Options& options, UnitGroups groups, Lanes& lanes, const Initializer& initializer)
     : name_(std::move(name)),
+      params_(std::move(params)),
       options_(options),
-      group_(std::move(group)),
-      layout_(specs_of(params), group_->size()) {
+      groups_(std::move(groups)),
+      lanes_(lanes),
+      layout_(specs_of(params_), groups_.shard->size() * groups_.replicate->size()) {
   const at::NoGradGuard no_grad;
   allocate_buffers();
   fill_master(initializer);
   if (at::Tensor copy = optimizer_param().copy; copy.defined()) copy.copy_(master_);
-  adopt(params);
+  adopt();
   free_storage(full_grads_);
   publish_update();
 }
 
+plan::Range FlatUnit::shard_range() const {
+  const int64_t size = layout_.numel() / groups_.shard->size(), rank = groups_.shard->rank();
+  return {rank * size, (rank + 1) * size};
+}
+
 plan::Range FlatUnit::optimizer_range() const {
-  return options_.policy.shard_optimizer ? layout_.shard(group_->rank()) : plan::Range{0, layout_.numel()};
+  return options_.policy.shard_optimizer ? shard_range() : plan::Range{0, layout_.numel()};
 }
 
 at::Tensor FlatUnit::shard_of(const at::Tensor& flat) const {
-  return flat.narrow(0, layout_.shard(group_->rank()).begin, layout_.shard_numel());
+  return flat.narrow(0, shard_range().begin, shard_range().size());
+}
+
+at::Tensor FlatUnit::piece_of_shard(const at::Tensor& shard) const {
+  const int64_t size = layout_.shard_numel();
+  return shard.narrow(0, groups_.replicate->rank() * size, size);
+}
+
+at::Tensor FlatUnit::view_of(const at::Tensor& flat, size_t index) const {
+  const plan::FlatEntry& entry = layout_.entries()[index];
+  return flat.narrow(0, entry.offset, entry.numel).view(entry.shape);
 }
 
 void FlatUnit::allocate_buffers() {
@@ -51,11 +69,12 @@ void FlatUnit::allocate_buffers() {
   master_ =
       master_in_place ? full_params_.narrow(0, range.begin, range.size()) : at::zeros({range.size()}, fp32);
   if (shards_parameters()) {
-    compute_shard_ = fp32_compute() ? master_ : at::zeros({layout_.shard_numel()}, compute);
+    compute_shard_ = fp32_compute() ? master_ : at::zeros({shard_range().size()}, compute);
   }
-  const bool reduced_in_place = fp32_compute() && !options_.policy.shard_gradients;
+  const bool reduced_in_place = fp32_compute() && !options_.policy.shard_gradients && reduces_once();
   reduced_ =
       reduced_in_place ? full_grads_.narrow(0, range.begin, range.size()) : at::empty({range.size()}, fp32);
+  grad_squares_ = at::zeros({}, fp32.dtype(at::kDouble));
 }
 
 void FlatUnit::fill_master(const Initializer& initializer) {
@@ -71,59 +90,172 @@ void FlatUnit::fill_master(const Initializer& initializer) {
   }
 }
 
-void FlatUnit::adopt(const std::vector<std::pair<std::string, at::Tensor>>& params) {
-  for (size_t i = 0; i < params.size(); ++i) {
-    const plan::FlatEntry& entry = layout_.entries()[i];
-    at::Tensor leaf = params[i].second;
-    TRIREME_CHECK(leaf.is_leaf(), "[parallel.flat_unit] parameter {} is not a leaf tensor", entry.name);
-    leaf.set_data(full_params_.narrow(0, entry.offset, entry.numel).view(entry.shape));
-    if (leaf.requires_grad())
-      leaf.mutable_grad() = full_grads_.narrow(0, entry.offset, entry.numel).view(entry.shape);
+void FlatUnit::adopt() {
+  for (size_t i = 0; i < params_.size(); ++i) {
+    at::Tensor leaf = params_[i].second;
+    TRIREME_CHECK(leaf.is_leaf(), "[parallel.flat_unit] parameter {} is not a leaf tensor", params_[i].first);
+    leaf.set_data(view_of(full_params_, i));
+    leaf.mutable_grad().reset();
   }
 }
 
-void FlatUnit::gather_parameters() {
+bool FlatUnit::trainable() const {
+  return std::ranges::any_of(params_, [](const auto& param) { return param.second.requires_grad(); });
+}
+
+void FlatUnit::start_gather() {
   if (has_storage(full_params_)) return;
   allocate_storage(full_params_);
-  group_->all_gather(full_params_, compute_shard_);
+  gathered_ = lanes_.gather.run([this] {
+    Lane::follow(updated_, options_.device);
+    forward_slice_.defined() ? groups_.after_forward->all_gather(full_params_, forward_slice_)
+                             : groups_.shard->all_gather(full_params_, compute_shard_);
+  });
+  gathering_ = true;
+}
+
+void FlatUnit::gather_parameters() {
+  start_gather();
+  if (!gathering_) return;
+  lanes_.gather.wait(gathered_);
+  gathering_ = false;
 }
 
 void FlatUnit::release_parameters() {
-  if (shards_parameters()) free_storage(full_params_);
+  if (!shards_parameters() || !has_storage(full_params_)) return;
+  gather_parameters();  // what was gathered in vain must have arrived before its memory goes
+  free_storage(full_params_);
+  forward_slice_.reset();
+}
+
+void FlatUnit::release_after_forward() {
+  if (!shards_parameters() || options_.policy.reshard_after_forward == 1) return;
+  if (groups_.after_forward && has_storage(full_params_) && !forward_slice_.defined()) {
+    gather_parameters();
+    const at::NoGradGuard no_grad;
+    const int64_t size = layout_.numel() / groups_.after_forward->size();
+    at::Tensor slice = full_params_.narrow(0, groups_.after_forward->rank() * size, size).clone();
+    release_parameters();
+    forward_slice_ = slice;
+    return;
+  }
+  const at::Tensor slice = forward_slice_;
+  release_parameters();
+  forward_slice_ = slice;
 }
 
 void FlatUnit::prepare_gradients() {
-  if (gradients_pending_) return;
+  if (gradients_live_) return;
+  finish_reduce();
+  Lane::follow(updated_, options_.device);  // it may still read the last step's gradients
   allocate_storage(full_grads_);
   full_grads_.zero_();
-  gradients_pending_ = true;
+  gradients_live_ = true;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    at::Tensor leaf = params_[i].second;
+    if (leaf.requires_grad() && !leaf.grad().defined()) leaf.mutable_grad() = view_of(full_grads_, i);
+  }
+}
+
+void FlatUnit::take_gradient(size_t index) {
+  at::Tensor leaf = params_[index].second;
+  const at::Tensor grad = leaf.grad();
+  if (!grad.defined() || grad.is_alias_of(full_grads_)) return;
+  const at::NoGradGuard no_grad;
+  leaf.mutable_grad().reset();
+  prepare_gradients();
+  leaf.mutable_grad().add_(grad);
 }
 
 at::Tensor FlatUnit::reduced_shard() const {
   return options_.policy.shard_optimizer ? reduced_ : shard_of(reduced_);
 }
 
-void FlatUnit::reduce_gradients(bool last_micro_batch) {
-  if (!gradients_pending_ || (fp32_compute() && !last_micro_batch)) return;
-  const at::Tensor wire = full_grads_.to(options_.reduce);
+/// A micro-batch that is not the last: fp32 gradients stay where they are, others are summed in fp32.
+void FlatUnit::keep_for_later() {
+  if (fp32_compute()) return;
+  whole_sum_.defined() ? whole_sum_.add_(full_grads_) : whole_sum_ = full_grads_.to(at::kFloat);
+  forget_gradients();
+}
+
+/// The next gradient of a parameter is a new one and is not added to this one.
+void FlatUnit::forget_gradients() {
+  gradients_live_ = false;
+  for (auto& [name, leaf] : params_) leaf.mutable_grad().reset();
+}
+
+at::Tensor FlatUnit::wire_gradients() {
+  if (!whole_sum_.defined()) return full_grads_.to(options_.reduce);
+  return whole_sum_.add_(full_grads_).to(options_.reduce);
+}
+
+void FlatUnit::start_reduce(bool last_micro_batch) {
+  if (!gradients_live_) return;
+  const at::NoGradGuard no_grad;
+  if (!last_micro_batch && reduces_once()) return keep_for_later();
+  ends_step_ = last_micro_batch;
+  reduced_mark_ = lanes_.reduce.run([this] { reduce(ends_step_); });
+  reducing_ = true;
+  forget_gradients();
+}
+
+void FlatUnit::reduce_over_ranks(at::Tensor& shard, const at::Tensor& wire) {
+  if (options_.reduction == Reduction::kOrdered) {
+    groups_.shard->reduce_scatter_ordered(shard, wire);
+    if (groups_.replicate->size() == 1) return;
+    at::Tensor piece = piece_of_shard(shard);
+    groups_.replicate->reduce_scatter_ordered(piece, shard);
+    groups_.replicate->all_gather(shard, piece);
+    return;
+  }
+  at::Tensor sum = at::empty({shard.numel()}, wire.options());
+  groups_.shard->reduce_scatter(sum, wire);
+  if (groups_.replicate->size() > 1) groups_.replicate->all_reduce(sum, comm::ReduceOp::kSum);
+  shard.copy_(sum);
+}
+
+void FlatUnit::reduce(bool last_micro_batch) {
+  const at::Tensor wire = wire_gradients();
   at::Tensor shard = reduced_shard();
   if (reduced_any_) {
     at::Tensor sum = at::empty_like(shard);
-    group_->reduce_scatter_ordered(sum, wire);
+    reduce_over_ranks(sum, wire);
     shard.add_(sum);
   } else {
-    group_->reduce_scatter_ordered(shard, wire);
+    reduce_over_ranks(shard, wire);
   }
   reduced_any_ = true;
-  gradients_pending_ = false;
-  if (options_.policy.shard_gradients) free_storage(full_grads_);
-  if (last_micro_batch && !options_.policy.shard_optimizer) group_->all_gather(reduced_, shard);
+  if (!last_micro_batch) return;
+  measure_gradient();
+  if (!options_.policy.shard_optimizer) groups_.shard->all_gather(reduced_, shard);
 }
 
-double FlatUnit::shard_grad_squares() const {
-  const at::Tensor shard = reduced_shard();
-  if (shard.is_cuda()) return shard.to(at::kDouble).square().sum().item<double>();
-  return kernels::sum_of_squares(shard.data_ptr<float>(), shard.numel());
+void FlatUnit::measure_gradient() {
+  const at::Tensor piece = piece_of_shard(reduced_shard());
+  if (piece.is_cpu()) {
+    grad_squares_.fill_(kernels::sum_of_squares(piece.const_data_ptr<float>(), piece.numel()));
+  } else {
+    grad_squares_.copy_(at::linalg_vector_norm(piece, 2, std::nullopt, false, at::kDouble).square());
+  }
+}
+
+void FlatUnit::finish_reduce() {
+  if (!reducing_) return;
+  lanes_.reduce.wait(reduced_mark_);
+  reducing_ = false;
+  if (ends_step_) whole_sum_.reset();
+  if (options_.policy.shard_gradients) free_storage(full_grads_);
+}
+
+std::string FlatUnit::nonfinite_parameter() const {
+  const plan::Range range = optimizer_range();
+  for (const plan::FlatEntry& entry : layout_.entries()) {
+    const plan::Range part = plan::intersect(range, {entry.offset, entry.end()});
+    if (part.size() == 0) continue;
+    if (!reduced_.narrow(0, part.begin - range.begin, part.size()).isfinite().all().item<bool>())
+      return entry.name;
+  }
+  return {};
 }
 
 optim::FlatParam FlatUnit::optimizer_param() const {
@@ -132,28 +264,49 @@ optim::FlatParam FlatUnit::optimizer_param() const {
   if (!fp32_compute()) {
     param.copy = shards_parameters() ? compute_shard_ : full_params_.narrow(0, range.begin, range.size());
   }
-  for (const plan::FlatEntry& entry : layout_.entries()) {
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const plan::FlatEntry& entry = layout_.entries()[i];
     const plan::Range part = plan::intersect(range, {entry.offset, entry.end()});
-    if (part.size() == 0) continue;
+    if (part.size() == 0 || !params_[i].second.requires_grad()) continue;
     param.segments.push_back({{part.begin - range.begin, part.end - range.begin}, entry.shape.size() >= 2});
   }
   return param;
 }
 
-void FlatUnit::publish_update() {
+void FlatUnit::publish_update(const Lane::Mark& updated) {
   reduced_any_ = false;
-  if (shards_parameters()) {
-    free_storage(full_params_);
-  } else if (options_.policy.shard_optimizer) {
-    group_->all_gather(full_params_, shard_of(full_params_));
+  updated_ = updated;
+  if (shards_parameters()) return release_parameters();
+  gathered_ = updated_;
+  if (options_.policy.shard_optimizer && groups_.shard->size() > 1) {
+    gathered_ = lanes_.gather.run([this] {
+      Lane::follow(updated_, options_.device);
+      groups_.shard->all_gather(full_params_, shard_of(full_params_));
+    });
   }
+  gathering_ = true;
 }
 
 at::Tensor FlatUnit::full_master() const {
-  if (!options_.policy.shard_optimizer || group_->size() == 1) return master_;
+  Lane::follow(updated_, options_.device);
+  if (!options_.policy.shard_optimizer || groups_.shard->size() == 1) return master_;
   at::Tensor full = at::empty({layout_.numel()}, master_.options());
-  group_->all_gather(full, master_);
+  groups_.shard->all_gather(full, master_);
   return full;
+}
+
+int64_t FlatUnit::allocated_bytes() const {
+  int64_t bytes = 0;
+  std::vector<const void*> seen;
+  for (const at::Tensor* tensor :
+       {&full_params_, &full_grads_, &whole_sum_, &master_, &compute_shard_, &forward_slice_, &reduced_}) {
+    if (!tensor->defined() || !has_storage(*tensor)) continue;
+    const void* const storage = tensor->storage().unsafeGetStorageImpl();
+    if (std::ranges::find(seen, storage) != seen.end()) continue;
+    seen.push_back(storage);
+    bytes += static_cast<int64_t>(tensor->storage().nbytes());
+  }
+  return bytes;
 }
 
 }  // namespace trireme::parallel

@@ -5,87 +5,127 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "trireme/comm/group.h"
 #include "trireme/optim/optimizer.h"
+#include "trireme/parallel/lane.h"
+#include "trireme/parallel/options.h"
 #include "trireme/plan/flat_layout.h"
-#include "trireme/plan/policy.h"
 
 namespace trireme::parallel {
 
-/// Writes elements [first, first + out.size()) of the parameter `name`, counted in row-major order.
-using Initializer = std::function<void(const std::string& name, int64_t first, std::span<float> out)>;
+struct UnitGroups {
+  std::shared_ptr<comm::Group> shard;      ///< one shard of the unit each
+  std::shared_ptr<comm::Group> replicate;  ///< ranks with the same shard; often a group of one
+  std::shared_ptr<comm::Group>
+      after_forward;  ///< neighbours that keep parameters between them; none: `shard`
+};
 
-struct FlatOptions {
-  plan::Policy policy;
-  at::ScalarType compute = at::kFloat;  ///< of parameters and gradients as the module sees them
-  at::ScalarType reduce = at::kFloat;   ///< of gradients on the wire; sums are fp32
-  at::Device device = at::kCPU;
+struct Lanes {
+  Lane gather, reduce;
 };
 
 class FlatUnit {
  public:
   /// Takes over `params` (name and leaf tensor, in flat order): their data and gradients become views of flat
-  /// buffers.
-  FlatUnit(std::string name, const std::vector<std::pair<std::string, at::Tensor>>& params,
-           const FlatOptions& options, std::shared_ptr<comm::Group> group, const Initializer& initializer);
+  /// buffers. `lanes` must outlive this. Collective.
+  FlatUnit(std::string name, std::vector<std::pair<std::string, at::Tensor>> params, const Options& options,
+           UnitGroups groups, Lanes& lanes, const Initializer& initializer);
 
   const std::string& name() const { return name_; }
   const plan::FlatLayout& layout() const { return layout_; }
+  const std::vector<std::pair<std::string, at::Tensor>>& params() const { return params_; }
+  /// What all parameters are views of.
+  const at::Tensor& storage_owner() const { return full_params_; }
 
-  /// Makes the full parameters present; does nothing when they are. Collective for policies that shard them.
+  /// Whether any of its parameters requires a gradient.
+  bool trainable() const;
+
+  /// Begins to make the full parameters present; does nothing when they are, or are about to be. Collective
+  /// for policies that shard them.
+  void start_gather();
+  /// start_gather(), and the current stream waits for it.
   void gather_parameters();
-  /// Frees them under policies that shard them.
+  /// Frees them under policies that shard them; after forward as far as the policy says.
   void release_parameters();
+  void release_after_forward();
 
-  /// Makes the full gradients present; zeroes them unless this step has already accumulated into them.
+  /// Makes the full gradients present, zeroed unless this pass has already accumulated into them, and points
+  /// the gradients of the parameters there.
   void prepare_gradients();
-  /// After a backward pass. Sums gradients over the group into this rank's fp32 range; fp32 gradients wait
-  /// for the last micro-batch of the step, bf16 ones are summed in fp32 after each. Collective.
-  void reduce_gradients(bool last_micro_batch);
-  /// Whether this step has reduced anything yet.
-  bool reduced() const { return reduced_any_; }
+  /// The gradient of parameter `index` is complete: adds it to its place unless it was accumulated there.
+  void take_gradient(size_t index);
+  /// After a backward pass, on the reduce lane: sums gradients over the ranks into this rank's fp32 range, at
+  /// the end of a step or after every micro-batch as the options say. Collective when it reduces.
+  void start_reduce(bool last_micro_batch);
+  /// The current stream waits for the reduction; the policy's gradients are freed.
+  void finish_reduce();
 
-  /// Sum of squares of the reduced gradient over this rank's shard.
-  double shard_grad_squares() const;
+  /// fp64 scalar on the device: sum of squares of the reduced gradient over this rank's piece. The pieces of
+  /// all ranks make up the unit. Valid after finish_reduce() of the last micro-batch.
+  const at::Tensor& grad_squares() const { return grad_squares_; }
+  /// A parameter whose reduced gradient is not finite in this rank's range; empty: none.
+  std::string nonfinite_parameter() const;
 
   /// What the optimizer updates on this rank.
   optim::FlatParam optimizer_param() const;
-  /// Makes updated parameters visible to the module: gathers them, or drops stale ones. Ends the step.
-  /// Collective.
-  void publish_update();
+  /// Makes parameters visible to the module that are updated at `updated`: begins to gather them, or drops
+  /// stale ones. Ends the step. Collective.
+  void publish_update(const Lane::Mark& updated = {});
 
   /// The fp32 master of all parameters (layout().numel()), on every rank of the group. Collective.
   at::Tensor full_master() const;
 
+  /// Bytes of parameters, gradients and master that this rank holds now.
+  int64_t allocated_bytes() const;
+
  private:
-  bool shards_parameters() const { return options_.policy.shard_parameters && group_->size() > 1; }
+  bool shards_parameters() const { return options_.policy.shard_parameters && groups_.shard->size() > 1; }
   bool fp32_compute() const { return options_.compute == at::kFloat; }
+  bool reduces_once() const { return options_.reduce_when == ReduceWhen::kOncePerStep; }
+  plan::Range shard_range() const;
   plan::Range optimizer_range() const;
   at::Tensor shard_of(const at::Tensor& flat) const;
+  at::Tensor piece_of_shard(const at::Tensor& shard) const;
+  at::Tensor view_of(const at::Tensor& flat, size_t index) const;
   void allocate_buffers();
-  void adopt(const std::vector<std::pair<std::string, at::Tensor>>& params);
+  void adopt();
   void fill_master(const Initializer& initializer);
   at::Tensor reduced_shard() const;
+  void keep_for_later();
+  void forget_gradients();
+  at::Tensor wire_gradients();
+  void reduce_over_ranks(at::Tensor& shard, const at::Tensor& wire);
+  void reduce(bool last_micro_batch);
+  void measure_gradient();
 
   std::string name_;
-  FlatOptions options_;
-  std::shared_ptr<comm::Group> group_;
-  plan::FlatLayout layout_;
+  std::vector<std::pair<std::string, at::Tensor>> params_;
+  Options options_;
+  UnitGroups groups_;
+  Lanes& lanes_;
+  plan::FlatLayout
+      layout_;  ///< in pieces, one a data-parallel rank; a shard is as many as there are replicas
 
-  at::Tensor full_params_;  ///< (numel) compute dtype; its storage may be freed
-  at::Tensor full_grads_;   ///< (numel) compute dtype; its storage may be freed
-  at::Tensor master_;       ///< optimizer_range(), fp32; may be a part of full_params_
-  at::Tensor
-      compute_shard_;   ///< (shard_numel) what all-gather sends when parameters are sharded; may be master_
-  at::Tensor reduced_;  ///< optimizer_range(), fp32; may be a part of full_grads_
-  bool gradients_pending_ = false;  ///< full_grads_ holds something that was not reduced yet
-  bool reduced_any_ = false;        ///< reduced_ holds a sum of this step
+  at::Tensor full_params_;    ///< (numel) compute dtype; its storage may be freed
+  at::Tensor full_grads_;     ///< (numel) compute dtype; its storage may be freed
+  at::Tensor whole_sum_;      ///< (numel) fp32: earlier micro-batches of a low-precision step
+  at::Tensor master_;         ///< optimizer_range(), fp32; may be a part of full_params_
+  at::Tensor compute_shard_;  ///< (shard) what all-gather sends when parameters are sharded; may be master_
+  at::Tensor forward_slice_;  ///< what this rank keeps for after_forward; undefined: nothing
+  at::Tensor reduced_;        ///< optimizer_range(), fp32; may be a part of full_grads_
+  at::Tensor grad_squares_;
+
+  Lane::Mark gathered_, reduced_mark_, updated_;
+  bool gathering_ = false;       ///< somebody has to wait for gathered_
+  bool reducing_ = false;        ///< somebody has to wait for reduced_mark_
+  bool gradients_live_ = false;  ///< full_grads_ holds something that was not reduced yet
+  bool reduced_any_ = false;     ///< reduced_ holds a sum of this step
+  bool ends_step_ = false;       ///< the reduction under way is the step's last
 };
 
 }  // namespace trireme::parallel

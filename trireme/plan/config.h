@@ -63,7 +63,13 @@ struct OptimConfig {
 };
 
 struct ParallelConfig {
-  std::string policy = "fsdp";  ///< a row of plan/policy.h
+  std::string policy = "fsdp";                 ///< the name of rows of plan/policy.h
+  std::string sharding = "auto";               ///< which of the rows of fsdp
+  std::string reshard_after_forward = "auto";  ///< auto (as the row says), true, false or a number of ranks
+  std::string reduce_when = "once";            ///< once a step, or after every_micro_batch
+  bool overlap = true;                         ///< communication beside computation, on devices that can
+  int64_t prefetch = 1;                        ///< units gathered ahead
+  double bucket_mib = 0.0;                     ///< size of reduction buckets; 0: a unit is a block
   int64_t dp_replicate = 1;
   int64_t dp_shard = 0;  ///< 0: all ranks that the other axes leave
   int64_t tp = 1;
@@ -81,8 +87,9 @@ struct CheckpointConfig {
 };
 
 struct CommConfig {
-  double timeout_s = 300.0;  ///< deadline of every wait
-  bool peer_memory = true;   ///< ranks of one host read each other's memory
+  double timeout_s = 300.0;           ///< deadline of every wait
+  bool peer_memory = true;            ///< ranks of one host read each other's memory
+  std::string reduction = "ordered";  ///< who sums gradients: ordered (our fixed tree in fp32) or backend
 };
 
 struct Config {

@@ -109,14 +109,14 @@ class Checker {
   /// What the engine of this build does not run.
   void check_engine() const {
     const ParallelConfig& parallel = config_.parallel;
-    const std::pair<const char*, int64_t> axes[] = {{"parallel.dp_replicate", parallel.dp_replicate},
-                                                    {"parallel.tp", parallel.tp},
-                                                    {"parallel.pp", parallel.pp},
-                                                    {"parallel.cp", parallel.cp}};
+    const std::pair<const char*, int64_t> axes[] = {
+        {"parallel.tp", parallel.tp}, {"parallel.pp", parallel.pp}, {"parallel.cp", parallel.cp}};
     for (const auto& [key, value] : axes) {
       if (value == 1) continue;
-      throw ConfigError("[plan.config] {}: this build's engine splits work along dp_shard only; set it to 1",
-                        said(key, value));
+      throw ConfigError(
+          "[plan.config] {}: this build's engine splits work along dp_replicate and dp_shard only; set it to "
+          "1",
+          said(key, value));
     }
   }
 

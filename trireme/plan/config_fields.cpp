@@ -31,7 +31,17 @@ Choices preset_choices() {
 
 Choices policy_choices() {
   Choices names;
-  for (const Policy& policy : policies()) names.emplace_back(policy.name);
+  for (const Policy& policy : policies()) {
+    if (names.empty() || names.back() != policy.name) names.emplace_back(policy.name);
+  }
+  return names;
+}
+
+Choices sharding_choices() {
+  Choices names = {"auto"};
+  for (const Policy& policy : policies()) {
+    if (!policy.sharding.empty()) names.emplace_back(policy.sharding);
+  }
   return names;
 }
 
@@ -107,6 +117,19 @@ void add_optim(Table& table, OptimConfig& optim) {
 
 void add_parallel(Table& table, ParallelConfig& parallel) {
   table.push_back(text("parallel.policy", parallel.policy, "what data parallelism shards", policy_choices()));
+  table.push_back(
+      text("parallel.sharding", parallel.sharding, "fsdp: which of its rows", sharding_choices()));
+  table.push_back(
+      text("parallel.reshard_after_forward", parallel.reshard_after_forward,
+           "whether parameters are freed between forward and backward: auto, true, false, or over "
+           "how many ranks they stay sharded"));
+  table.push_back(text("parallel.reduce_when", parallel.reduce_when,
+                       "reduce gradients once a step, or after every micro-batch to hold less of them",
+                       {"once", "every_micro_batch"}));
+  table.push_back(flag("parallel.overlap", parallel.overlap, "communicate beside computation (GPU)"));
+  table.push_back(number("parallel.prefetch", parallel.prefetch, 0, "units that are gathered ahead"));
+  table.push_back(number("parallel.bucket_mib", parallel.bucket_mib, 0,
+                         "size of reduction buckets where parameters stay whole; 0: one a block"));
   table.push_back(number("parallel.dp_replicate", parallel.dp_replicate, 1, "copies of the sharded model"));
   table.push_back(number("parallel.dp_shard", parallel.dp_shard, 0, "ranks a model is sharded over; 0: all"));
   table.push_back(number("parallel.tp", parallel.tp, 1, "tensor-parallel ranks"));
@@ -130,6 +153,9 @@ void add_comm(Table& table, CommConfig& comm) {
   table.push_back(number("comm.timeout_s", comm.timeout_s, 0.001, "deadline of every wait, in seconds"));
   table.push_back(flag("comm.peer_memory", comm.peer_memory,
                        "ranks of one host read each other's memory instead of sending messages"));
+  table.push_back(text("comm.reduction", comm.reduction,
+                       "who sums gradients: our fixed order in fp32, or the backend in its own",
+                       {"ordered", "backend"}));
 }
 
 }  // namespace

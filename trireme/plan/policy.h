@@ -1,24 +1,45 @@
 #pragma once
-// Data-parallel policies as rows of one table: what each one shards, and when parameters are gathered and
-// freed. The engine reads these flags and nothing else.
+// Data-parallel policies as rows of one table: what each one shards over which axis, and when parameters are
+// gathered and freed. The engine reads these fields and nothing else.
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
 
+#include "trireme/plan/mesh_shape.h"
+
 namespace trireme::plan {
 
 struct Policy {
-  std::string_view name;
-  bool shard_optimizer;        ///< each rank updates and keeps state for its range only
-  bool shard_gradients;        ///< full gradients are freed once reduced
-  bool shard_parameters;       ///< full parameters are gathered for use
-  bool reshard_after_forward;  ///< and freed after forward, to be gathered again for backward
+  std::string_view name;      ///< parallel.policy
+  std::string_view sharding;  ///< parallel.sharding where a policy has several rows, else empty
+  bool shard_optimizer;       ///< each rank updates and keeps state for its range only
+  bool shard_gradients;       ///< full gradients are freed once reduced
+  bool shard_parameters;      ///< full parameters are gathered for use, and freed after backward
+  /// Where parameters are sharded: over how many neighbouring ranks they stay so between forward and
+  /// backward. kSameRanks, 1 (they stay gathered), or a divisor of the shard ranks.
+  int64_t reshard_after_forward;
+  bool hybrid;  ///< sharded along dp_shard and replicated along dp_replicate; else over all data-parallel
+                ///< ranks
   std::string_view summary;
+
+  static constexpr int64_t kSameRanks = 0;
+  /// "fsdp:hybrid_shard"; find_policy() takes it back.
+  std::string label() const;
+  /// Over how many of the data-parallel ranks state is sharded.
+  int64_t shard_ranks(const MeshShape& mesh) const {
+    return hybrid ? mesh.size(Axis::kDpShard) : mesh.dp_size();
+  }
 };
 
 std::span<const Policy> policies();
 
-/// Throws ConfigError with the nearest name when there is none of that name.
-const Policy& find_policy(std::string_view name);
+/// The row of a label. A name alone means its first row. Throws ConfigError with the nearest name when there
+/// is none.
+const Policy& find_policy(std::string_view label);
+
+/// The row that a config asks for, with its parallel.reshard_after_forward. parallel.sharding=auto is
+/// hybrid_shard on a mesh with replicas, else full_shard. Throws ConfigError when row and mesh do not fit.
+Policy resolve_policy(const ParallelConfig& parallel, const MeshShape& mesh);
 
 }  // namespace trireme::plan

@@ -18,6 +18,7 @@
 #include "trireme/optim/learning_rate.h"
 #include "trireme/parallel/data_parallel.h"
 #include "trireme/plan/batch.h"
+#include "trireme/plan/buckets.h"
 #include "trireme/plan/model_facts.h"
 #include "trireme/train/generate.h"
 #include "trireme/train/validate.h"
@@ -33,13 +34,33 @@ at::ScalarType dtype_of(const std::string& name) {
   return name == "bf16" ? at::kBFloat16 : at::kFloat;
 }
 
-parallel::FlatOptions flat_options(const plan::Config& config, at::Device device) {
+parallel::Options engine_options(const plan::Config& config, const comm::Mesh& mesh) {
+  const plan::ParallelConfig& parallel = config.parallel;
   const at::ScalarType compute = dtype_of(config.precision.compute);
   const bool automatic = config.precision.reduce == "auto";
-  return {.policy = plan::find_policy(config.parallel.policy),
+  return {.policy = plan::resolve_policy(parallel, mesh.shape),
           .compute = compute,
           .reduce = automatic ? compute : dtype_of(config.precision.reduce),
-          .device = device};
+          .device = mesh.world->device(),
+          .overlap = parallel.overlap,
+          .prefetch = parallel.prefetch,
+          .reduction = config.comm.reduction == "ordered" ? parallel::Reduction::kOrdered
+                                                          : parallel::Reduction::kBackend,
+          .reduce_when = parallel.reduce_when == "once" ? parallel::ReduceWhen::kOncePerStep
+                                                        : parallel::ReduceWhen::kEveryMicroBatch,
+          .unused = parallel::Unused::kError};
+}
+
+/// Blocks, or buckets where the config asks for them and the policy keeps parameters whole.
+std::vector<plan::UnitSpec> units_of(const plan::Config& config, const plan::ModelFacts& facts,
+                                     const parallel::Options& options) {
+  if (config.parallel.bucket_mib == 0.0) return facts.units;
+  std::vector<plan::ParamSpec> params;
+  for (const plan::UnitSpec& unit : facts.units)
+    params.insert(params.end(), unit.params.begin(), unit.params.end());
+  const auto cap = static_cast<int64_t>(config.parallel.bucket_mib * (1 << 20));
+  return plan::make_buckets(params, static_cast<int64_t>(c10::elementSize(options.compute)),
+                            std::max<int64_t>(1, cap));
 }
 
 double median(std::vector<double> values) {
@@ -67,7 +88,8 @@ class Trainer {
   data::PreparedCorpus prepare_data() const;
   void announce() const;
   StepTotals forward_backward(int64_t step);
-  StepTotals collect(double loss_sum) const;
+  StepTotals collect(const at::Tensor& loss_sum) const;
+  std::string where_not_finite() const;
   StepRecord step(int64_t index);
   bool validates_at(int64_t step) const;
   double validate();
@@ -108,8 +130,11 @@ Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world
   const auto initializer = [this](const std::string& name, int64_t first, std::span<float> out) {
     nn::initial_values(config_.model, static_cast<uint64_t>(config_.seed), name, first, out);
   };
-  engine_ = std::make_unique<parallel::DataParallel>(*model_, facts_.units, mesh_,
-                                                     flat_options(config_, world_->device()), initializer);
+  const parallel::Options options_of_engine = engine_options(config_, mesh_);
+  const bool buckets = config_.parallel.bucket_mib > 0.0;
+  engine_ = std::make_unique<parallel::DataParallel>(
+      *model_, units_of(config_, facts_, options_of_engine), mesh_, options_of_engine, initializer,
+      buckets ? parallel::UseFrom::kBuckets : parallel::UseFrom::kRunUnit);
   model_->set_unit_runner(
       [this](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {
         return engine_->run_unit(unit, x, forward);
@@ -155,26 +180,35 @@ void Trainer::announce() const {
       batch_.global_batch, batch_.micro_batch, batch_.accumulation, batch_.dp_size);
 }
 
-StepTotals Trainer::collect(double loss_sum) const {
-  mesh_.shard->check();
+/// `loss_sum` is an fp64 scalar on the device; everything travels and is read back in one piece.
+StepTotals Trainer::collect(const at::Tensor& loss_sum) const {
+  mesh_.dp->check();
   const bool gpu = world_->device().is_cuda();
   const kernels::MemoryPeak peak =
       gpu ? kernels::gpu_memory_peak() : kernels::MemoryPeak{kernels::resident_peak(), 0};
   const int signal = options_.stop_signal ? options_.stop_signal->load() : 0;
+  const at::Tensor host = at::tensor(
+      {static_cast<double>(peak.allocated), static_cast<double>(peak.reserved), static_cast<double>(signal)},
+      at::kDouble);
+  const at::Tensor mine =
+      at::cat({at::stack({loss_sum, engine_->grad_squares()}), host.to(world_->device())});  // (5)
   StepTotals totals;
-  double squares = 0.0;
-  for (const std::vector<double>& rank : comm::gather_scalars(
-           *mesh_.all, {loss_sum, engine_->local_grad_squares(), static_cast<double>(peak.allocated),
-                        static_cast<double>(peak.reserved), static_cast<double>(signal)})) {
+  std::vector<double> squares;
+  for (const std::vector<double>& rank : comm::gather_values(*mesh_.all, mine)) {
     totals.loss += rank[0];
-    squares += rank[1];
+    squares.push_back(rank[1]);
     totals.peak_bytes = std::max(totals.peak_bytes, rank[2]);
     totals.reserved_bytes = std::max(totals.reserved_bytes, rank[3]);
     totals.stop_signal = std::max(totals.stop_signal, static_cast<int>(rank[4]));
   }
   totals.loss /= static_cast<double>(batch_.accumulation * batch_.dp_size);
-  totals.grad_norm = std::sqrt(squares);
+  totals.grad_norm = std::sqrt(engine_->sum_over_ranks(squares));
   return totals;
+}
+
+std::string Trainer::where_not_finite() const {
+  const std::string name = engine_->nonfinite_parameter();
+  return name.empty() ? "" : fmt::format(" (rank {}: the gradient of {})", world_->rank(), name);
 }
 
 StepTotals Trainer::forward_backward(int64_t step) {
@@ -188,12 +222,12 @@ StepTotals Trainer::forward_backward(int64_t step) {
     engine_->backward(loss, scale, pass + 1 == batch_.accumulation);
     loss_sum += loss.detach();
   }
-  const StepTotals totals = collect(loss_sum.item<double>());
+  const StepTotals totals = collect(loss_sum);
   if (!std::isfinite(totals.loss) || !std::isfinite(totals.grad_norm)) {
     throw NumericsError(
-        "[train.step] step {}: loss {} and gradient norm {} are not both finite; lower optim.lr (now "
+        "[train.step] step {}: loss {} and gradient norm {} are not both finite{}; lower optim.lr (now "
         "{}), raise optim.warmup_steps or check the data",
-        step, totals.loss, totals.grad_norm, config_.optim.lr);
+        step, totals.loss, totals.grad_norm, where_not_finite(), config_.optim.lr);
   }
   return totals;
 }
@@ -202,8 +236,7 @@ StepRecord Trainer::step(int64_t index) {
   const double begin = monotonic_seconds();
   last_ = forward_backward(index);
   const double lr = optim::learning_rate(config_.optim, index, config_.train.steps);
-  optimizer_->step(lr, optim::clip_factor(last_.grad_norm, config_.train.grad_clip));
-  engine_->finish_step();
+  engine_->step(*optimizer_, lr, optim::clip_factor(last_.grad_norm, config_.train.grad_clip));
   const double seconds = monotonic_seconds() - begin;
   const int64_t step_tokens = batch_.global_batch * config_.data.seq_len;
   return {.step = index,

@@ -1,11 +1,26 @@
-#include "trireme/parallel/backward_hooks.h"
+#include "trireme/parallel/grad_hooks.h"
 
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
 namespace trireme::parallel {
 namespace {
+
+class CompleteHook : public torch::autograd::FunctionPostHook {
+ public:
+  explicit CompleteHook(std::function<void()> callback) : callback_(std::move(callback)) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list&) override {
+    callback_();
+    return outputs;
+  }
+
+ private:
+  std::function<void()> callback_;
+};
 
 class AfterBackward : public torch::autograd::Node {
  public:
@@ -35,6 +50,13 @@ at::Tensor call_after_backward(const at::Tensor& x, std::function<void()> callba
 void call_before_backward(const at::Tensor& y, std::function<void()> callback) {
   if (!y.requires_grad()) return;
   y.register_hook([callback = std::move(callback)](const at::Tensor&) { callback(); });
+}
+
+std::shared_ptr<torch::autograd::Node> call_when_complete(const at::Tensor& leaf,
+                                                          std::function<void()> callback) {
+  std::shared_ptr<torch::autograd::Node> accumulator = torch::autograd::impl::grad_accumulator(leaf);
+  accumulator->add_post_hook(std::make_unique<CompleteHook>(std::move(callback)));
+  return accumulator;
 }
 
 }  // namespace trireme::parallel

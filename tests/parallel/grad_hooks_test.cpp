@@ -1,4 +1,4 @@
-#include "trireme/parallel/backward_hooks.h"
+#include "trireme/parallel/grad_hooks.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -1,0 +1,41 @@
+#pragma once
+// What the data-parallel engine is told, beside the module and the mesh.
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+
+#include "trireme/plan/policy.h"
+
+namespace trireme::parallel {
+
+/// Who sums gradients over ranks: our own fixed tree in fp32, or the backend in its order and the wire's
+/// dtype.
+enum class Reduction { kOrdered, kBackend };
+
+/// When gradients of micro-batches are reduced. Once a step keeps whole gradients between micro-batches
+/// (fp32); after every one keeps only what the policy says, for a reduction each.
+enum class ReduceWhen { kOncePerStep, kEveryMicroBatch };
+
+/// What a parameter without a gradient at the end of a step means.
+enum class Unused { kError, kZero };
+
+struct Options {
+  plan::Policy policy = plan::find_policy("fsdp");
+  at::ScalarType compute = at::kFloat;  ///< of parameters and gradients as the module sees them
+  at::ScalarType reduce = at::kFloat;   ///< of gradients on the wire; ordered sums are fp32
+  at::Device device = at::kCPU;
+  bool overlap = true;   ///< communication on streams of its own, parameters gathered ahead
+  int64_t prefetch = 1;  ///< units that are gathered ahead of the one in use
+  Reduction reduction = Reduction::kOrdered;
+  ReduceWhen reduce_when = ReduceWhen::kOncePerStep;
+  Unused unused = Unused::kError;
+};
+
+/// Writes elements [first, first + out.size()) of the parameter `name`, counted in row-major order.
+using Initializer = std::function<void(const std::string& name, int64_t first, std::span<float> out)>;
+
+}  // namespace trireme::parallel

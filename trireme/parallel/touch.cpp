@@ -1,0 +1,124 @@
+#include "trireme/parallel/touch.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+
+namespace trireme::parallel {
+namespace {
+
+constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
+
+/// Which watch a storage belongs to. The dispatcher is one for the process, so this is as well; ranks that
+/// are threads have storages of their own.
+class Registry {
+ public:
+  struct Entry {
+    const Touched* touched;
+    size_t token;
+  };
+
+  void add(const c10::StorageImpl* storage, Entry entry) {
+    const std::unique_lock lock(mutex_);
+    entries_[storage] = entry;
+  }
+  void remove(const c10::StorageImpl* storage) {
+    const std::unique_lock lock(mutex_);
+    entries_.erase(storage);
+  }
+  bool find(const c10::StorageImpl* storage, Entry& entry) const {
+    const std::shared_lock lock(mutex_);
+    const auto found = entries_.find(storage);
+    if (found == entries_.end()) return false;
+    entry = found->second;
+    return true;
+  }
+
+ private:
+  mutable std::shared_mutex mutex_;
+  std::unordered_map<const c10::StorageImpl*, Entry> entries_;
+};
+
+Registry& registry() {
+  static Registry instance;
+  return instance;
+}
+
+/// Tokens by the watch that wants them; nearly always one watch and one token.
+class Found {
+ public:
+  void look_at(const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.unsafeGetTensorImpl()->key_set().has(kKey)) return;
+    Registry::Entry entry{};
+    if (!registry().find(tensor.storage().unsafeGetStorageImpl(), entry)) return;
+    touched_ = entry.touched;
+    if (std::ranges::find(tokens_, entry.token) == tokens_.end()) tokens_.push_back(entry.token);
+  }
+  void look_at(const c10::IValue& value) {
+    if (value.isTensor()) return look_at(value.toTensor());
+    if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector()) look_at(tensor);
+    } else if (value.isList()) {
+      for (const c10::IValue& element : value.toListRef()) look_at(element);
+    }
+  }
+  void report() const {
+    if (touched_ != nullptr) (*touched_)(tokens_);
+  }
+
+ private:
+  const Touched* touched_ = nullptr;
+  std::vector<size_t> tokens_;
+};
+
+void before_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  Found found;
+  for (const c10::IValue& argument : torch::jit::last(*stack, op.schema().arguments().size())) {
+    found.look_at(argument);
+  }
+  found.report();
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+}
+
+void install() {
+  static torch::Library library = [] {
+    torch::Library made(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
+    made.fallback(torch::CppFunction::makeFromBoxedFunction<&before_operator>());
+    return made;
+  }();
+}
+
+/// TensorImpl has no public way to add a key of another library.
+struct KeyAccess : c10::TensorImpl {
+  static void set(c10::TensorImpl& tensor, bool on) {
+    c10::DispatchKeySet& keys = tensor.*(&KeyAccess::key_set_);
+    keys = on ? keys.add(kKey) : keys.remove(kKey);
+  }
+};
+
+}  // namespace
+
+TouchWatch::TouchWatch(Touched touched) : touched_(std::move(touched)) {
+  install();
+}
+
+TouchWatch::~TouchWatch() {
+  for (const at::Tensor& tensor : marked_) {
+    registry().remove(tensor.storage().unsafeGetStorageImpl());
+    KeyAccess::set(*tensor.unsafeGetTensorImpl(), false);
+  }
+}
+
+void TouchWatch::mark(const at::Tensor& tensor, size_t token) {
+  registry().add(tensor.storage().unsafeGetStorageImpl(), {&touched_, token});
+  KeyAccess::set(*tensor.unsafeGetTensorImpl(), true);
+  marked_.push_back(tensor);
+}
+
+}  // namespace trireme::parallel

@@ -1,0 +1,54 @@
+#pragma once
+// The engine around a module of your own, which stays as it is:
+//
+//   auto engine = parallel::data_parallel(*model, mesh);              // or fully_shard(*model, mesh)
+//   auto optimizer = optim::build({.lr = 1e-3}, engine->optimizer_params());
+//   for (...) {
+//     engine->backward(loss_of(*model, batch));                       // in place of loss.backward()
+//     engine->step(*optimizer, 1e-3, optim::clip_factor(engine->grad_norm(), 1.0));
+//   }
+//
+// The loss that counts is the sum over ranks: scale each rank's by its weight in the mean (backward's
+// `scale`; 1/ranks by default here). Parameters are moved to the world's device and to Options::compute, and
+// start with rank 0's values; buffers are moved, and broadcast from rank 0 when sync_buffers() is called.
+// Code that reads parameters past the dispatcher (data_ptr(), own kernels) must hold them:
+// DataParallel::Held.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trireme/parallel/data_parallel.h"
+
+namespace trireme::parallel {
+
+struct WrapOptions {
+  std::string policy = {};  ///< a label of plan/policy.h; empty: ddp or fsdp
+  std::vector<std::string> blocks =
+      {};                    ///< paths of submodules that become units; empty: children of containers
+  double bucket_mib = 25.0;  ///< data_parallel: cap of a bucket
+  at::ScalarType compute = at::kFloat;
+  at::ScalarType reduce = at::kFloat;
+  bool overlap = true;
+  int64_t prefetch = 1;
+  Unused unused = Unused::kError;
+};
+
+/// DDP, ZeRO-1 or ZeRO-2: parameters whole on every rank, gradients reduced in buckets. Collective. Throws
+/// ConfigError when the policy shards parameters, LogicError that names what the engine cannot take: a module
+/// that is wrapped already, parameters of several devices or of no floating dtype.
+std::unique_ptr<DataParallel> data_parallel(torch::nn::Module& module, const comm::Mesh& mesh,
+                                            const WrapOptions& options = {});
+
+/// FSDP or ZeRO-3: parameters sharded, and gathered block by block when operators touch them. Collective.
+/// Throws as data_parallel(), and LogicError that names a block that does not exist or lies within another.
+std::unique_ptr<DataParallel> fully_shard(torch::nn::Module& module, const comm::Mesh& mesh,
+                                          const WrapOptions& options = {});
+
+/// Floating-point buffers take rank 0's values: running statistics of BatchNorm. Collective.
+void sync_buffers(torch::nn::Module& module, const comm::Mesh& mesh);
+
+/// The units of fully_shard(): the root, then one a block in the order of registration.
+std::vector<plan::UnitSpec> block_units(const torch::nn::Module& module,
+                                        const std::vector<std::string>& blocks);
+
+}  // namespace trireme::parallel

@@ -1,0 +1,27 @@
+#include "trireme/plan/buckets.h"
+
+#include <algorithm>
+
+#include "trireme/base/error.h"
+
+namespace trireme::plan {
+
+std::vector<UnitSpec> make_buckets(const std::vector<ParamSpec>& params, int64_t element_bytes,
+                                   int64_t cap_bytes) {
+  TRIREME_CHECK(element_bytes > 0 && cap_bytes > 0, "[plan.buckets] element_bytes={} cap_bytes={}",
+                element_bytes, cap_bytes);
+  std::vector<UnitSpec> buckets;
+  int64_t room = 0;
+  for (size_t i = params.size(); i-- > 0;) {
+    if (room <= 0) {
+      room = buckets.empty() ? std::min(kFirstBucketBytes, cap_bytes) : cap_bytes;
+      buckets.push_back({fmt::format("bucket {}", buckets.size()), {}});
+    }
+    buckets.back().params.push_back(params[i]);
+    room -= params[i].numel() * element_bytes;
+  }
+  for (UnitSpec& bucket : buckets) std::ranges::reverse(bucket.params);
+  return buckets;
+}
+
+}  // namespace trireme::plan
