@@ -1,6 +1,7 @@
 // trireme-worker: one rank. Started by the front command, by a launcher, or alone; takes its orders from the
 // variable TRIREME_REQUEST.
 #include <c10/util/Exception.h>
+#include <c10/util/Logging.h>
 #include <malloc.h>
 
 #include <exception>
@@ -39,6 +40,7 @@ int run(const Environment& environment) {
 }  // namespace
 
 int main() {
+  c10::initLogging();  // heeds TORCH_CPP_LOG_LEVEL, which `train` sets
   keep_freed_memory();
   try {
     return run(Environment::process());
