@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
+#include <csignal>
 #include <exception>
 #include <utility>
 
@@ -55,6 +56,12 @@ void check_same_builds(const std::vector<std::string>& builds) {
     throw EnvironmentError("[comm.join] rank {} is {}, rank 0 is {}; install the same build on every host", r,
                            builds[r], builds[0]);
   }
+}
+
+/// Gloo writes to sockets whose other end may be gone: that is an error to report, not a reason to die.
+void ignore_broken_pipes() {
+  struct sigaction now {};
+  if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
 }
 
 /// All ranks say hello at `where`.
@@ -134,6 +141,7 @@ World::World(Seat seat)
       address_(std::move(seat.address)),
       hosts_store_(seat.hosts_store),
       peer_memory_(seat.peer_memory) {
+  ignore_broken_pipes();
   TRIREME_CHECK(device_.is_cpu() || device_.has_index(), "[comm.join] device {} has no index", device_.str());
   if (size_ > 1) board_ = std::make_shared<ProgressBoard>(store_, rank_);
 }

@@ -29,7 +29,8 @@ class World {
   /// throws CommError that names the address, the time waited and the ranks that are missing, or that the
   /// port is in use. The store listens on loopback when master_addr is a loopback name, else on that address
   /// only. Throws EnvironmentError when ranks are of different builds. With `peer_memory`, ranks that share a
-  /// host read each other's memory where they can; all ranks give the same.
+  /// host read each other's memory where they can; all ranks give the same. SIGPIPE is ignored from here on
+  /// unless the program handles it.
   static std::shared_ptr<World> join(const plan::WorldSpec& spec, c10::Device device, double timeout_s,
                                      bool peer_memory = true);
 
