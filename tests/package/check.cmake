@@ -22,4 +22,11 @@ build_consumer(plan -DCOMPONENTS=plan "-DTRIREME_TORCH_DIR=${WORK}/no torch here
 if(TORCH_ROOT)
   build_consumer(full "-DTRIREME_TORCH_DIR=${TORCH_ROOT}")
   run("${WORK}/full/full" "${WORK}/tensors.safetensors")
+  run(${CMAKE_COMMAND} -S "${CMAKE_CURRENT_LIST_DIR}/../../examples/own_module" -B "${WORK}/own_module" -G Ninja
+      "-DCMAKE_PREFIX_PATH=${moved}" -DCMAKE_BUILD_TYPE=Release -DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF
+      "-DTRIREME_TORCH_DIR=${TORCH_ROOT}")
+  run(${CMAKE_COMMAND} --build "${WORK}/own_module")
+  foreach(ranks 1 2 3)
+    run("${moved}/bin/trireme" launch -n ${ranks} "${WORK}/own_module/own_module")
+  endforeach()
 endif()

@@ -117,7 +117,19 @@ void check_verb(const CLI::App& app, const std::vector<std::string>& arguments) 
                    suggestion(word, names) + "'trireme --help' lists the commands");
 }
 
+void drop_program_mark(std::vector<std::string>& arguments) {
+  if (arguments.empty() || arguments[0] != "launch") return;
+  for (size_t i = 1; i < arguments.size() && arguments[i].starts_with("-");) {
+    if (arguments[i] == "--") {
+      arguments.erase(arguments.begin() + static_cast<std::ptrdiff_t>(i));
+      return;
+    }
+    i += arguments[i].find('=') == std::string::npos ? 2 : 1;  // its options take values
+  }
+}
+
 void check_leftovers(const CLI::App& app) {
+  if (innermost(app).get_prefix_command()) return;  // they are another program's
   const std::vector<std::string> leftovers = app.remaining(true);
   if (leftovers.empty()) return;
   const std::string& word = leftovers.front();

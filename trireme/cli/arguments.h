@@ -13,6 +13,10 @@ namespace trireme::cli {
 /// without a config keep their arguments. Throws UsageError when a value is missing.
 std::vector<std::string> take_overrides(std::vector<std::string>& arguments);
 
+/// Takes the "--" between the options of `launch` and its program out of `arguments`: CLI11 would end the
+/// verb there. One that belongs to the program stays.
+void drop_program_mark(std::vector<std::string>& arguments);
+
 /// Throws UsageError when the first word is no verb of `app`, naming the nearest.
 void check_verb(const CLI::App& app, const std::vector<std::string>& arguments);
 

@@ -38,6 +38,7 @@ struct Front {
 
 // One verb, one source file. Each adds its subcommand, whose callback sets front.action.
 void add_train(CLI::App& app, Front& front);
+void add_launch(CLI::App& app, Front& front);
 void add_generate(CLI::App& app, Front& front);
 void add_doctor(CLI::App& app, Front& front);
 void add_plan(CLI::App& app, Front& front);

@@ -25,6 +25,7 @@ void describe(CLI::App& app, Front& front) {
   app.allow_extras();  // leftovers are answered by check_leftovers, with the nearest name
   app.require_subcommand(0, 1);
   add_train(app, front);
+  add_launch(app, front);
   add_generate(app, front);
   add_doctor(app, front);
   add_plan(app, front);
@@ -57,6 +58,7 @@ int run(const std::vector<std::string>& words) {
   std::vector<std::string> arguments(words.begin() + 1, words.end());
   check_verb(app, arguments);
   front.overrides = take_overrides(arguments);
+  drop_program_mark(arguments);
   try {
     parse(app, arguments);
   } catch (const CLI::Success& help) {

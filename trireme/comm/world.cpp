@@ -12,6 +12,7 @@
 
 #include "trireme/base/build_info.h"
 #include "trireme/base/clock.h"
+#include "trireme/base/env.h"
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
 #include "trireme/comm/backend_group.h"
@@ -20,6 +21,7 @@
 #include "trireme/comm/peer_memory.h"
 #include "trireme/comm/progress_board.h"
 #include "trireme/comm/rendezvous.h"
+#include "trireme/kernels/device.h"
 
 namespace trireme::comm {
 
@@ -117,6 +119,13 @@ std::shared_ptr<World> World::join(const plan::WorldSpec& spec, c10::Device devi
             .peer_memory = peer_memory};
   arrive(seat, "at " + met.where, timeout_s - (monotonic_seconds() - started));
   return std::make_shared<World>(std::move(seat));
+}
+
+std::shared_ptr<World> World::join_environment(double timeout_s) {
+  const plan::WorldSpec spec = plan::detect_world(Environment::process());
+  if (kernels::gpus().empty()) return join(spec, c10::kCPU, timeout_s);
+  kernels::set_gpu(spec.local_rank);
+  return join(spec, c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(spec.local_rank)), timeout_s);
 }
 
 std::shared_ptr<World> World::join_store(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size,

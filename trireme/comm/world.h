@@ -34,6 +34,11 @@ class World {
   static std::shared_ptr<World> join(const plan::WorldSpec& spec, c10::Device device, double timeout_s,
                                      bool peer_memory = true);
 
+  /// The world that this process's environment describes (plan::detect_world), on GPU LOCAL_RANK in a build
+  /// with CUDA on a machine with GPUs, else on the CPU. Throws ConfigError for variables that make no sense,
+  /// and as join().
+  static std::shared_ptr<World> join_environment(double timeout_s = 300.0);
+
   /// The same over a given store: ranks as threads in tests.
   static std::shared_ptr<World> join_store(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size,
                                            c10::Device device, double timeout_s, bool peer_memory = true);

@@ -1,0 +1,60 @@
+// `launch` with a shell script as the user's program.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tests/cli/front_process.h"
+#include "trireme/base/file.h"
+
+namespace trireme::cli {
+namespace {
+
+/// A program beside the front command that runs `body`.
+std::string program(const FrontProcess& front, const std::string& body) {
+  const std::string path = front.file("mine");
+  std::ofstream(path) << "#!/bin/sh\n" << body << "\n";
+  std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+  return "./mine";
+}
+
+TEST(Launch, GivesEveryRankItsPlaceAndTheProgramItsArguments) {
+  FrontProcess front;
+  const std::string mine = program(front, "echo \"$RANK of $WORLD_SIZE: $*\" > said-$RANK");
+  const Outcome outcome =
+      front.run({"launch", "-n", "3", mine, "--model.preset=x", "-n", "7", "--", "train", "--help"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  for (const char* rank : {"0", "1", "2"}) {
+    EXPECT_EQ(read_file(front.file(std::string("said-") + rank)),
+              std::string(rank) + " of 3: --model.preset=x -n 7 -- train --help\n");
+  }
+}
+
+TEST(Launch, ReturnsTheCodeOfTheRankThatFailed) {
+  FrontProcess front;
+  const std::string mine = program(front, "[ $RANK = 1 ] && exit 7; exec sleep 30");
+  EXPECT_EQ(front.run({"launch", "-n", "2", "--", mine}).code, 7);
+}
+
+TEST(Launch, WritesALogARank) {
+  FrontProcess front;
+  const std::string mine = program(front, "echo hello from $RANK");
+  ASSERT_EQ(front.run({"launch", "-n", "2", "--log-dir", "logs", mine}).code, 0);
+  EXPECT_EQ(read_file(front.file("logs/rank-1.log")), "hello from 1\n");
+}
+
+TEST(Launch, SaysWhatIsWrongWithTheCommandLine) {
+  const FrontProcess front;
+  const auto refused = [&](const std::vector<std::string>& words, const std::string& part) {
+    const Outcome outcome = front.run(words);
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_TRUE(contains(outcome.err, part)) << outcome.err;
+  };
+  refused({"launch"}, "no program to start");
+  refused({"launch", "--rank", "3", "./x"}, "unknown option '--rank'");
+  refused({"launch", "-n", "2", "no-such-program"}, "'no-such-program' is no program");
+  refused({"launch", "-n", "0", "sh"}, "-n 0 is not a number of ranks");
+}
+
+}  // namespace
+}  // namespace trireme::cli

@@ -1,0 +1,76 @@
+#include "trireme/launch/local.h"
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "trireme/base/build_info.h"
+#include "trireme/base/text.h"
+#include "trireme/cli/front.h"
+#include "trireme/cli/gpu_count.h"
+#include "trireme/cli/run_plan.h"
+
+namespace trireme::cli {
+namespace {
+
+struct LaunchOptions {
+  std::optional<int64_t> ranks;
+  std::string log_dir;
+};
+
+/// As a shell finds it: a path, or a name in PATH.
+std::string program_path(const std::string& word, const Environment& environment) {
+  const auto runs = [](const std::filesystem::path& path) {
+    std::error_code error;
+    return std::filesystem::is_regular_file(path, error) && ::access(path.c_str(), X_OK) == 0;
+  };
+  if (word.find('/') != std::string::npos) {
+    if (runs(word)) return std::filesystem::absolute(word).string();
+  } else {
+    for (const std::string& folder : split(environment.get("PATH").value_or(""), ':')) {
+      if (runs(std::filesystem::path(folder) / word)) return (std::filesystem::path(folder) / word).string();
+    }
+    if (runs(word)) return std::filesystem::absolute(word).string();
+  }
+  throw ConfigError(
+      "[cli.launch] '{}' is no program that can be run, neither as a path nor in PATH; check its name", word);
+}
+
+int launch_program(const LaunchOptions& options, const std::vector<std::string>& words, const Front& front) {
+  if (words.empty() || words.front().starts_with("-")) {
+    throw UsageError(words.empty() ? "[cli.launch] there is no program to start"
+                                   : fmt::format("[cli.launch] unknown option '{}'", words.front()),
+                     "write trireme launch -n RANKS PROGRAM ARGUMENTS...");
+  }
+  const int gpus = kHasCuda ? gpu_count() : 0;
+  const std::string device = choose_device("auto", gpus);
+  return launch::run_local({.program = program_path(words.front(), front.environment),
+                            .args = {words.begin() + 1, words.end()},
+                            .ranks = choose_ranks(options.ranks, device, gpus),
+                            .environment = front.environment,
+                            .log_dir = options.log_dir});
+}
+
+}  // namespace
+
+void add_launch(CLI::App& app, Front& front) {
+  auto options = std::make_shared<LaunchOptions>();
+  CLI::App* verb = app.add_subcommand("launch", "Start a program of yours as ranks of this machine");
+  verb->prefix_command();  // what follows the program's name is the program's
+  verb->add_option("-n,--ranks", options->ranks, "Ranks to start (default: all GPUs, else 2)")
+      ->option_text("RANKS");
+  verb->add_option("--log-dir", options->log_dir, "Folder for one log a rank")->option_text("DIR");
+  verb->footer(
+      "The program finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT;\n"
+      "comm::World::join_environment() reads them. One rank fails: the others are stopped.\n"
+      "Example:\n"
+      "  trireme launch -n 4 ./own_module");
+  verb->callback([verb, options, &front] {
+    front.action = [options, words = verb->remaining(), &front] {
+      return launch_program(*options, words, front);
+    };
+  });
+}
+
+}  // namespace trireme::cli
