@@ -33,6 +33,7 @@ struct TinyRun {
   bool overlap = true;
   int64_t bucket_bytes = 0;  ///< 0: units are blocks
   parallel::ReduceWhen reduce_when = parallel::ReduceWhen::kOncePerStep;
+  parallel::HookOptions hook = {};
 };
 
 struct TinyOutcome {
@@ -93,7 +94,8 @@ inline TinyOutcome train_tiny(const TinyRun& run) {
                               .reduce = run.compute,
                               .device = at::kCPU,
                               .overlap = run.overlap,
-                              .reduce_when = run.reduce_when};
+                              .reduce_when = run.reduce_when,
+                              .hook = run.hook};
     if (run.reshard >= 0) options.policy.reshard_after_forward = run.reshard;
     parallel::DataParallel engine(
         *model, run.bucket_bytes > 0 ? buckets_of(facts, run.bucket_bytes) : facts.units, mesh, options,
@@ -130,6 +132,7 @@ inline TinyOutcome train_tiny(const TinyRun& run) {
       if (world->rank() == 0)
         outcome.losses.push_back(all_losses / static_cast<double>(run.accumulation * run.ranks));
     }
+    engine.average_parameters();
     const std::map<plan::Collective, comm::Traffic> traffic = mesh.dp->traffic();
     const std::string digest = parallel::weights_digest(engine);
     std::map<std::string, at::Tensor> weights;

@@ -54,6 +54,7 @@ DataParallel::DataParallel(torch::nn::Module& module, const std::vector<plan::Un
   TRIREME_CHECK(use_from != UseFrom::kBuckets || !options.policy.shard_parameters,
                 "[parallel.data_parallel] {} frees parameters by unit, so units cannot be buckets",
                 options.policy.label());
+  check_hook();
   make_units(module, units, initializer);
   watch_gradients();
   if (use_from_ == UseFrom::kOperators) watch_use();
@@ -62,6 +63,18 @@ DataParallel::DataParallel(torch::nn::Module& module, const std::vector<plan::Un
 }
 
 DataParallel::~DataParallel() = default;
+
+void DataParallel::check_hook() const {
+  const bool local = options_.hook.hook == Hook::kLocalSgd;
+  if (options_.hook.hook == Hook::kNone ||
+      (!options_.policy.hybrid && !(local && options_.policy.shard_optimizer)))
+    return;
+  throw ConfigError("[parallel.data_parallel] {} does not go with {}: {}",
+                    local ? "local SGD" : "a communication hook", options_.policy.label(),
+                    local
+                        ? "ranks that train alone need everything themselves; use ddp"
+                        : "hooks reduce over all data-parallel ranks at once; use a policy without replicas");
+}
 
 UnitGroups DataParallel::make_groups() const {
   const comm::Mesh& mesh = mesh_;
@@ -398,10 +411,17 @@ void DataParallel::step(optim::Optimizer& optimizer, double lr, double grad_scal
     const Lane::Mark updated = lanes_.reduce.run([&] { optimizer.update(unit, lr, grad_scale); });
     units_[unit]->publish_update(updated);
   }
+  if (options_.hook.hook == Hook::kLocalSgd && ++steps_ % options_.hook.local_steps == 0)
+    average_parameters();
   // Nobody tells when buckets are used next.
   if (use_from_ == UseFrom::kBuckets) {
     for (const auto& unit : units_) unit->gather_parameters();
   }
+}
+
+void DataParallel::average_parameters() {
+  if (options_.hook.hook != Hook::kLocalSgd) return;
+  for (const auto& unit : units_) unit->average_parameters();
 }
 
 void DataParallel::measure(bool on) {

@@ -76,6 +76,10 @@ class DataParallel {
   /// forward pass waits for the units that it uses. Gradients are multiplied by `grad_scale`. Collective.
   void step(optim::Optimizer& optimizer, double lr, double grad_scale = 1.0);
 
+  /// Local SGD: every rank takes the mean of all ranks' parameters now. step() does so every
+  /// HookOptions::local_steps steps, and whoever ends training in between. Collective.
+  void average_parameters();
+
   /// Keeps all parameters gathered while held, for many forward passes in a row without gradients.
   class Held {
    public:
@@ -108,6 +112,7 @@ class DataParallel {
 
   void make_units(torch::nn::Module& module, const std::vector<plan::UnitSpec>& specs,
                   const Initializer& initializer);
+  void check_hook() const;
   UnitGroups make_groups() const;
   void watch_gradients();
   void watch_use();
@@ -153,6 +158,7 @@ class DataParallel {
 
   std::vector<Taped> tape_, last_tape_;  ///< collectives of this micro-batch and of the last one of a step
   int64_t reductions_ = 0;
+  int64_t steps_ = 0;
   bool held_ = false;
 };
 

@@ -28,6 +28,7 @@ FlatUnit::FlatUnit(std::string name, std::vector<std::pair<std::string, at::Tens
       lanes_(lanes),
       layout_(specs_of(params_), groups_.shard->size() * groups_.replicate->size()) {
   const at::NoGradGuard no_grad;
+  compressor_ = make_compressor(options_.hook, layout_);
   allocate_buffers();
   fill_master(initializer);
   if (at::Tensor copy = optimizer_param().copy; copy.defined()) copy.copy_(master_);
@@ -200,6 +201,7 @@ void FlatUnit::start_reduce(bool last_micro_batch) {
 }
 
 void FlatUnit::reduce_over_ranks(at::Tensor& shard, const at::Tensor& wire) {
+  if (compressor_) return compressor_->reduce(*groups_.shard, shard, wire);
   if (options_.reduction == Reduction::kOrdered) {
     groups_.shard->reduce_scatter_ordered(shard, wire);
     if (groups_.replicate->size() == 1) return;
@@ -215,6 +217,7 @@ void FlatUnit::reduce_over_ranks(at::Tensor& shard, const at::Tensor& wire) {
 }
 
 void FlatUnit::reduce(bool last_micro_batch) {
+  if (reduces_locally()) return take_local_gradients(last_micro_batch);
   const at::Tensor wire = wire_gradients();
   at::Tensor shard = reduced_shard();
   if (reduced_any_) {
@@ -228,6 +231,24 @@ void FlatUnit::reduce(bool last_micro_batch) {
   if (!last_micro_batch) return;
   measure_gradient();
   if (!options_.policy.shard_optimizer) groups_.shard->all_gather(reduced_, shard);
+}
+
+/// Local SGD: a rank's own gradient stands for that of all, so it counts as often as there are ranks.
+void FlatUnit::take_local_gradients(bool last_micro_batch) {
+  const at::Tensor local = wire_gradients().to(at::kFloat) * static_cast<double>(groups_.shard->size());
+  reduced_any_ ? reduced_.add_(local) : reduced_.copy_(local);
+  reduced_any_ = true;
+  if (last_micro_batch) measure_gradient();
+}
+
+void FlatUnit::average_parameters() {
+  const at::NoGradGuard no_grad;
+  Lane::follow(updated_, options_.device);
+  at::Tensor sum = at::empty({layout_.shard_numel()}, master_.options());
+  groups_.shard->reduce_scatter_ordered(sum, master_);
+  sum.div_(static_cast<double>(groups_.shard->size()));
+  groups_.shard->all_gather(master_, sum);
+  if (at::Tensor copy = optimizer_param().copy; copy.defined()) copy.copy_(master_);
 }
 
 void FlatUnit::measure_gradient() {

@@ -77,6 +77,9 @@ class FlatUnit {
   /// stale ones. Ends the step. Collective.
   void publish_update(const Lane::Mark& updated = {});
 
+  /// Local SGD: the mean over the ranks replaces every rank's parameters. Collective.
+  void average_parameters();
+
   /// The fp32 master of all parameters (layout().numel()), on every rank of the group. Collective.
   at::Tensor full_master() const;
 
@@ -86,6 +89,7 @@ class FlatUnit {
  private:
   bool shards_parameters() const { return options_.policy.shard_parameters && groups_.shard->size() > 1; }
   bool fp32_compute() const { return options_.compute == at::kFloat; }
+  bool reduces_locally() const { return options_.hook.hook == Hook::kLocalSgd; }
   bool reduces_once() const { return options_.reduce_when == ReduceWhen::kOncePerStep; }
   plan::Range shard_range() const;
   plan::Range optimizer_range() const;
@@ -101,6 +105,7 @@ class FlatUnit {
   at::Tensor wire_gradients();
   void reduce_over_ranks(at::Tensor& shard, const at::Tensor& wire);
   void reduce(bool last_micro_batch);
+  void take_local_gradients(bool last_micro_batch);
   void measure_gradient();
 
   std::string name_;
@@ -119,6 +124,7 @@ class FlatUnit {
   at::Tensor forward_slice_;  ///< what this rank keeps for after_forward; undefined: nothing
   at::Tensor reduced_;        ///< optimizer_range(), fp32; may be a part of full_grads_
   at::Tensor grad_squares_;
+  std::unique_ptr<Compressor> compressor_;
 
   Lane::Mark gathered_, reduced_mark_, updated_;
   bool gathering_ = false;       ///< somebody has to wait for gathered_

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 
+#include "trireme/parallel/compression.h"
 #include "trireme/plan/policy.h"
 
 namespace trireme::parallel {
@@ -33,6 +34,7 @@ struct Options {
   Reduction reduction = Reduction::kOrdered;
   ReduceWhen reduce_when = ReduceWhen::kOncePerStep;
   Unused unused = Unused::kError;
+  HookOptions hook = {};
 };
 
 /// Writes elements [first, first + out.size()) of the parameter `name`, counted in row-major order.

@@ -74,7 +74,8 @@ Options engine_options(const WrapOptions& options, const std::string& policy, co
           .device = mesh.world->device(),
           .overlap = options.overlap,
           .prefetch = options.prefetch,
-          .unused = options.unused};
+          .unused = options.unused,
+          .hook = options.hook};
 }
 
 void move_buffers(Module& module, at::Device device) {

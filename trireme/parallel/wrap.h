@@ -31,6 +31,7 @@ struct WrapOptions {
   bool overlap = true;
   int64_t prefetch = 1;
   Unused unused = Unused::kError;
+  HookOptions hook = {};
 };
 
 /// DDP, ZeRO-1 or ZeRO-2: parameters whole on every rank, gradients reduced in buckets. Collective. Throws

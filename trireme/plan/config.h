@@ -69,6 +69,11 @@ struct ParallelConfig {
   std::string reduce_when = "once";            ///< once a step, or after every_micro_batch
   bool overlap = true;                         ///< communication beside computation, on devices that can
   int64_t prefetch = 1;                        ///< units gathered ahead
+  std::string comm_hook = "none";              ///< how gradients travel; see parallel/compression.h
+  int64_t hook_rank = 4;                       ///< powersgd
+  double hook_density = 0.01;                  ///< topk
+  int64_t hook_start = 10;                     ///< powersgd, topk: plain steps before
+  int64_t local_steps = 8;                     ///< local_sgd: steps between averages
   double bucket_mib = 0.0;                     ///< size of reduction buckets; 0: a unit is a block
   int64_t dp_replicate = 1;
   int64_t dp_shard = 0;  ///< 0: all ranks that the other axes leave

@@ -130,6 +130,15 @@ void add_parallel(Table& table, ParallelConfig& parallel) {
   table.push_back(number("parallel.prefetch", parallel.prefetch, 0, "units that are gathered ahead"));
   table.push_back(number("parallel.bucket_mib", parallel.bucket_mib, 0,
                          "size of reduction buckets where parameters stay whole; 0: one a block"));
+  table.push_back(text("parallel.comm_hook", parallel.comm_hook, "how gradients travel smaller than they are",
+                       {"none", "fp16", "int8", "topk", "powersgd", "local_sgd"}));
+  table.push_back(number("parallel.hook_rank", parallel.hook_rank, 1, "powersgd: rank of the factors", 1e6));
+  table.push_back(
+      number("parallel.hook_density", parallel.hook_density, 1e-6, "topk: share that travels", 1));
+  table.push_back(
+      number("parallel.hook_start", parallel.hook_start, 0, "powersgd, topk: plain steps before"));
+  table.push_back(
+      number("parallel.local_steps", parallel.local_steps, 1, "local_sgd: steps between averages"));
   table.push_back(number("parallel.dp_replicate", parallel.dp_replicate, 1, "copies of the sharded model"));
   table.push_back(number("parallel.dp_shard", parallel.dp_shard, 0, "ranks a model is sharded over; 0: all"));
   table.push_back(number("parallel.tp", parallel.tp, 1, "tensor-parallel ranks"));

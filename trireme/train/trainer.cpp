@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
@@ -34,6 +35,14 @@ at::ScalarType dtype_of(const std::string& name) {
   return name == "bf16" ? at::kBFloat16 : at::kFloat;
 }
 
+parallel::Hook hook_of(const std::string& name) {
+  using parallel::Hook;
+  static const std::map<std::string, Hook> hooks = {
+      {"none", Hook::kNone}, {"fp16", Hook::kFp16},         {"int8", Hook::kInt8},
+      {"topk", Hook::kTopK}, {"powersgd", Hook::kPowerSgd}, {"local_sgd", Hook::kLocalSgd}};
+  return hooks.at(name);
+}
+
 parallel::Options engine_options(const plan::Config& config, const comm::Mesh& mesh) {
   const plan::ParallelConfig& parallel = config.parallel;
   const at::ScalarType compute = dtype_of(config.precision.compute);
@@ -48,7 +57,12 @@ parallel::Options engine_options(const plan::Config& config, const comm::Mesh& m
                                                           : parallel::Reduction::kBackend,
           .reduce_when = parallel.reduce_when == "once" ? parallel::ReduceWhen::kOncePerStep
                                                         : parallel::ReduceWhen::kEveryMicroBatch,
-          .unused = parallel::Unused::kError};
+          .unused = parallel::Unused::kError,
+          .hook = {.hook = hook_of(parallel.comm_hook),
+                   .rank = parallel.hook_rank,
+                   .density = parallel.hook_density,
+                   .start_step = parallel.hook_start,
+                   .local_steps = parallel.local_steps}};
 }
 
 /// Blocks, or buckets where the config asks for them and the policy keeps parameters whole.
@@ -299,6 +313,7 @@ TrainResult Trainer::run() {
 }
 
 void Trainer::finish(TrainResult& result, double started, const std::vector<double>& speeds) {
+  engine_->average_parameters();
   if (config_.checkpoint.final_weights) save_weights(*engine_, facts_, options_.weights_path, is_root());
   result.summary.weights_digest = parallel::weights_digest(*engine_);
   result.summary.tokens_per_s = median(speeds);

@@ -1,0 +1,208 @@
+#include "trireme/parallel/compression.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "trireme/base/error.h"
+#include "trireme/base/hash.h"
+
+namespace trireme::parallel {
+namespace {
+
+constexpr int64_t kScaleBlock = 256;
+
+/// The sum of rows (n, m) fp32 in the order of kernels/tree_sum.h.
+at::Tensor tree_of_rows(const at::Tensor& rows) {
+  const int64_t count = rows.size(0);
+  if (count == 1) return rows[0];
+  const auto left = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(count - 1)));
+  return tree_of_rows(rows.narrow(0, 0, left)) + tree_of_rows(rows.narrow(0, left, count - left));
+}
+
+class Fp16 : public Compressor {
+ public:
+  void reduce(comm::Group& group, at::Tensor& shard, const at::Tensor& grad) override {
+    const at::Tensor wire = grad.to(at::kHalf);
+    at::Tensor rows = at::empty_like(wire);
+    group.all_to_all(rows, wire);
+    shard.copy_(tree_of_rows(rows.view({group.size(), -1}).to(at::kFloat)));
+  }
+};
+
+/// The part that is common to hooks with error feedback.
+class WithError : public Compressor {
+ public:
+  at::Tensor error() const override { return error_; }
+
+ protected:
+  /// grad and what is owed, (n m) fp32; the caller sets error_ to what it leaves out.
+  at::Tensor wanted(const at::Tensor& grad) const {
+    return error_.defined() ? grad.to(at::kFloat) + error_
+                            : grad.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+  }
+  at::Tensor error_;
+};
+
+class Int8 : public WithError {
+ public:
+  void reduce(comm::Group& group, at::Tensor& shard, const at::Tensor& grad) override {
+    const int64_t ranks = group.size(), count = shard.numel();
+    const int64_t blocks = (count + kScaleBlock - 1) / kScaleBlock;
+    const at::Tensor all = wanted(grad);
+    const at::Tensor padded = at::constant_pad_nd(all.view({ranks, count}), {0, blocks * kScaleBlock - count})
+                                  .view({ranks, blocks, -1});
+    at::Tensor scales = padded.abs().amax(2, /*keepdim=*/true).div_(127.0);  // (n, blocks, 1)
+    at::Tensor codes = (padded / scales.clamp_min(1e-38)).round_().clamp_(-127, 127).to(at::kChar);
+    const at::Tensor sent = (codes.to(at::kFloat) * scales).view({ranks, -1}).narrow(1, 0, count);
+    error_ = all - sent.reshape({-1});
+    at::Tensor codes_in = at::empty_like(codes), scales_in = at::empty_like(scales);
+    group.all_to_all(codes_in, codes);
+    group.all_to_all(scales_in, scales);
+    const at::Tensor rows = (codes_in.to(at::kFloat) * scales_in).view({ranks, -1}).narrow(1, 0, count);
+    shard.copy_(tree_of_rows(rows));
+  }
+};
+
+/// Hooks that reduce plainly at first, while gradients change fast.
+class LateStart : public WithError {
+ public:
+  explicit LateStart(int64_t start_step) : start_step_(start_step) {}
+  void reduce(comm::Group& group, at::Tensor& shard, const at::Tensor& grad) final {
+    if (step_++ < start_step_) return group.reduce_scatter_ordered(shard, grad);
+    compress(group, shard, grad);
+  }
+
+ protected:
+  virtual void compress(comm::Group& group, at::Tensor& shard, const at::Tensor& grad) = 0;
+
+ private:
+  int64_t start_step_, step_ = 0;
+};
+
+class TopK : public LateStart {
+ public:
+  TopK(double density, int64_t start_step) : LateStart(start_step), density_(density) {}
+
+ protected:
+  void compress(comm::Group& group, at::Tensor& shard, const at::Tensor& grad) override {
+    error_ = wanted(grad);
+    const auto kept = std::clamp<int64_t>(
+        static_cast<int64_t>(std::ceil(density_ * static_cast<double>(error_.numel()))), 1, error_.numel());
+    const at::Tensor places = std::get<1>(error_.abs().topk(kept, 0, true, /*sorted=*/false));  // (k)
+    const at::Tensor values = error_.index_select(0, places);
+    error_.index_fill_(0, places, 0.0);
+    at::Tensor all_places = at::empty({group.size(), kept}, places.options().dtype(at::kInt));
+    at::Tensor all_values = at::empty({group.size(), kept}, values.options());
+    group.all_gather(all_places, places.to(at::kInt));
+    group.all_gather(all_values, values);
+    at::Tensor sum = at::zeros_like(error_);
+    // Rank by rank: the places of one rank differ, so every addition has its fixed turn.
+    for (int64_t rank = 0; rank < group.size(); ++rank) sum.index_add_(0, all_places[rank], all_values[rank]);
+    shard.copy_(sum.narrow(0, group.rank() * shard.numel(), shard.numel()));
+  }
+
+ private:
+  double density_;
+};
+
+class PowerSgd : public LateStart {
+ public:
+  PowerSgd(const HookOptions& options, const plan::FlatLayout& layout)
+      : LateStart(options.start_step), layout_(layout), rank_(options.rank) {}
+
+ protected:
+  void compress(comm::Group& group, at::Tensor& shard, const at::Tensor& grad) override {
+    error_ = wanted(grad);
+    if (factors_.empty()) choose_matrices();
+    at::Tensor sum = error_.clone();  // what is no matrix stays in it and travels whole
+    std::vector<at::Tensor> lefts, rights;
+    for (const Factor& factor : factors_) lefts.push_back(at::matmul(matrix(error_, factor), factor.right));
+    add_up(group, lefts);
+    for (size_t i = 0; i < factors_.size(); ++i) {
+      lefts[i] = std::get<0>(at::linalg_qr(lefts[i]));
+      rights.push_back(at::matmul(matrix(error_, factors_[i]).t(), lefts[i]));
+      matrix(sum, factors_[i]).zero_();
+    }
+    add_up(group, rights);
+    group.all_reduce(sum, comm::ReduceOp::kSum);
+    const double share = 1.0 / static_cast<double>(group.size());
+    at::Tensor left_over = at::zeros_like(error_);
+    for (size_t i = 0; i < factors_.size(); ++i) {
+      factors_[i].right = rights[i];  // where the next step starts
+      const at::Tensor approximation = at::matmul(lefts[i], rights[i].t());
+      matrix(left_over, factors_[i]).copy_(matrix(error_, factors_[i]) - approximation * share);
+      matrix(sum, factors_[i]).copy_(approximation);
+    }
+    error_ = left_over;
+    shard.copy_(sum.narrow(0, group.rank() * shard.numel(), shard.numel()));
+  }
+
+ private:
+  struct Factor {
+    int64_t offset, rows, columns;
+    at::Tensor right;  ///< (columns, rank)
+  };
+
+  static at::Tensor matrix(const at::Tensor& flat, const Factor& factor) {
+    return flat.narrow(0, factor.offset, factor.rows * factor.columns).view({factor.rows, factor.columns});
+  }
+
+  /// Those that shrink. Their first right factors are the same on every rank.
+  void choose_matrices() {
+    for (const plan::FlatEntry& entry : layout_.entries()) {
+      if (entry.shape.size() < 2) continue;
+      const int64_t rows = entry.shape.front(), columns = entry.numel / rows;
+      const int64_t rank = std::min({rank_, rows, columns});
+      if ((rows + columns) * rank >= entry.numel) continue;
+      at::Tensor right = at::empty({columns, rank});
+      auto* const out = right.mutable_data_ptr<float>();
+      for (int64_t i = 0; i < right.numel(); ++i) {
+        const uint64_t bits = mix64(static_cast<uint64_t>(entry.offset) + 1, static_cast<uint64_t>(i));
+        out[i] = static_cast<float>(bits >> 40) / 16777216.0f - 0.5f;
+      }
+      factors_.push_back({entry.offset, rows, columns, right.to(error_.device())});
+    }
+  }
+
+  /// Sums over the ranks, all in one message.
+  static void add_up(comm::Group& group, std::vector<at::Tensor>& parts) {
+    if (parts.empty()) return;
+    std::vector<at::Tensor> flat;
+    for (const at::Tensor& part : parts) flat.push_back(part.reshape({-1}));
+    at::Tensor whole = at::cat(flat);
+    group.all_reduce(whole, comm::ReduceOp::kSum);
+    int64_t offset = 0;
+    for (at::Tensor& part : parts) {
+      part = whole.narrow(0, offset, part.numel()).view(part.sizes());
+      offset += part.numel();
+    }
+  }
+
+  const plan::FlatLayout& layout_;
+  int64_t rank_;
+  std::vector<Factor> factors_;
+};
+
+}  // namespace
+
+std::unique_ptr<Compressor> make_compressor(const HookOptions& options, const plan::FlatLayout& layout) {
+  switch (options.hook) {
+    case Hook::kNone:
+    case Hook::kLocalSgd:
+      return nullptr;
+    case Hook::kFp16:
+      return std::make_unique<Fp16>();
+    case Hook::kInt8:
+      return std::make_unique<Int8>();
+    case Hook::kTopK:
+      return std::make_unique<TopK>(options.density, options.start_step);
+    case Hook::kPowerSgd:
+      return std::make_unique<PowerSgd>(options, layout);
+  }
+  throw LogicError("[parallel.compression] hook {} is none of the table", static_cast<int>(options.hook));
+}
+
+}  // namespace trireme::parallel

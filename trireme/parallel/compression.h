@@ -1,0 +1,49 @@
+#pragma once
+// Communication hooks: gradients that travel smaller than they are. What a rank could not send it keeps and
+// adds to the next gradient (error feedback), so that nothing is lost for good. Every rank computes the same
+// sum, so all policies still agree bit for bit under one hook.
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "trireme/comm/group.h"
+#include "trireme/plan/flat_layout.h"
+
+namespace trireme::parallel {
+
+enum class Hook {
+  kNone,
+  kFp16,      ///< fp16 on the wire, summed in fp32
+  kInt8,      ///< int8 with a scale per 256 elements, error feedback
+  kTopK,      ///< the largest elements only, error feedback
+  kPowerSgd,  ///< matrices as products of two thin ones (Vogels et al. 2019), error feedback, warm start
+  kLocalSgd   ///< no gradients travel; parameters are averaged every so many steps (Stich 2019)
+};
+
+struct HookOptions {
+  Hook hook = Hook::kNone;
+  int64_t rank = 4;         ///< PowerSGD: columns of the thin matrices
+  double density = 0.01;    ///< top-k: share of elements that travel
+  int64_t start_step = 10;  ///< PowerSGD, top-k: steps of plain reduction before
+  int64_t local_steps = 8;  ///< local SGD: steps between averages
+};
+
+/// One unit's compressor, with what it remembers between steps.
+class Compressor {
+ public:
+  virtual ~Compressor() = default;
+  /// shard (m) fp32 = this rank's part, elements [rank m, rank m + m), of the sum over `group` of grad (n m),
+  /// fp32 or bf16. Collective.
+  virtual void reduce(comm::Group& group, at::Tensor& shard, const at::Tensor& grad) = 0;
+  /// What is still owed to later steps (n m) fp32; undefined before the first step and for hooks that owe
+  /// nothing.
+  virtual at::Tensor error() const { return {}; }
+};
+
+/// None for hooks that do not change how a gradient is summed. `layout` must outlive it.
+std::unique_ptr<Compressor> make_compressor(const HookOptions& options, const plan::FlatLayout& layout);
+
+}  // namespace trireme::parallel
