@@ -8,6 +8,7 @@
 #include <torch/nn/module.h>
 
 #include "tests/support/spawn.h"
+#include "trireme/base/clock.h"
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
 
@@ -264,6 +265,19 @@ TEST(Wrap, ARankMaySkipABlockThatOthersUse) {
   Weights wanted;
   for (const auto& entry : net.named_parameters()) wanted[entry.key()] = entry.value().detach().clone();
   expect_close(ddp, wanted, "one process");
+}
+
+TEST(Wrap, ARankThatSkipsAShardedBlockIsToldWhichAndWhere) {
+  run_ranks(2, [](std::shared_ptr<World> world) {
+    const comm::Mesh mesh = mesh_of(world);
+    Net net(7);
+    const auto engine = parallel::fully_shard(net, mesh);
+    if (world->rank() == 1) net.blocks.erase(net.blocks.begin() + 1);
+    const double started = monotonic_seconds();
+    expect_refusal([&] { engine->backward(loss_sum(net, inputs(0), targets(0))); },
+                   {"all_gather", "blocks.1", "blocks.2", "on group rank"});
+    EXPECT_LT(monotonic_seconds() - started, 5.0) << "not the deadline";
+  });
 }
 
 TEST(Wrap, UnevenInputsEndTogetherWithTheRightMeans) {

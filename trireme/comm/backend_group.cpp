@@ -30,6 +30,15 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
   return tensor.detach().view({-1}).view(at::kByte);
 }
 
+constexpr const char* kLate = "passed its deadline";
+
+/// What happened to an operation that threw, as the middle of a sentence.
+std::string explain(const std::exception& error) {
+  if (dynamic_cast<const Disagreement*>(&error) != nullptr) return error.what();
+  const std::string cause = cause_of(error);
+  return is_timeout(cause) ? kLate : fmt::format("lost a peer ({})", cause);
+}
+
 void copy_within(at::Tensor& output, const at::Tensor& input) {
   if (output.const_data_ptr() != input.const_data_ptr())
     output.detach().view({-1}).copy_(input.detach().view({-1}));
@@ -90,6 +99,7 @@ class BackendGroup final : public Group {
   void send(const at::Tensor& tensor, int64_t to) override;
   void recv(at::Tensor& tensor, int64_t from) override;
   void barrier() override;
+  void set_subject(std::string_view subject) override { subject_ = subject; }
   void check() const override;
   at::Tensor scratch(int64_t bytes) override;
 
@@ -99,7 +109,8 @@ class BackendGroup final : public Group {
   template <typename Start>
   void run(Collective kind, int64_t bytes, const Start& start);
   void reduce_among_peers(at::Tensor& tensor, ReduceOp op);
-  void record_failure(const Operation& operation, double elapsed_s, const std::string& cause);
+  std::string about_subject() const;
+  void record_failure(const Operation& operation, double elapsed_s, const std::string& what);
   void abort_late(const Operation& late, double elapsed_s);
 
   BackendSpec spec_;
@@ -109,6 +120,7 @@ class BackendGroup final : public Group {
   std::map<Collective, Traffic> traffic_;
   std::map<int64_t, at::Tensor> scratch_;  ///< by stream
   int64_t sequence_ = 0;
+  std::string subject_;
   mutable std::mutex failure_mutex_;
   std::string failure_;
   std::atomic<bool> failed_ = false;
@@ -148,10 +160,11 @@ void BackendGroup::run(Collective kind, int64_t bytes, const Start& start) {
   const double started = monotonic_seconds();
   board_->note(State::kInside, operation);
   try {
+    if (peers_) peers_->announce(fmt::format("{} of {} bytes{}", operation.name, bytes, about_subject()));
     if (const c10::intrusive_ptr<c10d::Work> work = start(); work) work->wait();
     if (watch_) watch_->enqueued(operation);
   } catch (const std::exception& error) {
-    record_failure(operation, monotonic_seconds() - started, cause_of(error));
+    record_failure(operation, monotonic_seconds() - started, explain(error));
     // Closing our connections tells the peers at once.
     if (spec_.device.is_cpu()) {
       peers_.reset();
@@ -162,22 +175,25 @@ void BackendGroup::run(Collective kind, int64_t bytes, const Start& start) {
   board_->note(State::kDone, operation);
 }
 
-void BackendGroup::record_failure(const Operation& operation, double elapsed_s, const std::string& cause) {
+std::string BackendGroup::about_subject() const {
+  return subject_.empty() ? "" : fmt::format(" for {}", subject_);
+}
+
+void BackendGroup::record_failure(const Operation& operation, double elapsed_s, const std::string& what) {
   const std::string others = board_->report_failure(operation, spec_.ranks);
-  const std::string what = is_timeout(cause) ? "passed its deadline" : fmt::format("lost a peer ({})", cause);
   const std::lock_guard lock(failure_mutex_);
   if (failed_) return;
   failure_ = fmt::format(
-      "[comm.{}] {} #{} of group {} {} on rank {} after {:.1f} s (deadline {:g} s): {}; look at the log of "
+      "[comm.{}] {} #{}{} of group {} {} on rank {} after {:.1f} s (deadline {:g} s): {}; look at the log of "
       "the rank "
       "that is not there, and raise the timeout if it is only slow",
-      operation.name, operation.name, operation.sequence, operation.group, what,
+      operation.name, operation.name, operation.sequence, about_subject(), operation.group, what,
       spec_.ranks[static_cast<size_t>(spec_.rank)], elapsed_s, spec_.timeout_s, others);
   failed_ = true;
 }
 
 void BackendGroup::abort_late(const Operation& late, double elapsed_s) {
-  record_failure(late, elapsed_s, "Timed out");
+  record_failure(late, elapsed_s, kLate);
   try {
     backend_->abort();  // frees the GPU, and with it a host that waits for the stream
   } catch (const std::exception&) {

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "trireme/plan/cost.h"
@@ -61,6 +62,10 @@ class Group {
 
   virtual const std::map<plan::Collective, Traffic>& traffic() const = 0;
 
+  /// What the next operations are about, for error messages; empty: nothing. Ranks that give different
+  /// subjects to one operation are told apart where memory is shared.
+  virtual void set_subject(std::string_view subject) = 0;
+
   virtual c10::Device device() const = 0;
   /// Throws CommError when an operation that the GPU was to finish has failed since. Worth a call after a
   /// host sync.
@@ -68,6 +73,18 @@ class Group {
   /// A 1-D byte tensor of at least `bytes` on the device, kept between calls. Stream-ordered: the next call
   /// on the same stream may return the same memory.
   virtual at::Tensor scratch(int64_t bytes) = 0;
+};
+
+/// The subject of a group's operations for a while.
+class Subject {
+ public:
+  Subject(Group& group, std::string_view subject) : group_(group) { group_.set_subject(subject); }
+  ~Subject() { group_.set_subject({}); }
+  Subject(const Subject&) = delete;
+  Subject& operator=(const Subject&) = delete;
+
+ private:
+  Group& group_;
 };
 
 /// Every rank's `values`, by group rank: (n, k). The host waits for it.

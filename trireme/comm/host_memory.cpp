@@ -31,6 +31,7 @@ namespace {
 
 constexpr int64_t kLine = 64;
 constexpr int64_t kSlots = 2;
+constexpr size_t kTextBytes = 96;
 constexpr int64_t kAllSlotsBytes = int64_t{32} << 20;
 constexpr int64_t kMaxSlotBytes = int64_t{4} << 20;
 constexpr int64_t kMaxRanks = 256;            // beyond, a slot holds too little for each
@@ -43,7 +44,8 @@ struct alignas(kLine) Seat {
   std::atomic<uint32_t> waiting;  ///< ranks that sleep on `round`
   std::atomic<uint32_t> left;
   std::atomic<int32_t> pid;
-  std::atomic<uint64_t> started;  ///< tells the process from a later one with its pid
+  std::atomic<uint64_t> started;       ///< tells the process from a later one with its pid
+  char operation[kSlots][kTextBytes];  ///< what round k is about, by k % 2
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free);
 
@@ -116,6 +118,7 @@ class HostMemory final : public PeerMemory {
   void all_gather(at::Tensor& output, const at::Tensor& input) override;
   void reduce_scatter_ordered(at::Tensor& output, const at::Tensor& input) override;
   void barrier() override { meet(); }
+  void announce(std::string_view operation) override { operation_ = operation.substr(0, kTextBytes - 1); }
 
  private:
   Seat& seat(int64_t rank) const { return reinterpret_cast<Seat*>(memory_)[rank]; }
@@ -123,7 +126,13 @@ class HostMemory final : public PeerMemory {
     std::byte* const slots = memory_ + size_ * static_cast<int64_t>(sizeof(Seat));
     return slots + (rank * kSlots + round_ % kSlots) * slot_bytes_;
   }
-  void begin_round() { ++round_; }
+  void begin_round() {
+    ++round_;
+    char* const text = seat(rank_).operation[round_ % kSlots];
+    operation_.copy(text, kTextBytes - 1);
+    text[operation_.size()] = 0;
+  }
+  void check_agreement(int64_t rank) const;
   void meet_in_round();
   void meet() {
     begin_round();
@@ -138,6 +147,7 @@ class HostMemory final : public PeerMemory {
   int64_t rank_, size_, slot_bytes_;
   double timeout_s_, spin_s_;
   uint32_t round_ = 0;
+  std::string operation_;
 };
 
 void HostMemory::meet_in_round() {
@@ -148,7 +158,14 @@ void HostMemory::meet_in_round() {
   for (int64_t step = 1; step < size_; ++step) {
     const int64_t peer = (rank_ + step) % size_;
     if (!arrives_while_spinning(peer, met_at)) sleep_until_arrived(peer, met_at);
+    check_agreement(peer);
   }
+}
+
+void HostMemory::check_agreement(int64_t rank) const {
+  const std::string_view theirs = seat(rank).operation[round_ % kSlots];
+  if (theirs == operation_) return;
+  throw Disagreement(fmt::format("is '{}' here but '{}' on group rank {}", operation_, theirs, rank));
 }
 
 bool HostMemory::arrives_while_spinning(int64_t rank, double met_at) const {

@@ -2,7 +2,9 @@
 // A second way to move bytes, where ranks can reach each other's memory: they read what they need in place,
 // instead of sending messages. Internal to this room; BackendGroup prefers it where it exists.
 #include <memory>
+#include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace at {
@@ -11,7 +13,8 @@ class Tensor;
 
 namespace trireme::comm {
 
-/// Arguments are checked by the caller. Throws std::runtime_error when a peer is gone, or "Timed out".
+/// Arguments are checked by the caller. Throws std::runtime_error when a peer is gone, or "Timed out";
+/// Disagreement when ranks do different things.
 class PeerMemory {
  public:
   virtual ~PeerMemory() = default;
@@ -19,6 +22,14 @@ class PeerMemory {
   virtual void all_gather(at::Tensor& output, const at::Tensor& input) = 0;
   virtual void reduce_scatter_ordered(at::Tensor& output, const at::Tensor& input) = 0;
   virtual void barrier() = 0;
+  /// What the next operation is, in words; all ranks must say the same.
+  virtual void announce(std::string_view operation) = 0;
+};
+
+/// The ranks of a group are in different operations. Its text is for people.
+class Disagreement : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
 };
 
 /// Memory that the ranks of a group on one host are about to share. It belongs to nobody but the processes

@@ -109,8 +109,9 @@ void FlatUnit::start_gather() {
   allocate_storage(full_params_);
   gathered_ = lanes_.gather.run([this] {
     Lane::follow(updated_, options_.device);
-    forward_slice_.defined() ? groups_.after_forward->all_gather(full_params_, forward_slice_)
-                             : groups_.shard->all_gather(full_params_, compute_shard_);
+    comm::Group& group = forward_slice_.defined() ? *groups_.after_forward : *groups_.shard;
+    const comm::Subject subject(group, name_);
+    group.all_gather(full_params_, forward_slice_.defined() ? forward_slice_ : compute_shard_);
   });
   gathering_ = true;
 }
@@ -217,6 +218,7 @@ void FlatUnit::reduce_over_ranks(at::Tensor& shard, const at::Tensor& wire) {
 }
 
 void FlatUnit::reduce(bool last_micro_batch) {
+  const comm::Subject subject(*groups_.shard, name_);
   if (reduces_locally()) return take_local_gradients(last_micro_batch);
   const at::Tensor wire = wire_gradients();
   at::Tensor shard = reduced_shard();
