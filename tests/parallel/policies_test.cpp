@@ -4,6 +4,7 @@
 
 #include "tests/support/tiny_training.h"
 #include "trireme/base/error.h"
+#include "trireme/plan/memory.h"
 #include "trireme/plan/policy.h"
 
 namespace trireme {
@@ -134,6 +135,37 @@ TEST(Law5, BytesOnTheWireFollowTheFormulaOfEachPolicy) {
       gathered += part;  // and once when training starts
     }
     EXPECT_EQ(outcome.traffic.at(plan::Collective::kAllGather).bytes, gathered + scalars) << run.policy;
+  }
+}
+
+TEST(Law5, BytesHeldAndSentAreThoseOfThePlan) {
+  const plan::ModelFacts facts = plan::describe(test::tiny_model("llama"), 8);
+  for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t accumulation : {1, 3}) {
+      for (const auto reduce_when : {parallel::ReduceWhen::kOncePerStep, kEvery}) {
+        const TinyRun base{.family = "llama",
+                           .ranks = 4,
+                           .steps = 2,
+                           .accumulation = accumulation,
+                           .compute = compute,
+                           .reduce_when = reduce_when};
+        for (const TinyRun& run : all_policies(base)) {
+          const TinyOutcome outcome = train_tiny(run);
+          const int64_t bytes = compute == at::kFloat ? 4 : 2;
+          const plan::EngineSetting setting{
+              .policy = plan::find_policy(run.policy),
+              .mesh = plan::MeshShape({1, run.replicas, 4 / run.replicas, 1, 1}),
+              .compute_bytes = bytes,
+              .wire_bytes = bytes,
+              .accumulation = accumulation,
+              .reduces_once = reduce_when != kEvery};
+          EXPECT_EQ(outcome.state, plan::engine_state(facts.units, setting))
+              << run.policy << ", " << bytes << " bytes, accumulation " << accumulation;
+          EXPECT_EQ(outcome.step_bytes, plan::engine_wire_bytes(facts.units, setting))
+              << run.policy << ", " << bytes << " bytes, accumulation " << accumulation;
+        }
+      }
+    }
   }
 }
 

@@ -43,6 +43,8 @@ struct TinyOutcome {
   std::map<plan::Collective, comm::Traffic> traffic;  ///< of rank 0 among all data-parallel ranks
   std::vector<plan::FlatLayout> layouts;
   int64_t reductions = 0;  ///< of rank 0, one a unit
+  plan::StateBytes state;  ///< of rank 0 after the last step
+  int64_t step_bytes = 0;  ///< sent by rank 0 in the last step
 };
 
 inline plan::ModelConfig tiny_model(const std::string& family) {
@@ -108,11 +110,13 @@ inline TinyOutcome train_tiny(const TinyRun& run) {
           return engine.run_unit(unit, x, forward);
         });
     const auto optimizer = optim::build({.lr = 1e-2, .eps = 1e-5}, engine.optimizer_params());
+    int64_t step_bytes = 0;
     const int64_t micro = run.global_batch / run.ranks / run.accumulation;
     for (int64_t step = 0; step < run.steps; ++step) {
       const at::Tensor mine = tiny_tokens(step, run.global_batch, config.vocab_size)
                                   .chunk(run.ranks, 0)[static_cast<size_t>(mesh.dp_rank)];
       double loss_sum = 0.0;
+      const int64_t sent_before = engine.sent_bytes();
       for (int64_t pass = 0; pass < run.accumulation; ++pass) {
         const at::Tensor batch = mine.narrow(0, pass * micro, micro);
         engine.begin_forward();
@@ -129,9 +133,13 @@ inline TinyOutcome train_tiny(const TinyRun& run) {
       }
       const double norm = std::sqrt(engine.sum_over_ranks(squares));
       engine.step(*optimizer, 1e-2, optim::clip_factor(norm, run.grad_clip));
+      // The norm and the loss, two doubles, go through the same group.
+      step_bytes = engine.sent_bytes() - sent_before - (run.replicas == 1 ? 16 * (run.ranks - 1) : 0);
       if (world->rank() == 0)
         outcome.losses.push_back(all_losses / static_cast<double>(run.accumulation * run.ranks));
     }
+    plan::StateBytes state = engine.state_bytes();
+    state.optimizer += optimizer->state_bytes();
     engine.average_parameters();
     const std::map<plan::Collective, comm::Traffic> traffic = mesh.dp->traffic();
     const std::string digest = parallel::weights_digest(engine);
@@ -143,6 +151,8 @@ inline TinyOutcome train_tiny(const TinyRun& run) {
     outcome.weights = weights;
     outcome.traffic = traffic;
     outcome.reductions = engine.reductions();
+    outcome.state = state;
+    outcome.step_bytes = step_bytes;
     for (const plan::UnitSpec& unit : facts.units) outcome.layouts.emplace_back(unit.params, run.ranks);
   });
   return outcome;

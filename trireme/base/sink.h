@@ -21,6 +21,18 @@ struct StepRecord {
   std::optional<double> val_loss;  ///< when this step validated
 };
 
+/// What a run's parallel layout cost rank 0, beside what plan/memory.h says it should.
+struct RunCost {
+  struct State {
+    int64_t parameters = 0, gradients = 0, optimizer = 0;
+    int64_t total() const { return parameters + gradients + optimizer; }
+  };
+  State predicted, measured;               ///< bytes held between steps
+  int64_t predicted_wire_bytes = 0;        ///< sent in a step, hooks not counted
+  int64_t measured_wire_bytes = 0;         ///< sent in the last step
+  int64_t predicted_activation_bytes = 0;  ///< kept for backward by one micro-batch
+};
+
 /// The whole run, written once at its end.
 struct RunSummary {
   int64_t steps = 0;
@@ -31,7 +43,8 @@ struct RunSummary {
   double seconds_to_first_step = 0.0;  ///< from the start of the process to the end of step 1
   double wall_s = 0.0;
   std::string weights_digest;  ///< XXH3-64 of all fp32 master parameters in name order, 16 hex digits
-  std::string sample;          ///< generated text, empty when none was asked for
+  RunCost cost;
+  std::string sample;  ///< generated text, empty when none was asked for
 };
 
 /// Receives records on rank 0, from the training thread. Implementations throw EnvironmentError when a disk

@@ -23,7 +23,7 @@ std::map<std::string, bool> config_keys() {
 
 bool takes_overrides(const std::vector<std::string>& arguments) {
   if (arguments.empty()) return false;
-  if (arguments[0] == "train") return true;
+  if (arguments[0] == "train" || arguments[0] == "bench") return true;
   return arguments[0] == "config" && arguments.size() > 1 && arguments[1] == "show";
 }
 
@@ -141,7 +141,7 @@ void check_leftovers(const CLI::App& app) {
   }
   const std::string name = word.substr(0, word.find('='));
   std::vector<std::string> candidates = option_names(verb);
-  if (verb.get_name() == "train" || verb.get_name() == "show") {
+  if (verb.get_name() == "train" || verb.get_name() == "memory" || verb.get_name() == "show") {
     for (const auto& [key, boolean] : config_keys()) candidates.push_back("--" + key);
   }
   throw UsageError(fmt::format("[cli] unknown option '{}'", name), suggestion(name, candidates) + help);

@@ -40,6 +40,7 @@ struct Front {
 void add_train(CLI::App& app, Front& front);
 void add_launch(CLI::App& app, Front& front);
 void add_generate(CLI::App& app, Front& front);
+void add_bench(CLI::App& app, Front& front);
 void add_doctor(CLI::App& app, Front& front);
 void add_plan(CLI::App& app, Front& front);
 void add_presets(CLI::App& app, Front& front);

@@ -23,6 +23,7 @@ struct Request {
   std::string command;  ///< the user's command line, for the manifest
   bool json = false;    ///< results as JSON lines on stdout
   bool quiet = false;   ///< no start-up lines, no progress
+  bool silent = false;  ///< nothing on stdout
   GenerateOptions generate;
 };
 

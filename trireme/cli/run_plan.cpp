@@ -5,7 +5,8 @@
 #include "trireme/base/build_info.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
-#include "trireme/plan/policy.h"
+#include "trireme/plan/buckets.h"
+#include "trireme/plan/memory.h"
 #include "trireme/report/table.h"
 
 namespace trireme::cli {
@@ -13,16 +14,12 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-int64_t divide_up(int64_t value, int64_t parts) {
-  return (value + parts - 1) / parts;
-}
-
 std::string batch_equation(const plan::BatchPlan& batch) {
   return fmt::format("{} sequences = {} micro-batch x {} accumulation x {} data-parallel ranks",
                      batch.global_batch, batch.micro_batch, batch.accumulation, batch.dp_size);
 }
 
-std::string state_text(const StateBytes& state) {
+std::string state_text(const plan::StateBytes& state) {
   const auto bytes = [](int64_t value) { return format_bytes(static_cast<double>(value)); };
   return fmt::format("{} a rank: parameters {}, gradients {}, optimizer {}; activations not included",
                      bytes(state.total()), bytes(state.parameters), bytes(state.gradients),
@@ -59,25 +56,28 @@ int64_t choose_ranks(std::optional<int64_t> asked, const std::string& device, in
   return *asked;
 }
 
-StateBytes state_bytes(const plan::Config& config, int64_t params, const plan::MeshShape& mesh) {
-  const plan::Policy policy = plan::resolve_policy(config.parallel, mesh);
-  const int64_t shards = policy.shard_ranks(mesh);
-  const int64_t of_rank = divide_up(params, mesh.size(plan::Axis::kTp) * mesh.size(plan::Axis::kPp));
-  const int64_t of_shard = divide_up(of_rank, shards);
-  const int64_t compute_bytes = config.precision.compute == "bf16" ? 2 : 4;
-  const int64_t optimizer_bytes = config.optim.name == "sgd" ? 8 : 12;
-  return {.parameters = compute_bytes * (policy.shard_parameters ? of_shard : of_rank),
-          .gradients = compute_bytes * (policy.shard_gradients ? of_shard : of_rank),
-          .optimizer = optimizer_bytes * (policy.shard_optimizer ? of_shard : of_rank)};
-}
-
 RunPlan plan_run(const plan::Config& config, const std::string& device, int64_t ranks) {
   RunPlan run{.device = device, .ranks = ranks, .mesh = {}, .batch = {}, .facts = {}, .state = {}};
   run.mesh = plan::MeshShape::fit(config.parallel, ranks);
   run.batch = plan::plan_batch(config.train.global_batch, config.train.micro_batch, run.mesh.dp_size());
   run.facts = plan::describe(config.model, config.data.seq_len, config.precision);
-  run.state = state_bytes(config, run.facts.params, run.mesh);
+  run.state = plan::engine_state(plan::engine_units(config, run.facts),
+                                 plan::engine_setting(config, run.mesh, run.batch.accumulation));
   return run;
+}
+
+report::CostRow predicted_cost(const plan::Config& config, const RunPlan& run, const plan::Policy& policy) {
+  plan::EngineSetting setting = plan::engine_setting(config, run.mesh, run.batch.accumulation);
+  setting.policy = policy;
+  const std::vector<plan::UnitSpec> units = plan::engine_units(config, run.facts);
+  const plan::StateBytes state = plan::engine_state(units, setting);
+  report::CostRow row;
+  row.policy = policy.label();
+  row.cost.predicted = {state.parameters, state.gradients, state.optimizer};
+  row.cost.predicted_wire_bytes = plan::engine_wire_bytes(units, setting);
+  row.cost.predicted_activation_bytes = static_cast<int64_t>(
+      run.facts.saved_bytes_per_token * static_cast<double>(run.batch.micro_batch * config.data.seq_len));
+  return row;
 }
 
 std::string to_text(const RunPlan& run, const plan::Config& config) {

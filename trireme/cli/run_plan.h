@@ -7,18 +7,12 @@
 
 #include "trireme/plan/batch.h"
 #include "trireme/plan/config.h"
+#include "trireme/plan/memory.h"
 #include "trireme/plan/mesh_shape.h"
 #include "trireme/plan/model_facts.h"
+#include "trireme/report/cost_table.h"
 
 namespace trireme::cli {
-
-/// Bytes that one rank holds between steps; activations and gathered units come on top.
-struct StateBytes {
-  int64_t parameters = 0;  ///< compute dtype
-  int64_t gradients = 0;   ///< compute dtype
-  int64_t optimizer = 0;   ///< fp32 master and moments: 12 bytes a parameter with adamw, 8 with sgd
-  int64_t total() const { return parameters + gradients + optimizer; }
-};
 
 struct RunPlan {
   std::string device;  ///< "cpu" or "cuda"
@@ -26,7 +20,7 @@ struct RunPlan {
   plan::MeshShape mesh;
   plan::BatchPlan batch;
   plan::ModelFacts facts;
-  StateBytes state;
+  plan::StateBytes state;
 };
 
 /// `device` of the config with "auto" resolved for this machine. Throws EnvironmentError when cuda is asked
@@ -39,8 +33,8 @@ int64_t choose_ranks(std::optional<int64_t> asked, const std::string& device, in
 /// Mesh, batch equation, facts and memory. Throws ConfigError when they do not fit each other.
 RunPlan plan_run(const plan::Config& config, const std::string& device, int64_t ranks);
 
-/// Bytes for the policy of `config`: what it shards is divided by the ranks of dp_shard.
-StateBytes state_bytes(const plan::Config& config, int64_t params, const plan::MeshShape& mesh);
+/// What `policy` would cost the run that `plan` describes; nothing of it is measured.
+report::CostRow predicted_cost(const plan::Config& config, const RunPlan& plan, const plan::Policy& policy);
 
 std::string to_text(const RunPlan& plan, const plan::Config& config);
 std::string to_json(const RunPlan& plan, const plan::Config& config);

@@ -88,7 +88,7 @@ int worker_train(const Request& request, const Environment& environment) {
   options.cache_dir = cache_dir(environment);
   options.builtin_corpus = std::string(kTorchRoot) + "/include";
   options.stop_signal = &stop_signal;
-  options.announce = !request.quiet;
+  options.announce = !request.quiet && !request.silent;
   std::optional<report::RunDirectory> run;
   std::vector<std::unique_ptr<Sink>> sinks;
   if (world->rank() == 0) {
@@ -96,7 +96,8 @@ int worker_train(const Request& request, const Environment& environment) {
     options.weights_path = run->file("checkpoints/final/model.safetensors");
     sinks.push_back(report::make_run_files_sink(*run));
     sinks.push_back(report::make_tensorboard_sink(*run));
-    sinks.push_back(report::make_console_sink(console_options(request, config, *world, environment)));
+    if (!request.silent)
+      sinks.push_back(report::make_console_sink(console_options(request, config, *world, environment)));
     for (const auto& sink : sinks) options.sinks.push_back(sink.get());
   }
   const train::TrainResult result = train::train(options, world);

@@ -424,6 +424,27 @@ void DataParallel::average_parameters() {
   for (const auto& unit : units_) unit->average_parameters();
 }
 
+plan::StateBytes DataParallel::state_bytes() const {
+  plan::StateBytes sum;
+  for (const auto& unit : units_) {
+    const plan::StateBytes part = unit->state_bytes();
+    sum.parameters += part.parameters;
+    sum.gradients += part.gradients;
+    sum.optimizer += part.optimizer;
+  }
+  return sum;
+}
+
+int64_t DataParallel::sent_bytes() const {
+  int64_t bytes = 0;
+  for (const comm::Group* group :
+       {groups_.shard.get(), groups_.replicate.get(), groups_.after_forward.get()}) {
+    if (group == nullptr) continue;
+    for (const auto& [kind, traffic] : group->traffic()) bytes += traffic.bytes;
+  }
+  return bytes;
+}
+
 void DataParallel::measure(bool on) {
   lanes_.gather.measure(on);
   lanes_.reduce.measure(on);

@@ -99,6 +99,10 @@ class DataParallel {
   const std::vector<std::unique_ptr<FlatUnit>>& units() const { return units_; }
   /// Reductions that this rank has begun, one a unit.
   int64_t reductions() const { return reductions_; }
+  /// What this rank holds between steps, without the optimizer's moments.
+  plan::StateBytes state_bytes() const;
+  /// Sent by this rank so far for gradients and parameters, by the formulas of plan/cost.h.
+  int64_t sent_bytes() const;
   /// Times the lanes from now on; take_times() returns what came since.
   void measure(bool on);
   LaneTimes take_times();

@@ -318,18 +318,13 @@ at::Tensor FlatUnit::full_master() const {
   return full;
 }
 
-int64_t FlatUnit::allocated_bytes() const {
-  int64_t bytes = 0;
-  std::vector<const void*> seen;
-  for (const at::Tensor* tensor :
-       {&full_params_, &full_grads_, &whole_sum_, &master_, &compute_shard_, &forward_slice_, &reduced_}) {
-    if (!tensor->defined() || !has_storage(*tensor)) continue;
-    const void* const storage = tensor->storage().unsafeGetStorageImpl();
-    if (std::ranges::find(seen, storage) != seen.end()) continue;
-    seen.push_back(storage);
-    bytes += static_cast<int64_t>(tensor->storage().nbytes());
-  }
-  return bytes;
+plan::StateBytes FlatUnit::state_bytes() const {
+  const auto bytes = [](const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); };
+  const at::Tensor& params = shards_parameters() ? compute_shard_ : full_params_;
+  return {.parameters = bytes(params),
+          .gradients = (has_storage(full_grads_) ? bytes(full_grads_) : 0) +
+                       (reduced_.is_alias_of(full_grads_) ? 0 : bytes(reduced_)),
+          .optimizer = master_.is_alias_of(params) ? 0 : bytes(master_)};
 }
 
 }  // namespace trireme::parallel

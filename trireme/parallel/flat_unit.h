@@ -15,6 +15,7 @@
 #include "trireme/parallel/lane.h"
 #include "trireme/parallel/options.h"
 #include "trireme/plan/flat_layout.h"
+#include "trireme/plan/memory.h"
 
 namespace trireme::parallel {
 
@@ -83,8 +84,8 @@ class FlatUnit {
   /// The fp32 master of all parameters (layout().numel()), on every rank of the group. Collective.
   at::Tensor full_master() const;
 
-  /// Bytes of parameters, gradients and master that this rank holds now.
-  int64_t allocated_bytes() const;
+  /// What this rank holds between steps; moments are the optimizer's.
+  plan::StateBytes state_bytes() const;
 
  private:
   bool shards_parameters() const { return options_.policy.shard_parameters && groups_.shard->size() > 1; }

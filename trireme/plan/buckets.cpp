@@ -24,4 +24,13 @@ std::vector<UnitSpec> make_buckets(const std::vector<ParamSpec>& params, int64_t
   return buckets;
 }
 
+std::vector<UnitSpec> engine_units(const Config& config, const ModelFacts& facts) {
+  if (config.parallel.bucket_mib == 0.0) return facts.units;
+  std::vector<ParamSpec> params;
+  for (const UnitSpec& unit : facts.units)
+    params.insert(params.end(), unit.params.begin(), unit.params.end());
+  const auto cap = static_cast<int64_t>(config.parallel.bucket_mib * (1 << 20));
+  return make_buckets(params, config.precision.compute == "bf16" ? 2 : 4, std::max<int64_t>(1, cap));
+}
+
 }  // namespace trireme::plan

@@ -17,4 +17,7 @@ inline constexpr int64_t kFirstBucketBytes = int64_t{1} << 20;
 std::vector<UnitSpec> make_buckets(const std::vector<ParamSpec>& params, int64_t element_bytes,
                                    int64_t cap_bytes);
 
+/// The units that the engine works on under `config`: those of `facts`, or buckets of parallel.bucket_mib.
+std::vector<UnitSpec> engine_units(const Config& config, const ModelFacts& facts);
+
 }  // namespace trireme::plan

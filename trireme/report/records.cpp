@@ -48,6 +48,15 @@ std::string to_json_line(const RunSummary& summary) {
   json["seconds_to_first_step"] = number(summary.seconds_to_first_step);
   json["wall_s"] = number(summary.wall_s);
   json["weights_digest"] = summary.weights_digest;
+  const auto state = [](const RunCost::State& bytes) {
+    return Json{
+        {"parameters", bytes.parameters}, {"gradients", bytes.gradients}, {"optimizer", bytes.optimizer}};
+  };
+  json["state_bytes"] = {{"predicted", state(summary.cost.predicted)},
+                         {"measured", state(summary.cost.measured)}};
+  json["wire_bytes_per_step"] = {{"predicted", summary.cost.predicted_wire_bytes},
+                                 {"measured", summary.cost.measured_wire_bytes}};
+  json["activation_bytes"] = {{"predicted", summary.cost.predicted_activation_bytes}};
   json["sample"] = summary.sample;
   return dump(json);
 }

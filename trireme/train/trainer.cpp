@@ -20,6 +20,7 @@
 #include "trireme/parallel/data_parallel.h"
 #include "trireme/plan/batch.h"
 #include "trireme/plan/buckets.h"
+#include "trireme/plan/memory.h"
 #include "trireme/plan/model_facts.h"
 #include "trireme/train/generate.h"
 #include "trireme/train/validate.h"
@@ -65,18 +66,6 @@ parallel::Options engine_options(const plan::Config& config, const comm::Mesh& m
                    .local_steps = parallel.local_steps}};
 }
 
-/// Blocks, or buckets where the config asks for them and the policy keeps parameters whole.
-std::vector<plan::UnitSpec> units_of(const plan::Config& config, const plan::ModelFacts& facts,
-                                     const parallel::Options& options) {
-  if (config.parallel.bucket_mib == 0.0) return facts.units;
-  std::vector<plan::ParamSpec> params;
-  for (const plan::UnitSpec& unit : facts.units)
-    params.insert(params.end(), unit.params.begin(), unit.params.end());
-  const auto cap = static_cast<int64_t>(config.parallel.bucket_mib * (1 << 20));
-  return plan::make_buckets(params, static_cast<int64_t>(c10::elementSize(options.compute)),
-                            std::max<int64_t>(1, cap));
-}
-
 double median(std::vector<double> values) {
   if (values.empty()) return 0.0;
   const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
@@ -105,6 +94,7 @@ class Trainer {
   StepTotals collect(const at::Tensor& loss_sum) const;
   std::string where_not_finite() const;
   StepRecord step(int64_t index);
+  RunCost cost() const;
   bool validates_at(int64_t step) const;
   double validate();
   std::string sample();
@@ -124,6 +114,7 @@ class Trainer {
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<data::Loader> loader_;
   StepTotals last_;
+  int64_t step_wire_bytes_ = 0;  ///< sent by this rank in the last step
 };
 
 Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world)
@@ -147,7 +138,7 @@ Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world
   const parallel::Options options_of_engine = engine_options(config_, mesh_);
   const bool buckets = config_.parallel.bucket_mib > 0.0;
   engine_ = std::make_unique<parallel::DataParallel>(
-      *model_, units_of(config_, facts_, options_of_engine), mesh_, options_of_engine, initializer,
+      *model_, plan::engine_units(config_, facts_), mesh_, options_of_engine, initializer,
       buckets ? parallel::UseFrom::kBuckets : parallel::UseFrom::kRunUnit);
   model_->set_unit_runner(
       [this](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {
@@ -248,9 +239,11 @@ StepTotals Trainer::forward_backward(int64_t step) {
 
 StepRecord Trainer::step(int64_t index) {
   const double begin = monotonic_seconds();
+  const int64_t sent_before = engine_->sent_bytes();
   last_ = forward_backward(index);
   const double lr = optim::learning_rate(config_.optim, index, config_.train.steps);
   engine_->step(*optimizer_, lr, optim::clip_factor(last_.grad_norm, config_.train.grad_clip));
+  step_wire_bytes_ = engine_->sent_bytes() - sent_before;
   const double seconds = monotonic_seconds() - begin;
   const int64_t step_tokens = batch_.global_batch * config_.data.seq_len;
   return {.step = index,
@@ -312,10 +305,29 @@ TrainResult Trainer::run() {
   return result;
 }
 
+/// Between steps, so that it is what a rank holds for good.
+RunCost Trainer::cost() const {
+  const plan::EngineSetting setting = plan::engine_setting(config_, mesh_.shape, batch_.accumulation);
+  const std::vector<plan::UnitSpec> units = plan::engine_units(config_, facts_);
+  const plan::StateBytes predicted = plan::engine_state(units, setting);
+  plan::StateBytes measured = engine_->state_bytes();
+  measured.optimizer += optimizer_->state_bytes();
+  const auto of = [](const plan::StateBytes& bytes) {
+    return RunCost::State{bytes.parameters, bytes.gradients, bytes.optimizer};
+  };
+  return {.predicted = of(predicted),
+          .measured = of(measured),
+          .predicted_wire_bytes = plan::engine_wire_bytes(units, setting),
+          .measured_wire_bytes = step_wire_bytes_,
+          .predicted_activation_bytes = static_cast<int64_t>(
+              facts_.saved_bytes_per_token * static_cast<double>(batch_.micro_batch * config_.data.seq_len))};
+}
+
 void Trainer::finish(TrainResult& result, double started, const std::vector<double>& speeds) {
   engine_->average_parameters();
   if (config_.checkpoint.final_weights) save_weights(*engine_, facts_, options_.weights_path, is_root());
   result.summary.weights_digest = parallel::weights_digest(*engine_);
+  result.summary.cost = cost();
   result.summary.tokens_per_s = median(speeds);
   if (config_.train.sample_tokens > 0 && result.stop_signal == 0) result.summary.sample = sample();
   result.summary.wall_s = monotonic_seconds() - started;

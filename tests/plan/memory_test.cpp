@@ -1,0 +1,83 @@
+#include "trireme/plan/memory.h"
+
+#include <gtest/gtest.h>
+
+#include "trireme/plan/flat_layout.h"
+
+namespace trireme::plan {
+namespace {
+
+EngineSetting setting_of(const std::string& policy, int64_t shards, int64_t compute_bytes,
+                         int64_t replicas = 1) {
+  return {.policy = find_policy(policy),
+          .mesh = MeshShape({1, replicas, shards, 1, 1}),
+          .compute_bytes = compute_bytes,
+          .wire_bytes = compute_bytes};
+}
+
+// The ZeRO paper's table (arXiv:1910.02054, figure 1) with K = 12: 7.5B parameters in bf16 over 64 ranks take
+// 120, 31.4, 16.6 and 1.9 GB with the baseline, stages 1, 2 and 3.
+TEST(PaperState, MatchesTheTableOfTheZeroPaper) {
+  const std::pair<const char*, double> rows[] = {
+      {"ddp", 120.0}, {"zero1", 31.4}, {"zero2", 16.6}, {"zero3", 1.9}};
+  for (const auto& [policy, gigabytes] : rows) {
+    const StateBytes state = paper_state(7'500'000'000, setting_of(policy, 64, 2));
+    EXPECT_NEAR(static_cast<double>(state.total()) / 1e9, gigabytes, 0.06) << policy;
+  }
+}
+
+const std::vector<UnitSpec> kUnits = {{"root", {{"a", {1000, 8}}}},
+                                      {"block", {{"b", {4000, 8}}, {"c", {1024}}}}};
+constexpr int64_t kParams = 8000 + 33024;
+
+// Ours keeps gradients in fp32 once they are reduced: 4 bytes on the optimizer's range on top of the paper's,
+// and where gradients are sharded in place of its 2.
+TEST(EngineState, IsThePapersWithReducedGradientsInFp32) {
+  for (const int64_t ranks : {1, 2, 4, 8}) {
+    const auto paper = [&](const char* policy) {
+      return paper_state(kParams, setting_of(policy, ranks, 2)).total();
+    };
+    const auto ours = [&](const char* policy) {
+      return engine_state(kUnits, setting_of(policy, ranks, 2)).total();
+    };
+    EXPECT_EQ(ours("ddp"), paper("ddp") + 4 * kParams);
+    EXPECT_EQ(ours("zero1"), paper("zero1") + 4 * kParams / ranks);
+    EXPECT_EQ(ours("zero2"), paper("zero2") + 2 * kParams / ranks);
+    EXPECT_EQ(ours("zero3"), paper("zero3") + 2 * kParams / ranks);
+  }
+}
+
+TEST(EngineState, Fp32NeedsNoMasterAndReducesInPlace) {
+  EXPECT_EQ(engine_state(kUnits, setting_of("ddp", 4, 4)),
+            (StateBytes{.parameters = 4 * kParams, .gradients = 4 * kParams, .optimizer = 8 * kParams}));
+  EXPECT_EQ(engine_state(kUnits, setting_of("fsdp", 4, 4)),
+            (StateBytes{.parameters = kParams, .gradients = kParams, .optimizer = 2 * kParams}));
+}
+
+TEST(EngineState, PaddingIsCountedAndReplicasDoNotShard) {
+  const std::vector<UnitSpec> odd = {{"root", {{"a", {3}}}}};
+  EXPECT_EQ(engine_state(odd, setting_of("ddp", 4, 4)).parameters, 4 * 4 * FlatLayout::kAlignment);
+  EXPECT_EQ(engine_state(kUnits, setting_of("fsdp:hybrid_shard", 4, 4, 2)),
+            engine_state(kUnits, setting_of("fsdp", 4, 4)));
+}
+
+// Volumes of the ZeRO paper, section 7, and of the FSDP paper: in units of the parameters' bytes times
+// (n-1)/n.
+TEST(EngineWireBytes, AreTheVolumesOfThePapers) {
+  constexpr int64_t kRanks = 4, kPart = 3 * 4 * kParams / kRanks, kRoot = 3 * 4 * 8000 / kRanks;
+  const auto sent = [](EngineSetting setting) { return engine_wire_bytes(kUnits, setting); };
+  EXPECT_EQ(sent(setting_of("ddp", kRanks, 4)), 2 * kPart);
+  EXPECT_EQ(sent(setting_of("zero1", kRanks, 4)), 2 * kPart);
+  EXPECT_EQ(sent(setting_of("zero2", kRanks, 4)), 2 * kPart);
+  EXPECT_EQ(sent(setting_of("zero3", kRanks, 4)), 3 * kPart - kRoot);
+  EXPECT_EQ(sent(setting_of("fsdp:shard_grad_op", kRanks, 4)), 2 * kPart);
+  EngineSetting four = setting_of("zero3", kRanks, 4);
+  four.accumulation = 4;
+  EXPECT_EQ(sent(four), 4 * 2 * (kPart - kRoot) + kRoot + kPart) << "one reduction";
+  four.reduces_once = false;
+  EXPECT_EQ(sent(four), 4 * 2 * (kPart - kRoot) + kRoot + 4 * kPart);
+  EXPECT_EQ(sent(setting_of("ddp", 1, 4)), 0);
+}
+
+}  // namespace
+}  // namespace trireme::plan

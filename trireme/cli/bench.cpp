@@ -1,0 +1,108 @@
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "trireme/base/text.h"
+#include "trireme/cli/front.h"
+#include "trireme/cli/train_job.h"
+#include "trireme/plan/policy.h"
+#include "trireme/report/cost_table.h"
+
+namespace trireme::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct MemoryOptions {
+  std::string config;
+  std::optional<int64_t> ranks;
+  std::string policies = "ddp,zero1,zero2,zero3,fsdp:shard_grad_op";
+  std::string run_dir;
+  bool json = false;
+};
+
+Json to_json(const report::CostRow& row) {
+  const auto state = [](const RunCost::State& bytes) {
+    return Json{{"parameters", bytes.parameters},
+                {"gradients", bytes.gradients},
+                {"optimizer", bytes.optimizer},
+                {"total", bytes.total()}};
+  };
+  return {{"policy", row.policy},
+          {"state_bytes", {{"measured", state(row.cost.measured)}, {"predicted", state(row.cost.predicted)}}},
+          {"wire_bytes_per_step",
+           {{"measured", row.cost.measured_wire_bytes}, {"predicted", row.cost.predicted_wire_bytes}}},
+          {"activation_bytes_predicted", row.cost.predicted_activation_bytes},
+          {"step_ms", row.step_ms},
+          {"peak_bytes", row.peak_bytes}};
+}
+
+/// The keys that make a run that of `label`; they come last, so they win.
+std::vector<std::string> overrides_of(const plan::Policy& policy) {
+  std::vector<std::string> overrides = {
+      "parallel.policy=" + std::string(policy.name),
+      "parallel.sharding=" + (policy.sharding.empty() ? "auto" : std::string(policy.sharding)),
+      "checkpoint.final_weights=false", "train.sample_tokens=0"};
+  return overrides;
+}
+
+int bench_memory(const MemoryOptions& options, Front& front) {
+  std::vector<report::CostRow> rows;
+  for (const std::string& label : split(options.policies, ',')) {
+    const plan::Policy& policy = plan::find_policy(label);
+    TrainJob job{.config = options.config,
+                 .overrides = front.overrides,
+                 .ranks = options.ranks,
+                 .run_dir = options.run_dir,
+                 .json = false,
+                 .quiet = true,
+                 .silent = true};
+    for (const std::string& override_text : overrides_of(policy)) job.overrides.push_back(override_text);
+    fmt::print(stderr, "bench memory: {}\n", policy.label());
+    const FinishedJob finished = run_train_job(job, front);
+    if (finished.code != 0) {
+      fmt::print(stderr, "bench memory: {} ended with code {}; its logs are in {}\n", policy.label(),
+                 finished.code, finished.run_directory);
+      return finished.code;
+    }
+    rows.push_back(
+        report::read_cost(finished.run_directory, policy.sharding == "full_shard" ? "fsdp" : policy.label()));
+  }
+  if (options.json) {
+    Json document = {
+        {"schema", "trireme.bench_memory/1"}, {"command", front.command}, {"rows", Json::array()}};
+    for (const report::CostRow& row : rows) document["rows"].push_back(to_json(row));
+    fmt::print("{}\n", document.dump(2));
+  } else {
+    fmt::print("{}", report::cost_table(rows));
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, Front& front) {
+  auto options = std::make_shared<MemoryOptions>();
+  CLI::App* verb = app.add_subcommand("bench", "Measure strategies on this machine");
+  verb->require_subcommand(1);
+  CLI::App* memory = verb->add_subcommand(
+      "memory",
+      "What each data-parallel policy holds and sends, predicted and measured, each in its own ranks");
+  memory->add_option("CONFIG", options->config, "YAML file; none: defaults and overrides")->option_text(" ");
+  memory->add_option("-n,--ranks", options->ranks, "Ranks to start (default: all GPUs, else 2)")
+      ->option_text("RANKS");
+  memory->add_option("--policies", options->policies, "Rows of 'trireme plan policy', by comma")
+      ->option_text("LIST");
+  memory->add_option("--run-dir", options->run_dir, "Parent of the run directories")->option_text("DIR");
+  memory->add_flag("--json", options->json, "One JSON document");
+  memory->footer(
+      "Any config key can be given as --section.key=value.\n"
+      "Example:\n"
+      "  trireme bench memory configs/quickstart.yaml -n 4 --train.steps=20");
+  memory->callback(
+      [options, &front] { front.action = [options, &front] { return bench_memory(*options, front); }; });
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,85 @@
+#include "trireme/cli/train_job.h"
+
+#include "trireme/base/build_info.h"
+#include "trireme/cli/child.h"
+#include "trireme/cli/gpu_count.h"
+#include "trireme/launch/local.h"
+#include "trireme/report/run_dir.h"
+
+namespace trireme::cli {
+namespace {
+
+/// Runs the ranks and leaves their exit code in the manifest, whatever happens.
+int run_ranks(const launch::LocalJob& job, const report::RunDirectory& directory) {
+  int code = static_cast<int>(ExitCode::kFailed);
+  try {
+    code = launch::run_local(job);
+  } catch (const Error& error) {
+    directory.finish(static_cast<int>(error.exit_code()));
+    throw;
+  }
+  directory.finish(code);
+  return code;
+}
+
+}  // namespace
+
+void prepare_torch(Environment& environment, const std::string& device) {
+  // A lost peer makes c10d warn with stack traces; our own message says which rank was lost and when.
+  if (!environment.get("TORCH_CPP_LOG_LEVEL")) environment.set("TORCH_CPP_LOG_LEVEL", "ERROR");
+  if (device != "cuda") return;
+  if (environment.get("PYTORCH_ALLOC_CONF") || environment.get("PYTORCH_CUDA_ALLOC_CONF")) return;
+  // Segments that grow in place keep the CUDA allocator from fragmenting.
+  environment.set("PYTORCH_ALLOC_CONF", "expandable_segments:True");
+}
+
+Request train_request(const TrainJob& job, const Front& front, const plan::ResolvedConfig& resolved) {
+  return {.verb = "train",
+          .config = plan::to_yaml(resolved),
+          .run_dir = "",
+          .runs_root = job.run_dir.empty() ? front.runs_root() : job.run_dir,
+          .command = front.command,
+          .json = job.json,
+          .quiet = job.quiet,
+          .silent = job.silent,
+          .generate = {}};
+}
+
+PreparedJob prepare_train_job(const TrainJob& job, const Front& front) {
+  const plan::ConfigSources sources{.path = job.config, .text = "", .overrides = job.overrides};
+  plan::ResolvedConfig resolved = plan::load(sources, front.environment);
+  plan::Config& config = resolved.config;
+  const int gpus = config.device == "cpu" || !kHasCuda ? 0 : gpu_count();
+  const std::string device = choose_device(config.device, gpus);
+  if (config.device != device) {
+    config.device = device;
+    resolved.origins["device"] = "auto";
+  }
+  const RunPlan run = plan_run(config, device, choose_ranks(job.ranks, device, gpus));
+  return {std::move(resolved), run};
+}
+
+FinishedJob run_train_job(const TrainJob& job, Front& front) {
+  const PreparedJob prepared = prepare_train_job(job, front);
+  const std::string worker = worker_path();
+  Request request = train_request(job, front, prepared.config);
+  const RunPlan& run = prepared.plan;
+  const auto directory = report::RunDirectory::create(request.runs_root, prepared.config.config.name,
+                                                      {.command = front.command,
+                                                       .config_yaml = request.config,
+                                                       .device = run.device,
+                                                       .mesh = run.mesh.to_string(),
+                                                       .ranks = run.ranks});
+  request.run_dir = directory.path();
+  Environment environment = front.environment;
+  prepare_torch(environment, run.device);
+  const int code = run_ranks({.program = worker,
+                              .args = {request.verb},
+                              .ranks = run.ranks,
+                              .environment = worker_environment(environment, request),
+                              .log_dir = directory.file("logs")},
+                             directory);
+  return {code, directory.path()};
+}
+
+}  // namespace trireme::cli

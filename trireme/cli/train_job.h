@@ -1,0 +1,46 @@
+#pragma once
+// A training run started by this process: from config and overrides to ranks and their run directory.
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "trireme/cli/front.h"
+#include "trireme/cli/request.h"
+#include "trireme/cli/run_plan.h"
+
+namespace trireme::cli {
+
+struct TrainJob {
+  std::string config;                  ///< YAML file; empty: defaults
+  std::vector<std::string> overrides;  ///< "section.key=value", later ones win
+  std::optional<int64_t> ranks;        ///< none: all GPUs, else 2
+  std::string run_dir;                 ///< parent of the run directory; empty: the front's
+  bool json = false;
+  bool quiet = false;   ///< no start-up lines, no progress
+  bool silent = false;  ///< nothing on stdout
+};
+
+struct FinishedJob {
+  int code = 0;
+  std::string run_directory;
+};
+
+/// Resolves the device, plans, makes the run directory, runs the ranks to their end and leaves their exit
+/// code in the manifest. Throws ConfigError and EnvironmentError before anything is started.
+FinishedJob run_train_job(const TrainJob& job, Front& front);
+
+/// The config with "auto" devices resolved for this machine, and what the run will be.
+struct PreparedJob {
+  plan::ResolvedConfig config;
+  RunPlan plan;
+};
+PreparedJob prepare_train_job(const TrainJob& job, const Front& front);
+
+/// What workers are told.
+Request train_request(const TrainJob& job, const Front& front, const plan::ResolvedConfig& resolved);
+
+/// Defaults of libtorch's own settings for workers on `device`; a user's setting wins.
+void prepare_torch(Environment& environment, const std::string& device);
+
+}  // namespace trireme::cli

@@ -1,0 +1,111 @@
+#include "trireme/plan/memory.h"
+
+#include "trireme/plan/cost.h"
+#include "trireme/plan/flat_layout.h"
+
+namespace trireme::plan {
+namespace {
+
+constexpr int64_t kFp32 = 4;
+
+int64_t shard_ranks(const EngineSetting& setting) {
+  return setting.policy.shard_ranks(setting.mesh);
+}
+
+int64_t replicas(const EngineSetting& setting) {
+  return setting.mesh.dp_size() / shard_ranks(setting);
+}
+
+bool shards_parameters(const EngineSetting& setting) {
+  return setting.policy.shard_parameters && shard_ranks(setting) > 1;
+}
+
+/// Elements of a unit with padding.
+int64_t padded(const UnitSpec& unit, const EngineSetting& setting) {
+  return FlatLayout(unit.params, setting.mesh.dp_size()).numel();
+}
+
+StateBytes unit_state(int64_t numel, const EngineSetting& setting) {
+  const Policy& policy = setting.policy;
+  const int64_t shard = numel / shard_ranks(setting);
+  const int64_t range = policy.shard_optimizer ? shard : numel;
+  const bool fp32 = setting.compute_bytes == kFp32;
+  // fp32 gradients that stay whole are reduced in place, where nothing is added to them afterwards.
+  const bool in_place = fp32 && !policy.shard_gradients && setting.reduces_once;
+  return {.parameters = setting.compute_bytes * (shards_parameters(setting) ? shard : numel),
+          .gradients =
+              (policy.shard_gradients ? 0 : setting.compute_bytes * numel) + (in_place ? 0 : kFp32 * range),
+          .optimizer = kFp32 * range * (setting.moments + (fp32 ? 0 : 1))};
+}
+
+int64_t reduction_bytes(int64_t numel, const EngineSetting& setting) {
+  const int64_t shards = shard_ranks(setting), shard_bytes = kFp32 * numel / shards;
+  return wire_bytes(Collective::kAllToAll, setting.wire_bytes * numel, shards) +
+         wire_bytes(Collective::kAllToAll, shard_bytes, replicas(setting)) +
+         wire_bytes(Collective::kAllGather, shard_bytes, replicas(setting));
+}
+
+int64_t gather_bytes(int64_t numel, bool root, const EngineSetting& setting) {
+  const Policy& policy = setting.policy;
+  const int64_t shards = shard_ranks(setting), bytes = setting.compute_bytes * numel;
+  if (!shards_parameters(setting)) {
+    return wire_bytes(Collective::kAllGather, policy.shard_optimizer ? bytes : kFp32 * numel, shards);
+  }
+  const int64_t whole = wire_bytes(Collective::kAllGather, bytes, shards);
+  if (root) return whole;
+  // Freed after backward, so every micro-batch gathers anew; and once more for backward unless they are kept.
+  const int64_t together = policy.reshard_after_forward;
+  const int64_t again =
+      together == 1 ? 0 : wire_bytes(Collective::kAllGather, bytes, together == 0 ? shards : together);
+  return setting.accumulation * (whole + again);
+}
+
+}  // namespace
+
+EngineSetting engine_setting(const Config& config, const MeshShape& mesh, int64_t accumulation) {
+  const int64_t compute = config.precision.compute == "bf16" ? 2 : kFp32;
+  const std::string& reduce = config.precision.reduce;
+  return {.policy = resolve_policy(config.parallel, mesh),
+          .mesh = mesh,
+          .compute_bytes = compute,
+          .wire_bytes = reduce == "auto"   ? compute
+                        : reduce == "bf16" ? 2
+                                           : kFp32,
+          .moments = config.optim.name == "sgd" ? 1 : 2,
+          .accumulation = accumulation,
+          .reduces_once = config.parallel.reduce_when == "once",
+          .buckets = config.parallel.bucket_mib > 0.0};
+}
+
+StateBytes engine_state(const std::vector<UnitSpec>& units, const EngineSetting& setting) {
+  StateBytes sum;
+  for (const UnitSpec& unit : units) {
+    const StateBytes part = unit_state(padded(unit, setting), setting);
+    sum.parameters += part.parameters;
+    sum.gradients += part.gradients;
+    sum.optimizer += part.optimizer;
+  }
+  return sum;
+}
+
+int64_t engine_wire_bytes(const std::vector<UnitSpec>& units, const EngineSetting& setting) {
+  const int64_t reductions = setting.reduces_once ? 1 : setting.accumulation;
+  int64_t sum = 0;
+  for (size_t i = 0; i < units.size(); ++i) {
+    const int64_t numel = padded(units[i], setting);
+    sum += reductions * reduction_bytes(numel, setting) +
+           gather_bytes(numel, i == 0 && !setting.buckets, setting);
+  }
+  return sum;
+}
+
+StateBytes paper_state(int64_t params, const EngineSetting& setting) {
+  const Policy& policy = setting.policy;
+  const int64_t shards = shard_ranks(setting), shard = (params + shards - 1) / shards;
+  return {.parameters = setting.compute_bytes * (policy.shard_parameters ? shard : params),
+          .gradients = setting.compute_bytes * (policy.shard_gradients ? shard : params),
+          .optimizer = kFp32 * (setting.moments + (setting.compute_bytes == kFp32 ? 0 : 1)) *
+                       (policy.shard_optimizer ? shard : params)};
+}
+
+}  // namespace trireme::plan

@@ -1,0 +1,45 @@
+#pragma once
+// Bytes that a data-parallel policy costs: what a rank holds between steps, and what it sends in one. Exact
+// for the engine of parallel/, padding included; the engine's own counters are compared with it.
+#include <cstdint>
+#include <vector>
+
+#include "trireme/plan/mesh_shape.h"
+#include "trireme/plan/model_facts.h"
+#include "trireme/plan/policy.h"
+
+namespace trireme::plan {
+
+/// Bytes that one rank holds between steps; activations and gathered units come on top.
+struct StateBytes {
+  int64_t parameters = 0;  ///< compute dtype
+  int64_t gradients = 0;   ///< as accumulated and as reduced
+  int64_t optimizer = 0;   ///< moments, and the fp32 master where parameters are of another dtype
+  int64_t total() const { return parameters + gradients + optimizer; }
+  bool operator==(const StateBytes&) const = default;
+};
+
+struct EngineSetting {
+  Policy policy;
+  MeshShape mesh;
+  int64_t compute_bytes = 4;  ///< of a parameter: 4 (fp32) or 2 (bf16)
+  int64_t wire_bytes = 4;     ///< of a gradient in flight
+  int64_t moments = 2;        ///< fp32 numbers of optimizer state a parameter: adamw 2, sgd 1
+  int64_t accumulation = 1;   ///< micro-batches a step
+  bool reduces_once = true;   ///< a step; else after every micro-batch
+  bool buckets = false;       ///< units are buckets: there is no root
+};
+
+/// As config says. Throws ConfigError as resolve_policy().
+EngineSetting engine_setting(const Config& config, const MeshShape& mesh, int64_t accumulation);
+
+StateBytes engine_state(const std::vector<UnitSpec>& units, const EngineSetting& setting);
+
+/// Sent by one rank in one step, without hooks: reductions, and gathers of gradients or parameters.
+int64_t engine_wire_bytes(const std::vector<UnitSpec>& units, const EngineSetting& setting);
+
+/// The same as the ZeRO paper counts model states (Rajbhandari et al. 2020, section 3.1): gradients in the
+/// compute dtype, no padding, master and moments as optimizer state.
+StateBytes paper_state(int64_t params, const EngineSetting& setting);
+
+}  // namespace trireme::plan
