@@ -56,5 +56,24 @@ TEST(Launch, SaysWhatIsWrongWithTheCommandLine) {
   refused({"launch", "-n", "0", "sh"}, "-n 0 is not a number of ranks");
 }
 
+TEST(BenchMemory, SaysWhatItCannotRun) {
+  FrontProcess front;
+  front.set_worker("exit 5");
+  EXPECT_EQ(front.run({"bench", "memory", "--policies=ddp,zero9", "--device=cpu"}).code, 2);
+  EXPECT_FALSE(std::filesystem::exists(front.file("runs"))) << "nothing has run";
+  const Outcome failed =
+      front.run({"bench", "memory", "--policies=zero2", "--device=cpu", "--run-dir", "there"});
+  EXPECT_EQ(failed.code, 5);
+  EXPECT_TRUE(contains(failed.err, "zero2 ended with code 5; its logs are in there/")) << failed.err;
+}
+
+TEST(BenchMemory, NeedsASummaryToReport) {
+  FrontProcess front;
+  front.set_worker("exit 0");
+  const Outcome outcome = front.run({"bench", "memory", "--policies=ddp", "--device=cpu"});
+  EXPECT_NE(outcome.code, 0);
+  EXPECT_TRUE(contains(outcome.err, "summary.json")) << outcome.err;
+}
+
 }  // namespace
 }  // namespace trireme::cli

@@ -44,5 +44,25 @@ TEST(Storage, EmptyTensorsStayEmpty) {
   EXPECT_FALSE(has_storage(flat));
 }
 
+TEST(StoragePool, UnitsTakeTurnsWithOneBlock) {
+  parallel::StoragePool pool(true);
+  const at::Tensor first = at::ones({1000}), second = at::empty({900}), third = at::empty({1100});
+  parallel::free_storage(second);
+  parallel::free_storage(third);
+  const void* const block = first.const_data_ptr();
+  pool.free(first);
+  EXPECT_FALSE(parallel::has_storage(first));
+  pool.allocate(third);
+  EXPECT_NE(third.const_data_ptr(), block) << "too small";
+  pool.allocate(second);
+  EXPECT_EQ(second.const_data_ptr(), block);
+  second.fill_(2.0);
+  pool.free(second);
+  pool.allocate(first);
+  EXPECT_EQ(first.const_data_ptr(), block) << "it kept its whole size";
+  first.fill_(3.0);
+  EXPECT_EQ(first.sum().item<float>(), 3000.0f);
+}
+
 }  // namespace
 }  // namespace trireme::parallel

@@ -49,9 +49,10 @@ std::vector<std::string> overrides_of(const plan::Policy& policy) {
 }
 
 int bench_memory(const MemoryOptions& options, Front& front) {
+  std::vector<plan::Policy> policies;  // all names are checked before anything runs
+  for (const std::string& label : split(options.policies, ',')) policies.push_back(plan::find_policy(label));
   std::vector<report::CostRow> rows;
-  for (const std::string& label : split(options.policies, ',')) {
-    const plan::Policy& policy = plan::find_policy(label);
+  for (const plan::Policy& policy : policies) {
     TrainJob job{.config = options.config,
                  .overrides = front.overrides,
                  .ranks = options.ranks,

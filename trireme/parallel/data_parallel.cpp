@@ -49,7 +49,9 @@ DataParallel::DataParallel(torch::nn::Module& module, const std::vector<plan::Un
       mesh_(mesh),
       use_from_(use_from),
       groups_(make_groups()),
-      lanes_{Lane(options.device, options.overlap), Lane(options.device, options.overlap)} {
+      beside_(options.overlap && !options.device.is_cpu()),
+      shared_{Lane(options.device, beside_), Lane(options.device, beside_),
+              StoragePool(options.device.is_cpu())} {
   TRIREME_CHECK(!units.empty(), "[parallel.data_parallel] there are no units");
   TRIREME_CHECK(use_from != UseFrom::kBuckets || !options.policy.shard_parameters,
                 "[parallel.data_parallel] {} frees parameters by unit, so units cannot be buckets",
@@ -99,8 +101,8 @@ void DataParallel::make_units(torch::nn::Module& module, const std::vector<plan:
   for (const auto& entry : module.named_parameters()) left.emplace(entry.key(), entry.value());
   for (const plan::UnitSpec& spec : specs) {
     index_.emplace(spec.name, units_.size());
-    units_.push_back(std::make_unique<FlatUnit>(spec.name, take_params(spec, left), options_, groups_, lanes_,
-                                                initializer));
+    units_.push_back(std::make_unique<FlatUnit>(spec.name, take_params(spec, left), options_, groups_,
+                                                shared_, initializer));
   }
   TRIREME_CHECK(left.empty(), "[parallel.data_parallel] {} parameters belong to no unit, the first is {}",
                 left.size(), left.begin()->first);
@@ -170,7 +172,7 @@ void DataParallel::enter_forward(size_t unit) {
   act(Action::kGather, unit);
   units_[unit]->gather_parameters();
   if (records() && std::ranges::find(visits_, unit) == visits_.end()) visits_.push_back(unit);
-  if (!options_.overlap) return;
+  if (!beside_) return;
   const auto place = std::ranges::find(forward_order_, unit);
   const auto rest = std::distance(place, forward_order_.end());
   for (int64_t ahead = 1; ahead <= options_.prefetch && ahead < rest; ++ahead)
@@ -185,7 +187,7 @@ void DataParallel::leave_forward(size_t unit) {
 void DataParallel::enter_backward(size_t unit) {
   act(Action::kGather, unit);
   units_[unit]->gather_parameters();
-  if (!options_.overlap) return;
+  if (!beside_) return;
   const auto place = std::ranges::find(forward_order_, unit);
   if (place == forward_order_.end()) return;
   const auto before = std::distance(forward_order_.begin(), place);
@@ -255,7 +257,7 @@ void DataParallel::launch(size_t unit) {
   act(Action::kReduce, unit);
   if (use_from_ == UseFrom::kOperators && !is_root(unit)) act(Action::kRelease, unit);
   in_flight_.push_back(unit);
-  while (in_flight_.size() > (options_.overlap ? kReductionsInFlight : 0)) {
+  while (in_flight_.size() > (beside_ ? kReductionsInFlight : 0)) {
     units_[in_flight_.front()]->finish_reduce();
     in_flight_.pop_front();
   }
@@ -408,7 +410,7 @@ void DataParallel::step(optim::Optimizer& optimizer, double lr, double grad_scal
     if (std::ranges::find(order, unit) == order.end()) order.push_back(unit);
   }
   for (const size_t unit : order) {
-    const Lane::Mark updated = lanes_.reduce.run([&] { optimizer.update(unit, lr, grad_scale); });
+    const Lane::Mark updated = shared_.reduce.run([&] { optimizer.update(unit, lr, grad_scale); });
     units_[unit]->publish_update(updated);
   }
   if (options_.hook.hook == Hook::kLocalSgd && ++steps_ % options_.hook.local_steps == 0)
@@ -446,13 +448,13 @@ int64_t DataParallel::sent_bytes() const {
 }
 
 void DataParallel::measure(bool on) {
-  lanes_.gather.measure(on);
-  lanes_.reduce.measure(on);
+  shared_.gather.measure(on);
+  shared_.reduce.measure(on);
 }
 
 LaneTimes DataParallel::take_times() {
-  LaneTimes times = lanes_.gather.take_times();
-  times += lanes_.reduce.take_times();
+  LaneTimes times = shared_.gather.take_times();
+  times += shared_.reduce.take_times();
   return times;
 }
 
@@ -477,6 +479,7 @@ void DataParallel::visit_weights(
   at::Tensor master;
   for (const auto& [name, owner] : owners) {
     if (owner != gathered) {
+      master.reset();  // one unit at a time
       master = owner->full_master();
       gathered = owner;
     }

@@ -140,7 +140,8 @@ class DataParallel {
   comm::Mesh mesh_;
   UseFrom use_from_;
   UnitGroups groups_;
-  Lanes lanes_;
+  bool beside_;  ///< communication runs beside computation
+  Shared shared_;
   std::vector<std::unique_ptr<FlatUnit>> units_;
   std::map<std::string, size_t> index_;
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;

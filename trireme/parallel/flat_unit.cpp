@@ -6,7 +6,6 @@
 
 #include "trireme/base/error.h"
 #include "trireme/kernels/optimizer.h"
-#include "trireme/parallel/storage.h"
 
 namespace trireme::parallel {
 namespace {
@@ -20,12 +19,12 @@ std::vector<plan::ParamSpec> specs_of(const std::vector<std::pair<std::string, a
 }  // namespace
 
 FlatUnit::FlatUnit(std::string name, std::vector<std::pair<std::string, at::Tensor>> params,
-                   const Options& options, UnitGroups groups, Lanes& lanes, const Initializer& initializer)
+                   const Options& options, UnitGroups groups, Shared& shared, const Initializer& initializer)
     : name_(std::move(name)),
       params_(std::move(params)),
       options_(options),
       groups_(std::move(groups)),
-      lanes_(lanes),
+      shared_(shared),
       layout_(specs_of(params_), groups_.shard->size() * groups_.replicate->size()) {
   const at::NoGradGuard no_grad;
   compressor_ = make_compressor(options_.hook, layout_);
@@ -33,7 +32,7 @@ FlatUnit::FlatUnit(std::string name, std::vector<std::pair<std::string, at::Tens
   fill_master(initializer);
   if (at::Tensor copy = optimizer_param().copy; copy.defined()) copy.copy_(master_);
   adopt();
-  free_storage(full_grads_);
+  shared_.storage.free(full_grads_);
   publish_update();
 }
 
@@ -64,8 +63,15 @@ void FlatUnit::allocate_buffers() {
   const auto fp32 = at::TensorOptions().device(options_.device).dtype(at::kFloat);
   const auto compute = fp32.dtype(options_.compute);
   const plan::Range range = optimizer_range();
-  full_params_ = at::zeros({layout_.numel()}, compute);
-  full_grads_ = at::empty({layout_.numel()}, compute);
+  const auto from_pool = [&] {
+    at::Tensor flat = at::empty({layout_.numel()}, compute);
+    free_storage(flat);
+    shared_.storage.allocate(flat);
+    return flat;
+  };
+  full_params_ = from_pool();
+  if (!shards_parameters()) full_params_.zero_();  // else every gather fills it, padding included
+  full_grads_ = from_pool();
   const bool master_in_place = fp32_compute() && !shards_parameters();
   master_ =
       master_in_place ? full_params_.narrow(0, range.begin, range.size()) : at::zeros({range.size()}, fp32);
@@ -106,8 +112,8 @@ bool FlatUnit::trainable() const {
 
 void FlatUnit::start_gather() {
   if (has_storage(full_params_)) return;
-  allocate_storage(full_params_);
-  gathered_ = lanes_.gather.run([this] {
+  shared_.storage.allocate(full_params_);
+  gathered_ = shared_.gather.run([this] {
     Lane::follow(updated_, options_.device);
     comm::Group& group = forward_slice_.defined() ? *groups_.after_forward : *groups_.shard;
     const comm::Subject subject(group, name_);
@@ -119,14 +125,14 @@ void FlatUnit::start_gather() {
 void FlatUnit::gather_parameters() {
   start_gather();
   if (!gathering_) return;
-  lanes_.gather.wait(gathered_);
+  shared_.gather.wait(gathered_);
   gathering_ = false;
 }
 
 void FlatUnit::release_parameters() {
   if (!shards_parameters() || !has_storage(full_params_)) return;
   gather_parameters();  // what was gathered in vain must have arrived before its memory goes
-  free_storage(full_params_);
+  shared_.storage.free(full_params_);
   forward_slice_.reset();
 }
 
@@ -150,7 +156,7 @@ void FlatUnit::prepare_gradients() {
   if (gradients_live_) return;
   finish_reduce();
   Lane::follow(updated_, options_.device);  // it may still read the last step's gradients
-  allocate_storage(full_grads_);
+  shared_.storage.allocate(full_grads_);
   full_grads_.zero_();
   gradients_live_ = true;
   for (size_t i = 0; i < params_.size(); ++i) {
@@ -196,7 +202,7 @@ void FlatUnit::start_reduce(bool last_micro_batch) {
   const at::NoGradGuard no_grad;
   if (!last_micro_batch && reduces_once()) return keep_for_later();
   ends_step_ = last_micro_batch;
-  reduced_mark_ = lanes_.reduce.run([this] { reduce(ends_step_); });
+  reduced_mark_ = shared_.reduce.run([this] { reduce(ends_step_); });
   reducing_ = true;
   forget_gradients();
 }
@@ -264,10 +270,10 @@ void FlatUnit::measure_gradient() {
 
 void FlatUnit::finish_reduce() {
   if (!reducing_) return;
-  lanes_.reduce.wait(reduced_mark_);
+  shared_.reduce.wait(reduced_mark_);
   reducing_ = false;
   if (ends_step_) whole_sum_.reset();
-  if (options_.policy.shard_gradients) free_storage(full_grads_);
+  if (options_.policy.shard_gradients) shared_.storage.free(full_grads_);
 }
 
 std::string FlatUnit::nonfinite_parameter() const {
@@ -302,7 +308,7 @@ void FlatUnit::publish_update(const Lane::Mark& updated) {
   if (shards_parameters()) return release_parameters();
   gathered_ = updated_;
   if (options_.policy.shard_optimizer && groups_.shard->size() > 1) {
-    gathered_ = lanes_.gather.run([this] {
+    gathered_ = shared_.gather.run([this] {
       Lane::follow(updated_, options_.device);
       groups_.shard->all_gather(full_params_, shard_of(full_params_));
     });

@@ -14,6 +14,7 @@
 #include "trireme/optim/optimizer.h"
 #include "trireme/parallel/lane.h"
 #include "trireme/parallel/options.h"
+#include "trireme/parallel/storage.h"
 #include "trireme/plan/flat_layout.h"
 #include "trireme/plan/memory.h"
 
@@ -26,16 +27,18 @@ struct UnitGroups {
       after_forward;  ///< neighbours that keep parameters between them; none: `shard`
 };
 
-struct Lanes {
+/// What the units of an engine share.
+struct Shared {
   Lane gather, reduce;
+  StoragePool storage;
 };
 
 class FlatUnit {
  public:
   /// Takes over `params` (name and leaf tensor, in flat order): their data and gradients become views of flat
-  /// buffers. `lanes` must outlive this. Collective.
+  /// buffers. `shared` must outlive this. Collective.
   FlatUnit(std::string name, std::vector<std::pair<std::string, at::Tensor>> params, const Options& options,
-           UnitGroups groups, Lanes& lanes, const Initializer& initializer);
+           UnitGroups groups, Shared& shared, const Initializer& initializer);
 
   const std::string& name() const { return name_; }
   const plan::FlatLayout& layout() const { return layout_; }
@@ -113,7 +116,7 @@ class FlatUnit {
   std::vector<std::pair<std::string, at::Tensor>> params_;
   Options options_;
   UnitGroups groups_;
-  Lanes& lanes_;
+  Shared& shared_;
   plan::FlatLayout
       layout_;  ///< in pieces, one a data-parallel rank; a shard is as many as there are replicas
 

@@ -26,4 +26,25 @@ void allocate_storage(const at::Tensor& tensor) {
   storage->set_nbytes(bytes);
 }
 
+void StoragePool::free(const at::Tensor& tensor) {
+  if (!keeps_ || !has_storage(tensor)) return free_storage(tensor);
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  const auto known = capacity_.find(storage->data());
+  const size_t capacity = known == capacity_.end() ? storage->nbytes() : known->second;
+  if (known != capacity_.end()) capacity_.erase(known);
+  unused_.emplace(capacity, storage->set_data_ptr(c10::DataPtr(nullptr, storage->device())));
+  storage->set_nbytes(0);
+}
+
+void StoragePool::allocate(const at::Tensor& tensor) {
+  const size_t bytes = static_cast<size_t>(tensor.numel()) * tensor.element_size();
+  const auto fits = unused_.lower_bound(bytes);
+  if (has_storage(tensor) || bytes == 0 || fits == unused_.end()) return allocate_storage(tensor);
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  capacity_[fits->second.get()] = fits->first;
+  storage->set_data_ptr_noswap(std::move(fits->second));
+  storage->set_nbytes(bytes);
+  unused_.erase(fits);
+}
+
 }  // namespace trireme::parallel

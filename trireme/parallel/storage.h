@@ -3,6 +3,9 @@
 // autograd has saved of them, stay valid objects and see the new memory.
 #include <ATen/core/Tensor.h>
 
+#include <map>
+#include <unordered_map>
+
 namespace trireme::parallel {
 
 /// Frees the storage of `tensor`, which must own it whole. Touching its views afterwards throws.
@@ -12,5 +15,21 @@ void free_storage(const at::Tensor& tensor);
 void allocate_storage(const at::Tensor& tensor);
 
 bool has_storage(const at::Tensor& tensor);
+
+/// Memory that units take turns with. On a GPU the caching allocator does that well; a CPU's heap would give
+/// freed blocks of megabytes to small tensors and grow for the next unit, so there they are kept here.
+class StoragePool {
+ public:
+  explicit StoragePool(bool keeps) : keeps_(keeps) {}
+
+  /// free_storage() and allocate_storage(), by way of the pool.
+  void free(const at::Tensor& tensor);
+  void allocate(const at::Tensor& tensor);
+
+ private:
+  bool keeps_;
+  std::multimap<size_t, c10::DataPtr> unused_;        ///< by capacity
+  std::unordered_map<const void*, size_t> capacity_;  ///< of what is in use
+};
 
 }  // namespace trireme::parallel
