@@ -228,9 +228,8 @@ void DataParallel::touched(const std::vector<size_t>& units) {
 void DataParallel::gradient_complete(size_t unit, size_t param) {
   if (!in_backward_) {
     throw LogicError(
-        "[parallel.backward] parameter {} was differentiated outside the engine; call engine.backward(loss) "
-        "in "
-        "place of loss.backward()",
+        "[parallel.backward] parameter {} was differentiated outside the engine; call engine.backward(loss), "
+        "not loss.backward()",
         units_[unit]->params()[param].first);
   }
   units_[unit]->take_gradient(param);

@@ -29,16 +29,14 @@ void check_parameters(const Module& module, const char* operation) {
     const at::Tensor& param = entry.value();
     if (param.storage_offset() != 0 || param.storage().nbytes() > param.nbytes()) {
       throw LogicError(
-          "[parallel.{}] parameter {} of {} is a view into a larger buffer; has the module been wrapped "
-          "already? "
-          "Wrap it once, and wrap whole parameters",
+          "[parallel.{}] parameter {} of {} is a view into a larger buffer; a module is wrapped once, and its "
+          "parameters are whole (has it been wrapped already?)",
           operation, entry.key(), module.name());
     }
     if (!param.is_floating_point() || param.device() != params.front().value().device()) {
       throw LogicError(
-          "[parallel.{}] parameter {} is {} on {}, but {} is {} on {}; parameters must be floating point and "
-          "on "
-          "one device",
+          "[parallel.{}] parameter {} is {} on {}, but {} is {} on {}; make them floating point, on one "
+          "device",
           operation, entry.key(), c10::toString(param.scalar_type()), param.device().str(),
           params.front().key(), c10::toString(params.front().value().scalar_type()),
           params.front().value().device().str());
