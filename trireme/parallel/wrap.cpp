@@ -29,7 +29,8 @@ void check_parameters(const Module& module, const char* operation) {
     const at::Tensor& param = entry.value();
     if (param.storage_offset() != 0 || param.storage().nbytes() > param.nbytes()) {
       throw LogicError(
-          "[parallel.{}] parameter {} of {} is a view into a larger buffer; a module is wrapped once, and its "
+          "[parallel.{}] parameter {} of {} is a view into a larger buffer; a module is wrapped once, and "
+          "its "
           "parameters are whole (has it been wrapped already?)",
           operation, entry.key(), module.name());
     }
