@@ -1,13 +1,16 @@
 #include "trireme/kernels/device.h"
 
-#include <sys/resource.h>
+#include <fstream>
 
 namespace trireme::kernels {
 
 int64_t resident_peak() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return static_cast<int64_t>(usage.ru_maxrss) * 1024;
+  // Not getrusage(): its peak survives exec, so it would be that of whoever started this process.
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmHWM:")) return std::stoll(line.substr(6)) * 1024;
+  }
+  return 0;
 }
 
 double bf16_peak_flops(const std::string& gpu_name) {
