@@ -68,9 +68,11 @@ TEST(StepJson, WritesNonFiniteNumbersAsStrings) {
 }
 
 TEST(SummaryJson, HasExactlyTheKeysOfTheFormat) {
-  const std::set<std::string> keys = {"steps",        "final_loss",     "final_val_loss",
-                                      "tokens_per_s", "peak_bytes",     "seconds_to_first_step",
-                                      "wall_s",       "weights_digest", "sample"};
+  const std::set<std::string> keys = {"steps",           "final_loss",          "final_val_loss",
+                                      "tokens_per_s",    "peak_bytes",          "seconds_to_first_step",
+                                      "wall_s",          "weights_digest",      "sample",
+                                      "state_bytes",     "wire_bytes_per_step", "activation_bytes",
+                                      "communication_ms"};
   RunSummary summary;
   EXPECT_EQ(keys_of(Json::parse(to_json_line(summary))), keys);
   EXPECT_TRUE(Json::parse(to_json_line(summary))["final_val_loss"].is_null());

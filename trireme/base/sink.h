@@ -31,6 +31,8 @@ struct RunCost {
   int64_t predicted_wire_bytes = 0;        ///< sent in a step, hooks not counted
   int64_t measured_wire_bytes = 0;         ///< sent in the last step
   int64_t predicted_activation_bytes = 0;  ///< kept for backward by one micro-batch
+  double communication_ms = 0.0;           ///< in the last step: gathering and reducing
+  double exposed_ms = 0.0;                 ///< the part of it that computation waited for
 };
 
 /// The whole run, written once at its end.

@@ -409,7 +409,7 @@ void DataParallel::step(optim::Optimizer& optimizer, double lr, double grad_scal
     if (std::ranges::find(order, unit) == order.end()) order.push_back(unit);
   }
   for (const size_t unit : order) {
-    const Lane::Mark updated = shared_.reduce.run([&] { optimizer.update(unit, lr, grad_scale); });
+    const Lane::Mark updated = shared_.reduce.run_untimed([&] { optimizer.update(unit, lr, grad_scale); });
     units_[unit]->publish_update(updated);
   }
   if (options_.hook.hook == Hook::kLocalSgd && ++steps_ % options_.hook.local_steps == 0)

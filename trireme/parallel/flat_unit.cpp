@@ -124,7 +124,7 @@ void FlatUnit::start_gather() {
 
 void FlatUnit::gather_parameters() {
   start_gather();
-  if (!gathering_) return;
+  if (!gathering_) return Lane::follow(updated_, options_.device);
   shared_.gather.wait(gathered_);
   gathering_ = false;
 }
@@ -306,14 +306,13 @@ void FlatUnit::publish_update(const Lane::Mark& updated) {
   reduced_any_ = false;
   updated_ = updated;
   if (shards_parameters()) return release_parameters();
-  gathered_ = updated_;
   if (options_.policy.shard_optimizer && groups_.shard->size() > 1) {
     gathered_ = shared_.gather.run([this] {
       Lane::follow(updated_, options_.device);
       groups_.shard->all_gather(full_params_, shard_of(full_params_));
     });
+    gathering_ = true;
   }
-  gathering_ = true;
 }
 
 at::Tensor FlatUnit::full_master() const {

@@ -43,6 +43,8 @@ class Lane {
   /// Runs `work` after everything that the current stream holds now. Memory that it allocates belongs to the
   /// lane's stream; memory that it uses must stay until somebody has waited for the mark.
   Mark run(const std::function<void()>& work);
+  /// The same for work that is no communication: it is not timed.
+  Mark run_untimed(const std::function<void()>& work);
   /// The current stream goes on after the mark, which counts as time that computation has lost.
   void wait(const Mark& mark);
   /// The same for a stream that loses nothing by it.

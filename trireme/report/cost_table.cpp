@@ -33,6 +33,12 @@ std::string saved(const CostRow& row, const std::vector<CostRow>& rows) {
                      100.0 * (1.0 - static_cast<double>(total(row)) / static_cast<double>(total(*ddp))));
 }
 
+/// The share of communication that ran behind computation.
+std::string hidden(const RunCost& cost) {
+  if (cost.communication_ms <= 0.0) return "-";
+  return fmt::format("{:.0f}%", 100.0 * (1.0 - cost.exposed_ms / cost.communication_ms));
+}
+
 RunCost::State read_state(const Json& json) {
   return {json.at("parameters"), json.at("gradients"), json.at("optimizer")};
 }
@@ -65,16 +71,18 @@ std::string cost_table(const std::vector<CostRow>& rows) {
                right("sent/step"),
                right("predicted"),
                right("step ms"),
+               right("hidden"),
                right("peak")});
   for (const CostRow& row : rows) {
     const RunCost::State& state = state_of(row);
     const auto if_measured = [&](const std::string& text) { return row.measured ? text : "-"; };
-    table.add_row(
-        {row.policy, bytes_text(state.parameters), bytes_text(state.gradients), bytes_text(state.optimizer),
-         if_measured(bytes_text(state.total())), bytes_text(row.cost.predicted.total()), saved(row, rows),
-         bytes_text(row.cost.predicted_activation_bytes),
-         if_measured(bytes_text(row.cost.measured_wire_bytes)), bytes_text(row.cost.predicted_wire_bytes),
-         if_measured(fmt::format("{:.1f}", row.step_ms)), if_measured(bytes_text(row.peak_bytes))});
+    table.add_row({row.policy, bytes_text(state.parameters), bytes_text(state.gradients),
+                   bytes_text(state.optimizer), if_measured(bytes_text(state.total())),
+                   bytes_text(row.cost.predicted.total()), saved(row, rows),
+                   bytes_text(row.cost.predicted_activation_bytes),
+                   if_measured(bytes_text(row.cost.measured_wire_bytes)),
+                   bytes_text(row.cost.predicted_wire_bytes), if_measured(fmt::format("{:.1f}", row.step_ms)),
+                   if_measured(hidden(row.cost)), if_measured(bytes_text(row.peak_bytes))});
   }
   return table.to_string();
 }
@@ -90,6 +98,8 @@ CostRow read_cost(const std::string& run_directory, const std::string& policy) {
     row.cost.predicted_wire_bytes = json.at("wire_bytes_per_step").at("predicted");
     row.cost.measured_wire_bytes = json.at("wire_bytes_per_step").at("measured");
     row.cost.predicted_activation_bytes = json.at("activation_bytes").at("predicted");
+    row.cost.communication_ms = json.at("communication_ms").at("total");
+    row.cost.exposed_ms = json.at("communication_ms").at("exposed");
     row.step_ms = median_step_ms(run_directory + "/metrics.jsonl");
     return row;
   } catch (const Json::exception& error) {

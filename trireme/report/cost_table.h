@@ -17,7 +17,7 @@ struct CostRow {
 };
 
 /// One row a policy; "saved" compares state bytes with the row "ddp", measured ones where both are. Bytes are
-/// of rank 0.
+/// of rank 0; "hidden" is the share of communication that ran behind computation.
 std::string cost_table(const std::vector<CostRow>& rows);
 
 /// The measured row of a finished run. Throws DataError when summary.json is missing or of another version.

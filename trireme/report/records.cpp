@@ -57,6 +57,8 @@ std::string to_json_line(const RunSummary& summary) {
   json["wire_bytes_per_step"] = {{"predicted", summary.cost.predicted_wire_bytes},
                                  {"measured", summary.cost.measured_wire_bytes}};
   json["activation_bytes"] = {{"predicted", summary.cost.predicted_activation_bytes}};
+  json["communication_ms"] = {{"total", number(summary.cost.communication_ms)},
+                              {"exposed", number(summary.cost.exposed_ms)}};
   json["sample"] = summary.sample;
   return dump(json);
 }

@@ -114,7 +114,8 @@ class Trainer {
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<data::Loader> loader_;
   StepTotals last_;
-  int64_t step_wire_bytes_ = 0;  ///< sent by this rank in the last step
+  parallel::LaneTimes step_times_;  ///< of the last step
+  int64_t step_wire_bytes_ = 0;     ///< sent by this rank in the last step
 };
 
 Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world)
@@ -239,11 +240,15 @@ StepTotals Trainer::forward_backward(int64_t step) {
 
 StepRecord Trainer::step(int64_t index) {
   const double begin = monotonic_seconds();
+  const bool last = index == config_.train.steps;
+  engine_->measure(last);  // once, since reading the times waits for the device
   const int64_t sent_before = engine_->sent_bytes();
   last_ = forward_backward(index);
   const double lr = optim::learning_rate(config_.optim, index, config_.train.steps);
   engine_->step(*optimizer_, lr, optim::clip_factor(last_.grad_norm, config_.train.grad_clip));
   step_wire_bytes_ = engine_->sent_bytes() - sent_before;
+  if (last) step_times_ = engine_->take_times();
+  engine_->measure(false);
   const double seconds = monotonic_seconds() - begin;
   const int64_t step_tokens = batch_.global_batch * config_.data.seq_len;
   return {.step = index,
@@ -320,7 +325,9 @@ RunCost Trainer::cost() const {
           .predicted_wire_bytes = plan::engine_wire_bytes(units, setting),
           .measured_wire_bytes = step_wire_bytes_,
           .predicted_activation_bytes = static_cast<int64_t>(
-              facts_.saved_bytes_per_token * static_cast<double>(batch_.micro_batch * config_.data.seq_len))};
+              facts_.saved_bytes_per_token * static_cast<double>(batch_.micro_batch * config_.data.seq_len)),
+          .communication_ms = step_times_.busy_ms,
+          .exposed_ms = step_times_.exposed_ms};
 }
 
 void Trainer::finish(TrainResult& result, double started, const std::vector<double>& speeds) {
