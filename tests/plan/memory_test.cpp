@@ -15,6 +15,17 @@ EngineSetting setting_of(const std::string& policy, int64_t shards, int64_t comp
           .wire_bytes = compute_bytes};
 }
 
+/// Model states as the ZeRO paper counts them (Rajbhandari et al. 2020, section 3.1): gradients in the
+/// compute dtype, no padding, master and moments as optimizer state.
+StateBytes paper_state(int64_t params, const EngineSetting& setting) {
+  const Policy& policy = setting.policy;
+  const int64_t shards = policy.shard_ranks(setting.mesh), shard = (params + shards - 1) / shards;
+  const int64_t master = setting.compute_bytes == 4 ? 0 : 1;
+  return {.parameters = setting.compute_bytes * (policy.shard_parameters ? shard : params),
+          .gradients = setting.compute_bytes * (policy.shard_gradients ? shard : params),
+          .optimizer = 4 * (setting.moments + master) * (policy.shard_optimizer ? shard : params)};
+}
+
 // The ZeRO paper's table (arXiv:1910.02054, figure 1) with K = 12: 7.5B parameters in bf16 over 64 ranks take
 // 120, 31.4, 16.6 and 1.9 GB with the baseline, stages 1, 2 and 3.
 TEST(PaperState, MatchesTheTableOfTheZeroPaper) {
@@ -77,6 +88,12 @@ TEST(EngineWireBytes, AreTheVolumesOfThePapers) {
   four.reduces_once = false;
   EXPECT_EQ(sent(four), 4 * 2 * (kPart - kRoot) + kRoot + 4 * kPart);
   EXPECT_EQ(sent(setting_of("ddp", 1, 4)), 0);
+}
+
+TEST(ActivationBytes, AreSavedBytesPerTokenTimesTokens) {
+  ModelFacts facts;
+  facts.saved_bytes_per_token = 1.5;
+  EXPECT_EQ(activation_bytes(facts, 4 * 128), 768);
 }
 
 }  // namespace

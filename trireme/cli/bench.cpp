@@ -39,13 +39,11 @@ Json to_json(const report::CostRow& row) {
           {"peak_bytes", row.peak_bytes}};
 }
 
-/// The keys that make a run that of `label`; they come last, so they win.
+/// The keys that make a run one of `policy`; they come last, so they win.
 std::vector<std::string> overrides_of(const plan::Policy& policy) {
-  std::vector<std::string> overrides = {
-      "parallel.policy=" + std::string(policy.name),
-      "parallel.sharding=" + (policy.sharding.empty() ? "auto" : std::string(policy.sharding)),
-      "checkpoint.final_weights=false", "train.sample_tokens=0"};
-  return overrides;
+  const std::string sharding(policy.sharding.empty() ? "auto" : policy.sharding);
+  return {"parallel.policy=" + std::string(policy.name), "parallel.sharding=" + sharding,
+          "checkpoint.final_weights=false", "train.sample_tokens=0"};
 }
 
 int bench_memory(const MemoryOptions& options, Front& front) {

@@ -75,8 +75,8 @@ report::CostRow predicted_cost(const plan::Config& config, const RunPlan& run, c
   row.policy = policy.label();
   row.cost.predicted = {state.parameters, state.gradients, state.optimizer};
   row.cost.predicted_wire_bytes = plan::engine_wire_bytes(units, setting);
-  row.cost.predicted_activation_bytes = static_cast<int64_t>(
-      run.facts.saved_bytes_per_token * static_cast<double>(run.batch.micro_batch * config.data.seq_len));
+  row.cost.predicted_activation_bytes =
+      plan::activation_bytes(run.facts, run.batch.micro_batch * config.data.seq_len);
   return row;
 }
 

@@ -46,7 +46,8 @@ int join_world(const TrainOptions& options, Front& front, const plan::WorldSpec&
 }
 
 /// What the other rows of the policy table would cost the same run, beside what this one did.
-std::string summary_of(const PreparedJob& prepared, const FinishedJob& finished) {
+std::string summary_of(const FinishedJob& finished) {
+  const PreparedJob& prepared = finished.prepared;
   const plan::Config& config = prepared.config.config;
   const std::string chosen = plan::resolve_policy(config.parallel, prepared.plan.mesh).label();
   std::vector<report::CostRow> rows;
@@ -70,7 +71,7 @@ int train(const TrainOptions& options, Front& front) {
   }
   const FinishedJob finished = run_train_job(options.job, front);
   if (options.summary && finished.code == 0) {
-    fmt::print("{}", summary_of(prepare_train_job(options.job, front), finished));
+    fmt::print("{}", summary_of(finished));
   }
   return finished.code;
 }

@@ -60,7 +60,7 @@ PreparedJob prepare_train_job(const TrainJob& job, const Front& front) {
 }
 
 FinishedJob run_train_job(const TrainJob& job, Front& front) {
-  const PreparedJob prepared = prepare_train_job(job, front);
+  PreparedJob prepared = prepare_train_job(job, front);
   const std::string worker = worker_path();
   Request request = train_request(job, front, prepared.config);
   const RunPlan& run = prepared.plan;
@@ -79,7 +79,7 @@ FinishedJob run_train_job(const TrainJob& job, Front& front) {
                               .environment = worker_environment(environment, request),
                               .log_dir = directory.file("logs")},
                              directory);
-  return {code, directory.path()};
+  return {code, directory.path(), std::move(prepared)};
 }
 
 }  // namespace trireme::cli

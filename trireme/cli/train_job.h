@@ -21,20 +21,22 @@ struct TrainJob {
   bool silent = false;  ///< nothing on stdout
 };
 
+/// The config with "auto" devices resolved for this machine, and what the run will be.
+struct PreparedJob {
+  plan::ResolvedConfig config;
+  RunPlan plan;
+};
+
 struct FinishedJob {
   int code = 0;
   std::string run_directory;
+  PreparedJob prepared;
 };
 
 /// Resolves the device, plans, makes the run directory, runs the ranks to their end and leaves their exit
 /// code in the manifest. Throws ConfigError and EnvironmentError before anything is started.
 FinishedJob run_train_job(const TrainJob& job, Front& front);
 
-/// The config with "auto" devices resolved for this machine, and what the run will be.
-struct PreparedJob {
-  plan::ResolvedConfig config;
-  RunPlan plan;
-};
 PreparedJob prepare_train_job(const TrainJob& job, const Front& front);
 
 /// What workers are told.

@@ -5,10 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
 
 #include "trireme/base/error.h"
-#include "trireme/base/hash.h"
 #include "trireme/base/text.h"
 #include "trireme/parallel/grad_hooks.h"
 
@@ -427,12 +425,7 @@ void DataParallel::average_parameters() {
 
 plan::StateBytes DataParallel::state_bytes() const {
   plan::StateBytes sum;
-  for (const auto& unit : units_) {
-    const plan::StateBytes part = unit->state_bytes();
-    sum.parameters += part.parameters;
-    sum.gradients += part.gradients;
-    sum.optimizer += part.optimizer;
-  }
+  for (const auto& unit : units_) sum += unit->state_bytes();
   return sum;
 }
 
@@ -465,35 +458,6 @@ DataParallel::Held::Held(DataParallel& engine) : engine_(engine) {
 DataParallel::Held::~Held() {
   engine_.held_ = false;
   for (const auto& unit : engine_.units_) unit->release_parameters();
-}
-
-void DataParallel::visit_weights(
-    const std::function<void(const std::string&, const at::Tensor&)>& body) const {
-  const at::NoGradGuard no_grad;
-  std::map<std::string, const FlatUnit*> owners;
-  for (const auto& unit : units_) {
-    for (const plan::FlatEntry& entry : unit->layout().entries()) owners.emplace(entry.name, unit.get());
-  }
-  const FlatUnit* gathered = nullptr;
-  at::Tensor master;
-  for (const auto& [name, owner] : owners) {
-    if (owner != gathered) {
-      master.reset();  // one unit at a time
-      master = owner->full_master();
-      gathered = owner;
-    }
-    const plan::FlatEntry& entry = owner->layout().entry(name);
-    body(name, master.narrow(0, entry.offset, entry.numel).view(entry.shape).to(at::kCPU));
-  }
-}
-
-std::string weights_digest(const DataParallel& engine) {
-  StreamingHash hash;
-  engine.visit_weights([&](const std::string&, const at::Tensor& weight) {
-    const at::Tensor whole = weight.contiguous();
-    hash.update(whole.data_ptr(), whole.nbytes());
-  });
-  return hex64(hash.digest());
 }
 
 }  // namespace trireme::parallel

@@ -79,12 +79,7 @@ EngineSetting engine_setting(const Config& config, const MeshShape& mesh, int64_
 
 StateBytes engine_state(const std::vector<UnitSpec>& units, const EngineSetting& setting) {
   StateBytes sum;
-  for (const UnitSpec& unit : units) {
-    const StateBytes part = unit_state(padded(unit, setting), setting);
-    sum.parameters += part.parameters;
-    sum.gradients += part.gradients;
-    sum.optimizer += part.optimizer;
-  }
+  for (const UnitSpec& unit : units) sum += unit_state(padded(unit, setting), setting);
   return sum;
 }
 
@@ -99,13 +94,8 @@ int64_t engine_wire_bytes(const std::vector<UnitSpec>& units, const EngineSettin
   return sum;
 }
 
-StateBytes paper_state(int64_t params, const EngineSetting& setting) {
-  const Policy& policy = setting.policy;
-  const int64_t shards = shard_ranks(setting), shard = (params + shards - 1) / shards;
-  return {.parameters = setting.compute_bytes * (policy.shard_parameters ? shard : params),
-          .gradients = setting.compute_bytes * (policy.shard_gradients ? shard : params),
-          .optimizer = kFp32 * (setting.moments + (setting.compute_bytes == kFp32 ? 0 : 1)) *
-                       (policy.shard_optimizer ? shard : params)};
+int64_t activation_bytes(const ModelFacts& facts, int64_t tokens) {
+  return static_cast<int64_t>(facts.saved_bytes_per_token * static_cast<double>(tokens));
 }
 
 }  // namespace trireme::plan

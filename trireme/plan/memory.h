@@ -16,6 +16,12 @@ struct StateBytes {
   int64_t gradients = 0;   ///< as accumulated and as reduced
   int64_t optimizer = 0;   ///< moments, and the fp32 master where parameters are of another dtype
   int64_t total() const { return parameters + gradients + optimizer; }
+  StateBytes& operator+=(const StateBytes& other) {
+    parameters += other.parameters;
+    gradients += other.gradients;
+    optimizer += other.optimizer;
+    return *this;
+  }
   bool operator==(const StateBytes&) const = default;
 };
 
@@ -38,8 +44,7 @@ StateBytes engine_state(const std::vector<UnitSpec>& units, const EngineSetting&
 /// Sent by one rank in one step, without hooks: reductions, and gathers of gradients or parameters.
 int64_t engine_wire_bytes(const std::vector<UnitSpec>& units, const EngineSetting& setting);
 
-/// The same as the ZeRO paper counts model states (Rajbhandari et al. 2020, section 3.1): gradients in the
-/// compute dtype, no padding, master and moments as optimizer state.
-StateBytes paper_state(int64_t params, const EngineSetting& setting);
+/// Kept for backward by a micro-batch of `tokens`.
+int64_t activation_bytes(const ModelFacts& facts, int64_t tokens);
 
 }  // namespace trireme::plan

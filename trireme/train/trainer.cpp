@@ -320,14 +320,14 @@ RunCost Trainer::cost() const {
   const auto of = [](const plan::StateBytes& bytes) {
     return RunCost::State{bytes.parameters, bytes.gradients, bytes.optimizer};
   };
-  return {.predicted = of(predicted),
-          .measured = of(measured),
-          .predicted_wire_bytes = plan::engine_wire_bytes(units, setting),
-          .measured_wire_bytes = step_wire_bytes_,
-          .predicted_activation_bytes = static_cast<int64_t>(
-              facts_.saved_bytes_per_token * static_cast<double>(batch_.micro_batch * config_.data.seq_len)),
-          .communication_ms = step_times_.busy_ms,
-          .exposed_ms = step_times_.exposed_ms};
+  return {
+      .predicted = of(predicted),
+      .measured = of(measured),
+      .predicted_wire_bytes = plan::engine_wire_bytes(units, setting),
+      .measured_wire_bytes = step_wire_bytes_,
+      .predicted_activation_bytes = plan::activation_bytes(facts_, batch_.micro_batch * config_.data.seq_len),
+      .communication_ms = step_times_.busy_ms,
+      .exposed_ms = step_times_.exposed_ms};
 }
 
 void Trainer::finish(TrainResult& result, double started, const std::vector<double>& speeds) {
