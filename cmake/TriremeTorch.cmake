@@ -18,9 +18,9 @@ target_include_directories(Torch::cpu SYSTEM INTERFACE
 target_compile_definitions(Torch::cpu INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
 target_link_directories(Torch::cpu INTERFACE ${TRIREME_TORCH_ROOT}/lib)
 # Operators register themselves when a library is loaded, so libraries that no symbol refers to must stay linked.
-target_link_libraries(Torch::cpu INTERFACE -Wl,--push-state,--no-as-needed -ltorch_cpu -lc10 -l:libgomp.so.1
-                      ${TRIREME_CUDART}
-                      -Wl,--pop-state Threads::Threads)
+# One item each: CMake drops a flag that it has seen before.
+target_link_libraries(Torch::cpu INTERFACE
+  "-Wl,--push-state,--no-as-needed,-ltorch_cpu,-lc10,-l:libgomp.so.1,${TRIREME_CUDART},--pop-state" Threads::Threads)
 
 set(TRIREME_HAS_CUDA OFF)
 if(NOT TRIREME_CUDA STREQUAL OFF)
@@ -54,7 +54,7 @@ if(TRIREME_HAS_CUDA)
   target_include_directories(Torch::cuda SYSTEM BEFORE INTERFACE ${site_packages}/nvidia/nccl/include)
   target_include_directories(Torch::cuda SYSTEM INTERFACE ${cuda_home}/include ${cuda_home}/include/cccl)
   target_compile_definitions(Torch::cuda INTERFACE USE_C10D_NCCL)
-  target_link_libraries(Torch::cuda INTERFACE Torch::cpu -Wl,--push-state,--no-as-needed -ltorch_cuda -lc10_cuda
-                        ${TRIREME_NCCL} -Wl,--pop-state)
+  target_link_libraries(Torch::cuda INTERFACE Torch::cpu
+    "-Wl,--push-state,--no-as-needed,-ltorch_cuda,-lc10_cuda,${TRIREME_NCCL},--pop-state")
 endif()
 message(STATUS "torch ${TRIREME_TORCH_FOUND_VERSION} in ${TRIREME_TORCH_ROOT}; CUDA ${TRIREME_HAS_CUDA}")

@@ -4,16 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <cmath>
 #include <thread>
 
-#include "tests/comm/processes.h"
+#include "tests/comm/gpu_ranks.h"
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
-#include "trireme/base/hash.h"
-#include "trireme/comm/group.h"
-#include "trireme/comm/world.h"
-#include "trireme/kernels/device.h"
 #include "trireme/kernels/tree_sum.h"
 
 namespace trireme {
@@ -22,47 +17,21 @@ namespace {
 using comm::Group;
 using comm::ReduceOp;
 using comm::World;
+using test::Expectations;
 using test::fork_ranks;
+using test::gradient_of;
+using test::same;
 using Codes = std::vector<int>;
-
-/// Counted in a child, because a process that has touched a GPU must not fork.
-int count_gpus() {
-  return fork_ranks(1, [](int64_t) { return static_cast<int>(kernels::gpus().size()); }).front();
-}
 
 class Nccl : public testing::Test {
  protected:
   void SetUp() override {
-    static const int gpus = count_gpus();
-    if (gpus < 2) GTEST_SKIP() << gpus << " GPUs, two are needed";
+    if (const int gpus = test::count_gpus(); gpus < 2) GTEST_SKIP() << gpus << " GPUs, two are needed";
   }
 };
 
 std::shared_ptr<World> join(int64_t rank, int64_t port, double timeout_s) {
-  plan::WorldSpec spec;
-  spec.rank = spec.local_rank = rank;
-  spec.world_size = spec.local_world_size = 2;
-  spec.master_port = port;
-  kernels::set_gpu(rank);
-  return World::join(spec, c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(rank)), timeout_s);
-}
-
-/// 0 when all hold; each failure is printed.
-class Expectations {
- public:
-  void is_true(bool holds, std::string_view what) {
-    if (holds) return;
-    fmt::print(stderr, "does not hold: {}\n", what);
-    ++failures_;
-  }
-  int code() const { return failures_; }
-
- private:
-  int failures_ = 0;
-};
-
-bool same(const at::Tensor& got, const at::Tensor& wanted) {
-  return at::equal(got.cpu().view({-1}).view(at::kByte), wanted.cpu().view({-1}).view(at::kByte));
+  return test::join_gpus(rank, 2, port, timeout_s);
 }
 
 void check_movers(Group& group, Expectations& expect, at::ScalarType type) {
@@ -107,16 +76,6 @@ TEST_F(Nccl, CollectivesFollowTheirFormulas) {
     return expect.code();
   };
   EXPECT_EQ(fork_ranks(2, body, 90.0), (Codes{0, 0}));
-}
-
-at::Tensor gradient_of(int64_t rank, int64_t count) {
-  at::Tensor values = at::empty({count});
-  float* out = values.mutable_data_ptr<float>();
-  for (int64_t i = 0; i < count; ++i) {
-    const uint64_t bits = mix64(static_cast<uint64_t>(rank), static_cast<uint64_t>(i));
-    out[i] = std::ldexp(static_cast<float>(bits >> 40) / 16777216.0f - 0.5f, static_cast<int>(bits % 18));
-  }
-  return values;
 }
 
 TEST_F(Nccl, OrderedReductionHasTheBitsOfTheCpu) {

@@ -32,6 +32,8 @@ StepRecord some_step() {
           .step_ms = 48.125,
           .peak_bytes = 1 << 20,
           .reserved_bytes = 0,
+          .loss_scale = {},
+          .skipped = false,
           .val_loss = {}};
 }
 
@@ -42,7 +44,9 @@ TEST(StepJson, HasExactlyTheKeysOfTheFormat) {
   record.val_loss = 2.5;
   record.reserved_bytes = 1 << 21;
   std::set<std::string> more = kStepKeys;
-  more.insert({"val_loss", "reserved_bytes"});
+  record.loss_scale = 1024.0;
+  record.skipped = true;
+  more.insert({"val_loss", "reserved_bytes", "loss_scale", "skipped"});
   EXPECT_EQ(keys_of(Json::parse(to_json_line(record))), more);
 }
 

@@ -40,7 +40,7 @@ inline void run_ranks(int64_t ranks, const RankBody& body, double timeout_s = 20
   const auto run = [&](int64_t rank) {
     std::exception_ptr error;
     try {
-      body(comm::World::join_store(store, rank, ranks, c10::kCPU, timeout_s, peer_memory));
+      body(comm::World::join_store(store, rank, ranks, c10::kCPU, timeout_s, {.share = peer_memory}));
     } catch (...) {
       error = std::current_exception();
     }

@@ -13,7 +13,10 @@ namespace {
 /// Always prefers the token after the last one, then the one after that, whatever came before.
 class Counting : public nn::LanguageModel {
  public:
-  at::Tensor forward(const at::Tensor& tokens) override {
+  int64_t longest = 0;
+
+ private:
+  at::Tensor hidden(const at::Tensor& tokens) override {
     longest = std::max(longest, tokens.size(1));
     at::Tensor logits = at::zeros({1, tokens.size(1), 10});
     for (int64_t t = 0; t < tokens.size(1); ++t) {
@@ -23,7 +26,9 @@ class Counting : public nn::LanguageModel {
     }
     return logits;
   }
-  int64_t longest = 0;
+  const at::Tensor& head() const override { return identity_; }
+
+  at::Tensor identity_ = at::eye(10);
 };
 
 TEST(Generate, GreedyTakesTheMostLikelyToken) {

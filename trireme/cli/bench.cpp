@@ -1,12 +1,18 @@
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "trireme/base/build_info.h"
 #include "trireme/base/text.h"
+#include "trireme/cli/child.h"
 #include "trireme/cli/front.h"
+#include "trireme/cli/gpu_count.h"
+#include "trireme/cli/run_plan.h"
 #include "trireme/cli/train_job.h"
+#include "trireme/launch/local.h"
 #include "trireme/plan/policy.h"
 #include "trireme/report/cost_table.h"
 
@@ -14,6 +20,8 @@ namespace trireme::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+constexpr int64_t kMaxMib = 16384;
 
 struct MemoryOptions {
   std::string config;
@@ -80,6 +88,64 @@ int bench_memory(const MemoryOptions& options, Front& front) {
   return 0;
 }
 
+struct CommOptions {
+  std::optional<int64_t> ranks;
+  std::string mib = "32,128,512";
+  int64_t rounds = 5;
+  bool json = false;
+};
+
+std::vector<int64_t> sizes_of(const std::string& text) {
+  std::vector<int64_t> sizes;
+  for (const std::string& word : split(text, ',')) {
+    int64_t size = 0;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), size);
+    if (error != std::errc() || end != word.data() + word.size() || size < 1 || size > kMaxMib) {
+      throw UsageError(fmt::format("[cli.bench] --mib: '{}' is no size from 1 to {}", word, kMaxMib),
+                       "write MiB by comma: --mib 32,128");
+    }
+    sizes.push_back(size);
+  }
+  return sizes;
+}
+
+int bench_comm(const CommOptions& options, Front& front) {
+  const int gpus = kHasCuda ? gpu_count() : 0;
+  const std::string device = choose_device("auto", gpus);
+  const int64_t ranks = choose_ranks(options.ranks, device, gpus);
+  if (ranks < 2) {
+    throw ConfigError("[cli.bench] collectives need two ranks, -n is {}; give -n 2 or more", ranks);
+  }
+  Request request{
+      .verb = "bench_comm", .config = "", .run_dir = "", .command = front.command, .json = options.json};
+  request.bench_comm = {.device = device, .mib = sizes_of(options.mib), .rounds = options.rounds};
+  Environment environment = front.environment;
+  prepare_torch(environment, device);
+  return launch::run_local({.program = worker_path(),
+                            .args = {request.verb},
+                            .ranks = ranks,
+                            .environment = worker_environment(environment, request),
+                            .log_dir = ""});
+}
+
+void add_bench_comm(CLI::App& verb, Front& front) {
+  auto options = std::make_shared<CommOptions>();
+  CLI::App* comm =
+      verb.add_subcommand("comm", "Our collectives beside the backend's, alone and under matrix products");
+  comm->add_option("-n,--ranks", options->ranks, "Ranks to start (default: all GPUs, else 2)")
+      ->option_text("RANKS");
+  comm->add_option("--mib", options->mib, "Sizes of the whole tensor, by comma")->option_text("LIST");
+  comm->add_option("--rounds", options->rounds, "Alternations of all cases; medians are shown")
+      ->option_text("N")
+      ->check(CLI::Range(1, 1000));
+  comm->add_flag("--json", options->json, "One JSON document with all samples");
+  comm->footer(
+      "Example:\n"
+      "  trireme bench comm --mib 32,512");
+  comm->callback(
+      [options, &front] { front.action = [options, &front] { return bench_comm(*options, front); }; });
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app, Front& front) {
@@ -100,6 +166,7 @@ void add_bench(CLI::App& app, Front& front) {
       "Any config key can be given as --section.key=value.\n"
       "Example:\n"
       "  trireme bench memory configs/quickstart.yaml -n 4 --train.steps=20");
+  add_bench_comm(*verb, front);
   memory->callback(
       [options, &front] { front.action = [options, &front] { return bench_memory(*options, front); }; });
 }

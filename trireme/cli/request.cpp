@@ -7,8 +7,9 @@
 namespace trireme::cli {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GenerateOptions, run, prompt, max_tokens, temperature, top_k, seed)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchCommOptions, device, mib, rounds)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Request, verb, config, run_dir, runs_root, command, json, quiet, silent,
-                                   generate)
+                                   generate, bench_comm)
 
 std::string to_json(const Request& request) {
   try {

@@ -3,6 +3,7 @@
 // ranks.
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace trireme::cli {
 
@@ -15,8 +16,14 @@ struct GenerateOptions {
   int64_t seed = 42;
 };
 
+struct BenchCommOptions {
+  std::string device = "cpu";
+  std::vector<int64_t> mib;  ///< sizes of the whole tensor in bf16
+  int64_t rounds = 5;        ///< alternations of all cases
+};
+
 struct Request {
-  std::string verb;     ///< train, generate or probe
+  std::string verb;     ///< train, generate, bench_comm or probe
   std::string config;   ///< resolved YAML (train)
   std::string run_dir;  ///< made by the front command; empty: rank 0 makes one below `runs_root`
   std::string runs_root = "runs";
@@ -24,7 +31,8 @@ struct Request {
   bool json = false;    ///< results as JSON lines on stdout
   bool quiet = false;   ///< no start-up lines, no progress
   bool silent = false;  ///< nothing on stdout
-  GenerateOptions generate;
+  GenerateOptions generate = {};
+  BenchCommOptions bench_comm = {};
 };
 
 std::string to_json(const Request& request);

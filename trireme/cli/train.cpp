@@ -17,6 +17,7 @@ struct TrainOptions {
   TrainJob job;
   bool dry_run = false;
   bool summary = false;
+  std::optional<int64_t> profile;
 };
 
 int print_plan(const RunPlan& run, const plan::Config& config, bool json) {
@@ -94,6 +95,9 @@ void add_train(CLI::App& app, Front& front) {
   verb->add_flag(
       "--summary", options->summary,
       "At the end a table: bytes held and sent, predicted and measured, beside the other policies");
+  verb->add_option("--profile", options->profile,
+                   "Trace this many steps and show where the GPU's time goes (train.profile_steps)")
+      ->option_text("STEPS");
   verb->footer(
       "Any config key can be given as --section.key=value; 'trireme config keys' lists them.\n"
       "Under torchrun --no-python, srun or mpirun it joins the ranks that they start.\n"
@@ -103,6 +107,9 @@ void add_train(CLI::App& app, Front& front) {
   verb->callback([options, &front] {
     front.action = [options, &front] {
       options->job.overrides = front.overrides;
+      if (options->profile) {
+        options->job.overrides.push_back(fmt::format("train.profile_steps={}", *options->profile));
+      }
       return train(*options, front);
     };
   });

@@ -35,13 +35,6 @@ void install_signal_handlers() {
   sigaction(SIGINT, &action, nullptr);
 }
 
-at::Device pick_device(const plan::Config& config, const plan::WorldSpec& spec) {
-  const bool gpu = config.device == "cuda" || (config.device == "auto" && !kernels::gpus().empty());
-  if (!gpu) return at::kCPU;
-  kernels::set_gpu(spec.local_rank);
-  return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(spec.local_rank));
-}
-
 report::RunDirectory run_directory(const Request& request, const plan::Config& config,
                                    const comm::World& world) {
   if (!request.run_dir.empty()) return report::RunDirectory::open(request.run_dir);
@@ -70,6 +63,15 @@ report::ConsoleOptions console_options(const Request& request, const plan::Confi
   return options;
 }
 
+comm::PeerOptions peer_options(const plan::CommConfig& config) {
+  using comm::GatherBy;
+  const bool kernels = config.gather == "kernels", copies = config.gather == "copies";
+  return {.share = config.peer_memory,
+          .gather = kernels  ? GatherBy::kKernels
+                    : copies ? GatherBy::kCopies
+                             : GatherBy::kAuto};
+}
+
 }  // namespace
 
 int worker_train(const Request& request, const Environment& environment) {
@@ -80,8 +82,8 @@ int worker_train(const Request& request, const Environment& environment) {
   }
   const plan::Config config =
       plan::load({.path = {}, .text = request.config, .overrides = {}}, Environment()).config;
-  const auto world =
-      comm::World::join(spec, pick_device(config, spec), config.comm.timeout_s, config.comm.peer_memory);
+  const auto world = comm::World::join(spec, comm::take_device(config.device, spec), config.comm.timeout_s,
+                                       peer_options(config.comm));
 
   train::TrainOptions options;
   options.config = config;
@@ -94,6 +96,7 @@ int worker_train(const Request& request, const Environment& environment) {
   if (world->rank() == 0) {
     run = run_directory(request, config, *world);
     options.weights_path = run->file("checkpoints/final/model.safetensors");
+    options.trace_path = run->file("traces/rank-0.json");
     sinks.push_back(report::make_run_files_sink(*run));
     sinks.push_back(report::make_tensorboard_sink(*run));
     if (!request.silent)

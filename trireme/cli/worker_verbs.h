@@ -8,6 +8,8 @@ namespace trireme::cli {
 int worker_train(const Request& request, const Environment& environment);
 /// Prints text from the weights of a finished run.
 int worker_generate(const Request& request);
+/// Times collectives against each other and prints a table, or JSON.
+int worker_bench_comm(const Request& request, const Environment& environment);
 /// Prints one JSON object: torch, GPUs, NCCL, threads, loaded libraries.
 int worker_probe();
 

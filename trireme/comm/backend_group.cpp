@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <atomic>
+#include <cstring>
 #include <exception>
 #include <mutex>
 #include <utility>
@@ -23,7 +24,8 @@ using plan::Collective;
 using State = ProgressBoard::State;
 
 constexpr int64_t kSmallBytes = 64 << 10;  // one gather of such tensors beats a ring of messages
-constexpr int kTag = 0;                    // messages between two ranks keep their order
+constexpr int64_t kMaxExchanged = 512;
+constexpr int kTag = 0;  // messages between two ranks keep their order
 
 /// The tensor's memory as bytes, so that every dtype travels on every backend. Autograd does not see it.
 at::Tensor bytes_of(const at::Tensor& tensor) {
@@ -100,8 +102,10 @@ class BackendGroup final : public Group {
   void recv(at::Tensor& tensor, int64_t from) override;
   void barrier() override;
   void set_subject(std::string_view subject) override { subject_ = subject; }
-  void check() const override;
+  void check() override;
   at::Tensor scratch(int64_t bytes) override;
+  at::Tensor symmetric_empty(int64_t count, c10::ScalarType dtype) override;
+  int64_t symmetric_bytes() const override { return peers_ ? peers_->allocated_bytes() : 0; }
 
  private:
   Call call(Collective kind) const { return {plan::name(kind), spec_.name, size(), spec_.device}; }
@@ -110,6 +114,8 @@ class BackendGroup final : public Group {
   void run(Collective kind, int64_t bytes, const Start& start);
   void reduce_among_peers(at::Tensor& tensor, ReduceOp op);
   std::string about_subject() const;
+  bool serve(Collective kind, const at::Tensor& input) const { return peers_ && peers_->serves(kind, input); }
+  std::vector<std::string> exchange(const std::string& mine);
   void record_failure(const Operation& operation, double elapsed_s, const std::string& what);
   void abort_late(const Operation& late, double elapsed_s);
 
@@ -121,7 +127,7 @@ class BackendGroup final : public Group {
   std::map<int64_t, at::Tensor> scratch_;  ///< by stream
   int64_t sequence_ = 0;
   std::string subject_;
-  mutable std::mutex failure_mutex_;
+  std::mutex failure_mutex_;
   std::string failure_;
   std::atomic<bool> failed_ = false;
   std::unique_ptr<DeviceWatch> watch_;  ///< last, so that its thread ends before what it uses
@@ -138,7 +144,14 @@ BackendGroup::~BackendGroup() {
   }
 }
 
-void BackendGroup::check() const {
+void BackendGroup::check() {
+  if (peers_ && !failed_) {
+    try {
+      peers_->check();
+    } catch (const Disagreement& error) {
+      record_failure({"check", sequence_, spec_.name}, 0.0, error.what());
+    }
+  }
   if (!failed_) return;
   const std::lock_guard lock(failure_mutex_);
   throw CommError("{}", failure_);
@@ -194,6 +207,7 @@ void BackendGroup::record_failure(const Operation& operation, double elapsed_s, 
 
 void BackendGroup::abort_late(const Operation& late, double elapsed_s) {
   record_failure(late, elapsed_s, kLate);
+  if (peers_) peers_->stop();
   try {
     backend_->abort();  // frees the GPU, and with it a host that waits for the stream
   } catch (const std::exception&) {
@@ -205,7 +219,7 @@ void BackendGroup::all_reduce(at::Tensor& tensor, ReduceOp op) {
   check_tensor(call(Collective::kAllReduce), "tensor", tensor);
   check_reducible(call(Collective::kAllReduce), tensor);
   run(Collective::kAllReduce, bytes_in(tensor), [&]() -> c10::intrusive_ptr<c10d::Work> {
-    if (peers_ && bytes_in(tensor) <= kSmallBytes) {
+    if (serve(Collective::kAllReduce, tensor) && bytes_in(tensor) <= kSmallBytes) {
       reduce_among_peers(tensor, op);
       return {};
     }
@@ -239,7 +253,7 @@ void BackendGroup::all_gather(at::Tensor& output, const at::Tensor& input) {
   check_pair(call(Collective::kAllGather), output, size(), input, 1);
   if (size() == 1) copy_within(output, input);
   run(Collective::kAllGather, bytes_in(output), [&]() -> c10::intrusive_ptr<c10d::Work> {
-    if (peers_) {
+    if (serve(Collective::kAllGather, input)) {
       peers_->all_gather(output, input);
       return {};
     }
@@ -269,7 +283,7 @@ void BackendGroup::reduce_scatter_ordered(at::Tensor& output, const at::Tensor& 
     return;
   }
   const int64_t bytes = bytes_in(input);
-  if (peers_) {
+  if (serve(Collective::kAllToAll, input)) {
     return run(Collective::kAllToAll, bytes, [&]() -> c10::intrusive_ptr<c10d::Work> {
       peers_->reduce_scatter_ordered(output, input);
       return {};
@@ -324,7 +338,7 @@ void BackendGroup::recv(at::Tensor& tensor, int64_t from) {
 
 void BackendGroup::barrier() {
   run(Collective::kBarrier, 0, [&]() -> c10::intrusive_ptr<c10d::Work> {
-    if (peers_) {
+    if (serve(Collective::kBarrier, {})) {
       peers_->barrier();
       return {};
     }
@@ -343,6 +357,34 @@ at::Tensor BackendGroup::scratch(int64_t bytes) {
     kept = at::empty({bytes}, at::TensorOptions(at::kByte).device(spec_.device));
   }
   return kept;
+}
+
+/// Short texts of all ranks over the backend.
+std::vector<std::string> BackendGroup::exchange(const std::string& mine) {
+  TRIREME_CHECK(mine.size() <= kMaxExchanged, "[comm.symmetric_empty] {} bytes are too many to exchange",
+                mine.size());
+  at::Tensor row = at::zeros({kMaxExchanged}, at::kByte);
+  std::copy(mine.begin(), mine.end(), row.mutable_data_ptr<uint8_t>());
+  row = row.to(spec_.device);
+  at::Tensor rows = at::empty({size() * kMaxExchanged}, row.options());
+  backend_->_allgather_base(rows, row)->wait();
+  const at::Tensor host = rows.cpu();
+  std::vector<std::string> texts;
+  for (int64_t rank = 0; rank < size(); ++rank) {
+    const auto* const text =
+        reinterpret_cast<const char*>(host.const_data_ptr<uint8_t>()) + rank * kMaxExchanged;
+    texts.emplace_back(text, ::strnlen(text, kMaxExchanged));
+  }
+  return texts;
+}
+
+at::Tensor BackendGroup::symmetric_empty(int64_t count, c10::ScalarType dtype) {
+  check();
+  at::Tensor memory;
+  if (peers_ && !spec_.device.is_cpu()) {
+    memory = peers_->allocate(count, dtype, [this](const std::string& mine) { return exchange(mine); });
+  }
+  return memory.defined() ? memory : at::empty({count}, at::TensorOptions(dtype).device(spec_.device));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 // check(). After an error a group is broken for good. A group of one only copies. One thread of a rank uses a
 // group at a time.
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <map>
@@ -23,6 +24,16 @@ class Tensor;
 namespace trireme::comm {
 
 enum class ReduceOp { kSum, kMax, kMin };
+
+/// What moves the bytes of a gather between GPUs that reach each other's memory: kernels are quicker, copy
+/// engines leave the multiprocessors to others.
+enum class GatherBy { kAuto, kKernels, kCopies };
+
+/// How ranks of one host use each other's memory; all ranks give the same.
+struct PeerOptions {
+  bool share = true;  ///< read it where they can, instead of sending messages
+  GatherBy gather = GatherBy::kAuto;
+};
 
 /// What this rank has sent in a group, by the formulas of plan/cost.h.
 struct Traffic {
@@ -69,10 +80,17 @@ class Group {
   virtual c10::Device device() const = 0;
   /// Throws CommError when an operation that the GPU was to finish has failed since. Worth a call after a
   /// host sync.
-  virtual void check() const = 0;
+  virtual void check() = 0;
   /// A 1-D byte tensor of at least `bytes` on the device, kept between calls. Stream-ordered: the next call
   /// on the same stream may return the same memory.
   virtual at::Tensor scratch(int64_t bytes) = 0;
+
+  /// Uninitialised (count) for the inputs of all_gather() and reduce_scatter_ordered(): where ranks reach
+  /// each other's memory, they read such inputs in place, and output then holds no copy of them on the way.
+  /// On a GPU it stays taken until the group ends. Collective with equal arguments; the host waits.
+  virtual at::Tensor symmetric_empty(int64_t count, c10::ScalarType dtype) = 0;
+  /// Bytes of the device that symmetric_empty() has taken beside the allocator of torch.
+  virtual int64_t symmetric_bytes() const = 0;
 };
 
 /// The subject of a group's operations for a while.

@@ -79,13 +79,6 @@ uint64_t started_at(pid_t pid) {
   return ticks;
 }
 
-/// Equal for processes that can open each other's descriptors.
-std::string host_identity() {
-  struct stat pids {};
-  if (::stat("/proc/self/ns/pid", &pids) != 0) return {};
-  return fmt::format("{}/{}/{}", first_line("/proc/sys/kernel/random/boot_id"), pids.st_ino, ::geteuid());
-}
-
 long futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const timespec* timeout) {
   return ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), operation, value, timeout, nullptr, 0);
 }
@@ -115,6 +108,7 @@ class HostMemory final : public PeerMemory {
     ::munmap(memory_, total_bytes(size_));
   }
 
+  bool serves(plan::Collective, const at::Tensor&) const override { return true; }
   void all_gather(at::Tensor& output, const at::Tensor& input) override;
   void reduce_scatter_ordered(at::Tensor& output, const at::Tensor& input) override;
   void barrier() override { meet(); }
@@ -248,26 +242,37 @@ void HostMemory::reduce_scatter_ordered(at::Tensor& output, const at::Tensor& in
       : reduce_scatter(to, static_cast<const uint16_t*>(input.const_data_ptr()), output.numel());
 }
 
-}  // namespace
+class HostMemoryOffer final : public MemoryOffer {
+ public:
+  /// Group rank 0 makes the memory.
+  HostMemoryOffer(int64_t rank, int64_t size);
+  HostMemoryOffer(const HostMemoryOffer&) = delete;
+  HostMemoryOffer& operator=(const HostMemoryOffer&) = delete;
+  ~HostMemoryOffer() override {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+  std::string text() const override {
+    return fmt::format("{} {} {}", host_identity(), ::getpid(), descriptor_);
+  }
+  std::unique_ptr<PeerMemory> accept(const std::vector<std::string>& offers, double timeout_s) override;
+
+ private:
+  int64_t rank_, size_;
+  int descriptor_ = -1;
+};
 
 HostMemoryOffer::HostMemoryOffer(int64_t rank, int64_t size) : rank_(rank), size_(size) {
-  if (rank_ == 0) {
-    descriptor_ = static_cast<int>(::memfd_create("trireme", MFD_CLOEXEC));
-    // Reserved at once: a full host is to be noticed here and not by a SIGBUS later.
-    if (descriptor_ >= 0 && ::posix_fallocate(descriptor_, 0, static_cast<off_t>(total_bytes(size_))) != 0) {
-      ::close(descriptor_);
-      descriptor_ = -1;
-    }
+  if (rank_ != 0) return;
+  descriptor_ = static_cast<int>(::memfd_create("trireme", MFD_CLOEXEC));
+  // Reserved at once: a full host is to be noticed here and not by a SIGBUS later.
+  if (descriptor_ >= 0 && ::posix_fallocate(descriptor_, 0, static_cast<off_t>(total_bytes(size_))) != 0) {
+    ::close(descriptor_);
+    descriptor_ = -1;
   }
-  text_ = fmt::format("{} {} {}", host_identity(), ::getpid(), descriptor_);
-}
-
-HostMemoryOffer::~HostMemoryOffer() {
-  if (descriptor_ >= 0) ::close(descriptor_);
 }
 
 std::unique_ptr<PeerMemory> HostMemoryOffer::accept(const std::vector<std::string>& offers,
-                                                    double timeout_s) const {
+                                                    double timeout_s) {
   std::string host, pid;
   int descriptor = -1;
   std::istringstream(offers.front()) >> host >> pid >> descriptor;
@@ -280,6 +285,22 @@ std::unique_ptr<PeerMemory> HostMemoryOffer::accept(const std::vector<std::strin
   ::close(file);
   if (memory == MAP_FAILED) return {};
   return std::make_unique<HostMemory>(memory, rank_, size_, timeout_s);
+}
+
+}  // namespace
+
+at::Tensor PeerMemory::allocate(int64_t, c10::ScalarType, const Exchange&) {
+  return {};
+}
+
+std::unique_ptr<MemoryOffer> offer_host_memory(int64_t rank, int64_t size) {
+  return std::make_unique<HostMemoryOffer>(rank, size);
+}
+
+std::string host_identity() {
+  struct stat pids {};
+  if (::stat("/proc/self/ns/pid", &pids) != 0) return {};
+  return fmt::format("{}/{}/{}", first_line("/proc/sys/kernel/random/boot_id"), pids.st_ino, ::geteuid());
 }
 
 }  // namespace trireme::comm

@@ -2,6 +2,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/comm/backend.h"
+#include "trireme/comm/peer_memory.h"
 
 namespace trireme::comm {
 
@@ -14,6 +15,10 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec) {
 
 std::unique_ptr<DeviceWatch> make_device_watch(c10::Device device, double, Expired) {
   throw LogicError("[comm.make_group] {} cannot be watched in a build without CUDA", device.str());
+}
+
+std::unique_ptr<MemoryOffer> offer_gpu_memory(int64_t, int64_t, c10::Device, GatherBy) {
+  return {};
 }
 
 void tree_sum_on_gpu(at::Tensor&, const at::Tensor& rows, int64_t) {

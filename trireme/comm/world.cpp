@@ -33,7 +33,7 @@ struct World::Seat {
   double timeout_s = 0.0;
   std::string address = "127.0.0.1";
   bool hosts_store = false;
-  bool peer_memory = true;
+  PeerOptions peers;
 };
 
 namespace {
@@ -105,7 +105,7 @@ c10::intrusive_ptr<c10d::Backend> connect(const BackendSpec& spec) {
 }  // namespace
 
 std::shared_ptr<World> World::join(const plan::WorldSpec& spec, c10::Device device, double timeout_s,
-                                   bool peer_memory) {
+                                   PeerOptions peers) {
   if (spec.world_size == 1) return join_store({}, 0, 1, device, timeout_s);
   const double started = monotonic_seconds();
   Rendezvous met = open_rendezvous(spec, timeout_s);
@@ -116,27 +116,31 @@ std::shared_ptr<World> World::join(const plan::WorldSpec& spec, c10::Device devi
             .timeout_s = timeout_s,
             .address = met.address,
             .hosts_store = met.hosts_store,
-            .peer_memory = peer_memory};
+            .peers = peers};
   arrive(seat, "at " + met.where, timeout_s - (monotonic_seconds() - started));
   return std::make_shared<World>(std::move(seat));
 }
 
 std::shared_ptr<World> World::join_environment(double timeout_s) {
   const plan::WorldSpec spec = plan::detect_world(Environment::process());
-  if (kernels::gpus().empty()) return join(spec, c10::kCPU, timeout_s);
+  return join(spec, take_device("auto", spec), timeout_s);
+}
+
+c10::Device take_device(const std::string& device, const plan::WorldSpec& spec) {
+  if (device == "cpu" || (device == "auto" && kernels::gpus().empty())) return c10::kCPU;
   kernels::set_gpu(spec.local_rank);
-  return join(spec, c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(spec.local_rank)), timeout_s);
+  return {c10::kCUDA, static_cast<c10::DeviceIndex>(spec.local_rank)};
 }
 
 std::shared_ptr<World> World::join_store(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size,
-                                         c10::Device device, double timeout_s, bool peer_memory) {
+                                         c10::Device device, double timeout_s, PeerOptions peers) {
   TRIREME_CHECK(rank >= 0 && rank < size, "[comm.join] rank {} of {}", rank, size);
   Seat seat{.store = std::move(store),
             .rank = rank,
             .size = size,
             .device = device,
             .timeout_s = timeout_s,
-            .peer_memory = peer_memory};
+            .peers = peers};
   if (size > 1) arrive(seat, "in the given store", timeout_s);
   return std::make_shared<World>(std::move(seat));
 }
@@ -149,7 +153,7 @@ World::World(Seat seat)
       timeout_s_(seat.timeout_s),
       address_(std::move(seat.address)),
       hosts_store_(seat.hosts_store),
-      peer_memory_(seat.peer_memory) {
+      peers_(seat.peers) {
   ignore_broken_pipes();
   TRIREME_CHECK(device_.is_cpu() || device_.has_index(), "[comm.join] device {} has no index", device_.str());
   if (size_ > 1) board_ = std::make_shared<ProgressBoard>(store_, rank_);
@@ -177,6 +181,11 @@ std::string World::unique_place(const std::string& place) {
 }
 
 std::shared_ptr<Group> World::make_group(const std::string& name, const std::vector<int64_t>& ranks) {
+  return make_group(name, ranks, peers_);
+}
+
+std::shared_ptr<Group> World::make_group(const std::string& name, const std::vector<int64_t>& ranks,
+                                         PeerOptions peer_options) {
   check_ranks(name, ranks, rank_, size_);
   const int64_t group_rank = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
   BackendSpec spec{.store = {},
@@ -195,12 +204,14 @@ std::shared_ptr<Group> World::make_group(const std::string& name, const std::vec
                   .ranks = ranks,
                   .rank = rank_,
                   .timeout_s = timeout_s_};
-  const bool may_share = peer_memory_ && device_.is_cpu();
-  const HostMemoryOffer offer(may_share ? group_rank : 1, static_cast<int64_t>(ranks.size()));
-  const std::vector<std::string> offers = meet(*store_, meeting, offer.text());
+  const std::unique_ptr<MemoryOffer> offer =
+      peer_options.share
+          ? offer_memory(group_rank, static_cast<int64_t>(ranks.size()), device_, peer_options.gather)
+          : nullptr;
+  const std::vector<std::string> offers = meet(*store_, meeting, offer ? offer->text() : "");
   spec.store = c10::make_intrusive<c10d::PrefixStore>(place + "/connect", store_);
   auto backend = connect(spec);
-  auto peers = may_share ? offer.accept(offers, timeout_s_) : nullptr;
+  auto peers = offer ? offer->accept(offers, timeout_s_) : nullptr;
   // A rank that is done with the group at once must not hang up on one that is still connecting.
   meeting.place = place + "/connected";
   const std::vector<std::string> have_peers = meet(*store_, meeting, peers ? "shares memory" : "");

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "trireme/comm/group.h"
 #include "trireme/plan/mesh_shape.h"
 #include "trireme/plan/world.h"
 
@@ -19,7 +20,6 @@ class Store;
 
 namespace trireme::comm {
 
-class Group;
 class ProgressBoard;
 
 /// A member of a job. Destroying it leaves the job; collectives in flight on other ranks then fail.
@@ -28,11 +28,10 @@ class World {
   /// Meets the other ranks at the address in `spec`. Blocks until all have arrived or `timeout_s` has passed;
   /// throws CommError that names the address, the time waited and the ranks that are missing, or that the
   /// port is in use. The store listens on loopback when master_addr is a loopback name, else on that address
-  /// only. Throws EnvironmentError when ranks are of different builds. With `peer_memory`, ranks that share a
-  /// host read each other's memory where they can; all ranks give the same. SIGPIPE is ignored from here on
-  /// unless the program handles it.
+  /// only. Throws EnvironmentError when ranks are of different builds. SIGPIPE is ignored from
+  /// here on unless the program handles it.
   static std::shared_ptr<World> join(const plan::WorldSpec& spec, c10::Device device, double timeout_s,
-                                     bool peer_memory = true);
+                                     PeerOptions peers = {});
 
   /// The world that this process's environment describes (plan::detect_world), on GPU LOCAL_RANK in a build
   /// with CUDA on a machine with GPUs, else on the CPU. Throws ConfigError for variables that make no sense,
@@ -41,7 +40,7 @@ class World {
 
   /// The same over a given store: ranks as threads in tests.
   static std::shared_ptr<World> join_store(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size,
-                                           c10::Device device, double timeout_s, bool peer_memory = true);
+                                           c10::Device device, double timeout_s, PeerOptions peers = {});
 
   struct Seat;  ///< what joining found out
   explicit World(Seat seat);
@@ -58,6 +57,9 @@ class World {
   /// Collective over those ranks: each calls it with the same arguments, and all groups are made in the same
   /// order. Throws CommError that names the ranks that did not come, LogicError when the ranks make no group.
   std::shared_ptr<Group> make_group(const std::string& name, const std::vector<int64_t>& ranks);
+  /// With its own way to use peer memory instead of the world's.
+  std::shared_ptr<Group> make_group(const std::string& name, const std::vector<int64_t>& ranks,
+                                    PeerOptions peers);
 
   /// The text that rank 0 publishes under `key`, for all. At most 4 MiB. Blocks up to the deadline; throws
   /// CommError.
@@ -71,10 +73,15 @@ class World {
   c10::Device device_;
   double timeout_s_;
   std::string address_;  ///< where other ranks reach this one
-  bool hosts_store_, peer_memory_;
+  bool hosts_store_;
+  PeerOptions peers_;
   std::map<std::string, int64_t> uses_;   ///< how often a place in the store was used
   std::shared_ptr<ProgressBoard> board_;  ///< none in a world of one
 };
+
+/// The device that `device` (cpu, cuda or auto: a GPU where there is one) means for the rank of `spec`, made
+/// the current one. Throws EnvironmentError when there is no such GPU.
+c10::Device take_device(const std::string& device, const plan::WorldSpec& spec);
 
 /// One group per axis of the mesh, plus the groups that several axes form.
 struct Mesh {

@@ -35,6 +35,14 @@ void synchronize_gpu() {
   c10::cuda::device_synchronize();
 }
 
+void* current_stream() {
+  return c10::cuda::getCurrentCUDAStream().stream();
+}
+
+std::string gpu_error_text(int error) {
+  return cudaGetErrorString(static_cast<cudaError_t>(error));
+}
+
 MemoryPeak gpu_memory_peak() {
   const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(c10::cuda::current_device());
   constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);

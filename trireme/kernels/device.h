@@ -22,6 +22,11 @@ void set_gpu(int64_t index);
 /// Waits until everything enqueued on the current GPU is done; returns at once on a CPU-only build.
 void synchronize_gpu();
 
+/// The current stream of the current GPU, a cudaStream_t.
+void* current_stream();
+/// Text of a cudaError_t.
+std::string gpu_error_text(int error);
+
 struct MemoryPeak {
   int64_t allocated = 0;  ///< bytes in tensors
   int64_t reserved = 0;   ///< bytes taken from the driver

@@ -15,6 +15,12 @@ void set_gpu(int64_t index) {
 }
 
 void synchronize_gpu() {}
+void* current_stream() {
+  return nullptr;
+}
+std::string gpu_error_text(int error) {
+  return std::to_string(error);
+}
 MemoryPeak gpu_memory_peak() {
   return {};
 }

@@ -1,10 +1,13 @@
 #include "trireme/nn/attention.h"
 
+#include <ATen/Context.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 
 #include "trireme/kernels/attention.h"
-#include "trireme/kernels/rope.h"
+#include "trireme/kernels/tensor_ops.h"
 #include "trireme/nn/autograd.h"
 
 namespace trireme::nn {
@@ -41,13 +44,8 @@ at::Tensor sum_groups(const at::Tensor& heads, int64_t group) {
 
 void rotate(at::Tensor& packed, const AttentionShape& shape, const at::Tensor& cosine, const at::Tensor& sine,
             float direction) {
-  const int64_t stride = packed.size(2);
-  dispatch_float_or_bf16(packed, "rope", [&](auto scalar) {
-    using Scalar = decltype(scalar);
-    kernels::rope_inplace(packed.data_ptr<Scalar>(), cosine.data_ptr<float>(), sine.data_ptr<float>(),
-                          packed.size(0) * packed.size(1), packed.size(1), stride,
-                          shape.heads + shape.kv_heads, shape.head_dim, direction);
-  });
+  if (!cosine.defined()) return;
+  kernels::rope_inplace(packed, cosine, sine, shape.heads + shape.kv_heads, shape.head_dim, direction);
 }
 
 /// Longest sequence whose probabilities are kept for backward instead of being computed again.
@@ -63,7 +61,7 @@ class ShortAttentionFunction : public Function<ShortAttentionFunction> {
     const at::Tensor cosine = cosine_in.value_or(at::Tensor()), sine = sine_in.value_or(at::Tensor());
     at::Tensor qkv = qkv_in.contiguous();
     const kernels::AttentionSizes sizes{qkv.size(0), qkv.size(1), n_heads, kv_heads, head_dim};
-    if (cosine.defined()) rotate(qkv, {n_heads, kv_heads, head_dim}, cosine, sine, 1.0f);
+    rotate(qkv, {n_heads, kv_heads, head_dim}, cosine, sine, 1.0f);
     at::Tensor output = at::empty({sizes.batch, sizes.length, n_heads * head_dim}, qkv.options());
     at::Tensor probs = at::empty({sizes.batch, n_heads, sizes.length, sizes.length}, qkv.options());
     kernels::attention_forward(output.data_ptr<float>(), probs.data_ptr<float>(), qkv.data_ptr<float>(),
@@ -83,7 +81,7 @@ class ShortAttentionFunction : public Function<ShortAttentionFunction> {
     kernels::attention_backward(d_qkv.data_ptr<float>(), d_output.data_ptr<float>(), qkv.data_ptr<float>(),
                                 probs.data_ptr<float>(),
                                 {qkv.size(0), qkv.size(1), heads, kv_heads, head_dim});
-    if (cosine.defined()) rotate(d_qkv, {heads, kv_heads, head_dim}, cosine, sine, -1.0f);
+    rotate(d_qkv, {heads, kv_heads, head_dim}, cosine, sine, -1.0f);
     return {d_qkv, {}, {}, {}, {}, {}};
   }
 };
@@ -99,7 +97,7 @@ class BlockedAttentionFunction : public Function<BlockedAttentionFunction> {
     const at::Tensor cosine = cosine_in.value_or(at::Tensor()), sine = sine_in.value_or(at::Tensor());
     const AttentionShape shape{n_heads, kv_heads, head_dim};
     at::Tensor qkv = qkv_in.contiguous();
-    if (cosine.defined()) rotate(qkv, shape, cosine, sine, 1.0f);
+    rotate(qkv, shape, cosine, sine, 1.0f);
     const Heads heads = split_heads(qkv, shape);
     const int64_t group = n_heads / kv_heads;
     const auto [output, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(
@@ -127,7 +125,46 @@ class BlockedAttentionFunction : public Function<BlockedAttentionFunction> {
     d_heads.query.copy_(d_query);
     d_heads.key.copy_(sum_groups(d_key, group));
     d_heads.value.copy_(sum_groups(d_value, group));
-    if (cosine.defined()) rotate(d_qkv, shape, cosine, sine, -1.0f);
+    rotate(d_qkv, shape, cosine, sine, -1.0f);
+    return {d_qkv, {}, {}, {}, {}, {}};
+  }
+};
+
+/// bf16 and fp16 on a GPU: cuDNN's attention on the packed projection, with native groups of query heads.
+class CudnnAttentionFunction : public Function<CudnnAttentionFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& qkv_in,
+                            const std::optional<at::Tensor>& cosine_in,
+                            const std::optional<at::Tensor>& sine_in, int64_t n_heads, int64_t kv_heads,
+                            int64_t head_dim) {
+    const at::Tensor cosine = cosine_in.value_or(at::Tensor()), sine = sine_in.value_or(at::Tensor());
+    const AttentionShape shape{n_heads, kv_heads, head_dim};
+    at::Tensor qkv = qkv_in.contiguous();
+    rotate(qkv, shape, cosine, sine, 1.0f);
+    const Heads heads = split_heads(qkv, shape);
+    const auto [output, logsumexp, first_q, first_k, max_q, max_k, seed, offset, mask] =
+        at::_scaled_dot_product_cudnn_attention(heads.query, heads.key, heads.value, {},
+                                                /*compute_log_sumexp=*/true, 0.0, /*is_causal=*/true);
+    context->save_for_backward({qkv, cosine, sine, output, logsumexp, seed, offset});
+    context->saved_data["shape"] = std::vector<int64_t>{n_heads, kv_heads, head_dim};
+    return output.transpose(1, 2).reshape({qkv.size(0), qkv.size(1), n_heads * head_dim});
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &qkv = saved[0], &cosine = saved[1], &sine = saved[2], &output = saved[3],
+                     &logsumexp = saved[4], &seed = saved[5], &offset = saved[6];
+    const std::vector<int64_t> sizes = context->saved_data["shape"].toIntVector();
+    const AttentionShape shape{sizes[0], sizes[1], sizes[2]};
+    const Heads heads = split_heads(qkv, shape);
+    const int64_t length = qkv.size(1);
+    const at::Tensor d_output =
+        grads[0].reshape({qkv.size(0), length, shape.heads, shape.head_dim}).transpose(1, 2);
+    const auto [d_query, d_key, d_value] = at::_scaled_dot_product_cudnn_attention_backward(
+        d_output, heads.query, heads.key, heads.value, output, logsumexp, seed, offset, {}, {}, {}, length,
+        length, 0.0, /*is_causal=*/true);
+    at::Tensor d_qkv = at::empty_like(qkv);
+    kernels::pack_head_gradients(d_qkv, d_query, d_key, d_value, cosine, sine);
     return {d_qkv, {}, {}, {}, {}, {}};
   }
 };
@@ -139,6 +176,22 @@ at::Tensor rotated(const at::Tensor& heads, const RopeTable& rope) {
   return at::cat({halves[0] * c - halves[1] * s, halves[1] * c + halves[0] * s}, -1).to(heads.scalar_type());
 }
 
+constexpr int64_t kCudnnHeadDims = 8;      // head_dim is a multiple of this,
+constexpr int64_t kCudnnMaxHeadDim = 128;  // and no larger than this in backward
+
+/// What ATen picks on its own, by differentiable operations.
+at::Tensor aten_attention(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope,
+                          double dropout) {
+  Heads heads = split_heads(qkv, shape);
+  if (rope.cosine.defined()) {
+    heads.query = rotated(heads.query, rope);
+    heads.key = rotated(heads.key, rope);
+  }
+  const at::Tensor output = at::scaled_dot_product_attention(
+      heads.query, heads.key, heads.value, {}, dropout, true, std::nullopt, shape.heads != shape.kv_heads);
+  return output.transpose(1, 2).reshape({qkv.size(0), qkv.size(1), shape.heads * shape.head_dim});
+}
+
 }  // namespace
 
 RopeTable make_rope_table(int64_t seq_len, int64_t head_dim, double theta, at::Device device) {
@@ -148,24 +201,48 @@ RopeTable make_rope_table(int64_t seq_len, int64_t head_dim, double theta, at::D
   return {angles.cos().to(device).contiguous(), angles.sin().to(device).contiguous()};
 }
 
+AttentionBackend attention_backend(at::Device device, at::ScalarType dtype, int64_t length, int64_t head_dim,
+                                   double dropout) {
+  if (dropout > 0.0) return AttentionBackend::kAten;
+  if (device.is_cpu()) {
+    return dtype == at::kFloat && length <= kShort ? AttentionBackend::kShortCpu
+                                                   : AttentionBackend::kBlockedCpu;
+  }
+  const bool fits = dtype != at::kFloat && head_dim % kCudnnHeadDims == 0 && head_dim <= kCudnnMaxHeadDim;
+  return fits && at::globalContext().userEnabledCuDNN() && at::globalContext().hasCuDNN()
+             ? AttentionBackend::kCudnn
+             : AttentionBackend::kAten;
+}
+
+std::string_view name(AttentionBackend backend) {
+  switch (backend) {
+    case AttentionBackend::kShortCpu:
+      return "kept probabilities";
+    case AttentionBackend::kBlockedCpu:
+      return "blocked";
+    case AttentionBackend::kCudnn:
+      return "cuDNN";
+    case AttentionBackend::kAten:
+      return "ATen";
+  }
+  return "";
+}
+
 at::Tensor causal_attention(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope,
                             double dropout) {
-  if (!qkv.is_cuda() && dropout == 0.0) {
-    const bool is_short = qkv.scalar_type() == at::kFloat && qkv.size(1) <= kShort;
-    const auto [heads, kv_heads, head_dim] = shape;
-    return is_short ? ShortAttentionFunction::apply(qkv, optional(rope.cosine), optional(rope.sine), heads,
-                                                    kv_heads, head_dim)
-                    : BlockedAttentionFunction::apply(qkv, optional(rope.cosine), optional(rope.sine), heads,
-                                                      kv_heads, head_dim);
+  const auto [heads, kv_heads, head_dim] = shape;
+  const auto cosine = optional(rope.cosine), sine = optional(rope.sine);
+  switch (attention_backend(qkv.device(), qkv.scalar_type(), qkv.size(1), head_dim, dropout)) {
+    case AttentionBackend::kShortCpu:
+      return ShortAttentionFunction::apply(qkv, cosine, sine, heads, kv_heads, head_dim);
+    case AttentionBackend::kBlockedCpu:
+      return BlockedAttentionFunction::apply(qkv, cosine, sine, heads, kv_heads, head_dim);
+    case AttentionBackend::kCudnn:
+      return CudnnAttentionFunction::apply(qkv, cosine, sine, heads, kv_heads, head_dim);
+    case AttentionBackend::kAten:
+      break;
   }
-  Heads heads = split_heads(qkv, shape);
-  if (rope.cosine.defined()) {
-    heads.query = rotated(heads.query, rope);
-    heads.key = rotated(heads.key, rope);
-  }
-  const at::Tensor output = at::scaled_dot_product_attention(
-      heads.query, heads.key, heads.value, {}, dropout, true, std::nullopt, shape.heads != shape.kv_heads);
-  return output.transpose(1, 2).reshape({qkv.size(0), qkv.size(1), shape.heads * shape.head_dim});
+  return aten_attention(qkv, shape, rope, dropout);
 }
 
 }  // namespace trireme::nn

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string_view>
 
 namespace trireme::nn {
 
@@ -18,6 +19,18 @@ struct RopeTable {
   at::Tensor sine;
 };
 RopeTable make_rope_table(int64_t seq_len, int64_t head_dim, double theta, at::Device device);
+
+/// What computes attention.
+enum class AttentionBackend {
+  kShortCpu,    ///< our own, which keeps the probabilities
+  kBlockedCpu,  ///< ATen's blocks on a CPU
+  kCudnn,
+  kAten  ///< what ATen picks
+};
+AttentionBackend attention_backend(at::Device device, at::ScalarType dtype, int64_t length, int64_t head_dim,
+                                   double dropout);
+/// For people.
+std::string_view name(AttentionBackend backend);
 
 /// qkv (B, T, (heads + 2 kv_heads) * head_dim), query | key | value heads -> (B, T, heads * head_dim).
 /// `rope` may hold undefined tensors: no rotation. qkv is consumed: its memory may be overwritten.

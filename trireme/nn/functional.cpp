@@ -1,7 +1,6 @@
 #include "trireme/nn/functional.h"
 
-#include "trireme/kernels/activation.h"
-#include "trireme/kernels/norm.h"
+#include "trireme/kernels/tensor_ops.h"
 #include "trireme/nn/autograd.h"
 
 namespace trireme::nn {
@@ -101,7 +100,7 @@ class LinearFunction : public Function<LinearFunction> {
     }
     if (bias.defined() && bias.requires_grad()) {
       GradTarget target(bias);
-      target.tensor().add_(dy.sum(0));
+      kernels::add_column_sums(target.tensor(), dy.contiguous());
       result.push_back(target.reported());
     } else {
       result.emplace_back();
@@ -111,77 +110,50 @@ class LinearFunction : public Function<LinearFunction> {
   }
 };
 
-class RmsNormFunction : public Function<RmsNormFunction> {
+/// {sum, y} for RMSNorm, which has no bias and keeps only rstd, and LayerNorm.
+class AddNormFunction : public Function<AddNormFunction> {
  public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x_in, const at::Tensor& weight,
-                            double eps) {
+  static variable_list forward(AutogradContext* context, const at::Tensor& x_in,
+                               const std::optional<at::Tensor>& delta_in, const at::Tensor& weight,
+                               const std::optional<at::Tensor>& bias_in, double eps) {
     const at::Tensor x = x_in.contiguous();
-    const int64_t width = x.size(-1);
-    const int64_t rows = x.numel() / width;
+    const at::Tensor delta = delta_in ? delta_in->contiguous() : at::Tensor();
+    const at::Tensor bias = bias_in.value_or(at::Tensor());
+    const int64_t rows = x.numel() / x.size(-1);
     at::Tensor y = at::empty_like(x);
-    at::Tensor rstd = at::empty({rows}, x.options().dtype(at::kFloat));
-    dispatch_float_or_bf16(x, "rms_norm", [&](auto scalar) {
-      using Scalar = decltype(scalar);
-      kernels::rms_norm_forward(y.data_ptr<Scalar>(), rstd.data_ptr<float>(), x.data_ptr<Scalar>(),
-                                weight.data_ptr<Scalar>(), rows, width, static_cast<float>(eps));
-    });
-    context->save_for_backward({x, weight, rstd});
-    return y;
-  }
-
-  static variable_list backward(AutogradContext* context, variable_list grads) {
-    const variable_list saved = context->get_saved_variables();
-    const at::Tensor &x = saved[0], &weight = saved[1], &rstd = saved[2];
-    const at::Tensor dy = grads[0].contiguous();
-    at::Tensor dx = at::empty_like(x);
-    GradTarget target(weight);
-    dispatch_float_or_bf16(x, "rms_norm", [&](auto scalar) {
-      using Scalar = decltype(scalar);
-      kernels::rms_norm_backward(dx.data_ptr<Scalar>(), target.tensor().data_ptr<Scalar>(),
-                                 dy.data_ptr<Scalar>(), x.data_ptr<Scalar>(), weight.data_ptr<Scalar>(),
-                                 rstd.data_ptr<float>(), rstd.numel(), x.size(-1));
-    });
-    return {dx, target.reported(), at::Tensor()};
-  }
-};
-
-class LayerNormFunction : public Function<LayerNormFunction> {
- public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x_in, const at::Tensor& weight,
-                            const at::Tensor& bias, double eps) {
-    const at::Tensor x = x_in.contiguous();
-    const int64_t width = x.size(-1);
-    const int64_t rows = x.numel() / width;
-    at::Tensor y = at::empty_like(x);
-    at::Tensor statistics = at::empty({2, rows}, x.options().dtype(at::kFloat));  // mean, rstd
-    dispatch_float_or_bf16(x, "layer_norm", [&](auto scalar) {
-      using Scalar = decltype(scalar);
-      float* mean = statistics.data_ptr<float>();
-      kernels::layer_norm_forward(y.data_ptr<Scalar>(), mean, mean + rows, x.data_ptr<Scalar>(),
-                                  weight.data_ptr<Scalar>(), bias.data_ptr<Scalar>(), rows, width,
-                                  static_cast<float>(eps));
-    });
-    context->save_for_backward({x, weight, bias, statistics});
-    return y;
+    at::Tensor sum = delta.defined() ? at::empty_like(x) : at::Tensor();
+    const auto fp32 = x.options().dtype(at::kFloat);
+    at::Tensor statistics = bias.defined() ? at::empty({2, rows}, fp32) : at::empty({rows}, fp32);
+    if (bias.defined()) {
+      kernels::layer_norm_forward(y, sum, statistics, x, delta, weight, bias, eps);
+    } else {
+      kernels::rms_norm_forward(y, sum, statistics, x, delta, weight, eps);
+    }
+    if (!delta.defined()) sum = x_in;
+    context->save_for_backward({delta.defined() ? sum : x, weight, bias, statistics});
+    context->saved_data["adds"] = delta.defined();
+    return {sum, y};
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2], &statistics = saved[3];
-    const at::Tensor dy = grads[0].contiguous();
+    const at::Tensor d_sum = grads[0].defined() ? grads[0].contiguous() : at::Tensor();
+    const at::Tensor dy = grads[1].defined() ? grads[1].contiguous() : at::zeros_like(x);
     at::Tensor dx = at::empty_like(x);
-    GradTarget weight_target(weight);
-    GradTarget bias_target(bias);
-    dispatch_float_or_bf16(x, "layer_norm", [&](auto scalar) {
-      using Scalar = decltype(scalar);
-      const int64_t rows = statistics.size(1);
-      const float* mean = statistics.data_ptr<float>();
-      kernels::layer_norm_backward(dx.data_ptr<Scalar>(), weight_target.tensor().data_ptr<Scalar>(),
-                                   bias_target.tensor().data_ptr<Scalar>(), dy.data_ptr<Scalar>(),
-                                   x.data_ptr<Scalar>(), weight.data_ptr<Scalar>(), mean, mean + rows, rows,
-                                   x.size(-1));
-    });
-    return {dx, weight_target.reported(), bias_target.reported(), at::Tensor()};
+    GradTarget d_weight(weight);
+    variable_list result(5);
+    if (bias.defined()) {
+      GradTarget d_bias(bias);
+      kernels::layer_norm_backward(dx, d_weight.tensor(), d_bias.tensor(), dy, d_sum, x, weight, statistics);
+      result[3] = d_bias.reported();
+    } else {
+      kernels::rms_norm_backward(dx, d_weight.tensor(), dy, d_sum, x, weight, statistics);
+    }
+    result[0] = dx;
+    if (context->saved_data["adds"].toBool()) result[1] = dx;
+    result[2] = d_weight.reported();
+    return result;
   }
 };
 
@@ -193,15 +165,7 @@ class ActivationFunction : public Function<ActivationFunction> {
     std::vector<int64_t> shape = x.sizes().vec();
     if (gated) shape.back() /= 2;
     at::Tensor y = at::empty(shape, x.options());
-    dispatch_float_or_bf16(x, "activation", [&](auto scalar) {
-      using Scalar = decltype(scalar);
-      Scalar* out = y.data_ptr<Scalar>();
-      const Scalar* in = x.data_ptr<Scalar>();
-      if (gated)
-        kernels::swiglu_forward(out, in, y.numel() / shape.back(), shape.back());
-      else
-        kernels::gelu_forward(out, in, x.numel());
-    });
+    gated ? kernels::swiglu_forward(y, x) : kernels::gelu_forward(y, x);
     context->save_for_backward({x});
     context->saved_data["gated"] = gated;
     return y;
@@ -209,20 +173,27 @@ class ActivationFunction : public Function<ActivationFunction> {
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const at::Tensor x = context->get_saved_variables()[0];
-    const bool gated = context->saved_data["gated"].toBool();
     const at::Tensor dy = grads[0].contiguous();
     at::Tensor dx = at::empty_like(x);
-    dispatch_float_or_bf16(x, "activation", [&](auto scalar) {
-      using Scalar = decltype(scalar);
-      Scalar* out = dx.data_ptr<Scalar>();
-      const Scalar* grad = dy.data_ptr<Scalar>();
-      const Scalar* in = x.data_ptr<Scalar>();
-      if (gated)
-        kernels::swiglu_backward(out, grad, in, dy.numel() / dy.size(-1), dy.size(-1));
-      else
-        kernels::gelu_backward(out, grad, in, x.numel());
-    });
+    context->saved_data["gated"].toBool() ? kernels::swiglu_backward(dx, dy, x)
+                                          : kernels::gelu_backward(dx, dy, x);
     return {dx, at::Tensor()};
+  }
+};
+
+class EmbeddingFunction : public Function<EmbeddingFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& indices, const at::Tensor& weight) {
+    context->save_for_backward({indices, weight});
+    return at::embedding(weight, indices);
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &indices = saved[0], &weight = saved[1];
+    GradTarget d_weight(weight);
+    kernels::embedding_backward(d_weight.tensor(), grads[0].contiguous(), indices);
+    return {at::Tensor(), d_weight.reported()};
   }
 };
 
@@ -237,27 +208,38 @@ at::Tensor linear_group(const at::Tensor& x, at::TensorList weights) {
   return LinearFunction::apply(x, weights, std::optional<at::Tensor>(), false);
 }
 
+std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& delta,
+                                               const at::Tensor& weight, double eps) {
+  const variable_list results =
+      AddNormFunction::apply(x, optional(delta), weight, std::optional<at::Tensor>(), eps);
+  return {results[0], results[1]};
+}
+
+std::pair<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::Tensor& delta,
+                                                 const at::Tensor& weight, const at::Tensor& bias,
+                                                 double eps) {
+  const variable_list results = AddNormFunction::apply(x, optional(delta), weight, optional(bias), eps);
+  return {results[0], results[1]};
+}
+
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  if (x.is_cuda()) return at::rms_norm(x, weight.sizes(), weight, eps);
-  return RmsNormFunction::apply(x, weight, eps);
+  return add_rms_norm(x, {}, weight, eps).second;
 }
 
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps) {
-  if (x.is_cuda()) return at::layer_norm(x, weight.sizes(), weight, bias, eps);
-  return LayerNormFunction::apply(x, weight, bias, eps);
+  return add_layer_norm(x, {}, weight, bias, eps).second;
 }
 
 at::Tensor swiglu(const at::Tensor& x) {
-  if (x.is_cuda()) {
-    const std::vector<at::Tensor> halves = x.chunk(2, -1);
-    return at::silu(halves[0]) * halves[1];
-  }
   return ActivationFunction::apply(x, true);
 }
 
 at::Tensor gelu(const at::Tensor& x) {
-  if (x.is_cuda()) return at::gelu(x, "tanh");
   return ActivationFunction::apply(x, false);
+}
+
+at::Tensor embedding(const at::Tensor& indices, const at::Tensor& weight) {
+  return weight.is_cuda() ? EmbeddingFunction::apply(indices, weight) : at::embedding(weight, indices);
 }
 
 }  // namespace trireme::nn

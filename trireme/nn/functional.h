@@ -1,10 +1,12 @@
 #pragma once
-// Differentiable operations as plain functions. On a CPU they run our own kernels; on a GPU, ATen's.
+// Differentiable operations as plain functions over our own kernels.
 //
 // Gradients of parameters: when a parameter already has a gradient tensor (the engine lends it a view of a
 // flat buffer), backward adds into that tensor in place and reports no gradient to autograd; hooks on the
 // parameter fire all the same. Without one, gradients are returned the usual way.
 #include <ATen/core/Tensor.h>
+
+#include <utility>
 
 namespace trireme::nn {
 
@@ -22,6 +24,19 @@ at::Tensor linear_group(const at::Tensor& x, at::TensorList weights);
 /// Over the last dimension, which has the size of `weight`.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps);
+
+/// The residual stream and its norm in one pass each way: {x + delta, norm(x + delta)}. An undefined delta
+/// counts as zero; the first result is then x itself, and its gradient joins that of the norm without a pass
+/// of its own.
+std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& delta,
+                                               const at::Tensor& weight, double eps);
+std::pair<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::Tensor& delta,
+                                                 const at::Tensor& weight, const at::Tensor& bias,
+                                                 double eps);
+
+/// Rows of weight (rows, width) that indices (...) int64 name -> (..., width). On a GPU the gradient is
+/// summed in a fixed order.
+at::Tensor embedding(const at::Tensor& indices, const at::Tensor& weight);
 
 /// silu(gate) * up of x = gate | up: (..., 2F) -> (..., F).
 at::Tensor swiglu(const at::Tensor& x);

@@ -27,10 +27,11 @@ at::Tensor Gpt2Block::dropped(const at::Tensor& x) const {
 
 at::Tensor Gpt2Block::forward(const at::Tensor& x) {
   const double attention_dropout = is_training() ? dropout_ : 0.0;
-  const at::Tensor attended = causal_attention(attention_in_->forward(ln_1_->forward(x)),
-                                               {heads_, heads_, head_dim_}, {}, attention_dropout);
-  const at::Tensor h = x + dropped(attention_out_->forward(attended));
-  return h + dropped(down_->forward(nn::gelu(up_->forward(ln_2_->forward(h)))));
+  const auto [residual, normed] = ln_1_->add_forward(x, {});
+  const at::Tensor attended =
+      causal_attention(attention_in_->forward(normed), {heads_, heads_, head_dim_}, {}, attention_dropout);
+  const auto [h, h_normed] = ln_2_->add_forward(residual, dropped(attention_out_->forward(attended)));
+  return h + dropped(down_->forward(nn::gelu(up_->forward(h_normed))));
 }
 
 Gpt2::Gpt2(const plan::ModelConfig& config) : dropout_(config.dropout) {
@@ -48,7 +49,7 @@ Gpt2::Gpt2(const plan::ModelConfig& config) : dropout_(config.dropout) {
   }
 }
 
-at::Tensor Gpt2::forward(const at::Tensor& tokens) {
+at::Tensor Gpt2::hidden(const at::Tensor& tokens) {
   const int64_t length = tokens.size(1);
   TRIREME_CHECK(length <= positions_->weight.size(0),
                 "[nn.gpt2] {} tokens in a row, but only {} positions; raise "
@@ -60,8 +61,7 @@ at::Tensor Gpt2::forward(const at::Tensor& tokens) {
     x = run_unit("transformer.h." + std::to_string(i), x,
                  [&](const at::Tensor& in) { return blocks_[i]->forward(in); });
   }
-  x = norm_->forward(x);
-  return head_ ? head_->forward(x) : nn::linear(x, tokens_->weight, {});  // (B, T, V)
+  return norm_->forward(x);
 }
 
 }  // namespace trireme::nn

@@ -26,9 +26,11 @@ class Gpt2Block : public torch::nn::Module {
 class Gpt2 : public LanguageModel {
  public:
   explicit Gpt2(const plan::ModelConfig& config);
-  at::Tensor forward(const at::Tensor& tokens) override;
 
  private:
+  at::Tensor hidden(const at::Tensor& tokens) override;
+  const at::Tensor& head() const override { return head_ ? head_->weight : tokens_->weight; }
+
   double dropout_;
   std::shared_ptr<Embedding> tokens_, positions_;
   std::vector<std::shared_ptr<Gpt2Block>> blocks_;

@@ -1,6 +1,7 @@
 #include "trireme/nn/language_model.h"
 
 #include "trireme/base/error.h"
+#include "trireme/nn/functional.h"
 #include "trireme/nn/gpt2.h"
 #include "trireme/nn/llama.h"
 #include "trireme/nn/loss.h"
@@ -8,8 +9,15 @@
 
 namespace trireme::nn {
 
-at::Tensor LanguageModel::loss(const at::Tensor& tokens, const at::Tensor& targets) {
-  return cross_entropy(forward(tokens), targets);
+at::Tensor LanguageModel::forward(const at::Tensor& tokens) {
+  return nn::linear(hidden(tokens), head(), {});
+}
+
+at::Tensor LanguageModel::loss(const at::Tensor& tokens, const at::Tensor& targets, int64_t chunk_bytes,
+                               double gradient_scale) {
+  const at::Tensor x = hidden(tokens);
+  return x.is_cuda() ? linear_cross_entropy(x, head(), targets, chunk_bytes, gradient_scale)
+                     : cross_entropy(nn::linear(x, head(), {}), targets);
 }
 
 std::shared_ptr<LanguageModel> build(const plan::ModelConfig& config) {

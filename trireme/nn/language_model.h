@@ -16,17 +16,26 @@ using BlockForward = std::function<at::Tensor(const at::Tensor&)>;
 using UnitRunner =
     std::function<at::Tensor(const std::string& unit, const at::Tensor& x, const BlockForward& forward)>;
 
+inline constexpr int64_t kLossChunkBytes = int64_t{1} << 30;
+
 class LanguageModel : public torch::nn::Module {
  public:
   /// tokens (B, T) int64 -> logits (B, T, V) in the dtype of the parameters.
-  virtual at::Tensor forward(const at::Tensor& tokens) = 0;
+  at::Tensor forward(const at::Tensor& tokens);
 
-  /// Mean cross-entropy in nats of targets (B, T) int64 -> scalar fp32.
-  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
+  /// /// Mean cross-entropy in nats of targets (B, T) int64 -> scalar fp32; the options are those of
+  /// linear_cross_entropy(), which computes it on a GPU.
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, int64_t chunk_bytes = kLossChunkBytes,
+                  double gradient_scale = 1.0);
 
   void set_unit_runner(UnitRunner runner) { runner_ = std::move(runner); }
 
  protected:
+  /// tokens (B, T) -> what the head turns into logits (B, T, D).
+  virtual at::Tensor hidden(const at::Tensor& tokens) = 0;
+  /// (V, D)
+  virtual const at::Tensor& head() const = 0;
+
   at::Tensor run_unit(const std::string& unit, const at::Tensor& x, const BlockForward& forward) const {
     return runner_ ? runner_(unit, x, forward) : forward(x);
   }

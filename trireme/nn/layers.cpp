@@ -13,7 +13,7 @@ Embedding::Embedding(int64_t rows, int64_t width) {
 }
 
 at::Tensor Embedding::forward(const at::Tensor& indices) const {
-  return at::embedding(weight, indices);
+  return nn::embedding(indices, weight);
 }
 
 LayerNorm::LayerNorm(int64_t width, double eps) : eps_(eps) {

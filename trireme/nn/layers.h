@@ -32,6 +32,10 @@ class LayerNorm : public torch::nn::Module {
  public:
   LayerNorm(int64_t width, double eps);
   at::Tensor forward(const at::Tensor& x) const { return layer_norm(x, weight, bias, eps_); }
+  /// {x + delta, norm of it}
+  std::pair<at::Tensor, at::Tensor> add_forward(const at::Tensor& x, const at::Tensor& delta) const {
+    return add_layer_norm(x, delta, weight, bias, eps_);
+  }
 
   at::Tensor weight, bias;
 
@@ -43,6 +47,10 @@ class RmsNorm : public torch::nn::Module {
  public:
   RmsNorm(int64_t width, double eps);
   at::Tensor forward(const at::Tensor& x) const { return rms_norm(x, weight, eps_); }
+  /// {x + delta, norm of it}
+  std::pair<at::Tensor, at::Tensor> add_forward(const at::Tensor& x, const at::Tensor& delta) const {
+    return add_rms_norm(x, delta, weight, eps_);
+  }
 
   at::Tensor weight;
 

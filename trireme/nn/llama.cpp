@@ -21,11 +21,11 @@ LlamaBlock::LlamaBlock(const plan::ModelConfig& config)
 }
 
 at::Tensor LlamaBlock::forward(const at::Tensor& x, const RopeTable& rope) {
-  const at::Tensor qkv =
-      linear_group(input_norm_->forward(x), {query_->weight, key_->weight, value_->weight});
-  const at::Tensor h = x + output_->forward(causal_attention(qkv, shape_, rope));
-  const at::Tensor gate_up = linear_group(mlp_norm_->forward(h), {gate_->weight, up_->weight});
-  return h + down_->forward(swiglu(gate_up));
+  const auto [residual, normed] = input_norm_->add_forward(x, {});
+  const at::Tensor qkv = linear_group(normed, {query_->weight, key_->weight, value_->weight});
+  const at::Tensor attended = output_->forward(causal_attention(qkv, shape_, rope));
+  const auto [h, h_normed] = mlp_norm_->add_forward(residual, attended);
+  return h + down_->forward(swiglu(linear_group(h_normed, {gate_->weight, up_->weight})));
 }
 
 Llama::Llama(const plan::ModelConfig& config)
@@ -51,15 +51,14 @@ const RopeTable& Llama::rope(int64_t length, at::Device device) {
   return rope_;
 }
 
-at::Tensor Llama::forward(const at::Tensor& tokens) {
+at::Tensor Llama::hidden(const at::Tensor& tokens) {
   const RopeTable& table = rope(tokens.size(1), tokens.device());
   at::Tensor x = tokens_->forward(tokens);  // (B, T, D)
   for (size_t i = 0; i < blocks_.size(); ++i) {
     x = run_unit("model.layers." + std::to_string(i), x,
                  [&](const at::Tensor& in) { return blocks_[i]->forward(in, table); });
   }
-  x = norm_->forward(x);
-  return head_ ? head_->forward(x) : nn::linear(x, tokens_->weight, {});  // (B, T, V)
+  return norm_->forward(x);
 }
 
 }  // namespace trireme::nn

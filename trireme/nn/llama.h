@@ -24,9 +24,10 @@ class LlamaBlock : public torch::nn::Module {
 class Llama : public LanguageModel {
  public:
   explicit Llama(const plan::ModelConfig& config);
-  at::Tensor forward(const at::Tensor& tokens) override;
 
  private:
+  at::Tensor hidden(const at::Tensor& tokens) override;
+  const at::Tensor& head() const override { return head_ ? head_->weight : tokens_->weight; }
   const RopeTable& rope(int64_t length, at::Device device);
 
   int64_t head_dim_;

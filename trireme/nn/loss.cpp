@@ -1,6 +1,8 @@
 #include "trireme/nn/loss.h"
 
-#include "trireme/kernels/cross_entropy.h"
+#include <algorithm>
+
+#include "trireme/kernels/tensor_ops.h"
 #include "trireme/nn/autograd.h"
 
 namespace trireme::nn {
@@ -10,43 +12,105 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
+/// Rows of a logits buffer start at multiples of this many elements, which matrix products like.
+constexpr int64_t kRowAlignment = 64;
+
+int64_t aligned(int64_t count) {
+  return (count + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
+}
+
 class CrossEntropyFunction : public Function<CrossEntropyFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& logits_in, const at::Tensor& targets,
                             bool want_gradient) {
     const at::Tensor logits = logits_in.contiguous();
-    const int64_t classes = logits.size(-1);
-    const int64_t rows = logits.numel() / classes;
-    at::Tensor loss = at::empty({rows}, logits.options().dtype(at::kFloat));
-    dispatch_float_or_bf16(logits, "cross_entropy", [&](auto scalar) {
-      using Scalar = decltype(scalar);
-      kernels::cross_entropy(loss.data_ptr<float>(), logits.data_ptr<Scalar>(), targets.data_ptr<int64_t>(),
-                             rows, classes, want_gradient);
-    });
+    at::Tensor rows = logits.view({-1, logits.size(-1)});
+    at::Tensor loss = at::empty({rows.size(0)}, logits.options().dtype(at::kFloat));
+    kernels::cross_entropy(loss, rows, targets, 1.0, want_gradient);
     context->save_for_backward({logits});
     return loss.mean();
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
-    const at::Tensor gradient = context->get_saved_variables()[0];
+    at::Tensor gradient = context->get_saved_variables()[0];
     const double rows = static_cast<double>(gradient.numel() / gradient.size(-1));
-    gradient.mul_(grads[0].item<double>() / rows);
+    kernels::scale(gradient, gradient, grads[0] / rows);
     return {gradient, at::Tensor(), at::Tensor()};
   }
 };
 
+class LinearCrossEntropyFunction : public Function<LinearCrossEntropyFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            const at::Tensor& targets, int64_t chunk_bytes, double gradient_scale,
+                            bool want_gradient) {
+    const at::Tensor rows = x.reshape({-1, x.size(-1)}), wanted = targets.reshape({-1});
+    const int64_t count = rows.size(0), classes = weight.size(0), stride = aligned(classes);
+    const int64_t row_bytes = stride * static_cast<int64_t>(x.element_size());
+    const int64_t chunk = std::clamp<int64_t>(chunk_bytes / row_bytes / kRowAlignment * kRowAlignment,
+                                              kRowAlignment, std::max(count, kRowAlignment));
+    const at::Tensor buffer = at::empty({std::min(chunk, count), stride}, x.options());
+    at::Tensor loss = at::empty({count}, x.options().dtype(at::kFloat));
+    at::Tensor d_rows = want_gradient ? at::empty_like(rows) : at::Tensor();
+    at::Tensor d_weight = want_gradient ? at::empty_like(weight) : at::Tensor();
+    for (int64_t first = 0; first < count; first += chunk) {
+      const int64_t part = std::min(chunk, count - first);
+      const at::Tensor in = rows.narrow(0, first, part);
+      at::Tensor logits = buffer.narrow(0, 0, part).narrow(1, 0, classes);
+      at::Tensor part_loss = loss.narrow(0, first, part);
+      at::mm_out(logits, in, weight.t());
+      kernels::cross_entropy(part_loss, logits, wanted.narrow(0, first, part),
+                             gradient_scale / static_cast<double>(count), want_gradient);
+      if (!want_gradient) continue;
+      at::Tensor d_in = d_rows.narrow(0, first, part);
+      at::mm_out(d_in, logits, weight);
+      first == 0 ? at::mm_out(d_weight, logits.t(), in) : d_weight.addmm_(logits.t(), in);
+    }
+    context->save_for_backward({weight, d_rows, d_weight});
+    context->saved_data["shape"] = x.sizes().vec();
+    context->saved_data["scale"] = gradient_scale;
+    return loss.mean();
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor& weight = saved[0];
+    at::Tensor d_rows = saved[1], d_weight = saved[2];
+    const at::Tensor factor = grads[0] / context->saved_data["scale"].toDouble();
+    variable_list result(6);
+    kernels::scale(d_rows, d_rows, factor);
+    result[0] = d_rows.view(context->saved_data["shape"].toIntVector());
+    if (!weight.requires_grad()) return result;
+    at::Tensor into = weight.grad();
+    if (into.defined()) {
+      kernels::add_scaled(into, d_weight, factor);
+    } else {
+      kernels::scale(d_weight, d_weight, factor);
+      result[1] = d_weight;
+    }
+    return result;
+  }
+};
+
+void check_targets(const at::Tensor& rows, const at::Tensor& targets) {
+  TRIREME_CHECK(rows.numel() / rows.size(-1) == targets.numel(), "[nn.cross_entropy] {} rows, {} targets",
+                rows.numel() / rows.size(-1), targets.numel());
+}
+
 }  // namespace
 
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets) {
-  TRIREME_CHECK(logits.numel() / logits.size(-1) == targets.numel(),
-                "[nn.cross_entropy] {} rows of logits, {} targets", logits.numel() / logits.size(-1),
-                targets.numel());
-  if (logits.is_cuda()) {
-    return at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}).to(at::kFloat),
-                                  targets.reshape({-1}));
-  }
+  check_targets(logits, targets);
   const bool want_gradient = logits.requires_grad() && at::GradMode::is_enabled();
   return CrossEntropyFunction::apply(logits, targets.contiguous(), want_gradient);
+}
+
+at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
+                                int64_t chunk_bytes, double gradient_scale) {
+  check_targets(x, targets);
+  const bool want_gradient = (x.requires_grad() || weight.requires_grad()) && at::GradMode::is_enabled();
+  return LinearCrossEntropyFunction::apply(x, weight, targets.contiguous(), chunk_bytes, gradient_scale,
+                                           want_gradient);
 }
 
 }  // namespace trireme::nn

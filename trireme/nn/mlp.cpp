@@ -24,14 +24,13 @@ Mlp::Mlp(const plan::ModelConfig& config) {
   }
 }
 
-at::Tensor Mlp::forward(const at::Tensor& tokens) {
+at::Tensor Mlp::hidden(const at::Tensor& tokens) {
   at::Tensor x = tokens_->forward(tokens);  // (B, T, D)
   for (size_t i = 0; i < blocks_.size(); ++i) {
     x = run_unit("blocks." + std::to_string(i), x,
                  [&](const at::Tensor& in) { return blocks_[i]->forward(in); });
   }
-  x = norm_->forward(x);
-  return head_ ? head_->forward(x) : nn::linear(x, tokens_->weight, {});  // (B, T, V)
+  return norm_->forward(x);
 }
 
 }  // namespace trireme::nn

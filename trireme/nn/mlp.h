@@ -22,9 +22,11 @@ class MlpBlock : public torch::nn::Module {
 class Mlp : public LanguageModel {
  public:
   explicit Mlp(const plan::ModelConfig& config);
-  at::Tensor forward(const at::Tensor& tokens) override;
 
  private:
+  at::Tensor hidden(const at::Tensor& tokens) override;
+  const at::Tensor& head() const override { return head_ ? head_->weight : tokens_->weight; }
+
   std::shared_ptr<Embedding> tokens_;
   std::vector<std::shared_ptr<MlpBlock>> blocks_;
   std::shared_ptr<RmsNorm> norm_;

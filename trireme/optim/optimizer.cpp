@@ -1,5 +1,7 @@
 #include "trireme/optim/optimizer.h"
 
+#include <ATen/core/Tensor.h>
+
 #include <algorithm>
 
 #include "trireme/base/error.h"
@@ -7,9 +9,28 @@
 namespace trireme::optim {
 
 std::unique_ptr<Optimizer> build(const plan::OptimConfig& config, std::vector<FlatParam> params) {
+  for (FlatParam& param : params) param.segments = merged(param.segments);
   if (config.name == "adamw") return make_adamw(config, std::move(params));
   if (config.name == "sgd") return make_sgd(config, std::move(params));
   throw ConfigError("[optim.build] optim.name '{}' is unknown; choose adamw or sgd", config.name);
+}
+
+at::Tensor part_of(const at::Tensor& flat, const Segment& segment) {
+  return flat.defined() ? flat.narrow(0, segment.range.begin, segment.range.size()) : at::Tensor();
+}
+
+std::vector<Segment> merged(const std::vector<Segment>& segments) {
+  std::vector<Segment> result;
+  for (const Segment& segment : segments) {
+    const bool follows = !result.empty() && result.back().decay == segment.decay &&
+                         result.back().range.end == segment.range.begin;
+    if (follows) {
+      result.back().range.end = segment.range.end;
+    } else {
+      result.push_back(segment);
+    }
+  }
+  return result;
 }
 
 double clip_factor(double norm, double max_norm) {

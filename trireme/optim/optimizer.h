@@ -18,6 +18,12 @@ struct Segment {
   bool decay = false;
 };
 
+/// The segment's part of a flat tensor; undefined for an undefined one.
+at::Tensor part_of(const at::Tensor& flat, const Segment& segment);
+
+/// Neighbours that are treated alike, as one: a kernel call each is saved.
+std::vector<Segment> merged(const std::vector<Segment>& segments);
+
 struct FlatParam {
   at::Tensor master;              ///< (n) fp32, updated in place
   at::Tensor grad;                ///< (n) fp32

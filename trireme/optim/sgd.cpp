@@ -1,4 +1,4 @@
-#include "trireme/kernels/optimizer.h"
+#include "trireme/kernels/tensor_ops.h"
 #include "trireme/optim/optimizer.h"
 
 namespace trireme::optim {
@@ -14,10 +14,14 @@ class Sgd : public Optimizer {
   void begin_step() override { first_ = steps_++ == 0; }
   size_t size() const override { return params_.size(); }
   void update(size_t i, double lr, double grad_scale) override {
-    for (const Segment& segment : params_[i].segments) {
+    const FlatParam& param = params_[i];
+    for (const Segment& segment : param.segments) {
+      at::Tensor master = part_of(param.master, segment), copy = part_of(param.copy, segment);
+      at::Tensor buffer = part_of(buffers_[i], segment);
       const double decay = segment.decay ? config_.weight_decay : 0.0;
-      params_[i].master.is_cuda() ? step_gpu(params_[i], buffers_[i], segment, lr, decay, grad_scale)
-                                  : step_cpu(params_[i], buffers_[i], segment, lr, decay, grad_scale);
+      kernels::sgd(master, buffer, part_of(param.grad, segment), copy,
+                   {static_cast<float>(lr), static_cast<float>(config_.momentum), static_cast<float>(decay),
+                    static_cast<float>(grad_scale), first_});
     }
   }
 
@@ -28,29 +32,6 @@ class Sgd : public Optimizer {
   }
 
  private:
-  void step_cpu(const FlatParam& param, const at::Tensor& buffer, const Segment& segment, double lr,
-                double decay, double grad_scale) const {
-    const int64_t first = segment.range.begin;
-    kernels::sgd(param.master.data_ptr<float>() + first, buffer.data_ptr<float>() + first,
-                 param.grad.data_ptr<float>() + first,
-                 param.copy.defined() ? param.copy.data_ptr<c10::BFloat16>() + first : nullptr,
-                 segment.range.size(),
-                 {static_cast<float>(lr), static_cast<float>(config_.momentum), static_cast<float>(decay),
-                  static_cast<float>(grad_scale), first_});
-  }
-
-  void step_gpu(const FlatParam& param, const at::Tensor& buffer, const Segment& segment, double lr,
-                double decay, double grad_scale) const {
-    const auto part = [&](const at::Tensor& whole) {
-      return whole.narrow(0, segment.range.begin, segment.range.size());
-    };
-    at::Tensor master = part(param.master);
-    at::Tensor momentum = part(buffer);
-    momentum.mul_(first_ ? 0.0 : config_.momentum).add_(part(param.grad), grad_scale).add_(master, decay);
-    master.add_(momentum, -lr);
-    if (param.copy.defined()) part(param.copy).copy_(master);
-  }
-
   plan::OptimConfig config_;
   std::vector<FlatParam> params_;
   std::vector<at::Tensor> buffers_;

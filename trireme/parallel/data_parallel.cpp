@@ -49,7 +49,7 @@ DataParallel::DataParallel(torch::nn::Module& module, const std::vector<plan::Un
       groups_(make_groups()),
       beside_(options.overlap && !options.device.is_cpu()),
       shared_{Lane(options.device, beside_), Lane(options.device, beside_),
-              StoragePool(options.device.is_cpu())} {
+              StoragePool(options.device.is_cpu()), symmetric_pool()} {
   TRIREME_CHECK(!units.empty(), "[parallel.data_parallel] there are no units");
   TRIREME_CHECK(use_from != UseFrom::kBuckets || !options.policy.shard_parameters,
                 "[parallel.data_parallel] {} frees parameters by unit, so units cannot be buckets",
@@ -74,6 +74,22 @@ void DataParallel::check_hook() const {
                     local
                         ? "ranks that train alone need everything themselves; use ddp"
                         : "hooks reduce over all data-parallel ranks at once; use a policy without replicas");
+}
+
+/// Where gradients travel as they are, GPUs of one host sum them where they lie.
+std::optional<StoragePool> DataParallel::symmetric_pool() const {
+  const bool as_they_are = options_.compute == options_.reduce && options_.hook.hook == Hook::kNone;
+  if (options_.device.is_cpu() || groups_.shard->size() == 1 || !as_they_are ||
+      options_.reduction != Reduction::kOrdered)
+    return {};
+  return StoragePool(true, [group = groups_.shard](size_t bytes) {
+    at::Tensor memory = group->symmetric_empty(static_cast<int64_t>(bytes), at::kByte);
+    void* const data = memory.mutable_data_ptr();
+    const c10::Device device = memory.device();
+    return c10::DataPtr(
+        data, new at::Tensor(std::move(memory)), [](void* kept) { delete static_cast<at::Tensor*>(kept); },
+        device);
+  });
 }
 
 UnitGroups DataParallel::make_groups() const {
@@ -418,6 +434,10 @@ void DataParallel::step(optim::Optimizer& optimizer, double lr, double grad_scal
   }
 }
 
+void DataParallel::skip_step() {
+  for (const auto& unit : units_) unit->drop_gradients();
+}
+
 void DataParallel::average_parameters() {
   if (options_.hook.hook != Hook::kLocalSgd) return;
   for (const auto& unit : units_) unit->average_parameters();
@@ -431,12 +451,22 @@ plan::StateBytes DataParallel::state_bytes() const {
 
 int64_t DataParallel::sent_bytes() const {
   int64_t bytes = 0;
-  for (const comm::Group* group :
-       {groups_.shard.get(), groups_.replicate.get(), groups_.after_forward.get()}) {
-    if (group == nullptr) continue;
+  for (const comm::Group* group : groups()) {
     for (const auto& [kind, traffic] : group->traffic()) bytes += traffic.bytes;
   }
   return bytes;
+}
+
+int64_t DataParallel::symmetric_bytes() const {
+  int64_t bytes = 0;
+  for (const comm::Group* group : groups()) bytes += group->symmetric_bytes();
+  return bytes;
+}
+
+std::vector<comm::Group*> DataParallel::groups() const {
+  std::vector<comm::Group*> all = {groups_.shard.get(), groups_.replicate.get(), groups_.after_forward.get()};
+  std::erase(all, nullptr);
+  return all;
 }
 
 void DataParallel::measure(bool on) {

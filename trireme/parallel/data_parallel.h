@@ -76,6 +76,9 @@ class DataParallel {
   /// forward pass waits for the units that it uses. Gradients are multiplied by `grad_scale`. Collective.
   void step(optim::Optimizer& optimizer, double lr, double grad_scale = 1.0);
 
+  /// Ends a step whose gradients are not to be applied.
+  void skip_step();
+
   /// Local SGD: every rank takes the mean of all ranks' parameters now. step() does so every
   /// HookOptions::local_steps steps, and whoever ends training in between. Collective.
   void average_parameters();
@@ -103,6 +106,8 @@ class DataParallel {
   plan::StateBytes state_bytes() const;
   /// Sent by this rank so far for gradients and parameters, by the formulas of plan/cost.h.
   int64_t sent_bytes() const;
+  /// Bytes of the device that this rank holds beside the allocator of torch, for peers to read.
+  int64_t symmetric_bytes() const;
   /// Times the lanes from now on; take_times() returns what came since.
   void measure(bool on);
   LaneTimes take_times();
@@ -117,6 +122,8 @@ class DataParallel {
   void make_units(torch::nn::Module& module, const std::vector<plan::UnitSpec>& specs,
                   const Initializer& initializer);
   void check_hook() const;
+  std::optional<StoragePool> symmetric_pool() const;
+  std::vector<comm::Group*> groups() const;
   UnitGroups make_groups() const;
   void watch_gradients();
   void watch_use();

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "trireme/base/error.h"
-#include "trireme/kernels/optimizer.h"
+#include "trireme/kernels/tensor_ops.h"
 
 namespace trireme::parallel {
 namespace {
@@ -32,7 +32,7 @@ FlatUnit::FlatUnit(std::string name, std::vector<std::pair<std::string, at::Tens
   fill_master(initializer);
   if (at::Tensor copy = optimizer_param().copy; copy.defined()) copy.copy_(master_);
   adopt();
-  shared_.storage.free(full_grads_);
+  shared_.gradients().free(full_grads_);
   publish_update();
 }
 
@@ -63,25 +63,34 @@ void FlatUnit::allocate_buffers() {
   const auto fp32 = at::TensorOptions().device(options_.device).dtype(at::kFloat);
   const auto compute = fp32.dtype(options_.compute);
   const plan::Range range = optimizer_range();
-  const auto from_pool = [&] {
-    at::Tensor flat = at::empty({layout_.numel()}, compute);
-    free_storage(flat);
-    shared_.storage.allocate(flat);
+  const auto from_pool = [&](StoragePool& pool) {
+    at::Tensor flat = at::empty({0}, compute);
+    flat.unsafeGetTensorImpl()->set_sizes_contiguous({layout_.numel()});
+    pool.allocate(flat);
     return flat;
   };
-  full_params_ = from_pool();
-  if (!shards_parameters()) full_params_.zero_();  // else every gather fills it, padding included
-  full_grads_ = from_pool();
+  full_params_ = shards_parameters() ? from_pool(shared_.storage)  // every gather fills it, padding included
+                                     : symmetric_zeros(layout_.numel(), options_.compute);
+  full_grads_ = from_pool(shared_.gradients());
   const bool master_in_place = fp32_compute() && !shards_parameters();
-  master_ =
-      master_in_place ? full_params_.narrow(0, range.begin, range.size()) : at::zeros({range.size()}, fp32);
+  const bool master_travels = fp32_compute() && shards_parameters();
+  master_ = master_in_place  ? full_params_.narrow(0, range.begin, range.size())
+            : master_travels ? symmetric_zeros(range.size(), at::kFloat)
+                             : at::zeros({range.size()}, fp32);
   if (shards_parameters()) {
-    compute_shard_ = fp32_compute() ? master_ : at::zeros({shard_range().size()}, compute);
+    compute_shard_ = fp32_compute() ? master_ : symmetric_zeros(shard_range().size(), options_.compute);
   }
   const bool reduced_in_place = fp32_compute() && !options_.policy.shard_gradients && reduces_once();
-  reduced_ =
-      reduced_in_place ? full_grads_.narrow(0, range.begin, range.size()) : at::empty({range.size()}, fp32);
+  const bool reduced_travels = !options_.policy.shard_optimizer;
+  reduced_ = reduced_in_place  ? full_grads_.narrow(0, range.begin, range.size())
+             : reduced_travels ? symmetric_zeros(range.size(), at::kFloat)
+                               : at::empty({range.size()}, fp32);
   grad_squares_ = at::zeros({}, fp32.dtype(at::kDouble));
+}
+
+/// For what other ranks gather.
+at::Tensor FlatUnit::symmetric_zeros(int64_t count, at::ScalarType dtype) const {
+  return groups_.shard->symmetric_empty(count, dtype).zero_();
 }
 
 void FlatUnit::fill_master(const Initializer& initializer) {
@@ -156,7 +165,7 @@ void FlatUnit::prepare_gradients() {
   if (gradients_live_) return;
   finish_reduce();
   Lane::follow(updated_, options_.device);  // it may still read the last step's gradients
-  shared_.storage.allocate(full_grads_);
+  shared_.gradients().allocate(full_grads_);
   full_grads_.zero_();
   gradients_live_ = true;
   for (size_t i = 0; i < params_.size(); ++i) {
@@ -194,7 +203,9 @@ void FlatUnit::forget_gradients() {
 
 at::Tensor FlatUnit::wire_gradients() {
   if (!whole_sum_.defined()) return full_grads_.to(options_.reduce);
-  return whole_sum_.add_(full_grads_).to(options_.reduce);
+  whole_sum_.add_(full_grads_);
+  if (options_.reduce != options_.compute) return whole_sum_.to(options_.reduce);
+  return full_grads_.copy_(whole_sum_);  // where peers can read it
 }
 
 void FlatUnit::start_reduce(bool last_micro_batch) {
@@ -260,12 +271,7 @@ void FlatUnit::average_parameters() {
 }
 
 void FlatUnit::measure_gradient() {
-  const at::Tensor piece = piece_of_shard(reduced_shard());
-  if (piece.is_cpu()) {
-    grad_squares_.fill_(kernels::sum_of_squares(piece.const_data_ptr<float>(), piece.numel()));
-  } else {
-    grad_squares_.copy_(at::linalg_vector_norm(piece, 2, std::nullopt, false, at::kDouble).square());
-  }
+  kernels::sum_of_squares(grad_squares_, piece_of_shard(reduced_shard()));
 }
 
 void FlatUnit::finish_reduce() {
@@ -273,7 +279,7 @@ void FlatUnit::finish_reduce() {
   shared_.reduce.wait(reduced_mark_);
   reducing_ = false;
   if (ends_step_) whole_sum_.reset();
-  if (options_.policy.shard_gradients) shared_.storage.free(full_grads_);
+  if (options_.policy.shard_gradients) shared_.gradients().free(full_grads_);
 }
 
 std::string FlatUnit::nonfinite_parameter() const {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,6 +32,8 @@ struct UnitGroups {
 struct Shared {
   Lane gather, reduce;
   StoragePool storage;
+  std::optional<StoragePool> symmetric;  ///< for gradients that the ranks of `shard` read in place
+  StoragePool& gradients() { return symmetric ? *symmetric : storage; }
 };
 
 class FlatUnit {
@@ -77,6 +80,8 @@ class FlatUnit {
 
   /// What the optimizer updates on this rank.
   optim::FlatParam optimizer_param() const;
+  /// Ends the step without an update: what was reduced is forgotten.
+  void drop_gradients() { reduced_any_ = false; }
   /// Makes parameters visible to the module that are updated at `updated`: begins to gather them, or drops
   /// stale ones. Ends the step. Collective.
   void publish_update(const Lane::Mark& updated = {});
@@ -101,6 +106,7 @@ class FlatUnit {
   at::Tensor piece_of_shard(const at::Tensor& shard) const;
   at::Tensor view_of(const at::Tensor& flat, size_t index) const;
   void allocate_buffers();
+  at::Tensor symmetric_zeros(int64_t count, at::ScalarType dtype) const;
   void adopt();
   void fill_master(const Initializer& initializer);
   at::Tensor reduced_shard() const;

@@ -38,13 +38,17 @@ void StoragePool::free(const at::Tensor& tensor) {
 
 void StoragePool::allocate(const at::Tensor& tensor) {
   const size_t bytes = static_cast<size_t>(tensor.numel()) * tensor.element_size();
+  if (has_storage(tensor) || bytes == 0) return;
   const auto fits = unused_.lower_bound(bytes);
-  if (has_storage(tensor) || bytes == 0 || fits == unused_.end()) return allocate_storage(tensor);
+  if (fits == unused_.end() && !source_) return allocate_storage(tensor);
+  const bool found = fits != unused_.end();
+  const size_t capacity = found ? fits->first : bytes;
+  c10::DataPtr memory = found ? std::move(fits->second) : source_(bytes);
+  if (found) unused_.erase(fits);
+  capacity_[memory.get()] = capacity;
   c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-  capacity_[fits->second.get()] = fits->first;
-  storage->set_data_ptr_noswap(std::move(fits->second));
+  storage->set_data_ptr_noswap(std::move(memory));
   storage->set_nbytes(bytes);
-  unused_.erase(fits);
 }
 
 }  // namespace trireme::parallel

@@ -3,8 +3,10 @@
 // autograd has saved of them, stay valid objects and see the new memory.
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <map>
 #include <unordered_map>
+#include <utility>
 
 namespace trireme::parallel {
 
@@ -20,7 +22,12 @@ bool has_storage(const at::Tensor& tensor);
 /// freed blocks of megabytes to small tensors and grow for the next unit, so there they are kept here.
 class StoragePool {
  public:
-  explicit StoragePool(bool keeps) : keeps_(keeps) {}
+  /// Gives memory of at least `bytes`.
+  using Source = std::function<c10::DataPtr(size_t bytes)>;
+
+  /// Without a source tensors get memory from their own allocator. A pool with a source keeps it.
+  explicit StoragePool(bool keeps, Source source = {})
+      : keeps_(keeps || source), source_(std::move(source)) {}
 
   /// free_storage() and allocate_storage(), by way of the pool.
   void free(const at::Tensor& tensor);
@@ -28,6 +35,7 @@ class StoragePool {
 
  private:
   bool keeps_;
+  Source source_;
   std::multimap<size_t, c10::DataPtr> unused_;        ///< by capacity
   std::unordered_map<const void*, size_t> capacity_;  ///< of what is in use
 };

@@ -30,7 +30,7 @@ std::vector<UnitSpec> engine_units(const Config& config, const ModelFacts& facts
   for (const UnitSpec& unit : facts.units)
     params.insert(params.end(), unit.params.begin(), unit.params.end());
   const auto cap = static_cast<int64_t>(config.parallel.bucket_mib * (1 << 20));
-  return make_buckets(params, config.precision.compute == "bf16" ? 2 : 4, std::max<int64_t>(1, cap));
+  return make_buckets(params, bytes_of(config.precision.compute), std::max<int64_t>(1, cap));
 }
 
 }  // namespace trireme::plan

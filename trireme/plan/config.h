@@ -43,6 +43,7 @@ struct TrainConfig {
   int64_t micro_batch = 0;    ///< sequences per forward on one rank; 0: global_batch / data-parallel ranks
   double grad_clip = 1.0;     ///< global L2 norm; 0: no clipping
   int64_t val_every = 0;      ///< steps between validations; 0: only at the end
+  int64_t profile_steps = 0;  ///< steps that rank 0 traces, after the warm-up
   int64_t val_batches = 16;   ///< global batches per validation; 0: no validation
   int64_t log_every = 10;
   int64_t sample_tokens = 0;  ///< length of the text generated at the end; 0: none
@@ -82,9 +83,34 @@ struct ParallelConfig {
   int64_t cp = 1;
 };
 
+/// Dynamic scaling of the loss, so that gradients stay inside the range of fp16.
+struct LossScaleConfig {
+  double initial = 65536.0;
+  int64_t window = 1000;   ///< finite steps in a row before the scale doubles
+  int64_t hysteresis = 2;  ///< overflows before it is halved
+  double minimum = 1.0;
+};
+
 struct PrecisionConfig {
-  std::string compute = "fp32";  ///< fp32 or bf16: parameters and activations
-  std::string reduce = "auto";   ///< dtype of gradients on the wire: auto (= compute), fp32 or bf16
+  std::string compute = "fp32";  ///< fp32, bf16 or fp16: parameters and activations
+  std::string reduce =
+      "auto";  ///< dtype of gradients on the wire: auto (= compute; fp32 for fp16), fp32 or bf16
+  std::string scaling = "auto";  ///< of the loss: auto (dynamic for fp16), dynamic or none
+  LossScaleConfig loss_scale = {};
+};
+
+/// Bytes of an element of fp32, bf16 or fp16.
+inline int64_t bytes_of(const std::string& dtype) {
+  return dtype == "fp32" ? 4 : 2;
+}
+/// precision.reduce with auto resolved.
+inline std::string wire_dtype(const PrecisionConfig& precision) {
+  if (precision.reduce != "auto") return precision.reduce;
+  return precision.compute == "fp16" ? "fp32" : precision.compute;
+}
+
+struct MemoryConfig {
+  int64_t loss_chunk_mib = 1024;  ///< most that logits take at once on a GPU
 };
 
 struct CheckpointConfig {
@@ -94,6 +120,7 @@ struct CheckpointConfig {
 struct CommConfig {
   double timeout_s = 300.0;           ///< deadline of every wait
   bool peer_memory = true;            ///< ranks of one host read each other's memory
+  std::string gather = "auto";        ///< on GPUs that do: auto, kernels or copies (copy engines)
   std::string reduction = "ordered";  ///< who sums gradients: ordered (our fixed tree in fp32) or backend
 };
 
@@ -107,6 +134,7 @@ struct Config {
   OptimConfig optim;
   ParallelConfig parallel;
   PrecisionConfig precision;
+  MemoryConfig memory;
   CheckpointConfig checkpoint;
   CommConfig comm;
 };

@@ -92,6 +92,9 @@ void add_train(Table& table, TrainConfig& train) {
   table.push_back(
       number("train.val_every", train.val_every, 0, "steps between validations; 0: only at the end"));
   table.push_back(
+      number("train.profile_steps", train.profile_steps, 0,
+             "steps that rank 0 traces (traces/ of the run directory), from step 11 on at the earliest"));
+  table.push_back(
       number("train.val_batches", train.val_batches, 0, "global batches a validation; 0: no validation"));
   table.push_back(number("train.log_every", train.log_every, 1, "steps between progress lines"));
   table.push_back(
@@ -147,10 +150,27 @@ void add_parallel(Table& table, ParallelConfig& parallel) {
 }
 
 void add_precision(Table& table, PrecisionConfig& precision) {
-  table.push_back(
-      text("precision.compute", precision.compute, "dtype of parameters and activations", {"fp32", "bf16"}));
+  table.push_back(text("precision.compute", precision.compute, "dtype of parameters and activations",
+                       {"fp32", "bf16", "fp16"}));
   table.push_back(text("precision.reduce", precision.reduce,
-                       "dtype of gradients on the wire; auto: as compute", {"auto", "fp32", "bf16"}));
+                       "dtype of gradients on the wire; auto: as compute, fp32 for fp16",
+                       {"auto", "fp32", "bf16"}));
+  table.push_back(text("precision.scaling", precision.scaling,
+                       "scaling of the loss; auto: dynamic for fp16, else none",
+                       {"auto", "dynamic", "none"}));
+  LossScaleConfig& scale = precision.loss_scale;
+  table.push_back(number("precision.initial_scale", scale.initial, 1.0, "dynamic scaling: the first scale"));
+  table.push_back(number("precision.scale_window", scale.window, 1,
+                         "dynamic scaling: finite steps before the scale doubles"));
+  table.push_back(number("precision.scale_hysteresis", scale.hysteresis, 1,
+                         "dynamic scaling: overflows before it is halved"));
+  table.push_back(
+      number("precision.min_scale", scale.minimum, 1e-6, "dynamic scaling: the scale never falls below"));
+}
+
+void add_memory(Table& table, MemoryConfig& memory) {
+  table.push_back(number("memory.loss_chunk_mib", memory.loss_chunk_mib, 1,
+                         "on a GPU logits exist in parts of at most this many MiB"));
 }
 
 void add_checkpoint(Table& table, CheckpointConfig& checkpoint) {
@@ -162,6 +182,9 @@ void add_comm(Table& table, CommConfig& comm) {
   table.push_back(number("comm.timeout_s", comm.timeout_s, 0.001, "deadline of every wait, in seconds"));
   table.push_back(flag("comm.peer_memory", comm.peer_memory,
                        "ranks of one host read each other's memory instead of sending messages"));
+  table.push_back(text("comm.gather", comm.gather,
+                       "what gathers over peer memory of GPUs: our kernels, or copy engines",
+                       {"auto", "kernels", "copies"}));
   table.push_back(text("comm.reduction", comm.reduction,
                        "who sums gradients: our fixed order in fp32, or the backend in its own",
                        {"ordered", "backend"}));
@@ -178,6 +201,7 @@ std::vector<Field> fields(Config& config) {
   add_optim(table, config.optim);
   add_parallel(table, config.parallel);
   add_precision(table, config.precision);
+  add_memory(table, config.memory);
   add_checkpoint(table, config.checkpoint);
   add_comm(table, config.comm);
   return table;

@@ -63,14 +63,10 @@ int64_t gather_bytes(int64_t numel, bool root, const EngineSetting& setting) {
 }  // namespace
 
 EngineSetting engine_setting(const Config& config, const MeshShape& mesh, int64_t accumulation) {
-  const int64_t compute = config.precision.compute == "bf16" ? 2 : kFp32;
-  const std::string& reduce = config.precision.reduce;
   return {.policy = resolve_policy(config.parallel, mesh),
           .mesh = mesh,
-          .compute_bytes = compute,
-          .wire_bytes = reduce == "auto"   ? compute
-                        : reduce == "bf16" ? 2
-                                           : kFp32,
+          .compute_bytes = bytes_of(config.precision.compute),
+          .wire_bytes = bytes_of(wire_dtype(config.precision)),
           .moments = config.optim.name == "sgd" ? 1 : 2,
           .accumulation = accumulation,
           .reduces_once = config.parallel.reduce_when == "once",

@@ -155,7 +155,7 @@ ModelFacts describe(const ModelConfig& incomplete, int64_t seq_len, const Precis
   facts.matmul_params = matmul_params_of(facts.units, s);
   const double attention = model.family == "mlp" ? 0.0 : static_cast<double>(seq_len * s.d * s.layers);
   facts.flops_per_token = 6.0 * static_cast<double>(facts.matmul_params) + 6.0 * attention;
-  const int64_t element_bytes = precision.compute == "bf16" ? 2 : 4;
+  const int64_t element_bytes = bytes_of(precision.compute);
   facts.saved_bytes_per_token = static_cast<double>(s.layers) * saved_bytes_of_layer(model, s, element_bytes);
   return facts;
 }

@@ -34,6 +34,8 @@ std::string to_json_line(const StepRecord& record) {
   json["step_ms"] = number(record.step_ms);
   json["peak_bytes"] = record.peak_bytes;
   if (record.reserved_bytes > 0) json["reserved_bytes"] = record.reserved_bytes;
+  if (record.loss_scale) json["loss_scale"] = number(*record.loss_scale);
+  if (record.skipped) json["skipped"] = true;
   if (record.val_loss) json["val_loss"] = number(*record.val_loss);
   return dump(json);
 }

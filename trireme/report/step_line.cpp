@@ -71,6 +71,8 @@ std::string step_line(const StepRecord& record, const ConsoleOptions& options, s
   line += flops_text(per_rank, options);
   line += fmt::format("  {:>5} ms  {}", short_number(record.step_ms), memory_text(record));
   if (eta_s && *eta_s > 0.0) line += "  eta " + format_eta(*eta_s);
+  if (record.loss_scale) line += fmt::format("  scale {:g}", *record.loss_scale);
+  if (record.skipped) line += " (skipped)";
   if (record.val_loss) line += "  val " + loss_text(*record.val_loss);
   return line;
 }

@@ -14,6 +14,7 @@
 #include "trireme/data/loader.h"
 #include "trireme/data/tokenizer.h"
 #include "trireme/kernels/device.h"
+#include "trireme/nn/attention.h"
 #include "trireme/nn/init.h"
 #include "trireme/nn/language_model.h"
 #include "trireme/optim/learning_rate.h"
@@ -22,17 +23,22 @@
 #include "trireme/plan/buckets.h"
 #include "trireme/plan/memory.h"
 #include "trireme/plan/model_facts.h"
+#include "trireme/precision/loss_scaler.h"
 #include "trireme/train/generate.h"
+#include "trireme/train/profile.h"
 #include "trireme/train/validate.h"
 #include "trireme/train/weights.h"
 
 namespace trireme::train {
 namespace {
 
+/// Overflows in a row after which a smaller loss scale will not help either.
+constexpr int64_t kMostOverflowsInARow = 64;
 /// Steps at the start of a run that tokens/s leaves out of its median.
 constexpr int64_t kWarmupSteps = 10;
 
 at::ScalarType dtype_of(const std::string& name) {
+  if (name == "fp16") return at::kHalf;
   return name == "bf16" ? at::kBFloat16 : at::kFloat;
 }
 
@@ -47,10 +53,9 @@ parallel::Hook hook_of(const std::string& name) {
 parallel::Options engine_options(const plan::Config& config, const comm::Mesh& mesh) {
   const plan::ParallelConfig& parallel = config.parallel;
   const at::ScalarType compute = dtype_of(config.precision.compute);
-  const bool automatic = config.precision.reduce == "auto";
   return {.policy = plan::resolve_policy(parallel, mesh.shape),
           .compute = compute,
-          .reduce = automatic ? compute : dtype_of(config.precision.reduce),
+          .reduce = dtype_of(plan::wire_dtype(config.precision)),
           .device = mesh.world->device(),
           .overlap = parallel.overlap,
           .prefetch = parallel.prefetch,
@@ -73,6 +78,11 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
+precision::LossScaler make_scaler(const plan::PrecisionConfig& config) {
+  const bool automatic = config.scaling == "auto" && config.compute == "fp16";
+  return {config.loss_scale, automatic || config.scaling == "dynamic"};
+}
+
 /// What one step gave, summed or maximised over the ranks.
 struct StepTotals {
   double loss = 0.0;
@@ -92,7 +102,9 @@ class Trainer {
   void announce() const;
   StepTotals forward_backward(int64_t step);
   StepTotals collect(const at::Tensor& loss_sum) const;
+  void check_groups() const;
   std::string where_not_finite() const;
+  void report_overflow(int64_t step, double scale) const;
   StepRecord step(int64_t index);
   RunCost cost() const;
   bool validates_at(int64_t step) const;
@@ -113,6 +125,7 @@ class Trainer {
   std::unique_ptr<parallel::DataParallel> engine_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<data::Loader> loader_;
+  precision::LossScaler scaler_;
   StepTotals last_;
   parallel::LaneTimes step_times_;  ///< of the last step
   int64_t step_wire_bytes_ = 0;     ///< sent by this rank in the last step
@@ -125,7 +138,8 @@ Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world
       mesh_(comm::make_mesh(world_, plan::MeshShape::fit(config_.parallel, world_->size()))),
       batch_(plan::plan_batch(config_.train.global_batch, config_.train.micro_batch, mesh_.shape.dp_size())),
       facts_(plan::describe(config_.model, config_.data.seq_len, config_.precision)),
-      corpus_(prepare_data()) {
+      corpus_(prepare_data()),
+      scaler_(make_scaler(config_.precision)) {
   at::manual_seed(
       static_cast<uint64_t>(config_.seed + mesh_.dp_rank));  // dropout; weights have their own source
   train_data_ = std::make_shared<data::Dataset>(corpus_.folder, "train", config_.data.seq_len);
@@ -184,18 +198,31 @@ void Trainer::announce() const {
       "ranks",
       mesh_.shape.to_string(), world_->device().str(), config_.parallel.policy, config_.precision.compute,
       batch_.global_batch, batch_.micro_batch, batch_.accumulation, batch_.dp_size);
+  if (config_.model.n_heads > 0 && world_->device().is_cuda()) {
+    const auto backend =
+        nn::attention_backend(world_->device(), dtype_of(config_.precision.compute), config_.data.seq_len,
+                              config_.model.d_model / config_.model.n_heads, config_.model.dropout);
+    log_info("kernels attention by {}, logits in parts of {} MiB", nn::name(backend),
+             config_.memory.loss_chunk_mib);
+  }
+}
+
+/// Failures that the device met come to light when the host has waited for it.
+void Trainer::check_groups() const {
+  for (comm::Group* group : {mesh_.dp.get(), mesh_.shard.get(), mesh_.replicate.get()}) group->check();
 }
 
 /// `loss_sum` is an fp64 scalar on the device; everything travels and is read back in one piece.
 StepTotals Trainer::collect(const at::Tensor& loss_sum) const {
-  mesh_.dp->check();
   const bool gpu = world_->device().is_cuda();
   const kernels::MemoryPeak peak =
       gpu ? kernels::gpu_memory_peak() : kernels::MemoryPeak{kernels::resident_peak(), 0};
+  const auto symmetric = static_cast<double>(engine_->symmetric_bytes());
   const int signal = options_.stop_signal ? options_.stop_signal->load() : 0;
-  const at::Tensor host = at::tensor(
-      {static_cast<double>(peak.allocated), static_cast<double>(peak.reserved), static_cast<double>(signal)},
-      at::kDouble);
+  const at::Tensor host =
+      at::tensor({static_cast<double>(peak.allocated) + symmetric,
+                  static_cast<double>(peak.reserved) + symmetric, static_cast<double>(signal)},
+                 at::kDouble);
   const at::Tensor mine =
       at::cat({at::stack({loss_sum, engine_->grad_squares()}), host.to(world_->device())});  // (5)
   StepTotals totals;
@@ -207,6 +234,7 @@ StepTotals Trainer::collect(const at::Tensor& loss_sum) const {
     totals.reserved_bytes = std::max(totals.reserved_bytes, rank[3]);
     totals.stop_signal = std::max(totals.stop_signal, static_cast<int>(rank[4]));
   }
+  check_groups();
   totals.loss /= static_cast<double>(batch_.accumulation * batch_.dp_size);
   totals.grad_norm = std::sqrt(engine_->sum_over_ranks(squares));
   return totals;
@@ -217,19 +245,30 @@ std::string Trainer::where_not_finite() const {
   return name.empty() ? "" : fmt::format(" (rank {}: the gradient of {})", world_->rank(), name);
 }
 
+/// Ranks whose part of the gradient is finite have nothing to tell.
+void Trainer::report_overflow(int64_t step, double scale) const {
+  const std::string where = where_not_finite();
+  if (where.empty()) return;
+  log_warning("step {}: gradients overflow at loss scale {:g}{}; the step is skipped, the scale is now {:g}",
+              step, scale, where, scaler_.scale());
+}
+
 StepTotals Trainer::forward_backward(int64_t step) {
-  const double scale = 1.0 / static_cast<double>(batch_.accumulation * batch_.dp_size);
+  const double scale = scaler_.scale() / static_cast<double>(batch_.accumulation * batch_.dp_size);
   at::Tensor loss_sum = at::zeros({}, at::TensorOptions().device(world_->device()).dtype(at::kDouble));
   for (int64_t pass = 0; pass < batch_.accumulation; ++pass) {
     const data::Batch batch = loader_->next();
     engine_->begin_forward();
     const at::Tensor loss =
-        model_->loss(batch.inputs.to(world_->device(), true), batch.targets.to(world_->device(), true));
+        model_->loss(batch.inputs.to(world_->device(), true), batch.targets.to(world_->device(), true),
+                     config_.memory.loss_chunk_mib << 20, scale);
     engine_->backward(loss, scale, pass + 1 == batch_.accumulation);
     loss_sum += loss.detach();
   }
-  const StepTotals totals = collect(loss_sum);
-  if (!std::isfinite(totals.loss) || !std::isfinite(totals.grad_norm)) {
+  StepTotals totals = collect(loss_sum);
+  totals.grad_norm /= scaler_.scale();
+  const bool may_overflow = scaler_.enabled() && scaler_.overflows_in_a_row() < kMostOverflowsInARow;
+  if (!std::isfinite(totals.loss) || !(std::isfinite(totals.grad_norm) || may_overflow)) {
     throw NumericsError(
         "[train.step] step {}: loss {} and gradient norm {} are not both finite{}; lower optim.lr (now "
         "{}), raise optim.warmup_steps or check the data",
@@ -245,7 +284,15 @@ StepRecord Trainer::step(int64_t index) {
   const int64_t sent_before = engine_->sent_bytes();
   last_ = forward_backward(index);
   const double lr = optim::learning_rate(config_.optim, index, config_.train.steps);
-  engine_->step(*optimizer_, lr, optim::clip_factor(last_.grad_norm, config_.train.grad_clip));
+  const double loss_scale = scaler_.scale();
+  const bool skipped = !std::isfinite(last_.grad_norm);
+  scaler_.update(!skipped);
+  if (skipped) {
+    engine_->skip_step();
+    report_overflow(index, loss_scale);
+  } else {
+    engine_->step(*optimizer_, lr, optim::clip_factor(last_.grad_norm, config_.train.grad_clip) / loss_scale);
+  }
   step_wire_bytes_ = engine_->sent_bytes() - sent_before;
   if (last) step_times_ = engine_->take_times();
   engine_->measure(false);
@@ -260,6 +307,8 @@ StepRecord Trainer::step(int64_t index) {
           .step_ms = 1e3 * seconds,
           .peak_bytes = static_cast<int64_t>(last_.peak_bytes),
           .reserved_bytes = static_cast<int64_t>(last_.reserved_bytes),
+          .loss_scale = scaler_.enabled() ? std::optional(loss_scale) : std::nullopt,
+          .skipped = skipped,
           .val_loss = std::nullopt};
 }
 
@@ -292,8 +341,13 @@ TrainResult Trainer::run() {
   TrainResult result;
   std::vector<double> speeds;
   const double started = monotonic_seconds();
+  const int64_t profiled = is_root() ? std::min(config_.train.profile_steps, config_.train.steps) : 0;
+  Profiler profiler(options_.trace_path, std::min(kWarmupSteps, config_.train.steps - profiled) + 1,
+                    profiled);
   for (int64_t index = 1; index <= config_.train.steps && result.stop_signal == 0; ++index) {
+    profiler.begin_step(index);
     StepRecord record = step(index);
+    if (profiler.end_step(index)) log_info("profile {}", to_text(profiler.result()));
     if (index == 1) result.summary.seconds_to_first_step = seconds_since_exec();
     if (index > std::min(kWarmupSteps, config_.train.steps / 2)) speeds.push_back(record.tokens_per_s);
     result.stop_signal = last_.stop_signal;

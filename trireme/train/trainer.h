@@ -16,6 +16,7 @@ struct TrainOptions {
   std::string cache_dir;       ///< for token shards
   std::string builtin_corpus;  ///< folder that data.path "builtin" stands for
   std::string weights_path;    ///< where rank 0 writes the final weights, if checkpoint.final_weights
+  std::string trace_path;      ///< where rank 0 writes the trace of train.profile_steps
   std::vector<Sink*> sinks;    ///< called on rank 0 only
   const std::atomic<int>* stop_signal =
       nullptr;           ///< non-zero: finish the step, then end (any rank may set it)

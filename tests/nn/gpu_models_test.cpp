@@ -1,0 +1,105 @@
+// Whole models on a GPU against the same models on the CPU: losses and every gradient, with chunks of logits,
+// and the same bits when repeated. Skipped without a GPU.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "trireme/kernels/device.h"
+#include "trireme/nn/init.h"
+#include "trireme/nn/language_model.h"
+#include "trireme/plan/model_facts.h"
+#include "trireme/plan/presets.h"
+
+namespace trireme::nn {
+namespace {
+
+plan::ModelConfig small(const std::string& family) {
+  plan::ModelConfig config;
+  config.family = family;
+  config.n_layers = 2;
+  config.d_model = 128;
+  config.n_heads = 4;
+  config.n_kv_heads = family == "llama" ? 2 : 4;
+  config.d_ff = 256;
+  config.vocab_size = 1003;  // no multiple of anything
+  config.max_seq_len = 96;
+  config.tie_embeddings = family == "gpt2";
+  return config;
+}
+
+struct Result {
+  double loss = 0.0;
+  std::map<std::string, at::Tensor> grads;
+};
+
+/// `lends` gives the parameters gradients to add to, as the engine does.
+Result differentiate(const plan::ModelConfig& config, at::Device device, at::ScalarType dtype,
+                     int64_t chunk_bytes, bool lends) {
+  const auto model = build(config);
+  for (const auto& entry : model->named_parameters()) {
+    at::Tensor values = at::empty(entry.value().sizes());
+    initial_values(config, 7, entry.key(), 0,
+                   {values.mutable_data_ptr<float>(), static_cast<size_t>(values.numel())});
+    at::Tensor leaf = entry.value();
+    leaf.set_data(values.to(device, dtype));
+    if (lends) leaf.mutable_grad() = at::zeros_like(leaf);
+  }
+  const at::Tensor tokens =
+      (at::arange(3 * 97, at::kLong) * 7919).remainder(config.vocab_size).view({3, 97}).to(device);
+  const at::Tensor loss =
+      model->loss(tokens.narrow(1, 0, 96).contiguous(), tokens.narrow(1, 1, 96).contiguous(), chunk_bytes);
+  loss.backward(at::full({}, 1.0 / 3.0, loss.options()));
+  Result result{loss.item<double>(), {}};
+  for (const auto& entry : model->named_parameters()) {
+    result.grads[entry.key()] = entry.value().grad().to(at::kCPU, at::kFloat);
+  }
+  return result;
+}
+
+class GpuModels : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (kernels::gpus().empty()) GTEST_SKIP() << "no GPU";
+  }
+};
+
+void expect_near(const Result& got, const Result& wanted, double loss_tolerance, double tolerance) {
+  EXPECT_NEAR(got.loss, wanted.loss, loss_tolerance);
+  for (const auto& [name, grad] : wanted.grads) {
+    const double error = ((got.grads.at(name) - grad).norm() / grad.norm()).item<double>();
+    EXPECT_LT(error, tolerance) << name;
+  }
+}
+
+TEST_P(GpuModels, GiveTheLossAndGradientsOfTheCpu) {
+  const plan::ModelConfig config = small(GetParam());
+  const Result cpu = differentiate(config, at::kCPU, at::kFloat, kLossChunkBytes, true);
+  for (const bool lends : {true, false}) {
+    const Result fp32 = differentiate(config, at::kCUDA, at::kFloat, kLossChunkBytes, lends);
+    expect_near(fp32, cpu, 1e-4, 2e-4);
+    const Result bf16 = differentiate(config, at::kCUDA, at::kBFloat16, kLossChunkBytes, lends);
+    expect_near(bf16, cpu, 2e-2, 3e-2);
+  }
+}
+
+TEST_P(GpuModels, GiveTheSameInPartsOfLogits) {
+  const plan::ModelConfig config = small(GetParam());
+  const Result whole = differentiate(config, at::kCUDA, at::kFloat, kLossChunkBytes, true);
+  const Result parts = differentiate(config, at::kCUDA, at::kFloat, 64 * 1024 * 4, true);
+  expect_near(parts, whole, 1e-5, 1e-5);
+}
+
+TEST_P(GpuModels, RepeatTheirBits) {
+  const plan::ModelConfig config = small(GetParam());
+  const Result first = differentiate(config, at::kCUDA, at::kBFloat16, kLossChunkBytes, true);
+  const Result second = differentiate(config, at::kCUDA, at::kBFloat16, kLossChunkBytes, true);
+  EXPECT_EQ(first.loss, second.loss);
+  for (const auto& [name, grad] : first.grads) EXPECT_TRUE(at::equal(grad, second.grads.at(name))) << name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, GpuModels, testing::Values("llama", "gpt2", "mlp"),
+                         [](const auto& family) { return family.param; });
+
+}  // namespace
+}  // namespace trireme::nn

@@ -1,0 +1,205 @@
+#include <cstdint>
+
+#include "trireme/kernels/vector.cuh"
+
+namespace trireme::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+template <typename Scalar>
+__device__ float sigmoid(float x) {
+  float reciprocal;  // within one ulp
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(1.0f + exponential<Scalar>(-x)));
+  return reciprocal;
+}
+
+/// y = silu(gate) * up.
+template <typename Scalar>
+struct SwigluForward {
+  static constexpr int kInputs = 2, kOutputs = 1;
+  static __device__ void apply(const float (&in)[kInputs], float (&out)[kOutputs]) {
+    const auto& [gate, up] = in;
+    out[0] = gate * sigmoid<Scalar>(gate) * up;
+  }
+};
+
+/// (d_gate, d_up) from (gate, up, dy).
+template <typename Scalar>
+struct SwigluBackward {
+  static constexpr int kInputs = 3, kOutputs = 2;
+  static __device__ void apply(const float (&in)[kInputs], float (&out)[kOutputs]) {
+    const auto& [gate, up, dy] = in;
+    const float s = sigmoid<Scalar>(gate);
+    out[0] = dy * up * s * (1.0f + gate * (1.0f - s));
+    out[1] = dy * gate * s;
+  }
+};
+
+// The factor (1 + tanh(u)) / 2 of GELU is sigmoid(2u), which keeps its relative precision for negative x.
+constexpr float kTwoRootTwoOverPi = 1.5957691216057308f;
+constexpr float kCubic = 0.044715f;
+
+template <typename Scalar>
+__device__ float gelu_gate(float x) {
+  return sigmoid<Scalar>(kTwoRootTwoOverPi * (x + kCubic * x * x * x));
+}
+
+template <typename Scalar>
+struct GeluForward {
+  static constexpr int kInputs = 1, kOutputs = 1;
+  static __device__ void apply(const float (&in)[kInputs], float (&out)[kOutputs]) {
+    out[0] = in[0] * gelu_gate<Scalar>(in[0]);
+  }
+};
+
+/// dx from (x, dy).
+template <typename Scalar>
+struct GeluBackward {
+  static constexpr int kInputs = 2, kOutputs = 1;
+  static __device__ void apply(const float (&in)[kInputs], float (&out)[kOutputs]) {
+    const auto& [x, dy] = in;
+    const float s = gelu_gate<Scalar>(x);
+    const float inner_slope = kTwoRootTwoOverPi * (1.0f + 3.0f * kCubic * x * x);
+    out[0] = dy * (s + x * s * (1.0f - s) * inner_slope);
+  }
+};
+
+/// Rows of a matrix, `stride` elements apart.
+template <typename Scalar>
+struct Rows {
+  Scalar* data;
+  int64_t stride;
+};
+
+template <typename Scalar, typename Function>
+struct Arguments {
+  Rows<const Scalar> in[Function::kInputs];
+  Rows<Scalar> out[Function::kOutputs];
+};
+
+/// Packs that a thread loads from each input before it computes: at least four loads are in flight.
+template <typename Function>
+constexpr int kPacks = Function::kInputs == 1 ? 4 : 2;
+
+template <typename Function, typename Scalar, int kLanes>
+__device__ void map_pack(const Pack<Scalar, kLanes> (&in)[Function::kInputs],
+                         Pack<Scalar, kLanes> (&out)[Function::kOutputs]) {
+#pragma unroll
+  for (int lane = 0; lane < kLanes; ++lane) {
+    float x[Function::kInputs], y[Function::kOutputs];
+#pragma unroll
+    for (int i = 0; i < Function::kInputs; ++i) x[i] = in[i][lane];
+    Function::apply(x, y);
+#pragma unroll
+    for (int i = 0; i < Function::kOutputs; ++i) out[i].set(lane, y[i]);
+  }
+}
+
+/// Function on every element of (rows, width). A row is cut into `tiles` blocks. Outputs may be inputs: a
+/// thread reads all it needs before it writes, and writes only where it read. Accesses are streaming: where
+/// speed matters, no whole tensor would stay in the cache for the next kernel.
+template <typename Function, typename Scalar, int kLanes>
+__global__ void __launch_bounds__(kThreads)
+    map_rows(Arguments<Scalar, Function> arguments, unsigned tiles, int64_t width) {
+  const int64_t row = blockIdx.x / tiles;
+  const int64_t tile = blockIdx.x % tiles;
+  const auto column = [&](int p) {
+    return ((tile * kPacks<Function> + p) * kThreads + threadIdx.x) * kLanes;
+  };
+  Pack<Scalar, kLanes> in[kPacks<Function>][Function::kInputs];
+#pragma unroll
+  for (int p = 0; p < kPacks<Function>; ++p) {
+    if (column(p) >= width) continue;
+#pragma unroll
+    for (int i = 0; i < Function::kInputs; ++i) {
+      in[p][i].load_streaming(arguments.in[i].data + row * arguments.in[i].stride + column(p));
+    }
+  }
+#pragma unroll
+  for (int p = 0; p < kPacks<Function>; ++p) {
+    if (column(p) >= width) continue;
+    Pack<Scalar, kLanes> out[Function::kOutputs];
+    map_pack<Function>(in[p], out);
+#pragma unroll
+    for (int i = 0; i < Function::kOutputs; ++i) {
+      out[i].store_streaming(arguments.out[i].data + row * arguments.out[i].stride + column(p));
+    }
+  }
+}
+
+template <typename Function, int kLanes, typename Scalar>
+int launch(const Arguments<Scalar, Function>& arguments, int64_t rows, int64_t width, void* stream) {
+  if (rows == 0 || width == 0) return cudaSuccess;
+  constexpr int64_t kTile = int64_t{kPacks<Function>} * kThreads * kLanes;
+  const int64_t tiles = (width + kTile - 1) / kTile;
+  map_rows<Function, Scalar, kLanes><<<static_cast<unsigned>(rows * tiles), kThreads, 0, as_stream(stream)>>>(
+      arguments, static_cast<unsigned>(tiles), width);
+  return cudaGetLastError();
+}
+
+template <typename Function, typename Scalar>
+int map_matrix(const Arguments<Scalar, Function>& arguments, bool packed, int64_t rows, int64_t width,
+               void* stream) {
+  return packed ? launch<Function, kFullPack<Scalar>>(arguments, rows, width, stream)
+                : launch<Function, 1>(arguments, rows, width, stream);
+}
+
+/// A flat array: full packs first, then the few elements after the last of them.
+template <typename Function, typename Scalar>
+int map_array(Arguments<Scalar, Function> arguments, bool packed, int64_t count, void* stream) {
+  const int64_t head = packed ? count - count % kFullPack<Scalar> : 0;
+  const int status = launch<Function, kFullPack<Scalar>>(arguments, 1, head, stream);
+  if (status != cudaSuccess) return status;
+  for (auto& rows : arguments.in) rows.data += head;
+  for (auto& rows : arguments.out) rows.data += head;
+  return launch<Function, 1>(arguments, 1, count - head, stream);
+}
+
+}  // namespace
+
+int swiglu_forward(void* y, const void* gate_up, int64_t rows, int64_t width, Dtype dtype, void* stream) {
+  return dispatch(dtype, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    const auto* gate = static_cast<const Scalar*>(gate_up);
+    const Arguments<Scalar, SwigluForward<Scalar>> arguments{
+        .in = {{gate, 2 * width}, {gate + width, 2 * width}}, .out = {{static_cast<Scalar*>(y), width}}};
+    const bool packed = packs({y, gate_up}, width * static_cast<int64_t>(sizeof(Scalar)));
+    return map_matrix(arguments, packed, rows, width, stream);
+  });
+}
+
+int swiglu_backward(void* d_gate_up, const void* dy, const void* gate_up, int64_t rows, int64_t width,
+                    Dtype dtype, void* stream) {
+  return dispatch(dtype, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    const auto* gate = static_cast<const Scalar*>(gate_up);
+    auto* d_gate = static_cast<Scalar*>(d_gate_up);
+    const Arguments<Scalar, SwigluBackward<Scalar>> arguments{
+        .in = {{gate, 2 * width}, {gate + width, 2 * width}, {static_cast<const Scalar*>(dy), width}},
+        .out = {{d_gate, 2 * width}, {d_gate + width, 2 * width}}};
+    const bool packed = packs({d_gate_up, dy, gate_up}, width * static_cast<int64_t>(sizeof(Scalar)));
+    return map_matrix(arguments, packed, rows, width, stream);
+  });
+}
+
+int gelu_forward(void* y, const void* x, int64_t count, Dtype dtype, void* stream) {
+  return dispatch(dtype, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    const Arguments<Scalar, GeluForward<Scalar>> arguments{.in = {{static_cast<const Scalar*>(x), 0}},
+                                                           .out = {{static_cast<Scalar*>(y), 0}}};
+    return map_array(arguments, packs({y, x}, 0), count, stream);
+  });
+}
+
+int gelu_backward(void* dx, const void* dy, const void* x, int64_t count, Dtype dtype, void* stream) {
+  return dispatch(dtype, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    const Arguments<Scalar, GeluBackward<Scalar>> arguments{
+        .in = {{static_cast<const Scalar*>(x), 0}, {static_cast<const Scalar*>(dy), 0}},
+        .out = {{static_cast<Scalar*>(dx), 0}}};
+    return map_array(arguments, packs({dx, dy, x}, 0), count, stream);
+  });
+}
+
+}  // namespace trireme::kernels::cuda

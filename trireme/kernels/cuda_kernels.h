@@ -1,0 +1,103 @@
+#pragma once
+// Fused CUDA kernels on raw pointers. Everything is enqueued on `stream` (a cudaStream_t) and returns at once
+// with the launch's cudaError_t, 0 when it was accepted. Pointers are to contiguous memory of the current GPU
+// unless strides are given; void pointers have the dtype of the argument `dtype`. Arithmetic is fp32. Sums
+// are taken in an order that depends on the sizes alone, so the same input gives the same bits every time.
+// Rows are vectorised where pointers and widths allow 16-byte accesses, and correct where they do not.
+#include <cstdint>
+
+#include "trireme/kernels/optimizer.h"
+
+namespace trireme::kernels::cuda {
+
+enum class Dtype { kFloat, kBFloat16, kHalf };
+
+// Norms (norm.cu). RMSNorm: Zhang and Sennrich 2019; LayerNorm: Ba et al. 2016.
+
+/// sum = x + delta, rounded to dtype, then y = sum * rstd * weight, all (rows, width); rstd (rows). Without
+/// delta (nullptr) x is normalised and `sum` is not touched.
+int rms_norm_forward(void* y, void* sum, float* rstd, const void* x, const void* delta, const void* weight,
+                     int64_t rows, int64_t width, float eps, Dtype dtype, void* stream);
+/// dx (rows, width) = d_sum + the gradient of the norm at x; d_sum may be nullptr, or dx or dy themselves.
+/// dweight (width, dtype) is added to. `scratch`: norm_scratch(width) floats.
+int rms_norm_backward(void* dx, void* dweight, float* scratch, const void* dy, const void* d_sum,
+                      const void* x, const void* weight, const float* rstd, int64_t rows, int64_t width,
+                      Dtype dtype, void* stream);
+/// The same with mean and bias: y = (sum - mean) * rstd * weight + bias.
+int layer_norm_forward(void* y, void* sum, float* mean, float* rstd, const void* x, const void* delta,
+                       const void* weight, const void* bias, int64_t rows, int64_t width, float eps,
+                       Dtype dtype, void* stream);
+int layer_norm_backward(void* dx, void* dweight, void* dbias, float* scratch, const void* dy,
+                        const void* d_sum, const void* x, const void* weight, const float* mean,
+                        const float* rstd, int64_t rows, int64_t width, Dtype dtype, void* stream);
+int64_t norm_scratch(int64_t width);
+
+/// total (width, dtype) += the sum of the rows of x (rows, width): gradients of biases. `scratch`:
+/// column_scratch(width) floats.
+int add_column_sums(void* total, float* scratch, const void* x, int64_t rows, int64_t width, Dtype dtype,
+                    void* stream);
+int64_t column_scratch(int64_t width);
+
+// Activations (activation.cu), as in activation.h.
+
+int swiglu_forward(void* y, const void* gate_up, int64_t rows, int64_t width, Dtype dtype, void* stream);
+int swiglu_backward(void* d_gate_up, const void* dy, const void* gate_up, int64_t rows, int64_t width,
+                    Dtype dtype, void* stream);
+int gelu_forward(void* y, const void* x, int64_t count, Dtype dtype, void* stream);
+int gelu_backward(void* dx, const void* dy, const void* x, int64_t count, Dtype dtype, void* stream);
+
+// Rotary embedding (rope.cu), as in rope.h.
+
+int rope_inplace(void* x, const float* cosine, const float* sine, int64_t rows, int64_t seq_len,
+                 int64_t stride, int64_t heads, int64_t head_dim, float direction, Dtype dtype, void* stream);
+
+/// Gradients of the heads of one tensor, (batch, heads, seq_len, head_dim) with these strides in elements and
+/// head_dim contiguous.
+struct HeadGradient {
+  const void* data;
+  int64_t heads;
+  int64_t batch_stride, head_stride, row_stride;
+};
+/// d_qkv (batch, seq_len, (H + 2K) * head_dim) = query | key | value heads; query and key are turned back by
+/// the rotation when cosine (seq_len, head_dim / 2) is not nullptr.
+int pack_head_gradients(void* d_qkv, const HeadGradient& query, const HeadGradient& key,
+                        const HeadGradient& value, const float* cosine, const float* sine, int64_t batch,
+                        int64_t seq_len, int64_t head_dim, Dtype dtype, void* stream);
+
+// Loss (cross_entropy.cu).
+
+/// As in cross_entropy.h: loss (rows) in nats; when `want_gradient`, logits (rows, stride) become
+/// scale * (softmax - onehot). Columns from `classes` to `stride` are padding: no part of the softmax,
+/// gradient zero. Rows with a negative target have loss and gradient zero.
+int cross_entropy(float* loss, void* logits, const int64_t* targets, int64_t rows, int64_t classes,
+                  int64_t stride, float scale, bool want_gradient, Dtype dtype, void* stream);
+
+// Scaling (scale.cu).
+
+/// y (count) = factor * x, or with `adds` y += factor * x; factor is an fp32 scalar on the GPU. y may be x.
+int scale(void* y, const void* x, const float* factor, bool adds, int64_t count, Dtype dtype, void* stream);
+
+// Embedding (embedding.cu).
+
+/// y (count, width) = the rows of weight that tokens name.
+int embedding_forward(void* y, const void* weight, const int64_t* tokens, int64_t count, int64_t width,
+                      Dtype dtype, void* stream);
+/// dweight[t] += the sum in fp32, in rising order of i, of dy[order[i]] over the i where sorted[i] = t.
+/// sorted (count) are the tokens in rising order and order (count) the rows of dy (count, width) they came
+/// from (a stable sort). Each row of dweight is written once.
+int embedding_backward(void* dweight, const void* dy, const int64_t* sorted, const int64_t* order,
+                       int64_t count, int64_t width, Dtype dtype, void* stream);
+
+// Optimizers over flat fp32 ranges (optimizer.cu), as in optimizer.h.
+
+/// `copy` (nullptr: none) receives the parameters in `copy_dtype`. `grad_scale` (nullptr: none) is an fp32
+/// scalar on the GPU that multiplies every gradient besides step.grad_scale.
+int adamw(float* param, float* exp_avg, float* exp_avg_sq, const float* grad, void* copy, Dtype copy_dtype,
+          int64_t count, const AdamWStep& step, const float* grad_scale, void* stream);
+int sgd(float* param, float* momentum_buffer, const float* grad, void* copy, Dtype copy_dtype, int64_t count,
+        const SgdStep& step, const float* grad_scale, void* stream);
+/// out = the sum of squares, in double. `scratch`: kSquaresScratch doubles.
+constexpr int64_t kSquaresScratch = 1024;
+int sum_of_squares(double* out, double* scratch, const float* values, int64_t count, void* stream);
+
+}  // namespace trireme::kernels::cuda

@@ -1,0 +1,82 @@
+// Stands in for the CUDA kernels in a build without CUDA.
+#include "trireme/base/error.h"
+#include "trireme/kernels/cuda_kernels.h"
+
+namespace trireme::kernels::cuda {
+namespace {
+
+[[noreturn]] void absent(const char* operation) {
+  throw LogicError("[kernels.{}] a tensor on a GPU in a build without CUDA", operation);
+}
+
+}  // namespace
+
+int rms_norm_forward(void*, void*, float*, const void*, const void*, const void*, int64_t, int64_t, float,
+                     Dtype, void*) {
+  absent("rms_norm_forward");
+}
+int rms_norm_backward(void*, void*, float*, const void*, const void*, const void*, const void*, const float*,
+                      int64_t, int64_t, Dtype, void*) {
+  absent("rms_norm_backward");
+}
+int layer_norm_forward(void*, void*, float*, float*, const void*, const void*, const void*, const void*,
+                       int64_t, int64_t, float, Dtype, void*) {
+  absent("layer_norm_forward");
+}
+int layer_norm_backward(void*, void*, void*, float*, const void*, const void*, const void*, const void*,
+                        const float*, const float*, int64_t, int64_t, Dtype, void*) {
+  absent("layer_norm_backward");
+}
+int64_t norm_scratch(int64_t) {
+  absent("norm_scratch");
+}
+int add_column_sums(void*, float*, const void*, int64_t, int64_t, Dtype, void*) {
+  absent("add_column_sums");
+}
+int64_t column_scratch(int64_t) {
+  absent("column_scratch");
+}
+int swiglu_forward(void*, const void*, int64_t, int64_t, Dtype, void*) {
+  absent("swiglu_forward");
+}
+int swiglu_backward(void*, const void*, const void*, int64_t, int64_t, Dtype, void*) {
+  absent("swiglu_backward");
+}
+int gelu_forward(void*, const void*, int64_t, Dtype, void*) {
+  absent("gelu_forward");
+}
+int gelu_backward(void*, const void*, const void*, int64_t, Dtype, void*) {
+  absent("gelu_backward");
+}
+int rope_inplace(void*, const float*, const float*, int64_t, int64_t, int64_t, int64_t, int64_t, float, Dtype,
+                 void*) {
+  absent("rope_inplace");
+}
+int pack_head_gradients(void*, const HeadGradient&, const HeadGradient&, const HeadGradient&, const float*,
+                        const float*, int64_t, int64_t, int64_t, Dtype, void*) {
+  absent("pack_head_gradients");
+}
+int cross_entropy(float*, void*, const int64_t*, int64_t, int64_t, int64_t, float, bool, Dtype, void*) {
+  absent("cross_entropy");
+}
+int scale(void*, const void*, const float*, bool, int64_t, Dtype, void*) {
+  absent("scale");
+}
+int embedding_forward(void*, const void*, const int64_t*, int64_t, int64_t, Dtype, void*) {
+  absent("embedding_forward");
+}
+int embedding_backward(void*, const void*, const int64_t*, const int64_t*, int64_t, int64_t, Dtype, void*) {
+  absent("embedding_backward");
+}
+int adamw(float*, float*, float*, const float*, void*, Dtype, int64_t, const AdamWStep&, const float*,
+          void*) {
+  absent("adamw");
+}
+int sgd(float*, float*, const float*, void*, Dtype, int64_t, const SgdStep&, const float*, void*) {
+  absent("sgd");
+}
+int sum_of_squares(double*, double*, const float*, int64_t, void*) {
+  absent("sum_of_squares");
+}
+
+}  // namespace trireme::kernels::cuda

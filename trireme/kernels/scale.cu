@@ -1,0 +1,69 @@
+#include <algorithm>
+#include <cstdint>
+
+#include "trireme/kernels/vector.cuh"
+
+namespace trireme::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kMaxBlocks = 2048;
+constexpr int kUnroll = 4;  // packs of a thread in flight
+
+template <typename Scalar, int kLanes, bool kAdds>
+__global__ void scale_kernel(Scalar* y, const Scalar* x, const float* factor, int64_t packs) {
+  using P = Pack<Scalar, kLanes>;
+  const float f = *factor;
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; first < packs;
+       first += kUnroll * stride) {
+    P in[kUnroll], out[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int64_t i = first + u * stride;
+      if (i >= packs) break;
+      in[u].load_streaming(x + i * kLanes);
+      if constexpr (kAdds) out[u].load(y + i * kLanes);
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int64_t i = first + u * stride;
+      if (i >= packs) break;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        out[u].set(lane, kAdds ? fmaf(f, in[u][lane], out[u][lane]) : f * in[u][lane]);
+      }
+      out[u].store(y + i * kLanes);
+    }
+  }
+}
+
+template <typename Scalar, int kLanes, bool kAdds>
+void launch(void* y, const void* x, const float* factor, int64_t count, cudaStream_t stream) {
+  const int64_t packs = count / kLanes;
+  const int64_t wanted = (packs + kThreads * kUnroll - 1) / (kThreads * kUnroll);
+  const auto blocks = static_cast<unsigned>(std::clamp<int64_t>(wanted, 1, kMaxBlocks));
+  scale_kernel<Scalar, kLanes, kAdds><<<blocks, kThreads, 0, stream>>>(
+      static_cast<Scalar*>(y), static_cast<const Scalar*>(x), factor, packs);
+}
+
+}  // namespace
+
+int scale(void* y, const void* x, const float* factor, bool adds, int64_t count, Dtype dtype, void* stream) {
+  if (count == 0) return cudaSuccess;
+  return dispatch(dtype, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    constexpr int kFull = kFullPack<Scalar>;
+    const bool full = packs({y, x}, count * static_cast<int64_t>(sizeof(Scalar)));
+    if (adds) {
+      full ? launch<Scalar, kFull, true>(y, x, factor, count, as_stream(stream))
+           : launch<Scalar, 1, true>(y, x, factor, count, as_stream(stream));
+    } else {
+      full ? launch<Scalar, kFull, false>(y, x, factor, count, as_stream(stream))
+           : launch<Scalar, 1, false>(y, x, factor, count, as_stream(stream));
+    }
+    return static_cast<int>(cudaGetLastError());
+  });
+}
+
+}  // namespace trireme::kernels::cuda

@@ -1,0 +1,325 @@
+#include "trireme/kernels/tensor_ops.h"
+
+#include <ATen/ATen.h>
+
+#include "trireme/base/error.h"
+#include "trireme/kernels/activation.h"
+#include "trireme/kernels/cross_entropy.h"
+#include "trireme/kernels/cuda_kernels.h"
+#include "trireme/kernels/device.h"
+#include "trireme/kernels/norm.h"
+#include "trireme/kernels/rope.h"
+
+namespace trireme::kernels {
+namespace {
+
+cuda::Dtype dtype_of(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+      return cuda::Dtype::kFloat;
+    case at::kBFloat16:
+      return cuda::Dtype::kBFloat16;
+    case at::kHalf:
+      return cuda::Dtype::kHalf;
+    default:
+      throw LogicError("[kernels] dtype {} has no GPU kernel; use float32, bfloat16 or float16",
+                       c10::toString(tensor.scalar_type()));
+  }
+}
+
+/// Calls body(Scalar{}) with the dtype of `tensor` on a CPU.
+template <typename Body>
+void on_cpu(const at::Tensor& tensor, const Body& body) {
+  if (tensor.scalar_type() == at::kFloat) return body(float{});
+  if (tensor.scalar_type() == at::kBFloat16) return body(c10::BFloat16{});
+  throw LogicError("[kernels] dtype {} has no CPU kernel; use float32 or bfloat16",
+                   c10::toString(tensor.scalar_type()));
+}
+
+void launched(int error, const char* operation) {
+  if (error != 0) throw LogicError("[kernels.{}] launch failed: {}", operation, gpu_error_text(error));
+}
+
+const void* data(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.const_data_ptr() : nullptr;
+}
+void* mutable_data(at::Tensor& tensor) {
+  return tensor.defined() ? tensor.mutable_data_ptr() : nullptr;
+}
+float* floats(at::Tensor& tensor) {
+  return tensor.mutable_data_ptr<float>();
+}
+const float* floats(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.const_data_ptr<float>() : nullptr;
+}
+
+at::Tensor scratch(const at::Tensor& like, int64_t floats) {
+  return at::empty({floats}, like.options().dtype(at::kFloat));
+}
+
+struct Rows {
+  explicit Rows(const at::Tensor& x) : width(x.size(-1)), count(width == 0 ? 0 : x.numel() / width) {}
+  int64_t width, count;
+};
+
+/// x + delta where there is a delta; `sum` receives it.
+const at::Tensor& summed(at::Tensor& sum, const at::Tensor& x, const at::Tensor& delta) {
+  if (!delta.defined()) return x;
+  at::add_out(sum, x, delta);
+  return sum;
+}
+
+}  // namespace
+
+void rms_norm_forward(at::Tensor& y, at::Tensor& sum, at::Tensor& rstd, const at::Tensor& x,
+                      const at::Tensor& delta, const at::Tensor& weight, double eps) {
+  const Rows rows(x);
+  if (x.is_cuda()) {
+    return launched(cuda::rms_norm_forward(mutable_data(y), mutable_data(sum), floats(rstd), data(x),
+                                           data(delta), data(weight), rows.count, rows.width,
+                                           static_cast<float>(eps), dtype_of(x), current_stream()),
+                    "rms_norm");
+  }
+  const at::Tensor& in = summed(sum, x, delta);
+  on_cpu(x, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    rms_norm_forward(y.data_ptr<Scalar>(), floats(rstd), in.const_data_ptr<Scalar>(),
+                     weight.const_data_ptr<Scalar>(), rows.count, rows.width, static_cast<float>(eps));
+  });
+}
+
+void rms_norm_backward(at::Tensor& dx, at::Tensor& d_weight, const at::Tensor& dy, const at::Tensor& d_sum,
+                       const at::Tensor& x, const at::Tensor& weight, const at::Tensor& rstd) {
+  const Rows rows(x);
+  if (x.is_cuda()) {
+    at::Tensor partial = scratch(x, cuda::norm_scratch(rows.width));
+    return launched(cuda::rms_norm_backward(mutable_data(dx), mutable_data(d_weight), floats(partial),
+                                            data(dy), data(d_sum), data(x), data(weight), floats(rstd),
+                                            rows.count, rows.width, dtype_of(x), current_stream()),
+                    "rms_norm_backward");
+  }
+  on_cpu(x, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    rms_norm_backward(dx.data_ptr<Scalar>(), d_weight.data_ptr<Scalar>(), dy.const_data_ptr<Scalar>(),
+                      x.const_data_ptr<Scalar>(), weight.const_data_ptr<Scalar>(), floats(rstd), rows.count,
+                      rows.width);
+  });
+  if (d_sum.defined()) dx.add_(d_sum);
+}
+
+void layer_norm_forward(at::Tensor& y, at::Tensor& sum, at::Tensor& statistics, const at::Tensor& x,
+                        const at::Tensor& delta, const at::Tensor& weight, const at::Tensor& bias,
+                        double eps) {
+  const Rows rows(x);
+  float* const mean = floats(statistics);
+  if (x.is_cuda()) {
+    return launched(
+        cuda::layer_norm_forward(mutable_data(y), mutable_data(sum), mean, mean + rows.count, data(x),
+                                 data(delta), data(weight), data(bias), rows.count, rows.width,
+                                 static_cast<float>(eps), dtype_of(x), current_stream()),
+        "layer_norm");
+  }
+  const at::Tensor& in = summed(sum, x, delta);
+  on_cpu(x, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    layer_norm_forward(y.data_ptr<Scalar>(), mean, mean + rows.count, in.const_data_ptr<Scalar>(),
+                       weight.const_data_ptr<Scalar>(), bias.const_data_ptr<Scalar>(), rows.count, rows.width,
+                       static_cast<float>(eps));
+  });
+}
+
+void layer_norm_backward(at::Tensor& dx, at::Tensor& d_weight, at::Tensor& d_bias, const at::Tensor& dy,
+                         const at::Tensor& d_sum, const at::Tensor& x, const at::Tensor& weight,
+                         const at::Tensor& statistics) {
+  const Rows rows(x);
+  const float* const mean = floats(statistics);
+  if (x.is_cuda()) {
+    at::Tensor partial = scratch(x, cuda::norm_scratch(rows.width));
+    return launched(
+        cuda::layer_norm_backward(mutable_data(dx), mutable_data(d_weight), mutable_data(d_bias),
+                                  floats(partial), data(dy), data(d_sum), data(x), data(weight), mean,
+                                  mean + rows.count, rows.count, rows.width, dtype_of(x), current_stream()),
+        "layer_norm_backward");
+  }
+  on_cpu(x, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    layer_norm_backward(dx.data_ptr<Scalar>(), d_weight.data_ptr<Scalar>(), d_bias.data_ptr<Scalar>(),
+                        dy.const_data_ptr<Scalar>(), x.const_data_ptr<Scalar>(),
+                        weight.const_data_ptr<Scalar>(), mean, mean + rows.count, rows.count, rows.width);
+  });
+  if (d_sum.defined()) dx.add_(d_sum);
+}
+
+void add_column_sums(at::Tensor& total, const at::Tensor& x) {
+  if (!x.is_cuda()) {
+    total.add_(x.sum(0));
+    return;
+  }
+  const Rows rows(x);
+  at::Tensor partial = scratch(x, cuda::column_scratch(rows.width));
+  launched(cuda::add_column_sums(mutable_data(total), floats(partial), data(x), rows.count, rows.width,
+                                 dtype_of(x), current_stream()),
+           "add_column_sums");
+}
+
+void swiglu_forward(at::Tensor& y, const at::Tensor& gate_up) {
+  const Rows rows(y);
+  if (y.is_cuda()) {
+    return launched(cuda::swiglu_forward(mutable_data(y), data(gate_up), rows.count, rows.width, dtype_of(y),
+                                         current_stream()),
+                    "swiglu");
+  }
+  on_cpu(y, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    swiglu_forward(y.data_ptr<Scalar>(), gate_up.const_data_ptr<Scalar>(), rows.count, rows.width);
+  });
+}
+
+void swiglu_backward(at::Tensor& d_gate_up, const at::Tensor& dy, const at::Tensor& gate_up) {
+  const Rows rows(dy);
+  if (dy.is_cuda()) {
+    return launched(cuda::swiglu_backward(mutable_data(d_gate_up), data(dy), data(gate_up), rows.count,
+                                          rows.width, dtype_of(dy), current_stream()),
+                    "swiglu_backward");
+  }
+  on_cpu(dy, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    swiglu_backward(d_gate_up.data_ptr<Scalar>(), dy.const_data_ptr<Scalar>(),
+                    gate_up.const_data_ptr<Scalar>(), rows.count, rows.width);
+  });
+}
+
+void gelu_forward(at::Tensor& y, const at::Tensor& x) {
+  if (x.is_cuda()) {
+    return launched(cuda::gelu_forward(mutable_data(y), data(x), x.numel(), dtype_of(x), current_stream()),
+                    "gelu");
+  }
+  on_cpu(x, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    gelu_forward(y.data_ptr<Scalar>(), x.const_data_ptr<Scalar>(), x.numel());
+  });
+}
+
+void gelu_backward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x) {
+  if (x.is_cuda()) {
+    return launched(
+        cuda::gelu_backward(mutable_data(dx), data(dy), data(x), x.numel(), dtype_of(x), current_stream()),
+        "gelu_backward");
+  }
+  on_cpu(x, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    gelu_backward(dx.data_ptr<Scalar>(), dy.const_data_ptr<Scalar>(), x.const_data_ptr<Scalar>(), x.numel());
+  });
+}
+
+void rope_inplace(at::Tensor& packed, const at::Tensor& cosine, const at::Tensor& sine, int64_t heads,
+                  int64_t head_dim, float direction) {
+  const int64_t rows = packed.size(0) * packed.size(1), seq_len = packed.size(1), stride = packed.size(2);
+  if (packed.is_cuda()) {
+    return launched(
+        cuda::rope_inplace(mutable_data(packed), floats(cosine), floats(sine), rows, seq_len, stride, heads,
+                           head_dim, direction, dtype_of(packed), current_stream()),
+        "rope");
+  }
+  on_cpu(packed, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    rope_inplace(packed.data_ptr<Scalar>(), floats(cosine), floats(sine), rows, seq_len, stride, heads,
+                 head_dim, direction);
+  });
+}
+
+void pack_head_gradients(at::Tensor& packed, const at::Tensor& query, const at::Tensor& key,
+                         const at::Tensor& value, const at::Tensor& cosine, const at::Tensor& sine) {
+  const auto heads_of = [](const at::Tensor& heads) {
+    TRIREME_CHECK(heads.stride(3) == 1, "[kernels.pack_head_gradients] head_dim has stride {}",
+                  heads.stride(3));
+    return cuda::HeadGradient{data(heads), heads.size(1), heads.stride(0), heads.stride(1), heads.stride(2)};
+  };
+  launched(cuda::pack_head_gradients(mutable_data(packed), heads_of(query), heads_of(key), heads_of(value),
+                                     floats(cosine), floats(sine), packed.size(0), packed.size(1),
+                                     query.size(3), dtype_of(packed), current_stream()),
+           "pack_head_gradients");
+}
+
+void cross_entropy(at::Tensor& loss, at::Tensor& logits, const at::Tensor& targets, double scale,
+                   bool want_gradient) {
+  const Rows rows(logits);
+  const auto* const wanted = targets.const_data_ptr<int64_t>();
+  if (logits.is_cuda()) {
+    return launched(cuda::cross_entropy(floats(loss), mutable_data(logits), wanted, rows.count, rows.width,
+                                        logits.stride(0), static_cast<float>(scale), want_gradient,
+                                        dtype_of(logits), current_stream()),
+                    "cross_entropy");
+  }
+  on_cpu(logits, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    cross_entropy(floats(loss), logits.data_ptr<Scalar>(), wanted, rows.count, rows.width, want_gradient);
+  });
+  if (want_gradient && scale != 1.0) logits.mul_(scale);
+}
+
+void scale(at::Tensor& y, const at::Tensor& x, const at::Tensor& factor) {
+  if (!x.is_cuda()) {
+    if (!y.is_same(x)) y.copy_(x);
+    y.mul_(factor.item<double>());  // a tensor would be rounded to the dtype of y first
+    return;
+  }
+  launched(cuda::scale(mutable_data(y), data(x), floats(factor), /*adds=*/false, x.numel(), dtype_of(x),
+                       current_stream()),
+           "scale");
+}
+
+void add_scaled(at::Tensor& y, const at::Tensor& x, const at::Tensor& factor) {
+  if (!x.is_cuda()) {
+    y.add_(x, factor.item<double>());
+    return;
+  }
+  launched(cuda::scale(mutable_data(y), data(x), floats(factor), /*adds=*/true, x.numel(), dtype_of(x),
+                       current_stream()),
+           "add_scaled");
+}
+
+void embedding_backward(at::Tensor& d_weight, const at::Tensor& dy, const at::Tensor& tokens) {
+  const auto [sorted, order] = tokens.reshape({-1}).sort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
+  launched(cuda::embedding_backward(mutable_data(d_weight), data(dy), sorted.const_data_ptr<int64_t>(),
+                                    order.const_data_ptr<int64_t>(), tokens.numel(), d_weight.size(1),
+                                    dtype_of(d_weight), current_stream()),
+           "embedding_backward");
+}
+
+void adamw(at::Tensor& param, at::Tensor& exp_avg, at::Tensor& exp_avg_sq, const at::Tensor& grad,
+           at::Tensor& copy, const AdamWStep& step) {
+  if (param.is_cuda()) {
+    const cuda::Dtype copy_dtype = copy.defined() ? dtype_of(copy) : cuda::Dtype::kFloat;
+    return launched(
+        cuda::adamw(floats(param), floats(exp_avg), floats(exp_avg_sq), floats(grad), mutable_data(copy),
+                    copy_dtype, param.numel(), step, nullptr, current_stream()),
+        "adamw");
+  }
+  adamw(floats(param), floats(exp_avg), floats(exp_avg_sq), floats(grad), mutable_data(copy), param.numel(),
+        step);
+}
+
+void sgd(at::Tensor& param, at::Tensor& momentum_buffer, const at::Tensor& grad, at::Tensor& copy,
+         const SgdStep& step) {
+  if (param.is_cuda()) {
+    const cuda::Dtype copy_dtype = copy.defined() ? dtype_of(copy) : cuda::Dtype::kFloat;
+    return launched(cuda::sgd(floats(param), floats(momentum_buffer), floats(grad), mutable_data(copy),
+                              copy_dtype, param.numel(), step, nullptr, current_stream()),
+                    "sgd");
+  }
+  sgd(floats(param), floats(momentum_buffer), floats(grad), mutable_data(copy), param.numel(), step);
+}
+
+void sum_of_squares(at::Tensor& out, const at::Tensor& values) {
+  if (!values.is_cuda()) {
+    out.fill_(sum_of_squares(floats(values), values.numel()));
+    return;
+  }
+  at::Tensor partial = at::empty({cuda::kSquaresScratch}, out.options());
+  launched(cuda::sum_of_squares(out.mutable_data_ptr<double>(), partial.mutable_data_ptr<double>(),
+                                floats(values), values.numel(), current_stream()),
+           "sum_of_squares");
+}
+
+}  // namespace trireme::kernels

@@ -1,0 +1,67 @@
+#pragma once
+// Our kernels on tensors: one function for CPU and GPU, where the raw ones (norm.h, ..., cuda_kernels.h) are
+// per device. Tensors are contiguous unless said otherwise, of one dtype (fp32 or bf16; on a GPU also fp16)
+// and on one device; outputs have their final shape. Nothing here is differentiable. On a GPU everything is
+// enqueued on the current stream.
+#include <ATen/core/Tensor.h>
+
+#include "trireme/kernels/optimizer.h"
+
+namespace trireme::kernels {
+
+/// sum = x + delta, y = sum * rstd * weight over the last dimension. With an undefined delta x is normalised
+/// and `sum` is not touched. rstd (rows) fp32.
+void rms_norm_forward(at::Tensor& y, at::Tensor& sum, at::Tensor& rstd, const at::Tensor& x,
+                      const at::Tensor& delta, const at::Tensor& weight, double eps);
+/// dx = d_sum (undefined: 0) + the gradient of the norm at x; d_weight is added to.
+void rms_norm_backward(at::Tensor& dx, at::Tensor& d_weight, const at::Tensor& dy, const at::Tensor& d_sum,
+                       const at::Tensor& x, const at::Tensor& weight, const at::Tensor& rstd);
+
+/// The same with mean and bias; statistics (2, rows) fp32 = mean, rstd.
+void layer_norm_forward(at::Tensor& y, at::Tensor& sum, at::Tensor& statistics, const at::Tensor& x,
+                        const at::Tensor& delta, const at::Tensor& weight, const at::Tensor& bias,
+                        double eps);
+void layer_norm_backward(at::Tensor& dx, at::Tensor& d_weight, at::Tensor& d_bias, const at::Tensor& dy,
+                         const at::Tensor& d_sum, const at::Tensor& x, const at::Tensor& weight,
+                         const at::Tensor& statistics);
+
+/// total (width) += the sum of the rows of x (rows, width).
+void add_column_sums(at::Tensor& total, const at::Tensor& x);
+
+/// As in activation.h: gate_up (..., 2F), y (..., F).
+void swiglu_forward(at::Tensor& y, const at::Tensor& gate_up);
+void swiglu_backward(at::Tensor& d_gate_up, const at::Tensor& dy, const at::Tensor& gate_up);
+void gelu_forward(at::Tensor& y, const at::Tensor& x);
+void gelu_backward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x);
+
+/// As in rope.h, of the first `heads` heads of each row of packed (B, T, stride).
+void rope_inplace(at::Tensor& packed, const at::Tensor& cosine, const at::Tensor& sine, int64_t heads,
+                  int64_t head_dim, float direction);
+/// On a GPU. packed (B, T, (H + 2K) hd) from the gradients of the heads (B, H or K, T, hd), whose last
+/// dimension is contiguous; query and key are turned back when `cosine` is defined.
+void pack_head_gradients(at::Tensor& packed, const at::Tensor& query, const at::Tensor& key,
+                         const at::Tensor& value, const at::Tensor& cosine, const at::Tensor& sine);
+
+/// loss (rows) fp32 in nats; when `want_gradient`, logits (rows, classes) become scale * (softmax - onehot).
+/// On a GPU rows of logits may be further apart than `classes`; what lies between becomes 0.
+void cross_entropy(at::Tensor& loss, at::Tensor& logits, const at::Tensor& targets, double scale,
+                   bool want_gradient);
+
+/// y = factor * x, and y += factor * x; factor is an fp32 scalar on the device.
+void scale(at::Tensor& y, const at::Tensor& x, const at::Tensor& factor);
+void add_scaled(at::Tensor& y, const at::Tensor& x, const at::Tensor& factor);
+
+/// On a GPU. d_weight (rows, width) += the sums of the rows of dy (..., width) that `tokens` (...) name.
+void embedding_backward(at::Tensor& d_weight, const at::Tensor& dy, const at::Tensor& tokens);
+
+/// As in optimizer.h, over (n) fp32. `copy` (undefined: none) receives the parameters in its dtype:
+/// bf16, and on a GPU fp16.
+void adamw(at::Tensor& param, at::Tensor& exp_avg, at::Tensor& exp_avg_sq, const at::Tensor& grad,
+           at::Tensor& copy, const AdamWStep& step);
+void sgd(at::Tensor& param, at::Tensor& momentum_buffer, const at::Tensor& grad, at::Tensor& copy,
+         const SgdStep& step);
+
+/// out = the sum of squares of values (n) fp32; out is an fp64 scalar.
+void sum_of_squares(at::Tensor& out, const at::Tensor& values);
+
+}  // namespace trireme::kernels
