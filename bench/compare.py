@@ -2,7 +2,8 @@
 """Ours against PyTorch, alternating: A B, B A, A B, ... on one machine, each run a fresh process.
 
     bench/compare.py cpu [--out FILE]
-    bench/compare.py gpu --cases "llama-1b:fsdp:1,2,4;llama-1b:ddp:1,2,4" [--out FILE]
+    bench/compare.py gpu --cases "llama-1b:fsdp:1,2,4;llama-1b:ddp:1,2,4" [--losses N] [--gemm]
+    bench/compare.py cpu-smoke --losses 20     the same with tiny models in fp32 on CPUs
     bench/compare.py --ours CMD --peer CMD --out FILE [--metric tokens_per_s] [--label NAME]
 
 Either command prints JSON lines on stdout. Objects with "step" are steps: those after the warm-up
@@ -11,8 +12,16 @@ has the metric gives the value, and its "samples" the samples. The ratio is ours
 better for us; the result is the median of the ratios of the alternations, so that a machine that
 slows down between alternations does not decide.
 
+With --losses N both sides first train N steps on the same tokens from the same weights, and the
+peer once more from the weights of another seed; the case keeps all losses. For speed each side then
+reads its own data: ours text, the peer random tokens.
+
+TFLOP/s are 6 x (matmul weights of blocks and head) + 6 x T x heads x head_dim x layers per token,
+counted on our model for both sides; MFU is their part of 989.4 TFLOP/s, an H100's or H200's.
+
 The file holds machine, settings, commands, environment and every sample. Exit codes: 0 measured,
-1 a command failed, 2 usage, 3 a program is missing, 8 a ratio is below --require.
+1 a command failed, 2 usage, 3 a program is missing, 8 a ratio is below --require or losses do not
+agree.
 """
 
 from __future__ import annotations
@@ -22,41 +31,23 @@ import datetime
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-PEERS = "bench/peers"  # programs are started in ROOT
-EXIT_FAILED, EXIT_USAGE, EXIT_ENVIRONMENT, EXIT_BELOW = 1, 2, 3, 8
-
-
-class BenchError(Exception):
-    def __init__(self, code: int, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+from efficiency import add_efficiency
+from losses import check_losses, complaint
+from programs import (EXIT_BELOW, EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_USAGE, PEERS, ROOT,
+                      BenchError, Output, Side, json_objects, last_with, output_of, run_program,
+                      say)
 
 
 # What is measured
-
-
-@dataclass(frozen=True)
-class Side:
-    """One program. `scale` turns its metric into the unit of the case."""
-
-    command: list[str]
-    metric: str
-    scale: float = 1.0
-    environment: dict[str, str] = field(default_factory=dict)
-
-    def printable(self) -> str:
-        variables = [f"{key}={shlex.quote(value)}" for key, value in self.environment.items()]
-        return " ".join(variables + [shlex.join(self.command)]).replace(str(Path.home()), "~")
 
 
 @dataclass(frozen=True)
@@ -65,6 +56,7 @@ class Case:
     unit: str
     ours: Side
     peer: Side
+    same_start: bool = False  # the peer can take our tokens and weights
 
     def title(self) -> str:
         return " ".join(f"{key}={value}" for key, value in self.label.items())
@@ -80,38 +72,21 @@ class Run:
     loss_last: float | None
     torch: str | None
     settings: dict | None
+    attention: str | None
+    nvml_peak_bytes: int | None
 
     def to_json(self) -> dict:
         result = {"value": self.value, "samples": self.samples}
         if self.peak_bytes:
             result["peak_bytes"] = self.peak_bytes
+        if self.nvml_peak_bytes:
+            result["nvml_peak_bytes"] = self.nvml_peak_bytes
         if self.loss_last is not None:
             result["loss_last"] = self.loss_last
         return result
 
 
 # Reading what a program printed
-
-
-def json_objects(text: str) -> list[dict]:
-    """The lines that are JSON objects; logs between them do not matter."""
-    objects = []
-    for line in text.splitlines():
-        if line.lstrip().startswith("{"):
-            try:
-                objects.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue
-    return objects
-
-
-def last_with(objects: Sequence[dict], *keys: str) -> object | None:
-    """The value of the first of `keys` that some object has, from the last such object."""
-    for key in keys:
-        for item in reversed(objects):
-            if item.get(key) is not None:
-                return item[key]
-    return None
 
 
 def metric_samples(objects: Sequence[dict], metric: str, warmup: int) -> list[float]:
@@ -135,8 +110,9 @@ def peak_memory(objects: Sequence[dict]) -> int | None:
     return max(peaks) if peaks else int(gib * 2**30) if gib else None
 
 
-def parse_run(text: str, side: Side, warmup: int) -> Run:
-    objects = json_objects(text)
+def parse_run(output: Output, side: Side, warmup: int) -> Run:
+    objects = json_objects(output.text)
+    attention = re.search(r"kernels +(attention by [^,\n]+)", output.log)
     samples = [value * side.scale for value in metric_samples(objects, side.metric, warmup)]
     loss = last_with(objects, "final_loss", "loss_last", "lossN", "loss")
     return Run(
@@ -146,6 +122,8 @@ def parse_run(text: str, side: Side, warmup: int) -> Run:
         loss_last=float(loss) if loss is not None else None,
         torch=last_with(objects, "torch"),
         settings=last_with(objects, "settings"),
+        attention=attention[1] if attention else None,
+        nvml_peak_bytes=output.nvml_peak_bytes,
     )
 
 
@@ -153,21 +131,9 @@ def parse_run(text: str, side: Side, warmup: int) -> Run:
 
 
 def run_side(side: Side, warmup: int, timeout: float) -> Run:
-    environment = {**os.environ, **side.environment}
+    output = run_program(side, timeout)
     try:
-        done = subprocess.run(
-            side.command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=timeout
-        )
-    except (FileNotFoundError, PermissionError) as error:
-        raise BenchError(EXIT_ENVIRONMENT, f"cannot start {side.command[0]}: {error}") from error
-    except subprocess.TimeoutExpired as error:
-        message = f"no end after {timeout:.0f} s: {side.printable()}"
-        raise BenchError(EXIT_FAILED, message) from error
-    if done.returncode != 0:
-        tail = "\n".join((done.stderr or done.stdout).splitlines()[-15:])
-        raise BenchError(EXIT_FAILED, f"exit {done.returncode}: {side.printable()}\n{tail}")
-    try:
-        return parse_run(done.stdout, side, warmup)
+        return parse_run(output, side, warmup)
     except BenchError as error:
         raise BenchError(error.code, f"{error}: {side.printable()}") from error
 
@@ -178,17 +144,24 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def summarise(side: Side, runs: Sequence[Run]) -> dict:
     """One side over all alternations: statistics of the runs' medians."""
-    peaks = [run.peak_bytes for run in runs if run.peak_bytes]
     summary = spread([run.value for run in runs]) | {"command": side.printable()}
-    if peaks:
-        summary["peak_bytes"] = max(peaks)
-    if runs[-1].settings:
-        summary["settings"] = runs[-1].settings
+    for key in ("peak_bytes", "nvml_peak_bytes"):
+        if peaks := [getattr(run, key) for run in runs if getattr(run, key)]:
+            summary[key] = max(peaks)
+    for key in ("settings", "attention"):
+        if value := getattr(runs[-1], key):
+            summary[key] = value
     return summary
 
 
 def measure(case: Case, arguments: argparse.Namespace) -> dict:
-    """All alternations of a case. Every second one starts with the peer."""
+    """The losses, then all alternations of a case. Every second one starts with the peer."""
+    losses = None
+    if arguments.losses:
+        losses = check_losses(case.ours, case.peer, arguments.losses, arguments.loss_bound,
+                              arguments.timeout)
+        if problem := complaint(losses):
+            say(f"  {problem}")
     runs: dict[str, list[Run]] = {"ours": [], "peer": []}
     alternations = []
     for index in range(arguments.alternations):
@@ -204,7 +177,7 @@ def measure(case: Case, arguments: argparse.Namespace) -> dict:
         say(f"  {index + 1}/{arguments.alternations}  ours {ours.value:,.0f}  "
             f"peer {peer.value:,.0f}  ratio {ratio:.3f}")
     ratios = [alternation["ratio"] for alternation in alternations]
-    return case.label | {
+    result = case.label | {
         "unit": case.unit,
         "ours": summarise(case.ours, runs["ours"]),
         "peer": summarise(case.peer, runs["peer"]),
@@ -214,10 +187,15 @@ def measure(case: Case, arguments: argparse.Namespace) -> dict:
         "torch": next((run.torch for run in runs["peer"] if run.torch), None),
         "alternations": alternations,
     }
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    for key in ("peak_bytes", "nvml_peak_bytes"):
+        if all(result[name].get(key) for name in ("ours", "peer")):
+            result[f"{key}_ratio"] = result["ours"][key] / result["peer"][key]
+    if case.same_start:
+        python = arguments.python if arguments.gemm else None
+        add_efficiency(result, case.ours, python, arguments.timeout)
+    if losses:
+        result["losses"] = losses
+    return result
 
 
 # The machine
@@ -233,14 +211,6 @@ def first_line(path: str, key: str) -> str | None:
     except OSError:
         pass
     return None
-
-
-def output_of(command: Sequence[str]) -> str | None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def describe_machine(python: str) -> dict:
@@ -307,32 +277,36 @@ def cpu_cases(arguments: argparse.Namespace) -> list[Case]:
     ]
 
 
-def gpu_case(model: str, policy: str, ranks: int, arguments: argparse.Namespace) -> Case:
+def training_case(model: str, policy: str, ranks: int, arguments: argparse.Namespace) -> Case:
     steps, warmup, micro_batch = arguments.steps, arguments.warmup, arguments.micro_batch
+    device, dtype = ("cuda", "bf16") if arguments.mode == "gpu" else ("cpu", "fp32")
     ours = [
         arguments.bin, "train", f"--model.preset={model}", "-n", str(ranks), "--json",
         f"--train.steps={warmup + steps}", f"--train.global_batch={micro_batch * ranks}",
-        f"--train.micro_batch={micro_batch}", f"--data.seq_len={arguments.seq}", "--device=cuda",
-        "--train.val_batches=0", "--precision.compute=bf16", f"--parallel.policy={policy}",
-        *shlex.split(arguments.ours_args),
+        f"--train.micro_batch={micro_batch}", f"--data.seq_len={arguments.seq}",
+        f"--device={device}", "--train.val_batches=0", f"--precision.compute={dtype}",
+        f"--parallel.policy={policy}", *shlex.split(arguments.ours_args),
     ]
     strategy = {"fsdp": "fsdp2", "zero3": "fsdp2", "zero2": "fsdp2-nores"}.get(policy, policy)
     # The peer reads torchrun's variables even when it is alone.
     peer = torchrun(arguments.python, ranks) + [
         f"{PEERS}/torch_train.py", f"--model={model}", f"--strategy={strategy}",
         f"--seq={arguments.seq}", f"--mbs={micro_batch}", f"--steps={steps}",
-        f"--warmup={warmup}", *shlex.split(arguments.peer_args),
+        f"--warmup={warmup}", f"--device={device}", f"--dtype={dtype}",
+        *shlex.split(arguments.peer_args),
     ]
+    environment = {} if device == "cuda" else {"OMP_NUM_THREADS": "1"}
     return Case(
-        label={"model": model, "device": "cuda", "policy": policy, "ranks": ranks,
+        label={"model": model, "device": device, "policy": policy, "ranks": ranks,
                "seq_len": arguments.seq, "micro_batch": micro_batch},
-        unit="tokens/s a GPU",
-        ours=Side(ours, "tokens_per_s", scale=1.0 / ranks),
-        peer=Side(peer, "tok_s_gpu"),
+        unit="tokens/s a GPU" if device == "cuda" else "tokens/s a rank",
+        ours=Side(ours, "tokens_per_s", scale=1.0 / ranks, environment=environment),
+        peer=Side(peer, "tok_s_gpu", environment=environment),
+        same_start=True,
     )
 
 
-def gpu_cases(arguments: argparse.Namespace) -> list[Case]:
+def training_cases(arguments: argparse.Namespace) -> list[Case]:
     cases = []
     for text in filter(None, arguments.cases.split(";")):
         try:
@@ -340,19 +314,21 @@ def gpu_cases(arguments: argparse.Namespace) -> list[Case]:
             ranks = [int(world) for world in worlds.split(",")]
         except ValueError:
             raise BenchError(EXIT_USAGE, f'"{text}" is not MODEL:POLICY:RANKS[,RANKS]') from None
-        cases += [gpu_case(model, policy, world, arguments) for world in ranks]
+        cases += [training_case(model, policy, world, arguments) for world in ranks]
     return cases
 
 
 def pair_case(arguments: argparse.Namespace) -> list[Case]:
     if not (arguments.ours and arguments.peer):
-        raise BenchError(EXIT_USAGE, "give cpu, gpu, or both --ours and --peer")
+        raise BenchError(EXIT_USAGE, "give cpu, gpu, cpu-smoke, or both --ours and --peer")
     ours, peer = (Side(shlex.split(text), arguments.metric)
                   for text in (arguments.ours, arguments.peer))
     return [Case({"model": arguments.label or "pair"}, arguments.metric, ours, peer)]
 
 
-MATRICES = {"cpu": cpu_cases, "gpu": gpu_cases, "pair": pair_case}
+MATRICES = {"cpu": cpu_cases, "gpu": training_cases, "cpu-smoke": training_cases, "pair": pair_case}
+SMOKE = {"cases": "gpt-tiny:ddp:1;llama-tiny:ddp:1", "seq": 128}
+GPU = {"cases": "llama-1b:fsdp:1,2,4;llama-1b:ddp:1,2,4", "seq": 2048}
 
 
 # Results
@@ -404,7 +380,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="default: bench/results/MODE.json")
     parser.add_argument("--alternations", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=10, help="steps dropped, at least 10")
-    parser.add_argument("--steps", type=int, default=50, help="steps kept (cpu, gpu)")
+    parser.add_argument("--steps", type=int, default=50, help="steps kept (not for two commands)")
     parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for one run")
     parser.add_argument("--require", type=float, default=0.0, help="exit 8 if a ratio is below")
     pair = parser.add_argument_group("two commands")
@@ -412,7 +388,7 @@ def parse_arguments() -> argparse.Namespace:
     pair.add_argument("--peer", help="command line")
     pair.add_argument("--metric", default="tokens_per_s", help="JSON key; higher is better")
     pair.add_argument("--label", default="")
-    matrix = parser.add_argument_group("cpu and gpu")
+    matrix = parser.add_argument_group("cpu, gpu and cpu-smoke")
     matrix.add_argument("--bin", default="./build/release/bin/trireme")
     matrix.add_argument("--python", default=sys.executable, help="one that has torch")
     matrix.add_argument("--ours-args", default="", help='more arguments: --ours-args="--seed=1"')
@@ -421,13 +397,29 @@ def parse_arguments() -> argparse.Namespace:
     cpu.add_argument("--models", default="gpt-tiny,llama-tiny")
     cpu.add_argument("--global-batch", type=int, default=16)
     cpu.add_argument("--policy", default="ddp", help="ours; the peer is DDP")
-    gpu = parser.add_argument_group("gpu")
-    gpu.add_argument("--cases", default="llama-1b:fsdp:1,2,4;llama-1b:ddp:1,2,4")
-    gpu.add_argument("--seq", type=int, default=2048)
+    gpu = parser.add_argument_group("gpu and cpu-smoke")
+    gpu.add_argument("--cases", help=f'gpu: "{GPU["cases"]}", cpu-smoke: "{SMOKE["cases"]}"')
+    gpu.add_argument("--seq", type=int, help=f"gpu: {GPU['seq']}, cpu-smoke: {SMOKE['seq']}")
     gpu.add_argument("--micro-batch", type=int, default=4)
+    gpu.add_argument("--losses", type=int, default=0, metavar="N",
+                     help="first compare the losses of N steps from the same start, 10 or more; "
+                          "five more runs a case, weights in $TMPDIR")
+    gpu.add_argument("--loss-bound", type=float, default=0.02, metavar="NATS",
+                     help="exit 8 if the first losses differ by more, or the means of the last 10 "
+                          "by more than this and than the peer's from two seeds")
+    gpu.add_argument("--gemm", action="store_true",
+                     help="also measure a matrix product of 8192^3 in bf16 (cpu-smoke: 1024^3)")
     arguments = parser.parse_args()
     if arguments.warmup < 10 or arguments.alternations < 1 or arguments.steps < 1:
         parser.error("--warmup is at least 10, --alternations and --steps at least 1")
+    trains = arguments.mode in ("gpu", "cpu-smoke")
+    if (arguments.losses or arguments.gemm) and not trains:
+        parser.error("--losses and --gemm are for gpu and cpu-smoke")
+    if arguments.losses and arguments.losses < 10:
+        parser.error("--losses is at least 10")
+    for key, value in (GPU if arguments.mode == "gpu" else SMOKE).items():
+        if getattr(arguments, key) is None:
+            setattr(arguments, key, value)
     return arguments
 
 
@@ -446,7 +438,12 @@ def compare(arguments: argparse.Namespace) -> int:
         write_results(out, arguments.mode, machine, results, arguments)
     print(table(results))
     say(f"written to {out}")
-    return EXIT_BELOW if any(result["ratio"] < arguments.require for result in results) else 0
+    slow = any(result["ratio"] < arguments.require for result in results)
+    problems = [(result, complaint(result["losses"])) for result in results if "losses" in result]
+    for result, problem in problems:
+        if problem:
+            say(f"{result['model']} {result['policy']} on {result['ranks']}: {problem}")
+    return EXIT_BELOW if slow or any(problem for _, problem in problems) else 0
 
 
 def main() -> int:

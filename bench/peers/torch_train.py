@@ -2,13 +2,19 @@
 
 Launch: torchrun --standalone --nproc_per_node N torch_train.py --model llama-1b --strategy fsdp2 --compile
 The strongest settings a PyTorch user would pick are the defaults: fused AdamW, SDPA, bf16 compute with fp32 master weights.
+
+With --config (what `trireme config show --json` prints), --tokens (our train-*.tokens, in order) and --init (our weights,
+safetensors) it trains our model from our weights on our windows in our order, with our optimizer constants, learning rates
+and clipping, so that "losses" can be held against ours. --device cpu tries that without a GPU.
 """
-import argparse, json, math, os, statistics, time
+import argparse, contextlib, json, os, resource, statistics, time
 import torch, torch.nn as nn, torch.nn.functional as F
 import torch.distributed as dist
 
 MODELS = {  # dim, layers, heads, kv_heads, ffn, vocab, tied, kind
     "nano": (128, 4, 4, 4, 512, 256, True, "llama"),
+    "gpt-tiny": (128, 4, 4, 4, 512, 256, True, "gpt"),
+    "llama-tiny": (128, 4, 4, 2, 352, 256, True, "llama"),
     "gpt2-124m": (768, 12, 12, 12, 3072, 50304, True, "gpt"),
     "gpt-154m": (1024, 8, 16, 16, 4096, 50257, True, "gpt"),
     "llama-1b": (2048, 16, 32, 8, 8192, 128256, True, "llama"),
@@ -57,7 +63,7 @@ class Block(nn.Module):
         return x + s.down(F.silu(g) * u)
 
 class Model(nn.Module):
-    def __init__(s, name, T):
+    def __init__(s, name, T, rope_theta=500000.0):
         super().__init__()
         d, L, h, kv, f, V, tied, kind = MODELS[name]
         s.cfg = MODELS[name]
@@ -68,7 +74,7 @@ class Model(nn.Module):
         s.head = nn.Linear(d, V, bias=False)
         if tied:
             s.head.weight = s.emb.weight
-        cos, sin = rope_cache(T, d // h)
+        cos, sin = rope_cache(T, d // h, rope_theta)
         s.register_buffer("cos", cos, persistent=False)
         s.register_buffer("sin", sin, persistent=False)
 
@@ -88,6 +94,14 @@ def flops_per_token(cfg, T):
     per_layer = d * (h + 2 * kv) * hd + d * d + (2 * d * f if kind == "gpt" else 3 * d * f)
     return 6 * (L * per_layer + d * V) + 6 * L * T * d  # causal: 12*L*T*d / 2
 
+def shape_of(config):
+    """The entry of MODELS for our config."""
+    c = config["model"]
+    if c["family"] not in ("gpt2", "llama") or c["dropout"] or c["norm_eps"] != 1e-5 or config["optim"]["name"] != "adamw":
+        raise SystemExit("the peer has gpt2 and llama with eps 1e-5, no dropout, and AdamW; the config asks for something else")
+    return (c["d_model"], c["n_layers"], c["n_heads"], c["n_kv_heads"], c["d_ff"], c["vocab_size"], c["tie_embeddings"],
+            {"gpt2": "gpt", "llama": "llama"}[c["family"]])
+
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--model", default="llama-1b")
@@ -102,17 +116,37 @@ def main():
     p.add_argument("--ac", action="store_true")
     p.add_argument("--sdpa", default="")
     p.add_argument("--tag", default="")
+    p.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    p.add_argument("--dtype", default="bf16", choices=["bf16", "fp32"])
+    p.add_argument("--config", default="", help="our resolved config as JSON: shape, optimizer, seed")
+    p.add_argument("--tokens", nargs="+", default=[], help="shards of the training split")
+    p.add_argument("--init", default="", help="initial weights")
     a = p.parse_args()
+    if bool(a.config) != bool(a.tokens) or bool(a.config) != bool(a.init):
+        p.error("--config, --tokens and --init go together")
+    same = None
+    if a.config:
+        with open(a.config) as file: same = json.load(file)["config"]
+        MODELS[a.model] = shape_of(same)
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    dev = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-    torch.cuda.set_device(dev)
-    dist.init_process_group("nccl", device_id=dev)
+    cuda = a.device == "cuda"
+    dev = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(dev)
+        dist.init_process_group("nccl", device_id=dev)
+    elif "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    synchronize = torch.cuda.synchronize if cuda else lambda: None
+    dtype = torch.bfloat16 if a.dtype == "bf16" else torch.float32
     torch.manual_seed(1234)
     torch.set_float32_matmul_precision("high")
     with torch.device(dev):
-        m = Model(a.model, a.seq)
+        m = Model(a.model, a.seq, same["model"]["rope_theta"] if same else 500000.0)
     for q in m.parameters():
         if q.dim() > 1: nn.init.normal_(q, std=0.02)
+    if same:
+        from same_weights import load_weights
+        load_weights(m, a.init, same["model"]["family"])
     n_params = sum(q.numel() for q in m.parameters())
     if a.fp8:
         from torchao.float8 import convert_to_float8_training, Float8LinearConfig
@@ -128,37 +162,60 @@ def main():
     net, autocast = m, None
     if a.strategy.startswith("fsdp2"):
         from torch.distributed.fsdp import fully_shard, MixedPrecisionPolicy
-        mp = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        mp = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         res = a.strategy == "fsdp2"
+        mesh = None if cuda else dist.init_device_mesh("cpu", (world,))
         for b in m.blocks:
-            fully_shard(b, mp_policy=mp, reshard_after_forward=res)
-        fully_shard(m, mp_policy=mp, reshard_after_forward=res)
+            fully_shard(b, mesh=mesh, mp_policy=mp, reshard_after_forward=res)
+        fully_shard(m, mesh=mesh, mp_policy=mp, reshard_after_forward=res)
     elif a.strategy == "bf16":
         m.to(torch.bfloat16)
         if world > 1:
-            net = nn.parallel.DistributedDataParallel(m, device_ids=[dev.index], gradient_as_bucket_view=True)
+            net = nn.parallel.DistributedDataParallel(m, device_ids=[dev.index] if cuda else None, gradient_as_bucket_view=True)
     else:
-        autocast = torch.autocast("cuda", torch.bfloat16)
-        net = nn.parallel.DistributedDataParallel(m, device_ids=[dev.index], gradient_as_bucket_view=True, static_graph=not a.ac)
+        autocast = torch.autocast(dev.type, dtype) if a.dtype == "bf16" else None
+        if dist.is_initialized():
+            net = nn.parallel.DistributedDataParallel(m, device_ids=[dev.index] if cuda else None, gradient_as_bucket_view=True,
+                                                      static_graph=not a.ac and a.accum == 1)  # its first backward must synchronise
+    adamw = dict(lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    params, clip = net.parameters(), 1.0
+    if same:  # decays matrices only
+        o, clip = same["optim"], same["train"]["grad_clip"]
+        adamw |= dict(lr=o["lr"], betas=(o["beta1"], o["beta2"]), eps=o["eps"], weight_decay=o["weight_decay"])
+        params = [{"params": [q for q in net.parameters() if q.dim() >= 2]},
+                  {"params": [q for q in net.parameters() if q.dim() < 2], "weight_decay": 0.0}]
     if a.strategy == "zero1":
         from torch.distributed.optim import ZeroRedundancyOptimizer
-        opt = ZeroRedundancyOptimizer(net.parameters(), torch.optim.AdamW, lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+        opt = ZeroRedundancyOptimizer(params, torch.optim.AdamW, **adamw)
     else:
-        opt = torch.optim.AdamW(net.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    V = MODELS[a.model][5]
-    g = torch.Generator(device=dev).manual_seed(7 + rank)  # data seed: 7 + rank
-    batches = [torch.randint(0, V, (a.mbs, a.seq + 1), device=dev, generator=g) for _ in range(4)]
-    import contextlib
+        opt = torch.optim.AdamW(params, **adamw)
+    if same:
+        from same_data import Tokens, learning_rate
+        tokens = Tokens(a.tokens, a.seq)
+        def micro_batches(step):
+            rows = tokens.rows(same["seed"], step, a.mbs * a.accum * world, rank, world)
+            return torch.tensor(rows, device=dev).split(a.mbs)
+    else:
+        V = MODELS[a.model][5]
+        g = torch.Generator(device=dev).manual_seed(7 + rank)  # data seed: 7 + rank
+        batches = [torch.randint(0, V, (a.mbs, a.seq + 1), device=dev, generator=g) for _ in range(4)]
+        def micro_batches(step):
+            return [batches[(step * a.accum + mb) % 4] for mb in range(a.accum)]
     ctx = (lambda: torch.nn.attention.sdpa_kernel(getattr(torch.nn.attention.SDPBackend, a.sdpa))) if a.sdpa else contextlib.nullcontext
     times, losses = [], []
     t_start = time.time()
     for step in range(a.warmup + a.steps):
-        if step == a.warmup:
+        if step == a.warmup and cuda:
             torch.cuda.reset_peak_memory_stats()
-        torch.cuda.synchronize(); dist.barrier(); torch.cuda.synchronize()
+        parts, xs = [], micro_batches(step)
+        if same:
+            for group in opt.param_groups:
+                group["lr"] = learning_rate(same["optim"], step + 1, a.warmup + a.steps)
+        synchronize()
+        if dist.is_initialized(): dist.barrier()
+        synchronize()
         t0 = time.perf_counter()
-        for mb in range(a.accum):
-            x = batches[(step * a.accum + mb) % 4]
+        for mb, x in enumerate(xs):
             last = mb == a.accum - 1
             if a.strategy.startswith("fsdp2"):
                 m.set_requires_gradient_sync(last)
@@ -167,21 +224,33 @@ def main():
                 with (autocast or contextlib.nullcontext()):
                     loss = net(x[:, :-1], x[:, 1:]) / a.accum
                 loss.backward()
-        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            parts.append(loss.detach())
+        if clip:
+            nn.utils.clip_grad_norm_(net.parameters(), clip)
         opt.step(); opt.zero_grad(set_to_none=True)
-        torch.cuda.synchronize()
+        synchronize()
         if step >= a.warmup:
             times.append(time.perf_counter() - t0)
-        losses.append(loss.item() * a.accum)
+        total = torch.stack(parts).double().sum()
+        if world > 1:
+            dist.all_reduce(total)
+        losses.append(total.item() / world)
     med = statistics.median(times)
     toks = a.mbs * a.seq * a.accum / med
     fl = flops_per_token(MODELS[a.model], a.seq)
+    peak = torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if rank == 0:
         print(json.dumps(dict(peer="torch", tag=a.tag, model=a.model, params=n_params, strategy=a.strategy, world=world, seq=a.seq, mbs=a.mbs, accum=a.accum,
-            compile=a.compile, fp8=a.fp8, ac=a.ac, sdpa=a.sdpa, step_ms=round(med * 1e3, 2), tok_s_gpu=round(toks), tflops_gpu=round(toks * fl / 1e12, 1),
-            mfu989=round(toks * fl / 989e12, 4), peak_alloc_gib=round(torch.cuda.max_memory_allocated() / 2**30, 2),
-            peak_reserved_gib=round(torch.cuda.max_memory_reserved() / 2**30, 2), loss0=round(losses[0], 4), lossN=round(losses[-1], 4), wall_s=round(time.time() - t_start, 1))), flush=True)
-    dist.destroy_process_group()
+            compile=a.compile, fp8=a.fp8, ac=a.ac, sdpa=a.sdpa, dtype=a.dtype, torch=torch.__version__,
+            step_ms=round(med * 1e3, 2), tok_s_gpu=round(toks), samples={"tok_s_gpu": [round(toks * med / t) for t in times]},
+            tflops_gpu=round(toks * fl / 1e12, 4), mfu989=round(toks * fl / 989e12, 4), peak_alloc_gib=round(peak / 2**30, 2),
+            peak_reserved_gib=round(torch.cuda.max_memory_reserved() / 2**30, 2) if cuda else None, loss0=round(losses[0], 4),
+            lossN=round(losses[-1], 4), losses=losses if same else None, seconds=times if same else None,
+            wall_s=round(time.time() - t_start, 1))), flush=True)
+    if dist.is_initialized() and not cuda:
+        dist.barrier()
+        os._exit(0)  # Gloo's threads may outlive their group, which would abort the process
+    if cuda: dist.destroy_process_group()
 
 if __name__ == "__main__":
     main()

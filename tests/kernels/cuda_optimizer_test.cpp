@@ -69,8 +69,9 @@ State after_adamw(const State& start, const Shifts& shifts, at::ScalarType copy_
   const State s = start.placed(shifts, copy_type);
   const at::Tensor scale = gpu_scale();
   for (int t = 1; t <= kSteps; ++t) {
-    EXPECT_EQ(adamw(floats(s.param), floats(s.first), floats(s.second), floats(s.grad), s.copy.data_ptr(),
-                    dtype_of(copy_type), s.count(), adamw_step(t, kOnHost), floats(scale), current_stream()),
+    EXPECT_EQ(adamw(floats(s.param), floats(s.first), floats(s.second), floats(s.grad), Dtype::kFloat,
+                    s.copy.data_ptr(), dtype_of(copy_type), s.count(), adamw_step(t, kOnHost), floats(scale),
+                    current_stream()),
               0);
   }
   return s;
@@ -80,8 +81,8 @@ State after_sgd(const State& start, const Shifts& shifts, at::ScalarType copy_ty
   const State s = start.placed(shifts, copy_type);
   const at::Tensor scale = gpu_scale();
   for (int t = 1; t <= kSteps; ++t) {
-    EXPECT_EQ(sgd(floats(s.param), floats(s.first), floats(s.grad), s.copy.data_ptr(), dtype_of(copy_type),
-                  s.count(), sgd_step(t, kOnHost), floats(scale), current_stream()),
+    EXPECT_EQ(sgd(floats(s.param), floats(s.first), floats(s.grad), Dtype::kFloat, s.copy.data_ptr(),
+                  dtype_of(copy_type), s.count(), sgd_step(t, kOnHost), floats(scale), current_stream()),
               0);
   }
   return s;
@@ -154,12 +155,12 @@ TEST_F(CudaOptimizerRange, CopyAndScaleOnTheGpuMayBeMissing) {
   const State with = start.placed(kAligned, at::kBFloat16), without = start.placed(kAligned, at::kBFloat16);
   const at::Tensor scale = gpu_scale();
   ASSERT_EQ(adamw(floats(with.param), floats(with.first), floats(with.second), floats(with.grad),
-                  with.copy.data_ptr(), Dtype::kBFloat16, with.count(), adamw_step(1, kOnHost), floats(scale),
-                  current_stream()),
+                  Dtype::kFloat, with.copy.data_ptr(), Dtype::kBFloat16, with.count(), adamw_step(1, kOnHost),
+                  floats(scale), current_stream()),
             0);
   ASSERT_EQ(adamw(floats(without.param), floats(without.first), floats(without.second), floats(without.grad),
-                  nullptr, Dtype::kBFloat16, without.count(), adamw_step(1, kOnHost * kOnGpu), nullptr,
-                  current_stream()),
+                  Dtype::kFloat, nullptr, Dtype::kBFloat16, without.count(), adamw_step(1, kOnHost * kOnGpu),
+                  nullptr, current_stream()),
             0);
   EXPECT_TRUE(at::equal(with.param, without.param));
   EXPECT_TRUE(without.copy.eq(kSentinel).all().item<bool>());
@@ -168,28 +169,28 @@ TEST_F(CudaOptimizerRange, CopyAndScaleOnTheGpuMayBeMissing) {
 TEST_F(CudaOptimizerRange, FirstStepOfSgdIgnoresWhatTheBufferHolds) {
   const State s = State::random(1001).placed(kAligned, at::kFloat);
   s.first.fill_(std::nan(""));
-  ASSERT_EQ(sgd(floats(s.param), floats(s.first), floats(s.grad), nullptr, Dtype::kFloat, s.count(),
-                sgd_step(1, 1.0f), nullptr, current_stream()),
+  ASSERT_EQ(sgd(floats(s.param), floats(s.first), floats(s.grad), Dtype::kFloat, nullptr, Dtype::kFloat,
+                s.count(), sgd_step(1, 1.0f), nullptr, current_stream()),
             0);
   EXPECT_TRUE(at::isfinite(s.param).all().item<bool>());
   EXPECT_TRUE(at::isfinite(s.first).all().item<bool>());
 }
 
 TEST_F(CudaOptimizerRange, EmptyRangesAreNoWork) {
-  EXPECT_EQ(adamw(nullptr, nullptr, nullptr, nullptr, nullptr, Dtype::kFloat, 0, adamw_step(1, 1.0f), nullptr,
-                  current_stream()),
+  EXPECT_EQ(adamw(nullptr, nullptr, nullptr, nullptr, Dtype::kFloat, nullptr, Dtype::kFloat, 0,
+                  adamw_step(1, 1.0f), nullptr, current_stream()),
             0);
-  EXPECT_EQ(
-      sgd(nullptr, nullptr, nullptr, nullptr, Dtype::kFloat, 0, sgd_step(1, 1.0f), nullptr, current_stream()),
-      0);
+  EXPECT_EQ(sgd(nullptr, nullptr, nullptr, Dtype::kFloat, nullptr, Dtype::kFloat, 0, sgd_step(1, 1.0f),
+                nullptr, current_stream()),
+            0);
 }
 
 double squares_of(const at::Tensor& values) {
   const auto options = at::TensorOptions().dtype(at::kDouble).device(at::kCUDA);
   const at::Tensor out = at::full({1}, kSentinel, options);
   const at::Tensor scratch = guarded({kSquaresScratch}, at::kDouble, 0);
-  EXPECT_EQ(sum_of_squares(out.data_ptr<double>(), scratch.data_ptr<double>(), values.data_ptr<float>(),
-                           values.numel(), current_stream()),
+  EXPECT_EQ(sum_of_squares(out.data_ptr<double>(), scratch.data_ptr<double>(), values.data_ptr(),
+                           Dtype::kFloat, values.numel(), current_stream()),
             0);
   EXPECT_TRUE(guards_intact(scratch));
   return out.item<double>();
@@ -204,6 +205,37 @@ TEST_F(CudaOptimizerRange, SumOfSquaresIsExactToDoubleAndTheSameAtAnyAlignment) 
     const double sum = squares_of(values);
     EXPECT_NEAR(sum, exact, 1e-12 * exact) << count;
     for (const int64_t shift : {0, 1, 2, 3}) EXPECT_EQ(squares_of(guarded_copy(values, shift)), sum) << count;
+  }
+}
+
+TEST_F(CudaOptimizerRange, LowPrecisionGradientsAreTakenAsTheyAre) {
+  at::manual_seed(5);
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    const State start = State::random(4099);
+    const State wide = start.placed(kAligned, type), low = start.placed(kAligned, type);
+    const at::Tensor rounded = wide.grad.to(type);
+    wide.grad.copy_(rounded);
+    for (int t = 1; t <= kSteps; ++t) {
+      ASSERT_EQ(adamw(floats(wide.param), floats(wide.first), floats(wide.second), floats(wide.grad),
+                      Dtype::kFloat, wide.copy.data_ptr(), dtype_of(type), wide.count(),
+                      adamw_step(t, kOnHost), nullptr, current_stream()),
+                0);
+      ASSERT_EQ(adamw(floats(low.param), floats(low.first), floats(low.second), rounded.data_ptr(),
+                      dtype_of(type), low.copy.data_ptr(), dtype_of(type), low.count(),
+                      adamw_step(t, kOnHost), nullptr, current_stream()),
+                0);
+    }
+    EXPECT_TRUE(at::equal(wide.param, low.param));
+    EXPECT_TRUE(at::equal(wide.copy, low.copy));
+    const at::Tensor sums = at::zeros({2}, at::TensorOptions(at::kCUDA).dtype(at::kDouble));
+    const at::Tensor scratch = at::empty({kSquaresScratch}, sums.options());
+    ASSERT_EQ(sum_of_squares(sums.data_ptr<double>(), scratch.data_ptr<double>(), wide.grad.data_ptr(),
+                             Dtype::kFloat, low.count(), current_stream()),
+              0);
+    ASSERT_EQ(sum_of_squares(sums.data_ptr<double>() + 1, scratch.data_ptr<double>(), rounded.data_ptr(),
+                             dtype_of(type), low.count(), current_stream()),
+              0);
+    EXPECT_EQ(sums[0].item<double>(), sums[1].item<double>());
   }
 }
 

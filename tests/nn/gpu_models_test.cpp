@@ -1,11 +1,13 @@
 // Whole models on a GPU against the same models on the CPU: losses and every gradient, with chunks of logits,
 // and the same bits when repeated. Skipped without a GPU.
 #include <ATen/ATen.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <gtest/gtest.h>
 
 #include <map>
 
 #include "trireme/kernels/device.h"
+#include "trireme/memory/recompute.h"
 #include "trireme/nn/init.h"
 #include "trireme/nn/language_model.h"
 #include "trireme/plan/model_facts.h"
@@ -96,6 +98,50 @@ TEST_P(GpuModels, RepeatTheirBits) {
   const Result second = differentiate(config, at::kCUDA, at::kBFloat16, kLossChunkBytes, true);
   EXPECT_EQ(first.loss, second.loss);
   for (const auto& [name, grad] : first.grads) EXPECT_TRUE(at::equal(grad, second.grads.at(name))) << name;
+}
+
+/// Bytes that a forward pass leaves allocated, without those of the logits.
+int64_t kept_bytes(const plan::ModelConfig& config, int64_t tokens, const std::string& recompute) {
+  const auto model = build(config);
+  for (const auto& entry : model->named_parameters()) {
+    at::Tensor leaf = entry.value();
+    leaf.set_data(at::randn(entry.value().sizes()).mul_(0.02).to(at::kCUDA, at::kBFloat16));
+  }
+  if (recompute == "cheap") model->recompute_cheap(1);
+  if (recompute == "block") {
+    model->set_unit_runner([](const std::string&, const at::Tensor& x, const BlockForward& forward) {
+      return memory::recomputed(x, forward);
+    });
+  }
+  const at::Tensor inputs = at::zeros({1, tokens}, at::TensorOptions(at::kCUDA).dtype(at::kLong));
+  model->forward(inputs);  // tables and workspaces
+  const auto allocated = [] {
+    const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(0);
+    return stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)].current;
+  };
+  const int64_t before = allocated();
+  const at::Tensor logits = model->forward(inputs);
+  return allocated() - before - static_cast<int64_t>(logits.nbytes());
+}
+
+/// What the plan predicts for two more layers, so that what comes before and after the blocks does not count.
+TEST_P(GpuModels, KeepWhatThePlanSays) {
+  for (const char* recompute : {"none", "cheap", "block"}) {
+    plan::ModelConfig config = small(GetParam());
+    config.d_model = 512;
+    config.d_ff = 2048;
+    config.max_seq_len = 4096;
+    const plan::MemoryConfig memory{.recompute = recompute};
+    const auto measured = [&](int64_t layers) {
+      config.n_layers = layers;
+      return kept_bytes(config, 4096, recompute);
+    };
+    const double difference = static_cast<double>(measured(4) - measured(2));
+    config.n_layers = 2;
+    const double predicted =
+        4096 * plan::describe(config, 4096, {.compute = "bf16"}, memory).saved_bytes_per_token;
+    EXPECT_NEAR(difference / predicted, 1.0, 0.03) << recompute;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, GpuModels, testing::Values("llama", "gpt2", "mlp"),

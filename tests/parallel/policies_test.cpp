@@ -230,5 +230,18 @@ TEST(DataParallel, RefusesUnitsThatDoNotCoverTheModule) {
   });
 }
 
+TEST(SkippedStep, LeavesNoTrace) {
+  for (const char* policy : {"ddp", "zero1", "zero2", "fsdp"}) {
+    for (const auto compute : {at::kFloat, at::kBFloat16}) {
+      for (const int64_t ranks : {1, 2}) {
+        TinyRun run{.policy = policy, .ranks = ranks, .steps = 4, .compute = compute};
+        const std::string plain = train_tiny(run).digest;
+        run.overflow_at = 2;
+        EXPECT_EQ(train_tiny(run).digest, plain) << policy << " on " << ranks << " ranks";
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace trireme

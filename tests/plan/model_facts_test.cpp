@@ -188,11 +188,17 @@ TEST(ModelFacts, TyingChangesParametersAndNotWork) {
 }
 
 TEST(ModelFacts, SavedBytesOfLlamaFollowTheBlockFormulaAtTwoBytes) {
-  // h (12 + 4k) + 8f + 4a bytes a token and layer in bf16
+  // h (12 + 4k) + 6f + 4a bytes a token and layer in bf16: SwiGLU is one kernel, which keeps gate and up
   const ModelConfig& m = find_preset("llama-8b").model;
   const double h = 4096, k = 8.0 / 32.0, f = 14336, a = 32;
   const PrecisionConfig bf16{.compute = "bf16"};
-  EXPECT_DOUBLE_EQ(describe(m, 8192, bf16).saved_bytes_per_token, 32 * (h * (12 + 4 * k) + 8 * f + 4 * a));
+  EXPECT_DOUBLE_EQ(describe(m, 8192, bf16).saved_bytes_per_token, 32 * (h * (12 + 4 * k) + 6 * f + 4 * a));
+  // In every second of 32 blocks the outputs of two norms and of SwiGLU are left out, or all but the input.
+  const MemoryConfig cheap{.recompute = "cheap", .recompute_every = 2};
+  EXPECT_DOUBLE_EQ(describe(m, 8192, bf16, cheap).saved_bytes_per_token,
+                   32 * (h * (12 + 4 * k) + 6 * f + 4 * a) - 16 * (4 * h + 2 * f));
+  const MemoryConfig block{.recompute = "block"};
+  EXPECT_DOUBLE_EQ(describe(m, 8192, bf16, block).saved_bytes_per_token, 32 * 2 * h);
 }
 
 TEST(ModelFacts, SavedBytesDoubleWithTheElementExceptTheLogSumExp) {

@@ -4,12 +4,16 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include <cmath>
+#include <limits>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "tests/support/spawn.h"
+#include "trireme/base/error.h"
 #include "trireme/base/hash.h"
+#include "trireme/memory/recompute.h"
 #include "trireme/nn/init.h"
 #include "trireme/nn/language_model.h"
 #include "trireme/optim/optimizer.h"
@@ -34,6 +38,10 @@ struct TinyRun {
   int64_t bucket_bytes = 0;  ///< 0: units are blocks
   parallel::ReduceWhen reduce_when = parallel::ReduceWhen::kOncePerStep;
   parallel::HookOptions hook = {};
+  std::string recompute = "none";  ///< as memory.recompute
+  double dropout = 0.0;
+  int64_t overflow_at =
+      -1;  ///< before this step another one is made, whose gradients overflow and are dropped
 };
 
 struct TinyOutcome {
@@ -84,7 +92,8 @@ inline std::vector<plan::UnitSpec> buckets_of(const plan::ModelFacts& facts, int
 inline TinyOutcome train_tiny(const TinyRun& run) {
   at::set_num_threads(1);
   TinyOutcome outcome;
-  const plan::ModelConfig config = tiny_model(run.family);
+  plan::ModelConfig config = tiny_model(run.family);
+  config.dropout = run.dropout;
   const plan::ModelFacts facts = plan::describe(config, 8);
   run_ranks(run.ranks, [&](std::shared_ptr<comm::World> world) {
     plan::ParallelConfig axes;
@@ -107,14 +116,25 @@ inline TinyOutcome train_tiny(const TinyRun& run) {
         run.bucket_bytes > 0 ? parallel::UseFrom::kBuckets : parallel::UseFrom::kRunUnit);
     model->set_unit_runner(
         [&](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {
-          return engine.run_unit(unit, x, forward);
+          const nn::BlockForward again = [forward](const at::Tensor& in) {
+            return memory::recomputed(in, forward);
+          };
+          return engine.run_unit(unit, x, run.recompute == "block" ? again : forward);
         });
+    if (run.recompute == "cheap") model->recompute_cheap(1);
     const auto optimizer = optim::build({.lr = 1e-2, .eps = 1e-5}, engine.optimizer_params());
     int64_t step_bytes = 0;
     const int64_t micro = run.global_batch / run.ranks / run.accumulation;
     for (int64_t step = 0; step < run.steps; ++step) {
       const at::Tensor mine = tiny_tokens(step, run.global_batch, config.vocab_size)
                                   .chunk(run.ranks, 0)[static_cast<size_t>(mesh.dp_rank)];
+      if (step == run.overflow_at) {
+        engine.begin_forward();
+        const at::Tensor loss = model->loss(mine.narrow(1, 0, 8), mine.narrow(1, 1, 8));
+        engine.backward(loss * std::numeric_limits<float>::infinity());
+        TRIREME_CHECK(!std::isfinite(engine.grad_norm()), "gradients are finite");
+        engine.skip_step();
+      }
       double loss_sum = 0.0;
       const int64_t sent_before = engine.sent_bytes();
       for (int64_t pass = 0; pass < run.accumulation; ++pass) {

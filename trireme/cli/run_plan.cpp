@@ -64,7 +64,7 @@ RunPlan plan_run(const plan::Config& config, const std::string& device, int64_t 
   RunPlan run{.device = device, .ranks = ranks, .mesh = {}, .batch = {}, .facts = {}, .state = {}};
   run.mesh = plan::MeshShape::fit(config.parallel, ranks);
   run.batch = plan::plan_batch(config.train.global_batch, config.train.micro_batch, run.mesh.dp_size());
-  run.facts = plan::describe(config.model, config.data.seq_len, config.precision);
+  run.facts = plan::describe(config.model, config.data.seq_len, config.precision, config.memory);
   run.state = plan::engine_state(plan::engine_units(config, run.facts),
                                  plan::engine_setting(config, run.mesh, run.batch.accumulation));
   return run;

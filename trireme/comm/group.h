@@ -107,7 +107,9 @@ class Subject {
 
 /// Every rank's `values`, by group rank: (n, k). The host waits for it.
 std::vector<std::vector<double>> gather_scalars(Group& group, const std::vector<double>& values);
-/// The same for (k) fp64 values on the group's device.
-std::vector<std::vector<double>> gather_values(Group& group, const at::Tensor& values);
+/// The same for (k) values on the group's device: (n, k) there. On a GPU the host does not wait.
+at::Tensor gather_rows(Group& group, const at::Tensor& values);
+/// (n, k) fp64 as numbers; the host waits for them.
+std::vector<std::vector<double>> to_numbers(const at::Tensor& rows);
 
 }  // namespace trireme::comm

@@ -4,20 +4,26 @@
 
 namespace trireme::comm {
 
-std::vector<std::vector<double>> gather_scalars(Group& group, const std::vector<double>& values) {
-  return gather_values(group, at::tensor(values, at::kDouble).to(group.device()));
+at::Tensor gather_rows(Group& group, const at::Tensor& values) {
+  at::Tensor all = at::empty({group.size(), values.numel()}, values.options());
+  group.all_gather(all, values);
+  return all;
 }
 
-std::vector<std::vector<double>> gather_values(Group& group, const at::Tensor& values) {
-  at::Tensor all = at::empty({group.size(), values.numel()}, values.options());  // (n, k)
-  group.all_gather(all, values);
-  const at::Tensor host = all.cpu();
-  group.check();
-  std::vector<std::vector<double>> rows;
+std::vector<std::vector<double>> to_numbers(const at::Tensor& rows) {
+  const at::Tensor host = rows.cpu();
+  std::vector<std::vector<double>> numbers;
   const auto* value = host.const_data_ptr<double>();
-  for (int64_t r = 0; r < group.size(); ++r, value += values.numel())
-    rows.emplace_back(value, value + values.numel());
-  return rows;
+  for (int64_t r = 0; r < host.size(0); ++r, value += host.size(1))
+    numbers.emplace_back(value, value + host.size(1));
+  return numbers;
+}
+
+std::vector<std::vector<double>> gather_scalars(Group& group, const std::vector<double>& values) {
+  const at::Tensor rows = gather_rows(group, at::tensor(values, at::kDouble).to(group.device()));
+  std::vector<std::vector<double>> numbers = to_numbers(rows);
+  group.check();
+  return numbers;
 }
 
 }  // namespace trireme::comm

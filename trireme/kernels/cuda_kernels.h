@@ -90,14 +90,16 @@ int embedding_backward(void* dweight, const void* dy, const int64_t* sorted, con
 
 // Optimizers over flat fp32 ranges (optimizer.cu), as in optimizer.h.
 
-/// `copy` (nullptr: none) receives the parameters in `copy_dtype`. `grad_scale` (nullptr: none) is an fp32
-/// scalar on the GPU that multiplies every gradient besides step.grad_scale.
-int adamw(float* param, float* exp_avg, float* exp_avg_sq, const float* grad, void* copy, Dtype copy_dtype,
-          int64_t count, const AdamWStep& step, const float* grad_scale, void* stream);
-int sgd(float* param, float* momentum_buffer, const float* grad, void* copy, Dtype copy_dtype, int64_t count,
-        const SgdStep& step, const float* grad_scale, void* stream);
+/// The gradient is fp32, or of copy_dtype. `copy` (nullptr: none) receives the parameters in `copy_dtype`.
+/// `grad_scale` (nullptr: none) is an fp32 scalar on the GPU that multiplies every gradient besides
+/// step.grad_scale.
+int adamw(float* param, float* exp_avg, float* exp_avg_sq, const void* grad, Dtype grad_dtype, void* copy,
+          Dtype copy_dtype, int64_t count, const AdamWStep& step, const float* grad_scale, void* stream);
+int sgd(float* param, float* momentum_buffer, const void* grad, Dtype grad_dtype, void* copy,
+        Dtype copy_dtype, int64_t count, const SgdStep& step, const float* grad_scale, void* stream);
 /// out = the sum of squares, in double. `scratch`: kSquaresScratch doubles.
 constexpr int64_t kSquaresScratch = 1024;
-int sum_of_squares(double* out, double* scratch, const float* values, int64_t count, void* stream);
+int sum_of_squares(double* out, double* scratch, const void* values, Dtype dtype, int64_t count,
+                   void* stream);
 
 }  // namespace trireme::kernels::cuda

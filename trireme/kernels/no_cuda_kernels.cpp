@@ -68,14 +68,14 @@ int embedding_forward(void*, const void*, const int64_t*, int64_t, int64_t, Dtyp
 int embedding_backward(void*, const void*, const int64_t*, const int64_t*, int64_t, int64_t, Dtype, void*) {
   absent("embedding_backward");
 }
-int adamw(float*, float*, float*, const float*, void*, Dtype, int64_t, const AdamWStep&, const float*,
+int adamw(float*, float*, float*, const void*, Dtype, void*, Dtype, int64_t, const AdamWStep&, const float*,
           void*) {
   absent("adamw");
 }
-int sgd(float*, float*, const float*, void*, Dtype, int64_t, const SgdStep&, const float*, void*) {
+int sgd(float*, float*, const void*, Dtype, void*, Dtype, int64_t, const SgdStep&, const float*, void*) {
   absent("sgd");
 }
-int sum_of_squares(double*, double*, const float*, int64_t, void*) {
+int sum_of_squares(double*, double*, const void*, Dtype, int64_t, void*) {
   absent("sum_of_squares");
 }
 

@@ -64,46 +64,65 @@ template <typename Rule>
 struct Range {
   float* param;
   float* state[Rule::kStates];
-  const float* grad;
+  const void* grad;
   void* copy;  ///< or nullptr
   int64_t count;
   float scale;
   const float* grad_scale;  ///< or nullptr
 };
 
-template <int kWidth, typename Copy, typename Rule>
-__device__ void update(const Range<Rule>& range, const Rule& rule, float scale, int64_t at) {
-  Pack<float, kWidth> param, grad, state[Rule::kStates];
-  param.load(range.param + at);
-  grad.load_streaming(range.grad + at);
-  for (int s = 0; s < Rule::kStates; ++s) state[s].load_streaming(range.state[s] + at);
+/// kWidth elements on their way through registers.
+template <int kWidth, typename Grad, typename Copy, typename Rule>
+struct Piece {
+  RawPack<float, kWidth> param, state[Rule::kStates];
+  RawPack<Grad, kWidth> grad;
 
-  Pack<Copy, kWidth> copy;
-  for (int j = 0; j < kWidth; ++j) {
-    float values[Rule::kStates];
-    for (int s = 0; s < Rule::kStates; ++s) values[s] = state[s][j];
-    const float next = rule(param[j], __fmul_rn(grad[j], scale), values);
-    for (int s = 0; s < Rule::kStates; ++s) state[s].set(j, values[s]);
-    param.set(j, next);
-    copy.set(j, next);
+  __device__ void load(const Range<Rule>& range, int64_t at) {
+    param.load_streaming(range.param + at);
+    grad.load_streaming(static_cast<const Grad*>(range.grad) + at);
+    for (int s = 0; s < Rule::kStates; ++s) state[s].load_streaming(range.state[s] + at);
   }
 
-  param.store(range.param + at);
-  for (int s = 0; s < Rule::kStates; ++s) state[s].store_streaming(range.state[s] + at);
-  if (range.copy != nullptr) copy.store(static_cast<Copy*>(range.copy) + at);
-}
+  __device__ void finish(const Range<Rule>& range, const Rule& rule, float scale, int64_t at) const {
+    Pack<float, kWidth> params = param.pack(), states[Rule::kStates];
+    const Pack<Grad, kWidth> grads = grad.pack();
+    for (int s = 0; s < Rule::kStates; ++s) states[s] = state[s].pack();
+    Pack<Copy, kWidth> copy;
+    for (int j = 0; j < kWidth; ++j) {
+      float values[Rule::kStates];
+      for (int s = 0; s < Rule::kStates; ++s) values[s] = states[s][j];
+      const float next = rule(params[j], __fmul_rn(grads[j], scale), values);
+      for (int s = 0; s < Rule::kStates; ++s) states[s].set(j, values[s]);
+      params.set(j, next);
+      copy.set(j, next);
+    }
+    params.store_streaming(range.param + at);
+    for (int s = 0; s < Rule::kStates; ++s) states[s].store_streaming(range.state[s] + at);
+    if (range.copy != nullptr) copy.store(static_cast<Copy*>(range.copy) + at);
+  }
+};
 
-/// Packs from the element `head` on, and one by one what lies before and after them.
-template <typename Copy, typename Rule>
+/// Packs from the element `head` on, two at a time so that enough bytes are in flight, and one by one what
+/// lies before and after them.
+template <typename Grad, typename Copy, typename Rule>
 __global__ void __launch_bounds__(kThreads) update_range(Range<Rule> range, Rule rule, int64_t head) {
   const float scale = range.grad_scale == nullptr ? range.scale : range.scale * *range.grad_scale;
   const int64_t packs = (range.count - head) / kLanes;
   const int64_t singles = range.count - packs * kLanes;
-  for (int64_t i = thread_index(); i < packs; i += thread_count()) {
-    update<kLanes, Copy>(range, rule, scale, head + i * kLanes);
+  for (int64_t i = thread_index(); i < packs; i += 2 * thread_count()) {
+    const int64_t at = head + i * kLanes, next = at + thread_count() * kLanes;
+    const bool has_next = i + thread_count() < packs;
+    Piece<kLanes, Grad, Copy, Rule> first, second;
+    first.load(range, at);
+    if (has_next) second.load(range, next);
+    first.finish(range, rule, scale, at);
+    if (has_next) second.finish(range, rule, scale, next);
   }
   for (int64_t i = thread_index(); i < singles; i += thread_count()) {
-    update<1, Copy>(range, rule, scale, i < head ? i : i + packs * kLanes);
+    const int64_t at = i < head ? i : i + packs * kLanes;
+    Piece<1, Grad, Copy, Rule> one;
+    one.load(range, at);
+    one.finish(range, rule, scale, at);
   }
 }
 
@@ -115,71 +134,84 @@ int64_t to_boundary(const void* pointer, size_t element_size) {
 
 /// Elements before the first at which all arrays are on a boundary; all of them when there is no such
 /// element.
-template <typename Copy, typename Rule>
+template <typename Grad, typename Copy, typename Rule>
 int64_t head_of(const Range<Rule>& range) {
   const int64_t head = to_boundary(range.param, sizeof(float));
-  bool together = to_boundary(range.grad, sizeof(float)) == head;
+  bool together = to_boundary(range.grad, sizeof(Grad)) == head;
   for (const float* state : range.state) together &= to_boundary(state, sizeof(float)) == head;
   if (range.copy != nullptr) together &= to_boundary(range.copy, sizeof(Copy)) == head;
   return together ? std::min(head, range.count) : range.count;
 }
 
-template <typename Rule>
-int launch_update(const Range<Rule>& range, const Rule& rule, Dtype copy_dtype, void* stream) {
+template <typename Grad, typename Copy, typename Rule>
+int launch_update(const Range<Rule>& range, const Rule& rule, cudaStream_t stream) {
   constexpr int64_t kMaxBlocks = 132 * 32;
   if (range.count == 0) return cudaSuccess;
+  const int64_t head = head_of<Grad, Copy>(range);
+  const int64_t packs = (range.count - head) / kLanes;
+  const int64_t items = std::max((packs + 1) / 2, range.count - packs * kLanes);
+  const auto blocks = static_cast<unsigned>(std::min((items + kThreads - 1) / kThreads, kMaxBlocks));
+  update_range<Grad, Copy><<<blocks, kThreads, 0, stream>>>(range, rule, head);
+  return cudaGetLastError();
+}
+
+template <typename Rule>
+int launch_for(Dtype grad_dtype, Dtype copy_dtype, const Range<Rule>& range, const Rule& rule, void* stream) {
   return dispatch(copy_dtype, [&](auto scalar) -> int {
     using Copy = decltype(scalar);
-    const int64_t head = head_of<Copy>(range);
-    const int64_t packs = (range.count - head) / kLanes;
-    const int64_t items = std::max(packs, range.count - packs * kLanes);
-    const auto blocks = static_cast<unsigned>(std::min((items + kThreads - 1) / kThreads, kMaxBlocks));
-    update_range<Copy><<<blocks, kThreads, 0, as_stream(stream)>>>(range, rule, head);
-    return cudaGetLastError();
+    if (grad_dtype == Dtype::kFloat) return launch_update<float, Copy>(range, rule, as_stream(stream));
+    if (grad_dtype != copy_dtype) return cudaErrorInvalidValue;
+    return launch_update<Copy, Copy>(range, rule, as_stream(stream));
   });
 }
 
 // Sum of squares.
 
 constexpr int kSquaresInFlight = 4;
+constexpr int kSquareLanes = 8;                 // of any dtype, so that the order of additions is one
 constexpr int64_t kMaxSquaresBlocks = 132 * 4;  // one wave
 static_assert(kMaxSquaresBlocks <= kSquaresScratch);
 
-/// Four values from values[at] on, zero after the end. Whether they are read as a pack changes no sum.
-template <bool kPacked>
-__device__ Pack<float, kLanes> read_four(const float* __restrict__ values, int64_t at, int64_t count) {
-  Pack<float, kLanes> four = {};
-  if (kPacked && at + kLanes <= count) {
-    four.load(values + at);
+/// Values from values[at] on, zero after the end. Whether they are read as a pack changes no sum.
+template <bool kPacked, int kWidth, typename Scalar>
+__device__ Pack<Scalar, kWidth> read_pack(const Scalar* __restrict__ values, int64_t at, int64_t count) {
+  Pack<Scalar, kWidth> pack = {};
+  if (kPacked && at + kWidth <= count) {
+    pack.load(values + at);
   } else {
-    for (int j = 0; j < kLanes; ++j) {
-      if (at + j < count) four.lanes[j] = values[at + j];
+    for (int j = 0; j < kWidth; ++j) {
+      if (at + j < count) pack.lanes[j] = values[at + j];
     }
   }
-  return four;
+  return pack;
 }
 
-template <bool kPacked>
+template <bool kPacked, typename Scalar>
 __global__ void __launch_bounds__(kThreads)
-    square_partials(double* __restrict__ partial, const float* __restrict__ values, int64_t count) {
+    square_partials(double* __restrict__ partial, const Scalar* __restrict__ values, int64_t count) {
+  constexpr int kWidth = kFullPack<Scalar>, kPacks = kSquareLanes / kWidth;
   __shared__ double shared[kThreads / 32];
-  double sums[kLanes] = {};
-  const int64_t step = thread_count() * kLanes;
-  for (int64_t at = thread_index() * kLanes; at < count; at += kSquaresInFlight * step) {
-    Pack<float, kLanes> fours[kSquaresInFlight];
+  double sums[kSquareLanes] = {};
+  const int64_t step = thread_count() * kSquareLanes;
+  for (int64_t at = thread_index() * kSquareLanes; at < count; at += kSquaresInFlight * step) {
+    Pack<Scalar, kWidth> packs[kSquaresInFlight][kPacks];
 #pragma unroll
     for (int u = 0; u < kSquaresInFlight; ++u) {
-      fours[u] = read_four<kPacked>(values, at + u * step, count);
+      for (int p = 0; p < kPacks; ++p) {
+        packs[u][p] = read_pack<kPacked, kWidth>(values, at + u * step + p * kWidth, count);
+      }
     }
 #pragma unroll
     for (int u = 0; u < kSquaresInFlight; ++u) {
-      for (int j = 0; j < kLanes; ++j) {
-        const double value = fours[u][j];
+      for (int j = 0; j < kSquareLanes; ++j) {
+        const double value = packs[u][j / kWidth][j % kWidth];
         sums[j] += value * value;
       }
     }
   }
-  const double sum = block_sum<kThreads>((sums[0] + sums[1]) + (sums[2] + sums[3]), shared);
+  double own = 0.0;
+  for (int j = 0; j < kSquareLanes; ++j) own += sums[j];
+  const double sum = block_sum<kThreads>(own, shared);
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
@@ -193,25 +225,29 @@ __global__ void __launch_bounds__(kThreads) add_partials(double* out, const doub
 
 }  // namespace
 
-int adamw(float* param, float* exp_avg, float* exp_avg_sq, const float* grad, void* copy, Dtype copy_dtype,
-          int64_t count, const AdamWStep& step, const float* grad_scale, void* stream) {
+int adamw(float* param, float* exp_avg, float* exp_avg_sq, const void* grad, Dtype grad_dtype, void* copy,
+          Dtype copy_dtype, int64_t count, const AdamWStep& step, const float* grad_scale, void* stream) {
   const Range<AdamW> range{param, {exp_avg, exp_avg_sq}, grad, copy, count, step.grad_scale, grad_scale};
-  return launch_update(range, AdamW(step), copy_dtype, stream);
+  return launch_for(grad_dtype, copy_dtype, range, AdamW(step), stream);
 }
 
-int sgd(float* param, float* momentum_buffer, const float* grad, void* copy, Dtype copy_dtype, int64_t count,
-        const SgdStep& step, const float* grad_scale, void* stream) {
+int sgd(float* param, float* momentum_buffer, const void* grad, Dtype grad_dtype, void* copy,
+        Dtype copy_dtype, int64_t count, const SgdStep& step, const float* grad_scale, void* stream) {
   const Range<Sgd> range{param, {momentum_buffer}, grad, copy, count, step.grad_scale, grad_scale};
-  return launch_update(range, Sgd(step), copy_dtype, stream);
+  return launch_for(grad_dtype, copy_dtype, range, Sgd(step), stream);
 }
 
-int sum_of_squares(double* out, double* scratch, const float* values, int64_t count, void* stream) {
-  constexpr int64_t kPerBlock = kThreads * kLanes * kSquaresInFlight;
+int sum_of_squares(double* out, double* scratch, const void* values, Dtype dtype, int64_t count,
+                   void* stream) {
+  constexpr int64_t kPerBlock = kThreads * kSquareLanes * kSquaresInFlight;
   const auto blocks = static_cast<unsigned>(std::min((count + kPerBlock - 1) / kPerBlock, kMaxSquaresBlocks));
   if (blocks > 0) {
-    const auto kernel = packs({values}, 0) ? square_partials<true> : square_partials<false>;
-    kernel<<<blocks, kThreads, 0, as_stream(stream)>>>(scratch, values, count);
-    const cudaError_t error = cudaGetLastError();
+    const int error = dispatch(dtype, [&](auto scalar) -> int {
+      using Scalar = decltype(scalar);
+      const auto kernel = packs({values}, 0) ? square_partials<true, Scalar> : square_partials<false, Scalar>;
+      kernel<<<blocks, kThreads, 0, as_stream(stream)>>>(scratch, static_cast<const Scalar*>(values), count);
+      return cudaGetLastError();
+    });
     if (error != cudaSuccess) return error;
   }
   add_partials<<<1, kThreads, 0, as_stream(stream)>>>(out, scratch, static_cast<int>(blocks));

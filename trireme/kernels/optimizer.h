@@ -10,8 +10,10 @@ struct AdamWStep {
   float grad_scale;  ///< multiplies every gradient first: the clip factor
 };
 
-/// Updates param, exp_avg and exp_avg_sq in place; `copy` (nullptr: none) receives the parameters in bf16.
-void adamw(float* param, float* exp_avg, float* exp_avg_sq, const float* grad, void* copy_bf16, int64_t count,
+/// Grad is float or c10::BFloat16, here and below. Updates param, exp_avg and exp_avg_sq in place; `copy`
+/// (nullptr: none) receives the parameters in bf16.
+template <typename Grad>
+void adamw(float* param, float* exp_avg, float* exp_avg_sq, const Grad* grad, void* copy_bf16, int64_t count,
            const AdamWStep& step);
 
 /// SGD with momentum (Polyak 1964) as PyTorch defines it: buffer = momentum * buffer + grad (first step:
@@ -20,10 +22,12 @@ struct SgdStep {
   float lr, momentum, weight_decay, grad_scale;
   bool first;
 };
-void sgd(float* param, float* momentum_buffer, const float* grad, void* copy_bf16, int64_t count,
+template <typename Grad>
+void sgd(float* param, float* momentum_buffer, const Grad* grad, void* copy_bf16, int64_t count,
          const SgdStep& step);
 
 /// Sum of squares in double, the same bits for any number of threads.
-double sum_of_squares(const float* values, int64_t count);
+template <typename Value>
+double sum_of_squares(const Value* values, int64_t count);
 
 }  // namespace trireme::kernels

@@ -9,11 +9,13 @@ namespace trireme::kernels {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kSumBlocks = 16;  // saturate the links; more only take multiprocessors from others
+// Enough to saturate the links, measured on H200s; more would only take multiprocessors from others. A single
+// peer answers more slowly than three.
+constexpr int kSumBlocks = 16, kSumBlocksOfTwo = 32;
 constexpr int kGatherBlocks = 32;
 constexpr int kLoads = 8;  // 16-byte loads of a thread from other ranks in flight, about
 constexpr int kPollsBetweenLooks = 1024;
-static_assert(kSumBlocks <= kPullBlocks && kGatherBlocks <= kPullBlocks);
+static_assert(kSumBlocksOfTwo <= kPullBlocks && kGatherBlocks <= kPullBlocks);
 
 __device__ void post(uint64_t* to, uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
@@ -146,7 +148,7 @@ __device__ float tree(const Get& get) {
 
 /// Packs that a thread takes at once from each rank, so that enough loads from the other ranks are in flight.
 __host__ __device__ constexpr int unroll(int ranks) {
-  return kLoads / (ranks - 1) > 1 ? kLoads / (ranks - 1) : 1;
+  return ranks == 2 ? kLoads / 2 : kLoads / (ranks - 1) > 1 ? kLoads / (ranks - 1) : 1;
 }
 
 template <int kRanks, bool kBf16, typename Word>
@@ -259,9 +261,10 @@ int for_size(int size, const Body& body) {
 template <bool kBf16, typename Word>
 int launch_sum(float* output, int64_t count, const PullCall& call, cudaStream_t stream) {
   const int64_t words = count / Lanes<kBf16, Word>::kCount;
+  const int most = call.size == 2 ? kSumBlocksOfTwo : kSumBlocks;
   return for_size(call.size, [&](auto ranks) {
     sum_kernel<ranks(), kBf16, Word>
-        <<<blocks_for(count * (kBf16 ? 2 : 4), kSumBlocks), kThreads, 0, stream>>>(output, words, call);
+        <<<blocks_for(count * (kBf16 ? 2 : 4), most), kThreads, 0, stream>>>(output, words, call);
   });
 }
 

@@ -53,6 +53,11 @@ const float* floats(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.const_data_ptr<float>() : nullptr;
 }
 
+/// The dtype of the copy of the parameters; where there is none, one that goes with the gradient's.
+cuda::Dtype copy_dtype(const at::Tensor& copy, const at::Tensor& grad) {
+  return dtype_of(copy.defined() ? copy : grad);
+}
+
 at::Tensor scratch(const at::Tensor& like, int64_t floats) {
   return at::empty({floats}, like.options().dtype(at::kFloat));
 }
@@ -288,38 +293,46 @@ void embedding_backward(at::Tensor& d_weight, const at::Tensor& dy, const at::Te
 }
 
 void adamw(at::Tensor& param, at::Tensor& exp_avg, at::Tensor& exp_avg_sq, const at::Tensor& grad,
-           at::Tensor& copy, const AdamWStep& step) {
+           at::Tensor& copy, const AdamWStep& step, const at::Tensor& grad_scale) {
   if (param.is_cuda()) {
-    const cuda::Dtype copy_dtype = copy.defined() ? dtype_of(copy) : cuda::Dtype::kFloat;
-    return launched(
-        cuda::adamw(floats(param), floats(exp_avg), floats(exp_avg_sq), floats(grad), mutable_data(copy),
-                    copy_dtype, param.numel(), step, nullptr, current_stream()),
-        "adamw");
+    return launched(cuda::adamw(floats(param), floats(exp_avg), floats(exp_avg_sq), data(grad),
+                                dtype_of(grad), mutable_data(copy), copy_dtype(copy, grad), param.numel(),
+                                step, floats(grad_scale), current_stream()),
+                    "adamw");
   }
-  adamw(floats(param), floats(exp_avg), floats(exp_avg_sq), floats(grad), mutable_data(copy), param.numel(),
-        step);
+  on_cpu(grad, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    adamw(floats(param), floats(exp_avg), floats(exp_avg_sq), grad.const_data_ptr<Scalar>(),
+          mutable_data(copy), param.numel(), step);
+  });
 }
 
 void sgd(at::Tensor& param, at::Tensor& momentum_buffer, const at::Tensor& grad, at::Tensor& copy,
-         const SgdStep& step) {
+         const SgdStep& step, const at::Tensor& grad_scale) {
   if (param.is_cuda()) {
-    const cuda::Dtype copy_dtype = copy.defined() ? dtype_of(copy) : cuda::Dtype::kFloat;
-    return launched(cuda::sgd(floats(param), floats(momentum_buffer), floats(grad), mutable_data(copy),
-                              copy_dtype, param.numel(), step, nullptr, current_stream()),
-                    "sgd");
+    return launched(
+        cuda::sgd(floats(param), floats(momentum_buffer), data(grad), dtype_of(grad), mutable_data(copy),
+                  copy_dtype(copy, grad), param.numel(), step, floats(grad_scale), current_stream()),
+        "sgd");
   }
-  sgd(floats(param), floats(momentum_buffer), floats(grad), mutable_data(copy), param.numel(), step);
+  on_cpu(grad, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    sgd(floats(param), floats(momentum_buffer), grad.const_data_ptr<Scalar>(), mutable_data(copy),
+        param.numel(), step);
+  });
 }
 
 void sum_of_squares(at::Tensor& out, const at::Tensor& values) {
-  if (!values.is_cuda()) {
-    out.fill_(sum_of_squares(floats(values), values.numel()));
-    return;
+  if (values.is_cuda()) {
+    at::Tensor partial = at::empty({cuda::kSquaresScratch}, out.options());
+    return launched(cuda::sum_of_squares(out.mutable_data_ptr<double>(), partial.mutable_data_ptr<double>(),
+                                         data(values), dtype_of(values), values.numel(), current_stream()),
+                    "sum_of_squares");
   }
-  at::Tensor partial = at::empty({cuda::kSquaresScratch}, out.options());
-  launched(cuda::sum_of_squares(out.mutable_data_ptr<double>(), partial.mutable_data_ptr<double>(),
-                                floats(values), values.numel(), current_stream()),
-           "sum_of_squares");
+  on_cpu(values, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    out.fill_(sum_of_squares(values.const_data_ptr<Scalar>(), values.numel()));
+  });
 }
 
 }  // namespace trireme::kernels

@@ -54,14 +54,15 @@ void add_scaled(at::Tensor& y, const at::Tensor& x, const at::Tensor& factor);
 /// On a GPU. d_weight (rows, width) += the sums of the rows of dy (..., width) that `tokens` (...) name.
 void embedding_backward(at::Tensor& d_weight, const at::Tensor& dy, const at::Tensor& tokens);
 
-/// As in optimizer.h, over (n) fp32. `copy` (undefined: none) receives the parameters in its dtype:
-/// bf16, and on a GPU fp16.
+/// As in optimizer.h, over (n) fp32; grad (n) fp32 or the dtype of `copy` (undefined: none), which receives
+/// the parameters. `grad_scale` (undefined: 1), an fp32 scalar on the GPU, multiplies every gradient besides
+/// step.grad_scale; a CPU knows only the latter.
 void adamw(at::Tensor& param, at::Tensor& exp_avg, at::Tensor& exp_avg_sq, const at::Tensor& grad,
-           at::Tensor& copy, const AdamWStep& step);
+           at::Tensor& copy, const AdamWStep& step, const at::Tensor& grad_scale = {});
 void sgd(at::Tensor& param, at::Tensor& momentum_buffer, const at::Tensor& grad, at::Tensor& copy,
-         const SgdStep& step);
+         const SgdStep& step, const at::Tensor& grad_scale = {});
 
-/// out = the sum of squares of values (n) fp32; out is an fp64 scalar.
+/// out = the sum of squares of values (n); out is an fp64 scalar.
 void sum_of_squares(at::Tensor& out, const at::Tensor& values);
 
 }  // namespace trireme::kernels

@@ -2,6 +2,7 @@
 
 #include "trireme/kernels/tensor_ops.h"
 #include "trireme/nn/autograd.h"
+#include "trireme/nn/linear_parts.h"
 
 namespace trireme::nn {
 namespace {
@@ -10,61 +11,13 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-/// Matrices (rows_i, columns) that follow each other in one storage, as one matrix; undefined when they do
-/// not.
-at::Tensor as_one_matrix(at::TensorList parts) {
-  const at::Tensor& first = parts.front();
-  int64_t rows = 0;
-  for (const at::Tensor& part : parts) {
-    const bool follows = part.is_contiguous() && part.is_alias_of(first) &&
-                         part.storage_offset() == first.storage_offset() + rows * first.size(1);
-    if (!follows) return {};
-    rows += part.size(0);
-  }
-  return first.as_strided({rows, first.size(1)}, {first.size(1), 1});
-}
-
-at::Tensor joined(at::TensorList parts) {
-  if (parts.size() == 1) return parts.front();
-  const at::Tensor whole = as_one_matrix(parts);
-  return whole.defined() ? whole : at::cat(parts);
-}
-
-/// Adds `left` @ `right` to the gradients of `weights`, which share its rows, and returns what to report for
-/// each.
-variable_list accumulate_weight_grad(at::TensorList weights, const at::Tensor& left,
-                                     const at::Tensor& right) {
-  std::vector<at::Tensor> grads;
-  for (const at::Tensor& weight : weights) {
-    if (weight.grad().defined()) grads.push_back(weight.grad());
-  }
-  if (grads.size() == weights.size()) {
-    at::Tensor whole = grads.size() == 1 ? grads.front() : as_one_matrix(grads);
-    if (whole.defined()) {
-      whole.addmm_(left, right);
-      return variable_list(weights.size());
-    }
-  }
-  std::vector<int64_t> rows;
-  for (const at::Tensor& weight : weights) rows.push_back(weight.size(0));
-  variable_list reported = at::split_with_sizes(at::mm(left, right), rows);
-  for (size_t i = 0; i < weights.size(); ++i) {
-    if (!weights[i].grad().defined()) continue;
-    weights[i].grad().add_(reported[i]);
-    reported[i] = at::Tensor();
-  }
-  return reported;
-}
-
 class LinearFunction : public Function<LinearFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, at::TensorList weights,
                             const std::optional<at::Tensor>& bias_in, bool in_out) {
     const at::Tensor bias = bias_in.value_or(at::Tensor());
     const at::Tensor rows = x.reshape({-1, x.size(-1)});
-    const at::Tensor weight = joined(weights);
-    const at::Tensor right = in_out ? weight : weight.t();
-    at::Tensor y = bias.defined() ? at::addmm(bias, rows, right) : at::mm(rows, right);
+    at::Tensor y = apply_linear({weights, bias, in_out}, rows);
     variable_list saved = weights.vec();
     saved.push_back(bias);
     saved.push_back(rows);
@@ -81,30 +34,16 @@ class LinearFunction : public Function<LinearFunction> {
     weights.pop_back();
     const at::Tensor bias = weights.back();
     weights.pop_back();
-    const bool in_out = context->saved_data["in_out"].toBool();
+    const LinearParams params{weights, bias, context->saved_data["in_out"].toBool()};
     const at::Tensor dy = grads[0].reshape({rows.size(0), -1});
-
     variable_list result(1);
     if (context->needs_input_grad(0)) {
-      const at::Tensor weight = joined(weights);
       std::vector<int64_t> shape = grads[0].sizes().vec();
       shape.back() = rows.size(1);
-      result[0] = at::mm(dy, in_out ? weight.t() : weight).view(shape);
+      result[0] = input_gradient(params, dy).view(shape);
     }
-    if (weights.front().requires_grad()) {
-      const variable_list reported = in_out ? accumulate_weight_grad(weights, rows.t(), dy)
-                                            : accumulate_weight_grad(weights, dy.t(), rows);
-      result.insert(result.end(), reported.begin(), reported.end());
-    } else {
-      result.resize(result.size() + weights.size());
-    }
-    if (bias.defined() && bias.requires_grad()) {
-      GradTarget target(bias);
-      kernels::add_column_sums(target.tensor(), dy.contiguous());
-      result.push_back(target.reported());
-    } else {
-      result.emplace_back();
-    }
+    const variable_list reported = add_parameter_gradients(params, rows, dy);
+    result.insert(result.end(), reported.begin(), reported.end());
     result.emplace_back();  // in_out
     return result;
   }

@@ -25,8 +25,17 @@ at::Tensor Gpt2Block::dropped(const at::Tensor& x) const {
   return dropout_ > 0.0 && is_training() ? at::dropout(x, dropout_, true) : x;
 }
 
-at::Tensor Gpt2Block::forward(const at::Tensor& x) {
+at::Tensor Gpt2Block::forward(const at::Tensor& x, bool recompute_cheap) {
   const double attention_dropout = is_training() ? dropout_ : 0.0;
+  constexpr WeightLayout kInOut = WeightLayout::kInOut;
+  if (recompute_cheap) {
+    const auto [residual, qkv] =
+        add_norm_linear(x, {}, ln_1_->norm(), attention_in_->weight, attention_in_->bias, kInOut);
+    const at::Tensor attended = causal_attention(qkv, {heads_, heads_, head_dim_}, {}, attention_dropout);
+    const auto [h, inner] = add_norm_linear(residual, dropped(attention_out_->forward(attended)),
+                                            ln_2_->norm(), up_->weight, up_->bias, kInOut);
+    return h + dropped(activated_linear(inner, Activation::kGelu, down_->weight, down_->bias, kInOut));
+  }
   const auto [residual, normed] = ln_1_->add_forward(x, {});
   const at::Tensor attended =
       causal_attention(attention_in_->forward(normed), {heads_, heads_, head_dim_}, {}, attention_dropout);
@@ -59,7 +68,7 @@ at::Tensor Gpt2::hidden(const at::Tensor& tokens) {
   if (dropout_ > 0.0 && is_training()) x = at::dropout(x, dropout_, true);
   for (size_t i = 0; i < blocks_.size(); ++i) {
     x = run_unit("transformer.h." + std::to_string(i), x,
-                 [&](const at::Tensor& in) { return blocks_[i]->forward(in); });
+                 [this, i](const at::Tensor& in) { return blocks_[i]->forward(in, recomputes_cheap(i)); });
   }
   return norm_->forward(x);
 }

@@ -12,7 +12,8 @@ namespace trireme::nn {
 class Gpt2Block : public torch::nn::Module {
  public:
   explicit Gpt2Block(const plan::ModelConfig& config);
-  at::Tensor forward(const at::Tensor& x);  // (B, T, D) -> (B, T, D)
+  /// (B, T, D) -> (B, T, D)
+  at::Tensor forward(const at::Tensor& x, bool recompute_cheap = false);
 
  private:
   at::Tensor dropped(const at::Tensor& x) const;

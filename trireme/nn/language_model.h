@@ -13,6 +13,7 @@ namespace trireme::nn {
 
 using BlockForward = std::function<at::Tensor(const at::Tensor&)>;
 /// Runs the block named `unit` on x: calls forward(x) and returns its result, doing what it likes around it.
+/// `forward` may be copied and called again as long as the model lives.
 using UnitRunner =
     std::function<at::Tensor(const std::string& unit, const at::Tensor& x, const BlockForward& forward)>;
 
@@ -29,6 +30,9 @@ class LanguageModel : public torch::nn::Module {
                   double gradient_scale = 1.0);
 
   void set_unit_runner(UnitRunner runner) { runner_ = std::move(runner); }
+  /// In one of `every` blocks norms and activations are computed again in backward instead of being kept; 0:
+  /// none.
+  void recompute_cheap(int64_t every) { cheap_every_ = every; }
 
  protected:
   /// tokens (B, T) -> what the head turns into logits (B, T, D).
@@ -36,12 +40,16 @@ class LanguageModel : public torch::nn::Module {
   /// (V, D)
   virtual const at::Tensor& head() const = 0;
 
+  bool recomputes_cheap(size_t block) const {
+    return cheap_every_ > 0 && block % static_cast<size_t>(cheap_every_) == 0;
+  }
   at::Tensor run_unit(const std::string& unit, const at::Tensor& x, const BlockForward& forward) const {
     return runner_ ? runner_(unit, x, forward) : forward(x);
   }
 
  private:
   UnitRunner runner_;
+  int64_t cheap_every_ = 0;
 };
 
 /// The model that `config` describes, parameters uninitialised, fp32, on the CPU. `config` is complete

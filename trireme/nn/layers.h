@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 
 #include "trireme/nn/functional.h"
+#include "trireme/nn/recomputed.h"
 
 namespace trireme::nn {
 
@@ -36,6 +37,7 @@ class LayerNorm : public torch::nn::Module {
   std::pair<at::Tensor, at::Tensor> add_forward(const at::Tensor& x, const at::Tensor& delta) const {
     return add_layer_norm(x, delta, weight, bias, eps_);
   }
+  Norm norm() const { return {weight, bias, eps_}; }
 
   at::Tensor weight, bias;
 
@@ -51,11 +53,13 @@ class RmsNorm : public torch::nn::Module {
   std::pair<at::Tensor, at::Tensor> add_forward(const at::Tensor& x, const at::Tensor& delta) const {
     return add_rms_norm(x, delta, weight, eps_);
   }
+  Norm norm() const { return {weight, no_bias_, eps_}; }
 
   at::Tensor weight;
 
  private:
   double eps_;
+  at::Tensor no_bias_;
 };
 
 /// A module that only holds others under a name, so that parameters get their Hugging Face paths.

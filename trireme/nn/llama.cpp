@@ -20,12 +20,22 @@ LlamaBlock::LlamaBlock(const plan::ModelConfig& config)
   down_ = mlp->register_module("down_proj", plain(config.d_ff, width));
 }
 
-at::Tensor LlamaBlock::forward(const at::Tensor& x, const RopeTable& rope) {
+at::Tensor LlamaBlock::forward(const at::Tensor& x, const RopeTable& rope, bool recompute_cheap) {
+  if (recompute_cheap) return forward_keeping_less(x, rope);
   const auto [residual, normed] = input_norm_->add_forward(x, {});
   const at::Tensor qkv = linear_group(normed, {query_->weight, key_->weight, value_->weight});
   const at::Tensor attended = output_->forward(causal_attention(qkv, shape_, rope));
   const auto [h, h_normed] = mlp_norm_->add_forward(residual, attended);
   return h + down_->forward(swiglu(linear_group(h_normed, {gate_->weight, up_->weight})));
+}
+
+at::Tensor LlamaBlock::forward_keeping_less(const at::Tensor& x, const RopeTable& rope) {
+  const auto [residual, qkv] =
+      add_norm_linear(x, {}, input_norm_->norm(), {query_->weight, key_->weight, value_->weight}, {});
+  const at::Tensor attended = output_->forward(causal_attention(qkv, shape_, rope));
+  const auto [h, gate_up] =
+      add_norm_linear(residual, attended, mlp_norm_->norm(), {gate_->weight, up_->weight}, {});
+  return h + activated_linear(gate_up, Activation::kSwiglu, down_->weight, {});
 }
 
 Llama::Llama(const plan::ModelConfig& config)
@@ -52,11 +62,12 @@ const RopeTable& Llama::rope(int64_t length, at::Device device) {
 }
 
 at::Tensor Llama::hidden(const at::Tensor& tokens) {
-  const RopeTable& table = rope(tokens.size(1), tokens.device());
+  const RopeTable table = rope(tokens.size(1), tokens.device());
   at::Tensor x = tokens_->forward(tokens);  // (B, T, D)
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    x = run_unit("model.layers." + std::to_string(i), x,
-                 [&](const at::Tensor& in) { return blocks_[i]->forward(in, table); });
+    x = run_unit("model.layers." + std::to_string(i), x, [this, i, table](const at::Tensor& in) {
+      return blocks_[i]->forward(in, table, recomputes_cheap(i));
+    });
   }
   return norm_->forward(x);
 }

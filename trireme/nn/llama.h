@@ -13,9 +13,12 @@ namespace trireme::nn {
 class LlamaBlock : public torch::nn::Module {
  public:
   explicit LlamaBlock(const plan::ModelConfig& config);
-  at::Tensor forward(const at::Tensor& x, const RopeTable& rope);  // (B, T, D) -> (B, T, D)
+  /// (B, T, D) -> (B, T, D)
+  at::Tensor forward(const at::Tensor& x, const RopeTable& rope, bool recompute_cheap = false);
 
  private:
+  at::Tensor forward_keeping_less(const at::Tensor& x, const RopeTable& rope);
+
   AttentionShape shape_;
   std::shared_ptr<RmsNorm> input_norm_, mlp_norm_;
   std::shared_ptr<Linear> query_, key_, value_, output_, gate_, up_, down_;

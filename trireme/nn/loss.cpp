@@ -39,6 +39,15 @@ class CrossEntropyFunction : public Function<CrossEntropyFunction> {
   }
 };
 
+/// (V, D) with rows of zeros up to `rows`; itself when it has them.
+at::Tensor padded(const at::Tensor& weight, int64_t rows) {
+  if (weight.size(0) == rows) return weight;
+  at::Tensor result = at::empty({rows, weight.size(1)}, weight.options());
+  result.narrow(0, 0, weight.size(0)).copy_(weight);
+  result.narrow(0, weight.size(0), rows - weight.size(0)).zero_();
+  return result;
+}
+
 class LinearCrossEntropyFunction : public Function<LinearCrossEntropyFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
@@ -50,23 +59,25 @@ class LinearCrossEntropyFunction : public Function<LinearCrossEntropyFunction> {
     const int64_t chunk = std::clamp<int64_t>(chunk_bytes / row_bytes / kRowAlignment * kRowAlignment,
                                               kRowAlignment, std::max(count, kRowAlignment));
     const at::Tensor buffer = at::empty({std::min(chunk, count), stride}, x.options());
+    const at::Tensor head = padded(weight, stride);  // matrix products like sizes that are multiples
     at::Tensor loss = at::empty({count}, x.options().dtype(at::kFloat));
     at::Tensor d_rows = want_gradient ? at::empty_like(rows) : at::Tensor();
-    at::Tensor d_weight = want_gradient ? at::empty_like(weight) : at::Tensor();
+    at::Tensor d_head = want_gradient ? at::empty_like(head) : at::Tensor();
     for (int64_t first = 0; first < count; first += chunk) {
       const int64_t part = std::min(chunk, count - first);
       const at::Tensor in = rows.narrow(0, first, part);
-      at::Tensor logits = buffer.narrow(0, 0, part).narrow(1, 0, classes);
+      at::Tensor scores = buffer.narrow(0, 0, part);
+      at::Tensor logits = scores.narrow(1, 0, classes);
       at::Tensor part_loss = loss.narrow(0, first, part);
-      at::mm_out(logits, in, weight.t());
+      at::mm_out(scores, in, head.t());
       kernels::cross_entropy(part_loss, logits, wanted.narrow(0, first, part),
                              gradient_scale / static_cast<double>(count), want_gradient);
       if (!want_gradient) continue;
       at::Tensor d_in = d_rows.narrow(0, first, part);
-      at::mm_out(d_in, logits, weight);
-      first == 0 ? at::mm_out(d_weight, logits.t(), in) : d_weight.addmm_(logits.t(), in);
+      at::mm_out(d_in, scores, head);
+      first == 0 ? at::mm_out(d_head, scores.t(), in) : d_head.addmm_(scores.t(), in);
     }
-    context->save_for_backward({weight, d_rows, d_weight});
+    context->save_for_backward({weight, d_rows, want_gradient ? d_head.narrow(0, 0, classes) : d_head});
     context->saved_data["shape"] = x.sizes().vec();
     context->saved_data["scale"] = gradient_scale;
     return loss.mean();

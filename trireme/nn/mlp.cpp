@@ -28,7 +28,7 @@ at::Tensor Mlp::hidden(const at::Tensor& tokens) {
   at::Tensor x = tokens_->forward(tokens);  // (B, T, D)
   for (size_t i = 0; i < blocks_.size(); ++i) {
     x = run_unit("blocks." + std::to_string(i), x,
-                 [&](const at::Tensor& in) { return blocks_[i]->forward(in); });
+                 [this, i](const at::Tensor& in) { return blocks_[i]->forward(in); });
   }
   return norm_->forward(x);
 }

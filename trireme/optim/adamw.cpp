@@ -17,7 +17,7 @@ class AdamW : public Optimizer {
 
   void begin_step() override { ++steps_; }
   size_t size() const override { return params_.size(); }
-  void update(size_t i, double lr, double grad_scale) override {
+  void update(size_t i, double lr, const GradScale& grad_scale) override {
     const FlatParam& param = params_[i];
     kernels::AdamWStep step{};
     step.lr = static_cast<float>(lr);
@@ -26,13 +26,14 @@ class AdamW : public Optimizer {
     step.eps = static_cast<float>(config_.eps);
     step.bias_correction1 = static_cast<float>(1.0 - std::pow(config_.beta1, static_cast<double>(steps_)));
     step.bias_correction2 = static_cast<float>(1.0 - std::pow(config_.beta2, static_cast<double>(steps_)));
-    step.grad_scale = static_cast<float>(grad_scale);
+    step.grad_scale = static_cast<float>(grad_scale.host);
     for (const Segment& segment : param.segments) {
       at::Tensor master = part_of(param.master, segment), copy = part_of(param.copy, segment);
       at::Tensor exp_avg = part_of(states_[i].exp_avg, segment);
       at::Tensor exp_avg_sq = part_of(states_[i].exp_avg_sq, segment);
       step.weight_decay = segment.decay ? static_cast<float>(config_.weight_decay) : 0.0f;
-      kernels::adamw(master, exp_avg, exp_avg_sq, part_of(param.grad, segment), copy, step);
+      kernels::adamw(master, exp_avg, exp_avg_sq, part_of(param.grad, segment), copy, step,
+                     grad_scale.device);
     }
   }
 

@@ -1,6 +1,6 @@
 #include "trireme/optim/optimizer.h"
 
-#include <ATen/core/Tensor.h>
+#include <ATen/ATen.h>
 
 #include <algorithm>
 
@@ -35,6 +35,11 @@ std::vector<Segment> merged(const std::vector<Segment>& segments) {
 
 double clip_factor(double norm, double max_norm) {
   return max_norm > 0.0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
+}
+
+at::Tensor clip_factor(const at::Tensor& norm, double max_norm) {
+  if (max_norm <= 0.0) return at::ones({}, norm.options().dtype(at::kFloat));
+  return (max_norm / (norm + 1e-6)).clamp_max(1.0).to(at::kFloat);
 }
 
 }  // namespace trireme::optim

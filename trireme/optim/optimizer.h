@@ -26,9 +26,16 @@ std::vector<Segment> merged(const std::vector<Segment>& segments);
 
 struct FlatParam {
   at::Tensor master;              ///< (n) fp32, updated in place
-  at::Tensor grad;                ///< (n) fp32
+  at::Tensor grad;                ///< (n) fp32, or the dtype of `copy`
   at::Tensor copy;                ///< (n) bf16 that receives the updated values; undefined: none
   std::vector<Segment> segments;  ///< cover what belongs to parameters; padding is left out
+};
+
+/// What gradients are multiplied by: the clip factor and what undoes the scaling of the loss.
+struct GradScale {
+  GradScale(double factor = 1.0) : host(factor) {}  // NOLINT: a number is a scale
+  double host;
+  at::Tensor device = {};  ///< on a GPU: an fp32 scalar there, multiplied besides; undefined: 1
 };
 
 class Optimizer {
@@ -36,12 +43,12 @@ class Optimizer {
   virtual ~Optimizer() = default;
   /// Opens a step: one update() of each parameter follows, in any order.
   virtual void begin_step() = 0;
-  /// Updates parameter `index` of those given to build(); its gradient is multiplied by `grad_scale` first
-  /// (the clip factor). On a GPU the work is enqueued on the current stream.
-  virtual void update(size_t index, double lr, double grad_scale) = 0;
+  /// Updates parameter `index` of those given to build(); its gradient is multiplied by `grad_scale` first.
+  /// On a GPU the work is enqueued on the current stream.
+  virtual void update(size_t index, double lr, const GradScale& grad_scale) = 0;
   virtual size_t size() const = 0;
   /// A whole step.
-  void step(double lr, double grad_scale) {
+  void step(double lr, const GradScale& grad_scale) {
     begin_step();
     for (size_t i = 0; i < size(); ++i) update(i, lr, grad_scale);
   }
@@ -58,5 +65,7 @@ std::unique_ptr<Optimizer> make_sgd(const plan::OptimConfig& config, std::vector
 /// Factor that brings `norm` down to `max_norm`, 1 when it is below or max_norm is 0: min(1, max_norm / (norm
 /// + 1e-6)), as torch.nn.utils.clip_grad_norm_ has it.
 double clip_factor(double norm, double max_norm);
+/// The same on a device: norm fp64 scalar -> fp32 scalar. The host does not wait.
+at::Tensor clip_factor(const at::Tensor& norm, double max_norm);
 
 }  // namespace trireme::optim

@@ -13,7 +13,7 @@ class Sgd : public Optimizer {
 
   void begin_step() override { first_ = steps_++ == 0; }
   size_t size() const override { return params_.size(); }
-  void update(size_t i, double lr, double grad_scale) override {
+  void update(size_t i, double lr, const GradScale& grad_scale) override {
     const FlatParam& param = params_[i];
     for (const Segment& segment : param.segments) {
       at::Tensor master = part_of(param.master, segment), copy = part_of(param.copy, segment);
@@ -21,7 +21,8 @@ class Sgd : public Optimizer {
       const double decay = segment.decay ? config_.weight_decay : 0.0;
       kernels::sgd(master, buffer, part_of(param.grad, segment), copy,
                    {static_cast<float>(lr), static_cast<float>(config_.momentum), static_cast<float>(decay),
-                    static_cast<float>(grad_scale), first_});
+                    static_cast<float>(grad_scale.host), first_},
+                   grad_scale.device);
     }
   }
 

@@ -395,6 +395,10 @@ double DataParallel::sum_over_ranks(const std::vector<double>& by_dp_rank) const
   return sum;
 }
 
+at::Tensor DataParallel::sum_over_ranks(const at::Tensor& by_dp_rank) const {
+  return by_dp_rank.view({groups_.replicate->size(), groups_.shard->size()}).t().reshape({-1}).sum();
+}
+
 double DataParallel::grad_norm() const {
   std::vector<double> squares;
   for (const auto& rank : comm::gather_scalars(*mesh_.dp, {local_grad_squares()})) squares.push_back(rank[0]);
@@ -414,16 +418,17 @@ std::vector<optim::FlatParam> DataParallel::optimizer_params() const {
   return params;
 }
 
-void DataParallel::step(optim::Optimizer& optimizer, double lr, double grad_scale) {
+void DataParallel::step(optim::Optimizer& optimizer, double lr, const optim::GradScale& grad_scale) {
   const at::NoGradGuard no_grad;
   optimizer.begin_step();
+  grad_scale_ = grad_scale;
   // In the order in which the next forward pass wants them.
   std::vector<size_t> order = forward_order_;
   for (size_t unit = 0; unit < units_.size(); ++unit) {
     if (std::ranges::find(order, unit) == order.end()) order.push_back(unit);
   }
   for (const size_t unit : order) {
-    const Lane::Mark updated = shared_.reduce.run_untimed([&] { optimizer.update(unit, lr, grad_scale); });
+    const Lane::Mark updated = shared_.reduce.run_untimed([&] { optimizer.update(unit, lr, grad_scale_); });
     units_[unit]->publish_update(updated);
   }
   if (options_.hook.hook == Hook::kLocalSgd && ++steps_ % options_.hook.local_steps == 0)

@@ -66,6 +66,7 @@ class DataParallel {
   double local_grad_squares() const { return grad_squares().item<double>(); }
   /// The sum of one number per data-parallel rank, in an order that no policy changes.
   double sum_over_ranks(const std::vector<double>& by_dp_rank) const;
+  at::Tensor sum_over_ranks(const at::Tensor& by_dp_rank) const;  // (ranks) -> ()
   /// Euclidean norm of the whole gradient. Collective; the host waits.
   double grad_norm() const;
   /// A parameter whose gradient is not finite on this rank; empty: none.
@@ -74,7 +75,7 @@ class DataParallel {
   std::vector<optim::FlatParam> optimizer_params() const;
   /// Updates unit by unit, and begins to gather each updated one where the policy wants that; the next
   /// forward pass waits for the units that it uses. Gradients are multiplied by `grad_scale`. Collective.
-  void step(optim::Optimizer& optimizer, double lr, double grad_scale = 1.0);
+  void step(optim::Optimizer& optimizer, double lr, const optim::GradScale& grad_scale = {});
 
   /// Ends a step whose gradients are not to be applied.
   void skip_step();
@@ -171,6 +172,7 @@ class DataParallel {
   std::vector<Taped> tape_, last_tape_;  ///< collectives of this micro-batch and of the last one of a step
   int64_t reductions_ = 0;
   int64_t steps_ = 0;
+  optim::GradScale grad_scale_;  ///< of the last step, whose kernels may still read it
   bool held_ = false;
 };
 

@@ -80,7 +80,7 @@ void FlatUnit::allocate_buffers() {
   if (shards_parameters()) {
     compute_shard_ = fp32_compute() ? master_ : symmetric_zeros(shard_range().size(), options_.compute);
   }
-  const bool reduced_in_place = fp32_compute() && !options_.policy.shard_gradients && reduces_once();
+  const bool reduced_in_place = is_alone() || (fp32_compute() && keeps_gradients() && reduces_once());
   const bool reduced_travels = !options_.policy.shard_optimizer;
   reduced_ = reduced_in_place  ? full_grads_.narrow(0, range.begin, range.size())
              : reduced_travels ? symmetric_zeros(range.size(), at::kFloat)
@@ -238,6 +238,7 @@ void FlatUnit::reduce(bool last_micro_batch) {
   const comm::Subject subject(*groups_.shard, name_);
   if (reduces_locally()) return take_local_gradients(last_micro_batch);
   const at::Tensor wire = wire_gradients();
+  if (is_alone()) return measure_gradient();
   at::Tensor shard = reduced_shard();
   if (reduced_any_) {
     at::Tensor sum = at::empty_like(shard);
@@ -279,7 +280,7 @@ void FlatUnit::finish_reduce() {
   shared_.reduce.wait(reduced_mark_);
   reducing_ = false;
   if (ends_step_) whole_sum_.reset();
-  if (options_.policy.shard_gradients) shared_.gradients().free(full_grads_);
+  if (!keeps_gradients()) shared_.gradients().free(full_grads_);
 }
 
 std::string FlatUnit::nonfinite_parameter() const {

@@ -100,6 +100,12 @@ class FlatUnit {
   bool fp32_compute() const { return options_.compute == at::kFloat; }
   bool reduces_locally() const { return options_.hook.hook == Hook::kLocalSgd; }
   bool reduces_once() const { return options_.reduce_when == ReduceWhen::kOncePerStep; }
+  /// Nobody to reduce with: gradients are reduced as they are.
+  bool is_alone() const {
+    return groups_.shard->size() * groups_.replicate->size() == 1 && options_.compute == options_.reduce &&
+           !compressor_ && !reduces_locally() && reduces_once();
+  }
+  bool keeps_gradients() const { return !options_.policy.shard_gradients || is_alone(); }
   plan::Range shard_range() const;
   plan::Range optimizer_range() const;
   at::Tensor shard_of(const at::Tensor& flat) const;

@@ -110,7 +110,9 @@ inline std::string wire_dtype(const PrecisionConfig& precision) {
 }
 
 struct MemoryConfig {
-  int64_t loss_chunk_mib = 1024;  ///< most that logits take at once on a GPU
+  std::string recompute = "none";  ///< none, cheap (norms and activations) or block
+  int64_t recompute_every = 1;     ///< of so many blocks one
+  int64_t loss_chunk_mib = 1024;   ///< most that logits take at once on a GPU
 };
 
 struct CheckpointConfig {

@@ -17,6 +17,7 @@ class Checker {
     check_vocabulary();
     check_schedule();
     check_below_one();
+    check_recompute();
     check_engine();
   }
 
@@ -31,6 +32,12 @@ class Checker {
     if (!config_.name.empty() && config_.name.find('/') == std::string::npos) return;
     throw ConfigError("[plan.config] {} cannot name a directory; use one or more characters without '/'",
                       said("name", config_.name));
+  }
+
+  void check_recompute() const {
+    if (config_.memory.recompute != "cheap" || model_.family != "mlp") return;
+    throw ConfigError("[plan.config] {} has nothing to leave out in family mlp; use block or none",
+                      said("memory.recompute", config_.memory.recompute));
   }
 
   void check_heads() const {

@@ -159,7 +159,8 @@ void add_precision(Table& table, PrecisionConfig& precision) {
                        "scaling of the loss; auto: dynamic for fp16, else none",
                        {"auto", "dynamic", "none"}));
   LossScaleConfig& scale = precision.loss_scale;
-  table.push_back(number("precision.initial_scale", scale.initial, 1.0, "dynamic scaling: the first scale"));
+  table.push_back(
+      number("precision.initial_scale", scale.initial, 1.0, "dynamic scaling: the first scale", 0x1.0p24));
   table.push_back(number("precision.scale_window", scale.window, 1,
                          "dynamic scaling: finite steps before the scale doubles"));
   table.push_back(number("precision.scale_hysteresis", scale.hysteresis, 1,
@@ -169,6 +170,11 @@ void add_precision(Table& table, PrecisionConfig& precision) {
 }
 
 void add_memory(Table& table, MemoryConfig& memory) {
+  table.push_back(text("memory.recompute", memory.recompute,
+                       "what backward computes again instead of keeping it: cheap is norms and activations",
+                       {"none", "cheap", "block"}));
+  table.push_back(
+      number("memory.recompute_every", memory.recompute_every, 1, "recompute in one of so many blocks"));
   table.push_back(number("memory.loss_chunk_mib", memory.loss_chunk_mib, 1,
                          "on a GPU logits exist in parts of at most this many MiB"));
 }

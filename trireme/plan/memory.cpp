@@ -30,11 +30,13 @@ StateBytes unit_state(int64_t numel, const EngineSetting& setting) {
   const int64_t shard = numel / shard_ranks(setting);
   const int64_t range = policy.shard_optimizer ? shard : numel;
   const bool fp32 = setting.compute_bytes == kFp32;
+  const bool alone = setting.mesh.dp_size() == 1 && setting.reduces_once && !setting.compresses &&
+                     setting.wire_bytes == setting.compute_bytes;
+  const bool whole = !policy.shard_gradients || alone;
   // fp32 gradients that stay whole are reduced in place, where nothing is added to them afterwards.
-  const bool in_place = fp32 && !policy.shard_gradients && setting.reduces_once;
+  const bool in_place = alone || (fp32 && whole && setting.reduces_once);
   return {.parameters = setting.compute_bytes * (shards_parameters(setting) ? shard : numel),
-          .gradients =
-              (policy.shard_gradients ? 0 : setting.compute_bytes * numel) + (in_place ? 0 : kFp32 * range),
+          .gradients = (whole ? setting.compute_bytes * numel : 0) + (in_place ? 0 : kFp32 * range),
           .optimizer = kFp32 * range * (setting.moments + (fp32 ? 0 : 1))};
 }
 
@@ -70,7 +72,8 @@ EngineSetting engine_setting(const Config& config, const MeshShape& mesh, int64_
           .moments = config.optim.name == "sgd" ? 1 : 2,
           .accumulation = accumulation,
           .reduces_once = config.parallel.reduce_when == "once",
-          .buckets = config.parallel.bucket_mib > 0.0};
+          .buckets = config.parallel.bucket_mib > 0.0,
+          .compresses = config.parallel.comm_hook != "none"};
 }
 
 StateBytes engine_state(const std::vector<UnitSpec>& units, const EngineSetting& setting) {

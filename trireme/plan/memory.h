@@ -34,6 +34,7 @@ struct EngineSetting {
   int64_t accumulation = 1;   ///< micro-batches a step
   bool reduces_once = true;   ///< a step; else after every micro-batch
   bool buckets = false;       ///< units are buckets: there is no root
+  bool compresses = false;    ///< there is a communication hook
 };
 
 /// As config says. Throws ConfigError as resolve_policy().

@@ -84,21 +84,32 @@ UnitSpec mlp_block(const Sizes& s, int64_t layer) {
            {name + ".down.weight", {s.d, s.f}}}};
 }
 
-/// Bytes of one layer that one token keeps for backward, with `e` bytes an element, fused attention (its
-/// output and an fp32 log-sum-exp a head) and no recomputation. k is kv/d.
+/// Bytes of one layer that one token keeps for backward, with `e` bytes an element and fused attention (its
+/// output and an fp32 log-sum-exp a head).
 ///   gpt2   e (8d + 2f) + 4 heads: inputs and outputs of both norms, q k v, attention's output, the
 ///   feed-forward
 ///          before and after GELU; with dropout two masks of d bytes
-///   llama  e (6d + 2kv + 4f) + 4 heads, which is d(12 + 4k) + 8f + 4 heads at two bytes: inputs and outputs
-///   of both
-///          norms, q k v, attention's output; gate, up, silu(gate) and their product
+///   llama  e (6d + 2kv + 3f) + 4 heads: the same with gate, up and their product
 ///   mlp    e (2d + 2f): input and output of the norm; the feed-forward before and after SiLU
-double saved_bytes_of_layer(const ModelConfig& model, const Sizes& s, int64_t e) {
+/// Recomputing what is cheap leaves out the outputs of norms and of the activation; recomputing a block, all
+/// but its input.
+double saved_bytes_of_layer(const ModelConfig& model, const Sizes& s, int64_t e,
+                            const std::string& recompute) {
+  if (recompute == "block") return static_cast<double>(e * s.d);
+  const int64_t cheap = recompute == "cheap" && model.family != "mlp" ? e * (2 * s.d + s.f) : 0;
   const int64_t log_sum_exp = 4 * model.n_heads;
   const int64_t masks = model.dropout > 0.0 ? 2 * s.d : 0;
-  if (model.family == "gpt2") return static_cast<double>(e * (8 * s.d + 2 * s.f) + log_sum_exp + masks);
-  if (model.family == "llama") return static_cast<double>(e * (6 * s.d + 2 * s.kv + 4 * s.f) + log_sum_exp);
+  if (model.family == "gpt2")
+    return static_cast<double>(e * (8 * s.d + 2 * s.f) + log_sum_exp + masks - cheap);
+  if (model.family == "llama")
+    return static_cast<double>(e * (6 * s.d + 2 * s.kv + 3 * s.f) + log_sum_exp - cheap);
   return static_cast<double>(e * (2 * s.d + 2 * s.f));
+}
+
+double saved_bytes(const ModelConfig& model, const Sizes& s, int64_t e, const MemoryConfig& memory) {
+  const int64_t again = (s.layers + memory.recompute_every - 1) / memory.recompute_every;
+  return static_cast<double>(again) * saved_bytes_of_layer(model, s, e, memory.recompute) +
+         static_cast<double>(s.layers - again) * saved_bytes_of_layer(model, s, e, "none");
 }
 
 std::vector<UnitSpec> units_of(const ModelConfig& model, const Sizes& s) {
@@ -146,7 +157,8 @@ ModelConfig complete(ModelConfig model, int64_t seq_len) {
   return model;
 }
 
-ModelFacts describe(const ModelConfig& incomplete, int64_t seq_len, const PrecisionConfig& precision) {
+ModelFacts describe(const ModelConfig& incomplete, int64_t seq_len, const PrecisionConfig& precision,
+                    const MemoryConfig& memory) {
   check_family(incomplete);
   const ModelConfig model = complete(incomplete, seq_len);
   const Sizes s(model);
@@ -156,7 +168,7 @@ ModelFacts describe(const ModelConfig& incomplete, int64_t seq_len, const Precis
   const double attention = model.family == "mlp" ? 0.0 : static_cast<double>(seq_len * s.d * s.layers);
   facts.flops_per_token = 6.0 * static_cast<double>(facts.matmul_params) + 6.0 * attention;
   const int64_t element_bytes = bytes_of(precision.compute);
-  facts.saved_bytes_per_token = static_cast<double>(s.layers) * saved_bytes_of_layer(model, s, element_bytes);
+  facts.saved_bytes_per_token = saved_bytes(model, s, element_bytes, memory);
   return facts;
 }
 

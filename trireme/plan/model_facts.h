@@ -33,7 +33,8 @@ struct ModelFacts {
 };
 
 /// `seq_len` is T above. Fields left at 0 in `model` take their defaults first (see complete()).
-ModelFacts describe(const ModelConfig& model, int64_t seq_len, const PrecisionConfig& precision = {});
+ModelFacts describe(const ModelConfig& model, int64_t seq_len, const PrecisionConfig& precision = {},
+                    const MemoryConfig& memory = {});
 
 /// `model` with its 0-means-default fields filled in.
 ModelConfig complete(ModelConfig model, int64_t seq_len);

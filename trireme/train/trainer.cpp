@@ -1,6 +1,8 @@
 #include "trireme/train/trainer.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <cmath>
@@ -14,6 +16,7 @@
 #include "trireme/data/loader.h"
 #include "trireme/data/tokenizer.h"
 #include "trireme/kernels/device.h"
+#include "trireme/memory/recompute.h"
 #include "trireme/nn/attention.h"
 #include "trireme/nn/init.h"
 #include "trireme/nn/language_model.h"
@@ -71,6 +74,10 @@ parallel::Options engine_options(const plan::Config& config, const comm::Mesh& m
                    .local_steps = parallel.local_steps}};
 }
 
+nn::BlockForward again_in_backward(const nn::BlockForward& forward) {
+  return [forward](const at::Tensor& x) { return memory::recomputed(x, forward); };
+}
+
 double median(std::vector<double> values) {
   if (values.empty()) return 0.0;
   const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
@@ -92,6 +99,25 @@ struct StepTotals {
   int stop_signal = 0;
 };
 
+/// A tensor on its way from the current stream of a GPU to the host.
+class HostCopy {
+ public:
+  explicit HostCopy(const at::Tensor& tensor)
+      : host_(at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true))),
+        arrived_(tensor.device().type()) {
+    host_.copy_(tensor, /*non_blocking=*/true);
+    arrived_.record(c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()));
+  }
+  const at::Tensor& wait() {
+    arrived_.synchronize();
+    return host_;
+  }
+
+ private:
+  at::Tensor host_;
+  c10::Event arrived_;
+};
+
 class Trainer {
  public:
   Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world);
@@ -99,9 +125,14 @@ class Trainer {
 
  private:
   data::PreparedCorpus prepare_data() const;
+  bool recomputes(const std::string& unit) const;
   void announce() const;
-  StepTotals forward_backward(int64_t step);
-  StepTotals collect(const at::Tensor& loss_sum) const;
+  at::Tensor forward_backward();
+  at::Tensor gather_totals(const at::Tensor& loss_sum) const;
+  StepTotals read_totals(const at::Tensor& rows) const;
+  void check_finite(int64_t step) const;
+  void update_at_once(int64_t step, const at::Tensor& totals, double lr);
+  bool update_if_finite(int64_t step, const at::Tensor& totals, double lr);
   void check_groups() const;
   std::string where_not_finite() const;
   void report_overflow(int64_t step, double scale) const;
@@ -137,7 +168,7 @@ Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world
       world_(std::move(world)),
       mesh_(comm::make_mesh(world_, plan::MeshShape::fit(config_.parallel, world_->size()))),
       batch_(plan::plan_batch(config_.train.global_batch, config_.train.micro_batch, mesh_.shape.dp_size())),
-      facts_(plan::describe(config_.model, config_.data.seq_len, config_.precision)),
+      facts_(plan::describe(config_.model, config_.data.seq_len, config_.precision, config_.memory)),
       corpus_(prepare_data()),
       scaler_(make_scaler(config_.precision)) {
   at::manual_seed(
@@ -157,8 +188,9 @@ Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world
       buckets ? parallel::UseFrom::kBuckets : parallel::UseFrom::kRunUnit);
   model_->set_unit_runner(
       [this](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {
-        return engine_->run_unit(unit, x, forward);
+        return engine_->run_unit(unit, x, recomputes(unit) ? again_in_backward(forward) : forward);
       });
+  if (config_.memory.recompute == "cheap") model_->recompute_cheap(config_.memory.recompute_every);
   optimizer_ = optim::build(config_.optim, engine_->optimizer_params());
   loader_ = std::make_unique<data::Loader>(
       train_data_, data::LoaderOptions{.sampler = {.samples = train_data_->size(),
@@ -168,6 +200,14 @@ Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world
                                        .dp_rank = mesh_.dp_rank,
                                        .dp_size = batch_.dp_size,
                                        .pin_memory = world_->device().is_cuda()});
+}
+
+/// Whether backward computes the block again.
+bool Trainer::recomputes(const std::string& unit) const {
+  if (config_.memory.recompute != "block") return false;
+  const auto found = std::ranges::find(facts_.units, unit, &plan::UnitSpec::name);
+  const auto block = std::distance(facts_.units.begin(), found) - 1;  // the root comes first
+  return block % config_.memory.recompute_every == 0;
 }
 
 /// Rank 0 prepares while the others wait, then all open the same folder.
@@ -212,22 +252,26 @@ void Trainer::check_groups() const {
   for (comm::Group* group : {mesh_.dp.get(), mesh_.shard.get(), mesh_.replicate.get()}) group->check();
 }
 
-/// `loss_sum` is an fp64 scalar on the device; everything travels and is read back in one piece.
-StepTotals Trainer::collect(const at::Tensor& loss_sum) const {
+/// `loss_sum` is an fp64 scalar on the device; everything travels in one piece: (ranks, 5), on the device.
+at::Tensor Trainer::gather_totals(const at::Tensor& loss_sum) const {
   const bool gpu = world_->device().is_cuda();
   const kernels::MemoryPeak peak =
       gpu ? kernels::gpu_memory_peak() : kernels::MemoryPeak{kernels::resident_peak(), 0};
   const auto symmetric = static_cast<double>(engine_->symmetric_bytes());
   const int signal = options_.stop_signal ? options_.stop_signal->load() : 0;
-  const at::Tensor host =
-      at::tensor({static_cast<double>(peak.allocated) + symmetric,
-                  static_cast<double>(peak.reserved) + symmetric, static_cast<double>(signal)},
-                 at::kDouble);
-  const at::Tensor mine =
-      at::cat({at::stack({loss_sum, engine_->grad_squares()}), host.to(world_->device())});  // (5)
+  at::Tensor host = at::tensor({static_cast<double>(peak.allocated) + symmetric,
+                                static_cast<double>(peak.reserved) + symmetric, static_cast<double>(signal)},
+                               at::kDouble);
+  if (gpu) host = host.pin_memory();  // else the copy would wait for the device
+  const at::Tensor mine = at::cat({at::stack({loss_sum, engine_->grad_squares()}),
+                                   host.to(world_->device(), /*non_blocking=*/true)});  // (5)
+  return comm::gather_rows(*mesh_.all, mine);
+}
+
+StepTotals Trainer::read_totals(const at::Tensor& rows) const {
   StepTotals totals;
   std::vector<double> squares;
-  for (const std::vector<double>& rank : comm::gather_values(*mesh_.all, mine)) {
+  for (const std::vector<double>& rank : comm::to_numbers(rows)) {
     totals.loss += rank[0];
     squares.push_back(rank[1]);
     totals.peak_bytes = std::max(totals.peak_bytes, rank[2]);
@@ -236,7 +280,7 @@ StepTotals Trainer::collect(const at::Tensor& loss_sum) const {
   }
   check_groups();
   totals.loss /= static_cast<double>(batch_.accumulation * batch_.dp_size);
-  totals.grad_norm = std::sqrt(engine_->sum_over_ranks(squares));
+  totals.grad_norm = std::sqrt(engine_->sum_over_ranks(squares)) / scaler_.scale();
   return totals;
 }
 
@@ -253,7 +297,8 @@ void Trainer::report_overflow(int64_t step, double scale) const {
               step, scale, where, scaler_.scale());
 }
 
-StepTotals Trainer::forward_backward(int64_t step) {
+/// Returns the sum of the losses, fp64 on the device.
+at::Tensor Trainer::forward_backward() {
   const double scale = scaler_.scale() / static_cast<double>(batch_.accumulation * batch_.dp_size);
   at::Tensor loss_sum = at::zeros({}, at::TensorOptions().device(world_->device()).dtype(at::kDouble));
   for (int64_t pass = 0; pass < batch_.accumulation; ++pass) {
@@ -265,16 +310,43 @@ StepTotals Trainer::forward_backward(int64_t step) {
     engine_->backward(loss, scale, pass + 1 == batch_.accumulation);
     loss_sum += loss.detach();
   }
-  StepTotals totals = collect(loss_sum);
-  totals.grad_norm /= scaler_.scale();
+  return loss_sum;
+}
+
+void Trainer::check_finite(int64_t step) const {
   const bool may_overflow = scaler_.enabled() && scaler_.overflows_in_a_row() < kMostOverflowsInARow;
-  if (!std::isfinite(totals.loss) || !(std::isfinite(totals.grad_norm) || may_overflow)) {
-    throw NumericsError(
-        "[train.step] step {}: loss {} and gradient norm {} are not both finite{}; lower optim.lr (now "
-        "{}), raise optim.warmup_steps or check the data",
-        step, totals.loss, totals.grad_norm, where_not_finite(), config_.optim.lr);
+  if (std::isfinite(last_.loss) && (std::isfinite(last_.grad_norm) || may_overflow)) return;
+  throw NumericsError(
+      "[train.step] step {}: loss {} and gradient norm {} are not both finite{}; lower optim.lr (now "
+      "{}), raise optim.warmup_steps or check the data",
+      step, last_.loss, last_.grad_norm, where_not_finite(), config_.optim.lr);
+}
+
+/// Clips and updates on the device, before the host knows the norm: the GPU need not wait for it.
+void Trainer::update_at_once(int64_t step, const at::Tensor& totals, double lr) {
+  HostCopy arriving(totals);
+  const at::Tensor norm = engine_->sum_over_ranks(totals.select(1, 1)).sqrt();
+  optim::GradScale factor;
+  factor.device = optim::clip_factor(norm, config_.train.grad_clip);
+  engine_->step(*optimizer_, lr, factor);
+  last_ = read_totals(arriving.wait());
+  check_finite(step);
+}
+
+/// Looks at the norm first: gradients that overflow are not applied. Returns whether they were.
+bool Trainer::update_if_finite(int64_t step, const at::Tensor& totals, double lr) {
+  last_ = read_totals(totals);
+  check_finite(step);
+  const double loss_scale = scaler_.scale();
+  const bool finite = std::isfinite(last_.grad_norm);
+  scaler_.update(finite);
+  if (finite) {
+    engine_->step(*optimizer_, lr, optim::clip_factor(last_.grad_norm, config_.train.grad_clip) / loss_scale);
+  } else {
+    engine_->skip_step();
+    report_overflow(step, loss_scale);
   }
-  return totals;
+  return finite;
 }
 
 StepRecord Trainer::step(int64_t index) {
@@ -282,16 +354,14 @@ StepRecord Trainer::step(int64_t index) {
   const bool last = index == config_.train.steps;
   engine_->measure(last);  // once, since reading the times waits for the device
   const int64_t sent_before = engine_->sent_bytes();
-  last_ = forward_backward(index);
   const double lr = optim::learning_rate(config_.optim, index, config_.train.steps);
   const double loss_scale = scaler_.scale();
-  const bool skipped = !std::isfinite(last_.grad_norm);
-  scaler_.update(!skipped);
-  if (skipped) {
-    engine_->skip_step();
-    report_overflow(index, loss_scale);
+  const at::Tensor totals = gather_totals(forward_backward());
+  bool applied = true;
+  if (world_->device().is_cuda() && !scaler_.enabled()) {
+    update_at_once(index, totals, lr);
   } else {
-    engine_->step(*optimizer_, lr, optim::clip_factor(last_.grad_norm, config_.train.grad_clip) / loss_scale);
+    applied = update_if_finite(index, totals, lr);
   }
   step_wire_bytes_ = engine_->sent_bytes() - sent_before;
   if (last) step_times_ = engine_->take_times();
@@ -308,7 +378,7 @@ StepRecord Trainer::step(int64_t index) {
           .peak_bytes = static_cast<int64_t>(last_.peak_bytes),
           .reserved_bytes = static_cast<int64_t>(last_.reserved_bytes),
           .loss_scale = scaler_.enabled() ? std::optional(loss_scale) : std::nullopt,
-          .skipped = skipped,
+          .skipped = !applied,
           .val_loss = std::nullopt};
 }
 

@@ -1,0 +1,159 @@
+"""Programs that are compared: their command lines, how they are run, what they print."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PEERS = "bench/peers"  # programs are started in ROOT
+EXIT_FAILED, EXIT_USAGE, EXIT_ENVIRONMENT, EXIT_BELOW = 1, 2, 3, 8
+
+
+class BenchError(Exception):
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+# Command lines
+
+
+@dataclass(frozen=True)
+class Side:
+    """One program. `scale` turns its metric into the unit of the case."""
+
+    command: list[str]
+    metric: str
+    scale: float = 1.0
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def printable(self) -> str:
+        variables = [f"{key}={shlex.quote(value)}" for key, value in self.environment.items()]
+        return " ".join(variables + [shlex.join(self.command)]).replace(str(Path.home()), "~")
+
+
+def with_options(command: Sequence[str], options: Mapping[str, object]) -> list[str]:
+    """The command with --key=value for each option, in place of what it said of those keys."""
+    kept, skip = [], False
+    for index, word in enumerate(command):
+        key, has_value, _ = word.removeprefix("--").partition("=")
+        if skip:
+            skip = False
+        elif word.startswith("--") and key in options:
+            following = command[index + 1 : index + 2]
+            skip = not has_value and bool(following) and not following[0].startswith("-")
+        else:
+            kept.append(word)
+    return kept + [f"--{key}={value}" for key, value in options.items()]
+
+
+def resolved_config(ours: Sequence[str]) -> dict:
+    """What `trireme config show --json` says to the keys of a `trireme train` command."""
+    keys = re.compile(r"--(name|seed|device|\w+\.\w+)=.*|.*\.ya?ml")
+    command = [ours[0], "config", "show", "--json", *filter(keys.fullmatch, ours[2:])]
+    text = output_of(command)
+    if not text:
+        raise BenchError(EXIT_FAILED, f"no config from {shlex.join(command)}")
+    return json.loads(text)
+
+
+# Running
+
+
+class GpuMemory:
+    """The most memory in use on any GPU while the block runs, asked for twice a second."""
+
+    QUERY = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+
+    def __init__(self) -> None:
+        self.peak_bytes: int | None = None
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        self.command = self.QUERY + ([f"--id={visible}"] if visible else [])
+        self.done = threading.Event()
+        self.thread = threading.Thread(target=self.poll, daemon=True)
+
+    def poll(self) -> None:
+        while (text := output_of(self.command)) is not None:  # None: no GPU here
+            used = [int(line) << 20 for line in text.splitlines() if line.strip().isdigit()]
+            self.peak_bytes = max([self.peak_bytes or 0, *used]) or None
+            if self.done.wait(0.5):
+                return
+
+    def __enter__(self) -> GpuMemory:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.done.set()
+        self.thread.join()
+
+
+@dataclass(frozen=True)
+class Output:
+    text: str  # stdout
+    log: str  # stderr
+    nvml_peak_bytes: int | None
+
+
+def run_program(side: Side, timeout: float) -> Output:
+    environment = {**os.environ, **side.environment}
+    try:
+        with GpuMemory() as memory:
+            done = subprocess.run(side.command, env=environment, cwd=ROOT, capture_output=True,
+                                  text=True, timeout=timeout)
+    except (FileNotFoundError, PermissionError) as error:
+        raise BenchError(EXIT_ENVIRONMENT, f"cannot start {side.command[0]}: {error}") from error
+    except subprocess.TimeoutExpired as error:
+        message = f"no end after {timeout:.0f} s: {side.printable()}"
+        raise BenchError(EXIT_FAILED, message) from error
+    if done.returncode != 0:
+        # torchrun's own account of the failure follows what the rank said.
+        log = re.split(r"^E\d{4} .*torch/distributed/elastic", done.stderr, flags=re.MULTILINE)[0]
+        tail = "\n".join((log or done.stdout).splitlines()[-25:])
+        raise BenchError(EXIT_FAILED, f"exit {done.returncode}: {side.printable()}\n{tail}")
+    return Output(done.stdout, done.stderr, memory.peak_bytes)
+
+
+def output_of(command: Sequence[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+# What they print
+
+
+def json_objects(text: str) -> list[dict]:
+    """The lines that are JSON objects; logs between them do not matter."""
+    objects = []
+    for line in text.splitlines():
+        if line.lstrip().startswith("{"):
+            try:
+                objects.append(json.loads(line))
+            except json.JSONDecodeError:
+                continue
+    return objects
+
+
+def last_with(objects: Sequence[dict], *keys: str) -> object | None:
+    """The value of the first of `keys` that some object has, from the last such object."""
+    for key in keys:
+        for item in reversed(objects):
+            if item.get(key) is not None:
+                return item[key]
+    return None

@@ -1,0 +1,63 @@
+// Law 7 for recomputation: what is not kept is computed again with the same bits.
+#include "trireme/memory/recompute.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/support/tiny_training.h"
+
+namespace trireme {
+namespace {
+
+using test::TinyRun;
+using test::train_tiny;
+
+TEST(Recompute, TrainsTheSameBitsUnderEveryPolicy) {
+  for (const char* family : {"gpt2", "llama", "mlp"}) {
+    for (const char* policy : {"ddp", "zero2", "fsdp"}) {
+      for (const auto compute : {at::kFloat, at::kBFloat16}) {
+        TinyRun run{.policy = policy, .family = family, .steps = 4, .accumulation = 2, .compute = compute};
+        const std::string kept = train_tiny(run).digest;
+        for (const char* recompute : {"block", "cheap"}) {
+          run.recompute = recompute;
+          EXPECT_EQ(train_tiny(run).digest, kept) << family << " " << policy << " " << recompute;
+        }
+      }
+    }
+  }
+}
+
+TEST(Recompute, DrawsTheSameDropoutAgain) {
+  const auto digest = [](const char* recompute) {
+    at::manual_seed(5);
+    return train_tiny({.ranks = 1, .steps = 4, .recompute = recompute, .dropout = 0.2}).digest;
+  };
+  const std::string kept = digest("none");
+  EXPECT_EQ(digest("block"), kept);
+  EXPECT_EQ(digest("cheap"), kept);
+}
+
+TEST(Recompute, GivesParametersTheirGradientsWhereTheInputNeedsNone) {
+  const at::Tensor weight = at::ones({3, 3}).requires_grad_(), x = at::ones({2, 3});
+  memory::recomputed(x, [&](const at::Tensor& in) { return at::mm(in, weight); }).sum().backward();
+  EXPECT_TRUE(at::equal(weight.grad(), at::full({3, 3}, 2.0f)));
+}
+
+TEST(Recompute, RunsForwardOnceWithoutGradientsAndTwiceWithThem) {
+  int64_t calls = 0;
+  const at::Tensor x = at::ones({2}).requires_grad_();
+  const auto twice = [&](const at::Tensor& in) {
+    ++calls;
+    return in * 2.0;
+  };
+  {
+    const at::NoGradGuard no_grad;
+    memory::recomputed(x, twice);
+  }
+  EXPECT_EQ(calls, 1);
+  memory::recomputed(x, twice).sum().backward();
+  EXPECT_EQ(calls, 3);
+  EXPECT_TRUE(at::equal(x.grad(), at::full({2}, 2.0f)));
+}
+
+}  // namespace
+}  // namespace trireme

@@ -1,0 +1,90 @@
+#include "trireme/memory/recompute.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
+
+#include <mutex>
+#include <utility>
+
+namespace trireme::memory {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+/// The state of the generator that a block's dropout draws from.
+class RandomState {
+ public:
+  explicit RandomState(c10::Device device) : device_(device), state_(generator().get_state()) {}
+  void set() const {
+    at::Generator target = generator();
+    const std::lock_guard lock(target.mutex());
+    target.set_state(state_);
+  }
+  c10::Device device() const { return device_; }
+
+ private:
+  at::Generator generator() const { return at::globalContext().defaultGenerator(device_); }
+
+  c10::Device device_;
+  at::Tensor state_;
+};
+
+/// `wanted` while this lives, then what was there before.
+class Restored {
+ public:
+  explicit Restored(const RandomState& wanted) : before_(wanted.device()) { wanted.set(); }
+  ~Restored() { before_.set(); }
+  Restored(const Restored&) = delete;
+  Restored& operator=(const Restored&) = delete;
+
+ private:
+  RandomState before_;
+};
+
+struct Forward : torch::CustomClassHolder {
+  Forward(std::function<at::Tensor(const at::Tensor&)> forward, c10::Device device)
+      : call(std::move(forward)), random(device) {}
+  std::function<at::Tensor(const at::Tensor&)> call;
+  RandomState random;
+};
+
+class RecomputedFunction : public Function<RecomputedFunction> {
+ public:
+  /// `always` requires a gradient, so that parameters inside get theirs even where x needs none.
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& always,
+                            const c10::intrusive_ptr<Forward>& forward) {
+    static_cast<void>(always);
+    context->save_for_backward({x});
+    context->saved_data["forward"] = c10::IValue::make_capsule(forward);
+    context->saved_data["x_requires_grad"] = x.requires_grad();
+    return forward->call(x);  // autograd is off in here
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const auto forward =
+        c10::static_intrusive_pointer_cast<Forward>(context->saved_data["forward"].toCapsule());
+    const at::AutoGradMode record(true);
+    const bool wants_x = context->saved_data["x_requires_grad"].toBool();
+    const at::Tensor x = context->get_saved_variables()[0].detach().requires_grad_(wants_x);
+    at::Tensor y;
+    {
+      const Restored restored(forward->random);
+      y = forward->call(x);
+    }
+    y.backward(grads[0]);
+    return {wants_x ? x.grad() : at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor recomputed(const at::Tensor& x, const std::function<at::Tensor(const at::Tensor&)>& forward) {
+  if (!at::GradMode::is_enabled()) return forward(x);
+  const at::Tensor always = at::empty({0}, x.options()).requires_grad_();
+  return RecomputedFunction::apply(x, always, c10::make_intrusive<Forward>(forward, x.device()));
+}
+
+}  // namespace trireme::memory

@@ -1,0 +1,88 @@
+#include "trireme/nn/linear_parts.h"
+
+#include "trireme/kernels/tensor_ops.h"
+#include "trireme/nn/autograd.h"
+
+namespace trireme::nn {
+
+using torch::autograd::variable_list;
+
+namespace {
+
+/// Matrices (rows_i, columns) that follow each other in one storage, as one matrix; undefined when they do
+/// not.
+at::Tensor as_one_matrix(at::TensorList parts) {
+  const at::Tensor& first = parts.front();
+  int64_t rows = 0;
+  for (const at::Tensor& part : parts) {
+    const bool follows = part.is_contiguous() && part.is_alias_of(first) &&
+                         part.storage_offset() == first.storage_offset() + rows * first.size(1);
+    if (!follows) return {};
+    rows += part.size(0);
+  }
+  return first.as_strided({rows, first.size(1)}, {first.size(1), 1});
+}
+
+at::Tensor joined(at::TensorList parts) {
+  if (parts.size() == 1) return parts.front();
+  const at::Tensor whole = as_one_matrix(parts);
+  return whole.defined() ? whole : at::cat(parts);
+}
+
+/// Adds `left` @ `right` to the gradients of `weights`, which share its rows, and returns what to report for
+/// each.
+variable_list accumulate_weight_grad(at::TensorList weights, const at::Tensor& left,
+                                     const at::Tensor& right) {
+  std::vector<at::Tensor> grads;
+  for (const at::Tensor& weight : weights) {
+    if (weight.grad().defined()) grads.push_back(weight.grad());
+  }
+  if (grads.size() == weights.size()) {
+    at::Tensor whole = grads.size() == 1 ? grads.front() : as_one_matrix(grads);
+    if (whole.defined()) {
+      whole.addmm_(left, right);
+      return variable_list(weights.size());
+    }
+  }
+  std::vector<int64_t> rows;
+  for (const at::Tensor& weight : weights) rows.push_back(weight.size(0));
+  variable_list reported = at::split_with_sizes(at::mm(left, right), rows);
+  for (size_t i = 0; i < weights.size(); ++i) {
+    if (!weights[i].grad().defined()) continue;
+    weights[i].grad().add_(reported[i]);
+    reported[i] = at::Tensor();
+  }
+  return reported;
+}
+
+}  // namespace
+
+at::Tensor apply_linear(const LinearParams& params, const at::Tensor& rows) {
+  const at::Tensor weight = joined(params.weights);
+  const at::Tensor right = params.in_out ? weight : weight.t();
+  return params.bias.defined() ? at::addmm(params.bias, rows, right) : at::mm(rows, right);
+}
+
+at::Tensor input_gradient(const LinearParams& params, const at::Tensor& dy) {
+  const at::Tensor weight = joined(params.weights);
+  return at::mm(dy, params.in_out ? weight.t() : weight);
+}
+
+variable_list add_parameter_gradients(const LinearParams& params, const at::Tensor& rows,
+                                      const at::Tensor& dy) {
+  variable_list reported(params.weights.size());
+  if (params.weights.front().requires_grad()) {
+    reported = params.in_out ? accumulate_weight_grad(params.weights, rows.t(), dy)
+                             : accumulate_weight_grad(params.weights, dy.t(), rows);
+  }
+  if (params.bias.defined() && params.bias.requires_grad()) {
+    GradTarget target(params.bias);
+    kernels::add_column_sums(target.tensor(), dy.contiguous());
+    reported.push_back(target.reported());
+  } else {
+    reported.emplace_back();
+  }
+  return reported;
+}
+
+}  // namespace trireme::nn

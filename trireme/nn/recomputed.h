@@ -1,0 +1,29 @@
+#pragma once
+// Pairs of operations whose intermediate result is cheap to compute again: it is not kept for backward. Same
+// bits as the two operations one after the other.
+#include <ATen/core/Tensor.h>
+
+#include <utility>
+
+#include "trireme/nn/functional.h"
+
+namespace trireme::nn {
+
+/// {x + delta, linear(norm(x + delta))}: RMSNorm without a norm bias, else LayerNorm. weights as
+/// linear_group() takes them, or one in `layout`; delta and biases may be undefined.
+struct Norm {
+  const at::Tensor& weight;
+  const at::Tensor& bias;
+  double eps;
+};
+std::pair<at::Tensor, at::Tensor> add_norm_linear(const at::Tensor& x, const at::Tensor& delta,
+                                                  const Norm& norm, at::TensorList weights,
+                                                  const at::Tensor& bias,
+                                                  WeightLayout layout = WeightLayout::kOutIn);
+
+enum class Activation { kSwiglu, kGelu };
+/// linear(activation(x))
+at::Tensor activated_linear(const at::Tensor& x, Activation activation, const at::Tensor& weight,
+                            const at::Tensor& bias, WeightLayout layout = WeightLayout::kOutIn);
+
+}  // namespace trireme::nn
