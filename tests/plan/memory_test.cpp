@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "trireme/base/env.h"
 #include "trireme/plan/flat_layout.h"
 
 namespace trireme::plan {
@@ -42,7 +43,8 @@ const std::vector<UnitSpec> kUnits = {{"root", {{"a", {1000, 8}}}},
 constexpr int64_t kParams = 8000 + 33024;
 
 // Ours keeps gradients in fp32 once they are reduced: 4 bytes on the optimizer's range on top of the paper's,
-// and where gradients are sharded in place of its 2. A rank that has nobody to reduce with needs no second copy.
+// and where gradients are sharded in place of its 2. A rank that has nobody to reduce with needs no second
+// copy.
 TEST(EngineState, IsThePapersWithReducedGradientsInFp32) {
   for (const char* policy : {"ddp", "zero1", "zero2", "zero3"}) {
     EXPECT_EQ(engine_state(kUnits, setting_of(policy, 1, 2)).total(),
@@ -98,6 +100,28 @@ TEST(ActivationBytes, AreSavedBytesPerTokenTimesTokens) {
   ModelFacts facts;
   facts.saved_bytes_per_token = 1.5;
   EXPECT_EQ(activation_bytes(facts, 4 * 128), 768);
+}
+
+TEST(MemoryAdvice, SaysWhatTakesMemoryAndNamesTheNextSetting) {
+  Config config = load({.text = "model:\n  preset: llama-1b\n"}, Environment()).config;
+  config.data.seq_len = 4096;
+  config.train.global_batch = 16;
+  config.train.micro_batch = 4;
+  config.precision.compute = "bf16";
+  config.parallel.policy = "ddp";
+  const std::string first = memory_advice(config, 2);
+  EXPECT_NE(first.find("model state 23"), std::string::npos)
+      << first;  // 20 bytes for each of 1.24e9 parameters
+  EXPECT_NE(first.find("activations of a micro-batch of 4 18.5 GiB"), std::string::npos) << first;
+  EXPECT_NE(
+      first.find("Try, in this order: memory.recompute=cheap; memory.recompute=block; train.micro_batch=2; "
+                 "parallel.policy=fsdp; "),
+      std::string::npos)
+      << first;
+  config.memory.recompute = "block";
+  config.parallel.policy = "fsdp";
+  config.train.micro_batch = 1;
+  EXPECT_NE(memory_advice(config, 2).find("Try, in this order: a shorter data.seq_len"), std::string::npos);
 }
 
 }  // namespace

@@ -59,7 +59,8 @@ int64_t choose_ranks(std::optional<int64_t> asked, const std::string& device, in
 RunPlan plan_run(const plan::Config& config, const std::string& device, int64_t ranks) {
   if (device == "cpu" && config.precision.compute == "fp16") {
     throw ConfigError(
-        "[cli.train] precision.compute=fp16 on the CPU, whose kernels know fp32 and bf16; use bf16, or a GPU");
+        "[cli.train] precision.compute=fp16 on the CPU, whose kernels know fp32 and bf16; use bf16, or a "
+        "GPU");
   }
   RunPlan run{.device = device, .ranks = ranks, .mesh = {}, .batch = {}, .facts = {}, .state = {}};
   run.mesh = plan::MeshShape::fit(config.parallel, ranks);

@@ -49,7 +49,8 @@ report::RunDirectory run_directory(const Request& request, const plan::Config& c
 
 report::ConsoleOptions console_options(const Request& request, const plan::Config& config,
                                        const comm::World& world, const Environment& environment) {
-  const plan::ModelFacts facts = plan::describe(config.model, config.data.seq_len, config.precision, config.memory);
+  const plan::ModelFacts facts =
+      plan::describe(config.model, config.data.seq_len, config.precision, config.memory);
   const bool bf16_gpu = world.device().is_cuda() && config.precision.compute == "bf16";
   report::ConsoleOptions options;
   options.total_steps = config.train.steps;

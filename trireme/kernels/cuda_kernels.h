@@ -79,9 +79,6 @@ int scale(void* y, const void* x, const float* factor, bool adds, int64_t count,
 
 // Embedding (embedding.cu).
 
-/// y (count, width) = the rows of weight that tokens name.
-int embedding_forward(void* y, const void* weight, const int64_t* tokens, int64_t count, int64_t width,
-                      Dtype dtype, void* stream);
 /// dweight[t] += the sum in fp32, in rising order of i, of dy[order[i]] over the i where sorted[i] = t.
 /// sorted (count) are the tokens in rising order and order (count) the rows of dy (count, width) they came
 /// from (a stable sort). Each row of dweight is written once.

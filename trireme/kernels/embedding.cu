@@ -1,4 +1,4 @@
-// Rows of a table gathered by token, and their gradients summed per token.
+// Gradients of rows of a table, summed per token.
 #include <algorithm>
 
 #include "trireme/kernels/vector.cuh"
@@ -6,46 +6,11 @@
 namespace trireme::kernels::cuda {
 namespace {
 
-// Forward: one warp copies one row.
-
-constexpr int kWarpsPerBlock = 4;
-
-template <int kLanes, typename Scalar>
-__global__ void __launch_bounds__(32 * kWarpsPerBlock)
-    gather_rows(Scalar* __restrict__ y, const Scalar* __restrict__ weight, const int64_t* __restrict__ tokens,
-                int64_t count, int64_t width) {
-  constexpr int kInFlight = 4;
-  constexpr int kStep = 32 * kLanes;
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.y;
-  if (i >= count) return;
-  const Scalar* from = weight + tokens[i] * width;
-  Scalar* to = y + i * width;
-  for (int64_t first = threadIdx.x * kLanes; first < width; first += kInFlight * kStep) {
-    RawPack<Scalar, kLanes> values[kInFlight];
-#pragma unroll
-    for (int u = 0; u < kInFlight; ++u) {
-      if (first + u * kStep < width) values[u].load(from + first + u * kStep);
-    }
-#pragma unroll
-    for (int u = 0; u < kInFlight; ++u) {
-      if (first + u * kStep < width) values[u].pack().store(to + first + u * kStep);
-    }
-  }
-}
-
-template <int kLanes, typename Scalar>
-int launch_gather(Scalar* y, const Scalar* weight, const int64_t* tokens, int64_t count, int64_t width,
-                  cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>((count + kWarpsPerBlock - 1) / kWarpsPerBlock);
-  gather_rows<kLanes><<<blocks, dim3(32, kWarpsPerBlock), 0, stream>>>(y, weight, tokens, count, width);
-  return cudaGetLastError();
-}
-
-// Backward: one block sums one run of equal tokens for one tile of columns. A frequent token waits for the
+// One block sums one run of equal tokens for one tile of columns. A frequent token waits for the
 // latency of its rows and little else, so that many small packs in flight serve it better than a few large
 // ones.
 
-constexpr int kBackwardLanes = 4;
+constexpr int kLanesOfAThread = 4;
 constexpr int kMaxThreads = 256;
 
 /// The end of the run of equal tokens that starts at i: steps that double, then a binary search in the last
@@ -120,19 +85,6 @@ int launch_sum_runs(Scalar* dweight, const Scalar* dy, const int64_t* sorted, co
 
 }  // namespace
 
-int embedding_forward(void* y, const void* weight, const int64_t* tokens, int64_t count, int64_t width,
-                      Dtype dtype, void* stream) {
-  if (count == 0 || width == 0) return cudaSuccess;
-  return dispatch(dtype, [&](auto scalar) {
-    using Scalar = decltype(scalar);
-    auto* to = static_cast<Scalar*>(y);
-    const auto* from = static_cast<const Scalar*>(weight);
-    return packs({y, weight}, width * sizeof(Scalar))
-               ? launch_gather<kFullPack<Scalar>>(to, from, tokens, count, width, as_stream(stream))
-               : launch_gather<1>(to, from, tokens, count, width, as_stream(stream));
-  });
-}
-
 int embedding_backward(void* dweight, const void* dy, const int64_t* sorted, const int64_t* order,
                        int64_t count, int64_t width, Dtype dtype, void* stream) {
   if (count == 0 || width == 0) return cudaSuccess;
@@ -141,7 +93,7 @@ int embedding_backward(void* dweight, const void* dy, const int64_t* sorted, con
     auto* to = static_cast<Scalar*>(dweight);
     const auto* from = static_cast<const Scalar*>(dy);
     return packs({dweight, dy}, width * sizeof(Scalar))
-               ? launch_sum_runs<kBackwardLanes>(to, from, sorted, order, count, width, as_stream(stream))
+               ? launch_sum_runs<kLanesOfAThread>(to, from, sorted, order, count, width, as_stream(stream))
                : launch_sum_runs<1>(to, from, sorted, order, count, width, as_stream(stream));
   });
 }

@@ -62,9 +62,6 @@ int cross_entropy(float*, void*, const int64_t*, int64_t, int64_t, int64_t, floa
 int scale(void*, const void*, const float*, bool, int64_t, Dtype, void*) {
   absent("scale");
 }
-int embedding_forward(void*, const void*, const int64_t*, int64_t, int64_t, Dtype, void*) {
-  absent("embedding_forward");
-}
 int embedding_backward(void*, const void*, const int64_t*, const int64_t*, int64_t, int64_t, Dtype, void*) {
   absent("embedding_backward");
 }

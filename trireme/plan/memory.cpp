@@ -1,5 +1,12 @@
 #include "trireme/plan/memory.h"
 
+#include <fmt/format.h>
+
+#include <vector>
+
+#include "trireme/base/text.h"
+#include "trireme/plan/batch.h"
+#include "trireme/plan/buckets.h"
 #include "trireme/plan/cost.h"
 #include "trireme/plan/flat_layout.h"
 
@@ -95,6 +102,26 @@ int64_t engine_wire_bytes(const std::vector<UnitSpec>& units, const EngineSettin
 
 int64_t activation_bytes(const ModelFacts& facts, int64_t tokens) {
   return static_cast<int64_t>(facts.saved_bytes_per_token * static_cast<double>(tokens));
+}
+
+std::string memory_advice(const Config& config, int64_t ranks) {
+  const MeshShape mesh = MeshShape::fit(config.parallel, ranks);
+  const BatchPlan batch = plan_batch(config.train.global_batch, config.train.micro_batch, mesh.dp_size());
+  const ModelFacts facts = describe(config.model, config.data.seq_len, config.precision, config.memory);
+  const EngineSetting setting = engine_setting(config, mesh, batch.accumulation);
+  const auto bytes = [](int64_t count) { return format_bytes(static_cast<double>(count)); };
+  std::string text =
+      fmt::format("Predicted a rank: model state {}, activations of a micro-batch of {} {}. ",
+                  bytes(engine_state(engine_units(config, facts), setting).total()), batch.micro_batch,
+                  bytes(activation_bytes(facts, batch.micro_batch * config.data.seq_len)));
+  std::vector<std::string> fixes;
+  if (config.memory.recompute == "none" && config.model.family != "mlp")
+    fixes.emplace_back("memory.recompute=cheap");
+  if (config.memory.recompute != "block") fixes.emplace_back("memory.recompute=block");
+  if (batch.micro_batch > 1) fixes.push_back(fmt::format("train.micro_batch={}", batch.micro_batch / 2));
+  if (!setting.policy.shard_parameters) fixes.emplace_back("parallel.policy=fsdp");
+  fixes.emplace_back("a shorter data.seq_len, or more ranks");
+  return text + "Try, in this order: " + join(fixes, "; ");
 }
 
 }  // namespace trireme::plan

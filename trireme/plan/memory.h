@@ -2,6 +2,7 @@
 // Bytes that a data-parallel policy costs: what a rank holds between steps, and what it sends in one. Exact
 // for the engine of parallel/, padding included; the engine's own counters are compared with it.
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "trireme/plan/mesh_shape.h"
@@ -44,6 +45,10 @@ StateBytes engine_state(const std::vector<UnitSpec>& units, const EngineSetting&
 
 /// Sent by one rank in one step, without hooks: reductions, and gathers of gradients or parameters.
 int64_t engine_wire_bytes(const std::vector<UnitSpec>& units, const EngineSetting& setting);
+
+/// For a run on `ranks` ranks whose device is full: what takes memory, as predicted, and which setting to
+/// change first.
+std::string memory_advice(const Config& config, int64_t ranks);
 
 /// Kept for backward by a micro-batch of `tokens`.
 int64_t activation_bytes(const ModelFacts& facts, int64_t tokens);

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
@@ -27,6 +26,7 @@
 #include "trireme/plan/memory.h"
 #include "trireme/plan/model_facts.h"
 #include "trireme/precision/loss_scaler.h"
+#include "trireme/train/engine_options.h"
 #include "trireme/train/generate.h"
 #include "trireme/train/profile.h"
 #include "trireme/train/validate.h"
@@ -39,40 +39,6 @@ namespace {
 constexpr int64_t kMostOverflowsInARow = 64;
 /// Steps at the start of a run that tokens/s leaves out of its median.
 constexpr int64_t kWarmupSteps = 10;
-
-at::ScalarType dtype_of(const std::string& name) {
-  if (name == "fp16") return at::kHalf;
-  return name == "bf16" ? at::kBFloat16 : at::kFloat;
-}
-
-parallel::Hook hook_of(const std::string& name) {
-  using parallel::Hook;
-  static const std::map<std::string, Hook> hooks = {
-      {"none", Hook::kNone}, {"fp16", Hook::kFp16},         {"int8", Hook::kInt8},
-      {"topk", Hook::kTopK}, {"powersgd", Hook::kPowerSgd}, {"local_sgd", Hook::kLocalSgd}};
-  return hooks.at(name);
-}
-
-parallel::Options engine_options(const plan::Config& config, const comm::Mesh& mesh) {
-  const plan::ParallelConfig& parallel = config.parallel;
-  const at::ScalarType compute = dtype_of(config.precision.compute);
-  return {.policy = plan::resolve_policy(parallel, mesh.shape),
-          .compute = compute,
-          .reduce = dtype_of(plan::wire_dtype(config.precision)),
-          .device = mesh.world->device(),
-          .overlap = parallel.overlap,
-          .prefetch = parallel.prefetch,
-          .reduction = config.comm.reduction == "ordered" ? parallel::Reduction::kOrdered
-                                                          : parallel::Reduction::kBackend,
-          .reduce_when = parallel.reduce_when == "once" ? parallel::ReduceWhen::kOncePerStep
-                                                        : parallel::ReduceWhen::kEveryMicroBatch,
-          .unused = parallel::Unused::kError,
-          .hook = {.hook = hook_of(parallel.comm_hook),
-                   .rank = parallel.hook_rank,
-                   .density = parallel.hook_density,
-                   .start_step = parallel.hook_start,
-                   .local_steps = parallel.local_steps}};
-}
 
 nn::BlockForward again_in_backward(const nn::BlockForward& forward) {
   return [forward](const at::Tensor& x) { return memory::recomputed(x, forward); };
@@ -417,7 +383,9 @@ TrainResult Trainer::run() {
   for (int64_t index = 1; index <= config_.train.steps && result.stop_signal == 0; ++index) {
     profiler.begin_step(index);
     StepRecord record = step(index);
-    if (profiler.end_step(index)) log_info("profile {}", to_text(profiler.result()));
+    if (profiler.end_step(index)) {
+      log_info("profile {}; trace in {}", to_text(profiler.result()), options_.trace_path);
+    }
     if (index == 1) result.summary.seconds_to_first_step = seconds_since_exec();
     if (index > std::min(kWarmupSteps, config_.train.steps / 2)) speeds.push_back(record.tokens_per_s);
     result.stop_signal = last_.stop_signal;
@@ -471,13 +439,12 @@ void Trainer::finish(TrainResult& result, double started, const std::vector<doub
 }  // namespace
 
 TrainResult train(const TrainOptions& options, std::shared_ptr<comm::World> world) {
+  const int64_t ranks = world->size();
   try {
     return Trainer(options, std::move(world)).run();
   } catch (const c10::OutOfMemoryError& error) {
-    throw OutOfMemory(
-        "[train] the device is out of memory: {}; lower train.micro_batch first, then data.seq_len, or "
-        "use more ranks with parallel.policy=fsdp",
-        error.what_without_backtrace());
+    throw OutOfMemory("[train] the device is out of memory: {}. {}", error.what_without_backtrace(),
+                      plan::memory_advice(options.config, ranks));
   }
 }
 
