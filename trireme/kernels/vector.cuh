@@ -35,9 +35,9 @@ __device__ Scalar from_float(float value) {
   }
 }
 
-/// e^x for results that are rounded to Scalar: within a few ulp of fp32 for float. For 16-bit types within a few
-/// ulp of theirs, in two instructions: the accurate form, and even __expf's care for subnormal numbers, would
-/// cost more than the memory traffic.
+/// e^x for results that are rounded to Scalar: within a few ulp of fp32 for float. For 16-bit types within a
+/// few ulp of theirs, in two instructions: the accurate form, and even __expf's care for subnormal numbers,
+/// would cost more than the memory traffic.
 template <typename Scalar>
 __device__ float exponential(float x) {
   if constexpr (sizeof(Scalar) == 4) {
@@ -78,8 +78,8 @@ struct alignas(sizeof(Scalar) * kLanes) Pack {
   }
 };
 
-/// A Pack as it was loaded. The compiler takes a Pack apart into lanes as soon as it arrives, which waits for it
-/// and costs a register per lane; this one only when pack() is called.
+/// A Pack as it was loaded. The compiler takes a Pack apart into lanes as soon as it arrives, which waits for
+/// it and costs a register per lane; this one only when pack() is called.
 template <typename Scalar, int kLanes>
 class RawPack {
  public:
@@ -94,9 +94,9 @@ class RawPack {
 
  private:
   static constexpr int kBytes = sizeof(Scalar) * kLanes;
-  using Word = std::conditional_t<
-      kBytes == 16, int4,
-      std::conditional_t<kBytes == 8, int2, std::conditional_t<kBytes == 4, int, short>>>;
+  using Word =
+      std::conditional_t<kBytes == 16, int4,
+                         std::conditional_t<kBytes == 8, int2, std::conditional_t<kBytes == 4, int, short>>>;
   static_assert(sizeof(Word) == kBytes);
   Word word_;
 };
