@@ -166,8 +166,10 @@ TEST_F(GpuMemory, RanksInDifferentOperationsAreToldWhich) {
   const auto run = [&](int64_t rank) {
     const auto world = test::join_gpus(rank, ranks_, port, 20.0);
     const auto group = world->make_group("dp", all_of(ranks_));
-    const at::Tensor grads = group->symmetric_empty(group->size() * 64, at::kFloat).zero_();
-    at::Tensor sum = at::empty({64}, grads.options());
+    const int64_t count = rank == 0 ? 1 << 18 : 64;  // kernels of different numbers of blocks
+    const at::Tensor memory = group->symmetric_empty(group->size() << 18, at::kFloat).zero_();
+    const at::Tensor grads = memory.narrow(0, 0, group->size() * count);
+    at::Tensor sum = at::empty({count}, grads.options());
     const comm::Subject subject(*group, rank == 0 ? "layers.3" : "layers.4");
     const double started = monotonic_seconds();
     try {

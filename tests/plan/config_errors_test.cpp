@@ -198,6 +198,20 @@ TEST(ConfigErrors, AxesWithoutAnEngineAreRefused) {
   EXPECT_EQ(of_overrides({"parallel.dp_shard=2", "parallel.dp_replicate=2"}), "accepted");
 }
 
+TEST(ConfigErrors, RecomputationAndLossScalingMustFit) {
+  expect_mentions(of_overrides({"memory.recompute=cheap", "model.family=mlp"}),
+                  {"memory.recompute=cheap", "mlp"});
+  EXPECT_EQ(of_overrides({"memory.recompute=block", "model.family=mlp"}), "accepted");
+  for (const char* hook : {"int8", "topk", "powersgd"}) {
+    const std::string key = std::string("parallel.comm_hook=") + hook;
+    expect_mentions(of_overrides({key, "precision.compute=fp16"}), {key, "overflow"});
+    expect_mentions(of_overrides({key, "precision.scaling=dynamic"}), {key, "overflow"});
+    EXPECT_EQ(of_overrides({key, "precision.compute=fp16", "precision.scaling=none"}), "accepted");
+  }
+  expect_mentions(of_overrides({"precision.min_scale=8", "precision.initial_scale=4"}),
+                  {"precision.min_scale=8", "precision.initial_scale=4"});
+}
+
 TEST(ConfigErrors, RunNameMustNameADirectory) {
   expect_mentions(of_overrides({"name="}), {"name= (--name)", "directory"});
   expect_mentions(of_overrides({"name=a/b"}), {"name=a/b"});

@@ -102,10 +102,13 @@ void Bench::add_size(int64_t mib) {
   const auto gather = [&](const std::string& by, std::function<void()> call) {
     add("all_gather", by, mib, wire, std::move(call));
   };
-  reduce("ordered, peer memory", wire, [=, group = kernels_] {
-    at::Tensor out = sum;
-    group->reduce_scatter_ordered(out, shared);
-  });
+  // Where GPUs cannot reach each other's memory there is nothing of ours to measure.
+  const bool shares = !on_gpu() || (kernels_->symmetric_bytes() > 0 && copies_->symmetric_bytes() > 0);
+  if (shares)
+    reduce("ordered, peer memory", wire, [=, group = kernels_] {
+      at::Tensor out = sum;
+      group->reduce_scatter_ordered(out, shared);
+    });
   reduce("ordered, messages", wire, [=, group = backend_] {
     at::Tensor out = sum;
     group->reduce_scatter_ordered(out, values);
@@ -120,11 +123,12 @@ void Bench::add_size(int64_t mib) {
       group->reduce_scatter(out, values.to(at::kFloat));
     });
   }
-  gather("peer memory", [=, group = kernels_] {
-    at::Tensor out = whole;
-    group->all_gather(out, part);
-  });
-  if (on_gpu()) {
+  if (shares)
+    gather("peer memory", [=, group = kernels_] {
+      at::Tensor out = whole;
+      group->all_gather(out, part);
+    });
+  if (on_gpu() && shares) {
     gather("copy engines", [=, group = copies_] {
       at::Tensor out = whole;
       group->all_gather(out, copied);

@@ -134,6 +134,7 @@ class BackendGroup final : public Group {
 };
 
 BackendGroup::~BackendGroup() {
+  if (peers_ && !failed_ && std::uncaught_exceptions() == 0) peers_->finish();
   watch_.reset();
   if (!backend_) return;
   try {
@@ -206,7 +207,13 @@ void BackendGroup::record_failure(const Operation& operation, double elapsed_s, 
 }
 
 void BackendGroup::abort_late(const Operation& late, double elapsed_s) {
-  record_failure(late, elapsed_s, kLate);
+  std::string what = kLate;
+  try {
+    if (peers_) peers_->check();
+  } catch (const Disagreement& error) {
+    what = error.what();  // why it is late
+  }
+  record_failure(late, elapsed_s, what);
   if (peers_) peers_->stop();
   try {
     backend_->abort();  // frees the GPU, and with it a host that waits for the stream
@@ -367,8 +374,17 @@ std::vector<std::string> BackendGroup::exchange(const std::string& mine) {
   std::copy(mine.begin(), mine.end(), row.mutable_data_ptr<uint8_t>());
   row = row.to(spec_.device);
   at::Tensor rows = at::empty({size() * kMaxExchanged}, row.options());
-  backend_->_allgather_base(rows, row)->wait();
-  const at::Tensor host = rows.cpu();
+  const Operation operation{"symmetric_empty", sequence_, spec_.name};
+  board_->note(State::kInside, operation);
+  try {
+    backend_->_allgather_base(rows, row)->wait();
+    if (watch_) watch_->enqueued(operation);
+  } catch (const std::exception& error) {
+    record_failure(operation, 0.0, explain(error));
+  }
+  const at::Tensor host = failed_ ? at::Tensor() : rows.cpu();
+  check();
+  board_->note(State::kDone, operation);
   std::vector<std::string> texts;
   for (int64_t rank = 0; rank < size(); ++rank) {
     const auto* const text =

@@ -152,6 +152,7 @@ class GpuMemory final : public PeerMemory {
   void barrier() override {}
   void announce(std::string_view operation) override { operation_ = operation; }
   void check() const override;
+  void finish() override;
   void stop() override { static_cast<volatile PullState*>(state_.get())->stop = 1; }
   at::Tensor allocate(int64_t count, c10::ScalarType dtype, const Exchange& exchange) override;
   int64_t allocated_bytes() const override;
@@ -263,6 +264,17 @@ void GpuMemory::check() const {
   const auto known = operations.find(round);
   throw Disagreement(fmt::format("is '{}' here but another operation on group rank {}",
                                  known == operations.end() ? "?" : known->second, state->odd_rank - 1));
+}
+
+void GpuMemory::finish() {
+  for (const Channel& channel : channels_) {
+    if (!channel.stream) continue;
+    try {
+      channel.last.synchronize();
+    } catch (const std::exception&) {
+      // The device has failed; whoever uses it next is told.
+    }
+  }
 }
 
 at::Tensor GpuMemory::allocate(int64_t count, c10::ScalarType dtype, const Exchange& exchange) {

@@ -87,7 +87,9 @@ class Group {
 
   /// Uninitialised (count) for the inputs of all_gather() and reduce_scatter_ordered(): where ranks reach
   /// each other's memory, they read such inputs in place, and output then holds no copy of them on the way.
-  /// On a GPU it stays taken until the group ends. Collective with equal arguments; the host waits.
+  /// On a GPU
+  /// it stays taken until the group ends, and such an input lies at the same place of it on all ranks, or is
+  /// this rank's slot of the output. Collective with equal arguments; the host waits.
   virtual at::Tensor symmetric_empty(int64_t count, c10::ScalarType dtype) = 0;
   /// Bytes of the device that symmetric_empty() has taken beside the allocator of torch.
   virtual int64_t symmetric_bytes() const = 0;

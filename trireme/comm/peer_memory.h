@@ -28,6 +28,8 @@ class PeerMemory {
   virtual void announce(std::string_view operation) = 0;
   /// Throws Disagreement when an operation on a GPU has found one.
   virtual void check() const {}
+  /// The host waits for what is under way, so that memory can go. Does not throw.
+  virtual void finish() {}
   /// Operations that wait for peers give up, be it on the GPU.
   virtual void stop() {}
 

@@ -2,6 +2,7 @@
 
 #include <c10/util/BFloat16.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -16,6 +17,11 @@ void cross_entropy(float* loss, Scalar* logits, const int64_t* targets, int64_t 
   for_rows(rows, classes, [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
       Scalar* z = logits + row * classes;
+      if (targets[row] < 0) {
+        loss[row] = 0.0f;
+        if (want_gradient) std::fill(z, z + classes, static_cast<Scalar>(0.0f));
+        continue;
+      }
       float top = -std::numeric_limits<float>::infinity();
 #pragma omp simd reduction(max : top)
       for (int64_t i = 0; i < classes; ++i)

@@ -3,9 +3,11 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 #include <nccl.h>
+#include <nvtx3/nvToolsExt.h>
 
 #include "trireme/base/error.h"
 #include "trireme/kernels/device.h"
+#include "trireme/kernels/range.h"
 
 namespace trireme::kernels {
 
@@ -41,6 +43,14 @@ void* current_stream() {
 
 std::string gpu_error_text(int error) {
   return cudaGetErrorString(static_cast<cudaError_t>(error));
+}
+
+void push_range(const char* name) {
+  nvtxRangePushA(name);
+}
+
+void pop_range() {
+  nvtxRangePop();
 }
 
 MemoryPeak gpu_memory_peak() {

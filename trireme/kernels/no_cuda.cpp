@@ -1,5 +1,6 @@
 #include "trireme/base/error.h"
 #include "trireme/kernels/device.h"
+#include "trireme/kernels/range.h"
 
 namespace trireme::kernels {
 
@@ -15,6 +16,8 @@ void set_gpu(int64_t index) {
 }
 
 void synchronize_gpu() {}
+void push_range(const char*) {}
+void pop_range() {}
 void* current_stream() {
   return nullptr;
 }

@@ -33,13 +33,14 @@ __device__ bool has_reached(uint32_t round, uint32_t wanted) {
 }
 
 /// Whether the value at `at` has come to `round` in the bits from `shift`; false when the host wants no more
-/// waiting.
+/// waiting, or ranks were found in different operations.
 __device__ bool await(const uint64_t* at, int shift, const PullCall& call, uint64_t& value) {
   for (int polls = 1;; ++polls) {
     value = look(at);
     if (has_reached(static_cast<uint32_t>(value >> shift), call.round)) return true;
-    const bool looks = polls % kPollsBetweenLooks == 0;
-    if (looks && *static_cast<volatile uint32_t*>(&call.state->stop) != 0) return false;
+    if (polls % kPollsBetweenLooks != 0) continue;
+    const auto* const state = static_cast<const volatile PullState*>(call.state);
+    if (state->stop != 0 || state->odd_rank != 0) return false;
   }
 }
 

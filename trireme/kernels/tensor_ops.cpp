@@ -256,6 +256,8 @@ void cross_entropy(at::Tensor& loss, at::Tensor& logits, const at::Tensor& targe
                                         dtype_of(logits), current_stream()),
                     "cross_entropy");
   }
+  TRIREME_CHECK(logits.is_contiguous(), "[kernels.cross_entropy] rows of {} logits are {} apart on a CPU",
+                rows.width, logits.stride(0));
   on_cpu(logits, [&](auto scalar) {
     using Scalar = decltype(scalar);
     cross_entropy(floats(loss), logits.data_ptr<Scalar>(), wanted, rows.count, rows.width, want_gradient);

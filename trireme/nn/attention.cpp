@@ -7,6 +7,7 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 
 #include "trireme/kernels/attention.h"
+#include "trireme/kernels/device.h"
 #include "trireme/kernels/tensor_ops.h"
 #include "trireme/nn/autograd.h"
 
@@ -86,52 +87,55 @@ class ShortAttentionFunction : public Function<ShortAttentionFunction> {
   }
 };
 
-/// Long or bf16 sequences on a CPU: rotation in place on the packed projection, then ATen's blocked
-/// attention.
-class BlockedAttentionFunction : public Function<BlockedAttentionFunction> {
- public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& qkv_in,
-                            const std::optional<at::Tensor>& cosine_in,
-                            const std::optional<at::Tensor>& sine_in, int64_t n_heads, int64_t kv_heads,
-                            int64_t head_dim) {
-    const at::Tensor cosine = cosine_in.value_or(at::Tensor()), sine = sine_in.value_or(at::Tensor());
-    const AttentionShape shape{n_heads, kv_heads, head_dim};
-    at::Tensor qkv = qkv_in.contiguous();
-    rotate(qkv, shape, cosine, sine, 1.0f);
-    const Heads heads = split_heads(qkv, shape);
-    const int64_t group = n_heads / kv_heads;
+/// ATen's blocked attention on a CPU.
+struct Blocked {
+  /// {output, what backward needs besides}
+  static variable_list forward(const Heads& heads, int64_t group) {
     const auto [output, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(
         heads.query, repeat_kv(heads.key, group), repeat_kv(heads.value, group), 0.0, true);
-    context->save_for_backward({qkv, cosine, sine, output, logsumexp});
-    context->saved_data["shape"] = std::vector<int64_t>{n_heads, kv_heads, head_dim};
-    return output.transpose(1, 2).reshape({qkv.size(0), qkv.size(1), n_heads * head_dim});
+    return {output, logsumexp};
   }
 
-  static variable_list backward(AutogradContext* context, variable_list grads) {
-    const variable_list saved = context->get_saved_variables();
-    const at::Tensor &qkv = saved[0], &cosine = saved[1], &sine = saved[2], &output = saved[3],
-                     &logsumexp = saved[4];
-    const std::vector<int64_t> sizes = context->saved_data["shape"].toIntVector();
-    const AttentionShape shape{sizes[0], sizes[1], sizes[2]};
+  /// `kept` is what forward returned. Writes d_qkv, turned back where there is a rotation.
+  static void backward(at::Tensor& d_qkv, const at::Tensor& d_output, const Heads& heads,
+                       const variable_list& kept, const AttentionShape& shape, const at::Tensor& cosine,
+                       const at::Tensor& sine) {
     const int64_t group = shape.heads / shape.kv_heads;
-    const Heads heads = split_heads(qkv, shape);
-    const at::Tensor d_output =
-        grads[0].reshape({qkv.size(0), qkv.size(1), shape.heads, shape.head_dim}).transpose(1, 2);
     const auto [d_query, d_key, d_value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-        d_output, heads.query, repeat_kv(heads.key, group), repeat_kv(heads.value, group), output, logsumexp,
+        d_output, heads.query, repeat_kv(heads.key, group), repeat_kv(heads.value, group), kept[0], kept[1],
         0.0, true);
-    at::Tensor d_qkv = at::empty_like(qkv);
     Heads d_heads = split_heads(d_qkv, shape);
     d_heads.query.copy_(d_query);
     d_heads.key.copy_(sum_groups(d_key, group));
     d_heads.value.copy_(sum_groups(d_value, group));
     rotate(d_qkv, shape, cosine, sine, -1.0f);
-    return {d_qkv, {}, {}, {}, {}, {}};
   }
 };
 
-/// bf16 and fp16 on a GPU: cuDNN's attention on the packed projection, with native groups of query heads.
-class CudnnAttentionFunction : public Function<CudnnAttentionFunction> {
+/// cuDNN's attention, which knows groups of query heads; bf16 and fp16 on a GPU.
+struct Cudnn {
+  static variable_list forward(const Heads& heads, int64_t) {
+    const auto [output, logsumexp, first_q, first_k, max_q, max_k, seed, offset, mask] =
+        at::_scaled_dot_product_cudnn_attention(heads.query, heads.key, heads.value, {},
+                                                /*compute_log_sumexp=*/true, 0.0, /*is_causal=*/true);
+    return {output, logsumexp, seed, offset};
+  }
+
+  static void backward(at::Tensor& d_qkv, const at::Tensor& d_output, const Heads& heads,
+                       const variable_list& kept, const AttentionShape&, const at::Tensor& cosine,
+                       const at::Tensor& sine) {
+    const int64_t length = d_qkv.size(1);
+    const auto [d_query, d_key, d_value] = at::_scaled_dot_product_cudnn_attention_backward(
+        d_output, heads.query, heads.key, heads.value, kept[0], kept[1], kept[2], kept[3], {}, {}, {}, length,
+        length, 0.0, /*is_causal=*/true);
+    kernels::pack_head_gradients(d_qkv, d_query, d_key, d_value, cosine, sine);
+  }
+};
+
+/// Rotation in place on the packed projection, then attention that computes its probabilities again in
+/// backward.
+template <typename Backend>
+class FusedAttentionFunction : public Function<FusedAttentionFunction<Backend>> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& qkv_in,
                             const std::optional<at::Tensor>& cosine_in,
@@ -141,30 +145,24 @@ class CudnnAttentionFunction : public Function<CudnnAttentionFunction> {
     const AttentionShape shape{n_heads, kv_heads, head_dim};
     at::Tensor qkv = qkv_in.contiguous();
     rotate(qkv, shape, cosine, sine, 1.0f);
-    const Heads heads = split_heads(qkv, shape);
-    const auto [output, logsumexp, first_q, first_k, max_q, max_k, seed, offset, mask] =
-        at::_scaled_dot_product_cudnn_attention(heads.query, heads.key, heads.value, {},
-                                                /*compute_log_sumexp=*/true, 0.0, /*is_causal=*/true);
-    context->save_for_backward({qkv, cosine, sine, output, logsumexp, seed, offset});
+    const variable_list kept = Backend::forward(split_heads(qkv, shape), n_heads / kv_heads);
+    variable_list saved = {qkv, cosine, sine};
+    saved.insert(saved.end(), kept.begin(), kept.end());
+    context->save_for_backward(std::move(saved));
     context->saved_data["shape"] = std::vector<int64_t>{n_heads, kv_heads, head_dim};
-    return output.transpose(1, 2).reshape({qkv.size(0), qkv.size(1), n_heads * head_dim});
+    return kept[0].transpose(1, 2).reshape({qkv.size(0), qkv.size(1), n_heads * head_dim});
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor &qkv = saved[0], &cosine = saved[1], &sine = saved[2], &output = saved[3],
-                     &logsumexp = saved[4], &seed = saved[5], &offset = saved[6];
+    const at::Tensor &qkv = saved[0], &cosine = saved[1], &sine = saved[2];
+    const variable_list kept(saved.begin() + 3, saved.end());
     const std::vector<int64_t> sizes = context->saved_data["shape"].toIntVector();
     const AttentionShape shape{sizes[0], sizes[1], sizes[2]};
-    const Heads heads = split_heads(qkv, shape);
-    const int64_t length = qkv.size(1);
     const at::Tensor d_output =
-        grads[0].reshape({qkv.size(0), length, shape.heads, shape.head_dim}).transpose(1, 2);
-    const auto [d_query, d_key, d_value] = at::_scaled_dot_product_cudnn_attention_backward(
-        d_output, heads.query, heads.key, heads.value, output, logsumexp, seed, offset, {}, {}, {}, length,
-        length, 0.0, /*is_causal=*/true);
+        grads[0].reshape({qkv.size(0), qkv.size(1), shape.heads, shape.head_dim}).transpose(1, 2);
     at::Tensor d_qkv = at::empty_like(qkv);
-    kernels::pack_head_gradients(d_qkv, d_query, d_key, d_value, cosine, sine);
+    Backend::backward(d_qkv, d_output, split_heads(qkv, shape), kept, shape, cosine, sine);
     return {d_qkv, {}, {}, {}, {}, {}};
   }
 };
@@ -176,8 +174,10 @@ at::Tensor rotated(const at::Tensor& heads, const RopeTable& rope) {
   return at::cat({halves[0] * c - halves[1] * s, halves[1] * c + halves[0] * s}, -1).to(heads.scalar_type());
 }
 
-constexpr int64_t kCudnnHeadDims = 8;      // head_dim is a multiple of this,
-constexpr int64_t kCudnnMaxHeadDim = 128;  // and no larger than this in backward
+// What cuDNN's attention asks for, beside more than one token: a multiple of these, in backward no more than
+// those, and at least this compute capability.
+constexpr int64_t kCudnnHeadDims = 8, kCudnnMaxHeadDim = 128;
+constexpr int kCudnnCapability = 8;
 
 /// What ATen picks on its own, by differentiable operations.
 at::Tensor aten_attention(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope,
@@ -208,8 +208,10 @@ AttentionBackend attention_backend(at::Device device, at::ScalarType dtype, int6
     return dtype == at::kFloat && length <= kShort ? AttentionBackend::kShortCpu
                                                    : AttentionBackend::kBlockedCpu;
   }
-  const bool fits = dtype != at::kFloat && head_dim % kCudnnHeadDims == 0 && head_dim <= kCudnnMaxHeadDim;
-  return fits && at::globalContext().userEnabledCuDNN() && at::globalContext().hasCuDNN()
+  static const bool modern = !kernels::gpus().empty() && kernels::gpus().front().major >= kCudnnCapability;
+  const bool fits =
+      dtype != at::kFloat && length > 1 && head_dim % kCudnnHeadDims == 0 && head_dim <= kCudnnMaxHeadDim;
+  return fits && modern && at::globalContext().userEnabledCuDNN() && at::globalContext().hasCuDNN()
              ? AttentionBackend::kCudnn
              : AttentionBackend::kAten;
 }
@@ -236,9 +238,9 @@ at::Tensor causal_attention(const at::Tensor& qkv, const AttentionShape& shape, 
     case AttentionBackend::kShortCpu:
       return ShortAttentionFunction::apply(qkv, cosine, sine, heads, kv_heads, head_dim);
     case AttentionBackend::kBlockedCpu:
-      return BlockedAttentionFunction::apply(qkv, cosine, sine, heads, kv_heads, head_dim);
+      return FusedAttentionFunction<Blocked>::apply(qkv, cosine, sine, heads, kv_heads, head_dim);
     case AttentionBackend::kCudnn:
-      return CudnnAttentionFunction::apply(qkv, cosine, sine, heads, kv_heads, head_dim);
+      return FusedAttentionFunction<Cudnn>::apply(qkv, cosine, sine, heads, kv_heads, head_dim);
     case AttentionBackend::kAten:
       break;
   }

@@ -8,6 +8,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/kernels/range.h"
 #include "trireme/parallel/grad_hooks.h"
 
 namespace trireme::parallel {
@@ -49,7 +50,7 @@ DataParallel::DataParallel(torch::nn::Module& module, const std::vector<plan::Un
       groups_(make_groups()),
       beside_(options.overlap && !options.device.is_cpu()),
       shared_{Lane(options.device, beside_), Lane(options.device, beside_),
-              StoragePool(options.device.is_cpu()), symmetric_pool()} {
+              StoragePool(options.device.is_cpu()), symmetric_pool(units)} {
   TRIREME_CHECK(!units.empty(), "[parallel.data_parallel] there are no units");
   TRIREME_CHECK(use_from != UseFrom::kBuckets || !options.policy.shard_parameters,
                 "[parallel.data_parallel] {} frees parameters by unit, so units cannot be buckets",
@@ -76,13 +77,25 @@ void DataParallel::check_hook() const {
                         : "hooks reduce over all data-parallel ranks at once; use a policy without replicas");
 }
 
-/// Where gradients travel as they are, GPUs of one host sum them where they lie.
-std::optional<StoragePool> DataParallel::symmetric_pool() const {
-  const bool as_they_are = options_.compute == options_.reduce && options_.hook.hook == Hook::kNone;
+/// Where gradients travel as they are, GPUs of one host sum them where they lie. Ranks must agree on the
+/// piece of memory that a unit gets: pieces that units take turns with are all as large as the largest block,
+/// so that they come round in one order. Operators may complete units in any order, and buckets are not
+/// freed.
+std::optional<StoragePool> DataParallel::symmetric_pool(const std::vector<plan::UnitSpec>& units) const {
+  const bool as_they_are = options_.compute == options_.reduce && options_.hook.hook == Hook::kNone &&
+                           options_.reduction == Reduction::kOrdered;
+  const bool take_turns = options_.policy.shard_gradients;
   if (options_.device.is_cpu() || groups_.shard->size() == 1 || !as_they_are ||
-      options_.reduction != Reduction::kOrdered)
+      (take_turns && use_from_ != UseFrom::kRunUnit))
     return {};
-  return StoragePool(true, [group = groups_.shard](size_t bytes) {
+  size_t largest = 0;
+  for (size_t unit = 1; take_turns && unit < units.size(); ++unit) {
+    const int64_t ranks = groups_.shard->size() * groups_.replicate->size();
+    const int64_t numel = plan::FlatLayout(units[unit].params, ranks).numel();
+    largest = std::max(largest, static_cast<size_t>(numel) * c10::elementSize(options_.compute));
+  }
+  return StoragePool(true, [group = groups_.shard, largest](size_t& bytes) {
+    bytes = std::max(bytes, largest);
     at::Tensor memory = group->symmetric_empty(static_cast<int64_t>(bytes), at::kByte);
     void* const data = memory.mutable_data_ptr();
     const c10::Device device = memory.device();
@@ -154,15 +167,19 @@ size_t DataParallel::index_of(const std::string& unit) const {
 void DataParallel::act(Action action, size_t unit) {
   if (records()) tape_.push_back({action, unit});
   switch (action) {
-    case Action::kGather:
+    case Action::kGather: {
+      const kernels::Range range("gather " + units_[unit]->name());
       return units_[unit]->start_gather();
+    }
     case Action::kReleaseAfterForward:
       return units_[unit]->release_after_forward();
     case Action::kRelease:
       return units_[unit]->release_parameters();
-    case Action::kReduce:
+    case Action::kReduce: {
+      const kernels::Range range("reduce " + units_[unit]->name());
       ++reductions_;
       return units_[unit]->start_reduce(last_micro_batch_);
+    }
   }
 }
 
@@ -215,16 +232,33 @@ at::Tensor DataParallel::run_unit(const std::string& name, const at::Tensor& x,
   if (use_from_ == UseFrom::kBuckets) return forward(x);
   const size_t unit = index_of(name);
   enter_forward(unit);
-  const at::Tensor input = call_after_backward(x, [this, unit] { act(Action::kRelease, unit); });
+  const at::Tensor input = call_after_backward(x, [this, unit] {
+    end_backward_range();
+    act(Action::kRelease, unit);
+  });
+  const kernels::Range range("forward " + name);
   const at::Tensor output = forward(input);
   if (at::GradMode::is_enabled()) {
     call_before_backward(output, [this, unit] {
+      begin_backward_range(unit);
       enter_backward(unit);
       units_[unit]->prepare_gradients();
     });
   }
   leave_forward(unit);
   return output;
+}
+
+/// Not a kernels::Range: traces want ranges that nest in autograd's own, and this one spans many of those.
+void DataParallel::begin_backward_range(size_t unit) {
+  end_backward_range();
+  kernels::push_range(("backward " + units_[unit]->name()).c_str());
+  in_backward_range_ = true;
+}
+
+void DataParallel::end_backward_range() {
+  if (in_backward_range_) kernels::pop_range();
+  in_backward_range_ = false;
 }
 
 void DataParallel::touched(const std::vector<size_t>& units) {
@@ -305,6 +339,7 @@ void DataParallel::backward(const at::Tensor& loss, double scale, bool last_micr
 }
 
 void DataParallel::finish_backward() {
+  end_backward_range();
   if (last_micro_batch_) check_all_used();
   while (launched_ < reduce_order_.size()) launch(reduce_order_[launched_++]);
   for (const size_t unit : in_flight_) units_[unit]->finish_reduce();
@@ -420,6 +455,7 @@ std::vector<optim::FlatParam> DataParallel::optimizer_params() const {
 
 void DataParallel::step(optim::Optimizer& optimizer, double lr, const optim::GradScale& grad_scale) {
   const at::NoGradGuard no_grad;
+  const kernels::Range range("update");
   optimizer.begin_step();
   grad_scale_ = grad_scale;
   // In the order in which the next forward pass wants them.

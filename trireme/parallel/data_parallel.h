@@ -123,7 +123,7 @@ class DataParallel {
   void make_units(torch::nn::Module& module, const std::vector<plan::UnitSpec>& specs,
                   const Initializer& initializer);
   void check_hook() const;
-  std::optional<StoragePool> symmetric_pool() const;
+  std::optional<StoragePool> symmetric_pool(const std::vector<plan::UnitSpec>& units) const;
   std::vector<comm::Group*> groups() const;
   UnitGroups make_groups() const;
   void watch_gradients();
@@ -136,6 +136,8 @@ class DataParallel {
   void enter_forward(size_t unit);
   void leave_forward(size_t unit);
   void enter_backward(size_t unit);
+  void begin_backward_range(size_t unit);
+  void end_backward_range();
   void touched(const std::vector<size_t>& units);
   void gradient_complete(size_t unit, size_t param);
   void launch_ready();
@@ -170,6 +172,7 @@ class DataParallel {
   std::vector<std::vector<bool>> used_;  ///< by unit and parameter, in this step
 
   std::vector<Taped> tape_, last_tape_;  ///< collectives of this micro-batch and of the last one of a step
+  bool in_backward_range_ = false;       ///< NVTX: a unit is being differentiated
   int64_t reductions_ = 0;
   int64_t steps_ = 0;
   optim::GradScale grad_scale_;  ///< of the last step, whose kernels may still read it

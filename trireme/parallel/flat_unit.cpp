@@ -326,7 +326,9 @@ at::Tensor FlatUnit::full_master() const {
   Lane::follow(updated_, options_.device);
   if (!options_.policy.shard_optimizer || groups_.shard->size() == 1) return master_;
   at::Tensor full = at::empty({layout_.numel()}, master_.options());
-  groups_.shard->all_gather(full, master_);
+  at::Tensor place = shard_of(full);  // master_ may lie in symmetric memory, elsewhere on every rank
+  place.copy_(master_);
+  groups_.shard->all_gather(full, place);
   return full;
 }
 

@@ -42,8 +42,8 @@ void StoragePool::allocate(const at::Tensor& tensor) {
   const auto fits = unused_.lower_bound(bytes);
   if (fits == unused_.end() && !source_) return allocate_storage(tensor);
   const bool found = fits != unused_.end();
-  const size_t capacity = found ? fits->first : bytes;
-  c10::DataPtr memory = found ? std::move(fits->second) : source_(bytes);
+  size_t capacity = found ? fits->first : bytes;
+  c10::DataPtr memory = found ? std::move(fits->second) : source_(capacity);
   if (found) unused_.erase(fits);
   capacity_[memory.get()] = capacity;
   c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();

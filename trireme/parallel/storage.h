@@ -22,8 +22,8 @@ bool has_storage(const at::Tensor& tensor);
 /// freed blocks of megabytes to small tensors and grow for the next unit, so there they are kept here.
 class StoragePool {
  public:
-  /// Gives memory of at least `bytes`.
-  using Source = std::function<c10::DataPtr(size_t bytes)>;
+  /// Gives memory of at least `bytes`, and sets `bytes` to what it is.
+  using Source = std::function<c10::DataPtr(size_t& bytes)>;
 
   /// Without a source tensors get memory from their own allocator. A pool with a source keeps it.
   explicit StoragePool(bool keeps, Source source = {})

@@ -18,6 +18,7 @@ class Checker {
     check_schedule();
     check_below_one();
     check_recompute();
+    check_loss_scale();
     check_engine();
   }
 
@@ -32,6 +33,25 @@ class Checker {
     if (!config_.name.empty() && config_.name.find('/') == std::string::npos) return;
     throw ConfigError("[plan.config] {} cannot name a directory; use one or more characters without '/'",
                       said("name", config_.name));
+  }
+
+  void check_loss_scale() const {
+    const PrecisionConfig& precision = config_.precision;
+    const bool scales =
+        precision.scaling == "dynamic" || (precision.scaling == "auto" && precision.compute == "fp16");
+    const std::string& hook = config_.parallel.comm_hook;
+    if (scales && (hook == "int8" || hook == "topk" || hook == "powersgd")) {
+      throw ConfigError(
+          "[plan.config] {} keeps what it could not send, which an overflow of the scaled loss would spoil "
+          "for good; "
+          "use none or fp16, or precision.compute=bf16",
+          said("parallel.comm_hook", hook));
+    }
+    if (precision.loss_scale.minimum > precision.loss_scale.initial) {
+      throw ConfigError("[plan.config] {} is above {}; lower it",
+                        said("precision.min_scale", precision.loss_scale.minimum),
+                        said("precision.initial_scale", precision.loss_scale.initial));
+    }
   }
 
   void check_recompute() const {

@@ -38,7 +38,7 @@ StateBytes unit_state(int64_t numel, const EngineSetting& setting) {
   const int64_t range = policy.shard_optimizer ? shard : numel;
   const bool fp32 = setting.compute_bytes == kFp32;
   const bool alone = setting.mesh.dp_size() == 1 && setting.reduces_once && !setting.compresses &&
-                     setting.wire_bytes == setting.compute_bytes;
+                     setting.wire_as_computed && setting.wire_bytes == setting.compute_bytes;
   const bool whole = !policy.shard_gradients || alone;
   // fp32 gradients that stay whole are reduced in place, where nothing is added to them afterwards.
   const bool in_place = alone || (fp32 && whole && setting.reduces_once);
@@ -76,6 +76,7 @@ EngineSetting engine_setting(const Config& config, const MeshShape& mesh, int64_
           .mesh = mesh,
           .compute_bytes = bytes_of(config.precision.compute),
           .wire_bytes = bytes_of(wire_dtype(config.precision)),
+          .wire_as_computed = wire_dtype(config.precision) == config.precision.compute,
           .moments = config.optim.name == "sgd" ? 1 : 2,
           .accumulation = accumulation,
           .reduces_once = config.parallel.reduce_when == "once",

@@ -21,7 +21,8 @@ using torch::profiler::impl::ProfilerConfig;
 using torch::profiler::impl::ProfilerState;
 
 /// What names of kernels contain, in the order in which it is looked for.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 31> kMarks = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 32> kMarks = {{
+    {"vectorized_gather", "embedding"},
     {"nccl", "communication"},
     {"sum_kernel<", "communication"},
     {"gather_kernel<", "communication"},

@@ -215,7 +215,9 @@ void Trainer::announce() const {
 
 /// Failures that the device met come to light when the host has waited for it.
 void Trainer::check_groups() const {
-  for (comm::Group* group : {mesh_.dp.get(), mesh_.shard.get(), mesh_.replicate.get()}) group->check();
+  for (comm::Group* group : {mesh_.all.get(), mesh_.dp.get(), mesh_.shard.get(), mesh_.replicate.get()}) {
+    group->check();
+  }
 }
 
 /// `loss_sum` is an fp64 scalar on the device; everything travels in one piece: (ranks, 5), on the device.

@@ -1,0 +1,107 @@
+// The engine on two GPUs: over peer memory and over NCCL, under every policy, with a rank that shadows a
+// batch, the weights have the same bits. One process a GPU; skipped with fewer than two GPUs.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/comm/gpu_ranks.h"
+#include "trireme/nn/init.h"
+#include "trireme/nn/language_model.h"
+#include "trireme/parallel/data_parallel.h"
+#include "trireme/plan/model_facts.h"
+
+namespace trireme::parallel {
+namespace {
+
+struct Setting {
+  std::string policy;
+  at::ScalarType compute = at::kFloat;
+  int64_t accumulation = 1;
+  bool overlap = true;
+  bool peer_memory = true;
+};
+
+std::string describe(const Setting& run) {
+  return fmt::format("{} {} accumulation {} overlap {} peer memory {}", run.policy,
+                     c10::toString(run.compute), run.accumulation, run.overlap, run.peer_memory);
+}
+
+/// Four steps; in the third, rank 1 has no data.
+std::string train(const Setting& run, std::shared_ptr<comm::World> world) {
+  plan::ModelConfig config;
+  config.family = "mlp";  // attention would bring the order of cuDNN's additions
+  config.n_layers = 3;
+  config.d_model = 192;
+  config.vocab_size = 1000;
+  config = plan::complete(config, 64);
+  const plan::ModelFacts facts = plan::describe(config, 64);
+  const c10::Device device = world->device();
+  const int64_t rank = world->rank(), ranks = world->size();
+  const auto model = nn::build(config);
+  DataParallel engine(*model, facts.units, comm::make_mesh(world, plan::MeshShape::fit({}, ranks)),
+                      {.policy = plan::find_policy(run.policy),
+                       .compute = run.compute,
+                       .reduce = run.compute,
+                       .device = device,
+                       .overlap = run.overlap},
+                      [&](const std::string& name, int64_t first, std::span<float> out) {
+                        nn::initial_values(config, 3, name, first, out);
+                      });
+  model->set_unit_runner([&](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {
+    return engine.run_unit(unit, x, forward);
+  });
+  const auto optimizer = optim::build({.lr = 1e-2}, engine.optimizer_params());
+  for (int64_t step = 0; step < 4; ++step) {
+    for (int64_t pass = 0; pass < run.accumulation; ++pass) {
+      const bool last = pass + 1 == run.accumulation;
+      if (step == 2 && rank == 1) {
+        engine.shadow_micro_batch(last);
+        continue;
+      }
+      const int64_t seed = (step * run.accumulation + pass) * ranks + rank;
+      const at::Tensor tokens = (at::arange(4 * 65, at::kLong) * 7919 + seed * 31)
+                                    .remainder(config.vocab_size)
+                                    .view({4, 65})
+                                    .to(device);
+      engine.begin_forward();
+      engine.backward(model->loss(tokens.narrow(1, 0, 64).contiguous(), tokens.narrow(1, 1, 64).contiguous()),
+                      0.25, last);
+    }
+    engine.step(*optimizer, 1e-2, optim::clip_factor(engine.grad_norm(), 0.5));
+  }
+  return weights_digest(engine);
+}
+
+TEST(GpuRanks, EveryPolicyAndTransportGivesTheSameBits) {
+  if (test::count_gpus() < 2) GTEST_SKIP() << "two GPUs are needed";
+  std::vector<Setting> runs;
+  for (const auto compute : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t accumulation : {1, 2}) {
+      for (const char* policy : {"ddp", "zero1", "zero2", "fsdp"}) {
+        for (const bool overlap : {true, false}) {
+          for (const bool peer_memory : {true, false}) {
+            runs.push_back({policy, compute, accumulation, overlap, peer_memory});
+          }
+        }
+      }
+    }
+  }
+  std::vector<int64_t> ports;
+  for (size_t i = 0; i < runs.size(); ++i) ports.push_back(test::free_port());
+  const auto body = [&](int64_t rank) {
+    test::Expectations expect;
+    std::map<std::pair<at::ScalarType, int64_t>, std::string> wanted;
+    for (size_t i = 0; i < runs.size(); ++i) {
+      const auto world = test::join_gpus(rank, 2, ports[i], 60.0, {.share = runs[i].peer_memory});
+      const std::string digest = train(runs[i], world);
+      const auto [first, is_new] = wanted.try_emplace({runs[i].compute, runs[i].accumulation}, digest);
+      expect.is_true(first->second == digest, describe(runs[i]));
+    }
+    return expect.code();
+  };
+  EXPECT_EQ(test::fork_ranks(2, body, 240.0), (std::vector<int>{0, 0}));
+}
+
+}  // namespace
+}  // namespace trireme::parallel
