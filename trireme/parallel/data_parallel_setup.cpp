@@ -1,0 +1,152 @@
+// How an engine is put together: groups, pools, units, and who tells it what is used.
+#include <ATen/ATen.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "trireme/base/error.h"
+#include "trireme/parallel/data_parallel.h"
+#include "trireme/parallel/grad_hooks.h"
+
+namespace trireme::parallel {
+namespace {
+
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+/// The parameters of `unit` by name, each taken out of `left`.
+NamedTensors take_params(const plan::UnitSpec& unit, std::map<std::string, at::Tensor>& left) {
+  NamedTensors params;
+  for (const plan::ParamSpec& spec : unit.params) {
+    const auto found = left.find(spec.name);
+    TRIREME_CHECK(found != left.end(),
+                  "[parallel.data_parallel] unit {} names parameter {}, which the module does not "
+                  "have or another unit took",
+                  unit.name, spec.name);
+    TRIREME_CHECK(found->second.sizes() == at::IntArrayRef(spec.shape),
+                  "[parallel.data_parallel] parameter {} has "
+                  "shape {}, expected {}",
+                  spec.name, fmt::join(found->second.sizes(), "x"), fmt::join(spec.shape, "x"));
+    params.emplace_back(spec.name, found->second);
+    left.erase(found);
+  }
+  return params;
+}
+
+}  // namespace
+
+DataParallel::DataParallel(torch::nn::Module& module, const std::vector<plan::UnitSpec>& units,
+                           const comm::Mesh& mesh, const Options& options, const Initializer& initializer,
+                           UseFrom use_from)
+    : options_(options),
+      mesh_(mesh),
+      use_from_(use_from),
+      groups_(make_groups()),
+      beside_(options.overlap && !options.device.is_cpu()),
+      shared_{Lane(options.device, beside_), Lane(options.device, beside_),
+              StoragePool(options.device.is_cpu()), symmetric_pool(units)} {
+  TRIREME_CHECK(!units.empty(), "[parallel.data_parallel] there are no units");
+  TRIREME_CHECK(use_from != UseFrom::kBuckets || !options.policy.shard_parameters,
+                "[parallel.data_parallel] {} frees parameters by unit, so units cannot be buckets",
+                options.policy.label());
+  check_hook();
+  make_units(module, units, initializer);
+  watch_gradients();
+  if (use_from_ == UseFrom::kOperators) watch_use();
+  for (size_t unit = units_.size(); unit-- > 1;) reduce_order_.push_back(unit);
+  reduce_order_.push_back(0);
+}
+
+DataParallel::~DataParallel() = default;
+
+void DataParallel::check_hook() const {
+  const bool local = options_.hook.hook == Hook::kLocalSgd;
+  if (options_.hook.hook == Hook::kNone ||
+      (!options_.policy.hybrid && !(local && options_.policy.shard_optimizer)))
+    return;
+  throw ConfigError("[parallel.data_parallel] {} does not go with {}: {}",
+                    local ? "local SGD" : "a communication hook", options_.policy.label(),
+                    local
+                        ? "ranks that train alone need everything themselves; use ddp"
+                        : "hooks reduce over all data-parallel ranks at once; use a policy without replicas");
+}
+
+/// Where gradients travel as they are, GPUs of one host sum them where they lie. Ranks must agree on the
+/// piece of memory that a unit gets: pieces that units take turns with are all as large as the largest block,
+/// so that they come round in one order. Operators may complete units in any order, and buckets are not
+/// freed.
+std::optional<StoragePool> DataParallel::symmetric_pool(const std::vector<plan::UnitSpec>& units) const {
+  const bool as_they_are = options_.compute == options_.reduce && options_.hook.hook == Hook::kNone &&
+                           options_.reduction == Reduction::kOrdered;
+  const bool take_turns = options_.policy.shard_gradients;
+  if (options_.device.is_cpu() || groups_.shard->size() == 1 || !as_they_are ||
+      (take_turns && use_from_ != UseFrom::kRunUnit))
+    return {};
+  size_t largest = 0;
+  for (size_t unit = 1; take_turns && unit < units.size(); ++unit) {
+    const int64_t ranks = groups_.shard->size() * groups_.replicate->size();
+    const int64_t numel = plan::FlatLayout(units[unit].params, ranks).numel();
+    largest = std::max(largest, static_cast<size_t>(numel) * c10::elementSize(options_.compute));
+  }
+  return StoragePool(true, [group = groups_.shard, largest](size_t& bytes) {
+    bytes = std::max(bytes, largest);
+    at::Tensor memory = group->symmetric_empty(static_cast<int64_t>(bytes), at::kByte);
+    void* const data = memory.mutable_data_ptr();
+    const c10::Device device = memory.device();
+    return c10::DataPtr(
+        data, new at::Tensor(std::move(memory)), [](void* kept) { delete static_cast<at::Tensor*>(kept); },
+        device);
+  });
+}
+
+UnitGroups DataParallel::make_groups() const {
+  const comm::Mesh& mesh = mesh_;
+  const int64_t rank = mesh.world->rank();
+  UnitGroups groups;
+  groups.shard = options_.policy.hybrid ? mesh.shard : mesh.dp;
+  groups.replicate = options_.policy.hybrid ? mesh.replicate : mesh.world->make_group("self", {rank});
+  const int64_t together = options_.policy.reshard_after_forward;
+  if (!options_.policy.shard_parameters || together <= 1 || together >= groups.shard->size()) return groups;
+  const int64_t first = groups.shard->rank() / together * together;
+  std::vector<int64_t> neighbours;
+  for (int64_t i = first; i < first + together; ++i) {
+    neighbours.push_back(groups.shard->ranks()[static_cast<size_t>(i)]);
+  }
+  groups.after_forward = mesh.world->make_group("after_forward", neighbours);
+  return groups;
+}
+
+void DataParallel::make_units(torch::nn::Module& module, const std::vector<plan::UnitSpec>& specs,
+                              const Initializer& initializer) {
+  std::map<std::string, at::Tensor> left;
+  for (const auto& entry : module.named_parameters()) left.emplace(entry.key(), entry.value());
+  for (const plan::UnitSpec& spec : specs) {
+    index_.emplace(spec.name, units_.size());
+    units_.push_back(std::make_unique<FlatUnit>(spec.name, take_params(spec, left), options_, groups_,
+                                                shared_, initializer));
+  }
+  TRIREME_CHECK(left.empty(), "[parallel.data_parallel] {} parameters belong to no unit, the first is {}",
+                left.size(), left.begin()->first);
+}
+
+void DataParallel::watch_gradients() {
+  incomplete_.resize(units_.size());
+  used_.resize(units_.size());
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    const auto& params = units_[unit]->params();
+    used_[unit].resize(params.size());
+    for (size_t i = 0; i < params.size(); ++i) {
+      if (!params[i].second.requires_grad()) continue;
+      accumulators_.push_back(
+          call_when_complete(params[i].second, [this, unit, i] { gradient_complete(unit, i); }));
+    }
+  }
+}
+
+void DataParallel::watch_use() {
+  touch_ = std::make_unique<TouchWatch>([this](const std::vector<size_t>& units) { touched(units); });
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    for (const auto& [name, leaf] : units_[unit]->params()) touch_->mark(leaf, unit);
+  }
+}
+
+}  // namespace trireme::parallel
