@@ -26,7 +26,8 @@ size_t DataParallel::index_of(const std::string& unit) const {
   return found->second;
 }
 
-/// Everything that may communicate goes through here, so that a rank without data can do the same.
+/// Everything that may communicate, and what takes and gives back memory that ranks share, goes through here,
+/// so that a rank without data can do the same in the same order.
 void DataParallel::act(Action action, size_t unit) {
   if (records()) tape_.push_back({action, unit});
   switch (action) {
@@ -38,12 +39,21 @@ void DataParallel::act(Action action, size_t unit) {
       return units_[unit]->release_after_forward();
     case Action::kRelease:
       return units_[unit]->release_parameters();
+    case Action::kPrepareGradients:
+      return units_[unit]->prepare_gradients();
     case Action::kReduce: {
       const kernels::Range range("reduce " + units_[unit]->name());
-      ++reductions_;
+      if (reduces()) ++reductions_;
       return units_[unit]->start_reduce(last_micro_batch_);
     }
+    case Action::kFinishReduce:
+      return units_[unit]->finish_reduce();
   }
+}
+
+/// Whether the gradients of this micro-batch travel, or wait for those of the next.
+bool DataParallel::reduces() const {
+  return last_micro_batch_ || options_.reduce_when == ReduceWhen::kEveryMicroBatch;
 }
 
 /// Passes without gradients leave no trace.
@@ -105,7 +115,7 @@ at::Tensor DataParallel::run_unit(const std::string& name, const at::Tensor& x,
     call_before_backward(output, [this, unit] {
       begin_backward_range(unit);
       enter_backward(unit);
-      units_[unit]->prepare_gradients();
+      act(Action::kPrepareGradients, unit);
     });
   }
   leave_forward(unit);
@@ -161,14 +171,17 @@ void DataParallel::launch_ready() {
 
 void DataParallel::launch(size_t unit) {
   if (!units_[unit]->trainable()) return;
-  const bool reduces = last_micro_batch_ || options_.reduce_when == ReduceWhen::kEveryMicroBatch;
-  if (!reduces) return units_[unit]->start_reduce(false);
-  units_[unit]->prepare_gradients();  // what took no part has gradients of zero
+  if (reduces()) act(Action::kPrepareGradients, unit);  // what took no part has gradients of zero
   act(Action::kReduce, unit);
   if (use_from_ == UseFrom::kOperators && !is_root(unit)) act(Action::kRelease, unit);
   in_flight_.push_back(unit);
-  while (in_flight_.size() > (beside_ ? kReductionsInFlight : 0)) {
-    units_[in_flight_.front()]->finish_reduce();
+  finish_reductions(beside_ ? kReductionsInFlight : 0);
+}
+
+/// All but the last `left`.
+void DataParallel::finish_reductions(size_t left) {
+  while (in_flight_.size() > left) {
+    act(Action::kFinishReduce, in_flight_.front());
     in_flight_.pop_front();
   }
 }
@@ -187,9 +200,9 @@ void DataParallel::backward(const at::Tensor& loss, double scale, bool last_micr
   }
   // Kernels of our modules add into gradients that are there; those of a block are made when it is reached.
   if (use_from_ == UseFrom::kBuckets) {
-    for (const auto& unit : units_) unit->prepare_gradients();
+    for (size_t unit = 0; unit < units_.size(); ++unit) act(Action::kPrepareGradients, unit);
   } else if (use_from_ == UseFrom::kRunUnit) {
-    units_.front()->prepare_gradients();
+    act(Action::kPrepareGradients, 0);
   }
   struct Inside {
     explicit Inside(bool& flag) : flag_(flag) { flag_ = true; }
@@ -205,8 +218,7 @@ void DataParallel::finish_backward() {
   end_backward_range();
   if (last_micro_batch_) check_all_used();
   while (launched_ < reduce_order_.size()) launch(reduce_order_[launched_++]);
-  for (const size_t unit : in_flight_) units_[unit]->finish_reduce();
-  in_flight_.clear();
+  finish_reductions(0);
   for (size_t unit = 1; unit < units_.size(); ++unit) act(Action::kRelease, unit);
   if (last_micro_batch_) std::swap(tape_, last_tape_);
   tape_.clear();
@@ -255,17 +267,8 @@ void DataParallel::shadow_micro_batch(bool last_micro_batch) {
       "every rank at least one batch",
       mesh_.world->rank());
   last_micro_batch_ = last_micro_batch;
-  const bool reduces = last_micro_batch || options_.reduce_when == ReduceWhen::kEveryMicroBatch;
   const at::NoGradGuard no_grad;
-  for (const auto& [action, unit] : last_tape_) {
-    if (action != Action::kReduce) {
-      act(action, unit);
-    } else if (reduces) {
-      units_[unit]->prepare_gradients();
-      act(action, unit);
-      units_[unit]->finish_reduce();
-    }
-  }
+  for (const auto& [action, unit] : last_tape_) act(action, unit);
 }
 
 bool DataParallel::any_rank(bool mine) const {

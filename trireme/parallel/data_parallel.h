@@ -114,7 +114,7 @@ class DataParallel {
   LaneTimes take_times();
 
  private:
-  enum class Action { kGather, kReleaseAfterForward, kRelease, kReduce };
+  enum class Action { kGather, kReleaseAfterForward, kRelease, kPrepareGradients, kReduce, kFinishReduce };
   struct Taped {
     Action action;
     size_t unit;
@@ -133,6 +133,7 @@ class DataParallel {
 
   void act(Action action, size_t unit);
   bool records() const;
+  bool reduces() const;
   void enter_forward(size_t unit);
   void leave_forward(size_t unit);
   void enter_backward(size_t unit);
@@ -142,6 +143,7 @@ class DataParallel {
   void gradient_complete(size_t unit, size_t param);
   void launch_ready();
   void launch(size_t unit);
+  void finish_reductions(size_t left);
   void finish_backward();
   void check_all_used() const;
   void agree_on_order();
@@ -171,7 +173,7 @@ class DataParallel {
   std::deque<size_t> in_flight_;
   std::vector<std::vector<bool>> used_;  ///< by unit and parameter, in this step
 
-  std::vector<Taped> tape_, last_tape_;  ///< collectives of this micro-batch and of the last one of a step
+  std::vector<Taped> tape_, last_tape_;  ///< of this micro-batch, and of the last one of a step
   bool in_backward_range_ = false;       ///< NVTX: a unit is being differentiated
   int64_t reductions_ = 0;
   int64_t steps_ = 0;

@@ -1,5 +1,6 @@
 #include "trireme/train/profile.h"
 
+#include <kineto/ActivityType.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include <algorithm>
@@ -74,7 +75,9 @@ KernelProfile summed_up(const std::vector<profiler::KinetoEvent>& events, int64_
   std::map<std::string, KernelGroup> groups;
   std::vector<Interval> busy;
   for (const profiler::KinetoEvent& event : events) {
-    if (event.deviceType() != c10::DeviceType::CUDA || event.durationNs() == 0) continue;
+    const auto kind = static_cast<libkineto::ActivityType>(event.activityType());
+    const bool is_range = kind == libkineto::ActivityType::GPU_USER_ANNOTATION;
+    if (event.deviceType() != c10::DeviceType::CUDA || is_range || event.durationNs() == 0) continue;
     KernelGroup& group = groups[kernel_group(event.name())];
     group.ms += static_cast<double>(event.durationNs()) * 1e-6;
     ++group.calls;
