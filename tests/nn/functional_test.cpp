@@ -1,6 +1,7 @@
 // Our autograd functions against ATen's differentiable operations, values and gradients, and the rules about
 // where gradients of parameters go.
 #include "trireme/nn/functional.h"
+#include "trireme/nn/recomputed.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -59,6 +60,19 @@ TEST_F(Functional, LinearMatchesAtenInBothLayouts) {
   expect_same(
       {x, in_out, bias}, [&] { return nn::linear(x, in_out, bias, WeightLayout::kInOut); },
       [&] { return at::matmul(x, in_out) + bias; });
+}
+
+TEST_F(Functional, AResidualIsAddedToTheProduct) {
+  const at::Tensor x = leaf({3, 5, 7}), weight = leaf({4, 7}), bias = leaf({4}), residual = leaf({3, 5, 4});
+  expect_same(
+      {x, weight, bias, residual},
+      [&] { return nn::linear(x, weight, bias, WeightLayout::kOutIn, residual); },
+      [&] { return residual + at::linear(x, weight, bias); });
+  const at::Tensor wide = leaf({3, 5, 14}), narrow = leaf({4, 7}), other = leaf({3, 5, 4});
+  expect_same(
+      {wide, narrow, other},
+      [&] { return activated_linear(wide, Activation::kSwiglu, narrow, {}, WeightLayout::kOutIn, other); },
+      [&] { return other + at::linear(swiglu(wide), narrow); });
 }
 
 TEST_F(Functional, LinearGroupEqualsSeparateLinears) {

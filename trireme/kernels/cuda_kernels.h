@@ -77,6 +77,11 @@ int cross_entropy(float* loss, void* logits, const int64_t* targets, int64_t row
 /// y (count) = factor * x, or with `adds` y += factor * x; factor is an fp32 scalar on the GPU. y may be x.
 int scale(void* y, const void* x, const float* factor, bool adds, int64_t count, Dtype dtype, void* stream);
 
+// Comparing bits (checksum.cu).
+
+/// sum += a hash of `bytes` (even) at `data`, 0 for zeros. Integers are added, so the order does not matter.
+int add_checksum(uint64_t* sum, const void* data, int64_t bytes, void* stream);
+
 // Embedding (embedding.cu).
 
 /// dweight[t] += the sum in fp32, in rising order of i, of dy[order[i]] over the i where sorted[i] = t.

@@ -1,5 +1,6 @@
 // Stands in for the CUDA kernels in a build without CUDA.
 #include "trireme/base/error.h"
+#include "trireme/kernels/cublas_matmul.h"
 #include "trireme/kernels/cuda_kernels.h"
 
 namespace trireme::kernels::cuda {
@@ -75,5 +76,10 @@ int sgd(float*, float*, const void*, Dtype, void*, Dtype, int64_t, const SgdStep
 int sum_of_squares(double*, double*, const void*, Dtype, int64_t, void*) {
   absent("sum_of_squares");
 }
+
+void matmul(const MatmulCall&) {
+  absent("matmul");
+}
+void set_matmul_tuning(bool) {}
 
 }  // namespace trireme::kernels::cuda

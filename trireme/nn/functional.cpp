@@ -14,15 +14,17 @@ using torch::autograd::variable_list;
 class LinearFunction : public Function<LinearFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, at::TensorList weights,
-                            const std::optional<at::Tensor>& bias_in, bool in_out) {
+                            const std::optional<at::Tensor>& bias_in, bool in_out,
+                            const std::optional<at::Tensor>& residual) {
     const at::Tensor bias = bias_in.value_or(at::Tensor());
     const at::Tensor rows = x.reshape({-1, x.size(-1)});
-    at::Tensor y = apply_linear({weights, bias, in_out}, rows);
+    at::Tensor y = apply_linear({weights, bias, in_out}, rows, residual.value_or(at::Tensor()));
     variable_list saved = weights.vec();
     saved.push_back(bias);
     saved.push_back(rows);
     context->save_for_backward(std::move(saved));
     context->saved_data["in_out"] = in_out;
+    context->saved_data["adds"] = residual.has_value();
     std::vector<int64_t> shape = x.sizes().vec();
     shape.back() = y.size(-1);
     return y.view(shape);
@@ -45,6 +47,7 @@ class LinearFunction : public Function<LinearFunction> {
     const variable_list reported = add_parameter_gradients(params, rows, dy);
     result.insert(result.end(), reported.begin(), reported.end());
     result.emplace_back();  // in_out
+    result.push_back(context->saved_data["adds"].toBool() ? grads[0] : at::Tensor());
     return result;
   }
 };
@@ -138,13 +141,15 @@ class EmbeddingFunction : public Function<EmbeddingFunction> {
 
 }  // namespace
 
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                  WeightLayout layout) {
-  return LinearFunction::apply(x, at::TensorList(weight), optional(bias), layout == WeightLayout::kInOut);
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, WeightLayout layout,
+                  const at::Tensor& residual) {
+  return LinearFunction::apply(x, at::TensorList(weight), optional(bias), layout == WeightLayout::kInOut,
+                               optional(residual));
 }
 
 at::Tensor linear_group(const at::Tensor& x, at::TensorList weights) {
-  return LinearFunction::apply(x, weights, std::optional<at::Tensor>(), false);
+  const std::optional<at::Tensor> absent;
+  return LinearFunction::apply(x, weights, absent, false, absent);
 }
 
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& delta,

@@ -13,9 +13,9 @@ namespace trireme::nn {
 /// Which way a weight matrix lies: (out, in) as in torch.nn.Linear, or (in, out) as in GPT-2's Conv1D.
 enum class WeightLayout { kOutIn, kInOut };
 
-/// x (..., in) -> (..., out). `bias` may be undefined.
+/// x (..., in) -> (..., out), plus `residual` (..., out). `bias` and `residual` may be undefined.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                  WeightLayout layout = WeightLayout::kOutIn);
+                  WeightLayout layout = WeightLayout::kOutIn, const at::Tensor& residual = {});
 
 /// Several (out_i, in) weights on one input: (..., sum of out_i). Weights that lie next to each other in
 /// memory, as the parameters of a flat unit do, are used as one matrix without a copy.

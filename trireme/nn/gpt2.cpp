@@ -21,12 +21,16 @@ Gpt2Block::Gpt2Block(const plan::ModelConfig& config)
   down_ = mlp->register_module("c_proj", conv(config.d_ff, width));
 }
 
+bool Gpt2Block::drops() const {
+  return dropout_ > 0.0 && is_training();
+}
+
 at::Tensor Gpt2Block::dropped(const at::Tensor& x) const {
-  return dropout_ > 0.0 && is_training() ? at::dropout(x, dropout_, true) : x;
+  return drops() ? at::dropout(x, dropout_, true) : x;
 }
 
 at::Tensor Gpt2Block::forward(const at::Tensor& x, bool recompute_cheap) {
-  const double attention_dropout = is_training() ? dropout_ : 0.0;
+  const double attention_dropout = drops() ? dropout_ : 0.0;
   constexpr WeightLayout kInOut = WeightLayout::kInOut;
   if (recompute_cheap) {
     const auto [residual, qkv] =
@@ -34,13 +38,16 @@ at::Tensor Gpt2Block::forward(const at::Tensor& x, bool recompute_cheap) {
     const at::Tensor attended = causal_attention(qkv, {heads_, heads_, head_dim_}, {}, attention_dropout);
     const auto [h, inner] = add_norm_linear(residual, dropped(attention_out_->forward(attended)),
                                             ln_2_->norm(), up_->weight, up_->bias, kInOut);
-    return h + dropped(activated_linear(inner, Activation::kGelu, down_->weight, down_->bias, kInOut));
+    const at::Tensor delta = activated_linear(inner, Activation::kGelu, down_->weight, down_->bias, kInOut,
+                                              drops() ? at::Tensor() : h);
+    return drops() ? h + dropped(delta) : delta;
   }
   const auto [residual, normed] = ln_1_->add_forward(x, {});
   const at::Tensor attended =
       causal_attention(attention_in_->forward(normed), {heads_, heads_, head_dim_}, {}, attention_dropout);
   const auto [h, h_normed] = ln_2_->add_forward(residual, dropped(attention_out_->forward(attended)));
-  return h + dropped(down_->forward(nn::gelu(up_->forward(h_normed))));
+  const at::Tensor inner = nn::gelu(up_->forward(h_normed));
+  return drops() ? h + dropped(down_->forward(inner)) : down_->forward(inner, h);
 }
 
 Gpt2::Gpt2(const plan::ModelConfig& config) : dropout_(config.dropout) {

@@ -16,6 +16,7 @@ class Gpt2Block : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x, bool recompute_cheap = false);
 
  private:
+  bool drops() const;
   at::Tensor dropped(const at::Tensor& x) const;
 
   int64_t heads_, head_dim_;

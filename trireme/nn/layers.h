@@ -10,9 +10,10 @@ namespace trireme::nn {
 class Linear : public torch::nn::Module {
  public:
   Linear(int64_t in, int64_t out, bool with_bias, WeightLayout layout = WeightLayout::kOutIn);
-  at::Tensor forward(const at::Tensor& x) const {
-    return linear(x, weight, bias, layout_);
-  }  // (..., in) -> (..., out)
+  /// (..., in) -> (..., out), plus `residual`, which may be undefined
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& residual = {}) const {
+    return linear(x, weight, bias, layout_, residual);
+  }
 
   at::Tensor weight;
   at::Tensor bias;  ///< undefined without one

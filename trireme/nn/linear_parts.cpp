@@ -1,5 +1,6 @@
 #include "trireme/nn/linear_parts.h"
 
+#include "trireme/kernels/matmul.h"
 #include "trireme/kernels/tensor_ops.h"
 #include "trireme/nn/autograd.h"
 
@@ -40,13 +41,13 @@ variable_list accumulate_weight_grad(at::TensorList weights, const at::Tensor& l
   if (grads.size() == weights.size()) {
     at::Tensor whole = grads.size() == 1 ? grads.front() : as_one_matrix(grads);
     if (whole.defined()) {
-      whole.addmm_(left, right);
+      kernels::matmul(whole, left, right, {}, whole);
       return variable_list(weights.size());
     }
   }
   std::vector<int64_t> rows;
   for (const at::Tensor& weight : weights) rows.push_back(weight.size(0));
-  variable_list reported = at::split_with_sizes(at::mm(left, right), rows);
+  variable_list reported = at::split_with_sizes(kernels::product(left, right), rows);
   for (size_t i = 0; i < weights.size(); ++i) {
     if (!weights[i].grad().defined()) continue;
     weights[i].grad().add_(reported[i]);
@@ -57,15 +58,17 @@ variable_list accumulate_weight_grad(at::TensorList weights, const at::Tensor& l
 
 }  // namespace
 
-at::Tensor apply_linear(const LinearParams& params, const at::Tensor& rows) {
+at::Tensor apply_linear(const LinearParams& params, const at::Tensor& rows, const at::Tensor& residual) {
   const at::Tensor weight = joined(params.weights);
   const at::Tensor right = params.in_out ? weight : weight.t();
-  return params.bias.defined() ? at::addmm(params.bias, rows, right) : at::mm(rows, right);
+  const at::Tensor addend =
+      residual.defined() ? residual.reshape({rows.size(0), right.size(1)}).contiguous() : at::Tensor();
+  return kernels::product(rows, right, params.bias, addend);
 }
 
 at::Tensor input_gradient(const LinearParams& params, const at::Tensor& dy) {
   const at::Tensor weight = joined(params.weights);
-  return at::mm(dy, params.in_out ? weight.t() : weight);
+  return kernels::product(dy, params.in_out ? weight.t() : weight);
 }
 
 variable_list add_parameter_gradients(const LinearParams& params, const at::Tensor& rows,

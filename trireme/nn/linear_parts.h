@@ -12,8 +12,8 @@ struct LinearParams {
   bool in_out;
 };
 
-/// rows (n, in) -> (n, sum of out_i)
-at::Tensor apply_linear(const LinearParams& params, const at::Tensor& rows);
+/// rows (n, in) -> (n, sum of out_i), plus `residual` of any shape with as many elements, unless undefined
+at::Tensor apply_linear(const LinearParams& params, const at::Tensor& rows, const at::Tensor& residual = {});
 /// dy (n, out) -> (n, in)
 at::Tensor input_gradient(const LinearParams& params, const at::Tensor& dy);
 /// Adds the gradients of weights and bias to the tensors that they have; returns what to report for each

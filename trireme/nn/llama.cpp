@@ -26,7 +26,7 @@ at::Tensor LlamaBlock::forward(const at::Tensor& x, const RopeTable& rope, bool 
   const at::Tensor qkv = linear_group(normed, {query_->weight, key_->weight, value_->weight});
   const at::Tensor attended = output_->forward(causal_attention(qkv, shape_, rope));
   const auto [h, h_normed] = mlp_norm_->add_forward(residual, attended);
-  return h + down_->forward(swiglu(linear_group(h_normed, {gate_->weight, up_->weight})));
+  return down_->forward(swiglu(linear_group(h_normed, {gate_->weight, up_->weight})), h);
 }
 
 at::Tensor LlamaBlock::forward_keeping_less(const at::Tensor& x, const RopeTable& rope) {
@@ -35,7 +35,7 @@ at::Tensor LlamaBlock::forward_keeping_less(const at::Tensor& x, const RopeTable
   const at::Tensor attended = output_->forward(causal_attention(qkv, shape_, rope));
   const auto [h, gate_up] =
       add_norm_linear(residual, attended, mlp_norm_->norm(), {gate_->weight, up_->weight}, {});
-  return h + activated_linear(gate_up, Activation::kSwiglu, down_->weight, {});
+  return activated_linear(gate_up, Activation::kSwiglu, down_->weight, {}, WeightLayout::kOutIn, h);
 }
 
 Llama::Llama(const plan::ModelConfig& config)

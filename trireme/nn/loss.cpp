@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "trireme/kernels/matmul.h"
 #include "trireme/kernels/tensor_ops.h"
 #include "trireme/nn/autograd.h"
 
@@ -69,13 +70,13 @@ class LinearCrossEntropyFunction : public Function<LinearCrossEntropyFunction> {
       at::Tensor scores = buffer.narrow(0, 0, part);
       at::Tensor logits = scores.narrow(1, 0, classes);
       at::Tensor part_loss = loss.narrow(0, first, part);
-      at::mm_out(scores, in, head.t());
+      kernels::matmul(scores, in, head.t());
       kernels::cross_entropy(part_loss, logits, wanted.narrow(0, first, part),
                              gradient_scale / static_cast<double>(count), want_gradient);
       if (!want_gradient) continue;
       at::Tensor d_in = d_rows.narrow(0, first, part);
-      at::mm_out(d_in, scores, head);
-      first == 0 ? at::mm_out(d_head, scores.t(), in) : d_head.addmm_(scores.t(), in);
+      kernels::matmul(d_in, scores, head);
+      kernels::matmul(d_head, scores.t(), in, {}, first == 0 ? at::Tensor() : d_head);
     }
     context->save_for_backward({weight, d_rows, want_gradient ? d_head.narrow(0, 0, classes) : d_head});
     context->saved_data["shape"] = x.sizes().vec();

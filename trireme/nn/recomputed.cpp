@@ -108,12 +108,16 @@ at::Tensor activate(const at::Tensor& x, bool gated) {
 class ActivatedLinearFunction : public Function<ActivatedLinearFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x_in, bool gated,
-                            const at::Tensor& weight, const std::optional<at::Tensor>& bias_in, bool in_out) {
+                            const at::Tensor& weight, const std::optional<at::Tensor>& bias_in, bool in_out,
+                            const std::optional<at::Tensor>& residual) {
     const at::Tensor x = x_in.contiguous(), bias = bias_in.value_or(at::Tensor());
     context->save_for_backward({x, weight, bias});
     context->saved_data["gated"] = gated;
     context->saved_data["in_out"] = in_out;
-    return shaped(apply_linear({at::TensorList(weight), bias, in_out}, as_rows(activate(x, gated))), x);
+    context->saved_data["adds"] = residual.has_value();
+    return shaped(apply_linear({at::TensorList(weight), bias, in_out}, as_rows(activate(x, gated)),
+                               residual.value_or(at::Tensor())),
+                  x);
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
@@ -126,7 +130,8 @@ class ActivatedLinearFunction : public Function<ActivatedLinearFunction> {
     const at::Tensor dy = input_gradient(params, d_out);
     at::Tensor dx = at::empty_like(x);
     gated ? kernels::swiglu_backward(dx, dy, x) : kernels::gelu_backward(dx, dy, x);
-    return {dx, at::Tensor(), reported[0], reported[1], at::Tensor()};
+    const at::Tensor d_residual = context->saved_data["adds"].toBool() ? grads[0] : at::Tensor();
+    return {dx, at::Tensor(), reported[0], reported[1], at::Tensor(), d_residual};
   }
 };
 
@@ -142,9 +147,9 @@ std::pair<at::Tensor, at::Tensor> add_norm_linear(const at::Tensor& x, const at:
 }
 
 at::Tensor activated_linear(const at::Tensor& x, Activation activation, const at::Tensor& weight,
-                            const at::Tensor& bias, WeightLayout layout) {
+                            const at::Tensor& bias, WeightLayout layout, const at::Tensor& residual) {
   return ActivatedLinearFunction::apply(x, activation == Activation::kSwiglu, weight, optional(bias),
-                                        layout == WeightLayout::kInOut);
+                                        layout == WeightLayout::kInOut, optional(residual));
 }
 
 }  // namespace trireme::nn

@@ -22,8 +22,9 @@ std::pair<at::Tensor, at::Tensor> add_norm_linear(const at::Tensor& x, const at:
                                                   WeightLayout layout = WeightLayout::kOutIn);
 
 enum class Activation { kSwiglu, kGelu };
-/// linear(activation(x))
+/// linear(activation(x)), plus `residual`, which may be undefined
 at::Tensor activated_linear(const at::Tensor& x, Activation activation, const at::Tensor& weight,
-                            const at::Tensor& bias, WeightLayout layout = WeightLayout::kOutIn);
+                            const at::Tensor& bias, WeightLayout layout = WeightLayout::kOutIn,
+                            const at::Tensor& residual = {});
 
 }  // namespace trireme::nn

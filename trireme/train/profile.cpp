@@ -22,7 +22,7 @@ using torch::profiler::impl::ProfilerConfig;
 using torch::profiler::impl::ProfilerState;
 
 /// What names of kernels contain, in the order in which it is looked for.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 32> kMarks = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 33> kMarks = {{
     {"vectorized_gather", "embedding"},
     {"nccl", "communication"},
     {"sum_kernel<", "communication"},
@@ -31,6 +31,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 32> kMarks =
     {"end_kernel", "communication"},
     {"sum_packs", "communication"},
     {"PtoP", "communication"},
+    {"cudnn", "attention"},
     {"sdpa", "attention"},
     {"fmha", "attention"},
     {"flash", "attention"},

@@ -1,0 +1,291 @@
+#include "trireme/kernels/cublas_matmul.h"
+
+#include <ATen/cuda/CUDAContextLight.h>
+#include <ATen/cuda/CUDAEvent.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <compare>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "trireme/base/error.h"
+
+namespace trireme::kernels::cuda {
+namespace {
+
+constexpr uint64_t kWorkspaceBytes = 32 << 20;
+constexpr int kProposals = 12;
+constexpr int64_t kElementBytes = 2;
+/// Fewer elements might not show that two algorithms add in different orders, and take little time anyway.
+constexpr int64_t kSmallestTuned = 1 << 17;
+constexpr int kTimedRounds = 4, kRunsPerRound = 2;
+/// After one round only those this close to the best stay.
+constexpr float kInTheRunning = 1.15f;
+/// Times this close are the same: clocks vary.
+constexpr float kClearlyFaster = 0.985f;
+
+std::atomic<bool> tuning = true;
+
+void check(cublasStatus_t status, const char* what) {
+  TRIREME_CHECK(status == CUBLAS_STATUS_SUCCESS, "[kernels.matmul] {}: {}", what,
+                cublasLtGetStatusString(status));
+}
+
+/// Addresses share the largest power of two that divides them, up to what the library asks about.
+uint32_t alignment(const void* address) {
+  constexpr uintptr_t kMost = 256;
+  const auto bits = reinterpret_cast<uintptr_t>(address) | kMost;
+  return static_cast<uint32_t>(bits & (~bits + 1));
+}
+
+enum class Addend { kNone, kInPlace, kOther };
+
+/// Calls with the same key run the same algorithm.
+struct Key {
+  int device;
+  Dtype dtype;
+  int64_t m, n, k, a_stride, b_stride;
+  bool a_transposed, b_transposed, has_bias;
+  Addend addend;
+  std::array<uint32_t, 5> alignments;
+  auto operator<=>(const Key&) const = default;
+};
+
+Key key_of(const MatmulCall& call, int device) {
+  return {.device = device,
+          .dtype = call.dtype,
+          .m = call.m,
+          .n = call.n,
+          .k = call.k,
+          .a_stride = call.a.stride,
+          .b_stride = call.b.stride,
+          .a_transposed = call.a.transposed,
+          .b_transposed = call.b.transposed,
+          .has_bias = call.bias != nullptr,
+          .addend = call.addend == nullptr    ? Addend::kNone
+                    : call.addend == call.out ? Addend::kInPlace
+                                              : Addend::kOther,
+          .alignments = {alignment(call.a.data), alignment(call.b.data), alignment(call.bias),
+                         alignment(call.addend), alignment(call.out)}};
+}
+
+struct Algorithm {
+  cublasLtMatmulAlgo_t algo;
+  size_t workspace;
+};
+
+/// What cuBLASLt wants to know. Its matrices have columns without gaps, so it is told out' = b' @ a'.
+struct Problem {
+  cublasLtMatmulDescOpaque_t operation;
+  cublasLtMatrixLayoutOpaque_t b, a, out;
+};
+
+template <typename Value>
+void set(Problem& problem, cublasLtMatmulDescAttributes_t attribute, const Value& value) {
+  check(cublasLtMatmulDescSetAttribute(&problem.operation, attribute, &value, sizeof(value)), "an attribute");
+}
+
+void describe(cublasLtMatrixLayoutOpaque_t& layout, cudaDataType type, int64_t rows, int64_t columns,
+              const Matrix& matrix) {
+  const auto inner = static_cast<uint64_t>(matrix.transposed ? rows : columns);
+  const auto outer = static_cast<uint64_t>(matrix.transposed ? columns : rows);
+  check(cublasLtMatrixLayoutInit(&layout, type, inner, outer, matrix.stride), "a layout");
+}
+
+Problem problem_of(const MatmulCall& call) {
+  const cudaDataType type = call.dtype == Dtype::kBFloat16 ? CUDA_R_16BF : CUDA_R_16F;
+  const auto operation = [](const Matrix& matrix) { return matrix.transposed ? CUBLAS_OP_T : CUBLAS_OP_N; };
+  Problem problem;
+  check(cublasLtMatmulDescInit(&problem.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "an operation");
+  set(problem, CUBLASLT_MATMUL_DESC_TRANSA, operation(call.b));
+  set(problem, CUBLASLT_MATMUL_DESC_TRANSB, operation(call.a));
+  if (call.bias != nullptr) {
+    set(problem, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    set(problem, CUBLASLT_MATMUL_DESC_BIAS_POINTER, call.bias);
+  }
+  describe(problem.a, type, call.m, call.k, call.a);
+  describe(problem.b, type, call.k, call.n, call.b);
+  describe(problem.out, type, call.m, call.n, {call.out, call.n, false});
+  return problem;
+}
+
+std::vector<Algorithm> proposals(Problem& problem, const MatmulCall& call, int wanted) {
+  cublasLtMatmulPreferenceOpaque_t preference;
+  check(cublasLtMatmulPreferenceInit(&preference), "a preference");
+  const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
+    check(cublasLtMatmulPreferenceSetAttribute(&preference, attribute, &value, sizeof(value)),
+          "a preference");
+  };
+  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes);
+  // Partial sums of one element are added in fp32 and in a fixed order.
+  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+         static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(call.b.data));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(call.a.data));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, std::min(alignment(call.addend), alignment(call.out)));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(call.out));
+  std::array<cublasLtMatmulHeuristicResult_t, kProposals> results;
+  int found = 0;
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+      at::cuda::getCurrentCUDABlasLtHandle(), &problem.operation, &problem.b, &problem.a, &problem.out,
+      &problem.out, &preference, wanted, results.data(), &found);
+  TRIREME_CHECK(
+      status == CUBLAS_STATUS_SUCCESS && found > 0,
+      "[kernels.matmul] cuBLASLt has no algorithm for ({}, {}) @ ({}, {}) with strides {} and {}: {}", call.m,
+      call.k, call.k, call.n, call.a.stride, call.b.stride, cublasLtGetStatusString(status));
+  std::vector<Algorithm> algorithms;
+  for (int i = 0; i < found; ++i) {
+    const cublasLtMatmulHeuristicResult_t& result = results[static_cast<size_t>(i)];
+    if (result.state == CUBLAS_STATUS_SUCCESS) algorithms.push_back({result.algo, result.workspaceSize});
+  }
+  TRIREME_CHECK(!algorithms.empty(), "[kernels.matmul] cuBLASLt refuses its own proposals");
+  return algorithms;
+}
+
+cublasStatus_t enqueue(Problem& problem, const MatmulCall& call, const Algorithm& algorithm) {
+  const at::cuda::CUDAStream stream = at::cuda::getCurrentCUDAStream();
+  const c10::DataPtr workspace = c10::cuda::CUDACachingAllocator::get()->allocate(algorithm.workspace);
+  const float one = 1.0f, beta = call.addend == nullptr ? 0.0f : 1.0f;
+  const void* const addend = call.addend == nullptr ? call.out : call.addend;
+  return cublasLtMatmul(at::cuda::getCurrentCUDABlasLtHandle(), &problem.operation, &one, call.b.data,
+                        &problem.b, call.a.data, &problem.a, &beta, addend, &problem.out, call.out,
+                        &problem.out, &algorithm.algo, workspace.get(), algorithm.workspace, stream);
+}
+
+/// Tries algorithms on one call.
+class Contest {
+ public:
+  Contest(Problem& problem, const MatmulCall& call)
+      : problem_(problem), call_(call), bytes_(static_cast<size_t>(call.m * call.n * kElementBytes)) {
+    if (call.addend != call.out) return;
+    copy_ = c10::cuda::CUDACachingAllocator::get()->allocate(bytes_);
+    call_.addend = call_.out = copy_.get();
+    original_ = call.out;
+  }
+
+  /// The fastest of those that give the same bits as the first; nothing when the product is all zeros, which
+  /// tells nothing about bits.
+  std::optional<Algorithm> winner(std::vector<Algorithm> algorithms) {
+    const std::vector<uint64_t> sums = checksums(algorithms);
+    if (sums.front() == 0) return {};
+    std::vector<Algorithm> equal;
+    for (size_t i = 0; i < algorithms.size(); ++i) {
+      if (sums[i] == sums.front()) equal.push_back(algorithms[i]);
+    }
+    std::vector<float> best(equal.size());
+    for (size_t i = 0; i < equal.size(); ++i) best[i] = milliseconds(equal[i]);
+    const float limit = kInTheRunning * std::ranges::min(best);
+    for (int round = 1; round < kTimedRounds; ++round) {
+      for (size_t i = 0; i < equal.size(); ++i) {
+        if (best[i] <= limit) best[i] = std::min(best[i], milliseconds(equal[i]));
+      }
+    }
+    const auto fastest = std::ranges::min_element(best);
+    const bool clearly = *fastest < kClearlyFaster * best.front();
+    return equal[clearly ? static_cast<size_t>(fastest - best.begin()) : 0];
+  }
+
+ private:
+  /// One for each algorithm; another than the first's where it failed.
+  std::vector<uint64_t> checksums(const std::vector<Algorithm>& algorithms) {
+    const at::cuda::CUDAStream stream = at::cuda::getCurrentCUDAStream();
+    const size_t size = algorithms.size() * sizeof(uint64_t);
+    const c10::DataPtr device = c10::cuda::CUDACachingAllocator::get()->allocate(size);
+    auto* const sums = static_cast<uint64_t*>(device.get());
+    C10_CUDA_CHECK(cudaMemsetAsync(sums, 0, size, stream));
+    std::vector<bool> ran;
+    for (size_t i = 0; i < algorithms.size(); ++i) {
+      if (original_ != nullptr) {
+        C10_CUDA_CHECK(cudaMemcpyAsync(call_.out, original_, bytes_, cudaMemcpyDeviceToDevice, stream));
+      }
+      ran.push_back(enqueue(problem_, call_, algorithms[i]) == CUBLAS_STATUS_SUCCESS);
+      C10_CUDA_CHECK(static_cast<cudaError_t>(
+          add_checksum(sums + i, call_.out, static_cast<int64_t>(bytes_), stream.stream())));
+    }
+    std::vector<uint64_t> host(algorithms.size());
+    C10_CUDA_CHECK(cudaMemcpyAsync(host.data(), sums, size, cudaMemcpyDeviceToHost, stream));
+    C10_CUDA_CHECK(cudaStreamSynchronize(stream));
+    for (size_t i = 1; i < host.size(); ++i) {
+      if (!ran[i]) host[i] = ~host.front();
+    }
+    return host;
+  }
+
+  float milliseconds(const Algorithm& algorithm) {
+    const at::cuda::CUDAStream stream = at::cuda::getCurrentCUDAStream();
+    at::cuda::CUDAEvent begin(cudaEventDefault), end(cudaEventDefault);
+    begin.record(stream);
+    for (int i = 0; i < kRunsPerRound; ++i) check(enqueue(problem_, call_, algorithm), "a product");
+    end.record(stream);
+    end.synchronize();
+    return begin.elapsed_time(end);
+  }
+
+  Problem& problem_;
+  MatmulCall call_;
+  size_t bytes_;
+  c10::DataPtr copy_;  ///< of an addend that is overwritten
+  const void* original_ = nullptr;
+};
+
+/// The choice of each key so far.
+class Choices {
+ public:
+  std::optional<Algorithm> find(const Key& key) {
+    const std::lock_guard lock(mutex_);
+    const auto found = chosen_.find(key);
+    return found == chosen_.end() ? std::nullopt : std::optional(found->second);
+  }
+  void keep(const Key& key, const Algorithm& algorithm) {
+    const std::lock_guard lock(mutex_);
+    chosen_.insert_or_assign(key, algorithm);
+  }
+  void forget() {
+    const std::lock_guard lock(mutex_);
+    chosen_.clear();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<Key, Algorithm> chosen_;
+};
+
+Choices& choices() {
+  static Choices instance;
+  return instance;
+}
+
+Algorithm choose(const Key& key, Problem& problem, const MatmulCall& call) {
+  if (const auto known = choices().find(key)) return *known;
+  const bool capturing = c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+  if (!tuning || capturing || call.m * call.n < kSmallestTuned) {
+    const Algorithm first = proposals(problem, call, 1).front();
+    if (!capturing) choices().keep(key, first);
+    return first;
+  }
+  const std::vector<Algorithm> algorithms = proposals(problem, call, kProposals);
+  const std::optional<Algorithm> winner = Contest(problem, call).winner(algorithms);
+  if (winner) choices().keep(key, *winner);
+  return winner.value_or(algorithms.front());
+}
+
+}  // namespace
+
+void matmul(const MatmulCall& call) {
+  Problem problem = problem_of(call);
+  const Key key = key_of(call, at::cuda::current_device());
+  check(enqueue(problem, call, choose(key, problem, call)), "a product");
+}
+
+void set_matmul_tuning(bool on) {
+  if (tuning.exchange(on) != on) choices().forget();
+}
+
+}  // namespace trireme::kernels::cuda

@@ -1,0 +1,67 @@
+#include "trireme/kernels/matmul.h"
+
+#include <ATen/ATen.h>
+
+#include <optional>
+
+#include "trireme/kernels/cublas_matmul.h"
+
+namespace trireme::kernels {
+namespace {
+
+std::optional<cuda::Matrix> as_matrix(const at::Tensor& tensor) {
+  const int64_t rows = tensor.size(0), columns = tensor.size(1);
+  if (tensor.stride(1) == 1 && tensor.stride(0) >= columns) {
+    return cuda::Matrix{tensor.const_data_ptr(), tensor.stride(0), false};
+  }
+  if (tensor.stride(0) == 1 && tensor.stride(1) >= rows) {
+    return cuda::Matrix{tensor.const_data_ptr(), tensor.stride(1), true};
+  }
+  return {};
+}
+
+std::optional<cuda::MatmulCall> as_call(at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
+                                        const at::Tensor& bias, const at::Tensor& addend) {
+  const bool bf16 = out.scalar_type() == at::kBFloat16;
+  const std::optional<cuda::Matrix> left = as_matrix(a), right = as_matrix(b);
+  if (!out.is_cuda() || !(bf16 || out.scalar_type() == at::kHalf) || !left || !right || out.numel() == 0 ||
+      a.numel() == 0) {
+    return {};
+  }
+  return cuda::MatmulCall{.dtype = bf16 ? cuda::Dtype::kBFloat16 : cuda::Dtype::kHalf,
+                          .m = a.size(0),
+                          .n = b.size(1),
+                          .k = a.size(1),
+                          .a = *left,
+                          .b = *right,
+                          .bias = bias.defined() ? bias.const_data_ptr() : nullptr,
+                          .addend = addend.defined() ? addend.const_data_ptr() : nullptr,
+                          .out = out.mutable_data_ptr()};
+}
+
+}  // namespace
+
+void matmul(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias,
+            const at::Tensor& addend) {
+  if (const auto call = as_call(out, a, b, bias, addend)) return cuda::matmul(*call);
+  if (addend.defined() && addend.is_same(out)) {
+    out.addmm_(a, b);
+    if (bias.defined()) out.add_(bias);
+    return;
+  }
+  bias.defined() ? at::addmm_out(out, bias, a, b) : at::mm_out(out, a, b);
+  if (addend.defined()) out.add_(addend);
+}
+
+at::Tensor product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias,
+                   const at::Tensor& addend) {
+  at::Tensor out = at::empty({a.size(0), b.size(1)}, a.options());
+  matmul(out, a, b, bias, addend);
+  return out;
+}
+
+void set_matmul_tuning(bool on) {
+  cuda::set_matmul_tuning(on);
+}
+
+}  // namespace trireme::kernels

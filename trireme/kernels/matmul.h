@@ -1,0 +1,22 @@
+#pragma once
+// Matrix products of two-dimensional tensors into memory that is there. Nothing here is differentiable.
+#include <ATen/core/Tensor.h>
+
+namespace trireme::kernels {
+
+/// out (m, n) = a (m, k) @ b (k, n) + bias (n) + addend (m, n), undefined ones left out. out and addend are
+/// contiguous, and addend may be out itself; a and b may be transposed views. One dtype, one device. On a
+/// GPU enqueued on the current stream; products of bf16 and fp16 are summed in fp32.
+void matmul(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias = {},
+            const at::Tensor& addend = {});
+
+/// The same as a new tensor.
+at::Tensor product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias = {},
+                   const at::Tensor& addend = {});
+
+/// Whether the first product of each shape on a GPU tries the algorithms that cuBLASLt proposes and keeps the
+/// fastest of those with the same bits as its first; otherwise that first one is used. On at the start; a
+/// change forgets what was chosen.
+void set_matmul_tuning(bool on);
+
+}  // namespace trireme::kernels
