@@ -8,10 +8,13 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = "bench/peers"  # programs are started in ROOT
@@ -101,30 +104,64 @@ class GpuMemory:
         self.thread.join()
 
 
+class StepWatch:
+    """Reads a program's stdout and notes when the line of its first step came."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.lines: list[str] = []
+        self.first_step: float | None = None
+        self.thread = threading.Thread(target=self.read, daemon=True)
+        self.thread.start()
+
+    def read(self) -> None:
+        with self.stream:
+            for line in self.stream:
+                if self.first_step is None and any("step" in item for item in json_objects(line)):
+                    self.first_step = time.monotonic()
+                self.lines.append(line)
+
+    def text(self) -> str:
+        self.thread.join()
+        return "".join(self.lines)
+
+
 @dataclass(frozen=True)
 class Output:
     text: str  # stdout
     log: str  # stderr
     nvml_peak_bytes: int | None
+    startup_s: float | None  # from starting the program to its first line of JSON with "step"
 
 
 def run_program(side: Side, timeout: float) -> Output:
     environment = {**os.environ, **side.environment}
-    try:
-        with GpuMemory() as memory:
-            done = subprocess.run(side.command, env=environment, cwd=ROOT, capture_output=True,
-                                  text=True, timeout=timeout)
-    except (FileNotFoundError, PermissionError) as error:
-        raise BenchError(EXIT_ENVIRONMENT, f"cannot start {side.command[0]}: {error}") from error
-    except subprocess.TimeoutExpired as error:
-        message = f"no end after {timeout:.0f} s: {side.printable()}"
-        raise BenchError(EXIT_FAILED, message) from error
-    if done.returncode != 0:
+    with tempfile.TemporaryFile("w+") as errors:
+        try:
+            with GpuMemory() as memory:
+                begin = time.monotonic()
+                process = subprocess.Popen(side.command, env=environment, cwd=ROOT, text=True,
+                                           stdout=subprocess.PIPE, stderr=errors)
+                watch = StepWatch(process.stdout)
+                code = process.wait(timeout)
+        except OSError as error:
+            message = f"cannot start {side.command[0]}: {error}"
+            raise BenchError(EXIT_ENVIRONMENT, message) from error
+        except subprocess.TimeoutExpired as error:
+            process.kill()
+            process.wait()
+            message = f"no end after {timeout:.0f} s: {side.printable()}"
+            raise BenchError(EXIT_FAILED, message) from error
+        text = watch.text()
+        errors.seek(0)
+        log = errors.read()
+    if code != 0:
         # torchrun's own account of the failure follows what the rank said.
-        log = re.split(r"^E\d{4} .*torch/distributed/elastic", done.stderr, flags=re.MULTILINE)[0]
-        tail = "\n".join((log or done.stdout).splitlines()[-25:])
-        raise BenchError(EXIT_FAILED, f"exit {done.returncode}: {side.printable()}\n{tail}")
-    return Output(done.stdout, done.stderr, memory.peak_bytes)
+        said = re.split(r"^E\d{4} .*torch/distributed/elastic", log, flags=re.MULTILINE)[0]
+        tail = "\n".join((said or text).splitlines()[-25:])
+        raise BenchError(EXIT_FAILED, f"exit {code}: {side.printable()}\n{tail}")
+    startup = watch.first_step - begin if watch.first_step is not None else None
+    return Output(text, log, memory.peak_bytes, startup)
 
 
 def output_of(command: Sequence[str]) -> str | None:

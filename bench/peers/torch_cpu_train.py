@@ -1,4 +1,4 @@
-"""The PyTorch peer on CPUs: trains gpt-tiny or llama-tiny in fp32 and prints one JSON line.
+"""The PyTorch peer on CPUs: trains gpt-tiny or llama-tiny in fp32 and prints a line of JSON.
 
     torch_cpu_train.py --model gpt-tiny --threads 2
     python -m torch.distributed.run --standalone --nproc-per-node 2 torch_cpu_train.py --threads 1
@@ -242,6 +242,8 @@ def train(arguments: argparse.Namespace, rank: int, world: int) -> dict:
         loss = train_step(net, optimizer, parts, arguments.clip)
         step_ms.append((time.perf_counter() - begin) * 1e3)
         losses.append(loss.item())
+        if step == 0 and rank == 0 and arguments.json:
+            print(json.dumps({"step": 1}), flush=True)
     tokens = arguments.global_batch * shape.seq_len
     samples = [tokens / ms * 1e3 for ms in step_ms[arguments.warmup :]]
     return {

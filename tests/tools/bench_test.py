@@ -1,17 +1,28 @@
-"""The benchmark's arithmetic: which tokens the peer reads, when losses agree, what is counted."""
+"""The benchmark's arithmetic: which tokens the peer reads, when losses agree, what is counted, when
+a first step ends, and which peer a policy has."""
+import contextlib
+import io
+import json
 import pathlib
+import shlex
 import struct
 import sys
 import tempfile
+import time
 import unittest
+from unittest import mock
 
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
 sys.dont_write_bytecode = True
 sys.path[:0] = [str(BENCH), str(BENCH / "peers")]
 
+import cases  # noqa: E402
+import compare  # noqa: E402
 import efficiency  # noqa: E402
+import kernel_times  # noqa: E402
 import losses  # noqa: E402
 import programs  # noqa: E402
+import runs  # noqa: E402
 import same_data  # noqa: E402
 
 
@@ -95,7 +106,179 @@ class Losses(unittest.TestCase):
             losses.compare_losses([1.0], [1.0, 1.0], [1.0, 1.0], 0.02)
 
 
+def python(code):
+    return programs.Side([sys.executable, "-S", "-c", code], "speed")
+
+
+class Programs(unittest.TestCase):
+    def test_startup_ends_with_the_line_of_the_first_step(self):
+        output = programs.run_program(python(
+            "import sys, time; print('{\"run\": 1}', flush=True); time.sleep(0.3); "
+            "print('{\"step\": 1}', flush=True); print('said', file=sys.stderr); time.sleep(0.6); "
+            "print('{\"step\": 2}')"), 60)
+        self.assertGreaterEqual(output.startup_s, 0.3)
+        self.assertLess(output.startup_s, 0.9)
+        self.assertEqual(len(programs.json_objects(output.text)), 3)
+        self.assertEqual(output.log, "said\n")
+
+    def test_without_steps_there_is_no_startup(self):
+        output = programs.run_program(python("print('{\"speed\": 1, \"steps\": 2}')"), 60)
+        self.assertIsNone(output.startup_s)
+
+    def test_failures_say_why(self):
+        with self.assertRaisesRegex(programs.BenchError, "exit 3: (.|\n)*the reason") as failed:
+            programs.run_program(python("import sys; print('the reason', file=sys.stderr); "
+                                        "sys.exit(3)"), 60)
+        self.assertEqual(failed.exception.code, programs.EXIT_FAILED)
+        begin = time.monotonic()
+        with self.assertRaisesRegex(programs.BenchError, "no end after 0 s"):
+            programs.run_program(python("import time; time.sleep(30)"), 0.2)
+        self.assertLess(time.monotonic() - begin, 20)
+        with self.assertRaises(programs.BenchError) as missing:
+            programs.run_program(programs.Side(["/no/such/program"], "speed"), 60)
+        self.assertEqual(missing.exception.code, programs.EXIT_ENVIRONMENT)
+
+
+class Measuring(unittest.TestCase):
+    # Compiles in its first run: says so by a speed of 1, and leaves what it compiled.
+    PEER = ("import json, os, pathlib; "
+            "kept = pathlib.Path(os.environ['TORCHINDUCTOR_CACHE_DIR']) / 'kept'; "
+            "assert os.environ['TRITON_CACHE_DIR'].startswith(str(kept.parent)); "
+            "warm = kept.exists(); kept.touch(); print(json.dumps({'step': 1})); "
+            "print(json.dumps({'speed': 4 if warm else 1, 'deepspeed': '9.8'}))")
+    OURS = "print('{\"step\": 11, \"speed\": 8}')"
+
+    def test_a_case_begins_with_an_empty_compile_cache(self):
+        ours, peer = (shlex.join(python(code).command) for code in (self.OURS, self.PEER))
+        arguments = compare.parse_arguments(["--ours", ours, "--peer", peer, "--metric", "speed",
+                                             "--alternations", "3"])
+        (case,) = cases.pair_case(arguments)
+        with contextlib.redirect_stderr(io.StringIO()):
+            first, second = (runs.measure(case, arguments) for _ in range(2))
+        for result in (first, second):
+            found = [alternation["peer"]["value"] for alternation in result["alternations"]]
+            self.assertEqual(found, [1, 4, 4])
+        folder = next(word for word in shlex.split(first["peer"]["command"])
+                      if word.startswith("TORCHINDUCTOR_CACHE_DIR=")).partition("=")[2]
+        self.assertFalse(pathlib.Path(folder).exists())
+        self.assertEqual(first["ratio"], 2)
+        self.assertEqual(first["deepspeed"], "9.8")
+        self.assertNotIn("torch", first)
+        json.dumps(first)
+        for side in ("ours", "peer"):
+            self.assertEqual(first[side]["startup_s"]["first"],
+                             first["alternations"][0][side]["startup_s"])
+        self.assertIn("start-up", compare.table([first]))
+
+    def run_of(self, startup):
+        return runs.Run(1.0, [1.0], startup, None, None, {}, None, None, None)
+
+    def test_warm_is_the_median_after_the_first(self):
+        found = runs.summarise_startup([self.run_of(value) for value in (9.0, 2.0, 5.0, 3.0)])
+        self.assertEqual(found, {"first": 9.0, "warm": 3.0})
+        self.assertEqual(runs.summarise_startup([self.run_of(9.0)]), {"first": 9.0})
+        self.assertIsNone(runs.summarise_startup([self.run_of(9.0), self.run_of(None)]))
+
+    def test_ratios_of_startup_are_ours_over_the_peers(self):
+        result = {"ours": {"startup_s": {"first": 4.0, "warm": 3.0}, "peak_bytes": 1},
+                  "peer": {"startup_s": {"first": 16.0, "warm": 12.0}, "peak_bytes": 2}}
+        with contextlib.redirect_stderr(io.StringIO()):
+            runs.add_ratios(result)
+        self.assertEqual(result["startup_ratio"], {"first": 0.25, "warm": 0.25})
+        self.assertEqual(result["peak_bytes_ratio"], 0.5)
+
+
+class Profile(unittest.TestCase):
+    def test_reads_the_line_of_train(self):
+        log = ("12:00:01 step 10\n12:00:02 profile 247.35 ms a step, 1.46 ms idle; GEMM 168.32 ms "
+               "(204); some thing 2.06 ms (36); trace in runs/x/trace.json\n12:00:03 done\n")
+        self.assertEqual(kernel_times.parse_profile(log), {
+            "step_ms": 247.35, "idle_ms": 1.46,
+            "groups": {"GEMM": {"ms": 168.32, "calls": 204},
+                       "some thing": {"ms": 2.06, "calls": 36}}})
+
+    def test_without_a_gpu_there_are_no_groups(self):
+        found = kernel_times.parse_profile("profile without GPU kernels; trace in a b/trace.json\n")
+        self.assertEqual(found, {"step_ms": None, "idle_ms": None, "groups": {}})
+
+    def test_no_line_is_an_error(self):
+        with self.assertRaises(programs.BenchError):
+            kernel_times.parse_profile("profile of something else\n")
+
+    def test_is_a_short_run_of_ours(self):
+        line = "profile 2.00 ms a step, 0.50 ms idle; GEMM 1.50 ms (7); trace in x"
+        side = python(f"import sys; print(sys.argv[1:], {line!r}, file=sys.stderr)")
+        side.command.append("--train.steps=500")
+        with contextlib.redirect_stderr(io.StringIO()):
+            found = kernel_times.profile(side, 4, 60)
+        self.assertEqual(found["groups"], {"GEMM": {"ms": 1.5, "calls": 7}})
+        self.assertTrue(found["command"].endswith("--profile=4 --train.steps=14"), found["command"])
+        self.assertNotIn("500", found["command"])
+
+
+class Peers(unittest.TestCase):
+    def peers_of(self, policy, wanted, problem=None):
+        with mock.patch.object(cases, "import_error", lambda *_: problem), \
+                contextlib.redirect_stderr(io.StringIO()) as log:
+            found = cases.peers_of(policy, wanted, "python3")
+        return found, log.getvalue()
+
+    def test_deepspeed_is_the_peer_of_zero_where_it_is_installed(self):
+        for policy in ("zero1", "zero2", "zero3"):
+            self.assertEqual(self.peers_of(policy, None), (["deepspeed"], ""))
+            found, log = self.peers_of(policy, None, "No module named deepspeed")
+            self.assertEqual(found, ["torch"])
+            self.assertIn("No module named deepspeed", log)
+        for policy in ("ddp", "fsdp"):
+            self.assertEqual(self.peers_of(policy, None, "nothing there"), (["torch"], ""))
+
+    def test_both_can_be_asked_for(self):
+        self.assertEqual(self.peers_of("zero2", "torch,deepspeed")[0], ["torch", "deepspeed"])
+        self.assertEqual(self.peers_of("ddp", "torch,deepspeed")[0], ["torch"])
+        self.assertEqual(self.peers_of("zero2", "torch", "nothing there")[0], ["torch"])
+
+    def test_what_is_not_there_is_refused(self):
+        for policy, wanted, problem, code in (
+            ("ddp", "deepspeed", None, programs.EXIT_USAGE),
+            ("zero1", "horovod", None, programs.EXIT_USAGE),
+            ("zero1", "deepspeed", "nothing there", programs.EXIT_ENVIRONMENT),
+        ):
+            with self.assertRaises(programs.BenchError) as refused:
+                self.peers_of(policy, wanted, problem)
+            self.assertEqual(refused.exception.code, code)
+
+    def test_modules_are_looked_for_in_the_python_that_runs_the_peer(self):
+        self.assertIsNone(cases.import_error(sys.executable, "json"))
+        self.assertIn("no_such_module", cases.import_error(sys.executable, "no_such_module"))
+        self.assertTrue(cases.import_error("/no/such/python", "json"))
+
+    def test_one_rank_needs_no_launcher(self):
+        arguments = compare.parse_arguments(["gpu", "--python", "py", "--peer", "torch,deepspeed",
+                                             "--cases", "llama-1b:zero2:1,2", "--peer-args=--x"])
+        with mock.patch.object(cases, "import_error", lambda *_: None):
+            torch_1, deepspeed_1, torch_2, deepspeed_2 = cases.training_cases(arguments)
+        self.assertEqual(torch_1.peer.command[:3],
+                         ["py", "bench/peers/torch_train.py", "--strategy=fsdp2-nores"])
+        self.assertEqual(deepspeed_1.peer.command[:3],
+                         ["py", "bench/peers/deepspeed_train.py", "--stage=2"])
+        self.assertEqual(torch_1.peer.environment["WORLD_SIZE"], "1")
+        for case in (torch_2, deepspeed_2):
+            self.assertIn("torch.distributed.run", case.peer.command)
+            self.assertNotIn("WORLD_SIZE", case.peer.environment)
+        self.assertEqual(deepspeed_2.peer.command[-1], "--x")
+        self.assertEqual([case.label["against"] for case in (torch_2, deepspeed_2)],
+                         ["torch", "deepspeed"])
+        self.assertEqual(torch_2.ours, deepspeed_2.ours)
+
+
 class Commands(unittest.TestCase):
+    def test_options_are_refused_where_they_mean_nothing(self):
+        for words in (["--ours", "a", "--peer", "b", "--profile", "4"], ["cpu", "--peer", "torch"],
+                      ["cpu", "--gemm"], ["gpu", "--losses", "5"], ["gpu", "--warmup", "9"]):
+            with contextlib.redirect_stderr(io.StringIO()), self.assertRaises(SystemExit) as left:
+                compare.parse_arguments(words)
+            self.assertEqual(left.exception.code, programs.EXIT_USAGE, words)
+
     def test_options_replace_those_of_the_same_key(self):
         command = ["x", "--a.b=1", "--run-dir", "r", "--json", "--flag", "-n", "1", "--a.b=2"]
         found = programs.with_options(command, {"a.b": 3, "run-dir": "s", "flag": "yes"})

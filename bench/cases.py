@@ -1,0 +1,170 @@
+"""What is compared: the cases of each mode, and the peers that a policy has."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import shlex
+import subprocess
+from dataclasses import dataclass
+
+from programs import EXIT_ENVIRONMENT, EXIT_USAGE, PEERS, ROOT, BenchError, Side, say
+
+STRATEGIES = {"fsdp": "fsdp2", "zero3": "fsdp2", "zero2": "fsdp2-nores"}  # else the policy's name
+ZERO_STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}  # of DeepSpeed; it has no other policy
+# What a launcher would say to the only rank.
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+         "MASTER_PORT": "0"}
+SMOKE = {"cases": "gpt-tiny:ddp:1;llama-tiny:ddp:1", "seq": 128}
+GPU = {"cases": "llama-1b:fsdp:1,2,4;llama-1b:ddp:1,2,4", "seq": 2048}
+
+
+@dataclass(frozen=True)
+class Case:
+    label: dict[str, object]  # model, ranks, ...: goes into the file as it is
+    unit: str
+    ours: Side
+    peer: Side
+    same_start: bool = False  # the peer can take our tokens and weights
+
+    def title(self) -> str:
+        return " ".join(f"{key}={value}" for key, value in self.label.items())
+
+
+def torchrun(python: str, ranks: int) -> list[str]:
+    """What starts a Python program on `ranks` ranks. A single one needs no launcher."""
+    if ranks == 1:
+        return [python]
+    launcher = [python, "-m", "torch.distributed.run", "--standalone"]
+    return launcher + ["--nproc-per-node", str(ranks)]
+
+
+# Peers
+
+
+@functools.cache
+def import_error(python: str, module: str) -> str | None:
+    """Why a Python cannot import a module; None if it can."""
+    try:
+        done = subprocess.run([python, "-c", f"import {module}"], cwd=ROOT, capture_output=True,
+                              text=True, timeout=120)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode == 0:
+        return None
+    return (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
+
+
+def peers_of(policy: str, wanted: str | None, python: str) -> list[str]:
+    """Names of the peers that a policy is measured against: those wanted of those there are, by
+    default DeepSpeed for ZeRO where it is installed, else PyTorch."""
+    has_stage = policy in ZERO_STAGES
+    if wanted is None:
+        problem = import_error(python, "deepspeed") if has_stage else None
+        if problem:
+            say(f"{policy}: the peer is PyTorch, {python} has no DeepSpeed: {problem}")
+        return ["deepspeed" if has_stage and not problem else "torch"]
+    names = wanted.split(",")
+    if unknown := set(names) - {"torch", "deepspeed"}:
+        raise BenchError(EXIT_USAGE, f"no peer {min(unknown)}; there are torch and deepspeed")
+    names = [name for name in names if name == "torch" or has_stage]
+    if not names:
+        raise BenchError(EXIT_USAGE, f"DeepSpeed has no {policy}, only {', '.join(ZERO_STAGES)}; "
+                                     "add torch to --peer")
+    if "deepspeed" in names and (problem := import_error(python, "deepspeed")):
+        raise BenchError(EXIT_ENVIRONMENT, f"{python} has no DeepSpeed: {problem}")
+    return names
+
+
+def peer_program(name: str, policy: str) -> list[str]:
+    if name == "deepspeed":
+        return [f"{PEERS}/deepspeed_train.py", f"--stage={ZERO_STAGES[policy]}"]
+    return [f"{PEERS}/torch_train.py", f"--strategy={STRATEGIES.get(policy, policy)}"]
+
+
+# Modes
+
+
+def cpu_case(model: str, ranks: int, threads: int, arguments: argparse.Namespace) -> Case:
+    steps, warmup, batch = arguments.steps, arguments.warmup, arguments.global_batch
+    environment = {"OMP_NUM_THREADS": str(threads)}
+    ours = [
+        arguments.bin, "train", f"--model.preset={model}", "-n", str(ranks), "--json",
+        f"--train.steps={warmup + steps}", f"--train.global_batch={batch}", "--device=cpu",
+        "--data.seq_len=128", "--train.val_batches=0", "--optim.lr=3e-3",
+        "--optim.schedule=cosine", f"--parallel.policy={arguments.policy}",
+        *shlex.split(arguments.ours_args),
+    ]
+    peer = torchrun(arguments.python, ranks) + [
+        f"{PEERS}/torch_cpu_train.py", f"--model={model}", f"--threads={threads}", "--json",
+        f"--steps={steps}", f"--warmup={warmup}", f"--global-batch={batch}", "--lr=3e-3",
+        *shlex.split(arguments.peer_args),
+    ]
+    return Case(
+        label={"model": model, "device": "cpu", "ranks": ranks, "threads": threads},
+        unit="tokens/s of all ranks",
+        ours=Side(ours, "tokens_per_s", environment=environment),
+        peer=Side(peer, "tokens_per_s", environment=environment),
+    )
+
+
+def cpu_cases(arguments: argparse.Namespace) -> list[Case]:
+    worlds = [(1, 1), (1, 2), (2, 1)]
+    return [
+        cpu_case(model, ranks, threads, arguments)
+        for model in arguments.models.split(",")
+        for ranks, threads in worlds
+    ]
+
+
+def training_case(model: str, policy: str, ranks: int, against: str,
+                  arguments: argparse.Namespace) -> Case:
+    steps, warmup, micro_batch = arguments.steps, arguments.warmup, arguments.micro_batch
+    device, dtype = ("cuda", "bf16") if arguments.mode == "gpu" else ("cpu", "fp32")
+    ours = [
+        arguments.bin, "train", f"--model.preset={model}", "-n", str(ranks), "--json",
+        f"--train.steps={warmup + steps}", f"--train.global_batch={micro_batch * ranks}",
+        f"--train.micro_batch={micro_batch}", f"--data.seq_len={arguments.seq}",
+        f"--device={device}", "--train.val_batches=0", f"--precision.compute={dtype}",
+        f"--parallel.policy={policy}", *shlex.split(arguments.ours_args),
+    ]
+    peer = torchrun(arguments.python, ranks) + peer_program(against, policy) + [
+        f"--model={model}", f"--seq={arguments.seq}", f"--mbs={micro_batch}", f"--steps={steps}",
+        f"--warmup={warmup}", f"--device={device}", f"--dtype={dtype}",
+        *shlex.split(arguments.peer_args),
+    ]
+    environment = {} if device == "cuda" else {"OMP_NUM_THREADS": "1"}
+    alone = ALONE if ranks == 1 else {}
+    return Case(
+        label={"model": model, "device": device, "policy": policy, "ranks": ranks,
+               "seq_len": arguments.seq, "micro_batch": micro_batch, "against": against},
+        unit="tokens/s a GPU" if device == "cuda" else "tokens/s a rank",
+        ours=Side(ours, "tokens_per_s", scale=1.0 / ranks, environment=environment),
+        peer=Side(peer, "tok_s_gpu", environment=environment | alone),
+        same_start=True,
+    )
+
+
+def training_cases(arguments: argparse.Namespace) -> list[Case]:
+    cases = []
+    for text in filter(None, arguments.cases.split(";")):
+        try:
+            model, policy, worlds = text.strip().split(":")
+            ranks = [int(world) for world in worlds.split(",")]
+        except ValueError:
+            raise BenchError(EXIT_USAGE, f'"{text}" is not MODEL:POLICY:RANKS[,RANKS]') from None
+        peers = peers_of(policy, arguments.peer, arguments.python)
+        cases += [training_case(model, policy, world, against, arguments)
+                  for world in ranks for against in peers]
+    return cases
+
+
+def pair_case(arguments: argparse.Namespace) -> list[Case]:
+    if not (arguments.ours and arguments.peer):
+        raise BenchError(EXIT_USAGE, "give cpu, gpu, cpu-smoke, or both --ours and --peer")
+    ours, peer = (Side(shlex.split(text), arguments.metric)
+                  for text in (arguments.ours, arguments.peer))
+    return [Case({"model": arguments.label or "pair"}, arguments.metric, ours, peer)]
+
+
+MODES = {"cpu": cpu_cases, "gpu": training_cases, "cpu-smoke": training_cases, "pair": pair_case}

@@ -1,0 +1,46 @@
+"""What the raw file says of the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+from programs import output_of
+
+# Beginnings of the environment variables that may change what is measured.
+VARIABLES = ("OMP_", "MKL_", "KMP_", "MALLOC_", "NCCL_", "CUDA_", "TORCH", "TRITON_", "DS_",
+             "PYTHONPATH", "PYTORCH_")
+
+
+def first_line(path: str, key: str) -> str | None:
+    """The value of the first "key : value" line of a file under /proc."""
+    try:
+        for line in Path(path).read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == key:
+                return value.strip()
+    except OSError:
+        pass
+    return None
+
+
+def describe_machine(python: str) -> dict:
+    memory_kib = (first_line("/proc/meminfo", "MemTotal") or "0").split()[0]
+    gpus = output_of(["nvidia-smi", "--query-gpu=name,memory.total,driver_version",
+                      "--format=csv,noheader"])
+    return {
+        "cpu": first_line("/proc/cpuinfo", "model name"),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(int(memory_kib) / 2**20, 1),
+        "kernel": platform.release(),
+        "python": output_of([python, "--version"]),
+        "torch": output_of([python, "-c", "import torch; print(torch.__version__)"]),
+        "gpus": gpus.splitlines() if gpus else [],
+        "load_average": os.getloadavg(),
+    }
+
+
+def environment() -> dict[str, str]:
+    return {key: value.replace(str(Path.home()), "~") for key, value in sorted(os.environ.items())
+            if key.startswith(VARIABLES)}
