@@ -42,6 +42,19 @@ TEST(Recompute, GivesParametersTheirGradientsWhereTheInputNeedsNone) {
   EXPECT_TRUE(at::equal(weight.grad(), at::full({3, 3}, 2.0f)));
 }
 
+TEST(Recompute, RemembersRandomNumbersOnlyWhereSomeAreDrawn) {
+  const auto gradient = [](bool draws) {
+    at::manual_seed(5);
+    const at::Tensor x = at::ones({64}).requires_grad_();
+    const auto noisy = [](const at::Tensor& in) { return in * at::rand({64}); };
+    const at::Tensor y = memory::recomputed(x, noisy, draws);
+    y.sum().backward();
+    return at::equal(x.grad(), y.detach());
+  };
+  EXPECT_TRUE(gradient(true));
+  EXPECT_FALSE(gradient(false)) << "said to draw nothing, it draws other numbers the second time";
+}
+
 TEST(Recompute, RunsForwardOnceWithoutGradientsAndTwiceWithThem) {
   int64_t calls = 0;
   const at::Tensor x = at::ones({2}).requires_grad_();

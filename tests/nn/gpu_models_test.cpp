@@ -40,11 +40,10 @@ Result differentiate(const plan::ModelConfig& config, at::Device device, at::Sca
                      int64_t chunk_bytes, bool lends) {
   const auto model = build(config);
   for (const auto& entry : model->named_parameters()) {
-    at::Tensor values = at::empty(entry.value().sizes());
-    initial_values(config, 7, entry.key(), 0,
-                   {values.mutable_data_ptr<float>(), static_cast<size_t>(values.numel())});
     at::Tensor leaf = entry.value();
-    leaf.set_data(values.to(device, dtype));
+    at::Tensor values = at::empty({leaf.numel()});
+    initial_values(config, 7, entry.key(), 0, values);
+    leaf.set_data(values.view(leaf.sizes()).to(device, dtype));
     if (lends) leaf.mutable_grad() = at::zeros_like(leaf);
   }
   const at::Tensor tokens =

@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numbers>
 #include <numeric>
+
+#include "trireme/base/hash.h"
 
 namespace trireme::nn {
 namespace {
@@ -13,9 +16,9 @@ std::vector<float> values(const std::string& name, int64_t first, size_t count, 
   plan::ModelConfig config;
   config.n_layers = 8;
   config.d_model = 1000;  // at this width the deviation is 0.02
-  std::vector<float> out(count);
+  at::Tensor out = at::empty({static_cast<int64_t>(count)});
   initial_values(config, seed, name, first, out);
-  return out;
+  return {out.const_data_ptr<float>(), out.const_data_ptr<float>() + count};
 }
 
 TEST(Init, AnyPartOfAParameterEqualsThatPartOfTheWhole) {
@@ -48,6 +51,17 @@ TEST(Init, MatricesAreNormalWithTheStatedDeviation) {
   EXPECT_NEAR(kurtosis, 3.0, 0.06);
   const double residual = std::get<1>(moments(values("transformer.h.0.attn.c_proj.weight", 0, 200000)));
   EXPECT_NEAR(residual, 0.02 / std::sqrt(2.0 * 8), 0.02 * 0.01);
+}
+
+TEST(Init, NumbersAreThoseOfTheFormula) {
+  const std::vector<float> sample = values("a.weight", 0, 10000);
+  for (size_t i = 0; i < sample.size(); ++i) {
+    const uint64_t bits = mix64(xxh3(std::string_view("a.weight"), 1), i);
+    const double u = (static_cast<double>(bits >> 32) + 0.5) * 0x1p-32;
+    const double v = (static_cast<double>(bits & 0xffffffff) + 0.5) * 0x1p-32;
+    const double exact = 0.02 * std::sqrt(-2.0 * std::log(u)) * std::cos(2.0 * std::numbers::pi * v);
+    EXPECT_NEAR(sample[i], exact, 6.1e-8 * std::abs(exact) + 1e-14) << i;
+  }
 }
 
 TEST(Init, NormsStartAtOneAndBiasesAtZero) {

@@ -76,9 +76,8 @@ TEST_P(Parity, LogitsGradientsLossesAndWeightsEqualPyTorch) {
     parallel::DataParallel engine(
         *model, plan::describe(reference.model, length).units, mesh,
         {.policy = plan::find_policy("fsdp"), .compute = compute, .reduce = compute, .device = at::kCPU},
-        [&](const std::string& name, int64_t first, std::span<float> out) {
-          const at::Tensor weight = stored("weights/" + name).contiguous();
-          std::copy_n(weight.data_ptr<float>() + first, out.size(), out.begin());
+        [&](const std::string& name, int64_t first, at::Tensor& out) {
+          out.copy_(stored("weights/" + name).reshape({-1}).narrow(0, first, out.numel()));
         });
     model->set_unit_runner(
         [&](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {

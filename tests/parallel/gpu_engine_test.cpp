@@ -39,7 +39,7 @@ std::string digest_of(const Run& run) {
                        .reduce = at::kBFloat16,
                        .device = device,
                        .overlap = run.overlap},
-                      [&](const std::string& name, int64_t first, std::span<float> out) {
+                      [&](const std::string& name, int64_t first, at::Tensor& out) {
                         nn::initial_values(config, 3, name, first, out);
                       });
   model->set_unit_runner([&](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {

@@ -45,7 +45,7 @@ std::string train(const Setting& run, std::shared_ptr<comm::World> world) {
                        .reduce = run.compute,
                        .device = device,
                        .overlap = run.overlap},
-                      [&](const std::string& name, int64_t first, std::span<float> out) {
+                      [&](const std::string& name, int64_t first, at::Tensor& out) {
                         nn::initial_values(config, 3, name, first, out);
                       });
   model->set_unit_runner([&](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {

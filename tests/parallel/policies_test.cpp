@@ -219,9 +219,7 @@ TEST(DataParallel, RefusesUnitsThatDoNotCoverTheModule) {
     std::vector<plan::UnitSpec> units = plan::describe(config, 8).units;
     units.pop_back();
     const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape::fit({}, 1));
-    const auto zeros = [](const std::string&, int64_t, std::span<float> out) {
-      std::fill(out.begin(), out.end(), 0.f);
-    };
+    const auto zeros = [](const std::string&, int64_t, at::Tensor& out) { out.zero_(); };
     EXPECT_THROW(parallel::DataParallel(*model, units, mesh, {.policy = plan::find_policy("ddp")}, zeros),
                  LogicError);
     units.push_back(units.back());

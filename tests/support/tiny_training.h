@@ -110,7 +110,7 @@ inline TinyOutcome train_tiny(const TinyRun& run) {
     if (run.reshard >= 0) options.policy.reshard_after_forward = run.reshard;
     parallel::DataParallel engine(
         *model, run.bucket_bytes > 0 ? buckets_of(facts, run.bucket_bytes) : facts.units, mesh, options,
-        [&](const std::string& name, int64_t first, std::span<float> out) {
+        [&](const std::string& name, int64_t first, at::Tensor& out) {
           nn::initial_values(config, 11, name, first, out);
         },
         run.bucket_bytes > 0 ? parallel::UseFrom::kBuckets : parallel::UseFrom::kRunUnit);

@@ -1,76 +1,12 @@
 // The whole loop on ranks as threads, over real text on disk.
-#include "trireme/train/trainer.h"
-
-#include <ATen/Parallel.h>
-#include <gtest/gtest.h>
-
+#include <cmath>
 #include <csignal>
-#include <filesystem>
-#include <fstream>
 
-#include "tests/support/spawn.h"
+#include "tests/train/trainer_fixture.h"
 #include "trireme/base/error.h"
-#include "trireme/plan/model_facts.h"
 
 namespace trireme::train {
 namespace {
-
-class Recorder : public Sink {
- public:
-  void record(const StepRecord& step) override { steps.push_back(step); }
-  void finish(const RunSummary& result) override { summary = result; }
-  std::vector<StepRecord> steps;
-  RunSummary summary;
-};
-
-class TrainerTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() /
-              ("trireme-trainer-" + std::to_string(::getpid()) + "-" +
-               ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    std::filesystem::create_directories(folder_ / "text");
-    for (int file = 0; file < 8; ++file) {
-      std::ofstream out(folder_ / "text" / (std::to_string(file) + ".txt"));
-      for (int line = 0; line < 60; ++line)
-        out << "the rowers pull " << (line * 7 + file) % 10 << " strokes in time\n";
-    }
-    config_.model.n_layers = 2;
-    config_.model.d_model = 32;
-    config_.data.seq_len = 32;
-    config_.data.path = (folder_ / "text").string();
-    config_.data.val_fraction = 0.3;
-    config_.model = plan::complete(config_.model, 32);
-    config_.train = {.steps = 30, .global_batch = 8, .val_every = 10, .val_batches = 2, .sample_tokens = 12};
-    config_.optim.lr = 1e-2;
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
-  /// Trains on `ranks` threads; rank 0's records land in recorder_.
-  TrainResult run(int64_t ranks) {
-    at::set_num_threads(1);
-    TrainResult result;
-    recorder_ = {};
-    test::run_ranks(ranks, [&](std::shared_ptr<comm::World> world) {
-      TrainOptions options;
-      options.config = config_;
-      options.cache_dir = (folder_ / "cache").string();
-      options.weights_path = (folder_ / "weights.safetensors").string();
-      options.sinks = {&recorder_};
-      options.stop_signal = world->rank() == stop_rank_ ? &stop_ : nullptr;
-      options.announce = false;
-      const TrainResult mine = train(options, world);
-      if (world->rank() == 0) result = mine;
-    });
-    return result;
-  }
-
-  std::filesystem::path folder_;
-  plan::Config config_;
-  Recorder recorder_;
-  std::atomic<int> stop_{0};
-  int64_t stop_rank_ = 0;
-};
 
 TEST_F(TrainerTest, ScalingByAPowerOfTwoChangesNoBitOfTheWeights) {
   run(2);
@@ -134,6 +70,147 @@ TEST_F(TrainerTest, ANonFiniteLossIsANumericsErrorThatNamesTheStep) {
     EXPECT_EQ(error.exit_code(), ExitCode::kNumerics);
     EXPECT_NE(std::string(error.what()).find("step "), std::string::npos) << error.what();
   }
+}
+
+TEST_F(TrainerTest, RunningAheadChangesNoRecordAndNoWeight) {
+  config_.optim.warmup_steps = 7;
+  for (const int64_t micro_batch : {0, 2}) {
+    config_.train.micro_batch = micro_batch;
+    run_ahead_ = false;
+    run(2);
+    const Recorder in_step = recorder_;
+    run_ahead_ = true;
+    run(2);
+    expect_same_steps(recorder_.steps, in_step.steps);
+    EXPECT_EQ(recorder_.summary.weights_digest, in_step.summary.weights_digest);
+    EXPECT_EQ(recorder_.summary.final_val_loss, in_step.summary.final_val_loss);
+    EXPECT_EQ(recorder_.summary.cost.measured_wire_bytes, in_step.summary.cost.measured_wire_bytes);
+  }
+}
+
+TEST_F(TrainerTest, RunningAheadTimesStepsFromEndToEnd) {
+  run_ahead_ = true;
+  const TrainResult result = run(2);
+  double sum_ms = 0.0;
+  for (const StepRecord& step : recorder_.steps) {
+    EXPECT_GT(step.step_ms, 0.0);
+    EXPECT_NEAR(step.tokens_per_s * step.step_ms, 1e3 * 8 * 32, 1e-3);
+    sum_ms += step.step_ms;
+  }
+  EXPECT_LT(sum_ms, 1e3 * result.summary.wall_s) << "no moment belongs to two steps";
+  EXPECT_GT(result.summary.tokens_per_s, 0.0);
+}
+
+/// Sets the signal when it is told of `step`.
+class Stopper : public Sink {
+ public:
+  Stopper(std::atomic<int>& stop, int64_t step) : stop_(stop), step_(step) {}
+  void record(const StepRecord& record) override {
+    if (record.step == step_) stop_ = SIGTERM;
+  }
+  void finish(const RunSummary&) override {}
+
+ private:
+  std::atomic<int>& stop_;
+  int64_t step_;
+};
+
+TEST_F(TrainerTest, RunningAheadASignalEndsAllRanksAfterTheStepThatIsUnderWay) {
+  config_.train.val_every = 0;
+  stop_rank_ = 1;
+  Stopper stopper(stop_, 3);
+  for (const bool ahead : {false, true}) {
+    run_ahead_ = ahead;
+    recorder_ = {};
+    stop_ = 0;
+    TrainResult results[2];
+    test::run_ranks(2, [&](std::shared_ptr<comm::World> world) {
+      TrainOptions mine = options();
+      mine.sinks.push_back(&stopper);
+      mine.stop_signal = world->rank() == stop_rank_ ? &stop_ : nullptr;
+      results[world->rank()] = train(mine, world);
+    });
+    // Ahead, step 3 is recorded when step 4 is enqueued, so the ranks hear of the signal in step 5 and read
+    // that when step 6 is.
+    const int64_t steps = ahead ? 6 : 4;
+    for (const TrainResult& result : results) {
+      EXPECT_EQ(result.stop_signal, SIGTERM);
+      EXPECT_EQ(result.summary.steps, steps);
+    }
+    ASSERT_EQ(recorder_.steps.size(), static_cast<size_t>(steps)) << "what is under way is recorded as well";
+    for (const StepRecord& step : recorder_.steps) {
+      EXPECT_EQ(step.val_loss.has_value(), step.step == steps) << step.step;
+    }
+    EXPECT_TRUE(recorder_.finished);
+  }
+}
+
+TEST_F(TrainerTest, RunningAheadAllRanksWaitWhereRankZeroProfiles) {
+  config_.train.steps = 6;
+  config_.train.profile_steps = 2;  // steps 5 and 6, which are never reached
+  config_.train.val_every = 0;
+  run_ahead_ = true;
+  stop_rank_ = 1;
+  Stopper stopper(stop_, 2);
+  test::run_ranks(2, [&](std::shared_ptr<comm::World> world) {
+    TrainOptions mine = options();
+    mine.sinks.push_back(&stopper);
+    mine.stop_signal = world->rank() == stop_rank_ ? &stop_ : nullptr;
+    EXPECT_EQ(train(mine, world).summary.steps, 4) << "rank " << world->rank();
+  });
+}
+
+TEST_F(TrainerTest, RunningAheadANonFiniteStepIsNamedAndTheLastThing) {
+  config_.optim.lr = 1e30;
+  config_.train.grad_clip = 0.0;
+  const auto failure = [&](bool ahead) {
+    run_ahead_ = ahead;
+    try {
+      run(2);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.exit_code(), ExitCode::kNumerics);
+      return std::string(error.what());
+    }
+    ADD_FAILURE() << "a learning rate of 1e30 went unnoticed";
+    return std::string();
+  };
+  const std::string in_step = failure(false);
+  const size_t records = recorder_.steps.size();
+  const std::string ahead = failure(true);
+  const auto up_to_the_loss = [](const std::string& text) { return text.substr(0, text.find(": loss")); };
+  EXPECT_EQ(up_to_the_loss(ahead), up_to_the_loss(in_step)) << "the same step";
+  EXPECT_EQ(recorder_.steps.size(), records) << "nothing was recorded after it";
+  EXPECT_FALSE(recorder_.finished);
+  for (const StepRecord& step : recorder_.steps) EXPECT_TRUE(std::isfinite(step.loss));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "weights.safetensors"));
+}
+
+TEST_F(TrainerTest, RunningAheadIsNotForScaledLosses) {
+  config_.precision.scaling = "dynamic";
+  run_ahead_ = true;
+  Stopper stopper(stop_, 3);
+  test::run_ranks(1, [&](std::shared_ptr<comm::World> world) {
+    TrainOptions mine = options();
+    mine.sinks.push_back(&stopper);
+    mine.stop_signal = &stop_;
+    train(mine, world);
+  });
+  EXPECT_EQ(recorder_.steps.size(), 4u) << "totals decide about a step, so each step's are read at once";
+}
+
+TEST_F(TrainerTest, GraphsOnACpuAreDeclinedAloudAndChangeNothing) {
+  run(1);
+  const Recorder without = recorder_;
+  config_.train.cuda_graphs = "on";
+  ::testing::internal::CaptureStderr();
+  run(1);
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find("train.cuda_graphs=on has no effect: tensors live on the CPU"), std::string::npos)
+      << log;
+  EXPECT_EQ(log.find("train.cuda_graphs", log.find("train.cuda_graphs") + 1), std::string::npos)
+      << "said once: " << log;
+  expect_same_steps(recorder_.steps, without.steps);
+  EXPECT_EQ(recorder_.summary.weights_digest, without.summary.weights_digest);
 }
 
 TEST_F(TrainerTest, AMissingCorpusIsADataErrorOnEveryRank) {

@@ -25,7 +25,7 @@ TEST(Weights, OfShardedRunsLoadIntoAPlainModel) {
     const auto sharded = nn::build(config);
     const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape::fit({}, 3));
     const parallel::DataParallel engine(*sharded, facts.units, mesh, {.policy = plan::find_policy("fsdp")},
-                                        [&](const std::string& name, int64_t first, std::span<float> out) {
+                                        [&](const std::string& name, int64_t first, at::Tensor& out) {
                                           nn::initial_values(config, 5, name, first, out);
                                         });
     save_weights(engine, facts, path, world->rank() == 0);

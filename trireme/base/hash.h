@@ -35,7 +35,7 @@ class StreamingHash {
 
 /// A well-mixed 64-bit value for (key, counter): SplitMix64's finaliser over a Weyl sequence (Steele et al.
 /// 2014).
-inline uint64_t mix64(uint64_t key, uint64_t counter) {
+constexpr uint64_t mix64(uint64_t key, uint64_t counter) {
   uint64_t z = key + (counter + 1) * 0x9e3779b97f4a7c15ULL;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;

@@ -29,7 +29,8 @@ void prepare_torch(Environment& environment, const std::string& device) {
   if (!environment.get("TORCH_CPP_LOG_LEVEL")) environment.set("TORCH_CPP_LOG_LEVEL", "ERROR");
   if (device != "cuda") return;
   if (environment.get("PYTORCH_ALLOC_CONF") || environment.get("PYTORCH_CUDA_ALLOC_CONF")) return;
-  // Segments that grow in place keep the CUDA allocator from fragmenting.
+  // The one place for the allocator's settings (docs/host.md). Segments that grow in place keep it from
+  // fragmenting; peers read memory that is not the allocator's.
   environment.set("PYTORCH_ALLOC_CONF", "expandable_segments:True");
 }
 

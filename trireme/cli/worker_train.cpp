@@ -25,7 +25,7 @@ extern "C" void remember_signal(int number) {
   stop_signal = number;
 }
 
-/// SIGINT and SIGTERM let the step finish; a second SIGINT ends the process at once.
+/// SIGINT and SIGTERM let the steps that are enqueued finish; a second SIGINT ends the process at once.
 void install_signal_handlers() {
   struct sigaction action {};
   action.sa_handler = remember_signal;

@@ -77,6 +77,10 @@ int cross_entropy(float* loss, void* logits, const int64_t* targets, int64_t row
 /// y (count) = factor * x, or with `adds` y += factor * x; factor is an fp32 scalar on the GPU. y may be x.
 int scale(void* y, const void* x, const float* factor, bool adds, int64_t count, Dtype dtype, void* stream);
 
+// Random numbers (normal.cu), as in normal.h.
+
+int fill_normal(float* out, int64_t count, uint64_t key, int64_t first, double deviation, void* stream);
+
 // Comparing bits (checksum.cu).
 
 /// sum += a hash of `bytes` (even) at `data`, 0 for zeros. Integers are added, so the order does not matter.

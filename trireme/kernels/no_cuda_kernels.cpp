@@ -77,6 +77,9 @@ int sum_of_squares(double*, double*, const void*, Dtype, int64_t, void*) {
   absent("sum_of_squares");
 }
 
+int fill_normal(float*, int64_t, uint64_t, int64_t, double, void*) {
+  absent("fill_normal");
+}
 void matmul(const MatmulCall&) {
   absent("matmul");
 }

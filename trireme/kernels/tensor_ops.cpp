@@ -8,6 +8,7 @@
 #include "trireme/kernels/cuda_kernels.h"
 #include "trireme/kernels/device.h"
 #include "trireme/kernels/norm.h"
+#include "trireme/kernels/normal.h"
 #include "trireme/kernels/rope.h"
 
 namespace trireme::kernels {
@@ -284,6 +285,12 @@ void add_scaled(at::Tensor& y, const at::Tensor& x, const at::Tensor& factor) {
   launched(cuda::scale(mutable_data(y), data(x), floats(factor), /*adds=*/true, x.numel(), dtype_of(x),
                        current_stream()),
            "add_scaled");
+}
+
+void fill_normal(at::Tensor& out, uint64_t key, int64_t first, double deviation) {
+  if (!out.is_cuda()) return fill_normal(floats(out), out.numel(), key, first, deviation);
+  launched(cuda::fill_normal(floats(out), out.numel(), key, first, deviation, current_stream()),
+           "fill_normal");
 }
 
 void embedding_backward(at::Tensor& d_weight, const at::Tensor& dy, const at::Tensor& tokens) {

@@ -51,6 +51,9 @@ void cross_entropy(at::Tensor& loss, at::Tensor& logits, const at::Tensor& targe
 void scale(at::Tensor& y, const at::Tensor& x, const at::Tensor& factor);
 void add_scaled(at::Tensor& y, const at::Tensor& x, const at::Tensor& factor);
 
+/// out (n) fp32, contiguous, as in normal.h.
+void fill_normal(at::Tensor& out, uint64_t key, int64_t first, double deviation);
+
 /// On a GPU. d_weight (rows, width) += the sums of the rows of dy (..., width) that `tokens` (...) name.
 void embedding_backward(at::Tensor& d_weight, const at::Tensor& dy, const at::Tensor& tokens);
 

@@ -5,6 +5,7 @@
 #include <torch/custom_class.h>
 
 #include <mutex>
+#include <optional>
 #include <utility>
 
 namespace trireme::memory {
@@ -45,10 +46,12 @@ class Restored {
 };
 
 struct Forward : torch::CustomClassHolder {
-  Forward(std::function<at::Tensor(const at::Tensor&)> forward, c10::Device device)
-      : call(std::move(forward)), random(device) {}
+  Forward(std::function<at::Tensor(const at::Tensor&)> forward, c10::Device device, bool draws)
+      : call(std::move(forward)) {
+    if (draws) random.emplace(device);
+  }
   std::function<at::Tensor(const at::Tensor&)> call;
-  RandomState random;
+  std::optional<RandomState> random;  ///< none: `call` draws nothing
 };
 
 class RecomputedFunction : public Function<RecomputedFunction> {
@@ -71,7 +74,8 @@ class RecomputedFunction : public Function<RecomputedFunction> {
     const at::Tensor x = context->get_saved_variables()[0].detach().requires_grad_(wants_x);
     at::Tensor y;
     {
-      const Restored restored(forward->random);
+      std::optional<Restored> restored;
+      if (forward->random) restored.emplace(*forward->random);
       y = forward->call(x);
     }
     y.backward(grads[0]);
@@ -81,10 +85,11 @@ class RecomputedFunction : public Function<RecomputedFunction> {
 
 }  // namespace
 
-at::Tensor recomputed(const at::Tensor& x, const std::function<at::Tensor(const at::Tensor&)>& forward) {
+at::Tensor recomputed(const at::Tensor& x, const std::function<at::Tensor(const at::Tensor&)>& forward,
+                      bool draws) {
   if (!at::GradMode::is_enabled()) return forward(x);
   const at::Tensor always = at::empty({0}, x.options()).requires_grad_();
-  return RecomputedFunction::apply(x, always, c10::make_intrusive<Forward>(forward, x.device()));
+  return RecomputedFunction::apply(x, always, c10::make_intrusive<Forward>(forward, x.device(), draws));
 }
 
 }  // namespace trireme::memory

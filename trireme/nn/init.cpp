@@ -1,13 +1,13 @@
 #include "trireme/nn/init.h"
 
-#include <ATen/Parallel.h>
+#include <ATen/ATen.h>
 #include <torch/nn/module.h>
 
 #include <cmath>
-#include <numbers>
 
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
+#include "trireme/kernels/tensor_ops.h"
 
 namespace trireme::nn {
 namespace {
@@ -25,41 +25,27 @@ bool ends_residual_branch(const std::string& name) {
          ends_with(name, "down_proj.weight") || ends_with(name, "down.weight");
 }
 
-/// A standard normal number for 64 random bits (Box and Muller 1958).
-double standard_normal(uint64_t bits) {
-  constexpr double kUnit = 1.0 / 4294967296.0;
-  const double u = (static_cast<double>(bits >> 32) + 0.5) * kUnit;
-  const double v = (static_cast<double>(bits & 0xffffffffu) + 0.5) * kUnit;
-  return std::sqrt(-2.0 * std::log(u)) * std::cos(2.0 * std::numbers::pi * v);
-}
-
 }  // namespace
 
 void initial_values(const plan::ModelConfig& config, uint64_t seed, const std::string& name, int64_t first,
-                    std::span<float> out) {
+                    at::Tensor& out) {
   if (ends_with(name, "bias") || is_norm(name)) {
-    std::fill(out.begin(), out.end(), ends_with(name, "bias") ? 0.0f : 1.0f);
+    out.fill_(ends_with(name, "bias") ? 0.0 : 1.0);
     return;
   }
   double deviation = std::sqrt(2.0 / (5.0 * static_cast<double>(config.d_model)));
   if (ends_residual_branch(name)) deviation /= std::sqrt(2.0 * static_cast<double>(config.n_layers));
-  const uint64_t key = xxh3(name, seed);
-  at::parallel_for(0, static_cast<int64_t>(out.size()), 4096, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const uint64_t bits = mix64(key, static_cast<uint64_t>(first + i));
-      out[static_cast<size_t>(i)] = static_cast<float>(deviation * standard_normal(bits));
-    }
-  });
+  kernels::fill_normal(out, xxh3(name, seed), first, deviation);
 }
 
 void initialize(torch::nn::Module& module, const plan::ModelConfig& config, uint64_t seed) {
   const at::NoGradGuard no_grad;
   for (const auto& entry : module.named_parameters()) {
     const at::Tensor& param = entry.value();
-    TRIREME_CHECK(param.device().is_cpu() && param.scalar_type() == at::kFloat && param.is_contiguous(),
-                  "[nn.initialize] parameter {} is not a contiguous fp32 CPU tensor", entry.key());
-    initial_values(config, seed, entry.key(), 0,
-                   {param.data_ptr<float>(), static_cast<size_t>(param.numel())});
+    TRIREME_CHECK(param.scalar_type() == at::kFloat && param.is_contiguous(),
+                  "[nn.initialize] parameter {} is not a contiguous fp32 tensor", entry.key());
+    at::Tensor flat = param.view({-1});
+    initial_values(config, seed, entry.key(), 0, flat);
   }
 }
 

@@ -278,10 +278,10 @@ bool DataParallel::any_rank(bool mine) const {
   return false;
 }
 
-at::Tensor DataParallel::grad_squares() const {
+at::Tensor DataParallel::unit_grad_squares() const {
   std::vector<at::Tensor> squares;
   for (const auto& unit : units_) squares.push_back(unit->grad_squares());
-  return at::stack(squares).sum();
+  return at::stack(squares);
 }
 
 double DataParallel::sum_over_ranks(const std::vector<double>& by_dp_rank) const {
@@ -330,8 +330,9 @@ void DataParallel::step(optim::Optimizer& optimizer, double lr, const optim::Gra
     if (std::ranges::find(order, unit) == order.end()) order.push_back(unit);
   }
   for (const size_t unit : order) {
-    const Lane::Mark updated = shared_.reduce.run_untimed([&] { optimizer.update(unit, lr, grad_scale_); });
-    units_[unit]->publish_update(updated);
+    FlatUnit& flat = *units_[unit];
+    flat.publish_update(
+        shared_.reduce.run_untimed([&] { optimizer.update(unit, lr, grad_scale_); }, flat.updated()));
   }
   if (options_.hook.hook == Hook::kLocalSgd && ++steps_ % options_.hook.local_steps == 0)
     average_parameters();
@@ -348,43 +349,6 @@ void DataParallel::skip_step() {
 void DataParallel::average_parameters() {
   if (options_.hook.hook != Hook::kLocalSgd) return;
   for (const auto& unit : units_) unit->average_parameters();
-}
-
-plan::StateBytes DataParallel::state_bytes() const {
-  plan::StateBytes sum;
-  for (const auto& unit : units_) sum += unit->state_bytes();
-  return sum;
-}
-
-int64_t DataParallel::sent_bytes() const {
-  int64_t bytes = 0;
-  for (const comm::Group* group : groups()) {
-    for (const auto& [kind, traffic] : group->traffic()) bytes += traffic.bytes;
-  }
-  return bytes;
-}
-
-int64_t DataParallel::symmetric_bytes() const {
-  int64_t bytes = 0;
-  for (const comm::Group* group : groups()) bytes += group->symmetric_bytes();
-  return bytes;
-}
-
-std::vector<comm::Group*> DataParallel::groups() const {
-  std::vector<comm::Group*> all = {groups_.shard.get(), groups_.replicate.get(), groups_.after_forward.get()};
-  std::erase(all, nullptr);
-  return all;
-}
-
-void DataParallel::measure(bool on) {
-  shared_.gather.measure(on);
-  shared_.reduce.measure(on);
-}
-
-LaneTimes DataParallel::take_times() {
-  LaneTimes times = shared_.gather.take_times();
-  times += shared_.reduce.take_times();
-  return times;
 }
 
 DataParallel::Held::Held(DataParallel& engine) : engine_(engine) {

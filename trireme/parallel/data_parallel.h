@@ -62,7 +62,9 @@ class DataParallel {
 
   /// fp64 scalar on the device: sum of squares of this rank's part of the gradient. Parts of all ranks make
   /// up the gradient.
-  at::Tensor grad_squares() const;
+  at::Tensor grad_squares() const { return unit_grad_squares().sum(); }
+  /// (units) of it, in the order of units().
+  at::Tensor unit_grad_squares() const;
   double local_grad_squares() const { return grad_squares().item<double>(); }
   /// The sum of one number per data-parallel rank, in an order that no policy changes.
   double sum_over_ranks(const std::vector<double>& by_dp_rank) const;
@@ -79,6 +81,22 @@ class DataParallel {
 
   /// Ends a step whose gradients are not to be applied.
   void skip_step();
+
+  /// Whether this rank trains by itself, with parameters and gradients that stay where they are and units
+  /// that the module announces: then the kernels of a pass can be recorded (recording.h) and launched again
+  /// in place of it, in the order of the passes of a step, each kind of pass recorded in one and the same
+  /// step.
+  bool stands_alone() const;
+  /// What the host keeps between two passes of a step, beside what is in buffers. A launched recording needs
+  /// set_progress() of what progress() was after the pass that was recorded, and a pass that failed before
+  /// any of its kernels ran is taken back by that of before.
+  struct Progress {
+    std::vector<FlatUnit::Progress> units;
+    std::vector<std::vector<bool>> used;
+    int64_t reductions = 0;
+  };
+  Progress progress() const;
+  void set_progress(const Progress& progress);
 
   /// Local SGD: every rank takes the mean of all ranks' parameters now. step() does so every
   /// HookOptions::local_steps steps, and whoever ends training in between. Collective.

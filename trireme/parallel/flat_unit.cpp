@@ -3,9 +3,11 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "trireme/base/error.h"
 #include "trireme/kernels/tensor_ops.h"
+#include "trireme/parallel/recording.h"
 
 namespace trireme::parallel {
 namespace {
@@ -95,14 +97,11 @@ at::Tensor FlatUnit::symmetric_zeros(int64_t count, at::ScalarType dtype) const 
 
 void FlatUnit::fill_master(const Initializer& initializer) {
   const plan::Range range = optimizer_range();
-  std::vector<float> values;
   for (const plan::FlatEntry& entry : layout_.entries()) {
     const plan::Range part = plan::intersect(range, {entry.offset, entry.end()});
     if (part.size() == 0) continue;
-    values.resize(static_cast<size_t>(part.size()));
-    initializer(entry.name, part.begin - entry.offset, values);
-    master_.narrow(0, part.begin - range.begin, part.size())
-        .copy_(at::from_blob(values.data(), {part.size()}));
+    at::Tensor out = master_.narrow(0, part.begin - range.begin, part.size());
+    initializer(entry.name, part.begin - entry.offset, out);
   }
 }
 
@@ -131,9 +130,15 @@ void FlatUnit::start_gather() {
   gathering_ = true;
 }
 
+/// Recordings of a step are launched in the order in which they were made, so the first wait serves them all.
+void FlatUnit::follow_update() {
+  if (is_recording(options_.device) && std::exchange(update_recorded_, true)) return;
+  Lane::follow(updated_, options_.device);
+}
+
 void FlatUnit::gather_parameters() {
   start_gather();
-  if (!gathering_) return Lane::follow(updated_, options_.device);
+  if (!gathering_) return follow_update();
   shared_.gather.wait(gathered_);
   gathering_ = false;
 }
@@ -164,14 +169,27 @@ void FlatUnit::release_after_forward() {
 void FlatUnit::prepare_gradients() {
   if (gradients_live_) return;
   finish_reduce();
-  Lane::follow(updated_, options_.device);  // it may still read the last step's gradients
+  follow_update();  // it may still read the last step's gradients
   shared_.gradients().allocate(full_grads_);
   full_grads_.zero_();
   gradients_live_ = true;
+  lend_gradients();
+}
+
+void FlatUnit::lend_gradients() {
   for (size_t i = 0; i < params_.size(); ++i) {
     at::Tensor leaf = params_[i].second;
     if (leaf.requires_grad() && !leaf.grad().defined()) leaf.mutable_grad() = view_of(full_grads_, i);
   }
+}
+
+void FlatUnit::set_progress(const Progress& progress) {
+  whole_sum_ = progress.whole_sum;
+  reduced_any_ = progress.reduced_any;
+  reducing_ = false;  // whoever ended a pass has waited
+  if (!progress.gradients_live) return forget_gradients();
+  gradients_live_ = true;
+  lend_gradients();
 }
 
 void FlatUnit::take_gradient(size_t index) {
@@ -312,6 +330,7 @@ optim::FlatParam FlatUnit::optimizer_param() const {
 void FlatUnit::publish_update(const Lane::Mark& updated) {
   reduced_any_ = false;
   updated_ = updated;
+  update_recorded_ = false;
   if (shards_parameters()) return release_parameters();
   if (options_.policy.shard_optimizer && groups_.shard->size() > 1) {
     gathered_ = shared_.gather.run([this] {

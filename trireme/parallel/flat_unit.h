@@ -51,6 +51,11 @@ class FlatUnit {
 
   /// Whether any of its parameters requires a gradient.
   bool trainable() const;
+  /// Nobody to reduce with: gradients are reduced as they are, and nothing is ever freed or moved.
+  bool is_alone() const {
+    return groups_.shard->size() * groups_.replicate->size() == 1 && options_.compute == options_.reduce &&
+           !compressor_ && !reduces_locally() && reduces_once();
+  }
 
   /// Begins to make the full parameters present; does nothing when they are, or are about to be. Collective
   /// for policies that shard them.
@@ -85,6 +90,17 @@ class FlatUnit {
   /// Makes parameters visible to the module that are updated at `updated`: begins to gather them, or drops
   /// stale ones. Ends the step. Collective.
   void publish_update(const Lane::Mark& updated = {});
+  /// Where the last update ended.
+  const Lane::Mark& updated() const { return updated_; }
+
+  /// What is kept between the passes of a step, beside what is in buffers.
+  struct Progress {
+    at::Tensor whole_sum;
+    bool gradients_live = false, reduced_any = false;
+  };
+  Progress progress() const { return {whole_sum_, gradients_live_, reduced_any_}; }
+  /// Takes that of another time between two passes.
+  void set_progress(const Progress& progress);
 
   /// Local SGD: the mean over the ranks replaces every rank's parameters. Collective.
   void average_parameters();
@@ -100,11 +116,6 @@ class FlatUnit {
   bool fp32_compute() const { return options_.compute == at::kFloat; }
   bool reduces_locally() const { return options_.hook.hook == Hook::kLocalSgd; }
   bool reduces_once() const { return options_.reduce_when == ReduceWhen::kOncePerStep; }
-  /// Nobody to reduce with: gradients are reduced as they are.
-  bool is_alone() const {
-    return groups_.shard->size() * groups_.replicate->size() == 1 && options_.compute == options_.reduce &&
-           !compressor_ && !reduces_locally() && reduces_once();
-  }
   bool keeps_gradients() const { return !options_.policy.shard_gradients || is_alone(); }
   plan::Range shard_range() const;
   plan::Range optimizer_range() const;
@@ -114,6 +125,8 @@ class FlatUnit {
   void allocate_buffers();
   at::Tensor symmetric_zeros(int64_t count, at::ScalarType dtype) const;
   void adopt();
+  void follow_update();
+  void lend_gradients();
   void fill_master(const Initializer& initializer);
   at::Tensor reduced_shard() const;
   void keep_for_later();
@@ -143,11 +156,12 @@ class FlatUnit {
   std::unique_ptr<Compressor> compressor_;
 
   Lane::Mark gathered_, reduced_mark_, updated_;
-  bool gathering_ = false;       ///< somebody has to wait for gathered_
-  bool reducing_ = false;        ///< somebody has to wait for reduced_mark_
-  bool gradients_live_ = false;  ///< full_grads_ holds something that was not reduced yet
-  bool reduced_any_ = false;     ///< reduced_ holds a sum of this step
-  bool ends_step_ = false;       ///< the reduction under way is the step's last
+  bool gathering_ = false;        ///< somebody has to wait for gathered_
+  bool reducing_ = false;         ///< somebody has to wait for reduced_mark_
+  bool gradients_live_ = false;   ///< full_grads_ holds something that was not reduced yet
+  bool reduced_any_ = false;      ///< reduced_ holds a sum of this step
+  bool ends_step_ = false;        ///< the reduction under way is the step's last
+  bool update_recorded_ = false;  ///< a recording of this step waits for updated_
 };
 
 }  // namespace trireme::parallel

@@ -4,6 +4,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "trireme/base/clock.h"
+#include "trireme/parallel/recording.h"
 
 namespace trireme::parallel {
 namespace {
@@ -55,6 +56,10 @@ Lane::Mark Lane::run_here(const std::function<void()>& work) {
 }
 
 Lane::Mark Lane::run(const std::function<void()>& work) {
+  return run_and_move(work, {});
+}
+
+Lane::Mark Lane::run_and_move(const std::function<void()>& work, Mark mark) {
   if (!stream_) return run_here(work);
   c10::Event ready(device_.type());
   ready.record(current());
@@ -63,8 +68,7 @@ Lane::Mark Lane::run(const std::function<void()>& work) {
   std::optional<c10::Event> begin;
   if (measures_) begin.emplace(timed_event(device_)).record(*stream_);
   work();
-  Mark mark;
-  mark.event_ = std::make_shared<c10::Event>(device_.type());
+  if (!mark.event_) mark.event_ = std::make_shared<c10::Event>(device_.type());
   mark.event_->record(*stream_);
   if (begin) {
     c10::Event end = timed_event(device_);
@@ -74,22 +78,24 @@ Lane::Mark Lane::run(const std::function<void()>& work) {
   return mark;
 }
 
-Lane::Mark Lane::run_untimed(const std::function<void()>& work) {
+Lane::Mark Lane::run_untimed(const std::function<void()>& work, const Mark& again) {
   const bool measures = measures_;
   measures_ = false;
-  Mark mark = run(work);
+  Mark mark = run_and_move(work, again);
   measures_ = measures;
   return mark;
 }
 
 void Lane::follow(const Mark& mark, c10::Device device) {
-  if (mark.event_) mark.event_->block(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  if (!mark.event_) return;
+  if (is_recording(device)) return wait_for_outside(mark.event_->eventId());
+  mark.event_->block(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
 }
 
 void Lane::wait(const Mark& mark) {
   if (!mark.event_) return;
-  if (!measures_) return follow(mark, device_);
   const c10::Stream stream = current();
+  if (!measures_) return mark.event_->block(stream);
   Span span{timed_event(device_), timed_event(device_)};
   span.first.record(stream);
   mark.event_->block(stream);

@@ -43,11 +43,14 @@ class Lane {
   /// Runs `work` after everything that the current stream holds now. Memory that it allocates belongs to the
   /// lane's stream; memory that it uses must stay until somebody has waited for the mark.
   Mark run(const std::function<void()>& work);
-  /// The same for work that is no communication: it is not timed.
-  Mark run_untimed(const std::function<void()>& work);
-  /// The current stream goes on after the mark, which counts as time that computation has lost.
+  /// The same for work that is no communication: it is not timed. The result is `again`, a mark of earlier
+  /// work, moved to the end of this one; a new mark when `again` is a default one.
+  Mark run_untimed(const std::function<void()>& work, const Mark& again = {});
+  /// The current stream goes on after the mark, which counts as time that computation has lost. While the
+  /// stream records (recording.h), the mark was made inside of the recording.
   void wait(const Mark& mark);
-  /// The same for a stream that loses nothing by it.
+  /// The same for a stream that loses nothing by it. While it records, the mark was made outside: each launch
+  /// waits for where the mark is then.
   static void follow(const Mark& mark, c10::Device device);
 
   /// From now on work and waits are timed, at the cost of two events each.
@@ -59,6 +62,7 @@ class Lane {
   using Span = std::pair<c10::Event, c10::Event>;
   c10::Stream current() const;
   Mark run_here(const std::function<void()>& work);
+  Mark run_and_move(const std::function<void()>& work, Mark mark);
 
   c10::Device device_;
   std::optional<c10::Stream> stream_;  ///< none: work runs on the current one

@@ -1,11 +1,11 @@
 #pragma once
 // What the data-parallel engine is told, beside the module and the mesh.
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <functional>
-#include <span>
 #include <string>
 
 #include "trireme/parallel/compression.h"
@@ -37,7 +37,8 @@ struct Options {
   HookOptions hook = {};
 };
 
-/// Writes elements [first, first + out.size()) of the parameter `name`, counted in row-major order.
-using Initializer = std::function<void(const std::string& name, int64_t first, std::span<float> out)>;
+/// Writes elements [first, first + out.numel()) of the parameter `name`, counted in row-major order, to
+/// `out`: fp32, contiguous, on the device of the engine.
+using Initializer = std::function<void(const std::string& name, int64_t first, at::Tensor& out)>;
 
 }  // namespace trireme::parallel

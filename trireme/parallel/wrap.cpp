@@ -59,10 +59,8 @@ Initializer values_of(const Module& module, const comm::Mesh& mesh) {
     broadcast_from_root(entry.value(), mesh);
     values.emplace(entry.key(), entry.value().detach());
   }
-  return [values](const std::string& name, int64_t first, std::span<float> out) {
-    const auto count = static_cast<int64_t>(out.size());
-    const at::Tensor part = values.at(name).reshape({-1}).narrow(0, first, count).to(at::kCPU, at::kFloat);
-    std::copy_n(part.const_data_ptr<float>(), out.size(), out.data());
+  return [values](const std::string& name, int64_t first, at::Tensor& out) {
+    out.copy_(values.at(name).reshape({-1}).narrow(0, first, out.numel()));
   };
 }
 

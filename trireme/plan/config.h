@@ -48,6 +48,7 @@ struct TrainConfig {
   int64_t log_every = 10;
   int64_t sample_tokens = 0;  ///< length of the text generated at the end; 0: none
   std::string sample_prompt = "\n";
+  std::string cuda_graphs = "off";  ///< off, or on: a GPU that trains alone replays recorded passes
 };
 
 struct OptimConfig {
@@ -102,6 +103,10 @@ struct PrecisionConfig {
 /// Bytes of an element of fp32, bf16 or fp16.
 inline int64_t bytes_of(const std::string& dtype) {
   return dtype == "fp32" ? 4 : 2;
+}
+/// Whether the loss is scaled dynamically: precision.scaling with auto resolved.
+inline bool scales_loss(const PrecisionConfig& precision) {
+  return precision.scaling == "dynamic" || (precision.scaling == "auto" && precision.compute == "fp16");
 }
 /// precision.reduce with auto resolved.
 inline std::string wire_dtype(const PrecisionConfig& precision) {

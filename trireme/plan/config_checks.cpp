@@ -37,10 +37,8 @@ class Checker {
 
   void check_loss_scale() const {
     const PrecisionConfig& precision = config_.precision;
-    const bool scales =
-        precision.scaling == "dynamic" || (precision.scaling == "auto" && precision.compute == "fp16");
     const std::string& hook = config_.parallel.comm_hook;
-    if (scales && (hook == "int8" || hook == "topk" || hook == "powersgd")) {
+    if (scales_loss(precision) && (hook == "int8" || hook == "topk" || hook == "powersgd")) {
       throw ConfigError(
           "[plan.config] {} keeps what it could not send, which an overflow of the scaled loss would spoil "
           "for good; "

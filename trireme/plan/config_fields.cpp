@@ -100,6 +100,9 @@ void add_train(Table& table, TrainConfig& train) {
   table.push_back(
       number("train.sample_tokens", train.sample_tokens, 0, "tokens generated at the end; 0: none"));
   table.push_back(text("train.sample_prompt", train.sample_prompt, "what the generated text continues"));
+  table.push_back(text("train.cuda_graphs", train.cuda_graphs,
+                       "on one GPU: record forward and backward once and launch them as one piece",
+                       {"off", "on"}));
 }
 
 void add_optim(Table& table, OptimConfig& optim) {

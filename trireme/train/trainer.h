@@ -2,6 +2,7 @@
 // The training loop: from a resolved config and a world to a trained model and its records.
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,8 +20,12 @@ struct TrainOptions {
   std::string trace_path;      ///< where rank 0 writes the trace of train.profile_steps
   std::vector<Sink*> sinks;    ///< called on rank 0 only
   const std::atomic<int>* stop_signal =
-      nullptr;           ///< non-zero: finish the step, then end (any rank may set it)
+      nullptr;           ///< non-zero: finish what is enqueued, then end (any rank may set it)
   bool announce = true;  ///< rank 0 logs what is about to run
+  /// Whether the next step is enqueued before the totals of this one are read; none: on a GPU. What is seen
+  /// in totals, such as a stop signal, then takes effect a step later, on all ranks alike. Never where the
+  /// loss is scaled dynamically: whether a step is applied is decided from its totals.
+  std::optional<bool> run_ahead = {};
 };
 
 struct TrainResult {

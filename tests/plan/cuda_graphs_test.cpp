@@ -1,0 +1,68 @@
+// What a config says about recording its passes: nothing in it may wait for others, come from the host or
+// move.
+#include "trireme/plan/cuda_graphs.h"
+
+#include <gtest/gtest.h>
+
+#include "trireme/base/env.h"
+#include "trireme/base/error.h"
+
+namespace trireme::plan {
+namespace {
+
+Config config_with(const std::vector<std::string>& overrides) {
+  return load({.overrides = overrides}, Environment()).config;
+}
+
+TEST(CudaGraphs, AreOffUnlessAskedFor) {
+  EXPECT_EQ(config_with({}).train.cuda_graphs, "off");
+  EXPECT_EQ(config_with({"train.cuda_graphs=on"}).train.cuda_graphs, "on");
+  EXPECT_EQ(load({.text = "train:\n  cuda_graphs: on\n"}, Environment()).config.train.cuda_graphs, "on")
+      << "YAML's other word for true stays a word";
+  EXPECT_THROW(config_with({"train.cuda_graphs=true"}), ConfigError);
+}
+
+TEST(CudaGraphs, OneGpuCanRecordEveryFamilyAndPolicy) {
+  for (const char* family : {"gpt2", "llama", "mlp"}) {
+    for (const char* policy : {"ddp", "zero2", "fsdp"}) {
+      for (const char* compute : {"fp32", "bf16"}) {
+        const Config config =
+            config_with({fmt::format("model.family={}", family), fmt::format("parallel.policy={}", policy),
+                         fmt::format("precision.compute={}", compute), "train.micro_batch=2"});
+        EXPECT_EQ(cuda_graphs_obstacle(config, true, 1), "") << family << " " << policy << " " << compute;
+      }
+    }
+  }
+  EXPECT_EQ(cuda_graphs_obstacle(config_with({"model.dropout=0.1"}), true, 1), "");
+  EXPECT_EQ(cuda_graphs_obstacle(config_with({"memory.recompute=block"}), true, 1), "");
+  EXPECT_EQ(cuda_graphs_obstacle(config_with({"model.dropout=0.1", "memory.recompute=cheap"}), true, 1), "");
+}
+
+TEST(CudaGraphs, EveryObstacleIsNamed) {
+  struct Case {
+    std::vector<std::string> overrides;
+    bool gpu;
+    int64_t ranks;
+    const char* named;
+  };
+  const std::vector<Case> cases = {
+      {{}, false, 1, "CPU"},
+      {{}, true, 2, "2 data-parallel ranks"},
+      {{"precision.compute=fp16"}, true, 1, "precision.scaling"},
+      {{"precision.compute=bf16", "precision.scaling=dynamic"}, true, 1, "precision.scaling"},
+      {{"precision.compute=fp16", "precision.scaling=none"}, true, 1, "precision.reduce=auto"},
+      {{"precision.compute=bf16", "precision.reduce=fp32"}, true, 1, "precision.reduce=fp32"},
+      {{"parallel.comm_hook=topk"}, true, 1, "parallel.comm_hook=topk"},
+      {{"parallel.comm_hook=local_sgd", "parallel.policy=ddp"}, true, 1, "parallel.comm_hook=local_sgd"},
+      {{"parallel.reduce_when=every_micro_batch"}, true, 1, "parallel.reduce_when=every_micro_batch"},
+      {{"memory.recompute=block", "model.dropout=0.1"}, true, 1, "memory.recompute=block"},
+      {{fmt::format("train.steps={}", kStepsBeforeRecording)}, true, 1, "train.steps=3"},
+  };
+  for (const Case& one : cases) {
+    const std::string obstacle = cuda_graphs_obstacle(config_with(one.overrides), one.gpu, one.ranks);
+    EXPECT_NE(obstacle.find(one.named), std::string::npos) << one.named << " in: " << obstacle;
+  }
+}
+
+}  // namespace
+}  // namespace trireme::plan

@@ -1,0 +1,222 @@
+// Training on one GPU: a host that runs ahead, and passes launched as CUDA graphs, change no bit of any step.
+// Sequences are short enough for cuDNN's attention to repeat its bits. Skipped without a GPU.
+#include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
+
+#include "tests/train/trainer_fixture.h"
+#include "trireme/base/error.h"
+#include "trireme/kernels/device.h"
+#include "trireme/nn/init.h"
+#include "trireme/nn/language_model.h"
+#include "trireme/train/passes.h"
+
+namespace trireme::train {
+namespace {
+
+constexpr const char* kRecorded = "recorded and launched";
+
+class GpuGraphs : public TrainerTest {
+ protected:
+  void SetUp() override {
+    if (kernels::gpus().empty()) GTEST_SKIP() << "no GPU";
+    TrainerTest::SetUp();
+    config_.device = "cuda";
+    config_.precision.compute = "bf16";
+    config_.train = {.steps = 14, .global_batch = 8, .val_every = 3, .val_batches = 1};
+    config_.optim.lr = 1e-3;
+    use_family("llama");
+  }
+  void TearDown() override {
+    if (!folder_.empty()) TrainerTest::TearDown();
+  }
+
+  void use_family(const std::string& family) {
+    plan::ModelConfig model;
+    model.family = family;
+    model.n_layers = 2;
+    model.d_model = 128;
+    model.n_heads = 4;
+    model.n_kv_heads = family == "llama" ? 2 : 4;
+    config_.data.seq_len = 64;
+    config_.model = plan::complete(model, 64);
+  }
+
+  /// What one GPU recorded and logged.
+  struct Trained {
+    Recorder recorder;
+    std::string log;
+    bool says(const std::string& text) const { return log.find(text) != std::string::npos; }
+  };
+
+  Trained train_on_gpu(const std::string& cuda_graphs) {
+    config_.train.cuda_graphs = cuda_graphs;
+    recorder_ = {};
+    const auto world =
+        comm::World::join_store(c10::make_intrusive<c10d::HashStore>(), 0, 1, c10::Device(c10::kCUDA, 0),
+                                /*timeout_s=*/60.0);
+    TrainOptions mine = options();
+    mine.announce = true;
+    ::testing::internal::CaptureStderr();
+    try {
+      train(mine, world);
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << error.what();
+    }
+    return {recorder_, ::testing::internal::GetCapturedStderr()};
+  }
+
+  void expect_equal(const Trained& got, const Trained& wanted, const std::string& what) {
+    SCOPED_TRACE(what);
+    expect_same_steps(got.recorder.steps, wanted.recorder.steps);
+    EXPECT_EQ(got.recorder.summary.weights_digest, wanted.recorder.summary.weights_digest);
+  }
+
+  /// With and without graphs, which must have been made.
+  void expect_no_bit_changes(const std::string& what) {
+    const Trained without = train_on_gpu("off"), with = train_on_gpu("on");
+    EXPECT_EQ(without.recorder.steps.size(), static_cast<size_t>(config_.train.steps));
+    EXPECT_FALSE(without.says(kRecorded)) << what;
+    EXPECT_TRUE(with.says(kRecorded)) << what << ": " << with.log;
+    expect_equal(with, without, what);
+  }
+};
+
+TEST_F(GpuGraphs, AHostThatRunsAheadChangesNoBit) {
+  for (const char* graphs : {"off", "on"}) {
+    run_ahead_ = false;
+    const Trained in_step = train_on_gpu(graphs);
+    run_ahead_ = true;
+    expect_equal(train_on_gpu(graphs), in_step, graphs);
+  }
+}
+
+TEST_F(GpuGraphs, ChangeNoBitOfAnyFamilyAndAccumulation) {
+  for (const char* family : {"llama", "gpt2"}) {
+    use_family(family);
+    for (const int64_t micro_batch : {8, 4, 2}) {
+      config_.train.micro_batch = micro_batch;
+      expect_no_bit_changes(fmt::format("{}, micro-batch {}", family, micro_batch));
+    }
+  }
+}
+
+TEST_F(GpuGraphs, ChangeNoBitOfFp32ThatAccumulatesInPlace) {
+  use_family("mlp");
+  config_.precision.compute = "fp32";
+  for (const int64_t micro_batch : {8, 2}) {
+    config_.train.micro_batch = micro_batch;
+    expect_no_bit_changes(fmt::format("micro-batch {}", micro_batch));
+  }
+}
+
+TEST_F(GpuGraphs, ChangeNoBitUnderOtherSettings) {
+  config_.train.micro_batch = 4;
+  for (const char* recompute : {"cheap", "block"}) {
+    config_.memory.recompute = recompute;
+    expect_no_bit_changes(recompute);
+  }
+  config_.memory.recompute = "none";
+  config_.parallel.overlap = false;
+  expect_no_bit_changes("without overlap");
+  config_.parallel.overlap = true;
+  config_.parallel.policy = "zero2";
+  config_.parallel.bucket_mib = 0.1;
+  expect_no_bit_changes("buckets");
+  config_.optim.name = "sgd";
+  config_.memory.loss_chunk_mib = 1;
+  expect_no_bit_changes("sgd");
+}
+
+/// Attention with dropout adds in an order that varies, so losses agree nearly; other random numbers would
+/// show.
+TEST_F(GpuGraphs, DrawTheRandomNumbersThatPassesWithoutThemDraw) {
+  use_family("gpt2");
+  config_.model.dropout = 0.3;
+  config_.train.micro_batch = 4;
+  const Trained without = train_on_gpu("off"), with = train_on_gpu("on");
+  EXPECT_TRUE(with.says(kRecorded)) << with.log;
+  ASSERT_EQ(with.recorder.steps.size(), without.recorder.steps.size());
+  for (size_t i = 0; i < with.recorder.steps.size(); ++i) {
+    const double wanted = without.recorder.steps[i].loss;
+    EXPECT_NEAR(with.recorder.steps[i].loss, wanted, 2e-4 * wanted) << "step " << i + 1;
+  }
+}
+
+TEST_F(GpuGraphs, AreDeclinedAloudWhereTheConfigSpeaksAgainstThem) {
+  config_.precision.reduce = "fp32";
+  const Trained without = train_on_gpu("off"), with = train_on_gpu("on");
+  EXPECT_TRUE(with.says("train.cuda_graphs=on has no effect")) << with.log;
+  EXPECT_TRUE(with.says("precision.reduce=fp32")) << with.log;
+  EXPECT_FALSE(with.says(kRecorded));
+  expect_equal(with, without, "declined");
+}
+
+/// Passes on one GPU whose `waits`-th computed loss waits for the device, which no recording can.
+std::string digest_with_a_wait(int64_t waits, bool records, std::string& log) {
+  plan::ModelConfig config;
+  config.family = "llama";
+  config.n_layers = 2;
+  config.d_model = 128;
+  config.n_heads = 4;
+  config.vocab_size = 512;
+  config = plan::complete(config, 64);
+  const plan::ModelFacts facts = plan::describe(config, 64);
+  const c10::Device device(c10::kCUDA, 0);
+  const c10::StreamGuard guard(parallel::recording_stream(device));
+  const auto world =
+      comm::World::join_store(c10::make_intrusive<c10d::HashStore>(), 0, 1, device, /*timeout_s=*/60.0);
+  const auto model = nn::build(config);
+  parallel::DataParallel engine(*model, facts.units, comm::make_mesh(world, plan::MeshShape::fit({}, 1)),
+                                {.policy = plan::find_policy("fsdp"),
+                                 .compute = at::kBFloat16,
+                                 .reduce = at::kBFloat16,
+                                 .device = device},
+                                [&](const std::string& name, int64_t first, at::Tensor& out) {
+                                  nn::initial_values(config, 3, name, first, out);
+                                });
+  model->set_unit_runner([&](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {
+    return engine.run_unit(unit, x, forward);
+  });
+  const auto optimizer = optim::build({.lr = 1e-3}, engine.optimizer_params());
+  constexpr int64_t kAccumulation = 3;
+  int64_t computed = 0;
+  Passes passes(
+      engine, device,
+      [&](const at::Tensor& inputs, const at::Tensor& targets, double scale) {
+        const at::Tensor loss = model->loss(inputs, targets, nn::kLossChunkBytes, scale);
+        if (++computed == waits) loss.item();
+        return loss;
+      },
+      kAccumulation, records ? parallel::recordings() : parallel::RecordingMaker());
+  ::testing::internal::CaptureStderr();
+  for (int64_t step = 0; step < 10; ++step) {
+    int64_t index = 0;
+    const auto next = [&] {
+      const at::Tensor tokens = (at::arange(4 * 65, at::kLong) * 7919 + (step * 10 + index++) * 31)
+                                    .remainder(config.vocab_size)
+                                    .view({4, 65});
+      return data::Batch{tokens.narrow(1, 0, 64).contiguous(), tokens.narrow(1, 1, 64).contiguous()};
+    };
+    passes.run(next, 1.0 / kAccumulation);
+    optim::GradScale scale;
+    scale.device = optim::clip_factor(engine.grad_squares().sqrt(), 1.0);
+    engine.step(*optimizer, 1e-3, scale);
+  }
+  log = ::testing::internal::GetCapturedStderr();
+  return parallel::weights_digest(engine);
+}
+
+TEST_F(GpuGraphs, AFailedRecordingIsTakenBackWhereverItFails) {
+  std::string log;
+  const std::string plain = digest_with_a_wait(-1, false, log);
+  EXPECT_EQ(digest_with_a_wait(-1, true, log), plain) << "none fails";
+  EXPECT_EQ(log.find("train.cuda_graphs"), std::string::npos) << log;
+  // The first recorded step follows three with three passes each.
+  for (const int64_t waits : {10, 11, 12}) {
+    EXPECT_EQ(digest_with_a_wait(waits, true, log), plain) << "fails in pass " << waits - 9;
+    EXPECT_NE(log.find("train.cuda_graphs: passes cannot be recorded"), std::string::npos) << log;
+  }
+}
+
+}  // namespace
+}  // namespace trireme::train

@@ -1,0 +1,64 @@
+// What the engine holds, has sent and took, and how far it is within a step.
+#include <algorithm>
+
+#include "trireme/parallel/data_parallel.h"
+
+namespace trireme::parallel {
+
+plan::StateBytes DataParallel::state_bytes() const {
+  plan::StateBytes sum;
+  for (const auto& unit : units_) sum += unit->state_bytes();
+  return sum;
+}
+
+int64_t DataParallel::sent_bytes() const {
+  int64_t bytes = 0;
+  for (const comm::Group* group : groups()) {
+    for (const auto& [kind, traffic] : group->traffic()) bytes += traffic.bytes;
+  }
+  return bytes;
+}
+
+int64_t DataParallel::symmetric_bytes() const {
+  int64_t bytes = 0;
+  for (const comm::Group* group : groups()) bytes += group->symmetric_bytes();
+  return bytes;
+}
+
+std::vector<comm::Group*> DataParallel::groups() const {
+  std::vector<comm::Group*> all = {groups_.shard.get(), groups_.replicate.get(), groups_.after_forward.get()};
+  std::erase(all, nullptr);
+  return all;
+}
+
+void DataParallel::measure(bool on) {
+  shared_.gather.measure(on);
+  shared_.reduce.measure(on);
+}
+
+LaneTimes DataParallel::take_times() {
+  LaneTimes times = shared_.gather.take_times();
+  times += shared_.reduce.take_times();
+  return times;
+}
+
+bool DataParallel::stands_alone() const {
+  return use_from_ != UseFrom::kOperators &&
+         std::ranges::all_of(units_, [](const auto& unit) { return unit->is_alone(); });
+}
+
+DataParallel::Progress DataParallel::progress() const {
+  Progress progress{{}, used_, reductions_};
+  for (const auto& unit : units_) progress.units.push_back(unit->progress());
+  return progress;
+}
+
+void DataParallel::set_progress(const Progress& progress) {
+  in_flight_.clear();
+  end_backward_range();
+  for (size_t unit = 0; unit < units_.size(); ++unit) units_[unit]->set_progress(progress.units[unit]);
+  used_ = progress.used;
+  reductions_ = progress.reductions;
+}
+
+}  // namespace trireme::parallel

@@ -1,0 +1,137 @@
+#include "trireme/train/parts.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/kernels/device.h"
+#include "trireme/memory/recompute.h"
+#include "trireme/nn/attention.h"
+#include "trireme/nn/init.h"
+#include "trireme/parallel/recording.h"
+#include "trireme/plan/buckets.h"
+#include "trireme/plan/cuda_graphs.h"
+#include "trireme/train/engine_options.h"
+
+namespace trireme::train {
+namespace {
+
+/// Rank 0 prepares while the others wait, then all open the same folder.
+data::PreparedCorpus prepare_data(const TrainOptions& run, const comm::Mesh& mesh) {
+  const plan::DataConfig& config = run.config.data;
+  const data::CorpusOptions options{.path = config.path,
+                                    .builtin_root = run.builtin_corpus,
+                                    .tokenizer = config.tokenizer,
+                                    .val_fraction = config.val_fraction,
+                                    .cache_dir = run.cache_dir,
+                                    .seq_len = config.seq_len};
+  if (mesh.world->rank() == 0) {
+    data::PreparedCorpus corpus = data::prepare_corpus(options);
+    mesh.all->barrier();
+    return corpus;
+  }
+  mesh.all->barrier();
+  return data::prepare_corpus(options);
+}
+
+/// Says so where train.cuda_graphs cannot be honoured.
+bool can_record(const plan::Config& config, const comm::Mesh& mesh) {
+  if (config.train.cuda_graphs == "off") return false;
+  const std::string obstacle =
+      plan::cuda_graphs_obstacle(config, mesh.world->device().is_cuda(), mesh.shape.dp_size());
+  if (!obstacle.empty() && mesh.world->rank() == 0) {
+    log_warning("train.cuda_graphs=on has no effect: {}; training goes on without", obstacle);
+  }
+  return obstacle.empty();
+}
+
+/// Whether backward computes the block `unit` again.
+bool recomputes(const Parts& parts, const std::string& unit) {
+  const plan::MemoryConfig& memory = parts.config.memory;
+  if (memory.recompute != "block") return false;
+  const auto found = std::ranges::find(parts.facts.units, unit, &plan::UnitSpec::name);
+  const auto block = std::distance(parts.facts.units.begin(), found) - 1;  // the root comes first
+  return block % memory.recompute_every == 0;
+}
+
+nn::BlockForward again_in_backward(const nn::BlockForward& forward, bool draws) {
+  return [forward, draws](const at::Tensor& x) { return memory::recomputed(x, forward, draws); };
+}
+
+}  // namespace
+
+Parts::Parts(const TrainOptions& run, std::shared_ptr<comm::World> joined)
+    : options(run),
+      config(run.config),
+      world(std::move(joined)),
+      mesh(comm::make_mesh(world, plan::MeshShape::fit(config.parallel, world->size()))),
+      batch(plan::plan_batch(config.train.global_batch, config.train.micro_batch, mesh.shape.dp_size())),
+      facts(plan::describe(config.model, config.data.seq_len, config.precision, config.memory)),
+      corpus(prepare_data(run, mesh)),
+      records_passes(can_record(config, mesh)) {
+  at::manual_seed(
+      static_cast<uint64_t>(config.seed + mesh.dp_rank));  // dropout; weights have their own source
+  if (records_passes) {
+    kernels::synchronize_gpu();  // of what was enqueued elsewhere so far
+    stream.emplace(parallel::recording_stream(world->device()));
+  }
+  train_data = std::make_shared<data::Dataset>(corpus.folder, "train", config.data.seq_len);
+  if (config.train.val_batches > 0 && corpus.val_tokens > config.data.seq_len) {
+    val_data = std::make_shared<data::Dataset>(corpus.folder, "val", config.data.seq_len);
+  }
+  build_model();
+  loader = std::make_unique<data::Loader>(
+      train_data, data::LoaderOptions{
+                      .sampler = {.samples = train_data->size(), .seed = static_cast<uint64_t>(config.seed)},
+                      .global_batch = batch.global_batch,
+                      .micro_batch = batch.micro_batch,
+                      .dp_rank = mesh.dp_rank,
+                      .dp_size = batch.dp_size,
+                      .pin_memory = on_gpu()});
+}
+
+void Parts::build_model() {
+  model = nn::build(config.model);
+  const auto initializer = [this](const std::string& name, int64_t first, at::Tensor& out) {
+    nn::initial_values(config.model, static_cast<uint64_t>(config.seed), name, first, out);
+  };
+  const bool buckets = config.parallel.bucket_mib > 0.0;
+  engine = std::make_unique<parallel::DataParallel>(
+      *model, plan::engine_units(config, facts), mesh, engine_options(config, mesh), initializer,
+      buckets ? parallel::UseFrom::kBuckets : parallel::UseFrom::kRunUnit);
+  model->set_unit_runner(
+      [this](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {
+        const bool again = recomputes(*this, unit);
+        return engine->run_unit(unit, x,
+                                again ? again_in_backward(forward, config.model.dropout > 0.0) : forward);
+      });
+  if (config.memory.recompute == "cheap") model->recompute_cheap(config.memory.recompute_every);
+  optimizer = optim::build(config.optim, engine->optimizer_params());
+}
+
+void announce(const Parts& parts) {
+  const plan::Config& config = parts.config;
+  const plan::BatchPlan& batch = parts.batch;
+  if (!parts.options.announce || !parts.is_root()) return;
+  log_info("model   {} {}, {} parameters, {}FLOPs per token", config.model.family,
+           config.model.preset.empty() ? "custom" : config.model.preset, with_commas(parts.facts.params),
+           format_count(parts.facts.flops_per_token));
+  log_info("data    {}", parts.corpus.description);
+  log_info(
+      "layout  {} on {}, policy {}, {} compute, global batch {} = micro batch {} x accumulation {} x {} "
+      "ranks",
+      parts.mesh.shape.to_string(), parts.world->device().str(), config.parallel.policy,
+      config.precision.compute, batch.global_batch, batch.micro_batch, batch.accumulation, batch.dp_size);
+  if (config.model.n_heads > 0 && parts.on_gpu()) {
+    const auto backend =
+        nn::attention_backend(parts.world->device(), dtype_of(config.precision.compute), config.data.seq_len,
+                              config.model.d_model / config.model.n_heads, config.model.dropout);
+    log_info("kernels attention by {}, logits in parts of {} MiB", nn::name(backend),
+             config.memory.loss_chunk_mib);
+  }
+}
+
+}  // namespace trireme::train

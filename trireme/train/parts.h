@@ -1,0 +1,52 @@
+#pragma once
+// What a training run is put together from, as its config says: data, model, engine, optimizer.
+#include <c10/core/StreamGuard.h>
+
+#include <memory>
+#include <optional>
+
+#include "trireme/comm/world.h"
+#include "trireme/data/corpus.h"
+#include "trireme/data/dataset.h"
+#include "trireme/data/loader.h"
+#include "trireme/nn/language_model.h"
+#include "trireme/parallel/data_parallel.h"
+#include "trireme/plan/batch.h"
+#include "trireme/plan/config.h"
+#include "trireme/plan/model_facts.h"
+#include "trireme/train/trainer.h"
+
+namespace trireme::train {
+
+struct Parts {
+  /// `options` must outlive this. Collective. Throws as train().
+  Parts(const TrainOptions& options, std::shared_ptr<comm::World> world);
+  Parts(const Parts&) = delete;
+  Parts& operator=(const Parts&) = delete;
+
+  bool is_root() const { return world->rank() == 0; }
+  bool on_gpu() const { return world->device().is_cuda(); }
+
+  const TrainOptions& options;
+  const plan::Config& config;
+  std::shared_ptr<comm::World> world;
+  comm::Mesh mesh;
+  plan::BatchPlan batch;
+  plan::ModelFacts facts;
+  data::PreparedCorpus corpus;
+  bool records_passes;                     ///< train.cuda_graphs is on, and nothing known speaks against it
+  std::optional<c10::StreamGuard> stream;  ///< what this thread trains on when passes are recorded
+  std::shared_ptr<data::Dataset> train_data, val_data;  ///< no val_data: nothing is validated
+  std::shared_ptr<nn::LanguageModel> model;
+  std::unique_ptr<parallel::DataParallel> engine;
+  std::unique_ptr<optim::Optimizer> optimizer;
+  std::unique_ptr<data::Loader> loader;
+
+ private:
+  void build_model();
+};
+
+/// Log lines of rank 0 about what is about to run.
+void announce(const Parts& parts);
+
+}  // namespace trireme::train

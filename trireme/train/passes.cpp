@@ -1,0 +1,130 @@
+#include "trireme/train/passes.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "trireme/base/log.h"
+#include "trireme/kernels/device.h"
+#include "trireme/kernels/range.h"
+#include "trireme/plan/cuda_graphs.h"
+
+namespace trireme::train {
+namespace {
+
+/// Without the stack that torch adds.
+std::string text_of(const std::exception& error) {
+  const auto* const from_torch = dynamic_cast<const c10::Error*>(&error);
+  const std::string text = from_torch != nullptr ? from_torch->what_without_backtrace() : error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+}  // namespace
+
+Passes::Passes(parallel::DataParallel& engine, c10::Device device, LossOf loss_of, int64_t accumulation,
+               parallel::RecordingMaker make_recording)
+    : engine_(engine),
+      device_(device),
+      loss_of_(std::move(loss_of)),
+      accumulation_(accumulation),
+      make_recording_(std::move(make_recording)) {
+  if (make_recording_ && !engine_.stands_alone()) {
+    give_up("the engine communicates within a pass, or moves what it reads");
+  }
+}
+
+int64_t Passes::recorded() const {
+  return std::ranges::count_if(kinds_, [](const Recorded& kind) { return kind.recording != nullptr; });
+}
+
+Passes::Kind Passes::kind_of(int64_t pass) const {
+  if (pass + 1 == accumulation_) return kLast;
+  return pass == 0 ? kFirst : kMiddle;
+}
+
+at::Tensor Passes::run(const std::function<data::Batch()>& next, double scale) {
+  ++steps_;
+  at::Tensor loss_sum = at::zeros({}, at::TensorOptions().device(device_).dtype(at::kDouble));
+  for (int64_t index = 0; index < accumulation_; ++index) {
+    loss_sum += pass(next(), scale, kind_of(index));
+  }
+  return loss_sum;
+}
+
+at::Tensor Passes::pass(const data::Batch& batch, double scale, Kind kind) {
+  const bool records = make_recording_ && steps_ > plan::kStepsBeforeRecording;
+  if (!records || !take_in(batch)) {
+    return compute(batch.inputs.to(device_, true), batch.targets.to(device_, true), scale, kind);
+  }
+  Recorded& recorded = kinds_[kind];
+  if (recorded.recording && recorded.scale != scale) give_up("the scale of the loss has changed");
+  if (!recorded.recording && !(make_recording_ && record(scale, kind))) {
+    return compute(inputs_, targets_, scale, kind);
+  }
+  return launch(recorded);
+}
+
+at::Tensor Passes::compute(const at::Tensor& inputs, const at::Tensor& targets, double scale, Kind kind) {
+  engine_.begin_forward();
+  const at::Tensor loss = loss_of_(inputs, targets, scale);
+  engine_.backward(loss, scale, kind == kLast);
+  return loss.detach();
+}
+
+/// Copies the batch to where recordings read it. False when it does not fit there.
+bool Passes::take_in(const data::Batch& batch) {
+  if (!inputs_.defined()) {
+    const auto on_device = [&](const at::Tensor& tensor) {
+      return at::empty(tensor.sizes(), at::TensorOptions().device(device_).dtype(tensor.dtype()));
+    };
+    inputs_ = on_device(batch.inputs);
+    targets_ = on_device(batch.targets);
+  }
+  if (inputs_.sizes() != batch.inputs.sizes() || targets_.sizes() != batch.targets.sizes()) {
+    give_up("a micro-batch has another shape than those before");
+    return false;
+  }
+  inputs_.copy_(batch.inputs, /*non_blocking=*/true);
+  targets_.copy_(batch.targets, /*non_blocking=*/true);
+  return true;
+}
+
+/// Whether the pass could be recorded. Nothing has run then; nor has it otherwise, and the engine is as it
+/// was before.
+bool Passes::record(double scale, Kind kind) {
+  const parallel::DataParallel::Progress before = engine_.progress();
+  Recorded& recorded = kinds_[kind];
+  try {
+    recorded.recording = make_recording_();
+    recorded.recording->record(
+        [this, scale, kind] { kinds_[kind].loss = compute(inputs_, targets_, scale, kind); });
+    recorded.scale = scale;
+    recorded.after = engine_.progress();
+    recorded.reductions = recorded.after.reductions - before.reductions;
+    engine_.set_progress(before);
+    return true;
+  } catch (const std::exception& error) {
+    give_up(text_of(error));
+    engine_.set_progress(before);
+    return false;
+  }
+}
+
+at::Tensor Passes::launch(Recorded& recorded) {
+  const kernels::Range range("recorded pass");
+  recorded.recording->launch();
+  recorded.after.reductions = engine_.reductions() + recorded.reductions;
+  engine_.set_progress(recorded.after);
+  return recorded.loss;
+}
+
+void Passes::give_up(const std::string& reason) {
+  log_warning("train.cuda_graphs: passes cannot be recorded ({}); training goes on without", reason);
+  make_recording_ = {};
+  // What was launched may still use the memory of its recording.
+  if (device_.is_cuda()) kernels::synchronize_gpu();
+  kinds_ = {};
+}
+
+}  // namespace trireme::train

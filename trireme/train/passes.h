@@ -1,0 +1,66 @@
+#pragma once
+// The forward and backward passes of a step, one a micro-batch: by the engine's code, or by launching what
+// that code enqueued when the pass was recorded.
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "trireme/data/loader.h"
+#include "trireme/parallel/data_parallel.h"
+#include "trireme/parallel/recording.h"
+
+namespace trireme::train {
+
+class Passes {
+ public:
+  /// The loss of a micro-batch, inputs and targets (B, T) on the engine's device, as a scalar; gradients come
+  /// multiplied by `scale`.
+  using LossOf = std::function<at::Tensor(const at::Tensor& inputs, const at::Tensor& targets, double scale)>;
+
+  /// `engine` must outlive this. With `make_recording`, passes are recorded after
+  /// plan::kStepsBeforeRecording steps: the engine stands alone
+  /// (DataParallel::stands_alone()), it was built while parallel::recording_stream() was the current stream,
+  /// and steps run on that one. What cannot be recorded runs without, after one warning that says why.
+  Passes(parallel::DataParallel& engine, c10::Device device, LossOf loss_of, int64_t accumulation,
+         parallel::RecordingMaker make_recording = {});
+
+  /// One pass for each micro-batch of next(), gradients reduced at the end of the last: a step but for the
+  /// update. Returns the sum of the losses, an fp64 scalar on the device. Collective.
+  at::Tensor run(const std::function<data::Batch()>& next, double scale);
+
+  /// Kinds of passes that are launched from now on instead of being run.
+  int64_t recorded() const;
+
+ private:
+  /// Passes of a kind enqueue the same work.
+  enum Kind : size_t { kFirst, kMiddle, kLast, kKinds };
+  struct Recorded {
+    std::unique_ptr<parallel::Recording> recording;
+    at::Tensor loss;  ///< where each launch leaves it
+    double scale = 0.0;
+    parallel::DataParallel::Progress after;
+    int64_t reductions = 0;
+  };
+
+  Kind kind_of(int64_t pass) const;
+  at::Tensor pass(const data::Batch& batch, double scale, Kind kind);
+  at::Tensor compute(const at::Tensor& inputs, const at::Tensor& targets, double scale, Kind kind);
+  bool take_in(const data::Batch& batch);
+  bool record(double scale, Kind kind);
+  at::Tensor launch(Recorded& recorded);
+  void give_up(const std::string& reason);
+
+  parallel::DataParallel& engine_;
+  c10::Device device_;
+  LossOf loss_of_;
+  int64_t accumulation_;
+  parallel::RecordingMaker make_recording_;  ///< none: nothing is recorded
+  int64_t steps_ = 0;
+  at::Tensor inputs_, targets_;  ///< what recorded passes read
+  std::array<Recorded, kKinds> kinds_;
+};
+
+}  // namespace trireme::train
