@@ -14,8 +14,9 @@ Config config_with(const std::vector<std::string>& overrides) {
   return load({.overrides = overrides}, Environment()).config;
 }
 
-TEST(CudaGraphs, AreOffUnlessAskedFor) {
-  EXPECT_EQ(config_with({}).train.cuda_graphs, "off");
+TEST(CudaGraphs, AreMadeWhereTheyPayUnlessAskedForOrNot) {
+  EXPECT_EQ(config_with({}).train.cuda_graphs, "auto");
+  EXPECT_EQ(config_with({"train.cuda_graphs=off"}).train.cuda_graphs, "off");
   EXPECT_EQ(config_with({"train.cuda_graphs=on"}).train.cuda_graphs, "on");
   EXPECT_EQ(load({.text = "train:\n  cuda_graphs: on\n"}, Environment()).config.train.cuda_graphs, "on")
       << "YAML's other word for true stays a word";

@@ -100,6 +100,21 @@ TEST_F(GpuGraphs, ChangeNoBitOfAnyFamilyAndAccumulation) {
   }
 }
 
+TEST_F(GpuGraphs, AreMadeByThemselvesWhereTheDeviceIdles) {
+  const Trained tiny = train_on_gpu("auto");
+  EXPECT_TRUE(tiny.says(kRecorded)) << tiny.log;
+  expect_equal(tiny, train_on_gpu("off"), "auto");
+  config_.model.n_layers = 8;
+  config_.model.d_model = 2048;
+  config_.model.n_heads = 32;
+  config_.model.n_kv_heads = 32;
+  config_.model.d_ff = 8192;
+  config_.train = {.steps = 6, .global_batch = 128, .val_batches = 0};
+  config_.train.micro_batch = 128;
+  const Trained large = train_on_gpu("auto");
+  EXPECT_FALSE(large.says(kRecorded)) << large.log;
+}
+
 TEST_F(GpuGraphs, ChangeNoBitOfFp32ThatAccumulatesInPlace) {
   use_family("mlp");
   config_.precision.compute = "fp32";

@@ -48,7 +48,9 @@ struct TrainConfig {
   int64_t log_every = 10;
   int64_t sample_tokens = 0;  ///< length of the text generated at the end; 0: none
   std::string sample_prompt = "\n";
-  std::string cuda_graphs = "off";  ///< off, or on: a GPU that trains alone replays recorded passes
+  /// on: a GPU that trains alone replays recorded passes; auto: only where it waits for its host
+  std::string cuda_graphs = "auto";
+  bool tune_matmul = true;  ///< on a GPU, matrix products by the fastest algorithm with the same bits
 };
 
 struct OptimConfig {

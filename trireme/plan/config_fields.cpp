@@ -101,8 +101,12 @@ void add_train(Table& table, TrainConfig& train) {
       number("train.sample_tokens", train.sample_tokens, 0, "tokens generated at the end; 0: none"));
   table.push_back(text("train.sample_prompt", train.sample_prompt, "what the generated text continues"));
   table.push_back(text("train.cuda_graphs", train.cuda_graphs,
-                       "on one GPU: record forward and backward once and launch them as one piece",
-                       {"off", "on"}));
+                       "on one GPU: record forward and backward once and launch them as one piece; auto: "
+                       "where the GPU waits for its host",
+                       {"auto", "off", "on"}));
+  table.push_back(
+      flag("train.tune_matmul", train.tune_matmul,
+           "on a GPU: try algorithms for each matrix product, keep the fastest with the same bits"));
 }
 
 void add_optim(Table& table, OptimConfig& optim) {

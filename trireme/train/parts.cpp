@@ -8,6 +8,7 @@
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/kernels/device.h"
+#include "trireme/kernels/matmul.h"
 #include "trireme/memory/recompute.h"
 #include "trireme/nn/attention.h"
 #include "trireme/nn/init.h"
@@ -37,12 +38,13 @@ data::PreparedCorpus prepare_data(const TrainOptions& run, const comm::Mesh& mes
   return data::prepare_corpus(options);
 }
 
-/// Says so where train.cuda_graphs cannot be honoured.
+/// Says so where train.cuda_graphs=on cannot be honoured.
 bool can_record(const plan::Config& config, const comm::Mesh& mesh) {
   if (config.train.cuda_graphs == "off") return false;
   const std::string obstacle =
       plan::cuda_graphs_obstacle(config, mesh.world->device().is_cuda(), mesh.shape.dp_size());
-  if (!obstacle.empty() && mesh.world->rank() == 0) {
+  const bool asked_for = config.train.cuda_graphs == "on";
+  if (!obstacle.empty() && asked_for && mesh.world->rank() == 0) {
     log_warning("train.cuda_graphs=on has no effect: {}; training goes on without", obstacle);
   }
   return obstacle.empty();
@@ -78,6 +80,7 @@ Parts::Parts(const TrainOptions& run, std::shared_ptr<comm::World> joined)
     kernels::synchronize_gpu();  // of what was enqueued elsewhere so far
     stream.emplace(parallel::recording_stream(world->device()));
   }
+  kernels::set_matmul_tuning(config.train.tune_matmul);
   train_data = std::make_shared<data::Dataset>(corpus.folder, "train", config.data.seq_len);
   if (config.train.val_batches > 0 && corpus.val_tokens > config.data.seq_len) {
     val_data = std::make_shared<data::Dataset>(corpus.folder, "val", config.data.seq_len);
@@ -131,6 +134,11 @@ void announce(const Parts& parts) {
                               config.model.d_model / config.model.n_heads, config.model.dropout);
     log_info("kernels attention by {}, logits in parts of {} MiB", nn::name(backend),
              config.memory.loss_chunk_mib);
+  }
+  if (parts.on_gpu() && batch.dp_size > 1) {
+    log_info("comm    {}", parts.engine->symmetric_bytes() > 0
+                               ? "GPUs read each other's memory, NCCL for the rest"
+                               : "NCCL");
   }
 }
 

@@ -34,7 +34,7 @@ struct Parts {
   plan::BatchPlan batch;
   plan::ModelFacts facts;
   data::PreparedCorpus corpus;
-  bool records_passes;                     ///< train.cuda_graphs is on, and nothing known speaks against it
+  bool records_passes;  ///< train.cuda_graphs is not off, and nothing known speaks against it
   std::optional<c10::StreamGuard> stream;  ///< what this thread trains on when passes are recorded
   std::shared_ptr<data::Dataset> train_data, val_data;  ///< no val_data: nothing is validated
   std::shared_ptr<nn::LanguageModel> model;

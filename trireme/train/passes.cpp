@@ -1,6 +1,7 @@
 #include "trireme/train/passes.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <utility>
@@ -23,12 +24,13 @@ std::string text_of(const std::exception& error) {
 }  // namespace
 
 Passes::Passes(parallel::DataParallel& engine, c10::Device device, LossOf loss_of, int64_t accumulation,
-               parallel::RecordingMaker make_recording)
+               parallel::RecordingMaker make_recording, When when)
     : engine_(engine),
       device_(device),
       loss_of_(std::move(loss_of)),
       accumulation_(accumulation),
-      make_recording_(std::move(make_recording)) {
+      make_recording_(std::move(make_recording)),
+      when_(when) {
   if (make_recording_ && !engine_.stands_alone()) {
     give_up("the engine communicates within a pass, or moves what it reads");
   }
@@ -43,8 +45,15 @@ Passes::Kind Passes::kind_of(int64_t pass) const {
   return pass == 0 ? kFirst : kMiddle;
 }
 
+bool Passes::device_idles() const {
+  const c10::impl::VirtualGuardImpl guard(device_.type());
+  return guard.queryStream(guard.getStream(device_));
+}
+
 at::Tensor Passes::run(const std::function<data::Batch()>& next, double scale) {
   ++steps_;
+  const bool decides = steps_ == plan::kStepsBeforeRecording || steps_ == plan::kStepsBeforeRecording + 1;
+  if (when_ == When::kDeviceIdles && decides && !device_idles()) make_recording_ = {};
   at::Tensor loss_sum = at::zeros({}, at::TensorOptions().device(device_).dtype(at::kDouble));
   for (int64_t index = 0; index < accumulation_; ++index) {
     loss_sum += pass(next(), scale, kind_of(index));

@@ -20,12 +20,16 @@ class Passes {
   /// multiplied by `scale`.
   using LossOf = std::function<at::Tensor(const at::Tensor& inputs, const at::Tensor& targets, double scale)>;
 
+  /// kDeviceIdles: only when the device has run out of work each time the host begins one of the last steps
+  /// before recording; otherwise the host is ahead, and recordings would only hold memory.
+  enum class When { kAlways, kDeviceIdles };
+
   /// `engine` must outlive this. With `make_recording`, passes are recorded after
   /// plan::kStepsBeforeRecording steps: the engine stands alone
   /// (DataParallel::stands_alone()), it was built while parallel::recording_stream() was the current stream,
   /// and steps run on that one. What cannot be recorded runs without, after one warning that says why.
   Passes(parallel::DataParallel& engine, c10::Device device, LossOf loss_of, int64_t accumulation,
-         parallel::RecordingMaker make_recording = {});
+         parallel::RecordingMaker make_recording = {}, When when = When::kAlways);
 
   /// One pass for each micro-batch of next(), gradients reduced at the end of the last: a step but for the
   /// update. Returns the sum of the losses, an fp64 scalar on the device. Collective.
@@ -48,6 +52,7 @@ class Passes {
   Kind kind_of(int64_t pass) const;
   at::Tensor pass(const data::Batch& batch, double scale, Kind kind);
   at::Tensor compute(const at::Tensor& inputs, const at::Tensor& targets, double scale, Kind kind);
+  bool device_idles() const;
   bool take_in(const data::Batch& batch);
   bool record(double scale, Kind kind);
   at::Tensor launch(Recorded& recorded);
@@ -58,6 +63,7 @@ class Passes {
   LossOf loss_of_;
   int64_t accumulation_;
   parallel::RecordingMaker make_recording_;  ///< none: nothing is recorded
+  When when_;
   int64_t steps_ = 0;
   at::Tensor inputs_, targets_;  ///< what recorded passes read
   std::array<Recorded, kKinds> kinds_;

@@ -101,7 +101,8 @@ Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world
             return parts_.model->loss(inputs, targets, config_.memory.loss_chunk_mib << 20, scale);
           },
           parts_.batch.accumulation,
-          parts_.records_passes ? parallel::recordings() : parallel::RecordingMaker()),
+          parts_.records_passes ? parallel::recordings() : parallel::RecordingMaker(),
+          config_.train.cuda_graphs == "on" ? Passes::When::kAlways : Passes::When::kDeviceIdles),
       profiled_(std::min(config_.train.profile_steps, config_.train.steps)),
       first_profiled_(std::min(kWarmupSteps, config_.train.steps - profiled_) + 1) {}
 
