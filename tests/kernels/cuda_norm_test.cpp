@@ -184,10 +184,10 @@ void check(const Case& c) {
 /// pass.
 template <typename Body>
 void for_sizes(const Body& body) {
-  for (const int64_t width : {1, 7, 8, 64, 100, 768, 1024, 2048, 2056, 4096, 8200, 12288}) {
+  for (const int64_t width : {1, 7, 8, 64, 100, 384, 768, 1024, 2048, 2056, 4096, 8200, 12288}) {
     for (const int64_t rows : {1, 3, 130, 1000}) body(rows, width);
   }
-  for (const int64_t width : {64, 100, 768, 1024, 2048}) body(5000, width);
+  for (const int64_t width : {64, 100, 384, 768, 1024, 2048}) body(5000, width);
   body(3, 32768);
 }
 
@@ -213,7 +213,7 @@ TEST_P(CudaNorm, LayerNormEqualsItsFormula) {
 
 TEST_P(CudaNorm, TheGradientMayReplaceWhatItIsMadeOf) {
   at::manual_seed(3);
-  for (const int64_t width : {100, 768, 2048, 12288}) {
+  for (const int64_t width : {100, 384, 768, 2048, 12288}) {
     for (const bool layer : {false, true}) {
       const Case c{type(), layer, 2500, width, true, 0};
       const Inputs in(c);

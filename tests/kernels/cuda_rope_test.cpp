@@ -52,10 +52,12 @@ struct RopeSizes {
   }
 };
 // One row, one head, rows that are no multiple of the sequence, head sizes and strides without full packs,
-// numbers of heads that do and do not fill groups, and more packs in a row than threads in a block.
+// numbers of heads that do and do not fill groups, heads of few packs, and more packs in a row than threads
+// in a block.
 const RopeSizes kRopeSizes[] = {{1, 1, 1, 2, 0},       {1, 8, 1, 64, 0},        {6, 3, 5, 64, 128},
                                 {70, 32, 12, 64, 256}, {70, 32, 6, 6, 6},       {9, 4, 3, 80, 0},
-                                {9, 4, 3, 24, 7},      {33, 33, 40, 128, 1024}, {5, 2, 144, 256, 256}};
+                                {9, 4, 3, 24, 7},      {33, 33, 40, 128, 1024}, {5, 2, 144, 256, 256},
+                                {300, 50, 7, 16, 8},   {131, 131, 36, 64, 0},   {3, 3, 2, 512, 0}};
 
 TEST_P(Rope, FollowsTheFormulaBothWays) {
   for (const RopeSizes& sizes : kRopeSizes) {
@@ -73,12 +75,14 @@ TEST_P(Rope, FollowsTheFormulaBothWays) {
 }
 
 TEST_P(Rope, SameBitsEveryTimeAndForEveryAlignment) {
-  const Tables tables(32, 128);
-  const at::Tensor x = noise({70, 24 * 128}, type(), 13);
-  const at::Tensor first = x.clone(), second = x.clone(), scalar = unaligned(x);
-  for (const at::Tensor& turned : {first, second, scalar}) run_rope(turned, tables, 20, 128, 1.0f);
-  EXPECT_TRUE(at::equal(first, second));
-  EXPECT_TRUE(at::equal(first, scalar));
+  for (const int64_t head_dim : {16, 80, 128}) {
+    const Tables tables(32, head_dim);
+    const at::Tensor x = noise({70, 24 * head_dim}, type(), 13);
+    const at::Tensor first = x.clone(), second = x.clone(), scalar = unaligned(x);
+    for (const at::Tensor& turned : {first, second, scalar}) run_rope(turned, tables, 20, head_dim, 1.0f);
+    EXPECT_TRUE(at::equal(first, second)) << head_dim;
+    EXPECT_TRUE(at::equal(first, scalar)) << head_dim;
+  }
 }
 
 using RopeLimits = CudaTest;
@@ -176,7 +180,8 @@ TEST_P(PackHeads, TurnsQueryAndKeyBack) {
 }
 
 TEST_P(PackHeads, CopiesWithoutTables) {
-  const HeadSizes kSizes[] = {{1, 1, 1, 1, 1}, {2, 5, 3, 3, 5}, {2, 9, 12, 12, 64}, {2, 3, 7, 1, 15}};
+  const HeadSizes kSizes[] = {{1, 1, 1, 1, 1},  {2, 5, 3, 3, 5},   {2, 9, 12, 12, 64},
+                              {2, 3, 7, 1, 15}, {3, 50, 2, 1, 16}, {1, 3, 40, 8, 256}};
   for (const HeadSizes& sizes : kSizes) {
     for (const Layout layout : kLayouts) {
       const HeadGradients gradients(sizes, layout, type());

@@ -14,10 +14,13 @@ __device__ float sigmoid(float x) {
   return reciprocal;
 }
 
+// Functions of kInputs elements. kPacks: packs that a thread takes of each of them, so many that enough loads
+// are in flight.
+
 /// y = silu(gate) * up.
 template <typename Scalar>
 struct SwigluForward {
-  static constexpr int kInputs = 2, kOutputs = 1;
+  static constexpr int kInputs = 2, kOutputs = 1, kPacks = 1;
   static __device__ void apply(const float (&in)[kInputs], float (&out)[kOutputs]) {
     const auto& [gate, up] = in;
     out[0] = gate * sigmoid<Scalar>(gate) * up;
@@ -27,7 +30,7 @@ struct SwigluForward {
 /// (d_gate, d_up) from (gate, up, dy).
 template <typename Scalar>
 struct SwigluBackward {
-  static constexpr int kInputs = 3, kOutputs = 2;
+  static constexpr int kInputs = 3, kOutputs = 2, kPacks = 1;
   static __device__ void apply(const float (&in)[kInputs], float (&out)[kOutputs]) {
     const auto& [gate, up, dy] = in;
     const float s = sigmoid<Scalar>(gate);
@@ -47,7 +50,7 @@ __device__ float gelu_gate(float x) {
 
 template <typename Scalar>
 struct GeluForward {
-  static constexpr int kInputs = 1, kOutputs = 1;
+  static constexpr int kInputs = 1, kOutputs = 1, kPacks = 2;
   static __device__ void apply(const float (&in)[kInputs], float (&out)[kOutputs]) {
     out[0] = in[0] * gelu_gate<Scalar>(in[0]);
   }
@@ -56,7 +59,7 @@ struct GeluForward {
 /// dx from (x, dy).
 template <typename Scalar>
 struct GeluBackward {
-  static constexpr int kInputs = 2, kOutputs = 1;
+  static constexpr int kInputs = 2, kOutputs = 1, kPacks = 2;
   static __device__ void apply(const float (&in)[kInputs], float (&out)[kOutputs]) {
     const auto& [x, dy] = in;
     const float s = gelu_gate<Scalar>(x);
@@ -78,13 +81,12 @@ struct Arguments {
   Rows<Scalar> out[Function::kOutputs];
 };
 
-/// Packs that a thread loads from each input before it computes: at least four loads are in flight.
-template <typename Function>
-constexpr int kPacks = Function::kInputs == 1 ? 4 : 2;
-
 template <typename Function, typename Scalar, int kLanes>
-__device__ void map_pack(const Pack<Scalar, kLanes> (&in)[Function::kInputs],
+__device__ void map_pack(const RawPack<Scalar, kLanes> (&raw)[Function::kInputs],
                          Pack<Scalar, kLanes> (&out)[Function::kOutputs]) {
+  Pack<Scalar, kLanes> in[Function::kInputs];
+#pragma unroll
+  for (int i = 0; i < Function::kInputs; ++i) in[i] = raw[i].pack();
 #pragma unroll
   for (int lane = 0; lane < kLanes; ++lane) {
     float x[Function::kInputs], y[Function::kOutputs];
@@ -97,33 +99,32 @@ __device__ void map_pack(const Pack<Scalar, kLanes> (&in)[Function::kInputs],
 }
 
 /// Function on every element of (rows, width). A row is cut into `tiles` blocks. Outputs may be inputs: a
-/// thread reads all it needs before it writes, and writes only where it read. Accesses are streaming: where
-/// speed matters, no whole tensor would stay in the cache for the next kernel.
+/// thread reads all it needs before it writes, and writes only where it read.
 template <typename Function, typename Scalar, int kLanes>
 __global__ void __launch_bounds__(kThreads)
     map_rows(Arguments<Scalar, Function> arguments, unsigned tiles, int64_t width) {
-  const int64_t row = blockIdx.x / tiles;
-  const int64_t tile = blockIdx.x % tiles;
-  const auto column = [&](int p) {
-    return ((tile * kPacks<Function> + p) * kThreads + threadIdx.x) * kLanes;
-  };
-  Pack<Scalar, kLanes> in[kPacks<Function>][Function::kInputs];
+  constexpr int kPacks = Function::kPacks;
+  const unsigned row = blockIdx.x / tiles, tile = blockIdx.x - row * tiles;
+  const int64_t first = (static_cast<int64_t>(tile) * (kPacks * kThreads) + threadIdx.x) * kLanes;
+  RawPack<Scalar, kLanes> in[kPacks][Function::kInputs];
 #pragma unroll
-  for (int p = 0; p < kPacks<Function>; ++p) {
-    if (column(p) >= width) continue;
+  for (int p = 0; p < kPacks; ++p) {
+    const int64_t column = first + p * kThreads * kLanes;
+    if (column >= width) continue;
 #pragma unroll
     for (int i = 0; i < Function::kInputs; ++i) {
-      in[p][i].load_streaming(arguments.in[i].data + row * arguments.in[i].stride + column(p));
+      in[p][i].load(arguments.in[i].data + row * arguments.in[i].stride + column);
     }
   }
 #pragma unroll
-  for (int p = 0; p < kPacks<Function>; ++p) {
-    if (column(p) >= width) continue;
+  for (int p = 0; p < kPacks; ++p) {
+    const int64_t column = first + p * kThreads * kLanes;
+    if (column >= width) continue;
     Pack<Scalar, kLanes> out[Function::kOutputs];
     map_pack<Function>(in[p], out);
 #pragma unroll
     for (int i = 0; i < Function::kOutputs; ++i) {
-      out[i].store_streaming(arguments.out[i].data + row * arguments.out[i].stride + column(p));
+      out[i].store(arguments.out[i].data + row * arguments.out[i].stride + column);
     }
   }
 }
@@ -131,7 +132,7 @@ __global__ void __launch_bounds__(kThreads)
 template <typename Function, int kLanes, typename Scalar>
 int launch(const Arguments<Scalar, Function>& arguments, int64_t rows, int64_t width, void* stream) {
   if (rows == 0 || width == 0) return cudaSuccess;
-  constexpr int64_t kTile = int64_t{kPacks<Function>} * kThreads * kLanes;
+  constexpr int64_t kTile = int64_t{Function::kPacks} * kThreads * kLanes;
   const int64_t tiles = (width + kTile - 1) / kTile;
   map_rows<Function, Scalar, kLanes><<<static_cast<unsigned>(rows * tiles), kThreads, 0, as_stream(stream)>>>(
       arguments, static_cast<unsigned>(tiles), width);

@@ -12,7 +12,7 @@ namespace trireme::kernels::cuda {
 
 enum class Dtype { kFloat, kBFloat16, kHalf };
 
-// Norms (norm.cu). RMSNorm: Zhang and Sennrich 2019; LayerNorm: Ba et al. 2016.
+// Norms (norm_forward.cu, norm_backward.cu). RMSNorm: Zhang and Sennrich 2019; LayerNorm: Ba et al. 2016.
 
 /// sum = x + delta, rounded to dtype, then y = sum * rstd * weight, all (rows, width); rstd (rows). Without
 /// delta (nullptr) x is normalised and `sum` is not touched.
@@ -88,11 +88,15 @@ int add_checksum(uint64_t* sum, const void* data, int64_t bytes, void* stream);
 
 // Embedding (embedding.cu).
 
-/// dweight[t] += the sum in fp32, in rising order of i, of dy[order[i]] over the i where sorted[i] = t.
-/// sorted (count) are the tokens in rising order and order (count) the rows of dy (count, width) they came
-/// from (a stable sort). Each row of dweight is written once.
-int embedding_backward(void* dweight, const void* dy, const int64_t* sorted, const int64_t* order,
-                       int64_t count, int64_t width, Dtype dtype, void* stream);
+/// dweight[t] += the sum in fp32 of dy[order[i]] over the i where sorted[i] = t. sorted (count) are the
+/// tokens in rising order and order (count) the rows of dy (count, width) they came from (a stable sort).
+/// Each row of dweight is written once. The order of additions depends on `sorted` alone: positions i are cut
+/// into windows of 64; within a window they are summed in rising order, and the windows of a token in a fixed
+/// order. So a token's sum may round differently where the number of lower tokens in the batch is another
+/// one. `scratch`: embedding_scratch(count, width) floats.
+int embedding_backward(void* dweight, float* scratch, const void* dy, const int64_t* sorted,
+                       const int64_t* order, int64_t count, int64_t width, Dtype dtype, void* stream);
+int64_t embedding_scratch(int64_t count, int64_t width);
 
 // Optimizers over flat fp32 ranges (optimizer.cu), as in optimizer.h.
 

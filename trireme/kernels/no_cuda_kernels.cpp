@@ -63,8 +63,12 @@ int cross_entropy(float*, void*, const int64_t*, int64_t, int64_t, int64_t, floa
 int scale(void*, const void*, const float*, bool, int64_t, Dtype, void*) {
   absent("scale");
 }
-int embedding_backward(void*, const void*, const int64_t*, const int64_t*, int64_t, int64_t, Dtype, void*) {
+int embedding_backward(void*, float*, const void*, const int64_t*, const int64_t*, int64_t, int64_t, Dtype,
+                       void*) {
   absent("embedding_backward");
+}
+int64_t embedding_scratch(int64_t, int64_t) {
+  absent("embedding_scratch");
 }
 int adamw(float*, float*, float*, const void*, Dtype, void*, Dtype, int64_t, const AdamWStep&, const float*,
           void*) {

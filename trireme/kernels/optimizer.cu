@@ -78,9 +78,9 @@ struct Piece {
   RawPack<Grad, kWidth> grad;
 
   __device__ void load(const Range<Rule>& range, int64_t at) {
-    param.load_streaming(range.param + at);
-    grad.load_streaming(static_cast<const Grad*>(range.grad) + at);
-    for (int s = 0; s < Rule::kStates; ++s) state[s].load_streaming(range.state[s] + at);
+    param.load(range.param + at);
+    grad.load(static_cast<const Grad*>(range.grad) + at);
+    for (int s = 0; s < Rule::kStates; ++s) state[s].load(range.state[s] + at);
   }
 
   __device__ void finish(const Range<Rule>& range, const Rule& rule, float scale, int64_t at) const {
@@ -96,33 +96,28 @@ struct Piece {
       params.set(j, next);
       copy.set(j, next);
     }
-    params.store_streaming(range.param + at);
-    for (int s = 0; s < Rule::kStates; ++s) states[s].store_streaming(range.state[s] + at);
+    params.store(range.param + at);
+    for (int s = 0; s < Rule::kStates; ++s) states[s].store(range.state[s] + at);
     if (range.copy != nullptr) copy.store(static_cast<Copy*>(range.copy) + at);
   }
 };
 
-/// Packs from the element `head` on, two at a time so that enough bytes are in flight, and one by one what
-/// lies before and after them.
+template <int kWidth, typename Grad, typename Copy, typename Rule>
+__device__ void update_at(const Range<Rule>& range, const Rule& rule, int64_t at) {
+  Piece<kWidth, Grad, Copy, Rule> piece;
+  piece.load(range, at);
+  const float scale = range.grad_scale == nullptr ? range.scale : range.scale * *range.grad_scale;
+  piece.finish(range, rule, scale, at);
+}
+
+/// A pack for every thread from the element `head` on, and one by one what lies before and after the packs.
 template <typename Grad, typename Copy, typename Rule>
 __global__ void __launch_bounds__(kThreads) update_range(Range<Rule> range, Rule rule, int64_t head) {
-  const float scale = range.grad_scale == nullptr ? range.scale : range.scale * *range.grad_scale;
+  const int64_t i = thread_index();
   const int64_t packs = (range.count - head) / kLanes;
-  const int64_t singles = range.count - packs * kLanes;
-  for (int64_t i = thread_index(); i < packs; i += 2 * thread_count()) {
-    const int64_t at = head + i * kLanes, next = at + thread_count() * kLanes;
-    const bool has_next = i + thread_count() < packs;
-    Piece<kLanes, Grad, Copy, Rule> first, second;
-    first.load(range, at);
-    if (has_next) second.load(range, next);
-    first.finish(range, rule, scale, at);
-    if (has_next) second.finish(range, rule, scale, next);
-  }
-  for (int64_t i = thread_index(); i < singles; i += thread_count()) {
-    const int64_t at = i < head ? i : i + packs * kLanes;
-    Piece<1, Grad, Copy, Rule> one;
-    one.load(range, at);
-    one.finish(range, rule, scale, at);
+  if (i < packs) update_at<kLanes, Grad, Copy>(range, rule, head + i * kLanes);
+  if (i < range.count - packs * kLanes) {
+    update_at<1, Grad, Copy>(range, rule, i < head ? i : i + packs * kLanes);
   }
 }
 
@@ -145,12 +140,11 @@ int64_t head_of(const Range<Rule>& range) {
 
 template <typename Grad, typename Copy, typename Rule>
 int launch_update(const Range<Rule>& range, const Rule& rule, cudaStream_t stream) {
-  constexpr int64_t kMaxBlocks = 132 * 32;
   if (range.count == 0) return cudaSuccess;
   const int64_t head = head_of<Grad, Copy>(range);
   const int64_t packs = (range.count - head) / kLanes;
-  const int64_t items = std::max((packs + 1) / 2, range.count - packs * kLanes);
-  const auto blocks = static_cast<unsigned>(std::min((items + kThreads - 1) / kThreads, kMaxBlocks));
+  const int64_t items = std::max(packs, range.count - packs * kLanes);
+  const auto blocks = static_cast<unsigned>((items + kThreads - 1) / kThreads);
   update_range<Grad, Copy><<<blocks, kThreads, 0, stream>>>(range, rule, head);
   return cudaGetLastError();
 }

@@ -12,12 +12,12 @@ constexpr int kUnroll = 4;  // packs of a thread in flight
 
 template <typename Scalar, int kLanes, bool kAdds>
 __global__ void scale_kernel(Scalar* y, const Scalar* x, const float* factor, int64_t packs) {
-  using P = Pack<Scalar, kLanes>;
   const float f = *factor;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; first < packs;
        first += kUnroll * stride) {
-    P in[kUnroll], out[kUnroll];
+    RawPack<Scalar, kLanes> in[kUnroll];
+    Pack<Scalar, kLanes> out[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int64_t i = first + u * stride;
@@ -29,9 +29,10 @@ __global__ void scale_kernel(Scalar* y, const Scalar* x, const float* factor, in
     for (int u = 0; u < kUnroll; ++u) {
       const int64_t i = first + u * stride;
       if (i >= packs) break;
+      const Pack<Scalar, kLanes> values = in[u].pack();
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        out[u].set(lane, kAdds ? fmaf(f, in[u][lane], out[u][lane]) : f * in[u][lane]);
+        out[u].set(lane, kAdds ? fmaf(f, values[lane], out[u][lane]) : f * values[lane]);
       }
       out[u].store(y + i * kLanes);
     }

@@ -295,9 +295,11 @@ void fill_normal(at::Tensor& out, uint64_t key, int64_t first, double deviation)
 
 void embedding_backward(at::Tensor& d_weight, const at::Tensor& dy, const at::Tensor& tokens) {
   const auto [sorted, order] = tokens.reshape({-1}).sort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
-  launched(cuda::embedding_backward(mutable_data(d_weight), data(dy), sorted.const_data_ptr<int64_t>(),
-                                    order.const_data_ptr<int64_t>(), tokens.numel(), d_weight.size(1),
-                                    dtype_of(d_weight), current_stream()),
+  const int64_t count = tokens.numel(), width = d_weight.size(1);
+  at::Tensor partial = scratch(d_weight, cuda::embedding_scratch(count, width));
+  launched(cuda::embedding_backward(mutable_data(d_weight), floats(partial), data(dy),
+                                    sorted.const_data_ptr<int64_t>(), order.const_data_ptr<int64_t>(), count,
+                                    width, dtype_of(d_weight), current_stream()),
            "embedding_backward");
 }
 

@@ -49,33 +49,33 @@ __device__ float exponential(float x) {
   }
 }
 
+// Integers that stand for elements of any type.
+typedef uint64_t Integer64 __attribute__((may_alias));
+typedef unsigned __int128 Integer128 __attribute__((may_alias));
+
 /// kLanes elements of Scalar, moved as one access of at most 16 bytes.
 template <typename Scalar, int kLanes>
 struct alignas(sizeof(Scalar) * kLanes) Pack {
   Scalar lanes[kLanes];
 
   __device__ void load(const Scalar* from) { *this = *reinterpret_cast<const Pack*>(from); }
-  __device__ void store(Scalar* to) const { *reinterpret_cast<Pack*>(to) = *this; }
-  /// For what this kernel is the last to read, or nobody reads soon: keeps the cache for others.
-  __device__ void load_streaming(const Scalar* from) { move<true>(from, lanes); }
-  __device__ void store_streaming(Scalar* to) const { move<false>(lanes, to); }
+  /// As an integer: the compiler may split the assignment of a structure into its members.
+  __device__ void store(Scalar* to) const {
+    if constexpr (sizeof(Pack) == 16) {
+      uint64_t halves[2];
+      memcpy(halves, lanes, sizeof(halves));
+      *reinterpret_cast<Integer128*>(to) = static_cast<Integer128>(halves[1]) << 64 | halves[0];
+    } else if constexpr (sizeof(Pack) == 8) {
+      uint64_t word;
+      memcpy(&word, lanes, sizeof(word));
+      *reinterpret_cast<Integer64*>(to) = word;
+    } else {
+      *reinterpret_cast<Pack*>(to) = *this;
+    }
+  }
 
   __device__ float operator[](int i) const { return to_float(lanes[i]); }
   __device__ void set(int i, float value) { lanes[i] = from_float<Scalar>(value); }
-
- private:
-  template <bool kLoad, typename From, typename To>
-  static __device__ void move(From* from, To* to) {
-    using Word =
-        std::conditional_t<sizeof(Pack) == 16, int4, std::conditional_t<sizeof(Pack) == 8, int2, int>>;
-    if constexpr (sizeof(Pack) < 4) {
-      for (int i = 0; i < kLanes; ++i) to[i] = from[i];
-    } else if constexpr (kLoad) {
-      *reinterpret_cast<Word*>(to) = __ldcs(reinterpret_cast<const Word*>(from));
-    } else {
-      __stcs(reinterpret_cast<Word*>(to), *reinterpret_cast<const Word*>(from));
-    }
-  }
 };
 
 /// A Pack as it was loaded. The compiler takes a Pack apart into lanes as soon as it arrives, which waits for
@@ -84,6 +84,7 @@ template <typename Scalar, int kLanes>
 class RawPack {
  public:
   __device__ void load(const Scalar* from) { word_ = *reinterpret_cast<const Word*>(from); }
+  /// For what this kernel is the last to read: keeps the cache for others.
   __device__ void load_streaming(const Scalar* from) { word_ = __ldcs(reinterpret_cast<const Word*>(from)); }
   __device__ void assign(const Pack<Scalar, kLanes>& pack) { memcpy(&word_, &pack, sizeof(pack)); }
   __device__ Pack<Scalar, kLanes> pack() const {
