@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import pathlib
+import re
 import shlex
 import struct
 import sys
@@ -289,6 +290,20 @@ class Commands(unittest.TestCase):
                  "d_ff": 352, "vocab_size": 256}
         flops = efficiency.flops_per_token({"model": model, "data": {"seq_len": 128}})
         self.assertEqual(flops, 5013504)
+
+
+class Profile(unittest.TestCase):
+    def test_every_kernel_of_a_step_belongs_to_a_group(self):
+        source = (BENCH.parent / "trireme/train/profile.cpp").read_text()
+        table = source[source.index("kMarks"):source.index("using Interval")]
+        marks = [mark.removesuffix("<") for mark in re.findall(r'{"([^"]+)", "', table)]
+        self.assertGreater(len(marks), 20)
+        before_the_first_step = {"checksum_kernel", "normal_kernel"}
+        for path in sorted((BENCH.parent / "trireme/kernels").glob("*.cu")):
+            launch_bounds = r"(?:__launch_bounds__\((?:[^()]|\([^()]*\))*\)\s*)?"
+            for name in re.findall(rf"__global__\s+void\s+{launch_bounds}(\w+)\(", path.read_text()):
+                known = name in before_the_first_step or any(mark in name for mark in marks)
+                self.assertTrue(known, f"{path.name}: {name}")
 
 
 if __name__ == "__main__":

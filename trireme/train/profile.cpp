@@ -22,7 +22,7 @@ using torch::profiler::impl::ProfilerConfig;
 using torch::profiler::impl::ProfilerState;
 
 /// What names of kernels contain, in the order in which it is looked for.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 33> kMarks = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 35> kMarks = {{
     {"vectorized_gather", "embedding"},
     {"nccl", "communication"},
     {"sum_kernel<", "communication"},
@@ -30,13 +30,14 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 33> kMarks =
     {"begin_kernel", "communication"},
     {"end_kernel", "communication"},
     {"sum_packs", "communication"},
+    {"sum_elements", "communication"},
     {"PtoP", "communication"},
     {"cudnn", "attention"},
     {"sdpa", "attention"},
     {"fmha", "attention"},
     {"flash", "attention"},
     {"attention", "attention"},
-    {"rotate_rows", "rope"},
+    {"rotate_", "rope"},
     {"nvjet", "GEMM"},
     {"gemm", "GEMM"},
     {"cutlass", "GEMM"},
@@ -50,7 +51,8 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 33> kMarks =
     {"update_range", "optimizer"},
     {"square_partials", "optimizer"},
     {"add_partials", "optimizer"},
-    {"sum_runs", "embedding"},
+    {"sum_windows", "embedding"},
+    {"add_parts", "embedding"},
     {"index", "embedding"},
     {"Sort", "embedding"},
     {"elementwise", "elementwise"},
