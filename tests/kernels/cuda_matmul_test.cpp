@@ -11,10 +11,7 @@ using cuda::in_double;
 using cuda::noise;
 using cuda::unaligned;
 
-class Matmul : public cuda::CudaDtypeTest {
- protected:
-  void TearDown() override { set_matmul_tuning(true); }
-};
+class Matmul : public cuda::CudaDtypeTest {};
 using cuda::dtype_name;
 TRIREME_FOR_EACH_DTYPE(Matmul);
 
@@ -81,10 +78,11 @@ TEST_P(Matmul, TryingAlgorithmsChangesNoBits) {
     return std::vector<at::Tensor>{product(x, weight, bias), product(dy, weight.t()),
                                    product(dy, weight.t(), {}, residual), gradient};
   };
-  set_matmul_tuning(false);
-  const std::vector<at::Tensor> plain = all();
-  set_matmul_tuning(true);
-  const std::vector<at::Tensor> tuned = all(), again = all();
+  const auto all_with = [&](bool tries) {
+    const MatmulTuning tuning(tries);
+    return all();
+  };
+  const std::vector<at::Tensor> plain = all_with(false), tuned = all_with(true), again = all_with(true);
   for (size_t i = 0; i < plain.size(); ++i) {
     EXPECT_TRUE(tuned[i].equal(plain[i])) << i;
     EXPECT_TRUE(tuned[i].equal(again[i])) << i;

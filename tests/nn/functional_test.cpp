@@ -62,6 +62,14 @@ TEST_F(Functional, LinearMatchesAtenInBothLayouts) {
       [&] { return at::matmul(x, in_out) + bias; });
 }
 
+TEST_F(Functional, RefusesWhatDoesNotFit) {
+  const at::Tensor x = at::randn({3, 5}), weight = at::randn({4, 5});
+  EXPECT_THROW(nn::linear(x, at::randn({4, 6}), {}), LogicError) << "inner sizes";
+  EXPECT_THROW(nn::linear(x, weight, at::randn({3})), LogicError) << "a short bias";
+  EXPECT_THROW(nn::linear(x, weight.to(at::kBFloat16), {}), LogicError) << "two dtypes";
+  EXPECT_THROW(nn::linear(x, weight, at::randn({4}, at::kDouble)), LogicError) << "a bias of another dtype";
+}
+
 TEST_F(Functional, AResidualIsAddedToTheProduct) {
   const at::Tensor x = leaf({3, 5, 7}), weight = leaf({4, 7}), bias = leaf({4}), residual = leaf({3, 5, 4});
   expect_same(

@@ -26,7 +26,7 @@ using kernels::PullCall;
 using kernels::PullState;
 
 constexpr int kGatherChannel = 0, kReduceChannel = 1;
-/// Of a channel, for messages: those of the steps that a host may have enqueued ahead of its device.
+/// Of a channel, for messages: about as many as a host may have enqueued ahead of its device.
 constexpr uint32_t kRoundsRemembered = 1024;
 /// Copy engines leave all multiprocessors to others but move the bytes of one peer after the other.
 constexpr int64_t kMostRanksForCopies = 2;

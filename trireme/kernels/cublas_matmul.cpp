@@ -24,7 +24,12 @@ constexpr uint64_t kWorkspaceBytes = 32 << 20;
 constexpr int kProposals = 12;
 constexpr int64_t kElementBytes = 2;
 /// Fewer elements might not show that two algorithms add in different orders, and take little time anyway.
-constexpr int64_t kSmallestTuned = 1 << 17;
+constexpr int64_t kSmallestTuned = 1 << 20;
+/// Shapes that a process tries algorithms for. Training needs a few dozen; text generation, whose sequences
+/// grow, would never end.
+constexpr size_t kMostContests = 256;
+/// Products of zeros decide nothing; after so many of them the first algorithm stays.
+constexpr int kMostTries = 3;
 constexpr int kTimedRounds = 4, kRunsPerRound = 2;
 /// After one round only those this close to the best stay.
 constexpr float kInTheRunning = 1.15f;
@@ -159,20 +164,37 @@ cublasStatus_t enqueue(Problem& problem, const MatmulCall& call, const Algorithm
                         &problem.out, &algorithm.algo, workspace.get(), algorithm.workspace, stream);
 }
 
-/// Tries algorithms on one call.
+/// Whether two algorithms cut the inner dimension into the same number of sums.
+bool cuts_alike(const cublasLtMatmulAlgo_t& a, const cublasLtMatmulAlgo_t& b) {
+  for (const auto attribute : {CUBLASLT_ALGO_CONFIG_SPLITK_NUM, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME}) {
+    const auto value = [attribute](const cublasLtMatmulAlgo_t& algo) {
+      uint32_t read = 0;
+      size_t written = 0;
+      const cublasStatus_t status =
+          cublasLtMatmulAlgoConfigGetAttribute(&algo, attribute, &read, sizeof(read), &written);
+      return status == CUBLAS_STATUS_SUCCESS ? read : 0;
+    };
+    if (value(a) != value(b)) return false;
+  }
+  return true;
+}
+
+/// Tries algorithms on one call. Zeros stand for the addend, whose size could hide differences.
 class Contest {
  public:
   Contest(Problem& problem, const MatmulCall& call)
       : problem_(problem), call_(call), bytes_(static_cast<size_t>(call.m * call.n * kElementBytes)) {
-    if (call.addend != call.out) return;
-    copy_ = c10::cuda::CUDACachingAllocator::get()->allocate(bytes_);
-    call_.addend = call_.out = copy_.get();
-    original_ = call.out;
+    if (call.addend == nullptr) return;
+    addend_ = c10::cuda::CUDACachingAllocator::get()->allocate(bytes_);
+    call_.addend = addend_.get();
+    if (call.addend == call.out) call_.out = addend_.get();
   }
 
   /// The fastest of those that give the same bits as the first; nothing when the product is all zeros, which
   /// tells nothing about bits.
   std::optional<Algorithm> winner(std::vector<Algorithm> algorithms) {
+    const Algorithm first = algorithms.front();
+    std::erase_if(algorithms, [&](const Algorithm& one) { return !cuts_alike(one.algo, first.algo); });
     const std::vector<uint64_t> sums = checksums(algorithms);
     if (sums.front() == 0) return {};
     std::vector<Algorithm> equal;
@@ -202,9 +224,7 @@ class Contest {
     C10_CUDA_CHECK(cudaMemsetAsync(sums, 0, size, stream));
     std::vector<bool> ran;
     for (size_t i = 0; i < algorithms.size(); ++i) {
-      if (original_ != nullptr) {
-        C10_CUDA_CHECK(cudaMemcpyAsync(call_.out, original_, bytes_, cudaMemcpyDeviceToDevice, stream));
-      }
+      if (addend_) C10_CUDA_CHECK(cudaMemsetAsync(addend_.get(), 0, bytes_, stream));
       ran.push_back(enqueue(problem_, call_, algorithms[i]) == CUBLAS_STATUS_SUCCESS);
       C10_CUDA_CHECK(static_cast<cudaError_t>(
           add_checksum(sums + i, call_.out, static_cast<int64_t>(bytes_), stream.stream())));
@@ -231,8 +251,7 @@ class Contest {
   Problem& problem_;
   MatmulCall call_;
   size_t bytes_;
-  c10::DataPtr copy_;  ///< of an addend that is overwritten
-  const void* original_ = nullptr;
+  c10::DataPtr addend_;  ///< zeros, and the sum where the call adds in place
 };
 
 /// The choice of each key so far.
@@ -247,14 +266,22 @@ class Choices {
     const std::lock_guard lock(mutex_);
     chosen_.insert_or_assign(key, algorithm);
   }
+  /// Whether there is to be a contest for `key`, which counts as a try.
+  bool admit(const Key& key) {
+    const std::lock_guard lock(mutex_);
+    if (chosen_.size() >= kMostContests) return false;
+    return ++tries_[key] <= kMostTries;
+  }
   void forget() {
     const std::lock_guard lock(mutex_);
     chosen_.clear();
+    tries_.clear();
   }
 
  private:
   std::mutex mutex_;
   std::map<Key, Algorithm> chosen_;
+  std::map<Key, int> tries_;
 };
 
 Choices& choices() {
@@ -265,15 +292,20 @@ Choices& choices() {
 Algorithm choose(const Key& key, Problem& problem, const MatmulCall& call) {
   if (const auto known = choices().find(key)) return *known;
   const bool capturing = c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
-  if (!tuning || capturing || call.m * call.n < kSmallestTuned) {
-    const Algorithm first = proposals(problem, call, 1).front();
-    if (!capturing) choices().keep(key, first);
-    return first;
-  }
   const std::vector<Algorithm> algorithms = proposals(problem, call, kProposals);
-  const std::optional<Algorithm> winner = Contest(problem, call).winner(algorithms);
-  if (winner) choices().keep(key, *winner);
-  return winner.value_or(algorithms.front());
+  const bool tries = tuning && !capturing && call.m * call.n >= kSmallestTuned && choices().admit(key);
+  if (!tries) {
+    if (!capturing) choices().keep(key, algorithms.front());
+    return algorithms.front();
+  }
+  try {
+    const std::optional<Algorithm> winner = Contest(problem, call).winner(algorithms);
+    if (winner) choices().keep(key, *winner);
+    return winner.value_or(algorithms.front());
+  } catch (const c10::OutOfMemoryError&) {
+    choices().keep(key, algorithms.front());
+    return algorithms.front();
+  }
 }
 
 }  // namespace
@@ -284,8 +316,10 @@ void matmul(const MatmulCall& call) {
   check(enqueue(problem, call, choose(key, problem, call)), "a product");
 }
 
-void set_matmul_tuning(bool on) {
-  if (tuning.exchange(on) != on) choices().forget();
+bool set_matmul_tuning(bool on) {
+  const bool before = tuning.exchange(on);
+  if (before != on) choices().forget();
+  return before;
 }
 
 }  // namespace trireme::kernels::cuda

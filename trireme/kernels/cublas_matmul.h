@@ -1,6 +1,6 @@
 #pragma once
-// Matrix products of one GPU by cuBLASLt, with the algorithm chosen by measurement: for products of a
-// transformer the library's own first choice was seen up to 24% behind the best of its proposals.
+// Matrix products of one GPU by cuBLASLt, with the algorithm chosen by measurement: the library's own first
+// choice is not always the fastest of its proposals.
 #include <cstdint>
 
 #include "trireme/kernels/cuda_kernels.h"
@@ -29,6 +29,7 @@ struct MatmulCall {
 /// it tries algorithms, unless a graph is being captured. Throws Error when cuBLASLt knows no algorithm.
 void matmul(const MatmulCall& call);
 
-void set_matmul_tuning(bool on);
+/// Returns what it was.
+bool set_matmul_tuning(bool on);
 
 }  // namespace trireme::kernels::cuda

@@ -1,9 +1,12 @@
 #include "trireme/kernels/matmul.h"
 
 #include <ATen/ATen.h>
+#include <fmt/ranges.h>
 
+#include <array>
 #include <optional>
 
+#include "trireme/base/error.h"
 #include "trireme/kernels/cublas_matmul.h"
 
 namespace trireme::kernels {
@@ -39,12 +42,38 @@ std::optional<cuda::MatmulCall> as_call(at::Tensor& out, const at::Tensor& a, co
                           .out = out.mutable_data_ptr()};
 }
 
+void check(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias,
+           const at::Tensor& addend) {
+  TRIREME_CHECK(a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0),
+                "[kernels.matmul] ({}) @ ({}): matrices whose inner sizes are equal are needed",
+                fmt::join(a.sizes(), ", "), fmt::join(b.sizes(), ", "));
+  const std::array<int64_t, 2> sizes = {a.size(0), b.size(1)};
+  const auto check_one = [&](const at::Tensor& tensor, const char* name, at::IntArrayRef wanted) {
+    if (!tensor.defined()) return;
+    TRIREME_CHECK(tensor.sizes() == wanted && (wanted.empty() || tensor.is_contiguous()),
+                  "[kernels.matmul] {} is ({}){}, but ({}) and contiguous is needed", name,
+                  fmt::join(tensor.sizes(), ", "), tensor.is_contiguous() ? "" : " with gaps",
+                  fmt::join(wanted, ", "));
+  };
+  check_one(out, "out", sizes);
+  check_one(bias, "bias", at::IntArrayRef(sizes).slice(1));
+  check_one(addend, "addend", sizes);
+  for (const at::Tensor* const tensor : {&a, &b, &bias, &addend}) {
+    if (!tensor->defined()) continue;
+    TRIREME_CHECK(tensor->scalar_type() == out.scalar_type() && tensor->device() == out.device(),
+                  "[kernels.matmul] {} on {} with {} on {}: one dtype and one device are needed",
+                  c10::toString(tensor->scalar_type()), tensor->device().str(),
+                  c10::toString(out.scalar_type()), out.device().str());
+  }
+}
+
 }  // namespace
 
 void matmul(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias,
             const at::Tensor& addend) {
+  check(out, a, b, bias, addend);
   if (const auto call = as_call(out, a, b, bias, addend)) return cuda::matmul(*call);
-  if (addend.defined() && addend.is_same(out)) {
+  if (addend.defined() && addend.const_data_ptr() == out.const_data_ptr()) {
     out.addmm_(a, b);
     if (bias.defined()) out.add_(bias);
     return;
@@ -60,8 +89,10 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& b
   return out;
 }
 
-void set_matmul_tuning(bool on) {
-  cuda::set_matmul_tuning(on);
+MatmulTuning::MatmulTuning(bool on) : before_(cuda::set_matmul_tuning(on)) {}
+
+MatmulTuning::~MatmulTuning() {
+  cuda::set_matmul_tuning(before_);
 }
 
 }  // namespace trireme::kernels

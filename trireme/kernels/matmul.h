@@ -6,7 +6,8 @@ namespace trireme::kernels {
 
 /// out (m, n) = a (m, k) @ b (k, n) + bias (n) + addend (m, n), undefined ones left out. out and addend are
 /// contiguous, and addend may be out itself; a and b may be transposed views. One dtype, one device. On a
-/// GPU enqueued on the current stream; products of bf16 and fp16 are summed in fp32.
+/// GPU enqueued on the current stream; products of bf16 and fp16 are summed in fp32. Throws LogicError when
+/// sizes, dtypes or devices do not fit.
 void matmul(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias = {},
             const at::Tensor& addend = {});
 
@@ -14,9 +15,19 @@ void matmul(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at:
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias = {},
                    const at::Tensor& addend = {});
 
-/// Whether the first product of each shape on a GPU tries the algorithms that cuBLASLt proposes and keeps the
-/// fastest of those with the same bits as its first; otherwise that first one is used. On at the start; a
-/// change forgets what was chosen.
-void set_matmul_tuning(bool on);
+/// While one lives: whether the first product of each large shape on a GPU tries the algorithms that cuBLASLt
+/// proposes and keeps the fastest of those with the same bits as its first; otherwise, and for shapes after
+/// the first few hundred, that first one is used. For the whole process; without one it is on. A change
+/// forgets what was chosen.
+class MatmulTuning {
+ public:
+  explicit MatmulTuning(bool on);
+  ~MatmulTuning();
+  MatmulTuning(const MatmulTuning&) = delete;
+  MatmulTuning& operator=(const MatmulTuning&) = delete;
+
+ private:
+  bool before_;
+};
 
 }  // namespace trireme::kernels

@@ -87,6 +87,8 @@ int fill_normal(float*, int64_t, uint64_t, int64_t, double, void*) {
 void matmul(const MatmulCall&) {
   absent("matmul");
 }
-void set_matmul_tuning(bool) {}
+bool set_matmul_tuning(bool on) {
+  return on;
+}
 
 }  // namespace trireme::kernels::cuda

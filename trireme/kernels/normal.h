@@ -1,7 +1,8 @@
 #pragma once
 // Random numbers as a pure function of (key, counter), with the same bits on every CPU and GPU: the
 // arithmetic is double without contraction, and only operations that IEEE 754 rounds exactly. Everything is
-// constexpr so that nvcc takes it for the GPU as well.
+// constexpr so that nvcc takes it for the GPU as well, and static because the flags of whoever
+// includes it matter: normal.cpp and normal.cu.
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -18,13 +19,13 @@ namespace detail {
 constexpr uint64_t kTwoTo52 = 0x4330000000000000ull;  // as the bits of a double
 
 /// Of an integer below 2^52; unlike a conversion it vectorises everywhere.
-constexpr double to_double(uint64_t integer) {
+static constexpr double to_double(uint64_t integer) {
   return std::bit_cast<double>(integer | kTwoTo52) - 0x1p52;
 }
 
 /// The natural logarithm of a normal number, relative error below 1e-13: 2 atanh((m - 1) / (m + 1)) of the
 /// mantissa in [sqrt(1/2), sqrt(2)).
-constexpr double log_of(double x) {
+static constexpr double log_of(double x) {
   const uint64_t bits = std::bit_cast<uint64_t>(x);
   const double mantissa = std::bit_cast<double>((bits & 0x000fffffffffffffull) | 0x3ff0000000000000ull);
   const bool halve = mantissa > 1.4142135623730951;
@@ -44,7 +45,7 @@ constexpr double log_of(double x) {
 }
 
 /// cos(2 pi v) for v in [0, 1], absolute error below 1e-12: a sine of at most a quarter turn, by Taylor.
-constexpr double cos_of_turns(double v) {
+static constexpr double cos_of_turns(double v) {
   const double w = v - 0.5;
   const double x = 6.283185307179586 * ((w < 0.0 ? -w : w) - 0.25), s = x * x;
   double p = 1.0 / 355687428096000.0;
@@ -62,7 +63,7 @@ constexpr double cos_of_turns(double v) {
 }  // namespace detail
 
 /// A standard normal number for 64 random bits (Box and Muller 1958).
-constexpr double standard_normal(uint64_t bits) {
+static constexpr double standard_normal(uint64_t bits) {
   constexpr double kUnit = 1.0 / 4294967296.0;
   const double u = (detail::to_double(bits >> 32) + 0.5) * kUnit;
   const double v = (detail::to_double(bits & 0xffffffffu) + 0.5) * kUnit;

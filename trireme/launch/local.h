@@ -31,8 +31,8 @@ struct LocalJob {
 /// print within a short time is shown once with "(x4 ranks)". Where stderr is a terminal, rank 0's stderr
 /// passes as it comes, and rank 0 finds the width in TRIREME_TTY_COLUMNS, so that it may draw a progress bar.
 ///
-/// SIGINT and SIGTERM are forwarded once to all ranks, which finish their step; a second one kills. Ranks run
-/// in their own process groups and die with the launcher (PDEATHSIG), whatever happens to it.
+/// SIGINT and SIGTERM are forwarded once to all ranks, which finish what they began; a second one kills.
+/// Ranks run in their own process groups and die with the launcher (PDEATHSIG), whatever happens to it.
 ///
 /// Throws ConfigError for impossible numbers and EnvironmentError when the program, a log or a process cannot
 /// be had; ranks that were started by then are killed.

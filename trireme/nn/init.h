@@ -15,9 +15,9 @@ class Module;
 namespace trireme::nn {
 
 /// Elements [first, first + out.numel()) of the parameter `name`, counted in row-major order, into `out`:
-/// fp32, contiguous, on any device, which changes no bits. Matrices are normal with standard deviation sqrt(2
-/// / (5 d_model)), which is 0.02 at width 1000 (Nguyen and Salazar 2019); those that end a residual branch
-/// are divided by sqrt(2 n_layers) (Radford et al. 2019); norm weights are 1, biases 0.
+/// fp32, contiguous, on any device, which changes no bits. Norm weights are 1, biases 0, matrices normal with
+/// standard deviation sqrt(2 / (5 d_model)), which is 0.02 at width 1000 (Nguyen and Salazar 2019); those
+/// that end a residual branch are divided by sqrt(2 n_layers) (Radford et al. 2019).
 void initial_values(const plan::ModelConfig& config, uint64_t seed, const std::string& name, int64_t first,
                     at::Tensor& out);
 

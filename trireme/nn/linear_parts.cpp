@@ -40,7 +40,7 @@ variable_list accumulate_weight_grad(at::TensorList weights, const at::Tensor& l
   }
   if (grads.size() == weights.size()) {
     at::Tensor whole = grads.size() == 1 ? grads.front() : as_one_matrix(grads);
-    if (whole.defined()) {
+    if (whole.defined() && whole.is_contiguous()) {
       kernels::matmul(whole, left, right, {}, whole);
       return variable_list(weights.size());
     }

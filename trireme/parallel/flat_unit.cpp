@@ -34,7 +34,8 @@ FlatUnit::FlatUnit(std::string name, std::vector<std::pair<std::string, at::Tens
   fill_master(initializer);
   if (at::Tensor copy = optimizer_param().copy; copy.defined()) copy.copy_(master_);
   adopt();
-  shared_.gradients().free(full_grads_);
+  // Peers read what stays, so ranks must have taken the same pieces of memory, in the order of units.
+  if (!(shared_.symmetric && keeps_gradients())) shared_.gradients().free(full_grads_);
   publish_update();
 }
 

@@ -73,6 +73,7 @@ Parts::Parts(const TrainOptions& run, std::shared_ptr<comm::World> joined)
       batch(plan::plan_batch(config.train.global_batch, config.train.micro_batch, mesh.shape.dp_size())),
       facts(plan::describe(config.model, config.data.seq_len, config.precision, config.memory)),
       corpus(prepare_data(run, mesh)),
+      tuning(config.train.tune_matmul),
       records_passes(can_record(config, mesh)) {
   at::manual_seed(
       static_cast<uint64_t>(config.seed + mesh.dp_rank));  // dropout; weights have their own source
@@ -80,7 +81,6 @@ Parts::Parts(const TrainOptions& run, std::shared_ptr<comm::World> joined)
     kernels::synchronize_gpu();  // of what was enqueued elsewhere so far
     stream.emplace(parallel::recording_stream(world->device()));
   }
-  kernels::set_matmul_tuning(config.train.tune_matmul);
   train_data = std::make_shared<data::Dataset>(corpus.folder, "train", config.data.seq_len);
   if (config.train.val_batches > 0 && corpus.val_tokens > config.data.seq_len) {
     val_data = std::make_shared<data::Dataset>(corpus.folder, "val", config.data.seq_len);

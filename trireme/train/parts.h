@@ -9,6 +9,7 @@
 #include "trireme/data/corpus.h"
 #include "trireme/data/dataset.h"
 #include "trireme/data/loader.h"
+#include "trireme/kernels/matmul.h"
 #include "trireme/nn/language_model.h"
 #include "trireme/parallel/data_parallel.h"
 #include "trireme/plan/batch.h"
@@ -34,6 +35,7 @@ struct Parts {
   plan::BatchPlan batch;
   plan::ModelFacts facts;
   data::PreparedCorpus corpus;
+  kernels::MatmulTuning tuning;
   bool records_passes;  ///< train.cuda_graphs is not off, and nothing known speaks against it
   std::optional<c10::StreamGuard> stream;  ///< what this thread trains on when passes are recorded
   std::shared_ptr<data::Dataset> train_data, val_data;  ///< no val_data: nothing is validated

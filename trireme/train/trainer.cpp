@@ -55,7 +55,7 @@ class Trainer {
   TrainResult run();
 
  private:
-  void enqueue(int64_t step);
+  void enqueue(int64_t index);
   void update_at_once(Enqueued& step, const at::Tensor& rows);
   void update_if_finite(Enqueued& step, const at::Tensor& rows);
   void check_finite(const Enqueued& step) const;
