@@ -292,7 +292,7 @@ class Commands(unittest.TestCase):
         self.assertEqual(flops, 5013504)
 
 
-class Profile(unittest.TestCase):
+class KernelGroups(unittest.TestCase):
     def test_every_kernel_of_a_step_belongs_to_a_group(self):
         source = (BENCH.parent / "trireme/train/profile.cpp").read_text()
         table = source[source.index("kMarks"):source.index("using Interval")]
