@@ -5,11 +5,8 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "tests/support/engine_on_model.h"
 #include "trireme/kernels/device.h"
-#include "trireme/nn/init.h"
-#include "trireme/nn/language_model.h"
-#include "trireme/parallel/data_parallel.h"
-#include "trireme/plan/model_facts.h"
 
 namespace trireme::parallel {
 namespace {
@@ -32,19 +29,14 @@ std::string digest_of(const Run& run) {
   const c10::Device device(c10::kCUDA, 0);
   const auto world =
       comm::World::join_store(c10::make_intrusive<c10d::HashStore>(), 0, 1, device, /*timeout_s=*/60.0);
-  const auto model = nn::build(config);
-  DataParallel engine(*model, facts.units, comm::make_mesh(world, plan::MeshShape::fit({}, 1)),
-                      {.policy = plan::find_policy(run.policy),
-                       .compute = at::kBFloat16,
-                       .reduce = at::kBFloat16,
-                       .device = device,
-                       .overlap = run.overlap},
-                      [&](const std::string& name, int64_t first, at::Tensor& out) {
-                        nn::initial_values(config, 3, name, first, out);
-                      });
-  model->set_unit_runner([&](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {
-    return engine.run_unit(unit, x, forward);
-  });
+  test::EngineOnModel trained(config, facts, world,
+                              {.policy = plan::find_policy(run.policy),
+                               .compute = at::kBFloat16,
+                               .reduce = at::kBFloat16,
+                               .device = device,
+                               .overlap = run.overlap},
+                              /*seed=*/3);
+  DataParallel& engine = trained.engine;
   const auto optimizer = optim::build({.lr = 1e-2}, engine.optimizer_params());
   for (int64_t step = 0; step < 12; ++step) {
     const at::Tensor tokens = (at::arange(8 * 129, at::kLong) * 7919 + step * 31)
@@ -53,7 +45,7 @@ std::string digest_of(const Run& run) {
                                   .to(device);
     engine.begin_forward();
     engine.backward(
-        model->loss(tokens.narrow(1, 0, 128).contiguous(), tokens.narrow(1, 1, 128).contiguous()));
+        trained.model->loss(tokens.narrow(1, 0, 128).contiguous(), tokens.narrow(1, 1, 128).contiguous()));
     const at::Tensor norm = engine.grad_squares().sqrt();
     optim::GradScale scale;
     if (run.clip_on_device) {

@@ -6,10 +6,7 @@
 #include <vector>
 
 #include "tests/comm/gpu_ranks.h"
-#include "trireme/nn/init.h"
-#include "trireme/nn/language_model.h"
-#include "trireme/parallel/data_parallel.h"
-#include "trireme/plan/model_facts.h"
+#include "tests/support/engine_on_model.h"
 
 namespace trireme::parallel {
 namespace {
@@ -38,19 +35,14 @@ std::string train(const Setting& run, std::shared_ptr<comm::World> world) {
   const plan::ModelFacts facts = plan::describe(config, 64);
   const c10::Device device = world->device();
   const int64_t rank = world->rank(), ranks = world->size();
-  const auto model = nn::build(config);
-  DataParallel engine(*model, facts.units, comm::make_mesh(world, plan::MeshShape::fit({}, ranks)),
-                      {.policy = plan::find_policy(run.policy),
-                       .compute = run.compute,
-                       .reduce = run.compute,
-                       .device = device,
-                       .overlap = run.overlap},
-                      [&](const std::string& name, int64_t first, at::Tensor& out) {
-                        nn::initial_values(config, 3, name, first, out);
-                      });
-  model->set_unit_runner([&](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {
-    return engine.run_unit(unit, x, forward);
-  });
+  test::EngineOnModel trained(config, facts, world,
+                              {.policy = plan::find_policy(run.policy),
+                               .compute = run.compute,
+                               .reduce = run.compute,
+                               .device = device,
+                               .overlap = run.overlap},
+                              /*seed=*/3);
+  DataParallel& engine = trained.engine;
   const auto optimizer = optim::build({.lr = 1e-2}, engine.optimizer_params());
   for (int64_t step = 0; step < 4; ++step) {
     for (int64_t pass = 0; pass < run.accumulation; ++pass) {
@@ -65,8 +57,9 @@ std::string train(const Setting& run, std::shared_ptr<comm::World> world) {
                                     .view({4, 65})
                                     .to(device);
       engine.begin_forward();
-      engine.backward(model->loss(tokens.narrow(1, 0, 64).contiguous(), tokens.narrow(1, 1, 64).contiguous()),
-                      0.25, last);
+      engine.backward(
+          trained.model->loss(tokens.narrow(1, 0, 64).contiguous(), tokens.narrow(1, 1, 64).contiguous()),
+          0.25, last);
     }
     engine.step(*optimizer, 1e-2, optim::clip_factor(engine.grad_norm(), 0.5));
   }

@@ -3,11 +3,10 @@
 #include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
 
+#include "tests/support/engine_on_model.h"
 #include "tests/train/trainer_fixture.h"
 #include "trireme/base/error.h"
 #include "trireme/kernels/device.h"
-#include "trireme/nn/init.h"
-#include "trireme/nn/language_model.h"
 #include "trireme/train/passes.h"
 
 namespace trireme::train {
@@ -180,25 +179,20 @@ std::string digest_with_a_wait(int64_t waits, bool records, std::string& log) {
   const c10::StreamGuard guard(parallel::recording_stream(device));
   const auto world =
       comm::World::join_store(c10::make_intrusive<c10d::HashStore>(), 0, 1, device, /*timeout_s=*/60.0);
-  const auto model = nn::build(config);
-  parallel::DataParallel engine(*model, facts.units, comm::make_mesh(world, plan::MeshShape::fit({}, 1)),
-                                {.policy = plan::find_policy("fsdp"),
-                                 .compute = at::kBFloat16,
-                                 .reduce = at::kBFloat16,
-                                 .device = device},
-                                [&](const std::string& name, int64_t first, at::Tensor& out) {
-                                  nn::initial_values(config, 3, name, first, out);
-                                });
-  model->set_unit_runner([&](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {
-    return engine.run_unit(unit, x, forward);
-  });
+  test::EngineOnModel trained(config, facts, world,
+                              {.policy = plan::find_policy("fsdp"),
+                               .compute = at::kBFloat16,
+                               .reduce = at::kBFloat16,
+                               .device = device},
+                              /*seed=*/3);
+  parallel::DataParallel& engine = trained.engine;
   const auto optimizer = optim::build({.lr = 1e-3}, engine.optimizer_params());
   constexpr int64_t kAccumulation = 3;
   int64_t computed = 0;
   Passes passes(
       engine, device,
       [&](const at::Tensor& inputs, const at::Tensor& targets, double scale) {
-        const at::Tensor loss = model->loss(inputs, targets, nn::kLossChunkBytes, scale);
+        const at::Tensor loss = trained.model->loss(inputs, targets, nn::kLossChunkBytes, scale);
         if (++computed == waits) loss.item();
         return loss;
       },

@@ -1,0 +1,35 @@
+#pragma once
+// A language model and the engine that trains it, as tests want them.
+#include <memory>
+#include <utility>
+
+#include "trireme/comm/world.h"
+#include "trireme/nn/init.h"
+#include "trireme/nn/language_model.h"
+#include "trireme/parallel/data_parallel.h"
+#include "trireme/plan/model_facts.h"
+
+namespace trireme::test {
+
+/// Units are blocks; weights are those of `seed`.
+struct EngineOnModel {
+  EngineOnModel(const plan::ModelConfig& config, const plan::ModelFacts& facts,
+                std::shared_ptr<comm::World> world, const parallel::Options& options, uint64_t seed)
+      : model(nn::build(config)),
+        engine(*model, facts.units, comm::make_mesh(world, plan::MeshShape::fit({}, world->size())), options,
+               [&](const std::string& name, int64_t first, at::Tensor& out) {
+                 nn::initial_values(config, seed, name, first, out);
+               }) {
+    model->set_unit_runner(
+        [this](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {
+          return engine.run_unit(unit, x, forward);
+        });
+  }
+  EngineOnModel(const EngineOnModel&) = delete;
+  EngineOnModel& operator=(const EngineOnModel&) = delete;
+
+  std::shared_ptr<nn::LanguageModel> model;
+  parallel::DataParallel engine;
+};
+
+}  // namespace trireme::test
