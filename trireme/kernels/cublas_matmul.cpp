@@ -269,7 +269,7 @@ class Choices {
   /// Whether there is to be a contest for `key`, which counts as a try.
   bool admit(const Key& key) {
     const std::lock_guard lock(mutex_);
-    if (chosen_.size() >= kMostContests) return false;
+    if (tries_.size() >= kMostContests && !tries_.contains(key)) return false;
     return ++tries_[key] <= kMostTries;
   }
   void forget() {

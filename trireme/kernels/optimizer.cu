@@ -71,43 +71,31 @@ struct Range {
   const float* grad_scale;  ///< or nullptr
 };
 
-/// kWidth elements on their way through registers.
-template <int kWidth, typename Grad, typename Copy, typename Rule>
-struct Piece {
-  RawPack<float, kWidth> param, state[Rule::kStates];
-  RawPack<Grad, kWidth> grad;
-
-  __device__ void load(const Range<Rule>& range, int64_t at) {
-    param.load(range.param + at);
-    grad.load(static_cast<const Grad*>(range.grad) + at);
-    for (int s = 0; s < Rule::kStates; ++s) state[s].load(range.state[s] + at);
-  }
-
-  __device__ void finish(const Range<Rule>& range, const Rule& rule, float scale, int64_t at) const {
-    Pack<float, kWidth> params = param.pack(), states[Rule::kStates];
-    const Pack<Grad, kWidth> grads = grad.pack();
-    for (int s = 0; s < Rule::kStates; ++s) states[s] = state[s].pack();
-    Pack<Copy, kWidth> copy;
-    for (int j = 0; j < kWidth; ++j) {
-      float values[Rule::kStates];
-      for (int s = 0; s < Rule::kStates; ++s) values[s] = states[s][j];
-      const float next = rule(params[j], __fmul_rn(grads[j], scale), values);
-      for (int s = 0; s < Rule::kStates; ++s) states[s].set(j, values[s]);
-      params.set(j, next);
-      copy.set(j, next);
-    }
-    params.store(range.param + at);
-    for (int s = 0; s < Rule::kStates; ++s) states[s].store(range.state[s] + at);
-    if (range.copy != nullptr) copy.store(static_cast<Copy*>(range.copy) + at);
-  }
-};
-
+/// kWidth elements from `at` on. All loads are issued before the first is used.
 template <int kWidth, typename Grad, typename Copy, typename Rule>
 __device__ void update_at(const Range<Rule>& range, const Rule& rule, int64_t at) {
-  Piece<kWidth, Grad, Copy, Rule> piece;
-  piece.load(range, at);
+  RawPack<float, kWidth> raw_params, raw_states[Rule::kStates];
+  RawPack<Grad, kWidth> raw_grads;
+  raw_params.load(range.param + at);
+  raw_grads.load(static_cast<const Grad*>(range.grad) + at);
+  for (int s = 0; s < Rule::kStates; ++s) raw_states[s].load(range.state[s] + at);
   const float scale = range.grad_scale == nullptr ? range.scale : range.scale * *range.grad_scale;
-  piece.finish(range, rule, scale, at);
+
+  Pack<float, kWidth> params = raw_params.pack(), states[Rule::kStates];
+  const Pack<Grad, kWidth> grads = raw_grads.pack();
+  for (int s = 0; s < Rule::kStates; ++s) states[s] = raw_states[s].pack();
+  Pack<Copy, kWidth> copy;
+  for (int j = 0; j < kWidth; ++j) {
+    float values[Rule::kStates];
+    for (int s = 0; s < Rule::kStates; ++s) values[s] = states[s][j];
+    const float next = rule(params[j], __fmul_rn(grads[j], scale), values);
+    for (int s = 0; s < Rule::kStates; ++s) states[s].set(j, values[s]);
+    params.set(j, next);
+    copy.set(j, next);
+  }
+  params.store(range.param + at);
+  for (int s = 0; s < Rule::kStates; ++s) states[s].store(range.state[s] + at);
+  if (range.copy != nullptr) copy.store(static_cast<Copy*>(range.copy) + at);
 }
 
 /// A pack for every thread from the element `head` on, and one by one what lies before and after the packs.
