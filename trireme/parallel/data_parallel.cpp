@@ -319,20 +319,36 @@ std::vector<optim::FlatParam> DataParallel::optimizer_params() const {
   return params;
 }
 
+/// The order in which the next forward pass wants them. A sum that is still being gathered is not waited for
+/// while there are others: that takes about as long as to update as many parameters.
+std::vector<size_t> DataParallel::update_order() const {
+  std::vector<size_t> order = forward_order_;
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    if (std::ranges::find(order, unit) == order.end()) order.push_back(unit);
+  }
+  const size_t last = reduce_order_.back();
+  if (!beside_ || !units_[last]->gathers_sum()) return order;
+  int64_t meanwhile = 0;
+  for (auto place = std::ranges::find(order, last); place + 1 != order.end(); ++place) {
+    if (meanwhile >= units_[last]->layout().numel()) break;
+    meanwhile += units_[place[1]]->layout().numel();
+    std::swap(place[0], place[1]);
+  }
+  return order;
+}
+
 void DataParallel::step(optim::Optimizer& optimizer, double lr, const optim::GradScale& grad_scale) {
   const at::NoGradGuard no_grad;
   const kernels::Range range("update");
   optimizer.begin_step();
   grad_scale_ = grad_scale;
-  // In the order in which the next forward pass wants them.
-  std::vector<size_t> order = forward_order_;
-  for (size_t unit = 0; unit < units_.size(); ++unit) {
-    if (std::ranges::find(order, unit) == order.end()) order.push_back(unit);
-  }
-  for (const size_t unit : order) {
+  for (const size_t unit : update_order()) {
     FlatUnit& flat = *units_[unit];
-    flat.publish_update(
-        shared_.reduce.run_untimed([&] { optimizer.update(unit, lr, grad_scale_); }, flat.updated()));
+    const auto update = [&] {
+      flat.wait_for_sum();
+      optimizer.update(unit, lr, grad_scale_);
+    };
+    flat.publish_update(shared_.reduce.run_untimed(update, flat.updated()));
   }
   if (options_.hook.hook == Hook::kLocalSgd && ++steps_ % options_.hook.local_steps == 0)
     average_parameters();

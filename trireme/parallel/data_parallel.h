@@ -162,6 +162,7 @@ class DataParallel {
   void launch_ready();
   void launch(size_t unit);
   void finish_reductions(size_t left);
+  std::vector<size_t> update_order() const;
   void finish_backward();
   void check_all_used() const;
   void agree_on_order();

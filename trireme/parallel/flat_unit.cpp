@@ -171,6 +171,7 @@ void FlatUnit::prepare_gradients() {
   if (gradients_live_) return;
   finish_reduce();
   follow_update();  // it may still read the last step's gradients
+  Lane::follow(sum_gathered_, options_.device);
   shared_.gradients().allocate(full_grads_);
   full_grads_.zero_();
   gradients_live_ = true;
@@ -234,6 +235,7 @@ void FlatUnit::start_reduce(bool last_micro_batch) {
   ends_step_ = last_micro_batch;
   reduced_mark_ = shared_.reduce.run([this] { reduce(ends_step_); });
   reducing_ = true;
+  if (ends_step_ && gathers_sum()) gather_sum();
   forget_gradients();
 }
 
@@ -267,9 +269,24 @@ void FlatUnit::reduce(bool last_micro_batch) {
     reduce_over_ranks(shard, wire);
   }
   reduced_any_ = true;
-  if (!last_micro_batch) return;
-  measure_gradient();
-  if (!options_.policy.shard_optimizer) groups_.shard->all_gather(reduced_, shard);
+  if (last_micro_batch) measure_gradient();
+}
+
+bool FlatUnit::gathers_sum() const {
+  return !options_.policy.shard_optimizer && groups_.shard->size() > 1 && !reduces_locally();
+}
+
+/// Beside the reductions of units to come; only the update waits for it.
+void FlatUnit::gather_sum() {
+  sum_gathered_ = shared_.gather.run([this] {
+    Lane::follow(reduced_mark_, options_.device);
+    const comm::Subject subject(*groups_.shard, name_);
+    groups_.shard->all_gather(reduced_, reduced_shard());
+  });
+}
+
+void FlatUnit::wait_for_sum() {
+  shared_.gather.wait(sum_gathered_);
 }
 
 /// Local SGD: a rank's own gradient stands for that of all, so it counts as often as there are ranks.
@@ -303,6 +320,7 @@ void FlatUnit::finish_reduce() {
 }
 
 std::string FlatUnit::nonfinite_parameter() const {
+  Lane::follow(sum_gathered_, options_.device);
   const plan::Range range = optimizer_range();
   for (const plan::FlatEntry& entry : layout_.entries()) {
     const plan::Range part = plan::intersect(range, {entry.offset, entry.end()});

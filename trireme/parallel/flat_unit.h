@@ -76,6 +76,11 @@ class FlatUnit {
   void start_reduce(bool last_micro_batch);
   /// The current stream waits for the reduction; the policy's gradients are freed.
   void finish_reduce();
+  /// Whether ranks that update all of the unit gather its sum, which start_reduce() begins and finish_reduce()
+  /// does not wait for.
+  bool gathers_sum() const;
+  /// The current stream waits for that sum, if there is one; optimizer_param() has gradients only then.
+  void wait_for_sum();
 
   /// fp64 scalar on the device: sum of squares of the reduced gradient over this rank's piece. The pieces of
   /// all ranks make up the unit. Valid after finish_reduce() of the last micro-batch.
@@ -134,6 +139,7 @@ class FlatUnit {
   at::Tensor wire_gradients();
   void reduce_over_ranks(at::Tensor& shard, const at::Tensor& wire);
   void reduce(bool last_micro_batch);
+  void gather_sum();
   void take_local_gradients(bool last_micro_batch);
   void measure_gradient();
 
@@ -155,7 +161,7 @@ class FlatUnit {
   at::Tensor grad_squares_;
   std::unique_ptr<Compressor> compressor_;
 
-  Lane::Mark gathered_, reduced_mark_, updated_;
+  Lane::Mark gathered_, reduced_mark_, sum_gathered_, updated_;
   bool gathering_ = false;        ///< somebody has to wait for gathered_
   bool reducing_ = false;         ///< somebody has to wait for reduced_mark_
   bool gradients_live_ = false;   ///< full_grads_ holds something that was not reduced yet
