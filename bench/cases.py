@@ -16,6 +16,7 @@ ZERO_STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}  # of DeepSpeed; it has no ot
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
          "MASTER_PORT": "0"}
 SMOKE = {"cases": "gpt-tiny:ddp:1;llama-tiny:ddp:1", "seq": 128}
+DEVICES = {"gpu": ("cuda", "bf16"), "cpu-smoke": ("cpu", "fp32")}  # and what is computed in
 GPU = {"cases": "llama-1b:fsdp:1,2,4;llama-1b:ddp:1,2,4", "seq": 2048}
 
 
@@ -25,7 +26,7 @@ class Case:
     unit: str
     ours: Side
     peer: Side
-    same_start: bool = False  # the peer can take our tokens and weights
+    by_rank: bool = False  # measured in tokens/s of one rank of our training
 
     def title(self) -> str:
         return " ".join(f"{key}={value}" for key, value in self.label.items())
@@ -57,7 +58,7 @@ def import_error(python: str, module: str) -> str | None:
 
 def peers_of(policy: str, wanted: str | None, python: str) -> list[str]:
     """Names of the peers that a policy is measured against: those wanted of those there are, by
-    default DeepSpeed for ZeRO where it is installed, else PyTorch."""
+    default DeepSpeed for ZeRO where it is installed, else PyTorch. "replicas" are our own."""
     has_stage = policy in ZERO_STAGES
     if wanted is None:
         problem = import_error(python, "deepspeed") if has_stage else None
@@ -65,9 +66,10 @@ def peers_of(policy: str, wanted: str | None, python: str) -> list[str]:
             say(f"{policy}: the peer is PyTorch, {python} has no DeepSpeed: {problem}")
         return ["deepspeed" if has_stage and not problem else "torch"]
     names = wanted.split(",")
-    if unknown := set(names) - {"torch", "deepspeed"}:
-        raise BenchError(EXIT_USAGE, f"no peer {min(unknown)}; there are torch and deepspeed")
-    names = [name for name in names if name == "torch" or has_stage]
+    if unknown := set(names) - {"torch", "deepspeed", "replicas"}:
+        raise BenchError(EXIT_USAGE,
+                         f"no peer {min(unknown)}; there are torch, deepspeed and replicas")
+    names = [name for name in names if name != "deepspeed" or has_stage]
     if not names:
         raise BenchError(EXIT_USAGE, f"DeepSpeed has no {policy}, only {', '.join(ZERO_STAGES)}; "
                                      "add torch to --peer")
@@ -117,31 +119,48 @@ def cpu_cases(arguments: argparse.Namespace) -> list[Case]:
     ]
 
 
-def training_case(model: str, policy: str, ranks: int, against: str,
-                  arguments: argparse.Namespace) -> Case:
-    steps, warmup, micro_batch = arguments.steps, arguments.warmup, arguments.micro_batch
-    device, dtype = ("cuda", "bf16") if arguments.mode == "gpu" else ("cpu", "fp32")
-    ours = [
+def training_command(model: str, policy: str, ranks: int, arguments: argparse.Namespace
+                     ) -> list[str]:
+    steps, micro_batch = arguments.warmup + arguments.steps, arguments.micro_batch
+    device, dtype = DEVICES[arguments.mode]
+    return [
         arguments.bin, "train", f"--model.preset={model}", "-n", str(ranks), "--json",
-        f"--train.steps={warmup + steps}", f"--train.global_batch={micro_batch * ranks}",
+        f"--train.steps={steps}", f"--train.global_batch={micro_batch * ranks}",
         f"--train.micro_batch={micro_batch}", f"--data.seq_len={arguments.seq}",
         f"--device={device}", "--train.val_batches=0", f"--precision.compute={dtype}",
         f"--parallel.policy={policy}", *shlex.split(arguments.ours_args),
     ]
-    peer = torchrun(arguments.python, ranks) + peer_program(against, policy) + [
-        f"--model={model}", f"--seq={arguments.seq}", f"--mbs={micro_batch}", f"--steps={steps}",
-        f"--warmup={warmup}", f"--device={device}", f"--dtype={dtype}",
-        *shlex.split(arguments.peer_args),
+
+
+def peer_command(against: str, model: str, policy: str, ranks: int, arguments: argparse.Namespace
+                 ) -> list[str]:
+    if against == "replicas":
+        return [arguments.python, f"{PEERS}/replicas.py", str(ranks), "--",
+                *training_command(model, "ddp", 1, arguments)]
+    device, dtype = DEVICES[arguments.mode]
+    return torchrun(arguments.python, ranks) + peer_program(against, policy) + [
+        f"--model={model}", f"--seq={arguments.seq}", f"--mbs={arguments.micro_batch}",
+        f"--steps={arguments.steps}", f"--warmup={arguments.warmup}", f"--device={device}",
+        f"--dtype={dtype}", *shlex.split(arguments.peer_args),
     ]
+
+
+def training_case(model: str, policy: str, ranks: int, against: str,
+                  arguments: argparse.Namespace) -> Case:
+    device, _ = DEVICES[arguments.mode]
+    ours = training_command(model, policy, ranks, arguments)
+    peer = peer_command(against, model, policy, ranks, arguments)
+    replicas = against == "replicas"
     environment = {} if device == "cuda" else {"OMP_NUM_THREADS": "1"}
-    alone = ALONE if ranks == 1 else {}
+    alone = ALONE if ranks == 1 and not replicas else {}
     return Case(
         label={"model": model, "device": device, "policy": policy, "ranks": ranks,
-               "seq_len": arguments.seq, "micro_batch": micro_batch, "against": against},
+               "seq_len": arguments.seq, "micro_batch": arguments.micro_batch, "against": against},
         unit="tokens/s a GPU" if device == "cuda" else "tokens/s a rank",
         ours=Side(ours, "tokens_per_s", scale=1.0 / ranks, environment=environment),
-        peer=Side(peer, "tok_s_gpu", environment=environment | alone),
-        same_start=True,
+        peer=Side(peer, "tokens_per_s" if replicas else "tok_s_gpu",
+                  environment=environment | alone),
+        by_rank=True,
     )
 
 

@@ -15,9 +15,11 @@ better for us; the result is the median of the ratios of the alternations, so th
 slows down between alternations does not decide.
 
 The peer is PyTorch, or for zero1, zero2 and zero3 DeepSpeed where --python can import it; --peer
-names one, or both for a case of each. With --losses N both sides first train N steps on the same
-tokens from the same weights, and the peer once more from the weights of another seed; the case
-keeps all losses. For speed each side then reads its own data: ours text, the peer random tokens.
+names one, or both for a case of each. "--peer replicas" is our own program instead, on every GPU
+alone at the same time: what there would be if communication cost nothing. With --losses N both
+sides first train N steps on the same tokens from the same weights, and the peer once more from
+the weights of another seed; the case keeps all losses. For speed each side then reads its own
+data: ours text, the peer random tokens.
 
 The start-up of every run is kept, too: from starting the program, launcher included, to its first
 line with "step". A case gives the peer an empty folder for what torch.compile caches, so that the
@@ -106,7 +108,8 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for one run")
     parser.add_argument("--require", type=float, default=0.0, help="exit 8 if a ratio is below")
     parser.add_argument("--peer", help="of two commands: the second command line; gpu and "
-                                       "cpu-smoke: torch, deepspeed or torch,deepspeed")
+                                       "cpu-smoke: torch, deepspeed, replicas or several, "
+                                       "with commas")
     pair = parser.add_argument_group("two commands")
     pair.add_argument("--ours", help="command line")
     pair.add_argument("--metric", default="tokens_per_s", help="JSON key; higher is better")
@@ -143,6 +146,8 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     trains = arguments.mode in ("gpu", "cpu-smoke")
     if (arguments.losses or arguments.gemm or arguments.profile) and not trains:
         parser.error("--losses, --gemm and --profile are for gpu and cpu-smoke")
+    if arguments.losses and "replicas" in (arguments.peer or "").split(","):
+        parser.error("--losses is for peers that are other programs; replicas are our own")
     if arguments.peer and arguments.mode == "cpu":
         parser.error("the peer of cpu is PyTorch")
     for key, value in (GPU if arguments.mode == "gpu" else SMOKE).items():

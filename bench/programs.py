@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -76,26 +77,44 @@ def resolved_config(ours: Sequence[str]) -> dict:
 # Running
 
 
-class GpuMemory:
-    """The most memory in use on any GPU while the block runs, asked for twice a second."""
+class GpuWatch:
+    """What nvidia-smi says of the GPUs while the block runs, twice a second."""
 
-    QUERY = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    FIELDS = ("memory.used", "utilization.gpu", "clocks.sm", "power.draw")
+    BUSY_PERCENT = 90.0
 
     def __init__(self) -> None:
-        self.peak_bytes: int | None = None
+        self.peak_bytes: int | None = None  # the most memory in use on any of them
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        self.command = self.QUERY + ([f"--id={visible}"] if visible else [])
+        self.command = ["nvidia-smi", f"--query-gpu={','.join(self.FIELDS)}",
+                        "--format=csv,noheader,nounits"] + ([f"--id={visible}"] if visible else [])
+        self.busy: dict[int, list[tuple[float, float]]] = {}  # MHz and watts by GPU
         self.done = threading.Event()
         self.thread = threading.Thread(target=self.poll, daemon=True)
 
     def poll(self) -> None:
         while (text := output_of(self.command)) is not None:  # None: no GPU here
-            used = [int(line) << 20 for line in text.splitlines() if line.strip().isdigit()]
-            self.peak_bytes = max([self.peak_bytes or 0, *used]) or None
+            self.read(text)
             if self.done.wait(0.5):
                 return
 
-    def __enter__(self) -> GpuMemory:
+    def read(self, text: str) -> None:
+        for gpu, line in enumerate(text.splitlines()):
+            try:
+                memory, utilization, clock, power = (float(field) for field in line.split(","))
+            except ValueError:  # a GPU that does not tell
+                continue
+            self.peak_bytes = max(self.peak_bytes or 0, int(memory) << 20)
+            if utilization >= self.BUSY_PERCENT:
+                self.busy.setdefault(gpu, []).append((clock, power))
+
+    def at_work(self) -> list[dict]:
+        """Medians of the samples in which a GPU was busy, of each GPU that ever was."""
+        return [{"gpu": gpu, "sm_mhz": statistics.median(clock for clock, _ in samples),
+                 "watts": statistics.median(power for _, power in samples)}
+                for gpu, samples in sorted(self.busy.items())]
+
+    def __enter__(self) -> GpuWatch:
         self.thread.start()
         return self
 
@@ -132,13 +151,14 @@ class Output:
     log: str  # stderr
     nvml_peak_bytes: int | None
     startup_s: float | None  # from starting the program to its first line of JSON with "step"
+    gpus: list[dict]  # those that worked, as GpuWatch.at_work() says
 
 
 def run_program(side: Side, timeout: float) -> Output:
     environment = {**os.environ, **side.environment}
     with tempfile.TemporaryFile("w+") as errors:
         try:
-            with GpuMemory() as memory:
+            with GpuWatch() as gpus:
                 begin = time.monotonic()
                 process = subprocess.Popen(side.command, env=environment, cwd=ROOT, text=True,
                                            stdout=subprocess.PIPE, stderr=errors)
@@ -161,7 +181,7 @@ def run_program(side: Side, timeout: float) -> Output:
         tail = "\n".join((said or text).splitlines()[-25:])
         raise BenchError(EXIT_FAILED, f"exit {code}: {side.printable()}\n{tail}")
     startup = watch.first_step - begin if watch.first_step is not None else None
-    return Output(text, log, memory.peak_bytes, startup)
+    return Output(text, log, gpus.peak_bytes, startup, gpus.at_work())
 
 
 def output_of(command: Sequence[str]) -> str | None:

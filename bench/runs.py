@@ -33,13 +33,14 @@ class Run:
     settings: dict | None
     attention: str | None
     nvml_peak_bytes: int | None
+    gpus: list[dict]
 
     def to_json(self) -> dict:
         result = {"value": self.value, "samples": self.samples}
         for key in ("startup_s", "peak_bytes", "nvml_peak_bytes", "loss_last"):
             if (value := getattr(self, key)) is not None:
                 result[key] = value
-        return result
+        return result | ({"gpus": self.gpus} if self.gpus else {})
 
 
 # Reading what a program printed
@@ -82,6 +83,7 @@ def parse_run(output: Output, side: Side, warmup: int) -> Run:
         settings=last_with(objects, "settings"),
         attention=attention[1] if attention else None,
         nvml_peak_bytes=output.nvml_peak_bytes,
+        gpus=output.gpus,
     )
 
 
@@ -191,7 +193,7 @@ def measure(case: Case, arguments: argparse.Namespace) -> dict:
         "alternations": alternations,
     }
     add_ratios(result)
-    if case.same_start:
+    if case.by_rank:
         python = arguments.python if arguments.gemm else None
         add_efficiency(result, case.ours, python, arguments.timeout)
     if arguments.profile:

@@ -140,6 +140,40 @@ class Programs(unittest.TestCase):
         self.assertEqual(missing.exception.code, programs.EXIT_ENVIRONMENT)
 
 
+class Gpus(unittest.TestCase):
+    def test_clock_and_power_are_those_of_busy_gpus(self):
+        watch = programs.GpuWatch()
+        for clock in (1500, 1700, 1600):
+            watch.read(f"1000, 100, {clock}, 680.5\n2000, 3, 345, 90.1\n[N/A], 100, 1, 1\n")
+        self.assertEqual(watch.peak_bytes, 2000 << 20)
+        self.assertEqual(watch.at_work(), [{"gpu": 0, "sm_mhz": 1600.0, "watts": 680.5}])
+
+
+class Replicas(unittest.TestCase):
+    RUN = ("import json, os; gpu = int(os.environ['CUDA_VISIBLE_DEVICES']); print('log'); "
+           "[print(json.dumps({'step': step, 'tokens_per_s': 100.0 * (gpu + step), "
+           "'peak_bytes': gpu})) for step in (1, 2)]; print(json.dumps({'steps': 2}))")
+
+    def run_replicas(self, code, environment=None):
+        command = [sys.executable, "bench/peers/replicas.py", "2", "--", sys.executable, "-c", code]
+        return programs.run_program(programs.Side(command, "", environment=environment or {}), 60)
+
+    def test_a_step_has_the_mean_of_all(self):
+        for visible, speeds in (("0,1", [150.0, 250.0]), ("3,5", [500.0, 600.0])):
+            found = programs.json_objects(
+                self.run_replicas(self.RUN, {"CUDA_VISIBLE_DEVICES": visible}).text)
+            self.assertEqual([record["tokens_per_s"] for record in found], speeds)
+            self.assertEqual(found[0]["peak_bytes"], int(visible[-1]))
+
+    def test_when_one_fails_the_others_end(self):
+        begin = time.monotonic()
+        with self.assertRaisesRegex(programs.BenchError, "exit 7: "):
+            self.run_replicas("import os, sys, time; "
+                              "time.sleep(30) if os.environ['CUDA_VISIBLE_DEVICES'] == '0' "
+                              "else sys.exit(7)", {"CUDA_VISIBLE_DEVICES": "0,1"})
+        self.assertLess(time.monotonic() - begin, 20)
+
+
 class Measuring(unittest.TestCase):
     # Compiles in its first run: says so by a speed of 1, and leaves what it compiled.
     PEER = ("import json, os, pathlib; "
@@ -172,7 +206,7 @@ class Measuring(unittest.TestCase):
         self.assertIn("start-up", compare.table([first]))
 
     def run_of(self, startup):
-        return runs.Run(1.0, [1.0], startup, None, None, {}, None, None, None)
+        return runs.Run(1.0, [1.0], startup, None, None, {}, None, None, None, [])
 
     def test_warm_is_the_median_after_the_first(self):
         found = runs.summarise_startup([self.run_of(value) for value in (9.0, 2.0, 5.0, 3.0)])
@@ -271,11 +305,26 @@ class Peers(unittest.TestCase):
                          ["torch", "deepspeed"])
         self.assertEqual(torch_2.ours, deepspeed_2.ours)
 
+    def test_replicas_are_our_own_program_on_one_rank(self):
+        arguments = compare.parse_arguments(["gpu", "--python", "py", "--peer", "replicas",
+                                             "--cases", "llama-1b:zero2:4", "--ours-args=--x"])
+        (case,) = cases.training_cases(arguments)
+        self.assertEqual(case.peer.command[:4], ["py", "bench/peers/replicas.py", "4", "--"])
+        replica = case.peer.command[4:]
+        for words, ranks, batch, policy in ((case.ours.command, "4", 16, "zero2"),
+                                            (replica, "1", 4, "ddp")):
+            self.assertEqual(words[words.index("-n") + 1], ranks)
+            self.assertIn(f"--train.global_batch={batch}", words)
+            self.assertIn(f"--parallel.policy={policy}", words)
+            self.assertEqual(words[-1], "--x")
+        self.assertEqual((case.ours.scale, case.peer.scale), (0.25, 1.0))
+
 
 class Commands(unittest.TestCase):
     def test_options_are_refused_where_they_mean_nothing(self):
         for words in (["--ours", "a", "--peer", "b", "--profile", "4"], ["cpu", "--peer", "torch"],
-                      ["cpu", "--gemm"], ["gpu", "--losses", "5"], ["gpu", "--warmup", "9"]):
+                      ["cpu", "--gemm"], ["gpu", "--losses", "5"], ["gpu", "--warmup", "9"],
+                      ["gpu", "--losses", "10", "--peer", "torch,replicas"]):
             with contextlib.redirect_stderr(io.StringIO()), self.assertRaises(SystemExit) as left:
                 compare.parse_arguments(words)
             self.assertEqual(left.exception.code, programs.EXIT_USAGE, words)

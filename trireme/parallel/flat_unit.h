@@ -76,8 +76,8 @@ class FlatUnit {
   void start_reduce(bool last_micro_batch);
   /// The current stream waits for the reduction; the policy's gradients are freed.
   void finish_reduce();
-  /// Whether ranks that update all of the unit gather its sum, which start_reduce() begins and finish_reduce()
-  /// does not wait for.
+  /// Whether ranks that update all of the unit gather its sum, which start_reduce() begins and
+  /// finish_reduce() does not wait for.
   bool gathers_sum() const;
   /// The current stream waits for that sum, if there is one; optimizer_param() has gradients only then.
   void wait_for_sum();
