@@ -2,8 +2,10 @@
 // equal one; bytes on the wire follow the formula of each policy.
 #include <gtest/gtest.h>
 
+#include "tests/support/engine_on_model.h"
 #include "tests/support/tiny_training.h"
 #include "trireme/base/error.h"
+#include "trireme/parallel/storage.h"
 #include "trireme/plan/memory.h"
 #include "trireme/plan/policy.h"
 
@@ -209,6 +211,41 @@ TEST(Accumulation, ReducesOncePerStepOrAfterEveryMicroBatch) {
       run.reduce_when = kEvery;
       EXPECT_EQ(train_tiny(run).reductions, 3 * steps * units) << policy;
     }
+  }
+}
+
+TEST(ReducedGradients, AreThereFromReductionToTheNextUse) {
+  for (const char* policy : {"zero1", "zero2", "fsdp"}) {
+    test::run_ranks(2, [&](std::shared_ptr<comm::World> world) {
+      const plan::ModelConfig config = test::tiny_model("llama");
+      test::EngineOnModel trained(config, plan::describe(config, 8), world,
+                                  {.policy = plan::find_policy(policy), .compute = at::kBFloat16}, 3);
+      parallel::DataParallel& engine = trained.engine;
+      const std::vector<optim::FlatParam> params = engine.optimizer_params();
+      const auto optimizer = optim::build({.lr = 1e-2}, params);
+      const auto held = [&] {
+        return std::ranges::count_if(params,
+                                     [](const auto& param) { return parallel::has_storage(param.grad); });
+      };
+      const at::Tensor tokens = at::arange(9, at::kLong).view({1, 9});
+      const auto forward = [&] {
+        engine.begin_forward();
+        return trained.model->loss(tokens.narrow(1, 0, 8).contiguous(), tokens.narrow(1, 1, 8).contiguous());
+      };
+      const auto all = static_cast<int64_t>(params.size());
+      for (int step = 0; step < 2; ++step) {
+        const at::Tensor loss = forward();
+        EXPECT_EQ(held(), 0) << policy << ", step " << step;
+        engine.backward(loss, 0.5, /*last_micro_batch=*/true);
+        EXPECT_EQ(held(), all) << policy << ", step " << step;
+        engine.step(*optimizer, 1e-2, {});
+        EXPECT_EQ(held(), all) << policy << ", step " << step;
+        EXPECT_EQ(engine.nonfinite_parameter(), "");
+      }
+      forward();
+      EXPECT_EQ(engine.nonfinite_parameter(), "");
+      EXPECT_THROW(engine.step(*optimizer, 1e-2, {}), LogicError) << policy;
+    });
   }
 }
 

@@ -43,7 +43,8 @@ DataParallel::DataParallel(torch::nn::Module& module, const std::vector<plan::Un
       groups_(make_groups()),
       beside_(options.overlap && !options.device.is_cpu()),
       shared_{Lane(options.device, beside_), Lane(options.device, beside_),
-              StoragePool(options.device.is_cpu()), symmetric_pool(units)} {
+              StoragePool(options.device.is_cpu()), StoragePool(options.device.is_cpu()),
+              symmetric_pool(units)} {
   TRIREME_CHECK(!units.empty(), "[parallel.data_parallel] there are no units");
   TRIREME_CHECK(use_from != UseFrom::kBuckets || !options.policy.shard_parameters,
                 "[parallel.data_parallel] {} frees parameters by unit, so units cannot be buckets",

@@ -18,6 +18,12 @@ std::vector<plan::ParamSpec> specs_of(const std::vector<std::pair<std::string, a
   return specs;
 }
 
+at::Tensor without_storage(int64_t count, const at::TensorOptions& options) {
+  at::Tensor flat = at::empty({0}, options);
+  flat.unsafeGetTensorImpl()->set_sizes_contiguous({count});
+  return flat;
+}
+
 }  // namespace
 
 FlatUnit::FlatUnit(std::string name, std::vector<std::pair<std::string, at::Tensor>> params,
@@ -67,8 +73,7 @@ void FlatUnit::allocate_buffers() {
   const auto compute = fp32.dtype(options_.compute);
   const plan::Range range = optimizer_range();
   const auto from_pool = [&](StoragePool& pool) {
-    at::Tensor flat = at::empty({0}, compute);
-    flat.unsafeGetTensorImpl()->set_sizes_contiguous({layout_.numel()});
+    at::Tensor flat = without_storage(layout_.numel(), compute);
     pool.allocate(flat);
     return flat;
   };
@@ -85,9 +90,11 @@ void FlatUnit::allocate_buffers() {
   }
   const bool reduced_in_place = is_alone() || (fp32_compute() && keeps_gradients() && reduces_once());
   const bool reduced_travels = !options_.policy.shard_optimizer;
-  reduced_ = reduced_in_place  ? full_grads_.narrow(0, range.begin, range.size())
-             : reduced_travels ? symmetric_zeros(range.size(), at::kFloat)
-                               : at::empty({range.size()}, fp32);
+  sum_comes_and_goes_ = !reduced_in_place && !reduced_travels && groups_.shard->size() > 1;
+  reduced_ = reduced_in_place      ? full_grads_.narrow(0, range.begin, range.size())
+             : reduced_travels     ? symmetric_zeros(range.size(), at::kFloat)
+             : sum_comes_and_goes_ ? without_storage(range.size(), fp32)
+                                   : at::empty({range.size()}, fp32);
   grad_squares_ = at::zeros({}, fp32.dtype(at::kDouble));
 }
 
@@ -137,16 +144,21 @@ void FlatUnit::follow_update() {
   Lane::follow(updated_, options_.device);
 }
 
-void FlatUnit::gather_parameters() {
-  start_gather();
+void FlatUnit::finish_gather() {
   if (!gathering_) return follow_update();
   shared_.gather.wait(gathered_);
   gathering_ = false;
 }
 
+void FlatUnit::gather_parameters() {
+  start_gather();
+  finish_gather();
+  if (sum_comes_and_goes_ && !reduced_any_) shared_.sums.free(reduced_);  // the update that read it is over
+}
+
 void FlatUnit::release_parameters() {
   if (!shards_parameters() || !has_storage(full_params_)) return;
-  gather_parameters();  // what was gathered in vain must have arrived before its memory goes
+  finish_gather();  // what was gathered in vain must have arrived before its memory goes
   shared_.storage.free(full_params_);
   forward_slice_.reset();
 }
@@ -233,6 +245,7 @@ void FlatUnit::start_reduce(bool last_micro_batch) {
   const at::NoGradGuard no_grad;
   if (!last_micro_batch && reduces_once()) return keep_for_later();
   ends_step_ = last_micro_batch;
+  if (sum_comes_and_goes_) shared_.sums.allocate(reduced_);
   reduced_mark_ = shared_.reduce.run([this] { reduce(ends_step_); });
   reducing_ = true;
   if (ends_step_ && gathers_sum()) gather_sum();
@@ -286,6 +299,12 @@ void FlatUnit::gather_sum() {
 }
 
 void FlatUnit::wait_for_sum() {
+  if (trainable() && reduced_.numel() > 0 && !has_storage(reduced_)) {
+    throw LogicError(
+        "[parallel.step] unit {} has no gradients since its last update; call backward() with the last "
+        "micro-batch before step()",
+        name_);
+  }
   shared_.gather.wait(sum_gathered_);
 }
 
@@ -320,6 +339,7 @@ void FlatUnit::finish_reduce() {
 }
 
 std::string FlatUnit::nonfinite_parameter() const {
+  if (!has_storage(reduced_)) return {};
   Lane::follow(sum_gathered_, options_.device);
   const plan::Range range = optimizer_range();
   for (const plan::FlatEntry& entry : layout_.entries()) {

@@ -32,6 +32,7 @@ struct UnitGroups {
 struct Shared {
   Lane gather, reduce;
   StoragePool storage;
+  StoragePool sums;                      ///< for gradients that were reduced
   std::optional<StoragePool> symmetric;  ///< for gradients that the ranks of `shard` read in place
   StoragePool& gradients() { return symmetric ? *symmetric : storage; }
 };
@@ -85,7 +86,8 @@ class FlatUnit {
   /// fp64 scalar on the device: sum of squares of the reduced gradient over this rank's piece. The pieces of
   /// all ranks make up the unit. Valid after finish_reduce() of the last micro-batch.
   const at::Tensor& grad_squares() const { return grad_squares_; }
-  /// A parameter whose reduced gradient is not finite in this rank's range; empty: none.
+  /// A parameter whose reduced gradient is not finite in this rank's range; empty: none, or parameters have
+  /// been used since.
   std::string nonfinite_parameter() const;
 
   /// What the optimizer updates on this rank.
@@ -113,7 +115,7 @@ class FlatUnit {
   /// The fp32 master of all parameters (layout().numel()), on every rank of the group. Collective.
   at::Tensor full_master() const;
 
-  /// What this rank holds between steps; moments are the optimizer's.
+  /// What this rank holds at the end of a step; moments are the optimizer's.
   plan::StateBytes state_bytes() const;
 
  private:
@@ -131,6 +133,7 @@ class FlatUnit {
   at::Tensor symmetric_zeros(int64_t count, at::ScalarType dtype) const;
   void adopt();
   void follow_update();
+  void finish_gather();
   void lend_gradients();
   void fill_master(const Initializer& initializer);
   at::Tensor reduced_shard() const;
@@ -158,6 +161,7 @@ class FlatUnit {
   at::Tensor compute_shard_;  ///< (shard) what all-gather sends when parameters are sharded; may be master_
   at::Tensor forward_slice_;  ///< what this rank keeps for after_forward; undefined: nothing
   at::Tensor reduced_;        ///< optimizer_range(), fp32; may be a part of full_grads_
+  bool sum_comes_and_goes_ = false;  ///< reduced_ has storage from reduction to the next use of parameters
   at::Tensor grad_squares_;
   std::unique_ptr<Compressor> compressor_;
 
