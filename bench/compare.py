@@ -16,10 +16,10 @@ slows down between alternations does not decide.
 
 The peer is PyTorch, or for zero1, zero2 and zero3 DeepSpeed where --python can import it; --peer
 names one, or both for a case of each. "--peer replicas" is our own program instead, on every GPU
-alone at the same time: what there would be if communication cost nothing. With --losses N both
-sides first train N steps on the same tokens from the same weights, and the peer once more from
-the weights of another seed; the case keeps all losses. For speed each side then reads its own
-data: ours text, the peer random tokens.
+alone at the same time (with --ours-args, too): what there would be if communication cost nothing.
+With --losses N both sides first train N steps on the same tokens from the same weights, and the
+peer once more from the weights of another seed; the case keeps all losses. For speed each side
+then reads its own data: ours text, the peer random tokens.
 
 The start-up of every run is kept, too: from starting the program, launcher included, to its first
 line with "step". A case gives the peer an empty folder for what torch.compile caches, so that the

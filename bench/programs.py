@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
@@ -77,6 +78,13 @@ def resolved_config(ours: Sequence[str]) -> dict:
 # Running
 
 
+def as_number(field: str) -> float | None:
+    try:
+        return float(field)
+    except ValueError:  # "[N/A]", where a GPU does not tell
+        return None
+
+
 class GpuWatch:
     """What nvidia-smi says of the GPUs while the block runs, twice a second."""
 
@@ -100,13 +108,11 @@ class GpuWatch:
 
     def read(self, text: str) -> None:
         for gpu, line in enumerate(text.splitlines()):
-            try:
-                memory, utilization, clock, power = (float(field) for field in line.split(","))
-            except ValueError:  # a GPU that does not tell
-                continue
-            self.peak_bytes = max(self.peak_bytes or 0, int(memory) << 20)
-            if utilization >= self.BUSY_PERCENT:
-                self.busy.setdefault(gpu, []).append((clock, power))
+            memory, *load = (as_number(field) for field in line.split(","))
+            if memory is not None:
+                self.peak_bytes = max(self.peak_bytes or 0, int(memory) << 20)
+            if len(load) == 3 and None not in load and load[0] >= self.BUSY_PERCENT:
+                self.busy.setdefault(gpu, []).append((load[1], load[2]))
 
     def at_work(self) -> list[dict]:
         """Medians of the samples in which a GPU was busy, of each GPU that ever was."""
@@ -154,6 +160,16 @@ class Output:
     gpus: list[dict]  # those that worked, as GpuWatch.at_work() says
 
 
+def wait_or_kill(process: subprocess.Popen, timeout: float) -> int:
+    """Its exit code. When the wait ends otherwise, everything that the program has started ends."""
+    try:
+        return process.wait(timeout)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+
+
 def run_program(side: Side, timeout: float) -> Output:
     environment = {**os.environ, **side.environment}
     with tempfile.TemporaryFile("w+") as errors:
@@ -161,15 +177,14 @@ def run_program(side: Side, timeout: float) -> Output:
             with GpuWatch() as gpus:
                 begin = time.monotonic()
                 process = subprocess.Popen(side.command, env=environment, cwd=ROOT, text=True,
-                                           stdout=subprocess.PIPE, stderr=errors)
+                                           stdout=subprocess.PIPE, stderr=errors,
+                                           start_new_session=True)
                 watch = StepWatch(process.stdout)
-                code = process.wait(timeout)
+                code = wait_or_kill(process, timeout)
         except OSError as error:
             message = f"cannot start {side.command[0]}: {error}"
             raise BenchError(EXIT_ENVIRONMENT, message) from error
         except subprocess.TimeoutExpired as error:
-            process.kill()
-            process.wait()
             message = f"no end after {timeout:.0f} s: {side.printable()}"
             raise BenchError(EXIT_FAILED, message) from error
         text = watch.text()

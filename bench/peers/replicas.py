@@ -29,10 +29,12 @@ def visible_gpus(count: int) -> list[str]:
 
 def steps(stream: TextIO) -> Iterator[dict]:
     for line in stream:
-        if line.startswith("{"):
+        try:
             record = json.loads(line)
-            if "step" in record and "tokens_per_s" in record:
-                yield record
+        except json.JSONDecodeError:  # a log between, or half a line of a run that was killed
+            continue
+        if isinstance(record, dict) and "step" in record and "tokens_per_s" in record:
+            yield record
 
 
 def start(command: Sequence[str], gpu: str) -> subprocess.Popen:
@@ -66,9 +68,9 @@ def main(words: Sequence[str]) -> int:
         merged = {"step": records[0]["step"], "tokens_per_s": sum(speeds) / len(speeds),
                   "by_replica": speeds} | ({"peak_bytes": max(peaks)} if peaks else {})
         print(json.dumps(merged), flush=True)
-    watch.join()
     for process in processes:
         process.communicate()
+    watch.join()
     codes = failures + [process.returncode for process in processes]
     return next((abs(code) for code in codes if code), 0)
 

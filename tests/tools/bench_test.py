@@ -144,8 +144,9 @@ class Gpus(unittest.TestCase):
     def test_clock_and_power_are_those_of_busy_gpus(self):
         watch = programs.GpuWatch()
         for clock in (1500, 1700, 1600):
-            watch.read(f"1000, 100, {clock}, 680.5\n2000, 3, 345, 90.1\n[N/A], 100, 1, 1\n")
-        self.assertEqual(watch.peak_bytes, 2000 << 20)
+            watch.read(f"1000, 100, {clock}, 680.5\n2000, 3, 345, 90.1\n[N/A], 100, [N/A], 1\n"
+                       "3000, 100, [N/A], 1\n")
+        self.assertEqual(watch.peak_bytes, 3000 << 20)
         self.assertEqual(watch.at_work(), [{"gpu": 0, "sm_mhz": 1600.0, "watts": 680.5}])
 
 

@@ -50,7 +50,8 @@ class DataParallel {
   void begin_forward();
   /// Differentiates `scale * loss` and reduces gradients as they become complete. Gradients add up over the
   /// micro-batches of a step, so scales are weights of one mean. At the end of the last micro-batch the
-  /// current stream has waited for all reductions. Throws LogicError that names parameters without gradient.
+  /// current stream has waited for all reductions; gradients that every rank then gathers are waited for by
+  /// step(). Throws LogicError that names parameters without gradient.
   /// Collective.
   void backward(const at::Tensor& loss, double scale = 1.0, bool last_micro_batch = true);
   /// Takes part in a micro-batch of the other ranks for which this one has no data: same collectives,
@@ -121,7 +122,7 @@ class DataParallel {
   const std::vector<std::unique_ptr<FlatUnit>>& units() const { return units_; }
   /// Reductions that this rank has begun, one a unit.
   int64_t reductions() const { return reductions_; }
-  /// What this rank holds between steps, without the optimizer's moments.
+  /// What this rank holds at the end of a step, without the optimizer's moments.
   plan::StateBytes state_bytes() const;
   /// Sent by this rank so far for gradients and parameters, by the formulas of plan/cost.h.
   int64_t sent_bytes() const;

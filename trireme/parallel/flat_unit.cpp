@@ -129,12 +129,12 @@ bool FlatUnit::trainable() const {
 void FlatUnit::start_gather() {
   if (has_storage(full_params_)) return;
   shared_.storage.allocate(full_params_);
-  gathered_ = shared_.gather.run([this] {
-    Lane::follow(updated_, options_.device);
+  const auto gather = [this] {
     comm::Group& group = forward_slice_.defined() ? *groups_.after_forward : *groups_.shard;
     const comm::Subject subject(group, name_);
     group.all_gather(full_params_, forward_slice_.defined() ? forward_slice_ : compute_shard_);
-  });
+  };
+  gathered_ = shared_.gather.run(gather, updated_);
   gathering_ = true;
 }
 
@@ -291,11 +291,11 @@ bool FlatUnit::gathers_sum() const {
 
 /// Beside the reductions of units to come; only the update waits for it.
 void FlatUnit::gather_sum() {
-  sum_gathered_ = shared_.gather.run([this] {
-    Lane::follow(reduced_mark_, options_.device);
+  const auto gather = [this] {
     const comm::Subject subject(*groups_.shard, name_);
     groups_.shard->all_gather(reduced_, reduced_shard());
-  });
+  };
+  sum_gathered_ = shared_.gather.run(gather, reduced_mark_);
 }
 
 void FlatUnit::wait_for_sum() {
@@ -372,10 +372,8 @@ void FlatUnit::publish_update(const Lane::Mark& updated) {
   update_recorded_ = false;
   if (shards_parameters()) return release_parameters();
   if (options_.policy.shard_optimizer && groups_.shard->size() > 1) {
-    gathered_ = shared_.gather.run([this] {
-      Lane::follow(updated_, options_.device);
-      groups_.shard->all_gather(full_params_, shard_of(full_params_));
-    });
+    const auto gather = [this] { groups_.shard->all_gather(full_params_, shard_of(full_params_)); };
+    gathered_ = shared_.gather.run(gather, updated_);
     gathering_ = true;
   }
 }

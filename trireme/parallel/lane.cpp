@@ -55,16 +55,20 @@ Lane::Mark Lane::run_here(const std::function<void()>& work) {
   return {};
 }
 
-Lane::Mark Lane::run(const std::function<void()>& work) {
-  return run_and_move(work, {});
+Lane::Mark Lane::run(const std::function<void()>& work, const Mark& after) {
+  return run_and_move(work, after, {});
 }
 
-Lane::Mark Lane::run_and_move(const std::function<void()>& work, Mark mark) {
-  if (!stream_) return run_here(work);
+Lane::Mark Lane::run_and_move(const std::function<void()>& work, const Mark& after, Mark mark) {
+  if (!stream_) {
+    follow(after, device_);
+    return run_here(work);
+  }
   c10::Event ready(device_.type());
   ready.record(current());
   ready.block(*stream_);
   const c10::StreamGuard guard(*stream_);
+  follow(after, device_);
   std::optional<c10::Event> begin;
   if (measures_) begin.emplace(timed_event(device_)).record(*stream_);
   work();
@@ -81,7 +85,7 @@ Lane::Mark Lane::run_and_move(const std::function<void()>& work, Mark mark) {
 Lane::Mark Lane::run_untimed(const std::function<void()>& work, const Mark& again) {
   const bool measures = measures_;
   measures_ = false;
-  Mark mark = run_and_move(work, again);
+  Mark mark = run_and_move(work, {}, again);
   measures_ = measures;
   return mark;
 }

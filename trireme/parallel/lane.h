@@ -40,9 +40,10 @@ class Lane {
   /// `beside`: work gets a stream of its own where the device has streams.
   Lane(c10::Device device, bool beside);
 
-  /// Runs `work` after everything that the current stream holds now. Memory that it allocates belongs to the
-  /// lane's stream; memory that it uses must stay until somebody has waited for the mark.
-  Mark run(const std::function<void()>& work);
+  /// Runs `work` after everything that the current stream holds now, and after the mark `after`, be it of
+  /// another lane. Memory that it allocates belongs to the lane's stream; memory that it uses must stay until
+  /// somebody has waited for the mark.
+  Mark run(const std::function<void()>& work, const Mark& after = {});
   /// The same for work that is no communication: it is not timed. The result is `again`, a mark of earlier
   /// work, moved to the end of this one; a new mark when `again` is a default one.
   Mark run_untimed(const std::function<void()>& work, const Mark& again = {});
@@ -62,7 +63,7 @@ class Lane {
   using Span = std::pair<c10::Event, c10::Event>;
   c10::Stream current() const;
   Mark run_here(const std::function<void()>& work);
-  Mark run_and_move(const std::function<void()>& work, Mark mark);
+  Mark run_and_move(const std::function<void()>& work, const Mark& after, Mark mark);
 
   c10::Device device_;
   std::optional<c10::Stream> stream_;  ///< none: work runs on the current one

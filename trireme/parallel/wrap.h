@@ -4,12 +4,12 @@
 //   auto engine = parallel::data_parallel(*model, mesh);              // or fully_shard(*model, mesh)
 //   auto optimizer = optim::build({.lr = 1e-3}, engine->optimizer_params());
 //   for (...) {
-//     engine->backward(loss_of(*model, batch));                       // in place of loss.backward()
+//     engine->backward(loss_of(*model, batch), 1.0 / ranks);          // in place of loss.backward()
 //     engine->step(*optimizer, 1e-3, optim::clip_factor(engine->grad_norm(), 1.0));
 //   }
 //
-// The loss that counts is the sum over ranks: scale each rank's by its weight in the mean (backward's
-// `scale`; 1/ranks by default here). Parameters are moved to the world's device and to Options::compute, and
+// The loss that counts is the sum over ranks: backward's `scale` (1 unless given) is a rank's weight in the
+// mean. Parameters are moved to the world's device and to Options::compute, and
 // start with rank 0's values; buffers are moved, and broadcast from rank 0 when sync_buffers() is called.
 // Code that reads parameters past the dispatcher (data_ptr(), own kernels) must hold them:
 // DataParallel::Held.

@@ -151,9 +151,9 @@ void add_parallel(Table& table, ParallelConfig& parallel) {
       number("parallel.local_steps", parallel.local_steps, 1, "local_sgd: steps between averages"));
   table.push_back(number("parallel.dp_replicate", parallel.dp_replicate, 1, "copies of the sharded model"));
   table.push_back(number("parallel.dp_shard", parallel.dp_shard, 0, "ranks a model is sharded over; 0: all"));
-  table.push_back(number("parallel.tp", parallel.tp, 1, "tensor-parallel ranks"));
-  table.push_back(number("parallel.pp", parallel.pp, 1, "pipeline stages"));
-  table.push_back(number("parallel.cp", parallel.cp, 1, "context-parallel ranks"));
+  table.push_back(number("parallel.tp", parallel.tp, 1, "tensor-parallel ranks; only 1 works yet"));
+  table.push_back(number("parallel.pp", parallel.pp, 1, "pipeline stages; only 1 works yet"));
+  table.push_back(number("parallel.cp", parallel.cp, 1, "context-parallel ranks; only 1 works yet"));
 }
 
 void add_precision(Table& table, PrecisionConfig& precision) {

@@ -107,10 +107,10 @@ Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world
       first_profiled_(std::min(kWarmupSteps, config_.train.steps - profiled_) + 1) {}
 
 std::string Trainer::where_not_finite(const StepTotals& totals) const {
-  // A later step has overwritten the gradients: the totals know the unit only.
-  if (!under_way_.empty()) return totals.not_finite.empty() ? "" : fmt::format(" ({})", totals.not_finite);
-  const std::string name = engine_.nonfinite_parameter();
-  return name.empty() ? "" : fmt::format(" (rank {}: the gradient of {})", parts_.world->rank(), name);
+  const std::string name = under_way_.empty() ? engine_.nonfinite_parameter() : std::string();
+  if (!name.empty()) return fmt::format(" (rank {}: the gradient of {})", parts_.world->rank(), name);
+  // The gradients may be gone already: the totals know the unit.
+  return runs_ahead_ && !totals.not_finite.empty() ? fmt::format(" ({})", totals.not_finite) : std::string();
 }
 
 /// Ranks whose part of the gradient is finite have nothing to tell.
@@ -280,7 +280,7 @@ TrainResult Trainer::run() {
   return std::move(result_);
 }
 
-/// Between steps, so that it is what a rank holds for good.
+/// Between steps, so without activations and what units take turns with.
 RunCost Trainer::cost() const {
   const plan::EngineSetting setting =
       plan::engine_setting(config_, parts_.mesh.shape, parts_.batch.accumulation);
