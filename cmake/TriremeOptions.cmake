@@ -27,8 +27,8 @@ if(TRIREME_CCACHE AND PROJECT_IS_TOP_LEVEL)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${launcher})
 endif()
-find_program(TRIREME_MOLD mold)
-if(TRIREME_MOLD AND PROJECT_IS_TOP_LEVEL)
-  # mold 1.10 (Debian 12) now and then places RELRO across a hole, and the program does not start (ENOMEM).
-  add_link_options(-fuse-ld=mold -Wl,-z,norelro)
+# Not mold: that of Debian 12 (1.10) now and then never ends, or makes a program that does not start.
+find_program(TRIREME_LLD ld.lld)
+if(TRIREME_LLD AND PROJECT_IS_TOP_LEVEL)
+  add_link_options(-fuse-ld=lld)
 endif()
