@@ -8,6 +8,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/nn/attention.h"
+#include "trireme/nn/lent_gradient.h"
 #include "trireme/nn/loss.h"
 
 namespace trireme::nn {
@@ -111,6 +112,54 @@ TEST_F(Functional, LinearGroupUsesNeighboursInMemoryAndTheirGradientsInPlace) {
   EXPECT_LT(difference(flat_grad.view({8, 6}), at::mm(gradient.t(), x)), 1e-6);
   linear_group(x, weights).backward(gradient);
   EXPECT_LT(difference(flat_grad.view({8, 6}), 2 * at::mm(gradient.t(), x)), 1e-6) << "a second pass adds";
+}
+
+/// Memory as an engine lends it: whatever was in it before.
+at::Tensor lend_garbage(const at::Tensor& param, const at::Tensor& memory) {
+  lend_gradient(param, memory.fill_(std::nan("")));
+  return memory;
+}
+
+TEST_F(Functional, FirstGradientsOverwriteLentMemoryAndLaterOnesAddToIt) {
+  const at::Tensor x = at::randn({5, 3}), weight = leaf({2, 3}), bias = leaf({2});
+  const at::Tensor weight_memory = lend_garbage(weight, at::empty({2, 3}));
+  const at::Tensor bias_memory = lend_garbage(bias, at::empty({2}));
+  EXPECT_FALSE(weight.grad().defined()) << "nobody has computed one";
+  const at::Tensor expected = at::ones({2, 5}).mm(x);
+  for (const int64_t pass : {1, 2}) {
+    nn::linear(x, weight, bias).sum().backward();
+    EXPECT_EQ(weight.grad().data_ptr(), weight_memory.data_ptr());
+    EXPECT_EQ(bias.grad().data_ptr(), bias_memory.data_ptr());
+    EXPECT_LT(difference(weight.grad(), pass * expected), 1e-5);
+    EXPECT_LT(difference(bias.grad(), pass * at::full({2}, 5.0)), 1e-5);
+  }
+  lend_gradient(weight, {});
+  weight.mutable_grad() = at::Tensor();
+  nn::linear(x, weight, bias).sum().backward();
+  EXPECT_NE(weight.grad().data_ptr(), weight_memory.data_ptr()) << "it was taken back";
+}
+
+TEST_F(Functional, GroupsOverwriteLentMemoryWhetherItIsOnePieceOrNot) {
+  const at::Tensor x = at::randn({5, 6});
+  for (const int64_t gap : {0, 8}) {
+    const at::Tensor flat_grad = at::full({36 + gap}, std::nan(""));
+    const std::vector<at::Tensor> weights = {leaf({4, 6}), leaf({2, 6})};
+    lend_gradient(weights[0], flat_grad.narrow(0, 0, 24).view({4, 6}));
+    lend_gradient(weights[1], flat_grad.narrow(0, 24 + gap, 12).view({2, 6}));
+    const at::Tensor y = linear_group(x, weights);
+    const at::Tensor gradient = at::randn_like(y);
+    y.backward(gradient);
+    EXPECT_LT(difference(at::cat({weights[0].grad(), weights[1].grad()}), at::mm(gradient.t(), x)), 1e-5);
+    EXPECT_TRUE(weights[1].grad().is_alias_of(flat_grad));
+  }
+}
+
+TEST_F(Functional, OperationsOfAtenLeaveLentMemoryAlone) {
+  const at::Tensor x = at::randn({5, 3}), weight = leaf({2, 3});
+  const at::Tensor memory = lend_garbage(weight, at::empty({2, 3}));
+  at::linear(x, weight).sum().backward();
+  EXPECT_LT(difference(weight.grad(), at::ones({2, 5}).mm(x)), 1e-5);
+  EXPECT_FALSE(weight.grad().is_alias_of(memory));
 }
 
 TEST_F(Functional, ParameterHooksFireThoughTheGradientIsWrittenInPlace) {

@@ -10,6 +10,7 @@
 #include "trireme/memory/recompute.h"
 #include "trireme/nn/init.h"
 #include "trireme/nn/language_model.h"
+#include "trireme/nn/lent_gradient.h"
 #include "trireme/plan/model_facts.h"
 #include "trireme/plan/presets.h"
 
@@ -35,7 +36,7 @@ struct Result {
   std::map<std::string, at::Tensor> grads;
 };
 
-/// `lends` gives the parameters gradients to add to, as the engine does.
+/// `lends` gives the parameters memory for their gradients, as the engine does.
 Result differentiate(const plan::ModelConfig& config, at::Device device, at::ScalarType dtype,
                      int64_t chunk_bytes, bool lends) {
   const auto model = build(config);
@@ -44,7 +45,7 @@ Result differentiate(const plan::ModelConfig& config, at::Device device, at::Sca
     at::Tensor values = at::empty({leaf.numel()});
     initial_values(config, 7, entry.key(), 0, values);
     leaf.set_data(values.view(leaf.sizes()).to(device, dtype));
-    if (lends) leaf.mutable_grad() = at::zeros_like(leaf);
+    if (lends) lend_gradient(leaf, at::full_like(leaf, std::nan("")));
   }
   const at::Tensor tokens =
       (at::arange(3 * 97, at::kLong) * 7919).remainder(config.vocab_size).view({3, 97}).to(device);

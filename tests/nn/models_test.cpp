@@ -8,6 +8,7 @@
 #include "trireme/base/error.h"
 #include "trireme/nn/init.h"
 #include "trireme/nn/language_model.h"
+#include "trireme/nn/lent_gradient.h"
 #include "trireme/plan/model_facts.h"
 #include "trireme/plan/presets.h"
 
@@ -45,15 +46,18 @@ INSTANTIATE_TEST_SUITE_P(Models, EveryPreset, ::testing::ValuesIn(preset_names()
 
 class EveryFamily : public ::testing::TestWithParam<const char*> {
  protected:
-  std::shared_ptr<LanguageModel> make() const {
+  plan::ModelConfig config(bool tied) const {
     plan::ModelConfig config;
+    config.tie_embeddings = tied;
     config.family = GetParam();
     config.n_layers = 2;
     config.d_model = 32;
     config.vocab_size = 50;
-    config = plan::complete(config, 16);
-    const auto model = build(config);
-    initialize(*model, config, 3);
+    return plan::complete(config, 16);
+  }
+  std::shared_ptr<LanguageModel> make(bool tied = true) const {
+    const auto model = build(config(tied));
+    initialize(*model, config(tied), 3);
     return model;
   }
 };
@@ -69,16 +73,42 @@ TEST_P(EveryFamily, LaterTokensDoNotChangeEarlierLogits) {
   EXPECT_FALSE(at::equal(before.select(1, 10), after.select(1, 10)));
 }
 
-TEST_P(EveryFamily, RunsEveryBlockThroughTheUnitRunnerInOrder) {
-  const auto model = make();
-  std::vector<std::string> ran;
-  model->set_unit_runner([&](const std::string& unit, const at::Tensor& x, const BlockForward& forward) {
-    ran.push_back(unit);
-    return forward(x);
-  });
-  model->forward(at::zeros({1, 4}, at::kLong));
-  ASSERT_EQ(ran.size(), 2u);
-  EXPECT_TRUE(ran[0].ends_with(".0") && ran[1].ends_with(".1"));
+TEST_P(EveryFamily, RunsBlocksAndAnUntiedHeadThroughTheUnitRunnerInTheOrderOfThePlan) {
+  for (const bool tied : {true, false}) {
+    const auto model = make(tied);
+    std::vector<std::string> ran, planned;
+    model->set_unit_runner([&](const std::string& unit, const at::Tensor& x, const BlockForward& forward) {
+      ran.push_back(unit);
+      return forward(x);
+    });
+    const at::Tensor tokens = at::zeros({1, 4}, at::kLong);
+    model->forward(tokens);
+    model->loss(tokens, tokens);
+    for (int pass = 0; pass < 2; ++pass) {
+      for (const plan::UnitSpec& unit : plan::describe(config(tied), 16).units) {
+        if (unit.name != "root") planned.push_back(unit.name);
+      }
+    }
+    EXPECT_EQ(ran, planned);
+    EXPECT_EQ(ran.back() == plan::kHeadUnit, !tied);
+  }
+}
+
+TEST_P(EveryFamily, GivesTheSameGradientsInLentMemory) {
+  for (const bool tied : {true, false}) {
+    const auto own = make(tied), lent = make(tied);
+    const at::Tensor tokens = at::randint(50, {4, 17}, at::kLong);
+    const auto differentiate = [&](LanguageModel& model) {
+      model.loss(tokens.narrow(1, 0, 16), tokens.narrow(1, 1, 16)).backward();
+    };
+    for (const auto& leaf : lent->parameters()) lend_gradient(leaf, at::full_like(leaf, std::nan("")));
+    differentiate(*own);
+    differentiate(*lent);
+    for (const auto& entry : own->named_parameters()) {
+      EXPECT_TRUE(at::equal(entry.value().grad(), lent->named_parameters()[entry.key()].grad()))
+          << entry.key();
+    }
+  }
 }
 
 TEST_P(EveryFamily, UntrainedLossIsNearTheLogOfTheVocabulary) {

@@ -126,13 +126,14 @@ TEST(Law5, BytesOnTheWireFollowTheFormulaOfEachPolicy) {
     const TinyOutcome outcome = train_tiny(run);
     const int64_t bytes = 4 * padded_numel(outcome);  // fp32
     const int64_t part = bytes * (ranks - 1) / ranks;
-    const int64_t root = 4 * outcome.layouts.front().numel() * (ranks - 1) / ranks;
+    const int64_t ends = 4 * (outcome.layouts.front().numel() + outcome.layouts.back().numel());
     EXPECT_EQ(outcome.traffic.at(plan::Collective::kAllToAll).bytes, steps * part) << run.policy;
     const int64_t scalars = steps * 2 * 8 * (ranks - 1);  // gradient norm and loss, one double each
     int64_t gathered = steps * part;                      // ddp: gradients; zero1, zero2: parameters
     if (policy.shard_parameters) {
       const bool again = policy.reshard_after_forward == plan::Policy::kSameRanks;
-      gathered = steps * (again ? 2 * part - root : part);  // blocks twice, the root once
+      // The root once, and once the last, with which backward begins; what is between them twice.
+      gathered = steps * (again ? 2 * part - ends * (ranks - 1) / ranks : part);
     } else if (policy.shard_optimizer) {
       gathered += part;  // and once when training starts
     }

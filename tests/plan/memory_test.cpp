@@ -38,9 +38,9 @@ TEST(PaperState, MatchesTheTableOfTheZeroPaper) {
   }
 }
 
-const std::vector<UnitSpec> kUnits = {{"root", {{"a", {1000, 8}}}},
-                                      {"block", {{"b", {4000, 8}}, {"c", {1024}}}}};
-constexpr int64_t kParams = 8000 + 33024;
+const std::vector<UnitSpec> kUnits = {
+    {"root", {{"a", {1000, 8}}}}, {"block", {{"b", {4000, 8}}, {"c", {1024}}}}, {"head", {{"d", {2000, 8}}}}};
+constexpr int64_t kParams = 8000 + 33024 + 16000;
 
 // Ours keeps gradients in fp32 once they are reduced: 4 bytes on the optimizer's range on top of the paper's,
 // and where gradients are sharded in place of its 2. A rank that has nobody to reduce with needs no second
@@ -79,20 +79,21 @@ TEST(EngineState, PaddingIsCountedAndReplicasDoNotShard) {
 }
 
 // Volumes of the ZeRO paper, section 7, and of the FSDP paper: in units of the parameters' bytes times
-// (n-1)/n.
+// (n-1)/n; less the second gathering of what stays: the root, and the unit with which backward begins.
 TEST(EngineWireBytes, AreTheVolumesOfThePapers) {
   constexpr int64_t kRanks = 4, kPart = 3 * 4 * kParams / kRanks, kRoot = 3 * 4 * 8000 / kRanks;
+  constexpr int64_t kLast = 3 * 4 * 16000 / kRanks;
   const auto sent = [](EngineSetting setting) { return engine_wire_bytes(kUnits, setting); };
   EXPECT_EQ(sent(setting_of("ddp", kRanks, 4)), 2 * kPart);
   EXPECT_EQ(sent(setting_of("zero1", kRanks, 4)), 2 * kPart);
   EXPECT_EQ(sent(setting_of("zero2", kRanks, 4)), 2 * kPart);
-  EXPECT_EQ(sent(setting_of("zero3", kRanks, 4)), 3 * kPart - kRoot);
+  EXPECT_EQ(sent(setting_of("zero3", kRanks, 4)), 3 * kPart - kRoot - kLast);
   EXPECT_EQ(sent(setting_of("fsdp:shard_grad_op", kRanks, 4)), 2 * kPart);
   EngineSetting four = setting_of("zero3", kRanks, 4);
   four.accumulation = 4;
-  EXPECT_EQ(sent(four), 4 * 2 * (kPart - kRoot) + kRoot + kPart) << "one reduction";
+  EXPECT_EQ(sent(four), 4 * (2 * (kPart - kRoot) - kLast) + kRoot + kPart) << "one reduction";
   four.reduces_once = false;
-  EXPECT_EQ(sent(four), 4 * 2 * (kPart - kRoot) + kRoot + 4 * kPart);
+  EXPECT_EQ(sent(four), 4 * (2 * (kPart - kRoot) - kLast) + kRoot + 4 * kPart);
   EXPECT_EQ(sent(setting_of("ddp", 1, 4)), 0);
 }
 

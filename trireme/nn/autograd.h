@@ -4,19 +4,24 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "trireme/base/error.h"
+#include "trireme/nn/lent_gradient.h"
 
 namespace trireme::nn {
 
 /// The tensor that a kernel adds a parameter's gradient to, and what backward reports for it.
 class GradTarget {
  public:
-  explicit GradTarget(const at::Tensor& param)
-      : in_place_(param.grad().defined()), tensor_(in_place_ ? param.grad() : at::zeros_like(param)) {}
+  explicit GradTarget(const at::Tensor& param) : tensor_(param.grad()) {
+    if (tensor_.defined()) return;
+    tensor_ = claim_gradient(param);
+    in_place_ = tensor_.defined();
+    in_place_ ? tensor_.zero_() : tensor_ = at::zeros_like(param);
+  }
   at::Tensor& tensor() { return tensor_; }
   at::Tensor reported() const { return in_place_ ? at::Tensor() : tensor_; }
 
  private:
-  bool in_place_;
+  bool in_place_ = true;
   at::Tensor tensor_;
 };
 

@@ -77,7 +77,7 @@ at::Tensor Gpt2::hidden(const at::Tensor& tokens) {
     x = run_unit("transformer.h." + std::to_string(i), x,
                  [this, i](const at::Tensor& in) { return blocks_[i]->forward(in, recomputes_cheap(i)); });
   }
-  return norm_->forward(x);
+  return x;
 }
 
 }  // namespace trireme::nn

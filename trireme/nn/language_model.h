@@ -24,7 +24,7 @@ class LanguageModel : public torch::nn::Module {
   /// tokens (B, T) int64 -> logits (B, T, V) in the dtype of the parameters.
   at::Tensor forward(const at::Tensor& tokens);
 
-  /// /// Mean cross-entropy in nats of targets (B, T) int64 -> scalar fp32; the options are those of
+  /// Mean cross-entropy in nats of targets (B, T) int64 -> scalar fp32; the options are those of
   /// linear_cross_entropy(), which computes it on a GPU.
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, int64_t chunk_bytes = kLossChunkBytes,
                   double gradient_scale = 1.0);
@@ -35,10 +35,13 @@ class LanguageModel : public torch::nn::Module {
   void recompute_cheap(int64_t every) { cheap_every_ = every; }
 
  protected:
-  /// tokens (B, T) -> what the head turns into logits (B, T, D).
+  /// tokens (B, T) -> output of the last block (B, T, D).
   virtual at::Tensor hidden(const at::Tensor& tokens) = 0;
+  /// The final norm of it, which the head turns into logits.
+  virtual at::Tensor normed(const at::Tensor& x) = 0;
   /// (V, D)
   virtual const at::Tensor& head() const = 0;
+  virtual bool head_is_tied() const = 0;
 
   bool recomputes_cheap(size_t block) const {
     return cheap_every_ > 0 && block % static_cast<size_t>(cheap_every_) == 0;
@@ -48,6 +51,8 @@ class LanguageModel : public torch::nn::Module {
   }
 
  private:
+  at::Tensor run_head(const at::Tensor& x, const BlockForward& forward) const;
+
   UnitRunner runner_;
   int64_t cheap_every_ = 0;
 };

@@ -1,5 +1,7 @@
 #include "trireme/nn/linear_parts.h"
 
+#include <algorithm>
+
 #include "trireme/kernels/matmul.h"
 #include "trireme/kernels/tensor_ops.h"
 #include "trireme/nn/autograd.h"
@@ -34,14 +36,15 @@ at::Tensor joined(at::TensorList parts) {
 /// each.
 variable_list accumulate_weight_grad(at::TensorList weights, const at::Tensor& left,
                                      const at::Tensor& right) {
+  const bool first = std::ranges::all_of(weights, can_claim_gradient);
   std::vector<at::Tensor> grads;
   for (const at::Tensor& weight : weights) {
-    if (weight.grad().defined()) grads.push_back(weight.grad());
+    grads.push_back(first ? claim_gradient(weight) : weight.grad());
   }
-  if (grads.size() == weights.size()) {
+  if (std::ranges::all_of(grads, [](const at::Tensor& grad) { return grad.defined(); })) {
     at::Tensor whole = grads.size() == 1 ? grads.front() : as_one_matrix(grads);
     if (whole.defined() && whole.is_contiguous()) {
-      kernels::matmul(whole, left, right, {}, whole);
+      kernels::matmul(whole, left, right, {}, first ? at::Tensor() : whole);
       return variable_list(weights.size());
     }
   }
@@ -49,8 +52,8 @@ variable_list accumulate_weight_grad(at::TensorList weights, const at::Tensor& l
   for (const at::Tensor& weight : weights) rows.push_back(weight.size(0));
   variable_list reported = at::split_with_sizes(kernels::product(left, right), rows);
   for (size_t i = 0; i < weights.size(); ++i) {
-    if (!weights[i].grad().defined()) continue;
-    weights[i].grad().add_(reported[i]);
+    if (!grads[i].defined()) continue;
+    first ? grads[i].copy_(reported[i]) : grads[i].add_(reported[i]);
     reported[i] = at::Tensor();
   }
   return reported;

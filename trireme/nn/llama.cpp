@@ -69,7 +69,7 @@ at::Tensor Llama::hidden(const at::Tensor& tokens) {
       return blocks_[i]->forward(in, table, recomputes_cheap(i));
     });
   }
-  return norm_->forward(x);
+  return x;
 }
 
 }  // namespace trireme::nn

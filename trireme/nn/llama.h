@@ -30,6 +30,8 @@ class Llama : public LanguageModel {
 
  private:
   at::Tensor hidden(const at::Tensor& tokens) override;
+  at::Tensor normed(const at::Tensor& x) override { return norm_->forward(x); }
+  bool head_is_tied() const override { return head_ == nullptr; }
   const at::Tensor& head() const override { return head_ ? head_->weight : tokens_->weight; }
   const RopeTable& rope(int64_t length, at::Device device);
 

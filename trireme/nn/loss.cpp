@@ -96,6 +96,8 @@ class LinearCrossEntropyFunction : public Function<LinearCrossEntropyFunction> {
     at::Tensor into = weight.grad();
     if (into.defined()) {
       kernels::add_scaled(into, d_weight, factor);
+    } else if (at::Tensor first = claim_gradient(weight); first.defined()) {
+      kernels::scale(first, d_weight, factor);
     } else {
       kernels::scale(d_weight, d_weight, factor);
       result[1] = d_weight;

@@ -30,7 +30,7 @@ at::Tensor Mlp::hidden(const at::Tensor& tokens) {
     x = run_unit("blocks." + std::to_string(i), x,
                  [this, i](const at::Tensor& in) { return blocks_[i]->forward(in); });
   }
-  return norm_->forward(x);
+  return x;
 }
 
 }  // namespace trireme::nn

@@ -85,6 +85,8 @@ void DataParallel::enter_forward(size_t unit) {
 
 void DataParallel::leave_forward(size_t unit) {
   if (is_root(unit) || held_) return;
+  const bool begins_backward = !forward_order_.empty() && forward_order_.back() == unit;
+  if (begins_backward && at::GradMode::is_enabled()) return;
   act(at::GradMode::is_enabled() ? Action::kReleaseAfterForward : Action::kRelease, unit);
 }
 

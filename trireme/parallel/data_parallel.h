@@ -32,8 +32,9 @@ enum class UseFrom {
 
 class DataParallel {
  public:
-  /// `units` name every parameter of `module` exactly once. Unless they are buckets the first is the root,
-  /// whose parameters stay gathered from the start of a forward pass to the end of backward. `module` must
+  /// `units` name every parameter of `module` exactly once, in the order of a forward pass. Unless they are
+  /// buckets the first is the root, whose parameters stay gathered from the start of a forward pass to the
+  /// end of backward; and the last one's stay from its forward to its backward, which follows. `module` must
   /// outlive this. Collective. Throws LogicError that names what does not fit.
   DataParallel(torch::nn::Module& module, const std::vector<plan::UnitSpec>& units, const comm::Mesh& mesh,
                const Options& options, const Initializer& initializer, UseFrom use_from = UseFrom::kRunUnit);
@@ -179,10 +180,11 @@ class DataParallel {
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
   std::unique_ptr<TouchWatch> touch_;
 
-  std::optional<size_t> current_;      ///< the unit that operators touched last in forward
-  std::vector<size_t> visits_;         ///< units as this forward pass first used them
-  std::vector<size_t> forward_order_;  ///< as the last pass did; gathering ahead follows it
-  std::vector<size_t> reduce_order_;   ///< the same on all ranks
+  std::optional<size_t> current_;  ///< the unit that operators touched last in forward
+  std::vector<size_t> visits_;     ///< units as this forward pass first used them
+  std::vector<size_t>
+      forward_order_;                 ///< as the last pass did, or is expected to; gathering ahead follows it
+  std::vector<size_t> reduce_order_;  ///< the same on all ranks
   bool order_agreed_ = false;
 
   // One backward pass.

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "trireme/base/error.h"
 #include "trireme/parallel/data_parallel.h"
@@ -55,6 +56,9 @@ DataParallel::DataParallel(torch::nn::Module& module, const std::vector<plan::Un
   if (use_from_ == UseFrom::kOperators) watch_use();
   for (size_t unit = units_.size(); unit-- > 1;) reduce_order_.push_back(unit);
   reduce_order_.push_back(0);
+  if (use_from_ != UseFrom::kRunUnit) return;
+  forward_order_.resize(units_.size());
+  std::iota(forward_order_.begin(), forward_order_.end(), size_t{0});
 }
 
 DataParallel::~DataParallel() = default;
@@ -72,7 +76,7 @@ void DataParallel::check_hook() const {
 }
 
 /// Where gradients travel as they are, GPUs of one host sum them where they lie. Ranks must agree on the
-/// piece of memory that a unit gets: pieces that units take turns with are all as large as the largest block,
+/// piece of memory that a unit gets: pieces that blocks take turns with are all as large as the largest one,
 /// so that they come round in one order. Operators may complete units in any order, and buckets are not
 /// freed.
 std::optional<StoragePool> DataParallel::symmetric_pool(const std::vector<plan::UnitSpec>& units) const {
@@ -84,6 +88,7 @@ std::optional<StoragePool> DataParallel::symmetric_pool(const std::vector<plan::
     return {};
   size_t largest = 0;
   for (size_t unit = 1; take_turns && unit < units.size(); ++unit) {
+    if (units[unit].name == plan::kHeadUnit) continue;
     const int64_t ranks = groups_.shard->size() * groups_.replicate->size();
     const int64_t numel = plan::FlatLayout(units[unit].params, ranks).numel();
     largest = std::max(largest, static_cast<size_t>(numel) * c10::elementSize(options_.compute));

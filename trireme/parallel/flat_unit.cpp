@@ -7,6 +7,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/kernels/tensor_ops.h"
+#include "trireme/nn/lent_gradient.h"
 #include "trireme/parallel/recording.h"
 
 namespace trireme::parallel {
@@ -185,16 +186,32 @@ void FlatUnit::prepare_gradients() {
   follow_update();  // it may still read the last step's gradients
   Lane::follow(sum_gathered_, options_.device);
   shared_.gradients().allocate(full_grads_);
-  full_grads_.zero_();
   gradients_live_ = true;
-  lend_gradients();
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (params_[i].second.requires_grad()) nn::lend_gradient(params_[i].second, view_of(full_grads_, i));
+  }
 }
 
-void FlatUnit::lend_gradients() {
+void FlatUnit::show_gradients() {
   for (size_t i = 0; i < params_.size(); ++i) {
     at::Tensor leaf = params_[i].second;
     if (leaf.requires_grad() && !leaf.grad().defined()) leaf.mutable_grad() = view_of(full_grads_, i);
   }
+}
+
+/// At the end of a pass: padding is zero, and so are gradients that nobody computed.
+void FlatUnit::clear_unwritten() {
+  int64_t written = 0;
+  const auto clear_until = [&](int64_t begin) {
+    if (begin > written) full_grads_.narrow(0, written, begin - written).zero_();
+  };
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (!params_[i].second.grad().defined()) continue;
+    clear_until(layout_.entries()[i].offset);
+    written = layout_.entries()[i].end();
+  }
+  clear_until(layout_.numel());
+  show_gradients();
 }
 
 void FlatUnit::set_progress(const Progress& progress) {
@@ -203,7 +220,7 @@ void FlatUnit::set_progress(const Progress& progress) {
   reducing_ = false;  // whoever ended a pass has waited
   if (!progress.gradients_live) return forget_gradients();
   gradients_live_ = true;
-  lend_gradients();
+  show_gradients();
 }
 
 void FlatUnit::take_gradient(size_t index) {
@@ -211,9 +228,9 @@ void FlatUnit::take_gradient(size_t index) {
   const at::Tensor grad = leaf.grad();
   if (!grad.defined() || grad.is_alias_of(full_grads_)) return;
   const at::NoGradGuard no_grad;
-  leaf.mutable_grad().reset();
   prepare_gradients();
-  leaf.mutable_grad().add_(grad);
+  at::Tensor place = view_of(full_grads_, index);
+  leaf.mutable_grad() = place.copy_(grad);
 }
 
 at::Tensor FlatUnit::reduced_shard() const {
@@ -230,7 +247,10 @@ void FlatUnit::keep_for_later() {
 /// The next gradient of a parameter is a new one and is not added to this one.
 void FlatUnit::forget_gradients() {
   gradients_live_ = false;
-  for (auto& [name, leaf] : params_) leaf.mutable_grad().reset();
+  for (auto& [name, leaf] : params_) {
+    leaf.mutable_grad().reset();
+    nn::lend_gradient(leaf, {});
+  }
 }
 
 at::Tensor FlatUnit::wire_gradients() {
@@ -243,6 +263,7 @@ at::Tensor FlatUnit::wire_gradients() {
 void FlatUnit::start_reduce(bool last_micro_batch) {
   if (!gradients_live_) return;
   const at::NoGradGuard no_grad;
+  clear_unwritten();
   if (!last_micro_batch && reduces_once()) return keep_for_later();
   ends_step_ = last_micro_batch;
   if (sum_comes_and_goes_) shared_.sums.allocate(reduced_);

@@ -67,10 +67,10 @@ class FlatUnit {
   void release_parameters();
   void release_after_forward();
 
-  /// Makes the full gradients present, zeroed unless this pass has already accumulated into them, and points
-  /// the gradients of the parameters there.
+  /// Makes memory for the full gradients present and lends it to the parameters, unless this step has already
+  /// accumulated into it.
   void prepare_gradients();
-  /// The gradient of parameter `index` is complete: adds it to its place unless it was accumulated there.
+  /// The gradient of parameter `index` is complete: copies it to its place unless it was computed there.
   void take_gradient(size_t index);
   /// After a backward pass, on the reduce lane: sums gradients over the ranks into this rank's fp32 range, at
   /// the end of a step or after every micro-batch as the options say. Collective when it reduces.
@@ -134,7 +134,8 @@ class FlatUnit {
   void adopt();
   void follow_update();
   void finish_gather();
-  void lend_gradients();
+  void show_gradients();
+  void clear_unwritten();
   void fill_master(const Initializer& initializer);
   at::Tensor reduced_shard() const;
   void keep_for_later();

@@ -54,16 +54,20 @@ int64_t reduction_bytes(int64_t numel, const EngineSetting& setting) {
          wire_bytes(Collective::kAllGather, shard_bytes, replicas(setting));
 }
 
-int64_t gather_bytes(int64_t numel, bool root, const EngineSetting& setting) {
+/// Where a unit is in the forward pass decides how often it is gathered.
+enum class Place { kRoot, kBetween, kLast };
+
+int64_t gather_bytes(int64_t numel, Place place, const EngineSetting& setting) {
   const Policy& policy = setting.policy;
   const int64_t shards = shard_ranks(setting), bytes = setting.compute_bytes * numel;
   if (!shards_parameters(setting)) {
     return wire_bytes(Collective::kAllGather, policy.shard_optimizer ? bytes : kFp32 * numel, shards);
   }
   const int64_t whole = wire_bytes(Collective::kAllGather, bytes, shards);
-  if (root) return whole;
-  // Freed after backward, so every micro-batch gathers anew; and once more for backward unless they are kept.
-  const int64_t together = policy.reshard_after_forward;
+  if (place == Place::kRoot) return whole;
+  // Freed after backward, so every micro-batch gathers anew; and once more for backward unless they are kept,
+  // as those are with which backward begins.
+  const int64_t together = place == Place::kLast ? 1 : policy.reshard_after_forward;
   const int64_t again =
       together == 1 ? 0 : wire_bytes(Collective::kAllGather, bytes, together == 0 ? shards : together);
   return setting.accumulation * (whole + again);
@@ -95,8 +99,11 @@ int64_t engine_wire_bytes(const std::vector<UnitSpec>& units, const EngineSettin
   int64_t sum = 0;
   for (size_t i = 0; i < units.size(); ++i) {
     const int64_t numel = padded(units[i], setting);
-    sum += reductions * reduction_bytes(numel, setting) +
-           gather_bytes(numel, i == 0 && !setting.buckets, setting);
+    const Place place = setting.buckets         ? Place::kBetween
+                        : i == 0                ? Place::kRoot
+                        : i + 1 == units.size() ? Place::kLast
+                                                : Place::kBetween;
+    sum += reductions * reduction_bytes(numel, setting) + gather_bytes(numel, place, setting);
   }
   return sum;
 }

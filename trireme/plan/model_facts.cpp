@@ -28,12 +28,15 @@ void add_weight_and_bias(Params& params, const std::string& name, std::vector<in
   params.push_back({name + ".bias", {shape.back()}});
 }
 
-UnitSpec gpt2_root(const Sizes& s, bool tied) {
-  UnitSpec unit{"root",
-                {{"transformer.wte.weight", {s.vocab, s.d}}, {"transformer.wpe.weight", {s.positions, s.d}}}};
-  add_weight_and_bias(unit.params, "transformer.ln_f", {s.d});
-  if (!tied) unit.params.push_back({"lm_head.weight", {s.vocab, s.d}});
-  return unit;
+UnitSpec gpt2_root(const Sizes& s) {
+  return {"root",
+          {{"transformer.wte.weight", {s.vocab, s.d}}, {"transformer.wpe.weight", {s.positions, s.d}}}};
+}
+
+Params gpt2_norm(const Sizes& s) {
+  Params params;
+  add_weight_and_bias(params, "transformer.ln_f", {s.d});
+  return params;
 }
 
 /// Linear weights as (in, out): Hugging Face keeps GPT-2's Conv1D layout.
@@ -49,10 +52,12 @@ UnitSpec gpt2_block(const Sizes& s, int64_t layer) {
   return unit;
 }
 
-UnitSpec llama_root(const Sizes& s, bool tied) {
-  UnitSpec unit{"root", {{"model.embed_tokens.weight", {s.vocab, s.d}}, {"model.norm.weight", {s.d}}}};
-  if (!tied) unit.params.push_back({"lm_head.weight", {s.vocab, s.d}});
-  return unit;
+UnitSpec llama_root(const Sizes& s) {
+  return {"root", {{"model.embed_tokens.weight", {s.vocab, s.d}}}};
+}
+
+Params llama_norm(const Sizes& s) {
+  return {{"model.norm.weight", {s.d}}};
 }
 
 /// q, k, v are neighbours, and so are gate and up: each family is one matrix in the flat buffer.
@@ -70,10 +75,12 @@ UnitSpec llama_block(const Sizes& s, int64_t layer) {
            {name + ".mlp.down_proj.weight", {s.d, s.f}}}};
 }
 
-UnitSpec mlp_root(const Sizes& s, bool tied) {
-  UnitSpec unit{"root", {{"embed.weight", {s.vocab, s.d}}, {"norm.weight", {s.d}}}};
-  if (!tied) unit.params.push_back({"lm_head.weight", {s.vocab, s.d}});
-  return unit;
+UnitSpec mlp_root(const Sizes& s) {
+  return {"root", {{"embed.weight", {s.vocab, s.d}}}};
+}
+
+Params mlp_norm(const Sizes& s) {
+  return {{"norm.weight", {s.d}}};
 }
 
 UnitSpec mlp_block(const Sizes& s, int64_t layer) {
@@ -116,15 +123,22 @@ std::vector<UnitSpec> units_of(const ModelConfig& model, const Sizes& s) {
   const bool gpt2 = model.family == "gpt2", llama = model.family == "llama";
   const auto root = gpt2 ? gpt2_root : llama ? llama_root : mlp_root;
   const auto block = gpt2 ? gpt2_block : llama ? llama_block : mlp_block;
-  std::vector<UnitSpec> units{root(s, model.tie_embeddings)};
+  Params norm = (gpt2 ? gpt2_norm : llama ? llama_norm : mlp_norm)(s);
+  std::vector<UnitSpec> units{root(s)};
   for (int64_t layer = 0; layer < s.layers; ++layer) units.push_back(block(s, layer));
+  if (model.tie_embeddings) {
+    units[0].params.insert(units[0].params.end(), norm.begin(), norm.end());
+  } else {
+    norm.push_back({"lm_head.weight", {s.vocab, s.d}});
+    units.push_back({kHeadUnit, std::move(norm)});
+  }
   return units;
 }
 
 /// The weights that a token is multiplied with: the matrices of the blocks, and the head even when it is
 /// tied.
-int64_t matmul_params_of(const std::vector<UnitSpec>& units, const Sizes& s) {
-  int64_t total = s.vocab * s.d;
+int64_t matmul_params_of(const std::vector<UnitSpec>& units, const Sizes& s, bool tied) {
+  int64_t total = tied ? s.vocab * s.d : 0;
   for (size_t unit = 1; unit < units.size(); ++unit) {
     for (const ParamSpec& param : units[unit].params) {
       if (param.shape.size() == 2) total += param.numel();
@@ -164,7 +178,7 @@ ModelFacts describe(const ModelConfig& incomplete, int64_t seq_len, const Precis
   const Sizes s(model);
   ModelFacts facts{.units = units_of(model, s)};
   for (const UnitSpec& unit : facts.units) facts.params += unit.numel();
-  facts.matmul_params = matmul_params_of(facts.units, s);
+  facts.matmul_params = matmul_params_of(facts.units, s, model.tie_embeddings);
   const double attention = model.family == "mlp" ? 0.0 : static_cast<double>(seq_len * s.d * s.layers);
   facts.flops_per_token = 6.0 * static_cast<double>(facts.matmul_params) + 6.0 * attention;
   const int64_t element_bytes = bytes_of(precision.compute);

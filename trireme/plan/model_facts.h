@@ -17,15 +17,18 @@ struct ParamSpec {
 
 /// A group of parameters that is gathered, reduced and freed together.
 struct UnitSpec {
-  std::string name;               ///< "root" or the block's module path, "transformer.h.0"
+  std::string name;               ///< "root", the block's module path, "transformer.h.0", or "head"
   std::vector<ParamSpec> params;  ///< in flat-buffer order
   int64_t numel() const;
 };
 
+inline constexpr const char* kHeadUnit = "head";
+
 struct ModelFacts {
-  std::vector<UnitSpec>
-      units;           ///< blocks in forward order; the root (embeddings, final norm, head) comes first
-  int64_t params = 0;  ///< tied weights counted once
+  /// The root (embeddings), the blocks and the head (final norm, output matrix), in forward order. A head
+  /// that is tied to the embeddings belongs to the root.
+  std::vector<UnitSpec> units;
+  int64_t params = 0;         ///< tied weights counted once
   int64_t matmul_params = 0;  ///< blocks and head, no embedding lookup, no norms, no biases
   double flops_per_token =
       0.0;  ///< forward and backward: 6 matmul_params + 6 T heads head_dim L (causal half)

@@ -50,10 +50,10 @@ bool can_record(const plan::Config& config, const comm::Mesh& mesh) {
   return obstacle.empty();
 }
 
-/// Whether backward computes the block `unit` again.
+/// Whether backward computes `unit` again: blocks only, for it begins with the head.
 bool recomputes(const Parts& parts, const std::string& unit) {
   const plan::MemoryConfig& memory = parts.config.memory;
-  if (memory.recompute != "block") return false;
+  if (memory.recompute != "block" || unit == plan::kHeadUnit) return false;
   const auto found = std::ranges::find(parts.facts.units, unit, &plan::UnitSpec::name);
   const auto block = std::distance(parts.facts.units.begin(), found) - 1;  // the root comes first
   return block % memory.recompute_every == 0;

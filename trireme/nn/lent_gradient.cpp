@@ -1,0 +1,34 @@
+#include "trireme/nn/lent_gradient.h"
+
+namespace trireme::nn {
+namespace {
+
+/// Travels with the parameter, in the place that tensors have for what their backend adds to them.
+struct Loan : c10::BackendMeta {
+  explicit Loan(at::Tensor lent) : memory(std::move(lent)) {}
+  at::Tensor memory;
+};
+
+const Loan* loan_of(const at::Tensor& param) {
+  return dynamic_cast<const Loan*>(param.unsafeGetTensorImpl()->get_backend_meta());
+}
+
+}  // namespace
+
+void lend_gradient(const at::Tensor& param, const at::Tensor& memory) {
+  if (!memory.defined() && loan_of(param) == nullptr) return;
+  param.unsafeGetTensorImpl()->set_backend_meta(memory.defined() ? c10::make_intrusive<Loan>(memory)
+                                                                 : c10::intrusive_ptr<Loan>());
+}
+
+at::Tensor claim_gradient(const at::Tensor& param) {
+  if (!can_claim_gradient(param)) return {};
+  param.mutable_grad() = loan_of(param)->memory;
+  return param.grad();
+}
+
+bool can_claim_gradient(const at::Tensor& param) {
+  return !param.grad().defined() && loan_of(param) != nullptr;
+}
+
+}  // namespace trireme::nn
