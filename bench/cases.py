@@ -155,7 +155,8 @@ def training_case(model: str, policy: str, ranks: int, against: str,
     alone = ALONE if ranks == 1 and not replicas else {}
     return Case(
         label={"model": model, "device": device, "policy": policy, "ranks": ranks,
-               "seq_len": arguments.seq, "micro_batch": arguments.micro_batch, "against": against},
+               "seq_len": arguments.seq, "micro_batch": arguments.micro_batch, "against": against}
+              | ({"gpus": ranks} if device == "cuda" else {}),
         unit="tokens/s a GPU" if device == "cuda" else "tokens/s a rank",
         ours=Side(ours, "tokens_per_s", scale=1.0 / ranks, environment=environment),
         peer=Side(peer, "tokens_per_s" if replicas else "tok_s_gpu",

@@ -17,6 +17,7 @@
 #include "trireme/plan/memory.h"
 #include "trireme/precision/loss_scaler.h"
 #include "trireme/train/generate.h"
+#include "trireme/train/moment.h"
 #include "trireme/train/parts.h"
 #include "trireme/train/passes.h"
 #include "trireme/train/profile.h"
@@ -46,6 +47,7 @@ struct Enqueued {
   double loss_scale = 1.0;
   bool applied = true;
   std::optional<TotalsOnTheWay> arriving = {};
+  std::optional<Moment> over = {};
   StepTotals totals = {};
 };
 
@@ -81,7 +83,7 @@ class Trainer {
   int64_t profiled_;                ///< steps that rank 0 traces
   int64_t first_profiled_;          ///< the first of them
   std::deque<Enqueued> under_way_;  ///< steps that nobody has heard of yet; at most two
-  double since_ = 0.0;              ///< when the last of the others was over
+  std::optional<Moment> since_;     ///< when the last of the others was over
   TrainResult result_;
   std::vector<double> speeds_;
   parallel::LaneTimes step_times_;  ///< of the last step
@@ -134,6 +136,7 @@ void Trainer::check_finite(const Enqueued& step) const {
 /// Clips and updates without a look at the norm. On a GPU the host does not wait.
 void Trainer::update_at_once(Enqueued& step, const at::Tensor& rows) {
   step.arriving.emplace(rows);
+  step.over.emplace(parts_.world->device());
   optim::GradScale factor;
   if (parts_.on_gpu()) {
     factor.device = optim::clip_factor(grad_norm_of(parts_, rows), config_.train.grad_clip);
@@ -160,7 +163,7 @@ void Trainer::update_if_finite(Enqueued& step, const at::Tensor& rows) {
 }
 
 void Trainer::enqueue(int64_t index) {
-  if (under_way_.empty()) since_ = monotonic_seconds();
+  if (under_way_.empty()) since_.emplace(parts_.world->device());
   // Once, since reading the times waits for the device; a rank alone communicates with nobody.
   engine_.measure(index == config_.train.steps && parts_.batch.dp_size > 1);
   const int64_t sent_before = engine_.sent_bytes();
@@ -172,6 +175,7 @@ void Trainer::enqueue(int64_t index) {
   const at::Tensor loss_sum = passes_.run([this] { return parts_.loader->next(); }, scale);
   const at::Tensor rows = gather_totals(parts_, loss_sum);
   runs_ahead_ ? update_at_once(step, rows) : update_if_finite(step, rows);
+  if (!step.over) step.over.emplace(parts_.world->device());
   step_wire_bytes_ = engine_.sent_bytes() - sent_before;
   engine_.measure(false);
   under_way_.push_back(std::move(step));
@@ -204,8 +208,8 @@ StepRecord Trainer::settle_oldest() {
     step.totals = read_totals(parts_, step.arriving->wait(), step.loss_scale);
     check_finite(step);
   }
-  const double now = monotonic_seconds();
-  const double seconds = now - std::exchange(since_, now);
+  const double seconds = step.over->seconds_after(*since_);
+  since_ = std::move(step.over);
   const StepTotals& totals = step.totals;
   if (step.step == 1) result_.summary.seconds_to_first_step = seconds_since_exec();
   if (result_.stop_signal == 0) result_.stop_signal = totals.stop_signal;
