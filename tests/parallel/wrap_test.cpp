@@ -386,6 +386,10 @@ TEST(Wrap, RefusesWhatItCannotTake) {
     expect_refusal([&] { loss_sum(net, inputs(0), targets(0)).backward(); }, {"engine.backward(loss)"});
     torch::nn::Module empty;
     expect_refusal([&] { parallel::data_parallel(empty, mesh); }, {"no parameters"});
+    torch::nn::Module single;  // fills its unit without padding
+    single.register_parameter("weight", at::ones({8, 8}));
+    const auto wrapped = parallel::data_parallel(single, mesh);
+    expect_refusal([&] { parallel::data_parallel(single, mesh); }, {"wrapped already"});
     Net integers(7);
     integers.head = integers.register_parameter("steps", at::zeros({2}, at::kLong), false);
     expect_refusal([&] { parallel::data_parallel(integers, mesh); }, {"steps", "Long", "floating point"});

@@ -16,9 +16,11 @@ const Loan* loan_of(const at::Tensor& param) {
 }  // namespace
 
 void lend_gradient(const at::Tensor& param, const at::Tensor& memory) {
-  if (!memory.defined() && loan_of(param) == nullptr) return;
-  param.unsafeGetTensorImpl()->set_backend_meta(memory.defined() ? c10::make_intrusive<Loan>(memory)
-                                                                 : c10::intrusive_ptr<Loan>());
+  param.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<Loan>(memory));
+}
+
+bool has_lender(const at::Tensor& param) {
+  return loan_of(param) != nullptr;
 }
 
 at::Tensor claim_gradient(const at::Tensor& param) {
@@ -28,7 +30,8 @@ at::Tensor claim_gradient(const at::Tensor& param) {
 }
 
 bool can_claim_gradient(const at::Tensor& param) {
-  return !param.grad().defined() && loan_of(param) != nullptr;
+  const Loan* const loan = loan_of(param);
+  return loan != nullptr && loan->memory.defined() && !param.grad().defined();
 }
 
 }  // namespace trireme::nn

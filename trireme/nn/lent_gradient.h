@@ -8,6 +8,8 @@ namespace trireme::nn {
 
 /// Lends `memory`, of the shape, dtype and device of `param`; an undefined one takes back what was lent.
 void lend_gradient(const at::Tensor& param, const at::Tensor& memory);
+/// Whether somebody has lent to `param`, or taken back, since its data was set.
+bool has_lender(const at::Tensor& param);
 
 /// Makes what was lent the gradient of `param`, for the caller to overwrite, and returns it; undefined when
 /// there is a gradient already, or nothing was lent.

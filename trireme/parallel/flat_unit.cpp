@@ -120,6 +120,7 @@ void FlatUnit::adopt() {
     TRIREME_CHECK(leaf.is_leaf(), "[parallel.flat_unit] parameter {} is not a leaf tensor", params_[i].first);
     leaf.set_data(view_of(full_params_, i));
     leaf.mutable_grad().reset();
+    nn::lend_gradient(leaf, {});
   }
 }
 

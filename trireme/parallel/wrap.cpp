@@ -8,6 +8,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/nn/lent_gradient.h"
 #include "trireme/plan/buckets.h"
 
 namespace trireme::parallel {
@@ -27,11 +28,10 @@ void check_parameters(const Module& module, const char* operation) {
   TRIREME_CHECK(!params.is_empty(), "[parallel.{}] {} has no parameters", operation, module.name());
   for (const auto& entry : params) {
     const at::Tensor& param = entry.value();
-    if (param.storage_offset() != 0 || param.storage().nbytes() > param.nbytes()) {
+    if (nn::has_lender(param) || param.storage_offset() != 0 || param.storage().nbytes() > param.nbytes()) {
       throw LogicError(
-          "[parallel.{}] parameter {} of {} is a view into a larger buffer; a module is wrapped once, and "
-          "its "
-          "parameters are whole (has it been wrapped already?)",
+          "[parallel.{}] parameter {} of {} is a view into a larger buffer, or an engine's; a module is "
+          "wrapped once, and its parameters are whole (has it been wrapped already?)",
           operation, entry.key(), module.name());
     }
     if (!param.is_floating_point() || param.device() != params.front().value().device()) {
