@@ -154,6 +154,25 @@ TEST_F(Functional, GroupsOverwriteLentMemoryWhetherItIsOnePieceOrNot) {
   }
 }
 
+TEST_F(Functional, DetachedCopiesOfAParameterHaveBorrowedNothing) {
+  const at::Tensor x = at::randn({5, 3}), weight = leaf({2, 3});
+  const at::Tensor memory = at::ones({2, 3});
+  lend_gradient(weight, memory);
+  const at::Tensor copy = weight.detach().requires_grad_();
+  nn::linear(x, copy, {}).sum().backward();
+  EXPECT_FALSE(copy.grad().is_alias_of(memory));
+  EXPECT_TRUE(at::equal(memory, at::ones({2, 3})));
+}
+
+TEST_F(Functional, GroupsMayBePartlyFrozen) {
+  const at::Tensor x = at::randn({5, 6}), frozen = at::randn({4, 6}), trained = leaf({2, 6});
+  const at::Tensor y = linear_group(x, {frozen, trained});
+  const at::Tensor gradient = at::randn_like(y);
+  y.backward(gradient);
+  EXPECT_FALSE(frozen.grad().defined());
+  EXPECT_LT(difference(trained.grad(), at::mm(gradient.narrow(1, 4, 2).t(), x)), 1e-5);
+}
+
 TEST_F(Functional, OperationsOfAtenLeaveLentMemoryAlone) {
   const at::Tensor x = at::randn({5, 3}), weight = leaf({2, 3});
   const at::Tensor memory = lend_garbage(weight, at::empty({2, 3}));

@@ -281,7 +281,7 @@ TEST(Wrap, ARankThatSkipsAShardedBlockIsToldWhichAndWhere) {
 }
 
 TEST(Wrap, UnevenInputsEndTogetherWithTheRightMeans) {
-  // Rank r has 2 + r batches of 4 rows; a step's mean is over the rows that there are.
+  // Rank r has 1 + r batches of 4 rows; a step's mean is over the rows that there are.
   constexpr int64_t kRows = 4;
   const auto batch = [](int64_t rank, int64_t step) {
     const auto seed = static_cast<uint64_t>(100 * rank + step);
@@ -289,12 +289,12 @@ TEST(Wrap, UnevenInputsEndTogetherWithTheRightMeans) {
   };
   constexpr int64_t kRanks = 3;
   Net plain(7);
-  for (int64_t step = 0; step < 2 + kRanks - 1; ++step) {
+  for (int64_t step = 0; step < kRanks; ++step) {
     plain.zero_grad();
     int64_t rows = 0;
     at::Tensor loss = at::zeros({});
     for (int64_t rank = 0; rank < kRanks; ++rank) {
-      if (step >= 2 + rank) continue;
+      if (step >= 1 + rank) continue;
       const auto [x, y] = batch(rank, step);
       loss = loss + loss_sum(plain, x, y);
       rows += kRows;
@@ -312,7 +312,7 @@ TEST(Wrap, UnevenInputsEndTogetherWithTheRightMeans) {
       Net net(7);
       const auto engine = wrap(net, mesh, {.policy = policy, .bucket_mib = 0.0005});
       const auto optimizer = optim::build(descent(), engine->optimizer_params());
-      int64_t step = 0, last = 2 + world->rank();
+      int64_t step = 0, last = 1 + world->rank();
       for (; engine->any_rank(step < last); ++step) {
         double rows = 0.0;
         if (step < last) {
@@ -326,7 +326,7 @@ TEST(Wrap, UnevenInputsEndTogetherWithTheRightMeans) {
         for (const auto& rank : comm::gather_scalars(*mesh.dp, {rows})) all_rows += rank[0];
         engine->step(*optimizer, 0.05, 1.0 / all_rows);
       }
-      EXPECT_EQ(step, 2 + kRanks - 1);
+      EXPECT_EQ(step, kRanks);
       expect_close(weights_of(*engine), wanted, policy);
     });
   }
@@ -352,6 +352,25 @@ TEST(Wrap, MicroBatchesOfDifferentSizesAddUpToOneMean) {
         engine->step(*optimizer, 0.05);
       }
       expect_close(weights_of(*engine), wanted, policy);
+    });
+  }
+}
+
+TEST(Wrap, SparseGradientsArriveDense) {
+  for (const bool shards : {false, true}) {
+    run_ranks(2, [&](std::shared_ptr<World> world) {
+      const comm::Mesh mesh = mesh_of(world);
+      torch::nn::Module net;
+      const at::Tensor table = net.register_parameter("table", at::zeros({10, 4}));
+      const auto engine = shards ? parallel::fully_shard(net, mesh) : parallel::data_parallel(net, mesh);
+      const at::Tensor rows = at::tensor({world->rank(), int64_t{7}});
+      engine->backward(at::embedding(table, rows, -1, false, /*sparse=*/true).sum());
+      const auto optimizer = optim::build(descent(), engine->optimizer_params());
+      engine->step(*optimizer, 0.5);
+      at::Tensor expected = at::zeros({10, 4});
+      for (const int64_t row : {0, 1, 7, 7}) expected[row] -= 0.5;
+      engine->visit_weights(
+          [&](const std::string&, const at::Tensor& weight) { EXPECT_TRUE(at::equal(weight, expected)); });
     });
   }
 }

@@ -15,7 +15,8 @@ class GradTarget {
     if (tensor_.defined()) return;
     tensor_ = claim_gradient(param);
     in_place_ = tensor_.defined();
-    in_place_ ? tensor_.zero_() : tensor_ = at::zeros_like(param);
+    if (!in_place_) tensor_ = at::empty_like(param);
+    tensor_.zero_();
   }
   at::Tensor& tensor() { return tensor_; }
   at::Tensor reported() const { return in_place_ ? at::Tensor() : tensor_; }

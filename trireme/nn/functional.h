@@ -1,9 +1,9 @@
 #pragma once
 // Differentiable operations as plain functions over our own kernels.
 //
-// Gradients of parameters: when a parameter already has a gradient tensor (the engine lends it a view of a
-// flat buffer), backward adds into that tensor in place and reports no gradient to autograd; hooks on the
-// parameter fire all the same. Without one, gradients are returned the usual way.
+// Gradients of parameters: backward writes the first one into memory that was lent for it
+// (lent_gradient.h), adds to a gradient that is there in place, and reports none of these to autograd; hooks
+// on the parameter fire all the same. Otherwise gradients are returned the usual way.
 #include <ATen/core/Tensor.h>
 
 #include <utility>

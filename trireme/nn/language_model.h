@@ -12,8 +12,9 @@
 namespace trireme::nn {
 
 using BlockForward = std::function<at::Tensor(const at::Tensor&)>;
-/// Runs the block named `unit` on x: calls forward(x) and returns its result, doing what it likes around it.
-/// `forward` may be copied and called again as long as the model lives.
+/// Runs `unit`, a block or an untied head, on x: calls forward(x) and returns its result (of the head logits
+/// or the loss), doing what it likes around it. `forward` may be copied and called again as long as the model
+/// lives.
 using UnitRunner =
     std::function<at::Tensor(const std::string& unit, const at::Tensor& x, const BlockForward& forward)>;
 

@@ -6,6 +6,10 @@ namespace {
 /// Travels with the parameter, in the place that tensors have for what their backend adds to them.
 struct Loan : c10::BackendMeta {
   explicit Loan(at::Tensor lent) : memory(std::move(lent)) {}
+  /// Detached copies of a parameter have borrowed nothing.
+  c10::intrusive_ptr<c10::BackendMeta> clone(const c10::intrusive_ptr<c10::BackendMeta>&) const override {
+    return {};
+  }
   at::Tensor memory;
 };
 

@@ -32,8 +32,8 @@ at::Tensor joined(at::TensorList parts) {
   return whole.defined() ? whole : at::cat(parts);
 }
 
-/// Adds `left` @ `right` to the gradients of `weights`, which share its rows, and returns what to report for
-/// each.
+/// The gradients of `weights`, which share the rows of `left` @ `right`: written or added where they belong.
+/// Returns what to report for each.
 variable_list accumulate_weight_grad(at::TensorList weights, const at::Tensor& left,
                                      const at::Tensor& right) {
   const bool first = std::ranges::all_of(weights, can_claim_gradient);
@@ -77,7 +77,7 @@ at::Tensor input_gradient(const LinearParams& params, const at::Tensor& dy) {
 variable_list add_parameter_gradients(const LinearParams& params, const at::Tensor& rows,
                                       const at::Tensor& dy) {
   variable_list reported(params.weights.size());
-  if (params.weights.front().requires_grad()) {
+  if (std::ranges::any_of(params.weights, [](const at::Tensor& weight) { return weight.requires_grad(); })) {
     reported = params.in_out ? accumulate_weight_grad(params.weights, rows.t(), dy)
                              : accumulate_weight_grad(params.weights, dy.t(), rows);
   }

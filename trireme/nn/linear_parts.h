@@ -16,8 +16,8 @@ struct LinearParams {
 at::Tensor apply_linear(const LinearParams& params, const at::Tensor& rows, const at::Tensor& residual = {});
 /// dy (n, out) -> (n, in)
 at::Tensor input_gradient(const LinearParams& params, const at::Tensor& dy);
-/// Adds the gradients of weights and bias to the tensors that they have; returns what to report for each
-/// weight and the bias, undefined where it was added or is not wanted.
+/// Writes the gradients of weights and bias into memory lent for them, or adds them to those that are there;
+/// returns what to report for each weight and the bias, undefined where it is written or not wanted.
 torch::autograd::variable_list add_parameter_gradients(const LinearParams& params, const at::Tensor& rows,
                                                        const at::Tensor& dy);
 

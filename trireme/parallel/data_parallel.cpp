@@ -26,10 +26,14 @@ size_t DataParallel::index_of(const std::string& unit) const {
   return found->second;
 }
 
-/// Everything that may communicate, and what takes and gives back memory that ranks share, goes through here,
-/// so that a rank without data can do the same in the same order.
+/// What a pass does to units, with all that communicates or takes and gives back memory that ranks share, is
+/// begun here, so that a rank without data can do the same in the same order.
 void DataParallel::act(Action action, size_t unit) {
   if (records()) tape_.push_back({action, unit});
+  perform(action, unit);
+}
+
+void DataParallel::perform(Action action, size_t unit) {
   switch (action) {
     case Action::kGather: {
       const kernels::Range range("gather " + units_[unit]->name());
@@ -41,13 +45,10 @@ void DataParallel::act(Action action, size_t unit) {
       return units_[unit]->release_parameters();
     case Action::kPrepareGradients:
       return units_[unit]->prepare_gradients();
-    case Action::kReduce: {
-      const kernels::Range range("reduce " + units_[unit]->name());
-      if (reduces()) ++reductions_;
-      return units_[unit]->start_reduce(last_micro_batch_);
-    }
-    case Action::kFinishReduce:
-      return units_[unit]->finish_reduce();
+    case Action::kComplete:
+      incomplete_[unit] = 0;
+      completed_.push_back(unit);
+      return launch_ready();
   }
 }
 
@@ -85,7 +86,7 @@ void DataParallel::enter_forward(size_t unit) {
 
 void DataParallel::leave_forward(size_t unit) {
   if (is_root(unit) || held_) return;
-  const bool begins_backward = !forward_order_.empty() && forward_order_.back() == unit;
+  const bool begins_backward = use_from_ == UseFrom::kRunUnit && unit + 1 == units_.size();
   if (begins_backward && at::GradMode::is_enabled()) return;
   act(at::GradMode::is_enabled() ? Action::kReleaseAfterForward : Action::kRelease, unit);
 }
@@ -157,9 +158,7 @@ void DataParallel::gradient_complete(size_t unit, size_t param) {
   }
   units_[unit]->take_gradient(param);
   used_[unit][param] = true;
-  if (--incomplete_[unit] > 0) return;
-  completed_.push_back(unit);
-  launch_ready();
+  if (--incomplete_[unit] == 0) act(Action::kComplete, unit);
 }
 
 void DataParallel::launch_ready() {
@@ -173,9 +172,13 @@ void DataParallel::launch_ready() {
 
 void DataParallel::launch(size_t unit) {
   if (!units_[unit]->trainable()) return;
-  if (reduces()) act(Action::kPrepareGradients, unit);  // what took no part has gradients of zero
-  act(Action::kReduce, unit);
-  if (use_from_ == UseFrom::kOperators && !is_root(unit)) act(Action::kRelease, unit);
+  const kernels::Range range("reduce " + units_[unit]->name());
+  if (reduces()) {
+    ++reductions_;
+    units_[unit]->prepare_gradients();  // what took no part has gradients of zero
+  }
+  units_[unit]->start_reduce(last_micro_batch_);
+  if (use_from_ == UseFrom::kOperators && !is_root(unit)) units_[unit]->release_parameters();
   in_flight_.push_back(unit);
   finish_reductions(beside_ ? kReductionsInFlight : 0);
 }
@@ -183,16 +186,12 @@ void DataParallel::launch(size_t unit) {
 /// All but the last `left`.
 void DataParallel::finish_reductions(size_t left) {
   while (in_flight_.size() > left) {
-    act(Action::kFinishReduce, in_flight_.front());
+    units_[in_flight_.front()]->finish_reduce();
     in_flight_.pop_front();
   }
 }
 
-void DataParallel::backward(const at::Tensor& loss, double scale, bool last_micro_batch) {
-  last_micro_batch_ = last_micro_batch;
-  if (!visits_.empty()) forward_order_ = visits_;
-  visits_.clear();
-  current_.reset();
+void DataParallel::begin_reductions() {
   launched_ = 0;
   completed_.clear();
   for (size_t unit = 0; unit < units_.size(); ++unit) {
@@ -200,7 +199,21 @@ void DataParallel::backward(const at::Tensor& loss, double scale, bool last_micr
         units_[unit]->params(), [](const auto& param) { return param.second.requires_grad(); }));
     if (incomplete_[unit] == 0) completed_.push_back(unit);
   }
-  // Kernels of our modules add into gradients that are there; those of a block are made when it is reached.
+}
+
+void DataParallel::end_reductions() {
+  while (launched_ < reduce_order_.size()) launch(reduce_order_[launched_++]);
+  finish_reductions(0);
+  for (size_t unit = 1; unit < units_.size(); ++unit) units_[unit]->release_parameters();
+}
+
+void DataParallel::backward(const at::Tensor& loss, double scale, bool last_micro_batch) {
+  last_micro_batch_ = last_micro_batch;
+  if (!visits_.empty()) forward_order_ = visits_;
+  visits_.clear();
+  current_.reset();
+  begin_reductions();
+  // Our functions write into memory that is there; that of a block is made when backward reaches it.
   if (use_from_ == UseFrom::kBuckets) {
     for (size_t unit = 0; unit < units_.size(); ++unit) act(Action::kPrepareGradients, unit);
   } else if (use_from_ == UseFrom::kRunUnit) {
@@ -219,9 +232,7 @@ void DataParallel::backward(const at::Tensor& loss, double scale, bool last_micr
 void DataParallel::finish_backward() {
   end_backward_range();
   if (last_micro_batch_) check_all_used();
-  while (launched_ < reduce_order_.size()) launch(reduce_order_[launched_++]);
-  finish_reductions(0);
-  for (size_t unit = 1; unit < units_.size(); ++unit) act(Action::kRelease, unit);
+  end_reductions();
   if (last_micro_batch_) std::swap(tape_, last_tape_);
   tape_.clear();
   if (!last_micro_batch_) return;
@@ -270,7 +281,9 @@ void DataParallel::shadow_micro_batch(bool last_micro_batch) {
       mesh_.world->rank());
   last_micro_batch_ = last_micro_batch;
   const at::NoGradGuard no_grad;
-  for (const auto& [action, unit] : last_tape_) act(action, unit);
+  begin_reductions();
+  for (const auto& [action, unit] : last_tape_) perform(action, unit);
+  end_reductions();
 }
 
 bool DataParallel::any_rank(bool mine) const {

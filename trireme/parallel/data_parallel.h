@@ -32,10 +32,10 @@ enum class UseFrom {
 
 class DataParallel {
  public:
-  /// `units` name every parameter of `module` exactly once, in the order of a forward pass. Unless they are
-  /// buckets the first is the root, whose parameters stay gathered from the start of a forward pass to the
-  /// end of backward; and the last one's stay from its forward to its backward, which follows. `module` must
-  /// outlive this. Collective. Throws LogicError that names what does not fit.
+  /// `units` name every parameter of `module` exactly once. Unless they are buckets the first is the root,
+  /// whose parameters stay gathered from the start of a forward pass to the end of backward. With kRunUnit
+  /// they are in the order of a forward pass, and the last one stays gathered for its backward, which
+  /// follows. `module` must outlive this. Collective. Throws LogicError that names what does not fit.
   DataParallel(torch::nn::Module& module, const std::vector<plan::UnitSpec>& units, const comm::Mesh& mesh,
                const Options& options, const Initializer& initializer, UseFrom use_from = UseFrom::kRunUnit);
   ~DataParallel();
@@ -134,7 +134,7 @@ class DataParallel {
   LaneTimes take_times();
 
  private:
-  enum class Action { kGather, kReleaseAfterForward, kRelease, kPrepareGradients, kReduce, kFinishReduce };
+  enum class Action { kGather, kReleaseAfterForward, kRelease, kPrepareGradients, kComplete };
   struct Taped {
     Action action;
     size_t unit;
@@ -152,6 +152,7 @@ class DataParallel {
   bool is_root(size_t unit) const { return unit == 0 && use_from_ != UseFrom::kBuckets; }
 
   void act(Action action, size_t unit);
+  void perform(Action action, size_t unit);
   bool records() const;
   bool reduces() const;
   void enter_forward(size_t unit);
@@ -161,9 +162,11 @@ class DataParallel {
   void end_backward_range();
   void touched(const std::vector<size_t>& units);
   void gradient_complete(size_t unit, size_t param);
+  void begin_reductions();
   void launch_ready();
   void launch(size_t unit);
   void finish_reductions(size_t left);
+  void end_reductions();
   std::vector<size_t> update_order() const;
   void finish_backward();
   void check_all_used() const;

@@ -120,7 +120,7 @@ void FlatUnit::adopt() {
     TRIREME_CHECK(leaf.is_leaf(), "[parallel.flat_unit] parameter {} is not a leaf tensor", params_[i].first);
     leaf.set_data(view_of(full_params_, i));
     leaf.mutable_grad().reset();
-    nn::lend_gradient(leaf, {});
+    nn::lend_gradient(leaf, {});  // marks whose it is
   }
 }
 
@@ -226,8 +226,10 @@ void FlatUnit::set_progress(const Progress& progress) {
 
 void FlatUnit::take_gradient(size_t index) {
   at::Tensor leaf = params_[index].second;
-  const at::Tensor grad = leaf.grad();
-  if (!grad.defined() || grad.is_alias_of(full_grads_)) return;
+  at::Tensor grad = leaf.grad();
+  if (!grad.defined()) return;
+  if (grad.layout() != at::kStrided) grad = grad.to_dense();
+  if (grad.is_alias_of(full_grads_)) return;
   const at::NoGradGuard no_grad;
   prepare_gradients();
   at::Tensor place = view_of(full_grads_, index);

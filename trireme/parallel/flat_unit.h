@@ -169,7 +169,7 @@ class FlatUnit {
   Lane::Mark gathered_, reduced_mark_, sum_gathered_, updated_;
   bool gathering_ = false;        ///< somebody has to wait for gathered_
   bool reducing_ = false;         ///< somebody has to wait for reduced_mark_
-  bool gradients_live_ = false;   ///< full_grads_ holds something that was not reduced yet
+  bool gradients_live_ = false;   ///< full_grads_ holds what was not reduced yet, or is lent for it
   bool reduced_any_ = false;      ///< reduced_ holds a sum of this step
   bool ends_step_ = false;        ///< the reduction under way is the step's last
   bool update_recorded_ = false;  ///< a recording of this step waits for updated_

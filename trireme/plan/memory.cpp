@@ -54,7 +54,7 @@ int64_t reduction_bytes(int64_t numel, const EngineSetting& setting) {
          wire_bytes(Collective::kAllGather, shard_bytes, replicas(setting));
 }
 
-/// Where a unit is in the forward pass decides how often it is gathered.
+/// Where a unit is in the forward pass decides how often its parameters are gathered when they are sharded.
 enum class Place { kRoot, kBetween, kLast };
 
 int64_t gather_bytes(int64_t numel, Place place, const EngineSetting& setting) {
@@ -84,7 +84,6 @@ EngineSetting engine_setting(const Config& config, const MeshShape& mesh, int64_
           .moments = config.optim.name == "sgd" ? 1 : 2,
           .accumulation = accumulation,
           .reduces_once = config.parallel.reduce_when == "once",
-          .buckets = config.parallel.bucket_mib > 0.0,
           .compresses = config.parallel.comm_hook != "none"};
 }
 
@@ -99,10 +98,7 @@ int64_t engine_wire_bytes(const std::vector<UnitSpec>& units, const EngineSettin
   int64_t sum = 0;
   for (size_t i = 0; i < units.size(); ++i) {
     const int64_t numel = padded(units[i], setting);
-    const Place place = setting.buckets         ? Place::kBetween
-                        : i == 0                ? Place::kRoot
-                        : i + 1 == units.size() ? Place::kLast
-                                                : Place::kBetween;
+    const Place place = i == 0 ? Place::kRoot : i + 1 == units.size() ? Place::kLast : Place::kBetween;
     sum += reductions * reduction_bytes(numel, setting) + gather_bytes(numel, place, setting);
   }
   return sum;

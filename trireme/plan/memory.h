@@ -35,7 +35,6 @@ struct EngineSetting {
   int64_t moments = 2;           ///< fp32 numbers of optimizer state a parameter: adamw 2, sgd 1
   int64_t accumulation = 1;      ///< micro-batches a step
   bool reduces_once = true;      ///< a step; else after every micro-batch
-  bool buckets = false;          ///< units are buckets: there is no root
   bool compresses = false;       ///< there is a communication hook
 };
 

@@ -64,6 +64,7 @@ class Trainer {
   std::string where_not_finite(const StepTotals& totals) const;
   void report_overflow(const Enqueued& step) const;
   bool validates_after(int64_t step) const;
+  bool pauses_after(int64_t step) const;
   bool waits_for(int64_t step) const;
   void settle(size_t left);
   StepRecord settle_oldest();
@@ -83,7 +84,7 @@ class Trainer {
   int64_t profiled_;                ///< steps that rank 0 traces
   int64_t first_profiled_;          ///< the first of them
   std::deque<Enqueued> under_way_;  ///< steps that nobody has heard of yet; at most two
-  std::optional<Moment> since_;     ///< when the last of the others was over
+  std::optional<Moment> since_;     ///< when the last of the others was over; none: there was a pause
   TrainResult result_;
   std::vector<double> speeds_;
   parallel::LaneTimes step_times_;  ///< of the last step
@@ -150,6 +151,7 @@ void Trainer::update_at_once(Enqueued& step, const at::Tensor& rows) {
 /// Looks at the norm first: gradients that overflow are not applied.
 void Trainer::update_if_finite(Enqueued& step, const at::Tensor& rows) {
   step.totals = read_totals(parts_, rows, step.loss_scale);
+  step.over.emplace(parts_.world->device());
   check_finite(step);
   step.applied = std::isfinite(step.totals.grad_norm);
   scaler_.update(step.applied);
@@ -163,7 +165,7 @@ void Trainer::update_if_finite(Enqueued& step, const at::Tensor& rows) {
 }
 
 void Trainer::enqueue(int64_t index) {
-  if (under_way_.empty()) since_.emplace(parts_.world->device());
+  if (!since_) since_.emplace(parts_.world->device());
   // Once, since reading the times waits for the device; a rank alone communicates with nobody.
   engine_.measure(index == config_.train.steps && parts_.batch.dp_size > 1);
   const int64_t sent_before = engine_.sent_bytes();
@@ -175,7 +177,6 @@ void Trainer::enqueue(int64_t index) {
   const at::Tensor loss_sum = passes_.run([this] { return parts_.loader->next(); }, scale);
   const at::Tensor rows = gather_totals(parts_, loss_sum);
   runs_ahead_ ? update_at_once(step, rows) : update_if_finite(step, rows);
-  if (!step.over) step.over.emplace(parts_.world->device());
   step_wire_bytes_ = engine_.sent_bytes() - sent_before;
   engine_.measure(false);
   under_way_.push_back(std::move(step));
@@ -191,13 +192,17 @@ bool Trainer::validates_after(int64_t step) const {
   return step == config_.train.steps || result_.stop_signal != 0 || (every > 0 && step % every == 0);
 }
 
-/// Whether the host goes on only when this step is over: it is the last, its end is measured, or what follows
-/// wants the device for itself. The same on all ranks, which else would see a stop signal at different steps.
-bool Trainer::waits_for(int64_t step) const {
+/// Whether something else than a step follows, which wants the device for itself.
+bool Trainer::pauses_after(int64_t step) const {
   const bool profile_begins = profiled_ > 0 && step + 1 == first_profiled_;
   const bool profile_ends = profiled_ > 0 && step + 1 == first_profiled_ + profiled_;
-  return !runs_ahead_ || step == 1 || step == config_.train.steps || validates_after(step) ||
-         profile_begins || profile_ends;
+  return validates_after(step) || profile_begins || profile_ends;
+}
+
+/// Whether the host goes on only when this step is over: it is the last, its end is measured, or a pause
+/// follows. The same on all ranks, which else would see a stop signal at different steps.
+bool Trainer::waits_for(int64_t step) const {
+  return !runs_ahead_ || step == 1 || step == config_.train.steps || pauses_after(step);
 }
 
 /// Waits for the totals of the oldest step. Throws NumericsError when they are not finite.
@@ -275,6 +280,7 @@ TrainResult Trainer::run() {
     profiler.begin_step(step);
     enqueue(step);
     settle(waits_for(step) ? 0 : 1);
+    if (pauses_after(step)) since_.reset();
     if (profiler.end_step(step)) {
       log_info("profile {}; trace in {}", to_text(profiler.result()), options_.trace_path);
     }
