@@ -1,0 +1,195 @@
+// The way of a unit's gradients: memory for them, their sum over the ranks, and when both are given back.
+#include <ATen/ATen.h>
+
+#include "trireme/base/error.h"
+#include "trireme/kernels/tensor_ops.h"
+#include "trireme/nn/lent_gradient.h"
+#include "trireme/parallel/flat_unit.h"
+
+namespace trireme::parallel {
+
+void FlatUnit::prepare_gradients() {
+  if (gradients_live_) return;
+  finish_reduce();
+  follow_update();  // it may still read the last step's gradients
+  Lane::follow(sum_gathered_, options_.device);
+  shared_.gradients().allocate(full_grads_);
+  gradients_live_ = true;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (params_[i].second.requires_grad()) nn::lend_gradient(params_[i].second, view_of(full_grads_, i));
+  }
+}
+
+void FlatUnit::show_gradients() {
+  for (size_t i = 0; i < params_.size(); ++i) {
+    at::Tensor leaf = params_[i].second;
+    if (leaf.requires_grad() && !leaf.grad().defined()) leaf.mutable_grad() = view_of(full_grads_, i);
+  }
+}
+
+/// At the end of a pass: padding is zero, and so are gradients that nobody computed.
+void FlatUnit::clear_unwritten() {
+  int64_t written = 0;
+  const auto clear_until = [&](int64_t begin) {
+    if (begin > written) full_grads_.narrow(0, written, begin - written).zero_();
+  };
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (!params_[i].second.grad().defined()) continue;
+    clear_until(layout_.entries()[i].offset);
+    written = layout_.entries()[i].end();
+  }
+  clear_until(layout_.numel());
+  show_gradients();
+}
+
+void FlatUnit::set_progress(const Progress& progress) {
+  whole_sum_ = progress.whole_sum;
+  reduced_any_ = progress.reduced_any;
+  reducing_ = false;  // whoever ended a pass has waited
+  if (!progress.gradients_live) return forget_gradients();
+  gradients_live_ = true;
+  show_gradients();
+}
+
+void FlatUnit::take_gradient(size_t index) {
+  at::Tensor leaf = params_[index].second;
+  at::Tensor grad = leaf.grad();
+  if (!grad.defined()) return;
+  if (grad.layout() != at::kStrided) grad = grad.to_dense();
+  if (grad.is_alias_of(full_grads_)) return;
+  const at::NoGradGuard no_grad;
+  prepare_gradients();
+  at::Tensor place = view_of(full_grads_, index);
+  leaf.mutable_grad() = place.copy_(grad);
+}
+
+at::Tensor FlatUnit::reduced_shard() const {
+  return options_.policy.shard_optimizer ? reduced_ : shard_of(reduced_);
+}
+
+/// A micro-batch that is not the last: fp32 gradients stay where they are, others are summed in fp32.
+void FlatUnit::keep_for_later() {
+  if (fp32_compute()) return;
+  whole_sum_.defined() ? whole_sum_.add_(full_grads_) : whole_sum_ = full_grads_.to(at::kFloat);
+  forget_gradients();
+}
+
+/// The next gradient of a parameter is a new one and is not added to this one.
+void FlatUnit::forget_gradients() {
+  gradients_live_ = false;
+  for (auto& [name, leaf] : params_) {
+    leaf.mutable_grad().reset();
+    nn::lend_gradient(leaf, {});
+  }
+}
+
+at::Tensor FlatUnit::wire_gradients() {
+  if (!whole_sum_.defined()) return full_grads_.to(options_.reduce);
+  whole_sum_.add_(full_grads_);
+  if (options_.reduce != options_.compute) return whole_sum_.to(options_.reduce);
+  return full_grads_.copy_(whole_sum_);  // where peers can read it
+}
+
+void FlatUnit::start_reduce(bool last_micro_batch) {
+  if (!gradients_live_) return;
+  const at::NoGradGuard no_grad;
+  clear_unwritten();
+  if (!last_micro_batch && reduces_once()) return keep_for_later();
+  ends_step_ = last_micro_batch;
+  if (sum_comes_and_goes_) shared_.sums.allocate(reduced_);
+  reduced_mark_ = shared_.reduce.run([this] { reduce(ends_step_); });
+  reducing_ = true;
+  if (ends_step_ && gathers_sum()) gather_sum();
+  forget_gradients();
+}
+
+void FlatUnit::reduce_over_ranks(at::Tensor& shard, const at::Tensor& wire) {
+  if (compressor_) return compressor_->reduce(*groups_.shard, shard, wire);
+  if (options_.reduction == Reduction::kOrdered) {
+    groups_.shard->reduce_scatter_ordered(shard, wire);
+    if (groups_.replicate->size() == 1) return;
+    at::Tensor piece = piece_of_shard(shard);
+    groups_.replicate->reduce_scatter_ordered(piece, shard);
+    groups_.replicate->all_gather(shard, piece);
+    return;
+  }
+  at::Tensor sum = at::empty({shard.numel()}, wire.options());
+  groups_.shard->reduce_scatter(sum, wire);
+  if (groups_.replicate->size() > 1) groups_.replicate->all_reduce(sum, comm::ReduceOp::kSum);
+  shard.copy_(sum);
+}
+
+void FlatUnit::reduce(bool last_micro_batch) {
+  const comm::Subject subject(*groups_.shard, name_);
+  if (reduces_locally()) return take_local_gradients(last_micro_batch);
+  const at::Tensor wire = wire_gradients();
+  if (is_alone()) return measure_gradient();
+  at::Tensor shard = reduced_shard();
+  if (reduced_any_) {
+    at::Tensor sum = at::empty_like(shard);
+    reduce_over_ranks(sum, wire);
+    shard.add_(sum);
+  } else {
+    reduce_over_ranks(shard, wire);
+  }
+  reduced_any_ = true;
+  if (last_micro_batch) measure_gradient();
+}
+
+bool FlatUnit::gathers_sum() const {
+  return !options_.policy.shard_optimizer && groups_.shard->size() > 1 && !reduces_locally();
+}
+
+/// Beside the reductions of units to come; only the update waits for it.
+void FlatUnit::gather_sum() {
+  const auto gather = [this] {
+    const comm::Subject subject(*groups_.shard, name_);
+    groups_.shard->all_gather(reduced_, reduced_shard());
+  };
+  sum_gathered_ = shared_.gather.run(gather, reduced_mark_);
+}
+
+void FlatUnit::wait_for_sum() {
+  if (trainable() && reduced_.numel() > 0 && !has_storage(reduced_)) {
+    throw LogicError(
+        "[parallel.step] unit {} has no gradients since its last update; call backward() with the last "
+        "micro-batch before step()",
+        name_);
+  }
+  shared_.gather.wait(sum_gathered_);
+}
+
+/// Local SGD: a rank's own gradient stands for that of all, so it counts as often as there are ranks.
+void FlatUnit::take_local_gradients(bool last_micro_batch) {
+  const at::Tensor local = wire_gradients().to(at::kFloat) * static_cast<double>(groups_.shard->size());
+  reduced_any_ ? reduced_.add_(local) : reduced_.copy_(local);
+  reduced_any_ = true;
+  if (last_micro_batch) measure_gradient();
+}
+
+void FlatUnit::measure_gradient() {
+  kernels::sum_of_squares(grad_squares_, piece_of_shard(reduced_shard()));
+}
+
+void FlatUnit::finish_reduce() {
+  if (!reducing_) return;
+  shared_.reduce.wait(reduced_mark_);
+  reducing_ = false;
+  if (ends_step_) whole_sum_.reset();
+  if (!keeps_gradients()) shared_.gradients().free(full_grads_);
+}
+
+std::string FlatUnit::nonfinite_parameter() const {
+  if (!has_storage(reduced_)) return {};
+  Lane::follow(sum_gathered_, options_.device);
+  const plan::Range range = optimizer_range();
+  for (const plan::FlatEntry& entry : layout_.entries()) {
+    const plan::Range part = plan::intersect(range, {entry.offset, entry.end()});
+    if (part.size() == 0) continue;
+    if (!reduced_.narrow(0, part.begin - range.begin, part.size()).isfinite().all().item<bool>())
+      return entry.name;
+  }
+  return {};
+}
+
+}  // namespace trireme::parallel
