@@ -183,11 +183,10 @@ class DataParallel {
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
   std::unique_ptr<TouchWatch> touch_;
 
-  std::optional<size_t> current_;  ///< the unit that operators touched last in forward
-  std::vector<size_t> visits_;     ///< units as this forward pass first used them
-  std::vector<size_t>
-      forward_order_;                 ///< as the last pass did, or is expected to; gathering ahead follows it
-  std::vector<size_t> reduce_order_;  ///< the same on all ranks
+  std::optional<size_t> current_;      ///< the unit that operators touched last in forward
+  std::vector<size_t> visits_;         ///< units as this forward pass first used them
+  std::vector<size_t> forward_order_;  ///< as the last pass did, or shall do; gathering ahead follows it
+  std::vector<size_t> reduce_order_;   ///< the same on all ranks
   bool order_agreed_ = false;
 
   // One backward pass.
