@@ -125,6 +125,38 @@ TEST(Compression, FewerBytesTravel) {
   EXPECT_EQ(run_hook({.hook = Hook::kFp16}, 1).bytes, plain / 2);
   EXPECT_LT(run_hook({.hook = Hook::kInt8}, 1).bytes, plain * 0.3);
   EXPECT_LT(run_hook({.hook = Hook::kTopK, .density = 0.01, .start_step = 0}, 1).bytes, plain * 0.1);
+  // PowerSGD: an all-reduce of both factors of the two matrices that shrink, and of all the rest.
+  const int64_t lefts = 2 * (40 + 30), rights = 2 * (60 + 60), rest = count - 40 * 60 - 30 * 60;
+  const auto all_reduce = [](int64_t elements) {
+    return plan::wire_bytes(plan::Collective::kAllReduce, 4 * elements, kRanks);
+  };
+  EXPECT_EQ(run_hook({.hook = Hook::kPowerSgd, .rank = 2, .start_step = 0}, 1).bytes,
+            all_reduce(lefts) + all_reduce(rights + rest));
+}
+
+TEST(Compression, PowerSgdNeverSendsMoreThanNoHook) {
+  for (const std::vector<plan::ParamSpec>& params : {std::vector<plan::ParamSpec>{{"thin", {50, 2}}},
+                                                     {{"w", {16, 16}}, {"bias", {4000}}},
+                                                     {{"w", {9, 9}}},
+                                                     {{"w", {40, 60}}, {"v", {64, 64}}, {"bias", {60}}},
+                                                     {{"bias", {7}}}}) {
+    const plan::FlatLayout flat(params, kRanks);
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      test::run_ranks(kRanks, [&](std::shared_ptr<comm::World> world) {
+        const auto sent = [&](Hook hook) {
+          const auto group = world->make_group(hook == Hook::kNone ? "plain" : "hook", {0, 1, 2});
+          const auto compressor = parallel::make_compressor({.hook = hook, .rank = 4, .start_step = 0}, flat);
+          const at::Tensor grad = gradient(world->rank(), 0, flat.numel()).to(dtype);
+          at::Tensor shard = at::empty({flat.shard_numel()});
+          compressor ? compressor->reduce(*group, shard, grad) : group->reduce_scatter_ordered(shard, grad);
+          int64_t bytes = 0;
+          for (const auto& [kind, traffic] : group->traffic()) bytes += traffic.bytes;
+          return bytes;
+        };
+        EXPECT_LE(sent(Hook::kPowerSgd), sent(Hook::kNone)) << params.front().name << ' ' << dtype;
+      });
+    }
+  }
 }
 
 TEST(Compression, TrainingConvergesAsWithoutAHook) {

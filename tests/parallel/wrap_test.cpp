@@ -5,141 +5,17 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
-#include <torch/nn/module.h>
 
+#include "tests/parallel/plain_net.h"
 #include "tests/support/spawn.h"
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
-#include "trireme/base/hash.h"
 
 namespace trireme {
 namespace {
 
 using comm::World;
-using parallel::DataParallel;
-using test::run_ranks;
-
-at::Tensor random(uint64_t seed, at::IntArrayRef shape, double scale = 1.0) {
-  at::Tensor values = at::empty(shape);
-  auto* const out = values.mutable_data_ptr<float>();
-  for (int64_t i = 0; i < values.numel(); ++i) {
-    out[i] = static_cast<float>(
-        scale * (static_cast<double>(mix64(seed, static_cast<uint64_t>(i)) >> 11) * 0x1p-53 * 2.0 - 1.0));
-  }
-  return values;
-}
-
-/// relu(x W1 + b1) W2 + x, four of them, then a head. Every second block shares its first matrix with the one
-/// before when `tied`; each can have a frozen or an idle parameter.
-struct Block : torch::nn::Module {
-  Block(uint64_t seed, int64_t width, const at::Tensor& shared) {
-    w1 = register_parameter("w1", shared.defined() ? shared : random(seed, {width, width}, 0.3));
-    b1 = register_parameter("b1", random(seed + 1, {width}, 0.1));
-    w2 = register_parameter("w2", random(seed + 2, {width, width}, 0.3));
-  }
-  at::Tensor forward(const at::Tensor& x) const {
-    return x + at::matmul(at::relu(at::matmul(x, w1) + b1), w2);
-  }
-  at::Tensor w1, b1, w2;
-};
-
-struct ModuleListImpl : torch::nn::Module {};  // a container by its name, as torch::nn::ModuleList is
-
-struct Net : torch::nn::Module {
-  explicit Net(uint64_t seed, bool twice = false) : runs_twice(twice) {
-    auto list = std::make_shared<ModuleListImpl>();
-    for (uint64_t i = 0; i < 4; ++i) {
-      blocks.push_back(std::make_shared<Block>(seed + 10 * i, kWidth, at::Tensor()));
-      list->register_module(std::to_string(i), blocks.back());
-    }
-    register_module("blocks", list);
-    head = register_parameter("head", random(seed + 99, {kWidth, 3}, 0.3));
-  }
-  at::Tensor forward(at::Tensor x) const {
-    for (const auto& block : blocks) x = block->forward(x);
-    if (runs_twice) x = blocks[1]->forward(x);
-    return at::matmul(x, head);
-  }
-  static constexpr int64_t kWidth = 10;
-  bool runs_twice;
-  std::vector<std::shared_ptr<Block>> blocks;
-  at::Tensor head;
-};
-
-constexpr int64_t kBatch = 12;
-constexpr int64_t kSteps = 6;
-
-at::Tensor inputs(int64_t step) {
-  return random(1000 + static_cast<uint64_t>(step), {kBatch, Net::kWidth});
-}
-at::Tensor targets(int64_t step) {
-  return random(2000 + static_cast<uint64_t>(step), {kBatch, 3});
-}
-at::Tensor loss_sum(const Net& net, const at::Tensor& x, const at::Tensor& y) {
-  return (net.forward(x) - y).square().sum();
-}
-
-using Weights = std::map<std::string, at::Tensor>;
-
-/// Plain gradient descent with plain autograd.
-Weights reference(Net& net, double lr = 0.05) {
-  for (int64_t step = 0; step < kSteps; ++step) {
-    net.zero_grad();
-    (loss_sum(net, inputs(step), targets(step)) / static_cast<double>(kBatch)).backward();
-    const at::NoGradGuard no_grad;
-    for (auto& param : net.parameters()) {
-      if (param.grad().defined()) param.sub_(param.grad() * lr);
-    }
-  }
-  Weights weights;
-  for (const auto& entry : net.named_parameters()) weights[entry.key()] = entry.value().detach().clone();
-  return weights;
-}
-
-std::unique_ptr<DataParallel> wrap(Net& net, const comm::Mesh& mesh, parallel::WrapOptions options) {
-  const bool shards = plan::find_policy(options.policy).shard_parameters;
-  return shards ? parallel::fully_shard(net, mesh, options) : parallel::data_parallel(net, mesh, options);
-}
-
-Weights weights_of(const DataParallel& engine) {
-  Weights weights;
-  engine.visit_weights(
-      [&](const std::string& name, const at::Tensor& weight) { weights[name] = weight.clone(); });
-  return weights;
-}
-
-void expect_close(const Weights& got, const Weights& wanted, const std::string& what) {
-  ASSERT_EQ(got.size(), wanted.size());
-  for (const auto& [name, weight] : wanted) {
-    const double difference = (got.at(name) - weight).norm().item<double>();
-    EXPECT_LT(difference, 1e-5 * weight.norm().item<double>()) << what << ": " << name;
-  }
-}
-
-plan::OptimConfig descent() {
-  plan::OptimConfig config;
-  config.name = "sgd";
-  config.momentum = 0.0;
-  config.weight_decay = 0.0;
-  return config;
-}
-
-/// Trains `net` on this rank's rows and returns the weights.
-Weights train(Net& net, DataParallel& engine, const comm::Mesh& mesh, double lr = 0.05) {
-  const auto optimizer = optim::build(descent(), engine.optimizer_params());
-  const auto rank = static_cast<size_t>(mesh.dp_rank);
-  for (int64_t step = 0; step < kSteps; ++step) {
-    const at::Tensor x = inputs(step).chunk(mesh.dp->size())[rank],
-                     y = targets(step).chunk(mesh.dp->size())[rank];
-    engine.backward(loss_sum(net, x, y), 1.0 / static_cast<double>(kBatch));
-    engine.step(*optimizer, lr);
-  }
-  return weights_of(engine);
-}
-
-comm::Mesh mesh_of(const std::shared_ptr<World>& world) {
-  return comm::make_mesh(world, plan::MeshShape::fit({}, world->size()));
-}
+using namespace test;
 
 /// The words that a LogicError of `call` holds.
 template <typename Call>
@@ -372,6 +248,51 @@ TEST(Wrap, SparseGradientsArriveDense) {
       engine->visit_weights(
           [&](const std::string&, const at::Tensor& weight) { EXPECT_TRUE(at::equal(weight, expected)); });
     });
+  }
+}
+
+/// Trains a net whose last block has no elements, on 4 ranks.
+void train_with_an_empty_block(std::shared_ptr<World> world, const char* policy, int64_t replicas,
+                               const Weights& wanted) {
+  plan::ParallelConfig axes;
+  axes.dp_replicate = replicas;
+  const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape::fit(axes, world->size()));
+  Net net(7);
+  const auto empty = std::make_shared<torch::nn::Module>();
+  const at::Tensor none = empty->register_parameter("none", at::zeros({0, 3}));
+  net.named_children()["blocks"]->register_module("4", empty);
+  const auto engine = wrap(net, mesh, {.policy = policy, .bucket_mib = 1e-6});
+  const auto optimizer = optim::build(descent(), engine->optimizer_params());
+  const auto rank = static_cast<size_t>(mesh.dp_rank);
+  for (int64_t step = 0; step < kSteps; ++step) {
+    const at::Tensor x = inputs(step).chunk(4)[rank], y = targets(step).chunk(4)[rank];
+    engine->backward(loss_sum(net, x, y) + none.sum(), 1.0 / static_cast<double>(kBatch));
+    EXPECT_GT(engine->grad_norm(), 0.0);
+    engine->step(*optimizer, 0.05);
+  }
+  Weights got = weights_of(*engine);
+  EXPECT_EQ(got.at("blocks.4.none").sizes(), at::IntArrayRef({0, 3}));
+  got.erase("blocks.4.none");
+  expect_close(got, wanted, policy);
+}
+
+TEST(Wrap, ABlockWithoutElementsTakesPart) {
+  Net plain(7);
+  const Weights wanted = reference(plain);
+  for (const bool peer_memory : kBothTransports) {
+    const auto train = [&](const char* policy, int64_t replicas) {
+      run_ranks(
+          4,
+          [&](std::shared_ptr<World> world) {
+            train_with_an_empty_block(std::move(world), policy, replicas, wanted);
+          },
+          20.0, 90.0, peer_memory);
+    };
+    for (const char* policy : {"ddp", "zero1", "zero2", "fsdp", "fsdp:shard_grad_op"}) train(policy, 1);
+    for (const int64_t replicas : {1, 2, 4}) {
+      train("fsdp:hybrid_shard", replicas);
+      train("fsdp:hybrid_shard_zero2", replicas);
+    }
   }
 }
 

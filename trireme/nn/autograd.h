@@ -11,7 +11,7 @@ namespace trireme::nn {
 /// The tensor that a kernel adds a parameter's gradient to, and what backward reports for it.
 class GradTarget {
  public:
-  explicit GradTarget(const at::Tensor& param) : tensor_(param.grad()) {
+  explicit GradTarget(const at::Tensor& param) : tensor_(gradient_to_add_to(param)) {
     if (tensor_.defined()) return;
     tensor_ = claim_gradient(param);
     in_place_ = tensor_.defined();

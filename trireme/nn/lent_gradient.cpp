@@ -1,5 +1,12 @@
 #include "trireme/nn/lent_gradient.h"
 
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <vector>
+
 namespace trireme::nn {
 namespace {
 
@@ -11,10 +18,21 @@ struct Loan : c10::BackendMeta {
     return {};
   }
   at::Tensor memory;
+  std::vector<c10::Stream> writers;
 };
 
-const Loan* loan_of(const at::Tensor& param) {
-  return dynamic_cast<const Loan*>(param.unsafeGetTensorImpl()->get_backend_meta());
+Loan* loan_of(const at::Tensor& param) {
+  return dynamic_cast<Loan*>(param.unsafeGetTensorImpl()->get_backend_meta());
+}
+
+c10::Stream current_stream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+void note_writer(Loan& loan, const at::Tensor& param) {
+  if (param.is_cpu()) return;
+  const c10::Stream stream = current_stream(param.device());
+  if (std::ranges::find(loan.writers, stream) == loan.writers.end()) loan.writers.push_back(stream);
 }
 
 }  // namespace
@@ -29,13 +47,34 @@ bool has_lender(const at::Tensor& param) {
 
 at::Tensor claim_gradient(const at::Tensor& param) {
   if (!can_claim_gradient(param)) return {};
-  param.mutable_grad() = loan_of(param)->memory;
+  Loan& loan = *loan_of(param);
+  note_writer(loan, param);
+  param.mutable_grad() = loan.memory;
   return param.grad();
 }
 
 bool can_claim_gradient(const at::Tensor& param) {
   const Loan* const loan = loan_of(param);
   return loan != nullptr && loan->memory.defined() && !param.grad().defined();
+}
+
+at::Tensor gradient_to_add_to(const at::Tensor& param) {
+  at::Tensor grad = param.grad();
+  if (Loan* const loan = loan_of(param); loan != nullptr && grad.defined()) note_writer(*loan, param);
+  return grad;
+}
+
+void follow_gradient_writers(const at::Tensor& param) {
+  Loan* const loan = loan_of(param);
+  if (loan == nullptr || loan->writers.empty()) return;
+  const c10::Stream here = current_stream(param.device());
+  for (const c10::Stream& writer : loan->writers) {
+    if (writer == here) continue;
+    c10::Event written(writer.device_type());
+    written.record(writer);
+    written.block(here);
+  }
+  loan->writers.clear();
 }
 
 }  // namespace trireme::nn

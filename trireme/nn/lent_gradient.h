@@ -8,13 +8,19 @@ namespace trireme::nn {
 
 /// Lends `memory`, of the shape, dtype and device of `param`; an undefined one takes back what was lent.
 void lend_gradient(const at::Tensor& param, const at::Tensor& memory);
-/// Whether somebody has lent to `param`, or taken back, since its data was set.
+/// Whether lend_gradient() was called for `param` since its data was set.
 bool has_lender(const at::Tensor& param);
 
-/// Makes what was lent the gradient of `param`, for the caller to overwrite, and returns it; undefined when
-/// there is a gradient already, or nothing was lent.
+/// Makes what was lent the gradient of `param`, for the caller to overwrite on the current stream, and
+/// returns it; undefined when there is a gradient already, or nothing was lent.
 at::Tensor claim_gradient(const at::Tensor& param);
-/// Whether it would be defined.
+/// Whether claim_gradient() would return memory.
 bool can_claim_gradient(const at::Tensor& param);
+/// The gradient that `param` has, for the caller to add to on the current stream; undefined: none.
+at::Tensor gradient_to_add_to(const at::Tensor& param);
+
+/// The current stream waits for the streams on which the gradient of `param` was overwritten or added to.
+/// Autograd does not: it knows nothing of what its functions wrote past it.
+void follow_gradient_writers(const at::Tensor& param);
 
 }  // namespace trireme::nn

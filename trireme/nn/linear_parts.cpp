@@ -39,7 +39,7 @@ variable_list accumulate_weight_grad(at::TensorList weights, const at::Tensor& l
   const bool first = std::ranges::all_of(weights, can_claim_gradient);
   std::vector<at::Tensor> grads;
   for (const at::Tensor& weight : weights) {
-    grads.push_back(first ? claim_gradient(weight) : weight.grad());
+    grads.push_back(first ? claim_gradient(weight) : gradient_to_add_to(weight));
   }
   if (std::ranges::all_of(grads, [](const at::Tensor& grad) { return grad.defined(); })) {
     at::Tensor whole = grads.size() == 1 ? grads.front() : as_one_matrix(grads);

@@ -93,7 +93,7 @@ class LinearCrossEntropyFunction : public Function<LinearCrossEntropyFunction> {
     kernels::scale(d_rows, d_rows, factor);
     result[0] = d_rows.view(context->saved_data["shape"].toIntVector());
     if (!weight.requires_grad()) return result;
-    at::Tensor into = weight.grad();
+    at::Tensor into = gradient_to_add_to(weight);
     if (into.defined()) {
       kernels::add_scaled(into, d_weight, factor);
     } else if (at::Tensor first = claim_gradient(weight); first.defined()) {

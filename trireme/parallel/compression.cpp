@@ -115,26 +115,28 @@ class PowerSgd : public LateStart {
 
  protected:
   void compress(comm::Group& group, at::Tensor& shard, const at::Tensor& grad) override {
+    if (!chosen_) choose_matrices(grad);
+    if (factors_.empty()) return group.reduce_scatter_ordered(shard, grad);
     error_ = wanted(grad);
-    if (factors_.empty()) choose_matrices();
-    at::Tensor sum = error_.clone();  // what is no matrix stays in it and travels whole
-    std::vector<at::Tensor> lefts, rights;
+    std::vector<at::Tensor> lefts, seconds;
     for (const Factor& factor : factors_) lefts.push_back(at::matmul(matrix(error_, factor), factor.right));
     add_up(group, lefts);
     for (size_t i = 0; i < factors_.size(); ++i) {
       lefts[i] = std::get<0>(at::linalg_qr(lefts[i]));
-      rights.push_back(at::matmul(matrix(error_, factors_[i]).t(), lefts[i]));
-      matrix(sum, factors_[i]).zero_();
+      seconds.push_back(at::matmul(matrix(error_, factors_[i]).t(), lefts[i]));
     }
-    add_up(group, rights);
-    group.all_reduce(sum, comm::ReduceOp::kSum);
+    for (const plan::Range& range : rest_) seconds.push_back(error_.narrow(0, range.begin, range.size()));
+    add_up(group, seconds);
     const double share = 1.0 / static_cast<double>(group.size());
-    at::Tensor left_over = at::zeros_like(error_);
+    at::Tensor sum = at::empty_like(error_), left_over = at::zeros_like(error_);
     for (size_t i = 0; i < factors_.size(); ++i) {
-      factors_[i].right = rights[i];  // where the next step starts
-      const at::Tensor approximation = at::matmul(lefts[i], rights[i].t());
+      factors_[i].right = seconds[i];  // where the next step starts
+      const at::Tensor approximation = at::matmul(lefts[i], seconds[i].t());
       matrix(left_over, factors_[i]).copy_(matrix(error_, factors_[i]) - approximation * share);
       matrix(sum, factors_[i]).copy_(approximation);
+    }
+    for (size_t i = 0; i < rest_.size(); ++i) {
+      sum.narrow(0, rest_[i].begin, rest_[i].size()).copy_(seconds[factors_.size() + i]);
     }
     error_ = left_over;
     shard.copy_(sum.narrow(0, group.rank() * shard.numel(), shard.numel()));
@@ -150,21 +152,37 @@ class PowerSgd : public LateStart {
     return flat.narrow(0, factor.offset, factor.rows * factor.columns).view({factor.rows, factor.columns});
   }
 
-  /// Those that shrink. Their first right factors are the same on every rank.
-  void choose_matrices() {
+  /// Those that shrink; what lies between them travels whole. Their first right factors are the same on every
+  /// rank. A sum that every rank receives costs twice the bytes of one that is scattered, so a unit whose
+  /// matrices would save less than that has no factors and is reduced plainly.
+  void choose_matrices(const at::Tensor& grad) {
+    chosen_ = true;
+    const auto saves = [&](int64_t travels, int64_t numel) {
+      return 2 * travels * static_cast<int64_t>(sizeof(float)) < numel * grad.element_size();
+    };
+    int64_t travels = 0, covered = 0;
+    const auto take_rest_until = [&](int64_t end) {
+      if (end > covered) rest_.push_back({covered, end});
+      travels += std::max<int64_t>(0, end - covered);
+    };
     for (const plan::FlatEntry& entry : layout_.entries()) {
-      if (entry.shape.size() < 2) continue;
+      if (entry.shape.size() < 2 || entry.numel == 0) continue;
       const int64_t rows = entry.shape.front(), columns = entry.numel / rows;
       const int64_t rank = std::min({rank_, rows, columns});
-      if ((rows + columns) * rank >= entry.numel) continue;
+      if (!saves((rows + columns) * rank, entry.numel)) continue;
+      take_rest_until(entry.offset);
+      covered = entry.end();
+      travels += (rows + columns) * rank;
       at::Tensor right = at::empty({columns, rank});
       auto* const out = right.mutable_data_ptr<float>();
       for (int64_t i = 0; i < right.numel(); ++i) {
         const uint64_t bits = mix64(static_cast<uint64_t>(entry.offset) + 1, static_cast<uint64_t>(i));
         out[i] = static_cast<float>(bits >> 40) / 16777216.0f - 0.5f;
       }
-      factors_.push_back({entry.offset, rows, columns, right.to(error_.device())});
+      factors_.push_back({entry.offset, rows, columns, right.to(grad.device())});
     }
+    take_rest_until(layout_.numel());
+    if (!saves(travels, layout_.numel())) factors_.clear();
   }
 
   /// Sums over the ranks, all in one message.
@@ -183,7 +201,9 @@ class PowerSgd : public LateStart {
 
   const plan::FlatLayout& layout_;
   int64_t rank_;
+  bool chosen_ = false;
   std::vector<Factor> factors_;
+  std::vector<plan::Range> rest_;  ///< of the flat gradient, outside of the factors' matrices
 };
 
 }  // namespace

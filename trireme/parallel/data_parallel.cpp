@@ -1,14 +1,20 @@
 #include "trireme/parallel/data_parallel.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/base/text.h"
+#include "trireme/kernels/device.h"
 #include "trireme/kernels/range.h"
+#include "trireme/nn/lent_gradient.h"
 #include "trireme/parallel/grad_hooks.h"
+#include "trireme/parallel/recording.h"
 
 namespace trireme::parallel {
 namespace {
@@ -63,6 +69,7 @@ bool DataParallel::records() const {
 }
 
 void DataParallel::begin_forward() {
+  check_usable();
   visits_.clear();
   tape_.clear();
   current_.reset();
@@ -85,7 +92,7 @@ void DataParallel::enter_forward(size_t unit) {
 }
 
 void DataParallel::leave_forward(size_t unit) {
-  if (is_root(unit) || held_) return;
+  if (is_root(unit) || held_ > 0) return;
   const bool begins_backward = use_from_ == UseFrom::kRunUnit && unit + 1 == units_.size();
   if (begins_backward && at::GradMode::is_enabled()) return;
   act(at::GradMode::is_enabled() ? Action::kReleaseAfterForward : Action::kRelease, unit);
@@ -151,14 +158,31 @@ void DataParallel::touched(const std::vector<size_t>& units) {
 
 void DataParallel::gradient_complete(size_t unit, size_t param) {
   if (!in_backward_) {
+    abandon_step();  // what others have added to gradients must not count
     throw LogicError(
         "[parallel.backward] parameter {} was differentiated outside the engine; call engine.backward(loss), "
         "not loss.backward()",
         units_[unit]->params()[param].first);
   }
+  c10::OptionalStreamGuard guard;
+  go_back_to_stream(guard);
+  nn::follow_gradient_writers(units_[unit]->params()[param].second);
   units_[unit]->take_gradient(param);
   used_[unit][param] = true;
   if (--incomplete_[unit] == 0) act(Action::kComplete, unit);
+}
+
+/// Autograd runs what belongs to a parameter on the stream that was current when it was first seen. The
+/// engine works on that of its caller, so that memory is given back and taken again in the order of one
+/// stream.
+void DataParallel::go_back_to_stream(c10::OptionalStreamGuard& guard) const {
+  if (!stream_) return;
+  const c10::Stream here = c10::impl::VirtualGuardImpl(stream_->device_type()).getStream(stream_->device());
+  if (here == *stream_) return;
+  c10::Event done(stream_->device_type());
+  done.record(here);
+  done.block(*stream_);
+  guard.reset_stream(*stream_);
 }
 
 void DataParallel::launch_ready() {
@@ -192,9 +216,11 @@ void DataParallel::finish_reductions(size_t left) {
 }
 
 void DataParallel::begin_reductions() {
+  complete_ = false;
   launched_ = 0;
   completed_.clear();
   for (size_t unit = 0; unit < units_.size(); ++unit) {
+    units_[unit]->begin_backward();
     incomplete_[unit] = static_cast<size_t>(std::ranges::count_if(
         units_[unit]->params(), [](const auto& param) { return param.second.requires_grad(); }));
     if (incomplete_[unit] == 0) completed_.push_back(unit);
@@ -208,6 +234,7 @@ void DataParallel::end_reductions() {
 }
 
 void DataParallel::backward(const at::Tensor& loss, double scale, bool last_micro_batch) {
+  check_usable();
   last_micro_batch_ = last_micro_batch;
   if (!visits_.empty()) forward_order_ = visits_;
   visits_.clear();
@@ -219,14 +246,17 @@ void DataParallel::backward(const at::Tensor& loss, double scale, bool last_micr
   } else if (use_from_ == UseFrom::kRunUnit) {
     act(Action::kPrepareGradients, 0);
   }
-  struct Inside {
-    explicit Inside(bool& flag) : flag_(flag) { flag_ = true; }
-    ~Inside() { flag_ = false; }
-    bool& flag_;
-  };
-  const Inside inside(in_backward_);
-  loss.backward(at::full({}, scale, loss.options()));
-  finish_backward();
+  try {
+    in_backward_ = true;
+    if (!options_.device.is_cpu())
+      stream_ = c10::impl::VirtualGuardImpl(options_.device.type()).getStream(options_.device);
+    loss.backward(at::full({}, scale, loss.options()));
+    finish_backward();
+    in_backward_ = false;
+  } catch (...) {
+    abandon_step();
+    throw;
+  }
 }
 
 void DataParallel::finish_backward() {
@@ -238,6 +268,27 @@ void DataParallel::finish_backward() {
   if (!last_micro_batch_) return;
   if (!order_agreed_) agree_on_order();
   for (auto& params : used_) std::fill(params.begin(), params.end(), false);
+  complete_ = true;
+}
+
+/// After an exception some parameters have gradients and some units are being reduced: nothing of it counts.
+void DataParallel::abandon_step() noexcept {
+  try {
+    // Streams that autograd did not join may still write to gradients.
+    if (!options_.device.is_cpu() && !is_recording(options_.device)) kernels::synchronize_gpu();
+    skip_step();
+  } catch (const std::exception& error) {
+    broken_ = error.what();
+  }
+}
+
+void DataParallel::check_usable() const {
+  if (broken_.empty()) return;
+  throw LogicError(
+      "[parallel.data_parallel] rank {}: a step failed and could not be forgotten ({}); start again from "
+      "saved "
+      "weights",
+      mesh_.world->rank(), broken_);
 }
 
 void DataParallel::check_all_used() const {
@@ -279,11 +330,18 @@ void DataParallel::shadow_micro_batch(bool last_micro_batch) {
       "[parallel.shadow_micro_batch] rank {} has no step yet whose collectives it could repeat; give "
       "every rank at least one batch",
       mesh_.world->rank());
+  check_usable();
   last_micro_batch_ = last_micro_batch;
   const at::NoGradGuard no_grad;
-  begin_reductions();
-  for (const auto& [action, unit] : last_tape_) perform(action, unit);
-  end_reductions();
+  try {
+    begin_reductions();
+    for (const auto& [action, unit] : last_tape_) perform(action, unit);
+    end_reductions();
+    complete_ = last_micro_batch;
+  } catch (...) {
+    abandon_step();
+    throw;
+  }
 }
 
 bool DataParallel::any_rank(bool mine) const {
@@ -355,6 +413,13 @@ std::vector<size_t> DataParallel::update_order() const {
 void DataParallel::step(optim::Optimizer& optimizer, double lr, const optim::GradScale& grad_scale) {
   const at::NoGradGuard no_grad;
   const kernels::Range range("update");
+  check_usable();
+  if (!std::exchange(complete_, false)) {
+    throw LogicError(
+        "[parallel.step] rank {}: there is no complete gradient since the last update, or the backward pass "
+        "failed; call backward() with the last micro-batch before step()",
+        mesh_.world->rank());
+  }
   optimizer.begin_step();
   grad_scale_ = grad_scale;
   for (const size_t unit : update_order()) {
@@ -374,7 +439,15 @@ void DataParallel::step(optim::Optimizer& optimizer, double lr, const optim::Gra
 }
 
 void DataParallel::skip_step() {
+  in_backward_ = complete_ = false;
+  end_backward_range();
+  finish_reductions(0);
   for (const auto& unit : units_) unit->drop_gradients();
+  for (size_t unit = 1; unit < units_.size() && held_ == 0; ++unit) units_[unit]->release_parameters();
+  for (auto& params : used_) std::fill(params.begin(), params.end(), false);
+  visits_.clear();
+  tape_.clear();
+  current_.reset();
 }
 
 void DataParallel::average_parameters() {
@@ -383,13 +456,18 @@ void DataParallel::average_parameters() {
 }
 
 DataParallel::Held::Held(DataParallel& engine) : engine_(engine) {
-  engine_.held_ = true;
   for (const auto& unit : engine_.units_) unit->gather_parameters();
+  ++engine_.held_;
 }
 
 DataParallel::Held::~Held() {
-  engine_.held_ = false;
-  for (const auto& unit : engine_.units_) unit->release_parameters();
+  if (--engine_.held_ > 0) return;
+  try {
+    for (const auto& unit : engine_.units_) unit->release_parameters();
+  } catch (const std::exception& error) {
+    log_warning("[parallel.held] rank {}: parameters could not be freed: {}", engine_.mesh_.world->rank(),
+                error.what());
+  }
 }
 
 }  // namespace trireme::parallel

@@ -8,6 +8,8 @@
 //          norm of all ranks' grad_squares() -> clip factor; step(optimizer, lr, factor);
 #include <torch/nn/module.h>
 
+#include <c10/core/StreamGuard.h>
+
 #include <deque>
 #include <functional>
 #include <map>
@@ -32,7 +34,8 @@ enum class UseFrom {
 
 class DataParallel {
  public:
-  /// `units` name every parameter of `module` exactly once. Unless they are buckets the first is the root,
+  /// `units` name every parameter of `module` exactly once, one that is registered under several names by the
+  /// first of them (module_parameters.h). Unless they are buckets the first is the root,
   /// whose parameters stay gathered from the start of a forward pass to the end of backward. With kRunUnit
   /// they are in the order of a forward pass, and the last one stays gathered for its backward, which
   /// follows. `module` must outlive this. Collective. Throws LogicError that names what does not fit.
@@ -49,10 +52,12 @@ class DataParallel {
 
   /// Before any forward pass, also of validation. Optional with UseFrom::kOperators.
   void begin_forward();
+  /// Forward and backward of a step are called on one stream of the device, any one.
   /// Differentiates `scale * loss` and reduces gradients as they become complete. Gradients add up over the
   /// micro-batches of a step, so scales are weights of one mean. At the end of the last micro-batch the
   /// current stream has waited for all reductions; gradients that every rank then gathers are waited for by
-  /// step(). Throws LogicError that names parameters without gradient.
+  /// step(). Throws LogicError that names parameters without gradient. When it throws, for whatever reason,
+  /// the step is forgotten as by skip_step(): repeat it from its first micro-batch, on all ranks.
   /// Collective.
   void backward(const at::Tensor& loss, double scale = 1.0, bool last_micro_batch = true);
   /// Takes part in a micro-batch of the other ranks for which this one has no data: same collectives,
@@ -78,10 +83,12 @@ class DataParallel {
 
   std::vector<optim::FlatParam> optimizer_params() const;
   /// Updates unit by unit, and begins to gather each updated one where the policy wants that; the next
-  /// forward pass waits for the units that it uses. Gradients are multiplied by `grad_scale`. Collective.
+  /// forward pass waits for the units that it uses. Gradients are multiplied by `grad_scale`. Throws
+  /// LogicError when there is no complete gradient since the last update. Collective.
   void step(optim::Optimizer& optimizer, double lr, const optim::GradScale& grad_scale = {});
 
-  /// Ends a step whose gradients are not to be applied.
+  /// Forgets the step under way: gradients of all its micro-batches, reduced or not, and what was to be done
+  /// about them. Also after an exception in a forward pass.
   void skip_step();
 
   /// Whether this rank trains by itself, with parameters and gradients that stay where they are and units
@@ -96,6 +103,7 @@ class DataParallel {
     std::vector<FlatUnit::Progress> units;
     std::vector<std::vector<bool>> used;
     int64_t reductions = 0;
+    bool complete = false;
   };
   Progress progress() const;
   void set_progress(const Progress& progress);
@@ -104,7 +112,7 @@ class DataParallel {
   /// HookOptions::local_steps steps, and whoever ends training in between. Collective.
   void average_parameters();
 
-  /// Keeps all parameters gathered while held, for many forward passes in a row without gradients.
+  /// Keeps all parameters gathered while held, for many forward passes in a row without gradients. May nest.
   class Held {
    public:
     explicit Held(DataParallel& engine);
@@ -116,10 +124,12 @@ class DataParallel {
     DataParallel& engine_;
   };
 
-  /// Calls body(name, fp32 CPU tensor) for every parameter in name order, on every rank. Gathers one unit at
-  /// a time. Collective.
+  /// Calls body(name, fp32 CPU tensor) for every parameter in name order, on every rank; one with several
+  /// names comes once, by its first (aliases()). Gathers one unit at a time. Collective.
   void visit_weights(const std::function<void(const std::string&, const at::Tensor&)>& body) const;
 
+  /// The other names of parameters that the module has under several: alias -> name in units().
+  const std::map<std::string, std::string>& aliases() const { return aliases_; }
   const std::vector<std::unique_ptr<FlatUnit>>& units() const { return units_; }
   /// Reductions that this rank has begun, one a unit.
   int64_t reductions() const { return reductions_; }
@@ -162,6 +172,7 @@ class DataParallel {
   void end_backward_range();
   void touched(const std::vector<size_t>& units);
   void gradient_complete(size_t unit, size_t param);
+  void go_back_to_stream(c10::OptionalStreamGuard& guard) const;
   void begin_reductions();
   void launch_ready();
   void launch(size_t unit);
@@ -169,6 +180,8 @@ class DataParallel {
   void end_reductions();
   std::vector<size_t> update_order() const;
   void finish_backward();
+  void abandon_step() noexcept;
+  void check_usable() const;
   void check_all_used() const;
   void agree_on_order();
 
@@ -180,6 +193,7 @@ class DataParallel {
   Shared shared_;
   std::vector<std::unique_ptr<FlatUnit>> units_;
   std::map<std::string, size_t> index_;
+  std::map<std::string, std::string> aliases_;
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
   std::unique_ptr<TouchWatch> touch_;
 
@@ -191,9 +205,10 @@ class DataParallel {
 
   // One backward pass.
   bool in_backward_ = false, last_micro_batch_ = true;
-  std::vector<size_t> incomplete_;  ///< by unit: parameters whose gradient is still to come
-  std::vector<size_t> completed_;   ///< units in the order in which they were
-  size_t launched_ = 0;             ///< of reduce_order_
+  std::optional<c10::Stream> stream_;  ///< on which backward() was called; none on a CPU
+  std::vector<size_t> incomplete_;     ///< by unit: parameters whose gradient is still to come
+  std::vector<size_t> completed_;      ///< units in the order in which they were
+  size_t launched_ = 0;                ///< of reduce_order_
   std::deque<size_t> in_flight_;
   std::vector<std::vector<bool>> used_;  ///< by unit and parameter, in this step
 
@@ -202,7 +217,9 @@ class DataParallel {
   int64_t reductions_ = 0;
   int64_t steps_ = 0;
   optim::GradScale grad_scale_;  ///< of the last step, whose kernels may still read it
-  bool held_ = false;
+  bool complete_ = false;        ///< the gradients of a step's last micro-batch are there, for step()
+  int held_ = 0;                 ///< how many Held there are
+  std::string broken_;           ///< why a failed step could not be forgotten; empty: nothing of the kind
 };
 
 /// XXH3-64 of all fp32 master parameters in name order, padding excluded: equal weights, equal digest,

@@ -8,20 +8,21 @@
 #include "trireme/base/error.h"
 #include "trireme/parallel/data_parallel.h"
 #include "trireme/parallel/grad_hooks.h"
+#include "trireme/parallel/module_parameters.h"
 
 namespace trireme::parallel {
 namespace {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// The parameters of `unit` by name, each taken out of `left`.
+/// The parameters of `unit`, each taken out of `left`.
 NamedTensors take_params(const plan::UnitSpec& unit, std::map<std::string, at::Tensor>& left) {
   NamedTensors params;
   for (const plan::ParamSpec& spec : unit.params) {
     const auto found = left.find(spec.name);
     TRIREME_CHECK(found != left.end(),
-                  "[parallel.data_parallel] unit {} names parameter {}, which the module does not "
-                  "have or another unit took",
+                  "[parallel.data_parallel] unit {} names parameter {}, which the module does not have, has "
+                  "under another name first, or another unit took",
                   unit.name, spec.name);
     TRIREME_CHECK(found->second.sizes() == at::IntArrayRef(spec.shape),
                   "[parallel.data_parallel] parameter {} has "
@@ -124,7 +125,10 @@ UnitGroups DataParallel::make_groups() const {
 void DataParallel::make_units(torch::nn::Module& module, const std::vector<plan::UnitSpec>& specs,
                               const Initializer& initializer) {
   std::map<std::string, at::Tensor> left;
-  for (const auto& entry : module.named_parameters()) left.emplace(entry.key(), entry.value());
+  for (const ModuleParameter& param : module_parameters(module)) {
+    left.emplace(param.name, param.tensor);
+    for (const std::string& alias : param.aliases) aliases_.emplace(alias, param.name);
+  }
   for (const plan::UnitSpec& spec : specs) {
     index_.emplace(spec.name, units_.size());
     units_.push_back(std::make_unique<FlatUnit>(spec.name, take_params(spec, left), options_, groups_,

@@ -48,7 +48,7 @@ bool DataParallel::stands_alone() const {
 }
 
 DataParallel::Progress DataParallel::progress() const {
-  Progress progress{{}, used_, reductions_};
+  Progress progress{{}, used_, reductions_, complete_};
   for (const auto& unit : units_) progress.units.push_back(unit->progress());
   return progress;
 }
@@ -59,6 +59,7 @@ void DataParallel::set_progress(const Progress& progress) {
   for (size_t unit = 0; unit < units_.size(); ++unit) units_[unit]->set_progress(progress.units[unit]);
   used_ = progress.used;
   reductions_ = progress.reductions;
+  complete_ = progress.complete;
 }
 
 }  // namespace trireme::parallel

@@ -67,6 +67,8 @@ class FlatUnit {
   void release_parameters();
   void release_after_forward();
 
+  /// Before a backward pass: what others have left in `grad()` of parameters does not count.
+  void begin_backward();
   /// Makes memory for the full gradients present and lends it to the parameters, unless this step has already
   /// accumulated into it.
   void prepare_gradients();
@@ -92,8 +94,8 @@ class FlatUnit {
 
   /// What the optimizer updates on this rank.
   optim::FlatParam optimizer_param() const;
-  /// Ends the step without an update: what was reduced is forgotten.
-  void drop_gradients() { reduced_any_ = false; }
+  /// Ends the step without an update: gradients are forgotten, reduced or not.
+  void drop_gradients();
   /// Makes parameters visible to the module that are updated at `updated`: begins to gather them, or drops
   /// stale ones. Ends the step. Collective.
   void publish_update(const Lane::Mark& updated = {});

@@ -8,6 +8,11 @@
 
 namespace trireme::parallel {
 
+void FlatUnit::begin_backward() {
+  if (gradients_live_) return;
+  for (auto& [name, leaf] : params_) leaf.mutable_grad().reset();
+}
+
 void FlatUnit::prepare_gradients() {
   if (gradients_live_) return;
   finish_reduce();
@@ -150,12 +155,6 @@ void FlatUnit::gather_sum() {
 }
 
 void FlatUnit::wait_for_sum() {
-  if (trainable() && reduced_.numel() > 0 && !has_storage(reduced_)) {
-    throw LogicError(
-        "[parallel.step] unit {} has no gradients since its last update; call backward() with the last "
-        "micro-batch before step()",
-        name_);
-  }
   shared_.gather.wait(sum_gathered_);
 }
 
@@ -176,6 +175,14 @@ void FlatUnit::finish_reduce() {
   shared_.reduce.wait(reduced_mark_);
   reducing_ = false;
   if (ends_step_) whole_sum_.reset();
+  if (!keeps_gradients()) shared_.gradients().free(full_grads_);
+}
+
+void FlatUnit::drop_gradients() {
+  finish_reduce();
+  reduced_any_ = false;
+  whole_sum_.reset();
+  forget_gradients();
   if (!keeps_gradients()) shared_.gradients().free(full_grads_);
 }
 

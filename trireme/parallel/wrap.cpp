@@ -9,6 +9,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/nn/lent_gradient.h"
+#include "trireme/parallel/module_parameters.h"
 #include "trireme/plan/buckets.h"
 
 namespace trireme::parallel {
@@ -18,31 +19,31 @@ using torch::nn::Module;
 
 std::vector<plan::ParamSpec> param_specs(const Module& module) {
   std::vector<plan::ParamSpec> specs;
-  for (const auto& entry : module.named_parameters())
-    specs.push_back({entry.key(), entry.value().sizes().vec()});
+  for (const ModuleParameter& param : module_parameters(module))
+    specs.push_back({param.name, param.tensor.sizes().vec()});
   return specs;
 }
 
 void check_parameters(const Module& module, const char* operation) {
-  const auto params = module.named_parameters();
-  TRIREME_CHECK(!params.is_empty(), "[parallel.{}] {} has no parameters", operation, module.name());
-  for (const auto& entry : params) {
-    const at::Tensor& param = entry.value();
+  const auto params = module_parameters(module);
+  TRIREME_CHECK(!params.empty(), "[parallel.{}] {} has no parameters", operation, module.name());
+  const at::Tensor& first = params.front().tensor;
+  for (const auto& [name, aliases, param] : params) {
     if (nn::has_lender(param) || param.storage_offset() != 0 || param.storage().nbytes() > param.nbytes()) {
       throw LogicError(
           "[parallel.{}] parameter {} of {} is a view into a larger buffer, or an engine's; a module is "
           "wrapped once, and its parameters are whole (has it been wrapped already?)",
-          operation, entry.key(), module.name());
+          operation, name, module.name());
     }
-    if (!param.is_floating_point() || param.device() != params.front().value().device()) {
+    if (!param.is_floating_point() || param.device() != first.device()) {
       throw LogicError(
           "[parallel.{}] parameter {} is {} on {}, but {} is {} on {}; make them floating point, on one "
           "device",
-          operation, entry.key(), c10::toString(param.scalar_type()), param.device().str(),
-          params.front().key(), c10::toString(params.front().value().scalar_type()),
-          params.front().value().device().str());
+          operation, name, c10::toString(param.scalar_type()), param.device().str(), params.front().name,
+          c10::toString(first.scalar_type()), first.device().str());
     }
   }
+  check_separate_memory(module);
 }
 
 void broadcast_from_root(at::Tensor tensor, const comm::Mesh& mesh) {
@@ -55,9 +56,9 @@ void broadcast_from_root(at::Tensor tensor, const comm::Mesh& mesh) {
 /// A parameter's elements as rank 0 had them.
 Initializer values_of(const Module& module, const comm::Mesh& mesh) {
   std::map<std::string, at::Tensor> values;
-  for (const auto& entry : module.named_parameters()) {
-    broadcast_from_root(entry.value(), mesh);
-    values.emplace(entry.key(), entry.value().detach());
+  for (const ModuleParameter& param : module_parameters(module)) {
+    broadcast_from_root(param.tensor, mesh);
+    values.emplace(param.name, param.tensor.detach());
   }
   return [values](const std::string& name, int64_t first, at::Tensor& out) {
     out.copy_(values.at(name).reshape({-1}).narrow(0, first, out.numel()));
@@ -117,20 +118,26 @@ std::vector<plan::UnitSpec> block_units(const Module& module, const std::vector<
     }
     units.push_back({block, {}});
   }
-  for (const plan::ParamSpec& param : param_specs(module)) {
-    size_t owner = 0;
-    for (size_t i = 0; i < blocks.size(); ++i) {
-      if (param.name.starts_with(blocks[i] + ".")) owner = i + 1;
-    }
-    units[owner].params.push_back(param);
+  const auto block_of = [&](const std::string& name) {
+    const auto found =
+        std::ranges::find_if(blocks, [&](const std::string& block) { return name.starts_with(block + "."); });
+    return static_cast<size_t>(found - blocks.begin());
+  };
+  std::vector<bool> has_parameters(blocks.size() + 1);
+  for (const auto& [name, aliases, tensor] : module_parameters(module)) {
+    const size_t owner = block_of(name);
+    units[owner == blocks.size() ? 0 : owner + 1].params.push_back({name, tensor.sizes().vec()});
+    has_parameters[owner] = true;
+    for (const std::string& alias : aliases) has_parameters[block_of(alias)] = true;
   }
-  for (size_t i = 1; i < units.size(); ++i) {
+  for (size_t i = 0; i < blocks.size(); ++i) {
     TRIREME_CHECK(
-        !units[i].params.empty(),
+        has_parameters[i],
         "[parallel.fully_shard] there is no block {} with parameters in {}; name paths of submodules",
-        units[i].name, module.name());
+        blocks[i], module.name());
   }
-  if (units.front().params.empty()) units.erase(units.begin());
+  // A block whose parameters all have their first name elsewhere lies in the units of that place.
+  std::erase_if(units, [](const plan::UnitSpec& unit) { return unit.params.empty(); });
   return units;
 }
 

@@ -48,7 +48,8 @@ std::unique_ptr<DataParallel> fully_shard(torch::nn::Module& module, const comm:
 /// Floating-point buffers take rank 0's values: running statistics of BatchNorm. Collective.
 void sync_buffers(torch::nn::Module& module, const comm::Mesh& mesh);
 
-/// The units of fully_shard(): the root, then one a block in the order of registration.
+/// The units of fully_shard(): the root, then one a block in the order of registration. A parameter with
+/// several names belongs where its first one is; a unit that would be empty is left out.
 std::vector<plan::UnitSpec> block_units(const torch::nn::Module& module,
                                         const std::vector<std::string>& blocks);
 

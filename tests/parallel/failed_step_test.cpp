@@ -1,0 +1,143 @@
+// Steps that fail in the middle: nothing of them is left in the next.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <stdexcept>
+
+#include "tests/parallel/plain_net.h"
+#include "tests/support/spawn.h"
+#include "trireme/base/error.h"
+
+namespace trireme {
+namespace {
+
+using comm::World;
+using namespace test;
+
+/// Identity whose backward throws while `armed`, as an allocation that fails does.
+struct Trap : torch::autograd::Function<Trap> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list grads) {
+    if (armed) throw std::runtime_error("out of memory");
+    return grads;
+  }
+  static thread_local bool armed;
+};
+thread_local bool Trap::armed = false;
+
+/// A trap before block `at`: backward has been through the blocks after it when it throws.
+struct TrappedNet : Net {
+  TrappedNet(uint64_t seed, size_t at) : Net(seed), at_(at) {}
+  at::Tensor forward(at::Tensor x) const override {
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      if (i == at_) x = Trap::apply(x);
+      x = blocks[i]->forward(x);
+    }
+    return at::matmul(x, head);
+  }
+  size_t at_;
+};
+
+constexpr const char* kPolicies[] = {"ddp", "zero1", "zero2", "fsdp", "fsdp:shard_grad_op"};
+
+/// Trains with two micro-batches a step; before each step `fail` may spoil one.
+template <typename Fail>
+void expect_unspoiled(const Fail& fail, int64_t ranks, const char* policy, size_t at) {
+  Net plain(7);
+  const Weights wanted = reference(plain);
+  run_ranks(ranks, [&](std::shared_ptr<World> world) {
+    const comm::Mesh mesh = mesh_of(world);
+    TrappedNet net(7, at);
+    const auto engine = wrap(net, mesh, {.policy = policy, .bucket_mib = 0.0005});
+    const auto optimizer = optim::build(descent(), engine->optimizer_params());
+    const auto rank = static_cast<size_t>(mesh.dp_rank);
+    for (int64_t step = 0; step < kSteps; ++step) {
+      const auto x = inputs(step).chunk(ranks)[rank].chunk(2), y = targets(step).chunk(ranks)[rank].chunk(2);
+      const auto pass = [&](size_t half, bool last) {
+        engine->backward(loss_sum(net, x[half], y[half]), 1.0 / static_cast<double>(kBatch), last);
+      };
+      fail(*engine, net, pass);
+      pass(0, false);
+      pass(1, true);
+      engine->step(*optimizer, 0.05);
+    }
+    expect_close(weights_of(*engine), wanted, fmt::format("{} on {}, trap {}", policy, ranks, at));
+  });
+}
+
+TEST(FailedStep, LeavesNothingWhereverBackwardThrows) {
+  at::set_num_threads(1);
+  for (const char* policy : kPolicies) {
+    for (const size_t at : {size_t{1}, size_t{3}}) {
+      for (const bool last : {false, true}) {
+        const auto fail = [&](parallel::DataParallel& engine, const Net&, const auto& pass) {
+          if (last) pass(0, false);
+          Trap::armed = true;
+          EXPECT_THROW(pass(last ? 1 : 0, last), std::runtime_error);
+          Trap::armed = false;
+          const auto optimizer = optim::build(descent(), engine.optimizer_params());
+          EXPECT_THROW(engine.step(*optimizer, 1.0), LogicError) << "there is nothing to apply";
+        };
+        expect_unspoiled(fail, 2, policy, at);
+      }
+    }
+  }
+}
+
+TEST(FailedStep, LeavesNothingWhenAParameterTookNoPart) {
+  for (const char* policy : kPolicies) {
+    const auto fail = [](parallel::DataParallel&, Net& net, const auto& pass) {
+      const auto block = net.blocks[2];
+      net.blocks.erase(net.blocks.begin() + 2);
+      EXPECT_THROW(pass(0, true), LogicError);
+      net.blocks.insert(net.blocks.begin() + 2, block);
+    };
+    expect_unspoiled(fail, 2, policy, 99);
+  }
+}
+
+TEST(FailedStep, LeavesNothingOfABackwardPassOutsideTheEngine) {
+  for (const char* policy : kPolicies) {
+    const auto fail = [](parallel::DataParallel&, const Net& net, const auto& pass) {
+      pass(0, false);
+      EXPECT_THROW(loss_sum(net, inputs(0), targets(0)).backward(), LogicError);
+    };
+    expect_unspoiled(fail, 1, policy, 99);
+  }
+}
+
+TEST(FailedStep, IsForgottenByTheCallerAsWell) {
+  for (const char* policy : kPolicies) {
+    const auto fail = [](parallel::DataParallel& engine, const Net& net, const auto& pass) {
+      pass(0, false);
+      pass(1, true);
+      engine.skip_step();
+      net.forward(inputs(0).narrow(0, 0, 2));  // a forward pass without its backward
+      engine.skip_step();
+    };
+    expect_unspoiled(fail, 2, policy, 99);
+  }
+}
+
+TEST(FailedStep, AStepNeedsACompleteGradient) {
+  run_ranks(1, [](std::shared_ptr<World> world) {
+    for (const char* policy : kPolicies) {
+      Net net(7);
+      const comm::Mesh mesh = mesh_of(world);
+      const auto engine = wrap(net, mesh, {.policy = policy});
+      const auto optimizer = optim::build(descent(), engine->optimizer_params());
+      EXPECT_THROW(engine->step(*optimizer, 1.0), LogicError) << "before the first";
+      engine->backward(loss_sum(net, inputs(0), targets(0)), 1.0, /*last_micro_batch=*/false);
+      EXPECT_THROW(engine->step(*optimizer, 1.0), LogicError) << "before the last micro-batch";
+      engine->backward(loss_sum(net, inputs(0), targets(0)));
+      engine->step(*optimizer, 0.01);
+      EXPECT_THROW(engine->step(*optimizer, 1.0), LogicError) << "twice";
+    }
+  });
+}
+
+}  // namespace
+}  // namespace trireme

@@ -1,0 +1,27 @@
+#pragma once
+// The parameters of a torch module as the engine sees them: one a tensor, however often it is registered.
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace trireme::parallel {
+
+struct ModuleParameter {
+  std::string name;                  ///< the first under which the module lists it
+  std::vector<std::string> aliases;  ///< its other names: a tensor or a submodule registered twice
+  at::Tensor tensor;
+};
+
+/// In the order in which the module lists them.
+std::vector<ModuleParameter> module_parameters(const torch::nn::Module& module);
+
+/// Throws LogicError with both names when two different parameters, or a parameter and a buffer, lie in one
+/// memory: what one of them becomes the other would not see.
+void check_separate_memory(const torch::nn::Module& module);
+
+}  // namespace trireme::parallel
