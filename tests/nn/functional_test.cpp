@@ -8,7 +8,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/nn/attention.h"
-#include "trireme/nn/lent_gradient.h"
+#include "trireme/nn/torch_internals.h"
 #include "trireme/nn/loss.h"
 
 namespace trireme::nn {

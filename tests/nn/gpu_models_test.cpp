@@ -10,7 +10,7 @@
 #include "trireme/memory/recompute.h"
 #include "trireme/nn/init.h"
 #include "trireme/nn/language_model.h"
-#include "trireme/nn/lent_gradient.h"
+#include "trireme/nn/torch_internals.h"
 #include "trireme/plan/model_facts.h"
 #include "trireme/plan/presets.h"
 

@@ -1,6 +1,8 @@
 // The engine on one GPU: overlap, and a clip factor that never leaves the device, change no bit. Skipped
 // without a GPU.
 #include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -15,6 +17,7 @@ struct Run {
   std::string policy = "fsdp";
   bool overlap = true;
   bool clip_on_device = true;
+  bool own_streams = false;  ///< built on one stream, trained on another
 };
 
 std::string digest_of(const Run& run) {
@@ -27,6 +30,9 @@ std::string digest_of(const Run& run) {
   config = plan::complete(config, 128);
   const plan::ModelFacts facts = plan::describe(config, 128);
   const c10::Device device(c10::kCUDA, 0);
+  const c10::impl::VirtualGuardImpl streams(device.type());
+  c10::OptionalStreamGuard stream;
+  if (run.own_streams) stream.reset_stream(streams.getStreamFromGlobalPool(device));
   const auto world =
       comm::World::join_store(c10::make_intrusive<c10d::HashStore>(), 0, 1, device, /*timeout_s=*/60.0);
   test::EngineOnModel trained(config, facts, world,
@@ -36,6 +42,10 @@ std::string digest_of(const Run& run) {
                                .device = device,
                                .overlap = run.overlap},
                               /*seed=*/3);
+  if (run.own_streams) {
+    kernels::synchronize_gpu();
+    stream.reset_stream(streams.getStreamFromGlobalPool(device));
+  }
   DataParallel& engine = trained.engine;
   const auto optimizer = optim::build({.lr = 1e-2}, engine.optimizer_params());
   for (int64_t step = 0; step < 12; ++step) {
@@ -70,6 +80,17 @@ TEST(GpuEngine, OverlapAndTheDeviceSideClipChangeNoBit) {
         EXPECT_EQ(digest_of({policy, overlap, on_device}), plain)
             << policy << " overlap " << overlap << " device clip " << on_device;
       }
+    }
+  }
+}
+
+TEST(GpuEngine, MayBeBuiltOnOneStreamAndUsedOnAnother) {
+  if (kernels::gpus().empty()) GTEST_SKIP() << "no GPU";
+  const std::string plain = digest_of({.policy = "ddp", .overlap = false});
+  for (const char* policy : {"ddp", "zero2", "fsdp"}) {
+    for (const bool overlap : {false, true}) {
+      EXPECT_EQ(digest_of({.policy = policy, .overlap = overlap, .own_streams = true}), plain)
+          << policy << " overlap " << overlap;
     }
   }
 }

@@ -29,6 +29,16 @@ std::vector<TinyRun> all_policies(const TinyRun& base) {
   return runs;
 }
 
+/// Relative, over all weights.
+double distance(const TinyOutcome& got, const TinyOutcome& wanted) {
+  double difference = 0.0, size = 0.0;
+  for (const auto& [name, weight] : wanted.weights) {
+    difference += (got.weights.at(name) - weight).square().sum().item<double>();
+    size += weight.square().sum().item<double>();
+  }
+  return std::sqrt(difference / size);
+}
+
 TEST(Law1, InitialWeightsAreTheSameForAnyLayout) {
   for (const char* family : {"gpt2", "llama"}) {
     const std::string one = train_tiny({.policy = "ddp", .family = family, .ranks = 1, .steps = 0}).digest;
@@ -94,12 +104,29 @@ TEST(Law2, ManyRanksEqualOneAtTheSameGlobalBatch) {
       for (size_t step = 0; step < one.losses.size(); ++step) {
         EXPECT_NEAR(many.losses[step], one.losses[step], 1e-5 * one.losses[step]);
       }
-      double difference = 0.0, size = 0.0;
-      for (const auto& [name, weight] : one.weights) {
-        difference += (many.weights.at(name) - weight).square().sum().item<double>();
-        size += weight.square().sum().item<double>();
+      EXPECT_LT(distance(many, one), 1e-5) << family << " on " << ranks;
+    }
+  }
+}
+
+TEST(BackendReduction, EqualsTheOrderedOneUpToRounding) {
+  for (const int64_t ranks : {2, 3, 4}) {
+    for (TinyRun run : all_policies({.ranks = ranks, .steps = 8, .accumulation = ranks == 2 ? 3 : 1})) {
+      const TinyOutcome ordered = train_tiny(run);
+      run.reduction = parallel::Reduction::kBackend;
+      const TinyOutcome backend = train_tiny(run);
+      for (size_t step = 0; step < ordered.losses.size(); ++step) {
+        EXPECT_NEAR(backend.losses[step], ordered.losses[step], 1e-5 * ordered.losses[step])
+            << run.policy << " on " << ranks;
       }
-      EXPECT_LT(std::sqrt(difference / size), 1e-5) << family << " on " << ranks;
+      EXPECT_LT(distance(backend, ordered), 1e-5) << run.policy << " on " << ranks;
+      if (run.replicas > 1) continue;  // whose sums are counted in other groups
+      const auto sums = [&](const TinyOutcome& outcome) {
+        const auto found = outcome.traffic.find(plan::Collective::kAllToAll);
+        return found == outcome.traffic.end() ? 0 : found->second.bytes;
+      };
+      EXPECT_GT(sums(ordered), 0) << run.policy;
+      EXPECT_EQ(sums(backend), 0) << run.policy << " must not have taken the ordered way";
     }
   }
 }

@@ -36,6 +36,7 @@ struct TinyRun {
   int64_t reshard = -1;  ///< after forward, over so many ranks; -1: as the row says
   bool overlap = true;
   int64_t bucket_bytes = 0;  ///< 0: units are blocks
+  parallel::Reduction reduction = parallel::Reduction::kOrdered;
   parallel::ReduceWhen reduce_when = parallel::ReduceWhen::kOncePerStep;
   parallel::HookOptions hook = {};
   std::string recompute = "none";  ///< as memory.recompute
@@ -105,6 +106,7 @@ inline TinyOutcome train_tiny(const TinyRun& run) {
                               .reduce = run.compute,
                               .device = at::kCPU,
                               .overlap = run.overlap,
+                              .reduction = run.reduction,
                               .reduce_when = run.reduce_when,
                               .hook = run.hook};
     if (run.reshard >= 0) options.policy.reshard_after_forward = run.reshard;

@@ -4,7 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "trireme/base/error.h"
-#include "trireme/nn/lent_gradient.h"
+#include "trireme/nn/torch_internals.h"
 
 namespace trireme::nn {
 

@@ -2,8 +2,8 @@
 // Differentiable operations as plain functions over our own kernels.
 //
 // Gradients of parameters: backward writes the first one into memory that was lent for it
-// (lent_gradient.h), adds to a gradient that is there in place, and reports none of these to autograd; hooks
-// on the parameter fire all the same. Otherwise gradients are returned the usual way.
+// (torch_internals.h), adds to a gradient that is there in place, and reports none of these to autograd;
+// hooks on the parameter fire all the same. Otherwise gradients are returned the usual way.
 #include <ATen/core/Tensor.h>
 
 #include <utility>

@@ -1,4 +1,4 @@
-#include "trireme/nn/lent_gradient.h"
+#include "trireme/nn/torch_internals.h"
 
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>

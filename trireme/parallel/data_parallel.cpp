@@ -12,8 +12,7 @@
 #include "trireme/base/text.h"
 #include "trireme/kernels/device.h"
 #include "trireme/kernels/range.h"
-#include "trireme/nn/lent_gradient.h"
-#include "trireme/parallel/grad_hooks.h"
+#include "trireme/nn/torch_internals.h"
 #include "trireme/parallel/recording.h"
 
 namespace trireme::parallel {
@@ -115,14 +114,14 @@ at::Tensor DataParallel::run_unit(const std::string& name, const at::Tensor& x,
   if (use_from_ == UseFrom::kBuckets) return forward(x);
   const size_t unit = index_of(name);
   enter_forward(unit);
-  const at::Tensor input = call_after_backward(x, [this, unit] {
+  const at::Tensor input = nn::call_after_backward(x, [this, unit] {
     end_backward_range();
     act(Action::kRelease, unit);
   });
   const kernels::Range range("forward " + name);
   const at::Tensor output = forward(input);
   if (at::GradMode::is_enabled()) {
-    call_before_backward(output, [this, unit] {
+    nn::call_before_backward(output, [this, unit] {
       begin_backward_range(unit);
       enter_backward(unit);
       act(Action::kPrepareGradients, unit);

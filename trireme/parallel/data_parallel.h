@@ -2,7 +2,7 @@
 // The data-parallel engine: DDP, ZeRO and FSDP as rows of plan/policy.h over one code path. It wraps a module
 // without changing it: its parameters become views of flat units, which are gathered before they are used and
 // reduced when their gradients are complete. When parameters are used it learns either from run_unit(), or,
-// for modules that know nothing of units, from the operators that touch them (touch.h).
+// for modules that know nothing of units, from the operators that touch them (nn::TouchWatch).
 //
 // A step:  for each micro-batch { begin_forward(); loss = model->loss(...); backward(loss, scale, last); }
 //          norm of all ranks' grad_squares() -> clip factor; step(optimizer, lr, factor);
@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "trireme/comm/world.h"
+#include "trireme/nn/torch_internals.h"
 #include "trireme/parallel/flat_unit.h"
-#include "trireme/parallel/touch.h"
 #include "trireme/plan/model_facts.h"
 
 namespace trireme::parallel {
@@ -38,7 +38,8 @@ class DataParallel {
   /// first of them (module_parameters.h). Unless they are buckets the first is the root,
   /// whose parameters stay gathered from the start of a forward pass to the end of backward. With kRunUnit
   /// they are in the order of a forward pass, and the last one stays gathered for its backward, which
-  /// follows. `module` must outlive this. Collective. Throws LogicError that names what does not fit.
+  /// follows. `module` must outlive this. Collective. Throws LogicError that names what does not fit, and
+  /// EnvironmentError when libtorch is not what the engine was made for.
   DataParallel(torch::nn::Module& module, const std::vector<plan::UnitSpec>& units, const comm::Mesh& mesh,
                const Options& options, const Initializer& initializer, UseFrom use_from = UseFrom::kRunUnit);
   ~DataParallel();
@@ -195,7 +196,7 @@ class DataParallel {
   std::map<std::string, size_t> index_;
   std::map<std::string, std::string> aliases_;
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
-  std::unique_ptr<TouchWatch> touch_;
+  std::unique_ptr<nn::TouchWatch> touch_;
 
   std::optional<size_t> current_;      ///< the unit that operators touched last in forward
   std::vector<size_t> visits_;         ///< units as this forward pass first used them

@@ -6,8 +6,8 @@
 #include <numeric>
 
 #include "trireme/base/error.h"
+#include "trireme/nn/torch_internals.h"
 #include "trireme/parallel/data_parallel.h"
-#include "trireme/parallel/grad_hooks.h"
 #include "trireme/parallel/module_parameters.h"
 
 namespace trireme::parallel {
@@ -47,6 +47,7 @@ DataParallel::DataParallel(torch::nn::Module& module, const std::vector<plan::Un
       shared_{Lane(options.device, beside_), Lane(options.device, beside_),
               StoragePool(options.device.is_cpu()), StoragePool(options.device.is_cpu()),
               symmetric_pool(units)} {
+  nn::check_torch_internals();
   TRIREME_CHECK(!units.empty(), "[parallel.data_parallel] there are no units");
   TRIREME_CHECK(use_from != UseFrom::kBuckets || !options.policy.shard_parameters,
                 "[parallel.data_parallel] {} frees parameters by unit, so units cannot be buckets",
@@ -147,13 +148,13 @@ void DataParallel::watch_gradients() {
     for (size_t i = 0; i < params.size(); ++i) {
       if (!params[i].second.requires_grad()) continue;
       accumulators_.push_back(
-          call_when_complete(params[i].second, [this, unit, i] { gradient_complete(unit, i); }));
+          nn::call_when_complete(params[i].second, [this, unit, i] { gradient_complete(unit, i); }));
     }
   }
 }
 
 void DataParallel::watch_use() {
-  touch_ = std::make_unique<TouchWatch>([this](const std::vector<size_t>& units) { touched(units); });
+  touch_ = std::make_unique<nn::TouchWatch>([this](const std::vector<size_t>& units) { touched(units); });
   for (size_t unit = 0; unit < units_.size(); ++unit) {
     for (const auto& [name, leaf] : units_[unit]->params()) touch_->mark(leaf, unit);
   }

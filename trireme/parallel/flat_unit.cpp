@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "trireme/base/error.h"
-#include "trireme/nn/lent_gradient.h"
+#include "trireme/nn/torch_internals.h"
 #include "trireme/parallel/recording.h"
 
 namespace trireme::parallel {
@@ -128,7 +128,7 @@ bool FlatUnit::trainable() const {
 }
 
 void FlatUnit::start_gather() {
-  if (has_storage(full_params_)) return;
+  if (!shards_parameters() || layout_.numel() == 0 || has_storage(full_params_)) return;
   shared_.storage.allocate(full_params_);
   const auto gather = [this] {
     comm::Group& group = forward_slice_.defined() ? *groups_.after_forward : *groups_.shard;

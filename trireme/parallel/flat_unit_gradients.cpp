@@ -3,7 +3,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/kernels/tensor_ops.h"
-#include "trireme/nn/lent_gradient.h"
+#include "trireme/nn/torch_internals.h"
 #include "trireme/parallel/flat_unit.h"
 
 namespace trireme::parallel {

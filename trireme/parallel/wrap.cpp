@@ -8,7 +8,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
-#include "trireme/nn/lent_gradient.h"
+#include "trireme/nn/torch_internals.h"
 #include "trireme/parallel/module_parameters.h"
 #include "trireme/plan/buckets.h"
 

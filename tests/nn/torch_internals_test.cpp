@@ -1,12 +1,18 @@
-#include "trireme/parallel/grad_hooks.h"
+#include "trireme/nn/torch_internals.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <stdexcept>
 
-namespace trireme::parallel {
+namespace trireme::nn {
 namespace {
+
+TEST(TorchInternals, AreAsTheEngineNeedsThem) {
+  EXPECT_NO_THROW(check_torch_internals());
+  const at::NoGradGuard no_grad;
+  EXPECT_NO_THROW(check_torch_internals()) << "wherever it is called first";
+}
 
 TEST(BackwardHooks, RunBeforeAndAfterTheBlockInBetween) {
   std::vector<std::string> events;
@@ -41,4 +47,4 @@ TEST(BackwardHooks, ExceptionsReachTheCallerOfBackward) {
 }
 
 }  // namespace
-}  // namespace trireme::parallel
+}  // namespace trireme::nn

@@ -1,11 +1,11 @@
-#include "trireme/parallel/grad_hooks.h"
+#include "trireme/nn/torch_internals.h"
 
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
-namespace trireme::parallel {
+namespace trireme::nn {
 namespace {
 
 class CompleteHook : public torch::autograd::FunctionPostHook {
@@ -59,4 +59,4 @@ std::shared_ptr<torch::autograd::Node> call_when_complete(const at::Tensor& leaf
   return accumulator;
 }
 
-}  // namespace trireme::parallel
+}  // namespace trireme::nn

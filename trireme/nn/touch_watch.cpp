@@ -1,4 +1,4 @@
-#include "trireme/parallel/touch.h"
+#include "trireme/nn/torch_internals.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/StorageImpl.h>
@@ -10,7 +10,7 @@
 #include <shared_mutex>
 #include <unordered_map>
 
-namespace trireme::parallel {
+namespace trireme::nn {
 namespace {
 
 constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
@@ -121,4 +121,4 @@ void TouchWatch::mark(const at::Tensor& tensor, size_t token) {
   marked_.push_back(tensor);
 }
 
-}  // namespace trireme::parallel
+}  // namespace trireme::nn

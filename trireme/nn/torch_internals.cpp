@@ -1,0 +1,109 @@
+#include "trireme/nn/torch_internals.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/version.h>
+
+#include <mutex>
+#include <string>
+
+#include "trireme/base/error.h"
+
+namespace trireme::nn {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+void expect(bool holds, const char* assumption) {
+  if (holds) return;
+  throw EnvironmentError(
+      "[nn.torch_internals] libtorch {} breaks an assumption of Trireme: {}; use libtorch 2.11",
+      TORCH_VERSION, assumption);
+}
+
+at::Tensor leaf_of(float value) {
+  return at::full({2}, value).requires_grad_();
+}
+
+/// x * w, whose backward writes the gradient of w past autograd.
+struct WritesPastAutograd : torch::autograd::Function<WritesPastAutograd> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& w) {
+    context->save_for_backward({x, w});
+    return x * w;
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const variable_list saved = context->get_saved_variables();
+    if (at::Tensor first = claim_gradient(saved[1]); first.defined()) {
+      first.copy_(grads[0] * saved[0]);
+    } else {
+      gradient_to_add_to(saved[1]).add_(grads[0] * saved[0]);
+    }
+    return {grads[0] * saved[1], at::Tensor()};
+  }
+};
+
+void check_loans() {
+  const at::Tensor flat = at::zeros({4}), memory = at::full({2}, 7.0f), x = leaf_of(3.0f);
+  at::Tensor param = leaf_of(2.0f);
+  param.set_data(flat.narrow(0, 2, 2).fill_(2.0f));
+  lend_gradient(param, memory);
+  expect(has_lender(param), "what lends a gradient stays with its parameter");
+  expect(!has_lender(param.detach()), "a detached copy does not take over what was lent to its parameter");
+  int completed = 0;
+  const auto accumulator = call_when_complete(param, [&] { ++completed; });
+  const auto pass = [&] { WritesPastAutograd::apply(x, param).sum().backward(); };
+  pass();
+  expect(completed == 1, "a parameter's node calls its hooks although its function has reported no gradient");
+  expect(param.grad().is_alias_of(memory) && memory[0].item<float>() == 3.0f,
+         "a function finds memory lent for the gradient of a tensor that it saved");
+  pass();
+  (param * x).sum().backward();
+  expect(completed == 3 && param.grad().is_alias_of(memory) && memory[0].item<float>() == 9.0f,
+         "autograd adds to a gradient that is there in place");
+  expect(param.is_alias_of(flat), "a parameter stays a view of the memory that it was given");
+}
+
+void check_hooks() {
+  std::string order;
+  const at::Tensor x = leaf_of(1.0f), w = leaf_of(3.0f);
+  w.register_hook([&](const at::Tensor&) { order += "weight "; });
+  const at::Tensor input = call_after_backward(x, [&] { order += "after"; });
+  const at::Tensor output = input + input * w;
+  call_before_backward(output, [&] { order += "before "; });
+  output.sum().backward();
+  expect(order == "before weight after" && x.grad()[0].item<float>() == 4.0f,
+         "hooks run before a block's first and after its last gradient");
+}
+
+void check_touches() {
+  std::vector<size_t> seen;
+  const at::Tensor param = leaf_of(2.0f), x = leaf_of(3.0f);
+  {
+    TouchWatch watch(
+        [&](const std::vector<size_t>& tokens) { seen.insert(seen.end(), tokens.begin(), tokens.end()); });
+    watch.mark(param, 5);
+    const at::Tensor product = x * param.view({2});
+    expect(!seen.empty() && seen.front() == 5, "an operator on a view of a marked parameter is noticed");
+    seen.clear();
+    product.sum().backward();
+    expect(!seen.empty(), "an operator of backward on a parameter that was saved is noticed");
+  }
+  seen.clear();
+  (param * x).sum();
+  expect(seen.empty(), "marks can be taken off");
+}
+
+}  // namespace
+
+void check_torch_internals() {
+  static std::once_flag checked;
+  std::call_once(checked, [] {
+    const at::AutoGradMode with_gradients(true);
+    check_loans();
+    check_hooks();
+    check_touches();
+  });
+}
+
+}  // namespace trireme::nn

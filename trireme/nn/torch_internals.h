@@ -1,0 +1,80 @@
+#pragma once
+// All that leans on how libtorch works inside instead of on what it promises: memory lent for gradients,
+// points of the backward pass that modules have no hooks for, and operators noticed before they use a
+// parameter. check_torch_internals() says which assumption no longer holds.
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace torch::autograd {
+struct Node;
+}
+
+namespace trireme::nn {
+
+/// Tries everything below on small CPU tensors, once a process. Throws EnvironmentError that names the
+/// assumption which this libtorch breaks.
+void check_torch_internals();
+
+// Memory for gradients that do not exist yet. Whoever owns it lends it to a parameter without one, and the
+// function that computes the first gradient overwrites it, so that nobody fills it with zeros before and no
+// product reads them. Other functions know nothing of it: autograd then makes a gradient of its own.
+
+/// Lends `memory`, of the shape, dtype and device of `param`; an undefined one takes back what was lent.
+void lend_gradient(const at::Tensor& param, const at::Tensor& memory);
+/// Whether lend_gradient() was called for `param` since its data was set.
+bool has_lender(const at::Tensor& param);
+
+/// Makes what was lent the gradient of `param`, for the caller to overwrite on the current stream, and
+/// returns it; undefined when there is a gradient already, or nothing was lent.
+at::Tensor claim_gradient(const at::Tensor& param);
+/// Whether claim_gradient() would return memory.
+bool can_claim_gradient(const at::Tensor& param);
+/// The gradient that `param` has, for the caller to add to on the current stream; undefined: none.
+at::Tensor gradient_to_add_to(const at::Tensor& param);
+
+/// The current stream waits for the streams on which the gradient of `param` was overwritten or added to.
+/// Autograd does not: it knows nothing of what its functions wrote past it.
+void follow_gradient_writers(const at::Tensor& param);
+
+/// Returns x with an identity node behind it: in backward, `callback` runs once the gradient of x is
+/// complete, that is after everything that was computed from the returned tensor. Without a gradient on x the
+/// callback never runs.
+at::Tensor call_after_backward(const at::Tensor& x, std::function<void()> callback);
+
+/// In backward, `callback` runs when the gradient of y has arrived and before it flows further.
+void call_before_backward(const at::Tensor& y, std::function<void()> callback);
+
+/// In every backward pass that reaches `leaf`, `callback` runs once, when its gradient is complete: whatever
+/// was computed from the leaf has been differentiated. It may have gone to leaf.grad(), or past it by an
+/// in-place kernel. On a GPU it runs on the stream that was current at this call. Lasts as long as what is
+/// returned, and no longer than the leaf's dtype and device.
+std::shared_ptr<torch::autograd::Node> call_when_complete(const at::Tensor& leaf,
+                                                          std::function<void()> callback);
+
+/// Called before an operator runs, on its thread, with the tokens of the marked storages among its arguments,
+/// each once. May give the storages memory; must not use marked tensors itself.
+using Touched = std::function<void(const std::vector<size_t>& tokens)>;
+
+/// Notices when an operator is about to use a marked tensor, in forward and in backward, so that parameters
+/// of any module can be gathered without a line in the module. It works by a dispatch key on the marked
+/// tensors and their views (torch's DeferredInit, made for libraries outside torch). What reads memory past
+/// the dispatcher, such as a kernel on data_ptr(), is not seen. Marks last as long as this lives.
+class TouchWatch {
+ public:
+  explicit TouchWatch(Touched touched);
+  ~TouchWatch();
+  TouchWatch(const TouchWatch&) = delete;
+  TouchWatch& operator=(const TouchWatch&) = delete;
+
+  /// From now on operators on `tensor`, or on views made of it from now on, report `token`.
+  void mark(const at::Tensor& tensor, size_t token);
+
+ private:
+  Touched touched_;
+  std::vector<at::Tensor> marked_;
+};
+
+}  // namespace trireme::nn
