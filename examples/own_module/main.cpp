@@ -3,7 +3,7 @@
 
 #include <iostream>
 
-#include "trireme/comm/world.h"
+#include "trireme/comm/mesh.h"
 #include "trireme/parallel/wrap.h"
 
 namespace nn = torch::nn;

@@ -6,9 +6,12 @@
 #include <chrono>
 #include <thread>
 
+#include "tests/comm/stores.h"
 #include "tests/support/spawn.h"
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
+#include "trireme/comm/bounded_store.h"
+#include "trireme/comm/meeting.h"
 
 namespace trireme {
 namespace {
@@ -160,15 +163,70 @@ TEST(Deadline, SharingFromARootThatIsSilentNamesTheKey) {
       0.5);
 }
 
+/// A store that stops answering while ranks wait for each other.
+class Frozen : public Transport {};
+INSTANTIATE_TEST_SUITE_P(Deadline, Frozen, ::testing::ValuesIn(test::kBothTransports),
+                         [](const auto& tested) { return tested.param ? "PeerMemory" : "Messages"; });
+
+TEST_P(Frozen, AStoreThatIsSilentDoesNotHoldTheReportOfATimeout) {
+  constexpr double kDeadline_s = 1.0;
+  const auto store = c10::make_intrusive<test::FreezingStore>();
+  std::atomic<int> failed = 0;
+  run_ranks(
+      3,
+      [&](std::shared_ptr<World> world) {
+        const auto group = world->make_group("dp", {0, 1, 2});
+        at::Tensor tensor = at::ones({4});
+        group->barrier();
+        if (world->rank() == 0) {
+          store->freeze();
+          while (failed < 2) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+          return;
+        }
+        const double started = monotonic_seconds();
+        const std::string error = comm_error([&] { group->all_reduce(tensor, ReduceOp::kSum); });
+        EXPECT_LT(monotonic_seconds() - started, kDeadline_s + 3.5);
+        expect_words(error, {"all_reduce #2 of group dp", "the store is lost", "did not answer", "frozen"});
+        ++failed;
+      },
+      kDeadline_s, 60.0, GetParam(), store);
+  store->thaw();
+}
+
+TEST(Deadline, MakingAGroupEndsWhenTheStoreIsSilent) {
+  const auto store = c10::make_intrusive<test::FreezingStore>();
+  std::atomic<int> arrived = 0;
+  run_ranks(
+      2,
+      [&](std::shared_ptr<World> world) {
+        if (++arrived == 2) store->freeze();
+        while (arrived < 2) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        const double started = monotonic_seconds();
+        const std::string error = comm_error([&] {
+          world->make_group("dp", {0, 1});
+          world->make_group("tp", {0, 1});
+        });
+        EXPECT_LT(monotonic_seconds() - started, 1.0 + comm::kStoreAnswer_s + 2.0);
+        expect_words(error, {"[comm.make_group]", "lost the store", "out of reach"});
+      },
+      1.0, 60.0, true, store);
+  store->thaw();
+}
+
 TEST(Join, RefusesARankOfAnotherBuild) {
   const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
-  store->set("arrived/1", "trireme 99.0, torch 1.0");
+  std::thread other([&] {
+    const comm::Meeting meeting{
+        .op = "comm.join", .where = "here", .place = "arrived", .ranks = {0, 1}, .rank = 1, .timeout_s = 5.0};
+    comm::meet(*store, meeting, "trireme 99.0, torch 1.0\n- 1 1");
+  });
   try {
     World::join_store(store, 0, 2, c10::kCPU, 5.0);
-    FAIL() << "a mixture of builds was accepted";
+    ADD_FAILURE() << "a mixture of builds was accepted";
   } catch (const EnvironmentError& error) {
     expect_words(error.what(), {"rank 1 is trireme 99.0, torch 1.0", "same build"});
   }
+  other.join();
 }
 
 }  // namespace

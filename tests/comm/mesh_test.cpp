@@ -4,6 +4,7 @@
 
 #include "tests/support/spawn.h"
 #include "trireme/base/error.h"
+#include "trireme/comm/mesh.h"
 
 namespace trireme {
 namespace {

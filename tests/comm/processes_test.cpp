@@ -125,6 +125,49 @@ TEST(Processes, PortInUseIsSaidAtOnce) {
   ::close(listener.fd);
 }
 
+TEST(Processes, APortThatAcceptsAndSaysNothingIsGivenUp) {
+  const test::Listener listener = test::listen_on_loopback();  // the kernel accepts; nobody ever answers
+  const auto body = [&](int64_t) {
+    return expect_comm_error(
+        [&] { join(spec_of(1, 2, listener.port), 1.0); },
+        {fmt::format("found no store at 127.0.0.1:{}", listener.port), "something else listen"}, 3.0);
+  };
+  EXPECT_EQ(fork_ranks(1, body), (Codes{0}));
+  ::close(listener.fd);
+}
+
+TEST(Processes, AFrozenHostOfTheStoreHoldsNobodyPastTheDeadline) {
+  const int64_t port = free_port();
+  const auto body = [&](int64_t rank) {
+    const auto world = join(spec_of(rank, 3, port), 2.0);
+    const auto group = world->make_group("dp", {0, 1, 2});
+    at::Tensor tensor = at::ones({8});
+    group->all_reduce(tensor, comm::ReduceOp::kSum);
+    const pid_t rank0 = std::stoi(world->share_from_root("pid", std::to_string(::getpid())));
+    group->barrier();
+    if (rank == 0) ::raise(SIGSTOP);
+    const int code = expect_comm_error(
+        [&] { group->all_reduce(tensor, comm::ReduceOp::kSum); },
+        {"all_reduce #3 of group dp", fmt::format("rank 0 at 127.0.0.1:{}", port), "is frozen"}, 5.0);
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::seconds(1));  // rank 2 is about to report, too
+    if (rank == 1) ::kill(rank0, SIGKILL);
+    return code;
+  };
+  const double started = monotonic_seconds();
+  EXPECT_EQ(fork_ranks(3, body), (Codes{-SIGKILL, 0, 0}));
+  EXPECT_LT(monotonic_seconds() - started, 12.0) << "leaving ends, too";
+}
+
+TEST(Processes, RanksOfAnotherJobKeyNeverMeet) {
+  const int64_t port = free_port();
+  const auto body = [&](int64_t rank) {
+    WorldSpec spec = spec_of(rank, 2, port);
+    spec.job_key = rank == 0 ? "one" : "two";
+    return expect_comm_error([&] { join(spec, 1.0); }, {fmt::format("rank {} of 2", 1 - rank)}, 4.0);
+  };
+  EXPECT_EQ(fork_ranks(2, body).front(), 0);
+}
+
 TEST(Processes, AddressOfAnotherHostIsRefusedForRank0) {
   const auto body = [](int64_t) {
     WorldSpec spec = spec_of(0, 2, free_port());

@@ -41,6 +41,21 @@ TEST(LocalJob, EachRankKnowsItsPlace) {
   EXPECT_FALSE(ports.contains("MASTER_PORT=(unset)"));
 }
 
+TEST(LocalJob, RanksShareAKeyThatNoOtherJobHas) {
+  std::set<std::string> keys;
+  for (int job_number = 0; job_number < 3; ++job_number) {
+    const TempDir dir;
+    LocalJob job = child_job(2, {"env=TRIREME_JOB_KEY"});
+    job.log_dir = dir.path();
+    EXPECT_EQ(run(job).code, 0);
+    const std::string key = read_file(dir.file("rank-0.log"));
+    EXPECT_EQ(read_file(dir.file("rank-1.log")), key);
+    EXPECT_EQ(key.size(), std::string("TRIREME_JOB_KEY=\n").size() + 32);
+    keys.insert(key);
+  }
+  EXPECT_EQ(keys.size(), 3u);
+}
+
 std::vector<std::string> sorted_words(const std::string& text) {
   std::vector<std::string> words = split(text, ' ');
   std::ranges::sort(words);

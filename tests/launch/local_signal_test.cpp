@@ -77,6 +77,30 @@ TEST_F(LocalSignal, ARankThatCrashesWhileStoppingIsReported) {
   EXPECT_NE(outcome.err.find("SIGSEGV"), std::string::npos);
 }
 
+TEST_F(LocalSignal, ASigtermThatARankIgnoresKillsItByItself) {
+  LocalJob job = job_of(2, {"0:trap=TERM 75", "1:trap=TERM ignore"}, {"sleep=30"});
+  job.stop_s = 0.5;
+  const Outcome outcome = after_signal(job, SIGTERM);
+  EXPECT_EQ(outcome.code, 128 + SIGTERM);
+  EXPECT_NE(outcome.err.find("rank 1 did not stop within 0.5 s of SIGTERM and had to be killed"),
+            std::string::npos)
+      << outcome.err;
+}
+
+TEST_F(LocalSignal, AReaderThatStallsDoesNotKeepAJobThatWasToldToStop) {
+  int pipe_ends[2];
+  ASSERT_EQ(::pipe(pipe_ends), 0);
+  LocalJob job = job_of(2, {"trap=TERM 75"}, {"flood=600000", "sleep=30"});
+  job.stop_s = 0.5;
+  JobProcess process(job, -1, pipe_ends[1]);  // nobody reads the other end
+  wait_for_ranks(job);
+  ::usleep(300'000);
+  process.signal(SIGTERM);
+  EXPECT_NE(process.wait().code, 0);
+  ::close(pipe_ends[0]);
+  ::close(pipe_ends[1]);
+}
+
 TEST_F(LocalSignal, ASecondInterruptKills) {
   const LocalJob job = job_of(2, {"trap=INT ignore"}, {"sleep=30"});
   JobProcess process(job);

@@ -64,6 +64,7 @@ TEST(RankEnvironment, LeavesTheUsersThreadCountAlone) {
 TEST(RankEnvironment, RemovesWhatAnOuterLauncherSaidOfItsOwnRanks) {
   const Environment outer({{"TRIREME_LISTEN_FD", "3"},
                            {"TRIREME_TTY_COLUMNS", "80"},
+                           {"TRIREME_JOB_KEY", "outer"},
                            {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                            {"GROUP_RANK", "1"}});
   const Environment made = rank_environment(outer, {});

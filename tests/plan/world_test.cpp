@@ -230,8 +230,8 @@ TEST(World, BatchScriptOfSeveralTasksMustCallSrun) {
 TEST(World, EveryHalfSetListsWhatIsPresentAndWhatIsMissing) {
   const Variables complete[] = {kRanks, kTorchrun, kOpenMpi + kMaster, kPmi + kMaster};
   const std::vector<std::string> needed[] = {
-      {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"},
-      {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"},
+      {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"},
+      {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"},
       {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
        "OMPI_COMM_WORLD_LOCAL_SIZE"},
       {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"}};
@@ -246,6 +246,28 @@ TEST(World, EveryHalfSetListsWhatIsPresentAndWhatIsMissing) {
       EXPECT_LT(message.find(present + "="), missing) << message;
     }
   }
+}
+
+TEST(World, FiveVariablesAreEnough) {
+  const WorldSpec spec = detect(without(kRanks, "LOCAL_WORLD_SIZE"));
+  EXPECT_EQ(spec.rank, 5);
+  EXPECT_EQ(spec.world_size, 8);
+  EXPECT_EQ(spec.local_rank, 1);
+  EXPECT_EQ(spec.local_world_size, 0) << "not known";
+  EXPECT_EQ(spec.master_addr, "node1");
+  EXPECT_EQ(spec.master_port, 29400);
+  expect_mentions(refusal(without(kRanks, "LOCAL_WORLD_SIZE") + Variables{{"LOCAL_RANK", "8"}}),
+                  {"out of range", "LOCAL_RANK=8"});
+}
+
+TEST(World, TheJobKeyIsTakenUnderEveryLauncher) {
+  const Variables key = {{"TRIREME_JOB_KEY", "0123abcd"}};
+  for (const Variables& job : {kRanks, kTorchrun, kOpenMpi + kMaster, kPmi + kMaster, kSlurm}) {
+    EXPECT_EQ(detect(job + key).job_key, "0123abcd");
+    EXPECT_EQ(detect(job).job_key, "");
+  }
+  expect_mentions(refusal(kRanks + Variables{{"TRIREME_JOB_KEY", std::string(257, 'x')}}),
+                  {"TRIREME_JOB_KEY", "257"});
 }
 
 TEST(World, NeverASilentWorldOfOneUnderAnyHint) {

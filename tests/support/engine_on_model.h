@@ -3,7 +3,7 @@
 #include <memory>
 #include <utility>
 
-#include "trireme/comm/world.h"
+#include "trireme/comm/mesh.h"
 #include "trireme/nn/init.h"
 #include "trireme/nn/language_model.h"
 #include "trireme/parallel/data_parallel.h"

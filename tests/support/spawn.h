@@ -29,10 +29,10 @@ inline constexpr std::array<bool, 2> kBothTransports = {true, false};
 /// world has `timeout_s`; ranks that hang all the same after `overall_s` end the process, since threads
 /// cannot be ended.
 inline void run_ranks(int64_t ranks, const RankBody& body, double timeout_s = 20.0, double overall_s = 90.0,
-                      bool peer_memory = true) {
+                      bool peer_memory = true,
+                      const c10::intrusive_ptr<c10d::Store>& store = c10::make_intrusive<c10d::HashStore>()) {
   // c10d's flight recorder is one for the process and not safe for Gloo groups on several threads.
   ::setenv("TORCH_FR_BUFFER_SIZE", "0", 1);
-  const auto store = c10::make_intrusive<c10d::HashStore>();
   std::mutex mutex;
   std::condition_variable changed;
   std::exception_ptr first;

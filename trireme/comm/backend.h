@@ -1,20 +1,13 @@
 #pragma once
-// What a GPU build adds and a CPU build lacks, behind one set of functions: nccl.cpp and device_watch.cpp, or
-// no_nccl.cpp, picked by the build. gloo.cpp is always there. Internal to this room.
+// The libraries that connect ranks and move bytes: gloo.cpp is always there; the build picks nccl.cpp, or
+// no_nccl.cpp for what a CPU build lacks. Internal to this room.
 #include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
-#include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "trireme/comm/operation.h"
-
-namespace at {
-class Tensor;
-}
 namespace c10d {
 class Backend;
 class Store;
@@ -39,21 +32,5 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const BackendSpec& spec);
 /// Makes the NCCL communicator. Its operations go to the current stream. Throws EnvironmentError without
 /// NCCL.
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec);
-
-/// Deadlines for operations that a GPU finishes long after the host has moved on.
-class DeviceWatch {
- public:
-  virtual ~DeviceWatch() = default;
-  /// `operation` was enqueued on the current stream.
-  virtual void enqueued(const Operation& operation) = 0;
-};
-
-/// Called from another thread, at most once: `operation` has run for `elapsed_s`.
-using Expired = std::function<void(const Operation& operation, double elapsed_s)>;
-
-std::unique_ptr<DeviceWatch> make_device_watch(c10::Device device, double timeout_s, Expired expired);
-
-/// output (m) fp32 = the tree sum of rows (n*m), on the current stream of their GPU; see kernels/tree_sum.h.
-void tree_sum_on_gpu(at::Tensor& output, const at::Tensor& rows, int64_t ranks);
 
 }  // namespace trireme::comm

@@ -14,7 +14,9 @@
 #include "trireme/base/error.h"
 #include "trireme/comm/cause.h"
 #include "trireme/comm/checks.h"
+#include "trireme/comm/device_watch.h"
 #include "trireme/comm/ordered.h"
+#include "trireme/comm/peer_news.h"
 #include "trireme/comm/progress_board.h"
 
 namespace trireme::comm {
@@ -69,17 +71,14 @@ int64_t bytes_in(const at::Tensor& tensor) {
 class BackendGroup final : public Group {
  public:
   BackendGroup(BackendSpec spec, c10::intrusive_ptr<c10d::Backend> backend, std::unique_ptr<PeerMemory> peers,
-               std::shared_ptr<ProgressBoard> board)
+               std::shared_ptr<ProgressBoard> board, std::shared_ptr<PeerNews> news)
       : spec_(std::move(spec)),
         board_(std::move(board)),
+        news_(std::move(news)),
         backend_(std::move(backend)),
         peers_(std::move(peers)) {
     spec_.store.reset();
-    if (backend_ && !spec_.device.is_cpu()) {
-      watch_ =
-          make_device_watch(spec_.device, spec_.timeout_s,
-                            [this](const Operation& late, double elapsed) { abort_late(late, elapsed); });
-    }
+    if (backend_ && !spec_.device.is_cpu()) watch_ = make_watch();
   }
   BackendGroup(const BackendGroup&) = delete;
   BackendGroup& operator=(const BackendGroup&) = delete;
@@ -117,10 +116,12 @@ class BackendGroup final : public Group {
   bool serve(Collective kind, const at::Tensor& input) const { return peers_ && peers_->serves(kind, input); }
   std::vector<std::string> exchange(const std::string& mine);
   void record_failure(const Operation& operation, double elapsed_s, const std::string& what);
-  void abort_late(const Operation& late, double elapsed_s);
+  std::unique_ptr<DeviceWatch> make_watch();
+  void abort(const Operation& operation, double elapsed_s, const std::string& reason);
 
   BackendSpec spec_;
   std::shared_ptr<ProgressBoard> board_;
+  std::shared_ptr<PeerNews> news_;
   c10::intrusive_ptr<c10d::Backend> backend_;  ///< none in a group of one, and on a CPU none after a failure
   std::unique_ptr<PeerMemory> peers_;          ///< where there is none, the backend does everything
   std::map<Collective, Traffic> traffic_;
@@ -194,26 +195,35 @@ std::string BackendGroup::about_subject() const {
 }
 
 void BackendGroup::record_failure(const Operation& operation, double elapsed_s, const std::string& what) {
+  if (failed_) return;
   const std::string others = board_->report_failure(operation, spec_.ranks);
   const std::lock_guard lock(failure_mutex_);
   if (failed_) return;
   failure_ = fmt::format(
       "[comm.{}] {} #{}{} of group {} {} on rank {} after {:.1f} s (deadline {:g} s): {}; look at the log of "
-      "the rank "
-      "that is not there, and raise the timeout if it is only slow",
+      "the rank that is not there, and raise the timeout if it is only slow",
       operation.name, operation.name, operation.sequence, about_subject(), operation.group, what,
       spec_.ranks[static_cast<size_t>(spec_.rank)], elapsed_s, spec_.timeout_s, others);
   failed_ = true;
 }
 
-void BackendGroup::abort_late(const Operation& late, double elapsed_s) {
-  std::string what = kLate;
+std::unique_ptr<DeviceWatch> BackendGroup::make_watch() {
+  return std::make_unique<DeviceWatch>(
+      watched_gpu(spec_.device), spec_.timeout_s, [this] { return news_->about(spec_.ranks); },
+      [this](const Operation& operation, double elapsed_s, const std::string& reason) {
+        abort(operation, elapsed_s, reason);
+      });
+}
+
+/// The watch's thread gives an operation up: says why, and frees the GPU from it.
+void BackendGroup::abort(const Operation& operation, double elapsed_s, const std::string& reason) {
+  std::string what = reason.empty() ? kLate : reason;
   try {
     if (peers_) peers_->check();
   } catch (const Disagreement& error) {
     what = error.what();  // why it is late
   }
-  record_failure(late, elapsed_s, what);
+  record_failure(operation, elapsed_s, what);
   if (peers_) peers_->stop();
   try {
     backend_->abort();  // frees the GPU, and with it a host that waits for the stream
@@ -407,9 +417,10 @@ at::Tensor BackendGroup::symmetric_empty(int64_t count, c10::ScalarType dtype) {
 
 std::shared_ptr<Group> make_backend_group(BackendSpec spec, c10::intrusive_ptr<c10d::Backend> backend,
                                           std::unique_ptr<PeerMemory> peers,
-                                          std::shared_ptr<ProgressBoard> board) {
+                                          std::shared_ptr<ProgressBoard> board,
+                                          std::shared_ptr<PeerNews> news) {
   return std::make_shared<BackendGroup>(std::move(spec), std::move(backend), std::move(peers),
-                                        std::move(board));
+                                        std::move(board), std::move(news));
 }
 
 }  // namespace trireme::comm

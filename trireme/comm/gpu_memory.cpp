@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <sstream>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
 #include "trireme/comm/peer_memory.h"
+#include "trireme/comm/process_id.h"
 #include "trireme/kernels/pull.h"
 
 namespace trireme::comm {
@@ -181,6 +183,7 @@ class GpuMemory final : public PeerMemory {
   int64_t allocations_ = 0;
   Segments segments_;  ///< by address of what is ours
   std::array<Channel, kernels::kPullChannels> channels_;
+  mutable std::mutex operations_mutex_;  ///< the watch's thread reads Channel::operations
   std::string operation_;
 };
 
@@ -217,8 +220,11 @@ void GpuMemory::enqueue(int index, const at::Tensor& input, int64_t apart, const
         static_cast<const std::byte*>(segment->second->of(r)) + offset + static_cast<int64_t>(r) * apart;
   }
   call.state = state_.get();
-  channel.operations[call.round] = operation_;
-  channel.operations.erase(call.round - kRoundsRemembered);
+  {
+    const std::lock_guard lock(operations_mutex_);
+    channel.operations[call.round] = operation_;
+    channel.operations.erase(call.round - kRoundsRemembered);
+  }
 
   const int error = body(call, stream.stream());
   TRIREME_CHECK(error == 0, "[comm.peer_memory] {}: {}", operation_,
@@ -261,6 +267,7 @@ void GpuMemory::check() const {
   const auto* const state = static_cast<const volatile PullState*>(state_.get());
   if (state->odd_rank == 0) return;
   const uint32_t round = state->odd_round;
+  const std::lock_guard lock(operations_mutex_);
   const auto& operations = channels_[state->odd_channel].operations;
   const auto known = operations.find(round);
   throw Disagreement(fmt::format("is '{}' here but another operation on group rank {}",

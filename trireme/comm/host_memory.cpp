@@ -8,7 +8,6 @@
 #include <immintrin.h>
 #include <linux/futex.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -16,7 +15,6 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <sstream>
 #include <stdexcept>
 #include <thread>
@@ -24,6 +22,7 @@
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/peer_memory.h"
+#include "trireme/comm/process_id.h"
 #include "trireme/kernels/tree_sum.h"
 
 namespace trireme::comm {
@@ -55,28 +54,6 @@ int64_t slot_bytes(int64_t ranks) {
 
 size_t total_bytes(int64_t ranks) {
   return static_cast<size_t>(ranks * (static_cast<int64_t>(sizeof(Seat)) + kSlots * slot_bytes(ranks)));
-}
-
-std::string first_line(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
-
-/// When the process was started, in clock ticks since boot; 0 when it is gone, be it as a zombie.
-uint64_t started_at(pid_t pid) {
-  const std::string line = first_line(fmt::format("/proc/{}/stat", pid));
-  const size_t name_end = line.rfind(')');
-  if (name_end == std::string::npos) return 0;
-  std::istringstream fields(line.substr(name_end + 1));
-  std::string state, skipped;
-  fields >> state;
-  if (state == "Z" || state == "X") return 0;
-  for (int field = 4; field < 22; ++field) fields >> skipped;
-  uint64_t ticks = 0;
-  fields >> ticks;
-  return ticks;
 }
 
 long futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const timespec* timeout) {
@@ -112,6 +89,8 @@ class HostMemory final : public PeerMemory {
   void all_gather(at::Tensor& output, const at::Tensor& input) override;
   void reduce_scatter_ordered(at::Tensor& output, const at::Tensor& input) override;
   void barrier() override { meet(); }
+  /// Operations copy through slots, whatever memory their arguments are in.
+  at::Tensor allocate(int64_t, c10::ScalarType, const Exchange&) override { return {}; }
   void announce(std::string_view operation) override { operation_ = operation.substr(0, kTextBytes - 1); }
 
  private:
@@ -289,18 +268,8 @@ std::unique_ptr<PeerMemory> HostMemoryOffer::accept(const std::vector<std::strin
 
 }  // namespace
 
-at::Tensor PeerMemory::allocate(int64_t, c10::ScalarType, const Exchange&) {
-  return {};
-}
-
 std::unique_ptr<MemoryOffer> offer_host_memory(int64_t rank, int64_t size) {
   return std::make_unique<HostMemoryOffer>(rank, size);
-}
-
-std::string host_identity() {
-  struct stat pids {};
-  if (::stat("/proc/self/ns/pid", &pids) != 0) return {};
-  return fmt::format("{}/{}/{}", first_line("/proc/sys/kernel/random/boot_id"), pids.st_ino, ::geteuid());
 }
 
 }  // namespace trireme::comm

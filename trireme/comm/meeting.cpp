@@ -1,11 +1,14 @@
 #include "trireme/comm/meeting.h"
 
 #include <fmt/ranges.h>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cmath>
+#include <mutex>
+#include <string_view>
+#include <utility>
 
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
@@ -15,41 +18,163 @@
 namespace trireme::comm {
 namespace {
 
+using Bytes = std::vector<uint8_t>;
+using Entries = std::map<int64_t, std::string>;
+
 constexpr double kReportEvery_s = 10.0;
 
-std::vector<std::string> keys_of(const Meeting& meeting) {
-  std::vector<std::string> keys;
-  for (const int64_t rank : meeting.ranks) keys.push_back(fmt::format("{}/{}", meeting.place, rank));
-  return keys;
+std::string log_key(const Meeting& meeting) {
+  return meeting.place + "/entries";
 }
 
-std::string missing_ranks(c10d::Store& store, const Meeting& meeting, const std::vector<std::string>& keys) {
+std::string complete_key(const Meeting& meeting) {
+  return meeting.place + "/complete";
+}
+
+Entries entries(c10d::Store& store, const Meeting& meeting) {
+  return parse_entries(store.get_to_str(log_key(meeting)));
+}
+
+std::vector<int64_t> missing_ranks(const Meeting& meeting, const Entries& arrived) {
   std::vector<int64_t> missing;
-  for (size_t i = 0; i < keys.size(); ++i) {
-    if (!store.check({keys[i]})) missing.push_back(meeting.ranks[i]);
+  for (const int64_t rank : meeting.ranks) {
+    if (!arrived.contains(rank)) missing.push_back(rank);
   }
-  return fmt::format("{} {} of {}", missing.size() == 1 ? "rank" : "ranks", fmt::join(missing, ", "),
-                     keys.size());
+  return missing;
 }
 
-void wait_for_all(c10d::Store& store, const Meeting& meeting, const std::vector<std::string>& keys) {
+/// The rank that comes last opens the meeting for all. A rank that came twice counts once.
+void arrive(c10d::Store& store, const Meeting& meeting, const std::string& text) {
+  const std::string entry = to_entry(meeting.rank, text);
+  store.append(log_key(meeting), Bytes(entry.begin(), entry.end()));
+  const int64_t arrivals = store.add(meeting.place + "/arrivals", 1);
+  if (arrivals < static_cast<int64_t>(meeting.ranks.size())) return;
+  if (missing_ranks(meeting, entries(store, meeting)).empty()) store.set(complete_key(meeting), Bytes{1});
+}
+
+void wait_until_complete(c10d::Store& store, const Meeting& meeting) {
   const double started = monotonic_seconds();
   for (;;) {
     const double left = meeting.timeout_s - (monotonic_seconds() - started);
-    if (wait_for_keys(store, keys, std::clamp(left, 0.0, kReportEvery_s))) return;
-    const std::string missing = missing_ranks(store, meeting, keys);
+    if (wait_for_keys(store, {complete_key(meeting)}, std::clamp(left, 0.0, kReportEvery_s))) return;
+    const std::vector<int64_t> missing = missing_ranks(meeting, entries(store, meeting));
+    if (missing.empty()) return;  // the last one came just now
     const double waited = monotonic_seconds() - started;
+    const std::string names = fmt::format("{} {} of {}", missing.size() == 1 ? "rank" : "ranks",
+                                          fmt::join(missing, ", "), meeting.ranks.size());
     if (waited >= meeting.timeout_s) {
       throw CommError(
           "[{}] rank {} waited {:.1f} s {} for {}, which did not arrive; look at their logs, and raise "
           "the timeout if they are only slow",
-          meeting.op, meeting.rank, waited, meeting.where, missing);
+          meeting.op, meeting.rank, waited, meeting.where, names);
     }
-    log_info("waiting {} for {} ({:.0f} s)", meeting.where, missing, waited);
+    log_info("waiting {} for {} ({:.0f} s)", meeting.where, names, waited);
   }
 }
 
+[[noreturn]] void throw_store_lost(const Meeting& meeting, const c10::Error& error) {
+  throw CommError(
+      "[{}] rank {} lost the store {} while it waited for the others ({}); has the rank or the agent "
+      "that hosts it died, or is its host out of reach?",
+      meeting.op, meeting.rank, meeting.where, cause_of(error));
+}
+
+/// One meeting for each key that this rank sets.
+class ExchangeStore final : public c10d::Store {
+ public:
+  ExchangeStore(c10::intrusive_ptr<c10d::Store> store, Meeting meeting)
+      : Store(std::chrono::milliseconds(std::llround(meeting.timeout_s * 1000.0))),
+        store_(std::move(store)),
+        meeting_(std::move(meeting)),
+        place_(meeting_.place) {}
+
+  c10::intrusive_ptr<c10d::Store> clone() override { return store_->clone(); }
+
+  using Store::set;
+  void set(const std::string& key, const Bytes& value) override {
+    const std::lock_guard lock(mutex_);
+    complete();
+    meeting_.place = fmt::format("{}/{}", place_, round_++);
+    comm::arrive(*store_, meeting_, fmt::format("{}\n{}", key, std::string(value.begin(), value.end())));
+    under_way_ = true;
+  }
+  Bytes get(const std::string& key) override {
+    const std::lock_guard lock(mutex_);
+    if (!values_.contains(key)) complete();
+    const auto found = values_.find(key);
+    return found == values_.end() ? store_->get(key) : found->second;
+  }
+  std::vector<Bytes> multiGet(const std::vector<std::string>& keys) override {
+    std::vector<Bytes> values;
+    for (const std::string& key : keys) values.push_back(get(key));
+    return values;
+  }
+  bool check(const std::vector<std::string>& keys) override {
+    const std::lock_guard lock(mutex_);
+    const auto known = [this](const std::string& key) { return values_.contains(key); };
+    return std::ranges::all_of(keys, known) || store_->check(keys);
+  }
+  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
+    const std::lock_guard lock(mutex_);
+    complete();
+    std::vector<std::string> others;
+    for (const std::string& key : keys) {
+      if (!values_.contains(key)) others.push_back(key);
+    }
+    if (!others.empty()) store_->wait(others, timeout);
+  }
+  int64_t add(const std::string& key, int64_t value) override { return store_->add(key, value); }
+  bool deleteKey(const std::string& key) override { return store_->deleteKey(key); }
+  int64_t getNumKeys() override { return store_->getNumKeys(); }
+  bool hasExtendedApi() const override { return true; }
+
+ private:
+  /// Ends the meeting under way, if there is one, and learns its values.
+  void complete() {
+    if (!std::exchange(under_way_, false)) return;
+    wait_until_complete(*store_, meeting_);
+    for (const auto& [rank, text] : entries(*store_, meeting_)) {
+      const size_t key_end = text.find('\n');
+      if (key_end == std::string::npos) continue;
+      values_[text.substr(0, key_end)] =
+          Bytes(text.begin() + static_cast<std::ptrdiff_t>(key_end) + 1, text.end());
+    }
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  Meeting meeting_;
+  std::string place_;
+  std::mutex mutex_;
+  int64_t round_ = 0;
+  bool under_way_ = false;
+  std::map<std::string, Bytes> values_;
+};
+
 }  // namespace
+
+std::string to_entry(int64_t rank, const std::string& text) {
+  return fmt::format("{} {}\n{}", rank, text.size(), text);
+}
+
+std::map<int64_t, std::string> parse_entries(const std::string& log) {
+  std::map<int64_t, std::string> texts;
+  std::string_view rest = log;
+  while (!rest.empty()) {
+    const char* const end = rest.data() + rest.size();
+    int64_t rank = 0;
+    size_t size = 0;
+    const auto after_rank = std::from_chars(rest.data(), end, rank);
+    if (after_rank.ec != std::errc() || after_rank.ptr == end || *after_rank.ptr != ' ') break;
+    const auto after_size = std::from_chars(after_rank.ptr + 1, end, size);
+    if (after_size.ec != std::errc() || after_size.ptr == end || *after_size.ptr != '\n') break;
+    const char* const text = after_size.ptr + 1;
+    if (size > static_cast<size_t>(end - text)) break;
+    texts[rank] = std::string(text, size);
+    rest = std::string_view(text + size, static_cast<size_t>(end - text) - size);
+  }
+  return texts;
+}
 
 bool wait_for_keys(c10d::Store& store, const std::vector<std::string>& keys, double timeout_s) {
   // Zero would mean "for ever" to the store.
@@ -63,19 +188,21 @@ bool wait_for_keys(c10d::Store& store, const std::vector<std::string>& keys, dou
 }
 
 std::vector<std::string> meet(c10d::Store& store, const Meeting& meeting, const std::string& text) {
-  const std::vector<std::string> keys = keys_of(meeting);
   try {
-    store.set(fmt::format("{}/{}", meeting.place, meeting.rank), text);
-    wait_for_all(store, meeting, keys);
+    arrive(store, meeting, text);
+    wait_until_complete(store, meeting);
+    Entries arrived = entries(store, meeting);
     std::vector<std::string> texts;
-    for (const auto& bytes : store.multiGet(keys)) texts.emplace_back(bytes.begin(), bytes.end());
+    for (const int64_t rank : meeting.ranks) texts.push_back(std::move(arrived[rank]));
     return texts;
   } catch (const c10::Error& error) {
-    throw CommError(
-        "[{}] rank {} lost the store {} while it waited for the others ({}); has the rank or the agent "
-        "that hosts it died?",
-        meeting.op, meeting.rank, meeting.where, cause_of(error));
+    throw_store_lost(meeting, error);
   }
+}
+
+c10::intrusive_ptr<c10d::Store> exchange_through_meetings(c10::intrusive_ptr<c10d::Store> store,
+                                                          Meeting meeting) {
+  return c10::make_intrusive<ExchangeStore>(std::move(store), std::move(meeting));
 }
 
 }  // namespace trireme::comm

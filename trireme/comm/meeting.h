@@ -1,12 +1,13 @@
 #pragma once
-// Ranks meet at a place in the store: each leaves a text there and waits for the texts of the others.
-#include <cstdint>
-#include <string>
-#include <vector>
+// Ranks meet at a place in the store: each leaves a text there and waits for the texts of the others. A rank
+// makes a handful of store calls, however many ranks there are. Internal to this room.
+#include <c10/util/intrusive_ptr.h>
 
-namespace c10d {
-class Store;
-}
+#include <cstdint>
+#include <map>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
 
 namespace trireme::comm {
 
@@ -26,5 +27,15 @@ std::vector<std::string> meet(c10d::Store& store, const Meeting& meeting, const 
 
 /// Waits for one key. Returns false when `timeout_s` passed; throws c10::Error when the store was lost.
 bool wait_for_keys(c10d::Store& store, const std::vector<std::string>& keys, double timeout_s);
+
+/// For a library whose ranks each set one key, and then read the keys of all others: the values travel
+/// through a meeting instead of a call for every pair of ranks. Calls that no such exchange makes go to
+/// `store`.
+c10::intrusive_ptr<c10d::Store> exchange_through_meetings(c10::intrusive_ptr<c10d::Store> store,
+                                                          Meeting meeting);
+
+/// Texts by rank, as one rank after the other has appended them. A damaged end is left out.
+std::string to_entry(int64_t rank, const std::string& text);
+std::map<int64_t, std::string> parse_entries(const std::string& log);
 
 }  // namespace trireme::comm

@@ -1,6 +1,6 @@
+#include "trireme/comm/mesh.h"
+
 #include "trireme/base/error.h"
-#include "trireme/comm/group.h"
-#include "trireme/comm/world.h"
 
 namespace trireme::comm {
 namespace {

@@ -2,6 +2,8 @@
 
 #include "trireme/base/error.h"
 #include "trireme/comm/backend.h"
+#include "trireme/comm/device_watch.h"
+#include "trireme/comm/ordered.h"
 #include "trireme/comm/peer_memory.h"
 
 namespace trireme::comm {
@@ -13,7 +15,7 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec) {
       spec.name, spec.device.str());
 }
 
-std::unique_ptr<DeviceWatch> make_device_watch(c10::Device device, double, Expired) {
+std::unique_ptr<WatchedDevice> watched_gpu(c10::Device device) {
   throw LogicError("[comm.make_group] {} cannot be watched in a build without CUDA", device.str());
 }
 

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "trireme/base/error.h"
-#include "trireme/comm/backend.h"
 #include "trireme/kernels/tree_sum.h"
 
 namespace trireme::comm {

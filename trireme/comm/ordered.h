@@ -12,4 +12,7 @@ void check_ordered(const Call& call, const at::Tensor& output, const at::Tensor&
 /// output (m) fp32 = the tree sum of rows (n*m); see kernels/tree_sum.h. On a GPU on its current stream.
 void tree_sum(at::Tensor& output, const at::Tensor& rows, int64_t ranks);
 
+/// The GPU's part of it: gpu_tree_sum.cpp, or no_nccl.cpp in a build without CUDA.
+void tree_sum_on_gpu(at::Tensor& output, const at::Tensor& rows, int64_t ranks);
+
 }  // namespace trireme::comm

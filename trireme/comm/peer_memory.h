@@ -36,7 +36,7 @@ class PeerMemory {
   /// Every rank's text by group rank.
   using Exchange = std::function<std::vector<std::string>(const std::string& mine)>;
   /// Memory that operations serve; undefined where any memory will do. Collective.
-  virtual at::Tensor allocate(int64_t count, c10::ScalarType dtype, const Exchange& exchange);
+  virtual at::Tensor allocate(int64_t count, c10::ScalarType dtype, const Exchange& exchange) = 0;
   /// Bytes of the device in allocate()d memory.
   virtual int64_t allocated_bytes() const { return 0; }
 };
@@ -67,8 +67,5 @@ inline std::unique_ptr<MemoryOffer> offer_memory(int64_t rank, int64_t size, c10
                                                  GatherBy gather) {
   return device.is_cpu() ? offer_host_memory(rank, size) : offer_gpu_memory(rank, size, device, gather);
 }
-
-/// Equal for processes that can open each other's descriptors and memory.
-std::string host_identity();
 
 }  // namespace trireme::comm

@@ -4,9 +4,12 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <sstream>
+#include <utility>
 
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
+#include "trireme/comm/cause.h"
+#include "trireme/comm/meeting.h"
 
 namespace trireme::comm {
 namespace {
@@ -14,7 +17,8 @@ namespace {
 using State = ProgressBoard::State;
 using Sighting = ProgressBoard::Sighting;
 
-constexpr auto kPoll = std::chrono::milliseconds(50);
+constexpr const char* kFailures = "progress/failures";
+constexpr auto kPoll = std::chrono::milliseconds(100);
 constexpr double kQuiet_s = 0.3;  // nothing new for so long: nobody else is about to publish
 constexpr double kPatience_s = 2.0;
 
@@ -56,13 +60,13 @@ std::string to_text(const Sighting& sighting) {
                      sighting.operation, sighting.since, sighting.group);
 }
 
-Sighting parse_sighting(const std::string& text) {
+std::optional<Sighting> parse_sighting(const std::string& text) {
   std::istringstream in(text);
   char state = 0;
   Sighting sighting;
   in >> state >> sighting.sequence >> sighting.operation >> sighting.since;
   const bool known = std::string_view("idfl").find(state) != std::string_view::npos;
-  TRIREME_CHECK(in && known && in.get() == ' ', "[comm.progress_board] '{}' is no entry of the board", text);
+  if (!in || !known || in.get() != ' ') return std::nullopt;
   std::getline(in, sighting.group);
   sighting.state = static_cast<State>(state);
   return sighting;
@@ -70,16 +74,23 @@ Sighting parse_sighting(const std::string& text) {
 
 std::string describe_sighting(int64_t rank, const std::string& text, const Operation& operation, double now) {
   if (text.empty()) return fmt::format("rank {} has not been seen since it joined", rank);
-  const Sighting seen = parse_sighting(text);
-  if (is_same(seen, operation)) return {};
-  if (seen.state == State::kLeft)
-    return fmt::format("rank {} left the job {:.0f} s ago", rank, now - seen.since);
-  return fmt::format("rank {} {} ({:.0f} s ago)", rank, phrase(seen, operation), now - seen.since);
+  const std::optional<Sighting> seen = parse_sighting(text);
+  if (!seen) return fmt::format("rank {} has left an entry that makes no sense", rank);
+  if (is_same(*seen, operation)) return {};
+  if (seen->state == State::kLeft)
+    return fmt::format("rank {} left the job {:.0f} s ago", rank, now - seen->since);
+  return fmt::format("rank {} {} ({:.0f} s ago)", rank, phrase(*seen, operation), now - seen->since);
 }
 
-ProgressBoard::ProgressBoard(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank,
-                             std::chrono::milliseconds period)
-    : store_(store->clone()), rank_(rank), period_(period), thread_([this] { run(); }) {}
+void ProgressBoard::enter(c10d::Store& store, int64_t rank) {
+  store.set(key_of(rank), std::string());
+}
+
+ProgressBoard::ProgressBoard(c10::intrusive_ptr<c10d::Store> store, int64_t rank)
+    : ProgressBoard(std::move(store), rank, Options()) {}
+
+ProgressBoard::ProgressBoard(c10::intrusive_ptr<c10d::Store> store, int64_t rank, Options options)
+    : store_(std::move(store)), rank_(rank), options_(std::move(options)), thread_([this] { run(); }) {}
 
 ProgressBoard::~ProgressBoard() {
   leave();
@@ -103,12 +114,35 @@ bool ProgressBoard::failed() const {
 
 void ProgressBoard::run() {
   std::unique_lock lock(mutex_);
-  while (!wake_.wait_for(lock, period_, [this] { return stopping_; })) {
-    if (!changed_) continue;
+  while (!wake_.wait_for(lock, options_.period, [this] { return stopping_; })) {
+    const bool changed = changed_;
     lock.unlock();
-    publish();
+    if (changed) publish();
+    if (options_.listens) listen();
     lock.lock();
   }
+}
+
+/// Learns of the failures that other ranks have published.
+void ProgressBoard::listen() {
+  if (store_lost()) return;
+  try {
+    if (!store_->check({kFailures})) return;
+    std::map<int64_t, std::string> failures = parse_entries(store_->get_to_str(kFailures));
+    const std::lock_guard lock(mutex_);
+    heard_ = std::move(failures);
+  } catch (const std::exception& error) {
+    mark_store_lost(error);
+  }
+}
+
+std::string ProgressBoard::heard_about(const std::vector<int64_t>& ranks) const {
+  const std::lock_guard lock(mutex_);
+  for (const int64_t rank : ranks) {
+    const auto found = heard_.find(rank);
+    if (rank != rank_ && found != heard_.end()) return fmt::format("rank {} {}", rank, found->second);
+  }
+  return {};
 }
 
 bool ProgressBoard::store_lost() const {
@@ -116,9 +150,9 @@ bool ProgressBoard::store_lost() const {
   return store_lost_;
 }
 
-void ProgressBoard::mark_store_lost() {
+void ProgressBoard::mark_store_lost(const std::exception& error) {
   const std::lock_guard lock(mutex_);
-  store_lost_ = true;
+  if (!std::exchange(store_lost_, true)) lost_because_ = cause_of(error);
 }
 
 void ProgressBoard::publish() {
@@ -132,8 +166,20 @@ void ProgressBoard::publish() {
   }
   try {
     store_->set(key_of(rank_), text);
-  } catch (const std::exception&) {
-    mark_store_lost();
+  } catch (const std::exception& error) {
+    mark_store_lost(error);
+  }
+}
+
+void ProgressBoard::publish_failure(const Operation& operation) {
+  publish();
+  if (store_lost()) return;
+  const std::string entry = to_entry(rank_, fmt::format("failed in {} #{} of group {}", operation.name,
+                                                        operation.sequence, operation.group));
+  try {
+    store_->append(kFailures, std::vector<uint8_t>(entry.begin(), entry.end()));
+  } catch (const std::exception& error) {
+    mark_store_lost(error);
   }
 }
 
@@ -153,19 +199,20 @@ void ProgressBoard::leave() {
   publish();
 }
 
-/// Refreshes `texts` as far as the store can be reached. Returns whether one has changed.
+/// Refreshes `texts`, unless the store is lost. Returns whether one has changed.
 bool ProgressBoard::read(const std::vector<int64_t>& ranks, std::vector<std::string>& texts) {
+  std::vector<std::string> keys;
+  for (const int64_t rank : ranks) keys.push_back(key_of(rank));
   bool news = false;
   try {
-    for (size_t i = 0; i < ranks.size(); ++i) {
-      const std::string key = key_of(ranks[i]);
-      if (ranks[i] == rank_ || !store_->check({key})) continue;
-      std::string text = store_->get_to_str(key);
+    const std::vector<std::vector<uint8_t>> values = store_->multiGet(keys);
+    for (size_t i = 0; i < texts.size(); ++i) {
+      std::string text(values.at(i).begin(), values.at(i).end());
       news = news || text != texts[i];
       texts[i] = std::move(text);
     }
-  } catch (const std::exception&) {
-    mark_store_lost();
+  } catch (const std::exception& error) {
+    mark_store_lost(error);
   }
   return news;
 }
@@ -182,19 +229,33 @@ std::vector<std::string> ProgressBoard::read_when_settled(const std::vector<int6
   return texts;
 }
 
-std::string ProgressBoard::report_failure(const Operation& operation, const std::vector<int64_t>& ranks) {
-  note(State::kFailed, operation);
-  {
-    const std::lock_guard lock(mutex_);
-    failed_ = true;
+std::string ProgressBoard::report_failure(const Operation& operation,
+                                          const std::vector<int64_t>& ranks) noexcept {
+  try {
+    note(State::kFailed, operation);
+    {
+      const std::lock_guard lock(mutex_);
+      failed_ = true;
+    }
+    publish_failure(operation);
+    return collect_report(operation, ranks);
+  } catch (const std::exception& error) {
+    return fmt::format("where the others are could not be found out ({})", error.what());
   }
-  publish();
+}
+
+std::string ProgressBoard::collect_report(const Operation& operation, const std::vector<int64_t>& ranks) {
   const std::vector<std::string> texts = read_when_settled(ranks);
   std::vector<std::string> phrases;
   std::vector<int64_t> beside;
-  if (store_lost()) phrases.push_back("the store is lost, so the process that hosts it has probably died");
+  const bool lost = store_lost();
+  if (lost) {
+    const std::lock_guard lock(mutex_);
+    phrases.push_back(fmt::format("the store is lost ({}), so {} has died, is frozen, or is out of reach",
+                                  lost_because_, options_.host));
+  }
   for (size_t i = 0; i < ranks.size(); ++i) {
-    if (ranks[i] == rank_ || (texts[i].empty() && store_lost())) continue;
+    if (ranks[i] == rank_ || (texts[i].empty() && lost)) continue;
     std::string about = describe_sighting(ranks[i], texts[i], operation, wall_seconds());
     about.empty() ? beside.push_back(ranks[i]) : phrases.push_back(std::move(about));
   }

@@ -1,13 +1,17 @@
 #pragma once
 // Where every rank is, so that the one that waits in vain can say whom it waits for. Each rank notes its
 // current operation in memory; a background thread with its own store connection publishes it, at most once a
-// second and only when it changed. Failures are published at once.
+// second and only when it changed. Failures are published at once. However many ranks there are, a report of
+// a failure costs each of them a bounded number of store calls.
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
+#include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -33,9 +37,18 @@ class ProgressBoard {
     double since = 0.0;  ///< seconds since 1970
   };
 
-  /// Publishes at most once per `period`.
-  ProgressBoard(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank,
-                std::chrono::milliseconds period = std::chrono::seconds(1));
+  struct Options {
+    std::chrono::milliseconds period = std::chrono::seconds(1);  ///< between two publications
+    bool listens = false;                            ///< asks once a period whether other ranks have failed
+    std::string host = "the process that hosts it";  ///< of the store, in words
+  };
+
+  /// Every rank calls this before any rank makes a board: it makes the entry that reports will read.
+  static void enter(c10d::Store& store, int64_t rank);
+
+  /// `store` is a connection that nobody else uses; its calls must end by themselves.
+  ProgressBoard(c10::intrusive_ptr<c10d::Store> store, int64_t rank);
+  ProgressBoard(c10::intrusive_ptr<c10d::Store> store, int64_t rank, Options options);
   ProgressBoard(const ProgressBoard&) = delete;
   ProgressBoard& operator=(const ProgressBoard&) = delete;
   ~ProgressBoard();
@@ -44,8 +57,12 @@ class ProgressBoard {
   void note(State state, const Operation& operation);
 
   /// Publishes that `operation` failed here, gives the others of `ranks` up to 2 s to publish the same, and
-  /// says in words where each of them is. Never throws: a lost store is part of the answer.
-  std::string report_failure(const Operation& operation, const std::vector<int64_t>& ranks);
+  /// says in words where each of them is. Does not throw: a lost store is part of the answer.
+  std::string report_failure(const Operation& operation, const std::vector<int64_t>& ranks) noexcept;
+
+  /// "rank 2 failed in all_reduce #7 of group dp": the first of `ranks` but this one whose failure has been
+  /// heard of. Empty when there is none, or when this board does not listen.
+  std::string heard_about(const std::vector<int64_t>& ranks) const;
 
   /// Stops the thread and publishes that this rank goes.
   void leave();
@@ -57,24 +74,29 @@ class ProgressBoard {
  private:
   void run();
   void publish();
-  void mark_store_lost();
+  void publish_failure(const Operation& operation);
+  void listen();
+  void mark_store_lost(const std::exception& error);
+  std::string collect_report(const Operation& operation, const std::vector<int64_t>& ranks);
   bool read(const std::vector<int64_t>& ranks, std::vector<std::string>& texts);
   std::vector<std::string> read_when_settled(const std::vector<int64_t>& ranks);
 
   c10::intrusive_ptr<c10d::Store> store_;
   int64_t rank_;
-  std::chrono::milliseconds period_;
+  Options options_;
   std::mutex publish_mutex_;  ///< taken before mutex_; keeps what is published in order
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   Sighting current_;
+  std::map<int64_t, std::string> heard_;  ///< failures of other ranks, in words
+  std::string lost_because_;              ///< what the store's last call threw
   bool changed_ = false, failed_ = false, store_lost_ = false, stopping_ = false;
   std::thread thread_;
 };
 
-/// "i 41 all_gather 1763683200.125 dp" and back. parse() of anything else throws LogicError.
+/// "i 41 all_gather 1763683200.125 dp" and back; nothing for any other text.
 std::string to_text(const ProgressBoard::Sighting& sighting);
-ProgressBoard::Sighting parse_sighting(const std::string& text);
+std::optional<ProgressBoard::Sighting> parse_sighting(const std::string& text);
 
 /// One phrase about `rank` as seen by a rank that fails in `operation` at time `now`; empty when it fails or
 /// waits in the same operation. An empty `text` means that the rank has published nothing.

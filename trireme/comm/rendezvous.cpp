@@ -24,6 +24,9 @@
 namespace trireme::comm {
 namespace {
 
+/// What torch may take beyond the timeout that it was given for connecting.
+constexpr double kConnectSlack_s = 0.5;
+
 class Socket {
  public:
   explicit Socket(int fd) : fd_(fd) {}
@@ -101,7 +104,7 @@ Socket listen_at(const addrinfo& address) {
 /// Debian maps a host's own name to 127.0.1.1: right for ranks of this host, out of reach for those of
 /// others.
 void warn_if_unreachable(const plan::WorldSpec& spec, const addrinfo& address) {
-  const bool one_host = spec.local_world_size >= spec.world_size;
+  const bool one_host = spec.local_world_size == 0 || spec.local_world_size >= spec.world_size;
   if (one_host || !is_loopback(address.ai_addr)) return;
   log_warning(
       "MASTER_ADDR '{}' is {} here, which ranks of other hosts cannot reach ({} of {} ranks are counted as "
@@ -166,19 +169,6 @@ c10::intrusive_ptr<c10d::Store> host_store(const std::string& host, Socket socke
   return c10::make_intrusive<c10d::TCPStore>(host, options);
 }
 
-c10::intrusive_ptr<c10d::Store> connect_store(const plan::WorldSpec& spec, const std::string& host,
-                                              const c10d::TCPStoreOptions& options) {
-  const double started = monotonic_seconds();
-  try {
-    return c10::make_intrusive<c10d::TCPStore>(host, options);
-  } catch (const c10::Error& error) {
-    throw CommError(
-        "[comm.join] rank {} of {} found no store at {}:{} within {:.1f} s ({}); is rank 0 running there "
-        "and does a firewall let the port through?",
-        spec.rank, spec.world_size, host, spec.master_port, monotonic_seconds() - started, cause_of(error));
-  }
-}
-
 c10d::TCPStoreOptions options_for(int64_t port, double timeout_s) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(port);
@@ -188,20 +178,55 @@ c10d::TCPStoreOptions options_for(int64_t port, double timeout_s) {
   return options;
 }
 
+/// What opening finds out, on the thread that opens.
+struct Opened {
+  std::string address;
+};
+
+c10::intrusive_ptr<c10d::Store> open_store(const plan::WorldSpec& spec, const std::string& host,
+                                           bool hosts_store, double timeout_s, Opened& opened) {
+  const c10d::TCPStoreOptions options = options_for(spec.master_port, timeout_s);
+  c10::intrusive_ptr<c10d::Store> store;
+  if (hosts_store) {
+    store = host_store(host, inherited_or_own(spec, host), options);
+  } else {
+    store = c10::make_intrusive<c10d::TCPStore>(host, options);
+  }
+  opened.address = own_address_towards(host, spec.master_port);
+  return c10::make_intrusive<c10d::PrefixStore>(store_prefix(spec), std::move(store));
+}
+
+[[noreturn]] void throw_no_store(const plan::WorldSpec& spec, const std::string& host, double waited_s,
+                                 const c10::Error& error) {
+  throw CommError(
+      "[comm.join] rank {} of {} found no store at {}:{} within {:.1f} s ({}); is rank 0 running there, "
+      "does a firewall let the port through, and does something else listen on it?",
+      spec.rank, spec.world_size, host, spec.master_port, waited_s, cause_of(error));
+}
+
 }  // namespace
+
+std::string store_prefix(const plan::WorldSpec& spec) {
+  return fmt::format("trireme/{}/{}", spec.job_key, spec.restart);
+}
 
 Rendezvous open_rendezvous(const plan::WorldSpec& spec, double timeout_s) {
   const std::string host = canonical_host(spec.master_addr);
-  const c10d::TCPStoreOptions options = options_for(spec.master_port, timeout_s);
+  const double started = monotonic_seconds();
   Rendezvous result;
   result.hosts_store = spec.rank == 0 && !spec.agent_store;
-  c10::intrusive_ptr<c10d::Store> store = result.hosts_store
-                                              ? host_store(host, inherited_or_own(spec, host), options)
-                                              : connect_store(spec, host, options);
-  result.store =
-      c10::make_intrusive<c10d::PrefixStore>(fmt::format("trireme/{}", spec.restart), std::move(store));
   result.where = fmt::format("{}:{}", host, spec.master_port);
-  result.address = own_address_towards(host, spec.master_port);
+  // Shared with a thread that may outlive this call, stuck in a name server or a silent port.
+  const auto opened = std::make_shared<Opened>();
+  const auto open = [spec, host, hosts = result.hosts_store, timeout_s, opened] {
+    return open_store(spec, host, hosts, timeout_s, *opened);
+  };
+  try {
+    result.store = c10::make_intrusive<BoundedStore>(open, std::max(timeout_s, 1.0) + kConnectSlack_s);
+  } catch (const c10::Error& error) {
+    throw_no_store(spec, host, monotonic_seconds() - started, error);
+  }
+  result.address = opened->address;
   return result;
 }
 

@@ -2,10 +2,11 @@
 
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <csignal>
 #include <exception>
 #include <utility>
@@ -16,9 +17,12 @@
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
 #include "trireme/comm/backend_group.h"
+#include "trireme/comm/bounded_store.h"
 #include "trireme/comm/cause.h"
 #include "trireme/comm/meeting.h"
 #include "trireme/comm/peer_memory.h"
+#include "trireme/comm/peer_news.h"
+#include "trireme/comm/process_id.h"
 #include "trireme/comm/progress_board.h"
 #include "trireme/comm/rendezvous.h"
 #include "trireme/kernels/device.h"
@@ -26,20 +30,25 @@
 namespace trireme::comm {
 
 struct World::Seat {
-  c10::intrusive_ptr<c10d::Store> store;
+  c10::intrusive_ptr<BoundedStore> store = {};
   int64_t rank = 0;
   int64_t size = 1;
   c10::Device device = c10::kCPU;
   double timeout_s = 0.0;
   std::string address = "127.0.0.1";
   bool hosts_store = false;
+  std::string store_host = "the process that hosts it";
   PeerOptions peers;
+  std::vector<ProcessId> processes = {};  ///< by rank
 };
 
 namespace {
 
 constexpr double kFarewell_s = 5.0;
 constexpr double kFarewellAfterFailure_s = 1.0;
+// The board's store calls, also in a report that the launcher gives a few seconds.
+constexpr double kBoardWait_s = 0.5;
+constexpr double kBoardAnswer_s = 1.5;
 constexpr size_t kMaxSharedBytes = size_t{4} << 20;  // the store refuses values above 8 MiB
 
 std::vector<int64_t> ranks_below(int64_t size) {
@@ -52,12 +61,19 @@ std::string build_name() {
   return fmt::format("trireme {}, torch {}", kVersion, kTorchVersion);
 }
 
-void check_same_builds(const std::vector<std::string>& builds) {
-  for (size_t r = 1; r < builds.size(); ++r) {
-    if (builds[r] == builds[0]) continue;
-    throw EnvironmentError("[comm.join] rank {} is {}, rank 0 is {}; install the same build on every host", r,
-                           builds[r], builds[0]);
+/// Greetings are "build\nprocess". Returns the processes.
+std::vector<ProcessId> read_greetings(const std::vector<std::string>& greetings) {
+  const auto build_of = [](const std::string& greeting) { return greeting.substr(0, greeting.find('\n')); };
+  std::vector<ProcessId> processes;
+  for (size_t r = 0; r < greetings.size(); ++r) {
+    const std::string build = build_of(greetings[r]), first = build_of(greetings[0]);
+    if (build != first) {
+      throw EnvironmentError("[comm.join] rank {} is {}, rank 0 is {}; install the same build on every host",
+                             r, build, first);
+    }
+    processes.push_back(parse_process(greetings[r].substr(std::min(build.size() + 1, greetings[r].size()))));
   }
+  return processes;
 }
 
 /// Gloo writes to sockets whose other end may be gone: that is an error to report, not a reason to die.
@@ -67,14 +83,33 @@ void ignore_broken_pipes() {
 }
 
 /// All ranks say hello at `where`.
-void arrive(const World::Seat& seat, const std::string& where, double timeout_s) {
+void arrive(World::Seat& seat, const std::string& where, double timeout_s) {
   const Meeting meeting{.op = "comm.join",
                         .where = where,
                         .place = "arrived",
                         .ranks = ranks_below(seat.size),
                         .rank = seat.rank,
                         .timeout_s = timeout_s};
-  check_same_builds(meet(*seat.store, meeting, build_name()));
+  const std::string greeting = fmt::format("{}\n{}", build_name(), to_text(own_process()));
+  try {
+    seat.store->setTimeout(std::chrono::milliseconds(std::llround(seat.timeout_s * 1000.0)));
+    ProgressBoard::enter(*seat.store, seat.rank);
+    seat.processes = read_greetings(meet(*seat.store, meeting, greeting));
+  } catch (const c10::Error& error) {
+    throw CommError("[comm.join] rank {} lost the store {} ({}); has the process that hosts it died?",
+                    seat.rank, where, cause_of(error));
+  }
+}
+
+std::shared_ptr<ProgressBoard> make_board(const World::Seat& seat) {
+  try {
+    return std::make_shared<ProgressBoard>(
+        seat.store->clone(kBoardWait_s, kBoardAnswer_s), seat.rank,
+        ProgressBoard::Options{.listens = !seat.device.is_cpu(), .host = seat.store_host});
+  } catch (const c10::Error& error) {
+    throw CommError("[comm.join] rank {} lost the store ({}); has {} died?", seat.rank, cause_of(error),
+                    seat.store_host);
+  }
 }
 
 void check_ranks(const std::string& name, const std::vector<int64_t>& ranks, int64_t rank, int64_t size) {
@@ -88,6 +123,13 @@ void check_ranks(const std::string& name, const std::vector<int64_t>& ranks, int
                 "differ, be in "
                 "the world and include the caller",
                 name, fmt::join(ranks, ", "), rank, size);
+}
+
+/// For what a backend exchanges when it connects. Gloo's ranks each ask for the address of every other.
+c10::intrusive_ptr<c10d::Store> connecting_store(const c10::intrusive_ptr<c10d::Store>& store,
+                                                 const Meeting& meeting, c10::Device device) {
+  if (device.is_cpu()) return exchange_through_meetings(store, meeting);
+  return c10::make_intrusive<c10d::PrefixStore>(meeting.place, store);
 }
 
 c10::intrusive_ptr<c10d::Backend> connect(const BackendSpec& spec) {
@@ -116,6 +158,7 @@ std::shared_ptr<World> World::join(const plan::WorldSpec& spec, c10::Device devi
             .timeout_s = timeout_s,
             .address = met.address,
             .hosts_store = met.hosts_store,
+            .store_host = fmt::format("{} at {}", spec.agent_store ? "the agent" : "rank 0", met.where),
             .peers = peers};
   arrive(seat, "at " + met.where, timeout_s - (monotonic_seconds() - started));
   return std::make_shared<World>(std::move(seat));
@@ -135,18 +178,14 @@ c10::Device take_device(const std::string& device, const plan::WorldSpec& spec) 
 std::shared_ptr<World> World::join_store(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size,
                                          c10::Device device, double timeout_s, PeerOptions peers) {
   TRIREME_CHECK(rank >= 0 && rank < size, "[comm.join] rank {} of {}", rank, size);
-  Seat seat{.store = std::move(store),
-            .rank = rank,
-            .size = size,
-            .device = device,
-            .timeout_s = timeout_s,
-            .peers = peers};
+  Seat seat{.rank = rank, .size = size, .device = device, .timeout_s = timeout_s, .peers = peers};
+  if (size > 1) seat.store = c10::make_intrusive<BoundedStore>([store] { return store; }, kStoreAnswer_s);
   if (size > 1) arrive(seat, "in the given store", timeout_s);
   return std::make_shared<World>(std::move(seat));
 }
 
 World::World(Seat seat)
-    : store_(std::move(seat.store)),
+    : store_(seat.store),
       rank_(seat.rank),
       size_(seat.size),
       device_(seat.device),
@@ -156,7 +195,9 @@ World::World(Seat seat)
       peers_(seat.peers) {
   ignore_broken_pipes();
   TRIREME_CHECK(device_.is_cpu() || device_.has_index(), "[comm.join] device {} has no index", device_.str());
-  if (size_ > 1) board_ = std::make_shared<ProgressBoard>(store_, rank_);
+  if (size_ == 1) return;
+  board_ = make_board(seat);
+  news_ = std::make_shared<PeerNews>(std::move(seat.processes), board_);
 }
 
 World::~World() {
@@ -165,12 +206,10 @@ World::~World() {
   board_->leave();
   if (board_->store_lost()) return;
   try {
-    store_->set(fmt::format("left/{}", rank_), "1");
+    if (store_->add("left/count", 1) == size_) store_->set("left/all", std::vector<uint8_t>{1});
     if (!hosts_store_ || (unwinding && !failed)) return;
     // The store dies with its host: others may still be reading what was agreed last, or who has failed.
-    std::vector<std::string> keys;
-    for (const int64_t rank : ranks_below(size_)) keys.push_back(fmt::format("left/{}", rank));
-    wait_for_keys(*store_, keys, failed ? kFarewellAfterFailure_s : kFarewell_s);
+    wait_for_keys(*store_, {"left/all"}, failed ? kFarewellAfterFailure_s : kFarewell_s);
   } catch (const std::exception&) {
     // Nobody is left to tell.
   }
@@ -195,7 +234,7 @@ std::shared_ptr<Group> World::make_group(const std::string& name, const std::vec
                    .device = device_,
                    .timeout_s = timeout_s_,
                    .address = address_};
-  if (ranks.size() == 1) return make_backend_group(std::move(spec), {}, {}, {});
+  if (ranks.size() == 1) return make_backend_group(std::move(spec), {}, {}, {}, {});
   const std::string members = hex64(xxh3(fmt::format("{}", fmt::join(ranks, ","))));
   const std::string place = unique_place(fmt::format("group/{}/{}", name, members));
   Meeting meeting{.op = "comm.make_group",
@@ -209,14 +248,15 @@ std::shared_ptr<Group> World::make_group(const std::string& name, const std::vec
           ? offer_memory(group_rank, static_cast<int64_t>(ranks.size()), device_, peer_options.gather)
           : nullptr;
   const std::vector<std::string> offers = meet(*store_, meeting, offer ? offer->text() : "");
-  spec.store = c10::make_intrusive<c10d::PrefixStore>(place + "/connect", store_);
+  meeting.place = place + "/connect";
+  spec.store = connecting_store(store_, meeting, device_);
   auto backend = connect(spec);
   auto peers = offer ? offer->accept(offers, timeout_s_) : nullptr;
   // A rank that is done with the group at once must not hang up on one that is still connecting.
   meeting.place = place + "/connected";
   const std::vector<std::string> have_peers = meet(*store_, meeting, peers ? "shares memory" : "");
   if (std::ranges::count(have_peers, "") > 0) peers.reset();
-  return make_backend_group(std::move(spec), std::move(backend), std::move(peers), board_);
+  return make_backend_group(std::move(spec), std::move(backend), std::move(peers), board_, news_);
 }
 
 std::string World::share_from_root(const std::string& key, const std::string& text_on_root) {

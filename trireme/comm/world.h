@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "trireme/comm/group.h"
-#include "trireme/plan/mesh_shape.h"
 #include "trireme/plan/world.h"
 
 namespace c10d {
@@ -20,6 +19,7 @@ class Store;
 
 namespace trireme::comm {
 
+class PeerNews;
 class ProgressBoard;
 
 /// A member of a job. Destroying it leaves the job; collectives in flight on other ranks then fail.
@@ -77,24 +77,11 @@ class World {
   PeerOptions peers_;
   std::map<std::string, int64_t> uses_;   ///< how often a place in the store was used
   std::shared_ptr<ProgressBoard> board_;  ///< none in a world of one
+  std::shared_ptr<PeerNews> news_;        ///< likewise
 };
 
 /// The device that `device` (cpu, cuda or auto: a GPU where there is one) means for the rank of `spec`, made
 /// the current one. Throws EnvironmentError when there is no such GPU.
 c10::Device take_device(const std::string& device, const plan::WorldSpec& spec);
-
-/// One group per axis of the mesh, plus the groups that several axes form.
-struct Mesh {
-  plan::MeshShape shape;
-  std::shared_ptr<World> world;
-  std::shared_ptr<Group> all;        ///< every rank
-  std::shared_ptr<Group> shard;      ///< along dp_shard: parameters are split over it
-  std::shared_ptr<Group> replicate;  ///< along dp_replicate
-  std::shared_ptr<Group> dp;  ///< both data-parallel axes; the same object as an axis that alone makes it up
-  int64_t dp_rank = 0;
-};
-
-/// Collective over the world. Throws LogicError when the shape does not have the world's size.
-Mesh make_mesh(std::shared_ptr<World> world, const plan::MeshShape& shape);
 
 }  // namespace trireme::comm

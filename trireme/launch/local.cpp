@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <random>
 
 #include "trireme/base/error.h"
 #include "trireme/launch/cores.h"
@@ -19,8 +20,16 @@ namespace {
 
 void check(const LocalJob& job) {
   if (job.ranks < 1) throw ConfigError("[launch] {} ranks were asked for; start at least 1", job.ranks);
-  if (!(job.grace_s >= 0))
-    throw ConfigError("[launch] a grace of {} s is not possible; use 0 or more", job.grace_s);
+  if (!(job.grace_s >= 0 && job.stop_s >= 0)) {
+    throw ConfigError("[launch] {} s of grace and {} s to stop are not possible; use 0 or more", job.grace_s,
+                      job.stop_s);
+  }
+}
+
+/// 128 random bits. Who does not know them cannot guess what the job's entries in the store are called.
+std::string random_key() {
+  std::random_device bits;
+  return fmt::format("{:08x}{:08x}{:08x}{:08x}", bits(), bits(), bits(), bits());
 }
 
 /// The width of the terminal behind stderr; 0 when it is none.
@@ -39,6 +48,7 @@ struct Stage {
   const Fd null = open_null();
   SignalTrap signals;
   ListenSocket socket = listen_on_loopback();
+  const std::string job_key = random_key();
   const int64_t threads = std::max<int64_t>(1, usable_cores() / job.ranks);
   const int64_t columns = terminal_columns();
 };
@@ -50,6 +60,7 @@ RankPlace place_of(const Stage& stage, int64_t rank) {
           .port = stage.socket.port,
           .listen_fd = first ? stage.socket.fd.get() : -1,
           .threads = stage.threads,
+          .job_key = stage.job_key,
           .tty_columns = first ? stage.columns : 0};
 }
 
@@ -76,7 +87,7 @@ int run_local(const LocalJob& job) {
   check(job);
   Stage stage(job);
   Tee tee({.ranks = job.ranks, .log_dir = job.log_dir, .terminal = stage.columns > 0});
-  Supervisor supervisor(tee, stage.signals, job.grace_s);
+  Supervisor supervisor(tee, stage.signals, {.grace_s = job.grace_s, .stop_s = job.stop_s});
   for (int64_t rank = 0; rank < job.ranks; ++rank) {
     supervisor.add(start_rank(stage, rank));
     stage.socket.fd.close();  // rank 0 has it; a second owner would keep the port alive after rank 0 is gone

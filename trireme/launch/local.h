@@ -15,14 +15,16 @@ struct LocalJob {
   int64_t ranks = 1;
   Environment environment;  ///< base environment; the rank variables are added
   std::string log_dir;      ///< rank-N.log files go here; empty: none
-  double grace_s = 5.0;     ///< between asking the remaining ranks to stop and SIGKILL
+  double grace_s = 5.0;     ///< from a rank's failure to the SIGKILL of those that still run
+  double stop_s = 120.0;    ///< from a SIGTERM or SIGINT to the SIGKILL of ranks that have not stopped
 };
 
 /// Runs the job to its end and returns its exit code: 0 when all ranks returned 0, else that of the first
 /// rank that failed (128+N for signal N).
 ///
 /// Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR=127.0.0.1, MASTER_PORT,
-/// TRIREME_LAUNCHER=trireme, and OMP_NUM_THREADS (cores / ranks) unless set. The launcher binds the
+/// TRIREME_LAUNCHER=trireme, TRIREME_JOB_KEY (random, the same for all), and OMP_NUM_THREADS (cores / ranks)
+/// unless set. The launcher binds the
 /// rendezvous socket to a free loopback port itself and rank 0 inherits it as TRIREME_LISTEN_FD, so that no
 /// port is ever guessed. stdin of all ranks is empty.
 ///
@@ -31,7 +33,8 @@ struct LocalJob {
 /// print within a short time is shown once with "(x4 ranks)". Where stderr is a terminal, rank 0's stderr
 /// passes as it comes, and rank 0 finds the width in TRIREME_TTY_COLUMNS, so that it may draw a progress bar.
 ///
-/// SIGINT and SIGTERM are forwarded once to all ranks, which finish what they began; a second one kills.
+/// SIGINT and SIGTERM are forwarded once to all ranks, which finish what they began. Ranks that still run
+/// `stop_s` later are named and killed; a second signal kills at once.
 /// Ranks run in their own process groups and die with the launcher (PDEATHSIG), whatever happens to it.
 ///
 /// Throws ConfigError for impossible numbers and EnvironmentError when the program, a log or a process cannot

@@ -7,6 +7,7 @@ namespace {
 
 constexpr const char* kLeftByOuterLaunchers[] = {"TRIREME_LISTEN_FD",
                                                  "TRIREME_TTY_COLUMNS",
+                                                 "TRIREME_JOB_KEY",
                                                  "GROUP_RANK",
                                                  "GROUP_WORLD_SIZE",
                                                  "ROLE_RANK",
@@ -28,6 +29,7 @@ Environment rank_environment(const Environment& base, const RankPlace& place) {
   made.set("LOCAL_WORLD_SIZE", ranks);
   made.set("MASTER_ADDR", "127.0.0.1");
   made.set("MASTER_PORT", std::to_string(place.port));
+  if (!place.job_key.empty()) made.set("TRIREME_JOB_KEY", place.job_key);
   if (place.listen_fd >= 0) made.set("TRIREME_LISTEN_FD", std::to_string(place.listen_fd));
   if (place.tty_columns > 0) made.set("TRIREME_TTY_COLUMNS", std::to_string(place.tty_columns));
   if (!made.get("OMP_NUM_THREADS")) made.set("OMP_NUM_THREADS", std::to_string(place.threads));

@@ -1,6 +1,7 @@
 #pragma once
 // What a rank is told about its place in the job: environment variables that plan::detect_world reads. Pure.
 #include <cstdint>
+#include <string>
 
 #include "trireme/base/env.h"
 
@@ -9,10 +10,11 @@ namespace trireme::launch {
 struct RankPlace {
   int64_t rank = 0;
   int64_t ranks = 1;
-  int64_t port = 0;         ///< of the rendezvous socket on 127.0.0.1
-  int listen_fd = -1;       ///< that socket, for rank 0
-  int64_t threads = 1;      ///< OMP_NUM_THREADS unless `base` sets it
-  int64_t tty_columns = 0;  ///< width of the terminal that shows this rank's stderr as it comes; 0: none
+  int64_t port = 0;          ///< of the rendezvous socket on 127.0.0.1
+  int listen_fd = -1;        ///< that socket, for rank 0
+  int64_t threads = 1;       ///< OMP_NUM_THREADS unless `base` sets it
+  std::string job_key = {};  ///< random, equal for all ranks of a job; empty: none
+  int64_t tty_columns = 0;   ///< width of the terminal that shows this rank's stderr as it comes; 0: none
 };
 
 /// `base` with the variables of the rank. What an outer launcher left there and would contradict it is

@@ -67,8 +67,9 @@ std::optional<double> Supervisor::seconds_to_next_deadline(double now) const {
   const auto consider = [&](double seconds) { wait = std::min(seconds, wait.value_or(seconds)); };
   if (const auto due = tee_.next_due()) consider(*due - now);
   if (!failures_.empty()) consider(failures_.front().at + kSettle - now);
-  if (stop_began_ && !asked_to_stop_) consider(*stop_began_ + quiet_seconds(grace_s_) - now);
-  if (stop_began_ && !killed_stubborn_) consider(*stop_began_ + grace_s_ - now);
+  if (stop_began_ && !asked_to_stop_) consider(*stop_began_ + quiet_seconds(limits_.grace_s) - now);
+  if (stop_began_ && !killed_stubborn_) consider(*stop_began_ + limits_.grace_s - now);
+  if (forwarded_at_ && !killed_stubborn_) consider(*forwarded_at_ + limits_.stop_s - now);
   const bool must_ask = std::ranges::any_of(
       ranks_, [](const Rank& rank) { return rank.child.running() && rank.child.wait_fd() < 0; });
   if (must_ask) consider(kPollWithoutPidfd);
@@ -141,6 +142,7 @@ void Supervisor::take_signals() {
 
 void Supervisor::forward(int number) {
   forwarded_ = number;
+  forwarded_at_ = monotonic_seconds();
   for (const Rank& rank : ranks_) {
     // A terminal interrupts whole groups; SIGTERM is sent to a process, which decides about its helpers.
     number == SIGINT ? rank.child.signal_group(number) : rank.child.signal(number);
@@ -182,10 +184,20 @@ void Supervisor::report(const RankExit& exit) {
 }
 
 void Supervisor::advance_stop() {
-  if (!stop_began_ || running_ == 0) return;
-  const double elapsed = monotonic_seconds() - *stop_began_;
-  if (!asked_to_stop_ && elapsed >= quiet_seconds(grace_s_)) ask_to_stop();
-  if (!killed_stubborn_ && elapsed >= grace_s_) kill_stubborn();
+  if (running_ == 0) return;
+  const double now = monotonic_seconds();
+  const auto has_passed = [now](std::optional<double> since, double limit_s) {
+    return since && now - *since >= limit_s;
+  };
+  if (!asked_to_stop_ && has_passed(stop_began_, quiet_seconds(limits_.grace_s))) ask_to_stop();
+  if (killed_stubborn_) return;
+  if (has_passed(stop_began_, limits_.grace_s)) {
+    kill_stubborn(fmt::format("within {} s", limits_.grace_s));
+  } else if (has_passed(forwarded_at_, limits_.stop_s)) {
+    killed_by_ = forwarded_;
+    kill_stubborn(
+        fmt::format("within {} s of {}", limits_.stop_s, forwarded_ == SIGINT ? "SIGINT" : "SIGTERM"));
+  }
 }
 
 void Supervisor::ask_to_stop() {
@@ -196,7 +208,7 @@ void Supervisor::ask_to_stop() {
   }
 }
 
-void Supervisor::kill_stubborn() {
+void Supervisor::kill_stubborn(const std::string& when) {
   killed_stubborn_ = true;
   std::vector<std::string> names;
   for (const Rank& rank : ranks_) {
@@ -204,8 +216,8 @@ void Supervisor::kill_stubborn() {
   }
   kill_all();
   tee_.settle();
-  log_warning("[launch] {} {} did not stop within {} s and had to be killed",
-              names.size() == 1 ? "rank" : "ranks", join(names, ", "), grace_s_);
+  log_warning("[launch] {} {} did not stop {} and had to be killed", names.size() == 1 ? "rank" : "ranks",
+              join(names, ", "), when);
 }
 
 /// Our own reader may be slow: wait for it, but not against the user's will.
@@ -213,11 +225,14 @@ void Supervisor::finish_output() {
   tee_.settle();
   bool impatient = killed_by_ != 0;
   while (!impatient && (tee_.out().pending() || tee_.err().pending())) {
+    std::optional<double> patience;
+    if (forwarded_at_) patience = *forwarded_at_ + limits_.stop_s - monotonic_seconds();
+    if (patience && *patience <= 0) return;
     PollSet poll;
     poll.watch(signals_.fd(), POLLIN, [&] { impatient = signals_.next().has_value(); });
     if (tee_.out().pending()) poll.watch(tee_.out().fd(), POLLOUT, [this] { tee_.out().pump(); });
     if (tee_.err().pending()) poll.watch(tee_.err().fd(), POLLOUT, [this] { tee_.err().pump(); });
-    poll.wait(std::nullopt);
+    poll.wait(patience);
   }
 }
 

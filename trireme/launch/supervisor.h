@@ -3,6 +3,7 @@
 // gives the others time to report before it stops them. One thread, one poll loop.
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -22,11 +23,16 @@ struct Rank {
   bool asked = false;  ///< told to stop
 };
 
+/// Until ranks that still run are killed, in seconds.
+struct StopLimits {
+  double grace_s = 5.0;   ///< after a rank has failed
+  double stop_s = 120.0;  ///< after a signal was forwarded
+};
+
 class Supervisor {
  public:
-  /// grace_s: from a rank's failure to the SIGKILL of those that still run.
-  Supervisor(Tee& tee, SignalTrap& signals, double grace_s)
-      : tee_(tee), signals_(signals), grace_s_(grace_s) {}
+  Supervisor(Tee& tee, SignalTrap& signals, StopLimits limits)
+      : tee_(tee), signals_(signals), limits_(limits) {}
 
   void add(Rank rank) { ranks_.push_back(std::move(rank)); }
 
@@ -53,20 +59,21 @@ class Supervisor {
   void report(const RankExit& exit);
   void advance_stop();
   void ask_to_stop();
-  void kill_stubborn();
+  void kill_stubborn(const std::string& when);
 
   void finish_output();
   int verdict() const;
 
   Tee& tee_;
   SignalTrap& signals_;
-  double grace_s_;
+  StopLimits limits_;
   std::vector<Rank> ranks_;
   int64_t running_ = 0;
   std::vector<RankExit> exits_;       ///< all, in the order seen
   std::vector<RankExit> failures_;    ///< not yet judged
   std::optional<int> failed_code_;    ///< of the failure that decides the job's exit code
   std::optional<double> stop_began_;  ///< set when a failure is reported
+  std::optional<double> forwarded_at_;
   bool asked_to_stop_ = false, killed_stubborn_ = false;
   int forwarded_ = 0;  ///< the first signal we were sent
   int killed_by_ = 0;  ///< the second one

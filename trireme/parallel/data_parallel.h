@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "trireme/comm/world.h"
+#include "trireme/comm/mesh.h"
 #include "trireme/nn/torch_internals.h"
 #include "trireme/parallel/flat_unit.h"
 #include "trireme/plan/model_facts.h"

@@ -192,7 +192,8 @@ void add_checkpoint(Table& table, CheckpointConfig& checkpoint) {
 }
 
 void add_comm(Table& table, CommConfig& comm) {
-  table.push_back(number("comm.timeout_s", comm.timeout_s, 0.001, "deadline of every wait, in seconds"));
+  table.push_back(number("comm.timeout_s", comm.timeout_s, 0.001,
+                         "deadline of every wait, in seconds; at most a day", 86400.0));
   table.push_back(flag("comm.peer_memory", comm.peer_memory,
                        "ranks of one host read each other's memory instead of sending messages"));
   table.push_back(text("comm.gather", comm.gather,

@@ -78,7 +78,7 @@ void read_env_ranks(Reader& read, WorldSpec& spec) {
     return;
   }
   spec.local_rank = read.required({"LOCAL_RANK"});
-  spec.local_world_size = read.required({"LOCAL_WORLD_SIZE"});
+  spec.local_world_size = read.number({"LOCAL_WORLD_SIZE"}).value_or(0);
   const auto address = read.text({"MASTER_ADDR"});
   if (!address) read.miss("MASTER_ADDR");
   spec.master_addr = address.value_or(spec.master_addr);
@@ -256,8 +256,9 @@ void check_complete(const Claim& claim) {
 void check_range(const Claim& claim) {
   const WorldSpec& spec = claim.spec;
   const bool ranks = spec.world_size >= 1 && spec.rank >= 0 && spec.rank < spec.world_size;
-  const bool locals = spec.local_world_size >= 1 && spec.local_world_size <= spec.world_size &&
-                      spec.local_rank >= 0 && spec.local_rank < spec.local_world_size;
+  const int64_t local_ranks = spec.local_world_size == 0 ? spec.world_size : spec.local_world_size;
+  const bool locals = local_ranks >= 1 && local_ranks <= spec.world_size && spec.local_rank >= 0 &&
+                      spec.local_rank < local_ranks;
   const bool port = spec.master_port >= (spec.world_size > 1 ? 1 : 0) && spec.master_port <= 65535;
   if (ranks && locals && port && spec.restart >= 0) return;
   throw ConfigError(
@@ -303,6 +304,15 @@ std::vector<Claim> claims_by_precedence(const Environment& environment) {
   return claims;
 }
 
+/// Part of every key in the store, which has a limit.
+std::string job_key(const Environment& environment) {
+  constexpr size_t kLongest = 256;
+  std::string key = environment.get("TRIREME_JOB_KEY").value_or("");
+  if (key.size() <= kLongest) return key;
+  throw ConfigError("[plan.world] TRIREME_JOB_KEY has {} characters, at most {} are possible; use 32 of them",
+                    key.size(), kLongest);
+}
+
 }  // namespace
 
 WorldSpec detect_world(const Environment& environment) {
@@ -312,8 +322,7 @@ WorldSpec detect_world(const Environment& environment) {
       throw ConfigError(
           "[plan.world] PMIX_RANK={} says that this is one of several processes, but not of how many; start "
           "with "
-          "mpirun, srun or torchrun, or set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, "
-          "MASTER_PORT",
+          "mpirun, srun or torchrun, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT",
           *rank);
     }
     return {.launcher = "none"};
@@ -322,7 +331,9 @@ WorldSpec detect_world(const Environment& environment) {
   check_complete(chosen);
   check_range(chosen);
   for (const Claim& other : claims) check_agreement(chosen, other);
-  return chosen.spec;
+  WorldSpec spec = chosen.spec;
+  spec.job_key = job_key(environment);
+  return spec;
 }
 
 }  // namespace trireme::plan

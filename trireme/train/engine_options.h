@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "trireme/comm/world.h"
+#include "trireme/comm/mesh.h"
 #include "trireme/parallel/options.h"
 #include "trireme/plan/config.h"
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <optional>
 
-#include "trireme/comm/world.h"
+#include "trireme/comm/mesh.h"
 #include "trireme/data/corpus.h"
 #include "trireme/data/dataset.h"
 #include "trireme/data/loader.h"

@@ -2,7 +2,7 @@
 // Loss on held-out text, exact whatever the number of ranks.
 #include <cstdint>
 
-#include "trireme/comm/world.h"
+#include "trireme/comm/mesh.h"
 #include "trireme/data/dataset.h"
 #include "trireme/nn/language_model.h"
 #include "trireme/parallel/data_parallel.h"

@@ -1,0 +1,68 @@
+#pragma once
+// A store whose every call ends. torch's TCP client waits for answers without a limit: a host that is frozen,
+// or that a broken network hides, would hold its callers for ever. Internal to this room.
+#include <c10/util/intrusive_ptr.h>
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+namespace trireme::comm {
+
+/// How long a store may take to answer what it need not wait for.
+inline constexpr double kStoreAnswer_s = 5.0;
+
+/// Calls another store on a thread of its own and gives up on an answer that is late: c10::DistNetworkError,
+/// at once from then on. Calls that wait for keys have the timeout of the call, or getTimeout(), in addition.
+/// One call at a time; any thread may call.
+class BoundedStore final : public c10d::Store {
+ public:
+  using Open = std::function<c10::intrusive_ptr<c10d::Store>()>;
+
+  /// Opens the store on that thread. Throws what `open` throws, or DistNetworkError after `open_s`.
+  BoundedStore(Open open, double open_s, double answer_s = kStoreAnswer_s);
+  BoundedStore(const BoundedStore&) = delete;
+  BoundedStore& operator=(const BoundedStore&) = delete;
+  ~BoundedStore() override;
+
+  /// A connection of its own, with these limits.
+  c10::intrusive_ptr<c10d::Store> clone(double timeout_s, double answer_s);
+  c10::intrusive_ptr<c10d::Store> clone() override;
+
+  using Store::set;
+  void set(const std::string& key, const std::vector<uint8_t>& value) override;
+  using Store::compareSet;
+  std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
+                                  const std::vector<uint8_t>& desired) override;
+  std::vector<uint8_t> get(const std::string& key) override;
+  int64_t add(const std::string& key, int64_t value) override;
+  bool deleteKey(const std::string& key) override;
+  bool check(const std::vector<std::string>& keys) override;
+  int64_t getNumKeys() override;
+  void wait(const std::vector<std::string>& keys) override;
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override;
+  void append(const std::string& key, const std::vector<uint8_t>& value) override;
+  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override;
+  void multiSet(const std::vector<std::string>& keys,
+                const std::vector<std::vector<uint8_t>>& values) override;
+  bool hasExtendedApi() const override { return true; }
+  void setTimeout(const std::chrono::milliseconds& timeout) override;
+
+ private:
+  class Line;
+
+  template <typename Result>
+  Result call(double limit_s, std::function<Result(c10d::Store&)> body);
+  double wait_limit() const;
+
+  double answer_s_;
+  std::mutex calls_;
+  std::shared_ptr<Line> line_;
+};
+
+}  // namespace trireme::comm

@@ -1,0 +1,32 @@
+#pragma once
+// Which process a rank is, so that ranks of the same host can see whether it still runs. Internal to this
+// room.
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+
+namespace trireme::comm {
+
+struct ProcessId {
+  std::string host;  ///< host_identity() there
+  pid_t pid = 0;
+  uint64_t started = 0;  ///< tells the process from a later one with its pid
+};
+
+ProcessId own_process();
+
+/// One word each, and back; a text that is none gives a process of no host.
+std::string to_text(const ProcessId& process);
+ProcessId parse_process(const std::string& text);
+
+/// Whether the process has ended; false for a process of another host, of which nothing is known here.
+bool has_died(const ProcessId& process);
+
+/// Equal for processes that see each other's pids and can open each other's descriptors and memory.
+std::string host_identity();
+
+/// When the process was started, in clock ticks since boot; 0 when it is gone, be it as a zombie.
+uint64_t started_at(pid_t pid);
+
+}  // namespace trireme::comm
