@@ -12,6 +12,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/data/corpus.h"
+#include "trireme/data/lock.h"
 
 namespace trireme::data {
 namespace {
@@ -181,6 +182,40 @@ TEST(PrepareCorpusFailure, ClearsWhatAnInterruptedPreparationLeft) {
   std::filesystem::create_directories(first.folder + ".tmp/half");
   EXPECT_FALSE(prepare_corpus(options_for(scratch, "text")).from_cache);
   EXPECT_FALSE(has_temporary_folder(scratch));
+}
+
+TEST(PrepareCorpusFailure, GivenUpAnywhereLeavesNothingBehind) {
+  struct GivenUp {};
+  const Scratch scratch;
+  scratch.write("t/text", std::string(3 << 20, 'x'));
+  scratch.write("t/more", "some more");
+  for (int calls = 1;; ++calls) {
+    CorpusOptions options = options_for(scratch, "t");
+    int left = calls;
+    options.on_progress = [&](const Progress&) {
+      if (--left == 0) throw GivenUp();
+    };
+    try {
+      prepare_corpus(options);
+      EXPECT_GT(calls, 5);
+      break;
+    } catch (const GivenUp&) {
+    }
+    EXPECT_FALSE(has_temporary_folder(scratch)) << "after " << calls << " calls";
+  }
+  EXPECT_TRUE(prepare_corpus(options_for(scratch, "t")).from_cache);
+}
+
+TEST(PrepareCorpusFailure, ClearsWhatAKilledProcessLeftOfAnotherCorpus) {
+  const Scratch scratch;
+  scratch.write("text", "some text of some length");
+  const std::string data = scratch.path("cache/data/");
+  std::filesystem::create_directories(data + "0123456789abcdef.tmp/half");
+  std::filesystem::create_directories(data + "fedcba9876543210.tmp/half");
+  const FileLock held(data + "fedcba9876543210.lock", 0.0);
+  prepare_corpus(options_for(scratch, "text"));
+  EXPECT_FALSE(std::filesystem::exists(data + "0123456789abcdef.tmp"));
+  EXPECT_TRUE(std::filesystem::exists(data + "fedcba9876543210.tmp")) << "its process is alive";
 }
 
 TEST(PrepareCorpusConcurrency, TwoProcessesPrepareOnceAndAgree) {

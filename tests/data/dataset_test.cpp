@@ -212,5 +212,20 @@ TEST(Dataset, IsReadByManyThreads) {
   EXPECT_EQ(wrong, 0);
 }
 
+TEST(Dataset, NamesATokenOutsideTheVocabularyOfItsIndex) {
+  const Scratch scratch;
+  testing::write_tokens(scratch.path(""), numbered(40, 256), {256, 64, 64});
+  TokenIndex index = read_index(scratch.path(""));
+  index.vocab_size = 200;  // as if another tokenizer had written the shards
+  write_index(scratch.path(""), index);
+  const Dataset dataset(scratch.path(""), "train", 9);
+  std::vector<int64_t> sample(10);
+  dataset.read(0, sample);  // 3, 10, ... 66
+  const std::string message = testing::message_of<DataError>([&] { dataset.read(3, sample); });
+  EXPECT_NE(message.find("token 206 of sample 3"), std::string::npos) << message;  // 7 * 29 + 3
+  EXPECT_NE(message.find("vocabulary of 200"), std::string::npos) << message;
+  EXPECT_NE(message.find(scratch.path("")), std::string::npos) << message;
+}
+
 }  // namespace
 }  // namespace trireme::data

@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -12,7 +10,20 @@ namespace {
 
 using Texts = std::vector<std::string_view>;
 
-TEST(SplitDocuments, CutsAtSeparatorLinesOnly) {
+Texts split_documents(std::string_view text) {
+  Documents documents(text);
+  Texts found;
+  while (const auto document = documents.next()) found.push_back(*document);
+  return found;
+}
+
+Texts pieces(std::string_view document, size_t limit) {
+  Texts found;
+  for_each_piece(document, limit, [&](std::string_view piece) { found.push_back(piece); });
+  return found;
+}
+
+TEST(Documents, AreCutAtSeparatorLinesOnly) {
   const struct {
     std::string_view text;
     Texts documents;
@@ -34,33 +45,18 @@ TEST(SplitDocuments, CutsAtSeparatorLinesOnly) {
   for (const auto& one : cases) EXPECT_EQ(split_documents(one.text), one.documents) << one.text;
 }
 
-TEST(HeldOutThreshold, IsTheFractionOfAllDraws) {
-  EXPECT_EQ(held_out_threshold(0.0), 0u);
-  EXPECT_EQ(held_out_threshold(0.5), uint64_t{1} << 63);
-  EXPECT_EQ(held_out_threshold(0.25), uint64_t{1} << 62);
-  EXPECT_EQ(held_out_threshold(std::nextafter(1.0, 0.0)), ~uint64_t{0} - 2047);  // 2^64 (1 - 2^-53)
-}
-
-TEST(HeldOutDraw, HoldsOutTheFractionOfManyDocuments) {
-  constexpr int kDocuments = 20000;
-  for (const double fraction : {0.01, 0.1, 0.5}) {
-    int by_index = 0, by_name = 0;
-    for (size_t i = 0; i < kDocuments; ++i) {
-      by_index += held_out_draw("stories.txt", i) < held_out_threshold(fraction);
-      by_name += held_out_draw("file-" + std::to_string(i), 0) < held_out_threshold(fraction);
-    }
-    const double five_sigma = 5.0 * std::sqrt(kDocuments * fraction * (1.0 - fraction));
-    EXPECT_NEAR(by_index, kDocuments * fraction, five_sigma);
-    EXPECT_NEAR(by_name, kDocuments * fraction, five_sigma);
+TEST(Documents, AreFoundAcrossTheWindowsOfTheSearch) {
+  constexpr size_t kWindow = size_t{16} << 20;
+  for (const size_t size : {kWindow - 7, kWindow - 1, kWindow, 2 * kWindow + 3}) {
+    const std::string first = std::string(size, 'a') + "\n";
+    int calls = 0;
+    const std::string text = first + "<|endoftext|>\nlast";
+    Documents documents(text, [&] { ++calls; });
+    EXPECT_TRUE(documents.next() == first) << size;
+    EXPECT_TRUE(documents.next() == "last") << size;
+    EXPECT_FALSE(documents.next().has_value());
+    EXPECT_GE(calls, static_cast<int>(size / kWindow));
   }
-}
-
-TEST(CutDocument, HoldsOutTheLastPartInTheRatio) {
-  const std::string text = std::string(900, 'a') + std::string(100, 'b');
-  EXPECT_EQ(cut_document(text, 0.1),
-            std::pair(std::string_view(text).substr(0, 900), std::string_view(text).substr(900)));
-  EXPECT_EQ(cut_document(text, 0.0).first, text);
-  EXPECT_TRUE(cut_document(text, 0.0).second.empty());
 }
 
 TEST(Pieces, AreBoundedAndGiveTheDocumentBack) {

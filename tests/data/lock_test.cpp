@@ -31,6 +31,32 @@ TEST(FileLock, IsTakenWhenTheHolderLetsGo) {
   EXPECT_NO_THROW(FileLock(scratch.path("lock"), 0.0));
 }
 
+TEST(FileLock, IsWaitedForAsLongAsTheHolderShowsLife) {
+  const testing::Scratch scratch;
+  std::optional<FileLock> held(std::in_place, scratch.path("lock"), 0.0);
+  std::jthread holder([&] {
+    for (int i = 0; i < 4; ++i) {
+      held->show_life();
+      std::this_thread::sleep_for(std::chrono::milliseconds(550));
+    }
+    held.reset();
+  });
+  int alive = 0;
+  const FileLock second(scratch.path("lock"), 1.0, [&](bool sign) { alive += sign; });
+  EXPECT_GE(alive, 2) << "more than two seconds, with a limit of one";
+}
+
+TEST(FileLock, IsNotWaitedForByTryTake) {
+  const testing::Scratch scratch;
+  {
+    const FileLock held(scratch.path("lock"), 0.0);
+    EXPECT_FALSE(FileLock::try_take(scratch.path("lock")).has_value());
+  }
+  const auto taken = FileLock::try_take(scratch.path("lock"));
+  EXPECT_TRUE(taken.has_value());
+  EXPECT_FALSE(FileLock::try_take(scratch.path("lock")).has_value());
+}
+
 TEST(FileLock, NamesAPathThatCannotBeCreated) {
   const std::string message =
       testing::message_of<EnvironmentError>([] { const FileLock lock("/nonexistent-folder/lock", 0.0); });

@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
+#include "trireme/base/utf8.h"
 #include "trireme/cli/worker_verbs.h"
 #include "trireme/data/tokenizer.h"
 #include "trireme/kernels/device.h"
@@ -43,7 +44,7 @@ int worker_generate(const Request& request) {
                                    {"tokens", tokens.size()}};
     std::cout << result.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
   } else {
-    std::cout << prompt << text << "\n";
+    std::cout << printable(prompt + text) << "\n";
   }
   return 0;
 }

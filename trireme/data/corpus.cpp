@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
@@ -23,8 +24,10 @@
 namespace trireme::data {
 namespace {
 
-constexpr uint64_t kFormatVersion = 1;  // of what pack() writes: a new one makes every cached corpus stale
-constexpr double kLockTimeoutSeconds = 1800.0;
+constexpr uint64_t kFormatVersion = 2;  // of what pack() writes: a new one makes every cached corpus stale
+constexpr const char* kUnfinished = ".tmp";
+constexpr const char* kLock = ".lock";
+constexpr double kLockTimeoutSeconds = 300.0;  // without a sign of life of the process that prepares
 
 void check_options(const CorpusOptions& options) {
   if (!(options.val_fraction >= 0.0 && options.val_fraction < 1.0)) {
@@ -131,13 +134,54 @@ class TemporaryFolder {
   std::string path_;
 };
 
+/// Folders in `cache` that are being prepared, or whose preparation was cut off.
+std::vector<std::filesystem::path> unfinished_in(const std::string& cache) {
+  std::vector<std::filesystem::path> folders;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(cache, ignored)) {
+    if (entry.path().extension() == kUnfinished) folders.push_back(entry.path());
+  }
+  return folders;
+}
+
+/// Removes what processes that were killed left half done in `cache`, of whatever corpus.
+void remove_abandoned(const std::string& cache) {
+  for (std::filesystem::path folder : unfinished_in(cache)) {
+    const std::string unfinished = folder.string();
+    try {
+      if (FileLock::try_take(folder.replace_extension(kLock).string())) remove_folder(unfinished);
+    } catch (const EnvironmentError& error) {
+      log_warning("{}; {} stays", error.what(), unfinished);  // perhaps another user's
+    }
+  }
+}
+
 /// Holds the lock of `folder`.
-TokenIndex prepare(const Source& source, const Tokenizer& tokenizer, double val_fraction,
-                   const std::string& folder) {
-  TemporaryFolder temporary(folder + ".tmp");
-  TokenIndex index = pack(source, tokenizer, val_fraction, temporary.path());
+TokenIndex prepare(const Source& source, const Tokenizer& tokenizer, const CorpusOptions& options,
+                   const std::string& folder, FileLock& lock) {
+  TemporaryFolder temporary(folder + kUnfinished);
+  const auto tell = [&](const Progress& progress) {
+    lock.show_life();
+    if (options.on_progress) options.on_progress(progress);
+  };
+  TokenIndex index = pack(source, tokenizer, options.val_fraction, temporary.path(), tell);
   temporary.commit(folder);
   return index;
+}
+
+/// What is in `folder` once this process, or another one that was first, has prepared it.
+TokenIndex prepare_or_wait(const Source& source, const Tokenizer& tokenizer, const CorpusOptions& options,
+                           const std::string& folder, bool& from_cache) {
+  const std::string cache = std::filesystem::path(folder).parent_path().string();
+  make_directories(cache);
+  ProgressMeter waiting(options.on_progress);
+  FileLock lock(folder + kLock, kLockTimeoutSeconds,
+                [&](bool alive) { alive ? waiting.beat() : waiting.tell(); });
+  const std::optional<TokenIndex> index = find_prepared(folder);
+  from_cache = index.has_value();
+  if (from_cache) return *index;
+  remove_abandoned(cache);
+  return prepare(source, tokenizer, options, folder, lock);
 }
 
 std::string counted(int64_t count, std::string_view noun) {
@@ -165,22 +209,18 @@ void require_one_sequence(const TokenIndex& index, int64_t seq_len) {
 PreparedCorpus prepare_corpus(const CorpusOptions& options) {
   check_options(options);
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(options.tokenizer);
-  const Source source = list_source(options.path == "builtin" ? options.builtin_root : options.path);
+  const Source source =
+      list_source(options.path == "builtin" ? options.builtin_root : options.path, options.on_progress);
   const std::string folder = options.cache_dir + "/data/" + cache_key(source, options);
   std::optional<TokenIndex> index = find_prepared(folder);
   bool from_cache = index.has_value();
-  if (!from_cache) {
-    make_directories(options.cache_dir + "/data");
-    const FileLock lock(folder + ".lock", kLockTimeoutSeconds);
-    index = find_prepared(folder);  // another process may have been first
-    from_cache = index.has_value();
-    if (!from_cache) index = prepare(source, *tokenizer, options.val_fraction, folder);
-  }
+  if (!from_cache) index = prepare_or_wait(source, *tokenizer, options, folder, from_cache);
   require_one_sequence(*index, options.seq_len);
   return {.folder = folder,
           .description = describe(*index),
           .train_tokens = index->splits.at("train").tokens,
           .val_tokens = index->splits.at("val").tokens,
+          .vocab_size = index->vocab_size,
           .from_cache = from_cache};
 }
 

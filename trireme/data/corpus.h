@@ -1,11 +1,11 @@
 #pragma once
 // From text on disk to memory-mapped token shards in the cache: documents are listed in a fixed order, split
-// into training and validation by document, tokenised, packed, checksummed and committed by rename. A second
-// call finds the result by its key and verifies sizes only.
+// into training and validation, tokenised, packed, checksummed and committed by rename. A second call finds
+// the result by its key and verifies sizes only.
 #include <cstdint>
 #include <string>
 
-#include "trireme/plan/config.h"
+#include "trireme/data/progress.h"
 
 namespace trireme::data {
 
@@ -13,9 +13,10 @@ struct CorpusOptions {
   std::string path = {};          ///< a file or folder of text; "builtin": `builtin_root`
   std::string builtin_root = {};  ///< folder of C++ headers that "builtin" stands for
   std::string tokenizer = "byte";
-  double val_fraction = 0.02;
+  double val_fraction = 0.02;  ///< of the bytes of all documents
   std::string cache_dir = {};
   int64_t seq_len = 0;  ///< only to refuse a corpus shorter than one sequence
+  OnProgress on_progress = {};
 };
 
 struct PreparedCorpus {
@@ -23,12 +24,15 @@ struct PreparedCorpus {
   std::string description;  ///< "9,350 files, 36.2 MiB, byte tokens" for the start-up lines
   int64_t train_tokens = 0;
   int64_t val_tokens = 0;
+  int64_t vocab_size = 0;  ///< ids are below it
   bool from_cache = false;
 };
 
-/// Prepares, or finds in the cache. Safe against two processes preparing the same corpus at once. Throws
-/// DataError (exit 7) when the corpus is missing, unreadable, empty or shorter than one sequence, naming path
-/// and sizes. Text that is not UTF-8 is taken as bytes, with one warning that names the first such file.
+/// Prepares, or finds in the cache. Safe against two processes preparing the same corpus at once: one waits
+/// as long as the other shows signs of life. A preparation that fails or is given up leaves nothing in the
+/// cache; what a killed one left, the next removes. Throws DataError (exit 7) when the corpus is missing,
+/// unreadable, empty or shorter than one sequence, naming path and sizes. Text that is not UTF-8 is taken as
+/// bytes, with one warning that names the first such file.
 PreparedCorpus prepare_corpus(const CorpusOptions& options);
 
 }  // namespace trireme::data

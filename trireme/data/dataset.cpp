@@ -19,7 +19,8 @@ const SplitEntry& find_split(const TokenIndex& index, const std::string& folder,
 
 }  // namespace
 
-Dataset::Dataset(const std::string& folder, const std::string& split, int64_t seq_len) : seq_len_(seq_len) {
+Dataset::Dataset(const std::string& folder, const std::string& split, int64_t seq_len)
+    : folder_(folder), seq_len_(seq_len) {
   TRIREME_CHECK(seq_len >= 1, "[data.dataset] seq_len={}", seq_len);
   const TokenIndex index = read_index(folder);
   const int64_t token_bytes = bytes_per_token(index.vocab_size);
@@ -33,11 +34,26 @@ Dataset::Dataset(const std::string& folder, const std::string& split, int64_t se
 
 Dataset::~Dataset() = default;
 
+void Dataset::check_ids(int64_t index, std::span<const int64_t> tokens) const {
+  const auto beyond =
+      std::ranges::find_if(tokens, [this](int64_t id) { return id < 0 || id >= vocab_size_; });
+  if (beyond == tokens.end()) return;
+  throw DataError(
+      "[data.dataset] {}: token {} of sample {} is outside the vocabulary of {} of its index.json; delete "
+      "the "
+      "folder and prepare the data again",
+      folder_, *beyond, index, vocab_size_);
+}
+
 void Dataset::read(int64_t index, std::span<int64_t> tokens) const {
   TRIREME_CHECK(index >= 0 && index < samples_, "[data.dataset] sample {} of {}", index, samples_);
   TRIREME_CHECK(static_cast<int64_t>(tokens.size()) == seq_len_ + 1,
                 "[data.dataset] room for {} tokens, seq_len={}", tokens.size(), seq_len_);
-  int64_t begin = index * seq_len_;
+  read_tokens(index * seq_len_, tokens);
+  check_ids(index, tokens);
+}
+
+void Dataset::read_tokens(int64_t begin, std::span<int64_t> tokens) const {
   for (const auto& shard : shards_) {
     if (begin < shard->tokens()) {
       const size_t count = std::min(tokens.size(), static_cast<size_t>(shard->tokens() - begin));

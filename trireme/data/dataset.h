@@ -25,10 +25,15 @@ class Dataset {
   int64_t vocab_size() const { return vocab_size_; }
 
   /// Copies the seq_len + 1 tokens of sample `index`. Throws DataError naming file and chunk when a checksum
-  /// fails.
+  /// fails, or when a token is outside the vocabulary.
   void read(int64_t index, std::span<int64_t> tokens) const;
 
  private:
+  /// Tokens from number `begin` of the split on.
+  void read_tokens(int64_t begin, std::span<int64_t> tokens) const;
+  void check_ids(int64_t index, std::span<const int64_t> tokens) const;
+
+  std::string folder_;
   std::vector<std::unique_ptr<TokenShard>> shards_;
   int64_t seq_len_ = 0, tokens_ = 0, samples_ = 0, vocab_size_ = 0;
 };

@@ -1,9 +1,9 @@
 #pragma once
-// Where documents begin and end in a text, and which of them are held out for validation.
+// Where documents begin and end in a text.
 #include <cstddef>
-#include <cstdint>
+#include <functional>
+#include <optional>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace trireme::data {
@@ -11,22 +11,32 @@ namespace trireme::data {
 /// A line of this alone ends a document, as in the TinyStories text files.
 inline constexpr std::string_view kSeparatorLine = "<|endoftext|>";
 
-/// The runs of text between separator lines, as views into `text`; a text without such a line is one
-/// document. Documents of no bytes are left out; what is kept is kept byte for byte.
-std::vector<std::string_view> split_documents(std::string_view text);
+/// Walks over the runs of text between separator lines, as views into `text`; a text without such a line is
+/// one document. Documents of no bytes are left out; what is kept is kept byte for byte.
+class Documents {
+ public:
+  /// `while_searching` is called at least once for each 16 MiB that are searched for the end of a document.
+  explicit Documents(
+      std::string_view text, std::function<void()> while_searching = [] {});
+  /// The next document; none at the end of the text.
+  std::optional<std::string_view> next();
 
-/// The draw of document `index` of file `name`: held out when below held_out_threshold(). Depends on the name
-/// alone, so that adding files never moves a document from one split to the other.
-uint64_t held_out_draw(std::string_view name, size_t index);
+ private:
+  struct Cut {
+    size_t begin;  ///< first byte of the separator line
+    size_t end;    ///< first byte of the line after it
+  };
+  size_t find_separator(size_t from) const;
+  Cut next_cut() const;
 
-/// val_fraction in [0, 1) of the range of draws.
-uint64_t held_out_threshold(double val_fraction);
-
-/// A text of one document cut in two, training and validation: the last part is held out.
-std::pair<std::string_view, std::string_view> cut_document(std::string_view text, double val_fraction);
+  std::string_view text_;
+  std::function<void()> while_searching_;
+  size_t begin_ = 0;  ///< of what is still to come
+};
 
 /// A document in pieces of at most `limit` bytes, cut after a line end where there is one, so that tokenising
-/// needs little memory.
-std::vector<std::string_view> pieces(std::string_view document, size_t limit);
+/// needs little memory. Calls body(piece).
+void for_each_piece(std::string_view document, size_t limit,
+                    const std::function<void(std::string_view)>& body);
 
 }  // namespace trireme::data

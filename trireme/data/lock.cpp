@@ -2,11 +2,13 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
@@ -17,6 +19,13 @@ namespace trireme::data {
 namespace {
 
 constexpr auto kPoll = std::chrono::milliseconds(20);
+constexpr double kLifePeriod_s = 0.5;
+
+Descriptor open_lock(const std::string& path) {
+  Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  if (!file) throw_errno("create", path, errno);
+  return file;
+}
 
 bool try_lock(int fd, const std::string& path) {
   if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return true;
@@ -24,28 +33,60 @@ bool try_lock(int fd, const std::string& path) {
   return false;
 }
 
-void wait_for_lock(int fd, const std::string& path, double timeout_s) {
-  const double deadline = monotonic_seconds() + timeout_s;
+void write_holder(int fd, const std::string& path) {
+  const std::string holder = std::to_string(::getpid());
+  if (::ftruncate(fd, 0) != 0) throw_errno("truncate", path, errno);
+  write_all(fd, holder.data(), holder.size(), path);
+}
+
+/// When the holder last showed life.
+std::pair<int64_t, int64_t> last_sign(int fd) {
+  struct stat info {};
+  ::fstat(fd, &info);
+  return {info.st_mtim.tv_sec, info.st_mtim.tv_nsec};
+}
+
+void wait_for_lock(int fd, const std::string& path, double timeout_s,
+                   const std::function<void(bool)>& while_waiting) {
+  auto sign = last_sign(fd);
+  double alive_at = monotonic_seconds();
   log_info("[data.lock] process {} holds {}; waiting for it", read_file(path), path);
   while (!try_lock(fd, path)) {
-    if (monotonic_seconds() > deadline) {
+    const auto now = last_sign(fd);
+    const bool alive = std::exchange(sign, now) != now;
+    if (alive) alive_at = monotonic_seconds();
+    if (monotonic_seconds() - alive_at > timeout_s) {
       throw EnvironmentError(
-          "[data.lock] process {} still holds {} after {:.0f} s; wait for it or end it, and run again",
+          "[data.lock] process {} still holds {} and has shown no life for {:.0f} s; wait for it or end it, "
+          "and run again",
           read_file(path), path, timeout_s);
     }
+    while_waiting(alive);
     std::this_thread::sleep_for(kPoll);
   }
 }
 
 }  // namespace
 
-FileLock::FileLock(const std::string& path, double timeout_s)
-    : file_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
-  if (!file_) throw_errno("create", path, errno);
-  if (!try_lock(file_.get(), path)) wait_for_lock(file_.get(), path, timeout_s);
-  const std::string holder = std::to_string(::getpid());
-  if (::ftruncate(file_.get(), 0) != 0) throw_errno("truncate", path, errno);
-  write_all(file_.get(), holder.data(), holder.size(), path);
+FileLock::FileLock(const std::string& path, double timeout_s,
+                   const std::function<void(bool alive)>& while_waiting)
+    : file_(open_lock(path)) {
+  if (!try_lock(file_.get(), path)) wait_for_lock(file_.get(), path, timeout_s, while_waiting);
+  write_holder(file_.get(), path);
+}
+
+std::optional<FileLock> FileLock::try_take(const std::string& path) {
+  Descriptor file = open_lock(path);
+  if (!try_lock(file.get(), path)) return std::nullopt;
+  write_holder(file.get(), path);
+  return FileLock(std::move(file));
+}
+
+void FileLock::show_life() {
+  const double now = monotonic_seconds();
+  if (now - shown_at_ < kLifePeriod_s) return;
+  shown_at_ = now;
+  ::futimens(file_.get(), nullptr);
 }
 
 }  // namespace trireme::data

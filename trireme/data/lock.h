@@ -1,6 +1,9 @@
 #pragma once
 // One process at a time: an flock on a file of its own, given back by the kernel when the holder dies.
+#include <functional>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "trireme/data/posix.h"
 
@@ -9,12 +12,25 @@ namespace trireme::data {
 /// Holds the lock until destroyed. The file stays, for removing it would let two holders in.
 class FileLock {
  public:
-  /// Waits up to `timeout_s` and says whom it waits for. Throws EnvironmentError naming the holder's process
-  /// id when the time is over, or when the file cannot be created.
-  FileLock(const std::string& path, double timeout_s);
+  /// Waits while the holder shows signs of life, and says for whom. While it waits it calls `while_waiting`
+  /// 50 times a second, with true when the holder has shown one since; what that throws ends the wait. Throws
+  /// EnvironmentError naming the holder's process id after `timeout_s` without one, or when the file cannot
+  /// be created.
+  FileLock(
+      const std::string& path, double timeout_s,
+      const std::function<void(bool alive)>& while_waiting = [](bool) {});
+
+  /// The lock if nobody holds it. Throws EnvironmentError when the file cannot be created.
+  static std::optional<FileLock> try_take(const std::string& path);
+
+  /// A sign of life for those who wait; cheap when called often.
+  void show_life();
 
  private:
+  explicit FileLock(Descriptor file) : file_(std::move(file)) {}
+
   Descriptor file_;
+  double shown_at_ = 0.0;
 };
 
 }  // namespace trireme::data

@@ -1,22 +1,24 @@
 #include "trireme/data/packer.h"
 
 #include <algorithm>
-#include <filesystem>
-#include <limits>
+#include <map>
 #include <optional>
 #include <string_view>
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
+#include "trireme/base/utf8.h"
 #include "trireme/data/documents.h"
+#include "trireme/data/held_out.h"
 #include "trireme/data/shard.h"
-#include "trireme/data/utf8.h"
 
 namespace trireme::data {
 namespace {
 
-constexpr size_t kPieceBytes = size_t{1} << 20;  // text tokenised at once
+constexpr size_t kPieceBytes = size_t{1} << 20;    // text tokenised at once
+constexpr size_t kWindowBytes = size_t{16} << 20;  // text checked at once
+constexpr int64_t kPasses = 2;                     // over the text: one chooses, one packs
 
 /// The whole file, mapped: a text larger than memory is paged in and out as it is read.
 MappedFile map_text(const Source& source, const SourceFile& file) {
@@ -39,24 +41,61 @@ std::string_view text_of(const MappedFile& file) {
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
 }
 
+/// The whole text in windows that end between two characters, so that there is a word of progress after each.
+bool is_utf8_text(std::string_view text, ProgressMeter& meter) {
+  bool valid = true;
+  while (!text.empty()) {
+    const std::string_view window =
+        text.substr(0, character_begin(text, std::min(kWindowBytes, text.size())));
+    valid = valid && is_utf8(window);
+    text.remove_prefix(window.size());
+    meter.add(static_cast<int64_t>(window.size()));
+  }
+  return valid;
+}
+
+/// What the first pass over a source finds out.
+struct Survey {
+  HeldOut held_out;
+  std::string not_utf8;  ///< path of the first file that is not; empty: none
+};
+
+Survey survey(const Source& source, double val_fraction, ProgressMeter& meter) {
+  HeldOutChooser chooser(val_fraction, source.bytes);
+  Survey result;
+  for (const SourceFile& file : source.files) {
+    const MappedFile mapped = map_text(source, file);
+    const std::string_view text = text_of(mapped);
+    if (!is_utf8_text(text, meter) && result.not_utf8.empty()) result.not_utf8 = source.path_of(file);
+    Documents documents(text, [&] { meter.beat(); });
+    for (size_t index = 0; const auto document = documents.next(); ++index) {
+      chooser.add(held_out_draw(file.name, index), static_cast<int64_t>(document->size()));
+    }
+  }
+  result.held_out = chooser.choose();
+  return result;
+}
+
+/// Tokens of one split, with a separator between two texts.
 class SplitPacker {
  public:
-  SplitPacker(const Tokenizer& tokenizer, const std::string& folder, const std::string& split)
-      : tokenizer_(tokenizer), writer_(folder, split, {.vocab_size = tokenizer.vocab_size()}) {}
+  SplitPacker(const Tokenizer& tokenizer, const std::string& folder, const std::string& split,
+              ProgressMeter& meter)
+      : tokenizer_(tokenizer),
+        writer_(folder, split, {.vocab_size = tokenizer.vocab_size()}),
+        meter_(meter) {}
 
-  void add(std::string_view document) {
-    if (document.empty()) return;
+  /// A document, or a part of it; the split where it begins counts it.
+  void add(std::string_view text, bool begins) {
+    if (text.empty()) return;
     const int32_t separator = tokenizer_.document_separator();
-    if (documents_++ > 0) writer_.append({&separator, 1});
-    add_rest(document);
+    if (texts_++ > 0) writer_.append({&separator, 1});
+    if (begins) ++documents_;
+    for_each_piece(text, kPieceBytes, [this](std::string_view piece) {
+      writer_.append(tokenizer_.encode(piece));
+      meter_.add(static_cast<int64_t>(piece.size()));
+    });
   }
-
-  /// More text of a document that began elsewhere.
-  void add_rest(std::string_view text) {
-    for (const std::string_view piece : pieces(text, kPieceBytes)) writer_.append(tokenizer_.encode(piece));
-  }
-
-  int64_t documents() const { return documents_; }
 
   SplitEntry finish() {
     SplitEntry entry = writer_.finish();
@@ -67,82 +106,40 @@ class SplitPacker {
  private:
   const Tokenizer& tokenizer_;
   SplitWriter writer_;
-  int64_t documents_ = 0;
+  ProgressMeter& meter_;
+  int64_t texts_ = 0, documents_ = 0;
 };
 
-/// One pass over a source with one threshold of the held-out draw.
-class Pass {
- public:
-  Pass(const Tokenizer& tokenizer, const std::string& folder, double val_fraction)
-      : val_fraction_(val_fraction), train_(tokenizer, folder, "train"), val_(tokenizer, folder, "val") {}
-
-  void run(const Source& source, uint64_t threshold) {
-    for (const SourceFile& file : source.files) {
-      const MappedFile mapped = map_text(source, file);
-      const std::string_view text = text_of(mapped);
-      if (not_utf8_.empty() && !is_utf8(text)) not_utf8_ = source.path_of(file);
-      const std::vector<std::string_view> documents = split_documents(text);
-      if (source.files.size() == 1 && documents.size() == 1) return add_cut(documents[0]);
-      for (size_t i = 0; i < documents.size(); ++i) add(documents[i], held_out_draw(file.name, i), threshold);
+std::map<std::string, SplitEntry> write_splits(const Source& source, const Tokenizer& tokenizer,
+                                               const HeldOut& held_out, const std::string& folder,
+                                               ProgressMeter& meter) {
+  SplitPacker train(tokenizer, folder, "train", meter), val(tokenizer, folder, "val", meter);
+  int64_t ordinal = 0;
+  for (const SourceFile& file : source.files) {
+    const MappedFile mapped = map_text(source, file);
+    Documents documents(text_of(mapped), [&] { meter.beat(); });
+    for (size_t index = 0; const auto document = documents.next(); ++index) {
+      const auto size = static_cast<int64_t>(document->size());
+      const int64_t held_out_bytes =
+          held_out.bytes_of({.draw = held_out_draw(file.name, index), .ordinal = ordinal++}, size);
+      const size_t cut = character_begin(*document, static_cast<size_t>(size - held_out_bytes));
+      train.add(document->substr(0, cut), /*begins=*/true);
+      val.add(document->substr(cut), /*begins=*/cut == 0);
     }
   }
-
-  /// The threshold that gives the empty split a document, when there are enough of them.
-  std::optional<uint64_t> better_threshold() const {
-    if (val_fraction_ == 0.0 || train_.documents() + val_.documents() < 2) return std::nullopt;
-    if (val_.documents() == 0) return lowest_draw_ + 1;
-    if (train_.documents() == 0) return highest_draw_;
-    return std::nullopt;
-  }
-
-  std::map<std::string, SplitEntry> finish() { return {{"train", train_.finish()}, {"val", val_.finish()}}; }
-  const std::string& not_utf8() const { return not_utf8_; }
-
- private:
-  void add(std::string_view document, uint64_t draw, uint64_t threshold) {
-    lowest_draw_ = std::min(lowest_draw_, draw);
-    highest_draw_ = std::max(highest_draw_, draw);
-    (draw < threshold ? val_ : train_).add(document);
-  }
-
-  void add_cut(std::string_view document) {
-    const auto [train, val] = cut_document(document, val_fraction_);
-    train_.add(train);
-    val_.add_rest(val);
-  }
-
-  double val_fraction_;
-  SplitPacker train_, val_;
-  uint64_t lowest_draw_ = std::numeric_limits<uint64_t>::max();
-  uint64_t highest_draw_ = 0;
-  std::string not_utf8_;  ///< path of the first file that is not UTF-8
-};
-
-Pass run_pass(const Source& source, const Tokenizer& tokenizer, double val_fraction, uint64_t threshold,
-              const std::string& folder) {
-  Pass pass(tokenizer, folder, val_fraction);
-  pass.run(source, threshold);
-  return pass;
-}
-
-/// Runs again with the threshold moved when a split got no document, which happens to small corpora only.
-Pass run_passes(const Source& source, const Tokenizer& tokenizer, double val_fraction,
-                const std::string& folder) {
-  Pass first = run_pass(source, tokenizer, val_fraction, held_out_threshold(val_fraction), folder);
-  const std::optional<uint64_t> better = first.better_threshold();
-  if (!better) return first;
-  for (const auto& file : std::filesystem::directory_iterator(folder)) std::filesystem::remove(file);
-  return run_pass(source, tokenizer, val_fraction, *better, folder);
+  return {{"train", train.finish()}, {"val", val.finish()}};
 }
 
 }  // namespace
 
 TokenIndex pack(const Source& source, const Tokenizer& tokenizer, double val_fraction,
-                const std::string& folder) {
-  Pass pass = run_passes(source, tokenizer, val_fraction, folder);
-  if (!pass.not_utf8().empty()) {
+                const std::string& folder, const OnProgress& on_progress) {
+  ProgressMeter meter(on_progress);
+  meter.expect(kPasses * source.bytes);
+  const Survey found = survey(source, val_fraction, meter);
+  if (!found.not_utf8.empty()) {
     log_warning("[data.corpus] {} is not UTF-8 (the first such file); its bytes are taken as they are",
-                pass.not_utf8());
+                found.not_utf8);
   }
   TokenIndex index{.tokenizer = tokenizer.name(),
                    .vocab_size = tokenizer.vocab_size(),
@@ -150,7 +147,7 @@ TokenIndex pack(const Source& source, const Tokenizer& tokenizer, double val_fra
                    .source_files = static_cast<int64_t>(source.files.size()),
                    .source_bytes = source.bytes,
                    .val_fraction = val_fraction,
-                   .splits = pass.finish()};
+                   .splits = write_splits(source, tokenizer, found.held_out, folder, meter)};
   write_index(folder, index);
   return index;
 }

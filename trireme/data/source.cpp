@@ -37,7 +37,7 @@ int64_t mtime_ns(const struct stat& info) {
 /// Walks the folders of one root; entries are looked up relative to their open folder, which halves the cost.
 class Walk {
  public:
-  explicit Walk(Source& source) : source_(source) {}
+  Walk(Source& source, const OnProgress& on_progress) : source_(source), meter_(on_progress) {}
 
   void run() {
     pending_.push_back("");
@@ -45,6 +45,7 @@ class Walk {
       const std::string prefix = std::move(pending_.back());
       pending_.pop_back();
       list(prefix);
+      meter_.beat();
     }
   }
 
@@ -75,13 +76,14 @@ class Walk {
   }
 
   Source& source_;
+  ProgressMeter meter_;
   std::vector<std::string> pending_;
   int64_t links_ = 0;
 };
 
-void list_folder(Source& source) {
+void list_folder(Source& source, const OnProgress& on_progress) {
   source.root = source.path;
-  Walk walk(source);
+  Walk walk(source, on_progress);
   walk.run();
   if (source.files.empty()) {
     throw DataError(
@@ -102,12 +104,12 @@ void list_file(Source& source, const struct stat& info) {
 
 }  // namespace
 
-Source list_source(const std::string& path) {
+Source list_source(const std::string& path, const OnProgress& on_progress) {
   Source source{.root = {}, .path = canonical(path), .files = {}};
   struct stat info {};
   if (::stat(source.path.c_str(), &info) != 0) unreadable(source.path, errno);
   if (S_ISDIR(info.st_mode)) {
-    list_folder(source);
+    list_folder(source, on_progress);
   } else if (S_ISREG(info.st_mode)) {
     list_file(source, info);
   } else {

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "trireme/data/progress.h"
+
 namespace trireme::data {
 
 struct SourceFile {
@@ -25,6 +27,6 @@ struct Source {
 /// and so are symbolic links inside the folder: what they name inside it is listed anyway, what lies outside
 /// was not asked for. Throws DataError when the path is missing, unreadable, neither file nor folder, or
 /// holds no text.
-Source list_source(const std::string& path);
+Source list_source(const std::string& path, const OnProgress& on_progress = {});
 
 }  // namespace trireme::data

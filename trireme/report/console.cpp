@@ -9,6 +9,7 @@
 
 #include "trireme/base/clock.h"
 #include "trireme/base/file.h"
+#include "trireme/base/utf8.h"
 #include "trireme/report/run_dir.h"
 #include "trireme/report/step_line.h"
 
@@ -18,15 +19,6 @@ namespace {
 void print_line(std::string line) {
   line += '\n';
   write_all(STDOUT_FILENO, line.data(), line.size(), "standard output");
-}
-
-/// Generated text may hold any byte; an escape sequence must not reach the terminal.
-std::string printable(std::string text) {
-  for (char& letter : text) {
-    const auto byte = static_cast<unsigned char>(letter);
-    if ((byte < 0x20 && letter != '\n' && letter != '\t') || byte == 0x7f) letter = '?';
-  }
-  return text;
 }
 
 /// Time to go, from the median of the latest steps: one slow step (a checkpoint, a validation) does not move

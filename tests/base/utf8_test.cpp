@@ -1,11 +1,11 @@
-#include "trireme/data/utf8.h"
+#include "trireme/base/utf8.h"
 
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <string>
 
-namespace trireme::data {
+namespace trireme {
 namespace {
 
 using namespace std::string_literals;
@@ -64,5 +64,44 @@ TEST(IsUtf8, AcceptsNothingAndZeroBytes) {
   EXPECT_TRUE(is_utf8("a\0b"s));
 }
 
+TEST(CharacterBegin, NeverLiesInsideACharacter) {
+  const std::string text = "a\u00e9\u20ac\U0001f6a3z";  // of 1, 2, 3, 4 and 1 bytes
+  const size_t expected[] = {0, 1, 1, 3, 3, 3, 6, 6, 6, 6, 10, 11};
+  for (size_t i = 0; i <= text.size(); ++i) EXPECT_EQ(character_begin(text, i), expected[i]) << i;
+}
+
+TEST(CharacterBegin, IsThePlaceItselfWhereThereIsNoCharacter) {
+  const std::string text = "ab\x80\x80\x80\x80\x80";
+  for (size_t i = 0; i <= text.size(); ++i) EXPECT_EQ(character_begin(text, i), i);
+}
+
+TEST(Printable, KeepsTextLineBreaksAndTabs) {
+  const std::string text = "int main() {\n\treturn '\u00e9\u20ac\U0001f6a3';\n}";
+  EXPECT_EQ(printable(text), text);
+}
+
+TEST(Printable, LeavesNothingThatATerminalWouldObey) {
+  EXPECT_EQ(printable("a\x1b[2Jb\x07\r\x7f\x00z"s),
+            "a?[2Jb???"
+            "?z");
+  EXPECT_EQ(printable("\xc2\x9b"
+                      "31m\xc2\x80\xc2\xa0"),
+            "?31m?\xc2\xa0")
+      << "C1 as UTF-8, and U+00A0";
+  EXPECT_EQ(printable("\x9b"
+                      "31m\xff\xe2\x82"),
+            "\ufffd"
+            "31m\ufffd\ufffd\ufffd")
+      << "bytes that are no UTF-8";
+  std::string all;
+  for (int i = 0; i < 256; ++i) all += static_cast<char>(i);
+  const std::string shown = printable(all);
+  EXPECT_TRUE(is_utf8(shown));
+  for (const char byte : shown) {
+    const auto code = static_cast<unsigned char>(byte);
+    EXPECT_TRUE(byte == '\n' || byte == '\t' || (code >= 0x20 && code != 0x7f)) << int{code};
+  }
+}
+
 }  // namespace
-}  // namespace trireme::data
+}  // namespace trireme
