@@ -1,10 +1,13 @@
 #include "trireme/checkpoint/safetensors_header.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "tests/data/scratch.h"
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
+#include "trireme/kernels/device.h"
 
 namespace trireme::checkpoint {
 namespace {
@@ -195,6 +198,54 @@ TEST(SafetensorsHeader, AcceptsOnlySoundOnesAmongMutations) {
   }
   EXPECT_GT(accepted, 100);    // changed names and metadata
   EXPECT_LT(accepted, 10000);  // changed structure and numbers
+}
+
+/// What parsing `json` adds to the largest resident set of a process of its own, in MiB; -1 unless DataError
+/// was thrown.
+int mib_to_refuse(const std::string& json) {
+  int channel[2];
+  if (::pipe(channel) != 0) return -1;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const int64_t before = kernels::resident_peak();
+    int mib = -1;
+    try {
+      parse(json, 0);
+    } catch (const DataError&) {
+      mib = static_cast<int>((kernels::resident_peak() - before) >> 20);
+    }
+    [[maybe_unused]] const ssize_t written = ::write(channel[1], &mib, sizeof mib);
+    ::_exit(0);
+  }
+  int mib = -1;
+  ::close(channel[1]);
+  [[maybe_unused]] const ssize_t got = ::read(channel[0], &mib, sizeof mib);
+  ::close(channel[0]);
+  ::waitpid(child, nullptr, 0);
+  return mib;
+}
+
+/// 82 MB of metadata that is no error but its size.
+std::string hostile_metadata(size_t value_bytes) {
+  constexpr size_t kBytes = 82'000'000;
+  std::string json;
+  json.reserve(kBytes + value_bytes + 100);
+  json = R"({"__metadata__":{)";
+  for (int64_t i = 0; json.size() < kBytes; ++i) {
+    json += fmt::format(R"("{:x}":")", i);
+    json.append(value_bytes, 'v');
+    json += "\",";
+  }
+  json.back() = '}';
+  return json + "}";
+}
+
+TEST(SafetensorsHeader, RefusesLargeMetadataWithoutTakingMemoryForIt) {
+  for (const size_t value_bytes : {size_t{0}, size_t{1000}, size_t{81'000'000}}) {
+    const int mib = mib_to_refuse(hostile_metadata(value_bytes));
+    EXPECT_GE(mib, 0) << value_bytes;
+    EXPECT_LE(mib, 300) << "values of " << value_bytes;  // one value of 81 MB is read before it is refused
+  }
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <map>
 
 #include "trireme/base/env.h"
@@ -61,7 +62,7 @@ TEST(ConfigErrors, UnknownKeysOfVariablesAndOverridesAreNamed) {
 
 TEST(ConfigErrors, WrongTypesNameKeyValuePlaceAndType) {
   expect_mentions(of_text("train:\n  global_batch: 4\n  steps: many\n"),
-                  {"train.steps='many'", "<text>:3:3", "whole number", "at least 1"});
+                  {"train.steps='many'", "<text>:3:3", "whole number", "1 to 1000000000000"});
   expect_mentions(of_overrides({"optim.lr=fast"}), {"optim.lr='fast'", "--optim.lr", "number"});
   expect_mentions(of_overrides({"model.tie_embeddings=maybe"}), {"'maybe'", "true or false"});
   expect_mentions(refusal({}, Environment(Variables{{"TRIREME__SEED", "x"}})), {"seed='x'", "TRIREME__SEED"});
@@ -123,7 +124,7 @@ TEST(ConfigErrors, ShapesThatAreNoConfigAreRefused) {
   expect_mentions(of_text("train:\n  steps: [1, 2]\n"), {"<text>:2:3", "'train.steps' has a list"});
   expect_mentions(of_text("train:\n  steps: {a: 1}\n"), {"'train.steps' has keys below it"});
   expect_mentions(of_text("train:\n  steps:\n"), {"<text>:2:3", "'train.steps' has no value"});
-  expect_mentions(of_text("seed: 1\n---\nseed: 2\n"), {"2 YAML documents"});
+  expect_mentions(of_text("seed: 1\n---\nseed: 2\n"), {"more than one YAML document"});
   expect_mentions(of_text("? [a, b]\n: 1\n"), {"a key must be a word"});
 }
 
@@ -215,6 +216,47 @@ TEST(ConfigErrors, RecomputationAndLossScalingMustFit) {
 TEST(ConfigErrors, RunNameMustNameADirectory) {
   expect_mentions(of_overrides({"name="}), {"name= (--name)", "directory"});
   expect_mentions(of_overrides({"name=a/b"}), {"name=a/b"});
+}
+
+/// yaml-cpp finds null documents without end in some of these.
+TEST(ConfigErrors, TextsOfWhichYamlTakesNothingAreRefused) {
+  for (const char* text : {",", ", ", ",\n", "a: 1\n,", "},", "]", "}", "seed: 1\n}", "[1],[2]", ",,,"}) {
+    EXPECT_TRUE(of_text(text).starts_with("[plan.config]")) << text << ": " << of_text(text);
+  }
+}
+
+TEST(ConfigErrors, AFileThatIsTooLongIsNamedAndNotRead) {
+  expect_mentions(refusal({.path = "/dev/zero"}), {"/dev/zero", "more than 1048576 bytes"});
+  const std::filesystem::path path = std::filesystem::temp_directory_path() / "trireme-long-config.yaml";
+  const auto of_size = [&](size_t size) {
+    std::string text = "seed: 7\n# ";
+    text.resize(size, '.');
+    std::ofstream(path) << text;
+    return refusal({.path = path.string()});
+  };
+  EXPECT_EQ(of_size(1 << 20), "accepted");
+  expect_mentions(of_size((1 << 20) + 1), {path.string(), "more than 1048576 bytes"});
+  std::filesystem::remove(path);
+}
+
+TEST(ConfigErrors, BucketsNeedParametersThatStayWhole) {
+  const auto with = [](const std::string& policy, const std::string& sharding) {
+    return of_overrides(
+        {"parallel.bucket_mib=1", "parallel.policy=" + policy, "parallel.sharding=" + sharding});
+  };
+  for (const char* policy : {"ddp", "zero1", "zero2"}) EXPECT_EQ(with(policy, "auto"), "accepted") << policy;
+  EXPECT_EQ(with("fsdp", "no_shard"), "accepted");
+  for (const char* sharding : {"auto", "full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2"}) {
+    expect_mentions(with("fsdp", sharding), {"parallel.bucket_mib=1", "parallel.policy=fsdp", "zero2"});
+  }
+  expect_mentions(with("zero3", "auto"), {"parallel.policy=zero3"});
+  EXPECT_EQ(of_overrides({"parallel.bucket_mib=0", "parallel.policy=fsdp"}), "accepted");
+}
+
+TEST(ConfigErrors, CountsWhoseProductsWouldOverflowAreRefused) {
+  expect_mentions(of_overrides({"train.val_batches=9000000000000000000"}),
+                  {"train.val_batches", "out of range"});
+  expect_mentions(of_overrides({"train.steps=9000000000000000000"}), {"train.steps", "out of range"});
 }
 
 }  // namespace

@@ -19,6 +19,8 @@ using Json = nlohmann::json;
 constexpr size_t kMaxTensors = 1'000'000;
 constexpr size_t kMaxNameBytes = 1024;
 constexpr size_t kMaxDims = 64;
+constexpr size_t kMaxMetadata = 65'536;  // entries; each costs some 200 bytes beside its text
+constexpr size_t kMaxMetadataBytes = size_t{16} << 20;
 constexpr std::string_view kMetadata = "__metadata__";
 
 constexpr std::array<std::pair<std::string_view, int64_t>, 10> kItemSizes = {{{"F64", 8},
@@ -53,10 +55,7 @@ class HeaderEvents final : public nlohmann::json_sax<Json> {
   }
 
   bool string(std::string& value) override {
-    if (depth_ == 2 && name_ == kMetadata) {
-      header_.metadata[field_] = value;
-      return true;
-    }
+    if (depth_ == 2 && name_ == kMetadata) return take_metadata(value);
     if (depth_ != 2 || in_array_ || field_ != "dtype") return fail("has a string where none belongs");
     entry().dtype = value;
     return true;
@@ -116,9 +115,18 @@ class HeaderEvents final : public nlohmann::json_sax<Json> {
 
   bool start_field(const std::string& field) {
     field_ = field;
+    if (name_ == kMetadata)
+      return !header_.metadata.contains(field) || fail(fmt::format("has '{:.80}' twice", field));
     if (!fields_.insert(field).second) return fail(fmt::format("has '{}' twice", field));
-    if (name_ == kMetadata || field == "dtype" || field == "shape" || field == "data_offsets") return true;
-    return fail(fmt::format("has the unknown field '{}'", field));
+    if (field == "dtype" || field == "shape" || field == "data_offsets") return true;
+    return fail(fmt::format("has the unknown field '{:.80}'", field));
+  }
+
+  bool take_metadata(const std::string& value) {
+    metadata_bytes_ += field_.size() + value.size();
+    if (metadata_bytes_ > kMaxMetadataBytes) return fail("is longer than 16 MiB");
+    header_.metadata[field_] = value;
+    return header_.metadata.size() <= kMaxMetadata || fail("has more than 65536 entries");
   }
 
   bool fail(std::string_view what) {
@@ -131,6 +139,7 @@ class HeaderEvents final : public nlohmann::json_sax<Json> {
   std::string name_, field_;
   std::vector<int64_t> numbers_;
   std::string reason_;
+  size_t metadata_bytes_ = 0;
   int depth_ = 0;
   bool in_array_ = false;
 };

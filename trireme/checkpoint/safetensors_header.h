@@ -1,7 +1,7 @@
 #pragma once
 // The JSON header of a safetensors file, parsed and checked without building a JSON document: a hostile
-// header costs no more memory than its entries. Knows nothing of tensors, so that it can be fuzzed alone.
-// Format: https://github.com/huggingface/safetensors#format.
+// header costs no more memory than its entries, whose number and size are limited. Knows nothing of tensors,
+// so that it can be fuzzed alone. Format: https://github.com/huggingface/safetensors#format.
 #include <cstdint>
 #include <map>
 #include <string>

@@ -95,8 +95,8 @@ std::string to_text(const RunPlan& run, const plan::Config& config) {
   table.add_row(
       {"tokens",
        fmt::format("{} a step, {} in {} steps", with_commas(run.batch.global_batch * config.data.seq_len),
-                   format_count(static_cast<double>(run.batch.global_batch * config.data.seq_len *
-                                                    config.train.steps)),
+                   format_count(static_cast<double>(run.batch.global_batch * config.data.seq_len) *
+                                static_cast<double>(config.train.steps)),
                    config.train.steps)});
   table.add_row(
       {"model", fmt::format("{}, {} parameters", config.model.family, with_commas(run.facts.params))});

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
+#include <fstream>
 
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
@@ -17,6 +18,7 @@ namespace {
 
 constexpr std::string_view kVariablePrefix = "TRIREME__";
 constexpr std::string_view kPresetKey = "model.preset";
+constexpr size_t kMaxFileBytes = size_t{1} << 20;
 
 using Assignments = std::vector<Assignment>;
 
@@ -34,6 +36,20 @@ std::string preset_hint(const std::string& path) {
   return "";
 }
 
+/// Throws ConfigError when there is more, which may have no end.
+std::string read_at_most(const std::string& path, size_t limit) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text(limit + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (!file.is_open() || file.bad()) return read_file(path);  // says what is wrong with it
+  if (!file.eof()) {
+    throw ConfigError("[plan.config] '{}' has more than {} bytes, which no config needs; name another file",
+                      path, limit);
+  }
+  text.resize(static_cast<size_t>(file.gcount()));
+  return text;
+}
+
 std::string read_config_file(const std::string& path) {
   if (!std::filesystem::exists(path)) {
     throw ConfigError("[plan.config] there is no config file '{}'; correct the path{}", path,
@@ -42,7 +58,7 @@ std::string read_config_file(const std::string& path) {
   if (std::filesystem::is_directory(path)) {
     throw ConfigError("[plan.config] '{}' is a folder; name the YAML file in it", path);
   }
-  return read_file(path);
+  return read_at_most(path, kMaxFileBytes);
 }
 
 Assignments from_yaml(const ConfigSources& sources) {

@@ -1,6 +1,7 @@
 // Rules between the fields of a config.
 #include "trireme/base/error.h"
 #include "trireme/plan/config_internal.h"
+#include "trireme/plan/policy.h"
 
 namespace trireme::plan {
 namespace {
@@ -20,6 +21,7 @@ class Checker {
     check_recompute();
     check_loss_scale();
     check_engine();
+    check_buckets();
   }
 
  private:
@@ -143,6 +145,18 @@ class Checker {
           "1",
           said(key, value));
     }
+  }
+
+  void check_buckets() const {
+    const ParallelConfig& parallel = config_.parallel;
+    if (parallel.bucket_mib == 0.0) return;
+    const bool row_given = parallel.policy == "fsdp" && parallel.sharding != "auto";
+    const Policy& policy = find_policy(row_given ? "fsdp:" + parallel.sharding : parallel.policy);
+    if (!policy.shard_parameters) return;
+    throw ConfigError(
+        "[plan.config] {} with {}, which frees parameters by block; set parallel.bucket_mib to 0, or "
+        "parallel.policy to ddp, zero1 or zero2",
+        said("parallel.bucket_mib", parallel.bucket_mib), said("parallel.policy", parallel.policy));
   }
 
   const Config& config_;

@@ -82,7 +82,7 @@ void add_data(Table& table, DataConfig& data) {
 }
 
 void add_train(Table& table, TrainConfig& train) {
-  table.push_back(number("train.steps", train.steps, 1, "optimizer steps"));
+  table.push_back(number("train.steps", train.steps, 1, "optimizer steps", 1e12));
   table.push_back(
       number("train.global_batch", train.global_batch, 1, "sequences a step over all ranks", 1e9));
   table.push_back(number("train.micro_batch", train.micro_batch, 0,
@@ -94,8 +94,8 @@ void add_train(Table& table, TrainConfig& train) {
   table.push_back(
       number("train.profile_steps", train.profile_steps, 0,
              "steps that rank 0 traces (traces/ of the run directory), from step 11 on at the earliest"));
-  table.push_back(
-      number("train.val_batches", train.val_batches, 0, "global batches a validation; 0: no validation"));
+  table.push_back(number("train.val_batches", train.val_batches, 0,
+                         "global batches a validation; 0: no validation", 1e9));
   table.push_back(number("train.log_every", train.log_every, 1, "steps between progress lines"));
   table.push_back(
       number("train.sample_tokens", train.sample_tokens, 0, "tokens generated at the end; 0: none"));

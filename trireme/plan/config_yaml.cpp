@@ -1,7 +1,9 @@
 // YAML to assignments. The only source that includes yaml-cpp.
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <set>
+#include <sstream>
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
@@ -106,12 +108,46 @@ class Reader {
   std::vector<Assignment> assignments_;
 };
 
-/// Parses twice: yaml-cpp takes a quote left open for closed when the text ends in a line break, and with it
-/// swallows all keys that follow; it sees the mistake when the last breaks are gone.
-std::vector<YAML::Node> parse(const std::string& text, const std::string& name) {
+/// Takes no notice of what a document holds.
+class Ignore final : public YAML::EventHandler {
+ public:
+  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t, const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {
+  }
+  void OnMapEnd() override {}
+};
+
+/// Counts the documents of `text` up to two: yaml-cpp finds documents without end in texts such as ",", of
+/// which it takes nothing. Throws YAML::Exception for text that is not YAML.
+int count_documents(const std::string& text) {
+  std::istringstream stream(text);
+  YAML::Parser parser(stream);
+  Ignore events;
+  int count = 0;
+  while (count < 2 && parser.HandleNextDocument(events)) ++count;
+  return count;
+}
+
+/// The one document of `text`; null when there is none. Parses twice: yaml-cpp takes a quote left open for
+/// closed when the text ends in a line break, and with it swallows all keys that follow; it sees the mistake
+/// when the last breaks are gone.
+YAML::Node parse(const std::string& text, const std::string& name) {
   try {
-    YAML::LoadAll(text.substr(0, text.find_last_not_of(" \r\n") + 1));
-    return YAML::LoadAll(text);
+    const int documents = count_documents(text.substr(0, text.find_last_not_of(" \r\n") + 1));
+    if (documents > 1) {
+      throw ConfigError(
+          "[plan.config] {}: more than one YAML document; keep one, and remove '---' and stray characters "
+          "between them",
+          name);
+    }
+    return documents == 0 ? YAML::Node() : YAML::Load(text);
   } catch (const YAML::Exception& error) {
     throw ConfigError("[plan.config] {}: not valid YAML: {}; correct the file", place(name, error.mark),
                       error.msg);
@@ -121,13 +157,7 @@ std::vector<YAML::Node> parse(const std::string& text, const std::string& name) 
 }  // namespace
 
 std::vector<Assignment> read_yaml(const std::string& text, const std::string& name) {
-  const std::vector<YAML::Node> documents = parse(text, name);
-  if (documents.empty()) return {};
-  if (documents.size() > 1) {
-    throw ConfigError("[plan.config] {}: {} YAML documents; keep one and remove the '---' between them", name,
-                      documents.size());
-  }
-  const YAML::Node& root = documents.front();
+  const YAML::Node root = parse(text, name);
   if (root.IsNull()) return {};
   if (!root.IsMap()) {
     throw ConfigError(
