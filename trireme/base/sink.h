@@ -17,10 +17,13 @@ struct StepRecord {
   double tokens_per_s = 0.0;   ///< all ranks together
   double step_ms = 0.0;        ///< from the end of the step before, or from its beginning after a pause
   int64_t peak_bytes = 0;      ///< largest rank: allocator peak on a GPU, resident peak on a CPU
+  int64_t active_bytes = 0;    ///< largest rank: peak with freed blocks that are still in use; 0 on a CPU
   int64_t reserved_bytes = 0;  ///< largest rank: allocator's reserved peak on a GPU, 0 on a CPU
   std::optional<double> loss_scale = {};  ///< where the loss is scaled: what this step's was multiplied by
   bool skipped = false;                   ///< its gradients overflowed and were not applied
   std::optional<double> val_loss;         ///< when this step validated
+
+  double steps_per_s() const { return step_ms > 0.0 ? 1e3 / step_ms : 0.0; }
 };
 
 /// What a run's parallel layout cost rank 0, beside what plan/memory.h says it should.
@@ -32,9 +35,12 @@ struct RunCost {
   State predicted, measured;               ///< bytes held between steps
   int64_t predicted_wire_bytes = 0;        ///< sent in a step, hooks not counted
   int64_t measured_wire_bytes = 0;         ///< sent in the last step
-  int64_t predicted_activation_bytes = 0;  ///< kept for backward by one micro-batch
-  double communication_ms = 0.0;           ///< in the last step: gathering and reducing
-  double exposed_ms = 0.0;                 ///< the part of it that computation waited for
+  int64_t predicted_activation_bytes = 0;  ///< kept for backward by one micro-batch, but for the loss
+  /// From torch's allocator, at the end of a forward pass: what it has taken and kept. None: not measured,
+  /// as the profiler listened.
+  std::optional<int64_t> measured_activation_bytes = {};
+  double communication_ms = 0.0;  ///< in the last step: gathering and reducing
+  double exposed_ms = 0.0;        ///< the part of it that computation waited for
 };
 
 /// The whole run, written once at its end.
@@ -43,7 +49,10 @@ struct RunSummary {
   double final_loss = 0.0;
   std::optional<double> final_val_loss;
   double tokens_per_s = 0.0;  ///< median over the steps after warm-up
+  double steps_per_s = 0.0;   ///< of the same steps
   int64_t peak_bytes = 0;
+  int64_t active_bytes = 0;
+  int64_t reserved_bytes = 0;
   double seconds_to_first_step = 0.0;  ///< from the start of the process to the end of step 1
   double wall_s = 0.0;
   std::string weights_digest;  ///< XXH3-64 of all fp32 master parameters in name order, 16 hex digits

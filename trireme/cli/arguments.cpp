@@ -147,6 +147,12 @@ void check_leftovers(const CLI::App& app) {
   throw UsageError(fmt::format("[cli] unknown option '{}'", name), suggestion(name, candidates) + help);
 }
 
+void add_config_file(CLI::App& verb, std::string& path) {
+  CLI::Option* const argument =
+      verb.add_option("CONFIG", path, "YAML file; none: defaults and overrides")->option_text(" ");
+  verb.add_option("--config", path, "The same")->option_text("FILE")->excludes(argument);
+}
+
 std::string shell_line(const std::vector<std::string>& words) {
   std::vector<std::string> quoted;
   for (const std::string& word : words) quoted.push_back(shell_word(word));

@@ -155,7 +155,7 @@ void add_bench(CLI::App& app, Front& front) {
   CLI::App* memory = verb->add_subcommand(
       "memory",
       "What each data-parallel policy holds and sends, predicted and measured, each in its own ranks");
-  memory->add_option("CONFIG", options->config, "YAML file; none: defaults and overrides")->option_text(" ");
+  add_config_file(*memory, options->config);
   memory->add_option("-n,--ranks", options->ranks, "Ranks to start (default: all GPUs, else 2)")
       ->option_text("RANKS");
   memory->add_option("--policies", options->policies, "Rows of 'trireme plan policy', by comma")

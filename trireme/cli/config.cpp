@@ -83,8 +83,7 @@ int schema() {
 void add_show(CLI::App& verb, Front& front) {
   auto options = std::make_shared<ShowOptions>();
   CLI::App* show_verb = verb.add_subcommand("show", "Print the resolved config as YAML");
-  show_verb->add_option("CONFIG", options->path, "YAML file; none: defaults, presets and overrides only")
-      ->option_text(" ");
+  add_config_file(*show_verb, options->path);
   show_verb->add_flag("--origin", options->origin, "Say where each value came from");
   show_verb->add_flag("--json", options->json, "One JSON document");
   show_verb->footer("Overrides as for 'train': --section.key=value.");

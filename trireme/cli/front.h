@@ -47,6 +47,10 @@ void add_presets(CLI::App& app, Front& front);
 void add_config(CLI::App& app, Front& front);
 void add_version(CLI::App& app, Front& front);
 
+/// Adds the config file to `verb`, as the argument CONFIG and as the option --config FILE, of which one may
+/// be given.
+void add_config_file(CLI::App& verb, std::string& path);
+
 /// "trireme 0.1.0 (Release, GNU 12.2.0, torch 2.11.0, CUDA)".
 std::string version_line();
 

@@ -13,7 +13,7 @@
 namespace trireme::cli {
 namespace {
 
-struct TrainOptions {
+struct TrainArguments {
   TrainJob job;
   bool dry_run = false;
   bool summary = false;
@@ -26,7 +26,7 @@ int print_plan(const RunPlan& run, const plan::Config& config, bool json) {
 }
 
 /// A launcher started this process as one of its ranks: check, then become that rank.
-int join_world(const TrainOptions& options, Front& front, const plan::WorldSpec& world) {
+int join_world(const TrainArguments& options, Front& front, const plan::WorldSpec& world) {
   if (options.job.ranks && *options.job.ranks != world.world_size) {
     throw ConfigError("[cli.train] -n {} against the {} ranks that {} started; drop -n", *options.job.ranks,
                       world.world_size, world.launcher);
@@ -63,7 +63,7 @@ std::string summary_of(const FinishedJob& finished) {
   return report::cost_table(rows);
 }
 
-int train(const TrainOptions& options, Front& front) {
+int train(const TrainArguments& options, Front& front) {
   const plan::WorldSpec world = plan::detect_world(front.environment);
   if (world.launcher != "none") return join_world(options, front, world);
   if (options.dry_run) {
@@ -80,10 +80,9 @@ int train(const TrainOptions& options, Front& front) {
 }  // namespace
 
 void add_train(CLI::App& app, Front& front) {
-  auto options = std::make_shared<TrainOptions>();
+  auto options = std::make_shared<TrainArguments>();
   CLI::App* verb = app.add_subcommand("train", "Train a model on all GPUs of this machine, or on CPU ranks");
-  verb->add_option("CONFIG", options->job.config, "YAML file; none: defaults and overrides")
-      ->option_text(" ");
+  add_config_file(*verb, options->job.config);
   verb->add_option("-n,--ranks", options->job.ranks, "Ranks to start here (default: all GPUs, else 2)")
       ->option_text("RANKS");
   verb->add_option("--run-dir", options->job.run_dir,

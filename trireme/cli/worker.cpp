@@ -11,6 +11,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/cli/worker_verbs.h"
+#include "trireme/train/enough_memory.h"
 
 namespace {
 
@@ -38,6 +39,18 @@ int run(const Environment& environment) {
   throw LogicError("[cli.worker] verb '{}' is unknown", request.verb);
 }
 
+/// An error that is none of ours.
+int report(const std::exception& error) {
+  if (train::is_out_of_host_memory(error)) {
+    log_error("[cli.worker] the host is out of memory; use a smaller model or fewer ranks on this machine");
+    return static_cast<int>(ExitCode::kOutOfMemory);
+  }
+  const auto* const from_torch = dynamic_cast<const c10::Error*>(&error);
+  log_error("{}", from_torch != nullptr ? from_torch->what_without_backtrace() : error.what());
+  log_debug("{}", error.what());
+  return static_cast<int>(ExitCode::kFailed);
+}
+
 }  // namespace
 
 int main() {
@@ -48,16 +61,11 @@ int main() {
   } catch (const Error& error) {
     log_error("{}", error.what());
     return static_cast<int>(error.exit_code());
-  } catch (const c10::Error& error) {
-    log_error("{}", error.what_without_backtrace());
-    log_debug("{}", error.what());
-    return static_cast<int>(ExitCode::kFailed);
-  } catch (const std::bad_alloc&) {
-    log_error(
-        "[cli.worker] the host is out of memory; lower train.micro_batch or use fewer ranks on this machine");
+  } catch (const c10::OutOfMemoryError& error) {
+    log_error("[cli.worker] the device is out of memory: {}; use a smaller model or a shorter data.seq_len",
+              error.what_without_backtrace());
     return static_cast<int>(ExitCode::kOutOfMemory);
   } catch (const std::exception& error) {
-    log_error("{}", error.what());
-    return static_cast<int>(ExitCode::kFailed);
+    return report(error);
   }
 }

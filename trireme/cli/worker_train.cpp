@@ -25,7 +25,8 @@ extern "C" void remember_signal(int number) {
   stop_signal = number;
 }
 
-/// SIGINT and SIGTERM let the steps that are enqueued finish; a second SIGINT ends the process at once.
+/// SIGINT and SIGTERM end the run with its weights written (train::TrainOptions::stop_signal); a second
+/// SIGINT ends the process at once.
 void install_signal_handlers() {
   struct sigaction action {};
   action.sa_handler = remember_signal;
@@ -76,7 +77,6 @@ comm::PeerOptions peer_options(const plan::CommConfig& config) {
 }  // namespace
 
 int worker_train(const Request& request, const Environment& environment) {
-  install_signal_handlers();
   const plan::WorldSpec spec = plan::detect_world(environment);
   if (spec.rank > 0) {
     if (spec.launcher != "trireme") set_log_prefix(fmt::format("[r{}] ", spec.rank));
@@ -85,12 +85,15 @@ int worker_train(const Request& request, const Environment& environment) {
       plan::load({.path = {}, .text = request.config, .overrides = {}}, Environment()).config;
   const auto world = comm::World::join(spec, comm::take_device(config.device, spec), config.comm.timeout_s,
                                        peer_options(config.comm));
+  // Until here a signal ends the process at once: there is nothing to keep.
+  install_signal_handlers();
 
   train::TrainOptions options;
   options.config = config;
   options.cache_dir = cache_dir(environment);
   options.builtin_corpus = std::string(kTorchRoot) + "/include";
   options.stop_signal = &stop_signal;
+  options.local_ranks = spec.local_world_size;
   options.announce = !request.quiet && !request.silent;
   std::optional<report::RunDirectory> run;
   std::vector<std::unique_ptr<Sink>> sinks;

@@ -56,7 +56,9 @@ void pop_range() {
 MemoryPeak gpu_memory_peak() {
   const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(c10::cuda::current_device());
   constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  return {stats.allocated_bytes[kAll].peak, stats.reserved_bytes[kAll].peak};
+  return {.allocated = stats.allocated_bytes[kAll].peak,
+          .active = stats.active_bytes[kAll].peak,
+          .reserved = stats.reserved_bytes[kAll].peak};
 }
 
 std::string nccl_version() {

@@ -29,6 +29,7 @@ std::string gpu_error_text(int error);
 
 struct MemoryPeak {
   int64_t allocated = 0;  ///< bytes in tensors
+  int64_t active = 0;     ///< and in freed blocks that another stream may still use
   int64_t reserved = 0;   ///< bytes taken from the driver
 };
 /// Peaks of the caching allocator of the current GPU since the process started.
@@ -36,6 +37,9 @@ MemoryPeak gpu_memory_peak();
 
 /// Largest resident set of this process so far, in bytes (CPU ranks).
 int64_t resident_peak();
+
+/// What processes of this host may use together: memory and swap, or less where a control group says so.
+int64_t host_memory();
 
 /// bf16 dense peak of the named GPU in FLOP/s, from vendors' data sheets; 0 when unknown.
 double bf16_peak_flops(const std::string& gpu_name);

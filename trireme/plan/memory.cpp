@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "trireme/base/text.h"
@@ -105,25 +107,37 @@ int64_t engine_wire_bytes(const std::vector<UnitSpec>& units, const EngineSettin
 }
 
 int64_t activation_bytes(const ModelFacts& facts, int64_t tokens) {
-  return static_cast<int64_t>(facts.saved_bytes_per_token * static_cast<double>(tokens));
+  constexpr double kMost = 0x1.0p62;  // the largest models of a config are beyond 64 bits
+  return static_cast<int64_t>(std::min(facts.saved_bytes_per_token * static_cast<double>(tokens), kMost));
+}
+
+int64_t RankBytes::total() const {
+  int64_t sum = 0;
+  return __builtin_add_overflow(state.total(), activations, &sum) ? std::numeric_limits<int64_t>::max() : sum;
+}
+
+RankBytes rank_bytes(const Config& config, int64_t ranks) {
+  const MeshShape mesh = MeshShape::fit(config.parallel, ranks);
+  const BatchPlan batch = plan_batch(config.train.global_batch, config.train.micro_batch, mesh.dp_size());
+  const ModelFacts facts = describe(config.model, config.data.seq_len, config.precision, config.memory);
+  return {
+      .state = engine_state(engine_units(config, facts), engine_setting(config, mesh, batch.accumulation)),
+      .activations = activation_bytes(facts, batch.micro_batch * config.data.seq_len)};
 }
 
 std::string memory_advice(const Config& config, int64_t ranks) {
   const MeshShape mesh = MeshShape::fit(config.parallel, ranks);
   const BatchPlan batch = plan_batch(config.train.global_batch, config.train.micro_batch, mesh.dp_size());
-  const ModelFacts facts = describe(config.model, config.data.seq_len, config.precision, config.memory);
-  const EngineSetting setting = engine_setting(config, mesh, batch.accumulation);
+  const RankBytes needed = rank_bytes(config, ranks);
   const auto bytes = [](int64_t count) { return format_bytes(static_cast<double>(count)); };
-  std::string text =
-      fmt::format("Predicted a rank: model state {}, activations of a micro-batch of {} {}. ",
-                  bytes(engine_state(engine_units(config, facts), setting).total()), batch.micro_batch,
-                  bytes(activation_bytes(facts, batch.micro_batch * config.data.seq_len)));
+  std::string text = fmt::format("Predicted a rank: model state {}, activations of a micro-batch of {} {}. ",
+                                 bytes(needed.state.total()), batch.micro_batch, bytes(needed.activations));
   std::vector<std::string> fixes;
   if (config.memory.recompute == "none" && config.model.family != "mlp")
     fixes.emplace_back("memory.recompute=cheap");
   if (config.memory.recompute != "block") fixes.emplace_back("memory.recompute=block");
   if (batch.micro_batch > 1) fixes.push_back(fmt::format("train.micro_batch={}", batch.micro_batch / 2));
-  if (!setting.policy.shard_parameters) fixes.emplace_back("parallel.policy=fsdp");
+  if (!resolve_policy(config.parallel, mesh).shard_parameters) fixes.emplace_back("parallel.policy=fsdp");
   fixes.emplace_back("a shorter data.seq_len, or more ranks");
   return text + "Try, in this order: " + join(fixes, "; ");
 }

@@ -46,6 +46,15 @@ StateBytes engine_state(const std::vector<UnitSpec>& units, const EngineSetting&
 /// Sent by one rank in one step, without hooks: reductions, and gathers of gradients or parameters.
 int64_t engine_wire_bytes(const std::vector<UnitSpec>& units, const EngineSetting& setting);
 
+/// What one of `ranks` ranks of a run needs at least: model state, and what a micro-batch keeps for backward.
+struct RankBytes {
+  StateBytes state;
+  int64_t activations = 0;
+  int64_t total() const;  ///< the largest number where it has none
+};
+/// Throws ConfigError when ranks, mesh and batch do not fit each other.
+RankBytes rank_bytes(const Config& config, int64_t ranks);
+
 /// For a run on `ranks` ranks whose device is full: what takes memory, as predicted, and which setting to
 /// change first.
 std::string memory_advice(const Config& config, int64_t ranks);

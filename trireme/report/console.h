@@ -21,7 +21,8 @@ struct ConsoleOptions {
 
 /// stdout: a step line at step 1, every log_every steps, at validations and at the end:
 /// "step  20/400  loss 3.1207  gnorm  1.92  lr 3.0e-03  12.3k tok/s (6.15k/rank)  0.06 TFLOP/s/rank   48.1 ms
-/// peak 61.2 MiB  eta 18 s" then one line "done ..." and the sample when there is one. The terminal, when
+///  20.8 steps/s  peak 61.2 MiB  eta 18 s" then one line "done ..." and the sample when there is one. The
+///  terminal, when
 /// there is one: a progress bar redrawn in place. record() and finish() throw EnvironmentError when stdout
 /// cannot be written.
 std::unique_ptr<Sink> make_console_sink(const ConsoleOptions& options);

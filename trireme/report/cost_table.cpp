@@ -68,6 +68,7 @@ std::string cost_table(const std::vector<CostRow>& rows) {
                right("predicted"),
                right("saved"),
                right("activations"),
+               right("predicted"),
                right("sent/step"),
                right("predicted"),
                right("step ms"),
@@ -79,6 +80,7 @@ std::string cost_table(const std::vector<CostRow>& rows) {
     table.add_row({row.policy, bytes_text(state.parameters), bytes_text(state.gradients),
                    bytes_text(state.optimizer), if_measured(bytes_text(state.total())),
                    bytes_text(row.cost.predicted.total()), saved(row, rows),
+                   row.cost.measured_activation_bytes ? bytes_text(*row.cost.measured_activation_bytes) : "-",
                    bytes_text(row.cost.predicted_activation_bytes),
                    if_measured(bytes_text(row.cost.measured_wire_bytes)),
                    bytes_text(row.cost.predicted_wire_bytes), if_measured(fmt::format("{:.1f}", row.step_ms)),
@@ -98,6 +100,8 @@ CostRow read_cost(const std::string& run_directory, const std::string& policy) {
     row.cost.predicted_wire_bytes = json.at("wire_bytes_per_step").at("predicted");
     row.cost.measured_wire_bytes = json.at("wire_bytes_per_step").at("measured");
     row.cost.predicted_activation_bytes = json.at("activation_bytes").at("predicted");
+    if (const Json& measured = json.at("activation_bytes").at("measured"); !measured.is_null())
+      row.cost.measured_activation_bytes = measured.get<int64_t>();
     row.cost.communication_ms = json.at("communication_ms").at("total");
     row.cost.exposed_ms = json.at("communication_ms").at("exposed");
     row.step_ms = median_step_ms(run_directory + "/metrics.jsonl");

@@ -32,7 +32,9 @@ std::string to_json_line(const StepRecord& record) {
   json["tokens"] = record.tokens;
   json["tokens_per_s"] = number(record.tokens_per_s);
   json["step_ms"] = number(record.step_ms);
+  json["steps_per_s"] = number(record.steps_per_s());
   json["peak_bytes"] = record.peak_bytes;
+  if (record.active_bytes > 0) json["active_bytes"] = record.active_bytes;
   if (record.reserved_bytes > 0) json["reserved_bytes"] = record.reserved_bytes;
   if (record.loss_scale) json["loss_scale"] = number(*record.loss_scale);
   if (record.skipped) json["skipped"] = true;
@@ -46,7 +48,10 @@ std::string to_json_line(const RunSummary& summary) {
   json["final_loss"] = number(summary.final_loss);
   json["final_val_loss"] = summary.final_val_loss ? number(*summary.final_val_loss) : Json();
   json["tokens_per_s"] = number(summary.tokens_per_s);
+  json["steps_per_s"] = number(summary.steps_per_s);
   json["peak_bytes"] = summary.peak_bytes;
+  if (summary.active_bytes > 0) json["active_bytes"] = summary.active_bytes;
+  if (summary.reserved_bytes > 0) json["reserved_bytes"] = summary.reserved_bytes;
   json["seconds_to_first_step"] = number(summary.seconds_to_first_step);
   json["wall_s"] = number(summary.wall_s);
   json["weights_digest"] = summary.weights_digest;
@@ -58,7 +63,9 @@ std::string to_json_line(const RunSummary& summary) {
                          {"measured", state(summary.cost.measured)}};
   json["wire_bytes_per_step"] = {{"predicted", summary.cost.predicted_wire_bytes},
                                  {"measured", summary.cost.measured_wire_bytes}};
-  json["activation_bytes"] = {{"predicted", summary.cost.predicted_activation_bytes}};
+  const auto& activations = summary.cost.measured_activation_bytes;
+  json["activation_bytes"] = {{"predicted", summary.cost.predicted_activation_bytes},
+                              {"measured", activations ? Json(*activations) : Json()}};
   json["communication_ms"] = {{"total", number(summary.cost.communication_ms)},
                               {"exposed", number(summary.cost.exposed_ms)}};
   json["sample"] = summary.sample;

@@ -42,7 +42,7 @@ class RunDirectory {
 std::unique_ptr<Sink> make_run_files_sink(const RunDirectory& run);
 
 /// tensorboard/events.out.tfevents.*: scalars loss, val_loss, grad_norm, lr, tokens_per_s, step_ms,
-/// peak_bytes.
+/// steps_per_s, peak_bytes, and active_bytes and reserved_bytes of GPUs.
 std::unique_ptr<Sink> make_tensorboard_sink(const RunDirectory& run);
 
 /// One StepRecord as one line of JSON (non-finite numbers as strings), and the summary object.

@@ -51,7 +51,8 @@ std::string flops_text(double tokens_per_s_per_rank, const ConsoleOptions& optio
 std::string memory_text(const StepRecord& record) {
   std::string text = "peak " + format_bytes(static_cast<double>(record.peak_bytes));
   if (record.reserved_bytes > 0) {
-    text += fmt::format(" ({} reserved)", format_bytes(static_cast<double>(record.reserved_bytes)));
+    text += fmt::format(" ({} active, {} reserved)", format_bytes(static_cast<double>(record.active_bytes)),
+                        format_bytes(static_cast<double>(record.reserved_bytes)));
   }
   return text;
 }
@@ -69,7 +70,8 @@ std::string step_line(const StepRecord& record, const ConsoleOptions& options, s
                                  short_number(record.grad_norm), record.lr, rate_text(record.tokens_per_s),
                                  rate_text(per_rank));
   line += flops_text(per_rank, options);
-  line += fmt::format("  {:>5} ms  {}", short_number(record.step_ms), memory_text(record));
+  line += fmt::format("  {:>5} ms  {:>5} steps/s  {}", short_number(record.step_ms),
+                      short_number(record.steps_per_s()), memory_text(record));
   if (eta_s && *eta_s > 0.0) line += "  eta " + format_eta(*eta_s);
   if (record.loss_scale) line += fmt::format("  scale {:g}", *record.loss_scale);
   if (record.skipped) line += " (skipped)";

@@ -112,10 +112,16 @@ class TensorboardSink final : public Sink {
   }
 
   void record(const StepRecord& step) override {
-    std::vector<Scalar> scalars = {
-        {"loss", step.loss},       {"grad_norm", step.grad_norm},
-        {"lr", step.lr},           {"tokens_per_s", step.tokens_per_s},
-        {"step_ms", step.step_ms}, {"peak_bytes", static_cast<double>(step.peak_bytes)}};
+    std::vector<Scalar> scalars = {{"loss", step.loss},
+                                   {"grad_norm", step.grad_norm},
+                                   {"lr", step.lr},
+                                   {"tokens_per_s", step.tokens_per_s},
+                                   {"step_ms", step.step_ms},
+                                   {"steps_per_s", step.steps_per_s()},
+                                   {"peak_bytes", static_cast<double>(step.peak_bytes)}};
+    if (step.active_bytes > 0) scalars.emplace_back("active_bytes", static_cast<double>(step.active_bytes));
+    if (step.reserved_bytes > 0)
+      scalars.emplace_back("reserved_bytes", static_cast<double>(step.reserved_bytes));
     if (step.val_loss) scalars.emplace_back("val_loss", *step.val_loss);
     file_.append(scalars_event(step.step, scalars));
   }

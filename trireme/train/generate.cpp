@@ -27,6 +27,7 @@ std::vector<int32_t> generate(nn::LanguageModel& model, std::vector<int32_t> pro
   const size_t prompt_size = prompt.size();
   std::vector<int32_t> tokens = std::move(prompt);
   for (int64_t i = 0; i < options.max_tokens; ++i) {
+    if (options.gives_up && options.gives_up()) break;
     const int64_t seen = std::min(options.context, static_cast<int64_t>(tokens.size()));
     const at::Tensor window =
         at::from_blob(tokens.data() + tokens.size() - static_cast<size_t>(seen), {1, seen}, at::kInt);

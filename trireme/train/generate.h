@@ -1,6 +1,7 @@
 #pragma once
 // Text from a model, one token at a time.
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "trireme/nn/language_model.h"
@@ -12,7 +13,8 @@ struct SamplingOptions {
   double temperature = 0.8;  ///< 0: always the most likely token
   int64_t top_k = 0;         ///< sample among the k most likely; 0: all
   uint64_t seed = 42;
-  int64_t context = 128;  ///< the model sees the last `context` tokens
+  int64_t context = 128;                ///< the model sees the last `context` tokens
+  std::function<bool()> gives_up = {};  ///< asked before each token; true: no more are made
 };
 
 /// The tokens that follow `prompt` (not empty). Deterministic in the seed, so ranks that hold the same

@@ -16,27 +16,10 @@
 #include "trireme/plan/buckets.h"
 #include "trireme/plan/cuda_graphs.h"
 #include "trireme/train/engine_options.h"
+#include "trireme/train/prepare.h"
 
 namespace trireme::train {
 namespace {
-
-/// Rank 0 prepares while the others wait, then all open the same folder.
-data::PreparedCorpus prepare_data(const TrainOptions& run, const comm::Mesh& mesh) {
-  const plan::DataConfig& config = run.config.data;
-  const data::CorpusOptions options{.path = config.path,
-                                    .builtin_root = run.builtin_corpus,
-                                    .tokenizer = config.tokenizer,
-                                    .val_fraction = config.val_fraction,
-                                    .cache_dir = run.cache_dir,
-                                    .seq_len = config.seq_len};
-  if (mesh.world->rank() == 0) {
-    data::PreparedCorpus corpus = data::prepare_corpus(options);
-    mesh.all->barrier();
-    return corpus;
-  }
-  mesh.all->barrier();
-  return data::prepare_corpus(options);
-}
 
 /// Says so where train.cuda_graphs=on cannot be honoured.
 bool can_record(const plan::Config& config, const comm::Mesh& mesh) {
@@ -82,9 +65,7 @@ Parts::Parts(const TrainOptions& run, std::shared_ptr<comm::World> joined)
     stream.emplace(parallel::recording_stream(world->device()));
   }
   train_data = std::make_shared<data::Dataset>(corpus.folder, "train", config.data.seq_len);
-  if (config.train.val_batches > 0 && corpus.val_tokens > config.data.seq_len) {
-    val_data = std::make_shared<data::Dataset>(corpus.folder, "val", config.data.seq_len);
-  }
+  if (config.train.val_batches > 0) open_validation();
   build_model();
   loader = std::make_unique<data::Loader>(
       train_data, data::LoaderOptions{
@@ -94,6 +75,18 @@ Parts::Parts(const TrainOptions& run, std::shared_ptr<comm::World> joined)
                       .dp_rank = mesh.dp_rank,
                       .dp_size = batch.dp_size,
                       .pin_memory = on_gpu()});
+}
+
+void Parts::open_validation() {
+  if (corpus.val_tokens > config.data.seq_len) {
+    val_data = std::make_shared<data::Dataset>(corpus.folder, "val", config.data.seq_len);
+  } else if (config.data.val_fraction > 0.0 && is_root()) {
+    log_warning(
+        "nothing is validated: data.val_fraction={} holds out {} tokens, fewer than the {} of one sequence; "
+        "raise "
+        "it, or set train.val_batches=0",
+        config.data.val_fraction, corpus.val_tokens, config.data.seq_len + 1);
+  }
 }
 
 void Parts::build_model() {

@@ -45,6 +45,7 @@ struct Parts {
   std::unique_ptr<data::Loader> loader;
 
  private:
+  void open_validation();
   void build_model();
 };
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "trireme/base/log.h"
+#include "trireme/kernels/allocation_watch.h"
 #include "trireme/kernels/device.h"
 #include "trireme/kernels/range.h"
 #include "trireme/plan/cuda_graphs.h"
@@ -76,9 +77,17 @@ at::Tensor Passes::pass(const data::Batch& batch, double scale, Kind kind) {
 
 at::Tensor Passes::compute(const at::Tensor& inputs, const at::Tensor& targets, double scale, Kind kind) {
   engine_.begin_forward();
-  const at::Tensor loss = loss_of_(inputs, targets, scale);
+  const at::Tensor loss = forward(inputs, targets, scale);
   engine_.backward(loss, scale, kind == kLast);
   return loss.detach();
+}
+
+at::Tensor Passes::forward(const at::Tensor& inputs, const at::Tensor& targets, double scale) {
+  if (!measures_) return loss_of_(inputs, targets, scale);
+  const kernels::AllocationWatch watch;
+  at::Tensor loss = loss_of_(inputs, targets, scale);
+  activation_bytes_ = std::max(activation_bytes_, watch.held());
+  return loss;
 }
 
 /// Copies the batch to where recordings read it. False when it does not fit there.

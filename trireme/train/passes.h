@@ -35,6 +35,12 @@ class Passes {
   /// update. Returns the sum of the losses, an fp64 scalar on the device. Collective.
   at::Tensor run(const std::function<data::Batch()>& next, double scale);
 
+  /// Whether forward passes are asked from now on what they keep for backward.
+  void measure_activations(bool on) { measures_ = on; }
+  /// Bytes that torch's allocator gave out in a forward pass and that are still held at its end, of the
+  /// largest pass that was asked; 0: none was.
+  int64_t activation_bytes() const { return activation_bytes_; }
+
   /// Kinds of passes that are launched from now on instead of being run.
   int64_t recorded() const;
 
@@ -51,6 +57,7 @@ class Passes {
 
   Kind kind_of(int64_t pass) const;
   at::Tensor pass(const data::Batch& batch, double scale, Kind kind);
+  at::Tensor forward(const at::Tensor& inputs, const at::Tensor& targets, double scale);
   at::Tensor compute(const at::Tensor& inputs, const at::Tensor& targets, double scale, Kind kind);
   bool device_idles() const;
   bool take_in(const data::Batch& batch);
@@ -65,6 +72,8 @@ class Passes {
   parallel::RecordingMaker make_recording_;  ///< none: nothing is recorded
   When when_;
   int64_t steps_ = 0;
+  bool measures_ = false;
+  int64_t activation_bytes_ = 0;
   at::Tensor inputs_, targets_;  ///< what recorded passes read
   std::array<Recorded, kKinds> kinds_;
 };

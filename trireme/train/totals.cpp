@@ -5,16 +5,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 
 #include "trireme/kernels/device.h"
+#include "trireme/train/stop.h"
 
 namespace trireme::train {
 namespace {
 
 // Columns of a row: the squares of each unit follow.
-constexpr size_t kLoss = 0, kSquares = 1, kPeak = 2, kReserved = 3, kSignal = 4, kUnits = 5;
+constexpr size_t kLoss = 0, kSquares = 1, kPeak = 2, kActive = 3, kReserved = 4, kSignal = 5, kUnits = 6;
 
 /// Failures that the device met come to light when the host has waited for it.
 void check_groups(const comm::Mesh& mesh) {
@@ -35,13 +35,13 @@ std::string not_finite_in(const Parts& parts, const std::vector<double>& row, si
 }  // namespace
 
 at::Tensor gather_totals(const Parts& parts, const at::Tensor& loss_sum) {
-  const kernels::MemoryPeak peak =
-      parts.on_gpu() ? kernels::gpu_memory_peak() : kernels::MemoryPeak{kernels::resident_peak(), 0};
+  const kernels::MemoryPeak peak = parts.on_gpu()
+                                       ? kernels::gpu_memory_peak()
+                                       : kernels::MemoryPeak{.allocated = kernels::resident_peak()};
   const auto symmetric = static_cast<double>(parts.engine->symmetric_bytes());
-  const std::atomic<int>* const signal = parts.options.stop_signal;
   at::Tensor host = at::tensor(
-      {static_cast<double>(peak.allocated) + symmetric, static_cast<double>(peak.reserved) + symmetric,
-       signal != nullptr ? static_cast<double>(signal->load()) : 0.0},
+      {static_cast<double>(peak.allocated) + symmetric, static_cast<double>(peak.active) + symmetric,
+       static_cast<double>(peak.reserved) + symmetric, static_cast<double>(signal_heard(parts.options))},
       at::kDouble);
   if (parts.on_gpu()) host = host.pin_memory();  // else the copy would wait for the device
   const at::Tensor squares = parts.engine->unit_grad_squares();
@@ -60,6 +60,7 @@ StepTotals read_totals(const Parts& parts, const at::Tensor& rows, double loss_s
   for (const std::vector<double>& rank : comm::to_numbers(rows)) {
     totals.loss += rank[kLoss];
     totals.peak_bytes = std::max(totals.peak_bytes, rank[kPeak]);
+    totals.active_bytes = std::max(totals.active_bytes, rank[kActive]);
     totals.reserved_bytes = std::max(totals.reserved_bytes, rank[kReserved]);
     totals.stop_signal = std::max(totals.stop_signal, static_cast<int>(rank[kSignal]));
     if (totals.not_finite.empty()) totals.not_finite = not_finite_in(parts, rank, squares.size());

@@ -16,6 +16,7 @@ struct StepTotals {
   double loss = 0.0;       ///< mean over the global batch
   double grad_norm = 0.0;  ///< without the scale of the loss
   double peak_bytes = 0.0;
+  double active_bytes = 0.0;
   double reserved_bytes = 0.0;
   int stop_signal = 0;
   std::string not_finite;  ///< "rank 1: unit model.layers.3", the first whose gradient is not; empty: none

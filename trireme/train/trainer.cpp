@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <numeric>
 #include <utility>
 
 #include "trireme/base/clock.h"
@@ -16,11 +17,13 @@
 #include "trireme/plan/cuda_graphs.h"
 #include "trireme/plan/memory.h"
 #include "trireme/precision/loss_scaler.h"
+#include "trireme/train/enough_memory.h"
 #include "trireme/train/generate.h"
 #include "trireme/train/moment.h"
 #include "trireme/train/parts.h"
 #include "trireme/train/passes.h"
 #include "trireme/train/profile.h"
+#include "trireme/train/stop.h"
 #include "trireme/train/totals.h"
 #include "trireme/train/validate.h"
 #include "trireme/train/weights.h"
@@ -63,16 +66,19 @@ class Trainer {
   void check_finite(const Enqueued& step) const;
   std::string where_not_finite(const StepTotals& totals) const;
   void report_overflow(const Enqueued& step) const;
+  bool ends_after(int64_t step) const;
   bool validates_after(int64_t step) const;
   bool pauses_after(int64_t step) const;
   bool waits_for(int64_t step) const;
   void settle(size_t left);
   StepRecord settle_oldest();
   void publish(const StepRecord& record);
+  void keep_weights();
   RunCost cost() const;
-  double validate();
+  std::optional<double> validate();
   std::string sample();
   void finish(double started);
+  void report_lost_records() const;
 
   Parts parts_;
   const TrainOptions& options_;
@@ -86,9 +92,11 @@ class Trainer {
   std::deque<Enqueued> under_way_;  ///< steps that nobody has heard of yet; at most two
   std::optional<Moment> since_;     ///< when the last of the others was over; none: there was a pause
   TrainResult result_;
-  std::vector<double> speeds_;
-  parallel::LaneTimes step_times_;  ///< of the last step
-  int64_t step_wire_bytes_ = 0;     ///< sent by this rank in the last step
+  bool weights_kept_ = false;
+  std::vector<int64_t> lost_records_;  ///< by sink
+  std::vector<double> step_seconds_;   ///< after the warm-up
+  parallel::LaneTimes step_times_;     ///< of the last step
+  int64_t step_wire_bytes_ = 0;        ///< sent by this rank in the last step
 };
 
 Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world)
@@ -107,7 +115,8 @@ Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world
           parts_.records_passes ? parallel::recordings() : parallel::RecordingMaker(),
           config_.train.cuda_graphs == "on" ? Passes::When::kAlways : Passes::When::kDeviceIdles),
       profiled_(std::min(config_.train.profile_steps, config_.train.steps)),
-      first_profiled_(std::min(kWarmupSteps, config_.train.steps - profiled_) + 1) {}
+      first_profiled_(std::min(kWarmupSteps, config_.train.steps - profiled_) + 1),
+      lost_records_(options.sinks.size(), 0) {}
 
 std::string Trainer::where_not_finite(const StepTotals& totals) const {
   const std::string name = under_way_.empty() ? engine_.nonfinite_parameter() : std::string();
@@ -168,6 +177,8 @@ void Trainer::enqueue(int64_t index) {
   if (!since_) since_.emplace(parts_.world->device());
   // Once, since reading the times waits for the device; a rank alone communicates with nobody.
   engine_.measure(index == config_.train.steps && parts_.batch.dp_size > 1);
+  // The first step also takes what later ones only use again.
+  passes_.measure_activations(profiled_ == 0 && index == std::min<int64_t>(2, config_.train.steps));
   const int64_t sent_before = engine_.sent_bytes();
   Enqueued step{.step = index,
                 .lr = optim::learning_rate(config_.optim, index, config_.train.steps),
@@ -186,10 +197,14 @@ void Trainer::enqueue(int64_t index) {
   }
 }
 
+bool Trainer::ends_after(int64_t step) const {
+  return step == config_.train.steps || result_.stop_signal != 0;
+}
+
 bool Trainer::validates_after(int64_t step) const {
-  if (!parts_.val_data) return false;
+  if (!parts_.val_data || result_.stop_signal != 0) return false;
   const int64_t every = config_.train.val_every;
-  return step == config_.train.steps || result_.stop_signal != 0 || (every > 0 && step % every == 0);
+  return step == config_.train.steps || (every > 0 && step % every == 0);
 }
 
 /// Whether something else than a step follows, which wants the device for itself.
@@ -227,6 +242,7 @@ StepRecord Trainer::settle_oldest() {
           .tokens_per_s = static_cast<double>(step_tokens) / seconds,
           .step_ms = 1e3 * seconds,
           .peak_bytes = static_cast<int64_t>(totals.peak_bytes),
+          .active_bytes = static_cast<int64_t>(totals.active_bytes),
           .reserved_bytes = static_cast<int64_t>(totals.reserved_bytes),
           .loss_scale = scaler_.enabled() ? std::optional(step.loss_scale) : std::nullopt,
           .skipped = !step.applied,
@@ -237,6 +253,7 @@ StepRecord Trainer::settle_oldest() {
 void Trainer::settle(size_t left) {
   while (under_way_.size() > (result_.stop_signal == 0 ? left : 0)) {
     StepRecord record = settle_oldest();
+    if (under_way_.empty() && ends_after(record.step)) keep_weights();
     if (under_way_.empty() && validates_after(record.step)) record.val_loss = validate();
     publish(record);
   }
@@ -244,19 +261,49 @@ void Trainer::settle(size_t left) {
 
 void Trainer::publish(const StepRecord& record) {
   RunSummary& summary = result_.summary;
-  if (record.step > std::min(kWarmupSteps, config_.train.steps / 2)) speeds_.push_back(record.tokens_per_s);
+  if (record.step > std::min(kWarmupSteps, config_.train.steps / 2))
+    step_seconds_.push_back(record.step_ms * 1e-3);
   summary.steps = record.step;
   summary.final_loss = record.loss;
   summary.peak_bytes = record.peak_bytes;
+  summary.active_bytes = record.active_bytes;
+  summary.reserved_bytes = record.reserved_bytes;
   if (record.val_loss) summary.final_val_loss = record.val_loss;
   if (!parts_.is_root()) return;
-  for (Sink* sink : options_.sinks) sink->record(record);
+  for (size_t i = 0; i < options_.sinks.size(); ++i) {
+    try {
+      options_.sinks[i]->record(record);
+    } catch (const EnvironmentError& error) {
+      if (lost_records_[i]++ == 0)
+        log_warning("step {} is not recorded: {}; training goes on", record.step, error.what());
+    }
+  }
 }
 
-double Trainer::validate() {
+void Trainer::report_lost_records() const {
+  const int64_t lost = std::accumulate(lost_records_.begin(), lost_records_.end(), int64_t{0});
+  if (lost > 0)
+    log_warning("{} records of steps could not be written; weights and summary are complete", lost);
+}
+
+void Trainer::keep_weights() {
+  if (weights_kept_) return;
+  weights_kept_ = true;
+  engine_.average_parameters();
+  if (config_.checkpoint.final_weights) {
+    save_weights(engine_, parts_.facts, options_.weights_path, parts_.is_root());
+  }
+}
+
+/// None when a signal came meanwhile.
+std::optional<double> Trainer::validate() {
+  const auto told_to_stop = [this] {
+    result_.stop_signal = signal_of_any_rank(options_, parts_.mesh);
+    return result_.stop_signal != 0;
+  };
   return validation_loss(*parts_.model, engine_, *parts_.val_data,
                          config_.train.val_batches * parts_.batch.global_batch, parts_.batch.micro_batch,
-                         parts_.mesh);
+                         parts_.mesh, told_to_stop);
 }
 
 std::string Trainer::sample() {
@@ -267,7 +314,8 @@ std::string Trainer::sample() {
   const std::vector<int32_t> tokens = generate(*parts_.model, prompt,
                                                {.max_tokens = config_.train.sample_tokens,
                                                 .seed = static_cast<uint64_t>(config_.seed),
-                                                .context = config_.data.seq_len},
+                                                .context = config_.data.seq_len,
+                                                .gives_up = [this] { return signal_heard(options_) != 0; }},
                                                parts_.world->device());
   return config_.train.sample_prompt + tokenizer->decode(tokens);
 }
@@ -307,25 +355,28 @@ RunCost Trainer::cost() const {
           .measured_wire_bytes = step_wire_bytes_,
           .predicted_activation_bytes =
               plan::activation_bytes(parts_.facts, parts_.batch.micro_batch * config_.data.seq_len),
+          .measured_activation_bytes =
+              passes_.activation_bytes() > 0 ? std::optional(passes_.activation_bytes()) : std::nullopt,
           .communication_ms = step_times_.busy_ms,
           .exposed_ms = step_times_.exposed_ms};
 }
 
 void Trainer::finish(double started) {
   RunSummary& summary = result_.summary;
-  engine_.average_parameters();
-  if (config_.checkpoint.final_weights) {
-    save_weights(engine_, parts_.facts, options_.weights_path, parts_.is_root());
-  }
+  keep_weights();
   summary.weights_digest = parallel::weights_digest(engine_);
   summary.cost = cost();
-  summary.tokens_per_s = median(speeds_);
-  if (config_.train.sample_tokens > 0 && result_.stop_signal == 0) summary.sample = sample();
-  summary.wall_s = monotonic_seconds() - started;
-  if (parts_.is_root()) {
-    for (Sink* sink : options_.sinks) sink->finish(summary);
+  if (const double seconds = median(step_seconds_); seconds > 0.0) {
+    summary.steps_per_s = 1.0 / seconds;
+    summary.tokens_per_s = static_cast<double>(parts_.batch.global_batch * config_.data.seq_len) / seconds;
   }
-  parts_.mesh.all->barrier();
+  if (config_.train.sample_tokens > 0 && result_.stop_signal == 0) summary.sample = sample();
+  const int signal = signal_of_any_rank(options_, parts_.mesh);
+  if (result_.stop_signal == 0) result_.stop_signal = signal;
+  summary.wall_s = monotonic_seconds() - started;
+  if (!parts_.is_root()) return;
+  report_lost_records();
+  for (Sink* sink : options_.sinks) sink->finish(summary);
 }
 
 }  // namespace
@@ -333,10 +384,16 @@ void Trainer::finish(double started) {
 TrainResult train(const TrainOptions& options, std::shared_ptr<comm::World> world) {
   const int64_t ranks = world->size();
   try {
+    check_enough_memory(options, *world);
     return Trainer(options, std::move(world)).run();
+  } catch (const Stopped& stopped) {
+    return {.summary = {}, .stop_signal = stopped.signal()};
   } catch (const c10::OutOfMemoryError& error) {
     throw OutOfMemory("[train] the device is out of memory: {}. {}", error.what_without_backtrace(),
                       plan::memory_advice(options.config, ranks));
+  } catch (const std::exception& error) {
+    if (!is_out_of_host_memory(error)) throw;
+    throw OutOfMemory("[train] the host is out of memory. {}", plan::memory_advice(options.config, ranks));
   }
 }
 

@@ -19,9 +19,11 @@ struct TrainOptions {
   std::string weights_path;    ///< where rank 0 writes the final weights, if checkpoint.final_weights
   std::string trace_path;      ///< where rank 0 writes the trace of train.profile_steps
   std::vector<Sink*> sinks;    ///< called on rank 0 only
-  const std::atomic<int>* stop_signal =
-      nullptr;           ///< non-zero: finish what is enqueued, then end (any rank may set it)
-  bool announce = true;  ///< rank 0 logs what is about to run
+  /// Non-zero on any rank: the run ends. Steps that are enqueued are finished and the weights written;
+  /// nothing is validated any more, and no text is generated.
+  const std::atomic<int>* stop_signal = nullptr;
+  int64_t local_ranks = 1;  ///< of this host, which share its memory
+  bool announce = true;     ///< rank 0 logs what is about to run
   /// Whether the next step is enqueued before the totals of this one are read; none: on a GPU. What is seen
   /// in totals, such as a stop signal, then takes effect a step later, on all ranks alike. Never where the
   /// loss is scaled dynamically: whether a step is applied is decided from its totals.
@@ -33,8 +35,11 @@ struct TrainResult {
   int stop_signal = 0;  ///< the signal that ended the run early, 0 for none; the same on every rank
 };
 
-/// Trains for config.train.steps steps. Collective over the world. Throws DataError, NumericsError (loss or
-/// gradient not finite, naming the step), CommError, OutOfMemory.
+/// Trains for config.train.steps steps, writes the weights, and then validates and generates the sample.
+/// Collective over the world. A sink that cannot record a step is warned about and asked again for the next:
+/// a full disk under metrics does not cost the weights. Throws DataError, NumericsError (loss or gradient not
+/// finite, naming the step), CommError, OutOfMemory (also before anything begins, when memory cannot be
+/// enough), EnvironmentError when weights or summary cannot be written.
 TrainResult train(const TrainOptions& options, std::shared_ptr<comm::World> world);
 
 }  // namespace trireme::train

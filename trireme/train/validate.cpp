@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "trireme/base/error.h"
+
 namespace trireme::train {
 namespace {
 
@@ -17,12 +19,27 @@ at::Tensor read_samples(const data::Dataset& dataset, int64_t first, int64_t cou
   return tokens;
 }
 
+/// The model without dropout, for a while.
+class Evaluating {
+ public:
+  explicit Evaluating(nn::LanguageModel& model) : model_(model) { model_.eval(); }
+  ~Evaluating() { model_.train(); }
+  Evaluating(const Evaluating&) = delete;
+  Evaluating& operator=(const Evaluating&) = delete;
+
+ private:
+  nn::LanguageModel& model_;
+};
+
 }  // namespace
 
-double validation_loss(nn::LanguageModel& model, parallel::DataParallel& engine, const data::Dataset& dataset,
-                       int64_t samples, int64_t micro_batch, const comm::Mesh& mesh) {
+std::optional<double> validation_loss(nn::LanguageModel& model, parallel::DataParallel& engine,
+                                      const data::Dataset& dataset, int64_t samples, int64_t micro_batch,
+                                      const comm::Mesh& mesh, const std::function<bool()>& gives_up) {
+  TRIREME_CHECK(samples >= 1 && micro_batch >= 1, "[train.validate] {} samples in micro-batches of {}",
+                samples, micro_batch);
   const at::NoGradGuard no_grad;
-  model.eval();
+  const Evaluating evaluating(model);
   const int64_t ranks = mesh.dp->size();
   const int64_t total = std::min(samples, dataset.size());
   const int64_t begin = total * mesh.dp_rank / ranks;
@@ -30,6 +47,7 @@ double validation_loss(nn::LanguageModel& model, parallel::DataParallel& engine,
   const int64_t largest_part = (total + ranks - 1) / ranks;
   double sum = 0.0;
   for (int64_t done = 0; done < largest_part; done += micro_batch) {
+    if (gives_up()) return std::nullopt;
     const int64_t first = std::min(begin + done, end);
     const int64_t count = std::min(micro_batch, end - first);
     const at::Tensor tokens =
@@ -39,7 +57,6 @@ double validation_loss(nn::LanguageModel& model, parallel::DataParallel& engine,
     const at::Tensor loss = model.loss(tokens.narrow(1, 0, length), tokens.narrow(1, 1, length).contiguous());
     sum += loss.item<double>() * static_cast<double>(count);
   }
-  model.train();
   double all = 0.0;
   for (const std::vector<double>& part : comm::gather_scalars(*mesh.dp, {sum})) all += part[0];
   return all / static_cast<double>(total);

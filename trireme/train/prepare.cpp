@@ -1,0 +1,244 @@
+#include "trireme/train/prepare.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "trireme/base/clock.h"
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/train/stop.h"
+
+namespace trireme::train {
+namespace {
+
+constexpr double kRound_s = 0.25;  // between two exchanges of the ranks
+constexpr double kFirstReport_s = 3.0;
+constexpr double kReportEvery_s = 10.0;
+constexpr double kFarewell_s = 10.0;  // for the preparing thread to notice that it is not wanted any more
+
+struct GivenUp {};
+
+/// prepare_corpus() on a thread of its own, so that this rank can hear of the others meanwhile.
+class Preparation {
+ public:
+  explicit Preparation(data::CorpusOptions options) : shared_(std::make_shared<Shared>()) {
+    options.on_progress = [shared = shared_](const data::Progress& progress) { shared->note(progress); };
+    thread_ = std::thread([shared = shared_, options = std::move(options)] { shared->run(options); });
+  }
+  Preparation(const Preparation&) = delete;
+  Preparation& operator=(const Preparation&) = delete;
+  ~Preparation() {
+    shared_->given_up = true;
+    // A thread that hangs in the kernel cannot be ended; it holds what it uses.
+    wait_for(kFarewell_s) ? thread_.join() : thread_.detach();
+  }
+
+  /// Whether it is over within `seconds`.
+  bool wait_for(double seconds) {
+    std::unique_lock lock(shared_->mutex);
+    return shared_->changed.wait_for(lock, std::chrono::duration<double>(seconds),
+                                     [this] { return shared_->over; });
+  }
+
+  struct State {
+    bool over = false;
+    std::exception_ptr error;
+    int64_t headway = 0;
+    data::Progress progress;
+    data::PreparedCorpus corpus;  ///< once over without an error
+  };
+  State state() const {
+    const std::lock_guard lock(shared_->mutex);
+    return *shared_;
+  }
+
+ private:
+  struct Shared : State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::atomic<bool> given_up{false};
+
+    void note(const data::Progress& now) {
+      if (given_up) throw GivenUp();
+      const std::lock_guard lock(mutex);
+      if (now.beats != progress.beats || now.done != progress.done) ++headway;
+      progress = now;
+    }
+
+    void run(const data::CorpusOptions& options) {
+      data::PreparedCorpus prepared;
+      std::exception_ptr failure;
+      try {
+        prepared = data::prepare_corpus(options);
+      } catch (...) {
+        failure = std::current_exception();
+      }
+      const std::lock_guard lock(mutex);
+      corpus = std::move(prepared);
+      error = failure;
+      over = true;
+      changed.notify_all();
+    }
+  };
+
+  std::shared_ptr<Shared> shared_;
+  std::thread thread_;
+};
+
+data::CorpusOptions corpus_options(const TrainOptions& run) {
+  const plan::DataConfig& config = run.config.data;
+  return {.path = config.path,
+          .builtin_root = run.builtin_corpus,
+          .tokenizer = config.tokenizer,
+          .val_fraction = config.val_fraction,
+          .cache_dir = run.cache_dir,
+          .seq_len = config.seq_len};
+}
+
+int exit_code_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& known) {
+    return static_cast<int>(known.exit_code());
+  } catch (const std::bad_alloc&) {
+    return static_cast<int>(ExitCode::kOutOfMemory);
+  } catch (...) {
+    return static_cast<int>(ExitCode::kFailed);
+  }
+}
+
+/// What a rank tells the others in a round.
+struct Word {
+  bool over = false;
+  int exit_code = 0;  ///< of its failure; 0: none
+  int signal = 0;
+  double headway = 0.0, done = 0.0, total = 0.0, train_tokens = 0.0, val_tokens = 0.0;
+};
+
+std::vector<Word> exchange(const TrainOptions& run, const comm::Mesh& mesh, const Preparation::State& mine) {
+  std::vector<Word> words;
+  const auto number = [](auto value) { return static_cast<double>(value); };
+  const std::vector<double> told = {number(mine.over),
+                                    number(mine.error ? exit_code_of(mine.error) : 0),
+                                    number(signal_heard(run)),
+                                    number(mine.headway),
+                                    number(mine.progress.done),
+                                    number(mine.progress.total),
+                                    number(mine.corpus.train_tokens),
+                                    number(mine.corpus.val_tokens)};
+  for (const std::vector<double>& heard : comm::gather_scalars(*mesh.all, told)) {
+    words.push_back({.over = heard[0] != 0.0,
+                     .exit_code = static_cast<int>(heard[1]),
+                     .signal = static_cast<int>(heard[2]),
+                     .headway = heard[3],
+                     .done = heard[4],
+                     .total = heard[5],
+                     .train_tokens = heard[6],
+                     .val_tokens = heard[7]});
+  }
+  return words;
+}
+
+/// Ends the preparation on all ranks when one has failed or was sent a signal.
+void check_words(const std::vector<Word>& words, const Preparation::State& mine) {
+  const int signal = std::ranges::max_element(words, {}, &Word::signal)->signal;
+  if (signal != 0) throw Stopped(signal);
+  const auto failed = std::ranges::find_if(words, [](const Word& word) { return word.exit_code != 0; });
+  if (failed == words.end()) return;
+  if (mine.error) std::rethrow_exception(mine.error);
+  throw Error(static_cast<ExitCode>(failed->exit_code),
+              fmt::format("[train.data] rank {} could not prepare the data; its own message says why",
+                          failed - words.begin()));
+}
+
+/// Throws when nothing moves for too long, and tells people what does.
+class Watch {
+ public:
+  Watch(const TrainOptions& run, const comm::Mesh& mesh)
+      : path_(run.config.data.path),
+        timeout_s_(mesh.world->timeout_s()),
+        speaks_(run.announce && mesh.world->rank() == 0) {}
+
+  void look(const std::vector<Word>& words) {
+    const double now = monotonic_seconds();
+    double headway = 0.0;
+    for (const Word& word : words) headway += word.headway + static_cast<double>(word.over);
+    if (headway != headway_) moved_at_ = now;
+    headway_ = headway;
+    const Word& furthest = *std::ranges::max_element(words, {}, &Word::done);
+    if (now - moved_at_ > timeout_s_) {
+      throw EnvironmentError(
+          "[train.data] preparing {} has made no headway for {:.1f} s (comm.timeout_s), after {}; is its "
+          "disk or "
+          "network file system alive?",
+          path_, timeout_s_, how_far(furthest));
+    }
+    if (!speaks_ || now < report_at_) return;
+    report_at_ = now + kReportEvery_s;
+    log_info("data    preparing {}: {}", path_, how_far(furthest));
+  }
+
+ private:
+  /// Of what one rank reads, twice: once to choose what is held out, once to tokenise.
+  static std::string how_far(const Word& word) {
+    if (word.total == 0.0) return "looking for its files";
+    return fmt::format("{:.0f}% of {}", 100.0 * word.done / word.total, format_bytes(word.total / 2.0));
+  }
+
+  std::string path_;
+  double timeout_s_;
+  bool speaks_;
+  double headway_ = -1.0, moved_at_ = 0.0;
+  double report_at_ = monotonic_seconds() + kFirstReport_s;
+};
+
+void check_same_text(const std::vector<Word>& words) {
+  for (size_t rank = 1; rank < words.size(); ++rank) {
+    if (words[rank].train_tokens == words[0].train_tokens && words[rank].val_tokens == words[0].val_tokens)
+      continue;
+    throw DataError(
+        "[train.data] rank {} has {:.0f} + {:.0f} tokens (training + held out), rank 0 has {:.0f} + {:.0f}; "
+        "give "
+        "every host the same text",
+        rank, words[rank].train_tokens, words[rank].val_tokens, words[0].train_tokens, words[0].val_tokens);
+  }
+}
+
+void check_vocabulary(const plan::Config& config, const data::PreparedCorpus& corpus) {
+  if (corpus.vocab_size <= config.model.vocab_size) return;
+  throw ConfigError(
+      "[train.data] the tokens of {} ({}) go up to {}, but model.vocab_size={}; set model.vocab_size to at "
+      "least "
+      "{}, or choose another data.tokenizer",
+      config.data.path, corpus.folder, corpus.vocab_size - 1, config.model.vocab_size, corpus.vocab_size);
+}
+
+}  // namespace
+
+data::PreparedCorpus prepare_data(const TrainOptions& run, const comm::Mesh& mesh) {
+  Preparation preparation(corpus_options(run));
+  Watch watch(run, mesh);
+  for (;;) {
+    preparation.wait_for(kRound_s);
+    const Preparation::State mine = preparation.state();
+    const std::vector<Word> words = exchange(run, mesh, mine);
+    check_words(words, mine);
+    watch.look(words);
+    if (!std::ranges::all_of(words, &Word::over)) continue;
+    check_same_text(words);
+    check_vocabulary(run.config, mine.corpus);
+    return mine.corpus;
+  }
+}
+
+}  // namespace trireme::train
