@@ -6,10 +6,29 @@ import argparse
 import functools
 import shlex
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from programs import EXIT_ENVIRONMENT, EXIT_USAGE, PEERS, ROOT, BenchError, Side, say
 
+# What makes PyTorch fast, in the ways that its users have; "best" tries those that a policy allows and takes the
+# fastest.
+TORCH_PEERS: dict[str, list[str]] = {
+    "torch": ["--compile", "--compile-loss"],  # blocks and loss, as torchtitan does
+    "torch-amp": ["--compile", "--compile-loss"],  # the same without a wrapper: one GPU
+    "torch-whole": ["--whole"],  # the whole model with its loss, without a wrapper or under DDP
+    "torch-eager": [],
+}
+TRIED_BY_BEST = ("torch", "torch-amp", "torch-whole")
+OTHER_PEERS = ("deepspeed", "replicas", "best")
+# Models that have no preset of ours.
+MODEL_OPTIONS = {
+    "llama-3b": ["--model.family=llama", "--model.d_model=3072", "--model.n_layers=28", "--model.n_heads=24",
+                 "--model.n_kv_heads=8", "--model.d_ff=8192", "--model.vocab_size=128256",
+                 "--model.tie_embeddings=true"],
+}
+# What ours is started with by its own launcher.
+ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 STRATEGIES = {"fsdp": "fsdp2", "zero3": "fsdp2", "zero2": "fsdp2-nores"}  # else the policy's name
 ZERO_STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}  # of DeepSpeed; it has no other policy
 # What a launcher would say to the only rank.
@@ -27,6 +46,21 @@ class Case:
     ours: Side
     peer: Side
     by_rank: bool = False  # measured in tokens/s of one rank of our training
+    # Peers of which a trial is to find the fastest; empty: `peer` is the one.
+    candidates: Mapping[str, Side] = field(default_factory=dict)
+    settings: argparse.Namespace | None = None  # where they differ from those of the other cases
+
+    @property
+    def ranks(self) -> int:
+        return int(self.label.get("ranks", 1))
+
+    def on_gpus(self, gpus: Sequence[str]) -> Case:
+        """The same on these GPUs alone."""
+        def move(side: Side) -> Side:
+            return replace(side, environment=side.environment | {"CUDA_VISIBLE_DEVICES": ",".join(gpus)})
+
+        return replace(self, ours=move(self.ours), peer=move(self.peer),
+                       candidates={name: move(side) for name, side in self.candidates.items()})
 
     def title(self) -> str:
         return " ".join(f"{key}={value}" for key, value in self.label.items())
@@ -66,9 +100,9 @@ def peers_of(policy: str, wanted: str | None, python: str) -> list[str]:
             say(f"{policy}: the peer is PyTorch, {python} has no DeepSpeed: {problem}")
         return ["deepspeed" if has_stage and not problem else "torch"]
     names = wanted.split(",")
-    if unknown := set(names) - {"torch", "deepspeed", "replicas"}:
-        raise BenchError(EXIT_USAGE,
-                         f"no peer {min(unknown)}; there are torch, deepspeed and replicas")
+    known = (*TORCH_PEERS, *OTHER_PEERS)
+    if unknown := set(names) - set(known):
+        raise BenchError(EXIT_USAGE, f"no peer {min(unknown)}; there are {', '.join(known)}")
     names = [name for name in names if name != "deepspeed" or has_stage]
     if not names:
         raise BenchError(EXIT_USAGE, f"DeepSpeed has no {policy}, only {', '.join(ZERO_STAGES)}; "
@@ -78,10 +112,24 @@ def peers_of(policy: str, wanted: str | None, python: str) -> list[str]:
     return names
 
 
-def peer_program(name: str, policy: str) -> list[str]:
+def strategy_of(peer: str, policy: str, ranks: int) -> str | None:
+    """What a PyTorch peer calls a policy; None where it has none."""
+    if peer in ("torch-amp", "torch-whole") and ranks == 1:
+        return "amp"
+    if peer == "torch-amp" or (peer == "torch-whole" and policy != "ddp"):
+        return None
+    return STRATEGIES.get(policy, policy)
+
+
+def peer_program(name: str, policy: str, ranks: int, device: str) -> list[str]:
     if name == "deepspeed":
         return [f"{PEERS}/deepspeed_train.py", f"--stage={ZERO_STAGES[policy]}"]
-    return [f"{PEERS}/torch_train.py", f"--strategy={STRATEGIES.get(policy, policy)}"]
+    strategy = strategy_of(name, policy, ranks)
+    if strategy is None:
+        raise BenchError(EXIT_USAGE, f"{name} is for one rank"
+                                     f"{' or ddp' if name == 'torch-whole' else ''}, not {policy} on {ranks}")
+    compiles = TORCH_PEERS[name] if device == "cuda" else []
+    return [f"{PEERS}/torch_train.py", f"--strategy={strategy}", *compiles]
 
 
 # Modes
@@ -124,8 +172,8 @@ def training_command(model: str, policy: str, ranks: int, arguments: argparse.Na
     steps, micro_batch = arguments.warmup + arguments.steps, arguments.micro_batch
     device, dtype = DEVICES[arguments.mode]
     return [
-        arguments.bin, "train", f"--model.preset={model}", "-n", str(ranks), "--json",
-        f"--train.steps={steps}", f"--train.global_batch={micro_batch * ranks}",
+        arguments.bin, "train", *MODEL_OPTIONS.get(model, [f"--model.preset={model}"]), "-n", str(ranks),
+        "--json", f"--train.steps={steps}", f"--train.global_batch={micro_batch * ranks}",
         f"--train.micro_batch={micro_batch}", f"--data.seq_len={arguments.seq}",
         f"--device={device}", "--train.val_batches=0", f"--precision.compute={dtype}",
         f"--parallel.policy={policy}", *shlex.split(arguments.ours_args),
@@ -138,7 +186,7 @@ def peer_command(against: str, model: str, policy: str, ranks: int, arguments: a
         return [arguments.python, f"{PEERS}/replicas.py", str(ranks), "--",
                 *training_command(model, "ddp", 1, arguments)]
     device, dtype = DEVICES[arguments.mode]
-    return torchrun(arguments.python, ranks) + peer_program(against, policy) + [
+    return torchrun(arguments.python, ranks) + peer_program(against, policy, ranks, device) + [
         f"--model={model}", f"--seq={arguments.seq}", f"--mbs={arguments.micro_batch}",
         f"--steps={arguments.steps}", f"--warmup={arguments.warmup}", f"--device={device}",
         f"--dtype={dtype}", *shlex.split(arguments.peer_args),
@@ -149,33 +197,58 @@ def training_case(model: str, policy: str, ranks: int, against: str,
                   arguments: argparse.Namespace) -> Case:
     device, _ = DEVICES[arguments.mode]
     ours = training_command(model, policy, ranks, arguments)
-    peer = peer_command(against, model, policy, ranks, arguments)
     replicas = against == "replicas"
     environment = {} if device == "cuda" else {"OMP_NUM_THREADS": "1"}
     alone = ALONE if ranks == 1 and not replicas else {}
+    allocator = ALLOCATOR if device == "cuda" and not replicas else {}
+
+    def side_of(name: str) -> Side:
+        return Side(peer_command(name, model, policy, ranks, arguments),
+                    "tokens_per_s" if replicas else "tok_s_gpu",
+                    environment=environment | alone | allocator)
+
+    tried = [name for name in TRIED_BY_BEST if strategy_of(name, policy, ranks)]
+    candidates = {name: side_of(name) for name in tried} if against == "best" else {}
     return Case(
         label={"model": model, "device": device, "policy": policy, "ranks": ranks,
                "seq_len": arguments.seq, "micro_batch": arguments.micro_batch, "against": against}
               | ({"gpus": ranks} if device == "cuda" else {}),
         unit="tokens/s a GPU" if device == "cuda" else "tokens/s a rank",
         ours=Side(ours, "tokens_per_s", scale=1.0 / ranks, environment=environment),
-        peer=Side(peer, "tokens_per_s" if replicas else "tok_s_gpu",
-                  environment=environment | alone),
+        peer=next(iter(candidates.values())) if candidates else side_of(against),
         by_rank=True,
+        candidates=candidates,
+        settings=arguments,
     )
+
+
+# What a case may say for itself, and how it is read.
+CASE_OPTIONS = {"seq": int, "micro_batch": int, "steps": int, "losses": int, "profile": int, "peer": str}
+
+
+def with_case_options(arguments: argparse.Namespace, text: str) -> argparse.Namespace:
+    changed = argparse.Namespace(**vars(arguments))
+    for option in filter(None, text.split(",")):
+        key, _, value = option.partition("=")
+        try:
+            setattr(changed, key, CASE_OPTIONS[key](value.replace("+", ",")))
+        except (KeyError, ValueError):
+            raise BenchError(EXIT_USAGE, f'"{option}" is no option of a case; there are '
+                                         f"{', '.join(CASE_OPTIONS)}") from None
+    return changed
 
 
 def training_cases(arguments: argparse.Namespace) -> list[Case]:
     cases = []
     for text in filter(None, arguments.cases.split(";")):
         try:
-            model, policy, worlds = text.strip().split(":")
+            model, policy, worlds, *options = text.strip().split(":")
             ranks = [int(world) for world in worlds.split(",")]
         except ValueError:
-            raise BenchError(EXIT_USAGE, f'"{text}" is not MODEL:POLICY:RANKS[,RANKS]') from None
-        peers = peers_of(policy, arguments.peer, arguments.python)
-        cases += [training_case(model, policy, world, against, arguments)
-                  for world in ranks for against in peers]
+            raise BenchError(EXIT_USAGE, f'"{text}" is not MODEL:POLICY:RANKS[,RANKS][:KEY=VALUE,...]') from None
+        own = with_case_options(arguments, ":".join(options))
+        peers = peers_of(policy, own.peer, own.python)
+        cases += [training_case(model, policy, world, against, own) for world in ranks for against in peers]
     return cases
 
 

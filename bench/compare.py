@@ -3,8 +3,8 @@
 fresh process.
 
     bench/compare.py cpu [--out FILE]
-    bench/compare.py gpu --cases "llama-1b:fsdp:1,2,4;llama-1b:zero2:2" [--peer torch,deepspeed]
-                         [--losses N] [--gemm] [--profile N]
+    bench/compare.py gpu --cases "llama-1b:fsdp:1,2,4;gpt2-124m:fsdp:1:seq=1024,micro_batch=64"
+                         [--peer best] [--beside] [--budget-seconds N] [--losses N] [--gemm] [--profile N]
     bench/compare.py cpu-smoke --losses 20     the same with tiny models in fp32 on CPUs
     bench/compare.py --ours CMD --peer CMD --out FILE [--metric tokens_per_s] [--label NAME]
 
@@ -15,8 +15,16 @@ better for us; the result is the median of the ratios of the alternations, so th
 slows down between alternations does not decide.
 
 The peer is PyTorch, or for zero1, zero2 and zero3 DeepSpeed where --python can import it; --peer
-names one, or both for a case of each. "--peer replicas" is our own program instead, on every GPU
-alone at the same time (with --ours-args, too): what there would be if communication cost nothing.
+names one, or several for a case of each. "torch" compiles blocks and loss, "torch-amp" does so
+without a wrapper on one GPU, "torch-whole" compiles the whole model (one GPU, or ddp); "best" tries
+those that a case allows for a few steps and is measured as the fastest of them. All GPU peers use
+fused AdamW, expandable segments, fresh random tokens each step, and an FSDP2 root that is not
+resharded. "--peer replicas" is our own program instead, on every GPU alone at the same time (with
+--ours-args, too): what there would be if communication cost nothing.
+
+With --beside cases that do not need all GPUs run beside each other, each on GPUs of its own. With
+--budget-seconds nothing is begun that would not end in time; the file holds what was finished, and
+is written after each alternation.
 With --losses N both sides first train N steps on the same tokens from the same weights, and the
 peer once more from the weights of another seed; the case keeps all losses. For speed each side
 then reads its own data: ours text, the peer random tokens.
@@ -28,7 +36,7 @@ first run compiles and later ones do not; the median of those is "warm".
 TFLOP/s are 6 x (matmul weights of blocks and head) + 6 x T x heads x head_dim x layers per token,
 counted on our model for both sides; MFU is their part of 989.4 TFLOP/s, an H100's or H200's.
 
-The file holds machine, settings, commands, environment and every sample. Exit codes: 0 measured,
+The file holds commit, machine, settings, commands, environment and every sample. Exit codes: 0 measured,
 1 a command failed, 2 usage, 3 a program is missing, 8 a ratio is below --require or losses do not
 agree.
 """
@@ -36,19 +44,22 @@ agree.
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import datetime
 import json
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from cases import GPU, MODES, SMOKE, Case
 from losses import complaint
-from machine import describe_machine, environment
+from machine import describe_commit, describe_machine, environment, visible_gpus
 from programs import EXIT_BELOW, EXIT_ENVIRONMENT, ROOT, BenchError, say
-from runs import measure
+from runs import Budget, measure
 
 
 def check_programs(cases: Sequence[Case]) -> None:
@@ -62,8 +73,8 @@ def check_programs(cases: Sequence[Case]) -> None:
 def table(results: Sequence[dict]) -> str:
     lines = ["| case | ours | peer | ratio | min - max | start-up, s |",
              "|---|---:|---:|---:|---:|---:|"]
-    for result in results:
-        keys = ("model", "policy", "ranks", "threads", "against")
+    for result in filter(lambda one: one["alternations"], results):
+        keys = ("model", "policy", "ranks", "threads", "seq_len", "against")
         name = " ".join(f"{key} {result[key]}" if key != "model" else str(result[key])
                         for key in keys if key in result)
         ours, peer = (f"{result[side]['median']:,.0f}" for side in ("ours", "peer"))
@@ -83,6 +94,7 @@ def write_results(path: Path, mode: str, machine: dict, results: list[dict],
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "mode": mode,
+        **describe_commit(arguments.commit),
         "measured": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "machine": machine,
         "alternations": arguments.alternations,
@@ -96,6 +108,78 @@ def write_results(path: Path, mode: str, machine: dict, results: list[dict],
     temporary.replace(path)
 
 
+class Book:
+    """The results of all cases so far, and the file that holds them."""
+
+    def __init__(self, out: Path, machine: dict, arguments: argparse.Namespace) -> None:
+        self.out, self.machine, self.arguments = out, machine, arguments
+        self.by_case: dict[int, dict] = {}
+        self.lock = threading.Lock()
+
+    def results(self) -> list[dict]:
+        return [self.by_case[index] for index in sorted(self.by_case)]
+
+    def note(self, index: int, result: dict) -> None:
+        with self.lock:
+            self.by_case[index] = result
+            write_results(self.out, self.arguments.mode, self.machine, self.results(), self.arguments)
+
+    def measure(self, index: int, case: Case, budget: Budget) -> None:
+        say(case.title())
+        self.note(index, measure(case, self.arguments, budget,
+                                 lambda result: self.note(index, result | {"unfinished": True})))
+
+
+def measure_in_turn(cases: Sequence[Case], book: Book, budget: Budget) -> None:
+    for index, case in enumerate(cases):
+        book.measure(index, case, budget)
+
+
+class Gpus:
+    """Lends GPUs by their names. Those who want most come first, so that nobody waits for ever."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.free = list(names)
+        self.changed = threading.Condition()
+
+    @contextmanager
+    def lend(self, count: int) -> Iterator[list[str]]:
+        with self.changed:
+            self.changed.wait_for(lambda: len(self.free) >= count)
+            lent, self.free = self.free[:count], self.free[count:]
+        try:
+            yield lent
+        finally:
+            with self.changed:
+                self.free = sorted(self.free + lent)
+                self.changed.notify_all()
+
+
+def measure_beside(cases: Sequence[Case], book: Book, budget: Budget) -> None:
+    """Those that take all GPUs first, in turn, then the others beside each other. A case that fails does not end those
+    beside it; the first failure is thrown when all have ended."""
+    names = visible_gpus()
+    most = max(case.ranks for case in cases)
+    if most > len(names):
+        raise BenchError(EXIT_ENVIRONMENT, f"a case wants {most} GPUs, and there are {len(names)}")
+    indexed = sorted(enumerate(cases), key=lambda item: -item[1].ranks)
+    for index, case in indexed:
+        if case.ranks == len(names):
+            book.measure(index, case, budget)
+    gpus = Gpus(names)
+
+    def measure_one(item: tuple[int, Case]) -> None:
+        index, case = item
+        with gpus.lend(case.ranks) as lent:
+            book.measure(index, case.on_gpus(lent), budget)
+
+    rest = [item for item in indexed if item[1].ranks < len(names)]
+    with concurrent.futures.ThreadPoolExecutor(max(1, len(rest))) as threads:
+        running = [threads.submit(measure_one, item) for item in rest]
+    for one in running:
+        one.result()
+
+
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -106,10 +190,11 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=10, help="steps dropped, at least 10")
     parser.add_argument("--steps", type=int, default=50, help="steps kept (not for two commands)")
     parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for one run")
+    parser.add_argument("--commit", help="for the file, where the sources came without their repository")
     parser.add_argument("--require", type=float, default=0.0, help="exit 8 if a ratio is below")
     parser.add_argument("--peer", help="of two commands: the second command line; gpu and "
-                                       "cpu-smoke: torch, deepspeed, replicas or several, "
-                                       "with commas")
+                                       "cpu-smoke: torch, torch-amp, torch-whole, torch-eager, "
+                                       "deepspeed, replicas, best or several, with commas")
     pair = parser.add_argument_group("two commands")
     pair.add_argument("--ours", help="command line")
     pair.add_argument("--metric", default="tokens_per_s", help="JSON key; higher is better")
@@ -124,6 +209,9 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     cpu.add_argument("--global-batch", type=int, default=16)
     cpu.add_argument("--policy", default="ddp", help="ours; the peer is DDP")
     gpu = parser.add_argument_group("gpu and cpu-smoke")
+    gpu.add_argument("--beside", action="store_true",
+                     help="run cases at the same time on different GPUs")
+    gpu.add_argument("--budget-seconds", type=float, help="begin nothing that would end later")
     gpu.add_argument("--cases", help=f'gpu: "{GPU["cases"]}", cpu-smoke: "{SMOKE["cases"]}"')
     gpu.add_argument("--seq", type=int, help=f"gpu: {GPU['seq']}, cpu-smoke: {SMOKE['seq']}")
     gpu.add_argument("--micro-batch", type=int, default=4)
@@ -148,6 +236,8 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--losses, --gemm and --profile are for gpu and cpu-smoke")
     if arguments.losses and "replicas" in (arguments.peer or "").split(","):
         parser.error("--losses is for peers that are other programs; replicas are our own")
+    if (arguments.beside or arguments.budget_seconds) and arguments.mode != "gpu":
+        parser.error("--beside and --budget-seconds are for gpu")
     if arguments.peer and arguments.mode == "cpu":
         parser.error("the peer of cpu is PyTorch")
     for key, value in (GPU if arguments.mode == "gpu" else SMOKE).items():
@@ -164,14 +254,13 @@ def compare(arguments: argparse.Namespace) -> int:
     if machine["load_average"][0] > 0.5 * machine["cores"]:
         say(f"the load average is {machine['load_average'][0]:.1f} on {machine['cores']} cores: "
             "other programs are running, the numbers will not be worth much")
-    results: list[dict] = []
-    for case in cases:
-        say(case.title())
-        results.append(measure(case, arguments))
-        write_results(out, arguments.mode, machine, results, arguments)
+    book = Book(out, machine, arguments)
+    budget = Budget(arguments.budget_seconds)
+    measure_beside(cases, book, budget) if arguments.beside else measure_in_turn(cases, book, budget)
+    results = book.results()
     print(table(results))
     say(f"written to {out}")
-    slow = any(result["ratio"] < arguments.require for result in results)
+    slow = any(result.get("ratio", arguments.require) < arguments.require for result in results)
     problems = [(result, complaint(result["losses"])) for result in results if "losses" in result]
     for result, problem in problems:
         if problem:

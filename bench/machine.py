@@ -25,9 +25,28 @@ def first_line(path: str, key: str) -> str | None:
     return None
 
 
+def describe_commit(said: str | None) -> dict[str, object]:
+    """The commit, and how many files differ from it; where the sources came without their repository,
+    what was said."""
+    commit = output_of(["git", "rev-parse", "HEAD"])
+    if not commit:
+        return {"commit": said or "unknown"}
+    changed = (output_of(["git", "status", "--porcelain", "--untracked-files=no"]) or "").splitlines()
+    return {"commit": said or commit,
+            "changed_files": sum("bench/results/" not in line for line in changed)}
+
+
+def visible_gpus() -> list[str]:
+    """As CUDA_VISIBLE_DEVICES names them."""
+    if said := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return said.split(",")
+    listed = output_of(["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"])
+    return listed.split() if listed else []
+
+
 def describe_machine(python: str) -> dict:
     memory_kib = (first_line("/proc/meminfo", "MemTotal") or "0").split()[0]
-    gpus = output_of(["nvidia-smi", "--query-gpu=name,memory.total,driver_version",
+    gpus = output_of(["nvidia-smi", "--query-gpu=name,memory.total,driver_version,power.limit,clocks.max.sm",
                       "--format=csv,noheader"])
     return {
         "cpu": first_line("/proc/cpuinfo", "model name"),

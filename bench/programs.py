@@ -91,9 +91,8 @@ class GpuWatch:
     FIELDS = ("memory.used", "utilization.gpu", "clocks.sm", "power.draw")
     BUSY_PERCENT = 90.0
 
-    def __init__(self) -> None:
+    def __init__(self, visible: str | None) -> None:
         self.peak_bytes: int | None = None  # the most memory in use on any of them
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         self.command = ["nvidia-smi", f"--query-gpu={','.join(self.FIELDS)}",
                         "--format=csv,noheader,nounits"] + ([f"--id={visible}"] if visible else [])
         self.busy: dict[int, list[tuple[float, float]]] = {}  # MHz and watts by GPU
@@ -174,7 +173,7 @@ def run_program(side: Side, timeout: float) -> Output:
     environment = {**os.environ, **side.environment}
     with tempfile.TemporaryFile("w+") as errors:
         try:
-            with GpuWatch() as gpus:
+            with GpuWatch(environment.get("CUDA_VISIBLE_DEVICES")) as gpus:
                 begin = time.monotonic()
                 process = subprocess.Popen(side.command, env=environment, cwd=ROOT, text=True,
                                            stdout=subprocess.PIPE, stderr=errors,

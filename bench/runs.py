@@ -6,7 +6,8 @@ import argparse
 import re
 import statistics
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from cases import Case
 from efficiency import add_efficiency
 from kernel_times import profile
 from losses import check_losses, complaint
-from programs import (EXIT_FAILED, BenchError, Output, Side, json_objects, last_with, run_program,
-                      say)
+from programs import (EXIT_FAILED, BenchError, Output, Side, json_objects, last_with,
+                      resolved_config, run_program, say, with_options)
 
 MODULES = ("torch", "deepspeed")  # whose versions a peer prints under these keys
 
@@ -41,6 +42,35 @@ class Run:
             if (value := getattr(self, key)) is not None:
                 result[key] = value
         return result | ({"gpus": self.gpus} if self.gpus else {})
+
+
+class OutOfTime(Exception):
+    """There is no time left for another run."""
+
+
+class Budget:
+    """The seconds that all runs may take together; none: as many as they want."""
+
+    FIRST_RUN = 60.0  # what one may take of which nothing is known
+
+    def __init__(self, seconds: float | None) -> None:
+        self.end = time.monotonic() + seconds if seconds else float("inf")
+        self.longest: dict[str, float] = {}  # by program
+
+    def run(self, side: Side, warmup: int, timeout: float) -> Run:
+        """Throws OutOfTime where the program is not expected to end in time, and where it does not."""
+        program, began = side.printable(), time.monotonic()
+        left = self.end - began
+        if left < 1.1 * self.longest.get(program, self.FIRST_RUN):
+            raise OutOfTime
+        try:
+            result = run_side(side, warmup, min(timeout, left))
+        except BenchError as error:
+            if time.monotonic() >= self.end:
+                raise OutOfTime from error
+            raise
+        self.longest[program] = max(self.longest.get(program, 0.0), time.monotonic() - began)
+        return result
 
 
 # Reading what a program printed
@@ -150,54 +180,105 @@ def with_compile_cache(peer: Side, folder: str) -> Side:
     return replace(peer, environment=peer.environment | caches)
 
 
-def alternate(ours: Side, peer: Side, arguments: argparse.Namespace
-              ) -> tuple[dict[str, list[Run]], list[dict]]:
-    """The runs of both sides, and what the file says of each alternation. Every second one starts
-    with the peer."""
-    sides = {"ours": ours, "peer": peer}
-    runs: dict[str, list[Run]] = {"ours": [], "peer": []}
-    alternations = []
-    for index in range(arguments.alternations):
-        order = ("ours", "peer") if index % 2 == 0 else ("peer", "ours")
-        for name in order:
-            runs[name].append(run_side(sides[name], arguments.warmup, arguments.timeout))
-        last = {name: runs[name][-1] for name in sides}
-        ratio = last["ours"].value / last["peer"].value
-        alternations.append({"order": list(order), "ratio": ratio}
-                            | {name: run.to_json() for name, run in last.items()})
-        say(f"  {index + 1}/{arguments.alternations}  ours {last['ours'].value:,.0f}  "
-            f"peer {last['peer'].value:,.0f}  ratio {ratio:.3f}")
-    return runs, alternations
+def timed_seconds(label: dict, runs: Sequence[Run]) -> dict:
+    """Of one side, in all its runs together, where samples are tokens/s of one rank."""
+    if "micro_batch" not in label or "seq_len" not in label:
+        return {}
+    tokens = label["micro_batch"] * label["seq_len"]
+    return {"timed_s": round(sum(tokens / sample for run in runs for sample in run.samples), 1)}
 
 
-def measure(case: Case, arguments: argparse.Namespace) -> dict:
-    """The losses, then all alternations of a case, then what else was asked for."""
-    losses = None
-    if arguments.losses:
-        losses = check_losses(case.ours, case.peer, arguments.losses, arguments.loss_bound,
-                              arguments.timeout)
-        if problem := complaint(losses):
-            say(f"  {problem}")
+class Measurement:
+    """A case under way. Every second alternation starts with the peer."""
+
+    TRIAL_STEPS = 8
+
+    def __init__(self, case: Case, arguments: argparse.Namespace, budget: Budget,
+                 progress: Callable[[dict], None], cache: str) -> None:
+        self.case, self.arguments, self.budget, self.progress = case, arguments, budget, progress
+        self.cache = cache
+        self.extra: dict = {}  # beside the alternations
+        self.runs: dict[str, list[Run]] = {"ours": [], "peer": []}
+        self.alternations: list[dict] = []
+        self.peer = with_compile_cache(case.peer, cache)
+
+    def run(self, side: Side) -> Run:
+        return self.budget.run(side, self.arguments.warmup, self.arguments.timeout)
+
+    def choose_peer(self) -> None:
+        """By one short run of each candidate, which also fills what it caches."""
+        trials = {}
+        for name, side in self.case.candidates.items():
+            short = replace(side, command=with_options(side.command, {"steps": self.TRIAL_STEPS}))
+            try:
+                trials[name] = self.run(with_compile_cache(short, self.cache)).value
+            except BenchError as error:
+                trials[name] = 0.0
+                say(f"  {name} fails: {error}")
+            say(f"  trial of {name}: {trials[name]:,.0f}")
+        chosen = max(trials, key=trials.__getitem__)
+        if not trials[chosen]:
+            raise BenchError(EXIT_FAILED, "no peer runs")
+        self.peer = with_compile_cache(self.case.candidates[chosen], self.cache)
+        self.extra |= {"against": chosen, "trials": trials}
+
+    def alternate(self) -> None:
+        sides = {"ours": self.case.ours, "peer": self.peer}
+        for index in range(self.arguments.alternations):
+            order = ("ours", "peer") if index % 2 == 0 else ("peer", "ours")
+            last = {name: self.run(sides[name]) for name in order}
+            for name, run in last.items():
+                self.runs[name].append(run)
+            ratio = last["ours"].value / last["peer"].value
+            self.alternations.append({"order": list(order), "ratio": ratio}
+                                     | {name: last[name].to_json() for name in sides})
+            say(f"  {self.case.title()}: {index + 1}/{self.arguments.alternations}  ours "
+                f"{last['ours'].value:,.0f}  peer {last['peer'].value:,.0f}  ratio {ratio:.3f}")
+            self.progress(self.result())
+
+    def result(self) -> dict:
+        """Of the alternations so far, of which there must be one."""
+        ratios = [alternation["ratio"] for alternation in self.alternations]
+        sides = {"ours": self.case.ours, "peer": self.peer}
+        result = self.case.label | {"unit": self.case.unit}
+        for name, side in sides.items():
+            result[name] = summarise(side, self.runs[name]) | timed_seconds(self.case.label, self.runs[name])
+        result |= {"ratio": statistics.median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios),
+                   **self.runs["peer"][-1].versions, "alternations": list(self.alternations)}
+        return result | self.extra
+
+    def measure(self) -> dict:
+        """Losses, alternations, and what else was asked for, as far as the time goes."""
+        arguments, case = self.arguments, self.case
+        try:
+            if case.candidates:
+                self.choose_peer()
+            if arguments.losses:
+                losses = check_losses(case.ours, self.peer, arguments.losses, arguments.loss_bound,
+                                      arguments.timeout)
+                self.extra["losses"] = losses
+                if problem := complaint(losses):
+                    say(f"  {problem}")
+            self.alternate()
+        except OutOfTime:
+            self.extra["stopped"] = "the time was over"
+            say(f"  {case.title()}: the time is over after {len(self.alternations)} alternations")
+        if not self.alternations:
+            return case.label | self.extra | {"alternations": []}
+        result = self.result()
+        add_ratios(result)
+        if case.by_rank:
+            result["ours"]["settings"] = resolved_config(case.ours.command)["config"]
+            python = arguments.python if arguments.gemm else None
+            add_efficiency(result, case.ours, python, arguments.timeout)
+        if arguments.profile and "stopped" not in result:
+            result["profile"] = profile(case.ours, arguments.profile, arguments.timeout)
+        return result
+
+
+def measure(case: Case, arguments: argparse.Namespace, budget: Budget | None = None,
+            progress: Callable[[dict], None] = lambda result: None) -> dict:
+    """The result of a case. `progress` gets what there is after each alternation."""
     with tempfile.TemporaryDirectory(prefix="trireme-compiled-") as folder:
-        peer = with_compile_cache(case.peer, folder)
-        runs, alternations = alternate(case.ours, peer, arguments)
-    ratios = [alternation["ratio"] for alternation in alternations]
-    result = case.label | {
-        "unit": case.unit,
-        "ours": summarise(case.ours, runs["ours"]),
-        "peer": summarise(peer, runs["peer"]),
-        "ratio": statistics.median(ratios),
-        "ratio_min": min(ratios),
-        "ratio_max": max(ratios),
-        **runs["peer"][-1].versions,
-        "alternations": alternations,
-    }
-    add_ratios(result)
-    if case.by_rank:
-        python = arguments.python if arguments.gemm else None
-        add_efficiency(result, case.ours, python, arguments.timeout)
-    if arguments.profile:
-        result["profile"] = profile(case.ours, arguments.profile, arguments.timeout)
-    if losses:
-        result["losses"] = losses
-    return result
+        return Measurement(case, case.settings or arguments, budget or Budget(None), progress,
+                           folder).measure()

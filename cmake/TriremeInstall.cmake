@@ -23,6 +23,7 @@ if(TRIREME_TORCH)
           FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
   install(EXPORT TriremeTargets NAMESPACE Trireme:: DESTINATION ${TRIREME_PACKAGE_DIR})
   install(FILES ${PROJECT_SOURCE_DIR}/cmake/TriremeFindTorch.cmake ${PROJECT_SOURCE_DIR}/cmake/TriremeTorch.cmake
+                ${PROJECT_SOURCE_DIR}/cmake/TriremeCudaArchs.cmake
           DESTINATION ${TRIREME_PACKAGE_DIR})
   set_target_properties(trireme PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
 endif()

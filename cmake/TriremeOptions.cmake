@@ -2,7 +2,7 @@
 option(TRIREME_TORCH "Build everything that needs libtorch (off: base, plan, report, launch and the front command)" ON)
 set(TRIREME_CUDA AUTO CACHE STRING "CUDA and NCCL support: AUTO (when a GPU and nvcc are here), ON or OFF")
 set_property(CACHE TRIREME_CUDA PROPERTY STRINGS AUTO ON OFF)
-set(TRIREME_CUDA_ARCHS "90a" CACHE STRING "CUDA architectures of our own kernels")
+set(TRIREME_CUDA_ARCHS "" CACHE STRING "CUDA architectures of our own kernels; empty: of the GPUs here, or all from sm_80 to sm_120")
 set(TRIREME_CPU_ARCH native CACHE STRING "-march of the CPU kernels; x86-64-v3 for a binary that travels")
 option(TRIREME_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(TRIREME_INSTALL "Generate install rules" ${PROJECT_IS_TOP_LEVEL})

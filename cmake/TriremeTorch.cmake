@@ -38,7 +38,8 @@ endif()
 
 if(TRIREME_HAS_CUDA)
   set(CMAKE_CUDA_COMPILER ${TRIREME_NVCC})
-  set(CMAKE_CUDA_ARCHITECTURES ${TRIREME_CUDA_ARCHS})
+  include(TriremeCudaArchs)
+  set(CMAKE_CUDA_ARCHITECTURES ${trireme_cuda_archs})
   set(CMAKE_CUDA_STANDARD 20)
   enable_language(CUDA)
   if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nvcc has C++20
@@ -59,4 +60,4 @@ if(TRIREME_HAS_CUDA)
   target_link_libraries(Torch::cuda INTERFACE Torch::cpu
     "-Wl,--push-state,--no-as-needed,-ltorch_cuda,-lc10_cuda,${TRIREME_NCCL},--pop-state" ${TRIREME_CUBLASLT})
 endif()
-message(STATUS "torch ${TRIREME_TORCH_FOUND_VERSION} in ${TRIREME_TORCH_ROOT}; CUDA ${TRIREME_HAS_CUDA}")
+message(STATUS "torch ${TRIREME_TORCH_FOUND_VERSION} in ${TRIREME_TORCH_ROOT}; CUDA ${TRIREME_HAS_CUDA} ${trireme_cuda_archs}")

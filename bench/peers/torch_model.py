@@ -103,6 +103,10 @@ class Block(nn.Module):
         return x + self.down(F.silu(gate) * up)
 
 
+def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
 class Model(nn.Module):
     """(B, T) ids and targets to the mean loss. same_weights.py knows the parameters' names."""
 
@@ -117,6 +121,7 @@ class Model(nn.Module):
         if shape.tied:
             self.head.weight = self.emb.weight
         cos, sin = rope_tables(length, shape.head_dim, rope_theta)
+        self.loss_of = mean_loss  # a compiled one may take its place
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
@@ -126,5 +131,4 @@ class Model(nn.Module):
             x = x + self.pos(torch.arange(ids.shape[1], device=ids.device))
         for block in self.blocks:
             x = block(x, self.cos, self.sin)
-        logits = self.head(self.norm(x))
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        return self.loss_of(self.head(self.norm(x)), targets)

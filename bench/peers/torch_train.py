@@ -1,9 +1,10 @@
 """PyTorch peer: trains a Llama or GPT shaped model with one stock strategy and prints a JSON line.
 
-Launch: torchrun --standalone --nproc_per_node N torch_train.py --model llama-1b --strategy fsdp2 \
-    --compile
-The strongest settings a PyTorch user would pick are the defaults: fused AdamW, SDPA, bf16 compute
-with fp32 master weights. training.py says what the options do.
+Launch: PYTORCH_ALLOC_CONF=expandable_segments:True torchrun --standalone --nproc_per_node N \
+    torch_train.py --model llama-1b --strategy fsdp2 --compile --compile-loss
+On one GPU also --strategy amp --whole: plain autocast, no wrapper, the whole model and its loss compiled.
+Fused AdamW, SDPA, bf16 compute with fp32 master weights, and an FSDP2 root that stays gathered are the
+defaults. training.py says what the options do.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch_model import Model
 from training import (Setup, adamw_arguments, add_options, build_model, leave, report, run_steps,
                       set_up)
 
-STRATEGIES = ("ddp", "fsdp2", "fsdp2-nores", "zero1", "bf16")
+STRATEGIES = ("ddp", "fsdp2", "fsdp2-nores", "zero1", "bf16", "amp")
 
 
 def to_float8(model: Model, recipe: str, gathers_float8: bool) -> None:
@@ -47,8 +48,10 @@ def shard(model: Model, setup: Setup, reshard: bool) -> Model:
 
     policy = MixedPrecisionPolicy(param_dtype=setup.dtype, reduce_dtype=torch.float32)
     mesh = None if setup.is_cuda else dist.init_device_mesh("cpu", (setup.world,))
-    for module in [*model.blocks, model]:
-        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    # The root's parameters are the first that backward wants.
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     return model
 
 
@@ -64,6 +67,8 @@ def wrap(model: Model, setup: Setup) -> nn.Module:
     options = setup.options
     if options.strategy.startswith("fsdp2"):
         return shard(model, setup, reshard=options.strategy == "fsdp2")
+    if options.strategy == "amp":
+        return model
     if options.strategy == "bf16":
         model.to(torch.bfloat16)
         return replicate(model, setup, static_graph=False) if setup.world > 1 else model
@@ -92,9 +97,13 @@ def train(setup: Setup) -> None:
     if options.compile:
         for index, block in enumerate(model.blocks):
             model.blocks[index] = torch.compile(block, fullgraph=not options.ac)
+    if options.compile_loss:
+        model.loss_of = torch.compile(model.loss_of, fullgraph=True)
     net = wrap(model, setup)
+    if options.whole:
+        net = torch.compile(net)
     optimizer = make_optimizer(net, setup)
-    casts = options.dtype == "bf16" and options.strategy in ("ddp", "zero1")
+    casts = options.dtype == "bf16" and options.strategy in ("amp", "ddp", "zero1")
     backends = [getattr(torch.nn.attention.SDPBackend, options.sdpa)] if options.sdpa else []
 
     def forward_and_backward(ids: Tensor, last: bool) -> Tensor:
@@ -130,9 +139,16 @@ def main() -> None:
     add_options(parser)
     parser.add_argument("--strategy", default="fsdp2", choices=STRATEGIES)
     parser.add_argument("--fp8", default="", choices=["", "tensorwise", "rowwise"])
+    parser.add_argument("--whole", action="store_true",
+                        help="compile the model and its loss as one (amp and ddp)")
     parser.add_argument("--ac", action="store_true", help="recompute each block")
     parser.add_argument("--sdpa", default="", help="an SDPBackend by name")
-    setup = set_up(parser.parse_args())
+    options = parser.parse_args()
+    if options.whole and (options.compile or options.strategy not in ("amp", "ddp")):
+        parser.error("--whole is for --strategy amp or ddp, in place of --compile")
+    if options.strategy == "amp" and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        parser.error("--strategy amp is for one GPU")
+    setup = set_up(options)
     if setup.is_cuda:
         dist.init_process_group("nccl", device_id=setup.device)
     elif "RANK" in os.environ:

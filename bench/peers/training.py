@@ -34,6 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=12, help="timed steps")
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--compile", action="store_true", help="torch.compile each block")
+    parser.add_argument("--compile-loss", action="store_true", help="and the loss, as torchtitan does")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp32"])
     parser.add_argument("--config", default="", help="our config as JSON: shape, optimizer, seed")
@@ -123,10 +124,12 @@ def batch_source(setup: Setup) -> Callable[[int], Sequence[Tensor]]:
         return ours
     generator = torch.Generator(device=setup.device).manual_seed(7 + rank)
     size = (options.mbs, options.seq + 1)
-    batches = [torch.randint(0, setup.shape.vocabulary, size, device=setup.device,
-                             generator=generator) for _ in range(4)]
-    return lambda step: [batches[(step * options.accum + part) % 4]
-                         for part in range(options.accum)]
+
+    def fresh(_: int) -> Sequence[Tensor]:
+        return [torch.randint(0, setup.shape.vocabulary, size, device=setup.device,
+                              generator=generator) for _ in range(options.accum)]
+
+    return fresh
 
 
 def synchronize(setup: Setup) -> None:
@@ -208,6 +211,8 @@ def report(setup: Setup, peer: dict, parameters: int, seconds: Sequence[float],
         "model": options.model, "params": parameters, "world": setup.world, "seq": options.seq,
         "mbs": options.mbs, "accum": options.accum, "compile": options.compile,
         "dtype": options.dtype, "torch": torch.__version__,
+        "settings": {key: value for key, value in vars(options).items() if value not in ("", [])}
+                    | {"allocator": os.environ.get("PYTORCH_ALLOC_CONF", "default")},
         "step_ms": round(median * 1e3, 2), "tok_s_gpu": round(tokens / median),
         "samples": {"tok_s_gpu": [round(tokens / value) for value in seconds]},
         "tflops_gpu": round(flops / 1e12, 4), "mfu989": round(flops / 989.4e12, 4),

@@ -54,6 +54,26 @@ void append(std::vector<int64_t>& to, const std::vector<int64_t>& from) {
   to.insert(to.end(), from.begin(), from.end());
 }
 
+TEST(Loader, NamesTheFirstTokenOutsideOfTheVocabulary) {
+  const Scratch scratch;
+  const auto dataset = counting_dataset(scratch);
+  LoaderOptions options = options_for(4, 2);
+  options.vocab_size = kSamples * kSeqLen + 1;
+  Loader all(dataset, options);
+  for (int64_t batch = 0; batch < kSamples; ++batch) EXPECT_NO_THROW(all.next());
+  options.vocab_size = kSamples * kSeqLen - 3;  // the last sample holds more
+  Loader few(dataset, options);
+  try {
+    for (int64_t batch = 0; batch < kSamples; ++batch) few.next();
+    ADD_FAILURE() << "nothing was said of a token outside";
+  } catch (const DataError& error) {
+    const std::string text = error.what();
+    for (const char* part : {"token 317", "position 5", "sample 39", "vocabulary of 317", "318"}) {
+      EXPECT_NE(text.find(part), std::string::npos) << part << " in: " << text;
+    }
+  }
+}
+
 TEST(Loader, FollowsTheSamplerForAnyRanksAndAccumulation) {
   const Scratch scratch;
   const auto dataset = counting_dataset(scratch);

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "tests/kernels/cuda_support.h"
+#include "trireme/kernels/cross_entropy.h"
 
 namespace trireme::kernels::cuda {
 namespace {
@@ -47,7 +48,7 @@ struct Exact {
 Exact exactly(const at::Tensor& logits, const at::Tensor& targets, int64_t classes) {
   const at::Tensor z = in_double(logits).narrow(1, 0, classes);
   const at::Tensor index = targets.cpu().clamp_min(0).unsqueeze(1);
-  const at::Tensor kept = targets.cpu().ge(0).to(at::kDouble);
+  const at::Tensor kept = targets.cpu().ne(kIgnoredTarget).to(at::kDouble);
   const at::Tensor loss = at::logsumexp(z, {1}) - z.gather(1, index).squeeze(1);
   at::Tensor gradient = at::softmax(z, 1);
   gradient.scatter_add_(1, index, at::full(index.sizes(), -1.0, at::kDouble));
@@ -100,18 +101,40 @@ TEST_P(CrossEntropy, SameBitsEveryTime) {
   }
 }
 
-TEST_P(CrossEntropy, NegativeTargetsHaveNoLossAndNoGradient) {
+TEST_P(CrossEntropy, IgnoredRowsHaveNoLossAndNoGradient) {
   for (const Sizes& sizes : {Sizes{4, 1001, 1024}, Sizes{4, 1001, 1003}}) {
     const at::Tensor z = logits(sizes.rows, sizes.stride),
                      targets = spread_targets(sizes.rows, sizes.classes);
-    targets[1] = -1;
-    targets[3] = -100;
+    targets[1] = kIgnoredTarget;
+    targets[3] = kIgnoredTarget;
     const Exact exact = exactly(z, targets, sizes.classes);
     z[3].fill_(NAN);  // such a row may hold anything
     const at::Tensor loss = run(z, targets, sizes.classes);
     expect_close(loss, exact.loss, 2e-6, 4e-6, "loss");
     expect_close(z, exact.gradient, relative(), kAbsolute, "gradient");
     EXPECT_EQ(z[1].count_nonzero().item<int64_t>() + z[3].count_nonzero().item<int64_t>(), 0);
+  }
+}
+
+TEST_P(CrossEntropy, TargetsThatAreNoClassGiveNanInTheirRowAlone) {
+  for (const Sizes& sizes : {Sizes{6, 1001, 1024}, Sizes{6, 1001, 1003}}) {
+    const at::Tensor z = logits(sizes.rows, sizes.stride),
+                     targets = spread_targets(sizes.rows, sizes.classes);
+    const Exact exact = exactly(z, targets, sizes.classes);
+    targets[1] = -1;
+    targets[3] = sizes.classes;
+    targets[4] = int64_t{1} << 40;
+    const at::Tensor loss = run(z, targets, sizes.classes);
+    for (const int64_t row : {1, 3, 4}) {
+      EXPECT_TRUE(loss[row].isnan().item<bool>()) << row;
+      EXPECT_TRUE(z[row].narrow(0, 0, sizes.classes).isnan().all().item<bool>()) << row;
+      EXPECT_EQ(z[row].narrow(0, sizes.classes, sizes.stride - sizes.classes).count_nonzero().item<int64_t>(),
+                0);
+    }
+    for (const int64_t row : {0, 2, 5}) {
+      expect_close(loss[row], exact.loss[row], 2e-6, 4e-6, "loss");
+      expect_close(z[row], exact.gradient[row], relative(), kAbsolute, "gradient");
+    }
   }
 }
 

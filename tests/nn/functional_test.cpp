@@ -292,6 +292,60 @@ TEST_F(Functional, CrossEntropyMatchesAten) {
   }
 }
 
+/// Mean loss of x @ weight^T by one of our functions, or by ATen's.
+enum class LossBy { kAten, kLogits, kParts };
+
+at::Tensor mean_loss(LossBy by, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets) {
+  if (by == LossBy::kParts) return linear_cross_entropy(x, weight, targets, 1);  // 64 rows at a time
+  const at::Tensor logits = at::matmul(x, weight.t());
+  return by == LossBy::kLogits ? cross_entropy(logits, targets) : at::cross_entropy_loss(logits, targets);
+}
+
+TEST_F(Functional, IgnoredRowsLeaveTheMeanAsInTorch) {
+  for (const int64_t ignored : {1, 64, 100, 149, 150}) {
+    const at::Tensor x = at::randn({150, 12}).requires_grad_(), weight = at::randn({64, 12}).requires_grad_();
+    at::Tensor targets = at::randint(64, {150}, at::kLong);
+    targets.narrow(0, 0, ignored).fill_(-100);  // the first of three parts wholly, where there are enough
+    const auto differentiate = [&](LossBy by) {
+      for (const at::Tensor* leaf : {&x, &weight}) leaf->mutable_grad() = at::Tensor();
+      const at::Tensor loss = mean_loss(by, x, weight, targets);
+      loss.backward(at::full({}, 0.5));
+      return std::tuple(loss.item<double>(), x.grad().clone(), weight.grad().clone());
+    };
+    const auto [loss, d_x, d_weight] = differentiate(LossBy::kAten);
+    EXPECT_EQ(std::isnan(loss), ignored == 150);
+    for (const LossBy by : {LossBy::kLogits, LossBy::kParts}) {
+      const auto [our_loss, our_d_x, our_d_weight] = differentiate(by);
+      if (ignored == 150) {
+        EXPECT_TRUE(std::isnan(our_loss)) << "a mean over no rows";
+        EXPECT_TRUE(at::equal(our_d_x, d_x) && at::equal(our_d_weight, d_weight)) << "zeros";
+        continue;
+      }
+      EXPECT_NEAR(our_loss, loss, 1e-5 * loss) << ignored;
+      EXPECT_LT(difference(our_d_x, d_x), 1e-5) << ignored;
+      EXPECT_LT(difference(our_d_weight, d_weight), 1e-5) << ignored;
+    }
+  }
+}
+
+TEST_F(Functional, CrossEntropyRefusesTargetsThatAreNoClass) {
+  for (const int64_t wrong : {int64_t{64}, int64_t{-1}, int64_t{1} << 40}) {
+    at::Tensor targets = at::zeros({150}, at::kLong);
+    targets[77] = wrong;
+    for (const LossBy by : {LossBy::kLogits, LossBy::kParts}) {
+      try {
+        mean_loss(by, at::randn({150, 12}).requires_grad_(), at::randn({64, 12}), targets);
+        ADD_FAILURE() << wrong << " was taken";
+      } catch (const DataError& error) {
+        const std::string text = error.what();
+        EXPECT_NE(text.find(std::to_string(wrong)), std::string::npos) << text;
+        EXPECT_NE(text.find("64 classes"), std::string::npos) << text;
+        EXPECT_EQ(by == LossBy::kLogits, text.find("row 77") != std::string::npos) << text;
+      }
+    }
+  }
+}
+
 TEST_F(Functional, CrossEntropyOfExtremeLogitsStaysFinite) {
   const at::Tensor logits = at::full({2, 5}, -1e30).requires_grad_();
   const at::Tensor changed = logits + at::tensor({0.0f, 1e30f, 0.0f, 0.0f, 0.0f});

@@ -213,6 +213,14 @@ TEST(ConfigErrors, RecomputationAndLossScalingMustFit) {
                   {"precision.min_scale=8", "precision.initial_scale=4"});
 }
 
+TEST(ConfigErrors, DeterministicIsRefusedWhereTheBackendChoosesTheOrderOfSums) {
+  for (const char* other : {"comm.reduction=backend", "parallel.comm_hook=powersgd"}) {
+    expect_mentions(of_overrides({"train.deterministic=true", other}), {"train.deterministic=true", other});
+    EXPECT_EQ(of_overrides({other}), "accepted");
+  }
+  EXPECT_EQ(of_overrides({"train.deterministic=true", "parallel.comm_hook=int8"}), "accepted");
+}
+
 TEST(ConfigErrors, RunNameMustNameADirectory) {
   expect_mentions(of_overrides({"name="}), {"name= (--name)", "directory"});
   expect_mentions(of_overrides({"name=a/b"}), {"name=a/b"});

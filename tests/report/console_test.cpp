@@ -162,6 +162,16 @@ TEST(Console, JsonIsOneObjectAStepAndNothingElse) {
   EXPECT_EQ(captured.err, "");
 }
 
+TEST(Console, SaysWhenAnEqualRunMayEndWithAnotherDigest) {
+  testing::internal::CaptureStdout();
+  RunSummary summary;
+  summary.weights_digest = "0123456789abcdef";
+  summary.why_bits_vary = "attention adds in an order that varies";
+  make_console_sink(kOptions)->finish(summary);
+  const std::string out = testing::internal::GetCapturedStdout();
+  EXPECT_TRUE(contains(out, "weights 0123456789abcdef (bits may vary)\n")) << out;
+}
+
 TEST(Console, EndsWithTheSummaryAndTheSample) {
   testing::internal::CaptureStdout();
   RunSummary summary;
@@ -173,7 +183,7 @@ TEST(Console, EndsWithTheSummaryAndTheSample) {
   make_console_sink(kOptions)->finish(summary);
   const std::string out = testing::internal::GetCapturedStdout();
   EXPECT_TRUE(out.starts_with("done 400 steps in 9.40 s  loss 2.0000")) << out;
-  EXPECT_TRUE(contains(out, "weights 0123456789abcdef")) << out;
+  EXPECT_TRUE(contains(out, "weights 0123456789abcdef\n")) << out;
   EXPECT_TRUE(contains(out, "int main?[2J"))
       << "an escape sequence of a sample must not reach the terminal: " << out;
 }

@@ -72,17 +72,35 @@ TEST(StepJson, WritesNonFiniteNumbersAsStrings) {
 }
 
 TEST(SummaryJson, HasExactlyTheKeysOfTheFormat) {
-  const std::set<std::string> keys = {"steps",           "final_loss",          "final_val_loss",
-                                      "tokens_per_s",    "peak_bytes",          "seconds_to_first_step",
-                                      "wall_s",          "weights_digest",      "sample",
-                                      "state_bytes",     "wire_bytes_per_step", "activation_bytes",
-                                      "communication_ms"};
+  const std::set<std::string> keys = {"steps",
+                                      "final_loss",
+                                      "final_val_loss",
+                                      "tokens_per_s",
+                                      "peak_bytes",
+                                      "seconds_to_first_step",
+                                      "wall_s",
+                                      "weights_digest",
+                                      "sample",
+                                      "state_bytes",
+                                      "wire_bytes_per_step",
+                                      "activation_bytes",
+                                      "communication_ms",
+                                      "deterministic"};
   RunSummary summary;
   EXPECT_EQ(keys_of(Json::parse(to_json_line(summary))), keys);
   EXPECT_TRUE(Json::parse(to_json_line(summary))["final_val_loss"].is_null());
   summary.final_val_loss = 2.0;
   EXPECT_EQ(keys_of(Json::parse(to_json_line(summary))), keys);
   EXPECT_EQ(Json::parse(to_json_line(summary))["final_val_loss"], 2.0);
+}
+
+TEST(SummaryJson, SaysWhyAnEqualRunMayEndDifferently) {
+  RunSummary summary;
+  EXPECT_EQ(Json::parse(to_json_line(summary))["deterministic"], true);
+  summary.why_bits_vary = "attention adds in an order that varies";
+  const Json json = Json::parse(to_json_line(summary));
+  EXPECT_EQ(json["deterministic"], false);
+  EXPECT_EQ(json["why_bits_vary"], summary.why_bits_vary);
 }
 
 TEST(SummaryJson, StaysOneLineOfUtf8WhateverTheSampleHolds) {

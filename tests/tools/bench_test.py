@@ -25,6 +25,7 @@ import losses  # noqa: E402
 import programs  # noqa: E402
 import runs  # noqa: E402
 import same_data  # noqa: E402
+import tables  # noqa: E402
 
 
 def write_shard(path, tokens, width):
@@ -142,7 +143,7 @@ class Programs(unittest.TestCase):
 
 class Gpus(unittest.TestCase):
     def test_clock_and_power_are_those_of_busy_gpus(self):
-        watch = programs.GpuWatch()
+        watch = programs.GpuWatch(None)
         for clock in (1500, 1700, 1600):
             watch.read(f"1000, 100, {clock}, 680.5\n2000, 3, 345, 90.1\n[N/A], 100, [N/A], 1\n"
                        "3000, 100, [N/A], 1\n")
@@ -293,8 +294,9 @@ class Peers(unittest.TestCase):
                                              "--cases", "llama-1b:zero2:1,2", "--peer-args=--x"])
         with mock.patch.object(cases, "import_error", lambda *_: None):
             torch_1, deepspeed_1, torch_2, deepspeed_2 = cases.training_cases(arguments)
-        self.assertEqual(torch_1.peer.command[:3],
-                         ["py", "bench/peers/torch_train.py", "--strategy=fsdp2-nores"])
+        self.assertEqual(torch_1.peer.command[:5],
+                         ["py", "bench/peers/torch_train.py", "--strategy=fsdp2-nores", "--compile",
+                          "--compile-loss"])
         self.assertEqual(deepspeed_1.peer.command[:3],
                          ["py", "bench/peers/deepspeed_train.py", "--stage=2"])
         self.assertEqual(torch_1.peer.environment["WORLD_SIZE"], "1")
@@ -321,6 +323,106 @@ class Peers(unittest.TestCase):
         self.assertEqual((case.ours.scale, case.peer.scale), (0.25, 1.0))
 
 
+    def test_a_case_may_have_settings_of_its_own(self):
+        arguments = compare.parse_arguments(["gpu", "--python", "py", "--seq", "2048", "--cases",
+                                             "llama-1b:fsdp:1;gpt2-124m:ddp:1,2:seq=1024,micro_batch=64,peer=torch"])
+        first, second, third = cases.training_cases(arguments)
+        self.assertIn("--data.seq_len=2048", first.ours.command)
+        for case, batch in ((second, 64), (third, 128)):
+            for word in ("--data.seq_len=1024", "--train.micro_batch=64", f"--train.global_batch={batch}"):
+                self.assertIn(word, case.ours.command)
+            self.assertIn("--mbs=64", case.peer.command)
+        for wrong in ("a:fsdp:1:colour=red", "a:fsdp:1:seq=long"):
+            with self.assertRaises(programs.BenchError):
+                cases.training_cases(compare.parse_arguments(["gpu", "--peer", "torch", "--cases", wrong]))
+
+    def test_the_strongest_peer_is_one_of_those_that_the_case_allows(self):
+        arguments = compare.parse_arguments(["gpu", "--python", "py", "--peer", "best", "--cases",
+                                             "llama-1b:fsdp:1,4;llama-1b:ddp:4"])
+        alone, sharded, replicated = cases.training_cases(arguments)
+        self.assertEqual(list(alone.candidates), ["torch", "torch-amp", "torch-whole"])
+        self.assertEqual(list(sharded.candidates), ["torch"])
+        self.assertEqual(list(replicated.candidates), ["torch", "torch-whole"])
+        self.assertIn("--strategy=amp", alone.candidates["torch-whole"].command)
+        self.assertIn("--whole", alone.candidates["torch-whole"].command)
+        for side in (*alone.candidates.values(), *replicated.candidates.values()):
+            self.assertEqual(side.environment["PYTORCH_ALLOC_CONF"], "expandable_segments:True")
+
+
+def speed_side(speed, seconds=0.0, log=None):
+    """A program of three steps at `speed`; it writes its GPUs and when it began and ended into `log`."""
+    code = ("import json, os, pathlib, time; "
+            f"log = {str(log)!r}; gpus = os.environ.get('CUDA_VISIBLE_DEVICES'); "
+            "note = lambda what: log != 'None' and open(log, 'a').write(f'{what} {gpus}\\n'); "
+            f"note('begin'); time.sleep({seconds}); note('end'); "
+            "print(json.dumps({'step': 1})); "
+            f"print(json.dumps({{'speed': {speed}, 'samples': {{'speed': [{speed}] * 3}}}}))")
+    code = code.replace("print(json.dumps({'step': 1})); ", "")
+    return programs.Side([sys.executable, "-c", code], "speed")
+
+
+class Measuring(unittest.TestCase):
+    def arguments(self, *words):
+        return compare.parse_arguments(["gpu", "--alternations", "3", "--cases", "x", *words])
+
+    def measure(self, case, budget=None):
+        seen = []
+        with contextlib.redirect_stderr(io.StringIO()):
+            result = runs.measure(case, self.arguments(), budget, seen.append)
+        return result, seen
+
+    def test_best_is_measured_against_the_fastest_candidate(self):
+        broken = programs.Side([sys.executable, "-c", "raise SystemExit(1)"], "speed")
+        candidates = {"slow": speed_side(2), "fast": speed_side(4), "broken": broken}
+        case = cases.Case({"model": "m", "micro_batch": 2, "seq_len": 10}, "tokens/s", speed_side(8),
+                          candidates["slow"], candidates=candidates)
+        result, seen = self.measure(case)
+        self.assertEqual((result["against"], result["ratio"]), ("fast", 2))
+        self.assertEqual(result["trials"], {"slow": 2, "fast": 4, "broken": 0})
+        self.assertEqual(result["peer"]["timed_s"], 45.0, "9 samples of 20 tokens at 4 a second")
+        self.assertEqual([len(one["alternations"]) for one in seen], [1, 2, 3])
+
+    def test_nothing_begins_that_would_end_after_the_budget(self):
+        case = cases.Case({"model": "m"}, "tokens/s", speed_side(8, 0.4), speed_side(4, 0.4))
+        with mock.patch.object(runs.Budget, "FIRST_RUN", 0.1):
+            began = time.monotonic()
+            result, seen = self.measure(case, runs.Budget(2.2))
+        self.assertLess(time.monotonic() - began, 2.5)
+        self.assertEqual(result["stopped"], "the time was over")
+        self.assertEqual((len(result["alternations"]), result["ratio"]), (len(seen), 2))
+        self.assertIn(len(seen), (1, 2))
+        result, _ = self.measure(case, runs.Budget(1.0))
+        self.assertEqual(result["alternations"], [])
+
+    def test_cases_beside_each_other_share_no_gpu(self):
+        with tempfile.TemporaryDirectory() as folder:
+            log, out = pathlib.Path(folder) / "log", pathlib.Path(folder) / "out.json"
+            made = [cases.Case({"model": f"m{ranks}", "ranks": ranks}, "tokens/s", speed_side(8, 0.2, log),
+                               speed_side(4, 0.2, log)) for ranks in (1, 1, 2, 4)]
+            book = compare.Book(out, {}, self.arguments("--commit", "abc"))
+            with mock.patch.object(compare, "visible_gpus", lambda: list("0123")), \
+                    contextlib.redirect_stderr(io.StringIO()):
+                compare.measure_beside(made, book, runs.Budget(None))
+                with self.assertRaises(programs.BenchError):
+                    compare.measure_beside([cases.Case({"ranks": 5}, "", made[0].ours, made[0].peer)], book,
+                                           runs.Budget(None))
+            file = json.loads(out.read_text())
+            held, most = [], 0
+            for line in log.read_text().splitlines():
+                event, _, gpus = line.partition(" ")
+                names = [] if gpus == "None" else gpus.split(",")
+                if event == "begin":
+                    self.assertFalse(set(held) & set(names))
+                    held += names
+                    most = max(most, len(held))
+                else:
+                    held = [name for name in held if name not in names]
+        self.assertEqual([(case["model"], case["ratio"]) for case in file["cases"]],
+                         [("m1", 2), ("m1", 2), ("m2", 2), ("m4", 2)])
+        self.assertGreaterEqual(most, 2)
+        self.assertEqual(file["commit"], "abc")
+
+
 class Commands(unittest.TestCase):
     def test_options_are_refused_where_they_mean_nothing(self):
         for words in (["--ours", "a", "--peer", "b", "--profile", "4"], ["cpu", "--peer", "torch"],
@@ -342,13 +444,64 @@ class Commands(unittest.TestCase):
         self.assertEqual(flops, 5013504)
 
 
+class Tables(unittest.TestCase):
+    CASE = {"model": "llama-1b", "policy": "fsdp", "ranks": 1, "seq_len": 4096, "micro_batch": 4, "ratio": 1.1,
+            "ratio_min": 1.0, "ratio_max": 1.2, "alternations": [{}],
+            "ours": {"median": 110.0, "command": "trireme train", "mfu": 0.5},
+            "peer": {"median": 100.0}}
+
+    def case(self, command, **changes):
+        return self.CASE | changes | {"peer": {"median": 100.0, "command": command}}
+
+    def run_in(self, folder, *words):
+        with mock.patch.multiple(tables, ROOT=folder, RESULTS=folder / "bench" / "results"), \
+                mock.patch.object(sys, "argv", ["tables.py", *words]), \
+                contextlib.redirect_stderr(io.StringIO()) as log:
+            return tables.main(), log.getvalue()
+
+    def test_are_written_and_differences_are_found(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            (folder / "docs").mkdir()
+            (folder / "bench" / "results").mkdir(parents=True)
+            raw, page = folder / "bench" / "results" / "a.json", folder / "docs" / "page.md"
+            raw.write_text(json.dumps({"cases": [self.case("python torch_train.py --strategy=fsdp2"),
+                                                 self.case("", alternations=[])]}))
+            page.write_text("before\n<!-- table: speed a.json -->\n<!-- end of table -->\nafter\n")
+            (folder / "README.md").write_text("<!-- table: speed a.json -->\n<!-- end of table -->\n")
+            self.assertEqual(self.run_in(folder, "--check")[0], 8)
+            self.assertEqual(self.run_in(folder)[0], 0)
+            self.assertEqual(self.run_in(folder, "--check")[0], 0)
+            self.assertIn("| **1.100** | 1.000 to 1.200 | 50.0% |", page.read_text())
+            self.assertEqual(page.read_text().count("llama-1b"), 1, "a case without alternations is no row")
+            self.assertIn("(../bench/results/a.json)", page.read_text())
+            self.assertIn("(bench/results/a.json)", (folder / "README.md").read_text())
+            page.write_text(page.read_text().replace("1.100", "1.300"))
+            code, log = self.run_in(folder, "--check")
+            self.assertEqual(code, 8)
+            self.assertIn("docs/page.md", log)
+            page.write_text("<!-- table: speed b.json -->\n<!-- end of table -->\n")
+            code, log = self.run_in(folder, "--check")
+            self.assertEqual(code, 2)
+            self.assertIn("bench/results/b.json", log)
+
+    def test_a_peer_says_what_it_lacks(self):
+        strong = "PYTORCH_ALLOC_CONF=expandable_segments:True python torch_train.py --strategy={}"
+        for strategy, options in (("fsdp2", "--compile --compile-loss"), ("amp", "--whole")):
+            self.assertEqual(tables.lacks(f"{strong.format(strategy)} {options}", {"commit": "a"}), [])
+        self.assertEqual(tables.lacks(f"{strong.format('ddp')} --compile", {"commit": "a"}), ["compiled loss"])
+        self.assertEqual(tables.lacks("python torch_train.py --strategy=fsdp2", {}),
+                         ["compiled blocks", "compiled loss", "fresh tokens", "a root that stays gathered",
+                          "expandable segments"])
+
+
 class KernelGroups(unittest.TestCase):
     def test_every_kernel_of_a_step_belongs_to_a_group(self):
         source = (BENCH.parent / "trireme/train/profile.cpp").read_text()
         table = source[source.index("kMarks"):source.index("using Interval")]
         marks = [mark.removesuffix("<") for mark in re.findall(r'{"([^"]+)", "', table)]
         self.assertGreater(len(marks), 20)
-        before_the_first_step = {"checksum_kernel", "normal_kernel"}
+        before_the_first_step = {"checksum_kernel", "normal_kernel", "any_kernel"}
         for path in sorted((BENCH.parent / "trireme/kernels").glob("*.cu")):
             launch_bounds = r"(?:__launch_bounds__\((?:[^()]|\([^()]*\))*\)\s*)?"
             for name in re.findall(rf"__global__\s+void\s+{launch_bounds}(\w+)\(", path.read_text()):

@@ -7,6 +7,7 @@
 #include "tests/train/trainer_fixture.h"
 #include "trireme/base/error.h"
 #include "trireme/kernels/device.h"
+#include "trireme/plan/cuda_graphs.h"
 #include "trireme/train/passes.h"
 
 namespace trireme::train {
@@ -29,15 +30,15 @@ class GpuGraphs : public TrainerTest {
     if (!folder_.empty()) TrainerTest::TearDown();
   }
 
-  void use_family(const std::string& family) {
+  void use_family(const std::string& family, int64_t length = 64) {
     plan::ModelConfig model;
     model.family = family;
     model.n_layers = 2;
     model.d_model = 128;
     model.n_heads = 4;
     model.n_kv_heads = family == "llama" ? 2 : 4;
-    config_.data.seq_len = 64;
-    config_.model = plan::complete(model, 64);
+    config_.data.seq_len = length;
+    config_.model = plan::complete(model, length);
   }
 
   /// What one GPU recorded and logged.
@@ -141,6 +142,26 @@ TEST_F(GpuGraphs, ChangeNoBitUnderOtherSettings) {
   expect_no_bit_changes("sgd");
 }
 
+TEST_F(GpuGraphs, DeterministicRunsOfLongSequencesAreEqual) {
+  config_.train = {.steps = 6, .global_batch = 8, .val_batches = 0};
+  config_.train.micro_batch = 4;
+  for (const char* family : {"llama", "gpt2"}) {
+    use_family(family, 1024);
+    for (const char* compute : {"bf16", "fp32"}) {
+      config_.precision.compute = compute;
+      config_.train.deterministic = true;
+      const Trained first = train_on_gpu("off");
+      EXPECT_EQ(first.recorder.summary.why_bits_vary, "");
+      expect_equal(train_on_gpu("off"), first, fmt::format("{} {}", family, compute));
+      expect_equal(train_on_gpu("on"), first, fmt::format("{} {}, graphs", family, compute));
+      config_.train.deterministic = false;
+      const Trained free = train_on_gpu("off");
+      EXPECT_NE(free.recorder.summary.why_bits_vary.find("attention"), std::string::npos);
+      EXPECT_TRUE(free.says("bits    may vary")) << free.log;
+    }
+  }
+}
+
 /// Attention with dropout adds in an order that varies, so losses agree nearly; other random numbers would
 /// show.
 TEST_F(GpuGraphs, DrawTheRandomNumbersThatPassesWithoutThemDraw) {
@@ -220,9 +241,10 @@ TEST_F(GpuGraphs, AFailedRecordingIsTakenBackWhereverItFails) {
   const std::string plain = digest_with_a_wait(-1, false, log);
   EXPECT_EQ(digest_with_a_wait(-1, true, log), plain) << "none fails";
   EXPECT_EQ(log.find("train.cuda_graphs"), std::string::npos) << log;
-  // The first recorded step follows three with three passes each.
-  for (const int64_t waits : {10, 11, 12}) {
-    EXPECT_EQ(digest_with_a_wait(waits, true, log), plain) << "fails in pass " << waits - 9;
+  // Passes of the first recorded step.
+  constexpr int64_t kBefore = 3 * plan::kStepsBeforeRecording;
+  for (const int64_t pass : {1, 2, 3}) {
+    EXPECT_EQ(digest_with_a_wait(kBefore + pass, true, log), plain) << "fails in pass " << pass;
     EXPECT_NE(log.find("train.cuda_graphs: passes cannot be recorded"), std::string::npos) << log;
   }
 }

@@ -165,7 +165,7 @@ TEST(Passes, AnotherShapeOrScaleEndsRecordings) {
                    train_with({.accumulation = 2, .odd_step = 6}))
                 .find("another shape"),
             std::string::npos);
-  EXPECT_EQ(counts.launched, 3 * 2);
+  EXPECT_EQ(counts.launched, (6 - plan::kStepsBeforeRecording) * 2);
   counts = {};
   EXPECT_NE(
       log_of({.make_recording = rehearsals(counts), .scale_growth = 0.5}, train_with({.scale_growth = 0.5}))

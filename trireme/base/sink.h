@@ -56,6 +56,7 @@ struct RunSummary {
   double seconds_to_first_step = 0.0;  ///< from the start of the process to the end of step 1
   double wall_s = 0.0;
   std::string weights_digest;  ///< XXH3-64 of all fp32 master parameters in name order, 16 hex digits
+  std::string why_bits_vary;   ///< why an equal run may end with another digest; empty: it cannot
   RunCost cost;
   std::string sample;  ///< generated text, empty when none was asked for
 };

@@ -38,10 +38,23 @@ void check_options(const Dataset& dataset, const LoaderOptions& options) {
   TRIREME_CHECK(options.prefetch >= 1, "[data.loader] prefetch={}", options.prefetch);
 }
 
+/// A device would read and write beside its tables, or its loss would be NaN.
+void check_tokens(std::span<const int64_t> tokens, int64_t sample, int64_t vocab_size) {
+  if (vocab_size == 0) return;
+  const auto outside = [vocab_size](int64_t token) { return token < 0 || token >= vocab_size; };
+  const auto found = std::ranges::find_if(tokens, outside);
+  if (found == tokens.end()) return;
+  throw DataError(
+      "[data.loader] token {} at position {} of sample {} is outside of the model's vocabulary of {}; train "
+      "with "
+      "model.vocab_size={} or more, or prepare the data with the model's tokenizer",
+      *found, found - tokens.begin(), sample, vocab_size, *found + 1);
+}
+
 /// Inputs and targets of the samples, read into tensors of their own so that both are contiguous.
-Batch read_batch(const Dataset& dataset, std::span<const int64_t> samples, bool pin_memory) {
+Batch read_batch(const Dataset& dataset, std::span<const int64_t> samples, const LoaderOptions& options) {
   const auto length = static_cast<size_t>(dataset.seq_len());
-  const auto tensor_options = at::TensorOptions().dtype(at::kLong).pinned_memory(pin_memory);
+  const auto tensor_options = at::TensorOptions().dtype(at::kLong).pinned_memory(options.pin_memory);
   const auto rows = static_cast<int64_t>(samples.size());
   Batch batch{.inputs = at::empty({rows, dataset.seq_len()}, tensor_options),
               .targets = at::empty({rows, dataset.seq_len()}, tensor_options)};
@@ -50,6 +63,7 @@ Batch read_batch(const Dataset& dataset, std::span<const int64_t> samples, bool 
   int64_t* target = batch.targets.mutable_data_ptr<int64_t>();
   for (const int64_t sample : samples) {
     dataset.read(sample, tokens);
+    check_tokens(tokens, sample, options.vocab_size);
     input = std::copy(tokens.begin(), tokens.end() - 1, input);
     target = std::copy(tokens.begin() + 1, tokens.end(), target);
   }
@@ -93,7 +107,7 @@ class Loader::Impl {
   void produce_step(const std::stop_token& stop, std::span<const int64_t> samples) {
     while (!samples.empty() && !stop.stop_requested()) {
       const auto count = static_cast<size_t>(options_.micro_batch);
-      push(stop, read_batch(*dataset_, samples.first(count), options_.pin_memory));
+      push(stop, read_batch(*dataset_, samples.first(count), options_));
       samples = samples.subspan(count);
     }
   }

@@ -6,18 +6,35 @@
 #include <cmath>
 #include <limits>
 
+#include "trireme/base/error.h"
 #include "trireme/kernels/parallel.h"
 #include "trireme/kernels/scalar_math.h"
 
 namespace trireme::kernels {
+namespace {
+
+void check_targets(const int64_t* targets, int64_t rows, int64_t classes) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t target = targets[row];
+    if ((target >= 0 && target < classes) || target == kIgnoredTarget) continue;
+    throw DataError(
+        "[kernels.cross_entropy] target {} of row {} is none of the {} classes; use targets from 0 to {}, or "
+        "{} "
+        "for rows without a loss",
+        target, row, classes, classes - 1, kIgnoredTarget);
+  }
+}
+
+}  // namespace
 
 template <typename Scalar>
 void cross_entropy(float* loss, Scalar* logits, const int64_t* targets, int64_t rows, int64_t classes,
                    bool want_gradient) {
+  check_targets(targets, rows, classes);
   for_rows(rows, classes, [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
       Scalar* z = logits + row * classes;
-      if (targets[row] < 0) {
+      if (targets[row] == kIgnoredTarget) {
         loss[row] = 0.0f;
         if (want_gradient) std::fill(z, z + classes, static_cast<Scalar>(0.0f));
         continue;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "trireme/kernels/cross_entropy.h"
 #include "trireme/kernels/vector.cuh"
 
 namespace trireme::kernels::cuda {
@@ -182,11 +183,13 @@ __device__ void second_pass(const Row<Scalar, kLanes>& row, int64_t packs, float
   });
 }
 
+/// All classes become `value`, padding zero.
 template <int kThreads, typename Scalar, int kLanes>
-__device__ void write_zeros(const Row<Scalar, kLanes>& row, int64_t packs) {
-  Pack<Scalar, kLanes> zeros;
-  fill_from(zeros, 0, 0.0f);
-  for (int64_t index = threadIdx.x; index < packs; index += kThreads) row.template write<true>(index, zeros);
+__device__ void write_everywhere(const Row<Scalar, kLanes>& row, int64_t packs, float value) {
+  Pack<Scalar, kLanes> values;
+  fill_from(values, 0, value);
+  for (int64_t index = threadIdx.x; index < packs; index += kThreads)
+    row.template write<false>(index, values);
 }
 
 /// One block per row.
@@ -196,9 +199,10 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) cross_entropy_rows(
   const Row<Scalar, kLanes> row(task, blockIdx.x, cache);
   const int64_t target = task.targets[blockIdx.x];
   const int64_t packs = task.stride / kLanes;
-  if (target < 0) {
-    if (threadIdx.x == 0) task.loss[blockIdx.x] = 0.0f;
-    if (task.want_gradient) write_zeros<kThreads>(row, packs);
+  if (target < 0 || target >= task.classes) {
+    const float everywhere = target == kIgnoredTarget ? 0.0f : NAN;
+    if (threadIdx.x == 0) task.loss[blockIdx.x] = everywhere;
+    if (task.want_gradient) write_everywhere<kThreads>(row, packs, everywhere);
     return;
   }
   const float target_logit = row.logit(target);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "trireme/base/error.h"
+#include "trireme/kernels/repeatable.h"
 
 namespace trireme::kernels::cuda {
 namespace {
@@ -293,7 +294,8 @@ Algorithm choose(const Key& key, Problem& problem, const MatmulCall& call) {
   if (const auto known = choices().find(key)) return *known;
   const bool capturing = c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
   const std::vector<Algorithm> algorithms = proposals(problem, call, kProposals);
-  const bool tries = tuning && !capturing && call.m * call.n >= kSmallestTuned && choices().admit(key);
+  const bool tries =
+      tuning && !must_repeat() && !capturing && call.m * call.n >= kSmallestTuned && choices().admit(key);
   if (!tries) {
     if (!capturing) choices().keep(key, algorithms.front());
     return algorithms.front();

@@ -6,10 +6,30 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include "trireme/base/error.h"
+#include "trireme/kernels/cuda_kernels.h"
 #include "trireme/kernels/device.h"
 #include "trireme/kernels/range.h"
 
 namespace trireme::kernels {
+namespace {
+
+/// Without code every launch would fail, the first of them deep in a step.
+void check_code(int64_t index) {
+  const int status = cuda::code_for_current_gpu();
+  if (status == cudaSuccess) return;
+  const GpuInfo gpu = gpus()[static_cast<size_t>(index)];
+  if (status != cudaErrorNoKernelImageForDevice && status != cudaErrorUnsupportedPtxVersion) {
+    throw EnvironmentError("[kernels.device] GPU {} ({}) does not run: {}; nvidia-smi may know more", index,
+                           gpu.name, gpu_error_text(status));
+  }
+  throw EnvironmentError(
+      "[kernels.device] GPU {} ({}) has compute capability {}.{}, and this build holds kernels for {} only; "
+      "build "
+      "with -DTRIREME_CUDA_ARCHS={}{}, or set device=cpu",
+      index, gpu.name, gpu.major, gpu.minor, TRIREME_CUDA_ARCHS, gpu.major, gpu.minor);
+}
+
+}  // namespace
 
 std::vector<GpuInfo> gpus() {
   std::vector<GpuInfo> found;
@@ -31,6 +51,7 @@ void set_gpu(int64_t index) {
         index, count);
   }
   c10::cuda::set_device(static_cast<c10::DeviceIndex>(index));
+  check_code(index);
 }
 
 void synchronize_gpu() {

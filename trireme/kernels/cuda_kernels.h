@@ -64,6 +64,11 @@ int pack_head_gradients(void* d_qkv, const HeadGradient& query, const HeadGradie
                         const HeadGradient& value, const float* cosine, const float* sine, int64_t batch,
                         int64_t seq_len, int64_t head_dim, Dtype dtype, void* stream);
 
+// Device (device_code.cu).
+
+/// Whether the binary holds code for the current GPU: cudaErrorNoKernelImageForDevice where it does not.
+int code_for_current_gpu();
+
 // Loss (cross_entropy.cu).
 
 /// As in cross_entropy.h: loss (rows) in nats; when `want_gradient`, logits (rows, stride) become

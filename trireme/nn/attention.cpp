@@ -3,11 +3,13 @@
 #include <ATen/Context.h>
 #include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
 #include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 
 #include "trireme/kernels/attention.h"
 #include "trireme/kernels/device.h"
+#include "trireme/kernels/repeatable.h"
 #include "trireme/kernels/tensor_ops.h"
 #include "trireme/nn/autograd.h"
 
@@ -132,6 +134,24 @@ struct Cudnn {
   }
 };
 
+/// cuDNN forward, FlashAttention backward. cuDNN's backward of several tiles of keys adds their parts of the
+/// query's gradient in the order in which blocks arrive, and torch does not pass on the wish for another one;
+/// FlashAttention's gives each block a sum of its own and adds those in their order.
+struct CudnnFlash {
+  static variable_list forward(const Heads& heads, int64_t group) { return Cudnn::forward(heads, group); }
+
+  static void backward(at::Tensor& d_qkv, const at::Tensor& d_output, const Heads& heads,
+                       const variable_list& kept, const AttentionShape& shape, const at::Tensor& cosine,
+                       const at::Tensor& sine) {
+    const int64_t length = d_qkv.size(1);
+    const at::Tensor logsumexp = kept[1].reshape({d_qkv.size(0), shape.heads, length});
+    const auto [d_query, d_key, d_value] = at::_scaled_dot_product_flash_attention_backward(
+        d_output, heads.query, heads.key, heads.value, kept[0], logsumexp, {}, {}, length, length, 0.0,
+        /*is_causal=*/true, kept[2], kept[3]);
+    kernels::pack_head_gradients(d_qkv, d_query, d_key, d_value, cosine, sine);
+  }
+};
+
 /// Rotation in place on the packed projection, then attention that computes its probabilities again in
 /// backward.
 template <typename Backend>
@@ -178,6 +198,8 @@ at::Tensor rotated(const at::Tensor& heads, const RopeTable& rope) {
 // those, and at least this compute capability.
 constexpr int64_t kCudnnHeadDims = 8, kCudnnMaxHeadDim = 128;
 constexpr int kCudnnCapability = 8;
+/// Keys of one tile of cuDNN's backward on Hopper: nothing is added up between blocks until there are more.
+constexpr int64_t kCudnnTile = 128;
 
 /// What ATen picks on its own, by differentiable operations.
 at::Tensor aten_attention(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope,
@@ -211,9 +233,10 @@ AttentionBackend attention_backend(at::Device device, at::ScalarType dtype, int6
   static const bool modern = !kernels::gpus().empty() && kernels::gpus().front().major >= kCudnnCapability;
   const bool fits =
       dtype != at::kFloat && length > 1 && head_dim % kCudnnHeadDims == 0 && head_dim <= kCudnnMaxHeadDim;
-  return fits && modern && at::globalContext().userEnabledCuDNN() && at::globalContext().hasCuDNN()
-             ? AttentionBackend::kCudnn
-             : AttentionBackend::kAten;
+  if (!fits || !modern || !at::globalContext().userEnabledCuDNN() || !at::globalContext().hasCuDNN()) {
+    return AttentionBackend::kAten;
+  }
+  return kernels::must_repeat() ? AttentionBackend::kCudnnFlash : AttentionBackend::kCudnn;
 }
 
 std::string_view name(AttentionBackend backend) {
@@ -224,10 +247,26 @@ std::string_view name(AttentionBackend backend) {
       return "blocked";
     case AttentionBackend::kCudnn:
       return "cuDNN";
+    case AttentionBackend::kCudnnFlash:
+      return "cuDNN, backward by FlashAttention in a fixed order";
     case AttentionBackend::kAten:
       return "ATen";
   }
   return "";
+}
+
+bool repeats_bits(AttentionBackend backend, int64_t length) {
+  switch (backend) {
+    case AttentionBackend::kShortCpu:
+    case AttentionBackend::kBlockedCpu:
+    case AttentionBackend::kCudnnFlash:
+      return true;
+    case AttentionBackend::kCudnn:
+      return length <= kCudnnTile;
+    case AttentionBackend::kAten:
+      return kernels::must_repeat();
+  }
+  return false;
 }
 
 at::Tensor causal_attention(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope,
@@ -241,6 +280,8 @@ at::Tensor causal_attention(const at::Tensor& qkv, const AttentionShape& shape, 
       return FusedAttentionFunction<Blocked>::apply(qkv, cosine, sine, heads, kv_heads, head_dim);
     case AttentionBackend::kCudnn:
       return FusedAttentionFunction<Cudnn>::apply(qkv, cosine, sine, heads, kv_heads, head_dim);
+    case AttentionBackend::kCudnnFlash:
+      return FusedAttentionFunction<CudnnFlash>::apply(qkv, cosine, sine, heads, kv_heads, head_dim);
     case AttentionBackend::kAten:
       break;
   }

@@ -25,12 +25,24 @@ enum class AttentionBackend {
   kShortCpu,    ///< our own, which keeps the probabilities
   kBlockedCpu,  ///< ATen's blocks on a CPU
   kCudnn,
-  kAten  ///< what ATen picks
+  kCudnnFlash,  ///< cuDNN forward, FlashAttention backward: the one of the two that can add in a fixed order
+  kAten         ///< what ATen picks; told to, it picks what repeats its bits
 };
+/// Where kernels::must_repeat(), one whose bits repeat at every length and head size:
+///
+/// | dtype      | head size                     | compute capability | backend |
+/// |------------|-------------------------------|--------------------|----------------------------------------|
+/// | bf16, fp16 | a multiple of 8 up to 128     | 8.0 to 12.1        | kCudnnFlash | | bf16, fp16 | others,
+/// dropout               | 8.0 to 12.1        | kAten: FlashAttention up to 256, but   | |            | | |
+/// up to 192 on 8.6, 8.9, 12.x; else next | | fp32       | all                           | 5.0 to 12.1 |
+/// kAten: memory-efficient attention whose| |            |                               | | backward walks
+/// all keys in one block   |
 AttentionBackend attention_backend(at::Device device, at::ScalarType dtype, int64_t length, int64_t head_dim,
                                    double dropout);
 /// For people.
 std::string_view name(AttentionBackend backend);
+/// Whether two backward passes over the same inputs give the same bits.
+bool repeats_bits(AttentionBackend backend, int64_t length);
 
 /// qkv (B, T, (heads + 2 kv_heads) * head_dim), query | key | value heads -> (B, T, heads * head_dim).
 /// `rope` may hold undefined tensors: no rotation. qkv is consumed: its memory may be overwritten.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "trireme/kernels/cross_entropy.h"
 #include "trireme/kernels/matmul.h"
 #include "trireme/kernels/tensor_ops.h"
 #include "trireme/nn/autograd.h"
@@ -20,6 +21,16 @@ int64_t aligned(int64_t count) {
   return (count + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
 }
 
+/// Rows that count, as an fp32 scalar on the device, so that the host need not wait for it.
+at::Tensor kept_rows(const at::Tensor& targets) {
+  return targets.ne(kernels::kIgnoredTarget).sum(at::kFloat);
+}
+
+/// sum / kept as a factor of gradients. Where no row is kept they are zero and stay so.
+at::Tensor per_kept(const at::Tensor& sum, const at::Tensor& kept) {
+  return sum / kept.clamp_min(1.0);
+}
+
 class CrossEntropyFunction : public Function<CrossEntropyFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& logits_in, const at::Tensor& targets,
@@ -28,14 +39,15 @@ class CrossEntropyFunction : public Function<CrossEntropyFunction> {
     at::Tensor rows = logits.view({-1, logits.size(-1)});
     at::Tensor loss = at::empty({rows.size(0)}, logits.options().dtype(at::kFloat));
     kernels::cross_entropy(loss, rows, targets, 1.0, want_gradient);
-    context->save_for_backward({logits});
-    return loss.mean();
+    const at::Tensor kept = kept_rows(targets);
+    context->save_for_backward({logits, kept});
+    return loss.sum() / kept;
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
-    at::Tensor gradient = context->get_saved_variables()[0];
-    const double rows = static_cast<double>(gradient.numel() / gradient.size(-1));
-    kernels::scale(gradient, gradient, grads[0] / rows);
+    const variable_list saved = context->get_saved_variables();
+    at::Tensor gradient = saved[0];
+    kernels::scale(gradient, gradient, per_kept(grads[0], saved[1]));
     return {gradient, at::Tensor(), at::Tensor()};
   }
 };
@@ -78,17 +90,20 @@ class LinearCrossEntropyFunction : public Function<LinearCrossEntropyFunction> {
       kernels::matmul(d_in, scores, head);
       kernels::matmul(d_head, scores.t(), in, {}, first == 0 ? at::Tensor() : d_head);
     }
-    context->save_for_backward({weight, d_rows, want_gradient ? d_head.narrow(0, 0, classes) : d_head});
+    const at::Tensor kept = kept_rows(wanted);
+    const at::Tensor all = at::full({}, static_cast<double>(count), kept.options());
+    context->save_for_backward(
+        {weight, d_rows, want_gradient ? d_head.narrow(0, 0, classes) : d_head, per_kept(all, kept)});
     context->saved_data["shape"] = x.sizes().vec();
     context->saved_data["scale"] = gradient_scale;
-    return loss.mean();
+    return loss.sum() / kept;
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor& weight = saved[0];
     at::Tensor d_rows = saved[1], d_weight = saved[2];
-    const at::Tensor factor = grads[0] / context->saved_data["scale"].toDouble();
+    const at::Tensor factor = grads[0] * saved[3] / context->saved_data["scale"].toDouble();
     variable_list result(6);
     kernels::scale(d_rows, d_rows, factor);
     result[0] = d_rows.view(context->saved_data["shape"].toIntVector());

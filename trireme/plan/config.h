@@ -50,7 +50,8 @@ struct TrainConfig {
   std::string sample_prompt = "\n";
   /// on: a GPU that trains alone replays recorded passes; auto: only where it waits for its host
   std::string cuda_graphs = "auto";
-  bool tune_matmul = true;  ///< on a GPU, matrix products by the fastest algorithm with the same bits
+  bool tune_matmul = true;     ///< on a GPU, matrix products by the fastest algorithm with the same bits
+  bool deterministic = false;  ///< equal runs end with equal weights on GPUs, too; tune_matmul is off then
 };
 
 struct OptimConfig {

@@ -20,6 +20,7 @@ class Checker {
     check_below_one();
     check_recompute();
     check_loss_scale();
+    check_deterministic();
     check_engine();
     check_buckets();
   }
@@ -51,6 +52,25 @@ class Checker {
       throw ConfigError("[plan.config] {} is above {}; lower it",
                         said("precision.min_scale", precision.loss_scale.minimum),
                         said("precision.initial_scale", precision.loss_scale.initial));
+    }
+  }
+
+  /// What adds in an order that is the backend's to choose.
+  void check_deterministic() const {
+    if (!config_.train.deterministic) return;
+    const std::string asked = said("train.deterministic", config_.train.deterministic);
+    if (config_.comm.reduction == "backend") {
+      throw ConfigError(
+          "[plan.config] {} cannot be honoured with {}, which adds in an order that NCCL or Gloo chooses; "
+          "use "
+          "comm.reduction=ordered",
+          asked, said("comm.reduction", config_.comm.reduction));
+    }
+    if (config_.parallel.comm_hook == "powersgd") {
+      throw ConfigError(
+          "[plan.config] {} cannot be honoured with {}, whose factors NCCL or Gloo adds in an order of its "
+          "own; use another hook or none",
+          asked, said("parallel.comm_hook", config_.parallel.comm_hook));
     }
   }
 

@@ -107,6 +107,9 @@ void add_train(Table& table, TrainConfig& train) {
   table.push_back(
       flag("train.tune_matmul", train.tune_matmul,
            "on a GPU: try algorithms for each matrix product, keep the fastest with the same bits"));
+  table.push_back(
+      flag("train.deterministic", train.deterministic,
+           "equal runs end with equal weights on GPUs, too, at the price of slower attention backward"));
 }
 
 void add_optim(Table& table, OptimConfig& optim) {

@@ -2,7 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace trireme::plan {
+namespace {
+
+/// The last kernels of a pass take a few hundredths of the host's time for a small model.
+constexpr double kMostLag = 0.15;
+
+}  // namespace
 
 std::string cuda_graphs_obstacle(const Config& config, bool gpu, int64_t ranks) {
   const ParallelConfig& parallel = config.parallel;
@@ -30,6 +38,13 @@ std::string cuda_graphs_obstacle(const Config& config, bool gpu, int64_t ranks) 
                        config.train.steps);
   }
   return {};
+}
+
+bool device_waits_for_host(std::vector<double> lags) {
+  if (lags.empty()) return false;
+  const auto middle = lags.begin() + static_cast<std::ptrdiff_t>(lags.size() / 2);
+  std::nth_element(lags.begin(), middle, lags.end());
+  return *middle <= kMostLag;
 }
 
 }  // namespace trireme::plan

@@ -55,6 +55,8 @@ std::string to_json_line(const RunSummary& summary) {
   json["seconds_to_first_step"] = number(summary.seconds_to_first_step);
   json["wall_s"] = number(summary.wall_s);
   json["weights_digest"] = summary.weights_digest;
+  json["deterministic"] = summary.why_bits_vary.empty();
+  if (!summary.why_bits_vary.empty()) json["why_bits_vary"] = summary.why_bits_vary;
   const auto state = [](const RunCost::State& bytes) {
     return Json{
         {"parameters", bytes.parameters}, {"gradients", bytes.gradients}, {"optimizer", bytes.optimizer}};

@@ -85,7 +85,10 @@ std::string done_line(const RunSummary& summary) {
   if (summary.final_val_loss) line += "  val " + loss_text(*summary.final_val_loss);
   line += fmt::format("  {} tok/s  peak {}", rate_text(summary.tokens_per_s),
                       format_bytes(static_cast<double>(summary.peak_bytes)));
-  if (!summary.weights_digest.empty()) line += "  weights " + summary.weights_digest;
+  if (!summary.weights_digest.empty()) {
+    line += "  weights " + summary.weights_digest;
+    if (!summary.why_bits_vary.empty()) line += " (bits may vary)";
+  }
   return line;
 }
 

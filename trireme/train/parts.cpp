@@ -56,7 +56,8 @@ Parts::Parts(const TrainOptions& run, std::shared_ptr<comm::World> joined)
       batch(plan::plan_batch(config.train.global_batch, config.train.micro_batch, mesh.shape.dp_size())),
       facts(plan::describe(config.model, config.data.seq_len, config.precision, config.memory)),
       corpus(prepare_data(run, mesh)),
-      tuning(config.train.tune_matmul),
+      repeatable(config.train.deterministic),
+      tuning(config.train.tune_matmul && !config.train.deterministic),
       records_passes(can_record(config, mesh)) {
   at::manual_seed(
       static_cast<uint64_t>(config.seed + mesh.dp_rank));  // dropout; weights have their own source
@@ -74,7 +75,8 @@ Parts::Parts(const TrainOptions& run, std::shared_ptr<comm::World> joined)
                       .micro_batch = batch.micro_batch,
                       .dp_rank = mesh.dp_rank,
                       .dp_size = batch.dp_size,
-                      .pin_memory = on_gpu()});
+                      .pin_memory = on_gpu(),
+                      .vocab_size = config.model.vocab_size});
 }
 
 void Parts::open_validation() {
@@ -108,6 +110,35 @@ void Parts::build_model() {
   optimizer = optim::build(config.optim, engine->optimizer_params());
 }
 
+namespace {
+
+nn::AttentionBackend attention_of(const Parts& parts) {
+  const plan::ModelConfig& model = parts.config.model;
+  return nn::attention_backend(parts.world->device(), dtype_of(parts.config.precision.compute),
+                               parts.config.data.seq_len, model.d_model / model.n_heads, model.dropout);
+}
+
+bool has_attention(const Parts& parts) {
+  return parts.config.model.family != "mlp";
+}
+
+}  // namespace
+
+std::string why_bits_vary(const Parts& parts) {
+  const plan::Config& config = parts.config;
+  if (config.train.deterministic) return {};
+  if (parts.batch.dp_size > 1 &&
+      (config.comm.reduction == "backend" || config.parallel.comm_hook == "powersgd")) {
+    return "ranks' gradients are added in an order that NCCL or Gloo chooses";
+  }
+  if (!parts.on_gpu() || !has_attention(parts) || nn::repeats_bits(attention_of(parts), config.data.seq_len))
+    return {};
+  return fmt::format(
+      "the backward pass of attention ({}) adds in an order that varies; train.deterministic=true "
+      "fixes it",
+      nn::name(attention_of(parts)));
+}
+
 void announce(const Parts& parts) {
   const plan::Config& config = parts.config;
   const plan::BatchPlan& batch = parts.batch;
@@ -121,13 +152,11 @@ void announce(const Parts& parts) {
       "ranks",
       parts.mesh.shape.to_string(), parts.world->device().str(), config.parallel.policy,
       config.precision.compute, batch.global_batch, batch.micro_batch, batch.accumulation, batch.dp_size);
-  if (config.model.n_heads > 0 && parts.on_gpu()) {
-    const auto backend =
-        nn::attention_backend(parts.world->device(), dtype_of(config.precision.compute), config.data.seq_len,
-                              config.model.d_model / config.model.n_heads, config.model.dropout);
-    log_info("kernels attention by {}, logits in parts of {} MiB", nn::name(backend),
+  if (has_attention(parts) && parts.on_gpu()) {
+    log_info("kernels attention by {}, logits in parts of {} MiB", nn::name(attention_of(parts)),
              config.memory.loss_chunk_mib);
   }
+  if (const std::string why = why_bits_vary(parts); !why.empty()) log_info("bits    may vary: {}", why);
   if (parts.on_gpu() && batch.dp_size > 1) {
     log_info("comm    {}", parts.engine->symmetric_bytes() > 0
                                ? "GPUs read each other's memory, NCCL for the rest"

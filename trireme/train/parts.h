@@ -10,6 +10,7 @@
 #include "trireme/data/dataset.h"
 #include "trireme/data/loader.h"
 #include "trireme/kernels/matmul.h"
+#include "trireme/kernels/repeatable.h"
 #include "trireme/nn/language_model.h"
 #include "trireme/parallel/data_parallel.h"
 #include "trireme/plan/batch.h"
@@ -35,6 +36,7 @@ struct Parts {
   plan::BatchPlan batch;
   plan::ModelFacts facts;
   data::PreparedCorpus corpus;
+  kernels::Repeatable repeatable;
   kernels::MatmulTuning tuning;
   bool records_passes;  ///< train.cuda_graphs is not off, and nothing known speaks against it
   std::optional<c10::StreamGuard> stream;  ///< what this thread trains on when passes are recorded
@@ -48,6 +50,9 @@ struct Parts {
   void open_validation();
   void build_model();
 };
+
+/// Why two equal runs may end with different weights; empty when they cannot.
+std::string why_bits_vary(const Parts& parts);
 
 /// Log lines of rank 0 about what is about to run.
 void announce(const Parts& parts);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "trireme/base/clock.h"
 #include "trireme/base/log.h"
 #include "trireme/kernels/allocation_watch.h"
 #include "trireme/kernels/device.h"
@@ -46,19 +47,31 @@ Passes::Kind Passes::kind_of(int64_t pass) const {
   return pass == 0 ? kFirst : kMiddle;
 }
 
-bool Passes::device_idles() const {
+bool Passes::measures_lag() const {
+  return make_recording_ && when_ == When::kDeviceIdles && steps_ > 1 &&
+         steps_ <= plan::kStepsBeforeRecording;
+}
+
+/// The host began to enqueue this step's passes at `began` and has just enqueued the last.
+void Passes::measure_lag(double began) {
+  const double enqueued = monotonic_seconds();
   const c10::impl::VirtualGuardImpl guard(device_.type());
-  return guard.queryStream(guard.getStream(device_));
+  guard.synchronizeStream(guard.getStream(device_));
+  lags_.push_back((monotonic_seconds() - enqueued) / (enqueued - began));
 }
 
 at::Tensor Passes::run(const std::function<data::Batch()>& next, double scale) {
   ++steps_;
-  const bool decides = steps_ == plan::kStepsBeforeRecording || steps_ == plan::kStepsBeforeRecording + 1;
-  if (when_ == When::kDeviceIdles && decides && !device_idles()) make_recording_ = {};
+  if (when_ == When::kDeviceIdles && steps_ == plan::kStepsBeforeRecording + 1 &&
+      !plan::device_waits_for_host(lags_)) {
+    make_recording_ = {};
+  }
+  const double began = monotonic_seconds();
   at::Tensor loss_sum = at::zeros({}, at::TensorOptions().device(device_).dtype(at::kDouble));
   for (int64_t index = 0; index < accumulation_; ++index) {
     loss_sum += pass(next(), scale, kind_of(index));
   }
+  if (measures_lag()) measure_lag(began);
   return loss_sum;
 }
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "trireme/data/loader.h"
 #include "trireme/parallel/data_parallel.h"
@@ -20,8 +21,9 @@ class Passes {
   /// multiplied by `scale`.
   using LossOf = std::function<at::Tensor(const at::Tensor& inputs, const at::Tensor& targets, double scale)>;
 
-  /// kDeviceIdles: only when the device has run out of work each time the host begins one of the last steps
-  /// before recording; otherwise the host is ahead, and recordings would only hold memory.
+  /// kDeviceIdles: only when the device waits for its host (plan::device_waits_for_host), measured in the
+  /// steps before recording, at whose ends the host then waits for the device; otherwise recordings would
+  /// only hold memory.
   enum class When { kAlways, kDeviceIdles };
 
   /// `engine` must outlive this. With `make_recording`, passes are recorded after
@@ -59,7 +61,8 @@ class Passes {
   at::Tensor pass(const data::Batch& batch, double scale, Kind kind);
   at::Tensor forward(const at::Tensor& inputs, const at::Tensor& targets, double scale);
   at::Tensor compute(const at::Tensor& inputs, const at::Tensor& targets, double scale, Kind kind);
-  bool device_idles() const;
+  bool measures_lag() const;
+  void measure_lag(double began);
   bool take_in(const data::Batch& batch);
   bool record(double scale, Kind kind);
   at::Tensor launch(Recorded& recorded);
@@ -74,6 +77,7 @@ class Passes {
   int64_t steps_ = 0;
   bool measures_ = false;
   int64_t activation_bytes_ = 0;
+  std::vector<double> lags_;     ///< as plan::device_waits_for_host() takes them
   at::Tensor inputs_, targets_;  ///< what recorded passes read
   std::array<Recorded, kKinds> kinds_;
 };

@@ -33,6 +33,8 @@ namespace {
 
 /// Overflows in a row after which a smaller loss scale will not help either.
 constexpr int64_t kMostOverflowsInARow = 64;
+/// How torch refuses an operation when it was told to repeat its bits.
+constexpr std::string_view kNotDeterministic = "does not have a deterministic implementation";
 /// Steps at the start of a run that tokens/s leaves out of its median.
 constexpr int64_t kWarmupSteps = 10;
 
@@ -365,6 +367,7 @@ void Trainer::finish(double started) {
   RunSummary& summary = result_.summary;
   keep_weights();
   summary.weights_digest = parallel::weights_digest(engine_);
+  summary.why_bits_vary = why_bits_vary(parts_);
   summary.cost = cost();
   if (const double seconds = median(step_seconds_); seconds > 0.0) {
     summary.steps_per_s = 1.0 / seconds;
@@ -377,6 +380,17 @@ void Trainer::finish(double started) {
   if (!parts_.is_root()) return;
   report_lost_records();
   for (Sink* sink : options_.sinks) sink->finish(summary);
+}
+
+/// Throws ConfigError when `error` says that an operation cannot repeat its bits.
+void refuse_indeterminism(const std::exception& error) {
+  const auto* const from_torch = dynamic_cast<const c10::Error*>(&error);
+  if (from_torch == nullptr) return;
+  const std::string text = from_torch->what_without_backtrace();
+  const size_t place = text.find(kNotDeterministic);
+  if (place == std::string::npos) return;
+  throw ConfigError("[train] train.deterministic=true cannot be honoured: {}; set it to false",
+                    text.substr(0, place + kNotDeterministic.size()));
 }
 
 }  // namespace
@@ -392,8 +406,11 @@ TrainResult train(const TrainOptions& options, std::shared_ptr<comm::World> worl
     throw OutOfMemory("[train] the device is out of memory: {}. {}", error.what_without_backtrace(),
                       plan::memory_advice(options.config, ranks));
   } catch (const std::exception& error) {
-    if (!is_out_of_host_memory(error)) throw;
-    throw OutOfMemory("[train] the host is out of memory. {}", plan::memory_advice(options.config, ranks));
+    if (is_out_of_host_memory(error)) {
+      throw OutOfMemory("[train] the host is out of memory. {}", plan::memory_advice(options.config, ranks));
+    }
+    refuse_indeterminism(error);
+    throw;
   }
 }
 

@@ -1,0 +1,223 @@
+#!/usr/bin/env python3
+"""The tables of README.md and docs/, made from raw files.
+
+    bench/tables.py            writes them
+    bench/tables.py --check    exits 8 when one differs from what its raw files say; CI runs this
+
+A table stands between two comments:
+
+    <!-- table: KIND FILE [FILE ...] -->
+    ...
+    <!-- end of table -->
+
+FILE lies in bench/results. Kinds: speed (compare.py gpu), cpu (compare.py cpu), collectives (trireme bench
+comm), memory (trireme bench memory), gpu-tests (tools/gpu_tests.py). A row of "speed" says what its peer
+lacks of what PyTorch's users can switch on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+EXIT_USAGE, EXIT_DIFFERS = 2, 8
+REGION = re.compile(r"(<!-- table: (?P<words>[^>]+?) -->\n)(?P<table>.*?)(<!-- end of table -->)", re.DOTALL)
+
+
+class TableError(Exception):
+    """A region that cannot be made."""
+
+
+def read(name: str) -> dict:
+    try:
+        return json.loads((RESULTS / name).read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise TableError(f"bench/results/{name}: {error}") from error
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def gib(count: float | None) -> str:
+    return f"{count / 2**30:.1f} GiB" if count else "-"
+
+
+def ratio(case: dict) -> tuple[str, str]:
+    return f"**{case['ratio']:.3f}**", f"{case['ratio_min']:.3f} to {case['ratio_max']:.3f}"
+
+
+def startup(case: dict) -> str:
+    ours, peer = (case[side].get("startup_s") for side in ("ours", "peer"))
+    if not ours or not peer:
+        return "-"
+    return f"{ours.get('warm', ours['first']):.1f}, peer {peer.get('warm', peer['first']):.1f}"
+
+
+# What a peer is
+
+
+def lacks(command: str, file: dict) -> list[str]:
+    """What users of PyTorch can switch on, and this peer did not."""
+    found = []
+    if "torch_train.py" in command:
+        whole = "--whole" in command
+        if not (whole or re.search(r"--compile\b(?!-)", command)):
+            found.append("compiled blocks")
+        if not (whole or "--compile-loss" in command):
+            found.append("compiled loss")
+        # The program that wrote no commit resharded the root and read the same few batches again.
+        if "commit" not in file:
+            found += ["fresh tokens"] + (["a root that stays gathered"] if "fsdp2" in command else [])
+    if "expandable_segments:True" not in command:
+        found.append("expandable segments")
+    return found
+
+
+def peer_name(case: dict, file: dict) -> str:
+    command = case["peer"]["command"]
+    if case.get("against") == "replicas":
+        return "our replicas, each alone"
+    if stage := re.search(r"deepspeed_train.py --stage=(\d)", command):
+        name = f"DeepSpeed ZeRO-{stage[1]}"
+    else:
+        strategy = re.search(r"--strategy=(\S+)", command)
+        names = {"fsdp2": "FSDP2", "fsdp2-nores": "FSDP2 without resharding", "ddp": "DDP", "amp": "autocast"}
+        name = names.get(strategy[1], strategy[1]) if strategy else "PyTorch"
+        if "--whole" in command:
+            name += ", whole model compiled"
+        elif re.search(r"--compile\b(?!-)", command):
+            name += ", compiled"
+    missing = lacks(command, file)
+    return f"{name} (lacks {', '.join(missing)})" if missing else name
+
+
+# Tables
+
+
+def speed(names: Sequence[str]) -> str:
+    rows = []
+    for name in names:
+        file = read(name)
+        for case in file["cases"]:
+            if not case["alternations"]:
+                continue
+            ours, peer = case["ours"], case["peer"]
+            gpus = f"{case['ranks']} GPU{'s' if case['ranks'] > 1 else ''}"
+            rows.append([
+                f"`{case['model']}`, {case['policy']}, {gpus}, T {case['seq_len']}, micro-batch "
+                f"{case['micro_batch']} ([raw](results:{name}))",
+                peer_name(case, file), f"{ours['median']:,.0f}", f"{peer['median']:,.0f}", *ratio(case),
+                f"{100 * ours['mfu']:.1f}%" if "mfu" in ours else "-", gib(ours.get("peak_bytes")),
+                gib(peer.get("peak_bytes")), startup(case)])
+    return markdown(["case", "peer", "ours, tokens/s a GPU", "peer", "ratio", "min to max", "MFU", "our peak",
+                     "peer's peak", "start-up, s"], rows)
+
+
+def cpu(names: Sequence[str]) -> str:
+    rows = [[case["model"], f"{case['ranks']} x {case['threads']}", f"{case['ours']['median']:,.0f}",
+             f"{case['peer']['median']:,.0f}", f"**{case['ratio']:.2f}**",
+             f"{case['ratio_min']:.2f} to {case['ratio_max']:.2f}", startup(case)]
+            for name in names for case in read(name)["cases"]]
+    return markdown(["model", "ranks x threads", "ours, tokens/s", "PyTorch", "ratio", "min to max", "start-up, s"],
+                    rows)
+
+
+def collectives(names: Sequence[str]) -> str:
+    columns = {"ours, reduce-scatter": ("reduce_scatter", "ordered, peer memory"),
+               "NCCL bf16": ("reduce_scatter", "backend bf16"),
+               "cast, NCCL fp32": ("reduce_scatter", "cast, backend fp32"),
+               "ours, gather by kernels": ("all_gather", "peer memory"),
+               "by copy engines": ("all_gather", "copy engines"), "NCCL": ("all_gather", "backend")}
+    times = {(row["mib"], row["operation"], row["by"]): row["ms"]
+             for name in names for row in read(name)["rows"]}
+    sizes = sorted({size for size, _, _ in times})
+    try:
+        rows = [[f"{size:g}", *(f"{times[size, *column]:.3f}" for column in columns.values())] for size in sizes]
+    except KeyError as missing:
+        raise TableError(f"{' '.join(names)}: no row {missing}") from missing
+    return markdown(["MiB", *columns], rows)
+
+
+def memory(names: Sequence[str]) -> str:
+    rows = [row for name in names for row in read(name)["rows"]]
+    first = rows[0]["state_bytes"]["measured"]["total"]
+    return markdown(["policy", "state a rank", "saved", "sent a step", "peak resident"],
+                    [[row["policy"], f"{row['state_bytes']['measured']['total'] / 2**20:.0f} MiB",
+                      f"{100 * (1 - row['state_bytes']['measured']['total'] / first):.0f}%",
+                      f"{row['wire_bytes_per_step']['measured'] / 2**20:.0f} MiB",
+                      f"{row['peak_bytes'] / 2**20:.0f} MiB"] for row in rows])
+
+
+def gpu_tests(names: Sequence[str]) -> str:
+    rows = []
+    for name in names:
+        record = read(name)
+        counts = ", ".join(f"{count} {result}" for result, count in sorted(record["counts"].items()))
+        rows.append([record["commit"][:12], record["date"][:10], record["device"], record["driver"], counts,
+                     f"{record['seconds']:.0f}"])
+    return markdown(["commit", "date", "machine", "driver", "tests", "seconds"], rows)
+
+
+KINDS: dict[str, Callable[[Sequence[str]], str]] = {
+    "speed": speed, "cpu": cpu, "collectives": collectives, "memory": memory, "gpu-tests": gpu_tests}
+
+
+def make(words: str) -> str:
+    kind, *names = words.split()
+    if kind not in KINDS or not names:
+        raise TableError(f'"{words}" is not one of {", ".join(KINDS)} and a file')
+    return KINDS[kind](names)
+
+
+def pages() -> Iterator[Path]:
+    yield ROOT / "README.md"
+    yield from sorted((ROOT / "docs").glob("*.md"))
+
+
+def with_tables(page: Path) -> str:
+    links = os.path.relpath(RESULTS, page.parent)
+
+    def replaced(region: re.Match[str]) -> str:
+        try:
+            table = make(region["words"]).replace("(results:", f"({links}/")
+            return region[1] + table + region[4]
+        except (TableError, KeyError) as error:
+            raise TableError(f"{page.relative_to(ROOT)}: {region['words']}: {error}") from error
+
+    return REGION.sub(replaced, page.read_text())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
+    stale = []
+    try:
+        for page in pages():
+            text = with_tables(page)
+            if text == page.read_text():
+                continue
+            stale.append(str(page.relative_to(ROOT)))
+            if not check:
+                page.write_text(text)
+    except TableError as error:
+        print(f"[bench.tables] {error}", file=sys.stderr)
+        return EXIT_USAGE
+    if check and stale:
+        print(f"[bench.tables] {', '.join(stale)}: tables differ from their raw files; run bench/tables.py",
+              file=sys.stderr)
+        return EXIT_DIFFERS
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

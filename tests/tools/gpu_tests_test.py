@@ -1,0 +1,114 @@
+"""The record of GPU tests: with programs that stand for ctest, nvidia-smi and test programs."""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import textwrap
+import unittest
+
+SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "tools" / "gpu_tests.py"
+PASSES = """
+    import sys, os, time, pathlib
+    report = next(word for word in sys.argv if word.startswith("--gtest_output=xml:")).partition(":")[2]
+    log = pathlib.Path(__file__).parent / "log"
+    with log.open("a") as out: out.write(f"begin {os.environ['CUDA_VISIBLE_DEVICES']}\\n")
+    time.sleep(0.3)
+    with log.open("a") as out: out.write(f"end {os.environ['CUDA_VISIBLE_DEVICES']}\\n")
+    pathlib.Path(report).write_text('''<testsuites><testsuite>
+      <testcase name="A" status="run" time="0.5" classname="Suite" />
+      <testcase name="B" status="run" time="0" classname="Suite"><skipped message="file.cpp:7&#x0A;no GPU" /></testcase>
+    </testsuite></testsuites>''')
+"""
+FAILS = """
+    import sys, pathlib
+    report = next(word for word in sys.argv if word.startswith("--gtest_output=xml:")).partition(":")[2]
+    pathlib.Path(report).write_text('''<testsuites><testsuite>
+      <testcase name="C" status="run" time="1" classname="Suite"><failure message="1 is not 2" /></testcase>
+    </testsuite></testsuites>''')
+    sys.exit(1)
+"""
+CRASHES = """
+    import os
+    print("[ RUN      ] Suite.D", flush=True)
+    os.abort()
+"""
+
+
+class Record(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.tests = []
+
+    def program(self, name, body):
+        path = self.folder / name
+        path.write_text(f"#!{sys.executable}\n{textwrap.dedent(body)}")
+        path.chmod(0o755)
+        return path
+
+    def add(self, name, label, body):
+        command = [str(self.program(name, body)), "--gtest_filter=Suite.Any"]
+        properties = [{"name": "LABELS", "value": [label]}]
+        self.tests += 2 * [{"name": name, "command": command, "properties": properties}]
+
+    def run_script(self, gpus=1):
+        self.program("nvidia-smi", f"print({gpus} * 'NVIDIA Some, 580.1, 700.00 W\\n', end='')")
+        self.program("ctest", f"print({json.dumps({'tests': self.tests})!r})")
+        out = self.folder / "record.json"
+        environment = os.environ | {"PATH": f"{self.folder}:{os.environ['PATH']}", "TMPDIR": str(self.folder)}
+        done = subprocess.run([sys.executable, SCRIPT, "--build", self.folder, "--out", out, "--commit", "abc"],
+                              env=environment, capture_output=True, text=True)
+        return done, json.loads(out.read_text()) if out.exists() else None
+
+    def test_each_program_runs_once_and_each_test_has_its_result(self):
+        self.add("test_one_gpu", "gpu1", PASSES)
+        self.add("test_cpu", "cpu", CRASHES)
+        done, record = self.run_script()
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual((record["commit"], record["driver"], record["device"]),
+                         ("abc", "580.1", "1 x NVIDIA Some"))
+        self.assertEqual([(test["name"], test["result"], test["seconds"]) for test in record["tests"]],
+                         [("Suite.A", "passed", 0.5), ("Suite.B", "skipped", 0.0)])
+        self.assertEqual(record["tests"][1]["reason"], "no GPU")
+        self.assertEqual((self.folder / "log").read_text().count("begin"), 1)
+
+    def test_failures_and_crashes_are_recorded_and_end_with_1(self):
+        self.add("test_fails", "gpu1", FAILS)
+        self.add("test_crashes", "gpu2", CRASHES)
+        done, record = self.run_script()
+        self.assertEqual(done.returncode, 1)
+        found = {test["name"]: test for test in record["tests"]}
+        self.assertEqual((found["Suite.C"]["result"], found["Suite.C"]["reason"]), ("failed", "1 is not 2"))
+        self.assertEqual(found["Suite.D"]["result"], "crashed")
+        self.assertEqual(record["counts"], {"failed": 1, "crashed": 1})
+
+    def test_programs_share_no_gpu(self):
+        for name in ("test_a", "test_b", "test_c"):
+            self.add(name, "gpu1", PASSES)
+        self.add("test_d", "gpu2", PASSES)
+        done, _ = self.run_script(gpus=2)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        held = set()
+        for line in (self.folder / "log").read_text().splitlines():
+            event, _, gpus = line.partition(" ")
+            if event == "begin":
+                self.assertFalse(held & set(gpus.split(",")), "two programs on one GPU")
+                held |= set(gpus.split(","))
+            else:
+                held -= set(gpus.split(","))
+
+    def test_says_what_is_missing(self):
+        done, record = self.run_script(gpus=0)
+        self.assertEqual((done.returncode, record), (3, None))
+        self.assertIn("nvidia-smi lists no GPU", done.stderr)
+        self.add("test_cpu", "cpu", PASSES)
+        done, _ = self.run_script()
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("built without CUDA", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

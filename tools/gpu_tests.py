@@ -1,0 +1,220 @@
+#!/usr/bin/env python3
+"""Runs all tests with a GPU label, one process for each test program, and records each result.
+
+    tools/gpu_tests.py [--build build/release] [--out bench/results/gpu_tests.json] [--commit ID]
+
+Programs are found through ctest's labels: gpu1, gpu2 and gpu4 say how many GPUs one takes. Each gets GPUs of its
+own (CUDA_VISIBLE_DEVICES), so on a machine with several GPUs programs run beside each other; a program that asks for
+more than there are runs on all, and its tests say themselves that they are skipped. A lock in the temporary folder
+keeps a second run of this script away until this one is over.
+
+Exit codes: 0 all passed or were skipped, 1 a test failed or a program crashed, 3 there is no GPU, no ctest or no
+test program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import concurrent.futures
+import datetime
+import fcntl
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LABEL = re.compile(r"gpu(\d+)")
+EXIT_FAILED, EXIT_ENVIRONMENT = 1, 3
+
+
+@dataclass(frozen=True)
+class Program:
+    path: str
+    label: str
+
+    @property
+    def gpus(self) -> int:
+        return int(LABEL.fullmatch(self.label)[1])
+
+
+class EnvironmentProblem(Exception):
+    """Why nothing can be run here."""
+
+
+def output_of(command: list[str], **options) -> str:
+    """Standard output of a command, empty when it fails or does not exist."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, **options).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def find_programs(build: Path) -> list[Program]:
+    """Test programs that ctest knows under a GPU label, those that take most GPUs first."""
+    listing = output_of(["ctest", "--test-dir", str(build), "--show-only=json-v1"])
+    if not listing:
+        raise EnvironmentProblem(f"ctest lists no tests in {build}; build it first, with CUDA and TRIREME_TESTS=ON")
+    found = set()
+    for test in json.loads(listing)["tests"]:
+        labels = next((item["value"] for item in test.get("properties", []) if item["name"] == "LABELS"), [])
+        for label in filter(LABEL.fullmatch, labels):
+            if test.get("command"):
+                found.add(Program(test["command"][0], label))
+    if not found:
+        raise EnvironmentProblem(f"no test in {build} has a label gpu1, gpu2 or gpu4; it was built without CUDA")
+    return sorted(found, key=lambda program: (-program.gpus, program.path))
+
+
+def find_gpus() -> list[dict[str, str]]:
+    query = ["name", "driver_version", "power.limit"]
+    lines = output_of(["nvidia-smi", f"--query-gpu={','.join(query)}", "--format=csv,noheader"]).splitlines()
+    return [dict(zip(query, (value.strip() for value in line.split(",")))) for line in lines]
+
+
+class GpuPool:
+    """Hands out GPUs by their number."""
+
+    def __init__(self, count: int) -> None:
+        self._free = list(range(count))
+        self._count = count
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def take(self, wanted: int) -> Iterator[list[int]]:
+        wanted = min(wanted, self._count)
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._free) >= wanted)
+            taken, self._free = self._free[:wanted], self._free[wanted:]
+        try:
+            yield taken
+        finally:
+            with self._changed:
+                self._free = sorted(self._free + taken)
+                self._changed.notify_all()
+
+
+def parse_report(report: Path, program: Program) -> list[dict]:
+    """Results of a program's tests out of googletest's XML."""
+    results = []
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        failures, skipped = case.findall("failure"), case.find("skipped")
+        ran = case.get("status") == "run"
+        result = "failed" if failures else "passed" if ran and skipped is None else "skipped"
+        entry = {"name": f"{case.get('classname')}.{case.get('name')}", "program": Path(program.path).name,
+                 "label": program.label, "result": result, "seconds": float(case.get("time", 0))}
+        if failures:
+            entry["reason"] = "\n".join(failure.get("message", "") for failure in failures)[:2000]
+        elif result == "skipped":
+            # The first line is file and number.
+            said = skipped.get("message", "") if skipped is not None else "disabled"
+            entry["reason"] = said.partition("\n")[2].strip() or said
+        results.append(entry)
+    return results
+
+
+def run_program(program: Program, pool: GpuPool, timeout: float) -> list[dict]:
+    with pool.take(program.gpus) as gpus, tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        environment = os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), "OMP_NUM_THREADS": "1"}
+        began = time.monotonic()
+        try:
+            done = subprocess.run([program.path, f"--gtest_output=xml:{report}"], env=environment, cwd=folder,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                                  timeout=timeout)
+            code, text = done.returncode, done.stdout
+        except subprocess.TimeoutExpired as error:
+            code, text = None, (error.stdout or b"").decode(errors="replace")
+        seconds = time.monotonic() - began
+        name = Path(program.path).name
+        print(f"{name:24} GPU {','.join(map(str, gpus))}  {seconds:6.1f} s  exit {code}", file=sys.stderr)
+        results = parse_report(report, program) if report.exists() else []
+        if any(entry["result"] == "failed" for entry in results):
+            print(text[-6000:], file=sys.stderr)
+        elif code != 0:
+            how = f"ran for more than {timeout:g} s" if code is None else f"ended with {code}"
+            under_way = re.findall(r"\[ RUN +\] (\S+)", text)
+            results.append({"name": under_way[-1] if under_way else name, "program": name, "label": program.label,
+                            "result": "crashed", "seconds": seconds, "reason": f"{how}: {text[-2000:]}"})
+            print(text[-6000:], file=sys.stderr)
+        return results
+
+
+def describe_commit(said: str | None) -> dict[str, object]:
+    """The commit of the tests, and whether files differ from it; where there is no repository, what was said."""
+    commit = output_of(["git", "rev-parse", "HEAD"], cwd=ROOT).strip()
+    if not commit:
+        return {"commit": said or "unknown"}
+    changed = output_of(["git", "status", "--porcelain", "--untracked-files=no"], cwd=ROOT).splitlines()
+    results = "bench/results/"
+    return {"commit": said or commit, "changed_files": sum(results not in line for line in changed)}
+
+
+@contextmanager
+def only_run() -> Iterator[None]:
+    with open(Path(tempfile.gettempdir()) / "trireme-gpu-tests.lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("another run of GPU tests is under way on this machine; waiting for its end", file=sys.stderr)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def run_all(arguments: argparse.Namespace) -> int:
+    gpus = find_gpus()
+    if not gpus:
+        raise EnvironmentProblem("nvidia-smi lists no GPU")
+    programs = find_programs(arguments.build.resolve())
+    pool = GpuPool(len(gpus))
+    began = time.monotonic()
+    with only_run(), concurrent.futures.ThreadPoolExecutor(len(programs)) as threads:
+        parts = list(threads.map(lambda program: run_program(program, pool, arguments.timeout), programs))
+    tests = sorted((test for part in parts for test in part), key=lambda test: (test["program"], test["name"]))
+    counts = collections.Counter(test["result"] for test in tests)
+    record = describe_commit(arguments.commit) | {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "device": f"{len(gpus)} x {gpus[0]['name']}",
+        "driver": gpus[0]["driver_version"],
+        "build": arguments.build.name,
+        "seconds": round(time.monotonic() - began, 1),
+        "counts": dict(counts),
+        "tests": tests,
+    }
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = arguments.out.with_suffix(".tmp")
+    temporary.write_text(json.dumps(record, indent=1) + "\n")
+    temporary.replace(arguments.out)
+    for test in tests:
+        if test["result"] in ("failed", "crashed"):
+            print(f"{test['result']}: {test['program']} {test['name']}")
+    print(", ".join(f"{count} {result}" for result, count in sorted(counts.items())),
+          f"in {record['seconds']} s; written to {arguments.out}")
+    return EXIT_FAILED if counts["failed"] or counts["crashed"] else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", type=Path, default=ROOT / "build" / "release")
+    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "gpu_tests.json")
+    parser.add_argument("--commit", help="recorded where the sources came without their repository")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds for one program")
+    try:
+        return run_all(parser.parse_args())
+    except EnvironmentProblem as problem:
+        print(f"[tools.gpu_tests] {problem}", file=sys.stderr)
+        return EXIT_ENVIRONMENT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

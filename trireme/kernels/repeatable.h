@@ -1,0 +1,25 @@
+#pragma once
+// Whether kernels must give the same bits each time they run on the same inputs.
+
+namespace trireme::kernels {
+
+/// While one lives, every operation of this process repeats its bits, or throws where it cannot: attention
+/// runs backward in a fixed order (nn/attention.h), matrix products always take cuBLASLt's first algorithm,
+/// and torch's own operations are told so (at::Context::setDeterministicAlgorithms, and the same of cuDNN).
+/// For the whole process; ranks that are threads may each hold one. The last one gives torch back its
+/// settings.
+class Repeatable {
+ public:
+  explicit Repeatable(bool on);
+  ~Repeatable();
+  Repeatable(const Repeatable&) = delete;
+  Repeatable& operator=(const Repeatable&) = delete;
+
+ private:
+  bool on_;
+};
+
+/// Whether kernels must repeat their bits now: a Repeatable lives, or torch was told so by other means.
+bool must_repeat();
+
+}  // namespace trireme::kernels
