@@ -6,6 +6,7 @@
 #include "tests/support/engine_on_model.h"
 #include "tests/train/trainer_fixture.h"
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/kernels/device.h"
 #include "trireme/plan/cuda_graphs.h"
 #include "trireme/train/passes.h"
@@ -101,6 +102,7 @@ TEST_F(GpuGraphs, ChangeNoBitOfAnyFamilyAndAccumulation) {
 }
 
 TEST_F(GpuGraphs, AreMadeByThemselvesWhereTheDeviceIdles) {
+  set_log_level(LogLevel::kDebug);  // with what the decision was made of
   const Trained tiny = train_on_gpu("auto");
   EXPECT_TRUE(tiny.says(kRecorded)) << tiny.log;
   expect_equal(tiny, train_on_gpu("off"), "auto");
