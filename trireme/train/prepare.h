@@ -1,6 +1,6 @@
 #pragma once
 // The corpus of a run, made ready before the first step: by one rank of a host, while the others wait.
-#include "trireme/comm/world.h"
+#include "trireme/comm/mesh.h"
 #include "trireme/data/corpus.h"
 #include "trireme/train/trainer.h"
 

@@ -2,7 +2,7 @@
 // Ending a run early: what a rank has been told, and how that ends what has no step to finish.
 #include <exception>
 
-#include "trireme/comm/world.h"
+#include "trireme/comm/mesh.h"
 #include "trireme/train/trainer.h"
 
 namespace trireme::train {
