@@ -176,7 +176,8 @@ def training_command(model: str, policy: str, ranks: int, arguments: argparse.Na
         "--json", f"--train.steps={steps}", f"--train.global_batch={micro_batch * ranks}",
         f"--train.micro_batch={micro_batch}", f"--data.seq_len={arguments.seq}",
         f"--device={device}", "--train.val_batches=0", f"--precision.compute={dtype}",
-        f"--parallel.policy={policy}", *shlex.split(arguments.ours_args),
+        f"--parallel.policy={policy}", "--checkpoint.final_weights=false", "--train.sample_tokens=0",
+        *shlex.split(arguments.ours_args),
     ]
 
 

@@ -1,4 +1,4 @@
-# Install rules, the package that find_package(Trireme) reads, and the check that every installed header stands alone.
+# Install rules, the package that find_package(Trireme) reads, and the check that every header stands alone.
 include(CMakePackageConfigHelpers)
 set(TRIREME_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/Trireme)
 
@@ -26,6 +26,12 @@ if(TRIREME_TORCH)
                 ${PROJECT_SOURCE_DIR}/cmake/TriremeCudaArchs.cmake
           DESTINATION ${TRIREME_PACKAGE_DIR})
   set_target_properties(trireme PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
+endif()
+
+if(TRIREME_TORCH)
+  trireme_check_internal_headers(trireme_plan trireme)
+else()
+  trireme_check_internal_headers(trireme_plan)
 endif()
 
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -35,7 +35,8 @@ if(TRIREME_TORCH)
   target_precompile_headers(trireme PRIVATE ${PROJECT_SOURCE_DIR}/cmake/pch.h)
 endif()
 
-# trireme_sources(TARGET files...): headers go to the public file set (installed, and checked to stand alone).
+include(TriremeHeaders)
+# trireme_sources(TARGET files...): headers go to file sets, as TriremeHeaders.cmake says.
 function(trireme_sources target)
   set(headers)
   set(sources)
@@ -46,5 +47,6 @@ function(trireme_sources target)
       list(APPEND sources ${CMAKE_CURRENT_SOURCE_DIR}/${file})
     endif()
   endforeach()
-  target_sources(${target} PRIVATE ${sources} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${headers})
+  target_sources(${target} PRIVATE ${sources})
+  trireme_headers(${target} ${headers})
 endfunction()

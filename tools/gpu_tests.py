@@ -34,6 +34,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(ROOT / "bench"))
+
+from machine import describe_commit  # noqa: E402
+
 LABEL = re.compile(r"gpu(\d+)")
 EXIT_FAILED, EXIT_ENVIRONMENT = 1, 3
 
@@ -148,16 +153,6 @@ def run_program(program: Program, pool: GpuPool, timeout: float) -> list[dict]:
                             "result": "crashed", "seconds": seconds, "reason": f"{how}: {text[-2000:]}"})
             print(text[-6000:], file=sys.stderr)
         return results
-
-
-def describe_commit(said: str | None) -> dict[str, object]:
-    """The commit of the tests, and whether files differ from it; where there is no repository, what was said."""
-    commit = output_of(["git", "rev-parse", "HEAD"], cwd=ROOT).strip()
-    if not commit:
-        return {"commit": said or "unknown"}
-    changed = output_of(["git", "status", "--porcelain", "--untracked-files=no"], cwd=ROOT).splitlines()
-    results = "bench/results/"
-    return {"commit": said or commit, "changed_files": sum(results not in line for line in changed)}
 
 
 @contextmanager

@@ -161,6 +161,39 @@ TEST_F(GpuMemory, TenThousandOverlappedRoundsAreExact) {
   }
 }
 
+/// Messages of models' sizes, mostly 32 MiB, every seventh 128, every twentieth 512, in one memory that they
+/// share.
+TEST_F(GpuMemory, TenThousandRoundsOfLargeMessagesAreExact) {
+  const auto body = [](Group& group) {
+    constexpr int64_t kRounds = 10'000, kMiB = 1 << 20, kLargest = 512 * kMiB;
+    const int64_t n = group.size(), me = group.rank();
+    at::Tensor shards = group.symmetric_empty(kLargest / 4 / n, at::kFloat);
+    at::Tensor all_grads = group.symmetric_empty(kLargest / 2, at::kBFloat16);
+    at::Tensor gathered = at::empty({kLargest / 4}, shards.options());
+    at::Tensor sums = at::empty({kLargest / 2 / n}, shards.options());
+    at::Tensor wrong = at::zeros({}, shards.options().dtype(at::kLong));
+    const at::Tensor rank_column = at::arange(n, shards.options()).unsqueeze(1);
+    for (int64_t round = 0; round < kRounds; ++round) {
+      const int64_t bytes = (round % 20 == 0 ? 512 : round % 7 == 0 ? 128 : 32) * kMiB;
+      const auto value = static_cast<double>(round % 64);
+      at::Tensor shard = shards.narrow(0, 0, bytes / 4 / n), whole = gathered.narrow(0, 0, bytes / 4 / n * n);
+      shard.fill_(value * 16.0 + static_cast<double>(me));
+      group.all_gather(whole, shard);
+      wrong += (whole.view({n, -1}) != rank_column + value * 16.0).sum();
+      at::Tensor sum = sums.narrow(0, 0, bytes / 2 / n), grads = all_grads.narrow(0, 0, bytes / 2 / n * n);
+      grads.fill_(value + static_cast<double>(me));
+      group.reduce_scatter_ordered(sum, grads);
+      wrong += (sum != static_cast<double>(n) * value + static_cast<double>(n * (n - 1)) / 2.0).sum();
+      if (round % 1000 == 999) kernels::synchronize_gpu();
+    }
+    group.check();
+    const auto count = wrong.item<int64_t>();
+    if (count != 0) fmt::print(stderr, "{} wrong values\n", count);
+    return count == 0 ? 0 : 1;
+  };
+  on_all(body);
+}
+
 TEST_F(GpuMemory, RanksInDifferentOperationsAreToldWhich) {
   const int64_t port = test::free_port();
   const auto run = [&](int64_t rank) {

@@ -126,7 +126,13 @@ TEST(GpuRanks, EveryPolicyGivesTheSameBitsOfLongSequencesWhereKernelsMustRepeatT
   if (test::count_gpus() < 2) GTEST_SKIP() << "two GPUs are needed";
   std::vector<Setting> long_bf16, short_fp32;
   for (const char* policy : {"ddp", "zero1", "zero2", "fsdp"}) {
-    long_bf16.push_back({.policy = policy, .compute = at::kBFloat16, .family = "llama", .length = 4096});
+    for (const bool overlap : {true, false}) {
+      long_bf16.push_back({.policy = policy,
+                           .compute = at::kBFloat16,
+                           .overlap = overlap,
+                           .family = "llama",
+                           .length = 4096});
+    }
     short_fp32.push_back({.policy = policy, .family = "gpt2", .length = 250});
   }
   expect_one_digest(long_bf16);

@@ -164,6 +164,43 @@ TEST_F(GpuGraphs, DeterministicRunsOfLongSequencesAreEqual) {
   }
 }
 
+using GpuFp16 = GpuGraphs;
+
+TEST_F(GpuFp16, LossesFollowThoseOfFp32) {
+  for (const char* family : {"llama", "gpt2"}) {
+    use_family(family);
+    config_.precision.compute = "fp32";
+    const Trained exact = train_on_gpu("off");
+    config_.precision.compute = "fp16";
+    const Trained fp16 = train_on_gpu("off");
+    ASSERT_EQ(fp16.recorder.steps.size(), exact.recorder.steps.size());
+    for (size_t i = 0; i < exact.recorder.steps.size(); ++i) {
+      const double wanted = exact.recorder.steps[i].loss;
+      // A spacing of fp16 near 1, some ten times over: what AdamW's first steps make of small differences.
+      EXPECT_NEAR(fp16.recorder.steps[i].loss, wanted, 10 * 0x1.0p-10 * wanted)
+          << family << " step " << i + 1;
+      EXPECT_FALSE(fp16.recorder.steps[i].skipped);
+    }
+  }
+}
+
+TEST_F(GpuFp16, StepsThatOverflowAreSkippedUntilTheScaleFits) {
+  config_.precision.compute = "fp16";
+  config_.precision.loss_scale.initial = 0x1.0p40;
+  config_.precision.loss_scale.hysteresis = 1;
+  config_.train.steps = 40;
+  const Trained trained = train_on_gpu("off");
+  const std::vector<StepRecord>& steps = trained.recorder.steps;
+  ASSERT_EQ(steps.size(), 40u) << trained.log;
+  EXPECT_TRUE(steps.front().skipped);
+  EXPECT_FALSE(steps.back().skipped) << "the scale is still " << *steps.back().loss_scale;
+  for (size_t i = 1; i < steps.size(); ++i) {
+    EXPECT_EQ(*steps[i].loss_scale, *steps[i - 1].loss_scale / (steps[i - 1].skipped ? 2 : 1)) << i;
+    EXPECT_TRUE(std::isfinite(steps[i].loss));
+  }
+  EXPECT_LT(steps.back().loss, steps.front().loss);
+}
+
 /// Attention with dropout adds in an order that varies, so losses agree nearly; other random numbers would
 /// show.
 TEST_F(GpuGraphs, DrawTheRandomNumbersThatPassesWithoutThemDraw) {

@@ -16,7 +16,7 @@ extern "C" void sgemm_(const char* trans_a, const char* trans_b, const int* m, c
 namespace trireme::kernels {
 namespace {
 
-/// Rows that are handled together: they share the columns that causality lets them see.
+/// Query rows of one block: their products cover the keys up to the last row's, and masking does the rest.
 constexpr int64_t kBlock = 64;
 
 struct Matrix {

@@ -35,7 +35,8 @@ __device__ void fill_from(Pack<Scalar, kLanes>& pack, int64_t valid, float value
 }
 
 /// One row as its block sees it. Thread t handles packs t, t + kThreads, ..., so that what it finds in the
-/// cache is what it put there. kWhole says that all lanes of the pack are classes, which saves the look.
+/// cache is what it put there. kWhole says that all lanes of the pack are classes, which saves the bounds
+/// check.
 template <typename Scalar, int kLanes>
 class Row {
  public:

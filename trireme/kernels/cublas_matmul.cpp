@@ -24,17 +24,19 @@ namespace {
 constexpr uint64_t kWorkspaceBytes = 32 << 20;
 constexpr int kProposals = 12;
 constexpr int64_t kElementBytes = 2;
-/// Fewer elements might not show that two algorithms add in different orders, and take little time anyway.
+/// Smallest output, in elements, for which algorithms are tried: a smaller one might not show that two of
+/// them add in different orders, and takes little time anyway.
 constexpr int64_t kSmallestTuned = 1 << 20;
 /// Shapes that a process tries algorithms for. Training needs a few dozen; text generation, whose sequences
 /// grow, would never end.
 constexpr size_t kMostContests = 256;
-/// Products of zeros decide nothing; after so many of them the first algorithm stays.
+/// A product of zeros alone cannot tell algorithms apart: after so many contests over such products, the
+/// first algorithm stays.
 constexpr int kMostTries = 3;
 constexpr int kTimedRounds = 4, kRunsPerRound = 2;
-/// After one round only those this close to the best stay.
+/// After the first round, algorithms that took longer than this times the fastest are dropped.
 constexpr float kInTheRunning = 1.15f;
-/// Times this close are the same: clocks vary.
+/// An algorithm replaces the library's first choice only below this share of its time: clocks vary.
 constexpr float kClearlyFaster = 0.985f;
 
 std::atomic<bool> tuning = true;
@@ -44,7 +46,7 @@ void check(cublasStatus_t status, const char* what) {
                 cublasLtGetStatusString(status));
 }
 
-/// Addresses share the largest power of two that divides them, up to what the library asks about.
+/// The largest power of two that divides the address, at most 256: cuBLASLt distinguishes no more.
 uint32_t alignment(const void* address) {
   constexpr uintptr_t kMost = 256;
   const auto bits = reinterpret_cast<uintptr_t>(address) | kMost;
@@ -216,7 +218,7 @@ class Contest {
   }
 
  private:
-  /// One for each algorithm; another than the first's where it failed.
+  /// A checksum of each algorithm's output; where it failed, a value that differs from the first's.
   std::vector<uint64_t> checksums(const std::vector<Algorithm>& algorithms) {
     const at::cuda::CUDAStream stream = at::cuda::getCurrentCUDAStream();
     const size_t size = algorithms.size() * sizeof(uint64_t);
@@ -255,7 +257,7 @@ class Contest {
   c10::DataPtr addend_;  ///< zeros, and the sum where the call adds in place
 };
 
-/// The choice of each key so far.
+/// The algorithms chosen so far, by key.
 class Choices {
  public:
   std::optional<Algorithm> find(const Key& key) {
@@ -267,7 +269,7 @@ class Choices {
     const std::lock_guard lock(mutex_);
     chosen_.insert_or_assign(key, algorithm);
   }
-  /// Whether there is to be a contest for `key`, which counts as a try.
+  /// Whether algorithms may be tried for `key` once more. Counts as a try.
   bool admit(const Key& key) {
     const std::lock_guard lock(mutex_);
     if (tries_.size() >= kMostContests && !tries_.contains(key)) return false;

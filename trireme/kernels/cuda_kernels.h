@@ -73,7 +73,8 @@ int code_for_current_gpu();
 
 /// As in cross_entropy.h: loss (rows) in nats; when `want_gradient`, logits (rows, stride) become
 /// scale * (softmax - onehot). Columns from `classes` to `stride` are padding: no part of the softmax,
-/// gradient zero. Rows with a negative target have loss and gradient zero.
+/// gradient zero. Rows whose target is kIgnoredTarget have loss and gradient zero; another target that is
+/// no class makes both NaN.
 int cross_entropy(float* loss, void* logits, const int64_t* targets, int64_t rows, int64_t classes,
                   int64_t stride, float scale, bool want_gradient, Dtype dtype, void* stream);
 

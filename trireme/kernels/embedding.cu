@@ -16,8 +16,9 @@ int64_t window_count(int64_t count) {
   return (count + kWindow - 1) / kWindow;
 }
 
-// Sums of parts of runs are rows of the scratch memory, two for a window: its head, of a run that began
-// before it, and its tail, of one that begins in it and goes on.
+// A run is the sorted positions of one token. Where it reaches over several windows, each window's part of
+// its sum is a row of the scratch memory, two rows a window: the head belongs to a run that began in an
+// earlier window, the tail to one that begins here and continues in the next.
 
 __device__ int64_t head_row(int64_t window) {
   return 2 * window;

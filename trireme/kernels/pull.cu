@@ -79,7 +79,7 @@ __device__ void end(const PullCall& call) {
   await(&call.boxes[call.rank]->done[call.channel][blockIdx.x][peer], 0, call, theirs);
 }
 
-/// Memory of a peer changes behind the back of this GPU's caches.
+/// Loads that go past this GPU's L1 cache, which does not see what peers write.
 __device__ uint4 load(const uint4* from) {
   uint4 v;
   asm volatile("ld.relaxed.sys.global.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -197,7 +197,7 @@ template <int kRanks, typename Word>
 __global__ void __launch_bounds__(kThreads) gather_kernel(Word* output, int64_t words, const PullCall call) {
   constexpr int kUnroll = unroll(kRanks);
   if (!begin(call)) return;
-  // Peers are visited from this rank on, so that no link is wanted by all at once.
+  // Rank r reads from rank r first, then r + 1, ..., so that ranks do not all read from one peer at once.
   const Word* from[kRanks];
   Word* to[kRanks];
 #pragma unroll
@@ -241,7 +241,7 @@ bool aligned(const PullCall& call, const void* output, int64_t part_bytes) {
   return all % sizeof(uint4) == 0;
 }
 
-/// Depends on what all ranks have alike, since blocks meet by number.
+/// A function of values that are equal on all ranks, since block b of a rank waits for block b of its peers.
 unsigned blocks_for(int64_t part_bytes, int most) {
   constexpr int64_t kBlockBytes = kThreads * sizeof(uint4);
   return static_cast<unsigned>(std::clamp<int64_t>((part_bytes + kBlockBytes - 1) / kBlockBytes, 1, most));

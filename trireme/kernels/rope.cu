@@ -89,7 +89,7 @@ struct Angles {
     }
   }
 
-  /// The same angles the other way round.
+  /// The negated angles, which rotate back.
   __device__ Angles back() const {
     Angles angles = *this;
 #pragma unroll
@@ -114,7 +114,7 @@ struct Angles {
 
 constexpr int kPacksOfLane = 4;
 
-/// What the lane holds whose number differs from this one's in `bits`. Every lane of the warp calls it.
+/// The value of the lane whose index is this one's xor `bits` (a warp shuffle). Every lane calls it.
 template <typename Scalar, int kLanes>
 __device__ Pack<Scalar, kLanes> exchanged(const RawPack<Scalar, kLanes>& own, unsigned bits) {
   int4 word;

@@ -84,7 +84,7 @@ template <typename Scalar, int kLanes>
 class RawPack {
  public:
   __device__ void load(const Scalar* from) { word_ = *reinterpret_cast<const Word*>(from); }
-  /// For what this kernel is the last to read: keeps the cache for others.
+  /// A streaming load, for data that nobody reads again: it leaves the cache to other data.
   __device__ void load_streaming(const Scalar* from) { word_ = __ldcs(reinterpret_cast<const Word*>(from)); }
   __device__ void assign(const Pack<Scalar, kLanes>& pack) { memcpy(&word_, &pack, sizeof(pack)); }
   __device__ Pack<Scalar, kLanes> pack() const {

@@ -1,0 +1,66 @@
+# Which headers are installed: those that a program of a user includes, and what these include in turn. All others are
+# internal: they may change with every version, and `trireme_internal_headers` checks that they stand alone.
+set(trireme_public_headers
+  base/env.h base/error.h base/log.h base/sink.h
+  plan/batch.h plan/config.h plan/cost.h plan/flat_layout.h plan/memory.h plan/mesh_shape.h plan/model_facts.h
+  plan/policy.h plan/presets.h plan/world.h
+  launch/local.h report/console.h report/run_dir.h
+  kernels/device.h kernels/repeatable.h
+  comm/group.h comm/world.h
+  nn/attention.h nn/functional.h nn/gpt2.h nn/init.h nn/language_model.h nn/layers.h nn/llama.h nn/loss.h nn/mlp.h
+  data/corpus.h data/dataset.h data/loader.h data/sampler.h data/tokenizer.h
+  optim/learning_rate.h optim/optimizer.h
+  checkpoint/safetensors.h memory/recompute.h precision/loss_scaler.h
+  parallel/data_parallel.h parallel/sync_batch_norm.h parallel/wrap.h
+  train/generate.h train/trainer.h train/weights.h)
+
+# Adds what the headers of `list` include of ours, and so on.
+function(trireme_add_included list)
+  set(pending ${${list}})
+  set(found)
+  while(pending)
+    list(POP_FRONT pending header)
+    if(header IN_LIST found OR NOT EXISTS ${PROJECT_SOURCE_DIR}/trireme/${header})  # generated ones are no files here
+      continue()
+    endif()
+    list(APPEND found ${header})
+    file(STRINGS ${PROJECT_SOURCE_DIR}/trireme/${header} includes REGEX "^#include \"trireme/")
+    list(TRANSFORM includes REPLACE "^#include \"trireme/([^\"]+)\".*" "\\1")
+    list(APPEND pending ${includes})
+  endwhile()
+  set(${list} ${found} PARENT_SCOPE)
+endfunction()
+trireme_add_included(trireme_public_headers)
+
+# trireme_headers(TARGET files...): each into the set that is installed, or into the one that is not.
+function(trireme_headers target)
+  foreach(path ${ARGN})
+    file(RELATIVE_PATH header ${PROJECT_SOURCE_DIR}/trireme ${path})
+    if(header IN_LIST trireme_public_headers)
+      target_sources(${target} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${path})
+    else()
+      target_sources(${target} PRIVATE FILE_SET internal TYPE HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${path})
+      set_property(GLOBAL APPEND PROPERTY trireme_internal_headers_of_${target} ${header})
+    endif()
+  endforeach()
+endfunction()
+
+# trireme_check_internal_headers(TARGETS...): a source for each internal header, compiled as its target's sources are but
+# without the precompiled header.
+function(trireme_check_internal_headers)
+  add_custom_target(trireme_internal_headers)
+  foreach(target ${ARGN})
+    get_property(headers GLOBAL PROPERTY trireme_internal_headers_of_${target})
+    set(sources)
+    foreach(header ${headers})
+      set(source ${PROJECT_BINARY_DIR}/internal_headers/${header}.cpp)
+      file(CONFIGURE OUTPUT ${source} CONTENT "#include \"trireme/${header}\"\n")
+      list(APPEND sources ${source})
+    endforeach()
+    if(sources)
+      add_library(internal_headers_of_${target} OBJECT EXCLUDE_FROM_ALL ${sources})
+      target_link_libraries(internal_headers_of_${target} PRIVATE ${target} trireme_dev)
+      add_dependencies(trireme_internal_headers internal_headers_of_${target})
+    endif()
+  endforeach()
+endfunction()
