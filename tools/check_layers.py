@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Checks who includes whom under trireme/ against tools/layers.txt, and who may see torch, CUDA and the environment.
+An arrow of the table that no include uses is a violation, too.
 
 Prints "file:line: rule" for each violation and exits with 1; exits with 0 and silence otherwise.
 """
@@ -15,7 +16,9 @@ CUDA = re.compile(r"(cuda|cublas|cudnn|nccl|nvtx|cooperative_groups|cub/|thrust/
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 CONDITIONAL = re.compile(r"^\s*#\s*(?:if|ifdef|ifndef|elif)\b(.*(?:CUDA|NCCL).*)")
 DEVICE_MACROS = re.compile(r"__CUDA_ARCH\w*|__CUDACC\w*")
-ENVIRONMENT = re.compile(r"\b(?:secure_)?(?:getenv|setenv|putenv|unsetenv|clearenv|environ)\b")
+ENVIRONMENT = re.compile(
+    r"\b(?:(?:secure_)?(?:getenv|setenv|putenv|unsetenv|clearenv|environ)|(?:set|get|has|check)_env)\b"
+)
 TOKENS = re.compile(
     r'R"(?P<tag>[^\s()\\]{0,16})\(.*?\)(?P=tag)"'  # raw string
     r'|"(?:\\.|[^"\\\n])*"'
@@ -58,8 +61,11 @@ class Source:
         return self.room in TORCH_FREE or (self.room == "cli" and not self.path.name.startswith("worker"))
 
 
-def read_layers(path):
-    """{room: rooms it may include}. A room may only name rooms above it in the file, so there are no cycles."""
+def read_layers(path, places=None):
+    """{room: rooms it may include}. A room may only name rooms above it in the file, so there are no cycles.
+
+    Notes the line of each room in places.
+    """
     layers = {}
     for number, line in enumerate(path.read_text().splitlines(), 1):
         line = line.split("#")[0].strip()
@@ -70,6 +76,8 @@ def read_layers(path):
             if name not in layers:
                 sys.exit(f"{path}:{number}: '{room}' names '{name}', which must stand above it")
         layers[room.strip()] = set(allowed.split())
+        if places is not None:
+            places[room.strip()] = number
     return layers
 
 
@@ -126,10 +134,27 @@ def check_words(source):
             yield number, "no conditional compilation for CUDA; CMake picks no_*.cpp instead"
 
 
+def read_sources(root):
+    paths = [path for path in sorted((root / "trireme").rglob("*")) if path.suffix in SOURCES]
+    return {source.name: source for source in (Source(root, path) for path in paths)}
+
+
+def unused_arrows(root):
+    """Arrows of the table that no include uses: they would let one in unseen."""
+    places = {}
+    layers = read_layers(root / "tools" / "layers.txt", places)
+    used = {(source.room, name.split("/")[1])
+            for source in read_sources(root).values()
+            for _, name, _ in source.includes if name.startswith("trireme/")}
+    for room, allowed in layers.items():
+        for other in sorted(allowed):
+            if (room, other) not in used:
+                yield f"tools/layers.txt:{places[room]}: {room} may include {other}, but no file does; take it out"
+
+
 def violations(root):
     layers = read_layers(root / "tools" / "layers.txt")
-    paths = [path for path in sorted((root / "trireme").rglob("*")) if path.suffix in SOURCES]
-    sources = {source.name: source for source in (Source(root, path) for path in paths)}
+    sources = read_sources(root)
     for source in sources.values():
         found = [*check_rooms(source, layers), *check_torch(source), *check_words(source)]
         if source.is_kernel:
@@ -141,7 +166,8 @@ def violations(root):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent)
-    found = list(violations(parser.parse_args().root.resolve()))
+    root = parser.parse_args().root.resolve()
+    found = [*violations(root), *unused_arrows(root)]
     for line in found:
         print(line)
     return 1 if found else 0

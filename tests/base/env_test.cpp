@@ -61,6 +61,16 @@ TEST(Environment, SetAndUnsetChangeTheValueOnly) {
   EXPECT_EQ(environment.get("TRIREME_TEST_VALUE"), std::nullopt);
 }
 
+TEST(Environment, AProcessDefaultGivesWayToWhatIsSet) {
+  const char* const name = "TRIREME_TEST_DEFAULT";
+  ::unsetenv(name);
+  set_process_default(name, "ours");
+  EXPECT_EQ(Environment::process().get(name), "ours");
+  set_process_default(name, "later");
+  EXPECT_EQ(Environment::process().get(name), "ours");
+  ::unsetenv(name);
+}
+
 TEST(CacheDir, PrefersXdgOverHome) {
   EXPECT_EQ(cache_dir(Environment(Variables{{"XDG_CACHE_HOME", "/c"}, {"HOME", "/h"}})), "/c/trireme");
   EXPECT_EQ(cache_dir(Environment(Variables{{"HOME", "/h"}})), "/h/.cache/trireme");

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <numeric>
 
+#include "tests/support/sockets.h"
 #include "tests/support/spawn.h"
 #include "trireme/base/error.h"
 
@@ -221,13 +222,14 @@ TEST(Collectives, TensorsThatRequireGradAreMovedBehindAutogradsBack) {
 }
 
 // The formulas of nccl-tests' PERFORMANCE.md, written out here a second time.
-TEST(Collectives, TrafficIsTheFormula) {
+TEST(Collectives, CountedBytesAreTheFormulas) {
   for_world_sizes([](std::shared_ptr<World> world) {
     const auto group = everyone(*world);
     const int64_t n = group->size(), m = 12;
     at::Tensor shard = at::zeros({m}), full = at::zeros({n * m}), other = at::zeros({n * m});
-    const int64_t bytes = n * m * 4;
-    group->all_reduce(full, ReduceOp::kSum);
+    at::Tensor large = at::zeros({64 << 10});  // too large to be gathered and summed by all
+    const int64_t bytes = n * m * 4, large_bytes = 4 * large.numel();
+    group->all_reduce(large, ReduceOp::kSum);
     group->all_gather(full, shard);
     group->reduce_scatter(shard, full);
     group->all_to_all(other, full);
@@ -236,7 +238,9 @@ TEST(Collectives, TrafficIsTheFormula) {
     group->barrier();
     const auto& traffic = group->traffic();
     const auto sent = [&](plan::Collective kind) { return traffic.at(kind).bytes; };
-    EXPECT_EQ(sent(plan::Collective::kAllReduce), 2 * bytes * (n - 1) / n);
+    EXPECT_EQ(sent(plan::Collective::kAllReduce),
+              plan::wire_bytes(plan::Collective::kAllReduce, large_bytes, n));
+    EXPECT_EQ(sent(plan::Collective::kAllReduce), 2 * (large_bytes - large_bytes / n));
     EXPECT_EQ(sent(plan::Collective::kAllGather), bytes * (n - 1) / n);
     EXPECT_EQ(sent(plan::Collective::kReduceScatter), bytes * (n - 1) / n);
     EXPECT_EQ(sent(plan::Collective::kAllToAll), (n > 1 ? 2 : 1) * bytes * (n - 1) / n);
@@ -244,6 +248,56 @@ TEST(Collectives, TrafficIsTheFormula) {
     EXPECT_EQ(sent(plan::Collective::kBarrier), 0);
     EXPECT_EQ(traffic.at(plan::Collective::kAllReduce).calls, 1);
   });
+}
+
+TEST(Collectives, SmallAllReducesOverSharedMemoryCostWhatAGatherDoes) {
+  for (int64_t size = 2; size <= 4; ++size) {
+    run_ranks(size, [](std::shared_ptr<World> world) {
+      const auto group = everyone(*world);
+      at::Tensor tensor = at::zeros({100});
+      group->all_reduce(tensor, ReduceOp::kSum);
+      EXPECT_EQ(group->traffic().at(plan::Collective::kAllReduce).bytes, 400 * (group->size() - 1));
+    });
+  }
+}
+
+/// What `call` of all ranks sends over sockets, on rank 0.
+template <typename Call>
+int64_t sent_by(Group& group, const Call& call) {
+  group.barrier();
+  const int64_t before = group.rank() == 0 ? test::socket_bytes_sent() : 0;
+  group.barrier();
+  call();
+  group.barrier();
+  return group.rank() == 0 ? test::socket_bytes_sent() - before : 0;
+}
+
+TEST(Collectives, SocketsCarryWhatIsCounted) {
+  constexpr int64_t kHeaders = 20'000;  // of messages, and barriers
+  for (int64_t size = 2; size <= 4; ++size) {
+    run_ranks(
+        size,
+        [](std::shared_ptr<World> world) {
+          const auto group = everyone(*world);
+          const int64_t n = group->size(), m = 120'000;
+          at::Tensor shard = at::zeros({m}), full = at::zeros({n * m}), other = at::zeros({n * m});
+          const auto expect_counted = [&](plan::Collective kind, const auto& call) {
+            const int64_t counted_before =
+                group->traffic().contains(kind) ? group->traffic().at(kind).bytes : 0;
+            const int64_t sent = sent_by(*group, call);
+            const int64_t counted = n * (group->traffic().at(kind).bytes - counted_before);
+            if (group->rank() != 0) return;
+            EXPECT_GE(sent, counted) << plan::name(kind) << " of " << n;
+            EXPECT_LE(sent, counted + kHeaders) << plan::name(kind) << " of " << n;
+          };
+          expect_counted(plan::Collective::kAllReduce, [&] { group->all_reduce(full, ReduceOp::kSum); });
+          expect_counted(plan::Collective::kAllGather, [&] { group->all_gather(full, shard); });
+          expect_counted(plan::Collective::kReduceScatter, [&] { group->reduce_scatter(shard, full); });
+          expect_counted(plan::Collective::kAllToAll, [&] { group->all_to_all(other, full); });
+          expect_counted(plan::Collective::kAllToAll, [&] { group->reduce_scatter_ordered(shard, full); });
+        },
+        20.0, 90.0, /*peer_memory=*/false);
+  }
 }
 
 TEST(Collectives, SendCountsItsBytesAndRecvNone) {

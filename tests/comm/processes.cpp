@@ -2,16 +2,20 @@
 
 #include <ATen/Parallel.h>
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <fstream>
 #include <sstream>
+#include <stdexcept>
 #include <thread>
 
 #include "trireme/base/clock.h"
@@ -97,6 +101,44 @@ std::vector<std::string> listening_addresses(int64_t port) {
   collect_listeners("/proc/net/tcp", port, found);
   collect_listeners("/proc/net/tcp6", port, found);
   return found;
+}
+
+TwoHosts::TwoHosts() {
+  const std::string a = name(0), b = name(1);
+  made_ = ip(fmt::format("netns add {}", a)) && ip(fmt::format("netns add {}", b)) &&
+          ip(fmt::format("link add {0} netns {0} type veth peer name {1} netns {1}", a, b));
+  for (int64_t host : {0, 1}) {
+    const std::string at = name(host);
+    made_ = made_ && ip(fmt::format("-n {0} addr add {1}/24 dev {0}", at, address(host))) &&
+            ip(fmt::format("-n {0} link set {0} up", at)) && ip(fmt::format("-n {} link set lo up", at));
+  }
+}
+
+TwoHosts::~TwoHosts() {
+  for (int64_t host : {0, 1}) ip(fmt::format("netns del {}", name(host)));
+}
+
+void TwoHosts::enter(int64_t host) const {
+  const int space = ::open(fmt::format("/var/run/netns/{}", name(host)).c_str(), O_RDONLY | O_CLOEXEC);
+  if (space < 0 || ::setns(space, CLONE_NEWNET) != 0) throw std::runtime_error("cannot enter " + name(host));
+  ::close(space);
+}
+
+void TwoHosts::part() const {
+  if (!ip(fmt::format("-n {0} link set {0} down", name(0)))) throw std::runtime_error("the link stays up");
+}
+
+std::string TwoHosts::address(int64_t host) {
+  return fmt::format("10.99.0.{}", host + 1);
+}
+
+/// Of the namespace and of its interface, which has at most 15 characters.
+std::string TwoHosts::name(int64_t host) const {
+  return fmt::format("trireme{}{}", host == 0 ? "a" : "b", owner_ % 1'000'000);
+}
+
+bool TwoHosts::ip(const std::string& words) {
+  return std::system(("ip " + words + " 2> /dev/null").c_str()) == 0;
 }
 
 }  // namespace trireme::test

@@ -1,5 +1,7 @@
 #pragma once
 // Ranks as forked processes, and sockets for them.
+#include <unistd.h>
+
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -24,5 +26,29 @@ int64_t free_port();
 
 /// Local addresses in /proc/net/tcp and tcp6 that listen on `port`, as the kernel prints them ("0100007F").
 std::vector<std::string> listening_addresses(int64_t port);
+
+/// Two network namespaces with a cable between them. Leaves nothing behind.
+class TwoHosts {
+ public:
+  TwoHosts();
+  TwoHosts(const TwoHosts&) = delete;
+  TwoHosts& operator=(const TwoHosts&) = delete;
+  ~TwoHosts();
+
+  /// False where this process may not make them.
+  bool made() const { return made_; }
+  /// This thread, and what it starts, is on `host`, 0 or 1, from here on.
+  void enter(int64_t host) const;
+  /// Takes the link down: packets are lost, and nobody is told.
+  void part() const;
+  static std::string address(int64_t host);
+
+ private:
+  std::string name(int64_t host) const;
+  static bool ip(const std::string& words);
+
+  pid_t owner_ = ::getpid();
+  bool made_ = false;
+};
 
 }  // namespace trireme::test

@@ -158,6 +158,33 @@ TEST(Processes, AFrozenHostOfTheStoreHoldsNobodyPastTheDeadline) {
   EXPECT_LT(monotonic_seconds() - started, 12.0) << "leaving ends, too";
 }
 
+TEST(Processes, TwoHostsThatLoseEachOtherBothEndAndSayWhoIsMissing) {
+  const test::TwoHosts hosts;
+  if (!hosts.made()) GTEST_SKIP() << "no network namespaces here: they take root and iproute2";
+  constexpr double kDeadline_s = 2.0;
+  const auto body = [&](int64_t rank) {
+    hosts.enter(rank);
+    WorldSpec spec = spec_of(rank, 2, 29500);
+    spec.master_addr = test::TwoHosts::address(0);
+    spec.local_rank = 0;
+    spec.local_world_size = 1;
+    // These hosts share the kernel, and with it memory, which real ones do not.
+    const auto world = World::join(spec, c10::kCPU, kDeadline_s, {.share = false});
+    const auto group = world->make_group("dp", {0, 1});
+    at::Tensor tensor = at::ones({8});
+    group->all_reduce(tensor, comm::ReduceOp::kSum);
+    group->barrier();
+    if (rank == 0) hosts.part();
+    const std::string missing = rank == 0 ? "rank 1 was last seen" : "rank 0 at 10.99.0.1:29500";
+    return expect_comm_error([&] { group->all_reduce(tensor, comm::ReduceOp::kSum); },
+                             {"all_reduce #3 of group dp", "passed its deadline", missing},
+                             kDeadline_s + 3.5);
+  };
+  const double started = monotonic_seconds();
+  EXPECT_EQ(fork_ranks(2, body), (Codes{0, 0}));
+  EXPECT_LT(monotonic_seconds() - started, 12.0) << "leaving ends, too";
+}
+
 TEST(Processes, RanksOfAnotherJobKeyNeverMeet) {
   const int64_t port = free_port();
   const auto body = [&](int64_t rank) {

@@ -199,6 +199,19 @@ TEST(Law5, BytesHeldAndSentAreThoseOfThePlan) {
   }
 }
 
+TEST(Law5, SocketsCarryTheBytesOfThePlan) {
+  const plan::ModelFacts facts = plan::describe(test::tiny_model("llama"), 8);
+  for (const TinyRun& run : all_policies({.family = "llama", .ranks = 4, .steps = 1, .messages = true})) {
+    const TinyOutcome outcome = train_tiny(run);
+    const plan::EngineSetting setting{.policy = plan::find_policy(run.policy),
+                                      .mesh = plan::MeshShape({1, run.replicas, 4 / run.replicas, 1, 1})};
+    const int64_t planned = 4 * plan::engine_wire_bytes(facts.units, setting);
+    EXPECT_GE(outcome.socket_bytes, planned) << run.policy;
+    EXPECT_LE(outcome.socket_bytes, planned + planned / 10)
+        << run.policy << ": beyond the headers of messages";
+  }
+}
+
 TEST(Law7, OverlapAndBucketsDoNotChangeTheWeights) {
   for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
     const std::string reference = train_tiny({.policy = "ddp", .ranks = 3, .compute = compute}).digest;

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/sockets.h"
 #include "tests/support/spawn.h"
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
@@ -41,6 +42,7 @@ struct TinyRun {
   parallel::HookOptions hook = {};
   std::string recompute = "none";  ///< as memory.recompute
   double dropout = 0.0;
+  bool messages = false;  ///< ranks send messages, as those of different hosts do; counts what sockets carry
   int64_t overflow_at =
       -1;  ///< before this step another one is made, whose gradients overflow and are dropped
 };
@@ -51,10 +53,19 @@ struct TinyOutcome {
   std::vector<double> losses;
   std::map<plan::Collective, comm::Traffic> traffic;  ///< of rank 0 among all data-parallel ranks
   std::vector<plan::FlatLayout> layouts;
-  int64_t reductions = 0;  ///< of rank 0, one a unit
-  plan::StateBytes state;  ///< of rank 0 after the last step
-  int64_t step_bytes = 0;  ///< sent by rank 0 in the last step
+  int64_t reductions = 0;    ///< of rank 0, one a unit
+  plan::StateBytes state;    ///< of rank 0 after the last step
+  int64_t step_bytes = 0;    ///< sent by rank 0 in the last step
+  int64_t socket_bytes = 0;  ///< carried for all ranks in the last step, with what gathers norm and loss
 };
+
+/// Bytes that sockets have carried so far, on rank 0; all ranks are in step before and after.
+inline int64_t carried_bytes(comm::Group& group) {
+  group.barrier();
+  const int64_t bytes = group.rank() == 0 ? socket_bytes_sent() : 0;
+  group.barrier();
+  return bytes;
+}
 
 inline plan::ModelConfig tiny_model(const std::string& family) {
   plan::ModelConfig config;
@@ -96,7 +107,7 @@ inline TinyOutcome train_tiny(const TinyRun& run) {
   plan::ModelConfig config = tiny_model(run.family);
   config.dropout = run.dropout;
   const plan::ModelFacts facts = plan::describe(config, 8);
-  run_ranks(run.ranks, [&](std::shared_ptr<comm::World> world) {
+  const auto body = [&](std::shared_ptr<comm::World> world) {
     plan::ParallelConfig axes;
     axes.dp_replicate = run.replicas;
     const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape::fit(axes, world->size()));
@@ -125,7 +136,7 @@ inline TinyOutcome train_tiny(const TinyRun& run) {
         });
     if (run.recompute == "cheap") model->recompute_cheap(1);
     const auto optimizer = optim::build({.lr = 1e-2, .eps = 1e-5}, engine.optimizer_params());
-    int64_t step_bytes = 0;
+    int64_t step_bytes = 0, socket_bytes = 0;
     const int64_t micro = run.global_batch / run.ranks / run.accumulation;
     for (int64_t step = 0; step < run.steps; ++step) {
       const at::Tensor mine = tiny_tokens(step, run.global_batch, config.vocab_size)
@@ -138,6 +149,7 @@ inline TinyOutcome train_tiny(const TinyRun& run) {
         engine.skip_step();
       }
       double loss_sum = 0.0;
+      const int64_t carried_before = run.messages ? carried_bytes(*mesh.all) : 0;
       const int64_t sent_before = engine.sent_bytes();
       for (int64_t pass = 0; pass < run.accumulation; ++pass) {
         const at::Tensor batch = mine.narrow(0, pass * micro, micro);
@@ -157,6 +169,7 @@ inline TinyOutcome train_tiny(const TinyRun& run) {
       engine.step(*optimizer, 1e-2, optim::clip_factor(norm, run.grad_clip));
       // The norm and the loss, two doubles, go through the same group.
       step_bytes = engine.sent_bytes() - sent_before - (run.replicas == 1 ? 16 * (run.ranks - 1) : 0);
+      if (run.messages) socket_bytes = carried_bytes(*mesh.all) - carried_before;
       if (world->rank() == 0)
         outcome.losses.push_back(all_losses / static_cast<double>(run.accumulation * run.ranks));
     }
@@ -175,8 +188,10 @@ inline TinyOutcome train_tiny(const TinyRun& run) {
     outcome.reductions = engine.reductions();
     outcome.state = state;
     outcome.step_bytes = step_bytes;
+    outcome.socket_bytes = socket_bytes;
     for (const plan::UnitSpec& unit : facts.units) outcome.layouts.emplace_back(unit.params, run.ranks);
-  });
+  };
+  run_ranks(run.ranks, body, 20.0, 90.0, /*peer_memory=*/!run.messages);
   return outcome;
 }
 

@@ -80,7 +80,9 @@ class CheckLayers(unittest.TestCase):
         self.assertIn("trireme/kernels/ops.h -> c10/core/Device.h", message)
 
     def test_environment_is_read_in_one_place(self):
-        for word in ('std::getenv("X")', 'setenv("A", "B", 1)', "extern char** environ"):
+        words = ('std::getenv("X")', 'setenv("A", "B", 1)', "extern char** environ", 'c10::utils::set_env("A", "B")',
+                 'c10::utils::get_env("A")')
+        for word in words:
             self.refused("launch/a.cpp", f"int x;\nauto y = {word};\n", line=2)
             self.accepted({"base/env.cpp": f"auto y = {word};\n"})
 
@@ -103,9 +105,18 @@ class CheckLayers(unittest.TestCase):
         self.assertEqual(done.returncode, 1)
         self.assertIn("'plan', which must stand above it", done.stderr)
 
+    def test_refuses_an_arrow_that_no_include_uses(self):
+        files = {"plan/a.h": '#include "trireme/base/b.h"\n', "nn/a.h": '// #include "trireme/plan/a.h"\n'}
+        layers = "base:\nplan: base\n# heads, blocks\nnn: base plan\n"
+        with tempfile.TemporaryDirectory() as folder:
+            found = list(check_layers.unused_arrows(plant(folder, files, layers)))
+        self.assertEqual(found, [f"tools/layers.txt:4: nn may include {room}, but no file does; take it out"
+                                 for room in ("base", "plan")])
+
     def test_violations_go_to_stdout_and_exit_with_one(self):
         with tempfile.TemporaryDirectory() as folder:
-            done = run_tool("--root", plant(folder, {"base/a.h": '#include "trireme/nn/b.h"\n'}))
+            files = {"base/a.h": '#include "trireme/nn/b.h"\n'}
+            done = run_tool("--root", plant(folder, files, layers="base:\n"))
         self.assertEqual((done.returncode, done.stdout.count("\n")), (1, 1))
 
     def test_this_repository_keeps_the_rules(self):

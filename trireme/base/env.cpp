@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <charconv>
+#include <cstdlib>
 
 #include "trireme/base/error.h"
 
@@ -35,6 +36,10 @@ std::optional<int64_t> Environment::get_int(std::string_view name) const {
     throw ConfigError("[base.env] {}='{}' is not a whole number; unset it or give it a number", name, *text);
   }
   return value;
+}
+
+void set_process_default(const std::string& name, const std::string& value) {
+  if (::getenv(name.c_str()) == nullptr) ::setenv(name.c_str(), value.c_str(), 0);
 }
 
 std::string cache_dir(const Environment& environment) {

@@ -131,7 +131,7 @@ int bench_comm(const CommOptions& options, Front& front) {
 void add_bench_comm(CLI::App& verb, Front& front) {
   auto options = std::make_shared<CommOptions>();
   CLI::App* comm =
-      verb.add_subcommand("comm", "Our collectives beside the backend's, alone and under matrix products");
+      verb.add_subcommand("comm", "How long our collectives take, beside the backend's");
   comm->add_option("-n,--ranks", options->ranks, "Ranks to start (default: all GPUs, else 2)")
       ->option_text("RANKS");
   comm->add_option("--mib", options->mib, "Sizes of the whole tensor, by comma")->option_text("LIST");

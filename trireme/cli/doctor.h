@@ -20,6 +20,17 @@ struct Check {
 /// The worker, its libraries, and its devices against the `gpus` that the driver shows. Runs the worker.
 std::vector<Check> check_worker(const Environment& environment, int gpus);
 
+/// What variables of NCCL mean depends on.
+struct HostNetwork {
+  int gpus = 0;
+  std::vector<std::string> interfaces,
+      infiniband;  ///< names of network interfaces, and of InfiniBand adapters
+};
+HostNetwork describe_network(int gpus);
+
+/// A row for each variable of NCCL and torch.distributed that is set: what it does on such a host.
+std::vector<Check> check_variables(const Environment& environment, const HostNetwork& host);
+
 /// Cores, memory, limits, disk, network and environment of this host.
 std::vector<Check> check_machine(const Environment& environment, const std::string& runs_root, int gpus);
 

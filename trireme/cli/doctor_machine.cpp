@@ -12,6 +12,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <optional>
 #include <sstream>
 
@@ -244,28 +245,14 @@ Check check_launcher(const Environment& environment) {
   }
 }
 
-/// Names only: values may be secrets.
-Check check_variables(const Environment& environment) {
-  constexpr std::string_view kHarmless[] = {"NCCL_VERSION", "TORCH_CUDA_ARCH_LIST", "TORCH_HOME"};
-  std::vector<std::string> names;
-  for (const auto& [name, value] : environment.variables()) {
-    const bool ours = name.starts_with("NCCL_") || name.starts_with("TORCH_");
-    if (ours && std::ranges::find(kHarmless, name) == std::end(kHarmless)) names.push_back(name);
-  }
-  if (names.empty()) return {.name = "variables", .found = "no NCCL_* or TORCH_* is set", .fix = ""};
-  return {.name = "variables",
-          .verdict = Verdict::kWarn,
-          .found = join(names, ", ") + " set",
-          .fix = "unset what was left over from debugging"};
-}
-
 }  // namespace
 
 std::vector<Check> check_machine(const Environment& environment, const std::string& runs_root, int gpus) {
-  return {
-      check_cores(environment),    check_memory(),        check_shared_memory(), check_open_files(),
-      check_locked_memory(gpus),   check_disk(runs_root), check_loopback(),      check_launcher(environment),
-      check_variables(environment)};
+  std::vector<Check> checks = {
+      check_cores(environment),  check_memory(),        check_shared_memory(), check_open_files(),
+      check_locked_memory(gpus), check_disk(runs_root), check_loopback(),      check_launcher(environment)};
+  std::ranges::move(check_variables(environment, describe_network(gpus)), std::back_inserter(checks));
+  return checks;
 }
 
 }  // namespace trireme::cli

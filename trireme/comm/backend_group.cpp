@@ -108,7 +108,8 @@ class BackendGroup final : public Group {
 
  private:
   Call call(Collective kind) const { return {plan::name(kind), spec_.name, size(), spec_.device}; }
-  Operation next_operation(Collective kind, int64_t bytes);
+  Operation next_operation(Collective kind);
+  int64_t moved_bytes() const { return given_bytes_ + (peers_ ? peers_->moved_bytes() : 0); }
   template <typename Start>
   void run(Collective kind, int64_t bytes, const Start& start);
   void reduce_among_peers(at::Tensor& tensor, ReduceOp op);
@@ -125,6 +126,7 @@ class BackendGroup final : public Group {
   c10::intrusive_ptr<c10d::Backend> backend_;  ///< none in a group of one, and on a CPU none after a failure
   std::unique_ptr<PeerMemory> peers_;          ///< where there is none, the backend does everything
   std::map<Collective, Traffic> traffic_;
+  int64_t given_bytes_ = 0;                ///< to the backend, for other ranks
   std::map<int64_t, at::Tensor> scratch_;  ///< by stream
   int64_t sequence_ = 0;
   std::string subject_;
@@ -159,10 +161,8 @@ void BackendGroup::check() {
   throw CommError("{}", failure_);
 }
 
-Operation BackendGroup::next_operation(Collective kind, int64_t bytes) {
-  Traffic& traffic = traffic_[kind];
-  ++traffic.calls;
-  traffic.bytes += plan::wire_bytes(kind, bytes, size());
+Operation BackendGroup::next_operation(Collective kind) {
+  ++traffic_[kind].calls;
   return {plan::name(kind), ++sequence_, spec_.name};
 }
 
@@ -170,10 +170,11 @@ Operation BackendGroup::next_operation(Collective kind, int64_t bytes) {
 template <typename Start>
 void BackendGroup::run(Collective kind, int64_t bytes, const Start& start) {
   check();
-  const Operation operation = next_operation(kind, bytes);
+  const Operation operation = next_operation(kind);
   if (!backend_ || (bytes == 0 && kind != Collective::kBarrier)) return;
   const double started = monotonic_seconds();
   board_->note(State::kInside, operation);
+  const int64_t moved_before = moved_bytes();
   try {
     if (peers_) peers_->announce(fmt::format("{} of {} bytes{}", operation.name, bytes, about_subject()));
     if (const c10::intrusive_ptr<c10d::Work> work = start(); work) work->wait();
@@ -187,6 +188,7 @@ void BackendGroup::run(Collective kind, int64_t bytes, const Start& start) {
     }
     check();
   }
+  traffic_[kind].bytes += moved_bytes() - moved_before;
   board_->note(State::kDone, operation);
 }
 
@@ -244,6 +246,8 @@ void BackendGroup::all_reduce(at::Tensor& tensor, ReduceOp op) {
     c10d::AllreduceOptions options;
     options.reduceOp = to_torch(op);
     options.asyncOp = false;
+    // A ring: a part of 1/n goes round once to be summed and once to be told.
+    given_bytes_ += 2 * (bytes_in(tensor) - bytes_in(tensor) / size());
     return backend_->allreduce(tensors, options);
   });
 }
@@ -277,6 +281,7 @@ void BackendGroup::all_gather(at::Tensor& output, const at::Tensor& input) {
     at::Tensor to = bytes_of(output), from = bytes_of(input);
     c10d::AllgatherOptions options;
     options.asyncOp = false;
+    given_bytes_ += (size() - 1) * bytes_in(from);
     return backend_->_allgather_base(to, from, options);
   });
 }
@@ -289,6 +294,7 @@ void BackendGroup::reduce_scatter(at::Tensor& output, const at::Tensor& input) {
     at::Tensor to = output.detach().view({-1}), from = input.detach().view({-1});
     c10d::ReduceScatterOptions options;
     options.asyncOp = false;
+    given_bytes_ += (size() - 1) * bytes_in(to);
     return backend_->_reduce_scatter_base(to, from, options);
   });
 }
@@ -319,6 +325,7 @@ void BackendGroup::all_to_all(at::Tensor& output, const at::Tensor& input) {
     std::vector<int64_t> equal_parts;
     c10d::AllToAllOptions options;
     options.asyncOp = false;
+    given_bytes_ += (size() - 1) * bytes_in(from) / size();
     return backend_->alltoall_base(to, from, equal_parts, equal_parts, options);
   });
 }
@@ -331,6 +338,7 @@ void BackendGroup::broadcast(at::Tensor& tensor, int64_t root) {
     c10d::BroadcastOptions options;
     options.rootRank = root;
     options.asyncOp = false;
+    given_bytes_ += bytes_in(tensor);
     return backend_->broadcast(tensors, options);
   });
 }
@@ -340,6 +348,7 @@ void BackendGroup::send(const at::Tensor& tensor, int64_t to) {
   check_peer(call(Collective::kSend), to, rank());
   run(Collective::kSend, bytes_in(tensor), [&] {
     std::vector<at::Tensor> tensors = {bytes_of(tensor)};
+    given_bytes_ += bytes_in(tensor);
     return backend_->send(tensors, to_int(to), kTag);
   });
 }

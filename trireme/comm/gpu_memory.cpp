@@ -153,6 +153,7 @@ class GpuMemory final : public PeerMemory {
   void all_gather(at::Tensor& output, const at::Tensor& input) override;
   void reduce_scatter_ordered(at::Tensor& output, const at::Tensor& input) override;
   void barrier() override {}
+  int64_t moved_bytes() const override { return moved_bytes_; }
   void announce(std::string_view operation) override { operation_ = operation; }
   void check() const override;
   void finish() override;
@@ -180,7 +181,7 @@ class GpuMemory final : public PeerMemory {
   int64_t rank_, size_;
   c10::Device device_;
   bool by_copies_;
-  int64_t allocations_ = 0;
+  int64_t allocations_ = 0, moved_bytes_ = 0;
   Segments segments_;  ///< by address of what is ours
   std::array<Channel, kernels::kPullChannels> channels_;
   mutable std::mutex operations_mutex_;  ///< the watch's thread reads Channel::operations
@@ -253,6 +254,7 @@ void GpuMemory::all_gather(at::Tensor& output, const at::Tensor& input) {
   enqueue(kGatherChannel, input, in_place ? bytes : 0, [&](const PullCall& call, cudaStream_t stream) {
     return by_copies_ ? copy(to, bytes, call, stream) : kernels::pull_gather(to, bytes, call, stream);
   });
+  moved_bytes_ += (size_ - 1) * bytes;
 }
 
 void GpuMemory::reduce_scatter_ordered(at::Tensor& output, const at::Tensor& input) {
@@ -261,6 +263,7 @@ void GpuMemory::reduce_scatter_ordered(at::Tensor& output, const at::Tensor& inp
   enqueue(kReduceChannel, input, 0, [&](const PullCall& call, cudaStream_t stream) {
     return kernels::pull_sum(to, output.numel(), bf16, call, stream);
   });
+  moved_bytes_ += (size_ - 1) * output.numel() * static_cast<int64_t>(input.element_size());
 }
 
 void GpuMemory::check() const {

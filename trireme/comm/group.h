@@ -35,10 +35,11 @@ struct PeerOptions {
   GatherBy gather = GatherBy::kAuto;
 };
 
-/// What this rank has sent in a group, by the formulas of plan/cost.h.
+/// What this rank has moved in a group, counted where it moves: what it copied out of other ranks' memory, or
+/// what it gave the backend for other ranks. plan/cost.h predicts it.
 struct Traffic {
   int64_t calls = 0;
-  int64_t bytes = 0;  ///< sent on the wire by this rank
+  int64_t bytes = 0;  ///< between this rank and others; each rank counts its share
 };
 
 class Group {
@@ -50,7 +51,8 @@ class Group {
   virtual int64_t size() const = 0;
   virtual const std::vector<int64_t>& ranks() const = 0;  ///< global ranks by group rank
 
-  /// In place, in the same order of summation on every rank. steps 2(n-1), bytes 2S(n-1)/n per rank
+  /// In place, in the same order of summation on every rank. steps 2(n-1), bytes 2S(n-1)/n per rank. Where
+  /// memory is shared, up to 64 KiB are gathered and summed by every rank: steps n-1, bytes S(n-1)
   virtual void all_reduce(at::Tensor& tensor, ReduceOp op) = 0;
   /// output (n*m), input (m), which may be this rank's slot of output. steps n-1, bytes S(n-1)/n, S = output
   virtual void all_gather(at::Tensor& output, const at::Tensor& input) = 0;

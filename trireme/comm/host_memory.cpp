@@ -89,6 +89,7 @@ class HostMemory final : public PeerMemory {
   void all_gather(at::Tensor& output, const at::Tensor& input) override;
   void reduce_scatter_ordered(at::Tensor& output, const at::Tensor& input) override;
   void barrier() override { meet(); }
+  int64_t moved_bytes() const override { return moved_bytes_; }
   /// Operations copy through slots, whatever memory their arguments are in.
   at::Tensor allocate(int64_t, c10::ScalarType, const Exchange&) override { return {}; }
   void announce(std::string_view operation) override { operation_ = operation.substr(0, kTextBytes - 1); }
@@ -120,6 +121,7 @@ class HostMemory final : public PeerMemory {
   int64_t rank_, size_, slot_bytes_;
   double timeout_s_, spin_s_;
   uint32_t round_ = 0;
+  int64_t moved_bytes_ = 0;
   std::string operation_;
 };
 
@@ -181,7 +183,9 @@ void HostMemory::all_gather(at::Tensor& output, const at::Tensor& input) {
     std::memcpy(slot(rank_), from + first, count);
     meet_in_round();
     for (int64_t peer = 0; peer < size_; ++peer) {
-      if (peer != rank_) std::memcpy(to + peer * bytes + first, slot(peer), count);
+      if (peer == rank_) continue;
+      std::memcpy(to + peer * bytes + first, slot(peer), count);
+      moved_bytes_ += static_cast<int64_t>(count);
     }
   }
 }
@@ -209,6 +213,7 @@ void HostMemory::reduce_scatter(float* output, const Value* input, int64_t count
     meet_in_round();
     for (int64_t peer = 0; peer < size_; ++peer) {
       rows[static_cast<size_t>(peer)] = reinterpret_cast<const Value*>(slot(peer)) + rank_ * piece;
+      if (peer != rank_) moved_bytes_ += part * static_cast<int64_t>(sizeof(Value));
     }
     tree_sum(output + first, rows, part);
   }

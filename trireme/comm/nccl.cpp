@@ -1,10 +1,10 @@
 #include <c10/cuda/CUDAGuard.h>
-#include <c10/util/env.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include <chrono>
 #include <cmath>
 
+#include "trireme/base/env.h"
 #include "trireme/comm/backend.h"
 
 namespace trireme::comm {
@@ -24,8 +24,8 @@ c10::intrusive_ptr<Options> options_for(const BackendSpec& spec) {
 /// DeviceWatch does what torch's own watchdog would do: that one rethrows in its thread, which ends the
 /// process, and asks the store once a second whether to dump.
 void configure_torch() {
-  c10::utils::set_env("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/false);
-  c10::utils::set_env("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", /*overwrite=*/false);
+  set_process_default("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0");
+  set_process_default("TORCH_NCCL_DUMP_ON_TIMEOUT", "0");
 }
 
 }  // namespace

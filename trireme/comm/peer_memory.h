@@ -24,6 +24,8 @@ class PeerMemory {
   virtual void all_gather(at::Tensor& output, const at::Tensor& input) = 0;
   virtual void reduce_scatter_ordered(at::Tensor& output, const at::Tensor& input) = 0;
   virtual void barrier() = 0;
+  /// Bytes that operations have copied out of other ranks' memory; on a GPU, that they have enqueued to copy.
+  virtual int64_t moved_bytes() const = 0;
   /// What the next operation is, in words; all ranks must say the same.
   virtual void announce(std::string_view operation) = 0;
   /// Throws Disagreement when an operation on a GPU has found one.

@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# Runs the tests of rooms under ThreadSanitizer, or only builds them: tools/tsan.sh [--build] [ROOM...]; without rooms
+# those of comm, launch, data, parallel and train. Needs a release build, whose torch it takes.
+# torch itself is not instrumented: tools/tsan.supp names what it reports of torch's own threads.
+# TRIREME_TSAN_RESULT=FILE also writes a summary there, as JSON.
+set -euo pipefail
+cd "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.."
+root=$PWD
+source tools/setup/common.sh
+
+build_only=0
+if [[ ${1:-} == --build ]]; then
+  build_only=1
+  shift
+fi
+rooms=("$@")
+((${#rooms[@]})) || rooms=(comm launch data parallel train)
+
+# Whatever the tested rooms include, and nothing else: a build of everything takes three times as long.
+rooms_below() {
+  case " ${rooms[*]} " in
+    *' parallel '* | *' train '*)
+      echo 'base;plan;report;launch;kernels;comm;nn;data;optim;checkpoint;memory;precision;parallel;train' ;;
+    *) echo 'base;plan;report;launch;kernels;comm;data' ;;
+  esac
+}
+
+build() {
+  local python torch
+  python=$(sed -n 's/^python=//p' build/release/trireme-settings)
+  torch=$("$python" -c 'import importlib.util; print(importlib.util.find_spec("torch").submodule_search_locations[0])')
+  cmake --preset tsan -DTRIREME_TORCH_DIR="$torch" -DTRIREME_INSTALL=OFF -DONLY_ROOMS="$(rooms_below)" >/dev/null
+  # CMake lists tests by running their programs.
+  TSAN_OPTIONS=report_bugs=0 cmake --build build/tsan -j "$(jobs_for_memory)" --target "${rooms[@]/#/test_}"
+}
+
+# test_room ROOM: one process; tests that measure time are left out, since everything takes ten times as long.
+test_room() {
+  local log=$root/build/tsan/$1.log
+  echo "ThreadSanitizer: $1"
+  if TSAN_OPTIONS="suppressions=$root/tools/tsan.supp second_deadlock_stack=1" OMP_NUM_THREADS=1 \
+    "build/tsan/bin/test_$1" --gtest_filter='-*Cost*:*Quick*' >"$log" 2>&1; then
+    tail -n 1 "$log"
+  else
+    grep -E -A 40 'WARNING: ThreadSanitizer|^\[  FAILED' "$log" | head -n 200 || tail -n 100 "$log"
+    return 1
+  fi
+}
+
+# result ROOM PASSED: a line of the summary.
+result() {
+  local tests reports
+  tests=$(sed -n 's/^\[==========\] \([0-9]*\) tests\{0,1\} from .* ran.*/\1/p' "build/tsan/$1.log")
+  reports=$(grep -c 'WARNING: ThreadSanitizer' "build/tsan/$1.log" || true)
+  printf '{"room": "%s", "passed": %s, "tests": %s, "reports": %s}' "$1" "$2" "${tests:-0}" "$reports"
+}
+
+build
+((build_only)) && exit 0
+failed=0 lines=()
+for room in "${rooms[@]}"; do
+  passed=true
+  test_room "$room" || { passed=false failed=1; }
+  lines+=("$(result "$room" "$passed")")
+done
+if [[ -n ${TRIREME_TSAN_RESULT:-} ]]; then
+  {
+    printf '{"commit": "%s", "date": "%s", "rooms": [\n  ' "$(git rev-parse HEAD)" "$(date -u +%F)"
+    (IFS=$'\n' && printf '%s' "${lines[0]}" && printf ',\n  %s' "${lines[@]:1}")
+    printf '\n]}\n'
+  } >"$TRIREME_TSAN_RESULT"
+fi
+exit "$failed"
