@@ -77,6 +77,10 @@ TEST(ConfigErrors, NumbersMustBeWholeFiniteAndInRange) {
   }
 }
 
+TEST(ConfigErrors, ADeadlineThatNobodyLivesToSeeIsRefused) {
+  expect_mentions(of_overrides({"comm.timeout_s=1e12"}), {"comm.timeout_s", "out of range", "86400"});
+}
+
 TEST(ConfigErrors, EveryRangeIsEnforcedAtItsEdge) {
   Config table;
   for (const Field& field : fields(table)) {

@@ -25,11 +25,11 @@ namespace {
 using plan::Collective;
 using State = ProgressBoard::State;
 
-constexpr int64_t kSmallBytes = 64 << 10;  // one gather of such tensors beats a ring of messages
+constexpr int64_t kSmallBytes = 64 << 10;  // up to here one gather is faster than a ring of messages
 constexpr int64_t kMaxExchanged = 512;
-constexpr int kTag = 0;  // messages between two ranks keep their order
+constexpr int kTag = 0;  // messages between two ranks arrive in the order in which they were sent
 
-/// The tensor's memory as bytes, so that every dtype travels on every backend. Autograd does not see it.
+/// A view of the tensor as bytes, without autograd: backends refuse some dtypes.
 at::Tensor bytes_of(const at::Tensor& tensor) {
   return tensor.detach().view({-1}).view(at::kByte);
 }
@@ -141,10 +141,10 @@ BackendGroup::~BackendGroup() {
   watch_.reset();
   if (!backend_) return;
   try {
-    // After an error peers may never come to an orderly end.
+    // shutdown() waits for the other ranks, which after an error may not come.
     failed_ || std::uncaught_exceptions() > 0 ? backend_->abort() : backend_->shutdown();
   } catch (const std::exception&) {
-    // Leaving is all that is left to do.
+    // The group ends in any case.
   }
 }
 
@@ -166,7 +166,8 @@ Operation BackendGroup::next_operation(Collective kind) {
   return {plan::name(kind), ++sequence_, spec_.name};
 }
 
-/// start() hands the operation to the backend and returns its Work: none for what is on our stream, or done.
+/// Counts, times and reports one operation. start() begins it and returns the Work to wait for; none when it
+/// is done, or enqueued on the current stream.
 template <typename Start>
 void BackendGroup::run(Collective kind, int64_t bytes, const Start& start) {
   check();
@@ -181,7 +182,7 @@ void BackendGroup::run(Collective kind, int64_t bytes, const Start& start) {
     if (watch_) watch_->enqueued(operation);
   } catch (const std::exception& error) {
     record_failure(operation, monotonic_seconds() - started, explain(error));
-    // Closing our connections tells the peers at once.
+    // Closing the connections makes the other ranks' operations fail at once.
     if (spec_.device.is_cpu()) {
       peers_.reset();
       backend_.reset();
@@ -217,18 +218,18 @@ std::unique_ptr<DeviceWatch> BackendGroup::make_watch() {
       });
 }
 
-/// The watch's thread gives an operation up: says why, and frees the GPU from it.
+/// Called by the watch's thread: records why the operation failed and ends it on the GPU.
 void BackendGroup::abort(const Operation& operation, double elapsed_s, const std::string& reason) {
   std::string what = reason.empty() ? kLate : reason;
   try {
     if (peers_) peers_->check();
   } catch (const Disagreement& error) {
-    what = error.what();  // why it is late
+    what = error.what();  // the reason for the delay
   }
   record_failure(operation, elapsed_s, what);
   if (peers_) peers_->stop();
   try {
-    backend_->abort();  // frees the GPU, and with it a host that waits for the stream
+    backend_->abort();  // ends NCCL's kernels, so that a host that waits for the stream goes on
   } catch (const std::exception&) {
     // The next call throws the failure that was recorded.
   }
@@ -246,7 +247,7 @@ void BackendGroup::all_reduce(at::Tensor& tensor, ReduceOp op) {
     c10d::AllreduceOptions options;
     options.reduceOp = to_torch(op);
     options.asyncOp = false;
-    // A ring: a part of 1/n goes round once to be summed and once to be told.
+    // A ring: every 1/n of the tensor goes round once to be summed and once to be distributed.
     given_bytes_ += 2 * (bytes_in(tensor) - bytes_in(tensor) / size());
     return backend_->allreduce(tensors, options);
   });
@@ -256,7 +257,8 @@ void BackendGroup::reduce_among_peers(at::Tensor& tensor, ReduceOp op) {
   const at::NoGradGuard no_grad;
   at::Tensor rows = at::empty({size(), tensor.numel()}, tensor.options());
   peers_->all_gather(rows, tensor);
-  at::Tensor flat = tensor.variable_data().view({-1});  // with a version of its own
+  at::Tensor flat =
+      tensor.variable_data().view({-1});  // shares memory, but not the version counter that autograd checks
   switch (op) {
     case ReduceOp::kSum:
       flat.copy_(rows.sum(0, /*keepdim=*/false, tensor.scalar_type()));
@@ -379,13 +381,13 @@ at::Tensor BackendGroup::scratch(int64_t bytes) {
   const c10::impl::VirtualGuardImpl guard(spec_.device.type());
   at::Tensor& kept = scratch_[static_cast<int64_t>(guard.getStream(spec_.device).id())];
   if (!kept.defined() || kept.numel() < bytes) {
-    kept = at::Tensor();  // the old one goes before the new one comes
+    kept = at::Tensor();  // frees the old memory before the new is allocated
     kept = at::empty({bytes}, at::TensorOptions(at::kByte).device(spec_.device));
   }
   return kept;
 }
 
-/// Short texts of all ranks over the backend.
+/// Sends `mine`, at most kMaxExchanged bytes, to all ranks over the backend; returns all texts by group rank.
 std::vector<std::string> BackendGroup::exchange(const std::string& mine) {
   TRIREME_CHECK(mine.size() <= kMaxExchanged, "[comm.symmetric_empty] {} bytes are too many to exchange",
                 mine.size());

@@ -20,18 +20,18 @@ struct Call {
   c10::Device device = c10::kCPU;
 };
 
-/// `tensor` is contiguous and on the group's device.
+/// Checks that `tensor` is contiguous and on the group's device.
 void check_tensor(const Call& call, std::string_view role, const at::Tensor& tensor);
 
-/// check_tensor() of both, equal dtypes, and output.numel() / out_parts == input.numel() / in_parts without a
-/// rest.
+/// Checks both tensors as check_tensor() does, that their dtypes are equal, and that output.numel() /
+/// out_parts is input.numel() / in_parts without a remainder.
 void check_pair(const Call& call, const at::Tensor& output, int64_t out_parts, const at::Tensor& input,
                 int64_t in_parts);
 
-/// The dtype is one that every backend can add and compare.
+/// Checks that every backend can add and compare the dtype.
 void check_reducible(const Call& call, const at::Tensor& tensor);
 
-/// `rank` is a group rank; for send and recv also another one than `own`.
+/// Checks that `rank` is a group rank; check_peer() also that it is not `own`.
 void check_root(const Call& call, int64_t rank);
 void check_peer(const Call& call, int64_t rank, int64_t own);
 

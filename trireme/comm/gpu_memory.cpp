@@ -28,14 +28,14 @@ using kernels::PullCall;
 using kernels::PullState;
 
 constexpr int kGatherChannel = 0, kReduceChannel = 1;
-/// Of a channel, for messages: about as many as a host may have enqueued ahead of its device.
+/// Operations whose names a channel keeps for error messages: a host enqueues about so many ahead of its GPU.
 constexpr uint32_t kRoundsRemembered = 1024;
-/// Copy engines leave all multiprocessors to others but move the bytes of one peer after the other.
+/// With more ranks, kernels are faster: copy engines copy from one peer after the other.
 constexpr int64_t kMostRanksForCopies = 2;
 
 bool succeeds(cudaError_t error) {
   if (error == cudaSuccess) return true;
-  cudaGetLastError();  // the next launch shall not report it again
+  cudaGetLastError();  // clears the error, which the next launch would report
   return false;
 }
 
@@ -53,7 +53,7 @@ cudaIpcMemHandle_t from_hex(const std::string& text) {
   return handle;
 }
 
-/// Memory of every rank of a group, as mapped into this process.
+/// Memory that every rank of a group has allocated, all of it mapped into this process.
 class Segment {
  public:
   /// `number` is the same on all ranks.
@@ -69,7 +69,7 @@ class Segment {
   Segment& operator=(const Segment&) = delete;
   ~Segment() { release(); }
 
-  /// For the others; empty when there is no memory.
+  /// What other ranks need to map this rank's memory; empty when the allocation failed.
   std::string text() const {
     cudaIpcMemHandle_t handle{};
     if (own_ == nullptr || !succeeds(cudaIpcGetMemHandle(&handle, own_))) return {};
@@ -77,7 +77,7 @@ class Segment {
                        to_hex(handle));
   }
 
-  /// Whether all of `texts` could be mapped.
+  /// Maps the memory of all ranks from their texts. Returns false when one cannot be mapped.
   bool map(const std::vector<std::string>& texts, int64_t rank) {
     const c10::cuda::CUDAGuard guard(device_);
     for (size_t r = 0; r < texts.size(); ++r) {
@@ -99,7 +99,7 @@ class Segment {
     uintptr_t address = 0;
     std::string handle;
     if (!(std::istringstream(text) >> pid >> device >> address >> handle)) return nullptr;
-    if (pid == ::getpid()) {  // ranks that are threads share addresses already
+    if (pid == ::getpid()) {  // ranks that are threads have one address space
       const cudaError_t error = cudaDeviceEnablePeerAccess(device, 0);
       if (error == cudaErrorPeerAccessAlreadyEnabled) cudaGetLastError();
       const bool reaches = error == cudaErrorPeerAccessAlreadyEnabled || succeeds(error);
@@ -163,12 +163,12 @@ class GpuMemory final : public PeerMemory {
 
  private:
   using Segments = std::map<uintptr_t, std::shared_ptr<Segment>>;
-  /// Calls of a channel follow each other, whatever streams they are on.
+  /// Calls of a channel run one after the other, also when they are enqueued on different streams.
   struct Channel {
     uint32_t round = 0;
     std::optional<c10::cuda::CUDAStream> stream;
     at::cuda::CUDAEvent last;
-    std::map<uint32_t, std::string> operations;  ///< by round, the last few
+    std::map<uint32_t, std::string> operations;  ///< names by round, of the last kRoundsRemembered
   };
 
   Segments::const_iterator find(const at::Tensor& input) const;
@@ -182,7 +182,7 @@ class GpuMemory final : public PeerMemory {
   c10::Device device_;
   bool by_copies_;
   int64_t allocations_ = 0, moved_bytes_ = 0;
-  Segments segments_;  ///< by address of what is ours
+  Segments segments_;  ///< by the address of this rank's memory
   std::array<Channel, kernels::kPullChannels> channels_;
   mutable std::mutex operations_mutex_;  ///< the watch's thread reads Channel::operations
   std::string operation_;
@@ -283,7 +283,7 @@ void GpuMemory::finish() {
     try {
       channel.last.synchronize();
     } catch (const std::exception&) {
-      // The device has failed; whoever uses it next is told.
+      // The device has failed, and the next call that uses it throws.
     }
   }
 }

@@ -25,13 +25,13 @@ namespace trireme::comm {
 
 enum class ReduceOp { kSum, kMax, kMin };
 
-/// What moves the bytes of a gather between GPUs that reach each other's memory: kernels are quicker, copy
-/// engines leave the multiprocessors to others.
+/// What copies the bytes of an all-gather between GPUs that map each other's memory: kernels are faster, copy
+/// engines leave the multiprocessors to computation.
 enum class GatherBy { kAuto, kKernels, kCopies };
 
-/// How ranks of one host use each other's memory; all ranks give the same.
+/// How ranks of one host use each other's memory. All ranks of a world pass the same options.
 struct PeerOptions {
-  bool share = true;  ///< read it where they can, instead of sending messages
+  bool share = true;  ///< read each other's memory where that is possible, instead of sending messages
   GatherBy gather = GatherBy::kAuto;
 };
 
@@ -75,29 +75,29 @@ class Group {
 
   virtual const std::map<plan::Collective, Traffic>& traffic() const = 0;
 
-  /// What the next operations are about, for error messages; empty: nothing. Ranks that give different
-  /// subjects to one operation are told apart where memory is shared.
+  /// Names what the following operations work on ("unit block3"), for error messages; empty ends that. Where
+  /// ranks share memory, an operation throws CommError on ranks that gave it different subjects.
   virtual void set_subject(std::string_view subject) = 0;
 
   virtual c10::Device device() const = 0;
-  /// Throws CommError when an operation that the GPU was to finish has failed since. Worth a call after a
-  /// host sync.
+  /// Throws CommError when an operation that was enqueued on the GPU has failed since the last call. Call it
+  /// after the host has waited for the GPU, before results are used.
   virtual void check() = 0;
-  /// A 1-D byte tensor of at least `bytes` on the device, kept between calls. Stream-ordered: the next call
-  /// on the same stream may return the same memory.
+  /// A 1-D byte tensor of at least `bytes` on the device, for temporaries. Each stream has one, which all
+  /// calls on that stream return: use it only for work on the current stream.
   virtual at::Tensor scratch(int64_t bytes) = 0;
 
-  /// Uninitialised (count) for the inputs of all_gather() and reduce_scatter_ordered(): where ranks reach
-  /// each other's memory, they read such inputs in place, and output then holds no copy of them on the way.
-  /// On a GPU
-  /// it stays taken until the group ends, and such an input lies at the same place of it on all ranks, or is
-  /// this rank's slot of the output. Collective with equal arguments; the host waits.
+  /// An uninitialised (count) tensor for inputs of all_gather() and reduce_scatter_ordered(). Where ranks map
+  /// each other's memory, the other ranks read such inputs in place; other inputs go through the backend. An
+  /// input is at the same offset in the tensor on all ranks, or is this rank's slot of the output. On a GPU
+  /// the memory is freed when the group ends. Collective: every rank calls it with the same arguments; the
+  /// host waits.
   virtual at::Tensor symmetric_empty(int64_t count, c10::ScalarType dtype) = 0;
-  /// Bytes of the device that symmetric_empty() has taken beside the allocator of torch.
+  /// Device memory that symmetric_empty() has allocated; torch's allocator does not count it.
   virtual int64_t symmetric_bytes() const = 0;
 };
 
-/// The subject of a group's operations for a while.
+/// Sets the subject of a group's operations as long as it lives.
 class Subject {
  public:
   Subject(Group& group, std::string_view subject) : group_(group) { group_.set_subject(subject); }

@@ -33,18 +33,19 @@ constexpr int64_t kSlots = 2;
 constexpr size_t kTextBytes = 96;
 constexpr int64_t kAllSlotsBytes = int64_t{32} << 20;
 constexpr int64_t kMaxSlotBytes = int64_t{4} << 20;
-constexpr int64_t kMaxRanks = 256;            // beyond, a slot holds too little for each
-constexpr double kSpin_s = 100e-6;            // a meeting of ranks in step takes a few microseconds
-constexpr long kLookAround_ns = 100'000'000;  // how often a rank that waits looks whether the others live
+constexpr int64_t kMaxRanks = 256;  // with more, a slot has too few bytes for each rank
+constexpr double kSpin_s = 100e-6;  // ranks in step meet within a few microseconds
+constexpr long kLookAround_ns =
+    100'000'000;  // how often a waiting rank checks that the others' processes run
 
-/// A rank's words in the shared memory. Zero is where all begin.
+/// A rank's state in the shared memory; all zero before the first round.
 struct alignas(kLine) Seat {
   std::atomic<uint32_t> round;    ///< the last round whose slot is written; a futex
   std::atomic<uint32_t> waiting;  ///< ranks that sleep on `round`
   std::atomic<uint32_t> left;
   std::atomic<int32_t> pid;
-  std::atomic<uint64_t> started;       ///< tells the process from a later one with its pid
-  char operation[kSlots][kTextBytes];  ///< what round k is about, by k % 2
+  std::atomic<uint64_t> started;       ///< start time: a later process may have the same pid
+  char operation[kSlots][kTextBytes];  ///< of round k at k % 2; ranks compare theirs
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free);
 
@@ -60,7 +61,7 @@ long futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const tim
   return ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), operation, value, timeout, nullptr, 0);
 }
 
-/// Rounds wrap around.
+/// Whether `round` is `wanted` or later; the counter wraps around.
 bool has_reached(uint32_t round, uint32_t wanted) {
   return static_cast<int32_t>(round - wanted) >= 0;
 }
@@ -90,7 +91,7 @@ class HostMemory final : public PeerMemory {
   void reduce_scatter_ordered(at::Tensor& output, const at::Tensor& input) override;
   void barrier() override { meet(); }
   int64_t moved_bytes() const override { return moved_bytes_; }
-  /// Operations copy through slots, whatever memory their arguments are in.
+  /// Operations copy through slots, so their arguments may be in any memory.
   at::Tensor allocate(int64_t, c10::ScalarType, const Exchange&) override { return {}; }
   void announce(std::string_view operation) override { operation_ = operation.substr(0, kTextBytes - 1); }
 
@@ -158,7 +159,8 @@ void HostMemory::sleep_until_arrived(int64_t rank, double met_at) const {
     std::atomic<uint32_t>& count;
   } const waiting(peer.waiting);
   for (;;) {
-    const bool left = peer.left.load() != 0;  // read before the round: it may have come and gone
+    const bool left =
+        peer.left.load() != 0;  // read before `round`: the rank may finish this round and then leave
     const uint32_t round = peer.round.load();
     if (has_reached(round, round_)) return;
     if (left) throw std::runtime_error(fmt::format("group rank {} has left", rank));
@@ -248,7 +250,7 @@ class HostMemoryOffer final : public MemoryOffer {
 HostMemoryOffer::HostMemoryOffer(int64_t rank, int64_t size) : rank_(rank), size_(size) {
   if (rank_ != 0) return;
   descriptor_ = static_cast<int>(::memfd_create("trireme", MFD_CLOEXEC));
-  // Reserved at once: a full host is to be noticed here and not by a SIGBUS later.
+  // Reserves the pages now: without enough memory this fails here, and not with SIGBUS at the first write.
   if (descriptor_ >= 0 && ::posix_fallocate(descriptor_, 0, static_cast<off_t>(total_bytes(size_))) != 0) {
     ::close(descriptor_);
     descriptor_ = -1;

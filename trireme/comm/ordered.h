@@ -1,5 +1,6 @@
 #pragma once
-// The parts of the ordered reduction that do not depend on how the rows travelled. Internal to this room.
+// The ordered reduction's checks and its local sum, whatever has brought the rows of the other ranks.
+// Internal to this room.
 #include <cstdint>
 
 #include "trireme/comm/checks.h"

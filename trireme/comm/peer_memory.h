@@ -1,6 +1,6 @@
 #pragma once
-// A second way to move bytes, where ranks can reach each other's memory: they read what they need in place,
-// instead of sending messages. Internal to this room; BackendGroup prefers it where it serves.
+// Collectives of ranks that map each other's memory: a rank reads the inputs of the others in place, and no
+// messages are sent. Internal to this room; BackendGroup uses it for the operations that it serves.
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -18,7 +18,8 @@ namespace trireme::comm {
 class PeerMemory {
  public:
   virtual ~PeerMemory() = default;
-  /// Whether this operation can be done here, given its input. The same on all ranks that do the same.
+  /// Whether this operation can read the inputs of all ranks. All ranks that call the same operation get the
+  /// same answer.
   virtual bool serves(plan::Collective kind, const at::Tensor& input) const = 0;
   /// As Group's operations of the same names.
   virtual void all_gather(at::Tensor& output, const at::Tensor& input) = 0;
@@ -26,36 +27,38 @@ class PeerMemory {
   virtual void barrier() = 0;
   /// Bytes that operations have copied out of other ranks' memory; on a GPU, that they have enqueued to copy.
   virtual int64_t moved_bytes() const = 0;
-  /// What the next operation is, in words; all ranks must say the same.
+  /// Names the next operation in words. Operations throw Disagreement when the names of two ranks differ.
   virtual void announce(std::string_view operation) = 0;
   /// Throws Disagreement when an operation on a GPU has found one.
   virtual void check() const {}
-  /// The host waits for what is under way, so that memory can go. Does not throw.
+  /// The host waits until enqueued operations are done, so that their memory may be freed. Does not throw.
   virtual void finish() {}
-  /// Operations that wait for peers give up, be it on the GPU.
+  /// Ends operations that wait for other ranks, also those under way on a GPU.
   virtual void stop() {}
 
-  /// Every rank's text by group rank.
+  /// Sends `mine` to all ranks of the group and returns their texts by group rank.
   using Exchange = std::function<std::vector<std::string>(const std::string& mine)>;
-  /// Memory that operations serve; undefined where any memory will do. Collective.
+  /// (count) in memory whose contents other ranks can read; undefined where operations serve all memory.
+  /// Collective.
   virtual at::Tensor allocate(int64_t count, c10::ScalarType dtype, const Exchange& exchange) = 0;
-  /// Bytes of the device in allocate()d memory.
+  /// Device memory held by allocate().
   virtual int64_t allocated_bytes() const { return 0; }
 };
 
-/// The ranks of a group are in different operations. Its text is for people.
+/// The ranks of a group have called different operations; what() names them.
 class Disagreement : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// What a rank shows the others, so that they can reach its memory. Memory that is shared belongs to nobody
-/// but the processes that map it: nothing is left behind however they end.
+/// What a rank tells the others so that they can map its memory. Shared memory has no name in a file system:
+/// the kernel frees it when the last process that maps it ends.
 class MemoryOffer {
  public:
   virtual ~MemoryOffer() = default;
   virtual std::string text() const = 0;
-  /// `offers` by group rank. Returns none when a rank cannot be reached; then no rank may use it.
+  /// Maps the memory of all ranks; `offers` are their texts by group rank. Returns none when the memory of a
+  /// rank cannot be mapped; then no rank of the group may use peer memory.
   virtual std::unique_ptr<PeerMemory> accept(const std::vector<std::string>& offers, double timeout_s) = 0;
 };
 
@@ -64,7 +67,7 @@ std::unique_ptr<MemoryOffer> offer_host_memory(int64_t rank, int64_t size);
 /// For ranks on GPUs of one host: GPU memory that is mapped into the other processes.
 std::unique_ptr<MemoryOffer> offer_gpu_memory(int64_t rank, int64_t size, c10::Device device,
                                               GatherBy gather);
-/// What fits the device.
+/// The one of the two for `device`.
 inline std::unique_ptr<MemoryOffer> offer_memory(int64_t rank, int64_t size, c10::Device device,
                                                  GatherBy gather) {
   return device.is_cpu() ? offer_host_memory(rank, size) : offer_gpu_memory(rank, size, device, gather);

@@ -16,7 +16,7 @@ struct ProcessId {
 
 ProcessId own_process();
 
-/// One word each, and back; a text that is none gives a process of no host.
+/// "host pid started" and back. Any other text gives a process without a host, which never counts as dead.
 std::string to_text(const ProcessId& process);
 ProcessId parse_process(const std::string& text);
 

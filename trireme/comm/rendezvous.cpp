@@ -24,7 +24,7 @@
 namespace trireme::comm {
 namespace {
 
-/// What torch may take beyond the timeout that it was given for connecting.
+/// Beyond the timeout that torch is given for connecting.
 constexpr double kConnectSlack_s = 0.5;
 
 class Socket {
@@ -101,8 +101,7 @@ Socket listen_at(const addrinfo& address) {
       host, port, errno_text(error));
 }
 
-/// Debian maps a host's own name to 127.0.1.1: right for ranks of this host, out of reach for those of
-/// others.
+/// Debian maps a host's own name to 127.0.1.1, which ranks of other hosts cannot reach.
 void warn_if_unreachable(const plan::WorldSpec& spec, const addrinfo& address) {
   const bool one_host = spec.local_world_size == 0 || spec.local_world_size >= spec.world_size;
   if (one_host || !is_loopback(address.ai_addr)) return;
@@ -134,7 +133,7 @@ int64_t port_of(int fd) {
         "pass it on open",
         fd, errno_text(errno));
   }
-  // sin_port and sin6_port are at the same place.
+  // sin_port and sin6_port have the same offset.
   return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
 }
 
@@ -173,12 +172,12 @@ c10d::TCPStoreOptions options_for(int64_t port, double timeout_s) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(port);
   options.waitWorkers = false;
-  // torch cuts connection timeouts to whole seconds.
+  // torch rounds connection timeouts down to whole seconds; 0 would mean no timeout.
   options.timeout = std::chrono::milliseconds(std::llround(std::max(timeout_s, 1.0) * 1000.0));
   return options;
 }
 
-/// What opening finds out, on the thread that opens.
+/// Results of open_store(), which runs on another thread.
 struct Opened {
   std::string address;
 };

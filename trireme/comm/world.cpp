@@ -46,7 +46,7 @@ namespace {
 
 constexpr double kFarewell_s = 5.0;
 constexpr double kFarewellAfterFailure_s = 1.0;
-// The board's store calls, also in a report that the launcher gives a few seconds.
+// Limits of the board's store calls: the launcher kills ranks a few seconds after the first failure.
 constexpr double kBoardWait_s = 0.5;
 constexpr double kBoardAnswer_s = 1.5;
 constexpr size_t kMaxSharedBytes = size_t{4} << 20;  // the store refuses values above 8 MiB
@@ -76,13 +76,13 @@ std::vector<ProcessId> read_greetings(const std::vector<std::string>& greetings)
   return processes;
 }
 
-/// Gloo writes to sockets whose other end may be gone: that is an error to report, not a reason to die.
+/// Gloo writes to sockets whose other end may be closed: the write must fail, and not end the process.
 void ignore_broken_pipes() {
   struct sigaction now {};
   if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
 }
 
-/// All ranks say hello at `where`.
+/// Exchanges builds and processes with all other ranks.
 void arrive(World::Seat& seat, const std::string& where, double timeout_s) {
   const Meeting meeting{.op = "comm.join",
                         .where = where,
@@ -112,6 +112,13 @@ std::shared_ptr<ProgressBoard> make_board(const World::Seat& seat) {
   }
 }
 
+void check_deadline(double timeout_s) {
+  constexpr double kLongest_s = 86400.0;  // torch counts in nanoseconds, and nobody waits for longer
+  TRIREME_CHECK(timeout_s > 0.0 && timeout_s <= kLongest_s,
+                "[comm.join] a deadline of {} s is not possible; give one of up to {} s", timeout_s,
+                kLongest_s);
+}
+
 void check_ranks(const std::string& name, const std::vector<int64_t>& ranks, int64_t rank, int64_t size) {
   std::vector<int64_t> sorted = ranks;
   std::sort(sorted.begin(), sorted.end());
@@ -125,7 +132,8 @@ void check_ranks(const std::string& name, const std::vector<int64_t>& ranks, int
                 name, fmt::join(ranks, ", "), rank, size);
 }
 
-/// For what a backend exchanges when it connects. Gloo's ranks each ask for the address of every other.
+/// The store through which the ranks of a new backend find each other. With Gloo every rank asks for the
+/// address of every other one: these go through one meeting.
 c10::intrusive_ptr<c10d::Store> connecting_store(const c10::intrusive_ptr<c10d::Store>& store,
                                                  const Meeting& meeting, c10::Device device) {
   if (device.is_cpu()) return exchange_through_meetings(store, meeting);
@@ -149,6 +157,7 @@ c10::intrusive_ptr<c10d::Backend> connect(const BackendSpec& spec) {
 std::shared_ptr<World> World::join(const plan::WorldSpec& spec, c10::Device device, double timeout_s,
                                    PeerOptions peers) {
   if (spec.world_size == 1) return join_store({}, 0, 1, device, timeout_s);
+  check_deadline(timeout_s);
   const double started = monotonic_seconds();
   Rendezvous met = open_rendezvous(spec, timeout_s);
   Seat seat{.store = met.store,
@@ -178,6 +187,7 @@ c10::Device take_device(const std::string& device, const plan::WorldSpec& spec) 
 std::shared_ptr<World> World::join_store(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size,
                                          c10::Device device, double timeout_s, PeerOptions peers) {
   TRIREME_CHECK(rank >= 0 && rank < size, "[comm.join] rank {} of {}", rank, size);
+  check_deadline(timeout_s);
   Seat seat{.rank = rank, .size = size, .device = device, .timeout_s = timeout_s, .peers = peers};
   if (size > 1) seat.store = c10::make_intrusive<BoundedStore>([store] { return store; }, kStoreAnswer_s);
   if (size > 1) arrive(seat, "in the given store", timeout_s);
@@ -208,10 +218,10 @@ World::~World() {
   try {
     if (store_->add("left/count", 1) == size_) store_->set("left/all", std::vector<uint8_t>{1});
     if (!hosts_store_ || (unwinding && !failed)) return;
-    // The store dies with its host: others may still be reading what was agreed last, or who has failed.
+    // The store ends with this process: other ranks may still be reading from it.
     wait_for_keys(*store_, {"left/all"}, failed ? kFarewellAfterFailure_s : kFarewell_s);
   } catch (const std::exception&) {
-    // Nobody is left to tell.
+    // The job is over for this rank in any case.
   }
 }
 
@@ -252,7 +262,7 @@ std::shared_ptr<Group> World::make_group(const std::string& name, const std::vec
   spec.store = connecting_store(store_, meeting, device_);
   auto backend = connect(spec);
   auto peers = offer ? offer->accept(offers, timeout_s_) : nullptr;
-  // A rank that is done with the group at once must not hang up on one that is still connecting.
+  // A rank may drop the group at once: only after all have connected, or it would break their connections.
   meeting.place = place + "/connected";
   const std::vector<std::string> have_peers = meet(*store_, meeting, peers ? "shares memory" : "");
   if (std::ranges::count(have_peers, "") > 0) peers.reset();

@@ -123,7 +123,7 @@ ProcessEnd Child::reap() noexcept {
   siginfo_t info{};
   while (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT) != 0 && errno == EINTR) {
   }
-  signal_group(SIGKILL);  // while the unreaped pid still keeps the group's number from being used again
+  signal_group(SIGKILL);  // before the pid is reaped, since then another process may get the group's number
   while (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED) != 0 && errno == EINTR) {
   }
   running_ = false;

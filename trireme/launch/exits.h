@@ -33,7 +33,7 @@ const RankExit& culprit(std::span<const RankExit> failures);
 /// "rank 1 (pid 123) was killed by signal 9 (SIGKILL)", "rank 1 (pid 123) exited with code 7 (damaged data)".
 std::string describe(const RankExit& exit);
 
-/// What to look at next, as "; ..." or empty.
+/// The likely cause of such an end and where to look, as "; ..."; empty when there is none to name.
 std::string hint(const RankExit& exit);
 
 }  // namespace trireme::launch

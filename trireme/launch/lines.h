@@ -1,5 +1,5 @@
 #pragma once
-// Lines out of byte streams, and one line out of many equal ones. Pure: time is an argument.
+// Cuts byte streams into lines, and merges equal lines of several ranks into one. Pure: time is an argument.
 #include <cstdint>
 #include <deque>
 #include <functional>

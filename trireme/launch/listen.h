@@ -1,6 +1,6 @@
 #pragma once
-// The rendezvous socket: bound before any rank exists, so that its port is known to all and can be taken by
-// none.
+// The rendezvous socket: bound before any rank is started, so that every rank knows its port and no other
+// process can take it.
 #include <cstdint>
 
 #include "trireme/launch/fd.h"

@@ -26,7 +26,7 @@ void check(const LocalJob& job) {
   }
 }
 
-/// 128 random bits. Who does not know them cannot guess what the job's entries in the store are called.
+/// 128 random bits as 32 digits: the names of the job's entries in the store cannot be guessed.
 std::string random_key() {
   std::random_device bits;
   return fmt::format("{:08x}{:08x}{:08x}{:08x}", bits(), bits(), bits(), bits());
@@ -41,7 +41,7 @@ int64_t terminal_columns() {
   return known ? size.ws_col : kUsual;
 }
 
-/// What all ranks of a job share. The first descriptor is made first: it fills up 0 to 2.
+/// What all ranks of a job share. `null` is opened first, since it also fills descriptors 0 to 2.
 struct Stage {
   explicit Stage(const LocalJob& of) : job(of) {}
   const LocalJob& job;
@@ -90,7 +90,8 @@ int run_local(const LocalJob& job) {
   Supervisor supervisor(tee, stage.signals, {.grace_s = job.grace_s, .stop_s = job.stop_s});
   for (int64_t rank = 0; rank < job.ranks; ++rank) {
     supervisor.add(start_rank(stage, rank));
-    stage.socket.fd.close();  // rank 0 has it; a second owner would keep the port alive after rank 0 is gone
+    stage.socket.fd
+        .close();  // rank 0 has inherited it; a copy here would keep the port open after rank 0 has ended
   }
   return supervisor.run();
 }

@@ -19,9 +19,9 @@ class Outlet {
 
   int fd() const { return fd_; }
   bool pending() const { return written_ < queue_.size(); }
-  /// So much is queued that its sources should wait.
+  /// Whether so much is queued that its sources should not be read for now.
   bool choked() const { return queue_.size() - written_ > kChoked; }
-  /// The reader has gone: everything written from now on is dropped.
+  /// Whether the reader has closed its end: everything written from now on is dropped.
   bool hung_up() const { return hung_up_; }
 
  private:

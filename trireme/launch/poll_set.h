@@ -1,5 +1,5 @@
 #pragma once
-// One round of poll(2): descriptors with what to do when they are ready.
+// One call of poll(2): each descriptor with the function to call when it is ready.
 #include <poll.h>
 
 #include <algorithm>

@@ -15,8 +15,8 @@ namespace trireme::launch {
 namespace {
 
 constexpr double kSettle =
-    0.5;  ///< how long a lost peer is no explanation: the rank that left may yet be seen
-constexpr double kQuiet = 2.0;  ///< how long ranks may report by themselves before SIGTERM
+    0.5;  ///< after a rank has lost a peer: the end of that peer may be seen a little later
+constexpr double kQuiet = 2.0;  ///< after a failure: ranks report it and end by themselves before SIGTERM
 constexpr double kPollWithoutPidfd = 0.02;
 
 Fd& pipe_of(Rank& rank, Stream stream) {
@@ -76,7 +76,8 @@ std::optional<double> Supervisor::seconds_to_next_deadline(double now) const {
   return wait;
 }
 
-/// One read: what more there is comes with the next round, so that no rank starves the others.
+/// Reads once: the rest is read in the next round, so that a rank that writes much does not hold up the
+/// others.
 void Supervisor::take_output(Rank& rank, Stream stream) {
   std::array<char, 1 << 16> buffer;
   Fd& pipe = pipe_of(rank, stream);
@@ -88,16 +89,16 @@ void Supervisor::take_output(Rank& rank, Stream stream) {
     pipe.close();
   }
   const bool nobody_reads = rank.rank == 0 && stream == Stream::kOut && tee_.out().hung_up();
-  if (nobody_reads) pipe.close();  // the rank meets SIGPIPE, as if it had written there itself
+  if (nobody_reads) pipe.close();  // the rank gets SIGPIPE, as if it wrote to our stdout itself
 }
 
-/// What an ended rank left in its pipe. A daemon it started may hold the pipe open for ever: no waiting for
-/// its end.
+/// Reads what an ended rank has left in its pipe. It does not wait for the end of the stream: a daemon that
+/// the rank started may hold the pipe open for ever.
 void Supervisor::drain(Rank& rank, Stream stream) {
   Fd& pipe = pipe_of(rank, stream);
   if (!pipe.open()) return;
   std::array<char, 1 << 16> buffer;
-  constexpr int kMostReads = 64;  // a pipe holds 64 KiB, or a few MiB when enlarged
+  constexpr int kMostReads = 64;  // a pipe holds 64 KiB, enlarged ones a few MiB
   for (int i = 0; i < kMostReads; ++i) {
     const ssize_t count = ::read(pipe.get(), buffer.data(), buffer.size());
     if (count <= 0) break;
@@ -144,7 +145,7 @@ void Supervisor::forward(int number) {
   forwarded_ = number;
   forwarded_at_ = monotonic_seconds();
   for (const Rank& rank : ranks_) {
-    // A terminal interrupts whole groups; SIGTERM is sent to a process, which decides about its helpers.
+    // A terminal sends SIGINT to whole process groups, kill(1) sends SIGTERM to one process.
     number == SIGINT ? rank.child.signal_group(number) : rank.child.signal(number);
   }
 }
@@ -164,7 +165,8 @@ void Supervisor::judge_failures() {
   const bool settled = running_ == 0 || monotonic_seconds() >= failures_.front().at + kSettle;
   if (lost_a_peer && !settled) return;
   failures_.clear();
-  if (lost_a_peer && heeded_signal()) return;  // its peers stopped in good order, a moment before it
+  if (lost_a_peer && heeded_signal())
+    return;  // its peers obeyed the signal a moment before it, and it lost them
   report(worst);
 }
 
@@ -220,7 +222,7 @@ void Supervisor::kill_stubborn(const std::string& when) {
               join(names, ", "), when);
 }
 
-/// Our own reader may be slow: wait for it, but not against the user's will.
+/// Writes what is queued. A reader that is slow is waited for, until a signal or the limit after one.
 void Supervisor::finish_output() {
   tee_.settle();
   bool impatient = killed_by_ != 0;
@@ -236,7 +238,8 @@ void Supervisor::finish_output() {
   }
 }
 
-/// Ranks that stopped in good order speak for a job that was told to stop, unless one had failed before.
+/// The exit code of the job: of the first failure, else of the signal that killed ranks, else of a rank that
+/// obeyed a signal.
 int Supervisor::verdict() const {
   if (failed_code_) return *failed_code_;
   if (killed_by_ != 0) return 128 + killed_by_;

@@ -1,5 +1,5 @@
 #pragma once
-// What the ranks write, brought to two places: the launcher's own stdout and stderr, and a log file per rank.
+// Copies what ranks write to the launcher's stdout and stderr, and to one log file a rank.
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -47,7 +47,8 @@ class Tee {
   /// Shows the lines that have waited long enough for equal ones.
   void tick(double now);
   std::optional<double> next_due() const { return merger_.next_due(); }
-  /// Shows every line held, so that a log line written now comes after them and starts on a line of its own.
+  /// Shows every line that still waits for equal ones and ends an open line. Call it before the launcher
+  /// writes a log line of its own.
   void settle();
 
   Outlet& out() { return out_; }
