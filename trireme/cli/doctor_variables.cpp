@@ -1,5 +1,7 @@
 // What variables of NCCL and torch that are set do on this machine. Values are never shown: they may be
 // secrets.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
