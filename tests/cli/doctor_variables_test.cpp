@@ -11,7 +11,8 @@ const HostNetwork kServer{
     .gpus = 8, .interfaces = {"docker0", "eth0", "lo"}, .infiniband = {"mlx5_0", "mlx5_1"}};
 
 Check only_row(const std::string& name, const std::string& value, const HostNetwork& host) {
-  const std::vector<Check> checks = check_variables(Environment({{name, value}}), host);
+  const std::vector<Check> checks =
+      check_variables(Environment(std::map<std::string, std::string>{{name, value}}), host);
   EXPECT_EQ(checks.size(), 1u);
   EXPECT_EQ(checks.front().name, name);
   EXPECT_EQ(checks.front().verdict == Verdict::kOk, checks.front().fix.empty());
