@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 
 #include <chrono>
 #include <thread>
@@ -149,6 +150,36 @@ TEST_F(Nccl, ARankThatNeverEntersIsNamedAndTheProcessLives) {
     return 1;
   };
   EXPECT_EQ(fork_ranks(2, body, 60.0), (Codes{0, 0}));
+}
+
+/// With and without peer memory: the wait is in a kernel of ours, or of NCCL.
+TEST_F(Nccl, AKilledRankEndsTheOthersLongBeforeTheDeadline) {
+  for (const bool share : {true, false}) {
+    const int64_t port = test::free_port();
+    const auto body = [&](int64_t rank) {
+      const auto world = test::join_gpus(rank, 2, port, 60.0, {.share = share});
+      const auto group = world->make_group("dp", {0, 1});
+      const at::Tensor part = group->symmetric_empty(1 << 20, at::kFloat).fill_(1.0);
+      at::Tensor whole = at::empty({2 << 20}, group->device());
+      group->all_gather(whole, part);
+      kernels::synchronize_gpu();
+      if (rank == 1) ::raise(SIGKILL);
+      const double started = monotonic_seconds();
+      try {
+        group->all_gather(whole, part);
+        kernels::synchronize_gpu();
+        group->check();
+      } catch (const CommError& error) {
+        const double waited = monotonic_seconds() - started;
+        fmt::print(stderr, "after {:.1f} s: {}\n", waited, error.what());
+        const bool named =
+            std::string(error.what()).find("lost a peer: rank 1 (process") != std::string::npos;
+        return named && waited < 4.5 ? 0 : 2;  // the launcher kills after 5 s
+      }
+      return 1;
+    };
+    EXPECT_EQ(fork_ranks(2, body, 40.0), (Codes{0, -SIGKILL})) << (share ? "peer memory" : "NCCL");
+  }
 }
 
 }  // namespace
