@@ -2,6 +2,8 @@
 // batch, the weights have the same bits. One process a GPU; skipped with fewer than two GPUs.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,7 +30,7 @@ std::string describe(const Setting& run) {
 }
 
 /// Four steps; in the third, rank 1 has no data.
-std::string train(const Setting& run, std::shared_ptr<comm::World> world) {
+std::string train(const Setting& run, const comm::Mesh& mesh) {
   plan::ModelConfig config;
   config.family = run.family;
   config.n_layers = 3;
@@ -38,9 +40,9 @@ std::string train(const Setting& run, std::shared_ptr<comm::World> world) {
   const int64_t length = run.length;
   config = plan::complete(config, length);
   const plan::ModelFacts facts = plan::describe(config, length);
-  const c10::Device device = world->device();
-  const int64_t rank = world->rank(), ranks = world->size();
-  test::EngineOnModel trained(config, facts, world,
+  const c10::Device device = mesh.world->device();
+  const int64_t rank = mesh.world->rank(), ranks = mesh.world->size();
+  test::EngineOnModel trained(config, facts, mesh,
                               {.policy = plan::find_policy(run.policy),
                                .compute = run.compute,
                                .reduce = run.compute,
@@ -71,6 +73,24 @@ std::string train(const Setting& run, std::shared_ptr<comm::World> world) {
   return weights_digest(engine);
 }
 
+/// Two ranks, joined once for all settings of a transport, since joining takes NCCL a second.
+class Meshes {
+ public:
+  Meshes() : ports_{test::free_port(), test::free_port()} {}
+  const comm::Mesh& of(int64_t rank, bool peer_memory) {
+    std::optional<comm::Mesh>& mesh = meshes_[peer_memory];
+    if (!mesh) {
+      const auto world = test::join_gpus(rank, 2, ports_[peer_memory], 60.0, {.share = peer_memory});
+      mesh = comm::make_mesh(world, plan::MeshShape::fit({}, 2));
+    }
+    return *mesh;
+  }
+
+ private:
+  std::array<int64_t, 2> ports_;  ///< chosen before the ranks fork
+  std::array<std::optional<comm::Mesh>, 2> meshes_;
+};
+
 TEST(GpuRanks, EveryPolicyAndTransportGivesTheSameBits) {
   if (test::count_gpus() < 2) GTEST_SKIP() << "two GPUs are needed";
   std::vector<Setting> runs;
@@ -85,16 +105,14 @@ TEST(GpuRanks, EveryPolicyAndTransportGivesTheSameBits) {
       }
     }
   }
-  std::vector<int64_t> ports;
-  for (size_t i = 0; i < runs.size(); ++i) ports.push_back(test::free_port());
+  Meshes meshes;
   const auto body = [&](int64_t rank) {
     test::Expectations expect;
     std::map<std::pair<at::ScalarType, int64_t>, std::string> wanted;
-    for (size_t i = 0; i < runs.size(); ++i) {
-      const auto world = test::join_gpus(rank, 2, ports[i], 60.0, {.share = runs[i].peer_memory});
-      const std::string digest = train(runs[i], world);
-      const auto [first, is_new] = wanted.try_emplace({runs[i].compute, runs[i].accumulation}, digest);
-      expect.is_true(first->second == digest, describe(runs[i]));
+    for (const Setting& run : runs) {
+      const std::string digest = train(run, meshes.of(rank, run.peer_memory));
+      const auto [first, is_new] = wanted.try_emplace({run.compute, run.accumulation}, digest);
+      expect.is_true(first->second == digest, describe(run));
     }
     return expect.code();
   };
@@ -103,18 +121,16 @@ TEST(GpuRanks, EveryPolicyAndTransportGivesTheSameBits) {
 
 /// Each setting twice, on two ranks: all digests must be one.
 void expect_one_digest(const std::vector<Setting>& runs) {
-  std::vector<int64_t> ports;
-  for (size_t i = 0; i < runs.size(); ++i) ports.push_back(test::free_port());
+  Meshes meshes;
   const auto body = [&](int64_t rank) {
     const kernels::Repeatable repeatable(true);
     test::Expectations expect;
     std::string wanted;
-    for (size_t i = 0; i < runs.size(); ++i) {
-      const auto world = test::join_gpus(rank, 2, ports[i], 60.0, {.share = runs[i].peer_memory});
+    for (const Setting& run : runs) {
       for (int again = 0; again < 2; ++again) {
-        const std::string digest = train(runs[i], world);
+        const std::string digest = train(run, meshes.of(rank, run.peer_memory));
         if (wanted.empty()) wanted = digest;
-        expect.is_true(digest == wanted, describe(runs[i]));
+        expect.is_true(digest == wanted, describe(run));
       }
     }
     return expect.code();

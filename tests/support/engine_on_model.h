@@ -14,9 +14,13 @@ namespace trireme::test {
 /// Units are blocks; weights are those of `seed`.
 struct EngineOnModel {
   EngineOnModel(const plan::ModelConfig& config, const plan::ModelFacts& facts,
-                std::shared_ptr<comm::World> world, const parallel::Options& options, uint64_t seed)
+                const std::shared_ptr<comm::World>& world, const parallel::Options& options, uint64_t seed)
+      : EngineOnModel(config, facts, comm::make_mesh(world, plan::MeshShape::fit({}, world->size())), options,
+                      seed) {}
+  EngineOnModel(const plan::ModelConfig& config, const plan::ModelFacts& facts, const comm::Mesh& mesh,
+                const parallel::Options& options, uint64_t seed)
       : model(nn::build(config)),
-        engine(*model, facts.units, comm::make_mesh(world, plan::MeshShape::fit({}, world->size())), options,
+        engine(*model, facts.units, mesh, options,
                [&](const std::string& name, int64_t first, at::Tensor& out) {
                  nn::initial_values(config, seed, name, first, out);
                }) {
