@@ -31,8 +31,8 @@ size_t DataParallel::index_of(const std::string& unit) const {
   return found->second;
 }
 
-/// What a pass does to units, with all that communicates or takes and gives back memory that ranks share, is
-/// begun here, so that a rank without data can do the same in the same order.
+/// Every collective of a pass, and every use of memory that ranks share, begins here, so that a rank without
+/// data can do the same in the same order.
 void DataParallel::act(Action action, size_t unit) {
   if (records()) tape_.push_back({action, unit});
   perform(action, unit);
@@ -40,29 +40,29 @@ void DataParallel::act(Action action, size_t unit) {
 
 void DataParallel::perform(Action action, size_t unit) {
   switch (action) {
-    case Action::kGather: {
+    case Action::kUnshard: {
       const kernels::Range range("gather " + units_[unit]->name());
-      return units_[unit]->start_gather();
+      return units_[unit]->start_unshard();
     }
-    case Action::kReleaseAfterForward:
-      return units_[unit]->release_after_forward();
-    case Action::kRelease:
-      return units_[unit]->release_parameters();
+    case Action::kReshardAfterForward:
+      return units_[unit]->reshard_after_forward();
+    case Action::kReshard:
+      return units_[unit]->reshard();
     case Action::kPrepareGradients:
       return units_[unit]->prepare_gradients();
-    case Action::kComplete:
+    case Action::kReduce:
       incomplete_[unit] = 0;
       completed_.push_back(unit);
       return launch_ready();
   }
 }
 
-/// Whether the gradients of this micro-batch travel, or wait for those of the next.
+/// Whether the gradients of this micro-batch are reduced, or added to those of the next.
 bool DataParallel::reduces() const {
   return last_micro_batch_ || options_.reduce_when == ReduceWhen::kEveryMicroBatch;
 }
 
-/// Passes without gradients leave no trace.
+/// Validation has no backward pass, so a rank without data has nothing of it to repeat.
 bool DataParallel::records() const {
   return in_backward_ || at::GradMode::is_enabled();
 }
@@ -73,39 +73,39 @@ void DataParallel::begin_forward() {
   tape_.clear();
   current_.reset();
   if (use_from_ == UseFrom::kBuckets) {
-    for (const auto& unit : units_) unit->gather_parameters();
+    for (const auto& unit : units_) unit->unshard();
   } else {
     enter_forward(0);
   }
 }
 
 void DataParallel::enter_forward(size_t unit) {
-  act(Action::kGather, unit);
-  units_[unit]->gather_parameters();
+  act(Action::kUnshard, unit);
+  units_[unit]->unshard();
   if (records() && std::ranges::find(visits_, unit) == visits_.end()) visits_.push_back(unit);
   if (!beside_) return;
   const auto place = std::ranges::find(forward_order_, unit);
   const auto rest = std::distance(place, forward_order_.end());
   for (int64_t ahead = 1; ahead <= options_.prefetch && ahead < rest; ++ahead)
-    act(Action::kGather, place[ahead]);
+    act(Action::kUnshard, place[ahead]);
 }
 
 void DataParallel::leave_forward(size_t unit) {
   if (is_root(unit) || held_ > 0) return;
   const bool begins_backward = use_from_ == UseFrom::kRunUnit && unit + 1 == units_.size();
   if (begins_backward && at::GradMode::is_enabled()) return;
-  act(at::GradMode::is_enabled() ? Action::kReleaseAfterForward : Action::kRelease, unit);
+  act(at::GradMode::is_enabled() ? Action::kReshardAfterForward : Action::kReshard, unit);
 }
 
 void DataParallel::enter_backward(size_t unit) {
-  act(Action::kGather, unit);
-  units_[unit]->gather_parameters();
+  act(Action::kUnshard, unit);
+  units_[unit]->unshard();
   if (!beside_) return;
   const auto place = std::ranges::find(forward_order_, unit);
   if (place == forward_order_.end()) return;
   const auto before = std::distance(forward_order_.begin(), place);
   for (int64_t ahead = 1; ahead <= options_.prefetch && ahead <= before; ++ahead) {
-    act(Action::kGather, *(place - ahead));
+    act(Action::kUnshard, *(place - ahead));
   }
 }
 
@@ -116,7 +116,7 @@ at::Tensor DataParallel::run_unit(const std::string& name, const at::Tensor& x,
   enter_forward(unit);
   const at::Tensor input = nn::call_after_backward(x, [this, unit] {
     end_backward_range();
-    act(Action::kRelease, unit);
+    act(Action::kReshard, unit);
   });
   const kernels::Range range("forward " + name);
   const at::Tensor output = forward(input);
@@ -168,7 +168,7 @@ void DataParallel::gradient_complete(size_t unit, size_t param) {
   nn::follow_gradient_writers(units_[unit]->params()[param].second);
   units_[unit]->take_gradient(param);
   used_[unit][param] = true;
-  if (--incomplete_[unit] == 0) act(Action::kComplete, unit);
+  if (--incomplete_[unit] == 0) act(Action::kReduce, unit);
 }
 
 /// Autograd runs what belongs to a parameter on the stream that was current when it was first seen. The
@@ -201,12 +201,12 @@ void DataParallel::launch(size_t unit) {
     units_[unit]->prepare_gradients();  // what took no part has gradients of zero
   }
   units_[unit]->start_reduce(last_micro_batch_);
-  if (use_from_ == UseFrom::kOperators && !is_root(unit)) units_[unit]->release_parameters();
+  if (use_from_ == UseFrom::kOperators && !is_root(unit)) units_[unit]->reshard();
   in_flight_.push_back(unit);
   finish_reductions(beside_ ? kReductionsInFlight : 0);
 }
 
-/// All but the last `left`.
+/// The current stream waits for the reductions in flight, but for the last `left`.
 void DataParallel::finish_reductions(size_t left) {
   while (in_flight_.size() > left) {
     units_[in_flight_.front()]->finish_reduce();
@@ -229,7 +229,7 @@ void DataParallel::begin_reductions() {
 void DataParallel::end_reductions() {
   while (launched_ < reduce_order_.size()) launch(reduce_order_[launched_++]);
   finish_reductions(0);
-  for (size_t unit = 1; unit < units_.size(); ++unit) units_[unit]->release_parameters();
+  for (size_t unit = 1; unit < units_.size(); ++unit) units_[unit]->reshard();
 }
 
 void DataParallel::backward(const at::Tensor& loss, double scale, bool last_micro_batch) {
@@ -239,7 +239,8 @@ void DataParallel::backward(const at::Tensor& loss, double scale, bool last_micr
   visits_.clear();
   current_.reset();
   begin_reductions();
-  // Our functions write into memory that is there; that of a block is made when backward reaches it.
+  // Functions of ours write gradients into memory that is lent before; that of a block when backward reaches
+  // it.
   if (use_from_ == UseFrom::kBuckets) {
     for (size_t unit = 0; unit < units_.size(); ++unit) act(Action::kPrepareGradients, unit);
   } else if (use_from_ == UseFrom::kRunUnit) {
@@ -391,8 +392,9 @@ std::vector<optim::FlatParam> DataParallel::optimizer_params() const {
   return params;
 }
 
-/// The order in which the next forward pass wants them. A sum that is still being gathered is not waited for
-/// while there are others: that takes about as long as to update as many parameters.
+/// Units in the order of the next forward pass. The unit that was reduced last comes later, since its sum is
+/// still being gathered, behind about as many parameters as it has: gathering takes about as long as updating
+/// them.
 std::vector<size_t> DataParallel::update_order() const {
   std::vector<size_t> order = forward_order_;
   for (size_t unit = 0; unit < units_.size(); ++unit) {
@@ -431,9 +433,9 @@ void DataParallel::step(optim::Optimizer& optimizer, double lr, const optim::Gra
   }
   if (options_.hook.hook == Hook::kLocalSgd && ++steps_ % options_.hook.local_steps == 0)
     average_parameters();
-  // Nobody tells when buckets are used next.
+  // A module does not announce that it uses a bucket: all must be whole before the next forward pass.
   if (use_from_ == UseFrom::kBuckets) {
-    for (const auto& unit : units_) unit->gather_parameters();
+    for (const auto& unit : units_) unit->unshard();
   }
 }
 
@@ -442,7 +444,7 @@ void DataParallel::skip_step() {
   end_backward_range();
   finish_reductions(0);
   for (const auto& unit : units_) unit->drop_gradients();
-  for (size_t unit = 1; unit < units_.size() && held_ == 0; ++unit) units_[unit]->release_parameters();
+  for (size_t unit = 1; unit < units_.size() && held_ == 0; ++unit) units_[unit]->reshard();
   for (auto& params : used_) std::fill(params.begin(), params.end(), false);
   visits_.clear();
   tape_.clear();
@@ -455,14 +457,14 @@ void DataParallel::average_parameters() {
 }
 
 DataParallel::Held::Held(DataParallel& engine) : engine_(engine) {
-  for (const auto& unit : engine_.units_) unit->gather_parameters();
+  for (const auto& unit : engine_.units_) unit->unshard();
   ++engine_.held_;
 }
 
 DataParallel::Held::~Held() {
   if (--engine_.held_ > 0) return;
   try {
-    for (const auto& unit : engine_.units_) unit->release_parameters();
+    for (const auto& unit : engine_.units_) unit->reshard();
   } catch (const std::exception& error) {
     log_warning("[parallel.held] rank {}: parameters could not be freed: {}", engine_.mesh_.world->rank(),
                 error.what());

@@ -1,8 +1,9 @@
 #pragma once
 // The data-parallel engine: DDP, ZeRO and FSDP as rows of plan/policy.h over one code path. It wraps a module
-// without changing it: its parameters become views of flat units, which are gathered before they are used and
-// reduced when their gradients are complete. When parameters are used it learns either from run_unit(), or,
-// for modules that know nothing of units, from the operators that touch them (nn::TouchWatch).
+// without changing it: its parameters become views of flat units. A unit is unsharded before its parameters
+// are used, resharded afterwards, and reduced when its gradients are complete. The module announces the use
+// of a unit by run_unit(); for modules that know nothing of units, the operators that touch parameters do
+// (nn::TouchWatch).
 //
 // A step:  for each micro-batch { begin_forward(); loss = model->loss(...); backward(loss, scale, last); }
 //          norm of all ranks' grad_squares() -> clip factor; step(optimizer, lr, factor);
@@ -29,15 +30,15 @@ namespace trireme::parallel {
 enum class UseFrom {
   kRunUnit,    ///< the module calls run_unit() around each unit but the first, the root
   kOperators,  ///< operators that touch its parameters
-  kBuckets     ///< units are no part of the module's structure; all are whole during forward and backward
+  kBuckets     ///< units do not follow the module's structure; all stay unsharded in forward and backward
 };
 
 class DataParallel {
  public:
   /// `units` name every parameter of `module` exactly once, one that is registered under several names by the
   /// first of them (module_parameters.h). Unless they are buckets the first is the root,
-  /// whose parameters stay gathered from the start of a forward pass to the end of backward. With kRunUnit
-  /// they are in the order of a forward pass, and the last one stays gathered for its backward, which
+  /// which stays unsharded from the start of a forward pass to the end of backward. With kRunUnit
+  /// they are in the order of a forward pass, and the last one stays unsharded for its backward, which
   /// follows. `module` must outlive this. Collective. Throws LogicError that names what does not fit, and
   /// EnvironmentError when libtorch is not what the engine was made for.
   DataParallel(torch::nn::Module& module, const std::vector<plan::UnitSpec>& units, const comm::Mesh& mesh,
@@ -46,8 +47,8 @@ class DataParallel {
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
 
-  /// Runs a block between gathering and freeing its unit, and arranges the same for backward; give it to
-  /// LanguageModel::set_unit_runner.
+  /// Runs a block: unshards its unit, calls `forward`, reshards it, and arranges the same for backward. Give
+  /// it to LanguageModel::set_unit_runner.
   at::Tensor run_unit(const std::string& unit, const at::Tensor& x,
                       const std::function<at::Tensor(const at::Tensor&)>& forward);
 
@@ -83,8 +84,8 @@ class DataParallel {
   std::string nonfinite_parameter() const;
 
   std::vector<optim::FlatParam> optimizer_params() const;
-  /// Updates unit by unit, and begins to gather each updated one where the policy wants that; the next
-  /// forward pass waits for the units that it uses. Gradients are multiplied by `grad_scale`. Throws
+  /// Updates unit by unit, and begins to all-gather each updated one where the policy keeps parameters whole;
+  /// the next forward pass waits for the units that it uses. Gradients are multiplied by `grad_scale`. Throws
   /// LogicError when there is no complete gradient since the last update. Collective.
   void step(optim::Optimizer& optimizer, double lr, const optim::GradScale& grad_scale = {});
 
@@ -113,7 +114,7 @@ class DataParallel {
   /// HookOptions::local_steps steps, and whoever ends training in between. Collective.
   void average_parameters();
 
-  /// Keeps all parameters gathered while held, for many forward passes in a row without gradients. May nest.
+  /// Keeps all units unsharded while it lives, for many forward passes in a row without gradients. May nest.
   class Held {
    public:
     explicit Held(DataParallel& engine);
@@ -140,12 +141,12 @@ class DataParallel {
   int64_t sent_bytes() const;
   /// Bytes of the device that this rank holds beside the allocator of torch, for peers to read.
   int64_t symmetric_bytes() const;
-  /// Times the lanes from now on; take_times() returns what came since.
+  /// From now on communication is timed; take_times() returns what came since its last call.
   void measure(bool on);
-  LaneTimes take_times();
+  CommTimes take_times();
 
  private:
-  enum class Action { kGather, kReleaseAfterForward, kRelease, kPrepareGradients, kComplete };
+  enum class Action { kUnshard, kReshardAfterForward, kReshard, kPrepareGradients, kReduce };
   struct Taped {
     Action action;
     size_t unit;
@@ -200,7 +201,7 @@ class DataParallel {
 
   std::optional<size_t> current_;      ///< the unit that operators touched last in forward
   std::vector<size_t> visits_;         ///< units as this forward pass first used them
-  std::vector<size_t> forward_order_;  ///< as the last pass did, or shall do; gathering ahead follows it
+  std::vector<size_t> forward_order_;  ///< units as the last forward pass used them; prefetching follows it
   std::vector<size_t> reduce_order_;   ///< the same on all ranks
   bool order_agreed_ = false;
 

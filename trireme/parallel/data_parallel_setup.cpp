@@ -44,7 +44,7 @@ DataParallel::DataParallel(torch::nn::Module& module, const std::vector<plan::Un
       use_from_(use_from),
       groups_(make_groups()),
       beside_(options.overlap && !options.device.is_cpu()),
-      shared_{Lane(options.device, beside_), Lane(options.device, beside_),
+      shared_{SideStream(options.device, beside_), SideStream(options.device, beside_),
               StoragePool(options.device.is_cpu()), StoragePool(options.device.is_cpu()),
               symmetric_pool(units)} {
   nn::check_torch_internals();

@@ -32,12 +32,12 @@ std::vector<comm::Group*> DataParallel::groups() const {
 }
 
 void DataParallel::measure(bool on) {
-  shared_.gather.measure(on);
+  shared_.unshard.measure(on);
   shared_.reduce.measure(on);
 }
 
-LaneTimes DataParallel::take_times() {
-  LaneTimes times = shared_.gather.take_times();
+CommTimes DataParallel::take_times() {
+  CommTimes times = shared_.unshard.take_times();
   times += shared_.reduce.take_times();
   return times;
 }

@@ -127,7 +127,7 @@ bool FlatUnit::trainable() const {
   return std::ranges::any_of(params_, [](const auto& param) { return param.second.requires_grad(); });
 }
 
-void FlatUnit::start_gather() {
+void FlatUnit::start_unshard() {
   if (!shards_parameters() || layout_.numel() == 0 || has_storage(full_params_)) return;
   shared_.storage.allocate(full_params_);
   const auto gather = [this] {
@@ -135,54 +135,54 @@ void FlatUnit::start_gather() {
     const comm::Subject subject(group, name_);
     group.all_gather(full_params_, forward_slice_.defined() ? forward_slice_ : compute_shard_);
   };
-  gathered_ = shared_.gather.run(gather, updated_);
-  gathering_ = true;
+  unsharded_ = shared_.unshard.run(gather, updated_);
+  unsharding_ = true;
 }
 
 /// Recordings of a step are launched in the order in which they were made, so the first wait serves them all.
 void FlatUnit::follow_update() {
   if (is_recording(options_.device) && std::exchange(update_recorded_, true)) return;
-  Lane::follow(updated_, options_.device);
+  SideStream::follow(updated_, options_.device);
 }
 
-void FlatUnit::finish_gather() {
-  if (!gathering_) return follow_update();
-  shared_.gather.wait(gathered_);
-  gathering_ = false;
+void FlatUnit::finish_unshard() {
+  if (!unsharding_) return follow_update();
+  shared_.unshard.wait(unsharded_);
+  unsharding_ = false;
 }
 
-void FlatUnit::gather_parameters() {
-  start_gather();
-  finish_gather();
+void FlatUnit::unshard() {
+  start_unshard();
+  finish_unshard();
   if (sum_comes_and_goes_ && !reduced_any_) shared_.sums.free(reduced_);  // the update that read it is over
 }
 
-void FlatUnit::release_parameters() {
+void FlatUnit::reshard() {
   if (!shards_parameters() || !has_storage(full_params_)) return;
-  finish_gather();  // what was gathered in vain must have arrived before its memory goes
+  finish_unshard();  // what was gathered in vain must have arrived before its memory goes
   shared_.storage.free(full_params_);
   forward_slice_.reset();
 }
 
-void FlatUnit::release_after_forward() {
+void FlatUnit::reshard_after_forward() {
   if (!shards_parameters() || options_.policy.reshard_after_forward == 1) return;
   if (groups_.after_forward && has_storage(full_params_) && !forward_slice_.defined()) {
-    gather_parameters();
+    unshard();
     const at::NoGradGuard no_grad;
     const int64_t size = layout_.numel() / groups_.after_forward->size();
     at::Tensor slice = full_params_.narrow(0, groups_.after_forward->rank() * size, size).clone();
-    release_parameters();
+    reshard();
     forward_slice_ = slice;
     return;
   }
   const at::Tensor slice = forward_slice_;
-  release_parameters();
+  reshard();
   forward_slice_ = slice;
 }
 
 void FlatUnit::average_parameters() {
   const at::NoGradGuard no_grad;
-  Lane::follow(updated_, options_.device);
+  SideStream::follow(updated_, options_.device);
   at::Tensor sum = at::empty({layout_.shard_numel()}, master_.options());
   groups_.shard->reduce_scatter_ordered(sum, master_);
   sum.div_(static_cast<double>(groups_.shard->size()));
@@ -205,20 +205,20 @@ optim::FlatParam FlatUnit::optimizer_param() const {
   return param;
 }
 
-void FlatUnit::publish_update(const Lane::Mark& updated) {
+void FlatUnit::publish_update(const SideStream::Event& updated) {
   reduced_any_ = false;
   updated_ = updated;
   update_recorded_ = false;
-  if (shards_parameters()) return release_parameters();
+  if (shards_parameters()) return reshard();
   if (options_.policy.shard_optimizer && groups_.shard->size() > 1) {
     const auto gather = [this] { groups_.shard->all_gather(full_params_, shard_of(full_params_)); };
-    gathered_ = shared_.gather.run(gather, updated_);
-    gathering_ = true;
+    unsharded_ = shared_.unshard.run(gather, updated_);
+    unsharding_ = true;
   }
 }
 
 at::Tensor FlatUnit::full_master() const {
-  Lane::follow(updated_, options_.device);
+  SideStream::follow(updated_, options_.device);
   if (!options_.policy.shard_optimizer || groups_.shard->size() == 1) return master_;
   at::Tensor full = at::empty({layout_.numel()}, master_.options());
   at::Tensor place = shard_of(full);  // master_ may lie in symmetric memory, elsewhere on every rank

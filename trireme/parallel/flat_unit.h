@@ -1,7 +1,7 @@
 #pragma once
-// A group of parameters that lives in flat buffers: gathered, reduced and updated together. Module parameters
-// are views into the flat parameter buffer and their gradients views into the flat gradient buffer, so
-// collectives work on the memory that the module uses, without copies in or out.
+// A group of parameters that lives in flat buffers: unsharded, reduced and updated together. Module
+// parameters are views into the flat parameter buffer and their gradients views into the flat gradient
+// buffer, so collectives work on the memory that the module uses, without copies in or out.
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 #include "trireme/comm/group.h"
 #include "trireme/optim/optimizer.h"
-#include "trireme/parallel/lane.h"
 #include "trireme/parallel/options.h"
+#include "trireme/parallel/side_stream.h"
 #include "trireme/parallel/storage.h"
 #include "trireme/plan/flat_layout.h"
 #include "trireme/plan/memory.h"
@@ -25,12 +25,12 @@ struct UnitGroups {
   std::shared_ptr<comm::Group> shard;      ///< one shard of the unit each
   std::shared_ptr<comm::Group> replicate;  ///< ranks with the same shard; often a group of one
   std::shared_ptr<comm::Group>
-      after_forward;  ///< neighbours that keep parameters between them; none: `shard`
+      after_forward;  ///< ranks that share the parameters between forward and backward; none: `shard`
 };
 
 /// What the units of an engine share.
 struct Shared {
-  Lane gather, reduce;
+  SideStream unshard, reduce;
   StoragePool storage;
   StoragePool sums;                      ///< for gradients that were reduced
   std::optional<StoragePool> symmetric;  ///< for gradients that the ranks of `shard` read in place
@@ -52,30 +52,29 @@ class FlatUnit {
 
   /// Whether any of its parameters requires a gradient.
   bool trainable() const;
-  /// Nobody to reduce with: gradients are reduced as they are, and nothing is ever freed or moved.
+  /// Whether this rank has no others to reduce with: its gradients are used as they are, and no memory moves.
   bool is_alone() const {
     return groups_.shard->size() * groups_.replicate->size() == 1 && options_.compute == options_.reduce &&
            !compressor_ && !reduces_locally() && reduces_once();
   }
 
-  /// Begins to make the full parameters present; does nothing when they are, or are about to be. Collective
-  /// for policies that shard them.
-  void start_gather();
-  /// start_gather(), and the current stream waits for it.
-  void gather_parameters();
-  /// Frees them under policies that shard them; after forward as far as the policy says.
-  void release_parameters();
-  void release_after_forward();
+  /// Begins to all-gather the parameters, unless they are whole or about to be. Collective for policies that
+  /// shard them.
+  void start_unshard();
+  /// start_unshard(), and the current stream waits for it.
+  void unshard();
+  /// Frees the whole parameters under policies that shard them; after forward as far as the policy says.
+  void reshard();
+  void reshard_after_forward();
 
   /// Before a backward pass: what others have left in `grad()` of parameters does not count.
   void begin_backward();
-  /// Makes memory for the full gradients present and lends it to the parameters, unless this step has already
-  /// accumulated into it.
+  /// Allocates the full gradients and lends them to the parameters, unless this step has gradients already.
   void prepare_gradients();
   /// The gradient of parameter `index` is complete: copies it to its place unless it was computed there.
   void take_gradient(size_t index);
-  /// After a backward pass, on the reduce lane: sums gradients over the ranks into this rank's fp32 range, at
-  /// the end of a step or after every micro-batch as the options say. Collective when it reduces.
+  /// After a backward pass, on the stream of reductions: sums gradients over the ranks into this rank's fp32
+  /// range, at the end of a step or after every micro-batch as the options say. Collective when it reduces.
   void start_reduce(bool last_micro_batch);
   /// The current stream waits for the reduction; the policy's gradients are freed.
   void finish_reduce();
@@ -96,19 +95,19 @@ class FlatUnit {
   optim::FlatParam optimizer_param() const;
   /// Ends the step without an update: gradients are forgotten, reduced or not.
   void drop_gradients();
-  /// Makes parameters visible to the module that are updated at `updated`: begins to gather them, or drops
-  /// stale ones. Ends the step. Collective.
-  void publish_update(const Lane::Mark& updated = {});
-  /// Where the last update ended.
-  const Lane::Mark& updated() const { return updated_; }
+  /// Ends the step: the module shall see the parameters as of the event `updated`. Begins to all-gather them,
+  /// or frees the old ones. Collective.
+  void publish_update(const SideStream::Event& updated = {});
+  /// The event at the end of the last update.
+  const SideStream::Event& updated() const { return updated_; }
 
-  /// What is kept between the passes of a step, beside what is in buffers.
+  /// What the host knows of a step between two of its passes.
   struct Progress {
     at::Tensor whole_sum;
     bool gradients_live = false, reduced_any = false;
   };
   Progress progress() const { return {whole_sum_, gradients_live_, reduced_any_}; }
-  /// Takes that of another time between two passes.
+  /// Sets what progress() returned between two other passes.
   void set_progress(const Progress& progress);
 
   /// Local SGD: the mean over the ranks replaces every rank's parameters. Collective.
@@ -135,7 +134,7 @@ class FlatUnit {
   at::Tensor symmetric_zeros(int64_t count, at::ScalarType dtype) const;
   void adopt();
   void follow_update();
-  void finish_gather();
+  void finish_unshard();
   void show_gradients();
   void clear_unwritten();
   void fill_master(const Initializer& initializer);
@@ -162,15 +161,16 @@ class FlatUnit {
   at::Tensor whole_sum_;      ///< (numel) fp32: earlier micro-batches of a low-precision step
   at::Tensor master_;         ///< optimizer_range(), fp32; may be a part of full_params_
   at::Tensor compute_shard_;  ///< (shard) what all-gather sends when parameters are sharded; may be master_
-  at::Tensor forward_slice_;  ///< what this rank keeps for after_forward; undefined: nothing
+  at::Tensor forward_slice_;  ///< what this rank keeps between forward and backward for after_forward;
+                              ///< undefined: nothing
   at::Tensor reduced_;        ///< optimizer_range(), fp32; may be a part of full_grads_
   bool sum_comes_and_goes_ = false;  ///< reduced_ has storage from reduction to the next use of parameters
   at::Tensor grad_squares_;
   std::unique_ptr<Compressor> compressor_;
 
-  Lane::Mark gathered_, reduced_mark_, sum_gathered_, updated_;
-  bool gathering_ = false;        ///< somebody has to wait for gathered_
-  bool reducing_ = false;         ///< somebody has to wait for reduced_mark_
+  SideStream::Event unsharded_, reduced_event_, sum_gathered_, updated_;
+  bool unsharding_ = false;       ///< somebody has to wait for unsharded_
+  bool reducing_ = false;         ///< somebody has to wait for reduced_event_
   bool gradients_live_ = false;   ///< full_grads_ holds what was not reduced yet, or is lent for it
   bool reduced_any_ = false;      ///< reduced_ holds a sum of this step
   bool ends_step_ = false;        ///< the reduction under way is the step's last

@@ -17,7 +17,7 @@ void FlatUnit::prepare_gradients() {
   if (gradients_live_) return;
   finish_reduce();
   follow_update();  // it may still read the last step's gradients
-  Lane::follow(sum_gathered_, options_.device);
+  SideStream::follow(sum_gathered_, options_.device);
   shared_.gradients().allocate(full_grads_);
   gradients_live_ = true;
   for (size_t i = 0; i < params_.size(); ++i) {
@@ -102,7 +102,7 @@ void FlatUnit::start_reduce(bool last_micro_batch) {
   if (!last_micro_batch && reduces_once()) return keep_for_later();
   ends_step_ = last_micro_batch;
   if (sum_comes_and_goes_) shared_.sums.allocate(reduced_);
-  reduced_mark_ = shared_.reduce.run([this] { reduce(ends_step_); });
+  reduced_event_ = shared_.reduce.run([this] { reduce(ends_step_); });
   reducing_ = true;
   if (ends_step_ && gathers_sum()) gather_sum();
   forget_gradients();
@@ -151,11 +151,11 @@ void FlatUnit::gather_sum() {
     const comm::Subject subject(*groups_.shard, name_);
     groups_.shard->all_gather(reduced_, reduced_shard());
   };
-  sum_gathered_ = shared_.gather.run(gather, reduced_mark_);
+  sum_gathered_ = shared_.unshard.run(gather, reduced_event_);
 }
 
 void FlatUnit::wait_for_sum() {
-  shared_.gather.wait(sum_gathered_);
+  shared_.unshard.wait(sum_gathered_);
 }
 
 /// Local SGD: a rank's own gradient stands for that of all, so it counts as often as there are ranks.
@@ -172,7 +172,7 @@ void FlatUnit::measure_gradient() {
 
 void FlatUnit::finish_reduce() {
   if (!reducing_) return;
-  shared_.reduce.wait(reduced_mark_);
+  shared_.reduce.wait(reduced_event_);
   reducing_ = false;
   if (ends_step_) whole_sum_.reset();
   if (!keeps_gradients()) shared_.gradients().free(full_grads_);
@@ -188,7 +188,7 @@ void FlatUnit::drop_gradients() {
 
 std::string FlatUnit::nonfinite_parameter() const {
   if (!has_storage(reduced_)) return {};
-  Lane::follow(sum_gathered_, options_.device);
+  SideStream::follow(sum_gathered_, options_.device);
   const plan::Range range = optimizer_range();
   for (const plan::FlatEntry& entry : layout_.entries()) {
     const plan::Range part = plan::intersect(range, {entry.offset, entry.end()});

@@ -29,8 +29,8 @@ struct Options {
   at::ScalarType compute = at::kFloat;  ///< of parameters and gradients as the module sees them
   at::ScalarType reduce = at::kFloat;   ///< of gradients on the wire; ordered sums are fp32
   at::Device device = at::kCPU;
-  bool overlap = true;   ///< communication on streams of its own, parameters gathered ahead
-  int64_t prefetch = 1;  ///< units that are gathered ahead of the one in use
+  bool overlap = true;   ///< communication on streams of its own, units unsharded ahead
+  int64_t prefetch = 1;  ///< how many units are unsharded ahead of the one in use
   Reduction reduction = Reduction::kOrdered;
   ReduceWhen reduce_when = ReduceWhen::kOncePerStep;
   Unused unused = Unused::kError;

@@ -40,7 +40,7 @@ struct WrapOptions {
 std::unique_ptr<DataParallel> data_parallel(torch::nn::Module& module, const comm::Mesh& mesh,
                                             const WrapOptions& options = {});
 
-/// FSDP or ZeRO-3: parameters sharded, and gathered block by block when operators touch them. Collective.
+/// FSDP or ZeRO-3: parameters sharded, and unsharded block by block when operators touch them. Collective.
 /// Throws as data_parallel(), and LogicError that names a block that does not exist or lies within another.
 std::unique_ptr<DataParallel> fully_shard(torch::nn::Module& module, const comm::Mesh& mesh,
                                           const WrapOptions& options = {});

@@ -97,7 +97,7 @@ class Trainer {
   bool weights_kept_ = false;
   std::vector<int64_t> lost_records_;  ///< by sink
   std::vector<double> step_seconds_;   ///< after the warm-up
-  parallel::LaneTimes step_times_;     ///< of the last step
+  parallel::CommTimes step_times_;     ///< of the last step
   int64_t step_wire_bytes_ = 0;        ///< sent by this rank in the last step
 };
 

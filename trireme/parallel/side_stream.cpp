@@ -1,4 +1,4 @@
-#include "trireme/parallel/lane.h"
+#include "trireme/parallel/side_stream.h"
 
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -25,17 +25,17 @@ double total_ms(std::vector<std::pair<c10::Event, c10::Event>>& spans) {
 
 }  // namespace
 
-Lane::Lane(c10::Device device, bool beside) : device_(device) {
+SideStream::SideStream(c10::Device device, bool beside) : device_(device) {
   if (!beside || device.is_cpu()) return;
   stream_ =
       c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true);
 }
 
-c10::Stream Lane::current() const {
+c10::Stream SideStream::current() const {
   return c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
 }
 
-Lane::Mark Lane::run_here(const std::function<void()>& work) {
+SideStream::Event SideStream::run_here(const std::function<void()>& work) {
   if (!measures_) {
     work();
     return {};
@@ -55,11 +55,12 @@ Lane::Mark Lane::run_here(const std::function<void()>& work) {
   return {};
 }
 
-Lane::Mark Lane::run(const std::function<void()>& work, const Mark& after) {
+SideStream::Event SideStream::run(const std::function<void()>& work, const Event& after) {
   return run_and_move(work, after, {});
 }
 
-Lane::Mark Lane::run_and_move(const std::function<void()>& work, const Mark& after, Mark mark) {
+SideStream::Event SideStream::run_and_move(const std::function<void()>& work, const Event& after,
+                                           Event event) {
   if (!stream_) {
     follow(after, device_);
     return run_here(work);
@@ -72,43 +73,43 @@ Lane::Mark Lane::run_and_move(const std::function<void()>& work, const Mark& aft
   std::optional<c10::Event> begin;
   if (measures_) begin.emplace(timed_event(device_)).record(*stream_);
   work();
-  if (!mark.event_) mark.event_ = std::make_shared<c10::Event>(device_.type());
-  mark.event_->record(*stream_);
+  if (!event.event_) event.event_ = std::make_shared<c10::Event>(device_.type());
+  event.event_->record(*stream_);
   if (begin) {
     c10::Event end = timed_event(device_);
     end.record(*stream_);
     busy_.emplace_back(std::move(*begin), std::move(end));
   }
-  return mark;
+  return event;
 }
 
-Lane::Mark Lane::run_untimed(const std::function<void()>& work, const Mark& again) {
+SideStream::Event SideStream::run_untimed(const std::function<void()>& work, const Event& again) {
   const bool measures = measures_;
   measures_ = false;
-  Mark mark = run_and_move(work, {}, again);
+  Event event = run_and_move(work, {}, again);
   measures_ = measures;
-  return mark;
+  return event;
 }
 
-void Lane::follow(const Mark& mark, c10::Device device) {
-  if (!mark.event_) return;
-  if (is_recording(device)) return wait_for_outside(mark.event_->eventId());
-  mark.event_->block(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+void SideStream::follow(const Event& event, c10::Device device) {
+  if (!event.event_) return;
+  if (is_recording(device)) return wait_for_outside(event.event_->eventId());
+  event.event_->block(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
 }
 
-void Lane::wait(const Mark& mark) {
-  if (!mark.event_) return;
+void SideStream::wait(const Event& event) {
+  if (!event.event_) return;
   const c10::Stream stream = current();
-  if (!measures_) return mark.event_->block(stream);
+  if (!measures_) return event.event_->block(stream);
   Span span{timed_event(device_), timed_event(device_)};
   span.first.record(stream);
-  mark.event_->block(stream);
+  event.event_->block(stream);
   span.second.record(stream);
   exposed_.push_back(std::move(span));
 }
 
-LaneTimes Lane::take_times() {
-  LaneTimes times = host_times_;
+CommTimes SideStream::take_times() {
+  CommTimes times = host_times_;
   host_times_ = {};
   const double exposed = total_ms(exposed_);
   // Without a stream of its own all of the work was waited for.
