@@ -197,6 +197,9 @@ def peer_command(against: str, model: str, policy: str, ranks: int, arguments: a
 def training_case(model: str, policy: str, ranks: int, against: str,
                   arguments: argparse.Namespace) -> Case:
     device, _ = DEVICES[arguments.mode]
+    tried = [name for name in TRIED_BY_BEST if strategy_of(name, policy, ranks)]
+    if against == "best" and len(tried) == 1:
+        against = tried[0]
     ours = training_command(model, policy, ranks, arguments)
     replicas = against == "replicas"
     environment = {} if device == "cuda" else {"OMP_NUM_THREADS": "1"}
@@ -208,7 +211,6 @@ def training_case(model: str, policy: str, ranks: int, against: str,
                     "tokens_per_s" if replicas else "tok_s_gpu",
                     environment=environment | alone | allocator)
 
-    tried = [name for name in TRIED_BY_BEST if strategy_of(name, policy, ranks)]
     candidates = {name: side_of(name) for name in tried} if against == "best" else {}
     return Case(
         label={"model": model, "device": device, "policy": policy, "ranks": ranks,

@@ -114,6 +114,7 @@ class Book:
     def __init__(self, out: Path, machine: dict, arguments: argparse.Namespace) -> None:
         self.out, self.machine, self.arguments = out, machine, arguments
         self.by_case: dict[int, dict] = {}
+        self.failures: list[BenchError] = []
         self.lock = threading.Lock()
 
     def results(self) -> list[dict]:
@@ -125,9 +126,16 @@ class Book:
             write_results(self.out, self.arguments.mode, self.machine, self.results(), self.arguments)
 
     def measure(self, index: int, case: Case, budget: Budget) -> None:
+        """A case that fails keeps what it had, and does not end the others."""
         say(case.title())
-        self.note(index, measure(case, self.arguments, budget,
-                                 lambda result: self.note(index, result | {"unfinished": True})))
+        try:
+            self.note(index, measure(case, self.arguments, budget,
+                                     lambda result: self.note(index, result | {"unfinished": True})))
+        except BenchError as error:
+            say(f"[bench.compare] {case.title()}: {error}")
+            self.failures.append(error)
+            so_far = self.by_case.get(index, case.label | {"alternations": []})
+            self.note(index, so_far | {"failed": str(error)})
 
 
 def measure_in_turn(cases: Sequence[Case], book: Book, budget: Budget) -> None:
@@ -156,8 +164,7 @@ class Gpus:
 
 
 def measure_beside(cases: Sequence[Case], book: Book, budget: Budget) -> None:
-    """Those that take all GPUs first, in turn, then the others beside each other. A case that fails does not end those
-    beside it; the first failure is thrown when all have ended."""
+    """Those that take all GPUs first, in turn, then the others beside each other."""
     names = visible_gpus()
     most = max(case.ranks for case in cases)
     if most > len(names):
@@ -265,6 +272,8 @@ def compare(arguments: argparse.Namespace) -> int:
     for result, problem in problems:
         if problem:
             say(f"{result['model']} {result['policy']} on {result['ranks']}: {problem}")
+    if book.failures:
+        return book.failures[0].code
     return EXIT_BELOW if slow or any(problem for _, problem in problems) else 0
 
 

@@ -72,8 +72,9 @@ def wrap(model: Model, setup: Setup) -> nn.Module:
     if options.strategy == "bf16":
         model.to(torch.bfloat16)
         return replicate(model, setup, static_graph=False) if setup.world > 1 else model
-    # DDP's first backward of a static graph must synchronise.
-    return replicate(model, setup, static_graph=not options.ac and options.accum == 1)
+    # DDP's first backward of a static graph must synchronise, and the compiler wants to cut the graph by buckets.
+    fixed = not options.ac and options.accum == 1 and not options.whole
+    return replicate(model, setup, static_graph=fixed)
 
 
 def make_optimizer(net: nn.Module, setup: Setup) -> torch.optim.Optimizer:

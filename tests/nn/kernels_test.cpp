@@ -1,15 +1,18 @@
 // CPU kernels: accuracy of the scalar functions, the optimizer updates against their formulas in double, sums
 // that do not depend on the number of threads.
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <c10/util/BFloat16.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <memory>
 #include <vector>
 
 #include "trireme/base/hash.h"
 #include "trireme/kernels/norm.h"
 #include "trireme/kernels/optimizer.h"
+#include "trireme/kernels/repeatable.h"
 #include "trireme/kernels/scalar_math.h"
 
 namespace trireme::kernels {
@@ -114,6 +117,35 @@ TEST(Norms, ParameterGradientsAreTheSameForAnyNumberOfThreads) {
   const auto four = gradient(4);
   at::set_num_threads(before);
   EXPECT_EQ(one, four);
+}
+
+TEST(Repeatable, TellsTorchWhileTheLastOneLivesAndGivesItsSettingsBack) {
+  at::Context& context = at::globalContext();
+  context.setBenchmarkCuDNN(true);
+  EXPECT_FALSE(must_repeat());
+  {
+    const Repeatable off(false);
+    EXPECT_FALSE(must_repeat());
+    auto first = std::make_unique<Repeatable>(true), second = std::make_unique<Repeatable>(true);
+    EXPECT_TRUE(must_repeat());
+    EXPECT_TRUE(context.deterministicCuDNN());
+    EXPECT_FALSE(context.benchmarkCuDNN());
+    EXPECT_FALSE(context.deterministicFillUninitializedMemory()) << "filling memory costs time";
+    EXPECT_THROW(at::Context::alertNotDeterministic("an operation"), c10::Error);
+    first.reset();
+    EXPECT_TRUE(must_repeat()) << "the other one lives";
+    second.reset();
+  }
+  EXPECT_FALSE(must_repeat());
+  EXPECT_FALSE(context.deterministicCuDNN());
+  EXPECT_TRUE(context.benchmarkCuDNN());
+  EXPECT_TRUE(context.deterministicFillUninitializedMemory());
+  context.setBenchmarkCuDNN(false);
+  context.setDeterministicAlgorithms(true, /*warn_only=*/true);
+  EXPECT_FALSE(must_repeat()) << "a warning is no demand";
+  context.setDeterministicAlgorithms(true, /*warn_only=*/false);
+  EXPECT_TRUE(must_repeat());
+  context.setDeterministicAlgorithms(false, false);
 }
 
 }  // namespace

@@ -341,7 +341,7 @@ class Peers(unittest.TestCase):
                                              "llama-1b:fsdp:1,4;llama-1b:ddp:4"])
         alone, sharded, replicated = cases.training_cases(arguments)
         self.assertEqual(list(alone.candidates), ["torch", "torch-amp", "torch-whole"])
-        self.assertEqual(list(sharded.candidates), ["torch"])
+        self.assertEqual((dict(sharded.candidates), sharded.label["against"]), ({}, "torch"), "no choice, no trial")
         self.assertEqual(list(replicated.candidates), ["torch", "torch-whole"])
         self.assertIn("--strategy=amp", alone.candidates["torch-whole"].command)
         self.assertIn("--whole", alone.candidates["torch-whole"].command)
@@ -393,6 +393,20 @@ class Measuring(unittest.TestCase):
         self.assertIn(len(seen), (1, 2))
         result, _ = self.measure(case, runs.Budget(1.0))
         self.assertEqual(result["alternations"], [])
+
+    def test_a_case_that_fails_ends_no_other(self):
+        with tempfile.TemporaryDirectory() as folder:
+            out = pathlib.Path(folder) / "out.json"
+            broken = programs.Side([sys.executable, "-c", "raise SystemExit('no memory')"], "speed")
+            made = [cases.Case({"model": "a"}, "tokens/s", broken, speed_side(4)),
+                    cases.Case({"model": "b"}, "tokens/s", speed_side(8), speed_side(4))]
+            book = compare.Book(out, {}, self.arguments())
+            with contextlib.redirect_stderr(io.StringIO()):
+                compare.measure_in_turn(made, book, runs.Budget(None))
+            first, second = json.loads(out.read_text())["cases"]
+        self.assertIn("no memory", first["failed"])
+        self.assertEqual((first["alternations"], second["ratio"]), ([], 2))
+        self.assertEqual([error.code for error in book.failures], [programs.EXIT_FAILED])
 
     def test_cases_beside_each_other_share_no_gpu(self):
         with tempfile.TemporaryDirectory() as folder:

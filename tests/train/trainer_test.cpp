@@ -4,6 +4,7 @@
 
 #include "tests/train/trainer_fixture.h"
 #include "trireme/base/error.h"
+#include "trireme/kernels/repeatable.h"
 
 namespace trireme::train {
 namespace {
@@ -197,6 +198,22 @@ TEST_F(TrainerTest, RunningAheadIsNotForScaledLosses) {
     train(mine, world);
   });
   EXPECT_EQ(recorder_.steps.size(), 4u) << "totals decide about a step, so each step's are read at once";
+}
+
+TEST_F(TrainerTest, TheSummarySaysWhetherAnEqualRunMayEndDifferently) {
+  config_.train.steps = 3;
+  run(2);
+  EXPECT_EQ(recorder_.summary.why_bits_vary, "") << "CPUs repeat their bits";
+  const std::string plain = recorder_.summary.weights_digest;
+  config_.train.deterministic = true;
+  run(2);
+  EXPECT_EQ(recorder_.summary.why_bits_vary, "");
+  EXPECT_EQ(recorder_.summary.weights_digest, plain);
+  EXPECT_FALSE(kernels::must_repeat()) << "only during the run";
+  config_.train.deterministic = false;
+  config_.comm.reduction = "backend";
+  run(2);
+  EXPECT_NE(recorder_.summary.why_bits_vary.find("Gloo chooses"), std::string::npos);
 }
 
 TEST_F(TrainerTest, GraphsOnACpuAreDeclinedAloudAndChangeNothing) {

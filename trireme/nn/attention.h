@@ -29,15 +29,11 @@ enum class AttentionBackend {
   kAten         ///< what ATen picks; told to, it picks what repeats its bits
 };
 /// Where kernels::must_repeat(), one whose bits repeat at every length and head size:
-///
-/// | dtype      | head size                  | compute capability | backend |
-/// |------------|----------------------------|--------------------|--------------------------------------------|
-/// | bf16, fp16 | a multiple of 8 up to 128  | 8.0 to 12.1        | kCudnnFlash | | bf16, fp16 | up to 256,
-/// or with dropout | 8.0, 9.0, 10.x     | kAten: FlashAttention                      | | bf16, fp16 | up to
-/// 192, or with dropout | 8.6, 8.9, 12.x     | kAten: FlashAttention                      | | fp32, rest |
-/// all                        | 5.0 to 12.1        | kAten: memory-efficient attention whose    | | | | |
-/// backward walks all keys in one block; with | |            |                            | | grouped heads
-/// plain products and softmax   |
+/// - bf16 and fp16 with heads of a multiple of 8 up to 128: kCudnnFlash, from compute capability 8.0 on;
+/// - bf16 and fp16 with other heads up to 256 (192 on 8.6, 8.9 and 12.x), or with dropout: kAten, which picks
+///   FlashAttention;
+/// - all else: kAten, which picks memory-efficient attention, whose backward then walks all keys in a
+///   block, or for grouped heads plain products and a softmax.
 AttentionBackend attention_backend(at::Device device, at::ScalarType dtype, int64_t length, int64_t head_dim,
                                    double dropout);
 /// For people.
