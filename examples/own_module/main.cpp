@@ -43,7 +43,7 @@ std::pair<at::Tensor, at::Tensor> images(int64_t count, at::Device device) {
 
 template <typename Model>
 double train(Model& model, trireme::parallel::DataParallel& engine, const trireme::comm::Mesh& mesh) {
-  auto optimizer = trireme::optim::build({.name = "adamw", .lr = 3e-3}, engine.optimizer_params());
+  auto optimizer = trireme::optim::build({.lr = 3e-3}, engine.optimizer_params());
   torch::manual_seed(100 + mesh.dp_rank);  // every rank draws images of its own
   double accuracy = 0.25;
   for (int step = 0; step < 60; ++step) {

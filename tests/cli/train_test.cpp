@@ -41,7 +41,7 @@ TEST(TrainRun, StartsTwoCpuRanksWithOneRequest) {
   EXPECT_TRUE(std::filesystem::equivalent(front.file(request.run_dir), front.file("runs/latest")));
   const auto config = plan::load({.path = "", .text = request.config, .overrides = {}}, Environment()).config;
   EXPECT_EQ(config.train.steps, 3);
-  EXPECT_EQ(config.device, "cpu");
+  EXPECT_EQ(config.device, plan::Device::kCpu);
 }
 
 TEST(TrainRun, LeavesACompleteRunDirectory) {

@@ -12,14 +12,15 @@ using test::TinyRun;
 using test::train_tiny;
 
 TEST(Recompute, TrainsTheSameBitsUnderEveryPolicy) {
-  for (const char* family : {"gpt2", "llama", "mlp"}) {
+  for (const plan::ModelFamily family : plan::all_values<plan::ModelFamily>()) {
     for (const char* policy : {"ddp", "zero2", "fsdp"}) {
       for (const auto compute : {at::kFloat, at::kBFloat16}) {
         TinyRun run{.policy = policy, .family = family, .steps = 4, .accumulation = 2, .compute = compute};
         const std::string kept = train_tiny(run).digest;
-        for (const char* recompute : {"block", "cheap"}) {
+        for (const plan::Recompute recompute : {plan::Recompute::kBlock, plan::Recompute::kCheap}) {
           run.recompute = recompute;
-          EXPECT_EQ(train_tiny(run).digest, kept) << family << " " << policy << " " << recompute;
+          EXPECT_EQ(train_tiny(run).digest, kept)
+              << plan::name(family) << " " << policy << " " << name(recompute);
         }
       }
     }
@@ -27,13 +28,13 @@ TEST(Recompute, TrainsTheSameBitsUnderEveryPolicy) {
 }
 
 TEST(Recompute, DrawsTheSameDropoutAgain) {
-  const auto digest = [](const char* recompute) {
+  const auto digest = [](plan::Recompute recompute) {
     at::manual_seed(5);
     return train_tiny({.ranks = 1, .steps = 4, .recompute = recompute, .dropout = 0.2}).digest;
   };
-  const std::string kept = digest("none");
-  EXPECT_EQ(digest("block"), kept);
-  EXPECT_EQ(digest("cheap"), kept);
+  const std::string kept = digest(plan::Recompute::kNone);
+  EXPECT_EQ(digest(plan::Recompute::kBlock), kept);
+  EXPECT_EQ(digest(plan::Recompute::kCheap), kept);
 }
 
 TEST(Recompute, GivesParametersTheirGradientsWhereTheInputNeedsNone) {

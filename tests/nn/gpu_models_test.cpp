@@ -18,17 +18,17 @@
 namespace trireme::nn {
 namespace {
 
-plan::ModelConfig small(const std::string& family) {
+plan::ModelConfig small(plan::ModelFamily family) {
   plan::ModelConfig config;
   config.family = family;
   config.n_layers = 2;
   config.d_model = 128;
   config.n_heads = 4;
-  config.n_kv_heads = family == "llama" ? 2 : 4;
+  config.n_kv_heads = family == plan::ModelFamily::kLlama ? 2 : 4;
   config.d_ff = 256;
   config.vocab_size = 1003;  // no multiple of anything
   config.max_seq_len = 96;
-  config.tie_embeddings = family == "gpt2";
+  config.tie_embeddings = family == plan::ModelFamily::kGpt2;
   return config;
 }
 
@@ -42,10 +42,11 @@ struct Result {
 Result differentiate(const plan::ModelConfig& config, at::Device device, at::ScalarType dtype,
                      int64_t chunk_bytes, bool lends, at::ScalarType weights = at::kFloat) {
   const auto model = build(config);
+  const InitialWeights initial(config, 7);
   for (const auto& entry : model->named_parameters()) {
     at::Tensor leaf = entry.value();
     at::Tensor values = at::empty({leaf.numel()});
-    initial_values(config, 7, entry.key(), 0, values);
+    initial(entry.key(), 0, values);
     leaf.set_data(values.view(leaf.sizes()).to(weights).to(device, dtype));
     if (lends) lend_gradient(leaf, at::full_like(leaf, std::nan("")));
   }
@@ -63,7 +64,7 @@ Result differentiate(const plan::ModelConfig& config, at::Device device, at::Sca
   return result;
 }
 
-class GpuModels : public testing::TestWithParam<std::string> {
+class GpuModels : public testing::TestWithParam<plan::ModelFamily> {
  protected:
   void SetUp() override {
     if (kernels::gpus().empty()) GTEST_SKIP() << "no GPU";
@@ -118,15 +119,16 @@ TEST_P(GpuModels, RepeatTheirBits) {
 }
 
 /// Bytes that a forward pass leaves allocated, without those of the logits.
-int64_t kept_bytes(const plan::ModelConfig& config, int64_t tokens, const std::string& recompute) {
-  c10::cuda::CUDACachingAllocator::emptyCache();  // a block of an earlier test may be larger than what is asked
+int64_t kept_bytes(const plan::ModelConfig& config, int64_t tokens, plan::Recompute recompute) {
+  c10::cuda::CUDACachingAllocator::emptyCache();  // a block of an earlier test may be larger than what is
+                                                  // asked
   const auto model = build(config);
   for (const auto& entry : model->named_parameters()) {
     at::Tensor leaf = entry.value();
     leaf.set_data(at::randn(entry.value().sizes()).mul_(0.02).to(at::kCUDA, at::kBFloat16));
   }
-  if (recompute == "cheap") model->recompute_cheap(1);
-  if (recompute == "block") {
+  if (recompute == plan::Recompute::kCheap) model->recompute_cheap(1);
+  if (recompute == plan::Recompute::kBlock) {
     model->set_unit_runner([](const std::string&, const at::Tensor& x, const BlockForward& forward) {
       return memory::recomputed(x, forward);
     });
@@ -144,7 +146,8 @@ int64_t kept_bytes(const plan::ModelConfig& config, int64_t tokens, const std::s
 
 /// What the plan predicts for two more layers, so that what comes before and after the blocks does not count.
 TEST_P(GpuModels, KeepWhatThePlanSays) {
-  for (const char* recompute : {"none", "cheap", "block"}) {
+  for (const plan::Recompute recompute :
+       {plan::Recompute::kNone, plan::Recompute::kCheap, plan::Recompute::kBlock}) {
     plan::ModelConfig config = small(GetParam());
     config.d_model = 512;
     config.d_ff = 2048;
@@ -157,13 +160,13 @@ TEST_P(GpuModels, KeepWhatThePlanSays) {
     const double difference = static_cast<double>(measured(4) - measured(2));
     config.n_layers = 2;
     const double predicted =
-        4096 * plan::describe(config, 4096, {.compute = "bf16"}, memory).saved_bytes_per_token;
-    EXPECT_NEAR(difference / predicted, 1.0, 0.03) << recompute;
+        4096 * plan::describe(config, 4096, {.compute = plan::Dtype::kBf16}, memory).saved_bytes_per_token;
+    EXPECT_NEAR(difference / predicted, 1.0, 0.03) << plan::name(recompute);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, GpuModels, testing::Values("llama", "gpt2", "mlp"),
-                         [](const auto& family) { return family.param; });
+INSTANTIATE_TEST_SUITE_P(Families, GpuModels, testing::ValuesIn(plan::all_values<plan::ModelFamily>()),
+                         [](const auto& family) { return std::string(plan::name(family.param)); });
 
 }  // namespace
 }  // namespace trireme::nn

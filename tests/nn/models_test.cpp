@@ -17,19 +17,23 @@ namespace {
 
 using Shapes = std::map<std::string, std::vector<int64_t>>;
 
+void expect_described(const plan::ModelConfig& config) {
+  Shapes described, built;
+  for (const plan::UnitSpec& unit : plan::describe(config, 64).units) {
+    for (const plan::ParamSpec& param : unit.params)
+      EXPECT_TRUE(described.emplace(param.name, param.shape).second) << param.name << " is there twice";
+  }
+  const auto model = build(config);
+  for (const auto& entry : model->named_parameters()) built.emplace(entry.key(), entry.value().sizes().vec());
+  EXPECT_EQ(built, described);
+}
+
 class EveryPreset : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(EveryPreset, HasTheParametersThatThePlanDescribes) {
   plan::ModelConfig config = plan::complete(plan::find_preset(GetParam()).model, 64);
   config.n_layers = 2;  // full width, so that every shape is seen
-  Shapes described, built;
-  for (const plan::UnitSpec& unit : plan::describe(config, 64).units) {
-    for (const plan::ParamSpec& param : unit.params)
-      EXPECT_TRUE(described.emplace(param.name, param.shape).second);
-  }
-  const auto model = build(config);
-  for (const auto& entry : model->named_parameters()) built.emplace(entry.key(), entry.value().sizes().vec());
-  EXPECT_EQ(built, described);
+  expect_described(config);
 }
 
 std::vector<std::string> preset_names() {
@@ -44,7 +48,7 @@ INSTANTIATE_TEST_SUITE_P(Models, EveryPreset, ::testing::ValuesIn(preset_names()
   return name;
 });
 
-class EveryFamily : public ::testing::TestWithParam<const char*> {
+class EveryFamily : public ::testing::TestWithParam<plan::ModelFamily> {
  protected:
   plan::ModelConfig config(bool tied) const {
     plan::ModelConfig config;
@@ -57,10 +61,19 @@ class EveryFamily : public ::testing::TestWithParam<const char*> {
   }
   std::shared_ptr<LanguageModel> make(bool tied = true) const {
     const auto model = build(config(tied));
-    initialize(*model, config(tied), 3);
+    InitialWeights(config(tied), 3).fill(*model);
     return model;
   }
 };
+
+TEST_P(EveryFamily, HasTheParametersOfItsRecord) {
+  for (const bool tied : {true, false}) {
+    plan::ModelConfig odd = config(tied);  // sizes that no two dimensions share
+    odd.d_ff = 72;
+    odd.n_kv_heads = GetParam() == plan::ModelFamily::kLlama ? 2 : odd.n_heads;
+    expect_described(odd);
+  }
+}
 
 TEST_P(EveryFamily, LaterTokensDoNotChangeEarlierLogits) {
   const auto model = make();
@@ -118,12 +131,13 @@ TEST_P(EveryFamily, UntrainedLossIsNearTheLogOfTheVocabulary) {
   EXPECT_NEAR(loss, std::log(50.0), 0.5);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, EveryFamily, ::testing::Values("gpt2", "llama", "mlp"));
+INSTANTIATE_TEST_SUITE_P(Models, EveryFamily, ::testing::ValuesIn(plan::all_values<plan::ModelFamily>()),
+                         [](const auto& family) { return std::string(plan::name(family.param)); });
 
-TEST(Build, RefusesUnknownFamilies) {
+TEST(Build, RefusesFamiliesWithoutAFactory) {
   plan::ModelConfig config;
-  config.family = "mamba";
-  EXPECT_THROW(build(config), ConfigError);
+  config.family = static_cast<plan::ModelFamily>(99);
+  EXPECT_THROW(build(config), LogicError);
 }
 
 TEST(Gpt2, RefusesMoreTokensThanPositions) {

@@ -22,7 +22,7 @@ struct Run {
 
 std::string digest_of(const Run& run) {
   plan::ModelConfig config;
-  config.family = "llama";
+  config.family = plan::ModelFamily::kLlama;
   config.n_layers = 4;
   config.d_model = 256;
   config.n_heads = 4;

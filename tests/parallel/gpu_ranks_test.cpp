@@ -2,6 +2,7 @@
 // batch, the weights have the same bits. One process a GPU; skipped with fewer than two GPUs.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 #include "tests/comm/gpu_ranks.h"
 #include "tests/support/engine_on_model.h"
 #include "trireme/kernels/repeatable.h"
+#include "trireme/parallel/storage.h"
 
 namespace trireme::parallel {
 namespace {
@@ -20,7 +22,8 @@ struct Setting {
   int64_t accumulation = 1;
   bool overlap = true;
   bool peer_memory = true;
-  std::string family = "mlp";  ///< others only where kernels must repeat their bits: attention else varies
+  plan::ModelFamily family =
+      plan::ModelFamily::kMlp;  ///< others only where kernels must repeat their bits: attention else varies
   int64_t length = 64;
 };
 
@@ -146,13 +149,75 @@ TEST(GpuRanks, EveryPolicyGivesTheSameBitsOfLongSequencesWhereKernelsMustRepeatT
       long_bf16.push_back({.policy = policy,
                            .compute = at::kBFloat16,
                            .overlap = overlap,
-                           .family = "llama",
+                           .family = plan::ModelFamily::kLlama,
                            .length = 4096});
     }
-    short_fp32.push_back({.policy = policy, .family = "gpt2", .length = 250});
+    short_fp32.push_back({.policy = policy, .family = plan::ModelFamily::kGpt2, .length = 250});
   }
   expect_one_digest(long_bf16);
   expect_one_digest(short_fp32);
+}
+
+bool is_gathered(nn::LanguageModel& model, const plan::UnitSpec& unit) {
+  return has_storage(model.named_parameters()[unit.params.front().name]);
+}
+
+/// Three steps of fsdp; in the last two every block must find as many of the following ones gathered as
+/// `prefetch` says.
+std::string train_ahead(int64_t prefetch, std::shared_ptr<comm::World> world, test::Expectations& expect) {
+  const plan::ModelConfig config = plan::complete(
+      {.family = plan::ModelFamily::kMlp, .n_layers = 5, .d_model = 64, .vocab_size = 256}, 32);
+  const plan::ModelFacts facts = plan::describe(config, 32);
+  test::EngineOnModel trained(
+      config, facts, world,
+      {.policy = plan::find_policy(plan::PolicyName::kFsdp), .device = world->device(), .prefetch = prefetch},
+      /*seed=*/3);
+  int64_t step = 0;
+  trained.model->set_unit_runner(
+      [&](const std::string& name, const at::Tensor& x, const nn::BlockForward& forward) {
+        return trained.engine.run_unit(name, x, [&, name, forward](const at::Tensor& in) {
+          const auto unit = std::ranges::find(facts.units, name, &plan::UnitSpec::name);
+          const auto gathered = std::count_if(unit + 1, facts.units.end(), [&](const plan::UnitSpec& later) {
+            return is_gathered(*trained.model, later);
+          });
+          const int64_t wanted = std::min<int64_t>(prefetch, facts.units.end() - unit - 1);
+          expect.is_true(step == 0 || gathered == wanted,
+                         fmt::format("prefetch {}, step {}, {}: {} units ahead, not {}", prefetch, step, name,
+                                     gathered, wanted));
+          return forward(in);
+        });
+      });
+  const auto optimizer = optim::build({.lr = 1e-2}, trained.engine.optimizer_params());
+  for (; step < 3; ++step) {
+    const at::Tensor tokens = (at::arange(4 * 33, at::kLong) * 7919 + step * 31 + world->rank())
+                                  .remainder(config.vocab_size)
+                                  .view({4, 33})
+                                  .to(world->device());
+    trained.engine.begin_forward();
+    const at::Tensor loss =
+        trained.model->loss(tokens.narrow(1, 0, 32).contiguous(), tokens.narrow(1, 1, 32).contiguous());
+    trained.engine.backward(loss, 0.5, true);
+    trained.engine.step(*optimizer, 1e-2, optim::clip_factor(trained.engine.grad_norm(), 0.5));
+  }
+  return weights_digest(trained.engine);
+}
+
+TEST(GpuRanks, UnitsAreGatheredAsFarAheadAsAskedWhichChangesNoBit) {
+  if (test::count_gpus() < 2) GTEST_SKIP() << "two GPUs are needed";
+  const std::vector<int64_t> depths = {0, 1, 2, 9};
+  std::vector<int64_t> ports;
+  for (size_t i = 0; i < depths.size(); ++i) ports.push_back(test::free_port());
+  const auto body = [&](int64_t rank) {
+    test::Expectations expect;
+    std::string wanted;
+    for (size_t i = 0; i < depths.size(); ++i) {
+      const std::string digest = train_ahead(depths[i], test::join_gpus(rank, 2, ports[i], 60.0), expect);
+      if (wanted.empty()) wanted = digest;
+      expect.is_true(digest == wanted, fmt::format("prefetch {} gives the bits of prefetch 0", depths[i]));
+    }
+    return expect.code();
+  };
+  EXPECT_EQ(test::fork_ranks(2, body, 120.0), (std::vector<int>{0, 0}));
 }
 
 }  // namespace

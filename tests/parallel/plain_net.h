@@ -126,7 +126,7 @@ inline void expect_close(const Weights& got, const Weights& wanted, const std::s
 
 inline plan::OptimConfig descent() {
   plan::OptimConfig config;
-  config.name = "sgd";
+  config.name = plan::OptimizerName::kSgd;
   config.momentum = 0.0;
   config.weight_decay = 0.0;
   return config;

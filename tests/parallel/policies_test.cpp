@@ -5,6 +5,7 @@
 #include "tests/support/engine_on_model.h"
 #include "tests/support/tiny_training.h"
 #include "trireme/base/error.h"
+#include "trireme/nn/init.h"
 #include "trireme/parallel/storage.h"
 #include "trireme/plan/memory.h"
 #include "trireme/plan/policy.h"
@@ -40,7 +41,7 @@ double distance(const TinyOutcome& got, const TinyOutcome& wanted) {
 }
 
 TEST(Law1, InitialWeightsAreTheSameForAnyLayout) {
-  for (const char* family : {"gpt2", "llama"}) {
+  for (const plan::ModelFamily family : {plan::ModelFamily::kGpt2, plan::ModelFamily::kLlama}) {
     const std::string one = train_tiny({.policy = "ddp", .family = family, .ranks = 1, .steps = 0}).digest;
     for (int64_t ranks = 1; ranks <= 4; ++ranks) {
       for (const TinyRun& run : all_policies({.family = family, .ranks = ranks, .steps = 0})) {
@@ -56,27 +57,30 @@ struct Setting {
   int64_t accumulation;
   double grad_clip;
   parallel::ReduceWhen reduce_when = parallel::ReduceWhen::kOncePerStep;
+  std::optional<at::ScalarType> reduce = {};
 };
 
+constexpr auto kOnce = parallel::ReduceWhen::kOncePerStep;
 constexpr auto kEvery = parallel::ReduceWhen::kEveryMicroBatch;
 
 class Law2 : public ::testing::TestWithParam<Setting> {};
 
 TEST_P(Law2, AllPoliciesGiveBitIdenticalWeightsAfter20Steps) {
   const Setting setting = GetParam();
-  for (const char* family : {"gpt2", "llama"}) {
+  for (const plan::ModelFamily family : {plan::ModelFamily::kGpt2, plan::ModelFamily::kLlama}) {
     TinyRun run{.policy = "ddp",
                 .family = family,
                 .ranks = setting.ranks,
                 .accumulation = setting.accumulation,
                 .grad_clip = setting.grad_clip,
                 .compute = setting.compute,
+                .reduce = setting.reduce,
                 .reduce_when = setting.reduce_when};
     const TinyOutcome reference = train_tiny(run);
     EXPECT_LT(reference.losses.back(), 0.8 * reference.losses.front())
         << "the runs must have learnt something";
     for (const TinyRun& other : all_policies(run)) {
-      EXPECT_EQ(train_tiny(other).digest, reference.digest) << family << " " << other.policy;
+      EXPECT_EQ(train_tiny(other).digest, reference.digest) << plan::name(family) << " " << other.policy;
     }
   }
 }
@@ -87,24 +91,27 @@ INSTANTIATE_TEST_SUITE_P(Policies, Law2,
                                            Setting{2, at::kBFloat16, 1, 1.0},
                                            Setting{4, at::kBFloat16, 3, 1.0},
                                            Setting{4, at::kFloat, 3, 1.0, kEvery},
-                                           Setting{2, at::kBFloat16, 3, 0.0, kEvery}),
+                                           Setting{2, at::kBFloat16, 3, 0.0, kEvery},
+                                           Setting{4, at::kFloat, 1, 1.0, kOnce, at::kBFloat16},
+                                           Setting{4, at::kFloat, 3, 1.0, kEvery, at::kBFloat16},
+                                           Setting{4, at::kBFloat16, 3, 1.0, kOnce, at::kFloat}),
                          [](const auto& named) {
                            const Setting& s = named.param;
                            return "ranks" + std::to_string(s.ranks) +
                                   (s.compute == at::kFloat ? "_fp32" : "_bf16") + "_accumulation" +
                                   std::to_string(s.accumulation) + (s.grad_clip > 0 ? "_clip" : "") +
-                                  (s.reduce_when == kEvery ? "_every" : "");
+                                  (s.reduce_when == kEvery ? "_every" : "") + (s.reduce ? "_other_wire" : "");
                          });
 
 TEST(Law2, ManyRanksEqualOneAtTheSameGlobalBatch) {
-  for (const char* family : {"gpt2", "llama", "mlp"}) {
+  for (const plan::ModelFamily family : plan::all_values<plan::ModelFamily>()) {
     const TinyOutcome one = train_tiny({.family = family, .ranks = 1});
     for (int64_t ranks = 2; ranks <= 4; ++ranks) {
       const TinyOutcome many = train_tiny({.family = family, .ranks = ranks});
       for (size_t step = 0; step < one.losses.size(); ++step) {
         EXPECT_NEAR(many.losses[step], one.losses[step], 1e-5 * one.losses[step]);
       }
-      EXPECT_LT(distance(many, one), 1e-5) << family << " on " << ranks;
+      EXPECT_LT(distance(many, one), 1e-5) << plan::name(family) << " on " << ranks;
     }
   }
 }
@@ -169,24 +176,31 @@ TEST(Law5, BytesOnTheWireFollowTheFormulaOfEachPolicy) {
 }
 
 TEST(Law5, BytesHeldAndSentAreThoseOfThePlan) {
-  const plan::ModelFacts facts = plan::describe(test::tiny_model("llama"), 8);
-  for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
+  const plan::ModelFacts facts = plan::describe(test::tiny_model(plan::ModelFamily::kLlama), 8);
+  const auto bytes_of = [](at::ScalarType dtype) { return static_cast<int64_t>(c10::elementSize(dtype)); };
+  const std::pair<at::ScalarType, at::ScalarType> dtypes[] = {{at::kFloat, at::kFloat},
+                                                              {at::kBFloat16, at::kBFloat16},
+                                                              {at::kFloat, at::kBFloat16},
+                                                              {at::kBFloat16, at::kFloat}};
+  for (const auto& [compute, reduce] : dtypes) {
     for (const int64_t accumulation : {1, 3}) {
-      for (const auto reduce_when : {parallel::ReduceWhen::kOncePerStep, kEvery}) {
-        const TinyRun base{.family = "llama",
+      for (const auto reduce_when : {kOnce, kEvery}) {
+        const TinyRun base{.family = plan::ModelFamily::kLlama,
                            .ranks = 4,
                            .steps = 2,
                            .accumulation = accumulation,
                            .compute = compute,
+                           .reduce = reduce,
                            .reduce_when = reduce_when};
         for (const TinyRun& run : all_policies(base)) {
           const TinyOutcome outcome = train_tiny(run);
-          const int64_t bytes = compute == at::kFloat ? 4 : 2;
+          const int64_t bytes = bytes_of(compute);
           const plan::EngineSetting setting{
               .policy = plan::find_policy(run.policy),
               .mesh = plan::MeshShape({1, run.replicas, 4 / run.replicas, 1, 1}),
               .compute_bytes = bytes,
-              .wire_bytes = bytes,
+              .wire_bytes = bytes_of(reduce),
+              .wire_as_computed = compute == reduce,
               .accumulation = accumulation,
               .reduces_once = reduce_when != kEvery};
           EXPECT_EQ(outcome.state, plan::engine_state(facts.units, setting))
@@ -200,8 +214,9 @@ TEST(Law5, BytesHeldAndSentAreThoseOfThePlan) {
 }
 
 TEST(Law5, SocketsCarryTheBytesOfThePlan) {
-  const plan::ModelFacts facts = plan::describe(test::tiny_model("llama"), 8);
-  for (const TinyRun& run : all_policies({.family = "llama", .ranks = 4, .steps = 1, .messages = true})) {
+  const plan::ModelFacts facts = plan::describe(test::tiny_model(plan::ModelFamily::kLlama), 8);
+  for (const TinyRun& run :
+       all_policies({.family = plan::ModelFamily::kLlama, .ranks = 4, .steps = 1, .messages = true})) {
     const TinyOutcome outcome = train_tiny(run);
     const plan::EngineSetting setting{.policy = plan::find_policy(run.policy),
                                       .mesh = plan::MeshShape({1, run.replicas, 4 / run.replicas, 1, 1})};
@@ -210,6 +225,54 @@ TEST(Law5, SocketsCarryTheBytesOfThePlan) {
     EXPECT_LE(outcome.socket_bytes, planned + planned / 10)
         << run.policy << ": beyond the headers of messages";
   }
+}
+
+/// bf16 becomes fp32 without loss, and sums are fp32 whatever travels.
+TEST(WireDtype, Bf16GradientsThatTravelAsFp32GiveTheSameBits) {
+  for (const TinyRun& run : all_policies({.ranks = 4, .compute = at::kBFloat16})) {
+    TinyRun wide = run;
+    wide.reduce = at::kFloat;
+    EXPECT_EQ(train_tiny(wide).digest, train_tiny(run).digest) << run.policy;
+  }
+}
+
+/// The gradients of one rank's batch, without an engine.
+std::map<std::string, at::Tensor> own_gradients(const plan::ModelConfig& config, const at::Tensor& tokens,
+                                                double scale) {
+  const auto model = nn::build(config);
+  nn::InitialWeights(config, 3).fill(*model);
+  (model->loss(tokens.narrow(1, 0, 8), tokens.narrow(1, 1, 8)) * scale).backward();
+  std::map<std::string, at::Tensor> grads;
+  for (const auto& entry : model->named_parameters()) grads.emplace(entry.key(), entry.value().grad());
+  return grads;
+}
+
+TEST(WireDtype, Fp32GradientsThatTravelAsBf16AreRoundedOnceAndSummedInFp32) {
+  constexpr int64_t kRanks = 2;
+  const plan::ModelConfig config = test::tiny_model(plan::ModelFamily::kLlama);
+  const plan::ModelFacts facts = plan::describe(config, 8);
+  const at::Tensor tokens = test::tiny_tokens(0, 2 * kRanks, config.vocab_size);
+  test::run_ranks(kRanks, [&](std::shared_ptr<comm::World> world) {
+    test::EngineOnModel trained(
+        config, facts, world, {.policy = plan::find_policy(plan::PolicyName::kDdp), .reduce = at::kBFloat16},
+        3);
+    const at::Tensor mine = tokens.narrow(0, 2 * world->rank(), 2);
+    trained.engine.begin_forward();
+    trained.engine.backward(trained.model->loss(mine.narrow(1, 0, 8), mine.narrow(1, 1, 8)), 0.5, true);
+    trained.engine.grad_norm();  // waits for the reductions
+    const std::vector<optim::FlatParam> params = trained.engine.optimizer_params();
+    const auto first = own_gradients(config, tokens.narrow(0, 0, 2), 0.5);
+    const auto second = own_gradients(config, tokens.narrow(0, 2, 2), 0.5);
+    for (size_t i = 0; i < facts.units.size(); ++i) {
+      const plan::FlatLayout layout(facts.units[i].params, kRanks);
+      for (const plan::FlatEntry& entry : layout.entries()) {
+        const auto rounded = [&](const at::Tensor& grad) { return grad.to(at::kBFloat16).to(at::kFloat); };
+        const at::Tensor wanted = rounded(first.at(entry.name)) + rounded(second.at(entry.name));
+        const at::Tensor got = params[i].grad.narrow(0, entry.offset, entry.numel).view(entry.shape);
+        EXPECT_TRUE(at::equal(got, wanted)) << entry.name << " on rank " << world->rank();
+      }
+    }
+  });
 }
 
 TEST(Law7, OverlapAndBucketsDoNotChangeTheWeights) {
@@ -258,7 +321,7 @@ TEST(Accumulation, ReducesOncePerStepOrAfterEveryMicroBatch) {
 TEST(ReducedGradients, AreThereFromReductionToTheNextUse) {
   for (const char* policy : {"zero1", "zero2", "fsdp"}) {
     test::run_ranks(2, [&](std::shared_ptr<comm::World> world) {
-      const plan::ModelConfig config = test::tiny_model("llama");
+      const plan::ModelConfig config = test::tiny_model(plan::ModelFamily::kLlama);
       test::EngineOnModel trained(config, plan::describe(config, 8), world,
                                   {.policy = plan::find_policy(policy), .compute = at::kBFloat16}, 3);
       parallel::DataParallel& engine = trained.engine;
@@ -290,9 +353,34 @@ TEST(ReducedGradients, AreThereFromReductionToTheNextUse) {
   }
 }
 
+TEST(DataParallel, DecaysTheParametersWhoseRecordSaysSo) {
+  test::run_ranks(1, [](std::shared_ptr<comm::World> world) {
+    const plan::ModelConfig config = test::tiny_model(plan::ModelFamily::kLlama);
+    plan::ModelFacts facts = plan::describe(config, 8);
+    const auto decayed = [&] {
+      test::EngineOnModel trained(config, facts, world, {}, 3);
+      int64_t numel = 0;
+      for (const optim::FlatParam& param : trained.engine.optimizer_params()) {
+        for (const optim::Segment& segment : param.segments)
+          numel += segment.decay ? segment.range.size() : 0;
+      }
+      return numel;
+    };
+    int64_t matrices = 0;
+    for (const plan::UnitSpec& unit : facts.units) {
+      for (const plan::ParamSpec& param : unit.params)
+        matrices += param.shape.size() == 2 ? param.numel() : 0;
+    }
+    EXPECT_EQ(decayed(), matrices);
+    plan::ParamSpec& table = facts.units[0].params[0];
+    table.decays = false;
+    EXPECT_EQ(decayed(), matrices - table.numel());
+  });
+}
+
 TEST(DataParallel, RefusesUnitsThatDoNotCoverTheModule) {
   test::run_ranks(1, [](std::shared_ptr<comm::World> world) {
-    const plan::ModelConfig config = test::tiny_model("gpt2");
+    const plan::ModelConfig config = test::tiny_model(plan::ModelFamily::kGpt2);
     const auto model = nn::build(config);
     std::vector<plan::UnitSpec> units = plan::describe(config, 8).units;
     units.pop_back();

@@ -328,7 +328,7 @@ Named train_on_ranks(const std::shared_ptr<World>& world, const char* policy, co
   const auto engine =
       shards ? parallel::fully_shard(net, mesh, options) : parallel::data_parallel(net, mesh, options);
   plan::OptimConfig descent;
-  descent.name = "sgd";
+  descent.name = plan::OptimizerName::kSgd;
   descent.momentum = 0.0;
   descent.weight_decay = 0.0;
   const auto optimizer = optim::build(descent, engine->optimizer_params());

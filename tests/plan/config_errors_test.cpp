@@ -225,6 +225,25 @@ TEST(ConfigErrors, DeterministicIsRefusedWhereTheBackendChoosesTheOrderOfSums) {
   EXPECT_EQ(of_overrides({"train.deterministic=true", "parallel.comm_hook=int8"}), "accepted");
 }
 
+TEST(ConfigErrors, ReshardingNeedsAWordOrANumberOfRanks) {
+  for (const char* wrong : {"0", "yes", "-1", "2x", "", "1.5"}) {
+    expect_mentions(of_overrides({std::string("parallel.reshard_after_forward=") + wrong}),
+                    {std::string("parallel.reshard_after_forward='") + wrong + "'", "--parallel.reshard",
+                     "auto, true, false or a number of ranks"});
+  }
+}
+
+TEST(ConfigErrors, KeysOfAnotherOptimizerAreRefusedUnlessTheyChangeNothing) {
+  expect_mentions(of_overrides({"optim.momentum=0.5"}),
+                  {"optim.momentum=0.5 (--optim.momentum)", "optim.name=sgd", "optim.name=adamw (default)"});
+  for (const char* key : {"optim.beta1=0.8", "optim.beta2=0.99", "optim.eps=0.001"}) {
+    expect_mentions(of_overrides({"optim.name=sgd", key}), {key, "is for optim.name=adamw"});
+    EXPECT_EQ(of_overrides({key}), "accepted");
+  }
+  EXPECT_EQ(of_overrides({"optim.name=sgd", "optim.momentum=0.5"}), "accepted");
+  EXPECT_EQ(of_overrides({"optim.name=sgd", "optim.beta1=0.9"}), "accepted");
+}
+
 TEST(ConfigErrors, RunNameMustNameADirectory) {
   expect_mentions(of_overrides({"name="}), {"name= (--name)", "directory"});
   expect_mentions(of_overrides({"name=a/b"}), {"name=a/b"});

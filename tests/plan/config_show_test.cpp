@@ -18,7 +18,7 @@ using Value = std::variant<int64_t, double, bool, std::string>;
 std::map<std::string, Value> values_of(Config config) {
   std::map<std::string, Value> values;
   for (const Field& field : fields(config)) {
-    std::visit([&](const auto* value) { values.emplace(field.key, *value); }, field.value);
+    values.emplace(field.key, value_of(field));
   }
   return values;
 }
@@ -164,7 +164,7 @@ TEST(ConfigSchema, DescribesEveryFieldAndNothingElse) {
     const nlohmann::json& property = (*object)["properties"][field.key.substr(dot + 1)];
     EXPECT_EQ(property["description"], field.help) << field.key;
     static constexpr const char* kTypes[] = {"integer", "number", "boolean", "string"};
-    EXPECT_EQ(property["type"], kTypes[field.value.index()]) << field.key;
+    EXPECT_EQ(property["type"], kTypes[value_of(field).index()]) << field.key;
     EXPECT_EQ(property.contains("enum"), !field.choices.empty()) << field.key;
     EXPECT_EQ(property.contains("minimum"), field.min.has_value()) << field.key;
     EXPECT_EQ(property.contains("maximum"), field.max.has_value()) << field.key;

@@ -35,13 +35,23 @@ TEST(Config, WithoutSourcesIsTheDefaults) {
   EXPECT_EQ(resolved.origins.at("train.steps"), "default");
 }
 
+const void* place_of(const Field& field) {
+  if (const auto* word = std::get_if<WordRef>(&field.value)) return word->member;
+  return std::visit(
+      [](const auto& member) -> const void* {
+        if constexpr (std::is_pointer_v<std::decay_t<decltype(member)>>) return member;
+        return nullptr;
+      },
+      field.value);
+}
+
 TEST(Config, TableNamesEveryKeyOnceWithHelp) {
   Config config;
   std::set<std::string> keys;
   std::set<const void*> places;
   for (const Field& field : fields(config)) {
     EXPECT_TRUE(keys.insert(field.key).second) << field.key;
-    std::visit([&](auto* value) { EXPECT_TRUE(places.insert(value).second) << field.key; }, field.value);
+    EXPECT_TRUE(places.insert(place_of(field)).second) << field.key;
     EXPECT_FALSE(field.help.empty()) << field.key;
   }
   EXPECT_TRUE(keys.contains("model.preset"));
@@ -52,7 +62,7 @@ TEST(Config, DefaultsObeyTheirOwnRules) {
   Config config;
   for (const Field& field : fields(config)) {
     if (!field.choices.empty()) {
-      const std::string& value = *std::get<std::string*>(field.value);
+      const std::string value = std::get<std::string>(value_of(field));
       EXPECT_NE(std::find(field.choices.begin(), field.choices.end(), value), field.choices.end())
           << field.key;
     }
@@ -101,7 +111,7 @@ TEST(Config, PresetFromAnySourceRanksBelowTheFile) {
   const std::string yaml = "model: {n_layers: 5}";
   const ResolvedConfig by_override = load({.text = yaml, .overrides = {"model.preset=llama-tiny"}}, kNothing);
   EXPECT_EQ(by_override.config.model.n_layers, 5);
-  EXPECT_EQ(by_override.config.model.family, "llama");
+  EXPECT_EQ(by_override.config.model.family, ModelFamily::kLlama);
   const ResolvedConfig by_variable =
       load({.text = yaml}, Environment(Variables{{"TRIREME__MODEL__PRESET", "llama-tiny"}}));
   EXPECT_EQ(by_variable.config.model.n_layers, 5);
@@ -111,10 +121,10 @@ TEST(Config, PresetFromAnySourceRanksBelowTheFile) {
 TEST(Config, LastPresetWins) {
   const ResolvedConfig resolved =
       load({.text = "model: {preset: gpt-tiny}", .overrides = {"model.preset=llama-tiny"}}, kNothing);
-  EXPECT_EQ(resolved.config.model.family, "llama");
+  EXPECT_EQ(resolved.config.model.family, ModelFamily::kLlama);
   EXPECT_EQ(load({.text = "model: {preset: llama-tiny}", .overrides = {"model.preset="}}, kNothing)
                 .config.model.family,
-            "gpt2");
+            ModelFamily::kGpt2);
 }
 
 TEST(Config, EveryValueKnowsWhereItCameFrom) {
@@ -182,6 +192,36 @@ TEST(Config, ModelIsCompleteAfterLoading) {
   EXPECT_EQ(config.model.n_kv_heads, 2);
   EXPECT_EQ(config.model.d_ff, 256);
   EXPECT_EQ(config.model.max_seq_len, 32);
+}
+
+TEST(Config, EveryChoiceIsReadAndWrittenByItsName) {
+  Config table;
+  for (const Field& field : fields(table)) {
+    if (field.key == "model.preset") continue;
+    for (const std::string& choice : field.choices) {
+      Config config;
+      for (const Field& chosen : fields(config)) {
+        if (chosen.key != field.key) continue;
+        const auto& word = std::get<WordRef>(chosen.value);
+        ASSERT_TRUE(word.write(word.member, choice)) << field.key << " " << choice;
+        EXPECT_EQ(word.read(word.member), choice) << field.key;
+        EXPECT_FALSE(word.write(word.member, choice + "x")) << field.key;
+        EXPECT_EQ(word.read(word.member), choice) << "a word that means nothing changes nothing";
+      }
+    }
+  }
+}
+
+TEST(Config, ReshardingAfterForwardIsAWordOrANumberOfRanks) {
+  const auto reshard = [](const std::string& text) {
+    return from_override("parallel.reshard_after_forward=" + text).parallel.reshard_after_forward;
+  };
+  using Kind = ReshardAfterForward::Kind;
+  EXPECT_EQ(reshard("auto").kind, Kind::kAsPolicy);
+  EXPECT_EQ(reshard("true").kind, Kind::kFree);
+  EXPECT_EQ(reshard("false").kind, Kind::kKeep);
+  EXPECT_EQ(reshard("8"), (ReshardAfterForward{.kind = Kind::kOver, .ranks = 8}));
+  for (const char* text : {"auto", "true", "false", "1", "16"}) EXPECT_EQ(to_text(reshard(text)), text);
 }
 
 TEST(Config, FeedForwardModelsNeedNoHeads) {

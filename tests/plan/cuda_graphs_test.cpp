@@ -15,22 +15,24 @@ Config config_with(const std::vector<std::string>& overrides) {
 }
 
 TEST(CudaGraphs, AreMadeWhereTheyPayUnlessAskedForOrNot) {
-  EXPECT_EQ(config_with({}).train.cuda_graphs, "auto");
-  EXPECT_EQ(config_with({"train.cuda_graphs=off"}).train.cuda_graphs, "off");
-  EXPECT_EQ(config_with({"train.cuda_graphs=on"}).train.cuda_graphs, "on");
-  EXPECT_EQ(load({.text = "train:\n  cuda_graphs: on\n"}, Environment()).config.train.cuda_graphs, "on")
+  EXPECT_EQ(config_with({}).train.cuda_graphs, CudaGraphs::kAuto);
+  EXPECT_EQ(config_with({"train.cuda_graphs=off"}).train.cuda_graphs, CudaGraphs::kOff);
+  EXPECT_EQ(config_with({"train.cuda_graphs=on"}).train.cuda_graphs, CudaGraphs::kOn);
+  EXPECT_EQ(load({.text = "train:\n  cuda_graphs: on\n"}, Environment()).config.train.cuda_graphs,
+            CudaGraphs::kOn)
       << "YAML's other word for true stays a word";
   EXPECT_THROW(config_with({"train.cuda_graphs=true"}), ConfigError);
 }
 
 TEST(CudaGraphs, OneGpuCanRecordEveryFamilyAndPolicy) {
-  for (const char* family : {"gpt2", "llama", "mlp"}) {
+  for (const ModelFamily family : all_values<ModelFamily>()) {
     for (const char* policy : {"ddp", "zero2", "fsdp"}) {
       for (const char* compute : {"fp32", "bf16"}) {
         const Config config =
             config_with({fmt::format("model.family={}", family), fmt::format("parallel.policy={}", policy),
                          fmt::format("precision.compute={}", compute), "train.micro_batch=2"});
-        EXPECT_EQ(cuda_graphs_obstacle(config, true, 1), "") << family << " " << policy << " " << compute;
+        EXPECT_EQ(cuda_graphs_obstacle(config, true, 1), "")
+            << name(family) << " " << policy << " " << compute;
       }
     }
   }

@@ -100,6 +100,14 @@ TEST(FlatLayout, GapsAndTailAreAsComputedByHand) {
   EXPECT_EQ(layout.padding(), 32 - 9);
 }
 
+TEST(FlatLayout, EntriesDecayAsTheirParametersDo) {
+  const FlatLayout layout(
+      {{"matrix", {2, 3}}, {"vector", {3}}, {.name = "scale", .shape = {3}, .decays = true}}, 1);
+  EXPECT_TRUE(layout.entry("matrix").decays);
+  EXPECT_FALSE(layout.entry("vector").decays);
+  EXPECT_TRUE(layout.entry("scale").decays) << "what a record says goes before the rule";
+}
+
 TEST(FlatLayout, UnknownParameterIsAnError) {
   EXPECT_THROW(FlatLayout({{"a", {3}}}, 1).entry("b"), LogicError);
   EXPECT_THROW(FlatLayout({{"a", {3}}}, 0), LogicError);

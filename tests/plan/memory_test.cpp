@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "trireme/base/env.h"
+#include "trireme/base/text.h"
 #include "trireme/plan/flat_layout.h"
 
 namespace trireme::plan {
@@ -108,19 +109,25 @@ TEST(MemoryAdvice, SaysWhatTakesMemoryAndNamesTheNextSetting) {
   config.data.seq_len = 4096;
   config.train.global_batch = 16;
   config.train.micro_batch = 4;
-  config.precision.compute = "bf16";
-  config.parallel.policy = "ddp";
+  config.precision.compute = Dtype::kBf16;
+  config.parallel.policy = PolicyName::kDdp;
   const std::string first = memory_advice(config, 2);
-  EXPECT_NE(first.find("model state 23"), std::string::npos)
-      << first;  // 20 bytes for each of 1.24e9 parameters
-  EXPECT_NE(first.find("activations of a micro-batch of 4 18.5 GiB"), std::string::npos) << first;
+  // ddp in bf16 on several ranks: 2 + 2 bytes of parameters and gradients, 4 of reduced gradients, 12 of
+  // AdamW.
+  const double state = 20.0 * 1'235'814'400;
+  // 16 layers keep h (12 + 4k) + 6f + 4a bytes of each token: k = 8/32, h = 2048, f = 8192, a = 32.
+  const double activations = 16.0 * (2048 * 13 + 6 * 8192 + 4 * 32) * 4 * 4096;
+  for (const std::string& said :
+       {"model state " + format_bytes(state), "micro-batch of 4 " + format_bytes(activations)}) {
+    EXPECT_NE(first.find(said), std::string::npos) << said << " in: " << first;
+  }
   EXPECT_NE(
       first.find("Try, in this order: memory.recompute=cheap; memory.recompute=block; train.micro_batch=2; "
                  "parallel.policy=fsdp; "),
       std::string::npos)
       << first;
-  config.memory.recompute = "block";
-  config.parallel.policy = "fsdp";
+  config.memory.recompute = Recompute::kBlock;
+  config.parallel.policy = PolicyName::kFsdp;
   config.train.micro_batch = 1;
   EXPECT_NE(memory_advice(config, 2).find("Try, in this order: a shorter data.seq_len"), std::string::npos);
 }

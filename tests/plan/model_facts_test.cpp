@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 
 #include "trireme/base/error.h"
+#include "trireme/plan/model_family.h"
 #include "trireme/plan/presets.h"
 
 namespace trireme::plan {
@@ -32,14 +34,14 @@ using Shape = std::vector<int64_t>;
 
 /// Models of a family with every combination of a few depths, widths and vocabularies.
 template <typename Law>
-void for_models(const std::string& family, Law law) {
+void for_models(ModelFamily family, Law law) {
   for (const int64_t layers : {1, 3}) {
     for (const int64_t width : {32, 96}) {
       for (const int64_t kv_heads : {1, 2, 4}) {
         for (const int64_t d_ff : {0, 80}) {
           for (const bool tied : {false, true}) {
             ModelConfig model{.family = family, .n_layers = layers, .d_model = width, .n_heads = 4};
-            model.n_kv_heads = family == "llama" ? kv_heads : 0;
+            model.n_kv_heads = family == ModelFamily::kLlama ? kv_heads : 0;
             model.d_ff = d_ff;
             model.vocab_size = 300;
             model.tie_embeddings = tied;
@@ -52,7 +54,7 @@ void for_models(const std::string& family, Law law) {
 }
 
 TEST(ModelFacts, Gpt2CountsFollowTheClosedFormula) {
-  for_models("gpt2", [](const ModelConfig& m) {
+  for_models(ModelFamily::kGpt2, [](const ModelConfig& m) {
     const int64_t d = m.d_model, f = m.d_ff, heads = m.tie_embeddings ? 1 : 2;
     const int64_t matrices = 4 * d * d + 2 * d * f;
     const int64_t biases_and_norms = 3 * d + d + f + d + 4 * d;
@@ -64,7 +66,7 @@ TEST(ModelFacts, Gpt2CountsFollowTheClosedFormula) {
 }
 
 TEST(ModelFacts, LlamaCountsFollowTheClosedFormula) {
-  for_models("llama", [](const ModelConfig& m) {
+  for_models(ModelFamily::kLlama, [](const ModelConfig& m) {
     const int64_t d = m.d_model, f = m.d_ff, kv = d / m.n_heads * m.n_kv_heads,
                   heads = m.tie_embeddings ? 1 : 2;
     const int64_t matrices = 2 * d * d + 2 * d * kv + 3 * d * f;
@@ -75,7 +77,7 @@ TEST(ModelFacts, LlamaCountsFollowTheClosedFormula) {
 }
 
 TEST(ModelFacts, MlpCountsFollowTheClosedFormula) {
-  for_models("mlp", [](const ModelConfig& m) {
+  for_models(ModelFamily::kMlp, [](const ModelConfig& m) {
     const int64_t d = m.d_model, f = m.d_ff, heads = m.tie_embeddings ? 1 : 2;
     const ModelFacts facts = describe(m, 64);
     EXPECT_EQ(facts.params, heads * m.vocab_size * d + m.n_layers * (2 * d * f + d) + d);
@@ -84,7 +86,7 @@ TEST(ModelFacts, MlpCountsFollowTheClosedFormula) {
 }
 
 TEST(ModelFacts, ParamsAreTheSumOfUnitsWithUniqueNames) {
-  for (const char* family : {"gpt2", "llama", "mlp"}) {
+  for (const ModelFamily family : all_values<ModelFamily>()) {
     for_models(family, [](const ModelConfig& m) {
       const ModelFacts facts = describe(m, 64);
       std::set<std::string> names;
@@ -101,8 +103,9 @@ TEST(ModelFacts, ParamsAreTheSumOfUnitsWithUniqueNames) {
 }
 
 TEST(ModelFacts, UnitsAreRootThenBlocksWhoseParametersCarryTheirPath) {
-  const std::pair<const char*, const char*> paths[] = {
-      {"gpt2", "transformer.h."}, {"llama", "model.layers."}, {"mlp", "blocks."}};
+  const std::pair<ModelFamily, const char*> paths[] = {{ModelFamily::kGpt2, "transformer.h."},
+                                                       {ModelFamily::kLlama, "model.layers."},
+                                                       {ModelFamily::kMlp, "blocks."}};
   for (const auto& [family, path] : paths) {
     const ModelFacts facts = describe({.family = family, .n_layers = 3}, 64);
     ASSERT_EQ(facts.units.size(), 4u);
@@ -166,12 +169,12 @@ TEST(ModelFacts, ProjectionsThatFormOneMatrixAreNeighbours) {
 }
 
 TEST(ModelFacts, FlopsAreSixPerMatmulWeightPlusCausalAttention) {
-  for (const char* family : {"gpt2", "llama", "mlp"}) {
+  for (const ModelFamily family : all_values<ModelFamily>()) {
     for_models(family, [](const ModelConfig& m) {
       for (const int64_t seq_len : {1, 64}) {
         const ModelFacts facts = describe(m, seq_len);
         const int64_t attention =
-            m.family == "mlp" ? 0 : seq_len * m.n_heads * (m.d_model / m.n_heads) * m.n_layers;
+            m.family == ModelFamily::kMlp ? 0 : seq_len * m.n_heads * (m.d_model / m.n_heads) * m.n_layers;
         EXPECT_DOUBLE_EQ(facts.flops_per_token, static_cast<double>(6 * (facts.matmul_params + attention)));
       }
     });
@@ -191,22 +194,27 @@ TEST(ModelFacts, SavedBytesOfLlamaFollowTheBlockFormulaAtTwoBytes) {
   // h (12 + 4k) + 6f + 4a bytes a token and layer in bf16: SwiGLU is one kernel, which keeps gate and up
   const ModelConfig& m = find_preset("llama-8b").model;
   const double h = 4096, k = 8.0 / 32.0, f = 14336, a = 32;
-  const PrecisionConfig bf16{.compute = "bf16"};
+  const PrecisionConfig bf16{.compute = Dtype::kBf16};
   EXPECT_DOUBLE_EQ(describe(m, 8192, bf16).saved_bytes_per_token, 32 * (h * (12 + 4 * k) + 6 * f + 4 * a));
   // In every second of 32 blocks the outputs of two norms and of SwiGLU are left out, or all but the input.
-  const MemoryConfig cheap{.recompute = "cheap", .recompute_every = 2};
+  const MemoryConfig cheap{.recompute = Recompute::kCheap, .recompute_every = 2};
   EXPECT_DOUBLE_EQ(describe(m, 8192, bf16, cheap).saved_bytes_per_token,
                    32 * (h * (12 + 4 * k) + 6 * f + 4 * a) - 16 * (4 * h + 2 * f));
-  const MemoryConfig block{.recompute = "block"};
+  // Of 32 blocks every third is block 0, 3, ... 30: eleven.
+  const MemoryConfig third{.recompute = Recompute::kCheap, .recompute_every = 3};
+  EXPECT_DOUBLE_EQ(describe(m, 8192, bf16, third).saved_bytes_per_token,
+                   32 * (h * (12 + 4 * k) + 6 * f + 4 * a) - 11 * (4 * h + 2 * f));
+  const MemoryConfig block{.recompute = Recompute::kBlock};
   EXPECT_DOUBLE_EQ(describe(m, 8192, bf16, block).saved_bytes_per_token, 32 * 2 * h);
 }
 
 TEST(ModelFacts, SavedBytesDoubleWithTheElementExceptTheLogSumExp) {
   for (const Preset& preset : presets()) {
     const ModelConfig& m = preset.model;
-    const double bf16 = describe(m, 128, {.compute = "bf16"}).saved_bytes_per_token;
-    const double fp32 = describe(m, 128, {.compute = "fp32"}).saved_bytes_per_token;
-    const double log_sum_exp = m.family == "mlp" ? 0.0 : 4.0 * static_cast<double>(m.n_heads * m.n_layers);
+    const double bf16 = describe(m, 128, {.compute = Dtype::kBf16}).saved_bytes_per_token;
+    const double fp32 = describe(m, 128, {.compute = Dtype::kFp32}).saved_bytes_per_token;
+    const double log_sum_exp =
+        m.family == ModelFamily::kMlp ? 0.0 : 4.0 * static_cast<double>(m.n_heads * m.n_layers);
     EXPECT_DOUBLE_EQ(fp32 - log_sum_exp, 2 * (bf16 - log_sum_exp)) << preset.name;
   }
 }
@@ -230,7 +238,7 @@ TEST(Complete, FillsZerosAndKeepsTheRest) {
 
 TEST(ModelFacts, LargestAllowedSizesStayInside64Bits) {
   // Blocks dominate: L (4 d^2 + 3 d f) = 1e4 (4e12 + 3e13) = 3.4e17, below 9.2e18.
-  const ModelConfig model{.family = "llama",
+  const ModelConfig model{.family = ModelFamily::kLlama,
                           .n_layers = 10'000,
                           .d_model = 1'000'000,
                           .n_heads = 1000,
@@ -240,8 +248,23 @@ TEST(ModelFacts, LargestAllowedSizesStayInside64Bits) {
   EXPECT_EQ(describe(model, 128).matmul_params, blocks + int64_t{100'000'000} * 1'000'000);
 }
 
-TEST(ModelFacts, RefusesUnknownFamilies) {
-  EXPECT_THROW(describe({.family = "rnn"}, 64), ConfigError);
+TEST(ModelFamily, EveryFamilyHasItsOwnRecordAndAPreset) {
+  for (const ModelFamily family : all_values<ModelFamily>()) {
+    EXPECT_EQ(record_of(family).family, family);
+    EXPECT_TRUE(std::ranges::any_of(presets(), [&](const Preset& preset) {
+      return preset.model.family == family;
+    })) << name(family);
+  }
+  EXPECT_THROW(record_of(static_cast<ModelFamily>(99)), LogicError);
+}
+
+TEST(ModelFamily, WeightDecayIsForMatrices) {
+  for (const ModelFamily family : all_values<ModelFamily>()) {
+    for (const UnitSpec& unit : describe({.family = family}, 64).units) {
+      for (const ParamSpec& param : unit.params)
+        EXPECT_EQ(param.decays, param.shape.size() == 2) << param.name;
+    }
+  }
 }
 
 }  // namespace

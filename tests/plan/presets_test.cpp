@@ -23,10 +23,12 @@ TEST(Presets, HaveThePublishedParameterCounts) {
 }
 
 TEST(Presets, MiniGptsHaveTheCountsOfTheirShapes) {
-  // V d + P d + L (12 d^2 + 13 d) + 2 d with V = 50257, P = 1024, L = 8
-  EXPECT_EQ(params_of("mini-gpt-153m"), 153283584);
-  constexpr int64_t d = 2048;
-  EXPECT_EQ(params_of("mini-gpt-512m"), (50257 + 1024) * d + 8 * (12 * d * d + 13 * d) + 2 * d);
+  constexpr int64_t kVocab = 50257, kPositions = 1024, kLayers = 8;
+  const auto params = [](int64_t d) {
+    return (kVocab + kPositions) * d + kLayers * (12 * d * d + 13 * d) + 2 * d;
+  };
+  EXPECT_EQ(params_of("mini-gpt-153m"), params(1024));
+  EXPECT_EQ(params_of("mini-gpt-512m"), params(2048));
 }
 
 TEST(Presets, TinyOnesAreTiny) {

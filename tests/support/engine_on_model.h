@@ -20,10 +20,7 @@ struct EngineOnModel {
   EngineOnModel(const plan::ModelConfig& config, const plan::ModelFacts& facts, const comm::Mesh& mesh,
                 const parallel::Options& options, uint64_t seed)
       : model(nn::build(config)),
-        engine(*model, facts.units, mesh, options,
-               [&](const std::string& name, int64_t first, at::Tensor& out) {
-                 nn::initial_values(config, seed, name, first, out);
-               }) {
+        engine(*model, facts.units, mesh, options, nn::InitialWeights(config, seed)) {
     model->set_unit_runner(
         [this](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {
           return engine.run_unit(unit, x, forward);

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,21 +27,22 @@ namespace trireme::test {
 
 struct TinyRun {
   std::string policy = "fsdp";
-  std::string family = "gpt2";
+  plan::ModelFamily family = plan::ModelFamily::kGpt2;
   int64_t ranks = 2;
   int64_t steps = 20;
   int64_t global_batch = 12;  ///< divides by 1, 2, 3, 4 and 6
   int64_t accumulation = 1;
   double grad_clip = 1.0;
   at::ScalarType compute = at::kFloat;
-  int64_t replicas = 1;  ///< dp_replicate
-  int64_t reshard = -1;  ///< after forward, over so many ranks; -1: as the row says
+  std::optional<at::ScalarType> reduce = {};  ///< of gradients on the wire; none: as compute
+  int64_t replicas = 1;                       ///< dp_replicate
+  int64_t reshard = -1;                       ///< after forward, over so many ranks; -1: as the row says
   bool overlap = true;
   int64_t bucket_bytes = 0;  ///< 0: units are blocks
   parallel::Reduction reduction = parallel::Reduction::kOrdered;
   parallel::ReduceWhen reduce_when = parallel::ReduceWhen::kOncePerStep;
   parallel::HookOptions hook = {};
-  std::string recompute = "none";  ///< as memory.recompute
+  plan::Recompute recompute = plan::Recompute::kNone;
   double dropout = 0.0;
   bool messages = false;  ///< ranks send messages, as those of different hosts do; counts what sockets carry
   int64_t overflow_at =
@@ -67,13 +69,13 @@ inline int64_t carried_bytes(comm::Group& group) {
   return bytes;
 }
 
-inline plan::ModelConfig tiny_model(const std::string& family) {
+inline plan::ModelConfig tiny_model(plan::ModelFamily family) {
   plan::ModelConfig config;
   config.family = family;
   config.n_layers = 3;
   config.d_model = 24;  // sizes that leave padding in the flat buffers of 3 ranks
   config.n_heads = 4;
-  config.n_kv_heads = family == "llama" ? 2 : 4;
+  config.n_kv_heads = family == plan::ModelFamily::kLlama ? 2 : 4;
   config.d_ff = 56;
   config.vocab_size = 37;
   return plan::complete(config, 8);
@@ -114,7 +116,7 @@ inline TinyOutcome train_tiny(const TinyRun& run) {
     const auto model = nn::build(config);
     parallel::Options options{.policy = plan::find_policy(run.policy),
                               .compute = run.compute,
-                              .reduce = run.compute,
+                              .reduce = run.reduce.value_or(run.compute),
                               .device = at::kCPU,
                               .overlap = run.overlap,
                               .reduction = run.reduction,
@@ -123,18 +125,16 @@ inline TinyOutcome train_tiny(const TinyRun& run) {
     if (run.reshard >= 0) options.policy.reshard_after_forward = run.reshard;
     parallel::DataParallel engine(
         *model, run.bucket_bytes > 0 ? buckets_of(facts, run.bucket_bytes) : facts.units, mesh, options,
-        [&](const std::string& name, int64_t first, at::Tensor& out) {
-          nn::initial_values(config, 11, name, first, out);
-        },
+        nn::InitialWeights(config, 11),
         run.bucket_bytes > 0 ? parallel::UseFrom::kBuckets : parallel::UseFrom::kRunUnit);
     model->set_unit_runner(
         [&](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {
           const nn::BlockForward again = [forward](const at::Tensor& in) {
             return memory::recomputed(in, forward);
           };
-          return engine.run_unit(unit, x, run.recompute == "block" ? again : forward);
+          return engine.run_unit(unit, x, run.recompute == plan::Recompute::kBlock ? again : forward);
         });
-    if (run.recompute == "cheap") model->recompute_cheap(1);
+    if (run.recompute == plan::Recompute::kCheap) model->recompute_cheap(1);
     const auto optimizer = optim::build({.lr = 1e-2, .eps = 1e-5}, engine.optimizer_params());
     int64_t step_bytes = 0, socket_bytes = 0;
     const int64_t micro = run.global_batch / run.ranks / run.accumulation;

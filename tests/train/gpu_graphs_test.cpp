@@ -21,23 +21,23 @@ class GpuGraphs : public TrainerTest {
   void SetUp() override {
     if (kernels::gpus().empty()) GTEST_SKIP() << "no GPU";
     TrainerTest::SetUp();
-    config_.device = "cuda";
-    config_.precision.compute = "bf16";
+    config_.device = plan::Device::kCuda;
+    config_.precision.compute = plan::Dtype::kBf16;
     config_.train = {.steps = 14, .global_batch = 8, .val_every = 3, .val_batches = 1};
     config_.optim.lr = 1e-3;
-    use_family("llama");
+    use_family(plan::ModelFamily::kLlama);
   }
   void TearDown() override {
     if (!folder_.empty()) TrainerTest::TearDown();
   }
 
-  void use_family(const std::string& family, int64_t length = 64) {
+  void use_family(plan::ModelFamily family, int64_t length = 64) {
     plan::ModelConfig model;
     model.family = family;
     model.n_layers = 2;
     model.d_model = 128;
     model.n_heads = 4;
-    model.n_kv_heads = family == "llama" ? 2 : 4;
+    model.n_kv_heads = family == plan::ModelFamily::kLlama ? 2 : 4;
     config_.data.seq_len = length;
     config_.model = plan::complete(model, length);
   }
@@ -49,7 +49,7 @@ class GpuGraphs : public TrainerTest {
     bool says(const std::string& text) const { return log.find(text) != std::string::npos; }
   };
 
-  Trained train_on_gpu(const std::string& cuda_graphs) {
+  Trained train_on_gpu(plan::CudaGraphs cuda_graphs) {
     config_.train.cuda_graphs = cuda_graphs;
     recorder_ = {};
     const auto world =
@@ -74,7 +74,7 @@ class GpuGraphs : public TrainerTest {
 
   /// With and without graphs, which must have been made.
   void expect_no_bit_changes(const std::string& what) {
-    const Trained without = train_on_gpu("off"), with = train_on_gpu("on");
+    const Trained without = train_on_gpu(plan::CudaGraphs::kOff), with = train_on_gpu(plan::CudaGraphs::kOn);
     EXPECT_EQ(without.recorder.steps.size(), static_cast<size_t>(config_.train.steps));
     EXPECT_FALSE(without.says(kRecorded)) << what;
     EXPECT_TRUE(with.says(kRecorded)) << what << ": " << with.log;
@@ -83,16 +83,16 @@ class GpuGraphs : public TrainerTest {
 };
 
 TEST_F(GpuGraphs, AHostThatRunsAheadChangesNoBit) {
-  for (const char* graphs : {"off", "on"}) {
+  for (const plan::CudaGraphs graphs : {plan::CudaGraphs::kOff, plan::CudaGraphs::kOn}) {
     run_ahead_ = false;
     const Trained in_step = train_on_gpu(graphs);
     run_ahead_ = true;
-    expect_equal(train_on_gpu(graphs), in_step, graphs);
+    expect_equal(train_on_gpu(graphs), in_step, std::string(plan::name(graphs)));
   }
 }
 
 TEST_F(GpuGraphs, ChangeNoBitOfAnyFamilyAndAccumulation) {
-  for (const char* family : {"llama", "gpt2"}) {
+  for (const plan::ModelFamily family : {plan::ModelFamily::kLlama, plan::ModelFamily::kGpt2}) {
     use_family(family);
     for (const int64_t micro_batch : {8, 4, 2}) {
       config_.train.micro_batch = micro_batch;
@@ -103,9 +103,9 @@ TEST_F(GpuGraphs, ChangeNoBitOfAnyFamilyAndAccumulation) {
 
 TEST_F(GpuGraphs, AreMadeByThemselvesWhereTheDeviceIdles) {
   set_log_level(LogLevel::kDebug);  // with what the decision was made of
-  const Trained tiny = train_on_gpu("auto");
+  const Trained tiny = train_on_gpu(plan::CudaGraphs::kAuto);
   EXPECT_TRUE(tiny.says(kRecorded)) << tiny.log;
-  expect_equal(tiny, train_on_gpu("off"), "auto");
+  expect_equal(tiny, train_on_gpu(plan::CudaGraphs::kOff), "auto");
   config_.model.n_layers = 8;
   config_.model.d_model = 2048;
   config_.model.n_heads = 32;
@@ -113,13 +113,13 @@ TEST_F(GpuGraphs, AreMadeByThemselvesWhereTheDeviceIdles) {
   config_.model.d_ff = 8192;
   config_.train = {.steps = 6, .global_batch = 128, .val_batches = 0};
   config_.train.micro_batch = 128;
-  const Trained large = train_on_gpu("auto");
+  const Trained large = train_on_gpu(plan::CudaGraphs::kAuto);
   EXPECT_FALSE(large.says(kRecorded)) << large.log;
 }
 
 TEST_F(GpuGraphs, ChangeNoBitOfFp32ThatAccumulatesInPlace) {
-  use_family("mlp");
-  config_.precision.compute = "fp32";
+  use_family(plan::ModelFamily::kMlp);
+  config_.precision.compute = plan::Dtype::kFp32;
   for (const int64_t micro_batch : {8, 2}) {
     config_.train.micro_batch = micro_batch;
     expect_no_bit_changes(fmt::format("micro-batch {}", micro_batch));
@@ -128,18 +128,18 @@ TEST_F(GpuGraphs, ChangeNoBitOfFp32ThatAccumulatesInPlace) {
 
 TEST_F(GpuGraphs, ChangeNoBitUnderOtherSettings) {
   config_.train.micro_batch = 4;
-  for (const char* recompute : {"cheap", "block"}) {
+  for (const plan::Recompute recompute : {plan::Recompute::kCheap, plan::Recompute::kBlock}) {
     config_.memory.recompute = recompute;
-    expect_no_bit_changes(recompute);
+    expect_no_bit_changes(std::string(plan::name(recompute)));
   }
-  config_.memory.recompute = "none";
+  config_.memory.recompute = plan::Recompute::kNone;
   config_.parallel.overlap = false;
   expect_no_bit_changes("without overlap");
   config_.parallel.overlap = true;
-  config_.parallel.policy = "zero2";
+  config_.parallel.policy = plan::PolicyName::kZero2;
   config_.parallel.bucket_mib = 0.1;
   expect_no_bit_changes("buckets");
-  config_.optim.name = "sgd";
+  config_.optim.name = plan::OptimizerName::kSgd;
   config_.memory.loss_chunk_mib = 1;
   expect_no_bit_changes("sgd");
 }
@@ -147,17 +147,17 @@ TEST_F(GpuGraphs, ChangeNoBitUnderOtherSettings) {
 TEST_F(GpuGraphs, DeterministicRunsOfLongSequencesAreEqual) {
   config_.train = {.steps = 6, .global_batch = 8, .val_batches = 0};
   config_.train.micro_batch = 4;
-  for (const char* family : {"llama", "gpt2"}) {
+  for (const plan::ModelFamily family : {plan::ModelFamily::kLlama, plan::ModelFamily::kGpt2}) {
     use_family(family, 1024);
-    for (const char* compute : {"bf16", "fp32"}) {
+    for (const plan::Dtype compute : {plan::Dtype::kBf16, plan::Dtype::kFp32}) {
       config_.precision.compute = compute;
       config_.train.deterministic = true;
-      const Trained first = train_on_gpu("off");
+      const Trained first = train_on_gpu(plan::CudaGraphs::kOff);
       EXPECT_EQ(first.recorder.summary.why_bits_vary, "");
-      expect_equal(train_on_gpu("off"), first, fmt::format("{} {}", family, compute));
-      expect_equal(train_on_gpu("on"), first, fmt::format("{} {}, graphs", family, compute));
+      expect_equal(train_on_gpu(plan::CudaGraphs::kOff), first, fmt::format("{} {}", family, compute));
+      expect_equal(train_on_gpu(plan::CudaGraphs::kOn), first, fmt::format("{} {}, graphs", family, compute));
       config_.train.deterministic = false;
-      const Trained free = train_on_gpu("off");
+      const Trained free = train_on_gpu(plan::CudaGraphs::kOff);
       EXPECT_NE(free.recorder.summary.why_bits_vary.find("attention"), std::string::npos);
       EXPECT_TRUE(free.says("bits    may vary")) << free.log;
     }
@@ -167,11 +167,11 @@ TEST_F(GpuGraphs, DeterministicRunsOfLongSequencesAreEqual) {
 using GpuFp16 = GpuGraphs;
 
 TEST_F(GpuFp16, LossesFollowThoseOfFp32) {
-  for (const char* family : {"llama", "gpt2"}) {
+  for (const plan::ModelFamily family : {plan::ModelFamily::kLlama, plan::ModelFamily::kGpt2}) {
     use_family(family);
-    config_.precision.compute = "fp32";
+    config_.precision.compute = plan::Dtype::kFp32;
     const Trained exact = train_on_gpu("off");
-    config_.precision.compute = "fp16";
+    config_.precision.compute = plan::Dtype::kFp16;
     const Trained fp16 = train_on_gpu("off");
     ASSERT_EQ(fp16.recorder.steps.size(), exact.recorder.steps.size());
     for (size_t i = 0; i < exact.recorder.steps.size(); ++i) {
@@ -185,7 +185,7 @@ TEST_F(GpuFp16, LossesFollowThoseOfFp32) {
 }
 
 TEST_F(GpuFp16, StepsThatOverflowAreSkippedUntilTheScaleFits) {
-  config_.precision.compute = "fp16";
+  config_.precision.compute = plan::Dtype::kFp16;
   config_.precision.loss_scale.initial = 0x1.0p40;
   config_.precision.loss_scale.hysteresis = 1;
   config_.train.steps = 40;
@@ -204,10 +204,10 @@ TEST_F(GpuFp16, StepsThatOverflowAreSkippedUntilTheScaleFits) {
 /// Attention with dropout adds in an order that varies, so losses agree nearly; other random numbers would
 /// show.
 TEST_F(GpuGraphs, DrawTheRandomNumbersThatPassesWithoutThemDraw) {
-  use_family("gpt2");
+  use_family(plan::ModelFamily::kGpt2);
   config_.model.dropout = 0.3;
   config_.train.micro_batch = 4;
-  const Trained without = train_on_gpu("off"), with = train_on_gpu("on");
+  const Trained without = train_on_gpu(plan::CudaGraphs::kOff), with = train_on_gpu(plan::CudaGraphs::kOn);
   EXPECT_TRUE(with.says(kRecorded)) << with.log;
   ASSERT_EQ(with.recorder.steps.size(), without.recorder.steps.size());
   for (size_t i = 0; i < with.recorder.steps.size(); ++i) {
@@ -217,8 +217,8 @@ TEST_F(GpuGraphs, DrawTheRandomNumbersThatPassesWithoutThemDraw) {
 }
 
 TEST_F(GpuGraphs, AreDeclinedAloudWhereTheConfigSpeaksAgainstThem) {
-  config_.precision.reduce = "fp32";
-  const Trained without = train_on_gpu("off"), with = train_on_gpu("on");
+  config_.precision.reduce = plan::ReduceDtype::kFp32;
+  const Trained without = train_on_gpu(plan::CudaGraphs::kOff), with = train_on_gpu(plan::CudaGraphs::kOn);
   EXPECT_TRUE(with.says("train.cuda_graphs=on has no effect")) << with.log;
   EXPECT_TRUE(with.says("precision.reduce=fp32")) << with.log;
   EXPECT_FALSE(with.says(kRecorded));
@@ -228,7 +228,7 @@ TEST_F(GpuGraphs, AreDeclinedAloudWhereTheConfigSpeaksAgainstThem) {
 /// Passes on one GPU whose `waits`-th computed loss waits for the device, which no recording can.
 std::string digest_with_a_wait(int64_t waits, bool records, std::string& log) {
   plan::ModelConfig config;
-  config.family = "llama";
+  config.family = plan::ModelFamily::kLlama;
   config.n_layers = 2;
   config.d_model = 128;
   config.n_heads = 4;

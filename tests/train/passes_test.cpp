@@ -54,15 +54,12 @@ struct Outcome {
 Outcome train_with(const Run& run) {
   at::set_num_threads(1);
   Outcome outcome;
-  const plan::ModelConfig config = test::tiny_model("llama");
+  const plan::ModelConfig config = test::tiny_model(plan::ModelFamily::kLlama);
   const plan::ModelFacts facts = plan::describe(config, 8);
   test::run_ranks(1, [&](std::shared_ptr<comm::World> world) {
     const auto model = nn::build(config);
     parallel::DataParallel engine(*model, facts.units, comm::make_mesh(world, plan::MeshShape::fit({}, 1)),
-                                  {.policy = plan::find_policy("ddp")},
-                                  [&](const std::string& name, int64_t first, at::Tensor& out) {
-                                    nn::initial_values(config, 11, name, first, out);
-                                  });
+                                  {.policy = plan::find_policy("ddp")}, nn::InitialWeights(config, 11));
     model->set_unit_runner(
         [&](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {
           const at::Tensor y = engine.run_unit(unit, x, forward);

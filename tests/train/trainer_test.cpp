@@ -12,7 +12,7 @@ namespace {
 TEST_F(TrainerTest, ScalingByAPowerOfTwoChangesNoBitOfTheWeights) {
   run(2);
   const std::string plain = recorder_.summary.weights_digest;
-  config_.precision.scaling = "dynamic";
+  config_.precision.scaling = plan::LossScaling::kDynamic;
   config_.precision.loss_scale.window = 7;
   run(2);
   EXPECT_EQ(recorder_.summary.weights_digest, plain);
@@ -41,9 +41,9 @@ TEST_F(TrainerTest, LearnsAndRecordsEveryStep) {
 }
 
 TEST_F(TrainerTest, SameWeightsForDdpAndFsdpAndNearlySameLossForOneRank) {
-  config_.parallel.policy = "ddp";
+  config_.parallel.policy = plan::PolicyName::kDdp;
   const TrainResult ddp = run(4);
-  config_.parallel.policy = "fsdp";
+  config_.parallel.policy = plan::PolicyName::kFsdp;
   const TrainResult fsdp = run(4);
   EXPECT_EQ(ddp.summary.weights_digest, fsdp.summary.weights_digest);
   const TrainResult one = run(1);
@@ -188,7 +188,7 @@ TEST_F(TrainerTest, RunningAheadANonFiniteStepIsNamedAndTheLastThing) {
 }
 
 TEST_F(TrainerTest, RunningAheadIsNotForScaledLosses) {
-  config_.precision.scaling = "dynamic";
+  config_.precision.scaling = plan::LossScaling::kDynamic;
   run_ahead_ = true;
   Stopper stopper(stop_, 3);
   test::run_ranks(1, [&](std::shared_ptr<comm::World> world) {
@@ -219,7 +219,7 @@ TEST_F(TrainerTest, TheSummarySaysWhetherAnEqualRunMayEndDifferently) {
 TEST_F(TrainerTest, GraphsOnACpuAreDeclinedAloudAndChangeNothing) {
   run(1);
   const Recorder without = recorder_;
-  config_.train.cuda_graphs = "on";
+  config_.train.cuda_graphs = plan::CudaGraphs::kOn;
   ::testing::internal::CaptureStderr();
   run(1);
   const std::string log = ::testing::internal::GetCapturedStderr();
@@ -243,7 +243,7 @@ TEST_F(TrainerTest, AMissingCorpusIsADataErrorOnEveryRank) {
 
 TEST_F(TrainerTest, Bf16FollowsFp32) {
   const TrainResult fp32 = run(2);
-  config_.precision.compute = "bf16";
+  config_.precision.compute = plan::Dtype::kBf16;
   const TrainResult bf16 = run(2);
   EXPECT_NEAR(bf16.summary.final_loss, fp32.summary.final_loss, 0.05 * fp32.summary.final_loss);
 }

@@ -18,22 +18,20 @@ std::string scratch(const std::string& name) {
 }
 
 TEST(Weights, OfShardedRunsLoadIntoAPlainModel) {
-  const plan::ModelConfig config = test::tiny_model("llama");
+  const plan::ModelConfig config = test::tiny_model(plan::ModelFamily::kLlama);
   const plan::ModelFacts facts = plan::describe(config, 8);
   const std::string path = scratch("sharded.safetensors");
   test::run_ranks(3, [&](std::shared_ptr<comm::World> world) {
     const auto sharded = nn::build(config);
     const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape::fit({}, 3));
     const parallel::DataParallel engine(*sharded, facts.units, mesh, {.policy = plan::find_policy("fsdp")},
-                                        [&](const std::string& name, int64_t first, at::Tensor& out) {
-                                          nn::initial_values(config, 5, name, first, out);
-                                        });
+                                        nn::InitialWeights(config, 5));
     save_weights(engine, facts, path, world->rank() == 0);
   });
   const auto loaded = nn::build(config);
   load_weights(*loaded, path);
   const auto expected = nn::build(config);
-  nn::initialize(*expected, config, 5);
+  nn::InitialWeights(config, 5).fill(*expected);
   for (const auto& entry : expected->named_parameters()) {
     EXPECT_TRUE(at::equal(entry.value(), loaded->named_parameters()[entry.key()])) << entry.key();
   }
@@ -44,8 +42,8 @@ TEST(Weights, OfAnotherModelAreRefused) {
   checkpoint::SafetensorsWriter writer(path, {{"embed.weight", {at::kFloat, {2, 2}}}}, {});
   writer.write("embed.weight", at::ones({2, 2}));
   writer.commit();
-  EXPECT_THROW(load_weights(*nn::build(test::tiny_model("mlp")), path), DataError);
-  EXPECT_THROW(load_weights(*nn::build(test::tiny_model("gpt2")), path), DataError);
+  EXPECT_THROW(load_weights(*nn::build(test::tiny_model(plan::ModelFamily::kMlp)), path), DataError);
+  EXPECT_THROW(load_weights(*nn::build(test::tiny_model(plan::ModelFamily::kGpt2)), path), DataError);
 }
 
 }  // namespace

@@ -49,9 +49,9 @@ Json to_json(const report::CostRow& row) {
 
 /// The keys that make a run one of `policy`; they come last, so they win.
 std::vector<std::string> overrides_of(const plan::Policy& policy) {
-  const std::string sharding(policy.sharding.empty() ? "auto" : policy.sharding);
-  return {"parallel.policy=" + std::string(policy.name), "parallel.sharding=" + sharding,
-          "checkpoint.final_weights=false", "train.sample_tokens=0"};
+  return {fmt::format("parallel.policy={}", policy.name),
+          fmt::format("parallel.sharding={}", policy.sharding), "checkpoint.final_weights=false",
+          "train.sample_tokens=0"};
 }
 
 int bench_memory(const MemoryOptions& options, Front& front) {
@@ -74,8 +74,8 @@ int bench_memory(const MemoryOptions& options, Front& front) {
                  finished.code, finished.run_directory);
       return finished.code;
     }
-    rows.push_back(
-        report::read_cost(finished.run_directory, policy.sharding == "full_shard" ? "fsdp" : policy.label()));
+    rows.push_back(report::read_cost(
+        finished.run_directory, policy.sharding == plan::Sharding::kFullShard ? "fsdp" : policy.label()));
   }
   if (options.json) {
     Json document = {
@@ -111,14 +111,15 @@ std::vector<int64_t> sizes_of(const std::string& text) {
 
 int bench_comm(const CommOptions& options, Front& front) {
   const int gpus = kHasCuda ? gpu_count() : 0;
-  const std::string device = choose_device("auto", gpus);
+  const plan::Device device = choose_device(plan::Device::kAuto, gpus);
   const int64_t ranks = choose_ranks(options.ranks, device, gpus);
   if (ranks < 2) {
     throw ConfigError("[cli.bench] collectives need two ranks, -n is {}; give -n 2 or more", ranks);
   }
   Request request{
       .verb = "bench_comm", .config = "", .run_dir = "", .command = front.command, .json = options.json};
-  request.bench_comm = {.device = device, .mib = sizes_of(options.mib), .rounds = options.rounds};
+  request.bench_comm = {
+      .device = std::string(plan::name(device)), .mib = sizes_of(options.mib), .rounds = options.rounds};
   Environment environment = front.environment;
   prepare_torch(environment, device);
   return launch::run_local({.program = worker_path(),
@@ -130,8 +131,7 @@ int bench_comm(const CommOptions& options, Front& front) {
 
 void add_bench_comm(CLI::App& verb, Front& front) {
   auto options = std::make_shared<CommOptions>();
-  CLI::App* comm =
-      verb.add_subcommand("comm", "How long our collectives take, beside the backend's");
+  CLI::App* comm = verb.add_subcommand("comm", "How long our collectives take, beside the backend's");
   comm->add_option("-n,--ranks", options->ranks, "Ranks to start (default: all GPUs, else 2)")
       ->option_text("RANKS");
   comm->add_option("--mib", options->mib, "Sizes of the whole tensor, by comma")->option_text("LIST");

@@ -17,13 +17,8 @@ struct ShowOptions {
   bool json = false;
 };
 
-Json value_of(const plan::Field& field) {
-  return std::visit([](const auto* value) { return Json(*value); }, field.value);
-}
-
-const char* type_of(const plan::Field& field) {
-  constexpr const char* kNames[] = {"integer", "number", "boolean", "string"};
-  return kNames[field.value.index()];
+Json json_of(const plan::Field& field) {
+  return std::visit([](const auto& value) { return Json(value); }, plan::value_of(field));
 }
 
 /// The node of "train.steps" inside nested objects.
@@ -35,7 +30,7 @@ Json& node_of(Json& root, const std::string& key) {
 void print_show_json(plan::ResolvedConfig resolved, bool origin) {
   Json values = Json::object();
   for (const plan::Field& field : plan::fields(resolved.config)) {
-    const Json value = value_of(field);
+    const Json value = json_of(field);
     node_of(values, field.key) =
         origin ? Json{{"value", value}, {"origin", resolved.origins.at(field.key)}} : value;
   }
@@ -54,8 +49,10 @@ int show(const ShowOptions& options, const Front& front) {
 }
 
 Json key_row(const plan::Field& field) {
-  Json row = {
-      {"key", field.key}, {"type", type_of(field)}, {"default", value_of(field)}, {"help", field.help}};
+  Json row = {{"key", field.key},
+              {"type", plan::type_name(field)},
+              {"default", json_of(field)},
+              {"help", field.help}};
   if (!field.choices.empty()) row["choices"] = field.choices;
   if (field.min) row["min"] = *field.min;
   if (field.max) row["max"] = *field.max;

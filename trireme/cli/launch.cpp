@@ -44,7 +44,7 @@ int launch_program(const LaunchOptions& options, const std::vector<std::string>&
                      "write trireme launch -n RANKS PROGRAM ARGUMENTS...");
   }
   const int gpus = kHasCuda ? gpu_count() : 0;
-  const std::string device = choose_device("auto", gpus);
+  const plan::Device device = choose_device(plan::Device::kAuto, gpus);
   return launch::run_local({.program = program_path(words.front(), front.environment),
                             .args = {words.begin() + 1, words.end()},
                             .ranks = choose_ranks(options.ranks, device, gpus),

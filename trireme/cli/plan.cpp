@@ -21,7 +21,7 @@ struct PolicyOptions {
 std::vector<plan::Policy> chosen(const PolicyOptions& options) {
   std::vector<plan::Policy> rows;
   for (const plan::Policy& policy : plan::policies()) {
-    if (options.name.empty() || options.name == policy.name || options.name == policy.label())
+    if (options.name.empty() || options.name == plan::name(policy.name) || options.name == policy.label())
       rows.push_back(policy);
   }
   if (rows.empty()) plan::find_policy(options.name);  // says what there is
@@ -37,8 +37,8 @@ void print_json(const std::vector<plan::Policy>& rows) {
   Json policies = Json::array();
   for (const plan::Policy& row : rows) {
     policies.push_back({{"label", row.label()},
-                        {"name", row.name},
-                        {"sharding", row.sharding},
+                        {"name", plan::name(row.name)},
+                        {"sharding", row.sharding == plan::Sharding::kAuto ? "" : plan::name(row.sharding)},
                         {"shard_optimizer", row.shard_optimizer},
                         {"shard_gradients", row.shard_gradients},
                         {"shard_parameters", row.shard_parameters},

@@ -21,8 +21,9 @@ int64_t parameters(const plan::Preset& preset) {
 
 Json to_json(const plan::Preset& preset) {
   const plan::ModelConfig& model = preset.model;
-  return {{"name", preset.name},          {"family", model.family},   {"n_layers", model.n_layers},
-          {"d_model", model.d_model},     {"n_heads", model.n_heads}, {"vocab_size", model.vocab_size},
+  return {{"name", preset.name},          {"family", plan::name(model.family)},
+          {"n_layers", model.n_layers},   {"d_model", model.d_model},
+          {"n_heads", model.n_heads},     {"vocab_size", model.vocab_size},
           {"params", parameters(preset)}, {"summary", preset.summary}};
 }
 
@@ -42,9 +43,9 @@ void print_table() {
                        {"summary"}});
   for (const plan::Preset& preset : plan::presets()) {
     const plan::ModelConfig& model = preset.model;
-    table.add_row({preset.name, model.family, std::to_string(model.n_layers), std::to_string(model.d_model),
-                   std::to_string(model.n_heads), format_count(static_cast<double>(parameters(preset))),
-                   preset.summary});
+    table.add_row({preset.name, std::string(plan::name(model.family)), std::to_string(model.n_layers),
+                   std::to_string(model.d_model), std::to_string(model.n_heads),
+                   format_count(static_cast<double>(parameters(preset))), preset.summary});
   }
   fmt::print("{}", table.to_string());
 }

@@ -13,6 +13,7 @@ namespace trireme::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
+using plan::Device;
 
 std::string batch_equation(const plan::BatchPlan& batch) {
   return fmt::format("{} sequences = {} micro-batch x {} accumulation x {} data-parallel ranks",
@@ -28,9 +29,9 @@ std::string state_text(const plan::StateBytes& state) {
 
 }  // namespace
 
-std::string choose_device(const std::string& device, int gpus) {
-  if (device == "auto") return kHasCuda && gpus > 0 ? "cuda" : "cpu";
-  if (device != "cuda") return device;
+plan::Device choose_device(plan::Device device, int gpus) {
+  if (device == Device::kAuto) return kHasCuda && gpus > 0 ? Device::kCuda : Device::kCpu;
+  if (device != Device::kCuda) return device;
   if (!kHasCuda) {
     throw EnvironmentError(
         "[cli.train] device is cuda but this build has no CUDA; build with -DTRIREME_CUDA=ON, or "
@@ -44,11 +45,11 @@ std::string choose_device(const std::string& device, int gpus) {
   return device;
 }
 
-int64_t choose_ranks(std::optional<int64_t> asked, const std::string& device, int gpus) {
+int64_t choose_ranks(std::optional<int64_t> asked, plan::Device device, int gpus) {
   constexpr int64_t kCpuRanks = 2;
-  if (!asked) return device == "cuda" ? gpus : kCpuRanks;
+  if (!asked) return device == Device::kCuda ? gpus : kCpuRanks;
   if (*asked < 1) throw ConfigError("[cli.train] -n {} is not a number of ranks; give 1 or more", *asked);
-  if (device == "cuda" && *asked > gpus) {
+  if (device == Device::kCuda && *asked > gpus) {
     throw ConfigError(
         "[cli.train] -n {} asks for more ranks than there are GPUs: {}; use -n {}, or --device=cpu", *asked,
         gpus, gpus);
@@ -56,8 +57,8 @@ int64_t choose_ranks(std::optional<int64_t> asked, const std::string& device, in
   return *asked;
 }
 
-RunPlan plan_run(const plan::Config& config, const std::string& device, int64_t ranks) {
-  if (device == "cpu" && config.precision.compute == "fp16") {
+RunPlan plan_run(const plan::Config& config, plan::Device device, int64_t ranks) {
+  if (device == Device::kCpu && config.precision.compute == plan::Dtype::kFp16) {
     throw ConfigError(
         "[cli.train] precision.compute=fp16 on the CPU, whose kernels know fp32 and bf16; use bf16, or a "
         "GPU");
@@ -116,10 +117,10 @@ std::string to_json(const RunPlan& run, const plan::Config& config) {
                       {"total", run.state.total()}};
   return Json{{"schema", "trireme.run-plan/1"},
               {"name", config.name},
-              {"device", run.device},
+              {"device", plan::name(run.device)},
               {"ranks", run.ranks},
               {"mesh", run.mesh.to_string()},
-              {"policy", config.parallel.policy},
+              {"policy", plan::name(config.parallel.policy)},
               {"batch", batch},
               {"steps", config.train.steps},
               {"tokens_per_step", run.batch.global_batch * config.data.seq_len},

@@ -15,7 +15,7 @@
 namespace trireme::cli {
 
 struct RunPlan {
-  std::string device;  ///< "cpu" or "cuda"
+  plan::Device device = plan::Device::kCpu;  ///< kCpu or kCuda
   int64_t ranks = 1;
   plan::MeshShape mesh;
   plan::BatchPlan batch;
@@ -23,15 +23,15 @@ struct RunPlan {
   plan::StateBytes state;
 };
 
-/// `device` of the config with "auto" resolved for this machine. Throws EnvironmentError when cuda is asked
+/// `device` of the config with kAuto resolved for this machine. Throws EnvironmentError when cuda is asked
 /// for and the build or the machine has none.
-std::string choose_device(const std::string& device, int gpus);
+plan::Device choose_device(plan::Device device, int gpus);
 
 /// `asked` ranks (-n), else one a GPU, else 2. Throws ConfigError below 1 or above the number of GPUs.
-int64_t choose_ranks(std::optional<int64_t> asked, const std::string& device, int gpus);
+int64_t choose_ranks(std::optional<int64_t> asked, plan::Device device, int gpus);
 
 /// Mesh, batch equation, facts and memory. Throws ConfigError when they do not fit each other.
-RunPlan plan_run(const plan::Config& config, const std::string& device, int64_t ranks);
+RunPlan plan_run(const plan::Config& config, plan::Device device, int64_t ranks);
 
 /// What `policy` would cost the run that `plan` describes; nothing of it is measured.
 report::CostRow predicted_cost(const plan::Config& config, const RunPlan& plan, const plan::Policy& policy);

@@ -38,8 +38,9 @@ int join_world(const TrainArguments& options, Front& front, const plan::WorldSpe
   const plan::ConfigSources sources{
       .path = options.job.config, .text = "", .overrides = options.job.overrides};
   const plan::ResolvedConfig resolved = plan::load(sources, front.environment);
-  const std::string& device = resolved.config.device;
-  const std::string expected = device == "auto" ? (kHasCuda ? "cuda" : "cpu") : device;
+  using plan::Device;
+  const Device device = resolved.config.device;
+  const Device expected = device != Device::kAuto ? device : kHasCuda ? Device::kCuda : Device::kCpu;
   const RunPlan run = plan_run(resolved.config, expected, world.world_size);
   if (options.dry_run) return world.rank == 0 ? print_plan(run, resolved.config, options.job.json) : 0;
   prepare_torch(front.environment, expected);

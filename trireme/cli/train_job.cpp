@@ -24,10 +24,10 @@ int run_ranks(const launch::LocalJob& job, const report::RunDirectory& directory
 
 }  // namespace
 
-void prepare_torch(Environment& environment, const std::string& device) {
+void prepare_torch(Environment& environment, plan::Device device) {
   // A lost peer makes c10d warn with stack traces; our own message says which rank was lost and when.
   if (!environment.get("TORCH_CPP_LOG_LEVEL")) environment.set("TORCH_CPP_LOG_LEVEL", "ERROR");
-  if (device != "cuda") return;
+  if (device != plan::Device::kCuda) return;
   if (environment.get("PYTORCH_ALLOC_CONF") || environment.get("PYTORCH_CUDA_ALLOC_CONF")) return;
   // The one place for the allocator's settings (docs/host.md). Segments that grow in place keep it from
   // fragmenting; peers read memory that is not the allocator's.
@@ -50,8 +50,8 @@ PreparedJob prepare_train_job(const TrainJob& job, const Front& front) {
   const plan::ConfigSources sources{.path = job.config, .text = "", .overrides = job.overrides};
   plan::ResolvedConfig resolved = plan::load(sources, front.environment);
   plan::Config& config = resolved.config;
-  const int gpus = config.device == "cpu" || !kHasCuda ? 0 : gpu_count();
-  const std::string device = choose_device(config.device, gpus);
+  const int gpus = config.device == plan::Device::kCpu || !kHasCuda ? 0 : gpu_count();
+  const plan::Device device = choose_device(config.device, gpus);
   if (config.device != device) {
     config.device = device;
     resolved.origins["device"] = "auto";
@@ -68,7 +68,7 @@ FinishedJob run_train_job(const TrainJob& job, Front& front) {
   const auto directory = report::RunDirectory::create(request.runs_root, prepared.config.config.name,
                                                       {.command = front.command,
                                                        .config_yaml = request.config,
-                                                       .device = run.device,
+                                                       .device = std::string(plan::name(run.device)),
                                                        .mesh = run.mesh.to_string(),
                                                        .ranks = run.ranks});
   request.run_dir = directory.path();

@@ -43,6 +43,6 @@ PreparedJob prepare_train_job(const TrainJob& job, const Front& front);
 Request train_request(const TrainJob& job, const Front& front, const plan::ResolvedConfig& resolved);
 
 /// Defaults of libtorch's own settings for workers on `device`; a user's setting wins.
-void prepare_torch(Environment& environment, const std::string& device);
+void prepare_torch(Environment& environment, plan::Device device);
 
 }  // namespace trireme::cli

@@ -52,7 +52,7 @@ report::ConsoleOptions console_options(const Request& request, const plan::Confi
                                        const comm::World& world, const Environment& environment) {
   const plan::ModelFacts facts =
       plan::describe(config.model, config.data.seq_len, config.precision, config.memory);
-  const bool bf16_gpu = world.device().is_cuda() && config.precision.compute == "bf16";
+  const bool bf16_gpu = world.device().is_cuda() && config.precision.compute == plan::Dtype::kBf16;
   report::ConsoleOptions options;
   options.total_steps = config.train.steps;
   options.log_every = config.train.log_every;
@@ -66,12 +66,7 @@ report::ConsoleOptions console_options(const Request& request, const plan::Confi
 }
 
 comm::PeerOptions peer_options(const plan::CommConfig& config) {
-  using comm::GatherBy;
-  const bool kernels = config.gather == "kernels", copies = config.gather == "copies";
-  return {.share = config.peer_memory,
-          .gather = kernels  ? GatherBy::kKernels
-                    : copies ? GatherBy::kCopies
-                             : GatherBy::kAuto};
+  return {.share = config.peer_memory, .gather = config.gather};
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "trireme/plan/choices.h"
 #include "trireme/plan/cost.h"
 
 namespace at {
@@ -27,7 +28,7 @@ enum class ReduceOp { kSum, kMax, kMin };
 
 /// What copies the bytes of an all-gather between GPUs that map each other's memory: kernels are faster, copy
 /// engines leave the multiprocessors to computation.
-enum class GatherBy { kAuto, kKernels, kCopies };
+using plan::GatherBy;
 
 /// How ranks of one host use each other's memory. All ranks of a world pass the same options.
 struct PeerOptions {

@@ -175,11 +175,12 @@ std::shared_ptr<World> World::join(const plan::WorldSpec& spec, c10::Device devi
 
 std::shared_ptr<World> World::join_environment(double timeout_s) {
   const plan::WorldSpec spec = plan::detect_world(Environment::process());
-  return join(spec, take_device("auto", spec), timeout_s);
+  return join(spec, take_device(plan::Device::kAuto, spec), timeout_s);
 }
 
-c10::Device take_device(const std::string& device, const plan::WorldSpec& spec) {
-  if (device == "cpu" || (device == "auto" && kernels::gpus().empty())) return c10::kCPU;
+c10::Device take_device(plan::Device device, const plan::WorldSpec& spec) {
+  using plan::Device;
+  if (device == Device::kCpu || (device == Device::kAuto && kernels::gpus().empty())) return c10::kCPU;
   kernels::set_gpu(spec.local_rank);
   return {c10::kCUDA, static_cast<c10::DeviceIndex>(spec.local_rank)};
 }

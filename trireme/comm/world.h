@@ -82,6 +82,6 @@ class World {
 
 /// The device that `device` (cpu, cuda or auto: a GPU where there is one) means for the rank of `spec`, made
 /// the current one. Throws EnvironmentError when there is no such GPU.
-c10::Device take_device(const std::string& device, const plan::WorldSpec& spec);
+c10::Device take_device(plan::Device device, const plan::WorldSpec& spec);
 
 }  // namespace trireme::comm

@@ -15,7 +15,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-/// The state of the generator that a block's dropout draws from.
+/// A copy of the state of a device's default generator, from which dropout draws.
 class RandomState {
  public:
   explicit RandomState(c10::Device device) : device_(device), state_(generator().get_state()) {}
@@ -33,7 +33,7 @@ class RandomState {
   at::Tensor state_;
 };
 
-/// `wanted` while this lives, then what was there before.
+/// Sets the generator to `wanted`, and back to what it was when this is destroyed.
 class Restored {
  public:
   explicit Restored(const RandomState& wanted) : before_(wanted.device()) { wanted.set(); }

@@ -6,10 +6,11 @@
 
 namespace trireme::memory {
 
-/// forward(x), of which only x is kept. Backward calls `forward` again, with the random numbers of the first
-/// time, and differentiates that: same gradients, bit for bit, as far as `forward` gives the same bits twice.
-/// `forward` must outlive backward's use of what it refers to. `draws` false: it draws no random numbers, so
-/// that none need to be remembered; only then can the pass be recorded as a CUDA graph.
+/// Returns forward(x) and keeps only x for backward. Backward calls `forward` again, with the state of the
+/// random generator that the first call found, and differentiates the second call: the gradients are the same
+/// bits if `forward` computes the same bits twice. What `forward` refers to must live until backward is done.
+/// `draws` false promises that `forward` draws no random numbers: the generator's state is not kept, and the
+/// pass can be recorded as a CUDA graph.
 at::Tensor recomputed(const at::Tensor& x, const std::function<at::Tensor(const at::Tensor&)>& forward,
                       bool draws = true);
 

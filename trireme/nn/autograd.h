@@ -8,7 +8,8 @@
 
 namespace trireme::nn {
 
-/// The tensor that a kernel adds a parameter's gradient to, and what backward reports for it.
+/// The tensor that a kernel adds a parameter's gradient to: the gradient that exists, else zeroed memory,
+/// lent or new.
 class GradTarget {
  public:
   explicit GradTarget(const at::Tensor& param) : tensor_(gradient_to_add_to(param)) {
@@ -19,6 +20,7 @@ class GradTarget {
     tensor_.zero_();
   }
   at::Tensor& tensor() { return tensor_; }
+  /// What backward returns to autograd: undefined where the gradient is in place already.
   at::Tensor reported() const { return in_place_ ? at::Tensor() : tensor_; }
 
  private:

@@ -1,9 +1,9 @@
 #pragma once
 // Differentiable operations as plain functions over our own kernels.
 //
-// Gradients of parameters: backward writes the first one into memory that was lent for it
-// (torch_internals.h), adds to a gradient that is there in place, and reports none of these to autograd;
-// hooks on the parameter fire all the same. Otherwise gradients are returned the usual way.
+// Gradients of parameters: backward overwrites memory that was lent for the first one (torch_internals.h) and
+// adds in place to a gradient that exists. It returns neither to autograd, whose hooks on the parameter run
+// all the same. Other gradients are returned as usual.
 #include <ATen/core/Tensor.h>
 
 #include <utility>

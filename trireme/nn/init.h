@@ -4,9 +4,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <string>
 
-#include "trireme/plan/config.h"
+#include "trireme/plan/model_facts.h"
 
 namespace torch::nn {
 class Module;
@@ -14,14 +15,25 @@ class Module;
 
 namespace trireme::nn {
 
-/// Elements [first, first + out.numel()) of the parameter `name`, counted in row-major order, into `out`:
-/// fp32, contiguous, on any device, which changes no bits. Norm weights are 1, biases 0, matrices normal with
-/// standard deviation sqrt(2 / (5 d_model)), which is 0.02 at width 1000 (Nguyen and Salazar 2019); those
-/// that end a residual branch are divided by sqrt(2 n_layers) (Radford et al. 2019).
-void initial_values(const plan::ModelConfig& config, uint64_t seed, const std::string& name, int64_t first,
-                    at::Tensor& out);
+/// Elements [first, first + out.numel()) of `param`, counted in row-major order, into `out`: fp32,
+/// contiguous, on any device, which changes no bits.
+void initial_values(const plan::ParamSpec& param, uint64_t seed, int64_t first, at::Tensor& out);
 
-/// Fills every parameter of an fp32 module.
-void initialize(torch::nn::Module& module, const plan::ModelConfig& config, uint64_t seed);
+/// The initial weights of a model by parameter name, as the records of plan/model_family.h have them. May be
+/// handed to the engine as its initializer.
+class InitialWeights {
+ public:
+  InitialWeights(const plan::ModelConfig& config, uint64_t seed);
+
+  /// As initial_values(). Throws LogicError for a name that the model does not have.
+  void operator()(const std::string& name, int64_t first, at::Tensor& out) const;
+
+  /// Fills every parameter of an fp32 module.
+  void fill(torch::nn::Module& module) const;
+
+ private:
+  std::map<std::string, plan::ParamSpec> params_;
+  uint64_t seed_;
+};
 
 }  // namespace trireme::nn

@@ -1,5 +1,7 @@
 #include "trireme/nn/language_model.h"
 
+#include <iterator>
+
 #include "trireme/base/error.h"
 #include "trireme/nn/functional.h"
 #include "trireme/nn/gpt2.h"
@@ -9,6 +11,24 @@
 #include "trireme/plan/model_facts.h"
 
 namespace trireme::nn {
+namespace {
+
+template <typename Model>
+std::shared_ptr<LanguageModel> make(const plan::ModelConfig& config) {
+  return std::make_shared<Model>(config);
+}
+
+struct Factory {
+  plan::ModelFamily family;
+  std::shared_ptr<LanguageModel> (*make)(const plan::ModelConfig& config);
+};
+
+constexpr Factory kFactories[] = {{plan::ModelFamily::kGpt2, make<Gpt2>},
+                                  {plan::ModelFamily::kLlama, make<Llama>},
+                                  {plan::ModelFamily::kMlp, make<Mlp>}};
+static_assert(std::size(kFactories) == plan::kNames<plan::ModelFamily>.size());
+
+}  // namespace
 
 at::Tensor LanguageModel::run_head(const at::Tensor& x, const BlockForward& forward) const {
   return head_is_tied() ? forward(x) : run_unit(plan::kHeadUnit, x, forward);
@@ -28,10 +48,10 @@ at::Tensor LanguageModel::loss(const at::Tensor& tokens, const at::Tensor& targe
 }
 
 std::shared_ptr<LanguageModel> build(const plan::ModelConfig& config) {
-  if (config.family == "gpt2") return std::make_shared<Gpt2>(config);
-  if (config.family == "llama") return std::make_shared<Llama>(config);
-  if (config.family == "mlp") return std::make_shared<Mlp>(config);
-  throw ConfigError("[nn.build] model.family '{}' is unknown; choose gpt2, llama or mlp", config.family);
+  for (const Factory& factory : kFactories) {
+    if (factory.family == config.family) return factory.make(config);
+  }
+  throw LogicError("[nn.build] family {} has no factory", static_cast<int>(config.family));
 }
 
 }  // namespace trireme::nn

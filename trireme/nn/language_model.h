@@ -12,9 +12,9 @@
 namespace trireme::nn {
 
 using BlockForward = std::function<at::Tensor(const at::Tensor&)>;
-/// Runs `unit`, a block or an untied head, on x: calls forward(x) and returns its result (of the head logits
-/// or the loss), doing what it likes around it. `forward` may be copied and called again as long as the model
-/// lives.
+/// Called by the model to run `unit`, a block or an untied head, on x. Returns forward(x), which for the head
+/// is logits or the loss; an engine unshards the unit's parameters before and reshards them after. `forward`
+/// may be copied, and called again in backward, as long as the model lives.
 using UnitRunner =
     std::function<at::Tensor(const std::string& unit, const at::Tensor& x, const BlockForward& forward)>;
 
@@ -31,14 +31,14 @@ class LanguageModel : public torch::nn::Module {
                   double gradient_scale = 1.0);
 
   void set_unit_runner(UnitRunner runner) { runner_ = std::move(runner); }
-  /// In one of `every` blocks norms and activations are computed again in backward instead of being kept; 0:
-  /// none.
+  /// Block 0 and every `every`-th after it compute outputs of norms and activations again in backward instead
+  /// of keeping them; 0: no block does.
   void recompute_cheap(int64_t every) { cheap_every_ = every; }
 
  protected:
   /// tokens (B, T) -> output of the last block (B, T, D).
   virtual at::Tensor hidden(const at::Tensor& tokens) = 0;
-  /// The final norm of it, which the head turns into logits.
+  /// The final norm of hidden()'s result, which the head turns into logits.
   virtual at::Tensor normed(const at::Tensor& x) = 0;
   /// (V, D)
   virtual const at::Tensor& head() const = 0;

@@ -54,13 +54,12 @@ class RmsNorm : public torch::nn::Module {
   std::pair<at::Tensor, at::Tensor> add_forward(const at::Tensor& x, const at::Tensor& delta) const {
     return add_rms_norm(x, delta, weight, eps_);
   }
-  Norm norm() const { return {weight, no_bias_, eps_}; }
+  Norm norm() const { return {weight, {}, eps_}; }
 
   at::Tensor weight;
 
  private:
   double eps_;
-  at::Tensor no_bias_;
 };
 
 /// A module that only holds others under a name, so that parameters get their Hugging Face paths.

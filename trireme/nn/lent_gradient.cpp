@@ -10,10 +10,10 @@
 namespace trireme::nn {
 namespace {
 
-/// Travels with the parameter, in the place that tensors have for what their backend adds to them.
+/// Kept in the parameter's TensorImpl, in the slot for backend metadata that no backend here uses.
 struct Loan : c10::BackendMeta {
   explicit Loan(at::Tensor lent) : memory(std::move(lent)) {}
-  /// Detached copies of a parameter have borrowed nothing.
+  /// torch copies metadata to detached copies of a tensor; they must not claim the parameter's gradient.
   c10::intrusive_ptr<c10::BackendMeta> clone(const c10::intrusive_ptr<c10::BackendMeta>&) const override {
     return {};
   }

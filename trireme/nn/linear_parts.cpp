@@ -12,8 +12,7 @@ using torch::autograd::variable_list;
 
 namespace {
 
-/// Matrices (rows_i, columns) that follow each other in one storage, as one matrix; undefined when they do
-/// not.
+/// One matrix over `parts` (rows_i, columns), if they follow each other in one storage; else undefined.
 at::Tensor as_one_matrix(at::TensorList parts) {
   const at::Tensor& first = parts.front();
   int64_t rows = 0;
@@ -32,8 +31,8 @@ at::Tensor joined(at::TensorList parts) {
   return whole.defined() ? whole : at::cat(parts);
 }
 
-/// The gradients of `weights`, which share the rows of `left` @ `right`: written or added where they belong.
-/// Returns what to report for each.
+/// `left` @ `right` holds the gradients of `weights`, one after another by rows. Returns those that are not
+/// in place afterwards, for backward to return.
 variable_list accumulate_weight_grad(at::TensorList weights, const at::Tensor& left,
                                      const at::Tensor& right) {
   const bool first = std::ranges::all_of(weights, can_claim_gradient);

@@ -1,6 +1,6 @@
 #pragma once
-// What autograd functions with a linear layer in them share: the product and its gradients, with weights that
-// lie together in memory used as one.
+// The product of a linear layer and its gradients, shared by the autograd functions that contain one. Weights
+// that are neighbours in memory are multiplied as one matrix.
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -16,8 +16,9 @@ struct LinearParams {
 at::Tensor apply_linear(const LinearParams& params, const at::Tensor& rows, const at::Tensor& residual = {});
 /// dy (n, out) -> (n, in)
 at::Tensor input_gradient(const LinearParams& params, const at::Tensor& dy);
-/// Writes the gradients of weights and bias into memory lent for them, or adds them to those that are there;
-/// returns what to report for each weight and the bias, undefined where it is written or not wanted.
+/// Computes the gradients of weights and bias, in lent memory or added to gradients that exist. Returns what
+/// backward returns to autograd for each weight and the bias: undefined for gradients that are in place, and
+/// for parameters that want none.
 torch::autograd::variable_list add_parameter_gradients(const LinearParams& params, const at::Tensor& rows,
                                                        const at::Tensor& dy);
 

@@ -14,7 +14,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-/// Rows of a logits buffer start at multiples of this many elements, which matrix products like.
+/// Rows of a logits buffer start at multiples of this many elements: cuBLAS is faster on aligned rows.
 constexpr int64_t kRowAlignment = 64;
 
 int64_t aligned(int64_t count) {
@@ -72,7 +72,7 @@ class LinearCrossEntropyFunction : public Function<LinearCrossEntropyFunction> {
     const int64_t chunk = std::clamp<int64_t>(chunk_bytes / row_bytes / kRowAlignment * kRowAlignment,
                                               kRowAlignment, std::max(count, kRowAlignment));
     const at::Tensor buffer = at::empty({std::min(chunk, count), stride}, x.options());
-    const at::Tensor head = padded(weight, stride);  // matrix products like sizes that are multiples
+    const at::Tensor head = padded(weight, stride);  // aligned as the logits are
     at::Tensor loss = at::empty({count}, x.options().dtype(at::kFloat));
     at::Tensor d_rows = want_gradient ? at::empty_like(rows) : at::Tensor();
     at::Tensor d_head = want_gradient ? at::empty_like(head) : at::Tensor();

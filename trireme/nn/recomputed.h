@@ -9,13 +9,15 @@
 
 namespace trireme::nn {
 
-/// {x + delta, linear(norm(x + delta))}: RMSNorm without a norm bias, else LayerNorm. weights as
-/// linear_group() takes them, or one in `layout`; delta and biases may be undefined.
+/// LayerNorm, or RMSNorm where the bias is undefined.
 struct Norm {
-  const at::Tensor& weight;
-  const at::Tensor& bias;
-  double eps;
+  at::Tensor weight;
+  at::Tensor bias;
+  double eps = 0.0;
 };
+
+/// {x + delta, linear(norm(x + delta))}. weights as linear_group() takes them, or one in `layout`; delta and
+/// biases may be undefined.
 std::pair<at::Tensor, at::Tensor> add_norm_linear(const at::Tensor& x, const at::Tensor& delta,
                                                   const Norm& norm, at::TensorList weights,
                                                   const at::Tensor& bias,

@@ -18,17 +18,18 @@ namespace trireme::nn {
 /// assumption which this libtorch breaks.
 void check_torch_internals();
 
-// Memory for gradients that do not exist yet. Whoever owns it lends it to a parameter without one, and the
-// function that computes the first gradient overwrites it, so that nobody fills it with zeros before and no
-// product reads them. Other functions know nothing of it: autograd then makes a gradient of its own.
+// The engine keeps gradients in flat buffers. Before backward it lends each parameter its part of the buffer;
+// the autograd function that computes the parameter's first gradient of a step claims that memory and
+// overwrites it. So nobody fills it with zeros first. Functions that do not claim let autograd allocate a
+// gradient.
 
-/// Lends `memory`, of the shape, dtype and device of `param`; an undefined one takes back what was lent.
+/// Lends `memory`, of the shape, dtype and device of `param`. An undefined `memory` takes back what was lent.
 void lend_gradient(const at::Tensor& param, const at::Tensor& memory);
 /// Whether lend_gradient() was called for `param` since its data was set.
 bool has_lender(const at::Tensor& param);
 
-/// Makes what was lent the gradient of `param`, for the caller to overwrite on the current stream, and
-/// returns it; undefined when there is a gradient already, or nothing was lent.
+/// Makes the lent memory the gradient of `param` and returns it, for the caller to overwrite on the current
+/// stream. Returns an undefined tensor when there is a gradient already or nothing was lent.
 at::Tensor claim_gradient(const at::Tensor& param);
 /// Whether claim_gradient() would return memory.
 bool can_claim_gradient(const at::Tensor& param);

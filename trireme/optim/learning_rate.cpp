@@ -10,12 +10,18 @@ double learning_rate(const plan::OptimConfig& config, int64_t step, int64_t step
   if (step <= config.warmup_steps) {
     return config.lr * static_cast<double>(step) / static_cast<double>(config.warmup_steps);
   }
-  if (config.schedule == "constant") return config.lr;
   const double span = static_cast<double>(std::max<int64_t>(1, steps - config.warmup_steps));
   const double progress = std::min(1.0, static_cast<double>(step - config.warmup_steps) / span);
-  const double left =
-      config.schedule == "linear" ? 1.0 - progress : 0.5 * (1.0 + std::cos(std::numbers::pi * progress));
-  return config.min_lr + (config.lr - config.min_lr) * left;
+  const auto between = [&](double left) { return config.min_lr + (config.lr - config.min_lr) * left; };
+  switch (config.schedule) {
+    case plan::LrSchedule::kCosine:
+      return between(0.5 * (1.0 + std::cos(std::numbers::pi * progress)));
+    case plan::LrSchedule::kLinear:
+      return between(1.0 - progress);
+    case plan::LrSchedule::kConstant:
+      break;
+  }
+  return config.lr;
 }
 
 }  // namespace trireme::optim

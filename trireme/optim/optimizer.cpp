@@ -3,16 +3,31 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "trireme/base/error.h"
+#include "trireme/optim/flat_optimizer.h"
 
 namespace trireme::optim {
+namespace {
+
+struct Factory {
+  plan::OptimizerName name;
+  std::unique_ptr<Optimizer> (*make)(const plan::OptimConfig& config, std::vector<FlatParam> params);
+};
+
+constexpr Factory kFactories[] = {{plan::OptimizerName::kAdamW, make_adamw},
+                                  {plan::OptimizerName::kSgd, make_sgd}};
+static_assert(std::size(kFactories) == plan::kNames<plan::OptimizerName>.size());
+
+}  // namespace
 
 std::unique_ptr<Optimizer> build(const plan::OptimConfig& config, std::vector<FlatParam> params) {
   for (FlatParam& param : params) param.segments = merged(param.segments);
-  if (config.name == "adamw") return make_adamw(config, std::move(params));
-  if (config.name == "sgd") return make_sgd(config, std::move(params));
-  throw ConfigError("[optim.build] optim.name '{}' is unknown; choose adamw or sgd", config.name);
+  for (const Factory& factory : kFactories) {
+    if (factory.name == config.name) return factory.make(config, std::move(params));
+  }
+  throw LogicError("[optim.build] optimizer {} has no factory", static_cast<int>(config.name));
 }
 
 at::Tensor part_of(const at::Tensor& flat, const Segment& segment) {

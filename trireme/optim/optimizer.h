@@ -21,7 +21,7 @@ struct Segment {
 /// The segment's part of a flat tensor; undefined for an undefined one.
 at::Tensor part_of(const at::Tensor& flat, const Segment& segment);
 
-/// Neighbours that are treated alike, as one: a kernel call each is saved.
+/// `segments` with neighbours of the same decay joined, which saves a kernel call for each.
 std::vector<Segment> merged(const std::vector<Segment>& segments);
 
 struct FlatParam {
@@ -31,17 +31,17 @@ struct FlatParam {
   std::vector<Segment> segments;  ///< cover what belongs to parameters; padding is left out
 };
 
-/// What gradients are multiplied by: the clip factor and what undoes the scaling of the loss.
+/// What gradients are multiplied by in the update: the clip factor divided by the scale of the loss.
 struct GradScale {
   GradScale(double factor = 1.0) : host(factor) {}  // NOLINT: a number is a scale
   double host;
-  at::Tensor device = {};  ///< on a GPU: an fp32 scalar there, multiplied besides; undefined: 1
+  at::Tensor device = {};  ///< a second factor, an fp32 scalar on the GPU; undefined: 1
 };
 
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
-  /// Opens a step: one update() of each parameter follows, in any order.
+  /// To be called before each step; then update() once for every parameter, in any order.
   virtual void begin_step() = 0;
   /// Updates parameter `index` of those given to build(); its gradient is multiplied by `grad_scale` first.
   /// On a GPU the work is enqueued on the current stream.
@@ -56,11 +56,8 @@ class Optimizer {
   virtual int64_t state_bytes() const = 0;
 };
 
-/// AdamW or SGD with momentum, as `config.name` says.
+/// The optimizer that `config.name` says, with the state of its record in plan/optimizer.h.
 std::unique_ptr<Optimizer> build(const plan::OptimConfig& config, std::vector<FlatParam> params);
-
-std::unique_ptr<Optimizer> make_adamw(const plan::OptimConfig& config, std::vector<FlatParam> params);
-std::unique_ptr<Optimizer> make_sgd(const plan::OptimConfig& config, std::vector<FlatParam> params);
 
 /// Factor that brings `norm` down to `max_norm`, 1 when it is below or max_norm is 0: min(1, max_norm / (norm
 /// + 1e-6)), as torch.nn.utils.clip_grad_norm_ has it.

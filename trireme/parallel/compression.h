@@ -10,18 +10,12 @@
 #include <string>
 
 #include "trireme/comm/group.h"
+#include "trireme/plan/choices.h"
 #include "trireme/plan/flat_layout.h"
 
 namespace trireme::parallel {
 
-enum class Hook {
-  kNone,
-  kFp16,      ///< fp16 on the wire, summed in fp32
-  kInt8,      ///< int8 with a scale per 256 elements, error feedback
-  kTopK,      ///< the largest elements only, error feedback
-  kPowerSgd,  ///< matrices as products of two thin ones (Vogels et al. 2019), error feedback, warm start
-  kLocalSgd   ///< no gradients travel; parameters are averaged every so many steps (Stich 2019)
-};
+using Hook = plan::CommHook;
 
 struct HookOptions {
   Hook hook = Hook::kNone;

@@ -132,8 +132,8 @@ void DataParallel::make_units(torch::nn::Module& module, const std::vector<plan:
   }
   for (const plan::UnitSpec& spec : specs) {
     index_.emplace(spec.name, units_.size());
-    units_.push_back(std::make_unique<FlatUnit>(spec.name, take_params(spec, left), options_, groups_,
-                                                shared_, initializer));
+    units_.push_back(
+        std::make_unique<FlatUnit>(spec, take_params(spec, left), options_, groups_, shared_, initializer));
   }
   TRIREME_CHECK(left.empty(), "[parallel.data_parallel] {} parameters belong to no unit, the first is {}",
                 left.size(), left.begin()->first);

@@ -12,12 +12,6 @@
 namespace trireme::parallel {
 namespace {
 
-std::vector<plan::ParamSpec> specs_of(const std::vector<std::pair<std::string, at::Tensor>>& params) {
-  std::vector<plan::ParamSpec> specs;
-  for (const auto& [name, tensor] : params) specs.push_back({name, tensor.sizes().vec()});
-  return specs;
-}
-
 at::Tensor without_storage(int64_t count, const at::TensorOptions& options) {
   at::Tensor flat = at::empty({0}, options);
   flat.unsafeGetTensorImpl()->set_sizes_contiguous({count});
@@ -26,14 +20,14 @@ at::Tensor without_storage(int64_t count, const at::TensorOptions& options) {
 
 }  // namespace
 
-FlatUnit::FlatUnit(std::string name, std::vector<std::pair<std::string, at::Tensor>> params,
+FlatUnit::FlatUnit(const plan::UnitSpec& spec, std::vector<std::pair<std::string, at::Tensor>> params,
                    const Options& options, UnitGroups groups, Shared& shared, const Initializer& initializer)
-    : name_(std::move(name)),
+    : name_(spec.name),
       params_(std::move(params)),
       options_(options),
       groups_(std::move(groups)),
       shared_(shared),
-      layout_(specs_of(params_), groups_.shard->size() * groups_.replicate->size()) {
+      layout_(spec.params, groups_.shard->size() * groups_.replicate->size()) {
   const at::NoGradGuard no_grad;
   compressor_ = make_compressor(options_.hook, layout_);
   allocate_buffers();
@@ -200,7 +194,7 @@ optim::FlatParam FlatUnit::optimizer_param() const {
     const plan::FlatEntry& entry = layout_.entries()[i];
     const plan::Range part = plan::intersect(range, {entry.offset, entry.end()});
     if (part.size() == 0 || !params_[i].second.requires_grad()) continue;
-    param.segments.push_back({{part.begin - range.begin, part.end - range.begin}, entry.shape.size() >= 2});
+    param.segments.push_back({{part.begin - range.begin, part.end - range.begin}, entry.decays});
   }
   return param;
 }

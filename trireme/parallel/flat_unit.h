@@ -39,10 +39,10 @@ struct Shared {
 
 class FlatUnit {
  public:
-  /// Takes over `params` (name and leaf tensor, in flat order): their data and gradients become views of flat
-  /// buffers. `shared` must outlive this. Collective.
-  FlatUnit(std::string name, std::vector<std::pair<std::string, at::Tensor>> params, const Options& options,
-           UnitGroups groups, Shared& shared, const Initializer& initializer);
+  /// Takes over `params` (name and leaf tensor, those of `spec` in its order): their data and gradients
+  /// become views of flat buffers. `shared` must outlive this. Collective.
+  FlatUnit(const plan::UnitSpec& spec, std::vector<std::pair<std::string, at::Tensor>> params,
+           const Options& options, UnitGroups groups, Shared& shared, const Initializer& initializer);
 
   const std::string& name() const { return name_; }
   const plan::FlatLayout& layout() const { return layout_; }

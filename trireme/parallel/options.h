@@ -13,19 +13,14 @@
 
 namespace trireme::parallel {
 
-/// Who sums gradients over ranks: our own fixed tree in fp32, or the backend in its order and the wire's
-/// dtype.
-enum class Reduction { kOrdered, kBackend };
-
-/// When gradients of micro-batches are reduced. Once a step keeps whole gradients between micro-batches
-/// (fp32); after every one keeps only what the policy says, for a reduction each.
-enum class ReduceWhen { kOncePerStep, kEveryMicroBatch };
+using plan::ReduceWhen;
+using plan::Reduction;
 
 /// What a parameter without a gradient at the end of a step means.
 enum class Unused { kError, kZero };
 
 struct Options {
-  plan::Policy policy = plan::find_policy("fsdp");
+  plan::Policy policy = plan::find_policy(plan::PolicyName::kFsdp);
   at::ScalarType compute = at::kFloat;  ///< of parameters and gradients as the module sees them
   at::ScalarType reduce = at::kFloat;   ///< of gradients on the wire; ordered sums are fp32
   at::Device device = at::kCPU;

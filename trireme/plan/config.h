@@ -8,6 +8,8 @@
 #include <variant>
 #include <vector>
 
+#include "trireme/plan/choices.h"
+
 namespace trireme {
 class Environment;
 }
@@ -15,8 +17,8 @@ class Environment;
 namespace trireme::plan {
 
 struct ModelConfig {
-  std::string preset = "";      ///< a built-in name; its values fill the fields below unless they are given
-  std::string family = "gpt2";  ///< gpt2, llama or mlp
+  std::string preset = "";  ///< a built-in name; its values fill the fields below unless they are given
+  ModelFamily family = ModelFamily::kGpt2;
   int64_t n_layers = 4;
   int64_t d_model = 128;
   int64_t n_heads = 4;
@@ -32,7 +34,7 @@ struct ModelConfig {
 
 struct DataConfig {
   std::string path = "builtin";  ///< a text file or folder; "builtin": the C++ headers of libtorch
-  std::string tokenizer = "byte";
+  Tokenizer tokenizer = Tokenizer::kByte;
   int64_t seq_len = 128;
   double val_fraction = 0.02;
 };
@@ -48,38 +50,55 @@ struct TrainConfig {
   int64_t log_every = 10;
   int64_t sample_tokens = 0;  ///< length of the text generated at the end; 0: none
   std::string sample_prompt = "\n";
-  /// on: a GPU that trains alone replays recorded passes; auto: only where it waits for its host
-  std::string cuda_graphs = "auto";
+  /// kOn: a GPU that trains alone replays recorded passes; kAuto: only where it waits for its host
+  CudaGraphs cuda_graphs = CudaGraphs::kAuto;
   bool tune_matmul = true;     ///< on a GPU, matrix products by the fastest algorithm with the same bits
   bool deterministic = false;  ///< equal runs end with equal weights on GPUs, too; tune_matmul is off then
 };
 
 struct OptimConfig {
-  std::string name = "adamw";  ///< adamw or sgd
+  OptimizerName name = OptimizerName::kAdamW;
   double lr = 3e-4;
   double min_lr = 0.0;
   int64_t warmup_steps = 0;
-  std::string schedule = "cosine";  ///< cosine, linear or constant
+  LrSchedule schedule = LrSchedule::kCosine;
   double beta1 = 0.9;
   double beta2 = 0.95;
   double eps = 1e-8;
   double momentum = 0.9;      ///< sgd only
-  double weight_decay = 0.1;  ///< applied to parameters of two or more dimensions
+  double weight_decay = 0.1;  ///< of the parameters whose ParamSpec::decays
 };
 
+/// Whether parameters that are sharded are freed between forward and backward.
+struct ReshardAfterForward {
+  enum class Kind {
+    kAsPolicy,  ///< auto
+    kFree,      ///< true
+    kKeep,      ///< false
+    kOver       ///< they stay sharded over `ranks` neighbouring ranks
+  };
+  Kind kind = Kind::kAsPolicy;
+  int64_t ranks = 0;  ///< kOver only
+  bool operator==(const ReshardAfterForward&) const = default;
+};
+/// "auto", "true", "false" or the number of ranks.
+std::string to_text(const ReshardAfterForward& reshard);
+/// The other way round; none for other words and for less than 1 rank.
+std::optional<ReshardAfterForward> parse_reshard(std::string_view text);
+
 struct ParallelConfig {
-  std::string policy = "fsdp";                 ///< the name of rows of plan/policy.h
-  std::string sharding = "auto";               ///< which of the rows of fsdp
-  std::string reshard_after_forward = "auto";  ///< auto (as the row says), true, false or a number of ranks
-  std::string reduce_when = "once";            ///< once a step, or after every_micro_batch
-  bool overlap = true;                         ///< communication beside computation, on devices that can
-  int64_t prefetch = 1;                        ///< units gathered ahead
-  std::string comm_hook = "none";              ///< how gradients travel; see parallel/compression.h
-  int64_t hook_rank = 4;                       ///< powersgd
-  double hook_density = 0.01;                  ///< topk
-  int64_t hook_start = 10;                     ///< powersgd, topk: plain steps before
-  int64_t local_steps = 8;                     ///< local_sgd: steps between averages
-  double bucket_mib = 0.0;                     ///< size of reduction buckets; 0: a unit is a block
+  PolicyName policy = PolicyName::kFsdp;
+  Sharding sharding = Sharding::kAuto;
+  ReshardAfterForward reshard_after_forward = {};
+  ReduceWhen reduce_when = ReduceWhen::kOncePerStep;
+  bool overlap = true;   ///< communication beside computation, on devices that can
+  int64_t prefetch = 1;  ///< units gathered ahead
+  CommHook comm_hook = CommHook::kNone;
+  int64_t hook_rank = 4;       ///< powersgd
+  double hook_density = 0.01;  ///< topk
+  int64_t hook_start = 10;     ///< powersgd, topk: plain steps before
+  int64_t local_steps = 8;     ///< local_sgd: steps between averages
+  double bucket_mib = 0.0;     ///< size of reduction buckets; 0: a unit is a block
   int64_t dp_replicate = 1;
   int64_t dp_shard = 0;  ///< 0: all ranks that the other axes leave
   int64_t tp = 1;
@@ -96,31 +115,38 @@ struct LossScaleConfig {
 };
 
 struct PrecisionConfig {
-  std::string compute = "fp32";  ///< fp32, bf16 or fp16: parameters and activations
-  std::string reduce =
-      "auto";  ///< dtype of gradients on the wire: auto (= compute; fp32 for fp16), fp32 or bf16
-  std::string scaling = "auto";  ///< of the loss: auto (dynamic for fp16), dynamic or none
+  Dtype compute = Dtype::kFp32;
+  ReduceDtype reduce = ReduceDtype::kAuto;
+  LossScaling scaling = LossScaling::kAuto;
   LossScaleConfig loss_scale = {};
 };
 
-/// Bytes of an element of fp32, bf16 or fp16.
-inline int64_t bytes_of(const std::string& dtype) {
-  return dtype == "fp32" ? 4 : 2;
+/// Bytes of an element.
+inline int64_t bytes_of(Dtype dtype) {
+  return dtype == Dtype::kFp32 ? 4 : 2;
 }
 /// Whether the loss is scaled dynamically: precision.scaling with auto resolved.
 inline bool scales_loss(const PrecisionConfig& precision) {
-  return precision.scaling == "dynamic" || (precision.scaling == "auto" && precision.compute == "fp16");
+  if (precision.scaling != LossScaling::kAuto) return precision.scaling == LossScaling::kDynamic;
+  return precision.compute == Dtype::kFp16;
 }
 /// precision.reduce with auto resolved.
-inline std::string wire_dtype(const PrecisionConfig& precision) {
-  if (precision.reduce != "auto") return precision.reduce;
-  return precision.compute == "fp16" ? "fp32" : precision.compute;
+inline Dtype wire_dtype(const PrecisionConfig& precision) {
+  switch (precision.reduce) {
+    case ReduceDtype::kFp32:
+      return Dtype::kFp32;
+    case ReduceDtype::kBf16:
+      return Dtype::kBf16;
+    case ReduceDtype::kAuto:
+      break;
+  }
+  return precision.compute == Dtype::kFp16 ? Dtype::kFp32 : precision.compute;
 }
 
 struct MemoryConfig {
-  std::string recompute = "none";  ///< none, cheap (norms and activations) or block
-  int64_t recompute_every = 1;     ///< of so many blocks one
-  int64_t loss_chunk_mib = 1024;   ///< most that logits take at once on a GPU
+  Recompute recompute = Recompute::kNone;
+  int64_t recompute_every = 1;    ///< of so many blocks one
+  int64_t loss_chunk_mib = 1024;  ///< most that logits take at once on a GPU
 };
 
 struct CheckpointConfig {
@@ -128,16 +154,16 @@ struct CheckpointConfig {
 };
 
 struct CommConfig {
-  double timeout_s = 300.0;           ///< deadline of every wait
-  bool peer_memory = true;            ///< ranks of one host read each other's memory
-  std::string gather = "auto";        ///< on GPUs that do: auto, kernels or copies (copy engines)
-  std::string reduction = "ordered";  ///< who sums gradients: ordered (our fixed tree in fp32) or backend
+  double timeout_s = 300.0;  ///< deadline of every wait
+  bool peer_memory = true;   ///< ranks of one host read each other's memory
+  GatherBy gather = GatherBy::kAuto;
+  Reduction reduction = Reduction::kOrdered;
 };
 
 struct Config {
   std::string name = "run";
   int64_t seed = 42;
-  std::string device = "auto";  ///< auto, cpu or cuda
+  Device device = Device::kAuto;
   ModelConfig model;
   DataConfig data;
   TrainConfig train;
@@ -149,14 +175,28 @@ struct Config {
   CommConfig comm;
 };
 
-/// A field's place and rules. The pointer leads into the Config that fields() was called with.
+/// A member that is written as a word and kept as a value of its own type.
+struct WordRef {
+  void* member;
+  std::string (*read)(const void* member);
+  bool (*write)(void* member, std::string_view word);  ///< false: `word` means nothing to it
+};
+
+/// A field's place and rules. The pointers lead into the Config that fields() was called with.
 struct Field {
   std::string key;  ///< "train.steps"
-  std::variant<int64_t*, double*, bool*, std::string*> value;
+  std::variant<int64_t*, double*, bool*, std::string*, WordRef> value;
   std::string help;                  ///< one line, with unit
-  std::vector<std::string> choices;  ///< strings only; empty: any
+  std::vector<std::string> choices;  ///< words and strings only; empty: any that can be read
   std::optional<double> min, max;    ///< numbers only, inclusive
+  std::string form = {};             ///< words without choices: what can be read
 };
+
+/// The value of a field as it is written; that of a word is a string.
+std::variant<int64_t, double, bool, std::string> value_of(const Field& field);
+
+/// "integer", "number", "boolean" or "string": how JSON schema calls the type of value_of().
+std::string_view type_name(const Field& field);
 
 /// The table. Order is the order of `config show`.
 std::vector<Field> fields(Config& config);

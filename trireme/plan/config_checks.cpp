@@ -1,6 +1,11 @@
 // Rules between the fields of a config.
+#include <algorithm>
+
 #include "trireme/base/error.h"
+#include "trireme/base/text.h"
 #include "trireme/plan/config_internal.h"
+#include "trireme/plan/model_family.h"
+#include "trireme/plan/optimizer.h"
 #include "trireme/plan/policy.h"
 
 namespace trireme::plan {
@@ -9,15 +14,17 @@ namespace {
 class Checker {
  public:
   Checker(const Config& config, const Origins& origins)
-      : config_(config), model_(config.model), origins_(origins) {}
+      : config_(config), model_(config.model), family_(record_of(config.model.family)), origins_(origins) {}
 
   void check_all() const {
     check_run_name();
-    if (model_.family != "mlp") check_heads();
-    check_family_rules();
+    if (family_.attends) check_heads();
+    if (family_.check != nullptr) family_.check(config_, origins_);
+    check_dropout();
     check_vocabulary();
     check_schedule();
     check_below_one();
+    check_optimizer();
     check_recompute();
     check_loss_scale();
     check_deterministic();
@@ -26,10 +33,9 @@ class Checker {
   }
 
  private:
-  /// "model.d_model=100 (--model.d_model)".
   template <typename Value>
   std::string said(const std::string& key, const Value& value) const {
-    return fmt::format("{}={} ({})", key, value, origins_.at(key));
+    return plan::said(origins_, key, value);
   }
 
   void check_run_name() const {
@@ -40,8 +46,9 @@ class Checker {
 
   void check_loss_scale() const {
     const PrecisionConfig& precision = config_.precision;
-    const std::string& hook = config_.parallel.comm_hook;
-    if (scales_loss(precision) && (hook == "int8" || hook == "topk" || hook == "powersgd")) {
+    const CommHook hook = config_.parallel.comm_hook;
+    const bool owes = hook == CommHook::kInt8 || hook == CommHook::kTopK || hook == CommHook::kPowerSgd;
+    if (scales_loss(precision) && owes) {
       throw ConfigError(
           "[plan.config] {} keeps what it could not send, which an overflow of the scaled loss would spoil "
           "for good; "
@@ -59,14 +66,14 @@ class Checker {
   void check_deterministic() const {
     if (!config_.train.deterministic) return;
     const std::string asked = said("train.deterministic", config_.train.deterministic);
-    if (config_.comm.reduction == "backend") {
+    if (config_.comm.reduction == Reduction::kBackend) {
       throw ConfigError(
           "[plan.config] {} cannot be honoured with {}, which adds in an order that NCCL or Gloo chooses; "
           "use "
           "comm.reduction=ordered",
           asked, said("comm.reduction", config_.comm.reduction));
     }
-    if (config_.parallel.comm_hook == "powersgd") {
+    if (config_.parallel.comm_hook == CommHook::kPowerSgd) {
       throw ConfigError(
           "[plan.config] {} cannot be honoured with {}, whose factors NCCL or Gloo adds in an order of its "
           "own; use another hook or none",
@@ -75,9 +82,9 @@ class Checker {
   }
 
   void check_recompute() const {
-    if (config_.memory.recompute != "cheap" || model_.family != "mlp") return;
-    throw ConfigError("[plan.config] {} has nothing to leave out in family mlp; use block or none",
-                      said("memory.recompute", config_.memory.recompute));
+    if (config_.memory.recompute != Recompute::kCheap || family_.cheap_bytes != nullptr) return;
+    throw ConfigError("[plan.config] {} has nothing to leave out in family {}; use block or none",
+                      said("memory.recompute", config_.memory.recompute), model_.family);
   }
 
   void check_heads() const {
@@ -93,37 +100,36 @@ class Checker {
     }
   }
 
-  void check_family_rules() const {
-    if (model_.family == "gpt2") {
-      check_gpt2();
-    } else if (model_.dropout != 0.0) {
-      throw ConfigError("[plan.config] {} needs model.family=gpt2, but {}; set model.dropout to 0",
-                        said("model.dropout", model_.dropout), said("model.family", model_.family));
+  void check_dropout() const {
+    if (model_.dropout == 0.0 || family_.drops) return;
+    std::vector<std::string> dropping;
+    for (const ModelFamily family : all_values<ModelFamily>()) {
+      if (record_of(family).drops) dropping.emplace_back(name(family));
     }
-    if (model_.family == "llama" && model_.d_model / model_.n_heads % 2 != 0) {
-      throw ConfigError(
-          "[plan.config] {} / {} = {} is odd, but rotary embeddings turn pairs; make the head size even",
-          said("model.d_model", model_.d_model), said("model.n_heads", model_.n_heads),
-          model_.d_model / model_.n_heads);
-    }
+    throw ConfigError("[plan.config] {} needs model.family={}, but {}; set model.dropout to 0",
+                      said("model.dropout", model_.dropout), join(dropping, " or "),
+                      said("model.family", model_.family));
   }
 
-  void check_gpt2() const {
-    if (model_.n_kv_heads != model_.n_heads) {
-      throw ConfigError(
-          "[plan.config] {} differs from {}, but gpt2 has one key and value per head; set it to 0",
-          said("model.n_kv_heads", model_.n_kv_heads), said("model.n_heads", model_.n_heads));
-    }
-    if (model_.max_seq_len < config_.data.seq_len) {
-      throw ConfigError(
-          "[plan.config] {} has no positions for {}; set model.max_seq_len to 0 or to at least {}",
-          said("model.max_seq_len", model_.max_seq_len), said("data.seq_len", config_.data.seq_len),
-          config_.data.seq_len);
+  /// Keys of another optimizer would have no effect; a config that states their defaults is none the worse.
+  void check_optimizer() const {
+    Config given = config_, defaults;
+    const std::vector<Field> values = fields(given), unset = fields(defaults);
+    for (const OptimizerName other : all_values<OptimizerName>()) {
+      if (other == config_.optim.name) continue;
+      for (const std::string_view key : record_of(other).keys) {
+        const auto field = std::ranges::find(values, key, &Field::key);
+        const auto unset_field = unset.begin() + (field - values.begin());
+        if (value_of(*field) == value_of(*unset_field)) continue;
+        throw ConfigError("[plan.config] {} is for optim.name={}, but {}; remove it",
+                          said(field->key, format_value(*field)), other,
+                          said("optim.name", config_.optim.name));
+      }
     }
   }
 
   void check_vocabulary() const {
-    if (config_.data.tokenizer != "byte" || model_.vocab_size >= 256) return;
+    if (config_.data.tokenizer != Tokenizer::kByte || model_.vocab_size >= 256) return;
     throw ConfigError(
         "[plan.config] {} is too small for {}, which makes 256 tokens; set model.vocab_size to 256 or more",
         said("model.vocab_size", model_.vocab_size), said("data.tokenizer", config_.data.tokenizer));
@@ -170,8 +176,8 @@ class Checker {
   void check_buckets() const {
     const ParallelConfig& parallel = config_.parallel;
     if (parallel.bucket_mib == 0.0) return;
-    const bool row_given = parallel.policy == "fsdp" && parallel.sharding != "auto";
-    const Policy& policy = find_policy(row_given ? "fsdp:" + parallel.sharding : parallel.policy);
+    const bool has_rows = parallel.policy == PolicyName::kFsdp;
+    const Policy& policy = find_policy(parallel.policy, has_rows ? parallel.sharding : Sharding::kAuto);
     if (!policy.shard_parameters) return;
     throw ConfigError(
         "[plan.config] {} with {}, which frees parameters by block; set parallel.bucket_mib to 0, or "
@@ -181,6 +187,7 @@ class Checker {
 
   const Config& config_;
   const ModelConfig& model_;
+  const ModelFamilyRecord& family_;
   const Origins& origins_;
 };
 

@@ -1,6 +1,5 @@
 // The table of all fields: the single place where a key, its help, choices and range are written down.
 #include "trireme/plan/config.h"
-#include "trireme/plan/policy.h"
 #include "trireme/plan/presets.h"
 
 namespace trireme::plan {
@@ -10,6 +9,33 @@ using Choices = std::vector<std::string>;
 
 Field text(std::string key, std::string& value, std::string help, Choices choices = {}) {
   return {std::move(key), &value, std::move(help), std::move(choices), {}, {}};
+}
+
+/// `kWrite` gives the word of a value, `kParse` the value of a word, or none.
+template <auto kWrite, auto kParse, typename Value>
+WordRef word(Value& value) {
+  return {&value, [](const void* member) { return std::string(kWrite(*static_cast<const Value*>(member))); },
+          [](void* member, std::string_view text) {
+            const std::optional<Value> parsed = kParse(text);
+            if (parsed) *static_cast<Value*>(member) = *parsed;
+            return parsed.has_value();
+          }};
+}
+
+template <Choice Enum>
+Field choice(std::string key, Enum& value, std::string help) {
+  Choices choices(kNames<Enum>.begin(), kNames<Enum>.end());
+  return {std::move(key), word<name<Enum>, parse<Enum>>(value), std::move(help), std::move(choices), {}, {}};
+}
+
+Field reshard(std::string key, ReshardAfterForward& value, std::string help) {
+  return {std::move(key),
+          word<to_text, parse_reshard>(value),
+          std::move(help),
+          {},
+          {},
+          {},
+          "auto, true, false or a number of ranks"};
 }
 
 Field flag(std::string key, bool& value, std::string help) {
@@ -29,35 +55,18 @@ Choices preset_choices() {
   return names;
 }
 
-Choices policy_choices() {
-  Choices names;
-  for (const Policy& policy : policies()) {
-    if (names.empty() || names.back() != policy.name) names.emplace_back(policy.name);
-  }
-  return names;
-}
-
-Choices sharding_choices() {
-  Choices names = {"auto"};
-  for (const Policy& policy : policies()) {
-    if (!policy.sharding.empty()) names.emplace_back(policy.sharding);
-  }
-  return names;
-}
-
 using Table = std::vector<Field>;
 
 void add_run(Table& table, Config& config) {
   table.push_back(text("name", config.name, "name of the run and of its directory"));
   table.push_back(number("seed", config.seed, 0, "seed of initial weights, data order and dropout"));
-  table.push_back(text("device", config.device, "where tensors live; auto: GPUs when there are any",
-                       {"auto", "cpu", "cuda"}));
+  table.push_back(choice("device", config.device, "where tensors live; auto: GPUs when there are any"));
 }
 
 void add_model(Table& table, ModelConfig& model) {
   table.push_back(
       text("model.preset", model.preset, "built-in model that fills the keys below", preset_choices()));
-  table.push_back(text("model.family", model.family, "architecture", {"gpt2", "llama", "mlp"}));
+  table.push_back(choice("model.family", model.family, "architecture"));
   table.push_back(number("model.n_layers", model.n_layers, 1, "blocks", 1e4));
   table.push_back(number("model.d_model", model.d_model, 1, "width of the residual stream", 1e6));
   table.push_back(number("model.n_heads", model.n_heads, 1, "attention heads", 1e6));
@@ -75,7 +84,7 @@ void add_model(Table& table, ModelConfig& model) {
 
 void add_data(Table& table, DataConfig& data) {
   table.push_back(text("data.path", data.path, "text file or folder; builtin: the C++ headers of libtorch"));
-  table.push_back(text("data.tokenizer", data.tokenizer, "how text becomes tokens", {"byte"}));
+  table.push_back(choice("data.tokenizer", data.tokenizer, "how text becomes tokens"));
   table.push_back(number("data.seq_len", data.seq_len, 1, "tokens a sequence", 1e8));
   table.push_back(
       number("data.val_fraction", data.val_fraction, 0, "part of the text kept for validation", 0.5));
@@ -100,10 +109,9 @@ void add_train(Table& table, TrainConfig& train) {
   table.push_back(
       number("train.sample_tokens", train.sample_tokens, 0, "tokens generated at the end; 0: none"));
   table.push_back(text("train.sample_prompt", train.sample_prompt, "what the generated text continues"));
-  table.push_back(text("train.cuda_graphs", train.cuda_graphs,
-                       "on one GPU: record forward and backward once and launch them as one piece; auto: "
-                       "where the GPU waits for its host",
-                       {"auto", "off", "on"}));
+  table.push_back(choice("train.cuda_graphs", train.cuda_graphs,
+                         "on one GPU: record forward and backward once and launch them as one piece; auto: "
+                         "where the GPU waits for its host"));
   table.push_back(
       flag("train.tune_matmul", train.tune_matmul,
            "on a GPU: try algorithms for each matrix product, keep the fastest with the same bits"));
@@ -113,13 +121,12 @@ void add_train(Table& table, TrainConfig& train) {
 }
 
 void add_optim(Table& table, OptimConfig& optim) {
-  table.push_back(text("optim.name", optim.name, "optimizer", {"adamw", "sgd"}));
+  table.push_back(choice("optim.name", optim.name, "optimizer"));
   table.push_back(number("optim.lr", optim.lr, 0, "peak learning rate"));
   table.push_back(number("optim.min_lr", optim.min_lr, 0, "learning rate at the end of cosine and linear"));
   table.push_back(
       number("optim.warmup_steps", optim.warmup_steps, 0, "steps from 0 to the peak learning rate"));
-  table.push_back(text("optim.schedule", optim.schedule, "learning rate after warm-up",
-                       {"cosine", "linear", "constant"}));
+  table.push_back(choice("optim.schedule", optim.schedule, "learning rate after warm-up"));
   table.push_back(number("optim.beta1", optim.beta1, 0, "adamw: decay of the first moment; below 1", 1));
   table.push_back(number("optim.beta2", optim.beta2, 0, "adamw: decay of the second moment; below 1", 1));
   table.push_back(number("optim.eps", optim.eps, 0, "adamw: added to the root of the second moment"));
@@ -129,22 +136,20 @@ void add_optim(Table& table, OptimConfig& optim) {
 }
 
 void add_parallel(Table& table, ParallelConfig& parallel) {
-  table.push_back(text("parallel.policy", parallel.policy, "what data parallelism shards", policy_choices()));
+  table.push_back(choice("parallel.policy", parallel.policy, "what data parallelism shards"));
+  table.push_back(choice("parallel.sharding", parallel.sharding, "fsdp: which of its rows"));
   table.push_back(
-      text("parallel.sharding", parallel.sharding, "fsdp: which of its rows", sharding_choices()));
-  table.push_back(
-      text("parallel.reshard_after_forward", parallel.reshard_after_forward,
-           "whether parameters are freed between forward and backward: auto, true, false, or over "
-           "how many ranks they stay sharded"));
-  table.push_back(text("parallel.reduce_when", parallel.reduce_when,
-                       "reduce gradients once a step, or after every micro-batch to hold less of them",
-                       {"once", "every_micro_batch"}));
+      reshard("parallel.reshard_after_forward", parallel.reshard_after_forward,
+              "whether parameters are freed between forward and backward, or over how many ranks they stay "
+              "sharded"));
+  table.push_back(choice("parallel.reduce_when", parallel.reduce_when,
+                         "reduce gradients once a step, or after every micro-batch to hold less of them"));
   table.push_back(flag("parallel.overlap", parallel.overlap, "communicate beside computation (GPU)"));
   table.push_back(number("parallel.prefetch", parallel.prefetch, 0, "units that are gathered ahead"));
   table.push_back(number("parallel.bucket_mib", parallel.bucket_mib, 0,
                          "size of reduction buckets where parameters stay whole; 0: one a block"));
-  table.push_back(text("parallel.comm_hook", parallel.comm_hook, "how gradients travel smaller than they are",
-                       {"none", "fp16", "int8", "topk", "powersgd", "local_sgd"}));
+  table.push_back(
+      choice("parallel.comm_hook", parallel.comm_hook, "how gradients travel smaller than they are"));
   table.push_back(number("parallel.hook_rank", parallel.hook_rank, 1, "powersgd: rank of the factors", 1e6));
   table.push_back(
       number("parallel.hook_density", parallel.hook_density, 1e-6, "topk: share that travels", 1));
@@ -160,14 +165,11 @@ void add_parallel(Table& table, ParallelConfig& parallel) {
 }
 
 void add_precision(Table& table, PrecisionConfig& precision) {
-  table.push_back(text("precision.compute", precision.compute, "dtype of parameters and activations",
-                       {"fp32", "bf16", "fp16"}));
-  table.push_back(text("precision.reduce", precision.reduce,
-                       "dtype of gradients on the wire; auto: as compute, fp32 for fp16",
-                       {"auto", "fp32", "bf16"}));
-  table.push_back(text("precision.scaling", precision.scaling,
-                       "scaling of the loss; auto: dynamic for fp16, else none",
-                       {"auto", "dynamic", "none"}));
+  table.push_back(choice("precision.compute", precision.compute, "dtype of parameters and activations"));
+  table.push_back(choice("precision.reduce", precision.reduce,
+                         "dtype of gradients on the wire; auto: as compute, fp32 for fp16"));
+  table.push_back(choice("precision.scaling", precision.scaling,
+                         "scaling of the loss; auto: dynamic for fp16, else none"));
   LossScaleConfig& scale = precision.loss_scale;
   table.push_back(
       number("precision.initial_scale", scale.initial, 1.0, "dynamic scaling: the first scale", 0x1.0p24));
@@ -180,9 +182,9 @@ void add_precision(Table& table, PrecisionConfig& precision) {
 }
 
 void add_memory(Table& table, MemoryConfig& memory) {
-  table.push_back(text("memory.recompute", memory.recompute,
-                       "what backward computes again instead of keeping it: cheap is norms and activations",
-                       {"none", "cheap", "block"}));
+  table.push_back(
+      choice("memory.recompute", memory.recompute,
+             "what backward computes again instead of keeping it: cheap is norms and activations"));
   table.push_back(
       number("memory.recompute_every", memory.recompute_every, 1, "recompute in one of so many blocks"));
   table.push_back(number("memory.loss_chunk_mib", memory.loss_chunk_mib, 1,
@@ -199,12 +201,10 @@ void add_comm(Table& table, CommConfig& comm) {
                          "deadline of every wait, in seconds; at most a day", 86400.0));
   table.push_back(flag("comm.peer_memory", comm.peer_memory,
                        "ranks of one host read each other's memory instead of sending messages"));
-  table.push_back(text("comm.gather", comm.gather,
-                       "what gathers over peer memory of GPUs: our kernels, or copy engines",
-                       {"auto", "kernels", "copies"}));
-  table.push_back(text("comm.reduction", comm.reduction,
-                       "who sums gradients: our fixed order in fp32, or the backend in its own",
-                       {"ordered", "backend"}));
+  table.push_back(choice("comm.gather", comm.gather,
+                         "what gathers over peer memory of GPUs: our kernels, or copy engines"));
+  table.push_back(choice("comm.reduction", comm.reduction,
+                         "who sums gradients: our fixed order in fp32, or the backend in its own"));
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 #pragma once
 // What the sources of the configuration share: values as text on their way into fields. Private to
 // plan/config*.cpp.
+#include <fmt/format.h>
+
 #include <span>
 #include <string>
 #include <string_view>
@@ -27,15 +29,18 @@ void assign(const Field& field, std::string_view text, std::string_view origin);
 /// The value as YAML: shortest text that reads back to the same value; strings are quoted where they must be.
 std::string format_value(const Field& field);
 
-/// "integer", "number", "boolean" or "string".
-std::string_view type_name(const Field& field);
-
 /// "at least 1", "0 to 1", "adamw, sgd" or empty.
 std::string allowed_values(const Field& field);
 
 /// ", did you mean 'train.steps'?" when a key of the table is near `key` or has the same last part, else
 /// empty.
 std::string suggest_key(std::string_view key);
+
+/// "model.d_model=100 (--model.d_model)".
+template <typename Value>
+std::string said(const Origins& origins, const std::string& key, const Value& value) {
+  return fmt::format("{}={} ({})", key, value, origins.at(key));
+}
 
 /// Rules between fields; `config` is complete. Throws ConfigError naming the keys, their values and origins.
 void check_config(const Config& config, const Origins& origins);

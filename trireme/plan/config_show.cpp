@@ -54,7 +54,7 @@ std::string one_line(std::string text) {
 }
 
 Json default_value(const Field& field) {
-  return std::visit([](const auto* value) { return Json(*value); }, field.value);
+  return std::visit([](const auto& value) { return Json(value); }, value_of(field));
 }
 
 Json schema_of(const Field& field) {

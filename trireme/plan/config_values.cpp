@@ -68,10 +68,12 @@ void check_range(const Field& field, double value, std::string_view text, std::s
                     allowed_values(field));
 }
 
-void check_choice(const Field& field, std::string_view text, std::string_view origin) {
-  const auto& choices = field.choices;
-  if (choices.empty() || std::find(choices.begin(), choices.end(), text) != choices.end()) return;
-  const std::string near = nearest_name(text, choices);
+bool is_choice(const Field& field, std::string_view text) {
+  return field.choices.empty() || std::ranges::find(field.choices, text) != field.choices.end();
+}
+
+[[noreturn]] void throw_unknown_word(const Field& field, std::string_view text, std::string_view origin) {
+  const std::string near = nearest_name(text, field.choices);
   throw ConfigError("[plan.config] {}='{}' ({}) is unknown{}; choose one of {}", field.key, text, origin,
                     near.empty() ? "" : fmt::format(", did you mean '{}'?", near), allowed_values(field));
 }
@@ -89,8 +91,11 @@ struct Assigner {
     *target = *value;
   }
   void operator()(std::string* target) const {
-    check_choice(field, text, origin);
+    if (!is_choice(field, text)) throw_unknown_word(field, text, origin);
     *target = text;
+  }
+  void operator()(const WordRef& target) const {
+    if (!target.write(target.member, text)) throw_unknown_word(field, text, origin);
   }
 
  private:
@@ -144,10 +149,20 @@ std::string format_string(const std::string& text) {
 }
 
 struct Formatter {
-  std::string operator()(const int64_t* value) const { return std::to_string(*value); }
-  std::string operator()(const double* value) const { return format_double(*value); }
-  std::string operator()(const bool* value) const { return *value ? "true" : "false"; }
-  std::string operator()(const std::string* value) const { return format_string(*value); }
+  std::string operator()(int64_t value) const { return std::to_string(value); }
+  std::string operator()(double value) const { return format_double(value); }
+  std::string operator()(bool value) const { return value ? "true" : "false"; }
+  std::string operator()(const std::string& value) const { return format_string(value); }
+};
+
+using Value = std::variant<int64_t, double, bool, std::string>;
+
+struct Reader {
+  template <typename Member>
+  Value operator()(const Member* member) const {
+    return *member;
+  }
+  Value operator()(const WordRef& word) const { return word.read(word.member); }
 };
 
 }  // namespace
@@ -156,19 +171,48 @@ void assign(const Field& field, std::string_view text, std::string_view origin) 
   std::visit(Assigner{field, text, origin}, field.value);
 }
 
+Value value_of(const Field& field) {
+  return std::visit(Reader{}, field.value);
+}
+
 std::string format_value(const Field& field) {
-  return std::visit(Formatter{}, field.value);
+  return std::visit(Formatter{}, value_of(field));
 }
 
 std::string_view type_name(const Field& field) {
-  static constexpr std::string_view kNames[] = {"integer", "number", "boolean", "string"};
-  return kNames[field.value.index()];
+  static constexpr std::string_view kTypes[] = {"integer", "number", "boolean", "string"};
+  return kTypes[value_of(field).index()];
+}
+
+std::string to_text(const ReshardAfterForward& reshard) {
+  switch (reshard.kind) {
+    case ReshardAfterForward::Kind::kAsPolicy:
+      return "auto";
+    case ReshardAfterForward::Kind::kFree:
+      return "true";
+    case ReshardAfterForward::Kind::kKeep:
+      return "false";
+    case ReshardAfterForward::Kind::kOver:
+      break;
+  }
+  return std::to_string(reshard.ranks);
+}
+
+std::optional<ReshardAfterForward> parse_reshard(std::string_view text) {
+  using Kind = ReshardAfterForward::Kind;
+  if (text == "auto") return ReshardAfterForward{};
+  if (text == "true") return ReshardAfterForward{.kind = Kind::kFree};
+  if (text == "false") return ReshardAfterForward{.kind = Kind::kKeep};
+  const auto ranks = parse_whole_text<int64_t>(text);
+  if (!ranks || *ranks < 1) return std::nullopt;
+  return ReshardAfterForward{.kind = Kind::kOver, .ranks = *ranks};
 }
 
 std::string allowed_values(const Field& field) {
   if (field.min && field.max) return fmt::format("{} to {}", *field.min, *field.max);
   if (field.min) return fmt::format("at least {}", *field.min);
   if (field.max) return fmt::format("at most {}", *field.max);
+  if (!field.form.empty()) return field.form;
   std::vector<std::string> names;
   for (const std::string& choice : field.choices) {
     if (!choice.empty()) names.push_back(choice);

@@ -22,14 +22,14 @@ std::string cuda_graphs_obstacle(const Config& config, bool gpu, int64_t ranks) 
     return fmt::format("gradients change their dtype (precision.compute={}, precision.reduce={})",
                        precision.compute, precision.reduce);
   }
-  if (parallel.comm_hook != "none") {
+  if (parallel.comm_hook != CommHook::kNone) {
     return fmt::format("gradients pass through a hook (parallel.comm_hook={})", parallel.comm_hook);
   }
-  if (parallel.reduce_when != "once") {
+  if (parallel.reduce_when != ReduceWhen::kOncePerStep) {
     return fmt::format("micro-batches are reduced one by one (parallel.reduce_when={})",
                        parallel.reduce_when);
   }
-  if (config.memory.recompute == "block" && config.model.dropout > 0.0) {
+  if (config.memory.recompute == Recompute::kBlock && config.model.dropout > 0.0) {
     return "blocks that are computed again draw the same random numbers again (memory.recompute=block with "
            "model.dropout)";
   }

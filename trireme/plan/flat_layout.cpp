@@ -18,7 +18,7 @@ FlatLayout::FlatLayout(const std::vector<ParamSpec>& params, int64_t shards, int
   int64_t offset = 0;
   for (const ParamSpec& param : params) {
     offset = round_up(offset, alignment);
-    entries_.push_back({param.name, param.shape, offset, param.numel()});
+    entries_.push_back({param.name, param.shape, offset, param.numel(), param.decays});
     offset += param.numel();
     used_ += param.numel();
   }

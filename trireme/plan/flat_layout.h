@@ -15,6 +15,7 @@ struct FlatEntry {
   std::vector<int64_t> shape;
   int64_t offset = 0;  ///< in elements from the start of the buffer
   int64_t numel = 0;
+  bool decays = false;  ///< as ParamSpec::decays
   int64_t end() const { return offset + numel; }
 };
 

@@ -11,6 +11,8 @@
 #include "trireme/plan/buckets.h"
 #include "trireme/plan/cost.h"
 #include "trireme/plan/flat_layout.h"
+#include "trireme/plan/model_family.h"
+#include "trireme/plan/optimizer.h"
 
 namespace trireme::plan {
 namespace {
@@ -83,10 +85,10 @@ EngineSetting engine_setting(const Config& config, const MeshShape& mesh, int64_
           .compute_bytes = bytes_of(config.precision.compute),
           .wire_bytes = bytes_of(wire_dtype(config.precision)),
           .wire_as_computed = wire_dtype(config.precision) == config.precision.compute,
-          .moments = config.optim.name == "sgd" ? 1 : 2,
+          .moments = static_cast<int64_t>(record_of(config.optim.name).state.size()),
           .accumulation = accumulation,
-          .reduces_once = config.parallel.reduce_when == "once",
-          .compresses = config.parallel.comm_hook != "none"};
+          .reduces_once = config.parallel.reduce_when == ReduceWhen::kOncePerStep,
+          .compresses = config.parallel.comm_hook != CommHook::kNone};
 }
 
 StateBytes engine_state(const std::vector<UnitSpec>& units, const EngineSetting& setting) {
@@ -133,9 +135,9 @@ std::string memory_advice(const Config& config, int64_t ranks) {
   std::string text = fmt::format("Predicted a rank: model state {}, activations of a micro-batch of {} {}. ",
                                  bytes(needed.state.total()), batch.micro_batch, bytes(needed.activations));
   std::vector<std::string> fixes;
-  if (config.memory.recompute == "none" && config.model.family != "mlp")
-    fixes.emplace_back("memory.recompute=cheap");
-  if (config.memory.recompute != "block") fixes.emplace_back("memory.recompute=block");
+  const bool has_cheap = record_of(config.model.family).cheap_bytes != nullptr;
+  if (config.memory.recompute == Recompute::kNone && has_cheap) fixes.emplace_back("memory.recompute=cheap");
+  if (config.memory.recompute != Recompute::kBlock) fixes.emplace_back("memory.recompute=block");
   if (batch.micro_batch > 1) fixes.push_back(fmt::format("train.micro_batch={}", batch.micro_batch / 2));
   if (!resolve_policy(config.parallel, mesh).shard_parameters) fixes.emplace_back("parallel.policy=fsdp");
   fixes.emplace_back("a shorter data.seq_len, or more ranks");

@@ -9,9 +9,17 @@
 
 namespace trireme::plan {
 
+/// What a parameter starts from: a normal distribution, or `mean` everywhere where the deviation is 0.
+struct InitialValues {
+  double mean = 0.0;
+  double deviation = 0.0;
+};
+
 struct ParamSpec {
   std::string name;            ///< "transformer.h.0.attn.c_attn.weight"
   std::vector<int64_t> shape;  ///< as stored in Hugging Face checkpoints of the family
+  InitialValues initial = {};
+  bool decays = shape.size() >= 2;  ///< weight decay applies; unless said otherwise, to matrices
   int64_t numel() const;
 };
 
@@ -25,13 +33,13 @@ struct UnitSpec {
 inline constexpr const char* kHeadUnit = "head";
 
 struct ModelFacts {
-  /// The root (embeddings), the blocks and the head (final norm, output matrix), in forward order. A head
-  /// that is tied to the embeddings belongs to the root.
+  /// In forward order: the root (embeddings), the blocks, the head (final norm, output matrix). The
+  /// parameters of a tied head are in the root.
   std::vector<UnitSpec> units;
   int64_t params = 0;         ///< tied weights counted once
   int64_t matmul_params = 0;  ///< blocks and head, no embedding lookup, no norms, no biases
-  double flops_per_token =
-      0.0;  ///< forward and backward: 6 matmul_params + 6 T heads head_dim L (causal half)
+  /// Forward and backward: 6 matmul_params, and with attention 6 T heads head_dim L (causal half).
+  double flops_per_token = 0.0;
   double saved_bytes_per_token = 0.0;  ///< activations kept for backward, all layers, at the compute dtype
 };
 

@@ -6,18 +6,19 @@
 #include <string>
 #include <string_view>
 
+#include "trireme/plan/choices.h"
 #include "trireme/plan/mesh_shape.h"
 
 namespace trireme::plan {
 
 struct Policy {
-  std::string_view name;      ///< parallel.policy
-  std::string_view sharding;  ///< parallel.sharding where a policy has several rows, else empty
-  bool shard_optimizer;       ///< each rank updates and keeps state for its range only
-  bool shard_gradients;       ///< full gradients are freed once reduced
-  bool shard_parameters;      ///< full parameters are gathered for use, and freed after backward
-  /// Where parameters are sharded: over how many neighbouring ranks they stay so between forward and
-  /// backward. kSameRanks, 1 (they stay gathered), or a divisor of the shard ranks.
+  PolicyName name;        ///< parallel.policy
+  Sharding sharding;      ///< parallel.sharding where a policy has several rows, else kAuto
+  bool shard_optimizer;   ///< each rank updates and keeps state for its range only
+  bool shard_gradients;   ///< full gradients are freed once reduced
+  bool shard_parameters;  ///< full parameters are gathered for use, and freed after backward
+  /// Over how many neighbouring ranks parameters are sharded between forward and backward: kSameRanks, 1
+  /// (they stay gathered), or a divisor of the shard ranks.
   int64_t reshard_after_forward;
   bool hybrid;  ///< sharded along dp_shard and replicated along dp_replicate; else over all data-parallel
                 ///< ranks
@@ -34,9 +35,13 @@ struct Policy {
 
 std::span<const Policy> policies();
 
-/// The row of a label. A name alone means its first row. Throws ConfigError with the nearest name when there
-/// is none.
+/// The row of a label as a user writes it. A name alone means its first row. Throws ConfigError with the
+/// nearest name when there is none.
 const Policy& find_policy(std::string_view label);
+
+/// The row of a name, and of fsdp the one of `sharding`; kAuto is the first. Throws LogicError where there is
+/// none.
+const Policy& find_policy(PolicyName name, Sharding sharding = Sharding::kAuto);
 
 /// The row that a config asks for, with its parallel.reshard_after_forward. parallel.sharding=auto is
 /// hybrid_shard on a mesh with replicas, else full_shard. Throws ConfigError when row and mesh do not fit.

@@ -10,7 +10,7 @@ namespace {
 
 /// What the presets of one family share.
 ModelConfig gpt2(int64_t layers, int64_t width, int64_t heads, int64_t vocab, int64_t positions) {
-  return {.family = "gpt2",
+  return {.family = ModelFamily::kGpt2,
           .n_layers = layers,
           .d_model = width,
           .n_heads = heads,
@@ -21,7 +21,7 @@ ModelConfig gpt2(int64_t layers, int64_t width, int64_t heads, int64_t vocab, in
 }
 
 ModelConfig llama(int64_t layers, int64_t width, int64_t heads, int64_t kv_heads, int64_t d_ff) {
-  return {.family = "llama",
+  return {.family = ModelFamily::kLlama,
           .n_layers = layers,
           .d_model = width,
           .n_heads = heads,
@@ -44,7 +44,8 @@ ModelConfig llama_8b() {
 }
 
 ModelConfig mlp() {
-  return {.family = "mlp", .n_layers = 4, .d_model = 128, .n_heads = 1, .n_kv_heads = 1, .d_ff = 512};
+  return {
+      .family = ModelFamily::kMlp, .n_layers = 4, .d_model = 128, .n_heads = 1, .n_kv_heads = 1, .d_ff = 512};
 }
 
 std::vector<Preset> make_presets() {

@@ -1,6 +1,7 @@
 #pragma once
-// Dynamic loss scaling for fp16 (Micikevicius et al. 2018), with the hysteresis of Megatron and DeepSpeed. It
-// is fed with what all ranks have agreed on, so every rank holds the same scale without talking about it.
+// Dynamic loss scaling for fp16 (Micikevicius et al. 2018), with the hysteresis of Megatron and DeepSpeed.
+// Ranks agree on whether a step's gradients are finite before they call update(), so all hold the same scale
+// without communication.
 #include <cstdint>
 
 #include "trireme/plan/config.h"
@@ -9,7 +10,7 @@ namespace trireme::precision {
 
 class LossScaler {
  public:
-  /// `enabled` false: the scale is 1 for good.
+  /// `enabled` false: the scale stays 1.
   LossScaler(const plan::LossScaleConfig& config, bool enabled);
 
   bool enabled() const { return enabled_; }
@@ -19,9 +20,9 @@ class LossScaler {
   int64_t overflows_in_a_row() const { return overflows_in_a_row_; }
   int64_t skipped() const { return skipped_; }
 
-  /// After a step whose gradients were finite, or not; the latter must not be applied. Gradients that are not
-  /// finite halve the scale once `hysteresis` of them have come; `window` finite ones in a row double it and
-  /// forgive the former.
+  /// To be called once a step, with whether its gradients were finite; if not, the caller skips the update.
+  /// The `hysteresis`-th overflow and each one after it halve the scale. `window` finite steps in a row
+  /// double it and start the count of overflows anew.
   void update(bool finite);
 
  private:

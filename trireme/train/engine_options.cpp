@@ -1,23 +1,19 @@
 #include "trireme/train/engine_options.h"
 
-#include <map>
+#include "trireme/base/error.h"
 
 namespace trireme::train {
-namespace {
 
-parallel::Hook hook_of(const std::string& name) {
-  using parallel::Hook;
-  static const std::map<std::string, Hook> hooks = {
-      {"none", Hook::kNone}, {"fp16", Hook::kFp16},         {"int8", Hook::kInt8},
-      {"topk", Hook::kTopK}, {"powersgd", Hook::kPowerSgd}, {"local_sgd", Hook::kLocalSgd}};
-  return hooks.at(name);
-}
-
-}  // namespace
-
-at::ScalarType dtype_of(const std::string& name) {
-  if (name == "fp16") return at::kHalf;
-  return name == "bf16" ? at::kBFloat16 : at::kFloat;
+at::ScalarType dtype_of(plan::Dtype dtype) {
+  switch (dtype) {
+    case plan::Dtype::kFp32:
+      return at::kFloat;
+    case plan::Dtype::kBf16:
+      return at::kBFloat16;
+    case plan::Dtype::kFp16:
+      return at::kHalf;
+  }
+  throw LogicError("[train.engine_options] dtype {} is none of the table", static_cast<int>(dtype));
 }
 
 parallel::Options engine_options(const plan::Config& config, const comm::Mesh& mesh) {
@@ -29,12 +25,10 @@ parallel::Options engine_options(const plan::Config& config, const comm::Mesh& m
           .device = mesh.world->device(),
           .overlap = parallel.overlap,
           .prefetch = parallel.prefetch,
-          .reduction = config.comm.reduction == "ordered" ? parallel::Reduction::kOrdered
-                                                          : parallel::Reduction::kBackend,
-          .reduce_when = parallel.reduce_when == "once" ? parallel::ReduceWhen::kOncePerStep
-                                                        : parallel::ReduceWhen::kEveryMicroBatch,
+          .reduction = config.comm.reduction,
+          .reduce_when = parallel.reduce_when,
           .unused = parallel::Unused::kError,
-          .hook = {.hook = hook_of(parallel.comm_hook),
+          .hook = {.hook = parallel.comm_hook,
                    .rank = parallel.hook_rank,
                    .density = parallel.hook_density,
                    .start_step = parallel.hook_start,

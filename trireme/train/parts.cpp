@@ -7,36 +7,22 @@
 
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
-#include "trireme/kernels/device.h"
-#include "trireme/kernels/matmul.h"
 #include "trireme/memory/recompute.h"
 #include "trireme/nn/attention.h"
 #include "trireme/nn/init.h"
-#include "trireme/parallel/recording.h"
 #include "trireme/plan/buckets.h"
 #include "trireme/plan/cuda_graphs.h"
+#include "trireme/plan/model_family.h"
 #include "trireme/train/engine_options.h"
 #include "trireme/train/prepare.h"
 
 namespace trireme::train {
 namespace {
 
-/// Says so where train.cuda_graphs=on cannot be honoured.
-bool can_record(const plan::Config& config, const comm::Mesh& mesh) {
-  if (config.train.cuda_graphs == "off") return false;
-  const std::string obstacle =
-      plan::cuda_graphs_obstacle(config, mesh.world->device().is_cuda(), mesh.shape.dp_size());
-  const bool asked_for = config.train.cuda_graphs == "on";
-  if (!obstacle.empty() && asked_for && mesh.world->rank() == 0) {
-    log_warning("train.cuda_graphs=on has no effect: {}; training goes on without", obstacle);
-  }
-  return obstacle.empty();
-}
-
 /// Whether backward computes `unit` again: blocks only, for it begins with the head.
 bool recomputes(const Parts& parts, const std::string& unit) {
   const plan::MemoryConfig& memory = parts.config.memory;
-  if (memory.recompute != "block" || unit == plan::kHeadUnit) return false;
+  if (memory.recompute != plan::Recompute::kBlock || unit == plan::kHeadUnit) return false;
   const auto found = std::ranges::find(parts.facts.units, unit, &plan::UnitSpec::name);
   const auto block = std::distance(parts.facts.units.begin(), found) - 1;  // the root comes first
   return block % memory.recompute_every == 0;
@@ -48,7 +34,18 @@ nn::BlockForward again_in_backward(const nn::BlockForward& forward, bool draws) 
 
 }  // namespace
 
-Parts::Parts(const TrainOptions& run, std::shared_ptr<comm::World> joined)
+bool can_record(const plan::Config& config, const comm::World& world) {
+  if (config.train.cuda_graphs == plan::CudaGraphs::kOff) return false;
+  const int64_t ranks = plan::MeshShape::fit(config.parallel, world.size()).dp_size();
+  const std::string obstacle = plan::cuda_graphs_obstacle(config, world.device().is_cuda(), ranks);
+  const bool asked_for = config.train.cuda_graphs == plan::CudaGraphs::kOn;
+  if (!obstacle.empty() && asked_for && world.rank() == 0) {
+    log_warning("train.cuda_graphs=on has no effect: {}; training goes on without", obstacle);
+  }
+  return obstacle.empty();
+}
+
+Parts::Parts(const TrainOptions& run, std::shared_ptr<comm::World> joined, bool records)
     : options(run),
       config(run.config),
       world(std::move(joined)),
@@ -56,15 +53,9 @@ Parts::Parts(const TrainOptions& run, std::shared_ptr<comm::World> joined)
       batch(plan::plan_batch(config.train.global_batch, config.train.micro_batch, mesh.shape.dp_size())),
       facts(plan::describe(config.model, config.data.seq_len, config.precision, config.memory)),
       corpus(prepare_data(run, mesh)),
-      repeatable(config.train.deterministic),
-      tuning(config.train.tune_matmul && !config.train.deterministic),
-      records_passes(can_record(config, mesh)) {
+      records_passes(records) {
   at::manual_seed(
       static_cast<uint64_t>(config.seed + mesh.dp_rank));  // dropout; weights have their own source
-  if (records_passes) {
-    kernels::synchronize_gpu();  // of what was enqueued elsewhere so far
-    stream.emplace(parallel::recording_stream(world->device()));
-  }
   train_data = std::make_shared<data::Dataset>(corpus.folder, "train", config.data.seq_len);
   if (config.train.val_batches > 0) open_validation();
   build_model();
@@ -93,12 +84,10 @@ void Parts::open_validation() {
 
 void Parts::build_model() {
   model = nn::build(config.model);
-  const auto initializer = [this](const std::string& name, int64_t first, at::Tensor& out) {
-    nn::initial_values(config.model, static_cast<uint64_t>(config.seed), name, first, out);
-  };
   const bool buckets = config.parallel.bucket_mib > 0.0;
   engine = std::make_unique<parallel::DataParallel>(
-      *model, plan::engine_units(config, facts), mesh, engine_options(config, mesh), initializer,
+      *model, plan::engine_units(config, facts), mesh, engine_options(config, mesh),
+      nn::InitialWeights(config.model, static_cast<uint64_t>(config.seed)),
       buckets ? parallel::UseFrom::kBuckets : parallel::UseFrom::kRunUnit);
   model->set_unit_runner(
       [this](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {
@@ -106,7 +95,8 @@ void Parts::build_model() {
         return engine->run_unit(unit, x,
                                 again ? again_in_backward(forward, config.model.dropout > 0.0) : forward);
       });
-  if (config.memory.recompute == "cheap") model->recompute_cheap(config.memory.recompute_every);
+  if (config.memory.recompute == plan::Recompute::kCheap)
+    model->recompute_cheap(config.memory.recompute_every);
   optimizer = optim::build(config.optim, engine->optimizer_params());
 }
 
@@ -119,7 +109,7 @@ nn::AttentionBackend attention_of(const Parts& parts) {
 }
 
 bool has_attention(const Parts& parts) {
-  return parts.config.model.family != "mlp";
+  return plan::record_of(parts.config.model.family).attends;
 }
 
 }  // namespace
@@ -127,8 +117,8 @@ bool has_attention(const Parts& parts) {
 std::string why_bits_vary(const Parts& parts) {
   const plan::Config& config = parts.config;
   if (config.train.deterministic) return {};
-  if (parts.batch.dp_size > 1 &&
-      (config.comm.reduction == "backend" || config.parallel.comm_hook == "powersgd")) {
+  if (parts.batch.dp_size > 1 && (config.comm.reduction == plan::Reduction::kBackend ||
+                                  config.parallel.comm_hook == plan::CommHook::kPowerSgd)) {
     return "ranks' gradients are added in an order that NCCL or Gloo chooses";
   }
   if (!parts.on_gpu() || !has_attention(parts) || nn::repeats_bits(attention_of(parts), config.data.seq_len))

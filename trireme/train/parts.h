@@ -1,16 +1,12 @@
 #pragma once
 // What a training run is put together from, as its config says: data, model, engine, optimizer.
-#include <c10/core/StreamGuard.h>
-
 #include <memory>
-#include <optional>
 
 #include "trireme/comm/mesh.h"
+#include "trireme/comm/world.h"
 #include "trireme/data/corpus.h"
 #include "trireme/data/dataset.h"
 #include "trireme/data/loader.h"
-#include "trireme/kernels/matmul.h"
-#include "trireme/kernels/repeatable.h"
 #include "trireme/nn/language_model.h"
 #include "trireme/parallel/data_parallel.h"
 #include "trireme/plan/batch.h"
@@ -20,9 +16,13 @@
 
 namespace trireme::train {
 
+/// Whether passes may be recorded: train.cuda_graphs is not off, and nothing known speaks against it. Rank 0
+/// warns where train.cuda_graphs=on cannot be honoured.
+bool can_record(const plan::Config& config, const comm::World& world);
+
 struct Parts {
   /// `options` must outlive this. Collective. Throws as train().
-  Parts(const TrainOptions& options, std::shared_ptr<comm::World> world);
+  Parts(const TrainOptions& options, std::shared_ptr<comm::World> world, bool records_passes);
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;
 
@@ -36,10 +36,7 @@ struct Parts {
   plan::BatchPlan batch;
   plan::ModelFacts facts;
   data::PreparedCorpus corpus;
-  kernels::Repeatable repeatable;
-  kernels::MatmulTuning tuning;
-  bool records_passes;  ///< train.cuda_graphs is not off, and nothing known speaks against it
-  std::optional<c10::StreamGuard> stream;  ///< what this thread trains on when passes are recorded
+  bool records_passes;                                  ///< as can_record() said
   std::shared_ptr<data::Dataset> train_data, val_data;  ///< no val_data: nothing is validated
   std::shared_ptr<nn::LanguageModel> model;
   std::unique_ptr<parallel::DataParallel> engine;

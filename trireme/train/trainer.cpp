@@ -1,18 +1,24 @@
 #include "trireme/train/trainer.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
 
 #include <algorithm>
 #include <cmath>
 #include <deque>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/data/tokenizer.h"
+#include "trireme/kernels/device.h"
+#include "trireme/kernels/matmul.h"
+#include "trireme/kernels/repeatable.h"
 #include "trireme/optim/learning_rate.h"
+#include "trireme/parallel/recording.h"
 #include "trireme/plan/buckets.h"
 #include "trireme/plan/cuda_graphs.h"
 #include "trireme/plan/memory.h"
@@ -58,7 +64,7 @@ struct Enqueued {
 
 class Trainer {
  public:
-  Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world);
+  Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world, bool records_passes);
   TrainResult run();
 
  private:
@@ -101,8 +107,8 @@ class Trainer {
   int64_t step_wire_bytes_ = 0;        ///< sent by this rank in the last step
 };
 
-Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world)
-    : parts_(options, std::move(world)),
+Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world, bool records_passes)
+    : parts_(options, std::move(world), records_passes),
       options_(options),
       config_(options.config),
       engine_(*parts_.engine),
@@ -115,7 +121,8 @@ Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world
           },
           parts_.batch.accumulation,
           parts_.records_passes ? parallel::recordings() : parallel::RecordingMaker(),
-          config_.train.cuda_graphs == "on" ? Passes::When::kAlways : Passes::When::kDeviceIdles),
+          config_.train.cuda_graphs == plan::CudaGraphs::kOn ? Passes::When::kAlways
+                                                             : Passes::When::kDeviceIdles),
       profiled_(std::min(config_.train.profile_steps, config_.train.steps)),
       first_profiled_(std::min(kWarmupSteps, config_.train.steps - profiled_) + 1),
       lost_records_(options.sinks.size(), 0) {}
@@ -309,7 +316,7 @@ std::optional<double> Trainer::validate() {
 }
 
 std::string Trainer::sample() {
-  const auto tokenizer = data::make_tokenizer(config_.data.tokenizer);
+  const auto tokenizer = data::make_tokenizer(plan::name(config_.data.tokenizer));
   std::vector<int32_t> prompt = tokenizer->encode(config_.train.sample_prompt);
   const parallel::DataParallel::Held held(engine_);
   parts_.model->eval();
@@ -399,7 +406,16 @@ TrainResult train(const TrainOptions& options, std::shared_ptr<comm::World> worl
   const int64_t ranks = world->size();
   try {
     check_enough_memory(options, *world);
-    return Trainer(options, std::move(world)).run();
+    const plan::TrainConfig& config = options.config.train;
+    const kernels::Repeatable repeatable(config.deterministic);
+    const kernels::MatmulTuning tuning(config.tune_matmul && !config.deterministic);
+    const bool records_passes = can_record(options.config, *world);
+    std::optional<c10::StreamGuard> stream;  // this thread's while it trains
+    if (records_passes) {
+      kernels::synchronize_gpu();  // of what was enqueued elsewhere so far
+      stream.emplace(parallel::recording_stream(world->device()));
+    }
+    return Trainer(options, std::move(world), records_passes).run();
   } catch (const Stopped& stopped) {
     return {.summary = {}, .stop_signal = stopped.signal()};
   } catch (const c10::OutOfMemoryError& error) {

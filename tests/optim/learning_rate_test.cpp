@@ -10,7 +10,7 @@
 namespace trireme::optim {
 namespace {
 
-plan::OptimConfig config(const char* schedule) {
+plan::OptimConfig config(plan::LrSchedule schedule) {
   plan::OptimConfig result;
   result.lr = 1.0;
   result.min_lr = 0.1;
@@ -20,7 +20,7 @@ plan::OptimConfig config(const char* schedule) {
 }
 
 TEST(LearningRate, WarmsUpLinearlyFromTheFirstStep) {
-  for (const char* schedule : {"cosine", "linear", "constant"}) {
+  for (const plan::LrSchedule schedule : plan::all_values<plan::LrSchedule>()) {
     for (int64_t step = 1; step <= 10; ++step) {
       EXPECT_DOUBLE_EQ(learning_rate(config(schedule), step, 110), static_cast<double>(step) / 10.0);
     }
@@ -30,16 +30,16 @@ TEST(LearningRate, WarmsUpLinearlyFromTheFirstStep) {
 TEST(LearningRate, FollowsItsScheduleToTheMinimum) {
   for (int64_t step = 11; step <= 110; ++step) {
     const double progress = static_cast<double>(step - 10) / 100.0;
-    EXPECT_DOUBLE_EQ(learning_rate(config("constant"), step, 110), 1.0);
-    EXPECT_NEAR(learning_rate(config("linear"), step, 110), 1.0 - 0.9 * progress, 1e-12);
-    EXPECT_NEAR(learning_rate(config("cosine"), step, 110),
+    EXPECT_DOUBLE_EQ(learning_rate(config(plan::LrSchedule::kConstant), step, 110), 1.0);
+    EXPECT_NEAR(learning_rate(config(plan::LrSchedule::kLinear), step, 110), 1.0 - 0.9 * progress, 1e-12);
+    EXPECT_NEAR(learning_rate(config(plan::LrSchedule::kCosine), step, 110),
                 0.1 + 0.45 * (1.0 + std::cos(std::numbers::pi * progress)), 1e-12);
   }
-  EXPECT_NEAR(learning_rate(config("cosine"), 110, 110), 0.1, 1e-12);
+  EXPECT_NEAR(learning_rate(config(plan::LrSchedule::kCosine), 110, 110), 0.1, 1e-12);
 }
 
 TEST(LearningRate, NeedsNoWarmup) {
-  plan::OptimConfig plain = config("linear");
+  plan::OptimConfig plain = config(plan::LrSchedule::kLinear);
   plain.warmup_steps = 0;
   EXPECT_GT(learning_rate(plain, 1, 10), 0.9);
   EXPECT_NEAR(learning_rate(plain, 10, 10), 0.1, 1e-12);

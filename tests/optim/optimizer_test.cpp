@@ -1,0 +1,120 @@
+// Every optimizer against PyTorch's own, over flat ranges with gaps, with decay where a segment says so.
+#include "trireme/optim/optimizer.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include "trireme/base/error.h"
+#include "trireme/plan/optimizer.h"
+
+namespace trireme::optim {
+namespace {
+
+constexpr double kLr = 1e-2, kScale = 0.5;
+
+/// Two ranges of one flat parameter; elements 20 to 23 are padding.
+const std::vector<Segment> kSegments = {{{0, 12}, true}, {{12, 20}, false}, {{24, 40}, true}};
+
+plan::OptimConfig config_of(plan::OptimizerName name) {
+  return {.name = name, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-6, .momentum = 0.7, .weight_decay = 0.3};
+}
+
+/// torch's optimizer over copies of the segments, decayed ones in one group and the others in another.
+std::unique_ptr<torch::optim::Optimizer> make_peer(const plan::OptimConfig& config,
+                                                   const std::vector<at::Tensor>& parts) {
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const double decay = kSegments[i].decay ? config.weight_decay : 0.0;
+    std::unique_ptr<torch::optim::OptimizerOptions> options;
+    if (config.name == plan::OptimizerName::kSgd) {
+      options = std::make_unique<torch::optim::SGDOptions>(
+          torch::optim::SGDOptions(kLr).momentum(config.momentum).weight_decay(decay));
+    } else {
+      options = std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(kLr)
+                                                                 .betas({config.beta1, config.beta2})
+                                                                 .eps(config.eps)
+                                                                 .weight_decay(decay));
+    }
+    groups.emplace_back(std::vector<at::Tensor>{parts[i]}, std::move(options));
+  }
+  if (config.name == plan::OptimizerName::kSgd) {
+    return std::make_unique<torch::optim::SGD>(groups, torch::optim::SGDOptions(kLr));
+  }
+  return std::make_unique<torch::optim::AdamW>(groups, torch::optim::AdamWOptions(kLr));
+}
+
+class EveryOptimizer : public ::testing::TestWithParam<plan::OptimizerName> {};
+
+TEST_P(EveryOptimizer, TakesTheStepsThatPyTorchTakes) {
+  const plan::OptimConfig config = config_of(GetParam());
+  FlatParam param{.master = at::randn({40}), .grad = at::zeros({40}), .copy = {}, .segments = kSegments};
+  param.copy = param.master.to(at::kBFloat16);
+  const at::Tensor before = param.master.clone();
+  std::vector<at::Tensor> parts;
+  for (const Segment& segment : kSegments)
+    parts.push_back(part_of(before, segment).to(at::kDouble).requires_grad_());
+  const auto ours = build(config, {param});
+  const auto peer = make_peer(config, parts);
+  for (int step = 0; step < 10; ++step) {
+    param.grad.copy_(at::randn({40}));
+    for (size_t i = 0; i < parts.size(); ++i)
+      parts[i].mutable_grad() = part_of(param.grad, kSegments[i]).to(at::kDouble) * kScale;
+    ours->step(kLr, kScale);
+    peer->step();
+  }
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const at::Tensor got = part_of(param.master, kSegments[i]);
+    // One rounding to fp32 a step.
+    EXPECT_LT((got.to(at::kDouble) - parts[i].detach()).abs().max().item<double>(), 10 * 4 * 0x1p-24) << i;
+    EXPECT_TRUE(at::equal(part_of(param.copy, kSegments[i]), got.to(at::kBFloat16))) << i;
+  }
+  const Segment padding{{20, 24}, false};
+  EXPECT_TRUE(at::equal(part_of(param.master, padding), part_of(before, padding)));
+}
+
+TEST_P(EveryOptimizer, HoldsTheStateOfItsRecord) {
+  const FlatParam param{
+      .master = at::zeros({40}), .grad = at::zeros({40}), .copy = {}, .segments = kSegments};
+  const auto optimizer = build(config_of(GetParam()), {param, param});
+  const auto tensors = static_cast<int64_t>(plan::record_of(GetParam()).state.size());
+  EXPECT_EQ(optimizer->state_bytes(), 2 * tensors * 40 * 4);
+}
+
+TEST_P(EveryOptimizer, UpdatesParametersInAnyOrder) {
+  const auto trained = [&](bool reversed) {
+    at::manual_seed(3);
+    std::vector<FlatParam> params;
+    for (int i = 0; i < 3; ++i)
+      params.push_back(
+          {.master = at::randn({8}), .grad = at::randn({8}), .copy = {}, .segments = {{{0, 8}, true}}});
+    const auto optimizer = build(config_of(GetParam()), params);
+    for (int step = 0; step < 3; ++step) {
+      optimizer->begin_step();
+      for (size_t i = 0; i < 3; ++i) optimizer->update(reversed ? 2 - i : i, kLr, kScale);
+    }
+    return at::stack({params[0].master, params[1].master, params[2].master});
+  };
+  EXPECT_TRUE(at::equal(trained(false), trained(true)));
+}
+
+INSTANTIATE_TEST_SUITE_P(Optimizers, EveryOptimizer,
+                         ::testing::ValuesIn(plan::all_values<plan::OptimizerName>()),
+                         [](const auto& optimizer) { return std::string(plan::name(optimizer.param)); });
+
+TEST(Build, RefusesOptimizersWithoutAFactory) {
+  EXPECT_THROW(build({.name = static_cast<plan::OptimizerName>(99)}, {}), LogicError);
+}
+
+TEST(Segments, NeighboursThatAreTreatedAlikeBecomeOne) {
+  const std::vector<Segment> joined =
+      merged({{{0, 4}, true}, {{4, 8}, true}, {{8, 12}, false}, {{16, 20}, false}});
+  ASSERT_EQ(joined.size(), 3u);
+  EXPECT_EQ(joined[0].range.end, 8);
+  EXPECT_EQ(joined[1].range.begin, 8);
+  EXPECT_EQ(joined[2].range.begin, 16) << "a gap stays one";
+}
+
+}  // namespace
+}  // namespace trireme::optim

@@ -1,0 +1,37 @@
+#include "trireme/optim/flat_optimizer.h"
+
+#include "trireme/plan/optimizer.h"
+
+namespace trireme::optim {
+
+FlatOptimizer::FlatOptimizer(const plan::OptimConfig& config, std::vector<FlatParam> params)
+    : config_(config), params_(std::move(params)) {
+  const size_t count = plan::record_of(config.name).state.size();
+  for (const FlatParam& param : params_) {
+    std::vector<at::Tensor>& state = states_.emplace_back();
+    for (size_t i = 0; i < count; ++i) state.push_back(at::zeros_like(param.master));
+  }
+}
+
+void FlatOptimizer::update(size_t index, double lr, const GradScale& grad_scale) {
+  const FlatParam& param = params_[index];
+  for (const Segment& segment : param.segments) {
+    UpdateRange range{.master = part_of(param.master, segment),
+                      .grad = part_of(param.grad, segment),
+                      .copy = part_of(param.copy, segment),
+                      .state = {},
+                      .weight_decay = segment.decay ? config_.weight_decay : 0.0};
+    for (const at::Tensor& state : states_[index]) range.state.push_back(part_of(state, segment));
+    update_range(range, lr, grad_scale);
+  }
+}
+
+int64_t FlatOptimizer::state_bytes() const {
+  int64_t bytes = 0;
+  for (const std::vector<at::Tensor>& tensors : states_) {
+    for (const at::Tensor& tensor : tensors) bytes += static_cast<int64_t>(tensor.nbytes());
+  }
+  return bytes;
+}
+
+}  // namespace trireme::optim

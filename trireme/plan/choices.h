@@ -1,0 +1,145 @@
+#pragma once
+// What a config can choose from: one enum a question, with the words that YAML and the command line use for
+// its values. Text becomes a value once, when a config is read; the rest of the code switches over values.
+#include <fmt/core.h>
+
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <string_view>
+#include <type_traits>
+
+namespace trireme::plan {
+
+/// The words for the values of an enum, in the order of the enumerators. Specialised below each enum.
+template <typename Enum>
+inline constexpr auto kNames = nullptr;
+
+template <typename Enum>
+concept Choice = std::is_enum_v<Enum> && requires {
+  kNames<Enum>.size();
+};
+
+template <Choice Enum>
+constexpr std::string_view name(Enum value) {
+  return kNames<Enum>[static_cast<size_t>(value)];
+}
+
+/// The value of a word; none when it is no word of this enum.
+template <Choice Enum>
+constexpr std::optional<Enum> parse(std::string_view word) {
+  for (size_t i = 0; i < kNames<Enum>.size(); ++i) {
+    if (kNames<Enum>[i] == word) return static_cast<Enum>(i);
+  }
+  return std::nullopt;
+}
+
+/// All values of an enum in their order.
+template <Choice Enum>
+constexpr auto all_values() {
+  std::array<Enum, kNames<Enum>.size()> values{};
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<Enum>(i);
+  return values;
+}
+
+/// Where tensors live.
+enum class Device { kAuto, kCpu, kCuda };
+template <>
+inline constexpr auto kNames<Device> = std::to_array<std::string_view>({"auto", "cpu", "cuda"});
+
+/// Which record of plan/model_family.h describes the model.
+enum class ModelFamily { kGpt2, kLlama, kMlp };
+template <>
+inline constexpr auto kNames<ModelFamily> = std::to_array<std::string_view>({"gpt2", "llama", "mlp"});
+
+/// How text becomes tokens.
+enum class Tokenizer { kByte };
+template <>
+inline constexpr auto kNames<Tokenizer> = std::to_array<std::string_view>({"byte"});
+
+/// Whether passes are recorded as CUDA graphs; kAuto: where a GPU waits for its host.
+enum class CudaGraphs { kAuto, kOff, kOn };
+template <>
+inline constexpr auto kNames<CudaGraphs> = std::to_array<std::string_view>({"auto", "off", "on"});
+
+/// Which record of plan/optimizer.h describes the optimizer.
+enum class OptimizerName { kAdamW, kSgd };
+template <>
+inline constexpr auto kNames<OptimizerName> = std::to_array<std::string_view>({"adamw", "sgd"});
+
+/// The learning rate after warm-up.
+enum class LrSchedule { kCosine, kLinear, kConstant };
+template <>
+inline constexpr auto kNames<LrSchedule> = std::to_array<std::string_view>({"cosine", "linear", "constant"});
+
+/// What data parallelism shards: the rows of plan/policy.h by name; fsdp has several.
+enum class PolicyName { kDdp, kZero1, kZero2, kZero3, kFsdp };
+template <>
+inline constexpr auto kNames<PolicyName> = std::to_array<std::string_view>({"ddp", "zero1", "zero2", "zero3",
+                                                                            "fsdp"});
+
+/// Which of the rows of fsdp; kAuto: the row that suits the mesh.
+enum class Sharding { kAuto, kFullShard, kShardGradOp, kNoShard, kHybridShard, kHybridShardZero2 };
+template <>
+inline constexpr auto kNames<Sharding> = std::to_array<std::string_view>(
+    {"auto", "full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2"});
+
+/// When gradients of micro-batches are reduced. Once a step keeps whole gradients between micro-batches
+/// (fp32); after every one keeps only what the policy says, for a reduction each.
+enum class ReduceWhen { kOncePerStep, kEveryMicroBatch };
+template <>
+inline constexpr auto kNames<ReduceWhen> = std::to_array<std::string_view>({"once", "every_micro_batch"});
+
+/// How gradients travel smaller than they are; parallel/compression.h has them.
+enum class CommHook {
+  kNone,
+  kFp16,      ///< fp16 on the wire, summed in fp32
+  kInt8,      ///< int8 with a scale per 256 elements, error feedback
+  kTopK,      ///< the largest elements only, error feedback
+  kPowerSgd,  ///< matrices as products of two thin ones (Vogels et al. 2019), error feedback, warm start
+  kLocalSgd   ///< no gradients travel; parameters are averaged every so many steps (Stich 2019)
+};
+template <>
+inline constexpr auto kNames<CommHook> = std::to_array<std::string_view>({"none", "fp16", "int8", "topk",
+                                                                          "powersgd", "local_sgd"});
+
+/// Of parameters and activations.
+enum class Dtype { kFp32, kBf16, kFp16 };
+template <>
+inline constexpr auto kNames<Dtype> = std::to_array<std::string_view>({"fp32", "bf16", "fp16"});
+
+/// Of gradients on the wire; kAuto: as parameters, fp32 for fp16.
+enum class ReduceDtype { kAuto, kFp32, kBf16 };
+template <>
+inline constexpr auto kNames<ReduceDtype> = std::to_array<std::string_view>({"auto", "fp32", "bf16"});
+
+/// Scaling of the loss; kAuto: dynamic for fp16, else none.
+enum class LossScaling { kAuto, kDynamic, kNone };
+template <>
+inline constexpr auto kNames<LossScaling> = std::to_array<std::string_view>({"auto", "dynamic", "none"});
+
+/// What backward computes again instead of keeping it; kCheap: outputs of norms and activations.
+enum class Recompute { kNone, kCheap, kBlock };
+template <>
+inline constexpr auto kNames<Recompute> = std::to_array<std::string_view>({"none", "cheap", "block"});
+
+/// What gathers over peer memory of GPUs: kernels, or copy engines.
+enum class GatherBy { kAuto, kKernels, kCopies };
+template <>
+inline constexpr auto kNames<GatherBy> = std::to_array<std::string_view>({"auto", "kernels", "copies"});
+
+/// Who sums gradients over ranks: our own fixed tree in fp32, or the backend in its order and the wire's
+/// dtype.
+enum class Reduction { kOrdered, kBackend };
+template <>
+inline constexpr auto kNames<Reduction> = std::to_array<std::string_view>({"ordered", "backend"});
+
+}  // namespace trireme::plan
+
+template <trireme::plan::Choice Enum>
+struct fmt::formatter<Enum, char> : fmt::formatter<std::string_view, char> {
+  template <typename Context>
+  auto format(Enum value, Context& context) const {
+    return fmt::formatter<std::string_view, char>::format(trireme::plan::name(value), context);
+  }
+};

@@ -1,0 +1,70 @@
+// GPT-2 (Radford et al. 2019), by the names and shapes of Hugging Face's GPT2LMHeadModel.
+#include "trireme/base/error.h"
+#include "trireme/plan/config_internal.h"
+#include "trireme/plan/family_parts.h"
+
+namespace trireme::plan {
+namespace {
+
+std::vector<ParamSpec> embeddings(const ModelConfig& model) {
+  return {matrix(model, "transformer.wte.weight", {model.vocab_size, model.d_model}),
+          matrix(model, "transformer.wpe.weight", {model.max_seq_len, model.d_model})};
+}
+
+/// Linear weights are (in, out): Hugging Face keeps GPT-2's Conv1D layout.
+UnitSpec block(const ModelConfig& model, int64_t layer) {
+  const int64_t d = model.d_model, f = model.d_ff;
+  const std::string name = fmt::format("transformer.h.{}", layer);
+  return {name,
+          {ones(name + ".ln_1.weight", d), zeros(name + ".ln_1.bias", d),
+           matrix(model, name + ".attn.c_attn.weight", {d, 3 * d}), zeros(name + ".attn.c_attn.bias", 3 * d),
+           residual_matrix(model, name + ".attn.c_proj.weight", {d, d}), zeros(name + ".attn.c_proj.bias", d),
+           ones(name + ".ln_2.weight", d), zeros(name + ".ln_2.bias", d),
+           matrix(model, name + ".mlp.c_fc.weight", {d, f}), zeros(name + ".mlp.c_fc.bias", f),
+           residual_matrix(model, name + ".mlp.c_proj.weight", {f, d}), zeros(name + ".mlp.c_proj.bias", d)}};
+}
+
+std::vector<ParamSpec> final_norm(const ModelConfig& model) {
+  return {ones("transformer.ln_f.weight", model.d_model), zeros("transformer.ln_f.bias", model.d_model)};
+}
+
+/// Inputs and outputs of both norms, q k v, attention's output, the feed-forward before and after GELU; with
+/// dropout two masks of d bytes.
+int64_t saved_bytes(const ModelConfig& model, int64_t element_bytes) {
+  const int64_t masks = model.dropout > 0.0 ? 2 * model.d_model : 0;
+  return element_bytes * (8 * model.d_model + 2 * model.d_ff) + 4 * model.n_heads + masks;
+}
+
+/// The outputs of both norms and of GELU.
+int64_t cheap_bytes(const ModelConfig& model, int64_t element_bytes) {
+  return element_bytes * (2 * model.d_model + model.d_ff);
+}
+
+void check(const Config& config, const Origins& origins) {
+  const ModelConfig& model = config.model;
+  if (model.n_kv_heads != model.n_heads) {
+    throw ConfigError(
+        "[plan.config] {} differs from {}, but gpt2 has one key and value per head; set it to 0",
+        said(origins, "model.n_kv_heads", model.n_kv_heads), said(origins, "model.n_heads", model.n_heads));
+  }
+  if (model.max_seq_len < config.data.seq_len) {
+    throw ConfigError(
+        "[plan.config] {} has no positions for {}; set model.max_seq_len to 0 or to at least {}",
+        said(origins, "model.max_seq_len", model.max_seq_len),
+        said(origins, "data.seq_len", config.data.seq_len), config.data.seq_len);
+  }
+}
+
+}  // namespace
+
+const ModelFamilyRecord kGpt2Record = {.family = ModelFamily::kGpt2,
+                                       .attends = true,
+                                       .drops = true,
+                                       .embeddings = embeddings,
+                                       .block = block,
+                                       .final_norm = final_norm,
+                                       .saved_bytes = saved_bytes,
+                                       .cheap_bytes = cheap_bytes,
+                                       .check = check};
+
+}  // namespace trireme::plan

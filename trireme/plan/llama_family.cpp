@@ -1,0 +1,73 @@
+// Llama (Touvron et al. 2023; Llama 3, 2024), by the names and shapes of Hugging Face's LlamaForCausalLM.
+#include "trireme/base/error.h"
+#include "trireme/plan/config_internal.h"
+#include "trireme/plan/family_parts.h"
+
+namespace trireme::plan {
+namespace {
+
+int64_t head_dim(const ModelConfig& model) {
+  return model.d_model / model.n_heads;
+}
+
+/// Width of keys, and of values.
+int64_t kv_width(const ModelConfig& model) {
+  return head_dim(model) * model.n_kv_heads;
+}
+
+std::vector<ParamSpec> embeddings(const ModelConfig& model) {
+  return {matrix(model, "model.embed_tokens.weight", {model.vocab_size, model.d_model})};
+}
+
+/// q, k, v are neighbours, and so are gate and up: each group is one matrix in the flat buffer.
+UnitSpec block(const ModelConfig& model, int64_t layer) {
+  const int64_t d = model.d_model, f = model.d_ff, kv = kv_width(model);
+  const std::string name = fmt::format("model.layers.{}", layer);
+  return {
+      name,
+      {ones(name + ".input_layernorm.weight", d), matrix(model, name + ".self_attn.q_proj.weight", {d, d}),
+       matrix(model, name + ".self_attn.k_proj.weight", {kv, d}),
+       matrix(model, name + ".self_attn.v_proj.weight", {kv, d}),
+       residual_matrix(model, name + ".self_attn.o_proj.weight", {d, d}),
+       ones(name + ".post_attention_layernorm.weight", d),
+       matrix(model, name + ".mlp.gate_proj.weight", {f, d}),
+       matrix(model, name + ".mlp.up_proj.weight", {f, d}),
+       residual_matrix(model, name + ".mlp.down_proj.weight", {d, f})}};
+}
+
+std::vector<ParamSpec> final_norm(const ModelConfig& model) {
+  return {ones("model.norm.weight", model.d_model)};
+}
+
+/// Inputs and outputs of both norms, q k v, attention's output, gate, up and their product.
+int64_t saved_bytes(const ModelConfig& model, int64_t element_bytes) {
+  return element_bytes * (6 * model.d_model + 2 * kv_width(model) + 3 * model.d_ff) + 4 * model.n_heads;
+}
+
+/// The outputs of both norms and the product.
+int64_t cheap_bytes(const ModelConfig& model, int64_t element_bytes) {
+  return element_bytes * (2 * model.d_model + model.d_ff);
+}
+
+void check(const Config& config, const Origins& origins) {
+  const ModelConfig& model = config.model;
+  if (head_dim(model) % 2 == 0) return;
+  throw ConfigError(
+      "[plan.config] {} / {} = {} is odd, but rotary embeddings turn pairs; make the head size even",
+      said(origins, "model.d_model", model.d_model), said(origins, "model.n_heads", model.n_heads),
+      head_dim(model));
+}
+
+}  // namespace
+
+const ModelFamilyRecord kLlamaRecord = {.family = ModelFamily::kLlama,
+                                        .attends = true,
+                                        .drops = false,
+                                        .embeddings = embeddings,
+                                        .block = block,
+                                        .final_norm = final_norm,
+                                        .saved_bytes = saved_bytes,
+                                        .cheap_bytes = cheap_bytes,
+                                        .check = check};
+
+}  // namespace trireme::plan

@@ -1,0 +1,42 @@
+// Residual feed-forward blocks over single positions: nn/mlp.h.
+#include <fmt/format.h>
+
+#include "trireme/plan/family_parts.h"
+
+namespace trireme::plan {
+namespace {
+
+std::vector<ParamSpec> embeddings(const ModelConfig& model) {
+  return {matrix(model, "embed.weight", {model.vocab_size, model.d_model})};
+}
+
+UnitSpec block(const ModelConfig& model, int64_t layer) {
+  const int64_t d = model.d_model, f = model.d_ff;
+  const std::string name = fmt::format("blocks.{}", layer);
+  return {name,
+          {ones(name + ".norm.weight", d), matrix(model, name + ".up.weight", {f, d}),
+           residual_matrix(model, name + ".down.weight", {d, f})}};
+}
+
+std::vector<ParamSpec> final_norm(const ModelConfig& model) {
+  return {ones("norm.weight", model.d_model)};
+}
+
+/// Input and output of the norm; the feed-forward before and after SiLU.
+int64_t saved_bytes(const ModelConfig& model, int64_t element_bytes) {
+  return element_bytes * (2 * model.d_model + 2 * model.d_ff);
+}
+
+}  // namespace
+
+const ModelFamilyRecord kMlpRecord = {.family = ModelFamily::kMlp,
+                                      .attends = false,
+                                      .drops = false,
+                                      .embeddings = embeddings,
+                                      .block = block,
+                                      .final_norm = final_norm,
+                                      .saved_bytes = saved_bytes,
+                                      .cheap_bytes = nullptr,
+                                      .check = nullptr};
+
+}  // namespace trireme::plan

@@ -1,0 +1,45 @@
+#include "trireme/plan/model_family.h"
+
+#include <cmath>
+#include <iterator>
+
+#include "trireme/base/error.h"
+#include "trireme/plan/family_parts.h"
+
+namespace trireme::plan {
+namespace {
+
+constexpr const ModelFamilyRecord* kRecords[] = {&kGpt2Record, &kLlamaRecord, &kMlpRecord};
+static_assert(std::size(kRecords) == kNames<ModelFamily>.size());
+
+double deviation_of(const ModelConfig& model) {
+  return std::sqrt(2.0 / (5.0 * static_cast<double>(model.d_model)));
+}
+
+}  // namespace
+
+const ModelFamilyRecord& record_of(ModelFamily family) {
+  for (const ModelFamilyRecord* record : kRecords) {
+    if (record->family == family) return *record;
+  }
+  throw LogicError("[plan.model_family] family {} has no record", static_cast<int>(family));
+}
+
+ParamSpec matrix(const ModelConfig& model, std::string name, std::vector<int64_t> shape) {
+  return {std::move(name), std::move(shape), {.deviation = deviation_of(model)}};
+}
+
+ParamSpec residual_matrix(const ModelConfig& model, std::string name, std::vector<int64_t> shape) {
+  const double deviation = deviation_of(model) / std::sqrt(2.0 * static_cast<double>(model.n_layers));
+  return {std::move(name), std::move(shape), {.deviation = deviation}};
+}
+
+ParamSpec ones(std::string name, int64_t size) {
+  return {std::move(name), {size}, {.mean = 1.0}};
+}
+
+ParamSpec zeros(std::string name, int64_t size) {
+  return {std::move(name), {size}};
+}
+
+}  // namespace trireme::plan

@@ -1,0 +1,42 @@
+#pragma once
+// What is particular to a family of models, one record each: parameters with their shapes and initial values,
+// bytes kept for backward, what it asks of a config. A new family is an enumerator in choices.h, its record
+// in a file beside gpt2_family.cpp, its module and its line in the table of nn/language_model.cpp, and a
+// preset.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "trireme/plan/config.h"
+#include "trireme/plan/model_facts.h"
+
+namespace trireme::plan {
+
+/// The functions take a complete model (plan::complete).
+struct ModelFamilyRecord {
+  ModelFamily family;
+  /// Attention heads split d_model, and every layer multiplies with keys and values: 6 T heads head_dim more
+  /// FLOPs a token.
+  bool attends;
+  bool drops;  ///< model.dropout has an effect
+
+  /// What tokens pass before the first block.
+  std::vector<ParamSpec> (*embeddings)(const ModelConfig& model);
+  /// The block's module path and its parameters, in flat-buffer order.
+  UnitSpec (*block)(const ModelConfig& model, int64_t layer);
+  /// What the output of the last block passes before the head.
+  std::vector<ParamSpec> (*final_norm)(const ModelConfig& model);
+
+  /// Bytes of one layer that one token keeps for backward, with `element_bytes` an element and fused
+  /// attention (its output and an fp32 log-sum-exp a head).
+  int64_t (*saved_bytes)(const ModelConfig& model, int64_t element_bytes);
+  /// How much less with memory.recompute=cheap; null: nothing in a block is cheap to compute again.
+  int64_t (*cheap_bytes)(const ModelConfig& model, int64_t element_bytes);
+
+  /// Rules of this family alone; null: none. Throws ConfigError.
+  void (*check)(const Config& config, const Origins& origins);
+};
+
+const ModelFamilyRecord& record_of(ModelFamily family);
+
+}  // namespace trireme::plan

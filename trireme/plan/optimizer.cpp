@@ -1,0 +1,31 @@
+#include "trireme/plan/optimizer.h"
+
+#include <array>
+#include <iterator>
+
+#include "trireme/base/error.h"
+
+namespace trireme::plan {
+namespace {
+
+constexpr std::array<std::string_view, 2> kAdamWState = {"exp_avg", "exp_avg_sq"};
+constexpr std::array<std::string_view, 3> kAdamWKeys = {"optim.beta1", "optim.beta2", "optim.eps"};
+constexpr std::array<std::string_view, 1> kSgdState = {"momentum_buffer"};
+constexpr std::array<std::string_view, 1> kSgdKeys = {"optim.momentum"};
+
+constexpr OptimizerRecord kRecords[] = {
+    {.name = OptimizerName::kAdamW, .state = kAdamWState, .keys = kAdamWKeys},
+    {.name = OptimizerName::kSgd, .state = kSgdState, .keys = kSgdKeys},
+};
+static_assert(std::size(kRecords) == kNames<OptimizerName>.size());
+
+}  // namespace
+
+const OptimizerRecord& record_of(OptimizerName name) {
+  for (const OptimizerRecord& record : kRecords) {
+    if (record.name == name) return record;
+  }
+  throw LogicError("[plan.optimizer] optimizer {} has no record", static_cast<int>(name));
+}
+
+}  // namespace trireme::plan
