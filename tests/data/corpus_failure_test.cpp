@@ -83,7 +83,7 @@ TEST(PrepareCorpusFailure, RefusesATextOfSeparatorsOnly) {
   EXPECT_NE(message.find(" 0 training tokens"), std::string::npos) << message;
 }
 
-TEST(PrepareCorpusFailure, RefusesFractionsAndTokenizersThatDoNotExist) {
+TEST(PrepareCorpusFailure, RefusesFractionsAndFoldersThatDoNotExist) {
   const Scratch scratch;
   scratch.write("text", "abcdefgh");
   CorpusOptions options = options_for(scratch, "text");
@@ -91,9 +91,6 @@ TEST(PrepareCorpusFailure, RefusesFractionsAndTokenizersThatDoNotExist) {
     options.val_fraction = fraction;
     EXPECT_THROW(prepare_corpus(options), ConfigError) << fraction;
   }
-  options = options_for(scratch, "text");
-  options.tokenizer = "gpt17";
-  EXPECT_THROW(prepare_corpus(options), ConfigError);
   EXPECT_FALSE(has_temporary_folder(scratch));
   options = options_for(scratch, "text");
   options.path = "builtin";

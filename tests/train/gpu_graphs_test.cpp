@@ -170,15 +170,15 @@ TEST_F(GpuFp16, LossesFollowThoseOfFp32) {
   for (const plan::ModelFamily family : {plan::ModelFamily::kLlama, plan::ModelFamily::kGpt2}) {
     use_family(family);
     config_.precision.compute = plan::Dtype::kFp32;
-    const Trained exact = train_on_gpu("off");
+    const Trained exact = train_on_gpu(plan::CudaGraphs::kOff);
     config_.precision.compute = plan::Dtype::kFp16;
-    const Trained fp16 = train_on_gpu("off");
+    const Trained fp16 = train_on_gpu(plan::CudaGraphs::kOff);
     ASSERT_EQ(fp16.recorder.steps.size(), exact.recorder.steps.size());
     for (size_t i = 0; i < exact.recorder.steps.size(); ++i) {
       const double wanted = exact.recorder.steps[i].loss;
       // A spacing of fp16 near 1, some ten times over: what AdamW's first steps make of small differences.
       EXPECT_NEAR(fp16.recorder.steps[i].loss, wanted, 10 * 0x1.0p-10 * wanted)
-          << family << " step " << i + 1;
+          << plan::name(family) << " step " << i + 1;
       EXPECT_FALSE(fp16.recorder.steps[i].skipped);
     }
   }
@@ -189,7 +189,7 @@ TEST_F(GpuFp16, StepsThatOverflowAreSkippedUntilTheScaleFits) {
   config_.precision.loss_scale.initial = 0x1.0p40;
   config_.precision.loss_scale.hysteresis = 1;
   config_.train.steps = 40;
-  const Trained trained = train_on_gpu("off");
+  const Trained trained = train_on_gpu(plan::CudaGraphs::kOff);
   const std::vector<StepRecord>& steps = trained.recorder.steps;
   ASSERT_EQ(steps.size(), 40u) << trained.log;
   EXPECT_TRUE(steps.front().skipped);

@@ -26,7 +26,7 @@ int worker_generate(const Request& request) {
   const at::Device device = gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
   model->to(device);
 
-  const auto tokenizer = data::make_tokenizer(plan::name(config.data.tokenizer));
+  const auto tokenizer = data::make_tokenizer(config.data.tokenizer);
   const std::string prompt = options.prompt.empty() ? config.train.sample_prompt : options.prompt;
   const std::vector<int32_t> tokens = train::generate(*model, tokenizer->encode(prompt),
                                                       {.max_tokens = options.max_tokens,

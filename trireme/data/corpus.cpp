@@ -65,7 +65,7 @@ class KeyHash {
 std::string cache_key(const Source& source, const CorpusOptions& options) {
   KeyHash key;
   key.add_number(kFormatVersion);
-  key.add(options.tokenizer);
+  key.add(plan::name(options.tokenizer));
   key.add_number(options.val_fraction);
   key.add(source.path);
   for (const SourceFile& file : source.files) {

@@ -6,13 +6,14 @@
 #include <string>
 
 #include "trireme/data/progress.h"
+#include "trireme/plan/choices.h"
 
 namespace trireme::data {
 
 struct CorpusOptions {
   std::string path = {};          ///< a file or folder of text; "builtin": `builtin_root`
   std::string builtin_root = {};  ///< folder of C++ headers that "builtin" stands for
-  std::string tokenizer = "byte";
+  plan::Tokenizer tokenizer = plan::Tokenizer::kByte;
   double val_fraction = 0.02;  ///< of the bytes of all documents
   std::string cache_dir = {};
   int64_t seq_len = 0;  ///< only to refuse a corpus shorter than one sequence

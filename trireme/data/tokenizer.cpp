@@ -35,9 +35,12 @@ class ByteTokenizer final : public Tokenizer {
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> make_tokenizer(std::string_view name) {
-  if (name == "byte") return std::make_unique<ByteTokenizer>();
-  throw ConfigError("[data.tokenizer] unknown data.tokenizer '{}'; known: byte", name);
+std::unique_ptr<Tokenizer> make_tokenizer(plan::Tokenizer kind) {
+  switch (kind) {
+    case plan::Tokenizer::kByte:
+      return std::make_unique<ByteTokenizer>();
+  }
+  throw LogicError("[data.tokenizer] tokenizer {} has no class", static_cast<int>(kind));
 }
 
 }  // namespace trireme::data

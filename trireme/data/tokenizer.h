@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "trireme/plan/choices.h"
+
 namespace trireme::data {
 
 class Tokenizer {
@@ -21,8 +23,8 @@ class Tokenizer {
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
 };
 
-/// "byte": one token a byte, vocabulary 256; documents are separated by the zero byte, which text does not
-/// use. Throws ConfigError with the known names for anything else.
-std::unique_ptr<Tokenizer> make_tokenizer(std::string_view name);
+/// kByte: one token a byte, vocabulary 256; documents are separated by the zero byte, which text does not
+/// use.
+std::unique_ptr<Tokenizer> make_tokenizer(plan::Tokenizer kind);
 
 }  // namespace trireme::data

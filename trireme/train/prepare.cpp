@@ -99,7 +99,7 @@ data::CorpusOptions corpus_options(const TrainOptions& run) {
   const plan::DataConfig& config = run.config.data;
   return {.path = config.path,
           .builtin_root = run.builtin_corpus,
-          .tokenizer = std::string(plan::name(config.tokenizer)),
+          .tokenizer = config.tokenizer,
           .val_fraction = config.val_fraction,
           .cache_dir = run.cache_dir,
           .seq_len = config.seq_len};

@@ -316,7 +316,7 @@ std::optional<double> Trainer::validate() {
 }
 
 std::string Trainer::sample() {
-  const auto tokenizer = data::make_tokenizer(plan::name(config_.data.tokenizer));
+  const auto tokenizer = data::make_tokenizer(config_.data.tokenizer);
   std::vector<int32_t> prompt = tokenizer->encode(config_.train.sample_prompt);
   const parallel::DataParallel::Held held(engine_);
   parts_.model->eval();
