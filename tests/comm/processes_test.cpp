@@ -175,7 +175,7 @@ TEST(Processes, TwoHostsThatLoseEachOtherBothEndAndSayWhoIsMissing) {
     group->all_reduce(tensor, comm::ReduceOp::kSum);
     group->barrier();
     if (rank == 0) hosts.part();
-    const std::string missing = rank == 0 ? "rank 1 was last seen" : "rank 0 at 10.99.0.1:29500";
+    const std::string missing = rank == 0 ? "rank 1 has not been seen" : "rank 0 at 10.99.0.1:29500";
     return expect_comm_error([&] { group->all_reduce(tensor, comm::ReduceOp::kSum); },
                              {"all_reduce #3 of group dp", "passed its deadline", missing},
                              kDeadline_s + 3.5);

@@ -296,7 +296,8 @@ void BackendGroup::reduce_scatter(at::Tensor& output, const at::Tensor& input) {
     at::Tensor to = output.detach().view({-1}), from = input.detach().view({-1});
     c10d::ReduceScatterOptions options;
     options.asyncOp = false;
-    given_bytes_ += (size() - 1) * bytes_in(to);
+    // torch's Gloo reduces all of the input on every rank, and then keeps a slot of it.
+    given_bytes_ += (spec_.device.is_cpu() ? 2 : 1) * (size() - 1) * bytes_in(to);
     return backend_->_reduce_scatter_base(to, from, options);
   });
 }

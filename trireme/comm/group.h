@@ -57,7 +57,8 @@ class Group {
   virtual void all_reduce(at::Tensor& tensor, ReduceOp op) = 0;
   /// output (n*m), input (m), which may be this rank's slot of output. steps n-1, bytes S(n-1)/n, S = output
   virtual void all_gather(at::Tensor& output, const at::Tensor& input) = 0;
-  /// output (m), input (n*m), sum in the backend's own order. steps n-1, bytes S(n-1)/n, S = input
+  /// output (m), input (n*m), sum in the backend's own order. steps n-1, bytes S(n-1)/n, S = input; over
+  /// Gloo, which has only an all-reduce, twice that
   virtual void reduce_scatter(at::Tensor& output, const at::Tensor& input) = 0;
   /// The shard of the sum over ranks that this rank owns, summed in fp32 in a fixed pairwise tree over group
   /// ranks (contiguous groups first), whatever the dtype on the wire: an all-to-all of shards, then a local
