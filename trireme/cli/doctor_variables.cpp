@@ -64,9 +64,7 @@ Explain warns(std::string found, std::string fix) {
 
 Effect without_peer_access(const std::string&, const HostNetwork& host) {
   if (host.gpus < 2) {
-    return {
-        fmt::format("turns off copies from GPU to GPU, which this host with {} GPUs has none of", host.gpus),
-        ""};
+    return {"turns off copies from GPU to GPU; this host has no two GPUs", ""};
   }
   return {fmt::format("the {} GPUs here exchange data through host memory instead of NVLink or PCIe, several "
                       "times slower",

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
+#include <deque>
 #include <future>
 #include <thread>
 #include <utility>
@@ -123,7 +125,7 @@ double BoundedStore::wait_limit() const {
   return seconds(timeout_) + answer_s_;
 }
 
-c10::intrusive_ptr<c10d::Store> BoundedStore::clone(double timeout_s, double answer_s) {
+c10::intrusive_ptr<BoundedStore> BoundedStore::clone(double timeout_s, double answer_s) {
   const Open open = [store = line_->store] { return store->clone(); };
   auto made = c10::make_intrusive<BoundedStore>(open, answer_s_, answer_s);
   made->setTimeout(std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1000.0)));

@@ -3,8 +3,7 @@
 // or that a broken network hides, would hold its callers for ever. Internal to this room.
 #include <c10/util/intrusive_ptr.h>
 
-#include <condition_variable>
-#include <deque>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -31,8 +30,11 @@ class BoundedStore final : public c10d::Store {
   ~BoundedStore() override;
 
   /// A connection of its own, with these limits.
-  c10::intrusive_ptr<c10d::Store> clone(double timeout_s, double answer_s);
+  c10::intrusive_ptr<BoundedStore> clone(double timeout_s, double answer_s);
   c10::intrusive_ptr<c10d::Store> clone() override;
+
+  /// From the next call on.
+  void limit_answer(double answer_s) { answer_s_ = answer_s; }
 
   using Store::set;
   void set(const std::string& key, const std::vector<uint8_t>& value) override;
@@ -60,7 +62,7 @@ class BoundedStore final : public c10d::Store {
   Result call(double limit_s, std::function<Result(c10d::Store&)> body);
   double wait_limit() const;
 
-  double answer_s_;
+  std::atomic<double> answer_s_;
   std::mutex calls_;
   std::shared_ptr<Line> line_;
 };

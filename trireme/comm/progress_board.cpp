@@ -237,6 +237,7 @@ std::string ProgressBoard::report_failure(const Operation& operation,
       const std::lock_guard lock(mutex_);
       failed_ = true;
     }
+    if (options_.hurry) options_.hurry();
     publish_failure(operation);
     return collect_report(operation, ranks);
   } catch (const std::exception& error) {

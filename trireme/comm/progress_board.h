@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -41,6 +42,8 @@ class ProgressBoard {
     std::chrono::milliseconds period = std::chrono::seconds(1);  ///< between two publications
     bool listens = false;                            ///< asks once a period whether other ranks have failed
     std::string host = "the process that hosts it";  ///< of the store, in words
+    std::function<void()> hurry =
+        {};  ///< called before a report, so that a store that is silent costs little time
   };
 
   /// Every rank calls this before any rank makes a board: it makes the entry that reports will read.

@@ -46,9 +46,9 @@ namespace {
 
 constexpr double kFarewell_s = 5.0;
 constexpr double kFarewellAfterFailure_s = 1.0;
-// Limits of the board's store calls: the launcher kills ranks a few seconds after the first failure.
+// Limits of store calls in reports: the launcher kills ranks a few seconds after the first failure.
 constexpr double kBoardWait_s = 0.5;
-constexpr double kBoardAnswer_s = 1.5;
+constexpr double kReportAnswer_s = 1.5;
 constexpr size_t kMaxSharedBytes = size_t{4} << 20;  // the store refuses values above 8 MiB
 
 std::vector<int64_t> ranks_below(int64_t size) {
@@ -103,9 +103,12 @@ void arrive(World::Seat& seat, const std::string& where, double timeout_s) {
 
 std::shared_ptr<ProgressBoard> make_board(const World::Seat& seat) {
   try {
+    const auto store = seat.store->clone(kBoardWait_s, kStoreAnswer_s);
     return std::make_shared<ProgressBoard>(
-        seat.store->clone(kBoardWait_s, kBoardAnswer_s), seat.rank,
-        ProgressBoard::Options{.listens = !seat.device.is_cpu(), .host = seat.store_host});
+        store, seat.rank,
+        ProgressBoard::Options{.listens = !seat.device.is_cpu(), .host = seat.store_host, .hurry = [store] {
+                                 store->limit_answer(kReportAnswer_s);
+                               }});
   } catch (const c10::Error& error) {
     throw CommError("[comm.join] rank {} lost the store ({}); has {} died?", seat.rank, cause_of(error),
                     seat.store_host);
