@@ -53,13 +53,13 @@ void DeviceWatch::enqueued(const Operation& operation) {
 
 void DeviceWatch::run() {
   std::optional<Verdict> verdict;
+  std::shared_ptr<void> entered;
   {
-    std::shared_ptr<void> entered;
     std::unique_lock lock(mutex_);
     while (!wake_.wait_for(lock, kPoll, [this] { return stopping_; })) {
       try {
         if (!entered) entered = device_->enter_thread();
-        verdict = look();
+        verdict = look(lock);
       } catch (const std::exception& error) {
         verdict = {.operation = pending_.empty() ? Operation{"device", 0, "?"} : pending_.front().operation,
                    .elapsed_s = 0.0,
@@ -72,14 +72,16 @@ void DeviceWatch::run() {
 }
 
 /// Why the oldest operation will not be done, if that is so. Throws when the device has failed.
-std::optional<DeviceWatch::Verdict> DeviceWatch::look() {
+std::optional<DeviceWatch::Verdict> DeviceWatch::look(std::unique_lock<std::mutex>& lock) {
   retire_finished();
   if (pending_.empty()) return std::nullopt;
   const double now = monotonic_seconds();
   const Pending& oldest = pending_.front();
   const double elapsed = now - std::max(oldest.since, last_done_);
   if (elapsed >= timeout_s_) return Verdict{oldest.operation, elapsed, {}};
+  lock.unlock();  // it reads files, and operations shall not wait for that
   const std::string lost = lost_peer_();
+  lock.lock();
   if (lost.empty()) {
     peer_lost_at_.reset();
     return std::nullopt;

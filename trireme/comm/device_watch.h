@@ -73,7 +73,7 @@ class DeviceWatch {
 
   void run();
   void retire_finished();
-  std::optional<Verdict> look();
+  std::optional<Verdict> look(std::unique_lock<std::mutex>& lock);
 
   std::unique_ptr<WatchedDevice> device_;
   double timeout_s_;
