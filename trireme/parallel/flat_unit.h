@@ -158,7 +158,7 @@ class FlatUnit {
 
   at::Tensor full_params_;    ///< (numel) compute dtype; its storage may be freed
   at::Tensor full_grads_;     ///< (numel) compute dtype; its storage may be freed
-  at::Tensor whole_sum_;      ///< (numel) fp32: earlier micro-batches of a low-precision step
+  at::Tensor whole_sum_;      ///< (numel) fp32: sum of earlier micro-batches, where gradients are bf16 or fp16
   at::Tensor master_;         ///< optimizer_range(), fp32; may be a part of full_params_
   at::Tensor compute_shard_;  ///< (shard) what all-gather sends when parameters are sharded; may be master_
   at::Tensor forward_slice_;  ///< what this rank keeps between forward and backward for after_forward;
