@@ -12,11 +12,11 @@ class World;
 namespace trireme::bench {
 
 struct CollectiveTimes {
-  std::string operation;         ///< "reduce_scatter" or "all_gather"
-  std::string by;                ///< what moves the bytes
-  int64_t mib = 0;               ///< of the whole bf16 tensor
-  int64_t wire_bytes = 0;        ///< that a rank receives
-  std::vector<double> calls_ms;  ///< one mean of several calls a round
+  std::string operation = {};         ///< "reduce_scatter" or "all_gather"
+  std::string by = {};                ///< what moves the bytes
+  int64_t mib = 0;                    ///< of the whole bf16 tensor
+  int64_t wire_bytes = 0;             ///< that a rank receives
+  std::vector<double> calls_ms = {};  ///< one mean of several calls a round
 
   double median_ms() const;
   double gb_per_s() const { return static_cast<double>(wire_bytes) / median_ms() / 1e6; }
