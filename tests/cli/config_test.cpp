@@ -128,5 +128,25 @@ TEST(Train, RefusesHalfSetLauncherVariables) {
   EXPECT_FALSE(std::filesystem::exists(front.file("started")));
 }
 
+TEST(ConfigFile, IsAnArgumentOrAnOptionAndNotBoth) {
+  const FrontProcess front;
+  write_file_atomic(front.file("a.yaml"), "seed: 7\n");
+  write_file_atomic(front.file("b.yaml"), "seed: 8\n");
+  const Outcome as_argument = front.run({"config", "show", "a.yaml"});
+  EXPECT_TRUE(contains(as_argument.out, "seed: 7\n")) << as_argument.err;
+  for (const std::vector<std::string>& option :
+       {std::vector<std::string>{"--config", "a.yaml"}, {"--config=a.yaml"}}) {
+    std::vector<std::string> command = {"config", "show"};
+    command.insert(command.end(), option.begin(), option.end());
+    EXPECT_EQ(front.run(command).out, as_argument.out);
+  }
+  const Outcome both = front.run({"config", "show", "a.yaml", "--config", "b.yaml"});
+  EXPECT_EQ(both.code, 2);
+  EXPECT_TRUE(contains(both.err, "--config")) << both.err;
+  const Outcome plan = front.run({"train", "--config", "absent.yaml", "--dry-run"});
+  EXPECT_EQ(plan.code, 2);
+  EXPECT_TRUE(contains(plan.err, "absent.yaml")) << plan.err;
+}
+
 }  // namespace
 }  // namespace trireme::cli

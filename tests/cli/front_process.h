@@ -1,5 +1,8 @@
 #pragma once
 // The real front command as a child process, in an environment that holds nothing but what a test puts there.
+#include <sys/types.h>
+
+#include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -23,6 +26,30 @@ class FrontProcess {
 
   Outcome run(const std::vector<std::string>& args) const;
 
+  /// A command that is under way; killed at the end of the scope if it still is.
+  class Running {
+   public:
+    Running(const FrontProcess& front, pid_t pid) : front_(front), pid_(pid) {}
+    Running(const Running&) = delete;
+    Running& operator=(const Running&) = delete;
+    ~Running();
+    void signal(int number) const;
+    /// Once it has ended. Throws std::runtime_error when that takes more than `seconds`.
+    Outcome wait(double seconds);
+
+   private:
+    const FrontProcess& front_;
+    pid_t pid_;
+    bool over_ = false;
+  };
+  /// One at a time.
+  Running start(const std::vector<std::string>& args) const;
+
+  /// The worker of this build stands beside the front command.
+  void use_real_worker(const std::string& path);
+  /// Most virtual memory of the command and of what it starts.
+  void limit_memory(int64_t bytes) { memory_limit_ = bytes; }
+
   /// A shell script that stands for trireme-worker; without one the front finds none.
   void set_worker(const std::string& script);
   void set(const std::string& name, const std::string& value) { environment_[name] = value; }
@@ -32,6 +59,7 @@ class FrontProcess {
  private:
   TemporaryFolder folder_;
   std::map<std::string, std::string> environment_;
+  int64_t memory_limit_ = 0;  ///< 0: none
 };
 
 bool contains(const std::string& text, const std::string& part);

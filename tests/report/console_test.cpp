@@ -48,7 +48,8 @@ bool contains(const std::string& text, const std::string& part) {
 
 TEST(StepLine, NamesEveryNumberWithItsUnit) {
   EXPECT_EQ(step_line(some_step(20), kOptions, 18.2),
-            "step  20/400  loss 3.1207  gnorm  1.92  lr 3.0e-03  12.3k tok/s (6.15k/rank)   50.0 ms  "
+            "step  20/400  loss 3.1207  gnorm  1.92  lr 3.0e-03  12.3k tok/s (6.15k/rank)   50.0 ms   20.0 "
+            "steps/s  "
             "peak 61.0 MiB  eta 18 s");
 }
 
@@ -89,12 +90,13 @@ TEST(StepLine, SaysNanInsteadOfHidingIt) {
   EXPECT_TRUE(contains(line, "gnorm   Inf")) << line;
 }
 
-TEST(StepLine, ShowsReservedMemoryAndValidationWhenThereAre) {
+TEST(StepLine, ShowsMemoryOfTheAllocatorAndValidationWhenThereAre) {
   StepRecord record = some_step(1);
+  record.active_bytes = int64_t{70} << 20;
   record.reserved_bytes = int64_t{80} << 20;
   record.val_loss = 2.5;
   const std::string line = step_line(record, kOptions, {});
-  EXPECT_TRUE(contains(line, "peak 61.0 MiB (80.0 MiB reserved)")) << line;
+  EXPECT_TRUE(contains(line, "peak 61.0 MiB (70.0 MiB active, 80.0 MiB reserved)")) << line;
   EXPECT_TRUE(line.ends_with("  val 2.5000")) << line;
 }
 

@@ -32,12 +32,22 @@ TEST(CostTable, ComparesWithDdpAndMarksWhatWasNotMeasured) {
   EXPECT_NE(row.find("7.00 MiB"), std::string::npos) << row;
 }
 
+TEST(CostTable, ShowsActivationsBesideTheirPrediction) {
+  RunCost cost = cost_of(1, 1, 1);
+  cost.predicted_activation_bytes = 41 * kMiB;
+  EXPECT_NE(cost_table({{"ddp", cost, false, 0.0, 0}}).find("-   41.0 MiB"), std::string::npos);
+  cost.measured_activation_bytes = 43 * kMiB;
+  EXPECT_NE(cost_table({{"ddp", cost, true, 1.0, 0}}).find("43.0 MiB   41.0 MiB"), std::string::npos);
+}
+
 TEST(CostTable, ReadsBackWhatARunHasWritten) {
   const TemporaryFolder folder;
   const auto run = RunDirectory::create(
       folder.path(), "tiny", {.command = "", .config_yaml = "", .device = "cpu", .mesh = "", .ranks = 2});
   RunSummary summary;
   summary.cost = cost_of(1, 2, 3);
+  summary.cost.predicted_activation_bytes = 8 * kMiB;
+  summary.cost.measured_activation_bytes = 9 * kMiB;
   summary.peak_bytes = 77;
   const auto sink = make_run_files_sink(run);
   for (int64_t step = 1; step <= 9; ++step) {
@@ -52,6 +62,8 @@ TEST(CostTable, ReadsBackWhatARunHasWritten) {
   EXPECT_TRUE(row.measured);
   EXPECT_EQ(row.cost.measured.optimizer, 3 * kMiB);
   EXPECT_EQ(row.cost.measured_wire_bytes, 5 * kMiB);
+  EXPECT_EQ(row.cost.predicted_activation_bytes, 8 * kMiB);
+  EXPECT_EQ(row.cost.measured_activation_bytes, 9 * kMiB);
   EXPECT_EQ(row.peak_bytes, 77);
   EXPECT_EQ(row.step_ms, 60.0) << "the median of steps 3 to 9";
 }

@@ -19,8 +19,8 @@ std::set<std::string> keys_of(const Json& json) {
   return keys;
 }
 
-const std::set<std::string> kStepKeys = {"step",   "loss",         "grad_norm", "lr",
-                                         "tokens", "tokens_per_s", "step_ms",   "peak_bytes"};
+const std::set<std::string> kStepKeys = {"step",         "loss",    "grad_norm",   "lr",        "tokens",
+                                         "tokens_per_s", "step_ms", "steps_per_s", "peak_bytes"};
 
 StepRecord some_step() {
   return {.step = 3,
@@ -43,11 +43,18 @@ TEST(StepJson, HasExactlyTheKeysOfTheFormat) {
 
   record.val_loss = 2.5;
   record.reserved_bytes = 1 << 21;
+  record.active_bytes = 1 << 20;
   std::set<std::string> more = kStepKeys;
   record.loss_scale = 1024.0;
   record.skipped = true;
-  more.insert({"val_loss", "reserved_bytes", "loss_scale", "skipped"});
+  more.insert({"val_loss", "active_bytes", "reserved_bytes", "loss_scale", "skipped"});
   EXPECT_EQ(keys_of(Json::parse(to_json_line(record))), more);
+}
+
+TEST(StepJson, StepsPerSecondAreThoseOfTheStep) {
+  StepRecord record = some_step();
+  record.step_ms = 250.0;
+  EXPECT_EQ(Json::parse(to_json_line(record))["steps_per_s"], 4.0);
 }
 
 TEST(StepJson, KeepsEveryBitOfItsNumbers) {
@@ -76,6 +83,7 @@ TEST(SummaryJson, HasExactlyTheKeysOfTheFormat) {
                                       "final_loss",
                                       "final_val_loss",
                                       "tokens_per_s",
+                                      "steps_per_s",
                                       "peak_bytes",
                                       "seconds_to_first_step",
                                       "wall_s",
@@ -92,6 +100,14 @@ TEST(SummaryJson, HasExactlyTheKeysOfTheFormat) {
   summary.final_val_loss = 2.0;
   EXPECT_EQ(keys_of(Json::parse(to_json_line(summary))), keys);
   EXPECT_EQ(Json::parse(to_json_line(summary))["final_val_loss"], 2.0);
+  EXPECT_TRUE(Json::parse(to_json_line(summary))["activation_bytes"]["measured"].is_null());
+  summary.cost.measured_activation_bytes = 5;
+  summary.active_bytes = 6;
+  summary.reserved_bytes = 7;
+  const Json of_a_gpu = Json::parse(to_json_line(summary));
+  EXPECT_EQ(of_a_gpu["activation_bytes"]["measured"], 5);
+  EXPECT_EQ(of_a_gpu["active_bytes"], 6);
+  EXPECT_EQ(of_a_gpu["reserved_bytes"], 7);
 }
 
 TEST(SummaryJson, SaysWhyAnEqualRunMayEndDifferently) {

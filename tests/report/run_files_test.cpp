@@ -87,6 +87,28 @@ TEST(RunFiles, AFullDiskIsAnErrorThatNamesTheFile) {
   EXPECT_EQ(with_full_disk(4096, run.file("metrics.jsonl"), act), 3);
 }
 
+TEST(RunFiles, AFullDiskLeavesNoHalfLines) {
+  const TemporaryFolder root;
+  const auto run = RunDirectory::create(root.path(), "run", {});
+  const auto act = [&] {
+    const auto sink = make_run_files_sink(run);
+    for (int64_t i = 1; i <= 100; ++i) {
+      try {
+        sink->record(step(i));
+      } catch (const EnvironmentError&) {
+      }
+    }
+  };
+  EXPECT_EQ(with_full_disk(4000, run.file("metrics.jsonl"), act), 0);
+  auto lines = split(read_file(run.file("metrics.jsonl")), '\n');
+  EXPECT_EQ(lines.back(), "");
+  lines.pop_back();
+  EXPECT_GT(lines.size(), 5u);
+  for (size_t i = 0; i < lines.size(); ++i) {
+    EXPECT_EQ(nlohmann::json::parse(lines[i])["step"], static_cast<int64_t>(i + 1));
+  }
+}
+
 TEST(RunFiles, AFullDiskLeavesNoHalfSummary) {
   const TemporaryFolder root;
   const auto run = RunDirectory::create(root.path(), "run", {});

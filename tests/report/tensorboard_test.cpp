@@ -201,9 +201,13 @@ TEST(Tensorboard, HoldsTheScalarsOfTheFormat) {
   sink->record(step(1));
   sink->record(validated);
 
-  std::map<std::string, float> expected = {{"loss", 5.5f},     {"grad_norm", 1.25f},
-                                           {"lr", 3e-4f},      {"tokens_per_s", 12500.0f},
-                                           {"step_ms", 48.5f}, {"peak_bytes", 3221225472.0f}};
+  std::map<std::string, float> expected = {{"loss", 5.5f},
+                                           {"grad_norm", 1.25f},
+                                           {"lr", 3e-4f},
+                                           {"tokens_per_s", 12500.0f},
+                                           {"step_ms", 48.5f},
+                                           {"steps_per_s", 1000.0f / 48.5f},
+                                           {"peak_bytes", 3221225472.0f}};
   const auto events = read_events(run);
   EXPECT_EQ(events.at(1).scalars, expected);
   expected["loss"] = 2.75f;

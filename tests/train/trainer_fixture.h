@@ -70,6 +70,7 @@ class TrainerTest : public ::testing::Test {
     made.weights_path = (folder_ / "weights.safetensors").string();
     made.trace_path = (folder_ / "traces" / "rank-0.json").string();
     made.sinks = {&recorder_};
+    made.sinks.insert(made.sinks.end(), more_sinks_.begin(), more_sinks_.end());
     made.announce = false;
     made.run_ahead = run_ahead_;
     return made;
@@ -93,6 +94,7 @@ class TrainerTest : public ::testing::Test {
   plan::Config config_;
   std::optional<bool> run_ahead_;
   Recorder recorder_;
+  std::vector<Sink*> more_sinks_;
   std::atomic<int> stop_{0};
   int64_t stop_rank_ = 0;
 };

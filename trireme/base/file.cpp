@@ -88,6 +88,17 @@ void write_all(int fd, const void* data, size_t size, const std::string& path) {
   }
 }
 
+void append_all(int fd, const void* data, size_t size, const std::string& path) {
+  const off_t end = ::lseek(fd, 0, SEEK_END);
+  try {
+    write_all(fd, data, size, path);
+  } catch (const EnvironmentError&) {
+    [[maybe_unused]] const int cut =
+        end >= 0 ? ::ftruncate(fd, end) : -1;  // the first failure is the one to tell
+    throw;
+  }
+}
+
 void write_file_atomic(const std::string& path, std::string_view content) {
   const std::string temporary = path + ".tmp";
   try {
@@ -120,7 +131,7 @@ LineFile::~LineFile() {
 void LineFile::append(std::string_view line) {
   std::string text(line);
   text += '\n';
-  write_all(fd_, text.data(), text.size(), path_);
+  append_all(fd_, text.data(), text.size(), path_);
 }
 
 }  // namespace trireme

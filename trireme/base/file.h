@@ -54,4 +54,8 @@ class LineFile {
 /// write() until everything is out; throws EnvironmentError naming `path`.
 void write_all(int fd, const void* data, size_t size, const std::string& path);
 
+/// The same at the end of a file, which stays as it was when not everything fits, so that a later record does
+/// not begin in the middle of this one.
+void append_all(int fd, const void* data, size_t size, const std::string& path);
+
 }  // namespace trireme

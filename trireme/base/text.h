@@ -1,6 +1,6 @@
 #pragma once
-// Words for people: nearest names for typing errors, counts, bytes and durations in the units of
-// docs/conventions.
+// Words for people: nearest names for typing errors; counts, bytes and durations with three digits and a
+// unit.
 #include <cstdint>
 #include <span>
 #include <string>

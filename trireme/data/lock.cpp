@@ -20,6 +20,7 @@ namespace {
 
 constexpr auto kPoll = std::chrono::milliseconds(20);
 constexpr double kLifePeriod_s = 0.5;
+constexpr double kSilence_s = 5.0;  // short waits are nobody's news
 
 Descriptor open_lock(const std::string& path) {
   Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
@@ -49,13 +50,18 @@ std::pair<int64_t, int64_t> last_sign(int fd) {
 void wait_for_lock(int fd, const std::string& path, double timeout_s,
                    const std::function<void(bool)>& while_waiting) {
   auto sign = last_sign(fd);
-  double alive_at = monotonic_seconds();
-  log_info("[data.lock] process {} holds {}; waiting for it", read_file(path), path);
-  while (!try_lock(fd, path)) {
-    const auto now = last_sign(fd);
-    const bool alive = std::exchange(sign, now) != now;
-    if (alive) alive_at = monotonic_seconds();
-    if (monotonic_seconds() - alive_at > timeout_s) {
+  const double began = monotonic_seconds();
+  double now = began, alive_at = began;
+  bool said = false;
+  for (; !try_lock(fd, path); now = monotonic_seconds()) {
+    const auto latest = last_sign(fd);
+    const bool alive = std::exchange(sign, latest) != latest;
+    if (alive) alive_at = now;
+    if (!said && now - began > kSilence_s) {
+      log_info("[data.lock] process {} holds {}; waiting for it", read_file(path), path);
+      said = true;
+    }
+    if (now - alive_at > timeout_s) {
       throw EnvironmentError(
           "[data.lock] process {} still holds {} and has shown no life for {:.0f} s; wait for it or end it, "
           "and run again",

@@ -61,7 +61,7 @@ struct Sgd {
 // One pass over the range.
 
 template <typename Rule>
-struct Range {
+struct Slice {
   float* param;
   float* state[Rule::kStates];
   const void* grad;
@@ -73,7 +73,7 @@ struct Range {
 
 /// kWidth elements from `at` on. All loads are issued before the first is used.
 template <int kWidth, typename Grad, typename Copy, typename Rule>
-__device__ void update_at(const Range<Rule>& range, const Rule& rule, int64_t at) {
+__device__ void update_at(const Slice<Rule>& range, const Rule& rule, int64_t at) {
   RawPack<float, kWidth> raw_params, raw_states[Rule::kStates];
   RawPack<Grad, kWidth> raw_grads;
   raw_params.load(range.param + at);
@@ -100,7 +100,7 @@ __device__ void update_at(const Range<Rule>& range, const Rule& rule, int64_t at
 
 /// A pack for every thread from the element `head` on, and one by one what lies before and after the packs.
 template <typename Grad, typename Copy, typename Rule>
-__global__ void __launch_bounds__(kThreads) update_range(Range<Rule> range, Rule rule, int64_t head) {
+__global__ void __launch_bounds__(kThreads) update_range(Slice<Rule> range, Rule rule, int64_t head) {
   const int64_t i = thread_index();
   const int64_t packs = (range.count - head) / kLanes;
   if (i < packs) update_at<kLanes, Grad, Copy>(range, rule, head + i * kLanes);
@@ -118,7 +118,7 @@ int64_t to_boundary(const void* pointer, size_t element_size) {
 /// Elements before the first at which all arrays are on a boundary; all of them when there is no such
 /// element.
 template <typename Grad, typename Copy, typename Rule>
-int64_t head_of(const Range<Rule>& range) {
+int64_t head_of(const Slice<Rule>& range) {
   const int64_t head = to_boundary(range.param, sizeof(float));
   bool together = to_boundary(range.grad, sizeof(Grad)) == head;
   for (const float* state : range.state) together &= to_boundary(state, sizeof(float)) == head;
@@ -127,7 +127,7 @@ int64_t head_of(const Range<Rule>& range) {
 }
 
 template <typename Grad, typename Copy, typename Rule>
-int launch_update(const Range<Rule>& range, const Rule& rule, cudaStream_t stream) {
+int launch_update(const Slice<Rule>& range, const Rule& rule, cudaStream_t stream) {
   if (range.count == 0) return cudaSuccess;
   const int64_t head = head_of<Grad, Copy>(range);
   const int64_t packs = (range.count - head) / kLanes;
@@ -138,7 +138,7 @@ int launch_update(const Range<Rule>& range, const Rule& rule, cudaStream_t strea
 }
 
 template <typename Rule>
-int launch_for(Dtype grad_dtype, Dtype copy_dtype, const Range<Rule>& range, const Rule& rule, void* stream) {
+int launch_for(Dtype grad_dtype, Dtype copy_dtype, const Slice<Rule>& range, const Rule& rule, void* stream) {
   return dispatch(copy_dtype, [&](auto scalar) -> int {
     using Copy = decltype(scalar);
     if (grad_dtype == Dtype::kFloat) return launch_update<float, Copy>(range, rule, as_stream(stream));
@@ -209,13 +209,13 @@ __global__ void __launch_bounds__(kThreads) add_partials(double* out, const doub
 
 int adamw(float* param, float* exp_avg, float* exp_avg_sq, const void* grad, Dtype grad_dtype, void* copy,
           Dtype copy_dtype, int64_t count, const AdamWStep& step, const float* grad_scale, void* stream) {
-  const Range<AdamW> range{param, {exp_avg, exp_avg_sq}, grad, copy, count, step.grad_scale, grad_scale};
+  const Slice<AdamW> range{param, {exp_avg, exp_avg_sq}, grad, copy, count, step.grad_scale, grad_scale};
   return launch_for(grad_dtype, copy_dtype, range, AdamW(step), stream);
 }
 
 int sgd(float* param, float* momentum_buffer, const void* grad, Dtype grad_dtype, void* copy,
         Dtype copy_dtype, int64_t count, const SgdStep& step, const float* grad_scale, void* stream) {
-  const Range<Sgd> range{param, {momentum_buffer}, grad, copy, count, step.grad_scale, grad_scale};
+  const Slice<Sgd> range{param, {momentum_buffer}, grad, copy, count, step.grad_scale, grad_scale};
   return launch_for(grad_dtype, copy_dtype, range, Sgd(step), stream);
 }
 

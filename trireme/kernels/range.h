@@ -11,15 +11,15 @@ void push_range(const char* name);
 void pop_range();
 
 /// From construction to destruction, on one thread; ranges of a thread nest.
-class Range {
+class TraceRange {
  public:
-  explicit Range(const std::string& name) : record_(at::RecordScope::USER_SCOPE) {
+  explicit TraceRange(const std::string& name) : record_(at::RecordScope::USER_SCOPE) {
     push_range(name.c_str());
     if (record_.isActive()) record_.before(name);
   }
-  ~Range() { pop_range(); }
-  Range(const Range&) = delete;
-  Range& operator=(const Range&) = delete;
+  ~TraceRange() { pop_range(); }
+  TraceRange(const TraceRange&) = delete;
+  TraceRange& operator=(const TraceRange&) = delete;
 
  private:
   at::RecordFunction record_;

@@ -41,7 +41,7 @@ void DataParallel::act(Action action, size_t unit) {
 void DataParallel::perform(Action action, size_t unit) {
   switch (action) {
     case Action::kUnshard: {
-      const kernels::Range range("gather " + units_[unit]->name());
+      const kernels::TraceRange range("gather " + units_[unit]->name());
       return units_[unit]->start_unshard();
     }
     case Action::kReshardAfterForward:
@@ -118,7 +118,7 @@ at::Tensor DataParallel::run_unit(const std::string& name, const at::Tensor& x,
     end_backward_range();
     act(Action::kReshard, unit);
   });
-  const kernels::Range range("forward " + name);
+  const kernels::TraceRange range("forward " + name);
   const at::Tensor output = forward(input);
   if (at::GradMode::is_enabled()) {
     nn::call_before_backward(output, [this, unit] {
@@ -131,7 +131,8 @@ at::Tensor DataParallel::run_unit(const std::string& name, const at::Tensor& x,
   return output;
 }
 
-/// Not a kernels::Range: traces want ranges that nest in autograd's own, and this one spans many of those.
+/// Not a kernels::TraceRange: traces want ranges that nest in autograd's own, and this one spans many of
+/// those.
 void DataParallel::begin_backward_range(size_t unit) {
   end_backward_range();
   kernels::push_range(("backward " + units_[unit]->name()).c_str());
@@ -195,7 +196,7 @@ void DataParallel::launch_ready() {
 
 void DataParallel::launch(size_t unit) {
   if (!units_[unit]->trainable()) return;
-  const kernels::Range range("reduce " + units_[unit]->name());
+  const kernels::TraceRange range("reduce " + units_[unit]->name());
   if (reduces()) {
     ++reductions_;
     units_[unit]->prepare_gradients();  // what took no part has gradients of zero
@@ -413,7 +414,7 @@ std::vector<size_t> DataParallel::update_order() const {
 
 void DataParallel::step(optim::Optimizer& optimizer, double lr, const optim::GradScale& grad_scale) {
   const at::NoGradGuard no_grad;
-  const kernels::Range range("update");
+  const kernels::TraceRange range("update");
   check_usable();
   if (!std::exchange(complete_, false)) {
     throw LogicError(

@@ -91,7 +91,7 @@ class RecordFile {
 
   void append(std::string_view data) {
     const std::string record = frame(data);
-    write_all(fd_, record.data(), record.size(), path_);
+    append_all(fd_, record.data(), record.size(), path_);
   }
 
  private:

@@ -153,7 +153,7 @@ bool Passes::record(double scale, Kind kind) {
 }
 
 at::Tensor Passes::launch(Recorded& recorded) {
-  const kernels::Range range("recorded pass");
+  const kernels::TraceRange range("recorded pass");
   recorded.recording->launch();
   recorded.after.reductions = engine_.reductions() + recorded.reductions;
   engine_.set_progress(recorded.after);

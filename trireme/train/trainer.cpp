@@ -291,8 +291,7 @@ void Trainer::publish(const StepRecord& record) {
 
 void Trainer::report_lost_records() const {
   const int64_t lost = std::accumulate(lost_records_.begin(), lost_records_.end(), int64_t{0});
-  if (lost > 0)
-    log_warning("{} records of steps could not be written; weights and summary are complete", lost);
+  if (lost > 0) log_warning("{} records of steps could not be written; the weights are complete", lost);
 }
 
 void Trainer::keep_weights() {
