@@ -75,6 +75,20 @@ TEST(BoundedStore, EveryCallOfAFrozenStoreEnds) {
   }
 }
 
+TEST(BoundedStore, ALowerLimitEndsTheCallUnderWay) {
+  const auto inner = c10::make_intrusive<FreezingStore>();
+  const auto store = c10::make_intrusive<BoundedStore>(
+      [inner]() -> c10::intrusive_ptr<c10d::Store> { return inner; }, 5.0, 60.0);
+  inner->freeze();
+  const double started = monotonic_seconds();
+  std::thread caller([&] { EXPECT_THROW(store->check({"a"}), c10::DistNetworkError); });
+  std::this_thread::sleep_for(200ms);
+  store->limit_answer(0.3);
+  caller.join();
+  EXPECT_LT(monotonic_seconds() - started, 1.5);
+  inner->thaw();
+}
+
 TEST(BoundedStore, OpeningThatNeverEndsIsGivenUp) {
   std::promise<void> release;
   const std::shared_future<void> released = release.get_future().share();

@@ -21,10 +21,11 @@ double seconds(std::chrono::milliseconds time) {
   return std::chrono::duration<double>(time).count();
 }
 
-template <typename Result>
-bool is_ready_within(std::future<Result>& answer, double limit_s) {
-  for (double left = limit_s; left > 0.0; left -= kSlice_s) {
-    const auto slice = std::chrono::duration<double>(std::min(left, kSlice_s));
+/// limit() may change while this waits.
+template <typename Result, typename Limit>
+bool is_ready_within(std::future<Result>& answer, const Limit& limit) {
+  for (double waited = 0.0; waited < limit(); waited += kSlice_s) {
+    const auto slice = std::chrono::duration<double>(std::min(limit() - waited, kSlice_s));
     if (answer.wait_for(slice) == std::future_status::ready) return true;
   }
   return answer.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
@@ -93,7 +94,7 @@ BoundedStore::BoundedStore(Open open, double open_s, double answer_s)
       [open = std::move(open)](Line& line) { line.store = open(); });
   std::future<void> opened = task->get_future();
   line_->post([task](Line& line) { (*task)(line); });
-  const bool answered = is_ready_within(opened, open_s);
+  const bool answered = is_ready_within(opened, [open_s] { return open_s; });
   try {
     if (!answered) C10_THROW_ERROR(DistNetworkError, fmt::format("no answer within {:.1f} s", open_s));
     opened.get();
@@ -108,21 +109,18 @@ BoundedStore::~BoundedStore() {
 }
 
 template <typename Result>
-Result BoundedStore::call(double limit_s, std::function<Result(c10d::Store&)> body) {
+Result BoundedStore::call(double wait_s, std::function<Result(c10d::Store&)> body) {
   const std::lock_guard one_at_a_time(calls_);
   if (line_->lost) C10_THROW_ERROR(DistNetworkError, "the store has stopped answering");
   auto task = std::make_shared<std::packaged_task<Result(c10d::Store&)>>(std::move(body));
   std::future<Result> answer = task->get_future();
   line_->post([task](Line& line) { (*task)(*line.store); });
-  if (!is_ready_within(answer, limit_s)) {
+  const auto limit = [&] { return wait_s + answer_s_; };
+  if (!is_ready_within(answer, limit)) {
     line_->lost = true;
-    C10_THROW_ERROR(DistNetworkError, fmt::format("the store did not answer within {:.1f} s", limit_s));
+    C10_THROW_ERROR(DistNetworkError, fmt::format("the store did not answer within {:.1f} s", limit()));
   }
   return answer.get();
-}
-
-double BoundedStore::wait_limit() const {
-  return seconds(timeout_) + answer_s_;
 }
 
 c10::intrusive_ptr<BoundedStore> BoundedStore::clone(double timeout_s, double answer_s) {
@@ -137,33 +135,33 @@ c10::intrusive_ptr<c10d::Store> BoundedStore::clone() {
 }
 
 void BoundedStore::set(const std::string& key, const std::vector<uint8_t>& value) {
-  call<void>(answer_s_, [=](c10d::Store& store) { store.set(key, value); });
+  call<void>(0.0, [=](c10d::Store& store) { store.set(key, value); });
 }
 
 std::vector<uint8_t> BoundedStore::compareSet(const std::string& key, const std::vector<uint8_t>& expected,
                                               const std::vector<uint8_t>& desired) {
   return call<std::vector<uint8_t>>(
-      answer_s_, [=](c10d::Store& store) { return store.compareSet(key, expected, desired); });
+      0.0, [=](c10d::Store& store) { return store.compareSet(key, expected, desired); });
 }
 
 std::vector<uint8_t> BoundedStore::get(const std::string& key) {
-  return call<std::vector<uint8_t>>(wait_limit(), [=](c10d::Store& store) { return store.get(key); });
+  return call<std::vector<uint8_t>>(seconds(timeout_), [=](c10d::Store& store) { return store.get(key); });
 }
 
 int64_t BoundedStore::add(const std::string& key, int64_t value) {
-  return call<int64_t>(answer_s_, [=](c10d::Store& store) { return store.add(key, value); });
+  return call<int64_t>(0.0, [=](c10d::Store& store) { return store.add(key, value); });
 }
 
 bool BoundedStore::deleteKey(const std::string& key) {
-  return call<bool>(answer_s_, [=](c10d::Store& store) { return store.deleteKey(key); });
+  return call<bool>(0.0, [=](c10d::Store& store) { return store.deleteKey(key); });
 }
 
 bool BoundedStore::check(const std::vector<std::string>& keys) {
-  return call<bool>(answer_s_, [=](c10d::Store& store) { return store.check(keys); });
+  return call<bool>(0.0, [=](c10d::Store& store) { return store.check(keys); });
 }
 
 int64_t BoundedStore::getNumKeys() {
-  return call<int64_t>(answer_s_, [](c10d::Store& store) { return store.getNumKeys(); });
+  return call<int64_t>(0.0, [](c10d::Store& store) { return store.getNumKeys(); });
 }
 
 void BoundedStore::wait(const std::vector<std::string>& keys) {
@@ -171,26 +169,26 @@ void BoundedStore::wait(const std::vector<std::string>& keys) {
 }
 
 void BoundedStore::wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) {
-  call<void>(seconds(timeout) + answer_s_, [=](c10d::Store& store) { store.wait(keys, timeout); });
+  call<void>(seconds(timeout), [=](c10d::Store& store) { store.wait(keys, timeout); });
 }
 
 void BoundedStore::append(const std::string& key, const std::vector<uint8_t>& value) {
-  call<void>(answer_s_, [=](c10d::Store& store) { store.append(key, value); });
+  call<void>(0.0, [=](c10d::Store& store) { store.append(key, value); });
 }
 
 std::vector<std::vector<uint8_t>> BoundedStore::multiGet(const std::vector<std::string>& keys) {
-  return call<std::vector<std::vector<uint8_t>>>(wait_limit(),
+  return call<std::vector<std::vector<uint8_t>>>(seconds(timeout_),
                                                  [=](c10d::Store& store) { return store.multiGet(keys); });
 }
 
 void BoundedStore::multiSet(const std::vector<std::string>& keys,
                             const std::vector<std::vector<uint8_t>>& values) {
-  call<void>(answer_s_, [=](c10d::Store& store) { store.multiSet(keys, values); });
+  call<void>(0.0, [=](c10d::Store& store) { store.multiSet(keys, values); });
 }
 
 void BoundedStore::setTimeout(const std::chrono::milliseconds& timeout) {
   timeout_ = timeout;
-  call<void>(answer_s_, [=](c10d::Store& store) { store.setTimeout(timeout); });
+  call<void>(0.0, [=](c10d::Store& store) { store.setTimeout(timeout); });
 }
 
 }  // namespace trireme::comm

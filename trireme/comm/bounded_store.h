@@ -33,7 +33,7 @@ class BoundedStore final : public c10d::Store {
   c10::intrusive_ptr<BoundedStore> clone(double timeout_s, double answer_s);
   c10::intrusive_ptr<c10d::Store> clone() override;
 
-  /// From the next call on.
+  /// For calls from now on, and for the one under way.
   void limit_answer(double answer_s) { answer_s_ = answer_s; }
 
   using Store::set;
@@ -59,8 +59,7 @@ class BoundedStore final : public c10d::Store {
   class Line;
 
   template <typename Result>
-  Result call(double limit_s, std::function<Result(c10d::Store&)> body);
-  double wait_limit() const;
+  Result call(double wait_s, std::function<Result(c10d::Store&)> body);
 
   std::atomic<double> answer_s_;
   std::mutex calls_;
