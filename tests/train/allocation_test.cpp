@@ -56,7 +56,7 @@ TEST(AllocationWatch, StopsAtTheEndOfItsScope) {
   EXPECT_EQ(second.held(), 0);
 }
 
-plan::ModelConfig model_of(const std::string& family, int64_t length) {
+plan::ModelConfig model_of(plan::ModelFamily family, int64_t length) {
   plan::ModelConfig config;
   config.family = family;
   config.n_layers = 4;
@@ -66,8 +66,8 @@ plan::ModelConfig model_of(const std::string& family, int64_t length) {
   return plan::complete(config, length);
 }
 
-std::string name_of(at::ScalarType compute) {
-  return compute == at::kFloat ? "fp32" : "bf16";
+plan::Dtype dtype_of(at::ScalarType compute) {
+  return compute == at::kFloat ? plan::Dtype::kFp32 : plan::Dtype::kBf16;
 }
 
 /// What this rank holds of `trained` after two steps, by torch's allocator; built while that is watched.
@@ -99,14 +99,14 @@ int64_t taken_in_turns(const plan::ModelFacts& facts, const plan::Policy& policy
 
 TEST(AllocatedState, IsWhatThePlanSaysBesideWhatUnitsTakeTurnsWith) {
   at::set_num_threads(1);
-  const plan::ModelConfig config = model_of("llama", 8);
+  const plan::ModelConfig config = model_of(plan::ModelFamily::kLlama, 8);
   const plan::ModelFacts facts = plan::describe(config, 8);
   for (const char* row : {"ddp", "zero1", "zero2", "zero3", "fsdp:shard_grad_op"}) {
     for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
       for (const int64_t ranks : {1, 2, 3}) {
         const parallel::Options options{
             .policy = plan::find_policy(row), .compute = compute, .reduce = compute};
-        const int64_t element_bytes = plan::bytes_of(name_of(compute));
+        const int64_t element_bytes = plan::bytes_of(dtype_of(compute));
         const int64_t planned = plan::engine_state(facts.units, {.policy = options.policy,
                                                                  .mesh = plan::MeshShape::fit({}, ranks),
                                                                  .compute_bytes = element_bytes,
@@ -115,7 +115,7 @@ TEST(AllocatedState, IsWhatThePlanSaysBesideWhatUnitsTakeTurnsWith) {
         const int64_t turns = ranks == 1 ? 0 : taken_in_turns(facts, options.policy, element_bytes);
         const auto body = [&](const std::shared_ptr<comm::World>& world) {
           const int64_t held = held_after_two_steps(config, facts, world, options);
-          SCOPED_TRACE(fmt::format("{} {} rank {} of {}", row, name_of(compute), world->rank(), ranks));
+          SCOPED_TRACE(fmt::format("{} {} rank {} of {}", row, dtype_of(compute), world->rank(), ranks));
           EXPECT_GE(held, planned);
           EXPECT_LE(held, planned + turns + 1024) << "numbers of the step are small";
         };
@@ -127,22 +127,22 @@ TEST(AllocatedState, IsWhatThePlanSaysBesideWhatUnitsTakeTurnsWith) {
 
 /// Bytes a token keeps beside those of plan::ModelFacts, which leaves out the loss: final norm (input and
 /// output) and logits, and in fp32 the probabilities of attention on a CPU in place of a log-sum-exp a head.
-double kept_for_the_loss(const plan::ModelConfig& config, const std::string& recompute, int64_t length,
+double kept_for_the_loss(const plan::ModelConfig& config, plan::Recompute recompute, int64_t length,
                          int64_t element_bytes) {
-  const bool probabilities = element_bytes == 4 && config.family != "mlp" && recompute != "block";
+  const bool probabilities =
+      element_bytes == 4 && config.family != plan::ModelFamily::kMlp && recompute != plan::Recompute::kBlock;
   return static_cast<double>(element_bytes * (2 * config.d_model + config.vocab_size)) +
          (probabilities ? static_cast<double>(4 * config.n_layers * config.n_heads * (length - 1)) : 0.0);
 }
 
 int64_t held_after_forward(const plan::ModelConfig& config, const plan::ModelFacts& facts,
-                           at::ScalarType compute, const std::string& recompute, int64_t rows,
-                           int64_t length) {
+                           at::ScalarType compute, plan::Recompute recompute, int64_t rows, int64_t length) {
   int64_t held = 0;
   test::run_ranks(1, [&](std::shared_ptr<comm::World> world) {
     const parallel::Options options{
         .policy = plan::find_policy("ddp"), .compute = compute, .reduce = compute};
     test::EngineOnModel trained(config, facts, std::move(world), options, /*seed=*/1);
-    if (recompute == "block") {
+    if (recompute == plan::Recompute::kBlock) {
       trained.model->set_unit_runner(
           [&](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {
             const nn::BlockForward again = [forward](const at::Tensor& in) {
@@ -151,7 +151,7 @@ int64_t held_after_forward(const plan::ModelConfig& config, const plan::ModelFac
             return trained.engine.run_unit(unit, x, unit == plan::kHeadUnit ? forward : again);
           });
     }
-    if (recompute == "cheap") trained.model->recompute_cheap(1);
+    if (recompute == plan::Recompute::kCheap) trained.model->recompute_cheap(1);
     const at::Tensor tokens = at::randint(config.vocab_size, {rows, length + 1}, at::kLong);
     const at::Tensor inputs = tokens.narrow(1, 0, length), targets = tokens.narrow(1, 1, length).contiguous();
     trained.engine.begin_forward();
@@ -165,20 +165,20 @@ int64_t held_after_forward(const plan::ModelConfig& config, const plan::ModelFac
 TEST(AllocatedActivations, AreWhatThePlanSaysBesideTheLoss) {
   at::set_num_threads(1);
   constexpr int64_t kLength = 64, kRows = 4;
-  for (const char* family : {"gpt2", "llama", "mlp"}) {
-    for (const std::string recompute : {"none", "cheap", "block"}) {
+  for (const plan::ModelFamily family : plan::all_values<plan::ModelFamily>()) {
+    for (const plan::Recompute recompute : plan::all_values<plan::Recompute>()) {
       for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
-        if (recompute == "cheap" && std::string(family) == "mlp") continue;
+        if (recompute == plan::Recompute::kCheap && family == plan::ModelFamily::kMlp) continue;
         const plan::ModelConfig config = model_of(family, kLength);
         const plan::ModelFacts facts =
-            plan::describe(config, kLength, {.compute = name_of(compute)}, {.recompute = recompute});
+            plan::describe(config, kLength, {.compute = dtype_of(compute)}, {.recompute = recompute});
         const double expected =
             kRows * kLength *
             (facts.saved_bytes_per_token +
-             kept_for_the_loss(config, recompute, kLength, plan::bytes_of(name_of(compute))));
+             kept_for_the_loss(config, recompute, kLength, plan::bytes_of(dtype_of(compute))));
         const auto held =
             static_cast<double>(held_after_forward(config, facts, compute, recompute, kRows, kLength));
-        SCOPED_TRACE(fmt::format("{} {} {}", family, recompute, name_of(compute)));
+        SCOPED_TRACE(fmt::format("{} {} {}", family, recompute, dtype_of(compute)));
         EXPECT_GE(held, expected);
         EXPECT_LE(held, 1.02 * expected + 16384) << "statistics of norms, rotations and the like";
       }

@@ -16,7 +16,7 @@ namespace {
 std::set<std::string> named(const std::string& policy, const std::string& poisoned) {
   std::set<std::string> names;
   std::mutex mutex;
-  const plan::ModelConfig config = test::tiny_model("gpt2");
+  const plan::ModelConfig config = test::tiny_model(plan::ModelFamily::kGpt2);
   test::run_ranks(2, [&](std::shared_ptr<comm::World> world) {
     test::EngineOnModel trained(config, plan::describe(config, 8), std::move(world),
                                 {.policy = plan::find_policy(policy)}, /*seed=*/1);

@@ -353,7 +353,7 @@ TEST_F(TrainerTest, TheSummarySaysWhetherAnEqualRunMayEndDifferently) {
   EXPECT_EQ(recorder_.summary.weights_digest, plain);
   EXPECT_FALSE(kernels::must_repeat()) << "only during the run";
   config_.train.deterministic = false;
-  config_.comm.reduction = "backend";
+  config_.comm.reduction = plan::Reduction::kBackend;
   run(2);
   EXPECT_NE(recorder_.summary.why_bits_vary.find("Gloo chooses"), std::string::npos);
 }
