@@ -209,12 +209,13 @@ TEST_F(Worker, ExitCodesSayWhatWentWrong) {
   }
 }
 
-/// A model that fits this host, but not what the process may use.
+/// A model of 6 GiB that fits this host, but not what the process may use.
 TEST_F(Worker, OutOfHostMemoryIsExitCode4WithAdvice) {
-  front_.limit_memory(int64_t{12} << 30);
-  const Outcome outcome = front_.run(kTiny + Words{"-n", "1", "--train.steps=1", "--model.d_model=4096",
-                                                   "--model.n_layers=8", "--model.n_heads=32"});
+  front_.limit_memory(int64_t{2} << 30);
+  const Outcome outcome = front_.run(kTiny + Words{"-n", "1", "--train.steps=1", "--model.d_model=1024",
+                                                   "--model.n_layers=32", "--model.n_heads=16"});
   EXPECT_EQ(outcome.code, 4) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "the host is out of memory")) << outcome.err;
   EXPECT_TRUE(contains(outcome.err, "Try, in this order: ")) << outcome.err;
 }
 
