@@ -1,5 +1,6 @@
 # cmake -DBUILD=<build folder> -DWORK=<scratch folder> -DTORCH_ROOT=<torch or empty> -P check.cmake
 # Installs the build, moves the result elsewhere, and lets the project beside this file use it from there.
+cmake_minimum_required(VERSION 3.25)
 set(installed "${WORK}/installed")
 set(moved "${WORK}/moved prefix")
 file(REMOVE_RECURSE "${WORK}")
