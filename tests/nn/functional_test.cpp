@@ -8,8 +8,8 @@
 
 #include "trireme/base/error.h"
 #include "trireme/nn/attention.h"
-#include "trireme/nn/torch_internals.h"
 #include "trireme/nn/loss.h"
+#include "trireme/nn/torch_internals.h"
 
 namespace trireme::nn {
 namespace {

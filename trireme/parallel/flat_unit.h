@@ -156,10 +156,10 @@ class FlatUnit {
   plan::FlatLayout
       layout_;  ///< in pieces, one a data-parallel rank; a shard is as many as there are replicas
 
-  at::Tensor full_params_;    ///< (numel) compute dtype; its storage may be freed
-  at::Tensor full_grads_;     ///< (numel) compute dtype; its storage may be freed
-  at::Tensor whole_sum_;      ///< (numel) fp32: sum of earlier micro-batches, where gradients are bf16 or fp16
-  at::Tensor master_;         ///< optimizer_range(), fp32; may be a part of full_params_
+  at::Tensor full_params_;  ///< (numel) compute dtype; its storage may be freed
+  at::Tensor full_grads_;   ///< (numel) compute dtype; its storage may be freed
+  at::Tensor whole_sum_;    ///< (numel) fp32: sum of earlier micro-batches, where gradients are bf16 or fp16
+  at::Tensor master_;       ///< optimizer_range(), fp32; may be a part of full_params_
   at::Tensor compute_shard_;  ///< (shard) what all-gather sends when parameters are sharded; may be master_
   at::Tensor forward_slice_;  ///< what this rank keeps between forward and backward for after_forward;
                               ///< undefined: nothing
