@@ -36,11 +36,11 @@ enum class UseFrom {
 class DataParallel {
  public:
   /// `units` name every parameter of `module` exactly once, one that is registered under several names by the
-  /// first of them (module_parameters.h). Unless they are buckets the first is the root,
-  /// which stays unsharded from the start of a forward pass to the end of backward. With kRunUnit
-  /// they are in the order of a forward pass, and the last one stays unsharded for its backward, which
-  /// follows. `module` must outlive this. Collective. Throws LogicError that names what does not fit, and
-  /// EnvironmentError when libtorch is not what the engine was made for.
+  /// first of them (module_parameters.h). Unless they are buckets the first is the root, which stays
+  /// unsharded from the start of a forward pass to the end of backward. With kRunUnit they are in the order
+  /// of a forward pass, and the last one stays unsharded for its backward, which follows. `module` must
+  /// outlive this. Collective. Throws LogicError that names what does not fit, and EnvironmentError when
+  /// libtorch is not what the engine was made for.
   DataParallel(torch::nn::Module& module, const std::vector<plan::UnitSpec>& units, const comm::Mesh& mesh,
                const Options& options, const Initializer& initializer, UseFrom use_from = UseFrom::kRunUnit);
   ~DataParallel();
@@ -54,13 +54,12 @@ class DataParallel {
 
   /// Before any forward pass, also of validation. Optional with UseFrom::kOperators.
   void begin_forward();
-  /// Forward and backward of a step are called on one stream of the device, any one.
-  /// Differentiates `scale * loss` and reduces gradients as they become complete. Gradients add up over the
-  /// micro-batches of a step, so scales are weights of one mean. At the end of the last micro-batch the
-  /// current stream has waited for all reductions; gradients that every rank then gathers are waited for by
-  /// step(). Throws LogicError that names parameters without gradient. When it throws, for whatever reason,
-  /// the step is forgotten as by skip_step(): repeat it from its first micro-batch, on all ranks.
-  /// Collective.
+  /// Differentiates `scale * loss` and reduces gradients as they become complete. Forward and backward of a
+  /// step are called on one stream of the device, any one. Gradients add up over the micro-batches of a step,
+  /// so scales are weights of one mean. At the end of the last micro-batch the current stream has waited for
+  /// all reductions; gradients that every rank then gathers are waited for by step(). Throws LogicError that
+  /// names parameters without gradient. When it throws, for whatever reason, the step is forgotten as by
+  /// skip_step(): repeat it from its first micro-batch, on all ranks. Collective.
   void backward(const at::Tensor& loss, double scale = 1.0, bool last_micro_batch = true);
   /// Takes part in a micro-batch of the other ranks for which this one has no data: same collectives,
   /// gradients of zero. Throws LogicError before this rank's first whole step.
@@ -137,7 +136,7 @@ class DataParallel {
   int64_t reductions() const { return reductions_; }
   /// What this rank holds at the end of a step, without the optimizer's moments.
   plan::StateBytes state_bytes() const;
-  /// Sent by this rank so far for gradients and parameters, by the formulas of plan/cost.h.
+  /// Sent by this rank so far for gradients and parameters, counted where it is sent (comm::Group::traffic).
   int64_t sent_bytes() const;
   /// Bytes of the device that this rank holds beside the allocator of torch, for peers to read.
   int64_t symmetric_bytes() const;
