@@ -34,12 +34,13 @@ build() {
   TSAN_OPTIONS=report_bugs=0 cmake --build build/tsan -j "$(jobs_for_memory)" --target "${rooms[@]/#/test_}"
 }
 
-# test_room ROOM: one process; tests that measure time are left out, since everything takes ten times as long.
+# test_room ROOM: one process. Left out are tests that measure time, since everything takes ten times as long, and one
+# that forks beside the threads of a store, which ThreadSanitizer refuses.
 test_room() {
   local log=$root/build/tsan/$1.log
   echo "ThreadSanitizer: $1"
   if TSAN_OPTIONS="suppressions=$root/tools/tsan.supp second_deadlock_stack=1" OMP_NUM_THREADS=1 \
-    "build/tsan/bin/test_$1" --gtest_filter='-*Cost*:*Quick*' >"$log" 2>&1; then
+    "build/tsan/bin/test_$1" --gtest_filter='-*Cost*:*Quick*:*AgentsStore*' >"$log" 2>&1; then
     tail -n 1 "$log"
   else
     grep -E -A 40 'WARNING: ThreadSanitizer|^\[  FAILED' "$log" | head -n 200 || tail -n 100 "$log"
