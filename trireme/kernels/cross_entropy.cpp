@@ -19,8 +19,7 @@ void check_targets(const int64_t* targets, int64_t rows, int64_t classes) {
     if ((target >= 0 && target < classes) || target == kIgnoredTarget) continue;
     throw DataError(
         "[kernels.cross_entropy] target {} of row {} is none of the {} classes; use targets from 0 to {}, or "
-        "{} "
-        "for rows without a loss",
+        "{} for rows without a loss",
         target, row, classes, classes - 1, kIgnoredTarget);
   }
 }

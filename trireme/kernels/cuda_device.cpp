@@ -24,8 +24,7 @@ void check_code(int64_t index) {
   }
   throw EnvironmentError(
       "[kernels.device] GPU {} ({}) has compute capability {}.{}, and this build holds kernels for {} only; "
-      "build "
-      "with -DTRIREME_CUDA_ARCHS={}{}, or set device=cpu",
+      "build with -DTRIREME_CUDA_ARCHS={}{}, or set device=cpu",
       index, gpu.name, gpu.major, gpu.minor, TRIREME_CUDA_ARCHS, gpu.major, gpu.minor);
 }
 

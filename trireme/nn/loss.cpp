@@ -103,7 +103,8 @@ class LinearCrossEntropyFunction : public Function<LinearCrossEntropyFunction> {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor& weight = saved[0];
     at::Tensor d_rows = saved[1], d_weight = saved[2];
-    const at::Tensor factor = grads[0] * saved[3] / context->saved_data["scale"].toDouble();
+    const at::Tensor& rows_per_kept = saved[3];
+    const at::Tensor factor = grads[0] * rows_per_kept / context->saved_data["scale"].toDouble();
     variable_list result(6);
     kernels::scale(d_rows, d_rows, factor);
     result[0] = d_rows.view(context->saved_data["shape"].toIntVector());

@@ -285,8 +285,7 @@ void DataParallel::check_usable() const {
   if (broken_.empty()) return;
   throw LogicError(
       "[parallel.data_parallel] rank {}: a step failed and could not be forgotten ({}); start again from "
-      "saved "
-      "weights",
+      "saved weights",
       mesh_.world->rank(), broken_);
 }
 

@@ -51,8 +51,7 @@ class Checker {
     if (scales_loss(precision) && owes) {
       throw ConfigError(
           "[plan.config] {} keeps what it could not send, which an overflow of the scaled loss would spoil "
-          "for good; "
-          "use none or fp16, or precision.compute=bf16",
+          "for good; use none or fp16, or precision.compute=bf16",
           said("parallel.comm_hook", hook));
     }
     if (precision.loss_scale.minimum > precision.loss_scale.initial) {
@@ -69,8 +68,7 @@ class Checker {
     if (config_.comm.reduction == Reduction::kBackend) {
       throw ConfigError(
           "[plan.config] {} cannot be honoured with {}, which adds in an order that NCCL or Gloo chooses; "
-          "use "
-          "comm.reduction=ordered",
+          "use comm.reduction=ordered",
           asked, said("comm.reduction", config_.comm.reduction));
     }
     if (config_.parallel.comm_hook == CommHook::kPowerSgd) {

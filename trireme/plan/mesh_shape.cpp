@@ -32,8 +32,7 @@ int64_t remaining_ranks(const MeshShape::Coordinates& sizes, int64_t others, int
   if (world_size % others == 0) return world_size / others;
   throw ConfigError(
       "[plan.mesh] {} = {} without dp_shard does not divide the world size {}; start a multiple of {} ranks "
-      "or make "
-      "an axis smaller",
+      "or make an axis smaller",
       product_text(sizes), others, world_size, others);
 }
 
@@ -54,8 +53,7 @@ MeshShape MeshShape::fit(const ParallelConfig& parallel, int64_t world_size) {
   if (product(sizes) != world_size) {
     throw ConfigError(
         "[plan.mesh] {} = {} ranks, but the world has {}; start {} ranks or set parallel.dp_shard=0, which "
-        "takes what "
-        "the other axes leave",
+        "takes what the other axes leave",
         product_text(sizes), product(sizes), world_size, product(sizes));
   }
   return MeshShape(sizes);

@@ -263,8 +263,7 @@ void check_range(const Claim& claim) {
   if (ranks && locals && port && spec.restart >= 0) return;
   throw ConfigError(
       "[plan.world] the variables of {} are out of range: {}; a rank is 0 to size-1, no host has more ranks "
-      "than the "
-      "world, and a port is 1 to 65535",
+      "than the world, and a port is 1 to 65535",
       spec.launcher, listing(claim));
 }
 
@@ -282,8 +281,7 @@ void check_agreement(const Claim& chosen, const Claim& other) {
   if (!other.missing.empty() || agree(chosen, other)) return;
   throw ConfigError(
       "[plan.world] two launchers disagree: {} says rank {} of {} ({}), {} says rank {} of {} ({}); unset "
-      "the variables "
-      "of the one that did not start this job",
+      "the variables of the one that did not start this job",
       chosen.spec.launcher, chosen.spec.rank, chosen.spec.world_size, listing(chosen), other.spec.launcher,
       other.spec.rank, other.spec.world_size, listing(other));
 }
@@ -321,8 +319,7 @@ WorldSpec detect_world(const Environment& environment) {
     if (const auto rank = environment.get("PMIX_RANK")) {
       throw ConfigError(
           "[plan.world] PMIX_RANK={} says that this is one of several processes, but not of how many; start "
-          "with "
-          "mpirun, srun or torchrun, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT",
+          "with mpirun, srun or torchrun, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT",
           *rank);
     }
     return {.launcher = "none"};

@@ -179,8 +179,7 @@ class Watch {
     if (now - moved_at_ > timeout_s_) {
       throw EnvironmentError(
           "[train.data] preparing {} has made no headway for {:.1f} s (comm.timeout_s), after {}; is its "
-          "disk or "
-          "network file system alive?",
+          "disk or network file system alive?",
           path_, timeout_s_, how_far(furthest));
     }
     if (!speaks_ || now < report_at_) return;
@@ -208,8 +207,7 @@ void check_same_text(const std::vector<Word>& words) {
       continue;
     throw DataError(
         "[train.data] rank {} has {:.0f} + {:.0f} tokens (training + held out), rank 0 has {:.0f} + {:.0f}; "
-        "give "
-        "every host the same text",
+        "give every host the same text",
         rank, words[rank].train_tokens, words[rank].val_tokens, words[0].train_tokens, words[0].val_tokens);
   }
 }
@@ -218,8 +216,7 @@ void check_vocabulary(const plan::Config& config, const data::PreparedCorpus& co
   if (corpus.vocab_size <= config.model.vocab_size) return;
   throw ConfigError(
       "[train.data] the tokens of {} ({}) go up to {}, but model.vocab_size={}; set model.vocab_size to at "
-      "least "
-      "{}, or choose another data.tokenizer",
+      "least {}, or choose another data.tokenizer",
       config.data.path, corpus.folder, corpus.vocab_size - 1, config.model.vocab_size, corpus.vocab_size);
 }
 
