@@ -2,6 +2,7 @@
 #include "trireme/base/error.h"
 #include "trireme/kernels/cublas_matmul.h"
 #include "trireme/kernels/cuda_kernels.h"
+#include "trireme/kernels/cudnn_attention.h"
 
 namespace trireme::kernels::cuda {
 namespace {
@@ -92,3 +93,11 @@ bool set_matmul_tuning(bool on) {
 }
 
 }  // namespace trireme::kernels::cuda
+
+namespace trireme::kernels {
+
+bool ordered_attention_backward(AttentionGradients&, const at::Tensor&, const AttentionPass&) {
+  return false;
+}
+
+}  // namespace trireme::kernels

@@ -8,6 +8,7 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 
 #include "trireme/kernels/attention.h"
+#include "trireme/kernels/cudnn_attention.h"
 #include "trireme/kernels/device.h"
 #include "trireme/kernels/repeatable.h"
 #include "trireme/kernels/tensor_ops.h"
@@ -152,6 +153,24 @@ struct CudnnFlash {
   }
 };
 
+/// cuDNN in both directions, backward by a graph of ours that adds in a fixed order.
+struct CudnnOrdered {
+  static variable_list forward(const Heads& heads, int64_t group) { return Cudnn::forward(heads, group); }
+
+  static void backward(at::Tensor& d_qkv, const at::Tensor& d_output, const Heads& heads,
+                       const variable_list& kept, const AttentionShape& shape, const at::Tensor& cosine,
+                       const at::Tensor& sine) {
+    const at::Tensor logsumexp = kept[1].reshape({d_qkv.size(0), shape.heads, d_qkv.size(1)});
+    const Heads d_heads = split_heads(at::empty_like(d_qkv), shape);
+    kernels::AttentionGradients gradients{d_heads.query, d_heads.key, d_heads.value};
+    if (!kernels::ordered_attention_backward(gradients, d_output,
+                                             {heads.query, heads.key, heads.value, kept[0], logsumexp})) {
+      return CudnnFlash::backward(d_qkv, d_output, heads, kept, shape, cosine, sine);
+    }
+    kernels::pack_head_gradients(d_qkv, d_heads.query, d_heads.key, d_heads.value, cosine, sine);
+  }
+};
+
 /// Rotation in place on the packed projection, then attention that computes its probabilities again in
 /// backward.
 template <typename Backend>
@@ -198,6 +217,7 @@ at::Tensor rotated(const at::Tensor& heads, const RopeTable& rope) {
 // those, and at least this compute capability.
 constexpr int64_t kCudnnHeadDims = 8, kCudnnMaxHeadDim = 128;
 constexpr int kCudnnCapability = 8;
+constexpr int kOrderedCapability = 9;  ///< where cuDNN has engines for a backward pass without sums in memory
 /// Keys of one tile of cuDNN's backward on Hopper: nothing is added up between blocks until there are more.
 constexpr int64_t kCudnnTile = 128;
 
@@ -236,7 +256,9 @@ AttentionBackend attention_backend(at::Device device, at::ScalarType dtype, int6
   if (!fits || !modern || !at::globalContext().userEnabledCuDNN() || !at::globalContext().hasCuDNN()) {
     return AttentionBackend::kAten;
   }
-  return kernels::must_repeat() ? AttentionBackend::kCudnnFlash : AttentionBackend::kCudnn;
+  if (!kernels::must_repeat()) return AttentionBackend::kCudnn;
+  static const bool hopper = kernels::gpus().front().major == kOrderedCapability;
+  return hopper ? AttentionBackend::kCudnnOrdered : AttentionBackend::kCudnnFlash;
 }
 
 std::string_view name(AttentionBackend backend) {
@@ -247,6 +269,8 @@ std::string_view name(AttentionBackend backend) {
       return "blocked";
     case AttentionBackend::kCudnn:
       return "cuDNN";
+    case AttentionBackend::kCudnnOrdered:
+      return "cuDNN, backward in a fixed order";
     case AttentionBackend::kCudnnFlash:
       return "cuDNN, backward by FlashAttention in a fixed order";
     case AttentionBackend::kAten:
@@ -259,6 +283,7 @@ bool repeats_bits(AttentionBackend backend, int64_t length) {
   switch (backend) {
     case AttentionBackend::kShortCpu:
     case AttentionBackend::kBlockedCpu:
+    case AttentionBackend::kCudnnOrdered:
     case AttentionBackend::kCudnnFlash:
       return true;
     case AttentionBackend::kCudnn:
@@ -280,6 +305,8 @@ at::Tensor causal_attention(const at::Tensor& qkv, const AttentionShape& shape, 
       return FusedAttentionFunction<Blocked>::apply(qkv, cosine, sine, heads, kv_heads, head_dim);
     case AttentionBackend::kCudnn:
       return FusedAttentionFunction<Cudnn>::apply(qkv, cosine, sine, heads, kv_heads, head_dim);
+    case AttentionBackend::kCudnnOrdered:
+      return FusedAttentionFunction<CudnnOrdered>::apply(qkv, cosine, sine, heads, kv_heads, head_dim);
     case AttentionBackend::kCudnnFlash:
       return FusedAttentionFunction<CudnnFlash>::apply(qkv, cosine, sine, heads, kv_heads, head_dim);
     case AttentionBackend::kAten:

@@ -25,11 +25,13 @@ enum class AttentionBackend {
   kShortCpu,    ///< our own, which keeps the probabilities
   kBlockedCpu,  ///< ATen's blocks on a CPU
   kCudnn,
-  kCudnnFlash,  ///< cuDNN forward, FlashAttention backward: the one of the two that can add in a fixed order
-  kAten         ///< what ATen picks; told to, it picks what repeats its bits
+  kCudnnOrdered,  ///< cuDNN, whose backward adds in a fixed order
+  kCudnnFlash,    ///< cuDNN forward, FlashAttention backward, which torch can ask for a fixed order
+  kAten           ///< what ATen picks; told to, it picks what repeats its bits
 };
 /// Where kernels::must_repeat(), one whose bits repeat at every length and head size:
-/// - bf16 and fp16 with heads of a multiple of 8 up to 128: kCudnnFlash, from compute capability 8.0 on;
+/// - bf16 and fp16 with heads of a multiple of 8 up to 128: kCudnnOrdered on compute capability 9.0 (where
+///   cuDNN has no such plan its backward is kCudnnFlash's), kCudnnFlash on others from 8.0 on;
 /// - bf16 and fp16 with other heads up to 256 (192 on 8.6, 8.9 and 12.x), or with dropout: kAten, which picks
 ///   FlashAttention;
 /// - all else: kAten, which picks memory-efficient attention, whose backward then walks all keys in a
