@@ -43,14 +43,15 @@ std::pair<at::Tensor, at::Tensor> images(int64_t count, at::Device device) {
 
 template <typename Model>
 double train(Model& model, trireme::parallel::DataParallel& engine, const trireme::comm::Mesh& mesh) {
-  auto optimizer = trireme::optim::build({.lr = 3e-3}, engine.optimizer_params());
+  auto optimizer = trireme::optim::adamw(engine.optimizer_params(), {.lr = 3e-3});
   torch::manual_seed(100 + mesh.dp_rank);  // every rank draws images of its own
   double accuracy = 0.25;
   for (int step = 0; step < 60; ++step) {
     const auto [x, y] = images(32, mesh.world->device());
     const at::Tensor logits = model.forward(x);
-    engine.backward(nn::functional::cross_entropy(logits, y), 1.0 / mesh.dp->size());
-    engine.step(*optimizer, 3e-3, trireme::optim::clip_factor(engine.grad_norm(), 1.0));
+    engine.backward(nn::functional::cross_entropy(logits, y));
+    engine.clip_grad_norm(1.0);
+    engine.step(*optimizer);
     accuracy = 0.9 * accuracy + 0.1 * (logits.argmax(1) == y).to(at::kDouble).mean().item<double>();
   }
   trireme::parallel::sync_buffers(model, mesh);  // BatchNorm's running statistics

@@ -131,7 +131,7 @@ class Trained {
   double differentiate(const at::Tensor& batch) {
     engine_.begin_forward();
     const at::Tensor loss = model_->loss(batch.narrow(1, 0, length_), batch.narrow(1, 1, length_));
-    engine_.backward(loss, 1.0, true);
+    engine_.backward(loss);
     return loss.item<double>();
   }
 
@@ -139,11 +139,12 @@ class Trained {
   double step() {
     const double norm = std::sqrt(engine_.local_grad_squares());
     const double factor = optim::clip_factor(norm, reference_.settings["grad_clip"]);
-    engine_.step(*optimizer_, reference_.settings["lr"], factor);
+    optimizer_->set_lr(reference_.settings["lr"]);
+    engine_.step_scaled(*optimizer_, factor);
     return norm;
   }
 
-  std::map<std::string, at::Tensor> gradients() const {
+  std::map<std::string, at::Tensor> gradients() {
     std::map<std::string, at::Tensor> grads;
     const std::vector<optim::FlatParam> params = engine_.optimizer_params();
     for (size_t i = 0; i < units_.size(); ++i) {

@@ -14,11 +14,13 @@ namespace {
 
 constexpr double kLr = 1e-2, kScale = 0.5;
 
+constexpr Group kNoDecay = {.decay_factor = 0.0};
 /// Two ranges of one flat parameter; elements 20 to 23 are padding.
-const std::vector<Segment> kSegments = {{{0, 12}, true}, {{12, 20}, false}, {{24, 40}, true}};
+const std::vector<Segment> kSegments = {{{0, 12}}, {{12, 20}, kNoDecay}, {{24, 40}}};
 
 plan::OptimConfig config_of(plan::OptimizerName name) {
-  return {.name = name, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-6, .momentum = 0.7, .weight_decay = 0.3};
+  return {
+      .name = name, .lr = kLr, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-6, .momentum = 0.7, .weight_decay = 0.3};
 }
 
 /// torch's optimizer over copies of the segments, decayed ones in one group and the others in another.
@@ -26,7 +28,7 @@ std::unique_ptr<torch::optim::Optimizer> make_peer(const plan::OptimConfig& conf
                                                    const std::vector<at::Tensor>& parts) {
   std::vector<torch::optim::OptimizerParamGroup> groups;
   for (size_t i = 0; i < parts.size(); ++i) {
-    const double decay = kSegments[i].decay ? config.weight_decay : 0.0;
+    const double decay = config.weight_decay * kSegments[i].group.decay_factor;
     std::unique_ptr<torch::optim::OptimizerOptions> options;
     if (config.name == plan::OptimizerName::kSgd) {
       options = std::make_unique<torch::optim::SGDOptions>(
@@ -61,7 +63,7 @@ TEST_P(EveryOptimizer, TakesTheStepsThatPyTorchTakes) {
     param.grad.copy_(at::randn({40}));
     for (size_t i = 0; i < parts.size(); ++i)
       parts[i].mutable_grad() = part_of(param.grad, kSegments[i]).to(at::kDouble) * kScale;
-    ours->step(kLr, kScale);
+    ours->step(kScale);
     peer->step();
   }
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -70,7 +72,7 @@ TEST_P(EveryOptimizer, TakesTheStepsThatPyTorchTakes) {
     EXPECT_LT((got.to(at::kDouble) - parts[i].detach()).abs().max().item<double>(), 10 * 4 * 0x1p-24) << i;
     EXPECT_TRUE(at::equal(part_of(param.copy, kSegments[i]), got.to(at::kBFloat16))) << i;
   }
-  const Segment padding{{20, 24}, false};
+  const Segment padding{{20, 24}};
   EXPECT_TRUE(at::equal(part_of(param.master, padding), part_of(before, padding)));
 }
 
@@ -88,11 +90,11 @@ TEST_P(EveryOptimizer, UpdatesParametersInAnyOrder) {
     std::vector<FlatParam> params;
     for (int i = 0; i < 3; ++i)
       params.push_back(
-          {.master = at::randn({8}), .grad = at::randn({8}), .copy = {}, .segments = {{{0, 8}, true}}});
+          {.master = at::randn({8}), .grad = at::randn({8}), .copy = {}, .segments = {{{0, 8}}}});
     const auto optimizer = build(config_of(GetParam()), params);
     for (int step = 0; step < 3; ++step) {
       optimizer->begin_step();
-      for (size_t i = 0; i < 3; ++i) optimizer->update(reversed ? 2 - i : i, kLr, kScale);
+      for (size_t i = 0; i < 3; ++i) optimizer->update(reversed ? 2 - i : i, kScale);
     }
     return at::stack({params[0].master, params[1].master, params[2].master});
   };
@@ -108,8 +110,7 @@ TEST(Build, RefusesOptimizersWithoutAFactory) {
 }
 
 TEST(Segments, NeighboursThatAreTreatedAlikeBecomeOne) {
-  const std::vector<Segment> joined =
-      merged({{{0, 4}, true}, {{4, 8}, true}, {{8, 12}, false}, {{16, 20}, false}});
+  const std::vector<Segment> joined = merged({{{0, 4}}, {{4, 8}}, {{8, 12}, kNoDecay}, {{16, 20}, kNoDecay}});
   ASSERT_EQ(joined.size(), 3u);
   EXPECT_EQ(joined[0].range.end, 8);
   EXPECT_EQ(joined[1].range.begin, 8);

@@ -52,17 +52,19 @@ void expect_unspoiled(const Fail& fail, int64_t ranks, const char* policy, size_
     const comm::Mesh mesh = mesh_of(world);
     TrappedNet net(7, at);
     const auto engine = wrap(net, mesh, {.policy = policy, .bucket_mib = 0.0005});
-    const auto optimizer = optim::build(descent(), engine->optimizer_params());
+    const auto optimizer = optim::build(descent(0.05), engine->optimizer_params());
     const auto rank = static_cast<size_t>(mesh.dp_rank);
     for (int64_t step = 0; step < kSteps; ++step) {
       const auto x = inputs(step).chunk(ranks)[rank].chunk(2), y = targets(step).chunk(ranks)[rank].chunk(2);
       const auto pass = [&](size_t half, bool last) {
-        engine->backward(loss_sum(net, x[half], y[half]), 1.0 / static_cast<double>(kBatch), last);
+        const auto rows = static_cast<double>(x[half].size(0));
+        const at::Tensor loss = loss_sum(net, x[half], y[half]) / rows;
+        last ? engine->backward(loss, rows) : engine->accumulate(loss, rows);
       };
       fail(*engine, net, pass);
       pass(0, false);
       pass(1, true);
-      engine->step(*optimizer, 0.05);
+      engine->step(*optimizer);
     }
     expect_close(weights_of(*engine), wanted, fmt::format("{} on {}, trap {}", policy, ranks, at));
   });
@@ -78,8 +80,8 @@ TEST(FailedStep, LeavesNothingWhereverBackwardThrows) {
           Trap::armed = true;
           EXPECT_THROW(pass(last ? 1 : 0, last), std::runtime_error);
           Trap::armed = false;
-          const auto optimizer = optim::build(descent(), engine.optimizer_params());
-          EXPECT_THROW(engine.step(*optimizer, 1.0), LogicError) << "there is nothing to apply";
+          const auto optimizer = optim::build(descent(1.0), engine.optimizer_params());
+          EXPECT_THROW(engine.step(*optimizer), LogicError) << "there is nothing to apply";
         };
         expect_unspoiled(fail, 2, policy, at);
       }
@@ -128,13 +130,13 @@ TEST(FailedStep, AStepNeedsACompleteGradient) {
       Net net(7);
       const comm::Mesh mesh = mesh_of(world);
       const auto engine = wrap(net, mesh, {.policy = policy});
-      const auto optimizer = optim::build(descent(), engine->optimizer_params());
-      EXPECT_THROW(engine->step(*optimizer, 1.0), LogicError) << "before the first";
-      engine->backward(loss_sum(net, inputs(0), targets(0)), 1.0, /*last_micro_batch=*/false);
-      EXPECT_THROW(engine->step(*optimizer, 1.0), LogicError) << "before the last micro-batch";
+      const auto optimizer = optim::build(descent(0.01), engine->optimizer_params());
+      EXPECT_THROW(engine->step(*optimizer), LogicError) << "before the first";
+      engine->accumulate(loss_sum(net, inputs(0), targets(0)));
+      EXPECT_THROW(engine->step(*optimizer), LogicError) << "before the last micro-batch";
       engine->backward(loss_sum(net, inputs(0), targets(0)));
-      engine->step(*optimizer, 0.01);
-      EXPECT_THROW(engine->step(*optimizer, 1.0), LogicError) << "twice";
+      engine->step(*optimizer);
+      EXPECT_THROW(engine->step(*optimizer), LogicError) << "twice";
     }
   });
 }

@@ -63,7 +63,7 @@ std::string digest_of(const Run& run) {
     } else {
       scale.host = optim::clip_factor(norm.item<double>(), 0.5);
     }
-    engine.step(*optimizer, 1e-2, scale);
+    engine.step_scaled(*optimizer, scale);
     scale.device = at::Tensor();
     // What the caller lets go of may be given to others at once.
     for (int i = 0; i < 8; ++i) at::full({}, 7.0f, at::TensorOptions(device));

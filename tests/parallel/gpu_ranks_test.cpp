@@ -67,11 +67,11 @@ std::string train(const Setting& run, const comm::Mesh& mesh) {
                                     .view({4, length + 1})
                                     .to(device);
       engine.begin_forward();
-      engine.backward(trained.model->loss(tokens.narrow(1, 0, length).contiguous(),
-                                          tokens.narrow(1, 1, length).contiguous()),
-                      0.25, last);
+      const at::Tensor loss = trained.model->loss(tokens.narrow(1, 0, length).contiguous(),
+                                                  tokens.narrow(1, 1, length).contiguous());
+      last ? engine.backward(loss, 0.25) : engine.accumulate(loss, 0.25);
     }
-    engine.step(*optimizer, 1e-2, optim::clip_factor(engine.grad_norm(), 0.5));
+    engine.step_scaled(*optimizer, optim::clip_factor(engine.grad_norm(), 0.5));
   }
   return weights_digest(engine);
 }
@@ -196,8 +196,8 @@ std::string train_ahead(int64_t prefetch, std::shared_ptr<comm::World> world, te
     trained.engine.begin_forward();
     const at::Tensor loss =
         trained.model->loss(tokens.narrow(1, 0, 32).contiguous(), tokens.narrow(1, 1, 32).contiguous());
-    trained.engine.backward(loss, 0.5, true);
-    trained.engine.step(*optimizer, 1e-2, optim::clip_factor(trained.engine.grad_norm(), 0.5));
+    trained.engine.backward(loss, 0.5);
+    trained.engine.step_scaled(*optimizer, optim::clip_factor(trained.engine.grad_norm(), 0.5));
   }
   return weights_digest(trained.engine);
 }

@@ -6,7 +6,10 @@
 
 #include <map>
 #include <set>
+#include <string>
+#include <vector>
 
+#include "trireme/base/error.h"
 #include "trireme/base/hash.h"
 #include "trireme/parallel/wrap.h"
 
@@ -124,9 +127,10 @@ inline void expect_close(const Weights& got, const Weights& wanted, const std::s
   }
 }
 
-inline plan::OptimConfig descent() {
+inline plan::OptimConfig descent(double lr) {
   plan::OptimConfig config;
   config.name = plan::OptimizerName::kSgd;
+  config.lr = lr;
   config.momentum = 0.0;
   config.weight_decay = 0.0;
   return config;
@@ -134,19 +138,32 @@ inline plan::OptimConfig descent() {
 
 /// Trains `net` on this rank's rows and returns the weights.
 inline Weights train(Net& net, parallel::DataParallel& engine, const comm::Mesh& mesh, double lr = 0.05) {
-  const auto optimizer = optim::build(descent(), engine.optimizer_params());
+  const auto optimizer = optim::build(descent(lr), engine.optimizer_params());
   const auto rank = static_cast<size_t>(mesh.dp_rank);
   for (int64_t step = 0; step < kSteps; ++step) {
     const at::Tensor x = inputs(step).chunk(mesh.dp->size())[rank],
                      y = targets(step).chunk(mesh.dp->size())[rank];
-    engine.backward(loss_sum(net, x, y), 1.0 / static_cast<double>(kBatch));
-    engine.step(*optimizer, lr);
+    const auto rows = static_cast<double>(x.size(0));
+    engine.backward(loss_sum(net, x, y) / rows, rows);
+    engine.step(*optimizer);
   }
   return weights_of(engine);
 }
 
 inline comm::Mesh mesh_of(const std::shared_ptr<comm::World>& world) {
   return comm::make_mesh(world, plan::MeshShape::fit({}, world->size()));
+}
+
+/// The words that a LogicError of `call` holds.
+template <typename Call>
+inline void expect_refusal(const Call& call, const std::vector<std::string>& words) {
+  try {
+    call();
+    ADD_FAILURE() << "nothing was refused";
+  } catch (const Error& error) {
+    for (const auto& word : words)
+      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << word << " in " << error.what();
+  }
 }
 
 }  // namespace trireme::test

@@ -258,7 +258,7 @@ TEST(WireDtype, Fp32GradientsThatTravelAsBf16AreRoundedOnceAndSummedInFp32) {
         3);
     const at::Tensor mine = tokens.narrow(0, 2 * world->rank(), 2);
     trained.engine.begin_forward();
-    trained.engine.backward(trained.model->loss(mine.narrow(1, 0, 8), mine.narrow(1, 1, 8)), 0.5, true);
+    trained.engine.backward(trained.model->loss(mine.narrow(1, 0, 8), mine.narrow(1, 1, 8)), 0.5);
     trained.engine.grad_norm();  // waits for the reductions
     const std::vector<optim::FlatParam> params = trained.engine.optimizer_params();
     const auto first = own_gradients(config, tokens.narrow(0, 0, 2), 0.5);
@@ -340,15 +340,15 @@ TEST(ReducedGradients, AreThereFromReductionToTheNextUse) {
       for (int step = 0; step < 2; ++step) {
         const at::Tensor loss = forward();
         EXPECT_EQ(held(), 0) << policy << ", step " << step;
-        engine.backward(loss, 0.5, /*last_micro_batch=*/true);
+        engine.backward(loss, 0.5);
         EXPECT_EQ(held(), all) << policy << ", step " << step;
-        engine.step(*optimizer, 1e-2, {});
+        engine.step(*optimizer);
         EXPECT_EQ(held(), all) << policy << ", step " << step;
         EXPECT_EQ(engine.nonfinite_parameter(), "");
       }
       forward();
       EXPECT_EQ(engine.nonfinite_parameter(), "");
-      EXPECT_THROW(engine.step(*optimizer, 1e-2, {}), LogicError) << policy;
+      EXPECT_THROW(engine.step(*optimizer), LogicError) << policy;
     });
   }
 }
@@ -362,7 +362,7 @@ TEST(DataParallel, DecaysTheParametersWhoseRecordSaysSo) {
       int64_t numel = 0;
       for (const optim::FlatParam& param : trained.engine.optimizer_params()) {
         for (const optim::Segment& segment : param.segments)
-          numel += segment.decay ? segment.range.size() : 0;
+          numel += segment.group.decay_factor > 0.0 ? segment.range.size() : 0;
       }
       return numel;
     };

@@ -98,13 +98,15 @@ TEST(SharedParameters, ATableUsedByTwoModulesMayHaveSparseGradients) {
         list->register_module(name, part);
       }
       net.register_module("parts", list);
-      const auto engine = shards ? parallel::fully_shard(net, mesh) : parallel::data_parallel(net, mesh);
+      const parallel::WrapOptions sum = {.average = parallel::Average::kSum};
+      const auto engine =
+          shards ? parallel::fully_shard(net, mesh, sum) : parallel::data_parallel(net, mesh, sum);
       const at::Tensor mine = net.named_parameters().front().value();
       const at::Tensor first = at::embedding(mine, at::tensor({world->rank(), int64_t{7}}), -1, false, true);
       const at::Tensor second = at::embedding(mine, at::tensor({int64_t{7}, int64_t{9}}), -1, false, true);
       engine->backward(first.sum() + 2 * second.sum());
-      const auto optimizer = optim::build(descent(), engine->optimizer_params());
-      engine->step(*optimizer, 1.0);
+      const auto optimizer = optim::build(descent(1.0), engine->optimizer_params());
+      engine->step(*optimizer);
       at::Tensor expected = at::zeros({10, 4});
       for (const int64_t row : {0, 1, 7, 7}) expected[row] -= 1.0;
       for (const int64_t row : {7, 7, 9, 9}) expected[row] -= 2.0;

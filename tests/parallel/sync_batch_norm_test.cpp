@@ -327,17 +327,15 @@ Named train_on_ranks(const std::shared_ptr<World>& world, const char* policy, co
   const parallel::WrapOptions options = {.policy = policy, .bucket_mib = 0.0005};
   const auto engine =
       shards ? parallel::fully_shard(net, mesh, options) : parallel::data_parallel(net, mesh, options);
-  plan::OptimConfig descent;
-  descent.name = plan::OptimizerName::kSgd;
-  descent.momentum = 0.0;
-  descent.weight_decay = 0.0;
-  const auto optimizer = optim::build(descent, engine->optimizer_params());
+  const auto optimizer = optim::sgd(engine->optimizer_params(), {.lr = kRate});
   const auto rank = static_cast<size_t>(mesh.dp_rank);
   for (int64_t step = 0; step < kSteps; ++step) {
     const at::Tensor x = images(step).split_with_sizes(counts)[rank];
     const at::Tensor y = targets(step).split_with_sizes(counts)[rank];
-    engine->backward(loss_sum(net, x, y), 1.0 / static_cast<double>(kBatch));
-    engine->step(*optimizer, kRate);
+    // A sum over no rows is 0 and counts for nothing.
+    const auto rows = static_cast<double>(x.size(0));
+    engine->backward(loss_sum(net, x, y) / std::max(rows, 1.0), rows);
+    engine->step(*optimizer);
   }
   Named result;
   engine->visit_weights([&](const std::string& name, const at::Tensor& w) { result[name] = w.clone(); });

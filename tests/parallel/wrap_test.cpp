@@ -16,19 +16,6 @@ namespace {
 
 using comm::World;
 using namespace test;
-
-/// The words that a LogicError of `call` holds.
-template <typename Call>
-void expect_refusal(const Call& call, const std::vector<std::string>& words) {
-  try {
-    call();
-    ADD_FAILURE() << "nothing was refused";
-  } catch (const Error& error) {
-    for (const auto& word : words)
-      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << word << " in " << error.what();
-  }
-}
-
 TEST(Wrap, EveryPolicyTrainsAPlainModuleAsOneRankDoes) {
   at::set_num_threads(1);
   for (const bool twice : {false, true}) {
@@ -187,20 +174,16 @@ TEST(Wrap, UnevenInputsEndTogetherWithTheRightMeans) {
       const comm::Mesh mesh = mesh_of(world);
       Net net(7);
       const auto engine = wrap(net, mesh, {.policy = policy, .bucket_mib = 0.0005});
-      const auto optimizer = optim::build(descent(), engine->optimizer_params());
+      const auto optimizer = optim::build(descent(0.05), engine->optimizer_params());
       int64_t step = 0, last = 1 + world->rank();
       for (; engine->any_rank(step < last); ++step) {
-        double rows = 0.0;
         if (step < last) {
           const auto [x, y] = batch(world->rank(), step);
-          engine->backward(loss_sum(net, x, y));
-          rows = kRows;
+          engine->backward(loss_sum(net, x, y) / static_cast<double>(kRows));
         } else {
           engine->shadow_micro_batch();
         }
-        double all_rows = 0.0;
-        for (const auto& rank : comm::gather_scalars(*mesh.dp, {rows})) all_rows += rank[0];
-        engine->step(*optimizer, 0.05, 1.0 / all_rows);
+        engine->step(*optimizer);
       }
       EXPECT_EQ(step, kRanks);
       expect_close(weights_of(*engine), wanted, policy);
@@ -216,16 +199,18 @@ TEST(Wrap, MicroBatchesOfDifferentSizesAddUpToOneMean) {
       const comm::Mesh mesh = mesh_of(world);
       Net net(7);
       const auto engine = wrap(net, mesh, {.policy = policy});
-      const auto optimizer = optim::build(descent(), engine->optimizer_params());
+      const auto optimizer = optim::build(descent(0.05), engine->optimizer_params());
       for (int64_t step = 0; step < kSteps; ++step) {
         int64_t row = world->rank() == 0 ? 0 : 7;
         for (const int64_t rows :
              world->rank() == 0 ? std::vector<int64_t>{3, 3, 1} : std::vector<int64_t>{2, 2, 1}) {
           const at::Tensor x = inputs(step).narrow(0, row, rows), y = targets(step).narrow(0, row, rows);
           row += rows;
-          engine->backward(loss_sum(net, x, y), 1.0 / static_cast<double>(kBatch), rows == 1);
+          const at::Tensor loss = loss_sum(net, x, y) / static_cast<double>(rows);
+          const auto weight = static_cast<double>(rows);
+          rows == 1 ? engine->backward(loss, weight) : engine->accumulate(loss, weight);
         }
-        engine->step(*optimizer, 0.05);
+        engine->step(*optimizer);
       }
       expect_close(weights_of(*engine), wanted, policy);
     });
@@ -238,11 +223,13 @@ TEST(Wrap, SparseGradientsArriveDense) {
       const comm::Mesh mesh = mesh_of(world);
       torch::nn::Module net;
       const at::Tensor table = net.register_parameter("table", at::zeros({10, 4}));
-      const auto engine = shards ? parallel::fully_shard(net, mesh) : parallel::data_parallel(net, mesh);
+      const parallel::WrapOptions sum = {.average = parallel::Average::kSum};
+      const auto engine =
+          shards ? parallel::fully_shard(net, mesh, sum) : parallel::data_parallel(net, mesh, sum);
       const at::Tensor rows = at::tensor({world->rank(), int64_t{7}});
       engine->backward(at::embedding(table, rows, -1, false, /*sparse=*/true).sum());
-      const auto optimizer = optim::build(descent(), engine->optimizer_params());
-      engine->step(*optimizer, 0.5);
+      const auto optimizer = optim::build(descent(0.5), engine->optimizer_params());
+      engine->step(*optimizer);
       at::Tensor expected = at::zeros({10, 4});
       for (const int64_t row : {0, 1, 7, 7}) expected[row] -= 0.5;
       engine->visit_weights(
@@ -262,13 +249,14 @@ void train_with_an_empty_block(std::shared_ptr<World> world, const char* policy,
   const at::Tensor none = empty->register_parameter("none", at::zeros({0, 3}));
   net.named_children()["blocks"]->register_module("4", empty);
   const auto engine = wrap(net, mesh, {.policy = policy, .bucket_mib = 1e-6});
-  const auto optimizer = optim::build(descent(), engine->optimizer_params());
+  const auto optimizer = optim::build(descent(0.05), engine->optimizer_params());
   const auto rank = static_cast<size_t>(mesh.dp_rank);
   for (int64_t step = 0; step < kSteps; ++step) {
     const at::Tensor x = inputs(step).chunk(4)[rank], y = targets(step).chunk(4)[rank];
-    engine->backward(loss_sum(net, x, y) + none.sum(), 1.0 / static_cast<double>(kBatch));
+    const auto rows = static_cast<double>(x.size(0));
+    engine->backward(loss_sum(net, x, y) / rows + none.sum(), rows);
     EXPECT_GT(engine->grad_norm(), 0.0);
-    engine->step(*optimizer, 0.05);
+    engine->step(*optimizer);
   }
   Weights got = weights_of(*engine);
   EXPECT_EQ(got.at("blocks.4.none").sizes(), at::IntArrayRef({0, 3}));

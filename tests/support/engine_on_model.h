@@ -20,7 +20,7 @@ struct EngineOnModel {
   EngineOnModel(const plan::ModelConfig& config, const plan::ModelFacts& facts, const comm::Mesh& mesh,
                 const parallel::Options& options, uint64_t seed)
       : model(nn::build(config)),
-        engine(*model, facts.units, mesh, options, nn::InitialWeights(config, seed)) {
+        engine(*model, facts.units, mesh, summing(options), nn::InitialWeights(config, seed)) {
     model->set_unit_runner(
         [this](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {
           return engine.run_unit(unit, x, forward);
@@ -31,6 +31,13 @@ struct EngineOnModel {
 
   std::shared_ptr<nn::LanguageModel> model;
   parallel::DataParallel engine;
+
+ private:
+  /// As the trainer has it.
+  static parallel::Options summing(parallel::Options options) {
+    options.average = parallel::Average::kSum;
+    return options;
+  }
 };
 
 }  // namespace trireme::test

@@ -121,6 +121,7 @@ inline TinyOutcome train_tiny(const TinyRun& run) {
                               .overlap = run.overlap,
                               .reduction = run.reduction,
                               .reduce_when = run.reduce_when,
+                              .average = parallel::Average::kSum,
                               .hook = run.hook};
     if (run.reshard >= 0) options.policy.reshard_after_forward = run.reshard;
     parallel::DataParallel engine(
@@ -155,8 +156,8 @@ inline TinyOutcome train_tiny(const TinyRun& run) {
         const at::Tensor batch = mine.narrow(0, pass * micro, micro);
         engine.begin_forward();
         const at::Tensor loss = model->loss(batch.narrow(1, 0, 8), batch.narrow(1, 1, 8));
-        engine.backward(loss, 1.0 / static_cast<double>(run.accumulation * run.ranks),
-                        pass + 1 == run.accumulation);
+        const double scale = 1.0 / static_cast<double>(run.accumulation * run.ranks);
+        pass + 1 == run.accumulation ? engine.backward(loss, scale) : engine.accumulate(loss, scale);
         loss_sum += loss.item<double>();
       }
       double all_losses = 0.0;
@@ -166,7 +167,7 @@ inline TinyOutcome train_tiny(const TinyRun& run) {
         all_losses += rank[1];
       }
       const double norm = std::sqrt(engine.sum_over_ranks(squares));
-      engine.step(*optimizer, 1e-2, optim::clip_factor(norm, run.grad_clip));
+      engine.step_scaled(*optimizer, optim::clip_factor(norm, run.grad_clip));
       // The norm and the loss, two doubles, go through the same group.
       step_bytes = engine.sent_bytes() - sent_before - (run.replicas == 1 ? 16 * (run.ranks - 1) : 0);
       if (run.messages) socket_bytes = carried_bytes(*mesh.all) - carried_before;

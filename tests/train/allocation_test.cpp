@@ -80,7 +80,7 @@ int64_t held_after_two_steps(const plan::ModelConfig& config, const plan::ModelF
     const at::Tensor tokens = test::tiny_tokens(step, 2, config.vocab_size);
     trained.engine.begin_forward();
     trained.engine.backward(trained.model->loss(tokens.narrow(1, 0, 8), tokens.narrow(1, 1, 8)));
-    trained.engine.step(*optimizer, 1e-3);
+    trained.engine.step(*optimizer);
   }
   return watch.held();
 }

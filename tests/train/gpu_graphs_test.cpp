@@ -269,7 +269,7 @@ std::string digest_with_a_wait(int64_t waits, bool records, std::string& log) {
     passes.run(next, 1.0 / kAccumulation);
     optim::GradScale scale;
     scale.device = optim::clip_factor(engine.grad_squares().sqrt(), 1.0);
-    engine.step(*optimizer, 1e-3, scale);
+    engine.step_scaled(*optimizer, scale);
   }
   log = ::testing::internal::GetCapturedStderr();
   return parallel::weights_digest(engine);

@@ -59,7 +59,8 @@ Outcome train_with(const Run& run) {
   test::run_ranks(1, [&](std::shared_ptr<comm::World> world) {
     const auto model = nn::build(config);
     parallel::DataParallel engine(*model, facts.units, comm::make_mesh(world, plan::MeshShape::fit({}, 1)),
-                                  {.policy = plan::find_policy("ddp")}, nn::InitialWeights(config, 11));
+                                  {.policy = plan::find_policy("ddp"), .average = parallel::Average::kSum},
+                                  nn::InitialWeights(config, 11));
     model->set_unit_runner(
         [&](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {
           const at::Tensor y = engine.run_unit(unit, x, forward);
@@ -87,7 +88,7 @@ Outcome train_with(const Run& run) {
         return data::Batch{tokens.narrow(1, 0, 8).contiguous(), tokens.narrow(1, 1, 8).contiguous()};
       };
       outcome.losses.push_back(passes.run(next, scale).item<double>());
-      engine.step(*optimizer, 1e-2, optim::clip_factor(engine.grad_norm(), 1.0));
+      engine.step_scaled(*optimizer, optim::clip_factor(engine.grad_norm(), 1.0));
       scale *= run.scale_growth;
     }
     outcome.recorded = passes.recorded();

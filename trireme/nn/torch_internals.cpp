@@ -78,16 +78,22 @@ void check_hooks() {
 
 void check_touches() {
   std::vector<size_t> seen;
+  bool written = false;
   const at::Tensor param = leaf_of(2.0f), x = leaf_of(3.0f);
   {
-    TouchWatch watch(
-        [&](const std::vector<size_t>& tokens) { seen.insert(seen.end(), tokens.begin(), tokens.end()); });
+    TouchWatch watch([&](const std::vector<size_t>& tokens, bool writes) {
+      seen.insert(seen.end(), tokens.begin(), tokens.end());
+      written |= writes;
+    });
     watch.mark(param, 5);
     const at::Tensor product = x * param.view({2});
     expect(!seen.empty() && seen.front() == 5, "an operator on a view of a marked parameter is noticed");
     seen.clear();
     product.sum().backward();
     expect(!seen.empty(), "an operator of backward on a parameter that was saved is noticed");
+    expect(!written, "what only reads a marked parameter does not count as writing to it");
+    param.data().add_(1.0);
+    expect(written, "an operator that writes to a marked parameter by way of data() is noticed");
   }
   seen.clear();
   (param * x).sum();

@@ -56,8 +56,9 @@ std::shared_ptr<torch::autograd::Node> call_when_complete(const at::Tensor& leaf
                                                           std::function<void()> callback);
 
 /// Called before an operator runs, on its thread, with the tokens of the marked storages among its arguments,
-/// each once. May give the storages memory; must not use marked tensors itself.
-using Touched = std::function<void(const std::vector<size_t>& tokens)>;
+/// each once; `writes`: the operator changes one of them in place. May give the storages memory; must not use
+/// marked tensors itself.
+using Touched = std::function<void(const std::vector<size_t>& tokens, bool writes)>;
 
 /// Notices when an operator is about to use a marked tensor, in forward and in backward, so that parameters
 /// of any module can be gathered without a line in the module. It works by a dispatch key on the marked

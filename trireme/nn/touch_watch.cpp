@@ -53,34 +53,39 @@ Registry& registry() {
 /// Tokens by the watch that wants them; nearly always one watch and one token.
 class Found {
  public:
-  void look_at(const at::Tensor& tensor) {
+  void look_at(const at::Tensor& tensor, bool writes) {
     if (!tensor.defined() || !tensor.unsafeGetTensorImpl()->key_set().has(kKey)) return;
     Registry::Entry entry{};
     if (!registry().find(tensor.storage().unsafeGetStorageImpl(), entry)) return;
     touched_ = entry.touched;
+    writes_ |= writes;
     if (std::ranges::find(tokens_, entry.token) == tokens_.end()) tokens_.push_back(entry.token);
   }
-  void look_at(const c10::IValue& value) {
-    if (value.isTensor()) return look_at(value.toTensor());
+  void look_at(const c10::IValue& value, bool writes) {
+    if (value.isTensor()) return look_at(value.toTensor(), writes);
     if (value.isTensorList()) {
-      for (const at::Tensor& tensor : value.toTensorVector()) look_at(tensor);
+      for (const at::Tensor& tensor : value.toTensorVector()) look_at(tensor, writes);
     } else if (value.isList()) {
-      for (const c10::IValue& element : value.toListRef()) look_at(element);
+      for (const c10::IValue& element : value.toListRef()) look_at(element, writes);
     }
   }
   void report() const {
-    if (touched_ != nullptr) (*touched_)(tokens_);
+    if (touched_ != nullptr) (*touched_)(tokens_, writes_);
   }
 
  private:
   const Touched* touched_ = nullptr;
   std::vector<size_t> tokens_;
+  bool writes_ = false;
 };
 
 void before_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   Found found;
-  for (const c10::IValue& argument : torch::jit::last(*stack, op.schema().arguments().size())) {
-    found.look_at(argument);
+  const std::vector<c10::Argument>& arguments = op.schema().arguments();
+  const auto values = torch::jit::last(*stack, arguments.size());
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const c10::AliasInfo* const alias = arguments[i].alias_info();
+    found.look_at(values[i], alias != nullptr && alias->isWrite());
   }
   found.report();
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);

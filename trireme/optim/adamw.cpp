@@ -16,9 +16,9 @@ class AdamW : public FlatOptimizer {
     return static_cast<float>(1.0 - std::pow(beta, static_cast<double>(step_number())));
   }
 
-  void update_range(UpdateRange& range, double lr, const GradScale& grad_scale) override {
+  void update_range(UpdateRange& range, const GradScale& grad_scale) override {
     kernels::AdamWStep step{};
-    step.lr = static_cast<float>(lr);
+    step.lr = static_cast<float>(range.lr);
     step.beta1 = static_cast<float>(config().beta1);
     step.beta2 = static_cast<float>(config().beta2);
     step.eps = static_cast<float>(config().eps);

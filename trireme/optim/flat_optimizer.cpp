@@ -5,7 +5,7 @@
 namespace trireme::optim {
 
 FlatOptimizer::FlatOptimizer(const plan::OptimConfig& config, std::vector<FlatParam> params)
-    : config_(config), params_(std::move(params)) {
+    : Optimizer(config.lr), config_(config), params_(std::move(params)) {
   const size_t count = plan::record_of(config.name).state.size();
   for (const FlatParam& param : params_) {
     std::vector<at::Tensor>& state = states_.emplace_back();
@@ -13,16 +13,21 @@ FlatOptimizer::FlatOptimizer(const plan::OptimConfig& config, std::vector<FlatPa
   }
 }
 
-void FlatOptimizer::update(size_t index, double lr, const GradScale& grad_scale) {
+void FlatOptimizer::set_segments(size_t index, std::vector<Segment> segments) {
+  params_[index].segments = merged(segments);
+}
+
+void FlatOptimizer::update(size_t index, const GradScale& grad_scale) {
   const FlatParam& param = params_[index];
   for (const Segment& segment : param.segments) {
     UpdateRange range{.master = part_of(param.master, segment),
                       .grad = part_of(param.grad, segment),
                       .copy = part_of(param.copy, segment),
                       .state = {},
-                      .weight_decay = segment.decay ? config_.weight_decay : 0.0};
+                      .lr = lr() * segment.group.lr_factor,
+                      .weight_decay = config_.weight_decay * segment.group.decay_factor};
     for (const at::Tensor& state : states_[index]) range.state.push_back(part_of(state, segment));
-    update_range(range, lr, grad_scale);
+    update_range(range, grad_scale);
   }
 }
 

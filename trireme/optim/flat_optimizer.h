@@ -14,7 +14,7 @@ namespace trireme::optim {
 struct UpdateRange {
   at::Tensor master, grad, copy;  ///< as FlatParam
   std::vector<at::Tensor> state;  ///< in the order of the record
-  double weight_decay = 0.0;
+  double lr = 0.0, weight_decay = 0.0;
 };
 
 class FlatOptimizer : public Optimizer {
@@ -23,11 +23,12 @@ class FlatOptimizer : public Optimizer {
 
   void begin_step() override { ++steps_; }
   size_t size() const override { return params_.size(); }
-  void update(size_t index, double lr, const GradScale& grad_scale) override;
+  void update(size_t index, const GradScale& grad_scale) override;
+  void set_segments(size_t index, std::vector<Segment> segments) override;
   int64_t state_bytes() const override;
 
  protected:
-  virtual void update_range(UpdateRange& range, double lr, const GradScale& grad_scale) = 0;
+  virtual void update_range(UpdateRange& range, const GradScale& grad_scale) = 0;
   const plan::OptimConfig& config() const { return config_; }
   /// The step under way, from 1.
   int64_t step_number() const { return steps_; }

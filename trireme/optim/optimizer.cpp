@@ -30,6 +30,28 @@ std::unique_ptr<Optimizer> build(const plan::OptimConfig& config, std::vector<Fl
   throw LogicError("[optim.build] optimizer {} has no factory", static_cast<int>(config.name));
 }
 
+std::unique_ptr<Optimizer> adamw(std::vector<FlatParam> params, const AdamWOptions& options) {
+  return build({.name = plan::OptimizerName::kAdamW,
+                .lr = options.lr,
+                .beta1 = options.beta1,
+                .beta2 = options.beta2,
+                .eps = options.eps,
+                .weight_decay = options.weight_decay},
+               std::move(params));
+}
+
+std::unique_ptr<Optimizer> sgd(std::vector<FlatParam> params, const SgdOptions& options) {
+  return build({.name = plan::OptimizerName::kSgd,
+                .lr = options.lr,
+                .momentum = options.momentum,
+                .weight_decay = options.weight_decay},
+               std::move(params));
+}
+
+Group decay_matrices(const std::string&, at::IntArrayRef shape) {
+  return {.decay_factor = shape.size() >= 2 ? 1.0 : 0.0};
+}
+
 at::Tensor part_of(const at::Tensor& flat, const Segment& segment) {
   return flat.defined() ? flat.narrow(0, segment.range.begin, segment.range.size()) : at::Tensor();
 }
@@ -37,7 +59,7 @@ at::Tensor part_of(const at::Tensor& flat, const Segment& segment) {
 std::vector<Segment> merged(const std::vector<Segment>& segments) {
   std::vector<Segment> result;
   for (const Segment& segment : segments) {
-    const bool follows = !result.empty() && result.back().decay == segment.decay &&
+    const bool follows = !result.empty() && result.back().group == segment.group &&
                          result.back().range.end == segment.range.begin;
     if (follows) {
       result.back().range.end = segment.range.end;

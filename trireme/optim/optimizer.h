@@ -12,16 +12,25 @@
 
 namespace trireme::optim {
 
-/// A range of a flat buffer and whether weight decay applies to it.
+/// What a group of parameters multiplies the optimizer's settings by: layer-wise rates, no decay on biases.
+struct Group {
+  double lr_factor = 1.0;
+  double decay_factor = 1.0;  ///< 0: no weight decay
+  bool operator==(const Group&) const = default;
+};
+/// Weight decay for matrices only, not for biases and the gains of norms.
+Group decay_matrices(const std::string& name, at::IntArrayRef shape);
+
+/// A range of a flat buffer and the group that it belongs to.
 struct Segment {
   plan::Range range;
-  bool decay = false;
+  Group group = {};
 };
 
 /// The segment's part of a flat tensor; undefined for an undefined one.
 at::Tensor part_of(const at::Tensor& flat, const Segment& segment);
 
-/// `segments` with neighbours of the same decay joined, which saves a kernel call for each.
+/// `segments` with neighbours of the same group joined, which saves a kernel call for each.
 std::vector<Segment> merged(const std::vector<Segment>& segments);
 
 struct FlatParam {
@@ -40,21 +49,52 @@ struct GradScale {
 
 class Optimizer {
  public:
+  explicit Optimizer(double lr) : lr_(lr) {}
   virtual ~Optimizer() = default;
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+
+  /// The learning rate of the next update.
+  double lr() const { return lr_; }
+  void set_lr(double lr) { lr_ = lr; }
+
   /// To be called before each step; then update() once for every parameter, in any order.
   virtual void begin_step() = 0;
   /// Updates parameter `index` of those given to build(); its gradient is multiplied by `grad_scale` first.
   /// On a GPU the work is enqueued on the current stream.
-  virtual void update(size_t index, double lr, const GradScale& grad_scale) = 0;
+  virtual void update(size_t index, const GradScale& grad_scale) = 0;
   virtual size_t size() const = 0;
   /// A whole step.
-  void step(double lr, const GradScale& grad_scale) {
+  void step(const GradScale& grad_scale = {}) {
     begin_step();
-    for (size_t i = 0; i < size(); ++i) update(i, lr, grad_scale);
+    for (size_t i = 0; i < size(); ++i) update(i, grad_scale);
   }
+  /// From now on these parts of parameter `index` are updated: some of those given to build(), which are
+  /// frozen meanwhile, may be missing.
+  virtual void set_segments(size_t index, std::vector<Segment> segments) = 0;
   /// Bytes of optimizer state that this rank holds.
   virtual int64_t state_bytes() const = 0;
+
+ private:
+  double lr_;
 };
+
+/// As torch.optim.AdamW has it, defaults included.
+struct AdamWOptions {
+  double lr = 1e-3;
+  double beta1 = 0.9, beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 1e-2;
+};
+std::unique_ptr<Optimizer> adamw(std::vector<FlatParam> params, const AdamWOptions& options = {});
+
+/// As torch.optim.SGD has it without Nesterov's momentum, defaults included.
+struct SgdOptions {
+  double lr = 1e-3;
+  double momentum = 0.0;
+  double weight_decay = 0.0;
+};
+std::unique_ptr<Optimizer> sgd(std::vector<FlatParam> params, const SgdOptions& options = {});
 
 /// The optimizer that `config.name` says, with the state of its record in plan/optimizer.h.
 std::unique_ptr<Optimizer> build(const plan::OptimConfig& config, std::vector<FlatParam> params);

@@ -5,6 +5,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
@@ -67,6 +68,7 @@ bool DataParallel::records() const {
 
 void DataParallel::begin_forward() {
   check_usable();
+  notice_update();
   visits_.clear();
   tape_.clear();
   current_.reset();
@@ -142,7 +144,17 @@ void DataParallel::end_backward_range() {
   in_backward_range_ = false;
 }
 
-void DataParallel::touched(const std::vector<size_t>& units) {
+/// Tokens are units whose parameters are used, and behind them units whose pieces are.
+void DataParallel::touched(const std::vector<size_t>& tokens, bool writes) {
+  std::vector<size_t> units = tokens;
+  if (std::erase_if(units, [this](size_t token) { return token >= units_.size(); }) > 0 && writes)
+    pieces_written_ = true;
+  if (units.empty()) return;
+  if (!in_backward_ && (complete_ || !current_)) notice_update();
+  if (use_from_ == UseFrom::kOperators) use_units(units);
+}
+
+void DataParallel::use_units(const std::vector<size_t>& units) {
   for (const size_t unit : units) {
     if (in_backward_) {
       enter_backward(unit);
@@ -231,9 +243,39 @@ void DataParallel::end_reductions() {
   for (size_t unit = 1; unit < units_.size(); ++unit) units_[unit]->reshard();
 }
 
-void DataParallel::backward(const at::Tensor& loss, double scale, bool last_micro_batch) {
+void DataParallel::backward(const at::Tensor& loss, double weight) {
+  differentiate(loss, weight, /*last=*/true);
+}
+
+void DataParallel::accumulate(const at::Tensor& loss, double weight) {
+  differentiate(loss, weight, /*last=*/false);
+}
+
+void DataParallel::begin_micro_batch(double weight, bool last) {
   check_usable();
-  last_micro_batch_ = last_micro_batch;
+  TRIREME_CHECK(weight >= 0.0 && std::isfinite(weight),
+                "[parallel.backward] rank {}: a micro-batch has the weight {}; give it a number of rows or "
+                "tokens, or leave it out",
+                mesh_.world->rank(), weight);
+  notice_update();
+  if (complete_) {
+    throw LogicError(
+        "[parallel.backward] rank {}: nobody has used the gradient of the step before: optimizers of torch "
+        "update engine->optimizer_tensors(), not the module's parameters, whose grad() is undefined; or call "
+        "engine->step(optimizer), engine->skip_step() to drop it, engine->accumulate(loss) for micro-batches "
+        "that are not the last",
+        mesh_.world->rank());
+  }
+  last_micro_batch_ = last;
+  weight_sum_ += weight;
+  follow_freezing();
+}
+
+void DataParallel::differentiate(const at::Tensor& loss, double weight, bool last) {
+  begin_micro_batch(weight, last);
+  // Ranks divide before they add, so that sums keep the range of one rank's gradient.
+  const double scale =
+      options_.average == Average::kMean ? weight / static_cast<double>(mesh_.dp->size()) : weight;
   if (!visits_.empty()) forward_order_ = visits_;
   visits_.clear();
   current_.reset();
@@ -267,7 +309,7 @@ void DataParallel::finish_backward() {
   if (!last_micro_batch_) return;
   if (!order_agreed_) agree_on_order();
   for (auto& params : used_) std::fill(params.begin(), params.end(), false);
-  complete_ = true;
+  complete_gradient();
 }
 
 /// After an exception some parameters have gradients and some units are being reduced: nothing of it counts.
@@ -328,14 +370,13 @@ void DataParallel::shadow_micro_batch(bool last_micro_batch) {
       "[parallel.shadow_micro_batch] rank {} has no step yet whose collectives it could repeat; give "
       "every rank at least one batch",
       mesh_.world->rank());
-  check_usable();
-  last_micro_batch_ = last_micro_batch;
+  begin_micro_batch(0.0, last_micro_batch);
   const at::NoGradGuard no_grad;
   try {
     begin_reductions();
     for (const auto& [action, unit] : last_tape_) perform(action, unit);
     end_reductions();
-    complete_ = last_micro_batch;
+    if (last_micro_batch) complete_gradient();
   } catch (...) {
     abandon_step();
     throw;

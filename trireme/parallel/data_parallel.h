@@ -5,8 +5,8 @@
 // of a unit by run_unit(); for modules that know nothing of units, the operators that touch parameters do
 // (nn::TouchWatch).
 //
-// A step:  for each micro-batch { begin_forward(); loss = model->loss(...); backward(loss, scale, last); }
-//          norm of all ranks' grad_squares() -> clip factor; step(optimizer, lr, factor);
+// A step:  for each micro-batch but the last { begin_forward(); accumulate(model->loss(...)); }
+//          begin_forward(); backward(model->loss(...)); clip_grad_norm(1.0); step(optimizer);
 #include <torch/nn/module.h>
 
 #include <c10/core/StreamGuard.h>
@@ -23,6 +23,10 @@
 #include "trireme/nn/torch_internals.h"
 #include "trireme/parallel/flat_unit.h"
 #include "trireme/plan/model_facts.h"
+
+namespace torch::optim {
+class Optimizer;
+}
 
 namespace trireme::parallel {
 
@@ -54,15 +58,19 @@ class DataParallel {
 
   /// Before any forward pass, also of validation. Optional with UseFrom::kOperators.
   void begin_forward();
-  /// Differentiates `scale * loss` and reduces gradients as they become complete. Forward and backward of a
-  /// step are called on one stream of the device, any one. Gradients add up over the micro-batches of a step,
-  /// so scales are weights of one mean. At the end of the last micro-batch the current stream has waited for
-  /// all reductions; gradients that every rank then gathers are waited for by step(). Throws LogicError that
-  /// names parameters without gradient. When it throws, for whatever reason, the step is forgotten as by
-  /// skip_step(): repeat it from its first micro-batch, on all ranks. Collective.
-  void backward(const at::Tensor& loss, double scale = 1.0, bool last_micro_batch = true);
+  /// Differentiates `loss` in the last or only micro-batch of a step and reduces gradients as they become
+  /// complete. Forward and backward of a step are called on one stream of the device, any one. The gradient
+  /// is the mean over all micro-batches of all ranks by `weight`, or their sum (Options::average): with a
+  /// loss that is the mean over n rows, the weight n gives the mean over all rows. At its end the current
+  /// stream has waited for all reductions; gradients that every rank then gathers are waited for by step().
+  /// Throws LogicError that names parameters without gradient, and when nobody has used the gradient of the
+  /// step before. When the pass itself throws, for whatever reason, the step is forgotten as by skip_step():
+  /// repeat it from its first micro-batch, on all ranks. Collective.
+  void backward(const at::Tensor& loss, double weight = 1.0);
+  /// The same for a micro-batch that others of the step follow.
+  void accumulate(const at::Tensor& loss, double weight = 1.0);
   /// Takes part in a micro-batch of the other ranks for which this one has no data: same collectives,
-  /// gradients of zero. Throws LogicError before this rank's first whole step.
+  /// gradients of zero, no weight. Throws LogicError before this rank's first whole step.
   void shadow_micro_batch(bool last_micro_batch = true);
   /// Whether `mine` is true on any data-parallel rank: ends loops over uneven data together. Collective; the
   /// host waits.
@@ -79,14 +87,35 @@ class DataParallel {
   at::Tensor sum_over_ranks(const at::Tensor& by_dp_rank) const;  // (ranks) -> ()
   /// Euclidean norm of the whole gradient. Collective; the host waits.
   double grad_norm() const;
+  /// Scales the gradient down to a norm of at most `max_norm` and returns the norm that it had, as
+  /// torch.nn.utils.clip_grad_norm_ does for a module on one rank. Collective; the host waits. Throws
+  /// LogicError unless max_norm is positive, and when there is no complete gradient.
+  double clip_grad_norm(double max_norm);
   /// A parameter whose gradient is not finite on this rank; empty: none.
   std::string nonfinite_parameter() const;
 
-  std::vector<optim::FlatParam> optimizer_params() const;
+  /// For optim::adamw() and its like: this rank's part of the parameters that require gradients, in the
+  /// groups of `rule`. Parameters that are frozen later stay as they are until they are thawed.
+  std::vector<optim::FlatParam> optimizer_params(const GroupRule& rule = {});
   /// Updates unit by unit, and begins to all-gather each updated one where the policy keeps parameters whole;
-  /// the next forward pass waits for the units that it uses. Gradients are multiplied by `grad_scale`. Throws
-  /// LogicError when there is no complete gradient since the last update. Collective.
-  void step(optim::Optimizer& optimizer, double lr, const optim::GradScale& grad_scale = {});
+  /// the next forward pass waits for the units that it uses. Throws LogicError when there is no complete
+  /// gradient since the last update, and names a parameter that the optimizer was not made for. Collective.
+  void step(optim::Optimizer& optimizer);
+  /// step() with gradients that are multiplied by `grad_scale`, too.
+  void step_scaled(optim::Optimizer& optimizer, const optim::GradScale& grad_scale);
+
+  /// For optimizers of torch: this rank's part of the fp32 masters of parameters that require gradients, by
+  /// name: whole and of the parameter's shape where this rank has all of it, else a range of its elements,
+  /// (n), which may be empty. backward() sets their grad(). Right for optimizers that treat each element by
+  /// itself (AdamW, SGD, Adagrad, RMSprop), and under ddp for all. From then on gradients go to these tensors
+  /// only.
+  std::vector<std::pair<std::string, at::Tensor>> named_optimizer_tensors();
+  /// Those of the names for which `select` is true; none given: all.
+  std::vector<at::Tensor> optimizer_tensors(const std::function<bool(const std::string&)>& select = {});
+  /// Calls optimizer.step() and gives the module what it wrote. optimizer.step() alone does as well: then the
+  /// engine notices when the module is used next. Throws LogicError when there is no complete gradient, and
+  /// when the optimizer did not touch optimizer_tensors(). Collective.
+  void step(torch::optim::Optimizer& optimizer);
 
   /// Forgets the step under way: gradients of all its micro-batches, reduced or not, and what was to be done
   /// about them. Also after an exception in a forward pass.
@@ -105,6 +134,8 @@ class DataParallel {
     std::vector<std::vector<bool>> used;
     int64_t reductions = 0;
     bool complete = false;
+    double weight_sum = 0.0;
+    optim::GradScale to_update = {}, to_norm = {};
   };
   Progress progress() const;
   void set_progress(const Progress& progress);
@@ -171,9 +202,24 @@ class DataParallel {
   void enter_backward(size_t unit);
   void begin_backward_range(size_t unit);
   void end_backward_range();
-  void touched(const std::vector<size_t>& units);
+  void touched(const std::vector<size_t>& tokens, bool writes);
+  void use_units(const std::vector<size_t>& units);
   void gradient_complete(size_t unit, size_t param);
   void go_back_to_stream(c10::OptionalStreamGuard& guard) const;
+  void make_watch();
+  void mark_params(size_t unit);
+  void watch_updates();
+  void watch_gradient(size_t unit, size_t param);
+  void follow_freezing();
+  std::vector<std::vector<bool>> trainable() const;
+  void begin_micro_batch(double weight, bool last);
+  void differentiate(const at::Tensor& loss, double weight, bool last);
+  void complete_gradient();
+  void settle_average();
+  void notice_update();
+  void end_update();
+  void check_complete(const char* operation) const;
+  void follow_frozen(optim::Optimizer& optimizer);
   void begin_reductions();
   void launch_ready();
   void launch(size_t unit);
@@ -195,7 +241,8 @@ class DataParallel {
   std::vector<std::unique_ptr<FlatUnit>> units_;
   std::map<std::string, size_t> index_;
   std::map<std::string, std::string> aliases_;
-  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
+  /// By unit and parameter; null: it required no gradient so far.
+  std::vector<std::vector<std::shared_ptr<torch::autograd::Node>>> accumulators_;
   std::unique_ptr<nn::TouchWatch> touch_;
 
   std::optional<size_t> current_;      ///< the unit that operators touched last in forward
@@ -217,10 +264,20 @@ class DataParallel {
   bool in_backward_range_ = false;       ///< NVTX: a unit is being differentiated
   int64_t reductions_ = 0;
   int64_t steps_ = 0;
+  bool complete_ = false;  ///< the gradients of a step's last micro-batch are there, and nobody has used them
+  double weight_sum_ = 0.0;      ///< of this rank's micro-batches of the step
+  optim::GradScale to_update_;   ///< what turns reduced gradients into the gradient, clipped
+  optim::GradScale to_norm_;     ///< the same for unit_grad_squares(), device in fp64
   optim::GradScale grad_scale_;  ///< of the last step, whose kernels may still read it
-  bool complete_ = false;        ///< the gradients of a step's last micro-batch are there, for step()
-  int held_ = 0;                 ///< how many Held there are
-  std::string broken_;           ///< why a failed step could not be forgotten; empty: nothing of the kind
+
+  GroupRule group_rule_;
+  std::vector<std::vector<bool>> trainable_;  ///< by unit and parameter, as the last step saw it
+  std::vector<std::vector<bool>> optimized_;  ///< what optimizer_params() was called for; empty: never
+  std::vector<std::vector<bool>> updated_;    ///< what the optimizer was told to update
+  bool pieces_written_ = false;               ///< somebody wrote to optimizer_tensors() since notice_update()
+  bool handed_out_ = false;                   ///< optimizer_tensors() was called: gradients go there
+  int held_ = 0;                              ///< how many Held there are
+  std::string broken_;  ///< why a failed step could not be forgotten; empty: nothing of the kind
 };
 
 /// XXH3-64 of all fp32 master parameters in name order, padding excluded: equal weights, equal digest,

@@ -142,22 +142,72 @@ void DataParallel::make_units(torch::nn::Module& module, const std::vector<plan:
 void DataParallel::watch_gradients() {
   incomplete_.resize(units_.size());
   used_.resize(units_.size());
+  accumulators_.resize(units_.size());
   for (size_t unit = 0; unit < units_.size(); ++unit) {
     const auto& params = units_[unit]->params();
     used_[unit].resize(params.size());
+    accumulators_[unit].resize(params.size());
     for (size_t i = 0; i < params.size(); ++i) {
-      if (!params[i].second.requires_grad()) continue;
-      accumulators_.push_back(
-          nn::call_when_complete(params[i].second, [this, unit, i] { gradient_complete(unit, i); }));
+      if (params[i].second.requires_grad()) watch_gradient(unit, i);
+    }
+  }
+  trainable_ = trainable();
+}
+
+void DataParallel::watch_gradient(size_t unit, size_t param) {
+  std::shared_ptr<torch::autograd::Node>& accumulator = accumulators_[unit][param];
+  if (accumulator) return;
+  accumulator = nn::call_when_complete(units_[unit]->params()[param].second,
+                                       [this, unit, param] { gradient_complete(unit, param); });
+}
+
+/// What is frozen or thawed counts from the next step on, on all ranks alike.
+void DataParallel::follow_freezing() {
+  const auto now = trainable();
+  if (now == trainable_) return;
+  trainable_ = now;
+  last_tape_.clear();  // units may be complete elsewhere in it
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    for (size_t i = 0; i < now[unit].size(); ++i) {
+      if (now[unit][i]) watch_gradient(unit, i);
     }
   }
 }
 
-void DataParallel::watch_use() {
-  touch_ = std::make_unique<nn::TouchWatch>([this](const std::vector<size_t>& units) { touched(units); });
-  for (size_t unit = 0; unit < units_.size(); ++unit) {
-    for (const auto& [name, leaf] : units_[unit]->params()) touch_->mark(leaf, unit);
+std::vector<std::vector<bool>> DataParallel::trainable() const {
+  std::vector<std::vector<bool>> trainable;
+  for (const auto& unit : units_) {
+    std::vector<bool>& params = trainable.emplace_back();
+    for (const auto& [name, leaf] : unit->params()) params.push_back(leaf.requires_grad());
   }
+  return trainable;
+}
+
+/// Notices what optimizers of torch write to pieces. Buckets are used without a word, so they are watched as
+/// well where an update has to reach them.
+void DataParallel::watch_updates() {
+  if (handed_out_) return;
+  if (!touch_) make_watch();
+  const bool in_place = options_.compute == at::kFloat && !options_.policy.shard_optimizer;
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    if (use_from_ == UseFrom::kBuckets && !in_place) mark_params(unit);
+    for (const FlatUnit::Piece& piece : units_[unit]->pieces())
+      touch_->mark(piece.master, units_.size() + unit);
+  }
+}
+
+void DataParallel::make_watch() {
+  touch_ = std::make_unique<nn::TouchWatch>(
+      [this](const std::vector<size_t>& tokens, bool writes) { touched(tokens, writes); });
+}
+
+void DataParallel::mark_params(size_t unit) {
+  for (const auto& [name, leaf] : units_[unit]->params()) touch_->mark(leaf, unit);
+}
+
+void DataParallel::watch_use() {
+  make_watch();
+  for (size_t unit = 0; unit < units_.size(); ++unit) mark_params(unit);
 }
 
 }  // namespace trireme::parallel

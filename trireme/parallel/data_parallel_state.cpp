@@ -48,7 +48,7 @@ bool DataParallel::stands_alone() const {
 }
 
 DataParallel::Progress DataParallel::progress() const {
-  Progress progress{{}, used_, reductions_, complete_};
+  Progress progress{{}, used_, reductions_, complete_, weight_sum_, to_update_, to_norm_};
   for (const auto& unit : units_) progress.units.push_back(unit->progress());
   return progress;
 }
@@ -60,6 +60,9 @@ void DataParallel::set_progress(const Progress& progress) {
   used_ = progress.used;
   reductions_ = progress.reductions;
   complete_ = progress.complete;
+  weight_sum_ = progress.weight_sum;
+  to_update_ = progress.to_update;
+  to_norm_ = progress.to_norm;
 }
 
 }  // namespace trireme::parallel

@@ -11,6 +11,17 @@
 #include "trireme/parallel/data_parallel.h"
 
 namespace trireme::parallel {
+namespace {
+
+optim::GradScale product(const optim::GradScale& a, const optim::GradScale& b) {
+  optim::GradScale result(a.host * b.host);
+  result.device = a.device.defined() && b.device.defined() ? a.device * b.device
+                  : a.device.defined()                     ? a.device
+                                                           : b.device;
+  return result;
+}
+
+}  // namespace
 
 at::Tensor DataParallel::unit_grad_squares() const {
   std::vector<at::Tensor> squares;
@@ -37,7 +48,49 @@ at::Tensor DataParallel::sum_over_ranks(const at::Tensor& by_dp_rank) const {
 double DataParallel::grad_norm() const {
   std::vector<double> squares;
   for (const auto& rank : comm::gather_scalars(*mesh_.dp, {local_grad_squares()})) squares.push_back(rank[0]);
-  return std::sqrt(sum_over_ranks(squares));
+  const double device = to_norm_.device.defined() ? to_norm_.device.item<double>() : 1.0;
+  return std::sqrt(sum_over_ranks(squares)) * to_norm_.host * device;
+}
+
+double DataParallel::clip_grad_norm(double max_norm) {
+  check_complete("clip_grad_norm");
+  TRIREME_CHECK(max_norm > 0.0, "[parallel.clip_grad_norm] max_norm is {}; give a positive number", max_norm);
+  const double norm = grad_norm(), factor = optim::clip_factor(norm, max_norm);
+  to_norm_.host *= factor;
+  if (!handed_out_) {
+    to_update_.host *= factor;
+  } else if (factor != 1.0) {
+    for (const auto& unit : units_) unit->scale_piece_gradients(factor);
+  }
+  return norm;
+}
+
+/// The end of a step's last backward pass.
+void DataParallel::complete_gradient() {
+  settle_average();
+  complete_ = true;
+  if (!handed_out_) return;
+  for (const auto& unit : units_) unit->show_piece_gradients(to_update_);
+  to_update_ = {};
+}
+
+/// Each rank has divided by the number of ranks; the mean divides by the sum of all weights. A GPU's host
+/// does not wait for it.
+void DataParallel::settle_average() {
+  to_update_ = to_norm_ = {};
+  const double mine = std::exchange(weight_sum_, 0.0);
+  if (options_.average == Average::kSum) return;
+  const auto ranks = static_cast<double>(mesh_.dp->size());
+  const at::Tensor own = at::full({1}, mine, at::TensorOptions().device(options_.device).dtype(at::kDouble));
+  const at::Tensor weights = mesh_.dp->size() > 1 ? comm::gather_rows(*mesh_.dp, own).sum() : own.sum();
+  if (options_.device.is_cpu()) {
+    const double sum = weights.item<double>();
+    TRIREME_CHECK(sum > 0.0, "[parallel.backward] all micro-batches of this step have the weight 0");
+    to_update_.host = to_norm_.host = ranks / sum;
+  } else {
+    to_norm_.device = ranks / weights;
+    to_update_.device = to_norm_.device.to(at::kFloat);
+  }
 }
 
 std::string DataParallel::nonfinite_parameter() const {
@@ -45,12 +98,6 @@ std::string DataParallel::nonfinite_parameter() const {
     if (std::string name = unit->nonfinite_parameter(); !name.empty()) return name;
   }
   return {};
-}
-
-std::vector<optim::FlatParam> DataParallel::optimizer_params() const {
-  std::vector<optim::FlatParam> params;
-  for (const auto& unit : units_) params.push_back(unit->optimizer_param());
-  return params;
 }
 
 /// Units in the order of the next forward pass. The unit that was reduced last comes later, since its sum is
@@ -72,36 +119,52 @@ std::vector<size_t> DataParallel::update_order() const {
   return order;
 }
 
-void DataParallel::step(optim::Optimizer& optimizer, double lr, const optim::GradScale& grad_scale) {
+void DataParallel::check_complete(const char* operation) const {
+  check_usable();
+  if (complete_) return;
+  throw LogicError(
+      "[parallel.{}] rank {}: there is no complete gradient since the last update, or the backward pass "
+      "failed; call backward() for the last micro-batch first (accumulate() is for the others)",
+      operation, mesh_.world->rank());
+}
+
+void DataParallel::step(optim::Optimizer& optimizer) {
+  step_scaled(optimizer, {});
+}
+
+void DataParallel::step_scaled(optim::Optimizer& optimizer, const optim::GradScale& grad_scale) {
   const at::NoGradGuard no_grad;
   const kernels::TraceRange range("update");
-  check_usable();
-  if (!std::exchange(complete_, false)) {
-    throw LogicError(
-        "[parallel.step] rank {}: there is no complete gradient since the last update, or the backward pass "
-        "failed; call backward() with the last micro-batch before step()",
-        mesh_.world->rank());
-  }
+  check_complete("step");
+  TRIREME_CHECK(
+      !handed_out_,
+      "[parallel.step] the gradients went to optimizer_tensors(); step with the optimizer over them");
+  follow_frozen(optimizer);
+  complete_ = false;
   optimizer.begin_step();
-  grad_scale_ = grad_scale;
+  grad_scale_ = product(grad_scale, to_update_);
   for (const size_t unit : update_order()) {
     FlatUnit& flat = *units_[unit];
     const auto update = [&] {
       flat.wait_for_sum();
-      optimizer.update(unit, lr, grad_scale_);
+      optimizer.update(unit, grad_scale_);
     };
     flat.publish_update(shared_.reduce.run_untimed(update, flat.updated()));
   }
+  end_update();
+}
+
+void DataParallel::end_update() {
   if (options_.hook.hook == Hook::kLocalSgd && ++steps_ % options_.hook.local_steps == 0)
     average_parameters();
   // A module does not announce that it uses a bucket: all must be whole before the next forward pass.
-  if (use_from_ == UseFrom::kBuckets) {
-    for (const auto& unit : units_) unit->unshard();
-  }
+  if (use_from_ != UseFrom::kBuckets && held_ == 0) return;
+  for (const auto& unit : units_) unit->unshard();
 }
 
 void DataParallel::skip_step() {
   in_backward_ = complete_ = false;
+  weight_sum_ = 0.0;
   end_backward_range();
   finish_reductions(0);
   for (const auto& unit : units_) unit->drop_gradients();
@@ -118,6 +181,7 @@ void DataParallel::average_parameters() {
 }
 
 DataParallel::Held::Held(DataParallel& engine) : engine_(engine) {
+  engine_.notice_update();
   for (const auto& unit : engine_.units_) unit->unshard();
   ++engine_.held_;
 }

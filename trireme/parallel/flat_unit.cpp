@@ -32,7 +32,7 @@ FlatUnit::FlatUnit(const plan::UnitSpec& spec, std::vector<std::pair<std::string
   compressor_ = make_compressor(options_.hook, layout_);
   allocate_buffers();
   fill_master(initializer);
-  if (at::Tensor copy = optimizer_param().copy; copy.defined()) copy.copy_(master_);
+  if (at::Tensor copy = compute_copy(); copy.defined()) copy.copy_(master_);
   adopt();
   // Peers read what stays, so ranks must have taken the same pieces of memory, in the order of units.
   if (!(shared_.symmetric && keeps_gradients())) shared_.gradients().free(full_grads_);
@@ -181,22 +181,34 @@ void FlatUnit::average_parameters() {
   groups_.shard->reduce_scatter_ordered(sum, master_);
   sum.div_(static_cast<double>(groups_.shard->size()));
   groups_.shard->all_gather(master_, sum);
-  if (at::Tensor copy = optimizer_param().copy; copy.defined()) copy.copy_(master_);
+  if (at::Tensor copy = compute_copy(); copy.defined()) copy.copy_(master_);
 }
 
-optim::FlatParam FlatUnit::optimizer_param() const {
-  optim::FlatParam param{master_, reduced_, {}, {}};
+/// What receives the updated master in the compute dtype; undefined: parameters are computed with as they
+/// are.
+at::Tensor FlatUnit::compute_copy() const {
+  if (fp32_compute()) return {};
   const plan::Range range = optimizer_range();
-  if (!fp32_compute()) {
-    param.copy = shards_parameters() ? compute_shard_ : full_params_.narrow(0, range.begin, range.size());
-  }
+  return shards_parameters() ? compute_shard_ : full_params_.narrow(0, range.begin, range.size());
+}
+
+optim::FlatParam FlatUnit::optimizer_param(const GroupRule& rule) const {
+  return {master_, reduced_, compute_copy(), segments(rule)};
+}
+
+std::vector<optim::Segment> FlatUnit::segments(const GroupRule& rule) const {
+  const plan::Range range = optimizer_range();
+  std::vector<optim::Segment> segments;
   for (size_t i = 0; i < params_.size(); ++i) {
     const plan::FlatEntry& entry = layout_.entries()[i];
     const plan::Range part = plan::intersect(range, {entry.offset, entry.end()});
     if (part.size() == 0 || !params_[i].second.requires_grad()) continue;
-    param.segments.push_back({{part.begin - range.begin, part.end - range.begin}, entry.decays});
+    const optim::Group group = rule           ? rule(entry.name, entry.shape)
+                               : entry.decays ? optim::Group{}
+                                              : optim::Group{.decay_factor = 0.0};
+    segments.push_back({{part.begin - range.begin, part.end - range.begin}, group});
   }
-  return param;
+  return segments;
 }
 
 void FlatUnit::publish_update(const SideStream::Event& updated) {

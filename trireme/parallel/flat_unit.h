@@ -91,8 +91,27 @@ class FlatUnit {
   /// been used since.
   std::string nonfinite_parameter() const;
 
-  /// What the optimizer updates on this rank.
-  optim::FlatParam optimizer_param() const;
+  /// What the optimizer updates on this rank: parameters that require gradients, in the groups of `rule`;
+  /// none: ParamSpec::decays says what decays.
+  optim::FlatParam optimizer_param(const GroupRule& rule = {}) const;
+  std::vector<optim::Segment> segments(const GroupRule& rule) const;
+
+  /// This rank's part of the fp32 master of a parameter, for optimizers that take tensors: whole and of the
+  /// parameter's shape, or a range of it, (n), which may be empty.
+  struct Piece {
+    size_t param;  ///< in params()
+    at::Tensor master;
+  };
+  /// One a parameter, on every rank. Made by the first call.
+  const std::vector<Piece>& pieces();
+  /// After the last micro-batch: waits for the sum, multiplies it by `factor` and shows it as the fp32 grad()
+  /// of pieces whose parameters require gradients.
+  void show_piece_gradients(const optim::GradScale& factor);
+  /// Multiplies what show_piece_gradients() showed.
+  void scale_piece_gradients(double factor);
+  void hide_piece_gradients();
+  /// publish_update() of what was written to the pieces on the current stream.
+  void publish_pieces();
   /// Ends the step without an update: gradients are forgotten, reduced or not.
   void drop_gradients();
   /// Ends the step: the module shall see the parameters as of the event `updated`. Begins to all-gather them,
@@ -130,6 +149,8 @@ class FlatUnit {
   at::Tensor shard_of(const at::Tensor& flat) const;
   at::Tensor piece_of_shard(const at::Tensor& shard) const;
   at::Tensor view_of(const at::Tensor& flat, size_t index) const;
+  at::Tensor compute_copy() const;
+  void scale_reduced(const optim::GradScale& factor);
   void allocate_buffers();
   at::Tensor symmetric_zeros(int64_t count, at::ScalarType dtype) const;
   void adopt();
@@ -167,6 +188,7 @@ class FlatUnit {
   bool sum_comes_and_goes_ = false;  ///< reduced_ has storage from reduction to the next use of parameters
   at::Tensor grad_squares_;
   std::unique_ptr<Compressor> compressor_;
+  std::vector<Piece> pieces_;
 
   SideStream::Event unsharded_, reduced_event_, sum_gathered_, updated_;
   bool unsharding_ = false;       ///< somebody has to wait for unsharded_

@@ -8,6 +8,7 @@
 #include <functional>
 #include <string>
 
+#include "trireme/optim/optimizer.h"
 #include "trireme/parallel/compression.h"
 #include "trireme/plan/policy.h"
 
@@ -19,6 +20,12 @@ using plan::Reduction;
 /// What a parameter without a gradient at the end of a step means.
 enum class Unused { kError, kZero };
 
+/// What the gradient of a step is, of all that ranks and micro-batches contribute.
+enum class Average {
+  kMean,  ///< the mean by weight: micro-batches count as much as their weights say, 1 unless given
+  kSum    ///< the sum, each multiplied by its weight
+};
+
 struct Options {
   plan::Policy policy = plan::find_policy(plan::PolicyName::kFsdp);
   at::ScalarType compute = at::kFloat;  ///< of parameters and gradients as the module sees them
@@ -29,8 +36,12 @@ struct Options {
   Reduction reduction = Reduction::kOrdered;
   ReduceWhen reduce_when = ReduceWhen::kOncePerStep;
   Unused unused = Unused::kError;
+  Average average = Average::kMean;
   HookOptions hook = {};
 };
+
+/// To which group of an optimizer a parameter belongs.
+using GroupRule = std::function<optim::Group(const std::string& name, at::IntArrayRef shape)>;
 
 /// Writes elements [first, first + out.numel()) of the parameter `name`, counted in row-major order, to
 /// `out`: fp32, contiguous, on the device of the engine.

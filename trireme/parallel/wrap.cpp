@@ -17,10 +17,15 @@ namespace {
 
 using torch::nn::Module;
 
+/// All parameters decay alike, as in torch, unless a GroupRule says otherwise.
+plan::ParamSpec spec_of(const std::string& name, const at::Tensor& tensor) {
+  return {.name = name, .shape = tensor.sizes().vec(), .initial = {}, .decays = true};
+}
+
 std::vector<plan::ParamSpec> param_specs(const Module& module) {
   std::vector<plan::ParamSpec> specs;
   for (const ModuleParameter& param : module_parameters(module))
-    specs.push_back({param.name, param.tensor.sizes().vec()});
+    specs.push_back(spec_of(param.name, param.tensor));
   return specs;
 }
 
@@ -73,6 +78,7 @@ Options engine_options(const WrapOptions& options, const std::string& policy, co
           .overlap = options.overlap,
           .prefetch = options.prefetch,
           .unused = options.unused,
+          .average = options.average,
           .hook = options.hook};
 }
 
@@ -126,7 +132,7 @@ std::vector<plan::UnitSpec> block_units(const Module& module, const std::vector<
   std::vector<bool> has_parameters(blocks.size() + 1);
   for (const auto& [name, aliases, tensor] : module_parameters(module)) {
     const size_t owner = block_of(name);
-    units[owner == blocks.size() ? 0 : owner + 1].params.push_back({name, tensor.sizes().vec()});
+    units[owner == blocks.size() ? 0 : owner + 1].params.push_back(spec_of(name, tensor));
     has_parameters[owner] = true;
     for (const std::string& alias : aliases) has_parameters[block_of(alias)] = true;
   }

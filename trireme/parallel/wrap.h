@@ -1,15 +1,16 @@
 #pragma once
 // The engine around a module of your own, which stays as it is:
 //
-//   auto engine = parallel::data_parallel(*model, mesh);              // or fully_shard(*model, mesh)
-//   auto optimizer = optim::build({.lr = 1e-3}, engine->optimizer_params());
+//   auto engine = parallel::data_parallel(*model, mesh);       // or fully_shard(*model, mesh)
+//   auto optimizer = optim::adamw(engine->optimizer_params(), {.lr = 1e-3});
 //   for (...) {
-//     engine->backward(loss_of(*model, batch), 1.0 / ranks);          // in place of loss.backward()
-//     engine->step(*optimizer, 1e-3, optim::clip_factor(engine->grad_norm(), 1.0));
+//     engine->backward(loss_of(*model, batch));                // in place of loss.backward()
+//     engine->clip_grad_norm(1.0);
+//     engine->step(*optimizer);
 //   }
 //
-// The loss that counts is the sum over ranks: backward's `scale` (1 unless given) is a rank's weight in the
-// mean. Parameters are moved to the world's device and to Options::compute, and
+// or torch::optim::AdamW optimizer(engine->optimizer_tensors(), 1e-3) with optimizer.step(). Gradients are
+// means over ranks and micro-batches. Parameters are moved to the world's device and to Options::compute, and
 // start with rank 0's values; buffers are moved, and broadcast from rank 0 when sync_buffers() is called.
 // Code that reads parameters past the dispatcher (data_ptr(), own kernels) must hold them:
 // DataParallel::Held.
@@ -31,6 +32,7 @@ struct WrapOptions {
   bool overlap = true;
   int64_t prefetch = 1;
   Unused unused = Unused::kError;
+  Average average = Average::kMean;
   HookOptions hook = {};
 };
 

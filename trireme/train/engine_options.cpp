@@ -28,6 +28,7 @@ parallel::Options engine_options(const plan::Config& config, const comm::Mesh& m
           .reduction = config.comm.reduction,
           .reduce_when = parallel.reduce_when,
           .unused = parallel::Unused::kError,
+          .average = parallel::Average::kSum,  // the step's scale is known before, with that of the loss
           .hook = {.hook = parallel.comm_hook,
                    .rank = parallel.hook_rank,
                    .density = parallel.hook_density,

@@ -101,7 +101,7 @@ at::Tensor Passes::pass(const data::Batch& batch, double scale, Kind kind) {
 at::Tensor Passes::compute(const at::Tensor& inputs, const at::Tensor& targets, double scale, Kind kind) {
   engine_.begin_forward();
   const at::Tensor loss = forward(inputs, targets, scale);
-  engine_.backward(loss, scale, kind == kLast);
+  kind == kLast ? engine_.backward(loss, scale) : engine_.accumulate(loss, scale);
   return loss.detach();
 }
 

@@ -163,7 +163,8 @@ void Trainer::update_at_once(Enqueued& step, const at::Tensor& rows) {
     factor.host =
         optim::clip_factor(read_totals(parts_, rows, step.loss_scale).grad_norm, config_.train.grad_clip);
   }
-  engine_.step(*parts_.optimizer, step.lr, factor);
+  parts_.optimizer->set_lr(step.lr);
+  engine_.step_scaled(*parts_.optimizer, factor);
 }
 
 /// Looks at the norm first: gradients that overflow are not applied.
@@ -174,8 +175,9 @@ void Trainer::update_if_finite(Enqueued& step, const at::Tensor& rows) {
   step.applied = std::isfinite(step.totals.grad_norm);
   scaler_.update(step.applied);
   if (step.applied) {
-    engine_.step(*parts_.optimizer, step.lr,
-                 optim::clip_factor(step.totals.grad_norm, config_.train.grad_clip) / step.loss_scale);
+    parts_.optimizer->set_lr(step.lr);
+    engine_.step_scaled(*parts_.optimizer,
+                        optim::clip_factor(step.totals.grad_norm, config_.train.grad_clip) / step.loss_scale);
   } else {
     engine_.skip_step();
     report_overflow(step);

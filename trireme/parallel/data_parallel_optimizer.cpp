@@ -1,0 +1,82 @@
+// What optimizers are given to update, ours and torch's, and how their updates reach the module.
+#include <torch/optim/optimizer.h>
+
+#include <utility>
+
+#include "trireme/base/error.h"
+#include "trireme/kernels/range.h"
+#include "trireme/parallel/data_parallel.h"
+
+namespace trireme::parallel {
+
+std::vector<optim::FlatParam> DataParallel::optimizer_params(const GroupRule& rule) {
+  group_rule_ = rule;
+  optimized_ = updated_ = trainable();
+  std::vector<optim::FlatParam> params;
+  for (const auto& unit : units_) params.push_back(unit->optimizer_param(rule));
+  return params;
+}
+
+/// What does not require a gradient now is left out of the update, as by optimizers of torch.
+void DataParallel::follow_frozen(optim::Optimizer& optimizer) {
+  if (trainable_ == updated_) return;
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    for (size_t i = 0; i < trainable_[unit].size(); ++i) {
+      TRIREME_CHECK(!trainable_[unit][i] || optimized_[unit][i],
+                    "[parallel.step] parameter {} did not require a gradient when optimizer_params() was "
+                    "called; make the optimizer anew after thawing it",
+                    units_[unit]->params()[i].first);
+    }
+    if (trainable_[unit] != updated_[unit]) optimizer.set_segments(unit, units_[unit]->segments(group_rule_));
+  }
+  updated_ = trainable_;
+}
+
+std::vector<std::pair<std::string, at::Tensor>> DataParallel::named_optimizer_tensors() {
+  TRIREME_CHECK(handed_out_ || !complete_,
+                "[parallel.optimizer_tensors] a gradient is there already; call it before backward()");
+  watch_updates();
+  handed_out_ = true;
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  for (const auto& unit : units_) {
+    for (const FlatUnit::Piece& piece : unit->pieces()) {
+      const auto& [name, leaf] = unit->params()[piece.param];
+      if (leaf.requires_grad()) tensors.emplace_back(name, piece.master);
+    }
+  }
+  return tensors;
+}
+
+std::vector<at::Tensor> DataParallel::optimizer_tensors(
+    const std::function<bool(const std::string&)>& select) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, tensor] : named_optimizer_tensors()) {
+    if (!select || select(name)) tensors.push_back(tensor);
+  }
+  return tensors;
+}
+
+void DataParallel::step(torch::optim::Optimizer& optimizer) {
+  const kernels::TraceRange range("update");
+  check_complete("step");
+  optimizer.step();
+  notice_update();
+  if (!complete_) return;
+  throw LogicError(
+      "[parallel.step] rank {}: the optimizer changed none of engine->optimizer_tensors(); build it over "
+      "them, "
+      "not over the module's parameters, and call zero_grad() before backward() if at all",
+      mesh_.world->rank());
+}
+
+/// Gives the module what was written to optimizer_tensors() since the last time. Collective where something
+/// was, which is on all ranks: each has a piece, if an empty one, of every parameter.
+void DataParallel::notice_update() {
+  if (!std::exchange(pieces_written_, false)) return;
+  const at::NoGradGuard no_grad;
+  complete_ = false;
+  for (const auto& unit : units_) unit->publish_pieces();
+  end_update();
+}
+
+}  // namespace trireme::parallel
