@@ -1,6 +1,8 @@
 // The engine on two GPUs: over peer memory and over NCCL, under every policy, with a rank that shadows a
 // batch, the weights have the same bits. One process a GPU; skipped with fewer than two GPUs.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
 
 #include <algorithm>
 #include <array>
@@ -9,6 +11,7 @@
 #include <vector>
 
 #include "tests/comm/gpu_ranks.h"
+#include "tests/parallel/plain_net.h"
 #include "tests/support/engine_on_model.h"
 #include "trireme/kernels/repeatable.h"
 #include "trireme/parallel/storage.h"
@@ -156,6 +159,51 @@ TEST(GpuRanks, EveryPolicyGivesTheSameBitsOfLongSequencesWhereKernelsMustRepeatT
   }
   expect_one_digest(long_bf16);
   expect_one_digest(short_fp32);
+}
+
+/// A module of one's own under torch's AdamW: micro-batches of 5 and 1 rows, clipped, the optimizer's own
+/// step() or the engine's.
+std::string train_own_module(const comm::Mesh& mesh, const char* policy, at::ScalarType compute,
+                             bool by_engine) {
+  test::Net net(7 + static_cast<uint64_t>(mesh.dp_rank));
+  const auto engine =
+      test::wrap(net, mesh, {.policy = policy, .bucket_mib = 0.0005, .compute = compute, .reduce = compute});
+  torch::optim::AdamW optimizer(engine->optimizer_tensors(), torch::optim::AdamWOptions(0.02).eps(1e-2));
+  const c10::Device device = mesh.world->device();
+  const int64_t first = mesh.dp_rank * test::kBatch / 2;
+  for (int64_t step = 0; step < test::kSteps; ++step) {
+    const at::Tensor x = test::inputs(step).to(device, compute), y = test::targets(step).to(device, compute);
+    engine->accumulate(test::loss_sum(net, x.narrow(0, first, 5), y.narrow(0, first, 5)) / 5.0, 5.0);
+    engine->backward(test::loss_sum(net, x.narrow(0, first + 5, 1), y.narrow(0, first + 5, 1)));
+    engine->clip_grad_norm(0.5);
+    if (by_engine) {
+      engine->step(optimizer);
+    } else {
+      optimizer.step();
+    }
+  }
+  return weights_digest(*engine);
+}
+
+TEST(GpuRanks, TorchsOptimizersTrainOnesOwnModuleToTheSameBitsUnderEveryPolicy) {
+  if (test::count_gpus() < 2) GTEST_SKIP() << "two GPUs are needed";
+  Meshes meshes;
+  const auto body = [&](int64_t rank) {
+    test::Expectations expect;
+    for (const auto compute : {at::kFloat, at::kBFloat16}) {
+      std::string wanted;
+      for (const char* policy : {"ddp", "zero1", "zero2", "fsdp"}) {
+        for (const bool by_engine : {true, false}) {
+          const std::string digest = train_own_module(meshes.of(rank, true), policy, compute, by_engine);
+          if (wanted.empty()) wanted = digest;
+          expect.is_true(digest == wanted,
+                         fmt::format("{} {} by engine {}", policy, c10::toString(compute), by_engine));
+        }
+      }
+    }
+    return expect.code();
+  };
+  EXPECT_EQ(test::fork_ranks(2, body, 120.0), (std::vector<int>{0, 0}));
 }
 
 bool is_gathered(nn::LanguageModel& model, const plan::UnitSpec& unit) {

@@ -134,6 +134,26 @@ enum class Reduction { kOrdered, kBackend };
 template <>
 inline constexpr auto kNames<Reduction> = std::to_array<std::string_view>({"ordered", "backend"});
 
+/// In which order the ranks of a pipeline run their passes (plan/schedule.h).
+enum class ScheduleName {
+  kGpipe,
+  k1F1B,
+  kInterleaved1F1B,
+  kLoopedBfs,
+  kZbH1,
+  kZbH2,
+  kInterleavedZb,
+  kZbV,
+  kVHalf,
+  kVMin,
+  kDualPipe,
+  kDualPipeV
+};
+template <>
+inline constexpr auto kNames<ScheduleName> =
+    std::to_array<std::string_view>({"gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zb_h1", "zb_h2",
+                                     "interleaved_zb", "zb_v", "v_half", "v_min", "dualpipe", "dualpipe_v"});
+
 }  // namespace trireme::plan
 
 template <trireme::plan::Choice Enum>

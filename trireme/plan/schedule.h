@@ -1,0 +1,71 @@
+#pragma once
+// Pipeline schedules as data: for each rank the forward and backward passes of its stages in their order.
+// Where a pass waits for another rank follows from the order (plan/simulate.h); nothing here runs.
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "trireme/plan/choices.h"
+
+namespace trireme::plan {
+
+/// One pass of one stage for one micro-batch.
+struct StagePass {
+  enum class Kind {
+    kForward,
+    kBackward,       ///< both of the following
+    kBackwardInput,  ///< the gradient of the stage's input, which the stage before waits for
+    kBackwardWeight  ///< the gradient of its weights, which nobody waits for
+  };
+  Kind kind = Kind::kForward;
+  int64_t stage = 0;
+  int64_t micro_batch = 0;
+  /// A forward and a backward pass that may overlap: this one and the next of the rank.
+  bool with_next = false;
+  bool operator==(const StagePass&) const = default;
+};
+
+/// Which rank has which of the stages.
+enum class Placement {
+  kLoop,    ///< stage s on rank s mod ranks
+  kV,       ///< two a rank, there and back: rank r has r and 2 ranks - 1 - r
+  kTwoWays  ///< two copies of the model in opposite directions; the second half of the micro-batches takes
+            ///< the second, whose stage s is on rank ranks - 1 - s
+};
+
+struct PipelineShape {
+  int64_t ranks = 1;
+  int64_t micro_batches = 1;
+  int64_t chunks = 1;  ///< stages a rank, of schedules that leave it open
+};
+
+struct Schedule {
+  std::string name;
+  Placement placement = Placement::kLoop;
+  int64_t stages = 1;
+  int64_t micro_batches = 1;
+  std::vector<std::vector<StagePass>> ranks;  ///< passes of each rank in their order
+
+  int64_t rank_of(int64_t stage, int64_t micro_batch) const;
+  /// Stages whose weights a rank holds; two copies count twice.
+  int64_t stages_per_rank() const {
+    return placement == Placement::kTwoWays ? 2 : stages / static_cast<int64_t>(ranks.size());
+  }
+};
+
+/// What a schedule is, in a line, and where it comes from.
+std::string_view summary(ScheduleName name);
+/// Throws ConfigError that says which numbers of micro-batches, ranks and chunks the schedule takes.
+Schedule make_schedule(ScheduleName name, const PipelineShape& shape);
+
+/// "2F3": forward of stage 2 for micro-batch 3; F, B, I (backward for the input) and W (for the weights);
+/// passes that overlap are joined by "+".
+std::string to_text(const StagePass& pass);
+/// One line a rank, passes divided by commas, as PyTorch writes the compute part of its schedules.
+std::string to_csv(const Schedule& schedule);
+/// Reads to_csv(), blanks and empty cells ignored. Throws ConfigError with line and cell. The number of
+/// stages and micro-batches is one more than the largest that occurs.
+Schedule from_csv(std::string_view text, Placement placement, std::string name);
+
+}  // namespace trireme::plan

@@ -1,0 +1,437 @@
+#include "trireme/plan/simulate.h"
+
+#include <algorithm>
+#include <deque>
+#include <limits>
+#include <optional>
+#include <set>
+
+#include "trireme/base/error.h"
+
+namespace trireme::plan {
+namespace {
+
+using Kind = StagePass::Kind;
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+double of_stage(const std::vector<double>& values, int64_t stage) {
+  return values.size() == 1 ? values.front() : values.at(static_cast<size_t>(stage));
+}
+
+double duration(const StagePass& pass, const PassCosts& costs) {
+  const double input = of_stage(costs.backward_input, pass.stage),
+               weight = of_stage(costs.backward_weight, pass.stage);
+  switch (pass.kind) {
+    case Kind::kForward:
+      return of_stage(costs.forward, pass.stage);
+    case Kind::kBackward:
+      return input + weight;
+    case Kind::kBackwardInput:
+      return input;
+    case Kind::kBackwardWeight:
+      return weight;
+  }
+  return 0.0;
+}
+
+/// By how many bytes of activations a pass changes what its rank holds, once it is over; a forward pass holds
+/// its own from its begin.
+double held_after(const StagePass& pass, const PassCosts& costs) {
+  const double bytes = of_stage(costs.activation_bytes, pass.stage);
+  switch (pass.kind) {
+    case Kind::kForward:
+      return bytes;
+    case Kind::kBackward:
+      return -bytes;
+    case Kind::kBackwardInput:
+      return -bytes * (1.0 - costs.kept_for_weights);
+    case Kind::kBackwardWeight:
+      return -bytes * costs.kept_for_weights;
+  }
+  return 0.0;
+}
+
+/// When what passes wait for is there: ends of forward and backward passes by stage and micro-batch.
+class Progress {
+ public:
+  Progress(const Schedule& schedule, const PassCosts& costs)
+      : schedule_(schedule),
+        costs_(costs),
+        forward_(count(schedule), kNever),
+        input_(count(schedule), kNever),
+        weight_(count(schedule), kNever) {}
+
+  /// When the pass could begin, if its rank were free; kNever: what it needs has not run.
+  double ready(const StagePass& pass) const {
+    const int64_t stage = pass.stage, micro_batch = pass.micro_batch;
+    switch (pass.kind) {
+      case Kind::kForward:
+        return stage == 0 ? 0.0 : arrival(forward_, stage - 1, stage, micro_batch);
+      case Kind::kBackward:
+      case Kind::kBackwardInput: {
+        const double own = forward_[at(stage, micro_batch)];
+        if (stage + 1 == schedule_.stages) return own;
+        return std::max(own, arrival(input_, stage + 1, stage, micro_batch));
+      }
+      case Kind::kBackwardWeight:
+        return input_[at(stage, micro_batch)];
+    }
+    return kNever;
+  }
+  bool has_run(const StagePass& pass) const {
+    const size_t place = at(pass.stage, pass.micro_batch);
+    switch (pass.kind) {
+      case Kind::kForward:
+        return forward_[place] < kNever;
+      case Kind::kBackward:
+        return input_[place] < kNever || weight_[place] < kNever;
+      case Kind::kBackwardInput:
+        return input_[place] < kNever;
+      case Kind::kBackwardWeight:
+        return weight_[place] < kNever;
+    }
+    return false;
+  }
+  void end(const StagePass& pass, double time) {
+    const size_t place = at(pass.stage, pass.micro_batch);
+    if (pass.kind == Kind::kForward) forward_[place] = time;
+    if (pass.kind == Kind::kBackward || pass.kind == Kind::kBackwardInput) input_[place] = time;
+    if (pass.kind == Kind::kBackward || pass.kind == Kind::kBackwardWeight) weight_[place] = time;
+  }
+
+ private:
+  static size_t count(const Schedule& schedule) {
+    return static_cast<size_t>(schedule.stages * schedule.micro_batches);
+  }
+  size_t at(int64_t stage, int64_t micro_batch) const {
+    return static_cast<size_t>(stage * schedule_.micro_batches + micro_batch);
+  }
+  double arrival(const std::vector<double>& ends, int64_t from, int64_t to, int64_t micro_batch) const {
+    const bool travels = schedule_.rank_of(from, micro_batch) != schedule_.rank_of(to, micro_batch);
+    return ends[at(from, micro_batch)] + (travels ? costs_.transfer : 0.0);
+  }
+
+  const Schedule& schedule_;
+  const PassCosts& costs_;
+  std::vector<double> forward_, input_, weight_;
+};
+
+/// One rank on its way through time.
+class RankClock {
+ public:
+  double free_at() const { return free_at_; }
+  double held() const { return held_; }
+  /// Returns when it ends. Two passes that overlap count their time once.
+  double run(const StagePass& pass, double begin, double seconds, const PassCosts& costs) {
+    const double end = begin + seconds;
+    if (timeline_.passes.empty()) timeline_.first = begin;
+    if (begin >= free_at_) timeline_.busy += seconds;
+    timeline_.passes.push_back({pass, begin, end});
+    timeline_.last = free_at_ = end;
+    held_ += held_after(pass, costs);
+    timeline_.peak_bytes = std::max(timeline_.peak_bytes, held_);
+    return end;
+  }
+  RankTimeline take() { return std::move(timeline_); }
+
+ private:
+  RankTimeline timeline_;
+  double free_at_ = 0.0, held_ = 0.0;
+};
+
+void check_lengths(const Schedule& schedule, const PassCosts& costs) {
+  const auto stages = static_cast<size_t>(schedule.stages);
+  for (const auto* values :
+       {&costs.forward, &costs.backward_input, &costs.backward_weight, &costs.activation_bytes}) {
+    if (values->size() != 1 && values->size() != stages) {
+      throw ConfigError("[plan.simulate] {} costs for {} stages; give one for all, or one each",
+                        values->size(), stages);
+    }
+  }
+}
+
+/// Every pass once, on its rank.
+void check_complete(const Schedule& schedule) {
+  struct Seen {
+    int forward = 0, input = 0, weight = 0;
+  };
+  std::vector<Seen> seen(static_cast<size_t>(schedule.stages * schedule.micro_batches));
+  for (size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
+    for (const StagePass& pass : schedule.ranks[rank]) {
+      if (pass.stage < 0 || pass.stage >= schedule.stages || pass.micro_batch < 0 ||
+          pass.micro_batch >= schedule.micro_batches) {
+        throw ConfigError("[plan.simulate] rank {}: {} is outside of {} stages and {} micro-batches", rank,
+                          to_text(pass), schedule.stages, schedule.micro_batches);
+      }
+      if (schedule.rank_of(pass.stage, pass.micro_batch) != static_cast<int64_t>(rank)) {
+        throw ConfigError("[plan.simulate] rank {} runs {}, but stage {} is on rank {}", rank, to_text(pass),
+                          pass.stage, schedule.rank_of(pass.stage, pass.micro_batch));
+      }
+      Seen& count = seen[static_cast<size_t>(pass.stage * schedule.micro_batches + pass.micro_batch)];
+      const bool input = pass.kind == Kind::kBackward || pass.kind == Kind::kBackwardInput,
+                 weight = pass.kind == Kind::kBackward || pass.kind == Kind::kBackwardWeight;
+      count.forward += pass.kind == Kind::kForward;
+      count.input += input;
+      count.weight += weight;
+      if (count.forward > 1 || count.input > 1 || count.weight > 1)
+        throw ConfigError("[plan.simulate] rank {} runs {} twice", rank, to_text(pass));
+    }
+  }
+  for (int64_t stage = 0; stage < schedule.stages; ++stage) {
+    for (int64_t micro_batch = 0; micro_batch < schedule.micro_batches; ++micro_batch) {
+      const Seen& count = seen[static_cast<size_t>(stage * schedule.micro_batches + micro_batch)];
+      const auto missing = count.forward == 0  ? std::optional(Kind::kForward)
+                           : count.input == 0  ? std::optional(Kind::kBackwardInput)
+                           : count.weight == 0 ? std::optional(Kind::kBackwardWeight)
+                                               : std::nullopt;
+      if (missing) {
+        throw ConfigError("[plan.simulate] rank {} never runs {}", schedule.rank_of(stage, micro_batch),
+                          to_text({*missing, stage, micro_batch}));
+      }
+    }
+  }
+}
+
+Simulation collect(std::vector<RankClock>& clocks) {
+  Simulation simulation;
+  for (RankClock& clock : clocks) {
+    simulation.ranks.push_back(clock.take());
+    simulation.makespan = std::max(simulation.makespan, simulation.ranks.back().last);
+  }
+  return simulation;
+}
+
+/// The pass that a rank waits for, as text: what it needs has not run, and never will.
+[[noreturn]] void refuse_deadlock(const Schedule& schedule, const std::vector<size_t>& next) {
+  std::string waiting;
+  for (size_t rank = 0; rank < next.size(); ++rank) {
+    if (next[rank] == schedule.ranks[rank].size()) continue;
+    waiting += fmt::format("{}rank {} at {}", waiting.empty() ? "" : ", ", rank,
+                           to_text(schedule.ranks[rank][next[rank]]));
+  }
+  throw ConfigError("[plan.simulate] {} waits for ever: {}", schedule.name, waiting);
+}
+
+/// Runs the pass number `next` of a rank, and the one that overlaps it, if what they need has run; returns
+/// how many ran.
+size_t advance(const std::vector<StagePass>& passes, size_t next, Progress& progress, RankClock& clock,
+               const PassCosts& costs) {
+  if (next == passes.size()) return 0;
+  const StagePass& pass = passes[next];
+  const bool pair = pass.with_next && costs.overlapped_share > 0.0 && next + 1 < passes.size();
+  const double ready = std::max(progress.ready(pass), pair ? progress.ready(passes[next + 1]) : 0.0);
+  if (ready == kNever) return 0;
+  const double begin = std::max(ready, clock.free_at());
+  if (!pair) {
+    progress.end(pass, clock.run(pass, begin, duration(pass, costs), costs));
+    return 1;
+  }
+  const double seconds = costs.overlapped_share * (duration(pass, costs) + duration(passes[next + 1], costs));
+  for (const StagePass& half : {pass, passes[next + 1]})
+    progress.end(half, clock.run(half, begin, seconds, costs));
+  return 2;
+}
+
+bool fits(double bytes, const PassCosts& costs) {
+  return costs.memory_limit <= 0.0 || bytes <= costs.memory_limit * (1.0 + 1e-9);
+}
+
+void check_memory(const RankClock& clock, size_t rank, const StagePass& pass, const PassCosts& costs) {
+  if (fits(clock.held(), costs)) return;
+  throw ConfigError(
+      "[plan.simulate] rank {} holds {:g} bytes of activations after {}, more than the limit of {:g}", rank,
+      clock.held(), to_text(pass), costs.memory_limit);
+}
+
+}  // namespace
+
+double Simulation::bubble() const {
+  double busiest = 0.0;
+  for (const RankTimeline& rank : ranks) busiest = std::max(busiest, rank.busy);
+  return makespan - busiest;
+}
+
+double Simulation::efficiency() const {
+  double busy = 0.0;
+  for (const RankTimeline& rank : ranks) busy += rank.busy;
+  return makespan > 0.0 ? busy / (makespan * static_cast<double>(ranks.size())) : 1.0;
+}
+
+Simulation simulate(const Schedule& schedule, const PassCosts& costs) {
+  check_lengths(schedule, costs);
+  check_complete(schedule);
+  Progress progress(schedule, costs);
+  std::vector<RankClock> clocks(schedule.ranks.size());
+  std::vector<size_t> next(schedule.ranks.size(), 0);
+  // In any order of ranks: a pass begins when its own rank and its inputs allow.
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
+      while (const size_t count = advance(schedule.ranks[rank], next[rank], progress, clocks[rank], costs)) {
+        check_memory(clocks[rank], rank, schedule.ranks[rank][next[rank]], costs);
+        next[rank] += count;
+        moved = true;
+      }
+    }
+  }
+  for (size_t rank = 0; rank < next.size(); ++rank) {
+    if (next[rank] < schedule.ranks[rank].size()) refuse_deadlock(schedule, next);
+  }
+  return collect(clocks);
+}
+
+namespace {
+
+/// The weights that a rank has put off, in the order of their inputs.
+class PutOff {
+ public:
+  void ran(const StagePass& pass) {
+    if (pass.kind == Kind::kBackwardInput)
+      weights_.push_back({Kind::kBackwardWeight, pass.stage, pass.micro_batch});
+  }
+  std::optional<StagePass> take() {
+    if (weights_.empty()) return std::nullopt;
+    const StagePass weight = weights_.front();
+    weights_.pop_front();
+    return weight;
+  }
+  bool empty() const { return weights_.empty(); }
+
+ private:
+  std::deque<StagePass> weights_;
+};
+
+/// Runs its passes in their order, and weights while the next one cannot run.
+class FillingRank {
+ public:
+  FillingRank(const Schedule& schedule, const PassCosts& costs, int64_t rank)
+      : passes_(schedule.ranks[static_cast<size_t>(rank)]), costs_(costs) {}
+
+  bool done() const { return next_ == passes_.size() && weights_.empty(); }
+  std::optional<StagePass> choose(const Progress& progress, double time, double held) {
+    if (next_ == passes_.size()) return weights_.take();
+    const StagePass& pass = passes_[next_];
+    const bool has_room = pass.kind != Kind::kForward || fits(held + held_after(pass, costs_), costs_);
+    if (!has_room || progress.ready(pass) > time) return weights_.take();
+    ++next_;
+    weights_.ran(pass);
+    return pass;
+  }
+
+ private:
+  const std::vector<StagePass>& passes_;
+  const PassCosts& costs_;
+  size_t next_ = 0;
+  PutOff weights_;
+};
+
+/// Runs what is ready: backward before forward before weights.
+class GreedyRank {
+ public:
+  GreedyRank(const Schedule& schedule, const PassCosts& costs, int64_t rank)
+      : schedule_(schedule), costs_(costs) {
+    for (int64_t stage = 0; stage < schedule.stages; ++stage) {
+      for (int64_t micro_batch = 0; micro_batch < schedule.micro_batches; ++micro_batch) {
+        if (schedule.rank_of(stage, micro_batch) != rank) continue;
+        forward_.push_back({Kind::kForward, stage, micro_batch});
+        input_.push_back({Kind::kBackwardInput, stage, micro_batch});
+      }
+    }
+  }
+
+  bool done() const { return forward_.empty() && input_.empty() && weights_.empty(); }
+  std::optional<StagePass> choose(const Progress& progress, double time, double held) {
+    const auto input = take_deepest(input_, progress, time, [](const StagePass&) { return true; });
+    if (input) weights_.ran(*input);
+    if (input) return input;
+    // Room is left for the later stages of this rank that the micro-batch still has to run.
+    const auto has_room = [&](const StagePass& pass) { return fits(held + still_needed(pass), costs_); };
+    if (const auto forward = take_deepest(forward_, progress, time, has_room)) return forward;
+    return weights_.take();
+  }
+
+ private:
+  /// The first of the latest stage: its backward pass gives memory back first.
+  template <typename May>
+  static std::optional<StagePass> take_deepest(std::vector<StagePass>& passes, const Progress& progress,
+                                               double time, const May& may) {
+    auto best = passes.end();
+    for (auto pass = passes.begin(); pass != passes.end(); ++pass) {
+      if (progress.ready(*pass) > time || !may(*pass)) continue;
+      if (best == passes.end() || pass->stage > best->stage) best = pass;
+    }
+    if (best == passes.end()) return std::nullopt;
+    const StagePass pass = *best;
+    passes.erase(best);
+    return pass;
+  }
+  double still_needed(const StagePass& pass) const {
+    double bytes = 0.0;
+    for (int64_t stage = pass.stage; stage < schedule_.stages; ++stage) {
+      if (schedule_.rank_of(stage, pass.micro_batch) == schedule_.rank_of(pass.stage, pass.micro_batch))
+        bytes += of_stage(costs_.activation_bytes, stage);
+    }
+    return bytes;
+  }
+
+  const Schedule& schedule_;
+  const PassCosts& costs_;
+  std::vector<StagePass> forward_, input_;
+  PutOff weights_;
+};
+
+/// The passes that ranks of a kind choose as time goes on.
+template <typename Rank>
+Schedule scheduled_in_time(const Schedule& given, const PassCosts& costs) {
+  check_lengths(given, costs);
+  Schedule schedule = given;
+  for (auto& passes : schedule.ranks) passes.clear();
+  Progress progress(schedule, costs);
+  std::vector<RankClock> clocks(given.ranks.size());
+  std::vector<Rank> ranks;
+  for (size_t rank = 0; rank < given.ranks.size(); ++rank)
+    ranks.emplace_back(given, costs, static_cast<int64_t>(rank));
+  std::set<double> times = {0.0};  // at which something may begin
+  while (!times.empty()) {
+    const double time = *times.begin();
+    times.erase(times.begin());
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      if (clocks[rank].free_at() > time) continue;
+      const auto pass = ranks[rank].choose(progress, time, clocks[rank].held());
+      if (!pass) continue;
+      const double end = clocks[rank].run(*pass, time, duration(*pass, costs), costs);
+      progress.end(*pass, end);
+      schedule.ranks[rank].push_back(*pass);
+      times.insert({end, end + costs.transfer});
+    }
+  }
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (ranks[rank].done()) continue;
+    throw ConfigError(
+        "[plan.schedule] rank {} cannot go on within {:g} bytes of activations; raise the limit, or take "
+        "more "
+        "ranks or smaller micro-batches",
+        rank, costs.memory_limit);
+  }
+  return schedule;
+}
+
+}  // namespace
+
+Schedule fill_weights(const Schedule& without_weights, const PassCosts& costs) {
+  return scheduled_in_time<FillingRank>(without_weights, costs);
+}
+
+Schedule greedy_schedule(const PipelineShape& shape, Placement placement, const PassCosts& costs) {
+  Schedule schedule;
+  schedule.name = "greedy";
+  schedule.placement = placement;
+  schedule.stages = placement == Placement::kLoop ? shape.ranks * shape.chunks
+                    : placement == Placement::kV  ? 2 * shape.ranks
+                                                  : shape.ranks;
+  schedule.micro_batches = shape.micro_batches;
+  schedule.ranks.resize(static_cast<size_t>(shape.ranks));
+  return scheduled_in_time<GreedyRank>(schedule, costs);
+}
+
+}  // namespace trireme::plan
