@@ -43,6 +43,7 @@ void add_generate(CLI::App& app, Front& front);
 void add_bench(CLI::App& app, Front& front);
 void add_doctor(CLI::App& app, Front& front);
 void add_plan(CLI::App& app, Front& front);
+void add_pipeline(CLI::App& app, Front& front);
 void add_presets(CLI::App& app, Front& front);
 void add_config(CLI::App& app, Front& front);
 void add_version(CLI::App& app, Front& front);

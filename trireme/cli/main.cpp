@@ -30,6 +30,7 @@ void describe(CLI::App& app, Front& front) {
   add_bench(app, front);
   add_doctor(app, front);
   add_plan(app, front);
+  add_pipeline(app, front);
   add_presets(app, front);
   add_config(app, front);
   add_version(app, front);

@@ -1,0 +1,66 @@
+// trireme pipeline: schedules drawn, compared, and read from files.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tests/cli/front_process.h"
+#include "trireme/plan/schedule.h"
+
+namespace trireme::cli {
+namespace {
+
+TEST(Pipeline, ComparesAllSchedules) {
+  const FrontProcess front;
+  const auto rows = front.run({"pipeline", "compare", "--json"}).json()["schedules"];
+  ASSERT_EQ(rows.size(), plan::all_values<plan::ScheduleName>().size() + 1) << "and the greedy one";
+  for (const auto& row : rows) {
+    if (row["schedule"] != "1f1b") continue;
+    EXPECT_DOUBLE_EQ(row["efficiency"], 24.0 / 33.0);
+  }
+  const std::string out = front.run({"pipeline", "compare", "--ranks", "3", "--micro-batches", "4"}).out;
+  EXPECT_TRUE(contains(out, "\nzb_v ")) << out;
+  EXPECT_TRUE(contains(out, "left out\ndualpipe: ")) << out;
+}
+
+TEST(Pipeline, DrawsASchedule) {
+  const FrontProcess front;
+  const std::string out =
+      front.run({"pipeline", "show", "1f1b", "--stages", "2", "--micro-batches", "3"}).out;
+  EXPECT_TRUE(contains(out, "rank 0 F0 F1 ......B0    F2 B1    ...B2      idle 3, 2 in flight\n")) << out;
+  EXPECT_TRUE(contains(out, "rank 1 ...F0 B0    F1 B1    F2 B2    ......  idle 3, 1 in flight\n")) << out;
+}
+
+TEST(Pipeline, ReadsWhatItWrites) {
+  const FrontProcess front;
+  const std::string file = front.file("mine.csv"), svg = front.file("mine.svg");
+  const std::string csv = front.run({"pipeline", "show", "zb_v", "--csv"}).out;
+  std::ofstream(file) << csv;
+  const auto ours = front.run({"pipeline", "show", "zb_v", "--json"}).json();
+  const auto read =
+      front.run({"pipeline", "show", "--from", file, "--placement", "v", "--json", "--svg", svg}).json();
+  EXPECT_EQ(ours["ranks"], read["ranks"]);
+  EXPECT_TRUE(std::filesystem::exists(svg));
+  // Stages on ranks that the placement does not give them.
+  const auto wrong = front.run({"pipeline", "show", "--from", file});
+  EXPECT_EQ(wrong.code, 2);
+  EXPECT_TRUE(contains(wrong.err, "but stage")) << wrong.err;
+}
+
+TEST(Pipeline, RefusesWhatCannotBe) {
+  const FrontProcess front;
+  for (const auto& [arguments, words] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{"pipeline", "show", "2f2b"}, "no schedule '2f2b'"},
+           {{"pipeline", "show"}, "--from"},
+           {{"pipeline", "show", "dualpipe", "--ranks", "3"}, "even number of ranks"},
+           {{"pipeline", "show", "gpipe", "--limit", "4"}, "more than the limit of 4"},
+           {{"pipeline", "show", "greedy", "--limit", "0.5"}, "raise the limit"},
+           {{"pipeline", "show", "--from", "/no/such/file"}, "/no/such/file"}}) {
+    const auto result = front.run(arguments);
+    EXPECT_NE(result.code, 0) << words;
+    EXPECT_TRUE(contains(result.err, words)) << result.err;
+  }
+}
+
+}  // namespace
+}  // namespace trireme::cli

@@ -1,0 +1,253 @@
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cctype>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/cli/front.h"
+#include "trireme/plan/schedule.h"
+#include "trireme/plan/simulate.h"
+#include "trireme/report/table.h"
+#include "trireme/report/timeline.h"
+
+namespace trireme::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using plan::Placement;
+using plan::ScheduleName;
+
+constexpr const char* kGreedy = "greedy";
+constexpr int64_t kColumns = 200;
+
+struct PipelineOptions {
+  std::string schedule, file, svg, placement = "loop";
+  plan::PipelineShape shape{4, 8, 1};
+  std::vector<double> costs = {1.0, 1.0, 1.0};
+  double transfer = 0.0, limit = 0.0;
+  int64_t columns = kColumns;
+  bool json = false, csv = false;
+};
+
+/// Costs are of all stages of a rank together, so that schedules with more of them compare.
+plan::PassCosts costs_for(const PipelineOptions& options, int64_t stages) {
+  const double share = static_cast<double>(options.shape.ranks) / static_cast<double>(stages);
+  plan::PassCosts costs;
+  costs.forward = {options.costs[0] * share};
+  costs.backward_input = {options.costs[1] * share};
+  costs.backward_weight = {options.costs[2] * share};
+  costs.activation_bytes = {share};
+  costs.transfer = options.transfer;
+  return costs;
+}
+
+Placement placement_of(const std::string& word) {
+  if (word == "v") return Placement::kV;
+  if (word == "two-ways") return Placement::kTwoWays;
+  return Placement::kLoop;
+}
+
+plan::Schedule greedy(const PipelineOptions& options) {
+  const Placement placement = placement_of(options.placement);
+  const int64_t stages =
+      placement == Placement::kV ? 2 * options.shape.ranks : options.shape.ranks * options.shape.chunks;
+  plan::PassCosts costs = costs_for(options, stages);
+  costs.memory_limit = options.limit;
+  return plan::greedy_schedule(options.shape, placement, costs);
+}
+
+plan::Schedule chosen(const PipelineOptions& options, const std::string& name) {
+  if (name == kGreedy) return greedy(options);
+  if (const auto known = plan::parse<ScheduleName>(name)) return plan::make_schedule(*known, options.shape);
+  std::string names;
+  for (const ScheduleName known : plan::all_values<ScheduleName>()) names += fmt::format("{}, ", known);
+  throw ConfigError("[cli.pipeline] there is no schedule '{}'; take one of {}{}", name, names, kGreedy);
+}
+
+std::string numbers(double low, double high) {
+  return low == high ? fmt::format("{:g}", low) : fmt::format("{:g} to {:g}", low, high);
+}
+
+/// Of the ranks, in micro-batches.
+std::string peaks(const plan::Simulation& simulation) {
+  const auto [low, high] = std::ranges::minmax(simulation.ranks, {}, &plan::RankTimeline::peak_bytes);
+  return numbers(low.peak_bytes, high.peak_bytes);
+}
+
+/// Which of its stages a rank runs in this pass, from 0.
+int64_t chunk_of(const plan::Schedule& schedule, const plan::StagePass& pass) {
+  if (schedule.placement == Placement::kTwoWays) return pass.micro_batch < schedule.micro_batches / 2 ? 0 : 1;
+  return pass.stage / static_cast<int64_t>(schedule.ranks.size());
+}
+
+/// "F3"; in lower case for the second stage of a rank; with the stage where a rank has more.
+std::string label_of(const plan::Schedule& schedule, const plan::StagePass& pass) {
+  std::string text = plan::to_text(pass);
+  if (schedule.stages_per_rank() > 2) return text;
+  text = text.substr(text.find_first_of("FBIW"));
+  if (chunk_of(schedule, pass) == 1) text[0] = static_cast<char>(std::tolower(text[0]));
+  return text;
+}
+
+report::Timeline picture(const plan::Schedule& schedule, const plan::Simulation& simulation) {
+  report::Timeline timeline;
+  timeline.title =
+      fmt::format("{}, simulated: {} ranks, {} stages, {} micro-batches; {:g} long, {:.1f}% busy",
+                  schedule.name, schedule.ranks.size(), schedule.stages, schedule.micro_batches,
+                  simulation.makespan, 100.0 * simulation.efficiency());
+  timeline.kinds = {"forward", "backward", "backward, input", "backward, weights"};
+  for (size_t rank = 0; rank < simulation.ranks.size(); ++rank) {
+    const plan::RankTimeline& line = simulation.ranks[rank];
+    report::TimelineRow row{.name = fmt::format("rank {}", rank), .bars = {}, .note = {}};
+    row.note = fmt::format("idle {:g}, {:g} in flight", simulation.makespan - line.busy, line.peak_bytes);
+    for (const plan::TimedPass& timed : line.passes) {
+      row.bars.push_back({.begin = timed.begin,
+                          .end = timed.end,
+                          .label = label_of(schedule, timed.pass),
+                          .kind = static_cast<size_t>(timed.pass.kind),
+                          .shade = static_cast<double>(chunk_of(schedule, timed.pass)) /
+                                   static_cast<double>(schedule.stages_per_rank())});
+    }
+    timeline.rows.push_back(std::move(row));
+  }
+  return timeline;
+}
+
+Json to_json(const plan::Schedule& schedule, const plan::Simulation& simulation) {
+  Json ranks = Json::array();
+  for (const plan::RankTimeline& rank : simulation.ranks) {
+    Json passes = Json::array();
+    for (const plan::TimedPass& timed : rank.passes)
+      passes.push_back({{"pass", plan::to_text(timed.pass)}, {"begin", timed.begin}, {"end", timed.end}});
+    ranks.push_back({{"busy", rank.busy},
+                     {"idle", simulation.makespan - rank.busy},
+                     {"peak_in_flight", rank.peak_bytes},
+                     {"passes", passes}});
+  }
+  return {{"schema", "trireme.pipeline/1"},
+          {"schedule", schedule.name},
+          {"stages", schedule.stages},
+          {"micro_batches", schedule.micro_batches},
+          {"makespan", simulation.makespan},
+          {"bubble", simulation.bubble()},
+          {"efficiency", simulation.efficiency()},
+          {"ranks", ranks}};
+}
+
+int show(const PipelineOptions& options) {
+  const plan::Schedule schedule =
+      options.file.empty()
+          ? chosen(options, options.schedule)
+          : plan::from_csv(read_file(options.file), placement_of(options.placement), options.file);
+  PipelineOptions read = options;
+  read.shape.ranks = static_cast<int64_t>(schedule.ranks.size());
+  plan::PassCosts costs = costs_for(read, schedule.stages);
+  costs.memory_limit = options.limit;
+  const plan::Simulation simulation = plan::simulate(schedule, costs);
+  const report::Timeline timeline = picture(schedule, simulation);
+  if (!options.svg.empty()) write_file_atomic(options.svg, report::draw_svg(timeline));
+  if (options.csv) {
+    fmt::print("{}", plan::to_csv(schedule));
+  } else if (options.json) {
+    fmt::print("{}\n", to_json(schedule, simulation).dump(2));
+  } else {
+    fmt::print("{}", report::draw_text(timeline, options.columns));
+  }
+  return 0;
+}
+
+int compare(const PipelineOptions& options) {
+  using report::Align;
+  report::Table table({{"schedule"},
+                       {"long", Align::kRight},
+                       {"bubble", Align::kRight},
+                       {"busy", Align::kRight},
+                       {"in flight a rank", Align::kRight},
+                       {"weights a rank", Align::kRight},
+                       {"what it does"}});
+  Json rows = Json::array();
+  std::string left_out;
+  const auto add = [&](const plan::Schedule& schedule, std::string_view summary) {
+    const plan::Simulation simulation = plan::simulate(schedule, costs_for(options, schedule.stages));
+    const int64_t copies = schedule.placement == Placement::kTwoWays ? 2 : 1;
+    table.add_row({schedule.name, fmt::format("{:g}", simulation.makespan),
+                   fmt::format("{:g}", simulation.bubble()),
+                   fmt::format("{:.1f}%", 100.0 * simulation.efficiency()), peaks(simulation),
+                   fmt::format("{}x", copies), std::string(summary)});
+    Json row = to_json(schedule, simulation);
+    row.erase("ranks");
+    rows.push_back(std::move(row));
+  };
+  for (const ScheduleName name : plan::all_values<ScheduleName>()) {
+    try {
+      add(plan::make_schedule(name, options.shape), plan::summary(name));
+    } catch (const ConfigError& error) {
+      left_out += fmt::format("{}: {}\n", name, error.what());
+    }
+  }
+  add(greedy(options), "made for these costs");
+  if (options.json) {
+    fmt::print("{}\n", Json{{"schema", "trireme.pipelines/1"}, {"schedules", rows}}.dump(2));
+    return 0;
+  }
+  fmt::print("{} ranks, {} micro-batches, a rank's forward {:g}, backward {:g} + {:g}, transfer {:g}\n{}",
+             options.shape.ranks, options.shape.micro_batches, options.costs[0], options.costs[1],
+             options.costs[2], options.transfer, table.to_string());
+  if (!left_out.empty()) fmt::print("left out\n{}", left_out);
+  return 0;
+}
+
+void add_shape(CLI::App& verb, PipelineOptions& options) {
+  verb.add_option("--ranks,--stages", options.shape.ranks, "Ranks of the pipeline")
+      ->check(CLI::Range(1, 1024));
+  verb.add_option("--micro-batches", options.shape.micro_batches, "Micro-batches of a step")
+      ->check(CLI::Range(1, 4096));
+  verb.add_option("--chunks", options.shape.chunks, "Stages a rank, of interleaved schedules")
+      ->check(CLI::Range(1, 64));
+  verb.add_option("--costs", options.costs,
+                  "F,I,W: a rank's time for a micro-batch: forward, backward for the input, for the weights")
+      ->delimiter(',')
+      ->expected(3)
+      ->check(CLI::PositiveNumber);
+  verb.add_option("--transfer", options.transfer, "Time from a rank to the next")
+      ->check(CLI::NonNegativeNumber);
+  verb.add_option("--limit", options.limit, "Micro-batches in flight a rank at most")
+      ->check(CLI::NonNegativeNumber);
+  verb.add_flag("--json", options.json, "One JSON document");
+}
+
+}  // namespace
+
+void add_pipeline(CLI::App& app, Front& front) {
+  CLI::App* verb = app.add_subcommand("pipeline", "Draw and compare pipeline schedules, simulated");
+  verb->require_subcommand(1);
+  auto options = std::make_shared<PipelineOptions>();
+  CLI::App* drawn = verb->add_subcommand("show", "One schedule in time");
+  drawn->add_option("SCHEDULE", options->schedule, "A name that 'pipeline compare' lists")->option_text(" ");
+  add_shape(*drawn, *options);
+  drawn->add_option("--from", options->file,
+                    "A schedule of your own: a line a rank, passes like 2F3 with commas");
+  drawn->add_option("--placement", options->placement, "Where stages are: loop, v or two-ways")
+      ->check(CLI::IsMember({"loop", "v", "two-ways"}));
+  drawn->add_option("--svg", options->svg, "Write the picture to this file, too");
+  drawn->add_option("--columns", options->columns, "Width of the text")->check(CLI::Range(40, 10000));
+  drawn->add_flag("--csv", options->csv, "The passes, as --from reads them");
+  drawn->callback([options, &front] {
+    front.action = [options] {
+      if (options->schedule.empty() == options->file.empty())
+        throw UsageError("name one schedule, or a file with --from",
+                         "'trireme pipeline compare' lists the names");
+      return show(*options);
+    };
+  });
+  auto compared = std::make_shared<PipelineOptions>();
+  CLI::App* table = verb->add_subcommand("compare", "All schedules for the same costs");
+  add_shape(*table, *compared);
+  table->callback([compared, &front] { front.action = [compared] { return compare(*compared); }; });
+}
+
+}  // namespace trireme::cli
