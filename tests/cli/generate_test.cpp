@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include "tests/cli/front_process.h"
 #include "trireme/cli/request.h"
 #include "trireme/report/run_dir.h"
@@ -7,12 +9,24 @@
 namespace trireme::cli {
 namespace {
 
+/// A run below `runs` of the front's folder; with a code it has ended, and with weights it has some.
+report::RunDirectory make_run(const FrontProcess& front, const std::string& name, std::optional<int> code,
+                              bool weights) {
+  const auto run = report::RunDirectory::create(front.file("runs"), name, {});
+  if (code) run.finish(*code);
+  if (weights) {
+    make_directories(run.file("checkpoints/final"));
+    write_file_atomic(run.file("checkpoints/final/model.safetensors"), "x");
+  }
+  return run;
+}
+
 constexpr const char* kRecorder = "printf %s \"$TRIREME_REQUEST\" > request; echo verb $1";
 
 TEST(Generate, HandsTheRunAndTheSamplingToTheWorker) {
   FrontProcess front;
   front.set_worker(kRecorder);
-  const auto run = report::RunDirectory::create(front.file("runs"), "tiny", {});
+  const auto run = make_run(front, "tiny", 0, true);
   const Outcome outcome = front.run({"generate", "latest", "--prompt", "-int main(", "--max-tokens", "9",
                                      "--temperature", "0.5", "--top-k=3", "--seed", "11", "--json"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
@@ -27,17 +41,59 @@ TEST(Generate, HandsTheRunAndTheSamplingToTheWorker) {
   EXPECT_TRUE(request.json);
 }
 
-TEST(Generate, FindsARunByPathByNameAndByLatest) {
+TEST(Generate, FindsARunByPathByFolderByNameAndByLatest) {
   FrontProcess front;
   front.set_worker(kRecorder);
+  make_run(front, "tiny", 0, true);
+  const auto run = make_run(front, "tiny", 0, true);
+  make_run(front, "tiny-2", 0, false);
+  std::filesystem::rename(front.file("runs"), front.file("elsewhere"));
   front.set("TRIREME_RUN_DIR", front.file("elsewhere"));
-  const auto run = report::RunDirectory::create(front.file("elsewhere"), "tiny", {});
   const std::string name = std::filesystem::path(run.path()).filename().string();
-  for (const std::string& word : {run.path(), name, std::string("latest"), "elsewhere/" + name}) {
-    ASSERT_EQ(front.run({"generate", word}).code, 0) << word;
+  for (const std::string& word : {front.file("elsewhere/" + name), name, std::string("tiny"),
+                                  std::string("latest"), "elsewhere/" + name}) {
+    const Outcome outcome = front.run({"generate", word});
+    ASSERT_EQ(outcome.code, 0) << word << outcome.err;
     const Request request = request_from_json(read_file(front.file("request")));
-    EXPECT_TRUE(std::filesystem::equivalent(request.generate.run, run.path())) << word;
+    EXPECT_EQ(std::filesystem::path(request.generate.run).filename(), name) << word;
   }
+}
+
+TEST(Generate, LatestIsTheLatestRunThatHasWeights) {
+  FrontProcess front;
+  front.set_worker(kRecorder);
+  const auto good = make_run(front, "good", 0, true);
+  const auto failed = make_run(front, "failed", 6, false);
+  const Outcome outcome = front.run({"generate", "latest"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(std::filesystem::equivalent(request_from_json(read_file(front.file("request"))).generate.run,
+                                          good.path()));
+  EXPECT_TRUE(contains(outcome.err, failed.path() +
+                                        " has no weights: it ended with code 6 (NaN or infinity); "
+                                        "taking " +
+                                        good.path()))
+      << outcome.err;
+}
+
+TEST(Generate, SaysWhichRunLacksWeightsAndWhyItEnded) {
+  FrontProcess front;
+  front.set_worker(kRecorder);
+  const std::pair<std::optional<int>, const char*> ends[] = {
+      {6, "it ended with code 6 (NaN or infinity)"},
+      {130, "it ended with code 130 (interrupted)"},
+      {std::nullopt, "it still goes on, or was killed"},
+      {0, "it finished and was told to keep none"}};
+  for (const auto& [code, why] : ends) {
+    const auto run = make_run(front, "tiny", code, false);
+    const std::string folder = std::filesystem::path(run.path()).filename().string();
+    for (const std::string& word : {std::string("latest"), std::string("tiny"), folder}) {
+      const Outcome outcome = front.run({"generate", word});
+      EXPECT_EQ(outcome.code, 2) << outcome.err;
+      for (const std::string& part : {run.path(), std::string(why)})
+        EXPECT_TRUE(contains(outcome.err, part)) << word << " " << part << " in: " << outcome.err;
+    }
+  }
+  EXPECT_FALSE(std::filesystem::exists(front.file("request")));
 }
 
 TEST(Generate, RefusesAFolderThatIsNoRun) {
@@ -46,15 +102,16 @@ TEST(Generate, RefusesAFolderThatIsNoRun) {
   make_directories(front.file("empty"));
   for (const char* word : {"empty", "absent", "latest"}) {
     const Outcome outcome = front.run({"generate", word});
-    EXPECT_EQ(outcome.code, 7) << outcome.err;
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
     EXPECT_TRUE(contains(outcome.err, word)) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, front.file(""))) << "the real folder: " << outcome.err;
   }
 }
 
 TEST(Generate, RefusesSamplingThatMeansNothing) {
   FrontProcess front;
   front.set_worker(kRecorder);
-  report::RunDirectory::create(front.file("runs"), "tiny", {});
+  make_run(front, "tiny", 0, true);
   for (const auto& option : {"--max-tokens=0", "--temperature=-1", "--temperature=nan", "--top-k=-2"}) {
     const Outcome outcome = front.run({"generate", "latest", option});
     EXPECT_EQ(outcome.code, 2) << option << outcome.err;

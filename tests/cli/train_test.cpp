@@ -111,6 +111,88 @@ TEST(TrainRun, AFolderThatCannotBeMadeIsAnEnvironmentError) {
   EXPECT_FALSE(std::filesystem::exists(front.file("started")));
 }
 
+/// Everything on stderr, without the time at the start of each line.
+std::vector<std::string> said(const Outcome& outcome) {
+  std::vector<std::string> lines = split(outcome.err, '\n');
+  for (std::string& line : lines) {
+    if (line.size() > 9 && line[2] == ':' && line[5] == ':') line.erase(0, 9);
+  }
+  if (lines.back().empty()) lines.pop_back();
+  return lines;
+}
+
+TEST(TrainRun, SaysAtTheStartWhereTheRunIs) {
+  FrontProcess front;
+  front.set_worker(recorder(0));
+  const Outcome outcome = front.run({"train", "--device=cpu", "-n", "1", "--name=tiny"});
+  const std::string run = std::filesystem::read_symlink(front.file("runs/latest")).string();
+  ASSERT_EQ(said(outcome).size(), 1u) << outcome.err;
+  EXPECT_EQ(said(outcome)[0],
+            "run     runs/" + run + ", weights at the end in checkpoints/final/model.safetensors");
+  EXPECT_EQ(front.run({"train", "--device=cpu", "-n", "1", "--quiet"}).err, "");
+}
+
+TEST(TrainRun, SaysWhereARunIsThatEndedWithoutASummary) {
+  FrontProcess front;
+  front.set_worker("exit 6");
+  const Outcome failed = front.run({"train", "--device=cpu", "-n", "1", "--quiet"});
+  const std::string run = "runs/" + std::filesystem::read_symlink(front.file("runs/latest")).string();
+  EXPECT_EQ(said(failed).back(),
+            "run     " + run + " ended with code 6 (NaN or infinity); its logs are in " + run + "/logs");
+  front.set_worker("exit 130");
+  const Outcome stopped = front.run({"train", "--device=cpu", "-n", "1", "--quiet"});
+  EXPECT_TRUE(contains(stopped.err, "was stopped before it had weights to keep; 'trireme train runs/"))
+      << stopped.err;
+}
+
+struct BadPath {
+  std::string path;
+  std::string says;
+};
+
+TEST(TrainData, APathWithoutTextIsAConfigErrorBeforeAnythingStarts) {
+  FrontProcess front;
+  front.set_worker("touch started");
+  write_file_atomic(front.file("empty.txt"), "");
+  make_directories(front.file("folder"));
+  const BadPath paths[] = {{"nowhere.txt", "there is no " + front.file("nowhere.txt")},
+                           {"empty.txt", "holds no text"},
+                           {"folder", "holds no text"},
+                           {"/dev/null", "neither a file nor a folder"}};
+  for (const BadPath& path : paths) {
+    for (const char* dry : {"--quiet", "--dry-run"}) {
+      const Outcome outcome =
+          front.run({"train", "--device=cpu", "-n", "2", "--data.path=" + path.path, dry});
+      EXPECT_EQ(outcome.code, 2) << outcome.err;
+      EXPECT_EQ(outcome.out, "");
+      EXPECT_EQ(said(outcome).size(), 1u) << outcome.err;
+      EXPECT_TRUE(contains(outcome.err, path.says)) << outcome.err;
+      EXPECT_TRUE(contains(outcome.err, "set data.path to a text file")) << outcome.err;
+    }
+  }
+  EXPECT_FALSE(std::filesystem::exists(front.file("runs")));
+}
+
+TEST(TrainData, ARelativePathIsKeptAsAnAbsoluteOne) {
+  FrontProcess front;
+  front.set_worker(recorder(0));
+  write_file_atomic(front.file("text.txt"), "text");
+  ASSERT_EQ(front.run({"train", "--device=cpu", "-n", "1", "--data.path=./text.txt"}).code, 0);
+  const auto config = plan::load({.path = front.file("runs/latest/config.yaml")}, Environment()).config;
+  EXPECT_EQ(config.data.path, front.file("text.txt"));
+}
+
+TEST(TrainData, APathThatIsMeantFromTheConfigFileIsPointedOut) {
+  FrontProcess front;
+  make_directories(front.file("mine"));
+  write_file_atomic(front.file("mine/text.txt"), "text");
+  write_file_atomic(front.file("mine/run.yaml"), "data:\n  path: text.txt\n");
+  const Outcome outcome = front.run({"train", "mine/run.yaml", "--device=cpu", "--dry-run"});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_TRUE(contains(outcome.err, "beside the config file there is " + front.file("mine/text.txt")))
+      << outcome.err;
+}
+
 /// A front command that torchrun started as rank 1 of 2.
 void pretend_torchrun(FrontProcess& front) {
   const std::pair<const char*, const char*> variables[] = {{"RANK", "1"},
@@ -140,12 +222,75 @@ TEST(TrainJoin, ChecksTheBatchAgainstTheWorldItJoins) {
   FrontProcess front;
   front.set_worker(recorder(0));
   pretend_torchrun(front);
+  front.set("LOCAL_RANK", "0");  // the first of its host
   EXPECT_EQ(front.run({"train", "--device=cpu", "--train.global_batch=7"}).code, 2);
   const Outcome clash = front.run({"train", "--device=cpu", "-n", "4"});
   EXPECT_EQ(clash.code, 2);
   EXPECT_TRUE(contains(clash.err, "-n 4")) << clash.err;
   EXPECT_TRUE(contains(clash.err, "torchrun")) << clash.err;
   EXPECT_FALSE(std::filesystem::exists(front.file("request-1")));
+}
+
+TEST(TrainJoin, TheFirstRankOfAHostSpeaksForAll) {
+  FrontProcess front;
+  front.set_worker(recorder(0));
+  pretend_torchrun(front);
+  const std::vector<std::string> command = {"train", "--device=cpu", "--data.path=nowhere.txt"};
+  const Outcome second = front.run(command);
+  EXPECT_EQ(second.code, 2);
+  EXPECT_EQ(second.err, "");
+  front.set("RANK", "0");
+  front.set("LOCAL_RANK", "0");
+  const Outcome first = front.run(command);
+  EXPECT_EQ(first.code, 2);
+  EXPECT_TRUE(contains(first.err, "nowhere.txt")) << first.err;
+}
+
+TEST(TrainPolicy, ALabelIsTakenWhereverAPolicyIs) {
+  FrontProcess front;
+  front.set_worker(recorder(0));
+  write_file_atomic(front.file("run.yaml"), "parallel:\n  policy: fsdp:no_shard\n");
+  const Outcome by_file = front.run({"train", "run.yaml", "--dry-run", "--device=cpu"});
+  EXPECT_TRUE(contains(by_file.out, "fsdp:no_shard: ")) << by_file.out << by_file.err;
+  const Outcome by_option =
+      front.run({"train", "run.yaml", "--parallel.policy=fsdp:shard_grad_op", "--dry-run", "--device=cpu"});
+  EXPECT_TRUE(contains(by_option.out, "fsdp:shard_grad_op: ")) << by_option.out << by_option.err;
+  front.set("TRIREME__PARALLEL__POLICY", "fsdp:full_shard");
+  const Outcome by_variable = front.run({"train", "run.yaml", "--dry-run", "--device=cpu"});
+  EXPECT_TRUE(contains(by_variable.out, "fsdp:full_shard: ")) << by_variable.out << by_variable.err;
+}
+
+TEST(TrainDryRun, ARunThatDoesNotFitEndsWithCode4AndSaysByHowMuch) {
+  FrontProcess front;
+  front.set_worker("touch started");
+  const std::vector<std::string> command = {"train", "--device=cpu",           "-n",
+                                            "2",     "--model.n_layers=10000", "--model.d_model=8192"};
+  auto dry = command;
+  dry.push_back("--dry-run");
+  const Outcome plan = front.run(dry);
+  EXPECT_EQ(plan.code, 4) << plan.err;
+  EXPECT_TRUE(contains(plan.out, "memory       does not fit: ")) << plan.out;
+  EXPECT_TRUE(contains(plan.out, " TiB a rank x 2 on ")) << plan.out;
+  EXPECT_TRUE(contains(plan.err, "Try, in this order: ")) << plan.err;
+  dry.push_back("--json");
+  EXPECT_EQ(front.run(dry).json()["memory"]["fits"], false);
+  const Outcome real = front.run(command);
+  EXPECT_EQ(real.code, 4) << real.err;
+  EXPECT_TRUE(contains(real.err, "does not fit: ")) << real.err;
+  EXPECT_FALSE(std::filesystem::exists(front.file("started")));
+  EXPECT_FALSE(std::filesystem::exists(front.file("runs")));
+}
+
+TEST(TrainDryRun, NamesWhatAConfigHardlyMeans) {
+  FrontProcess front;
+  const Outcome outcome =
+      front.run({"train", "--dry-run", "--device=cpu", "--model.vocab_size=50257", "--profile=2"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.out,
+                       "note         byte tokens use 256 of model.vocab_size=50,257 rows; "
+                       "model.vocab_size=256 saves 6.40M parameters\n"))
+      << outcome.out;
+  EXPECT_TRUE(contains(outcome.out, "note         train.profile_steps=2 without a GPU")) << outcome.out;
 }
 
 TEST(TrainDryRun, PrintsThePlanAndStartsNothing) {
@@ -172,6 +317,13 @@ TEST(TrainDryRun, PrintsThePlanAndStartsNothing) {
   // fp32, so no master beside the parameters; these layers leave no padding.
   EXPECT_EQ(json["state_bytes_per_rank"]["gradients"], 4 * (params / 4));
   EXPECT_EQ(json["state_bytes_per_rank"]["optimizer"], 8 * (params / 4));
+  const auto peak = json["peak_bytes_per_rank"];
+  EXPECT_EQ(peak["state"], json["state_bytes_per_rank"]["total"]);
+  EXPECT_EQ(peak["logits"], 2 * 128 * 50257 * 4);  // micro-batch x data.seq_len x vocabulary, fp32
+  EXPECT_GT(peak["activations"], 0);
+  EXPECT_EQ(peak["total"], peak["state"].get<int64_t>() + peak["gathered"].get<int64_t>() +
+                               peak["activations"].get<int64_t>() + peak["logits"].get<int64_t>() +
+                               peak["process"].get<int64_t>());
 
   const Outcome text = front.run(command);
   EXPECT_EQ(text.code, 0) << text.err;

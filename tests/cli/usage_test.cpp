@@ -17,8 +17,13 @@ const std::vector<std::string> kVerbs = {"train",   "generate", "doctor", "plan"
 
 /// Every way to ask for help: the command, its verbs, and their subcommands.
 std::vector<std::vector<std::string>> all_commands() {
-  std::vector<std::vector<std::string>> commands = {
-      {}, {"plan", "policy"}, {"config", "show"}, {"config", "schema"}, {"config", "keys"}};
+  std::vector<std::vector<std::string>> commands = {{},
+                                                    {"plan", "policy"},
+                                                    {"bench", "speed"},
+                                                    {"bench", "memory"},
+                                                    {"config", "show"},
+                                                    {"config", "schema"},
+                                                    {"config", "keys"}};
   for (const std::string& verb : kVerbs) commands.push_back({verb});
   return commands;
 }
@@ -99,6 +104,16 @@ TEST(Usage, MistakesExitWithTwoAndSayWhatIsNear) {
       {{"--versoin"}, "unknown option '--versoin'", "did you mean '--version'?"},
       {{"train", "--dry-rum"}, "unknown option '--dry-rum'", "did you mean '--dry-run'?"},
       {{"train", "--run-dri=x"}, "unknown option '--run-dri'", "did you mean '--run-dir'?"},
+      {{"train", "--steps", "5"}, "unknown option '--steps'", "did you mean '--train.steps'?"},
+      {{"train", "--lr=1e-3"}, "unknown option '--lr'", "did you mean '--optim.lr'?"},
+      {{"train", "--step=5"}, "unknown option '--step'", "did you mean '--train.steps'?"},
+      {{"train", "--grad-clip=1"}, "unknown option '--grad-clip'", "did you mean '--train.grad_clip'?"},
+      {{"train", "--batch-size=8"},
+       "unknown option '--batch-size'",
+       "did you mean '--train.global_batch' or '--train.micro_batch'?"},
+      {{"train", "--learning-rate=1"}, "unknown option '--learning-rate'", "did you mean '--optim.lr'?"},
+      {{"bench", "speed", "--lr=1e-3"}, "unknown option '--lr'", "did you mean '--optim.lr'?"},
+      {{"config", "show", "--lr=1e-3"}, "unknown option '--lr'", "did you mean '--optim.lr'?"},
       {{"train", "--sead=3"}, "unknown option '--sead'", "did you mean '--seed'?"},
       {{"train", "a.yaml", "b.yaml"}, "unexpected argument 'b.yaml'", "trireme train --help"},
       {{"train", "-n", "two"}, "two", "trireme train --help"},

@@ -1,5 +1,6 @@
 // The command and its real worker, end to end: what the README tells a user to run, shortened, and what exit
 // codes promise.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -113,6 +114,56 @@ TEST_F(Worker, SummarySaysTheSameAsItsPrediction) {
   EXPECT_GT(summary["steps_per_s"], 0.0);
 }
 
+TEST_F(Worker, BenchSpeedMeasuresPoliciesByMicroBatchesAndRecommendsOne) {
+  const auto bench = [&](const Words& more) {
+    Words command =
+        Words{"bench", "speed", "-n", "2", "--policies", "ddp,fsdp", "--steps", "6", "--rounds", "2"} + more;
+    command.insert(command.end(), kTiny.begin() + 1, kTiny.end());
+    return front_.run(command);
+  };
+  const Outcome json = bench({"--json"});
+  ASSERT_EQ(json.code, 0) << json.err;
+  const auto rows = json.json()["rows"];
+  ASSERT_EQ(rows.size(), 4u) << "2 policies x micro-batches 2 and 1: " << rows;
+  for (const auto& row : rows) {
+    EXPECT_EQ(row["step_ms"].size(), 2u * (6 - 2)) << "two rounds, each without its two steps of warm-up";
+    EXPECT_LE(row["tokens_per_s_low"], row["tokens_per_s"]) << row;
+    EXPECT_LE(row["tokens_per_s"], row["tokens_per_s_high"]) << row;
+    EXPECT_GT(row["peak_bytes"], 1 << 20);
+  }
+  EXPECT_EQ(json.json()["tokens_per_step"], 4 * 32);
+
+  const Outcome text = bench({"--micro-batches", "2"});
+  ASSERT_EQ(text.code, 0) << text.err;
+  const auto lines = split(text.out, '\n');
+  ASSERT_EQ(lines.size(), 1u + 2 + 1 + 1) << "titles, two rows, the recommendation: " << text.out;
+  EXPECT_TRUE(lines[3].starts_with("recommended: --parallel.policy=")) << text.out;
+  EXPECT_TRUE(contains(lines[3], " --train.micro_batch=2  (")) << text.out;
+  EXPECT_EQ(bench({"--micro-batches", "3"}).code, 2) << "which divides no batch of 2 a rank";
+}
+
+TEST_F(Worker, BenchSpeedGoesOnWithoutWhatDoesNotFit) {
+  const Outcome outcome = front_.run({"bench", "speed", "-n", "1", "--device=cpu", "--data.path=text.txt",
+                                      "--policies", "ddp", "--model.n_layers=10000", "--model.d_model=8192"});
+  EXPECT_EQ(outcome.code, 4) << outcome.err;
+  EXPECT_TRUE(contains(outcome.out, "out of memory")) << outcome.out;
+}
+
+TEST_F(Worker, BenchMemorySaysThatFewStepsCannotTell) {
+  const auto bench = [&](const char* steps) {
+    Words command = {"bench", "memory", "-n", "1", "--policies", "ddp", "--json", steps};
+    command.insert(command.end(), kTiny.begin() + 1, kTiny.end());
+    return front_.run(command).json()["rows"][0];
+  };
+  EXPECT_TRUE(bench("--train.steps=4")["step_ms"].is_null());
+  const auto row = bench("--train.steps=5");
+  EXPECT_GT(row["step_ms"], 0.0);
+  EXPECT_GT(row["baseline_bytes"], 16 << 20);
+  EXPECT_GT(row["peak_bytes"], row["baseline_bytes"]);
+  EXPECT_NEAR(row["peak_bytes_predicted"].get<double>(), row["peak_bytes"].get<double>(),
+              0.5 * row["peak_bytes"].get<double>());
+}
+
 TEST_F(Worker, BenchMemoryMeasuresEveryPolicyThatIsNamed) {
   Words command = {"bench", "memory", "-n", "2", "--policies", "ddp,zero3", "--json", "--train.steps=2"};
   command.insert(command.end(), kTiny.begin() + 1, kTiny.end());
@@ -128,6 +179,67 @@ TEST_F(Worker, BenchMemoryMeasuresEveryPolicyThatIsNamed) {
   EXPECT_EQ(total(0), 2 * total(1)) << "all of it is sharded, over two ranks";
 }
 
+TEST_F(Worker, MetricsHoldTheShareOfCommunicationWhereThereIsSome) {
+  for (const char* ranks : {"1", "2"}) {
+    ASSERT_EQ(front_.run(kTiny + Words{"--train.steps=3", "-n", ranks}).code, 0);
+    for (const auto& step : steps()) {
+      if (*ranks == '1') {
+        EXPECT_TRUE(step["communication_share"].is_null()) << step;
+      } else {
+        EXPECT_GT(step["communication_share"], 0.0) << step;
+        EXPECT_LT(step["communication_share"], 1.0) << step;
+      }
+    }
+  }
+}
+
+/// Lines of stderr without those that say what runs.
+Words surprises(const Outcome& outcome) {
+  Words lines;
+  for (const std::string& line : split(outcome.err, '\n')) {
+    const std::string text = line.size() > 9 && line[2] == ':' ? line.substr(9) : line;
+    const bool usual = text.starts_with("model ") || text.starts_with("data ") ||
+                       text.starts_with("layout ") || text.starts_with("run ") || text.empty();
+    if (!usual) lines.push_back(text);
+  }
+  return lines;
+}
+
+TEST_F(Worker, OneClearLineForWhatAUserHardlyMeant) {
+  std::ofstream(front_.file("small.txt")) << std::string(700, 'a');
+  const struct {
+    Words more;
+    const char* says;
+  } cases[] = {
+      {{"--model.vocab_size=50257"}, "note    byte tokens use 256 of model.vocab_size=50,257 rows"},
+      {{"--data.path=small.txt"},
+       "warning: nothing is validated: data.val_fraction=0.02 of 700 tokens holds out"},
+  };
+  for (const auto& one : cases) {
+    const Outcome outcome = front_.run(kTiny + Words{"-n", "1", "--train.steps=1"} + one.more);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    const Words lines = surprises(outcome);
+    ASSERT_EQ(lines.size(), 1u) << outcome.err;
+    EXPECT_TRUE(lines[0].starts_with(one.says)) << lines[0];
+  }
+  const Outcome profiled = front_.run(kTiny + Words{"-n", "1", "--train.steps=3", "--profile=1"});
+  EXPECT_EQ(profiled.code, 0) << profiled.err;
+  const Words lines = surprises(profiled);
+  ASSERT_EQ(lines.size(), 2u) << profiled.err;
+  EXPECT_TRUE(contains(lines[0], "without a GPU traces CPU operators")) << lines[0];
+  EXPECT_TRUE(contains(lines[1], "traces/rank-0.json")) << lines[1];
+}
+
+/// Ranks that find their text gone say so once, with the code of a config error.
+TEST_F(Worker, TextThatVanishesIsOneMessageFromOneRank) {
+  front_.set_worker("rm -f text.txt\nexec " TRIREME_WORKER " \"$@\"");
+  const Outcome outcome = front_.run(kTiny + Words{"-n", "2", "--train.steps=2"});
+  EXPECT_EQ(outcome.code, 2) << outcome.err;
+  const Words lines = surprises(outcome);
+  ASSERT_EQ(lines.size(), 1u) << outcome.err;
+  EXPECT_TRUE(lines[0].starts_with("error: [data.source] cannot read ")) << lines[0];
+}
+
 TEST_F(Worker, PlansEveryFileOfConfigs) {
   const std::map<std::string, int64_t> published = {{"llama-1b", 1'235'814'400},
                                                     {"llama-8b", 8'030'261'248}};  // meta-llama's model cards
@@ -139,7 +251,7 @@ TEST_F(Worker, PlansEveryFileOfConfigs) {
     for (const char* ranks : {"1", "2", "4"}) {
       const Outcome plan = front_.run(
           {"train", "--config", file.path().string(), "--dry-run", "--json", "--device=cpu", "-n", ranks});
-      ASSERT_EQ(plan.code, 0) << name << plan.err;
+      ASSERT_EQ(plan.code, plan.json()["memory"]["fits"] ? 0 : 4) << name << plan.err;
       const auto found = published.find(name);
       if (found != published.end()) {
         EXPECT_EQ(plan.json()["params"], found->second) << name;
@@ -160,14 +272,44 @@ TEST_F(Worker, CtrlCAndSigtermKeepTheWeights) {
              steps().size() >= 2;
     });
     training.signal(number);
+    training.signal(number);  // the same request
     const double began = monotonic_seconds();
     const Outcome outcome = training.wait(60.0);
     EXPECT_EQ(outcome.code, 128 + number) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, "stopping after this step; again to abort now")) << outcome.err;
+    const std::string run = "runs/" + std::filesystem::read_symlink(front_.file("runs/latest")).string();
+    const char* const name = number == SIGINT ? "SIGINT" : "SIGTERM";
+    for (const std::string& part :
+         {fmt::format("\ninterrupted by {} after step {} of 1000000, in ", name, steps().size()),
+          "\nweights " + run + "/checkpoints/final/model.safetensors\n",
+          "'trireme train " + run + "/config.yaml' trains again"})
+      EXPECT_TRUE(contains(outcome.out, part)) << part << " in:\n" << outcome.out;
     EXPECT_LT(monotonic_seconds() - began, 10.0);
     EXPECT_EQ(read_json(run_file("manifest.json"))["exit_code"], 128 + number);
     EXPECT_TRUE(std::filesystem::exists(run_file("checkpoints/final/model.safetensors")));
     EXPECT_EQ(read_json(run_file("summary.json"))["steps"], static_cast<int64_t>(steps().size()));
   }
+}
+
+/// A rank that another launcher started answers signals by itself.
+TEST_F(Worker, ARankOfAnotherLauncherSaysThatItStopsAndTakesAPairOfSignalsForOne) {
+  const std::pair<const char*, const char*> variables[] = {{"RANK", "0"},
+                                                           {"WORLD_SIZE", "1"},
+                                                           {"LOCAL_RANK", "0"},
+                                                           {"LOCAL_WORLD_SIZE", "1"},
+                                                           {"MASTER_PORT", "0"},
+                                                           {"MASTER_ADDR", "127.0.0.1"},
+                                                           {"TORCHELASTIC_RUN_ID", "x"}};
+  for (const auto& [name, value] : variables) front_.set(name, value);
+  auto training = front_.start(kTiny + Words{"--train.steps=1000000"});
+  wait_until([&] { return std::filesystem::exists(front_.file("runs/latest")) && steps().size() >= 2; });
+  training.signal(SIGINT);
+  training.signal(SIGINT);
+  const Outcome outcome = training.wait(60.0);
+  EXPECT_EQ(outcome.code, 128 + SIGINT) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "stopping after this step; again to abort now\n")) << outcome.err;
+  EXPECT_TRUE(contains(outcome.out, "interrupted by SIGINT after step ")) << outcome.out;
+  EXPECT_TRUE(std::filesystem::exists(run_file("checkpoints/final/model.safetensors")));
 }
 
 /// A rank that a launcher started and whose peer never comes.
@@ -197,7 +339,7 @@ TEST_F(Worker, ExitCodesSayWhatWentWrong) {
       {{"--parallel.bucket_mib=1"}, 2, "parallel.bucket_mib=1"},
       {{"--train.global_batch=5"}, 2, "does not divide"},
       {{"--optim.lr=1e30", "--train.grad_clip=0"}, 6, "the gradient of transformer."},
-      {{"--data.path=nowhere.txt"}, 7, "nowhere.txt"},
+      {{"--data.path=nowhere.txt"}, 2, "nowhere.txt"},
       {{"--model.n_layers=10000", "--model.d_model=100000", "--model.n_heads=10"},
        4,
        "memory.recompute=cheap"},
@@ -217,6 +359,17 @@ TEST_F(Worker, OutOfHostMemoryIsExitCode4WithAdvice) {
   EXPECT_EQ(outcome.code, 4) << outcome.err;
   EXPECT_TRUE(contains(outcome.err, "the host is out of memory")) << outcome.err;
   EXPECT_TRUE(contains(outcome.err, "Try, in this order: ")) << outcome.err;
+}
+
+TEST_F(Worker, OutOfHostMemoryOnOneOfTwoRanksIsOneMessage) {
+  // 1.5 GiB is enough for the libraries, and for the shards and part of the activations of a rank.
+  front_.limit_memory(int64_t{1600} << 20);
+  const Outcome outcome =
+      front_.run(kTiny + Words{"-n", "2", "--train.steps=2", "--model.n_layers=16", "--model.d_model=512",
+                               "--model.n_heads=8", "--parallel.policy=ddp"});
+  EXPECT_EQ(outcome.code, 4) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "the host is out of memory")) << outcome.err;
+  EXPECT_FALSE(contains(outcome.err, "lost a peer")) << outcome.err;
 }
 
 }  // namespace

@@ -52,13 +52,13 @@ bool has_temporary_folder(const Scratch& scratch) {
   return false;
 }
 
-TEST(PrepareCorpusFailure, NamesAMissingPathWithExitCode7) {
+TEST(PrepareCorpusFailure, NamesAMissingPathWithTheExitCodeOfAConfig) {
   const Scratch scratch;
   try {
     prepare_corpus(options_for(scratch, "missing"));
     FAIL() << "nothing was thrown";
   } catch (const Error& error) {
-    EXPECT_EQ(error.exit_code(), ExitCode::kCorruptData);
+    EXPECT_EQ(error.exit_code(), ExitCode::kUsage);
     EXPECT_NE(std::string(error.what()).find(scratch.path("missing")), std::string::npos) << error.what();
   }
 }
@@ -67,7 +67,7 @@ TEST(PrepareCorpusFailure, NamesSizesOfACorpusShorterThanOneSequence) {
   const Scratch scratch;
   scratch.write("short", "abcd");
   const std::string message =
-      testing::message_of<DataError>([&] { prepare_corpus(options_for(scratch, "short")); });
+      testing::message_of<ConfigError>([&] { prepare_corpus(options_for(scratch, "short")); });
   EXPECT_NE(message.find("4 training tokens"), std::string::npos) << message;
   EXPECT_NE(message.find("the 5 of one sequence"), std::string::npos) << message;
   EXPECT_NE(message.find(scratch.path("short")), std::string::npos) << message;
@@ -79,7 +79,7 @@ TEST(PrepareCorpusFailure, RefusesATextOfSeparatorsOnly) {
   const Scratch scratch;
   scratch.write("text", "<|endoftext|>\n<|endoftext|>\n");
   const std::string message =
-      testing::message_of<DataError>([&] { prepare_corpus(options_for(scratch, "text")); });
+      testing::message_of<ConfigError>([&] { prepare_corpus(options_for(scratch, "text")); });
   EXPECT_NE(message.find(" 0 training tokens"), std::string::npos) << message;
 }
 
@@ -94,7 +94,7 @@ TEST(PrepareCorpusFailure, RefusesFractionsAndFoldersThatDoNotExist) {
   EXPECT_FALSE(has_temporary_folder(scratch));
   options = options_for(scratch, "text");
   options.path = "builtin";
-  EXPECT_THROW(prepare_corpus(options), DataError);
+  EXPECT_THROW(prepare_corpus(options), ConfigError);
 }
 
 TEST(PrepareCorpusFailure, NamesACacheThatCannotBeWritten) {
@@ -140,7 +140,7 @@ TEST(PrepareCorpusFailure, NamesAnUnreadableFolder) {
   ::chmod(scratch.path("t/closed").c_str(), 0);
   const int status = as_nobody([&] {
     const std::string message =
-        testing::message_of<DataError>([&] { prepare_corpus(options_for(scratch, "t")); });
+        testing::message_of<ConfigError>([&] { prepare_corpus(options_for(scratch, "t")); });
     return message.find(scratch.path("t/closed")) != std::string::npos ? 0 : 1;
   });
   ::chmod(scratch.path("t/closed").c_str(), 0755);

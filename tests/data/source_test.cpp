@@ -68,7 +68,7 @@ TEST(ListSource, NamesAPathThatHoldsNoText) {
   std::filesystem::create_symlink("../hidden/.a", scratch.path("links/a"));
   std::filesystem::create_symlink("nowhere", scratch.path("dangling"));
   for (const char* name : {"missing", "empty", "hidden", "folder", "links", "dangling", "empty/below"}) {
-    const std::string message = testing::message_of<DataError>([&] { list_source(scratch.path(name)); });
+    const std::string message = testing::message_of<ConfigError>([&] { list_source(scratch.path(name)); });
     EXPECT_NE(message.find(scratch.path(name)), std::string::npos) << message;
     EXPECT_NE(message.find("data.path"), std::string::npos) << "no fix: " << message;
   }
@@ -79,12 +79,12 @@ TEST(ListSource, SaysThatLinksWereNotFollowed) {
   scratch.write("blob", "x");
   std::filesystem::create_directory(scratch.path("links"));
   std::filesystem::create_symlink("../blob", scratch.path("links/a"));
-  const std::string message = testing::message_of<DataError>([&] { list_source(scratch.path("links")); });
+  const std::string message = testing::message_of<ConfigError>([&] { list_source(scratch.path("links")); });
   EXPECT_NE(message.find("1 symbolic link"), std::string::npos) << message;
 }
 
 TEST(ListSource, RefusesSpecialFiles) {
-  const std::string message = testing::message_of<DataError>([] { list_source("/dev/null"); });
+  const std::string message = testing::message_of<ConfigError>([] { list_source("/dev/null"); });
   EXPECT_NE(message.find("neither a file nor a folder"), std::string::npos) << message;
 }
 

@@ -26,6 +26,20 @@ Lines split_in_pieces(const std::string& text, size_t piece, Returns returns) {
   return lines;
 }
 
+TEST(WithoutEscapes, KeepsTheTextAlone) {
+  const std::pair<const char*, const char*> lines[] = {
+      {"plain", "plain"},
+      {"\x1b[K12:00 warning", "12:00 warning"},
+      {"\x1b[1;31mred\x1b[0m and \x1b[38;5;12mblue\x1b[m", "red and blue"},
+      {"\x1b]0;a title\a>", ">"},
+      {"\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "link"},
+      {"\x1b(B\x1b=ok", "ok"},
+      {"cut off \x1b[3", "cut off "},
+      {"alone \x1b", "alone "},
+  };
+  for (const auto& [line, plain] : lines) EXPECT_EQ(without_escapes(line), plain);
+}
+
 TEST(LineSplitter, FindsTheSameLinesHoweverTheBytesArrive) {
   const std::string text = "one\n\nthree\r\n10%\r50%\r\r100%\nlast";
   for (size_t piece = 1; piece <= text.size(); ++piece) {

@@ -5,6 +5,7 @@
 #include <csignal>
 
 #include "tests/launch/job_process.h"
+#include "trireme/base/file.h"
 
 namespace trireme::launch {
 namespace {
@@ -66,6 +67,61 @@ TEST(LocalFailure, OthersMayReportBeforeTheyAreAskedToStop) {
   EXPECT_EQ(outcome.code, 1);
   EXPECT_TRUE(says(outcome, "saved what I had")) << outcome.err;
   EXPECT_FALSE(says(outcome, "had to be killed")) << outcome.err;
+}
+
+LocalJob explaining(LocalJob job) {
+  job.explains_failures = true;
+  return job;
+}
+
+TEST(LocalFailure, WhatAllRanksHaveExplainedNeedsNoMoreWords) {
+  const Outcome outcome = run(explaining(child_job(3, {"err=12:00:00 error: no such text", "exit=2"})));
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_EQ(outcome.err, "12:00:00 error: no such text (x3 ranks)\n");
+}
+
+TEST(LocalFailure, OneRankMaySpeakForAll) {
+  const Outcome outcome = run(explaining(child_job(3, {"0:sleep=0.1", "0:err=no such text", "exit=2"})));
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_EQ(outcome.err, "no such text\n");
+}
+
+TEST(LocalFailure, ARankThatExplainsItselfIsHeardAloneAndNotThoseThatLostIt) {
+  const TempDir dir;
+  LocalJob job =
+      explaining(child_job(3, {"0:sleep=0.2", "0:err=error: no memory", "0:exit=4", "1:err=error: lost",
+                               "1:exit=5", "2:sleep=0.6", "2:err=error: lost too", "2:exit=5"}));
+  job.log_dir = dir.path();
+  const Outcome outcome = run(job);
+  EXPECT_EQ(outcome.code, 4);
+  EXPECT_TRUE(says(outcome, "error: no memory")) << outcome.err;
+  EXPECT_FALSE(says(outcome, "lost")) << outcome.err;
+  EXPECT_EQ(lines_of(outcome.err).size(), 2u) << "and that the launcher stops the rest: " << outcome.err;
+  EXPECT_EQ(read_file(dir.file("rank-1.log")), "error: lost\n");
+}
+
+TEST(LocalFailure, RanksThatOnlyLostAPeerAreHeard) {
+  const Outcome outcome = run(explaining(child_job(2, {"err=error: lost", "exit=5"})));
+  EXPECT_EQ(outcome.code, 5);
+  EXPECT_TRUE(says(outcome, "error: lost (x2 ranks)")) << outcome.err;
+}
+
+TEST(LocalFailure, ARankThatTheKernelKilledForWantOfMemoryIsOutOfMemory) {
+  const TempDir dir;
+  const std::string counters = dir.file("vmstat");
+  write_file_atomic(counters, "pgfault 17\noom_kill 3\n");
+  LocalJob job = child_job(2, {"1:write=" + counters + " oom_kill 4", "1:kill=9", "sleep=30"});
+  job.grace_s = 0.2;
+  job.kernel_counters = counters;
+  job.memory_advice = "Try a smaller model";
+  const Outcome outcome = run(job);
+  EXPECT_EQ(outcome.code, 4);
+  EXPECT_TRUE(says(outcome,
+                   "was killed by the kernel, which had no memory left; stopping the other rank. Try a "
+                   "smaller model"))
+      << outcome.err;
+  job.args = {"1:kill=9", "sleep=30"};
+  EXPECT_EQ(run(job).code, 128 + SIGKILL) << "the kernel has killed nobody since";
 }
 
 TEST(LocalFailure, ARankThatHeedsSigtermIsNotKilled) {

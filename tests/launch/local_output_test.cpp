@@ -2,11 +2,13 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <pty.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
+#include <functional>
 
 #include "tests/launch/job_process.h"
 #include "trireme/base/file.h"
@@ -124,8 +126,9 @@ TEST(LocalOutput, NothingIsLostWhenTheReaderIsSlow) {
   EXPECT_EQ(process.wait().code, 0);
 }
 
-/// What a terminal of 100 columns shows of the job. Its driver turns "\n" into "\r\n".
-std::string on_terminal(const LocalJob& job) {
+/// What a terminal of 100 columns shows of the job. Its driver turns "\n" into "\r\n". `meanwhile` is called
+/// with its other end once the job runs.
+std::string on_terminal(const LocalJob& job, const std::function<void(int)>& meanwhile = {}) {
   int master = -1, slave = -1;
   const winsize size{.ws_row = 24, .ws_col = 100, .ws_xpixel = 0, .ws_ypixel = 0};
   EXPECT_EQ(::openpty(&master, &slave, nullptr, nullptr, &size), 0);
@@ -133,6 +136,7 @@ std::string on_terminal(const LocalJob& job) {
   Fd line(slave);
   JobProcess process(job, -1, line.get());
   line.close();
+  if (meanwhile) meanwhile(screen.get());
   std::string shown;
   char buffer[4096];
   for (ssize_t count; (count = ::read(screen.get(), buffer, sizeof buffer)) > 0;) {
@@ -157,14 +161,40 @@ TEST(LocalOutput, ALineOfAnotherRankClearsTheBarAndSparesOtherText) {
             "thinking\r\n[r1] hello\r\n");
 }
 
-TEST(LocalOutput, RankZeroAloneLearnsTheWidthOfTheTerminal) {
+TEST(LocalOutput, RankZeroAloneSeesTheTerminalAndItsWidthAsItIsNow) {
   const TempDir dir;
-  LocalJob job = child_job(2, {"env=TRIREME_TTY_COLUMNS"});
+  const std::string columns = "columns=TRIREME_TTY_FD";
+  LocalJob job = child_job(2, {columns, "pid-file=" + dir.file("before-%r"),
+                               "await-files=" + dir.file("after-%r"), columns, "env=TRIREME_OUT_TTY_FD"});
   job.log_dir = dir.path();
-  on_terminal(job);
-  EXPECT_EQ(read_file(dir.file("rank-0.log")), "TRIREME_TTY_COLUMNS=100\n");
-  EXPECT_EQ(read_file(dir.file("rank-1.log")), "TRIREME_TTY_COLUMNS=(unset)\n");
-  EXPECT_EQ(run(child_job(1, {"env=TRIREME_TTY_COLUMNS"})).out, "TRIREME_TTY_COLUMNS=(unset)\n");
+  on_terminal(job, [&](int screen) {
+    for (const char* rank : {"0", "1"}) wait_for_pid_file(dir.file(std::string("before-") + rank));
+    const winsize narrow{.ws_row = 24, .ws_col = 60, .ws_xpixel = 0, .ws_ypixel = 0};
+    EXPECT_EQ(::ioctl(screen, TIOCSWINSZ, &narrow), 0);
+    for (const char* rank : {"0", "1"}) write_file_atomic(dir.file(std::string("after-") + rank), "");
+  });
+  EXPECT_EQ(read_file(dir.file("rank-0.log")),
+            "TRIREME_TTY_FD: 100\nTRIREME_TTY_FD: 60\nTRIREME_OUT_TTY_FD=(unset)\n")
+      << "stdout is a file";
+  EXPECT_EQ(read_file(dir.file("rank-1.log")),
+            "TRIREME_TTY_FD: none\nTRIREME_TTY_FD: none\nTRIREME_OUT_TTY_FD=(unset)\n");
+  EXPECT_EQ(run(child_job(1, {columns})).out, "TRIREME_TTY_FD: none\n");
+}
+
+TEST(LocalOutput, NoEscapeSequenceReachesALogFile) {
+  const TempDir dir;
+  LocalJob job = child_job(2, {"0:raw-err=\r10%\x1b[K\r", "0:raw-err=\r\x1b[K12:00:00 warning: x\n",
+                               "0:out=\x1b[31mred\x1b[0m", "1:out=\x1b]0;title\a\x1b[1;32mgreen\x1b[0m"});
+  job.log_dir = dir.path();
+  const std::string shown = on_terminal(job);
+  EXPECT_NE(shown.find("\x1b[1;32mgreen"), std::string::npos) << "a terminal may have its colours";
+  EXPECT_NE(shown.find("\x1b[K12:00:00"), std::string::npos);
+  EXPECT_EQ(read_file(dir.file("rank-1.log")), "green\n");
+  const std::string log = read_file(dir.file("rank-0.log"));
+  EXPECT_EQ(log.find('\x1b'), std::string::npos) << log;
+  for (const char* line : {"12:00:00 warning: x\n", "red\n"})
+    EXPECT_NE(log.find(line), std::string::npos) << log;
+  EXPECT_EQ(run(job).err.find('\x1b'), std::string::npos) << "stderr is a file here";
 }
 
 }  // namespace

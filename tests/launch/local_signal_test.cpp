@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <filesystem>
 
 #include "tests/launch/job_process.h"
 #include "trireme/base/file.h"
@@ -106,11 +107,29 @@ TEST_F(LocalSignal, ASecondInterruptKills) {
   JobProcess process(job);
   const std::vector<pid_t> ranks = wait_for_ranks(job);
   process.signal(SIGINT);
-  ::usleep(200'000);
+  ::usleep(1'100'000);
   for (pid_t pid : ranks) EXPECT_FALSE(ends_within(pid, 0.0)) << "the first one lets ranks finish";
   process.signal(SIGINT);
   EXPECT_EQ(process.wait().code, 130);
   for (pid_t pid : ranks) EXPECT_TRUE(ends_within(pid, 1.0));
+}
+
+TEST_F(LocalSignal, ASecondSignalWithinASecondIsTheSameRequest) {
+  for (const int number : {SIGINT, SIGTERM}) {
+    LocalJob job = job_of(2, {"trap=INT ignore", "trap=TERM ignore"}, {"sleep=0.6"});
+    job.stop_notice = "stopping after this step; again to abort now";
+    JobProcess process(job);
+    wait_for_ranks(job);
+    process.signal(number);
+    ::usleep(100'000);
+    process.signal(SIGINT);
+    const Outcome outcome = process.wait();
+    EXPECT_EQ(outcome.code, 0) << "the ranks have finished";
+    EXPECT_EQ(outcome.err.find("again to abort now"), outcome.err.rfind("again to abort now")) << outcome.err;
+    EXPECT_NE(outcome.err.find(" stopping after this step; again to abort now\n"), std::string::npos)
+        << outcome.err;
+    for (const char* rank : {"rank-0", "rank-1"}) std::filesystem::remove(dir_.file(rank));
+  }
 }
 
 TEST_F(LocalSignal, RanksDieWithAKilledLauncher) {

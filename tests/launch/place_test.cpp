@@ -63,7 +63,8 @@ TEST(RankEnvironment, LeavesTheUsersThreadCountAlone) {
 
 TEST(RankEnvironment, RemovesWhatAnOuterLauncherSaidOfItsOwnRanks) {
   const Environment outer({{"TRIREME_LISTEN_FD", "3"},
-                           {"TRIREME_TTY_COLUMNS", "80"},
+                           {"TRIREME_TTY_FD", "8"},
+                           {"TRIREME_OUT_TTY_FD", "9"},
                            {"TRIREME_JOB_KEY", "outer"},
                            {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                            {"GROUP_RANK", "1"}});
@@ -72,9 +73,10 @@ TEST(RankEnvironment, RemovesWhatAnOuterLauncherSaidOfItsOwnRanks) {
 }
 
 TEST(RankEnvironment, GivesSocketAndTerminalOnlyWhereThereAre) {
-  const Environment made = rank_environment(Environment(), {.listen_fd = 5, .tty_columns = 120});
+  const Environment made = rank_environment(Environment(), {.listen_fd = 5, .tty_fd = 6, .out_tty_fd = 7});
   EXPECT_EQ(made.get("TRIREME_LISTEN_FD"), "5");
-  EXPECT_EQ(made.get("TRIREME_TTY_COLUMNS"), "120");
+  EXPECT_EQ(made.get("TRIREME_TTY_FD"), "6");
+  EXPECT_EQ(made.get("TRIREME_OUT_TTY_FD"), "7");
 }
 
 TEST(ListenSocket, IsBoundToLoopbackAtThePortItNames) {

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -113,6 +114,20 @@ void flood(const std::string& bytes) {
   for (long left = std::stol(bytes); left > 0; left -= 100) put(STDERR_FILENO, line + "\n");
 }
 
+/// Prints the width of the terminal whose descriptor the variable holds.
+void print_columns(const std::string& name) {
+  winsize size{};
+  const std::string fd = variable(name);
+  const bool known = fd != "(unset)" && ::ioctl(std::stoi(fd), TIOCGWINSZ, &size) == 0;
+  put(STDOUT_FILENO, name + ": " + (known ? std::to_string(size.ws_col) : "none") + "\n");
+}
+
+/// "PATH TEXT": the text becomes the file.
+void write_text(const std::string& value) {
+  const size_t blank = value.find(' ');
+  std::ofstream(value.substr(0, blank)) << value.substr(blank + 1) << "\n";
+}
+
 /// Sanitizers answer some signals with a report and an exit code of their own.
 void end_by(int signal) {
   ::signal(signal, SIG_DFL);
@@ -128,6 +143,8 @@ void take_step(const std::string& name, const std::string& value) {
   if (name == "raw-out") put(STDOUT_FILENO, value);
   if (name == "raw-err") put(STDERR_FILENO, value);
   if (name == "env") put(STDOUT_FILENO, value + "=" + variable(value) + "\n");
+  if (name == "columns") print_columns(value);
+  if (name == "write") write_text(value);
   if (name == "trap") trap(value);
   if (name == "pid-file") write_file(value);
   if (name == "await-files") await_files(value);

@@ -1,4 +1,5 @@
 // What a wrong config says: key, value, place, the nearest name or what is allowed.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -134,9 +135,19 @@ TEST(ConfigErrors, ShapesThatAreNoConfigAreRefused) {
 
 TEST(ConfigErrors, MalformedYamlNamesLineAndColumn) {
   expect_mentions(of_text("train:\n  steps: [1, 2\n"), {"<text>:", "not valid YAML"});
-  expect_mentions(of_text("name: a\n\tseed: 1\n"), {"<text>:2:", "not valid YAML"});
   expect_mentions(of_text("name: \"open\n"), {"<text>:", "not valid YAML"});
   expect_mentions(of_text("name: *nowhere\n"), {"<text>:1:", "not valid YAML"});
+}
+
+TEST(ConfigErrors, ATabIsCalledATab) {
+  for (const char* text : {"name: a\n\tseed: 1\n", "train:\n\tsteps: 3\n", "train:\n \tsteps: 3\n",
+                           "# first\ntrain:\n  steps: 3\n\tval_every: 4\n"}) {
+    const std::string message = of_text(text);
+    expect_mentions(message, {"indented with a tab", "use blanks"});
+    const size_t line = std::string(text).starts_with("#") ? 4 : 2;
+    expect_mentions(message, {fmt::format("<text>:{}: ", line)});
+  }
+  EXPECT_EQ(of_text("train:\n  steps:\t3\t# a tab here is fine\n\t# and here\n"), "accepted");
 }
 
 TEST(ConfigErrors, QuotesLeftOpenAreRefusedAndSwallowNothing) {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "trireme/base/env.h"
 #include "trireme/base/text.h"
 #include "trireme/plan/flat_layout.h"
@@ -102,6 +104,44 @@ TEST(ActivationBytes, AreSavedBytesPerTokenTimesTokens) {
   ModelFacts facts;
   facts.saved_bytes_per_token = 1.5;
   EXPECT_EQ(activation_bytes(facts, 4 * 128), 768);
+}
+
+// Of the units above, with one gathered ahead: root + c + head in 2 bytes; and gradients of root + the
+// largest.
+TEST(GatheredBytes, AreWholeParametersAndGradientsOfUnitsInFlight) {
+  constexpr int64_t kRoot = 8000, kBlock = 33024, kHead = 16000;
+  const auto gathered = [](const char* policy, Device device, int64_t prefetch) {
+    return gathered_bytes(kUnits, setting_of(policy, 4, 2), prefetch, device);
+  };
+  EXPECT_EQ(gathered("ddp", Device::kCpu, 1), 0);
+  EXPECT_EQ(gathered("zero1", Device::kCpu, 1), 0);
+  EXPECT_EQ(gathered("zero2", Device::kCpu, 1), 2 * (kRoot + kBlock));
+  EXPECT_EQ(gathered("zero2", Device::kCuda, 1), 2 * (kRoot + kBlock + kHead));
+  EXPECT_EQ(gathered("zero3", Device::kCpu, 0), 2 * 2 * (kRoot + kBlock));
+  EXPECT_EQ(gathered("zero3", Device::kCpu, 1), 2 * (kRoot + kBlock + kHead) + 2 * (kRoot + kBlock));
+  EXPECT_EQ(gathered("zero3", Device::kCpu, 9), gathered("zero3", Device::kCpu, 1)) << "there are no more";
+  EXPECT_EQ(gathered("fsdp:shard_grad_op", Device::kCpu, 0), 2 * kParams + 2 * (kRoot + kBlock));
+  EngineSetting adds_up = setting_of("zero2", 4, 2);
+  adds_up.accumulation = 2;
+  EXPECT_EQ(gathered_bytes(kUnits, adds_up, 1, Device::kCpu), 2 * (kRoot + kBlock) + 4 * kParams);
+}
+
+TEST(RankBytes, AddUpToThePeakAndNeverOverflow) {
+  Config config;
+  config.model = complete(config.model, config.data.seq_len);
+  const RankBytes needed = rank_bytes(config, 2, Device::kCpu);
+  EXPECT_EQ(needed.logits, 8 * 128 * 256 * 4);  // micro-batch x data.seq_len x vocabulary, fp32
+  EXPECT_EQ(needed.baseline, process_baseline(Device::kCpu));
+  EXPECT_EQ(needed.peak(),
+            needed.state.total() + needed.gathered + needed.activations + needed.logits + needed.baseline);
+  EXPECT_LT(needed.least(), needed.peak());
+  config.memory.loss_chunk_mib = 1;
+  config.model.vocab_size = 1 << 20;
+  EXPECT_EQ(rank_bytes(config, 2, Device::kCuda).logits, 1 << 20) << "a GPU holds logits in parts";
+  const int64_t most = std::numeric_limits<int64_t>::max();
+  const RankBytes beyond{.state = {most / 2, 0, most / 2}, .activations = most / 2};
+  EXPECT_EQ(beyond.least(), most);
+  EXPECT_EQ(beyond.peak(), most);
 }
 
 TEST(MemoryAdvice, SaysWhatTakesMemoryAndNamesTheNextSetting) {

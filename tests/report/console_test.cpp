@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <csignal>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -144,7 +145,7 @@ TEST(Console, DrawsABarOnATerminalOnlyAndCleansUpBehindIt) {
   ConsoleOptions options = kOptions;
   const std::vector<StepRecord> records = {some_step(1), some_step(2)};
   EXPECT_EQ(show(options, records).err, "");
-  options.tty_columns = 80;
+  options.bar_columns = [] { return 80; };
   const std::string err = show(options, records).err;
   EXPECT_TRUE(contains(err, "] ")) << err;
   EXPECT_TRUE(err.ends_with("\r\x1b[K")) << err;
@@ -153,10 +154,78 @@ TEST(Console, DrawsABarOnATerminalOnlyAndCleansUpBehindIt) {
   EXPECT_EQ(show(options, records).err, "");
 }
 
+TEST(Console, TheBarFollowsTheWidthOfTheTerminal) {
+  ConsoleOptions options = kOptions;
+  int64_t columns = 80;
+  options.bar_columns = [&] { return columns; };
+  const auto bar_of = [&](int64_t wide) {
+    columns = wide;
+    const std::string err = show(options, {some_step(2)}).err;
+    return err.substr(1, err.find("\x1b[K") - 1);
+  };
+  const std::string full = bar_of(80);
+  EXPECT_GT(full.size(), 50u) << full;
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  const auto sink = make_console_sink(options);
+  columns = 30;  // after the console was made
+  sink->record(some_step(2));
+  testing::internal::GetCapturedStdout();
+  EXPECT_TRUE(contains(testing::internal::GetCapturedStderr(), "\r" + full.substr(0, 29) + "\x1b[K"));
+}
+
+TEST(Console, StepLinesHaveAShortFormUnder100Columns) {
+  ConsoleOptions options = kOptions;
+  StepRecord record = some_step(20);
+  record.val_loss = 2.5;
+  const std::string full = show(options, {record}).out;
+  for (const int64_t columns : {0, 100, 200}) {
+    options.line_columns = [columns] { return columns; };
+    EXPECT_EQ(show(options, {record}).out, full) << columns;
+  }
+  options.line_columns = [] { return 99; };
+  const std::string narrow = show(options, {record}).out;
+  EXPECT_EQ(narrow, "step  20/400  loss 3.1207  12.3k tok/s   50.0 ms  61.0 MiB  eta 19 s  val 2.5000\n");
+  EXPECT_LE(narrow.size() - 1, 80u);
+}
+
+TEST(Console, EndsWithWhereTheWeightsAre) {
+  ConsoleOptions options = kOptions;
+  options.run = "/runs/tiny";
+  RunSummary summary;
+  summary.steps = 400;
+  summary.weights_path = "/runs/tiny/checkpoints/final/model.safetensors";
+  const auto end_of = [&] {
+    testing::internal::CaptureStdout();
+    make_console_sink(options)->finish(summary);
+    return testing::internal::GetCapturedStdout();
+  };
+  EXPECT_TRUE(contains(end_of(), "\nweights /runs/tiny/checkpoints/final/model.safetensors\n")) << end_of();
+  summary.weights_path = "";
+  EXPECT_TRUE(contains(end_of(), "\nrun     /runs/tiny, without weights")) << end_of();
+}
+
+TEST(Console, AnInterruptedRunSaysWhereItStandsAndHowToGoOn) {
+  ConsoleOptions options = kOptions;
+  options.run = "/runs/tiny";
+  RunSummary summary;
+  summary.steps = 57;
+  summary.wall_s = 2.6;
+  summary.stop_signal = SIGINT;
+  summary.weights_path = "/runs/tiny/checkpoints/final/model.safetensors";
+  testing::internal::CaptureStdout();
+  make_console_sink(options)->finish(summary);
+  const std::string out = testing::internal::GetCapturedStdout();
+  EXPECT_TRUE(out.starts_with("interrupted by SIGINT after step 57 of 400, in 2.60 s  loss ")) << out;
+  for (const char* part : {"\nweights /runs/tiny/checkpoints", "'trireme generate /runs/tiny'",
+                           "'trireme train /runs/tiny/config.yaml' trains again, from step 1"})
+    EXPECT_TRUE(contains(out, part)) << part << " in:\n" << out;
+}
+
 TEST(Console, JsonIsOneObjectAStepAndNothingElse) {
   ConsoleOptions options = kOptions;
   options.json = true;
-  options.tty_columns = 80;
+  options.bar_columns = [] { return 80; };
   const Captured captured = show(options, {some_step(1), some_step(2), some_step(3)});
   const auto lines = split(captured.out, '\n');
   ASSERT_EQ(lines.size(), 4u);

@@ -2,15 +2,44 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <set>
+#include <tuple>
+
 #include "tests/report/temporary_folder.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/text.h"
 #include "trireme/report/run_dir.h"
+#include "trireme/report/step_times.h"
 
 namespace trireme::report {
 namespace {
 
 constexpr int64_t kMiB = 1 << 20;
+
+/// Columns are two or more blanks apart.
+std::vector<std::string> cells_of(const std::string& line) {
+  std::vector<std::string> cells;
+  for (const std::string& part : split(line, ' ')) {
+    const bool goes_on = !cells.empty() && !cells.back().empty() && !part.empty();
+    if (goes_on) {
+      cells.back() += " " + part;
+    } else if (!part.empty() || (!cells.empty() && !cells.back().empty())) {
+      cells.push_back(part);
+    }
+    if (cells.size() > 1 && !part.empty() && cells[cells.size() - 2].empty()) cells.erase(cells.end() - 2);
+  }
+  return cells;
+}
+
+/// What the first row says in the column `title`.
+std::string cell(const std::string& table, const std::string& title) {
+  const std::vector<std::string> lines = split(table, '\n');
+  const std::vector<std::string> titles = cells_of(lines.at(0));
+  const auto column = std::ranges::find(titles, title) - titles.begin();
+  return cells_of(lines.at(1)).at(static_cast<size_t>(column));
+}
 
 RunCost cost_of(int64_t parameters, int64_t gradients, int64_t optimizer) {
   RunCost cost;
@@ -22,7 +51,7 @@ RunCost cost_of(int64_t parameters, int64_t gradients, int64_t optimizer) {
 
 TEST(CostTable, ComparesWithDdpAndMarksWhatWasNotMeasured) {
   const std::string text = cost_table(
-      {{"ddp", cost_of(10, 10, 20), false, 0.0, 0}, {"zero1", cost_of(10, 10, 10), true, 12.34, 99 * kMiB}});
+      {{"ddp", cost_of(10, 10, 20), false, {}, 0}, {"zero1", cost_of(10, 10, 10), true, 12.34, 99 * kMiB}});
   EXPECT_NE(text.find("25.0%"), std::string::npos) << text;
   EXPECT_NE(text.find("12.3"), std::string::npos) << text;
   EXPECT_NE(text.find("5.00 MiB"), std::string::npos) << "sent by zero1\n" << text;
@@ -35,9 +64,73 @@ TEST(CostTable, ComparesWithDdpAndMarksWhatWasNotMeasured) {
 TEST(CostTable, ShowsActivationsBesideTheirPrediction) {
   RunCost cost = cost_of(1, 1, 1);
   cost.predicted_activation_bytes = 41 * kMiB;
-  EXPECT_NE(cost_table({{"ddp", cost, false, 0.0, 0}}).find("-   41.0 MiB"), std::string::npos);
+  EXPECT_EQ(cell(cost_table({{"ddp", cost, false, {}, 0}}), "activations"), "-");
   cost.measured_activation_bytes = 43 * kMiB;
-  EXPECT_NE(cost_table({{"ddp", cost, true, 1.0, 0}}).find("43.0 MiB   41.0 MiB"), std::string::npos);
+  const std::string measured = cost_table({{"ddp", cost, true, 1.0, 0}});
+  EXPECT_EQ(cell(measured, "activations"), "43.0 MiB");
+  EXPECT_EQ(cell(measured, "predicted activations"), "41.0 MiB");
+}
+
+TEST(CostTable, ShowsWhatThePeakIsMadeOf) {
+  RunCost cost = cost_of(1, 1, 1);
+  cost.predicted_gathered_bytes = 11 * kMiB;
+  cost.baseline_bytes = 12 * kMiB;
+  cost.predicted_peak_bytes = 13 * kMiB;
+  const std::string text = cost_table({{"ddp", cost, true, 1.0, 14 * kMiB}});
+  EXPECT_EQ(cell(text, "predicted gathered"), "11.0 MiB");
+  EXPECT_EQ(cell(text, "baseline"), "12.0 MiB");
+  EXPECT_EQ(cell(text, "predicted peak"), "13.0 MiB");
+  EXPECT_EQ(cell(text, "peak"), "14.0 MiB");
+  EXPECT_EQ(cell(cost_table({{"ddp", cost, false, {}, 0}}), "baseline"), "-");
+}
+
+TEST(CostTable, NamesEveryColumnOnce) {
+  const std::string text = cost_table({{"ddp", cost_of(1, 1, 1), true, 1.0, 0}});
+  std::set<std::string> titles;
+  for (const std::string& title : cells_of(split(text, '\n').front()))
+    EXPECT_TRUE(titles.insert(title).second);
+}
+
+TEST(CostTable, CannotTellTheTimeOfAStepFromFew) {
+  const std::string few = cost_table({{"ddp", cost_of(1, 1, 1), true, {}, 0}});
+  EXPECT_EQ(cell(few, "step ms"), "-");
+  EXPECT_NE(few.find("\nstep ms: runs of fewer than 5 steps cannot tell"), std::string::npos) << few;
+  const std::string enough = cost_table({{"ddp", cost_of(1, 1, 1), true, 1.5, 0}});
+  EXPECT_EQ(cell(enough, "step ms"), "1.5");
+  EXPECT_EQ(enough.find("cannot tell"), std::string::npos);
+}
+
+TEST(StepTimes, LeaveOutTheWarmUpAndNeedFiveSteps) {
+  const TemporaryFolder folder;
+  const auto steady = [&](const std::vector<double>& steps) {
+    std::string lines;
+    for (const double ms : steps) lines += fmt::format("{{\"step_ms\": {}}}\n", ms);
+    write_file_atomic(folder.file("metrics.jsonl"), lines);
+    return steady_step_ms(folder.path());
+  };
+  EXPECT_TRUE(steady({4200, 1300, 1300, 1300}).empty()) << "four steps cannot tell";
+  EXPECT_EQ(steady({4200, 1400, 1300, 1301, 1302}), (std::vector<double>{1300, 1301, 1302}));
+  EXPECT_EQ(steady(std::vector<double>(20, 1.0)).size(), 15u) << "a quarter is warm-up";
+  write_file_atomic(folder.file("metrics.jsonl"), "{}\n");
+  EXPECT_THROW(steady_step_ms(folder.path()), DataError);
+}
+
+// The bounds for 5, 10 and 20 values at 95% are order statistics 1 and 5, 2 and 9, 6 and 15 (Conover, table
+// A3); ours never lie inside of them.
+TEST(StepTimes, TheIntervalOfTheMedianIsMadeOfOrderStatistics) {
+  const auto interval = [](int count) {
+    std::vector<double> values;
+    for (int i = count; i >= 1; --i) values.push_back(i);
+    return *median_interval(values);
+  };
+  for (const auto& [count, low, high] : {std::tuple(5, 1, 5), std::tuple(10, 2, 9), std::tuple(20, 6, 15)}) {
+    EXPECT_LE(interval(count).low, low) << count;
+    EXPECT_GE(interval(count).high, high) << count;
+    EXPECT_GE(interval(count).low, low - 1) << count;
+    EXPECT_LE(interval(count).high, high + 1) << count;
+  }
+  EXPECT_FALSE(median_interval({}));
+  EXPECT_FALSE(median({}));
 }
 
 TEST(CostTable, ReadsBackWhatARunHasWritten) {

@@ -19,8 +19,12 @@ std::set<std::string> keys_of(const Json& json) {
   return keys;
 }
 
-const std::set<std::string> kStepKeys = {"step",         "loss",    "grad_norm",   "lr",        "tokens",
-                                         "tokens_per_s", "step_ms", "steps_per_s", "peak_bytes"};
+const std::set<std::string> kStepKeys = {"step",       "loss",
+                                         "grad_norm",  "lr",
+                                         "tokens",     "tokens_per_s",
+                                         "step_ms",    "steps_per_s",
+                                         "peak_bytes", "communication_ms",
+                                         "exposed_ms", "communication_share"};
 
 StepRecord some_step() {
   return {.step = 3,
@@ -55,6 +59,18 @@ TEST(StepJson, StepsPerSecondAreThoseOfTheStep) {
   StepRecord record = some_step();
   record.step_ms = 250.0;
   EXPECT_EQ(Json::parse(to_json_line(record))["steps_per_s"], 4.0);
+}
+
+TEST(StepJson, CommunicationIsAShareOfTheStepAndNullWhereItWasNotMeasured) {
+  StepRecord record = some_step();
+  const std::vector<const char*> keys = {"communication_ms", "exposed_ms", "communication_share"};
+  for (const char* key : keys) EXPECT_TRUE(Json::parse(to_json_line(record))[key].is_null()) << key;
+  record.step_ms = 200.0;
+  record.communication_ms = 80.0;
+  record.exposed_ms = 50.0;
+  const Json json = Json::parse(to_json_line(record));
+  EXPECT_EQ(json["communication_ms"], 80.0);
+  EXPECT_EQ(json["communication_share"], 0.25);
 }
 
 TEST(StepJson, KeepsEveryBitOfItsNumbers) {
@@ -93,10 +109,18 @@ TEST(SummaryJson, HasExactlyTheKeysOfTheFormat) {
                                       "wire_bytes_per_step",
                                       "activation_bytes",
                                       "communication_ms",
+                                      "gathered_bytes",
+                                      "baseline_bytes",
+                                      "predicted_peak_bytes",
+                                      "weights",
+                                      "stop_signal",
                                       "deterministic"};
   RunSummary summary;
   EXPECT_EQ(keys_of(Json::parse(to_json_line(summary))), keys);
   EXPECT_TRUE(Json::parse(to_json_line(summary))["final_val_loss"].is_null());
+  for (const char* key : {"tokens_per_s", "steps_per_s", "weights", "stop_signal"})
+    EXPECT_TRUE(Json::parse(to_json_line(summary))[key].is_null()) << key << ": nothing was measured";
+  EXPECT_TRUE(Json::parse(to_json_line(summary))["communication_ms"]["total"].is_null());
   summary.final_val_loss = 2.0;
   EXPECT_EQ(keys_of(Json::parse(to_json_line(summary))), keys);
   EXPECT_EQ(Json::parse(to_json_line(summary))["final_val_loss"], 2.0);

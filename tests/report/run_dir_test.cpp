@@ -135,14 +135,38 @@ TEST(RunDirectory, OpenFollowsLatestAndStaysWithThatRun) {
 
 TEST(RunDirectory, OpenRefusesWhatIsNoRun) {
   const TemporaryFolder root;
-  EXPECT_NE(message_of<DataError>([&] { RunDirectory::open(root.file("absent")); }).find(root.file("absent")),
-            std::string::npos);
-  EXPECT_NE(message_of<DataError>([&] { RunDirectory::open(root.path()); }).find("manifest.json"),
+  EXPECT_NE(
+      message_of<ConfigError>([&] { RunDirectory::open(root.file("absent")); }).find(root.file("absent")),
+      std::string::npos);
+  EXPECT_NE(message_of<ConfigError>([&] { RunDirectory::open(root.path()); }).find("manifest.json"),
             std::string::npos);
   for (const char* damaged : {"", "{", "[]", "{}", R"({"schema": "other/1"})", R"({"schema": 7})"}) {
     write_file_atomic(root.file("manifest.json"), damaged);
     EXPECT_THROW(RunDirectory::open(root.path()), DataError) << damaged;
   }
+}
+
+TEST(ListRuns, GivesTheNewestFirstAndThoseOfANameAlone) {
+  const TemporaryFolder root;
+  std::vector<std::string> newest_first;
+  for (const char* name : {"tiny", "tiny-2", "tiny", "a b"}) {
+    newest_first.insert(newest_first.begin(), RunDirectory::create(root.path(), name, kManifest).path());
+  }
+  make_directories(root.file("no-run"));
+  EXPECT_EQ(list_runs(root.path()), newest_first);
+  EXPECT_EQ(list_runs(root.path(), "tiny"), (std::vector<std::string>{newest_first[1], newest_first[3]}));
+  EXPECT_EQ(list_runs(root.path(), "tiny-2"), std::vector<std::string>{newest_first[2]});
+  EXPECT_EQ(list_runs(root.path(), "a b"), std::vector<std::string>{newest_first[0]});
+  EXPECT_TRUE(list_runs(root.path(), "tin").empty());
+  EXPECT_TRUE(list_runs(root.file("absent")).empty());
+}
+
+TEST(RunDirectory, KnowsHowItsRunEnded) {
+  const TemporaryFolder root;
+  const auto run = RunDirectory::create(root.path(), "tiny", kManifest);
+  EXPECT_FALSE(run.exit_code());
+  run.finish(130);
+  EXPECT_EQ(run.exit_code(), 130);
 }
 
 TEST(RunDirectory, RefusesARootThatIsAFile) {

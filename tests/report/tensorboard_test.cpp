@@ -198,6 +198,8 @@ TEST(Tensorboard, HoldsTheScalarsOfTheFormat) {
   const auto sink = make_tensorboard_sink(run);
   StepRecord validated = step(2);
   validated.val_loss = 2.75;
+  validated.communication_ms = 10.0;
+  validated.exposed_ms = 4.85;
   sink->record(step(1));
   sink->record(validated);
 
@@ -212,6 +214,9 @@ TEST(Tensorboard, HoldsTheScalarsOfTheFormat) {
   EXPECT_EQ(events.at(1).scalars, expected);
   expected["loss"] = 2.75f;
   expected["val_loss"] = 2.75f;
+  expected["communication_ms"] = 10.0f;
+  expected["exposed_ms"] = 4.85f;
+  expected["communication_share"] = static_cast<float>(4.85 / 48.5);
   EXPECT_EQ(events.at(2).scalars, expected);
 }
 

@@ -373,13 +373,43 @@ TEST_F(TrainerTest, GraphsOnACpuAreDeclinedAloudAndChangeNothing) {
   EXPECT_EQ(recorder_.summary.weights_digest, without.summary.weights_digest);
 }
 
-TEST_F(TrainerTest, AMissingCorpusIsADataErrorOnEveryRank) {
+TEST_F(TrainerTest, CommunicationOfEachStepIsTimedWhereThereIsSome) {
+  config_.train.steps = 3;
+  run(2);
+  for (const StepRecord& step : recorder_.steps) {
+    ASSERT_TRUE(step.communication_ms && step.exposed_ms) << step.step;
+    EXPECT_GT(*step.communication_ms, 0.0);
+    EXPECT_LT(*step.communication_share(), 1.0);
+  }
+  EXPECT_EQ(recorder_.summary.cost.communication_ms, recorder_.steps.back().communication_ms);
+  run(1);
+  for (const StepRecord& step : recorder_.steps) EXPECT_FALSE(step.communication_ms) << step.step;
+  EXPECT_FALSE(recorder_.summary.cost.communication_ms);
+}
+
+TEST_F(TrainerTest, TheSummarySaysWhereTheWeightsAreAndWhichSignalCame) {
+  config_.train.steps = 2;
+  run(1);
+  EXPECT_EQ(recorder_.summary.weights_path, (folder_ / "weights.safetensors").string());
+  EXPECT_EQ(recorder_.summary.stop_signal, 0);
+  EXPECT_GT(recorder_.summary.cost.baseline_bytes, 0);
+  EXPECT_GT(recorder_.summary.cost.predicted_peak_bytes, recorder_.summary.cost.predicted.total());
+  Stopper stopper(stop_, 2);
+  more_sinks_ = {&stopper};
+  config_.checkpoint.final_weights = false;
+  config_.train.steps = 1000;
+  run(1);
+  EXPECT_EQ(recorder_.summary.weights_path, "");
+  EXPECT_EQ(recorder_.summary.stop_signal, SIGTERM);
+}
+
+TEST_F(TrainerTest, AMissingCorpusIsAConfigErrorOfEveryRank) {
   config_.data.path = (folder_ / "nowhere").string();
   try {
     run(2);
     FAIL();
   } catch (const Error& error) {
-    EXPECT_EQ(error.exit_code(), ExitCode::kCorruptData) << error.what();
+    EXPECT_EQ(error.exit_code(), ExitCode::kUsage) << error.what();
   }
 }
 

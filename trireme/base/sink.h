@@ -22,8 +22,16 @@ struct StepRecord {
   std::optional<double> loss_scale = {};  ///< where the loss is scaled: what this step's was multiplied by
   bool skipped = false;                   ///< its gradients overflowed and were not applied
   std::optional<double> val_loss;         ///< when this step validated
+  /// Of rank 0: gathering and reducing, and the part of it that computation waited for. None: not measured;
+  /// on a GPU every StepRecord of train.log_every has them, on a CPU all have, a rank alone has none.
+  std::optional<double> communication_ms = {}, exposed_ms = {};
 
   double steps_per_s() const { return step_ms > 0.0 ? 1e3 / step_ms : 0.0; }
+  /// The share of the step in which computation waited for communication.
+  std::optional<double> communication_share() const {
+    if (!exposed_ms || step_ms <= 0.0) return std::nullopt;
+    return *exposed_ms / step_ms;
+  }
 };
 
 /// What a run's parallel layout cost rank 0, beside what plan/memory.h says it should.
@@ -39,8 +47,11 @@ struct RunCost {
   /// From torch's allocator, at the end of a forward pass: what it has taken and kept. None: not measured,
   /// as the profiler listened.
   std::optional<int64_t> measured_activation_bytes = {};
-  double communication_ms = 0.0;  ///< in the last step: gathering and reducing
-  double exposed_ms = 0.0;        ///< the part of it that computation waited for
+  int64_t predicted_gathered_bytes = 0;  ///< whole parameters and gradients of units in flight
+  int64_t baseline_bytes = 0;            ///< resident before there was a model; 0 on a GPU
+  int64_t predicted_peak_bytes = 0;      ///< of what peak_bytes is
+  /// As of the last step's StepRecord.
+  std::optional<double> communication_ms = {}, exposed_ms = {};
 };
 
 /// The whole run, written once at its end.
@@ -48,7 +59,7 @@ struct RunSummary {
   int64_t steps = 0;
   double final_loss = 0.0;
   std::optional<double> final_val_loss;
-  double tokens_per_s = 0.0;  ///< median over the steps after warm-up
+  double tokens_per_s = 0.0;  ///< median over the steps after warm-up; 0: there were none
   double steps_per_s = 0.0;   ///< of the same steps
   int64_t peak_bytes = 0;
   int64_t active_bytes = 0;
@@ -58,7 +69,9 @@ struct RunSummary {
   std::string weights_digest;  ///< XXH3-64 of all fp32 master parameters in name order, 16 hex digits
   std::string why_bits_vary;   ///< why an equal run may end with another digest; empty: it cannot
   RunCost cost;
-  std::string sample;  ///< generated text, empty when none was asked for
+  std::string sample;        ///< generated text, empty when none was asked for
+  std::string weights_path;  ///< where the final weights were written; empty: nowhere
+  int stop_signal = 0;       ///< the signal that ended the run early; 0: none
 };
 
 /// Receives records on rank 0, from the training thread. Implementations throw EnvironmentError when a disk

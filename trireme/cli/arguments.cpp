@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cctype>
 #include <map>
 #include <string_view>
 
@@ -61,6 +62,62 @@ std::vector<std::string> option_names(const CLI::App& app) {
     for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
   }
   return names;
+}
+
+bool takes_config(const CLI::App& verb) {
+  constexpr std::string_view kVerbs[] = {"train", "memory", "speed", "show"};
+  return std::ranges::find(kVerbs, verb.get_name()) != std::end(kVerbs);
+}
+
+/// What other trainers call what a key or an option of ours sets.
+constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
+    {"--batch", "--train.global_batch"},
+    {"--batch_size", "--train.global_batch"},
+    {"--batch_size", "--train.micro_batch"},
+    {"--bf16", "--precision.compute"},
+    {"--block_size", "--data.seq_len"},
+    {"--clip", "--train.grad_clip"},
+    {"--context_length", "--data.seq_len"},
+    {"--dataset", "--data.path"},
+    {"--dtype", "--precision.compute"},
+    {"--epochs", "--train.steps"},
+    {"--fp16", "--precision.compute"},
+    {"--gradient_accumulation_steps", "--train.micro_batch"},
+    {"--gradient_checkpointing", "--memory.recompute"},
+    {"--iters", "--train.steps"},
+    {"--learning_rate", "--optim.lr"},
+    {"--max_iters", "--train.steps"},
+    {"--max_steps", "--train.steps"},
+    {"--micro_batch_size", "--train.micro_batch"},
+    {"--model", "--model.preset"},
+    {"--nproc_per_node", "--ranks"},
+    {"--optimizer", "--optim.name"},
+    {"--output_dir", "--run-dir"},
+    {"--sequence_length", "--data.seq_len"},
+    {"--strategy", "--parallel.policy"},
+    {"--warmup", "--optim.warmup_steps"},
+    {"--world_size", "--ranks"},
+};
+
+/// What the unknown option `name` may stand for: the nearest option, and where there is a config the nearest
+/// key, a key by its last part ("--steps"), or by what others call it.
+std::vector<std::string> likely_options(const std::string& name, const CLI::App& verb) {
+  std::map<std::string, std::vector<std::string>> meanings;
+  for (const std::string& option : option_names(verb)) meanings[option] = {option};
+  if (takes_config(verb)) {
+    for (const auto& [key, boolean] : config_keys()) {
+      meanings["--" + key] = {"--" + key};
+      const size_t dot = key.find('.');
+      if (dot != std::string::npos) meanings["--" + key.substr(dot + 1)].push_back("--" + key);
+    }
+    for (const auto& [other, ours] : kOtherNames) meanings[std::string(other)].emplace_back(ours);
+  }
+  std::vector<std::string> candidates;
+  for (const auto& [candidate, meaning] : meanings) candidates.push_back(candidate);
+  std::string word = name;
+  if (word.size() > 2) std::replace(word.begin() + 2, word.end(), '-', '_');
+  const std::string near = meanings.contains(word) ? word : nearest_name(name, candidates);
+  return near.empty() ? std::vector<std::string>() : meanings.at(near);
 }
 
 /// "did you mean 'X'? " or nothing.
@@ -140,11 +197,9 @@ void check_leftovers(const CLI::App& app) {
                      suggestion(word, verb_names(verb)) + help);
   }
   const std::string name = word.substr(0, word.find('='));
-  std::vector<std::string> candidates = option_names(verb);
-  if (verb.get_name() == "train" || verb.get_name() == "memory" || verb.get_name() == "show") {
-    for (const auto& [key, boolean] : config_keys()) candidates.push_back("--" + key);
-  }
-  throw UsageError(fmt::format("[cli] unknown option '{}'", name), suggestion(name, candidates) + help);
+  const std::vector<std::string> likely = likely_options(name, verb);
+  const std::string meant = likely.empty() ? "" : fmt::format("did you mean '{}'? ", join(likely, "' or '"));
+  throw UsageError(fmt::format("[cli] unknown option '{}'", name), meant + help);
 }
 
 void add_config_file(CLI::App& verb, std::string& path) {

@@ -1,11 +1,14 @@
 #include "trireme/cli/doctor.h"
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "trireme/base/terminal.h"
 #include "trireme/cli/front.h"
 #include "trireme/cli/gpu_count.h"
 #include "trireme/report/table.h"
@@ -40,7 +43,7 @@ void print_table(const std::vector<Check>& checks) {
     table.add_row({word(check.verdict), check.name, check.found});
     if (!check.fix.empty()) table.add_row({"", "", "fix: " + check.fix});
   }
-  fmt::print("{}", table.to_string());
+  fmt::print("{}", table.to_string(terminal_columns(STDOUT_FILENO)));
 }
 
 int doctor(bool json, const Front& front) {

@@ -41,6 +41,8 @@ void add_train(CLI::App& app, Front& front);
 void add_launch(CLI::App& app, Front& front);
 void add_generate(CLI::App& app, Front& front);
 void add_bench(CLI::App& app, Front& front);
+void add_bench_memory(CLI::App& bench, Front& front);
+void add_bench_speed(CLI::App& bench, Front& front);
 void add_doctor(CLI::App& app, Front& front);
 void add_plan(CLI::App& app, Front& front);
 void add_pipeline(CLI::App& app, Front& front);

@@ -1,11 +1,10 @@
 #include <CLI/CLI.hpp>
 #include <cmath>
-#include <filesystem>
 #include <memory>
 
 #include "trireme/cli/child.h"
 #include "trireme/cli/front.h"
-#include "trireme/report/run_dir.h"
+#include "trireme/cli/runs.h"
 
 namespace trireme::cli {
 namespace {
@@ -14,13 +13,6 @@ struct Options {
   GenerateOptions generate;
   bool json = false;
 };
-
-/// A path as it is, else the name of a run (or "latest") below the folder of runs.
-std::string find_run(const std::string& run, const Front& front) {
-  if (std::filesystem::exists(run)) return run;
-  const std::string below = front.runs_root() + "/" + run;
-  return std::filesystem::exists(below) || run == "latest" ? below : run;
-}
 
 void check(const GenerateOptions& options) {
   if (options.max_tokens < 1) {
@@ -45,7 +37,8 @@ int generate(const Options& options, const Front& front) {
                   .json = options.json,
                   .quiet = false,
                   .generate = options.generate};
-  const auto run = report::RunDirectory::open(find_run(options.generate.run, front));
+  const auto run = find_run(options.generate.run, front.runs_root(),
+                            {.what = "weights", .file = "checkpoints/final/model.safetensors"});
   request.run_dir = run.path();
   request.generate.run = run.path();
   exec_worker(front.environment, request);
@@ -57,7 +50,7 @@ void add_generate(CLI::App& app, Front& front) {
   auto options = std::make_shared<Options>();
   GenerateOptions& generate_options = options->generate;
   CLI::App* verb = app.add_subcommand("generate", "Continue a text with the weights of a run");
-  verb->add_option("RUN", generate_options.run, "Run directory, its name, or 'latest'")
+  verb->add_option("RUN", generate_options.run, "Run directory, its --name, or 'latest'")
       ->required()
       ->option_text(" ");
   verb->add_option("--prompt", generate_options.prompt, "Text to continue")->option_text("TEXT");

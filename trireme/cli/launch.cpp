@@ -49,7 +49,8 @@ int launch_program(const LaunchOptions& options, const std::vector<std::string>&
                             .args = {words.begin() + 1, words.end()},
                             .ranks = choose_ranks(options.ranks, device, gpus),
                             .environment = front.environment,
-                            .log_dir = options.log_dir});
+                            .log_dir = options.log_dir,
+                            .stop_notice = "passed on to all ranks; again to kill them now"});
 }
 
 }  // namespace

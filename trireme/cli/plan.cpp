@@ -1,8 +1,11 @@
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "trireme/base/terminal.h"
 #include "trireme/cli/front.h"
 #include "trireme/plan/policy.h"
 #include "trireme/report/table.h"
@@ -58,7 +61,7 @@ void print_table(const std::vector<plan::Policy>& rows) {
                    word(row.shard_parameters), after_forward(row), row.hybrid ? "dp_shard" : "all",
                    std::string(row.summary)});
   }
-  fmt::print("{}", table.to_string());
+  fmt::print("{}", table.to_string(terminal_columns(STDOUT_FILENO)));
 }
 
 }  // namespace

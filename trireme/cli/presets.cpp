@@ -1,8 +1,11 @@
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "trireme/base/terminal.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/front.h"
 #include "trireme/plan/model_facts.h"
@@ -47,7 +50,7 @@ void print_table() {
                    std::to_string(model.d_model), std::to_string(model.n_heads),
                    format_count(static_cast<double>(parameters(preset))), preset.summary});
   }
-  fmt::print("{}", table.to_string());
+  fmt::print("{}", table.to_string(terminal_columns(STDOUT_FILENO)));
 }
 
 }  // namespace

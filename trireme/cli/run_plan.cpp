@@ -7,6 +7,7 @@
 #include "trireme/base/text.h"
 #include "trireme/plan/buckets.h"
 #include "trireme/plan/memory.h"
+#include "trireme/plan/notes.h"
 #include "trireme/report/table.h"
 
 namespace trireme::cli {
@@ -20,11 +21,20 @@ std::string batch_equation(const plan::BatchPlan& batch) {
                      batch.global_batch, batch.micro_batch, batch.accumulation, batch.dp_size);
 }
 
+std::string bytes_text(int64_t bytes) {
+  return format_bytes(static_cast<double>(bytes));
+}
+
 std::string state_text(const plan::StateBytes& state) {
-  const auto bytes = [](int64_t value) { return format_bytes(static_cast<double>(value)); };
-  return fmt::format("{} a rank: parameters {}, gradients {}, optimizer {}; activations not included",
-                     bytes(state.total()), bytes(state.parameters), bytes(state.gradients),
-                     bytes(state.optimizer));
+  return fmt::format("{} a rank: parameters {}, gradients {}, optimizer {}", bytes_text(state.total()),
+                     bytes_text(state.parameters), bytes_text(state.gradients), bytes_text(state.optimizer));
+}
+
+std::string peak_text(const plan::RankBytes& needed) {
+  return fmt::format(
+      "{} a rank: model state, {} gathered and not yet reduced, {} activations, {} logits, {} the process",
+      bytes_text(needed.peak()), bytes_text(needed.gathered), bytes_text(needed.activations),
+      bytes_text(needed.logits), bytes_text(needed.baseline));
 }
 
 }  // namespace
@@ -57,36 +67,45 @@ int64_t choose_ranks(std::optional<int64_t> asked, plan::Device device, int gpus
   return *asked;
 }
 
-RunPlan plan_run(const plan::Config& config, plan::Device device, int64_t ranks) {
+RunPlan plan_run(const plan::Config& config, plan::Device device, int64_t ranks, DeviceMemory there) {
   if (device == Device::kCpu && config.precision.compute == plan::Dtype::kFp16) {
     throw ConfigError(
         "[cli.train] precision.compute=fp16 on the CPU, whose kernels know fp32 and bf16; use bf16, or a "
         "GPU");
   }
-  RunPlan run{.device = device, .ranks = ranks, .mesh = {}, .batch = {}, .facts = {}, .state = {}};
+  RunPlan run{
+      .device = device, .ranks = ranks, .mesh = {}, .batch = {}, .facts = {}, .needed = {}, .there = there};
   run.mesh = plan::MeshShape::fit(config.parallel, ranks);
   run.batch = plan::plan_batch(config.train.global_batch, config.train.micro_batch, run.mesh.dp_size());
   run.facts = plan::describe(config.model, config.data.seq_len, config.precision, config.memory);
-  run.state = plan::engine_state(plan::engine_units(config, run.facts),
-                                 plan::engine_setting(config, run.mesh, run.batch.accumulation));
+  run.needed = plan::rank_bytes(config, run.facts, run.batch,
+                                plan::engine_setting(config, run.mesh, run.batch.accumulation), device);
   return run;
+}
+
+std::string fit_text(const RunPlan& run, int64_t rank_bytes) {
+  if (run.there.bytes == 0) return "";
+  return fmt::format("{}: {} a rank x {} on {}", run.exceeds(rank_bytes) ? "does not fit" : "fits",
+                     bytes_text(rank_bytes), run.there.ranks, bytes_text(run.there.bytes));
 }
 
 report::CostRow predicted_cost(const plan::Config& config, const RunPlan& run, const plan::Policy& policy) {
   plan::EngineSetting setting = plan::engine_setting(config, run.mesh, run.batch.accumulation);
   setting.policy = policy;
   const std::vector<plan::UnitSpec> units = plan::engine_units(config, run.facts);
-  const plan::StateBytes state = plan::engine_state(units, setting);
+  const plan::RankBytes needed = plan::rank_bytes(config, run.facts, run.batch, setting, run.device);
+  const plan::StateBytes& state = needed.state;
   report::CostRow row;
   row.policy = policy.label();
   row.cost.predicted = {state.parameters, state.gradients, state.optimizer};
   row.cost.predicted_wire_bytes = plan::engine_wire_bytes(units, setting);
-  row.cost.predicted_activation_bytes =
-      plan::activation_bytes(run.facts, run.batch.micro_batch * config.data.seq_len);
+  row.cost.predicted_activation_bytes = needed.activations;
+  row.cost.predicted_gathered_bytes = needed.gathered;
+  row.cost.predicted_peak_bytes = needed.peak() - (run.device == Device::kCuda ? needed.baseline : 0);
   return row;
 }
 
-std::string to_text(const RunPlan& run, const plan::Config& config) {
+std::string to_text(const RunPlan& run, const plan::Config& config, int64_t columns) {
   report::Table table({{"plan"}, {config.name}});
   table.add_row({"ranks", fmt::format("{} on {}", run.ranks, run.device)});
   table.add_row({"mesh", run.mesh.to_string()});
@@ -102,8 +121,11 @@ std::string to_text(const RunPlan& run, const plan::Config& config) {
   table.add_row(
       {"model", fmt::format("{}, {} parameters", config.model.family, with_commas(run.facts.params))});
   table.add_row({"compute", fmt::format("{} FLOPs a token", format_count(run.facts.flops_per_token))});
-  table.add_row({"model state", state_text(run.state)});
-  return table.to_string();
+  table.add_row({"model state", state_text(run.needed.state)});
+  table.add_row({"peak", peak_text(run.needed)});
+  if (const std::string fit = fit_text(run, run.needed.peak()); !fit.empty()) table.add_row({"memory", fit});
+  for (const std::string& note : plan::notes(config, run.device)) table.add_row({"note", note});
+  return table.to_string(columns);
 }
 
 std::string to_json(const RunPlan& run, const plan::Config& config) {
@@ -111,10 +133,21 @@ std::string to_json(const RunPlan& run, const plan::Config& config) {
                       {"micro_batch", run.batch.micro_batch},
                       {"accumulation", run.batch.accumulation},
                       {"dp_size", run.batch.dp_size}};
-  const Json state = {{"parameters", run.state.parameters},
-                      {"gradients", run.state.gradients},
-                      {"optimizer", run.state.optimizer},
-                      {"total", run.state.total()}};
+  const plan::StateBytes& held = run.needed.state;
+  const Json state = {{"parameters", held.parameters},
+                      {"gradients", held.gradients},
+                      {"optimizer", held.optimizer},
+                      {"total", held.total()}};
+  const Json peak = {{"state", held.total()},
+                     {"gathered", run.needed.gathered},
+                     {"activations", run.needed.activations},
+                     {"logits", run.needed.logits},
+                     {"process", run.needed.baseline},
+                     {"total", run.needed.peak()}};
+  const bool known = run.there.bytes > 0;
+  const Json memory = {{"bytes", known ? Json(run.there.bytes) : Json()},
+                       {"ranks_sharing", run.there.ranks},
+                       {"fits", known ? Json(run.fits()) : Json()}};
   return Json{{"schema", "trireme.run-plan/1"},
               {"name", config.name},
               {"device", plan::name(run.device)},
@@ -126,7 +159,10 @@ std::string to_json(const RunPlan& run, const plan::Config& config) {
               {"tokens_per_step", run.batch.global_batch * config.data.seq_len},
               {"params", run.facts.params},
               {"flops_per_token", run.facts.flops_per_token},
-              {"state_bytes_per_rank", state}}
+              {"state_bytes_per_rank", state},
+              {"peak_bytes_per_rank", peak},
+              {"memory", memory},
+              {"notes", plan::notes(config, run.device)}}
       .dump(2);
 }
 

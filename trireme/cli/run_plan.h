@@ -14,13 +14,25 @@
 
 namespace trireme::cli {
 
+/// Memory that ranks of this host share: of one GPU, or of the host for all of its CPU ranks.
+struct DeviceMemory {
+  int64_t bytes = 0;  ///< 0: not known
+  int64_t ranks = 1;  ///< that share it
+};
+
 struct RunPlan {
   plan::Device device = plan::Device::kCpu;  ///< kCpu or kCuda
   int64_t ranks = 1;
   plan::MeshShape mesh;
   plan::BatchPlan batch;
   plan::ModelFacts facts;
-  plan::StateBytes state;
+  plan::RankBytes needed;
+  DeviceMemory there;
+
+  /// Whether ranks cannot run whatever else is true, and whether they fit as predicted.
+  bool cannot_fit() const { return exceeds(needed.least()); }
+  bool fits() const { return !exceeds(needed.peak()); }
+  bool exceeds(int64_t rank_bytes) const { return there.bytes > 0 && rank_bytes > there.bytes / there.ranks; }
 };
 
 /// `device` of the config with kAuto resolved for this machine. Throws EnvironmentError when cuda is asked
@@ -31,12 +43,17 @@ plan::Device choose_device(plan::Device device, int gpus);
 int64_t choose_ranks(std::optional<int64_t> asked, plan::Device device, int gpus);
 
 /// Mesh, batch equation, facts and memory. Throws ConfigError when they do not fit each other.
-RunPlan plan_run(const plan::Config& config, plan::Device device, int64_t ranks);
+RunPlan plan_run(const plan::Config& config, plan::Device device, int64_t ranks, DeviceMemory there = {});
+
+/// "does not fit: 59.8 GiB a rank x 2 on 23.0 GiB", "fits: ..."; empty where the machine's memory is not
+/// known.
+std::string fit_text(const RunPlan& plan, int64_t rank_bytes);
 
 /// What `policy` would cost the run that `plan` describes; nothing of it is measured.
 report::CostRow predicted_cost(const plan::Config& config, const RunPlan& plan, const plan::Policy& policy);
 
-std::string to_text(const RunPlan& plan, const plan::Config& config);
+/// A table in at most `columns` (report::Table).
+std::string to_text(const RunPlan& plan, const plan::Config& config, int64_t columns = 0);
 std::string to_json(const RunPlan& plan, const plan::Config& config);
 
 }  // namespace trireme::cli

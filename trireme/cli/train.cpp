@@ -1,9 +1,13 @@
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 
 #include "trireme/base/build_info.h"
+#include "trireme/base/terminal.h"
 #include "trireme/cli/child.h"
+#include "trireme/cli/data_path.h"
 #include "trireme/cli/front.h"
 #include "trireme/cli/train_job.h"
 #include "trireme/plan/policy.h"
@@ -20,13 +24,18 @@ struct TrainArguments {
   std::optional<int64_t> profile;
 };
 
+/// Throws OutOfMemory for a run that does not fit.
 int print_plan(const RunPlan& run, const plan::Config& config, bool json) {
-  fmt::print("{}", json ? to_json(run, config) + "\n" : to_text(run, config));
-  return 0;
+  fmt::print("{}",
+             json ? to_json(run, config) + "\n" : to_text(run, config, terminal_columns(STDOUT_FILENO)));
+  if (run.fits()) return 0;
+  std::fflush(stdout);
+  throw OutOfMemory("[cli.train] {}. {}", fit_text(run, run.needed.peak()),
+                    plan::memory_advice(config, run.ranks));
 }
 
 /// A launcher started this process as one of its ranks: check, then become that rank.
-int join_world(const TrainArguments& options, Front& front, const plan::WorldSpec& world) {
+int become_rank(const TrainArguments& options, Front& front, const plan::WorldSpec& world) {
   if (options.job.ranks && *options.job.ranks != world.world_size) {
     throw ConfigError("[cli.train] -n {} against the {} ranks that {} started; drop -n", *options.job.ranks,
                       world.world_size, world.launcher);
@@ -37,14 +46,30 @@ int join_world(const TrainArguments& options, Front& front, const plan::WorldSpe
   }
   const plan::ConfigSources sources{
       .path = options.job.config, .text = "", .overrides = options.job.overrides};
-  const plan::ResolvedConfig resolved = plan::load(sources, front.environment);
+  plan::ResolvedConfig resolved = plan::load(sources, front.environment);
+  settle_data_path(resolved.config, options.job.config);
   using plan::Device;
   const Device device = resolved.config.device;
   const Device expected = device != Device::kAuto ? device : kHasCuda ? Device::kCuda : Device::kCpu;
-  const RunPlan run = plan_run(resolved.config, expected, world.world_size);
+  const RunPlan run =
+      plan_run(resolved.config, expected, world.world_size, memory_for(expected, world.local_world_size));
   if (options.dry_run) return world.rank == 0 ? print_plan(run, resolved.config, options.job.json) : 0;
+  check_memory(run, resolved.config);
   prepare_torch(front.environment, expected);
   exec_worker(front.environment, train_request(options.job, front, resolved));
+}
+
+/// Ranks of one host see the same files and variables, so they refuse them alike: the first one says why.
+int join_world(const TrainArguments& options, Front& front, const plan::WorldSpec& world) {
+  try {
+    return become_rank(options, front, world);
+  } catch (const ConfigError&) {
+    if (world.local_rank == 0) throw;
+    return static_cast<int>(ExitCode::kUsage);
+  } catch (const OutOfMemory&) {
+    if (world.local_rank == 0) throw;
+    return static_cast<int>(ExitCode::kOutOfMemory);
+  }
 }
 
 /// What the other rows of the policy table would cost the same run, beside what this one did.
@@ -61,7 +86,7 @@ std::string summary_of(const FinishedJob& finished) {
       rows.push_back(predicted_cost(config, prepared.plan, policy));
     }
   }
-  return report::cost_table(rows);
+  return report::cost_table(rows, terminal_columns(STDOUT_FILENO));
 }
 
 int train(const TrainArguments& options, Front& front) {
@@ -91,7 +116,9 @@ void add_train(CLI::App& app, Front& front) {
       ->option_text("DIR");
   verb->add_flag("--json", options->job.json, "One JSON object a step on stdout, the summary last");
   verb->add_flag("--quiet,-q", options->job.quiet, "No start-up lines and no progress bar");
-  verb->add_flag("--dry-run", options->dry_run, "Print ranks, mesh, batch, model and memory; start nothing");
+  verb->add_flag(
+      "--dry-run", options->dry_run,
+      "Print ranks, mesh, batch, model and memory; start nothing; exit code 4 when it does not fit");
   verb->add_flag(
       "--summary", options->summary,
       "At the end a table: bytes held and sent, predicted and measured, beside the other policies");

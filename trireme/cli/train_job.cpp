@@ -1,8 +1,15 @@
 #include "trireme/cli/train_job.h"
 
+#include <csignal>
+#include <filesystem>
+
 #include "trireme/base/build_info.h"
+#include "trireme/base/host.h"
+#include "trireme/base/log.h"
 #include "trireme/cli/child.h"
+#include "trireme/cli/data_path.h"
 #include "trireme/cli/gpu_count.h"
+#include "trireme/launch/exits.h"
 #include "trireme/launch/local.h"
 #include "trireme/report/run_dir.h"
 
@@ -22,12 +29,53 @@ int run_ranks(const launch::LocalJob& job, const report::RunDirectory& directory
   return code;
 }
 
+/// Before the first line of any rank.
+void say_where(const report::RunDirectory& directory, const plan::Config& config) {
+  log_info(
+      "run     {}{}", report::as_typed(directory.path()),
+      config.checkpoint.final_weights ? ", weights at the end in checkpoints/final/model.safetensors" : "");
+}
+
+/// Of a run that could not say so itself.
+void say_how_it_ended(const report::RunDirectory& directory, int code) {
+  if (code == 0 || std::filesystem::exists(directory.file("summary.json"))) return;
+  const std::string run = report::as_typed(directory.path());
+  if (code == static_cast<int>(ExitCode::kInterrupted) || code == 128 + SIGTERM) {
+    log_info(
+        "run     {} was stopped before it had weights to keep; 'trireme train {}/config.yaml' trains again",
+        run, run);
+  } else {
+    log_info("run     {} ended with code {}{}; its logs are in {}/logs", run, code, launch::meaning(code),
+             run);
+  }
+}
+
 }  // namespace
+
+DeviceMemory memory_for(plan::Device device, int64_t local_ranks) {
+  if (device == plan::Device::kCuda) return {.bytes = gpu_memory(), .ranks = 1};
+  return {.bytes = host_memory(), .ranks = local_ranks};
+}
+
+void check_memory(const RunPlan& plan, const plan::Config& config) {
+  if (plan.cannot_fit()) {
+    throw OutOfMemory("[cli.train] {} at least. {}", fit_text(plan, plan.needed.least()),
+                      plan::memory_advice(config, plan.ranks));
+  }
+  if (!plan.fits()) {
+    log_warning("as predicted it {}; 'trireme train --dry-run' shows what takes it",
+                fit_text(plan, plan.needed.peak()));
+  }
+}
 
 void prepare_torch(Environment& environment, plan::Device device) {
   // A lost peer makes c10d warn with stack traces; our own message says which rank was lost and when.
   if (!environment.get("TORCH_CPP_LOG_LEVEL")) environment.set("TORCH_CPP_LOG_LEVEL", "ERROR");
-  if (device != plan::Device::kCuda) return;
+  if (device != plan::Device::kCuda) {
+    // Above all its levels: the profiler's library calls it an error that there is no GPU.
+    if (!environment.get("KINETO_LOG_LEVEL")) environment.set("KINETO_LOG_LEVEL", "5");
+    return;
+  }
   if (environment.get("PYTORCH_ALLOC_CONF") || environment.get("PYTORCH_CUDA_ALLOC_CONF")) return;
   // The one place for the allocator's settings (docs/host.md). Segments that grow in place keep it from
   // fragmenting; peers read memory that is not the allocator's.
@@ -56,12 +104,15 @@ PreparedJob prepare_train_job(const TrainJob& job, const Front& front) {
     config.device = device;
     resolved.origins["device"] = "auto";
   }
-  const RunPlan run = plan_run(config, device, choose_ranks(job.ranks, device, gpus));
+  settle_data_path(config, job.config);
+  const int64_t ranks = choose_ranks(job.ranks, device, gpus);
+  const RunPlan run = plan_run(config, device, ranks, memory_for(device, ranks));
   return {std::move(resolved), run};
 }
 
 FinishedJob run_train_job(const TrainJob& job, Front& front) {
   PreparedJob prepared = prepare_train_job(job, front);
+  check_memory(prepared.plan, prepared.config.config);
   const std::string worker = worker_path();
   Request request = train_request(job, front, prepared.config);
   const RunPlan& run = prepared.plan;
@@ -72,14 +123,19 @@ FinishedJob run_train_job(const TrainJob& job, Front& front) {
                                                        .mesh = run.mesh.to_string(),
                                                        .ranks = run.ranks});
   request.run_dir = directory.path();
+  if (!job.quiet && !job.silent) say_where(directory, prepared.config.config);
   Environment environment = front.environment;
   prepare_torch(environment, run.device);
   const int code = run_ranks({.program = worker,
                               .args = {request.verb},
                               .ranks = run.ranks,
                               .environment = worker_environment(environment, request),
-                              .log_dir = directory.file("logs")},
+                              .log_dir = directory.file("logs"),
+                              .explains_failures = true,
+                              .stop_notice = "stopping after this step; again to abort now",
+                              .memory_advice = plan::memory_advice(prepared.config.config, run.ranks)},
                              directory);
+  if (!job.silent) say_how_it_ended(directory, code);
   return {code, directory.path(), std::move(prepared)};
 }
 

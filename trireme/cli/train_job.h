@@ -34,10 +34,18 @@ struct FinishedJob {
 };
 
 /// Resolves the device, plans, makes the run directory, runs the ranks to their end and leaves their exit
-/// code in the manifest. Throws ConfigError and EnvironmentError before anything is started.
+/// code in the manifest. Says at the start where the run is, and at the end when it left no summary. Throws
+/// ConfigError, OutOfMemory and EnvironmentError before anything is started.
 FinishedJob run_train_job(const TrainJob& job, Front& front);
 
+/// Resolves config, device and data path, and plans. Throws ConfigError.
 PreparedJob prepare_train_job(const TrainJob& job, const Front& front);
+
+/// The memory that `local_ranks` ranks of this host find on `device`.
+DeviceMemory memory_for(plan::Device device, int64_t local_ranks);
+
+/// Throws OutOfMemory when ranks cannot fit whatever else is true; warns when they are predicted not to.
+void check_memory(const RunPlan& plan, const plan::Config& config);
 
 /// What workers are told.
 Request train_request(const TrainJob& job, const Front& front, const plan::ResolvedConfig& resolved);

@@ -12,6 +12,7 @@
 #include "trireme/base/log.h"
 #include "trireme/cli/worker_verbs.h"
 #include "trireme/train/enough_memory.h"
+#include "trireme/train/stop.h"
 
 namespace {
 
@@ -58,6 +59,9 @@ int main() {
   keep_freed_memory();
   try {
     return run(Environment::process());
+  } catch (const train::FailedElsewhere& error) {
+    log_debug("{}", error.what());
+    return static_cast<int>(error.exit_code());
   } catch (const Error& error) {
     log_error("{}", error.what());
     return static_cast<int>(error.exit_code());

@@ -1,10 +1,14 @@
-#include <csignal>
+#include <unistd.h>
 
 #include <atomic>
+#include <csignal>
+#include <ctime>
+#include <string_view>
 
 #include "trireme/base/build_info.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/terminal.h"
 #include "trireme/cli/worker_verbs.h"
 #include "trireme/comm/world.h"
 #include "trireme/kernels/device.h"
@@ -21,18 +25,40 @@ namespace {
 
 std::atomic<int> stop_signal{0};
 
-extern "C" void remember_signal(int number) {
-  stop_signal = number;
+std::atomic<int64_t> stop_asked_at{0};  ///< ms of the monotonic clock
+std::atomic<bool> answers_signals{false};
+
+int64_t milliseconds() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{1000} * now.tv_sec + now.tv_nsec / 1'000'000;
 }
 
-/// SIGINT and SIGTERM end the run with its weights written (train::TrainOptions::stop_signal); a second
-/// SIGINT ends the process at once.
-void install_signal_handlers() {
+/// Calls only what is safe in a signal handler. Terminals and launchers often send the same request twice, so
+/// what comes within a second of the first is the same one.
+extern "C" void remember_signal(int number) {
+  constexpr int64_t kSameRequest_ms = 1000;
+  if (stop_signal == 0) {
+    stop_asked_at = milliseconds();
+    stop_signal = number;
+    constexpr std::string_view kNotice = "stopping after this step; again to abort now\n";
+    [[maybe_unused]] const ssize_t written =
+        answers_signals ? ::write(STDERR_FILENO, kNotice.data(), kNotice.size()) : 0;
+    return;
+  }
+  if (milliseconds() - stop_asked_at < kSameRequest_ms) return;
+  ::signal(number, SIG_DFL);
+  ::raise(number);  // delivered when this handler returns
+}
+
+/// SIGINT and SIGTERM end the run with its weights written (train::TrainOptions::stop_signal); another one, a
+/// second or more later, ends the process at once. `answers`: this rank says so, since its launcher does not.
+void install_signal_handlers(bool answers) {
+  answers_signals = answers;
   struct sigaction action {};
   action.sa_handler = remember_signal;
   action.sa_flags = SA_RESTART;
   sigaction(SIGTERM, &action, nullptr);
-  action.sa_flags |= static_cast<int>(SA_RESETHAND);
   sigaction(SIGINT, &action, nullptr);
 }
 
@@ -48,8 +74,15 @@ report::RunDirectory run_directory(const Request& request, const plan::Config& c
        .ranks = world.size()});
 }
 
+/// The width of the terminal whose descriptor our launcher names, else of the one behind `otherwise`.
+std::function<int64_t()> columns_behind(const Environment& environment, const char* variable, int otherwise) {
+  const int fd = static_cast<int>(environment.get_int(variable).value_or(otherwise));
+  return [fd] { return terminal_columns(fd); };
+}
+
 report::ConsoleOptions console_options(const Request& request, const plan::Config& config,
-                                       const comm::World& world, const Environment& environment) {
+                                       const comm::World& world, const Environment& environment,
+                                       const report::RunDirectory& run) {
   const plan::ModelFacts facts =
       plan::describe(config.model, config.data.seq_len, config.precision, config.memory);
   const bool bf16_gpu = world.device().is_cuda() && config.precision.compute == plan::Dtype::kBf16;
@@ -61,7 +94,9 @@ report::ConsoleOptions console_options(const Request& request, const plan::Confi
   options.peak_flops = bf16_gpu ? kernels::bf16_peak_flops(kernels::gpus().front().name) : 0.0;
   options.json = request.json;
   options.quiet = request.quiet;
-  options.tty_columns = environment.get_int("TRIREME_TTY_COLUMNS").value_or(0);
+  options.run = run.path();
+  options.bar_columns = columns_behind(environment, "TRIREME_TTY_FD", -1);
+  options.line_columns = columns_behind(environment, "TRIREME_OUT_TTY_FD", STDOUT_FILENO);
   return options;
 }
 
@@ -81,7 +116,7 @@ int worker_train(const Request& request, const Environment& environment) {
   const auto world = comm::World::join(spec, comm::take_device(config.device, spec), config.comm.timeout_s,
                                        peer_options(config.comm));
   // Until here a signal ends the process at once: there is nothing to keep.
-  install_signal_handlers();
+  install_signal_handlers(spec.launcher != "trireme" && spec.rank == 0);
 
   train::TrainOptions options;
   options.config = config;
@@ -98,11 +133,14 @@ int worker_train(const Request& request, const Environment& environment) {
     options.trace_path = run->file("traces/rank-0.json");
     sinks.push_back(report::make_run_files_sink(*run));
     sinks.push_back(report::make_tensorboard_sink(*run));
+    if (request.run_dir.empty() && options.announce) log_info("run     {}", report::as_typed(run->path()));
     if (!request.silent)
-      sinks.push_back(report::make_console_sink(console_options(request, config, *world, environment)));
+      sinks.push_back(report::make_console_sink(console_options(request, config, *world, environment, *run)));
     for (const auto& sink : sinks) options.sinks.push_back(sink.get());
   }
   const train::TrainResult result = train::train(options, world);
+  const bool nothing_kept = result.stop_signal != 0 && result.summary.steps == 0;
+  if (run && request.run_dir.empty() && nothing_kept) log_info("stopped before the first step");
   const int code = result.stop_signal == 0 ? 0 : 128 + result.stop_signal;
   if (run && request.run_dir.empty()) run->finish(code);
   return code;

@@ -35,7 +35,7 @@ void check_options(const CorpusOptions& options) {
                       options.val_fraction);
   }
   if (options.path == "builtin" && options.builtin_root.empty()) {
-    throw DataError(
+    throw ConfigError(
         "[data.corpus] data.path=builtin stands for the C++ headers of libtorch, and there are none here; "
         "set data.path to a text file or folder");
   }
@@ -198,7 +198,7 @@ std::string describe(const TokenIndex& index) {
 void require_one_sequence(const TokenIndex& index, int64_t seq_len) {
   const int64_t tokens = index.splits.at("train").tokens;
   if (tokens > seq_len) return;
-  throw DataError(
+  throw ConfigError(
       "[data.corpus] {} ({}) gives {} training tokens, fewer than the {} of one sequence (data.seq_len={} "
       "and one to predict); use a longer text, a smaller data.seq_len or a smaller data.val_fraction",
       index.source, describe(index), tokens, seq_len + 1, seq_len);

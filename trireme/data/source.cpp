@@ -17,8 +17,18 @@ namespace {
 
 using Folder = std::unique_ptr<DIR, decltype([](DIR* folder) { ::closedir(folder); })>;
 
+/// Whether `error` says that a path is not what it should be, rather than that a disk has failed.
+bool is_about_the_path(int error) {
+  constexpr int kErrors[] = {ENOENT, EACCES, EPERM, ENOTDIR, ELOOP, ENAMETOOLONG};
+  return std::ranges::find(kErrors, error) != std::end(kErrors);
+}
+
 [[noreturn]] void unreadable(const std::string& path, int error) {
-  throw DataError(
+  if (!is_about_the_path(error)) {
+    throw DataError("[data.source] cannot read {}: {}; check its disk or network file system", path,
+                    errno_text(error));
+  }
+  throw ConfigError(
       "[data.source] cannot read {}: {}; set data.path to a text file or folder that this user may read, "
       "or to 'builtin'",
       path, errno_text(error));
@@ -86,7 +96,7 @@ void list_folder(Source& source, const OnProgress& on_progress) {
   Walk walk(source, on_progress);
   walk.run();
   if (source.files.empty()) {
-    throw DataError(
+    throw ConfigError(
         "[data.source] folder {} holds no text (hidden and empty files do not count; {} symbolic links "
         "were not followed); set data.path to a text file or a folder of them",
         source.path, walk.links());
@@ -96,7 +106,7 @@ void list_folder(Source& source, const OnProgress& on_progress) {
 
 void list_file(Source& source, const struct stat& info) {
   if (info.st_size == 0)
-    throw DataError("[data.source] {} is empty (0 bytes); set data.path to a text", source.path);
+    throw ConfigError("[data.source] {} is empty (0 bytes); set data.path to a text", source.path);
   const size_t slash = source.path.rfind('/');
   source.root = source.path.substr(0, slash);
   source.files.push_back({source.path.substr(slash + 1), info.st_size, mtime_ns(info)});
@@ -113,7 +123,7 @@ Source list_source(const std::string& path, const OnProgress& on_progress) {
   } else if (S_ISREG(info.st_mode)) {
     list_file(source, info);
   } else {
-    throw DataError(
+    throw ConfigError(
         "[data.source] {} is neither a file nor a folder; set data.path to a text file or a folder of them",
         source.path);
   }

@@ -38,9 +38,6 @@ MemoryPeak gpu_memory_peak();
 /// Largest resident set of this process so far, in bytes (CPU ranks).
 int64_t resident_peak();
 
-/// What processes of this host may use together: memory and swap, or less where a control group says so.
-int64_t host_memory();
-
 /// bf16 dense peak of the named GPU in FLOP/s, from vendors' data sheets; 0 when unknown.
 double bf16_peak_flops(const std::string& gpu_name);
 

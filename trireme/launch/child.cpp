@@ -33,7 +33,7 @@ void place_standard_fds(const ChildSpec& spec) {
   if (spec.stdin_fd >= 0) ::dup2(spec.stdin_fd, STDIN_FILENO);
   if (spec.stdout_fd >= 0) ::dup2(spec.stdout_fd, STDOUT_FILENO);
   if (spec.stderr_fd >= 0) ::dup2(spec.stderr_fd, STDERR_FILENO);
-  if (spec.keep_fd >= 0) ::fcntl(spec.keep_fd, F_SETFD, 0);
+  for (const int fd : spec.keep_fds) ::fcntl(fd, F_SETFD, 0);
 }
 
 void reset_signals(const ChildSpec& spec) {

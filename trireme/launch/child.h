@@ -19,8 +19,8 @@ struct ChildSpec {
   int stdin_fd = -1;              ///< -1 for these three: inherit ours
   int stdout_fd = -1;
   int stderr_fd = -1;
-  int keep_fd = -1;        ///< stays open across exec under the same number
-  sigset_t signal_mask{};  ///< blocked signals of the new program
+  std::vector<int> keep_fds = {};  ///< stay open across exec under the same numbers
+  sigset_t signal_mask{};          ///< blocked signals of the new program
 };
 
 /// How a process ended: by exit(code), or by a signal when `signal` is not 0.

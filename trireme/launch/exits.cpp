@@ -11,6 +11,18 @@
 namespace trireme::launch {
 namespace {
 
+std::string signal_name(int number) {
+  const char* name = ::sigabbrev_np(number);
+  return name == nullptr ? "unnamed" : fmt::format("SIG{}", name);
+}
+
+auto order_of_blame(const RankExit& exit) {
+  const bool lost_a_peer = exit_code(exit) == static_cast<int>(ExitCode::kCommunication);
+  return std::tuple(exit.asked, exit.end.signal == 0, lost_a_peer, exit.at);
+}
+
+}  // namespace
+
 std::string_view meaning(int code) {
   switch (static_cast<ExitCode>(code)) {
     case ExitCode::kUsage:
@@ -29,24 +41,22 @@ std::string_view meaning(int code) {
       return " (comparison failed)";
     case ExitCode::kPreempted:
       return " (preempted)";
+    case ExitCode::kInterrupted:
+      return " (interrupted)";
     default:
-      return "";
+      return code == 128 + SIGTERM ? " (terminated)" : "";
   }
 }
 
-std::string signal_name(int number) {
-  const char* name = ::sigabbrev_np(number);
-  return name == nullptr ? "unnamed" : fmt::format("SIG{}", name);
+bool explains_itself(const RankExit& exit) {
+  const int code = exit_code(exit);
+  return exit.end.signal == 0 && code >= static_cast<int>(ExitCode::kUsage) &&
+         code <= static_cast<int>(ExitCode::kCorruptData) &&
+         code != static_cast<int>(ExitCode::kCommunication);
 }
-
-auto order_of_blame(const RankExit& exit) {
-  const bool lost_a_peer = exit_code(exit) == static_cast<int>(ExitCode::kCommunication);
-  return std::tuple(exit.asked, exit.end.signal == 0, lost_a_peer, exit.at);
-}
-
-}  // namespace
 
 int exit_code(const RankExit& exit) {
+  if (exit.starved) return static_cast<int>(ExitCode::kOutOfMemory);
   return exit.end.signal != 0 ? 128 + exit.end.signal : exit.end.code;
 }
 
@@ -63,12 +73,14 @@ const RankExit& culprit(std::span<const RankExit> failures) {
 
 std::string describe(const RankExit& exit) {
   const std::string who = fmt::format("rank {} (pid {})", exit.rank, exit.pid);
+  if (exit.starved) return who + " was killed by the kernel, which had no memory left";
   if (exit.end.signal == 0)
     return fmt::format("{} exited with code {}{}", who, exit.end.code, meaning(exit.end.code));
   return fmt::format("{} was killed by signal {} ({})", who, exit.end.signal, signal_name(exit.end.signal));
 }
 
 std::string hint(const RankExit& exit) {
+  if (exit.starved) return "";
   if (exit.end.signal == SIGKILL)
     return "; unless somebody sent it, the kernel's OOM killer did (see dmesg): lower the memory use";
   if (exit.end.signal == SIGBUS)

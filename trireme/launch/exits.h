@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "trireme/launch/child.h"
 
@@ -15,12 +16,20 @@ struct RankExit {
   int64_t rank = 0;
   pid_t pid = 0;
   ProcessEnd end;
-  bool asked = false;  ///< the launcher had told it to stop
-  double at = 0.0;     ///< seconds of the monotonic clock when its end was seen
+  bool asked = false;    ///< the launcher had told it to stop
+  bool starved = false;  ///< the kernel killed it for want of memory
+  double at = 0.0;       ///< seconds of the monotonic clock when its end was seen
 };
 
-/// The exit code as a shell counts it: 128+N for signal N.
+/// The exit code as a shell counts it: 128+N for signal N; kOutOfMemory where the kernel had no memory left.
 int exit_code(const RankExit& exit);
+
+/// What an exit code of ours stands for, " (damaged data)"; empty where it has no meaning of its own.
+std::string_view meaning(int code);
+
+/// Whether a rank of ours that ends like this has said itself why, and lost no peer: the codes of typed
+/// errors but kCommunication.
+bool explains_itself(const RankExit& exit);
 
 /// 130, 143 or 75: the rank heeded a signal and stopped in good order.
 bool stopped_in_order(const RankExit& exit);

@@ -35,7 +35,35 @@ std::string_view key_of(int64_t rank, std::string_view line) {
   return line;
 }
 
+/// The end of the escape sequence that begins at `start` (ECMA-48): of a control sequence after its final
+/// byte, of a string such as a window's title after BEL or ESC \.
+size_t escape_end(std::string_view line, size_t start) {
+  const auto at = [&](size_t i) { return i < line.size() ? line[i] : '\0'; };
+  const char kind = at(start + 1);
+  size_t end = start + 2;
+  if (kind == '[') {
+    while (end < line.size() && (line[end] < '@' || line[end] > '~')) ++end;
+    return std::min(end + 1, line.size());
+  }
+  if (std::string_view("]P_^X").find(kind) != std::string_view::npos) {
+    while (end < line.size() && line[end] != '\a' && !(line[end] == '\x1b' && at(end + 1) == '\\')) ++end;
+    return std::min(end + (at(end) == '\x1b' ? 2 : 1), line.size());
+  }
+  while (end <= line.size() && at(end - 1) >= ' ' && at(end - 1) <= '/') ++end;  // intermediate bytes
+  return std::min(end, line.size());
+}
+
 }  // namespace
+
+std::string without_escapes(std::string_view line) {
+  std::string plain;
+  for (size_t i = 0; i < line.size();) {
+    const size_t escape = std::min(line.find('\x1b', i), line.size());
+    plain += line.substr(i, escape - i);
+    i = escape == line.size() ? escape : escape_end(line, escape);
+  }
+  return plain;
+}
 
 void LineSplitter::push(std::string_view bytes, const LineSink& sink) {
   for (size_t end; (end = bytes.find('\n')) != std::string_view::npos; bytes.remove_prefix(end + 1)) {
@@ -92,6 +120,12 @@ void LineMerger::take_all(const LineSink& sink) {
 std::optional<double> LineMerger::next_due() const {
   if (held_.empty()) return std::nullopt;
   return held_.front().due;
+}
+
+void LineMerger::drop_others(const std::vector<int64_t>& ranks) {
+  std::erase_if(held_, [&](const Held& held) {
+    return std::ranges::find_first_of(held.ranks, ranks) == held.ranks.end();
+  });
 }
 
 void LineMerger::show_first(const LineSink& sink) {

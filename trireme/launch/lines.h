@@ -12,6 +12,9 @@ namespace trireme::launch {
 
 using LineSink = std::function<void(std::string_view)>;
 
+/// `line` without the sequences that move a terminal's cursor or colour its text.
+std::string without_escapes(std::string_view line);
+
 /// Cuts a stream into lines without their newline. With kCollapse only what a terminal would still show of a
 /// redrawn line remains: the text after its last carriage return. A line longer than kMaxLine is cut.
 class LineSplitter {
@@ -44,6 +47,8 @@ class LineMerger {
   void take_due(double now, const LineSink& sink);
   void take_all(const LineSink& sink);
   std::optional<double> next_due() const;
+  /// Forgets the lines that none of `ranks` has a part in.
+  void drop_others(const std::vector<int64_t>& ranks);
 
  private:
   struct Held {

@@ -1,6 +1,6 @@
 #include "trireme/launch/local.h"
 
-#include <sys/ioctl.h>
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -32,13 +32,9 @@ std::string random_key() {
   return fmt::format("{:08x}{:08x}{:08x}{:08x}", bits(), bits(), bits(), bits());
 }
 
-/// The width of the terminal behind stderr; 0 when it is none.
-int64_t terminal_columns() {
-  constexpr int64_t kUsual = 80;
-  if (::isatty(STDERR_FILENO) == 0) return 0;
-  winsize size{};
-  const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
-  return known ? size.ws_col : kUsual;
+/// Another descriptor of the terminal behind `fd`; closed when `fd` is none.
+Fd terminal_of(int fd) {
+  return ::isatty(fd) == 0 ? Fd() : Fd(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
 }
 
 /// What all ranks of a job share. `null` is opened first, since it also fills descriptors 0 to 2.
@@ -50,7 +46,7 @@ struct Stage {
   ListenSocket socket = listen_on_loopback();
   const std::string job_key = random_key();
   const int64_t threads = std::max<int64_t>(1, usable_cores() / job.ranks);
-  const int64_t columns = terminal_columns();
+  const Fd err_terminal = terminal_of(STDERR_FILENO), out_terminal = terminal_of(STDOUT_FILENO);
 };
 
 RankPlace place_of(const Stage& stage, int64_t rank) {
@@ -61,7 +57,15 @@ RankPlace place_of(const Stage& stage, int64_t rank) {
           .listen_fd = first ? stage.socket.fd.get() : -1,
           .threads = stage.threads,
           .job_key = stage.job_key,
-          .tty_columns = first ? stage.columns : 0};
+          .tty_fd = first ? stage.err_terminal.get() : -1,
+          .out_tty_fd = first ? stage.out_terminal.get() : -1};
+}
+
+/// What a rank finds open under the numbers that its environment names.
+std::vector<int> inherited(const RankPlace& place) {
+  std::vector<int> fds = {place.listen_fd, place.tty_fd, place.out_tty_fd};
+  std::erase(fds, -1);
+  return fds;
 }
 
 Rank start_rank(const Stage& stage, int64_t rank) {
@@ -76,7 +80,7 @@ Rank start_rank(const Stage& stage, int64_t rank) {
                .stdin_fd = stage.null.get(),
                .stdout_fd = out.write.get(),
                .stderr_fd = err.write.get(),
-               .keep_fd = place.listen_fd,
+               .keep_fds = inherited(place),
                .signal_mask = stage.signals.child_mask()});
   return {.rank = rank, .child = std::move(child), .out = std::move(out.read), .err = std::move(err.read)};
 }
@@ -86,8 +90,8 @@ Rank start_rank(const Stage& stage, int64_t rank) {
 int run_local(const LocalJob& job) {
   check(job);
   Stage stage(job);
-  Tee tee({.ranks = job.ranks, .log_dir = job.log_dir, .terminal = stage.columns > 0});
-  Supervisor supervisor(tee, stage.signals, {.grace_s = job.grace_s, .stop_s = job.stop_s});
+  Tee tee({.ranks = job.ranks, .log_dir = job.log_dir, .terminal = stage.err_terminal.open()});
+  Supervisor supervisor(tee, stage.signals, job);
   for (int64_t rank = 0; rank < job.ranks; ++rank) {
     supervisor.add(start_rank(stage, rank));
     stage.socket.fd

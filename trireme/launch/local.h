@@ -2,6 +2,7 @@
 // Starts the ranks of one host as child processes and watches them: one dies, the rest are stopped; signals
 // are forwarded; nothing survives the launcher.
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,10 +18,16 @@ struct LocalJob {
   std::string log_dir;      ///< rank-N.log files go here; empty: none
   double grace_s = 5.0;     ///< from a rank's failure to the SIGKILL of those that still run
   double stop_s = 120.0;    ///< from a SIGTERM or SIGINT to the SIGKILL of ranks that have not stopped
+  /// Ranks that end with the code of a typed error have said why, or one of them has for all. Then those that
+  /// lost them are not shown, and nothing is added once all have ended by themselves.
+  bool explains_failures = false;
+  std::string stop_notice = {};    ///< logged when the first SIGTERM or SIGINT is passed on; empty: nothing
+  std::string memory_advice = {};  ///< what to change when the kernel has killed a rank for want of memory
+  std::string kernel_counters = "/proc/vmstat";  ///< where "oom_kill" counts such processes
 };
 
 /// Runs the job to its end and returns its exit code: 0 when all ranks returned 0, else that of the first
-/// rank that failed (128+N for signal N).
+/// rank that failed (128+N for signal N, kOutOfMemory for one that the kernel killed for want of memory).
 ///
 /// Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR=127.0.0.1, MASTER_PORT,
 /// TRIREME_LAUNCHER=trireme, TRIREME_JOB_KEY (random, the same for all), and OMP_NUM_THREADS (cores / ranks)
@@ -31,10 +38,12 @@ struct LocalJob {
 /// stdout of rank 0 passes through untouched; stderr of every rank and stdout of ranks above 0 go to stderr
 /// line by line, prefixed "[r1] " (rank 0 unprefixed), and all of it to log_dir. A line that several ranks
 /// print within a short time is shown once with "(x4 ranks)". Where stderr is a terminal, rank 0's stderr
-/// passes as it comes, and rank 0 finds the width in TRIREME_TTY_COLUMNS, so that it may draw a progress bar.
+/// passes as it comes, so that it may draw a progress bar: it inherits the terminal as TRIREME_TTY_FD, to ask
+/// for its width whenever it draws, and the one behind stdout as TRIREME_OUT_TTY_FD.
 ///
 /// SIGINT and SIGTERM are forwarded once to all ranks, which finish what they began. Ranks that still run
-/// `stop_s` later are named and killed; a second signal kills at once.
+/// `stop_s` later are named and killed; a second signal kills at once, unless it comes within a second of the
+/// first: terminals and launchers around this one often send the same request twice.
 /// Ranks run in their own process groups and die with the launcher (PDEATHSIG), whatever happens to it.
 ///
 /// Throws ConfigError for impossible numbers and EnvironmentError when the program, a log or a process cannot

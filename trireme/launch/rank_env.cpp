@@ -6,7 +6,8 @@ namespace trireme::launch {
 namespace {
 
 constexpr const char* kLeftByOuterLaunchers[] = {"TRIREME_LISTEN_FD",
-                                                 "TRIREME_TTY_COLUMNS",
+                                                 "TRIREME_TTY_FD",
+                                                 "TRIREME_OUT_TTY_FD",
                                                  "TRIREME_JOB_KEY",
                                                  "GROUP_RANK",
                                                  "GROUP_WORLD_SIZE",
@@ -31,7 +32,8 @@ Environment rank_environment(const Environment& base, const RankPlace& place) {
   made.set("MASTER_PORT", std::to_string(place.port));
   if (!place.job_key.empty()) made.set("TRIREME_JOB_KEY", place.job_key);
   if (place.listen_fd >= 0) made.set("TRIREME_LISTEN_FD", std::to_string(place.listen_fd));
-  if (place.tty_columns > 0) made.set("TRIREME_TTY_COLUMNS", std::to_string(place.tty_columns));
+  if (place.tty_fd >= 0) made.set("TRIREME_TTY_FD", std::to_string(place.tty_fd));
+  if (place.out_tty_fd >= 0) made.set("TRIREME_OUT_TTY_FD", std::to_string(place.out_tty_fd));
   if (!made.get("OMP_NUM_THREADS")) made.set("OMP_NUM_THREADS", std::to_string(place.threads));
   return made;
 }

@@ -14,7 +14,8 @@ struct RankPlace {
   int listen_fd = -1;        ///< that socket, for rank 0
   int64_t threads = 1;       ///< OMP_NUM_THREADS unless `base` sets it
   std::string job_key = {};  ///< random, equal for all ranks of a job; empty: none
-  int64_t tty_columns = 0;   ///< width of the terminal that shows this rank's stderr as it comes; 0: none
+  int tty_fd = -1;           ///< the terminal that shows this rank's stderr as it comes; -1: none
+  int out_tty_fd = -1;       ///< the terminal that shows its stdout; -1: none
 };
 
 /// `base` with the variables of the rank. What an outer launcher left there and would contradict it is

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <fstream>
 #include <string>
 
 #include "trireme/base/clock.h"
@@ -17,6 +18,7 @@ namespace {
 constexpr double kSettle =
     0.5;  ///< after a rank has lost a peer: the end of that peer may be seen a little later
 constexpr double kQuiet = 2.0;  ///< after a failure: ranks report it and end by themselves before SIGTERM
+constexpr double kSameRequest = 1.0;  ///< signals within so many seconds are one request to stop
 constexpr double kPollWithoutPidfd = 0.02;
 
 Fd& pipe_of(Rank& rank, Stream stream) {
@@ -35,6 +37,7 @@ int Supervisor::run() {
     wait_for_events();
     collect_without_pidfds();
     judge_failures();
+    tee_.hold(!failures_.empty());
     advance_stop();
     tee_.tick(monotonic_seconds());
   }
@@ -67,9 +70,9 @@ std::optional<double> Supervisor::seconds_to_next_deadline(double now) const {
   const auto consider = [&](double seconds) { wait = std::min(seconds, wait.value_or(seconds)); };
   if (const auto due = tee_.next_due()) consider(*due - now);
   if (!failures_.empty()) consider(failures_.front().at + kSettle - now);
-  if (stop_began_ && !asked_to_stop_) consider(*stop_began_ + quiet_seconds(limits_.grace_s) - now);
-  if (stop_began_ && !killed_stubborn_) consider(*stop_began_ + limits_.grace_s - now);
-  if (forwarded_at_ && !killed_stubborn_) consider(*forwarded_at_ + limits_.stop_s - now);
+  if (stop_began_ && !asked_to_stop_) consider(*stop_began_ + quiet_seconds(job_.grace_s) - now);
+  if (stop_began_ && !killed_stubborn_) consider(*stop_began_ + job_.grace_s - now);
+  if (forwarded_at_ && !killed_stubborn_) consider(*forwarded_at_ + job_.stop_s - now);
   const bool must_ask = std::ranges::any_of(
       ranks_, [](const Rank& rank) { return rank.child.running() && rank.child.wait_fd() < 0; });
   if (must_ask) consider(kPollWithoutPidfd);
@@ -114,10 +117,12 @@ void Supervisor::collect(Rank& rank) {
   drain(rank, Stream::kOut);
   drain(rank, Stream::kErr);
   --running_;
+  const bool starved = end.signal == SIGKILL && !rank.asked && starved_so_far() > starved_before_;
   exits_.push_back({.rank = rank.rank,
                     .pid = rank.child.pid(),
                     .end = end,
                     .asked = rank.asked,
+                    .starved = starved,
                     .at = monotonic_seconds()});
   const RankExit& exit = exits_.back();
   const bool heeded = forwarded_ != 0 && stopped_in_order(exit);
@@ -134,7 +139,7 @@ void Supervisor::take_signals() {
   while (const auto number = signals_.next()) {
     if (forwarded_ == 0) {
       forward(*number);
-    } else if (killed_by_ == 0) {
+    } else if (killed_by_ == 0 && monotonic_seconds() - *forwarded_at_ >= kSameRequest) {
       killed_by_ = *number;
       kill_all();
     }
@@ -148,6 +153,9 @@ void Supervisor::forward(int number) {
     // A terminal sends SIGINT to whole process groups, kill(1) sends SIGTERM to one process.
     number == SIGINT ? rank.child.signal_group(number) : rank.child.signal(number);
   }
+  if (job_.stop_notice.empty()) return;
+  tee_.settle();
+  log_info("{}", job_.stop_notice);
 }
 
 void Supervisor::kill_all() {
@@ -163,11 +171,31 @@ void Supervisor::judge_failures() {
   const RankExit worst = culprit(failures_);
   const bool lost_a_peer = exit_code(worst) == static_cast<int>(ExitCode::kCommunication);
   const bool settled = running_ == 0 || monotonic_seconds() >= failures_.front().at + kSettle;
-  if (lost_a_peer && !settled) return;
+  const bool explained = job_.explains_failures && explains_itself(worst);
+  if ((lost_a_peer || explained) && !settled) return;
   failures_.clear();
+  if (explained) tee_.show_only(ranks_that_explain());
   if (lost_a_peer && heeded_signal())
     return;  // its peers obeyed the signal a moment before it, and it lost them
   report(worst);
+}
+
+/// How many processes of this host the kernel has killed for want of memory since it started.
+int64_t Supervisor::starved_so_far() const {
+  std::ifstream counters(job_.kernel_counters);
+  std::string name;
+  for (int64_t count = 0; counters >> name >> count;) {
+    if (name == "oom_kill") return count;
+  }
+  return 0;
+}
+
+std::vector<int64_t> Supervisor::ranks_that_explain() const {
+  std::vector<int64_t> ranks;
+  for (const RankExit& exit : exits_) {
+    if (explains_itself(exit)) ranks.push_back(exit.rank);
+  }
+  return ranks;
 }
 
 bool Supervisor::heeded_signal() const {
@@ -179,10 +207,13 @@ void Supervisor::report(const RankExit& exit) {
   if (!heeded_signal()) failed_code_ = exit_code(exit);
   stop_began_ = monotonic_seconds();
   tee_.settle();
+  if (running_ == 0 && job_.explains_failures && explains_itself(exit)) return;  // nothing is left to add
   std::string others;
   if (running_ == 1) others = "; stopping the other rank";
   if (running_ > 1) others = fmt::format("; stopping the other {} ranks", running_);
-  log_error("[launch] {}{}{}", describe(exit), others, hint(exit));
+  const std::string advice =
+      exit.starved && !job_.memory_advice.empty() ? ". " + job_.memory_advice : hint(exit);
+  log_error("[launch] {}{}{}", describe(exit), others, advice);
 }
 
 void Supervisor::advance_stop() {
@@ -191,14 +222,13 @@ void Supervisor::advance_stop() {
   const auto has_passed = [now](std::optional<double> since, double limit_s) {
     return since && now - *since >= limit_s;
   };
-  if (!asked_to_stop_ && has_passed(stop_began_, quiet_seconds(limits_.grace_s))) ask_to_stop();
+  if (!asked_to_stop_ && has_passed(stop_began_, quiet_seconds(job_.grace_s))) ask_to_stop();
   if (killed_stubborn_) return;
-  if (has_passed(stop_began_, limits_.grace_s)) {
-    kill_stubborn(fmt::format("within {} s", limits_.grace_s));
-  } else if (has_passed(forwarded_at_, limits_.stop_s)) {
+  if (has_passed(stop_began_, job_.grace_s)) {
+    kill_stubborn(fmt::format("within {} s", job_.grace_s));
+  } else if (has_passed(forwarded_at_, job_.stop_s)) {
     killed_by_ = forwarded_;
-    kill_stubborn(
-        fmt::format("within {} s of {}", limits_.stop_s, forwarded_ == SIGINT ? "SIGINT" : "SIGTERM"));
+    kill_stubborn(fmt::format("within {} s of {}", job_.stop_s, forwarded_ == SIGINT ? "SIGINT" : "SIGTERM"));
   }
 }
 
@@ -228,7 +258,7 @@ void Supervisor::finish_output() {
   bool impatient = killed_by_ != 0;
   while (!impatient && (tee_.out().pending() || tee_.err().pending())) {
     std::optional<double> patience;
-    if (forwarded_at_) patience = *forwarded_at_ + limits_.stop_s - monotonic_seconds();
+    if (forwarded_at_) patience = *forwarded_at_ + job_.stop_s - monotonic_seconds();
     if (patience && *patience <= 0) return;
     PollSet poll;
     poll.watch(signals_.fd(), POLLIN, [&] { impatient = signals_.next().has_value(); });

@@ -9,6 +9,7 @@
 
 #include "trireme/launch/child.h"
 #include "trireme/launch/exits.h"
+#include "trireme/launch/local.h"
 #include "trireme/launch/poll_set.h"
 #include "trireme/launch/signals.h"
 #include "trireme/launch/tee.h"
@@ -23,16 +24,11 @@ struct Rank {
   bool asked = false;  ///< told to stop
 };
 
-/// Until ranks that still run are killed, in seconds.
-struct StopLimits {
-  double grace_s = 5.0;   ///< after a rank has failed
-  double stop_s = 120.0;  ///< after a signal was forwarded
-};
-
 class Supervisor {
  public:
-  Supervisor(Tee& tee, SignalTrap& signals, StopLimits limits)
-      : tee_(tee), signals_(signals), limits_(limits) {}
+  /// All must outlive this.
+  Supervisor(Tee& tee, SignalTrap& signals, const LocalJob& job)
+      : tee_(tee), signals_(signals), job_(job), starved_before_(starved_so_far()) {}
 
   void add(Rank rank) { ranks_.push_back(std::move(rank)); }
 
@@ -52,9 +48,11 @@ class Supervisor {
 
   void take_signals();
   void forward(int number);
+  int64_t starved_so_far() const;
   void kill_all();
 
   void judge_failures();
+  std::vector<int64_t> ranks_that_explain() const;
   bool heeded_signal() const;
   void report(const RankExit& exit);
   void advance_stop();
@@ -66,9 +64,10 @@ class Supervisor {
 
   Tee& tee_;
   SignalTrap& signals_;
-  StopLimits limits_;
+  const LocalJob& job_;
   std::vector<Rank> ranks_;
   int64_t running_ = 0;
+  int64_t starved_before_;            ///< processes that the kernel had killed for want of memory before ours
   std::vector<RankExit> exits_;       ///< all, in the order seen
   std::vector<RankExit> failures_;    ///< not yet judged
   std::optional<int> failed_code_;    ///< of the failure that decides the job's exit code

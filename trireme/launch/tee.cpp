@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 
@@ -24,7 +27,7 @@ LineSplitter splitter_of(int64_t rank, Stream stream) {
 void RankLog::append(std::string_view line) {
   if (file_ == nullptr) return;
   try {
-    file_->append(line);
+    file_->append(without_escapes(line));
   } catch (const EnvironmentError& error) {
     file_.reset();
     log_warning("{}; the job goes on without {}", error.what(), path_);
@@ -58,7 +61,12 @@ void Tee::end(int64_t rank, Stream stream, double now) {
 }
 
 void Tee::tick(double now) {
-  merger_.take_due(now, [this](std::string_view line) { show_line(line); });
+  if (!held_) merger_.take_due(now, [this](std::string_view line) { show_line(line); });
+}
+
+void Tee::show_only(std::vector<int64_t> ranks) {
+  merger_.drop_others(ranks);
+  only_ = std::move(ranks);
 }
 
 void Tee::settle() {
@@ -74,7 +82,8 @@ bool Tee::passes_raw(int64_t rank, Stream stream) const {
 
 void Tee::take_line(int64_t rank, Stream stream, std::string_view line, double now) {
   if (const auto& log = streams_[static_cast<size_t>(rank)].log) log->append(line);
-  if (passes_raw(rank, stream)) return;
+  const bool heard = !only_ || std::ranges::count(*only_, rank) > 0;
+  if (passes_raw(rank, stream) || !heard) return;
   merger_.add(rank, line, now);
   tick(now);
 }
@@ -90,7 +99,7 @@ void Tee::show_raw_err(std::string_view bytes) {
 
 void Tee::show_line(std::string_view line) {
   leave_open_line();
-  err_.write(std::string(line) + '\n');
+  err_.write((options_.terminal ? std::string(line) : without_escapes(line)) + '\n');
 }
 
 void Tee::leave_open_line() {

@@ -22,8 +22,8 @@ struct TeeOptions {
   double merge_window_s = 0.2;
 };
 
-/// rank-N.log: all lines of one rank, unprefixed. A write that fails ends the log with one warning, not the
-/// job.
+/// rank-N.log: all lines of one rank, unprefixed and without escape sequences. A write that fails ends the
+/// log with one warning, not the job.
 class RankLog {
  public:
   /// Appends to an existing file. Throws EnvironmentError when it cannot be opened.
@@ -46,7 +46,11 @@ class Tee {
   void end(int64_t rank, Stream stream, double now);
   /// Shows the lines that have waited long enough for equal ones.
   void tick(double now);
-  std::optional<double> next_due() const { return merger_.next_due(); }
+  std::optional<double> next_due() const { return held_ ? std::nullopt : merger_.next_due(); }
+  /// While held, lines wait however long they have waited; settle() shows them all the same.
+  void hold(bool on) { held_ = on; }
+  /// From now on, and of what still waits, only lines of `ranks` are shown; the logs get all.
+  void show_only(std::vector<int64_t> ranks);
   /// Shows every line that still waits for equal ones and ends an open line. Call it before the launcher
   /// writes a log line of its own.
   void settle();
@@ -70,6 +74,8 @@ class Tee {
   Outlet out_, err_;
   LineMerger merger_;
   std::vector<RankStreams> streams_;
+  std::optional<std::vector<int64_t>> only_;  ///< ranks whose lines are shown; none: all of them
+  bool held_ = false;
   bool line_open_ = false, line_is_bar_ = false;  ///< where rank 0's raw bytes left the cursor
 };
 

@@ -11,6 +11,7 @@
 #include "trireme/base/file.h"
 #include "trireme/plan/config_internal.h"
 #include "trireme/plan/model_facts.h"
+#include "trireme/plan/policy.h"
 #include "trireme/plan/presets.h"
 
 namespace trireme::plan {
@@ -121,6 +122,10 @@ class Resolver {
   }
 
   void apply(const Assignment& assignment) {
+    if (const Policy* const row = labelled_row(assignment)) {
+      apply({assignment.key, std::string(name(row->name)), assignment.origin});
+      return apply({"parallel.sharding", std::string(name(row->sharding)), assignment.origin});
+    }
     assign(find(assignment), assignment.text, assignment.origin);
     resolved_.origins[assignment.key] = assignment.origin;
   }
@@ -152,6 +157,13 @@ class Resolver {
   ResolvedConfig& resolved() { return resolved_; }
 
  private:
+  /// The row that parallel.policy names by its label, "fsdp:full_shard".
+  static const Policy* labelled_row(const Assignment& assignment) {
+    if (assignment.key != "parallel.policy" || assignment.text.find(':') == std::string::npos) return nullptr;
+    const auto row = std::ranges::find(policies(), assignment.text, &Policy::label);
+    return row == policies().end() ? nullptr : &*row;
+  }
+
   const Field& find(const Assignment& assignment) const {
     for (const Field& field : table_) {
       if (field.key == assignment.key) return field;

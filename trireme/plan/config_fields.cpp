@@ -1,5 +1,6 @@
 // The table of all fields: the single place where a key, its help, choices and range are written down.
 #include "trireme/plan/config.h"
+#include "trireme/plan/policy.h"
 #include "trireme/plan/presets.h"
 
 namespace trireme::plan {
@@ -52,6 +53,14 @@ Field number(std::string key, Number& value, double min, std::string help, std::
 Choices preset_choices() {
   Choices names = {""};
   for (const Preset& preset : presets()) names.push_back(preset.name);
+  return names;
+}
+
+/// `names` and the labels of rows that are longer than their names.
+Choices policy_choices(Choices names) {
+  for (const Policy& row : policies()) {
+    if (row.sharding != Sharding::kAuto) names.push_back(row.label());
+  }
   return names;
 }
 
@@ -136,7 +145,11 @@ void add_optim(Table& table, OptimConfig& optim) {
 }
 
 void add_parallel(Table& table, ParallelConfig& parallel) {
-  table.push_back(choice("parallel.policy", parallel.policy, "what data parallelism shards"));
+  Field policy =
+      choice("parallel.policy", parallel.policy,
+             "what data parallelism shards; a label such as fsdp:no_shard also sets parallel.sharding");
+  policy.choices = policy_choices(std::move(policy.choices));
+  table.push_back(std::move(policy));
   table.push_back(choice("parallel.sharding", parallel.sharding, "fsdp: which of its rows"));
   table.push_back(
       reshard("parallel.reshard_after_forward", parallel.reshard_after_forward,

@@ -2,6 +2,7 @@
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
+#include <algorithm>
 #include <set>
 #include <sstream>
 
@@ -135,6 +136,17 @@ int count_documents(const std::string& text) {
   return count;
 }
 
+/// The first line that a tab indents, from 1; none: 0.
+size_t line_with_tab(const std::string& text) {
+  const std::vector<std::string> lines = split(text, '\n');
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const size_t word = std::min(lines[i].find_first_not_of(" \t\r"), lines[i].size());
+    const bool has_words = word < lines[i].size() && lines[i][word] != '#';
+    if (has_words && lines[i].find('\t') < word) return i + 1;
+  }
+  return 0;
+}
+
 /// The one document of `text`; null when there is none. Parses twice: yaml-cpp takes a quote left open for
 /// closed when the text ends in a line break, and with it swallows all keys that follow; it sees the mistake
 /// when the last breaks are gone.
@@ -149,6 +161,11 @@ YAML::Node parse(const std::string& text, const std::string& name) {
     }
     return documents == 0 ? YAML::Node() : YAML::Load(text);
   } catch (const YAML::Exception& error) {
+    if (const size_t line = line_with_tab(text)) {
+      throw ConfigError(
+          "[plan.config] {}:{}: the line is indented with a tab, which YAML does not allow; use blanks", name,
+          line);
+    }
     throw ConfigError("[plan.config] {}: not valid YAML: {}; correct the file", place(name, error.mark),
                       error.msg);
   }

@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
+#include <initializer_list>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "trireme/base/text.h"
@@ -18,6 +21,20 @@ namespace trireme::plan {
 namespace {
 
 constexpr int64_t kFp32 = 4;
+
+/// The largest models of a config are beyond 64 bits.
+int64_t at_most_62_bits(double bytes) {
+  return static_cast<int64_t>(std::min(bytes, 0x1.0p62));
+}
+
+/// The largest number where the sum is beyond it.
+int64_t sum_of(std::initializer_list<int64_t> terms) {
+  int64_t sum = 0;
+  for (const int64_t term : terms) {
+    if (__builtin_add_overflow(sum, term, &sum)) return std::numeric_limits<int64_t>::max();
+  }
+  return sum;
+}
 
 int64_t shard_ranks(const EngineSetting& setting) {
   return setting.policy.shard_ranks(setting.mesh);
@@ -109,28 +126,73 @@ int64_t engine_wire_bytes(const std::vector<UnitSpec>& units, const EngineSettin
 }
 
 int64_t activation_bytes(const ModelFacts& facts, int64_t tokens) {
-  constexpr double kMost = 0x1.0p62;  // the largest models of a config are beyond 64 bits
-  return static_cast<int64_t>(std::min(facts.saved_bytes_per_token * static_cast<double>(tokens), kMost));
+  return at_most_62_bits(facts.saved_bytes_per_token * static_cast<double>(tokens));
 }
 
-int64_t RankBytes::total() const {
-  int64_t sum = 0;
-  return __builtin_add_overflow(state.total(), activations, &sum) ? std::numeric_limits<int64_t>::max() : sum;
+int64_t gathered_bytes(const std::vector<UnitSpec>& units, const EngineSetting& setting, int64_t prefetch,
+                       Device device) {
+  std::vector<int64_t> rest;
+  for (size_t i = 1; i < units.size(); ++i) rest.push_back(padded(units[i], setting));
+  std::ranges::sort(rest, std::greater<>());
+  const int64_t root = units.empty() ? 0 : padded(units.front(), setting);
+  const auto root_and_largest = [&](int64_t count) {
+    const auto end = rest.begin() + std::min<int64_t>(count, std::ssize(rest));
+    return std::accumulate(rest.begin(), end, root);
+  };
+  const int64_t all = root_and_largest(std::ssize(rest));
+  const bool kept = setting.policy.reshard_after_forward != Policy::kSameRanks;
+  const int64_t parameters =
+      !shards_parameters(setting) ? 0 : setting.compute_bytes * (kept ? all : root_and_largest(1 + prefetch));
+  const bool adds_up = setting.accumulation > 1 && setting.reduces_once;
+  const bool whole_already = !setting.policy.shard_gradients || shard_ranks(setting) == 1;
+  const int64_t in_flight = root_and_largest(device == Device::kCuda ? 2 : 1);
+  int64_t gradients = whole_already ? 0 : setting.compute_bytes * in_flight;
+  if (adds_up && setting.compute_bytes != kFp32) gradients += kFp32 * all;  // sums of earlier micro-batches
+  if (adds_up && setting.compute_bytes == kFp32 && !whole_already) gradients = kFp32 * all;
+  return parameters + gradients;
 }
 
-RankBytes rank_bytes(const Config& config, int64_t ranks) {
+int64_t process_baseline(Device device) {
+  // CPU: the peak of a worker with a model of 35k parameters. CUDA: the least that nvidia-smi saw beyond
+  // torch's allocator in bench/results/gpu_one_h200.json.
+  return device == Device::kCuda ? int64_t{1} << 30 : int64_t{128} << 20;
+}
+
+int64_t RankBytes::least() const {
+  const int64_t busy = sum_of({state.parameters, state.optimizer, activations});
+  return std::max(state.total(), busy);
+}
+
+int64_t RankBytes::peak() const {
+  return sum_of({state.total(), gathered, activations, logits, baseline});
+}
+
+RankBytes rank_bytes(const Config& config, int64_t ranks, Device device) {
   const MeshShape mesh = MeshShape::fit(config.parallel, ranks);
   const BatchPlan batch = plan_batch(config.train.global_batch, config.train.micro_batch, mesh.dp_size());
   const ModelFacts facts = describe(config.model, config.data.seq_len, config.precision, config.memory);
-  return {
-      .state = engine_state(engine_units(config, facts), engine_setting(config, mesh, batch.accumulation)),
-      .activations = activation_bytes(facts, batch.micro_batch * config.data.seq_len)};
+  const EngineSetting setting = engine_setting(config, mesh, batch.accumulation);
+  return rank_bytes(config, facts, batch, setting, device);
+}
+
+RankBytes rank_bytes(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
+                     const EngineSetting& setting, Device device) {
+  const std::vector<UnitSpec> units = engine_units(config, facts);
+  const int64_t tokens = batch.micro_batch * config.data.seq_len;
+  const int64_t logits = at_most_62_bits(
+      static_cast<double>(tokens) * static_cast<double>(config.model.vocab_size * setting.compute_bytes));
+  return {.state = engine_state(units, setting),
+          .gathered = gathered_bytes(units, setting, config.parallel.prefetch, device),
+          .activations = activation_bytes(facts, tokens),
+          .logits = device == Device::kCuda ? std::min(logits, config.memory.loss_chunk_mib << 20) : logits,
+          .baseline = process_baseline(device)};
 }
 
 std::string memory_advice(const Config& config, int64_t ranks) {
   const MeshShape mesh = MeshShape::fit(config.parallel, ranks);
   const BatchPlan batch = plan_batch(config.train.global_batch, config.train.micro_batch, mesh.dp_size());
-  const RankBytes needed = rank_bytes(config, ranks);
+  const RankBytes needed =
+      rank_bytes(config, ranks, Device::kCpu);  // of which no device changes what is said
   const auto bytes = [](int64_t count) { return format_bytes(static_cast<double>(count)); };
   std::string text = fmt::format("Predicted a rank: model state {}, activations of a micro-batch of {} {}. ",
                                  bytes(needed.state.total()), batch.micro_batch, bytes(needed.activations));

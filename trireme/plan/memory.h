@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "trireme/plan/batch.h"
 #include "trireme/plan/mesh_shape.h"
 #include "trireme/plan/model_facts.h"
 #include "trireme/plan/policy.h"
@@ -46,14 +47,33 @@ StateBytes engine_state(const std::vector<UnitSpec>& units, const EngineSetting&
 /// Sent by one rank in one step, without hooks: reductions, and gathers of gradients or parameters.
 int64_t engine_wire_bytes(const std::vector<UnitSpec>& units, const EngineSetting& setting);
 
-/// What one of `ranks` ranks of a run needs at least: model state, and what a micro-batch keeps for backward.
+/// What units in flight hold on top of model state: parameters that are gathered for use, and gradients that
+/// are not reduced yet. On a GPU the next unit's gradients are computed while those of one are reduced.
+int64_t gathered_bytes(const std::vector<UnitSpec>& units, const EngineSetting& setting, int64_t prefetch,
+                       Device device);
+
+/// What a process of ours takes whatever its model is: libraries on a CPU, and what their first use takes; on
+/// a GPU the driver's context and libraries, which torch's allocator knows nothing of.
+int64_t process_baseline(Device device);
+
+/// What one of `ranks` ranks of a run needs in its device's memory.
 struct RankBytes {
   StateBytes state;
-  int64_t activations = 0;
-  int64_t total() const;  ///< the largest number where it has none
+  int64_t gathered = 0;
+  int64_t activations = 0;  ///< kept for backward by a micro-batch, but for logits
+  int64_t logits = 0;
+  int64_t baseline = 0;
+  /// Whatever else is true: state and activations, without sums of gradients, which may not be there when
+  /// activations are at their most. The largest number where it has none, and so below.
+  int64_t least() const;
+  /// All of it at once.
+  int64_t peak() const;
 };
-/// Throws ConfigError when ranks, mesh and batch do not fit each other.
-RankBytes rank_bytes(const Config& config, int64_t ranks);
+/// `device` is kCpu or kCuda. Throws ConfigError when ranks, mesh and batch do not fit each other.
+RankBytes rank_bytes(const Config& config, int64_t ranks, Device device);
+/// The same of what was worked out already.
+RankBytes rank_bytes(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
+                     const EngineSetting& setting, Device device);
 
 /// For a run on `ranks` ranks whose device is full: what takes memory, as predicted, and which setting to
 /// change first.

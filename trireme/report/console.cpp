@@ -86,25 +86,40 @@ class JsonConsole final : public Sink {
 class TextConsole final : public Sink {
  public:
   explicit TextConsole(const ConsoleOptions& options) : options_(options) {
-    if (options.tty_columns > 0 && !options.quiet) bar_.emplace();
+    if (width(options.bar_columns) > 0 && !options.quiet) bar_.emplace();
   }
 
   void record(const StepRecord& step) override {
     eta_.add(step.step_ms);
     const auto eta_s = eta_.seconds(options_.total_steps - step.step);
     if (deserves_line(step)) {
-      print(step_line(step, options_, eta_s));
+      print(fitting_line(step, eta_s));
     } else if (bar_ && bar_->due()) {
-      bar_->draw(progress_bar(step, options_.total_steps, eta_s, options_.tty_columns - 1));
+      bar_->draw(progress_bar(step, options_.total_steps, eta_s, width(options_.bar_columns) - 1));
     }
   }
 
   void finish(const RunSummary& summary) override {
-    print(done_line(summary));
+    print(done_line(summary, options_.total_steps));
+    if (!options_.run.empty()) {
+      RunSummary typed = summary;
+      if (!typed.weights_path.empty()) typed.weights_path = as_typed(typed.weights_path);
+      print_line(whereabouts(typed, as_typed(options_.run)));
+    }
     if (!summary.sample.empty()) print_line("sample:\n" + printable(summary.sample));
   }
 
  private:
+  static constexpr int64_t kWide = 100;  ///< columns from which step lines say everything
+
+  static int64_t width(const std::function<int64_t()>& columns) { return columns ? columns() : 0; }
+
+  std::string fitting_line(const StepRecord& step, std::optional<double> eta_s) const {
+    const int64_t columns = width(options_.line_columns);
+    const bool narrow = columns > 0 && columns < kWide;
+    return narrow ? short_step_line(step, options_, eta_s) : step_line(step, options_, eta_s);
+  }
+
   bool deserves_line(const StepRecord& step) const {
     if (step.step == 1 || step.step == options_.total_steps || step.val_loss) return true;
     return options_.log_every > 0 && step.step % options_.log_every == 0;

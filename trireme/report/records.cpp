@@ -16,6 +16,10 @@ Json number(double value) {
   return value;
 }
 
+Json number(std::optional<double> value) {
+  return value ? number(*value) : Json();
+}
+
 /// One line; generated text may end inside a UTF-8 sequence, which becomes U+FFFD.
 std::string dump(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -33,6 +37,9 @@ std::string to_json_line(const StepRecord& record) {
   json["tokens_per_s"] = number(record.tokens_per_s);
   json["step_ms"] = number(record.step_ms);
   json["steps_per_s"] = number(record.steps_per_s());
+  json["communication_ms"] = number(record.communication_ms);
+  json["exposed_ms"] = number(record.exposed_ms);
+  json["communication_share"] = number(record.communication_share());
   json["peak_bytes"] = record.peak_bytes;
   if (record.active_bytes > 0) json["active_bytes"] = record.active_bytes;
   if (record.reserved_bytes > 0) json["reserved_bytes"] = record.reserved_bytes;
@@ -46,9 +53,10 @@ std::string to_json_line(const RunSummary& summary) {
   Json json;
   json["steps"] = summary.steps;
   json["final_loss"] = number(summary.final_loss);
-  json["final_val_loss"] = summary.final_val_loss ? number(*summary.final_val_loss) : Json();
-  json["tokens_per_s"] = number(summary.tokens_per_s);
-  json["steps_per_s"] = number(summary.steps_per_s);
+  json["final_val_loss"] = number(summary.final_val_loss);
+  const bool timed = summary.steps_per_s > 0.0;
+  json["tokens_per_s"] = timed ? number(summary.tokens_per_s) : Json();
+  json["steps_per_s"] = timed ? number(summary.steps_per_s) : Json();
   json["peak_bytes"] = summary.peak_bytes;
   if (summary.active_bytes > 0) json["active_bytes"] = summary.active_bytes;
   if (summary.reserved_bytes > 0) json["reserved_bytes"] = summary.reserved_bytes;
@@ -70,7 +78,12 @@ std::string to_json_line(const RunSummary& summary) {
                               {"measured", activations ? Json(*activations) : Json()}};
   json["communication_ms"] = {{"total", number(summary.cost.communication_ms)},
                               {"exposed", number(summary.cost.exposed_ms)}};
+  json["gathered_bytes"] = {{"predicted", summary.cost.predicted_gathered_bytes}};
+  json["baseline_bytes"] = summary.cost.baseline_bytes;
+  json["predicted_peak_bytes"] = summary.cost.predicted_peak_bytes;
   json["sample"] = summary.sample;
+  json["weights"] = summary.weights_path.empty() ? Json() : Json(summary.weights_path);
+  json["stop_signal"] = summary.stop_signal == 0 ? Json() : Json(summary.stop_signal);
   return dump(json);
 }
 

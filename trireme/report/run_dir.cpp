@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cerrno>
 #include <filesystem>
@@ -35,6 +36,21 @@ std::string folder_safe(std::string name) {
   }
   if (name.empty() || name.front() == '.' || name.front() == '-') name.insert(0, "run");
   return name;
+}
+
+/// The name in "name-20261122-123411Z-h5fh", and all of a folder that is called otherwise.
+std::string name_part(const std::string& folder) {
+  constexpr std::string_view kSuffix = "-00000000-000000Z-aaaa";
+  if (folder.size() <= kSuffix.size()) return folder;
+  const std::string suffix = folder.substr(folder.size() - kSuffix.size());
+  for (size_t i = 0; i < kSuffix.size(); ++i) {
+    const auto letter = static_cast<unsigned char>(suffix[i]);
+    const bool fits = kSuffix[i] == '0'   ? std::isdigit(letter) != 0
+                      : kSuffix[i] == 'a' ? std::isalnum(letter) != 0
+                                          : suffix[i] == kSuffix[i];
+    if (!fits) return folder;
+  }
+  return folder.substr(0, folder.size() - kSuffix.size());
 }
 
 std::string random_id() {
@@ -96,11 +112,11 @@ void write_manifest(const std::string& run, const Json& json) {
   write_file_atomic(run + "/manifest.json", json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
-/// Throws DataError unless `run` holds a manifest of ours.
+/// Throws ConfigError where `run` has no manifest, DataError where it is none of ours.
 Json read_manifest(const std::string& run) {
   const std::string path = run + "/manifest.json";
   if (!fs::exists(path)) {
-    throw DataError(
+    throw ConfigError(
         "[report.run_dir] {} is not a run directory: it has no manifest.json; name a folder below "
         "runs/ or 'latest'",
         run);
@@ -132,11 +148,42 @@ RunDirectory RunDirectory::open(const std::string& path) {
   std::error_code error;
   const fs::path real = fs::canonical(path, error);  // follows `latest`, which may move while we read
   if (error) {
-    throw DataError("[report.run_dir] there is no run at {}: {}; 'ls runs' shows what there is", path,
-                    error.message());
+    throw ConfigError(
+        "[report.run_dir] there is no run at {}: {}; name a folder that 'trireme train' has made",
+        fs::absolute(path).lexically_normal().string(), error.message());
   }
   read_manifest(real.string());
   return RunDirectory(real.string());
+}
+
+std::optional<int> RunDirectory::exit_code() const {
+  const Json json = read_manifest(path_);
+  const auto code = json.find("exit_code");
+  if (code == json.end() || !code->is_number_integer()) return std::nullopt;
+  return code->get<int>();
+}
+
+std::string as_typed(const std::string& path) {
+  std::error_code error;
+  const fs::path relative = fs::relative(path, error);
+  const bool below = !error && !relative.empty() && *relative.begin() != "..";
+  return below ? relative.string() : path;
+}
+
+std::vector<std::string> list_runs(const std::string& root, const std::string& name) {
+  std::vector<std::pair<std::string, std::string>> found;  // when it started, where it is
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(root, ignored)) {
+    const std::string manifest = (entry.path() / "manifest.json").string();
+    if (entry.is_symlink(ignored) || !fs::exists(manifest, ignored)) continue;
+    if (!name.empty() && name_part(entry.path().filename().string()) != folder_safe(name)) continue;
+    const Json json = Json::parse(read_file(manifest), nullptr, false);
+    if (json.is_object()) found.emplace_back(json.value("started", ""), entry.path().string());
+  }
+  std::ranges::sort(found, std::greater<>());
+  std::vector<std::string> paths;
+  for (auto& [started, path] : found) paths.push_back(std::move(path));
+  return paths;
 }
 
 void RunDirectory::finish(int exit_code) const {

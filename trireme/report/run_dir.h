@@ -4,7 +4,9 @@
 // checkpoints/ }
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "trireme/base/file.h"
 #include "trireme/base/sink.h"
@@ -24,11 +26,15 @@ class RunDirectory {
   /// Makes the folder (unique even for two runs in one second), config.yaml and manifest.json (with version,
   /// machine, start time, exit_code null), and points <root>/latest at it. Throws EnvironmentError.
   static RunDirectory create(const std::string& root, const std::string& name, const Manifest& manifest);
-  /// Opens an existing one. Throws DataError when `path` is not a run directory.
+  /// Opens an existing one. Throws ConfigError when `path` is not a run directory, DataError when its
+  /// manifest is damaged or of another version.
   static RunDirectory open(const std::string& path);
 
   const std::string& path() const { return path_; }
   std::string file(const std::string& relative) const { return path_ + "/" + relative; }
+
+  /// As its manifest says; none: the run still goes on, or was killed with its launcher.
+  std::optional<int> exit_code() const;
 
   /// Completes manifest.json with the end time and the exit code.
   void finish(int exit_code) const;
@@ -38,14 +44,25 @@ class RunDirectory {
   std::string path_;
 };
 
-/// metrics.jsonl and summary.json.
+/// `path` as a user would type it: relative where it lies below the current folder.
+std::string as_typed(const std::string& path);
+
+/// Paths of the run directories below `root`, newest first; with a name only those that were made with it.
+std::vector<std::string> list_runs(const std::string& root, const std::string& name = {});
+
+/// metrics.jsonl and summary.json: a line of to_json_line() a step, and one at the end.
 std::unique_ptr<Sink> make_run_files_sink(const RunDirectory& run);
 
 /// tensorboard/events.out.tfevents.*: scalars loss, val_loss, grad_norm, lr, tokens_per_s, step_ms,
-/// steps_per_s, peak_bytes, and active_bytes and reserved_bytes of GPUs.
+/// steps_per_s, peak_bytes; loss_scale, communication_ms, exposed_ms and communication_share where
+/// metrics.jsonl has numbers; and active_bytes and reserved_bytes of GPUs.
 std::unique_ptr<Sink> make_tensorboard_sink(const RunDirectory& run);
 
-/// One StepRecord as one line of JSON (non-finite numbers as strings), and the summary object.
+/// One StepRecord as one line of JSON, and the summary object. Non-finite numbers are strings; null stands
+/// where nothing was measured. A step has step, loss, grad_norm, lr, tokens, tokens_per_s, step_ms,
+/// steps_per_s, communication_ms, exposed_ms, communication_share (exposed_ms / step_ms), peak_bytes; on a
+/// GPU active_bytes and reserved_bytes; loss_scale and skipped under loss scaling; val_loss when it
+/// validated.
 std::string to_json_line(const StepRecord& record);
 std::string to_json_line(const RunSummary& summary);
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "trireme/base/text.h"
 
@@ -13,6 +14,11 @@ namespace {
 std::string non_finite(double value) {
   if (std::isnan(value)) return "NaN";
   return value > 0 ? "Inf" : "-Inf";
+}
+
+std::string signal_name(int number) {
+  const char* name = ::sigabbrev_np(number);
+  return name == nullptr ? fmt::format("signal {}", number) : fmt::format("SIG{}", name);
 }
 
 /// Six characters up to 9999: 3.1207, 10.825, 123.46.
@@ -79,9 +85,25 @@ std::string step_line(const StepRecord& record, const ConsoleOptions& options, s
   return line;
 }
 
-std::string done_line(const RunSummary& summary) {
-  std::string line = fmt::format("done {} steps in {}  loss {}", summary.steps,
-                                 format_duration(summary.wall_s), loss_text(summary.final_loss));
+std::string short_step_line(const StepRecord& record, const ConsoleOptions& options,
+                            std::optional<double> eta_s) {
+  std::string line = fmt::format("step {}  loss {:>6}  {:>5} tok/s  {:>5} ms  {:>8}",
+                                 step_text(record.step, options.total_steps), loss_text(record.loss),
+                                 rate_text(record.tokens_per_s), short_number(record.step_ms),
+                                 format_bytes(static_cast<double>(record.peak_bytes)));
+  if (eta_s && *eta_s > 0.0) line += "  eta " + format_eta(*eta_s);
+  if (record.skipped) line += " (skipped)";
+  if (record.val_loss) line += "  val " + loss_text(*record.val_loss);
+  return line;
+}
+
+std::string done_line(const RunSummary& summary, int64_t total_steps) {
+  const std::string time = format_duration(summary.wall_s);
+  std::string line = summary.stop_signal == 0
+                         ? fmt::format("done {} steps in {}", summary.steps, time)
+                         : fmt::format("interrupted by {} after step {} of {}, in {}",
+                                       signal_name(summary.stop_signal), summary.steps, total_steps, time);
+  line += "  loss " + loss_text(summary.final_loss);
   if (summary.final_val_loss) line += "  val " + loss_text(*summary.final_val_loss);
   line += fmt::format("  {} tok/s  peak {}", rate_text(summary.tokens_per_s),
                       format_bytes(static_cast<double>(summary.peak_bytes)));
@@ -90,6 +112,16 @@ std::string done_line(const RunSummary& summary) {
     if (!summary.why_bits_vary.empty()) line += " (bits may vary)";
   }
   return line;
+}
+
+std::string whereabouts(const RunSummary& summary, const std::string& run) {
+  const bool kept = !summary.weights_path.empty();
+  std::string text = kept ? "weights " + summary.weights_path
+                          : fmt::format("run     {}, without weights (checkpoint.final_weights=false)", run);
+  if (summary.stop_signal == 0) return text;
+  text += "\nnext    ";
+  if (kept) text += fmt::format("'trireme generate {}' continues a text with these weights; ", run);
+  return text + fmt::format("'trireme train {}/config.yaml' trains again, from step 1", run);
 }
 
 std::string progress_bar(const StepRecord& record, int64_t total_steps, std::optional<double> eta_s,

@@ -122,6 +122,10 @@ class TensorboardSink final : public Sink {
     if (step.active_bytes > 0) scalars.emplace_back("active_bytes", static_cast<double>(step.active_bytes));
     if (step.reserved_bytes > 0)
       scalars.emplace_back("reserved_bytes", static_cast<double>(step.reserved_bytes));
+    if (step.communication_ms) scalars.emplace_back("communication_ms", *step.communication_ms);
+    if (step.exposed_ms) scalars.emplace_back("exposed_ms", *step.exposed_ms);
+    if (const auto share = step.communication_share()) scalars.emplace_back("communication_share", *share);
+    if (step.loss_scale) scalars.emplace_back("loss_scale", *step.loss_scale);
     if (step.val_loss) scalars.emplace_back("val_loss", *step.val_loss);
     file_.append(scalars_event(step.step, scalars));
   }

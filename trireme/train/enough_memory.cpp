@@ -6,6 +6,7 @@
 #include <string>
 
 #include "trireme/base/error.h"
+#include "trireme/base/host.h"
 #include "trireme/base/text.h"
 #include "trireme/kernels/device.h"
 #include "trireme/plan/memory.h"
@@ -20,15 +21,17 @@ std::string in_text(int64_t bytes) {
 }  // namespace
 
 void check_enough_memory(const TrainOptions& run, const comm::World& world) {
-  const int64_t needed = plan::rank_bytes(run.config, world.size()).total();
   const c10::Device device = world.device();
+  const int64_t needed =
+      plan::rank_bytes(run.config, world.size(), device.is_cuda() ? plan::Device::kCuda : plan::Device::kCpu)
+          .least();
   if (device.is_cuda()) {
     const int64_t there = kernels::gpus().at(static_cast<size_t>(device.index())).memory_bytes;
     if (needed <= there) return;
     throw OutOfMemory("[train] a rank needs at least {}, and its GPU has {}. {}", in_text(needed),
                       in_text(there), plan::memory_advice(run.config, world.size()));
   }
-  const int64_t there = kernels::host_memory();
+  const int64_t there = host_memory();
   if (needed <= there / run.local_ranks) return;
   throw OutOfMemory("[train] a rank needs at least {}, and this host has {} for {} of them. {}",
                     in_text(needed), in_text(there), run.local_ranks,

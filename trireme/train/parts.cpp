@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "trireme/base/log.h"
@@ -13,6 +14,7 @@
 #include "trireme/plan/buckets.h"
 #include "trireme/plan/cuda_graphs.h"
 #include "trireme/plan/model_family.h"
+#include "trireme/plan/notes.h"
 #include "trireme/train/engine_options.h"
 #include "trireme/train/prepare.h"
 
@@ -26,6 +28,15 @@ bool recomputes(const Parts& parts, const std::string& unit) {
   const auto found = std::ranges::find(parts.facts.units, unit, &plan::UnitSpec::name);
   const auto block = std::distance(parts.facts.units.begin(), found) - 1;  // the root comes first
   return block % memory.recompute_every == 0;
+}
+
+/// What gives validation a sequence, where that can be had.
+std::string longer_validation(const Parts& parts) {
+  const auto text = static_cast<double>(parts.corpus.train_tokens + parts.corpus.val_tokens);
+  const double share = std::ceil(120.0 * static_cast<double>(parts.config.data.seq_len + 1) / text) / 100.0;
+  constexpr double kMost = 0.5;  // of data.val_fraction
+  if (share > kMost) return "use a longer text or a smaller data.seq_len";
+  return fmt::format("raise it to {}", share);
 }
 
 nn::BlockForward again_in_backward(const nn::BlockForward& forward, bool draws) {
@@ -75,10 +86,10 @@ void Parts::open_validation() {
     val_data = std::make_shared<data::Dataset>(corpus.folder, "val", config.data.seq_len);
   } else if (config.data.val_fraction > 0.0 && is_root()) {
     log_warning(
-        "nothing is validated: data.val_fraction={} holds out {} tokens, fewer than the {} of one sequence; "
-        "raise "
-        "it, or set train.val_batches=0",
-        config.data.val_fraction, corpus.val_tokens, config.data.seq_len + 1);
+        "nothing is validated: data.val_fraction={} of {} tokens holds out {}, fewer than the {} of one "
+        "sequence; {}, or set train.val_batches=0",
+        config.data.val_fraction, corpus.train_tokens + corpus.val_tokens, corpus.val_tokens,
+        config.data.seq_len + 1, longer_validation(*this));
   }
 }
 
@@ -147,6 +158,10 @@ void announce(const Parts& parts) {
              config.memory.loss_chunk_mib);
   }
   if (const std::string why = why_bits_vary(parts); !why.empty()) log_info("bits    may vary: {}", why);
+  for (const std::string& note :
+       plan::notes(config, parts.on_gpu() ? plan::Device::kCuda : plan::Device::kCpu)) {
+    log_info("note    {}", note);
+  }
   if (parts.on_gpu() && batch.dp_size > 1) {
     log_info("comm    {}", parts.engine->symmetric_bytes() > 0
                                ? "GPUs read each other's memory, NCCL for the rest"

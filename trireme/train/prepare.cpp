@@ -149,16 +149,27 @@ std::vector<Word> exchange(const TrainOptions& run, const comm::Mesh& mesh, cons
   return words;
 }
 
-/// Ends the preparation on all ranks when one has failed or was sent a signal.
-void check_words(const std::vector<Word>& words, const Preparation::State& mine) {
+/// Waits until every rank has heard of a failure: who ends before another has read its last message is taken
+/// for lost.
+void part(const comm::Mesh& mesh) {
+  try {
+    comm::gather_scalars(*mesh.all, {0.0});
+  } catch (const CommError& error) {
+    log_debug("{}", error.what());  // the failure is what counts
+  }
+}
+
+/// Ends the preparation on all ranks when one has failed or was sent a signal. Of several that have failed
+/// the first one speaks.
+void check_words(const std::vector<Word>& words, const comm::Mesh& mesh, const Preparation::State& mine) {
   const int signal = std::ranges::max_element(words, {}, &Word::signal)->signal;
   if (signal != 0) throw Stopped(signal);
   const auto failed = std::ranges::find_if(words, [](const Word& word) { return word.exit_code != 0; });
   if (failed == words.end()) return;
-  if (mine.error) std::rethrow_exception(mine.error);
-  throw Error(static_cast<ExitCode>(failed->exit_code),
-              fmt::format("[train.data] rank {} could not prepare the data; its own message says why",
-                          failed - words.begin()));
+  part(mesh);
+  const auto speaker = static_cast<int64_t>(failed - words.begin());
+  if (speaker == mesh.world->rank()) std::rethrow_exception(mine.error);
+  throw FailedElsewhere(static_cast<ExitCode>(failed->exit_code), speaker);
 }
 
 /// Throws when nothing moves for too long, and tells people what does.
@@ -229,7 +240,7 @@ data::PreparedCorpus prepare_data(const TrainOptions& run, const comm::Mesh& mes
     preparation.wait_for(kRound_s);
     const Preparation::State mine = preparation.state();
     const std::vector<Word> words = exchange(run, mesh, mine);
-    check_words(words, mine);
+    check_words(words, mesh, mine);
     watch.look(words);
     if (!std::ranges::all_of(words, &Word::over)) continue;
     check_same_text(words);

@@ -7,8 +7,8 @@
 namespace trireme::train {
 
 /// However long that takes, as long as some rank makes headway: the world's timeout is the longest time
-/// without any. Rank 0 logs how far it has come. Collective. Throws what data::prepare_corpus() throws, on
-/// the other ranks an Error with the same exit code; Stopped when a rank has been sent a signal;
+/// without any. Rank 0 logs how far it has come. Collective. Throws what data::prepare_corpus() throws on
+/// the first rank that failed, FailedElsewhere on the others; Stopped when a rank has been sent a signal;
 /// EnvironmentError when nothing moves; DataError when ranks read different text, ConfigError when the corpus
 /// has ids beyond the model's vocabulary. A preparation that is not completed leaves nothing in the cache.
 data::PreparedCorpus prepare_data(const TrainOptions& run, const comm::Mesh& mesh);

@@ -51,6 +51,14 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
+std::optional<double> busy_ms(const std::optional<parallel::CommTimes>& times) {
+  return times ? std::optional(times->busy_ms) : std::nullopt;
+}
+
+std::optional<double> exposed_ms(const std::optional<parallel::CommTimes>& times) {
+  return times ? std::optional(times->exposed_ms) : std::nullopt;
+}
+
 /// A step whose work is enqueued. Its totals are on their way, or have been read.
 struct Enqueued {
   int64_t step = 0;
@@ -64,7 +72,9 @@ struct Enqueued {
 
 class Trainer {
  public:
-  Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world, bool records_passes);
+  /// `baseline_bytes` as RunCost says.
+  Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world, bool records_passes,
+          int64_t baseline_bytes);
   TrainResult run();
 
  private:
@@ -74,6 +84,7 @@ class Trainer {
   void check_finite(const Enqueued& step) const;
   std::string where_not_finite(const StepTotals& totals) const;
   void report_overflow(const Enqueued& step) const;
+  bool times_communication(int64_t step) const;
   bool ends_after(int64_t step) const;
   bool validates_after(int64_t step) const;
   bool pauses_after(int64_t step) const;
@@ -103,11 +114,13 @@ class Trainer {
   bool weights_kept_ = false;
   std::vector<int64_t> lost_records_;  ///< by sink
   std::vector<double> step_seconds_;   ///< after the warm-up
-  parallel::CommTimes step_times_;     ///< of the last step
   int64_t step_wire_bytes_ = 0;        ///< sent by this rank in the last step
+  int64_t baseline_bytes_;
+  std::optional<parallel::CommTimes> step_times_;  ///< of the last step that was settled
 };
 
-Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world, bool records_passes)
+Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world, bool records_passes,
+                 int64_t baseline_bytes)
     : parts_(options, std::move(world), records_passes),
       options_(options),
       config_(options.config),
@@ -125,7 +138,8 @@ Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world
                                                              : Passes::When::kDeviceIdles),
       profiled_(std::min(config_.train.profile_steps, config_.train.steps)),
       first_profiled_(std::min(kWarmupSteps, config_.train.steps - profiled_) + 1),
-      lost_records_(options.sinks.size(), 0) {}
+      lost_records_(options.sinks.size(), 0),
+      baseline_bytes_(baseline_bytes) {}
 
 std::string Trainer::where_not_finite(const StepTotals& totals) const {
   const std::string name = under_way_.empty() ? engine_.nonfinite_parameter() : std::string();
@@ -186,8 +200,7 @@ void Trainer::update_if_finite(Enqueued& step, const at::Tensor& rows) {
 
 void Trainer::enqueue(int64_t index) {
   if (!since_) since_.emplace(parts_.world->device());
-  // Once, since reading the times waits for the device; a rank alone communicates with nobody.
-  engine_.measure(index == config_.train.steps && parts_.batch.dp_size > 1);
+  engine_.measure(times_communication(index));
   // The first step also takes what later ones only use again.
   passes_.measure_activations(profiled_ == 0 && index == std::min<int64_t>(2, config_.train.steps));
   const int64_t sent_before = engine_.sent_bytes();
@@ -206,6 +219,15 @@ void Trainer::enqueue(int64_t index) {
     log_info("graphs  {} kinds of pass are recorded and launched as one piece from now on",
              passes_.recorded());
   }
+}
+
+/// A rank alone communicates with nobody. On a GPU the times of one step are read while the next is under
+/// way, which is then not timed.
+bool Trainer::times_communication(int64_t step) const {
+  if (parts_.batch.dp_size == 1) return false;
+  if (!parts_.on_gpu() || step == config_.train.steps) return true;
+  const int64_t every = config_.train.log_every;
+  return every > 1 && step % every == 0 && step + 1 != config_.train.steps;
 }
 
 bool Trainer::ends_after(int64_t step) const {
@@ -239,6 +261,8 @@ StepRecord Trainer::settle_oldest() {
     step.totals = read_totals(parts_, step.arriving->wait(), step.loss_scale);
     check_finite(step);
   }
+  step_times_.reset();
+  if (times_communication(step.step)) step_times_ = engine_.take_times();
   const double seconds = step.over->seconds_after(*since_);
   since_ = std::move(step.over);
   const StepTotals& totals = step.totals;
@@ -257,7 +281,9 @@ StepRecord Trainer::settle_oldest() {
           .reserved_bytes = static_cast<int64_t>(totals.reserved_bytes),
           .loss_scale = scaler_.enabled() ? std::optional(step.loss_scale) : std::nullopt,
           .skipped = !step.applied,
-          .val_loss = std::nullopt};
+          .val_loss = std::nullopt,
+          .communication_ms = busy_ms(step_times_),
+          .exposed_ms = exposed_ms(step_times_)};
 }
 
 /// Records what is under way but for the `left` newest steps; all of it once a step has seen a stop signal.
@@ -340,10 +366,10 @@ TrainResult Trainer::run() {
     settle(waits_for(step) ? 0 : 1);
     if (pauses_after(step)) since_.reset();
     if (profiler.end_step(step)) {
-      log_info("profile {}; trace in {}", to_text(profiler.result()), options_.trace_path);
+      log_info("profile {}; open {} in chrome://tracing or Perfetto", to_text(profiler.result()),
+               options_.trace_path);
     }
   }
-  step_times_ = engine_.take_times();
   finish(started);
   return std::move(result_);
 }
@@ -353,22 +379,27 @@ RunCost Trainer::cost() const {
   const plan::EngineSetting setting =
       plan::engine_setting(config_, parts_.mesh.shape, parts_.batch.accumulation);
   const std::vector<plan::UnitSpec> units = plan::engine_units(config_, parts_.facts);
-  const plan::StateBytes predicted = plan::engine_state(units, setting);
+  const bool on_gpu = parts_.on_gpu();
+  plan::RankBytes needed = plan::rank_bytes(config_, parts_.facts, parts_.batch, setting,
+                                            on_gpu ? plan::Device::kCuda : plan::Device::kCpu);
+  if (on_gpu) needed.baseline = 0;  // beside the allocator, whose peak is what is measured
   plan::StateBytes measured = engine_.state_bytes();
   measured.optimizer += parts_.optimizer->state_bytes();
   const auto of = [](const plan::StateBytes& bytes) {
     return RunCost::State{bytes.parameters, bytes.gradients, bytes.optimizer};
   };
-  return {.predicted = of(predicted),
+  return {.predicted = of(needed.state),
           .measured = of(measured),
           .predicted_wire_bytes = plan::engine_wire_bytes(units, setting),
           .measured_wire_bytes = step_wire_bytes_,
-          .predicted_activation_bytes =
-              plan::activation_bytes(parts_.facts, parts_.batch.micro_batch * config_.data.seq_len),
+          .predicted_activation_bytes = needed.activations,
           .measured_activation_bytes =
               passes_.activation_bytes() > 0 ? std::optional(passes_.activation_bytes()) : std::nullopt,
-          .communication_ms = step_times_.busy_ms,
-          .exposed_ms = step_times_.exposed_ms};
+          .predicted_gathered_bytes = needed.gathered,
+          .baseline_bytes = baseline_bytes_,
+          .predicted_peak_bytes = needed.peak(),
+          .communication_ms = busy_ms(step_times_),
+          .exposed_ms = exposed_ms(step_times_)};
 }
 
 void Trainer::finish(double started) {
@@ -384,6 +415,8 @@ void Trainer::finish(double started) {
   if (config_.train.sample_tokens > 0 && result_.stop_signal == 0) summary.sample = sample();
   const int signal = signal_of_any_rank(options_, parts_.mesh);
   if (result_.stop_signal == 0) result_.stop_signal = signal;
+  summary.stop_signal = result_.stop_signal;
+  if (config_.checkpoint.final_weights) summary.weights_path = options_.weights_path;
   summary.wall_s = monotonic_seconds() - started;
   if (!parts_.is_root()) return;
   report_lost_records();
@@ -407,6 +440,7 @@ TrainResult train(const TrainOptions& options, std::shared_ptr<comm::World> worl
   const int64_t ranks = world->size();
   try {
     check_enough_memory(options, *world);
+    const int64_t baseline_bytes = world->device().is_cuda() ? 0 : kernels::resident_peak();
     const plan::TrainConfig& config = options.config.train;
     const kernels::Repeatable repeatable(config.deterministic);
     const kernels::MatmulTuning tuning(config.tune_matmul && !config.deterministic);
@@ -416,7 +450,7 @@ TrainResult train(const TrainOptions& options, std::shared_ptr<comm::World> worl
       kernels::synchronize_gpu();  // of what was enqueued elsewhere so far
       stream.emplace(parallel::recording_stream(world->device()));
     }
-    return Trainer(options, std::move(world), records_passes).run();
+    return Trainer(options, std::move(world), records_passes, baseline_bytes).run();
   } catch (const Stopped& stopped) {
     return {.summary = {}, .stop_signal = stopped.signal()};
   } catch (const c10::OutOfMemoryError& error) {

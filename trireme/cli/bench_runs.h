@@ -1,0 +1,50 @@
+#pragma once
+// Training runs that are there to be measured: one after the other, each in ranks of its own.
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "trireme/cli/front.h"
+#include "trireme/plan/policy.h"
+#include "trireme/report/cost_table.h"
+
+namespace CLI {
+class App;
+}
+
+namespace trireme::cli {
+
+/// What the benches that train have in common on the command line.
+struct BenchRuns {
+  std::string config;
+  std::optional<int64_t> ranks;
+  std::string policies = "ddp,zero1,zero2,zero3,fsdp:shard_grad_op";
+  std::string run_dir;
+  bool json = false;
+};
+
+void add_options(CLI::App& verb, BenchRuns& options);
+
+/// The rows that --policies names. Throws ConfigError for one that there is not.
+std::vector<plan::Policy> policies_of(const BenchRuns& options);
+
+/// One run of a config.
+struct BenchRun {
+  std::string label;                   ///< "zero2, micro-batch 8"
+  std::vector<std::string> overrides;  ///< "section.key=value"; they win over the user's
+};
+
+/// The keys that make a run one of `policy`, and those that leave out what is not measured.
+std::vector<std::string> overrides_of(const plan::Policy& policy);
+
+struct BenchResult {
+  int code = 0;               ///< of the ranks; kOutOfMemory also where they were not started
+  std::string run_directory;  ///< empty: they were not started
+};
+
+/// Trains, without output but for a line about what runs; what a failed run says itself is shown. Throws as
+/// run_train_job(), but for OutOfMemory.
+BenchResult train_once(const BenchRun& run, const BenchRuns& options, Front& front);
+
+}  // namespace trireme::cli

@@ -1,0 +1,62 @@
+#include "trireme/cli/data_path.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+
+#include "trireme/base/error.h"
+
+namespace trireme::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kFix = "set data.path to a text file, a folder of them, or 'builtin'";
+
+/// The fix for a path that is meant from the folder of the config file, else empty.
+std::string beside_config(const fs::path& path, const std::string& config_file) {
+  std::error_code ignored;
+  if (config_file.empty() || path.is_absolute()) return "";
+  const fs::path there = fs::absolute(fs::path(config_file).parent_path() / path).lexically_normal();
+  return fs::exists(there, ignored) ? fmt::format("; beside the config file there is {}", there.string())
+                                    : "";
+}
+
+bool holds_files(const fs::path& folder) {
+  std::error_code ignored;
+  const auto shown = [](const fs::directory_entry& entry) {
+    return !entry.path().filename().string().starts_with(".");
+  };
+  return std::any_of(fs::directory_iterator(folder, ignored), fs::directory_iterator(), shown);
+}
+
+}  // namespace
+
+void settle_data_path(plan::Config& config, const std::string& config_file) {
+  if (config.data.path == "builtin") return;
+  const fs::path given = config.data.path;
+  const fs::path path = fs::absolute(given).lexically_normal();
+  std::error_code ignored;
+  const fs::file_status status = fs::status(path, ignored);
+  const bool folder = fs::is_directory(status);
+  if (!fs::exists(status)) {
+    throw ConfigError("[cli.data] data.path={}: there is no {}{}; {}", given.string(), path.string(),
+                      beside_config(given, config_file), kFix);
+  }
+  if (::access(path.c_str(), folder ? R_OK | X_OK : R_OK) != 0) {
+    throw ConfigError("[cli.data] data.path={}: {} cannot be read: {}; {}", given.string(), path.string(),
+                      errno_text(errno), kFix);
+  }
+  if (!folder && !fs::is_regular_file(status)) {
+    throw ConfigError("[cli.data] data.path={}: {} is neither a file nor a folder; {}", given.string(),
+                      path.string(), kFix);
+  }
+  if (folder ? !holds_files(path) : fs::file_size(path, ignored) == 0) {
+    throw ConfigError("[cli.data] data.path={}: {} holds no text; {}", given.string(), path.string(), kFix);
+  }
+  config.data.path = path.string();
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,14 @@
+#pragma once
+// data.path before anything is started: whether there is text, and where.
+#include <string>
+
+#include "trireme/plan/config.h"
+
+namespace trireme::cli {
+
+/// Makes data.path absolute, so that the config that a run keeps means the same text from any folder; a
+/// relative one is taken from the current folder. `config_file` is where it may have come from, or empty.
+/// Throws ConfigError where there is no text that this user may read.
+void settle_data_path(plan::Config& config, const std::string& config_file);
+
+}  // namespace trireme::cli

@@ -1,0 +1,75 @@
+#include "trireme/cli/runs.h"
+
+#include <filesystem>
+
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/launch/exits.h"
+
+namespace trireme::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string real_path(const std::string& path) {
+  std::error_code ignored;
+  const fs::path real = fs::weakly_canonical(fs::absolute(path), ignored);
+  return real.empty() ? path : real.string();
+}
+
+bool is_run(const std::string& path) {
+  std::error_code ignored;
+  return fs::exists(path + "/manifest.json", ignored);
+}
+
+bool has(const report::RunDirectory& run, const Wanted& wanted) {
+  std::error_code ignored;
+  return fs::exists(run.file(wanted.file), ignored);
+}
+
+/// "it ended with code 6 (NaN or infinity)".
+std::string how_it_ended(const report::RunDirectory& run) {
+  const auto code = run.exit_code();
+  if (!code) return "it still goes on, or was killed";
+  if (*code == 0) return "it finished and was told to keep none";
+  return fmt::format("it ended with code {}{}", *code, launch::meaning(*code));
+}
+
+report::RunDirectory open_with(const std::string& path, const Wanted& wanted) {
+  report::RunDirectory run = report::RunDirectory::open(path);
+  if (has(run, wanted)) return run;
+  throw ConfigError("[cli.runs] {} has no {} ({}): {}; name another run", run.path(), wanted.what,
+                    wanted.file, how_it_ended(run));
+}
+
+report::RunDirectory newest_with(const std::vector<std::string>& paths, const std::string& word,
+                                 const std::string& root, const Wanted& wanted) {
+  std::string passed_over;
+  for (const std::string& path : paths) {
+    report::RunDirectory run = report::RunDirectory::open(path);
+    if (has(run, wanted)) {
+      if (!passed_over.empty()) log_info("{}; taking {}", passed_over, run.path());
+      return run;
+    }
+    if (passed_over.empty())
+      passed_over = fmt::format("{} has no {}: {}", run.path(), wanted.what, how_it_ended(run));
+  }
+  const std::string which = word == "latest" ? "runs" : fmt::format("runs named '{}'", word);
+  throw ConfigError("[cli.runs] none of the {} {} below {} has {} ({}); the latest: {}", paths.size(), which,
+                    real_path(root), wanted.what, wanted.file, passed_over);
+}
+
+}  // namespace
+
+report::RunDirectory find_run(const std::string& word, const std::string& root, const Wanted& wanted) {
+  const bool latest = word == "latest";
+  if (is_run(word)) return open_with(word, wanted);
+  if (!latest && is_run(root + "/" + word)) return open_with(root + "/" + word, wanted);
+  const auto runs = report::list_runs(root, latest ? "" : word);
+  if (!runs.empty()) return newest_with(runs, word, root, wanted);
+  if (fs::exists(word)) return report::RunDirectory::open(word);  // says why it is none
+  throw ConfigError("[cli.runs] there is no run '{}', neither at {} nor below {}; 'trireme train' makes them",
+                    word, real_path(word), real_path(root));
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,22 @@
+#pragma once
+// Runs by the words that people use for them: a folder, the name of a run, "latest".
+#include <string>
+
+#include "trireme/report/run_dir.h"
+
+namespace trireme::cli {
+
+/// What is asked of a run.
+struct Wanted {
+  std::string what;  ///< "weights"
+  std::string file;  ///< relative to the run directory
+};
+
+/// The run that `word` names: the path of a run directory, one's folder name below `root`, the name it was
+/// given by
+/// --name, or "latest". Of several with that name, and of "latest", the newest that has what is wanted; the
+/// log says which newer ones were passed over, and why they ended. Throws ConfigError, with real folders,
+/// when there is none.
+report::RunDirectory find_run(const std::string& word, const std::string& root, const Wanted& wanted);
+
+}  // namespace trireme::cli

@@ -1,0 +1,28 @@
+#include "trireme/plan/notes.h"
+
+#include <fmt/format.h>
+
+#include "trireme/base/text.h"
+
+namespace trireme::plan {
+
+std::vector<std::string> notes(const Config& config, Device device) {
+  std::vector<std::string> found;
+  constexpr int64_t kBytes = 256;
+  const ModelConfig& model = config.model;
+  if (config.data.tokenizer == Tokenizer::kByte && model.vocab_size >= 2 * kBytes) {
+    const int64_t matrices = model.tie_embeddings ? 1 : 2;
+    const auto unused = static_cast<double>(matrices * (model.vocab_size - kBytes) * model.d_model);
+    found.push_back(
+        fmt::format("byte tokens use {} of model.vocab_size={} rows; model.vocab_size={} saves {} parameters",
+                    kBytes, with_commas(model.vocab_size), kBytes, format_count(unused)));
+  }
+  if (config.train.profile_steps > 0 && device == Device::kCpu) {
+    found.push_back(fmt::format(
+        "train.profile_steps={} without a GPU traces CPU operators; there are no kernels to sum up",
+        config.train.profile_steps));
+  }
+  return found;
+}
+
+}  // namespace trireme::plan

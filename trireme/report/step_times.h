@@ -1,0 +1,29 @@
+#pragma once
+// How long the steps of a run took, without its warm-up.
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace trireme::report {
+
+/// Fewer steps than these cannot tell how long one takes: the first ones do what later ones only use again.
+inline constexpr size_t kLeastSteps = 5;
+
+/// step_ms of metrics.jsonl of a run directory without its warm-up: the first quarter of the steps, but at
+/// least two. Empty when the run has fewer than kLeastSteps. Throws DataError for a file that is not of this
+/// format.
+std::vector<double> steady_step_ms(const std::string& run_directory);
+
+/// The middle one, the upper of two; none of none.
+std::optional<double> median(std::vector<double> values);
+
+/// Bounds within which the median of what `values` were drawn from lies with a probability of 95%, whatever
+/// their distribution: order statistics around the middle (Conover, Practical Nonparametric Statistics, 3.2).
+/// Below six values, which cannot say that much, the smallest and the largest.
+struct Interval {
+  double low = 0.0, high = 0.0;
+};
+std::optional<Interval> median_interval(std::vector<double> values);
+
+}  // namespace trireme::report
