@@ -150,11 +150,12 @@ def collectives(names: Sequence[str]) -> str:
 def memory(names: Sequence[str]) -> str:
     rows = [row for name in names for row in read(name)["rows"]]
     first = rows[0]["state_bytes"]["measured"]["total"]
-    return markdown(["policy", "state a rank", "saved", "sent a step", "peak resident"],
+    return markdown(["policy", "state a rank", "saved", "sent a step", "peak resident", "predicted peak"],
                     [[row["policy"], f"{row['state_bytes']['measured']['total'] / 2**20:.0f} MiB",
                       f"{100 * (1 - row['state_bytes']['measured']['total'] / first):.0f}%",
                       f"{row['wire_bytes_per_step']['measured'] / 2**20:.0f} MiB",
-                      f"{row['peak_bytes'] / 2**20:.0f} MiB"] for row in rows])
+                      f"{row['peak_bytes'] / 2**20:.0f} MiB",
+                      f"{row['peak_bytes_predicted'] / 2**20:.0f} MiB"] for row in rows])
 
 
 def gpu_tests(names: Sequence[str]) -> str:

@@ -1,10 +1,14 @@
 // `launch` with a shell script as the user's program.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "tests/cli/front_process.h"
+#include "trireme/base/clock.h"
 #include "trireme/base/file.h"
 
 namespace trireme::cli {
@@ -34,6 +38,22 @@ TEST(Launch, ReturnsTheCodeOfTheRankThatFailed) {
   FrontProcess front;
   const std::string mine = program(front, "[ $RANK = 1 ] && exit 7; exec sleep 30");
   EXPECT_EQ(front.run({"launch", "-n", "2", "--", mine}).code, 7);
+}
+
+TEST(Launch, SaysThatASignalIsPassedOn) {
+  FrontProcess front;
+  const std::string mine =
+      program(front, "trap 'exit 130' INT; touch up-$RANK; while :; do sleep 0.05; done");
+  auto running = front.start({"launch", "-n", "2", mine});
+  const double deadline = monotonic_seconds() + 20.0;
+  while (!std::filesystem::exists(front.file("up-0")) || !std::filesystem::exists(front.file("up-1"))) {
+    ASSERT_LT(monotonic_seconds(), deadline);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  running.signal(SIGINT);
+  const Outcome outcome = running.wait(20.0);
+  EXPECT_EQ(outcome.code, 130) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "passed on to all ranks; again to kill them now\n")) << outcome.err;
 }
 
 TEST(Launch, WritesALogARank) {

@@ -142,6 +142,12 @@ TEST_F(Worker, BenchSpeedMeasuresPoliciesByMicroBatchesAndRecommendsOne) {
   EXPECT_EQ(bench({"--micro-batches", "3"}).code, 2) << "which divides no batch of 2 a rank";
 }
 
+TEST_F(Worker, BenchCommSaysWhatItsColumnsAre) {
+  const Outcome outcome = front_.run({"bench", "comm", "-n", "2", "--mib", "1", "--rounds", "1"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.out, "\nGB/s: bytes that one rank receives")) << outcome.out;
+}
+
 TEST_F(Worker, BenchSpeedGoesOnWithoutWhatDoesNotFit) {
   const Outcome outcome = front_.run({"bench", "speed", "-n", "1", "--device=cpu", "--data.path=text.txt",
                                       "--policies", "ddp", "--model.n_layers=10000", "--model.d_model=8192"});

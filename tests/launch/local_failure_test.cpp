@@ -110,8 +110,8 @@ TEST(LocalFailure, ARankThatTheKernelKilledForWantOfMemoryIsOutOfMemory) {
   const TempDir dir;
   const std::string counters = dir.file("vmstat");
   write_file_atomic(counters, "pgfault 17\noom_kill 3\n");
-  LocalJob job = child_job(2, {"1:write=" + counters + " oom_kill 4", "1:kill=9", "sleep=30"});
-  job.grace_s = 0.2;
+  LocalJob job = explaining(child_job(
+      2, {"1:write=" + counters + " oom_kill 4", "1:kill=9", "sleep=0.7", "err=error: lost", "exit=5"}));
   job.kernel_counters = counters;
   job.memory_advice = "Try a smaller model";
   const Outcome outcome = run(job);
@@ -120,7 +120,9 @@ TEST(LocalFailure, ARankThatTheKernelKilledForWantOfMemoryIsOutOfMemory) {
                    "was killed by the kernel, which had no memory left; stopping the other rank. Try a "
                    "smaller model"))
       << outcome.err;
+  EXPECT_FALSE(says(outcome, "lost")) << "its peers know less: " << outcome.err;
   job.args = {"1:kill=9", "sleep=30"};
+  job.grace_s = 0.2;
   EXPECT_EQ(run(job).code, 128 + SIGKILL) << "the kernel has killed nobody since";
 }
 

@@ -183,8 +183,9 @@ TEST(LocalOutput, RankZeroAloneSeesTheTerminalAndItsWidthAsItIsNow) {
 
 TEST(LocalOutput, NoEscapeSequenceReachesALogFile) {
   const TempDir dir;
-  LocalJob job = child_job(2, {"0:raw-err=\r10%\x1b[K\r", "0:raw-err=\r\x1b[K12:00:00 warning: x\n",
-                               "0:out=\x1b[31mred\x1b[0m", "1:out=\x1b]0;title\a\x1b[1;32mgreen\x1b[0m"});
+  LocalJob job = child_job(
+      2, {"0:raw-err=\r10%\x1b[K\r", "0:raw-err=\r\x1b[K12:00:00 warning: x\n", "0:out=\x1b[31mred\x1b[0m",
+          "0:raw-err=\r\x1b[K", "1:out=\x1b]0;title\a\x1b[1;32mgreen\x1b[0m"});
   job.log_dir = dir.path();
   const std::string shown = on_terminal(job);
   EXPECT_NE(shown.find("\x1b[1;32mgreen"), std::string::npos) << "a terminal may have its colours";
@@ -194,6 +195,7 @@ TEST(LocalOutput, NoEscapeSequenceReachesALogFile) {
   EXPECT_EQ(log.find('\x1b'), std::string::npos) << log;
   for (const char* line : {"12:00:00 warning: x\n", "red\n"})
     EXPECT_NE(log.find(line), std::string::npos) << log;
+  EXPECT_EQ(lines_of(log).size(), 2u) << "a bar that was wiped away is no line: " << log;
   EXPECT_EQ(run(job).err.find('\x1b'), std::string::npos) << "stderr is a file here";
 }
 

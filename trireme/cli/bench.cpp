@@ -70,7 +70,7 @@ void add_bench_comm(CLI::App& verb, Front& front) {
       ->check(CLI::Range(1, 1000));
   comm->add_flag("--json", options->json, "One JSON document with all samples");
   comm->footer(
-      "GB/s: the bytes that one rank sends in the operation (nccl-tests' bus bandwidth), over the median "
+      "GB/s: the bytes that one rank receives in the operation (nccl-tests' bus bandwidth), over the median\n"
       "time.\n"
       "Example:\n"
       "  trireme bench comm --mib 32,512");

@@ -12,7 +12,8 @@ void add_options(CLI::App& verb, BenchRuns& options) {
   add_config_file(verb, options.config);
   verb.add_option("-n,--ranks", options.ranks, "Ranks to start (default: all GPUs, else 2)")
       ->option_text("RANKS");
-  verb.add_option("--policies", options.policies, "Rows of 'trireme plan policy', by comma")
+  verb.add_option("--policies", options.policies,
+                  fmt::format("Rows of 'trireme plan policy', by comma (default: {})", options.policies))
       ->option_text("LIST");
   verb.add_option("--run-dir", options.run_dir, "Parent of the run directories")->option_text("DIR");
   verb.add_flag("--json", options.json, "One JSON document");

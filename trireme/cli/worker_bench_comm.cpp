@@ -37,7 +37,7 @@ std::string to_text(const Times& times) {
     table.add_row({std::to_string(one.mib), one.operation, one.by, fmt::format("{:.3f}", one.median_ms()),
                    fmt::format("{:.1f}", one.gb_per_s())});
   }
-  return table.to_string();
+  return table.to_string() + "GB/s: bytes that one rank receives in the operation, over the median time\n";
 }
 
 }  // namespace

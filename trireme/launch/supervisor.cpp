@@ -171,7 +171,7 @@ void Supervisor::judge_failures() {
   const RankExit worst = culprit(failures_);
   const bool lost_a_peer = exit_code(worst) == static_cast<int>(ExitCode::kCommunication);
   const bool settled = running_ == 0 || monotonic_seconds() >= failures_.front().at + kSettle;
-  const bool explained = job_.explains_failures && explains_itself(worst);
+  const bool explained = job_.explains_failures && (worst.starved || explains_itself(worst));
   if ((lost_a_peer || explained) && !settled) return;
   failures_.clear();
   if (explained) tee_.show_only(ranks_that_explain());

@@ -25,9 +25,10 @@ LineSplitter splitter_of(int64_t rank, Stream stream) {
 }  // namespace
 
 void RankLog::append(std::string_view line) {
-  if (file_ == nullptr) return;
+  const std::string text = without_escapes(line);
+  if (file_ == nullptr || (text.empty() && !line.empty())) return;  // a bar that was wiped away is no line
   try {
-    file_->append(without_escapes(line));
+    file_->append(text);
   } catch (const EnvironmentError& error) {
     file_.reset();
     log_warning("{}; the job goes on without {}", error.what(), path_);
