@@ -367,11 +367,10 @@ TEST_F(Worker, OutOfHostMemoryIsExitCode4WithAdvice) {
   EXPECT_TRUE(contains(outcome.err, "Try, in this order: ")) << outcome.err;
 }
 
-TEST_F(Worker, OutOfHostMemoryOnOneOfTwoRanksIsOneMessage) {
-  // 1.5 GiB is enough for the libraries, and for the shards and part of the activations of a rank.
-  front_.limit_memory(int64_t{1600} << 20);
+TEST_F(Worker, OutOfHostMemoryOfTwoRanksIsOneMessage) {
+  front_.limit_memory(int64_t{2} << 30);
   const Outcome outcome =
-      front_.run(kTiny + Words{"-n", "2", "--train.steps=2", "--model.n_layers=16", "--model.d_model=512",
+      front_.run(kTiny + Words{"-n", "2", "--train.steps=2", "--model.n_layers=24", "--model.d_model=768",
                                "--model.n_heads=8", "--parallel.policy=ddp"});
   EXPECT_EQ(outcome.code, 4) << outcome.err;
   EXPECT_TRUE(contains(outcome.err, "the host is out of memory")) << outcome.err;

@@ -67,6 +67,7 @@ struct Enqueued {
   bool applied = true;
   std::optional<TotalsOnTheWay> arriving = {};
   std::optional<Moment> over = {};
+  std::optional<parallel::CommTimes> communication = {};  ///< until then; on a GPU none
   StepTotals totals = {};
 };
 
@@ -79,6 +80,7 @@ class Trainer {
 
  private:
   void enqueue(int64_t index);
+  void end_time_of(Enqueued& step);
   void update_at_once(Enqueued& step, const at::Tensor& rows);
   void update_if_finite(Enqueued& step, const at::Tensor& rows);
   void check_finite(const Enqueued& step) const;
@@ -166,10 +168,16 @@ void Trainer::check_finite(const Enqueued& step) const {
       step.step, loss, grad_norm, where_not_finite(step.totals), config_.optim.lr);
 }
 
+/// What follows belongs to the time of the next step.
+void Trainer::end_time_of(Enqueued& step) {
+  step.over.emplace(parts_.world->device());
+  if (!parts_.on_gpu() && times_communication(step.step)) step.communication = engine_.take_times();
+}
+
 /// Clips and updates without a look at the norm. On a GPU the host does not wait.
 void Trainer::update_at_once(Enqueued& step, const at::Tensor& rows) {
   step.arriving.emplace(rows);
-  step.over.emplace(parts_.world->device());
+  end_time_of(step);
   optim::GradScale factor;
   if (parts_.on_gpu()) {
     factor.device = optim::clip_factor(grad_norm_of(parts_, rows), config_.train.grad_clip);
@@ -184,7 +192,7 @@ void Trainer::update_at_once(Enqueued& step, const at::Tensor& rows) {
 /// Looks at the norm first: gradients that overflow are not applied.
 void Trainer::update_if_finite(Enqueued& step, const at::Tensor& rows) {
   step.totals = read_totals(parts_, rows, step.loss_scale);
-  step.over.emplace(parts_.world->device());
+  end_time_of(step);
   check_finite(step);
   step.applied = std::isfinite(step.totals.grad_norm);
   scaler_.update(step.applied);
@@ -199,7 +207,10 @@ void Trainer::update_if_finite(Enqueued& step, const at::Tensor& rows) {
 }
 
 void Trainer::enqueue(int64_t index) {
-  if (!since_) since_.emplace(parts_.world->device());
+  if (!since_) {
+    since_.emplace(parts_.world->device());
+    engine_.take_times();  // of the update before the pause
+  }
   engine_.measure(times_communication(index));
   // The first step also takes what later ones only use again.
   passes_.measure_activations(profiled_ == 0 && index == std::min<int64_t>(2, config_.train.steps));
@@ -261,8 +272,8 @@ StepRecord Trainer::settle_oldest() {
     step.totals = read_totals(parts_, step.arriving->wait(), step.loss_scale);
     check_finite(step);
   }
-  step_times_.reset();
-  if (times_communication(step.step)) step_times_ = engine_.take_times();
+  step_times_ = step.communication;
+  if (parts_.on_gpu() && times_communication(step.step)) step_times_ = engine_.take_times();
   const double seconds = step.over->seconds_after(*since_);
   since_ = std::move(step.over);
   const StepTotals& totals = step.totals;
