@@ -248,7 +248,10 @@ void train_with_an_empty_block(std::shared_ptr<World> world, const char* policy,
   const auto empty = std::make_shared<torch::nn::Module>();
   const at::Tensor none = empty->register_parameter("none", at::zeros({0, 3}));
   net.named_children()["blocks"]->register_module("4", empty);
-  const auto engine = wrap(net, mesh, {.policy = policy, .bucket_mib = 1e-6});
+  const auto engine = wrap(net, mesh,
+                           {.policy = policy,
+                            .blocks = {"blocks.0", "blocks.1", "blocks.2", "blocks.3", "blocks.4"},
+                            .bucket_mib = 1e-6});
   const auto optimizer = optim::build(descent(0.05), engine->optimizer_params());
   const auto rank = static_cast<size_t>(mesh.dp_rank);
   for (int64_t step = 0; step < kSteps; ++step) {

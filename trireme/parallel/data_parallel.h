@@ -167,6 +167,16 @@ class DataParallel {
   int64_t reductions() const { return reductions_; }
   /// What this rank holds at the end of a step, without the optimizer's moments.
   plan::StateBytes state_bytes() const;
+  /// One line: policy, ranks, parameters, units, and how much of the parameters is gathered at once at most.
+  std::string summary() const;
+  /// The same, a table of the units with their bytes, and what a rank holds between steps. For people; equal
+  /// on all ranks but for what this one holds.
+  std::string describe() const;
+  /// Bytes of all parameters in the dtype of computation, padding included.
+  int64_t whole_bytes() const;
+  /// The most of them that a step has whole at once: the root and the largest units, as many as are in use or
+  /// gathered ahead; all where the policy keeps them whole.
+  int64_t most_gathered_bytes() const;
   /// Sent by this rank so far for gradients and parameters, counted where it is sent (comm::Group::traffic).
   int64_t sent_bytes() const;
   /// Bytes of the device that this rank holds beside the allocator of torch, for peers to read.
@@ -191,6 +201,8 @@ class DataParallel {
   void watch_gradients();
   void watch_use();
   size_t index_of(const std::string& unit) const;
+  /// Whether parameters come and go: they are sharded, over more than one rank.
+  bool gathers() const { return options_.policy.shard_parameters && groups_.shard->size() > 1; }
   bool is_root(size_t unit) const { return unit == 0 && use_from_ != UseFrom::kBuckets; }
 
   void act(Action action, size_t unit);

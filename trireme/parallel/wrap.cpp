@@ -7,9 +7,11 @@
 #include <set>
 
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/nn/torch_internals.h"
 #include "trireme/parallel/module_parameters.h"
+#include "trireme/parallel/unit_choice.h"
 #include "trireme/plan/buckets.h"
 
 namespace trireme::parallel {
@@ -89,33 +91,23 @@ void move_buffers(Module& module, at::Device device) {
   }
 }
 
-bool is_container(const Module& module) {
-  const std::string name = module.name();
-  return name.find("SequentialImpl") != std::string::npos || name.find("ModuleListImpl") != std::string::npos;
-}
-
-bool has_parameters(const Module& module) {
-  return !module.named_parameters().is_empty();
-}
-
-/// Children of the outermost containers, by path.
-void find_blocks(const Module& module, const std::string& path, std::vector<std::string>& blocks) {
-  for (const auto& child : module.named_children()) {
-    const std::string place = path.empty() ? child.key() : path + "." + child.key();
-    if (!has_parameters(*child.value())) continue;
-    if (is_container(module)) {
-      blocks.push_back(place);
-    } else {
-      find_blocks(*child.value(), place, blocks);
-    }
-  }
+/// Rank 0 says what was made of the module.
+void announce(const DataParallel& engine, const Module& module, const comm::Mesh& mesh) {
+  if (mesh.world->rank() != 0) return;
+  log_info("fully_shard: {} of {}; engine->describe() lists them", engine.summary(), module.name());
+  if (engine.units().size() > 1) return;
+  log_warning(
+      "[parallel.fully_shard] all of {} is one unit, so its parameters are gathered at once; name paths of "
+      "submodules in WrapOptions::blocks, or lower WrapOptions::min_unit_numel",
+      module.name());
 }
 
 }  // namespace
 
-std::vector<plan::UnitSpec> block_units(const Module& module, const std::vector<std::string>& asked) {
-  std::vector<std::string> blocks = asked;
-  if (blocks.empty()) find_blocks(module, "", blocks);
+std::vector<plan::UnitSpec> block_units(const Module& module, const std::vector<std::string>& asked,
+                                        int64_t min_unit_numel) {
+  const std::vector<std::string> blocks =
+      asked.empty() ? choose_blocks(sizes_of(module), min_unit_numel) : asked;
   std::vector<plan::UnitSpec> units = {{"root", {}}};
   for (const std::string& block : blocks) {
     for (const std::string& other : blocks) {
@@ -168,10 +160,12 @@ std::unique_ptr<DataParallel> fully_shard(Module& module, const comm::Mesh& mesh
                                           const WrapOptions& options) {
   check_parameters(module, "fully_shard");
   const Options engine = engine_options(options, options.policy.empty() ? "fsdp" : options.policy, mesh);
-  const auto units = block_units(module, options.blocks);
+  const auto units = block_units(module, options.blocks, options.min_unit_numel);
   const Initializer initializer = values_of(module, mesh);
   move_buffers(module, engine.device);
-  return std::make_unique<DataParallel>(module, units, mesh, engine, initializer, UseFrom::kOperators);
+  auto made = std::make_unique<DataParallel>(module, units, mesh, engine, initializer, UseFrom::kOperators);
+  announce(*made, module, mesh);
+  return made;
 }
 
 void sync_buffers(Module& module, const comm::Mesh& mesh) {

@@ -25,7 +25,9 @@ namespace trireme::parallel {
 struct WrapOptions {
   std::string policy = {};  ///< a label of plan/policy.h; empty: ddp or fsdp
   std::vector<std::string> blocks =
-      {};                    ///< paths of submodules that become units; empty: children of containers
+      {};  ///< fully_shard: paths of submodules that become units; empty: by their size
+  int64_t min_unit_numel =
+      0;  ///< fully_shard without blocks: fewest elements of a unit; 0: by the module's size
   double bucket_mib = 25.0;  ///< data_parallel: cap of a bucket
   at::ScalarType compute = at::kFloat;
   at::ScalarType reduce = at::kFloat;
@@ -43,16 +45,19 @@ std::unique_ptr<DataParallel> data_parallel(torch::nn::Module& module, const com
                                             const WrapOptions& options = {});
 
 /// FSDP or ZeRO-3: parameters sharded, and unsharded block by block when operators touch them. Collective.
-/// Throws as data_parallel(), and LogicError that names a block that does not exist or lies within another.
+/// Units are chosen by choose_blocks() (unit_choice.h) unless options name them; rank 0 logs how many there
+/// are, and warns when there is one. Throws as data_parallel(), and LogicError that names a block that does
+/// not exist or lies within another.
 std::unique_ptr<DataParallel> fully_shard(torch::nn::Module& module, const comm::Mesh& mesh,
                                           const WrapOptions& options = {});
 
 /// Floating-point buffers take rank 0's values: running statistics of BatchNorm. Collective.
 void sync_buffers(torch::nn::Module& module, const comm::Mesh& mesh);
 
-/// The units of fully_shard(): the root, then one a block in the order of registration. A parameter with
-/// several names belongs where its first one is; a unit that would be empty is left out.
+/// The units of fully_shard(): the root, then one a block, in the order of `blocks` or, where that is empty,
+/// of choose_blocks(). A parameter with several names belongs where its first one is; a unit that would be
+/// empty is left out.
 std::vector<plan::UnitSpec> block_units(const torch::nn::Module& module,
-                                        const std::vector<std::string>& blocks);
+                                        const std::vector<std::string>& blocks, int64_t min_unit_numel = 0);
 
 }  // namespace trireme::parallel

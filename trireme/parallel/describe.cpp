@@ -1,0 +1,126 @@
+// What an engine is made of, in words for people.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "trireme/base/text.h"
+#include "trireme/parallel/data_parallel.h"
+
+namespace trireme::parallel {
+namespace {
+
+std::string dtype_name(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+      return "fp32";
+    case at::kBFloat16:
+      return "bf16";
+    case at::kHalf:
+      return "fp16";
+    default:
+      return c10::toString(dtype);
+  }
+}
+
+std::string bytes(int64_t count) {
+  return format_bytes(static_cast<double>(count));
+}
+
+/// Units of the table that follow each other and are alike.
+struct Row {
+  std::string first, last;
+  int64_t units = 0, numel = 0, whole = 0, kept = 0;
+  bool trainable = true;
+
+  bool is_like(const Row& other) const {
+    return numel == other.numel && whole == other.whole && kept == other.kept && trainable == other.trainable;
+  }
+  std::string name() const { return units == 1 ? first : fmt::format("{} to {}", first, last); }
+};
+
+int64_t elements(const FlatUnit& unit) {
+  int64_t sum = 0;
+  for (const plan::FlatEntry& entry : unit.layout().entries()) sum += entry.numel;
+  return sum;
+}
+
+int64_t whole_bytes(const FlatUnit& unit, at::ScalarType compute) {
+  return unit.layout().numel() * static_cast<int64_t>(c10::elementSize(compute));
+}
+
+std::vector<Row> rows_of(const std::vector<std::unique_ptr<FlatUnit>>& units, at::ScalarType compute,
+                         int64_t shards) {
+  std::vector<Row> rows;
+  for (const auto& unit : units) {
+    const int64_t whole = whole_bytes(*unit, compute);
+    Row row{unit->name(), unit->name(), 1, elements(*unit), whole, whole / shards, unit->trainable()};
+    if (rows.size() > 1 && rows.back().is_like(row)) {  // the root has a line of its own
+      rows.back().last = row.last;
+      ++rows.back().units;
+    } else {
+      rows.push_back(std::move(row));
+    }
+  }
+  return rows;
+}
+
+std::string table_of(const std::vector<Row>& rows) {
+  size_t width = 4;
+  for (const Row& row : rows) width = std::max(width, row.name().size());
+  std::string text = fmt::format("{:<{}}  {:>5}  {:>15}  {:>10}  {:>10}\n", "unit", width, "count",
+                                 "parameters each", "whole", "a rank");
+  for (const Row& row : rows) {
+    text += fmt::format("{:<{}}  {:>5}  {:>15}  {:>10}  {:>10}{}\n", row.name(), width, row.units,
+                        with_commas(row.numel), bytes(row.whole), bytes(row.kept),
+                        row.trainable ? "" : "  frozen");
+  }
+  return text;
+}
+
+}  // namespace
+
+int64_t DataParallel::whole_bytes() const {
+  int64_t sum = 0;
+  for (const auto& unit : units_) sum += parallel::whole_bytes(*unit, options_.compute);
+  return sum;
+}
+
+int64_t DataParallel::most_gathered_bytes() const {
+  if (!gathers() || options_.policy.reshard_after_forward == 1) return whole_bytes();
+  std::vector<int64_t> others;
+  for (const auto& unit : units_) others.push_back(parallel::whole_bytes(*unit, options_.compute));
+  int64_t most = others.front();
+  others.erase(others.begin());
+  std::ranges::sort(others, std::greater());
+  // The next unit is gathered before the last one is freed.
+  const auto at_once = static_cast<size_t>(2 + (beside_ ? options_.prefetch : 0));
+  for (size_t i = 0; i < std::min(at_once, others.size()); ++i) most += others[i];
+  return most;
+}
+
+std::string DataParallel::summary() const {
+  int64_t numel = 0;
+  for (const auto& unit : units_) numel += elements(*unit);
+  const std::string ranks =
+      options_.policy.hybrid ? fmt::format("{} x {} ranks", groups_.replicate->size(), groups_.shard->size())
+                             : fmt::format("{} rank{}", mesh_.dp->size(), mesh_.dp->size() == 1 ? "" : "s");
+  return fmt::format("{} on {}, {} parameters in {} {}, {} of {} {} gathered at once",
+                     options_.policy.label(), ranks, with_commas(numel), units_.size(),
+                     use_from_ == UseFrom::kBuckets ? "buckets" : "units", bytes(most_gathered_bytes()),
+                     bytes(whole_bytes()), dtype_name(options_.compute));
+}
+
+std::string DataParallel::describe() const {
+  std::string text = summary() + "\n";
+  text += table_of(rows_of(units_, options_.compute, gathers() ? groups_.shard->size() : 1));
+  const plan::StateBytes state = state_bytes();
+  text += fmt::format("between steps a rank holds {} parameters of {}, {} masters of {}, gradients of {}",
+                      dtype_name(options_.compute), bytes(state.parameters), "fp32", bytes(state.optimizer),
+                      bytes(state.gradients));
+  text += fmt::format(", and the optimizer's moments; gradients travel in {}\n", dtype_name(options_.reduce));
+  return text;
+}
+
+}  // namespace trireme::parallel
