@@ -40,19 +40,55 @@ TEST(ProgressBoard, DescribesWhereAnotherRankIs) {
   EXPECT_EQ(words({State::kLeft, 7, "barrier", "all", 990.0}), "rank 2 left the job 10 s ago");
 }
 
+TEST(ProgressBoard, TellsWhatRanksWorkOn) {
+  const Sighting seen{State::kInside, 41, "all_gather", "dp", 990.0, "blocks.2"};
+  const auto words_for = [&](const char* subject) {
+    return describe_sighting(2, to_text(seen), kMine, kNow, subject);
+  };
+  EXPECT_EQ(words_for("blocks.2"), "");
+  EXPECT_EQ(words_for("blocks.1"),
+            "rank 2 was last seen in all_gather #41 for blocks.2 of group dp (10 s ago)");
+}
+
+TEST(ProgressBoard, RanksInDifferentOperationsHaveDiverged) {
+  const auto diverged = [](const std::vector<std::string>& texts) {
+    const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
+    std::vector<int64_t> ranks = {0};
+    for (const std::string& text : texts) {
+      store->set(fmt::format("progress/{}", ranks.size()), text);
+      ranks.push_back(static_cast<int64_t>(ranks.size()));
+    }
+    ProgressBoard::enter(*store, 0);
+    return ProgressBoard(store, 0).report_failure(kMine, ranks, "blocks.1").diverged;
+  };
+  const auto in = [](State state, const char* operation, const char* subject) {
+    return to_text({state, 41, operation, "dp", kNow, subject});
+  };
+  const std::string same = in(State::kInside, "all_gather", "blocks.1");
+  EXPECT_TRUE(diverged({in(State::kInside, "barrier", "")}));
+  EXPECT_TRUE(diverged({same, in(State::kFailed, "all_gather", "blocks.2")}));
+  EXPECT_FALSE(diverged({same, same})) << "nobody is elsewhere";
+  EXPECT_FALSE(diverged({in(State::kInside, "barrier", ""), in(State::kDone, "all_gather", "")}))
+      << "one is slow";
+  EXPECT_FALSE(diverged({in(State::kInside, "barrier", ""), in(State::kLeft, "all_gather", "")}))
+      << "one left";
+  EXPECT_FALSE(diverged({in(State::kInside, "barrier", ""), ""})) << "one was never seen";
+}
+
 TEST(ProgressBoard, SaysNothingOfARankInTheSameOperation) {
   EXPECT_EQ(words({State::kInside, 41, "all_gather", "dp", 990.0}), "");
   EXPECT_EQ(words({State::kFailed, 41, "all_gather", "dp", 990.0}), "");
 }
 
 TEST(ProgressBoard, TextComesBackWhole) {
-  const Sighting seen{State::kInside, 41, "all_gather", "a name with spaces", 1763683200.125};
+  const Sighting seen{State::kInside, 41, "all_gather", "a name with spaces", 1763683200.125, "a b"};
   const std::optional<Sighting> back = parse_sighting(to_text(seen));
   ASSERT_TRUE(back);
   EXPECT_EQ(back->state, seen.state);
   EXPECT_EQ(back->sequence, seen.sequence);
   EXPECT_EQ(back->operation, seen.operation);
   EXPECT_EQ(back->group, seen.group);
+  EXPECT_EQ(back->subject, seen.subject);
   EXPECT_DOUBLE_EQ(back->since, seen.since);
 }
 
@@ -69,7 +105,8 @@ TEST(ProgressBoard, ADamagedEntryIsPartOfTheReport) {
     for (const int64_t rank : {0, 1}) ProgressBoard::enter(*store, rank);
     store->set("progress/1", std::string(text));
     ProgressBoard board(store, 0);
-    EXPECT_EQ(board.report_failure(kMine, {0, 1}), "rank 1 has left an entry that makes no sense") << text;
+    EXPECT_EQ(board.report_failure(kMine, {0, 1}).text, "rank 1 has left an entry that makes no sense")
+        << text;
   }
 }
 
@@ -108,7 +145,7 @@ TEST(ProgressBoard, FailureIsPublishedAtOnceAndNamesTheSilentRank) {
   ProgressBoard mine(store, 0), beside(store, 1);
   std::thread other([&] { beside.report_failure(kMine, {0, 1, 2}); });
   const double started = monotonic_seconds();
-  const std::string text = mine.report_failure(kMine, {0, 1, 2});
+  const std::string text = mine.report_failure(kMine, {0, 1, 2}).text;
   other.join();
   EXPECT_LT(monotonic_seconds() - started, 2.5);
   EXPECT_EQ(text, "rank 2 has not been seen since it joined; rank 1 waits in it too");

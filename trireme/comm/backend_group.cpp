@@ -35,10 +35,21 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
 }
 
 constexpr const char* kLate = "passed its deadline";
+constexpr const char* kRankMissing =
+    "look at the log of the rank that is not there, and raise the timeout if it is only slow";
+constexpr const char* kRanksDiverged =
+    "the ranks are all there but ran different things, as when one has no batch left or takes another way "
+    "through the model; all ranks must run the same units in the same order: over uneven data validate "
+    "within "
+    "engine.evaluate(), and train with any_rank() and shadow_micro_batch()";
+
+bool is_disagreement(const std::exception& error) {
+  return dynamic_cast<const Disagreement*>(&error) != nullptr;
+}
 
 /// What happened to an operation that threw, as the middle of a sentence.
 std::string explain(const std::exception& error) {
-  if (dynamic_cast<const Disagreement*>(&error) != nullptr) return error.what();
+  if (is_disagreement(error)) return error.what();
   const std::string cause = cause_of(error);
   return is_timeout(cause) ? kLate : fmt::format("lost a peer ({})", cause);
 }
@@ -116,7 +127,7 @@ class BackendGroup final : public Group {
   std::string about_subject() const;
   bool serve(Collective kind, const at::Tensor& input) const { return peers_ && peers_->serves(kind, input); }
   std::vector<std::string> exchange(const std::string& mine);
-  void record_failure(const Operation& operation, double elapsed_s, const std::string& what);
+  void record_failure(const Operation& operation, double elapsed_s, const std::string& what, bool disagrees);
   std::unique_ptr<DeviceWatch> make_watch();
   void abort(const Operation& operation, double elapsed_s, const std::string& reason);
 
@@ -153,7 +164,7 @@ void BackendGroup::check() {
     try {
       peers_->check();
     } catch (const Disagreement& error) {
-      record_failure({"check", sequence_, spec_.name}, 0.0, error.what());
+      record_failure({"check", sequence_, spec_.name}, 0.0, error.what(), true);
     }
   }
   if (!failed_) return;
@@ -174,14 +185,14 @@ void BackendGroup::run(Collective kind, int64_t bytes, const Start& start) {
   const Operation operation = next_operation(kind);
   if (!backend_ || (bytes == 0 && kind != Collective::kBarrier)) return;
   const double started = monotonic_seconds();
-  board_->note(State::kInside, operation);
+  board_->note(State::kInside, operation, subject_);
   const int64_t moved_before = moved_bytes();
   try {
     if (peers_) peers_->announce(fmt::format("{} of {} bytes{}", operation.name, bytes, about_subject()));
     if (const c10::intrusive_ptr<c10d::Work> work = start(); work) work->wait();
     if (watch_) watch_->enqueued(operation);
   } catch (const std::exception& error) {
-    record_failure(operation, monotonic_seconds() - started, explain(error));
+    record_failure(operation, monotonic_seconds() - started, explain(error), is_disagreement(error));
     // Closing the connections makes the other ranks' operations fail at once.
     if (spec_.device.is_cpu()) {
       peers_.reset();
@@ -190,23 +201,24 @@ void BackendGroup::run(Collective kind, int64_t bytes, const Start& start) {
     check();
   }
   traffic_[kind].bytes += moved_bytes() - moved_before;
-  board_->note(State::kDone, operation);
+  board_->note(State::kDone, operation, subject_);
 }
 
 std::string BackendGroup::about_subject() const {
   return subject_.empty() ? "" : fmt::format(" for {}", subject_);
 }
 
-void BackendGroup::record_failure(const Operation& operation, double elapsed_s, const std::string& what) {
+/// `disagrees`: the ranks are known to have called different operations.
+void BackendGroup::record_failure(const Operation& operation, double elapsed_s, const std::string& what,
+                                  bool disagrees) {
   if (failed_) return;
-  const std::string others = board_->report_failure(operation, spec_.ranks);
+  const ProgressBoard::Report others = board_->report_failure(operation, spec_.ranks, subject_);
   const std::lock_guard lock(failure_mutex_);
   if (failed_) return;
-  failure_ = fmt::format(
-      "[comm.{}] {} #{}{} of group {} {} on rank {} after {:.1f} s (deadline {:g} s): {}; look at the log of "
-      "the rank that is not there, and raise the timeout if it is only slow",
-      operation.name, operation.name, operation.sequence, about_subject(), operation.group, what,
-      spec_.ranks[static_cast<size_t>(spec_.rank)], elapsed_s, spec_.timeout_s, others);
+  failure_ = fmt::format("[comm.{}] {} {} on rank {} after {:.1f} s (deadline {:g} s): {}; {}",
+                         operation.name, in_words(operation, subject_), what,
+                         spec_.ranks[static_cast<size_t>(spec_.rank)], elapsed_s, spec_.timeout_s,
+                         others.text, disagrees || others.diverged ? kRanksDiverged : kRankMissing);
   failed_ = true;
 }
 
@@ -221,12 +233,14 @@ std::unique_ptr<DeviceWatch> BackendGroup::make_watch() {
 /// Called by the watch's thread: records why the operation failed and ends it on the GPU.
 void BackendGroup::abort(const Operation& operation, double elapsed_s, const std::string& reason) {
   std::string what = reason.empty() ? kLate : reason;
+  bool disagrees = false;
   try {
     if (peers_) peers_->check();
   } catch (const Disagreement& error) {
     what = error.what();  // the reason for the delay
+    disagrees = true;
   }
-  record_failure(operation, elapsed_s, what);
+  record_failure(operation, elapsed_s, what, disagrees);
   if (peers_) peers_->stop();
   try {
     backend_->abort();  // ends NCCL's kernels, so that a host that waits for the stream goes on
@@ -402,7 +416,7 @@ std::vector<std::string> BackendGroup::exchange(const std::string& mine) {
     backend_->_allgather_base(rows, row)->wait();
     if (watch_) watch_->enqueued(operation);
   } catch (const std::exception& error) {
-    record_failure(operation, 0.0, explain(error));
+    record_failure(operation, 0.0, explain(error), is_disagreement(error));
   }
   const at::Tensor host = failed_ ? at::Tensor() : rows.cpu();
   check();

@@ -31,7 +31,7 @@ std::string key_of(int64_t rank) {
 }
 
 std::string phrase(const Sighting& seen, const Operation& mine) {
-  const std::string place = fmt::format("{} #{} of group {}", seen.operation, seen.sequence, seen.group);
+  const std::string place = in_words({seen.operation, seen.sequence, seen.group}, seen.subject);
   if (seen.state == State::kFailed) return fmt::format("failed in {}", place);
   if (seen.state == State::kInside) return fmt::format("was last seen in {}", place);
   if (seen.group == mine.group && seen.sequence < mine.sequence) {
@@ -40,9 +40,13 @@ std::string phrase(const Sighting& seen, const Operation& mine) {
   return fmt::format("was last seen after {}", place);
 }
 
-bool is_same(const Sighting& seen, const Operation& mine) {
+bool is_inside(const Sighting& seen) {
+  return seen.state == State::kInside || seen.state == State::kFailed;
+}
+
+bool is_same(const Sighting& seen, const Operation& mine, std::string_view subject) {
   return seen.operation == mine.name && seen.sequence == mine.sequence && seen.group == mine.group &&
-         (seen.state == State::kInside || seen.state == State::kFailed);
+         seen.subject == subject && is_inside(seen);
 }
 
 std::string join_phrases(std::vector<std::string> phrases, const std::vector<int64_t>& beside) {
@@ -55,9 +59,15 @@ std::string join_phrases(std::vector<std::string> phrases, const std::vector<int
 
 }  // namespace
 
+std::string in_words(const Operation& operation, std::string_view subject) {
+  return fmt::format("{} #{}{}{} of group {}", operation.name, operation.sequence,
+                     subject.empty() ? "" : " for ", subject, operation.group);
+}
+
 std::string to_text(const Sighting& sighting) {
-  return fmt::format("{} {} {} {:.3f} {}", static_cast<char>(sighting.state), sighting.sequence,
-                     sighting.operation, sighting.since, sighting.group);
+  return fmt::format("{} {} {} {:.3f} {}{}{}", static_cast<char>(sighting.state), sighting.sequence,
+                     sighting.operation, sighting.since, sighting.group, sighting.subject.empty() ? "" : "\t",
+                     sighting.subject);
 }
 
 std::optional<Sighting> parse_sighting(const std::string& text) {
@@ -67,16 +77,18 @@ std::optional<Sighting> parse_sighting(const std::string& text) {
   in >> state >> sighting.sequence >> sighting.operation >> sighting.since;
   const bool known = std::string_view("idfl").find(state) != std::string_view::npos;
   if (!in || !known || in.get() != ' ') return std::nullopt;
-  std::getline(in, sighting.group);
+  std::getline(in, sighting.group, '\t');
+  std::getline(in, sighting.subject);
   sighting.state = static_cast<State>(state);
   return sighting;
 }
 
-std::string describe_sighting(int64_t rank, const std::string& text, const Operation& operation, double now) {
+std::string describe_sighting(int64_t rank, const std::string& text, const Operation& operation, double now,
+                              std::string_view subject) {
   if (text.empty()) return fmt::format("rank {} has not been seen since it joined", rank);
   const std::optional<Sighting> seen = parse_sighting(text);
   if (!seen) return fmt::format("rank {} has left an entry that makes no sense", rank);
-  if (is_same(*seen, operation)) return {};
+  if (is_same(*seen, operation, subject)) return {};
   if (seen->state == State::kLeft)
     return fmt::format("rank {} left the job {:.0f} s ago", rank, now - seen->since);
   return fmt::format("rank {} {} ({:.0f} s ago)", rank, phrase(*seen, operation), now - seen->since);
@@ -96,13 +108,14 @@ ProgressBoard::~ProgressBoard() {
   leave();
 }
 
-void ProgressBoard::note(State state, const Operation& operation) {
+void ProgressBoard::note(State state, const Operation& operation, std::string_view subject) {
   const double now = wall_seconds();
   const std::lock_guard lock(mutex_);
   current_.state = state;
   current_.sequence = operation.sequence;
   current_.operation = operation.name;
   current_.group = operation.group;
+  current_.subject = subject;
   current_.since = now;
   changed_ = true;
 }
@@ -171,11 +184,10 @@ void ProgressBoard::publish() {
   }
 }
 
-void ProgressBoard::publish_failure(const Operation& operation) {
+void ProgressBoard::publish_failure(const Operation& operation, std::string_view subject) {
   publish();
   if (store_lost()) return;
-  const std::string entry = to_entry(rank_, fmt::format("failed in {} #{} of group {}", operation.name,
-                                                        operation.sequence, operation.group));
+  const std::string entry = to_entry(rank_, "failed in " + in_words(operation, subject));
   try {
     store_->append(kFailures, std::vector<uint8_t>(entry.begin(), entry.end()));
   } catch (const std::exception& error) {
@@ -229,27 +241,31 @@ std::vector<std::string> ProgressBoard::read_when_settled(const std::vector<int6
   return texts;
 }
 
-std::string ProgressBoard::report_failure(const Operation& operation,
-                                          const std::vector<int64_t>& ranks) noexcept {
+ProgressBoard::Report ProgressBoard::report_failure(const Operation& operation,
+                                                    const std::vector<int64_t>& ranks,
+                                                    std::string_view subject) noexcept {
   try {
-    note(State::kFailed, operation);
+    note(State::kFailed, operation, subject);
     {
       const std::lock_guard lock(mutex_);
       failed_ = true;
     }
     if (options_.hurry) options_.hurry();
-    publish_failure(operation);
-    return collect_report(operation, ranks);
+    publish_failure(operation, subject);
+    return collect_report(operation, ranks, subject);
   } catch (const std::exception& error) {
-    return fmt::format("where the others are could not be found out ({})", error.what());
+    return {fmt::format("where the others are could not be found out ({})", error.what())};
   }
 }
 
-std::string ProgressBoard::collect_report(const Operation& operation, const std::vector<int64_t>& ranks) {
+ProgressBoard::Report ProgressBoard::collect_report(const Operation& operation,
+                                                    const std::vector<int64_t>& ranks,
+                                                    std::string_view subject) {
   const std::vector<std::string> texts = read_when_settled(ranks);
   std::vector<std::string> phrases;
   std::vector<int64_t> beside;
   const bool lost = store_lost();
+  bool all_inside = !lost;
   if (lost) {
     const std::lock_guard lock(mutex_);
     phrases.push_back(fmt::format("the store is lost ({}), so {} has died, is frozen, or is out of reach",
@@ -257,10 +273,13 @@ std::string ProgressBoard::collect_report(const Operation& operation, const std:
   }
   for (size_t i = 0; i < ranks.size(); ++i) {
     if (ranks[i] == rank_ || (texts[i].empty() && lost)) continue;
-    std::string about = describe_sighting(ranks[i], texts[i], operation, wall_seconds());
+    std::string about = describe_sighting(ranks[i], texts[i], operation, wall_seconds(), subject);
     about.empty() ? beside.push_back(ranks[i]) : phrases.push_back(std::move(about));
+    const std::optional<Sighting> seen = parse_sighting(texts[i]);
+    all_inside = all_inside && seen && is_inside(*seen);
   }
-  return join_phrases(std::move(phrases), beside);
+  const bool diverged = all_inside && !phrases.empty();
+  return {join_phrases(std::move(phrases), beside), diverged};
 }
 
 }  // namespace trireme::comm

@@ -14,6 +14,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -35,7 +36,15 @@ class ProgressBoard {
     int64_t sequence = 0;
     std::string operation;
     std::string group;
-    double since = 0.0;  ///< seconds since 1970
+    double since = 0.0;        ///< seconds since 1970
+    std::string subject = {};  ///< what the operation works on; may be empty
+  };
+
+  /// Where the other ranks are, seen from one that failed.
+  struct Report {
+    std::string text;
+    /// Each of them is in some operation, and not all in the same one: nobody is missing or slow.
+    bool diverged = false;
   };
 
   struct Options {
@@ -57,11 +66,12 @@ class ProgressBoard {
   ~ProgressBoard();
 
   /// Costs a lock and a copy of a few words; called before and after every operation.
-  void note(State state, const Operation& operation);
+  void note(State state, const Operation& operation, std::string_view subject = {});
 
   /// Publishes that `operation` failed here, gives the others of `ranks` up to 2 s to publish the same, and
-  /// says in words where each of them is. Does not throw: a lost store is part of the answer.
-  std::string report_failure(const Operation& operation, const std::vector<int64_t>& ranks) noexcept;
+  /// says where each of them is. Does not throw: a lost store is part of the answer.
+  Report report_failure(const Operation& operation, const std::vector<int64_t>& ranks,
+                        std::string_view subject = {}) noexcept;
 
   /// "rank 2 failed in all_reduce #7 of group dp": the first of `ranks` but this one whose failure has been
   /// heard of. Empty when there is none, or when this board does not listen.
@@ -77,10 +87,11 @@ class ProgressBoard {
  private:
   void run();
   void publish();
-  void publish_failure(const Operation& operation);
+  void publish_failure(const Operation& operation, std::string_view subject);
   void listen();
   void mark_store_lost(const std::exception& error);
-  std::string collect_report(const Operation& operation, const std::vector<int64_t>& ranks);
+  Report collect_report(const Operation& operation, const std::vector<int64_t>& ranks,
+                        std::string_view subject);
   bool read(const std::vector<int64_t>& ranks, std::vector<std::string>& texts);
   std::vector<std::string> read_when_settled(const std::vector<int64_t>& ranks);
 
@@ -97,12 +108,18 @@ class ProgressBoard {
   std::thread thread_;
 };
 
-/// "i 41 all_gather 1763683200.125 dp" and back; nothing for any other text.
+/// "i 41 all_gather 1763683200.125 dp", with a tab and the subject behind it where there is one, and back;
+/// nothing for any other text.
 std::string to_text(const ProgressBoard::Sighting& sighting);
 std::optional<ProgressBoard::Sighting> parse_sighting(const std::string& text);
 
 /// One phrase about `rank` as seen by a rank that fails in `operation` at time `now`; empty when it fails or
-/// waits in the same operation. An empty `text` means that the rank has published nothing.
-std::string describe_sighting(int64_t rank, const std::string& text, const Operation& operation, double now);
+/// waits in the same operation on the same `subject`. An empty `text` means that the rank has published
+/// nothing.
+std::string describe_sighting(int64_t rank, const std::string& text, const Operation& operation, double now,
+                              std::string_view subject = {});
+
+/// "all_gather #41 for blocks.1 of group dp".
+std::string in_words(const Operation& operation, std::string_view subject);
 
 }  // namespace trireme::comm

@@ -294,7 +294,7 @@ std::string World::share_from_root(const std::string& key, const std::string& te
   throw CommError(
       "[comm.share_from_root] rank {} waited {:.1f} s for rank 0 to share '{}': {}; look at the log of rank "
       "0, and raise the timeout if it is only slow",
-      rank_, timeout_s_, key, board_->report_failure(waiting, {0}));
+      rank_, timeout_s_, key, board_->report_failure(waiting, {0}).text);
 }
 
 }  // namespace trireme::comm

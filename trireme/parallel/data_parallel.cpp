@@ -33,7 +33,12 @@ size_t DataParallel::index_of(const std::string& unit) const {
 /// Every collective of a pass, and every use of memory that ranks share, begins here, so that a rank without
 /// data can do the same in the same order.
 void DataParallel::act(Action action, size_t unit) {
-  if (records()) tape_.push_back({action, unit});
+  if (evaluation_ != nullptr) {
+    const bool gathers = action == Action::kUnshard;
+    evaluation_->before(encode({action, unit}), units_[unit]->is_whole() != gathers);
+  } else if (records()) {
+    tape_.push_back({action, unit});
+  }
   perform(action, unit);
 }
 
@@ -63,15 +68,17 @@ bool DataParallel::reduces() const {
 
 /// Validation has no backward pass, so a rank without data has nothing of it to repeat.
 bool DataParallel::records() const {
-  return in_backward_ || at::GradMode::is_enabled();
+  return in_backward_ || (at::GradMode::is_enabled() && evaluation_ == nullptr);
 }
 
 void DataParallel::begin_forward() {
   check_usable();
   notice_update();
-  visits_.clear();
-  tape_.clear();
   current_.reset();
+  if (evaluation_ == nullptr) {  // it may come between the forward and the backward pass of a step
+    visits_.clear();
+    tape_.clear();
+  }
   if (use_from_ == UseFrom::kBuckets) {
     for (const auto& unit : units_) unit->unshard();
   } else {
@@ -253,6 +260,7 @@ void DataParallel::accumulate(const at::Tensor& loss, double weight) {
 
 void DataParallel::begin_micro_batch(double weight, bool last) {
   check_usable();
+  check_not_evaluating("backward");
   TRIREME_CHECK(weight >= 0.0 && std::isfinite(weight),
                 "[parallel.backward] rank {}: a micro-batch has the weight {}; give it a number of rows or "
                 "tokens, or leave it out",

@@ -21,6 +21,7 @@
 
 #include "trireme/comm/mesh.h"
 #include "trireme/nn/torch_internals.h"
+#include "trireme/parallel/evaluation.h"
 #include "trireme/parallel/flat_unit.h"
 #include "trireme/plan/model_facts.h"
 
@@ -56,7 +57,7 @@ class DataParallel {
   at::Tensor run_unit(const std::string& unit, const at::Tensor& x,
                       const std::function<at::Tensor(const at::Tensor&)>& forward);
 
-  /// Before any forward pass, also of validation. Optional with UseFrom::kOperators.
+  /// Before any forward pass, also of validation. Optional with UseFrom::kOperators and within evaluate().
   void begin_forward();
   /// Differentiates `loss` in the last or only micro-batch of a step and reduces gradients as they become
   /// complete. Forward and backward of a step are called on one stream of the device, any one. The gradient
@@ -144,6 +145,10 @@ class DataParallel {
   /// HookOptions::local_steps steps, and whoever ends training in between. Collective.
   void average_parameters();
 
+  /// A scope for forward passes without gradients, with any number of batches a rank (evaluation.h).
+  /// Collective. Throws LogicError while another one lives.
+  [[nodiscard]] Evaluation evaluate(Keep keep = Keep::kWhole) { return Evaluation(*this, keep); }
+
   /// Keeps all units unsharded while it lives, for many forward passes in a row without gradients. May nest.
   class Held {
    public:
@@ -191,6 +196,9 @@ class DataParallel {
     Action action;
     size_t unit;
   };
+  friend class Evaluation;
+  static int64_t encode(const Taped& taped);
+  static Taped decode(int64_t code);
 
   void make_units(torch::nn::Module& module, const std::vector<plan::UnitSpec>& specs,
                   const Initializer& initializer);
@@ -241,6 +249,7 @@ class DataParallel {
   void finish_backward();
   void abandon_step() noexcept;
   void check_usable() const;
+  void check_not_evaluating(const char* operation) const;
   void check_all_used() const;
   void agree_on_order();
 
@@ -289,6 +298,7 @@ class DataParallel {
   bool pieces_written_ = false;               ///< somebody wrote to optimizer_tensors() since notice_update()
   bool handed_out_ = false;                   ///< optimizer_tensors() was called: gradients go there
   int held_ = 0;                              ///< how many Held there are
+  Evaluation* evaluation_ = nullptr;          ///< the one that lives
   std::string broken_;  ///< why a failed step could not be forgotten; empty: nothing of the kind
 };
 

@@ -121,6 +121,7 @@ std::vector<size_t> DataParallel::update_order() const {
 
 void DataParallel::check_complete(const char* operation) const {
   check_usable();
+  check_not_evaluating(operation);
   if (complete_) return;
   throw LogicError(
       "[parallel.{}] rank {}: there is no complete gradient since the last update, or the backward pass "

@@ -50,6 +50,8 @@ class FlatUnit {
   /// What all parameters are views of.
   const at::Tensor& storage_owner() const { return full_params_; }
 
+  /// Whether its parameters are whole here, or about to be.
+  bool is_whole() const { return has_storage(full_params_); }
   /// Whether any of its parameters requires a gradient.
   bool trainable() const;
   /// Whether this rank has no others to reduce with: its gradients are used as they are, and no memory moves.

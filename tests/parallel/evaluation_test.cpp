@@ -1,0 +1,276 @@
+// Forward passes without gradients over uneven data: between training steps, within one, and after
+// exceptions.
+#include "trireme/parallel/evaluation.h"
+
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+
+#include "tests/parallel/plain_net.h"
+#include "tests/support/engine_on_model.h"
+#include "tests/support/spawn.h"
+#include "tests/support/tiny_training.h"
+#include "trireme/base/clock.h"
+#include "trireme/base/error.h"
+
+namespace trireme {
+namespace {
+
+using comm::World;
+using namespace test;
+using parallel::Keep;
+
+constexpr std::array<Keep, 2> kBothWays = {Keep::kWhole, Keep::kByUnit};
+
+/// Batches [begin, end) of 5: of two ranks the first has none, of three they have 0, 1 and 4.
+std::pair<int64_t, int64_t> batches_of(int64_t rank, int64_t ranks) {
+  if (ranks == 3 && rank == 1) return {0, 1};
+  if (rank + 1 < ranks) return {0, 0};
+  return {ranks == 3 ? 1 : 0, 5};
+}
+
+double loss_of(const Net& net, int64_t batch) {
+  const at::Tensor loss = loss_sum(net, inputs(100 + batch), targets(100 + batch));
+  EXPECT_FALSE(loss.requires_grad());
+  return loss.item<double>();
+}
+
+double evaluate(const Net& net, parallel::DataParallel& engine, const comm::Mesh& mesh, Keep keep) {
+  auto [batch, end] = batches_of(mesh.dp_rank, mesh.dp->size());
+  double sum = 0.0, rows = 0.0;
+  auto evaluation = engine.evaluate(keep);
+  while (evaluation.next(batch < end)) {
+    sum += loss_of(net, batch++);
+    rows += kBatch;
+  }
+  EXPECT_EQ(batch, end) << "every batch has had its pass";
+  return evaluation.mean(sum, rows);
+}
+
+int64_t gathered_bytes(const parallel::DataParallel& engine) {
+  int64_t bytes = 0;
+  for (const auto& unit : engine.units())
+    bytes += static_cast<int64_t>(unit->storage_owner().storage().nbytes());
+  return bytes;
+}
+
+TEST(Evaluation, UnevenBatchesHaveTheLossOfOneRankUnderEveryPolicyAndChangeNothing) {
+  at::set_num_threads(1);
+  for (const bool twice : {false, true}) {
+    Net plain(7, twice);
+    double wanted = 0.0;
+    for (int64_t batch = 0; batch < 5; ++batch) {
+      const at::NoGradGuard no_grad;
+      wanted += loss_of(plain, batch) / (5 * kBatch);
+    }
+    for (const char* policy : {"ddp", "zero2", "fsdp", "fsdp:shard_grad_op"}) {
+      for (int64_t ranks = 1; ranks <= 3; ++ranks) {
+        for (const bool peer_memory : kBothTransports) {
+          run_ranks(
+              ranks,
+              [&](std::shared_ptr<World> world) {
+                const comm::Mesh mesh = mesh_of(world);
+                Net net(7, twice), untouched(7, twice);
+                const auto engine = wrap(net, mesh, {.policy = policy, .bucket_mib = 0.0005});
+                for (const Keep keep : kBothWays)
+                  EXPECT_NEAR(evaluate(net, *engine, mesh, keep), wanted, 1e-6 * wanted) << policy;
+                const Weights got = train(net, *engine, mesh);
+                for (const Keep keep : kBothWays) EXPECT_LT(evaluate(net, *engine, mesh, keep), wanted);
+                const auto other = wrap(untouched, mesh, {.policy = policy, .bucket_mib = 0.0005});
+                for (const auto& [name, weight] : train(untouched, *other, mesh))
+                  EXPECT_TRUE(at::equal(got.at(name), weight)) << policy << " " << name;
+              },
+              20.0, 90.0, peer_memory);
+        }
+      }
+    }
+  }
+}
+
+/// One step of two micro-batches; `between` is called at every place where an evaluation may stand.
+template <typename Between>
+Weights step_with(const char* policy, const comm::Mesh& mesh, const Between& between) {
+  Net net(7);
+  const auto engine = wrap(net, mesh, {.policy = policy, .bucket_mib = 0.0005});
+  const auto optimizer = optim::build(descent(), engine->optimizer_params());
+  const auto rank = static_cast<size_t>(mesh.dp_rank);
+  for (int64_t step = 0; step < 3; ++step) {
+    const auto x = inputs(step).chunk(2 * mesh.dp->size()), y = targets(step).chunk(2 * mesh.dp->size());
+    for (size_t micro = 0; micro < 2; ++micro) {
+      const at::Tensor loss = loss_sum(net, x[2 * rank + micro], y[2 * rank + micro]);
+      between(net, *engine);  // a graph waits for its backward pass
+      engine->backward(loss, 1.0 / static_cast<double>(kBatch), micro == 1);
+      between(net, *engine);  // gradients add up, or wait for the update
+    }
+    engine->step(*optimizer, 0.05);
+    between(net, *engine);
+  }
+  return weights_of(*engine);
+}
+
+TEST(Evaluation, MayStandAnywhereInAStep) {
+  for (const char* policy : {"ddp", "zero1", "fsdp", "fsdp:shard_grad_op"}) {
+    for (const Keep keep : kBothWays) {
+      run_ranks(2, [&](std::shared_ptr<World> world) {
+        const comm::Mesh mesh = mesh_of(world);
+        const Weights wanted = step_with(policy, mesh, [](auto&, auto&) {});
+        const Weights got = step_with(policy, mesh, [&](const Net& net, parallel::DataParallel& engine) {
+          evaluate(net, engine, mesh, keep);
+        });
+        for (const auto& [name, weight] : wanted)
+          EXPECT_TRUE(at::equal(got.at(name), weight)) << policy << " " << name;
+      });
+    }
+  }
+}
+
+TEST(Evaluation, AnExceptionThatAllRanksThrowHarmsNothing) {
+  for (const char* policy : {"zero2", "fsdp"}) {
+    for (const Keep keep : kBothWays) {
+      run_ranks(2, [&](std::shared_ptr<World> world) {
+        const comm::Mesh mesh = mesh_of(world);
+        const Weights wanted = step_with(policy, mesh, [](auto&, auto&) {});
+        const Weights got = step_with(policy, mesh, [&](const Net& net, parallel::DataParallel& engine) {
+          const int64_t before = gathered_bytes(engine);
+          EXPECT_THROW(
+              {
+                auto evaluation = engine.evaluate(keep);
+                EXPECT_TRUE(evaluation.next(true));
+                net.blocks[1]->forward(inputs(0));
+                throw std::runtime_error("a batch that cannot be read");
+              },
+              std::runtime_error);
+          EXPECT_LE(gathered_bytes(engine), before);
+          EXPECT_TRUE(at::GradMode::is_enabled());
+          evaluate(net, engine, mesh, keep);
+        });
+        for (const auto& [name, weight] : wanted)
+          EXPECT_TRUE(at::equal(got.at(name), weight)) << policy << " " << name;
+      });
+    }
+  }
+}
+
+TEST(Evaluation, ByUnitHoldsFewUnitsAlsoOnARankWithoutBatches) {
+  run_ranks(2, [](std::shared_ptr<World> world) {
+    const comm::Mesh mesh = mesh_of(world);
+    Net net(7);
+    const auto engine = parallel::fully_shard(net, mesh, {.overlap = false});
+    const int64_t before = engine->sent_bytes();
+    auto evaluation = engine->evaluate(Keep::kByUnit);
+    int64_t batches = world->rank() == 0 ? 2 : 0;
+    while (evaluation.next(batches > 0)) {
+      --batches;
+      at::Tensor x = inputs(0);
+      for (const auto& block : net.blocks) {
+        x = block->forward(x);
+        EXPECT_LE(gathered_bytes(*engine), engine->most_gathered_bytes());
+        EXPECT_LT(gathered_bytes(*engine), engine->whole_bytes());
+      }
+    }
+    EXPECT_LT(gathered_bytes(*engine), engine->whole_bytes() / 4) << "the root at most";
+    const std::vector<std::vector<double>> sent =
+        comm::gather_scalars(*mesh.all, {static_cast<double>(engine->sent_bytes() - before)});
+    EXPECT_EQ(sent[0], sent[1]) << "both took part in the same gathers";
+    EXPECT_GT(sent[0][0], 0.0);
+  });
+}
+
+TEST(Evaluation, ServesModulesThatAnnounceTheirUnits) {
+  const plan::ModelConfig config = tiny_model(plan::ModelFamily::kLlama);
+  const plan::ModelFacts facts = plan::describe(config, 8);
+  double alone = 0.0;
+  for (int64_t ranks = 1; ranks <= 3; ++ranks) {
+    for (const Keep keep : kBothWays) {
+      run_ranks(ranks, [&](std::shared_ptr<World> world) {
+        EngineOnModel trained(config, facts, world, {.policy = plan::find_policy("fsdp")}, 11);
+        const comm::Mesh mesh = mesh_of(world);
+        for (int64_t round = 0; round < 2; ++round) {
+          auto [batch, end] = batches_of(world->rank(), ranks);
+          double sum = 0.0;
+          const double count = static_cast<double>(end - batch);
+          auto evaluation = trained.engine.evaluate(keep);
+          while (evaluation.next(batch < end)) {
+            const at::Tensor tokens = tiny_tokens(batch++, 2, config.vocab_size);
+            sum += trained.model->loss(tokens.narrow(1, 0, 8), tokens.narrow(1, 1, 8)).item<double>();
+          }
+          const double loss = evaluation.mean(sum, count);
+          if (ranks == 1) alone = loss;
+          EXPECT_NEAR(loss, alone, 1e-6);
+        }
+      });
+    }
+  }
+}
+
+/// What `call` throws; empty: nothing.
+template <typename Call>
+std::string error_of(const Call& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+TEST(Evaluation, RanksThatRunDifferentUnitsAreAllToldWhich) {
+  run_ranks(3, [](std::shared_ptr<World> world) {
+    const comm::Mesh mesh = mesh_of(world);
+    Net net(7);
+    const auto engine = parallel::fully_shard(net, mesh);
+    const auto skipped = net.blocks[1];
+    if (world->rank() == 2) net.blocks.erase(net.blocks.begin() + 1);
+    const double started = monotonic_seconds();
+    const std::string error = error_of([&] {
+      auto evaluation = engine->evaluate(Keep::kByUnit);
+      while (evaluation.next(world->rank() > 0)) net.forward(inputs(0));
+    });
+    EXPECT_LT(monotonic_seconds() - started, 5.0);
+    for (const char* word : {"rank 2", "gathers blocks.2", "rank 1", "gathers blocks.1", "Keep::kWhole"})
+      EXPECT_NE(error.find(word), std::string::npos) << word << " in " << error;
+    if (world->rank() == 2) net.blocks.insert(net.blocks.begin() + 1, skipped);
+    EXPECT_GT(evaluate(net, *engine, mesh, Keep::kByUnit), 0.0) << "it can be used again";
+  });
+}
+
+TEST(Evaluation, TrainsNothing) {
+  run_ranks(2, [](std::shared_ptr<World> world) {
+    const comm::Mesh mesh = mesh_of(world);
+    for (const char* policy : {"ddp", "fsdp"}) {
+      Net net(7);
+      const auto engine = wrap(net, mesh, {.policy = policy});
+      const auto optimizer = optim::build(descent(), engine->optimizer_params());
+      engine->backward(loss_sum(net, inputs(0), targets(0)));
+      {
+        auto evaluation = engine->evaluate();
+        EXPECT_TRUE(evaluation.next(true));
+        const at::Tensor loss = loss_sum(net, inputs(0), targets(0));
+        const std::vector<std::string> errors = {error_of([&] { engine->backward(loss); }),
+                                                 error_of([&] { engine->shadow_micro_batch(); }),
+                                                 error_of([&] { engine->step(*optimizer, 0.05); }),
+                                                 error_of([&] { const auto second = engine->evaluate(); })};
+        for (const std::string& error : errors)
+          EXPECT_NE(error.find("evaluate(), where nothing is trained"), std::string::npos) << error;
+      }
+      engine->step(*optimizer, 0.05);  // the gradient from before is still there
+    }
+  });
+}
+
+TEST(Evaluation, WithoutBatchesThereIsNoMean) {
+  run_ranks(2, [](std::shared_ptr<World> world) {
+    const comm::Mesh mesh = mesh_of(world);
+    Net net(7);
+    const auto engine = parallel::fully_shard(net, mesh);
+    for (const Keep keep : kBothWays) {
+      auto evaluation = engine->evaluate(keep);
+      EXPECT_FALSE(evaluation.next(false));
+      EXPECT_NE(error_of([&] { evaluation.mean(0.0, 0.0); }).find("no rank had a batch"), std::string::npos);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace trireme

@@ -1,0 +1,170 @@
+#include "trireme/parallel/evaluation.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/parallel/data_parallel.h"
+
+namespace trireme::parallel {
+namespace {
+
+constexpr int64_t kEndOfPass = -1;
+constexpr int64_t kNoBatch = -2;  // a rank that follows the others
+
+}  // namespace
+
+int64_t DataParallel::encode(const Taped& taped) {
+  const bool gathers = taped.action == Action::kUnshard;
+  return 2 * static_cast<int64_t>(taped.unit) + (gathers ? 1 : 0);
+}
+
+DataParallel::Taped DataParallel::decode(int64_t code) {
+  return {code % 2 == 1 ? Action::kUnshard : Action::kReshard, static_cast<size_t>(code / 2)};
+}
+
+void DataParallel::check_not_evaluating(const char* operation) const {
+  if (evaluation_ == nullptr) return;
+  throw LogicError(
+      "[parallel.{}] rank {} is in the scope of engine.evaluate(), where nothing is trained and no second "
+      "evaluation begins; end the scope first",
+      operation, mesh_.world->rank());
+}
+
+Evaluation::Evaluation(DataParallel& engine, Keep keep)
+    : engine_(engine), gathers_(keep == Keep::kByUnit && engine.gathers() && engine.held_ == 0) {
+  engine_.check_usable();
+  engine_.check_not_evaluating("evaluate");
+  engine_.notice_update();
+  for (const auto& unit : engine_.units_) was_whole_.push_back(unit->is_whole());
+  engine_.current_.reset();
+  engine_.evaluation_ = this;
+  try {
+    if (gathers_) free_units();  // what a pass finds is the same on all ranks
+    for (const auto& unit : engine_.units_) {
+      if (!gathers_ || unit == engine_.units_.front()) unit->unshard();
+    }
+  } catch (...) {
+    engine_.evaluation_ = nullptr;
+    throw;
+  }
+  if (!gathers_) ++engine_.held_;
+}
+
+Evaluation::~Evaluation() {
+  engine_.evaluation_ = nullptr;
+  engine_.current_.reset();
+  if (!gathers_) --engine_.held_;
+  if (engine_.held_ > 0) return;
+  try {
+    for (size_t unit = 0; unit < was_whole_.size(); ++unit) {
+      if (!was_whole_[unit] || (gathers_ && unit > 0)) engine_.units_[unit]->reshard();
+    }
+  } catch (const std::exception& error) {
+    log_warning("[parallel.evaluate] rank {}: parameters could not be freed: {}", engine_.mesh_.world->rank(),
+                error.what());
+  }
+}
+
+void Evaluation::free_units() {
+  for (size_t unit = 1; unit < engine_.units_.size(); ++unit) engine_.units_[unit]->reshard();
+}
+
+std::string Evaluation::in_words(Code code) const {
+  if (code == kEndOfPass) return "ends its pass";
+  const auto [action, unit] = engine_.decode(code);
+  return fmt::format("{} {}", action == DataParallel::Action::kUnshard ? "gathers" : "frees",
+                     engine_.units_[unit]->name());
+}
+
+/// What every rank does next, equal on all that have a batch.
+std::vector<Evaluation::Code> Evaluation::exchange(Code mine) const {
+  const comm::Subject subject(*engine_.mesh_.dp, "the order of units in evaluate()");
+  std::vector<Code> codes;
+  for (const auto& rank : comm::gather_scalars(*engine_.mesh_.dp, {static_cast<double>(mine)}))
+    codes.push_back(static_cast<Code>(rank[0]));
+  const auto first = std::ranges::find_if(codes, [](Code code) { return code != kNoBatch; });
+  const auto other =
+      std::ranges::find_if(codes, [&](Code code) { return code != kNoBatch && code != *first; });
+  if (other == codes.end()) return codes;
+  const std::vector<int64_t>& ranks = engine_.mesh_.dp->ranks();
+  throw LogicError(
+      "[parallel.evaluate] rank {} {} where rank {} {}; with Keep::kByUnit all ranks with a batch run the "
+      "same "
+      "units in the same order between two calls of next(): run the same code for every batch, or use "
+      "Keep::kWhole",
+      ranks[static_cast<size_t>(other - codes.begin())], in_words(*other),
+      ranks[static_cast<size_t>(first - codes.begin())], in_words(*first));
+}
+
+void Evaluation::before(Code code, bool changes_anything) {
+  if (!gathers_ || !changes_anything) return;
+  if (announces_) exchange(code);
+  order_.push_back(code);
+}
+
+void Evaluation::end_pass() {
+  if (!std::exchange(in_pass_, false)) return;
+  if (announces_) exchange(kEndOfPass);
+  knows_order_ = true;
+  engine_.current_.reset();
+  free_units();
+}
+
+/// Takes part in a pass of the other ranks.
+void Evaluation::follow() {
+  if (announces_) {
+    order_.clear();
+    for (;;) {
+      const Code next = std::ranges::max(exchange(kNoBatch));
+      if (next == kEndOfPass) break;
+      order_.push_back(next);
+      perform(next);
+    }
+    knows_order_ = true;
+  } else {
+    for (const Code code : order_) perform(code);
+  }
+  free_units();
+}
+
+void Evaluation::perform(Code code) {
+  const auto [action, unit] = engine_.decode(code);
+  engine_.perform(action, unit);
+}
+
+bool Evaluation::next(bool mine) {
+  if (!gathers_) {
+    engine_.current_.reset();
+    return mine;
+  }
+  end_pass();
+  for (;;) {
+    bool anybody = false;
+    announces_ = false;
+    for (const auto& rank :
+         comm::gather_scalars(*engine_.mesh_.dp, {mine ? 1.0 : 0.0, knows_order_ ? 1.0 : 0.0})) {
+      anybody = anybody || rank[0] > 0.0;
+      announces_ = announces_ || (rank[0] == 0.0 && rank[1] == 0.0);
+    }
+    if (!anybody) return false;
+    if (mine) break;
+    follow();
+  }
+  order_.clear();
+  return in_pass_ = true;
+}
+
+double Evaluation::mean(double sum, double weight) const {
+  double all = 0.0, weights = 0.0;
+  for (const auto& rank : comm::gather_scalars(*engine_.mesh_.dp, {sum, weight})) {
+    all += rank[0];
+    weights += rank[1];
+  }
+  TRIREME_CHECK(weights != 0.0, "[parallel.evaluate] no rank had a batch, so there is no mean");
+  return all / weights;
+}
+
+}  // namespace trireme::parallel
