@@ -1,6 +1,6 @@
 #pragma once
 // The run directory: everything a run leaves behind, and the only thing reports read.
-// <root>/<name>-<time>-<id>/ { manifest.json config.yaml metrics.jsonl summary.json logs/ tensorboard/
+// `<root>/<name>-<time>-<id>/` { manifest.json config.yaml metrics.jsonl summary.json logs/ tensorboard/
 // checkpoints/ }
 #include <cstdint>
 #include <memory>
@@ -24,7 +24,7 @@ struct Manifest {
 class RunDirectory {
  public:
   /// Makes the folder (unique even for two runs in one second), config.yaml and manifest.json (with version,
-  /// machine, start time, exit_code null), and points <root>/latest at it. Throws EnvironmentError.
+  /// machine, start time, exit_code null), and points `root`/latest at it. Throws EnvironmentError.
   static RunDirectory create(const std::string& root, const std::string& name, const Manifest& manifest);
   /// Opens an existing one. Throws ConfigError when `path` is not a run directory, DataError when its
   /// manifest is damaged or of another version.
