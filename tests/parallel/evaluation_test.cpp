@@ -4,6 +4,7 @@
 
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
+#include <torch/optim/sgd.h>
 
 #include <stdexcept>
 
@@ -93,17 +94,17 @@ template <typename Between>
 Weights step_with(const char* policy, const comm::Mesh& mesh, const Between& between) {
   Net net(7);
   const auto engine = wrap(net, mesh, {.policy = policy, .bucket_mib = 0.0005});
-  const auto optimizer = optim::build(descent(), engine->optimizer_params());
+  const auto optimizer = optim::build(descent(0.05), engine->optimizer_params());
   const auto rank = static_cast<size_t>(mesh.dp_rank);
   for (int64_t step = 0; step < 3; ++step) {
     const auto x = inputs(step).chunk(2 * mesh.dp->size()), y = targets(step).chunk(2 * mesh.dp->size());
     for (size_t micro = 0; micro < 2; ++micro) {
       const at::Tensor loss = loss_sum(net, x[2 * rank + micro], y[2 * rank + micro]);
       between(net, *engine);  // a graph waits for its backward pass
-      engine->backward(loss, 1.0 / static_cast<double>(kBatch), micro == 1);
+      micro == 1 ? engine->backward(loss) : engine->accumulate(loss);
       between(net, *engine);  // gradients add up, or wait for the update
     }
-    engine->step(*optimizer, 0.05);
+    engine->step(*optimizer);
     between(net, *engine);
   }
   return weights_of(*engine);
@@ -235,13 +236,35 @@ TEST(Evaluation, RanksThatRunDifferentUnitsAreAllToldWhich) {
   });
 }
 
+TEST(Evaluation, SeesWhatAnOptimizerOfTorchHasWritten) {
+  for (const char* policy : {"ddp", "zero2", "fsdp"}) {
+    for (const Keep keep : kBothWays) {
+      run_ranks(2, [&](std::shared_ptr<World> world) {
+        const comm::Mesh mesh = mesh_of(world);
+        Net net(7);
+        const auto engine = wrap(net, mesh, {.policy = policy});
+        torch::optim::SGD optimizer(engine->optimizer_tensors(), 0.05);
+        engine->backward(loss_sum(net, inputs(0), targets(0)) / static_cast<double>(kBatch));
+        optimizer.step();  // past the engine
+        const double got = evaluate(net, *engine, mesh, keep);
+        Net other(7);
+        const auto told = wrap(other, mesh, {.policy = policy});
+        torch::optim::SGD same(told->optimizer_tensors(), 0.05);
+        told->backward(loss_sum(other, inputs(0), targets(0)) / static_cast<double>(kBatch));
+        told->step(same);
+        EXPECT_EQ(got, evaluate(other, *told, mesh, keep)) << policy;
+      });
+    }
+  }
+}
+
 TEST(Evaluation, TrainsNothing) {
   run_ranks(2, [](std::shared_ptr<World> world) {
     const comm::Mesh mesh = mesh_of(world);
     for (const char* policy : {"ddp", "fsdp"}) {
       Net net(7);
       const auto engine = wrap(net, mesh, {.policy = policy});
-      const auto optimizer = optim::build(descent(), engine->optimizer_params());
+      const auto optimizer = optim::build(descent(0.05), engine->optimizer_params());
       engine->backward(loss_sum(net, inputs(0), targets(0)));
       {
         auto evaluation = engine->evaluate();
@@ -249,12 +272,12 @@ TEST(Evaluation, TrainsNothing) {
         const at::Tensor loss = loss_sum(net, inputs(0), targets(0));
         const std::vector<std::string> errors = {error_of([&] { engine->backward(loss); }),
                                                  error_of([&] { engine->shadow_micro_batch(); }),
-                                                 error_of([&] { engine->step(*optimizer, 0.05); }),
+                                                 error_of([&] { engine->step(*optimizer); }),
                                                  error_of([&] { const auto second = engine->evaluate(); })};
         for (const std::string& error : errors)
           EXPECT_NE(error.find("evaluate(), where nothing is trained"), std::string::npos) << error;
       }
-      engine->step(*optimizer, 0.05);  // the gradient from before is still there
+      engine->step(*optimizer);  // the gradient from before is still there
     }
   });
 }
