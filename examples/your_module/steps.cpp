@@ -14,7 +14,7 @@ namespace comm = trireme::comm;
 namespace optim = trireme::optim;
 namespace parallel = trireme::parallel;
 namespace plan = trireme::plan;
-using torch::nn::functional::mse_loss;
+using torch::mse_loss;
 using torch::optim::AdamWOptions;
 using Weights = std::map<std::string, at::Tensor>;
 

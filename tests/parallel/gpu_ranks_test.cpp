@@ -13,6 +13,7 @@
 #include "tests/comm/gpu_ranks.h"
 #include "tests/parallel/plain_net.h"
 #include "tests/support/engine_on_model.h"
+#include "trireme/base/error.h"
 #include "trireme/kernels/repeatable.h"
 #include "trireme/parallel/storage.h"
 
@@ -28,11 +29,28 @@ struct Setting {
   plan::ModelFamily family =
       plan::ModelFamily::kMlp;  ///< others only where kernels must repeat their bits: attention else varies
   int64_t length = 64;
+  bool evaluates = false;  ///< before each micro-batch, which changes nothing
 };
 
 std::string describe(const Setting& run) {
-  return fmt::format("{} {} {} T {} accumulation {} overlap {} peer memory {}", run.family, run.policy,
-                     c10::toString(run.compute), run.length, run.accumulation, run.overlap, run.peer_memory);
+  return fmt::format("{} {} {} T {} accumulation {} overlap {} peer memory {} evaluates {}", run.family,
+                     run.policy, c10::toString(run.compute), run.length, run.accumulation, run.overlap,
+                     run.peer_memory, run.evaluates);
+}
+
+/// The loss of two batches that rank 0 alone has.
+double evaluate(const test::EngineOnModel& trained, DataParallel& engine, const at::Tensor& tokens,
+                int64_t rank, Keep keep) {
+  const int64_t length = tokens.size(1) - 1;
+  double sum = 0.0;
+  int64_t batches = rank == 0 ? 2 : 0;
+  auto evaluation = engine.evaluate(keep);
+  for (; evaluation.next(batches > 0); --batches) {
+    sum += trained.model
+               ->loss(tokens.narrow(1, 0, length).contiguous(), tokens.narrow(1, 1, length).contiguous())
+               .item<double>();
+  }
+  return evaluation.mean(sum, rank == 0 ? 2.0 : 0.0);
 }
 
 /// Four steps; in the third, rank 1 has no data.
@@ -69,6 +87,11 @@ std::string train(const Setting& run, const comm::Mesh& mesh) {
                                     .remainder(config.vocab_size)
                                     .view({4, length + 1})
                                     .to(device);
+      if (run.evaluates && step != 2) {  // rank 1 shadows the third step
+        const double whole = evaluate(trained, engine, tokens, rank, Keep::kWhole);
+        const double by_unit = evaluate(trained, engine, tokens, rank, Keep::kByUnit);
+        TRIREME_CHECK(whole == by_unit, "evaluated whole {}, by unit {}", whole, by_unit);
+      }
       engine.begin_forward();
       const at::Tensor loss = trained.model->loss(tokens.narrow(1, 0, length).contiguous(),
                                                   tokens.narrow(1, 1, length).contiguous());
@@ -106,11 +129,14 @@ TEST(GpuRanks, EveryPolicyAndTransportGivesTheSameBits) {
         for (const bool overlap : {true, false}) {
           for (const bool peer_memory : {true, false}) {
             runs.push_back({policy, compute, accumulation, overlap, peer_memory});
+            runs.back().evaluates = accumulation == 2;
           }
         }
       }
     }
   }
+  for (const char* policy : {"zero2", "fsdp"})
+    runs.push_back({.policy = policy, .accumulation = 2});  // without evaluation
   Meshes meshes;
   const auto body = [&](int64_t rank) {
     test::Expectations expect;

@@ -252,8 +252,8 @@ TEST(UnitChoice, FullyShardUsesItAndSaysSo) {
     EXPECT_GE(2 * most, engine->most_gathered_bytes());
     EXPECT_LT(engine->most_gathered_bytes(), engine->whole_bytes());
     const std::string text = engine->describe();
-    for (const char* word : {"fsdp:full_shard on 2 ranks", "41,280 parameters in 5 units", "stage1 to stage4",
-                             "8,256", "32.2 KiB", "16.1 KiB", "fp32"}) {
+    for (const char* word : {"fsdp:full_shard on 2 ranks", "41,280 parameters (fp32) in 5 units",
+                             "stage1 to stage4", "8,256", "32.2 KiB", "16.1 KiB", "fp32"}) {
       EXPECT_NE(text.find(word), std::string::npos) << word << " in\n" << text;
     }
   });

@@ -103,24 +103,28 @@ int64_t DataParallel::most_gathered_bytes() const {
 std::string DataParallel::summary() const {
   int64_t numel = 0;
   for (const auto& unit : units_) numel += elements(*unit);
-  const std::string ranks =
-      options_.policy.hybrid ? fmt::format("{} x {} ranks", groups_.replicate->size(), groups_.shard->size())
-                             : fmt::format("{} rank{}", mesh_.dp->size(), mesh_.dp->size() == 1 ? "" : "s");
-  return fmt::format("{} on {}, {} parameters in {} {}, {} of {} {} gathered at once",
-                     options_.policy.label(), ranks, with_commas(numel), units_.size(),
-                     use_from_ == UseFrom::kBuckets ? "buckets" : "units", bytes(most_gathered_bytes()),
-                     bytes(whole_bytes()), dtype_name(options_.compute));
+  const std::string ranks = options_.policy.hybrid
+                                ? fmt::format("{} x {}", groups_.replicate->size(), groups_.shard->size())
+                                : fmt::format("{}", mesh_.dp->size());
+  const char* const kind = use_from_ == UseFrom::kBuckets ? "bucket" : "unit";
+  const std::string memory = gathers() ? fmt::format("at most {} of {} whole at once",
+                                                     bytes(most_gathered_bytes()), bytes(whole_bytes()))
+                                       : fmt::format("{} whole on every rank", bytes(whole_bytes()));
+  return fmt::format("{} on {} rank{}: {} parameters ({}) in {} {}{}, {}", options_.policy.label(), ranks,
+                     mesh_.dp->size() == 1 ? "" : "s", with_commas(numel), dtype_name(options_.compute),
+                     units_.size(), kind, units_.size() == 1 ? "" : "s", memory);
 }
 
 std::string DataParallel::describe() const {
-  std::string text = summary() + "\n";
-  text += table_of(rows_of(units_, options_.compute, gathers() ? groups_.shard->size() : 1));
   const plan::StateBytes state = state_bytes();
-  text += fmt::format("between steps a rank holds {} parameters of {}, {} masters of {}, gradients of {}",
-                      dtype_name(options_.compute), bytes(state.parameters), "fp32", bytes(state.optimizer),
-                      bytes(state.gradients));
-  text += fmt::format(", and the optimizer's moments; gradients travel in {}\n", dtype_name(options_.reduce));
-  return text;
+  const std::string masters =
+      state.optimizer > 0 ? fmt::format("fp32 masters of {}, ", bytes(state.optimizer)) : "";
+  return fmt::format(
+      "{}\n{}between steps a rank holds parameters of {}, {}gradients of {}, and the optimizer's moments; "
+      "gradients "
+      "travel in {}\n",
+      summary(), table_of(rows_of(units_, options_.compute, gathers() ? groups_.shard->size() : 1)),
+      bytes(state.parameters), masters, bytes(state.gradients), dtype_name(options_.reduce));
 }
 
 }  // namespace trireme::parallel

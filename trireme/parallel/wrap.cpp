@@ -94,7 +94,7 @@ void move_buffers(Module& module, at::Device device) {
 /// Rank 0 says what was made of the module.
 void announce(const DataParallel& engine, const Module& module, const comm::Mesh& mesh) {
   if (mesh.world->rank() != 0) return;
-  log_info("fully_shard: {} of {}; engine->describe() lists them", engine.summary(), module.name());
+  log_info("fully_shard: {}, {}; engine->describe() lists the units", module.name(), engine.summary());
   if (engine.units().size() > 1) return;
   log_warning(
       "[parallel.fully_shard] all of {} is one unit, so its parameters are gathered at once; name paths of "
