@@ -6,6 +6,9 @@
 #include <gtest/gtest.h>
 #include <torch/optim/sgd.h>
 
+#include <mutex>
+#include <optional>
+#include <set>
 #include <stdexcept>
 
 #include "tests/parallel/plain_net.h"
@@ -202,6 +205,64 @@ TEST(Evaluation, ServesModulesThatAnnounceTheirUnits) {
         }
       });
     }
+  }
+}
+
+TEST(Evaluation, WorksWithReplicasOfShards) {
+  Net plain(7);
+  double wanted = 0.0;
+  for (int64_t batch = 0; batch < 5; ++batch) {
+    const at::NoGradGuard no_grad;
+    wanted += loss_of(plain, batch) / (5 * kBatch);
+  }
+  for (const char* policy : {"fsdp:hybrid_shard", "fsdp:hybrid_shard_zero2"}) {
+    for (const Keep keep : kBothWays) {
+      run_ranks(4, [&](std::shared_ptr<World> world) {
+        plan::ParallelConfig axes;
+        axes.dp_replicate = 2;
+        const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape::fit(axes, 4));
+        Net net(7);
+        const auto engine = wrap(net, mesh, {.policy = policy});
+        EXPECT_NEAR(evaluate(net, *engine, mesh, keep), wanted, 1e-6 * wanted) << policy;
+        train(net, *engine, mesh);
+        EXPECT_LT(evaluate(net, *engine, mesh, keep), wanted);
+      });
+    }
+  }
+}
+
+TEST(Evaluation, MayStandBetweenForwardAndBackwardOfAModelThatAnnouncesItsUnits) {
+  const plan::ModelConfig config = tiny_model(plan::ModelFamily::kGpt2);
+  const plan::ModelFacts facts = plan::describe(config, 8);
+  for (const int64_t kept : {0, 1, 2}) {  // sharded between forward and backward over all ranks, none, two
+    std::set<std::string> digests;
+    std::mutex mutex;
+    for (const std::optional<Keep> keep : {std::optional<Keep>(), {Keep::kWhole}, {Keep::kByUnit}}) {
+      run_ranks(4, [&](std::shared_ptr<World> world) {
+        parallel::Options options{.policy = plan::find_policy("fsdp")};
+        options.policy.reshard_after_forward = kept;
+        EngineOnModel trained(config, facts, world, options, 11);
+        const auto optimizer = optim::adamw(trained.engine.optimizer_params());
+        for (int64_t step = 0; step < 2; ++step) {
+          const at::Tensor tokens =
+              tiny_tokens(step, 8, config.vocab_size).chunk(4)[static_cast<size_t>(world->rank())];
+          const at::Tensor x = tokens.narrow(1, 0, 8), y = tokens.narrow(1, 1, 8);
+          trained.engine.begin_forward();
+          const at::Tensor loss = trained.model->loss(x, y);
+          if (keep) {
+            auto evaluation = trained.engine.evaluate(*keep);
+            bool mine = world->rank() != 1;
+            for (; evaluation.next(mine); mine = false) trained.model->loss(x, y);
+          }
+          trained.engine.backward(loss);
+          trained.engine.step(*optimizer);
+        }
+        const std::string digest = parallel::weights_digest(trained.engine);
+        const std::lock_guard lock(mutex);
+        digests.insert(digest);
+      });
+    }
+    EXPECT_EQ(digests.size(), 1u) << "reshard_after_forward " << kept;
   }
 }
 

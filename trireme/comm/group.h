@@ -24,6 +24,7 @@ class Tensor;
 
 namespace trireme::comm {
 
+/// How all_reduce() combines the values of the ranks.
 enum class ReduceOp { kSum, kMax, kMin };
 
 /// What copies the bytes of an all-gather between GPUs that map each other's memory: kernels are faster, copy
@@ -43,6 +44,9 @@ struct Traffic {
   int64_t bytes = 0;  ///< between this rank and others; each rank counts its share
 };
 
+/// Ranks that call collectives together. Tensors are contiguous and on device(). On a GPU operations are
+/// enqueued on the current stream; on a CPU they are done when the call returns. All throw LogicError for
+/// arguments that do not fit, and CommError when a rank is lost, late, or calls something else.
 class Group {
  public:
   virtual ~Group() = default;

@@ -33,6 +33,7 @@ at::Tensor part_of(const at::Tensor& flat, const Segment& segment);
 /// `segments` with neighbours of the same group joined, which saves a kernel call for each.
 std::vector<Segment> merged(const std::vector<Segment>& segments);
 
+/// What an optimizer updates on this rank: a flat range of fp32 masters with its gradients.
 struct FlatParam {
   at::Tensor master;              ///< (n) fp32, updated in place
   at::Tensor grad;                ///< (n) fp32, or the dtype of `copy`
@@ -47,6 +48,7 @@ struct GradScale {
   at::Tensor device = {};  ///< a second factor, an fp32 scalar on the GPU; undefined: 1
 };
 
+/// Updates the flat ranges that it was made for. Made by adamw(), sgd() or build().
 class Optimizer {
  public:
   explicit Optimizer(double lr) : lr_(lr) {}
@@ -86,6 +88,7 @@ struct AdamWOptions {
   double eps = 1e-8;
   double weight_decay = 1e-2;
 };
+/// Decoupled weight decay (Loshchilov and Hutter, 2019).
 std::unique_ptr<Optimizer> adamw(std::vector<FlatParam> params, const AdamWOptions& options = {});
 
 /// As torch.optim.SGD has it without Nesterov's momentum, defaults included.
@@ -94,6 +97,7 @@ struct SgdOptions {
   double momentum = 0.0;
   double weight_decay = 0.0;
 };
+/// Gradient descent with momentum; weight decay is added to the gradient.
 std::unique_ptr<Optimizer> sgd(std::vector<FlatParam> params, const SgdOptions& options = {});
 
 /// The optimizer that `config.name` says, with the state of its record in plan/optimizer.h.

@@ -38,6 +38,8 @@ enum class UseFrom {
   kBuckets     ///< units do not follow the module's structure; all stay unsharded in forward and backward
 };
 
+/// The engine around one module, under one policy. Made by data_parallel() and fully_shard() (wrap.h), or for
+/// a model that announces its units by the constructor.
 class DataParallel {
  public:
   /// `units` name every parameter of `module` exactly once, one that is registered under several names by the

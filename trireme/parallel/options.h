@@ -26,6 +26,7 @@ enum class Average {
   kSum    ///< the sum, each multiplied by its weight
 };
 
+/// WrapOptions (wrap.h) as the engine reads them.
 struct Options {
   plan::Policy policy = plan::find_policy(plan::PolicyName::kFsdp);
   at::ScalarType compute = at::kFloat;  ///< of parameters and gradients as the module sees them

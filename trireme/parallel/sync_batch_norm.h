@@ -16,13 +16,15 @@
 
 namespace trireme::parallel {
 
+/// As torch::nn::BatchNormOptions.
 struct SyncBatchNormOptions {
-  double eps = 1e-5;
+  double eps = 1e-5;                     ///< added to the variance
   std::optional<double> momentum = 0.1;  ///< weight of the newest batch; none: all batches weigh the same
   bool affine = true;                    ///< with weight and bias
   bool track_running_stats = true;       ///< without, evaluation normalises each rank's batch by itself
 };
 
+/// Batch norm over the batches of all ranks of a group, for inputs (N, C) or (N, C, ...).
 class SyncBatchNorm : public torch::nn::Module {
  public:
   /// Parameters (C) are ones and zeros, on the CPU as those of torch's modules. Throws LogicError for

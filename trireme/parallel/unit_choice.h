@@ -20,6 +20,7 @@ struct ModuleSize {
   int64_t total() const;                  ///< elements, with those of all submodules
 };
 
+/// The sizes of `module` and its submodules, the same on all ranks.
 ModuleSize sizes_of(const torch::nn::Module& module);
 
 /// Paths of submodules, none within another, for one unit each; what is left stays in the root. From the root

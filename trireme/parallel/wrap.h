@@ -22,20 +22,23 @@
 
 namespace trireme::parallel {
 
+/// What data_parallel() and fully_shard() are told; the same on all ranks.
 struct WrapOptions {
-  std::string policy = {};  ///< a label of plan/policy.h; empty: ddp or fsdp
-  std::vector<std::string> blocks =
-      {};  ///< fully_shard: paths of submodules that become units; empty: by their size
-  int64_t min_unit_numel =
-      0;  ///< fully_shard without blocks: fewest elements of a unit; 0: by the module's size
+  /// A label of plan/policy.h, such as "zero2" or "fsdp:shard_grad_op"; empty: ddp or fsdp.
+  std::string policy = {};
+  /// fully_shard: paths of submodules that become units; empty: chosen by size.
+  std::vector<std::string> blocks = {};
+  /// fully_shard without blocks: fewest elements of a unit; 0: by the size of the module.
+  int64_t min_unit_numel = 0;
   double bucket_mib = 25.0;  ///< data_parallel: cap of a bucket
-  at::ScalarType compute = at::kFloat;
-  at::ScalarType reduce = at::kFloat;
-  bool overlap = true;
-  int64_t prefetch = 1;
-  Unused unused = Unused::kError;
-  Average average = Average::kMean;
-  HookOptions hook = {};
+  at::ScalarType compute =
+      at::kFloat;  ///< of parameters and gradients as the module sees them; masters are fp32
+  at::ScalarType reduce = at::kFloat;  ///< of gradients on the wire; ordered sums are fp32
+  bool overlap = true;                 ///< communication beside computation, on GPUs
+  int64_t prefetch = 1;                ///< with overlap: how many units are gathered ahead of the one in use
+  Unused unused = Unused::kError;      ///< what a parameter without a gradient at the end of a step means
+  Average average = Average::kMean;    ///< of gradients over ranks and micro-batches
+  HookOptions hook = {};               ///< how gradients are made smaller on the wire
 };
 
 /// DDP, ZeRO-1 or ZeRO-2: parameters whole on every rank, gradients reduced in buckets. Collective. Throws
