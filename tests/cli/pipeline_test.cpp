@@ -47,6 +47,18 @@ TEST(Pipeline, ReadsWhatItWrites) {
   EXPECT_TRUE(contains(wrong.err, "but stage")) << wrong.err;
 }
 
+TEST(Pipeline, CutsAModelIntoStagesByCost) {
+  const FrontProcess front;
+  const auto cut = front.run({"pipeline", "stages", "--model.preset=mini-gpt-153m", "--json"}).json();
+  EXPECT_EQ(cut["by_cost"]["stages"][3]["parts"], nlohmann::json({"head"}));
+  EXPECT_GT(cut["by_cost"]["efficiency_1f1b"], 1.3 * cut["even"]["efficiency_1f1b"].get<double>());
+  const std::string out = front.run({"pipeline", "stages", "--model.preset=mini-gpt-153m"}).out;
+  EXPECT_TRUE(contains(out, "stage 3 has 50")) << out;
+  const auto refused = front.run({"pipeline", "stages", "--model.preset=mini-gpt-153m", "--stages", "10"});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_TRUE(contains(refused.err, "1 to 9 stages")) << refused.err;
+}
+
 TEST(Pipeline, RefusesWhatCannotBe) {
   const FrontProcess front;
   for (const auto& [arguments, words] : std::vector<std::pair<std::vector<std::string>, std::string>>{

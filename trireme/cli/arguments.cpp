@@ -25,7 +25,9 @@ std::map<std::string, bool> config_keys() {
 bool takes_overrides(const std::vector<std::string>& arguments) {
   if (arguments.empty()) return false;
   if (arguments[0] == "train" || arguments[0] == "bench") return true;
-  return arguments[0] == "config" && arguments.size() > 1 && arguments[1] == "show";
+  if (arguments.size() < 2) return false;
+  return (arguments[0] == "config" && arguments[1] == "show") ||
+         (arguments[0] == "pipeline" && arguments[1] == "stages");
 }
 
 bool is_boolean_word(std::string_view word) {
@@ -65,7 +67,7 @@ std::vector<std::string> option_names(const CLI::App& app) {
 }
 
 bool takes_config(const CLI::App& verb) {
-  constexpr std::string_view kVerbs[] = {"train", "memory", "speed", "show"};
+  constexpr std::string_view kVerbs[] = {"train", "memory", "speed", "show", "stages"};
   return std::ranges::find(kVerbs, verb.get_name()) != std::end(kVerbs);
 }
 

@@ -11,6 +11,7 @@
 #include "trireme/cli/front.h"
 #include "trireme/plan/schedule.h"
 #include "trireme/plan/simulate.h"
+#include "trireme/plan/stages.h"
 #include "trireme/report/table.h"
 #include "trireme/report/timeline.h"
 
@@ -201,6 +202,105 @@ int compare(const PipelineOptions& options) {
   return 0;
 }
 
+struct StageOptions {
+  std::string config;
+  int64_t stages = 4, micro_batches = 8;
+  bool spread_head = false, json = false;
+};
+
+/// 1F1B over stages of these costs.
+double efficiency_of(const plan::StageSplit& split, int64_t micro_batches) {
+  plan::PassCosts costs;
+  costs.forward = costs.backward_input = costs.backward_weight = split.flops;
+  const auto stages = static_cast<int64_t>(split.flops.size());
+  return plan::simulate(plan::make_schedule(ScheduleName::k1F1B, {stages, micro_batches, 1}), costs)
+      .efficiency();
+}
+
+Json to_json(const plan::StageSplit& split, const std::vector<plan::StagePart>& parts,
+             int64_t micro_batches) {
+  Json stages = Json::array();
+  for (size_t stage = 0; stage < split.flops.size(); ++stage) {
+    Json names = Json::array();
+    for (int64_t part = split.first[stage]; part < split.first[stage + 1]; ++part)
+      names.push_back(parts[static_cast<size_t>(part)].name);
+    stages.push_back({{"parts", names}, {"forward_flops_per_token", split.flops[stage]}});
+  }
+  return {{"stages", stages}, {"efficiency_1f1b", efficiency_of(split, micro_batches)}};
+}
+
+void print_split(std::string_view title, const plan::StageSplit& split,
+                 const std::vector<plan::StagePart>& parts, int64_t micro_batches) {
+  const auto count = static_cast<double>(split.flops.size());
+  const double efficiency = efficiency_of(split, micro_batches), share = split.busiest_share();
+  double all = 0.0;
+  for (const double flops : split.flops) all += flops;
+  report::Table table({{"stage", report::Align::kRight},
+                       {"from"},
+                       {"to"},
+                       {"work", report::Align::kRight},
+                       {"parameters", report::Align::kRight}});
+  for (size_t stage = 0; stage < split.flops.size(); ++stage) {
+    int64_t params = 0;
+    for (int64_t part = split.first[stage]; part < split.first[stage + 1]; ++part)
+      params += parts[static_cast<size_t>(part)].params;
+    const auto begin = static_cast<size_t>(split.first[stage]),
+               end = static_cast<size_t>(split.first[stage + 1]);
+    table.add_row({std::to_string(stage), parts[begin].name, parts[end - 1].name,
+                   fmt::format("{:.1f}%", 100.0 * split.flops[stage] / all),
+                   fmt::format("{:.1f}M", 1e-6 * static_cast<double>(params))});
+  }
+  const auto busiest = std::ranges::max_element(split.flops) - split.flops.begin();
+  fmt::print("{}: 1f1b with {} micro-batches is {:.1f}% busy\n{}", title, micro_batches, 100.0 * efficiency,
+             table.to_string());
+  if (share * count > 1.05) {
+    fmt::print(
+        "stage {} has {:.1f}% of the work, where {:.1f}% would be its share: with any schedule ranks are at "
+        "most {:.1f}% busy\n",
+        busiest, 100.0 * share, 100.0 / count, 100.0 / (share * count));
+  }
+}
+
+int stages(const StageOptions& options, const Front& front) {
+  const plan::Config config =
+      plan::load({.path = options.config, .text = "", .overrides = front.overrides}, front.environment)
+          .config;
+  const plan::ModelConfig model = plan::complete(config.model, config.data.seq_len);
+  const plan::ModelFacts facts = plan::describe(model, config.data.seq_len, config.precision, config.memory);
+  const auto parts = plan::stage_parts(model, facts, options.spread_head);
+  const double spread = options.spread_head ? plan::head_flops(model) : 0.0;
+  const plan::StageSplit even = plan::split_evenly(parts, options.stages, spread),
+                         best = plan::split_by_cost(parts, options.stages, spread);
+  if (options.json) {
+    fmt::print("{}\n", Json{{"schema", "trireme.stages/1"},
+                            {"micro_batches", options.micro_batches},
+                            {"even", to_json(even, parts, options.micro_batches)},
+                            {"by_cost", to_json(best, parts, options.micro_batches)}}
+                           .dump(2));
+    return 0;
+  }
+  print_split("the same number of blocks each", even, parts, options.micro_batches);
+  if (even.first == best.first) return 0;
+  print_split("\ncut by cost", best, parts, options.micro_batches);
+  return 0;
+}
+
+void add_stages(CLI::App& verb, Front& front) {
+  auto options = std::make_shared<StageOptions>();
+  CLI::App* cut = verb.add_subcommand("stages", "Where a model is cut into stages, and how busy they are");
+  add_config_file(*cut, options->config);
+  cut->add_option("--stages", options->stages, "Stages")->check(CLI::Range(1, 1024));
+  cut->add_option("--micro-batches", options->micro_batches, "Micro-batches of a step")
+      ->check(CLI::Range(1, 4096));
+  cut->add_flag("--spread-head", options->spread_head, "Every stage computes a share of the vocabulary");
+  cut->add_flag("--json", options->json, "One JSON document");
+  cut->footer(
+      "Any config key can be given as --section.key=value.\n"
+      "Example:\n"
+      "  trireme pipeline stages --model.preset=mini-gpt-153m --stages 4");
+  cut->callback([options, &front] { front.action = [options, &front] { return stages(*options, front); }; });
+}
+
 void add_shape(CLI::App& verb, PipelineOptions& options) {
   verb.add_option("--ranks,--stages", options.shape.ranks, "Ranks of the pipeline")
       ->check(CLI::Range(1, 1024));
@@ -248,6 +348,7 @@ void add_pipeline(CLI::App& app, Front& front) {
   CLI::App* table = verb->add_subcommand("compare", "All schedules for the same costs");
   add_shape(*table, *compared);
   table->callback([compared, &front] { front.action = [compared] { return compare(*compared); }; });
+  add_stages(*verb, front);
 }
 
 }  // namespace trireme::cli
