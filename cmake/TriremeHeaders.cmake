@@ -11,8 +11,8 @@ set(trireme_public_headers
   data/corpus.h data/dataset.h data/loader.h data/sampler.h data/tokenizer.h
   optim/learning_rate.h optim/optimizer.h
   checkpoint/safetensors.h memory/recompute.h precision/loss_scaler.h
-  parallel/data_parallel.h parallel/sync_batch_norm.h parallel/unit_choice.h parallel/wrap.h
-  train/generate.h train/trainer.h train/weights.h)
+  parallel/data_parallel.h parallel/state.h parallel/state_file.h parallel/sync_batch_norm.h parallel/unit_choice.h parallel/wrap.h
+  train/generate.h train/trainer.h)
 
 # Adds what the headers of `list` include of ours, and so on.
 function(trireme_add_included list)

@@ -112,7 +112,7 @@ inline std::unique_ptr<parallel::DataParallel> wrap(Net& net, const comm::Mesh& 
   return shards ? parallel::fully_shard(net, mesh, options) : parallel::data_parallel(net, mesh, options);
 }
 
-inline Weights weights_of(const parallel::DataParallel& engine) {
+inline Weights weights_of(parallel::DataParallel& engine) {
   Weights weights;
   engine.visit_weights(
       [&](const std::string& name, const at::Tensor& weight) { weights[name] = weight.clone(); });

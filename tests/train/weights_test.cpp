@@ -1,5 +1,3 @@
-#include "trireme/train/weights.h"
-
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -7,6 +5,7 @@
 #include "tests/support/tiny_training.h"
 #include "trireme/base/error.h"
 #include "trireme/checkpoint/safetensors.h"
+#include "trireme/parallel/state_file.h"
 
 namespace trireme::train {
 namespace {
@@ -24,12 +23,12 @@ TEST(Weights, OfShardedRunsLoadIntoAPlainModel) {
   test::run_ranks(3, [&](std::shared_ptr<comm::World> world) {
     const auto sharded = nn::build(config);
     const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape::fit({}, 3));
-    const parallel::DataParallel engine(*sharded, facts.units, mesh, {.policy = plan::find_policy("fsdp")},
-                                        nn::InitialWeights(config, 5));
-    save_weights(engine, facts, path, world->rank() == 0);
+    parallel::DataParallel engine(*sharded, facts.units, mesh, {.policy = plan::find_policy("fsdp")},
+                                  nn::InitialWeights(config, 5));
+    parallel::save_weights(engine, path);
   });
   const auto loaded = nn::build(config);
-  load_weights(*loaded, path);
+  parallel::load_weights(*loaded, path);
   const auto expected = nn::build(config);
   nn::InitialWeights(config, 5).fill(*expected);
   for (const auto& entry : expected->named_parameters()) {
@@ -42,8 +41,10 @@ TEST(Weights, OfAnotherModelAreRefused) {
   checkpoint::SafetensorsWriter writer(path, {{"embed.weight", {at::kFloat, {2, 2}}}}, {});
   writer.write("embed.weight", at::ones({2, 2}));
   writer.commit();
-  EXPECT_THROW(load_weights(*nn::build(test::tiny_model(plan::ModelFamily::kMlp)), path), DataError);
-  EXPECT_THROW(load_weights(*nn::build(test::tiny_model(plan::ModelFamily::kGpt2)), path), DataError);
+  EXPECT_THROW(parallel::load_weights(*nn::build(test::tiny_model(plan::ModelFamily::kMlp)), path),
+               DataError);
+  EXPECT_THROW(parallel::load_weights(*nn::build(test::tiny_model(plan::ModelFamily::kGpt2)), path),
+               DataError);
 }
 
 }  // namespace

@@ -163,18 +163,28 @@ SafetensorsReader::SafetensorsReader(const std::string& path) : file_(path) {
   metadata_ = std::move(header.metadata);
 }
 
-at::Tensor SafetensorsReader::read(const std::string& name) const {
+const TensorInfo& SafetensorsReader::info_of(const std::string& name) const {
   const auto found = tensors_.find(name);
-  if (found == tensors_.end()) {
-    throw DataError(
-        "[checkpoint.safetensors] {} holds no tensor '{}' among {}; check that the file belongs to this "
-        "model",
-        file_.path(), name, tensors_.size());
-  }
-  const TensorInfo& info = found->second;
-  at::Tensor tensor = at::empty(info.shape, at::TensorOptions().dtype(info.dtype));
+  if (found != tensors_.end()) return found->second;
+  throw DataError(
+      "[checkpoint.safetensors] {} holds no tensor '{}' among {}; check that the file belongs to this model",
+      file_.path(), name, tensors_.size());
+}
+
+at::Tensor SafetensorsReader::read(const std::string& name) const {
+  const TensorInfo& info = info_of(name);
+  return read_range(name, 0, c10::multiply_integers(info.shape)).view(info.shape);
+}
+
+at::Tensor SafetensorsReader::read_range(const std::string& name, int64_t begin, int64_t end) const {
+  const TensorInfo& info = info_of(name);
+  TRIREME_CHECK(0 <= begin && begin <= end && end <= c10::multiply_integers(info.shape),
+                "[checkpoint.safetensors] {}: elements {} to {} of tensor '{}' [{}]", file_.path(), begin,
+                end, name, fmt::join(info.shape, ", "));
+  at::Tensor tensor = at::empty({end - begin}, at::TensorOptions().dtype(info.dtype));
   if (tensor.numel() == 0) return tensor;
-  std::memcpy(tensor.mutable_data_ptr(), file_.bytes().data() + offsets_.at(name), tensor.nbytes());
+  const int64_t first = offsets_.at(name) + begin * static_cast<int64_t>(tensor.element_size());
+  std::memcpy(tensor.mutable_data_ptr(), file_.bytes().data() + first, tensor.nbytes());
   if (info.dtype == at::kBool) check_bools(tensor, name, file_.path());
   return tensor;
 }

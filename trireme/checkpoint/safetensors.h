@@ -27,8 +27,14 @@ class SafetensorsReader {
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   /// A CPU copy. Throws DataError when there is no tensor of that name.
   at::Tensor read(const std::string& name) const;
+  /// The same of elements [begin, end) in row-major order, as a (end - begin) tensor: only they are read.
+  /// Throws LogicError when the tensor has not so many.
+  at::Tensor read_range(const std::string& name, int64_t begin, int64_t end) const;
+  const std::string& path() const { return file_.path(); }
 
  private:
+  const TensorInfo& info_of(const std::string& name) const;
+
   MappedFile file_;
   std::map<std::string, TensorInfo> tensors_;
   std::map<std::string, int64_t> offsets_;

@@ -7,10 +7,10 @@
 #include "trireme/data/tokenizer.h"
 #include "trireme/kernels/device.h"
 #include "trireme/nn/language_model.h"
+#include "trireme/parallel/state_file.h"
 #include "trireme/plan/config.h"
 #include "trireme/report/run_dir.h"
 #include "trireme/train/generate.h"
-#include "trireme/train/weights.h"
 
 namespace trireme::cli {
 
@@ -20,7 +20,7 @@ int worker_generate(const Request& request) {
   const plan::Config config =
       plan::load({.path = run.file("config.yaml"), .text = {}, .overrides = {}}, Environment()).config;
   const auto model = nn::build(config.model);
-  train::load_weights(*model, run.file("checkpoints/final/model.safetensors"));
+  parallel::load_weights(*model, run.file("checkpoints/final/model.safetensors"));
   model->eval();
   const bool gpu = config.device != plan::Device::kCpu && !kernels::gpus().empty();
   const at::Device device = gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);

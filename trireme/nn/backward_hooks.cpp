@@ -55,8 +55,17 @@ void call_before_backward(const at::Tensor& y, std::function<void()> callback) {
 std::shared_ptr<torch::autograd::Node> call_when_complete(const at::Tensor& leaf,
                                                           std::function<void()> callback) {
   std::shared_ptr<torch::autograd::Node> accumulator = torch::autograd::impl::grad_accumulator(leaf);
-  accumulator->add_post_hook(std::make_unique<CompleteHook>(std::move(callback)));
-  return accumulator;
+  auto* const node = accumulator.get();
+  const uintptr_t hook = node->add_post_hook(std::make_unique<CompleteHook>(std::move(callback)));
+  // A graph that outlives the watch keeps the node.
+  const auto end = [accumulator = std::move(accumulator), hook](torch::autograd::Node* watched) {
+    watched->del_post_hook(hook);
+  };
+  return {node, end};
+}
+
+bool is_watched(const at::Tensor& leaf, const std::shared_ptr<torch::autograd::Node>& watch) {
+  return torch::autograd::impl::grad_accumulator(leaf).get() == watch.get();
 }
 
 }  // namespace trireme::nn

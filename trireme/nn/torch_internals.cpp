@@ -78,26 +78,56 @@ void check_hooks() {
 
 void check_touches() {
   std::vector<size_t> seen;
-  bool written = false;
   const at::Tensor param = leaf_of(2.0f), x = leaf_of(3.0f);
   {
-    TouchWatch watch([&](const std::vector<size_t>& tokens, bool writes) {
-      seen.insert(seen.end(), tokens.begin(), tokens.end());
-      written |= writes;
-    });
+    TouchWatch watch(
+        [&](const std::vector<size_t>& tokens) { seen.insert(seen.end(), tokens.begin(), tokens.end()); });
     watch.mark(param, 5);
     const at::Tensor product = x * param.view({2});
     expect(!seen.empty() && seen.front() == 5, "an operator on a view of a marked parameter is noticed");
     seen.clear();
     product.sum().backward();
     expect(!seen.empty(), "an operator of backward on a parameter that was saved is noticed");
-    expect(!written, "what only reads a marked parameter does not count as writing to it");
-    param.data().add_(1.0);
-    expect(written, "an operator that writes to a marked parameter by way of data() is noticed");
   }
   seen.clear();
   (param * x).sum();
   expect(seen.empty(), "marks can be taken off");
+}
+
+void check_writes() {
+  int writes = 0;
+  at::Tensor param = leaf_of(2.0f);
+  const at::Tensor flat = at::zeros({4});
+  param.set_data(flat.narrow(0, 2, 2));
+  const int64_t version = param._version();
+  flat.fill_(1.0f);
+  expect(param._version() == version, "a write to a flat buffer is none to the parameters in it");
+  TouchWatch watch([](const std::vector<size_t>&) {},
+                   [&](size_t, int64_t offset) { writes += offset == 2 ? 1 : 100; });
+  watch.mark(param, 0);
+  (param + 1).sum();
+  expect(writes == 0, "an operator that reads a parameter writes nothing");
+  param.data().fill_(3.0f);
+  expect(writes == 1 && param._version() == version, "a write through data() is noticed by its operator");
+  const at::NoGradGuard no_grad;
+  param.fill_(4.0f);
+  expect(param._version() > version, "a write to a parameter counts its version");
+}
+
+bool is_refused(const at::Tensor& tensor, const std::string& reason) {
+  try {
+    return tensor.const_data_ptr() == nullptr && false;
+  } catch (const c10::Error& error) {
+    return std::string(error.what()).find(reason) != std::string::npos;
+  }
+}
+
+void check_refusals() {
+  const at::Tensor flat = at::zeros({4}), part = flat.narrow(0, 2, 2);
+  refuse_access(flat, "a reason");
+  expect(is_refused(part, "a reason"), "a storage refuses access with a reason that it was given");
+  allow_access(flat);
+  expect(part.const_data_ptr<float>()[0] == 0.0f, "and gives access again");
 }
 
 }  // namespace
@@ -109,6 +139,8 @@ void check_torch_internals() {
     check_loans();
     check_hooks();
     check_touches();
+    check_writes();
+    check_refusals();
   });
 }
 

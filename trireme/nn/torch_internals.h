@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace torch::autograd {
@@ -54,11 +55,23 @@ void call_before_backward(const at::Tensor& y, std::function<void()> callback);
 /// returned, and no longer than the leaf's dtype and device.
 std::shared_ptr<torch::autograd::Node> call_when_complete(const at::Tensor& leaf,
                                                           std::function<void()> callback);
+/// Whether a backward pass over what is computed from `leaf` now would still call it: set_data() may have
+/// ended that.
+bool is_watched(const at::Tensor& leaf, const std::shared_ptr<torch::autograd::Node>& watch);
 
 /// Called before an operator runs, on its thread, with the tokens of the marked storages among its arguments,
-/// each once; `writes`: the operator changes one of them in place. May give the storages memory; must not use
-/// marked tensors itself.
-using Touched = std::function<void(const std::vector<size_t>& tokens, bool writes)>;
+/// each once. May give the storages memory; must not use marked tensors itself.
+using Touched = std::function<void(const std::vector<size_t>& tokens)>;
+
+/// From now on whoever asks for the memory of `tensor` or of a tensor that shares it, by data_ptr() or by
+/// torch::save, gets a c10::Error with `reason`. The storage holds no memory then.
+void refuse_access(const at::Tensor& tensor, std::string reason);
+/// Ends that, before the storage gets memory again.
+void allow_access(const at::Tensor& tensor);
+
+/// Called before an operator writes to a marked tensor in place, after Touched, with the token of its storage
+/// and its first element, counted from the start of the storage.
+using Written = std::function<void(size_t token, int64_t offset)>;
 
 /// Notices when an operator is about to use a marked tensor, in forward and in backward, so that parameters
 /// of any module can be gathered without a line in the module. It works by a dispatch key on the marked
@@ -66,17 +79,23 @@ using Touched = std::function<void(const std::vector<size_t>& tokens, bool write
 /// the dispatcher, such as a kernel on data_ptr(), is not seen. Marks last as long as this lives.
 class TouchWatch {
  public:
-  explicit TouchWatch(Touched touched);
+  explicit TouchWatch(Touched touched, Written written = {});
   ~TouchWatch();
   TouchWatch(const TouchWatch&) = delete;
   TouchWatch& operator=(const TouchWatch&) = delete;
 
-  /// From now on operators on `tensor`, or on views made of it from now on, report `token`.
+  /// From now on operators on `tensor`, or on views made of it from now on, report `token`. A tensor whose
+  /// data was set is marked anew.
   void mark(const at::Tensor& tensor, size_t token);
 
  private:
+  struct Mark {
+    at::Tensor tensor;
+    c10::Storage storage;  ///< that it had when it was marked
+  };
   Touched touched_;
-  std::vector<at::Tensor> marked_;
+  Written written_;
+  std::vector<Mark> marks_;
 };
 
 }  // namespace trireme::nn

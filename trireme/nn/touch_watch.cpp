@@ -21,6 +21,7 @@ class Registry {
  public:
   struct Entry {
     const Touched* touched;
+    const Written* written;
     size_t token;
   };
 
@@ -53,30 +54,35 @@ Registry& registry() {
 /// Tokens by the watch that wants them; nearly always one watch and one token.
 class Found {
  public:
-  void look_at(const at::Tensor& tensor, bool writes) {
+  void look_at(const at::Tensor& tensor, bool is_written) {
     if (!tensor.defined() || !tensor.unsafeGetTensorImpl()->key_set().has(kKey)) return;
     Registry::Entry entry{};
     if (!registry().find(tensor.storage().unsafeGetStorageImpl(), entry)) return;
     touched_ = entry.touched;
-    writes_ |= writes;
     if (std::ranges::find(tokens_, entry.token) == tokens_.end()) tokens_.push_back(entry.token);
+    if (is_written && *entry.written) writes_.push_back({entry, tensor.storage_offset()});
   }
-  void look_at(const c10::IValue& value, bool writes) {
-    if (value.isTensor()) return look_at(value.toTensor(), writes);
+  void look_at(const c10::IValue& value, bool is_written) {
+    if (value.isTensor()) return look_at(value.toTensor(), is_written);
     if (value.isTensorList()) {
-      for (const at::Tensor& tensor : value.toTensorVector()) look_at(tensor, writes);
+      for (const at::Tensor& tensor : value.toTensorVector()) look_at(tensor, is_written);
     } else if (value.isList()) {
-      for (const c10::IValue& element : value.toListRef()) look_at(element, writes);
+      for (const c10::IValue& element : value.toListRef()) look_at(element, is_written);
     }
   }
   void report() const {
-    if (touched_ != nullptr) (*touched_)(tokens_, writes_);
+    if (touched_ != nullptr) (*touched_)(tokens_);
+    for (const Write& write : writes_) (*write.entry.written)(write.entry.token, write.offset);
   }
 
  private:
+  struct Write {
+    Registry::Entry entry;
+    int64_t offset;
+  };
   const Touched* touched_ = nullptr;
   std::vector<size_t> tokens_;
-  bool writes_ = false;
+  std::vector<Write> writes_;
 };
 
 void before_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -109,21 +115,24 @@ struct KeyAccess : c10::TensorImpl {
 
 }  // namespace
 
-TouchWatch::TouchWatch(Touched touched) : touched_(std::move(touched)) {
+TouchWatch::TouchWatch(Touched touched, Written written)
+    : touched_(std::move(touched)), written_(std::move(written)) {
   install();
 }
 
 TouchWatch::~TouchWatch() {
-  for (const at::Tensor& tensor : marked_) {
-    registry().remove(tensor.storage().unsafeGetStorageImpl());
-    KeyAccess::set(*tensor.unsafeGetTensorImpl(), false);
+  for (const Mark& mark : marks_) {
+    registry().remove(mark.storage.unsafeGetStorageImpl());
+    KeyAccess::set(*mark.tensor.unsafeGetTensorImpl(), false);
   }
 }
 
 void TouchWatch::mark(const at::Tensor& tensor, size_t token) {
-  registry().add(tensor.storage().unsafeGetStorageImpl(), {&touched_, token});
+  registry().add(tensor.storage().unsafeGetStorageImpl(), {&touched_, &written_, token});
   KeyAccess::set(*tensor.unsafeGetTensorImpl(), true);
-  marked_.push_back(tensor);
+  const auto known =
+      std::ranges::find_if(marks_, [&](const Mark& mark) { return mark.tensor.is_same(tensor); });
+  if (known == marks_.end()) marks_.push_back({tensor, tensor.storage()});
 }
 
 }  // namespace trireme::nn

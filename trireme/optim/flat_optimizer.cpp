@@ -39,4 +39,11 @@ int64_t FlatOptimizer::state_bytes() const {
   return bytes;
 }
 
+std::vector<NamedState> FlatOptimizer::state(size_t index) const {
+  std::vector<NamedState> state;
+  const auto names = plan::record_of(config_.name).state;
+  for (size_t i = 0; i < names.size(); ++i) state.push_back({names[i], states_[index][i]});
+  return state;
+}
+
 }  // namespace trireme::optim

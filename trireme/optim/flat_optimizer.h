@@ -26,6 +26,9 @@ class FlatOptimizer : public Optimizer {
   void update(size_t index, const GradScale& grad_scale) override;
   void set_segments(size_t index, std::vector<Segment> segments) override;
   int64_t state_bytes() const override;
+  std::vector<NamedState> state(size_t index) const override;
+  int64_t steps() const override { return steps_; }
+  void set_steps(int64_t steps) override { steps_ = steps; }
 
  protected:
   virtual void update_range(UpdateRange& range, const GradScale& grad_scale) = 0;

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "trireme/plan/config.h"
@@ -48,6 +49,12 @@ struct GradScale {
   at::Tensor device = {};  ///< a second factor, an fp32 scalar on the GPU; undefined: 1
 };
 
+/// A kind of state that an optimizer keeps for every element.
+struct NamedState {
+  std::string_view name;  ///< as in the optimizer's record, such as "exp_avg"
+  at::Tensor values;      ///< (n) fp32, laid out as FlatParam::master; zeros at first
+};
+
 /// Updates the flat ranges that it was made for. Made by adamw(), sgd() or build().
 class Optimizer {
  public:
@@ -76,6 +83,11 @@ class Optimizer {
   virtual void set_segments(size_t index, std::vector<Segment> segments) = 0;
   /// Bytes of optimizer state that this rank holds.
   virtual int64_t state_bytes() const = 0;
+  /// The state of parameter `index` itself, no copy.
+  virtual std::vector<NamedState> state(size_t index) const = 0;
+  /// How many steps were begun.
+  virtual int64_t steps() const = 0;
+  virtual void set_steps(int64_t steps) = 0;
 
  private:
   double lr_;

@@ -74,6 +74,7 @@ bool DataParallel::records() const {
 void DataParallel::begin_forward() {
   check_usable();
   notice_update();
+  take_writes();
   current_.reset();
   if (evaluation_ == nullptr) {  // it may come between the forward and the backward pass of a step
     visits_.clear();
@@ -152,13 +153,23 @@ void DataParallel::end_backward_range() {
 }
 
 /// Tokens are units whose parameters are used, and behind them units whose pieces are.
-void DataParallel::touched(const std::vector<size_t>& tokens, bool writes) {
-  std::vector<size_t> units = tokens;
-  if (std::erase_if(units, [this](size_t token) { return token >= units_.size(); }) > 0 && writes)
-    pieces_written_ = true;
+void DataParallel::touched(const std::vector<size_t>& tokens) {
+  std::vector<size_t> units;
+  for (const size_t token : tokens) {
+    if (token < units_.size()) {
+      units.push_back(token);
+    } else {
+      units_[token - units_.size()]->take_writes();  // an optimizer goes on from what others have written
+    }
+  }
   if (units.empty()) return;
   if (!in_backward_ && (complete_ || !current_)) notice_update();
   if (use_from_ == UseFrom::kOperators) use_units(units);
+}
+
+void DataParallel::written(size_t token, int64_t offset) {
+  if (token < units_.size()) return units_[token]->note_write(offset);
+  pieces_written_ = true;
 }
 
 void DataParallel::use_units(const std::vector<size_t>& units) {
@@ -266,6 +277,7 @@ void DataParallel::begin_micro_batch(double weight, bool last) {
                 "tokens, or leave it out",
                 mesh_.world->rank(), weight);
   notice_update();
+  take_writes();
   if (complete_) {
     throw LogicError(
         "[parallel.backward] rank {}: nobody has used the gradient of the step before: optimizers of torch "

@@ -50,6 +50,9 @@ class DataParallel {
   /// libtorch is not what the engine was made for.
   DataParallel(torch::nn::Module& module, const std::vector<plan::UnitSpec>& units, const comm::Mesh& mesh,
                const Options& options, const Initializer& initializer, UseFrom use_from = UseFrom::kRunUnit);
+  /// With Options::users_module the module gets its parameters back: memory of their own with the values of
+  /// the fp32 masters, in the dtype that they had. Collective where the policy shards masters. When that
+  /// fails, and when the engine ends by an exception, sharded parameters refuse use by name.
   ~DataParallel();
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
@@ -165,8 +168,16 @@ class DataParallel {
 
   /// Calls body(name, fp32 CPU tensor) for every parameter in name order, on every rank; one with several
   /// names comes once, by its first (aliases()). Gathers one unit at a time. Collective.
-  void visit_weights(const std::function<void(const std::string&, const at::Tensor&)>& body) const;
+  void visit_weights(const std::function<void(const std::string&, const at::Tensor&)>& body);
 
+  /// What others than the engine have written to parameters of the module (in place, or by set_data() as
+  /// torch::load does) counts from now on, on every rank alike. Every call that uses parameters begins with
+  /// it. Throws LogicError naming a parameter whose dtype, device or shape was changed.
+  void take_writes();
+
+  const torch::nn::Module& module() const { return module_; }
+  torch::nn::Module& module() { return module_; }
+  const comm::Mesh& mesh() const { return mesh_; }
   /// The other names of parameters that the module has under several: alias -> name in units().
   const std::map<std::string, std::string>& aliases() const { return aliases_; }
   const std::vector<std::unique_ptr<FlatUnit>>& units() const { return units_; }
@@ -210,6 +221,7 @@ class DataParallel {
   UnitGroups make_groups() const;
   void watch_gradients();
   void watch_use();
+  void give_back() noexcept;
   size_t index_of(const std::string& unit) const;
   /// Whether parameters come and go: they are sharded, over more than one rank.
   bool gathers() const { return options_.policy.shard_parameters && groups_.shard->size() > 1; }
@@ -224,7 +236,8 @@ class DataParallel {
   void enter_backward(size_t unit);
   void begin_backward_range(size_t unit);
   void end_backward_range();
-  void touched(const std::vector<size_t>& tokens, bool writes);
+  void touched(const std::vector<size_t>& tokens);
+  void written(size_t token, int64_t offset);
   void use_units(const std::vector<size_t>& units);
   void gradient_complete(size_t unit, size_t param);
   void go_back_to_stream(c10::OptionalStreamGuard& guard) const;
@@ -232,6 +245,7 @@ class DataParallel {
   void mark_params(size_t unit);
   void watch_updates();
   void watch_gradient(size_t unit, size_t param);
+  void follow_accumulator(size_t unit, size_t param);
   void follow_freezing();
   std::vector<std::vector<bool>> trainable() const;
   void begin_micro_batch(double weight, bool last);
@@ -255,6 +269,7 @@ class DataParallel {
   void check_all_used() const;
   void agree_on_order();
 
+  torch::nn::Module& module_;
   Options options_;
   comm::Mesh mesh_;
   UseFrom use_from_;
@@ -266,7 +281,9 @@ class DataParallel {
   std::map<std::string, std::string> aliases_;
   /// By unit and parameter; null: it required no gradient so far.
   std::vector<std::vector<std::shared_ptr<torch::autograd::Node>>> accumulators_;
+  std::vector<std::shared_ptr<torch::autograd::Node>> passing_;  ///< of graphs from before a take_writes()
   std::unique_ptr<nn::TouchWatch> touch_;
+  bool params_marked_ = false;  ///< in touch_, not only pieces
 
   std::optional<size_t> current_;      ///< the unit that operators touched last in forward
   std::vector<size_t> visits_;         ///< units as this forward pass first used them
@@ -299,6 +316,7 @@ class DataParallel {
   std::vector<std::vector<bool>> updated_;    ///< what the optimizer was told to update
   bool pieces_written_ = false;               ///< somebody wrote to optimizer_tensors() since notice_update()
   bool handed_out_ = false;                   ///< optimizer_tensors() was called: gradients go there
+  int unwinding_;                             ///< exceptions under way when this was made
   int held_ = 0;                              ///< how many Held there are
   Evaluation* evaluation_ = nullptr;          ///< the one that lives
   std::string broken_;  ///< why a failed step could not be forgotten; empty: nothing of the kind
@@ -306,6 +324,6 @@ class DataParallel {
 
 /// XXH3-64 of all fp32 master parameters in name order, padding excluded: equal weights, equal digest,
 /// whatever the layout. Collective; the same text on every rank.
-std::string weights_digest(const DataParallel& engine);
+std::string weights_digest(DataParallel& engine);
 
 }  // namespace trireme::parallel

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <exception>
 #include <numeric>
 
 #include "trireme/base/error.h"
@@ -39,14 +40,16 @@ NamedTensors take_params(const plan::UnitSpec& unit, std::map<std::string, at::T
 DataParallel::DataParallel(torch::nn::Module& module, const std::vector<plan::UnitSpec>& units,
                            const comm::Mesh& mesh, const Options& options, const Initializer& initializer,
                            UseFrom use_from)
-    : options_(options),
+    : module_(module),
+      options_(options),
       mesh_(mesh),
       use_from_(use_from),
       groups_(make_groups()),
       beside_(options.overlap && !options.device.is_cpu()),
       shared_{SideStream(options.device, beside_), SideStream(options.device, beside_),
               StoragePool(options.device.is_cpu()), StoragePool(options.device.is_cpu()),
-              symmetric_pool(units)} {
+              symmetric_pool(units)},
+      unwinding_(std::uncaught_exceptions()) {
   nn::check_torch_internals();
   TRIREME_CHECK(!units.empty(), "[parallel.data_parallel] there are no units");
   TRIREME_CHECK(use_from != UseFrom::kBuckets || !options.policy.shard_parameters,
@@ -55,7 +58,10 @@ DataParallel::DataParallel(torch::nn::Module& module, const std::vector<plan::Un
   check_hook();
   make_units(module, units, initializer);
   watch_gradients();
-  if (use_from_ == UseFrom::kOperators) watch_use();
+  // Writes past a bucket's version counters, by data(), would not reach masters that lie elsewhere.
+  const bool watches_buckets =
+      use_from_ == UseFrom::kBuckets && options_.users_module && options_.compute != at::kFloat;
+  if (use_from_ == UseFrom::kOperators || watches_buckets) watch_use();
   for (size_t unit = units_.size(); unit-- > 1;) reduce_order_.push_back(unit);
   reduce_order_.push_back(0);
   if (use_from_ != UseFrom::kRunUnit) return;
@@ -63,7 +69,9 @@ DataParallel::DataParallel(torch::nn::Module& module, const std::vector<plan::Un
   std::iota(forward_order_.begin(), forward_order_.end(), size_t{0});
 }
 
-DataParallel::~DataParallel() = default;
+DataParallel::~DataParallel() {
+  if (options_.users_module) give_back();
+}
 
 void DataParallel::check_hook() const {
   const bool local = options_.hook.hook == Hook::kLocalSgd;
@@ -197,11 +205,12 @@ void DataParallel::watch_updates() {
 }
 
 void DataParallel::make_watch() {
-  touch_ = std::make_unique<nn::TouchWatch>(
-      [this](const std::vector<size_t>& tokens, bool writes) { touched(tokens, writes); });
+  touch_ = std::make_unique<nn::TouchWatch>([this](const std::vector<size_t>& tokens) { touched(tokens); },
+                                            [this](size_t token, int64_t offset) { written(token, offset); });
 }
 
 void DataParallel::mark_params(size_t unit) {
+  params_marked_ = true;
   for (const auto& [name, leaf] : units_[unit]->params()) touch_->mark(leaf, unit);
 }
 

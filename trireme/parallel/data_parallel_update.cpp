@@ -142,6 +142,7 @@ void DataParallel::step_scaled(optim::Optimizer& optimizer, const optim::GradSca
       "[parallel.step] the gradients went to optimizer_tensors(); step with the optimizer over them");
   follow_frozen(optimizer);
   complete_ = false;
+  take_writes();
   optimizer.begin_step();
   grad_scale_ = product(grad_scale, to_update_);
   for (const size_t unit : update_order()) {
@@ -183,6 +184,7 @@ void DataParallel::average_parameters() {
 
 DataParallel::Held::Held(DataParallel& engine) : engine_(engine) {
   engine_.notice_update();
+  engine_.take_writes();
   for (const auto& unit : engine_.units_) unit->unshard();
   ++engine_.held_;
 }
@@ -190,6 +192,7 @@ DataParallel::Held::Held(DataParallel& engine) : engine_(engine) {
 DataParallel::Held::~Held() {
   if (--engine_.held_ > 0) return;
   try {
+    engine_.take_writes();
     for (const auto& unit : engine_.units_) unit->reshard();
   } catch (const std::exception& error) {
     log_warning("[parallel.held] rank {}: parameters could not be freed: {}", engine_.mesh_.world->rank(),

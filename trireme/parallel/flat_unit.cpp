@@ -111,10 +111,12 @@ void FlatUnit::adopt() {
   for (size_t i = 0; i < params_.size(); ++i) {
     at::Tensor leaf = params_[i].second;
     TRIREME_CHECK(leaf.is_leaf(), "[parallel.flat_unit] parameter {} is not a leaf tensor", params_[i].first);
+    wrapped_dtypes_.push_back(leaf.scalar_type());
     leaf.set_data(view_of(full_params_, i));
     leaf.mutable_grad().reset();
     nn::lend_gradient(leaf, {});  // marks whose it is
   }
+  note_versions();
 }
 
 bool FlatUnit::trainable() const {
@@ -123,6 +125,7 @@ bool FlatUnit::trainable() const {
 
 void FlatUnit::start_unshard() {
   if (!shards_parameters() || layout_.numel() == 0 || has_storage(full_params_)) return;
+  nn::allow_access(full_params_);
   shared_.storage.allocate(full_params_);
   const auto gather = [this] {
     comm::Group& group = forward_slice_.defined() ? *groups_.after_forward : *groups_.shard;
@@ -154,7 +157,12 @@ void FlatUnit::unshard() {
 void FlatUnit::reshard() {
   if (!shards_parameters() || !has_storage(full_params_)) return;
   finish_unshard();  // what was gathered in vain must have arrived before its memory goes
+  take_writes();
   shared_.storage.free(full_params_);
+  refuse_use(
+      "are sharded and not gathered on this rank; hold them (parallel::DataParallel::Held) for code that "
+      "reads "
+      "their memory, and write them with parallel::save_weights(engine, path) in place of torch::save");
   forward_slice_.reset();
 }
 
@@ -176,6 +184,7 @@ void FlatUnit::reshard_after_forward() {
 
 void FlatUnit::average_parameters() {
   const at::NoGradGuard no_grad;
+  take_writes();
   SideStream::follow(updated_, options_.device);
   at::Tensor sum = at::empty({layout_.shard_numel()}, master_.options());
   groups_.shard->reduce_scatter_ordered(sum, master_);
@@ -221,16 +230,6 @@ void FlatUnit::publish_update(const SideStream::Event& updated) {
     unsharded_ = shared_.unshard.run(gather, updated_);
     unsharding_ = true;
   }
-}
-
-at::Tensor FlatUnit::full_master() const {
-  SideStream::follow(updated_, options_.device);
-  if (!options_.policy.shard_optimizer || groups_.shard->size() == 1) return master_;
-  at::Tensor full = at::empty({layout_.numel()}, master_.options());
-  at::Tensor place = shard_of(full);  // master_ may lie in symmetric memory, elsewhere on every rank
-  place.copy_(master_);
-  groups_.shard->all_gather(full, place);
-  return full;
 }
 
 plan::StateBytes FlatUnit::state_bytes() const {

@@ -134,8 +134,38 @@ class FlatUnit {
   /// Local SGD: the mean over the ranks replaces every rank's parameters. Collective.
   void average_parameters();
 
-  /// The fp32 master of all parameters (layout().numel()), on every rank of the group. Collective.
-  at::Tensor full_master() const;
+  /// The range of the flat buffers that this rank updates, and whose fp32 master and optimizer state it
+  /// keeps.
+  plan::Range optimizer_range() const;
+  /// The elements of parameter `index` in it, counted as there; often none.
+  plan::Range owned_part(size_t index) const;
+  /// This rank's fp32 master, optimizer_range(); writes of others are in it after take_writes().
+  const at::Tensor& master() const { return master_; }
+  /// Ranges like optimizer_range() of all ranks, put together (layout().numel()) on every rank; `local`
+  /// itself where the policy keeps them whole. Collective.
+  at::Tensor gather(const at::Tensor& local) const;
+  /// gather() of the master, with what others have written. Collective.
+  at::Tensor full_master();
+
+  /// What others than the engine have written to parameters since this was last called becomes this rank's
+  /// master and what is gathered from it; the other parameters keep their masters. Ranks write the same.
+  void take_writes();
+  /// The next take_writes() takes the parameter at element `offset` of the unit.
+  void note_write(int64_t offset);
+  /// Whether parameter `index` is a view of the unit: set_data() may have given it other memory.
+  bool is_in_place(size_t index) const;
+  /// Takes the values of one that is not, as after torch::load, and makes it a view again. Throws LogicError
+  /// naming it when its dtype, device or shape has changed.
+  void take_replaced(size_t index);
+  /// Replaces the values of parameter `index`: this rank reads the elements that it keeps, all of them where
+  /// parameters are whole. No communication: ranks load the same.
+  void load(size_t index, const Initializer& values);
+  /// Gives every parameter memory of its own, in the dtype that it had at first, with the master's values.
+  /// Collective for policies that shard the master, unless they `may_gather` not: then parameters that are
+  /// not whole here stay as they are. Ends the use of this unit.
+  void give_back(bool may_gather);
+  /// Whoever uses memory of parameters that are not whole is told `reason`, from now on.
+  void refuse_use(const std::string& reason);
 
   /// What this rank holds at the end of a step; moments are the optimizer's.
   plan::StateBytes state_bytes() const;
@@ -147,7 +177,6 @@ class FlatUnit {
   bool reduces_once() const { return options_.reduce_when == ReduceWhen::kOncePerStep; }
   bool keeps_gradients() const { return !options_.policy.shard_gradients || is_alone(); }
   plan::Range shard_range() const;
-  plan::Range optimizer_range() const;
   at::Tensor shard_of(const at::Tensor& flat) const;
   at::Tensor piece_of_shard(const at::Tensor& shard) const;
   at::Tensor view_of(const at::Tensor& flat, size_t index) const;
@@ -158,6 +187,10 @@ class FlatUnit {
   void adopt();
   void follow_update();
   void finish_unshard();
+  bool has_writes() const;
+  void note_versions();
+  void check_replacement(size_t index) const;
+  void take_values(size_t index, const at::Tensor& values, int64_t first);
   void show_gradients();
   void clear_unwritten();
   void fill_master(const Initializer& initializer);
@@ -189,6 +222,9 @@ class FlatUnit {
   at::Tensor reduced_;        ///< optimizer_range(), fp32; may be a part of full_grads_
   bool sum_comes_and_goes_ = false;  ///< reduced_ has storage from reduction to the next use of parameters
   at::Tensor grad_squares_;
+  std::vector<at::ScalarType> wrapped_dtypes_;  ///< of parameters before they were the engine's
+  std::vector<int64_t> versions_;               ///< of parameters when their values were the master's
+  std::vector<bool> written_;                   ///< parameters written to past their version
   std::unique_ptr<Compressor> compressor_;
   std::vector<Piece> pieces_;
 

@@ -20,7 +20,7 @@ struct ModuleParameter {
 /// In the order in which the module lists them.
 std::vector<ModuleParameter> module_parameters(const torch::nn::Module& module);
 
-/// Throws LogicError with both names when two different parameters, or a parameter and a buffer, lie in one
+/// Throws LogicError with both names when two different parameters, or a parameter and a buffer, overlap in
 /// memory: what one of them becomes the other would not see.
 void check_separate_memory(const torch::nn::Module& module);
 

@@ -39,6 +39,9 @@ struct Options {
   Unused unused = Unused::kError;
   Average average = Average::kMean;
   HookOptions hook = {};
+  /// The module is its user's: all writes to its parameters are watched for, and at its end the engine gives
+  /// them back, which is collective where they are sharded.
+  bool users_module = false;
 };
 
 /// To which group of an optimizer a parameter belongs.

@@ -8,10 +8,10 @@
 
 namespace trireme::parallel {
 
-void DataParallel::visit_weights(
-    const std::function<void(const std::string&, const at::Tensor&)>& body) const {
+void DataParallel::visit_weights(const std::function<void(const std::string&, const at::Tensor&)>& body) {
   const at::NoGradGuard no_grad;
-  std::map<std::string, const FlatUnit*> owners;
+  take_writes();
+  std::map<std::string, FlatUnit*> owners;
   for (const auto& unit : units_) {
     for (const plan::FlatEntry& entry : unit->layout().entries()) owners.emplace(entry.name, unit.get());
   }
@@ -28,7 +28,7 @@ void DataParallel::visit_weights(
   }
 }
 
-std::string weights_digest(const DataParallel& engine) {
+std::string weights_digest(DataParallel& engine) {
   StreamingHash hash;
   engine.visit_weights([&](const std::string&, const at::Tensor& weight) {
     const at::Tensor whole = weight.contiguous();

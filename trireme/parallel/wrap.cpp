@@ -36,10 +36,10 @@ void check_parameters(const Module& module, const char* operation) {
   TRIREME_CHECK(!params.empty(), "[parallel.{}] {} has no parameters", operation, module.name());
   const at::Tensor& first = params.front().tensor;
   for (const auto& [name, aliases, param] : params) {
-    if (nn::has_lender(param) || param.storage_offset() != 0 || param.storage().nbytes() > param.nbytes()) {
+    if (nn::has_lender(param)) {
       throw LogicError(
-          "[parallel.{}] parameter {} of {} is a view into a larger buffer, or an engine's; a module is "
-          "wrapped once, and its parameters are whole (has it been wrapped already?)",
+          "[parallel.{}] parameter {} of {} is an engine's: the module has been wrapped already; end that engine "
+          "first",
           operation, name, module.name());
     }
     if (!param.is_floating_point() || param.device() != first.device()) {
@@ -81,7 +81,8 @@ Options engine_options(const WrapOptions& options, const std::string& policy, co
           .prefetch = options.prefetch,
           .unused = options.unused,
           .average = options.average,
-          .hook = options.hook};
+          .hook = options.hook,
+          .users_module = true};
 }
 
 void move_buffers(Module& module, at::Device device) {

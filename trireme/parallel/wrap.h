@@ -12,6 +12,7 @@
 // or torch::optim::AdamW optimizer(engine->optimizer_tensors(), 1e-3) with optimizer.step(). Gradients are
 // means over ranks and micro-batches. Parameters are moved to the world's device and to Options::compute, and
 // start with rank 0's values; buffers are moved, and broadcast from rank 0 when sync_buffers() is called.
+// When the engine ends the module has its parameters back. Weights and states in files: state_file.h.
 // Code that reads parameters past the dispatcher (data_ptr(), own kernels) must hold them:
 // DataParallel::Held.
 #include <memory>

@@ -19,6 +19,7 @@
 #include "trireme/kernels/repeatable.h"
 #include "trireme/optim/learning_rate.h"
 #include "trireme/parallel/recording.h"
+#include "trireme/parallel/state_file.h"
 #include "trireme/plan/buckets.h"
 #include "trireme/plan/cuda_graphs.h"
 #include "trireme/plan/memory.h"
@@ -32,7 +33,6 @@
 #include "trireme/train/stop.h"
 #include "trireme/train/totals.h"
 #include "trireme/train/validate.h"
-#include "trireme/train/weights.h"
 
 namespace trireme::train {
 namespace {
@@ -338,7 +338,7 @@ void Trainer::keep_weights() {
   weights_kept_ = true;
   engine_.average_parameters();
   if (config_.checkpoint.final_weights) {
-    save_weights(engine_, parts_.facts, options_.weights_path, parts_.is_root());
+    parallel::save_weights(engine_, options_.weights_path);
   }
 }
 

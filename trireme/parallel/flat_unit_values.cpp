@@ -1,0 +1,169 @@
+// The values of a unit's parameters, seen from outside of a step: what others have written to them, what is
+// loaded into them, and what is given back when the engine ends.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "trireme/base/error.h"
+#include "trireme/nn/torch_internals.h"
+#include "trireme/parallel/flat_unit.h"
+
+namespace trireme::parallel {
+namespace {
+
+int64_t version_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->version_counter().current_version();
+}
+
+/// Not is_alias_of(), which asks both for their memory.
+bool share_storage(const at::Tensor& a, const at::Tensor& b) {
+  return a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl();
+}
+
+/// Elements [part.begin, part.end) of a buffer that begins at element `begin` of the unit.
+at::Tensor slice_of(const at::Tensor& buffer, int64_t begin, const plan::Range& part) {
+  return buffer.narrow(0, part.begin - begin, part.size());
+}
+
+}  // namespace
+
+bool FlatUnit::is_in_place(size_t index) const {
+  const at::Tensor& leaf = params_[index].second;
+  const plan::FlatEntry& entry = layout_.entries()[index];
+  return share_storage(leaf, full_params_) && leaf.storage_offset() == entry.offset &&
+         leaf.sizes() == at::IntArrayRef(entry.shape) && leaf.is_contiguous();
+}
+
+plan::Range FlatUnit::owned_part(size_t index) const {
+  const plan::FlatEntry& entry = layout_.entries()[index];
+  return plan::intersect(optimizer_range(), {entry.offset, entry.end()});
+}
+
+void FlatUnit::note_write(int64_t offset) {
+  const auto& entries = layout_.entries();
+  const auto after = std::ranges::upper_bound(entries, offset, {}, &plan::FlatEntry::offset);
+  if (after == entries.begin()) return;
+  written_[static_cast<size_t>(after - entries.begin()) - 1] = true;
+}
+
+void FlatUnit::note_versions() {
+  versions_.resize(params_.size());
+  for (size_t i = 0; i < params_.size(); ++i) versions_[i] = version_of(params_[i].second);
+  written_.assign(params_.size(), false);
+}
+
+bool FlatUnit::has_writes() const {
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (written_[i] || versions_[i] != version_of(params_[i].second)) return true;
+  }
+  return false;
+}
+
+void FlatUnit::take_writes() {
+  if (!has_writes()) return;
+  if (has_storage(full_params_)) {
+    for (size_t i = 0; i < params_.size(); ++i) {
+      if (!is_in_place(i)) continue;
+      if (written_[i] || versions_[i] != version_of(params_[i].second))
+        take_values(i, params_[i].second, layout_.entries()[i].offset);
+    }
+  }
+  note_versions();
+}
+
+void FlatUnit::take_replaced(size_t index) {
+  check_replacement(index);
+  at::Tensor leaf = params_[index].second;
+  take_values(index, leaf, layout_.entries()[index].offset);
+  leaf.set_data(view_of(full_params_, index));
+  nn::lend_gradient(leaf, gradients_live_ ? view_of(full_grads_, index) : at::Tensor());
+  versions_[index] = version_of(leaf);
+}
+
+void FlatUnit::check_replacement(size_t index) const {
+  const auto& [name, leaf] = params_[index];
+  const plan::FlatEntry& entry = layout_.entries()[index];
+  if (leaf.scalar_type() == options_.compute && leaf.device() == full_params_.device() &&
+      leaf.sizes() == at::IntArrayRef(entry.shape) && leaf.layout() == at::kStrided)
+    return;
+  throw LogicError(
+      "[parallel.flat_unit] parameter {} was given other memory, {} [{}] on {}, but the engine keeps {} [{}] "
+      "on "
+      "{}; Module::to() and torch::load() of a file in another dtype belong before the module is wrapped, "
+      "afterwards use parallel::load_weights(engine, path)",
+      name, c10::toString(leaf.scalar_type()), fmt::join(leaf.sizes(), ", "), leaf.device().str(),
+      c10::toString(options_.compute), fmt::join(entry.shape, ", "), full_params_.device().str());
+}
+
+/// `values`, elements of the unit from `first` on, become this rank's master, what is gathered from it, and
+/// what the module sees where that is here.
+void FlatUnit::take_values(size_t index, const at::Tensor& values, int64_t first) {
+  const at::NoGradGuard no_grad;
+  SideStream::follow(updated_, options_.device);
+  finish_unshard();
+  const at::Tensor flat = values.detach().reshape({-1});
+  const auto take = [&](const at::Tensor& buffer, const plan::Range& range) {
+    const plan::Range part = plan::intersect(range, {first, first + flat.numel()});
+    if (part.size() > 0) slice_of(buffer, range.begin, part).copy_(slice_of(flat, first, part));
+  };
+  if (!share_storage(flat, full_params_) && has_storage(full_params_))
+    take(full_params_, {0, layout_.numel()});
+  if (!share_storage(master_, full_params_)) take(master_, optimizer_range());
+  if (compute_shard_.defined() && !compute_shard_.is_same(master_)) take(compute_shard_, shard_range());
+  versions_[index] = version_of(params_[index].second);
+  written_[index] = false;
+}
+
+void FlatUnit::load(size_t index, const Initializer& values) {
+  const at::NoGradGuard no_grad;
+  const plan::FlatEntry& entry = layout_.entries()[index];
+  const bool whole = has_storage(full_params_);
+  const plan::Range range = whole ? plan::Range{0, layout_.numel()} : optimizer_range();
+  const plan::Range part = plan::intersect(range, {entry.offset, entry.end()});
+  at::Tensor read = at::empty({part.size()}, master_.options());
+  if (part.size() > 0) values(entry.name, part.begin - entry.offset, read);
+  forward_slice_.reset();
+  take_values(index, read, part.begin);
+}
+
+at::Tensor FlatUnit::gather(const at::Tensor& local) const {
+  if (!options_.policy.shard_optimizer || groups_.shard->size() == 1) return local;
+  at::Tensor full = at::empty({layout_.numel()}, local.options());
+  at::Tensor place = shard_of(full);  // `local` may lie in symmetric memory, elsewhere on every rank
+  place.copy_(local);
+  const comm::Subject subject(*groups_.shard, name_);
+  groups_.shard->all_gather(full, place);
+  return full;
+}
+
+at::Tensor FlatUnit::full_master() {
+  take_writes();
+  SideStream::follow(updated_, options_.device);
+  return gather(master_);
+}
+
+void FlatUnit::give_back(bool may_gather) {
+  const at::NoGradGuard no_grad;
+  take_writes();
+  SideStream::follow(updated_, options_.device);
+  finish_unshard();
+  const bool whole_here = master_.numel() == layout_.numel();
+  const bool exact_here = whole_here || (fp32_compute() && !shards_parameters());
+  if (!exact_here && !may_gather && !has_storage(full_params_)) return;
+  const at::Tensor values = whole_here ? master_ : exact_here || !may_gather ? full_params_ : gather(master_);
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (!is_in_place(i)) continue;
+    at::Tensor leaf = params_[i].second;
+    leaf.mutable_grad().reset();
+    leaf.set_data(view_of(values, i).to(wrapped_dtypes_[i], /*non_blocking=*/false, /*copy=*/true));
+  }
+  params_.clear();
+}
+
+void FlatUnit::refuse_use(const std::string& reason) {
+  if (params_.empty() || has_storage(full_params_)) return;
+  nn::refuse_access(full_params_,
+                    fmt::format("[parallel.flat_unit] parameters of unit '{}' {}", name_, reason));
+}
+
+}  // namespace trireme::parallel

@@ -1,0 +1,64 @@
+// What others do to the module's parameters while the engine has them, and what becomes of them when it ends.
+#include <ATen/ATen.h>
+
+#include <exception>
+
+#include "trireme/base/log.h"
+#include "trireme/parallel/data_parallel.h"
+
+namespace trireme::parallel {
+
+void DataParallel::take_writes() {
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    FlatUnit& flat = *units_[unit];
+    for (size_t param = 0; param < flat.params().size(); ++param) {
+      if (flat.is_in_place(param)) continue;
+      follow_accumulator(unit, param);  // a graph may have been made since
+      flat.take_replaced(param);
+      follow_accumulator(unit, param);
+      if (params_marked_) touch_->mark(flat.params()[param].second, unit);
+    }
+    flat.take_writes();
+  }
+}
+
+/// Torch may give a parameter another accumulator together with other memory. Graphs keep the one that they
+/// were made with.
+void DataParallel::follow_accumulator(size_t unit, size_t param) {
+  std::shared_ptr<torch::autograd::Node>& accumulator = accumulators_[unit][param];
+  const at::Tensor& leaf = units_[unit]->params()[param].second;
+  if (!accumulator || !leaf.requires_grad() || nn::is_watched(leaf, accumulator)) return;
+  passing_.push_back(std::move(accumulator));
+  accumulator.reset();
+  watch_gradient(unit, param);
+}
+
+/// A rank that ends by an exception cannot count on the others, so it gathers nothing.
+void DataParallel::give_back() noexcept {
+  const bool unwinds = std::uncaught_exceptions() > unwinding_;
+  std::string reason =
+      "were sharded when an exception ended the engine, so they could not be gathered; load saved "
+      "weights into the module (parallel::load_weights)";
+  bool gathers = !unwinds && broken_.empty();
+  try {
+    if (gathers) notice_update();
+  } catch (const std::exception& error) {
+    log_warning("[parallel.data_parallel] rank {}: the last update reached no other rank: {}",
+                mesh_.world->rank(), error.what());
+    gathers = false;
+  }
+  touch_.reset();  // parameters are the module's from here on
+  for (const auto& unit : units_) {
+    try {
+      unit->give_back(gathers);
+    } catch (const std::exception& error) {
+      reason = fmt::format("were sharded when the engine ended and could not be gathered: {}", error.what());
+      log_warning("[parallel.data_parallel] rank {}: parameters of unit {} {}", mesh_.world->rank(),
+                  unit->name(), reason);
+      gathers = false;
+    }
+    unit->refuse_use(reason);
+  }
+}
+
+}  // namespace trireme::parallel

@@ -1,0 +1,77 @@
+#include "trireme/parallel/state.h"
+
+#include <ATen/ATen.h>
+
+#include "trireme/parallel/whole_state.h"
+
+namespace trireme::parallel {
+namespace {
+
+std::vector<StatePiece> pieces_of(DataParallel& engine, const OptimizerState* optimizer) {
+  engine.take_writes();
+  std::vector<StatePiece> pieces;
+  for (size_t unit = 0; unit < engine.units().size(); ++unit) {
+    const FlatUnit& flat = *engine.units()[unit];
+    for (size_t param = 0; param < flat.params().size(); ++param) {
+      const plan::FlatEntry& entry = flat.layout().entries()[param];
+      const plan::Range part = flat.owned_part(param);
+      const plan::Range range{part.begin - entry.offset, part.end - entry.offset};
+      if (part.size() == 0) continue;
+      pieces.push_back({entry.name, entry.shape, range,
+                        flat.master().narrow(0, part.begin - flat.optimizer_range().begin, part.size())});
+      if (optimizer == nullptr) continue;
+      const ParamState state = optimizer->get(unit, param);
+      for (size_t kind = 0; kind < state.pieces.size(); ++kind) {
+        if (state.pieces[kind].defined())
+          pieces.push_back(
+              {optimizer_name(optimizer->kinds()[kind], entry.name), entry.shape, range, state.pieces[kind]});
+      }
+      if (state.step >= 0)
+        pieces.push_back(
+            {optimizer_name("step", entry.name), {}, {0, 1}, at::full({1}, state.step, at::kLong)});
+    }
+  }
+  for (const auto& [name, buffer] : module_buffers(engine.module()).tensors)
+    pieces.push_back({name, buffer.sizes().vec(), {0, buffer.numel()}, buffer.detach().reshape({-1})});
+  return pieces;
+}
+
+std::map<std::string, at::Tensor> whole_tensors(DataParallel& engine, const OptimizerState* optimizer,
+                                                On on) {
+  std::map<std::string, at::Tensor> tensors;
+  const bool keeps = on == On::kEveryRank || engine.mesh().world->rank() == 0;
+  WholeState(engine, optimizer).visit([&](const std::string& name, const at::Tensor& tensor) {
+    if (keeps)
+      tensors.emplace(name, tensor.detach().to(at::kCPU, tensor.scalar_type(), false, /*copy=*/true));
+  });
+  return tensors;
+}
+
+}  // namespace
+
+std::vector<StatePiece> sharded_state(DataParallel& engine) {
+  return pieces_of(engine, nullptr);
+}
+
+std::vector<StatePiece> sharded_state(DataParallel& engine, optim::Optimizer& optimizer) {
+  return pieces_of(engine, state_of(engine, optimizer).get());
+}
+
+std::vector<StatePiece> sharded_state(DataParallel& engine, torch::optim::Optimizer& optimizer) {
+  return pieces_of(engine, state_of(engine, optimizer).get());
+}
+
+std::map<std::string, at::Tensor> full_state(DataParallel& engine, On on) {
+  return whole_tensors(engine, nullptr, on);
+}
+
+std::map<std::string, at::Tensor> full_state(DataParallel& engine, optim::Optimizer& optimizer, On on) {
+  return whole_tensors(engine, state_of(engine, optimizer).get(), on);
+}
+
+std::map<std::string, at::Tensor> full_state(DataParallel& engine, torch::optim::Optimizer& optimizer,
+                                             On on) {
+  return whole_tensors(engine, state_of(engine, optimizer).get(), on);
+}
+
+}  // namespace trireme::parallel

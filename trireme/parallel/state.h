@@ -1,0 +1,52 @@
+#pragma once
+// What training holds, by name: parameters as fp32 masters under the module's names, buffers under theirs,
+// and the optimizer's state as "optimizer.KIND.PARAMETER", such as "optimizer.exp_avg.head.weight", with the
+// number of updates as "optimizer.step.PARAMETER". Names and ranges do not depend on policy, units or ranks,
+// so what one layout has saved any other one can load. A parameter or buffer with several names comes once,
+// by the first. Files: state_file.h.
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "trireme/parallel/data_parallel.h"
+#include "trireme/plan/flat_layout.h"
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace trireme::parallel {
+
+/// Elements of one named tensor that this rank holds.
+struct StatePiece {
+  std::string name;
+  std::vector<int64_t> shape;  ///< of the whole tensor
+  plan::Range range;           ///< of its elements in row-major order
+  at::Tensor values;  ///< (range.size()) the memory that training uses, on its device: copy it to keep it
+};
+
+/// This rank's pieces: of parameters what it updates, and of buffers all. The pieces of all ranks cover every
+/// tensor; ranks that hold the same hold equal pieces, but for buffers that each rank changes by itself. No
+/// communication.
+std::vector<StatePiece> sharded_state(DataParallel& engine);
+/// The same with the optimizer's state, of the engine's optimizer or one of torch over
+/// DataParallel::optimizer_tensors(): AdamW, Adam, SGD, RMSprop or Adagrad. Throws LogicError that names the
+/// type of any other.
+std::vector<StatePiece> sharded_state(DataParallel& engine, optim::Optimizer& optimizer);
+std::vector<StatePiece> sharded_state(DataParallel& engine, torch::optim::Optimizer& optimizer);
+
+/// Who gets whole tensors.
+enum class On { kEveryRank, kRankZero };
+
+/// Whole CPU tensors by name, parameters in fp32: copies, gathered one unit at a time. With kRankZero other
+/// ranks get none. Buffers are those of this rank. Collective.
+std::map<std::string, at::Tensor> full_state(DataParallel& engine, On on = On::kEveryRank);
+std::map<std::string, at::Tensor> full_state(DataParallel& engine, optim::Optimizer& optimizer,
+                                             On on = On::kEveryRank);
+std::map<std::string, at::Tensor> full_state(DataParallel& engine, torch::optim::Optimizer& optimizer,
+                                             On on = On::kEveryRank);
+
+}  // namespace trireme::parallel

@@ -1,0 +1,248 @@
+#include "trireme/parallel/state_file.h"
+
+#include <ATen/ATen.h>
+
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/checkpoint/safetensors.h"
+#include "trireme/nn/torch_internals.h"
+#include "trireme/parallel/module_parameters.h"
+#include "trireme/parallel/state_reader.h"
+#include "trireme/parallel/whole_state.h"
+
+namespace trireme::parallel {
+namespace {
+
+constexpr const char* kNotePrefix = "note.";
+constexpr const char* kStateMark = "trireme.state";  // in the metadata of files with an optimizer's state
+
+/// Throws on every rank when `mine`, the error of this rank, is set on any.
+void agree_on_failure(const comm::Mesh& mesh, const std::exception_ptr& mine, const char* action,
+                      const std::string& path) {
+  const auto failed = comm::gather_scalars(*mesh.dp, {mine ? 1.0 : 0.0});
+  if (mine) std::rethrow_exception(mine);
+  for (size_t rank = 0; rank < failed.size(); ++rank) {
+    if (failed[rank][0] > 0.0)
+      throw EnvironmentError(
+          "[parallel.state_file] data-parallel rank {} could not {} {}; its message says why", rank, action,
+          path);
+  }
+}
+
+/// The error of `body`; null when it had none.
+std::exception_ptr error_of(const std::function<void()>& body) {
+  try {
+    body();
+    return {};
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+std::unique_ptr<checkpoint::SafetensorsWriter> open_file(const std::map<std::string, StateTensor>& tensors,
+                                                         const std::map<std::string, std::string>& aliases,
+                                                         const std::string& path, bool has_optimizer,
+                                                         const Notes& notes) {
+  std::map<std::string, checkpoint::TensorInfo> infos;
+  for (const auto& [name, tensor] : tensors) infos[name] = {tensor.dtype, tensor.shape};
+  std::map<std::string, std::string> metadata = {{"format", "pt"}};
+  for (const auto& [alias, name] : aliases) metadata.emplace(alias, name);
+  if (has_optimizer) metadata.emplace(kStateMark, "1");
+  for (const auto& [key, value] : notes) metadata.emplace(kNotePrefix + key, value);
+  if (const auto folder = std::filesystem::path(path).parent_path(); !folder.empty())
+    make_directories(folder);
+  return std::make_unique<checkpoint::SafetensorsWriter>(path, infos, metadata);
+}
+
+/// A disk that fails ends nobody's collectives: rank 0 goes on without writing, and all hear of it at the
+/// end.
+void save(DataParallel& engine, const OptimizerState* optimizer, const std::string& path,
+          const Notes& notes) {
+  const WholeState state(engine, optimizer);
+  std::unique_ptr<checkpoint::SafetensorsWriter> writer;
+  std::exception_ptr error;
+  if (engine.mesh().world->rank() == 0) {
+    error = error_of(
+        [&] { writer = open_file(state.tensors(), state.aliases(), path, optimizer != nullptr, notes); });
+  }
+  state.visit([&](const std::string& name, const at::Tensor& tensor) {
+    if (writer && !error) error = error_of([&] { writer->write(name, tensor); });
+  });
+  if (writer && !error) error = error_of([&] { writer->commit(); });
+  agree_on_failure(engine.mesh(), error, "write", path);
+}
+
+/// Elements [first, first + out.numel()) of the file's tensor that `name` stands for.
+Initializer values_of(const StateReader& reader) {
+  return [&reader](const std::string& name, int64_t first, at::Tensor& out) {
+    out.copy_(reader.read(name, {first, first + out.numel()}));
+  };
+}
+
+void want_weights(StateReader& reader, DataParallel& engine) {
+  for (const auto& unit : engine.units()) {
+    for (const plan::FlatEntry& entry : unit->layout().entries())
+      reader.want(entry.name, entry.shape, at::kFloat);
+  }
+  reader.want_buffers(engine.module());
+  for (const auto& [alias, name] : engine.aliases()) reader.allow_alias(alias, name);
+}
+
+void read_weights(const StateReader& reader, DataParallel& engine) {
+  for (const auto& unit : engine.units()) {
+    for (size_t param = 0; param < unit->params().size(); ++param) {
+      if (reader.has(unit->params()[param].first)) unit->load(param, values_of(reader));
+    }
+  }
+  reader.read_buffers(engine.module());
+}
+
+void want_optimizer(StateReader& reader, DataParallel& engine, const OptimizerState& optimizer) {
+  for (size_t unit = 0; unit < engine.units().size(); ++unit) {
+    for (size_t param = 0; param < engine.units()[unit]->params().size(); ++param) {
+      const plan::FlatEntry& entry = engine.units()[unit]->layout().entries()[param];
+      std::vector<std::string> lacking;
+      bool any = optimizer.has_always(unit, param);
+      for (size_t kind = 0; kind < optimizer.kinds().size(); ++kind) {
+        const std::string name = optimizer_name(optimizer.kinds()[kind], entry.name);
+        const bool there = reader.allow(name, entry.shape, at::kFloat);
+        any |= there;
+        if (!there && optimizer.needs(kind)) lacking.push_back(name);
+      }
+      any |= reader.allow(optimizer_name("step", entry.name), {}, at::kLong);
+      if (any) reader.lacks(lacking);
+    }
+  }
+}
+
+void read_optimizer(const StateReader& reader, DataParallel& engine, OptimizerState& optimizer) {
+  for (size_t unit = 0; unit < engine.units().size(); ++unit) {
+    const FlatUnit& flat = *engine.units()[unit];
+    for (size_t param = 0; param < flat.params().size(); ++param) {
+      const plan::FlatEntry& entry = flat.layout().entries()[param];
+      const plan::Range part = flat.owned_part(param);
+      ParamState state;
+      for (const std::string& kind : optimizer.kinds()) {
+        const std::string name = optimizer_name(kind, entry.name);
+        at::Tensor& piece = state.pieces.emplace_back();
+        const plan::Range range = part.size() == 0
+                                      ? plan::Range{}
+                                      : plan::Range{part.begin - entry.offset, part.end - entry.offset};
+        if (reader.has(name)) piece = reader.read(name, range).to(flat.master().device(), at::kFloat);
+      }
+      if (const std::string name = optimizer_name("step", entry.name); reader.has(name))
+        state.step = reader.read(name, {0, 1}).item<int64_t>();
+      optimizer.set(unit, param, std::move(state));
+    }
+  }
+  optimizer.end_of_set();
+}
+
+/// Looks at everything before it changes anything.
+Notes load(DataParallel& engine, OptimizerState* optimizer, const std::string& path,
+           const LoadOptions& options) {
+  const at::NoGradGuard no_grad;
+  std::unique_ptr<StateReader> reader;
+  const std::exception_ptr error = error_of([&] {
+    engine.take_writes();
+    reader = std::make_unique<StateReader>(path);
+    want_weights(*reader, engine);
+    if (optimizer != nullptr && !reader->metadata().contains(kStateMark))
+      throw DataError(
+          "[parallel.state_file] {} holds weights and no optimizer's state; load it with load_weights, or "
+          "save with "
+          "save_state",
+          path);
+    if (optimizer != nullptr) want_optimizer(*reader, engine, *optimizer);
+    reader->check(options, /*ignores_optimizer=*/optimizer == nullptr);
+  });
+  agree_on_failure(engine.mesh(), error, "load", path);
+  if (optimizer != nullptr) engine.skip_step();
+  read_weights(*reader, engine);
+  if (optimizer != nullptr) read_optimizer(*reader, engine, *optimizer);
+  Notes notes;
+  for (const auto& [key, value] : reader->metadata()) {
+    if (key.starts_with(kNotePrefix)) notes.emplace(key.substr(std::string_view(kNotePrefix).size()), value);
+  }
+  return notes;
+}
+
+void check_free(const torch::nn::Module& module) {
+  for (const ModuleParameter& param : module_parameters(module)) {
+    if (nn::has_lender(param.tensor))
+      throw LogicError(
+          "[parallel.state_file] parameter {} of {} is an engine's; pass the engine in place of the module",
+          param.name, module.name());
+  }
+}
+
+}  // namespace
+
+void save_weights(DataParallel& engine, const std::string& path) {
+  save(engine, nullptr, path, {});
+}
+
+void load_weights(DataParallel& engine, const std::string& path, const LoadOptions& options) {
+  load(engine, nullptr, path, options);
+}
+
+void save_state(DataParallel& engine, optim::Optimizer& optimizer, const std::string& path,
+                const Notes& notes) {
+  save(engine, state_of(engine, optimizer).get(), path, notes);
+}
+
+Notes load_state(DataParallel& engine, optim::Optimizer& optimizer, const std::string& path,
+                 const LoadOptions& options) {
+  return load(engine, state_of(engine, optimizer).get(), path, options);
+}
+
+void save_state(DataParallel& engine, torch::optim::Optimizer& optimizer, const std::string& path,
+                const Notes& notes) {
+  save(engine, state_of(engine, optimizer).get(), path, notes);
+}
+
+Notes load_state(DataParallel& engine, torch::optim::Optimizer& optimizer, const std::string& path,
+                 const LoadOptions& options) {
+  return load(engine, state_of(engine, optimizer).get(), path, options);
+}
+
+void save_weights(const torch::nn::Module& module, const std::string& path) {
+  check_free(module);
+  ModuleBuffers all = module_buffers(module);
+  for (const ModuleParameter& param : module_parameters(module)) {
+    all.tensors.emplace_back(param.name, param.tensor.detach());
+    for (const std::string& alias : param.aliases) all.aliases.emplace(alias, param.name);
+  }
+  std::map<std::string, StateTensor> infos;
+  for (const auto& [name, tensor] : all.tensors) infos[name] = {tensor.sizes().vec(), tensor.scalar_type()};
+  const auto writer = open_file(infos, all.aliases, path, false, {});
+  for (const auto& [name, tensor] : all.tensors) writer->write(name, tensor);
+  writer->commit();
+}
+
+void load_weights(torch::nn::Module& module, const std::string& path, const LoadOptions& options) {
+  const at::NoGradGuard no_grad;
+  check_free(module);
+  StateReader reader(path);
+  const auto params = module_parameters(module);
+  for (const ModuleParameter& param : params) {
+    reader.want(param.name, param.tensor.sizes().vec(), param.tensor.scalar_type());
+    for (const std::string& alias : param.aliases) reader.allow_alias(alias, param.name);
+  }
+  reader.want_buffers(module);
+  reader.check(options, /*ignores_optimizer=*/true);
+  for (const ModuleParameter& param : params) {
+    if (!reader.has(param.name)) continue;
+    at::Tensor tensor = param.tensor;
+    tensor.copy_(reader.read(param.name, {0, tensor.numel()}).view(tensor.sizes()));
+  }
+  reader.read_buffers(module);
+}
+
+}  // namespace trireme::parallel

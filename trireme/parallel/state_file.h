@@ -1,0 +1,54 @@
+#pragma once
+// Weights and whole training states as one safetensors file, written by rank 0 with one tensor of one unit
+// gathered at a time, and read by every rank in its own ranges. The names are those of state.h, so a file of
+// one policy and number of ranks serves any other. Other names of a tensor are in the file's metadata, as
+// Python's safetensors.torch.save_model writes them (alias -> name).
+//
+// All ranks call these together; what fails on one of them is thrown on all: EnvironmentError when the disk
+// fails, DataError that names the tensors when file and module do not fit, and then nothing has been changed.
+#include <map>
+#include <string>
+
+#include "trireme/parallel/data_parallel.h"
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace trireme::parallel {
+
+/// What may differ between a file and what loads it; nothing unless said.
+struct LoadOptions {
+  bool missing = false;     ///< parameters and buffers that the file lacks stay as they are
+  bool unexpected = false;  ///< tensors of the file that nobody wants are left out
+};
+
+/// Words of your own beside a state, such as how many steps were done.
+using Notes = std::map<std::string, std::string>;
+
+/// Writes parameters as fp32 masters, and the buffers of rank 0. Folders are made. Collective.
+void save_weights(DataParallel& engine, const std::string& path);
+/// Parameters and buffers take the values of `path`, at any time: before the first step, between steps, or
+/// while parameters are held. Floating-point tensors are converted, others have the dtype that they had when
+/// saved. The optimizer's state stays. A state file serves as well. Collective.
+void load_weights(DataParallel& engine, const std::string& path, const LoadOptions& options = {});
+
+/// Writes parameters, buffers and the optimizer's state with its counts of steps. Learning rates and other
+/// settings of the optimizer are not state. Gradients are not either: save between steps. Collective.
+void save_state(DataParallel& engine, optim::Optimizer& optimizer, const std::string& path,
+                const Notes& notes = {});
+void save_state(DataParallel& engine, torch::optim::Optimizer& optimizer, const std::string& path,
+                const Notes& notes = {});
+/// Training goes on as if it had not ended: with the same bits on as many ranks, whatever the policy. Forgets
+/// the gradients of a step under way. Returns the notes. Collective.
+Notes load_state(DataParallel& engine, optim::Optimizer& optimizer, const std::string& path,
+                 const LoadOptions& options = {});
+Notes load_state(DataParallel& engine, torch::optim::Optimizer& optimizer, const std::string& path,
+                 const LoadOptions& options = {});
+
+/// The same files for a module that no engine has, in this process alone; parameters are written as they are.
+/// Throw LogicError when an engine has it.
+void save_weights(const torch::nn::Module& module, const std::string& path);
+void load_weights(torch::nn::Module& module, const std::string& path, const LoadOptions& options = {});
+
+}  // namespace trireme::parallel

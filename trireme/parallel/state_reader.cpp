@@ -1,0 +1,100 @@
+#include "trireme/parallel/state_reader.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/parallel/whole_state.h"
+
+namespace trireme::parallel {
+namespace {
+
+constexpr size_t kNamesInErrors = 8;
+
+std::string some_of(std::vector<std::string> names) {
+  const size_t count = names.size();
+  if (count > kNamesInErrors) names.resize(kNamesInErrors);
+  return fmt::format("{}{}", join(names, ", "), count > kNamesInErrors ? ", ..." : "");
+}
+
+std::string describe(at::ScalarType dtype, const std::vector<int64_t>& shape) {
+  return fmt::format("{} [{}]", c10::toString(dtype), fmt::join(shape, ", "));
+}
+
+bool converts(at::ScalarType from, at::ScalarType to) {
+  return from == to || (c10::isFloatingType(from) && c10::isFloatingType(to));
+}
+
+}  // namespace
+
+bool StateReader::find(const std::string& wanted, const std::string& name) {
+  const auto stored = file_.tensors().find(name);
+  if (stored == file_.tensors().end()) return false;
+  const Wanted& want = wanted_.at(wanted);
+  used_.insert(name);
+  if (!found_.emplace(wanted, name).second) return true;
+  if (stored->second.shape != want.shape || !converts(stored->second.dtype, want.dtype)) {
+    misfits_.push_back(fmt::format("{} is {} in the file, {} here", name,
+                                   describe(stored->second.dtype, stored->second.shape),
+                                   describe(want.dtype, want.shape)));
+  }
+  return true;
+}
+
+bool StateReader::allow(const std::string& name, const std::vector<int64_t>& shape, at::ScalarType dtype) {
+  wanted_[name] = {shape, dtype};
+  if (find(name, name)) return true;
+  const auto alias = file_.metadata().find(name);
+  return alias != file_.metadata().end() && find(name, alias->second);
+}
+
+void StateReader::want(const std::string& name, const std::vector<int64_t>& shape, at::ScalarType dtype) {
+  if (!allow(name, shape, dtype)) missing_.push_back(name);
+}
+
+void StateReader::want_buffers(const torch::nn::Module& module) {
+  const ModuleBuffers buffers = module_buffers(module);
+  for (const auto& [name, buffer] : buffers.tensors) want(name, buffer.sizes().vec(), buffer.scalar_type());
+  for (const auto& [alias, name] : buffers.aliases) allow_alias(alias, name);
+}
+
+void StateReader::allow_alias(const std::string& alias, const std::string& name) {
+  if (find(name, alias)) std::erase(missing_, name);
+}
+
+void StateReader::lacks(const std::vector<std::string>& names) {
+  missing_.insert(missing_.end(), names.begin(), names.end());
+}
+
+void StateReader::check(const LoadOptions& options, bool ignores_optimizer) const {
+  std::vector<std::string> problems, unexpected;
+  for (const auto& [name, info] : file_.tensors()) {
+    const bool ignored = ignores_optimizer && name.starts_with(kOptimizerPrefix);
+    if (!used_.contains(name) && !ignored) unexpected.push_back(name);
+  }
+  if (!misfits_.empty()) problems.push_back(some_of(misfits_));
+  if (!missing_.empty() && !options.missing)
+    problems.push_back(fmt::format("{} missing: {}", missing_.size(), some_of(missing_)));
+  if (!unexpected.empty() && !options.unexpected)
+    problems.push_back(fmt::format("{} unexpected: {}", unexpected.size(), some_of(unexpected)));
+  if (problems.empty()) return;
+  throw DataError(
+      "[parallel.state_file] {} does not fit: {}; load the file of this module and optimizer, or say in "
+      "LoadOptions what may be missing or unexpected",
+      file_.path(), join(problems, "; "));
+}
+
+at::Tensor StateReader::read(const std::string& name, const plan::Range& range) const {
+  return file_.read_range(found_.at(name), range.begin, range.end);
+}
+
+void StateReader::read_buffers(torch::nn::Module& module) const {
+  const at::NoGradGuard no_grad;
+  for (auto& [name, buffer] : module_buffers(module).tensors) {
+    if (has(name)) at::Tensor(buffer).copy_(read(name, {0, buffer.numel()}).view(buffer.sizes()));
+  }
+}
+
+}  // namespace trireme::parallel
