@@ -1,12 +1,15 @@
 // Preparing data: its own heartbeat, its own deadline, and signals.
 #include <chrono>
 #include <csignal>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "tests/train/trainer_fixture.h"
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
 #include "trireme/data/lock.h"
+#include "trireme/train/stop.h"
 
 namespace trireme::train {
 namespace {
@@ -56,6 +59,36 @@ TEST_F(PrepareTest, MayTakeLongerThanAnyOtherWait) {
   const double began = monotonic_seconds();
   EXPECT_EQ(run_impatiently().summary.steps, 1);
   EXPECT_GT(monotonic_seconds() - began, 2.5) << "the ranks have waited";
+}
+
+/// What each of two ranks ends with when rank 1 reads `path`.
+std::vector<std::string> said_by_ranks(TrainOptions base, const std::string& path, ExitCode code) {
+  std::vector<std::string> said(2);
+  test::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+    TrainOptions mine = base;
+    if (world->rank() == 1) mine.config.data.path = path;
+    try {
+      train(mine, world);
+    } catch (const FailedElsewhere& error) {
+      EXPECT_EQ(error.exit_code(), code);
+      said[world->rank()] = "elsewhere";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.exit_code(), code);
+      said[world->rank()] = error.what();
+    }
+  });
+  return said;
+}
+
+TEST_F(PrepareTest, OneRankSaysWhatIsWrongForAll) {
+  const auto missing = said_by_ranks(options(), (folder_ / "nowhere").string(), ExitCode::kUsage);
+  EXPECT_EQ(missing[0], "elsewhere") << "which has its text";
+  EXPECT_NE(missing[1].find("nowhere"), std::string::npos) << missing[1];
+  std::filesystem::create_directories(folder_ / "other");
+  std::ofstream(folder_ / "other" / "a.txt") << std::string(3000, 'a');
+  const auto other = said_by_ranks(options(), (folder_ / "other").string(), ExitCode::kCorruptData);
+  EXPECT_NE(other[0].find("rank 1 has 2100 + 900 tokens"), std::string::npos) << other[0];
+  EXPECT_EQ(other[1], "elsewhere");
 }
 
 TEST_F(PrepareTest, EndsWhenNothingMoves) {

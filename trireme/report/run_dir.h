@@ -62,7 +62,9 @@ std::unique_ptr<Sink> make_tensorboard_sink(const RunDirectory& run);
 /// where nothing was measured. A step has step, loss, grad_norm, lr, tokens, tokens_per_s, step_ms,
 /// steps_per_s, communication_ms, exposed_ms, communication_share (exposed_ms / step_ms), peak_bytes; on a
 /// GPU active_bytes and reserved_bytes; loss_scale and skipped under loss scaling; val_loss when it
-/// validated.
+/// validated. The summary has what RunSummary and RunCost have, with predicted and measured numbers side by
+/// side; its weights is the path of the final ones or null, its stop_signal the number of the signal that
+/// ended the run early or null.
 std::string to_json_line(const StepRecord& record);
 std::string to_json_line(const RunSummary& summary);
 

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -231,6 +232,17 @@ void check_vocabulary(const plan::Config& config, const data::PreparedCorpus& co
       config.data.path, corpus.folder, corpus.vocab_size - 1, config.model.vocab_size, corpus.vocab_size);
 }
 
+/// Runs what fails on all ranks or on none; the first one says how.
+void check_alike(const comm::Mesh& mesh, const std::function<void()>& check) {
+  try {
+    check();
+  } catch (const Error& error) {
+    part(mesh);
+    if (mesh.world->rank() == 0) throw;
+    throw FailedElsewhere(error.exit_code(), 0);
+  }
+}
+
 }  // namespace
 
 data::PreparedCorpus prepare_data(const TrainOptions& run, const comm::Mesh& mesh) {
@@ -243,8 +255,10 @@ data::PreparedCorpus prepare_data(const TrainOptions& run, const comm::Mesh& mes
     check_words(words, mesh, mine);
     watch.look(words);
     if (!std::ranges::all_of(words, &Word::over)) continue;
-    check_same_text(words);
-    check_vocabulary(run.config, mine.corpus);
+    check_alike(mesh, [&] {
+      check_same_text(words);
+      check_vocabulary(run.config, mine.corpus);
+    });
     return mine.corpus;
   }
 }
