@@ -155,7 +155,7 @@ class Trained {
     return grads;
   }
 
-  std::map<std::string, at::Tensor> weights() const {
+  std::map<std::string, at::Tensor> weights() {
     std::map<std::string, at::Tensor> weights;
     engine_.visit_weights(
         [&](const std::string& name, const at::Tensor& weight) { weights[name] = weight.clone(); });
@@ -163,7 +163,7 @@ class Trained {
   }
 
  private:
-  parallel::Options options() const {
+  parallel::Options options() {
     const at::ScalarType compute = reference_.bf16 ? at::kBFloat16 : at::kFloat;
     return {.policy = plan::find_policy(plan::PolicyName::kFsdp),
             .compute = compute,
