@@ -11,6 +11,7 @@
 
 #include "tests/support/spawn.h"
 #include "trireme/plan/model_facts.h"
+#include "trireme/train/stop.h"
 #include "trireme/train/trainer.h"
 
 namespace trireme::train {
@@ -84,8 +85,11 @@ class TrainerTest : public ::testing::Test {
     test::run_ranks(ranks, [&](std::shared_ptr<comm::World> world) {
       TrainOptions mine = options();
       mine.stop_signal = world->rank() == stop_rank_ ? &stop_ : nullptr;
-      const TrainResult outcome = train(mine, world);
-      if (world->rank() == 0) result = outcome;
+      try {
+        const TrainResult outcome = train(mine, world);
+        if (world->rank() == 0) result = outcome;
+      } catch (const FailedElsewhere&) {  // the rank that knows why is the one to be heard
+      }
     });
     return result;
   }

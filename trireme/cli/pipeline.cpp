@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
@@ -8,6 +10,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/terminal.h"
 #include "trireme/cli/front.h"
 #include "trireme/plan/schedule.h"
 #include "trireme/plan/simulate.h"
@@ -197,7 +200,7 @@ int compare(const PipelineOptions& options) {
   }
   fmt::print("{} ranks, {} micro-batches, a rank's forward {:g}, backward {:g} + {:g}, transfer {:g}\n{}",
              options.shape.ranks, options.shape.micro_batches, options.costs[0], options.costs[1],
-             options.costs[2], options.transfer, table.to_string());
+             options.costs[2], options.transfer, table.to_string(terminal_columns(STDOUT_FILENO)));
   if (!left_out.empty()) fmt::print("left out\n{}", left_out);
   return 0;
 }
