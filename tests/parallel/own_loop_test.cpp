@@ -1,19 +1,24 @@
 // A training loop of one's own around the engine against the same loop in one process with torch alone:
-// every optimizer, policy, number of ranks and of micro-batches, with and without clipping.
+// every optimizer, policy, number of ranks and of micro-batches, with and without clipping, in one go and
+// resumed.
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
+#include <unistd.h>
 
+#include <filesystem>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "tests/parallel/plain_net.h"
 #include "tests/support/spawn.h"
 #include "trireme/base/error.h"
+#include "trireme/parallel/state_file.h"
 
 namespace trireme::test {
 namespace {
@@ -62,9 +67,15 @@ struct Loop {
   bool by_engine = false;  ///< engine->step(optimizer), else optimizer.step()
 };
 
-Weights engine_loop(const std::shared_ptr<World>& world, const Loop& loop) {
+/// Some of the steps: from a state that was saved or from the start, to a state that is saved or the end.
+struct Part {
+  int64_t begin = 0, end = kSteps;
+  std::string from = {}, to = {};
+};
+
+Weights engine_loop(const std::shared_ptr<World>& world, const Loop& loop, const Part& part = {}) {
   const comm::Mesh mesh = mesh_of(world);
-  Net net(7 + static_cast<uint64_t>(world->rank()));
+  Net net(7 + static_cast<uint64_t>(world->rank()) + static_cast<uint64_t>(100 * part.begin));
   parallel::WrapOptions options{.policy = loop.policy, .bucket_mib = 0.0005};
   if (loop.one_unit) options.blocks = {"blocks"};
   const auto engine = wrap(net, mesh, options);
@@ -73,8 +84,11 @@ Weights engine_loop(const std::shared_ptr<World>& world, const Loop& loop) {
       ours ? optim::adamw(engine->optimizer_params(), {.lr = kRate, .eps = 1e-2, .weight_decay = 0.1})
            : nullptr;
   const auto theirs = ours ? nullptr : make_torch(loop.kind, engine->optimizer_tensors());
+  if (!part.from.empty()) {
+    own ? parallel::load_state(*engine, *own, part.from) : parallel::load_state(*engine, *theirs, part.from);
+  }
   const auto rank = static_cast<size_t>(mesh.dp_rank);
-  for (int64_t step = 0; step < kSteps; ++step) {
+  for (int64_t step = part.begin; step < part.end; ++step) {
     const auto x = inputs(step).tensor_split(mesh.dp->size())[rank].tensor_split(loop.accumulate);
     const auto y = targets(step).tensor_split(mesh.dp->size())[rank].tensor_split(loop.accumulate);
     for (size_t i = 0; i < x.size(); ++i) {
@@ -91,8 +105,20 @@ Weights engine_loop(const std::shared_ptr<World>& world, const Loop& loop) {
       theirs->step();
     }
   }
+  if (!part.to.empty()) {
+    own ? parallel::save_state(*engine, *own, part.to) : parallel::save_state(*engine, *theirs, part.to);
+  }
   return weights_of(*engine);
 }
+
+void expect_equal(const Weights& got, const Weights& wanted, const std::string& what) {
+  for (const auto& [name, weight] : wanted)
+    EXPECT_TRUE(at::equal(got.at(name), weight)) << what << ": " << name;
+}
+
+/// With one unit, or several.
+const std::pair<std::string, bool> kPolicies[] = {
+    {"ddp", false}, {"zero2", false}, {"fsdp", true}, {"fsdp", false}};
 
 TEST(OwnLoop, EqualsOneProcessAndPoliciesAgreeInEveryBit) {
   at::set_num_threads(1);
@@ -103,18 +129,25 @@ TEST(OwnLoop, EqualsOneProcessAndPoliciesAgreeInEveryBit) {
         run_ranks(ranks, [&](std::shared_ptr<World> world) {
           for (const int64_t accumulate : {1, 3}) {
             Weights first;
-            bool by_engine = false;
-            for (const auto& [policy, one_unit] :
-                 {std::pair{"ddp", false}, {"zero2", false}, {"fsdp", true}, {"fsdp", false}}) {
-              by_engine = !by_engine;
-              const Weights got = engine_loop(world, {kind, policy, accumulate, clips, one_unit, by_engine});
+            for (size_t i = 0; i < std::size(kPolicies); ++i) {
+              const auto& [policy, one_unit] = kPolicies[i];
+              const Loop loop{kind, policy, accumulate, clips, one_unit, /*by_engine=*/i % 2 == 0};
               const std::string what =
                   fmt::format("{} {} on {}, {} micro-batches, clips {}", kKinds[static_cast<int>(kind)],
                               policy, ranks, accumulate, clips);
+              const Weights got = engine_loop(world, loop);
               expect_close(got, wanted, what);
               if (first.empty()) first = got;
-              for (const auto& [name, weight] : first)
-                EXPECT_TRUE(at::equal(got.at(name), weight)) << what << ": " << name;
+              expect_equal(got, first, what);
+              // The same with its second half under the next policy.
+              const std::string state =
+                  fmt::format("{}own_loop_{}.safetensors", ::testing::TempDir(), ::getpid());
+              engine_loop(world, loop, {.end = kSteps / 2, .to = state});
+              Loop resumed = loop;
+              std::tie(resumed.policy, resumed.one_unit) = kPolicies[(i + 1) % std::size(kPolicies)];
+              expect_equal(engine_loop(world, resumed, {.begin = kSteps / 2, .from = state}), first,
+                           fmt::format("{}, then {}", what, resumed.policy));
+              if (world->rank() == 0) std::filesystem::remove(state);
             }
           }
         });

@@ -1,0 +1,213 @@
+// What loops of one's own do besides the usual: several engines or optimizers, schedules of the learning
+// rate, tiny modules, updates while parameters are held, a module that is wrapped again.
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/schedulers/step_lr.h>
+#include <torch/optim/sgd.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/parallel/plain_net.h"
+#include "tests/support/spawn.h"
+#include "trireme/base/error.h"
+
+namespace trireme::test {
+namespace {
+
+using comm::World;
+using torch::optim::SGD;
+using torch::optim::SGDOptions;
+
+constexpr const char* kPolicies[] = {"ddp", "zero1", "zero2", "fsdp"};
+constexpr double kRate = 0.05;
+
+/// The mean loss of this rank's rows of a step.
+at::Tensor loss_of(const Net& net, int64_t step, const comm::Mesh& mesh) {
+  const auto rank = static_cast<size_t>(mesh.dp_rank);
+  const at::Tensor x = inputs(step).chunk(mesh.dp->size())[rank],
+                   y = targets(step).chunk(mesh.dp->size())[rank];
+  return loss_sum(net, x, y) / static_cast<double>(x.size(0));
+}
+
+TEST(OwnLoopCorners, TwoEnginesInOneLoopDoNotMeet) {
+  Net one(7), other(8);
+  const Weights wanted = reference(one, kRate), others = reference(other, kRate);
+  for (const char* policy : kPolicies) {
+    run_ranks(2, [&](std::shared_ptr<World> world) {
+      const comm::Mesh mesh = mesh_of(world);
+      Net a(7), b(8);
+      const auto first = wrap(a, mesh, {.policy = policy}), second = wrap(b, mesh, {.policy = "fsdp"});
+      SGD first_optimizer(first->optimizer_tensors(), SGDOptions(kRate));
+      SGD second_optimizer(second->optimizer_tensors(), SGDOptions(kRate));
+      for (int64_t step = 0; step < kSteps; ++step) {
+        const at::Tensor first_loss = loss_of(a, step, mesh), second_loss = loss_of(b, step, mesh);
+        second->backward(second_loss);
+        first->backward(first_loss);
+        first_optimizer.step();
+        second->step(second_optimizer);
+      }
+      expect_close(weights_of(*first), wanted, policy);
+      expect_close(weights_of(*second), others, policy);
+    });
+  }
+}
+
+TEST(OwnLoopCorners, TwoOptimizersShareAnEngineAndEachHasASchedule) {
+  const auto is_second = [](const std::string& name) { return name.starts_with("blocks.2"); };
+  const auto train = [&](SGD& some, SGD& rest, const auto& differentiate) {
+    torch::optim::StepLR schedule(some, /*step_size=*/2, /*gamma=*/0.5);
+    for (int64_t step = 0; step < kSteps; ++step) {
+      differentiate(step);
+      some.step();
+      rest.step();
+      schedule.step();
+    }
+  };
+  Net plain(7);
+  std::vector<at::Tensor> chosen, others;
+  for (const auto& [name, param] : parameters_of(plain)) (is_second(name) ? chosen : others).push_back(param);
+  SGD plain_some(chosen, SGDOptions(kRate)), plain_rest(others, SGDOptions(kRate / 2).momentum(0.5));
+  train(plain_some, plain_rest, [&](int64_t step) {
+    plain.zero_grad();
+    (loss_sum(plain, inputs(step), targets(step)) / static_cast<double>(kBatch)).backward();
+  });
+  const Weights wanted = copies(parameters_of(plain));
+  for (const char* policy : kPolicies) {
+    run_ranks(2, [&](std::shared_ptr<World> world) {
+      const comm::Mesh mesh = mesh_of(world);
+      Net net(7);
+      const auto engine = wrap(net, mesh, {.policy = policy});
+      SGD some(engine->optimizer_tensors(is_second), SGDOptions(kRate));
+      SGD rest(engine->optimizer_tensors([&](const std::string& name) { return !is_second(name); }),
+               SGDOptions(kRate / 2).momentum(0.5));
+      train(some, rest, [&](int64_t step) { engine->backward(loss_of(net, step, mesh)); });
+      expect_close(weights_of(*engine), wanted, policy);
+    });
+  }
+}
+
+TEST(OwnLoopCorners, AModuleOfFewerElementsThanRanksTrains) {
+  const auto x = at::full({4, 1}, 2.0);
+  torch::nn::Linear plain(1, 1);
+  const at::Tensor start_weight = plain->weight.detach().clone(), start_bias = plain->bias.detach().clone();
+  SGD reference(plain->parameters(), SGDOptions(0.01));
+  for (int64_t step = 0; step < 3; ++step) {
+    reference.zero_grad();
+    plain->forward(x).square().mean().backward();
+    reference.step();
+  }
+  for (const char* policy : kPolicies) {
+    for (const bool ours : {false, true}) {
+      run_ranks(4, [&](std::shared_ptr<World> world) {
+        torch::nn::Linear net(1, 1);
+        net->weight.set_data(start_weight.clone());
+        net->bias.set_data(start_bias.clone());
+        const comm::Mesh mesh = mesh_of(world);
+        const bool shards = plan::find_policy(policy).shard_parameters;
+        const parallel::WrapOptions options{.policy = policy};
+        const auto engine = shards ? parallel::fully_shard(*net, mesh, options)
+                                   : parallel::data_parallel(*net, mesh, options);
+        const auto own = ours ? optim::sgd(engine->optimizer_params(), {.lr = 0.01}) : nullptr;
+        SGD theirs(ours ? std::vector<at::Tensor>() : engine->optimizer_tensors(), SGDOptions(0.01));
+        for (int64_t step = 0; step < 3; ++step) {
+          engine->backward(net->forward(x).square().mean());
+          EXPECT_GT(engine->clip_grad_norm(1e9), 0.0);
+          if (ours) {
+            engine->step(*own);
+          } else {
+            theirs.step();
+          }
+        }
+        const Weights got = weights_of(*engine);
+        EXPECT_TRUE(at::allclose(got.at("weight"), plain->weight.detach(), 1e-5)) << policy;
+        EXPECT_TRUE(at::allclose(got.at("bias"), plain->bias.detach(), 1e-5)) << policy;
+      });
+    }
+  }
+}
+
+TEST(OwnLoopCorners, WhatIsHeldSeesAnUpdate) {
+  for (const char* policy : kPolicies) {
+    for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
+      run_ranks(2, [&](std::shared_ptr<World> world) {
+        const comm::Mesh mesh = mesh_of(world);
+        Net net(7);
+        const auto engine = wrap(net, mesh, {.policy = policy, .compute = compute});
+        SGD optimizer(engine->optimizer_tensors(), SGDOptions(kRate));
+        engine->backward((net.forward(inputs(0).to(compute)) - targets(0).to(compute)).square().mean());
+        const parallel::DataParallel::Held held(*engine);
+        engine->step(optimizer);
+        const Weights masters = weights_of(*engine);
+        for (const auto& [name, param] : parameters_of(net))
+          EXPECT_TRUE(at::equal(param.detach(), masters.at(name).to(compute))) << policy << ": " << name;
+        EXPECT_TRUE(net.forward(inputs(1).to(compute)).isfinite().all().item<bool>());
+      });
+    }
+  }
+}
+
+TEST(OwnLoopCorners, AModuleIsWrappedAgainUnderAnotherPolicy) {
+  Net plain(7);
+  const Weights wanted = reference(plain, kRate);
+  run_ranks(2, [&](std::shared_ptr<World> world) {
+    const comm::Mesh mesh = mesh_of(world);
+    Net net(7);
+    for (int64_t step = 0; step < kSteps; ++step) {
+      const auto engine = wrap(net, mesh, {.policy = kPolicies[step % std::size(kPolicies)]});
+      SGD optimizer(engine->optimizer_tensors(), SGDOptions(kRate));
+      engine->backward(loss_of(net, step, mesh));
+      optimizer.step();
+    }
+    expect_close(copies(parameters_of(net)), wanted, "the module alone");
+  });
+}
+
+TEST(OwnLoopCorners, AnOptimizerThatThrowsLeavesTheGradient) {
+  struct Broken : SGD {
+    using SGD::SGD;
+    torch::Tensor step(LossClosure) override { throw std::runtime_error("no step"); }
+  };
+  run_ranks(2, [](std::shared_ptr<World> world) {
+    const comm::Mesh mesh = mesh_of(world);
+    for (const char* policy : kPolicies) {
+      Net net(7);
+      const auto engine = wrap(net, mesh, {.policy = policy});
+      Broken broken(engine->optimizer_tensors(), SGDOptions(kRate));
+      SGD right(engine->optimizer_tensors(), SGDOptions(kRate));
+      engine->backward(loss_of(net, 0, mesh));
+      EXPECT_THROW(engine->step(broken), std::runtime_error);
+      engine->step(right);
+      EXPECT_THROW(engine->step(right), LogicError) << "there is no gradient any more";
+    }
+  });
+}
+
+TEST(OwnLoopCorners, MicroBatchesWithoutWeightCountForNothing) {
+  Net plain(7);
+  const Weights wanted = reference(plain, kRate);
+  for (const char* policy : kPolicies) {
+    run_ranks(2, [&](std::shared_ptr<World> world) {
+      const comm::Mesh mesh = mesh_of(world);
+      Net net(7);
+      const auto engine = wrap(net, mesh, {.policy = policy});
+      const auto optimizer = optim::sgd(engine->optimizer_params(), {.lr = kRate});
+      for (int64_t step = 0; step < kSteps; ++step) {
+        engine->accumulate(loss_of(net, step + 100, mesh), 0.0);
+        engine->backward(loss_of(net, step, mesh), 0.25);
+        engine->step(*optimizer);
+      }
+      expect_close(weights_of(*engine), wanted, policy);
+      engine->accumulate(loss_of(net, 0, mesh), 0.0);
+      expect_refusal([&] { engine->backward(loss_of(net, 0, mesh), 0.0); }, {"weight 0"});
+      engine->backward(loss_of(net, 0, mesh));
+      engine->step(*optimizer);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace trireme::test
