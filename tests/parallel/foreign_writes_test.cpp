@@ -271,9 +271,15 @@ TEST(ShardedModule, RefusesTorchSaveAndGivesItWhenHeld) {
         if (sharded) expect_thrown([&] { save(); }, {"save_weights(engine, path)", "not gathered"}, what);
         Net copy(1);
         copy.to(dtype);
-        const DataParallel::Held held(*engine);
-        read_archive(copy, save());
-        expect_equal(copies(parameters_of(copy)), copies(parameters_of(net)), what);
+        {
+          const DataParallel::Held held(*engine);
+          read_archive(copy, save());
+          expect_equal(copies(parameters_of(copy)), copies(parameters_of(net)), what);
+        }
+        Weights saved = copies(parameters_of(copy));
+        for (auto& [name, weight] : saved) weight = weight.to(at::kFloat);
+        const auto again = wrap(copy, mesh, layout, dtype);  // its parameters are parts of one storage
+        expect_equal(weights_of(*again), saved, what + ", wrapped");
       });
 }
 

@@ -183,6 +183,7 @@ void FlatUnit::drop_gradients() {
   reduced_any_ = false;
   whole_sum_.reset();
   forget_gradients();
+  hide_piece_gradients();
   if (!keeps_gradients()) shared_.gradients().free(full_grads_);
 }
 

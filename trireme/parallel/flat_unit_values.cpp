@@ -20,6 +20,16 @@ bool share_storage(const at::Tensor& a, const at::Tensor& b) {
   return a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl();
 }
 
+/// The part of `flat` that is the parameter. Its storage may be freed, which views made by operators do not
+/// allow.
+at::Tensor place_in(const at::Tensor& flat, const plan::FlatEntry& entry) {
+  at::Tensor place =
+      at::detail::make_tensor<c10::TensorImpl>(c10::Storage(flat.storage()), flat.key_set(), flat.dtype());
+  place.unsafeGetTensorImpl()->set_sizes_contiguous(entry.shape);
+  place.unsafeGetTensorImpl()->set_storage_offset(entry.offset);
+  return place;
+}
+
 /// Elements [part.begin, part.end) of a buffer that begins at element `begin` of the unit.
 at::Tensor slice_of(const at::Tensor& buffer, int64_t begin, const plan::Range& part) {
   return buffer.narrow(0, part.begin - begin, part.size());
@@ -75,7 +85,7 @@ void FlatUnit::take_replaced(size_t index) {
   check_replacement(index);
   at::Tensor leaf = params_[index].second;
   take_values(index, leaf, layout_.entries()[index].offset);
-  leaf.set_data(view_of(full_params_, index));
+  leaf.set_data(place_in(full_params_, layout_.entries()[index]));
   nn::lend_gradient(leaf, gradients_live_ ? view_of(full_grads_, index) : at::Tensor());
   versions_[index] = version_of(leaf);
 }
