@@ -307,7 +307,7 @@ TEST(State, SavedByOnePolicyGoesOnUnderAnyOtherWithTheSameBits) {
         }
       }
       for (const int64_t others : {1, 2, 3}) {
-        for (const Layout& to : layouts(others)) {
+        for (const Layout& to : {Layout{"zero2"}, Layout{"fsdp"}}) {
           run_ranks(others, [&](std::shared_ptr<World> world) {
             expect_close(resumed(to, world, config, path), wanted, to.label(others));
           });

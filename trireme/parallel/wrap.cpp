@@ -38,7 +38,8 @@ void check_parameters(const Module& module, const char* operation) {
   for (const auto& [name, aliases, param] : params) {
     if (nn::has_lender(param)) {
       throw LogicError(
-          "[parallel.{}] parameter {} of {} is an engine's: the module has been wrapped already; end that engine "
+          "[parallel.{}] parameter {} of {} is an engine's: the module has been wrapped already; end that "
+          "engine "
           "first",
           operation, name, module.name());
     }
