@@ -1,9 +1,10 @@
-"""The other side of docs/your_module.md: the same steps in PyTorch, for 'torchrun --nproc_per_node N pytorch.py'."""
+"""The other side of docs/your_module.md: the same steps in PyTorch.
 
-import contextlib
+    torchrun --nproc_per_node 2 pytorch.py FOLDER
+"""
+
 import os
 import sys
-import tempfile
 
 import torch
 import torch.distributed as dist
@@ -228,8 +229,7 @@ def main():
     accumulation(rank, ranks, mesh)
     validation(rank, ranks, net)
     groups(net)
-    with tempfile.TemporaryDirectory() if ranks == 1 else contextlib.nullcontext(sys.argv[-1]) as folder:
-        checkpoint(net, optimizer, os.path.join(folder, "state"))
+    checkpoint(net, optimizer, os.path.join(sys.argv[1], "state"))
     uneven(rank, ranks)
     mixed_precision(rank, ranks, mesh)
     frozen(rank, ranks, mesh)

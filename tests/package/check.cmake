@@ -39,11 +39,27 @@ build_consumer(plan -DCOMPONENTS=plan "-DTRIREME_TORCH_DIR=${WORK}/no torch here
 if(TORCH_ROOT)
   build_consumer(full "-DTRIREME_TORCH_DIR=${TORCH_ROOT}")
   run("${WORK}/full/full" "${WORK}/tensors.safetensors")
-  run(${CMAKE_COMMAND} -S "${CMAKE_CURRENT_LIST_DIR}/../../examples/own_module" -B "${WORK}/own_module" -G Ninja
-      "-DCMAKE_PREFIX_PATH=${moved}" -DCMAKE_BUILD_TYPE=Release -DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF
-      "-DTRIREME_TORCH_DIR=${TORCH_ROOT}")
-  run(${CMAKE_COMMAND} --build "${WORK}/own_module")
+  foreach(example own_module your_module)
+    run(${CMAKE_COMMAND} -S "${CMAKE_CURRENT_LIST_DIR}/../../examples/${example}" -B "${WORK}/${example}" -G Ninja
+        "-DCMAKE_PREFIX_PATH=${moved}" -DCMAKE_BUILD_TYPE=Release -DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF
+        "-DTRIREME_TORCH_DIR=${TORCH_ROOT}")
+    run(${CMAKE_COMMAND} --build "${WORK}/${example}")
+  endforeach()
   foreach(ranks 1 2 3)
-    run("${moved}/bin/trireme" launch -n ${ranks} "${WORK}/own_module/own_module")
+    set(launch "${moved}/bin/trireme" launch -n ${ranks})
+    run(${launch} "${WORK}/own_module/own_module")
+    # What docs/your_module.md shows.
+    file(MAKE_DIRECTORY "${WORK}/steps-${ranks}")
+    run(${launch} "${WORK}/your_module/steps" "${WORK}/steps-${ranks}")
+    # A run that is called again ends as one that was not interrupted.
+    set(program "${WORK}/your_module/your_module")
+    execute_process(COMMAND ${launch} "${program}" "${WORK}/whole-${ranks}" 30 OUTPUT_VARIABLE whole
+                    COMMAND_ERROR_IS_FATAL ANY)
+    run(${launch} "${program}" "${WORK}/parts-${ranks}" 20)
+    execute_process(COMMAND ${launch} "${program}" "${WORK}/parts-${ranks}" 30 OUTPUT_VARIABLE parts
+                    COMMAND_ERROR_IS_FATAL ANY)
+    if(NOT whole MATCHES "step 30 accuracy 0[.][6-9]" OR NOT whole STREQUAL parts)
+      message(FATAL_ERROR "your_module on ${ranks} ranks: without interruption '${whole}', with one '${parts}'")
+    endif()
   endforeach()
 endif()

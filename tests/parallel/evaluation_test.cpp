@@ -319,6 +319,31 @@ TEST(Evaluation, SeesWhatAnOptimizerOfTorchHasWritten) {
   }
 }
 
+TEST(Evaluation, WritesBeforeAndWithinCount) {
+  Net plain(7);
+  const at::NoGradGuard no_grad;
+  plain.blocks[1]->w2.fill_(0.1);
+  double wanted = 0.0;
+  for (int64_t batch = 0; batch < 5; ++batch) wanted += loss_of(plain, batch) / (5 * kBatch);
+  for (const char* policy : {"ddp", "zero2", "fsdp"}) {
+    for (const Keep keep : kBothWays) {
+      run_ranks(2, [&](std::shared_ptr<World> world) {
+        const at::NoGradGuard nothing_recorded;
+        const comm::Mesh mesh = mesh_of(world);
+        Net net(7);
+        const auto engine = wrap(net, mesh, {.policy = policy});
+        net.blocks[1]->w2.fill_(0.1);
+        EXPECT_NEAR(evaluate(net, *engine, mesh, keep), wanted, 1e-6 * wanted) << policy;
+        {
+          const auto evaluation = engine->evaluate(keep);
+          net.blocks[2]->b1.fill_(3.0);
+        }
+        EXPECT_TRUE(at::equal(weights_of(*engine).at("blocks.2.b1"), at::full({Net::kWidth}, 3.0))) << policy;
+      });
+    }
+  }
+}
+
 TEST(Evaluation, TrainsNothing) {
   run_ranks(2, [](std::shared_ptr<World> world) {
     const comm::Mesh mesh = mesh_of(world);

@@ -38,6 +38,7 @@ Evaluation::Evaluation(DataParallel& engine, Keep keep)
   engine_.check_usable();
   engine_.check_not_evaluating("evaluate");
   engine_.notice_update();
+  engine_.take_writes();
   for (const auto& unit : engine_.units_) was_whole_.push_back(unit->is_whole());
   engine_.current_.reset();
   engine_.evaluation_ = this;
@@ -59,6 +60,7 @@ Evaluation::~Evaluation() {
   if (!gathers_) --engine_.held_;
   if (engine_.held_ > 0) return;
   try {
+    engine_.take_writes();
     for (size_t unit = 0; unit < was_whole_.size(); ++unit) {
       if (!was_whole_[unit] || (gathers_ && unit > 0)) engine_.units_[unit]->reshard();
     }
