@@ -9,6 +9,7 @@
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -27,7 +28,8 @@ using namespace test;
 using parallel::On;
 
 std::string scratch(const std::string& name) {
-  const auto folder = std::filesystem::temp_directory_path() / "trireme-state-test";
+  const auto folder =
+      std::filesystem::temp_directory_path() / fmt::format("trireme-state-test-{}", ::getpid());
   std::filesystem::create_directories(folder);
   return (folder / name).string();
 }
