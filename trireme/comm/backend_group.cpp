@@ -40,8 +40,7 @@ constexpr const char* kRankMissing =
 constexpr const char* kRanksDiverged =
     "the ranks are all there but ran different things, as when one has no batch left or takes another way "
     "through the model; all ranks must run the same units in the same order: over uneven data validate "
-    "within "
-    "engine.evaluate(), and train with any_rank() and shadow_micro_batch()";
+    "within engine.evaluate(), and train with any_rank() and shadow_micro_batch()";
 
 bool is_disagreement(const std::exception& error) {
   return dynamic_cast<const Disagreement*>(&error) != nullptr;

@@ -40,8 +40,7 @@ void Dataset::check_ids(int64_t index, std::span<const int64_t> tokens) const {
   if (beyond == tokens.end()) return;
   throw DataError(
       "[data.dataset] {}: token {} of sample {} is outside the vocabulary of {} of its index.json; delete "
-      "the "
-      "folder and prepare the data again",
+      "the folder and prepare the data again",
       folder_, *beyond, index, vocab_size_);
 }
 

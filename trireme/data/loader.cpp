@@ -45,9 +45,8 @@ void check_tokens(std::span<const int64_t> tokens, int64_t sample, int64_t vocab
   const auto found = std::ranges::find_if(tokens, outside);
   if (found == tokens.end()) return;
   throw DataError(
-      "[data.loader] token {} at position {} of sample {} is outside of the model's vocabulary of {}; train "
-      "with "
-      "model.vocab_size={} or more, or prepare the data with the model's tokenizer",
+      "[data.loader] token {} at position {} of sample {} is outside of the model's vocabulary of {}; "
+      "train with model.vocab_size={} or more, or prepare the data with the model's tokenizer",
       *found, found - tokens.begin(), sample, vocab_size, *found + 1);
 }
 

@@ -121,8 +121,7 @@ std::string DataParallel::describe() const {
       state.optimizer > 0 ? fmt::format("fp32 masters of {}, ", bytes(state.optimizer)) : "";
   return fmt::format(
       "{}\n{}between steps a rank holds parameters of {}, {}gradients of {}, and the optimizer's moments; "
-      "gradients "
-      "travel in {}\n",
+      "gradients travel in {}\n",
       summary(), table_of(rows_of(units_, options_.compute, gathers() ? groups_.shard->size() : 1)),
       bytes(state.parameters), masters, bytes(state.gradients), dtype_name(options_.reduce));
 }

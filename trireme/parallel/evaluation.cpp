@@ -94,8 +94,7 @@ std::vector<Evaluation::Code> Evaluation::exchange(Code mine) const {
   const std::vector<int64_t>& ranks = engine_.mesh_.dp->ranks();
   throw LogicError(
       "[parallel.evaluate] rank {} {} where rank {} {}; with Keep::kByUnit all ranks with a batch run the "
-      "same "
-      "units in the same order between two calls of next(): run the same code for every batch, or use "
+      "same units in the same order between two calls of next(): run the same code for every batch, or use "
       "Keep::kWhole",
       ranks[static_cast<size_t>(other - codes.begin())], in_words(*other),
       ranks[static_cast<size_t>(first - codes.begin())], in_words(*first));

@@ -161,8 +161,7 @@ void FlatUnit::reshard() {
   shared_.storage.free(full_params_);
   refuse_use(
       "are sharded and not gathered on this rank; hold them (parallel::DataParallel::Held) for code that "
-      "reads "
-      "their memory, and write them with parallel::save_weights(engine, path) in place of torch::save");
+      "reads their memory, and write them with parallel::save_weights(engine, path) in place of torch::save");
   forward_slice_.reset();
 }
 

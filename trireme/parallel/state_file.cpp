@@ -156,8 +156,7 @@ Notes load(DataParallel& engine, OptimizerState* optimizer, const std::string& p
     if (optimizer != nullptr && !reader->metadata().contains(kStateMark))
       throw DataError(
           "[parallel.state_file] {} holds weights and no optimizer's state; load it with load_weights, or "
-          "save with "
-          "save_state",
+          "save with save_state",
           path);
     if (optimizer != nullptr) want_optimizer(*reader, engine, *optimizer);
     reader->check(options, /*ignores_optimizer=*/optimizer == nullptr);

@@ -108,8 +108,7 @@ std::vector<std::vector<at::Tensor>> pieces_of(DataParallel& engine,
       if (place == places.end())
         throw LogicError(
             "[parallel.state] the optimizer has a tensor [{}] that is none of engine->optimizer_tensors(); "
-            "build "
-            "it over them, and save tensors of your own apart",
+            "build it over them, and save tensors of your own apart",
             fmt::join(tensor.sizes(), ", "));
       pieces[place->second.first][place->second.second] = tensor;
     }
@@ -194,9 +193,8 @@ std::unique_ptr<OptimizerState> state_of(DataParallel& engine, torch::optim::Opt
   if (dynamic_cast<Adagrad*>(&optimizer) != nullptr)
     return std::make_unique<TorchState<AdagradParamState, AdagradOptions>>(engine, optimizer);
   throw LogicError(
-      "[parallel.state] the state of {} is not known here; use AdamW, Adam, SGD, RMSprop or Adagrad, or keep "
-      "it "
-      "with torch::save on every rank and save_weights() beside it",
+      "[parallel.state] the state of {} is not known here; use AdamW, Adam, SGD, RMSprop or Adagrad, or "
+      "keep it with torch::save on every rank and save_weights() beside it",
       c10::demangle(typeid(optimizer).name()));
 }
 

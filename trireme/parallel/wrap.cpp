@@ -39,8 +39,7 @@ void check_parameters(const Module& module, const char* operation) {
     if (nn::has_lender(param)) {
       throw LogicError(
           "[parallel.{}] parameter {} of {} is an engine's: the module has been wrapped already; end that "
-          "engine "
-          "first",
+          "engine first",
           operation, name, module.name());
     }
     if (!param.is_floating_point() || param.device() != first.device()) {

@@ -409,8 +409,7 @@ Schedule scheduled_in_time(const Schedule& given, const PassCosts& costs) {
     if (ranks[rank].done()) continue;
     throw ConfigError(
         "[plan.schedule] rank {} cannot go on within {:g} bytes of activations; raise the limit, or take "
-        "more "
-        "ranks or smaller micro-batches",
+        "more ranks or smaller micro-batches",
         rank, costs.memory_limit);
   }
   return schedule;
