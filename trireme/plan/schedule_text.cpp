@@ -1,0 +1,100 @@
+// Schedules as text: passes by their letters, and files of a line a rank.
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <utility>
+
+#include "trireme/base/error.h"
+#include "trireme/plan/schedule.h"
+
+namespace trireme::plan {
+namespace {
+
+using Kind = StagePass::Kind;
+constexpr std::string_view kLetters = "FBIW";
+
+/// Takes a number off the front; none when there is none.
+std::optional<int64_t> take_number(std::string_view& text) {
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || number < 0 || text.starts_with('-')) return std::nullopt;
+  text.remove_prefix(static_cast<size_t>(end - text.data()));
+  return number;
+}
+
+std::optional<StagePass> parse_pass(std::string_view text) {
+  const auto stage = take_number(text);
+  if (!stage || text.empty()) return std::nullopt;
+  const size_t letter = kLetters.find(text.front());
+  text.remove_prefix(1);
+  const auto micro_batch = take_number(text);
+  if (letter == std::string_view::npos || !micro_batch || !text.empty()) return std::nullopt;
+  return StagePass{static_cast<Kind>(letter), *stage, *micro_batch};
+}
+
+std::string_view without_blanks(std::string_view text) {
+  const auto first = text.find_first_not_of(" \t\r"), last = text.find_last_not_of(" \t\r");
+  return first == std::string_view::npos ? std::string_view() : text.substr(first, last - first + 1);
+}
+
+std::vector<StagePass> parse_line(std::string_view line, size_t number) {
+  std::vector<StagePass> passes;
+  for (size_t begin = 0; begin <= line.size();) {
+    const size_t end = std::min(line.find_first_of(",+", begin), line.size());
+    const std::string_view cell = without_blanks(line.substr(begin, end - begin));
+    const bool joins = end < line.size() && line[end] == '+';
+    begin = end + 1;
+    if (cell.empty()) continue;
+    const auto pass = parse_pass(cell);
+    if (!pass) {
+      throw ConfigError(
+          "[plan.schedule] line {}: '{}' is no pass; write stage, one of F, B, I, W, and micro-batch: 2F3",
+          number, cell.substr(0, 40));
+    }
+    passes.push_back(*pass);
+    passes.back().with_next = joins;
+  }
+  return passes;
+}
+
+}  // namespace
+
+std::string to_text(const StagePass& pass) {
+  return fmt::format("{}{}{}", pass.stage, kLetters[static_cast<size_t>(pass.kind)], pass.micro_batch);
+}
+
+std::string to_csv(const Schedule& schedule) {
+  std::string text;
+  for (const auto& passes : schedule.ranks) {
+    for (size_t i = 0; i < passes.size(); ++i) {
+      if (i > 0) text += passes[i - 1].with_next ? '+' : ',';
+      text += to_text(passes[i]);
+    }
+    text += '\n';
+  }
+  return text;
+}
+
+Schedule from_csv(std::string_view text, Placement placement, std::string name) {
+  Schedule schedule;
+  schedule.name = std::move(name);
+  schedule.placement = placement;
+  schedule.stages = schedule.micro_batches = 0;
+  size_t number = 0;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    const std::string_view line = without_blanks(text.substr(0, end));
+    text.remove_prefix(std::min(text.size(), end + 1));
+    ++number;
+    if (line.empty()) continue;
+    schedule.ranks.push_back(parse_line(line, number));
+    for (const StagePass& pass : schedule.ranks.back()) {
+      schedule.stages = std::max(schedule.stages, pass.stage + 1);
+      schedule.micro_batches = std::max(schedule.micro_batches, pass.micro_batch + 1);
+    }
+  }
+  if (schedule.stages == 0) throw ConfigError("[plan.schedule] {} holds no passes", schedule.name);
+  return schedule;
+}
+
+}  // namespace trireme::plan
