@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "trireme/base/error.h"
+#include "tests/support/refusal.h"
 #include "trireme/base/hash.h"
 #include "trireme/parallel/wrap.h"
 
@@ -152,18 +152,6 @@ inline Weights train(Net& net, parallel::DataParallel& engine, const comm::Mesh&
 
 inline comm::Mesh mesh_of(const std::shared_ptr<comm::World>& world) {
   return comm::make_mesh(world, plan::MeshShape::fit({}, world->size()));
-}
-
-/// The words that a LogicError of `call` holds.
-template <typename Call>
-inline void expect_refusal(const Call& call, const std::vector<std::string>& words) {
-  try {
-    call();
-    ADD_FAILURE() << "nothing was refused";
-  } catch (const Error& error) {
-    for (const auto& word : words)
-      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << word << " in " << error.what();
-  }
 }
 
 }  // namespace trireme::test

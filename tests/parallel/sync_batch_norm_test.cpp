@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/refusal.h"
 #include "tests/support/spawn.h"
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
@@ -23,6 +24,7 @@ using comm::Group;
 using comm::World;
 using parallel::SyncBatchNorm;
 using parallel::SyncBatchNormOptions;
+using test::expect_refusal;
 using test::run_ranks;
 using Counts = std::vector<int64_t>;  // rows of the batch, by rank
 
@@ -120,18 +122,6 @@ void expect_close(const Outcome& got, const Outcome& wanted, double tolerance, c
   expect_close(got.d_bias, wanted.d_bias, tolerance, what + ": d_bias");
   expect_close(got.running_mean, wanted.running_mean, tolerance, what + ": running_mean");
   expect_close(got.running_var, wanted.running_var, tolerance, what + ": running_var");
-}
-
-/// The words that an error of `call` holds.
-template <typename Call>
-void expect_refusal(const Call& call, const std::vector<std::string>& words) {
-  try {
-    call();
-    ADD_FAILURE() << "nothing was refused";
-  } catch (const Error& error) {
-    for (const auto& word : words)
-      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << word << " in " << error.what();
-  }
 }
 
 TEST(SyncBatchNorm, EqualsOneProcessOnTheWholeBatch) {
