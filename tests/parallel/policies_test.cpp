@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/engine_on_model.h"
+#include "tests/support/planned_step.h"
 #include "tests/support/tiny_training.h"
 #include "trireme/base/error.h"
 #include "trireme/nn/init.h"
@@ -203,9 +204,9 @@ TEST(Law5, BytesHeldAndSentAreThoseOfThePlan) {
               .wire_as_computed = compute == reduce,
               .accumulation = accumulation,
               .reduces_once = reduce_when != kEvery};
-          EXPECT_EQ(outcome.state, plan::engine_state(facts.units, setting))
+          EXPECT_EQ(outcome.state, plan::state_bytes(test::planned_step(facts.units, setting)))
               << run.policy << ", " << bytes << " bytes, accumulation " << accumulation;
-          EXPECT_EQ(outcome.step_bytes, plan::engine_wire_bytes(facts.units, setting))
+          EXPECT_EQ(outcome.step_bytes, test::planned_step(facts.units, setting).wire_bytes())
               << run.policy << ", " << bytes << " bytes, accumulation " << accumulation;
         }
       }
@@ -220,7 +221,7 @@ TEST(Law5, SocketsCarryTheBytesOfThePlan) {
     const TinyOutcome outcome = train_tiny(run);
     const plan::EngineSetting setting{.policy = plan::find_policy(run.policy),
                                       .mesh = plan::MeshShape({1, run.replicas, 4 / run.replicas, 1, 1})};
-    const int64_t planned = 4 * plan::engine_wire_bytes(facts.units, setting);
+    const int64_t planned = 4 * test::planned_step(facts.units, setting).wire_bytes();
     EXPECT_GE(outcome.socket_bytes, planned) << run.policy;
     EXPECT_LE(outcome.socket_bytes, planned + planned / 10)
         << run.policy << ": beyond the headers of messages";

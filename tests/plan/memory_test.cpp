@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 
+#include "tests/support/planned_step.h"
 #include "trireme/base/env.h"
 #include "trireme/base/text.h"
 #include "trireme/plan/flat_layout.h"
@@ -17,6 +19,10 @@ EngineSetting setting_of(const std::string& policy, int64_t shards, int64_t comp
           .mesh = MeshShape({1, replicas, shards, 1, 1}),
           .compute_bytes = compute_bytes,
           .wire_bytes = compute_bytes};
+}
+
+StateBytes engine_state(const std::vector<UnitSpec>& units, const EngineSetting& setting) {
+  return state_bytes(test::planned_step(units, setting));
 }
 
 /// Model states as the ZeRO paper counts them (Rajbhandari et al. 2020, section 3.1): gradients in the
@@ -86,7 +92,7 @@ TEST(EngineState, PaddingIsCountedAndReplicasDoNotShard) {
 TEST(EngineWireBytes, AreTheVolumesOfThePapers) {
   constexpr int64_t kRanks = 4, kPart = 3 * 4 * kParams / kRanks, kRoot = 3 * 4 * 8000 / kRanks;
   constexpr int64_t kLast = 3 * 4 * 16000 / kRanks;
-  const auto sent = [](EngineSetting setting) { return engine_wire_bytes(kUnits, setting); };
+  const auto sent = [](EngineSetting setting) { return test::planned_step(kUnits, setting).wire_bytes(); };
   EXPECT_EQ(sent(setting_of("ddp", kRanks, 4)), 2 * kPart);
   EXPECT_EQ(sent(setting_of("zero1", kRanks, 4)), 2 * kPart);
   EXPECT_EQ(sent(setting_of("zero2", kRanks, 4)), 2 * kPart);
@@ -106,24 +112,29 @@ TEST(ActivationBytes, AreSavedBytesPerTokenTimesTokens) {
   EXPECT_EQ(activation_bytes(facts, 4 * 128), 768);
 }
 
-// Of the units above, with one gathered ahead: root + c + head in 2 bytes; and gradients of root + the
-// largest.
+// The moments at which units of the sizes above hold most, one gathered ahead of the one in use where
+// communication runs beside computation.
 TEST(GatheredBytes, AreWholeParametersAndGradientsOfUnitsInFlight) {
   constexpr int64_t kRoot = 8000, kBlock = 33024, kHead = 16000;
-  const auto gathered = [](const char* policy, Device device, int64_t prefetch) {
-    return gathered_bytes(kUnits, setting_of(policy, 4, 2), prefetch, device);
+  const auto gathered = [](const char* policy, bool beside, int64_t prefetch = 1, int64_t accumulation = 1) {
+    EngineSetting setting = setting_of(policy, 4, 2);
+    setting.beside = beside;
+    setting.prefetch = prefetch;
+    setting.accumulation = accumulation;
+    return gathered_bytes(test::planned_step(kUnits, setting));
   };
-  EXPECT_EQ(gathered("ddp", Device::kCpu, 1), 0);
-  EXPECT_EQ(gathered("zero1", Device::kCpu, 1), 0);
-  EXPECT_EQ(gathered("zero2", Device::kCpu, 1), 2 * (kRoot + kBlock));
-  EXPECT_EQ(gathered("zero2", Device::kCuda, 1), 2 * (kRoot + kBlock + kHead));
-  EXPECT_EQ(gathered("zero3", Device::kCpu, 0), 2 * 2 * (kRoot + kBlock));
-  EXPECT_EQ(gathered("zero3", Device::kCpu, 1), 2 * (kRoot + kBlock + kHead) + 2 * (kRoot + kBlock));
-  EXPECT_EQ(gathered("zero3", Device::kCpu, 9), gathered("zero3", Device::kCpu, 1)) << "there are no more";
-  EXPECT_EQ(gathered("fsdp:shard_grad_op", Device::kCpu, 0), 2 * kParams + 2 * (kRoot + kBlock));
-  EngineSetting adds_up = setting_of("zero2", 4, 2);
-  adds_up.accumulation = 2;
-  EXPECT_EQ(gathered_bytes(kUnits, adds_up, 1, Device::kCpu), 2 * (kRoot + kBlock) + 4 * kParams);
+  EXPECT_EQ(gathered("ddp", false), 0);
+  EXPECT_EQ(gathered("zero1", false), 0);
+  EXPECT_EQ(gathered("zero2", false), 2 * (kRoot + kBlock));
+  EXPECT_EQ(gathered("zero2", true), 2 * (kRoot + kBlock + kHead)) << "the head is still being reduced";
+  EXPECT_EQ(gathered("zero3", false), 2 * 2 * (kRoot + kBlock)) << "in the backward pass of the block";
+  EXPECT_EQ(gathered("zero3", true), 2 * (kRoot + kBlock) + 2 * (kRoot + kBlock + kHead));
+  EXPECT_EQ(gathered("zero3", true, 9), gathered("zero3", true, 1)) << "there are no more";
+  EXPECT_EQ(gathered("fsdp:shard_grad_op", false),
+            std::max(2 * kParams + 2 * (kRoot + kHead), 2 * 2 * (kRoot + kBlock)));
+  // Sums of the first micro-batch: of the head while the block is added, or all in the second one.
+  EXPECT_EQ(gathered("zero2", false, 1, 2), std::max(4 * kParams + 2 * (kRoot + kHead),
+                                                     4 * (kHead + kBlock) + 2 * (kRoot + kBlock)));
 }
 
 TEST(RankBytes, AddUpToThePeakAndNeverOverflow) {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "tests/support/engine_on_model.h"
+#include "tests/support/planned_step.h"
 #include "tests/support/tiny_training.h"
 #include "trireme/kernels/allocation_watch.h"
 #include "trireme/plan/memory.h"
@@ -107,11 +108,11 @@ TEST(AllocatedState, IsWhatThePlanSaysBesideWhatUnitsTakeTurnsWith) {
         const parallel::Options options{
             .policy = plan::find_policy(row), .compute = compute, .reduce = compute};
         const int64_t element_bytes = plan::bytes_of(dtype_of(compute));
-        const int64_t planned = plan::engine_state(facts.units, {.policy = options.policy,
-                                                                 .mesh = plan::MeshShape::fit({}, ranks),
-                                                                 .compute_bytes = element_bytes,
-                                                                 .wire_bytes = element_bytes})
-                                    .total();
+        const plan::EngineSetting setting{.policy = options.policy,
+                                          .mesh = plan::MeshShape::fit({}, ranks),
+                                          .compute_bytes = element_bytes,
+                                          .wire_bytes = element_bytes};
+        const int64_t planned = plan::state_bytes(test::planned_step(facts.units, setting)).total();
         const int64_t turns = ranks == 1 ? 0 : taken_in_turns(facts, options.policy, element_bytes);
         const auto body = [&](const std::shared_ptr<comm::World>& world) {
           const int64_t held = held_after_two_steps(config, facts, world, options);

@@ -78,8 +78,11 @@ RunPlan plan_run(const plan::Config& config, plan::Device device, int64_t ranks,
   run.mesh = plan::MeshShape::fit(config.parallel, ranks);
   run.batch = plan::plan_batch(config.train.global_batch, config.train.micro_batch, run.mesh.dp_size());
   run.facts = plan::describe(config.model, config.data.seq_len, config.precision, config.memory);
-  run.needed = plan::rank_bytes(config, run.facts, run.batch,
-                                plan::engine_setting(config, run.mesh, run.batch.accumulation), device);
+  run.needed = plan::rank_bytes(
+      config, run.facts, run.batch,
+      plan::config_program(config, run.facts, run.batch,
+                           plan::engine_setting(config, run.mesh, run.batch.accumulation, device)),
+      device);
   return run;
 }
 
@@ -90,15 +93,15 @@ std::string fit_text(const RunPlan& run, int64_t rank_bytes) {
 }
 
 report::CostRow predicted_cost(const plan::Config& config, const RunPlan& run, const plan::Policy& policy) {
-  plan::EngineSetting setting = plan::engine_setting(config, run.mesh, run.batch.accumulation);
+  plan::EngineSetting setting = plan::engine_setting(config, run.mesh, run.batch.accumulation, run.device);
   setting.policy = policy;
-  const std::vector<plan::UnitSpec> units = plan::engine_units(config, run.facts);
-  const plan::RankBytes needed = plan::rank_bytes(config, run.facts, run.batch, setting, run.device);
+  const plan::StepProgram program = plan::config_program(config, run.facts, run.batch, setting);
+  const plan::RankBytes needed = plan::rank_bytes(config, run.facts, run.batch, program, run.device);
   const plan::StateBytes& state = needed.state;
   report::CostRow row;
   row.policy = policy.label();
   row.cost.predicted = {state.parameters, state.gradients, state.optimizer};
-  row.cost.predicted_wire_bytes = plan::engine_wire_bytes(units, setting);
+  row.cost.predicted_wire_bytes = program.wire_bytes(run.batch.accumulation);
   row.cost.predicted_activation_bytes = needed.activations;
   row.cost.predicted_gathered_bytes = needed.gathered;
   row.cost.predicted_peak_bytes = needed.peak() - (run.device == Device::kCuda ? needed.baseline : 0);

@@ -5,24 +5,15 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
-#include <cmath>
+#include <utility>
 
 #include "trireme/base/error.h"
-#include "trireme/base/text.h"
 #include "trireme/kernels/device.h"
 #include "trireme/kernels/range.h"
 #include "trireme/nn/torch_internals.h"
 #include "trireme/parallel/recording.h"
 
 namespace trireme::parallel {
-namespace {
-
-/// Reductions under way at once: more would only hold more whole gradients.
-constexpr size_t kReductionsInFlight = 2;
-constexpr size_t kNamesInErrors = 8;
-
-}  // namespace
-
 size_t DataParallel::index_of(const std::string& unit) const {
   const auto found = index_.find(unit);
   TRIREME_CHECK(found != index_.end(),
@@ -30,45 +21,13 @@ size_t DataParallel::index_of(const std::string& unit) const {
   return found->second;
 }
 
-/// Every collective of a pass, and every use of memory that ranks share, begins here, so that a rank without
-/// data can do the same in the same order.
-void DataParallel::act(Action action, size_t unit) {
-  if (evaluation_ != nullptr) {
-    const bool gathers = action == Action::kUnshard;
-    evaluation_->before(encode({action, unit}), units_[unit]->is_whole() != gathers);
-  } else if (records()) {
-    tape_.push_back({action, unit});
+std::pair<size_t, size_t> DataParallel::place_of(const std::string& parameter) const {
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    const auto& params = units_[unit]->params();
+    const auto found = std::ranges::find(params, parameter, &std::pair<std::string, at::Tensor>::first);
+    if (found != params.end()) return {unit, static_cast<size_t>(found - params.begin())};
   }
-  perform(action, unit);
-}
-
-void DataParallel::perform(Action action, size_t unit) {
-  switch (action) {
-    case Action::kUnshard: {
-      const kernels::TraceRange range("gather " + units_[unit]->name());
-      return units_[unit]->start_unshard();
-    }
-    case Action::kReshardAfterForward:
-      return units_[unit]->reshard_after_forward();
-    case Action::kReshard:
-      return units_[unit]->reshard();
-    case Action::kPrepareGradients:
-      return units_[unit]->prepare_gradients();
-    case Action::kReduce:
-      incomplete_[unit] = 0;
-      completed_.push_back(unit);
-      return launch_ready();
-  }
-}
-
-/// Whether the gradients of this micro-batch are reduced, or added to those of the next.
-bool DataParallel::reduces() const {
-  return last_micro_batch_ || options_.reduce_when == ReduceWhen::kEveryMicroBatch;
-}
-
-/// Validation has no backward pass, so a rank without data has nothing of it to repeat.
-bool DataParallel::records() const {
-  return in_backward_ || (at::GradMode::is_enabled() && evaluation_ == nullptr);
+  throw LogicError("[parallel.data_parallel] there is no parameter {}; take a name of units()", parameter);
 }
 
 void DataParallel::begin_forward() {
@@ -76,66 +35,27 @@ void DataParallel::begin_forward() {
   notice_update();
   take_writes();
   current_.reset();
-  if (evaluation_ == nullptr) {  // it may come between the forward and the backward pass of a step
-    visits_.clear();
-    tape_.clear();
-  }
-  if (use_from_ == UseFrom::kBuckets) {
-    for (const auto& unit : units_) unit->unshard();
-  } else {
-    enter_forward(0);
-  }
-}
-
-void DataParallel::enter_forward(size_t unit) {
-  act(Action::kUnshard, unit);
-  units_[unit]->unshard();
-  if (records() && std::ranges::find(visits_, unit) == visits_.end()) visits_.push_back(unit);
-  if (!beside_) return;
-  const auto place = std::ranges::find(forward_order_, unit);
-  const auto rest = std::distance(place, forward_order_.end());
-  for (int64_t ahead = 1; ahead <= options_.prefetch && ahead < rest; ++ahead)
-    act(Action::kUnshard, place[ahead]);
-}
-
-void DataParallel::leave_forward(size_t unit) {
-  if (is_root(unit) || held_ > 0) return;
-  const bool begins_backward = use_from_ == UseFrom::kRunUnit && unit + 1 == units_.size();
-  if (begins_backward && at::GradMode::is_enabled()) return;
-  act(at::GradMode::is_enabled() ? Action::kReshardAfterForward : Action::kReshard, unit);
-}
-
-void DataParallel::enter_backward(size_t unit) {
-  act(Action::kUnshard, unit);
-  units_[unit]->unshard();
-  if (!beside_) return;
-  const auto place = std::ranges::find(forward_order_, unit);
-  if (place == forward_order_.end()) return;
-  const auto before = std::distance(forward_order_.begin(), place);
-  for (int64_t ahead = 1; ahead <= options_.prefetch && ahead <= before; ++ahead) {
-    act(Action::kUnshard, *(place - ahead));
-  }
+  executor_.begin_forward(trains());
 }
 
 at::Tensor DataParallel::run_unit(const std::string& name, const at::Tensor& x,
                                   const std::function<at::Tensor(const at::Tensor&)>& forward) {
   if (use_from_ == UseFrom::kBuckets) return forward(x);
   const size_t unit = index_of(name);
-  enter_forward(unit);
+  executor_.enter_forward(unit);
   const at::Tensor input = nn::call_after_backward(x, [this, unit] {
     end_backward_range();
-    act(Action::kReshard, unit);
+    executor_.leave_backward(unit);
   });
   const kernels::TraceRange range("forward " + name);
   const at::Tensor output = forward(input);
   if (at::GradMode::is_enabled()) {
     nn::call_before_backward(output, [this, unit] {
       begin_backward_range(unit);
-      enter_backward(unit);
-      act(Action::kPrepareGradients, unit);
+      executor_.enter_backward(unit);
     });
   }
-  leave_forward(unit);
+  executor_.leave_forward(unit);
   return output;
 }
 
@@ -173,15 +93,17 @@ void DataParallel::written(size_t token, int64_t offset) {
 }
 
 void DataParallel::use_units(const std::vector<size_t>& units) {
-  for (const size_t unit : units) {
-    if (in_backward_) {
-      enter_backward(unit);
-      continue;
-    }
-    enter_forward(unit);
-    if (current_ && std::ranges::find(units, *current_) == units.end()) leave_forward(*current_);
-    current_ = unit;
+  if (in_backward_) {
+    for (const size_t unit : units) executor_.enter_backward(unit);
+    return;
   }
+  if (!current_ || (trains() && !executor_.trains())) {
+    executor_.begin_forward(trains());
+  } else if (std::ranges::find(units, *current_) == units.end()) {
+    executor_.leave_forward(*current_);
+  }
+  for (const size_t unit : units) executor_.enter_forward(unit);
+  current_ = units.back();
 }
 
 void DataParallel::gradient_complete(size_t unit, size_t param) {
@@ -196,8 +118,10 @@ void DataParallel::gradient_complete(size_t unit, size_t param) {
   go_back_to_stream(guard);
   nn::follow_gradient_writers(units_[unit]->params()[param].second);
   units_[unit]->take_gradient(param);
-  used_[unit][param] = true;
-  if (--incomplete_[unit] == 0) act(Action::kReduce, unit);
+  if (!completion_.take(unit, param)) return;
+  executor_.complete(unit);
+  // Operators announce no end: whatever needs the parameters later gathers them again.
+  if (use_from_ == UseFrom::kOperators) executor_.leave_backward(unit);
 }
 
 /// Autograd runs what belongs to a parameter on the stream that was current when it was first seen. The
@@ -213,69 +137,31 @@ void DataParallel::go_back_to_stream(c10::OptionalStreamGuard& guard) const {
   guard.reset_stream(*stream_);
 }
 
-void DataParallel::launch_ready() {
-  while (launched_ < reduce_order_.size()) {
-    const size_t next = reduce_order_[launched_];
-    if (incomplete_[next] > 0 || std::ranges::find(completed_, next) == completed_.end()) return;
-    ++launched_;
-    launch(next);
-  }
-}
-
-void DataParallel::launch(size_t unit) {
-  if (!units_[unit]->trainable()) return;
-  const kernels::TraceRange range("reduce " + units_[unit]->name());
-  if (reduces()) {
-    ++reductions_;
-    units_[unit]->prepare_gradients();  // what took no part has gradients of zero
-  }
-  units_[unit]->start_reduce(last_micro_batch_);
-  if (use_from_ == UseFrom::kOperators && !is_root(unit)) units_[unit]->reshard();
-  in_flight_.push_back(unit);
-  finish_reductions(beside_ ? kReductionsInFlight : 0);
-}
-
-/// The current stream waits for the reductions in flight, but for the last `left`.
-void DataParallel::finish_reductions(size_t left) {
-  while (in_flight_.size() > left) {
-    units_[in_flight_.front()]->finish_reduce();
-    in_flight_.pop_front();
-  }
-}
-
-void DataParallel::begin_reductions() {
-  complete_ = false;
-  launched_ = 0;
-  completed_.clear();
-  for (size_t unit = 0; unit < units_.size(); ++unit) {
-    units_[unit]->begin_backward();
-    incomplete_[unit] = static_cast<size_t>(std::ranges::count_if(
-        units_[unit]->params(), [](const auto& param) { return param.second.requires_grad(); }));
-    if (incomplete_[unit] == 0) completed_.push_back(unit);
-  }
-}
-
-void DataParallel::end_reductions() {
-  while (launched_ < reduce_order_.size()) launch(reduce_order_[launched_++]);
-  finish_reductions(0);
-  for (size_t unit = 1; unit < units_.size(); ++unit) units_[unit]->reshard();
-}
-
 void DataParallel::backward(const at::Tensor& loss, double weight) {
-  differentiate(loss, weight, /*last=*/true);
+  const double scale = begin_micro_batch(weight);
+  differentiate(loss, at::full({}, scale, loss.options().requires_grad(false)), /*last=*/true);
 }
 
 void DataParallel::accumulate(const at::Tensor& loss, double weight) {
-  differentiate(loss, weight, /*last=*/false);
+  const double scale = begin_micro_batch(weight);
+  differentiate(loss, at::full({}, scale, loss.options().requires_grad(false)), /*last=*/false);
 }
 
-void DataParallel::begin_micro_batch(double weight, bool last) {
+void DataParallel::backward(const at::Tensor& output, const at::Tensor& grad_output, double weight) {
+  begin_micro_batch(weight);
+  differentiate(output, grad_output, /*last=*/true);
+}
+
+void DataParallel::accumulate(const at::Tensor& output, const at::Tensor& grad_output, double weight) {
+  begin_micro_batch(weight);
+  differentiate(output, grad_output, /*last=*/false);
+}
+
+/// Returns what the loss of the micro-batch is multiplied with.
+double DataParallel::begin_micro_batch(double weight) {
   check_usable();
   check_not_evaluating("backward");
-  TRIREME_CHECK(weight >= 0.0 && std::isfinite(weight),
-                "[parallel.backward] rank {}: a micro-batch has the weight {}; give it a number of rows or "
-                "tokens, or leave it out",
-                mesh_.world->rank(), weight);
+  const double scale = mean_.add(weight);
   notice_update();
   take_writes();
   if (complete_) {
@@ -286,33 +172,20 @@ void DataParallel::begin_micro_batch(double weight, bool last) {
         "that are not the last",
         mesh_.world->rank());
   }
-  last_micro_batch_ = last;
-  weight_sum_ += weight;
-  follow_freezing();
+  if (completion_.follow_freezing()) executor_.follow_freezing();
+  completion_.begin();
+  current_.reset();
+  return scale;
 }
 
-void DataParallel::differentiate(const at::Tensor& loss, double weight, bool last) {
-  begin_micro_batch(weight, last);
-  // Ranks divide before they add, so that sums keep the range of one rank's gradient.
-  const double scale =
-      options_.average == Average::kMean ? weight / static_cast<double>(mesh_.dp->size()) : weight;
-  if (!visits_.empty()) forward_order_ = visits_;
-  visits_.clear();
-  current_.reset();
-  begin_reductions();
-  // Functions of ours write gradients into memory that is lent before; that of a block when backward reaches
-  // it.
-  if (use_from_ == UseFrom::kBuckets) {
-    for (size_t unit = 0; unit < units_.size(); ++unit) act(Action::kPrepareGradients, unit);
-  } else if (use_from_ == UseFrom::kRunUnit) {
-    act(Action::kPrepareGradients, 0);
-  }
+/// A backward pass, or what stands for one: when it throws, for whatever reason, the step is forgotten.
+template <typename Body>
+void DataParallel::in_backward(const Body& body) {
   try {
     in_backward_ = true;
     if (!options_.device.is_cpu())
       stream_ = c10::impl::VirtualGuardImpl(options_.device.type()).getStream(options_.device);
-    loss.backward(at::full({}, scale, loss.options()));
-    finish_backward();
+    body();
     in_backward_ = false;
   } catch (...) {
     abandon_step();
@@ -320,15 +193,53 @@ void DataParallel::differentiate(const at::Tensor& loss, double weight, bool las
   }
 }
 
-void DataParallel::finish_backward() {
-  end_backward_range();
-  if (last_micro_batch_) check_all_used();
-  end_reductions();
-  if (last_micro_batch_) std::swap(tape_, last_tape_);
-  tape_.clear();
-  if (!last_micro_batch_) return;
+void DataParallel::differentiate(const at::Tensor& output, const at::Tensor& grad_output, bool last) {
+  in_backward([&] {
+    executor_.begin_backward(last);
+    output.backward(grad_output);
+    end_backward_range();
+    if (last && options_.unused == Unused::kError) completion_.check_all_used(mesh_.world->rank());
+    executor_.end_backward();
+    if (last) finish_step();
+  });
+}
+
+void DataParallel::accumulate_deferred(const std::function<void()>& compute) {
+  begin_micro_batch(0.0);
+  const at::NoGradGuard no_grad;
+  in_backward([&] {
+    executor_.begin_backward(/*last=*/false);
+    for (const auto& unit : units_) unit->prepare_gradients();
+    compute();
+    for (const auto& unit : units_) {
+      for (size_t i = 0; i < unit->params().size(); ++i) {
+        nn::follow_gradient_writers(unit->params()[i].second);
+        unit->take_gradient(i);
+      }
+    }
+    executor_.end_without_units();
+  });
+}
+
+void DataParallel::reduce_accumulated() {
+  begin_micro_batch(0.0);
+  const at::NoGradGuard no_grad;
+  in_backward([&] {
+    if (options_.unused == Unused::kError) completion_.check_all_used(mesh_.world->rank());
+    executor_.begin_backward(/*last=*/true);
+    executor_.end_without_units();
+    complete_gradient();
+  });
+}
+
+at::Tensor DataParallel::accumulated_gradient(const std::string& parameter) {
+  const auto [unit, index] = place_of(parameter);
+  return units_[unit]->accumulated_gradient(index);
+}
+
+/// The end of a step's last backward pass.
+void DataParallel::finish_step() {
   if (!order_agreed_) agree_on_order();
-  for (auto& params : used_) std::fill(params.begin(), params.end(), false);
   complete_gradient();
 }
 
@@ -351,56 +262,29 @@ void DataParallel::check_usable() const {
       mesh_.world->rank(), broken_);
 }
 
-void DataParallel::check_all_used() const {
-  if (options_.unused == Unused::kZero) return;
-  std::vector<std::string> names;
-  for (size_t unit = 0; unit < units_.size(); ++unit) {
-    const auto& params = units_[unit]->params();
-    for (size_t i = 0; i < params.size(); ++i) {
-      if (params[i].second.requires_grad() && !used_[unit][i]) names.push_back(params[i].first);
-    }
-  }
-  if (names.empty()) return;
-  const size_t count = names.size();
-  if (count > kNamesInErrors) names.resize(kNamesInErrors);
-  throw LogicError(
-      "[parallel.backward] rank {}: {} parameters took no part in the loss of this step: {}{}; use them, set "
-      "requires_grad to false, or allow it with Unused::kZero",
-      mesh_.world->rank(), count, join(names, ", "), count > names.size() ? ", ..." : "");
-}
-
 /// Ranks may complete units in different orders, but must reduce them in one: rank 0's, seen once.
 void DataParallel::agree_on_order() {
   order_agreed_ = true;
   if (mesh_.dp->size() == 1) return;
-  std::vector<int64_t> order(completed_.begin(), completed_.end());
-  for (const size_t unit : reduce_order_) {
-    if (std::ranges::find(completed_, unit) == completed_.end()) order.push_back(static_cast<int64_t>(unit));
-  }
-  at::Tensor shared = at::tensor(order, at::kLong).to(options_.device);
+  at::Tensor shared = at::tensor(executor_.completions(), at::kLong).to(options_.device);
   mesh_.dp->broadcast(shared, 0);
   const at::Tensor host = shared.cpu();
   const auto* const first = host.const_data_ptr<int64_t>();
-  reduce_order_.assign(first, first + host.numel());
+  executor_.set_reductions({first, first + host.numel()});
 }
 
 void DataParallel::shadow_micro_batch(bool last_micro_batch) {
   TRIREME_CHECK(
-      !last_tape_.empty(),
+      executor_.can_replay(),
       "[parallel.shadow_micro_batch] rank {} has no step yet whose collectives it could repeat; give "
       "every rank at least one batch",
       mesh_.world->rank());
-  begin_micro_batch(0.0, last_micro_batch);
+  begin_micro_batch(0.0);
   const at::NoGradGuard no_grad;
-  try {
-    begin_reductions();
-    for (const auto& [action, unit] : last_tape_) perform(action, unit);
-    end_reductions();
+  in_backward([&] {
+    executor_.replay(last_micro_batch);
     if (last_micro_batch) complete_gradient();
-  } catch (...) {
-    abandon_step();
-    throw;
-  }
+  });
 }
 
 bool DataParallel::any_rank(bool mine) const {

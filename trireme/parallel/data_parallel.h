@@ -11,7 +11,6 @@
 
 #include <c10/core/StreamGuard.h>
 
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -21,8 +20,11 @@
 
 #include "trireme/comm/mesh.h"
 #include "trireme/nn/torch_internals.h"
+#include "trireme/parallel/completion.h"
 #include "trireme/parallel/evaluation.h"
+#include "trireme/parallel/executor.h"
 #include "trireme/parallel/flat_unit.h"
+#include "trireme/parallel/gradient_mean.h"
 #include "trireme/plan/model_facts.h"
 
 namespace torch::optim {
@@ -31,12 +33,7 @@ class Optimizer;
 
 namespace trireme::parallel {
 
-/// How the engine learns that a unit is about to be used.
-enum class UseFrom {
-  kRunUnit,    ///< the module calls run_unit() around each unit but the first, the root
-  kOperators,  ///< operators that touch its parameters
-  kBuckets     ///< units do not follow the module's structure; all stay unsharded in forward and backward
-};
+using plan::UseFrom;
 
 /// The engine around one module, under one policy. Made by data_parallel() and fully_shard() (wrap.h), or for
 /// a model that announces its units by the constructor.
@@ -75,6 +72,17 @@ class DataParallel {
   void backward(const at::Tensor& loss, double weight = 1.0);
   /// The same for a micro-batch that others of the step follow.
   void accumulate(const at::Tensor& loss, double weight = 1.0);
+  /// The same for an output of the module that is no loss: `grad_output`, of its shape, is the gradient of
+  /// the loss that another engine has differentiated with the same weight.
+  void backward(const at::Tensor& output, const at::Tensor& grad_output, double weight);
+  void accumulate(const at::Tensor& output, const at::Tensor& grad_output, double weight);
+  /// Runs `compute`, which adds to grad() of parameters what an earlier accumulate() of the step has put off.
+  void accumulate_deferred(const std::function<void()>& compute);
+  /// Ends a step of which all micro-batches were accumulated, as backward() does. Collective.
+  void reduce_accumulated();
+  /// What has been accumulated on this rank for a parameter, of its shape: fp32, in place, for whoever adds
+  /// to it before reduce_accumulated(). Throws LogicError when there is nothing.
+  at::Tensor accumulated_gradient(const std::string& parameter);
   /// Takes part in a micro-batch of the other ranks for which this one has no data: same collectives,
   /// gradients of zero, no weight. Throws LogicError before this rank's first whole step.
   void shadow_micro_batch(bool last_micro_batch = true);
@@ -87,6 +95,8 @@ class DataParallel {
   at::Tensor grad_squares() const { return unit_grad_squares().sum(); }
   /// (units) of it, in the order of units().
   at::Tensor unit_grad_squares() const;
+  /// fp64 scalar: the same for one parameter.
+  at::Tensor param_grad_squares(const std::string& parameter) const;
   double local_grad_squares() const { return grad_squares().item<double>(); }
   /// The sum of one number per data-parallel rank, in an order that no policy changes.
   double sum_over_ranks(const std::vector<double>& by_dp_rank) const;
@@ -97,6 +107,8 @@ class DataParallel {
   /// torch.nn.utils.clip_grad_norm_ does for a module on one rank. Collective; the host waits. Throws
   /// LogicError unless max_norm is positive, and when there is no complete gradient.
   double clip_grad_norm(double max_norm);
+  /// Multiplies the gradient, as clip_grad_norm() does.
+  void scale_gradient(double factor);
   /// A parameter whose gradient is not finite on this rank; empty: none.
   std::string nonfinite_parameter() const;
 
@@ -137,11 +149,10 @@ class DataParallel {
   /// any of its kernels ran is taken back by that of before.
   struct Progress {
     std::vector<FlatUnit::Progress> units;
-    std::vector<std::vector<bool>> used;
+    Completion::Flags used;
     int64_t reductions = 0;
     bool complete = false;
-    double weight_sum = 0.0;
-    optim::GradScale to_update = {}, to_norm = {};
+    GradientMean::State mean;
   };
   Progress progress() const;
   void set_progress(const Progress& progress);
@@ -154,7 +165,8 @@ class DataParallel {
   /// Collective. Throws LogicError while another one lives.
   [[nodiscard]] Evaluation evaluate(Keep keep = Keep::kWhole) { return Evaluation(*this, keep); }
 
-  /// Keeps all units unsharded while it lives, for many forward passes in a row without gradients. May nest.
+  /// Keeps all units unsharded while it lives: for many forward passes in a row without gradients, or where
+  /// ranks run passes in different orders. May nest.
   class Held {
    public:
     explicit Held(DataParallel& engine);
@@ -182,7 +194,9 @@ class DataParallel {
   const std::map<std::string, std::string>& aliases() const { return aliases_; }
   const std::vector<std::unique_ptr<FlatUnit>>& units() const { return units_; }
   /// Reductions that this rank has begun, one a unit.
-  int64_t reductions() const { return reductions_; }
+  int64_t reductions() const { return executor_.reductions(); }
+  /// What this rank does in a step of two micro-batches: the plan at first, then what the module did last.
+  const plan::StepProgram& program() const { return executor_.program(); }
   /// What this rank holds at the end of a step, without the optimizer's moments.
   plan::StateBytes state_bytes() const;
   /// One line: policy, ranks, parameters, units, and how much of the parameters is gathered at once at most.
@@ -204,36 +218,23 @@ class DataParallel {
   CommTimes take_times();
 
  private:
-  enum class Action { kUnshard, kReshardAfterForward, kReshard, kPrepareGradients, kReduce };
-  struct Taped {
-    Action action;
-    size_t unit;
-  };
   friend class Evaluation;
-  static int64_t encode(const Taped& taped);
-  static Taped decode(int64_t code);
 
-  void make_units(torch::nn::Module& module, const std::vector<plan::UnitSpec>& specs,
-                  const Initializer& initializer);
+  plan::EngineSetting setting() const;
+  std::vector<std::unique_ptr<FlatUnit>> make_units(const std::vector<plan::UnitSpec>& specs,
+                                                    const Initializer& initializer);
   void check_hook() const;
   std::optional<StoragePool> symmetric_pool(const std::vector<plan::UnitSpec>& units) const;
   std::vector<comm::Group*> groups() const;
   UnitGroups make_groups() const;
-  void watch_gradients();
   void watch_use();
   void give_back() noexcept;
   size_t index_of(const std::string& unit) const;
-  /// Whether parameters come and go: they are sharded, over more than one rank.
-  bool gathers() const { return options_.policy.shard_parameters && groups_.shard->size() > 1; }
+  std::pair<size_t, size_t> place_of(const std::string& parameter) const;
   bool is_root(size_t unit) const { return unit == 0 && use_from_ != UseFrom::kBuckets; }
+  /// Validation has no backward pass, so a rank without data has nothing of it to repeat.
+  bool trains() const { return at::GradMode::is_enabled() && evaluation_ == nullptr; }
 
-  void act(Action action, size_t unit);
-  void perform(Action action, size_t unit);
-  bool records() const;
-  bool reduces() const;
-  void enter_forward(size_t unit);
-  void leave_forward(size_t unit);
-  void enter_backward(size_t unit);
   void begin_backward_range(size_t unit);
   void end_backward_range();
   void touched(const std::vector<size_t>& tokens);
@@ -244,29 +245,19 @@ class DataParallel {
   void make_watch();
   void mark_params(size_t unit);
   void watch_updates();
-  void watch_gradient(size_t unit, size_t param);
-  void follow_accumulator(size_t unit, size_t param);
-  void follow_freezing();
-  std::vector<std::vector<bool>> trainable() const;
-  void begin_micro_batch(double weight, bool last);
-  void differentiate(const at::Tensor& loss, double weight, bool last);
+  double begin_micro_batch(double weight);
+  void differentiate(const at::Tensor& output, const at::Tensor& grad_output, bool last);
+  template <typename Body>
+  void in_backward(const Body& body);
+  void finish_step();
   void complete_gradient();
-  void settle_average();
   void notice_update();
   void end_update();
   void check_complete(const char* operation) const;
   void follow_frozen(optim::Optimizer& optimizer);
-  void begin_reductions();
-  void launch_ready();
-  void launch(size_t unit);
-  void finish_reductions(size_t left);
-  void end_reductions();
-  std::vector<size_t> update_order() const;
-  void finish_backward();
   void abandon_step() noexcept;
   void check_usable() const;
   void check_not_evaluating(const char* operation) const;
-  void check_all_used() const;
   void agree_on_order();
 
   torch::nn::Module& module_;
@@ -276,49 +267,31 @@ class DataParallel {
   UnitGroups groups_;
   bool beside_;  ///< communication runs beside computation
   Shared shared_;
-  std::vector<std::unique_ptr<FlatUnit>> units_;
   std::map<std::string, size_t> index_;
   std::map<std::string, std::string> aliases_;
-  /// By unit and parameter; null: it required no gradient so far.
-  std::vector<std::vector<std::shared_ptr<torch::autograd::Node>>> accumulators_;
-  std::vector<std::shared_ptr<torch::autograd::Node>> passing_;  ///< of graphs from before a take_writes()
+  std::vector<std::unique_ptr<FlatUnit>> units_;
+  Executor executor_;
+  Completion completion_;
+  GradientMean mean_;
   std::unique_ptr<nn::TouchWatch> touch_;
   bool params_marked_ = false;  ///< in touch_, not only pieces
-
-  std::optional<size_t> current_;      ///< the unit that operators touched last in forward
-  std::vector<size_t> visits_;         ///< units as this forward pass first used them
-  std::vector<size_t> forward_order_;  ///< units as the last forward pass used them; prefetching follows it
-  std::vector<size_t> reduce_order_;   ///< the same on all ranks
   bool order_agreed_ = false;
 
-  // One backward pass.
-  bool in_backward_ = false, last_micro_batch_ = true;
+  std::optional<size_t> current_;  ///< the unit that operators touched last in forward
+  bool in_backward_ = false;
   std::optional<c10::Stream> stream_;  ///< on which backward() was called; none on a CPU
-  std::vector<size_t> incomplete_;     ///< by unit: parameters whose gradient is still to come
-  std::vector<size_t> completed_;      ///< units in the order in which they were
-  size_t launched_ = 0;                ///< of reduce_order_
-  std::deque<size_t> in_flight_;
-  std::vector<std::vector<bool>> used_;  ///< by unit and parameter, in this step
-
-  std::vector<Taped> tape_, last_tape_;  ///< of this micro-batch, and of the last one of a step
-  bool in_backward_range_ = false;       ///< NVTX: a unit is being differentiated
-  int64_t reductions_ = 0;
+  bool in_backward_range_ = false;     ///< NVTX: a unit is being differentiated
   int64_t steps_ = 0;
   bool complete_ = false;  ///< the gradients of a step's last micro-batch are there, and nobody has used them
-  double weight_sum_ = 0.0;      ///< of this rank's micro-batches of the step
-  optim::GradScale to_update_;   ///< what turns reduced gradients into the gradient, clipped
-  optim::GradScale to_norm_;     ///< the same for unit_grad_squares(), device in fp64
   optim::GradScale grad_scale_;  ///< of the last step, whose kernels may still read it
 
   GroupRule group_rule_;
-  std::vector<std::vector<bool>> trainable_;  ///< by unit and parameter, as the last step saw it
-  std::vector<std::vector<bool>> optimized_;  ///< what optimizer_params() was called for; empty: never
-  std::vector<std::vector<bool>> updated_;    ///< what the optimizer was told to update
-  bool pieces_written_ = false;               ///< somebody wrote to optimizer_tensors() since notice_update()
-  bool handed_out_ = false;                   ///< optimizer_tensors() was called: gradients go there
-  int unwinding_;                             ///< exceptions under way when this was made
-  int held_ = 0;                              ///< how many Held there are
-  Evaluation* evaluation_ = nullptr;          ///< the one that lives
+  Completion::Flags optimized_;       ///< what optimizer_params() was called for; empty: never
+  Completion::Flags updated_;         ///< what the optimizer was told to update
+  bool pieces_written_ = false;       ///< somebody wrote to optimizer_tensors() since notice_update()
+  bool handed_out_ = false;           ///< optimizer_tensors() was called: gradients go there
+  int unwinding_;                     ///< exceptions under way when this was made
+  Evaluation* evaluation_ = nullptr;  ///< the one that lives
   std::string broken_;  ///< why a failed step could not be forgotten; empty: nothing of the kind
 };
 

@@ -11,7 +11,8 @@ namespace trireme::parallel {
 
 std::vector<optim::FlatParam> DataParallel::optimizer_params(const GroupRule& rule) {
   group_rule_ = rule;
-  optimized_ = updated_ = trainable();
+  if (completion_.follow_freezing()) executor_.follow_freezing();
+  optimized_ = updated_ = completion_.trainable();
   std::vector<optim::FlatParam> params;
   for (const auto& unit : units_) params.push_back(unit->optimizer_param(rule));
   return params;
@@ -19,17 +20,18 @@ std::vector<optim::FlatParam> DataParallel::optimizer_params(const GroupRule& ru
 
 /// What does not require a gradient now is left out of the update, as by optimizers of torch.
 void DataParallel::follow_frozen(optim::Optimizer& optimizer) {
-  if (trainable_ == updated_) return;
+  const Completion::Flags& trainable = completion_.trainable();
+  if (trainable == updated_) return;
   for (size_t unit = 0; unit < units_.size(); ++unit) {
-    for (size_t i = 0; i < trainable_[unit].size(); ++i) {
-      TRIREME_CHECK(!trainable_[unit][i] || optimized_[unit][i],
+    for (size_t i = 0; i < trainable[unit].size(); ++i) {
+      TRIREME_CHECK(!trainable[unit][i] || optimized_[unit][i],
                     "[parallel.step] parameter {} did not require a gradient when optimizer_params() was "
                     "called; make the optimizer anew after thawing it",
                     units_[unit]->params()[i].first);
     }
-    if (trainable_[unit] != updated_[unit]) optimizer.set_segments(unit, units_[unit]->segments(group_rule_));
+    if (trainable[unit] != updated_[unit]) optimizer.set_segments(unit, units_[unit]->segments(group_rule_));
   }
-  updated_ = trainable_;
+  updated_ = trainable;
 }
 
 std::vector<std::pair<std::string, at::Tensor>> DataParallel::named_optimizer_tensors() {

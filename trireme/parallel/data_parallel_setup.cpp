@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <numeric>
 
 #include "trireme/base/error.h"
 #include "trireme/nn/torch_internals.h"
@@ -49,24 +48,15 @@ DataParallel::DataParallel(torch::nn::Module& module, const std::vector<plan::Un
       shared_{SideStream(options.device, beside_), SideStream(options.device, beside_),
               StoragePool(options.device.is_cpu()), StoragePool(options.device.is_cpu()),
               symmetric_pool(units)},
+      units_(make_units(units, initializer)),
+      executor_(units_, setting()),
+      completion_(units_, [this](size_t unit, size_t param) { gradient_complete(unit, param); }),
+      mean_(*mesh_.dp, options.average, options.device),
       unwinding_(std::uncaught_exceptions()) {
-  nn::check_torch_internals();
-  TRIREME_CHECK(!units.empty(), "[parallel.data_parallel] there are no units");
-  TRIREME_CHECK(use_from != UseFrom::kBuckets || !options.policy.shard_parameters,
-                "[parallel.data_parallel] {} frees parameters by unit, so units cannot be buckets",
-                options.policy.label());
-  check_hook();
-  make_units(module, units, initializer);
-  watch_gradients();
   // Writes past a bucket's version counters, by data(), would not reach masters that lie elsewhere.
   const bool watches_buckets =
       use_from_ == UseFrom::kBuckets && options_.users_module && options_.compute != at::kFloat;
   if (use_from_ == UseFrom::kOperators || watches_buckets) watch_use();
-  for (size_t unit = units_.size(); unit-- > 1;) reduce_order_.push_back(unit);
-  reduce_order_.push_back(0);
-  if (use_from_ != UseFrom::kRunUnit) return;
-  forward_order_.resize(units_.size());
-  std::iota(forward_order_.begin(), forward_order_.end(), size_t{0});
 }
 
 DataParallel::~DataParallel() {
@@ -131,64 +121,42 @@ UnitGroups DataParallel::make_groups() const {
   return groups;
 }
 
-void DataParallel::make_units(torch::nn::Module& module, const std::vector<plan::UnitSpec>& specs,
-                              const Initializer& initializer) {
+/// Checks what can be checked before memory is taken.
+std::vector<std::unique_ptr<FlatUnit>> DataParallel::make_units(const std::vector<plan::UnitSpec>& specs,
+                                                                const Initializer& initializer) {
+  nn::check_torch_internals();
+  TRIREME_CHECK(!specs.empty(), "[parallel.data_parallel] there are no units");
+  TRIREME_CHECK(use_from_ != UseFrom::kBuckets || !options_.policy.shard_parameters,
+                "[parallel.data_parallel] {} frees parameters by unit, so units cannot be buckets",
+                options_.policy.label());
+  check_hook();
   std::map<std::string, at::Tensor> left;
-  for (const ModuleParameter& param : module_parameters(module)) {
+  for (const ModuleParameter& param : module_parameters(module_)) {
     left.emplace(param.name, param.tensor);
     for (const std::string& alias : param.aliases) aliases_.emplace(alias, param.name);
   }
+  std::vector<std::unique_ptr<FlatUnit>> units;
   for (const plan::UnitSpec& spec : specs) {
-    index_.emplace(spec.name, units_.size());
-    units_.push_back(
-        std::make_unique<FlatUnit>(spec, take_params(spec, left), options_, groups_, shared_, initializer));
+    index_.emplace(spec.name, units.size());
+    units.push_back(std::make_unique<FlatUnit>(spec, take_params(spec, left), options_, setting(), groups_,
+                                               shared_, initializer));
   }
   TRIREME_CHECK(left.empty(), "[parallel.data_parallel] {} parameters belong to no unit, the first is {}",
                 left.size(), left.begin()->first);
+  return units;
 }
 
-void DataParallel::watch_gradients() {
-  incomplete_.resize(units_.size());
-  used_.resize(units_.size());
-  accumulators_.resize(units_.size());
-  for (size_t unit = 0; unit < units_.size(); ++unit) {
-    const auto& params = units_[unit]->params();
-    used_[unit].resize(params.size());
-    accumulators_[unit].resize(params.size());
-    for (size_t i = 0; i < params.size(); ++i) {
-      if (params[i].second.requires_grad()) watch_gradient(unit, i);
-    }
-  }
-  trainable_ = trainable();
-}
-
-void DataParallel::watch_gradient(size_t unit, size_t param) {
-  std::shared_ptr<torch::autograd::Node>& accumulator = accumulators_[unit][param];
-  if (accumulator) return;
-  accumulator = nn::call_when_complete(units_[unit]->params()[param].second,
-                                       [this, unit, param] { gradient_complete(unit, param); });
-}
-
-/// What is frozen or thawed counts from the next step on, on all ranks alike.
-void DataParallel::follow_freezing() {
-  const auto now = trainable();
-  if (now == trainable_) return;
-  trainable_ = now;
-  last_tape_.clear();  // units may be complete elsewhere in it
-  for (size_t unit = 0; unit < units_.size(); ++unit) {
-    for (size_t i = 0; i < now[unit].size(); ++i) {
-      if (now[unit][i]) watch_gradient(unit, i);
-    }
-  }
-}
-
-std::vector<std::vector<bool>> DataParallel::trainable() const {
-  std::vector<std::vector<bool>> trainable;
-  for (const auto& unit : units_) {
-    std::vector<bool>& params = trainable.emplace_back();
-    for (const auto& [name, leaf] : unit->params()) params.push_back(leaf.requires_grad());
-  }
-  return trainable;
+plan::EngineSetting DataParallel::setting() const {
+  return {.policy = options_.policy,
+          .mesh = mesh_.shape,
+          .compute_bytes = static_cast<int64_t>(c10::elementSize(options_.compute)),
+          .wire_bytes = static_cast<int64_t>(c10::elementSize(options_.reduce)),
+          .wire_as_computed = options_.compute == options_.reduce,
+          .reduces_once = options_.reduce_when == ReduceWhen::kOncePerStep,
+          .hook = options_.hook.hook,
+          .prefetch = options_.prefetch,
+          .beside = beside_,
+          .use_from = use_from_};
 }
 
 /// Notices what optimizers of torch write to pieces. Buckets are used without a word, so they are watched as

@@ -43,26 +43,24 @@ CommTimes DataParallel::take_times() {
 }
 
 bool DataParallel::stands_alone() const {
-  return use_from_ != UseFrom::kOperators &&
-         std::ranges::all_of(units_, [](const auto& unit) { return unit->is_alone(); });
+  return use_from_ != UseFrom::kOperators && options_.hook.hook == Hook::kNone &&
+         plan::recording_obstacle(executor_.program()).empty();
 }
 
 DataParallel::Progress DataParallel::progress() const {
-  Progress progress{{}, used_, reductions_, complete_, weight_sum_, to_update_, to_norm_};
+  Progress progress{{}, completion_.used(), executor_.reductions(), complete_, mean_.state()};
   for (const auto& unit : units_) progress.units.push_back(unit->progress());
   return progress;
 }
 
 void DataParallel::set_progress(const Progress& progress) {
-  in_flight_.clear();
+  executor_.end_launched_pass();
   end_backward_range();
   for (size_t unit = 0; unit < units_.size(); ++unit) units_[unit]->set_progress(progress.units[unit]);
-  used_ = progress.used;
-  reductions_ = progress.reductions;
+  completion_.set_used(progress.used);
+  executor_.set_reductions_begun(progress.reductions);
   complete_ = progress.complete;
-  weight_sum_ = progress.weight_sum;
-  to_update_ = progress.to_update;
-  to_norm_ = progress.to_norm;
+  mean_.set_state(progress.mean);
 }
 
 }  // namespace trireme::parallel

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
 
 #include "trireme/base/text.h"
 #include "trireme/parallel/data_parallel.h"
@@ -87,16 +86,15 @@ int64_t DataParallel::whole_bytes() const {
   return sum;
 }
 
+/// Of a module that announces nothing before it runs, as if it used units in their order.
 int64_t DataParallel::most_gathered_bytes() const {
-  if (!gathers() || options_.policy.reshard_after_forward == 1) return whole_bytes();
-  std::vector<int64_t> others;
-  for (const auto& unit : units_) others.push_back(parallel::whole_bytes(*unit, options_.compute));
-  int64_t most = others.front();
-  others.erase(others.begin());
-  std::ranges::sort(others, std::greater());
-  // The next unit is gathered before the last one is freed.
-  const auto at_once = static_cast<size_t>(2 + (beside_ ? options_.prefetch : 0));
-  for (size_t i = 0; i < std::min(at_once, others.size()); ++i) most += others[i];
+  plan::EngineSetting asked = setting();
+  if (use_from_ == UseFrom::kOperators) asked.use_from = UseFrom::kRunUnit;
+  const std::vector<plan::ProgramUnit>& units = executor_.program().units;
+  int64_t most = 0;
+  for (const plan::HeldBytes& held :
+       plan::held_bytes(plan::step_program(units, asked, declared_order(units, asked.use_from))))
+    most = std::max(most, held[plan::Role::kParameters]);
   return most;
 }
 
@@ -107,9 +105,10 @@ std::string DataParallel::summary() const {
                                 ? fmt::format("{} x {}", groups_.replicate->size(), groups_.shard->size())
                                 : fmt::format("{}", mesh_.dp->size());
   const char* const kind = use_from_ == UseFrom::kBuckets ? "bucket" : "unit";
-  const std::string memory = gathers() ? fmt::format("at most {} of {} whole at once",
-                                                     bytes(most_gathered_bytes()), bytes(whole_bytes()))
-                                       : fmt::format("{} whole on every rank", bytes(whole_bytes()));
+  const std::string memory =
+      setting().gathers()
+          ? fmt::format("at most {} of {} whole at once", bytes(most_gathered_bytes()), bytes(whole_bytes()))
+          : fmt::format("{} whole on every rank", bytes(whole_bytes()));
   return fmt::format("{} on {} rank{}: {} parameters ({}) in {} {}{}, {}", options_.policy.label(), ranks,
                      mesh_.dp->size() == 1 ? "" : "s", with_commas(numel), dtype_name(options_.compute),
                      units_.size(), kind, units_.size() == 1 ? "" : "s", memory);
@@ -122,7 +121,7 @@ std::string DataParallel::describe() const {
   return fmt::format(
       "{}\n{}between steps a rank holds parameters of {}, {}gradients of {}, and the optimizer's moments; "
       "gradients travel in {}\n",
-      summary(), table_of(rows_of(units_, options_.compute, gathers() ? groups_.shard->size() : 1)),
+      summary(), table_of(rows_of(units_, options_.compute, setting().gathers() ? groups_.shard->size() : 1)),
       bytes(state.parameters), masters, bytes(state.gradients), dtype_name(options_.reduce));
 }
 

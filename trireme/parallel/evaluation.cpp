@@ -14,16 +14,19 @@ namespace {
 constexpr int64_t kEndOfPass = -1;
 constexpr int64_t kNoBatch = -2;  // a rank that follows the others
 
+int64_t encode(bool gathers, size_t unit) {
+  return 2 * static_cast<int64_t>(unit) + (gathers ? 1 : 0);
+}
+
+bool gathers(int64_t code) {
+  return code % 2 == 1;
+}
+
+size_t unit_of(int64_t code) {
+  return static_cast<size_t>(code / 2);
+}
+
 }  // namespace
-
-int64_t DataParallel::encode(const Taped& taped) {
-  const bool gathers = taped.action == Action::kUnshard;
-  return 2 * static_cast<int64_t>(taped.unit) + (gathers ? 1 : 0);
-}
-
-DataParallel::Taped DataParallel::decode(int64_t code) {
-  return {code % 2 == 1 ? Action::kUnshard : Action::kReshard, static_cast<size_t>(code / 2)};
-}
 
 void DataParallel::check_not_evaluating(const char* operation) const {
   if (evaluation_ == nullptr) return;
@@ -34,7 +37,8 @@ void DataParallel::check_not_evaluating(const char* operation) const {
 }
 
 Evaluation::Evaluation(DataParallel& engine, Keep keep)
-    : engine_(engine), gathers_(keep == Keep::kByUnit && engine.gathers() && engine.held_ == 0) {
+    : engine_(engine),
+      gathers_(keep == Keep::kByUnit && engine.setting().gathers() && !engine.executor_.holds()) {
   engine_.check_usable();
   engine_.check_not_evaluating("evaluate");
   engine_.notice_update();
@@ -51,14 +55,19 @@ Evaluation::Evaluation(DataParallel& engine, Keep keep)
     engine_.evaluation_ = nullptr;
     throw;
   }
-  if (!gathers_) ++engine_.held_;
+  if (gathers_) {
+    engine_.executor_.observe([this](bool gathers, size_t unit) { before(encode(gathers, unit)); });
+  } else {
+    engine_.executor_.hold(+1);
+  }
 }
 
 Evaluation::~Evaluation() {
   engine_.evaluation_ = nullptr;
   engine_.current_.reset();
-  if (!gathers_) --engine_.held_;
-  if (engine_.held_ > 0) return;
+  engine_.executor_.observe({});
+  if (!gathers_) engine_.executor_.hold(-1);
+  if (engine_.executor_.holds()) return;
   try {
     engine_.take_writes();
     for (size_t unit = 0; unit < was_whole_.size(); ++unit) {
@@ -76,9 +85,7 @@ void Evaluation::free_units() {
 
 std::string Evaluation::in_words(Code code) const {
   if (code == kEndOfPass) return "ends its pass";
-  const auto [action, unit] = engine_.decode(code);
-  return fmt::format("{} {}", action == DataParallel::Action::kUnshard ? "gathers" : "frees",
-                     engine_.units_[unit]->name());
+  return fmt::format("{} {}", gathers(code) ? "gathers" : "frees", engine_.units_[unit_of(code)]->name());
 }
 
 /// What every rank does next, equal on all that have a batch.
@@ -100,8 +107,7 @@ std::vector<Evaluation::Code> Evaluation::exchange(Code mine) const {
       ranks[static_cast<size_t>(first - codes.begin())], in_words(*first));
 }
 
-void Evaluation::before(Code code, bool changes_anything) {
-  if (!gathers_ || !changes_anything) return;
+void Evaluation::before(Code code) {
   if (announces_) exchange(code);
   order_.push_back(code);
 }
@@ -132,8 +138,7 @@ void Evaluation::follow() {
 }
 
 void Evaluation::perform(Code code) {
-  const auto [action, unit] = engine_.decode(code);
-  engine_.perform(action, unit);
+  engine_.executor_.follow(gathers(code), unit_of(code));
 }
 
 bool Evaluation::next(bool mine) {

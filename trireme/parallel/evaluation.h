@@ -56,7 +56,7 @@ class Evaluation {
 
   Evaluation(DataParallel& engine, Keep keep);
   /// Called by the engine before it gathers or frees a unit.
-  void before(Code code, bool changes_anything);
+  void before(Code code);
   std::vector<Code> exchange(Code mine) const;
   void end_pass();
   void follow();

@@ -21,13 +21,16 @@ at::Tensor without_storage(int64_t count, const at::TensorOptions& options) {
 }  // namespace
 
 FlatUnit::FlatUnit(const plan::UnitSpec& spec, std::vector<std::pair<std::string, at::Tensor>> params,
-                   const Options& options, UnitGroups groups, Shared& shared, const Initializer& initializer)
+                   const Options& options, const plan::EngineSetting& setting, UnitGroups groups,
+                   Shared& shared, const Initializer& initializer)
     : name_(spec.name),
       params_(std::move(params)),
       options_(options),
       groups_(std::move(groups)),
       shared_(shared),
-      layout_(spec.params, groups_.shard->size() * groups_.replicate->size()) {
+      layout_(spec.params, groups_.shard->size() * groups_.replicate->size()),
+      buffers_(layout_.numel(), setting),
+      alone_(setting.alone()) {
   const at::NoGradGuard no_grad;
   compressor_ = make_compressor(options_.hook, layout_);
   allocate_buffers();
@@ -74,21 +77,18 @@ void FlatUnit::allocate_buffers() {
   full_params_ = shards_parameters() ? from_pool(shared_.storage)  // every gather fills it, padding included
                                      : symmetric_zeros(layout_.numel(), options_.compute);
   full_grads_ = from_pool(shared_.gradients());
-  const bool master_in_place = fp32_compute() && !shards_parameters();
-  const bool master_travels = fp32_compute() && shards_parameters();
-  master_ = master_in_place  ? full_params_.narrow(0, range.begin, range.size())
-            : master_travels ? symmetric_zeros(range.size(), at::kFloat)
-                             : at::zeros({range.size()}, fp32);
+  master_ = buffers_.master_in_parameters ? full_params_.narrow(0, range.begin, range.size())
+            : buffers_.master_is_shard    ? symmetric_zeros(range.size(), at::kFloat)
+                                          : at::zeros({range.size()}, fp32);
   if (shards_parameters()) {
-    compute_shard_ = fp32_compute() ? master_ : symmetric_zeros(shard_range().size(), options_.compute);
+    compute_shard_ =
+        buffers_.master_is_shard ? master_ : symmetric_zeros(shard_range().size(), options_.compute);
   }
-  const bool reduced_in_place = is_alone() || (fp32_compute() && keeps_gradients() && reduces_once());
   const bool reduced_travels = !options_.policy.shard_optimizer;
-  sum_comes_and_goes_ = !reduced_in_place && !reduced_travels && groups_.shard->size() > 1;
-  reduced_ = reduced_in_place      ? full_grads_.narrow(0, range.begin, range.size())
-             : reduced_travels     ? symmetric_zeros(range.size(), at::kFloat)
-             : sum_comes_and_goes_ ? without_storage(range.size(), fp32)
-                                   : at::empty({range.size()}, fp32);
+  reduced_ = buffers_.reduced_in_gradients     ? full_grads_.narrow(0, range.begin, range.size())
+             : reduced_travels                 ? symmetric_zeros(range.size(), at::kFloat)
+             : buffers_.reduced_comes_and_goes ? without_storage(range.size(), fp32)
+                                               : at::empty({range.size()}, fp32);
   grad_squares_ = at::zeros({}, fp32.dtype(at::kDouble));
 }
 
@@ -151,7 +151,8 @@ void FlatUnit::finish_unshard() {
 void FlatUnit::unshard() {
   start_unshard();
   finish_unshard();
-  if (sum_comes_and_goes_ && !reduced_any_) shared_.sums.free(reduced_);  // the update that read it is over
+  if (buffers_.reduced_comes_and_goes && !reduced_any_)
+    shared_.sums.free(reduced_);  // the update that read it is over
 }
 
 void FlatUnit::reshard() {

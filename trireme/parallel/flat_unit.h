@@ -42,7 +42,8 @@ class FlatUnit {
   /// Takes over `params` (name and leaf tensor, those of `spec` in its order): their data and gradients
   /// become views of flat buffers. `shared` must outlive this. Collective.
   FlatUnit(const plan::UnitSpec& spec, std::vector<std::pair<std::string, at::Tensor>> params,
-           const Options& options, UnitGroups groups, Shared& shared, const Initializer& initializer);
+           const Options& options, const plan::EngineSetting& setting, UnitGroups groups, Shared& shared,
+           const Initializer& initializer);
 
   const std::string& name() const { return name_; }
   const plan::FlatLayout& layout() const { return layout_; }
@@ -55,10 +56,7 @@ class FlatUnit {
   /// Whether any of its parameters requires a gradient.
   bool trainable() const;
   /// Whether this rank has no others to reduce with: its gradients are used as they are, and no memory moves.
-  bool is_alone() const {
-    return groups_.shard->size() * groups_.replicate->size() == 1 && options_.compute == options_.reduce &&
-           !compressor_ && !reduces_locally() && reduces_once();
-  }
+  bool is_alone() const { return alone_; }
 
   /// Begins to all-gather the parameters, unless they are whole or about to be. Collective for policies that
   /// shard them.
@@ -80,15 +78,19 @@ class FlatUnit {
   void start_reduce(bool last_micro_batch);
   /// The current stream waits for the reduction; the policy's gradients are freed.
   void finish_reduce();
-  /// Whether ranks that update all of the unit gather its sum, which start_reduce() begins and
-  /// finish_reduce() does not wait for.
-  bool gathers_sum() const;
+  /// Ranks that update all of the unit gather its sum; finish_reduce() does not wait for it. Collective.
+  void gather_sum();
   /// The current stream waits for that sum, if there is one; optimizer_param() has gradients only then.
   void wait_for_sum();
 
   /// fp64 scalar on the device: sum of squares of the reduced gradient over this rank's piece. The pieces of
   /// all ranks make up the unit. Valid after finish_reduce() of the last micro-batch.
   const at::Tensor& grad_squares() const { return grad_squares_; }
+  /// The same over parameter `index` alone, until parameters are used again.
+  at::Tensor grad_squares_of(size_t index) const;
+  /// What has been accumulated for parameter `index` on this rank, of its shape: fp32, in place. Throws
+  /// LogicError when there is nothing.
+  at::Tensor accumulated_gradient(size_t index) const;
   /// A parameter whose reduced gradient is not finite in this rank's range; empty: none, or parameters have
   /// been used since.
   std::string nonfinite_parameter() const;
@@ -171,11 +173,11 @@ class FlatUnit {
   plan::StateBytes state_bytes() const;
 
  private:
-  bool shards_parameters() const { return options_.policy.shard_parameters && groups_.shard->size() > 1; }
+  bool shards_parameters() const { return buffers_.parameters_come_and_go; }
   bool fp32_compute() const { return options_.compute == at::kFloat; }
   bool reduces_locally() const { return options_.hook.hook == Hook::kLocalSgd; }
   bool reduces_once() const { return options_.reduce_when == ReduceWhen::kOncePerStep; }
-  bool keeps_gradients() const { return !options_.policy.shard_gradients || is_alone(); }
+  bool keeps_gradients() const { return buffers_.gradients_stay; }
   plan::Range shard_range() const;
   at::Tensor shard_of(const at::Tensor& flat) const;
   at::Tensor piece_of_shard(const at::Tensor& shard) const;
@@ -200,7 +202,6 @@ class FlatUnit {
   at::Tensor wire_gradients();
   void reduce_over_ranks(at::Tensor& shard, const at::Tensor& wire);
   void reduce(bool last_micro_batch);
-  void gather_sum();
   void take_local_gradients(bool last_micro_batch);
   void measure_gradient();
 
@@ -211,6 +212,8 @@ class FlatUnit {
   Shared& shared_;
   plan::FlatLayout
       layout_;  ///< in pieces, one a data-parallel rank; a shard is as many as there are replicas
+  plan::UnitBuffers buffers_;
+  bool alone_;
 
   at::Tensor full_params_;  ///< (numel) compute dtype; its storage may be freed
   at::Tensor full_grads_;   ///< (numel) compute dtype; its storage may be freed
@@ -220,7 +223,6 @@ class FlatUnit {
   at::Tensor forward_slice_;  ///< what this rank keeps between forward and backward for after_forward;
                               ///< undefined: nothing
   at::Tensor reduced_;        ///< optimizer_range(), fp32; may be a part of full_grads_
-  bool sum_comes_and_goes_ = false;  ///< reduced_ has storage from reduction to the next use of parameters
   at::Tensor grad_squares_;
   std::vector<at::ScalarType> wrapped_dtypes_;  ///< of parameters before they were the engine's
   std::vector<int64_t> versions_;               ///< of parameters when their values were the master's

@@ -14,7 +14,7 @@ void FlatUnit::begin_backward() {
 }
 
 void FlatUnit::prepare_gradients() {
-  if (gradients_live_) return;
+  if (gradients_live_ || !trainable()) return;
   finish_reduce();
   follow_update();  // it may still read the last step's gradients
   SideStream::follow(sum_gathered_, options_.device);
@@ -74,9 +74,16 @@ at::Tensor FlatUnit::reduced_shard() const {
 
 /// A micro-batch that is not the last: fp32 gradients stay where they are, others are summed in fp32.
 void FlatUnit::keep_for_later() {
-  if (fp32_compute()) return;
+  if (!buffers_.sums_micro_batches_apart) return;
   whole_sum_.defined() ? whole_sum_.add_(full_grads_) : whole_sum_ = full_grads_.to(at::kFloat);
   forget_gradients();
+  if (!keeps_gradients()) shared_.gradients().free(full_grads_);
+}
+
+at::Tensor FlatUnit::accumulated_gradient(size_t index) const {
+  TRIREME_CHECK(whole_sum_.defined() || gradients_live_,
+                "[parallel.flat_unit] unit {} has no gradient of this step yet", name_);
+  return view_of(whole_sum_.defined() ? whole_sum_ : full_grads_, index);
 }
 
 /// The next gradient of a parameter is a new one and is not added to this one.
@@ -101,10 +108,9 @@ void FlatUnit::start_reduce(bool last_micro_batch) {
   clear_unwritten();
   if (!last_micro_batch && reduces_once()) return keep_for_later();
   ends_step_ = last_micro_batch;
-  if (sum_comes_and_goes_) shared_.sums.allocate(reduced_);
+  if (buffers_.reduced_comes_and_goes) shared_.sums.allocate(reduced_);
   reduced_event_ = shared_.reduce.run([this] { reduce(ends_step_); });
   reducing_ = true;
-  if (ends_step_ && gathers_sum()) gather_sum();
   forget_gradients();
 }
 
@@ -141,10 +147,6 @@ void FlatUnit::reduce(bool last_micro_batch) {
   if (last_micro_batch) measure_gradient();
 }
 
-bool FlatUnit::gathers_sum() const {
-  return !options_.policy.shard_optimizer && groups_.shard->size() > 1 && !reduces_locally();
-}
-
 /// Beside the reductions of units to come; only the update waits for it.
 void FlatUnit::gather_sum() {
   const auto gather = [this] {
@@ -168,6 +170,17 @@ void FlatUnit::take_local_gradients(bool last_micro_batch) {
 
 void FlatUnit::measure_gradient() {
   kernels::sum_of_squares(grad_squares_, piece_of_shard(reduced_shard()));
+}
+
+at::Tensor FlatUnit::grad_squares_of(size_t index) const {
+  const int64_t size = layout_.shard_numel(), first = shard_range().begin + groups_.replicate->rank() * size;
+  const plan::FlatEntry& entry = layout_.entries()[index];
+  const plan::Range part = plan::intersect({first, first + size}, {entry.offset, entry.end()});
+  at::Tensor squares = at::zeros_like(grad_squares_);
+  if (part.size() > 0)
+    kernels::sum_of_squares(squares,
+                            piece_of_shard(reduced_shard()).narrow(0, part.begin - first, part.size()));
+  return squares;
 }
 
 void FlatUnit::finish_reduce() {

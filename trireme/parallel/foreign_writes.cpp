@@ -13,24 +13,13 @@ void DataParallel::take_writes() {
     FlatUnit& flat = *units_[unit];
     for (size_t param = 0; param < flat.params().size(); ++param) {
       if (flat.is_in_place(param)) continue;
-      follow_accumulator(unit, param);  // a graph may have been made since
+      completion_.follow(unit, param);  // a graph may have been made since
       flat.take_replaced(param);
-      follow_accumulator(unit, param);
+      completion_.follow(unit, param);
       if (params_marked_) touch_->mark(flat.params()[param].second, unit);
     }
     flat.take_writes();
   }
-}
-
-/// Torch may give a parameter another accumulator together with other memory. Graphs keep the one that they
-/// were made with.
-void DataParallel::follow_accumulator(size_t unit, size_t param) {
-  std::shared_ptr<torch::autograd::Node>& accumulator = accumulators_[unit][param];
-  const at::Tensor& leaf = units_[unit]->params()[param].second;
-  if (!accumulator || !leaf.requires_grad() || nn::is_watched(leaf, accumulator)) return;
-  passing_.push_back(std::move(accumulator));
-  accumulator.reset();
-  watch_gradient(unit, param);
 }
 
 /// A rank that ends by an exception cannot count on the others, so it gathers nothing.

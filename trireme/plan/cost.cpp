@@ -4,28 +4,6 @@
 
 namespace trireme::plan {
 
-std::string_view name(Collective collective) {
-  switch (collective) {
-    case Collective::kAllReduce:
-      return "all_reduce";
-    case Collective::kAllGather:
-      return "all_gather";
-    case Collective::kReduceScatter:
-      return "reduce_scatter";
-    case Collective::kAllToAll:
-      return "all_to_all";
-    case Collective::kBroadcast:
-      return "broadcast";
-    case Collective::kSend:
-      return "send";
-    case Collective::kRecv:
-      return "recv";
-    case Collective::kBarrier:
-      return "barrier";
-  }
-  throw LogicError("[plan.cost] collective {} is none of the table", static_cast<int>(collective));
-}
-
 int64_t wire_bytes(Collective collective, int64_t bytes, int64_t ranks) {
   TRIREME_CHECK(bytes >= 0 && ranks >= 1, "[plan.cost] bytes={} ranks={}", bytes, ranks);
   switch (collective) {

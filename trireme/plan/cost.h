@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "trireme/plan/choices.h"
+
 namespace trireme::plan {
 
 enum class Collective {
@@ -16,8 +18,9 @@ enum class Collective {
   kRecv,
   kBarrier
 };
-
-std::string_view name(Collective collective);
+template <>
+inline constexpr auto kNames<Collective> = std::to_array<std::string_view>(
+    {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv", "barrier"});
 
 /// Bytes that one of `ranks` ranks sends on the wire. `bytes` is S of nccl-tests: the whole buffer of a rank,
 /// that is the output of an all-gather, the input of a reduce-scatter. Ring algorithms: all-reduce 2S(n-1)/n;

@@ -20,8 +20,6 @@
 namespace trireme::plan {
 namespace {
 
-constexpr int64_t kFp32 = 4;
-
 /// The largest models of a config are beyond 64 bits.
 int64_t at_most_62_bits(double bytes) {
   return static_cast<int64_t>(std::min(bytes, 0x1.0p62));
@@ -36,120 +34,60 @@ int64_t sum_of(std::initializer_list<int64_t> terms) {
   return sum;
 }
 
-int64_t shard_ranks(const EngineSetting& setting) {
-  return setting.policy.shard_ranks(setting.mesh);
+/// Kept by each unit for backward: blocks share what the model keeps.
+std::vector<int64_t> unit_activations(const ModelFacts& facts, int64_t tokens) {
+  std::vector<int64_t> bytes(facts.units.size());
+  const bool has_head = facts.units.back().name == kHeadUnit;
+  const auto blocks = std::ssize(bytes) - 1 - (has_head ? 1 : 0);
+  for (int64_t block = 1; block <= blocks; ++block)
+    bytes[static_cast<size_t>(block)] = activation_bytes(facts, tokens) / blocks;
+  return bytes;
 }
 
-int64_t replicas(const EngineSetting& setting) {
-  return setting.mesh.dp_size() / shard_ranks(setting);
-}
-
-bool shards_parameters(const EngineSetting& setting) {
-  return setting.policy.shard_parameters && shard_ranks(setting) > 1;
-}
-
-/// Elements of a unit with padding.
-int64_t padded(const UnitSpec& unit, const EngineSetting& setting) {
-  return FlatLayout(unit.params, setting.mesh.dp_size()).numel();
-}
-
-StateBytes unit_state(int64_t numel, const EngineSetting& setting) {
-  const Policy& policy = setting.policy;
-  const int64_t shard = numel / shard_ranks(setting);
-  const int64_t range = policy.shard_optimizer ? shard : numel;
-  const bool fp32 = setting.compute_bytes == kFp32;
-  const bool alone = setting.mesh.dp_size() == 1 && setting.reduces_once && !setting.compresses &&
-                     setting.wire_as_computed && setting.wire_bytes == setting.compute_bytes;
-  const bool whole = !policy.shard_gradients || alone;
-  // fp32 gradients that stay whole are reduced in place, where nothing is added to them afterwards.
-  const bool in_place = alone || (fp32 && whole && setting.reduces_once);
-  return {.parameters = setting.compute_bytes * (shards_parameters(setting) ? shard : numel),
-          .gradients = (whole ? setting.compute_bytes * numel : 0) + (in_place ? 0 : kFp32 * range),
-          .optimizer = kFp32 * range * (setting.moments + (fp32 ? 0 : 1))};
-}
-
-int64_t reduction_bytes(int64_t numel, const EngineSetting& setting) {
-  const int64_t shards = shard_ranks(setting), shard_bytes = kFp32 * numel / shards;
-  return wire_bytes(Collective::kAllToAll, setting.wire_bytes * numel, shards) +
-         wire_bytes(Collective::kAllToAll, shard_bytes, replicas(setting)) +
-         wire_bytes(Collective::kAllGather, shard_bytes, replicas(setting));
-}
-
-/// Where a unit is in the forward pass decides how often its parameters are gathered when they are sharded.
-enum class Place { kRoot, kBetween, kLast };
-
-int64_t gather_bytes(int64_t numel, Place place, const EngineSetting& setting) {
-  const Policy& policy = setting.policy;
-  const int64_t shards = shard_ranks(setting), bytes = setting.compute_bytes * numel;
-  if (!shards_parameters(setting)) {
-    return wire_bytes(Collective::kAllGather, policy.shard_optimizer ? bytes : kFp32 * numel, shards);
-  }
-  const int64_t whole = wire_bytes(Collective::kAllGather, bytes, shards);
-  if (place == Place::kRoot) return whole;
-  // Freed after backward, so every micro-batch gathers anew; and once more for backward unless they are kept,
-  // as those are with which backward begins.
-  const int64_t together = place == Place::kLast ? 1 : policy.reshard_after_forward;
-  const int64_t again =
-      together == 1 ? 0 : wire_bytes(Collective::kAllGather, bytes, together == 0 ? shards : together);
-  return setting.accumulation * (whole + again);
+/// Sums of gradients are there from step to step, though they may be freed for the passes between.
+bool is_state(const Buffer& buffer) {
+  return buffer.is_kept() || buffer.role == Role::kReduced;
 }
 
 }  // namespace
 
-EngineSetting engine_setting(const Config& config, const MeshShape& mesh, int64_t accumulation) {
-  return {.policy = resolve_policy(config.parallel, mesh),
-          .mesh = mesh,
-          .compute_bytes = bytes_of(config.precision.compute),
-          .wire_bytes = bytes_of(wire_dtype(config.precision)),
-          .wire_as_computed = wire_dtype(config.precision) == config.precision.compute,
-          .moments = static_cast<int64_t>(record_of(config.optim.name).state.size()),
-          .accumulation = accumulation,
-          .reduces_once = config.parallel.reduce_when == ReduceWhen::kOncePerStep,
-          .compresses = config.parallel.comm_hook != CommHook::kNone};
+StepProgram config_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
+                           const EngineSetting& setting) {
+  // More micro-batches repeat the second of three.
+  EngineSetting shown = setting;
+  shown.accumulation = std::min(batch.accumulation, StepProgram::kMicroBatchesShown);
+  const std::vector<UnitSpec> specs = engine_units(config, facts);
+  const bool buckets = setting.use_from == UseFrom::kBuckets;
+  const std::vector<ProgramUnit> units = program_units(
+      specs, setting,
+      buckets ? std::vector<int64_t>() : unit_activations(facts, batch.micro_batch * config.data.seq_len));
+  return step_program(units, shown, declared_order(units, setting.use_from));
 }
 
-StateBytes engine_state(const std::vector<UnitSpec>& units, const EngineSetting& setting) {
-  StateBytes sum;
-  for (const UnitSpec& unit : units) sum += unit_state(padded(unit, setting), setting);
-  return sum;
-}
-
-int64_t engine_wire_bytes(const std::vector<UnitSpec>& units, const EngineSetting& setting) {
-  const int64_t reductions = setting.reduces_once ? 1 : setting.accumulation;
-  int64_t sum = 0;
-  for (size_t i = 0; i < units.size(); ++i) {
-    const int64_t numel = padded(units[i], setting);
-    const Place place = i == 0 ? Place::kRoot : i + 1 == units.size() ? Place::kLast : Place::kBetween;
-    sum += reductions * reduction_bytes(numel, setting) + gather_bytes(numel, place, setting);
+StateBytes state_bytes(const StepProgram& program) {
+  HeldBytes held;
+  for (const Buffer& buffer : program.buffers) {
+    if (is_state(buffer) && !buffer.part_of) held[buffer.role] += buffer.bytes;
   }
-  return sum;
+  return {.parameters = held[Role::kParameters] + held[Role::kShard],
+          .gradients = held[Role::kGradients] + held[Role::kReduced],
+          .optimizer = held[Role::kMaster] + held[Role::kMoments]};
+}
+
+int64_t gathered_bytes(const StepProgram& program) {
+  constexpr Role kRoles[] = {Role::kParameters, Role::kSlice, Role::kGradients, Role::kSum};
+  const HeldBytes kept = kept_bytes(program);
+  int64_t most = 0;
+  for (const HeldBytes& held : held_bytes(program)) {
+    int64_t sum = 0;
+    for (const Role role : kRoles) sum += held[role] - kept[role];
+    most = std::max(most, sum);
+  }
+  return most;
 }
 
 int64_t activation_bytes(const ModelFacts& facts, int64_t tokens) {
   return at_most_62_bits(facts.saved_bytes_per_token * static_cast<double>(tokens));
-}
-
-int64_t gathered_bytes(const std::vector<UnitSpec>& units, const EngineSetting& setting, int64_t prefetch,
-                       Device device) {
-  std::vector<int64_t> rest;
-  for (size_t i = 1; i < units.size(); ++i) rest.push_back(padded(units[i], setting));
-  std::ranges::sort(rest, std::greater<>());
-  const int64_t root = units.empty() ? 0 : padded(units.front(), setting);
-  const auto root_and_largest = [&](int64_t count) {
-    const auto end = rest.begin() + std::min<int64_t>(count, std::ssize(rest));
-    return std::accumulate(rest.begin(), end, root);
-  };
-  const int64_t all = root_and_largest(std::ssize(rest));
-  const bool kept = setting.policy.reshard_after_forward != Policy::kSameRanks;
-  const int64_t parameters =
-      !shards_parameters(setting) ? 0 : setting.compute_bytes * (kept ? all : root_and_largest(1 + prefetch));
-  const bool adds_up = setting.accumulation > 1 && setting.reduces_once;
-  const bool whole_already = !setting.policy.shard_gradients || shard_ranks(setting) == 1;
-  const int64_t in_flight = root_and_largest(device == Device::kCuda ? 2 : 1);
-  int64_t gradients = whole_already ? 0 : setting.compute_bytes * in_flight;
-  if (adds_up && setting.compute_bytes != kFp32) gradients += kFp32 * all;  // sums of earlier micro-batches
-  if (adds_up && setting.compute_bytes == kFp32 && !whole_already) gradients = kFp32 * all;
-  return parameters + gradients;
 }
 
 int64_t process_baseline(Device device) {
@@ -171,18 +109,18 @@ RankBytes rank_bytes(const Config& config, int64_t ranks, Device device) {
   const MeshShape mesh = MeshShape::fit(config.parallel, ranks);
   const BatchPlan batch = plan_batch(config.train.global_batch, config.train.micro_batch, mesh.dp_size());
   const ModelFacts facts = describe(config.model, config.data.seq_len, config.precision, config.memory);
-  const EngineSetting setting = engine_setting(config, mesh, batch.accumulation);
-  return rank_bytes(config, facts, batch, setting, device);
+  const EngineSetting setting = engine_setting(config, mesh, batch.accumulation, device);
+  return rank_bytes(config, facts, batch, config_program(config, facts, batch, setting), device);
 }
 
 RankBytes rank_bytes(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
-                     const EngineSetting& setting, Device device) {
-  const std::vector<UnitSpec> units = engine_units(config, facts);
+                     const StepProgram& program, Device device) {
   const int64_t tokens = batch.micro_batch * config.data.seq_len;
-  const int64_t logits = at_most_62_bits(
-      static_cast<double>(tokens) * static_cast<double>(config.model.vocab_size * setting.compute_bytes));
-  return {.state = engine_state(units, setting),
-          .gathered = gathered_bytes(units, setting, config.parallel.prefetch, device),
+  const int64_t logits =
+      at_most_62_bits(static_cast<double>(tokens) *
+                      static_cast<double>(config.model.vocab_size * bytes_of(config.precision.compute)));
+  return {.state = state_bytes(program),
+          .gathered = gathered_bytes(program),
           .activations = activation_bytes(facts, tokens),
           .logits = device == Device::kCuda ? std::min(logits, config.memory.loss_chunk_mib << 20) : logits,
           .baseline = process_baseline(device)};

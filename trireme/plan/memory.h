@@ -1,14 +1,13 @@
 #pragma once
-// Bytes that a data-parallel policy costs: what a rank holds between steps, and what it sends in one. Exact
-// for the engine of parallel/, padding included; the engine's own counters are compared with it.
+// Bytes that a run costs a rank, counted from its step program; the engine's own counters are compared with
+// it.
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "trireme/plan/batch.h"
-#include "trireme/plan/mesh_shape.h"
 #include "trireme/plan/model_facts.h"
-#include "trireme/plan/policy.h"
+#include "trireme/plan/step_program.h"
 
 namespace trireme::plan {
 
@@ -27,30 +26,12 @@ struct StateBytes {
   bool operator==(const StateBytes&) const = default;
 };
 
-struct EngineSetting {
-  Policy policy;
-  MeshShape mesh;
-  int64_t compute_bytes = 4;     ///< of a parameter: 4 (fp32) or 2 (bf16)
-  int64_t wire_bytes = 4;        ///< of a gradient in flight
-  bool wire_as_computed = true;  ///< gradients travel in the dtype of computation
-  int64_t moments = 2;           ///< fp32 numbers of optimizer state an element: those of its record
-  int64_t accumulation = 1;      ///< micro-batches a step
-  bool reduces_once = true;      ///< a step; else after every micro-batch
-  bool compresses = false;       ///< there is a communication hook
-};
+/// What `program` keeps from step to step, the sum that reductions leave for the update included.
+StateBytes state_bytes(const StepProgram& program);
 
-/// As config says. Throws ConfigError as resolve_policy().
-EngineSetting engine_setting(const Config& config, const MeshShape& mesh, int64_t accumulation);
-
-StateBytes engine_state(const std::vector<UnitSpec>& units, const EngineSetting& setting);
-
-/// Sent by one rank in one step, without hooks: reductions, and gathers of gradients or parameters.
-int64_t engine_wire_bytes(const std::vector<UnitSpec>& units, const EngineSetting& setting);
-
-/// What units in flight hold on top of model state: parameters that are gathered for use, and gradients that
-/// are not reduced yet. On a GPU the next unit's gradients are computed while those of one are reduced.
-int64_t gathered_bytes(const std::vector<UnitSpec>& units, const EngineSetting& setting, int64_t prefetch,
-                       Device device);
+/// What units in flight hold on top of model state at the moment at which they hold most: parameters that are
+/// gathered for use, gradients that are not reduced yet, sums of earlier micro-batches.
+int64_t gathered_bytes(const StepProgram& program);
 
 /// What a process of ours takes whatever its model is: libraries on a CPU, and what their first use takes; on
 /// a GPU the driver's context and libraries, which torch's allocator knows nothing of.
@@ -71,9 +52,13 @@ struct RankBytes {
 };
 /// `device` is kCpu or kCuda. Throws ConfigError when ranks, mesh and batch do not fit each other.
 RankBytes rank_bytes(const Config& config, int64_t ranks, Device device);
-/// The same of what was worked out already.
+/// The same of what was worked out already: `program` is that of config_program().
 RankBytes rank_bytes(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
-                     const EngineSetting& setting, Device device);
+                     const StepProgram& program, Device device);
+
+/// The step of a data-parallel rank of a run: `setting` is the engine's, of `config` or with another policy.
+StepProgram config_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
+                           const EngineSetting& setting);
 
 /// For a run on `ranks` ranks whose device is full: what takes memory, as predicted, and which setting to
 /// change first.

@@ -387,12 +387,12 @@ TrainResult Trainer::run() {
 
 /// Between steps, so without activations and what units take turns with.
 RunCost Trainer::cost() const {
-  const plan::EngineSetting setting =
-      plan::engine_setting(config_, parts_.mesh.shape, parts_.batch.accumulation);
-  const std::vector<plan::UnitSpec> units = plan::engine_units(config_, parts_.facts);
   const bool on_gpu = parts_.on_gpu();
-  plan::RankBytes needed = plan::rank_bytes(config_, parts_.facts, parts_.batch, setting,
-                                            on_gpu ? plan::Device::kCuda : plan::Device::kCpu);
+  const plan::Device device = on_gpu ? plan::Device::kCuda : plan::Device::kCpu;
+  const plan::StepProgram program = plan::config_program(
+      config_, parts_.facts, parts_.batch,
+      plan::engine_setting(config_, parts_.mesh.shape, parts_.batch.accumulation, device));
+  plan::RankBytes needed = plan::rank_bytes(config_, parts_.facts, parts_.batch, program, device);
   if (on_gpu) needed.baseline = 0;  // beside the allocator, whose peak is what is measured
   plan::StateBytes measured = engine_.state_bytes();
   measured.optimizer += parts_.optimizer->state_bytes();
@@ -401,7 +401,7 @@ RunCost Trainer::cost() const {
   };
   return {.predicted = of(needed.state),
           .measured = of(measured),
-          .predicted_wire_bytes = plan::engine_wire_bytes(units, setting),
+          .predicted_wire_bytes = program.wire_bytes(parts_.batch.accumulation),
           .measured_wire_bytes = step_wire_bytes_,
           .predicted_activation_bytes = needed.activations,
           .measured_activation_bytes =

@@ -1,0 +1,265 @@
+// Step programs: whole, in order, and with memory where it is used, for every policy and setting; and what is
+// said of those that are not.
+#include "trireme/plan/step_program.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "tests/support/planned_step.h"
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+
+namespace trireme::plan {
+namespace {
+
+using Event = UseOrder::Event;
+
+const std::vector<UnitSpec> kUnits = {{"root", {{"a", {1000, 8}}}},
+                                      {"h.0", {{"b", {4000, 8}}, {"c", {1024}}}},
+                                      {"h.1", {{"d", {4000, 8}}, {"e", {1024}}}},
+                                      {"head", {{"f", {2000, 8}}}}};
+const std::vector<int64_t> kActivations = {0, 700, 700, 0};
+
+/// Every policy on 1, 2 and 4 ranks, with and without replicas, in every setting that a program depends on.
+void for_all_settings(const std::function<void(const EngineSetting& setting)>& body) {
+  for (const Policy& policy : policies()) {
+    for (const int64_t ranks : {1, 2, 4}) {
+      for (const auto& [compute, wire] : {std::pair{4, 4}, {2, 2}, {2, 4}}) {
+        for (const int64_t accumulation : {1, 2, 3}) {
+          for (const int64_t prefetch : {0, 1, 2}) {
+            for (const bool flag : {false, true}) {
+              for (const UseFrom use_from : {UseFrom::kRunUnit, UseFrom::kBuckets}) {
+                if (policy.shard_parameters && use_from == UseFrom::kBuckets) continue;
+                body({.policy = policy,
+                      .mesh = MeshShape({1, policy.hybrid ? 2 : 1, ranks, 1, 1}),
+                      .compute_bytes = compute,
+                      .wire_bytes = wire,
+                      .wire_as_computed = compute == wire,
+                      .accumulation = accumulation,
+                      .reduces_once = !flag,
+                      .prefetch = prefetch,
+                      .beside = prefetch > 0,
+                      .use_from = use_from});
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+EngineSetting sharded_on_four() {
+  return {
+      .policy = find_policy("fsdp"), .mesh = MeshShape({1, 1, 4, 1, 1}), .compute_bytes = 2, .wire_bytes = 2};
+}
+
+int64_t place_of(const StepProgram& program, ActionKind kind, const std::string& unit) {
+  const auto found = std::ranges::find_if(program.actions, [&](const Action& action) {
+    return action.kind == kind && action.unit >= 0 &&
+           program.units[static_cast<size_t>(action.unit)].name == unit;
+  });
+  return found - program.actions.begin();
+}
+
+/// What verify() says; empty: nothing.
+std::string verdict(const StepProgram& program) {
+  try {
+    verify(program);
+  } catch (const LogicError& error) {
+    return error.what();
+  }
+  return {};
+}
+
+TEST(StepProgram, IsWholeAndUsesNothingWithoutMemoryInAllSettings) {
+  int64_t cases = 0;
+  for_all_settings([&](const EngineSetting& setting) {
+    ++cases;
+    const StepProgram program = test::planned_step(kUnits, setting, kActivations);
+    ASSERT_EQ(verdict(program), "") << setting.policy.label() << "\n" << to_text(program);
+    const auto held = held_bytes(program);
+    for (const HeldBytes& bytes : held) ASSERT_GE(*std::ranges::min_element(bytes.by_role), 0);
+    ASSERT_EQ(held.front()[Role::kActivations], 0);
+    ASSERT_EQ(held.back()[Role::kActivations], 0) << "backward has used them up";
+  });
+  EXPECT_GT(cases, 1000);
+}
+
+TEST(StepProgram, ComesBackFromItsText) {
+  for_all_settings([&](const EngineSetting& setting) {
+    const StepProgram program = test::planned_step(kUnits, setting, kActivations);
+    ASSERT_EQ(step_program_from_text(to_text(program)), program) << to_text(program);
+  });
+}
+
+TEST(StepProgram, OneOfThreeMicroBatchesStandsForMore) {
+  for_all_settings([&](EngineSetting setting) {
+    setting.accumulation = StepProgram::kMicroBatchesShown;
+    const StepProgram three = test::planned_step(kUnits, setting);
+    setting.accumulation = 6;
+    ASSERT_EQ(three.wire_bytes(6), test::planned_step(kUnits, setting).wire_bytes());
+  });
+}
+
+TEST(StepProgram, GathersAheadOnlyBesideComputation) {
+  EngineSetting setting = sharded_on_four();
+  const auto at_forward_of = [&](const char* unit) {
+    const StepProgram program = test::planned_step(kUnits, setting);
+    return held_bytes(
+        program)[static_cast<size_t>(place_of(program, ActionKind::kForward, unit))][Role::kParameters];
+  };
+  constexpr int64_t kRoot = 2 * 8000, kBlock = 2 * 33024, kHead = 2 * 16000;
+  setting.prefetch = 1;
+  EXPECT_EQ(at_forward_of("h.0"), kRoot + kBlock);
+  setting.beside = true;
+  EXPECT_EQ(at_forward_of("h.0"), kRoot + 2 * kBlock);
+  setting.prefetch = 2;
+  EXPECT_EQ(at_forward_of("h.0"), kRoot + 2 * kBlock + kHead);
+}
+
+TEST(StepProgram, UnitsThatWereUsedTwiceAreGatheredTwice) {
+  const EngineSetting setting = sharded_on_four();
+  const auto units = program_units(kUnits, setting);
+  UseOrder order;
+  order.forward = {0, 1, 2, 1, 3};
+  for (const int64_t unit : {3, 1, 2}) order.backward.push_back({Event::Kind::kBegin, unit});
+  order.backward.push_back({Event::Kind::kEnd, 1});
+  for (const int64_t unit : {3, 2, 1, 0}) order.backward.push_back({Event::Kind::kComplete, unit});
+  const StepProgram program = step_program(units, setting, order);
+  EXPECT_EQ(verdict(program), "");
+  const auto gathers = std::ranges::count_if(program.actions, [](const Action& action) {
+    return action.kind == ActionKind::kUnshard && action.unit == 1;
+  });
+  EXPECT_EQ(gathers, 3) << "twice in forward, once in backward";
+}
+
+TEST(StepProgram, FrozenUnitsAreNeitherReducedNorGivenGradients) {
+  EngineSetting setting = sharded_on_four();
+  auto units = program_units(kUnits, setting);
+  units[1].trainable = false;
+  const StepProgram program = step_program(units, setting, declared_order(units, setting.use_from));
+  EXPECT_EQ(verdict(program), "");
+  EXPECT_EQ(place_of(program, ActionKind::kReduce, "h.0"), std::ssize(program.actions));
+  EXPECT_TRUE(std::ranges::none_of(program.buffers, [](const Buffer& buffer) {
+    return buffer.role == Role::kGradients && buffer.unit == 1;
+  }));
+}
+
+/// A rank reduces in the order that all have agreed on, though it completes its units in another.
+TEST(StepProgram, ReductionsKeepTheOrderThatRanksAgreedOn) {
+  const EngineSetting setting = sharded_on_four();
+  const auto units = program_units(kUnits, setting);
+  UseOrder order = declared_order(units, setting.use_from);
+  order.reductions = {1, 3, 2, 0};
+  const StepProgram program = step_program(units, setting, order);
+  EXPECT_EQ(verdict(program), "");
+  std::vector<int64_t> reduced;
+  for (const Action& action : program.actions) {
+    if (action.kind == ActionKind::kReduce) reduced.push_back(action.unit);
+  }
+  EXPECT_EQ(reduced, order.reductions);
+}
+
+TEST(StepProgram, CanBeRecordedWhereARankIsAlone) {
+  for_all_settings([](const EngineSetting& setting) {
+    const std::string obstacle = recording_obstacle(test::planned_step(kUnits, setting, kActivations));
+    ASSERT_EQ(obstacle.empty(), setting.alone()) << setting.policy.label() << ": " << obstacle;
+  });
+  const std::string obstacle = recording_obstacle(test::planned_step(kUnits, sharded_on_four()));
+  EXPECT_NE(obstacle.find("all_gather"), std::string::npos) << obstacle;
+  EXPECT_NE(obstacle.find("root"), std::string::npos) << obstacle;
+}
+
+struct Damage {
+  const char* said;
+  std::function<void(StepProgram&)> done;
+};
+
+StepProgram without(StepProgram program, ActionKind kind, const char* unit) {
+  const int64_t place = place_of(program, kind, unit);
+  program.actions.erase(program.actions.begin() + place);
+  for (Pass& pass : program.passes) {
+    pass.begin -= pass.begin > place ? 1 : 0;
+    pass.end -= pass.end > place ? 1 : 0;
+  }
+  for (Buffer& buffer : program.buffers) {
+    buffer.from -= buffer.from > place ? 1 : 0;
+    buffer.to -= buffer.to >= place && !buffer.is_kept() ? 1 : 0;
+  }
+  return program;
+}
+
+TEST(Verify, NamesTheFirstActionThatCannotBe) {
+  const StepProgram whole = test::planned_step(kUnits, sharded_on_four(), kActivations);
+  const auto swap_actions = [](StepProgram& program, int64_t a, int64_t b) {
+    std::swap(program.actions[static_cast<size_t>(a)], program.actions[static_cast<size_t>(b)]);
+  };
+  const std::vector<Damage> damages = {
+      {"parameters of h.0 have no memory here",
+       [&](StepProgram& program) {
+         std::erase_if(program.buffers, [](const Buffer& buffer) {
+           return buffer.role == Role::kParameters && buffer.unit == 1;
+         });
+       }},
+      {"its gradients are not complete",
+       [&](StepProgram& program) {
+         swap_actions(program, place_of(program, ActionKind::kBackward, "h.1"),
+                      place_of(program, ActionKind::kReduce, "h.1"));
+       }},
+      {"it comes twice",
+       [&](StepProgram& program) {
+         const int64_t reduce = place_of(program, ActionKind::kReduce, "head");
+         program.actions[static_cast<size_t>(reduce) + 1] = program.actions[static_cast<size_t>(reduce)];
+       }},
+      {"the gradients of h.1 are never reduced",
+       [&](StepProgram& program) {
+         program = without(program, ActionKind::kReduce, "h.1");
+         program = without(program, ActionKind::kUpdate, "h.1");
+       }},
+      {"root is never updated",
+       [&](StepProgram& program) { program = without(program, ActionKind::kUpdate, "root"); }},
+      {"its gradients were not reduced before",
+       [&](StepProgram& program) { program = without(program, ActionKind::kReduce, "root"); }},
+      {"passes cover", [&](StepProgram& program) { --program.passes.back().end; }},
+      {"there are 4 units", [&](StepProgram& program) { program.actions.front().unit = 4; }},
+      {"there was no forward pass of it before",
+       [&](StepProgram& program) { program = without(program, ActionKind::kForward, "h.0"); }}};
+  for (const Damage& damage : damages) {
+    StepProgram damaged = whole;
+    damage.done(damaged);
+    const std::string said = verdict(damaged);
+    EXPECT_NE(said.find(damage.said), std::string::npos) << "expected: " << damage.said << "\nsaid: " << said;
+  }
+}
+
+TEST(StepText, SaysWhichLineItCannotRead) {
+  const std::string text = to_text(test::planned_step(kUnits, sharded_on_four()));
+  const auto replaced = [&](const std::string& from, const std::string& to) {
+    std::string damaged = text;
+    damaged.replace(damaged.find(from), from.size(), to);
+    return damaged;
+  };
+  const std::pair<std::string, std::string> cases[] = {
+      {replaced("buffer shard", "buffer sharp"), "'sharp' is none of parameters, shard"},
+      {replaced("pass forward", "pass forwards"), "'forwards' is none of forward, backward"},
+      {replaced("all_gather/4:", "all_gather:"), "write COLLECTIVE/RANKS:BYTES"},
+      {replaced("kept", "keeps"), "expected 'kept' or 'from A to B'"},
+      {"unit a", "it has 2 words"},
+      {"    0 compute forward a m0 - -", "an action comes before the first 'pass'"}};
+  for (const auto& [damaged, said] : cases) {
+    try {
+      step_program_from_text(damaged);
+      ADD_FAILURE() << "it was read: " << said;
+    } catch (const ConfigError& error) {
+      const std::string message = error.what();
+      EXPECT_NE(message.find(said), std::string::npos) << message;
+      EXPECT_NE(message.find("line "), std::string::npos) << message;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace trireme::plan

@@ -1,0 +1,53 @@
+#include "trireme/parallel/gradient_mean.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <utility>
+
+#include "trireme/base/error.h"
+
+namespace trireme::parallel {
+
+double GradientMean::add(double weight) {
+  TRIREME_CHECK(weight >= 0.0 && std::isfinite(weight),
+                "[parallel.backward] rank {}: a micro-batch has the weight {}; give it a number of rows or "
+                "tokens, or leave it out",
+                ranks_.ranks()[static_cast<size_t>(ranks_.rank())], weight);
+  weight_sum_ += weight;
+  return average_ == Average::kMean ? weight / static_cast<double>(ranks_.size()) : weight;
+}
+
+void GradientMean::settle() {
+  to_update_ = to_norm_ = {};
+  const double mine = std::exchange(weight_sum_, 0.0);
+  if (average_ == Average::kSum) return;
+  const auto ranks = static_cast<double>(ranks_.size());
+  const at::Tensor own = at::full({1}, mine, at::TensorOptions().device(device_).dtype(at::kDouble));
+  const at::Tensor weights = ranks_.size() > 1 ? comm::gather_rows(ranks_, own).sum() : own.sum();
+  if (device_.is_cpu()) {
+    const double sum = weights.item<double>();
+    TRIREME_CHECK(sum > 0.0, "[parallel.backward] all micro-batches of this step have the weight 0");
+    to_update_.host = to_norm_.host = ranks / sum;
+  } else {
+    to_norm_.device = ranks / weights;
+    to_update_.device = to_norm_.device.to(at::kFloat);
+  }
+}
+
+double GradientMean::to_norm() const {
+  return to_norm_.host * (to_norm_.device.defined() ? to_norm_.device.item<double>() : 1.0);
+}
+
+void GradientMean::scale(double factor, bool applied) {
+  to_norm_.host *= factor;
+  if (!applied) to_update_.host *= factor;
+}
+
+void GradientMean::set_state(const State& state) {
+  weight_sum_ = state.weight_sum;
+  to_update_ = state.to_update;
+  to_norm_ = state.to_norm;
+}
+
+}  // namespace trireme::parallel

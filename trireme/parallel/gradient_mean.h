@@ -1,0 +1,52 @@
+#pragma once
+// What turns the sums that ranks reduce into the gradient of a step: the mean by weight, and clipping.
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "trireme/comm/group.h"
+#include "trireme/optim/optimizer.h"
+#include "trireme/parallel/options.h"
+
+namespace trireme::parallel {
+
+class GradientMean {
+ public:
+  /// `ranks` are those whose gradients are summed; must outlive this.
+  GradientMean(comm::Group& ranks, Average average, c10::Device device)
+      : ranks_(ranks), average_(average), device_(device) {}
+
+  /// A micro-batch of `weight` begins; returns what its loss is multiplied with. Ranks divide before they
+  /// add, so that sums keep the range of one rank's gradient.
+  double add(double weight);
+  /// After the last micro-batch. Collective for means; a GPU's host does not wait.
+  void settle();
+  /// Forgets the micro-batches of this step.
+  void drop() { weight_sum_ = 0.0; }
+
+  /// What reduced gradients are multiplied with when they are applied; and for their norm, on a device in
+  /// fp64.
+  const optim::GradScale& to_update() const { return to_update_; }
+  double to_norm() const;
+  /// Multiplies the gradient; `applied`: whoever has it did so.
+  void scale(double factor, bool applied);
+  /// The mean was applied to gradients that others have.
+  void hand_out() { to_update_ = {}; }
+
+  /// What a launched recording sets to what it was after the pass that was recorded.
+  struct State {
+    double weight_sum = 0.0;
+    optim::GradScale to_update = {}, to_norm = {};
+  };
+  State state() const { return {weight_sum_, to_update_, to_norm_}; }
+  void set_state(const State& state);
+
+ private:
+  comm::Group& ranks_;
+  Average average_;
+  c10::Device device_;
+  double weight_sum_ = 0.0;  ///< of this rank's micro-batches
+  optim::GradScale to_update_, to_norm_;
+};
+
+}  // namespace trireme::parallel

@@ -1,0 +1,247 @@
+// What a step program holds at each of its actions, and what is wrong with one.
+#include <algorithm>
+#include <map>
+
+#include "trireme/base/error.h"
+#include "trireme/plan/step_program.h"
+
+namespace trireme::plan {
+namespace {
+
+/// Walks over the actions and knows what each unit has been through.
+class Verifier {
+ public:
+  explicit Verifier(const StepProgram& program) : program_(program) {}
+  void run();
+
+ private:
+  std::string name_of(int64_t unit) const {
+    return unit == Action::kWholeModel ? "the model" : program_.units[static_cast<size_t>(unit)].name;
+  }
+  bool has(Role role, int64_t unit, int64_t micro_batch = Action::kOnceAStep) const;
+  bool knows_activations(int64_t unit) const {
+    return unit != Action::kWholeModel && program_.units[static_cast<size_t>(unit)].activation_bytes > 0;
+  }
+  bool trains() const;
+  template <typename Body>
+  void for_units(int64_t unit, const Body& body) const;
+  void check_ranges() const;
+  void check_action();
+  void check_compute(const Action& action);
+  void check_end() const;
+  void demand(bool holds, const char* what) const;
+  void demand_memory(Role role, int64_t unit, int64_t micro_batch = Action::kOnceAStep) const;
+
+  const StepProgram& program_;
+  int64_t at_ = 0;
+  std::map<std::pair<int64_t, int64_t>, int> forwards_, backwards_, weights_,
+      taken_;  ///< by unit and micro-batch
+  std::map<int64_t, bool> reduced_, updated_;
+};
+
+bool Verifier::has(Role role, int64_t unit, int64_t micro_batch) const {
+  return std::ranges::any_of(program_.buffers, [&](const Buffer& buffer) {
+    return buffer.role == role && buffer.unit == unit && buffer.micro_batch == micro_batch &&
+           buffer.has_memory_at(at_);
+  });
+}
+
+bool Verifier::trains() const {
+  return std::ranges::any_of(program_.passes,
+                             [](const Pass& pass) { return pass.kind == Pass::Kind::kUpdate; });
+}
+
+template <typename Body>
+void Verifier::for_units(int64_t unit, const Body& body) const {
+  if (unit != Action::kWholeModel) return body(unit);
+  for (int64_t each = 0; each < std::ssize(program_.units); ++each) body(each);
+}
+
+void Verifier::demand(bool holds, const char* what) const {
+  if (holds) return;
+  const Action& action = program_.actions[static_cast<size_t>(at_)];
+  throw LogicError("[plan.step_program] action {}, {} of {}{}: {}", at_, action.kind, name_of(action.unit),
+                   action.micro_batch < 0 ? "" : fmt::format(" in micro-batch {}", action.micro_batch), what);
+}
+
+void Verifier::demand_memory(Role role, int64_t unit, int64_t micro_batch) const {
+  if (has(role, unit, micro_batch)) return;
+  demand(false, fmt::format("{} of {} have no memory here", role, name_of(unit)).c_str());
+}
+
+void Verifier::check_ranges() const {
+  const auto count = std::ssize(program_.actions);
+  int64_t end = 0;
+  for (const Pass& pass : program_.passes) {
+    TRIREME_CHECK(pass.begin == end && pass.end >= pass.begin,
+                  "[plan.step_program] a {} pass covers actions {} to {} where the one before ends at {}",
+                  pass.kind, pass.begin, pass.end, end);
+    end = pass.end;
+  }
+  TRIREME_CHECK(end == count, "[plan.step_program] passes cover {} of {} actions", end, count);
+  for (const Buffer& buffer : program_.buffers) {
+    const bool inside =
+        buffer.is_kept() || (buffer.from >= 0 && buffer.from < count && buffer.to >= 0 && buffer.to < count);
+    TRIREME_CHECK(
+        inside && buffer.unit >= 0 && buffer.unit < std::ssize(program_.units),
+        "[plan.step_program] {} of unit {} have memory from {} to {}, but there are {} actions and {} units",
+        buffer.role, buffer.unit, buffer.from, buffer.to, count, program_.units.size());
+  }
+  for (const Action& action : program_.actions) {
+    TRIREME_CHECK(action.unit >= Action::kWholeModel && action.unit < std::ssize(program_.units),
+                  "[plan.step_program] {} of unit {}, but there are {} units", action.kind, action.unit,
+                  program_.units.size());
+  }
+}
+
+void Verifier::check_compute(const Action& action) {
+  const int64_t unit = action.unit, micro_batch = action.micro_batch;
+  const std::pair key{unit, micro_batch};
+  for_units(unit, [&](int64_t each) { demand_memory(Role::kParameters, each); });
+  if (action.kind == ActionKind::kForward) {
+    ++forwards_[key];
+    if (knows_activations(unit) && micro_batch >= 0) demand_memory(Role::kActivations, unit, micro_batch);
+    return;
+  }
+  if (action.kind != ActionKind::kBackwardWeight) {
+    demand(forwards_[key] > 0, "there was no forward pass of it before");
+    if (knows_activations(unit) && backwards_[key] == 0) demand_memory(Role::kActivations, unit, micro_batch);
+    ++backwards_[key];
+  } else {
+    demand(backwards_[key] > 0, "there was no backward_input of it before");
+  }
+  if (action.kind == ActionKind::kBackwardInput) return;
+  demand(action.kind == ActionKind::kBackward || weights_[key] == 0, "it comes twice");
+  ++weights_[key];
+  for_units(unit, [&](int64_t each) {
+    if (program_.units[static_cast<size_t>(each)].trainable) demand_memory(Role::kGradients, each);
+  });
+}
+
+void Verifier::check_action() {
+  const Action& action = program_.actions[static_cast<size_t>(at_)];
+  const int64_t unit = action.unit;
+  if (action.computes()) return check_compute(action);
+  switch (action.kind) {
+    case ActionKind::kAccumulate:
+    case ActionKind::kReduce: {
+      const std::pair key{unit, action.micro_batch};
+      demand(weights_[key] > 0 || weights_[{Action::kWholeModel, action.micro_batch}] > 0,
+             "its gradients are not complete");
+      demand(++taken_[key] == 1, "it comes twice");
+      demand_memory(Role::kGradients, unit);
+      if (action.kind == ActionKind::kAccumulate) return;
+      demand_memory(Role::kReduced, unit);
+      reduced_[unit] = true;
+      return;
+    }
+    case ActionKind::kGatherSum:
+      return demand(reduced_[unit], "it was not reduced before");
+    case ActionKind::kUpdate:
+      demand(!program_.units[static_cast<size_t>(unit)].trainable || reduced_[unit],
+             "its gradients were not reduced before");
+      demand(!std::exchange(updated_[unit], true), "it comes twice");
+      return demand_memory(Role::kReduced, unit);
+    case ActionKind::kUnshard:
+    case ActionKind::kReshard:
+      return demand_memory(Role::kParameters, unit);
+    default:
+      return;
+  }
+}
+
+void Verifier::check_end() const {
+  if (!trains()) return;
+  for (int64_t unit = 0; unit < std::ssize(program_.units); ++unit) {
+    const auto reduced = reduced_.find(unit), updated = updated_.find(unit);
+    TRIREME_CHECK(!program_.units[static_cast<size_t>(unit)].trainable || reduced != reduced_.end(),
+                  "[plan.step_program] the gradients of {} are never reduced", name_of(unit));
+    TRIREME_CHECK(updated != updated_.end(), "[plan.step_program] {} is never updated", name_of(unit));
+  }
+  for (const auto& [key, count] : forwards_) {
+    if (key.first == Action::kWholeModel || !program_.units[static_cast<size_t>(key.first)].trainable)
+      continue;
+    TRIREME_CHECK(backwards_.contains(key) && weights_.contains(key),
+                  "[plan.step_program] {} has a forward pass in micro-batch {} and no whole backward pass",
+                  name_of(key.first), key.second);
+  }
+}
+
+void Verifier::run() {
+  check_ranges();
+  for (at_ = 0; at_ < std::ssize(program_.actions); ++at_) check_action();
+  check_end();
+}
+
+}  // namespace
+
+void verify(const StepProgram& program) {
+  Verifier(program).run();
+}
+
+HeldBytes kept_bytes(const StepProgram& program) {
+  HeldBytes held;
+  for (const Buffer& buffer : program.buffers) {
+    if (buffer.is_kept() && !buffer.part_of) held[buffer.role] += buffer.bytes;
+  }
+  return held;
+}
+
+std::vector<HeldBytes> held_bytes(const StepProgram& program) {
+  const HeldBytes kept = kept_bytes(program);
+  const size_t count = program.actions.size();
+  std::vector<HeldBytes> changes(count + 1);  // between an action and the one before
+  const auto add = [&](const Buffer& buffer, size_t from, size_t end) {
+    changes[from][buffer.role] += buffer.bytes;
+    changes[end][buffer.role] -= buffer.bytes;
+  };
+  for (const Buffer& buffer : program.buffers) {
+    if (buffer.is_kept() || buffer.part_of) continue;
+    const auto from = static_cast<size_t>(buffer.from), end = static_cast<size_t>(buffer.to) + 1;
+    if (buffer.from <= buffer.to) {
+      add(buffer, from, end);
+    } else {
+      add(buffer, 0, end);
+      add(buffer, from, count);
+    }
+  }
+  std::vector<HeldBytes> held(count, kept);
+  for (size_t role = 0; role < kNames<Role>.size(); ++role) {
+    int64_t sum = 0;
+    for (size_t action = 0; action < count; ++action) {
+      sum += changes[action].by_role[role];
+      held[action].by_role[role] += sum;
+    }
+  }
+  return held;
+}
+
+std::string recording_obstacle(const StepProgram& program) {
+  for (const Pass& pass : program.passes) {
+    if (pass.kind == Pass::Kind::kUpdate) continue;
+    for (int64_t at = pass.begin; at < pass.end; ++at) {
+      const Action& action = program.actions[static_cast<size_t>(at)];
+      const std::string unit = action.unit < 0 ? "" : program.units[static_cast<size_t>(action.unit)].name;
+      if (!action.transfers.empty()) {
+        const Transfer& transfer = action.transfers.front();
+        return fmt::format("{} ranks communicate within a pass ({} of {} for {})", transfer.ranks,
+                           name(transfer.collective), unit, action.kind);
+      }
+      const bool moves =
+          action.kind == ActionKind::kReduce &&
+          std::ranges::none_of(program.buffers, [&](const Buffer& buffer) {
+            return buffer.role == Role::kReduced && buffer.unit == action.unit && buffer.part_of;
+          });
+      if (moves) return fmt::format("gradients are copied within a pass ({} for reduce)", unit);
+    }
+  }
+  for (const Buffer& buffer : program.buffers) {
+    if (!buffer.is_kept() && (buffer.role == Role::kParameters || buffer.role == Role::kGradients)) {
+      return fmt::format("{} of {} get their memory within a pass", buffer.role,
+                         program.units[static_cast<size_t>(buffer.unit)].name);
+    }
+  }
+  return {};
+}
+
+}  // namespace trireme::plan

@@ -1,0 +1,458 @@
+#include "trireme/plan/step_program.h"
+
+#include <algorithm>
+#include <deque>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <set>
+
+#include "trireme/base/error.h"
+#include "trireme/plan/flat_layout.h"
+
+namespace trireme::plan {
+namespace {
+
+constexpr int64_t kFp32 = 4;
+
+using Event = UseOrder::Event;
+
+/// Writes a program action by action and knows what has memory meanwhile.
+class Writer {
+ public:
+  Writer(const std::vector<ProgramUnit>& units, const EngineSetting& setting, const UseOrder& order)
+      : setting_(setting), order_(order), in_use_(units.size(), false) {
+    program_.units = units;
+    for (const ProgramUnit& unit : units) memory_.emplace_back(unit.numel, setting);
+    if (order_.reductions.empty()) order_.reductions = completions();
+  }
+
+  void forward_pass(int64_t micro_batch);
+  void inference_pass();
+  void backward_pass(int64_t micro_batch, bool last);
+  void update_pass();
+  StepProgram take();
+
+ private:
+  struct Key {
+    Role role;
+    int64_t unit, micro_batch;
+    auto operator<=>(const Key&) const = default;
+  };
+
+  int64_t next() const { return static_cast<int64_t>(program_.actions.size()); }
+  bool is_root(int64_t unit) const { return unit == 0 && setting_.use_from != UseFrom::kBuckets; }
+  const UnitBuffers& memory(int64_t unit) const { return memory_[static_cast<size_t>(unit)]; }
+  bool is_trainable(int64_t unit) const { return program_.units[static_cast<size_t>(unit)].trainable; }
+  bool reduces(bool last) const { return last || !setting_.reduces_once; }
+
+  void begin_pass(Pass::Kind kind, int64_t micro_batch);
+  void add(ActionKind kind, int64_t unit, Lane lane, std::vector<Transfer> transfers = {});
+  void open(Role role, int64_t unit, int64_t bytes, int64_t micro_batch = Action::kOnceAStep);
+  void close(Role role, int64_t unit, int64_t micro_batch = Action::kOnceAStep);
+  bool is_open(Role role, int64_t unit) const { return open_.contains({role, unit, Action::kOnceAStep}); }
+  void keep(Role role, int64_t unit, int64_t bytes, std::optional<Role> part_of = {});
+  void add_kept_buffers();
+  void add_reduced(int64_t unit);
+
+  void unshard(int64_t unit);
+  void unshard_ahead(const std::vector<int64_t>& uses, size_t place);
+  void reshard(int64_t unit);
+  void reshard_after_forward(int64_t unit);
+  void compute_forward(int64_t unit);
+  void begin_backward(int64_t unit);
+  void hold_gradients(int64_t unit);
+  void complete(int64_t unit, bool last);
+  void reduce_ready(bool last);
+  void reduce(int64_t unit, bool last);
+  void finish_reductions(size_t left);
+  std::vector<int64_t> completions() const;
+  std::vector<int64_t> backward_uses() const;
+  std::vector<int64_t> update_order() const;
+  std::vector<Transfer> gather(int64_t bytes, int64_t ranks) const;
+
+  StepProgram program_;
+  const EngineSetting& setting_;
+  UseOrder order_;
+  std::vector<UnitBuffers> memory_;
+  std::vector<bool> in_use_;
+  std::map<Key, size_t> open_;            ///< buffers that have memory, not kept ones
+  std::map<int64_t, int64_t> reduced_;    ///< unit -> action that reduced it last
+  std::map<int64_t, int64_t> first_use_;  ///< unit -> its first action that computes
+  std::set<int64_t> begun_, completed_;   ///< units, in this backward pass
+  size_t launched_ = 0;                   ///< of order_.reductions, in this backward pass
+  std::deque<int64_t> in_flight_;
+  int64_t micro_batch_ = Action::kOnceAStep;
+};
+
+std::vector<int64_t> Writer::completions() const {
+  std::vector<int64_t> units;
+  for (const Event& event : order_.backward) {
+    if (event.kind == Event::Kind::kComplete && is_trainable(event.unit)) units.push_back(event.unit);
+  }
+  return units;
+}
+
+std::vector<int64_t> Writer::backward_uses() const {
+  std::vector<int64_t> units;
+  for (const Event& event : order_.backward) {
+    if (event.kind == Event::Kind::kBegin) units.push_back(event.unit);
+  }
+  return units;
+}
+
+void Writer::begin_pass(Pass::Kind kind, int64_t micro_batch) {
+  if (!program_.passes.empty()) program_.passes.back().end = next();
+  program_.passes.push_back({kind, micro_batch, next(), next()});
+  micro_batch_ = micro_batch;
+}
+
+void Writer::add(ActionKind kind, int64_t unit, Lane lane, std::vector<Transfer> transfers) {
+  std::erase_if(transfers, [](const Transfer& transfer) { return transfer.ranks == 1; });
+  program_.actions.push_back({kind, unit, micro_batch_, lane, std::move(transfers)});
+}
+
+/// From the next action on.
+void Writer::open(Role role, int64_t unit, int64_t bytes, int64_t micro_batch) {
+  open_.emplace(Key{role, unit, micro_batch}, program_.buffers.size());
+  program_.buffers.push_back({role, unit, micro_batch, bytes, {}, next(), next()});
+}
+
+/// After the last action.
+void Writer::close(Role role, int64_t unit, int64_t micro_batch) {
+  const auto found = open_.find({role, unit, micro_batch});
+  if (found == open_.end()) return;
+  program_.buffers[found->second].to = next() - 1;
+  open_.erase(found);
+}
+
+void Writer::keep(Role role, int64_t unit, int64_t bytes, std::optional<Role> part_of) {
+  program_.buffers.push_back({role, unit, Action::kOnceAStep, bytes, part_of});
+}
+
+std::vector<Transfer> Writer::gather(int64_t bytes, int64_t ranks) const {
+  return {{Collective::kAllGather, ranks, plan::wire_bytes(Collective::kAllGather, bytes, ranks)}};
+}
+
+void Writer::unshard(int64_t unit) {
+  if (!memory(unit).parameters_come_and_go || is_open(Role::kParameters, unit)) return;
+  const int64_t bytes = setting_.compute_bytes * memory(unit).whole;
+  open(Role::kParameters, unit, bytes);
+  const int64_t ranks =
+      is_open(Role::kSlice, unit) ? setting_.policy.reshard_after_forward : setting_.shard_ranks();
+  add(ActionKind::kUnshard, unit, Lane::kUnshard, gather(bytes, ranks));
+}
+
+/// Those of `uses` that follow `place`, as far ahead as the setting says.
+void Writer::unshard_ahead(const std::vector<int64_t>& uses, size_t place) {
+  if (!setting_.beside) return;
+  for (int64_t ahead = 1; ahead <= setting_.prefetch; ++ahead) {
+    if (const size_t at = place + static_cast<size_t>(ahead); at < uses.size()) unshard(uses[at]);
+  }
+}
+
+void Writer::reshard(int64_t unit) {
+  if (!is_open(Role::kParameters, unit)) return;
+  add(ActionKind::kReshard, unit, Lane::kCompute);
+  close(Role::kParameters, unit);
+  close(Role::kSlice, unit);
+}
+
+void Writer::reshard_after_forward(int64_t unit) {
+  const int64_t together = setting_.policy.reshard_after_forward;
+  if (!is_open(Role::kParameters, unit) || together == 1) return;
+  if (together != Policy::kSameRanks && !is_open(Role::kSlice, unit))
+    open(Role::kSlice, unit, setting_.compute_bytes * memory(unit).whole / together);
+  add(ActionKind::kReshard, unit, Lane::kCompute);
+  close(Role::kParameters, unit);
+}
+
+void Writer::compute_forward(int64_t unit) {
+  first_use_.emplace(unit, next());
+  if (micro_batch_ != Action::kOnceAStep && unit != Action::kWholeModel) {
+    if (const int64_t bytes = program_.units[static_cast<size_t>(unit)].activation_bytes; bytes > 0)
+      open(Role::kActivations, unit, bytes, micro_batch_);
+  }
+  add(ActionKind::kForward, unit, Lane::kCompute);
+}
+
+void Writer::forward_pass(int64_t micro_batch) {
+  begin_pass(Pass::Kind::kForward, micro_batch);
+  if (setting_.use_from == UseFrom::kBuckets) return compute_forward(Action::kWholeModel);
+  for (size_t place = 0; place < order_.forward.size(); ++place) {
+    const int64_t unit = order_.forward[place];
+    unshard(unit);
+    unshard_ahead(order_.forward, place);
+    compute_forward(unit);
+    const bool begins_backward = place + 1 == order_.forward.size();
+    if (!is_root(unit) && !begins_backward) reshard_after_forward(unit);
+  }
+}
+
+void Writer::inference_pass() {
+  begin_pass(Pass::Kind::kForward, Action::kOnceAStep);
+  if (setting_.use_from == UseFrom::kBuckets) return compute_forward(Action::kWholeModel);
+  for (size_t place = 0; place < order_.forward.size(); ++place) {
+    const int64_t unit = order_.forward[place];
+    unshard(unit);
+    unshard_ahead(order_.forward, place);
+    compute_forward(unit);
+    if (!is_root(unit)) reshard(unit);
+  }
+}
+
+void Writer::hold_gradients(int64_t unit) {
+  if (memory(unit).gradients_stay || is_open(Role::kGradients, unit) || !is_trainable(unit)) return;
+  open(Role::kGradients, unit, setting_.compute_bytes * memory(unit).whole);
+}
+
+void Writer::begin_backward(int64_t unit) {
+  hold_gradients(unit);
+  begun_.insert(unit);
+  add(ActionKind::kBackward, unit, Lane::kCompute);
+  close(Role::kActivations, unit, micro_batch_);
+}
+
+void Writer::backward_pass(int64_t micro_batch, bool last) {
+  begin_pass(Pass::Kind::kBackward, micro_batch);
+  completed_.clear();
+  begun_.clear();
+  launched_ = 0;
+  if (setting_.use_from == UseFrom::kBuckets) {
+    for (int64_t unit = 0; unit < std::ssize(program_.units); ++unit) hold_gradients(unit);
+    add(ActionKind::kBackward, Action::kWholeModel, Lane::kCompute);
+  } else if (setting_.use_from == UseFrom::kRunUnit) {
+    hold_gradients(0);
+  }
+  const std::vector<int64_t> uses = backward_uses();
+  size_t place = 0;
+  for (const Event& event : order_.backward) {
+    switch (event.kind) {
+      case Event::Kind::kBegin:
+        unshard(event.unit);
+        unshard_ahead(uses, place++);
+        begin_backward(event.unit);
+        break;
+      case Event::Kind::kComplete:
+        complete(event.unit, last);
+        break;
+      case Event::Kind::kEnd:
+        if (!is_root(event.unit)) reshard(event.unit);
+        break;
+    }
+  }
+  for (const int64_t unit : order_.reductions) completed_.insert(unit);
+  reduce_ready(last);
+  finish_reductions(0);
+  for (int64_t unit = 1; unit < std::ssize(program_.units); ++unit) reshard(unit);
+}
+
+void Writer::complete(int64_t unit, bool last) {
+  const bool begun = setting_.use_from == UseFrom::kBuckets || begun_.contains(unit);
+  if (!begun) begin_backward(unit);  // its gradients need none of its parameters
+  completed_.insert(unit);
+  reduce_ready(last);
+}
+
+/// Reductions keep their order on all ranks: one that is complete waits for those before it.
+void Writer::reduce_ready(bool last) {
+  while (launched_ < order_.reductions.size() && completed_.contains(order_.reductions[launched_]))
+    reduce(order_.reductions[launched_++], last);
+}
+
+/// fp32 numbers of a shard travel between replicas after they were summed.
+void Writer::reduce(int64_t unit, bool last) {
+  const UnitBuffers& memory = this->memory(unit);
+  if (!reduces(last)) {
+    if (memory.sums_micro_batches_apart && !is_open(Role::kSum, unit))
+      open(Role::kSum, unit, kFp32 * memory.whole);
+    add(ActionKind::kAccumulate, unit, Lane::kCompute);
+    if (memory.sums_micro_batches_apart) close(Role::kGradients, unit);
+    return;
+  }
+  const int64_t shards = setting_.shard_ranks(), replicas = setting_.replicas();
+  const int64_t whole = setting_.wire_bytes * memory.whole, shard = kFp32 * memory.shard;
+  reduced_[unit] = next();
+  std::vector<Transfer> transfers = {
+      {Collective::kAllToAll, shards, plan::wire_bytes(Collective::kAllToAll, whole, shards)},
+      {Collective::kAllToAll, replicas, plan::wire_bytes(Collective::kAllToAll, shard, replicas)},
+      {Collective::kAllGather, replicas, plan::wire_bytes(Collective::kAllGather, shard, replicas)}};
+  if (setting_.reduces_locally()) transfers.clear();
+  add(ActionKind::kReduce, unit, Lane::kReduce, std::move(transfers));
+  close(Role::kSum, unit);
+  if (last && setting_.gathers_sum())
+    add(ActionKind::kGatherSum, unit, Lane::kUnshard, gather(kFp32 * memory.whole, shards));
+  in_flight_.push_back(unit);
+  finish_reductions(setting_.beside ? static_cast<size_t>(kReductionsInFlight) : 0);
+}
+
+/// Computation waits for reductions in flight, but for the last `left`, whose gradients then lose their
+/// memory.
+void Writer::finish_reductions(size_t left) {
+  while (in_flight_.size() > left) {
+    close(Role::kGradients, in_flight_.front());
+    in_flight_.pop_front();
+  }
+}
+
+/// Units in the order of the next forward pass. The unit that was reduced last comes later, since its sum is
+/// still being gathered, behind about as many parameters as it has: gathering takes about as long as updating
+/// them.
+std::vector<int64_t> Writer::update_order() const {
+  std::vector<int64_t> order;
+  const auto append = [&](int64_t unit) {
+    if (std::ranges::find(order, unit) == order.end()) order.push_back(unit);
+  };
+  for (const int64_t unit : order_.forward) append(unit);
+  for (int64_t unit = 0; unit < std::ssize(program_.units); ++unit) append(unit);
+  if (!setting_.beside || !setting_.gathers_sum() || order_.reductions.empty()) return order;
+  const int64_t last = order_.reductions.back();
+  int64_t meanwhile = 0;
+  for (auto place = std::ranges::find(order, last); place + 1 != order.end(); ++place) {
+    if (meanwhile >= memory(last).whole) break;
+    meanwhile += memory(place[1]).whole;
+    std::swap(place[0], place[1]);
+  }
+  return order;
+}
+
+void Writer::update_pass() {
+  begin_pass(Pass::Kind::kUpdate, Action::kOnceAStep);
+  for (const int64_t unit : update_order()) {
+    add(ActionKind::kUpdate, unit, Lane::kReduce);
+    if (setting_.gathers()) reshard(unit);
+    if (setting_.gathers_update())
+      add(ActionKind::kUnshard, unit, Lane::kUnshard,
+          gather(setting_.compute_bytes * memory(unit).whole, setting_.shard_ranks()));
+  }
+}
+
+void Writer::add_reduced(int64_t unit) {
+  const UnitBuffers& memory = this->memory(unit);
+  const int64_t bytes = kFp32 * memory.updated;
+  if (memory.reduced_in_gradients) return keep(Role::kReduced, unit, bytes, Role::kGradients);
+  if (!memory.reduced_comes_and_goes || !reduced_.contains(unit)) return keep(Role::kReduced, unit, bytes);
+  const auto use = first_use_.find(setting_.use_from == UseFrom::kBuckets ? Action::kWholeModel : unit);
+  const int64_t first =
+      std::ranges::find_if(
+          program_.actions,
+          [&](const Action& action) { return action.kind == ActionKind::kReduce && action.unit == unit; }) -
+      program_.actions.begin();
+  Buffer& buffer = program_.buffers.emplace_back(Buffer{Role::kReduced,
+                                                        unit,
+                                                        Action::kOnceAStep,
+                                                        bytes,
+                                                        {},
+                                                        first,
+                                                        use == first_use_.end() ? next() - 1 : use->second});
+  if (buffer.to == buffer.from) buffer.to = next() - 1;
+}
+
+void Writer::add_kept_buffers() {
+  for (int64_t unit = 0; unit < std::ssize(program_.units); ++unit) {
+    const UnitBuffers& memory = this->memory(unit);
+    const int64_t compute = setting_.compute_bytes;
+    if (!memory.parameters_come_and_go) keep(Role::kParameters, unit, compute * memory.whole);
+    if (memory.parameters_come_and_go) keep(Role::kShard, unit, compute * memory.shard);
+    keep(Role::kMaster, unit, kFp32 * memory.updated,
+         memory.master_in_parameters ? std::optional(Role::kParameters)
+         : memory.master_is_shard    ? std::optional(Role::kShard)
+                                     : std::nullopt);
+    keep(Role::kMoments, unit, kFp32 * setting_.moments * memory.updated);
+    if (memory.gradients_stay) keep(Role::kGradients, unit, compute * memory.whole);
+    add_reduced(unit);
+  }
+}
+
+StepProgram Writer::take() {
+  if (!program_.passes.empty()) program_.passes.back().end = next();
+  while (!open_.empty()) {
+    const Key key = open_.begin()->first;
+    close(key.role, key.unit, key.micro_batch);
+  }
+  add_kept_buffers();
+  return std::move(program_);
+}
+
+}  // namespace
+
+int64_t Action::wire_bytes() const {
+  return std::accumulate(transfers.begin(), transfers.end(), int64_t{0},
+                         [](int64_t sum, const Transfer& transfer) { return sum + transfer.bytes; });
+}
+
+bool Buffer::has_memory_at(int64_t action) const {
+  if (is_kept()) return true;
+  return from <= to ? from <= action && action <= to : from <= action || action <= to;
+}
+
+int64_t StepProgram::wire_bytes() const {
+  return std::accumulate(actions.begin(), actions.end(), int64_t{0},
+                         [](int64_t sum, const Action& action) { return sum + action.wire_bytes(); });
+}
+
+int64_t StepProgram::wire_bytes(int64_t micro_batches) const {
+  int64_t middle = 0;
+  for (const Pass& pass : passes) {
+    if (pass.micro_batch != 1) continue;
+    for (int64_t at = pass.begin; at < pass.end; ++at)
+      middle += actions[static_cast<size_t>(at)].wire_bytes();
+  }
+  return wire_bytes() + std::max<int64_t>(0, micro_batches - kMicroBatchesShown) * middle;
+}
+
+int64_t HeldBytes::total() const {
+  int64_t sum = 0;
+  for (const int64_t bytes : by_role) {
+    if (__builtin_add_overflow(sum, bytes, &sum)) return std::numeric_limits<int64_t>::max();
+  }
+  return sum;
+}
+
+std::vector<ProgramUnit> program_units(const std::vector<UnitSpec>& units, const EngineSetting& setting,
+                                       const std::vector<int64_t>& activation_bytes) {
+  std::vector<ProgramUnit> result;
+  for (const UnitSpec& unit : units) {
+    const size_t place = result.size();
+    result.push_back({.name = unit.name,
+                      .numel = FlatLayout(unit.params, setting.mesh.dp_size()).numel(),
+                      .activation_bytes = place < activation_bytes.size() ? activation_bytes[place] : 0});
+  }
+  return result;
+}
+
+UseOrder declared_order(const std::vector<ProgramUnit>& units, UseFrom use_from) {
+  UseOrder order;
+  if (use_from == UseFrom::kBuckets) {
+    for (int64_t unit = 0; unit < std::ssize(units); ++unit)
+      order.backward.push_back({Event::Kind::kComplete, unit});
+    return order;
+  }
+  for (int64_t unit = 0; unit < std::ssize(units); ++unit) order.forward.push_back(unit);
+  for (int64_t unit = std::ssize(units); unit-- > 0;) {
+    if (unit > 0) order.backward.push_back({Event::Kind::kBegin, unit});
+    order.backward.push_back({Event::Kind::kComplete, unit});
+    if (unit > 0) order.backward.push_back({Event::Kind::kEnd, unit});
+  }
+  return order;
+}
+
+StepProgram step_program(const std::vector<ProgramUnit>& units, const EngineSetting& setting,
+                         const UseOrder& order) {
+  Writer writer(units, setting, order);
+  for (int64_t micro_batch = 0; micro_batch < setting.accumulation; ++micro_batch) {
+    writer.forward_pass(micro_batch);
+    writer.backward_pass(micro_batch, micro_batch + 1 == setting.accumulation);
+  }
+  writer.update_pass();
+  return writer.take();
+}
+
+StepProgram inference_program(const std::vector<ProgramUnit>& units, const EngineSetting& setting,
+                              const UseOrder& order) {
+  Writer writer(units, setting, order);
+  writer.inference_pass();
+  return writer.take();
+}
+
+}  // namespace trireme::plan

@@ -1,0 +1,208 @@
+#pragma once
+// What one rank does in one step, as data: its buffers, with the time in which each has memory, and its
+// actions in the order in which they are issued. parallel/executor.h interprets it; memory and bytes on the
+// wire are counted from it; verify() says what is wrong with one.
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "trireme/plan/cost.h"
+#include "trireme/plan/model_facts.h"
+#include "trireme/plan/unit_buffers.h"
+
+namespace trireme::plan {
+
+enum class ActionKind {
+  kUnshard,  ///< whole parameters of a unit are gathered
+  kForward,
+  kReshard,  ///< whole parameters are freed
+  kBackward,
+  kBackwardInput,   ///< the part of backward that the stage before waits for
+  kBackwardWeight,  ///< the part that nobody waits for
+  kAccumulate,      ///< gradients of a micro-batch stay with this rank, for the next one to be added
+  kReduce,          ///< gradients are summed over the ranks
+  kGatherSum,       ///< ranks that update all of a unit gather its sum
+  kUpdate,
+  kSend,
+  kRecv
+};
+template <>
+inline constexpr auto kNames<ActionKind> = std::to_array<std::string_view>(
+    {"unshard", "forward", "reshard", "backward", "backward_input", "backward_weight", "accumulate", "reduce",
+     "gather_sum", "update", "send", "recv"});
+
+/// Actions of a lane run one after the other; lanes run beside each other where communication has streams of
+/// its own.
+enum class Lane { kCompute, kUnshard, kReduce, kSend, kRecv };
+template <>
+inline constexpr auto kNames<Lane> = std::to_array<std::string_view>({"compute", "unshard", "reduce", "send",
+                                                                      "recv"});
+
+/// A collective of an action, or a message. `bytes` are sent by this rank.
+struct Transfer {
+  Collective collective = Collective::kAllGather;
+  int64_t ranks = 1;
+  int64_t bytes = 0;
+  bool operator==(const Transfer&) const = default;
+};
+
+struct Action {
+  static constexpr int64_t kWholeModel = -1;  ///< as unit: all of them
+  static constexpr int64_t kOnceAStep = -1;   ///< as micro-batch
+
+  ActionKind kind = ActionKind::kForward;
+  int64_t unit = kWholeModel;
+  int64_t micro_batch = kOnceAStep;
+  Lane lane = Lane::kCompute;
+  std::vector<Transfer> transfers = {};
+  int64_t peer = -1;  ///< rank of the pipeline that sends or receives
+  bool operator==(const Action&) const = default;
+
+  /// Whether it is a forward or backward pass of a unit, or a part of one.
+  bool computes() const {
+    return kind == ActionKind::kForward || kind == ActionKind::kBackward ||
+           kind == ActionKind::kBackwardInput || kind == ActionKind::kBackwardWeight;
+  }
+  int64_t wire_bytes() const;
+};
+
+/// What a buffer holds.
+enum class Role {
+  kParameters,   ///< whole, in the dtype of computation
+  kShard,        ///< this rank's part of them
+  kSlice,        ///< what neighbouring ranks keep of them between forward and backward
+  kMaster,       ///< fp32
+  kMoments,      ///< optimizer state
+  kGradients,    ///< whole, in the dtype of computation
+  kSum,          ///< fp32 sum of earlier micro-batches
+  kReduced,      ///< fp32 sum over the ranks
+  kActivations,  ///< of a unit and a micro-batch, kept for backward
+  kBoundary      ///< what stages send each other
+};
+template <>
+inline constexpr auto kNames<Role> = std::to_array<std::string_view>({"parameters", "shard", "slice",
+                                                                      "master", "moments", "gradients", "sum",
+                                                                      "reduced", "activations", "boundary"});
+
+/// Memory of a role, for one stretch of the step: one that comes and goes is in the list as often as it
+/// comes.
+struct Buffer {
+  static constexpr int64_t kAlways = -1;
+
+  Role role = Role::kParameters;
+  int64_t unit = 0;
+  int64_t micro_batch = Action::kOnceAStep;
+  int64_t bytes = 0;
+  std::optional<Role> part_of = {};  ///< it lies in the unit's buffer of that role and adds no memory
+  /// The actions before which it gets memory and after which it loses it; kAlways: it has it from step to
+  /// step. from > to: from there to the end of the step, and on to `to` in the next.
+  int64_t from = kAlways, to = kAlways;
+  bool operator==(const Buffer&) const = default;
+
+  bool is_kept() const { return from == kAlways; }
+  bool has_memory_at(int64_t action) const;
+};
+
+/// Actions that belong together: the way of a micro-batch through the units of a stage and back, or the
+/// update.
+struct Pass {
+  enum class Kind { kForward, kBackward, kBackwardInput, kBackwardWeight, kUpdate, kTransfer };
+  Kind kind = Kind::kForward;
+  int64_t micro_batch = Action::kOnceAStep;
+  int64_t begin = 0, end = 0;  ///< in StepProgram::actions
+  bool operator==(const Pass&) const = default;
+};
+template <>
+inline constexpr auto kNames<Pass::Kind> = std::to_array<std::string_view>(
+    {"forward", "backward", "backward_input", "backward_weight", "update", "transfer"});
+
+/// A unit as far as a step is concerned.
+struct ProgramUnit {
+  std::string name;
+  int64_t numel = 0;  ///< of its flat layout, padding included
+  bool trainable = true;
+  int64_t activation_bytes = 0;  ///< of a micro-batch, kept for backward; 0 where it is not known
+  bool operator==(const ProgramUnit&) const = default;
+};
+/// Units as `setting` lays them out; `activation_bytes` a unit, or none.
+std::vector<ProgramUnit> program_units(const std::vector<UnitSpec>& units, const EngineSetting& setting,
+                                       const std::vector<int64_t>& activation_bytes = {});
+
+struct StepProgram {
+  std::vector<ProgramUnit> units;
+  std::vector<Buffer> buffers;
+  std::vector<Action> actions;
+  std::vector<Pass> passes;
+  bool operator==(const StepProgram&) const = default;
+
+  /// With so many micro-batches the one in the middle stands for any number of them.
+  static constexpr int64_t kMicroBatchesShown = 3;
+  int64_t wire_bytes() const;
+  /// Of a step with `micro_batches`, where this program has as many or kMicroBatchesShown.
+  int64_t wire_bytes(int64_t micro_batches) const;
+};
+
+/// How a micro-batch goes through a module.
+struct UseOrder {
+  struct Event {
+    enum class Kind {
+      kBegin,     ///< backward reaches the unit
+      kComplete,  ///< the gradients of its parameters are complete
+      kEnd        ///< backward has left it
+    };
+    Kind kind = Kind::kBegin;
+    int64_t unit = 0;
+    bool operator==(const Event&) const = default;
+  };
+  std::vector<int64_t> forward;  ///< units in the order of their use; one may come several times
+  std::vector<Event> backward;
+  /// Trainable units in the order in which all ranks reduce them; empty: as they are complete.
+  std::vector<int64_t> reductions;
+  bool operator==(const UseOrder&) const = default;
+};
+/// Units one after the other, and back; those that are in no order of their own (buckets) are complete in the
+/// order of their list.
+UseOrder declared_order(const std::vector<ProgramUnit>& units, UseFrom use_from);
+
+/// How many reductions run beside computation before it waits for the oldest: more would only hold more
+/// gradients.
+inline constexpr int64_t kReductionsInFlight = 2;
+
+/// The program of a step of setting.accumulation micro-batches, forward and backward of each in turn, then
+/// the update.
+StepProgram step_program(const std::vector<ProgramUnit>& units, const EngineSetting& setting,
+                         const UseOrder& order);
+/// A forward pass alone, without gradients: units are freed as soon as they were used.
+StepProgram inference_program(const std::vector<ProgramUnit>& units, const EngineSetting& setting,
+                              const UseOrder& order);
+
+/// Bytes by role, of a rank at one moment.
+struct HeldBytes {
+  std::array<int64_t, kNames<Role>.size()> by_role{};
+  int64_t& operator[](Role role) { return by_role[static_cast<size_t>(role)]; }
+  int64_t operator[](Role role) const { return by_role[static_cast<size_t>(role)]; }
+  int64_t total() const;
+};
+/// What has memory from step to step.
+HeldBytes kept_bytes(const StepProgram& program);
+/// What has memory while each action is issued.
+std::vector<HeldBytes> held_bytes(const StepProgram& program);
+
+/// Why the passes of `program` cannot be recorded and launched again as they are, naming the first action in
+/// the way; empty: they can. A recording repeats kernels on the same memory, so nothing in a pass may wait
+/// for other ranks or move memory.
+std::string recording_obstacle(const StepProgram& program);
+
+/// Throws LogicError naming the first action that uses a buffer without memory, reduces gradients that are
+/// not complete, comes twice, or is missing.
+void verify(const StepProgram& program);
+
+/// One line a unit, buffer, pass and action; columns line up. step_program_from_text() reads it back and
+/// throws ConfigError that names the line.
+std::string to_text(const StepProgram& program);
+StepProgram step_program_from_text(std::string_view text);
+
+}  // namespace trireme::plan

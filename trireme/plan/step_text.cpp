@@ -1,0 +1,232 @@
+// A step program as text and back.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/plan/step_program.h"
+
+namespace trireme::plan {
+namespace {
+
+/// Names with blanks stand between quotation marks.
+std::string quoted(const std::string& name) {
+  return name.find(' ') == std::string::npos ? name : fmt::format("\"{}\"", name);
+}
+
+std::string unit_text(const StepProgram& program, int64_t unit) {
+  return unit == Action::kWholeModel ? "*" : quoted(program.units[static_cast<size_t>(unit)].name);
+}
+
+std::string micro_batch_text(int64_t micro_batch) {
+  return micro_batch == Action::kOnceAStep ? "-" : fmt::format("m{}", micro_batch);
+}
+
+std::string transfers_text(const Action& action) {
+  std::vector<std::string> parts;
+  for (const Transfer& transfer : action.transfers)
+    parts.push_back(
+        fmt::format("{}/{}:{}", name(transfer.collective), transfer.ranks, with_commas(transfer.bytes)));
+  if (parts.empty()) return "-";
+  return join(parts, "+");
+}
+
+size_t name_width(const StepProgram& program) {
+  size_t width = 4;
+  for (const ProgramUnit& unit : program.units) width = std::max(width, quoted(unit.name).size());
+  return width;
+}
+
+/// Words of a line; a quoted one may hold blanks.
+std::vector<std::string> words_of(std::string_view line) {
+  std::vector<std::string> words;
+  for (size_t at = 0; at < line.size();) {
+    if (line[at] == ' ' || line[at] == '\t' || line[at] == '\r') {
+      ++at;
+      continue;
+    }
+    const bool quote = line[at] == '"';
+    const size_t begin = at + (quote ? 1 : 0);
+    const size_t end = std::min(line.find_first_of(quote ? "\"" : " \t\r", begin), line.size());
+    words.emplace_back(line.substr(begin, end - begin));
+    at = end + (quote ? 1 : 0);
+  }
+  return words;
+}
+
+class Reader {
+ public:
+  StepProgram read(std::string_view text);
+
+ private:
+  [[noreturn]] void fail(const std::string& what) const {
+    throw ConfigError("[plan.step_program] line {} '{}': {}", line_number_, line_, what);
+  }
+  const std::string& word(size_t index) const {
+    if (index >= words_.size()) fail(fmt::format("it has {} words, expected more", words_.size()));
+    return words_[index];
+  }
+  int64_t number(std::string text) const;
+  template <Choice Enum>
+  Enum choice(const std::string& word) const;
+  int64_t unit(const std::string& name) const;
+  int64_t micro_batch(const std::string& word) const {
+    return word == "-" ? Action::kOnceAStep : number(word.substr(word.starts_with('m') ? 1 : 0));
+  }
+  std::vector<Transfer> transfers(const std::string& word) const;
+  void read_unit();
+  void read_buffer();
+  void read_pass();
+  void read_action();
+
+  StepProgram program_;
+  std::string line_;
+  size_t line_number_ = 0;
+  std::vector<std::string> words_;
+};
+
+int64_t Reader::number(std::string text) const {
+  std::erase(text, ',');
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) fail(fmt::format("'{}' is no number", text));
+  return value;
+}
+
+template <Choice Enum>
+Enum Reader::choice(const std::string& word) const {
+  if (const auto value = parse<Enum>(word)) return *value;
+  std::vector<std::string> known(kNames<Enum>.begin(), kNames<Enum>.end());
+  fail(fmt::format("'{}' is none of {}", word, join(known, ", ")));
+}
+
+int64_t Reader::unit(const std::string& name) const {
+  if (name == "*") return Action::kWholeModel;
+  const auto found = std::ranges::find(program_.units, name, &ProgramUnit::name);
+  if (found == program_.units.end()) fail(fmt::format("there is no unit '{}' above", name));
+  return found - program_.units.begin();
+}
+
+std::vector<Transfer> Reader::transfers(const std::string& word) const {
+  std::vector<Transfer> result;
+  if (word == "-") return result;
+  for (const std::string& part : split(word, '+')) {
+    const size_t slash = part.find('/'), colon = part.find(':');
+    if (slash == std::string::npos || colon == std::string::npos || colon < slash)
+      fail(fmt::format("'{}' is no transfer; write COLLECTIVE/RANKS:BYTES", part));
+    result.push_back({choice<Collective>(part.substr(0, slash)),
+                      number(part.substr(slash + 1, colon - slash - 1)), number(part.substr(colon + 1))});
+  }
+  return result;
+}
+
+void Reader::read_unit() {
+  program_.units.push_back({.name = word(1),
+                            .numel = number(word(2)),
+                            .trainable = word(3) == "trainable",
+                            .activation_bytes = number(word(5))});
+}
+
+void Reader::read_buffer() {
+  Buffer buffer{.role = choice<Role>(word(1)),
+                .unit = unit(word(2)),
+                .micro_batch = micro_batch(word(3)),
+                .bytes = number(word(4))};
+  size_t at = 5;
+  if (word(at) == "part_of") {
+    buffer.part_of = choice<Role>(word(at + 1));
+    at += 2;
+  }
+  if (word(at) == "from") {
+    buffer.from = number(word(at + 1));
+    buffer.to = number(word(at + 3));
+  } else if (word(at) != "kept") {
+    fail("expected 'kept' or 'from A to B'");
+  }
+  program_.buffers.push_back(buffer);
+}
+
+void Reader::read_pass() {
+  const auto at = std::ssize(program_.actions);
+  if (!program_.passes.empty()) program_.passes.back().end = at;
+  program_.passes.push_back({choice<Pass::Kind>(word(1)), micro_batch(word(2)), at, at});
+}
+
+void Reader::read_action() {
+  if (program_.passes.empty()) fail("an action comes before the first 'pass'");
+  if (number(word(0)) != std::ssize(program_.actions))
+    fail(fmt::format("expected action {}", program_.actions.size()));
+  program_.actions.push_back({.kind = choice<ActionKind>(word(2)),
+                              .unit = unit(word(3)),
+                              .micro_batch = micro_batch(word(4)),
+                              .lane = choice<Lane>(word(1)),
+                              .transfers = transfers(word(5)),
+                              .peer = word(6) == "-" ? -1 : number(word(6))});
+}
+
+StepProgram Reader::read(std::string_view text) {
+  for (const std::string& line : split(std::string(text), '\n')) {
+    ++line_number_;
+    line_ = line;
+    words_ = words_of(line);
+    if (words_.empty() || words_.front().starts_with('#')) continue;
+    if (words_.front() == "unit") {
+      read_unit();
+    } else if (words_.front() == "buffer") {
+      read_buffer();
+    } else if (words_.front() == "pass") {
+      read_pass();
+    } else {
+      read_action();
+    }
+  }
+  if (!program_.passes.empty()) program_.passes.back().end = std::ssize(program_.actions);
+  return std::move(program_);
+}
+
+}  // namespace
+
+std::string to_text(const StepProgram& program) {
+  const size_t width = name_width(program);
+  std::string text = fmt::format("#{:<5} {:<{}} {:>15}\n", "", "unit", width, "elements");
+  for (const ProgramUnit& unit : program.units) {
+    text += fmt::format("unit   {:<{}} {:>15} {} activations {}\n", quoted(unit.name), width,
+                        with_commas(unit.numel), unit.trainable ? "trainable" : "frozen   ",
+                        with_commas(unit.activation_bytes));
+  }
+  text +=
+      fmt::format("#{:<5} {:<11} {:<{}} {:>3} {:>17} memory\n", "", "buffer", "unit", width, "m", "bytes");
+  for (const Buffer& buffer : program.buffers) {
+    const std::string part = buffer.part_of ? fmt::format("part_of {} ", *buffer.part_of) : "";
+    const std::string life = buffer.is_kept() ? "kept" : fmt::format("from {} to {}", buffer.from, buffer.to);
+    text +=
+        fmt::format("buffer {:<11} {:<{}} {:>3} {:>17} {}{}\n", buffer.role, unit_text(program, buffer.unit),
+                    width, micro_batch_text(buffer.micro_batch), with_commas(buffer.bytes), part, life);
+  }
+  const std::vector<HeldBytes> held = held_bytes(program);
+  size_t transfers_width = 9;
+  for (const Action& action : program.actions)
+    transfers_width = std::max(transfers_width, transfers_text(action).size());
+  text += fmt::format("#{:>4} {:<8} {:<15} {:<{}} {:>3} {:<{}} {:>4}  memory\n", "", "lane", "action", "unit",
+                      width, "m", "transfers", transfers_width, "peer");
+  for (const Pass& pass : program.passes) {
+    text += fmt::format("pass {} {}\n", pass.kind, micro_batch_text(pass.micro_batch));
+    for (int64_t at = pass.begin; at < pass.end; ++at) {
+      const Action& action = program.actions[static_cast<size_t>(at)];
+      text += fmt::format("{:>5} {:<8} {:<15} {:<{}} {:>3} {:<{}} {:>4}  {}\n", at, action.lane, action.kind,
+                          unit_text(program, action.unit), width, micro_batch_text(action.micro_batch),
+                          transfers_text(action), transfers_width,
+                          action.peer < 0 ? "-" : fmt::format("{}", action.peer),
+                          with_commas(held[static_cast<size_t>(at)].total()));
+    }
+  }
+  return text;
+}
+
+StepProgram step_program_from_text(std::string_view text) {
+  return Reader().read(text);
+}
+
+}  // namespace trireme::plan

@@ -1,0 +1,45 @@
+#include "trireme/plan/unit_buffers.h"
+
+#include "trireme/plan/config.h"
+#include "trireme/plan/optimizer.h"
+
+namespace trireme::plan {
+namespace {
+
+constexpr int64_t kFp32 = 4;
+
+}  // namespace
+
+EngineSetting engine_setting(const Config& config, const MeshShape& mesh, int64_t accumulation,
+                             Device device) {
+  const ParallelConfig& parallel = config.parallel;
+  return {.policy = resolve_policy(parallel, mesh),
+          .mesh = mesh,
+          .compute_bytes = bytes_of(config.precision.compute),
+          .wire_bytes = bytes_of(wire_dtype(config.precision)),
+          .wire_as_computed = wire_dtype(config.precision) == config.precision.compute,
+          .moments = static_cast<int64_t>(record_of(config.optim.name).state.size()),
+          .accumulation = accumulation,
+          .reduces_once = parallel.reduce_when == ReduceWhen::kOncePerStep,
+          .hook = parallel.comm_hook,
+          .prefetch = parallel.prefetch,
+          .beside = parallel.overlap && device == Device::kCuda,
+          .use_from = parallel.bucket_mib > 0.0 ? UseFrom::kBuckets : UseFrom::kRunUnit};
+}
+
+UnitBuffers::UnitBuffers(int64_t numel, const EngineSetting& setting)
+    : whole(numel),
+      shard(numel / setting.shard_ranks()),
+      updated(setting.policy.shard_optimizer ? shard : whole),
+      parameters_come_and_go(setting.gathers()),
+      master_in_parameters(setting.compute_bytes == kFp32 && !parameters_come_and_go),
+      master_is_shard(setting.compute_bytes == kFp32 && parameters_come_and_go),
+      gradients_stay(!setting.policy.shard_gradients || setting.alone()),
+      // fp32 gradients that stay whole are reduced in place, where nothing is added to them afterwards.
+      reduced_in_gradients(setting.alone() ||
+                           (setting.compute_bytes == kFp32 && gradients_stay && setting.reduces_once)),
+      reduced_comes_and_goes(!reduced_in_gradients && setting.policy.shard_optimizer &&
+                             setting.shard_ranks() > 1),
+      sums_micro_batches_apart(setting.compute_bytes != kFp32 && setting.reduces_once) {}
+
+}  // namespace trireme::plan

@@ -1,0 +1,71 @@
+#pragma once
+// Which flat buffers a rank keeps for a unit, who is a part of whom, and which keep their memory from step to
+// step. The engine allocates by it, and the step program counts by it.
+#include <cstdint>
+
+#include "trireme/plan/config.h"
+#include "trireme/plan/mesh_shape.h"
+#include "trireme/plan/policy.h"
+
+namespace trireme::plan {
+
+/// How the engine learns that a unit is about to be used.
+enum class UseFrom {
+  kRunUnit,    ///< the module calls run_unit() around each unit
+  kOperators,  ///< operators that touch its parameters
+  kBuckets     ///< units do not follow the module's structure; all stay unsharded in forward and backward
+};
+
+/// What the data-parallel engine does, but for the units that it works on.
+struct EngineSetting {
+  Policy policy;
+  MeshShape mesh;
+  int64_t compute_bytes = 4;     ///< of a parameter: 4 (fp32) or 2 (bf16)
+  int64_t wire_bytes = 4;        ///< of a gradient in flight
+  bool wire_as_computed = true;  ///< gradients travel in the dtype of computation
+  int64_t moments = 2;           ///< fp32 numbers of optimizer state an element: those of its record
+  int64_t accumulation = 1;      ///< micro-batches a step
+  bool reduces_once = true;      ///< a step; else after every micro-batch
+  CommHook hook = CommHook::kNone;
+  int64_t prefetch =
+      1;                ///< units that are unsharded ahead of the one in use, where communication runs beside
+  bool beside = false;  ///< communication runs beside computation
+  UseFrom use_from = UseFrom::kRunUnit;
+
+  int64_t shard_ranks() const { return policy.shard_ranks(mesh); }
+  int64_t replicas() const { return mesh.dp_size() / shard_ranks(); }
+  /// Whether parameters come and go: they are sharded, over more than one rank.
+  bool gathers() const { return policy.shard_parameters && shard_ranks() > 1; }
+  bool reduces_locally() const { return hook == CommHook::kLocalSgd; }
+  /// Whether this rank has no others to reduce with: its gradients are used as they are.
+  bool alone() const {
+    return mesh.dp_size() == 1 && reduces_once && hook == CommHook::kNone && wire_as_computed &&
+           wire_bytes == compute_bytes;
+  }
+  /// Whether ranks that update all of a unit gather its sum.
+  bool gathers_sum() const { return !policy.shard_optimizer && shard_ranks() > 1 && !reduces_locally(); }
+  /// Whether the ranks of a shard gather what each has updated.
+  bool gathers_update() const { return policy.shard_optimizer && !gathers() && shard_ranks() > 1; }
+};
+
+/// As config says, on a device of the kind `device` (kCpu or kCuda). Throws ConfigError as resolve_policy().
+EngineSetting engine_setting(const Config& config, const MeshShape& mesh, int64_t accumulation,
+                             Device device = Device::kCpu);
+
+/// Where a rank has what belongs to a unit. Sizes in elements.
+struct UnitBuffers {
+  /// `numel` is that of the unit's flat layout, padding included.
+  UnitBuffers(int64_t numel, const EngineSetting& setting);
+
+  int64_t whole, shard;
+  int64_t updated;                ///< the range that this rank's optimizer has: the shard, or all
+  bool parameters_come_and_go;    ///< whole parameters have memory from unshard to reshard
+  bool master_in_parameters;      ///< the fp32 master is a part of the whole parameters
+  bool master_is_shard;           ///< the fp32 master is what is gathered
+  bool gradients_stay;            ///< whole gradients have memory at all times
+  bool reduced_in_gradients;      ///< the reduced gradient is a part of the whole one
+  bool reduced_comes_and_goes;    ///< it has memory from its reduction to the next use of the parameters
+  bool sums_micro_batches_apart;  ///< in an fp32 buffer, since gradients are of another dtype
+};
+
+}  // namespace trireme::plan
