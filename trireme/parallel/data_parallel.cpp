@@ -39,9 +39,16 @@ void DataParallel::begin_forward() {
 }
 
 at::Tensor DataParallel::run_unit(const std::string& name, const at::Tensor& x,
-                                  const std::function<at::Tensor(const at::Tensor&)>& forward) {
+                                  const std::function<at::Tensor(const at::Tensor&)>& forward,
+                                  bool begins_pass) {
+  if (begins_pass) begin_forward();
   if (use_from_ == UseFrom::kBuckets) return forward(x);
   const size_t unit = index_of(name);
+  if (is_root(unit)) {
+    const at::Tensor output = forward(x);
+    executor_.leave_forward(unit);
+    return output;
+  }
   executor_.enter_forward(unit);
   const at::Tensor input = nn::call_after_backward(x, [this, unit] {
     end_backward_range();

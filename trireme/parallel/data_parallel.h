@@ -5,8 +5,8 @@
 // of a unit by run_unit(); for modules that know nothing of units, the operators that touch parameters do
 // (nn::TouchWatch).
 //
-// A step:  for each micro-batch but the last { begin_forward(); accumulate(model->loss(...)); }
-//          begin_forward(); backward(model->loss(...)); clip_grad_norm(1.0); step(optimizer);
+// A step:  for each micro-batch but the last { accumulate(model->loss(...)); }
+//          backward(model->loss(...)); clip_grad_norm(1.0); step(optimizer);
 #include <torch/nn/module.h>
 
 #include <c10/core/StreamGuard.h>
@@ -54,12 +54,15 @@ class DataParallel {
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
 
-  /// Runs a block: unshards its unit, calls `forward`, reshards it, and arranges the same for backward. Give
-  /// it to LanguageModel::set_unit_runner.
+  /// Runs a unit of the module, which may have other ones where those here are buckets: unshards it, calls
+  /// `forward`, reshards it unless it is the root, and arranges the same for backward. `begins_pass` with the
+  /// first unit of every forward pass, also of validation: then the root or all buckets are unsharded, with
+  /// what was written to parameters since.
   at::Tensor run_unit(const std::string& unit, const at::Tensor& x,
-                      const std::function<at::Tensor(const at::Tensor&)>& forward);
+                      const std::function<at::Tensor(const at::Tensor&)>& forward,
+                      bool begins_pass = false);
 
-  /// Before any forward pass, also of validation. Optional with UseFrom::kOperators and within evaluate().
+  /// What `begins_pass` does, for callers that do not say it.
   void begin_forward();
   /// Differentiates `loss` in the last or only micro-batch of a step and reduces gradients as they become
   /// complete. Forward and backward of a step are called on one stream of the device, any one. The gradient
