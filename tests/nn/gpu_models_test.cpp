@@ -129,8 +129,8 @@ int64_t kept_bytes(const plan::ModelConfig& config, int64_t tokens, plan::Recomp
   }
   if (recompute == plan::Recompute::kCheap) model->recompute_cheap(1);
   if (recompute == plan::Recompute::kBlock) {
-    model->set_unit_runner([](const std::string&, const at::Tensor& x, const BlockForward& forward) {
-      return memory::recomputed(x, forward);
+    model->set_unit_runner([](const Unit& unit, const at::Tensor& x, bool begins_pass) {
+      return begins_pass ? unit.forward(x) : memory::recomputed(x, unit.forward);
     });
   }
   const at::Tensor inputs = at::zeros({1, tokens}, at::TensorOptions(at::kCUDA).dtype(at::kLong));

@@ -86,24 +86,56 @@ TEST_P(EveryFamily, LaterTokensDoNotChangeEarlierLogits) {
   EXPECT_FALSE(at::equal(before.select(1, 10), after.select(1, 10)));
 }
 
-TEST_P(EveryFamily, RunsBlocksAndAnUntiedHeadThroughTheUnitRunnerInTheOrderOfThePlan) {
+TEST_P(EveryFamily, RunsUnitsWithParametersThroughTheUnitRunnerInTheOrderOfThePlan) {
   for (const bool tied : {true, false}) {
     const auto model = make(tied);
-    std::vector<std::string> ran, planned;
-    model->set_unit_runner([&](const std::string& unit, const at::Tensor& x, const BlockForward& forward) {
-      ran.push_back(unit);
-      return forward(x);
+    std::vector<std::string> ran, planned, began;
+    model->set_unit_runner([&](const Unit& unit, const at::Tensor& x, bool begins_pass) {
+      ran.push_back(unit.name);
+      if (begins_pass) began.push_back(unit.name);
+      return unit.forward(x);
     });
     const at::Tensor tokens = at::zeros({1, 4}, at::kLong);
     model->forward(tokens);
     model->loss(tokens, tokens);
     for (int pass = 0; pass < 2; ++pass) {
-      for (const plan::UnitSpec& unit : plan::describe(config(tied), 16).units) {
-        if (unit.name != "root") planned.push_back(unit.name);
-      }
+      for (const plan::UnitSpec& unit : plan::describe(config(tied), 16).units) planned.push_back(unit.name);
     }
     EXPECT_EQ(ran, planned);
     EXPECT_EQ(ran.back() == plan::kHeadUnit, !tied);
+    EXPECT_EQ(began, (std::vector<std::string>{plan::kRootUnit, plan::kRootUnit}));
+  }
+}
+
+TEST_P(EveryFamily, RangesOfItsUnitsGiveWhatTheWholeModelGives) {
+  for (const bool tied : {true, false}) {
+    const auto model = make(tied);
+    const at::Tensor tokens = at::randint(50, {2, 17}, at::kLong);
+    const at::Tensor inputs = tokens.narrow(1, 0, 16), targets = tokens.narrow(1, 1, 16).contiguous();
+    model->loss(inputs, targets).backward();
+    std::map<std::string, at::Tensor> whole;
+    for (const auto& entry : model->named_parameters()) {
+      whole[entry.key()] = entry.value().grad().clone();
+      entry.value().mutable_grad().reset();
+    }
+    const std::vector<Unit> units = model->units({targets});
+    ASSERT_EQ(units.size(), 4) << "embedding, two blocks, head";
+    EXPECT_EQ(units.back().has_parameters, !tied);
+    for (size_t cut = 1; cut < units.size(); ++cut) {
+      // Two stages, between which a tensor travels.
+      const std::span<const Unit> all(units);
+      const at::Tensor sent = model->run(all.first(cut), inputs);
+      const at::Tensor received = sent.detach().requires_grad_();
+      const at::Tensor loss = model->run(all.subspan(cut), received);
+      EXPECT_TRUE(at::equal(loss, model->loss(inputs, targets))) << cut;
+      loss.backward();
+      sent.backward(received.grad());
+      for (const auto& entry : model->named_parameters()) {
+        EXPECT_TRUE(at::equal(entry.value().grad(), whole[entry.key()])) << entry.key() << ", cut at " << cut;
+        entry.value().mutable_grad().reset();
+      }
+    }
+    EXPECT_TRUE(at::equal(model->run(model->units(), inputs), model->forward(inputs)));
   }
 }
 

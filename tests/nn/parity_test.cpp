@@ -15,6 +15,7 @@
 #include "trireme/optim/optimizer.h"
 #include "trireme/parallel/data_parallel.h"
 #include "trireme/plan/model_facts.h"
+#include "trireme/train/connect.h"
 
 namespace trireme {
 namespace {
@@ -113,23 +114,18 @@ class Trained {
                   out.copy_(weight.reshape({-1}).narrow(0, first, out.numel()));
                 }),
         optimizer_(optim::build(optim_config(), engine_.optimizer_params())) {
-    model_->set_unit_runner(
-        [this](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {
-          return engine_.run_unit(unit, x, forward);
-        });
+    train::connect(*model_, engine_);
   }
   Trained(const Trained&) = delete;
   Trained& operator=(const Trained&) = delete;
 
   at::Tensor logits(const at::Tensor& batch) {
     const at::NoGradGuard no_grad;
-    engine_.begin_forward();
     return model_->forward(batch.narrow(1, 0, length_));
   }
 
   /// The loss of `batch`, whose gradients are there afterwards.
   double differentiate(const at::Tensor& batch) {
-    engine_.begin_forward();
     const at::Tensor loss = model_->loss(batch.narrow(1, 0, length_), batch.narrow(1, 1, length_));
     engine_.backward(loss);
     return loss.item<double>();

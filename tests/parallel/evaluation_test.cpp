@@ -79,10 +79,10 @@ TEST(Evaluation, UnevenBatchesHaveTheLossOfOneRankUnderEveryPolicyAndChangeNothi
                 const auto engine = wrap(net, mesh, {.policy = policy, .bucket_mib = 0.0005});
                 for (const Keep keep : kBothWays)
                   EXPECT_NEAR(evaluate(net, *engine, mesh, keep), wanted, 1e-6 * wanted) << policy;
-                const Weights got = train(net, *engine, mesh);
+                const Weights got = test::train(net, *engine, mesh);
                 for (const Keep keep : kBothWays) EXPECT_LT(evaluate(net, *engine, mesh, keep), wanted);
                 const auto other = wrap(untouched, mesh, {.policy = policy, .bucket_mib = 0.0005});
-                for (const auto& [name, weight] : train(untouched, *other, mesh))
+                for (const auto& [name, weight] : test::train(untouched, *other, mesh))
                   EXPECT_TRUE(at::equal(got.at(name), weight)) << policy << " " << name;
               },
               20.0, 90.0, peer_memory);
@@ -224,7 +224,7 @@ TEST(Evaluation, WorksWithReplicasOfShards) {
         Net net(7);
         const auto engine = wrap(net, mesh, {.policy = policy});
         EXPECT_NEAR(evaluate(net, *engine, mesh, keep), wanted, 1e-6 * wanted) << policy;
-        train(net, *engine, mesh);
+        test::train(net, *engine, mesh);
         EXPECT_LT(evaluate(net, *engine, mesh, keep), wanted);
       });
     }
@@ -247,7 +247,6 @@ TEST(Evaluation, MayStandBetweenForwardAndBackwardOfAModelThatAnnouncesItsUnits)
           const at::Tensor tokens =
               tiny_tokens(step, 8, config.vocab_size).chunk(4)[static_cast<size_t>(world->rank())];
           const at::Tensor x = tokens.narrow(1, 0, 8), y = tokens.narrow(1, 1, 8);
-          trained.engine.begin_forward();
           const at::Tensor loss = trained.model->loss(x, y);
           if (keep) {
             auto evaluation = trained.engine.evaluate(*keep);
@@ -264,6 +263,38 @@ TEST(Evaluation, MayStandBetweenForwardAndBackwardOfAModelThatAnnouncesItsUnits)
     }
     EXPECT_EQ(digests.size(), 1u) << "reshard_after_forward " << kept;
   }
+}
+
+TEST(PassWithoutGradients, BetweenForwardAndBackwardChangesNothingOfWhatARankWithoutDataRepeats) {
+  const plan::ModelConfig config = tiny_model(plan::ModelFamily::kGpt2);
+  const plan::ModelFacts facts = plan::describe(config, 8);
+  std::set<std::string> digests;
+  std::mutex mutex;
+  for (const bool between : {false, true}) {
+    run_ranks(2, [&](std::shared_ptr<World> world) {
+      EngineOnModel trained(config, facts, world, {.policy = plan::find_policy("fsdp")}, 11);
+      const auto optimizer = optim::adamw(trained.engine.optimizer_params());
+      for (int64_t step = 0; step < 3; ++step) {
+        if (step == 2 && world->rank() == 1) {
+          trained.engine.shadow_micro_batch();
+        } else {
+          const at::Tensor tokens = tiny_tokens(step, 4, config.vocab_size).narrow(0, 2 * world->rank(), 2);
+          const at::Tensor x = tokens.narrow(1, 0, 8), y = tokens.narrow(1, 1, 8);
+          const at::Tensor loss = trained.model->loss(x, y);
+          if (between && step < 2) {
+            const at::NoGradGuard no_grad;
+            trained.model->loss(x, y);
+          }
+          trained.engine.backward(loss);
+        }
+        trained.engine.step(*optimizer);
+      }
+      const std::string digest = parallel::weights_digest(trained.engine);
+      const std::lock_guard lock(mutex);
+      digests.insert(digest);
+    });
+  }
+  EXPECT_EQ(digests.size(), 1u);
 }
 
 /// What `call` throws; empty: nothing.

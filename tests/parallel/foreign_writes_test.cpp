@@ -247,7 +247,7 @@ TEST(ForeignWrites, ThatChangeTheDtypeAreRefusedByName) {
       net.to(at::kDouble);
       expect_thrown<LogicError>([&] { weights_of(*engine); },
                                 {"parameter ", "Double", "Float", "load_weights"});
-      expect_thrown<LogicError>([&] { engine->begin_forward(); }, {"Double"});
+      expect_thrown<LogicError>([&] { engine->take_writes(); }, {"Double"});
       const at::Tensor x = inputs(0).to(at::kDouble), y = targets(0).to(at::kDouble);
       expect_thrown<LogicError>([&] { engine->backward(loss_sum(net, x, y)); }, {"Double"});
     });

@@ -53,7 +53,6 @@ std::string digest_of(const Run& run) {
                                   .remainder(config.vocab_size)
                                   .view({8, 129})
                                   .to(device);
-    engine.begin_forward();
     engine.backward(
         trained.model->loss(tokens.narrow(1, 0, 128).contiguous(), tokens.narrow(1, 1, 128).contiguous()));
     const at::Tensor norm = engine.grad_squares().sqrt();

@@ -92,7 +92,6 @@ std::string train(const Setting& run, const comm::Mesh& mesh) {
         const double by_unit = evaluate(trained, engine, tokens, rank, Keep::kByUnit);
         TRIREME_CHECK(whole == by_unit, "evaluated whole {}, by unit {}", whole, by_unit);
       }
-      engine.begin_forward();
       const at::Tensor loss = trained.model->loss(tokens.narrow(1, 0, length).contiguous(),
                                                   tokens.narrow(1, 1, length).contiguous());
       last ? engine.backward(loss, 0.25) : engine.accumulate(loss, 0.25);
@@ -247,19 +246,24 @@ std::string train_ahead(int64_t prefetch, std::shared_ptr<comm::World> world, te
       {.policy = plan::find_policy(plan::PolicyName::kFsdp), .device = world->device(), .prefetch = prefetch},
       /*seed=*/3);
   int64_t step = 0;
+  const auto check_ahead = [&](const std::string& name) {
+    const auto unit = std::ranges::find(facts.units, name, &plan::UnitSpec::name);
+    const auto gathered = std::count_if(unit + 1, facts.units.end(), [&](const plan::UnitSpec& later) {
+      return is_gathered(*trained.model, later);
+    });
+    const int64_t wanted = std::min<int64_t>(prefetch, facts.units.end() - unit - 1);
+    expect.is_true(step == 0 || gathered == wanted,
+                   fmt::format("prefetch {}, step {}, {}: {} units ahead, not {}", prefetch, step, name,
+                               gathered, wanted));
+  };
   trained.model->set_unit_runner(
-      [&](const std::string& name, const at::Tensor& x, const nn::BlockForward& forward) {
-        return trained.engine.run_unit(name, x, [&, name, forward](const at::Tensor& in) {
-          const auto unit = std::ranges::find(facts.units, name, &plan::UnitSpec::name);
-          const auto gathered = std::count_if(unit + 1, facts.units.end(), [&](const plan::UnitSpec& later) {
-            return is_gathered(*trained.model, later);
-          });
-          const int64_t wanted = std::min<int64_t>(prefetch, facts.units.end() - unit - 1);
-          expect.is_true(step == 0 || gathered == wanted,
-                         fmt::format("prefetch {}, step {}, {}: {} units ahead, not {}", prefetch, step, name,
-                                     gathered, wanted));
-          return forward(in);
-        });
+      [&, inner = trained.model->unit_runner()](const nn::Unit& unit, const at::Tensor& x, bool begins_pass) {
+        nn::Unit checked = unit;
+        checked.forward = [&check_ahead, unit](const at::Tensor& in) {
+          check_ahead(unit.name);
+          return unit.forward(in);
+        };
+        return inner(checked, x, begins_pass);
       });
   const auto optimizer = optim::build({.lr = 1e-2}, trained.engine.optimizer_params());
   for (; step < 3; ++step) {
@@ -267,7 +271,6 @@ std::string train_ahead(int64_t prefetch, std::shared_ptr<comm::World> world, te
                                   .remainder(config.vocab_size)
                                   .view({4, 33})
                                   .to(world->device());
-    trained.engine.begin_forward();
     const at::Tensor loss =
         trained.model->loss(tokens.narrow(1, 0, 32).contiguous(), tokens.narrow(1, 1, 32).contiguous());
     trained.engine.backward(loss, 0.5);

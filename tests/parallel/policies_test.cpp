@@ -258,7 +258,6 @@ TEST(WireDtype, Fp32GradientsThatTravelAsBf16AreRoundedOnceAndSummedInFp32) {
         config, facts, world, {.policy = plan::find_policy(plan::PolicyName::kDdp), .reduce = at::kBFloat16},
         3);
     const at::Tensor mine = tokens.narrow(0, 2 * world->rank(), 2);
-    trained.engine.begin_forward();
     trained.engine.backward(trained.model->loss(mine.narrow(1, 0, 8), mine.narrow(1, 1, 8)), 0.5);
     trained.engine.grad_norm();  // waits for the reductions
     const std::vector<optim::FlatParam> params = trained.engine.optimizer_params();
@@ -334,7 +333,6 @@ TEST(ReducedGradients, AreThereFromReductionToTheNextUse) {
       };
       const at::Tensor tokens = at::arange(9, at::kLong).view({1, 9});
       const auto forward = [&] {
-        engine.begin_forward();
         return trained.model->loss(tokens.narrow(1, 0, 8).contiguous(), tokens.narrow(1, 1, 8).contiguous());
       };
       const auto all = static_cast<int64_t>(params.size());

@@ -8,23 +8,22 @@
 #include "trireme/nn/language_model.h"
 #include "trireme/parallel/data_parallel.h"
 #include "trireme/plan/model_facts.h"
+#include "trireme/train/connect.h"
 
 namespace trireme::test {
 
 /// Units are blocks; weights are those of `seed`.
 struct EngineOnModel {
   EngineOnModel(const plan::ModelConfig& config, const plan::ModelFacts& facts,
-                const std::shared_ptr<comm::World>& world, const parallel::Options& options, uint64_t seed)
+                const std::shared_ptr<comm::World>& world, const parallel::Options& options, uint64_t seed,
+                const plan::MemoryConfig& memory = {})
       : EngineOnModel(config, facts, comm::make_mesh(world, plan::MeshShape::fit({}, world->size())), options,
-                      seed) {}
+                      seed, memory) {}
   EngineOnModel(const plan::ModelConfig& config, const plan::ModelFacts& facts, const comm::Mesh& mesh,
-                const parallel::Options& options, uint64_t seed)
+                const parallel::Options& options, uint64_t seed, const plan::MemoryConfig& memory = {})
       : model(nn::build(config)),
         engine(*model, facts.units, mesh, summing(options), nn::InitialWeights(config, seed)) {
-    model->set_unit_runner(
-        [this](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {
-          return engine.run_unit(unit, x, forward);
-        });
+    train::connect(*model, engine, memory);
   }
   EngineOnModel(const EngineOnModel&) = delete;
   EngineOnModel& operator=(const EngineOnModel&) = delete;

@@ -15,13 +15,13 @@
 #include "tests/support/spawn.h"
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
-#include "trireme/memory/recompute.h"
 #include "trireme/nn/init.h"
 #include "trireme/nn/language_model.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/parallel/data_parallel.h"
 #include "trireme/plan/buckets.h"
 #include "trireme/plan/model_facts.h"
+#include "trireme/train/connect.h"
 
 namespace trireme::test {
 
@@ -128,14 +128,7 @@ inline TinyOutcome train_tiny(const TinyRun& run) {
         *model, run.bucket_bytes > 0 ? buckets_of(facts, run.bucket_bytes) : facts.units, mesh, options,
         nn::InitialWeights(config, 11),
         run.bucket_bytes > 0 ? parallel::UseFrom::kBuckets : parallel::UseFrom::kRunUnit);
-    model->set_unit_runner(
-        [&](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {
-          const nn::BlockForward again = [forward](const at::Tensor& in) {
-            return memory::recomputed(in, forward);
-          };
-          return engine.run_unit(unit, x, run.recompute == plan::Recompute::kBlock ? again : forward);
-        });
-    if (run.recompute == plan::Recompute::kCheap) model->recompute_cheap(1);
+    train::connect(*model, engine, {.recompute = run.recompute});
     const auto optimizer = optim::build({.lr = 1e-2, .eps = 1e-5}, engine.optimizer_params());
     int64_t step_bytes = 0, socket_bytes = 0;
     const int64_t micro = run.global_batch / run.ranks / run.accumulation;
@@ -143,7 +136,6 @@ inline TinyOutcome train_tiny(const TinyRun& run) {
       const at::Tensor mine = tiny_tokens(step, run.global_batch, config.vocab_size)
                                   .chunk(run.ranks, 0)[static_cast<size_t>(mesh.dp_rank)];
       if (step == run.overflow_at) {
-        engine.begin_forward();
         const at::Tensor loss = model->loss(mine.narrow(1, 0, 8), mine.narrow(1, 1, 8));
         engine.backward(loss * std::numeric_limits<float>::infinity());
         TRIREME_CHECK(!std::isfinite(engine.grad_norm()), "gradients are finite");
@@ -154,7 +146,6 @@ inline TinyOutcome train_tiny(const TinyRun& run) {
       const int64_t sent_before = engine.sent_bytes();
       for (int64_t pass = 0; pass < run.accumulation; ++pass) {
         const at::Tensor batch = mine.narrow(0, pass * micro, micro);
-        engine.begin_forward();
         const at::Tensor loss = model->loss(batch.narrow(1, 0, 8), batch.narrow(1, 1, 8));
         const double scale = 1.0 / static_cast<double>(run.accumulation * run.ranks);
         pass + 1 == run.accumulation ? engine.backward(loss, scale) : engine.accumulate(loss, scale);

@@ -79,7 +79,6 @@ int64_t held_after_two_steps(const plan::ModelConfig& config, const plan::ModelF
   const auto optimizer = optim::build({.lr = 1e-3}, trained.engine.optimizer_params());
   for (int step = 0; step < 2; ++step) {
     const at::Tensor tokens = test::tiny_tokens(step, 2, config.vocab_size);
-    trained.engine.begin_forward();
     trained.engine.backward(trained.model->loss(tokens.narrow(1, 0, 8), tokens.narrow(1, 1, 8)));
     trained.engine.step(*optimizer);
   }
@@ -142,20 +141,10 @@ int64_t held_after_forward(const plan::ModelConfig& config, const plan::ModelFac
   test::run_ranks(1, [&](std::shared_ptr<comm::World> world) {
     const parallel::Options options{
         .policy = plan::find_policy("ddp"), .compute = compute, .reduce = compute};
-    test::EngineOnModel trained(config, facts, std::move(world), options, /*seed=*/1);
-    if (recompute == plan::Recompute::kBlock) {
-      trained.model->set_unit_runner(
-          [&](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {
-            const nn::BlockForward again = [forward](const at::Tensor& in) {
-              return memory::recomputed(in, forward, /*draws=*/false);
-            };
-            return trained.engine.run_unit(unit, x, unit == plan::kHeadUnit ? forward : again);
-          });
-    }
-    if (recompute == plan::Recompute::kCheap) trained.model->recompute_cheap(1);
+    test::EngineOnModel trained(config, facts, std::move(world), options, /*seed=*/1,
+                                {.recompute = recompute});
     const at::Tensor tokens = at::randint(config.vocab_size, {rows, length + 1}, at::kLong);
     const at::Tensor inputs = tokens.narrow(1, 0, length), targets = tokens.narrow(1, 1, length).contiguous();
-    trained.engine.begin_forward();
     const AllocationWatch watch;
     const at::Tensor loss = trained.model->loss(inputs, targets);
     held = watch.held();

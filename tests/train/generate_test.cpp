@@ -16,7 +16,13 @@ class Counting : public nn::LanguageModel {
   int64_t longest = 0;
 
  private:
-  at::Tensor hidden(const at::Tensor& tokens) override {
+  std::vector<nn::Unit> body() override {
+    return {{"logits", [this](const at::Tensor& tokens) { return next(tokens); }}};
+  }
+  Head head() override {
+    return {.norm = [](const at::Tensor& x) { return x; }, .weight = at::eye(10), .tied = true};
+  }
+  at::Tensor next(const at::Tensor& tokens) {
     longest = std::max(longest, tokens.size(1));
     at::Tensor logits = at::zeros({1, tokens.size(1), 10});
     for (int64_t t = 0; t < tokens.size(1); ++t) {
@@ -26,11 +32,6 @@ class Counting : public nn::LanguageModel {
     }
     return logits;
   }
-  at::Tensor normed(const at::Tensor& x) override { return x; }
-  bool head_is_tied() const override { return true; }
-  const at::Tensor& head() const override { return identity_; }
-
-  at::Tensor identity_ = at::eye(10);
 };
 
 TEST(Generate, GreedyTakesTheMostLikelyToken) {

@@ -21,7 +21,6 @@ std::set<std::string> named(const std::string& policy, const std::string& poison
     test::EngineOnModel trained(config, plan::describe(config, 8), std::move(world),
                                 {.policy = plan::find_policy(policy)}, /*seed=*/1);
     const at::Tensor tokens = test::tiny_tokens(0, 2, config.vocab_size);
-    trained.engine.begin_forward();
     const at::Tensor loss =
         trained.model->loss(tokens.narrow(1, 0, 8).contiguous(), tokens.narrow(1, 1, 8).contiguous());
     at::Tensor total = loss;

@@ -61,10 +61,11 @@ Outcome train_with(const Run& run) {
     parallel::DataParallel engine(*model, facts.units, comm::make_mesh(world, plan::MeshShape::fit({}, 1)),
                                   {.policy = plan::find_policy("ddp"), .average = parallel::Average::kSum},
                                   nn::InitialWeights(config, 11));
+    connect(*model, engine);
     model->set_unit_runner(
-        [&](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {
-          const at::Tensor y = engine.run_unit(unit, x, forward);
-          if (run.fails != nullptr && unit == facts.units[1].name && at::GradMode::is_enabled()) {
+        [&, inner = model->unit_runner()](const nn::Unit& unit, const at::Tensor& x, bool begins_pass) {
+          const at::Tensor y = inner(unit, x, begins_pass);
+          if (run.fails != nullptr && unit.name == facts.units[1].name && at::GradMode::is_enabled()) {
             y.register_hook([&](const at::Tensor&) {
               if (*run.fails) throw std::runtime_error("no wait\nin the middle of it");
             });
@@ -72,12 +73,8 @@ Outcome train_with(const Run& run) {
           return y;
         });
     const auto optimizer = optim::build({.lr = 1e-2, .eps = 1e-5}, engine.optimizer_params());
-    Passes passes(
-        engine, at::kCPU,
-        [&](const at::Tensor& inputs, const at::Tensor& targets, double scale) {
-          return model->loss(inputs, targets, nn::kLossChunkBytes, scale);
-        },
-        run.accumulation, run.make_recording);
+    Passes passes(*model, engine, at::kCPU,
+                  {.accumulation = run.accumulation, .make_recording = run.make_recording});
     double scale = 1.0 / static_cast<double>(run.accumulation);
     for (int64_t step = 0; step < run.steps; ++step) {
       int64_t index = 0;

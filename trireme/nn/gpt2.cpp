@@ -2,6 +2,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/nn/attention.h"
+#include "trireme/plan/model_facts.h"
 
 namespace trireme::nn {
 
@@ -65,19 +66,32 @@ Gpt2::Gpt2(const plan::ModelConfig& config) : dropout_(config.dropout) {
   }
 }
 
-at::Tensor Gpt2::hidden(const at::Tensor& tokens) {
+at::Tensor Gpt2::embedded(const at::Tensor& tokens) {
   const int64_t length = tokens.size(1);
   TRIREME_CHECK(length <= positions_->weight.size(0),
                 "[nn.gpt2] {} tokens in a row, but only {} positions; raise "
                 "model.max_seq_len",
                 length, positions_->weight.size(0));
-  at::Tensor x = tokens_->forward(tokens) + positions_->weight.narrow(0, 0, length);  // (B, T, D)
-  if (dropout_ > 0.0 && is_training()) x = at::dropout(x, dropout_, true);
+  const at::Tensor x = tokens_->forward(tokens) + positions_->weight.narrow(0, 0, length);
+  return dropout_ > 0.0 && is_training() ? at::dropout(x, dropout_, true) : x;
+}
+
+std::vector<Unit> Gpt2::body() {
+  const bool draws = dropout_ > 0.0;
+  std::vector<Unit> units{
+      {plan::kRootUnit, [this](const at::Tensor& tokens) { return embedded(tokens); }, draws}};
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    x = run_unit("transformer.h." + std::to_string(i), x,
-                 [this, i](const at::Tensor& in) { return blocks_[i]->forward(in, recomputes_cheap(i)); });
+    units.push_back({"transformer.h." + std::to_string(i),
+                     [this, i](const at::Tensor& x) { return blocks_[i]->forward(x, recomputes_cheap(i)); },
+                     draws});
   }
-  return x;
+  return units;
+}
+
+LanguageModel::Head Gpt2::head() {
+  return {.norm = [this](const at::Tensor& x) { return norm_->forward(x); },
+          .weight = head_ ? head_->weight : tokens_->weight,
+          .tied = head_ == nullptr};
 }
 
 }  // namespace trireme::nn

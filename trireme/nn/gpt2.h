@@ -30,10 +30,9 @@ class Gpt2 : public LanguageModel {
   explicit Gpt2(const plan::ModelConfig& config);
 
  private:
-  at::Tensor hidden(const at::Tensor& tokens) override;
-  at::Tensor normed(const at::Tensor& x) override { return norm_->forward(x); }
-  bool head_is_tied() const override { return head_ == nullptr; }
-  const at::Tensor& head() const override { return head_ ? head_->weight : tokens_->weight; }
+  std::vector<Unit> body() override;
+  Head head() override;
+  at::Tensor embedded(const at::Tensor& tokens);  // (B, T) -> (B, T, D)
 
   double dropout_;
   std::shared_ptr<Embedding> tokens_, positions_;

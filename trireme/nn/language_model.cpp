@@ -30,21 +30,35 @@ static_assert(std::size(kFactories) == plan::kNames<plan::ModelFamily>.size());
 
 }  // namespace
 
-at::Tensor LanguageModel::run_head(const at::Tensor& x, const BlockForward& forward) const {
-  return head_is_tied() ? forward(x) : run_unit(plan::kHeadUnit, x, forward);
+std::vector<Unit> LanguageModel::with_head(const LastStep& last) {
+  const Head head = this->head();
+  std::vector<Unit> units = body();
+  units.push_back({.name = plan::kHeadUnit,
+                   .forward = [head, last](const at::Tensor& x) { return last(head.norm(x), head.weight); },
+                   .has_parameters = !head.tied});
+  return units;
 }
 
-at::Tensor LanguageModel::forward(const at::Tensor& tokens) {
-  return run_head(hidden(tokens), [this](const at::Tensor& x) { return nn::linear(normed(x), head(), {}); });
+std::vector<Unit> LanguageModel::units() {
+  return with_head([](const at::Tensor& x, const at::Tensor& weight) { return nn::linear(x, weight, {}); });
 }
 
-at::Tensor LanguageModel::loss(const at::Tensor& tokens, const at::Tensor& targets, int64_t chunk_bytes,
-                               double gradient_scale) {
-  return run_head(hidden(tokens), [this, targets, chunk_bytes, gradient_scale](const at::Tensor& in) {
-    const at::Tensor x = normed(in);
-    return x.is_cuda() ? linear_cross_entropy(x, head(), targets, chunk_bytes, gradient_scale)
-                       : cross_entropy(nn::linear(x, head(), {}), targets);
+std::vector<Unit> LanguageModel::units(const LossTarget& target) {
+  return with_head([target](const at::Tensor& x, const at::Tensor& weight) {
+    return x.is_cuda()
+               ? linear_cross_entropy(x, weight, target.targets, target.chunk_bytes, target.gradient_scale)
+               : cross_entropy(nn::linear(x, weight, {}), target.targets);
   });
+}
+
+at::Tensor LanguageModel::run(std::span<const Unit> units, at::Tensor x) const {
+  bool begins_pass = true;
+  for (const Unit& unit : units) {
+    const bool announced = runner_ && unit.has_parameters;
+    x = announced ? runner_(unit, x, begins_pass) : unit.forward(x);
+    begins_pass = begins_pass && !announced;
+  }
+  return x;
 }
 
 std::shared_ptr<LanguageModel> build(const plan::ModelConfig& config) {

@@ -1,58 +1,85 @@
 #pragma once
-// What all models share: tokens in, logits out, and blocks that run through an interface, so that an engine
-// can gather and free their parameters around them while the model knows nothing of it.
+// What all models share: a sequence of units, each a function of one tensor, from tokens to logits or the
+// loss. Units run through an interface, so that an engine can gather and free their parameters around them
+// while the model knows nothing of it.
 #include <torch/nn/module.h>
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "trireme/plan/config.h"
 
 namespace trireme::nn {
 
-using BlockForward = std::function<at::Tensor(const at::Tensor&)>;
-/// Called by the model to run `unit`, a block or an untied head, on x. Returns forward(x), which for the head
-/// is logits or the loss; an engine unshards the unit's parameters before and reshards them after. `forward`
-/// may be copied, and called again in backward, as long as the model lives.
-using UnitRunner =
-    std::function<at::Tensor(const std::string& unit, const at::Tensor& x, const BlockForward& forward)>;
+using UnitForward = std::function<at::Tensor(const at::Tensor&)>;
+
+/// The embedding, a block, or the head.
+struct Unit {
+  std::string name;     ///< as in plan::ModelFacts::units; a tied head, which they lack, is kHeadUnit, too
+  UnitForward forward;  ///< may be copied, and called again in backward, as long as the model lives
+  bool draws = false;   ///< random numbers, for dropout
+  bool has_parameters = true;  ///< false: a tied head, whose parameters are the first unit's
+};
+
+/// Called by the model to run a unit that has parameters on x; returns unit.forward(x). `begins_pass`: it is
+/// the first one of LanguageModel::run(). An engine unshards the unit's parameters before and reshards them
+/// after.
+using UnitRunner = std::function<at::Tensor(const Unit& unit, const at::Tensor& x, bool begins_pass)>;
 
 inline constexpr int64_t kLossChunkBytes = int64_t{1} << 30;
 
+/// What makes the head a loss; the options are those of linear_cross_entropy(), which computes it on a GPU.
+struct LossTarget {
+  at::Tensor targets;  ///< (B, T) int64
+  int64_t chunk_bytes = kLossChunkBytes;
+  double gradient_scale = 1.0;
+};
+
 class LanguageModel : public torch::nn::Module {
  public:
-  /// tokens (B, T) int64 -> logits (B, T, V) in the dtype of the parameters.
-  at::Tensor forward(const at::Tensor& tokens);
+  /// In forward order: the embedding, tokens (B, T) int64 -> (B, T, D); the blocks, (B, T, D) -> (B, T, D);
+  /// the head, (B, T, D) -> logits (B, T, V), all in the dtype of the parameters.
+  std::vector<Unit> units();
+  /// The same with the head as the loss: (B, T, D) -> mean cross-entropy in nats, scalar fp32.
+  std::vector<Unit> units(const LossTarget& target);
+  /// Runs units of this model one after another on x, all or a range of them, through the runner.
+  at::Tensor run(std::span<const Unit> units, at::Tensor x) const;
 
-  /// Mean cross-entropy in nats of targets (B, T) int64 -> scalar fp32; the options are those of
-  /// linear_cross_entropy(), which computes it on a GPU.
+  /// tokens (B, T) int64 -> logits (B, T, V)
+  at::Tensor forward(const at::Tensor& tokens) { return run(units(), tokens); }
+  /// tokens (B, T) int64 -> mean cross-entropy in nats of targets (B, T) int64, scalar fp32
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, int64_t chunk_bytes = kLossChunkBytes,
-                  double gradient_scale = 1.0);
+                  double gradient_scale = 1.0) {
+    return run(units({targets, chunk_bytes, gradient_scale}), tokens);
+  }
 
+  /// None: units run by themselves.
   void set_unit_runner(UnitRunner runner) { runner_ = std::move(runner); }
+  const UnitRunner& unit_runner() const { return runner_; }
   /// Block 0 and every `every`-th after it compute outputs of norms and activations again in backward instead
   /// of keeping them; 0: no block does.
   void recompute_cheap(int64_t every) { cheap_every_ = every; }
 
  protected:
-  /// tokens (B, T) -> output of the last block (B, T, D).
-  virtual at::Tensor hidden(const at::Tensor& tokens) = 0;
-  /// The final norm of hidden()'s result, which the head turns into logits.
-  virtual at::Tensor normed(const at::Tensor& x) = 0;
-  /// (V, D)
-  virtual const at::Tensor& head() const = 0;
-  virtual bool head_is_tied() const = 0;
+  struct Head {
+    UnitForward norm;   ///< of the last block's output
+    at::Tensor weight;  ///< (V, D)
+    bool tied = false;  ///< norm and weight belong to the unit of the embedding
+  };
+  /// The embedding and the blocks.
+  virtual std::vector<Unit> body() = 0;
+  virtual Head head() = 0;
 
   bool recomputes_cheap(size_t block) const {
     return cheap_every_ > 0 && block % static_cast<size_t>(cheap_every_) == 0;
   }
-  at::Tensor run_unit(const std::string& unit, const at::Tensor& x, const BlockForward& forward) const {
-    return runner_ ? runner_(unit, x, forward) : forward(x);
-  }
 
  private:
-  at::Tensor run_head(const at::Tensor& x, const BlockForward& forward) const;
+  using LastStep = std::function<at::Tensor(const at::Tensor& normed, const at::Tensor& weight)>;
+  std::vector<Unit> with_head(const LastStep& last);
 
   UnitRunner runner_;
   int64_t cheap_every_ = 0;

@@ -1,5 +1,7 @@
 #include "trireme/nn/llama.h"
 
+#include "trireme/plan/model_facts.h"
+
 namespace trireme::nn {
 
 LlamaBlock::LlamaBlock(const plan::ModelConfig& config)
@@ -61,15 +63,21 @@ const RopeTable& Llama::rope(int64_t length, at::Device device) {
   return rope_;
 }
 
-at::Tensor Llama::hidden(const at::Tensor& tokens) {
-  const RopeTable table = rope(tokens.size(1), tokens.device());
-  at::Tensor x = tokens_->forward(tokens);  // (B, T, D)
+std::vector<Unit> Llama::body() {
+  std::vector<Unit> units{
+      {plan::kRootUnit, [this](const at::Tensor& tokens) { return tokens_->forward(tokens); }}};
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    x = run_unit("model.layers." + std::to_string(i), x, [this, i, table](const at::Tensor& in) {
-      return blocks_[i]->forward(in, table, recomputes_cheap(i));
-    });
+    units.push_back({"model.layers." + std::to_string(i), [this, i](const at::Tensor& x) {
+                       return blocks_[i]->forward(x, rope(x.size(1), x.device()), recomputes_cheap(i));
+                     }});
   }
-  return x;
+  return units;
+}
+
+LanguageModel::Head Llama::head() {
+  return {.norm = [this](const at::Tensor& x) { return norm_->forward(x); },
+          .weight = head_ ? head_->weight : tokens_->weight,
+          .tied = head_ == nullptr};
 }
 
 }  // namespace trireme::nn

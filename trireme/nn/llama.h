@@ -29,10 +29,8 @@ class Llama : public LanguageModel {
   explicit Llama(const plan::ModelConfig& config);
 
  private:
-  at::Tensor hidden(const at::Tensor& tokens) override;
-  at::Tensor normed(const at::Tensor& x) override { return norm_->forward(x); }
-  bool head_is_tied() const override { return head_ == nullptr; }
-  const at::Tensor& head() const override { return head_ ? head_->weight : tokens_->weight; }
+  std::vector<Unit> body() override;
+  Head head() override;
   const RopeTable& rope(int64_t length, at::Device device);
 
   int64_t head_dim_;

@@ -1,5 +1,7 @@
 #include "trireme/nn/mlp.h"
 
+#include "trireme/plan/model_facts.h"
+
 namespace trireme::nn {
 
 MlpBlock::MlpBlock(const plan::ModelConfig& config) {
@@ -24,13 +26,20 @@ Mlp::Mlp(const plan::ModelConfig& config) {
   }
 }
 
-at::Tensor Mlp::hidden(const at::Tensor& tokens) {
-  at::Tensor x = tokens_->forward(tokens);  // (B, T, D)
+std::vector<Unit> Mlp::body() {
+  std::vector<Unit> units{
+      {plan::kRootUnit, [this](const at::Tensor& tokens) { return tokens_->forward(tokens); }}};
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    x = run_unit("blocks." + std::to_string(i), x,
-                 [this, i](const at::Tensor& in) { return blocks_[i]->forward(in); });
+    units.push_back(
+        {"blocks." + std::to_string(i), [this, i](const at::Tensor& x) { return blocks_[i]->forward(x); }});
   }
-  return x;
+  return units;
+}
+
+LanguageModel::Head Mlp::head() {
+  return {.norm = [this](const at::Tensor& x) { return norm_->forward(x); },
+          .weight = head_ ? head_->weight : tokens_->weight,
+          .tied = head_ == nullptr};
 }
 
 }  // namespace trireme::nn

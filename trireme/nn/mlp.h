@@ -24,10 +24,8 @@ class Mlp : public LanguageModel {
   explicit Mlp(const plan::ModelConfig& config);
 
  private:
-  at::Tensor hidden(const at::Tensor& tokens) override;
-  at::Tensor normed(const at::Tensor& x) override { return norm_->forward(x); }
-  bool head_is_tied() const override { return head_ == nullptr; }
-  const at::Tensor& head() const override { return head_ ? head_->weight : tokens_->weight; }
+  std::vector<Unit> body() override;
+  Head head() override;
 
   std::shared_ptr<Embedding> tokens_;
   std::vector<std::shared_ptr<MlpBlock>> blocks_;

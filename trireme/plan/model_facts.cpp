@@ -10,7 +10,7 @@ namespace {
 
 std::vector<UnitSpec> units_of(const ModelConfig& model) {
   const ModelFamilyRecord& family = record_of(model.family);
-  std::vector<UnitSpec> units{{"root", family.embeddings(model)}};
+  std::vector<UnitSpec> units{{kRootUnit, family.embeddings(model)}};
   for (int64_t layer = 0; layer < model.n_layers; ++layer) units.push_back(family.block(model, layer));
   std::vector<ParamSpec> head = family.final_norm(model);
   if (model.tie_embeddings) {

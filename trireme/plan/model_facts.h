@@ -25,11 +25,12 @@ struct ParamSpec {
 
 /// A group of parameters that is gathered, reduced and freed together.
 struct UnitSpec {
-  std::string name;               ///< "root", the block's module path, "transformer.h.0", or "head"
+  std::string name;               ///< kRootUnit, the block's module path, "transformer.h.0", or kHeadUnit
   std::vector<ParamSpec> params;  ///< in flat-buffer order
   int64_t numel() const;
 };
 
+inline constexpr const char* kRootUnit = "root";
 inline constexpr const char* kHeadUnit = "head";
 
 struct ModelFacts {

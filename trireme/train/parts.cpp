@@ -2,33 +2,23 @@
 
 #include <ATen/ATen.h>
 
-#include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
-#include "trireme/memory/recompute.h"
 #include "trireme/nn/attention.h"
 #include "trireme/nn/init.h"
 #include "trireme/plan/buckets.h"
 #include "trireme/plan/cuda_graphs.h"
 #include "trireme/plan/model_family.h"
 #include "trireme/plan/notes.h"
+#include "trireme/train/connect.h"
 #include "trireme/train/engine_options.h"
 #include "trireme/train/prepare.h"
 
 namespace trireme::train {
 namespace {
-
-/// Whether backward computes `unit` again: blocks only, for it begins with the head.
-bool recomputes(const Parts& parts, const std::string& unit) {
-  const plan::MemoryConfig& memory = parts.config.memory;
-  if (memory.recompute != plan::Recompute::kBlock || unit == plan::kHeadUnit) return false;
-  const auto found = std::ranges::find(parts.facts.units, unit, &plan::UnitSpec::name);
-  const auto block = std::distance(parts.facts.units.begin(), found) - 1;  // the root comes first
-  return block % memory.recompute_every == 0;
-}
 
 /// What gives validation a sequence, where that can be had.
 std::string longer_validation(const Parts& parts) {
@@ -37,10 +27,6 @@ std::string longer_validation(const Parts& parts) {
   constexpr double kMost = 0.5;  // of data.val_fraction
   if (share > kMost) return "use a longer text or a smaller data.seq_len";
   return fmt::format("raise it to {}", share);
-}
-
-nn::BlockForward again_in_backward(const nn::BlockForward& forward, bool draws) {
-  return [forward, draws](const at::Tensor& x) { return memory::recomputed(x, forward, draws); };
 }
 
 }  // namespace
@@ -67,9 +53,13 @@ Parts::Parts(const TrainOptions& run, std::shared_ptr<comm::World> joined, bool 
       records_passes(records) {
   at::manual_seed(
       static_cast<uint64_t>(config.seed + mesh.dp_rank));  // dropout; weights have their own source
+  open_data();
+  build_model();
+}
+
+void Parts::open_data() {
   train_data = std::make_shared<data::Dataset>(corpus.folder, "train", config.data.seq_len);
   if (config.train.val_batches > 0) open_validation();
-  build_model();
   loader = std::make_unique<data::Loader>(
       train_data, data::LoaderOptions{
                       .sampler = {.samples = train_data->size(), .seed = static_cast<uint64_t>(config.seed)},
@@ -100,14 +90,7 @@ void Parts::build_model() {
       *model, plan::engine_units(config, facts), mesh, engine_options(config, mesh),
       nn::InitialWeights(config.model, static_cast<uint64_t>(config.seed)),
       buckets ? parallel::UseFrom::kBuckets : parallel::UseFrom::kRunUnit);
-  model->set_unit_runner(
-      [this](const std::string& unit, const at::Tensor& x, const nn::BlockForward& forward) {
-        const bool again = recomputes(*this, unit);
-        return engine->run_unit(unit, x,
-                                again ? again_in_backward(forward, config.model.dropout > 0.0) : forward);
-      });
-  if (config.memory.recompute == plan::Recompute::kCheap)
-    model->recompute_cheap(config.memory.recompute_every);
+  connect(*model, *engine, config.memory);
   optimizer = optim::build(config.optim, engine->optimizer_params());
 }
 

@@ -44,6 +44,7 @@ struct Parts {
   std::unique_ptr<data::Loader> loader;
 
  private:
+  void open_data();
   void open_validation();
   void build_model();
 };

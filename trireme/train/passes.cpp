@@ -26,15 +26,9 @@ std::string text_of(const std::exception& error) {
 
 }  // namespace
 
-Passes::Passes(parallel::DataParallel& engine, c10::Device device, LossOf loss_of, int64_t accumulation,
-               parallel::RecordingMaker make_recording, When when)
-    : engine_(engine),
-      device_(device),
-      loss_of_(std::move(loss_of)),
-      accumulation_(accumulation),
-      make_recording_(std::move(make_recording)),
-      when_(when) {
-  if (make_recording_ && !engine_.stands_alone()) {
+Passes::Passes(nn::LanguageModel& model, parallel::DataParallel& engine, c10::Device device, Options options)
+    : model_(model), engine_(engine), device_(device), options_(std::move(options)) {
+  if (options_.make_recording && !engine_.stands_alone()) {
     give_up("the engine communicates within a pass, or moves what it reads");
   }
 }
@@ -44,12 +38,12 @@ int64_t Passes::recorded() const {
 }
 
 Passes::Kind Passes::kind_of(int64_t pass) const {
-  if (pass + 1 == accumulation_) return kLast;
+  if (pass + 1 == options_.accumulation) return kLast;
   return pass == 0 ? kFirst : kMiddle;
 }
 
 bool Passes::measures_lag() const {
-  return make_recording_ && when_ == When::kDeviceIdles && steps_ > 1 &&
+  return options_.make_recording && options_.when == When::kDeviceIdles && steps_ > 1 &&
          steps_ <= plan::kStepsBeforeRecording;
 }
 
@@ -72,13 +66,13 @@ void Passes::measure_lag(double began) {
 
 at::Tensor Passes::run(const std::function<data::Batch()>& next, double scale) {
   ++steps_;
-  if (when_ == When::kDeviceIdles && steps_ == plan::kStepsBeforeRecording + 1 &&
+  if (options_.when == When::kDeviceIdles && steps_ == plan::kStepsBeforeRecording + 1 &&
       !plan::device_waits_for_host(lags_)) {
-    make_recording_ = {};
+    options_.make_recording = {};
   }
   const double began = monotonic_seconds();
   at::Tensor loss_sum = at::zeros({}, at::TensorOptions().device(device_).dtype(at::kDouble));
-  for (int64_t index = 0; index < accumulation_; ++index) {
+  for (int64_t index = 0; index < options_.accumulation; ++index) {
     loss_sum += pass(next(), scale, kind_of(index));
   }
   if (measures_lag()) measure_lag(began);
@@ -86,29 +80,28 @@ at::Tensor Passes::run(const std::function<data::Batch()>& next, double scale) {
 }
 
 at::Tensor Passes::pass(const data::Batch& batch, double scale, Kind kind) {
-  const bool records = make_recording_ && steps_ > plan::kStepsBeforeRecording;
+  const bool records = options_.make_recording && steps_ > plan::kStepsBeforeRecording;
   if (!records || !take_in(batch)) {
     return compute(batch.inputs.to(device_, true), batch.targets.to(device_, true), scale, kind);
   }
   Recorded& recorded = kinds_[kind];
   if (recorded.recording && recorded.scale != scale) give_up("the scale of the loss has changed");
-  if (!recorded.recording && !(make_recording_ && record(scale, kind))) {
+  if (!recorded.recording && !(options_.make_recording && record(scale, kind))) {
     return compute(inputs_, targets_, scale, kind);
   }
   return launch(recorded);
 }
 
 at::Tensor Passes::compute(const at::Tensor& inputs, const at::Tensor& targets, double scale, Kind kind) {
-  engine_.begin_forward();
-  const at::Tensor loss = forward(inputs, targets, scale);
+  const at::Tensor loss = loss_of(inputs, targets, scale);
   kind == kLast ? engine_.backward(loss, scale) : engine_.accumulate(loss, scale);
   return loss.detach();
 }
 
-at::Tensor Passes::forward(const at::Tensor& inputs, const at::Tensor& targets, double scale) {
-  if (!measures_) return loss_of_(inputs, targets, scale);
+at::Tensor Passes::loss_of(const at::Tensor& inputs, const at::Tensor& targets, double scale) {
+  if (!measures_) return model_.loss(inputs, targets, options_.loss_chunk_bytes, scale);
   const kernels::AllocationWatch watch;
-  at::Tensor loss = loss_of_(inputs, targets, scale);
+  at::Tensor loss = model_.loss(inputs, targets, options_.loss_chunk_bytes, scale);
   activation_bytes_ = std::max(activation_bytes_, watch.held());
   return loss;
 }
@@ -137,7 +130,7 @@ bool Passes::record(double scale, Kind kind) {
   const parallel::DataParallel::Progress before = engine_.progress();
   Recorded& recorded = kinds_[kind];
   try {
-    recorded.recording = make_recording_();
+    recorded.recording = options_.make_recording();
     recorded.recording->record(
         [this, scale, kind] { kinds_[kind].loss = compute(inputs_, targets_, scale, kind); });
     recorded.scale = scale;
@@ -162,7 +155,7 @@ at::Tensor Passes::launch(Recorded& recorded) {
 
 void Passes::give_up(const std::string& reason) {
   log_warning("train.cuda_graphs: passes cannot be recorded ({}); training goes on without", reason);
-  make_recording_ = {};
+  options_.make_recording = {};
   // What was launched may still use the memory of its recording.
   if (device_.is_cuda()) kernels::synchronize_gpu();
   kinds_ = {};

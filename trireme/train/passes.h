@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "trireme/data/loader.h"
+#include "trireme/nn/language_model.h"
 #include "trireme/parallel/data_parallel.h"
 #include "trireme/parallel/recording.h"
 
@@ -17,24 +18,28 @@ namespace trireme::train {
 
 class Passes {
  public:
-  /// The loss of a micro-batch, inputs and targets (B, T) on the engine's device, as a scalar; gradients come
-  /// multiplied by `scale`.
-  using LossOf = std::function<at::Tensor(const at::Tensor& inputs, const at::Tensor& targets, double scale)>;
-
   /// kDeviceIdles: only when the device waits for its host (plan::device_waits_for_host), measured in the
   /// steps before recording, at whose ends the host then waits for the device; otherwise recordings would
   /// only hold memory.
   enum class When { kAlways, kDeviceIdles };
 
-  /// `engine` must outlive this. With `make_recording`, passes are recorded after
-  /// plan::kStepsBeforeRecording steps: the engine stands alone
-  /// (DataParallel::stands_alone()), it was built while parallel::recording_stream() was the current stream,
-  /// and steps run on that one. What cannot be recorded runs without, after one warning that says why.
-  Passes(parallel::DataParallel& engine, c10::Device device, LossOf loss_of, int64_t accumulation,
-         parallel::RecordingMaker make_recording = {}, When when = When::kAlways);
+  struct Options {
+    int64_t accumulation = 1;  ///< passes a step
+    int64_t loss_chunk_bytes = nn::kLossChunkBytes;
+    /// With it, passes are recorded after plan::kStepsBeforeRecording steps: the engine stands alone
+    /// (DataParallel::stands_alone()), it was built while parallel::recording_stream() was the current
+    /// stream, and steps run on that one. What cannot be recorded runs without, after one warning that says
+    /// why.
+    parallel::RecordingMaker make_recording = {};
+    When when = When::kAlways;
+  };
+
+  /// `model` runs through `engine` (connect()), on `device`; both must outlive this.
+  Passes(nn::LanguageModel& model, parallel::DataParallel& engine, c10::Device device, Options options);
 
   /// One pass for each micro-batch of next(), gradients reduced at the end of the last: a step but for the
-  /// update. Returns the sum of the losses, an fp64 scalar on the device. Collective.
+  /// update. Gradients come multiplied by `scale`. Returns the sum of the losses, an fp64 scalar on the
+  /// device. Collective.
   at::Tensor run(const std::function<data::Batch()>& next, double scale);
 
   /// Whether forward passes are asked from now on what they keep for backward.
@@ -59,7 +64,7 @@ class Passes {
 
   Kind kind_of(int64_t pass) const;
   at::Tensor pass(const data::Batch& batch, double scale, Kind kind);
-  at::Tensor forward(const at::Tensor& inputs, const at::Tensor& targets, double scale);
+  at::Tensor loss_of(const at::Tensor& inputs, const at::Tensor& targets, double scale);
   at::Tensor compute(const at::Tensor& inputs, const at::Tensor& targets, double scale, Kind kind);
   bool measures_lag() const;
   void measure_lag(double began);
@@ -68,12 +73,10 @@ class Passes {
   at::Tensor launch(Recorded& recorded);
   void give_up(const std::string& reason);
 
+  nn::LanguageModel& model_;
   parallel::DataParallel& engine_;
   c10::Device device_;
-  LossOf loss_of_;
-  int64_t accumulation_;
-  parallel::RecordingMaker make_recording_;  ///< none: nothing is recorded
-  When when_;
+  Options options_;  ///< no make_recording: nothing is recorded
   int64_t steps_ = 0;
   bool measures_ = false;
   int64_t activation_bytes_ = 0;

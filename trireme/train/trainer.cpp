@@ -64,12 +64,21 @@ struct Enqueued {
   int64_t step = 0;
   double lr = 0.0;
   double loss_scale = 1.0;
+  int64_t sent_before = 0;  ///< bytes that this rank had sent when the step began
   bool applied = true;
   std::optional<TotalsOnTheWay> arriving = {};
   std::optional<Moment> over = {};
   std::optional<parallel::CommTimes> communication = {};  ///< until then; on a GPU none
   StepTotals totals = {};
 };
+
+Passes::Options pass_options(const Parts& parts) {
+  const bool always = parts.config.train.cuda_graphs == plan::CudaGraphs::kOn;
+  return {.accumulation = parts.batch.accumulation,
+          .loss_chunk_bytes = parts.config.memory.loss_chunk_mib << 20,
+          .make_recording = parts.records_passes ? parallel::recordings() : parallel::RecordingMaker(),
+          .when = always ? Passes::When::kAlways : Passes::When::kDeviceIdles};
+}
 
 class Trainer {
  public:
@@ -80,6 +89,8 @@ class Trainer {
 
  private:
   void enqueue(int64_t index);
+  Enqueued begin(int64_t index);
+  void end(Enqueued&& step);
   void end_time_of(Enqueued& step);
   void update_at_once(Enqueued& step, const at::Tensor& rows);
   void update_if_finite(Enqueued& step, const at::Tensor& rows);
@@ -129,15 +140,7 @@ Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world
       engine_(*parts_.engine),
       scaler_(config_.precision.loss_scale, plan::scales_loss(config_.precision)),
       runs_ahead_(options.run_ahead.value_or(parts_.on_gpu()) && !scaler_.enabled()),
-      passes_(
-          engine_, parts_.world->device(),
-          [this](const at::Tensor& inputs, const at::Tensor& targets, double scale) {
-            return parts_.model->loss(inputs, targets, config_.memory.loss_chunk_mib << 20, scale);
-          },
-          parts_.batch.accumulation,
-          parts_.records_passes ? parallel::recordings() : parallel::RecordingMaker(),
-          config_.train.cuda_graphs == plan::CudaGraphs::kOn ? Passes::When::kAlways
-                                                             : Passes::When::kDeviceIdles),
+      passes_(*parts_.model, engine_, parts_.world->device(), pass_options(parts_)),
       profiled_(std::min(config_.train.profile_steps, config_.train.steps)),
       first_profiled_(std::min(kWarmupSteps, config_.train.steps - profiled_) + 1),
       lost_records_(options.sinks.size(), 0),
@@ -206,7 +209,18 @@ void Trainer::update_if_finite(Enqueued& step, const at::Tensor& rows) {
   }
 }
 
+/// A step: fetch, forward and backward of each micro-batch, norm, clip, update.
 void Trainer::enqueue(int64_t index) {
+  Enqueued step = begin(index);
+  const double scale =
+      step.loss_scale / static_cast<double>(parts_.batch.accumulation * parts_.batch.dp_size);
+  const at::Tensor loss_sum = passes_.run([this] { return parts_.loader->next(); }, scale);
+  const at::Tensor rows = gather_totals(parts_, loss_sum);
+  runs_ahead_ ? update_at_once(step, rows) : update_if_finite(step, rows);
+  end(std::move(step));
+}
+
+Enqueued Trainer::begin(int64_t index) {
   if (!since_) {
     since_.emplace(parts_.world->device());
     engine_.take_times();  // of the update before the pause
@@ -214,17 +228,16 @@ void Trainer::enqueue(int64_t index) {
   engine_.measure(times_communication(index));
   // The first step also takes what later ones only use again.
   passes_.measure_activations(profiled_ == 0 && index == std::min<int64_t>(2, config_.train.steps));
-  const int64_t sent_before = engine_.sent_bytes();
-  Enqueued step{.step = index,
-                .lr = optim::learning_rate(config_.optim, index, config_.train.steps),
-                .loss_scale = scaler_.scale()};
-  const double scale =
-      step.loss_scale / static_cast<double>(parts_.batch.accumulation * parts_.batch.dp_size);
-  const at::Tensor loss_sum = passes_.run([this] { return parts_.loader->next(); }, scale);
-  const at::Tensor rows = gather_totals(parts_, loss_sum);
-  runs_ahead_ ? update_at_once(step, rows) : update_if_finite(step, rows);
-  step_wire_bytes_ = engine_.sent_bytes() - sent_before;
+  return {.step = index,
+          .lr = optim::learning_rate(config_.optim, index, config_.train.steps),
+          .loss_scale = scaler_.scale(),
+          .sent_before = engine_.sent_bytes()};
+}
+
+void Trainer::end(Enqueued&& step) {
+  step_wire_bytes_ = engine_.sent_bytes() - step.sent_before;
   engine_.measure(false);
+  const int64_t index = step.step;
   under_way_.push_back(std::move(step));
   if (index == plan::kStepsBeforeRecording + 1 && passes_.recorded() > 0 && options_.announce) {
     log_info("graphs  {} kinds of pass are recorded and launched as one piece from now on",
@@ -348,7 +361,7 @@ std::optional<double> Trainer::validate() {
     result_.stop_signal = signal_of_any_rank(options_, parts_.mesh);
     return result_.stop_signal != 0;
   };
-  return validation_loss(*parts_.model, engine_, *parts_.val_data,
+  return validation_loss(*parts_.model, *parts_.val_data,
                          config_.train.val_batches * parts_.batch.global_batch, parts_.batch.micro_batch,
                          parts_.mesh, told_to_stop);
 }

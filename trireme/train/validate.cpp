@@ -33,9 +33,9 @@ class Evaluating {
 
 }  // namespace
 
-std::optional<double> validation_loss(nn::LanguageModel& model, parallel::DataParallel& engine,
-                                      const data::Dataset& dataset, int64_t samples, int64_t micro_batch,
-                                      const comm::Mesh& mesh, const std::function<bool()>& gives_up) {
+std::optional<double> validation_loss(nn::LanguageModel& model, const data::Dataset& dataset, int64_t samples,
+                                      int64_t micro_batch, const comm::Mesh& mesh,
+                                      const std::function<bool()>& gives_up) {
   TRIREME_CHECK(samples >= 1 && micro_batch >= 1, "[train.validate] {} samples in micro-batches of {}",
                 samples, micro_batch);
   const at::NoGradGuard no_grad;
@@ -53,7 +53,6 @@ std::optional<double> validation_loss(nn::LanguageModel& model, parallel::DataPa
     const at::Tensor tokens =
         read_samples(dataset, count > 0 ? first : 0, std::max<int64_t>(1, count)).to(mesh.world->device());
     const int64_t length = dataset.seq_len();
-    engine.begin_forward();
     const at::Tensor loss = model.loss(tokens.narrow(1, 0, length), tokens.narrow(1, 1, length).contiguous());
     sum += loss.item<double>() * static_cast<double>(count);
   }

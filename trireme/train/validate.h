@@ -7,7 +7,6 @@
 #include "trireme/comm/mesh.h"
 #include "trireme/data/dataset.h"
 #include "trireme/nn/language_model.h"
-#include "trireme/parallel/data_parallel.h"
 
 namespace trireme::train {
 
@@ -16,8 +15,7 @@ namespace trireme::train {
 /// weight 0. Before each micro-batch it asks `gives_up`, which answers alike on all ranks; none: it did.
 /// Collective.
 std::optional<double> validation_loss(
-    nn::LanguageModel& model, parallel::DataParallel& engine, const data::Dataset& dataset, int64_t samples,
-    int64_t micro_batch, const comm::Mesh& mesh,
-    const std::function<bool()>& gives_up = [] { return false; });
+    nn::LanguageModel& model, const data::Dataset& dataset, int64_t samples, int64_t micro_batch,
+    const comm::Mesh& mesh, const std::function<bool()>& gives_up = [] { return false; });
 
 }  // namespace trireme::train

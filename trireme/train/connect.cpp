@@ -1,0 +1,40 @@
+#include "trireme/train/connect.h"
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "trireme/memory/recompute.h"
+
+namespace trireme::train {
+namespace {
+
+/// Names of the blocks that backward computes again as a whole. The embedding comes before them, the head
+/// behind.
+std::set<std::string> recomputed_blocks(nn::LanguageModel& model, const plan::MemoryConfig& memory) {
+  std::set<std::string> names;
+  if (memory.recompute != plan::Recompute::kBlock) return names;
+  const std::vector<nn::Unit> units = model.units();
+  const auto every = static_cast<size_t>(memory.recompute_every);
+  for (size_t unit = 1; unit + 1 < units.size(); unit += every) names.insert(units[unit].name);
+  return names;
+}
+
+nn::UnitForward again_in_backward(const nn::Unit& unit) {
+  return [forward = unit.forward, draws = unit.draws](const at::Tensor& x) {
+    return memory::recomputed(x, forward, draws);
+  };
+}
+
+}  // namespace
+
+void connect(nn::LanguageModel& model, parallel::DataParallel& engine, const plan::MemoryConfig& memory) {
+  model.recompute_cheap(memory.recompute == plan::Recompute::kCheap ? memory.recompute_every : 0);
+  model.set_unit_runner([&engine, again = recomputed_blocks(model, memory)](
+                            const nn::Unit& unit, const at::Tensor& x, bool begins_pass) {
+    return engine.run_unit(unit.name, x, again.contains(unit.name) ? again_in_backward(unit) : unit.forward,
+                           begins_pass);
+  });
+}
+
+}  // namespace trireme::train

@@ -1,0 +1,15 @@
+#pragma once
+// Where a model that knows nothing of engines and an engine that knows nothing of models meet.
+#include "trireme/nn/language_model.h"
+#include "trireme/parallel/data_parallel.h"
+#include "trireme/plan/config.h"
+
+namespace trireme::train {
+
+/// From now on the units of `model` run through `engine`, which notices by that when a forward pass begins.
+/// Backward computes again what `memory` says: of the blocks that it names, the first and every
+/// recompute_every-th after it, all or the outputs of norms and activations. The loss head, with which
+/// backward begins, is not computed again. `engine` must live as long as passes are run.
+void connect(nn::LanguageModel& model, parallel::DataParallel& engine, const plan::MemoryConfig& memory = {});
+
+}  // namespace trireme::train
