@@ -59,11 +59,8 @@ class DataParallel {
   /// first unit of every forward pass, also of validation: then the root or all buckets are unsharded, with
   /// what was written to parameters since.
   at::Tensor run_unit(const std::string& unit, const at::Tensor& x,
-                      const std::function<at::Tensor(const at::Tensor&)>& forward,
-                      bool begins_pass = false);
+                      const std::function<at::Tensor(const at::Tensor&)>& forward, bool begins_pass);
 
-  /// What `begins_pass` does, for callers that do not say it.
-  void begin_forward();
   /// Differentiates `loss` in the last or only micro-batch of a step and reduces gradients as they become
   /// complete. Forward and backward of a step are called on one stream of the device, any one. The gradient
   /// is the mean over all micro-batches of all ranks by `weight`, or their sum (Options::average): with a
@@ -238,6 +235,7 @@ class DataParallel {
   /// Validation has no backward pass, so a rank without data has nothing of it to repeat.
   bool trains() const { return at::GradMode::is_enabled() && evaluation_ == nullptr; }
 
+  void begin_forward();
   void begin_backward_range(size_t unit);
   void end_backward_range();
   void touched(const std::vector<size_t>& tokens);
