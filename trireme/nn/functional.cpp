@@ -15,7 +15,7 @@ class LinearFunction : public Function<LinearFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, at::TensorList weights,
                             const std::optional<at::Tensor>& bias_in, bool in_out,
-                            const std::optional<at::Tensor>& residual) {
+                            const std::optional<at::Tensor>& residual, bool deferrable) {
     const at::Tensor bias = bias_in.value_or(at::Tensor());
     const at::Tensor rows = x.reshape({-1, x.size(-1)});
     at::Tensor y = apply_linear({weights, bias, in_out}, rows, residual.value_or(at::Tensor()));
@@ -24,6 +24,7 @@ class LinearFunction : public Function<LinearFunction> {
     saved.push_back(rows);
     context->save_for_backward(std::move(saved));
     context->saved_data["in_out"] = in_out;
+    context->saved_data["deferrable"] = deferrable;
     context->saved_data["adds"] = residual.has_value();
     std::vector<int64_t> shape = x.sizes().vec();
     shape.back() = y.size(-1);
@@ -44,10 +45,13 @@ class LinearFunction : public Function<LinearFunction> {
       shape.back() = rows.size(1);
       result[0] = input_gradient(params, dy).view(shape);
     }
-    const variable_list reported = add_parameter_gradients(params, rows, dy);
+    const variable_list reported = context->saved_data["deferrable"].toBool()
+                                       ? deferrable_parameter_gradients(params, rows, dy)
+                                       : add_parameter_gradients(params, rows, dy);
     result.insert(result.end(), reported.begin(), reported.end());
     result.emplace_back();  // in_out
     result.push_back(context->saved_data["adds"].toBool() ? grads[0] : at::Tensor());
+    result.emplace_back();  // deferrable
     return result;
   }
 };
@@ -144,12 +148,17 @@ class EmbeddingFunction : public Function<EmbeddingFunction> {
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, WeightLayout layout,
                   const at::Tensor& residual) {
   return LinearFunction::apply(x, at::TensorList(weight), optional(bias), layout == WeightLayout::kInOut,
-                               optional(residual));
+                               optional(residual), /*deferrable=*/true);
+}
+
+at::Tensor logits(const at::Tensor& x, const at::Tensor& weight) {
+  const std::optional<at::Tensor> absent;
+  return LinearFunction::apply(x, at::TensorList(weight), absent, false, absent, /*deferrable=*/false);
 }
 
 at::Tensor linear_group(const at::Tensor& x, at::TensorList weights) {
   const std::optional<at::Tensor> absent;
-  return LinearFunction::apply(x, weights, absent, false, absent);
+  return LinearFunction::apply(x, weights, absent, false, absent, /*deferrable=*/true);
 }
 
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& delta,

@@ -17,6 +17,10 @@ enum class WeightLayout { kOutIn, kInOut };
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                   WeightLayout layout = WeightLayout::kOutIn, const at::Tensor& residual = {});
 
+/// x (..., D), weight (V, D) -> (..., V). The gradient of the weight is never deferred
+/// (deferred_gradients.h), since that of an embedding may be added to it.
+at::Tensor logits(const at::Tensor& x, const at::Tensor& weight);
+
 /// Several (out_i, in) weights on one input: (..., sum of out_i). Weights that lie next to each other in
 /// memory, as the parameters of a flat unit do, are used as one matrix without a copy.
 at::Tensor linear_group(const at::Tensor& x, at::TensorList weights);

@@ -40,14 +40,14 @@ std::vector<Unit> LanguageModel::with_head(const LastStep& last) {
 }
 
 std::vector<Unit> LanguageModel::units() {
-  return with_head([](const at::Tensor& x, const at::Tensor& weight) { return nn::linear(x, weight, {}); });
+  return with_head(logits);
 }
 
 std::vector<Unit> LanguageModel::units(const LossTarget& target) {
   return with_head([target](const at::Tensor& x, const at::Tensor& weight) {
     return x.is_cuda()
                ? linear_cross_entropy(x, weight, target.targets, target.chunk_bytes, target.gradient_scale)
-               : cross_entropy(nn::linear(x, weight, {}), target.targets);
+               : cross_entropy(logits(x, weight), target.targets);
   });
 }
 

@@ -21,5 +21,9 @@ at::Tensor input_gradient(const LinearParams& params, const at::Tensor& dy);
 /// for parameters that want none.
 torch::autograd::variable_list add_parameter_gradients(const LinearParams& params, const at::Tensor& rows,
                                                        const at::Tensor& dy);
+/// The same for the functions of backward: now, or later where DeferredGradients::Scope says so; then nothing
+/// is returned for any of them.
+torch::autograd::variable_list deferrable_parameter_gradients(const LinearParams& params,
+                                                              const at::Tensor& rows, const at::Tensor& dy);
 
 }  // namespace trireme::nn

@@ -73,7 +73,7 @@ class NormLinearFunction : public Function<NormLinearFunction> {
     {
       const at::Tensor y =
           normed(no_sum, statistics, x, {}, norm_weight, norm_bias, context->saved_data["eps"].toDouble());
-      reported = add_parameter_gradients(params, as_rows(y), d_out);
+      reported = deferrable_parameter_gradients(params, as_rows(y), d_out);
     }
     const at::Tensor dy = input_gradient(params, d_out);
     const at::Tensor d_sum = grads[0].defined() ? grads[0].contiguous() : at::Tensor();
@@ -126,7 +126,7 @@ class ActivatedLinearFunction : public Function<ActivatedLinearFunction> {
     const bool gated = context->saved_data["gated"].toBool();
     const LinearParams params{at::TensorList(weight), bias, context->saved_data["in_out"].toBool()};
     const at::Tensor d_out = as_rows(grads[0]);
-    const variable_list reported = add_parameter_gradients(params, as_rows(activate(x, gated)), d_out);
+    const variable_list reported = deferrable_parameter_gradients(params, as_rows(activate(x, gated)), d_out);
     const at::Tensor dy = input_gradient(params, d_out);
     at::Tensor dx = at::empty_like(x);
     gated ? kernels::swiglu_backward(dx, dy, x) : kernels::gelu_backward(dx, dy, x);

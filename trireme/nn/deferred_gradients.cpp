@@ -1,0 +1,141 @@
+#include "trireme/nn/deferred_gradients.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <deque>
+#include <mutex>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "trireme/base/error.h"
+#include "trireme/kernels/range.h"
+#include "trireme/nn/linear_parts.h"
+
+namespace trireme::nn {
+namespace {
+
+using torch::autograd::variable_list;
+
+/// torch hands what a thread keeps in such a slot to the threads of its backward passes. This kind is used by
+/// nobody else: torch keeps it for tests of its own.
+constexpr auto kSlot = c10::DebugInfoKind::TEST_INFO_2;
+
+/// A tensor, and whether it was written to since.
+class Kept {
+ public:
+  explicit Kept(const at::Tensor& tensor) : tensor_(tensor), version_(version()) {}
+  const at::Tensor& tensor() const { return tensor_; }
+  bool is_unchanged() const { return version() == version_; }
+
+ private:
+  int64_t version() const { return tensor_.is_inference() ? 0 : tensor_._version(); }
+
+  at::Tensor tensor_;
+  int64_t version_;
+};
+
+/// One linear operation.
+struct Entry {
+  variable_list weights;
+  at::Tensor bias;
+  bool in_out;
+  Kept rows, dy;
+};
+
+/// As autograd does with what a function reports.
+void set_gradient(const at::Tensor& param, const at::Tensor& reported) {
+  if (reported.defined()) param.mutable_grad() = reported.detach();
+}
+
+void compute(const Entry& entry) {
+  TRIREME_CHECK(entry.rows.is_unchanged() && entry.dy.is_unchanged(),
+                "[nn.deferred_gradients] {} that the gradient of a {} weight needs was written to between "
+                "backward and run(); run() first, or write to other memory",
+                entry.rows.is_unchanged() ? "an output's gradient" : "the input",
+                fmt::join(entry.weights.front().sizes(), "x"));
+  const variable_list reported = add_parameter_gradients({entry.weights, entry.bias, entry.in_out},
+                                                         entry.rows.tensor(), entry.dy.tensor());
+  for (size_t i = 0; i < entry.weights.size(); ++i) set_gradient(entry.weights[i], reported[i]);
+  set_gradient(entry.bias, reported.back());
+}
+
+}  // namespace
+
+class DeferredGradients::Parked : public c10::DebugInfoBase {
+ public:
+  void push(Entry entry) {
+    const std::lock_guard lock(mutex_);
+    entries_.push_back(std::move(entry));
+  }
+  /// Takes the first one out; none: there is none.
+  std::optional<Entry> pop() {
+    const std::lock_guard lock(mutex_);
+    if (entries_.empty()) return {};
+    std::optional<Entry> first(std::move(entries_.front()));
+    entries_.pop_front();
+    return first;
+  }
+  int64_t count() const {
+    const std::lock_guard lock(mutex_);
+    return static_cast<int64_t>(entries_.size());
+  }
+  int64_t bytes() const {
+    const std::lock_guard lock(mutex_);
+    std::unordered_set<const void*> seen;
+    int64_t bytes = 0;
+    for (const Entry& entry : entries_) {
+      for (const Kept* kept : {&entry.rows, &entry.dy}) {
+        const c10::Storage& storage = kept->tensor().storage();
+        if (seen.insert(storage.unsafeGetStorageImpl()).second)
+          bytes += static_cast<int64_t>(storage.nbytes());
+      }
+    }
+    return bytes;
+  }
+
+ private:
+  mutable std::mutex mutex_;  // a backward pass may use several threads
+  std::deque<Entry> entries_;
+};
+
+/// The store that the backward pass under way on this thread defers to.
+struct Deferral {
+  static DeferredGradients::Parked* store() {
+    return dynamic_cast<DeferredGradients::Parked*>(c10::ThreadLocalDebugInfo::get(kSlot));
+  }
+};
+
+variable_list deferrable_parameter_gradients(const LinearParams& params, const at::Tensor& rows,
+                                             const at::Tensor& dy) {
+  auto* const store = Deferral::store();
+  if (store == nullptr) return add_parameter_gradients(params, rows, dy);
+  const auto wanted = [](const at::Tensor& param) { return param.defined() && param.requires_grad(); };
+  if (std::ranges::any_of(params.weights, wanted) || wanted(params.bias)) {
+    store->push({params.weights.vec(), params.bias, params.in_out, Kept(rows), Kept(dy)});
+  }
+  return variable_list(params.weights.size() + 1);
+}
+
+DeferredGradients::DeferredGradients() : parked_(std::make_shared<Parked>()) {}
+
+DeferredGradients::~DeferredGradients() = default;
+
+DeferredGradients::Scope::Scope(DeferredGradients& store) : guard_(kSlot, store.parked_) {}
+
+void DeferredGradients::run() {
+  const at::NoGradGuard no_grad;
+  const kernels::TraceRange range("deferred gradients");
+  while (const std::optional<Entry> entry = parked_->pop()) compute(*entry);
+}
+
+int64_t DeferredGradients::count() const {
+  return parked_->count();
+}
+
+int64_t DeferredGradients::bytes() const {
+  return parked_->bytes();
+}
+
+}  // namespace trireme::nn
