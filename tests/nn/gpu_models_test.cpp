@@ -9,6 +9,7 @@
 
 #include "trireme/kernels/device.h"
 #include "trireme/memory/recompute.h"
+#include "trireme/nn/deferred_gradients.h"
 #include "trireme/nn/init.h"
 #include "trireme/nn/language_model.h"
 #include "trireme/nn/torch_internals.h"
@@ -37,11 +38,19 @@ struct Result {
   std::map<std::string, at::Tensor> grads;
 };
 
+/// How backward is done.
+struct Halves {
+  bool defers = false;  ///< gradients of weights
+  plan::Recompute recompute = plan::Recompute::kNone;
+};
+
 /// `lends` gives the parameters memory for their gradients, as the engine does. Weights are rounded to
 /// `weights` first.
 Result differentiate(const plan::ModelConfig& config, at::Device device, at::ScalarType dtype,
-                     int64_t chunk_bytes, bool lends, at::ScalarType weights = at::kFloat) {
+                     int64_t chunk_bytes, bool lends, at::ScalarType weights = at::kFloat,
+                     const Halves& halves = {}) {
   const auto model = build(config);
+  if (halves.recompute == plan::Recompute::kCheap) model->recompute_cheap(1);
   const InitialWeights initial(config, 7);
   for (const auto& entry : model->named_parameters()) {
     at::Tensor leaf = entry.value();
@@ -56,7 +65,18 @@ Result differentiate(const plan::ModelConfig& config, at::Device device, at::Sca
   const double scale = dtype == at::kHalf ? 4096.0 : 1.0;
   const at::Tensor loss = model->loss(tokens.narrow(1, 0, 96).contiguous(),
                                       tokens.narrow(1, 1, 96).contiguous(), chunk_bytes, scale);
-  loss.backward(at::full({}, scale / 3.0, loss.options()));
+  const at::Tensor gradient = at::full({}, scale / 3.0, loss.options());
+  if (halves.defers) {
+    DeferredGradients later;
+    {
+      const DeferredGradients::Scope scope(later);
+      loss.backward(gradient);
+    }
+    EXPECT_GT(later.count(), 0) << "what autograd's own thread for the GPU has deferred";
+    later.run();
+  } else {
+    loss.backward(gradient);
+  }
   Result result{loss.item<double>(), {}};
   for (const auto& entry : model->named_parameters()) {
     result.grads[entry.key()] = entry.value().grad().to(at::kCPU, at::kFloat) / scale;
@@ -116,6 +136,25 @@ TEST_P(GpuModels, RepeatTheirBits) {
   const Result second = differentiate(config, at::kCUDA, at::kBFloat16, kLossChunkBytes, true);
   EXPECT_EQ(first.loss, second.loss);
   for (const auto& [name, grad] : first.grads) EXPECT_TRUE(at::equal(grad, second.grads.at(name))) << name;
+}
+
+TEST_P(GpuModels, GiveTheSameBitsWhenGradientsOfWeightsAreDeferred) {
+  const plan::ModelConfig config = small(GetParam());
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const plan::Recompute recompute : {plan::Recompute::kNone, plan::Recompute::kCheap}) {
+      for (const bool lends : {true, false}) {
+        const auto with = [&](bool defers) {
+          return differentiate(config, at::kCUDA, dtype, kLossChunkBytes, lends, at::kFloat,
+                               {defers, recompute});
+        };
+        const Result whole = with(false), deferred = with(true);
+        for (const auto& [name, grad] : whole.grads) {
+          EXPECT_TRUE(at::equal(deferred.grads.at(name), grad))
+              << name << " in " << c10::toString(dtype) << ", recompute " << plan::name(recompute);
+        }
+      }
+    }
+  }
 }
 
 /// Bytes that a forward pass leaves allocated, without those of the logits.
