@@ -7,12 +7,12 @@ set(trireme_public_headers
   launch/local.h report/console.h report/run_dir.h
   kernels/device.h kernels/repeatable.h
   comm/group.h comm/world.h
-  nn/attention.h nn/functional.h nn/gpt2.h nn/init.h nn/language_model.h nn/layers.h nn/llama.h nn/loss.h nn/mlp.h
+  nn/attention.h nn/deferred_gradients.h nn/functional.h nn/gpt2.h nn/init.h nn/language_model.h nn/layers.h nn/llama.h nn/loss.h nn/mlp.h
   data/corpus.h data/dataset.h data/loader.h data/sampler.h data/tokenizer.h
   optim/learning_rate.h optim/optimizer.h
   checkpoint/safetensors.h memory/recompute.h precision/loss_scaler.h
   parallel/data_parallel.h parallel/state.h parallel/state_file.h parallel/sync_batch_norm.h parallel/unit_choice.h parallel/wrap.h
-  train/generate.h train/trainer.h)
+  train/connect.h train/generate.h train/trainer.h)
 
 # Adds what the headers of `list` include of ours, and so on.
 function(trireme_add_included list)
