@@ -58,7 +58,7 @@ TEST(CudaGraphs, EveryObstacleIsNamed) {
   };
   const std::vector<Case> cases = {
       {{}, false, 1, "CPU"},
-      {{}, true, 2, "2 data-parallel ranks"},
+      {{}, true, 2, "2 ranks communicate within a pass"},
       {{"precision.compute=fp16"}, true, 1, "precision.scaling"},
       {{"precision.compute=bf16", "precision.scaling=dynamic"}, true, 1, "precision.scaling"},
       {{"precision.compute=fp16", "precision.scaling=none"}, true, 1, "precision.reduce=auto"},

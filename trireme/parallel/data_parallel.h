@@ -187,12 +187,17 @@ class DataParallel {
   /// it. Throws LogicError naming a parameter whose dtype, device or shape was changed.
   void take_writes();
 
+  /// Replaces the values of parameters whose names `select` takes: this rank reads the elements that it
+  /// keeps, all of them where parameters are whole. No communication: ranks load the same.
+  void load_values(const std::function<bool(const std::string&)>& select, const Initializer& values);
+
   const torch::nn::Module& module() const { return module_; }
   torch::nn::Module& module() { return module_; }
   const comm::Mesh& mesh() const { return mesh_; }
   /// The other names of parameters that the module has under several: alias -> name in units().
   const std::map<std::string, std::string>& aliases() const { return aliases_; }
-  const std::vector<std::unique_ptr<FlatUnit>>& units() const { return units_; }
+  /// The units, to look at.
+  const std::vector<const FlatUnit*>& units() const { return views_; }
   /// Reductions that this rank has begun, one a unit.
   int64_t reductions() const { return executor_.reductions(); }
   /// What this rank does in a step of two micro-batches: the plan at first, then what the module did last.
@@ -271,6 +276,7 @@ class DataParallel {
   std::map<std::string, size_t> index_;
   std::map<std::string, std::string> aliases_;
   std::vector<std::unique_ptr<FlatUnit>> units_;
+  std::vector<const FlatUnit*> views_;  ///< of units_
   Executor executor_;
   Completion completion_;
   GradientMean mean_;

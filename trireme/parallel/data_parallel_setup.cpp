@@ -53,6 +53,7 @@ DataParallel::DataParallel(torch::nn::Module& module, const std::vector<plan::Un
       completion_(units_, [this](size_t unit, size_t param) { gradient_complete(unit, param); }),
       mean_(*mesh_.dp, options.average, options.device),
       unwinding_(std::uncaught_exceptions()) {
+  for (const auto& unit : units_) views_.push_back(unit.get());
   // Writes past a bucket's version counters, by data(), would not reach masters that lie elsewhere.
   const bool watches_buckets =
       use_from_ == UseFrom::kBuckets && options_.users_module && options_.compute != at::kFloat;
@@ -167,6 +168,7 @@ void DataParallel::watch_updates() {
   const bool in_place = options_.compute == at::kFloat && !options_.policy.shard_optimizer;
   for (size_t unit = 0; unit < units_.size(); ++unit) {
     if (use_from_ == UseFrom::kBuckets && !in_place) mark_params(unit);
+    units_[unit]->make_pieces();
     for (const FlatUnit::Piece& piece : units_[unit]->pieces())
       touch_->mark(piece.master, units_.size() + unit);
   }

@@ -40,7 +40,12 @@ void Executor::write_programs() {
   for (const Action& action : training_.actions) {
     if (action.kind == ActionKind::kUpdate) update_order_.push_back(static_cast<size_t>(action.unit));
   }
+  end_pass();
+}
+
+void Executor::end_pass() {
   program_ = nullptr;
+  next_ = end_ = 0;
 }
 
 void Executor::begin(const plan::StepProgram& program, plan::Pass::Kind kind, int64_t micro_batch) {
@@ -137,7 +142,6 @@ void Executor::complete(size_t index) {
 /// Issues what the program lists before the next action of that kind, which is about to run; false: the
 /// program does not list it any more.
 bool Executor::advance_to(ActionKind kind, size_t index) {
-  if (program_ == nullptr) return false;
   for (size_t at = next_; at < end_; ++at) {
     const Action& action = program_->actions[at];
     if (action.kind != kind || action.unit != static_cast<int64_t>(index)) continue;
@@ -150,7 +154,6 @@ bool Executor::advance_to(ActionKind kind, size_t index) {
 
 /// Issues what may be issued before the next unit computes.
 void Executor::advance() {
-  if (program_ == nullptr) return;
   while (next_ < end_ && is_due(program_->actions[next_])) issue(program_->actions[next_++]);
 }
 
@@ -177,6 +180,10 @@ void Executor::pass(const Action& action) {
   const auto index = static_cast<size_t>(action.unit);
   if (action.kind == ActionKind::kReshard) states_[index] = State::kOutOfTurn;
   if (action.kind == ActionKind::kReduce || action.kind == ActionKind::kAccumulate) late_.push_back(index);
+}
+
+void Executor::pass_rest() {
+  while (next_ < end_) pass(program_->actions[next_++]);
 }
 
 void Executor::issue(const Action& action) {
@@ -238,10 +245,10 @@ void Executor::end_backward() {
   complete_.assign(units_.size(), true);
   std::ranges::fill(states_, State::kIdle);
   reduce_late();
-  while (next_ < end_) pass(program_->actions[next_++]);
+  pass_rest();
   finish_reductions(0);
   free_units();
-  program_ = nullptr;
+  end_pass();
   const bool same = recorded_ && seen_.forward == order_.forward && seen_.backward == order_.backward;
   if (same) return;
   recorded_ = true;
@@ -258,12 +265,12 @@ void Executor::end_without_units() {
   }
   finish_reductions(0);
   in_backward_ = false;
-  program_ = nullptr;
+  end_pass();
 }
 
 void Executor::replay(bool last) {
   begin_forward(true);
-  while (next_ < end_) pass(program_->actions[next_++]);
+  pass_rest();
   begin_backward(last);
   complete_.assign(units_.size(), true);
   while (next_ < end_) {
@@ -273,11 +280,11 @@ void Executor::replay(bool last) {
   }
   finish_reductions(0);
   free_units();
-  program_ = nullptr;
+  end_pass();
 }
 
 void Executor::abandon() {
-  program_ = nullptr;
+  end_pass();
   late_.clear();
   finish_reductions(0);
   free_units();

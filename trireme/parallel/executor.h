@@ -87,10 +87,12 @@ class Executor {
   bool is_root(size_t unit) const { return unit == 0 && setting_.use_from != plan::UseFrom::kBuckets; }
   void write_programs();
   void begin(const plan::StepProgram& program, plan::Pass::Kind kind, int64_t micro_batch);
+  void end_pass();
   bool advance_to(plan::ActionKind kind, size_t unit);
   void advance();
   bool is_due(const plan::Action& action) const;
   void pass(const plan::Action& action);
+  void pass_rest();
   void issue(const plan::Action& action);
   void reshard(size_t unit);
   void reduce(size_t unit);
@@ -108,8 +110,8 @@ class Executor {
   plan::StepProgram training_, inference_;
   std::vector<size_t> update_order_;
 
-  const plan::StepProgram* program_ = nullptr;
-  size_t next_ = 0, end_ = 0;  ///< of program_->actions, in the pass under way
+  const plan::StepProgram* program_ = nullptr;  ///< of the pass under way
+  size_t next_ = 0, end_ = 0;  ///< of its actions; nothing is left where no pass is under way
   bool trains_ = false, in_backward_ = false, last_ = false;
   std::vector<State> states_;   ///< by unit, in the pass under way
   std::vector<bool> complete_;  ///< by unit, in the backward pass under way

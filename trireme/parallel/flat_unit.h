@@ -106,8 +106,9 @@ class FlatUnit {
     size_t param;  ///< in params()
     at::Tensor master;
   };
-  /// One a parameter, on every rank. Made by the first call.
-  const std::vector<Piece>& pieces();
+  /// One a parameter, on every rank, from this call on.
+  void make_pieces();
+  const std::vector<Piece>& pieces() const { return pieces_; }
   /// After the last micro-batch: waits for the sum, multiplies it by `factor` and shows it as the fp32 grad()
   /// of pieces whose parameters require gradients.
   void show_piece_gradients(const optim::GradScale& factor);

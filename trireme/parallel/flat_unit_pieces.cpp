@@ -16,15 +16,14 @@ at::Tensor piece_of(const at::Tensor& flat, const plan::Range& range, const plan
 
 }  // namespace
 
-const std::vector<FlatUnit::Piece>& FlatUnit::pieces() {
-  if (!pieces_.empty()) return pieces_;
+void FlatUnit::make_pieces() {
+  if (!pieces_.empty()) return;
   const at::NoGradGuard no_grad;
   // A storage of their own over the master's memory: whoever watches it sees what is done to pieces alone.
   const at::Tensor masters = at::from_blob(
       master_.mutable_data_ptr(), master_.sizes(), [master = master_](void*) {}, master_.options());
   for (size_t i = 0; i < params_.size(); ++i)
     pieces_.push_back({i, piece_of(masters, optimizer_range(), layout_.entries()[i])});
-  return pieces_;
 }
 
 void FlatUnit::scale_reduced(const optim::GradScale& factor) {

@@ -22,6 +22,15 @@ void DataParallel::take_writes() {
   }
 }
 
+void DataParallel::load_values(const std::function<bool(const std::string&)>& select,
+                               const Initializer& values) {
+  for (const auto& unit : units_) {
+    for (size_t param = 0; param < unit->params().size(); ++param) {
+      if (select(unit->params()[param].first)) unit->load(param, values);
+    }
+  }
+}
+
 /// A rank that ends by an exception cannot count on the others, so it gathers nothing.
 void DataParallel::give_back() noexcept {
   const bool unwinds = std::uncaught_exceptions() > unwinding_;

@@ -95,11 +95,7 @@ void want_weights(StateReader& reader, DataParallel& engine) {
 }
 
 void read_weights(const StateReader& reader, DataParallel& engine) {
-  for (const auto& unit : engine.units()) {
-    for (size_t param = 0; param < unit->params().size(); ++param) {
-      if (reader.has(unit->params()[param].first)) unit->load(param, values_of(reader));
-    }
-  }
+  engine.load_values([&](const std::string& name) { return reader.has(name); }, values_of(reader));
   reader.read_buffers(engine.module());
 }
 

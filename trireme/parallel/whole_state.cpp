@@ -82,9 +82,9 @@ void WholeState::agree() {
 void WholeState::visit(const std::function<void(const std::string&, const at::Tensor&)>& body) const {
   const at::NoGradGuard no_grad;
   for (size_t unit = 0; unit < engine_.units().size(); ++unit) {
-    FlatUnit& flat = *engine_.units()[unit];
+    const FlatUnit& flat = *engine_.units()[unit];
     {
-      const at::Tensor master = flat.full_master();
+      const at::Tensor master = flat.gather(flat.master());
       for (const plan::FlatEntry& entry : flat.layout().entries())
         body(entry.name, master.narrow(0, entry.offset, entry.numel).view(entry.shape));
     }

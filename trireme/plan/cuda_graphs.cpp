@@ -4,31 +4,45 @@
 
 #include <algorithm>
 
+#include "trireme/plan/batch.h"
+#include "trireme/plan/memory.h"
+
 namespace trireme::plan {
 namespace {
 
 /// The last kernels of a pass take a few hundredths of the host's time for a small model.
 constexpr double kMostLag = 0.15;
 
+StepProgram step_of(const Config& config, int64_t ranks) {
+  const MeshShape mesh = MeshShape::fit(config.parallel, ranks);
+  const BatchPlan batch = plan_batch(config.train.global_batch, config.train.micro_batch, mesh.dp_size());
+  const ModelFacts facts = describe(config.model, config.data.seq_len, config.precision, config.memory);
+  return config_program(config, facts, batch,
+                        engine_setting(config, mesh, batch.accumulation, Device::kCuda));
+}
+
+/// Of a rank alone: what keeps it from using gradients as they were computed.
+std::string settings_behind(const Config& config, int64_t ranks) {
+  const PrecisionConfig& precision = config.precision;
+  if (ranks > 1) return {};
+  if (wire_dtype(precision) != precision.compute) {
+    return fmt::format(", since they change their dtype: precision.compute={}, precision.reduce={}",
+                       precision.compute, precision.reduce);
+  }
+  return fmt::format(", since parallel.reduce_when={}", config.parallel.reduce_when);
+}
+
 }  // namespace
 
 std::string cuda_graphs_obstacle(const Config& config, bool gpu, int64_t ranks) {
   const ParallelConfig& parallel = config.parallel;
-  const PrecisionConfig& precision = config.precision;
   if (!gpu) return "tensors live on the CPU";
-  if (ranks > 1) return fmt::format("{} data-parallel ranks communicate within a pass", ranks);
-  if (scales_loss(precision)) return "the scale of the loss changes between steps (precision.scaling)";
-  if (wire_dtype(precision) != precision.compute) {
-    return fmt::format("gradients change their dtype (precision.compute={}, precision.reduce={})",
-                       precision.compute, precision.reduce);
-  }
+  if (scales_loss(config.precision)) return "the scale of the loss changes between steps (precision.scaling)";
   if (parallel.comm_hook != CommHook::kNone) {
     return fmt::format("gradients pass through a hook (parallel.comm_hook={})", parallel.comm_hook);
   }
-  if (parallel.reduce_when != ReduceWhen::kOncePerStep) {
-    return fmt::format("micro-batches are reduced one by one (parallel.reduce_when={})",
-                       parallel.reduce_when);
-  }
+  if (const std::string obstacle = recording_obstacle(step_of(config, ranks)); !obstacle.empty())
+    return obstacle + settings_behind(config, ranks);
   if (config.memory.recompute == Recompute::kBlock && config.model.dropout > 0.0) {
     return "blocks that are computed again draw the same random numbers again (memory.recompute=block with "
            "model.dropout)";

@@ -13,8 +13,9 @@ namespace trireme::plan {
 inline constexpr int64_t kStepsBeforeRecording = 4;
 
 /// Why train.cuda_graphs cannot be honoured for `config` with so many data-parallel ranks, on a GPU or not;
-/// empty when it can. A recording repeats kernels on the same memory with the same numbers, so nothing in a
-/// pass may wait for other ranks, come from the host, or lie elsewhere in the next step.
+/// empty when it can. Read off the step program where it says so. A recording repeats kernels on the same
+/// memory with the same numbers, so nothing in a pass may wait for other ranks, come from the host, or lie
+/// elsewhere in the next step.
 std::string cuda_graphs_obstacle(const Config& config, bool gpu, int64_t ranks);
 
 /// Whether a device waits for its host, so that recording pays. A lag is how long the device worked on after
