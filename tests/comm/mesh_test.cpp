@@ -15,8 +15,8 @@ using plan::MeshShape;
 using test::run_ranks;
 using Ranks = std::vector<int64_t>;
 
-MeshShape shape(int64_t replicate, int64_t shard) {
-  return MeshShape({1, replicate, shard, 1, 1});
+MeshShape shape(int64_t replicate, int64_t shard, int64_t pp = 1) {
+  return MeshShape({pp, replicate, shard, 1, 1});
 }
 
 TEST(Mesh, HybridAxesFormRowsAndColumns) {
@@ -30,6 +30,8 @@ TEST(Mesh, HybridAxesFormRowsAndColumns) {
     EXPECT_EQ(mesh.shard->rank(), rank % 2);
     EXPECT_EQ(mesh.replicate->rank(), rank / 2);
     EXPECT_EQ(mesh.dp_rank, rank);
+    EXPECT_EQ(mesh.pp->ranks(), (Ranks{rank}));
+    EXPECT_EQ(mesh.pp_rank, 0);
 
     at::Tensor row = at::full({1}, static_cast<double>(rank)), column = row.clone();
     mesh.shard->all_reduce(row, ReduceOp::kSum);
@@ -48,6 +50,45 @@ TEST(Mesh, OneAxisAloneIsTheDataParallelGroup) {
     const comm::Mesh replicated = make_mesh(world, shape(2, 1));  // a second mesh over the same world
     EXPECT_EQ(replicated.dp, replicated.replicate);
     EXPECT_EQ(replicated.shard->size(), 1);
+  });
+}
+
+TEST(Mesh, PipelineStagesAreNeighboursWithDataParallelGroupsOfTheirOwn) {
+  for (const int64_t stages : {2, 4}) {
+    for (const bool sharded : {true, false}) {
+      run_ranks(2 * stages, [&](std::shared_ptr<World> world) {
+        const int64_t rank = world->rank(), stage = rank / 2;
+        const comm::Mesh mesh = make_mesh(world, sharded ? shape(1, 2, stages) : shape(2, 1, stages));
+        EXPECT_EQ(mesh.pp_rank, stage);
+        EXPECT_EQ(mesh.dp_rank, rank % 2);
+        EXPECT_EQ(mesh.dp->ranks(), (Ranks{2 * stage, 2 * stage + 1}));
+        EXPECT_EQ(mesh.dp, sharded ? mesh.shard : mesh.replicate);
+        EXPECT_EQ((sharded ? mesh.replicate : mesh.shard)->size(), 1);
+        EXPECT_EQ(mesh.pp->size(), stages);
+        EXPECT_EQ(mesh.pp->rank(), stage);
+        for (int64_t s = 0; s < stages; ++s)
+          EXPECT_EQ(mesh.pp->ranks()[static_cast<size_t>(s)], 2 * s + rank % 2);
+
+        at::Tensor within = at::full({1}, static_cast<double>(rank)), across = within.clone();
+        mesh.dp->all_reduce(within, ReduceOp::kSum);
+        mesh.pp->all_reduce(across, ReduceOp::kSum);
+        EXPECT_EQ(within.item<int64_t>(), 4 * stage + 1);
+        EXPECT_EQ(across.item<int64_t>(), stages * (stages - 1) + stages * (rank % 2));
+      });
+    }
+  }
+}
+
+TEST(Mesh, BothDataParallelAxesLieWithinAStage) {
+  run_ranks(8, [](std::shared_ptr<World> world) {
+    const int64_t rank = world->rank(), first = rank / 4 * 4;
+    const comm::Mesh mesh = make_mesh(world, shape(2, 2, 2));
+    EXPECT_EQ(mesh.dp->ranks(), (Ranks{first, first + 1, first + 2, first + 3}));
+    EXPECT_EQ(mesh.dp_rank, rank - first);
+    EXPECT_EQ(mesh.pp->ranks(), (Ranks{rank % 4, rank % 4 + 4}));
+    at::Tensor sum = at::full({1}, static_cast<double>(rank));
+    mesh.dp->all_reduce(sum, ReduceOp::kSum);
+    EXPECT_EQ(sum.item<int64_t>(), 4 * first + 6);
   });
 }
 

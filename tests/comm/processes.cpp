@@ -19,6 +19,7 @@
 #include <thread>
 
 #include "trireme/base/clock.h"
+#include "trireme/base/error.h"
 
 namespace trireme::test {
 namespace {
@@ -75,6 +76,25 @@ std::vector<int> fork_ranks(int64_t ranks, const std::function<int(int64_t rank)
   std::vector<int> codes;
   for (const pid_t pid : children) codes.push_back(wait_until(pid, deadline));
   return codes;
+}
+
+int expect_comm_error(const std::function<void()>& call, const std::vector<std::string>& words,
+                      double limit_s) {
+  const double started = monotonic_seconds();
+  try {
+    call();
+  } catch (const CommError& error) {
+    for (const auto& word : words) {
+      if (std::string(error.what()).find(word) != std::string::npos) continue;
+      fmt::print(stderr, "no '{}' in: {}\n", word, error.what());
+      return 1;
+    }
+    const double took = monotonic_seconds() - started;
+    if (took > limit_s)
+      fmt::print(stderr, "took {:.1f} s, allowed are {:.1f} s: {}\n", took, limit_s, error.what());
+    return took > limit_s ? 2 : 0;
+  }
+  return 3;
 }
 
 Listener listen_on_loopback() {

@@ -14,6 +14,10 @@ namespace trireme::test {
 std::vector<int> fork_ranks(int64_t ranks, const std::function<int(int64_t rank)>& body,
                             double limit_s = 30.0);
 
+/// 0 when `call` throws a CommError with all `words` within `limit_s`; says on stderr what is missing.
+int expect_comm_error(const std::function<void()>& call, const std::vector<std::string>& words,
+                      double limit_s);
+
 /// A listening TCP socket on 127.0.0.1 with a port of the kernel's choice.
 struct Listener {
   int fd = -1;

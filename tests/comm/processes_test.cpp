@@ -11,7 +11,6 @@
 
 #include "tests/comm/processes.h"
 #include "trireme/base/clock.h"
-#include "trireme/base/error.h"
 #include "trireme/comm/group.h"
 #include "trireme/comm/world.h"
 
@@ -20,6 +19,7 @@ namespace {
 
 using comm::World;
 using plan::WorldSpec;
+using test::expect_comm_error;
 using test::fork_ranks;
 using test::free_port;
 using Codes = std::vector<int>;
@@ -47,26 +47,6 @@ int sum_of_ranks(World& world) {
   group->all_reduce(tensor, comm::ReduceOp::kSum);
   const double wanted = static_cast<double>(world.size() * (world.size() - 1)) / 2.0;
   return (tensor == wanted).all().item<bool>() ? 0 : 1;
-}
-
-/// 0 when `call` throws a CommError with all `words` within `limit_s`.
-template <typename Call>
-int expect_comm_error(const Call& call, const std::vector<std::string>& words, double limit_s) {
-  const double started = monotonic_seconds();
-  try {
-    call();
-  } catch (const CommError& error) {
-    for (const auto& word : words) {
-      if (std::string(error.what()).find(word) != std::string::npos) continue;
-      fmt::print(stderr, "no '{}' in: {}\n", word, error.what());
-      return 1;
-    }
-    const double took = monotonic_seconds() - started;
-    if (took > limit_s)
-      fmt::print(stderr, "took {:.1f} s, allowed are {:.1f} s: {}\n", took, limit_s, error.what());
-    return took > limit_s ? 2 : 0;
-  }
-  return 3;
 }
 
 TEST(Processes, JoinOverTcpAndReduce) {

@@ -11,32 +11,46 @@ namespace trireme::comm {
 
 class World;
 
-/// One direction between two ranks. Both ends make it together, and call it equally often with tensors of the
-/// same size. One thread of a rank uses a link at a time. All throw LogicError for arguments that do not fit and
-/// CommError, which names the other rank, when it is lost or late.
+/// One direction between two ranks. Both ends make it together, and call it equally often, in the same order,
+/// with tensors of as many bytes; there may be several links between two ranks. Tensors are contiguous and on
+/// the world's device. One thread of a rank uses a link at a time; links of a rank do not wait for each
+/// other.
+///
+/// On a CPU a thread moves the bytes while the host computes, through memory on one host where PeerOptions
+/// allow that, else over TCP. On a GPU they travel on a stream of the link.
+///
+/// All throw LogicError for arguments that do not fit, or on the end that they are not for, and CommError
+/// that names the other rank, the operation and what it carried when the other rank is lost, or when nothing
+/// has moved within the world's deadline. A link that was lost keeps throwing. On a GPU such an error comes
+/// from the next call, and by flush() at the latest. A receiver on a CPU whose tensor has another size than
+/// the one that was sent throws LogicError with both sizes.
 class Link {
  public:
   virtual ~Link() = default;
 
-  /// On the sender. `tensor` (contiguous) travels as the current stream leaves it now; returns at once, whether
-  /// or not the other side has asked for it. The link keeps the tensor until it has left; nobody writes to it
-  /// before.
+  /// On the sender. `tensor` travels as the current stream leaves it now; returns at once, whether or not the
+  /// other side has asked for it. The link keeps the tensor until it has left; nobody writes to it before.
   virtual void send(const at::Tensor& tensor) = 0;
 
-  /// On the receiver. The next tensor of the sender may arrive in `into` from now on, which nobody uses until
-  /// wait(); returns at once. Several may be posted; they arrive in the order of posts.
+  /// On the receiver. The next tensor of the sender may arrive in `into` from now on, on a GPU once the
+  /// current stream has come here; nobody uses it until wait(). Returns at once. Several may be posted; they
+  /// arrive in the order of posts.
   virtual void post(const at::Tensor& into) = 0;
   /// The current stream, on a CPU the host, goes on when the oldest posted tensor that was not waited for has
-  /// arrived, and returns it.
+  /// arrived. Returns that tensor.
   virtual at::Tensor wait() = 0;
 
-  /// The host waits until everything sent has left, and throws what went wrong on the way.
+  /// The host waits until everything sent has left, and throws what went wrong on the way. Destroying a
+  /// sender waits, too, but does not throw.
   virtual void flush() = 0;
-  /// Bytes that this rank has sent.
+  /// Bytes of tensors that this rank has sent: on a CPU that have left, on a GPU that were enqueued. Of all
+  /// after flush().
   virtual int64_t sent_bytes() const = 0;
 };
 
-/// From global rank `from` to global rank `to`; called by these two alone.
+/// From global rank `from` to global rank `to`; these two alone call it. Blocks until both have, up to the
+/// deadline; throws CommError that names the missing rank. Ranks that make several links make those that they
+/// share in the same order.
 std::shared_ptr<Link> make_link(World& world, int64_t from, int64_t to);
 
 }  // namespace trireme::comm

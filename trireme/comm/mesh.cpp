@@ -34,7 +34,9 @@ Mesh make_mesh(std::shared_ptr<World> world, const plan::MeshShape& shape) {
   mesh.shard = mesh.world->make_group("dp_shard", shape.group(rank, {Axis::kDpShard}));
   mesh.replicate = mesh.world->make_group("dp_replicate", shape.group(rank, {Axis::kDpReplicate}));
   mesh.dp = data_parallel_group(mesh);
+  mesh.pp = mesh.world->make_group("pp", shape.group(rank, {Axis::kPp}));
   mesh.dp_rank = shape.dp_rank(rank);
+  mesh.pp_rank = mesh.pp->rank();
   return mesh;
 }
 

@@ -8,7 +8,8 @@
 
 namespace trireme::comm {
 
-/// One group per axis of the mesh, plus the groups that several axes form.
+/// One group per axis of the mesh, plus the groups that several axes form. The ranks of a pipeline stage are
+/// neighbours: pp is the slowest axis, and all groups but `all` and `pp` lie within a stage.
 struct Mesh {
   plan::MeshShape shape;
   std::shared_ptr<World> world;
@@ -16,7 +17,9 @@ struct Mesh {
   std::shared_ptr<Group> shard;      ///< along dp_shard: parameters are split over it
   std::shared_ptr<Group> replicate;  ///< along dp_replicate
   std::shared_ptr<Group> dp;  ///< both data-parallel axes; the same object as an axis that alone makes it up
-  int64_t dp_rank = 0;
+  std::shared_ptr<Group> pp;  ///< along pp: one rank of each stage; its group ranks are pp_rank
+  int64_t dp_rank = 0;        ///< within the stage
+  int64_t pp_rank = 0;
 };
 
 /// Collective over the world. Throws LogicError when the shape does not have the world's size.

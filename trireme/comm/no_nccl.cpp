@@ -3,6 +3,8 @@
 #include "trireme/base/error.h"
 #include "trireme/comm/backend.h"
 #include "trireme/comm/device_watch.h"
+#include "trireme/comm/gpu_link.h"
+#include "trireme/comm/group.h"
 #include "trireme/comm/ordered.h"
 #include "trireme/comm/peer_memory.h"
 
@@ -21,6 +23,10 @@ std::unique_ptr<WatchedDevice> watched_gpu(c10::Device device) {
 
 std::unique_ptr<MemoryOffer> offer_gpu_memory(int64_t, int64_t, c10::Device, GatherBy) {
   return {};
+}
+
+std::shared_ptr<Link> make_gpu_link(std::shared_ptr<Group> pair) {
+  throw LogicError("[comm.make_link] {} on {} in a build without CUDA", pair->name(), pair->device().str());
 }
 
 void tree_sum_on_gpu(at::Tensor&, const at::Tensor& rows, int64_t) {

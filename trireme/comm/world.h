@@ -19,6 +19,7 @@ class Store;
 
 namespace trireme::comm {
 
+class Link;
 class PeerNews;
 class ProgressBoard;
 
@@ -66,6 +67,7 @@ class World {
   std::string share_from_root(const std::string& key, const std::string& text_on_root);
 
  private:
+  friend std::shared_ptr<Link> make_link(World& world, int64_t from, int64_t to);
   std::string unique_place(const std::string& place);
 
   c10::intrusive_ptr<c10d::Store> store_;
