@@ -27,6 +27,8 @@ using State = ProgressBoard::State;
 
 constexpr int64_t kSmallBytes = 64 << 10;  // up to here one gather is faster than a ring of messages
 constexpr int64_t kMaxExchanged = 512;
+/// Operations whose subjects are kept for error messages: a host enqueues about so many ahead of its GPU.
+constexpr int64_t kSubjectsRemembered = 1024;
 constexpr int kTag = 0;  // messages between two ranks arrive in the order in which they were sent
 
 /// A view of the tensor as bytes, without autograd: backends refuse some dtypes.
@@ -126,7 +128,10 @@ class BackendGroup final : public Group {
   std::string about_subject() const;
   bool serve(Collective kind, const at::Tensor& input) const { return peers_ && peers_->serves(kind, input); }
   std::vector<std::string> exchange(const std::string& mine);
-  void record_failure(const Operation& operation, double elapsed_s, const std::string& what, bool disagrees);
+  void record_failure(const Operation& operation, const std::string& subject, double elapsed_s,
+                      const std::string& what, bool disagrees);
+  void remember_subject(const Operation& operation);
+  std::string subject_of(const Operation& operation);
   std::unique_ptr<DeviceWatch> make_watch();
   void abort(const Operation& operation, double elapsed_s, const std::string& reason);
 
@@ -140,6 +145,8 @@ class BackendGroup final : public Group {
   std::map<int64_t, at::Tensor> scratch_;  ///< by stream
   int64_t sequence_ = 0;
   std::string subject_;
+  std::map<int64_t, std::string> subjects_;  ///< by sequence number, of operations that the watch may report
+  std::mutex subjects_mutex_;
   std::mutex failure_mutex_;
   std::string failure_;
   std::atomic<bool> failed_ = false;
@@ -163,7 +170,7 @@ void BackendGroup::check() {
     try {
       peers_->check();
     } catch (const Disagreement& error) {
-      record_failure({"check", sequence_, spec_.name}, 0.0, error.what(), true);
+      record_failure({"check", sequence_, spec_.name}, subject_, 0.0, error.what(), true);
     }
   }
   if (!failed_) return;
@@ -189,9 +196,13 @@ void BackendGroup::run(Collective kind, int64_t bytes, const Start& start) {
   try {
     if (peers_) peers_->announce(fmt::format("{} of {} bytes{}", operation.name, bytes, about_subject()));
     if (const c10::intrusive_ptr<c10d::Work> work = start(); work) work->wait();
-    if (watch_) watch_->enqueued(operation);
+    if (watch_) {
+      remember_subject(operation);
+      watch_->enqueued(operation);
+    }
   } catch (const std::exception& error) {
-    record_failure(operation, monotonic_seconds() - started, explain(error), is_disagreement(error));
+    record_failure(operation, subject_, monotonic_seconds() - started, explain(error),
+                   is_disagreement(error));
     // Closing the connections makes the other ranks' operations fail at once.
     if (spec_.device.is_cpu()) {
       peers_.reset();
@@ -207,17 +218,30 @@ std::string BackendGroup::about_subject() const {
   return subject_.empty() ? "" : fmt::format(" for {}", subject_);
 }
 
+void BackendGroup::remember_subject(const Operation& operation) {
+  if (subject_.empty()) return;
+  const std::lock_guard lock(subjects_mutex_);
+  subjects_[operation.sequence] = subject_;
+  subjects_.erase(subjects_.begin(), subjects_.lower_bound(operation.sequence - kSubjectsRemembered));
+}
+
+std::string BackendGroup::subject_of(const Operation& operation) {
+  const std::lock_guard lock(subjects_mutex_);
+  const auto found = subjects_.find(operation.sequence);
+  return found == subjects_.end() ? std::string() : found->second;
+}
+
 /// `disagrees`: the ranks are known to have called different operations.
-void BackendGroup::record_failure(const Operation& operation, double elapsed_s, const std::string& what,
-                                  bool disagrees) {
+void BackendGroup::record_failure(const Operation& operation, const std::string& subject, double elapsed_s,
+                                  const std::string& what, bool disagrees) {
   if (failed_) return;
-  const ProgressBoard::Report others = board_->report_failure(operation, spec_.ranks, subject_);
+  const ProgressBoard::Report others = board_->report_failure(operation, spec_.ranks, subject);
   const std::lock_guard lock(failure_mutex_);
   if (failed_) return;
-  failure_ = fmt::format("[comm.{}] {} {} on rank {} after {:.1f} s (deadline {:g} s): {}; {}",
-                         operation.name, in_words(operation, subject_), what,
-                         spec_.ranks[static_cast<size_t>(spec_.rank)], elapsed_s, spec_.timeout_s,
-                         others.text, disagrees || others.diverged ? kRanksDiverged : kRankMissing);
+  failure_ =
+      fmt::format("[comm.{}] {} {} on rank {} after {:.1f} s (deadline {:g} s): {}; {}", operation.name,
+                  in_words(operation, subject), what, spec_.ranks[static_cast<size_t>(spec_.rank)], elapsed_s,
+                  spec_.timeout_s, others.text, disagrees || others.diverged ? kRanksDiverged : kRankMissing);
   failed_ = true;
 }
 
@@ -239,7 +263,7 @@ void BackendGroup::abort(const Operation& operation, double elapsed_s, const std
     what = error.what();  // the reason for the delay
     disagrees = true;
   }
-  record_failure(operation, elapsed_s, what, disagrees);
+  record_failure(operation, subject_of(operation), elapsed_s, what, disagrees);
   if (peers_) peers_->stop();
   try {
     backend_->abort();  // ends NCCL's kernels, so that a host that waits for the stream goes on
@@ -415,7 +439,7 @@ std::vector<std::string> BackendGroup::exchange(const std::string& mine) {
     backend_->_allgather_base(rows, row)->wait();
     if (watch_) watch_->enqueued(operation);
   } catch (const std::exception& error) {
-    record_failure(operation, 0.0, explain(error), is_disagreement(error));
+    record_failure(operation, subject_, 0.0, explain(error), is_disagreement(error));
   }
   const at::Tensor host = failed_ ? at::Tensor() : rows.cpu();
   check();
