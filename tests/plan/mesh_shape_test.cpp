@@ -103,6 +103,29 @@ TEST(MeshShape, FitGivesTheRestToDpShard) {
   }
 }
 
+TEST(MeshShape, AStageIsARangeOfRanksWithDataParallelGroupsOfItsOwn) {
+  for (const int64_t stages : {2, 4}) {
+    for (const int64_t replicas : {1, 2}) {
+      constexpr int64_t kPerStage = 4;
+      ParallelConfig parallel;
+      parallel.pp = stages;
+      parallel.dp_replicate = replicas;
+      const MeshShape mesh = MeshShape::fit(parallel, stages * kPerStage);
+      EXPECT_EQ(mesh.dp_size(), kPerStage);
+      for (int64_t rank = 0; rank < mesh.world_size(); ++rank) {
+        const int64_t stage = rank / kPerStage;
+        EXPECT_EQ(mesh.coordinates(rank)[static_cast<size_t>(Axis::kPp)], stage);
+        EXPECT_EQ(mesh.dp_rank(rank), rank % kPerStage);
+        std::vector<int64_t> beside, through;
+        for (int64_t r = 0; r < kPerStage; ++r) beside.push_back(stage * kPerStage + r);
+        for (int64_t s = 0; s < stages; ++s) through.push_back(s * kPerStage + rank % kPerStage);
+        EXPECT_EQ(mesh.group(rank, {Axis::kDpReplicate, Axis::kDpShard}), beside);
+        EXPECT_EQ(mesh.group(rank, {Axis::kPp}), through);
+      }
+    }
+  }
+}
+
 TEST(MeshShape, FitRefusesAProductThatIsNotTheWorldAndPrintsIt) {
   ParallelConfig parallel;
   parallel.dp_replicate = 2;
@@ -124,6 +147,7 @@ TEST(MeshShape, FitRefusesAxesBelowOne) {
 
 TEST(MeshShape, TextShowsAxesAboveOne) {
   EXPECT_EQ(MeshShape({1, 1, 4, 1, 2}).to_string(), "dp_shard=4 tp=2");
+  EXPECT_EQ(MeshShape({2, 1, 4, 1, 1}).to_string(), "pp=2 dp_shard=4");
   EXPECT_EQ(MeshShape().to_string(), "1 rank");
 }
 

@@ -18,11 +18,6 @@ namespace {
 
 constexpr int64_t kSender = 0, kReceiver = 1;  // group ranks
 
-std::string words_for(const at::Tensor& tensor) {
-  return fmt::format("{} bytes of {} ({})", tensor.nbytes(), c10::toString(tensor.scalar_type()),
-                     fmt::join(tensor.sizes(), ", "));
-}
-
 class GpuLink final : public Link {
  public:
   explicit GpuLink(std::shared_ptr<Group> pair)
@@ -49,10 +44,10 @@ class GpuLink final : public Link {
   void enqueue(const at::Tensor& tensor, const Enqueue& body);
   void drop_sent();
 
-  std::shared_ptr<Group> pair_;
+  std::deque<Parcel> parcels_;   ///< what has not left yet, or was posted and not waited for
+  std::shared_ptr<Group> pair_;  ///< behind them: it ends what still uses them
   c10::cuda::CUDAStream stream_;
   at::cuda::CUDAEvent before_;
-  std::deque<Parcel> parcels_;  ///< what has not left yet, or was posted and not waited for
 };
 
 GpuLink::~GpuLink() {
@@ -79,7 +74,7 @@ void GpuLink::enqueue(const at::Tensor& tensor, const Enqueue& body) {
   before_.record(c10::cuda::getCurrentCUDAStream(pair_->device().index()));
   before_.block(stream_);
   const c10::cuda::CUDAStreamGuard stream(stream_);
-  const std::string subject = words_for(tensor);
+  const std::string subject = tensor_in_words(tensor);
   const Subject named(*pair_, subject);
   body();
   Parcel& parcel = parcels_.emplace_back();

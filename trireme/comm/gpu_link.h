@@ -1,14 +1,24 @@
 #pragma once
 // Links between GPUs. Internal to this room.
+#include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
-#include "trireme/comm/link.h"
+#include "trireme/comm/host_link.h"
 
 namespace trireme::comm {
 
 class Group;
 
-/// Over a group of two, the sender first, that nobody else uses. Throws LogicError in a build without CUDA.
+/// Over NCCL: a group of two, the sender first, that nobody else uses. Throws LogicError in a build without
+/// CUDA.
 std::shared_ptr<Link> make_gpu_link(std::shared_ptr<Group> pair);
+
+/// Between processes of one host whose GPUs reach each other's memory: the sender's copy engine writes into
+/// the tensor that the receiver has posted. None where that cannot be; both ends then get none.
+/// exchange(text) sends a text to the other end and returns the other's.
+std::shared_ptr<Link> make_gpu_copy_link(const LinkEnd& end,
+                                         const std::function<std::string(const std::string& mine)>& exchange);
 
 }  // namespace trireme::comm

@@ -50,21 +50,29 @@ std::shared_ptr<Link> make_link(World& world, int64_t from, int64_t to) {
               .from = from,
               .to = to,
               .sends = world.rank() == from,
+              .device = world.device(),
               .timeout_s = world.timeout_s(),
               .board = world.board_,
               .news = world.news_};
-  if (!world.device().is_cpu())
-    return make_gpu_link(world.make_group(end.name, {from, to}, {.share = false}));
-  const Meeting meeting{.op = "comm.make_link",
-                        .where = "to make link " + end.name,
-                        .place = world.unique_place("link/" + end.name),
-                        .ranks = {from, to},
-                        .rank = world.rank(),
-                        .timeout_s = world.timeout_s()};
-  std::unique_ptr<ByteStream> stream =
-      end.sends ? connect(*world.store_, meeting)
-                : listen(*world.store_, meeting, world.address_, world.peers_.share);
-  return make_host_link(std::move(end), std::move(stream));
+  Meeting meeting{.op = "comm.make_link",
+                  .where = "to make link " + end.name,
+                  .place = world.unique_place("link/" + end.name),
+                  .ranks = {from, to},
+                  .rank = world.rank(),
+                  .timeout_s = world.timeout_s()};
+  if (world.device().is_cpu()) {
+    std::unique_ptr<ByteStream> stream =
+        end.sends ? connect(*world.store_, meeting)
+                  : listen(*world.store_, meeting, world.address_, world.peers_.share);
+    return make_host_link(std::move(end), std::move(stream));
+  }
+  const auto exchange = [&](const std::string& mine) {
+    meeting.place += "/next";
+    const std::vector<std::string> texts = meet(*world.store_, meeting, mine);
+    return end.sends ? texts.back() : texts.front();
+  };
+  std::shared_ptr<Link> link = world.peers_.share ? make_gpu_copy_link(end, exchange) : nullptr;
+  return link ? link : make_gpu_link(world.make_group(end.name, {from, to}, {.share = false}));
 }
 
 }  // namespace trireme::comm

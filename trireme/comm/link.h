@@ -16,14 +16,17 @@ class World;
 /// the world's device. One thread of a rank uses a link at a time; links of a rank do not wait for each
 /// other.
 ///
-/// On a CPU a thread moves the bytes while the host computes, through memory on one host where PeerOptions
-/// allow that, else over TCP. On a GPU they travel on a stream of the link.
+/// On a CPU a thread moves the bytes while the host computes: through memory on one host, where PeerOptions
+/// allow that, else over TCP. On GPUs of one host that map each other's memory the sender's copy engine
+/// writes into the posted tensor, which torch's allocator must have made; else they travel over NCCL, on a
+/// stream of the link.
 ///
 /// All throw LogicError for arguments that do not fit, or on the end that they are not for, and CommError
 /// that names the other rank, the operation and what it carried when the other rank is lost, or when nothing
 /// has moved within the world's deadline. A link that was lost keeps throwing. On a GPU such an error comes
-/// from the next call, and by flush() at the latest. A receiver on a CPU whose tensor has another size than
-/// the one that was sent throws LogicError with both sizes.
+/// from a later call, and by flush() at the latest. When the two ends have tensors of different sizes the one
+/// that learns of it (on CPUs the receiver, through peer memory the sender) throws LogicError with both; over
+/// NCCL nobody does before the deadline.
 class Link {
  public:
   virtual ~Link() = default;

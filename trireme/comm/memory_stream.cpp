@@ -1,8 +1,6 @@
 // Bytes from one process to another of the same host: a ring in memory that both map. Each end moves its own
 // counter; an end that finds nothing to do sleeps on the counter of the other.
-#include <fcntl.h>
 #include <linux/futex.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -10,12 +8,11 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <sstream>
 #include <stdexcept>
+#include <utility>
 
-#include "trireme/base/error.h"
 #include "trireme/comm/byte_stream.h"
-#include "trireme/comm/process_id.h"
+#include "trireme/comm/shared_pages.h"
 
 namespace trireme::comm {
 namespace {
@@ -42,17 +39,15 @@ void futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const tim
 
 class MemoryStream final : public ByteStream {
  public:
-  MemoryStream(Ring* ring, bool writes)
-      : ring_(ring),
-        own_(writes ? ring->written : ring->taken),
-        other_(writes ? ring->taken : ring->written),
+  MemoryStream(std::shared_ptr<SharedPages> pages, bool writes)
+      : pages_(std::move(pages)),
+        ring_(static_cast<Ring*>(pages_->data())),
+        own_(writes ? ring_->written : ring_->taken),
+        other_(writes ? ring_->taken : ring_->written),
         writes_(writes) {}
   MemoryStream(const MemoryStream&) = delete;
   MemoryStream& operator=(const MemoryStream&) = delete;
-  ~MemoryStream() override {
-    close();
-    ::munmap(ring_, sizeof(Ring));
-  }
+  ~MemoryStream() override { MemoryStream::close(); }
 
   size_t write(std::span<const std::byte> bytes) override;
   size_t read(std::span<std::byte> bytes) override;
@@ -68,6 +63,7 @@ class MemoryStream final : public ByteStream {
   template <typename Copy>
   size_t move(size_t wanted, const Copy& copy);
 
+  std::shared_ptr<SharedPages> pages_;
   Ring* ring_;
   Counter& own_;
   Counter& other_;
@@ -116,51 +112,28 @@ void MemoryStream::close() {
   for (Counter* const counter : {&own_, &other_}) futex(counter->moved, FUTEX_WAKE, INT32_MAX, nullptr);
 }
 
-Ring* map(int file) {
-  void* const memory = ::mmap(nullptr, sizeof(Ring), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  return memory == MAP_FAILED ? nullptr : static_cast<Ring*>(memory);
-}
-
 class MemoryStreamOffer final : public StreamOffer {
  public:
-  explicit MemoryStreamOffer(int descriptor) : descriptor_(descriptor) {}
-  MemoryStreamOffer(const MemoryStreamOffer&) = delete;
-  MemoryStreamOffer& operator=(const MemoryStreamOffer&) = delete;
-  ~MemoryStreamOffer() override { ::close(descriptor_); }
-
-  std::string text() const override {
-    return fmt::format("{} {} {}", host_identity(), ::getpid(), descriptor_);
-  }
+  explicit MemoryStreamOffer(std::shared_ptr<SharedPages> pages) : pages_(std::move(pages)) {}
+  std::string text() const override { return pages_->text(); }
   std::unique_ptr<ByteStream> accept(double) override {
-    Ring* const ring = map(descriptor_);
-    if (ring == nullptr) throw CommError("[comm.make_link] {} bytes cannot be mapped", sizeof(Ring));
-    return std::make_unique<MemoryStream>(ring, /*writes=*/false);
+    return std::make_unique<MemoryStream>(pages_, /*writes=*/false);
   }
 
  private:
-  int descriptor_;
+  std::shared_ptr<SharedPages> pages_;
 };
 
 }  // namespace
 
 std::unique_ptr<StreamOffer> offer_memory_stream() {
-  const int descriptor = ::memfd_create("trireme", MFD_CLOEXEC);
-  if (descriptor < 0) return nullptr;
-  auto offer = std::make_unique<MemoryStreamOffer>(descriptor);
-  // Reserves the pages now: without enough memory this fails here, and not with SIGBUS at the first write.
-  return ::posix_fallocate(descriptor, 0, static_cast<off_t>(sizeof(Ring))) == 0 ? std::move(offer) : nullptr;
+  std::shared_ptr<SharedPages> pages = SharedPages::make(sizeof(Ring));
+  return pages ? std::make_unique<MemoryStreamOffer>(std::move(pages)) : nullptr;
 }
 
 std::unique_ptr<ByteStream> open_memory_stream(const std::string& offer) {
-  std::string host;
-  pid_t pid = 0;
-  int descriptor = -1;
-  if (!(std::istringstream(offer) >> host >> pid >> descriptor) || host != host_identity()) return nullptr;
-  const int file = ::open(fmt::format("/proc/{}/fd/{}", pid, descriptor).c_str(), O_RDWR | O_CLOEXEC);
-  if (file < 0) return nullptr;
-  Ring* const ring = map(file);
-  ::close(file);
-  return ring == nullptr ? nullptr : std::make_unique<MemoryStream>(ring, /*writes=*/true);
+  std::shared_ptr<SharedPages> pages = SharedPages::open(offer, sizeof(Ring));
+  return pages ? std::make_unique<MemoryStream>(std::move(pages), /*writes=*/true) : nullptr;
 }
 
 }  // namespace trireme::comm

@@ -29,6 +29,11 @@ std::shared_ptr<Link> make_gpu_link(std::shared_ptr<Group> pair) {
   throw LogicError("[comm.make_link] {} on {} in a build without CUDA", pair->name(), pair->device().str());
 }
 
+std::shared_ptr<Link> make_gpu_copy_link(const LinkEnd&,
+                                         const std::function<std::string(const std::string&)>&) {
+  return {};
+}
+
 void tree_sum_on_gpu(at::Tensor&, const at::Tensor& rows, int64_t) {
   throw LogicError("[comm.reduce_scatter_ordered] a tensor on {} in a build without CUDA",
                    rows.device().str());

@@ -1,0 +1,450 @@
+// Links between GPUs of one host by copy engines, which leave the multiprocessors to computation. When the
+// receiver's stream has come to post(), a host function tells the sender's process where the tensor lies. The
+// sender's thread then enqueues a copy into it, and behind the copy a write of the tensor's number to a word
+// of host memory, for which the receiver's stream waits. So the only thing on a GPU that waits for another
+// process is the stream that called wait(), and the host can end that by writing the word.
+#include <ATen/cuda/CUDAEvent.h>
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <map>
+#include <optional>
+#include <sstream>
+#include <thread>
+
+#include "trireme/base/clock.h"
+#include "trireme/base/error.h"
+#include "trireme/comm/cause.h"
+#include "trireme/comm/device_watch.h"
+#include "trireme/comm/gpu_link.h"
+#include "trireme/comm/peer_news.h"
+#include "trireme/comm/progress_board.h"
+#include "trireme/comm/shared_pages.h"
+
+namespace trireme::comm {
+namespace {
+
+using c10::cuda::CUDACachingAllocator::getIpcDevPtr;
+using c10::cuda::CUDACachingAllocator::shareIpcHandle;
+using State = ProgressBoard::State;
+
+constexpr size_t kPageBytes = 4096;
+constexpr auto kReleaseAgain = std::chrono::milliseconds(20);
+
+bool succeeds(cudaError_t error) {
+  if (error == cudaSuccess) return true;
+  cudaGetLastError();  // clears the error, which the next launch would report
+  return false;
+}
+
+void check(cudaError_t error, const char* call) {
+  TRIREME_CHECK(error == cudaSuccess, "[comm.link] {}: {}", call, cudaGetErrorString(error));
+}
+
+using StreamValue = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned int);
+
+/// A function of the driver, with which this library is not linked; none in one that is too old.
+StreamValue driver_call(const char* name) {
+  constexpr unsigned int kSince = 12000;
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  const bool known =
+      succeeds(cudaGetDriverEntryPointByVersion(name, &found, kSince, cudaEnableDefault, &result));
+  return known && result == cudaDriverEntryPointSuccess ? reinterpret_cast<StreamValue>(found) : nullptr;
+}
+
+/// A number that GPUs of two processes and their hosts read and write.
+class SharedWord {
+ public:
+  /// None where GPUs cannot reach memory of the host that processes share.
+  static std::unique_ptr<SharedWord> over(std::unique_ptr<SharedPages> pages) {
+    if (!pages) return nullptr;
+    std::unique_ptr<SharedWord> word(new SharedWord(std::move(pages)));
+    return word->on_gpu_ != 0 && word->wait_ != nullptr && word->write_ != nullptr ? std::move(word)
+                                                                                   : nullptr;
+  }
+  SharedWord(const SharedWord&) = delete;
+  SharedWord& operator=(const SharedWord&) = delete;
+  ~SharedWord() {
+    if (registered_) succeeds(cudaHostUnregister(pages_->data()));
+  }
+
+  std::string text() const { return pages_->text(); }
+  /// Numbers wrap around: `value` or up to 2^31 more.
+  void wait_for(uint32_t value, cudaStream_t stream) const {
+    check(wait_(stream, on_gpu_, value, CU_STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue32");
+  }
+  /// When everything that the stream has done before can be seen by all.
+  void write(uint32_t value, cudaStream_t stream) const {
+    check(write_(stream, on_gpu_, value, CU_STREAM_WRITE_VALUE_DEFAULT), "cuStreamWriteValue32");
+  }
+  void write_from_host(uint32_t value) { std::atomic_ref(*static_cast<uint32_t*>(pages_->data())) = value; }
+
+ private:
+  explicit SharedWord(std::unique_ptr<SharedPages> pages) : pages_(std::move(pages)) {
+    registered_ = succeeds(
+        cudaHostRegister(pages_->data(), pages_->bytes(), cudaHostRegisterPortable | cudaHostRegisterMapped));
+    void* address = nullptr;
+    if (!registered_ || !succeeds(cudaHostGetDevicePointer(&address, pages_->data(), 0))) return;
+    on_gpu_ = reinterpret_cast<CUdeviceptr>(address);
+  }
+  static void check(CUresult result, const char* call) {
+    TRIREME_CHECK(result == CUDA_SUCCESS, "[comm.link] {} failed with code {}", call,
+                  static_cast<int>(result));
+  }
+
+  std::unique_ptr<SharedPages> pages_;
+  bool registered_ = false;
+  CUdeviceptr on_gpu_ = 0;
+  StreamValue wait_ = driver_call("cuStreamWaitValue32"), write_ = driver_call("cuStreamWriteValue32");
+};
+
+/// Where a posted tensor lies in the memory whose handle follows.
+struct Place {
+  int64_t sequence = 0;
+  int64_t bytes = 0;
+  int64_t dtype = 0;
+  int64_t offset = 0;
+  int64_t handle_bytes = 0;
+};
+
+/// Notes the tensor's offset; returns the handle of its memory.
+std::string share(const at::Tensor& tensor, Place& place) {
+  void* const memory = tensor.storage().mutable_data();
+  try {
+    const auto shared = shareIpcHandle(memory);
+    place.offset = shared.offset +
+                   (static_cast<std::byte*>(tensor.mutable_data_ptr()) - static_cast<std::byte*>(memory));
+    return shared.handle;
+  } catch (const std::exception& error) {
+    throw LogicError(
+        "[comm.recv] the memory of the posted tensor cannot be shared ({}); post a tensor that torch's "
+        "allocator has made",
+        cause_of(error));
+  }
+}
+
+c10::cuda::CUDAStream stream_of_link(c10::Device device) {
+  return c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device.index());
+}
+
+class CopySender final : public HostLink {
+ public:
+  CopySender(LinkEnd end, std::unique_ptr<ByteStream> places, std::unique_ptr<SharedWord> arrived)
+      : HostLink(std::move(end), std::move(places)),
+        arrived_(std::move(arrived)),
+        stream_gpu_(stream_of_link(end_.device)) {
+    start();
+  }
+  ~CopySender() override;
+
+  void send(const at::Tensor& tensor) override;
+  void flush() override;
+  int64_t sent_bytes() const override { return sent_bytes_; }
+
+ private:
+  struct Leaving {
+    at::Tensor tensor;
+    at::cuda::CUDAEvent left;
+  };
+
+  void carry(const Parcel& parcel) override;
+  void* map(const std::string& handle, int64_t offset);
+  void drop_left();
+
+  std::unique_ptr<SharedWord> arrived_;
+  c10::cuda::CUDAStream stream_gpu_;
+  std::deque<at::cuda::CUDAEvent> ready_;                ///< of the parcels that were not carried
+  std::deque<Leaving> leaving_;                          ///< carried, and perhaps not copied yet
+  std::map<std::string, std::shared_ptr<void>> mapped_;  ///< the receiver's memory, by handle
+  std::atomic<int64_t> sent_bytes_ = 0;
+};
+
+CopySender::~CopySender() {
+  try {
+    if (std::uncaught_exceptions() == 0 && !end_.board->failed()) flush();
+  } catch (const std::exception&) {
+    // The link ends in any case.
+  }
+  stop();
+  try {
+    stream_gpu_.synchronize();  // nothing holds up its copies but the computation before them
+  } catch (const std::exception&) {
+    // The device has failed, and the next call that uses it throws.
+  }
+}
+
+void CopySender::drop_left() {
+  const std::lock_guard lock(mutex_);
+  while (!leaving_.empty() && leaving_.front().left.query()) leaving_.pop_front();
+}
+
+void CopySender::send(const at::Tensor& tensor) {
+  end_.check("send", tensor);
+  drop_left();
+  at::cuda::CUDAEvent ready;
+  ready.record(c10::cuda::getCurrentCUDAStream(end_.device.index()));
+  {
+    const std::lock_guard lock(mutex_);
+    ready_.push_back(std::move(ready));
+  }
+  auto* const data = const_cast<std::byte*>(static_cast<const std::byte*>(tensor.const_data_ptr()));
+  const Parcel parcel = enqueue("send", tensor.detach(), data);
+  end_.board->note(State::kDone, {"send", parcel.sequence, end_.name}, parcel.in_words());
+}
+
+void CopySender::flush() {
+  wait_until_carried();
+  stream_gpu_.synchronize();
+  drop_left();
+}
+
+void* CopySender::map(const std::string& handle, int64_t offset) {
+  std::shared_ptr<void>& memory = mapped_[handle];
+  if (!memory) memory = getIpcDevPtr(handle);
+  return static_cast<std::byte*>(memory.get()) + offset;
+}
+
+void CopySender::carry(const Parcel& parcel) {
+  Place place;
+  read_all(std::as_writable_bytes(std::span(&place, 1)));
+  std::string handle(static_cast<size_t>(place.handle_bytes), '\0');
+  read_all(std::as_writable_bytes(std::span(handle)));
+  if (place.bytes != parcel.bytes() || place.sequence != parcel.sequence) {
+    throw_mismatch(place.sequence, place.bytes, place.dtype);
+  }
+  const c10::cuda::CUDAGuard device(end_.device);
+  // The host may be capturing a graph on another thread.
+  const c10::cuda::CUDAStreamCaptureModeGuard capture_mode(cudaStreamCaptureModeThreadLocal);
+  Leaving leaving{.tensor = parcel.tensor, .left = {}};
+  {
+    const std::lock_guard lock(mutex_);
+    ready_.front().block(stream_gpu_);
+    ready_.pop_front();
+  }
+  if (parcel.bytes() > 0) {
+    check(cudaMemcpyAsync(map(handle, place.offset), parcel.data, static_cast<size_t>(parcel.bytes()),
+                          cudaMemcpyDeviceToDevice, stream_gpu_),
+          "cudaMemcpyAsync");
+  }
+  arrived_->write(static_cast<uint32_t>(parcel.sequence), stream_gpu_);
+  leaving.left.record(stream_gpu_);
+  sent_bytes_ += parcel.bytes();
+  const std::lock_guard lock(mutex_);
+  leaving_.push_back(std::move(leaving));
+}
+
+class CopyReceiver final : public Link {
+ public:
+  CopyReceiver(LinkEnd end, std::shared_ptr<ByteStream> places, std::unique_ptr<SharedWord> arrived)
+      : end_(std::move(end)),
+        places_(std::move(places)),
+        arrived_(std::move(arrived)),
+        stream_(stream_of_link(end_.device)) {
+    watch_ = std::make_unique<DeviceWatch>(
+        watched_gpu(end_.device), end_.timeout_s, [this] { return end_.news->about({end_.peer()}); },
+        [this](const Operation& operation, double elapsed_s, const std::string& reason) {
+          abort(operation, elapsed_s, reason);
+        });
+  }
+  CopyReceiver(const CopyReceiver&) = delete;
+  CopyReceiver& operator=(const CopyReceiver&) = delete;
+  ~CopyReceiver() override;
+
+  void send(const at::Tensor&) override { end_.throw_other_end("send"); }
+  void post(const at::Tensor& into) override;
+  at::Tensor wait() override;
+  void flush() override { check_alive(); }
+  int64_t sent_bytes() const override { return 0; }
+
+ private:
+  struct Announcement {
+    std::shared_ptr<ByteStream> places;
+    std::string text;
+  };
+  static void announce(void* announcement);
+  void abort(const Operation& operation, double elapsed_s, const std::string& reason);
+  void check_alive();
+
+  LinkEnd end_;
+  std::shared_ptr<ByteStream> places_;
+  std::unique_ptr<SharedWord> arrived_;
+  c10::cuda::CUDAStream stream_;
+  at::cuda::CUDAEvent before_;
+  std::deque<at::Tensor> posted_;  ///< and not waited for
+  int64_t posts_ = 0, waits_ = 0;
+  std::mutex failure_mutex_;
+  std::map<int64_t, std::string> subjects_;  ///< of what the GPU may still wait for, by number
+  std::string failure_;
+  std::atomic<bool> failed_ = false, ending_ = false;
+  std::unique_ptr<DeviceWatch> watch_;  ///< last, so that its thread ends before what it uses
+};
+
+CopyReceiver::~CopyReceiver() {
+  try {
+    stream_.synchronize();  // its host functions use what is destroyed here
+  } catch (const std::exception&) {
+    // The device has failed, and the next call that uses it throws.
+  }
+  ending_ = true;
+  watch_.reset();
+  places_->close();
+}
+
+/// A host function of the stream: it may neither throw nor call CUDA.
+void CopyReceiver::announce(void* announcement) {
+  const std::unique_ptr<Announcement> owned(static_cast<Announcement*>(announcement));
+  try {
+    std::span<const std::byte> bytes = std::as_bytes(std::span(owned->text));
+    while (!bytes.empty()) {
+      const size_t count = owned->places->write(bytes);
+      bytes = bytes.subspan(count);
+      if (count == 0) owned->places->wait(std::chrono::milliseconds(100));
+    }
+  } catch (const std::exception&) {
+    // The sender has gone; who waits for its tensor is told by the watch.
+  }
+}
+
+void CopyReceiver::post(const at::Tensor& into) {
+  end_.check("recv", into);
+  check_alive();
+  const c10::cuda::CUDAGuard device(end_.device);
+  Place place{.sequence = posts_ + 1,
+              .bytes = static_cast<int64_t>(into.nbytes()),
+              .dtype = static_cast<int64_t>(into.scalar_type())};
+  const std::string handle = place.bytes > 0 ? share(into, place) : "";
+  place.handle_bytes = static_cast<int64_t>(handle.size());
+  auto announcement = std::make_unique<Announcement>();
+  announcement->places = places_;
+  announcement->text = std::string(reinterpret_cast<const char*>(&place), sizeof place) + handle;
+  before_.record(c10::cuda::getCurrentCUDAStream(end_.device.index()));
+  before_.block(stream_);
+  check(cudaLaunchHostFunc(stream_, &CopyReceiver::announce, announcement.get()), "cudaLaunchHostFunc");
+  static_cast<void>(announcement.release());
+  ++posts_;
+  posted_.push_back(into);
+}
+
+at::Tensor CopyReceiver::wait() {
+  if (posted_.empty()) end_.throw_nothing_posted();
+  check_alive();
+  const c10::cuda::CUDAGuard device(end_.device);
+  const c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream(end_.device.index());
+  const Operation operation{"recv", ++waits_, end_.name};
+  at::Tensor arriving = std::move(posted_.front());
+  posted_.pop_front();
+  const std::string subject = tensor_in_words(arriving);
+  {
+    const std::lock_guard lock(failure_mutex_);
+    constexpr int64_t kRemembered = 1024;
+    subjects_[waits_] = subject;
+    subjects_.erase(waits_ - kRemembered);
+  }
+  end_.board->note(State::kInside, operation, subject);
+  arrived_->wait_for(static_cast<uint32_t>(waits_), current);
+  watch_->enqueued(operation);
+  end_.board->note(State::kDone, operation, subject);
+  return arriving;
+}
+
+void CopyReceiver::check_alive() {
+  if (!failed_) return;
+  const std::lock_guard lock(failure_mutex_);
+  throw CommError("{}", failure_);
+}
+
+/// Called by the watch's thread: records why the tensor has not come, and lets the streams go that wait.
+void CopyReceiver::abort(const Operation& operation, double elapsed_s, const std::string& reason) {
+  std::string subject;
+  {
+    const std::lock_guard lock(failure_mutex_);
+    const auto found = subjects_.find(operation.sequence);
+    if (found != subjects_.end()) subject = found->second;
+  }
+  const std::string what = reason.empty() ? fmt::format("waited in vain for rank {}", end_.peer()) : reason;
+  const std::string text = end_.report(operation, subject, what, elapsed_s, kLookAtThatRank);
+  {
+    const std::lock_guard lock(failure_mutex_);
+    failure_ = text;
+  }
+  failed_ = true;
+  // A copy of the sender that is late may write the word again.
+  while (!ending_) {
+    arrived_->write_from_host(static_cast<uint32_t>(operation.sequence) + (uint32_t{1} << 30));
+    std::this_thread::sleep_for(kReleaseAgain);
+  }
+}
+
+/// Whether this process can map memory that the other one's allocator has given out.
+bool maps(const std::string& offer, c10::Device device) {
+  std::istringstream words(offer);
+  pid_t pid = 0;
+  std::string hex;
+  // A process cannot map its own memory a second time.
+  if (!(words >> pid >> hex) || pid == ::getpid()) return false;
+  std::string handle;
+  for (size_t i = 0; i + 1 < hex.size(); i += 2) {
+    handle += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
+  }
+  try {
+    const c10::cuda::CUDAGuard guard(device);
+    return getIpcDevPtr(handle) != nullptr;
+  } catch (const std::exception&) {
+    succeeds(cudaErrorUnknown);
+    return false;
+  }
+}
+
+/// "pid handle" of some memory of this process's allocator; empty when it cannot be shared.
+std::string offer_probe(const at::Tensor& probe) {
+  try {
+    std::string text = fmt::format("{} ", ::getpid());
+    for (const char byte : shareIpcHandle(probe.storage().mutable_data()).handle) {
+      text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+    }
+    return text;
+  } catch (const std::exception&) {
+    succeeds(cudaErrorUnknown);
+    return {};
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Link> make_gpu_copy_link(
+    const LinkEnd& end, const std::function<std::string(const std::string& mine)>& exchange) {
+  const c10::cuda::CUDAGuard guard(end.device);
+  constexpr const char* kYes = "yes";
+  const at::Tensor probe = at::empty({1}, at::TensorOptions(end.device));
+  // The sender reads where tensors lie, so it makes the stream; the receiver makes the word and the probe.
+  if (end.sends) {
+    const std::unique_ptr<StreamOffer> places = offer_memory_stream();
+    const std::string offer = exchange(places ? places->text() : "");
+    const size_t line = offer.find('\n');
+    auto word = line == std::string::npos
+                    ? nullptr
+                    : SharedWord::over(SharedPages::open(offer.substr(0, line), kPageBytes));
+    const bool works = places && word && maps(offer.substr(line + 1), end.device);
+    if (exchange(works ? kYes : "") != kYes || !works) return nullptr;
+    return std::make_shared<CopySender>(end, places->accept(end.timeout_s), std::move(word));
+  }
+  auto word = SharedWord::over(SharedPages::make(kPageBytes));
+  const std::string offered = word ? word->text() + "\n" + offer_probe(probe) : "";
+  std::shared_ptr<ByteStream> places = open_memory_stream(exchange(offered));
+  const bool works = places && word;
+  if (exchange(works ? kYes : "") != kYes || !works) return nullptr;
+  return std::make_shared<CopyReceiver>(end, std::move(places), std::move(word));
+}
+
+}  // namespace trireme::comm
