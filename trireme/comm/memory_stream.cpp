@@ -17,9 +17,9 @@
 namespace trireme::comm {
 namespace {
 
-constexpr uint32_t kRingBytes = uint32_t{4} << 20;  // a power of two, for counters wrap around
+constexpr uint32_t kRingBytes = uint32_t{1} << 20;  // a power of two, for counters wrap around
 /// Moved at a time, so that the reader copies one piece while the writer copies the next.
-constexpr uint32_t kPieceBytes = uint32_t{256} << 10;
+constexpr uint32_t kPieceBytes = uint32_t{128} << 10;
 
 /// One end's state; all zero at first.
 struct alignas(64) Counter {
