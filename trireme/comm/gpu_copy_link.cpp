@@ -143,7 +143,7 @@ class CopySender final : public HostLink {
   CopySender(LinkEnd end, std::unique_ptr<ByteStream> places, std::unique_ptr<SharedWord> arrived)
       : HostLink(std::move(end), std::move(places)),
         arrived_(std::move(arrived)),
-        stream_gpu_(stream_of_link(end_.device)) {
+        copies_(stream_of_link(end_.device)) {
     start();
   }
   ~CopySender() override;
@@ -163,7 +163,7 @@ class CopySender final : public HostLink {
   void drop_left();
 
   std::unique_ptr<SharedWord> arrived_;
-  c10::cuda::CUDAStream stream_gpu_;
+  c10::cuda::CUDAStream copies_;
   std::deque<at::cuda::CUDAEvent> ready_;                ///< of the parcels that were not carried
   std::deque<Leaving> leaving_;                          ///< carried, and perhaps not copied yet
   std::map<std::string, std::shared_ptr<void>> mapped_;  ///< the receiver's memory, by handle
@@ -178,7 +178,7 @@ CopySender::~CopySender() {
   }
   stop();
   try {
-    stream_gpu_.synchronize();  // nothing holds up its copies but the computation before them
+    copies_.synchronize();  // nothing holds up its copies but the computation before them
   } catch (const std::exception&) {
     // The device has failed, and the next call that uses it throws.
   }
@@ -205,7 +205,7 @@ void CopySender::send(const at::Tensor& tensor) {
 
 void CopySender::flush() {
   wait_until_carried();
-  stream_gpu_.synchronize();
+  copies_.synchronize();
   drop_left();
 }
 
@@ -229,16 +229,16 @@ void CopySender::carry(const Parcel& parcel) {
   Leaving leaving{.tensor = parcel.tensor, .left = {}};
   {
     const std::lock_guard lock(mutex_);
-    ready_.front().block(stream_gpu_);
+    ready_.front().block(copies_);
     ready_.pop_front();
   }
   if (parcel.bytes() > 0) {
     check(cudaMemcpyAsync(map(handle, place.offset), parcel.data, static_cast<size_t>(parcel.bytes()),
-                          cudaMemcpyDeviceToDevice, stream_gpu_),
+                          cudaMemcpyDeviceToDevice, copies_),
           "cudaMemcpyAsync");
   }
-  arrived_->write(static_cast<uint32_t>(parcel.sequence), stream_gpu_);
-  leaving.left.record(stream_gpu_);
+  arrived_->write(static_cast<uint32_t>(parcel.sequence), copies_);
+  leaving.left.record(copies_);
   sent_bytes_ += parcel.bytes();
   const std::lock_guard lock(mutex_);
   leaving_.push_back(std::move(leaving));
@@ -280,7 +280,7 @@ class CopyReceiver final : public Link {
   std::shared_ptr<ByteStream> places_;
   std::unique_ptr<SharedWord> arrived_;
   c10::cuda::CUDAStream stream_;
-  at::cuda::CUDAEvent before_;
+  at::cuda::CUDAEvent before_, waited_;
   std::deque<at::Tensor> posted_;  ///< and not waited for
   int64_t posts_ = 0, waits_ = 0;
   std::mutex failure_mutex_;
@@ -291,8 +291,11 @@ class CopyReceiver final : public Link {
 };
 
 CopyReceiver::~CopyReceiver() {
+  if (!posted_.empty() || failed_) places_->close();  // nobody is to write there any more
   try {
-    stream_.synchronize();  // its host functions use what is destroyed here
+    // Host functions and waits use what is destroyed here; the watch ends waits in vain.
+    stream_.synchronize();
+    waited_.synchronize();
   } catch (const std::exception&) {
     // The device has failed, and the next call that uses it throws.
   }
@@ -354,6 +357,7 @@ at::Tensor CopyReceiver::wait() {
   end_.board->note(State::kInside, operation, subject);
   arrived_->wait_for(static_cast<uint32_t>(waits_), current);
   watch_->enqueued(operation);
+  waited_.record(current);
   end_.board->note(State::kDone, operation, subject);
   return arriving;
 }
@@ -401,7 +405,7 @@ bool maps(const std::string& offer, c10::Device device) {
     const c10::cuda::CUDAGuard guard(device);
     return getIpcDevPtr(handle) != nullptr;
   } catch (const std::exception&) {
-    succeeds(cudaErrorUnknown);
+    static_cast<void>(cudaGetLastError());
     return false;
   }
 }
@@ -415,7 +419,7 @@ std::string offer_probe(const at::Tensor& probe) {
     }
     return text;
   } catch (const std::exception&) {
-    succeeds(cudaErrorUnknown);
+    static_cast<void>(cudaGetLastError());
     return {};
   }
 }

@@ -73,6 +73,7 @@ class MemoryStream final : public ByteStream {
 /// copy(in_ring, in_span, count) for up to two pieces, since the ring has an end.
 template <typename Copy>
 size_t MemoryStream::move(size_t wanted, const Copy& copy) {
+  if (own_.closed.load() != 0) throw std::runtime_error("it was closed here");
   const bool alone = other_.closed.load() != 0;  // read first: the other end may move bytes and then close
   const auto count = static_cast<uint32_t>(std::min<size_t>({wanted, movable(), kPieceBytes}));
   if (alone && (writes_ || count == 0)) throw std::runtime_error("its end was closed");
