@@ -140,9 +140,12 @@ c10::cuda::CUDAStream stream_of_link(c10::Device device) {
 
 class CopySender final : public HostLink {
  public:
-  CopySender(LinkEnd end, std::unique_ptr<ByteStream> places, std::unique_ptr<SharedWord> arrived)
+  /// `peer` is some memory of the receiver: while it is mapped the GPUs stay connected.
+  CopySender(LinkEnd end, std::unique_ptr<ByteStream> places, std::unique_ptr<SharedWord> arrived,
+             std::shared_ptr<void> peer)
       : HostLink(std::move(end), std::move(places)),
         arrived_(std::move(arrived)),
+        peer_(std::move(peer)),
         copies_(stream_of_link(end_.device)) {
     start();
   }
@@ -163,6 +166,7 @@ class CopySender final : public HostLink {
   void drop_left();
 
   std::unique_ptr<SharedWord> arrived_;
+  std::shared_ptr<void> peer_;
   c10::cuda::CUDAStream copies_;
   std::deque<at::cuda::CUDAEvent> ready_;                ///< of the parcels that were not carried
   std::deque<Leaving> leaving_;                          ///< carried, and perhaps not copied yet
@@ -390,23 +394,23 @@ void CopyReceiver::abort(const Operation& operation, double elapsed_s, const std
   }
 }
 
-/// Whether this process can map memory that the other one's allocator has given out.
-bool maps(const std::string& offer, c10::Device device) {
+/// The memory of offer_probe(), mapped here; none when that cannot be.
+std::shared_ptr<void> map_probe(const std::string& offer, c10::Device device) {
   std::istringstream words(offer);
   pid_t pid = 0;
   std::string hex;
   // A process cannot map its own memory a second time.
-  if (!(words >> pid >> hex) || pid == ::getpid()) return false;
+  if (!(words >> pid >> hex) || pid == ::getpid()) return {};
   std::string handle;
   for (size_t i = 0; i + 1 < hex.size(); i += 2) {
     handle += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
   }
   try {
     const c10::cuda::CUDAGuard guard(device);
-    return getIpcDevPtr(handle) != nullptr;
+    return getIpcDevPtr(handle);
   } catch (const std::exception&) {
     static_cast<void>(cudaGetLastError());
-    return false;
+    return {};
   }
 }
 
@@ -439,9 +443,10 @@ std::shared_ptr<Link> make_gpu_copy_link(
     auto word = line == std::string::npos
                     ? nullptr
                     : SharedWord::over(SharedPages::open(offer.substr(0, line), kPageBytes));
-    const bool works = places && word && maps(offer.substr(line + 1), end.device);
+    std::shared_ptr<void> peer = word ? map_probe(offer.substr(line + 1), end.device) : nullptr;
+    const bool works = places && word && peer;
     if (exchange(works ? kYes : "") != kYes || !works) return nullptr;
-    return std::make_shared<CopySender>(end, places->accept(end.timeout_s), std::move(word));
+    return std::make_shared<CopySender>(end, places->accept(end.timeout_s), std::move(word), std::move(peer));
   }
   auto word = SharedWord::over(SharedPages::make(kPageBytes));
   const std::string offered = word ? word->text() + "\n" + offer_probe(probe) : "";
