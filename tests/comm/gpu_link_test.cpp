@@ -251,23 +251,23 @@ TEST_P(GpuLinks, TheSenderIsToldBothSizes) {
   if (!GetParam()) GTEST_SKIP() << "NCCL compares no sizes";
   const auto body = [&](int64_t rank) {
     const auto world = join(rank);
-    const auto link = make_link(*world, 0, 1);
+    const auto link = make_link(*world, 1, 0);
     const auto options = at::TensorOptions(world->device()).dtype(at::kInt);
     try {
-      if (rank == 0) link->send(at::ones({6}, options));
-      if (rank == 1) link->post(at::ones({5}, options));
-      if (rank == 1) link->wait();
+      if (rank == 1) link->send(at::ones({6}, options));
+      if (rank == 0) link->post(at::ones({5}, options));
+      if (rank == 0) link->wait();
       kernels::synchronize_gpu();
       link->flush();
     } catch (const LogicError& error) {
       fmt::print(stderr, "{}\n", error.what());
-      return rank == 0 && has(error.what(), "send #1 for 24 bytes of Int (6) of group 0->1") &&
-                     has(error.what(), "rank 1 expects 20 bytes of Int as #1")
+      return rank == 1 && has(error.what(), "send #1 for 24 bytes of Int (6) of group 1->0") &&
+                     has(error.what(), "rank 0 expects 20 bytes of Int as #1")
                  ? 0
                  : 2;
     } catch (const CommError& error) {
       fmt::print(stderr, "{}\n", error.what());
-      return rank == 1 && has(error.what(), "rank 0 failed in send #1 for 24 bytes of Int (6)") ? 0 : 3;
+      return rank == 0 && has(error.what(), "rank 1 failed in send #1 for 24 bytes of Int (6)") ? 0 : 3;
     }
     return 1;
   };
