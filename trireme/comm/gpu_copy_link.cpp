@@ -9,7 +9,6 @@
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
-#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <unistd.h>
 
@@ -29,7 +28,7 @@
 #include "trireme/comm/gpu_link.h"
 #include "trireme/comm/peer_news.h"
 #include "trireme/comm/progress_board.h"
-#include "trireme/comm/shared_pages.h"
+#include "trireme/comm/shared_word.h"
 
 namespace trireme::comm {
 namespace {
@@ -38,76 +37,11 @@ using c10::cuda::CUDACachingAllocator::getIpcDevPtr;
 using c10::cuda::CUDACachingAllocator::shareIpcHandle;
 using State = ProgressBoard::State;
 
-constexpr size_t kPageBytes = 4096;
 constexpr auto kReleaseAgain = std::chrono::milliseconds(20);
-
-bool succeeds(cudaError_t error) {
-  if (error == cudaSuccess) return true;
-  cudaGetLastError();  // clears the error, which the next launch would report
-  return false;
-}
 
 void check(cudaError_t error, const char* call) {
   TRIREME_CHECK(error == cudaSuccess, "[comm.link] {}: {}", call, cudaGetErrorString(error));
 }
-
-using StreamValue = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned int);
-
-/// A function of the driver, with which this library is not linked; none in one that is too old.
-StreamValue driver_call(const char* name) {
-  constexpr unsigned int kSince = 12000;
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result{};
-  const bool known =
-      succeeds(cudaGetDriverEntryPointByVersion(name, &found, kSince, cudaEnableDefault, &result));
-  return known && result == cudaDriverEntryPointSuccess ? reinterpret_cast<StreamValue>(found) : nullptr;
-}
-
-/// A number that GPUs of two processes and their hosts read and write.
-class SharedWord {
- public:
-  /// None where GPUs cannot reach memory of the host that processes share.
-  static std::unique_ptr<SharedWord> over(std::unique_ptr<SharedPages> pages) {
-    if (!pages) return nullptr;
-    std::unique_ptr<SharedWord> word(new SharedWord(std::move(pages)));
-    return word->on_gpu_ != 0 && word->wait_ != nullptr && word->write_ != nullptr ? std::move(word)
-                                                                                   : nullptr;
-  }
-  SharedWord(const SharedWord&) = delete;
-  SharedWord& operator=(const SharedWord&) = delete;
-  ~SharedWord() {
-    if (registered_) succeeds(cudaHostUnregister(pages_->data()));
-  }
-
-  std::string text() const { return pages_->text(); }
-  /// Numbers wrap around: `value` or up to 2^31 more.
-  void wait_for(uint32_t value, cudaStream_t stream) const {
-    check(wait_(stream, on_gpu_, value, CU_STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue32");
-  }
-  /// When everything that the stream has done before can be seen by all.
-  void write(uint32_t value, cudaStream_t stream) const {
-    check(write_(stream, on_gpu_, value, CU_STREAM_WRITE_VALUE_DEFAULT), "cuStreamWriteValue32");
-  }
-  void write_from_host(uint32_t value) { std::atomic_ref(*static_cast<uint32_t*>(pages_->data())) = value; }
-
- private:
-  explicit SharedWord(std::unique_ptr<SharedPages> pages) : pages_(std::move(pages)) {
-    registered_ = succeeds(
-        cudaHostRegister(pages_->data(), pages_->bytes(), cudaHostRegisterPortable | cudaHostRegisterMapped));
-    void* address = nullptr;
-    if (!registered_ || !succeeds(cudaHostGetDevicePointer(&address, pages_->data(), 0))) return;
-    on_gpu_ = reinterpret_cast<CUdeviceptr>(address);
-  }
-  static void check(CUresult result, const char* call) {
-    TRIREME_CHECK(result == CUDA_SUCCESS, "[comm.link] {} failed with code {}", call,
-                  static_cast<int>(result));
-  }
-
-  std::unique_ptr<SharedPages> pages_;
-  bool registered_ = false;
-  CUdeviceptr on_gpu_ = 0;
-  StreamValue wait_ = driver_call("cuStreamWaitValue32"), write_ = driver_call("cuStreamWriteValue32");
-};
 
 /// Where a posted tensor lies in the memory whose handle follows.
 struct Place {
@@ -241,7 +175,7 @@ void CopySender::carry(const Parcel& parcel) {
                           cudaMemcpyDeviceToDevice, copies_),
           "cudaMemcpyAsync");
   }
-  arrived_->write(static_cast<uint32_t>(parcel.sequence), copies_);
+  arrived_->write(static_cast<uint32_t>(parcel.sequence), copies_.stream());
   leaving.left.record(copies_);
   sent_bytes_ += parcel.bytes();
   const std::lock_guard lock(mutex_);
@@ -359,7 +293,7 @@ at::Tensor CopyReceiver::wait() {
     subjects_.erase(waits_ - kRemembered);
   }
   end_.board->note(State::kInside, operation, subject);
-  arrived_->wait_for(static_cast<uint32_t>(waits_), current);
+  arrived_->wait_for(static_cast<uint32_t>(waits_), current.stream());
   watch_->enqueued(operation);
   waited_.record(current);
   end_.board->note(State::kDone, operation, subject);
@@ -440,15 +374,13 @@ std::shared_ptr<Link> make_gpu_copy_link(
     const std::unique_ptr<StreamOffer> places = offer_memory_stream();
     const std::string offer = exchange(places ? places->text() : "");
     const size_t line = offer.find('\n');
-    auto word = line == std::string::npos
-                    ? nullptr
-                    : SharedWord::over(SharedPages::open(offer.substr(0, line), kPageBytes));
+    auto word = line == std::string::npos ? nullptr : SharedWord::open(offer.substr(0, line));
     std::shared_ptr<void> peer = word ? map_probe(offer.substr(line + 1), end.device) : nullptr;
     const bool works = places && word && peer;
     if (exchange(works ? kYes : "") != kYes || !works) return nullptr;
     return std::make_shared<CopySender>(end, places->accept(end.timeout_s), std::move(word), std::move(peer));
   }
-  auto word = SharedWord::over(SharedPages::make(kPageBytes));
+  auto word = SharedWord::make();
   const std::string offered = word ? word->text() + "\n" + offer_probe(probe) : "";
   std::shared_ptr<ByteStream> places = open_memory_stream(exchange(offered));
   const bool works = places && word;
