@@ -202,7 +202,7 @@ class CopyReceiver final : public Link {
   void send(const at::Tensor&) override { end_.throw_other_end("send"); }
   void post(const at::Tensor& into) override;
   at::Tensor wait() override;
-  void flush() override { check_alive(); }
+  void flush() override;
   int64_t sent_bytes() const override { return 0; }
 
  private:
@@ -298,6 +298,11 @@ at::Tensor CopyReceiver::wait() {
   waited_.record(current);
   end_.board->note(State::kDone, operation, subject);
   return arriving;
+}
+
+void CopyReceiver::flush() {
+  waited_.synchronize();
+  check_alive();
 }
 
 void CopyReceiver::check_alive() {

@@ -9,7 +9,6 @@
 #include <exception>
 #include <utility>
 
-#include "trireme/base/error.h"
 #include "trireme/comm/gpu_link.h"
 #include "trireme/comm/group.h"
 
@@ -20,9 +19,10 @@ constexpr int64_t kSender = 0, kReceiver = 1;  // group ranks
 
 class GpuLink final : public Link {
  public:
-  explicit GpuLink(std::shared_ptr<Group> pair)
-      : pair_(std::move(pair)),
-        stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, pair_->device().index())) {}
+  GpuLink(LinkEnd end, std::shared_ptr<Group> pair)
+      : end_(std::move(end)),
+        pair_(std::move(pair)),
+        stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, end_.device.index())) {}
   GpuLink(const GpuLink&) = delete;
   GpuLink& operator=(const GpuLink&) = delete;
   ~GpuLink() override;
@@ -39,39 +39,32 @@ class GpuLink final : public Link {
     at::cuda::CUDAEvent moved;  ///< recorded behind its operation
   };
 
-  void check_end(const char* operation, int64_t wanted) const;
   template <typename Enqueue>
   void enqueue(const at::Tensor& tensor, const Enqueue& body);
   void drop_sent();
 
+  LinkEnd end_;
   std::deque<Parcel> parcels_;   ///< what has not left yet, or was posted and not waited for
   std::shared_ptr<Group> pair_;  ///< behind them: it ends what still uses them
   c10::cuda::CUDAStream stream_;
   at::cuda::CUDAEvent before_;
+  at::cuda::CUDAEvent last_;  ///< behind what was sent, or waited for, last
 };
 
 GpuLink::~GpuLink() {
   if (std::uncaught_exceptions() > 0) return;
   try {
-    stream_.synchronize();  // the tensors may be freed only now; the group's watch ends what waits in vain
+    last_.synchronize();  // the tensors may be freed only now; the group's watch ends what waits in vain
   } catch (const std::exception&) {
     // The device has failed, and the next call that uses it throws.
   }
 }
 
-void GpuLink::check_end(const char* operation, int64_t wanted) const {
-  if (pair_->rank() == wanted) return;
-  const auto peer = static_cast<size_t>(1 - pair_->rank());
-  throw LogicError("[comm.{}] rank {} is the {} of link {}; call it on rank {}", operation,
-                   pair_->ranks()[1 - peer], pair_->rank() == kSender ? "sender" : "receiver", pair_->name(),
-                   pair_->ranks()[peer]);
-}
-
 /// body() enqueues on the link's stream, behind what the current stream holds now.
 template <typename Enqueue>
 void GpuLink::enqueue(const at::Tensor& tensor, const Enqueue& body) {
-  const c10::cuda::CUDAGuard device(pair_->device());
-  before_.record(c10::cuda::getCurrentCUDAStream(pair_->device().index()));
+  const c10::cuda::CUDAGuard device(end_.device);
+  before_.record(c10::cuda::getCurrentCUDAStream(end_.device.index()));
   before_.block(stream_);
   const c10::cuda::CUDAStreamGuard stream(stream_);
   const std::string subject = tensor_in_words(tensor);
@@ -87,13 +80,14 @@ void GpuLink::drop_sent() {
 }
 
 void GpuLink::send(const at::Tensor& tensor) {
-  check_end("send", kSender);
+  if (!end_.sends) end_.throw_other_end("send");
   drop_sent();
   enqueue(tensor.detach(), [&] { pair_->send(tensor, kReceiver); });
+  last_.record(stream_);
 }
 
 void GpuLink::post(const at::Tensor& into) {
-  check_end("recv", kReceiver);
+  if (end_.sends) end_.throw_other_end("recv");
   enqueue(into, [&] {
     at::Tensor to = into;
     pair_->recv(to, kSender);
@@ -101,23 +95,20 @@ void GpuLink::post(const at::Tensor& into) {
 }
 
 at::Tensor GpuLink::wait() {
-  check_end("recv", kReceiver);
-  if (parcels_.empty()) {
-    throw LogicError(
-        "[comm.recv] rank {} waits on link {} for a tensor that it has not posted; call post() first",
-        pair_->ranks()[kReceiver], pair_->name());
-  }
+  if (end_.sends) end_.throw_other_end("recv");
+  if (parcels_.empty()) end_.throw_nothing_posted();
   pair_->check();
-  parcels_.front().moved.block(c10::cuda::getCurrentCUDAStream(pair_->device().index()));
+  last_ = std::move(parcels_.front().moved);
+  last_.block(c10::cuda::getCurrentCUDAStream(end_.device.index()));
   at::Tensor arrived = std::move(parcels_.front().tensor);
   parcels_.pop_front();
   return arrived;
 }
 
 void GpuLink::flush() {
-  stream_.synchronize();
+  last_.synchronize();
   pair_->check();
-  drop_sent();
+  if (end_.sends) drop_sent();
 }
 
 int64_t GpuLink::sent_bytes() const {
@@ -128,8 +119,8 @@ int64_t GpuLink::sent_bytes() const {
 
 }  // namespace
 
-std::shared_ptr<Link> make_gpu_link(std::shared_ptr<Group> pair) {
-  return std::make_shared<GpuLink>(std::move(pair));
+std::shared_ptr<Link> make_gpu_link(LinkEnd end, std::shared_ptr<Group> pair) {
+  return std::make_shared<GpuLink>(std::move(end), std::move(pair));
 }
 
 }  // namespace trireme::comm

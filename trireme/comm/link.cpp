@@ -72,7 +72,7 @@ std::shared_ptr<Link> make_link(World& world, int64_t from, int64_t to) {
     return end.sends ? texts.back() : texts.front();
   };
   std::shared_ptr<Link> link = world.peers_.share ? make_gpu_copy_link(end, exchange) : nullptr;
-  return link ? link : make_gpu_link(world.make_group(end.name, {from, to}, {.share = false}));
+  return link ? link : make_gpu_link(end, world.make_group(end.name, {from, to}, {.share = false}));
 }
 
 }  // namespace trireme::comm

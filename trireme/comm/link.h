@@ -37,14 +37,14 @@ class Link {
 
   /// On the receiver. The next tensor of the sender may arrive in `into` from now on, on a GPU once the
   /// current stream has come here; nobody uses it until wait(). Returns at once. Several may be posted; they
-  /// arrive in the order of posts.
+  /// arrive in the order of posts, and each is waited for before the link is destroyed.
   virtual void post(const at::Tensor& into) = 0;
   /// The current stream, on a CPU the host, goes on when the oldest posted tensor that was not waited for has
   /// arrived. Returns that tensor.
   virtual at::Tensor wait() = 0;
 
-  /// The host waits until everything sent has left, and throws what went wrong on the way. Destroying a
-  /// sender waits, too, but does not throw.
+  /// The host waits until everything that was sent has left, or all that was waited for has arrived, and
+  /// throws what went wrong on the way. Destroying an end waits likewise, but does not throw.
   virtual void flush() = 0;
   /// Bytes of tensors that this rank has sent: on a CPU that have left, on a GPU that were enqueued. Of all
   /// after flush().

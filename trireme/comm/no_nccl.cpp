@@ -4,7 +4,6 @@
 #include "trireme/comm/backend.h"
 #include "trireme/comm/device_watch.h"
 #include "trireme/comm/gpu_link.h"
-#include "trireme/comm/group.h"
 #include "trireme/comm/ordered.h"
 #include "trireme/comm/peer_memory.h"
 
@@ -25,8 +24,8 @@ std::unique_ptr<MemoryOffer> offer_gpu_memory(int64_t, int64_t, c10::Device, Gat
   return {};
 }
 
-std::shared_ptr<Link> make_gpu_link(std::shared_ptr<Group> pair) {
-  throw LogicError("[comm.make_link] {} on {} in a build without CUDA", pair->name(), pair->device().str());
+std::shared_ptr<Link> make_gpu_link(LinkEnd end, std::shared_ptr<Group>) {
+  throw LogicError("[comm.make_link] link {} on {} in a build without CUDA", end.name, end.device.str());
 }
 
 std::shared_ptr<Link> make_gpu_copy_link(const LinkEnd&,
