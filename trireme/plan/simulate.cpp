@@ -150,6 +150,21 @@ void check_lengths(const Schedule& schedule, const PassCosts& costs) {
   }
 }
 
+/// Whether every stage has a rank.
+void check_placement(const Schedule& schedule) {
+  const auto ranks = static_cast<int64_t>(schedule.ranks.size());
+  const auto refuse = [&](std::string_view wanted) {
+    throw ConfigError(
+        "[plan.simulate] stage {} is the last of {} stages on {} ranks, with {} micro-batches; {}",
+        schedule.stages - 1, schedule.stages, ranks, schedule.micro_batches, wanted);
+  };
+  if (schedule.placement == Placement::kV && schedule.stages != 2 * ranks)
+    refuse("there and back take two stages a rank");
+  if (schedule.placement == Placement::kTwoWays &&
+      (schedule.stages != ranks || ranks % 2 != 0 || schedule.micro_batches % 2 != 0))
+    refuse("two ways take as many stages as ranks, and even numbers of ranks and micro-batches");
+}
+
 /// Every pass once, on its rank.
 void check_complete(const Schedule& schedule) {
   struct Seen {
@@ -259,6 +274,7 @@ double Simulation::efficiency() const {
 
 Simulation simulate(const Schedule& schedule, const PassCosts& costs) {
   check_lengths(schedule, costs);
+  check_placement(schedule);
   check_complete(schedule);
   Progress progress(schedule, costs);
   std::vector<RankClock> clocks(schedule.ranks.size());

@@ -1,0 +1,66 @@
+#pragma once
+// A pipeline schedule with its messages: what one rank runs, sends and receives in a step, in an order in
+// which no rank waits for ever. Stages that follow each other on one rank hand over without a message.
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "trireme/plan/schedule.h"
+
+namespace trireme::plan {
+
+/// What travels between two stages.
+enum class Message {
+  kActivation,  ///< a stage's output, to the next stage
+  kGradient     ///< the gradient of a stage's input, to the stage before
+};
+
+/// A pass of a stage, or one end of a message. A message has the stage and the micro-batch of the pass that
+/// needs it.
+struct StageAction {
+  enum class Kind {
+    kForward,
+    kBackward,
+    kBackwardInput,
+    kBackwardWeight,
+    kSend,  ///< what the last pass has made leaves for `peer`; does not wait
+    kPost,  ///< from now on the next message of `peer` may arrive in `buffer`; does not wait
+    kTake   ///< waits until the oldest posted message of `peer` is in `buffer`
+  };
+  Kind kind = Kind::kForward;
+  int64_t stage = 0;
+  int64_t micro_batch = 0;
+  Message message = Message::kActivation;
+  int64_t peer = -1;    ///< rank of the pipeline; -1: a pass
+  int64_t buffer = -1;  ///< kPost and kTake: one of those for this stage and kind of message
+  bool operator==(const StageAction&) const = default;
+};
+
+/// The actions of a rank in their order.
+using StageProgram = std::vector<StageAction>;
+
+/// The program of `rank`. A receive buffer is in use from its post to the end of the last backward pass of
+/// its stage and micro-batch. A stage has as many as the schedule needs at once, and up to `ahead` more, so
+/// that messages arrive before they are needed. Each rank posts what another sends in the order of its sends.
+/// Throws ConfigError as simulate() for a schedule that cannot run, LogicError for a rank that it lacks.
+StageProgram lower(const Schedule& schedule, int64_t rank, int64_t ahead = 1);
+
+/// How many receive buffers a program uses, by stage and kind of message.
+std::map<std::pair<int64_t, Message>, int64_t> receive_buffers(const StageProgram& program);
+
+/// Runs the programs of all ranks against each other. Throws LogicError that names the first action that
+/// sends or takes what is not there, uses a buffer that is taken, meets a message out of order, or waits for
+/// ever; also when passes are not those of the schedule or something that was sent is never taken.
+void check_programs(const Schedule& schedule, const std::vector<StageProgram>& programs);
+
+/// "take 2F3 from 1 in 0": F is an activation or a forward pass, B a gradient or a backward pass.
+std::string to_text(const StageAction& action);
+/// One line an action.
+std::string to_text(const StageProgram& program);
+/// Reads to_text(). Throws ConfigError with the line.
+StageProgram program_from_text(std::string_view text);
+
+}  // namespace trireme::plan

@@ -1,0 +1,173 @@
+// The programs of all ranks run against each other, without computing.
+#include <deque>
+#include <optional>
+#include <set>
+#include <tuple>
+
+#include "trireme/base/error.h"
+#include "trireme/plan/lowering.h"
+
+namespace trireme::plan {
+namespace {
+
+using Kind = StageAction::Kind;
+using Item = std::tuple<Message, int64_t, int64_t>;  // with stage and micro-batch of the pass that needs it
+
+Item item_of(const StageAction& action) {
+  return {action.message, action.stage, action.micro_batch};
+}
+
+struct RankState {
+  size_t next = 0;
+  std::set<std::tuple<Kind, int64_t, int64_t>> ran;
+  std::set<Item> here;                                ///< taken, or made here for a stage of this rank
+  std::set<Item> to_send;                             ///< made here for another rank
+  std::map<int64_t, std::deque<StageAction>> posted;  ///< by peer
+  std::map<std::tuple<int64_t, Message, int64_t>, int64_t> buffers;  ///< in use: micro-batch
+};
+
+class Check {
+ public:
+  Check(const Schedule& schedule, const std::vector<StageProgram>& programs)
+      : schedule_(schedule), programs_(programs), ranks_(programs.size()) {
+    TRIREME_CHECK(programs.size() == schedule.ranks.size(),
+                  "[plan.check_programs] {} programs for a schedule of {} ranks", programs.size(),
+                  schedule.ranks.size());
+  }
+
+  void run() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+        while (ranks_[rank].next < programs_[rank].size() && advance(rank)) moved = true;
+      }
+    }
+    check_end();
+  }
+
+ private:
+  /// False: the action waits for another rank.
+  bool advance(size_t rank) {
+    const StageAction& action = programs_[rank][ranks_[rank].next];
+    switch (action.kind) {
+      case Kind::kSend:
+        send(rank, action);
+        break;
+      case Kind::kPost:
+        post(rank, action);
+        break;
+      case Kind::kTake:
+        if (!take(rank, action)) return false;
+        break;
+      default:
+        pass(rank, action);
+    }
+    ++ranks_[rank].next;
+    return true;
+  }
+
+  void send(size_t rank, const StageAction& action) {
+    require(ranks_[rank].to_send.erase(item_of(action)) == 1, rank, action, "is not there to send");
+    require(action.peer == schedule_.rank_of(action.stage, action.micro_batch), rank, action,
+            "goes to the wrong rank");
+    in_flight_[{static_cast<int64_t>(rank), action.peer}].push_back(action);
+  }
+
+  void post(size_t rank, const StageAction& action) {
+    const auto [place, is_free] = ranks_[rank].buffers.emplace(
+        std::tuple{action.stage, action.message, action.buffer}, action.micro_batch);
+    require(is_free, rank, action, "meets a buffer in use");
+    ranks_[rank].posted[action.peer].push_back(action);
+  }
+
+  bool take(size_t rank, const StageAction& action) {
+    auto& posted = ranks_[rank].posted[action.peer];
+    require(!posted.empty() && item_of(posted.front()) == item_of(action) &&
+                posted.front().buffer == action.buffer,
+            rank, action, "is not the oldest post");
+    auto& line = in_flight_[{action.peer, static_cast<int64_t>(rank)}];
+    if (line.empty()) return false;
+    if (item_of(line.front()) != item_of(action))
+      refuse(rank, action, fmt::format("meets '{}'", to_text(line.front())));
+    line.pop_front();
+    posted.pop_front();
+    ranks_[rank].here.insert(item_of(action));
+    return true;
+  }
+
+  void pass(size_t rank, const StageAction& action) {
+    RankState& state = ranks_[rank];
+    const auto has = [&](Kind kind) { return state.ran.contains({kind, action.stage, action.micro_batch}); };
+    const bool forward = action.kind == Kind::kForward;
+    const int64_t end = forward ? 0 : schedule_.stages - 1;
+    const Message message = forward ? Message::kActivation : Message::kGradient;
+    if (action.kind == Kind::kBackwardWeight) {
+      require(has(Kind::kBackwardInput), rank, action, "comes before the pass for the input");
+    } else {
+      require(forward || has(Kind::kForward), rank, action, "comes before its forward pass");
+      require(action.stage == end || state.here.erase({message, action.stage, action.micro_batch}) == 1, rank,
+              action, "has no input");
+      hand_on(rank, action, message, action.stage + (forward ? 1 : -1));
+    }
+    require(state.ran.insert({action.kind, action.stage, action.micro_batch}).second, rank, action,
+            "comes twice");
+    if (action.kind != Kind::kBackward && action.kind != Kind::kBackwardWeight) return;
+    std::erase_if(state.buffers, [&](const auto& buffer) {
+      return std::get<0>(buffer.first) == action.stage && buffer.second == action.micro_batch;
+    });
+  }
+
+  void hand_on(size_t rank, const StageAction& action, Message message, int64_t to) {
+    if (to < 0 || to >= schedule_.stages) return;
+    const Item item{message, to, action.micro_batch};
+    const bool stays = schedule_.rank_of(to, action.micro_batch) == static_cast<int64_t>(rank);
+    (stays ? ranks_[rank].here : ranks_[rank].to_send).insert(item);
+  }
+
+  void check_end() const {
+    std::string waiting;
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      const size_t next = ranks_[rank].next;
+      if (next == programs_[rank].size()) continue;
+      waiting +=
+          fmt::format("{}rank {} at '{}'", waiting.empty() ? "" : ", ", rank, to_text(programs_[rank][next]));
+    }
+    if (!waiting.empty()) throw LogicError("[plan.check_programs] waits for ever: {}", waiting);
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) check_left(rank);
+  }
+
+  void check_left(size_t rank) const {
+    const RankState& state = ranks_[rank];
+    TRIREME_CHECK(state.ran.size() == schedule_.ranks[rank].size(),
+                  "[plan.check_programs] rank {} runs {} passes, the schedule has {}", rank, state.ran.size(),
+                  schedule_.ranks[rank].size());
+    TRIREME_CHECK(state.to_send.empty() && state.here.empty() && state.buffers.empty(),
+                  "[plan.check_programs] rank {} ends with {} messages not sent, {} not used, {} buffers in "
+                  "use",
+                  rank, state.to_send.size(), state.here.size(), state.buffers.size());
+    for (const auto& [pair, line] : in_flight_) {
+      TRIREME_CHECK(line.empty(), "[plan.check_programs] nobody takes '{}' of rank {}", to_text(line.front()),
+                    pair.first);
+    }
+  }
+
+  static void refuse(size_t rank, const StageAction& action, const std::string& why) {
+    throw LogicError("[plan.check_programs] rank {}: '{}' {}", rank, to_text(action), why);
+  }
+  static void require(bool right, size_t rank, const StageAction& action, const char* why) {
+    if (!right) refuse(rank, action, why);
+  }
+
+  const Schedule& schedule_;
+  const std::vector<StageProgram>& programs_;
+  std::vector<RankState> ranks_;
+  std::map<std::pair<int64_t, int64_t>, std::deque<StageAction>> in_flight_;  ///< by sender and receiver
+};
+
+}  // namespace
+
+void check_programs(const Schedule& schedule, const std::vector<StageProgram>& programs) {
+  Check(schedule, programs).run();
+}
+
+}  // namespace trireme::plan
