@@ -297,4 +297,26 @@ std::string World::share_from_root(const std::string& key, const std::string& te
       rank_, timeout_s_, key, board_->report_failure(waiting, {0}).text);
 }
 
+void World::announce(const std::string& key, const std::string& text) noexcept {
+  if (size_ == 1) return;
+  try {
+    const auto bytes = [](const std::string& words) {
+      return std::vector<uint8_t>(words.begin(), words.end());
+    };
+    store_->compareSet("told/" + key, {}, bytes(text));
+  } catch (const std::exception&) {
+    // Who fails has something else to say.
+  }
+}
+
+std::string World::announced(const std::string& key) noexcept {
+  if (size_ == 1) return {};
+  try {
+    const std::string place = "told/" + key;
+    return store_->check({place}) ? store_->get_to_str(place) : std::string();
+  } catch (const std::exception&) {
+    return {};
+  }
+}
+
 }  // namespace trireme::comm

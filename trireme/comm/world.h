@@ -43,6 +43,12 @@ class World {
   static std::shared_ptr<World> join_store(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size,
                                            c10::Device device, double timeout_s, PeerOptions peers = {});
 
+  /// Tells all ranks `text`, the first that anybody has told under `key`. Nobody waits. Does not throw: it is
+  /// for ranks that fail.
+  void announce(const std::string& key, const std::string& text) noexcept;
+  /// What was told under `key` so far; empty: nothing, or the store is lost.
+  std::string announced(const std::string& key) noexcept;
+
   struct Seat;  ///< what joining found out
   explicit World(Seat seat);
   World(const World&) = delete;
