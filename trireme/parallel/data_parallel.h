@@ -61,6 +61,9 @@ class DataParallel {
   at::Tensor run_unit(const std::string& unit, const at::Tensor& x,
                       const std::function<at::Tensor(const at::Tensor&)>& forward, bool begins_pass);
 
+  /// Before a forward pass that follows another one with no backward pass between them, as in pipelines;
+  /// run_unit() does so by itself.
+  void begin_forward();
   /// Differentiates `loss` in the last or only micro-batch of a step and reduces gradients as they become
   /// complete. Forward and backward of a step are called on one stream of the device, any one. The gradient
   /// is the mean over all micro-batches of all ranks by `weight`, or their sum (Options::average): with a
@@ -101,8 +104,9 @@ class DataParallel {
   /// The sum of one number per data-parallel rank, in an order that no policy changes.
   double sum_over_ranks(const std::vector<double>& by_dp_rank) const;
   at::Tensor sum_over_ranks(const at::Tensor& by_dp_rank) const;  // (ranks) -> ()
-  /// Euclidean norm of the whole gradient. Collective; the host waits.
-  double grad_norm() const;
+  /// Euclidean norm of the whole gradient, or of all but the parameters `without`. Collective; the host
+  /// waits.
+  double grad_norm(const std::vector<std::string>& without = {}) const;
   /// Scales the gradient down to a norm of at most `max_norm` and returns the norm that it had, as
   /// torch.nn.utils.clip_grad_norm_ does for a module on one rank. Collective; the host waits. Throws
   /// LogicError unless max_norm is positive, and when there is no complete gradient.
@@ -240,7 +244,6 @@ class DataParallel {
   /// Validation has no backward pass, so a rank without data has nothing of it to repeat.
   bool trains() const { return at::GradMode::is_enabled() && evaluation_ == nullptr; }
 
-  void begin_forward();
   void begin_backward_range(size_t unit);
   void end_backward_range();
   void touched(const std::vector<size_t>& tokens);

@@ -50,9 +50,11 @@ at::Tensor DataParallel::sum_over_ranks(const at::Tensor& by_dp_rank) const {
   return by_dp_rank.view({groups_.replicate->size(), groups_.shard->size()}).t().reshape({-1}).sum();
 }
 
-double DataParallel::grad_norm() const {
+double DataParallel::grad_norm(const std::vector<std::string>& without) const {
+  double mine = local_grad_squares();
+  for (const std::string& parameter : without) mine -= param_grad_squares(parameter).item<double>();
   std::vector<double> squares;
-  for (const auto& rank : comm::gather_scalars(*mesh_.dp, {local_grad_squares()})) squares.push_back(rank[0]);
+  for (const auto& rank : comm::gather_scalars(*mesh_.dp, {std::max(0.0, mine)})) squares.push_back(rank[0]);
   return std::sqrt(sum_over_ranks(squares)) * mean_.to_norm();
 }
 

@@ -376,6 +376,14 @@ int64_t Schedule::rank_of(int64_t stage, int64_t micro_batch) const {
   return 0;
 }
 
+std::vector<int64_t> Schedule::stages_of(int64_t rank) const {
+  std::vector<int64_t> here;
+  for (int64_t stage = 0; stage < stages; ++stage) {
+    if (rank_of(stage, 0) == rank || rank_of(stage, micro_batches - 1) == rank) here.push_back(stage);
+  }
+  return here;
+}
+
 Schedule make_schedule(ScheduleName name, const PipelineShape& shape) {
   if (shape.ranks < 1 || shape.micro_batches < 1 || shape.chunks < 1) {
     throw ConfigError("[plan.schedule] {} ranks, {} micro-batches and {} chunks: each must be at least 1",

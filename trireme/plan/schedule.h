@@ -48,6 +48,8 @@ struct Schedule {
   std::vector<std::vector<StagePass>> ranks;  ///< passes of each rank in their order
 
   int64_t rank_of(int64_t stage, int64_t micro_batch) const;
+  /// Those that `rank` has for any micro-batch, in rising order.
+  std::vector<int64_t> stages_of(int64_t rank) const;
   /// Stages whose weights a rank holds; two copies count twice.
   int64_t stages_per_rank() const {
     return placement == Placement::kTwoWays ? 2 : stages / static_cast<int64_t>(ranks.size());

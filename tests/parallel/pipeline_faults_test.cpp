@@ -1,0 +1,278 @@
+// What a pipeline refuses, and how all of its ranks end when one of them fails.
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "tests/parallel/layouts.h"
+#include "tests/parallel/pipeline_net.h"
+#include "trireme/plan/simulate.h"
+
+namespace trireme {
+namespace {
+
+using plan::ScheduleName;
+using test::PipelineRun;
+
+/// A rank of a pipeline, ready for steps.
+struct Rank {
+  Rank(const std::shared_ptr<comm::World>& world, const PipelineRun& run,
+       const std::function<void(std::vector<parallel::Stage>&)>& change = {})
+      : mesh(test::mesh_of(world, run)), schedule(test::schedule_of(run)) {
+    modules = test::stages_of(schedule, mesh.pp_rank, run, stages);
+    if (change) change(stages);
+    pipeline = std::make_unique<parallel::Pipeline>(schedule, stages, test::squared_error, mesh,
+                                                    test::options_of(run, schedule));
+  }
+  at::Tensor step(int64_t rows = test::kRows) {
+    return pipeline->forward_backward(test::batch(3000, 0).narrow(0, 0, rows),
+                                      test::batch(4000, 0).narrow(0, 0, rows));
+  }
+
+  comm::Mesh mesh;
+  plan::Schedule schedule;
+  std::vector<parallel::Stage> stages;
+  std::vector<std::shared_ptr<test::BlockStage>> modules;
+  std::unique_ptr<parallel::Pipeline> pipeline;
+};
+
+/// What each rank of a run ends with.
+std::vector<std::string> errors_of(const PipelineRun& run,
+                                   const std::function<void(const std::shared_ptr<comm::World>&)>& body) {
+  std::vector<std::string> errors(static_cast<size_t>(run.pp * run.dp));
+  EXPECT_ANY_THROW(test::run_ranks(
+      run.pp * run.dp,
+      [&](const std::shared_ptr<comm::World>& world) {
+        try {
+          body(world);
+        } catch (const std::exception& error) {
+          errors[static_cast<size_t>(world->rank())] = error.what();
+          throw;
+        }
+      },
+      /*timeout_s=*/4.0));
+  return errors;
+}
+
+TEST(PipelineFaults, EveryRankNamesTheStageThatHasThrown) {
+  for (const ScheduleName name : {ScheduleName::k1F1B, ScheduleName::kZbV}) {
+    const PipelineRun run{.schedule = name, .pp = 4};
+    const auto errors = errors_of(run, [&](const std::shared_ptr<comm::World>& world) {
+      int64_t passes = 0;
+      Rank rank(world, run, [&](std::vector<parallel::Stage>& stages) {
+        for (parallel::Stage& stage : stages) {
+          if (stage.index != 2) continue;
+          stage.forward = [&passes, forward = stage.forward](const at::Tensor& x) {
+            if (++passes == 12) throw std::runtime_error("no more");  // in the second step
+            return forward(x);
+          };
+        }
+      });
+      rank.step();
+      rank.pipeline->skip_step();
+      rank.step();
+    });
+    for (const std::string& error : errors) {
+      EXPECT_NE(error.find("stage 2 on rank 2 in 'forward 2F3'"), std::string::npos) << error;
+      EXPECT_NE(error.find("no more"), std::string::npos) << error;
+    }
+  }
+}
+
+TEST(PipelineFaults, DataParallelRanksOfAFailedStageEndToo) {
+  const PipelineRun run{.pp = 2, .dp = 2, .micro_batches = 4, .policy = "fsdp"};
+  const auto errors = errors_of(run, [&](const std::shared_ptr<comm::World>& world) {
+    Rank rank(world, run, [&](std::vector<parallel::Stage>& stages) {
+      if (world->rank() == 3)
+        stages[0].forward = [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("no more"); };
+    });
+    rank.step();
+  });
+  for (const std::string& error : errors) EXPECT_NE(error.find("no more"), std::string::npos) << error;
+}
+
+TEST(PipelineFaults, AFailedPipelineSaysSo) {
+  const PipelineRun run{.pp = 1};
+  test::run_ranks(1, [&](const std::shared_ptr<comm::World>& world) {
+    Rank rank(world, run, [](std::vector<parallel::Stage>& stages) {
+      stages[0].forward = [](const at::Tensor& x) { return x.index({at::tensor({99})}); };
+    });
+    test::expect_refusal([&] { rank.step(); }, {"stage 0 on rank 0 in 'forward 0F0'", "out of bounds"});
+    test::expect_refusal([&] { rank.step(); }, {"a step has failed", "start again"});
+  });
+}
+
+TEST(PipelineFaults, NamesBothStagesWhereShapesDoNotFit) {
+  const PipelineRun run{.pp = 2};
+  const auto taken = errors_of(run, [&](const std::shared_ptr<comm::World>& world) {
+    Rank rank(world, run, [](std::vector<parallel::Stage>& stages) {
+      if (stages[0].index == 0)
+        stages[0].forward = [forward = stages[0].forward](const at::Tensor& x) {
+          return forward(x).narrow(1, 0, 7);
+        };
+    });
+    rank.step();
+  });
+  for (const std::string& error : taken)
+    EXPECT_NE(error.find("stage 1 on rank 1 in 'forward 1F0', on (6, 7) Float of stage 0"), std::string::npos)
+        << error;
+  const auto changed = errors_of(run, [&](const std::shared_ptr<comm::World>& world) {
+    Rank rank(world, run);
+    rank.step();
+    rank.pipeline->skip_step();
+    rank.step(test::kRows / 2);
+  });
+  for (const std::string& error : changed)
+    EXPECT_NE(error.find("stage 0 has made (3, 10) Float for micro-batch 0, but stage 1 takes (6, 10) Float"),
+              std::string::npos)
+        << error;
+}
+
+TEST(PipelineFaults, RefusesWhatDoesNotFit) {
+  const PipelineRun run{.pp = 2};
+  test::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+    Rank rank(world, run);
+    test::expect_refusal([&] { rank.step(47); }, {"47 rows", "8 micro-batches"});
+    test::expect_refusal([&] { rank.pipeline->step({}); }, {"0 optimizers for 1 stages"});
+    test::expect_refusal([&] { rank.pipeline->clip_grad_norm(0.0); }, {"max_norm is 0"});
+    const auto make = [&](const plan::Schedule& schedule, std::vector<parallel::Stage> stages,
+                          const parallel::PipelineOptions& options = {}) {
+      parallel::Pipeline(schedule, std::move(stages), test::squared_error, rank.mesh, options);
+    };
+    test::expect_refusal(
+        [&] {
+          make(plan::make_schedule(ScheduleName::k1F1B, {4, 8}), {});
+        },
+        {"1f1b has 4 ranks", "gives 2 to pp", "parallel.pp=4"});
+    test::expect_refusal([&] { make(rank.schedule, {}); }, {"was given stages ,", "of the 2 stages"});
+    test::expect_refusal([&] { make(plan::from_csv("0F0,0B0\n1F0", plan::Placement::kLoop, "mine"), {}); },
+                         {"never runs 1I0"});
+  });
+  test::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+    // Two data-parallel ranks are not a pipeline of two.
+    const comm::Mesh mesh = test::mesh_of(world);
+    test::expect_refusal(
+        [&] {
+          parallel::Pipeline(plan::make_schedule(ScheduleName::k1F1B, {2, 8}), {}, test::squared_error, mesh);
+        },
+        {"1 to pp and 2 to data parallelism"});
+  });
+}
+
+TEST(PipelineFaults, RefusesATieThatDoesNotExist) {
+  const PipelineRun run{.pp = 1};
+  test::run_ranks(1, [&](const std::shared_ptr<comm::World>& world) {
+    const comm::Mesh mesh = test::mesh_of(world, run);
+    const plan::Schedule schedule = plan::make_schedule(ScheduleName::kInterleaved1F1B, {1, 4, 2});
+    std::vector<parallel::Stage> stages;
+    const auto modules = test::stages_of(schedule, 0, run, stages);
+    parallel::PipelineOptions options;
+    options.tied = {{.stage = 0, .name = "embedding", .other_stage = 1, .other_name = "head"}};
+    test::expect_refusal([&] { parallel::Pipeline(schedule, stages, test::squared_error, mesh, options); },
+                         {"stage 0 has no parameter embedding"});
+    options.tied = {{.stage = 0, .name = "block00.b1", .other_stage = 1, .other_name = "head"}};
+    test::expect_refusal([&] { parallel::Pipeline(schedule, stages, test::squared_error, mesh, options); },
+                         {"block00.b1 of stage 0 has 10 elements", "head of stage 1", "100"});
+  });
+}
+
+/// Bits of the parameters of this rank's stages.
+test::Weights weights_of(parallel::Pipeline& pipeline) {
+  test::Weights all;
+  for (const auto& engine : pipeline.engines()) all.merge(test::weights_of(*engine));
+  return all;
+}
+
+TEST(Pipeline, SkippedStepsLeaveNothingBehind) {
+  for (const ScheduleName name : {ScheduleName::k1F1B, ScheduleName::kZbV}) {
+    const PipelineRun run{.schedule = name, .pp = 2};
+    test::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+      const auto train = [&](bool skips) {
+        Rank rank(world, run);
+        const auto optimizers =
+            rank.pipeline->optimizers([](auto params) { return optim::build(test::descent(0.1), params); });
+        if (skips) rank.step();
+        if (skips) rank.pipeline->skip_step();
+        rank.step();
+        rank.pipeline->step(optimizers);
+        return weights_of(*rank.pipeline);
+      };
+      test::expect_equal(train(true), train(false), run.label());
+    });
+  }
+}
+
+TEST(Pipeline, WeighsMicroBatchesByTheirRows) {
+  const PipelineRun run{.pp = 2, .micro_batches = 4};
+  const std::vector<int64_t> rows = {5, 20, 3, 20};
+  const std::vector<double> weights(rows.begin(), rows.end());
+  test::BlockStage whole(0, test::kBlocks, false, false);
+  const at::Tensor wanted = test::squared_error(whole.forward(test::batch(3000, 0)), test::batch(4000, 0));
+  wanted.backward();
+  test::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+    Rank rank(world, run);
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      const at::Tensor loss = rank.pipeline->forward_backward(
+          test::batch(3000, 0).split_with_sizes(rows), test::batch(4000, 0).split_with_sizes(rows), weights);
+      EXPECT_NEAR(loss.item<double>(), wanted.item<double>(), 1e-6 * wanted.item<double>());
+      double squares = 0.0;
+      for (const auto& [name, param] : test::parameters_of(whole))
+        squares += param.grad().to(at::kDouble).square().sum().item<double>();
+      EXPECT_NEAR(rank.pipeline->grad_norm(), std::sqrt(squares), 1e-6 * std::sqrt(squares));
+      rank.pipeline->skip_step();
+    }
+  });
+}
+
+/// Counts micro-batches whose activations are alive.
+struct CountsAlive {
+  void add(const at::Tensor& activation) {
+    alive.push_back(activation.storage().getWeakStorageImpl());
+    most = std::max(most, std::ranges::count_if(alive, [](const auto& weak) { return !weak.expired(); }));
+  }
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> alive;
+  int64_t most = 0;
+};
+
+TEST(Pipeline, HoldsActivationsOfAsManyMicroBatchesAsTheSimulatorSays) {
+  for (const ScheduleName name : {ScheduleName::kGpipe, ScheduleName::k1F1B}) {
+    const PipelineRun run{.schedule = name, .pp = 4};
+    const plan::Simulation simulation = plan::simulate(test::schedule_of(run));
+    test::run_ranks(4, [&](const std::shared_ptr<comm::World>& world) {
+      CountsAlive counts;
+      Rank rank(world, run, [&](std::vector<parallel::Stage>& stages) {
+        stages[0].forward = [&counts, forward = stages[0].forward](const at::Tensor& x) {
+          const at::Tensor y = forward(x), kept = y.sigmoid();  // whose backward pass needs its output
+          counts.add(kept);
+          return y * kept;
+        };
+      });
+      rank.step();
+      const auto place = static_cast<size_t>(world->rank());
+      EXPECT_EQ(counts.most, static_cast<int64_t>(simulation.ranks[place].peak_bytes)) << plan::name(name);
+      EXPECT_TRUE(std::ranges::all_of(counts.alive, [](const auto& weak) { return weak.expired(); }));
+    });
+  }
+}
+
+TEST(Pipeline, SendsTheBytesOfItsProgram) {
+  const PipelineRun run{.schedule = ScheduleName::kInterleaved1F1B, .pp = 2, .chunks = 2};
+  test::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+    Rank rank(world, run);
+    rank.step();
+    rank.pipeline->skip_step();
+    rank.pipeline->flush();
+    const int64_t first = rank.pipeline->sent_bytes();
+    rank.step();
+    const auto sends = std::ranges::count(rank.pipeline->program(), plan::StageAction::Kind::kSend,
+                                          &plan::StageAction::kind);
+    const int64_t message = test::kRows / run.micro_batches * test::Net::kWidth * 4;
+    rank.pipeline->flush();
+    EXPECT_EQ(rank.pipeline->sent_bytes() - first, sends * message);
+    int64_t buffers = 0;
+    for (const auto& [pool, count] : plan::receive_buffers(rank.pipeline->program())) buffers += count;
+    EXPECT_EQ(rank.pipeline->buffer_bytes(), buffers * message);
+  });
+}
+
+}  // namespace
+}  // namespace trireme

@@ -1,0 +1,116 @@
+// Pipelines on ranks as threads: every schedule and every policy inside of stages trains what one piece does.
+#include "trireme/parallel/pipeline.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/parallel/layouts.h"
+#include "tests/parallel/pipeline_net.h"
+
+namespace trireme {
+namespace {
+
+using plan::ScheduleName;
+using test::PipelineOutcome;
+using test::PipelineRun;
+
+constexpr double kLaw = 1e-6;
+
+double distance(const test::Weights& got, const test::Weights& wanted) {
+  double difference = 0.0, size = 0.0;
+  for (const auto& [name, weight] : wanted) {
+    difference += (got.at(name) - weight).to(at::kDouble).square().sum().item<double>();
+    size += weight.to(at::kDouble).square().sum().item<double>();
+  }
+  return std::sqrt(difference / size);
+}
+
+void expect_near(const PipelineOutcome& got, const PipelineOutcome& wanted, const std::string& what) {
+  ASSERT_EQ(got.losses.size(), wanted.losses.size()) << what;
+  for (size_t step = 0; step < got.losses.size(); ++step) {
+    EXPECT_NEAR(got.losses[step], wanted.losses[step], kLaw * wanted.losses[step]) << what;
+    EXPECT_NEAR(got.norms[step], wanted.norms[step], kLaw * wanted.norms[step]) << what;
+  }
+  ASSERT_EQ(got.weights.size(), wanted.weights.size()) << what;
+  EXPECT_LE(distance(got.weights, wanted.weights), kLaw) << what;
+}
+
+void expect_same_bits(const PipelineOutcome& got, const PipelineOutcome& wanted, const std::string& what) {
+  EXPECT_EQ(got.losses, wanted.losses) << what;
+  test::expect_equal(got.weights, wanted.weights, what);
+}
+
+/// Those that accumulate micro-batches in their order.
+std::vector<PipelineRun> one_order(PipelineRun run) {
+  std::vector<PipelineRun> runs;
+  for (const ScheduleName schedule : plan::all_values<ScheduleName>()) {
+    if (schedule == ScheduleName::kLoopedBfs || schedule == ScheduleName::kDualPipe) continue;
+    const bool has_chunks =
+        schedule == ScheduleName::kInterleaved1F1B || schedule == ScheduleName::kInterleavedZb;
+    run.schedule = schedule;
+    run.chunks = has_chunks ? 2 : 1;
+    runs.push_back(run);
+  }
+  return runs;
+}
+
+/// One of each placement, and of each way to reduce: in the last backward pass and after all of them.
+std::vector<PipelineRun> one_of_each(PipelineRun run) {
+  std::vector<PipelineRun> runs;
+  for (const ScheduleName schedule : {ScheduleName::k1F1B, ScheduleName::kZbV, ScheduleName::kDualPipe}) {
+    run.schedule = schedule;
+    runs.push_back(run);
+  }
+  return runs;
+}
+
+TEST(Law3, SchedulesOfOneOrderGiveTheSameBitsAndThoseOfOnePiece) {
+  for (const int64_t pp : {2, 4}) {
+    const PipelineOutcome one_piece = test::train_unpipelined({.pp = pp});
+    EXPECT_LT(one_piece.losses.back(), 0.9 * one_piece.losses.front())
+        << "the runs must have learnt something";
+    const PipelineOutcome first = test::train({.schedule = ScheduleName::kGpipe, .pp = pp});
+    expect_near(first, one_piece, "gpipe");
+    for (const PipelineRun& run : one_order({.pp = pp}))
+      expect_same_bits(test::train(run), first, run.label());
+    for (const PipelineRun& other : {PipelineRun{.schedule = ScheduleName::kLoopedBfs, .pp = pp, .chunks = 2},
+                                     PipelineRun{.schedule = ScheduleName::kDualPipe, .pp = pp}})
+      expect_near(test::train(other), one_piece, other.label());
+  }
+}
+
+TEST(Law3, TiedParametersAndRecomputeChangeNothing) {
+  for (const bool tied : {false, true}) {
+    const PipelineOutcome one_piece = test::train_unpipelined({.tied = tied, .clip = 0.5});
+    EXPECT_GT(one_piece.norms.back(), 0.5) << "clipping must have done something";
+    for (PipelineRun run : one_of_each({.tied = tied, .clip = 0.5})) {
+      const PipelineOutcome outcome = test::train(run);
+      expect_near(outcome, one_piece, run.label());
+      if (tied) {
+        EXPECT_TRUE(at::equal(outcome.weights.at("embed"), outcome.weights.at("head"))) << run.label();
+      }
+      run.recompute = true;
+      expect_same_bits(test::train(run), outcome, run.label());
+    }
+  }
+}
+
+TEST(Law3, EveryPolicyWorksInsideOfStages) {
+  const PipelineRun base{.dp = 2, .micro_batches = 4, .tied = true, .clip = 0.5};
+  const PipelineOutcome one_piece = test::train_unpipelined(base);
+  for (const PipelineRun& schedule : one_of_each(base)) {
+    PipelineOutcome first;
+    for (const auto& layout : test::layouts(2)) {
+      if (layout.one_unit) continue;
+      PipelineRun run = schedule;
+      run.policy = layout.policy;
+      run.replicas = layout.replicas;
+      const PipelineOutcome outcome = test::train(run);
+      expect_near(outcome, one_piece, run.label());
+      if (first.weights.empty()) first = outcome;
+      test::expect_equal(outcome.weights, first.weights, run.label());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace trireme

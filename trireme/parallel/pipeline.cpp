@@ -1,0 +1,405 @@
+#include "trireme/parallel/pipeline.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+
+#include "trireme/base/error.h"
+#include "trireme/kernels/range.h"
+#include "trireme/nn/deferred_gradients.h"
+
+namespace trireme::parallel {
+namespace {
+
+using plan::Message;
+using plan::Placement;
+using plan::StageAction;
+using Kind = StageAction::Kind;
+
+constexpr const char* kFailureKey = "pipeline/failure";
+
+std::vector<at::Tensor> cut(const at::Tensor& batch, int64_t micro_batches, const char* what) {
+  if (!batch.defined()) return {};
+  const int64_t rows = batch.dim() > 0 ? batch.size(0) : 0;
+  if (rows == 0 || rows % micro_batches != 0) {
+    throw ConfigError(
+        "[parallel.pipeline] {} of {} rows do not divide into {} micro-batches; give a multiple of {} rows, "
+        "or "
+        "micro-batches of your own with their weights",
+        what, rows, micro_batches, micro_batches);
+  }
+  return batch.chunk(micro_batches);
+}
+
+/// The engines' own way to average, for a stage without parameters.
+double loss_scale(const WrapOptions& options, double weight, int64_t dp_ranks) {
+  return options.average == Average::kMean ? weight / static_cast<double>(dp_ranks) : weight;
+}
+
+}  // namespace
+
+/// The gradient of a stage that two ranks have is the sum of both.
+comm::Mesh stage_mesh(const plan::Schedule& schedule, const comm::Mesh& mesh) {
+  if (schedule.placement != Placement::kTwoWays) return mesh;
+  const int64_t other = mesh.pp->size() - 1 - mesh.pp_rank;
+  const auto both = [&](const std::vector<plan::Axis>& axes) {
+    std::vector<int64_t> ranks;
+    for (const int64_t pp_rank : {std::min(mesh.pp_rank, other), std::max(mesh.pp_rank, other)}) {
+      auto place = mesh.shape.coordinates(mesh.world->rank());
+      place[static_cast<size_t>(plan::Axis::kPp)] = pp_rank;
+      const auto group = mesh.shape.group(mesh.shape.rank(place), axes);
+      ranks.insert(ranks.end(), group.begin(), group.end());
+    }
+    return ranks;
+  };
+  // In the numbers of its axes a copy is a replica.
+  std::array<int64_t, plan::kAxes> sizes{};
+  for (size_t axis = 0; axis < plan::kAxes; ++axis)
+    sizes[axis] = mesh.shape.size(static_cast<plan::Axis>(axis));
+  sizes[static_cast<size_t>(plan::Axis::kPp)] /= 2;
+  sizes[static_cast<size_t>(plan::Axis::kDpReplicate)] *= 2;
+  comm::Mesh result = mesh;
+  result.shape = plan::MeshShape(sizes);
+  result.dp = mesh.world->make_group("both_ways", both({plan::Axis::kDpReplicate, plan::Axis::kDpShard}));
+  result.replicate = mesh.world->make_group("both_ways_replicate", both({plan::Axis::kDpReplicate}));
+  result.dp_rank = result.dp->rank();
+  return result;
+}
+
+Pipeline::Pipeline(plan::Schedule schedule, std::vector<Stage> stages, StageLoss loss, const comm::Mesh& mesh,
+                   const PipelineOptions& options)
+    : schedule_(std::move(schedule)), loss_(std::move(loss)), mesh_(mesh), options_(options) {
+  check_mesh();
+  program_ = plan::lower(schedule_, rank(), options_.ahead);
+  take_stages(std::move(stages));
+  make_ties();
+  make_engines();
+  plan_reductions();
+  links_ = std::make_unique<StageLinks>(*mesh_.world, mesh_.pp->ranks(), program_);
+}
+
+Pipeline::~Pipeline() {
+  in_flight_.clear();
+  // One after the other: giving parameters back is collective where they are sharded.
+  for (auto& engine : engines_) engine.reset();
+  for (StageAtWork& stage : stages_) stage.engine.reset();
+}
+
+void Pipeline::check_mesh() const {
+  const int64_t pp = mesh_.shape.size(plan::Axis::kPp);
+  const auto ranks = static_cast<int64_t>(schedule_.ranks.size());
+  if (pp == ranks) return;
+  throw ConfigError(
+      "[parallel.pipeline] the schedule {} has {} ranks, but the mesh ({}) gives {} to pp and {} to data "
+      "parallelism; set parallel.pp={} or make the schedule for {} ranks",
+      schedule_.name, ranks, mesh_.shape.to_string(), pp, mesh_.shape.dp_size(), ranks, pp);
+}
+
+void Pipeline::take_stages(std::vector<Stage> stages) {
+  std::ranges::sort(stages, {}, &Stage::index);
+  const std::vector<int64_t> wanted = schedule_.stages_of(rank());
+  std::vector<int64_t> given;
+  for (const Stage& stage : stages) given.push_back(stage.index);
+  TRIREME_CHECK(wanted == given,
+                "[parallel.pipeline] rank {} was given stages {}, but has {} of the {} stages of {}", rank(),
+                fmt::join(given, ", "), fmt::join(wanted, ", "), schedule_.stages, schedule_.name);
+  for (Stage& stage : stages) {
+    TRIREME_CHECK(stage.module && stage.forward, "[parallel.pipeline] stage {} has no {}", stage.index,
+                  stage.module ? "forward function" : "module");
+    stages_.push_back({std::move(stage)});
+  }
+}
+
+Pipeline::StageAtWork* Pipeline::stage_here(int64_t index) {
+  const auto found = std::ranges::find(stages_, index, &StageAtWork::index);
+  return found == stages_.end() ? nullptr : &*found;
+}
+
+void Pipeline::make_engines() {
+  const comm::Mesh mesh = stage_mesh(schedule_, mesh_);
+  const std::string& policy = options_.data_parallel.policy;
+  const bool shards = !policy.empty() && plan::find_policy(policy).shard_parameters;
+  for (StageAtWork& stage : stages_) {
+    if (!stage.engine && !stage.module->parameters().empty()) {
+      stage.engine = shards ? fully_shard(*stage.module, mesh, options_.data_parallel)
+                            : data_parallel(*stage.module, mesh, options_.data_parallel);
+    }
+    if (stage.engine) engines_.push_back(stage.engine);
+  }
+}
+
+void Pipeline::check_usable() const {
+  if (broken_.empty()) return;
+  throw LogicError(
+      "[parallel.pipeline] rank {}: a step has failed and ranks are at different places ({}); start again "
+      "from "
+      "saved weights",
+      rank(), broken_);
+}
+
+/// Gradients are reduced in the backward pass of the stage's last micro-batch where that computes the last of
+/// them. Ranks of two directions run passes in different orders, so they reduce after all of them.
+void Pipeline::plan_reductions() {
+  if (schedule_.placement == Placement::kTwoWays) return;
+  for (StageAtWork& stage : stages_) {
+    const bool tied = std::ranges::any_of(options_.tied, [&](const TiedParameter& tie) {
+      return tie.stage == stage.index || tie.other_stage == stage.index;
+    });
+    bool split = false;
+    for (const StageAction& action : program_) {
+      if (action.peer >= 0 || action.stage != stage.index) continue;
+      if (action.kind == Kind::kBackward) stage.last_backward = action.micro_batch;
+      split = split || action.kind == Kind::kBackwardInput;
+    }
+    if (tied || split) stage.last_backward.reset();
+  }
+}
+
+at::Tensor Pipeline::forward_backward(const at::Tensor& inputs, const at::Tensor& targets) {
+  return forward_backward(cut(inputs, schedule_.micro_batches, "inputs"),
+                          cut(targets, schedule_.micro_batches, "targets"));
+}
+
+at::Tensor Pipeline::forward_backward(const std::vector<at::Tensor>& inputs,
+                                      const std::vector<at::Tensor>& targets,
+                                      const std::vector<double>& weights) {
+  check_usable();
+  const auto count = static_cast<size_t>(schedule_.micro_batches);
+  const auto check_count = [&](size_t given, bool used, const char* what) {
+    TRIREME_CHECK(!used || given == count,
+                  "[parallel.pipeline] rank {} was given {} micro-batches of {}, the schedule has {}", rank(),
+                  given, what, count);
+  };
+  check_count(inputs.size(), stages_.front().index == 0, "inputs");
+  check_count(targets.size(), is_last(stages_.back().index), "targets");
+  check_count(weights.size(), !weights.empty(), "weights");
+  inputs_ = &inputs;
+  targets_ = &targets;
+  weights_ = weights.empty() ? std::vector<double>(count, 1.0) : weights;
+  losses_.clear();
+  for (StageAtWork& stage : stages_) stage.reduced = false;
+  run_program();
+  return mean_loss();
+}
+
+void Pipeline::run_program() {
+  // Of two directions every rank has its own order, in which it cannot gather parameters with others.
+  std::vector<std::unique_ptr<DataParallel::Held>> held;
+  const StageAction* at = nullptr;
+  try {
+    if (schedule_.placement == Placement::kTwoWays) {
+      for (const auto& engine : engines_) held.push_back(std::make_unique<DataParallel::Held>(*engine));
+    }
+    for (const StageAction& action : program_) {
+      at = &action;
+      run(action);
+    }
+    at = nullptr;
+    sum_tied();
+    reduce_rest();
+  } catch (const std::exception& error) {
+    fail(at, error);
+  }
+}
+
+void Pipeline::run(const StageAction& action) {
+  const kernels::TraceRange range(plan::to_text(action));
+  switch (action.kind) {
+    case Kind::kForward:
+      return forward(action);
+    case Kind::kBackward:
+    case Kind::kBackwardInput:
+      return backward(action);
+    case Kind::kBackwardWeight:
+      return backward_weight(action);
+    case Kind::kSend:
+      return send(action);
+    case Kind::kPost:
+      return links_->post(action);
+    case Kind::kTake:
+      arrived_[{action.message, action.stage, action.micro_batch}] = links_->take(action);
+      return;
+  }
+}
+
+at::Tensor Pipeline::arrived(Message message, int64_t stage, int64_t micro_batch) {
+  auto node = arrived_.extract({message, stage, micro_batch});
+  TRIREME_CHECK(!node.empty(), "[parallel.pipeline] nothing has arrived for stage {}, micro-batch {}", stage,
+                micro_batch);
+  return std::move(node.mapped());
+}
+
+/// To a stage of this rank, or to the send that follows.
+void Pipeline::hand_on(Message message, int64_t stage, int64_t micro_batch, const at::Tensor& tensor) {
+  const bool stays = schedule_.rank_of(stage, micro_batch) == rank();
+  (stays ? arrived_ : leaving_)[{message, stage, micro_batch}] = tensor;
+}
+
+void Pipeline::send(const StageAction& action) {
+  links_->send(action, leaving_.extract({action.message, action.stage, action.micro_batch}).mapped());
+}
+
+void Pipeline::forward(const StageAction& action) {
+  const int64_t stage = action.stage, micro_batch = action.micro_batch;
+  at::Tensor input;
+  if (stage == 0) {
+    input = inputs_->at(static_cast<size_t>(micro_batch));
+  } else {
+    // A leaf of the micro-batch's own graph: its gradient goes back to the stage before.
+    input = arrived(Message::kActivation, stage, micro_batch).variable_data();
+    TRIREME_CHECK(
+        input.is_floating_point(),
+        "[parallel.pipeline] stage {} made {}, which has no gradient; cut the model where a floating "
+        "tensor passes",
+        stage - 1, c10::toString(input.scalar_type()));
+    input.requires_grad_(true);
+  }
+  InFlight& pass = in_flight_[{stage, micro_batch}] = {input, {}};
+  const StageAtWork& here = *stage_here(stage);
+  if (here.engine) here.engine->begin_forward();
+  at::Tensor output = here.forward(input);
+  if (is_last(stage)) {
+    output = loss_(output, targets_->at(static_cast<size_t>(micro_batch)));
+    TRIREME_CHECK(output.numel() == 1, "[parallel.pipeline] the loss of micro-batch {} is no scalar but ({})",
+                  micro_batch, fmt::join(output.sizes(), ", "));
+    losses_[micro_batch] = output.detach();
+  } else {
+    hand_on(Message::kActivation, stage + 1, micro_batch, output.detach());
+  }
+  pass.output = output;
+}
+
+void Pipeline::backward(const StageAction& action) {
+  const int64_t stage = action.stage, micro_batch = action.micro_batch;
+  InFlight pass = std::move(in_flight_.extract({stage, micro_batch}).mapped());
+  if (action.kind == Kind::kBackwardInput) {
+    const auto later = std::make_shared<nn::DeferredGradients>();
+    const nn::DeferredGradients::Scope scope(*later);
+    differentiate(*stage_here(stage), action, pass.output);
+    deferred_[{stage, micro_batch}] = later;
+  } else {
+    differentiate(*stage_here(stage), action, pass.output);
+  }
+  if (stage == 0) return;
+  TRIREME_CHECK(pass.input.grad().defined(),
+                "[parallel.pipeline] the output of stage {} does not depend on its input", stage);
+  hand_on(Message::kGradient, stage - 1, micro_batch, pass.input.grad());
+}
+
+void Pipeline::differentiate(StageAtWork& stage, const StageAction& action, const at::Tensor& output) {
+  const double weight = weights_[static_cast<size_t>(action.micro_batch)];
+  DataParallel* const engine = stage.engine.get();
+  const bool last = stage.last_backward == action.micro_batch;
+  stage.reduced = stage.reduced || last;
+  if (is_last(stage.index)) {
+    if (engine == nullptr) {
+      const double scale = loss_scale(options_.data_parallel, weight, mesh_.dp->size());
+      output.backward(at::full_like(output, scale));
+    } else {
+      last ? engine->backward(output, weight) : engine->accumulate(output, weight);
+    }
+    return;
+  }
+  const at::Tensor gradient = arrived(Message::kGradient, stage.index, action.micro_batch);
+  if (engine == nullptr) {
+    if (output.requires_grad()) output.backward(gradient);
+  } else {
+    last ? engine->backward(output, gradient, weight) : engine->accumulate(output, gradient, weight);
+  }
+}
+
+/// Nothing is left to do for modules whose backward pass computes both gradients at once.
+void Pipeline::backward_weight(const StageAction& action) {
+  const auto later = deferred_.extract({action.stage, action.micro_batch}).mapped();
+  DataParallel* const engine = stage_here(action.stage)->engine.get();
+  if (engine != nullptr && later->count() > 0) engine->accumulate_deferred([&] { later->run(); });
+}
+
+void Pipeline::reduce_rest() {
+  for (const StageAtWork& stage : stages_) {
+    if (stage.engine && !stage.reduced) stage.engine->reduce_accumulated();
+  }
+}
+
+at::Tensor Pipeline::mean_loss() const {
+  const auto options = at::TensorOptions().device(mesh_.world->device()).dtype(at::kDouble);
+  at::Tensor sum = at::zeros({}, options);
+  double weight = 0.0;
+  for (const auto& [micro_batch, loss] : losses_) {
+    const double factor = weights_[static_cast<size_t>(micro_batch)];
+    sum += loss.to(at::kDouble).reshape({}) * factor;
+    weight += factor;
+  }
+  const at::Tensor mine = at::stack({sum, at::full({}, weight, options)});
+  const at::Tensor all = mesh_.all->size() > 1 ? comm::gather_rows(*mesh_.all, mine).sum(0) : mine;
+  return all[0] / all[1];
+}
+
+/// "stage 2 on rank 2 in 'forward 2F3', on (4, 8) Float of stage 1".
+std::string Pipeline::in_words(const StageAction* action) const {
+  if (action == nullptr) return fmt::format("rank {} at the end of a step", rank());
+  std::string text =
+      fmt::format("stage {} on rank {} in '{}'", action->stage, rank(), plan::to_text(*action));
+  const auto pass = in_flight_.find({action->stage, action->micro_batch});
+  if (action->kind == Kind::kForward && action->stage > 0 && pass != in_flight_.end()) {
+    const at::Tensor& input = pass->second.input;
+    text += fmt::format(", on ({}) {} of stage {}", fmt::join(input.sizes(), ", "),
+                        c10::toString(input.scalar_type()), action->stage - 1);
+  }
+  return text;
+}
+
+/// Ranks that wait for this one are told why, and that it will not come.
+void Pipeline::fail(const StageAction* action, const std::exception& error) {
+  const auto* known = dynamic_cast<const Error*>(&error);
+  const ExitCode code = known != nullptr ? known->exit_code()
+                        : dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr
+                            ? ExitCode::kOutOfMemory
+                            : ExitCode::kFailed;
+  const auto* from_torch = dynamic_cast<const c10::Error*>(&error);
+  const std::string cause = from_torch != nullptr ? from_torch->what_without_backtrace() : error.what();
+  std::string text = fmt::format("[parallel.pipeline] {}: {}", in_words(action), cause);
+  const std::string told = mesh_.world->announced(kFailureKey);
+  if (told.empty()) {
+    mesh_.world->announce(kFailureKey, text);
+  } else {
+    text += fmt::format("; before that: {}", told);
+  }
+  broken_ = text;
+  in_flight_.clear();
+  arrived_.clear();
+  leaving_.clear();
+  deferred_.clear();
+  for (const auto& engine : engines_) engine->skip_step();
+  // While the error is on its way, so that links do not wait until everything has left.
+  struct Close {
+    ~Close() { links.close(); }
+    StageLinks& links;
+  } const close{*links_};
+  if (code == ExitCode::kCommunication) throw CommError("{}", text);
+  throw Error(code, text);
+}
+
+void Pipeline::step(const Optimizers& optimizers) {
+  check_usable();
+  TRIREME_CHECK(optimizers.size() == engines_.size(),
+                "[parallel.pipeline] {} optimizers for {} stages with parameters; make them by optimizers()",
+                optimizers.size(), engines_.size());
+  for (size_t i = 0; i < engines_.size(); ++i) engines_[i]->step(*optimizers[i]);
+}
+
+void Pipeline::skip_step() {
+  for (const auto& engine : engines_) engine->skip_step();
+}
+
+Pipeline::Optimizers Pipeline::optimizers(
+    const std::function<std::unique_ptr<optim::Optimizer>(std::vector<optim::FlatParam>)>& make) {
+  Optimizers made;
+  for (const auto& engine : engines_) made.push_back(make(engine->optimizer_params()));
+  return made;
+}
+
+}  // namespace trireme::parallel

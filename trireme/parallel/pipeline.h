@@ -1,0 +1,190 @@
+#pragma once
+// A model in stages on several ranks, trained by a schedule of plan/schedule.h:
+//
+//   const auto schedule = plan::make_schedule(plan::ScheduleName::k1F1B, {4, 16});
+//   parallel::Pipeline pipeline(schedule, {parallel::make_stage(rank, stage)}, loss, mesh);
+//   const auto optimizers = pipeline.optimizers([](auto params) { return optim::adamw(params); });
+//   for (...) {
+//     const at::Tensor value = pipeline.forward_backward(inputs, targets);
+//     pipeline.clip_grad_norm(1.0);
+//     pipeline.step(optimizers);
+//   }
+//
+// Each stage has a data-parallel engine of its own over the ranks of the mesh that hold the same stage, under
+// any policy. Gradients are those of the whole model: means over all micro-batches.
+#include <torch/nn/module.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "trireme/comm/mesh.h"
+#include "trireme/optim/optimizer.h"
+#include "trireme/parallel/stage_links.h"
+#include "trireme/parallel/wrap.h"
+#include "trireme/plan/lowering.h"
+
+namespace trireme::nn {
+class DeferredGradients;
+}
+
+namespace trireme::parallel {
+
+/// A stage that this rank holds.
+struct Stage {
+  int64_t index = 0;
+  std::shared_ptr<torch::nn::Module> module;
+  /// Of the module: one tensor to one tensor, which between stages is of a floating dtype. Does not write to
+  /// its input.
+  std::function<at::Tensor(const at::Tensor&)> forward;
+  /// Around the module, over stage_mesh(); none: the pipeline makes one.
+  std::shared_ptr<DataParallel> engine = {};
+};
+
+template <typename Module>
+Stage make_stage(int64_t index, std::shared_ptr<Module> module) {
+  return {index, module, [&forward = *module](const at::Tensor& x) { return forward.forward(x); }};
+}
+
+/// Output of the last stage and target to a scalar: the mean over the micro-batch.
+using StageLoss = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
+
+/// A parameter of which two stages have a copy, such as embeddings that are the head as well. Both start with
+/// the values of the first, and get the sum of both gradients.
+struct TiedParameter {
+  int64_t stage = 0;
+  std::string name;  ///< as DataParallel::units() has it
+  int64_t other_stage = 0;
+  std::string other_name;
+};
+
+/// The mesh of the engines of stages: that of the pipeline, or where two ranks have a copy of each stage
+/// (Placement::kTwoWays) one in which both are data-parallel ranks. Collective over `mesh`.
+comm::Mesh stage_mesh(const plan::Schedule& schedule, const comm::Mesh& mesh);
+
+struct PipelineOptions {
+  WrapOptions data_parallel = {};  ///< of the engines that the pipeline makes
+  std::vector<TiedParameter> tied = {};
+  /// Receive buffers beyond those that the schedule needs at once, for each stage and direction.
+  int64_t ahead = 1;
+};
+
+class Pipeline {
+ public:
+  /// `stages` are those of this rank, in any order; `loss` is used where the last one is. The ranks of the
+  /// schedule are those of the mesh's axis pp. Collective over the mesh. Throws ConfigError when schedule and
+  /// mesh do not fit each other or the schedule cannot run, LogicError for stages that are not this rank's or
+  /// a tied parameter that does not exist.
+  Pipeline(plan::Schedule schedule, std::vector<Stage> stages, StageLoss loss, const comm::Mesh& mesh,
+           const PipelineOptions& options = {});
+  ~Pipeline();
+  Pipeline(const Pipeline&) = delete;
+  Pipeline& operator=(const Pipeline&) = delete;
+
+  /// Forward and backward passes of a step. `inputs` and `targets` are a whole batch of this data-parallel
+  /// rank, which is cut into micro-batches of equal size along its first dimension; used where the first and
+  /// the last stage are, and ignored (may be undefined) elsewhere. Returns the mean loss over all
+  /// micro-batches of all data-parallel ranks, fp64 scalar, on every rank. Collective over the mesh. Throws
+  /// ConfigError when micro-batches do not divide the batch. When a pass throws, all ranks throw an error
+  /// that names it, and the pipeline is of no more use.
+  at::Tensor forward_backward(const at::Tensor& inputs, const at::Tensor& targets);
+  /// The same for micro-batches as they are; shapes do not change from step to step. `weights`, the same on
+  /// all ranks of a pipeline, say how much each counts, as DataParallel::backward() has it; none: all the
+  /// same.
+  at::Tensor forward_backward(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& targets,
+                              const std::vector<double>& weights = {});
+
+  /// Euclidean norm of the gradient of all stages; tied parameters count once. Collective over the mesh; the
+  /// host waits.
+  double grad_norm() const;
+  /// Scales the gradient down to a norm of at most `max_norm` and returns the norm that it had. Collective;
+  /// the host waits. Throws LogicError unless max_norm is positive.
+  double clip_grad_norm(double max_norm);
+
+  using Optimizers = std::vector<std::unique_ptr<optim::Optimizer>>;
+  /// One an engine, each made by `make` from its parameters.
+  Optimizers optimizers(
+      const std::function<std::unique_ptr<optim::Optimizer>(std::vector<optim::FlatParam>)>& make);
+  /// Updates the parameters of this rank's stages. Collective over data-parallel ranks.
+  void step(const Optimizers& optimizers);
+  /// Forgets the gradient.
+  void skip_step();
+
+  /// Those of this rank's stages that have parameters, in rising order of stages.
+  const std::vector<std::shared_ptr<DataParallel>>& engines() const { return engines_; }
+  const plan::Schedule& schedule() const { return schedule_; }
+  /// What this rank does in a step.
+  const plan::StageProgram& program() const { return program_; }
+  int64_t rank() const { return mesh_.pp_rank; }
+  /// The host waits until everything that was sent has left.
+  void flush() { links_->flush(); }
+  /// Sent by this rank to other stages so far.
+  int64_t sent_bytes() const { return links_->sent_bytes(); }
+  /// Bytes of receive buffers, from the first step on.
+  int64_t buffer_bytes() const { return links_->buffer_bytes(); }
+
+ private:
+  struct StageAtWork : Stage {
+    /// The micro-batch whose backward pass ends the step and reduces the gradient meanwhile; none: it is
+    /// reduced after all passes.
+    std::optional<int64_t> last_backward = {};
+    bool reduced = false;
+  };
+  struct InFlight {
+    at::Tensor input, output;
+  };
+  using Place = std::pair<int64_t, int64_t>;  ///< stage and micro-batch
+
+  void check_mesh() const;
+  void take_stages(std::vector<Stage> stages);
+  void make_engines();
+  void make_ties();
+  void start_equal(const TiedParameter& tie, comm::Group& group, const at::Tensor& mine,
+                   bool has_engine) const;
+  void plan_reductions();
+  StageAtWork* stage_here(int64_t index);
+  bool is_last(int64_t stage) const { return stage + 1 == schedule_.stages; }
+  void check_usable() const;
+
+  void run_program();
+  void run(const plan::StageAction& action);
+  void forward(const plan::StageAction& action);
+  void backward(const plan::StageAction& action);
+  void backward_weight(const plan::StageAction& action);
+  void differentiate(StageAtWork& stage, const plan::StageAction& action, const at::Tensor& output);
+  void hand_on(plan::Message message, int64_t stage, int64_t micro_batch, const at::Tensor& tensor);
+  void send(const plan::StageAction& action);
+  at::Tensor arrived(plan::Message message, int64_t stage, int64_t micro_batch);
+  void reduce_rest();
+  void sum_tied();
+  bool counts_in_norm(const Stage& stage) const;
+  at::Tensor mean_loss() const;
+  std::string in_words(const plan::StageAction* action) const;
+  [[noreturn]] void fail(const plan::StageAction* action, const std::exception& error);
+
+  plan::Schedule schedule_;
+  StageLoss loss_;
+  comm::Mesh mesh_;
+  PipelineOptions options_;
+  plan::StageProgram program_;
+  std::vector<StageAtWork> stages_;  ///< in rising order
+  std::vector<std::shared_ptr<DataParallel>> engines_;
+  std::vector<std::shared_ptr<comm::Group>> tie_groups_;  ///< by tied parameter; null: not with another rank
+  std::unique_ptr<StageLinks> links_;
+
+  // One step.
+  const std::vector<at::Tensor>* inputs_ = nullptr;
+  const std::vector<at::Tensor>* targets_ = nullptr;
+  std::vector<double> weights_;
+  std::map<Place, InFlight> in_flight_;
+  std::map<Place, std::shared_ptr<nn::DeferredGradients>> deferred_;  ///< gradients of weights
+  std::map<std::tuple<plan::Message, int64_t, int64_t>, at::Tensor> arrived_, leaving_;
+  std::map<int64_t, at::Tensor> losses_;  ///< by micro-batch
+  std::string broken_;                    ///< what has failed
+};
+
+}  // namespace trireme::parallel

@@ -1,0 +1,115 @@
+// What concerns the gradients of several stages at once: tied parameters and the norm.
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "trireme/base/error.h"
+#include "trireme/parallel/module_parameters.h"
+#include "trireme/parallel/pipeline.h"
+
+namespace trireme::parallel {
+namespace {
+
+at::Tensor find_parameter(const Stage& stage, const std::string& name) {
+  for (const ModuleParameter& param : module_parameters(*stage.module)) {
+    if (param.name == name) return param.tensor;
+  }
+  throw LogicError("[parallel.pipeline] stage {} has no parameter {}, which is to be tied", stage.index,
+                   name);
+}
+
+void check_same_size(const TiedParameter& tie, int64_t numel, int64_t other_numel) {
+  TRIREME_CHECK(
+      numel == other_numel,
+      "[parallel.pipeline] {} of stage {} has {} elements, and {} of stage {}, to which it is tied, {}",
+      tie.name, tie.stage, numel, tie.other_name, tie.other_stage, other_numel);
+}
+
+}  // namespace
+
+/// Copies on two ranks need a group of the two. Where a rank has both, no other does, or both directions of a
+/// model in two ways do.
+void Pipeline::make_ties() {
+  for (const TiedParameter& tie : options_.tied) {
+    std::shared_ptr<comm::Group>& group = tie_groups_.emplace_back();
+    const Stage *const first = stage_here(tie.stage), *const other = stage_here(tie.other_stage);
+    if (first != nullptr && other != nullptr) {
+      const at::NoGradGuard no_grad;
+      const at::Tensor from = find_parameter(*first, tie.name), to = find_parameter(*other, tie.other_name);
+      check_same_size(tie, from.numel(), to.numel());
+      if (!other->engine) to.detach().copy_(from);
+    } else if (first != nullptr || other != nullptr) {
+      const auto rank_of = [&](int64_t stage) {
+        return mesh_.pp->ranks()[static_cast<size_t>(schedule_.rank_of(stage, 0))];
+      };
+      group = mesh_.world->make_group("tied", {rank_of(tie.stage), rank_of(tie.other_stage)});
+      const Stage& here = first != nullptr ? *first : *other;
+      start_equal(tie, *group, find_parameter(here, first != nullptr ? tie.name : tie.other_name),
+                  here.engine != nullptr);
+    }
+  }
+}
+
+/// The values of `mine`, which is an engine's already or not, are those of the tie's first stage.
+void Pipeline::start_equal(const TiedParameter& tie, comm::Group& group, const at::Tensor& mine,
+                           bool has_engine) const {
+  const at::NoGradGuard no_grad;
+  const auto numel = comm::gather_scalars(group, {static_cast<double>(mine.numel())});
+  check_same_size(tie, static_cast<int64_t>(numel[0][0]), static_cast<int64_t>(numel[1][0]));
+  if (has_engine) return;
+  at::Tensor values = mine.detach().to(mesh_.world->device()).contiguous();
+  group.broadcast(values, 0);
+  mine.detach().copy_(values);
+}
+
+/// Before data-parallel ranks reduce: both copies get the sum of what their stages have accumulated.
+void Pipeline::sum_tied() {
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < options_.tied.size(); ++i) {
+    const TiedParameter& tie = options_.tied[i];
+    Stage *const first = stage_here(tie.stage), *const other = stage_here(tie.other_stage);
+    if (first == nullptr && other == nullptr) continue;
+    if (first != nullptr && other != nullptr) {
+      at::Tensor sum = first->engine->accumulated_gradient(tie.name),
+                 copy = other->engine->accumulated_gradient(tie.other_name);
+      copy.copy_(sum.add_(copy));
+      continue;
+    }
+    at::Tensor mine = first != nullptr ? first->engine->accumulated_gradient(tie.name)
+                                       : other->engine->accumulated_gradient(tie.other_name);
+    tie_groups_[i]->all_reduce(mine, comm::ReduceOp::kSum);
+  }
+}
+
+/// Of two copies of a stage, the one of the first direction does.
+bool Pipeline::counts_in_norm(const Stage& stage) const {
+  return stage.engine && schedule_.rank_of(stage.index, 0) == rank();
+}
+
+double Pipeline::grad_norm() const {
+  std::vector<double> squares(static_cast<size_t>(schedule_.stages), 0.0);
+  for (const StageAtWork& stage : stages_) {
+    if (!stage.engine) continue;
+    std::vector<std::string> counted_elsewhere;
+    for (const TiedParameter& tie : options_.tied) {
+      if (tie.other_stage == stage.index) counted_elsewhere.push_back(tie.other_name);
+    }
+    const double norm = stage.engine->grad_norm(counted_elsewhere);
+    if (counts_in_norm(stage)) squares[static_cast<size_t>(stage.index)] = norm * norm;
+  }
+  double sum = 0.0;
+  const auto by_rank = comm::gather_scalars(*mesh_.pp, squares);
+  for (size_t stage = 0; stage < squares.size(); ++stage) {
+    for (const auto& rank : by_rank) sum += rank[stage];
+  }
+  return std::sqrt(sum);
+}
+
+double Pipeline::clip_grad_norm(double max_norm) {
+  TRIREME_CHECK(max_norm > 0.0, "[parallel.clip_grad_norm] max_norm is {}; give a positive number", max_norm);
+  const double norm = grad_norm(), factor = optim::clip_factor(norm, max_norm);
+  for (const auto& engine : engines_) engine->scale_gradient(factor);
+  return norm;
+}
+
+}  // namespace trireme::parallel
