@@ -39,7 +39,7 @@ build_consumer(plan -DCOMPONENTS=plan "-DTRIREME_TORCH_DIR=${WORK}/no torch here
 if(TORCH_ROOT)
   build_consumer(full "-DTRIREME_TORCH_DIR=${TORCH_ROOT}")
   run("${WORK}/full/full" "${WORK}/tensors.safetensors")
-  foreach(example own_module your_module)
+  foreach(example own_module pipeline your_module)
     run(${CMAKE_COMMAND} -S "${CMAKE_CURRENT_LIST_DIR}/../../examples/${example}" -B "${WORK}/${example}" -G Ninja
         "-DCMAKE_PREFIX_PATH=${moved}" -DCMAKE_BUILD_TYPE=Release -DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF
         "-DTRIREME_TORCH_DIR=${TORCH_ROOT}")
@@ -48,6 +48,7 @@ if(TORCH_ROOT)
   foreach(ranks 1 2 3)
     set(launch "${moved}/bin/trireme" launch -n ${ranks})
     run(${launch} "${WORK}/own_module/own_module")
+    run(${launch} "${WORK}/pipeline/pipeline")
     # What docs/your_module.md shows.
     file(MAKE_DIRECTORY "${WORK}/steps-${ranks}")
     run(${launch} "${WORK}/your_module/steps" "${WORK}/steps-${ranks}")

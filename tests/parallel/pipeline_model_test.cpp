@@ -18,6 +18,15 @@ std::string as_one_word(std::string name) {
   return name;
 }
 
+struct ModelRun {
+  plan::ModelConfig config;
+  ScheduleName schedule = ScheduleName::k1F1B;
+  int64_t chunks = 1, dp = 1;
+  std::string policy = {};  ///< of engines with the model's units; empty: the pipeline makes them
+  at::ScalarType compute = at::kFloat;
+  static constexpr int64_t kPp = 2, kMicroBatches = 4, kRows = 8, kSteps = 5;
+};
+
 /// Units [first, last) of a model, with their parameters and no others.
 struct ModelStage : torch::nn::Module {
   ModelStage(const plan::ModelConfig& model_config, size_t first_unit, size_t last_unit)
@@ -36,7 +45,7 @@ struct ModelStage : torch::nn::Module {
     return model->run(std::span<const nn::Unit>(model->units(nn::LossTarget{targets})).subspan(first), x);
   }
   /// As train/parts makes one, with the units of this stage.
-  std::shared_ptr<parallel::DataParallel> engine(const comm::Mesh& mesh, const std::string& policy) {
+  std::shared_ptr<parallel::DataParallel> engine(const comm::Mesh& mesh, const ModelRun& run) {
     std::vector<plan::UnitSpec> units;
     std::map<std::string, std::string> names;
     for (const plan::UnitSpec& unit : plan::describe(config, 8).units) {
@@ -51,7 +60,9 @@ struct ModelStage : torch::nn::Module {
     }
     const nn::InitialWeights initial(config, 11);
     auto made = std::make_shared<parallel::DataParallel>(
-        *this, units, mesh, parallel::Options{.policy = plan::find_policy(policy)},
+        *this, units, mesh,
+        parallel::Options{
+            .policy = plan::find_policy(run.policy), .compute = run.compute, .reduce = run.compute},
         [initial, names](const std::string& name, int64_t from, at::Tensor& out) {
           initial(names.at(name), from, out);
         });
@@ -79,14 +90,6 @@ struct ModelStage : torch::nn::Module {
   size_t first, last;
 };
 
-struct ModelRun {
-  plan::ModelConfig config;
-  ScheduleName schedule = ScheduleName::k1F1B;
-  int64_t chunks = 1, dp = 1;
-  std::string policy = {};  ///< of engines with the model's units; empty: the pipeline makes them
-  static constexpr int64_t kPp = 2, kMicroBatches = 4, kRows = 8, kSteps = 5;
-};
-
 plan::ModelConfig model_of(plan::ModelFamily family, bool tied) {
   plan::ModelConfig config;
   config.family = family;
@@ -106,6 +109,7 @@ std::pair<at::Tensor, at::Tensor> tokens_of(int64_t step) {
 
 parallel::PipelineOptions options_of(const ModelRun& run, const plan::Schedule& schedule) {
   parallel::PipelineOptions options;
+  options.data_parallel = {.compute = run.compute, .reduce = run.compute};
   if (run.config.tie_embeddings) {
     const bool gpt2 = run.config.family == plan::ModelFamily::kGpt2;
     const std::string name = gpt2 ? "transformer_wte_weight" : "model_embed_tokens_weight";
@@ -131,7 +135,7 @@ test::PipelineOutcome train(const ModelRun& run) {
       };
       const auto module = std::make_shared<ModelStage>(run.config, cut(stage), cut(stage + 1));
       stages.push_back(parallel::make_stage(stage, module));
-      if (!run.policy.empty()) stages.back().engine = module->engine(engine_mesh, run.policy);
+      if (!run.policy.empty()) stages.back().engine = module->engine(engine_mesh, run);
       if (stage + 1 == schedule.stages) last = module;
     }
     const auto loss = [&](const at::Tensor& x, const at::Tensor& targets) { return last->loss(x, targets); };
@@ -233,6 +237,20 @@ INSTANTIATE_TEST_SUITE_P(Families, PipelinedModel,
                            return std::string(plan::name(named.param.first)) +
                                   (named.param.second ? "_tied" : "");
                          });
+
+TEST(PipelinedModel, HalvesOfBackwardAddUpInBf16) {
+  at::set_num_threads(1);
+  ModelRun run{.config = model_of(plan::ModelFamily::kGpt2, true), .compute = at::kBFloat16};
+  for (const char* policy : {"", "zero2"}) {
+    run.policy = policy;
+    run.schedule = ScheduleName::k1F1B;
+    const test::PipelineOutcome whole = train(run);
+    for (const ScheduleName schedule : {ScheduleName::kZbH1, ScheduleName::kZbV}) {
+      run.schedule = schedule;
+      test::expect_equal(train(run).weights, whole.weights, std::string(plan::name(schedule)));
+    }
+  }
+}
 
 TEST(PipelinedModel, HalvesOfBackwardGoWithEveryPolicy) {
   ModelRun run{.config = model_of(plan::ModelFamily::kLlama, true), .dp = 2};

@@ -94,6 +94,29 @@ TEST(Law3, TiedParametersAndRecomputeChangeNothing) {
   }
 }
 
+TEST(Law3, HoldsOnEightRanks) {
+  const PipelineOutcome one_piece = test::train_unpipelined({.pp = 8, .micro_batches = 16});
+  for (const PipelineRun& run : one_of_each({.pp = 8, .micro_batches = 16}))
+    expect_near(test::train(run), one_piece, run.label());
+  const PipelineOutcome halves = test::train_unpipelined({.pp = 4, .dp = 2});
+  for (PipelineRun run : one_of_each({.pp = 4, .dp = 2, .policy = "zero2"}))
+    expect_near(test::train(run), halves, run.label());
+}
+
+TEST(Law3, HoldsInBf16) {
+  for (const char* policy : {"ddp", "fsdp"}) {
+    const PipelineRun base{
+        .dp = 2, .micro_batches = 4, .policy = policy, .tied = true, .compute = at::kBFloat16};
+    const PipelineOutcome first = test::train(base);
+    EXPECT_LT(first.losses.back(), 0.9 * first.losses.front());
+    for (const ScheduleName schedule : {ScheduleName::kGpipe, ScheduleName::kZbH1, ScheduleName::kZbV}) {
+      PipelineRun run = base;
+      run.schedule = schedule;
+      expect_same_bits(test::train(run), first, run.label());
+    }
+  }
+}
+
 TEST(Law3, EveryPolicyWorksInsideOfStages) {
   const PipelineRun base{.dp = 2, .micro_batches = 4, .tied = true, .clip = 0.5};
   const PipelineOutcome one_piece = test::train_unpipelined(base);

@@ -10,6 +10,7 @@
 #include "trireme/base/error.h"
 #include "trireme/kernels/range.h"
 #include "trireme/nn/deferred_gradients.h"
+#include "trireme/parallel/stage_links.h"
 
 namespace trireme::parallel {
 namespace {
@@ -389,6 +390,18 @@ void Pipeline::step(const Optimizers& optimizers) {
                 "[parallel.pipeline] {} optimizers for {} stages with parameters; make them by optimizers()",
                 optimizers.size(), engines_.size());
   for (size_t i = 0; i < engines_.size(); ++i) engines_[i]->step(*optimizers[i]);
+}
+
+void Pipeline::flush() {
+  links_->flush();
+}
+
+int64_t Pipeline::sent_bytes() const {
+  return links_->sent_bytes();
+}
+
+int64_t Pipeline::buffer_bytes() const {
+  return links_->buffer_bytes();
 }
 
 void Pipeline::skip_step() {

@@ -24,7 +24,6 @@
 
 #include "trireme/comm/mesh.h"
 #include "trireme/optim/optimizer.h"
-#include "trireme/parallel/stage_links.h"
 #include "trireme/parallel/wrap.h"
 #include "trireme/plan/lowering.h"
 
@@ -33,6 +32,8 @@ class DeferredGradients;
 }
 
 namespace trireme::parallel {
+
+class StageLinks;
 
 /// A stage that this rank holds.
 struct Stage {
@@ -121,11 +122,11 @@ class Pipeline {
   const plan::StageProgram& program() const { return program_; }
   int64_t rank() const { return mesh_.pp_rank; }
   /// The host waits until everything that was sent has left.
-  void flush() { links_->flush(); }
+  void flush();
   /// Sent by this rank to other stages so far.
-  int64_t sent_bytes() const { return links_->sent_bytes(); }
+  int64_t sent_bytes() const;
   /// Bytes of receive buffers, from the first step on.
-  int64_t buffer_bytes() const { return links_->buffer_bytes(); }
+  int64_t buffer_bytes() const;
 
  private:
   struct StageAtWork : Stage {
