@@ -127,6 +127,21 @@ TEST(PipelineFaults, NamesBothStagesWhereShapesDoNotFit) {
         << error;
 }
 
+TEST(PipelineFaults, RefusesToCutWhereNoGradientPasses) {
+  const PipelineRun run{.pp = 2};
+  const auto errors = errors_of(run, [&](const std::shared_ptr<comm::World>& world) {
+    Rank rank(world, run, [](std::vector<parallel::Stage>& stages) {
+      if (stages[0].index == 0)
+        stages[0].forward = [forward = stages[0].forward](const at::Tensor& x) {
+          return forward(x).to(at::kLong);
+        };
+    });
+    rank.step();
+  });
+  for (const std::string& error : errors)
+    EXPECT_NE(error.find("stage 0 made Long, which has no gradient"), std::string::npos) << error;
+}
+
 TEST(PipelineFaults, RefusesWhatDoesNotFit) {
   const PipelineRun run{.pp = 2};
   test::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {

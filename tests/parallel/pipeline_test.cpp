@@ -94,6 +94,41 @@ TEST(Law3, TiedParametersAndRecomputeChangeNothing) {
   }
 }
 
+/// Stages 1 and 3 of four have nothing to train.
+TEST(Pipeline, HasStagesWithoutParameters) {
+  struct Plain : torch::nn::Module {
+    at::Tensor forward(const at::Tensor& x) const { return x.tanh(); }
+  };
+  constexpr int64_t kStages = 4, kMicroBatches = 8;
+  const auto block_of = [](int64_t stage) {
+    return std::make_shared<test::Block>(static_cast<uint64_t>(40 + stage), test::Net::kWidth);
+  };
+  const auto first = block_of(0), third = block_of(2);
+  const at::Tensor wanted = test::squared_error(
+      third->forward(first->forward(test::batch(3000, 0)).tanh()).tanh(), test::batch(4000, 0));
+  wanted.backward();
+  double squares = 0.0;
+  for (const auto& block : {first, third}) {
+    for (const auto& param : block->parameters())
+      squares += param.grad().to(at::kDouble).square().sum().item<double>();
+  }
+  for (const ScheduleName name : {ScheduleName::k1F1B, ScheduleName::kZbH1, ScheduleName::kDualPipe}) {
+    const plan::Schedule schedule = plan::make_schedule(name, {kStages, kMicroBatches});
+    test::run_ranks(kStages, [&](const std::shared_ptr<comm::World>& world) {
+      const comm::Mesh mesh = test::mesh_of(world, {.pp = kStages});
+      std::vector<parallel::Stage> stages;
+      for (const int64_t stage : schedule.stages_of(mesh.pp_rank)) {
+        stages.push_back(stage % 2 == 0 ? parallel::make_stage(stage, block_of(stage))
+                                        : parallel::make_stage(stage, std::make_shared<Plain>()));
+      }
+      parallel::Pipeline pipeline(schedule, stages, test::squared_error, mesh);
+      const at::Tensor loss = pipeline.forward_backward(test::batch(3000, 0), test::batch(4000, 0));
+      EXPECT_NEAR(loss.item<double>(), wanted.item<double>(), kLaw * wanted.item<double>());
+      EXPECT_NEAR(pipeline.grad_norm(), std::sqrt(squares), kLaw * std::sqrt(squares)) << plan::name(name);
+    });
+  }
+}
+
 TEST(Law3, HoldsOnEightRanks) {
   const PipelineOutcome one_piece = test::train_unpipelined({.pp = 8, .micro_batches = 16});
   for (const PipelineRun& run : one_of_each({.pp = 8, .micro_batches = 16}))

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/refusal.h"
 #include "trireme/base/error.h"
 #include "trireme/plan/simulate.h"
 
@@ -77,6 +78,17 @@ TEST(Schedule, RunsEveryPassOnceAndWaitsForNothingInVain) {
       }
     }
   }
+}
+
+TEST(Schedule, SaysHowManyMicroBatchesItNeeds) {
+  const auto make = [](ScheduleName name, const PipelineShape& shape) {
+    return [=] { make_schedule(name, shape); };
+  };
+  test::expect_refusal(make(ScheduleName::kDualPipe, {4, 6}),
+                       {"at least 8", "there are 6 micro-batches on 4 ranks"});
+  test::expect_refusal(make(ScheduleName::kDualPipeV, {4, 7}), {"at least 8", "there are 7"});
+  test::expect_refusal(make(ScheduleName::kInterleaved1F1B, {4, 9, 2}),
+                       {"9 micro-batches", "take a multiple of 4"});
 }
 
 /// Formulas for balanced stages, no transfer, and enough micro-batches: the bubble of a step.

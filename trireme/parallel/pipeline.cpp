@@ -76,6 +76,7 @@ Pipeline::Pipeline(plan::Schedule schedule, std::vector<Stage> stages, StageLoss
   check_mesh();
   program_ = plan::lower(schedule_, rank(), options_.ahead);
   take_stages(std::move(stages));
+  stage_mesh_ = stage_mesh(schedule_, mesh_);
   make_ties();
   make_engines();
   plan_reductions();
@@ -120,13 +121,12 @@ Pipeline::StageAtWork* Pipeline::stage_here(int64_t index) {
 }
 
 void Pipeline::make_engines() {
-  const comm::Mesh mesh = stage_mesh(schedule_, mesh_);
   const std::string& policy = options_.data_parallel.policy;
   const bool shards = !policy.empty() && plan::find_policy(policy).shard_parameters;
   for (StageAtWork& stage : stages_) {
     if (!stage.engine && !stage.module->parameters().empty()) {
-      stage.engine = shards ? fully_shard(*stage.module, mesh, options_.data_parallel)
-                            : data_parallel(*stage.module, mesh, options_.data_parallel);
+      stage.engine = shards ? fully_shard(*stage.module, stage_mesh_, options_.data_parallel)
+                            : data_parallel(*stage.module, stage_mesh_, options_.data_parallel);
     }
     if (stage.engine) engines_.push_back(stage.engine);
   }
@@ -297,7 +297,7 @@ void Pipeline::differentiate(StageAtWork& stage, const StageAction& action, cons
   stage.reduced = stage.reduced || last;
   if (is_last(stage.index)) {
     if (engine == nullptr) {
-      const double scale = loss_scale(options_.data_parallel, weight, mesh_.dp->size());
+      const double scale = loss_scale(options_.data_parallel, weight, stage_mesh_.dp->size());
       output.backward(at::full_like(output, scale));
     } else {
       last ? engine->backward(output, weight) : engine->accumulate(output, weight);

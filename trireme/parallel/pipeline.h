@@ -169,7 +169,7 @@ class Pipeline {
 
   plan::Schedule schedule_;
   StageLoss loss_;
-  comm::Mesh mesh_;
+  comm::Mesh mesh_, stage_mesh_;
   PipelineOptions options_;
   plan::StageProgram program_;
   std::vector<StageAtWork> stages_;  ///< in rising order

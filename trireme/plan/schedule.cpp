@@ -307,7 +307,8 @@ void check(bool right, ScheduleName name, const PipelineShape& shape, std::strin
 Schedule dualpipe(const PipelineShape& shape) {
   const int64_t ranks = shape.ranks, micro_batches = shape.micro_batches;
   check(ranks % 2 == 0 && micro_batches % 2 == 0 && micro_batches >= 2 * ranks, ScheduleName::kDualPipe,
-        shape, "an even number of ranks and an even number of micro-batches, at least two a rank");
+        shape,
+        fmt::format("an even number of ranks and an even number of micro-batches, at least {}", 2 * ranks));
   return by_rank(shape, Placement::kTwoWays, ranks, [&](int64_t rank) {
     const int64_t half = ranks / 2, near = std::min(rank, ranks - 1 - rank);
     // The direction that starts nearer to this rank goes first.
@@ -324,7 +325,7 @@ Schedule dualpipe(const PipelineShape& shape) {
 Schedule dualpipe_v(const PipelineShape& shape) {
   const int64_t ranks = shape.ranks;
   check(shape.micro_batches >= 2 * ranks, ScheduleName::kDualPipeV, shape,
-        "at least two micro-batches a rank");
+        fmt::format("at least {} micro-batches", 2 * ranks));
   return by_rank(shape, Placement::kV, 2 * ranks, [&](int64_t rank) {
     return dual_phases({rank, 2 * ranks - 1 - rank, 0, 0}, ranks, rank,
                        shape.micro_batches - 2 * ranks + rank + 1, rank == ranks - 1);
