@@ -19,6 +19,7 @@ const std::vector<std::string> kVerbs = {"train",   "generate", "doctor", "plan"
 std::vector<std::vector<std::string>> all_commands() {
   std::vector<std::vector<std::string>> commands = {{},
                                                     {"plan", "policy"},
+                                                    {"plan", "step"},
                                                     {"bench", "speed"},
                                                     {"bench", "memory"},
                                                     {"config", "show"},

@@ -27,7 +27,8 @@ bool takes_overrides(const std::vector<std::string>& arguments) {
   if (arguments[0] == "train" || arguments[0] == "bench") return true;
   if (arguments.size() < 2) return false;
   return (arguments[0] == "config" && arguments[1] == "show") ||
-         (arguments[0] == "pipeline" && arguments[1] == "stages");
+         (arguments[0] == "pipeline" && arguments[1] == "stages") ||
+         (arguments[0] == "plan" && arguments[1] == "step");
 }
 
 bool is_boolean_word(std::string_view word) {
@@ -67,7 +68,7 @@ std::vector<std::string> option_names(const CLI::App& app) {
 }
 
 bool takes_config(const CLI::App& verb) {
-  constexpr std::string_view kVerbs[] = {"train", "memory", "speed", "show", "stages"};
+  constexpr std::string_view kVerbs[] = {"train", "memory", "speed", "show", "stages", "step"};
   return std::ranges::find(kVerbs, verb.get_name()) != std::end(kVerbs);
 }
 

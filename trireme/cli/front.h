@@ -45,6 +45,7 @@ void add_bench_memory(CLI::App& bench, Front& front);
 void add_bench_speed(CLI::App& bench, Front& front);
 void add_doctor(CLI::App& app, Front& front);
 void add_plan(CLI::App& app, Front& front);
+void add_plan_step(CLI::App& plan, Front& front);
 void add_pipeline(CLI::App& app, Front& front);
 void add_presets(CLI::App& app, Front& front);
 void add_config(CLI::App& app, Front& front);

@@ -80,6 +80,7 @@ void add_plan(CLI::App& app, Front& front) {
       return 0;
     };
   });
+  add_plan_step(*verb, front);
 }
 
 }  // namespace trireme::cli

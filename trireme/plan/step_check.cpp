@@ -70,27 +70,29 @@ void Verifier::demand_memory(Role role, int64_t unit, int64_t micro_batch) const
 }
 
 void Verifier::check_ranges() const {
-  const auto count = std::ssize(program_.actions);
+  const auto count = std::ssize(program_.actions), units = std::ssize(program_.units);
   int64_t end = 0;
   for (const Pass& pass : program_.passes) {
-    TRIREME_CHECK(pass.begin == end && pass.end >= pass.begin,
-                  "[plan.step_program] a {} pass covers actions {} to {} where the one before ends at {}",
-                  pass.kind, pass.begin, pass.end, end);
+    if (pass.begin != end || pass.end < pass.begin) {
+      throw LogicError(
+          "[plan.step_program] a {} pass covers actions {} to {} where the one before ends at {}", pass.kind,
+          pass.begin, pass.end, end);
+    }
     end = pass.end;
   }
-  TRIREME_CHECK(end == count, "[plan.step_program] passes cover {} of {} actions", end, count);
+  if (end != count) throw LogicError("[plan.step_program] passes cover {} of {} actions", end, count);
+  const auto is_action = [&](int64_t at) { return at >= 0 && at < count; };
   for (const Buffer& buffer : program_.buffers) {
-    const bool inside =
-        buffer.is_kept() || (buffer.from >= 0 && buffer.from < count && buffer.to >= 0 && buffer.to < count);
-    TRIREME_CHECK(
-        inside && buffer.unit >= 0 && buffer.unit < std::ssize(program_.units),
+    const bool inside = buffer.is_kept() || (is_action(buffer.from) && is_action(buffer.to));
+    if (inside && buffer.unit >= 0 && buffer.unit < units) continue;
+    throw LogicError(
         "[plan.step_program] {} of unit {} have memory from {} to {}, but there are {} actions and {} units",
-        buffer.role, buffer.unit, buffer.from, buffer.to, count, program_.units.size());
+        buffer.role, buffer.unit, buffer.from, buffer.to, count, units);
   }
   for (const Action& action : program_.actions) {
-    TRIREME_CHECK(action.unit >= Action::kWholeModel && action.unit < std::ssize(program_.units),
-                  "[plan.step_program] {} of unit {}, but there are {} units", action.kind, action.unit,
-                  program_.units.size());
+    if (action.unit >= Action::kWholeModel && action.unit < units) continue;
+    throw LogicError("[plan.step_program] {} of unit {}, but there are {} units", action.kind, action.unit,
+                     units);
   }
 }
 
@@ -138,6 +140,7 @@ void Verifier::check_action() {
     case ActionKind::kGatherSum:
       return demand(reduced_[unit], "it was not reduced before");
     case ActionKind::kUpdate:
+      demand(unit != Action::kWholeModel, "units are updated one by one");
       demand(!program_.units[static_cast<size_t>(unit)].trainable || reduced_[unit],
              "its gradients were not reduced before");
       demand(!std::exchange(updated_[unit], true), "it comes twice");
@@ -153,17 +156,16 @@ void Verifier::check_action() {
 void Verifier::check_end() const {
   if (!trains()) return;
   for (int64_t unit = 0; unit < std::ssize(program_.units); ++unit) {
-    const auto reduced = reduced_.find(unit), updated = updated_.find(unit);
-    TRIREME_CHECK(!program_.units[static_cast<size_t>(unit)].trainable || reduced != reduced_.end(),
-                  "[plan.step_program] the gradients of {} are never reduced", name_of(unit));
-    TRIREME_CHECK(updated != updated_.end(), "[plan.step_program] {} is never updated", name_of(unit));
+    if (program_.units[static_cast<size_t>(unit)].trainable && !reduced_.contains(unit))
+      throw LogicError("[plan.step_program] the gradients of {} are never reduced", name_of(unit));
+    if (!updated_.contains(unit)) throw LogicError("[plan.step_program] {} is never updated", name_of(unit));
   }
   for (const auto& [key, count] : forwards_) {
     if (key.first == Action::kWholeModel || !program_.units[static_cast<size_t>(key.first)].trainable)
       continue;
-    TRIREME_CHECK(backwards_.contains(key) && weights_.contains(key),
-                  "[plan.step_program] {} has a forward pass in micro-batch {} and no whole backward pass",
-                  name_of(key.first), key.second);
+    if (backwards_.contains(key) && weights_.contains(key)) continue;
+    throw LogicError("[plan.step_program] {} has a forward pass in micro-batch {} and no whole backward pass",
+                     name_of(key.first), key.second);
   }
 }
 

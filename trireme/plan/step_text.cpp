@@ -91,7 +91,8 @@ int64_t Reader::number(std::string text) const {
   std::erase(text, ',');
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) fail(fmt::format("'{}' is no number", text));
+  if (error != std::errc() || end != text.data() + text.size() || value < 0)
+    fail(fmt::format("'{}' is no number of 0 or more", text));
   return value;
 }
 
@@ -123,6 +124,8 @@ std::vector<Transfer> Reader::transfers(const std::string& word) const {
 }
 
 void Reader::read_unit() {
+  if (word(3) != "trainable" && word(3) != "frozen")
+    fail(fmt::format("'{}' is neither trainable nor frozen", word(3)));
   program_.units.push_back({.name = word(1),
                             .numel = number(word(2)),
                             .trainable = word(3) == "trainable",

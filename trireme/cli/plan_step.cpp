@@ -1,0 +1,84 @@
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+
+#include "trireme/base/file.h"
+#include "trireme/base/terminal.h"
+#include "trireme/cli/front.h"
+#include "trireme/cli/step_view.h"
+#include "trireme/cli/train_job.h"
+
+namespace trireme::cli {
+namespace {
+
+struct StepOptions {
+  TrainJob job;
+  std::string file;
+  std::optional<int64_t> rank;
+  bool text = false, json = false, all = false;
+};
+
+StepView view_for(const StepOptions& options, const Front& front) {
+  if (options.file.empty()) {
+    TrainJob job = options.job;
+    job.overrides = front.overrides;
+    const PreparedJob prepared = prepare_train_job(job, front);
+    return planned_step(prepared.config.config, prepared.plan, options.rank);
+  }
+  if (!front.overrides.empty()) {
+    throw UsageError(fmt::format("[cli.plan] --check reads a program, which {} changes nothing of",
+                                 front.overrides.front()),
+                     "drop one of them");
+  }
+  return step_from_text(read_file(options.file), options.file);
+}
+
+int step(const StepOptions& options, const Front& front) {
+  const StepView view = view_for(options, front);
+  if (options.text) {
+    fmt::print("{}", plan::to_text(view.program));
+  } else if (options.json) {
+    fmt::print("{}\n", to_json(view));
+  } else {
+    fmt::print("{}", to_text(view, options.all, terminal_columns(STDOUT_FILENO)));
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_plan_step(CLI::App& plan, Front& front) {
+  auto options = std::make_shared<StepOptions>();
+  CLI::App* verb = plan.add_subcommand(
+      "step", "What a rank does in a step: every action, what it sends, and the memory that it has then");
+  add_config_file(*verb, options->job.config);
+  CLI::Option* const ranks =
+      verb->add_option("-n,--ranks", options->job.ranks, "Ranks of the run (default: all GPUs, else 2)")
+          ->option_text("RANKS");
+  CLI::Option* const rank =
+      verb->add_option("--rank", options->rank, "List this rank's elements of each unit, too")
+          ->option_text("R");
+  CLI::Option* const text =
+      verb->add_flag("--text", options->text, "The program in exact numbers, as --check reads it");
+  verb->add_flag("--json", options->json, "One JSON document")->excludes(text);
+  verb->add_flag("--all", options->all, "A line for every action: nothing that repeats is folded");
+  verb->add_option("--check", options->file,
+                   "A program that --text wrote and you changed: exit code 2 names the line that cannot be "
+                   "read, 1 the first action that cannot be")
+      ->option_text("FILE")
+      ->excludes(ranks)
+      ->excludes(rank)
+      ->excludes("CONFIG")
+      ->excludes("--config");
+  verb->footer(
+      "Any config key can be given as --section.key=value.\n"
+      "Examples:\n"
+      "  trireme plan step -n 2 --model.preset=gpt-tiny --parallel.policy=fsdp\n"
+      "  trireme plan step configs/quickstart.yaml --text > mine.txt\n"
+      "  trireme plan step --check mine.txt");
+  verb->callback([options, &front] { front.action = [options, &front] { return step(*options, front); }; });
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,547 @@
+#include "trireme/cli/step_view.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <vector>
+
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/plan/cuda_graphs.h"
+#include "trireme/plan/unit_buffers.h"
+#include "trireme/report/table.h"
+
+namespace trireme::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using plan::Action;
+using plan::ActionKind;
+using plan::HeldBytes;
+using plan::Pass;
+using plan::Role;
+using plan::StepProgram;
+using report::Align;
+
+constexpr std::string_view kPeakMark = "<- peak";
+
+std::string bytes_text(int64_t bytes) {
+  return format_bytes(static_cast<double>(bytes));
+}
+
+/// "-" for none, so that what is there stands out.
+std::string some_bytes(int64_t bytes) {
+  return bytes == 0 ? "-" : bytes_text(bytes);
+}
+
+std::string unit_name(const StepProgram& program, int64_t unit) {
+  return unit == Action::kWholeModel ? "all" : program.units[static_cast<size_t>(unit)].name;
+}
+
+const Action& action_at(const StepProgram& program, int64_t at) {
+  return program.actions[static_cast<size_t>(at)];
+}
+
+/// What a rank sends a step for actions of some kinds.
+int64_t sent_for(const StepView& view, std::initializer_list<ActionKind> kinds) {
+  StepProgram program = view.program;
+  for (Action& action : program.actions) {
+    if (std::ranges::find(kinds, action.kind) == kinds.end()) action.transfers.clear();
+  }
+  return program.wire_bytes(view.micro_batches);
+}
+
+struct Sent {
+  int64_t parameters, gradients, boundaries;
+  int64_t total() const { return parameters + gradients + boundaries; }
+};
+
+Sent sent_by(const StepView& view) {
+  return {.parameters = sent_for(view, {ActionKind::kUnshard}),
+          .gradients = sent_for(view, {ActionKind::kReduce, ActionKind::kGatherSum}),
+          .boundaries = sent_for(view, {ActionKind::kSend, ActionKind::kRecv})};
+}
+
+/// Memory of a program at each of its actions, and where it is most.
+class Memory {
+ public:
+  explicit Memory(const StepProgram& program)
+      : kept_(kept_bytes(program)), held_(held_bytes(program)), freed_(held_.size()) {
+    for (const plan::Buffer& buffer : program.buffers) {
+      if (!buffer.is_kept() && !buffer.part_of) freed_[static_cast<size_t>(buffer.to)] += buffer.bytes;
+    }
+    const auto most = std::ranges::max_element(held_, {}, &HeldBytes::total);
+    peak_ = most - held_.begin();
+  }
+
+  int64_t state() const { return kept_.total(); }
+  int64_t peak() const { return peak_; }
+  const HeldBytes& at(int64_t action) const { return held_[static_cast<size_t>(action)]; }
+  int64_t total(int64_t action) const { return at(action).total(); }
+  int64_t total_after(int64_t action) const { return total(action) - freed_[static_cast<size_t>(action)]; }
+  /// On top of what is kept from step to step.
+  int64_t extra(int64_t action, std::initializer_list<Role> roles) const {
+    int64_t sum = 0;
+    for (const Role role : roles) sum += at(action)[role] - kept_[role];
+    return sum;
+  }
+
+ private:
+  HeldBytes kept_;
+  std::vector<HeldBytes> held_;
+  std::vector<int64_t> freed_;  ///< once the action is done
+  int64_t peak_ = 0;
+};
+
+/// Actions that repeat the first `period` of them, each time for units that are `step` further.
+struct Run {
+  int64_t begin = 0, period = 1, times = 1, step = 0;
+  int64_t actions() const { return period * times; }
+  int64_t end() const { return begin + actions(); }
+};
+
+bool repeats(const Action& first, const Action& later, int64_t shift) {
+  Action shifted = first;
+  shifted.unit += shift;
+  return first.unit != Action::kWholeModel && shifted == later;
+}
+
+/// From `run.begin` on, as often as it goes before `end`. What repeats never holds the peak.
+Run extended(const StepProgram& program, Run run, int64_t end, int64_t peak) {
+  for (; run.end() + run.period <= end; ++run.times) {
+    if (run.end() <= peak && peak < run.end() + run.period) return run;
+    for (int64_t at = 0; at < run.period; ++at) {
+      const Action& first = action_at(program, run.begin + at);
+      if (!repeats(first, action_at(program, run.end() + at), run.step * run.times)) return run;
+    }
+  }
+  return run;
+}
+
+/// The run of most actions that begins at `begin`; one that is not worth a line of its own is a single
+/// action.
+Run longest_run(const StepProgram& program, int64_t begin, int64_t end, int64_t peak) {
+  constexpr int64_t kLongestPeriod = 12, kLeastTimes = 5;
+  Run best{.begin = begin};
+  for (int64_t period = 1; period <= kLongestPeriod; ++period) {
+    for (const int64_t step : {1, -1}) {
+      const Run run = extended(program, {begin, period, 1, step}, end, peak);
+      if (run.times >= kLeastTimes && run.actions() > best.actions()) best = run;
+    }
+  }
+  return best;
+}
+
+/// "transformer.h.1 to 11".
+std::string unit_range(const std::string& first, const std::string& last) {
+  const size_t dot = first.rfind('.');
+  const bool alike = dot != std::string::npos && last.compare(0, dot + 1, first, 0, dot + 1) == 0;
+  return fmt::format("{} to {}", first, alike ? last.substr(dot + 1) : last);
+}
+
+std::string micro_batch_text(int64_t micro_batch) {
+  return micro_batch == Action::kOnceAStep ? "-" : std::to_string(micro_batch);
+}
+
+class StepText {
+ public:
+  StepText(const StepView& view, bool all, int64_t columns)
+      : view_(view), program_(view.program), memory_(program_), all_(all), columns_(columns) {}
+  std::string to_string();
+
+ private:
+  struct Row {
+    std::string place, lane, action, unit, micro_batch;
+    int64_t sent = 0;
+    int64_t at = 0;  ///< action whose memory is shown
+  };
+
+  std::string heading() const;
+  std::string passes();
+  std::string pass(const Pass& pass) const;
+  std::vector<Row> rows(const Pass& pass) const;
+  Row row(int64_t at) const;
+  Row folded(const Run& run) const;
+  std::string table(const std::vector<Row>& rows) const;
+  std::string wide_table(const std::vector<Row>& rows) const;
+  std::string narrow_table(const std::vector<Row>& rows) const;
+  const Pass* earlier_like(const Pass& pass) const;
+  std::string totals() const;
+  std::string peak() const;
+  std::string ranges() const;
+  std::string mark(int64_t at) const { return std::string(at == memory_.peak() ? kPeakMark : ""); }
+
+  const StepView& view_;
+  const StepProgram& program_;
+  const Memory memory_;
+  bool all_;
+  int64_t columns_;
+};
+
+std::string StepText::heading() const {
+  report::Table table({{"step program"}, {view_.name}});
+  if (view_.planned) {
+    const auto& [config, run] = *view_.planned;
+    const auto setting = plan::engine_setting(config, run.mesh, run.batch.accumulation, run.device);
+    table.add_row({"ranks", fmt::format("{} on {}, {}", run.ranks, run.device, run.mesh.to_string())});
+    table.add_row({"policy", fmt::format("{}: {}", setting.policy.label(), setting.policy.summary)});
+    table.add_row(
+        {"lanes",
+         setting.beside
+             ? fmt::format("communication beside computation; parallel.prefetch={}", setting.prefetch)
+             : std::string("one action after the other: communication has no stream of its own")});
+  }
+  const int64_t shown = StepProgram::kMicroBatchesShown;
+  const std::string more = view_.micro_batches > shown
+                               ? fmt::format(", of which 1 stands for 1 to {} and {} is the last",
+                                             view_.micro_batches - shown + 1, shown - 1)
+                               : "";
+  table.add_row({"micro-batches", fmt::format("{} a step{}", view_.micro_batches, more)});
+  table.add_row({"state", fmt::format("{} from step to step", bytes_text(memory_.state()))});
+  return table.to_string(columns_);
+}
+
+StepText::Row StepText::row(int64_t at) const {
+  const Action& action = action_at(program_, at);
+  return {.place = std::to_string(at),
+          .lane = std::string(name(action.lane)),
+          .action = std::string(name(action.kind)),
+          .unit = unit_name(program_, action.unit),
+          .micro_batch = micro_batch_text(action.micro_batch),
+          .sent = action.wire_bytes(),
+          .at = at};
+}
+
+/// All but the first time of a run, in a line.
+StepText::Row StepText::folded(const Run& run) const {
+  const int64_t begin = run.begin + run.period, end = run.end();
+  int64_t unit = action_at(program_, run.begin).unit, sent = 0;
+  for (int64_t at = begin; at < end; ++at) sent += action_at(program_, at).wire_bytes();
+  for (int64_t at = run.begin + run.period; at-- > run.begin;) {
+    if (action_at(program_, at).computes()) unit = action_at(program_, at).unit;
+  }
+  const std::string as =
+      run.period == 1 ? fmt::format("as {}", run.begin) : fmt::format("as {} to {}", run.begin, begin - 1);
+  return {.place = fmt::format("{} to {}", begin, end - 1),
+          .lane = "",
+          .action = as,
+          .unit = unit_range(unit_name(program_, unit + run.step),
+                             unit_name(program_, unit + run.step * (run.times - 1))),
+          .micro_batch = micro_batch_text(action_at(program_, begin).micro_batch),
+          .sent = sent,
+          .at = end - 1};
+}
+
+std::vector<StepText::Row> StepText::rows(const Pass& pass) const {
+  std::vector<Row> rows;
+  for (int64_t at = pass.begin; at < pass.end;) {
+    const Run run = all_ ? Run{.begin = at} : longest_run(program_, at, pass.end, memory_.peak());
+    for (int64_t shown = at; shown < at + run.period; ++shown) rows.push_back(row(shown));
+    if (run.times > 1) rows.push_back(folded(run));
+    at = run.end();
+  }
+  return rows;
+}
+
+std::string StepText::wide_table(const std::vector<Row>& rows) const {
+  report::Table table({{"#", Align::kRight},
+                       {"lane"},
+                       {"action"},
+                       {"unit"},
+                       {"m", Align::kRight},
+                       {"sent", Align::kRight},
+                       {"state", Align::kRight},
+                       {"parameters", Align::kRight},
+                       {"gradients", Align::kRight},
+                       {"activations", Align::kRight},
+                       {"total", Align::kRight},
+                       {"after", Align::kRight},
+                       {""}});
+  for (const Row& row : rows) {
+    const int64_t at = row.at;
+    table.add_row({row.place, row.lane, row.action, row.unit, row.micro_batch, some_bytes(row.sent),
+                   bytes_text(memory_.state()),
+                   some_bytes(memory_.extra(
+                       at, {Role::kParameters, Role::kShard, Role::kSlice, Role::kMaster, Role::kMoments})),
+                   some_bytes(memory_.extra(at, {Role::kGradients, Role::kSum, Role::kReduced})),
+                   some_bytes(memory_.extra(at, {Role::kActivations, Role::kBoundary})),
+                   bytes_text(memory_.total(at)), bytes_text(memory_.total_after(at)), mark(at)});
+  }
+  return table.to_string();
+}
+
+std::string StepText::narrow_table(const std::vector<Row>& rows) const {
+  report::Table table(
+      {{"#", Align::kRight}, {"action"}, {"unit"}, {"sent", Align::kRight}, {"total", Align::kRight}, {""}});
+  for (const Row& row : rows) {
+    table.add_row({row.place, row.action, row.unit, some_bytes(row.sent), bytes_text(memory_.total(row.at)),
+                   mark(row.at)});
+  }
+  return table.to_string(columns_);
+}
+
+std::string StepText::table(const std::vector<Row>& rows) const {
+  const std::string wide = wide_table(rows);
+  const std::vector<std::string> lines = split(wide, '\n');
+  const auto columns = static_cast<int64_t>(std::ranges::max(lines, {}, &std::string::size).size());
+  return columns_ == 0 || columns <= columns_ ? wide : narrow_table(rows);
+}
+
+/// A pass of another micro-batch with the same actions. One that holds the peak is like no other.
+const Pass* StepText::earlier_like(const Pass& pass) const {
+  if (pass.begin <= memory_.peak() && memory_.peak() < pass.end) return nullptr;
+  for (const Pass& earlier : program_.passes) {
+    if (&earlier == &pass) break;
+    const int64_t apart = pass.begin - earlier.begin;
+    bool same = earlier.kind == pass.kind && earlier.end - earlier.begin == pass.end - pass.begin;
+    for (int64_t at = pass.begin; same && at < pass.end; ++at) {
+      Action action = action_at(program_, at - apart);
+      if (action.micro_batch != Action::kOnceAStep) action.micro_batch = pass.micro_batch;
+      same = action == action_at(program_, at);
+    }
+    if (same) return &earlier;
+  }
+  return nullptr;
+}
+
+std::string StepText::pass(const Pass& pass) const {
+  const std::string of =
+      pass.micro_batch == Action::kOnceAStep ? "" : fmt::format(", micro-batch {}", pass.micro_batch);
+  const std::string title = fmt::format("\n{}{}", pass.kind, of);
+  if (pass.begin == pass.end) return title + ": nothing\n";
+  if (const Pass* const earlier = all_ ? nullptr : earlier_like(pass)) {
+    int64_t most = 0;
+    for (int64_t at = pass.begin; at < pass.end; ++at) most = std::max(most, memory_.total(at));
+    return fmt::format("{}: {} to {} as {} to {}, at most {}\n", title, pass.begin, pass.end - 1,
+                       earlier->begin, earlier->end - 1, bytes_text(most));
+  }
+  return title + "\n" + table(rows(pass));
+}
+
+std::string StepText::passes() {
+  std::string text;
+  for (const Pass& each : program_.passes) text += pass(each);
+  return text;
+}
+
+/// Why the passes of this step are not recorded as CUDA graphs; empty: nothing is known to be in the way.
+std::string obstacle_to_recording(const StepView& view) {
+  const std::string obstacle = plan::recording_obstacle(view.program);
+  if (!obstacle.empty() || !view.planned) return obstacle;
+  const auto& [config, run] = *view.planned;
+  return plan::cuda_graphs_obstacle(config, run.device == plan::Device::kCuda, run.mesh.dp_size());
+}
+
+std::string StepText::totals() const {
+  const Sent sent = sent_by(view_);
+  std::string of_what =
+      fmt::format("parameters {}, gradients {}", bytes_text(sent.parameters), bytes_text(sent.gradients));
+  if (sent.boundaries > 0) of_what += fmt::format(", between stages {}", bytes_text(sent.boundaries));
+  const std::string obstacle = obstacle_to_recording(view_);
+  const Action& action = action_at(program_, memory_.peak());
+  report::Table table({{"a step"}, {"of a rank"}});
+  table.add_row(
+      {"sends", sent.total() == 0 ? "nothing" : fmt::format("{}: {}", bytes_text(sent.total()), of_what)});
+  table.add_row({"peak", fmt::format("{} at {}, {} of {}", bytes_text(memory_.total(memory_.peak())),
+                                     memory_.peak(), action.kind, unit_name(program_, action.unit))});
+  if (view_.planned) {
+    const plan::RankBytes& needed = view_.planned->run.needed;
+    table.add_row({"beside it", fmt::format("logits {}, the process {}, as predicted",
+                                            bytes_text(needed.logits), bytes_text(needed.baseline))});
+  }
+  table.add_row({"CUDA graphs", obstacle.empty() ? "passes can be recorded" : "no: " + obstacle});
+  return table.to_string(columns_);
+}
+
+/// What has memory at the peak, as bars.
+std::string StepText::peak() const {
+  constexpr int64_t kBar = 32;
+  const HeldBytes& held = memory_.at(memory_.peak());
+  const int64_t total = held.total();
+  report::Table table({{"at the peak"}, {"bytes", Align::kRight}, {"share", Align::kRight}, {""}});
+  for (const Role role : plan::all_values<Role>()) {
+    if (held[role] == 0) continue;
+    const double share = static_cast<double>(held[role]) / static_cast<double>(total);
+    const auto length = std::max<int64_t>(1, static_cast<int64_t>(share * kBar + 0.5));
+    table.add_row({std::string(name(role)), bytes_text(held[role]), fmt::format("{:.1f}%", 100.0 * share),
+                   std::string(static_cast<size_t>(length), '#')});
+  }
+  table.add_row({"total", bytes_text(total), "", ""});
+  return table.to_string(columns_);
+}
+
+/// Elements of a unit's flat layout that a rank has for itself.
+struct Ranges {
+  int64_t begin, end;                ///< of its parameters between steps
+  int64_t update_begin, update_end;  ///< of what its optimizer updates
+};
+
+Ranges ranges_of(const StepView::Planned& planned, int64_t rank, int64_t numel) {
+  const auto& [config, run] = planned;
+  const auto setting = plan::engine_setting(config, run.mesh, run.batch.accumulation, run.device);
+  const plan::UnitBuffers buffers(numel, setting);
+  const int64_t shard = buffers.shard * (run.mesh.dp_rank(rank) % setting.shard_ranks());
+  Ranges ranges{0, numel, 0, numel};
+  if (buffers.parameters_come_and_go) ranges.begin = shard, ranges.end = shard + buffers.shard;
+  if (buffers.updated != buffers.whole)
+    ranges.update_begin = shard, ranges.update_end = shard + buffers.shard;
+  return ranges;
+}
+
+std::string StepText::ranges() const {
+  report::Table table({{fmt::format("rank {}", *view_.rank)},
+                       {"elements", Align::kRight},
+                       {"keeps from", Align::kRight},
+                       {"to", Align::kRight},
+                       {"updates from", Align::kRight},
+                       {"to", Align::kRight}});
+  for (const plan::ProgramUnit& unit : program_.units) {
+    const Ranges of = ranges_of(*view_.planned, *view_.rank, unit.numel);
+    table.add_row({unit.name, with_commas(unit.numel), with_commas(of.begin), with_commas(of.end),
+                   with_commas(of.update_begin), with_commas(of.update_end)});
+  }
+  return table.to_string(columns_);
+}
+
+std::string StepText::to_string() {
+  std::string text = heading() + passes();
+  if (!program_.actions.empty()) text += "\n" + totals() + "\n" + peak();
+  if (view_.rank) text += "\n" + ranges();
+  return text;
+}
+
+Json json_of(const HeldBytes& held) {
+  Json bytes = Json::object();
+  for (const Role role : plan::all_values<Role>()) {
+    if (held[role] != 0) bytes[std::string(name(role))] = held[role];
+  }
+  bytes["total"] = held.total();
+  return bytes;
+}
+
+Json json_of(int64_t micro_batch) {
+  return micro_batch == Action::kOnceAStep ? Json() : Json(micro_batch);
+}
+
+Json units_json(const StepView& view) {
+  Json units = Json::array();
+  for (const plan::ProgramUnit& unit : view.program.units) {
+    Json row = {{"name", unit.name},
+                {"elements", unit.numel},
+                {"trainable", unit.trainable},
+                {"activation_bytes", unit.activation_bytes}};
+    if (view.rank) {
+      const Ranges of = ranges_of(*view.planned, *view.rank, unit.numel);
+      row["keeps"] = {of.begin, of.end};
+      row["updates"] = {of.update_begin, of.update_end};
+    }
+    units.push_back(std::move(row));
+  }
+  return units;
+}
+
+Json buffers_json(const StepProgram& program) {
+  Json buffers = Json::array();
+  for (const plan::Buffer& buffer : program.buffers) {
+    buffers.push_back({{"role", name(buffer.role)},
+                       {"unit", unit_name(program, buffer.unit)},
+                       {"micro_batch", json_of(buffer.micro_batch)},
+                       {"bytes", buffer.bytes},
+                       {"part_of", buffer.part_of ? Json(name(*buffer.part_of)) : Json()},
+                       {"from", buffer.is_kept() ? Json() : Json(buffer.from)},
+                       {"to", buffer.is_kept() ? Json() : Json(buffer.to)}});
+  }
+  return buffers;
+}
+
+Json action_json(const StepProgram& program, const Memory& memory, int64_t at) {
+  const Action& action = action_at(program, at);
+  Json transfers = Json::array();
+  for (const plan::Transfer& transfer : action.transfers) {
+    transfers.push_back(
+        {{"collective", name(transfer.collective)}, {"ranks", transfer.ranks}, {"bytes", transfer.bytes}});
+  }
+  return {{"action", at},
+          {"lane", name(action.lane)},
+          {"kind", name(action.kind)},
+          {"unit", action.unit == Action::kWholeModel ? Json() : Json(unit_name(program, action.unit))},
+          {"micro_batch", json_of(action.micro_batch)},
+          {"peer", action.peer < 0 ? Json() : Json(action.peer)},
+          {"transfers", transfers},
+          {"sent_bytes", action.wire_bytes()},
+          {"held_bytes", json_of(memory.at(at))},
+          {"held_bytes_after", memory.total_after(at)}};
+}
+
+Json passes_json(const StepProgram& program, const Memory& memory) {
+  Json passes = Json::array();
+  for (const Pass& pass : program.passes) {
+    Json actions = Json::array();
+    for (int64_t at = pass.begin; at < pass.end; ++at) actions.push_back(action_json(program, memory, at));
+    passes.push_back(
+        {{"kind", name(pass.kind)}, {"micro_batch", json_of(pass.micro_batch)}, {"actions", actions}});
+  }
+  return passes;
+}
+
+}  // namespace
+
+StepView planned_step(const plan::Config& config, const RunPlan& run, std::optional<int64_t> rank) {
+  if (rank && (*rank < 0 || *rank >= run.ranks)) {
+    throw ConfigError("[cli.plan] --rank {} of {} ranks; give 0 to {}", *rank, run.ranks, run.ranks - 1);
+  }
+  const auto setting = plan::engine_setting(config, run.mesh, run.batch.accumulation, run.device);
+  return {.program = plan::config_program(config, run.facts, run.batch, setting),
+          .name = config.name,
+          .micro_batches = run.batch.accumulation,
+          .planned = StepView::Planned{config, run},
+          .rank = rank};
+}
+
+StepView step_from_text(const std::string& text, std::string name) {
+  StepView view{.program = plan::step_program_from_text(text), .name = std::move(name)};
+  if (view.program.actions.empty()) throw ConfigError("[cli.plan] {} has no actions", view.name);
+  plan::verify(view.program);
+  std::set<int64_t> micro_batches;
+  for (const Pass& pass : view.program.passes) {
+    if (pass.micro_batch != Action::kOnceAStep) micro_batches.insert(pass.micro_batch);
+  }
+  view.micro_batches = std::ssize(micro_batches);
+  return view;
+}
+
+std::string to_text(const StepView& view, bool all, int64_t columns) {
+  return StepText(view, all, columns).to_string();
+}
+
+std::string to_json(const StepView& view) {
+  const Memory memory(view.program);
+  const Sent sent = sent_by(view);
+  const std::string obstacle = obstacle_to_recording(view);
+  Json json = {{"schema", "trireme.step/1"}, {"name", view.name}};
+  if (view.planned) {
+    const auto& [config, run] = *view.planned;
+    const auto setting = plan::engine_setting(config, run.mesh, run.batch.accumulation, run.device);
+    json["device"] = plan::name(run.device);
+    json["ranks"] = run.ranks;
+    json["mesh"] = run.mesh.to_string();
+    json["policy"] = setting.policy.label();
+    json["beside"] = setting.beside;
+    json["prefetch"] = setting.prefetch;
+  }
+  if (view.rank) json["rank"] = *view.rank;
+  json["micro_batches"] = view.micro_batches;
+  json["units"] = units_json(view);
+  json["buffers"] = buffers_json(view.program);
+  json["passes"] = passes_json(view.program, memory);
+  json["sent_bytes_per_step"] = {{"parameters", sent.parameters},
+                                 {"gradients", sent.gradients},
+                                 {"boundaries", sent.boundaries},
+                                 {"total", sent.total()}};
+  json["peak"] = {{"action", memory.peak()}, {"held_bytes", json_of(memory.at(memory.peak()))}};
+  json["recording_obstacle"] = obstacle.empty() ? Json() : Json(obstacle);
+  return json.dump(2);
+}
+
+}  // namespace trireme::cli
