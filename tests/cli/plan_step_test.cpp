@@ -237,6 +237,15 @@ class PlanStepCheck : public ::testing::Test {
     return damaged.replace(at, from.size(), to);
   }
 
+  /// Of an action, with its newline.
+  std::string line_of(int64_t action) const {
+    for (const std::string& line : split(text_, '\n')) {
+      if (line.starts_with(fmt::format("{:>5} ", action))) return line + "\n";
+    }
+    ADD_FAILURE() << "there is no action " << action;
+    return "";
+  }
+
   const FrontProcess front_;
   const std::string text_;
 };
@@ -255,7 +264,9 @@ TEST_F(PlanStepCheck, SaysWhichLineCannotBeRead) {
        {std::pair<std::string, std::string>{replaced("forward", "foreword"), "'foreword' is none of forward"},
         {replaced("trainable", "trainble"), "'trainble' is neither trainable nor frozen"},
         {replaced("         197,632 ", "        -197,632 "), "'-197632' is no number of 0 or more"},
-        {replaced("    2 unshard", "    3 unshard"), "expected action 2"},
+        {replaced("    2 unshard", "    3 unshard"), "there is an action 3 above"},
+        {replaced("from 0 to 31", "from 0 to 99"), "there is no action 99"},
+        {replaced(line_of(14), ""), "there is no action 14"},
         {"hello", "an action comes before"}}) {
     const Outcome outcome = check(text);
     EXPECT_EQ(outcome.code, 2) << said;
@@ -276,7 +287,9 @@ TEST_F(PlanStepCheck, SaysWhichActionCannotBe) {
               "memory here"},
           {replaced("from 3 to 25", "from 3 to 17"),
            "action 25, backward of transformer.h.0 in micro-batch 0: activations of transformer.h.0 have no"},
-          {replaced("from 0 to 31", "from 0 to 99"), "have memory from 0 to 99, but there are 36 actions"},
+          {replaced(line_of(13) + line_of(14), line_of(14) + line_of(13)),
+           "action 13, reduce of transformer.h.3 in micro-batch 0: its gradients are not complete"},
+          {replaced(line_of(32), ""), "transformer.h.0 is never updated"},
           {replaced("update          root           ", "update          *              "),
            "units are updated one by one"},
           {replaced("update          root           ", "update          transformer.h.1"),

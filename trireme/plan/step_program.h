@@ -200,8 +200,8 @@ std::string recording_obstacle(const StepProgram& program);
 /// not complete, comes twice, or is missing.
 void verify(const StepProgram& program);
 
-/// One line a unit, buffer, pass and action; columns line up. step_program_from_text() reads it back and
-/// throws ConfigError that names the line.
+/// One line a unit, buffer, pass and action; columns line up. step_program_from_text() reads it back, actions
+/// in the order of their lines; throws ConfigError that names the line.
 std::string to_text(const StepProgram& program);
 StepProgram step_program_from_text(std::string_view text);
 

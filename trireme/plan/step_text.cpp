@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
+#include <tuple>
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
@@ -80,8 +82,12 @@ class Reader {
   void read_buffer();
   void read_pass();
   void read_action();
+  void place_buffers();
+  int64_t place_of(int64_t action) const;
 
   StepProgram program_;
+  std::map<int64_t, int64_t> places_;  ///< of actions, by the numbers that the text gives them
+  std::vector<std::pair<size_t, std::string>> buffer_lines_;
   std::string line_;
   size_t line_number_ = 0;
   std::vector<std::string> words_;
@@ -149,6 +155,23 @@ void Reader::read_buffer() {
     fail("expected 'kept' or 'from A to B'");
   }
   program_.buffers.push_back(buffer);
+  buffer_lines_.emplace_back(line_number_, line_);
+}
+
+int64_t Reader::place_of(int64_t action) const {
+  const auto found = places_.find(action);
+  if (found == places_.end()) fail(fmt::format("there is no action {}", action));
+  return found->second;
+}
+
+void Reader::place_buffers() {
+  for (size_t index = 0; index < program_.buffers.size(); ++index) {
+    Buffer& buffer = program_.buffers[index];
+    if (buffer.is_kept()) continue;
+    std::tie(line_number_, line_) = buffer_lines_[index];
+    buffer.from = place_of(buffer.from);
+    buffer.to = place_of(buffer.to);
+  }
 }
 
 void Reader::read_pass() {
@@ -159,8 +182,8 @@ void Reader::read_pass() {
 
 void Reader::read_action() {
   if (program_.passes.empty()) fail("an action comes before the first 'pass'");
-  if (number(word(0)) != std::ssize(program_.actions))
-    fail(fmt::format("expected action {}", program_.actions.size()));
+  if (!places_.emplace(number(word(0)), std::ssize(program_.actions)).second)
+    fail(fmt::format("there is an action {} above", word(0)));
   program_.actions.push_back({.kind = choice<ActionKind>(word(2)),
                               .unit = unit(word(3)),
                               .micro_batch = micro_batch(word(4)),
@@ -186,6 +209,7 @@ StepProgram Reader::read(std::string_view text) {
     }
   }
   if (!program_.passes.empty()) program_.passes.back().end = std::ssize(program_.actions);
+  place_buffers();
   return std::move(program_);
 }
 
