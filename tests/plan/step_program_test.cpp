@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 
 #include "tests/support/planned_step.h"
 #include "trireme/base/error.h"
@@ -223,6 +224,13 @@ TEST(Verify, NamesTheFirstActionThatCannotBe) {
        [&](StepProgram& program) { program = without(program, ActionKind::kUpdate, "root"); }},
       {"its gradients were not reduced before",
        [&](StepProgram& program) { program = without(program, ActionKind::kReduce, "root"); }},
+      {"beyond 64 bits",
+       [](StepProgram& program) {
+         program.buffers.front().bytes = program.buffers.back().bytes = std::numeric_limits<int64_t>::max();
+       }},
+      {"beyond 64 bits", [](StepProgram& program) { program.actions.front().transfers.front().bytes = -1; }},
+      {"units are updated one by one",
+       [](StepProgram& program) { program.actions.back().unit = Action::kWholeModel; }},
       {"passes cover", [&](StepProgram& program) { --program.passes.back().end; }},
       {"there are 4 units", [&](StepProgram& program) { program.actions.front().unit = 4; }},
       {"there was no forward pass of it before",

@@ -26,6 +26,7 @@ class Verifier {
   template <typename Body>
   void for_units(int64_t unit, const Body& body) const;
   void check_ranges() const;
+  void check_sizes() const;
   void check_action();
   void check_compute(const Action& action);
   void check_end() const;
@@ -94,6 +95,20 @@ void Verifier::check_ranges() const {
     throw LogicError("[plan.step_program] {} of unit {}, but there are {} units", action.kind, action.unit,
                      units);
   }
+}
+
+/// What is counted from a program are sums of these.
+void Verifier::check_sizes() const {
+  int64_t held = 0, sent = 0;
+  bool fits = true;
+  const auto add = [&](int64_t& sum, int64_t bytes) {
+    fits = fits && bytes >= 0 && !__builtin_add_overflow(sum, bytes, &sum);
+  };
+  for (const Buffer& buffer : program_.buffers) add(held, buffer.bytes);
+  for (const Action& action : program_.actions) {
+    for (const Transfer& transfer : action.transfers) add(sent, transfer.bytes);
+  }
+  if (!fits) throw LogicError("[plan.step_program] the bytes of its buffers or transfers are beyond 64 bits");
 }
 
 void Verifier::check_compute(const Action& action) {
@@ -171,6 +186,7 @@ void Verifier::check_end() const {
 
 void Verifier::run() {
   check_ranges();
+  check_sizes();
   for (at_ = 0; at_ < std::ssize(program_.actions); ++at_) check_action();
   check_end();
 }
