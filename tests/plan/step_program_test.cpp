@@ -231,6 +231,8 @@ TEST(Verify, NamesTheFirstActionThatCannotBe) {
       {"beyond 64 bits", [](StepProgram& program) { program.actions.front().transfers.front().bytes = -1; }},
       {"units are updated one by one",
        [](StepProgram& program) { program.actions.back().unit = Action::kWholeModel; }},
+      {"forward of h.0 in micro-batch 0: parameters of h.0 were not gathered before",
+       [&](StepProgram& program) { program = without(program, ActionKind::kUnshard, "h.0"); }},
       {"passes cover", [&](StepProgram& program) { --program.passes.back().end; }},
       {"there are 4 units", [&](StepProgram& program) { program.actions.front().unit = 4; }},
       {"there was no forward pass of it before",

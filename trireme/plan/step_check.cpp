@@ -1,6 +1,7 @@
 // What a step program holds at each of its actions, and what is wrong with one.
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "trireme/base/error.h"
 #include "trireme/plan/step_program.h"
@@ -31,6 +32,7 @@ class Verifier {
   void check_compute(const Action& action);
   void check_end() const;
   void demand(bool holds, const char* what) const;
+  void demand_whole(int64_t unit) const;
   void demand_memory(Role role, int64_t unit, int64_t micro_batch = Action::kOnceAStep) const;
 
   const StepProgram& program_;
@@ -38,6 +40,7 @@ class Verifier {
   std::map<std::pair<int64_t, int64_t>, int> forwards_, backwards_, weights_,
       taken_;  ///< by unit and micro-batch
   std::map<int64_t, bool> reduced_, updated_;
+  std::set<int64_t> gathered_;  ///< units whose parameters were, and are not freed yet
 };
 
 bool Verifier::has(Role role, int64_t unit, int64_t micro_batch) const {
@@ -68,6 +71,15 @@ void Verifier::demand(bool holds, const char* what) const {
 void Verifier::demand_memory(Role role, int64_t unit, int64_t micro_batch) const {
   if (has(role, unit, micro_batch)) return;
   demand(false, fmt::format("{} of {} have no memory here", role, name_of(unit)).c_str());
+}
+
+void Verifier::demand_whole(int64_t unit) const {
+  demand_memory(Role::kParameters, unit);
+  const bool kept = std::ranges::any_of(program_.buffers, [&](const Buffer& buffer) {
+    return buffer.role == Role::kParameters && buffer.unit == unit && buffer.is_kept();
+  });
+  if (kept || gathered_.contains(unit)) return;
+  demand(false, fmt::format("parameters of {} were not gathered before", name_of(unit)).c_str());
 }
 
 void Verifier::check_ranges() const {
@@ -114,7 +126,7 @@ void Verifier::check_sizes() const {
 void Verifier::check_compute(const Action& action) {
   const int64_t unit = action.unit, micro_batch = action.micro_batch;
   const std::pair key{unit, micro_batch};
-  for_units(unit, [&](int64_t each) { demand_memory(Role::kParameters, each); });
+  for_units(unit, [&](int64_t each) { demand_whole(each); });
   if (action.kind == ActionKind::kForward) {
     ++forwards_[key];
     if (knows_activations(unit) && micro_batch >= 0) demand_memory(Role::kActivations, unit, micro_batch);
@@ -161,7 +173,10 @@ void Verifier::check_action() {
       demand(!std::exchange(updated_[unit], true), "it comes twice");
       return demand_memory(Role::kReduced, unit);
     case ActionKind::kUnshard:
+      gathered_.insert(unit);
+      return demand_memory(Role::kParameters, unit);
     case ActionKind::kReshard:
+      gathered_.erase(unit);
       return demand_memory(Role::kParameters, unit);
     default:
       return;
