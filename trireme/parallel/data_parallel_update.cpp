@@ -53,8 +53,9 @@ at::Tensor DataParallel::sum_over_ranks(const at::Tensor& by_dp_rank) const {
 double DataParallel::grad_norm(const std::vector<std::string>& without) const {
   double mine = local_grad_squares();
   for (const std::string& parameter : without) mine -= param_grad_squares(parameter).item<double>();
+  if (mine < 0.0) mine = 0.0;  // by rounding; what is not finite stays so
   std::vector<double> squares;
-  for (const auto& rank : comm::gather_scalars(*mesh_.dp, {std::max(0.0, mine)})) squares.push_back(rank[0]);
+  for (const auto& rank : comm::gather_scalars(*mesh_.dp, {mine})) squares.push_back(rank[0]);
   return std::sqrt(sum_over_ranks(squares)) * mean_.to_norm();
 }
 
