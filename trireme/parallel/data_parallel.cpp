@@ -36,6 +36,9 @@ void DataParallel::begin_forward() {
   take_writes();
   current_.reset();
   executor_.begin_forward(trains());
+  if (use_from_ != UseFrom::kOperators) return;
+  executor_.enter_forward(0);  // modules that read memory past the dispatcher announce nothing
+  current_ = 0;
 }
 
 at::Tensor DataParallel::run_unit(const std::string& name, const at::Tensor& x,
