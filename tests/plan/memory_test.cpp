@@ -133,8 +133,8 @@ TEST(GatheredBytes, AreWholeParametersAndGradientsOfUnitsInFlight) {
   EXPECT_EQ(gathered("fsdp:shard_grad_op", false),
             std::max(2 * kParams + 2 * (kRoot + kHead), 2 * 2 * (kRoot + kBlock)));
   // Sums of the first micro-batch: of the head while the block is added, or all in the second one.
-  EXPECT_EQ(gathered("zero2", false, 1, 2), std::max(4 * kParams + 2 * (kRoot + kHead),
-                                                     4 * (kHead + kBlock) + 2 * (kRoot + kBlock)));
+  EXPECT_EQ(gathered("zero2", false, 1, 2),
+            std::max(4 * kParams + 2 * (kRoot + kHead), 4 * (kHead + kBlock) + 2 * (kRoot + kBlock)));
 }
 
 TEST(RankBytes, AddUpToThePeakAndNeverOverflow) {
