@@ -148,6 +148,35 @@ TEST_F(Worker, BenchCommSaysWhatItsColumnsAre) {
   EXPECT_TRUE(contains(outcome.out, "\nGB/s: bytes that one rank receives")) << outcome.out;
 }
 
+TEST_F(Worker, BenchPipelineMeasuresOneModelUnderEverySchedule) {
+  const Words command = {"bench", "pipeline", "-n",           "2",  "--device=cpu",    "--precision.compute=fp32",
+                         "--micro-batches", "6",  "--chunks", "3",  "--steps",         "2",
+                         "--warmup",        "1",  "--seq",    "16", "--schedules"};
+  const Outcome outcome =
+      front_.run(command + Words{"gpipe,1f1b,interleaved_1f1b,zb_h1,interleaved_zb,zb_v,dualpipe_v", "--json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto rows = outcome.json()["rows"];
+  ASSERT_EQ(rows.size(), 7u);
+  for (const auto& row : rows) {
+    EXPECT_EQ(row["samples_ms"].size(), 2u) << row;
+    EXPECT_EQ(row["loss"], rows[0]["loss"]) << "one order of micro-batches, so the same bits: " << row;
+    EXPECT_NEAR(row["grad_norm"].get<double>(), rows[0]["grad_norm"].get<double>(), 1e-6) << row;
+    // Each rank's (sequence, width) activations or their gradients, fp32; there and back where stages loop.
+    const double boundary = 6 * 16 * 64 * 4;
+    for (const auto& sent : row["sent_bytes"])
+      EXPECT_EQ(sent, boundary * (row["stages"].get<double>() / 2 * 2 - 1) / (row["schedule"] == "zb_v" || row["schedule"] == "dualpipe_v" ? 1.5 : 1)) << row;
+  }
+  EXPECT_EQ(rows[2]["stages"], 6);
+  EXPECT_LT(rows[1]["step_bytes"][0], rows[0]["step_bytes"][0]) << "1f1b keeps fewer activations than gpipe";
+  EXPECT_NEAR(rows[1]["simulated_bubble_share"].get<double>(), 1.0 / 7.0, 1e-12);
+
+  const Outcome text = front_.run(command + Words{"dualpipe_v,interleaved_1f1b", "--layers", "4"});
+  ASSERT_EQ(text.code, 0) << text.err;
+  EXPECT_TRUE(contains(text.out, "\ndualpipe_v ")) << text.out;
+  EXPECT_TRUE(contains(text.out, "\ninterleaved_1f1b was left out: [plan.stages] 6 stages")) << text.out;
+  EXPECT_EQ(front_.run(command + Words{"interleaved_1f1b", "--layers", "4"}).code, 2);
+}
+
 TEST_F(Worker, BenchSpeedGoesOnWithoutWhatDoesNotFit) {
   const Outcome outcome = front_.run({"bench", "speed", "-n", "1", "--device=cpu", "--data.path=text.txt",
                                       "--policies", "ddp", "--model.n_layers=10000", "--model.d_model=8192"});

@@ -86,6 +86,7 @@ void add_bench(CLI::App& app, Front& front) {
   add_bench_speed(*verb, front);
   add_bench_memory(*verb, front);
   add_bench_comm(*verb, front);
+  add_bench_pipeline(*verb, front);
 }
 
 }  // namespace trireme::cli

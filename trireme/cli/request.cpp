@@ -8,8 +8,10 @@ namespace trireme::cli {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GenerateOptions, run, prompt, max_tokens, temperature, top_k, seed)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchCommOptions, device, mib, rounds)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchPipelineOptions, device, schedules, micro_batches, micro_batch_size,
+                                   chunks, warmup, steps)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Request, verb, config, run_dir, runs_root, command, json, quiet, silent,
-                                   generate, bench_comm)
+                                   generate, bench_comm, bench_pipeline)
 
 std::string to_json(const Request& request) {
   try {

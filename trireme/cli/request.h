@@ -22,9 +22,18 @@ struct BenchCommOptions {
   int64_t rounds = 5;        ///< alternations of all cases
 };
 
+struct BenchPipelineOptions {
+  std::string device = "cpu";
+  std::vector<std::string> schedules;  ///< as plan::ScheduleName has them
+  int64_t micro_batches = 8;
+  int64_t micro_batch_size = 1;  ///< sequences
+  int64_t chunks = 2;            ///< stages a rank, of schedules that leave it open
+  int64_t warmup = 3, steps = 6;
+};
+
 struct Request {
-  std::string verb;     ///< train, generate, bench_comm or probe
-  std::string config;   ///< resolved YAML (train)
+  std::string verb;     ///< train, generate, bench_comm, bench_pipeline or probe
+  std::string config;   ///< resolved YAML (train, bench_pipeline)
   std::string run_dir;  ///< made by the front command; empty: rank 0 makes one below `runs_root`
   std::string runs_root = "runs";
   std::string command;  ///< the user's command line, for the manifest
@@ -33,6 +42,7 @@ struct Request {
   bool silent = false;  ///< nothing on stdout
   GenerateOptions generate = {};
   BenchCommOptions bench_comm = {};
+  BenchPipelineOptions bench_pipeline = {};
 };
 
 std::string to_json(const Request& request);

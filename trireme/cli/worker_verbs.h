@@ -10,6 +10,8 @@ int worker_train(const Request& request, const Environment& environment);
 int worker_generate(const Request& request);
 /// Times collectives against each other and prints a table, or JSON.
 int worker_bench_comm(const Request& request, const Environment& environment);
+/// Times pipeline schedules on a model of random tokens and prints a table, or JSON.
+int worker_bench_pipeline(const Request& request, const Environment& environment);
 /// Prints one JSON object: torch, GPUs, NCCL, threads, loaded libraries.
 int worker_probe();
 

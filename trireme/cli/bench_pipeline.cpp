@@ -1,0 +1,123 @@
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <optional>
+
+#include "trireme/base/build_info.h"
+#include "trireme/base/text.h"
+#include "trireme/cli/child.h"
+#include "trireme/cli/front.h"
+#include "trireme/cli/gpu_count.h"
+#include "trireme/cli/run_plan.h"
+#include "trireme/cli/train_job.h"
+#include "trireme/launch/local.h"
+#include "trireme/plan/config.h"
+
+namespace trireme::cli {
+namespace {
+
+using plan::ScheduleName;
+
+/// A dimension of the model on the command line, and its config key.
+struct Dimension {
+  const char* option;
+  const char* key;
+  int64_t value;
+  const char* help;
+};
+
+struct PipelineBench {
+  std::optional<int64_t> ranks;
+  std::string schedules = "gpipe,1f1b,interleaved_1f1b,zb_h1,interleaved_zb,zb_v,dualpipe_v";
+  std::vector<Dimension> dimensions = {{"--layers", "model.n_layers", 8, "Blocks"},
+                                       {"--dim", "model.d_model", 64, "Width"},
+                                       {"--heads", "model.n_heads", 4, "Attention heads"},
+                                       {"--kv-heads", "model.n_kv_heads", 2, "Heads of keys and values"},
+                                       {"--ffn", "model.d_ff", 176, "Width inside the MLP"},
+                                       {"--vocab", "model.vocab_size", 256, "Tokens of the vocabulary"},
+                                       {"--seq", "data.seq_len", 32, "Tokens of a sequence"}};
+  BenchPipelineOptions run;
+  bool json = false;
+};
+
+std::vector<std::string> schedules_of(const std::string& text) {
+  std::vector<std::string> names = split(text, ',');
+  for (const std::string& name : names) {
+    if (!plan::parse<ScheduleName>(name)) {
+      throw UsageError(fmt::format("[cli.bench] --schedules: there is no schedule '{}'", name),
+                       "'trireme pipeline compare' lists them");
+    }
+  }
+  return names;
+}
+
+/// The user's keys win over those that the bench sets.
+plan::ResolvedConfig config_of(const PipelineBench& options, const Front& front) {
+  std::vector<std::string> overrides = {"model.family=llama", "model.tie_embeddings=false",
+                                        "parallel.policy=ddp", "precision.compute=bf16"};
+  for (const Dimension& dimension : options.dimensions)
+    overrides.push_back(fmt::format("{}={}", dimension.key, dimension.value));
+  overrides.insert(overrides.end(), front.overrides.begin(), front.overrides.end());
+  return plan::load({.path = "", .text = "", .overrides = overrides}, front.environment);
+}
+
+int bench_pipeline(const PipelineBench& options, const Front& front) {
+  const plan::ResolvedConfig config = config_of(options, front);
+  const int gpus = kHasCuda && config.config.device != plan::Device::kCpu ? gpu_count() : 0;
+  const plan::Device device = choose_device(config.config.device, gpus);
+  const int64_t ranks = choose_ranks(options.ranks, device, gpus);
+  if (ranks < 2)
+    throw ConfigError("[cli.bench] a pipeline needs two ranks, -n is {}; give -n 2 or more", ranks);
+  Request request{.verb = "bench_pipeline",
+                  .config = plan::to_yaml(config),
+                  .run_dir = "",
+                  .command = front.command,
+                  .json = options.json};
+  request.bench_pipeline = options.run;
+  request.bench_pipeline.device = std::string(plan::name(device));
+  request.bench_pipeline.schedules = schedules_of(options.schedules);
+  Environment environment = front.environment;
+  prepare_torch(environment, device);
+  return launch::run_local({.program = worker_path(),
+                            .args = {request.verb},
+                            .ranks = ranks,
+                            .environment = worker_environment(environment, request),
+                            .log_dir = ""});
+}
+
+void add_counts(CLI::App& verb, BenchPipelineOptions& run) {
+  const auto add = [&](const char* option, int64_t& value, int64_t least, const char* help) {
+    verb.add_option(option, value, help)->option_text("N")->check(CLI::Range(least, int64_t{4096}));
+  };
+  add("--micro-batches", run.micro_batches, 1, "Micro-batches of a step");
+  add("--micro-batch-size", run.micro_batch_size, 1, "Sequences of a micro-batch");
+  add("--chunks", run.chunks, 1, "Stages a rank, of interleaved schedules");
+  add("--steps", run.steps, 1, "Steps that are measured; medians are shown");
+  add("--warmup", run.warmup, 0, "Steps before");
+}
+
+}  // namespace
+
+void add_bench_pipeline(CLI::App& bench, Front& front) {
+  auto options = std::make_shared<PipelineBench>();
+  CLI::App* verb = bench.add_subcommand("pipeline", "How long a step takes under pipeline schedules");
+  verb->add_option("-n,--ranks", options->ranks, "Ranks to start (default: all GPUs, else 2)")
+      ->option_text("RANKS");
+  verb->add_option("--schedules", options->schedules, "By comma; 'trireme pipeline compare' lists them")
+      ->option_text("LIST");
+  for (Dimension& dimension : options->dimensions) {
+    verb->add_option(dimension.option, dimension.value, fmt::format("{} ({})", dimension.help, dimension.key))
+        ->option_text("N");
+  }
+  add_counts(*verb, options->run);
+  verb->add_flag("--json", options->json, "One JSON document with all samples");
+  verb->footer(
+      "A Llama in bf16 on random tokens: forward and backward passes of a step without an update. Any "
+      "config\n"
+      "key can be given as --section.key=value, --device=cpu too.\n"
+      "Example:\n"
+      "  trireme bench pipeline -n 2 --schedules 1f1b,zb_v --micro-batches 16");
+  verb->callback(
+      [options, &front] { front.action = [options, &front] { return bench_pipeline(*options, front); }; });
+}
+
+}  // namespace trireme::cli

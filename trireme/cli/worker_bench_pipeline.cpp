@@ -1,0 +1,310 @@
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "trireme/base/clock.h"
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/cli/worker_verbs.h"
+#include "trireme/comm/mesh.h"
+#include "trireme/kernels/allocation_watch.h"
+#include "trireme/kernels/device.h"
+#include "trireme/nn/init.h"
+#include "trireme/parallel/pipeline.h"
+#include "trireme/plan/model_facts.h"
+#include "trireme/plan/schedule.h"
+#include "trireme/plan/simulate.h"
+#include "trireme/plan/stages.h"
+#include "trireme/report/step_times.h"
+#include "trireme/report/table.h"
+#include "trireme/train/engine_options.h"
+#include "trireme/train/model_stage.h"
+
+namespace trireme::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using plan::ScheduleName;
+using train::ModelStage;
+
+/// A schedule, and what a step of it took. Vectors are by rank unless they say otherwise.
+struct Measured {
+  std::string schedule;
+  std::string refused = {};  ///< why it was not run; empty: it was
+  int64_t stages = 0;
+  std::vector<double> samples_ms = {};      ///< by step, of the slowest rank
+  std::vector<double> step_bytes = {};      ///< the most that a step has beyond what is there before it
+  std::vector<double> peak_bytes = {};      ///< of the GPU's allocator; empty on CPUs
+  std::vector<double> sent_bytes = {};      ///< of a step, to other stages
+  double makespan = 0.0, efficiency = 0.0;  ///< of the simulator
+  double loss = 0.0, grad_norm = 0.0;       ///< of the last step
+
+  double median_ms() const { return report::median(samples_ms).value_or(0.0); }
+};
+
+/// Stages that take equally long, and F, I and W of a rank that do.
+plan::Simulation simulate_ideal(const plan::Schedule& schedule) {
+  const double share = static_cast<double>(schedule.ranks.size()) / static_cast<double>(schedule.stages);
+  plan::PassCosts costs;
+  costs.forward = costs.backward_input = costs.backward_weight = {share};
+  return plan::simulate(schedule, costs);
+}
+
+class PipelineBench {
+ public:
+  PipelineBench(const std::shared_ptr<comm::World>& world, const plan::Config& config,
+                const BenchPipelineOptions& run)
+      : config_(config), run_(run), mesh_(mesh_of(world, config)) {}
+
+  /// Collective.
+  Measured measure(ScheduleName name);
+  int64_t tokens_per_step() const {
+    return run_.micro_batches * run_.micro_batch_size * config_.data.seq_len;
+  }
+
+ private:
+  struct Batch {
+    at::Tensor inputs, targets;
+  };
+  static comm::Mesh mesh_of(const std::shared_ptr<comm::World>& world, const plan::Config& config) {
+    plan::ParallelConfig axes = config.parallel;
+    axes.pp = world->size();
+    return comm::make_mesh(world, plan::MeshShape::fit(axes, world->size()));
+  }
+  bool on_gpu() const { return mesh_.world->device().is_cuda(); }
+  parallel::Options engine_options() const;
+  std::unique_ptr<parallel::Pipeline> make_pipeline(const plan::Schedule& schedule,
+                                                    const plan::StageSplit& split) const;
+  Batch batch_of(int64_t step) const;
+  void settle() const;
+  double timed_step(parallel::Pipeline& pipeline, int64_t step, Measured& into) const;
+  double bytes_of_step(parallel::Pipeline& pipeline, int64_t step) const;
+  void run(parallel::Pipeline& pipeline, Measured& into) const;
+  std::vector<double> from_all(double mine) const;
+
+  plan::Config config_;
+  BenchPipelineOptions run_;
+  comm::Mesh mesh_;
+};
+
+parallel::Options PipelineBench::engine_options() const {
+  parallel::Options options = train::engine_options(config_, mesh_);
+  options.average = parallel::Average::kMean;
+  return options;
+}
+
+/// Model and engines are made anew, so that schedules do not see each other's memory.
+std::unique_ptr<parallel::Pipeline> PipelineBench::make_pipeline(const plan::Schedule& schedule,
+                                                                 const plan::StageSplit& split) const {
+  const nn::InitialWeights initial(config_.model, static_cast<uint64_t>(config_.seed));
+  const comm::Mesh engine_mesh = parallel::stage_mesh(schedule, mesh_);
+  std::vector<parallel::Stage> stages;
+  std::shared_ptr<ModelStage> last;
+  for (const int64_t index : schedule.stages_of(mesh_.pp_rank)) {
+    // A part of the split is a block or the head; the embedding goes with the first one.
+    const auto first = static_cast<size_t>(split.first[static_cast<size_t>(index)]),
+               end = static_cast<size_t>(split.first[static_cast<size_t>(index) + 1]);
+    const auto module = std::make_shared<ModelStage>(config_.model, index == 0 ? 0 : first + 1, end + 1);
+    stages.push_back(parallel::make_stage(index, module));
+    stages.back().engine = module->make_engine(engine_mesh, engine_options(), initial, config_.memory);
+    if (module->is_last()) last = module;
+  }
+  parallel::PipelineOptions options;
+  options.data_parallel.average = parallel::Average::kMean;
+  if (const auto name = ModelStage::tied_parameter(config_.model))
+    options.tied = {{.stage = 0, .name = *name, .other_stage = schedule.stages - 1, .other_name = *name}};
+  const auto loss = [last, chunk = config_.memory.loss_chunk_mib << 20](const at::Tensor& x,
+                                                                        const at::Tensor& targets) {
+    return last->loss(x, {.targets = targets, .chunk_bytes = chunk});
+  };
+  return std::make_unique<parallel::Pipeline>(schedule, std::move(stages), loss, mesh_, options);
+}
+
+/// The same on all ranks and for all schedules.
+PipelineBench::Batch PipelineBench::batch_of(int64_t step) const {
+  const auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(config_.seed + step));
+  const int64_t rows = run_.micro_batches * run_.micro_batch_size, length = config_.data.seq_len;
+  const at::Tensor tokens = at::randint(0, config_.model.vocab_size, {rows, length + 1}, generator, at::kLong)
+                                .to(mesh_.world->device());
+  return {tokens.narrow(1, 0, length).contiguous(), tokens.narrow(1, 1, length).contiguous()};
+}
+
+/// All ranks have done what they were given.
+void PipelineBench::settle() const {
+  if (on_gpu()) kernels::synchronize_gpu();
+  mesh_.all->barrier();
+}
+
+std::vector<double> PipelineBench::from_all(double mine) const {
+  std::vector<double> all;
+  for (const auto& row : comm::gather_scalars(*mesh_.all, {mine})) all.push_back(row.front());
+  return all;
+}
+
+/// ms.
+double PipelineBench::timed_step(parallel::Pipeline& pipeline, int64_t step, Measured& into) const {
+  const Batch batch = batch_of(step);
+  settle();
+  const double begin = monotonic_seconds();
+  const at::Tensor loss = pipeline.forward_backward(batch.inputs, batch.targets);
+  settle();
+  const double seconds = monotonic_seconds() - begin;
+  into.loss = loss.item<double>();
+  return 1e3 * seconds;
+}
+
+double PipelineBench::bytes_of_step(parallel::Pipeline& pipeline, int64_t step) const {
+  const Batch batch = batch_of(step);
+  settle();
+  const kernels::AllocationWatch watch;
+  pipeline.forward_backward(batch.inputs, batch.targets);
+  settle();
+  return static_cast<double>(watch.peak());
+}
+
+void PipelineBench::run(parallel::Pipeline& pipeline, Measured& into) const {
+  int64_t step = 0;
+  for (; step < run_.warmup; ++step) {
+    timed_step(pipeline, step, into);
+    pipeline.skip_step();
+  }
+  into.step_bytes = from_all(bytes_of_step(pipeline, step++));
+  pipeline.skip_step();
+  if (on_gpu()) at::getDeviceAllocator(at::kCUDA)->resetPeakStats(mesh_.world->device().index());
+  pipeline.flush();
+  const int64_t sent_before = pipeline.sent_bytes();
+  for (int64_t i = 0; i < run_.steps; ++i) {
+    const double mine = timed_step(pipeline, step++, into);
+    into.samples_ms.push_back(std::ranges::max(from_all(mine)));
+    if (i + 1 == run_.steps) into.grad_norm = pipeline.grad_norm();
+    pipeline.skip_step();
+  }
+  pipeline.flush();
+  const auto sent = static_cast<double>(pipeline.sent_bytes() - sent_before);
+  into.sent_bytes = from_all(sent / static_cast<double>(run_.steps));
+  if (on_gpu()) into.peak_bytes = from_all(static_cast<double>(kernels::gpu_memory_peak().allocated));
+}
+
+Measured PipelineBench::measure(ScheduleName name) {
+  Measured measured{.schedule = std::string(plan::name(name))};
+  plan::Schedule schedule;
+  plan::StageSplit split;
+  try {
+    schedule = plan::make_schedule(name, {mesh_.pp->size(), run_.micro_batches, run_.chunks});
+    const plan::ModelFacts facts = plan::describe(config_.model, config_.data.seq_len);
+    split = plan::split_evenly(plan::stage_parts(config_.model, facts), schedule.stages);
+  } catch (const ConfigError& error) {
+    measured.refused = error.what();
+    return measured;
+  }
+  const plan::Simulation simulation = simulate_ideal(schedule);
+  measured.stages = schedule.stages;
+  measured.makespan = simulation.makespan;
+  measured.efficiency = simulation.efficiency();
+  run(*make_pipeline(schedule, split), measured);
+  if (on_gpu()) at::getDeviceAllocator(at::kCUDA)->emptyCache();
+  return measured;
+}
+
+double tokens_per_s(const Measured& one, int64_t tokens) {
+  return 1e3 * static_cast<double>(tokens) / one.median_ms();
+}
+
+Json to_json(const Measured& one, int64_t tokens) {
+  if (!one.refused.empty()) return {{"schedule", one.schedule}, {"refused", one.refused}};
+  return {{"schedule", one.schedule},
+          {"stages", one.stages},
+          {"step_ms", one.median_ms()},
+          {"samples_ms", one.samples_ms},
+          {"tokens_per_s", tokens_per_s(one, tokens)},
+          {"peak_bytes", one.peak_bytes.empty() ? Json() : Json(one.peak_bytes)},
+          {"step_bytes", one.step_bytes},
+          {"sent_bytes", one.sent_bytes},
+          {"simulated_makespan", one.makespan},
+          {"simulated_bubble_share", 1.0 - one.efficiency},
+          {"loss", one.loss},
+          {"grad_norm", one.grad_norm}};
+}
+
+std::string by_rank(const std::vector<double>& bytes) {
+  if (bytes.empty()) return "-";
+  std::vector<std::string> words;
+  for (const double one : bytes) words.push_back(format_bytes(one));
+  return join(words, ", ");
+}
+
+void print(const std::vector<Measured>& all, int64_t tokens) {
+  using report::Align;
+  report::Table table({{"schedule"},
+                       {"stages", Align::kRight},
+                       {"ms", Align::kRight},
+                       {"tokens/s", Align::kRight},
+                       {"ideal bubble", Align::kRight},
+                       {"loss", Align::kRight},
+                       {"sent a step"},
+                       {"memory of a step"},
+                       {"peak"}});
+  std::string left_out;
+  for (const Measured& one : all) {
+    if (!one.refused.empty()) {
+      left_out += fmt::format("{} was left out: {}\n", one.schedule, one.refused);
+      continue;
+    }
+    table.add_row({one.schedule, std::to_string(one.stages), fmt::format("{:.1f}", one.median_ms()),
+                   format_count(tokens_per_s(one, tokens)),
+                   fmt::format("{:.1f}%", 100.0 * (1.0 - one.efficiency)), fmt::format("{:.4f}", one.loss),
+                   by_rank(one.sent_bytes), by_rank(one.step_bytes), by_rank(one.peak_bytes)});
+  }
+  fmt::print("{}{}", table.to_string(), left_out);
+  fmt::print(
+      "ms: forward and backward of a step, the slowest rank, median; bytes by rank; ideal bubble: "
+      "simulated,\n"
+      "for passes and stages that take equally long\n");
+}
+
+}  // namespace
+
+int worker_bench_pipeline(const Request& request, const Environment& environment) {
+  const BenchPipelineOptions& run = request.bench_pipeline;
+  const plan::WorldSpec spec = plan::detect_world(environment);
+  const auto device = plan::parse<plan::Device>(run.device);
+  TRIREME_CHECK(device, "[cli.bench] the request names no device: '{}'", run.device);
+  const plan::Config config =
+      plan::load({.path = {}, .text = request.config, .overrides = {}}, Environment()).config;
+  const auto world = comm::World::join(spec, comm::take_device(*device, spec), config.comm.timeout_s);
+  PipelineBench bench(world, config, run);
+  std::vector<Measured> all;
+  for (const std::string& name : run.schedules) {
+    const auto schedule = plan::parse<ScheduleName>(name);
+    TRIREME_CHECK(schedule, "[cli.bench] the request names no schedule: '{}'", name);
+    all.push_back(bench.measure(*schedule));
+  }
+  const bool any = std::ranges::any_of(all, [](const Measured& one) { return one.refused.empty(); });
+  const int code = static_cast<int>(any ? ExitCode::kOk : ExitCode::kUsage);
+  if (world->rank() != 0) return code;
+  if (!request.json) {
+    print(all, bench.tokens_per_step());
+    return code;
+  }
+  Json rows = Json::array();
+  for (const Measured& one : all) rows.push_back(to_json(one, bench.tokens_per_step()));
+  const Json document = {{"schema", "trireme.bench_pipeline/1"},
+                         {"command", request.command},
+                         {"device", world->device().is_cuda() ? kernels::gpus().front().name : "cpu"},
+                         {"ranks", world->size()},
+                         {"micro_batches", run.micro_batches},
+                         {"micro_batch_size", run.micro_batch_size},
+                         {"tokens_per_step", bench.tokens_per_step()},
+                         {"rows", rows}};
+  fmt::print("{}\n", document.dump(2));
+  return code;
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,52 @@
+#pragma once
+// A language model cut into the stages of a pipeline (parallel/pipeline.h).
+#include <torch/nn/module.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "trireme/nn/init.h"
+#include "trireme/nn/language_model.h"
+#include "trireme/parallel/data_parallel.h"
+#include "trireme/plan/config.h"
+
+namespace trireme::train {
+
+/// Units [first, last) of a model, with their parameters and no others, which are called as in the model but
+/// with "_" for ".". Where the head is tied, the last stage has a copy of the embeddings.
+class ModelStage : public torch::nn::Module {
+ public:
+  /// `config` is complete (plan::complete). Units count from the embedding, 0, over the blocks to the head.
+  /// Parameters are uninitialised, fp32, on the CPU.
+  ModelStage(const plan::ModelConfig& config, size_t first, size_t last);
+
+  /// Whether it has the head.
+  bool is_last() const { return last_ == static_cast<size_t>(config_.n_layers) + 2; }
+  /// Tokens (B, T) int64 or (B, T, D) of the stage before -> (B, T, D). The last stage returns what it is
+  /// given: all its units run in loss().
+  at::Tensor forward(const at::Tensor& x) const;
+  /// Of the last stage: what forward() returned -> mean cross-entropy in nats, scalar fp32.
+  at::Tensor loss(const at::Tensor& x, const nn::LossTarget& target) const;
+
+  /// Fills the parameters, which no engine has yet.
+  void fill(const nn::InitialWeights& initial) const;
+  /// An engine over `mesh` with the units of this stage, through which they run from now on, as connect()
+  /// says. The stage must outlive it. Collective. Throws as DataParallel.
+  std::shared_ptr<parallel::DataParallel> make_engine(const comm::Mesh& mesh,
+                                                      const parallel::Options& options,
+                                                      const nn::InitialWeights& initial,
+                                                      const plan::MemoryConfig& memory = {});
+
+  /// The embeddings that the first and the last stage share; none: the head is not tied.
+  static std::optional<std::string> tied_parameter(const plan::ModelConfig& config);
+
+ private:
+  plan::ModelConfig config_;
+  std::shared_ptr<nn::LanguageModel> model_;
+  size_t first_, last_;
+  std::map<std::string, std::string> names_;  ///< of the model's parameters -> of those here
+};
+
+}  // namespace trireme::train
