@@ -149,11 +149,12 @@ TEST_F(Worker, BenchCommSaysWhatItsColumnsAre) {
 }
 
 TEST_F(Worker, BenchPipelineMeasuresOneModelUnderEverySchedule) {
-  const Words command = {"bench", "pipeline", "-n",           "2",  "--device=cpu",    "--precision.compute=fp32",
-                         "--micro-batches", "6",  "--chunks", "3",  "--steps",         "2",
-                         "--warmup",        "1",  "--seq",    "16", "--schedules"};
-  const Outcome outcome =
-      front_.run(command + Words{"gpipe,1f1b,interleaved_1f1b,zb_h1,interleaved_zb,zb_v,dualpipe_v", "--json"});
+  const Words command = {
+      "bench",           "pipeline", "-n",       "2",  "--device=cpu", "--precision.compute=fp32",
+      "--micro-batches", "6",        "--chunks", "3",  "--steps",      "2",
+      "--warmup",        "1",        "--seq",    "16", "--schedules"};
+  const Outcome outcome = front_.run(
+      command + Words{"gpipe,1f1b,interleaved_1f1b,zb_h1,interleaved_zb,zb_v,dualpipe_v", "--json"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   const auto rows = outcome.json()["rows"];
   ASSERT_EQ(rows.size(), 7u);
@@ -161,10 +162,10 @@ TEST_F(Worker, BenchPipelineMeasuresOneModelUnderEverySchedule) {
     EXPECT_EQ(row["samples_ms"].size(), 2u) << row;
     EXPECT_EQ(row["loss"], rows[0]["loss"]) << "one order of micro-batches, so the same bits: " << row;
     EXPECT_NEAR(row["grad_norm"].get<double>(), rows[0]["grad_norm"].get<double>(), 1e-6) << row;
-    // Each rank's (sequence, width) activations or their gradients, fp32; there and back where stages loop.
-    const double boundary = 6 * 16 * 64 * 4;
-    for (const auto& sent : row["sent_bytes"])
-      EXPECT_EQ(sent, boundary * (row["stages"].get<double>() / 2 * 2 - 1) / (row["schedule"] == "zb_v" || row["schedule"] == "dualpipe_v" ? 1.5 : 1)) << row;
+    // A rank sends an fp32 (T, D) for each micro-batch and each boundary between it and the other rank.
+    const bool v = row["schedule"] == "zb_v" || row["schedule"] == "dualpipe_v";
+    const int64_t boundaries = v ? 2 : row["stages"].get<int64_t>() - 1;
+    for (const auto& sent : row["sent_bytes"]) EXPECT_EQ(sent, 6 * boundaries * 16 * 64 * 4) << row;
   }
   EXPECT_EQ(rows[2]["stages"], 6);
   EXPECT_LT(rows[1]["step_bytes"][0], rows[0]["step_bytes"][0]) << "1f1b keeps fewer activations than gpipe";

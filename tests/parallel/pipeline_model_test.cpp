@@ -7,6 +7,7 @@
 #include "tests/parallel/layouts.h"
 #include "tests/parallel/pipeline_net.h"
 #include "tests/support/tiny_training.h"
+#include "trireme/train/model_stage.h"
 
 namespace trireme {
 namespace {
@@ -27,68 +28,13 @@ struct ModelRun {
   static constexpr int64_t kPp = 2, kMicroBatches = 4, kRows = 8, kSteps = 5;
 };
 
-/// Units [first, last) of a model, with their parameters and no others.
-struct ModelStage : torch::nn::Module {
-  ModelStage(const plan::ModelConfig& model_config, size_t first_unit, size_t last_unit)
-      : config(model_config), model(nn::build(config)), first(first_unit), last(last_unit) {
-    nn::InitialWeights(config, 11).fill(*model);
-    for (const auto& entry : model->named_parameters()) {
-      if (has(entry.key())) register_parameter(as_one_word(entry.key()), entry.value());
-    }
-  }
-  bool is_last() const { return last == static_cast<size_t>(config.n_layers) + 2; }
-  at::Tensor forward(const at::Tensor& x) const {
-    return is_last() ? x
-                     : model->run(std::span<const nn::Unit>(model->units()).subspan(first, last - first), x);
-  }
-  at::Tensor loss(const at::Tensor& x, const at::Tensor& targets) const {
-    return model->run(std::span<const nn::Unit>(model->units(nn::LossTarget{targets})).subspan(first), x);
-  }
-  /// As train/parts makes one, with the units of this stage.
-  std::shared_ptr<parallel::DataParallel> engine(const comm::Mesh& mesh, const ModelRun& run) {
-    std::vector<plan::UnitSpec> units;
-    std::map<std::string, std::string> names;
-    for (const plan::UnitSpec& unit : plan::describe(config, 8).units) {
-      plan::UnitSpec& mine = units.emplace_back(plan::UnitSpec{unit.name, {}});
-      for (plan::ParamSpec param : unit.params) {
-        if (!has(param.name)) continue;
-        names[as_one_word(param.name)] = param.name;
-        param.name = as_one_word(param.name);
-        mine.params.push_back(param);
-      }
-      if (mine.params.empty() && units.size() > 1) units.pop_back();
-    }
-    const nn::InitialWeights initial(config, 11);
-    auto made = std::make_shared<parallel::DataParallel>(
-        *this, units, mesh,
-        parallel::Options{
-            .policy = plan::find_policy(run.policy), .compute = run.compute, .reduce = run.compute},
-        [initial, names](const std::string& name, int64_t from, at::Tensor& out) {
-          initial(names.at(name), from, out);
-        });
-    train::connect(*model, *made);
-    return made;
-  }
+nn::InitialWeights initial_of(const ModelRun& run) {
+  return {run.config, 11};
+}
 
- private:
-  bool has(const std::string& name) const {
-    const auto units = plan::describe(config, 8).units;
-    const bool is_norm = name.starts_with("transformer.ln_f") || name.starts_with("model.norm");
-    if (is_norm || name == "lm_head.weight") return is_last();
-    const bool is_embedding =
-        name.find("wte") != std::string::npos || name.find("embed") != std::string::npos;
-    if (is_embedding && config.tie_embeddings && is_last()) return true;
-    for (size_t unit = first; unit < std::min(last, units.size()); ++unit) {
-      if (std::ranges::find(units[unit].params, name, &plan::ParamSpec::name) != units[unit].params.end())
-        return true;
-    }
-    return false;
-  }
-
-  plan::ModelConfig config;
-  std::shared_ptr<nn::LanguageModel> model;
-  size_t first, last;
-};
+parallel::Options engine_options(const ModelRun& run) {
+  return {.policy = plan::find_policy(run.policy), .compute = run.compute, .reduce = run.compute};
+}
 
 plan::ModelConfig model_of(plan::ModelFamily family, bool tied) {
   plan::ModelConfig config;
@@ -111,8 +57,7 @@ parallel::PipelineOptions options_of(const ModelRun& run, const plan::Schedule& 
   parallel::PipelineOptions options;
   options.data_parallel = {.compute = run.compute, .reduce = run.compute};
   if (run.config.tie_embeddings) {
-    const bool gpt2 = run.config.family == plan::ModelFamily::kGpt2;
-    const std::string name = gpt2 ? "transformer_wte_weight" : "model_embed_tokens_weight";
+    const std::string name = *train::ModelStage::tied_parameter(run.config);
     options.tied = {{.stage = 0, .name = name, .other_stage = schedule.stages - 1, .other_name = name}};
   }
   return options;
@@ -128,17 +73,21 @@ test::PipelineOutcome train(const ModelRun& run) {
     const comm::Mesh mesh = test::mesh_of(world, {.pp = ModelRun::kPp});
     const comm::Mesh engine_mesh = parallel::stage_mesh(schedule, mesh);
     std::vector<parallel::Stage> stages;
-    std::shared_ptr<ModelStage> last;
+    std::shared_ptr<train::ModelStage> last;
     for (const int64_t stage : schedule.stages_of(mesh.pp_rank)) {
       const auto cut = [&](int64_t i) {
         return static_cast<size_t>(i) * units / static_cast<size_t>(schedule.stages);
       };
-      const auto module = std::make_shared<ModelStage>(run.config, cut(stage), cut(stage + 1));
+      const auto module = std::make_shared<train::ModelStage>(run.config, cut(stage), cut(stage + 1));
+      module->fill(initial_of(run));
       stages.push_back(parallel::make_stage(stage, module));
-      if (!run.policy.empty()) stages.back().engine = module->engine(engine_mesh, run);
+      if (!run.policy.empty())
+        stages.back().engine = module->make_engine(engine_mesh, engine_options(run), initial_of(run));
       if (stage + 1 == schedule.stages) last = module;
     }
-    const auto loss = [&](const at::Tensor& x, const at::Tensor& targets) { return last->loss(x, targets); };
+    const auto loss = [&](const at::Tensor& x, const at::Tensor& targets) {
+      return last->loss(x, {.targets = targets});
+    };
     parallel::Pipeline pipeline(schedule, stages, loss, mesh, options_of(run, schedule));
     const auto optimizers =
         pipeline.optimizers([](auto params) { return optim::build(test::descent(0.5), params); });
