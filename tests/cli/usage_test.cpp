@@ -22,6 +22,7 @@ std::vector<std::vector<std::string>> all_commands() {
                                                     {"plan", "step"},
                                                     {"bench", "speed"},
                                                     {"bench", "memory"},
+                                                    {"bench", "pipeline"},
                                                     {"config", "show"},
                                                     {"config", "schema"},
                                                     {"config", "keys"}};
