@@ -111,9 +111,10 @@ void add_bench_pipeline(CLI::App& bench, Front& front) {
   add_counts(*verb, options->run);
   verb->add_flag("--json", options->json, "One JSON document with all samples");
   verb->footer(
-      "A Llama in bf16 on random tokens: forward and backward passes of a step without an update. Any "
-      "config\n"
-      "key can be given as --section.key=value, --device=cpu too.\n"
+      "A Llama in bf16 on random tokens: forward and backward passes of a step without an update. The "
+      "config's\n"
+      "device and seed and its keys of model, precision, memory, parallel and comm count, given as\n"
+      "--section.key=value.\n"
       "Example:\n"
       "  trireme bench pipeline -n 2 --schedules 1f1b,zb_v --micro-batches 16");
   verb->callback(

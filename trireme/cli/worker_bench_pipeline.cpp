@@ -278,7 +278,8 @@ int worker_bench_pipeline(const Request& request, const Environment& environment
   TRIREME_CHECK(device, "[cli.bench] the request names no device: '{}'", run.device);
   const plan::Config config =
       plan::load({.path = {}, .text = request.config, .overrides = {}}, Environment()).config;
-  const auto world = comm::World::join(spec, comm::take_device(*device, spec), config.comm.timeout_s);
+  const auto world = comm::World::join(spec, comm::take_device(*device, spec), config.comm.timeout_s,
+                                       {.share = config.comm.peer_memory, .gather = config.comm.gather});
   PipelineBench bench(world, config, run);
   std::vector<Measured> all;
   for (const std::string& name : run.schedules) {
