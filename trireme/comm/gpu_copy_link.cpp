@@ -37,6 +37,7 @@ using c10::cuda::CUDACachingAllocator::getIpcDevPtr;
 using c10::cuda::CUDACachingAllocator::shareIpcHandle;
 using State = ProgressBoard::State;
 
+constexpr auto kPollEvery = std::chrono::microseconds(10);
 constexpr auto kReleaseAgain = std::chrono::milliseconds(20);
 
 void check(cudaError_t error, const char* call) {
@@ -213,6 +214,7 @@ class CopyReceiver final : public Link {
   static void announce(void* announcement);
   void abort(const Operation& operation, double elapsed_s, const std::string& reason);
   void check_alive();
+  void wait_on_host(const Operation& operation);
 
   LinkEnd end_;
   std::shared_ptr<ByteStream> places_;
@@ -293,11 +295,30 @@ at::Tensor CopyReceiver::wait() {
     subjects_.erase(waits_ - kRemembered);
   }
   end_.board->note(State::kInside, operation, subject);
+  wait_on_host(operation);
   arrived_->wait_for(static_cast<uint32_t>(waits_), current.stream());
   watch_->enqueued(operation);
   waited_.record(current);
   end_.board->note(State::kDone, operation, subject);
   return arriving;
+}
+
+/// So that nothing on this GPU waits for the other process for long. While CUDA loads a kernel, maps memory
+/// or has no room for another launch, it waits for what runs on the GPU and keeps other threads out: if that
+/// waits for the other process, which does the same, neither goes on. The word wraps around; what was waited
+/// for is less than half a turn behind.
+void CopyReceiver::wait_on_host(const Operation& operation) {
+  const double started = monotonic_seconds();
+  while (static_cast<int32_t>(arrived_->value() - static_cast<uint32_t>(operation.sequence)) < 0) {
+    check_alive();
+    const double elapsed = monotonic_seconds() - started;
+    if (elapsed > end_.timeout_s) {
+      const std::string what = fmt::format("waited in vain for rank {}", end_.peer());
+      throw CommError(
+          "{}", end_.report(operation, subjects_.at(operation.sequence), what, elapsed, kLookAtThatRank));
+    }
+    std::this_thread::sleep_for(kPollEvery);
+  }
 }
 
 void CopyReceiver::flush() {

@@ -39,8 +39,9 @@ class Link {
   /// current stream has come here; nobody uses it until wait(). Returns at once. Several may be posted; they
   /// arrive in the order of posts, and each is waited for before the link is destroyed.
   virtual void post(const at::Tensor& into) = 0;
-  /// The current stream, on a CPU the host, goes on when the oldest posted tensor that was not waited for has
-  /// arrived. Returns that tensor.
+  /// The host and the current stream go on when the oldest posted tensor that was not waited for has arrived.
+  /// Returns that tensor. Over NCCL only the stream waits, by kernels: start such processes with
+  /// CUDA_MODULE_LOADING=EAGER, since loading a kernel waits for those that run.
   virtual at::Tensor wait() = 0;
 
   /// The host waits until everything that was sent has left, or all that was waited for has arrived, and

@@ -88,6 +88,10 @@ void SharedWord::write(uint32_t value, void* stream) const {
         "cuStreamWriteValue32");
 }
 
+uint32_t SharedWord::value() const {
+  return std::atomic_ref(*static_cast<uint32_t*>(pages_->data())).load(std::memory_order_acquire);
+}
+
 void SharedWord::write_from_host(uint32_t value) {
   std::atomic_ref(*static_cast<uint32_t*>(pages_->data())) = value;
 }

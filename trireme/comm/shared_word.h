@@ -26,6 +26,7 @@ class SharedWord {
   /// Enqueues a write, behind which all can see what the stream has done before.
   void write(uint32_t value, void* stream) const;
   void write_from_host(uint32_t value);
+  uint32_t value() const;
 
  private:
   explicit SharedWord(std::unique_ptr<SharedPages> pages);
