@@ -1,20 +1,26 @@
 // Links between GPUs over NCCL: a communicator and a stream for each direction, so that a receive that waits
-// holds up neither computation nor the other direction.
+// holds up neither computation nor the other direction. A receive is a kernel that occupies its GPU until the
+// tensor has come, so it is enqueued only when somebody waits for it, and the host waits, too: what computes
+// goes on until then, and CUDA is not asked for anything meanwhile.
 #include <ATen/core/Tensor.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <chrono>
 #include <deque>
 #include <exception>
+#include <thread>
 #include <utility>
 
+#include "trireme/base/error.h"
 #include "trireme/comm/gpu_link.h"
 #include "trireme/comm/group.h"
 
 namespace trireme::comm {
 namespace {
 
+constexpr auto kPollEvery = std::chrono::microseconds(10);
 constexpr int64_t kSender = 0, kReceiver = 1;  // group ranks
 
 class GpuLink final : public Link {
@@ -44,8 +50,9 @@ class GpuLink final : public Link {
   void drop_sent();
 
   LinkEnd end_;
-  std::deque<Parcel> parcels_;   ///< what has not left yet, or was posted and not waited for
-  std::shared_ptr<Group> pair_;  ///< behind them: it ends what still uses them
+  std::deque<Parcel> parcels_;     ///< what has not left yet
+  std::deque<at::Tensor> posted_;  ///< and not waited for
+  std::shared_ptr<Group> pair_;    ///< behind them: it ends what still uses them
   c10::cuda::CUDAStream stream_;
   at::cuda::CUDAEvent before_;
   at::cuda::CUDAEvent last_;  ///< behind what was sent, or waited for, last
@@ -88,21 +95,28 @@ void GpuLink::send(const at::Tensor& tensor) {
 
 void GpuLink::post(const at::Tensor& into) {
   if (end_.sends) end_.throw_other_end("recv");
-  enqueue(into, [&] {
-    at::Tensor to = into;
-    pair_->recv(to, kSender);
-  });
+  pair_->check();
+  TRIREME_CHECK(into.is_contiguous() && into.device() == end_.device,
+                "[comm.recv] a tensor on {} is posted on {}; post a contiguous one of this device",
+                into.device().str(), end_.device.str());
+  posted_.push_back(into);
 }
 
 at::Tensor GpuLink::wait() {
   if (end_.sends) end_.throw_other_end("recv");
-  if (parcels_.empty()) end_.throw_nothing_posted();
+  if (posted_.empty()) end_.throw_nothing_posted();
+  at::Tensor arriving = std::move(posted_.front());
+  posted_.pop_front();
+  enqueue(arriving, [&] { pair_->recv(arriving, kSender); });
+  last_ = std::move(parcels_.back().moved);
+  parcels_.pop_back();
+  while (!last_.query()) {
+    pair_->check();
+    std::this_thread::sleep_for(kPollEvery);
+  }
   pair_->check();
-  last_ = std::move(parcels_.front().moved);
   last_.block(c10::cuda::getCurrentCUDAStream(end_.device.index()));
-  at::Tensor arrived = std::move(parcels_.front().tensor);
-  parcels_.pop_front();
-  return arrived;
+  return arriving;
 }
 
 void GpuLink::flush() {

@@ -40,8 +40,8 @@ class Link {
   /// arrive in the order of posts, and each is waited for before the link is destroyed.
   virtual void post(const at::Tensor& into) = 0;
   /// The host and the current stream go on when the oldest posted tensor that was not waited for has arrived.
-  /// Returns that tensor. Over NCCL only the stream waits, by kernels: start such processes with
-  /// CUDA_MODULE_LOADING=EAGER, since loading a kernel waits for those that run.
+  /// Returns that tensor. Over NCCL what was sent occupies the GPU until it has left, and loading a kernel
+  /// waits for those that run: start such processes with CUDA_MODULE_LOADING=EAGER.
   virtual at::Tensor wait() = 0;
 
   /// The host waits until everything that was sent has left, or all that was waited for has arrived, and
