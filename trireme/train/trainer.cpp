@@ -1,6 +1,7 @@
 #include "trireme/train/trainer.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <c10/core/StreamGuard.h>
 
 #include <algorithm>
@@ -447,6 +448,12 @@ void Trainer::finish(double started) {
   for (Sink* sink : options_.sinks) sink->finish(summary);
 }
 
+/// libgomp ends the process when it cannot make its threads, so they are made while there is memory: by an
+/// operator that is large enough for all of them.
+void make_threads() {
+  at::zeros({at::get_num_threads() * at::internal::GRAIN_SIZE}, at::kByte);
+}
+
 /// Throws ConfigError when `error` says that an operation cannot repeat its bits.
 void refuse_indeterminism(const std::exception& error) {
   const auto* const from_torch = dynamic_cast<const c10::Error*>(&error);
@@ -464,6 +471,7 @@ TrainResult train(const TrainOptions& options, std::shared_ptr<comm::World> worl
   const int64_t ranks = world->size();
   try {
     check_enough_memory(options, *world);
+    make_threads();
     const int64_t baseline_bytes = world->device().is_cuda() ? 0 : kernels::resident_peak();
     const plan::TrainConfig& config = options.config.train;
     const kernels::Repeatable repeatable(config.deterministic);
