@@ -90,6 +90,22 @@ TEST(PipelineFaults, DataParallelRanksOfAFailedStageEndToo) {
   for (const std::string& error : errors) EXPECT_NE(error.find("no more"), std::string::npos) << error;
 }
 
+/// Logs are by the ranks of the job, not by those of a pipeline.
+TEST(PipelineFaults, NamesTheRankOfTheJobAndTheStageThatSends) {
+  const PipelineRun run{.pp = 2, .dp = 2, .micro_batches = 4};
+  const auto errors = errors_of(run, [&](const std::shared_ptr<comm::World>& world) {
+    Rank rank(world, run);
+    const auto step = [&](int64_t rows) {
+      rank.pipeline->forward_backward(test::batch(3000, 0).narrow(0, 0, rows),
+                                      test::batch(4000, 0).narrow(0, 0, rows));
+    };
+    step(8);
+    rank.pipeline->skip_step();
+    step(world->rank() % 2 == 0 ? 8 : 4);
+  });
+  EXPECT_NE(errors[1].find("stage 0 on rank 1 in 'send 1F0 to 1'"), std::string::npos) << errors[1];
+}
+
 TEST(PipelineFaults, AFailedPipelineSaysSo) {
   const PipelineRun run{.pp = 1};
   test::run_ranks(1, [&](const std::shared_ptr<comm::World>& world) {
@@ -170,6 +186,17 @@ TEST(PipelineFaults, RefusesWhatDoesNotFit) {
           parallel::Pipeline(plan::make_schedule(ScheduleName::k1F1B, {2, 8}), {}, test::squared_error, mesh);
         },
         {"1 to pp and 2 to data parallelism"});
+  });
+}
+
+TEST(PipelineFaults, RefusesALastStageWithoutLoss) {
+  const PipelineRun run{.pp = 1};
+  test::run_ranks(1, [&](const std::shared_ptr<comm::World>& world) {
+    const plan::Schedule schedule = test::schedule_of(run);
+    std::vector<parallel::Stage> stages;
+    const auto modules = test::stages_of(schedule, 0, run, stages);
+    test::expect_refusal([&] { parallel::Pipeline(schedule, stages, {}, test::mesh_of(world, run)); },
+                         {"the last stage has no loss function"});
   });
 }
 

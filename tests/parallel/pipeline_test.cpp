@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
+
 #include "tests/parallel/layouts.h"
 #include "tests/parallel/pipeline_net.h"
 
@@ -125,6 +128,73 @@ TEST(Pipeline, HasStagesWithoutParameters) {
       const at::Tensor loss = pipeline.forward_backward(test::batch(3000, 0), test::batch(4000, 0));
       EXPECT_NEAR(loss.item<double>(), wanted.item<double>(), kLaw * wanted.item<double>());
       EXPECT_NEAR(pipeline.grad_norm(), std::sqrt(squares), kLaw * std::sqrt(squares)) << plan::name(name);
+    });
+  }
+}
+
+/// x w, elementwise; with a pause in the backward pass where `slow`.
+struct Scaled : torch::nn::Module {
+  explicit Scaled(bool is_slow) : slow(is_slow) { w = register_parameter("w", at::ones({kWidth})); }
+  at::Tensor forward(const at::Tensor& x) const {
+    at::Tensor y = x * w;
+    if (slow) y.register_hook([](const at::Tensor&) { std::this_thread::sleep_for(kPause); });
+    return y;
+  }
+  static constexpr int64_t kWidth = 1024;
+  static constexpr std::chrono::milliseconds kPause{20};
+  bool slow;
+  at::Tensor w;
+};
+
+/// What such a stage sends lies in the buffer into which the next message comes, while the first stage is
+/// busy.
+TEST(Pipeline, StagesThatMakeViewsOfWhatTheyTakeSendWhatTheyWereGiven) {
+  struct View : torch::nn::Module {
+    at::Tensor forward(const at::Tensor& x) const { return x.view({-1, Scaled::kWidth}); }
+  };
+  constexpr int64_t kMicroBatches = 8, kRowsEach = 1024;
+  const at::Tensor factors = at::arange(1, kMicroBatches + 1, at::kFloat).repeat_interleave(kRowsEach);
+  const at::Tensor inputs = at::ones({kMicroBatches * kRowsEach, Scaled::kWidth}) * factors.unsqueeze(1),
+                   targets = at::zeros_like(inputs);
+  Scaled first(/*is_slow=*/false), last(/*is_slow=*/false);
+  test::squared_error(last.forward(first.forward(inputs)), targets).backward();
+  const double wanted = std::sqrt(2.0) * first.w.grad().norm().item<double>();
+  const plan::Schedule schedule = plan::make_schedule(ScheduleName::kGpipe, {3, kMicroBatches});
+  test::run_ranks(3, [&](const std::shared_ptr<comm::World>& world) {
+    const comm::Mesh mesh = test::mesh_of(world, {.pp = 3});
+    const parallel::Stage stage =
+        world->rank() == 1
+            ? parallel::make_stage(1, std::make_shared<View>())
+            : parallel::make_stage(world->rank(), std::make_shared<Scaled>(world->rank() == 0));
+    parallel::Pipeline pipeline(schedule, {stage}, test::squared_error, mesh);
+    pipeline.forward_backward(inputs, targets);
+    EXPECT_NEAR(pipeline.grad_norm(), wanted, 1e-5 * wanted);
+  });
+}
+
+TEST(Pipeline, TrainsBehindAFrozenFirstStage) {
+  for (const ScheduleName name : {ScheduleName::k1F1B, ScheduleName::kZbH1, ScheduleName::kDualPipe}) {
+    const PipelineRun run{.schedule = name, .pp = 2};
+    const plan::Schedule schedule = test::schedule_of(run);
+    test::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+      const comm::Mesh mesh = test::mesh_of(world, run);
+      std::vector<parallel::Stage> stages;
+      const auto modules = test::stages_of(schedule, mesh.pp_rank, run, stages);
+      for (size_t i = 0; i < stages.size(); ++i) {
+        for (at::Tensor& param : modules[i]->parameters())
+          if (stages[i].index == 0) param.requires_grad_(false);
+      }
+      parallel::Pipeline pipeline(schedule, stages, test::squared_error, mesh,
+                                  test::options_of(run, schedule));
+      const auto optimizers = pipeline.optimizers(
+          [](auto params) { return optim::build(test::descent(0.05), std::move(params)); });
+      double first = 0.0, last = 0.0;
+      for (int64_t step = 0; step < 3; ++step) {
+        last = pipeline.forward_backward(test::batch(3000, 0), test::batch(4000, 0)).item<double>();
+        pipeline.step(optimizers);
+        if (step == 0) first = last;
+      }
+      EXPECT_LT(last, first) << run.label();
     });
   }
 }

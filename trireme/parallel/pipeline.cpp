@@ -35,6 +35,12 @@ std::vector<at::Tensor> cut(const at::Tensor& batch, int64_t micro_batches, cons
   return batch.chunk(micro_batches);
 }
 
+/// A stage may make a view of what it was given. The memory of that is a receive buffer, into which the next
+/// message is written as soon as the stage is done with the micro-batch.
+at::Tensor out_of_buffer(const at::Tensor& made, const at::Tensor& given) {
+  return given.defined() && made.is_alias_of(given) ? made.clone() : made;
+}
+
 /// The engines' own way to average, for a stage without parameters.
 double loss_scale(const WrapOptions& options, double weight, int64_t dp_ranks) {
   return options.average == Average::kMean ? weight / static_cast<double>(dp_ranks) : weight;
@@ -113,6 +119,8 @@ void Pipeline::take_stages(std::vector<Stage> stages) {
                   stage.module ? "forward function" : "module");
     stages_.push_back({std::move(stage)});
   }
+  TRIREME_CHECK(loss_ || !is_last(stages_.back().index),
+                "[parallel.pipeline] the last stage has no loss function");
 }
 
 Pipeline::StageAtWork* Pipeline::stage_here(int64_t index) {
@@ -138,7 +146,7 @@ void Pipeline::check_usable() const {
       "[parallel.pipeline] rank {}: a step has failed and ranks are at different places ({}); start again "
       "from "
       "saved weights",
-      rank(), broken_);
+      mesh_.world->rank(), broken_);
 }
 
 /// Gradients are reduced in the backward pass of the stage's last micro-batch where that computes the last of
@@ -171,8 +179,8 @@ at::Tensor Pipeline::forward_backward(const std::vector<at::Tensor>& inputs,
   const auto count = static_cast<size_t>(schedule_.micro_batches);
   const auto check_count = [&](size_t given, bool used, const char* what) {
     TRIREME_CHECK(!used || given == count,
-                  "[parallel.pipeline] rank {} was given {} micro-batches of {}, the schedule has {}", rank(),
-                  given, what, count);
+                  "[parallel.pipeline] rank {} was given {} micro-batches of {}, the schedule has {}",
+                  mesh_.world->rank(), given, what, count);
   };
   check_count(inputs.size(), stages_.front().index == 0, "inputs");
   check_count(targets.size(), is_last(stages_.back().index), "targets");
@@ -268,7 +276,7 @@ void Pipeline::forward(const StageAction& action) {
                   micro_batch, fmt::join(output.sizes(), ", "));
     losses_[micro_batch] = output.detach();
   } else {
-    hand_on(Message::kActivation, stage + 1, micro_batch, output.detach());
+    hand_on(Message::kActivation, stage + 1, micro_batch, out_of_buffer(output.detach(), input));
   }
   pass.output = output;
 }
@@ -276,21 +284,23 @@ void Pipeline::forward(const StageAction& action) {
 void Pipeline::backward(const StageAction& action) {
   const int64_t stage = action.stage, micro_batch = action.micro_batch;
   InFlight pass = std::move(in_flight_.extract({stage, micro_batch}).mapped());
+  const at::Tensor gradient = is_last(stage) ? at::Tensor() : arrived(Message::kGradient, stage, micro_batch);
   if (action.kind == Kind::kBackwardInput) {
     const auto later = std::make_shared<nn::DeferredGradients>();
     const nn::DeferredGradients::Scope scope(*later);
-    differentiate(*stage_here(stage), action, pass.output);
+    differentiate(*stage_here(stage), action, pass.output, gradient);
     deferred_[{stage, micro_batch}] = later;
   } else {
-    differentiate(*stage_here(stage), action, pass.output);
+    differentiate(*stage_here(stage), action, pass.output, gradient);
   }
   if (stage == 0) return;
   TRIREME_CHECK(pass.input.grad().defined(),
                 "[parallel.pipeline] the output of stage {} does not depend on its input", stage);
-  hand_on(Message::kGradient, stage - 1, micro_batch, pass.input.grad());
+  hand_on(Message::kGradient, stage - 1, micro_batch, out_of_buffer(pass.input.grad(), gradient));
 }
 
-void Pipeline::differentiate(StageAtWork& stage, const StageAction& action, const at::Tensor& output) {
+void Pipeline::differentiate(StageAtWork& stage, const StageAction& action, const at::Tensor& output,
+                             const at::Tensor& gradient) {
   const double weight = weights_[static_cast<size_t>(action.micro_batch)];
   DataParallel* const engine = stage.engine.get();
   const bool last = stage.last_backward == action.micro_batch;
@@ -304,11 +314,12 @@ void Pipeline::differentiate(StageAtWork& stage, const StageAction& action, cons
     }
     return;
   }
-  const at::Tensor gradient = arrived(Message::kGradient, stage.index, action.micro_batch);
   if (engine == nullptr) {
     if (output.requires_grad()) output.backward(gradient);
   } else {
-    last ? engine->backward(output, gradient, weight) : engine->accumulate(output, gradient, weight);
+    // Nothing of a frozen first stage is differentiated, but its engine counts micro-batches all the same.
+    const at::Tensor from = output.requires_grad() ? output : output.detach().requires_grad_(true);
+    last ? engine->backward(from, gradient, weight) : engine->accumulate(from, gradient, weight);
   }
 }
 
@@ -341,9 +352,12 @@ at::Tensor Pipeline::mean_loss() const {
 
 /// "stage 2 on rank 2 in 'forward 2F3', on (4, 8) Float of stage 1".
 std::string Pipeline::in_words(const StageAction* action) const {
-  if (action == nullptr) return fmt::format("rank {} at the end of a step", rank());
+  if (action == nullptr) return fmt::format("rank {} at the end of a step", mesh_.world->rank());
+  // A send names the stage that takes it.
+  const int64_t made_by = action->message == Message::kActivation ? action->stage - 1 : action->stage + 1;
   std::string text =
-      fmt::format("stage {} on rank {} in '{}'", action->stage, rank(), plan::to_text(*action));
+      fmt::format("stage {} on rank {} in '{}'", action->kind == Kind::kSend ? made_by : action->stage,
+                  mesh_.world->rank(), plan::to_text(*action));
   const auto pass = in_flight_.find({action->stage, action->micro_batch});
   if (action->kind == Kind::kForward && action->stage > 0 && pass != in_flight_.end()) {
     const at::Tensor& input = pass->second.input;

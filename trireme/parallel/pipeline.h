@@ -156,7 +156,9 @@ class Pipeline {
   void forward(const plan::StageAction& action);
   void backward(const plan::StageAction& action);
   void backward_weight(const plan::StageAction& action);
-  void differentiate(StageAtWork& stage, const plan::StageAction& action, const at::Tensor& output);
+  /// `gradient` is that of the output; of the last stage's, which is the loss, there is none.
+  void differentiate(StageAtWork& stage, const plan::StageAction& action, const at::Tensor& output,
+                     const at::Tensor& gradient);
   void hand_on(plan::Message message, int64_t stage, int64_t micro_batch, const at::Tensor& tensor);
   void send(const plan::StageAction& action);
   at::Tensor arrived(plan::Message message, int64_t stage, int64_t micro_batch);
