@@ -64,6 +64,10 @@ TEST(Pipeline, RefusesWhatCannotBe) {
   for (const auto& [arguments, words] : std::vector<std::pair<std::vector<std::string>, std::string>>{
            {{"pipeline", "show", "2f2b"}, "no schedule '2f2b'"},
            {{"pipeline", "show"}, "--from"},
+           {{"pipeline", "compare", "--costs", "nan,1,1"}, "'nan' is no positive number up to 1e+12"},
+           {{"pipeline", "compare", "--costs", "0,1,1"}, "'0' is no positive number"},
+           {{"pipeline", "compare", "--transfer", "nan"}, "'nan' is no number from 0 to 1e+12"},
+           {{"pipeline", "compare", "--transfer", "1e308"}, "'1e308' is no number from 0"},
            {{"pipeline", "show", "dualpipe", "--ranks", "3"}, "even number of ranks"},
            {{"pipeline", "show", "gpipe", "--limit", "4"}, "more than the limit of 4"},
            {{"pipeline", "show", "greedy", "--limit", "0.5"}, "raise the limit"},

@@ -304,6 +304,20 @@ void add_stages(CLI::App& verb, Front& front) {
   cut->callback([options, &front] { front.action = [options, &front] { return stages(*options, front); }; });
 }
 
+/// CLI11's own checks let "nan" pass, and infinite times have no order.
+CLI::Validator number(bool positive) {
+  static constexpr double kMost = 1e12;
+  const auto check = [positive](std::string& text) {
+    double given = 0.0;
+    const bool is_good = CLI::detail::lexical_cast(text, given) && given >= 0.0 && given <= kMost &&
+                         !(positive && given == 0.0);
+    return is_good ? std::string()
+                   : fmt::format("'{}' is no {} {:g}", text,
+                                 positive ? "positive number up to" : "number from 0 to", kMost);
+  };
+  return CLI::Validator(check, "");
+}
+
 void add_shape(CLI::App& verb, PipelineOptions& options) {
   verb.add_option("--ranks,--stages", options.shape.ranks, "Ranks of the pipeline")
       ->check(CLI::Range(1, 1024));
@@ -315,11 +329,11 @@ void add_shape(CLI::App& verb, PipelineOptions& options) {
                   "F,I,W: a rank's time for a micro-batch: forward, backward for the input, for the weights")
       ->delimiter(',')
       ->expected(3)
-      ->check(CLI::PositiveNumber);
+      ->check(number(/*positive=*/true));
   verb.add_option("--transfer", options.transfer, "Time from a rank to the next")
-      ->check(CLI::NonNegativeNumber);
+      ->check(number(/*positive=*/false));
   verb.add_option("--limit", options.limit, "Micro-batches in flight a rank at most")
-      ->check(CLI::NonNegativeNumber);
+      ->check(number(/*positive=*/false));
   verb.add_flag("--json", options.json, "One JSON document");
 }
 

@@ -13,11 +13,14 @@ namespace {
 using Kind = StagePass::Kind;
 constexpr std::string_view kLetters = "FBIW";
 
-/// Takes a number off the front; none when there is none.
+constexpr int64_t kMostNumber = 1'000'000'000;
+
+/// Takes a number off the front; none when there is none, or one that numbers nothing.
 std::optional<int64_t> take_number(std::string_view& text) {
   int64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || number < 0 || text.starts_with('-')) return std::nullopt;
+  if (error != std::errc() || number < 0 || number > kMostNumber || text.starts_with('-'))
+    return std::nullopt;
   text.remove_prefix(static_cast<size_t>(end - text.data()));
   return number;
 }
@@ -81,6 +84,7 @@ Schedule from_csv(std::string_view text, Placement placement, std::string name) 
   schedule.placement = placement;
   schedule.stages = schedule.micro_batches = 0;
   size_t number = 0;
+  int64_t passes = 0;
   while (!text.empty()) {
     const size_t end = std::min(text.find('\n'), text.size());
     const std::string_view line = without_blanks(text.substr(0, end));
@@ -88,12 +92,19 @@ Schedule from_csv(std::string_view text, Placement placement, std::string name) 
     ++number;
     if (line.empty()) continue;
     schedule.ranks.push_back(parse_line(line, number));
+    passes += std::ssize(schedule.ranks.back());
     for (const StagePass& pass : schedule.ranks.back()) {
       schedule.stages = std::max(schedule.stages, pass.stage + 1);
       schedule.micro_batches = std::max(schedule.micro_batches, pass.micro_batch + 1);
     }
   }
   if (schedule.stages == 0) throw ConfigError("[plan.schedule] {} holds no passes", schedule.name);
+  if (std::max(schedule.stages, schedule.micro_batches) > passes) {
+    throw ConfigError(
+        "[plan.schedule] {} has passes of stage {} and of micro-batch {}, but only {} passes; number stages "
+        "and micro-batches from 0, and give every one of them its passes",
+        schedule.name, schedule.stages - 1, schedule.micro_batches - 1, passes);
+  }
   return schedule;
 }
 
