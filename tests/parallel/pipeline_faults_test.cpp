@@ -189,6 +189,49 @@ TEST(PipelineFaults, RefusesWhatDoesNotFit) {
   });
 }
 
+TEST(PipelineFaults, RanksWithDifferentSchedulesSaySo) {
+  const auto errors = errors_of({.pp = 2}, [&](const std::shared_ptr<comm::World>& world) {
+    Rank rank(world, {.schedule = world->rank() == 0 ? ScheduleName::k1F1B : ScheduleName::kGpipe, .pp = 2});
+  });
+  for (const std::string& error : errors)
+    EXPECT_NE(error.find("rank 1 was given another schedule"), std::string::npos) << error;
+}
+
+TEST(PipelineFaults, APipelineDoesNotRepeatWhatTheOneBeforeHasSaid) {
+  const PipelineRun run{.pp = 2};
+  std::vector<std::string> errors(2);
+  test::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+    for (const int64_t fails : {0, 1}) {
+      Rank rank(world, run, [&](std::vector<parallel::Stage>& stages) {
+        if (stages[0].index == fails)
+          stages[0].forward = [fails](const at::Tensor&) -> at::Tensor {
+            throw std::runtime_error(fmt::format("failure {}", fails));
+          };
+      });
+      try {
+        rank.step();
+      } catch (const Error& error) {
+        errors[static_cast<size_t>(world->rank())] = error.what();
+      }
+    }
+  });
+  for (const std::string& error : errors) {
+    EXPECT_NE(error.find("failure 1"), std::string::npos) << error;
+    EXPECT_EQ(error.find("failure 0"), std::string::npos) << error;
+  }
+}
+
+TEST(PipelineFaults, AStepWithoutGradientsIsRefusedAndTheNextOneRuns) {
+  test::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+    Rank rank(world, {.pp = 2});
+    {
+      const at::NoGradGuard no_grad;
+      test::expect_refusal([&] { rank.step(); }, {"gradients are off", "NoGradGuard"});
+    }
+    rank.step();
+  });
+}
+
 TEST(PipelineFaults, RefusesALastStageWithoutLoss) {
   const PipelineRun run{.pp = 1};
   test::run_ranks(1, [&](const std::shared_ptr<comm::World>& world) {

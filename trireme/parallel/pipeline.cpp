@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <optional>
 
 #include "trireme/base/error.h"
@@ -20,7 +21,15 @@ using plan::Placement;
 using plan::StageAction;
 using Kind = StageAction::Kind;
 
-constexpr const char* kFailureKey = "pipeline/failure";
+std::string failure_key(int64_t number) {
+  return fmt::format("pipeline/failure/{}", number);
+}
+
+/// Equal for equal schedules, and exact as a double.
+double fingerprint(const plan::Schedule& schedule) {
+  const std::string text = fmt::format("{}{}", static_cast<int>(schedule.placement), plan::to_csv(schedule));
+  return static_cast<double>(std::hash<std::string>()(text) >> 12);
+}
 
 std::vector<at::Tensor> cut(const at::Tensor& batch, int64_t micro_batches, const char* what) {
   if (!batch.defined()) return {};
@@ -80,6 +89,7 @@ Pipeline::Pipeline(plan::Schedule schedule, std::vector<Stage> stages, StageLoss
                    const PipelineOptions& options)
     : schedule_(std::move(schedule)), loss_(std::move(loss)), mesh_(mesh), options_(options) {
   check_mesh();
+  agree_on_schedule();
   program_ = plan::lower(schedule_, rank(), options_.ahead);
   take_stages(std::move(stages));
   stage_mesh_ = stage_mesh(schedule_, mesh_);
@@ -104,6 +114,28 @@ void Pipeline::check_mesh() const {
       "[parallel.pipeline] the schedule {} has {} ranks, but the mesh ({}) gives {} to pp and {} to data "
       "parallelism; set parallel.pp={} or make the schedule for {} ranks",
       schedule_.name, ranks, mesh_.shape.to_string(), pp, mesh_.shape.dp_size(), ranks, pp);
+}
+
+/// Ranks that run different schedules would wait for each other in vain. They also agree on a place to tell
+/// why a step has failed in which no pipeline before this one has told something.
+void Pipeline::agree_on_schedule() {
+  int64_t unused = 0;
+  while (!mesh_.world->announced(failure_key(unused)).empty()) ++unused;
+  failure_key_ = failure_key(unused);
+  if (mesh_.all->size() == 1) return;
+  const auto rows = comm::gather_scalars(
+      *mesh_.all, {static_cast<double>(unused), fingerprint(schedule_), static_cast<double>(options_.ahead)});
+  for (size_t i = 0; i < rows.size(); ++i) {
+    unused = std::max(unused, static_cast<int64_t>(rows[i][0]));
+    if (rows[i][1] == rows[0][1] && rows[i][2] == rows[0][2]) continue;
+    throw ConfigError(
+        "[parallel.pipeline] rank {} was given another schedule, or other receive buffers ahead, than rank "
+        "{}; "
+        "this rank has {} of {} micro-batches and {} ahead; give all ranks the same",
+        mesh_.all->ranks()[i], mesh_.all->ranks()[0], schedule_.name, schedule_.micro_batches,
+        options_.ahead);
+  }
+  failure_key_ = failure_key(unused);
 }
 
 void Pipeline::take_stages(std::vector<Stage> stages) {
@@ -176,6 +208,11 @@ at::Tensor Pipeline::forward_backward(const std::vector<at::Tensor>& inputs,
                                       const std::vector<at::Tensor>& targets,
                                       const std::vector<double>& weights) {
   check_usable();
+  TRIREME_CHECK(
+      at::GradMode::is_enabled(),
+      "[parallel.pipeline] rank {}: gradients are off, and a step differentiates; call it outside of "
+      "at::NoGradGuard",
+      mesh_.world->rank());
   const auto count = static_cast<size_t>(schedule_.micro_batches);
   const auto check_count = [&](size_t given, bool used, const char* what) {
     TRIREME_CHECK(!used || given == count,
@@ -377,9 +414,9 @@ void Pipeline::fail(const StageAction* action, const std::exception& error) {
   const auto* from_torch = dynamic_cast<const c10::Error*>(&error);
   const std::string cause = from_torch != nullptr ? from_torch->what_without_backtrace() : error.what();
   std::string text = fmt::format("[parallel.pipeline] {}: {}", in_words(action), cause);
-  const std::string told = mesh_.world->announced(kFailureKey);
+  const std::string told = mesh_.world->announced(failure_key_);
   if (told.empty()) {
-    mesh_.world->announce(kFailureKey, text);
+    mesh_.world->announce(failure_key_, text);
   } else {
     text += fmt::format("; before that: {}", told);
   }

@@ -78,8 +78,8 @@ class Pipeline {
  public:
   /// `stages` are those of this rank, in any order; `loss` is used where the last one is. The ranks of the
   /// schedule are those of the mesh's axis pp. Collective over the mesh. Throws ConfigError when schedule and
-  /// mesh do not fit each other or the schedule cannot run, LogicError for stages that are not this rank's or
-  /// a tied parameter that does not exist.
+  /// mesh do not fit each other, ranks have different schedules, or the schedule cannot run, LogicError for
+  /// stages that are not this rank's or a tied parameter that does not exist.
   Pipeline(plan::Schedule schedule, std::vector<Stage> stages, StageLoss loss, const comm::Mesh& mesh,
            const PipelineOptions& options = {});
   ~Pipeline();
@@ -141,6 +141,7 @@ class Pipeline {
   using Place = std::pair<int64_t, int64_t>;  ///< stage and micro-batch
 
   void check_mesh() const;
+  void agree_on_schedule();
   void take_stages(std::vector<Stage> stages);
   void make_engines();
   void make_ties();
@@ -188,6 +189,7 @@ class Pipeline {
   std::map<std::tuple<plan::Message, int64_t, int64_t>, at::Tensor> arrived_, leaving_;
   std::map<int64_t, at::Tensor> losses_;  ///< by micro-batch
   std::string broken_;                    ///< what has failed
+  std::string failure_key_;               ///< where the ranks of this pipeline tell what has failed
 };
 
 }  // namespace trireme::parallel
