@@ -129,9 +129,8 @@ void Pipeline::agree_on_schedule() {
     unused = std::max(unused, static_cast<int64_t>(rows[i][0]));
     if (rows[i][1] == rows[0][1] && rows[i][2] == rows[0][2]) continue;
     throw ConfigError(
-        "[parallel.pipeline] rank {} was given another schedule, or other receive buffers ahead, than rank "
-        "{}; "
-        "this rank has {} of {} micro-batches and {} ahead; give all ranks the same",
+        "[parallel.pipeline] rank {} was given another schedule, or other receive buffers than rank {}; "
+        "this one has {} of {} micro-batches and {} ahead; give all ranks the same",
         mesh_.all->ranks()[i], mesh_.all->ranks()[0], schedule_.name, schedule_.micro_batches,
         options_.ahead);
   }
