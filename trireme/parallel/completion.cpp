@@ -15,7 +15,7 @@ constexpr size_t kNamesInErrors = 8;
 }  // namespace
 
 Completion::Completion(const Units& units, Callback callback)
-    : units_(units), callback_(std::move(callback)), incomplete_(units.size(), 0) {
+    : units_(units), callback_(std::move(callback)) {
   for (const auto& unit : units_) {
     used_.emplace_back(unit->params().size());
     accumulators_.emplace_back(unit->params().size());
@@ -63,13 +63,18 @@ void Completion::follow(size_t unit, size_t param) {
 }
 
 void Completion::begin() {
-  for (size_t unit = 0; unit < units_.size(); ++unit)
-    incomplete_[unit] = static_cast<size_t>(std::ranges::count(trainable_[unit], true));
+  awaited_ = trainable_;
 }
 
 bool Completion::take(size_t unit, size_t param) {
+  TRIREME_CHECK(
+      awaited_[unit][param],
+      "[parallel.backward] parameter {} was differentiated several times in one backward pass, as "
+      "when a block that is recomputed runs twice; recompute around all uses of it at once, or none",
+      units_[unit]->params()[param].first);
   used_[unit][param] = true;
-  return --incomplete_[unit] == 0;
+  awaited_[unit][param] = false;
+  return std::ranges::find(awaited_[unit], true) == awaited_[unit].end();
 }
 
 void Completion::check_all_used(int64_t rank) const {

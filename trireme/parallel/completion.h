@@ -32,7 +32,8 @@ class Completion {
 
   /// Before a backward pass.
   void begin();
-  /// Notes that the parameter has its gradient; whether all of its unit have theirs.
+  /// Notes that the parameter has its gradient; whether all of its unit have theirs. Throws LogicError that
+  /// names it when it had one before in this pass.
   bool take(size_t unit, size_t param);
   /// Throws LogicError that names parameters which took no part in this step.
   void check_all_used(int64_t rank) const;
@@ -54,11 +55,11 @@ class Completion {
   const Units& units_;
   Callback callback_;
   std::vector<std::vector<Node>>
-      accumulators_;                ///< by unit and parameter; null: it required no gradient so far
-  std::vector<Node> passing_;       ///< of graphs from before a follow()
-  Flags trainable_;                 ///< as the last step saw it
-  Flags used_;                      ///< in this step
-  std::vector<size_t> incomplete_;  ///< by unit: parameters whose gradient is still to come
+      accumulators_;           ///< by unit and parameter; null: it required no gradient so far
+  std::vector<Node> passing_;  ///< of graphs from before a follow()
+  Flags trainable_;            ///< as the last step saw it
+  Flags used_;                 ///< in this step
+  Flags awaited_;              ///< gradients that are still to come in this backward pass
 };
 
 }  // namespace trireme::parallel

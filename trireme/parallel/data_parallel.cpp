@@ -124,6 +124,7 @@ void DataParallel::gradient_complete(size_t unit, size_t param) {
         "not loss.backward()",
         units_[unit]->params()[param].first);
   }
+  if (!completion_.trainable()[unit][param]) return;  // frozen since its forward pass
   c10::OptionalStreamGuard guard;
   go_back_to_stream(guard);
   nn::follow_gradient_writers(units_[unit]->params()[param].second);
@@ -171,7 +172,6 @@ void DataParallel::accumulate(const at::Tensor& output, const at::Tensor& grad_o
 double DataParallel::begin_micro_batch(double weight) {
   check_usable();
   check_not_evaluating("backward");
-  const double scale = mean_.add(weight);
   notice_update();
   take_writes();
   if (complete_) {
@@ -185,7 +185,7 @@ double DataParallel::begin_micro_batch(double weight) {
   if (completion_.follow_freezing()) executor_.follow_freezing();
   completion_.begin();
   current_.reset();
-  return scale;
+  return mean_.add(weight);
 }
 
 /// A backward pass, or what stands for one: when it throws, for whatever reason, the step is forgotten.
@@ -284,11 +284,12 @@ void DataParallel::agree_on_order() {
 }
 
 void DataParallel::shadow_micro_batch(bool last_micro_batch) {
-  TRIREME_CHECK(
-      executor_.can_replay(),
-      "[parallel.shadow_micro_batch] rank {} has no step yet whose collectives it could repeat; give "
-      "every rank at least one batch",
-      mesh_.world->rank());
+  if (completion_.follow_freezing()) executor_.follow_freezing();
+  TRIREME_CHECK(order_agreed_ && executor_.can_replay(),
+                "[parallel.shadow_micro_batch] rank {} has no step yet whose collectives it could repeat, or "
+                "none since "
+                "parameters were frozen or thawed; give every rank at least one batch",
+                mesh_.world->rank());
   begin_micro_batch(0.0);
   const at::NoGradGuard no_grad;
   in_backward([&] {

@@ -87,7 +87,8 @@ class DataParallel {
   /// to it before reduce_accumulated(). Throws LogicError when there is nothing.
   at::Tensor accumulated_gradient(const std::string& parameter);
   /// Takes part in a micro-batch of the other ranks for which this one has no data: same collectives,
-  /// gradients of zero, no weight. Throws LogicError before this rank's first whole step.
+  /// gradients of zero, no weight. Throws LogicError before this rank's first whole step, and where
+  /// parameters are sharded before the first one since some of them were frozen or thawed.
   void shadow_micro_batch(bool last_micro_batch = true);
   /// Whether `mine` is true on any data-parallel rank: ends loops over uneven data together. Collective; the
   /// host waits.

@@ -79,6 +79,9 @@ void DataParallel::complete_gradient() {
   completion_.forget();
   mean_.settle();
   complete_ = true;
+  for (const auto& unit : units_) {
+    if (!unit->trainable()) unit->clear_gradients();
+  }
   if (!handed_out_) return;
   for (const auto& unit : units_) unit->show_piece_gradients(mean_.to_update());
   mean_.hand_out();

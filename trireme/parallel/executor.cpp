@@ -92,6 +92,8 @@ void Executor::begin_backward(bool last) {
   late_.clear();
   complete_.assign(units_.size(), false);
   for (const auto& unit : units_) unit->begin_backward();
+  if (setting_.use_from == UseFrom::kRunUnit && !unit(0).is_whole())
+    unit(0).unshard();  // the end of a hold has freed it since forward
   prepare_gradients_ahead();
 }
 
@@ -313,8 +315,10 @@ void Executor::set_reductions(std::vector<int64_t> order) {
   write_programs();
 }
 
+/// Ranks without data go on with the order that they have: what others record must not differ from it in
+/// what is gathered.
 void Executor::follow_freezing() {
-  recorded_ = false;
+  if (setting_.gathers()) recorded_ = false;
   write_programs();
 }
 

@@ -119,6 +119,9 @@ class FlatUnit {
   void publish_pieces();
   /// Ends the step without an update: gradients are forgotten, reduced or not.
   void drop_gradients();
+  /// After the last backward pass, for a unit that is frozen: nothing of earlier steps or micro-batches is
+  /// left.
+  void clear_gradients();
   /// Ends the step: the module shall see the parameters as of the event `updated`. Begins to all-gather them,
   /// or frees the old ones. Collective.
   void publish_update(const SideStream::Event& updated = {});

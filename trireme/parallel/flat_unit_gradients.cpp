@@ -200,8 +200,13 @@ void FlatUnit::drop_gradients() {
   if (!keeps_gradients()) shared_.gradients().free(full_grads_);
 }
 
+void FlatUnit::clear_gradients() {
+  drop_gradients();
+  grad_squares_.zero_();
+}
+
 std::string FlatUnit::nonfinite_parameter() const {
-  if (!has_storage(reduced_)) return {};
+  if (!trainable() || !has_storage(reduced_)) return {};
   SideStream::follow(sum_gathered_, options_.device);
   const plan::Range range = optimizer_range();
   for (const plan::FlatEntry& entry : layout_.entries()) {

@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <ranges>
 #include <set>
 
 #include "trireme/base/error.h"
@@ -295,15 +296,19 @@ void Writer::finish_reductions(size_t left) {
   }
 }
 
-/// Units in the order of the next forward pass. The unit that was reduced last comes later, since its sum is
-/// still being gathered, behind about as many parameters as it has: gathering takes about as long as updating
-/// them.
+/// Units in the order of the next forward pass, as far as all ranks know it alike: parameters are gathered
+/// behind their updates, and ranks may go through a module in different orders, but reduce in one. The unit
+/// that was reduced last comes later, since its sum is still being gathered, behind about as many parameters
+/// as it has: gathering takes about as long as updating them.
 std::vector<int64_t> Writer::update_order() const {
   std::vector<int64_t> order;
   const auto append = [&](int64_t unit) {
     if (std::ranges::find(order, unit) == order.end()) order.push_back(unit);
   };
-  for (const int64_t unit : order_.forward) append(unit);
+  if (setting_.use_from != UseFrom::kBuckets) {
+    append(0);
+    for (const int64_t unit : order_.reductions | std::views::reverse) append(unit);
+  }
   for (int64_t unit = 0; unit < std::ssize(program_.units); ++unit) append(unit);
   if (!setting_.beside || !setting_.gathers_sum() || order_.reductions.empty()) return order;
   const int64_t last = order_.reductions.back();
