@@ -172,6 +172,7 @@ void DataParallel::accumulate(const at::Tensor& output, const at::Tensor& grad_o
 double DataParallel::begin_micro_batch(double weight) {
   check_usable();
   check_not_evaluating("backward");
+  mean_.check(weight);
   notice_update();
   take_writes();
   if (complete_) {

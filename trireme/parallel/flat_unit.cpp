@@ -187,6 +187,7 @@ void FlatUnit::average_parameters() {
   take_writes();
   SideStream::follow(updated_, options_.device);
   at::Tensor sum = at::empty({layout_.shard_numel()}, master_.options());
+  const comm::Subject subject(*groups_.shard, name_);
   groups_.shard->reduce_scatter_ordered(sum, master_);
   sum.div_(static_cast<double>(groups_.shard->size()));
   groups_.shard->all_gather(master_, sum);
@@ -226,7 +227,10 @@ void FlatUnit::publish_update(const SideStream::Event& updated) {
   update_recorded_ = false;
   if (shards_parameters()) return reshard();
   if (options_.policy.shard_optimizer && groups_.shard->size() > 1) {
-    const auto gather = [this] { groups_.shard->all_gather(full_params_, shard_of(full_params_)); };
+    const auto gather = [this] {
+      const comm::Subject subject(*groups_.shard, name_);
+      groups_.shard->all_gather(full_params_, shard_of(full_params_));
+    };
     unsharded_ = shared_.unshard.run(gather, updated_);
     unsharding_ = true;
   }

@@ -9,11 +9,14 @@
 
 namespace trireme::parallel {
 
-double GradientMean::add(double weight) {
+void GradientMean::check(double weight) const {
   TRIREME_CHECK(weight >= 0.0 && std::isfinite(weight),
                 "[parallel.backward] rank {}: a micro-batch has the weight {}; give it a number of rows or "
                 "tokens, or leave it out",
                 ranks_.ranks()[static_cast<size_t>(ranks_.rank())], weight);
+}
+
+double GradientMean::add(double weight) {
   weight_sum_ += weight;
   return average_ == Average::kMean ? weight / static_cast<double>(ranks_.size()) : weight;
 }

@@ -16,6 +16,8 @@ class GradientMean {
   GradientMean(comm::Group& ranks, Average average, c10::Device device)
       : ranks_(ranks), average_(average), device_(device) {}
 
+  /// Throws LogicError unless `weight` is one that add() takes.
+  void check(double weight) const;
   /// A micro-batch of `weight` begins; returns what its loss is multiplied with. Ranks divide before they
   /// add, so that sums keep the range of one rank's gradient.
   double add(double weight);
