@@ -6,12 +6,10 @@
 
 #include "trireme/base/build_info.h"
 #include "trireme/base/text.h"
-#include "trireme/cli/child.h"
 #include "trireme/cli/front.h"
 #include "trireme/cli/gpu_count.h"
 #include "trireme/cli/run_plan.h"
 #include "trireme/cli/train_job.h"
-#include "trireme/launch/local.h"
 
 namespace trireme::cli {
 namespace {
@@ -50,13 +48,7 @@ int bench_comm(const CommOptions& options, Front& front) {
       .verb = "bench_comm", .config = "", .run_dir = "", .command = front.command, .json = options.json};
   request.bench_comm = {
       .device = std::string(plan::name(device)), .mib = sizes_of(options.mib), .rounds = options.rounds};
-  Environment environment = front.environment;
-  prepare_torch(environment, device);
-  return launch::run_local({.program = worker_path(),
-                            .args = {request.verb},
-                            .ranks = ranks,
-                            .environment = worker_environment(environment, request),
-                            .log_dir = ""});
+  return run_workers(request, front.environment, device, ranks);
 }
 
 void add_bench_comm(CLI::App& verb, Front& front) {

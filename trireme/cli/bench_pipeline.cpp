@@ -4,12 +4,10 @@
 
 #include "trireme/base/build_info.h"
 #include "trireme/base/text.h"
-#include "trireme/cli/child.h"
 #include "trireme/cli/front.h"
 #include "trireme/cli/gpu_count.h"
 #include "trireme/cli/run_plan.h"
 #include "trireme/cli/train_job.h"
-#include "trireme/launch/local.h"
 #include "trireme/plan/config.h"
 
 namespace trireme::cli {
@@ -75,13 +73,7 @@ int bench_pipeline(const PipelineBench& options, const Front& front) {
   request.bench_pipeline = options.run;
   request.bench_pipeline.device = std::string(plan::name(device));
   request.bench_pipeline.schedules = schedules_of(options.schedules);
-  Environment environment = front.environment;
-  prepare_torch(environment, device);
-  return launch::run_local({.program = worker_path(),
-                            .args = {request.verb},
-                            .ranks = ranks,
-                            .environment = worker_environment(environment, request),
-                            .log_dir = ""});
+  return run_workers(request, front.environment, device, ranks);
 }
 
 void add_counts(CLI::App& verb, BenchPipelineOptions& run) {

@@ -53,4 +53,7 @@ Request train_request(const TrainJob& job, const Front& front, const plan::Resol
 /// Defaults of libtorch's own settings for workers on `device`; a user's setting wins.
 void prepare_torch(Environment& environment, plan::Device device);
 
+/// Runs request.verb on `ranks` local workers, without a run directory, to its end. Returns the exit code.
+int run_workers(const Request& request, Environment environment, plan::Device device, int64_t ranks);
+
 }  // namespace trireme::cli

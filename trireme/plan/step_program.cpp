@@ -29,7 +29,6 @@ class Writer {
   }
 
   void forward_pass(int64_t micro_batch);
-  void inference_pass();
   void backward_pass(int64_t micro_batch, bool last);
   void update_pass();
   StepProgram take();
@@ -177,7 +176,10 @@ void Writer::compute_forward(int64_t unit) {
   add(ActionKind::kForward, unit, Lane::kCompute);
 }
 
+/// With kOnceAStep a pass alone, without gradients: units are freed as soon as they were used. Else the last
+/// one stays for the backward pass, which begins with it.
 void Writer::forward_pass(int64_t micro_batch) {
+  const bool trains = micro_batch != Action::kOnceAStep;
   begin_pass(Pass::Kind::kForward, micro_batch);
   if (setting_.use_from == UseFrom::kBuckets) return compute_forward(Action::kWholeModel);
   for (size_t place = 0; place < order_.forward.size(); ++place) {
@@ -185,20 +187,9 @@ void Writer::forward_pass(int64_t micro_batch) {
     unshard(unit);
     unshard_ahead(order_.forward, place);
     compute_forward(unit);
-    const bool begins_backward = place + 1 == order_.forward.size();
-    if (!is_root(unit) && !begins_backward) reshard_after_forward(unit);
-  }
-}
-
-void Writer::inference_pass() {
-  begin_pass(Pass::Kind::kForward, Action::kOnceAStep);
-  if (setting_.use_from == UseFrom::kBuckets) return compute_forward(Action::kWholeModel);
-  for (size_t place = 0; place < order_.forward.size(); ++place) {
-    const int64_t unit = order_.forward[place];
-    unshard(unit);
-    unshard_ahead(order_.forward, place);
-    compute_forward(unit);
-    if (!is_root(unit)) reshard(unit);
+    if (is_root(unit)) continue;
+    if (!trains) reshard(unit);
+    if (trains && place + 1 < order_.forward.size()) reshard_after_forward(unit);
   }
 }
 
@@ -456,7 +447,7 @@ StepProgram step_program(const std::vector<ProgramUnit>& units, const EngineSett
 StepProgram inference_program(const std::vector<ProgramUnit>& units, const EngineSetting& setting,
                               const UseOrder& order) {
   Writer writer(units, setting, order);
-  writer.inference_pass();
+  writer.forward_pass(Action::kOnceAStep);
   return writer.take();
 }
 
