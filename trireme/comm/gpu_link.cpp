@@ -4,6 +4,7 @@
 // goes on until then, and CUDA is not asked for anything meanwhile.
 #include <ATen/core/Tensor.h>
 #include <ATen/cuda/CUDAEvent.h>
+#include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
@@ -28,7 +29,9 @@ class GpuLink final : public Link {
   GpuLink(LinkEnd end, std::shared_ptr<Group> pair)
       : end_(std::move(end)),
         pair_(std::move(pair)),
-        stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, end_.device.index())) {}
+        stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, end_.device.index())) {
+    connect();
+  }
   GpuLink(const GpuLink&) = delete;
   GpuLink& operator=(const GpuLink&) = delete;
   ~GpuLink() override;
@@ -45,9 +48,12 @@ class GpuLink final : public Link {
     at::cuda::CUDAEvent moved;  ///< recorded behind its operation
   };
 
+  void connect();
   template <typename Enqueue>
   void enqueue(const at::Tensor& tensor, const Enqueue& body);
   void drop_sent();
+  void wait_on_host();
+  int64_t bytes_of_group() const;
 
   LinkEnd end_;
   std::deque<Parcel> parcels_;     ///< what has not left yet
@@ -56,6 +62,7 @@ class GpuLink final : public Link {
   c10::cuda::CUDAStream stream_;
   at::cuda::CUDAEvent before_;
   at::cuda::CUDAEvent last_;  ///< behind what was sent, or waited for, last
+  int64_t connecting_bytes_ = 0;
 };
 
 GpuLink::~GpuLink() {
@@ -65,6 +72,17 @@ GpuLink::~GpuLink() {
   } catch (const std::exception&) {
     // The device has failed, and the next call that uses it throws.
   }
+}
+
+/// The first message between two ranks makes NCCL connect them, for which it waits on the host for the other:
+/// two ranks that both sent first, on links of their own, would wait for each other.
+void GpuLink::connect() {
+  at::Tensor probe = at::zeros({1}, at::TensorOptions(end_.device).dtype(at::kByte));
+  enqueue(probe, [&] { end_.sends ? pair_->send(probe, kReceiver) : pair_->recv(probe, kSender); });
+  last_.record(stream_);
+  wait_on_host();
+  parcels_.clear();
+  connecting_bytes_ = bytes_of_group();
 }
 
 /// body() enqueues on the link's stream, behind what the current stream holds now.
@@ -110,13 +128,17 @@ at::Tensor GpuLink::wait() {
   enqueue(arriving, [&] { pair_->recv(arriving, kSender); });
   last_ = std::move(parcels_.back().moved);
   parcels_.pop_back();
+  wait_on_host();
+  last_.block(c10::cuda::getCurrentCUDAStream(end_.device.index()));
+  return arriving;
+}
+
+void GpuLink::wait_on_host() {
   while (!last_.query()) {
     pair_->check();
     std::this_thread::sleep_for(kPollEvery);
   }
   pair_->check();
-  last_.block(c10::cuda::getCurrentCUDAStream(end_.device.index()));
-  return arriving;
 }
 
 void GpuLink::flush() {
@@ -126,6 +148,10 @@ void GpuLink::flush() {
 }
 
 int64_t GpuLink::sent_bytes() const {
+  return bytes_of_group() - connecting_bytes_;
+}
+
+int64_t GpuLink::bytes_of_group() const {
   const auto& traffic = pair_->traffic();
   const auto sends = traffic.find(plan::Collective::kSend);
   return sends == traffic.end() ? 0 : sends->second.bytes;
