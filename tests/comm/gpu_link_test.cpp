@@ -41,6 +41,11 @@ class GpuLinks : public testing::TestWithParam<bool> {
     return test::join_gpus(rank, 2, port_, timeout_s, {.share = GetParam()});
   }
 
+  /// Over NCCL the first message connects the ranks.
+  std::string nth(const char* operation, int64_t number) const {
+    return fmt::format("{} #{}", operation, GetParam() ? number : number + 1);
+  }
+
   int64_t port_ = test::free_port();
 };
 INSTANTIATE_TEST_SUITE_P(Comm, GpuLinks, ::testing::Values(true, false),
@@ -207,8 +212,10 @@ TEST_P(GpuLinks, ATensorThatNeverComesIsNamedAndTheProcessLives) {
       return 0;
     }
     const std::string error = error_of_waiting(*ends.in, world->device(), 8.0);
-    return has(error, "recv #1 for 16 bytes of Float (4) of group 1->0") && has(error, "deadline 3 s") ? 0
-                                                                                                       : 1;
+    return has(error, nth("recv", 1) + " for 16 bytes of Float (4) of group 1->0") &&
+                   has(error, "deadline 3 s")
+               ? 0
+               : 1;
   };
   EXPECT_EQ(fork_ranks(2, body, 60.0), (Codes{0, 0}));
 }
@@ -225,7 +232,7 @@ TEST_P(GpuLinks, AKilledSenderEndsTheWaitLongBeforeTheDeadline) {
     ends.in->post(at::empty({4}, world->device()));
     if (!same(ends.in->wait(), at::ones({4}))) return 2;
     const std::string error = error_of_waiting(*ends.in, world->device(), 4.5);
-    return has(error, "recv #2") && has(error, "rank 1 (process") ? 0 : 1;
+    return has(error, nth("recv", 2)) && has(error, "rank 1 (process") ? 0 : 1;
   };
   EXPECT_EQ(fork_ranks(2, body, 40.0), (Codes{0, -SIGKILL}));
 }
@@ -242,7 +249,7 @@ TEST_P(GpuLinks, AKilledReceiverEndsTheSendersFlush) {
     } catch (const CommError& error) {
       const double waited = monotonic_seconds() - started;
       fmt::print(stderr, "after {:.1f} s: {}\n", waited, error.what());
-      return has(error.what(), "send #1 for 67108864 bytes") && waited < 6.0 ? 0 : 2;
+      return has(error.what(), nth("send", 1) + " for 67108864 bytes") && waited < 6.0 ? 0 : 2;
     }
     return 1;
   };

@@ -72,23 +72,26 @@ at::Tensor run(const at::Tensor& dweight, const at::Tensor& dy, const Batch& bat
   const int64_t count = dy.size(0), width = dy.size(1);
   const at::Tensor result = guarded_copy(dweight, shift);
   const at::Tensor scratch = guarded({embedding_scratch(count, width)}, at::kFloat, 0).fill_(NAN);
-  EXPECT_EQ(embedding_backward(result.data_ptr(), scratch.data_ptr<float>(), dy.data_ptr(),
-                               batch.sorted.data_ptr<int64_t>(), batch.order.data_ptr<int64_t>(), count,
-                               width, dtype_of(dy.scalar_type()), current_stream()),
-            0);
+  EXPECT_EQ(
+      embedding_backward(result.data_ptr(), dtype_of(result.scalar_type()), scratch.data_ptr<float>(),
+                         dy.data_ptr(), batch.sorted.data_ptr<int64_t>(), batch.order.data_ptr<int64_t>(),
+                         count, width, dtype_of(dy.scalar_type()), current_stream()),
+      0);
   EXPECT_TRUE(guards_intact(result)) << count << " " << width << " " << shift;
   EXPECT_TRUE(guards_intact(scratch)) << count << " " << width << " " << shift;
   return result;
 }
 
 void check(const at::Tensor& tokens, int64_t rows, int64_t width, at::ScalarType type, int64_t shift) {
-  const at::Tensor dweight = guarded_noise({rows, width}, type, 0);
-  const at::Tensor dy = guarded_noise({tokens.numel(), width}, type, shift);
-  const Batch batch(tokens);
-  const at::Tensor result = run(dweight, dy, batch, shift);
-  EXPECT_TRUE(at::equal(result.cpu(), accumulated(dweight, dy, batch)))
-      << tokens.numel() << " tokens, width " << width << ", shift " << shift;
-  EXPECT_TRUE(at::equal(result, run(dweight, dy, batch, shift)));
+  for (const at::ScalarType sum_type : {type, at::kFloat}) {
+    const at::Tensor dweight = guarded_noise({rows, width}, sum_type, 0);
+    const at::Tensor dy = guarded_noise({tokens.numel(), width}, type, shift);
+    const Batch batch(tokens);
+    const at::Tensor result = run(dweight, dy, batch, shift);
+    EXPECT_TRUE(at::equal(result.cpu(), accumulated(dweight, dy, batch)))
+        << tokens.numel() << " tokens, width " << width << ", shift " << shift << ", sums in " << sum_type;
+    EXPECT_TRUE(at::equal(result, run(dweight, dy, batch, shift)));
+  }
 }
 
 class CudaEmbedding : public CudaDtypeTest {};
@@ -134,7 +137,8 @@ TEST_P(CudaEmbedding, RunsMayBeginAndEndAnywhereInAWindow) {
 
 TEST_P(CudaEmbedding, NoTokensAreNoWork) {
   EXPECT_EQ(embedding_scratch(0, 64), 0);
-  EXPECT_EQ(embedding_backward(nullptr, nullptr, nullptr, nullptr, nullptr, 0, 64, dtype(), current_stream()),
+  EXPECT_EQ(embedding_backward(nullptr, dtype(), nullptr, nullptr, nullptr, nullptr, 0, 64, dtype(),
+                               current_stream()),
             0);
 }
 

@@ -57,6 +57,20 @@ TEST_P(Matmul, EqualsTheProductInDouble) {
   }
 }
 
+TEST_P(Matmul, AddsToFp32WithoutRoundingToItsOwnDtype) {
+  for (const bool transposed : {false, true}) {
+    const at::Tensor a = matrix(320, 96, transposed, type(), 1), b = matrix(96, 200, !transposed, type(), 2);
+    const at::Tensor exact = in_double(a).mm(in_double(b)), start = noise({320, 200}, at::kFloat, 3);
+    at::Tensor sum = start.clone(), fresh = at::empty_like(start);
+    matmul(sum, a, b, {}, sum);
+    cuda::expect_close(sum, exact + in_double(start), 1e-6, 4e-6 * 96, "in place");
+    matmul(fresh, a, b, {}, start);
+    cuda::expect_close(fresh, exact + in_double(start), 1e-6, 4e-6 * 96, "to other memory");
+    matmul(fresh, a, b);
+    cuda::expect_close(fresh, exact, 1e-6, 4e-6 * 96, "alone");
+  }
+}
+
 TEST_P(Matmul, TakesViewsAndUnalignedMemory) {
   const at::Tensor wide = noise({96, 80}, type(), 1);
   const at::Tensor a = wide.narrow(1, 8, 40), b = unaligned(noise({40, 24}, type(), 2));
@@ -75,8 +89,10 @@ TEST_P(Matmul, TryingAlgorithmsChangesNoBits) {
   const auto all = [&] {
     at::Tensor gradient = start.clone();
     matmul(gradient, x.t(), dy, {}, gradient);
+    at::Tensor sum = start.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+    matmul(sum, x.t(), dy, {}, sum);
     return std::vector<at::Tensor>{product(x, weight, bias), product(dy, weight.t()),
-                                   product(dy, weight.t(), {}, residual), gradient};
+                                   product(dy, weight.t(), {}, residual), gradient, sum};
   };
   const auto all_with = [&](bool tries) {
     const MatmulTuning tuning(tries);

@@ -15,13 +15,19 @@ TEST_P(Scale, WritesAndAddsTheProductRoundedOnce) {
       at::Tensor x = noise({count}, type(), 1), y = noise({count}, type(), 2);
       if (!is_aligned) x = unaligned(x);
       const at::Tensor sum = in_double(y) + in_double(x) * factor, product = in_double(x) * factor;
-      ASSERT_EQ(scale(y.mutable_data_ptr(), x.const_data_ptr(), on_gpu.const_data_ptr<float>(), true, count,
-                      dtype(), current_stream()),
-                0);
+      at::Tensor wide = y.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+      const auto run = [&](at::Tensor& to, bool adds) {
+        ASSERT_EQ(scale(to.mutable_data_ptr(), dtype_of(to.scalar_type()), x.const_data_ptr(),
+                        on_gpu.const_data_ptr<float>(), adds, count, dtype(), current_stream()),
+                  0);
+      };
+      run(y, true);
       expect_close(y, sum, relative(), 1e-6, "added");
-      ASSERT_EQ(scale(x.mutable_data_ptr(), x.const_data_ptr(), on_gpu.const_data_ptr<float>(), false, count,
-                      dtype(), current_stream()),
-                0);
+      run(wide, true);
+      expect_close(wide, sum, 1e-6, 1e-6, "added to fp32");
+      run(wide, false);
+      expect_close(wide, product, 1e-6, 1e-6, "written to fp32");
+      run(x, false);
       expect_close(x, product, relative(), 1e-6, "in place");
     }
   }

@@ -59,10 +59,12 @@ struct Setting {
   double grad_clip;
   parallel::ReduceWhen reduce_when = parallel::ReduceWhen::kOncePerStep;
   std::optional<at::ScalarType> reduce = {};
+  plan::SumDtype accumulate = plan::SumDtype::kFp32;
 };
 
 constexpr auto kOnce = parallel::ReduceWhen::kOncePerStep;
 constexpr auto kEvery = parallel::ReduceWhen::kEveryMicroBatch;
+constexpr auto kAsComputed = plan::SumDtype::kCompute;
 
 class Law2 : public ::testing::TestWithParam<Setting> {};
 
@@ -76,6 +78,7 @@ TEST_P(Law2, AllPoliciesGiveBitIdenticalWeightsAfter20Steps) {
                 .grad_clip = setting.grad_clip,
                 .compute = setting.compute,
                 .reduce = setting.reduce,
+                .accumulate = setting.accumulate,
                 .reduce_when = setting.reduce_when};
     const TinyOutcome reference = train_tiny(run);
     EXPECT_LT(reference.losses.back(), 0.8 * reference.losses.front())
@@ -86,23 +89,23 @@ TEST_P(Law2, AllPoliciesGiveBitIdenticalWeightsAfter20Steps) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Policies, Law2,
-                         ::testing::Values(Setting{2, at::kFloat, 1, 1.0}, Setting{3, at::kFloat, 1, 1.0},
-                                           Setting{4, at::kFloat, 1, 1.0}, Setting{2, at::kFloat, 3, 0.0},
-                                           Setting{2, at::kBFloat16, 1, 1.0},
-                                           Setting{4, at::kBFloat16, 3, 1.0},
-                                           Setting{4, at::kFloat, 3, 1.0, kEvery},
-                                           Setting{2, at::kBFloat16, 3, 0.0, kEvery},
-                                           Setting{4, at::kFloat, 1, 1.0, kOnce, at::kBFloat16},
-                                           Setting{4, at::kFloat, 3, 1.0, kEvery, at::kBFloat16},
-                                           Setting{4, at::kBFloat16, 3, 1.0, kOnce, at::kFloat}),
-                         [](const auto& named) {
-                           const Setting& s = named.param;
-                           return "ranks" + std::to_string(s.ranks) +
-                                  (s.compute == at::kFloat ? "_fp32" : "_bf16") + "_accumulation" +
-                                  std::to_string(s.accumulation) + (s.grad_clip > 0 ? "_clip" : "") +
-                                  (s.reduce_when == kEvery ? "_every" : "") + (s.reduce ? "_other_wire" : "");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Policies, Law2,
+    ::testing::Values(Setting{2, at::kFloat, 1, 1.0}, Setting{3, at::kFloat, 1, 1.0},
+                      Setting{4, at::kFloat, 1, 1.0}, Setting{2, at::kFloat, 3, 0.0},
+                      Setting{2, at::kBFloat16, 1, 1.0}, Setting{4, at::kBFloat16, 3, 1.0},
+                      Setting{4, at::kFloat, 3, 1.0, kEvery}, Setting{2, at::kBFloat16, 3, 0.0, kEvery},
+                      Setting{4, at::kFloat, 1, 1.0, kOnce, at::kBFloat16},
+                      Setting{4, at::kFloat, 3, 1.0, kEvery, at::kBFloat16},
+                      Setting{4, at::kBFloat16, 3, 1.0, kOnce, at::kFloat},
+                      Setting{4, at::kBFloat16, 3, 1.0, kOnce, {}, kAsComputed}),
+    [](const auto& named) {
+      const Setting& s = named.param;
+      return "ranks" + std::to_string(s.ranks) + (s.compute == at::kFloat ? "_fp32" : "_bf16") +
+             "_accumulation" + std::to_string(s.accumulation) + (s.grad_clip > 0 ? "_clip" : "") +
+             (s.reduce_when == kEvery ? "_every" : "") + (s.reduce ? "_other_wire" : "") +
+             (s.accumulate == kAsComputed ? "_sums_in_bf16" : "");
+    });
 
 TEST(Law2, ManyRanksEqualOneAtTheSameGlobalBatch) {
   for (const plan::ModelFamily family : plan::all_values<plan::ModelFamily>()) {
@@ -185,13 +188,17 @@ TEST(Law5, BytesHeldAndSentAreThoseOfThePlan) {
                                                               {at::kBFloat16, at::kFloat}};
   for (const auto& [compute, reduce] : dtypes) {
     for (const int64_t accumulation : {1, 3}) {
-      for (const auto reduce_when : {kOnce, kEvery}) {
+      for (const auto& [reduce_when, accumulate] :
+           {std::pair(kOnce, plan::SumDtype::kFp32), std::pair(kEvery, plan::SumDtype::kFp32),
+            std::pair(kOnce, kAsComputed)}) {
+        if (accumulate == kAsComputed && (compute == at::kFloat || accumulation == 1)) continue;
         const TinyRun base{.family = plan::ModelFamily::kLlama,
                            .ranks = 4,
                            .steps = 2,
                            .accumulation = accumulation,
                            .compute = compute,
                            .reduce = reduce,
+                           .accumulate = accumulate,
                            .reduce_when = reduce_when};
         for (const TinyRun& run : all_policies(base)) {
           const TinyOutcome outcome = train_tiny(run);
@@ -203,7 +210,8 @@ TEST(Law5, BytesHeldAndSentAreThoseOfThePlan) {
               .wire_bytes = bytes_of(reduce),
               .wire_as_computed = compute == reduce,
               .accumulation = accumulation,
-              .reduces_once = reduce_when != kEvery};
+              .reduces_once = reduce_when != kEvery,
+              .sums_in_fp32 = accumulate == plan::SumDtype::kFp32};
           EXPECT_EQ(outcome.state, plan::state_bytes(test::planned_step(facts.units, setting)))
               << run.policy << ", " << bytes << " bytes, accumulation " << accumulation;
           EXPECT_EQ(outcome.step_bytes, test::planned_step(facts.units, setting).wire_bytes())
@@ -212,6 +220,32 @@ TEST(Law5, BytesHeldAndSentAreThoseOfThePlan) {
       }
     }
   }
+}
+
+/// 64 micro-batches whose gradients are 1 add up to 64 in fp32; so do those of 1/512 behind a first one of 1,
+/// which bf16 does not see.
+TEST(Accumulation, IsInFp32UnlessAskedOtherwise) {
+  const auto sum_of = [](plan::SumDtype accumulate) {
+    double sum = 0.0;
+    test::run_ranks(1, [&](std::shared_ptr<comm::World> world) {
+      const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape({1, 1, 1, 1, 1}));
+      torch::nn::Linear line(torch::nn::LinearOptions(1, 1).bias(false));
+      const auto engine = parallel::data_parallel(*line, mesh,
+                                                  {.compute = at::kBFloat16,
+                                                   .reduce = at::kFloat,
+                                                   .accumulate = accumulate,
+                                                   .average = parallel::Average::kSum});
+      for (int64_t pass = 0; pass < 65; ++pass) {
+        const at::Tensor x = at::full({1, 1}, pass == 0 ? 1.0 : 1.0 / 512, at::kBFloat16);
+        const at::Tensor loss = line->forward(x).sum();
+        pass < 64 ? engine->accumulate(loss) : engine->backward(loss);
+      }
+      sum = engine->grad_norm();
+    });
+    return sum;
+  };
+  EXPECT_EQ(sum_of(plan::SumDtype::kFp32), 1.0 + 64.0 / 512);
+  EXPECT_EQ(sum_of(kAsComputed), 1.0);
 }
 
 TEST(Law5, SocketsCarryTheBytesOfThePlan) {

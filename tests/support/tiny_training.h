@@ -35,8 +35,9 @@ struct TinyRun {
   double grad_clip = 1.0;
   at::ScalarType compute = at::kFloat;
   std::optional<at::ScalarType> reduce = {};  ///< of gradients on the wire; none: as compute
-  int64_t replicas = 1;                       ///< dp_replicate
-  int64_t reshard = -1;                       ///< after forward, over so many ranks; -1: as the row says
+  plan::SumDtype accumulate = plan::SumDtype::kFp32;
+  int64_t replicas = 1;  ///< dp_replicate
+  int64_t reshard = -1;  ///< after forward, over so many ranks; -1: as the row says
   bool overlap = true;
   int64_t bucket_bytes = 0;  ///< 0: units are blocks
   parallel::Reduction reduction = parallel::Reduction::kOrdered;
@@ -117,6 +118,7 @@ inline TinyOutcome train_tiny(const TinyRun& run) {
     parallel::Options options{.policy = plan::find_policy(run.policy),
                               .compute = run.compute,
                               .reduce = run.reduce.value_or(run.compute),
+                              .accumulate = run.accumulate,
                               .device = at::kCPU,
                               .overlap = run.overlap,
                               .reduction = run.reduction,

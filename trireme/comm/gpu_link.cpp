@@ -15,8 +15,10 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/comm/cause.h"
 #include "trireme/comm/gpu_link.h"
 #include "trireme/comm/group.h"
+#include "trireme/comm/pair_groups.h"
 
 namespace trireme::comm {
 namespace {
@@ -26,8 +28,9 @@ constexpr int64_t kSender = 0, kReceiver = 1;  // group ranks
 
 class GpuLink final : public Link {
  public:
-  GpuLink(LinkEnd end, std::shared_ptr<Group> pair)
+  GpuLink(LinkEnd end, std::shared_ptr<Group> pair, std::shared_ptr<PairGroups> pairs)
       : end_(std::move(end)),
+        pairs_(std::move(pairs)),
         pair_(std::move(pair)),
         stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, end_.device.index())) {
     connect();
@@ -58,20 +61,24 @@ class GpuLink final : public Link {
   LinkEnd end_;
   std::deque<Parcel> parcels_;     ///< what has not left yet
   std::deque<at::Tensor> posted_;  ///< and not waited for
-  std::shared_ptr<Group> pair_;    ///< behind them: it ends what still uses them
+  std::shared_ptr<PairGroups> pairs_;
+  std::shared_ptr<Group> pair_;  ///< behind the tensors: it ends what still uses them
   c10::cuda::CUDAStream stream_;
   at::cuda::CUDAEvent before_;
   at::cuda::CUDAEvent last_;  ///< behind what was sent, or waited for, last
-  int64_t connecting_bytes_ = 0;
+  std::string subject_;       ///< of the last operation
+  int64_t operations_ = 0, connecting_bytes_ = 0;
 };
 
 GpuLink::~GpuLink() {
-  if (std::uncaught_exceptions() > 0) return;
+  bool can_go_on = std::uncaught_exceptions() == 0 && posted_.empty();
   try {
-    last_.synchronize();  // the tensors may be freed only now; the group's watch ends what waits in vain
+    if (std::uncaught_exceptions() == 0) last_.synchronize();  // the group's watch ends what waits in vain
+    pair_->check();
   } catch (const std::exception&) {
-    // The device has failed, and the next call that uses it throws.
+    can_go_on = false;  // this may be known to the caller already; else the next use of the device throws
   }
+  pairs_->give_back(pair_, can_go_on);
 }
 
 /// The first message between two ranks makes NCCL connect them, for which it waits on the host for the other:
@@ -92,8 +99,9 @@ void GpuLink::enqueue(const at::Tensor& tensor, const Enqueue& body) {
   before_.record(c10::cuda::getCurrentCUDAStream(end_.device.index()));
   before_.block(stream_);
   const c10::cuda::CUDAStreamGuard stream(stream_);
-  const std::string subject = tensor_in_words(tensor);
-  const Subject named(*pair_, subject);
+  subject_ = tensor_in_words(tensor);
+  ++operations_;
+  const Subject named(*pair_, subject_);
   body();
   Parcel& parcel = parcels_.emplace_back();
   parcel.tensor = tensor;
@@ -114,9 +122,7 @@ void GpuLink::send(const at::Tensor& tensor) {
 void GpuLink::post(const at::Tensor& into) {
   if (end_.sends) end_.throw_other_end("recv");
   pair_->check();
-  TRIREME_CHECK(into.is_contiguous() && into.device() == end_.device,
-                "[comm.recv] a tensor on {} is posted on {}; post a contiguous one of this device",
-                into.device().str(), end_.device.str());
+  end_.check("recv", into);
   posted_.push_back(into);
 }
 
@@ -142,7 +148,15 @@ void GpuLink::wait_on_host() {
 }
 
 void GpuLink::flush() {
-  last_.synchronize();
+  try {
+    last_.synchronize();
+  } catch (const std::exception& error) {
+    pair_->check();
+    // A GPU that writes to the memory of a process that has died fails for good.
+    const Operation operation{end_.sends ? "send" : "recv", operations_, end_.name};
+    const std::string what = fmt::format("failed on its device ({})", cause_of(error));
+    throw CommError("{}", end_.report(operation, subject_, what, 0.0, kLookAtThatRank));
+  }
   pair_->check();
   if (end_.sends) drop_sent();
 }
@@ -159,8 +173,9 @@ int64_t GpuLink::bytes_of_group() const {
 
 }  // namespace
 
-std::shared_ptr<Link> make_gpu_link(LinkEnd end, std::shared_ptr<Group> pair) {
-  return std::make_shared<GpuLink>(std::move(end), std::move(pair));
+std::shared_ptr<Link> make_gpu_link(LinkEnd end, std::shared_ptr<Group> pair,
+                                    std::shared_ptr<PairGroups> pairs) {
+  return std::make_shared<GpuLink>(std::move(end), std::move(pair), std::move(pairs));
 }
 
 }  // namespace trireme::comm

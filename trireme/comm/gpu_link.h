@@ -10,10 +10,12 @@
 namespace trireme::comm {
 
 class Group;
+class PairGroups;
 
-/// Over NCCL: a group of two, the sender first, that nobody else uses. Throws LogicError in a build without
-/// CUDA.
-std::shared_ptr<Link> make_gpu_link(LinkEnd end, std::shared_ptr<Group> pair);
+/// Over NCCL: a group of two, the sender first, which goes back to `pairs`. Throws LogicError in a build
+/// without CUDA.
+std::shared_ptr<Link> make_gpu_link(LinkEnd end, std::shared_ptr<Group> pair,
+                                    std::shared_ptr<PairGroups> pairs);
 
 /// Between processes of one host whose GPUs reach each other's memory: the sender's copy engine writes into
 /// the tensor that the receiver has posted. None where that cannot be; both ends then get none.

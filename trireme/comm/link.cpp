@@ -4,6 +4,7 @@
 #include "trireme/comm/gpu_link.h"
 #include "trireme/comm/host_link.h"
 #include "trireme/comm/meeting.h"
+#include "trireme/comm/pair_groups.h"
 #include "trireme/comm/world.h"
 
 namespace trireme::comm {
@@ -72,7 +73,15 @@ std::shared_ptr<Link> make_link(World& world, int64_t from, int64_t to) {
     return end.sends ? texts.back() : texts.front();
   };
   std::shared_ptr<Link> link = world.peers_.share ? make_gpu_copy_link(end, exchange) : nullptr;
-  return link ? link : make_gpu_link(end, world.make_group(end.name, {from, to}, {.share = false}));
+  if (link) return link;
+  PairGroups& pairs = *world.pairs_;
+  const std::string mine = pairs.unused(from, to), others = exchange(mine);
+  std::shared_ptr<Group> pair = end.sends ? pairs.take(mine, others) : pairs.take(others, mine);
+  if (!pair) {
+    pair = world.make_group(end.name, {from, to}, {.share = false});
+    pairs.add(meeting.place, from, to, pair);
+  }
+  return make_gpu_link(end, std::move(pair), world.pairs_);
 }
 
 }  // namespace trireme::comm

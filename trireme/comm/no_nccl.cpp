@@ -24,7 +24,7 @@ std::unique_ptr<MemoryOffer> offer_gpu_memory(int64_t, int64_t, c10::Device, Gat
   return {};
 }
 
-std::shared_ptr<Link> make_gpu_link(LinkEnd end, std::shared_ptr<Group>) {
+std::shared_ptr<Link> make_gpu_link(LinkEnd end, std::shared_ptr<Group>, std::shared_ptr<PairGroups>) {
   throw LogicError("[comm.make_link] link {} on {} in a build without CUDA", end.name, end.device.str());
 }
 

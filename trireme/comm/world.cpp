@@ -20,6 +20,7 @@
 #include "trireme/comm/bounded_store.h"
 #include "trireme/comm/cause.h"
 #include "trireme/comm/meeting.h"
+#include "trireme/comm/pair_groups.h"
 #include "trireme/comm/peer_memory.h"
 #include "trireme/comm/peer_news.h"
 #include "trireme/comm/process_id.h"
@@ -210,6 +211,7 @@ World::World(Seat seat)
   ignore_broken_pipes();
   TRIREME_CHECK(device_.is_cpu() || device_.has_index(), "[comm.join] device {} has no index", device_.str());
   if (size_ == 1) return;
+  pairs_ = std::make_shared<PairGroups>();
   board_ = make_board(seat);
   news_ = std::make_shared<PeerNews>(std::move(seat.processes), board_);
 }
@@ -217,6 +219,8 @@ World::World(Seat seat)
 World::~World() {
   if (!board_) return;
   const bool failed = board_->failed(), unwinding = std::uncaught_exceptions() > 0;
+  if (failed || unwinding) pairs_->abandon();
+  pairs_.reset();
   board_->leave();
   if (board_->store_lost()) return;
   try {

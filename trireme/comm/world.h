@@ -20,6 +20,7 @@ class Store;
 namespace trireme::comm {
 
 class Link;
+class PairGroups;
 class PeerNews;
 class ProgressBoard;
 
@@ -86,6 +87,7 @@ class World {
   std::map<std::string, int64_t> uses_;   ///< how often a place in the store was used
   std::shared_ptr<ProgressBoard> board_;  ///< none in a world of one
   std::shared_ptr<PeerNews> news_;        ///< likewise
+  std::shared_ptr<PairGroups> pairs_;     ///< links may outlive the world
 };
 
 /// The device that `device` (cpu, cuda or auto: a GPU where there is one) means for the rank of `spec`, made

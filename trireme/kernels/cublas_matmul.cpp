@@ -23,7 +23,6 @@ namespace {
 
 constexpr uint64_t kWorkspaceBytes = 32 << 20;
 constexpr int kProposals = 12;
-constexpr int64_t kElementBytes = 2;
 /// Smallest output, in elements, for which algorithms are tried: a smaller one might not show that two of
 /// them add in different orders, and takes little time anyway.
 constexpr int64_t kSmallestTuned = 1 << 20;
@@ -58,7 +57,7 @@ enum class Addend { kNone, kInPlace, kOther };
 /// Calls with the same key run the same algorithm.
 struct Key {
   int device;
-  Dtype dtype;
+  Dtype dtype, out_dtype;
   int64_t m, n, k, a_stride, b_stride;
   bool a_transposed, b_transposed, has_bias;
   Addend addend;
@@ -69,6 +68,7 @@ struct Key {
 Key key_of(const MatmulCall& call, int device) {
   return {.device = device,
           .dtype = call.dtype,
+          .out_dtype = call.out_dtype,
           .m = call.m,
           .n = call.n,
           .k = call.k,
@@ -107,8 +107,16 @@ void describe(cublasLtMatrixLayoutOpaque_t& layout, cudaDataType type, int64_t r
   check(cublasLtMatrixLayoutInit(&layout, type, inner, outer, matrix.stride), "a layout");
 }
 
+cudaDataType in_cuda(Dtype dtype) {
+  return dtype == Dtype::kFloat ? CUDA_R_32F : dtype == Dtype::kBFloat16 ? CUDA_R_16BF : CUDA_R_16F;
+}
+
+int64_t output_bytes(const MatmulCall& call) {
+  return call.m * call.n * (call.out_dtype == Dtype::kFloat ? 4 : 2);
+}
+
 Problem problem_of(const MatmulCall& call) {
-  const cudaDataType type = call.dtype == Dtype::kBFloat16 ? CUDA_R_16BF : CUDA_R_16F;
+  const cudaDataType type = in_cuda(call.dtype);
   const auto operation = [](const Matrix& matrix) { return matrix.transposed ? CUBLAS_OP_T : CUBLAS_OP_N; };
   Problem problem;
   check(cublasLtMatmulDescInit(&problem.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "an operation");
@@ -120,7 +128,7 @@ Problem problem_of(const MatmulCall& call) {
   }
   describe(problem.a, type, call.m, call.k, call.a);
   describe(problem.b, type, call.k, call.n, call.b);
-  describe(problem.out, type, call.m, call.n, {call.out, call.n, false});
+  describe(problem.out, in_cuda(call.out_dtype), call.m, call.n, {call.out, call.n, false});
   return problem;
 }
 
@@ -186,7 +194,7 @@ bool cuts_alike(const cublasLtMatmulAlgo_t& a, const cublasLtMatmulAlgo_t& b) {
 class Contest {
  public:
   Contest(Problem& problem, const MatmulCall& call)
-      : problem_(problem), call_(call), bytes_(static_cast<size_t>(call.m * call.n * kElementBytes)) {
+      : problem_(problem), call_(call), bytes_(static_cast<size_t>(output_bytes(call))) {
     if (call.addend == nullptr) return;
     addend_ = c10::cuda::CUDACachingAllocator::get()->allocate(bytes_);
     call_.addend = addend_.get();

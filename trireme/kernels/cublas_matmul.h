@@ -15,9 +15,9 @@ struct Matrix {
 };
 
 /// out (m, n) = a (m, k) @ b (k, n) + bias (n) + addend (m, n); bias and addend may be nullptr, addend may be
-/// out. bf16 or fp16, rows of out and addend without gaps.
+/// out. bf16 or fp16; out and addend of that dtype or, without a bias, fp32; their rows without gaps.
 struct MatmulCall {
-  Dtype dtype;
+  Dtype dtype, out_dtype;
   int64_t m, n, k;
   Matrix a, b;
   const void* bias;

@@ -80,8 +80,10 @@ int cross_entropy(float* loss, void* logits, const int64_t* targets, int64_t row
 
 // Scaling (scale.cu).
 
-/// y (count) = factor * x, or with `adds` y += factor * x; factor is an fp32 scalar on the GPU. y may be x.
-int scale(void* y, const void* x, const float* factor, bool adds, int64_t count, Dtype dtype, void* stream);
+/// y (count) = factor * x, or with `adds` y += factor * x; factor is an fp32 scalar on the GPU. y may be x,
+/// and may be fp32 whatever the dtype of x.
+int scale(void* y, Dtype y_dtype, const void* x, const float* factor, bool adds, int64_t count, Dtype dtype,
+          void* stream);
 
 // Random numbers (normal.cu), as in normal.h.
 
@@ -100,8 +102,9 @@ int add_checksum(uint64_t* sum, const void* data, int64_t bytes, void* stream);
 /// into windows of 64; within a window they are summed in rising order, and the windows of a token in a fixed
 /// order. So a token's sum may round differently where the number of lower tokens in the batch is another
 /// one. `scratch`: embedding_scratch(count, width) floats.
-int embedding_backward(void* dweight, float* scratch, const void* dy, const int64_t* sorted,
-                       const int64_t* order, int64_t count, int64_t width, Dtype dtype, void* stream);
+int embedding_backward(void* dweight, Dtype dweight_dtype, float* scratch, const void* dy,
+                       const int64_t* sorted, const int64_t* order, int64_t count, int64_t width, Dtype dtype,
+                       void* stream);
 int64_t embedding_scratch(int64_t count, int64_t width);
 
 // Optimizers over flat fp32 ranges (optimizer.cu), as in optimizer.h.

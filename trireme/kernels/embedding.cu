@@ -43,9 +43,9 @@ __device__ void store_part(float* to, const float (&sums)[kLanes]) {
 
 /// A block sums the runs of one window, for one tile of columns, in rising order. A run that lies in the
 /// window is added to dweight; of any other, the part in the window is stored.
-template <int kLanes, typename Scalar>
+template <int kLanes, typename Scalar, typename Sum>
 __global__ void __launch_bounds__(kMaxThreads)
-    sum_windows(Scalar* __restrict__ dweight, float* __restrict__ parts, const Scalar* __restrict__ dy,
+    sum_windows(Sum* __restrict__ dweight, float* __restrict__ parts, const Scalar* __restrict__ dy,
                 const int64_t* __restrict__ sorted, const int64_t* __restrict__ order, int64_t count,
                 int64_t width) {
   constexpr int kInFlight = 8;
@@ -66,7 +66,8 @@ __global__ void __launch_bounds__(kMaxThreads)
   float sums[kLanes] = {};
   bool in_head = tokens[-1] == tokens[0];
   for (int first = 0; first < length; first += kInFlight) {
-    RawPack<Scalar, kLanes> values[kInFlight], targets[kInFlight];
+    RawPack<Scalar, kLanes> values[kInFlight];
+    RawPack<Sum, kLanes> targets[kInFlight];
 #pragma unroll
     for (int u = 0; u < kInFlight; ++u) {
       const int i = first + u;
@@ -105,10 +106,10 @@ constexpr int kTileThreads = kTileColumns * kTileRows;
 /// The block of a window adds up the run that begins in it and goes on, if there is one, for one tile of
 /// columns: the tail of this window and the heads of those after it. The thread rows take every kTileRows-th
 /// of these parts, then their sums are added in rising order.
-template <int kLanes, typename Scalar>
+template <int kLanes, typename Sum>
 __global__ void __launch_bounds__(kTileThreads)
-    add_parts(Scalar* __restrict__ dweight, const float* __restrict__ parts,
-              const int64_t* __restrict__ sorted, int64_t count, int64_t width) {
+    add_parts(Sum* __restrict__ dweight, const float* __restrict__ parts, const int64_t* __restrict__ sorted,
+              int64_t count, int64_t width) {
   __shared__ float sums[kTileRows][kTileColumns][kLanes];
   const int64_t window = blockIdx.x, start = window * kWindow, next = start + kWindow;
   const int64_t token = sorted[next];
@@ -138,14 +139,14 @@ __global__ void __launch_bounds__(kTileThreads)
   for (int r = 1; r < kTileRows; ++r) {
     for (int j = 0; j < kLanes; ++j) sum[j] += sums[r][x][j];
   }
-  Pack<Scalar, kLanes> total;
+  Pack<Sum, kLanes> total;
   total.load(dweight + token * width + column);
   for (int j = 0; j < kLanes; ++j) total.set(j, total[j] + sum[j]);
   total.store(dweight + token * width + column);
 }
 
-template <int kLanes, typename Scalar>
-int launch(Scalar* dweight, float* scratch, const Scalar* dy, const int64_t* sorted, const int64_t* order,
+template <int kLanes, typename Scalar, typename Sum>
+int launch(Sum* dweight, float* scratch, const Scalar* dy, const int64_t* sorted, const int64_t* order,
            int64_t count, int64_t width, cudaStream_t stream) {
   const int64_t windows = window_count(count), packs = (width + kLanes - 1) / kLanes;
   const int64_t tiles = (packs + kMaxThreads - 1) / kMaxThreads;
@@ -166,15 +167,17 @@ int launch(Scalar* dweight, float* scratch, const Scalar* dy, const int64_t* sor
 
 }  // namespace
 
-int embedding_backward(void* dweight, float* scratch, const void* dy, const int64_t* sorted,
-                       const int64_t* order, int64_t count, int64_t width, Dtype dtype, void* stream) {
+int embedding_backward(void* dweight, Dtype dweight_dtype, float* scratch, const void* dy,
+                       const int64_t* sorted, const int64_t* order, int64_t count, int64_t width, Dtype dtype,
+                       void* stream) {
   if (count == 0 || width == 0) return cudaSuccess;
-  return dispatch(dtype, [&](auto scalar) {
+  return dispatch_sum(dtype, dweight_dtype, [&](auto scalar, auto sum) {
     using Scalar = decltype(scalar);
-    auto* to = static_cast<Scalar*>(dweight);
+    using Sum = decltype(sum);
+    auto* to = static_cast<Sum*>(dweight);
     const auto* from = static_cast<const Scalar*>(dy);
     return packs({dweight, scratch, dy}, width * sizeof(Scalar))
-               ? launch<kFullPack<Scalar>>(to, scratch, from, sorted, order, count, width, as_stream(stream))
+               ? launch<kFullPack<Sum>>(to, scratch, from, sorted, order, count, width, as_stream(stream))
                : launch<1>(to, scratch, from, sorted, order, count, width, as_stream(stream));
   });
 }

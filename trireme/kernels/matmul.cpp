@@ -25,13 +25,15 @@ std::optional<cuda::Matrix> as_matrix(const at::Tensor& tensor) {
 
 std::optional<cuda::MatmulCall> as_call(at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
                                         const at::Tensor& bias, const at::Tensor& addend) {
-  const bool bf16 = out.scalar_type() == at::kBFloat16;
+  const bool bf16 = a.scalar_type() == at::kBFloat16;
   const std::optional<cuda::Matrix> left = as_matrix(a), right = as_matrix(b);
-  if (!out.is_cuda() || !(bf16 || out.scalar_type() == at::kHalf) || !left || !right || out.numel() == 0 ||
+  if (!out.is_cuda() || !(bf16 || a.scalar_type() == at::kHalf) || !left || !right || out.numel() == 0 ||
       a.numel() == 0) {
     return {};
   }
-  return cuda::MatmulCall{.dtype = bf16 ? cuda::Dtype::kBFloat16 : cuda::Dtype::kHalf,
+  const cuda::Dtype dtype = bf16 ? cuda::Dtype::kBFloat16 : cuda::Dtype::kHalf;
+  return cuda::MatmulCall{.dtype = dtype,
+                          .out_dtype = out.scalar_type() == at::kFloat ? cuda::Dtype::kFloat : dtype,
                           .m = a.size(0),
                           .n = b.size(1),
                           .k = a.size(1),
@@ -58,12 +60,29 @@ void check(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, cons
   check_one(out, "out", sizes);
   check_one(bias, "bias", at::IntArrayRef(sizes).slice(1));
   check_one(addend, "addend", sizes);
-  for (const at::Tensor* const tensor : {&a, &b, &bias, &addend}) {
-    if (!tensor->defined()) continue;
-    TRIREME_CHECK(tensor->scalar_type() == out.scalar_type() && tensor->device() == out.device(),
+  const auto check_same = [](const at::Tensor& tensor, const at::Tensor& with) {
+    if (!tensor.defined()) return;
+    TRIREME_CHECK(tensor.scalar_type() == with.scalar_type() && tensor.device() == with.device(),
                   "[kernels.matmul] {} on {} with {} on {}: one dtype and one device are needed",
-                  c10::toString(tensor->scalar_type()), tensor->device().str(),
-                  c10::toString(out.scalar_type()), out.device().str());
+                  c10::toString(tensor.scalar_type()), tensor.device().str(),
+                  c10::toString(with.scalar_type()), with.device().str());
+  };
+  check_same(b, a);
+  check_same(addend, out);
+  check_same(bias, out);
+  const bool is_sum = out.scalar_type() == at::kFloat && out.device() == a.device() && !bias.defined();
+  if (!is_sum) check_same(out, a);
+}
+
+/// out = a @ b in the dtype of a and b, rounded there, plus the addend in the dtype of out.
+void matmul_into_fp32(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at::Tensor& addend) {
+  const at::Tensor product = at::mm(a, b);
+  if (!addend.defined()) {
+    out.copy_(product);
+  } else if (addend.is_same(out)) {
+    out.add_(product);
+  } else {
+    at::add_out(out, addend, product);
   }
 }
 
@@ -73,6 +92,7 @@ void matmul(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at:
             const at::Tensor& addend) {
   check(out, a, b, bias, addend);
   if (const auto call = as_call(out, a, b, bias, addend)) return cuda::matmul(*call);
+  if (out.scalar_type() != a.scalar_type()) return matmul_into_fp32(out, a, b, addend);
   if (addend.defined() && addend.const_data_ptr() == out.const_data_ptr()) {
     out.addmm_(a, b);
     if (bias.defined()) out.add_(bias);

@@ -5,9 +5,10 @@
 namespace trireme::kernels {
 
 /// out (m, n) = a (m, k) @ b (k, n) + bias (n) + addend (m, n), undefined ones left out. out and addend are
-/// contiguous, and addend may be out itself; a and b may be transposed views. One dtype, one device. On a
-/// GPU enqueued on the current stream; products of bf16 and fp16 are summed in fp32. Throws LogicError when
-/// sizes, dtypes or devices do not fit.
+/// contiguous, and addend may be out itself; a and b may be transposed views. One device and one dtype, but
+/// out and addend may be fp32 where there is no bias. On a GPU enqueued on the current stream; products of
+/// bf16 and fp16 are summed in fp32, and rounded to their dtype before they are added to fp32 on a CPU alone.
+/// Throws LogicError when sizes, dtypes or devices do not fit.
 void matmul(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias = {},
             const at::Tensor& addend = {});
 

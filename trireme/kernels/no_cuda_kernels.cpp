@@ -61,11 +61,11 @@ int pack_head_gradients(void*, const HeadGradient&, const HeadGradient&, const H
 int cross_entropy(float*, void*, const int64_t*, int64_t, int64_t, int64_t, float, bool, Dtype, void*) {
   absent("cross_entropy");
 }
-int scale(void*, const void*, const float*, bool, int64_t, Dtype, void*) {
+int scale(void*, Dtype, const void*, const float*, bool, int64_t, Dtype, void*) {
   absent("scale");
 }
-int embedding_backward(void*, float*, const void*, const int64_t*, const int64_t*, int64_t, int64_t, Dtype,
-                       void*) {
+int embedding_backward(void*, Dtype, float*, const void*, const int64_t*, const int64_t*, int64_t, int64_t,
+                       Dtype, void*) {
   absent("embedding_backward");
 }
 int64_t embedding_scratch(int64_t, int64_t) {

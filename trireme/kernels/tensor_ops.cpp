@@ -272,8 +272,8 @@ void scale(at::Tensor& y, const at::Tensor& x, const at::Tensor& factor) {
     y.mul_(factor.item<double>());  // a tensor would be rounded to the dtype of y first
     return;
   }
-  launched(cuda::scale(mutable_data(y), data(x), floats(factor), /*adds=*/false, x.numel(), dtype_of(x),
-                       current_stream()),
+  launched(cuda::scale(mutable_data(y), dtype_of(y), data(x), floats(factor), /*adds=*/false, x.numel(),
+                       dtype_of(x), current_stream()),
            "scale");
 }
 
@@ -282,8 +282,8 @@ void add_scaled(at::Tensor& y, const at::Tensor& x, const at::Tensor& factor) {
     y.add_(x, factor.item<double>());
     return;
   }
-  launched(cuda::scale(mutable_data(y), data(x), floats(factor), /*adds=*/true, x.numel(), dtype_of(x),
-                       current_stream()),
+  launched(cuda::scale(mutable_data(y), dtype_of(y), data(x), floats(factor), /*adds=*/true, x.numel(),
+                       dtype_of(x), current_stream()),
            "add_scaled");
 }
 
@@ -297,9 +297,9 @@ void embedding_backward(at::Tensor& d_weight, const at::Tensor& dy, const at::Te
   const auto [sorted, order] = tokens.reshape({-1}).sort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
   const int64_t count = tokens.numel(), width = d_weight.size(1);
   at::Tensor partial = scratch(d_weight, cuda::embedding_scratch(count, width));
-  launched(cuda::embedding_backward(mutable_data(d_weight), floats(partial), data(dy),
+  launched(cuda::embedding_backward(mutable_data(d_weight), dtype_of(d_weight), floats(partial), data(dy),
                                     sorted.const_data_ptr<int64_t>(), order.const_data_ptr<int64_t>(), count,
-                                    width, dtype_of(d_weight), current_stream()),
+                                    width, dtype_of(dy), current_stream()),
            "embedding_backward");
 }
 

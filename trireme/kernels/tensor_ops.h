@@ -49,14 +49,15 @@ void pack_head_gradients(at::Tensor& packed, const at::Tensor& query, const at::
 void cross_entropy(at::Tensor& loss, at::Tensor& logits, const at::Tensor& targets, double scale,
                    bool want_gradient);
 
-/// y = factor * x, and y += factor * x; factor is an fp32 scalar on the device.
+/// y = factor * x, and y += factor * x; factor is an fp32 scalar on the device. y may be fp32 whatever x is.
 void scale(at::Tensor& y, const at::Tensor& x, const at::Tensor& factor);
 void add_scaled(at::Tensor& y, const at::Tensor& x, const at::Tensor& factor);
 
 /// out (n) fp32, contiguous, as in normal.h.
 void fill_normal(at::Tensor& out, uint64_t key, int64_t first, double deviation);
 
-/// On a GPU. d_weight (rows, width) += the sums of the rows of dy (..., width) that `tokens` (...) name.
+/// On a GPU. d_weight (rows, width), of the dtype of dy or fp32, += the sums of the rows of dy (..., width)
+/// that `tokens` (...) name.
 void embedding_backward(at::Tensor& d_weight, const at::Tensor& dy, const at::Tensor& tokens);
 
 /// As in optimizer.h, over (n) fp32; grad (n) fp32 or the dtype of `copy` (undefined: none), which receives

@@ -147,6 +147,15 @@ int dispatch(Dtype dtype, const Body& body) {
   return cudaErrorInvalidValue;
 }
 
+/// Calls body(Scalar{}, Sum{}) for `dtype` and the dtype of what is added to: the same, or fp32.
+template <typename Body>
+int dispatch_sum(Dtype dtype, Dtype sum, const Body& body) {
+  if (sum != dtype && sum != Dtype::kFloat) return cudaErrorInvalidValue;
+  return dispatch(dtype, [&](auto scalar) {
+    return sum == Dtype::kFloat ? body(scalar, float{}) : body(scalar, scalar);
+  });
+}
+
 inline cudaStream_t as_stream(void* stream) {
   return static_cast<cudaStream_t>(stream);
 }

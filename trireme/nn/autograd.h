@@ -8,13 +8,19 @@
 
 namespace trireme::nn {
 
+/// Whether a kernel that computes a gradient adds to fp32 whatever the dtype of its input.
+enum class AddsTo { kSameDtype, kFp32Too };
+
 /// The tensor that a kernel adds a parameter's gradient to: the gradient that exists, else zeroed memory,
 /// lent or new.
 class GradTarget {
  public:
-  explicit GradTarget(const at::Tensor& param) : tensor_(gradient_to_add_to(param)) {
-    if (tensor_.defined()) return;
-    tensor_ = claim_gradient(param);
+  explicit GradTarget(const at::Tensor& param, AddsTo adds_to = AddsTo::kSameDtype) {
+    if (adds_to == AddsTo::kFp32Too || gradient_dtype(param) == param.scalar_type()) {
+      tensor_ = gradient_to_add_to(param);
+      if (tensor_.defined()) return;
+      tensor_ = claim_gradient(param);
+    }
     in_place_ = tensor_.defined();
     if (!in_place_) tensor_ = at::empty_like(param);
     tensor_.zero_();

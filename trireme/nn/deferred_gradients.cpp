@@ -14,6 +14,7 @@
 #include "trireme/base/error.h"
 #include "trireme/kernels/range.h"
 #include "trireme/nn/linear_parts.h"
+#include "trireme/nn/torch_internals.h"
 
 namespace trireme::nn {
 namespace {
@@ -47,8 +48,13 @@ struct Entry {
 };
 
 /// As autograd does with what a function reports.
-void set_gradient(const at::Tensor& param, const at::Tensor& reported) {
-  if (reported.defined()) param.mutable_grad() = reported.detach();
+void add_gradient(const at::Tensor& param, const at::Tensor& reported) {
+  if (!reported.defined()) return;
+  if (at::Tensor grad = gradient_to_add_to(param); grad.defined()) {
+    grad.add_(reported);
+  } else {
+    param.mutable_grad() = reported.detach();
+  }
 }
 
 void compute(const Entry& entry) {
@@ -59,8 +65,8 @@ void compute(const Entry& entry) {
                 fmt::join(entry.weights.front().sizes(), "x"));
   const variable_list reported = add_parameter_gradients({entry.weights, entry.bias, entry.in_out},
                                                          entry.rows.tensor(), entry.dy.tensor());
-  for (size_t i = 0; i < entry.weights.size(); ++i) set_gradient(entry.weights[i], reported[i]);
-  set_gradient(entry.bias, reported.back());
+  for (size_t i = 0; i < entry.weights.size(); ++i) add_gradient(entry.weights[i], reported[i]);
+  add_gradient(entry.bias, reported.back());
 }
 
 }  // namespace

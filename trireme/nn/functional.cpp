@@ -137,7 +137,7 @@ class EmbeddingFunction : public Function<EmbeddingFunction> {
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &indices = saved[0], &weight = saved[1];
-    GradTarget d_weight(weight);
+    GradTarget d_weight(weight, AddsTo::kFp32Too);
     kernels::embedding_backward(d_weight.tensor(), grads[0].contiguous(), indices);
     return {at::Tensor(), d_weight.reported()};
   }

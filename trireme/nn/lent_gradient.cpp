@@ -58,6 +58,11 @@ bool can_claim_gradient(const at::Tensor& param) {
   return loan != nullptr && loan->memory.defined() && !param.grad().defined();
 }
 
+at::ScalarType gradient_dtype(const at::Tensor& param) {
+  if (param.grad().defined()) return param.grad().scalar_type();
+  return can_claim_gradient(param) ? loan_of(param)->memory.scalar_type() : param.scalar_type();
+}
+
 at::Tensor gradient_to_add_to(const at::Tensor& param) {
   at::Tensor grad = param.grad();
   if (Loan* const loan = loan_of(param); loan != nullptr && grad.defined()) note_writer(*loan, param);

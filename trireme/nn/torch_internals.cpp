@@ -64,6 +64,16 @@ void check_loans() {
   expect(param.is_alias_of(flat), "a parameter stays a view of the memory that it was given");
 }
 
+/// bf16 gradients of several micro-batches are added up in fp32.
+void check_sums() {
+  const at::Tensor sum = at::full({2}, 1.0f), x = at::full({2}, 1.0f / 512, at::kBFloat16);
+  at::Tensor param = at::ones({2}, at::kBFloat16).requires_grad_();
+  param.mutable_grad() = sum;
+  (param * x).sum().backward();
+  expect(param.grad().is_alias_of(sum) && sum[0].item<float>() == 1.0f + 1.0f / 512,
+         "autograd adds a bf16 gradient to an fp32 one in place");
+}
+
 void check_hooks() {
   std::string order;
   const at::Tensor x = leaf_of(1.0f), w = leaf_of(3.0f);
@@ -137,6 +147,7 @@ void check_torch_internals() {
   std::call_once(checked, [] {
     const at::AutoGradMode with_gradients(true);
     check_loans();
+    check_sums();
     check_hooks();
     check_touches();
     check_writes();

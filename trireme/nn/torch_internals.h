@@ -24,7 +24,8 @@ void check_torch_internals();
 // overwrites it. So nobody fills it with zeros first. Functions that do not claim let autograd allocate a
 // gradient.
 
-/// Lends `memory`, of the shape, dtype and device of `param`. An undefined `memory` takes back what was lent.
+/// Lends `memory`, of the shape and device of `param` and of its dtype or fp32. An undefined `memory` takes
+/// back what was lent.
 void lend_gradient(const at::Tensor& param, const at::Tensor& memory);
 /// Whether lend_gradient() was called for `param` since its data was set.
 bool has_lender(const at::Tensor& param);
@@ -34,6 +35,8 @@ bool has_lender(const at::Tensor& param);
 at::Tensor claim_gradient(const at::Tensor& param);
 /// Whether claim_gradient() would return memory.
 bool can_claim_gradient(const at::Tensor& param);
+/// Of the gradient that `param` has, or of what is lent for it; else its own.
+at::ScalarType gradient_dtype(const at::Tensor& param);
 /// The gradient that `param` has, for the caller to add to on the current stream; undefined: none.
 at::Tensor gradient_to_add_to(const at::Tensor& param);
 

@@ -154,6 +154,7 @@ plan::EngineSetting DataParallel::setting() const {
           .wire_bytes = static_cast<int64_t>(c10::elementSize(options_.reduce)),
           .wire_as_computed = options_.compute == options_.reduce,
           .reduces_once = options_.reduce_when == ReduceWhen::kOncePerStep,
+          .sums_in_fp32 = options_.accumulate == plan::SumDtype::kFp32,
           .hook = options_.hook.hook,
           .prefetch = options_.prefetch,
           .beside = beside_,

@@ -91,7 +91,7 @@ void Executor::begin_backward(bool last) {
   seen_.backward.clear();
   late_.clear();
   complete_.assign(units_.size(), false);
-  for (const auto& unit : units_) unit->begin_backward();
+  for (const auto& unit : units_) unit->begin_backward(last);
   if (setting_.use_from == UseFrom::kRunUnit && !unit(0).is_whole())
     unit(0).unshard();  // the end of a hold has freed it since forward
   prepare_gradients_ahead();

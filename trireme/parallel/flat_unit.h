@@ -67,9 +67,11 @@ class FlatUnit {
   void reshard();
   void reshard_after_forward();
 
-  /// Before a backward pass: what others have left in `grad()` of parameters does not count.
-  void begin_backward();
+  /// Before a backward pass: what others have left in `grad()` of parameters does not count. `last`: of a
+  /// step.
+  void begin_backward(bool last);
   /// Allocates the full gradients and lends them to the parameters, unless this step has gradients already.
+  /// Where micro-batches follow that are to be added to bf16 or fp16 gradients, it is their fp32 sum.
   void prepare_gradients();
   /// The gradient of parameter `index` is complete: copies it to its place unless it was computed there.
   void take_gradient(size_t index);
@@ -197,11 +199,11 @@ class FlatUnit {
   void note_versions();
   void check_replacement(size_t index) const;
   void take_values(size_t index, const at::Tensor& values, int64_t first);
+  const at::Tensor& gradients() const { return whole_sum_.defined() ? whole_sum_ : full_grads_; }
   void show_gradients();
   void clear_unwritten();
   void fill_master(const Initializer& initializer);
   at::Tensor reduced_shard() const;
-  void keep_for_later();
   void forget_gradients();
   at::Tensor wire_gradients();
   void reduce_over_ranks(at::Tensor& shard, const at::Tensor& wire);
@@ -221,7 +223,8 @@ class FlatUnit {
 
   at::Tensor full_params_;  ///< (numel) compute dtype; its storage may be freed
   at::Tensor full_grads_;   ///< (numel) compute dtype; its storage may be freed
-  at::Tensor whole_sum_;    ///< (numel) fp32: sum of earlier micro-batches, where gradients are bf16 or fp16
+  at::Tensor whole_sum_;    ///< (numel) fp32: what gradients are added to in a step of several micro-batches,
+                            ///< where full_grads_ is bf16 or fp16; undefined: full_grads_
   at::Tensor master_;       ///< optimizer_range(), fp32; may be a part of full_params_
   at::Tensor compute_shard_;  ///< (shard) what all-gather sends when parameters are sharded; may be master_
   at::Tensor forward_slice_;  ///< what this rank keeps between forward and backward for after_forward;
@@ -237,7 +240,8 @@ class FlatUnit {
   SideStream::Event unsharded_, reduced_event_, sum_gathered_, updated_;
   bool unsharding_ = false;       ///< somebody has to wait for unsharded_
   bool reducing_ = false;         ///< somebody has to wait for reduced_event_
-  bool gradients_live_ = false;   ///< full_grads_ holds what was not reduced yet, or is lent for it
+  bool adds_up_ = false;          ///< other micro-batches of the step follow the one under way
+  bool gradients_live_ = false;   ///< gradients() holds what was not reduced yet, or is lent for it
   bool reduced_any_ = false;      ///< reduced_ holds a sum of this step
   bool ends_step_ = false;        ///< the reduction under way is the step's last
   bool update_recorded_ = false;  ///< a recording of this step waits for updated_

@@ -8,7 +8,8 @@
 
 namespace trireme::parallel {
 
-void FlatUnit::begin_backward() {
+void FlatUnit::begin_backward(bool last) {
+  adds_up_ = !last;
   if (gradients_live_) return;
   for (auto& [name, leaf] : params_) leaf.mutable_grad().reset();
 }
@@ -18,17 +19,21 @@ void FlatUnit::prepare_gradients() {
   finish_reduce();
   follow_update();  // it may still read the last step's gradients
   SideStream::follow(sum_gathered_, options_.device);
-  shared_.gradients().allocate(full_grads_);
+  if (adds_up_ && buffers_.sums_micro_batches_apart) {
+    whole_sum_ = at::empty(full_grads_.sizes(), full_grads_.options().dtype(at::kFloat));
+  } else {
+    shared_.gradients().allocate(full_grads_);
+  }
   gradients_live_ = true;
   for (size_t i = 0; i < params_.size(); ++i) {
-    if (params_[i].second.requires_grad()) nn::lend_gradient(params_[i].second, view_of(full_grads_, i));
+    if (params_[i].second.requires_grad()) nn::lend_gradient(params_[i].second, view_of(gradients(), i));
   }
 }
 
 void FlatUnit::show_gradients() {
   for (size_t i = 0; i < params_.size(); ++i) {
     at::Tensor leaf = params_[i].second;
-    if (leaf.requires_grad() && !leaf.grad().defined()) leaf.mutable_grad() = view_of(full_grads_, i);
+    if (leaf.requires_grad() && !leaf.grad().defined()) leaf.mutable_grad() = view_of(gradients(), i);
   }
 }
 
@@ -36,7 +41,7 @@ void FlatUnit::show_gradients() {
 void FlatUnit::clear_unwritten() {
   int64_t written = 0;
   const auto clear_until = [&](int64_t begin) {
-    if (begin > written) full_grads_.narrow(0, written, begin - written).zero_();
+    if (begin > written) gradients().narrow(0, written, begin - written).zero_();
   };
   for (size_t i = 0; i < params_.size(); ++i) {
     if (!params_[i].second.grad().defined()) continue;
@@ -61,10 +66,10 @@ void FlatUnit::take_gradient(size_t index) {
   at::Tensor grad = leaf.grad();
   if (!grad.defined()) return;
   if (grad.layout() != at::kStrided) grad = grad.to_dense();
-  if (grad.is_alias_of(full_grads_)) return;
+  if (grad.is_alias_of(gradients())) return;
   const at::NoGradGuard no_grad;
   prepare_gradients();
-  at::Tensor place = view_of(full_grads_, index);
+  at::Tensor place = view_of(gradients(), index);
   leaf.mutable_grad() = place.copy_(grad);
 }
 
@@ -72,18 +77,9 @@ at::Tensor FlatUnit::reduced_shard() const {
   return options_.policy.shard_optimizer ? reduced_ : shard_of(reduced_);
 }
 
-/// A micro-batch that is not the last: fp32 gradients stay where they are, others are summed in fp32.
-void FlatUnit::keep_for_later() {
-  if (!buffers_.sums_micro_batches_apart) return;
-  whole_sum_.defined() ? whole_sum_.add_(full_grads_) : whole_sum_ = full_grads_.to(at::kFloat);
-  forget_gradients();
-  if (!keeps_gradients()) shared_.gradients().free(full_grads_);
-}
-
 at::Tensor FlatUnit::accumulated_gradient(size_t index) const {
-  TRIREME_CHECK(whole_sum_.defined() || gradients_live_,
-                "[parallel.flat_unit] unit {} has no gradient of this step yet", name_);
-  return view_of(whole_sum_.defined() ? whole_sum_ : full_grads_, index);
+  TRIREME_CHECK(gradients_live_, "[parallel.flat_unit] unit {} has no gradient of this step yet", name_);
+  return view_of(gradients(), index);
 }
 
 /// The next gradient of a parameter is a new one and is not added to this one.
@@ -96,9 +92,7 @@ void FlatUnit::forget_gradients() {
 }
 
 at::Tensor FlatUnit::wire_gradients() {
-  if (!whole_sum_.defined()) return full_grads_.to(options_.reduce);
-  whole_sum_.add_(full_grads_);
-  if (options_.reduce != options_.compute) return whole_sum_.to(options_.reduce);
+  if (!whole_sum_.defined() || options_.reduce != options_.compute) return gradients().to(options_.reduce);
   return full_grads_.copy_(whole_sum_);  // where peers can read it
 }
 
@@ -106,8 +100,9 @@ void FlatUnit::start_reduce(bool last_micro_batch) {
   if (!gradients_live_) return;
   const at::NoGradGuard no_grad;
   clear_unwritten();
-  if (!last_micro_batch && reduces_once()) return keep_for_later();
+  if (!last_micro_batch && reduces_once()) return;
   ends_step_ = last_micro_batch;
+  if (whole_sum_.defined() && options_.reduce == options_.compute) shared_.gradients().allocate(full_grads_);
   if (buffers_.reduced_comes_and_goes) shared_.sums.allocate(reduced_);
   reduced_event_ = shared_.reduce.run([this] { reduce(ends_step_); });
   reducing_ = true;

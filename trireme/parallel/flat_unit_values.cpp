@@ -86,7 +86,7 @@ void FlatUnit::take_replaced(size_t index) {
   at::Tensor leaf = params_[index].second;
   take_values(index, leaf, layout_.entries()[index].offset);
   leaf.set_data(place_in(full_params_, layout_.entries()[index]));
-  nn::lend_gradient(leaf, gradients_live_ ? view_of(full_grads_, index) : at::Tensor());
+  nn::lend_gradient(leaf, gradients_live_ ? view_of(gradients(), index) : at::Tensor());
   versions_[index] = version_of(leaf);
 }
 

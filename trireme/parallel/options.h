@@ -29,8 +29,9 @@ enum class Average {
 /// WrapOptions (wrap.h) as the engine reads them.
 struct Options {
   plan::Policy policy = plan::find_policy(plan::PolicyName::kFsdp);
-  at::ScalarType compute = at::kFloat;  ///< of parameters and gradients as the module sees them
-  at::ScalarType reduce = at::kFloat;   ///< of gradients on the wire; ordered sums are fp32
+  at::ScalarType compute = at::kFloat;                ///< of parameters and gradients as the module sees them
+  at::ScalarType reduce = at::kFloat;                 ///< of gradients on the wire; ordered sums are fp32
+  plan::SumDtype accumulate = plan::SumDtype::kFp32;  ///< of the gradients of several micro-batches
   at::Device device = at::kCPU;
   bool overlap = true;   ///< communication on streams of its own, units unsharded ahead
   int64_t prefetch = 1;  ///< how many units are unsharded ahead of the one in use

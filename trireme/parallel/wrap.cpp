@@ -76,6 +76,7 @@ Options engine_options(const WrapOptions& options, const std::string& policy, co
   return {.policy = plan::find_policy(policy),
           .compute = options.compute,
           .reduce = options.reduce,
+          .accumulate = options.accumulate,
           .device = mesh.world->device(),
           .overlap = options.overlap,
           .prefetch = options.prefetch,

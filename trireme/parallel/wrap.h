@@ -34,12 +34,13 @@ struct WrapOptions {
   double bucket_mib = 25.0;  ///< data_parallel: cap of a bucket
   at::ScalarType compute =
       at::kFloat;  ///< of parameters and gradients as the module sees them; masters are fp32
-  at::ScalarType reduce = at::kFloat;  ///< of gradients on the wire; ordered sums are fp32
-  bool overlap = true;                 ///< communication beside computation, on GPUs
-  int64_t prefetch = 1;                ///< with overlap: how many units are gathered ahead of the one in use
-  Unused unused = Unused::kError;      ///< what a parameter without a gradient at the end of a step means
-  Average average = Average::kMean;    ///< of gradients over ranks and micro-batches
-  HookOptions hook = {};               ///< how gradients are made smaller on the wire
+  at::ScalarType reduce = at::kFloat;                 ///< of gradients on the wire; ordered sums are fp32
+  plan::SumDtype accumulate = plan::SumDtype::kFp32;  ///< of the gradients of several micro-batches
+  bool overlap = true;                                ///< communication beside computation, on GPUs
+  int64_t prefetch = 1;              ///< with overlap: how many units are gathered ahead of the one in use
+  Unused unused = Unused::kError;    ///< what a parameter without a gradient at the end of a step means
+  Average average = Average::kMean;  ///< of gradients over ranks and micro-batches
+  HookOptions hook = {};             ///< how gradients are made smaller on the wire
 };
 
 /// DDP, ZeRO-1 or ZeRO-2: parameters whole on every rank, gradients reduced in buckets. Collective. Throws

@@ -109,6 +109,11 @@ template <>
 inline constexpr auto kNames<Dtype> = std::to_array<std::string_view>({"fp32", "bf16", "fp16"});
 
 /// Of gradients on the wire; kAuto: as parameters, fp32 for fp16.
+/// Of the sum of several micro-batches.
+enum class SumDtype { kFp32, kCompute };
+template <>
+inline constexpr auto kNames<SumDtype> = std::to_array<std::string_view>({"fp32", "compute"});
+
 enum class ReduceDtype { kAuto, kFp32, kBf16 };
 template <>
 inline constexpr auto kNames<ReduceDtype> = std::to_array<std::string_view>({"auto", "fp32", "bf16"});

@@ -117,6 +117,7 @@ struct LossScaleConfig {
 struct PrecisionConfig {
   Dtype compute = Dtype::kFp32;
   ReduceDtype reduce = ReduceDtype::kAuto;
+  SumDtype accumulate = SumDtype::kFp32;
   LossScaling scaling = LossScaling::kAuto;
   LossScaleConfig loss_scale = {};
 };

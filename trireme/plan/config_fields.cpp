@@ -181,6 +181,8 @@ void add_precision(Table& table, PrecisionConfig& precision) {
   table.push_back(choice("precision.compute", precision.compute, "dtype of parameters and activations"));
   table.push_back(choice("precision.reduce", precision.reduce,
                          "dtype of gradients on the wire; auto: as compute, fp32 for fp16"));
+  table.push_back(choice("precision.accumulate", precision.accumulate,
+                         "dtype in which gradients of micro-batches are added up: fp32, or as compute"));
   table.push_back(choice("precision.scaling", precision.scaling,
                          "scaling of the loss; auto: dynamic for fp16, else none"));
   LossScaleConfig& scale = precision.loss_scale;

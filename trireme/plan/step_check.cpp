@@ -34,6 +34,7 @@ class Verifier {
   void demand(bool holds, const char* what) const;
   void demand_whole(int64_t unit) const;
   void demand_memory(Role role, int64_t unit, int64_t micro_batch = Action::kOnceAStep) const;
+  void demand_gradients(int64_t unit) const;
 
   const StepProgram& program_;
   int64_t at_ = 0;
@@ -71,6 +72,10 @@ void Verifier::demand(bool holds, const char* what) const {
 void Verifier::demand_memory(Role role, int64_t unit, int64_t micro_batch) const {
   if (has(role, unit, micro_batch)) return;
   demand(false, fmt::format("{} of {} have no memory here", role, name_of(unit)).c_str());
+}
+
+void Verifier::demand_gradients(int64_t unit) const {
+  if (!has(Role::kSum, unit)) demand_memory(Role::kGradients, unit);
 }
 
 void Verifier::demand_whole(int64_t unit) const {
@@ -143,7 +148,7 @@ void Verifier::check_compute(const Action& action) {
   demand(action.kind == ActionKind::kBackward || weights_[key] == 0, "it comes twice");
   ++weights_[key];
   for_units(unit, [&](int64_t each) {
-    if (program_.units[static_cast<size_t>(each)].trainable) demand_memory(Role::kGradients, each);
+    if (program_.units[static_cast<size_t>(each)].trainable) demand_gradients(each);
   });
 }
 
@@ -158,7 +163,7 @@ void Verifier::check_action() {
       demand(weights_[key] > 0 || weights_[{Action::kWholeModel, action.micro_batch}] > 0,
              "its gradients are not complete");
       demand(++taken_[key] == 1, "it comes twice");
-      demand_memory(Role::kGradients, unit);
+      demand_gradients(unit);
       if (action.kind == ActionKind::kAccumulate) return;
       demand_memory(Role::kReduced, unit);
       reduced_[unit] = true;

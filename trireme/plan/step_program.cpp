@@ -53,6 +53,7 @@ class Writer {
   bool is_open(Role role, int64_t unit) const { return open_.contains({role, unit, Action::kOnceAStep}); }
   void keep(Role role, int64_t unit, int64_t bytes, std::optional<Role> part_of = {});
   void add_kept_buffers();
+  bool keeps_gradients(const UnitBuffers& memory) const;
   void add_reduced(int64_t unit);
 
   void unshard(int64_t unit);
@@ -62,6 +63,7 @@ class Writer {
   void compute_forward(int64_t unit);
   void begin_backward(int64_t unit);
   void hold_gradients(int64_t unit);
+  void hold_whole_gradients(int64_t unit);
   void complete(int64_t unit, bool last);
   void reduce_ready(bool last);
   void reduce(int64_t unit, bool last);
@@ -83,6 +85,7 @@ class Writer {
   size_t launched_ = 0;                   ///< of order_.reductions, in this backward pass
   std::deque<int64_t> in_flight_;
   int64_t micro_batch_ = Action::kOnceAStep;
+  bool adds_up_ = false;  ///< other micro-batches of the step follow the one under way
 };
 
 std::vector<int64_t> Writer::completions() const {
@@ -194,7 +197,14 @@ void Writer::forward_pass(int64_t micro_batch) {
 }
 
 void Writer::hold_gradients(int64_t unit) {
-  if (memory(unit).gradients_stay || is_open(Role::kGradients, unit) || !is_trainable(unit)) return;
+  if (!is_trainable(unit) || is_open(Role::kSum, unit)) return;
+  if (adds_up_ && memory(unit).sums_micro_batches_apart)
+    return open(Role::kSum, unit, kFp32 * memory(unit).whole);
+  hold_whole_gradients(unit);
+}
+
+void Writer::hold_whole_gradients(int64_t unit) {
+  if (memory(unit).gradients_stay || is_open(Role::kGradients, unit)) return;
   open(Role::kGradients, unit, setting_.compute_bytes * memory(unit).whole);
 }
 
@@ -207,6 +217,7 @@ void Writer::begin_backward(int64_t unit) {
 
 void Writer::backward_pass(int64_t micro_batch, bool last) {
   begin_pass(Pass::Kind::kBackward, micro_batch);
+  adds_up_ = !last;
   completed_.clear();
   begun_.clear();
   launched_ = 0;
@@ -255,13 +266,8 @@ void Writer::reduce_ready(bool last) {
 /// fp32 numbers of a shard travel between replicas after they were summed.
 void Writer::reduce(int64_t unit, bool last) {
   const UnitBuffers& memory = this->memory(unit);
-  if (!reduces(last)) {
-    if (memory.sums_micro_batches_apart && !is_open(Role::kSum, unit))
-      open(Role::kSum, unit, kFp32 * memory.whole);
-    add(ActionKind::kAccumulate, unit, Lane::kCompute);
-    if (memory.sums_micro_batches_apart) close(Role::kGradients, unit);
-    return;
-  }
+  if (!reduces(last)) return add(ActionKind::kAccumulate, unit, Lane::kCompute);
+  if (is_open(Role::kSum, unit) && setting_.wire_as_computed) hold_whole_gradients(unit);
   const int64_t shards = setting_.shard_ranks(), replicas = setting_.replicas();
   const int64_t whole = setting_.wire_bytes * memory.whole, shard = kFp32 * memory.shard;
   reduced_[unit] = next();
@@ -271,7 +277,6 @@ void Writer::reduce(int64_t unit, bool last) {
       {Collective::kAllGather, replicas, plan::wire_bytes(Collective::kAllGather, shard, replicas)}};
   if (setting_.reduces_locally()) transfers.clear();
   add(ActionKind::kReduce, unit, Lane::kReduce, std::move(transfers));
-  close(Role::kSum, unit);
   if (last && setting_.gathers_sum())
     add(ActionKind::kGatherSum, unit, Lane::kUnshard, gather(kFp32 * memory.whole, shards));
   in_flight_.push_back(unit);
@@ -283,6 +288,7 @@ void Writer::reduce(int64_t unit, bool last) {
 void Writer::finish_reductions(size_t left) {
   while (in_flight_.size() > left) {
     close(Role::kGradients, in_flight_.front());
+    close(Role::kSum, in_flight_.front());
     in_flight_.pop_front();
   }
 }
@@ -344,6 +350,12 @@ void Writer::add_reduced(int64_t unit) {
   if (buffer.to == buffer.from) buffer.to = next() - 1;
 }
 
+/// Whole gradients that no pass uses get no memory: the fp32 sum is what travels.
+bool Writer::keeps_gradients(const UnitBuffers& memory) const {
+  const bool sum_travels = memory.sums_micro_batches_apart && !setting_.wire_as_computed;
+  return memory.gradients_stay && !(sum_travels && setting_.accumulation > 1);
+}
+
 void Writer::add_kept_buffers() {
   for (int64_t unit = 0; unit < std::ssize(program_.units); ++unit) {
     const UnitBuffers& memory = this->memory(unit);
@@ -355,7 +367,7 @@ void Writer::add_kept_buffers() {
          : memory.master_is_shard    ? std::optional(Role::kShard)
                                      : std::nullopt);
     keep(Role::kMoments, unit, kFp32 * setting_.moments * memory.updated);
-    if (memory.gradients_stay) keep(Role::kGradients, unit, compute * memory.whole);
+    if (keeps_gradients(memory)) keep(Role::kGradients, unit, compute * memory.whole);
     add_reduced(unit);
   }
 }

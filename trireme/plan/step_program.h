@@ -22,7 +22,7 @@ enum class ActionKind {
   kBackward,
   kBackwardInput,   ///< the part of backward that the stage before waits for
   kBackwardWeight,  ///< the part that nobody waits for
-  kAccumulate,      ///< gradients of a micro-batch stay with this rank, for the next one to be added
+  kAccumulate,      ///< gradients of a micro-batch stay with this rank: the next one is added to them
   kReduce,          ///< gradients are summed over the ranks
   kGatherSum,       ///< ranks that update all of a unit gather its sum
   kUpdate,
@@ -77,7 +77,7 @@ enum class Role {
   kMaster,       ///< fp32
   kMoments,      ///< optimizer state
   kGradients,    ///< whole, in the dtype of computation
-  kSum,          ///< fp32 sum of earlier micro-batches
+  kSum,          ///< fp32 gradients, to which all micro-batches of a step are added
   kReduced,      ///< fp32 sum over the ranks
   kActivations,  ///< of a unit and a micro-batch, kept for backward
   kBoundary      ///< what stages send each other

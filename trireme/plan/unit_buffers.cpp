@@ -21,6 +21,7 @@ EngineSetting engine_setting(const Config& config, const MeshShape& mesh, int64_
           .moments = static_cast<int64_t>(record_of(config.optim.name).state.size()),
           .accumulation = accumulation,
           .reduces_once = parallel.reduce_when == ReduceWhen::kOncePerStep,
+          .sums_in_fp32 = config.precision.accumulate == SumDtype::kFp32,
           .hook = parallel.comm_hook,
           .prefetch = parallel.prefetch,
           .beside = parallel.overlap && device == Device::kCuda,
@@ -40,6 +41,7 @@ UnitBuffers::UnitBuffers(int64_t numel, const EngineSetting& setting)
                            (setting.compute_bytes == kFp32 && gradients_stay && setting.reduces_once)),
       reduced_comes_and_goes(!reduced_in_gradients && setting.policy.shard_optimizer &&
                              setting.shard_ranks() > 1),
-      sums_micro_batches_apart(setting.compute_bytes != kFp32 && setting.reduces_once) {}
+      sums_micro_batches_apart(setting.compute_bytes != kFp32 && setting.reduces_once &&
+                               setting.sums_in_fp32) {}
 
 }  // namespace trireme::plan

@@ -26,6 +26,7 @@ struct EngineSetting {
   int64_t moments = 2;           ///< fp32 numbers of optimizer state an element: those of its record
   int64_t accumulation = 1;      ///< micro-batches a step
   bool reduces_once = true;      ///< a step; else after every micro-batch
+  bool sums_in_fp32 = true;      ///< gradients of micro-batches; else in the dtype of computation
   CommHook hook = CommHook::kNone;
   int64_t prefetch =
       1;                ///< units that are unsharded ahead of the one in use, where communication runs beside
@@ -65,7 +66,7 @@ struct UnitBuffers {
   bool gradients_stay;            ///< whole gradients have memory at all times
   bool reduced_in_gradients;      ///< the reduced gradient is a part of the whole one
   bool reduced_comes_and_goes;    ///< it has memory from its reduction to the next use of the parameters
-  bool sums_micro_batches_apart;  ///< in an fp32 buffer, since gradients are of another dtype
+  bool sums_micro_batches_apart;  ///< added up in an fp32 buffer, since gradients are of another dtype
 };
 
 }  // namespace trireme::plan

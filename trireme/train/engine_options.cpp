@@ -22,6 +22,7 @@ parallel::Options engine_options(const plan::Config& config, const comm::Mesh& m
   return {.policy = plan::resolve_policy(parallel, mesh.shape),
           .compute = compute,
           .reduce = dtype_of(plan::wire_dtype(config.precision)),
+          .accumulate = config.precision.accumulate,
           .device = mesh.world->device(),
           .overlap = parallel.overlap,
           .prefetch = parallel.prefetch,
