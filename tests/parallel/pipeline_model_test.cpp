@@ -14,17 +14,14 @@ namespace {
 
 using plan::ScheduleName;
 
-std::string as_one_word(std::string name) {
-  std::ranges::replace(name, '.', '_');
-  return name;
-}
-
 struct ModelRun {
   plan::ModelConfig config;
   ScheduleName schedule = ScheduleName::k1F1B;
   int64_t chunks = 1, dp = 1;
   std::string policy = {};  ///< of engines with the model's units; empty: the pipeline makes them
   at::ScalarType compute = at::kFloat;
+  bool halves = false;  ///< stages begin and end inside blocks
+  plan::Recompute recompute = plan::Recompute::kNone;
   static constexpr int64_t kPp = 2, kMicroBatches = 4, kRows = 8, kSteps = 5;
 };
 
@@ -53,6 +50,21 @@ std::pair<at::Tensor, at::Tensor> tokens_of(int64_t step) {
   return {tokens.narrow(1, 0, 8), tokens.narrow(1, 1, 8).contiguous()};
 }
 
+/// The part of the model, in units or in halves of blocks, with which each stage begins.
+plan::UnitRange range_of(const ModelRun& run, int64_t stage, int64_t stages) {
+  if (run.halves) {
+    plan::StageSplit split;
+    split.of_halves = true;
+    const int64_t parts = 2 * run.config.n_layers + 1;
+    for (int64_t i = 0; i <= stages; ++i)
+      split.first.push_back((i * parts + (i < stages ? stages / 2 : 0)) / stages);
+    split.first.front() = 0;
+    return plan::units_of_stage(split, stage);
+  }
+  const int64_t units = run.config.n_layers + 2;
+  return {stage * units / stages, (stage + 1) * units / stages};
+}
+
 parallel::PipelineOptions options_of(const ModelRun& run, const plan::Schedule& schedule) {
   parallel::PipelineOptions options;
   options.data_parallel = {.compute = run.compute, .reduce = run.compute};
@@ -68,21 +80,19 @@ test::PipelineOutcome train(const ModelRun& run) {
   std::mutex mutex;
   const plan::Schedule schedule =
       plan::make_schedule(run.schedule, {ModelRun::kPp, ModelRun::kMicroBatches, run.chunks});
-  const auto units = static_cast<size_t>(run.config.n_layers) + 2;
   test::run_ranks(ModelRun::kPp * run.dp, [&](const std::shared_ptr<comm::World>& world) {
     const comm::Mesh mesh = test::mesh_of(world, {.pp = ModelRun::kPp});
     const comm::Mesh engine_mesh = parallel::stage_mesh(schedule, mesh);
     std::vector<parallel::Stage> stages;
     std::shared_ptr<train::ModelStage> last;
     for (const int64_t stage : schedule.stages_of(mesh.pp_rank)) {
-      const auto cut = [&](int64_t i) {
-        return static_cast<size_t>(i) * units / static_cast<size_t>(schedule.stages);
-      };
-      const auto module = std::make_shared<train::ModelStage>(run.config, cut(stage), cut(stage + 1));
+      const auto module =
+          std::make_shared<train::ModelStage>(run.config, range_of(run, stage, schedule.stages));
       module->fill(initial_of(run));
       stages.push_back(parallel::make_stage(stage, module));
       if (!run.policy.empty())
-        stages.back().engine = module->make_engine(engine_mesh, engine_options(run), initial_of(run));
+        stages.back().engine = module->make_engine(engine_mesh, engine_options(run), initial_of(run),
+                                                   {.recompute = run.recompute});
       if (stage + 1 == schedule.stages) last = module;
     }
     const auto loss = [&](const at::Tensor& x, const at::Tensor& targets) {
@@ -139,8 +149,7 @@ test::PipelineOutcome train_unpipelined(const ModelRun& run) {
     for (at::Tensor param : model->parameters())
       param.sub_(param.grad() * (0.5 * optim::clip_factor(std::sqrt(squares), 1.0)));
   }
-  for (const auto& entry : model->named_parameters())
-    outcome.weights[as_one_word(entry.key())] = entry.value().detach();
+  for (const auto& entry : model->named_parameters()) outcome.weights[entry.key()] = entry.value().detach();
   return outcome;
 }
 
@@ -176,6 +185,10 @@ TEST_P(PipelinedModel, TrainsAsInOnePieceUnderEverySchedule) {
     expect_near(outcome, one_piece, std::string(plan::name(schedule)));
     if (schedule == ScheduleName::kLoopedBfs || schedule == ScheduleName::kDualPipe) continue;
     test::expect_equal(outcome.weights, first.weights, std::string(plan::name(schedule)));
+    run.halves = true;
+    test::expect_equal(train(run).weights, first.weights,
+                       fmt::format("{} cut inside blocks", plan::name(schedule)));
+    run.halves = false;
   }
 }
 
@@ -186,6 +199,22 @@ INSTANTIATE_TEST_SUITE_P(Families, PipelinedModel,
                            return std::string(plan::name(named.param.first)) +
                                   (named.param.second ? "_tied" : "");
                          });
+
+TEST(PipelinedModel, HalvesOfBlocksRecomputeAndAreSharded) {
+  ModelRun run{.config = model_of(plan::ModelFamily::kLlama, false), .schedule = ScheduleName::kZbV, .dp = 2};
+  for (const plan::Recompute recompute : {plan::Recompute::kCheap, plan::Recompute::kBlock}) {
+    for (const char* policy : {"zero2", "fsdp"}) {
+      run.policy = policy;
+      run.recompute = plan::Recompute::kNone;
+      run.halves = false;
+      const test::PipelineOutcome whole = train(run);
+      run.recompute = recompute;
+      run.halves = true;
+      test::expect_equal(train(run).weights, whole.weights,
+                         fmt::format("{} with {}", plan::name(recompute), policy));
+    }
+  }
+}
 
 TEST(PipelinedModel, HalvesOfBackwardAddUpInBf16) {
   at::set_num_threads(1);

@@ -1,6 +1,7 @@
 // Laws 1, 2 and 5: initial weights do not depend on the layout; all policies give the same bits; many ranks
 // equal one; bytes on the wire follow the formula of each policy.
 #include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
 
 #include "tests/support/engine_on_model.h"
 #include "tests/support/planned_step.h"
@@ -8,6 +9,7 @@
 #include "trireme/base/error.h"
 #include "trireme/nn/init.h"
 #include "trireme/parallel/storage.h"
+#include "trireme/parallel/wrap.h"
 #include "trireme/plan/memory.h"
 #include "trireme/plan/policy.h"
 

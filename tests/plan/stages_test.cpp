@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "trireme/base/error.h"
@@ -52,6 +54,65 @@ TEST(Stages, CuttingByCostBeatsCuttingEvenly) {
   EXPECT_NEAR(efficiency_of(best, 8), 0.594, 0.005);
   const auto blocks = stage_parts(mini.model, mini.facts, /*spread_head=*/true);
   EXPECT_NEAR(efficiency_of(split_by_cost(blocks, 4, head_flops(mini.model)), 8), 24.0 / 33.0, 1e-6);
+}
+
+TEST(Stages, HalvesOfBlocksHaveAllOfTheModelOnce) {
+  for (const char* preset : {"mini-gpt-153m", "llama-1b", "gpt2-124m"}) {
+    const ModelConfig model = complete(find_preset(preset).model, 512);
+    const ModelFacts facts = describe(model, 512);
+    const auto parts = stage_parts(model, facts, false, CutAt::kHalves);
+    ASSERT_EQ(std::ssize(parts), 2 * model.n_layers + 1);
+    double flops = 0.0;
+    for (const StagePart& part : parts) flops += part.flops;
+    EXPECT_NEAR(flops, facts.flops_per_token / 3.0, 1e-6 * flops);
+    for (int64_t stages = 1; stages <= std::ssize(parts); ++stages) {
+      const StageSplit split = split_by_cost(parts, stages);
+      std::multiset<std::string> held, wanted;
+      for (const UnitSpec& unit : stage_units(model, facts, {0, model.n_layers + 2})) {
+        for (const ParamSpec& param : unit.params) wanted.insert(param.name);
+      }
+      if (model.tie_embeddings && stages > 1) wanted.insert(facts.units.front().params.front().name);
+      for (int64_t stage = 0; stage < stages; ++stage) {
+        const UnitRange range = units_of_stage(split, stage);
+        EXPECT_LT(range.first, range.end);
+        for (const UnitSpec& unit : stage_units(model, facts, range)) {
+          for (const ParamSpec& param : unit.params) held.insert(param.name);
+        }
+      }
+      EXPECT_EQ(held, wanted) << preset << " in " << stages;
+    }
+  }
+}
+
+/// There and back over two ranks, the rank with the head gets less of the blocks.
+TEST(Stages, RanksWithSeveralStagesAreBalancedTogether) {
+  ModelConfig model = find_preset("llama-8b").model;
+  model.n_layers = 16;
+  model.vocab_size = 32000;
+  model = complete(model, 4096);
+  const ModelFacts facts = describe(model, 4096);
+  const auto parts = stage_parts(model, facts, false, CutAt::kHalves);
+  const std::vector<int64_t> ranks = {0, 1, 1, 0};
+  const auto busiest = [&](const StageSplit& split) {
+    return std::max(split.flops[0] + split.flops[3], split.flops[1] + split.flops[2]);
+  };
+  const StageSplit balanced = split_by_cost(parts, 4, 0.0, ranks);
+  double all = 0.0, least = 1e300;
+  for (const StagePart& part : parts) all += part.flops;
+  EXPECT_LT(busiest(balanced), busiest(split_by_cost(parts, 4)));
+  EXPECT_LT(busiest(balanced), 0.51 * all);
+  const auto count = std::ssize(parts);
+  for (int64_t a = 1; a < count; ++a) {
+    for (int64_t b = a + 1; b < count; ++b) {
+      for (int64_t c = b + 1; c < count; ++c) {
+        double outer = 0.0;
+        for (int64_t part = 0; part < count; ++part)
+          outer += part < a || part >= c ? parts[static_cast<size_t>(part)].flops : 0.0;
+        least = std::min(least, std::max(outer, all - outer));
+      }
+    }
+  }
+  EXPECT_LE(busiest(balanced), 1.01 * least);
 }
 
 /// The smallest possible largest stage, by trying all cuts.

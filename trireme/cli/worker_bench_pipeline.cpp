@@ -108,10 +108,7 @@ std::unique_ptr<parallel::Pipeline> PipelineBench::make_pipeline(const plan::Sch
   std::vector<parallel::Stage> stages;
   std::shared_ptr<ModelStage> last;
   for (const int64_t index : schedule.stages_of(mesh_.pp_rank)) {
-    // A part of the split is a block or the head; the embedding goes with the first one.
-    const auto first = static_cast<size_t>(split.first[static_cast<size_t>(index)]),
-               end = static_cast<size_t>(split.first[static_cast<size_t>(index) + 1]);
-    const auto module = std::make_shared<ModelStage>(config_.model, index == 0 ? 0 : first + 1, end + 1);
+    const auto module = std::make_shared<ModelStage>(config_.model, plan::units_of_stage(split, index));
     stages.push_back(parallel::make_stage(index, module));
     stages.back().engine = module->make_engine(engine_mesh, engine_options(), initial, config_.memory);
     if (module->is_last()) last = module;
@@ -199,7 +196,10 @@ Measured PipelineBench::measure(ScheduleName name) {
   try {
     schedule = plan::make_schedule(name, {mesh_.pp->size(), run_.micro_batches, run_.chunks});
     const plan::ModelFacts facts = plan::describe(config_.model, config_.data.seq_len);
-    split = plan::split_evenly(plan::stage_parts(config_.model, facts), schedule.stages);
+    std::vector<int64_t> ranks;
+    for (int64_t stage = 0; stage < schedule.stages; ++stage) ranks.push_back(schedule.rank_of(stage, 0));
+    const auto parts = plan::stage_parts(config_.model, facts, false, plan::CutAt::kHalves);
+    split = plan::split_by_cost(parts, schedule.stages, 0.0, ranks);
   } catch (const ConfigError& error) {
     measured.refused = error.what();
     return measured;

@@ -31,23 +31,40 @@ at::Tensor Gpt2Block::dropped(const at::Tensor& x) const {
 }
 
 at::Tensor Gpt2Block::forward(const at::Tensor& x, bool recompute_cheap) {
-  const double attention_dropout = drops() ? dropout_ : 0.0;
+  const auto [residual, attended] = attend(x, recompute_cheap);
+  return feed_forward(residual, attended, recompute_cheap);
+}
+
+at::Tensor Gpt2Block::attention(const at::Tensor& x, bool recompute_cheap) {
+  const auto [residual, attended] = attend(x, recompute_cheap);
+  return residual + attended;
+}
+
+std::pair<at::Tensor, at::Tensor> Gpt2Block::attend(const at::Tensor& x, bool recompute_cheap) {
+  const auto out = [&](const at::Tensor& qkv) {
+    const at::Tensor attended =
+        causal_attention(qkv, {heads_, heads_, head_dim_}, {}, drops() ? dropout_ : 0.0);
+    return dropped(attention_out_->forward(attended));
+  };
+  if (recompute_cheap) {
+    const auto [residual, qkv] = add_norm_linear(x, {}, ln_1_->norm(), attention_in_->weight,
+                                                 attention_in_->bias, WeightLayout::kInOut);
+    return {residual, out(qkv)};
+  }
+  const auto [residual, normed] = ln_1_->add_forward(x, {});
+  return {residual, out(attention_in_->forward(normed))};
+}
+
+at::Tensor Gpt2Block::feed_forward(const at::Tensor& x, const at::Tensor& attended, bool recompute_cheap) {
   constexpr WeightLayout kInOut = WeightLayout::kInOut;
   if (recompute_cheap) {
-    const auto [residual, qkv] =
-        add_norm_linear(x, {}, ln_1_->norm(), attention_in_->weight, attention_in_->bias, kInOut);
-    const at::Tensor attended = causal_attention(qkv, {heads_, heads_, head_dim_}, {}, attention_dropout);
-    const auto [h, inner] = add_norm_linear(residual, dropped(attention_out_->forward(attended)),
-                                            ln_2_->norm(), up_->weight, up_->bias, kInOut);
+    const auto [h, inner] = add_norm_linear(x, attended, ln_2_->norm(), up_->weight, up_->bias, kInOut);
     const at::Tensor delta = activated_linear(inner, Activation::kGelu, down_->weight, down_->bias, kInOut,
                                               drops() ? at::Tensor() : h);
     return drops() ? h + dropped(delta) : delta;
   }
-  const auto [residual, normed] = ln_1_->add_forward(x, {});
-  const at::Tensor attended =
-      causal_attention(attention_in_->forward(normed), {heads_, heads_, head_dim_}, {}, attention_dropout);
-  const auto [h, h_normed] = ln_2_->add_forward(residual, dropped(attention_out_->forward(attended)));
-  const at::Tensor inner = nn::gelu(up_->forward(h_normed));
+  const auto [h, normed] = ln_2_->add_forward(x, attended);
+  const at::Tensor inner = nn::gelu(up_->forward(normed));
   return drops() ? h + dropped(down_->forward(inner)) : down_->forward(inner, h);
 }
 
@@ -81,9 +98,13 @@ std::vector<Unit> Gpt2::body() {
   std::vector<Unit> units{
       {plan::kRootUnit, [this](const at::Tensor& tokens) { return embedded(tokens); }, draws}};
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    units.push_back({"transformer.h." + std::to_string(i),
-                     [this, i](const at::Tensor& x) { return blocks_[i]->forward(x, recomputes_cheap(i)); },
-                     draws});
+    units.push_back(
+        {.name = "transformer.h." + std::to_string(i),
+         .forward = [this, i](const at::Tensor& x) { return blocks_[i]->forward(x, recomputes_cheap(i)); },
+         .draws = draws,
+         .attention = [this,
+                       i](const at::Tensor& x) { return blocks_[i]->attention(x, recomputes_cheap(i)); },
+         .mlp = [this, i](const at::Tensor& x) { return blocks_[i]->mlp(x, recomputes_cheap(i)); }});
   }
   return units;
 }

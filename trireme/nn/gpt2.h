@@ -14,8 +14,14 @@ class Gpt2Block : public torch::nn::Module {
   explicit Gpt2Block(const plan::ModelConfig& config);
   /// (B, T, D) -> (B, T, D)
   at::Tensor forward(const at::Tensor& x, bool recompute_cheap = false);
+  /// Its two halves, (B, T, D) -> (B, T, D) each.
+  at::Tensor attention(const at::Tensor& x, bool recompute_cheap);
+  at::Tensor mlp(const at::Tensor& x, bool recompute_cheap) { return feed_forward(x, {}, recompute_cheap); }
 
  private:
+  /// x, and what attention adds to it.
+  std::pair<at::Tensor, at::Tensor> attend(const at::Tensor& x, bool recompute_cheap);
+  at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& attended, bool recompute_cheap);
   bool drops() const;
   at::Tensor dropped(const at::Tensor& x) const;
 

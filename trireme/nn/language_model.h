@@ -22,6 +22,8 @@ struct Unit {
   UnitForward forward;  ///< may be copied, and called again in backward, as long as the model lives
   bool draws = false;   ///< random numbers, for dropout
   bool has_parameters = true;  ///< false: a tied head, whose parameters are the first unit's
+  /// Of a block: the two functions that forward does one after the other, where a model may be cut in two.
+  UnitForward attention = {}, mlp = {};
 };
 
 /// Called by the model to run a unit that has parameters on x; returns unit.forward(x). `begins_pass`: it is

@@ -23,21 +23,37 @@ LlamaBlock::LlamaBlock(const plan::ModelConfig& config)
 }
 
 at::Tensor LlamaBlock::forward(const at::Tensor& x, const RopeTable& rope, bool recompute_cheap) {
-  if (recompute_cheap) return forward_keeping_less(x, rope);
-  const auto [residual, normed] = input_norm_->add_forward(x, {});
-  const at::Tensor qkv = linear_group(normed, {query_->weight, key_->weight, value_->weight});
-  const at::Tensor attended = output_->forward(causal_attention(qkv, shape_, rope));
-  const auto [h, h_normed] = mlp_norm_->add_forward(residual, attended);
-  return down_->forward(swiglu(linear_group(h_normed, {gate_->weight, up_->weight})), h);
+  const auto [residual, attended] = attend(x, rope, recompute_cheap);
+  return feed_forward(residual, attended, recompute_cheap);
 }
 
-at::Tensor LlamaBlock::forward_keeping_less(const at::Tensor& x, const RopeTable& rope) {
-  const auto [residual, qkv] =
-      add_norm_linear(x, {}, input_norm_->norm(), {query_->weight, key_->weight, value_->weight}, {});
-  const at::Tensor attended = output_->forward(causal_attention(qkv, shape_, rope));
-  const auto [h, gate_up] =
-      add_norm_linear(residual, attended, mlp_norm_->norm(), {gate_->weight, up_->weight}, {});
-  return activated_linear(gate_up, Activation::kSwiglu, down_->weight, {}, WeightLayout::kOutIn, h);
+at::Tensor LlamaBlock::attention(const at::Tensor& x, const RopeTable& rope, bool recompute_cheap) {
+  const auto [residual, attended] = attend(x, rope, recompute_cheap);
+  return residual + attended;
+}
+
+std::pair<at::Tensor, at::Tensor> LlamaBlock::attend(const at::Tensor& x, const RopeTable& rope,
+                                                     bool recompute_cheap) {
+  const auto out = [&](const at::Tensor& qkv) {
+    return output_->forward(causal_attention(qkv, shape_, rope));
+  };
+  if (recompute_cheap) {
+    const auto [residual, qkv] =
+        add_norm_linear(x, {}, input_norm_->norm(), {query_->weight, key_->weight, value_->weight}, {});
+    return {residual, out(qkv)};
+  }
+  const auto [residual, normed] = input_norm_->add_forward(x, {});
+  return {residual, out(linear_group(normed, {query_->weight, key_->weight, value_->weight}))};
+}
+
+at::Tensor LlamaBlock::feed_forward(const at::Tensor& x, const at::Tensor& attended, bool recompute_cheap) {
+  if (recompute_cheap) {
+    const auto [h, gate_up] =
+        add_norm_linear(x, attended, mlp_norm_->norm(), {gate_->weight, up_->weight}, {});
+    return activated_linear(gate_up, Activation::kSwiglu, down_->weight, {}, WeightLayout::kOutIn, h);
+  }
+  const auto [h, normed] = mlp_norm_->add_forward(x, attended);
+  return down_->forward(swiglu(linear_group(normed, {gate_->weight, up_->weight})), h);
 }
 
 Llama::Llama(const plan::ModelConfig& config)
@@ -67,9 +83,20 @@ std::vector<Unit> Llama::body() {
   std::vector<Unit> units{
       {plan::kRootUnit, [this](const at::Tensor& tokens) { return tokens_->forward(tokens); }}};
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    units.push_back({"model.layers." + std::to_string(i), [this, i](const at::Tensor& x) {
-                       return blocks_[i]->forward(x, rope(x.size(1), x.device()), recomputes_cheap(i));
-                     }});
+    const auto rope_of = [this](const at::Tensor& x) -> const RopeTable& {
+      return rope(x.size(1), x.device());
+    };
+    units.push_back(
+        {.name = "model.layers." + std::to_string(i),
+         .forward =
+             [this, i, rope_of](const at::Tensor& x) {
+               return blocks_[i]->forward(x, rope_of(x), recomputes_cheap(i));
+             },
+         .attention =
+             [this, i, rope_of](const at::Tensor& x) {
+               return blocks_[i]->attention(x, rope_of(x), recomputes_cheap(i));
+             },
+         .mlp = [this, i](const at::Tensor& x) { return blocks_[i]->mlp(x, recomputes_cheap(i)); }});
   }
   return units;
 }

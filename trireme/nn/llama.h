@@ -15,9 +15,14 @@ class LlamaBlock : public torch::nn::Module {
   explicit LlamaBlock(const plan::ModelConfig& config);
   /// (B, T, D) -> (B, T, D)
   at::Tensor forward(const at::Tensor& x, const RopeTable& rope, bool recompute_cheap = false);
+  /// Its two halves, (B, T, D) -> (B, T, D) each.
+  at::Tensor attention(const at::Tensor& x, const RopeTable& rope, bool recompute_cheap);
+  at::Tensor mlp(const at::Tensor& x, bool recompute_cheap) { return feed_forward(x, {}, recompute_cheap); }
 
  private:
-  at::Tensor forward_keeping_less(const at::Tensor& x, const RopeTable& rope);
+  /// x, and what attention adds to it.
+  std::pair<at::Tensor, at::Tensor> attend(const at::Tensor& x, const RopeTable& rope, bool recompute_cheap);
+  at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& attended, bool recompute_cheap);
 
   AttentionShape shape_;
   std::shared_ptr<RmsNorm> input_norm_, mlp_norm_;

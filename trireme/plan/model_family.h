@@ -24,6 +24,9 @@ struct ModelFamilyRecord {
   std::vector<ParamSpec> (*embeddings)(const ModelConfig& model);
   /// The block's module path and its parameters, in flat-buffer order.
   UnitSpec (*block)(const ModelConfig& model, int64_t layer);
+  /// The first so many parameters of a block are those of its attention, which adds to its input before the
+  /// rest does; 0: a block is one piece.
+  size_t attention_params;
   /// What the output of the last block passes before the head.
   std::vector<ParamSpec> (*final_norm)(const ModelConfig& model);
 

@@ -1,18 +1,32 @@
 #include "trireme/plan/stages.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
+#include <map>
 #include <numeric>
+#include <tuple>
 
 #include "trireme/base/error.h"
+#include "trireme/plan/model_family.h"
 
 namespace trireme::plan {
 namespace {
+
+constexpr std::string_view kAttentionHalf = " (attention)", kMlpHalf = " (MLP)";
 
 int64_t matrix_params(const UnitSpec& unit) {
   int64_t total = 0;
   for (const ParamSpec& param : unit.params) total += param.shape.size() == 2 ? param.numel() : 0;
   return total;
+}
+
+/// The parameters of a block's attention alone, or the others.
+UnitSpec half_of(UnitSpec block, const ModelFamilyRecord& family, bool attention) {
+  const auto middle = block.params.begin() + static_cast<std::ptrdiff_t>(family.attention_params);
+  attention ? block.params.erase(middle, block.params.end())
+            : block.params.erase(block.params.begin(), middle);
+  return block;
 }
 
 void check_stages(const std::vector<StagePart>& parts, int64_t stages) {
@@ -22,8 +36,12 @@ void check_stages(const std::vector<StagePart>& parts, int64_t stages) {
                     stages, count, count);
 }
 
+bool is_attention(const StagePart& part) {
+  return part.name.ends_with(kAttentionHalf);
+}
+
 StageSplit measured(std::vector<int64_t> first, const std::vector<StagePart>& parts, double spread_flops) {
-  StageSplit split{.first = std::move(first), .flops = {}};
+  StageSplit split{.of_halves = is_attention(parts.front()), .first = std::move(first), .flops = {}};
   const auto stages = static_cast<double>(split.first.size() - 1);
   for (size_t stage = 0; stage + 1 < split.first.size(); ++stage) {
     double flops = spread_flops / stages;
@@ -40,14 +58,26 @@ double head_flops(const ModelConfig& model) {
   return 2.0 * static_cast<double>(model.vocab_size) * static_cast<double>(model.d_model);
 }
 
-std::vector<StagePart> stage_parts(const ModelConfig& model, const ModelFacts& facts, bool spread_head) {
+std::vector<StagePart> stage_parts(const ModelConfig& model, const ModelFacts& facts, bool spread_head,
+                                   CutAt cut_at) {
+  const ModelFamilyRecord& family = record_of(model.family);
+  const bool halves = cut_at == CutAt::kHalves && family.attention_params > 0;
   const auto layers = static_cast<double>(model.n_layers);
   const double attention =
       (facts.flops_per_token / 3.0 - 2.0 * static_cast<double>(facts.matmul_params)) / layers;
   std::vector<StagePart> parts;
   for (int64_t layer = 0; layer < model.n_layers; ++layer) {
     const UnitSpec& unit = facts.units[static_cast<size_t>(1 + layer)];
-    parts.push_back({unit.name, 2.0 * static_cast<double>(matrix_params(unit)) + attention, unit.numel()});
+    const auto add = [&](const UnitSpec& of, std::string_view half, double more_flops) {
+      parts.push_back({fmt::format("{}{}", of.name, half),
+                       2.0 * static_cast<double>(matrix_params(of)) + more_flops, of.numel()});
+    };
+    if (halves) {
+      add(half_of(unit, family, true), kAttentionHalf, attention);
+      add(half_of(unit, family, false), kMlpHalf, 0.0);
+    } else {
+      add(unit, "", attention);
+    }
   }
   parts.front().params += facts.units.front().numel();
   if (spread_head) return parts;
@@ -62,7 +92,51 @@ double StageSplit::busiest_share() const {
   return all > 0.0 ? *std::ranges::max_element(flops) / all : 1.0;
 }
 
-StageSplit split_by_cost(const std::vector<StagePart>& parts, int64_t stages, double spread_flops) {
+namespace {
+
+/// What is to be small: the work of the busiest rank, how unequal ranks are, the largest stage.
+std::tuple<double, double, double> unevenness(const StageSplit& split, const std::vector<int64_t>& ranks) {
+  std::map<int64_t, double> work;
+  for (size_t stage = 0; stage < ranks.size(); ++stage) work[ranks[stage]] += split.flops[stage];
+  double busiest = 0.0, squares = 0.0;
+  for (const auto& [rank, flops] : work) {
+    busiest = std::max(busiest, flops);
+    squares += flops * flops;
+  }
+  return {busiest, squares, *std::ranges::max_element(split.flops)};
+}
+
+/// Moves cuts part by part, and two of them at once, as long as that helps the ranks.
+StageSplit balanced(StageSplit split, const std::vector<StagePart>& parts, double spread_flops,
+                    const std::vector<int64_t>& ranks) {
+  const size_t cuts = split.first.size() - 1;
+  const auto is_valid = [&](const std::vector<int64_t>& first) {
+    return std::ranges::adjacent_find(first, std::greater_equal()) == first.end();
+  };
+  for (bool better = true; better;) {
+    better = false;
+    for (size_t one = 1; one < cuts; ++one) {
+      for (size_t other = one; other < cuts; ++other) {
+        for (const auto& [by, also_by] : {std::pair(-1, 0), {1, 0}, {-1, -1}, {-1, 1}, {1, -1}, {1, 1}}) {
+          std::vector<int64_t> first = split.first;
+          first[one] += by;
+          if (other != one) first[other] += also_by;
+          if (!is_valid(first)) continue;
+          StageSplit moved = measured(std::move(first), parts, spread_flops);
+          if (unevenness(moved, ranks) >= unevenness(split, ranks)) continue;
+          split = std::move(moved);
+          better = true;
+        }
+      }
+    }
+  }
+  return split;
+}
+
+}  // namespace
+
+StageSplit split_by_cost(const std::vector<StagePart>& parts, int64_t stages, double spread_flops,
+                         const std::vector<int64_t>& ranks) {
   check_stages(parts, stages);
   const size_t count = parts.size(), wanted = static_cast<size_t>(stages);
   std::vector<double> before(count + 1, 0.0);  // FLOPs of the parts before this one
@@ -88,7 +162,67 @@ StageSplit split_by_cost(const std::vector<StagePart>& parts, int64_t stages, do
     first[stage] = static_cast<int64_t>(end);
     end = cut[stage][end];
   }
-  return measured(std::move(first), parts, spread_flops);
+  StageSplit split = measured(std::move(first), parts, spread_flops);
+  return ranks.empty() ? split : balanced(std::move(split), parts, spread_flops, ranks);
+}
+
+StageSplit split_by_blocks(const std::vector<StagePart>& parts, const std::vector<int64_t>& blocks) {
+  const auto total = std::accumulate(blocks.begin(), blocks.end(), int64_t{0});
+  const auto there = std::ssize(parts) - (parts.back().name == kHeadUnit ? 1 : 0);
+  if (total != there) {
+    throw ConfigError("[plan.stages] stages of {} blocks have {}, the model {}; share out all of them",
+                      fmt::join(blocks, ", "), total, there);
+  }
+  const auto empty = std::find(blocks.begin(), blocks.end() - 1, 0);
+  if (empty != blocks.end() - 1) {
+    throw ConfigError(
+        "[plan.stages] stage {} of {} blocks would have nothing to do; give each at least 1, but for the "
+        "last, "
+        "which has the head",
+        empty - blocks.begin(), fmt::join(blocks, ", "));
+  }
+  std::vector<int64_t> first = {0};
+  for (const int64_t count : blocks) first.push_back(first.back() + count);
+  first.back() = std::ssize(parts);
+  return measured(std::move(first), parts, 0.0);
+}
+
+/// A part of the split is a block, half a block, or the head.
+UnitRange units_of_stage(const StageSplit& split, int64_t stage) {
+  const auto at = static_cast<size_t>(stage);
+  const int64_t begin = split.first[at], end = split.first[at + 1];
+  const auto unit_of = [&](int64_t part) { return 1 + (split.of_halves ? part / 2 : part); };
+  UnitRange range{.first = stage == 0 ? 0 : unit_of(begin), .end = unit_of(end - 1) + 1};
+  if (!split.of_halves) return range;
+  const bool ends_with_head = at + 2 == split.first.size() && end % 2 == 1;
+  range.from_mlp = begin % 2 == 1;
+  range.to_attention = end % 2 == 1 && !ends_with_head;
+  return range;
+}
+
+std::vector<UnitSpec> stage_units(const ModelConfig& model, const ModelFacts& facts, UnitRange range) {
+  const bool has_head = range.end == model.n_layers + 2, has_embeddings = range.first == 0;
+  const ModelFamilyRecord& family = record_of(model.family);
+  const std::vector<ParamSpec> norm = family.final_norm(model);
+  const auto is_of_norm = [&](const ParamSpec& param) {
+    return std::ranges::find(norm, param.name, &ParamSpec::name) != norm.end();
+  };
+  UnitSpec root{kRootUnit, {}};
+  if (has_embeddings) root.params = facts.units.front().params;
+  if (model.tie_embeddings) {
+    std::erase_if(root.params, is_of_norm);
+    if (has_head && !has_embeddings) root.params.push_back(facts.units.front().params.front());
+    if (has_head) root.params.insert(root.params.end(), norm.begin(), norm.end());
+  }
+  std::vector<UnitSpec> units = {std::move(root)};
+  const int64_t count = std::min(range.end, std::ssize(facts.units));
+  for (int64_t unit = std::max<int64_t>(1, range.first); unit < count; ++unit) {
+    const UnitSpec& whole = facts.units[static_cast<size_t>(unit)];
+    const bool mlp = range.from_mlp && unit == range.first,
+               attention = range.to_attention && unit + 1 == count;
+    units.push_back(mlp || attention ? half_of(whole, family, attention) : whole);
+  }
+  return units;
 }
 
 StageSplit split_evenly(const std::vector<StagePart>& parts, int64_t stages, double spread_flops) {

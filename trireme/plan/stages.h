@@ -15,22 +15,46 @@ struct StagePart {
   int64_t params = 0;  ///< of a tied head its copy of the embeddings
 };
 
+/// Where stages may begin: at blocks, or also between a block's attention and the rest of it, where the
+/// family can.
+enum class CutAt { kBlocks, kHalves };
+
 /// Embeddings with the first block, the other blocks, the head; `model` is complete, `facts` are its. With
 /// `spread_head` the head's product is no part: every stage computes a share of the vocabulary.
 std::vector<StagePart> stage_parts(const ModelConfig& model, const ModelFacts& facts,
-                                   bool spread_head = false);
+                                   bool spread_head = false, CutAt cut_at = CutAt::kBlocks);
 
 struct StageSplit {
+  bool of_halves = false;      ///< a part is half a block
   std::vector<int64_t> first;  ///< part with which each stage begins; one more than there are stages
   std::vector<double> flops;   ///< forward, for a token, by stage
   /// The share of the work in the stage that has most of it.
   double busiest_share() const;
 };
 
-/// Cuts where the largest stage is smallest. Throws ConfigError when there are more stages than parts.
-StageSplit split_by_cost(const std::vector<StagePart>& parts, int64_t stages, double spread_flops = 0.0);
+/// Cuts where the largest stage is smallest. With `ranks`, the rank of each stage, where the rank that has
+/// most work has least of it. Throws ConfigError when there are more stages than parts.
+StageSplit split_by_cost(const std::vector<StagePart>& parts, int64_t stages, double spread_flops = 0.0,
+                         const std::vector<int64_t>& ranks = {});
 /// As many blocks in each stage as in the others, or one more, and the head with the last.
 StageSplit split_evenly(const std::vector<StagePart>& parts, int64_t stages, double spread_flops = 0.0);
+
+/// So many blocks in each stage; the head goes with the last one, which alone may have none. Throws
+/// ConfigError when that does not fit the parts.
+StageSplit split_by_blocks(const std::vector<StagePart>& parts, const std::vector<int64_t>& blocks);
+
+/// Units of nn::LanguageModel::units(), from the embedding, 0, over the blocks to the head.
+struct UnitRange {
+  int64_t first = 0, end = 0;
+  bool from_mlp = false;      ///< the attention of the first one is in the stage before
+  bool to_attention = false;  ///< what follows attention in the last one is in the stage behind
+  bool operator==(const UnitRange&) const = default;
+};
+/// Those of a stage; the embedding goes with the first one.
+UnitRange units_of_stage(const StageSplit& split, int64_t stage);
+/// The units of the engine of a stage: the root, which has no parameters in the middle of a model, and those
+/// in `range`. Of a tied head the last stage has a copy, in its root.
+std::vector<UnitSpec> stage_units(const ModelConfig& model, const ModelFacts& facts, UnitRange range);
 
 /// Forward FLOPs for a token of the head's product.
 double head_flops(const ModelConfig& model);

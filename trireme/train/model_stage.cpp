@@ -1,76 +1,83 @@
 #include "trireme/train/model_stage.h"
 
-#include <algorithm>
+#include <set>
 
 #include "trireme/base/error.h"
 #include "trireme/plan/model_facts.h"
 #include "trireme/plan/model_family.h"
+#include "trireme/plan/stages.h"
 #include "trireme/train/connect.h"
 
 namespace trireme::train {
 namespace {
 
-/// A module's own parameters have no dots in their names.
-std::string as_one_word(std::string name) {
-  std::ranges::replace(name, '.', '_');
-  return name;
-}
+/// A module in the tree of a stage.
+struct Branch : torch::nn::Module {};
 
-std::vector<plan::UnitSpec> units_of(const plan::ModelConfig& config) {
-  return plan::describe(config, config.max_seq_len).units;
-}
-
-/// Which parameters units [first, last) of a model use.
-std::map<std::string, std::string> names_in(const plan::ModelConfig& config, size_t first, size_t last) {
-  std::map<std::string, std::string> names;
-  const auto add = [&](const plan::ParamSpec& param) { names[param.name] = as_one_word(param.name); };
-  const auto units = units_of(config);
-  for (size_t unit = first; unit < std::min(last, units.size()); ++unit)
-    std::ranges::for_each(units[unit].params, add);
-  if (!config.tie_embeddings) return names;
-  // A tied head's parameters are in the unit of the embeddings.
-  const bool has_head = last == static_cast<size_t>(config.n_layers) + 2;
-  const plan::ModelFamilyRecord& family = plan::record_of(config.family);
-  for (const plan::ParamSpec& param : family.final_norm(config)) {
-    names.erase(param.name);
-    if (has_head) add(param);
+/// Parameters have the names of their modules in front.
+void register_under(torch::nn::Module& module, const std::string& name, const at::Tensor& parameter) {
+  const size_t dot = name.find('.');
+  if (dot == std::string::npos) {
+    module.register_parameter(name, parameter);
+    return;
   }
-  if (has_head) add(family.embeddings(config).front());
-  return names;
+  const std::string child = name.substr(0, dot);
+  if (!module.named_children().contains(child)) module.register_module(child, std::make_shared<Branch>());
+  register_under(*module.named_children()[child], name.substr(dot + 1), parameter);
+}
+
+std::vector<plan::UnitSpec> units_of(const plan::ModelConfig& config, plan::UnitRange range) {
+  return plan::stage_units(config, plan::describe(config, config.max_seq_len), range);
 }
 
 }  // namespace
 
-ModelStage::ModelStage(const plan::ModelConfig& config, size_t first, size_t last)
-    : config_(config), model_(nn::build(config)), first_(first), last_(last) {
-  const size_t units = static_cast<size_t>(config.n_layers) + 2;
-  TRIREME_CHECK(first < last && last <= units, "[train.model_stage] units {} to {} of a model that has {}",
-                first, last, units);
-  names_ = names_in(config, first, last);
+ModelStage::ModelStage(const plan::ModelConfig& config, plan::UnitRange range)
+    : config_(config), model_(nn::build(config)), range_(range) {
+  TRIREME_CHECK(0 <= range.first && range.first < range.end && range.end <= config.n_layers + 2,
+                "[train.model_stage] units {} to {} of a model that has {}", range.first, range.end,
+                config.n_layers + 2);
+  std::set<std::string> names;
+  for (const plan::UnitSpec& unit : units_of(config, range)) {
+    for (const plan::ParamSpec& param : unit.params) names.insert(param.name);
+  }
   for (const auto& entry : model_->named_parameters()) {
-    const auto name = names_.find(entry.key());
-    if (name != names_.end()) register_parameter(name->second, entry.value());
+    if (names.contains(entry.key())) register_under(*this, entry.key(), entry.value());
   }
 }
 
 at::Tensor ModelStage::forward(const at::Tensor& x) const {
-  if (is_last()) return x;
-  const std::vector<nn::Unit> units = model_->units();
-  return model_->run(std::span(units).subspan(first_, last_ - first_), x);
+  return is_last() ? x : run(model_->units(), x);
+}
+
+/// This stage's of the model's units.
+at::Tensor ModelStage::run(std::vector<nn::Unit> units, const at::Tensor& x) const {
+  const auto first = static_cast<size_t>(range_.first), last = static_cast<size_t>(range_.end) - 1;
+  if (range_.from_mlp) units[first].forward = units[first].mlp;
+  if (range_.to_attention) units[last].forward = units[last].attention;
+  return model_->run(std::span(units).subspan(first, last + 1 - first), x);
 }
 
 at::Tensor ModelStage::loss(const at::Tensor& x, const nn::LossTarget& target) const {
-  TRIREME_CHECK(is_last(), "[train.model_stage] units {} to {} have no loss", first_, last_);
-  const std::vector<nn::Unit> units = model_->units(target);
-  return model_->run(std::span(units).subspan(first_), x);
+  TRIREME_CHECK(is_last(), "[train.model_stage] units {} to {} have no loss", range_.first, range_.end);
+  return run(model_->units(target), x);
+}
+
+at::Tensor ModelStage::logits(const at::Tensor& x) const {
+  TRIREME_CHECK(is_last(), "[train.model_stage] units {} to {} have no logits", range_.first, range_.end);
+  return run(model_->units(), x);
+}
+
+void ModelStage::train(bool on) {
+  Module::train(on);
+  model_->train(on);
 }
 
 void ModelStage::fill(const nn::InitialWeights& initial) const {
   const at::NoGradGuard no_grad;
-  const auto params = named_parameters(/*recurse=*/false);
-  for (const auto& [name, here] : names_) {
-    at::Tensor flat = params[here].view({-1});
-    initial(name, 0, flat);
+  for (const auto& entry : named_parameters()) {
+    at::Tensor flat = entry.value().view({-1});
+    initial(entry.key(), 0, flat);
   }
 }
 
@@ -78,32 +85,15 @@ std::shared_ptr<parallel::DataParallel> ModelStage::make_engine(const comm::Mesh
                                                                 const parallel::Options& options,
                                                                 const nn::InitialWeights& initial,
                                                                 const plan::MemoryConfig& memory) {
-  std::vector<plan::UnitSpec> units;
-  std::map<std::string, std::string> in_model;
-  for (const auto& [name, here] : names_) in_model[here] = name;
-  for (const plan::UnitSpec& unit : units_of(config_)) {
-    plan::UnitSpec mine{unit.name, {}};
-    for (plan::ParamSpec param : unit.params) {
-      const auto name = names_.find(param.name);
-      if (name == names_.end()) continue;
-      param.name = name->second;
-      mine.params.push_back(param);
-    }
-    const bool is_root = units.empty();
-    if (is_root || !mine.params.empty()) units.push_back(std::move(mine));
-  }
-  auto engine = std::make_shared<parallel::DataParallel>(
-      *this, units, mesh, options,
-      [initial, in_model](const std::string& name, int64_t from, at::Tensor& out) {
-        initial(in_model.at(name), from, out);
-      });
+  auto engine =
+      std::make_shared<parallel::DataParallel>(*this, units_of(config_, range_), mesh, options, initial);
   connect(*model_, *engine, memory);
   return engine;
 }
 
 std::optional<std::string> ModelStage::tied_parameter(const plan::ModelConfig& config) {
   if (!config.tie_embeddings) return std::nullopt;
-  return as_one_word(plan::record_of(config.family).embeddings(config).front().name);
+  return plan::record_of(config.family).embeddings(config).front().name;
 }
 
 }  // namespace trireme::train

@@ -2,7 +2,6 @@
 // A language model cut into the stages of a pipeline (parallel/pipeline.h).
 #include <torch/nn/module.h>
 
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,24 +10,28 @@
 #include "trireme/nn/language_model.h"
 #include "trireme/parallel/data_parallel.h"
 #include "trireme/plan/config.h"
+#include "trireme/plan/stages.h"
 
 namespace trireme::train {
 
-/// Units [first, last) of a model, with their parameters and no others, which are called as in the model but
-/// with "_" for ".". Where the head is tied, the last stage has a copy of the embeddings.
+/// A range of a model's units, with their parameters and no others, under the model's own names. Where the
+/// head is tied, the last stage has a copy of the embeddings.
 class ModelStage : public torch::nn::Module {
  public:
-  /// `config` is complete (plan::complete). Units count from the embedding, 0, over the blocks to the head.
-  /// Parameters are uninitialised, fp32, on the CPU.
-  ModelStage(const plan::ModelConfig& config, size_t first, size_t last);
+  /// `config` is complete (plan::complete). Parameters are uninitialised, fp32, on the CPU.
+  ModelStage(const plan::ModelConfig& config, plan::UnitRange range);
 
   /// Whether it has the head.
-  bool is_last() const { return last_ == static_cast<size_t>(config_.n_layers) + 2; }
+  bool is_last() const { return range_.end == config_.n_layers + 2; }
   /// Tokens (B, T) int64 or (B, T, D) of the stage before -> (B, T, D). The last stage returns what it is
   /// given: all its units run in loss().
   at::Tensor forward(const at::Tensor& x) const;
   /// Of the last stage: what forward() returned -> mean cross-entropy in nats, scalar fp32.
   at::Tensor loss(const at::Tensor& x, const nn::LossTarget& target) const;
+  /// The same -> logits (B, T, V).
+  at::Tensor logits(const at::Tensor& x) const;
+  /// Dropout as in training, or none.
+  void train(bool on = true) override;
 
   /// Fills the parameters, which no engine has yet.
   void fill(const nn::InitialWeights& initial) const;
@@ -43,10 +46,11 @@ class ModelStage : public torch::nn::Module {
   static std::optional<std::string> tied_parameter(const plan::ModelConfig& config);
 
  private:
+  at::Tensor run(std::vector<nn::Unit> units, const at::Tensor& x) const;
+
   plan::ModelConfig config_;
   std::shared_ptr<nn::LanguageModel> model_;
-  size_t first_, last_;
-  std::map<std::string, std::string> names_;  ///< of the model's parameters -> of those here
+  plan::UnitRange range_;
 };
 
 }  // namespace trireme::train
