@@ -10,7 +10,9 @@ import re
 import sys
 
 SOURCES = {".h", ".cpp", ".cu", ".cuh", ".in"}
-TORCH_FREE = {"base", "plan", "report", "launch"}
+TORCH_FREE = {"base", "plan", "report", "launch", "checkpoint"}
+# Faces of torch-free rooms for whoever has tensors.
+TENSOR_FACES = {"trireme/checkpoint/safetensors.h", "trireme/checkpoint/safetensors.cpp"}
 TORCH = re.compile(r"(ATen|torch|c10|caffe2)/")
 CUDA = re.compile(r"(cuda|cublas|cudnn|nccl|nvtx|cooperative_groups|cub/|thrust/)")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
@@ -58,6 +60,8 @@ class Source:
 
     @property
     def is_torch_free(self):
+        if self.name in TENSOR_FACES:
+            return False
         return self.room in TORCH_FREE or (self.room == "cli" and not self.path.name.startswith("worker"))
 
 
@@ -95,6 +99,8 @@ def check_rooms(source, layers):
             yield line, f"{source.room} may not include {room} ({name})"
         elif source.is_torch_free and room not in TORCH_FREE | {"cli"}:
             yield line, f"the front command links no torch and may not include {room} ({name})"
+        elif source.is_torch_free and name in TENSOR_FACES:
+            yield line, f"{source.room} is torch-free here and may not include the face for tensors ({name})"
         elif source.is_torch_free and name.startswith("trireme/cli/worker"):
             yield line, f"the front command may not include the worker ({name})"
 

@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstring>
 #include <filesystem>
@@ -103,6 +104,22 @@ TEST(SafetensorsReader, RefusesBooleansThatAreNeitherTrueNorFalse) {
   const SafetensorsReader reader(scratch.write("m.safetensors", file_of(kJson, data)));
   EXPECT_NO_THROW(reader.read("w"));
   EXPECT_THROW(reader.read("flags"), DataError);
+}
+
+/// A map of the file would end the process by SIGBUS.
+TEST(SafetensorsReader, NoticesAFileThatIsCutWhileItIsOpen) {
+  const Scratch scratch;
+  const SafetensorsReader reader(scratch.write("m.safetensors", file_of(kJson, kData)));
+  std::filesystem::resize_file(reader.path(), 8 + kJson.size() + 2);
+  EXPECT_THROW(reader.read("w"), DataError);
+}
+
+TEST(SafetensorsReader, RefusesWhatIsNoFile) {
+  const Scratch scratch;
+  ASSERT_EQ(::mkfifo(scratch.path("pipe").c_str(), 0600), 0);
+  EXPECT_THROW(SafetensorsReader(scratch.path("pipe")), DataError);  // and does not wait for a writer
+  EXPECT_THROW(SafetensorsReader(scratch.path("")), DataError);
+  EXPECT_THROW(SafetensorsReader("/dev/zero"), DataError);
 }
 
 TEST(SafetensorsReader, NamesAFileThatCannotBeOpened) {

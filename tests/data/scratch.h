@@ -12,11 +12,11 @@
 
 namespace trireme::testing {
 
-/// A new folder below the system's temporary one, gone at the end of the scope.
+/// A new folder below the system's temporary one, or another one, gone at the end of the scope.
 class Scratch {
  public:
-  Scratch() {
-    std::string name = (std::filesystem::temp_directory_path() / "trireme-test-XXXXXX").string();
+  explicit Scratch(const std::filesystem::path& below = std::filesystem::temp_directory_path()) {
+    std::string name = (below / "trireme-test-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) ADD_FAILURE() << "no temporary folder " << name;
     root_ = std::filesystem::canonical(name);
   }

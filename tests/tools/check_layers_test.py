@@ -7,7 +7,8 @@ import tempfile
 import unittest
 
 TOOL = pathlib.Path(__file__).resolve().parents[2] / "tools" / "check_layers.py"
-LAYERS = "base:\nplan: base\nkernels: base\nnn: base plan kernels\nlaunch: base plan\ncli: base plan nn launch\n"
+LAYERS = ("base:\nplan: base\nkernels: base\nnn: base plan kernels\ncheckpoint: base\nlaunch: base plan\n"
+          "cli: base plan nn launch\n")
 
 spec = importlib.util.spec_from_file_location("check_layers", TOOL)
 check_layers = importlib.util.module_from_spec(spec)
@@ -72,6 +73,13 @@ class CheckLayers(unittest.TestCase):
         self.refused("cli/train.cpp", '#include "trireme/nn/linear.h"\n')
         self.refused("cli/train.cpp", '#include "trireme/cli/worker.h"\n')
         self.accepted({"cli/worker_train.cpp": '#include <ATen/ATen.h>\n#include "trireme/nn/linear.h"\n'})
+
+    def test_face_for_tensors_is_no_part_of_its_torch_free_room(self):
+        face = {"checkpoint/safetensors.h": "#include <ATen/core/Tensor.h>\n"}
+        self.accepted({**face, "checkpoint/safetensors.cpp": '#include "trireme/checkpoint/safetensors.h"\n'})
+        self.refused("checkpoint/index.cpp", "#include <ATen/core/Tensor.h>\n", **face)
+        message = self.refused("checkpoint/index.cpp", '#include "trireme/checkpoint/safetensors.h"\n', **face)
+        self.assertIn("face for tensors", message)
 
     def test_cuda_sources_see_no_aten_even_through_a_header(self):
         self.refused("kernels/a.cu", "#include <ATen/ATen.h>\n")

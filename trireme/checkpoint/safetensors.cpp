@@ -6,26 +6,17 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <set>
 #include <utility>
 
 #include "trireme/base/error.h"
-#include "trireme/checkpoint/safetensors_header.h"
+#include "trireme/checkpoint/safetensors_file.h"
 
 namespace trireme::checkpoint {
 namespace {
-
-static_assert(std::endian::native == std::endian::little,
-              "safetensors data is little-endian and copied as it is");
-
-constexpr int64_t kMaxHeaderBytes = 100'000'000;  // as in the reference implementation
-constexpr int64_t kLengthBytes = 8;
-constexpr int64_t kDataAlignment = 64;
 
 struct DtypeName {
   const char* name;
@@ -55,24 +46,6 @@ std::string name_of(at::ScalarType dtype, const std::string& tensor) {
                 "format",
                 tensor, c10::toString(dtype));
   return found->name;
-}
-
-/// The JSON between the length and the data.
-std::string_view header_text(const MappedFile& file) {
-  const auto size = static_cast<int64_t>(file.bytes().size());
-  uint64_t length = 0;
-  if (size < kLengthBytes) {
-    throw DataError("[checkpoint.safetensors] {}: {} bytes are too few for a header; the file is truncated",
-                    file.path(), size);
-  }
-  std::memcpy(&length, file.bytes().data(), sizeof length);
-  if (length > static_cast<uint64_t>(std::min(kMaxHeaderBytes, size - kLengthBytes))) {
-    throw DataError(
-        "[checkpoint.safetensors] {}: header of {} bytes in a file of {} (at most {} are allowed); the file "
-        "is truncated or not a safetensors file",
-        file.path(), length, size, kMaxHeaderBytes);
-  }
-  return {reinterpret_cast<const char*>(file.bytes().data()) + kLengthBytes, length};
 }
 
 void check_bools(const at::Tensor& tensor, const std::string& name, const std::string& path) {
@@ -135,32 +108,22 @@ SafetensorsHeader place(const std::map<std::string, TensorInfo>& tensors,
   return header;
 }
 
-/// Length and JSON, padded with spaces so that the data starts aligned.
-std::string header_bytes(const SafetensorsHeader& header) {
-  std::string json = format_safetensors_header(header);
-  const auto unpadded = kLengthBytes + static_cast<int64_t>(json.size());
-  const int64_t padded = (unpadded + kDataAlignment - 1) / kDataAlignment * kDataAlignment;
-  json.append(static_cast<size_t>(padded - unpadded), ' ');
-  const auto length = static_cast<uint64_t>(json.size());
-  TRIREME_CHECK(length <= kMaxHeaderBytes, "[checkpoint.safetensors] header of {} bytes for {} tensors",
-                length, header.tensors.size());
-  std::string bytes(sizeof length, '\0');
-  std::memcpy(bytes.data(), &length, sizeof length);
-  return bytes + json;
-}
-
 }  // namespace
 
-SafetensorsReader::SafetensorsReader(const std::string& path) : file_(path) {
-  const std::string_view json = header_text(file_);
-  const int64_t data_begin = kLengthBytes + static_cast<int64_t>(json.size());
-  const int64_t data_bytes = static_cast<int64_t>(file_.bytes().size()) - data_begin;
-  SafetensorsHeader header = parse_safetensors_header(json, data_bytes, path);
-  for (const auto& [name, entry] : header.tensors) {
+SafetensorsReader::SafetensorsReader(const std::string& path)
+    : file_(std::make_unique<SafetensorsFile>(InputFile(path))) {
+  for (const auto& [name, entry] : file_->header().tensors)
     tensors_[name] = {.dtype = dtype_of(entry.dtype), .shape = entry.shape};
-    offsets_[name] = data_begin + entry.begin;
-  }
-  metadata_ = std::move(header.metadata);
+}
+
+SafetensorsReader::~SafetensorsReader() = default;
+
+const std::map<std::string, std::string>& SafetensorsReader::metadata() const {
+  return file_->header().metadata;
+}
+
+const std::string& SafetensorsReader::path() const {
+  return file_->path();
 }
 
 const TensorInfo& SafetensorsReader::info_of(const std::string& name) const {
@@ -168,7 +131,7 @@ const TensorInfo& SafetensorsReader::info_of(const std::string& name) const {
   if (found != tensors_.end()) return found->second;
   throw DataError(
       "[checkpoint.safetensors] {} holds no tensor '{}' among {}; check that the file belongs to this model",
-      file_.path(), name, tensors_.size());
+      path(), name, tensors_.size());
 }
 
 at::Tensor SafetensorsReader::read(const std::string& name) const {
@@ -179,13 +142,13 @@ at::Tensor SafetensorsReader::read(const std::string& name) const {
 at::Tensor SafetensorsReader::read_range(const std::string& name, int64_t begin, int64_t end) const {
   const TensorInfo& info = info_of(name);
   TRIREME_CHECK(0 <= begin && begin <= end && end <= c10::multiply_integers(info.shape),
-                "[checkpoint.safetensors] {}: elements {} to {} of tensor '{}' [{}]", file_.path(), begin,
-                end, name, fmt::join(info.shape, ", "));
+                "[checkpoint.safetensors] {}: elements {} to {} of tensor '{}' [{}]", path(), begin, end,
+                name, fmt::join(info.shape, ", "));
   at::Tensor tensor = at::empty({end - begin}, at::TensorOptions().dtype(info.dtype));
   if (tensor.numel() == 0) return tensor;
-  const int64_t first = offsets_.at(name) + begin * static_cast<int64_t>(tensor.element_size());
-  std::memcpy(tensor.mutable_data_ptr(), file_.bytes().data() + first, tensor.nbytes());
-  if (info.dtype == at::kBool) check_bools(tensor, name, file_.path());
+  file_->read(name, begin * static_cast<int64_t>(tensor.element_size()), tensor.mutable_data_ptr(),
+              static_cast<int64_t>(tensor.nbytes()));
+  if (info.dtype == at::kBool) check_bools(tensor, name, path());
   return tensor;
 }
 
@@ -204,7 +167,7 @@ struct SafetensorsWriter::Impl {
   }
 
   void open() {
-    const std::string bytes = header_bytes(header);
+    const std::string bytes = safetensors_preamble(header);
     data_begin = static_cast<int64_t>(bytes.size());
     int64_t data_bytes = 0;
     for (const auto& [name, entry] : header.tensors) data_bytes = std::max(data_bytes, entry.end);

@@ -1,5 +1,5 @@
 #pragma once
-// The safetensors format: u64 little-endian header length, JSON header, raw tensors. Reads by memory map,
+// The safetensors format: u64 little-endian header length, JSON header, raw tensors. Reads ranges,
 // checks everything a hostile file could get wrong, writes one tensor at a time in any order of arrival.
 #include <ATen/core/Tensor.h>
 
@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "trireme/base/file.h"
-
 namespace trireme::checkpoint {
+
+class SafetensorsFile;
 
 struct TensorInfo {
   at::ScalarType dtype;
@@ -23,22 +23,21 @@ class SafetensorsReader {
   /// Throws DataError naming the file and what is wrong: header length, JSON, dtype, shapes against offsets,
   /// overlaps, holes, bytes missing.
   explicit SafetensorsReader(const std::string& path);
+  ~SafetensorsReader();
   const std::map<std::string, TensorInfo>& tensors() const { return tensors_; }
-  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  const std::map<std::string, std::string>& metadata() const;
   /// A CPU copy. Throws DataError when there is no tensor of that name.
   at::Tensor read(const std::string& name) const;
   /// The same of elements [begin, end) in row-major order, as a (end - begin) tensor: only they are read.
   /// Throws LogicError when the tensor has not so many.
   at::Tensor read_range(const std::string& name, int64_t begin, int64_t end) const;
-  const std::string& path() const { return file_.path(); }
+  const std::string& path() const;
 
  private:
   const TensorInfo& info_of(const std::string& name) const;
 
-  MappedFile file_;
+  std::unique_ptr<SafetensorsFile> file_;
   std::map<std::string, TensorInfo> tensors_;
-  std::map<std::string, int64_t> offsets_;
-  std::map<std::string, std::string> metadata_;
 };
 
 /// Declares all tensors first, then takes their contents one by one, so that nobody holds the whole model.

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -16,6 +18,10 @@ namespace {
 
 using Json = nlohmann::json;
 
+static_assert(std::endian::native == std::endian::little,
+              "safetensors data is little-endian and copied as it is");
+
+constexpr int64_t kDataAlignment = 64;
 constexpr size_t kMaxTensors = 1'000'000;
 constexpr size_t kMaxNameBytes = 1024;
 constexpr size_t kMaxDims = 64;
@@ -146,7 +152,7 @@ class HeaderEvents final : public nlohmann::json_sax<Json> {
 
 [[noreturn]] void malformed(const std::string& path, std::string_view reason) {
   throw DataError("[checkpoint.safetensors] {}: bad header: {}; get the file again from where it came", path,
-                  reason);
+                  printable(reason));
 }
 
 /// Bytes of the entry's shape, or -1 when they do not fit 63 bits.
@@ -208,6 +214,13 @@ std::string format_entry(const Named& entry) {
 
 }  // namespace
 
+std::string printable(std::string_view text) {
+  std::string shown(text);
+  std::ranges::replace_if(
+      shown, [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }, '?');
+  return shown;
+}
+
 int64_t safetensors_itemsize(std::string_view dtype) {
   const auto* found = std::ranges::find(kItemSizes, dtype, &std::pair<std::string_view, int64_t>::first);
   return found == kItemSizes.end() ? 0 : found->second;
@@ -232,6 +245,19 @@ std::string format_safetensors_header(const SafetensorsHeader& header) {
     parts.push_back(fmt::format(R"("{}":{})", kMetadata, Json(header.metadata).dump()));
   for (const Named* entry : by_offset(header)) parts.push_back(format_entry(*entry));
   return fmt::format("{{{}}}", fmt::join(parts, ","));
+}
+
+std::string safetensors_preamble(const SafetensorsHeader& header) {
+  std::string json = format_safetensors_header(header);
+  const auto unpadded = kHeaderLengthBytes + static_cast<int64_t>(json.size());
+  const int64_t padded = (unpadded + kDataAlignment - 1) / kDataAlignment * kDataAlignment;
+  json.append(static_cast<size_t>(padded - unpadded), ' ');
+  const uint64_t length = json.size();
+  TRIREME_CHECK(length <= kMaxHeaderBytes, "[checkpoint.safetensors] header of {} bytes for {} tensors",
+                length, header.tensors.size());
+  std::string bytes(sizeof length, '\0');
+  std::memcpy(bytes.data(), &length, sizeof length);
+  return bytes + json;
 }
 
 }  // namespace trireme::checkpoint

@@ -22,6 +22,9 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
+/// A text of a file, for a message: control characters, which could move a terminal's cursor, become '?'.
+std::string printable(std::string_view text);
+
 /// Bytes of one element; 0: not a dtype that is read here.
 int64_t safetensors_itemsize(std::string_view dtype);
 
@@ -33,5 +36,13 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t data_b
 
 /// JSON of a header, entries in the order of their offsets.
 std::string format_safetensors_header(const SafetensorsHeader& header);
+
+/// What a file begins with: the length and the JSON, padded with spaces so that the data starts at a multiple
+/// of 64 bytes. Throws LogicError when it is longer than readers take.
+std::string safetensors_preamble(const SafetensorsHeader& header);
+
+/// The most bytes that a header may have, as in the reference implementation.
+inline constexpr int64_t kMaxHeaderBytes = 100'000'000;
+inline constexpr int64_t kHeaderLengthBytes = 8;
 
 }  // namespace trireme::checkpoint

@@ -1,0 +1,183 @@
+#include "trireme/checkpoint/store.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "tests/checkpoint/saved.h"
+#include "trireme/base/error.h"
+#include "trireme/checkpoint/strict_json.h"
+
+namespace trireme::checkpoint::testing {
+namespace {
+
+using Names = std::vector<std::string>;
+const Layout kFour{.replicas = 2, .shards = 2, .stages = 1, .tensor = 1};
+
+TEST(Store, SavesWhatIsReadBack) {
+  const Scratch scratch;
+  Store store(scratch.path("run/checkpoints"));
+  EXPECT_EQ(store.generation(), 1);
+  EXPECT_EQ(save(store, kFour, 100), "step-00000100");
+  EXPECT_EQ(Folder(store.folder().path_of("step-00000100")).names(),
+            (Names{"COMMIT.json", "index.json", "shard-00000.safetensors", "shard-00001.safetensors",
+                   "shard-00002.safetensors", "shard-00003.safetensors", "state.json"}));
+  const Newest newest = newest_checkpoint(store.folder());
+  EXPECT_TRUE(newest.passed_over.empty());
+  const Checkpoint& checkpoint = *newest.checkpoint;
+  EXPECT_EQ(checkpoint.commit().step, 100);
+  EXPECT_EQ(checkpoint.index().metadata, (std::map<std::string, std::string>{{"tied", "embedding"}}));
+  for (int64_t rank = 0; rank < kFour.ranks(); ++rank) EXPECT_EQ(read_error(checkpoint, kFour, rank), "");
+  const auto state = nlohmann::json::parse(checkpoint.state());
+  EXPECT_EQ(state["run"]["step"], 100);
+  EXPECT_EQ(state["ranks"]["3"]["random"], "33");
+  EXPECT_TRUE(checkpoint.verify().empty());
+}
+
+TEST(Store, RefusesASecondWriter) {
+  const Scratch scratch;
+  auto first = std::make_unique<Store>(scratch.path("checkpoints"));
+  const std::string message = message_of<EnvironmentError>([&] { Store(scratch.path("checkpoints")); });
+  EXPECT_NE(message.find(std::to_string(::getpid())), std::string::npos) << message;
+  first.reset();
+  EXPECT_EQ(Store(scratch.path("checkpoints")).generation(), 2);
+}
+
+TEST(Store, SweepsWhatADeadRunLeftAndTouchesNothingElse) {
+  const Scratch scratch;
+  scratch.write("checkpoints/tmp-00000007-g1-a1/shard-00000.safetensors", "half");
+  scratch.write("checkpoints/final/model.safetensors", "weights");
+  scratch.write("checkpoints/step-00000003/index.json", "no commit");
+  const Store store(scratch.path("checkpoints"));
+  EXPECT_EQ(store.folder().names(), (Names{"GENERATION", "LOCK", "final", "step-00000003"}));
+}
+
+TEST(Store, AnEarlierRunThatIsNotDeadCommitsNothing) {
+  const Scratch scratch;
+  Store store(scratch.path("checkpoints"));
+  save(store, kFour, 1);
+  scratch.write("checkpoints/GENERATION", "2\n");  // by a run on a host that does not see the lock
+  const std::string message = message_of<EnvironmentError>([&] { save(store, kFour, 2); });
+  EXPECT_NE(message.find("generation 2"), std::string::npos) << message;
+  EXPECT_EQ(newest_checkpoint(store.folder()).checkpoint->commit().step, 1);
+}
+
+/// A run that goes on from an earlier step counts from there, even where later steps of its predecessor are.
+TEST(Store, TheLastRunCountsAndThenItsLastStep) {
+  const Scratch scratch;
+  for (const int64_t steps : {300, 100}) {
+    Store store(scratch.path("checkpoints"));
+    for (int64_t step = 100; step <= steps; step += 100) save(store, kFour, step);
+  }
+  const Folder folder(scratch.path("checkpoints"));
+  Names names;
+  for (const Listed& listed : list_checkpoints(folder)) names.push_back(listed.name);
+  EXPECT_EQ(names, (Names{"step-00000100", "step-00000200", "step-00000300", "step-00000100.2"}));
+  Newest newest = newest_checkpoint(folder);
+  EXPECT_EQ(newest.checkpoint->path(), folder.path_of("step-00000100.2"));
+  newest = newest_checkpoint(folder, "step-00000100.2");
+  EXPECT_EQ(newest.checkpoint->path(), folder.path_of("step-00000300"));
+}
+
+TEST(Store, KeepsTheNewestThatCanBeRead) {
+  const Scratch scratch;
+  Store store(scratch.path("checkpoints"));
+  for (int64_t step = 1; step <= 6; ++step) save(store, kFour, step);
+  std::filesystem::remove(scratch.path("checkpoints/step-00000006/shard-00001.safetensors"));
+  scratch.write("checkpoints/step-00000005/COMMIT.json", "damaged");
+  scratch.write("checkpoints/step-00000009/index.json", "a commit that was interrupted");
+  EXPECT_EQ(store.prune(0), Names{});
+  EXPECT_EQ(store.prune(2), (Names{"step-00000002", "step-00000001", "step-00000009"}));
+  Names left;
+  for (const Listed& listed : list_checkpoints(store.folder())) left.push_back(listed.name);
+  EXPECT_EQ(left, (Names{"step-00000005", "step-00000003", "step-00000004", "step-00000006"}));
+  EXPECT_EQ(newest_checkpoint(store.folder()).checkpoint->commit().step, 4);
+}
+
+TEST(Store, KeepsEverythingWhileTooFewCanBeRead) {
+  const Scratch scratch;
+  Store store(scratch.path("checkpoints"));
+  for (int64_t step = 1; step <= 3; ++step) save(store, kFour, step);
+  for (const char* name : {"step-00000002", "step-00000003"})
+    std::filesystem::resize_file(scratch.path(fmt::format("checkpoints/{}/index.json", name)), 10);
+  EXPECT_EQ(store.prune(2), Names{});
+  EXPECT_EQ(newest_checkpoint(store.folder()).checkpoint->commit().step, 1);
+}
+
+struct Begun {
+  Scratch scratch;
+  Store store{scratch.path("checkpoints")};
+  std::string temporary = temporary_name(5, 1, 1);
+  Folder folder = store.begin(temporary);
+
+  std::string commit(double seconds = 0.05, std::function<bool()> cancelled = {}) {
+    return store.commit({.temporary = temporary,
+                         .step = 5,
+                         .ranks = 4,
+                         .state = "{}",
+                         .seconds = seconds,
+                         .cancelled = std::move(cancelled)});
+  }
+  void expect_nothing_committed() {
+    EXPECT_EQ(newest_checkpoint(store.folder()).checkpoint, nullptr);
+    store.abandon(temporary);
+    EXPECT_EQ(store.folder().names(), (Names{"GENERATION", "LOCK"}));
+  }
+};
+
+TEST(Store, WaitsForRanksAndNamesThoseThatAreLate) {
+  Begun save;
+  write_rank(save.folder, kFour, 0, 5, 1);
+  write_rank(save.folder, kFour, 2, 5, 1);
+  const std::string message = message_of<EnvironmentError>([&] { save.commit(); });
+  EXPECT_NE(message.find("ranks 1, 3 have not written"), std::string::npos) << message;
+  const std::jthread late([&] {
+    write_rank(save.folder, kFour, 1, 5, 1);
+    write_rank(save.folder, kFour, 3, 5, 1);
+  });
+  EXPECT_EQ(save.commit(30.0), "step-00000005");
+}
+
+TEST(Store, GivesUpWhenARankFailsOrTheRunSaysSo) {
+  Begun save;
+  EXPECT_THROW(save.commit(30.0, [] { return true; }), EnvironmentError);
+  report_failure(save.folder, 2, "the disk is full");
+  const std::string message = message_of<EnvironmentError>([&] { save.commit(30.0); });
+  EXPECT_NE(message.find("rank 2 could not write its part: the disk is full"), std::string::npos) << message;
+  save.expect_nothing_committed();
+}
+
+TEST(Store, RefusesPartsThatDoNotMakeAWhole) {
+  {
+    Begun save;  // one rank writes as if there were fewer of them
+    for (int64_t rank = 0; rank < 4; ++rank)
+      write_rank(save.folder,
+                 rank == 3 ? Layout{.replicas = 4, .shards = 1, .stages = 1, .tensor = 1} : kFour, rank, 5,
+                 1);
+    EXPECT_NE(message_of<DataError>([&] { save.commit(); }).find("of tensor '"), std::string::npos);
+    save.expect_nothing_committed();
+  }
+  {
+    Begun save;  // one of another step
+    for (int64_t rank = 0; rank < 4; ++rank) write_rank(save.folder, kFour, rank, rank == 1 ? 6 : 5, 1);
+    EXPECT_NE(message_of<DataError>([&] { save.commit(); }).find("is of step 6"), std::string::npos);
+    save.expect_nothing_committed();
+  }
+  {
+    Begun save;  // one of a run before
+    for (int64_t rank = 0; rank < 4; ++rank) write_rank(save.folder, kFour, rank, 5, rank == 1 ? 0 : 1);
+    EXPECT_NE(message_of<DataError>([&] { save.commit(); }).find("generation 0"), std::string::npos);
+    save.expect_nothing_committed();
+  }
+}
+
+TEST(Store, NamesAFolderThatCannotBeWritten) {
+  EXPECT_THROW(Store("/proc/checkpoints"), EnvironmentError);
+  const Scratch scratch;
+  const std::string file = scratch.write("file", "");
+  EXPECT_NE(message_of<EnvironmentError>([&] { Store{file}; }).find(file), std::string::npos);
+}
+
+}  // namespace
+}  // namespace trireme::checkpoint::testing

@@ -1,0 +1,113 @@
+#pragma once
+// Folders and files of checkpoints, by descriptor: a name is one component that no link can lead out of its
+// folder, and nothing but regular files is opened. Whatever a reader is given may be hostile.
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace trireme::checkpoint {
+
+/// Owns an open descriptor; -1: none.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Descriptor();
+  int get() const { return fd_; }
+  bool is_open() const { return fd_ >= 0; }
+  /// Closes and returns errno of that, 0 for none.
+  int close();
+
+ private:
+  int fd_ = -1;
+};
+
+/// A regular file, read by ranges. Its size is that of when it was opened; a file that has shrunk since is an
+/// error of read() and no signal, as it would be under a memory map.
+class InputFile {
+ public:
+  /// Follows links, for files that a user names. Throws EnvironmentError when it cannot be opened, DataError
+  /// when it is no regular file.
+  explicit InputFile(const std::string& path);
+  InputFile(Descriptor file, std::string path);
+
+  int64_t size() const { return size_; }
+  const std::string& path() const { return path_; }
+  /// Bytes [offset, offset + bytes) to `out`. Thread-safe. Throws DataError when they are not there or the
+  /// disk cannot read them.
+  void read(int64_t offset, void* out, int64_t bytes) const;
+  /// All of it. Throws DataError when it is longer than `limit`.
+  std::string text(int64_t limit) const;
+
+ private:
+  Descriptor file_;
+  std::string path_;
+  int64_t size_ = 0;
+};
+
+/// A new file. Errors of the disk are EnvironmentError, and name the file.
+class OutputFile {
+ public:
+  OutputFile(Descriptor file, std::string path) : file_(std::move(file)), path_(std::move(path)) {}
+
+  const std::string& path() const { return path_; }
+  int64_t size() const { return size_; }  ///< bytes appended so far
+  /// Asks the file system for `bytes` in all, where it can tell at once that they do not fit.
+  void reserve(int64_t bytes);
+  void append(const void* data, int64_t bytes);
+  /// What was written is on the disk when this returns; the file is closed.
+  void finish();
+
+ private:
+  Descriptor file_;
+  std::string path_;
+  int64_t size_ = 0;
+};
+
+/// Whether a file may have this name: 1 to 128 of [A-Za-z0-9._-], no dot first.
+bool is_file_name(std::string_view name);
+
+class Folder {
+ public:
+  /// Throws EnvironmentError when there is none.
+  explicit Folder(const std::string& path);
+
+  const std::string& path() const { return path_; }
+  std::string path_of(std::string_view name) const { return path_ + "/" + std::string(name); }
+
+  /// Names of what is inside but "." and "..", sorted.
+  std::vector<std::string> names() const;
+  bool has(const std::string& name) const;
+  /// A regular file here. Throws DataError when there is none, or something else of that name (a link, a
+  /// device, a pipe, a folder).
+  InputFile open_file(const std::string& name) const;
+  /// A folder here; DataError as above.
+  Folder open_folder(const std::string& name) const;
+
+  /// A file that does not exist yet.
+  OutputFile create_file(const std::string& name) const;
+  /// Writes a whole file so that it is there complete or not at all: under another name, synced, renamed.
+  void write_file(const std::string& name, std::string_view content) const;
+  Folder create_folder(const std::string& name) const;
+  /// A file or folder here gets the name `to`, which must be free or, for a file, a file's.
+  void rename(const std::string& from, const std::string& to) const;
+  /// Removes a file, or a folder of files, as far as it is there.
+  void remove(const std::string& name) const;
+  /// Names that were given or taken are on the disk when this returns.
+  void sync() const;
+
+ private:
+  Folder(Descriptor folder, std::string path) : folder_(std::move(folder)), path_(std::move(path)) {}
+
+  Descriptor folder_;
+  std::string path_;
+};
+
+}  // namespace trireme::checkpoint

@@ -1,0 +1,82 @@
+#pragma once
+// The folder that a run keeps its checkpoints in: one folder for each that never changes after its commit, a
+// lock for the run that writes, and rules for which one counts.
+//
+//   checkpoints/step-00000100/{COMMIT.json, index.json, state.json, shard-00000.safetensors, ...}
+//   checkpoints/tmp-...        being written, or left by a run that died: swept by the next one
+//   checkpoints/LOCK           held while a run writes; GENERATION: of the last run that did
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "trireme/checkpoint/folder.h"
+#include "trireme/checkpoint/index.h"
+#include "trireme/checkpoint/shard.h"
+
+namespace trireme::checkpoint {
+
+inline constexpr const char* kCommitName = "COMMIT.json";
+inline constexpr const char* kIndexName = "index.json";
+inline constexpr const char* kStateName = "state.json";
+
+/// A folder that looks like a checkpoint.
+struct Listed {
+  std::string name;
+  int64_t step = 0;              ///< as its name says
+  std::optional<Commit> commit;  ///< none: there is none, or it cannot be read
+  std::string problem;           ///< why; empty where there is a commit
+  bool unfinished = false;       ///< it has no COMMIT.json at all
+};
+
+/// All of them, oldest first: by the generation of the run that wrote them, then by step. Those without a
+/// commit come first.
+std::vector<Listed> list_checkpoints(const Folder& folder);
+
+/// Where a run's ranks write step `step` until it is committed. `attempt` counts saves of a run, so that no
+/// name comes twice.
+std::string temporary_name(int64_t step, int64_t generation, int64_t attempt);
+
+/// The one that writes, on the rank that commits.
+class Store {
+ public:
+  /// Makes the folder, takes its lock and the next generation, and removes what runs that died have left half
+  /// written. Throws EnvironmentError when another process holds the lock, naming it.
+  explicit Store(const std::string& path);
+
+  const Folder& folder() const { return folder_; }
+  int64_t generation() const { return generation_; }
+
+  /// Makes the folder for a save; ranks may write to it when this has returned.
+  Folder begin(const std::string& temporary);
+
+  struct Work {
+    std::string temporary;
+    int64_t step = 0;
+    int64_t ranks = 1;
+    std::string state;     ///< JSON of the run
+    double seconds = 600;  ///< to wait for the slowest rank
+    std::function<bool()> cancelled = {};
+  };
+  /// Waits for all ranks, proves that their pieces are the whole state, and gives the folder its name and its
+  /// commit. Returns the name. Throws EnvironmentError or DataError; then nothing has changed but the
+  /// temporary folder, which abandon() removes.
+  std::string commit(const Work& work);
+  void abandon(const std::string& temporary) noexcept;
+
+  /// Removes all but the `keep` newest that can be read, with what has no commit. 0 keeps all.
+  /// Returns their names.
+  std::vector<std::string> prune(int64_t keep);
+
+ private:
+  void check_generation() const;
+  void remove_checkpoint(const std::string& name);
+
+  Folder folder_;
+  Descriptor lock_;
+  int64_t generation_ = 0;
+};
+
+}  // namespace trireme::checkpoint

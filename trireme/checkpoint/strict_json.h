@@ -1,0 +1,31 @@
+#pragma once
+// JSON from files that may be hostile. Private to checkpoint/*.cpp and whoever reads what a run keeps beside
+// its tensors.
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+
+namespace trireme::checkpoint {
+
+inline constexpr int64_t kMaxJsonBytes = int64_t{64} << 20;
+
+/// The document. Throws DataError naming `path`: broken JSON, invalid UTF-8, a key twice in one object, more
+/// than 16 levels or 4 million values.
+nlohmann::json parse_json(std::string_view text, const std::string& path);
+
+/// The value of `key`. Throws DataError naming both when `object` has none or is no object.
+const nlohmann::json& value_of(const nlohmann::json& object, const char* key, const std::string& path);
+/// Likewise, of a number that is whole and not negative; a text; a hash as 16 hex digits.
+int64_t count_of(const nlohmann::json& object, const char* key, const std::string& path);
+std::string text_of(const nlohmann::json& object, const char* key, const std::string& path);
+uint64_t hash_of(const nlohmann::json& value, const char* key, const std::string& path);
+
+/// Throws DataError naming a key of `object` that is none of `known`.
+void refuse_other_keys(const nlohmann::json& object, std::initializer_list<const char*> known,
+                       const std::string& path);
+
+/// For what JSON cannot say: the file is damaged, or is not what it should be.
+[[noreturn]] void fail_json(const std::string& path, std::string_view reason);
+
+}  // namespace trireme::checkpoint
