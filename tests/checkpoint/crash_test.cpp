@@ -1,0 +1,175 @@
+// A save, its commit and the removal of the checkpoint before, ended or failed at every system call that they
+// make. Whatever is left, a checkpoint that is whole is found, and the next run can save again.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <functional>
+
+#include "tests/checkpoint/faults.h"
+#include "tests/checkpoint/saved.h"
+#include "trireme/base/error.h"
+
+namespace trireme::checkpoint::testing {
+namespace {
+
+const Layout kTwo{.replicas = 1, .shards = 2, .stages = 1, .tensor = 1};
+
+enum Outcome : int { kCommitted = 0, kFailedThenCommitted = 1, kFailedTwice = 2, kNeverBegan = 3 };
+
+struct Place {
+  Scratch scratch;
+  std::string folder() const { return scratch.path("checkpoints"); }
+  bool committed() const { return std::filesystem::exists(scratch.path("committed")); }
+
+  /// A run that has saved step 1 and ended.
+  void begin() const {
+    for (const auto& entry : std::filesystem::directory_iterator(scratch.path("")))
+      std::filesystem::remove_all(entry.path());
+    Store store(folder());
+    save(store, kTwo, 1);
+  }
+
+  /// The run under test: step 2 is saved, and step 1 removed.
+  int continue_run() const {
+    std::unique_ptr<Store> store;
+    try {
+      store = std::make_unique<Store>(folder());
+    } catch (const EnvironmentError&) {
+      return kNeverBegan;
+    }
+    for (int64_t attempt = 1; attempt <= 2; ++attempt) {
+      try {
+        save(*store, kTwo, 2, attempt);
+        scratch.write("committed", "");
+        store->prune(1);
+        return attempt == 1 ? kCommitted : kFailedThenCommitted;
+      } catch (const Error&) {
+        if (committed()) return kCommitted;
+        store->abandon(temporary_name(2, store->generation(), attempt));
+      }
+    }
+    return kFailedTwice;
+  }
+};
+
+/// `body` in a process of its own; its result.
+int in_child(const std::function<int()>& body) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(body());
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+int64_t calls_of_a_save() {
+  const Place place;
+  place.begin();
+  plan_fault({});
+  EXPECT_EQ(place.continue_run(), kCommitted);
+  return end_faults();
+}
+
+/// The step that a resuming run would load; it is whole.
+int64_t loadable_step(const Place& place) {
+  const Newest newest = newest_checkpoint(Folder(place.folder()));
+  if (!newest.checkpoint) return -1;
+  EXPECT_EQ(newest.checkpoint->verify(), std::vector<std::string>{});
+  for (int64_t rank = 0; rank < kTwo.ranks(); ++rank)
+    EXPECT_EQ(read_error(*newest.checkpoint, kTwo, rank), "");
+  return newest.checkpoint->commit().step;
+}
+
+/// The run after: it saves, and cleans up.
+void expect_next_run_works(const Place& place) {
+  Store store(place.folder());
+  save(store, kTwo, 3);
+  EXPECT_EQ(loadable_step(place), 3);
+  store.prune(1);
+  EXPECT_EQ(store.folder().names(), (std::vector<std::string>{"GENERATION", "LOCK", "step-00000003"}));
+}
+
+void expect_survives_kills(Unsynced unsynced) {
+  const Place place;
+  const int64_t calls = calls_of_a_save();
+  EXPECT_GE(calls, 50);
+  int64_t first_new = 0;
+  for (int64_t at = 1; at <= calls; ++at) {
+    place.begin();
+    const int code = in_child([&] {
+      plan_fault({.fault = Fault::kKill, .at = at, .unsynced = unsynced});
+      return place.continue_run();
+    });
+    ASSERT_EQ(code, kKilled) << at;
+    const int64_t step = loadable_step(place);
+    ASSERT_TRUE(step == 1 || step == 2) << "call " << at << ": " << step;
+    if (place.committed()) {
+      EXPECT_EQ(step, 2) << "call " << at;
+    }
+    if (first_new > 0) {
+      EXPECT_EQ(step, 2) << "call " << at;
+    }
+    if (step == 2 && first_new == 0) first_new = at;
+    expect_next_run_works(place);
+    if (::testing::Test::HasFailure()) return;
+  }
+  EXPECT_GT(first_new, 0);
+}
+
+TEST(Crash, KilledAtEverySystemCallNothingIsLost) {
+  expect_survives_kills(Unsynced::kKept);
+}
+
+TEST(Crash, PowerCutAtEverySystemCallThatLosesBytesNothingIsLost) {
+  expect_survives_kills(Unsynced::kEmptied);
+}
+
+TEST(Crash, PowerCutAtEverySystemCallThatLosesBytesAndNamesNothingIsLost) {
+  expect_survives_kills(Unsynced::kUndone);
+}
+
+void expect_survives_error(int error) {
+  const Place place;
+  const int64_t calls = calls_of_a_save();
+  int64_t failed = 0;
+  for (int64_t at = 1; at <= calls; ++at) {
+    place.begin();
+    const int code = in_child([&] {
+      plan_fault({.fault = Fault::kError, .at = at, .error = error});
+      return place.continue_run();
+    });
+    ASSERT_TRUE(code == kCommitted || code == kFailedThenCommitted || code == kNeverBegan)
+        << "call " << at << ": " << code;
+    failed += code == kCommitted ? 0 : 1;
+    ASSERT_EQ(loadable_step(place), code == kNeverBegan ? 1 : 2) << "call " << at;
+    expect_next_run_works(place);
+    if (::testing::Test::HasFailure()) return;
+  }
+  EXPECT_GT(failed, calls / 2);
+}
+
+TEST(Crash, AFullDiskAtAnyCallFailsOneSaveOnly) {
+  expect_survives_error(ENOSPC);
+}
+
+TEST(Crash, AnErrorOfTheDiskAtAnyCallFailsOneSaveOnly) {
+  expect_survives_error(EIO);
+}
+
+TEST(Crash, ShortWritesAreContinued) {
+  const Place place;
+  const int64_t calls = calls_of_a_save();
+  for (int64_t at = 1; at <= calls; at += 1) {
+    place.begin();
+    const int code = in_child([&] {
+      plan_fault({.fault = Fault::kShortWrite, .at = at});
+      return place.continue_run();
+    });
+    ASSERT_EQ(code, kCommitted);
+    ASSERT_EQ(loadable_step(place), 2);
+  }
+}
+
+}  // namespace
+}  // namespace trireme::checkpoint::testing

@@ -1,0 +1,32 @@
+#pragma once
+// Faults at the system calls that write files. The test program defines these calls itself, so that every one
+// of the code under test comes here first: it can end the process, as a power cut would, or fail.
+#include <cstdint>
+#include <string>
+
+namespace trireme::checkpoint::testing {
+
+/// What a power cut leaves of what was not synced.
+enum class Unsynced {
+  kKept,     ///< everything: the process alone was killed
+  kEmptied,  ///< renames, but not the bytes of files
+  kUndone,   ///< neither; zeros where bytes were
+};
+
+enum class Fault { kNone, kKill, kError, kShortWrite };
+
+struct FaultPlan {
+  Fault fault = Fault::kNone;
+  int64_t at = 0;  ///< number of the call, from 1
+  int error = 0;   ///< errno for kError
+  Unsynced unsynced = Unsynced::kKept;
+};
+
+inline constexpr int kKilled = 77;  ///< exit code of a process that kKill ended
+
+/// Starts counting calls, with a fault at one of them.
+void plan_fault(const FaultPlan& plan);
+/// Calls since; the plan is gone.
+int64_t end_faults();
+
+}  // namespace trireme::checkpoint::testing
