@@ -146,6 +146,13 @@ TEST(Region, CoverageNamesTheElements) {
   EXPECT_EQ(coverage({0, 5}, {}), "");
 }
 
+/// A trillion columns of one element are refused at once.
+TEST(Region, CoverageDoesNotFollowMoreRunsThanAnyModelHas) {
+  const int64_t rows = int64_t{1} << 40;
+  const Region left = Region::box({0, 0}, {rows, 1}), right = Region::box({0, 1}, {rows, 1});
+  EXPECT_NE(coverage({rows, 2}, {left, right}).find("runs"), std::string::npos);
+}
+
 TEST(Region, RefusesWhatIsNoPartOfTheTensor) {
   const Shape shape = {4, 6};
   const int64_t most = std::numeric_limits<int64_t>::max();

@@ -150,6 +150,9 @@ std::string coverage_error(const Shape& shape, const std::vector<const Region*>&
   for (const Region* region : regions) {
     if (region->numel() > 0) cursors.emplace_back(shape, *region);
   }
+  int64_t runs = 0;
+  for (const RunCursor& cursor : cursors) runs += std::min(cursor.count(), kMaxRuns);
+  if (runs > kMaxRuns) return fmt::format("the parts are cut into more than {} runs", kMaxRuns);
   const auto later = [&](size_t a, size_t b) { return cursors[a].run().begin > cursors[b].run().begin; };
   std::priority_queue<size_t, std::vector<size_t>, decltype(later)> next(later);
   for (size_t i = 0; i < cursors.size(); ++i) next.push(i);

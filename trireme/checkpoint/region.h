@@ -50,6 +50,8 @@ class RunCursor {
   RunCursor(const Shape& shape, const Region& region);
   bool done() const { return run_.length == 0; }
   const Run& run() const { return run_; }
+  /// Runs in all, or one more.
+  int64_t count() const { return row_ > 0 ? (end_ - first_) / row_ + 2 : 0; }
   void next();
 
  private:
@@ -66,6 +68,10 @@ class RunCursor {
 /// `first` and from number `b` on of `second`. Neighbours come as one.
 void intersect(const Shape& shape, const Region& first, const Region& second,
                const std::function<void(int64_t a, int64_t b, int64_t count)>& body);
+
+/// Runs that the regions of a tensor may have in all. A 400B model that 8 tensor ranks share has some 16384
+/// for each of its matrices; without a limit a file of megabytes could keep its reader busy for days.
+inline constexpr int64_t kMaxRuns = int64_t{1} << 26;
 
 /// What keeps `regions` from covering every element of `shape` exactly once; empty: nothing.
 std::string coverage_error(const Shape& shape, const std::vector<const Region*>& regions);
