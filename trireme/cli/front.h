@@ -44,6 +44,7 @@ void add_bench(CLI::App& app, Front& front);
 void add_bench_memory(CLI::App& bench, Front& front);
 void add_bench_pipeline(CLI::App& bench, Front& front);
 void add_bench_speed(CLI::App& bench, Front& front);
+void add_ckpt(CLI::App& app, Front& front);
 void add_doctor(CLI::App& app, Front& front);
 void add_plan(CLI::App& app, Front& front);
 void add_plan_step(CLI::App& plan, Front& front);

@@ -1,0 +1,142 @@
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tests/checkpoint/saved.h"
+#include "tests/cli/front_process.h"
+#include "trireme/checkpoint/source.h"
+
+namespace trireme::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::Store;
+using checkpoint::testing::Layout;
+
+const Layout kTwo{.replicas = 1, .shards = 2, .stages = 1, .tensor = 1};
+const Layout kFour{.replicas = 2, .shards = 1, .stages = 1, .tensor = 2};
+
+/// A folder with a run's checkpoints of steps 10 and 20, written by two ranks and by four.
+struct Fixture {
+  FrontProcess front;
+  std::string folder = front.file("checkpoints");
+  Fixture() {
+    Store store(folder);
+    checkpoint::testing::save(store, kTwo, 10);
+    checkpoint::testing::save(store, kFour, 20);
+  }
+  std::string step(int64_t number) const { return fmt::format("{}/step-{:08}", folder, number); }
+  void damage(const std::string& file) const {
+    std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary | std::ios::ate);
+    const auto end = stream.tellg();
+    stream.seekg(-1, std::ios::end);
+    const int last = stream.get();
+    stream.seekp(end - std::streamoff(1));
+    stream.put(static_cast<char>(last ^ 1));
+  }
+};
+
+TEST(Ckpt, ListsWhatIsThereAndWhatIsWrongWithIt) {
+  const Fixture fixture;
+  fs::resize_file(fixture.step(10) + "/index.json", 100);
+  fs::create_directory(fixture.step(30));
+  const auto rows = fixture.front.run({"ckpt", "list", fixture.folder, "--json"}).json()["checkpoints"];
+  ASSERT_EQ(rows.size(), 3u);
+  EXPECT_EQ(rows[0]["state"], "unfinished");
+  EXPECT_EQ(rows[1]["state"], "damaged");
+  EXPECT_EQ(rows[2]["state"], "complete");
+  EXPECT_EQ(rows[2]["step"], 20);
+  EXPECT_EQ(rows[2]["files"], 4);
+  const Outcome table = fixture.front.run({"ckpt", "list", fixture.folder});
+  EXPECT_EQ(table.code, 0);
+  EXPECT_TRUE(contains(table.out, "step-00000020")) << table.out;
+  EXPECT_TRUE(contains(table.out, "complete")) << table.out;
+}
+
+TEST(Ckpt, InspectsTheNewestOfARunThatIsWhole) {
+  const Fixture fixture;
+  fs::remove(fixture.step(20) + "/shard-00003.safetensors");
+  const Outcome outcome = fixture.front.run({"ckpt", "inspect", fixture.folder, "--json"});
+  EXPECT_TRUE(contains(outcome.err, "passed over step-00000020")) << outcome.err;
+  EXPECT_EQ(outcome.json()["step"], 10);
+  EXPECT_EQ(outcome.json()["tensors"]["embedding"]["shape"], (std::vector<int64_t>{53, 12}));
+  EXPECT_EQ(outcome.json()["state"]["run"]["step"], 10);
+  EXPECT_TRUE(contains(fixture.front.run({"ckpt", "inspect", fixture.step(10)}).out, "53 x 12"));
+}
+
+TEST(Ckpt, VerifyNamesTheTensorAndExitsWith7) {
+  const Fixture fixture;
+  EXPECT_EQ(fixture.front.run({"ckpt", "verify", fixture.folder}).code, 0);
+  fixture.damage(fixture.step(20) + "/shard-00001.safetensors");
+  const Outcome outcome = fixture.front.run({"ckpt", "verify", fixture.folder});
+  EXPECT_EQ(outcome.code, 7);
+  EXPECT_TRUE(contains(outcome.out, "of tensor '")) << outcome.out;
+  EXPECT_EQ(fixture.front.run({"ckpt", "verify", fixture.step(10)}).code, 0);
+  const auto json = fixture.front.run({"ckpt", "verify", fixture.step(20), "--json"}).json();
+  EXPECT_EQ(json["good"], false);
+  EXPECT_EQ(json["checkpoints"][0]["problems"].size(), 1u);
+}
+
+TEST(Ckpt, DiffComparesWhateverTheLayoutAndExitsWith8) {
+  const Fixture fixture;
+  const Outcome equal = fixture.front.run({"ckpt", "diff", fixture.step(10), fixture.step(20)});
+  EXPECT_EQ(equal.code, 0) << equal.out << equal.err;
+  EXPECT_TRUE(contains(equal.out, "equal")) << equal.out;
+
+  const std::string file = fixture.front.file("weights.safetensors");
+  EXPECT_EQ(fixture.front.run({"ckpt", "convert", fixture.step(20), file, "--weights-only"}).code, 0);
+  const Outcome fewer = fixture.front.run({"ckpt", "diff", fixture.step(10), file, "--json"});
+  EXPECT_EQ(fewer.code, 8);
+  EXPECT_EQ(fewer.json()["differences"].size(), 18u);  // two moments of nine parameters
+  for (const auto& row : fewer.json()["differences"]) EXPECT_EQ(row["what"], "only in the first");
+
+  const std::string copy = fixture.front.file("copy.safetensors");
+  EXPECT_EQ(fixture.front.run({"ckpt", "convert", fixture.step(20), copy}).code, 0);
+  fixture.damage(copy);
+  const Outcome one = fixture.front.run({"ckpt", "diff", copy, fixture.step(20), "--json"});
+  EXPECT_EQ(one.code, 8);
+  ASSERT_EQ(one.json()["differences"].size(), 1u);
+  EXPECT_EQ(one.json()["differences"][0]["elements"], 1);
+}
+
+TEST(Ckpt, ConvertsToAnyNumberOfFilesAndBack) {
+  const Fixture fixture;
+  const Outcome outcome =
+      fixture.front.run({"ckpt", "convert", fixture.step(10), fixture.front.file("other"), "--files", "3"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, fixture.front.file("other/step-00000010\n"));
+  const checkpoint::Checkpoint converted(fixture.front.file("other/step-00000010"));
+  EXPECT_EQ(converted.index().files.size(), 3u);
+  for (int64_t rank = 0; rank < kFour.ranks(); ++rank)
+    EXPECT_EQ(checkpoint::testing::read_error(converted, kFour, rank), "");
+  EXPECT_EQ(converted.state(), "{\n \"run\": {\n  \"step\": 10\n },\n \"ranks\": {}\n}\n");
+  EXPECT_EQ(fixture.front.run({"ckpt", "convert", fixture.step(10), "a.safetensors", "--files", "3"}).code,
+            2);
+  EXPECT_EQ(fixture.front.run({"ckpt", "convert", fixture.step(10), "other", "--files", "0"}).code, 2);
+}
+
+TEST(Ckpt, PruneKeepsTheNewestAndRefusesWhileARunWrites) {
+  const Fixture fixture;
+  {
+    const Store running(fixture.folder);
+    const Outcome refused = fixture.front.run({"ckpt", "prune", fixture.folder, "--keep", "1"});
+    EXPECT_EQ(refused.code, 3);
+    EXPECT_TRUE(contains(refused.err, "another run")) << refused.err;
+  }
+  EXPECT_EQ(fixture.front.run({"ckpt", "prune", fixture.folder, "--keep", "0"}).code, 2);
+  const Outcome pruned = fixture.front.run({"ckpt", "prune", fixture.folder, "--keep", "1", "--json"});
+  EXPECT_EQ(pruned.json()["removed"], std::vector<std::string>{"step-00000010"});
+  EXPECT_TRUE(fs::exists(fixture.step(20)));
+}
+
+TEST(Ckpt, SaysWhatIsNotThere) {
+  const Fixture fixture;
+  EXPECT_EQ(fixture.front.run({"ckpt", "list", "nowhere"}).code, 2);
+  EXPECT_EQ(fixture.front.run({"ckpt", "inspect", "nowhere"}).code, 2);
+  EXPECT_EQ(fixture.front.run({"ckpt"}).code, 2);
+  EXPECT_EQ(fixture.front.run({"ckpt", "diff", fixture.step(10)}).code, 2);
+}
+
+}  // namespace
+}  // namespace trireme::cli

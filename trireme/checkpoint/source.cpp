@@ -1,0 +1,240 @@
+#include "trireme/checkpoint/source.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <set>
+
+#include "trireme/base/error.h"
+#include "trireme/checkpoint/checkpoint.h"
+#include "trireme/checkpoint/safetensors_file.h"
+#include "trireme/checkpoint/store.h"
+
+namespace trireme::checkpoint {
+namespace {
+
+/// Elements that are read at once where a tensor is gone through.
+constexpr int64_t kPart = int64_t{1} << 20;
+
+class FileSource : public Source {
+ public:
+  explicit FileSource(const std::string& path) : Source(path), file_(InputFile(path)) {
+    for (const auto& [name, entry] : file_.header().tensors) tensors_[name] = {entry.dtype, entry.shape};
+  }
+  const std::map<std::string, std::string>& metadata() const override { return file_.header().metadata; }
+  void read(const std::string& name, const Region& region, void* out) const override {
+    const SourceTensor& tensor = tensors_.at(name);
+    const int64_t itemsize = safetensors_itemsize(tensor.dtype);
+    for (RunCursor cursor(tensor.shape, region); !cursor.done(); cursor.next()) {
+      const Run& run = cursor.run();
+      file_.read(name, run.begin * itemsize, static_cast<char*>(out) + run.local * itemsize,
+                 run.length * itemsize);
+    }
+  }
+
+ private:
+  SafetensorsFile file_;
+};
+
+class CheckpointSource : public Source {
+ public:
+  explicit CheckpointSource(const std::string& path) : Source(path), checkpoint_(path) {
+    for (const auto& [name, tensor] : checkpoint_.index().tensors)
+      tensors_[name] = {tensor.dtype, tensor.shape};
+  }
+  const std::map<std::string, std::string>& metadata() const override { return checkpoint_.index().metadata; }
+  void read(const std::string& name, const Region& region, void* out) const override {
+    checkpoint_.read(name, region, out);
+  }
+
+ private:
+  Checkpoint checkpoint_;
+};
+
+double half_to_double(uint16_t bits) {
+  const int exponent = bits >> 10 & 0x1f, fraction = bits & 0x3ff;
+  const double sign = (bits >> 15) != 0 ? -1.0 : 1.0;
+  if (exponent == 0x1f) return fraction == 0 ? sign * std::numeric_limits<double>::infinity() : std::nan("");
+  return sign * (exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(fraction + 0x400, exponent - 25));
+}
+
+template <typename T>
+T load(const char* bytes) {
+  T value;
+  std::memcpy(&value, bytes, sizeof value);
+  return value;
+}
+
+/// The number at `bytes`, NaN for dtypes that are not of floating point.
+double number(const std::string& dtype, const char* bytes) {
+  if (dtype == "F64") return load<double>(bytes);
+  if (dtype == "F32") return static_cast<double>(load<float>(bytes));
+  if (dtype == "BF16")
+    return static_cast<double>(std::bit_cast<float>(static_cast<uint32_t>(load<uint16_t>(bytes)) << 16));
+  if (dtype == "F16") return half_to_double(load<uint16_t>(bytes));
+  return std::nan("");
+}
+
+std::string describe(const SourceTensor& tensor) {
+  return fmt::format("{} [{}]", tensor.dtype, fmt::join(tensor.shape, ", "));
+}
+
+/// Reads the same tensor of both, part by part.
+Difference compare_tensor(const std::string& name, const Source& a, const Source& b) {
+  const SourceTensor& tensor = a.tensors().at(name);
+  const int64_t itemsize = safetensors_itemsize(tensor.dtype), numel = tensor.numel();
+  Difference difference{.tensor = name, .what = {}};
+  std::vector<char> left, right;
+  for (int64_t begin = 0; begin < numel; begin += kPart) {
+    const Region part = Region::flat(tensor.shape, {begin, std::min(numel, begin + kPart)});
+    left.resize(static_cast<size_t>(part.numel() * itemsize));
+    right.resize(left.size());
+    a.read(name, part, left.data());
+    b.read(name, part, right.data());
+    if (left == right) continue;
+    for (size_t at = 0; at < left.size(); at += static_cast<size_t>(itemsize)) {
+      if (std::memcmp(&left[at], &right[at], static_cast<size_t>(itemsize)) == 0) continue;
+      ++difference.elements;
+      const double distance = std::abs(number(tensor.dtype, &left[at]) - number(tensor.dtype, &right[at]));
+      if (distance > difference.largest) difference.largest = distance;
+    }
+  }
+  if (difference.elements > 0) difference.what = fmt::format("{} of {} elements", difference.elements, numel);
+  return difference;
+}
+
+bool selected(const Conversion& how, const std::string& name) {
+  return !how.select || how.select(name);
+}
+
+/// Asked for in the order of a file, one tensor's part after the other.
+class PartReader {
+ public:
+  PartReader(const Source& source, const std::vector<PieceSpec>& pieces) : source_(source), pieces_(pieces) {}
+  const void* operator()(size_t index) {
+    const PieceSpec& piece = pieces_[index];
+    buffer_.resize(static_cast<size_t>(piece.region.numel() * safetensors_itemsize(piece.dtype)));
+    source_.read(piece.tensor, piece.region, buffer_.data());
+    return buffer_.data();
+  }
+
+ private:
+  const Source& source_;
+  const std::vector<PieceSpec>& pieces_;
+  std::vector<char> buffer_;
+};
+
+}  // namespace
+
+int64_t SourceTensor::numel() const {
+  return checked_numel(shape).value();
+}
+
+int64_t SourceTensor::bytes() const {
+  return numel() * safetensors_itemsize(dtype);
+}
+
+std::unique_ptr<Source> open_source(const std::string& path) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) return std::make_unique<CheckpointSource>(path);
+  return std::make_unique<FileSource>(path);
+}
+
+std::vector<Difference> compare(const Source& a, const Source& b) {
+  std::vector<Difference> differences;
+  for (const auto& [name, tensor] : a.tensors()) {
+    const auto other = b.tensors().find(name);
+    if (other == b.tensors().end()) {
+      differences.push_back({.tensor = name, .what = "only in the first"});
+    } else if (tensor != other->second) {
+      differences.push_back(
+          {.tensor = name, .what = fmt::format("{} against {}", describe(tensor), describe(other->second))});
+    } else if (Difference difference = compare_tensor(name, a, b); difference.elements > 0) {
+      differences.push_back(std::move(difference));
+    }
+  }
+  for (const auto& [name, tensor] : b.tensors()) {
+    if (!a.tensors().contains(name)) differences.push_back({.tensor = name, .what = "only in the second"});
+  }
+  std::ranges::sort(differences, {}, &Difference::tensor);
+  return differences;
+}
+
+std::string convert_to_checkpoint(const Source& source, const std::string& parent, const Conversion& how) {
+  Store store(parent);
+  const std::string temporary = temporary_name(how.step, store.generation(), 1);
+  const Folder folder = store.begin(temporary);
+  try {
+    for (int64_t file = 0; file < how.files; ++file) {
+      ShardSpec spec{.rank = file,
+                     .step = how.step,
+                     .generation = store.generation(),
+                     .pieces = {},
+                     .metadata = source.metadata(),
+                     .state = {}};
+      for (const auto& [name, tensor] : source.tensors()) {
+        const Region share = share_of(Region::whole(tensor.shape), file, how.files);
+        if (selected(how, name)) spec.pieces.push_back({name, tensor.dtype, tensor.shape, share});
+      }
+      PartReader parts(source, spec.pieces);
+      write_shard(folder, spec, std::ref(parts));
+    }
+    return store.commit({.temporary = temporary, .step = how.step, .ranks = how.files, .state = how.state});
+  } catch (...) {
+    store.abandon(temporary);
+    throw;
+  }
+}
+
+void convert_to_file(const Source& source, const std::string& path, const Conversion& how) {
+  const std::filesystem::path target(path);
+  const std::string name = target.filename();
+  if (!is_file_name(name))
+    throw ConfigError(
+        "[checkpoint.convert] '{}' cannot be the name of a file here; use letters, digits, '.', "
+        "'_' and '-'",
+        name);
+  const Folder folder(target.has_parent_path() ? target.parent_path().string() : ".");
+  std::vector<std::pair<int64_t, std::string>> order;  // wide elements first
+  for (const auto& [tensor, info] : source.tensors()) {
+    if (selected(how, tensor)) order.emplace_back(-safetensors_itemsize(info.dtype), tensor);
+  }
+  std::ranges::sort(order);
+  SafetensorsHeader header{.tensors = {}, .metadata = source.metadata()};
+  int64_t end = 0;
+  for (const auto& [minus_size, tensor] : order) {
+    const SourceTensor& info = source.tensors().at(tensor);
+    header.tensors[tensor] = {
+        .dtype = info.dtype, .shape = info.shape, .begin = end, .end = end + info.bytes()};
+    end += info.bytes();
+  }
+  const std::string preamble = safetensors_preamble(header);
+  const std::string temporary = name + ".tmp";
+  folder.remove(temporary);
+  try {
+    OutputFile file = folder.create_file(temporary);
+    file.reserve(static_cast<int64_t>(preamble.size()) + end);
+    file.append(preamble.data(), static_cast<int64_t>(preamble.size()));
+    std::vector<char> buffer;
+    for (const auto& [minus_size, tensor] : order) {
+      const SourceTensor& info = source.tensors().at(tensor);
+      for (int64_t begin = 0; begin < info.numel(); begin += kPart) {
+        const Region part = Region::flat(info.shape, {begin, std::min(info.numel(), begin + kPart)});
+        buffer.resize(static_cast<size_t>(-minus_size * part.numel()));
+        source.read(tensor, part, buffer.data());
+        file.append(buffer.data(), static_cast<int64_t>(buffer.size()));
+      }
+    }
+    file.finish();
+    folder.rename(temporary, name);
+  } catch (...) {
+    folder.remove(temporary);
+    throw;
+  }
+  folder.sync();
+}
+
+}  // namespace trireme::checkpoint

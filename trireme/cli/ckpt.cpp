@@ -1,0 +1,324 @@
+// trireme ckpt: checkpoints as files. None of it needs torch or a GPU.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "trireme/base/log.h"
+#include "trireme/base/terminal.h"
+#include "trireme/base/text.h"
+#include "trireme/checkpoint/checkpoint.h"
+#include "trireme/checkpoint/source.h"
+#include "trireme/checkpoint/store.h"
+#include "trireme/cli/front.h"
+#include "trireme/cli/runs.h"
+#include "trireme/report/table.h"
+
+namespace trireme::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::Checkpoint;
+using checkpoint::Folder;
+using checkpoint::Listed;
+using Json = nlohmann::ordered_json;
+using report::Align;
+
+constexpr const char* kOptimizerPrefix = "optimizer.";
+
+struct Options {
+  std::string path, other;
+  int64_t keep = 0;
+  int64_t files = 1;
+  bool weights_only = false;
+  bool json = false;
+};
+
+bool is_checkpoint(const std::string& path) {
+  std::error_code error;
+  return fs::exists(path + "/" + checkpoint::kIndexName, error);
+}
+
+bool holds_checkpoints(const std::string& path) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(path, error)) {
+    if (entry.path().filename().string().starts_with("step-")) return true;
+  }
+  return false;
+}
+
+/// Of a run, by any of its names, or the folder itself.
+std::string checkpoints_of(const std::string& word, const Front& front) {
+  if (holds_checkpoints(word)) return word;
+  return find_run(word, front.runs_root(), {.what = "checkpoints", .file = "checkpoints"})
+      .file("checkpoints");
+}
+
+/// A checkpoint or a safetensors file by its path, or the newest checkpoint of a run that is whole.
+std::string find_source(const std::string& word, const Front& front) {
+  std::error_code error;
+  if (is_checkpoint(word) || fs::is_regular_file(word, error)) return word;
+  const std::string folder = checkpoints_of(word, front);
+  const checkpoint::Newest newest = checkpoint::newest_checkpoint(Folder(folder));
+  for (const std::string& reason : newest.passed_over) log_warning("passed over {}", reason);
+  if (newest.checkpoint) return newest.checkpoint->path();
+  throw DataError("[cli.ckpt] {} holds no checkpoint that is whole; 'trireme ckpt list' shows what there is",
+                  folder);
+}
+
+std::string format_size(int64_t bytes) {
+  return format_bytes(static_cast<double>(bytes));
+}
+
+Json describe(const Folder& folder, const Listed& listed) {
+  Json row{
+      {"name", listed.name}, {"step", listed.step}, {"state", listed.unfinished ? "unfinished" : "damaged"}};
+  if (!listed.commit) {
+    row["problem"] = listed.problem;
+    return row;
+  }
+  row["generation"] = listed.commit->generation;
+  try {
+    const Checkpoint found(folder.open_folder(listed.name));
+    found.check_files();
+    row["state"] = "complete";
+    row["bytes"] = found.index().bytes();
+    row["tensors"] = found.index().tensors.size();
+    row["files"] = found.index().files.size();
+  } catch (const Error& error) {
+    row["problem"] = error.what();
+  }
+  return row;
+}
+
+int list(const Options& options, const Front& front) {
+  const Folder folder(checkpoints_of(options.path, front));
+  Json rows = Json::array();
+  for (const Listed& listed : checkpoint::list_checkpoints(folder)) rows.push_back(describe(folder, listed));
+  if (options.json) {
+    fmt::print(
+        "{}\n",
+        Json{{"schema", "trireme.ckpt.list/1"}, {"folder", folder.path()}, {"checkpoints", rows}}.dump(2));
+    return 0;
+  }
+  report::Table table({{"name"},
+                       {"step", Align::kRight},
+                       {"run", Align::kRight},
+                       {"size", Align::kRight},
+                       {"files", Align::kRight},
+                       {"state"}});
+  for (const Json& row : rows) {
+    const bool complete = row["state"] == "complete";
+    table.add_row({row["name"], std::to_string(row["step"].get<int64_t>()),
+                   row.contains("generation") ? std::to_string(row["generation"].get<int64_t>()) : "",
+                   complete ? format_size(row["bytes"]) : "",
+                   complete ? std::to_string(row["files"].get<size_t>()) : "",
+                   complete ? "complete"
+                            : fmt::format("{}: {}", row["state"].get<std::string>(),
+                                          row["problem"].get<std::string>())});
+  }
+  fmt::print("{}\n{}", folder.path(), table.to_string(terminal_columns(STDOUT_FILENO)));
+  return 0;
+}
+
+int inspect(const Options& options, const Front& front) {
+  const auto source = checkpoint::open_source(find_source(options.path, front));
+  int64_t bytes = 0;
+  Json tensors = Json::object();
+  for (const auto& [name, tensor] : source->tensors()) {
+    bytes += tensor.bytes();
+    tensors[name] = {{"dtype", tensor.dtype}, {"shape", tensor.shape}};
+  }
+  Json document{{"schema", "trireme.ckpt.inspect/1"},
+                {"path", source->path()},
+                {"bytes", bytes},
+                {"metadata", source->metadata()}};
+  if (is_checkpoint(source->path())) {
+    const Checkpoint found(source->path());
+    document["step"] = found.commit().step;
+    document["generation"] = found.commit().generation;
+    document["files"] = found.index().files.size();
+    document["state"] = Json::parse(found.state());
+  }
+  document["tensors"] = tensors;
+  if (options.json) {
+    fmt::print("{}\n", document.dump(2));
+    return 0;
+  }
+  fmt::print("{}: {} tensors, {}", source->path(), source->tensors().size(), format_size(bytes));
+  if (document.contains("step"))
+    fmt::print(", step {}, {} files", document["step"].get<int64_t>(), document["files"].get<size_t>());
+  fmt::print("\n");
+  report::Table table({{"tensor"}, {"dtype"}, {"shape"}, {"size", Align::kRight}});
+  for (const auto& [name, tensor] : source->tensors())
+    table.add_row(
+        {name, tensor.dtype, fmt::format("{}", fmt::join(tensor.shape, " x ")), format_size(tensor.bytes())});
+  fmt::print("{}", table.to_string(terminal_columns(STDOUT_FILENO)));
+  return 0;
+}
+
+std::vector<std::string> problems_of(const std::string& path, int64_t& bytes) {
+  try {
+    const Checkpoint found(path);
+    bytes += found.index().bytes();
+    return found.verify();
+  } catch (const Error& error) {
+    return {error.what()};
+  }
+}
+
+/// One checkpoint, or all of a run. Exit code 7 when any is damaged.
+int verify(const Options& options, const Front& front) {
+  std::vector<std::string> paths;
+  if (is_checkpoint(options.path)) {
+    paths = {options.path};
+  } else {
+    const Folder folder(checkpoints_of(options.path, front));
+    for (const Listed& listed : checkpoint::list_checkpoints(folder))
+      paths.push_back(folder.path_of(listed.name));
+  }
+  Json rows = Json::array();
+  bool good = true;
+  for (const std::string& path : paths) {
+    int64_t bytes = 0;
+    const std::vector<std::string> problems = problems_of(path, bytes);
+    good &= problems.empty();
+    rows.push_back({{"path", path}, {"bytes", bytes}, {"problems", problems}});
+    if (options.json) continue;
+    fmt::print("{}: {}\n", path, problems.empty() ? format_size(bytes) + " as written" : "damaged");
+    for (const std::string& problem : problems) fmt::print("  {}\n", problem);
+  }
+  if (options.json)
+    fmt::print("{}\n",
+               Json{{"schema", "trireme.ckpt.verify/1"}, {"good", good}, {"checkpoints", rows}}.dump(2));
+  return static_cast<int>(good ? ExitCode::kOk : ExitCode::kCorruptData);
+}
+
+/// Exit code 8 when they differ.
+int diff(const Options& options, const Front& front) {
+  const auto a = checkpoint::open_source(find_source(options.path, front));
+  const auto b = checkpoint::open_source(find_source(options.other, front));
+  const std::vector<checkpoint::Difference> differences = checkpoint::compare(*a, *b);
+  const int code = static_cast<int>(differences.empty() ? ExitCode::kOk : ExitCode::kComparison);
+  if (options.json) {
+    Json rows = Json::array();
+    for (const auto& difference : differences)
+      rows.push_back({{"tensor", difference.tensor},
+                      {"what", difference.what},
+                      {"elements", difference.elements},
+                      {"largest", difference.largest}});
+    fmt::print("{}\n", Json{{"schema", "trireme.ckpt.diff/1"},
+                            {"a", a->path()},
+                            {"b", b->path()},
+                            {"equal", differences.empty()},
+                            {"differences", rows}}
+                           .dump(2));
+    return code;
+  }
+  if (differences.empty()) {
+    fmt::print("equal: {} tensors, bit for bit\n", a->tensors().size());
+    return code;
+  }
+  report::Table table({{"tensor"}, {"differs"}, {"by at most", Align::kRight}});
+  for (const auto& difference : differences)
+    table.add_row({difference.tensor, difference.what,
+                   difference.largest > 0.0 ? fmt::format("{:.3g}", difference.largest) : ""});
+  fmt::print("{}", table.to_string(terminal_columns(STDOUT_FILENO)));
+  return code;
+}
+
+int convert(const Options& options, const Front& front) {
+  const std::string from = find_source(options.path, front);
+  const auto source = checkpoint::open_source(from);
+  checkpoint::Conversion how{.files = options.files};
+  if (options.weights_only)
+    how.select = [](const std::string& name) { return !name.starts_with(kOptimizerPrefix); };
+  if (is_checkpoint(from)) {
+    const Checkpoint found(from);
+    how.step = found.commit().step;
+    how.state = Json::parse(found.state()).value("run", Json::object()).dump();
+  }
+  std::string written = options.other;
+  if (options.other.ends_with(".safetensors")) {
+    if (options.files != 1)
+      throw ConfigError("[cli.ckpt] --files {} and one file {}; name a folder", options.files, options.other);
+    checkpoint::convert_to_file(*source, options.other, how);
+  } else {
+    if (options.files < 1 || options.files > 65536)
+      throw ConfigError("[cli.ckpt] --files {} is not 1 to 65536", options.files);
+    written += "/" + checkpoint::convert_to_checkpoint(*source, options.other, how);
+  }
+  if (options.json) {
+    fmt::print("{}\n", Json{{"schema", "trireme.ckpt.convert/1"}, {"from", from}, {"to", written}}.dump(2));
+  } else {
+    fmt::print("{}\n", written);
+  }
+  return 0;
+}
+
+int prune(const Options& options, const Front& front) {
+  if (options.keep < 1)
+    throw ConfigError("[cli.ckpt] --keep {} would leave nothing; give 1 or more", options.keep);
+  checkpoint::Store store(checkpoints_of(options.path, front));
+  const std::vector<std::string> removed = store.prune(options.keep);
+  if (options.json) {
+    fmt::print(
+        "{}\n",
+        Json{{"schema", "trireme.ckpt.prune/1"}, {"folder", store.folder().path()}, {"removed", removed}}
+            .dump(2));
+    return 0;
+  }
+  for (const std::string& name : removed) fmt::print("removed {}\n", store.folder().path_of(name));
+  return 0;
+}
+
+using Action = int (*)(const Options&, const Front&);
+
+CLI::App* add_verb(CLI::App& ckpt, Front& front, const std::shared_ptr<Options>& options, const char* name,
+                   const char* text, Action action) {
+  CLI::App* verb = ckpt.add_subcommand(name, text);
+  verb->add_flag("--json", options->json, "One JSON document");
+  verb->callback([options, &front, action] {
+    front.action = [options, &front, action] { return action(*options, front); };
+  });
+  return verb;
+}
+
+CLI::Option* add_path(CLI::App* verb, const char* name, std::string& path, const char* text) {
+  return verb->add_option(name, path, text)->required()->option_text(" ");
+}
+
+}  // namespace
+
+void add_ckpt(CLI::App& app, Front& front) {
+  auto options = std::make_shared<Options>();
+  CLI::App* ckpt =
+      app.add_subcommand("ckpt", "Look at checkpoints, verify, compare, convert and remove them");
+  ckpt->require_subcommand(1);
+  constexpr const char* kRun = "Run directory, its --name, 'latest', or a folder of checkpoints";
+  constexpr const char* kOne = "Checkpoint, safetensors file, or run (its newest checkpoint that is whole)";
+  CLI::App* verb = add_verb(*ckpt, front, options, "list", "Checkpoints of a run, oldest first", list);
+  add_path(verb, "RUN", options->path, kRun);
+  verb = add_verb(*ckpt, front, options, "inspect", "What a checkpoint or a safetensors file holds", inspect);
+  add_path(verb, "PATH", options->path, kOne);
+  verb = add_verb(*ckpt, front, options, "verify",
+                  "Read every byte and compare digests; exit code 7: damaged", verify);
+  add_path(verb, "PATH", options->path, "Checkpoint, or run: all of its checkpoints");
+  verb = add_verb(*ckpt, front, options, "diff", "Compare two, bit for bit; exit code 8: they differ", diff);
+  add_path(verb, "A", options->path, kOne);
+  add_path(verb, "B", options->other, kOne);
+  verb = add_verb(*ckpt, front, options, "convert", "Write one as another number of files, or as one file",
+                  convert);
+  add_path(verb, "FROM", options->path, kOne);
+  add_path(verb, "TO", options->other, "FILE.safetensors, or a folder of checkpoints");
+  verb->add_option("--files", options->files, "Files of the new checkpoint (default: 1)")->option_text("N");
+  verb->add_flag("--weights-only", options->weights_only, "Leave the optimizer's state out");
+  verb = add_verb(*ckpt, front, options, "prune", "Remove all but the newest that are whole", prune);
+  add_path(verb, "RUN", options->path, kRun);
+  verb->add_option("--keep", options->keep, "How many stay")->required()->option_text("N");
+}
+
+}  // namespace trireme::cli
