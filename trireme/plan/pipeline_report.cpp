@@ -1,0 +1,483 @@
+#include "trireme/plan/pipeline_report.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <tuple>
+
+#include "trireme/base/error.h"
+
+namespace trireme::plan {
+namespace {
+
+using Kind = StageEvent::Kind;
+using Place = std::pair<int64_t, int64_t>;  // stage and micro-batch
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0.0;
+  std::ranges::sort(values);
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : 0.5 * (values[middle - 1] + values[middle]);
+}
+
+Kind kind_of(const StagePass& pass) {
+  return static_cast<Kind>(pass.kind);  // passes come first, in the same order
+}
+static_assert(static_cast<int>(StagePass::Kind::kBackwardWeight) == static_cast<int>(Kind::kBackwardWeight));
+
+/// When each forward and backward pass has ended, by stage and micro-batch, and on which rank.
+struct Made {
+  double at = 0.0;
+  size_t rank = 0;
+};
+struct Ends {
+  std::map<Place, Made> forward, input;
+
+  explicit Ends(const StageEvents& events) {
+    for (size_t rank = 0; rank < events.size(); ++rank) {
+      for (const StageEvent& event : events[rank]) {
+        if (event.kind == Kind::kForward) forward[{event.stage, event.micro_batch}] = {event.end, rank};
+        if (event.kind == Kind::kBackward || event.kind == Kind::kBackwardInput)
+          input[{event.stage, event.micro_batch}] = {event.end, rank};
+      }
+    }
+  }
+  /// The pass that made a message.
+  const Made& of(const StageEvent& wait) const {
+    return wait.message == Message::kActivation ? forward.at({wait.stage - 1, wait.micro_batch})
+                                                : input.at({wait.stage + 1, wait.micro_batch});
+  }
+};
+
+void check_events(const Schedule& schedule, const StageEvents& events) {
+  TRIREME_CHECK(events.size() == schedule.ranks.size(),
+                "[plan.report_step] events of {} ranks for a schedule of {}", events.size(),
+                schedule.ranks.size());
+  for (size_t rank = 0; rank < events.size(); ++rank) {
+    size_t next = 0;
+    const std::vector<StagePass>& passes = schedule.ranks[rank];
+    for (const StageEvent& event : events[rank]) {
+      if (!event.is_pass()) continue;
+      const bool fits = next < passes.size() && kind_of(passes[next]) == event.kind &&
+                        passes[next].stage == event.stage && passes[next].micro_batch == event.micro_batch;
+      TRIREME_CHECK(fits, "[plan.report_step] pass {} of rank {} is not that of {}: stage {}, micro-batch {}",
+                    next, rank, schedule.name, event.stage, event.micro_batch);
+      ++next;
+    }
+    TRIREME_CHECK(next == passes.size(), "[plan.report_step] rank {} recorded {} of {} passes of {}", rank,
+                  next, passes.size(), schedule.name);
+  }
+}
+
+void begin_at_zero(StageEvents& events) {
+  double first = std::numeric_limits<double>::infinity();
+  for (const auto& rank : events) {
+    for (const StageEvent& event : rank) first = std::min(first, event.begin);
+  }
+  for (auto& rank : events) {
+    for (StageEvent& event : rank) {
+      event.begin -= first;
+      event.end -= first;
+    }
+  }
+}
+
+double end_of(const StageEvents& events, bool only_passes) {
+  double end = 0.0;
+  for (const auto& rank : events) {
+    for (const StageEvent& event : rank) {
+      if (event.is_pass() || !only_passes) end = std::max(end, event.end);
+    }
+  }
+  return end;
+}
+
+/// Medians of what the stages' passes took. Where a stage runs whole backward passes only, they are counted
+/// as passes for the input.
+PassCosts measured_costs(const Schedule& schedule, const StageEvents& events) {
+  const auto stages = static_cast<size_t>(schedule.stages);
+  std::vector<std::map<Kind, std::vector<double>>> seconds(stages), bytes(stages);
+  std::vector<double> transfers;
+  const Ends ends(events);
+  for (const auto& rank : events) {
+    for (const StageEvent& event : rank) {
+      if (event.is_pass()) {
+        const auto stage = static_cast<size_t>(event.stage);
+        seconds[stage][event.kind].push_back(event.end - event.begin);
+        bytes[stage][event.kind].push_back(event.bytes);
+      } else if (event.kind == Kind::kWait) {
+        const double made = ends.of(event).at;
+        // Of one that began later nobody knows when it arrived.
+        if (event.begin <= made) transfers.push_back(std::max(0.0, event.end - made));
+      }
+    }
+  }
+  PassCosts costs;
+  costs.forward.resize(stages);
+  costs.backward_input.resize(stages);
+  costs.backward_weight.resize(stages);
+  costs.activation_bytes.resize(stages);
+  std::vector<double> kept;
+  for (size_t stage = 0; stage < stages; ++stage) {
+    auto& of = seconds[stage];
+    costs.forward[stage] = median(of[Kind::kForward]);
+    const bool split = !of[Kind::kBackwardInput].empty();
+    costs.backward_input[stage] = median(of[split ? Kind::kBackwardInput : Kind::kBackward]);
+    costs.backward_weight[stage] = median(of[Kind::kBackwardWeight]);
+    const double activations = std::max(0.0, median(bytes[stage][Kind::kForward]));
+    costs.activation_bytes[stage] = activations;
+    if (!split || activations == 0.0) continue;
+    kept.push_back(std::clamp(1.0 + median(bytes[stage][Kind::kBackwardInput]) / activations, 0.0, 1.0));
+  }
+  costs.transfer = median(std::move(transfers));
+  if (!kept.empty()) costs.kept_for_weights = median(std::move(kept));
+  return costs;
+}
+
+/// All stages take what they take on average.
+PassCosts balanced(PassCosts costs) {
+  for (auto* values : {&costs.forward, &costs.backward_input, &costs.backward_weight}) {
+    const double sum = std::accumulate(values->begin(), values->end(), 0.0);
+    *values = {sum / static_cast<double>(values->size())};
+  }
+  costs.transfer = 0.0;
+  return costs;
+}
+
+/// What a pass makes travels, unless the next stage is on the same rank.
+std::vector<StageEvent> sends_of(const Schedule& schedule, const TimedPass& timed,
+                                 const std::map<std::pair<Message, int64_t>, double>& message_bytes) {
+  const StagePass& pass = timed.pass;
+  if (pass.kind == StagePass::Kind::kBackwardWeight) return {};
+  const bool forward = pass.kind == StagePass::Kind::kForward;
+  const int64_t to = pass.stage + (forward ? 1 : -1);
+  if (to < 0 || to >= schedule.stages ||
+      schedule.rank_of(to, pass.micro_batch) == schedule.rank_of(pass.stage, pass.micro_batch))
+    return {};
+  const Message message = forward ? Message::kActivation : Message::kGradient;
+  const auto bytes = message_bytes.find({message, to});
+  return {{.kind = Kind::kSend,
+           .stage = to,
+           .micro_batch = pass.micro_batch,
+           .message = message,
+           .begin = timed.end,
+           .end = timed.end,
+           .bytes = bytes == message_bytes.end() ? 0.0 : bytes->second}};
+}
+
+/// By how much a pass changes what its rank holds, as the simulator has it.
+double growth(const StagePass& pass, const PassCosts& costs) {
+  const double bytes = costs.activation_bytes[static_cast<size_t>(pass.stage)];
+  switch (pass.kind) {
+    case StagePass::Kind::kForward:
+      return bytes;
+    case StagePass::Kind::kBackward:
+      return -bytes;
+    case StagePass::Kind::kBackwardInput:
+      return -bytes * (1.0 - costs.kept_for_weights);
+    case StagePass::Kind::kBackwardWeight:
+      return -bytes * costs.kept_for_weights;
+  }
+  return 0.0;
+}
+
+StageEvents simulated_events(const Schedule& schedule, const PassCosts& costs, const StageEvents& measured) {
+  std::map<std::pair<Message, int64_t>, std::vector<double>> sent;
+  for (const auto& rank : measured) {
+    for (const StageEvent& event : rank) {
+      if (event.kind == Kind::kSend) sent[{event.message, event.stage}].push_back(event.bytes);
+    }
+  }
+  std::map<std::pair<Message, int64_t>, double> message_bytes;
+  for (const auto& [message, bytes] : sent) message_bytes[message] = median(bytes);
+  StageEvents events;
+  for (const RankTimeline& rank : simulate(schedule, costs).ranks) {
+    std::vector<StageEvent>& into = events.emplace_back();
+    for (const TimedPass& timed : rank.passes) {
+      into.push_back({.kind = kind_of(timed.pass),
+                      .stage = timed.pass.stage,
+                      .micro_batch = timed.pass.micro_batch,
+                      .begin = timed.begin,
+                      .end = timed.end,
+                      .bytes = growth(timed.pass, costs)});
+      for (const StageEvent& send : sends_of(schedule, timed, message_bytes)) into.push_back(send);
+    }
+  }
+  return events;
+}
+
+/// The most bytes that micro-batches in flight hold on a rank: each what its forward pass took, until its
+/// backward passes give it back.
+double peak_bytes(const std::vector<StageEvent>& events) {
+  std::map<Place, double> held;
+  double sum = 0.0, peak = 0.0;
+  for (const StageEvent& event : events) {
+    if (!event.is_pass()) continue;
+    double& mine = held[{event.stage, event.micro_batch}];
+    sum -= mine;
+    if (event.kind == Kind::kForward) mine = std::max(0.0, event.bytes);
+    if (event.kind == Kind::kBackwardInput) mine = std::clamp(mine + event.bytes, 0.0, mine);
+    if (event.kind == Kind::kBackward || event.kind == Kind::kBackwardWeight) mine = 0.0;
+    sum += mine;
+    peak = std::max(peak, sum);
+  }
+  return peak;
+}
+
+/// From when something is made to when it is taken up; the most at once.
+class Queue {
+ public:
+  void add(double made, double taken) {
+    ++count_;
+    if (taken <= made) return;
+    changes_.emplace_back(made, 1);
+    changes_.emplace_back(taken, -1);
+  }
+  int64_t deepest() {
+    std::ranges::sort(changes_);  // at one time what is taken comes before what is made
+    int64_t depth = 0, most = count_ > 0 ? 1 : 0;
+    for (const auto& [time, change] : changes_) most = std::max(most, depth += change);
+    return most;
+  }
+
+ private:
+  std::vector<std::pair<double, int64_t>> changes_;
+  int64_t count_ = 0;
+};
+
+std::vector<StageUse> stage_uses(const Schedule& schedule, const StageEvents& events) {
+  const auto stages = static_cast<size_t>(schedule.stages);
+  const Ends ends(events);
+  std::vector<StageUse> uses(stages);
+  std::vector<Queue> forward(stages), backward(stages);
+  for (const auto& rank : events) {
+    for (const StageEvent& event : rank) {
+      if (!event.is_pass()) continue;
+      const auto stage = static_cast<size_t>(event.stage);
+      uses[stage].busy += event.end - event.begin;
+      if (event.kind == Kind::kForward && event.stage > 0)
+        forward[stage].add(ends.forward.at({event.stage - 1, event.micro_batch}).at, event.begin);
+      if (event.kind == Kind::kBackward || event.kind == Kind::kBackwardInput) {
+        const bool last = event.stage + 1 == schedule.stages;
+        const Made& made = last ? ends.forward.at({event.stage, event.micro_batch})
+                                : ends.input.at({event.stage + 1, event.micro_batch});
+        backward[stage].add(made.at, event.begin);
+      }
+    }
+  }
+  for (size_t stage = 0; stage < stages; ++stage) {
+    uses[stage].forward_queue = forward[stage].deepest();
+    uses[stage].backward_queue = backward[stage].deepest();
+  }
+  return uses;
+}
+
+StepUse use_of(const Schedule& schedule, const StageEvents& events) {
+  StepUse use;
+  use.seconds = end_of(events, /*only_passes=*/true);
+  use.stages = stage_uses(schedule, events);
+  for (const auto& rank : events) {
+    RankUse& mine = use.ranks.emplace_back();
+    for (const StageEvent& event : rank) {
+      if (event.is_pass()) mine.busy += event.end - event.begin;
+      if (event.kind == Kind::kSend) mine.sent_bytes += event.bytes;
+    }
+    mine.idle = use.seconds - mine.busy;
+    mine.peak_bytes = peak_bytes(rank);
+  }
+  return use;
+}
+
+/// A stretch of a rank's time in which it did one thing.
+struct Stretch {
+  enum class Kind { kPass, kWait, kSend, kHost, kDone };
+  Kind kind = Kind::kHost;
+  double begin = 0.0, end = 0.0;
+  size_t passes_before = 0;
+  Made made = {};  ///< kWait: what it waits for
+};
+
+/// Follows waits from rank to rank, up to the one that everybody waits for.
+class Blame {
+ public:
+  Blame(const StageEvents& events, double seconds) : seconds_(seconds) {
+    const Ends ends(events);
+    for (const auto& rank : events) stretches_.push_back(cut(rank, ends));
+    for (size_t rank = 0; rank < stretches_.size(); ++rank) {
+      const auto& mine = stretches_[rank];
+      if (!mine.empty() && mine.back().kind != Stretch::Kind::kDone) last_ = rank;
+    }
+  }
+
+  /// Idle time of a rank, of which `schedule_idle` says how much each pass has behind it if stages are equal.
+  std::vector<IdleSpan> idle_of(size_t rank, const std::vector<double>& schedule_idle) const {
+    std::vector<IdleSpan> spans;
+    double of_schedule = 0.0;
+    for (const Stretch& stretch : stretches_[rank]) {
+      if (stretch.kind == Stretch::Kind::kPass) continue;
+      std::vector<Piece> pieces;
+      explain(rank, stretch.begin, stretch.end, 0, pieces);
+      for (const Piece& piece : pieces) {
+        if (piece.cause != Cause::kComputation) {
+          add(spans, piece.begin, piece.end,
+              piece.cause == Cause::kHost ? IdleCause::kHost : IdleCause::kCommunication);
+          continue;
+        }
+        const double left = std::max(0.0, schedule_idle[stretch.passes_before] - of_schedule),
+                     middle = std::min(piece.end, piece.begin + left);
+        of_schedule += middle - piece.begin;
+        add(spans, piece.begin, middle, IdleCause::kSchedule);
+        add(spans, middle, piece.end, IdleCause::kImbalance);
+      }
+    }
+    return spans;
+  }
+
+ private:
+  enum class Cause { kComputation, kCommunication, kHost };
+  struct Piece {
+    double begin, end;
+    Cause cause;
+  };
+
+  std::vector<Stretch> cut(const std::vector<StageEvent>& events, const Ends& ends) const {
+    std::vector<Stretch> stretches;
+    double now = 0.0;
+    size_t passes = 0;
+    const auto add = [&](Stretch::Kind kind, double to, const Made& made = {}) {
+      if (to > now) stretches.push_back({kind, now, to, passes, made});
+      now = std::max(now, to);
+    };
+    for (const StageEvent& event : events) {
+      const bool is_message = event.kind == Kind::kWait || event.kind == Kind::kSend;
+      if (!event.is_pass() && !is_message) continue;
+      add(Stretch::Kind::kHost, std::min(event.begin, seconds_));
+      const double end = std::min(event.end, seconds_);
+      if (event.is_pass()) {
+        add(Stretch::Kind::kPass, end);
+        ++passes;
+      } else if (event.kind == Kind::kSend) {
+        add(Stretch::Kind::kSend, end);
+      } else {
+        add(Stretch::Kind::kWait, end, ends.of(event));
+      }
+    }
+    add(Stretch::Kind::kDone, seconds_);
+    return stretches;
+  }
+
+  void explain(size_t rank, double from, double to, size_t depth, std::vector<Piece>& pieces) const {
+    // Only clocks that differ make ranks wait for each other in a ring.
+    if (depth > stretches_.size()) {
+      pieces.push_back({from, to, Cause::kCommunication});
+      return;
+    }
+    const auto& mine = stretches_[rank];
+    auto stretch = std::ranges::upper_bound(mine, from, {}, &Stretch::end);
+    for (; stretch != mine.end() && stretch->begin < to; ++stretch) {
+      const double begin = std::max(from, stretch->begin), end = std::min(to, stretch->end);
+      switch (stretch->kind) {
+        case Stretch::Kind::kPass:
+          pieces.push_back({begin, end, Cause::kComputation});
+          break;
+        case Stretch::Kind::kWait: {
+          const double made = std::clamp(stretch->made.at, begin, end);
+          if (made > begin) explain(stretch->made.rank, begin, made, depth + 1, pieces);
+          if (end > made) pieces.push_back({made, end, Cause::kCommunication});
+          break;
+        }
+        case Stretch::Kind::kSend:
+          pieces.push_back({begin, end, Cause::kCommunication});
+          break;
+        case Stretch::Kind::kHost:
+          pieces.push_back({begin, end, Cause::kHost});
+          break;
+        case Stretch::Kind::kDone:
+          explain(last_, begin, end, depth + 1, pieces);
+          break;
+      }
+    }
+  }
+
+  static void add(std::vector<IdleSpan>& spans, double begin, double end, IdleCause cause) {
+    if (end <= begin) return;
+    if (!spans.empty() && spans.back().cause == cause && spans.back().end == begin) {
+      spans.back().end = end;
+    } else {
+      spans.push_back({begin, end, cause});
+    }
+  }
+
+  double seconds_;
+  std::vector<std::vector<Stretch>> stretches_;  ///< of each rank, from 0 to the end of the step
+  size_t last_ = 0;                              ///< the rank whose pass ends the step
+};
+
+/// Idle time of each rank before each of its passes and, last, in all.
+std::vector<std::vector<double>> idle_before(const Simulation& simulation) {
+  std::vector<std::vector<double>> idle;
+  for (const RankTimeline& rank : simulation.ranks) {
+    double busy = 0.0;
+    std::vector<double>& mine = idle.emplace_back();
+    for (const TimedPass& timed : rank.passes) {
+      mine.push_back(timed.begin - busy);
+      busy += timed.end - timed.begin;
+    }
+    mine.push_back(simulation.makespan - busy);
+  }
+  return idle;
+}
+
+}  // namespace
+
+std::string_view name(IdleCause cause) {
+  constexpr std::array<std::string_view, kIdleCauses> kNames = {"schedule", "imbalance", "communication",
+                                                                "host"};
+  return kNames.at(static_cast<size_t>(cause));
+}
+
+double StepUse::idle_share() const {
+  double idle = 0.0;
+  for (const RankUse& rank : ranks) idle += rank.idle;
+  return seconds > 0.0 ? idle / (seconds * static_cast<double>(ranks.size())) : 0.0;
+}
+
+PipelineReport report_step(const Schedule& schedule, StageEvents events) {
+  check_events(schedule, events);
+  begin_at_zero(events);
+  PipelineReport report;
+  report.schedule = schedule;
+  report.measured = use_of(schedule, events);
+  report.after_s = end_of(events, /*only_passes=*/false) - report.measured.seconds;
+  report.costs = measured_costs(schedule, events);
+  const auto schedule_idle = idle_before(simulate(schedule, balanced(report.costs)));
+  const Blame blame(events, report.measured.seconds);
+  for (size_t rank = 0; rank < events.size(); ++rank) {
+    report.idle.push_back(blame.idle_of(rank, schedule_idle[rank]));
+    for (const IdleSpan& span : report.idle.back())
+      report.measured.ranks[rank].idle_causes[static_cast<size_t>(span.cause)] += span.end - span.begin;
+  }
+  report.ideal = simulated_events(schedule, report.costs, events);
+  report.predicted = use_of(schedule, report.ideal);
+  report.events = std::move(events);
+  return report;
+}
+
+std::vector<ClockOffset> clock_offsets(const std::vector<std::vector<Meeting>>& seen) {
+  std::vector<ClockOffset> offsets;
+  for (const auto& mine : seen) {
+    double least = -std::numeric_limits<double>::infinity(), most = -least;
+    for (size_t i = 0; i < mine.size(); ++i) {
+      // Neither left before the other had come.
+      const Meeting& zero = seen.front()[i];
+      least = std::max(least, zero.entered - mine[i].left);
+      most = std::min(most, zero.left - mine[i].entered);
+    }
+    offsets.push_back({0.5 * (least + most), 0.5 * (most - least)});
+  }
+  if (!offsets.empty()) offsets.front() = {};
+  return offsets;
+}
+
+}  // namespace trireme::plan

@@ -1,0 +1,108 @@
+#pragma once
+// What the ranks of a pipeline did in a step, told from events that they recorded: how busy they were, why
+// they were idle, what they held and sent; beside it what the simulator predicts for the costs that were
+// measured.
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "trireme/plan/lowering.h"
+#include "trireme/plan/simulate.h"
+
+namespace trireme::plan {
+
+/// Something that a rank did, in seconds of a clock that all ranks share.
+struct StageEvent {
+  enum class Kind {
+    kForward,
+    kBackward,
+    kBackwardInput,
+    kBackwardWeight,
+    kSend,    ///< a message is handed to its link
+    kWait,    ///< for a message to arrive
+    kReduce,  ///< gradients, after all passes
+    kUpdate   ///< the optimizer
+  };
+  Kind kind = Kind::kForward;
+  int64_t stage = 0;        ///< of a message that of the pass that needs it
+  int64_t micro_batch = 0;  ///< likewise
+  Message message = Message::kActivation;
+  double begin = 0.0, end = 0.0;
+  /// Of a message; of a pass by how much the memory has grown that the rank's passes hold.
+  double bytes = 0.0;
+
+  bool is_pass() const { return kind <= Kind::kBackwardWeight; }
+};
+
+/// By rank, in the order in which each did them.
+using StageEvents = std::vector<std::vector<StageEvent>>;
+
+/// Why a rank runs no pass. At each moment it has one cause: that of the rank for which it waits in the end.
+enum class IdleCause {
+  kSchedule,   ///< waits for a pass that another rank computes, as it would if all stages took equally long
+  kImbalance,  ///< waits longer for such a pass
+  kCommunication,  ///< what it waits for is made, and on its way
+  kHost            ///< has all that it needs, and has not begun
+};
+inline constexpr size_t kIdleCauses = 4;
+std::string_view name(IdleCause cause);
+
+struct IdleSpan {
+  double begin = 0.0, end = 0.0;
+  IdleCause cause = IdleCause::kSchedule;
+};
+
+struct RankUse {
+  double busy = 0.0;                              ///< seconds in passes
+  double idle = 0.0;                              ///< the rest of the step
+  std::array<double, kIdleCauses> idle_causes{};  ///< sum to idle; 0 in predictions
+  double peak_bytes = 0.0;                        ///< of activations of micro-batches in flight
+  double sent_bytes = 0.0;
+};
+
+struct StageUse {
+  double busy = 0.0;  ///< seconds in its passes, on all ranks that have it
+  /// The most micro-batches for which the input of the stage's pass was made and the pass had not begun. The
+  /// first stage's forward passes have no queue.
+  int64_t forward_queue = 0, backward_queue = 0;
+};
+
+struct StepUse {
+  double seconds = 0.0;  ///< from the first event to the end of the last pass
+  std::vector<RankUse> ranks;
+  std::vector<StageUse> stages;
+  /// Of all ranks' time.
+  double idle_share() const;
+};
+
+struct PipelineReport {
+  Schedule schedule;
+  StageEvents events;                       ///< measured; the first begins at 0
+  std::vector<std::vector<IdleSpan>> idle;  ///< by rank, in the order of time
+  StepUse measured;
+  PassCosts costs;             ///< of each stage: medians, in seconds
+  StageEvents ideal;           ///< simulated for these costs
+  StepUse predicted;           ///< of `ideal`
+  double after_s = 0.0;        ///< from the end of the last pass to that of the last reduction or update
+  double clock_error_s = 0.0;  ///< by which clocks of ranks may differ
+};
+
+/// Throws LogicError when the passes of `events` are not those of the schedule in its order.
+PipelineReport report_step(const Schedule& schedule, StageEvents events);
+
+/// Seconds before and after a meeting of all ranks, on the rank's own clock: nobody leaves before all have
+/// come.
+struct Meeting {
+  double entered = 0.0, left = 0.0;
+};
+
+struct ClockOffset {
+  double seconds = 0.0;  ///< to be added to the rank's clock to get that of rank 0
+  double error = 0.0;    ///< at most
+};
+
+/// Of every rank, from what each saw of the same meetings: [rank][meeting].
+std::vector<ClockOffset> clock_offsets(const std::vector<std::vector<Meeting>>& seen);
+
+}  // namespace trireme::plan
