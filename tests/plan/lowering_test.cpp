@@ -56,6 +56,21 @@ TEST(Lowering, RunsToItsEndOnAllRanksForEverySchedule) {
   });
 }
 
+/// Both ends of a boundary that send to each other at once block each other if neither has posted.
+TEST(Lowering, SaysWhichSchedulesRunWhenSendsWaitForPosts) {
+  const auto check = [](ScheduleName name, int64_t ranks, int64_t chunks, int64_t ahead) {
+    const Schedule schedule = make_schedule(name, {ranks, 8, chunks});
+    check_programs(schedule, lower_all(schedule, ahead), Sends::kWhenPosted);
+  };
+  for (const ScheduleName name : {ScheduleName::kGpipe, ScheduleName::k1F1B, ScheduleName::kZbV})
+    EXPECT_NO_THROW(check(name, 4, 1, 0)) << plan::name(name);
+  for (const ScheduleName name : {ScheduleName::kDualPipe, ScheduleName::kDualPipeV}) {
+    EXPECT_NO_THROW(check(name, 4, 1, 1)) << plan::name(name);
+    EXPECT_THROW(check(name, 4, 1, 0), LogicError) << plan::name(name);
+  }
+  EXPECT_THROW(check(ScheduleName::kLoopedBfs, 2, 2, 1), LogicError);
+}
+
 using Sent = std::tuple<Message, int64_t, int64_t>;
 
 std::vector<Sent> messages(const StageProgram& program, Kind kind, int64_t peer) {

@@ -28,4 +28,10 @@ int64_t host_memory() {
   return std::min(both, group_limit("/sys/fs/cgroup/memory/memory.limit_in_bytes"));  // version 1
 }
 
+std::string boot_id() {
+  std::string id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
+  return id;
+}
+
 }  // namespace trireme

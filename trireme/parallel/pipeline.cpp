@@ -11,6 +11,7 @@
 #include "trireme/base/error.h"
 #include "trireme/kernels/range.h"
 #include "trireme/nn/deferred_gradients.h"
+#include "trireme/parallel/pipeline_recorder.h"
 #include "trireme/parallel/stage_links.h"
 
 namespace trireme::parallel {
@@ -91,12 +92,14 @@ Pipeline::Pipeline(plan::Schedule schedule, std::vector<Stage> stages, StageLoss
   check_mesh();
   agree_on_schedule();
   program_ = plan::lower(schedule_, rank(), options_.ahead);
+  check_sends();
   take_stages(std::move(stages));
   stage_mesh_ = stage_mesh(schedule_, mesh_);
   make_ties();
   make_engines();
   plan_reductions();
   links_ = std::make_unique<StageLinks>(*mesh_.world, mesh_.pp->ranks(), program_);
+  record(options_.record);
 }
 
 Pipeline::~Pipeline() {
@@ -114,6 +117,22 @@ void Pipeline::check_mesh() const {
       "[parallel.pipeline] the schedule {} has {} ranks, but the mesh ({}) gives {} to pp and {} to data "
       "parallelism; set parallel.pp={} or make the schedule for {} ranks",
       schedule_.name, ranks, mesh_.shape.to_string(), pp, mesh_.shape.dp_size(), ranks, pp);
+}
+
+/// A rank that waits until its message has left waits for the one that takes it.
+void Pipeline::check_sends() const {
+  if (!options_.blocking_sends) return;
+  std::vector<plan::StageProgram> programs;
+  for (int64_t each = 0; each < std::ssize(schedule_.ranks); ++each)
+    programs.push_back(plan::lower(schedule_, each, options_.ahead));
+  try {
+    plan::check_programs(schedule_, programs, plan::Sends::kWhenPosted);
+  } catch (const LogicError& error) {
+    throw ConfigError(
+        "[parallel.pipeline] with sends that block, the ranks of {} would wait for each other: {}; do not "
+        "block, or set PipelineOptions::ahead above {}",
+        schedule_.name, error.what(), options_.ahead);
+  }
 }
 
 /// Ranks that run different schedules would wait for each other in vain. They also agree on a place to tell
@@ -234,6 +253,8 @@ void Pipeline::run_program() {
   // Of two directions every rank has its own order, in which it cannot gather parameters with others.
   std::vector<std::unique_ptr<DataParallel::Held>> held;
   const StageAction* at = nullptr;
+  sent_before_step_ = links_->sent_bytes();
+  const PipelineRecorder::Step step(recorder_.get());
   try {
     if (schedule_.placement == Placement::kTwoWays) {
       for (const auto& engine : engines_) held.push_back(std::make_unique<DataParallel::Held>(*engine));
@@ -243,8 +264,10 @@ void Pipeline::run_program() {
       run(action);
     }
     at = nullptr;
+    const PipelineRecorder::Span span(recorder_.get(), plan::StageEvent::Kind::kReduce);
     sum_tied();
     reduce_rest();
+    blocks_ = options_.blocking_sends;
   } catch (const std::exception& error) {
     fail(at, error);
   }
@@ -252,6 +275,7 @@ void Pipeline::run_program() {
 
 void Pipeline::run(const StageAction& action) {
   const kernels::TraceRange range(plan::to_text(action));
+  const PipelineRecorder::Span span(recorder_.get(), action);
   switch (action.kind) {
     case Kind::kForward:
       return forward(action);
@@ -284,7 +308,10 @@ void Pipeline::hand_on(Message message, int64_t stage, int64_t micro_batch, cons
 }
 
 void Pipeline::send(const StageAction& action) {
-  links_->send(action, leaving_.extract({action.message, action.stage, action.micro_batch}).mapped());
+  const at::Tensor tensor = leaving_.extract({action.message, action.stage, action.micro_batch}).mapped();
+  if (recorder_) recorder_->sends(static_cast<double>(tensor.nbytes()));
+  links_->send(action, tensor);
+  if (blocks_) links_->flush();
 }
 
 void Pipeline::forward(const StageAction& action) {
@@ -439,6 +466,7 @@ void Pipeline::step(const Optimizers& optimizers) {
   TRIREME_CHECK(optimizers.size() == engines_.size(),
                 "[parallel.pipeline] {} optimizers for {} stages with parameters; make them by optimizers()",
                 optimizers.size(), engines_.size());
+  const PipelineRecorder::Span span(recorder_.get(), plan::StageEvent::Kind::kUpdate);
   for (size_t i = 0; i < engines_.size(); ++i) engines_[i]->step(*optimizers[i]);
 }
 

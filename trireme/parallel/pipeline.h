@@ -26,6 +26,7 @@
 #include "trireme/optim/optimizer.h"
 #include "trireme/parallel/wrap.h"
 #include "trireme/plan/lowering.h"
+#include "trireme/plan/pipeline_report.h"
 
 namespace trireme::nn {
 class DeferredGradients;
@@ -33,6 +34,7 @@ class DeferredGradients;
 
 namespace trireme::parallel {
 
+class PipelineRecorder;
 class StageLinks;
 
 /// A stage that this rank holds.
@@ -72,14 +74,18 @@ struct PipelineOptions {
   std::vector<TiedParameter> tied = {};
   /// Receive buffers beyond those that the schedule needs at once, for each stage and direction.
   int64_t ahead = 1;
+  /// The host waits until each message has left, from the second step on: to see what that costs.
+  bool blocking_sends = false;
+  bool record = false;  ///< Pipeline::record() from the first step on
 };
 
 class Pipeline {
  public:
   /// `stages` are those of this rank, in any order; `loss` is used where the last one is. The ranks of the
   /// schedule are those of the mesh's axis pp. Collective over the mesh. Throws ConfigError when schedule and
-  /// mesh do not fit each other, ranks have different schedules, or the schedule cannot run, LogicError for
-  /// stages that are not this rank's or a tied parameter that does not exist.
+  /// mesh do not fit each other, ranks have different schedules, or the schedule cannot run (or not with
+  /// sends that block), LogicError for stages that are not this rank's or a tied parameter that does not
+  /// exist.
   Pipeline(plan::Schedule schedule, std::vector<Stage> stages, StageLoss loss, const comm::Mesh& mesh,
            const PipelineOptions& options = {});
   ~Pipeline();
@@ -121,6 +127,15 @@ class Pipeline {
   /// What this rank does in a step.
   const plan::StageProgram& program() const { return program_; }
   int64_t rank() const { return mesh_.pp_rank; }
+  /// From the next step on, or no longer, times of passes and messages are kept for report(): two events on
+  /// the GPU's stream for each, or two readings of a CPU's clock, and what torch's allocators give out. The
+  /// same on all ranks of the pipeline.
+  void record(bool on);
+  /// What the ranks of this pipeline did in the last step that was recorded, on one clock. Bytes sent are
+  /// those that the links counted. Collective over the mesh's axis pp; the host waits for the device. Throws
+  /// LogicError when no step was recorded.
+  plan::PipelineReport report();
+
   /// The host waits until everything that was sent has left.
   void flush();
   /// Sent by this rank to other stages so far.
@@ -141,6 +156,7 @@ class Pipeline {
   using Place = std::pair<int64_t, int64_t>;  ///< stage and micro-batch
 
   void check_mesh() const;
+  void check_sends() const;
   void agree_on_schedule();
   void take_stages(std::vector<Stage> stages);
   void make_engines();
@@ -179,11 +195,14 @@ class Pipeline {
   std::vector<std::shared_ptr<DataParallel>> engines_;
   std::vector<std::shared_ptr<comm::Group>> tie_groups_;  ///< by tied parameter; null: not with another rank
   std::unique_ptr<StageLinks> links_;
+  std::unique_ptr<PipelineRecorder> recorder_;  ///< null: nothing is recorded
+  bool blocks_ = false;                         ///< sends do, now
 
   // One step.
   const std::vector<at::Tensor>* inputs_ = nullptr;
   const std::vector<at::Tensor>* targets_ = nullptr;
   std::vector<double> weights_;
+  int64_t sent_before_step_ = 0;  ///< bytes
   std::map<Place, InFlight> in_flight_;
   std::map<Place, std::shared_ptr<nn::DeferredGradients>> deferred_;  ///< gradients of weights
   std::map<std::tuple<plan::Message, int64_t, int64_t>, at::Tensor> arrived_, leaving_;

@@ -51,10 +51,14 @@ StageProgram lower(const Schedule& schedule, int64_t rank, int64_t ahead = 1);
 /// How many receive buffers a program uses, by stage and kind of message.
 std::map<std::pair<int64_t, Message>, int64_t> receive_buffers(const StageProgram& program);
 
+/// Whether a rank goes on behind a send at once, or when the receiver has posted the message.
+enum class Sends { kAtOnce, kWhenPosted };
+
 /// Runs the programs of all ranks against each other. Throws LogicError that names the first action that
 /// sends or takes what is not there, uses a buffer that is taken, meets a message out of order, or waits for
 /// ever; also when passes are not those of the schedule or something that was sent is never taken.
-void check_programs(const Schedule& schedule, const std::vector<StageProgram>& programs);
+void check_programs(const Schedule& schedule, const std::vector<StageProgram>& programs,
+                    Sends sends = Sends::kAtOnce);
 
 /// "take 2F3 from 1 in 0": F is an activation or a forward pass, B a gradient or a backward pass.
 std::string to_text(const StageAction& action);

@@ -1,4 +1,5 @@
 // The programs of all ranks run against each other, without computing.
+#include <algorithm>
 #include <deque>
 #include <optional>
 #include <set>
@@ -28,8 +29,8 @@ struct RankState {
 
 class Check {
  public:
-  Check(const Schedule& schedule, const std::vector<StageProgram>& programs)
-      : schedule_(schedule), programs_(programs), ranks_(programs.size()) {
+  Check(const Schedule& schedule, const std::vector<StageProgram>& programs, Sends sends)
+      : schedule_(schedule), programs_(programs), sends_(sends), ranks_(programs.size()) {
     TRIREME_CHECK(programs.size() == schedule.ranks.size(),
                   "[plan.check_programs] {} programs for a schedule of {} ranks", programs.size(),
                   schedule.ranks.size());
@@ -51,6 +52,7 @@ class Check {
     const StageAction& action = programs_[rank][ranks_[rank].next];
     switch (action.kind) {
       case Kind::kSend:
+        if (sends_ == Sends::kWhenPosted && !is_posted(rank, action)) return false;
         send(rank, action);
         break;
       case Kind::kPost:
@@ -64,6 +66,12 @@ class Check {
     }
     ++ranks_[rank].next;
     return true;
+  }
+
+  bool is_posted(size_t rank, const StageAction& send) {
+    const auto& posted = ranks_[static_cast<size_t>(send.peer)].posted[static_cast<int64_t>(rank)];
+    return std::ranges::any_of(posted,
+                               [&](const StageAction& post) { return item_of(post) == item_of(send); });
   }
 
   void send(size_t rank, const StageAction& action) {
@@ -160,14 +168,15 @@ class Check {
 
   const Schedule& schedule_;
   const std::vector<StageProgram>& programs_;
+  Sends sends_;
   std::vector<RankState> ranks_;
   std::map<std::pair<int64_t, int64_t>, std::deque<StageAction>> in_flight_;  ///< by sender and receiver
 };
 
 }  // namespace
 
-void check_programs(const Schedule& schedule, const std::vector<StageProgram>& programs) {
-  Check(schedule, programs).run();
+void check_programs(const Schedule& schedule, const std::vector<StageProgram>& programs, Sends sends) {
+  Check(schedule, programs, sends).run();
 }
 
 }  // namespace trireme::plan
