@@ -22,11 +22,40 @@ TEST(Timeline, DrawsBarsAsWideAsTheyLast) {
 }
 
 TEST(Timeline, KeepsToTheWidthAndCutsLabels) {
-  const std::string text = draw_text(two_rows(), 25);
-  EXPECT_EQ(text,
+  Timeline timeline = two_rows();
+  timeline.rows[0].bars = {{0, 10, "F0", 0}, {10, 11, "longer", 0}};
+  timeline.rows[1].bars = {};
+  EXPECT_EQ(draw_text(timeline, 48),
             "two rows\n"
-            "one    F0F1..B0    idle 1\n"
-            "second ..F0B0  ..\n");
+            "one    F0                            lon  idle 1\n"
+            "second .................................\n");
+}
+
+TEST(Timeline, PutsNotesBelowRowsWhereTheyLeaveNoRoom) {
+  Timeline timeline = two_rows();
+  timeline.rows[0].note = "idle 1 of 5, which is a lot";
+  EXPECT_EQ(draw_text(timeline, 40),
+            "two rows\n"
+            "one    F0 F1 ...B0\n"
+            "       idle 1 of 5, which is a lot\n"
+            "second ...F0 B0    ...\n");
+}
+
+TEST(Timeline, SaysWhyNothingHappens) {
+  Timeline timeline = two_rows();
+  timeline.causes = {"schedule", "imbalance", "communication", "host"};
+  timeline.unit = "ms";
+  timeline.rows[0].heading = "measured";
+  timeline.rows[0].gaps = {{2, 2.5, "idle", 2}, {2.5, 3, "idle", 3}};
+  EXPECT_EQ(draw_text(timeline, 80),
+            "two rows\n"
+            "idle: . schedule, ~ imbalance, - communication, ! host\n"
+            "measured\n"
+            "one    F0 F1 --!B0      idle 1\n"
+            "second ...F0 B0    ...\n");
+  const std::string svg = draw_svg(timeline);
+  EXPECT_NE(svg.find("<title>idle: communication: 2 to 2.5 ms</title>"), std::string::npos) << svg;
+  EXPECT_NE(svg.find(">measured</text>"), std::string::npos);
 }
 
 TEST(Timeline, OfNothingIsNoError) {

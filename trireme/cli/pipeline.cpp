@@ -2,7 +2,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cctype>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -15,6 +14,7 @@
 #include "trireme/plan/schedule.h"
 #include "trireme/plan/simulate.h"
 #include "trireme/plan/stages.h"
+#include "trireme/report/pipeline_view.h"
 #include "trireme/report/table.h"
 #include "trireme/report/timeline.h"
 
@@ -26,14 +26,14 @@ using plan::Placement;
 using plan::ScheduleName;
 
 constexpr const char* kGreedy = "greedy";
-constexpr int64_t kColumns = 200;
+constexpr int64_t kColumns = 200;  ///< where stdout is no terminal
 
 struct PipelineOptions {
   std::string schedule, file, svg, placement = "loop";
   plan::PipelineShape shape{4, 8, 1};
   std::vector<double> costs = {1.0, 1.0, 1.0};
   double transfer = 0.0, limit = 0.0;
-  int64_t columns = kColumns;
+  std::optional<int64_t> columns = {};  ///< none: those of the terminal
   bool json = false, csv = false;
 };
 
@@ -82,40 +82,19 @@ std::string peaks(const plan::Simulation& simulation) {
   return numbers(low.peak_bytes, high.peak_bytes);
 }
 
-/// Which of its stages a rank runs in this pass, from 0.
-int64_t chunk_of(const plan::Schedule& schedule, const plan::StagePass& pass) {
-  if (schedule.placement == Placement::kTwoWays) return pass.micro_batch < schedule.micro_batches / 2 ? 0 : 1;
-  return pass.stage / static_cast<int64_t>(schedule.ranks.size());
-}
-
-/// "F3"; in lower case for the second stage of a rank; with the stage where a rank has more.
-std::string label_of(const plan::Schedule& schedule, const plan::StagePass& pass) {
-  std::string text = plan::to_text(pass);
-  if (schedule.stages_per_rank() > 2) return text;
-  text = text.substr(text.find_first_of("FBIW"));
-  if (chunk_of(schedule, pass) == 1) text[0] = static_cast<char>(std::tolower(text[0]));
-  return text;
-}
-
 report::Timeline picture(const plan::Schedule& schedule, const plan::Simulation& simulation) {
   report::Timeline timeline;
   timeline.title =
       fmt::format("{}, simulated: {} ranks, {} stages, {} micro-batches; {:g} long, {:.1f}% busy",
                   schedule.name, schedule.ranks.size(), schedule.stages, schedule.micro_batches,
                   simulation.makespan, 100.0 * simulation.efficiency());
-  timeline.kinds = {"forward", "backward", "backward, input", "backward, weights"};
+  timeline.kinds = report::pass_kinds();
   for (size_t rank = 0; rank < simulation.ranks.size(); ++rank) {
     const plan::RankTimeline& line = simulation.ranks[rank];
     report::TimelineRow row{.name = fmt::format("rank {}", rank), .bars = {}, .note = {}};
     row.note = fmt::format("idle {:g}, {:g} in flight", simulation.makespan - line.busy, line.peak_bytes);
-    for (const plan::TimedPass& timed : line.passes) {
-      row.bars.push_back({.begin = timed.begin,
-                          .end = timed.end,
-                          .label = label_of(schedule, timed.pass),
-                          .kind = static_cast<size_t>(timed.pass.kind),
-                          .shade = static_cast<double>(chunk_of(schedule, timed.pass)) /
-                                   static_cast<double>(schedule.stages_per_rank())});
-    }
+    for (const plan::TimedPass& timed : line.passes)
+      row.bars.push_back(report::bar_of(schedule, timed.pass, timed.begin, timed.end));
     timeline.rows.push_back(std::move(row));
   }
   return timeline;
@@ -159,7 +138,9 @@ int show(const PipelineOptions& options) {
   } else if (options.json) {
     fmt::print("{}\n", to_json(schedule, simulation).dump(2));
   } else {
-    fmt::print("{}", report::draw_text(timeline, options.columns));
+    const int64_t terminal = terminal_columns(STDOUT_FILENO);
+    fmt::print("{}",
+               report::draw_text(timeline, options.columns.value_or(terminal > 0 ? terminal : kColumns)));
   }
   return 0;
 }
@@ -332,7 +313,10 @@ void add_shape(CLI::App& verb, PipelineOptions& options) {
       ->check(number(/*positive=*/true));
   verb.add_option("--transfer", options.transfer, "Time from a rank to the next")
       ->check(number(/*positive=*/false));
-  verb.add_option("--limit", options.limit, "Micro-batches in flight a rank at most")
+  verb.add_option("--limit", options.limit,
+                  "Activations that a rank may hold, in micro-batches of all its stages: another schedule is "
+                  "refused, "
+                  "greedy is made within it (0: no limit)")
       ->check(number(/*positive=*/false));
   verb.add_flag("--json", options.json, "One JSON document");
 }
@@ -351,7 +335,9 @@ void add_pipeline(CLI::App& app, Front& front) {
   drawn->add_option("--placement", options->placement, "Where stages are: loop, v or two-ways")
       ->check(CLI::IsMember({"loop", "v", "two-ways"}));
   drawn->add_option("--svg", options->svg, "Write the picture to this file, too");
-  drawn->add_option("--columns", options->columns, "Width of the text")->check(CLI::Range(40, 10000));
+  drawn->add_option("--columns", options->columns, "Width of the text (default: the terminal's, else 200)")
+      ->option_text("N")
+      ->check(CLI::Range(40, 10000));
   drawn->add_flag("--csv", options->csv, "The passes, as --from reads them");
   drawn->callback([options, &front] {
     front.action = [options] {

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "trireme/base/error.h"
+#include "trireme/plan/idle_causes.h"
 
 namespace trireme::plan {
 namespace {
@@ -289,146 +290,6 @@ StepUse use_of(const Schedule& schedule, const StageEvents& events) {
   return use;
 }
 
-/// A stretch of a rank's time in which it did one thing.
-struct Stretch {
-  enum class Kind { kPass, kWait, kSend, kHost, kDone };
-  Kind kind = Kind::kHost;
-  double begin = 0.0, end = 0.0;
-  size_t passes_before = 0;
-  Made made = {};  ///< kWait: what it waits for
-};
-
-/// Follows waits from rank to rank, up to the one that everybody waits for.
-class Blame {
- public:
-  Blame(const StageEvents& events, double seconds) : seconds_(seconds) {
-    const Ends ends(events);
-    for (const auto& rank : events) stretches_.push_back(cut(rank, ends));
-    for (size_t rank = 0; rank < stretches_.size(); ++rank) {
-      const auto& mine = stretches_[rank];
-      if (!mine.empty() && mine.back().kind != Stretch::Kind::kDone) last_ = rank;
-    }
-  }
-
-  /// Idle time of a rank, of which `schedule_idle` says how much each pass has behind it if stages are equal.
-  std::vector<IdleSpan> idle_of(size_t rank, const std::vector<double>& schedule_idle) const {
-    std::vector<IdleSpan> spans;
-    double of_schedule = 0.0;
-    for (const Stretch& stretch : stretches_[rank]) {
-      if (stretch.kind == Stretch::Kind::kPass) continue;
-      std::vector<Piece> pieces;
-      explain(rank, stretch.begin, stretch.end, 0, pieces);
-      for (const Piece& piece : pieces) {
-        if (piece.cause != Cause::kComputation) {
-          add(spans, piece.begin, piece.end,
-              piece.cause == Cause::kHost ? IdleCause::kHost : IdleCause::kCommunication);
-          continue;
-        }
-        const double left = std::max(0.0, schedule_idle[stretch.passes_before] - of_schedule),
-                     middle = std::min(piece.end, piece.begin + left);
-        of_schedule += middle - piece.begin;
-        add(spans, piece.begin, middle, IdleCause::kSchedule);
-        add(spans, middle, piece.end, IdleCause::kImbalance);
-      }
-    }
-    return spans;
-  }
-
- private:
-  enum class Cause { kComputation, kCommunication, kHost };
-  struct Piece {
-    double begin, end;
-    Cause cause;
-  };
-
-  std::vector<Stretch> cut(const std::vector<StageEvent>& events, const Ends& ends) const {
-    std::vector<Stretch> stretches;
-    double now = 0.0;
-    size_t passes = 0;
-    const auto add = [&](Stretch::Kind kind, double to, const Made& made = {}) {
-      if (to > now) stretches.push_back({kind, now, to, passes, made});
-      now = std::max(now, to);
-    };
-    for (const StageEvent& event : events) {
-      const bool is_message = event.kind == Kind::kWait || event.kind == Kind::kSend;
-      if (!event.is_pass() && !is_message) continue;
-      add(Stretch::Kind::kHost, std::min(event.begin, seconds_));
-      const double end = std::min(event.end, seconds_);
-      if (event.is_pass()) {
-        add(Stretch::Kind::kPass, end);
-        ++passes;
-      } else if (event.kind == Kind::kSend) {
-        add(Stretch::Kind::kSend, end);
-      } else {
-        add(Stretch::Kind::kWait, end, ends.of(event));
-      }
-    }
-    add(Stretch::Kind::kDone, seconds_);
-    return stretches;
-  }
-
-  void explain(size_t rank, double from, double to, size_t depth, std::vector<Piece>& pieces) const {
-    // Only clocks that differ make ranks wait for each other in a ring.
-    if (depth > stretches_.size()) {
-      pieces.push_back({from, to, Cause::kCommunication});
-      return;
-    }
-    const auto& mine = stretches_[rank];
-    auto stretch = std::ranges::upper_bound(mine, from, {}, &Stretch::end);
-    for (; stretch != mine.end() && stretch->begin < to; ++stretch) {
-      const double begin = std::max(from, stretch->begin), end = std::min(to, stretch->end);
-      switch (stretch->kind) {
-        case Stretch::Kind::kPass:
-          pieces.push_back({begin, end, Cause::kComputation});
-          break;
-        case Stretch::Kind::kWait: {
-          const double made = std::clamp(stretch->made.at, begin, end);
-          if (made > begin) explain(stretch->made.rank, begin, made, depth + 1, pieces);
-          if (end > made) pieces.push_back({made, end, Cause::kCommunication});
-          break;
-        }
-        case Stretch::Kind::kSend:
-          pieces.push_back({begin, end, Cause::kCommunication});
-          break;
-        case Stretch::Kind::kHost:
-          pieces.push_back({begin, end, Cause::kHost});
-          break;
-        case Stretch::Kind::kDone:
-          explain(last_, begin, end, depth + 1, pieces);
-          break;
-      }
-    }
-  }
-
-  static void add(std::vector<IdleSpan>& spans, double begin, double end, IdleCause cause) {
-    if (end <= begin) return;
-    if (!spans.empty() && spans.back().cause == cause && spans.back().end == begin) {
-      spans.back().end = end;
-    } else {
-      spans.push_back({begin, end, cause});
-    }
-  }
-
-  double seconds_;
-  std::vector<std::vector<Stretch>> stretches_;  ///< of each rank, from 0 to the end of the step
-  size_t last_ = 0;                              ///< the rank whose pass ends the step
-};
-
-/// Idle time of each rank before each of its passes and, last, in all.
-std::vector<std::vector<double>> idle_before(const Simulation& simulation) {
-  std::vector<std::vector<double>> idle;
-  for (const RankTimeline& rank : simulation.ranks) {
-    double busy = 0.0;
-    std::vector<double>& mine = idle.emplace_back();
-    for (const TimedPass& timed : rank.passes) {
-      mine.push_back(timed.begin - busy);
-      busy += timed.end - timed.begin;
-    }
-    mine.push_back(simulation.makespan - busy);
-  }
-  return idle;
-}
-
 }  // namespace
 
 std::string_view name(IdleCause cause) {
@@ -451,11 +312,9 @@ PipelineReport report_step(const Schedule& schedule, StageEvents events) {
   report.measured = use_of(schedule, events);
   report.after_s = end_of(events, /*only_passes=*/false) - report.measured.seconds;
   report.costs = measured_costs(schedule, events);
-  const auto schedule_idle = idle_before(simulate(schedule, balanced(report.costs)));
-  const Blame blame(events, report.measured.seconds);
+  report.idle = idle_spans(events, report.measured.seconds, simulate(schedule, balanced(report.costs)));
   for (size_t rank = 0; rank < events.size(); ++rank) {
-    report.idle.push_back(blame.idle_of(rank, schedule_idle[rank]));
-    for (const IdleSpan& span : report.idle.back())
+    for (const IdleSpan& span : report.idle[rank])
       report.measured.ranks[rank].idle_causes[static_cast<size_t>(span.cause)] += span.end - span.begin;
   }
   report.ideal = simulated_events(schedule, report.costs, events);

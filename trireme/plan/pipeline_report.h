@@ -38,16 +38,19 @@ struct StageEvent {
 /// By rank, in the order in which each did them.
 using StageEvents = std::vector<std::vector<StageEvent>>;
 
-/// Why a rank runs no pass. At each moment it has one cause: that of the rank for which it waits in the end.
+/// Why a rank runs no pass. Each gap is as long as in the step that equal stages would have, and longer by
+/// what has delayed the pass behind it, on this rank or on one that it waits for.
 enum class IdleCause {
-  kSchedule,   ///< waits for a pass that another rank computes, as it would if all stages took equally long
-  kImbalance,  ///< waits longer for such a pass
-  kCommunication,  ///< what it waits for is made, and on its way
-  kHost            ///< has all that it needs, and has not begun
+  kSchedule,       ///< as in a step in which all stages take what they take on average, and nothing else does
+  kImbalance,      ///< stages, or passes of one, that take longer than others
+  kCommunication,  ///< messages on their way, and sends that block
+  kHost            ///< a rank that has all it needs and does not begin
 };
 inline constexpr size_t kIdleCauses = 4;
 std::string_view name(IdleCause cause);
 
+/// A gap has one for each of its causes, one behind the other: their lengths are measured, their order is
+/// not.
 struct IdleSpan {
   double begin = 0.0, end = 0.0;
   IdleCause cause = IdleCause::kSchedule;
