@@ -258,6 +258,22 @@ TEST(PipelineReport, SplitsActivationsBetweenBothHalvesOfBackward) {
   EXPECT_NEAR(report.measured.ranks[0].idle, 0.0, kNear);
 }
 
+TEST(PipelineReport, OfOneDeviceForStudyIsSimulatedForThatOfMany) {
+  for (const Schedule& schedule : some_schedules()) {
+    const Schedule one = on_one_rank(schedule);
+    const Simulation serial = simulate(one);
+    EXPECT_DOUBLE_EQ(serial.makespan, 3.0 * static_cast<double>(schedule.stages * schedule.micro_batches))
+        << schedule.name;
+    const StageEvents events = recorded(
+        one, [](const StagePass& pass) { return pass.kind == StagePass::Kind::kBackward ? 2.0 : 1.0; }, 0.0,
+        0.0);
+    const PipelineReport report = report_step(one, events, schedule);
+    EXPECT_NEAR(report.predicted.seconds, simulate(schedule).makespan, kNear) << schedule.name;
+    EXPECT_EQ(report.predicted.ranks.size(), schedule.ranks.size());
+    EXPECT_NEAR(report.measured.idle_share(), 0.0, kNear);
+  }
+}
+
 TEST(PipelineReport, RefusesEventsOfAnotherSchedule) {
   const Schedule schedule = make_schedule(ScheduleName::k1F1B, {2, 1});
   StageEvents events = one_micro_batch();

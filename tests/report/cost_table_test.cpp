@@ -131,6 +131,8 @@ TEST(StepTimes, TheIntervalOfTheMedianIsMadeOfOrderStatistics) {
   }
   EXPECT_FALSE(median_interval({}));
   EXPECT_FALSE(median({}));
+  EXPECT_EQ(median({3.0, 1.0, 2.0}), 2.0);
+  EXPECT_EQ(median({4.0, 1.0, 2.0, 3.0}), 2.5);
 }
 
 TEST(CostTable, ReadsBackWhatARunHasWritten) {

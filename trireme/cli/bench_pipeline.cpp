@@ -1,8 +1,10 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
 #include <optional>
 
 #include "trireme/base/build_info.h"
+#include "trireme/base/file.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/front.h"
 #include "trireme/cli/gpu_count.h"
@@ -58,13 +60,36 @@ plan::ResolvedConfig config_of(const PipelineBench& options, const Front& front)
   return plan::load({.path = "", .text = "", .overrides = overrides}, front.environment);
 }
 
+int64_t ranks_of(const PipelineBench& options, plan::Device device, int gpus) {
+  if (options.run.study == 0) return choose_ranks(options.ranks, device, gpus);
+  if (options.ranks.value_or(1) != 1) {
+    throw ConfigError(
+        "[cli.bench] --study {} has all stages on one rank, and -n is {}; leave one of them out",
+        options.run.study, *options.ranks);
+  }
+  return 1;
+}
+
+void check_ranks(const plan::ParallelConfig& parallel, int64_t ranks, bool study) {
+  const int64_t replicas = parallel.dp_replicate * std::max<int64_t>(1, parallel.dp_shard);
+  if (study && replicas == 1) return;
+  if (ranks % replicas == 0 && ranks / replicas >= 2) return;
+  throw ConfigError(
+      "[cli.bench] a pipeline needs two ranks or more for each of {} data-parallel ranks "
+      "(parallel.dp_replicate={} "
+      "x parallel.dp_shard={}), and there are {}; give a multiple of {} that is at least {} as -n, or "
+      "--study P "
+      "for the stages of P ranks on one",
+      replicas, parallel.dp_replicate, parallel.dp_shard, ranks, replicas, 2 * replicas);
+}
+
 int bench_pipeline(const PipelineBench& options, const Front& front) {
   const plan::ResolvedConfig config = config_of(options, front);
   const int gpus = kHasCuda && config.config.device != plan::Device::kCpu ? gpu_count() : 0;
   const plan::Device device = choose_device(config.config.device, gpus);
-  const int64_t ranks = choose_ranks(options.ranks, device, gpus);
-  if (ranks < 2)
-    throw ConfigError("[cli.bench] a pipeline needs two ranks, -n is {}; give -n 2 or more", ranks);
+  const int64_t ranks = ranks_of(options, device, gpus);
+  check_ranks(config.config.parallel, ranks, options.run.study > 0);
+  if (!options.run.timeline.empty()) make_directories(options.run.timeline);
   Request request{.verb = "bench_pipeline",
                   .config = plan::to_yaml(config),
                   .run_dir = "",
@@ -85,6 +110,7 @@ void add_counts(CLI::App& verb, BenchPipelineOptions& run) {
   add("--chunks", run.chunks, 1, "Stages a rank, of interleaved schedules");
   add("--steps", run.steps, 1, "Steps that are measured; medians are shown");
   add("--warmup", run.warmup, 0, "Steps before");
+  add("--study", run.study, 2, "The stages of N ranks on one device, one after the other, for study");
 }
 
 }  // namespace
@@ -101,6 +127,12 @@ void add_bench_pipeline(CLI::App& bench, Front& front) {
         ->option_text("N");
   }
   add_counts(*verb, options->run);
+  verb->add_option(
+          "--timeline", options->run.timeline,
+          "Write what a step did, under the simulated one: SCHEDULE.svg, and SCHEDULE.trace.json for "
+          "ui.perfetto.dev")
+      ->option_text("DIR");
+  verb->add_flag("--details", options->run.details, "Tables by rank and stage for every schedule");
   verb->add_flag("--json", options->json, "One JSON document with all samples");
   verb->footer(
       "A Llama in bf16 on random tokens: forward and backward passes of a step without an update. The "

@@ -9,7 +9,7 @@ namespace trireme::cli {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GenerateOptions, run, prompt, max_tokens, temperature, top_k, seed)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchCommOptions, device, mib, rounds)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchPipelineOptions, device, schedules, micro_batches, micro_batch_size,
-                                   chunks, warmup, steps)
+                                   chunks, warmup, steps, study, timeline, details)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Request, verb, config, run_dir, runs_root, command, json, quiet, silent,
                                    generate, bench_comm, bench_pipeline)
 

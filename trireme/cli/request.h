@@ -29,6 +29,9 @@ struct BenchPipelineOptions {
   int64_t micro_batch_size = 1;  ///< sequences
   int64_t chunks = 2;            ///< stages a rank, of schedules that leave it open
   int64_t warmup = 3, steps = 6;
+  int64_t study = 0;     ///< ranks whose stages run on one; 0: every rank has its own
+  std::string timeline;  ///< folder for pictures and traces; empty: none
+  bool details = false;  ///< tables by rank and stage for more than one schedule
 };
 
 struct Request {

@@ -82,13 +82,17 @@ void prepare_torch(Environment& environment, plan::Device device) {
   environment.set("PYTORCH_ALLOC_CONF", "expandable_segments:True");
 }
 
+/// Nothing that such workers have begun is worth waiting for.
+constexpr double kStopSeconds = 3.0;
+
 int run_workers(const Request& request, Environment environment, plan::Device device, int64_t ranks) {
   prepare_torch(environment, device);
   return launch::run_local({.program = worker_path(),
                             .args = {request.verb},
                             .ranks = ranks,
                             .environment = worker_environment(environment, request),
-                            .log_dir = ""});
+                            .log_dir = "",
+                            .stop_s = kStopSeconds});
 }
 
 Request train_request(const TrainJob& job, const Front& front, const plan::ResolvedConfig& resolved) {

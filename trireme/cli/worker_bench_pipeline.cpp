@@ -22,6 +22,7 @@
 #include "trireme/plan/schedule.h"
 #include "trireme/plan/simulate.h"
 #include "trireme/plan/stages.h"
+#include "trireme/report/pipeline_view.h"
 #include "trireme/report/step_times.h"
 #include "trireme/report/table.h"
 #include "trireme/train/engine_options.h"
@@ -40,6 +41,8 @@ struct Measured {
   std::string refused = {};  ///< why it was not run; empty: it was
   int64_t stages = 0;
   std::vector<double> samples_ms = {};      ///< by step, of the slowest rank
+  std::vector<double> recorded_ms = {};     ///< of steps that were recorded, in between
+  plan::PipelineReport report = {};         ///< of the recorded step of median length
   std::vector<double> step_bytes = {};      ///< the most that a step has beyond what is there before it
   std::vector<double> peak_bytes = {};      ///< of the GPU's allocator; empty on CPUs
   std::vector<double> sent_bytes = {};      ///< of a step, to other stages
@@ -47,6 +50,8 @@ struct Measured {
   double loss = 0.0, grad_norm = 0.0;       ///< of the last step
 
   double median_ms() const { return report::median(samples_ms).value_or(0.0); }
+  /// What recording adds to a step.
+  double recording_share() const { return report::median(recorded_ms).value_or(0.0) / median_ms() - 1.0; }
 };
 
 /// Stages that take equally long, and F, I and W of a rank that do.
@@ -66,18 +71,14 @@ class PipelineBench {
   /// Collective.
   Measured measure(ScheduleName name);
   int64_t tokens_per_step() const {
-    return run_.micro_batches * run_.micro_batch_size * config_.data.seq_len;
+    return mesh_.dp->size() * run_.micro_batches * run_.micro_batch_size * config_.data.seq_len;
   }
 
  private:
   struct Batch {
     at::Tensor inputs, targets;
   };
-  static comm::Mesh mesh_of(const std::shared_ptr<comm::World>& world, const plan::Config& config) {
-    plan::ParallelConfig axes = config.parallel;
-    axes.pp = world->size();
-    return comm::make_mesh(world, plan::MeshShape::fit(axes, world->size()));
-  }
+  static comm::Mesh mesh_of(const std::shared_ptr<comm::World>& world, const plan::Config& config);
   bool on_gpu() const { return mesh_.world->device().is_cuda(); }
   parallel::Options engine_options() const;
   std::unique_ptr<parallel::Pipeline> make_pipeline(const plan::Schedule& schedule,
@@ -86,13 +87,21 @@ class PipelineBench {
   void settle() const;
   double timed_step(parallel::Pipeline& pipeline, int64_t step, Measured& into) const;
   double bytes_of_step(parallel::Pipeline& pipeline, int64_t step) const;
-  void run(parallel::Pipeline& pipeline, Measured& into) const;
+  void run(parallel::Pipeline& pipeline, const plan::Schedule& simulated, Measured& into) const;
   std::vector<double> from_all(double mine) const;
 
   plan::Config config_;
   BenchPipelineOptions run_;
   comm::Mesh mesh_;
 };
+
+/// The ranks that data parallelism leaves are those of a pipeline.
+comm::Mesh PipelineBench::mesh_of(const std::shared_ptr<comm::World>& world, const plan::Config& config) {
+  plan::ParallelConfig axes = config.parallel;
+  axes.dp_shard = std::max<int64_t>(1, axes.dp_shard);
+  axes.pp = world->size() / (axes.dp_replicate * axes.dp_shard);
+  return comm::make_mesh(world, plan::MeshShape::fit(axes, world->size()));
+}
 
 parallel::Options PipelineBench::engine_options() const {
   parallel::Options options = train::engine_options(config_, mesh_);
@@ -124,9 +133,11 @@ std::unique_ptr<parallel::Pipeline> PipelineBench::make_pipeline(const plan::Sch
   return std::make_unique<parallel::Pipeline>(schedule, std::move(stages), loss, mesh_, options);
 }
 
-/// The same on all ranks and for all schedules.
+/// The same on all ranks of a pipeline and for all schedules.
 PipelineBench::Batch PipelineBench::batch_of(int64_t step) const {
-  const auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(config_.seed + step));
+  const int64_t number = step * mesh_.dp->size() + mesh_.dp_rank;
+  const auto generator =
+      at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(config_.seed + number));
   const int64_t rows = run_.micro_batches * run_.micro_batch_size, length = config_.data.seq_len;
   const at::Tensor tokens = at::randint(0, config_.model.vocab_size, {rows, length + 1}, generator, at::kLong)
                                 .to(mesh_.world->device());
@@ -166,7 +177,8 @@ double PipelineBench::bytes_of_step(parallel::Pipeline& pipeline, int64_t step) 
   return static_cast<double>(watch.peak());
 }
 
-void PipelineBench::run(parallel::Pipeline& pipeline, Measured& into) const {
+/// Recorded steps take turns with those that are timed.
+void PipelineBench::run(parallel::Pipeline& pipeline, const plan::Schedule& simulated, Measured& into) const {
   int64_t step = 0;
   for (; step < run_.warmup; ++step) {
     timed_step(pipeline, step, into);
@@ -175,17 +187,27 @@ void PipelineBench::run(parallel::Pipeline& pipeline, Measured& into) const {
   into.step_bytes = from_all(bytes_of_step(pipeline, step++));
   pipeline.skip_step();
   if (on_gpu()) at::getDeviceAllocator(at::kCUDA)->resetPeakStats(mesh_.world->device().index());
-  pipeline.flush();
-  const int64_t sent_before = pipeline.sent_bytes();
+  std::vector<plan::PipelineReport> reports;
+  int64_t sent = 0;
   for (int64_t i = 0; i < run_.steps; ++i) {
+    pipeline.record(true);
+    into.recorded_ms.push_back(std::ranges::max(from_all(timed_step(pipeline, step++, into))));
+    reports.push_back(pipeline.report(simulated));
+    pipeline.skip_step();
+    pipeline.record(false);
+    const int64_t sent_before = pipeline.sent_bytes();  // report() has flushed
     const double mine = timed_step(pipeline, step++, into);
     into.samples_ms.push_back(std::ranges::max(from_all(mine)));
+    pipeline.flush();
+    sent += pipeline.sent_bytes() - sent_before;
     if (i + 1 == run_.steps) into.grad_norm = pipeline.grad_norm();
     pipeline.skip_step();
   }
-  pipeline.flush();
-  const auto sent = static_cast<double>(pipeline.sent_bytes() - sent_before);
-  into.sent_bytes = from_all(sent / static_cast<double>(run_.steps));
+  const auto middle = reports.begin() + std::ssize(reports) / 2;
+  std::ranges::nth_element(reports, middle, {},
+                           [](const plan::PipelineReport& one) { return one.measured.seconds; });
+  into.report = std::move(*middle);
+  into.sent_bytes = from_all(static_cast<double>(sent) / static_cast<double>(run_.steps));
   if (on_gpu()) into.peak_bytes = from_all(static_cast<double>(kernels::gpu_memory_peak().allocated));
 }
 
@@ -194,7 +216,8 @@ Measured PipelineBench::measure(ScheduleName name) {
   plan::Schedule schedule;
   plan::StageSplit split;
   try {
-    schedule = plan::make_schedule(name, {mesh_.pp->size(), run_.micro_batches, run_.chunks});
+    const int64_t ranks = run_.study > 0 ? run_.study : mesh_.pp->size();
+    schedule = plan::make_schedule(name, {ranks, run_.micro_batches, run_.chunks});
     const plan::ModelFacts facts = plan::describe(config_.model, config_.data.seq_len);
     std::vector<int64_t> ranks;
     for (int64_t stage = 0; stage < schedule.stages; ++stage) ranks.push_back(schedule.rank_of(stage, 0));
@@ -208,7 +231,8 @@ Measured PipelineBench::measure(ScheduleName name) {
   measured.stages = schedule.stages;
   measured.makespan = simulation.makespan;
   measured.efficiency = simulation.efficiency();
-  run(*make_pipeline(schedule, split), measured);
+  const plan::Schedule here = run_.study > 0 ? plan::on_one_rank(schedule) : schedule;
+  run(*make_pipeline(here, split), schedule, measured);
   if (on_gpu()) at::getDeviceAllocator(at::kCUDA)->emptyCache();
   return measured;
 }
@@ -230,7 +254,9 @@ Json to_json(const Measured& one, int64_t tokens) {
           {"simulated_makespan", one.makespan},
           {"simulated_bubble_share", 1.0 - one.efficiency},
           {"loss", one.loss},
-          {"grad_norm", one.grad_norm}};
+          {"grad_norm", one.grad_norm},
+          {"recorded_ms", one.recorded_ms},
+          {"report", report::to_json(one.report)}};
 }
 
 std::string by_rank(const std::vector<double>& bytes) {
@@ -240,7 +266,18 @@ std::string by_rank(const std::vector<double>& bytes) {
   return join(words, ", ");
 }
 
-void print(const std::vector<Measured>& all, int64_t tokens) {
+std::string percent(double share) {
+  return fmt::format("{:.1f}%", 100.0 * share);
+}
+
+/// Of all ranks' time.
+double idle_share(const plan::StepUse& use, plan::IdleCause cause) {
+  double seconds = 0.0;
+  for (const plan::RankUse& rank : use.ranks) seconds += rank.idle_causes[static_cast<size_t>(cause)];
+  return seconds / (use.seconds * static_cast<double>(use.ranks.size()));
+}
+
+report::Table step_table(const std::vector<Measured>& all, int64_t tokens) {
   using report::Align;
   report::Table table({{"schedule"},
                        {"stages", Align::kRight},
@@ -251,22 +288,77 @@ void print(const std::vector<Measured>& all, int64_t tokens) {
                        {"sent a step"},
                        {"memory of a step"},
                        {"peak"}});
+  for (const Measured& one : all) {
+    table.add_row({one.schedule, std::to_string(one.stages), fmt::format("{:.1f}", one.median_ms()),
+                   format_count(tokens_per_s(one, tokens)), percent(1.0 - one.efficiency),
+                   fmt::format("{:.4f}", one.loss), by_rank(one.sent_bytes), by_rank(one.step_bytes),
+                   by_rank(one.peak_bytes)});
+  }
+  return table;
+}
+
+report::Table idle_table(const std::vector<Measured>& all) {
+  using report::Align;
+  std::vector<report::Column> titles = {{"recorded"},
+                                        {"ms", Align::kRight},
+                                        {"simulated", Align::kRight},
+                                        {"idle", Align::kRight},
+                                        {"simulated", Align::kRight}};
+  for (size_t cause = 0; cause < plan::kIdleCauses; ++cause)
+    titles.push_back({std::string(plan::name(static_cast<plan::IdleCause>(cause))), Align::kRight});
+  titles.push_back({"recording costs", Align::kRight});
+  report::Table table(std::move(titles));
+  for (const Measured& one : all) {
+    const plan::PipelineReport& report = one.report;
+    std::vector<std::string> cells = {one.schedule, fmt::format("{:.1f}", 1e3 * report.measured.seconds),
+                                      fmt::format("{:.1f}", 1e3 * report.predicted.seconds),
+                                      percent(report.measured.idle_share()),
+                                      percent(report.predicted.idle_share())};
+    for (size_t cause = 0; cause < plan::kIdleCauses; ++cause)
+      cells.push_back(percent(idle_share(report.measured, static_cast<plan::IdleCause>(cause))));
+    cells.push_back(percent(one.recording_share()));
+    table.add_row(std::move(cells));
+  }
+  return table;
+}
+
+void print(const std::vector<Measured>& all, const BenchPipelineOptions& run, int64_t tokens) {
+  std::vector<Measured> measured;
   std::string left_out;
   for (const Measured& one : all) {
-    if (!one.refused.empty()) {
+    if (one.refused.empty()) {
+      measured.push_back(one);
+    } else {
       left_out += fmt::format("{} was left out: {}\n", one.schedule, one.refused);
-      continue;
     }
-    table.add_row({one.schedule, std::to_string(one.stages), fmt::format("{:.1f}", one.median_ms()),
-                   format_count(tokens_per_s(one, tokens)),
-                   fmt::format("{:.1f}%", 100.0 * (1.0 - one.efficiency)), fmt::format("{:.4f}", one.loss),
-                   by_rank(one.sent_bytes), by_rank(one.step_bytes), by_rank(one.peak_bytes)});
   }
-  fmt::print("{}{}", table.to_string(), left_out);
+  if (measured.empty()) {
+    fmt::print("{}", left_out);
+    return;
+  }
+  if (run.study > 0) {
+    fmt::print(
+        "for study: the stages of {} ranks on one device, one after the other; what {} ranks would do is "
+        "simulated for the costs that they have here\n",
+        run.study, run.study);
+  }
+  fmt::print("{}{}", step_table(measured, tokens).to_string(), left_out);
   fmt::print(
       "ms: forward and backward of a step, the slowest rank, median; bytes by rank; ideal bubble: "
       "simulated,\n"
-      "for passes and stages that take equally long\n");
+      "for passes and stages that take equally long\n\n{}"
+      "a step of median length, from its first event to the end of its last pass; simulated: for the costs "
+      "that\n"
+      "it had; idle and its causes: of all ranks' time\n",
+      idle_table(measured).to_string());
+  if (!run.details && measured.size() > 1) return;
+  for (const Measured& one : measured) fmt::print("\n{}", report::to_text(one.report));
+}
+
+void write_pictures(const std::vector<Measured>& all, const BenchPipelineOptions& run) {
+  for (const Measured& one : all) {
+    if (one.refused.empty()) report::write_pictures(one.report, run.timeline, one.schedule);
+  }
 }
 
 }  // namespace
@@ -290,8 +382,9 @@ int worker_bench_pipeline(const Request& request, const Environment& environment
   const bool any = std::ranges::any_of(all, [](const Measured& one) { return one.refused.empty(); });
   const int code = static_cast<int>(any ? ExitCode::kOk : ExitCode::kUsage);
   if (world->rank() != 0) return code;
+  if (!run.timeline.empty()) write_pictures(all, run);
   if (!request.json) {
-    print(all, bench.tokens_per_step());
+    print(all, run, bench.tokens_per_step());
     return code;
   }
   Json rows = Json::array();
@@ -302,6 +395,7 @@ int worker_bench_pipeline(const Request& request, const Environment& environment
                          {"ranks", world->size()},
                          {"micro_batches", run.micro_batches},
                          {"micro_batch_size", run.micro_batch_size},
+                         {"study", run.study > 0 ? Json(run.study) : Json()},
                          {"tokens_per_step", bench.tokens_per_step()},
                          {"rows", rows}};
   fmt::print("{}\n", document.dump(2));

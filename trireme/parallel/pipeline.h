@@ -135,6 +135,8 @@ class Pipeline {
   /// those that the links counted. Collective over the mesh's axis pp; the host waits for the device. Throws
   /// LogicError when no step was recorded.
   plan::PipelineReport report();
+  /// With what is simulated for another schedule of the same stages (plan::on_one_rank()).
+  plan::PipelineReport report(const plan::Schedule& simulated);
 
   /// The host waits until everything that was sent has left.
   void flush();

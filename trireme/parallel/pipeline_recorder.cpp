@@ -209,6 +209,10 @@ void Pipeline::record(bool on) {
 }
 
 plan::PipelineReport Pipeline::report() {
+  return report(schedule_);
+}
+
+plan::PipelineReport Pipeline::report(const plan::Schedule& simulated) {
   check_usable();
   TRIREME_CHECK(recorder_ && recorder_->has_step(),
                 "[parallel.pipeline] rank {} has recorded no step; call record(true) before it",
@@ -217,7 +221,7 @@ plan::PipelineReport Pipeline::report() {
   const auto sent = static_cast<double>(links_->sent_bytes() - sent_before_step_);
   const auto offsets = align_clocks(*mesh_.pp);
   plan::PipelineReport report =
-      plan::report_step(schedule_, gather_events(*mesh_.pp, recorder_->events(), offsets));
+      plan::report_step(schedule_, gather_events(*mesh_.pp, recorder_->events(), offsets), simulated);
   for (const plan::ClockOffset& offset : offsets)
     report.clock_error_s = std::max(report.clock_error_s, offset.error);
   const auto counted = comm::gather_scalars(*mesh_.pp, {sent});

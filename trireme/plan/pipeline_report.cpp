@@ -305,10 +305,15 @@ double StepUse::idle_share() const {
 }
 
 PipelineReport report_step(const Schedule& schedule, StageEvents events) {
+  return report_step(schedule, std::move(events), schedule);
+}
+
+PipelineReport report_step(const Schedule& schedule, StageEvents events, const Schedule& simulated) {
   check_events(schedule, events);
   begin_at_zero(events);
   PipelineReport report;
   report.schedule = schedule;
+  report.simulated = simulated;
   report.measured = use_of(schedule, events);
   report.after_s = end_of(events, /*only_passes=*/false) - report.measured.seconds;
   report.costs = measured_costs(schedule, events);
@@ -317,8 +322,8 @@ PipelineReport report_step(const Schedule& schedule, StageEvents events) {
     for (const IdleSpan& span : report.idle[rank])
       report.measured.ranks[rank].idle_causes[static_cast<size_t>(span.cause)] += span.end - span.begin;
   }
-  report.ideal = simulated_events(schedule, report.costs, events);
-  report.predicted = use_of(schedule, report.ideal);
+  report.ideal = simulated_events(simulated, report.costs, events);
+  report.predicted = use_of(simulated, report.ideal);
   report.events = std::move(events);
   return report;
 }

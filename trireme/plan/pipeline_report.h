@@ -81,7 +81,8 @@ struct StepUse {
 
 struct PipelineReport {
   Schedule schedule;
-  StageEvents events;                       ///< measured; the first begins at 0
+  Schedule simulated;  ///< the same, or that of which the schedule has all passes on one rank
+  StageEvents events;  ///< measured; the first begins at 0
   std::vector<std::vector<IdleSpan>> idle;  ///< by rank, in the order of time
   StepUse measured;
   PassCosts costs;             ///< of each stage: medians, in seconds
@@ -93,6 +94,8 @@ struct PipelineReport {
 
 /// Throws LogicError when the passes of `events` are not those of the schedule in its order.
 PipelineReport report_step(const Schedule& schedule, StageEvents events);
+/// With a prediction for another schedule of the same stages (on_one_rank()).
+PipelineReport report_step(const Schedule& schedule, StageEvents events, const Schedule& simulated);
 
 /// Seconds before and after a meeting of all ranks, on the rank's own clock: nobody leaves before all have
 /// come.

@@ -433,6 +433,24 @@ Schedule scheduled_in_time(const Schedule& given, const PassCosts& costs) {
 
 }  // namespace
 
+Schedule on_one_rank(const Schedule& schedule) {
+  std::vector<TimedPass> all;
+  for (const RankTimeline& rank : simulate(schedule).ranks)
+    all.insert(all.end(), rank.passes.begin(), rank.passes.end());
+  // What a pass needs has ended before it.
+  std::ranges::stable_sort(all, {}, &TimedPass::end);
+  Schedule one{.name = schedule.name,
+               .placement = Placement::kLoop,
+               .stages = schedule.stages,
+               .micro_batches = schedule.micro_batches,
+               .ranks = std::vector<std::vector<StagePass>>(1)};
+  for (const TimedPass& timed : all) {
+    one.ranks[0].push_back(timed.pass);
+    one.ranks[0].back().with_next = false;
+  }
+  return one;
+}
+
 Schedule fill_weights(const Schedule& without_weights, const PassCosts& costs) {
   return scheduled_in_time<FillingRank>(without_weights, costs);
 }

@@ -50,6 +50,10 @@ struct Simulation {
 /// what it needs on its own rank, waits for ever, or overruns the memory limit.
 Simulation simulate(const Schedule& schedule, const PassCosts& costs = {});
 
+/// The passes of all ranks on a single one, in the order in which simulate() ends them: a pipeline for study
+/// where there is one device. Of two copies of the model one is left.
+Schedule on_one_rank(const Schedule& schedule);
+
 /// The same order of forward and backward passes, with those for the weights wherever a rank would wait, for
 /// these costs: for the next input to arrive, or for memory to be given back.
 Schedule fill_weights(const Schedule& without_weights, const PassCosts& costs);

@@ -52,29 +52,53 @@ std::string stages_of(const Schedule& schedule, size_t rank) {
   return join(stages, ", ");
 }
 
+/// Measured beside simulated, where both are of the same ranks.
 std::string rank_table(const PipelineReport& report, int64_t columns) {
-  std::vector<Column> titles = {{"rank", Align::kRight},
-                                {"stages"},
-                                {"busy", Align::kRight},
-                                {"simulated", Align::kRight},
-                                {"idle", Align::kRight}};
+  const bool same = report.measured.ranks.size() == report.predicted.ranks.size();
+  std::vector<Column> titles = {{"rank", Align::kRight}, {"stages"}, {"busy", Align::kRight}};
+  const auto simulated = [&] {
+    if (same) titles.push_back({"simulated", Align::kRight});
+  };
+  simulated();
+  titles.push_back({"idle", Align::kRight});
   for (size_t cause = 0; cause < plan::kIdleCauses; ++cause)
     titles.push_back({std::string(plan::name(static_cast<IdleCause>(cause))), Align::kRight});
-  for (const char* title : {"in flight", "simulated", "sent", "simulated"})
+  for (const char* title : {"in flight", "sent"}) {
     titles.push_back({title, Align::kRight});
+    simulated();
+  }
   Table table(std::move(titles));
   for (size_t rank = 0; rank < report.measured.ranks.size(); ++rank) {
-    const RankUse &use = report.measured.ranks[rank], &wanted = report.predicted.ranks[rank];
+    const RankUse& use = report.measured.ranks[rank];
+    const RankUse wanted = same ? report.predicted.ranks[rank] : RankUse();
     const double seconds = report.measured.seconds;
-    std::vector<std::string> cells = {
-        std::to_string(rank), stages_of(report.schedule, rank), percent(use.busy, seconds),
-        percent(wanted.busy, report.predicted.seconds), percent(use.idle, seconds)};
+    std::vector<std::string> cells = {std::to_string(rank), stages_of(report.schedule, rank),
+                                      percent(use.busy, seconds)};
+    const auto beside = [&](const std::string& text) {
+      if (same) cells.push_back(text);
+    };
+    beside(percent(wanted.busy, report.predicted.seconds));
+    cells.push_back(percent(use.idle, seconds));
     for (const double part : use.idle_causes) cells.push_back(percent(part, seconds));
-    for (const double bytes : {use.peak_bytes, wanted.peak_bytes, use.sent_bytes, wanted.sent_bytes})
-      cells.push_back(bytes_text(bytes));
+    cells.push_back(bytes_text(use.peak_bytes));
+    beside(bytes_text(wanted.peak_bytes));
+    cells.push_back(bytes_text(use.sent_bytes));
+    beside(bytes_text(wanted.sent_bytes));
     table.add_row(std::move(cells));
   }
-  return table.to_string(columns);
+  if (same) return table.to_string(columns);
+  Table others({{"simulated rank", Align::kRight},
+                {"stages"},
+                {"busy", Align::kRight},
+                {"in flight", Align::kRight},
+                {"sent", Align::kRight}});
+  for (size_t rank = 0; rank < report.predicted.ranks.size(); ++rank) {
+    const RankUse& use = report.predicted.ranks[rank];
+    others.add_row({std::to_string(rank), stages_of(report.simulated, rank),
+                    percent(use.busy, report.predicted.seconds), bytes_text(use.peak_bytes),
+                    bytes_text(use.sent_bytes)});
+  }
+  return table.to_string(columns) + others.to_string(columns);
 }
 
 std::string ms(double seconds) {
@@ -137,16 +161,24 @@ std::vector<Bar> bars_of(const Schedule& schedule, const std::vector<StageEvent>
   return bars;
 }
 
+std::string heading(const PipelineReport& report, bool measured) {
+  if (!measured) return "simulated for its costs";
+  return report.schedule.ranks.size() == report.simulated.ranks.size()
+             ? "measured"
+             : fmt::format("measured, for study: all {} stages on one device, one after the other",
+                           report.schedule.stages);
+}
+
 void add_rows(Timeline& timeline, const PipelineReport& report, bool measured) {
   const StepUse& use = measured ? report.measured : report.predicted;
+  const Schedule& schedule = measured ? report.schedule : report.simulated;
   for (size_t rank = 0; rank < use.ranks.size(); ++rank) {
     TimelineRow row{.name = fmt::format("rank {}", rank),
-                    .bars = bars_of(report.schedule, (measured ? report.events : report.ideal)[rank]),
+                    .bars = bars_of(schedule, (measured ? report.events : report.ideal)[rank]),
                     .note = fmt::format("idle {}", percent(use.ranks[rank].idle, use.seconds))};
     if (rank == 0) {
-      row.heading =
-          fmt::format("{}: {:.2f} ms, {:.1f}% idle", measured ? "measured" : "simulated for its costs",
-                      1e3 * use.seconds, 100.0 * use.idle_share());
+      row.heading = fmt::format("{}: {:.2f} ms, {:.1f}% idle", heading(report, measured), 1e3 * use.seconds,
+                                100.0 * use.idle_share());
     }
     for (const plan::IdleSpan& span : measured ? report.idle[rank] : std::vector<plan::IdleSpan>()) {
       row.gaps.push_back({.begin = 1e3 * span.begin,
@@ -314,7 +346,7 @@ Json to_json(const PipelineReport& report) {
 }
 
 Timeline timeline_of(const PipelineReport& report) {
-  const Schedule& schedule = report.schedule;
+  const Schedule& schedule = report.simulated;
   Timeline timeline;
   timeline.title = fmt::format("{}: {} ranks, {} stages, {} micro-batches", schedule.name,
                                schedule.ranks.size(), schedule.stages, schedule.micro_batches);

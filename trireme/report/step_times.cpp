@@ -30,7 +30,8 @@ std::optional<double> median(std::vector<double> values) {
   if (values.empty()) return std::nullopt;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::ranges::nth_element(values, middle);
-  return *middle;
+  if (values.size() % 2 == 1) return *middle;
+  return 0.5 * (*middle + *std::max_element(values.begin(), middle));
 }
 
 std::optional<Interval> median_interval(std::vector<double> values) {

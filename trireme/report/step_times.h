@@ -15,7 +15,7 @@ inline constexpr size_t kLeastSteps = 5;
 /// format.
 std::vector<double> steady_step_ms(const std::string& run_directory);
 
-/// The middle one, the upper of two; none of none.
+/// The middle one, half way between two; none of none.
 std::optional<double> median(std::vector<double> values);
 
 /// Bounds within which the median of what `values` were drawn from lies with a probability of 95%, whatever
