@@ -225,6 +225,54 @@ std::vector<UnitSpec> stage_units(const ModelConfig& model, const ModelFacts& fa
   return units;
 }
 
+StageSplit split_by_blocks(const std::vector<StagePart>& parts, const std::vector<int64_t>& blocks) {
+  const auto total = std::accumulate(blocks.begin(), blocks.end(), int64_t{0});
+  const auto there = std::ssize(parts) - (parts.back().name == kHeadUnit ? 1 : 0);
+  if (total != there) {
+    throw ConfigError("[plan.stages] stages of {} blocks have {}, the model {}; share out all of them",
+                      fmt::join(blocks, ", "), total, there);
+  }
+  const auto empty = std::find(blocks.begin(), blocks.end() - 1, 0);
+  if (empty != blocks.end() - 1) {
+    throw ConfigError(
+        "[plan.stages] stage {} of {} blocks would have nothing to do; give each at least 1, but for the "
+        "last, "
+        "which has the head",
+        empty - blocks.begin(), fmt::join(blocks, ", "));
+  }
+  std::vector<int64_t> first = {0};
+  for (const int64_t count : blocks) first.push_back(first.back() + count);
+  first.back() = std::ssize(parts);
+  return measured(std::move(first), parts, 0.0);
+}
+
+/// A part of the split is a block or the head.
+UnitRange units_of_stage(const StageSplit& split, int64_t stage) {
+  const auto at = static_cast<size_t>(stage);
+  return {stage == 0 ? 0 : split.first[at] + 1, split.first[at + 1] + 1};
+}
+
+std::vector<UnitSpec> stage_units(const ModelConfig& model, const ModelFacts& facts, UnitRange range) {
+  const bool has_head = range.end == model.n_layers + 2, has_embeddings = range.first == 0;
+  const ModelFamilyRecord& family = record_of(model.family);
+  const std::vector<ParamSpec> norm = family.final_norm(model);
+  const auto is_of_norm = [&](const ParamSpec& param) {
+    return std::ranges::find(norm, param.name, &ParamSpec::name) != norm.end();
+  };
+  UnitSpec root{kRootUnit, {}};
+  if (has_embeddings) root.params = facts.units.front().params;
+  if (model.tie_embeddings) {
+    std::erase_if(root.params, is_of_norm);
+    if (has_head && !has_embeddings) root.params.push_back(facts.units.front().params.front());
+    if (has_head) root.params.insert(root.params.end(), norm.begin(), norm.end());
+  }
+  std::vector<UnitSpec> units = {std::move(root)};
+  const int64_t count = std::min(range.end, std::ssize(facts.units));
+  for (int64_t unit = std::max<int64_t>(1, range.first); unit < count; ++unit)
+    units.push_back(facts.units[static_cast<size_t>(unit)]);
+  return units;
+}
+
 StageSplit split_evenly(const std::vector<StagePart>& parts, int64_t stages, double spread_flops) {
   check_stages(parts, stages);
   const auto count = static_cast<int64_t>(parts.size());
