@@ -1,6 +1,7 @@
 // What a pipeline refuses, and how all of its ranks end when one of them fails.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <numeric>
 
 #include "tests/parallel/layouts.h"
@@ -104,6 +105,135 @@ TEST(PipelineFaults, NamesTheRankOfTheJobAndTheStageThatSends) {
     step(world->rank() % 2 == 0 ? 8 : 4);
   });
   EXPECT_NE(errors[1].find("stage 0 on rank 1 in 'send 1F0 to 1'"), std::string::npos) << errors[1];
+}
+
+/// What is not a std::exception is a failure like others.
+TEST(PipelineFaults, WhatIsNoExceptionEndsAllRanksToo) {
+  const auto errors = errors_of({.pp = 2}, [&](const std::shared_ptr<comm::World>& world) {
+    Rank rank(world, {.pp = 2}, [](std::vector<parallel::Stage>& stages) {
+      if (stages[0].index == 1) stages[0].forward = [](const at::Tensor&) -> at::Tensor { throw 42; };
+    });
+    rank.step();
+  });
+  for (const std::string& error : errors) {
+    EXPECT_NE(error.find("stage 1 on rank 1 in 'forward 1F0'"), std::string::npos) << error;
+    EXPECT_NE(error.find("no std::exception"), std::string::npos) << error;
+  }
+}
+
+/// Gives a rank of a pipeline of two, in two data-parallel copies, a step of its own; the others a right one.
+/// What each rank says; the step after it runs.
+std::vector<std::string> refusals_of(int64_t refusing, const std::function<void(Rank&)>& wrong) {
+  const PipelineRun run{.pp = 2, .dp = 2, .micro_batches = 4};
+  std::vector<std::string> errors(4);
+  const auto began = std::chrono::steady_clock::now();
+  test::run_ranks(
+      4,
+      [&](const std::shared_ptr<comm::World>& world) {
+        Rank rank(world, run);
+        for (int repeat = 0; repeat < 2; ++repeat) {  // what ranks know of the first step serves no later one
+          try {
+            world->rank() == refusing ? wrong(rank) : void(rank.step(8));
+            ADD_FAILURE() << "rank " << world->rank() << " refuses nothing";
+          } catch (const Error& error) {
+            errors[static_cast<size_t>(world->rank())] = error.what();
+          }
+          rank.step(8);
+          rank.pipeline->skip_step();
+        }
+      },
+      /*timeout_s=*/60.0);
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(20)) << "nobody waits in vain";
+  return errors;
+}
+
+at::Tensor rows(uint64_t kind, int64_t count) {
+  return test::batch(kind, 0).narrow(0, 0, count);
+}
+
+TEST(PipelineFaults, WhatOneRankRefusesAllRanksRefuseWithItsReason) {
+  struct Case {
+    int64_t rank;
+    std::function<void(Rank&)> wrong;
+    std::vector<std::string> words;
+  };
+  const std::vector<Case> cases = {
+      {3,
+       [](Rank& rank) { rank.pipeline->forward_backward(rows(3000, 8), {}); },
+       {"0 micro-batches of targets", "rank 3"}},
+      {0, [](Rank& rank) { rank.step(7); }, {"inputs of 7 rows", "4 micro-batches"}},
+      {1, [](Rank& rank) { rank.step(4); }, {"rank 1", "4 rows of inputs", "rank 3", "8 of targets"}},
+      {2,
+       [](Rank& rank) {
+         rank.pipeline->forward_backward(rows(3000, 8).chunk(4), rows(4000, 8).chunk(4), {1, 1, 1, 2});
+       },
+       {"rank 2", "weights of micro-batches", "rank 0", "no ones"}},
+      {2,
+       [](Rank& rank) {
+         const at::NoGradGuard no_grad;
+         rank.step(8);
+       },
+       {"rank 2", "gradients are off"}}};
+  for (const Case& each : cases) {
+    for (const std::string& error : refusals_of(each.rank, each.wrong)) {
+      for (const std::string& word : each.words)
+        EXPECT_NE(error.find(word), std::string::npos) << word << " in: " << error;
+    }
+  }
+}
+
+TEST(Pipeline, EvaluatesAsItTrains) {
+  for (const ScheduleName name : plan::all_values<ScheduleName>()) {
+    const PipelineRun run{.schedule = name, .pp = 2, .dp = 2, .chunks = 1, .policy = "fsdp"};
+    test::run_ranks(4, [&](const std::shared_ptr<comm::World>& world) {
+      Rank rank(world, run);
+      const auto place = static_cast<size_t>(rank.mesh.dp_rank);
+      const auto mine = [&](uint64_t kind, int64_t parts) {
+        return test::batch(kind, 0).chunk(2)[place].chunk(parts);
+      };
+      const double trained =
+          rank.pipeline
+              ->forward_backward(test::batch(3000, 0).chunk(2)[place], test::batch(4000, 0).chunk(2)[place])
+              .item<double>();
+      const double norm = rank.pipeline->grad_norm();
+      // Other numbers of micro-batches, and between the passes of a step and its end.
+      for (const int64_t parts : {1, 3, 8}) {
+        const double loss = rank.pipeline->evaluate(mine(3000, parts), mine(4000, parts)).item<double>();
+        EXPECT_NEAR(loss, trained, 1e-6 * trained) << plan::name(name) << ", " << parts;
+      }
+      EXPECT_EQ(rank.pipeline->grad_norm(), norm);
+      rank.pipeline->skip_step();
+      rank.step(test::kRows / 2);  // in the shapes of the first step
+      rank.pipeline->skip_step();
+      const at::Tensor made =
+          rank.pipeline->infer(test::batch(3000, 0), [](const at::Tensor& x) { return x.sum(); });
+      const auto last = rank.stages.back().index + 1 == rank.schedule.stages;
+      // A single micro-batch goes in the second direction where there are two.
+      const bool has = name == ScheduleName::kDualPipe ? rank.mesh.pp_rank == 0 : last;
+      EXPECT_EQ(made.defined(), has) << plan::name(name);
+    });
+  }
+}
+
+TEST(Pipeline, WeightsOfZeroStandForMicroBatchesThatAreNotThere) {
+  test::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+    Rank rank(world, {.pp = 2});
+    const auto inputs = test::batch(3000, 0).chunk(4), targets = test::batch(4000, 0).chunk(4);
+    const double half =
+        rank.pipeline->evaluate({inputs[0], inputs[1]}, {targets[0], targets[1]}).item<double>();
+    const double padded =
+        rank.pipeline
+            ->evaluate({inputs[0], inputs[1], inputs[2]}, {targets[0], targets[1], targets[2]}, {2, 2, 0})
+            .item<double>();
+    EXPECT_NEAR(padded, half, 1e-12 * half);
+    test::expect_refusal(
+        [&] {
+          const auto count = static_cast<size_t>(world->rank() + 1);
+          rank.pipeline->evaluate({inputs.begin(), inputs.begin() + static_cast<std::ptrdiff_t>(count)},
+                                  {targets.begin(), targets.begin() + static_cast<std::ptrdiff_t>(count)});
+        },
+        {"rank 1 was given 2 micro-batches, rank 0 1"});
+  });
 }
 
 TEST(PipelineFaults, AFailedPipelineSaysSo) {

@@ -71,6 +71,29 @@ TEST(Lowering, SaysWhichSchedulesRunWhenSendsWaitForPosts) {
   EXPECT_THROW(check(ScheduleName::kLoopedBfs, 2, 2, 1), LogicError);
 }
 
+TEST(Lowering, RunsForwardPassesAloneOfAnyNumberOfMicroBatches) {
+  for (const ScheduleName name : all_values<ScheduleName>()) {
+    for (const int64_t ranks : {1, 2, 4, 6}) {
+      Schedule schedule;
+      try {
+        schedule = make_schedule(name, {ranks, 4 * ranks, has_chunks(name) ? 3 : 1});
+      } catch (const ConfigError&) {
+        continue;
+      }
+      for (const int64_t micro_batches : {1, 2, 3, 7, 12}) {
+        const Schedule forwards = forward_only(schedule, micro_batches);
+        std::vector<StageProgram> programs;
+        for (int64_t rank = 0; rank < ranks; ++rank) programs.push_back(lower_forward(forwards, rank));
+        EXPECT_NO_THROW(check_programs(forwards, programs))
+            << plan::name(name) << " on " << ranks << " ranks, " << micro_batches << " micro-batches";
+        int64_t passes = 0;
+        for (const auto& rank : forwards.ranks) passes += std::ssize(rank);
+        EXPECT_EQ(passes, schedule.stages * micro_batches);
+      }
+    }
+  }
+}
+
 using Sent = std::tuple<Message, int64_t, int64_t>;
 
 std::vector<Sent> messages(const StageProgram& program, Kind kind, int64_t peer) {

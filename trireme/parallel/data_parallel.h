@@ -183,6 +183,19 @@ class DataParallel {
     DataParallel& engine_;
   };
 
+  /// Whole weights one by one, of which those of one unit are gathered at a time.
+  class Weights {
+   public:
+    explicit Weights(DataParallel& engine);
+    /// fp32, on the CPU. Collective; units that follow each other are gathered once.
+    at::Tensor whole(const std::string& parameter);
+
+   private:
+    DataParallel& engine_;
+    std::optional<size_t> gathered_;  ///< a unit
+    at::Tensor master_;               ///< of that unit
+  };
+
   /// Calls body(name, fp32 CPU tensor) for every parameter in name order, on every rank; one with several
   /// names comes once, by its first (aliases()). Gathers one unit at a time. Collective.
   void visit_weights(const std::function<void(const std::string&, const at::Tensor&)>& body);

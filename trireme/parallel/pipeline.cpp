@@ -7,12 +7,14 @@
 #include <array>
 #include <functional>
 #include <optional>
+#include <string_view>
 
 #include "trireme/base/error.h"
 #include "trireme/kernels/range.h"
 #include "trireme/nn/deferred_gradients.h"
 #include "trireme/parallel/pipeline_recorder.h"
 #include "trireme/parallel/stage_links.h"
+#include "trireme/plan/stage_program.h"
 
 namespace trireme::parallel {
 namespace {
@@ -54,6 +56,77 @@ at::Tensor out_of_buffer(const at::Tensor& made, const at::Tensor& given) {
 /// The engines' own way to average, for a stage without parameters.
 double loss_scale(const WrapOptions& options, double weight, int64_t dp_ranks) {
   return options.average == Average::kMean ? weight / static_cast<double>(dp_ranks) : weight;
+}
+
+/// The error of `body`; null when it had none.
+std::exception_ptr error_of(const std::function<void()>& body) {
+  try {
+    body();
+    return {};
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+/// Exit code and text of an error; 0 and none where there is no error.
+std::pair<ExitCode, std::string> code_and_text(const std::exception_ptr& error) {
+  if (!error) return {ExitCode::kOk, {}};
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& known) {
+    return {known.exit_code(), known.what()};
+  } catch (const c10::OutOfMemoryError& full) {
+    return {ExitCode::kOutOfMemory, full.what_without_backtrace()};
+  } catch (const c10::Error& from_torch) {
+    return {ExitCode::kFailed, from_torch.what_without_backtrace()};
+  } catch (const std::exception& other) {
+    return {ExitCode::kFailed, other.what()};
+  } catch (...) {
+    return {ExitCode::kFailed, "something was thrown that is no std::exception"};
+  }
+}
+
+/// Equal for equal weights, and exact as a double; -1: none.
+double fingerprint(const std::vector<double>& weights) {
+  if (weights.empty()) return -1.0;
+  const std::string_view bytes(reinterpret_cast<const char*>(weights.data()),
+                               weights.size() * sizeof(double));
+  return static_cast<double>(std::hash<std::string_view>()(bytes) >> 12);
+}
+
+/// `rows` are what each rank was given, as Pipeline::agree() gathers it. Ranks of a pipeline have the same
+/// weights, and as many rows of targets as of inputs; whoever sees a difference throws, which are all.
+void check_alike(const std::vector<std::vector<double>>& rows, const comm::Mesh& mesh) {
+  constexpr size_t kInputs = 1, kTargets = 2, kWeights = 3, kCount = 4;  // behind the code of a refusal
+  const auto& ranks = mesh.all->ranks();
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i][kCount] != rows[0][kCount]) {
+      throw LogicError(
+          "[parallel.pipeline] rank {} was given {} micro-batches, rank {} {}; give all ranks as many, with "
+          "a "
+          "weight of 0 where there is nothing more",
+          ranks[i], rows[i][kCount], ranks[0], rows[0][kCount]);
+    }
+    for (size_t j = 0; j < rows.size(); ++j) {
+      if (mesh.shape.dp_rank(ranks[i]) != mesh.shape.dp_rank(ranks[j])) continue;
+      if (rows[i][kWeights] != rows[j][kWeights]) {
+        const char* const how = rows[i][kWeights] < 0.0 || rows[j][kWeights] < 0.0 ? "no" : "other";
+        const bool first_has = rows[i][kWeights] >= 0.0;
+        throw LogicError(
+            "[parallel.pipeline] rank {} was given weights of micro-batches, and rank {} of the same "
+            "pipeline {} "
+            "ones; give all of them the same",
+            ranks[first_has ? i : j], ranks[first_has ? j : i], how);
+      }
+      if (rows[i][kInputs] < 0.0 || rows[j][kTargets] < 0.0 || rows[i][kInputs] == rows[j][kTargets])
+        continue;
+      throw ConfigError(
+          "[parallel.pipeline] rank {} was given {} rows of inputs, and rank {}, which has the last stage, "
+          "{} of "
+          "targets; give both the same samples",
+          ranks[i], rows[i][kInputs], ranks[j], rows[j][kTargets]);
+    }
+  }
 }
 
 }  // namespace
@@ -199,77 +272,158 @@ void Pipeline::check_usable() const {
       mesh_.world->rank(), broken_);
 }
 
-/// Gradients are reduced in the backward pass of the stage's last micro-batch where that computes the last of
-/// them. Ranks of two directions run passes in different orders, so they reduce after all of them.
 void Pipeline::plan_reductions() {
-  if (schedule_.placement == Placement::kTwoWays) return;
   for (StageAtWork& stage : stages_) {
     const bool tied = std::ranges::any_of(options_.tied, [&](const TiedParameter& tie) {
       return tie.stage == stage.index || tie.other_stage == stage.index;
     });
-    bool split = false;
-    for (const StageAction& action : program_) {
-      if (action.peer >= 0 || action.stage != stage.index) continue;
-      if (action.kind == Kind::kBackward) stage.last_backward = action.micro_batch;
-      split = split || action.kind == Kind::kBackwardInput;
-    }
-    if (tied || split) stage.last_backward.reset();
+    stage.last_backward = plan::reducing_micro_batch(schedule_, program_, stage.index, tied);
   }
 }
 
 at::Tensor Pipeline::forward_backward(const at::Tensor& inputs, const at::Tensor& targets) {
-  return forward_backward(cut(inputs, schedule_.micro_batches, "inputs"),
-                          cut(targets, schedule_.micro_batches, "targets"));
+  check_usable();
+  Batch batch;
+  const auto refusal = error_of([&] {
+    batch.inputs = cut(inputs, schedule_.micro_batches, "inputs");
+    batch.targets = cut(targets, schedule_.micro_batches, "targets");
+    check_batch(batch, schedule_);
+    if (stages_.front().index == 0) batch.rows[0] = inputs.size(0);
+    if (is_last(stages_.back().index)) batch.rows[1] = targets.size(0);
+  });
+  return step_on(std::move(batch), refusal);
 }
 
 at::Tensor Pipeline::forward_backward(const std::vector<at::Tensor>& inputs,
                                       const std::vector<at::Tensor>& targets,
                                       const std::vector<double>& weights) {
   check_usable();
-  TRIREME_CHECK(
-      at::GradMode::is_enabled(),
-      "[parallel.pipeline] rank {}: gradients are off, and a step differentiates; call it outside of "
-      "at::NoGradGuard",
-      mesh_.world->rank());
-  const auto count = static_cast<size_t>(schedule_.micro_batches);
-  const auto check_count = [&](size_t given, bool used, const char* what) {
-    TRIREME_CHECK(!used || given == count,
-                  "[parallel.pipeline] rank {} was given {} micro-batches of {}, the schedule has {}",
-                  mesh_.world->rank(), given, what, count);
+  Batch batch{inputs, targets, weights};
+  const auto refusal = error_of([&] { check_batch(batch, schedule_); });
+  return step_on(std::move(batch), refusal);
+}
+
+void Pipeline::check_batch(const Batch& batch, const plan::Schedule& schedule) const {
+  const int64_t rank = mesh_.world->rank();
+  const auto count = static_cast<size_t>(schedule.micro_batches);
+  const auto check_count = [&](const std::vector<at::Tensor>& given, bool used, const char* what) {
+    const auto there = static_cast<size_t>(std::ranges::count_if(given, &at::Tensor::defined));
+    TRIREME_CHECK(!used || (there == count && given.size() == count),
+                  "[parallel.pipeline] rank {} was given {} micro-batches of {}, the schedule has {}", rank,
+                  there, what, count);
   };
-  check_count(inputs.size(), stages_.front().index == 0, "inputs");
-  check_count(targets.size(), is_last(stages_.back().index), "targets");
-  check_count(weights.size(), !weights.empty(), "weights");
-  inputs_ = &inputs;
-  targets_ = &targets;
-  weights_ = weights.empty() ? std::vector<double>(count, 1.0) : weights;
-  losses_.clear();
+  check_count(batch.inputs, stages_.front().index == 0, "inputs");
+  check_count(batch.targets, batch.has_targets && is_last(stages_.back().index), "targets");
+  TRIREME_CHECK(batch.weights.empty() || batch.weights.size() == count,
+                "[parallel.pipeline] rank {} was given {} weights for {} micro-batches", rank,
+                batch.weights.size(), count);
+}
+
+/// Ranks that go on while another one refuses would wait for it until the deadline. On a GPU the host would
+/// wait for the device in each step, so it tells others that have begun instead.
+void Pipeline::agree(const Batch& batch, const std::exception_ptr& refusal, bool always) {
+  const bool alone = mesh_.all->size() == 1;
+  if (alone || !(always || agreements_ == 0 || mesh_.world->device().is_cpu())) {
+    if (refusal && !alone) fail(fmt::format("rank {} refuses a step", mesh_.world->rank()), refusal);
+    if (refusal) std::rethrow_exception(refusal);
+    return;
+  }
+  const std::string key = fmt::format("{}/refusal/{}", failure_key_, agreements_++);
+  const auto [code, text] = code_and_text(refusal);
+  if (refusal) mesh_.world->announce(key, text);
+  const double count = always ? static_cast<double>(batch.inputs.size()) : 0.0;  // a step checks it
+  const auto rows = comm::gather_scalars(
+      *mesh_.all, {static_cast<double>(code), static_cast<double>(batch.rows[0]),
+                   static_cast<double>(batch.rows[1]), fingerprint(batch.weights), count});
+  if (refusal) std::rethrow_exception(refusal);
+  const auto& ranks = mesh_.all->ranks();
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i][0] == 0.0) continue;
+    throw Error(
+        static_cast<ExitCode>(static_cast<int>(rows[i][0])),
+        fmt::format("[parallel.pipeline] rank {} refuses: {}", ranks[i], mesh_.world->announced(key)));
+  }
+  check_alike(rows, mesh_);
+}
+
+at::Tensor Pipeline::step_on(Batch batch, const std::exception_ptr& refusal) {
+  agree(batch, refusal ? refusal : error_of([&] {
+          TRIREME_CHECK(
+              at::GradMode::is_enabled(),
+              "[parallel.pipeline] rank {}: gradients are off, and a step differentiates; call it outside "
+              "of at::NoGradGuard",
+              mesh_.world->rank());
+        }),
+        /*always=*/false);
+  batch_ = std::move(batch);
+  finish_ = [this](const at::Tensor& output, int64_t micro_batch) { return loss_of(output, micro_batch); };
   for (StageAtWork& stage : stages_) stage.reduced = false;
-  run_program();
+  run_program(schedule_, program_);
   return mean_loss();
 }
 
-void Pipeline::run_program() {
+at::Tensor Pipeline::loss_of(const at::Tensor& output, int64_t micro_batch) const {
+  at::Tensor loss = loss_(output, batch_.targets.at(static_cast<size_t>(micro_batch)));
+  TRIREME_CHECK(loss.numel() == 1, "[parallel.pipeline] the loss of micro-batch {} is no scalar but ({})",
+                micro_batch, fmt::join(loss.sizes(), ", "));
+  return loss;
+}
+
+at::Tensor Pipeline::evaluate(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& targets,
+                              const std::vector<double>& weights) {
+  run_forward({inputs, targets, weights},
+              [this](const at::Tensor& output, int64_t micro_batch) { return loss_of(output, micro_batch); });
+  return mean_loss();
+}
+
+at::Tensor Pipeline::infer(const at::Tensor& inputs,
+                           const std::function<at::Tensor(const at::Tensor&)>& last) {
+  Batch batch;
+  batch.inputs = {inputs};
+  batch.has_targets = false;
+  run_forward(std::move(batch), [&](const at::Tensor& output, int64_t) { return last(output); });
+  return finished_.empty() ? at::Tensor() : finished_.at(0);
+}
+
+/// Messages have shapes of their own here, which travel with the first one of each stage and micro-batch.
+void Pipeline::run_forward(Batch batch, const Finish& finish) {
+  check_usable();
+  const at::NoGradGuard no_grad;
+  const plan::Schedule forwards = plan::forward_only(schedule_, std::ssize(batch.inputs));
+  agree(batch, error_of([&] { check_batch(batch, forwards); }), /*always=*/true);
+  batch_ = std::move(batch);
+  finish_ = finish;
+  const StageLinks::Shapes of_steps = links_->exchange_shapes({});
+  run_program(forwards, plan::lower_forward(forwards, rank(), options_.ahead));
+  links_->exchange_shapes(of_steps);
+}
+
+void Pipeline::run_program(const plan::Schedule& schedule, const plan::StageProgram& program) {
   // Of two directions every rank has its own order, in which it cannot gather parameters with others.
   std::vector<std::unique_ptr<DataParallel::Held>> held;
+  const auto count = static_cast<size_t>(schedule.micro_batches);
+  weights_ = batch_.weights.empty() ? std::vector<double>(count, 1.0) : batch_.weights;
+  running_ = &schedule;
+  finished_.clear();
   const StageAction* at = nullptr;
   sent_before_step_ = links_->sent_bytes();
-  const PipelineRecorder::Step step(recorder_.get());
+  const PipelineRecorder::Step step(at::GradMode::is_enabled() ? recorder_.get() : nullptr);
   try {
     if (schedule_.placement == Placement::kTwoWays) {
       for (const auto& engine : engines_) held.push_back(std::make_unique<DataParallel::Held>(*engine));
     }
-    for (const StageAction& action : program_) {
+    for (const StageAction& action : program) {
       at = &action;
       run(action);
     }
     at = nullptr;
     const PipelineRecorder::Span span(recorder_.get(), plan::StageEvent::Kind::kReduce);
+    blocks_ = options_.blocking_sends;
+    if (!at::GradMode::is_enabled()) return;
     sum_tied();
     reduce_rest();
-    blocks_ = options_.blocking_sends;
-  } catch (const std::exception& error) {
-    fail(at, error);
+  } catch (...) {
+    fail(in_words(at), std::current_exception());
   }
 }
 
@@ -303,7 +457,7 @@ at::Tensor Pipeline::arrived(Message message, int64_t stage, int64_t micro_batch
 
 /// To a stage of this rank, or to the send that follows.
 void Pipeline::hand_on(Message message, int64_t stage, int64_t micro_batch, const at::Tensor& tensor) {
-  const bool stays = schedule_.rank_of(stage, micro_batch) == rank();
+  const bool stays = running_->rank_of(stage, micro_batch) == rank();
   (stays ? arrived_ : leaving_)[{message, stage, micro_batch}] = tensor;
 }
 
@@ -318,7 +472,7 @@ void Pipeline::forward(const StageAction& action) {
   const int64_t stage = action.stage, micro_batch = action.micro_batch;
   at::Tensor input;
   if (stage == 0) {
-    input = inputs_->at(static_cast<size_t>(micro_batch));
+    input = batch_.inputs.at(static_cast<size_t>(micro_batch));
   } else {
     // A leaf of the micro-batch's own graph: its gradient goes back to the stage before.
     input = arrived(Message::kActivation, stage, micro_batch).variable_data();
@@ -327,21 +481,20 @@ void Pipeline::forward(const StageAction& action) {
         "[parallel.pipeline] stage {} made {}, which has no gradient; cut the model where a floating "
         "tensor passes",
         stage - 1, c10::toString(input.scalar_type()));
-    input.requires_grad_(true);
+    input.requires_grad_(at::GradMode::is_enabled());
   }
   InFlight& pass = in_flight_[{stage, micro_batch}] = {input, {}};
   const StageAtWork& here = *stage_here(stage);
   if (here.engine) here.engine->begin_forward();
   at::Tensor output = here.forward(input);
   if (is_last(stage)) {
-    output = loss_(output, targets_->at(static_cast<size_t>(micro_batch)));
-    TRIREME_CHECK(output.numel() == 1, "[parallel.pipeline] the loss of micro-batch {} is no scalar but ({})",
-                  micro_batch, fmt::join(output.sizes(), ", "));
-    losses_[micro_batch] = output.detach();
+    output = finish_(output, micro_batch);
+    finished_[micro_batch] = output.detach();
   } else {
     hand_on(Message::kActivation, stage + 1, micro_batch, out_of_buffer(output.detach(), input));
   }
   pass.output = output;
+  if (!at::GradMode::is_enabled()) in_flight_.erase({stage, micro_batch});
 }
 
 void Pipeline::backward(const StageAction& action) {
@@ -403,7 +556,7 @@ at::Tensor Pipeline::mean_loss() const {
   const auto options = at::TensorOptions().device(mesh_.world->device()).dtype(at::kDouble);
   at::Tensor sum = at::zeros({}, options);
   double weight = 0.0;
-  for (const auto& [micro_batch, loss] : losses_) {
+  for (const auto& [micro_batch, loss] : finished_) {
     const double factor = weights_[static_cast<size_t>(micro_batch)];
     sum += loss.to(at::kDouble).reshape({}) * factor;
     weight += factor;
@@ -431,15 +584,9 @@ std::string Pipeline::in_words(const StageAction* action) const {
 }
 
 /// Ranks that wait for this one are told why, and that it will not come.
-void Pipeline::fail(const StageAction* action, const std::exception& error) {
-  const auto* known = dynamic_cast<const Error*>(&error);
-  const ExitCode code = known != nullptr ? known->exit_code()
-                        : dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr
-                            ? ExitCode::kOutOfMemory
-                            : ExitCode::kFailed;
-  const auto* from_torch = dynamic_cast<const c10::Error*>(&error);
-  const std::string cause = from_torch != nullptr ? from_torch->what_without_backtrace() : error.what();
-  std::string text = fmt::format("[parallel.pipeline] {}: {}", in_words(action), cause);
+void Pipeline::fail(const std::string& where, const std::exception_ptr& error) {
+  const auto [code, cause] = code_and_text(error);
+  std::string text = fmt::format("[parallel.pipeline] {}: {}", where, cause);
   const std::string told = mesh_.world->announced(failure_key_);
   if (told.empty()) {
     mesh_.world->announce(failure_key_, text);

@@ -14,6 +14,8 @@
 // any policy. Gradients are those of the whole model: means over all micro-batches.
 #include <torch/nn/module.h>
 
+#include <array>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -94,16 +96,28 @@ class Pipeline {
 
   /// Forward and backward passes of a step. `inputs` and `targets` are a whole batch of this data-parallel
   /// rank, which is cut into micro-batches of equal size along its first dimension; used where the first and
-  /// the last stage are, and ignored (may be undefined) elsewhere. Returns the mean loss over all
-  /// micro-batches of all data-parallel ranks, fp64 scalar, on every rank. Collective over the mesh. Throws
-  /// ConfigError when micro-batches do not divide the batch. When a pass throws, all ranks throw an error
-  /// that names it, and the pipeline is of no more use.
+  /// the last stage are, and ignored (may be undefined) elsewhere. Both have the same number of rows. Returns
+  /// the mean loss over all micro-batches of all data-parallel ranks, fp64 scalar, on every rank. Collective
+  /// over the mesh. Throws ConfigError when micro-batches do not divide the batch. What one rank refuses all
+  /// ranks do, and the next step may be right; but on GPUs, where hosts do not wait for each other after the
+  /// first step, a rank that refuses a later one ends the pipeline. So does a pass that throws: all ranks
+  /// throw an error that names it, and the pipeline is of no more use.
   at::Tensor forward_backward(const at::Tensor& inputs, const at::Tensor& targets);
-  /// The same for micro-batches as they are; shapes do not change from step to step. `weights`, the same on
-  /// all ranks of a pipeline, say how much each counts, as DataParallel::backward() has it; none: all the
+  /// The same for micro-batches as they are; shapes do not change from step to step. `weights`, given on all
+  /// ranks of a pipeline alike, say how much each counts, as DataParallel::backward() has it; none: all the
   /// same.
   at::Tensor forward_backward(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& targets,
                               const std::vector<double>& weights = {});
+
+  /// The mean loss of micro-batches, of any number and any shapes, by their weights: forward passes alone,
+  /// without gradients. Vectors are of the same length on all ranks, tensors that are not used there may be
+  /// undefined; a weight of 0 stands for a rank that has run out of data. fp64 scalar, on every rank. May
+  /// come between any two steps; dropout is the modules' own. Collective over the mesh; the host waits.
+  at::Tensor evaluate(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& targets,
+                      const std::vector<double>& weights = {});
+  /// One batch through all stages without gradients: what `last` makes of the output of the last one, on a
+  /// rank that has it; undefined elsewhere. Collective over the mesh; the host waits.
+  at::Tensor infer(const at::Tensor& inputs, const std::function<at::Tensor(const at::Tensor&)>& last);
 
   /// Euclidean norm of the gradient of all stages; tied parameters count once. Collective over the mesh; the
   /// host waits.
@@ -156,6 +170,15 @@ class Pipeline {
     at::Tensor input, output;
   };
   using Place = std::pair<int64_t, int64_t>;  ///< stage and micro-batch
+  /// What this rank was given.
+  struct Batch {
+    std::vector<at::Tensor> inputs, targets;
+    std::vector<double> weights;
+    /// Of inputs and targets, where they are used and were not cut by their giver; -1 elsewhere.
+    std::array<int64_t, 2> rows = {-1, -1};
+    bool has_targets = true;
+  };
+  using Finish = std::function<at::Tensor(const at::Tensor& output, int64_t micro_batch)>;
 
   void check_mesh() const;
   void check_sends() const;
@@ -170,7 +193,13 @@ class Pipeline {
   bool is_last(int64_t stage) const { return stage + 1 == schedule_.stages; }
   void check_usable() const;
 
-  void run_program();
+  void check_batch(const Batch& batch, const plan::Schedule& schedule) const;
+  /// `refusal` is this rank's; null: none.
+  void agree(const Batch& batch, const std::exception_ptr& refusal, bool always);
+  at::Tensor step_on(Batch batch, const std::exception_ptr& refusal);
+  void run_forward(Batch batch, const Finish& finish);
+  void run_program(const plan::Schedule& schedule, const plan::StageProgram& program);
+  at::Tensor loss_of(const at::Tensor& output, int64_t micro_batch) const;
   void run(const plan::StageAction& action);
   void forward(const plan::StageAction& action);
   void backward(const plan::StageAction& action);
@@ -186,7 +215,7 @@ class Pipeline {
   bool counts_in_norm(const Stage& stage) const;
   at::Tensor mean_loss() const;
   std::string in_words(const plan::StageAction* action) const;
-  [[noreturn]] void fail(const plan::StageAction* action, const std::exception& error);
+  [[noreturn]] void fail(const std::string& where, const std::exception_ptr& error);
 
   plan::Schedule schedule_;
   StageLoss loss_;
@@ -201,16 +230,18 @@ class Pipeline {
   bool blocks_ = false;                         ///< sends do, now
 
   // One step.
-  const std::vector<at::Tensor>* inputs_ = nullptr;
-  const std::vector<at::Tensor>* targets_ = nullptr;
-  std::vector<double> weights_;
+  const plan::Schedule* running_ = nullptr;
+  Batch batch_;
+  Finish finish_;                 ///< what becomes of the output of the last stage
+  std::vector<double> weights_;   ///< of micro-batches
   int64_t sent_before_step_ = 0;  ///< bytes
   std::map<Place, InFlight> in_flight_;
   std::map<Place, std::shared_ptr<nn::DeferredGradients>> deferred_;  ///< gradients of weights
   std::map<std::tuple<plan::Message, int64_t, int64_t>, at::Tensor> arrived_, leaving_;
-  std::map<int64_t, at::Tensor> losses_;  ///< by micro-batch
-  std::string broken_;                    ///< what has failed
-  std::string failure_key_;               ///< where the ranks of this pipeline tell what has failed
+  std::map<int64_t, at::Tensor> finished_;  ///< losses by micro-batch, or what infer() asked for
+  std::string broken_;                      ///< what has failed
+  std::string failure_key_;                 ///< where the ranks of this pipeline tell what has failed
+  int64_t agreements_ = 0;                  ///< of ranks on what they were given
 };
 
 }  // namespace trireme::parallel

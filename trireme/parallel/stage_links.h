@@ -7,7 +7,9 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "trireme/comm/link.h"
@@ -21,6 +23,16 @@ namespace trireme::parallel {
 
 class StageLinks {
  public:
+  struct Boundary {
+    at::ScalarType dtype = at::kFloat;
+    std::vector<int64_t> sizes;
+    bool operator==(const Boundary&) const = default;
+    std::string in_words() const;
+  };
+  /// A message, with the stage and the micro-batch of the pass that needs it.
+  using Item = std::tuple<plan::Message, int64_t, int64_t>;
+  using Shapes = std::map<Item, Boundary>;
+
   /// Links for the messages of `program`, whose ranks are `ranks` of the world. Collective over those of them
   /// that talk to each other.
   StageLinks(comm::World& world, std::vector<int64_t> ranks, const plan::StageProgram& program);
@@ -33,6 +45,10 @@ class StageLinks {
   /// kTake: the message, in a buffer that the program posts again when it is not used any more.
   at::Tensor take(const plan::StageAction& action);
 
+  /// What is known of shapes; messages of a program whose shapes are not known tell them anew. Between two
+  /// programs, on all ranks.
+  Shapes exchange_shapes(Shapes shapes) { return std::exchange(shapes_, std::move(shapes)); }
+
   /// The host waits until everything that was sent has left.
   void flush();
   /// Bytes that this rank has sent.
@@ -43,18 +59,10 @@ class StageLinks {
   void close() noexcept;
 
  private:
-  struct Boundary {
-    at::ScalarType dtype = at::kFloat;
-    std::vector<int64_t> sizes;
-    bool operator==(const Boundary&) const = default;
-    std::string in_words() const;
-  };
   struct Incoming {
     std::shared_ptr<comm::Link> link;
     std::deque<plan::StageAction> waiting;  ///< posts from the first one whose shape is not known on
   };
-  using Item = std::tuple<plan::Message, int64_t, int64_t>;  ///< with stage and micro-batch
-
   static Item item_of(const plan::StageAction& action) {
     return {action.message, action.stage, action.micro_batch};
   }
@@ -67,7 +75,7 @@ class StageLinks {
   at::Device device_;
   std::map<int64_t, std::shared_ptr<comm::Link>> outgoing_;  ///< by rank of the pipeline
   std::map<int64_t, Incoming> incoming_;
-  std::map<Item, Boundary> shapes_;
+  Shapes shapes_;
   std::map<std::tuple<plan::Message, int64_t, int64_t>, at::Tensor> buffers_;  ///< with stage and number
 };
 

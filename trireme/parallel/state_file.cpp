@@ -23,15 +23,14 @@ constexpr const char* kNotePrefix = "note.";
 constexpr const char* kStateMark = "trireme.state";  // in the metadata of files with an optimizer's state
 
 /// Throws on every rank when `mine`, the error of this rank, is set on any.
-void agree_on_failure(const comm::Mesh& mesh, const std::exception_ptr& mine, const char* action,
+void agree_on_failure(comm::Group& ranks, const std::exception_ptr& mine, const char* action,
                       const std::string& path) {
-  const auto failed = comm::gather_scalars(*mesh.dp, {mine ? 1.0 : 0.0});
+  const auto failed = comm::gather_scalars(ranks, {mine ? 1.0 : 0.0});
   if (mine) std::rethrow_exception(mine);
   for (size_t rank = 0; rank < failed.size(); ++rank) {
     if (failed[rank][0] > 0.0)
-      throw EnvironmentError(
-          "[parallel.state_file] data-parallel rank {} could not {} {}; its message says why", rank, action,
-          path);
+      throw EnvironmentError("[parallel.state_file] rank {} could not {} {}; its message says why",
+                             ranks.ranks()[rank], action, path);
   }
 }
 
@@ -75,7 +74,7 @@ void save(DataParallel& engine, const OptimizerState* optimizer, const std::stri
     if (writer && !error) error = error_of([&] { writer->write(name, tensor); });
   });
   if (writer && !error) error = error_of([&] { writer->commit(); });
-  agree_on_failure(engine.mesh(), error, "write", path);
+  agree_on_failure(*engine.mesh().dp, error, "write", path);
 }
 
 /// Elements [first, first + out.numel()) of the file's tensor that `name` stands for.
@@ -157,7 +156,7 @@ Notes load(DataParallel& engine, OptimizerState* optimizer, const std::string& p
     if (optimizer != nullptr) want_optimizer(*reader, engine, *optimizer);
     reader->check(options, /*ignores_optimizer=*/optimizer == nullptr);
   });
-  agree_on_failure(engine.mesh(), error, "load", path);
+  agree_on_failure(*engine.mesh().dp, error, "load", path);
   if (optimizer != nullptr) engine.skip_step();
   read_weights(*reader, engine);
   if (optimizer != nullptr) read_optimizer(*reader, engine, *optimizer);
@@ -185,6 +184,24 @@ void save_weights(DataParallel& engine, const std::string& path) {
 
 void load_weights(DataParallel& engine, const std::string& path, const LoadOptions& options) {
   load(engine, nullptr, path, options);
+}
+
+void save_weights(comm::Group& all, const std::map<std::string, std::vector<int64_t>>& shapes,
+                  const WeightVisit& visit, const std::string& path) {
+  std::unique_ptr<checkpoint::SafetensorsWriter> writer;
+  std::exception_ptr error;
+  if (all.rank() == 0) {
+    error = error_of([&] {
+      std::map<std::string, StateTensor> tensors;
+      for (const auto& [name, shape] : shapes) tensors[name] = {shape, at::kFloat};
+      writer = open_file(tensors, {}, path, /*has_optimizer=*/false, {});
+    });
+  }
+  visit([&](const std::string& name, const at::Tensor& weight) {
+    if (writer && !error) error = error_of([&] { writer->write(name, weight); });
+  });
+  if (writer && !error) error = error_of([&] { writer->commit(); });
+  agree_on_failure(all, error, "write", path);
 }
 
 void save_state(DataParallel& engine, optim::Optimizer& optimizer, const std::string& path,

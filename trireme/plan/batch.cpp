@@ -4,6 +4,7 @@
 #include <string>
 
 #include "trireme/base/error.h"
+#include "trireme/plan/pipeline.h"
 
 namespace trireme::plan {
 namespace {
@@ -35,7 +36,56 @@ std::string nearest_divisors(int64_t value, int64_t wanted) {
       global_batch, micro_batch == 0 ? "?" : std::to_string(micro_batch), dp_size, fix);
 }
 
+/// A multiple of the ranks where the batch has one, since some schedules take nothing else.
+int64_t micro_batches_for(int64_t per_rank, int64_t pp) {
+  constexpr int64_t kEnough = 4;  // the bubble of 1f1b is then a fifth
+  int64_t best = 1;
+  for (int64_t count = 1; count <= std::min(per_rank, kEnough * pp); ++count) {
+    if (per_rank % count != 0) continue;
+    if (count % pp == 0 || best % pp != 0) best = count;
+  }
+  return best;
+}
+
 }  // namespace
+
+BatchPlan plan_batch(const Config& config, const MeshShape& mesh) {
+  const TrainConfig& train = config.train;
+  const int64_t dp_size = mesh.dp_size(), pp = mesh.size(Axis::kPp);
+  int64_t wanted = pp > 1 ? config.pipeline.micro_batches : 0;
+  if (pp > 1 && !config.pipeline.file.empty()) {
+    const int64_t scheduled = read_schedule(config.pipeline).micro_batches;
+    if (wanted != 0 && wanted != scheduled) {
+      throw ConfigError(
+          "[plan.batch] pipeline.micro_batches={}, but the schedule of {} has {}; remove the former", wanted,
+          config.pipeline.file, scheduled);
+    }
+    wanted = scheduled;
+  }
+  BatchPlan batch = plan_batch(train.global_batch, train.micro_batch, dp_size);
+  if (pp == 1 || (train.micro_batch > 0 && wanted == 0)) return batch;
+  const int64_t per_rank = batch.global_batch / dp_size;
+  if (wanted == 0) wanted = micro_batches_for(per_rank, pp);
+  if (train.micro_batch > 0 && batch.accumulation != wanted) {
+    throw ConfigError(
+        "[plan.batch] global_batch {} = micro_batch {} x {} micro-batches x {} ranks, but the pipeline has "
+        "{} "
+        "micro-batches; set train.micro_batch to 0 or train.global_batch to {}",
+        batch.global_batch, batch.micro_batch, batch.accumulation, dp_size, wanted,
+        batch.micro_batch * wanted * dp_size);
+  }
+  if (per_rank % wanted != 0) {
+    throw ConfigError(
+        "[plan.batch] {} micro-batches do not divide the {} sequences of a pipeline (train.global_batch={} / "
+        "{} "
+        "data-parallel ranks); set pipeline.micro_batches to {}, or train.global_batch to {}",
+        wanted, per_rank, batch.global_batch, dp_size, nearest_divisors(per_rank, wanted),
+        nearest_multiples(batch.global_batch, wanted * dp_size));
+  }
+  batch.micro_batch = per_rank / wanted;
+  batch.accumulation = wanted;
+  return batch;
+}
 
 BatchPlan plan_batch(int64_t global_batch, int64_t micro_batch, int64_t dp_size) {
   TRIREME_CHECK(dp_size >= 1, "[plan.batch] dp_size={}", dp_size);

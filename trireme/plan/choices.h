@@ -159,6 +159,16 @@ inline constexpr auto kNames<ScheduleName> =
     std::to_array<std::string_view>({"gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zb_h1", "zb_h2",
                                      "interleaved_zb", "zb_v", "v_half", "v_min", "dualpipe", "dualpipe_v"});
 
+/// Which rank of a pipeline has which of the stages.
+enum class Placement {
+  kLoop,    ///< stage s on rank s mod ranks
+  kV,       ///< two a rank, there and back: rank r has r and 2 ranks - 1 - r
+  kTwoWays  ///< two copies of the model in opposite directions; the second half of the micro-batches takes
+            ///< the second, whose stage s is on rank ranks - 1 - s
+};
+template <>
+inline constexpr auto kNames<Placement> = std::to_array<std::string_view>({"loop", "v", "two_ways"});
+
 }  // namespace trireme::plan
 
 template <trireme::plan::Choice Enum>

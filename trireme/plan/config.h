@@ -106,6 +106,33 @@ struct ParallelConfig {
   int64_t cp = 1;
 };
 
+/// Where a model is cut into the stages of a pipeline.
+struct StageCut {
+  enum class Kind {
+    kCost,   ///< where the stage that computes most computes least
+    kEven,   ///< as many blocks in each stage, or one more
+    kBlocks  ///< so many blocks in each; the head goes with the last one
+  };
+  Kind kind = Kind::kCost;
+  std::vector<int64_t> blocks = {};  ///< kBlocks only, by stage
+  bool operator==(const StageCut&) const = default;
+};
+/// "cost", "even" or numbers of blocks, "3,3,2".
+std::string to_text(const StageCut& cut);
+/// The other way round; none for other words.
+std::optional<StageCut> parse_cut(std::string_view text);
+
+/// For parallel.pp above 1.
+struct PipelineConfig {
+  ScheduleName schedule = ScheduleName::k1F1B;
+  std::string file = "";                   ///< a schedule as CSV, instead; empty: none
+  Placement placement = Placement::kLoop;  ///< of the stages of `file`
+  int64_t micro_batches = 0;               ///< a step, of each pipeline; 0: as train.micro_batch says
+  int64_t chunks = 2;                      ///< stages a rank, of schedules that leave it open
+  StageCut split = {};
+  int64_t ahead = 1;  ///< receive buffers beyond those that the schedule needs
+};
+
 /// Dynamic scaling of the loss, so that gradients stay inside the range of fp16.
 struct LossScaleConfig {
   double initial = 65536.0;
@@ -170,6 +197,7 @@ struct Config {
   TrainConfig train;
   OptimConfig optim;
   ParallelConfig parallel;
+  PipelineConfig pipeline;
   PrecisionConfig precision;
   MemoryConfig memory;
   CheckpointConfig checkpoint;

@@ -12,10 +12,17 @@ Field text(std::string key, std::string& value, std::string help, Choices choice
   return {std::move(key), &value, std::move(help), std::move(choices), {}, {}};
 }
 
-/// `kWrite` gives the word of a value, `kParse` the value of a word, or none.
-template <auto kWrite, auto kParse, typename Value>
+/// `kParse` gives the value of a word, or none; name() or to_text() the word of a value.
+template <auto kParse, typename Value>
 WordRef word(Value& value) {
-  return {&value, [](const void* member) { return std::string(kWrite(*static_cast<const Value*>(member))); },
+  return {&value,
+          [](const void* member) {
+            const Value& held = *static_cast<const Value*>(member);
+            if constexpr (Choice<Value>)
+              return std::string(name(held));
+            else
+              return to_text(held);
+          },
           [](void* member, std::string_view text) {
             const std::optional<Value> parsed = kParse(text);
             if (parsed) *static_cast<Value*>(member) = *parsed;
@@ -26,17 +33,27 @@ WordRef word(Value& value) {
 template <Choice Enum>
 Field choice(std::string key, Enum& value, std::string help) {
   Choices choices(kNames<Enum>.begin(), kNames<Enum>.end());
-  return {std::move(key), word<name<Enum>, parse<Enum>>(value), std::move(help), std::move(choices), {}, {}};
+  return {std::move(key), word<parse<Enum>>(value), std::move(help), std::move(choices), {}, {}};
 }
 
 Field reshard(std::string key, ReshardAfterForward& value, std::string help) {
   return {std::move(key),
-          word<to_text, parse_reshard>(value),
+          word<parse_reshard>(value),
           std::move(help),
           {},
           {},
           {},
           "auto, true, false or a number of ranks"};
+}
+
+Field cut(std::string key, StageCut& value, std::string help) {
+  return {std::move(key),
+          word<parse_cut>(value),
+          std::move(help),
+          {},
+          {},
+          {},
+          "cost, even or the number of blocks in each stage, such as 3,3,2"};
 }
 
 Field flag(std::string key, bool& value, std::string help) {
@@ -173,8 +190,26 @@ void add_parallel(Table& table, ParallelConfig& parallel) {
   table.push_back(number("parallel.dp_replicate", parallel.dp_replicate, 1, "copies of the sharded model"));
   table.push_back(number("parallel.dp_shard", parallel.dp_shard, 0, "ranks a model is sharded over; 0: all"));
   table.push_back(number("parallel.tp", parallel.tp, 1, "tensor-parallel ranks; only 1 works yet"));
-  table.push_back(number("parallel.pp", parallel.pp, 1, "pipeline stages; only 1 works yet"));
+  table.push_back(
+      number("parallel.pp", parallel.pp, 1, "ranks of a pipeline, which the layers are shared among"));
   table.push_back(number("parallel.cp", parallel.cp, 1, "context-parallel ranks; only 1 works yet"));
+}
+
+void add_pipeline(Table& table, PipelineConfig& pipeline) {
+  table.push_back(choice("pipeline.schedule", pipeline.schedule,
+                         "with parallel.pp: the order in which its ranks run their passes"));
+  table.push_back(text("pipeline.file", pipeline.file,
+                       "a schedule of your own instead: CSV, as trireme pipeline show --csv writes it"));
+  table.push_back(
+      choice("pipeline.placement", pipeline.placement, "of pipeline.file: which rank has which stage"));
+  table.push_back(number("pipeline.micro_batches", pipeline.micro_batches, 0,
+                         "micro-batches of a step; 0: as train.micro_batch says, or about 4 a rank", 1e6));
+  table.push_back(number("pipeline.chunks", pipeline.chunks, 1,
+                         "stages a rank, of interleaved_1f1b, interleaved_zb and looped_bfs", 1e4));
+  table.push_back(cut("pipeline.split", pipeline.split,
+                      "where the model is cut: by cost, evenly, or so many blocks each"));
+  table.push_back(number("pipeline.ahead", pipeline.ahead, 0,
+                         "receive buffers of a stage beyond those that the schedule needs", 1e6));
 }
 
 void add_precision(Table& table, PrecisionConfig& precision) {
@@ -232,6 +267,7 @@ std::vector<Field> fields(Config& config) {
   add_train(table, config.train);
   add_optim(table, config.optim);
   add_parallel(table, config.parallel);
+  add_pipeline(table, config.pipeline);
   add_precision(table, config.precision);
   add_memory(table, config.memory);
   add_checkpoint(table, config.checkpoint);

@@ -208,6 +208,25 @@ std::optional<ReshardAfterForward> parse_reshard(std::string_view text) {
   return ReshardAfterForward{.kind = Kind::kOver, .ranks = *ranks};
 }
 
+std::string to_text(const StageCut& cut) {
+  if (cut.kind == StageCut::Kind::kCost) return "cost";
+  if (cut.kind == StageCut::Kind::kEven) return "even";
+  return fmt::format("{}", fmt::join(cut.blocks, ","));
+}
+
+std::optional<StageCut> parse_cut(std::string_view text) {
+  using Kind = StageCut::Kind;
+  if (text == "cost") return StageCut{};
+  if (text == "even") return StageCut{.kind = Kind::kEven};
+  StageCut cut{.kind = Kind::kBlocks};
+  for (const std::string& part : split(std::string(text), ',')) {
+    const auto blocks = parse_whole_text<int64_t>(part);
+    if (!blocks || *blocks < 0) return std::nullopt;
+    cut.blocks.push_back(*blocks);
+  }
+  return cut;
+}
+
 std::string allowed_values(const Field& field) {
   if (field.min && field.max) return fmt::format("{} to {}", *field.min, *field.max);
   if (field.min) return fmt::format("at least {}", *field.min);

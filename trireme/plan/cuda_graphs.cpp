@@ -15,7 +15,7 @@ constexpr double kMostLag = 0.15;
 
 StepProgram step_of(const Config& config, int64_t ranks) {
   const MeshShape mesh = MeshShape::fit(config.parallel, ranks);
-  const BatchPlan batch = plan_batch(config.train.global_batch, config.train.micro_batch, mesh.dp_size());
+  const BatchPlan batch = plan_batch(config, mesh);
   const ModelFacts facts = describe(config.model, config.data.seq_len, config.precision, config.memory);
   return config_program(config, facts, batch,
                         engine_setting(config, mesh, batch.accumulation, Device::kCuda));
@@ -37,6 +37,9 @@ std::string settings_behind(const Config& config, int64_t ranks) {
 std::string cuda_graphs_obstacle(const Config& config, bool gpu, int64_t ranks) {
   const ParallelConfig& parallel = config.parallel;
   if (!gpu) return "tensors live on the CPU";
+  if (parallel.pp > 1) {
+    return fmt::format("passes wait for other stages of the pipeline (parallel.pp={})", parallel.pp);
+  }
   if (scales_loss(config.precision)) return "the scale of the loss changes between steps (precision.scaling)";
   if (parallel.comm_hook != CommHook::kNone) {
     return fmt::format("gradients pass through a hook (parallel.comm_hook={})", parallel.comm_hook);

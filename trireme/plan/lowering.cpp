@@ -98,12 +98,26 @@ using Pool = std::pair<int64_t, Message>;  // buffers of a stage for one kind of
 
 constexpr std::array kMessages = {Message::kActivation, Message::kGradient};
 
-bool ends_micro_batch(const StageAction& action) {
-  return action.kind == Kind::kBackward || action.kind == Kind::kBackwardWeight;
-}
+/// Whether it is the last pass of a stage and micro-batch: of a program without backward passes the forward
+/// pass.
+class LastPass {
+ public:
+  explicit LastPass(const StageProgram& program)
+      : forward_(std::ranges::none_of(program, [](const StageAction& action) {
+          return action.kind == Kind::kBackward || action.kind == Kind::kBackwardInput;
+        })) {}
+  bool operator()(const StageAction& action) const {
+    if (forward_) return action.kind == Kind::kForward;
+    return action.kind == Kind::kBackward || action.kind == Kind::kBackwardWeight;
+  }
+
+ private:
+  bool forward_;
+};
 
 /// Buffers that are in use at once at most, by pool, if each were posted when it is taken.
 std::map<Pool, int64_t> needed_at_once(const StageProgram& program) {
+  const LastPass ends_micro_batch(program);
   std::map<Pool, std::set<int64_t>> in_use;
   std::map<Pool, int64_t> most;
   for (const StageAction& action : program) {
@@ -170,14 +184,12 @@ class Poster {
   std::map<std::tuple<int64_t, Message, int64_t>, int64_t> used_;
 };
 
-}  // namespace
-
-StageProgram lower(const Schedule& schedule, int64_t rank, int64_t ahead) {
+StageProgram with_posts(const Schedule& schedule, int64_t rank, int64_t ahead) {
   TRIREME_CHECK(rank >= 0 && rank < static_cast<int64_t>(schedule.ranks.size()) && ahead >= 0,
                 "[plan.lower] rank {} of a schedule for {} ranks, {} buffers ahead", rank,
                 schedule.ranks.size(), ahead);
-  simulate(schedule);
   const StageProgram bare = without_posts(schedule, rank);
+  const LastPass ends_micro_batch(bare);
   Poster poster(bare, ahead);
   StageProgram program;
   poster.post_what_fits(program);
@@ -193,6 +205,17 @@ StageProgram lower(const Schedule& schedule, int64_t rank, int64_t ahead) {
     if (ends_micro_batch(action)) gave_back = poster.give_back(action);
   }
   return program;
+}
+
+}  // namespace
+
+StageProgram lower(const Schedule& schedule, int64_t rank, int64_t ahead) {
+  simulate(schedule);
+  return with_posts(schedule, rank, ahead);
+}
+
+StageProgram lower_forward(const Schedule& forwards, int64_t rank, int64_t ahead) {
+  return with_posts(forwards, rank, ahead);
 }
 
 std::map<std::pair<int64_t, Message>, int64_t> receive_buffers(const StageProgram& program) {

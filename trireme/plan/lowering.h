@@ -48,6 +48,9 @@ using StageProgram = std::vector<StageAction>;
 /// Throws ConfigError as simulate() for a schedule that cannot run, LogicError for a rank that it lacks.
 StageProgram lower(const Schedule& schedule, int64_t rank, int64_t ahead = 1);
 
+/// The same for forward passes alone (forward_only()): a receive buffer is in use to the end of its pass.
+StageProgram lower_forward(const Schedule& forwards, int64_t rank, int64_t ahead = 1);
+
 /// How many receive buffers a program uses, by stage and kind of message.
 std::map<std::pair<int64_t, Message>, int64_t> receive_buffers(const StageProgram& program);
 
@@ -56,7 +59,8 @@ enum class Sends { kAtOnce, kWhenPosted };
 
 /// Runs the programs of all ranks against each other. Throws LogicError that names the first action that
 /// sends or takes what is not there, uses a buffer that is taken, meets a message out of order, or waits for
-/// ever; also when passes are not those of the schedule or something that was sent is never taken.
+/// ever (forward_only() ends with forward passes); also when passes are not those of the schedule or
+/// something that was sent is never taken.
 void check_programs(const Schedule& schedule, const std::vector<StageProgram>& programs,
                     Sends sends = Sends::kAtOnce);
 

@@ -34,6 +34,9 @@ class Check {
     TRIREME_CHECK(programs.size() == schedule.ranks.size(),
                   "[plan.check_programs] {} programs for a schedule of {} ranks", programs.size(),
                   schedule.ranks.size());
+    for (const auto& passes : schedule.ranks) {
+      for (const StagePass& pass : passes) trains_ = trains_ || pass.kind != StagePass::Kind::kForward;
+    }
   }
 
   void run() {
@@ -119,7 +122,9 @@ class Check {
     }
     require(state.ran.insert({action.kind, action.stage, action.micro_batch}).second, rank, action,
             "comes twice");
-    if (action.kind != Kind::kBackward && action.kind != Kind::kBackwardWeight) return;
+    const bool is_last =
+        trains_ ? action.kind == Kind::kBackward || action.kind == Kind::kBackwardWeight : forward;
+    if (!is_last) return;
     std::erase_if(state.buffers, [&](const auto& buffer) {
       return std::get<0>(buffer.first) == action.stage && buffer.second == action.micro_batch;
     });
@@ -167,6 +172,7 @@ class Check {
   }
 
   const Schedule& schedule_;
+  bool trains_ = false;  ///< else there are forward passes only
   const std::vector<StageProgram>& programs_;
   Sends sends_;
   std::vector<RankState> ranks_;

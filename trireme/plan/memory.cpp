@@ -16,6 +16,8 @@
 #include "trireme/plan/flat_layout.h"
 #include "trireme/plan/model_family.h"
 #include "trireme/plan/optimizer.h"
+#include "trireme/plan/pipeline.h"
+#include "trireme/plan/stage_program.h"
 
 namespace trireme::plan {
 namespace {
@@ -49,10 +51,48 @@ bool is_state(const Buffer& buffer) {
   return buffer.is_kept() || buffer.role == Role::kReduced;
 }
 
+/// Activations of the same blocks in a stage.
+int64_t block_activations(const Config& config, const ModelFacts& facts, const BatchPlan& batch) {
+  return activation_bytes(facts, batch.micro_batch * config.data.seq_len) / config.model.n_layers;
+}
+
+StepProgram pipeline_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
+                             const EngineSetting& given, int64_t pp_rank) {
+  const PipelinePlan plan = plan_pipeline(config, batch);
+  const EngineSetting setting = setting_in_stages(given, plan.schedule);
+  std::vector<ProgramStage> stages;
+  for (const int64_t index : plan.schedule.stages_of(pp_rank)) {
+    std::vector<UnitSpec> units = stage_units(config.model, facts, units_of_stage(plan.split, index));
+    std::vector<int64_t> activations;
+    for (const UnitSpec& unit : units) {
+      const bool is_block = unit.name != kRootUnit && unit.name != kHeadUnit;
+      activations.push_back(is_block ? block_activations(config, facts, batch) : 0);
+    }
+    units.front().name = fmt::format("{} of stage {}", kRootUnit, index);
+    const bool is_end = index == 0 || index + 1 == plan.schedule.stages;
+    stages.push_back({.index = index,
+                      .units = program_units(units, setting, activations),
+                      .tied = config.model.tie_embeddings && is_end});
+  }
+  const int64_t boundary =
+      at_most_62_bits(static_cast<double>(batch.micro_batch * config.data.seq_len) *
+                      static_cast<double>(config.model.d_model * bytes_of(config.precision.compute)));
+  return stage_program(plan.schedule, lower(plan.schedule, pp_rank, config.pipeline.ahead), stages, setting,
+                       boundary);
+}
+
+/// The most of a role that has memory at once.
+int64_t most_of(Role role, const StepProgram& program) {
+  int64_t most = 0;
+  for (const HeldBytes& held : held_bytes(program)) most = std::max(most, held[role]);
+  return most;
+}
+
 }  // namespace
 
 StepProgram config_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
-                           const EngineSetting& setting) {
+                           const EngineSetting& setting, int64_t pp_rank) {
+  if (config.parallel.pp > 1) return pipeline_program(config, facts, batch, setting, pp_rank);
   // More micro-batches repeat the second of three.
   EngineSetting shown = setting;
   shown.accumulation = std::min(batch.accumulation, StepProgram::kMicroBatchesShown);
@@ -97,38 +137,55 @@ int64_t process_baseline(Device device) {
 }
 
 int64_t RankBytes::least() const {
-  const int64_t busy = sum_of({state.parameters, state.optimizer, activations});
+  const int64_t busy = sum_of({state.parameters, state.optimizer, activations, boundaries});
   return std::max(state.total(), busy);
 }
 
 int64_t RankBytes::peak() const {
-  return sum_of({state.total(), gathered, activations, logits, baseline});
+  return sum_of({state.total(), gathered, activations, boundaries, logits, baseline});
 }
 
 RankBytes rank_bytes(const Config& config, int64_t ranks, Device device) {
+  const std::vector<RankBytes> all = bytes_by_pp_rank(config, ranks, device);
+  return *std::ranges::max_element(all, {}, &RankBytes::peak);
+}
+
+std::vector<RankBytes> bytes_by_pp_rank(const Config& config, int64_t ranks, Device device) {
   const MeshShape mesh = MeshShape::fit(config.parallel, ranks);
-  const BatchPlan batch = plan_batch(config.train.global_batch, config.train.micro_batch, mesh.dp_size());
+  const BatchPlan batch = plan_batch(config, mesh);
   const ModelFacts facts = describe(config.model, config.data.seq_len, config.precision, config.memory);
   const EngineSetting setting = engine_setting(config, mesh, batch.accumulation, device);
-  return rank_bytes(config, facts, batch, config_program(config, facts, batch, setting), device);
+  std::vector<RankBytes> all;
+  for (int64_t pp_rank = 0; pp_rank < config.parallel.pp; ++pp_rank) {
+    const StepProgram program = config_program(config, facts, batch, setting, pp_rank);
+    all.push_back(rank_bytes(config, facts, batch, program, device, pp_rank));
+  }
+  return all;
 }
 
 RankBytes rank_bytes(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
-                     const StepProgram& program, Device device) {
+                     const StepProgram& program, Device device, int64_t pp_rank) {
   const int64_t tokens = batch.micro_batch * config.data.seq_len;
-  const int64_t logits =
+  int64_t logits =
       at_most_62_bits(static_cast<double>(tokens) *
                       static_cast<double>(config.model.vocab_size * bytes_of(config.precision.compute)));
-  return {.state = state_bytes(program),
-          .gathered = gathered_bytes(program),
-          .activations = activation_bytes(facts, tokens),
-          .logits = device == Device::kCuda ? std::min(logits, config.memory.loss_chunk_mib << 20) : logits,
-          .baseline = process_baseline(device)};
+  if (device == Device::kCuda) logits = std::min(logits, config.memory.loss_chunk_mib << 20);
+  RankBytes bytes{.state = state_bytes(program),
+                  .gathered = gathered_bytes(program),
+                  .activations = activation_bytes(facts, tokens),
+                  .logits = logits,
+                  .baseline = process_baseline(device)};
+  if (config.parallel.pp == 1) return bytes;
+  bytes.activations = most_of(Role::kActivations, program);
+  bytes.boundaries = kept_bytes(program)[Role::kBoundary];
+  const Schedule schedule = plan_pipeline(config, batch).schedule;
+  if (schedule.stages_of(pp_rank).back() + 1 != schedule.stages) bytes.logits = 0;
+  return bytes;
 }
 
 std::string memory_advice(const Config& config, int64_t ranks) {
   const MeshShape mesh = MeshShape::fit(config.parallel, ranks);
-  const BatchPlan batch = plan_batch(config.train.global_batch, config.train.micro_batch, mesh.dp_size());
+  const BatchPlan batch = plan_batch(config, mesh);
   const RankBytes needed =
       rank_bytes(config, ranks, Device::kCpu);  // of which no device changes what is said
   const auto bytes = [](int64_t count) { return format_bytes(static_cast<double>(count)); };
@@ -140,6 +197,7 @@ std::string memory_advice(const Config& config, int64_t ranks) {
   if (config.memory.recompute != Recompute::kBlock) fixes.emplace_back("memory.recompute=block");
   if (batch.micro_batch > 1) fixes.push_back(fmt::format("train.micro_batch={}", batch.micro_batch / 2));
   if (!resolve_policy(config.parallel, mesh).shard_parameters) fixes.emplace_back("parallel.policy=fsdp");
+  if (config.parallel.pp > 1) fixes.emplace_back("another pipeline.schedule or pipeline.split");
   fixes.emplace_back("a shorter data.seq_len, or more ranks");
   return text + "Try, in this order: " + join(fixes, "; ");
 }

@@ -41,7 +41,9 @@ int64_t process_baseline(Device device);
 struct RankBytes {
   StateBytes state;
   int64_t gathered = 0;
-  int64_t activations = 0;  ///< kept for backward by a micro-batch, but for logits
+  /// Kept for backward by a micro-batch, but for logits; in a pipeline by all that are under way at once.
+  int64_t activations = 0;
+  int64_t boundaries = 0;  ///< buffers for what stages receive
   int64_t logits = 0;
   int64_t baseline = 0;
   /// Whatever else is true: state and activations, without sums of gradients, which may not be there when
@@ -50,15 +52,19 @@ struct RankBytes {
   /// All of it at once.
   int64_t peak() const;
 };
-/// `device` is kCpu or kCuda. Throws ConfigError when ranks, mesh and batch do not fit each other.
+/// `device` is kCpu or kCuda. Of the ranks of a pipeline the one that needs most. Throws ConfigError when
+/// ranks, mesh and batch do not fit each other.
 RankBytes rank_bytes(const Config& config, int64_t ranks, Device device);
+/// The same of each rank of a pipeline; one entry where there is none.
+std::vector<RankBytes> bytes_by_pp_rank(const Config& config, int64_t ranks, Device device);
 /// The same of what was worked out already: `program` is that of config_program().
 RankBytes rank_bytes(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
-                     const StepProgram& program, Device device);
+                     const StepProgram& program, Device device, int64_t pp_rank = 0);
 
-/// The step of a data-parallel rank of a run: `setting` is the engine's, of `config` or with another policy.
+/// The step of a data-parallel rank of a run, in a pipeline of its rank `pp_rank`: `setting` is the engine's,
+/// of `config` or with another policy.
 StepProgram config_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
-                           const EngineSetting& setting);
+                           const EngineSetting& setting, int64_t pp_rank = 0);
 
 /// For a run on `ranks` ranks whose device is full: what takes memory, as predicted, and which setting to
 /// change first.

@@ -5,6 +5,21 @@
 #include "trireme/base/text.h"
 
 namespace trireme::plan {
+namespace {
+
+/// A key of the section pipeline that was given where there is no pipeline; empty: none.
+std::string unused_pipeline_key(const Config& config) {
+  if (config.parallel.pp > 1) return {};
+  Config given = config, defaults;
+  const std::vector<Field> values = fields(given), unset = fields(defaults);
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i].key.starts_with("pipeline.") && value_of(values[i]) != value_of(unset[i]))
+      return values[i].key;
+  }
+  return {};
+}
+
+}  // namespace
 
 std::vector<std::string> notes(const Config& config, Device device) {
   std::vector<std::string> found;
@@ -16,6 +31,9 @@ std::vector<std::string> notes(const Config& config, Device device) {
     found.push_back(
         fmt::format("byte tokens use {} of model.vocab_size={} rows; model.vocab_size={} saves {} parameters",
                     kBytes, with_commas(model.vocab_size), kBytes, format_count(unused)));
+  }
+  if (const std::string key = unused_pipeline_key(config); !key.empty()) {
+    found.push_back(fmt::format("{} has no effect with parallel.pp=1", key));
   }
   if (config.train.profile_steps > 0 && device == Device::kCpu) {
     found.push_back(fmt::format(

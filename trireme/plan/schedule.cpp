@@ -395,6 +395,30 @@ Schedule make_schedule(ScheduleName name, const PipelineShape& shape) {
   return schedule;
 }
 
+Schedule forward_only(const Schedule& schedule, int64_t micro_batches) {
+  Schedule result{.name = schedule.name + ", forward only",
+                  .placement = schedule.placement,
+                  .stages = schedule.stages,
+                  .micro_batches = micro_batches,
+                  .ranks = {}};
+  const auto ranks = std::ssize(schedule.ranks);
+  result.ranks.resize(schedule.ranks.size());
+  for (int64_t group = 0; group < micro_batches; group += ranks) {
+    // One order of all passes, which every rank follows: none waits for ever.
+    for (int64_t stage = 0; stage < schedule.stages; ++stage) {
+      for (int64_t micro_batch = group; micro_batch < std::min(group + ranks, micro_batches); ++micro_batch)
+        result.ranks[static_cast<size_t>(result.rank_of(stage, micro_batch))].push_back(
+            {Kind::kForward, stage, micro_batch});
+    }
+  }
+  return result;
+}
+
+bool takes_chunks(ScheduleName name) {
+  return name == ScheduleName::kInterleaved1F1B || name == ScheduleName::kInterleavedZb ||
+         name == ScheduleName::kLoopedBfs;
+}
+
 std::string_view summary(ScheduleName name) {
   switch (name) {
     case ScheduleName::kGpipe:

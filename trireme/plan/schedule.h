@@ -26,14 +26,6 @@ struct StagePass {
   bool operator==(const StagePass&) const = default;
 };
 
-/// Which rank has which of the stages.
-enum class Placement {
-  kLoop,    ///< stage s on rank s mod ranks
-  kV,       ///< two a rank, there and back: rank r has r and 2 ranks - 1 - r
-  kTwoWays  ///< two copies of the model in opposite directions; the second half of the micro-batches takes
-            ///< the second, whose stage s is on rank ranks - 1 - s
-};
-
 struct PipelineShape {
   int64_t ranks = 1;
   int64_t micro_batches = 1;
@@ -56,10 +48,16 @@ struct Schedule {
   }
 };
 
+/// The forward passes alone of so many micro-batches, through the same stages on the same ranks: as many as
+/// there are ranks go through a rank's stage before the next ones do.
+Schedule forward_only(const Schedule& schedule, int64_t micro_batches);
+
 /// What a schedule is, in a line, and where it comes from.
 std::string_view summary(ScheduleName name);
 /// Throws ConfigError that says which numbers of micro-batches, ranks and chunks the schedule takes.
 Schedule make_schedule(ScheduleName name, const PipelineShape& shape);
+/// Whether it leaves open how many stages a rank has.
+bool takes_chunks(ScheduleName name);
 
 /// "2F3": forward of stage 2 for micro-batch 3; F, B, I (backward for the input) and W (for the weights);
 /// passes that overlap are joined by "+".

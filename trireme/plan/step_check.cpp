@@ -30,6 +30,7 @@ class Verifier {
   void check_sizes() const;
   void check_action();
   void check_compute(const Action& action);
+  bool is_through(int64_t unit) const;
   void check_end() const;
   void demand(bool holds, const char* what) const;
   void demand_whole(int64_t unit) const;
@@ -131,7 +132,7 @@ void Verifier::check_sizes() const {
 void Verifier::check_compute(const Action& action) {
   const int64_t unit = action.unit, micro_batch = action.micro_batch;
   const std::pair key{unit, micro_batch};
-  for_units(unit, [&](int64_t each) { demand_whole(each); });
+  if (action.kind != ActionKind::kBackwardWeight) for_units(unit, [&](int64_t each) { demand_whole(each); });
   if (action.kind == ActionKind::kForward) {
     ++forwards_[key];
     if (knows_activations(unit) && micro_batch >= 0) demand_memory(Role::kActivations, unit, micro_batch);
@@ -152,6 +153,17 @@ void Verifier::check_compute(const Action& action) {
   });
 }
 
+/// Whether every forward pass of a unit had its backward pass.
+bool Verifier::is_through(int64_t unit) const {
+  bool any = false;
+  for (const auto& [key, count] : forwards_) {
+    if (key.first != unit) continue;
+    any = true;
+    if (!weights_.contains(key)) return false;
+  }
+  return any;
+}
+
 void Verifier::check_action() {
   const Action& action = program_.actions[static_cast<size_t>(at_)];
   const int64_t unit = action.unit;
@@ -160,7 +172,8 @@ void Verifier::check_action() {
     case ActionKind::kAccumulate:
     case ActionKind::kReduce: {
       const std::pair key{unit, action.micro_batch};
-      demand(weights_[key] > 0 || weights_[{Action::kWholeModel, action.micro_batch}] > 0,
+      demand(weights_[key] > 0 || weights_[{Action::kWholeModel, action.micro_batch}] > 0 ||
+                 (action.micro_batch == Action::kOnceAStep && is_through(unit)),
              "its gradients are not complete");
       demand(++taken_[key] == 1, "it comes twice");
       demand_gradients(unit);
@@ -183,6 +196,8 @@ void Verifier::check_action() {
     case ActionKind::kReshard:
       gathered_.erase(unit);
       return demand_memory(Role::kParameters, unit);
+    case ActionKind::kSend:
+      return demand(forwards_[{unit, action.micro_batch}] > 0, "it has computed nothing to send before");
     default:
       return;
   }

@@ -31,6 +31,13 @@ class Writer {
   void forward_pass(int64_t micro_batch);
   void backward_pass(int64_t micro_batch, bool last);
   void update_pass();
+
+  // Of engines whose micro-batches are under way at the same time.
+  void backward_input_pass(int64_t micro_batch);
+  void backward_weight_pass(int64_t micro_batch);
+  void reduce_pass();
+  /// Units are gathered now and stay whole, or are freed again.
+  void hold(bool on);
   StepProgram take();
 
  private:
@@ -61,7 +68,7 @@ class Writer {
   void reshard(int64_t unit);
   void reshard_after_forward(int64_t unit);
   void compute_forward(int64_t unit);
-  void begin_backward(int64_t unit);
+  void begin_backward(int64_t unit, ActionKind kind = ActionKind::kBackward);
   void hold_gradients(int64_t unit);
   void hold_whole_gradients(int64_t unit);
   void complete(int64_t unit, bool last);
@@ -86,6 +93,7 @@ class Writer {
   std::deque<int64_t> in_flight_;
   int64_t micro_batch_ = Action::kOnceAStep;
   bool adds_up_ = false;  ///< other micro-batches of the step follow the one under way
+  bool held_ = false;
 };
 
 std::vector<int64_t> Writer::completions() const {
@@ -155,7 +163,7 @@ void Writer::unshard_ahead(const std::vector<int64_t>& uses, size_t place) {
 }
 
 void Writer::reshard(int64_t unit) {
-  if (!is_open(Role::kParameters, unit)) return;
+  if (held_ || !is_open(Role::kParameters, unit)) return;
   add(ActionKind::kReshard, unit, Lane::kCompute);
   close(Role::kParameters, unit);
   close(Role::kSlice, unit);
@@ -163,7 +171,7 @@ void Writer::reshard(int64_t unit) {
 
 void Writer::reshard_after_forward(int64_t unit) {
   const int64_t together = setting_.policy.reshard_after_forward;
-  if (!is_open(Role::kParameters, unit) || together == 1) return;
+  if (held_ || !is_open(Role::kParameters, unit) || together == 1) return;
   if (together != Policy::kSameRanks && !is_open(Role::kSlice, unit))
     open(Role::kSlice, unit, setting_.compute_bytes * memory(unit).whole / together);
   add(ActionKind::kReshard, unit, Lane::kCompute);
@@ -208,11 +216,11 @@ void Writer::hold_whole_gradients(int64_t unit) {
   open(Role::kGradients, unit, setting_.compute_bytes * memory(unit).whole);
 }
 
-void Writer::begin_backward(int64_t unit) {
+void Writer::begin_backward(int64_t unit, ActionKind kind) {
   hold_gradients(unit);
   begun_.insert(unit);
-  add(ActionKind::kBackward, unit, Lane::kCompute);
-  close(Role::kActivations, unit, micro_batch_);
+  add(kind, unit, Lane::kCompute);
+  if (kind == ActionKind::kBackward) close(Role::kActivations, unit, micro_batch_);
 }
 
 void Writer::backward_pass(int64_t micro_batch, bool last) {
@@ -248,6 +256,60 @@ void Writer::backward_pass(int64_t micro_batch, bool last) {
   reduce_ready(last);
   finish_reductions(0);
   for (int64_t unit = 1; unit < std::ssize(program_.units); ++unit) reshard(unit);
+}
+
+/// What its weights need stays: activations, and gradients of outputs of about the same size.
+void Writer::backward_input_pass(int64_t micro_batch) {
+  begin_pass(Pass::Kind::kBackwardInput, micro_batch);
+  adds_up_ = true;
+  begun_.clear();
+  hold_gradients(0);
+  const std::vector<int64_t> uses = backward_uses();
+  size_t place = 0;
+  for (const Event& event : order_.backward) {
+    switch (event.kind) {
+      case Event::Kind::kBegin:
+        unshard(event.unit);
+        unshard_ahead(uses, place++);
+        begin_backward(event.unit, ActionKind::kBackwardInput);
+        break;
+      case Event::Kind::kComplete:
+        if (!begun_.contains(event.unit)) begin_backward(event.unit, ActionKind::kBackwardInput);
+        break;
+      case Event::Kind::kEnd:
+        if (!is_root(event.unit)) reshard(event.unit);
+        break;
+    }
+  }
+  for (int64_t unit = 1; unit < std::ssize(program_.units); ++unit) reshard(unit);
+}
+
+/// Products of activations and gradients of outputs: no parameters.
+void Writer::backward_weight_pass(int64_t micro_batch) {
+  begin_pass(Pass::Kind::kBackwardWeight, micro_batch);
+  adds_up_ = true;
+  for (int64_t unit = std::ssize(program_.units); unit-- > 0;) {
+    hold_gradients(unit);
+    add(ActionKind::kBackwardWeight, unit, Lane::kCompute);
+    close(Role::kActivations, unit, micro_batch_);
+  }
+  for (const int64_t unit : order_.reductions) reduce(unit, /*last=*/false);
+}
+
+void Writer::reduce_pass() {
+  begin_pass(Pass::Kind::kReduce, Action::kOnceAStep);
+  adds_up_ = false;
+  for (const int64_t unit : order_.reductions) {
+    hold_gradients(unit);
+    reduce(unit, /*last=*/true);
+  }
+  finish_reductions(0);
+}
+
+void Writer::hold(bool on) {
+  begin_pass(Pass::Kind::kTransfer, Action::kOnceAStep);
+  held_ = on;
+  for (int64_t unit = 0; unit < std::ssize(program_.units); ++unit) on ? unshard(unit) : reshard(unit);
 }
 
 void Writer::complete(int64_t unit, bool last) {
@@ -400,13 +462,14 @@ int64_t StepProgram::wire_bytes() const {
 }
 
 int64_t StepProgram::wire_bytes(int64_t micro_batches) const {
-  int64_t middle = 0;
+  int64_t middle = 0, there = 0;
   for (const Pass& pass : passes) {
+    there = std::max(there, pass.micro_batch + 1);
     if (pass.micro_batch != 1) continue;
     for (int64_t at = pass.begin; at < pass.end; ++at)
       middle += actions[static_cast<size_t>(at)].wire_bytes();
   }
-  return wire_bytes() + std::max<int64_t>(0, micro_batches - kMicroBatchesShown) * middle;
+  return wire_bytes() + std::max<int64_t>(0, micro_batches - std::max(there, kMicroBatchesShown)) * middle;
 }
 
 int64_t HeldBytes::total() const {
@@ -452,6 +515,37 @@ StepProgram step_program(const std::vector<ProgramUnit>& units, const EngineSett
     writer.forward_pass(micro_batch);
     writer.backward_pass(micro_batch, micro_batch + 1 == setting.accumulation);
   }
+  writer.update_pass();
+  return writer.take();
+}
+
+StepProgram step_program(const std::vector<ProgramUnit>& units, const EngineSetting& setting,
+                         const UseOrder& order, const std::vector<EnginePass>& passes, bool held) {
+  Writer writer(units, setting, order);
+  if (held) writer.hold(true);
+  for (const EnginePass& pass : passes) {
+    switch (pass.kind) {
+      case Pass::Kind::kForward:
+        writer.forward_pass(pass.micro_batch);
+        break;
+      case Pass::Kind::kBackward:
+        writer.backward_pass(pass.micro_batch, pass.last);
+        break;
+      case Pass::Kind::kBackwardInput:
+        writer.backward_input_pass(pass.micro_batch);
+        break;
+      case Pass::Kind::kBackwardWeight:
+        writer.backward_weight_pass(pass.micro_batch);
+        break;
+      case Pass::Kind::kReduce:
+        writer.reduce_pass();
+        break;
+      case Pass::Kind::kUpdate:
+      case Pass::Kind::kTransfer:
+        throw LogicError("[plan.step_program] a pass of kind {} is not one of an engine", pass.kind);
+    }
+  }
+  if (held) writer.hold(false);
   writer.update_pass();
   return writer.take();
 }

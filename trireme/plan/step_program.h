@@ -109,7 +109,9 @@ struct Buffer {
 /// Actions that belong together: the way of a micro-batch through the units of a stage and back, or the
 /// update.
 struct Pass {
-  enum class Kind { kForward, kBackward, kBackwardInput, kBackwardWeight, kUpdate, kTransfer };
+  /// kReduce: of gradients that earlier passes have left. kTransfer: units that stay whole are gathered or
+  /// freed.
+  enum class Kind { kForward, kBackward, kBackwardInput, kBackwardWeight, kUpdate, kTransfer, kReduce };
   Kind kind = Kind::kForward;
   int64_t micro_batch = Action::kOnceAStep;
   int64_t begin = 0, end = 0;  ///< in StepProgram::actions
@@ -117,7 +119,7 @@ struct Pass {
 };
 template <>
 inline constexpr auto kNames<Pass::Kind> = std::to_array<std::string_view>(
-    {"forward", "backward", "backward_input", "backward_weight", "update", "transfer"});
+    {"forward", "backward", "backward_input", "backward_weight", "update", "transfer", "reduce"});
 
 /// A unit as far as a step is concerned.
 struct ProgramUnit {
@@ -175,6 +177,16 @@ inline constexpr int64_t kReductionsInFlight = 2;
 /// the update.
 StepProgram step_program(const std::vector<ProgramUnit>& units, const EngineSetting& setting,
                          const UseOrder& order);
+/// A pass of all units of an engine.
+struct EnginePass {
+  Pass::Kind kind = Pass::Kind::kForward;
+  int64_t micro_batch = Action::kOnceAStep;
+  bool last = false;  ///< kBackward: gradients are complete with it, and are reduced meanwhile
+};
+/// The program of an engine whose passes come in an order of their own, as those of a stage of a pipeline do,
+/// then the update. `held`: parameters stay whole from the first pass to the last.
+StepProgram step_program(const std::vector<ProgramUnit>& units, const EngineSetting& setting,
+                         const UseOrder& order, const std::vector<EnginePass>& passes, bool held);
 /// A forward pass alone, without gradients: units are freed as soon as they were used.
 StepProgram inference_program(const std::vector<ProgramUnit>& units, const EngineSetting& setting,
                               const UseOrder& order);

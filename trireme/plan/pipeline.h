@@ -1,0 +1,23 @@
+#pragma once
+// What a config says of pipelines: the schedule of a run, and where its model is cut into stages.
+#include <cstdint>
+
+#include "trireme/plan/batch.h"
+#include "trireme/plan/schedule.h"
+#include "trireme/plan/stages.h"
+
+namespace trireme::plan {
+
+struct PipelinePlan {
+  Schedule schedule;
+  StageSplit split;
+};
+
+/// For parallel.pp above 1 and a complete config. Throws ConfigError that says which key to change when the
+/// schedule does not take that many micro-batches, cannot run, or has more stages than the model has parts.
+PipelinePlan plan_pipeline(const Config& config, const BatchPlan& batch);
+
+/// The schedule of pipeline.file. Throws ConfigError when it cannot be read.
+Schedule read_schedule(const PipelineConfig& config);
+
+}  // namespace trireme::plan

@@ -1,0 +1,36 @@
+#pragma once
+// The step of one rank of a pipeline as one program: passes of its stages in the order of the schedule, what
+// their engines gather and reduce meanwhile, and what stages send each other.
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "trireme/plan/lowering.h"
+#include "trireme/plan/step_program.h"
+
+namespace trireme::plan {
+
+/// A stage of the rank.
+struct ProgramStage {
+  int64_t index = 0;
+  std::vector<ProgramUnit> units;
+  bool tied = false;  ///< a parameter of it has a copy in another stage
+};
+
+/// `actions` are those of the rank (lower()), `stages` all that it has in rising order, `boundary_bytes`
+/// those of what passes between two stages for a micro-batch. `setting` is the engines', over the ranks that
+/// hold a stage. Receive buffers belong to the first unit of their stage.
+StepProgram stage_program(const Schedule& schedule, const StageProgram& actions,
+                          const std::vector<ProgramStage>& stages, const EngineSetting& setting,
+                          int64_t boundary_bytes);
+
+/// That of a stage's engine: where two ranks have a copy of each stage both are data-parallel ranks of it.
+EngineSetting setting_in_stages(EngineSetting setting, const Schedule& schedule);
+
+/// The micro-batch of which the backward pass of a stage reduces its gradients meanwhile: the last of all
+/// passes of the stage. None where gradients are complete only behind all passes: those of weights come
+/// apart, a copy of a parameter is elsewhere, or two ranks run the stage in different orders.
+std::optional<int64_t> reducing_micro_batch(const Schedule& schedule, const StageProgram& actions,
+                                            int64_t stage, bool tied);
+
+}  // namespace trireme::plan
