@@ -407,7 +407,7 @@ void Pipeline::run_program(const plan::Schedule& schedule, const plan::StageProg
   finished_.clear();
   const StageAction* at = nullptr;
   sent_before_step_ = links_->sent_bytes();
-  const PipelineRecorder::Step step(at::GradMode::is_enabled() ? recorder_.get() : nullptr);
+  const PipelineRecorder::Step step(recording());
   try {
     if (schedule_.placement == Placement::kTwoWays) {
       for (const auto& engine : engines_) held.push_back(std::make_unique<DataParallel::Held>(*engine));
@@ -417,7 +417,7 @@ void Pipeline::run_program(const plan::Schedule& schedule, const plan::StageProg
       run(action);
     }
     at = nullptr;
-    const PipelineRecorder::Span span(recorder_.get(), plan::StageEvent::Kind::kReduce);
+    const PipelineRecorder::Span span(recording(), plan::StageEvent::Kind::kReduce);
     blocks_ = options_.blocking_sends;
     if (!at::GradMode::is_enabled()) return;
     sum_tied();
@@ -427,9 +427,14 @@ void Pipeline::run_program(const plan::Schedule& schedule, const plan::StageProg
   }
 }
 
+/// Steps are recorded, and not forward passes alone.
+PipelineRecorder* Pipeline::recording() const {
+  return at::GradMode::is_enabled() ? recorder_.get() : nullptr;
+}
+
 void Pipeline::run(const StageAction& action) {
   const kernels::TraceRange range(plan::to_text(action));
-  const PipelineRecorder::Span span(recorder_.get(), action);
+  const PipelineRecorder::Span span(recording(), action);
   switch (action.kind) {
     case Kind::kForward:
       return forward(action);
@@ -463,7 +468,7 @@ void Pipeline::hand_on(Message message, int64_t stage, int64_t micro_batch, cons
 
 void Pipeline::send(const StageAction& action) {
   const at::Tensor tensor = leaving_.extract({action.message, action.stage, action.micro_batch}).mapped();
-  if (recorder_) recorder_->sends(static_cast<double>(tensor.nbytes()));
+  if (PipelineRecorder* const recorder = recording()) recorder->sends(static_cast<double>(tensor.nbytes()));
   links_->send(action, tensor);
   if (blocks_) links_->flush();
 }

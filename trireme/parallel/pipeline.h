@@ -200,6 +200,7 @@ class Pipeline {
   void run_forward(Batch batch, const Finish& finish);
   void run_program(const plan::Schedule& schedule, const plan::StageProgram& program);
   at::Tensor loss_of(const at::Tensor& output, int64_t micro_batch) const;
+  PipelineRecorder* recording() const;
   void run(const plan::StageAction& action);
   void forward(const plan::StageAction& action);
   void backward(const plan::StageAction& action);
