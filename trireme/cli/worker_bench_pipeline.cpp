@@ -219,10 +219,8 @@ Measured PipelineBench::measure(ScheduleName name) {
     const int64_t ranks = run_.study > 0 ? run_.study : mesh_.pp->size();
     schedule = plan::make_schedule(name, {ranks, run_.micro_batches, run_.chunks});
     const plan::ModelFacts facts = plan::describe(config_.model, config_.data.seq_len);
-    std::vector<int64_t> ranks;
-    for (int64_t stage = 0; stage < schedule.stages; ++stage) ranks.push_back(schedule.rank_of(stage, 0));
-    const auto parts = plan::stage_parts(config_.model, facts, false, plan::CutAt::kHalves);
-    split = plan::split_by_cost(parts, schedule.stages, 0.0, ranks);
+    const auto parts = plan::stage_parts(config_.model, facts, /*spread_head=*/false, plan::CutAt::kHalves);
+    split = plan::split_by_cost(parts, schedule.stages, 0.0, schedule.ranks_of_stages());
   } catch (const ConfigError& error) {
     measured.refused = error.what();
     return measured;

@@ -109,7 +109,7 @@ struct ParallelConfig {
 /// Where a model is cut into the stages of a pipeline.
 struct StageCut {
   enum class Kind {
-    kCost,   ///< where the stage that computes most computes least
+    kCost,   ///< where the rank that computes most computes least, also inside blocks
     kEven,   ///< as many blocks in each stage, or one more
     kBlocks  ///< so many blocks in each; the head goes with the last one
   };

@@ -35,6 +35,12 @@ int64_t saved_bytes(const ModelConfig& model, int64_t element_bytes) {
   return element_bytes * (8 * model.d_model + 2 * model.d_ff) + 4 * model.n_heads + masks;
 }
 
+/// The input of the norm and its output, q k v and what attention makes of them.
+double attention_share(const ModelConfig& model) {
+  const auto attention = static_cast<double>(6 * model.d_model);
+  return attention / (attention + static_cast<double>(2 * model.d_model + 2 * model.d_ff));
+}
+
 /// The outputs of both norms and of GELU.
 int64_t cheap_bytes(const ModelConfig& model, int64_t element_bytes) {
   return element_bytes * (2 * model.d_model + model.d_ff);
@@ -65,6 +71,7 @@ const ModelFamilyRecord kGpt2Record = {.family = ModelFamily::kGpt2,
                                        .attention_params = 6,
                                        .final_norm = final_norm,
                                        .saved_bytes = saved_bytes,
+                                       .attention_share = attention_share,
                                        .cheap_bytes = cheap_bytes,
                                        .check = check};
 

@@ -44,6 +44,12 @@ int64_t saved_bytes(const ModelConfig& model, int64_t element_bytes) {
   return element_bytes * (6 * model.d_model + 2 * kv_width(model) + 3 * model.d_ff) + 4 * model.n_heads;
 }
 
+/// The input of the norm and its output, q k v and what attention makes of them.
+double attention_share(const ModelConfig& model) {
+  const auto attention = static_cast<double>(4 * model.d_model + 2 * kv_width(model));
+  return attention / (attention + static_cast<double>(2 * model.d_model + 3 * model.d_ff));
+}
+
 /// The outputs of both norms and the product.
 int64_t cheap_bytes(const ModelConfig& model, int64_t element_bytes) {
   return element_bytes * (2 * model.d_model + model.d_ff);
@@ -68,6 +74,7 @@ const ModelFamilyRecord kLlamaRecord = {.family = ModelFamily::kLlama,
                                         .attention_params = 5,
                                         .final_norm = final_norm,
                                         .saved_bytes = saved_bytes,
+                                        .attention_share = attention_share,
                                         .cheap_bytes = cheap_bytes,
                                         .check = check};
 

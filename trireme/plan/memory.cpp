@@ -51,9 +51,17 @@ bool is_state(const Buffer& buffer) {
   return buffer.is_kept() || buffer.role == Role::kReduced;
 }
 
-/// Activations of the same blocks in a stage.
-int64_t block_activations(const Config& config, const ModelFacts& facts, const BatchPlan& batch) {
-  return activation_bytes(facts, batch.micro_batch * config.data.seq_len) / config.model.n_layers;
+/// Kept for backward by a unit of a stage: a block, half of one, or what keeps nothing that counts.
+int64_t unit_activations(const UnitSpec& unit, const Config& config, const ModelFacts& facts,
+                         const BatchPlan& batch) {
+  if (unit.name == kRootUnit || unit.name == kHeadUnit) return 0;
+  const int64_t block =
+      activation_bytes(facts, batch.micro_batch * config.data.seq_len) / config.model.n_layers;
+  const bool attention = unit.name.ends_with(kAttentionHalf), mlp = unit.name.ends_with(kMlpHalf);
+  if (!attention && !mlp) return block;
+  const auto part = static_cast<int64_t>(static_cast<double>(block) *
+                                         record_of(config.model.family).attention_share(config.model));
+  return attention ? part : block - part;
 }
 
 StepProgram pipeline_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
@@ -65,8 +73,7 @@ StepProgram pipeline_program(const Config& config, const ModelFacts& facts, cons
     std::vector<UnitSpec> units = stage_units(config.model, facts, units_of_stage(plan.split, index));
     std::vector<int64_t> activations;
     for (const UnitSpec& unit : units) {
-      const bool is_block = unit.name != kRootUnit && unit.name != kHeadUnit;
-      activations.push_back(is_block ? block_activations(config, facts, batch) : 0);
+      activations.push_back(unit_activations(unit, config, facts, batch));
     }
     units.front().name = fmt::format("{} of stage {}", kRootUnit, index);
     const bool is_end = index == 0 || index + 1 == plan.schedule.stages;

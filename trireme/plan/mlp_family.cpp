@@ -37,6 +37,7 @@ const ModelFamilyRecord kMlpRecord = {.family = ModelFamily::kMlp,
                                       .attention_params = 0,
                                       .final_norm = final_norm,
                                       .saved_bytes = saved_bytes,
+                                      .attention_share = nullptr,
                                       .cheap_bytes = nullptr,
                                       .check = nullptr};
 

@@ -30,6 +30,9 @@ struct UnitSpec {
   int64_t numel() const;
 };
 
+/// Behind the name of a block: a unit that is the block's attention, or all that follows it.
+inline constexpr const char* kAttentionHalf = ".attention";
+inline constexpr const char* kMlpHalf = ".mlp";
 inline constexpr const char* kRootUnit = "root";
 inline constexpr const char* kHeadUnit = "head";
 

@@ -33,6 +33,8 @@ struct ModelFamilyRecord {
   /// Bytes of one layer that one token keeps for backward, with `element_bytes` an element and fused
   /// attention (its output and an fp32 log-sum-exp a head).
   int64_t (*saved_bytes)(const ModelConfig& model, int64_t element_bytes);
+  /// Which share of them its attention keeps; null where attention_params is 0.
+  double (*attention_share)(const ModelConfig& model);
   /// How much less with memory.recompute=cheap; null: nothing in a block is cheap to compute again.
   int64_t (*cheap_bytes)(const ModelConfig& model, int64_t element_bytes);
 

@@ -29,9 +29,12 @@ Schedule schedule_of(const Config& config, int64_t micro_batches) {
   return schedule;
 }
 
-StageSplit split_of(const Config& config, int64_t stages) {
+StageSplit split_of(const Config& config, const Schedule& schedule) {
   const StageCut& cut = config.pipeline.split;
-  const auto parts = stage_parts(config.model, describe(config.model, config.data.seq_len));
+  const int64_t stages = schedule.stages;
+  const bool by_cost = cut.kind == StageCut::Kind::kCost;
+  const auto parts = stage_parts(config.model, describe(config.model, config.data.seq_len),
+                                 /*spread_head=*/false, by_cost ? CutAt::kHalves : CutAt::kBlocks);
   if (stages > std::ssize(parts)) {
     throw ConfigError(
         "[plan.pipeline] {} stages, but the model has {} blocks and the head to share out; lower "
@@ -41,7 +44,7 @@ StageSplit split_of(const Config& config, int64_t stages) {
         stages > config.parallel.pp ? " or the stages that a rank has (pipeline.chunks, pipeline.schedule)"
                                     : "");
   }
-  if (cut.kind == StageCut::Kind::kCost) return split_by_cost(parts, stages);
+  if (by_cost) return split_by_cost(parts, stages, 0.0, schedule.ranks_of_stages());
   if (cut.kind == StageCut::Kind::kEven) return split_evenly(parts, stages);
   if (std::ssize(cut.blocks) != stages) {
     throw ConfigError(
@@ -68,7 +71,7 @@ Schedule read_schedule(const PipelineConfig& config) {
 PipelinePlan plan_pipeline(const Config& config, const BatchPlan& batch) {
   PipelinePlan plan;
   plan.schedule = schedule_of(config, batch.accumulation);
-  plan.split = split_of(config, plan.schedule.stages);
+  plan.split = split_of(config, plan.schedule);
   return plan;
 }
 

@@ -377,6 +377,13 @@ int64_t Schedule::rank_of(int64_t stage, int64_t micro_batch) const {
   return 0;
 }
 
+std::vector<int64_t> Schedule::ranks_of_stages() const {
+  std::vector<int64_t> of_stages;
+  for (int64_t stage = 0; stage < stages; ++stage)
+    of_stages.push_back(std::min(rank_of(stage, 0), rank_of(stage, micro_batches - 1)));
+  return of_stages;
+}
+
 std::vector<int64_t> Schedule::stages_of(int64_t rank) const {
   std::vector<int64_t> here;
   for (int64_t stage = 0; stage < stages; ++stage) {

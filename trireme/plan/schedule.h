@@ -40,6 +40,8 @@ struct Schedule {
   std::vector<std::vector<StagePass>> ranks;  ///< passes of each rank in their order
 
   int64_t rank_of(int64_t stage, int64_t micro_batch) const;
+  /// Of each stage; where two have a copy, the lower one.
+  std::vector<int64_t> ranks_of_stages() const;
   /// Those that `rank` has for any micro-batch, in rising order.
   std::vector<int64_t> stages_of(int64_t rank) const;
   /// Stages whose weights a rank holds; two copies count twice.

@@ -13,8 +13,6 @@
 namespace trireme::plan {
 namespace {
 
-constexpr std::string_view kAttentionHalf = " (attention)", kMlpHalf = " (MLP)";
-
 int64_t matrix_params(const UnitSpec& unit) {
   int64_t total = 0;
   for (const ParamSpec& param : unit.params) total += param.shape.size() == 2 ? param.numel() : 0;
@@ -26,6 +24,7 @@ UnitSpec half_of(UnitSpec block, const ModelFamilyRecord& family, bool attention
   const auto middle = block.params.begin() + static_cast<std::ptrdiff_t>(family.attention_params);
   attention ? block.params.erase(middle, block.params.end())
             : block.params.erase(block.params.begin(), middle);
+  block.name += attention ? kAttentionHalf : kMlpHalf;
   return block;
 }
 
@@ -68,15 +67,14 @@ std::vector<StagePart> stage_parts(const ModelConfig& model, const ModelFacts& f
   std::vector<StagePart> parts;
   for (int64_t layer = 0; layer < model.n_layers; ++layer) {
     const UnitSpec& unit = facts.units[static_cast<size_t>(1 + layer)];
-    const auto add = [&](const UnitSpec& of, std::string_view half, double more_flops) {
-      parts.push_back({fmt::format("{}{}", of.name, half),
-                       2.0 * static_cast<double>(matrix_params(of)) + more_flops, of.numel()});
+    const auto add = [&](const UnitSpec& of, double more_flops) {
+      parts.push_back({of.name, 2.0 * static_cast<double>(matrix_params(of)) + more_flops, of.numel()});
     };
     if (halves) {
-      add(half_of(unit, family, true), kAttentionHalf, attention);
-      add(half_of(unit, family, false), kMlpHalf, 0.0);
+      add(half_of(unit, family, true), attention);
+      add(half_of(unit, family, false), 0.0);
     } else {
-      add(unit, "", attention);
+      add(unit, attention);
     }
   }
   parts.front().params += facts.units.front().numel();
@@ -222,54 +220,6 @@ std::vector<UnitSpec> stage_units(const ModelConfig& model, const ModelFacts& fa
                attention = range.to_attention && unit + 1 == count;
     units.push_back(mlp || attention ? half_of(whole, family, attention) : whole);
   }
-  return units;
-}
-
-StageSplit split_by_blocks(const std::vector<StagePart>& parts, const std::vector<int64_t>& blocks) {
-  const auto total = std::accumulate(blocks.begin(), blocks.end(), int64_t{0});
-  const auto there = std::ssize(parts) - (parts.back().name == kHeadUnit ? 1 : 0);
-  if (total != there) {
-    throw ConfigError("[plan.stages] stages of {} blocks have {}, the model {}; share out all of them",
-                      fmt::join(blocks, ", "), total, there);
-  }
-  const auto empty = std::find(blocks.begin(), blocks.end() - 1, 0);
-  if (empty != blocks.end() - 1) {
-    throw ConfigError(
-        "[plan.stages] stage {} of {} blocks would have nothing to do; give each at least 1, but for the "
-        "last, "
-        "which has the head",
-        empty - blocks.begin(), fmt::join(blocks, ", "));
-  }
-  std::vector<int64_t> first = {0};
-  for (const int64_t count : blocks) first.push_back(first.back() + count);
-  first.back() = std::ssize(parts);
-  return measured(std::move(first), parts, 0.0);
-}
-
-/// A part of the split is a block or the head.
-UnitRange units_of_stage(const StageSplit& split, int64_t stage) {
-  const auto at = static_cast<size_t>(stage);
-  return {stage == 0 ? 0 : split.first[at] + 1, split.first[at + 1] + 1};
-}
-
-std::vector<UnitSpec> stage_units(const ModelConfig& model, const ModelFacts& facts, UnitRange range) {
-  const bool has_head = range.end == model.n_layers + 2, has_embeddings = range.first == 0;
-  const ModelFamilyRecord& family = record_of(model.family);
-  const std::vector<ParamSpec> norm = family.final_norm(model);
-  const auto is_of_norm = [&](const ParamSpec& param) {
-    return std::ranges::find(norm, param.name, &ParamSpec::name) != norm.end();
-  };
-  UnitSpec root{kRootUnit, {}};
-  if (has_embeddings) root.params = facts.units.front().params;
-  if (model.tie_embeddings) {
-    std::erase_if(root.params, is_of_norm);
-    if (has_head && !has_embeddings) root.params.push_back(facts.units.front().params.front());
-    if (has_head) root.params.insert(root.params.end(), norm.begin(), norm.end());
-  }
-  std::vector<UnitSpec> units = {std::move(root)};
-  const int64_t count = std::min(range.end, std::ssize(facts.units));
-  for (int64_t unit = std::max<int64_t>(1, range.first); unit < count; ++unit)
-    units.push_back(facts.units[static_cast<size_t>(unit)]);
   return units;
 }
 

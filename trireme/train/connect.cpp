@@ -5,18 +5,21 @@
 #include <vector>
 
 #include "trireme/memory/recompute.h"
+#include "trireme/plan/model_facts.h"
 
 namespace trireme::train {
 namespace {
 
-/// Names of the blocks that backward computes again as a whole. The embedding comes before them, the head
-/// behind.
+/// Names of the blocks that backward computes again as a whole, and of their halves. The embedding comes
+/// before them, the head behind.
 std::set<std::string> recomputed_blocks(nn::LanguageModel& model, const plan::MemoryConfig& memory) {
   std::set<std::string> names;
   if (memory.recompute != plan::Recompute::kBlock) return names;
   const std::vector<nn::Unit> units = model.units();
   const auto every = static_cast<size_t>(memory.recompute_every);
-  for (size_t unit = 1; unit + 1 < units.size(); unit += every) names.insert(units[unit].name);
+  for (size_t unit = 1; unit + 1 < units.size(); unit += every) {
+    for (const char* half : {"", plan::kAttentionHalf, plan::kMlpHalf}) names.insert(units[unit].name + half);
+  }
   return names;
 }
 

@@ -53,8 +53,14 @@ at::Tensor ModelStage::forward(const at::Tensor& x) const {
 /// This stage's of the model's units.
 at::Tensor ModelStage::run(std::vector<nn::Unit> units, const at::Tensor& x) const {
   const auto first = static_cast<size_t>(range_.first), last = static_cast<size_t>(range_.end) - 1;
-  if (range_.from_mlp) units[first].forward = units[first].mlp;
-  if (range_.to_attention) units[last].forward = units[last].attention;
+  if (range_.from_mlp) {
+    units[first].name += plan::kMlpHalf;
+    units[first].forward = units[first].mlp;
+  }
+  if (range_.to_attention) {
+    units[last].name += plan::kAttentionHalf;
+    units[last].forward = units[last].attention;
+  }
   return model_->run(std::span(units).subspan(first, last + 1 - first), x);
 }
 
