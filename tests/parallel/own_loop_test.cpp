@@ -73,9 +73,8 @@ struct Part {
   std::string from = {}, to = {};
 };
 
-Weights engine_loop(const std::shared_ptr<World>& world, const Loop& loop, const Part& part = {}) {
-  const comm::Mesh mesh = mesh_of(world);
-  Net net(7 + static_cast<uint64_t>(world->rank()) + static_cast<uint64_t>(100 * part.begin));
+Weights engine_loop(const comm::Mesh& mesh, const Loop& loop, const Part& part = {}) {
+  Net net(7 + static_cast<uint64_t>(mesh.world->rank()) + static_cast<uint64_t>(100 * part.begin));
   parallel::WrapOptions options{.policy = loop.policy, .bucket_mib = 0.0005};
   if (loop.one_unit) options.blocks = {"blocks"};
   const auto engine = wrap(net, mesh, options);
@@ -127,6 +126,7 @@ TEST(OwnLoop, EqualsOneProcessAndPoliciesAgreeInEveryBit) {
       const Weights wanted = plain_loop(kind, clips);
       for (int64_t ranks = 1; ranks <= 3; ++ranks) {
         run_ranks(ranks, [&](std::shared_ptr<World> world) {
+          const comm::Mesh mesh = mesh_of(world);
           for (const int64_t accumulate : {1, 3}) {
             Weights first;
             for (size_t i = 0; i < std::size(kPolicies); ++i) {
@@ -135,17 +135,17 @@ TEST(OwnLoop, EqualsOneProcessAndPoliciesAgreeInEveryBit) {
               const std::string what =
                   fmt::format("{} {} on {}, {} micro-batches, clips {}", kKinds[static_cast<int>(kind)],
                               policy, ranks, accumulate, clips);
-              const Weights got = engine_loop(world, loop);
+              const Weights got = engine_loop(mesh, loop);
               expect_close(got, wanted, what);
               if (first.empty()) first = got;
               expect_equal(got, first, what);
               // The same with its second half under the next policy.
               const std::string state =
                   fmt::format("{}own_loop_{}.safetensors", ::testing::TempDir(), ::getpid());
-              engine_loop(world, loop, {.end = kSteps / 2, .to = state});
+              engine_loop(mesh, loop, {.end = kSteps / 2, .to = state});
               Loop resumed = loop;
               std::tie(resumed.policy, resumed.one_unit) = kPolicies[(i + 1) % std::size(kPolicies)];
-              expect_equal(engine_loop(world, resumed, {.begin = kSteps / 2, .from = state}), first,
+              expect_equal(engine_loop(mesh, resumed, {.begin = kSteps / 2, .from = state}), first,
                            fmt::format("{}, then {}", what, resumed.policy));
               if (world->rank() == 0) std::filesystem::remove(state);
             }
