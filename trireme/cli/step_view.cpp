@@ -1,21 +1,19 @@
 #include "trireme/cli/step_view.h"
+#include "trireme/cli/step_figures.h"
 
 #include <algorithm>
 #include <initializer_list>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <vector>
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
-#include "trireme/plan/cuda_graphs.h"
 #include "trireme/plan/unit_buffers.h"
 #include "trireme/report/table.h"
 
 namespace trireme::cli {
 namespace {
 
-using Json = nlohmann::ordered_json;
 using plan::Action;
 using plan::ActionKind;
 using plan::HeldBytes;
@@ -35,64 +33,9 @@ std::string some_bytes(int64_t bytes) {
   return bytes == 0 ? "-" : bytes_text(bytes);
 }
 
-std::string unit_name(const StepProgram& program, int64_t unit) {
-  return unit == Action::kWholeModel ? "all" : program.units[static_cast<size_t>(unit)].name;
-}
-
 const Action& action_at(const StepProgram& program, int64_t at) {
   return program.actions[static_cast<size_t>(at)];
 }
-
-/// What a rank sends a step for actions of some kinds.
-int64_t sent_for(const StepView& view, std::initializer_list<ActionKind> kinds) {
-  StepProgram program = view.program;
-  for (Action& action : program.actions) {
-    if (std::ranges::find(kinds, action.kind) == kinds.end()) action.transfers.clear();
-  }
-  return program.wire_bytes(view.micro_batches);
-}
-
-struct Sent {
-  int64_t parameters, gradients, boundaries;
-  int64_t total() const { return parameters + gradients + boundaries; }
-};
-
-Sent sent_by(const StepView& view) {
-  return {.parameters = sent_for(view, {ActionKind::kUnshard}),
-          .gradients = sent_for(view, {ActionKind::kReduce, ActionKind::kGatherSum}),
-          .boundaries = sent_for(view, {ActionKind::kSend, ActionKind::kRecv})};
-}
-
-/// Memory of a program at each of its actions, and where it is most.
-class Memory {
- public:
-  explicit Memory(const StepProgram& program)
-      : kept_(kept_bytes(program)), held_(held_bytes(program)), freed_(held_.size()) {
-    for (const plan::Buffer& buffer : program.buffers) {
-      if (!buffer.is_kept() && !buffer.part_of) freed_[static_cast<size_t>(buffer.to)] += buffer.bytes;
-    }
-    const auto most = std::ranges::max_element(held_, {}, &HeldBytes::total);
-    peak_ = most - held_.begin();
-  }
-
-  int64_t state() const { return kept_.total(); }
-  int64_t peak() const { return peak_; }
-  const HeldBytes& at(int64_t action) const { return held_[static_cast<size_t>(action)]; }
-  int64_t total(int64_t action) const { return at(action).total(); }
-  int64_t total_after(int64_t action) const { return total(action) - freed_[static_cast<size_t>(action)]; }
-  /// On top of what is kept from step to step.
-  int64_t extra(int64_t action, std::initializer_list<Role> roles) const {
-    int64_t sum = 0;
-    for (const Role role : roles) sum += at(action)[role] - kept_[role];
-    return sum;
-  }
-
- private:
-  HeldBytes kept_;
-  std::vector<HeldBytes> held_;
-  std::vector<int64_t> freed_;  ///< once the action is done
-  int64_t peak_ = 0;
-};
 
 /// Actions that repeat the first `period` of them, each time for units that are `step` further.
 struct Run {
@@ -174,7 +117,7 @@ class StepText {
 
   const StepView& view_;
   const StepProgram& program_;
-  const Memory memory_;
+  const StepMemory memory_;
   bool all_;
   int64_t columns_;
 };
@@ -325,14 +268,6 @@ std::string StepText::passes() {
   return text;
 }
 
-/// Why the passes of this step are not recorded as CUDA graphs; empty: nothing is known to be in the way.
-std::string obstacle_to_recording(const StepView& view) {
-  const std::string obstacle = plan::recording_obstacle(view.program);
-  if (!obstacle.empty() || !view.planned) return obstacle;
-  const auto& [config, run] = *view.planned;
-  return plan::cuda_graphs_obstacle(config, run.device == plan::Device::kCuda, run.mesh.dp_size());
-}
-
 std::string StepText::totals() const {
   const Sent sent = sent_by(view_);
   std::string of_what =
@@ -371,24 +306,6 @@ std::string StepText::peak() const {
   return table.to_string(columns_);
 }
 
-/// Elements of a unit's flat layout that a rank has for itself.
-struct Ranges {
-  int64_t begin, end;                ///< of its parameters between steps
-  int64_t update_begin, update_end;  ///< of what its optimizer updates
-};
-
-Ranges ranges_of(const StepView::Planned& planned, int64_t rank, int64_t numel) {
-  const auto& [config, run] = planned;
-  const auto setting = plan::engine_setting(config, run.mesh, run.batch.accumulation, run.device);
-  const plan::UnitBuffers buffers(numel, setting);
-  const int64_t shard = buffers.shard * (run.mesh.dp_rank(rank) % setting.shard_ranks());
-  Ranges ranges{0, numel, 0, numel};
-  if (buffers.parameters_come_and_go) ranges.begin = shard, ranges.end = shard + buffers.shard;
-  if (buffers.updated != buffers.whole)
-    ranges.update_begin = shard, ranges.update_end = shard + buffers.shard;
-  return ranges;
-}
-
 std::string StepText::ranges() const {
   report::Table table({{fmt::format("rank {}", *view_.rank)},
                        {"elements", Align::kRight},
@@ -409,80 +326,6 @@ std::string StepText::to_string() {
   if (!program_.actions.empty()) text += "\n" + totals() + "\n" + peak();
   if (view_.rank) text += "\n" + ranges();
   return text;
-}
-
-Json json_of(const HeldBytes& held) {
-  Json bytes = Json::object();
-  for (const Role role : plan::all_values<Role>()) {
-    if (held[role] != 0) bytes[std::string(name(role))] = held[role];
-  }
-  bytes["total"] = held.total();
-  return bytes;
-}
-
-Json json_of(int64_t micro_batch) {
-  return micro_batch == Action::kOnceAStep ? Json() : Json(micro_batch);
-}
-
-Json units_json(const StepView& view) {
-  Json units = Json::array();
-  for (const plan::ProgramUnit& unit : view.program.units) {
-    Json row = {{"name", unit.name},
-                {"elements", unit.numel},
-                {"trainable", unit.trainable},
-                {"activation_bytes", unit.activation_bytes}};
-    if (view.rank) {
-      const Ranges of = ranges_of(*view.planned, *view.rank, unit.numel);
-      row["keeps"] = {of.begin, of.end};
-      row["updates"] = {of.update_begin, of.update_end};
-    }
-    units.push_back(std::move(row));
-  }
-  return units;
-}
-
-Json buffers_json(const StepProgram& program) {
-  Json buffers = Json::array();
-  for (const plan::Buffer& buffer : program.buffers) {
-    buffers.push_back({{"role", name(buffer.role)},
-                       {"unit", unit_name(program, buffer.unit)},
-                       {"micro_batch", json_of(buffer.micro_batch)},
-                       {"bytes", buffer.bytes},
-                       {"part_of", buffer.part_of ? Json(name(*buffer.part_of)) : Json()},
-                       {"from", buffer.is_kept() ? Json() : Json(buffer.from)},
-                       {"to", buffer.is_kept() ? Json() : Json(buffer.to)}});
-  }
-  return buffers;
-}
-
-Json action_json(const StepProgram& program, const Memory& memory, int64_t at) {
-  const Action& action = action_at(program, at);
-  Json transfers = Json::array();
-  for (const plan::Transfer& transfer : action.transfers) {
-    transfers.push_back(
-        {{"collective", name(transfer.collective)}, {"ranks", transfer.ranks}, {"bytes", transfer.bytes}});
-  }
-  return {{"action", at},
-          {"lane", name(action.lane)},
-          {"kind", name(action.kind)},
-          {"unit", action.unit == Action::kWholeModel ? Json() : Json(unit_name(program, action.unit))},
-          {"micro_batch", json_of(action.micro_batch)},
-          {"peer", action.peer < 0 ? Json() : Json(action.peer)},
-          {"transfers", transfers},
-          {"sent_bytes", action.wire_bytes()},
-          {"held_bytes", json_of(memory.at(at))},
-          {"held_bytes_after", memory.total_after(at)}};
-}
-
-Json passes_json(const StepProgram& program, const Memory& memory) {
-  Json passes = Json::array();
-  for (const Pass& pass : program.passes) {
-    Json actions = Json::array();
-    for (int64_t at = pass.begin; at < pass.end; ++at) actions.push_back(action_json(program, memory, at));
-    passes.push_back(
-        {{"kind", name(pass.kind)}, {"micro_batch", json_of(pass.micro_batch)}, {"actions", actions}});
-  }
-  return passes;
 }
 
 }  // namespace
@@ -513,35 +356,6 @@ StepView step_from_text(const std::string& text, std::string name) {
 
 std::string to_text(const StepView& view, bool all, int64_t columns) {
   return StepText(view, all, columns).to_string();
-}
-
-std::string to_json(const StepView& view) {
-  const Memory memory(view.program);
-  const Sent sent = sent_by(view);
-  const std::string obstacle = obstacle_to_recording(view);
-  Json json = {{"schema", "trireme.step/1"}, {"name", view.name}};
-  if (view.planned) {
-    const auto& [config, run] = *view.planned;
-    const auto setting = plan::engine_setting(config, run.mesh, run.batch.accumulation, run.device);
-    json["device"] = plan::name(run.device);
-    json["ranks"] = run.ranks;
-    json["mesh"] = run.mesh.to_string();
-    json["policy"] = setting.policy.label();
-    json["beside"] = setting.beside;
-    json["prefetch"] = setting.prefetch;
-  }
-  if (view.rank) json["rank"] = *view.rank;
-  json["micro_batches"] = view.micro_batches;
-  json["units"] = units_json(view);
-  json["buffers"] = buffers_json(view.program);
-  json["passes"] = passes_json(view.program, memory);
-  json["sent_bytes_per_step"] = {{"parameters", sent.parameters},
-                                 {"gradients", sent.gradients},
-                                 {"boundaries", sent.boundaries},
-                                 {"total", sent.total()}};
-  json["peak"] = {{"action", memory.peak()}, {"held_bytes", json_of(memory.at(memory.peak()))}};
-  json["recording_obstacle"] = obstacle.empty() ? Json() : Json(obstacle);
-  return json.dump(2);
 }
 
 }  // namespace trireme::cli

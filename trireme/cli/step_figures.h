@@ -1,0 +1,53 @@
+#pragma once
+// Figures of a step program that tables and JSON show. Internal to step_view.h.
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "trireme/cli/step_view.h"
+#include "trireme/plan/step_program.h"
+
+namespace trireme::cli {
+
+std::string unit_name(const plan::StepProgram& program, int64_t unit);
+
+/// Bytes that a rank sends a step.
+struct Sent {
+  int64_t parameters, gradients, boundaries;
+  int64_t total() const { return parameters + gradients + boundaries; }
+};
+
+Sent sent_by(const StepView& view);
+
+/// Memory of a program at each of its actions, and where it is most.
+class StepMemory {
+ public:
+  explicit StepMemory(const plan::StepProgram& program);
+
+  int64_t state() const { return kept_.total(); }
+  int64_t peak() const { return peak_; }
+  const plan::HeldBytes& at(int64_t action) const { return held_[static_cast<size_t>(action)]; }
+  int64_t total(int64_t action) const { return at(action).total(); }
+  int64_t total_after(int64_t action) const { return total(action) - freed_[static_cast<size_t>(action)]; }
+  /// On top of what is kept from step to step.
+  int64_t extra(int64_t action, std::initializer_list<plan::Role> roles) const;
+
+ private:
+  plan::HeldBytes kept_;
+  std::vector<plan::HeldBytes> held_;
+  std::vector<int64_t> freed_;  ///< once the action is done
+  int64_t peak_ = 0;
+};
+
+/// Why the passes of this step are not recorded as CUDA graphs; empty: nothing is known to be in the way.
+std::string obstacle_to_recording(const StepView& view);
+
+/// Elements of a unit's flat layout that a rank has for itself.
+struct Ranges {
+  int64_t begin, end;                ///< of its parameters between steps
+  int64_t update_begin, update_end;  ///< of what its optimizer updates
+};
+
+Ranges ranges_of(const StepView::Planned& planned, int64_t rank, int64_t numel);
+
+}  // namespace trireme::cli
