@@ -194,6 +194,7 @@ TEST(PipelineReport, OfWhatTheSimulatorWouldDoIsTheSimulation) {
           << schedule.name << ", rank " << rank;
     }
     for (size_t stage = 0; stage < report.measured.stages.size(); ++stage) {
+      EXPECT_LE(report.measured.stages[stage].busy, report.measured.seconds) << schedule.name;
       EXPECT_EQ(report.measured.stages[stage].forward_queue, report.predicted.stages[stage].forward_queue);
       EXPECT_EQ(report.measured.stages[stage].backward_queue, report.predicted.stages[stage].backward_queue);
     }

@@ -52,6 +52,31 @@ bool has_chunks(ScheduleName name) {
          name == ScheduleName::kInterleavedZb;
 }
 
+TEST(Schedule, InWindowsKeepsFewInFlightAndCostsBubbles) {
+  for (const ScheduleName name : {ScheduleName::kGpipe, ScheduleName::k1F1B, ScheduleName::kDualPipe,
+                                  ScheduleName::kDualPipeV, ScheduleName::kZbV}) {
+    const PipelineShape shape{2, 16, 1};
+    double makespan = 0.0;
+    for (const int64_t window : {16, 8, 4}) {
+      const Schedule schedule = make_windowed_schedule(name, shape, window);
+      const Simulation simulation = simulate(schedule);  // every pass once, and nothing waits in vain
+      EXPECT_GE(simulation.makespan, makespan) << plan::name(name) << ", windows of " << window;
+      makespan = simulation.makespan;
+    }
+    EXPECT_EQ(make_windowed_schedule(name, shape, 16).ranks, make_schedule(name, shape).ranks);
+  }
+  const auto in_flight = [](int64_t window) {
+    return simulate(make_windowed_schedule(ScheduleName::kGpipe, {2, 16, 1}, window)).ranks[1].peak_bytes;
+  };
+  EXPECT_EQ(in_flight(16), 16.0);
+  EXPECT_EQ(in_flight(4), 4.0);
+  test::expect_refusal(
+      [] {
+        make_windowed_schedule(ScheduleName::kGpipe, {2, 16, 1}, 5);
+      },
+      {"windows of 5", "16 micro-batches"});
+}
+
 TEST(Schedule, RunsEveryPassOnceAndWaitsForNothingInVain) {
   for (const ScheduleName name : all_values<ScheduleName>()) {
     for (int64_t ranks = 1; ranks <= 16; ++ranks) {

@@ -27,25 +27,21 @@ Kind kind_of(const StagePass& pass) {
 }
 static_assert(static_cast<int>(StagePass::Kind::kBackwardWeight) == static_cast<int>(Kind::kBackwardWeight));
 
-/// When each forward and backward pass has ended, by stage and micro-batch, and on which rank.
-struct Made {
-  double at = 0.0;
-  size_t rank = 0;
-};
+/// When forward passes, and backward passes for the input, have ended.
 struct Ends {
-  std::map<Place, Made> forward, input;
+  std::map<Place, double> forward, input;
 
   explicit Ends(const StageEvents& events) {
-    for (size_t rank = 0; rank < events.size(); ++rank) {
-      for (const StageEvent& event : events[rank]) {
-        if (event.kind == Kind::kForward) forward[{event.stage, event.micro_batch}] = {event.end, rank};
+    for (const auto& rank : events) {
+      for (const StageEvent& event : rank) {
+        if (event.kind == Kind::kForward) forward[{event.stage, event.micro_batch}] = event.end;
         if (event.kind == Kind::kBackward || event.kind == Kind::kBackwardInput)
-          input[{event.stage, event.micro_batch}] = {event.end, rank};
+          input[{event.stage, event.micro_batch}] = event.end;
       }
     }
   }
-  /// The pass that made a message.
-  const Made& of(const StageEvent& wait) const {
+  /// Of the pass that made a message.
+  double of(const StageEvent& wait) const {
     return wait.message == Message::kActivation ? forward.at({wait.stage - 1, wait.micro_batch})
                                                 : input.at({wait.stage + 1, wait.micro_batch});
   }
@@ -108,7 +104,7 @@ PassCosts measured_costs(const Schedule& schedule, const StageEvents& events) {
         seconds[stage][event.kind].push_back(event.end - event.begin);
         bytes[stage][event.kind].push_back(event.bytes);
       } else if (event.kind == Kind::kWait) {
-        const double made = ends.of(event).at;
+        const double made = ends.of(event);
         // Of one that began later nobody knows when it arrived.
         if (event.begin <= made) transfers.push_back(std::max(0.0, event.end - made));
       }
@@ -250,20 +246,21 @@ class Queue {
 std::vector<StageUse> stage_uses(const Schedule& schedule, const StageEvents& events) {
   const auto stages = static_cast<size_t>(schedule.stages);
   const Ends ends(events);
+  const double copies = schedule.placement == Placement::kTwoWays ? 2.0 : 1.0;
   std::vector<StageUse> uses(stages);
   std::vector<Queue> forward(stages), backward(stages);
   for (const auto& rank : events) {
     for (const StageEvent& event : rank) {
       if (!event.is_pass()) continue;
       const auto stage = static_cast<size_t>(event.stage);
-      uses[stage].busy += event.end - event.begin;
+      uses[stage].busy += (event.end - event.begin) / copies;
       if (event.kind == Kind::kForward && event.stage > 0)
-        forward[stage].add(ends.forward.at({event.stage - 1, event.micro_batch}).at, event.begin);
+        forward[stage].add(ends.forward.at({event.stage - 1, event.micro_batch}), event.begin);
       if (event.kind == Kind::kBackward || event.kind == Kind::kBackwardInput) {
         const bool last = event.stage + 1 == schedule.stages;
-        const Made& made = last ? ends.forward.at({event.stage, event.micro_batch})
-                                : ends.input.at({event.stage + 1, event.micro_batch});
-        backward[stage].add(made.at, event.begin);
+        const double made = last ? ends.forward.at({event.stage, event.micro_batch})
+                                 : ends.input.at({event.stage + 1, event.micro_batch});
+        backward[stage].add(made, event.begin);
       }
     }
   }

@@ -65,7 +65,7 @@ struct RankUse {
 };
 
 struct StageUse {
-  double busy = 0.0;  ///< seconds in its passes, on all ranks that have it
+  double busy = 0.0;  ///< seconds in its passes; of two copies the mean
   /// The most micro-batches for which the input of the stage's pass was made and the pass had not begun. The
   /// first stage's forward passes have no queue.
   int64_t forward_queue = 0, backward_queue = 0;

@@ -456,4 +456,31 @@ std::string_view summary(ScheduleName name) {
   return {};
 }
 
+Schedule make_windowed_schedule(ScheduleName name, const PipelineShape& shape, int64_t window) {
+  if (window < 1 || shape.micro_batches % window != 0) {
+    throw ConfigError("[plan.schedule] windows of {} do not divide {} micro-batches; take a divisor", window,
+                      shape.micro_batches);
+  }
+  const Schedule one = make_schedule(name, {shape.ranks, window, shape.chunks});
+  Schedule all = one;
+  all.micro_batches = shape.micro_batches;
+  for (auto& passes : all.ranks) passes.clear();
+  // Of two copies of the model each takes its half of all micro-batches.
+  const int64_t half = window / 2;
+  const auto number = [&](int64_t micro_batch, int64_t windows_before) {
+    if (one.placement != Placement::kTwoWays) return windows_before * window + micro_batch;
+    const bool second = micro_batch >= half;
+    return windows_before * half + micro_batch + (second ? shape.micro_batches / 2 - half : 0);
+  };
+  for (int64_t before = 0; before < shape.micro_batches / window; ++before) {
+    for (size_t rank = 0; rank < one.ranks.size(); ++rank) {
+      for (StagePass pass : one.ranks[rank]) {
+        pass.micro_batch = number(pass.micro_batch, before);
+        all.ranks[rank].push_back(pass);
+      }
+    }
+  }
+  return all;
+}
+
 }  // namespace trireme::plan

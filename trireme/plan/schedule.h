@@ -61,6 +61,11 @@ Schedule make_schedule(ScheduleName name, const PipelineShape& shape);
 /// Whether it leaves open how many stages a rank has.
 bool takes_chunks(ScheduleName name);
 
+/// The schedule for `window` micro-batches at a time, one window behind the other: no rank has more of them
+/// in flight, and shallow windows cost bubbles. Throws ConfigError when windows do not divide the
+/// micro-batches, and as make_schedule().
+Schedule make_windowed_schedule(ScheduleName name, const PipelineShape& shape, int64_t window);
+
 /// "2F3": forward of stage 2 for micro-batch 3; F, B, I (backward for the input) and W (for the weights);
 /// passes that overlap are joined by "+".
 std::string to_text(const StagePass& pass);

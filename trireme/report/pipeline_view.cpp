@@ -176,6 +176,7 @@ void add_rows(Timeline& timeline, const PipelineReport& report, bool measured) {
     TimelineRow row{.name = fmt::format("rank {}", rank),
                     .bars = bars_of(schedule, (measured ? report.events : report.ideal)[rank]),
                     .note = fmt::format("idle {}", percent(use.ranks[rank].idle, use.seconds))};
+    row.end = 1e3 * use.seconds;
     if (rank == 0) {
       row.heading = fmt::format("{}: {:.2f} ms, {:.1f}% idle", heading(report, measured), 1e3 * use.seconds,
                                 100.0 * use.idle_share());

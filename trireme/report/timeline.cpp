@@ -23,6 +23,7 @@ double end_of(const Timeline& timeline) {
   for (const TimelineRow& row : timeline.rows) {
     if (!row.bars.empty()) end = std::max(end, row.bars.back().end);
     if (!row.gaps.empty()) end = std::max(end, row.gaps.back().end);
+    end = std::max(end, row.end);
   }
   return end;
 }
@@ -154,7 +155,7 @@ class Picture {
     text_ += fmt::format(
         "<rect x=\"{:.0f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.1f}\" "
         "fill=\"#f2f2f2\"/>\n",
-        kLeft, y_, end_ * scale_, kRowHeight - 6.0);
+        kLeft, y_, (row.end > 0.0 ? row.end : end_) * scale_, kRowHeight - 6.0);
     const double gap_top = y_ + (kRowHeight - 6.0 - kGapHeight) / 2.0;
     for (const Bar& gap : row.gaps) {
       const auto known = gap.kind < timeline_.causes.size();

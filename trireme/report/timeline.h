@@ -20,6 +20,7 @@ struct TimelineRow {
   std::string note;            ///< behind the row
   std::vector<Bar> gaps = {};  ///< between bars, in the order of time: why nothing happens there
   std::string heading = {};    ///< above the row: of those that begin with it
+  double end = 0.0;            ///< of its time; 0: that of the longest row
 };
 
 struct Timeline {
