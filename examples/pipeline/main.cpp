@@ -13,14 +13,14 @@ namespace parallel = trireme::parallel;
 
 constexpr int64_t kInput = 16, kWidth = 64, kClasses = 4, kBlocks = 8, kMicroBatches = 8;
 
-/// Some of the blocks; the first stage reads the input, the last one has the head.
+/// A share of the blocks, if only none; the first stage reads the input, the last one has the head.
 struct Part : nn::Module {
-  Part(int64_t first, int64_t last) {
-    if (first == 0) input = register_module("input", nn::Linear(kInput, kWidth));
-    for (int64_t i = first; i < last; ++i)
+  Part(int64_t stage, int64_t stages) {
+    if (stage == 0) input = register_module("input", nn::Linear(kInput, kWidth));
+    for (int64_t i = stage * kBlocks / stages; i < (stage + 1) * kBlocks / stages; ++i)
       blocks->push_back(nn::Sequential(nn::LayerNorm(nn::LayerNormOptions({kWidth})), nn::Linear(kWidth, 128),
                                        nn::GELU(), nn::Linear(128, kWidth)));
-    if (last == kBlocks) head = register_module("head", nn::Linear(kWidth, kClasses));
+    if (stage + 1 == stages) head = register_module("head", nn::Linear(kWidth, kClasses));
   }
   at::Tensor forward(const at::Tensor& x) {
     at::Tensor y = input ? input(x) : x;
@@ -47,14 +47,15 @@ int main(int argc, char** argv) try {
   plan::ParallelConfig axes;
   axes.pp = world->size();
   const auto mesh = trireme::comm::make_mesh(world, plan::MeshShape::fit(axes, world->size()));
+  const std::string name = argc > 1 ? argv[1] : "1f1b";
+  const auto known = plan::parse<plan::ScheduleName>(name);
+  if (!known) throw std::runtime_error("no schedule '" + name + "'; 'trireme pipeline compare' lists them");
   const auto schedule =
-      plan::make_schedule(plan::parse<plan::ScheduleName>(argc > 1 ? argv[1] : "1f1b").value(),
-                          {world->size(), kMicroBatches, argc > 2 ? std::stoll(argv[2]) : 1});
+      plan::make_schedule(*known, {world->size(), kMicroBatches, argc > 2 ? std::stoll(argv[2]) : 1});
   torch::manual_seed(1);
   std::vector<parallel::Stage> stages;
   for (const int64_t stage : schedule.stages_of(mesh.pp_rank)) {
-    const int64_t first = stage * kBlocks / schedule.stages, last = (stage + 1) * kBlocks / schedule.stages;
-    auto part = std::make_shared<Part>(first, last);
+    auto part = std::make_shared<Part>(stage, schedule.stages);
     part->to(world->device());
     stages.push_back(parallel::make_stage(stage, part));
   }
@@ -71,8 +72,7 @@ int main(int argc, char** argv) try {
     if (step == 0) first = last;
   }
   if (world->rank() == 0)
-    std::cout << schedule.name << " on " << world->size() << " ranks: loss " << first << " -> " << last
-              << "\n";
+    std::cout << name << " on " << world->size() << " ranks: loss " << first << " -> " << last << "\n";
   return last < 0.5 * first ? 0 : 1;
 } catch (const std::exception& error) {
   std::cerr << error.what() << "\n";

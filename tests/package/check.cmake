@@ -49,6 +49,12 @@ if(TORCH_ROOT)
     set(launch "${moved}/bin/trireme" launch -n ${ranks})
     run(${launch} "${WORK}/own_module/own_module")
     run(${launch} "${WORK}/pipeline/pipeline")
+    # More stages than blocks, of which some have nothing to train; and a schedule that there is not.
+    run(${launch} "${WORK}/pipeline/pipeline" looped_bfs 9)
+    execute_process(COMMAND ${launch} "${WORK}/pipeline/pipeline" 2f2b RESULT_VARIABLE code ERROR_VARIABLE said)
+    if(code EQUAL 0 OR NOT said MATCHES "no schedule '2f2b'")
+      message(FATAL_ERROR "pipeline 2f2b on ${ranks} ranks ended with ${code}: ${said}")
+    endif()
     # What docs/your_module.md shows.
     file(MAKE_DIRECTORY "${WORK}/steps-${ranks}")
     run(${launch} "${WORK}/your_module/steps" "${WORK}/steps-${ranks}")
