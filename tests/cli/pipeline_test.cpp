@@ -59,6 +59,26 @@ TEST(Pipeline, CutsAModelIntoStagesByCost) {
   EXPECT_TRUE(contains(refused.err, "1 to 9 stages")) << refused.err;
 }
 
+TEST(Lab, RefusesWhatCannotBe) {
+  const FrontProcess front;
+  for (const auto& [arguments, words] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{"lab", "pipeline_2f2b"}, "there is no lab 'pipeline_2f2b'"},
+           {{"lab", "pipeline_1f1b", "--mode", "best"}, "best"},
+           {{"lab", "pipeline_1f1b", "--micro-batches", "5"}, "5 micro-batches do not divide a batch of 64"},
+           {{"lab", "pipeline_1f1b", "--micro-batch-size", "7"},
+            "micro-batches of 7 do not divide a batch of 64"},
+           {{"lab", "pipeline_1f1b", "--micro-batches", "8", "--micro-batch-size", "4"},
+            "are not a batch of 64"},
+           {{"lab", "pipeline_dualpipe", "--micro-batches", "16", "--window", "6"},
+            "windows of 6 do not divide 16"},
+           {{"lab", "pipeline_dualpipe", "--stages", "3"}, "even number of ranks"},
+           {{"lab", "pipeline_1f1b", "--stages", "1"}, "needs two stages"}}) {
+    const auto result = front.run(arguments);
+    EXPECT_EQ(result.code, 2) << words << result.err;
+    EXPECT_TRUE(contains(result.err, words)) << result.err;
+  }
+}
+
 TEST(Pipeline, RefusesWhatCannotBe) {
   const FrontProcess front;
   for (const auto& [arguments, words] : std::vector<std::pair<std::vector<std::string>, std::string>>{

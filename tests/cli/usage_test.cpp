@@ -23,6 +23,7 @@ std::vector<std::vector<std::string>> all_commands() {
                                                     {"bench", "speed"},
                                                     {"bench", "memory"},
                                                     {"bench", "pipeline"},
+                                                    {"lab"},
                                                     {"config", "show"},
                                                     {"config", "schema"},
                                                     {"config", "keys"}};

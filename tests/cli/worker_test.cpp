@@ -178,6 +178,124 @@ TEST_F(Worker, BenchPipelineMeasuresOneModelUnderEverySchedule) {
   EXPECT_EQ(front_.run(command + Words{"interleaved_1f1b", "--layers", "4"}).code, 2);
 }
 
+TEST_F(Worker, BenchPipelineSaysWhatStepsDidBesideWhatIsSimulated) {
+  const std::string folder = front_.file("pictures");
+  const Outcome outcome =
+      front_.run({"bench", "pipeline", "-n", "2", "--device=cpu", "--micro-batches", "4", "--steps", "2",
+                  "--warmup", "1", "--schedules", "1f1b,zb_v", "--timeline", folder, "--json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  for (const auto& row : outcome.json()["rows"]) {
+    const auto& report = row["report"];
+    ASSERT_EQ(report["measured"]["ranks"].size(), 2u) << row;
+    for (size_t rank = 0; rank < 2; ++rank) {
+      const auto &measured = report["measured"]["ranks"][rank],
+                 &simulated = report["simulated"]["ranks"][rank];
+      double causes = 0.0;
+      for (const auto& [name, seconds] : measured["idle_causes_s"].items()) causes += seconds.get<double>();
+      EXPECT_NEAR(causes, measured["idle_s"].get<double>(), 1e-9) << row;
+      EXPECT_EQ(measured["sent_bytes"], simulated["sent_bytes"]) << row;
+      EXPECT_EQ(measured["sent_bytes"], row["sent_bytes"][rank]) << row;
+      const double peak = measured["peak_activation_bytes"];
+      EXPECT_GT(peak, 0.0);
+      EXPECT_NEAR(simulated["peak_activation_bytes"].get<double>(), peak, 0.05 * peak) << row;
+    }
+    EXPECT_EQ(row["recorded_ms"].size(), 2u);
+    const std::string name = row["schedule"];
+    std::ifstream trace(folder + "/" + name + ".trace.json"), svg(folder + "/" + name + ".svg");
+    EXPECT_GT(nlohmann::json::parse(trace)["traceEvents"].size(), 50u);
+    EXPECT_NE(std::string(std::istreambuf_iterator<char>(svg), {}).find("simulated for its costs"),
+              std::string::npos);
+  }
+}
+
+TEST_F(Worker, BenchPipelineRunsStagesOfManyRanksOnOneForStudy) {
+  const Words command = {"bench",   "pipeline", "--study",  "4", "--device=cpu", "--micro-batches", "8",
+                         "--steps", "1",        "--warmup", "0", "--schedules"};
+  const Outcome outcome = front_.run(command + Words{"1f1b,dualpipe", "--json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto rows = outcome.json()["rows"];
+  for (const auto& row : rows) {
+    EXPECT_EQ(row["report"]["measured"]["ranks"].size(), 1u) << row;
+    EXPECT_EQ(row["report"]["simulated"]["ranks"].size(), 4u) << row;
+    EXPECT_NEAR(row["loss"].get<double>(), rows[0]["loss"].get<double>(), 1e-3) << row;
+    EXPECT_EQ(row["sent_bytes"][0], 0) << row;
+  }
+  const Outcome text = front_.run(command + Words{"1f1b"});
+  EXPECT_TRUE(text.out.starts_with("for study: the stages of 4 ranks on one device")) << text.out;
+  EXPECT_EQ(front_.run(command + Words{"1f1b", "-n", "2"}).code, 2);
+}
+
+TEST_F(Worker, BenchPipelineSplitsRanksBetweenPipelinesAndData) {
+  const Words command = {
+      "bench", "pipeline",    "--device=cpu", "--micro-batches",      "4", "--steps", "1", "--warmup",
+      "0",     "--schedules", "1f1b",         "--parallel.dp_shard=2"};
+  const Outcome outcome = front_.run(command + Words{"-n", "4", "--json", "--parallel.policy=zero3"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.json()["rows"][0]["stages"], 2);
+  EXPECT_EQ(outcome.json()["tokens_per_step"], 2 * 4 * 32);
+  const Outcome refused = front_.run(command + Words{"-n", "2"});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_TRUE(contains(refused.err, "a multiple of 2 that is at least 4")) << refused.err;
+}
+
+TEST_F(Worker, BenchPipelineThatRefusesAllShowsNoTable) {
+  const Outcome outcome = front_.run(
+      {"bench", "pipeline", "-n", "2", "--device=cpu", "--micro-batches", "2", "--schedules", "dualpipe"});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_TRUE(outcome.out.starts_with("dualpipe was left out: ")) << outcome.out;
+}
+
+/// A worker that is stopped does not end by itself when it is asked to.
+TEST_F(Worker, BenchEndsSoonWhenAWorkerIsFrozen) {
+  front_.set_worker("echo frozen >> frozen.txt; kill -STOP $$");
+  auto running = front_.start({"bench", "pipeline", "-n", "2", "--device=cpu"});
+  wait_until([&] {
+    std::ifstream file(front_.file("frozen.txt"));
+    return std::distance(std::istreambuf_iterator<char>(file), {}) >= 14;
+  });
+  running.signal(SIGINT);
+  EXPECT_NE(running.wait(20.0).code, 0);
+}
+
+TEST_F(Worker, LabTrainsOneModelInBothModes) {
+  const Words command = {
+      "lab", "pipeline_1f1b", "--device=cpu", "--steps", "3", "--n-stages", "2", "--hidden-dim", "64"};
+  const Outcome outcome = front_.run(command + Words{"--micro-batch-target", "8", "--json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto modes = outcome.json()["modes"];
+  ASSERT_EQ(modes.size(), 2u);
+  EXPECT_EQ(modes[0]["mode"], "baseline");
+  EXPECT_TRUE(modes[0]["blocking_sends"]);
+  EXPECT_FALSE(modes[1]["blocking_sends"]);
+  EXPECT_EQ(modes[1]["micro_batch_size"], 8);
+  for (size_t step = 0; step < 3; ++step) {
+    const double loss = modes[0]["losses"][step];
+    EXPECT_NEAR(modes[1]["losses"][step].get<double>(), loss, 1e-5 * loss) << "the same model and batches";
+  }
+  const Outcome text = front_.run(command + Words{"--mode", "optimized", "--micro-batch-size", "16"});
+  ASSERT_EQ(text.code, 0) << text.err;
+  EXPECT_TRUE(contains(text.out, "[optimized] step 3/3 loss=")) << text.out;
+  EXPECT_TRUE(contains(text.out, "stage 1 utilization")) << text.out;
+  EXPECT_TRUE(contains(text.out, "stage 1 max queues, forward / backward")) << text.out;
+  EXPECT_TRUE(contains(text.out, "4 of 16 rows")) << text.out;
+  EXPECT_FALSE(contains(text.out, "baseline")) << text.out;
+}
+
+TEST_F(Worker, LabTakesTheNamesAndKnobsOfTheRequirements) {
+  const Outcome windows =
+      front_.run({"lab", "labs/train_distributed:dualpipe_2stages", "--device=cpu", "--steps", "1",
+                  "--dual-window", "8", "--batch-size", "32", "--micro-batch-size", "2", "--json"});
+  ASSERT_EQ(windows.code, 0) << windows.err;
+  for (const auto& mode : windows.json()["modes"]) {
+    EXPECT_EQ(mode["window"], 8) << mode;
+    EXPECT_EQ(mode["micro_batches"], 16) << mode;
+  }
+  const Outcome study = front_.run({"lab", "pipeline_dualpipev.py", "--device=cpu", "--steps", "1", "--study",
+                                    "--n-stages", "3", "--mode", "optimized"});
+  ASSERT_EQ(study.code, 0) << study.err;
+  EXPECT_TRUE(contains(study.out, "for study: the stages of 3 ranks on one device")) << study.out;
+}
+
 TEST_F(Worker, BenchSpeedGoesOnWithoutWhatDoesNotFit) {
   const Outcome outcome = front_.run({"bench", "speed", "-n", "1", "--device=cpu", "--data.path=text.txt",
                                       "--policies", "ddp", "--model.n_layers=10000", "--model.d_model=8192"});

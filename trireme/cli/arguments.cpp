@@ -24,7 +24,7 @@ std::map<std::string, bool> config_keys() {
 
 bool takes_overrides(const std::vector<std::string>& arguments) {
   if (arguments.empty()) return false;
-  if (arguments[0] == "train" || arguments[0] == "bench") return true;
+  if (arguments[0] == "train" || arguments[0] == "bench" || arguments[0] == "lab") return true;
   if (arguments.size() < 2) return false;
   return (arguments[0] == "config" && arguments[1] == "show") ||
          (arguments[0] == "pipeline" && arguments[1] == "stages") ||

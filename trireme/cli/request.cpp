@@ -10,8 +10,11 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GenerateOptions, run, prompt, max_tokens, tem
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchCommOptions, device, mib, rounds)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchPipelineOptions, device, schedules, micro_batches, micro_batch_size,
                                    chunks, warmup, steps, study, timeline, details)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ToyPipelineMode, name, micro_batches, window, blocking)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ToyPipelineOptions, device, schedule, modes, ranks, batch_size, width,
+                                   depth, steps, seed, lr, study, timeline)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Request, verb, config, run_dir, runs_root, command, json, quiet, silent,
-                                   generate, bench_comm, bench_pipeline)
+                                   generate, bench_comm, bench_pipeline, toy_pipeline)
 
 std::string to_json(const Request& request) {
   try {

@@ -34,9 +34,27 @@ struct BenchPipelineOptions {
   bool details = false;  ///< tables by rank and stage for more than one schedule
 };
 
+/// One way to run the toy pipeline.
+struct ToyPipelineMode {
+  std::string name;  ///< baseline or optimized
+  int64_t micro_batches = 1;
+  int64_t window = 1;  ///< micro-batches in flight at most
+  bool blocking = false;
+};
+
+struct ToyPipelineOptions {
+  std::string device = "cpu";
+  std::string schedule;  ///< as plan::ScheduleName has it
+  std::vector<ToyPipelineMode> modes;
+  int64_t ranks = 2, batch_size = 64, width = 500, depth = 6, steps = 6, seed = 42;
+  double lr = 1e-4;
+  bool study = false;    ///< all stages on one rank
+  std::string timeline;  ///< folder for pictures and traces; empty: none
+};
+
 struct Request {
-  std::string verb;     ///< train, generate, bench_comm, bench_pipeline or probe
-  std::string config;   ///< resolved YAML (train, bench_pipeline)
+  std::string verb;     ///< train, generate, bench_comm, bench_pipeline, toy_pipeline or probe
+  std::string config;   ///< resolved YAML (train, bench_pipeline, toy_pipeline)
   std::string run_dir;  ///< made by the front command; empty: rank 0 makes one below `runs_root`
   std::string runs_root = "runs";
   std::string command;  ///< the user's command line, for the manifest
@@ -46,6 +64,7 @@ struct Request {
   GenerateOptions generate = {};
   BenchCommOptions bench_comm = {};
   BenchPipelineOptions bench_pipeline = {};
+  ToyPipelineOptions toy_pipeline = {};
 };
 
 std::string to_json(const Request& request);

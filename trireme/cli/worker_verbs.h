@@ -12,6 +12,8 @@ int worker_generate(const Request& request);
 int worker_bench_comm(const Request& request, const Environment& environment);
 /// Times pipeline schedules on a model of random tokens and prints a table, or JSON.
 int worker_bench_pipeline(const Request& request, const Environment& environment);
+/// Trains an MLP on random numbers in a pipeline, in one or more modes, and prints a table, or JSON.
+int worker_toy_pipeline(const Request& request, const Environment& environment);
 /// Prints one JSON object: torch, GPUs, NCCL, threads, loaded libraries.
 int worker_probe();
 

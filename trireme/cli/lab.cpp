@@ -1,0 +1,194 @@
+// trireme lab: small programs that run one thing in two ways and print both side by side.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <memory>
+#include <optional>
+
+#include "trireme/base/build_info.h"
+#include "trireme/base/file.h"
+#include "trireme/base/text.h"
+#include "trireme/cli/front.h"
+#include "trireme/cli/gpu_count.h"
+#include "trireme/cli/run_plan.h"
+#include "trireme/cli/train_job.h"
+#include "trireme/plan/config.h"
+#include "trireme/plan/schedule.h"
+
+namespace trireme::cli {
+namespace {
+
+using plan::ScheduleName;
+
+struct LabOptions {
+  std::string name, mode = "both";
+  std::optional<int64_t> stages, micro_batches, micro_batch_size, window;
+  ToyPipelineOptions run;
+  bool json = false;
+};
+
+/// A schedule, and the stages that its name asks for.
+struct Target {
+  ScheduleName schedule;
+  std::optional<int64_t> stages;
+};
+
+/// "pipeline_1f1b"; also with what is around it elsewhere: "labs/train_distributed:1f1b_2stages",
+/// "pipeline_1f1b.py".
+Target target_of(const std::string& given) {
+  std::string name =
+      given.substr(given.find_last_of(":/") == std::string::npos ? 0 : given.find_last_of(":/") + 1);
+  if (name.ends_with(".py")) name.resize(name.size() - 3);
+  if (name.starts_with("pipeline_")) name.erase(0, 9);
+  Target target{.schedule = ScheduleName::kGpipe, .stages = {}};
+  constexpr std::string_view kStages = "stages";
+  const size_t line = name.rfind('_');
+  if (line != std::string::npos && name.ends_with(kStages)) {
+    int64_t count = 0;
+    const char* const end = name.data() + name.size() - kStages.size();
+    const auto [stop, error] = std::from_chars(name.data() + line + 1, end, count);
+    if (error == std::errc() && stop == end) {
+      target.stages = count;
+      name.resize(line);
+    }
+  }
+  if (name == "dualpipev") name = "dualpipe_v";
+  const auto schedule = plan::parse<ScheduleName>(name);
+  if (!schedule) {
+    throw UsageError(
+        fmt::format("[cli.lab] there is no lab '{}'", given),
+        "take pipeline_gpipe, pipeline_1f1b, pipeline_dualpipe, pipeline_dualpipev, or pipeline_ with "
+        "another schedule of 'trireme pipeline compare'");
+  }
+  target.schedule = *schedule;
+  return target;
+}
+
+/// The fewest micro-batches that a schedule takes on these ranks.
+int64_t fewest(ScheduleName schedule, int64_t ranks) {
+  for (int64_t count = 1; count <= 4 * ranks; ++count) {
+    try {
+      plan::make_schedule(schedule, {ranks, count, 1});
+      return count;
+    } catch (const ConfigError&) {
+      continue;
+    }
+  }
+  plan::make_schedule(schedule, {ranks, 4 * ranks, 1});  // says why not
+  return 4 * ranks;
+}
+
+/// The smallest divisor of `whole` that is at least `least`.
+int64_t divisor(int64_t whole, int64_t least) {
+  int64_t part = std::min(least, whole);
+  while (whole % part != 0) ++part;
+  return part;
+}
+
+/// What --micro-batches and --micro-batch-size ask for, which must agree.
+int64_t micro_batches_of(const LabOptions& options, int64_t usual) {
+  const int64_t batch = options.run.batch_size;
+  int64_t count = options.micro_batches.value_or(divisor(batch, usual));
+  if (options.micro_batch_size) {
+    if (options.micro_batches && *options.micro_batches * *options.micro_batch_size != batch) {
+      throw ConfigError(
+          "[cli.lab] {} micro-batches of {} are not a batch of {}; leave one of the options out",
+          *options.micro_batches, *options.micro_batch_size, batch);
+    }
+    count = batch / *options.micro_batch_size;
+    if (count * *options.micro_batch_size != batch) {
+      throw ConfigError("[cli.lab] micro-batches of {} do not divide a batch of {}; take a divisor",
+                        *options.micro_batch_size, batch);
+    }
+  }
+  if (count < 1 || batch % count != 0) {
+    throw ConfigError("[cli.lab] {} micro-batches do not divide a batch of {}; take a divisor", count, batch);
+  }
+  return count;
+}
+
+/// Few micro-batches at a time and sends that block, or many and sends that do not.
+std::vector<ToyPipelineMode> modes_of(const LabOptions& options, ScheduleName schedule) {
+  std::vector<ToyPipelineMode> modes;
+  const int64_t least =
+      std::max(schedule == ScheduleName::kGpipe ? 1 : options.run.ranks, fewest(schedule, options.run.ranks));
+  for (const bool optimized : {false, true}) {
+    const std::string name = optimized ? "optimized" : "baseline";
+    if (options.mode != "both" && options.mode != name) continue;
+    const int64_t count = micro_batches_of(options, optimized ? std::max<int64_t>(8, 4 * least) : least);
+    const int64_t window =
+        std::min(count, options.window.value_or(optimized ? count : divisor(count, least)));
+    plan::make_windowed_schedule(schedule, {options.run.ranks, count, 1}, window);
+    modes.push_back({.name = name, .micro_batches = count, .window = window, .blocking = !optimized});
+  }
+  return modes;
+}
+
+int lab(LabOptions options, const Front& front) {
+  const Target target = target_of(options.name);
+  options.run.ranks = options.stages.value_or(target.stages.value_or(2));
+  if (options.run.ranks < 2)
+    throw ConfigError("[cli.lab] a pipeline needs two stages, --stages is {}; give 2 or more",
+                      options.run.ranks);
+  const plan::ResolvedConfig config =
+      plan::load({.path = "", .text = "", .overrides = front.overrides}, front.environment);
+  const int gpus = kHasCuda && config.config.device != plan::Device::kCpu ? gpu_count() : 0;
+  const plan::Device device = choose_device(config.config.device, gpus);
+  const int64_t ranks = options.run.study ? 1 : choose_ranks(options.run.ranks, device, gpus);
+  options.run.schedule = std::string(plan::name(target.schedule));
+  options.run.modes = modes_of(options, target.schedule);
+  options.run.device = std::string(plan::name(device));
+  options.run.seed = config.config.seed;
+  if (!options.run.timeline.empty()) make_directories(options.run.timeline);
+  Request request{.verb = "toy_pipeline",
+                  .config = plan::to_yaml(config),
+                  .run_dir = "",
+                  .command = front.command,
+                  .json = options.json};
+  request.toy_pipeline = options.run;
+  return run_workers(request, front.environment, device, ranks);
+}
+
+}  // namespace
+
+void add_lab(CLI::App& app, Front& front) {
+  auto options = std::make_shared<LabOptions>();
+  CLI::App* verb =
+      app.add_subcommand("lab", "One thing in two ways, side by side: pipeline schedules of an MLP");
+  verb->add_option("NAME", options->name,
+                   "pipeline_gpipe, pipeline_1f1b, pipeline_dualpipe or pipeline_dualpipev")
+      ->option_text(" ")
+      ->required();
+  verb->add_option("--mode", options->mode, "baseline, optimized or both")
+      ->check(CLI::IsMember({"baseline", "optimized", "both"}));
+  const auto count = [&](const char* names, auto& value, const char* help) {
+    verb->add_option(names, value, help)->option_text("N")->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  };
+  count("--stages,--n-stages", options->stages, "Ranks of the pipeline (2)");
+  count("--steps", options->run.steps, "Steps that are measured");
+  count("--batch-size", options->run.batch_size, "Rows of a step");
+  count("--micro-batches,--micro-batch-target", options->micro_batches,
+        "Micro-batches of a step (the fewest that work, optimized: four times as many, 8 at least)");
+  count("--micro-batch-size", options->micro_batch_size, "Rows of a micro-batch, instead");
+  count(
+      "--window,--dual-window", options->window,
+      "Micro-batches in flight at most: one window behind the other (the fewest that work, optimized: all)");
+  count("--width,--hidden-dim", options->run.width, "Width of the hidden layers");
+  count("--depth", options->run.depth, "Hidden layers");
+  verb->add_option("--lr,--learning-rate", options->run.lr, "Of AdamW")->check(CLI::Range(0.0, 1.0));
+  verb->add_flag("--study", options->run.study, "All stages on one device, one after the other");
+  verb->add_option("--timeline", options->run.timeline, "Write baseline.svg, baseline.trace.json, ... here")
+      ->option_text("DIR");
+  verb->add_flag("--json", options->json, "One JSON document");
+  verb->footer(
+      "An MLP on random numbers. baseline: few micro-batches, sends that block; optimized: small ones, sends "
+      "that do\n"
+      "not, deep windows. The same weights, batches and learning rate for both. --device and --seed are the "
+      "config's.\n"
+      "Examples:\n"
+      "  trireme lab pipeline_gpipe --mode optimized --steps 4 --micro-batch-size 8 --n-stages 2\n"
+      "  trireme lab pipeline_dualpipe --steps 8 --dual-window 16");
+  verb->callback([options, &front] { front.action = [options, &front] { return lab(*options, front); }; });
+}
+
+}  // namespace trireme::cli
