@@ -182,6 +182,24 @@ TEST(PlanStep, FoldedLinesCoverEveryActionOnce) {
   }
 }
 
+TEST(PlanStep, OfAPipelineIsTheProgramOfTheRank) {
+  const FrontProcess front;
+  const Words pipeline = {"-n", "2", "--model.preset=gpt-tiny", "--parallel.pp=2",
+                          "--pipeline.micro_batches=4"};
+  for (const int64_t rank : {0, 1}) {
+    const Words mine = with(pipeline, {"--rank", std::to_string(rank)});
+    const Outcome shown = front.run(step(mine));
+    EXPECT_EQ(shown.code, 0) << shown.err;
+    const std::string where = fmt::format("1f1b, rank {} of 2 with stage {} of 2", rank, rank);
+    for (const std::string& words : {where, std::string("recv"), std::string("between stages")})
+      EXPECT_TRUE(contains(shown.out, words)) << words << " in " << shown.out;
+    const auto json = front.run(step(with(mine, {"--json"}))).json();
+    // 4 micro-batches of 4 sequences of 128 tokens of width 128, fp32, each way.
+    EXPECT_EQ(json["sent_bytes_per_step"]["boundaries"], 4 * (4 * 128 * 128 * 4));
+    EXPECT_TRUE(contains(json["recording_obstacle"].get<std::string>(), "communicate")) << json;
+  }
+}
+
 TEST(PlanStep, FitsNarrowTerminals) {
   plan::Config config;
   config.model = plan::find_preset("gpt-tiny").model;

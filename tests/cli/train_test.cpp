@@ -293,6 +293,43 @@ TEST(TrainDryRun, NamesWhatAConfigHardlyMeans) {
   EXPECT_TRUE(contains(outcome.out, "note         train.profile_steps=2 without a GPU")) << outcome.out;
 }
 
+TEST(TrainDryRun, OfAPipelineShowsItsStagesAndTheMemoryOfEachRank) {
+  FrontProcess front;
+  front.set_worker("touch started");
+  const Words command = {"train", "--dry-run",       "--device=cpu",         "-n",
+                         "2",     "--parallel.pp=2", "--pipeline.split=3,1", "--pipeline.micro_batches=4"};
+  Words json_command = command;
+  json_command.push_back("--json");
+  const auto pipeline = front.run(json_command).json()["pipeline"];
+  EXPECT_EQ(pipeline["schedule"], "1f1b");
+  EXPECT_EQ(pipeline["micro_batches"], 4);
+  const auto peaks = pipeline["peak_bytes_by_pp_rank"];
+  ASSERT_EQ(peaks.size(), 2u);
+  EXPECT_EQ(peaks[0]["activations"], 6 * peaks[1]["activations"].get<int64_t>())
+      << "three blocks of two micro-batches, beside one of one";
+  EXPECT_EQ(peaks[0]["logits"], 0);
+  const std::string text = front.run(command).out;
+  for (const char* words : {"1f1b, 2 stages of 3, 1 blocks", "pp rank 0", "pp rank 1", "received"})
+    EXPECT_TRUE(contains(text, words)) << words << " in " << text;
+}
+
+TEST(TrainDryRun, RefusesPipelinesThatCannotBeWithCode2AndTheFix) {
+  const FrontProcess front;
+  const auto refusal = [&](const Words& more) {
+    Words words = {"train", "--dry-run", "--device=cpu"};
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome outcome = front.run(words);
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    return outcome.err;
+  };
+  EXPECT_TRUE(contains(refusal({"-n", "3", "--parallel.pp=2"}), "does not divide the world size 3"));
+  EXPECT_TRUE(contains(
+      refusal({"-n", "2", "--parallel.pp=2", "--pipeline.schedule=dualpipe", "--pipeline.micro_batches=2"}),
+      "at least 4"));
+  EXPECT_TRUE(
+      contains(refusal({"-n", "2", "--parallel.pp=2", "--pipeline.file=none.csv"}), "cannot be read"));
+}
+
 TEST(TrainDryRun, PrintsThePlanAndStartsNothing) {
   FrontProcess front;
   front.set_worker("touch started");

@@ -207,11 +207,32 @@ TEST(ConfigErrors, DropoutIsForGpt2AndBelowOne) {
 }
 
 TEST(ConfigErrors, AxesWithoutAnEngineAreRefused) {
-  for (const char* key : {"parallel.tp", "parallel.pp", "parallel.cp"}) {
+  for (const char* key : {"parallel.tp", "parallel.cp"}) {
     expect_mentions(of_overrides({std::string(key) + "=2"}),
-                    {std::string(key) + "=2", "dp_replicate and dp_shard only", "set it to 1"});
+                    {std::string(key) + "=2", "dp_replicate, dp_shard and pp only", "set it to 1"});
   }
   EXPECT_EQ(of_overrides({"parallel.dp_shard=2", "parallel.dp_replicate=2"}), "accepted");
+}
+
+TEST(ConfigErrors, WhatDoesNotGoWithPipelinesIsRefused) {
+  const auto with_pp = [](std::vector<std::string> overrides) {
+    overrides.emplace_back("parallel.pp=2");
+    return of_overrides(overrides);
+  };
+  EXPECT_EQ(with_pp({}), "accepted");
+  expect_mentions(
+      with_pp({"parallel.bucket_mib=25", "parallel.policy=ddp"}),
+      {"parallel.bucket_mib=25", "parallel.pp=2 (--parallel.pp)", "set parallel.bucket_mib to 0"});
+  expect_mentions(with_pp({"parallel.reduce_when=every_micro_batch"}),
+                  {"parallel.reduce_when=every_micro_batch", "to once"});
+  expect_mentions(with_pp({"pipeline.chunks=3"}),
+                  {"pipeline.chunks=3", "pipeline.schedule=1f1b", "remove it"});
+  EXPECT_EQ(with_pp({"pipeline.chunks=3", "pipeline.schedule=interleaved_zb"}), "accepted");
+  expect_mentions(with_pp({"pipeline.split=3,3"}), {"pipeline.split=3,3", "model.n_layers=4"});
+  EXPECT_EQ(with_pp({"pipeline.split=3,1"}), "accepted");
+  expect_mentions(with_pp({"pipeline.split=3,x"}), {"pipeline.split", "cost, even or the number of blocks"});
+  expect_mentions(with_pp({"pipeline.schedule=zbv"}), {"pipeline.schedule", "zb_v"});
+  expect_mentions(of_overrides({"parallel.schedule=zb_v"}), {"'parallel.schedule'", "pipeline.schedule"});
 }
 
 TEST(ConfigErrors, RecomputationAndLossScalingMustFit) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace trireme {
 
@@ -64,6 +65,8 @@ struct RunSummary {
   int64_t peak_bytes = 0;
   int64_t active_bytes = 0;
   int64_t reserved_bytes = 0;
+  /// peak_bytes of each rank of a pipeline, the largest of its data-parallel ranks; empty: no pipeline.
+  std::vector<int64_t> peak_bytes_by_pp_rank = {};
   double seconds_to_first_step = 0.0;  ///< from the start of the process to the end of step 1
   double wall_s = 0.0;
   std::string weights_digest;  ///< XXH3-64 of all fp32 master parameters in name order, 16 hex digits

@@ -59,4 +59,9 @@ void settle_data_path(plan::Config& config, const std::string& config_file) {
   config.data.path = path.string();
 }
 
+void settle_schedule_path(plan::Config& config) {
+  std::string& file = config.pipeline.file;
+  if (!file.empty()) file = fs::absolute(file).lexically_normal().string();
+}
+
 }  // namespace trireme::cli

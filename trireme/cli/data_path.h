@@ -1,5 +1,5 @@
 #pragma once
-// data.path before anything is started: whether there is text, and where.
+// Paths of a config before anything is started: whether there is text, and where.
 #include <string>
 
 #include "trireme/plan/config.h"
@@ -10,5 +10,8 @@ namespace trireme::cli {
 /// relative one is taken from the current folder. `config_file` is where it may have come from, or empty.
 /// Throws ConfigError where there is no text that this user may read.
 void settle_data_path(plan::Config& config, const std::string& config_file);
+
+/// Makes pipeline.file absolute likewise.
+void settle_schedule_path(plan::Config& config);
 
 }  // namespace trireme::cli

@@ -58,7 +58,8 @@ void add_plan_step(CLI::App& plan, Front& front) {
       verb->add_option("-n,--ranks", options->job.ranks, "Ranks of the run (default: all GPUs, else 2)")
           ->option_text("RANKS");
   CLI::Option* const rank =
-      verb->add_option("--rank", options->rank, "List this rank's elements of each unit, too")
+      verb->add_option("--rank", options->rank,
+                       "This rank of a pipeline (default: the first), and its elements of each unit")
           ->option_text("R");
   CLI::Option* const text =
       verb->add_flag("--text", options->text, "The program in exact numbers, as --check reads it");
@@ -77,6 +78,7 @@ void add_plan_step(CLI::App& plan, Front& front) {
       "Examples:\n"
       "  trireme plan step -n 2 --model.preset=gpt-tiny --parallel.policy=fsdp\n"
       "  trireme plan step configs/quickstart.yaml --text > mine.txt\n"
+      "  trireme plan step configs/pipeline.yaml --rank 1\n"
       "  trireme plan step --check mine.txt");
   verb->callback([options, &front] { front.action = [options, &front] { return step(*options, front); }; });
 }

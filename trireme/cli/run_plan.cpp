@@ -1,5 +1,6 @@
 #include "trireme/cli/run_plan.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/build_info.h"
@@ -8,6 +9,7 @@
 #include "trireme/plan/buckets.h"
 #include "trireme/plan/memory.h"
 #include "trireme/plan/notes.h"
+#include "trireme/plan/simulate.h"
 #include "trireme/report/table.h"
 
 namespace trireme::cli {
@@ -30,10 +32,26 @@ std::string state_text(const plan::StateBytes& state) {
                      bytes_text(state.parameters), bytes_text(state.gradients), bytes_text(state.optimizer));
 }
 
+/// "1f1b, 2 stages of 3 and 1 blocks and the head, 8 micro-batches; ideally 88.9% busy".
+std::string pipeline_text(const plan::PipelinePlan& plan, int64_t n_layers) {
+  std::vector<std::string> blocks;
+  for (int64_t stage = 0; stage < plan.schedule.stages; ++stage) {
+    const plan::UnitRange range = plan::units_of_stage(plan.split, stage);
+    blocks.push_back(std::to_string(std::min(range.end, n_layers + 1) - std::max<int64_t>(1, range.first)));
+  }
+  plan::PassCosts costs;
+  costs.forward = costs.backward_input = costs.backward_weight = plan.split.flops;
+  return fmt::format(
+      "{}, {} stages of {} blocks, the last with the head, {} micro-batches; by FLOPs {:.1f}% busy",
+      plan.schedule.name, plan.schedule.stages, join(blocks, ", "), plan.schedule.micro_batches,
+      100.0 * plan::simulate(plan.schedule, costs).efficiency());
+}
+
 std::string peak_text(const plan::RankBytes& needed) {
   return fmt::format(
-      "{} a rank: model state, {} gathered and not yet reduced, {} activations, {} logits, {} the process",
+      "{} a rank: model state, {} gathered and not yet reduced, {} activations, {}{} logits, {} the process",
       bytes_text(needed.peak()), bytes_text(needed.gathered), bytes_text(needed.activations),
+      needed.boundaries > 0 ? fmt::format("{} received, ", bytes_text(needed.boundaries)) : "",
       bytes_text(needed.logits), bytes_text(needed.baseline));
 }
 
@@ -73,16 +91,21 @@ RunPlan plan_run(const plan::Config& config, plan::Device device, int64_t ranks,
         "[cli.train] precision.compute=fp16 on the CPU, whose kernels know fp32 and bf16; use bf16, or a "
         "GPU");
   }
-  RunPlan run{
-      .device = device, .ranks = ranks, .mesh = {}, .batch = {}, .facts = {}, .needed = {}, .there = there};
+  RunPlan run{.device = device,
+              .ranks = ranks,
+              .mesh = {},
+              .batch = {},
+              .facts = {},
+              .needed = {},
+              .by_pp_rank = {},
+              .pipeline = {},
+              .there = there};
   run.mesh = plan::MeshShape::fit(config.parallel, ranks);
-  run.batch = plan::plan_batch(config.train.global_batch, config.train.micro_batch, run.mesh.dp_size());
+  run.batch = plan::plan_batch(config, run.mesh);
   run.facts = plan::describe(config.model, config.data.seq_len, config.precision, config.memory);
-  run.needed = plan::rank_bytes(
-      config, run.facts, run.batch,
-      plan::config_program(config, run.facts, run.batch,
-                           plan::engine_setting(config, run.mesh, run.batch.accumulation, device)),
-      device);
+  run.by_pp_rank = plan::bytes_by_pp_rank(config, ranks, device);
+  run.needed = *std::ranges::max_element(run.by_pp_rank, {}, &plan::RankBytes::peak);
+  if (config.parallel.pp > 1) run.pipeline = plan::plan_pipeline(config, run.batch);
   return run;
 }
 
@@ -124,8 +147,18 @@ std::string to_text(const RunPlan& run, const plan::Config& config, int64_t colu
   table.add_row(
       {"model", fmt::format("{}, {} parameters", config.model.family, with_commas(run.facts.params))});
   table.add_row({"compute", fmt::format("{} FLOPs a token", format_count(run.facts.flops_per_token))});
-  table.add_row({"model state", state_text(run.needed.state)});
-  table.add_row({"peak", peak_text(run.needed)});
+  if (run.pipeline) {
+    table.add_row({"pipeline", pipeline_text(*run.pipeline, config.model.n_layers)});
+    for (size_t rank = 0; rank < run.by_pp_rank.size(); ++rank) {
+      const plan::RankBytes& bytes = run.by_pp_rank[rank];
+      table.add_row(
+          {fmt::format("pp rank {}", rank),
+           fmt::format("model state {}; peak {}", bytes_text(bytes.state.total()), peak_text(bytes))});
+    }
+  } else {
+    table.add_row({"model state", state_text(run.needed.state)});
+    table.add_row({"peak", peak_text(run.needed)});
+  }
   if (const std::string fit = fit_text(run, run.needed.peak()); !fit.empty()) table.add_row({"memory", fit});
   for (const std::string& note : plan::notes(config, run.device)) table.add_row({"note", note});
   return table.to_string(columns);
@@ -141,12 +174,23 @@ std::string to_json(const RunPlan& run, const plan::Config& config) {
                       {"gradients", held.gradients},
                       {"optimizer", held.optimizer},
                       {"total", held.total()}};
-  const Json peak = {{"state", held.total()},
-                     {"gathered", run.needed.gathered},
-                     {"activations", run.needed.activations},
-                     {"logits", run.needed.logits},
-                     {"process", run.needed.baseline},
-                     {"total", run.needed.peak()}};
+  const auto peak_of = [](const plan::RankBytes& bytes) {
+    Json peak = {{"state", bytes.state.total()},     {"gathered", bytes.gathered},
+                 {"activations", bytes.activations}, {"logits", bytes.logits},
+                 {"process", bytes.baseline},        {"total", bytes.peak()}};
+    if (bytes.boundaries > 0) peak["boundaries"] = bytes.boundaries;
+    return peak;
+  };
+  Json pipeline;
+  if (run.pipeline) {
+    pipeline = {{"schedule", run.pipeline->schedule.name},
+                {"stages", run.pipeline->schedule.stages},
+                {"micro_batches", run.pipeline->schedule.micro_batches},
+                {"first_part", run.pipeline->split.first},
+                {"peak_bytes_by_pp_rank", Json::array()}};
+    for (const plan::RankBytes& bytes : run.by_pp_rank)
+      pipeline["peak_bytes_by_pp_rank"].push_back(peak_of(bytes));
+  }
   const bool known = run.there.bytes > 0;
   const Json memory = {{"bytes", known ? Json(run.there.bytes) : Json()},
                        {"ranks_sharing", run.there.ranks},
@@ -163,7 +207,8 @@ std::string to_json(const RunPlan& run, const plan::Config& config) {
               {"params", run.facts.params},
               {"flops_per_token", run.facts.flops_per_token},
               {"state_bytes_per_rank", state},
-              {"peak_bytes_per_rank", peak},
+              {"peak_bytes_per_rank", peak_of(run.needed)},
+              {"pipeline", pipeline},
               {"memory", memory},
               {"notes", plan::notes(config, run.device)}}
       .dump(2);

@@ -4,12 +4,14 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "trireme/plan/batch.h"
 #include "trireme/plan/config.h"
 #include "trireme/plan/memory.h"
 #include "trireme/plan/mesh_shape.h"
 #include "trireme/plan/model_facts.h"
+#include "trireme/plan/pipeline.h"
 #include "trireme/report/cost_table.h"
 
 namespace trireme::cli {
@@ -26,7 +28,9 @@ struct RunPlan {
   plan::MeshShape mesh;
   plan::BatchPlan batch;
   plan::ModelFacts facts;
-  plan::RankBytes needed;
+  plan::RankBytes needed;                   ///< of the rank that needs most
+  std::vector<plan::RankBytes> by_pp_rank;  ///< one where there is no pipeline
+  std::optional<plan::PipelinePlan> pipeline;
   DeviceMemory there;
 
   /// Whether ranks cannot run whatever else is true, and whether they fit as predicted.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "trireme/plan/cuda_graphs.h"
+#include "trireme/plan/stage_program.h"
 #include "trireme/plan/unit_buffers.h"
 
 namespace trireme::cli {
@@ -58,11 +59,21 @@ std::string obstacle_to_recording(const StepView& view) {
   return plan::cuda_graphs_obstacle(config, run.device == plan::Device::kCuda, run.mesh.dp_size());
 }
 
+int64_t pp_rank_of(const RunPlan& run, std::optional<int64_t> rank) {
+  return run.mesh.coordinates(rank.value_or(0))[static_cast<size_t>(plan::Axis::kPp)];
+}
+
 Ranges ranges_of(const StepView::Planned& planned, int64_t rank, int64_t numel) {
   const auto& [config, run] = planned;
-  const auto setting = plan::engine_setting(config, run.mesh, run.batch.accumulation, run.device);
+  auto setting = plan::engine_setting(config, run.mesh, run.batch.accumulation, run.device);
+  int64_t dp_rank = run.mesh.dp_rank(rank);
+  if (run.pipeline) {
+    setting = plan::setting_in_stages(setting, run.pipeline->schedule);
+    const bool is_copy = setting.mesh.dp_size() > run.mesh.dp_size();
+    if (is_copy && 2 * pp_rank_of(run, rank) >= config.parallel.pp) dp_rank += run.mesh.dp_size();
+  }
   const plan::UnitBuffers buffers(numel, setting);
-  const int64_t shard = buffers.shard * (run.mesh.dp_rank(rank) % setting.shard_ranks());
+  const int64_t shard = buffers.shard * (dp_rank % setting.shard_ranks());
   Ranges ranges{0, numel, 0, numel};
   if (buffers.parameters_come_and_go) ranges.begin = shard, ranges.end = shard + buffers.shard;
   if (buffers.updated != buffers.whole)

@@ -1,6 +1,7 @@
 #pragma once
 // Figures of a step program that tables and JSON show. Internal to step_view.h.
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,9 @@ class StepMemory {
 
 /// Why the passes of this step are not recorded as CUDA graphs; empty: nothing is known to be in the way.
 std::string obstacle_to_recording(const StepView& view);
+
+/// Whose place in the pipeline a program is of; that of rank 0 where nobody asked for one.
+int64_t pp_rank_of(const RunPlan& run, std::optional<int64_t> rank);
 
 /// Elements of a unit's flat layout that a rank has for itself.
 struct Ranges {

@@ -135,11 +135,19 @@ std::string StepText::heading() const {
              ? fmt::format("communication beside computation; parallel.prefetch={}", setting.prefetch)
              : std::string("one action after the other: communication has no stream of its own")});
   }
+  if (view_.planned && view_.planned->run.pipeline) {
+    const plan::Schedule& schedule = view_.planned->run.pipeline->schedule;
+    const int64_t rank = pp_rank_of(view_.planned->run, view_.rank);
+    table.add_row({"pipeline", fmt::format("{}, rank {} of {} with {} {} of {}", schedule.name, rank,
+                                           schedule.ranks.size(),
+                                           schedule.stages_of(rank).size() == 1 ? "stage" : "stages",
+                                           fmt::join(schedule.stages_of(rank), ", "), schedule.stages)});
+  }
   const int64_t shown = StepProgram::kMicroBatchesShown;
-  const std::string more = view_.micro_batches > shown
-                               ? fmt::format(", of which 1 stands for 1 to {} and {} is the last",
-                                             view_.micro_batches - shown + 1, shown - 1)
-                               : "";
+  const bool some = !(view_.planned && view_.planned->run.pipeline) && view_.micro_batches > shown;
+  const std::string more = some ? fmt::format(", of which 1 stands for 1 to {} and {} is the last",
+                                              view_.micro_batches - shown + 1, shown - 1)
+                                : "";
   table.add_row({"micro-batches", fmt::format("{} a step{}", view_.micro_batches, more)});
   table.add_row({"state", fmt::format("{} from step to step", bytes_text(memory_.state()))});
   return table.to_string(columns_);
@@ -281,7 +289,8 @@ std::string StepText::totals() const {
   table.add_row({"peak", fmt::format("{} at {}, {} of {}", bytes_text(memory_.total(memory_.peak())),
                                      memory_.peak(), action.kind, unit_name(program_, action.unit))});
   if (view_.planned) {
-    const plan::RankBytes& needed = view_.planned->run.needed;
+    const RunPlan& run = view_.planned->run;
+    const plan::RankBytes& needed = run.by_pp_rank[static_cast<size_t>(pp_rank_of(run, view_.rank))];
     table.add_row({"beside it", fmt::format("logits {}, the process {}, as predicted",
                                             bytes_text(needed.logits), bytes_text(needed.baseline))});
   }
@@ -335,7 +344,7 @@ StepView planned_step(const plan::Config& config, const RunPlan& run, std::optio
     throw ConfigError("[cli.plan] --rank {} of {} ranks; give 0 to {}", *rank, run.ranks, run.ranks - 1);
   }
   const auto setting = plan::engine_setting(config, run.mesh, run.batch.accumulation, run.device);
-  return {.program = plan::config_program(config, run.facts, run.batch, setting),
+  return {.program = plan::config_program(config, run.facts, run.batch, setting, pp_rank_of(run, rank)),
           .name = config.name,
           .micro_batches = run.batch.accumulation,
           .planned = StepView::Planned{config, run},

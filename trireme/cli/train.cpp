@@ -48,6 +48,7 @@ int become_rank(const TrainArguments& options, Front& front, const plan::WorldSp
       .path = options.job.config, .text = "", .overrides = options.job.overrides};
   plan::ResolvedConfig resolved = plan::load(sources, front.environment);
   settle_data_path(resolved.config, options.job.config);
+  settle_schedule_path(resolved.config);
   using plan::Device;
   const Device device = resolved.config.device;
   const Device expected = device != Device::kAuto ? device : kHasCuda ? Device::kCuda : Device::kCpu;
@@ -118,7 +119,8 @@ void add_train(CLI::App& app, Front& front) {
   verb->add_flag("--quiet,-q", options->job.quiet, "No start-up lines and no progress bar");
   verb->add_flag(
       "--dry-run", options->dry_run,
-      "Print ranks, mesh, batch, model and memory; start nothing; exit code 4 when it does not fit");
+      "Print ranks, mesh, batch, stages of a pipeline, model and memory of each; start nothing; exit code 4 "
+      "when it does not fit");
   verb->add_flag(
       "--summary", options->summary,
       "At the end a table: bytes held and sent, predicted and measured, beside the other policies");
@@ -130,7 +132,8 @@ void add_train(CLI::App& app, Front& front) {
       "Under torchrun --no-python, srun or mpirun it joins the ranks that they start.\n"
       "Examples:\n"
       "  trireme train configs/quickstart.yaml --train.steps=50\n"
-      "  trireme train -n 4 --model.preset=gpt-tiny --parallel.policy=zero2 --dry-run");
+      "  trireme train -n 4 --model.preset=gpt-tiny --parallel.policy=zero2 --dry-run\n"
+      "  trireme train configs/pipeline.yaml --pipeline.schedule=zb_v");
   verb->callback([options, &front] {
     front.action = [options, &front] {
       options->job.overrides = front.overrides;

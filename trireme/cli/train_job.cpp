@@ -118,6 +118,7 @@ PreparedJob prepare_train_job(const TrainJob& job, const Front& front) {
     resolved.origins["device"] = "auto";
   }
   settle_data_path(config, job.config);
+  settle_schedule_path(config);
   const int64_t ranks = choose_ranks(job.ranks, device, gpus);
   const RunPlan run = plan_run(config, device, ranks, memory_for(device, ranks));
   return {std::move(resolved), run};

@@ -58,6 +58,7 @@ std::string to_json_line(const RunSummary& summary) {
   json["tokens_per_s"] = timed ? number(summary.tokens_per_s) : Json();
   json["steps_per_s"] = timed ? number(summary.steps_per_s) : Json();
   json["peak_bytes"] = summary.peak_bytes;
+  if (!summary.peak_bytes_by_pp_rank.empty()) json["peak_bytes_by_pp_rank"] = summary.peak_bytes_by_pp_rank;
   if (summary.active_bytes > 0) json["active_bytes"] = summary.active_bytes;
   if (summary.reserved_bytes > 0) json["reserved_bytes"] = summary.reserved_bytes;
   json["seconds_to_first_step"] = number(summary.seconds_to_first_step);

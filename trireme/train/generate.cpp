@@ -22,6 +22,15 @@ int32_t pick(const at::Tensor& logits, const SamplingOptions& options, double un
 
 std::vector<int32_t> generate(nn::LanguageModel& model, std::vector<int32_t> prompt,
                               const SamplingOptions& options, at::Device device) {
+  const auto next_logits = [&](const at::Tensor& tokens) {
+    const at::Tensor logits = model.forward(tokens.to(device)).select(1, tokens.size(1) - 1).squeeze(0);
+    return logits.to(at::kCPU, at::kFloat);
+  };
+  return generate(next_logits, std::move(prompt), options);
+}
+
+std::vector<int32_t> generate(const NextLogits& next_logits, std::vector<int32_t> prompt,
+                              const SamplingOptions& options) {
   TRIREME_CHECK(!prompt.empty(), "[train.generate] the prompt is empty; give at least one token");
   const at::NoGradGuard no_grad;
   const size_t prompt_size = prompt.size();
@@ -31,10 +40,9 @@ std::vector<int32_t> generate(nn::LanguageModel& model, std::vector<int32_t> pro
     const int64_t seen = std::min(options.context, static_cast<int64_t>(tokens.size()));
     const at::Tensor window =
         at::from_blob(tokens.data() + tokens.size() - static_cast<size_t>(seen), {1, seen}, at::kInt);
-    const at::Tensor logits = model.forward(window.to(device, at::kLong)).select(1, seen - 1).squeeze(0);
     const uint64_t bits = mix64(options.seed, static_cast<uint64_t>(i));
     tokens.push_back(
-        pick(logits.to(at::kCPU, at::kFloat), options, static_cast<double>(bits >> 11) * 0x1.0p-53));
+        pick(next_logits(window.to(at::kLong)), options, static_cast<double>(bits >> 11) * 0x1.0p-53));
   }
   tokens.erase(tokens.begin(), tokens.begin() + static_cast<int64_t>(prompt_size));
   return tokens;

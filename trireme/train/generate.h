@@ -17,9 +17,14 @@ struct SamplingOptions {
   std::function<bool()> gives_up = {};  ///< asked before each token; true: no more are made
 };
 
+/// (1, T) int64 tokens on the CPU -> (V) fp32 logits on the CPU for the token that follows.
+using NextLogits = std::function<at::Tensor(const at::Tensor& tokens)>;
+
 /// The tokens that follow `prompt` (not empty). Deterministic in the seed, so ranks that hold the same
 /// weights get the same text.
 std::vector<int32_t> generate(nn::LanguageModel& model, std::vector<int32_t> prompt,
                               const SamplingOptions& options, at::Device device);
+std::vector<int32_t> generate(const NextLogits& next_logits, std::vector<int32_t> prompt,
+                              const SamplingOptions& options);
 
 }  // namespace trireme::train

@@ -8,12 +8,10 @@
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/nn/attention.h"
-#include "trireme/nn/init.h"
-#include "trireme/plan/buckets.h"
 #include "trireme/plan/cuda_graphs.h"
 #include "trireme/plan/model_family.h"
 #include "trireme/plan/notes.h"
-#include "trireme/train/connect.h"
+#include "trireme/plan/pipeline.h"
 #include "trireme/train/engine_options.h"
 #include "trireme/train/prepare.h"
 
@@ -47,14 +45,14 @@ Parts::Parts(const TrainOptions& run, std::shared_ptr<comm::World> joined, bool 
       config(run.config),
       world(std::move(joined)),
       mesh(comm::make_mesh(world, plan::MeshShape::fit(config.parallel, world->size()))),
-      batch(plan::plan_batch(config.train.global_batch, config.train.micro_batch, mesh.shape.dp_size())),
+      batch(plan::plan_batch(config, mesh.shape)),
       facts(plan::describe(config.model, config.data.seq_len, config.precision, config.memory)),
       corpus(prepare_data(run, mesh)),
       records_passes(records) {
   at::manual_seed(
-      static_cast<uint64_t>(config.seed + mesh.dp_rank));  // dropout; weights have their own source
+      static_cast<uint64_t>(config.seed + world->rank()));  // dropout; weights have their own source
   open_data();
-  build_model();
+  model = make_trained_model({config, facts, batch, mesh, records_passes});
 }
 
 void Parts::open_data() {
@@ -81,17 +79,6 @@ void Parts::open_validation() {
         config.data.val_fraction, corpus.train_tokens + corpus.val_tokens, corpus.val_tokens,
         config.data.seq_len + 1, longer_validation(*this));
   }
-}
-
-void Parts::build_model() {
-  model = nn::build(config.model);
-  const bool buckets = config.parallel.bucket_mib > 0.0;
-  engine = std::make_unique<parallel::DataParallel>(
-      *model, plan::engine_units(config, facts), mesh, engine_options(config, mesh),
-      nn::InitialWeights(config.model, static_cast<uint64_t>(config.seed)),
-      buckets ? parallel::UseFrom::kBuckets : parallel::UseFrom::kRunUnit);
-  connect(*model, *engine, config.memory);
-  optimizer = optim::build(config.optim, engine->optimizer_params());
 }
 
 namespace {
@@ -136,6 +123,11 @@ void announce(const Parts& parts) {
       "ranks",
       parts.mesh.shape.to_string(), parts.world->device().str(), config.parallel.policy,
       config.precision.compute, batch.global_batch, batch.micro_batch, batch.accumulation, batch.dp_size);
+  if (config.parallel.pp > 1) {
+    const plan::PipelinePlan plan = plan::plan_pipeline(config, batch);
+    log_info("stages  {} on {} ranks by {}, {} micro-batches", plan.schedule.stages, config.parallel.pp,
+             plan.schedule.name, plan.schedule.micro_batches);
+  }
   if (has_attention(parts) && parts.on_gpu()) {
     log_info("kernels attention by {}, logits in parts of {} MiB", nn::name(attention_of(parts)),
              config.memory.loss_chunk_mib);
@@ -146,7 +138,7 @@ void announce(const Parts& parts) {
     log_info("note    {}", note);
   }
   if (parts.on_gpu() && batch.dp_size > 1) {
-    log_info("comm    {}", parts.engine->symmetric_bytes() > 0
+    log_info("comm    {}", parts.model->symmetric_bytes() > 0
                                ? "GPUs read each other's memory, NCCL for the rest"
                                : "NCCL");
   }

@@ -1,5 +1,6 @@
 #pragma once
-// What a training run is put together from, as its config says: data, model, engine, optimizer.
+// What a training run is put together from, as its config says: data, and a model with its engines and
+// optimizers.
 #include <memory>
 
 #include "trireme/comm/mesh.h"
@@ -7,11 +8,10 @@
 #include "trireme/data/corpus.h"
 #include "trireme/data/dataset.h"
 #include "trireme/data/loader.h"
-#include "trireme/nn/language_model.h"
-#include "trireme/parallel/data_parallel.h"
 #include "trireme/plan/batch.h"
 #include "trireme/plan/config.h"
 #include "trireme/plan/model_facts.h"
+#include "trireme/train/trained_model.h"
 #include "trireme/train/trainer.h"
 
 namespace trireme::train {
@@ -38,15 +38,12 @@ struct Parts {
   data::PreparedCorpus corpus;
   bool records_passes;                                  ///< as can_record() said
   std::shared_ptr<data::Dataset> train_data, val_data;  ///< no val_data: nothing is validated
-  std::shared_ptr<nn::LanguageModel> model;
-  std::unique_ptr<parallel::DataParallel> engine;
-  std::unique_ptr<optim::Optimizer> optimizer;
+  std::unique_ptr<TrainedModel> model;
   std::unique_ptr<data::Loader> loader;
 
  private:
   void open_data();
   void open_validation();
-  void build_model();
 };
 
 /// Why two equal runs may end with different weights; empty when they cannot.

@@ -16,6 +16,7 @@ struct StepTotals {
   double loss = 0.0;       ///< mean over the global batch
   double grad_norm = 0.0;  ///< without the scale of the loss
   double peak_bytes = 0.0;
+  std::vector<double> peak_by_pp_rank;
   double active_bytes = 0.0;
   double reserved_bytes = 0.0;
   int stop_signal = 0;

@@ -20,16 +20,12 @@
 #include "trireme/kernels/repeatable.h"
 #include "trireme/optim/learning_rate.h"
 #include "trireme/parallel/recording.h"
-#include "trireme/parallel/state_file.h"
-#include "trireme/plan/buckets.h"
 #include "trireme/plan/cuda_graphs.h"
 #include "trireme/plan/memory.h"
 #include "trireme/precision/loss_scaler.h"
 #include "trireme/train/enough_memory.h"
-#include "trireme/train/generate.h"
 #include "trireme/train/moment.h"
 #include "trireme/train/parts.h"
-#include "trireme/train/passes.h"
 #include "trireme/train/profile.h"
 #include "trireme/train/stop.h"
 #include "trireme/train/totals.h"
@@ -73,14 +69,6 @@ struct Enqueued {
   StepTotals totals = {};
 };
 
-Passes::Options pass_options(const Parts& parts) {
-  const bool always = parts.config.train.cuda_graphs == plan::CudaGraphs::kOn;
-  return {.accumulation = parts.batch.accumulation,
-          .loss_chunk_bytes = parts.config.memory.loss_chunk_mib << 20,
-          .make_recording = parts.records_passes ? parallel::recordings() : parallel::RecordingMaker(),
-          .when = always ? Passes::When::kAlways : Passes::When::kDeviceIdles};
-}
-
 class Trainer {
  public:
   /// `baseline_bytes` as RunCost says.
@@ -116,10 +104,9 @@ class Trainer {
   Parts parts_;
   const TrainOptions& options_;
   const plan::Config& config_;
-  parallel::DataParallel& engine_;
+  TrainedModel& model_;
   precision::LossScaler scaler_;
   bool runs_ahead_;
-  Passes passes_;
   int64_t profiled_;                ///< steps that rank 0 traces
   int64_t first_profiled_;          ///< the first of them
   std::deque<Enqueued> under_way_;  ///< steps that nobody has heard of yet; at most two
@@ -138,17 +125,16 @@ Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world
     : parts_(options, std::move(world), records_passes),
       options_(options),
       config_(options.config),
-      engine_(*parts_.engine),
+      model_(*parts_.model),
       scaler_(config_.precision.loss_scale, plan::scales_loss(config_.precision)),
       runs_ahead_(options.run_ahead.value_or(parts_.on_gpu()) && !scaler_.enabled()),
-      passes_(*parts_.model, engine_, parts_.world->device(), pass_options(parts_)),
       profiled_(std::min(config_.train.profile_steps, config_.train.steps)),
       first_profiled_(std::min(kWarmupSteps, config_.train.steps - profiled_) + 1),
       lost_records_(options.sinks.size(), 0),
       baseline_bytes_(baseline_bytes) {}
 
 std::string Trainer::where_not_finite(const StepTotals& totals) const {
-  const std::string name = under_way_.empty() ? engine_.nonfinite_parameter() : std::string();
+  const std::string name = under_way_.empty() ? model_.nonfinite_parameter() : std::string();
   if (!name.empty()) return fmt::format(" (rank {}: the gradient of {})", parts_.world->rank(), name);
   // The gradients may be gone already: the totals know the unit.
   return runs_ahead_ && !totals.not_finite.empty() ? fmt::format(" ({})", totals.not_finite) : std::string();
@@ -175,7 +161,7 @@ void Trainer::check_finite(const Enqueued& step) const {
 /// What follows belongs to the time of the next step.
 void Trainer::end_time_of(Enqueued& step) {
   step.over.emplace(parts_.world->device());
-  if (!parts_.on_gpu() && times_communication(step.step)) step.communication = engine_.take_times();
+  if (!parts_.on_gpu() && times_communication(step.step)) step.communication = model_.take_times();
 }
 
 /// Clips and updates without a look at the norm. On a GPU the host does not wait.
@@ -189,8 +175,7 @@ void Trainer::update_at_once(Enqueued& step, const at::Tensor& rows) {
     factor.host =
         optim::clip_factor(read_totals(parts_, rows, step.loss_scale).grad_norm, config_.train.grad_clip);
   }
-  parts_.optimizer->set_lr(step.lr);
-  engine_.step_scaled(*parts_.optimizer, factor);
+  model_.step(step.lr, factor);
 }
 
 /// Looks at the norm first: gradients that overflow are not applied.
@@ -201,11 +186,10 @@ void Trainer::update_if_finite(Enqueued& step, const at::Tensor& rows) {
   step.applied = std::isfinite(step.totals.grad_norm);
   scaler_.update(step.applied);
   if (step.applied) {
-    parts_.optimizer->set_lr(step.lr);
-    engine_.step_scaled(*parts_.optimizer,
-                        optim::clip_factor(step.totals.grad_norm, config_.train.grad_clip) / step.loss_scale);
+    model_.step(step.lr,
+                optim::clip_factor(step.totals.grad_norm, config_.train.grad_clip) / step.loss_scale);
   } else {
-    engine_.skip_step();
+    model_.skip_step();
     report_overflow(step);
   }
 }
@@ -215,7 +199,7 @@ void Trainer::enqueue(int64_t index) {
   Enqueued step = begin(index);
   const double scale =
       step.loss_scale / static_cast<double>(parts_.batch.accumulation * parts_.batch.dp_size);
-  const at::Tensor loss_sum = passes_.run([this] { return parts_.loader->next(); }, scale);
+  const at::Tensor loss_sum = model_.run_passes([this] { return parts_.loader->next(); }, scale);
   const at::Tensor rows = gather_totals(parts_, loss_sum);
   runs_ahead_ ? update_at_once(step, rows) : update_if_finite(step, rows);
   end(std::move(step));
@@ -224,25 +208,25 @@ void Trainer::enqueue(int64_t index) {
 Enqueued Trainer::begin(int64_t index) {
   if (!since_) {
     since_.emplace(parts_.world->device());
-    engine_.take_times();  // of the update before the pause
+    model_.take_times();  // of the update before the pause
   }
-  engine_.measure(times_communication(index));
+  model_.measure(times_communication(index));
   // The first step also takes what later ones only use again.
-  passes_.measure_activations(profiled_ == 0 && index == std::min<int64_t>(2, config_.train.steps));
+  model_.measure_activations(profiled_ == 0 && index == std::min<int64_t>(2, config_.train.steps));
   return {.step = index,
           .lr = optim::learning_rate(config_.optim, index, config_.train.steps),
           .loss_scale = scaler_.scale(),
-          .sent_before = engine_.sent_bytes()};
+          .sent_before = model_.sent_bytes()};
 }
 
 void Trainer::end(Enqueued&& step) {
-  step_wire_bytes_ = engine_.sent_bytes() - step.sent_before;
-  engine_.measure(false);
+  step_wire_bytes_ = model_.sent_bytes() - step.sent_before;
+  model_.measure(false);
   const int64_t index = step.step;
   under_way_.push_back(std::move(step));
-  if (index == plan::kStepsBeforeRecording + 1 && passes_.recorded() > 0 && options_.announce) {
+  if (index == plan::kStepsBeforeRecording + 1 && model_.recorded_passes() > 0 && options_.announce) {
     log_info("graphs  {} kinds of pass are recorded and launched as one piece from now on",
-             passes_.recorded());
+             model_.recorded_passes());
   }
 }
 
@@ -287,12 +271,15 @@ StepRecord Trainer::settle_oldest() {
     check_finite(step);
   }
   step_times_ = step.communication;
-  if (parts_.on_gpu() && times_communication(step.step)) step_times_ = engine_.take_times();
+  if (parts_.on_gpu() && times_communication(step.step)) step_times_ = model_.take_times();
   const double seconds = step.over->seconds_after(*since_);
   since_ = std::move(step.over);
   const StepTotals& totals = step.totals;
   if (step.step == 1) result_.summary.seconds_to_first_step = seconds_since_exec();
   if (result_.stop_signal == 0) result_.stop_signal = totals.stop_signal;
+  if (config_.parallel.pp > 1)
+    result_.summary.peak_bytes_by_pp_rank.assign(totals.peak_by_pp_rank.begin(),
+                                                 totals.peak_by_pp_rank.end());
   const int64_t step_tokens = parts_.batch.global_batch * config_.data.seq_len;
   return {.step = step.step,
           .loss = totals.loss,
@@ -350,9 +337,9 @@ void Trainer::report_lost_records() const {
 void Trainer::keep_weights() {
   if (weights_kept_) return;
   weights_kept_ = true;
-  engine_.average_parameters();
+  model_.average_parameters();
   if (config_.checkpoint.final_weights) {
-    parallel::save_weights(engine_, options_.weights_path);
+    model_.save_weights(options_.weights_path);
   }
 }
 
@@ -362,22 +349,18 @@ std::optional<double> Trainer::validate() {
     result_.stop_signal = signal_of_any_rank(options_, parts_.mesh);
     return result_.stop_signal != 0;
   };
-  return validation_loss(*parts_.model, *parts_.val_data,
-                         config_.train.val_batches * parts_.batch.global_batch, parts_.batch.micro_batch,
-                         parts_.mesh, told_to_stop);
+  return validation_loss(model_, *parts_.val_data, config_.train.val_batches * parts_.batch.global_batch,
+                         parts_.batch.micro_batch, parts_.mesh, told_to_stop);
 }
 
 std::string Trainer::sample() {
   const auto tokenizer = data::make_tokenizer(config_.data.tokenizer);
   std::vector<int32_t> prompt = tokenizer->encode(config_.train.sample_prompt);
-  const parallel::DataParallel::Held held(engine_);
-  parts_.model->eval();
-  const std::vector<int32_t> tokens = generate(*parts_.model, prompt,
-                                               {.max_tokens = config_.train.sample_tokens,
-                                                .seed = static_cast<uint64_t>(config_.seed),
-                                                .context = config_.data.seq_len,
-                                                .gives_up = [this] { return signal_heard(options_) != 0; }},
-                                               parts_.world->device());
+  const auto told_to_stop = [this] { return signal_of_any_rank(options_, parts_.mesh) != 0; };
+  const std::vector<int32_t> tokens = model_.generate(prompt, {.max_tokens = config_.train.sample_tokens,
+                                                               .seed = static_cast<uint64_t>(config_.seed),
+                                                               .context = config_.data.seq_len,
+                                                               .gives_up = told_to_stop});
   return config_.train.sample_prompt + tokenizer->decode(tokens);
 }
 
@@ -405,11 +388,12 @@ RunCost Trainer::cost() const {
   const plan::Device device = on_gpu ? plan::Device::kCuda : plan::Device::kCpu;
   const plan::StepProgram program = plan::config_program(
       config_, parts_.facts, parts_.batch,
-      plan::engine_setting(config_, parts_.mesh.shape, parts_.batch.accumulation, device));
-  plan::RankBytes needed = plan::rank_bytes(config_, parts_.facts, parts_.batch, program, device);
+      plan::engine_setting(config_, parts_.mesh.shape, parts_.batch.accumulation, device),
+      parts_.mesh.pp_rank);
+  plan::RankBytes needed =
+      plan::rank_bytes(config_, parts_.facts, parts_.batch, program, device, parts_.mesh.pp_rank);
   if (on_gpu) needed.baseline = 0;  // beside the allocator, whose peak is what is measured
-  plan::StateBytes measured = engine_.state_bytes();
-  measured.optimizer += parts_.optimizer->state_bytes();
+  const plan::StateBytes measured = model_.state_bytes();
   const auto of = [](const plan::StateBytes& bytes) {
     return RunCost::State{bytes.parameters, bytes.gradients, bytes.optimizer};
   };
@@ -419,7 +403,7 @@ RunCost Trainer::cost() const {
           .measured_wire_bytes = step_wire_bytes_,
           .predicted_activation_bytes = needed.activations,
           .measured_activation_bytes =
-              passes_.activation_bytes() > 0 ? std::optional(passes_.activation_bytes()) : std::nullopt,
+              model_.activation_bytes() > 0 ? std::optional(model_.activation_bytes()) : std::nullopt,
           .predicted_gathered_bytes = needed.gathered,
           .baseline_bytes = baseline_bytes_,
           .predicted_peak_bytes = needed.peak(),
@@ -430,7 +414,7 @@ RunCost Trainer::cost() const {
 void Trainer::finish(double started) {
   RunSummary& summary = result_.summary;
   keep_weights();
-  summary.weights_digest = parallel::weights_digest(engine_);
+  summary.weights_digest = model_.weights_digest();
   summary.why_bits_vary = why_bits_vary(parts_);
   summary.cost = cost();
   if (const double seconds = median(step_seconds_); seconds > 0.0) {

@@ -9,55 +9,53 @@
 namespace trireme::train {
 namespace {
 
-/// Samples [first, first + count) as (count, T + 1) tokens.
-at::Tensor read_samples(const data::Dataset& dataset, int64_t first, int64_t count) {
+/// Samples [first, first + count).
+data::Batch read_samples(const data::Dataset& dataset, int64_t first, int64_t count) {
   const int64_t width = dataset.seq_len() + 1;
   at::Tensor tokens = at::empty({count, width}, at::kLong);
   for (int64_t i = 0; i < count; ++i) {
     dataset.read(first + i, {tokens.data_ptr<int64_t>() + i * width, static_cast<size_t>(width)});
   }
-  return tokens;
+  return {.inputs = tokens.narrow(1, 0, dataset.seq_len()),
+          .targets = tokens.narrow(1, 1, dataset.seq_len()).contiguous()};
 }
 
-/// The model without dropout, for a while.
-class Evaluating {
- public:
-  explicit Evaluating(nn::LanguageModel& model) : model_(model) { model_.eval(); }
-  ~Evaluating() { model_.train(); }
-  Evaluating(const Evaluating&) = delete;
-  Evaluating& operator=(const Evaluating&) = delete;
-
- private:
-  nn::LanguageModel& model_;
+/// Samples that a data-parallel rank takes in a round, of a part that begins and ends there.
+struct Part {
+  int64_t begin, end;
+  int64_t rows(int64_t done, int64_t at_once) const {
+    return std::clamp<int64_t>(end - begin - done, 0, at_once);
+  }
 };
 
 }  // namespace
 
-std::optional<double> validation_loss(nn::LanguageModel& model, const data::Dataset& dataset, int64_t samples,
+std::optional<double> validation_loss(TrainedModel& model, const data::Dataset& dataset, int64_t samples,
                                       int64_t micro_batch, const comm::Mesh& mesh,
                                       const std::function<bool()>& gives_up) {
   TRIREME_CHECK(samples >= 1 && micro_batch >= 1, "[train.validate] {} samples in micro-batches of {}",
                 samples, micro_batch);
-  const at::NoGradGuard no_grad;
-  const Evaluating evaluating(model);
-  const int64_t ranks = mesh.dp->size();
-  const int64_t total = std::min(samples, dataset.size());
-  const int64_t begin = total * mesh.dp_rank / ranks;
-  const int64_t end = total * (mesh.dp_rank + 1) / ranks;
+  const int64_t ranks = mesh.dp->size(), total = std::min(samples, dataset.size());
+  const auto part_of = [&](int64_t rank) { return Part{total * rank / ranks, total * (rank + 1) / ranks}; };
+  const Part mine = part_of(mesh.dp_rank);
   const int64_t largest_part = (total + ranks - 1) / ranks;
+  const int64_t round = micro_batch * model.batches_at_once();
   double sum = 0.0;
-  for (int64_t done = 0; done < largest_part; done += micro_batch) {
+  for (int64_t done = 0; done < largest_part; done += round) {
     if (gives_up()) return std::nullopt;
-    const int64_t first = std::min(begin + done, end);
-    const int64_t count = std::min(micro_batch, end - first);
-    const at::Tensor tokens =
-        read_samples(dataset, count > 0 ? first : 0, std::max<int64_t>(1, count)).to(mesh.world->device());
-    const int64_t length = dataset.seq_len();
-    const at::Tensor loss = model.loss(tokens.narrow(1, 0, length), tokens.narrow(1, 1, length).contiguous());
-    sum += loss.item<double>() * static_cast<double>(count);
+    std::vector<data::Batch> batches;
+    std::vector<int64_t> rows;
+    for (int64_t at = done; at < done + round; at += micro_batch) {
+      rows.push_back(mine.rows(at, micro_batch));
+      const int64_t first = rows.back() > 0 ? mine.begin + at : 0;
+      batches.push_back(read_samples(dataset, first, std::max<int64_t>(1, rows.back())));
+    }
+    int64_t all_rows = 0;
+    for (int64_t rank = 0; rank < ranks; ++rank) all_rows += part_of(rank).rows(done, round);
+    sum += model.evaluate(batches, rows, all_rows);
   }
   double all = 0.0;
-  for (const std::vector<double>& part : comm::gather_scalars(*mesh.dp, {sum})) all += part[0];
+  for (const std::vector<double>& part : comm::gather_scalars(*mesh.all, {sum})) all += part[0];
   return all / static_cast<double>(total);
 }
 

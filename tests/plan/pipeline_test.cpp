@@ -1,0 +1,138 @@
+// What a config says of pipelines: micro-batches, schedule and stages, and what of it is refused.
+#include "trireme/plan/pipeline.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "trireme/base/env.h"
+#include "trireme/base/error.h"
+#include "trireme/plan/notes.h"
+
+namespace trireme::plan {
+namespace {
+
+Config config_with(std::vector<std::string> overrides) {
+  return load({.overrides = std::move(overrides)}, Environment()).config;
+}
+
+PipelinePlan plan_of(const Config& config, int64_t ranks) {
+  return plan_pipeline(config, plan_batch(config, MeshShape::fit(config.parallel, ranks)));
+}
+
+std::string refusal(const std::vector<std::string>& overrides, int64_t ranks) {
+  try {
+    plan_of(config_with(overrides), ranks);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+void expect_mentions(const std::string& message, const std::vector<std::string>& words) {
+  for (const std::string& word : words)
+    EXPECT_NE(message.find(word), std::string::npos) << word << " in: " << message;
+}
+
+BatchPlan batch_of(const std::vector<std::string>& overrides, int64_t ranks) {
+  const Config config = config_with(overrides);
+  return plan_batch(config, MeshShape::fit(config.parallel, ranks));
+}
+
+TEST(PipelinePlan, MicroBatchesComeFromWhateverTheUserSaid) {
+  // global_batch is 16.
+  EXPECT_EQ(batch_of({"parallel.pp=2"}, 2).accumulation, 8) << "four times as many as ranks";
+  EXPECT_EQ(batch_of({"parallel.pp=2"}, 4).accumulation, 8) << "of one sequence each";
+  EXPECT_EQ(batch_of({"parallel.pp=3", "train.global_batch=10"}, 3).accumulation, 10);
+  EXPECT_EQ(batch_of({"parallel.pp=3", "train.global_batch=30"}, 3).accumulation, 6)
+      << "a multiple of the ranks is preferred";
+  EXPECT_EQ(batch_of({"parallel.pp=2", "train.micro_batch=4"}, 2).accumulation, 4);
+  EXPECT_EQ(batch_of({"parallel.pp=2", "pipeline.micro_batches=2"}, 2).micro_batch, 8);
+  EXPECT_EQ(batch_of({"parallel.pp=2", "pipeline.micro_batches=2"}, 4).micro_batch, 4);
+  EXPECT_EQ(batch_of({"pipeline.micro_batches=2"}, 2).accumulation, 1) << "there is no pipeline";
+  for (const std::string& note : notes(config_with({"pipeline.micro_batches=2"}), Device::kCpu))
+    EXPECT_NE(note.find("pipeline.micro_batches has no effect with parallel.pp=1"), std::string::npos);
+}
+
+TEST(PipelinePlan, RefusesMicroBatchesThatDoNotFit) {
+  expect_mentions(
+      refusal({"parallel.pp=2", "pipeline.micro_batches=5"}, 2),
+      {"5 micro-batches do not divide the 16 sequences", "4 or 8", "train.global_batch to 15 or 20"});
+  expect_mentions(refusal({"parallel.pp=2", "pipeline.micro_batches=4", "train.micro_batch=2"}, 2),
+                  {"micro_batch 2 x 8 micro-batches", "the pipeline has 4", "train.global_batch to 8"});
+  expect_mentions(refusal({"parallel.pp=4", "pipeline.schedule=dualpipe_v", "pipeline.micro_batches=4",
+                           "model.n_layers=8"},
+                          4),
+                  {"dualpipe_v takes at least 8 micro-batches", "there are 4", "pipeline.micro_batches"});
+  expect_mentions(refusal({"parallel.pp=2"}, 3), {"pp=2", "does not divide the world size 3"});
+}
+
+TEST(PipelinePlan, RefusesMoreStagesThanThereAreParts) {
+  expect_mentions(refusal({"parallel.pp=8", "train.global_batch=32"}, 8),
+                  {"8 stages", "4 blocks and the head", "parallel.pp=8", "model.n_layers"});
+  expect_mentions(refusal({"parallel.pp=4", "pipeline.schedule=interleaved_1f1b"}, 4),
+                  {"8 stages", "pipeline.chunks"});
+}
+
+TEST(PipelinePlan, CutsByCostEvenlyOrAsTold) {
+  const std::vector<std::string> base = {"parallel.pp=4", "model.preset=mini-gpt-153m"};
+  const auto first_of = [&](const std::string& cut) {
+    std::vector<std::string> overrides = base;
+    if (!cut.empty()) overrides.push_back("pipeline.split=" + cut);
+    return plan_of(config_with(overrides), 4).split.first;
+  };
+  // 8 blocks; the head costs as much as four of them (docs/pipelines.md).
+  EXPECT_EQ(first_of(""), (std::vector<int64_t>{0, 2, 5, 8, 9}));
+  EXPECT_EQ(first_of("even"), (std::vector<int64_t>{0, 2, 4, 6, 9}));
+  EXPECT_EQ(first_of("3,3,2,0"), (std::vector<int64_t>{0, 3, 6, 8, 9}));
+  expect_mentions(refusal({base[0], base[1], "pipeline.split=4,4"}, 4),
+                  {"pipeline.split=4,4", "2 stages", "has 4"});
+  expect_mentions(refusal({base[0], base[1], "pipeline.split=4,0,4,0"}, 4), {"stage 1", "nothing to do"});
+}
+
+TEST(PipelinePlan, EveryParameterIsInOneStageAndTiedEmbeddingsInTwo) {
+  for (const bool tied : {false, true}) {
+    const Config config =
+        config_with({"parallel.pp=3", fmt::format("model.tie_embeddings={}", tied), "train.global_batch=12"});
+    const ModelFacts facts = describe(config.model, config.data.seq_len);
+    const StageSplit split = plan_of(config, 3).split;
+    std::vector<std::string> names, wanted;
+    for (int64_t stage = 0; stage < 3; ++stage) {
+      const std::vector<UnitSpec> units = stage_units(config.model, facts, units_of_stage(split, stage));
+      EXPECT_EQ(units.front().name, kRootUnit);
+      for (const UnitSpec& unit : units) {
+        for (const ParamSpec& param : unit.params) names.push_back(param.name);
+      }
+    }
+    for (const UnitSpec& unit : facts.units) {
+      for (const ParamSpec& param : unit.params) wanted.push_back(param.name);
+    }
+    if (tied) wanted.push_back(facts.units.front().params.front().name);
+    std::ranges::sort(names);
+    std::ranges::sort(wanted);
+    EXPECT_EQ(names, wanted);
+  }
+}
+
+TEST(PipelinePlan, ReadsAScheduleOfTheUsersOwn) {
+  const auto path = std::filesystem::temp_directory_path() / fmt::format("trireme-plan-{}.csv", ::getpid());
+  std::ofstream(path) << to_csv(make_schedule(ScheduleName::kZbV, {2, 4, 1}));
+  const std::vector<std::string> mine = {"parallel.pp=2", "pipeline.file=" + path.string(),
+                                         "pipeline.placement=v"};
+  const PipelinePlan plan = plan_of(config_with(mine), 2);
+  EXPECT_EQ(plan.schedule.stages, 4);
+  EXPECT_EQ(plan.schedule.micro_batches, 4) << "as many as the schedule has";
+  expect_mentions(refusal({mine[0], mine[1], mine[2], "pipeline.micro_batches=8"}, 2),
+                  {"pipeline.micro_batches=8", "has 4"});
+  expect_mentions(refusal({"parallel.pp=4", mine[1], mine[2]}, 4), {"for 2 ranks", "parallel.pp=2"});
+  expect_mentions(refusal({mine[0], mine[1]}, 2), {"stage 3 is on rank 1"});
+  std::filesystem::remove(path);
+  expect_mentions(refusal(mine, 2), {"pipeline.file", "cannot be read"});
+}
+
+}  // namespace
+}  // namespace trireme::plan

@@ -1,0 +1,136 @@
+// Programs of ranks of a pipeline: whole and in order for every schedule and policy, counted against numbers
+// that follow from the schedule.
+#include "trireme/plan/stage_program.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tests/support/refusal.h"
+#include "trireme/base/env.h"
+#include "trireme/plan/memory.h"
+#include "trireme/plan/pipeline.h"
+
+namespace trireme::plan {
+namespace {
+
+struct Planned {
+  Config config;
+  BatchPlan batch;
+  PipelinePlan pipeline;
+  std::vector<StepProgram> programs;  ///< by rank of the pipeline
+};
+
+Planned plan_of(std::vector<std::string> overrides, int64_t ranks) {
+  Planned planned;
+  planned.config = load({.overrides = std::move(overrides)}, Environment()).config;
+  const Config& config = planned.config;
+  const MeshShape mesh = MeshShape::fit(config.parallel, ranks);
+  planned.batch = plan_batch(config, mesh);
+  planned.pipeline = plan_pipeline(config, planned.batch);
+  const ModelFacts facts = describe(config.model, config.data.seq_len, config.precision, config.memory);
+  const EngineSetting setting = engine_setting(config, mesh, planned.batch.accumulation);
+  for (int64_t rank = 0; rank < config.parallel.pp; ++rank)
+    planned.programs.push_back(config_program(config, facts, planned.batch, setting, rank));
+  return planned;
+}
+
+int64_t count(const StepProgram& program, ActionKind kind) {
+  return std::ranges::count(program.actions, kind, &Action::kind);
+}
+
+TEST(StageProgram, IsWholeForEveryScheduleAndPolicy) {
+  for (const ScheduleName schedule : all_values<ScheduleName>()) {
+    for (const char* policy : {"ddp", "zero1", "zero2", "fsdp", "fsdp:shard_grad_op"}) {
+      for (const char* compute : {"fp32", "bf16"}) {
+        for (const char* tied : {"true", "false"}) {
+          const Planned planned = plan_of(
+              {"parallel.pp=2", "pipeline.micro_batches=8", "model.n_layers=6",
+               fmt::format("pipeline.schedule={}", schedule), fmt::format("parallel.policy={}", policy),
+               fmt::format("precision.compute={}", compute), fmt::format("model.tie_embeddings={}", tied)},
+              4);
+          for (const StepProgram& program : planned.programs) {
+            EXPECT_NO_THROW(verify(program))
+                << fmt::format("{}, {}, {}, tied {}", schedule, policy, compute, tied);
+            EXPECT_EQ(step_program_from_text(to_text(program)), program);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(StageProgram, HoldsActivationsOfAsManyMicroBatchesAsTheSchedule) {
+  for (const ScheduleName schedule : {ScheduleName::kGpipe, ScheduleName::k1F1B}) {
+    const Planned planned = plan_of({"parallel.pp=4", "pipeline.micro_batches=8", "model.n_layers=8",
+                                     "pipeline.split=even", fmt::format("pipeline.schedule={}", schedule)},
+                                    4);
+    for (size_t rank = 0; rank < 4; ++rank) {
+      const StepProgram& program = planned.programs[rank];
+      int64_t of_micro_batch = 0, most = 0;
+      for (const ProgramUnit& unit : program.units) of_micro_batch += unit.activation_bytes;
+      for (const HeldBytes& held : held_bytes(program)) most = std::max(most, held[Role::kActivations]);
+      const int64_t wanted = schedule == ScheduleName::kGpipe ? 8 : 4 - static_cast<int64_t>(rank);
+      EXPECT_EQ(most, wanted * of_micro_batch) << name(schedule) << ", rank " << rank;
+    }
+  }
+}
+
+/// 8 micro-batches of 2 sequences of 128 tokens of width 128 in fp32.
+TEST(StageProgram, SendsABoundaryForEachMicroBatchAndStage) {
+  const Planned planned = plan_of({"parallel.pp=2", "pipeline.micro_batches=8"}, 2);
+  const int64_t boundary = 2 * 128 * 128 * 4;
+  for (const StepProgram& program : planned.programs) {
+    EXPECT_EQ(count(program, ActionKind::kSend), 8);
+    EXPECT_EQ(count(program, ActionKind::kRecv), 8);
+    EXPECT_EQ(program.wire_bytes(8), 8 * boundary) << "nothing else: a stage has one rank";
+    EXPECT_EQ(kept_bytes(program)[Role::kBoundary] % boundary, 0);
+    EXPECT_GT(kept_bytes(program)[Role::kBoundary], 0);
+  }
+}
+
+TEST(StageProgram, ReducesMeanwhileWhereTheLastBackwardPassCompletesGradients) {
+  const auto reducing = [](std::vector<std::string> overrides) {
+    overrides.emplace_back("parallel.pp=2");
+    overrides.emplace_back("pipeline.micro_batches=8");
+    const Planned planned = plan_of(overrides, 4);
+    std::vector<bool> behind;
+    for (const StepProgram& program : planned.programs)
+      behind.push_back(std::ranges::any_of(
+          program.passes, [](const Pass& pass) { return pass.kind == Pass::Kind::kReduce; }));
+    return behind;
+  };
+  using Behind = std::vector<bool>;
+  EXPECT_EQ(reducing({"model.tie_embeddings=false"}), (Behind{false, false}));
+  EXPECT_EQ(reducing({"model.tie_embeddings=true"}), (Behind{true, true}));
+  EXPECT_EQ(reducing({"model.tie_embeddings=false", "pipeline.schedule=zb_h1"}), (Behind{true, true}));
+}
+
+TEST(StageProgram, OfAPipelineIsCountedByItsLargestRank) {
+  const Planned planned = plan_of({"parallel.pp=2", "pipeline.micro_batches=8"}, 2);
+  const std::vector<RankBytes> all = bytes_by_pp_rank(planned.config, 2, Device::kCpu);
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_EQ(all[0].logits, 0) << "the head is elsewhere";
+  EXPECT_GT(all[1].logits, 0);
+  EXPECT_EQ(rank_bytes(planned.config, 2, Device::kCpu).peak(), std::max(all[0].peak(), all[1].peak()));
+  Config whole = planned.config;
+  whole.parallel.pp = 1;
+  whole.parallel.policy = PolicyName::kDdp;
+  const int64_t in_one = rank_bytes(whole, 1, Device::kCpu).state.optimizer;
+  const int64_t tied = 2 * 4 * planned.config.model.vocab_size * planned.config.model.d_model;
+  EXPECT_NEAR(static_cast<double>(all[0].state.optimizer + all[1].state.optimizer - tied),
+              static_cast<double>(in_one), 1e4)
+      << "stages share the moments, but for a copy of the embeddings";
+}
+
+TEST(StageProgram, TheVerifierFindsASendOfWhatWasNotComputed) {
+  StepProgram program = plan_of({"parallel.pp=2", "pipeline.micro_batches=4"}, 2).programs.front();
+  const auto send = std::ranges::find(program.actions, ActionKind::kSend, &Action::kind);
+  ASSERT_NE(send, program.actions.end());
+  send->micro_batch = 3;
+  test::expect_refusal([&] { verify(program); }, {"send", "micro-batch 3", "nothing to send"});
+}
+
+}  // namespace
+}  // namespace trireme::plan

@@ -1,0 +1,226 @@
+// Training in stages: a pipeline sees the same samples, learns the same weights and writes the same files as
+// the model in one piece.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+
+#include "tests/support/refusal.h"
+#include "tests/train/trainer_fixture.h"
+#include "trireme/checkpoint/safetensors.h"
+#include "trireme/plan/memory.h"
+#include "trireme/plan/pipeline.h"
+
+namespace trireme::train {
+namespace {
+
+using plan::PolicyName;
+using plan::ScheduleName;
+
+class StagedTest : public TrainerTest {
+ protected:
+  void SetUp() override {
+    TrainerTest::SetUp();
+    config_.model.n_layers = 4;
+    config_.data.seq_len = 16;
+    config_.train = {.steps = 6,
+                     .global_batch = 16,
+                     .micro_batch = 2,
+                     .val_every = 3,
+                     .val_batches = 2,
+                     .sample_tokens = 8};
+    config_.optim.lr = 2e-3;
+    config_.optim.eps = 1e-4;  // updates of gradients near 0 do not depend on how they were rounded
+    config_.model.max_seq_len = 16;
+  }
+
+  struct Outcome {
+    Recorder recorder;
+    std::map<std::string, at::Tensor> weights;
+    std::map<std::string, std::string> metadata;
+  };
+
+  /// A run on `pp` x `dp` ranks; pp=1 is the model in one piece with as many micro-batches.
+  Outcome outcome(int64_t pp, int64_t dp = 1) {
+    config_.parallel.pp = pp;
+    run(pp * dp);
+    const checkpoint::SafetensorsReader reader((folder_ / "weights.safetensors").string());
+    Outcome result{recorder_, {}, reader.metadata()};
+    for (const auto& [name, info] : reader.tensors()) result.weights[name] = reader.read(name);
+    std::filesystem::remove(folder_ / "weights.safetensors");
+    return result;
+  }
+
+  static void expect_near(const Outcome& got, const Outcome& wanted, const std::string& what) {
+    ASSERT_EQ(got.recorder.steps.size(), wanted.recorder.steps.size()) << what;
+    for (size_t i = 0; i < wanted.recorder.steps.size(); ++i) {
+      const StepRecord &a = got.recorder.steps[i], &b = wanted.recorder.steps[i];
+      EXPECT_NEAR(a.loss, b.loss, 1e-6 * b.loss) << what << ", step " << b.step;
+      EXPECT_NEAR(a.grad_norm, b.grad_norm, 4e-6 * b.grad_norm) << what << ", step " << b.step;
+      EXPECT_EQ(a.tokens, b.tokens) << what;
+      ASSERT_EQ(a.val_loss.has_value(), b.val_loss.has_value()) << what;
+      if (!b.val_loss) continue;
+      EXPECT_NEAR(*a.val_loss, *b.val_loss, 1e-6 * *b.val_loss) << what;
+    }
+    EXPECT_EQ(got.metadata, wanted.metadata) << what;
+    ASSERT_EQ(got.weights.size(), wanted.weights.size()) << what;
+    double difference = 0.0, size = 0.0;
+    for (const auto& [name, weight] : wanted.weights) {
+      ASSERT_TRUE(got.weights.contains(name)) << what << ": " << name;
+      difference += (got.weights.at(name) - weight).to(at::kDouble).square().sum().item<double>();
+      size += weight.to(at::kDouble).square().sum().item<double>();
+    }
+    EXPECT_LE(std::sqrt(difference / size), 1e-6) << what;
+  }
+};
+
+TEST_F(StagedTest, LearnsWhatTheModelInOnePieceLearns) {
+  for (const bool tied : {true, false}) {
+    config_.model.tie_embeddings = tied;
+    const Outcome whole = outcome(1);
+    for (const int64_t pp : {2, 4}) {
+      const Outcome staged = outcome(pp);
+      const std::string what = fmt::format("pp={}{}", pp, tied ? ", tied" : "");
+      expect_near(staged, whole, what);
+      EXPECT_EQ(staged.recorder.summary.sample, whole.recorder.summary.sample) << what;
+      EXPECT_EQ(staged.recorder.summary.peak_bytes_by_pp_rank.size(), static_cast<size_t>(pp));
+    }
+  }
+}
+
+TEST_F(StagedTest, LearnsTheSameWithEveryPolicyInsideStages) {
+  config_.train.sample_tokens = 0;
+  for (const PolicyName policy :
+       {PolicyName::kDdp, PolicyName::kZero1, PolicyName::kZero2, PolicyName::kFsdp}) {
+    config_.parallel.policy = policy;
+    const Outcome whole = outcome(1, 2);
+    expect_near(outcome(2, 2), whole, std::string(plan::name(policy)));
+  }
+}
+
+TEST_F(StagedTest, SchedulesOfOneOrderEndWithTheSameBits) {
+  config_.train.sample_tokens = 0;
+  const Outcome first = outcome(2);
+  for (const ScheduleName schedule : plan::all_values<ScheduleName>()) {
+    config_.pipeline.schedule = schedule;
+    const Outcome other = outcome(2);
+    const std::string what(plan::name(schedule));
+    expect_near(other, first, what);
+    if (schedule == ScheduleName::kLoopedBfs || schedule == ScheduleName::kDualPipe) continue;
+    EXPECT_EQ(other.recorder.summary.weights_digest, first.recorder.summary.weights_digest) << what;
+  }
+}
+
+TEST_F(StagedTest, LearnsTheSameInBf16RecomputedAndWithAScaledLoss) {
+  config_.train.sample_tokens = 0;
+  config_.memory.recompute = plan::Recompute::kBlock;
+  const Outcome plain = outcome(2);
+  config_.memory.recompute = plan::Recompute::kNone;
+  EXPECT_EQ(outcome(2).recorder.summary.weights_digest, plain.recorder.summary.weights_digest);
+  config_.precision.scaling = plan::LossScaling::kDynamic;
+  EXPECT_EQ(outcome(2).recorder.summary.weights_digest, plain.recorder.summary.weights_digest);
+  config_.precision.scaling = plan::LossScaling::kAuto;
+  config_.precision.compute = plan::Dtype::kBf16;
+  const Outcome whole = outcome(1);
+  const Outcome staged = outcome(2);
+  const double loss = whole.recorder.steps.back().loss;
+  EXPECT_NEAR(staged.recorder.steps.back().loss, loss, 1e-3 * loss) << "tied embeddings are summed in fp32";
+  EXPECT_LT(staged.recorder.steps.back().loss, staged.recorder.steps.front().loss);
+}
+
+TEST_F(StagedTest, CountsStateAndWireBytesFromTheProgramOfTheStage) {
+  config_.train.steps = 3;
+  config_.train.val_batches = 0;
+  config_.train.sample_tokens = 0;
+  for (const ScheduleName schedule : {ScheduleName::k1F1B, ScheduleName::kInterleaved1F1B,
+                                      ScheduleName::kZbH1, ScheduleName::kZbV, ScheduleName::kDualPipe}) {
+    for (const PolicyName policy : {PolicyName::kDdp, PolicyName::kZero1, PolicyName::kFsdp}) {
+      for (const plan::Dtype compute : {plan::Dtype::kFp32, plan::Dtype::kBf16}) {
+        config_.pipeline.schedule = schedule;
+        config_.parallel.policy = policy;
+        config_.precision.compute = compute;
+        const RunCost cost = outcome(2, 2).recorder.summary.cost;
+        const std::string what = fmt::format("{}, {}, {}", schedule, policy, compute);
+        EXPECT_EQ(cost.measured_wire_bytes, cost.predicted_wire_bytes) << what;
+        EXPECT_EQ(cost.measured.parameters, cost.predicted.parameters) << what;
+        EXPECT_EQ(cost.measured.gradients, cost.predicted.gradients) << what;
+        EXPECT_EQ(cost.measured.optimizer, cost.predicted.optimizer) << what;
+      }
+    }
+  }
+}
+
+TEST_F(StagedTest, HooksSendTheGradientsOfStages) {
+  config_.train.sample_tokens = 0;
+  config_.parallel.hook_start = 2;
+  config_.parallel.local_steps = 2;
+  for (const plan::CommHook hook : plan::all_values<plan::CommHook>()) {
+    config_.parallel.comm_hook = hook;
+    const double whole = outcome(1, 2).recorder.steps.back().loss;
+    for (const ScheduleName schedule : {ScheduleName::k1F1B, ScheduleName::kZbH1}) {
+      config_.pipeline.schedule = schedule;
+      const double staged = outcome(2, 2).recorder.steps.back().loss;
+      EXPECT_NEAR(staged, whole, 1e-2 * whole) << plan::name(hook) << ", " << plan::name(schedule);
+    }
+  }
+}
+
+TEST_F(StagedTest, HybridShardingWorksInsideStages) {
+  config_.train.sample_tokens = 0;
+  config_.parallel.policy = PolicyName::kFsdp;
+  config_.parallel.dp_replicate = 2;
+  expect_near(outcome(2, 4), outcome(1, 4), "hybrid");
+}
+
+/// Validation is without dropout, so it is the same before the first update.
+TEST_F(StagedTest, DropoutIsForTrainingOnly) {
+  config_.model.dropout = 0.2;
+  config_.optim.lr = 0.0;
+  config_.train.steps = 1;
+  config_.train.val_every = 1;
+  const Outcome whole = outcome(1), staged = outcome(2), again = outcome(2);
+  const double loss = *whole.recorder.steps.back().val_loss;
+  EXPECT_NEAR(*staged.recorder.steps.back().val_loss, loss, 1e-6 * loss);
+  EXPECT_EQ(again.recorder.steps.back().loss, staged.recorder.steps.back().loss) << "draws are seeded";
+}
+
+TEST_F(StagedTest, ASignalOnOneRankEndsAllStagesAfterTheStep) {
+  class Stopper : public Sink {
+   public:
+    explicit Stopper(std::atomic<int>& stop) : stop_(stop) {}
+    void record(const StepRecord& record) override {
+      if (record.step == 2) stop_ = 15;
+    }
+    void finish(const RunSummary&) override {}
+
+   private:
+    std::atomic<int>& stop_;
+  };
+  Stopper stopper(stop_);
+  more_sinks_ = {&stopper};
+  stop_rank_ = 1;
+  config_.train.steps = 1000;
+  const Outcome stopped = outcome(2);
+  EXPECT_LE(stopped.recorder.summary.steps, 4);
+  EXPECT_EQ(stopped.recorder.summary.stop_signal, 15);
+  EXPECT_FALSE(stopped.weights.empty());
+}
+
+TEST_F(StagedTest, ANonFiniteGradientNamesTheRankAndTheParameter) {
+  config_.optim.lr = 1e30;
+  config_.train.grad_clip = 0.0;
+  config_.parallel.pp = 2;
+  test::expect_refusal([&] { run(2); }, {"step ", "the gradient of transformer."});
+}
+
+TEST_F(StagedTest, AScheduleOfTheUsersOwnRuns) {
+  const auto path = folder_ / "mine.csv";
+  std::ofstream(path) << plan::to_csv(plan::make_schedule(ScheduleName::kGpipe, {2, 8, 1}));
+  const Outcome built_in = outcome(2);
+  config_.pipeline.file = path.string();
+  EXPECT_EQ(outcome(2).recorder.summary.weights_digest, built_in.recorder.summary.weights_digest);
+}
+
+}  // namespace
+}  // namespace trireme::train

@@ -1,0 +1,244 @@
+#include "trireme/train/staged_model.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "trireme/base/hash.h"
+#include "trireme/nn/init.h"
+#include "trireme/parallel/state_file.h"
+#include "trireme/plan/stages.h"
+#include "trireme/train/engine_options.h"
+
+namespace trireme::train {
+namespace {
+
+at::TensorOptions numbers_on(c10::Device device) {
+  return at::TensorOptions().device(device).dtype(at::kDouble);
+}
+
+}  // namespace
+
+StagedModel::StagedModel(const ModelSetup& setup)
+    : config_(setup.config), mesh_(setup.mesh), plan_(plan::plan_pipeline(setup.config, setup.batch)) {
+  const plan::Schedule& schedule = plan_.schedule;
+  const nn::InitialWeights initial(config_.model, static_cast<uint64_t>(config_.seed));
+  const comm::Mesh engine_mesh = parallel::stage_mesh(schedule, mesh_);
+  std::vector<parallel::Stage> stages;
+  for (const int64_t stage : schedule.stages_of(mesh_.pp_rank)) {
+    const plan::UnitRange range = plan::units_of_stage(plan_.split, stage);
+    const auto module = std::make_shared<ModelStage>(config_.model, range.first, range.end);
+    const auto engine =
+        module->make_engine(engine_mesh, engine_options(config_, mesh_), initial, config_.memory);
+    parts_.push_back({engine, optim::build(config_.optim, engine->optimizer_params())});
+    stage_of_part_.push_back(stage);
+    stages_.push_back(module);
+    stages.push_back(parallel::make_stage(stage, module));
+    stages.back().engine = engine;
+    if (module->is_last()) last_ = module;
+  }
+  name_units(setup.facts);
+  parallel::PipelineOptions options;
+  options.data_parallel.average = parallel::Average::kSum;  // as engine_options() has it
+  options.ahead = config_.pipeline.ahead;
+  if (const auto name = ModelStage::tied_parameter(config_.model))
+    options.tied = {{.stage = 0, .name = *name, .other_stage = schedule.stages - 1, .other_name = *name}};
+  pipeline_ =
+      std::make_unique<parallel::Pipeline>(schedule, std::move(stages), loss_function(), mesh_, options);
+}
+
+/// Engines refer to the stages.
+StagedModel::~StagedModel() {
+  pipeline_.reset();
+  parts_.clear();
+}
+
+/// Units of the whole model by stage, and who has which parameter; of tied embeddings the first stage.
+void StagedModel::name_units(const plan::ModelFacts& facts) {
+  for (int64_t stage = 0; stage < plan_.schedule.stages; ++stage) {
+    first_unit_.push_back(units_.size());
+    const auto range = plan::units_of_stage(plan_.split, stage);
+    for (const plan::UnitSpec& unit : plan::stage_units(config_.model, facts, range)) {
+      units_.push_back(unit.name == plan::kRootUnit ? fmt::format("root of stage {}", stage) : unit.name);
+      for (const plan::ParamSpec& param : unit.params) owners_.emplace(param.name, Owner{stage, param.shape});
+    }
+  }
+}
+
+/// The kernel of the loss makes its gradient in the forward pass, so it wants to know the scale.
+parallel::StageLoss StagedModel::loss_function() {
+  if (!last_) return {};
+  return [this, chunk = config_.memory.loss_chunk_mib << 20](const at::Tensor& x, const at::Tensor& targets) {
+    return last_->loss(x, {.targets = targets, .chunk_bytes = chunk, .gradient_scale = scale_});
+  };
+}
+
+at::Tensor StagedModel::on_device(const at::Tensor& tensor) const {
+  return tensor.to(mesh_.world->device(), /*non_blocking=*/true);
+}
+
+/// The first rank of each pipeline counts its losses.
+at::Tensor StagedModel::run_passes(const std::function<data::Batch()>& next, double scale) {
+  const auto count = static_cast<size_t>(plan_.schedule.micro_batches);
+  const bool has_first = stage_of_part_.front() == 0;
+  std::vector<at::Tensor> inputs(count), targets(count);
+  for (size_t i = 0; i < count; ++i) {
+    const data::Batch batch = next();
+    if (has_first) inputs[i] = on_device(batch.inputs);
+    if (last_) targets[i] = on_device(batch.targets);
+  }
+  scale_ = scale;
+  const at::Tensor mean = pipeline_->forward_backward(inputs, targets, std::vector<double>(count, scale));
+  return mesh_.pp_rank == 0 ? mean * static_cast<double>(count) : at::zeros_like(mean);
+}
+
+/// Tied embeddings count with the first stage. The copies of a stage that two ranks have are parts of one
+/// gradient.
+at::Tensor StagedModel::grad_squares() const {
+  at::Tensor squares = at::zeros({plan_.schedule.stages}, numbers_on(mesh_.world->device()));
+  const auto tied = ModelStage::tied_parameter(config_.model);
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    const parallel::DataParallel& engine = *parts_[i].engine;
+    at::Tensor mine = engine.grad_squares();
+    const bool counts_elsewhere = tied && stages_[i]->is_last() && plan_.schedule.stages > 1;
+    if (counts_elsewhere) mine = (mine - engine.param_grad_squares(*tied)).clamp_min(0.0);  // by rounding
+    squares[stage_of_part_[i]].copy_(mine);
+  }
+  return squares;
+}
+
+at::Tensor StagedModel::sum_over_ranks(const at::Tensor& squares) const {
+  const parallel::DataParallel& engine = *parts_.front().engine;
+  at::Tensor sum = at::zeros({}, squares.options());
+  for (int64_t stage = 0; stage < plan_.schedule.stages; ++stage) {
+    const at::Tensor ranks = at::tensor(ranks_of(stage), at::kLong).to(squares.device());
+    sum += engine.sum_over_ranks(squares.select(1, stage).index_select(0, ranks));
+  }
+  return sum;
+}
+
+double StagedModel::sum_over_ranks(const std::vector<std::vector<double>>& squares) const {
+  const parallel::DataParallel& engine = *parts_.front().engine;
+  double sum = 0.0;
+  for (int64_t stage = 0; stage < plan_.schedule.stages; ++stage) {
+    std::vector<double> by_rank;
+    for (const int64_t rank : ranks_of(stage))
+      by_rank.push_back(squares[static_cast<size_t>(rank)][static_cast<size_t>(stage)]);
+    sum += engine.sum_over_ranks(by_rank);
+  }
+  return sum;
+}
+
+/// Those that hold it, in the order of its data-parallel ranks.
+std::vector<int64_t> StagedModel::ranks_of(int64_t stage) const {
+  const plan::Schedule& schedule = plan_.schedule;
+  const int64_t first = schedule.rank_of(stage, 0),
+                other = schedule.rank_of(stage, schedule.micro_batches - 1);
+  std::vector<int64_t> ranks;
+  for (int64_t rank = 0; rank < mesh_.shape.world_size(); ++rank) {
+    const int64_t place = mesh_.shape.coordinates(rank)[static_cast<size_t>(plan::Axis::kPp)];
+    if (place == first || place == other) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+at::Tensor StagedModel::unit_grad_squares() const {
+  const auto options = numbers_on(mesh_.world->device());
+  at::Tensor squares = at::zeros({std::ssize(units_)}, options);
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    const at::Tensor mine = parts_[i].engine->unit_grad_squares();
+    const auto first = static_cast<int64_t>(first_unit_[static_cast<size_t>(stage_of_part_[i])]);
+    squares.narrow(0, first, mine.numel()).copy_(mine);
+  }
+  return squares;
+}
+
+/// On a CPU what is enqueued has not left. Engines of one rank share their groups.
+int64_t StagedModel::sent_bytes() const {
+  if (mesh_.world->device().is_cpu()) pipeline_->flush();
+  return parts_.front().engine->sent_bytes() + pipeline_->sent_bytes();
+}
+
+void StagedModel::set_training(bool on) {
+  for (const auto& stage : stages_) stage->train(on);
+}
+
+double StagedModel::evaluate(const std::vector<data::Batch>& batches, const std::vector<int64_t>& rows,
+                             int64_t all_rows) {
+  std::vector<at::Tensor> inputs, targets;
+  for (const data::Batch& batch : batches) {
+    inputs.push_back(on_device(batch.inputs));
+    targets.push_back(on_device(batch.targets));
+  }
+  scale_ = 1.0;
+  set_training(false);
+  const at::Tensor mean = pipeline_->evaluate(inputs, targets, {rows.begin(), rows.end()});
+  set_training(true);
+  return mesh_.world->rank() == 0 ? mean.item<double>() * static_cast<double>(all_rows) : 0.0;
+}
+
+/// The rank that has the last stage tells the others.
+at::Tensor StagedModel::next_logits(const at::Tensor& tokens) {
+  const c10::Device device = mesh_.world->device();
+  const at::Tensor made = pipeline_->infer(tokens.to(device), [this](const at::Tensor& x) {
+    return last_->logits(x).select(1, x.size(1) - 1).squeeze(0).to(at::kFloat).contiguous();
+  });
+  at::Tensor logits = made.defined() ? made
+                                     : at::empty({config_.model.vocab_size},
+                                                 at::TensorOptions().device(device).dtype(at::kFloat));
+  // Of a single micro-batch, which takes the second of two directions.
+  const plan::Schedule one = plan::forward_only(plan_.schedule, 1);
+  mesh_.pp->broadcast(logits, one.rank_of(one.stages - 1, 0));
+  return logits.to(at::kCPU);
+}
+
+std::vector<int32_t> StagedModel::generate(std::vector<int32_t> prompt, const SamplingOptions& options) {
+  set_training(false);
+  std::vector<int32_t> tokens = train::generate([this](const at::Tensor& seen) { return next_logits(seen); },
+                                                std::move(prompt), options);
+  set_training(true);
+  return tokens;
+}
+
+void StagedModel::visit_weights(const Visitor& body) {
+  const bool is_root = mesh_.world->rank() == 0;
+  std::vector<parallel::DataParallel::Weights> readers;
+  for (const Part& part : parts_) readers.emplace_back(*part.engine);
+  for (const auto& [name, owner] : owners_) {
+    const auto here = std::ranges::find(stage_of_part_, owner.stage);
+    at::Tensor weight;
+    if (here != stage_of_part_.end())
+      weight = readers[static_cast<size_t>(here - stage_of_part_.begin())].whole(name);
+    const int64_t from = plan_.schedule.rank_of(owner.stage, 0);
+    const auto options = at::TensorOptions().device(mesh_.world->device()).dtype(at::kFloat);
+    if (mesh_.dp_rank == 0 && from != 0 && mesh_.pp_rank == from) {
+      mesh_.pp->send(weight.to(options.device()).contiguous(), 0);
+    } else if (is_root && from != 0) {
+      weight = at::empty(owner.shape, options);
+      mesh_.pp->recv(weight, from);
+    }
+    if (is_root) body(name, weight.to(at::kCPU).contiguous());
+  }
+}
+
+void StagedModel::save_weights(const std::string& path) {
+  std::map<std::string, std::vector<int64_t>> shapes;
+  for (const auto& [name, owner] : owners_) shapes[name] = owner.shape;
+  parallel::save_weights(
+      *mesh_.all, shapes, [this](const Visitor& body) { visit_weights(body); }, path);
+}
+
+std::string StagedModel::weights_digest() {
+  StreamingHash hash;
+  visit_weights(
+      [&](const std::string&, const at::Tensor& weight) { hash.update(weight.data_ptr(), weight.nbytes()); });
+  // In halves, which doubles hold exactly.
+  const uint64_t mine = hash.digest();
+  constexpr uint64_t kHalf = uint64_t{1} << 32;
+  const auto words = comm::gather_scalars(
+      *mesh_.all, {static_cast<double>(mine / kHalf), static_cast<double>(mine % kHalf)});
+  return hex64(static_cast<uint64_t>(words[0][0]) * kHalf + static_cast<uint64_t>(words[0][1]));
+}
+
+}  // namespace trireme::train

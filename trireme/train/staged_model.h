@@ -1,0 +1,63 @@
+#pragma once
+// A model in stages: pipelines, with data parallelism inside the stages.
+#include <map>
+
+#include "trireme/parallel/pipeline.h"
+#include "trireme/plan/pipeline.h"
+#include "trireme/train/model_stage.h"
+#include "trireme/train/trained_model.h"
+
+namespace trireme::train {
+
+class StagedModel : public TrainedModel {
+ public:
+  explicit StagedModel(const ModelSetup& setup);
+  ~StagedModel() override;
+
+  at::Tensor run_passes(const std::function<data::Batch()>& next, double scale) override;
+  at::Tensor grad_squares() const override;
+  at::Tensor sum_over_ranks(const at::Tensor& squares) const override;
+  double sum_over_ranks(const std::vector<std::vector<double>>& squares) const override;
+  at::Tensor unit_grad_squares() const override;
+  const std::vector<std::string>& units() const override { return units_; }
+  int64_t sent_bytes() const override;
+  int64_t batches_at_once() const override { return plan_.schedule.micro_batches; }
+  double evaluate(const std::vector<data::Batch>& batches, const std::vector<int64_t>& rows,
+                  int64_t all_rows) override;
+  std::vector<int32_t> generate(std::vector<int32_t> prompt, const SamplingOptions& options) override;
+  void save_weights(const std::string& path) override;
+  std::string weights_digest() override;
+
+  parallel::Pipeline& pipeline() { return *pipeline_; }
+
+ private:
+  using Visitor = std::function<void(const std::string& name, const at::Tensor& weight)>;
+  /// Calls body(name, fp32 CPU tensor) on rank 0 of the job for every parameter of the model, in name order,
+  /// with one of them on its way at a time. Collective.
+  void visit_weights(const Visitor& body);
+  void name_units(const plan::ModelFacts& facts);
+  parallel::StageLoss loss_function();
+  at::Tensor on_device(const at::Tensor& tensor) const;
+  /// (1, T) tokens -> (V) logits for the next one, fp32 on the CPU of every rank.
+  at::Tensor next_logits(const at::Tensor& tokens);
+  void set_training(bool on);
+  std::vector<int64_t> ranks_of(int64_t stage) const;
+
+  const plan::Config& config_;
+  comm::Mesh mesh_;
+  plan::PipelinePlan plan_;
+  std::vector<std::shared_ptr<ModelStage>> stages_;  ///< of this rank
+  std::vector<int64_t> stage_of_part_;               ///< by index of parts()
+  std::shared_ptr<ModelStage> last_;                 ///< null: this rank lacks it
+  std::unique_ptr<parallel::Pipeline> pipeline_;
+  double scale_ = 1.0;  ///< of the gradients of the step under way
+  std::vector<std::string> units_;
+  std::vector<size_t> first_unit_;  ///< in units_, by stage
+  struct Owner {
+    int64_t stage;
+    std::vector<int64_t> shape;
+  };
+  std::map<std::string, Owner> owners_;  ///< of parameters
+};
+
+}  // namespace trireme::train

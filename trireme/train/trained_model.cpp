@@ -1,0 +1,59 @@
+#include "trireme/train/trained_model.h"
+
+#include "trireme/train/staged_model.h"
+#include "trireme/train/whole_model.h"
+
+namespace trireme::train {
+
+std::string TrainedModel::nonfinite_parameter() const {
+  for (const Part& part : parts_) {
+    if (std::string name = part.engine->nonfinite_parameter(); !name.empty()) return name;
+  }
+  return {};
+}
+
+void TrainedModel::step(double lr, const optim::GradScale& scale) {
+  for (const Part& part : parts_) {
+    part.optimizer->set_lr(lr);
+    part.engine->step_scaled(*part.optimizer, scale);
+  }
+}
+
+void TrainedModel::skip_step() {
+  for (const Part& part : parts_) part.engine->skip_step();
+}
+
+void TrainedModel::measure(bool on) {
+  for (const Part& part : parts_) part.engine->measure(on);
+}
+
+parallel::CommTimes TrainedModel::take_times() {
+  parallel::CommTimes times;
+  for (const Part& part : parts_) times += part.engine->take_times();
+  return times;
+}
+
+plan::StateBytes TrainedModel::state_bytes() const {
+  plan::StateBytes bytes;
+  for (const Part& part : parts_) {
+    bytes += part.engine->state_bytes();
+    bytes.optimizer += part.optimizer->state_bytes();
+  }
+  return bytes;
+}
+
+/// Engines of one rank share their groups.
+int64_t TrainedModel::symmetric_bytes() const {
+  return parts_.empty() ? 0 : parts_.front().engine->symmetric_bytes();
+}
+
+void TrainedModel::average_parameters() {
+  for (const Part& part : parts_) part.engine->average_parameters();
+}
+
+std::unique_ptr<TrainedModel> make_trained_model(const ModelSetup& setup) {
+  if (setup.config.parallel.pp > 1) return std::make_unique<StagedModel>(setup);
+  return std::make_unique<WholeModel>(setup);
+}
+
+}  // namespace trireme::train

@@ -1,0 +1,109 @@
+#pragma once
+// What the training loop trains: a model with its engines and optimizers, of which this rank has all
+// (whole_model.h) or some stages of a pipeline (staged_model.h).
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trireme/comm/mesh.h"
+#include "trireme/data/loader.h"
+#include "trireme/optim/optimizer.h"
+#include "trireme/parallel/data_parallel.h"
+#include "trireme/plan/batch.h"
+#include "trireme/plan/config.h"
+#include "trireme/plan/model_facts.h"
+#include "trireme/train/generate.h"
+
+namespace trireme::train {
+
+/// What a model of a run is made from; all of it outlives the model.
+struct ModelSetup {
+  const plan::Config& config;
+  const plan::ModelFacts& facts;
+  const plan::BatchPlan& batch;
+  const comm::Mesh& mesh;
+  bool records_passes = false;  ///< as can_record() said
+};
+
+class TrainedModel {
+ public:
+  struct Part {
+    std::shared_ptr<parallel::DataParallel> engine;
+    std::unique_ptr<optim::Optimizer> optimizer;
+  };
+
+  virtual ~TrainedModel() = default;
+  TrainedModel(const TrainedModel&) = delete;
+  TrainedModel& operator=(const TrainedModel&) = delete;
+
+  /// One for each stage that this rank has.
+  const std::vector<Part>& parts() const { return parts_; }
+
+  // A step: passes, a look at the gradient, then step() or skip_step().
+
+  /// Forward and backward passes of the micro-batches that next() gives, on all ranks of a pipeline the same;
+  /// gradients come multiplied by `scale` and are reduced at the end. Returns what this rank adds to the sum
+  /// of the losses of all micro-batches of all data-parallel ranks, an fp64 scalar on the device. Collective.
+  virtual at::Tensor run_passes(const std::function<data::Batch()>& next, double scale) = 0;
+  /// (stages) fp64 on the device: sums of squares of this rank's part of the gradient, 0 for stages of
+  /// others. A model in one piece is one stage.
+  virtual at::Tensor grad_squares() const = 0;
+  /// The sum of these over all ranks and stages: (ranks, stages) -> ().
+  virtual at::Tensor sum_over_ranks(const at::Tensor& squares) const = 0;
+  virtual double sum_over_ranks(const std::vector<std::vector<double>>& squares) const = 0;
+  /// (units) the same by unit of the whole model, and the names of the units, on every rank the same.
+  virtual at::Tensor unit_grad_squares() const = 0;
+  virtual const std::vector<std::string>& units() const = 0;
+  /// A parameter whose gradient is not finite on this rank; empty: none.
+  std::string nonfinite_parameter() const;
+  /// Updates the parameters, with gradients multiplied by `scale`. Collective.
+  void step(double lr, const optim::GradScale& scale);
+  /// Forgets the gradient.
+  void skip_step();
+
+  // What a step costs this rank.
+
+  /// Sent so far for gradients, parameters and between stages.
+  virtual int64_t sent_bytes() const = 0;
+  void measure(bool on);
+  parallel::CommTimes take_times();
+  /// Held between steps.
+  plan::StateBytes state_bytes() const;
+  /// Of the device, beside the allocator of torch.
+  int64_t symmetric_bytes() const;
+  /// Whether forward passes are asked from now on what they keep for backward, where that can be told, and
+  /// the most that one kept; 0: not told.
+  virtual void measure_activations(bool) {}
+  virtual int64_t activation_bytes() const { return 0; }
+  /// Kinds of passes that are launched as recordings.
+  virtual int64_t recorded_passes() const { return 0; }
+
+  // Between steps; collective.
+
+  /// How many batches evaluate() takes.
+  virtual int64_t batches_at_once() const = 0;
+  /// Without dropout and gradients: what this rank adds to the sum of losses, each multiplied by the `rows`
+  /// of its batch that count (0: the batch stands for one that is not there). `all_rows` are those of all
+  /// data-parallel ranks together.
+  virtual double evaluate(const std::vector<data::Batch>& batches, const std::vector<int64_t>& rows,
+                          int64_t all_rows) = 0;
+  /// The tokens that follow `prompt`, the same on every rank.
+  virtual std::vector<int32_t> generate(std::vector<int32_t> prompt, const SamplingOptions& options) = 0;
+  void average_parameters();
+  /// Rank 0 writes all weights as one file. Throws EnvironmentError on every rank when it cannot.
+  virtual void save_weights(const std::string& path) = 0;
+  /// As parallel::weights_digest(), of the whole model; the same on every rank.
+  virtual std::string weights_digest() = 0;
+
+ protected:
+  TrainedModel() = default;
+  std::vector<Part> parts_;
+};
+
+/// As the config says. Collective. Throws as parallel::DataParallel and parallel::Pipeline.
+std::unique_ptr<TrainedModel> make_trained_model(const ModelSetup& setup);
+
+}  // namespace trireme::train
