@@ -32,12 +32,15 @@ std::string state_text(const plan::StateBytes& state) {
                      bytes_text(state.parameters), bytes_text(state.gradients), bytes_text(state.optimizer));
 }
 
-/// "1f1b, 2 stages of 3 and 1 blocks and the head, 8 micro-batches; ideally 88.9% busy".
+/// "1f1b, 2 stages of 3.5, 0.5 blocks, the last with the head, 8 micro-batches; by FLOPs 88.9% busy".
 std::string pipeline_text(const plan::PipelinePlan& plan, int64_t n_layers) {
   std::vector<std::string> blocks;
   for (int64_t stage = 0; stage < plan.schedule.stages; ++stage) {
     const plan::UnitRange range = plan::units_of_stage(plan.split, stage);
-    blocks.push_back(std::to_string(std::min(range.end, n_layers + 1) - std::max<int64_t>(1, range.first)));
+    const auto whole =
+        static_cast<double>(std::min(range.end, n_layers + 1) - std::max<int64_t>(1, range.first));
+    const double beyond = 0.5 * ((range.from_mlp ? 1.0 : 0.0) + (range.to_attention ? 1.0 : 0.0));
+    blocks.push_back(fmt::format("{:g}", whole - beyond));
   }
   plan::PassCosts costs;
   costs.forward = costs.backward_input = costs.backward_weight = plan.split.flops;

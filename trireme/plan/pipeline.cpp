@@ -35,7 +35,7 @@ StageSplit split_of(const Config& config, const Schedule& schedule) {
   const bool by_cost = cut.kind == StageCut::Kind::kCost;
   const auto parts = stage_parts(config.model, describe(config.model, config.data.seq_len),
                                  /*spread_head=*/false, by_cost ? CutAt::kHalves : CutAt::kBlocks);
-  if (stages > std::ssize(parts)) {
+  if (stages > config.model.n_layers + 1) {
     throw ConfigError(
         "[plan.pipeline] {} stages, but the model has {} blocks and the head to share out; lower "
         "parallel.pp={}{}, "

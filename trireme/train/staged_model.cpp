@@ -28,7 +28,7 @@ StagedModel::StagedModel(const ModelSetup& setup)
   std::vector<parallel::Stage> stages;
   for (const int64_t stage : schedule.stages_of(mesh_.pp_rank)) {
     const plan::UnitRange range = plan::units_of_stage(plan_.split, stage);
-    const auto module = std::make_shared<ModelStage>(config_.model, range.first, range.end);
+    const auto module = std::make_shared<ModelStage>(config_.model, range);
     const auto engine =
         module->make_engine(engine_mesh, engine_options(config_, mesh_), initial, config_.memory);
     parts_.push_back({engine, optim::build(config_.optim, engine->optimizer_params())});
