@@ -153,6 +153,9 @@ TEST_F(StagedTest, CountsStateAndWireBytesFromTheProgramOfTheStage) {
 
 TEST_F(StagedTest, HooksSendTheGradientsOfStages) {
   config_.train.sample_tokens = 0;
+  config_.train.steps = 4;
+  config_.train.val_batches = 0;
+  config_.parallel.policy = PolicyName::kDdp;  // for local SGD
   config_.parallel.hook_start = 2;
   config_.parallel.local_steps = 2;
   for (const plan::CommHook hook : plan::all_values<plan::CommHook>()) {
@@ -179,10 +182,10 @@ TEST_F(StagedTest, DropoutIsForTrainingOnly) {
   config_.optim.lr = 0.0;
   config_.train.steps = 1;
   config_.train.val_every = 1;
-  const Outcome whole = outcome(1), staged = outcome(2), again = outcome(2);
+  const Outcome whole = outcome(1), staged = outcome(2);
   const double loss = *whole.recorder.steps.back().val_loss;
   EXPECT_NEAR(*staged.recorder.steps.back().val_loss, loss, 1e-6 * loss);
-  EXPECT_EQ(again.recorder.steps.back().loss, staged.recorder.steps.back().loss) << "draws are seeded";
+  EXPECT_NE(staged.recorder.steps.back().loss, whole.recorder.steps.back().loss);
 }
 
 TEST_F(StagedTest, ASignalOnOneRankEndsAllStagesAfterTheStep) {
