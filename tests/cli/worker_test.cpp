@@ -209,6 +209,8 @@ TEST_F(Worker, BenchPipelineSaysWhatStepsDidBesideWhatIsSimulated) {
 }
 
 TEST_F(Worker, BenchPipelineRunsStagesOfManyRanksOnOneForStudy) {
+  front_.set("OMP_NUM_THREADS",
+             "1");  // threads of one rank that wait for each other are slow on a busy machine
   const Words command = {"bench",   "pipeline", "--study",  "4", "--device=cpu", "--micro-batches", "8",
                          "--steps", "1",        "--warmup", "0", "--schedules"};
   const Outcome outcome = front_.run(command + Words{"1f1b,dualpipe", "--json"});
@@ -282,6 +284,7 @@ TEST_F(Worker, LabTrainsOneModelInBothModes) {
 }
 
 TEST_F(Worker, LabTakesTheNamesAndKnobsOfTheRequirements) {
+  front_.set("OMP_NUM_THREADS", "1");
   const Outcome windows =
       front_.run({"lab", "labs/train_distributed:dualpipe_2stages", "--device=cpu", "--steps", "1",
                   "--dual-window", "8", "--batch-size", "32", "--micro-batch-size", "2", "--json"});
