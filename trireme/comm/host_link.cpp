@@ -84,8 +84,10 @@ void HostLink::run() {
     }
   } catch (const std::exception& error) {
     if (!lock.owns_lock()) lock.lock();
-    lost_ = cause_of(error);
-    mismatch_ = dynamic_cast<const Mismatch*>(&error) != nullptr;
+    if (failure_.empty()) {
+      lost_ = cause_of(error);
+      mismatch_ = dynamic_cast<const Mismatch*>(&error) != nullptr;
+    }
     changed_.notify_all();
   }
 }
@@ -183,17 +185,19 @@ void HostLink::check_alive(std::unique_lock<std::mutex>& lock, const char* opera
 void HostLink::fail(std::unique_lock<std::mutex>& lock, const char* operation, const Parcel& parcel,
                     double waited_s) {
   if (failure_.empty()) {
+    const bool mismatch = mismatch_;
     const std::string what = lost_.empty() ? fmt::format("waited in vain for rank {}", end_.peer())
-                             : mismatch_   ? lost_
+                             : mismatch    ? lost_
                                            : fmt::format("lost rank {}: {}", end_.peer(), lost_);
     lock.unlock();
     stream_->close();
     const std::string text =
         end_.report({operation, parcel.sequence, end_.name}, parcel.in_words(), what, waited_s,
-                    mismatch_ ? "both ends must send and receive tensors of the same sizes in the same order"
-                              : kLookAtThatRank);
+                    mismatch ? "both ends must send and receive tensors of the same sizes in the same order"
+                             : kLookAtThatRank);
     lock.lock();
     failure_ = text;
+    mismatch_ = mismatch;  // whatever the thread met when the stream closed
   }
   if (mismatch_) throw LogicError("{}", failure_);
   throw CommError("{}", failure_);
