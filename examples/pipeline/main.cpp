@@ -43,13 +43,13 @@ at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& labels) {
 }
 
 int main(int argc, char** argv) try {
+  const std::string name = argc > 1 ? argv[1] : "1f1b";
+  const auto known = plan::parse<plan::ScheduleName>(name);
+  if (!known) throw std::runtime_error("no schedule '" + name + "'; 'trireme pipeline compare' lists them");
   const auto world = trireme::comm::World::join_environment();
   plan::ParallelConfig axes;
   axes.pp = world->size();
   const auto mesh = trireme::comm::make_mesh(world, plan::MeshShape::fit(axes, world->size()));
-  const std::string name = argc > 1 ? argv[1] : "1f1b";
-  const auto known = plan::parse<plan::ScheduleName>(name);
-  if (!known) throw std::runtime_error("no schedule '" + name + "'; 'trireme pipeline compare' lists them");
   const auto schedule =
       plan::make_schedule(*known, {world->size(), kMicroBatches, argc > 2 ? std::stoll(argv[2]) : 1});
   torch::manual_seed(1);

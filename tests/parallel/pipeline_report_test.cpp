@@ -79,7 +79,7 @@ TEST(PipelineReport, ShowsThat1F1BHoldsLessThanGpipe) {
               0.02 * peak(ScheduleName::kGpipe));
 }
 
-/// Stage 1 of two takes 3 ms longer in each forward pass.
+/// Stage 1 of two takes 18 ms longer in each forward pass.
 TEST(PipelineReport, FindsTheSlowStage) {
   struct Slow : torch::nn::Module {
     explicit Slow(std::chrono::milliseconds time) : pause(time) {
@@ -95,18 +95,19 @@ TEST(PipelineReport, FindsTheSlowStage) {
   const plan::Schedule schedule = plan::make_schedule(ScheduleName::k1F1B, {2, 8});
   test::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
     const comm::Mesh mesh = test::mesh_of(world, {.pp = 2});
-    const auto stage = std::make_shared<Slow>(world->rank() == 0 ? 1ms : 4ms);
+    const auto stage = std::make_shared<Slow>(world->rank() == 0 ? 2ms : 20ms);
     parallel::Pipeline pipeline(schedule, {parallel::make_stage(world->rank(), stage)}, test::squared_error,
                                 mesh, {.record = true});
     pipeline.forward_backward(at::ones({8, 4}), at::zeros({8, 4}));
     pipeline.skip_step();
     pipeline.forward_backward(at::ones({8, 4}), at::zeros({8, 4}));
     const plan::PipelineReport report = pipeline.report();
-    EXPECT_NEAR(report.costs.forward[0], 1e-3, 0.5e-3);
-    EXPECT_NEAR(report.costs.forward[1], 4e-3, 1e-3);
+    EXPECT_GE(report.costs.forward[0], 2e-3);
+    EXPECT_GE(report.costs.forward[1], 20e-3);
+    EXPECT_LT(report.costs.forward[0], 0.5 * report.costs.forward[1]);
     const auto& causes = report.measured.ranks[0].idle_causes;
     const double imbalance = causes[static_cast<size_t>(IdleCause::kImbalance)];
-    EXPECT_GT(imbalance, 0.5 * report.measured.ranks[0].idle) << "rank 0 waits for rank 1, seven times 3 ms";
+    EXPECT_GT(imbalance, 0.5 * report.measured.ranks[0].idle) << "rank 0 waits for rank 1, seven times 18 ms";
     // Its medians give the step's length.
     EXPECT_NEAR(report.predicted.seconds, report.measured.seconds, 0.25 * report.measured.seconds);
     pipeline.skip_step();
