@@ -110,37 +110,36 @@ at::Tensor StagedModel::grad_squares() const {
 
 at::Tensor StagedModel::sum_over_ranks(const at::Tensor& squares) const {
   const parallel::DataParallel& engine = *parts_.front().engine;
+  const int64_t dp = mesh_.shape.dp_size();
   at::Tensor sum = at::zeros({}, squares.options());
   for (int64_t stage = 0; stage < plan_.schedule.stages; ++stage) {
-    const at::Tensor ranks = at::tensor(ranks_of(stage), at::kLong).to(squares.device());
-    sum += engine.sum_over_ranks(squares.select(1, stage).index_select(0, ranks));
+    std::vector<at::Tensor> by_rank;
+    for (const int64_t pp_rank : holders_of(stage))
+      by_rank.push_back(squares.select(1, stage).narrow(0, pp_rank * dp, dp));
+    sum += engine.sum_over_ranks(at::cat(by_rank));
   }
   return sum;
 }
 
 double StagedModel::sum_over_ranks(const std::vector<std::vector<double>>& squares) const {
   const parallel::DataParallel& engine = *parts_.front().engine;
+  const int64_t dp = mesh_.shape.dp_size();
   double sum = 0.0;
   for (int64_t stage = 0; stage < plan_.schedule.stages; ++stage) {
     std::vector<double> by_rank;
-    for (const int64_t rank : ranks_of(stage))
-      by_rank.push_back(squares[static_cast<size_t>(rank)][static_cast<size_t>(stage)]);
+    for (const int64_t pp_rank : holders_of(stage)) {
+      for (int64_t rank = pp_rank * dp; rank < (pp_rank + 1) * dp; ++rank)
+        by_rank.push_back(squares[static_cast<size_t>(rank)][static_cast<size_t>(stage)]);
+    }
     sum += engine.sum_over_ranks(by_rank);
   }
   return sum;
 }
 
-/// Those that hold it, in the order of its data-parallel ranks.
-std::vector<int64_t> StagedModel::ranks_of(int64_t stage) const {
+/// Ranks of a pipeline that have the stage, in the order of its data-parallel ranks.
+std::set<int64_t> StagedModel::holders_of(int64_t stage) const {
   const plan::Schedule& schedule = plan_.schedule;
-  const int64_t first = schedule.rank_of(stage, 0),
-                other = schedule.rank_of(stage, schedule.micro_batches - 1);
-  std::vector<int64_t> ranks;
-  for (int64_t rank = 0; rank < mesh_.shape.world_size(); ++rank) {
-    const int64_t place = mesh_.shape.coordinates(rank)[static_cast<size_t>(plan::Axis::kPp)];
-    if (place == first || place == other) ranks.push_back(rank);
-  }
-  return ranks;
+  return {schedule.rank_of(stage, 0), schedule.rank_of(stage, schedule.micro_batches - 1)};
 }
 
 at::Tensor StagedModel::unit_grad_squares() const {

@@ -1,6 +1,7 @@
 #pragma once
 // A model in stages: pipelines, with data parallelism inside the stages.
 #include <map>
+#include <set>
 
 #include "trireme/parallel/pipeline.h"
 #include "trireme/plan/pipeline.h"
@@ -41,7 +42,7 @@ class StagedModel : public TrainedModel {
   /// (1, T) tokens -> (V) logits for the next one, fp32 on the CPU of every rank.
   at::Tensor next_logits(const at::Tensor& tokens);
   void set_training(bool on);
-  std::vector<int64_t> ranks_of(int64_t stage) const;
+  std::set<int64_t> holders_of(int64_t stage) const;
 
   const plan::Config& config_;
   comm::Mesh mesh_;
