@@ -87,6 +87,7 @@ TEST_F(StagedTest, LearnsWhatTheModelInOnePieceLearns) {
       EXPECT_EQ(staged.recorder.summary.peak_bytes_by_pp_rank.size(), static_cast<size_t>(pp));
     }
   }
+  expect_near(outcome(4, 2), outcome(1, 2), "pp=4 with two data-parallel ranks");
 }
 
 TEST_F(StagedTest, LearnsTheSameWithEveryPolicyInsideStages) {
