@@ -60,8 +60,20 @@ plan::ResolvedConfig config_of(const PipelineBench& options, const Front& front)
   return plan::load({.path = "", .text = "", .overrides = overrides}, front.environment);
 }
 
+void check_gpus(int64_t ranks, plan::Device device, int gpus) {
+  if (device != plan::Device::kCuda || ranks <= gpus) return;
+  throw ConfigError(
+      "[cli.bench] {} ranks, and this machine has {} GPUs; give -n {}, or --study {} for the stages of {} "
+      "ranks "
+      "on one GPU, one after the other",
+      ranks, gpus, gpus, ranks, ranks);
+}
+
 int64_t ranks_of(const PipelineBench& options, plan::Device device, int gpus) {
-  if (options.run.study == 0) return choose_ranks(options.ranks, device, gpus);
+  if (options.run.study == 0) {
+    check_gpus(options.ranks.value_or(0), device, gpus);
+    return choose_ranks(options.ranks, device, gpus);
+  }
   if (options.ranks.value_or(1) != 1) {
     throw ConfigError(
         "[cli.bench] --study {} has all stages on one rank, and -n is {}; leave one of them out",
@@ -132,7 +144,8 @@ void add_bench_pipeline(CLI::App& bench, Front& front) {
           "Write what a step did, under the simulated one: SCHEDULE.svg, and SCHEDULE.trace.json for "
           "ui.perfetto.dev")
       ->option_text("DIR");
-  verb->add_flag("--details", options->run.details, "Tables by rank and stage for every schedule");
+  verb->add_flag("--details", options->run.details,
+                 "Tables by rank and stage, and the step as text, for every schedule");
   verb->add_flag("--json", options->json, "One JSON document with all samples");
   verb->footer(
       "A Llama in bf16 on random tokens: forward and backward passes of a step without an update. The "

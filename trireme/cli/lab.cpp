@@ -134,6 +134,13 @@ int lab(LabOptions options, const Front& front) {
       plan::load({.path = "", .text = "", .overrides = front.overrides}, front.environment);
   const int gpus = kHasCuda && config.config.device != plan::Device::kCpu ? gpu_count() : 0;
   const plan::Device device = choose_device(config.config.device, gpus);
+  if (!options.run.study && device == plan::Device::kCuda && options.run.ranks > gpus) {
+    throw ConfigError(
+        "[cli.lab] {} stages, and this machine has {} GPUs; give --stages {}, or --study for all stages on "
+        "one GPU, "
+        "one after the other",
+        options.run.ranks, gpus, gpus);
+  }
   const int64_t ranks = options.run.study ? 1 : choose_ranks(options.run.ranks, device, gpus);
   options.run.schedule = std::string(plan::name(target.schedule));
   options.run.modes = modes_of(options, target.schedule);

@@ -2,6 +2,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <memory>
@@ -11,6 +12,7 @@
 
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
+#include "trireme/base/terminal.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/worker_verbs.h"
 #include "trireme/comm/mesh.h"
@@ -34,6 +36,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 using plan::ScheduleName;
 using train::ModelStage;
+
+constexpr int64_t kColumns = 120;  ///< of pictures where stdout is no terminal
 
 /// A schedule, and what a step of it took. Vectors are by rank unless they say otherwise.
 struct Measured {
@@ -350,7 +354,11 @@ void print(const std::vector<Measured>& all, const BenchPipelineOptions& run, in
       "it had; idle and its causes: of all ranks' time\n",
       idle_table(measured).to_string());
   if (!run.details && measured.size() > 1) return;
-  for (const Measured& one : measured) fmt::print("\n{}", report::to_text(one.report));
+  const int64_t terminal = terminal_columns(STDOUT_FILENO), columns = terminal > 0 ? terminal : kColumns;
+  for (const Measured& one : measured) {
+    fmt::print("\n{}\n{}", report::to_text(one.report),
+               report::draw_text(report::timeline_of(one.report), columns));
+  }
 }
 
 void write_pictures(const std::vector<Measured>& all, const BenchPipelineOptions& run) {
