@@ -84,35 +84,36 @@ TEST(Stages, HalvesOfBlocksHaveAllOfTheModelOnce) {
   }
 }
 
-/// There and back over two ranks, the rank with the head gets less of the blocks.
+/// There and back over two ranks, of which one has the head: no other cut gives the busier rank less.
 TEST(Stages, RanksWithSeveralStagesAreBalancedTogether) {
-  ModelConfig model = find_preset("llama-8b").model;
-  model.n_layers = 16;
-  model.vocab_size = 32000;
-  model = complete(model, 4096);
-  const ModelFacts facts = describe(model, 4096);
-  const auto parts = stage_parts(model, facts, false, CutAt::kHalves);
-  const std::vector<int64_t> ranks = {0, 1, 1, 0};
-  const auto busiest = [&](const StageSplit& split) {
-    return std::max(split.flops[0] + split.flops[3], split.flops[1] + split.flops[2]);
-  };
-  const StageSplit balanced = split_by_cost(parts, 4, 0.0, ranks);
-  double all = 0.0, least = 1e300;
-  for (const StagePart& part : parts) all += part.flops;
-  EXPECT_LT(busiest(balanced), busiest(split_by_cost(parts, 4)));
-  EXPECT_LT(busiest(balanced), 0.51 * all);
-  const auto count = std::ssize(parts);
-  for (int64_t a = 1; a < count; ++a) {
-    for (int64_t b = a + 1; b < count; ++b) {
-      for (int64_t c = b + 1; c < count; ++c) {
-        double outer = 0.0;
-        for (int64_t part = 0; part < count; ++part)
-          outer += part < a || part >= c ? parts[static_cast<size_t>(part)].flops : 0.0;
-        least = std::min(least, std::max(outer, all - outer));
+  int64_t better = 0;
+  for (int64_t layers = 6; layers <= 14; ++layers) {
+    ModelConfig model = find_preset("llama-8b").model;
+    model.n_layers = layers;
+    model.vocab_size = 32000;
+    model = complete(model, 4096);
+    const auto parts = stage_parts(model, describe(model, 4096), false, CutAt::kHalves);
+    const auto count = std::ssize(parts);
+    const auto busier = [&](int64_t first, int64_t last) {
+      double all = 0.0, outer = 0.0;
+      for (int64_t part = 0; part < count; ++part) {
+        const double flops = parts[static_cast<size_t>(part)].flops;
+        all += flops;
+        if (part < first || part >= last) outer += flops;
       }
+      return std::max(outer, all - outer);
+    };
+    double least = 1e300;
+    for (int64_t first = 1; first + 1 < count; ++first) {
+      for (int64_t last = first + 2; last < count; ++last) least = std::min(least, busier(first, last));
     }
+    const StageSplit balanced = split_by_cost(parts, 4, 0.0, {0, 1, 1, 0}),
+                     by_stage = split_by_cost(parts, 4);
+    EXPECT_LE(busier(balanced.first[1], balanced.first[3]), 1.005 * least) << layers;
+    better +=
+        busier(balanced.first[1], balanced.first[3]) < busier(by_stage.first[1], by_stage.first[3]) ? 1 : 0;
   }
-  EXPECT_LE(busiest(balanced), 1.01 * least);
+  EXPECT_GT(better, 0);
 }
 
 /// The smallest possible largest stage, by trying all cuts.
