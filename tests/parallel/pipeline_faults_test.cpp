@@ -182,6 +182,37 @@ TEST(PipelineFaults, WhatOneRankRefusesAllRanksRefuseWithItsReason) {
   }
 }
 
+/// As on GPUs, where hosts do not wait for each other.
+TEST(PipelineFaults, ARankThatRefusesALaterStepEndsThePipelineWhereNobodyAgreesOnIt) {
+  const PipelineRun run{.pp = 4, .micro_batches = 8};
+  std::vector<std::string> errors(4);
+  test::run_ranks(
+      4,
+      [&](const std::shared_ptr<comm::World>& world) {
+        const comm::Mesh mesh = test::mesh_of(world, run);
+        const plan::Schedule schedule = test::schedule_of(run);
+        std::vector<parallel::Stage> stages;
+        const auto modules = test::stages_of(schedule, mesh.pp_rank, run, stages);
+        parallel::PipelineOptions options = test::options_of(run, schedule);
+        options.agrees_each_step = false;
+        parallel::Pipeline pipeline(schedule, stages, test::squared_error, mesh, options);
+        pipeline.forward_backward(rows(3000, 8), rows(4000, 8));
+        pipeline.skip_step();
+        try {
+          pipeline.forward_backward(rows(3000, 8), world->rank() == 3 ? at::Tensor() : rows(4000, 8));
+        } catch (const Error& error) {
+          errors[static_cast<size_t>(world->rank())] = error.what();
+        }
+        test::expect_refusal([&] { pipeline.forward_backward(rows(3000, 8), rows(4000, 8)); },
+                             {"a step has failed"});
+      },
+      /*timeout_s=*/60.0);
+  for (const std::string& error : errors) {
+    EXPECT_NE(error.find("rank 3 refuses a step"), std::string::npos) << error;
+    EXPECT_NE(error.find("0 micro-batches of targets"), std::string::npos) << error;
+  }
+}
+
 TEST(Pipeline, EvaluatesAsItTrains) {
   for (const ScheduleName name : plan::all_values<ScheduleName>()) {
     const PipelineRun run{.schedule = name, .pp = 2, .dp = 2, .chunks = 1, .policy = "fsdp"};

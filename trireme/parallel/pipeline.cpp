@@ -323,7 +323,8 @@ void Pipeline::check_batch(const Batch& batch, const plan::Schedule& schedule) c
 /// wait for the device in each step, so it tells others that have begun instead.
 void Pipeline::agree(const Batch& batch, const std::exception_ptr& refusal, bool always) {
   const bool alone = mesh_.all->size() == 1;
-  if (alone || !(always || agreements_ == 0 || mesh_.world->device().is_cpu())) {
+  const bool each_step = options_.agrees_each_step.value_or(mesh_.world->device().is_cpu());
+  if (alone || !(always || agreements_ == 0 || each_step)) {
     if (refusal && !alone) fail(fmt::format("rank {} refuses a step", mesh_.world->rank()), refusal);
     if (refusal) std::rethrow_exception(refusal);
     return;

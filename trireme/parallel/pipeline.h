@@ -79,6 +79,9 @@ struct PipelineOptions {
   /// The host waits until each message has left, from the second step on: to see what that costs.
   bool blocking_sends = false;
   bool record = false;  ///< Pipeline::record() from the first step on
+  /// Whether ranks tell each other before every step what they were given, as they do before the first one;
+  /// hosts wait for each other meanwhile. None: on CPUs, where they do so anyway.
+  std::optional<bool> agrees_each_step = {};
 };
 
 class Pipeline {
@@ -99,9 +102,9 @@ class Pipeline {
   /// the last stage are, and ignored (may be undefined) elsewhere. Both have the same number of rows. Returns
   /// the mean loss over all micro-batches of all data-parallel ranks, fp64 scalar, on every rank. Collective
   /// over the mesh. Throws ConfigError when micro-batches do not divide the batch. What one rank refuses all
-  /// ranks do, and the next step may be right; but on GPUs, where hosts do not wait for each other after the
-  /// first step, a rank that refuses a later one ends the pipeline. So does a pass that throws: all ranks
-  /// throw an error that names it, and the pipeline is of no more use.
+  /// ranks do, and the next step may be right; but where they do not agree on each step
+  /// (PipelineOptions::agrees_each_step), a rank that refuses another than the first ends the pipeline. So
+  /// does a pass that throws: all ranks throw an error that names it, and the pipeline is of no more use.
   at::Tensor forward_backward(const at::Tensor& inputs, const at::Tensor& targets);
   /// The same for micro-batches as they are; shapes do not change from step to step. `weights`, given on all
   /// ranks of a pipeline alike, say how much each counts, as DataParallel::backward() has it; none: all the
