@@ -2,6 +2,7 @@
 // JSON from files that may be hostile. Private to checkpoint/*.cpp and whoever reads what a run keeps beside
 // its tensors.
 #include <cstdint>
+#include <initializer_list>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
