@@ -316,6 +316,15 @@ TEST(ConfigErrors, BucketsNeedParametersThatStayWhole) {
   EXPECT_EQ(of_overrides({"parallel.bucket_mib=0", "parallel.policy=fsdp"}), "accepted");
 }
 
+TEST(ConfigErrors, CheckpointsDoNotGoWithHooksThatRemember) {
+  for (const char* hook : {"int8", "topk", "powersgd", "local_sgd"}) {
+    const std::string chosen = std::string("parallel.comm_hook=") + hook;
+    expect_mentions(of_overrides({"checkpoint.every=5", chosen}), {"checkpoint.every=5", chosen});
+    EXPECT_EQ(of_overrides({chosen}), "accepted");
+  }
+  EXPECT_EQ(of_overrides({"checkpoint.every=5", "parallel.comm_hook=fp16"}), "accepted");
+}
+
 TEST(ConfigErrors, CountsWhoseProductsWouldOverflowAreRefused) {
   expect_mentions(of_overrides({"train.val_batches=9000000000000000000"}),
                   {"train.val_batches", "out of range"});

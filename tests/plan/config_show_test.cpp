@@ -193,5 +193,14 @@ TEST(ConfigHelp, HasOneAlignedLineAKey) {
   }
 }
 
+TEST(ConfigShow, NamesTheKeysThatDiffer) {
+  Config a, b;
+  EXPECT_TRUE(differing_keys(a, b).empty());
+  b.seed = 7;
+  b.checkpoint.every = 3;
+  b.optim.lr *= 2;
+  EXPECT_EQ(differing_keys(a, b), (std::vector<std::string>{"seed", "optim.lr", "checkpoint.every"}));
+}
+
 }  // namespace
 }  // namespace trireme::plan

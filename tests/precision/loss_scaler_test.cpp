@@ -59,6 +59,18 @@ TEST(LossScaler, NeverFallsBelowItsMinimumAndCountsOverflowsInARow) {
   EXPECT_EQ(scaler.overflows_in_a_row(), 0);
 }
 
+TEST(LossScaler, GoesOnFromItsState) {
+  LossScaler whole(kConfig, true);
+  for (int step = 0; step < 200; ++step) {
+    LossScaler resumed(kConfig, true);
+    resumed.set_state(whole.state());
+    for (LossScaler* scaler : {&whole, &resumed}) scaler->update(step % 7 > 1);
+    EXPECT_EQ(resumed.scale(), whole.scale());
+    EXPECT_EQ(resumed.skipped(), whole.skipped());
+    EXPECT_EQ(resumed.overflows_in_a_row(), whole.overflows_in_a_row());
+  }
+}
+
 TEST(LossScaler, IsOneWhenSwitchedOff) {
   LossScaler scaler(kConfig, false);
   feed(scaler, false, 3);

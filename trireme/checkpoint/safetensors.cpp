@@ -13,7 +13,8 @@
 #include <utility>
 
 #include "trireme/base/error.h"
-#include "trireme/checkpoint/safetensors_file.h"
+#include "trireme/checkpoint/safetensors_header.h"
+#include "trireme/checkpoint/source.h"
 
 namespace trireme::checkpoint {
 namespace {
@@ -39,7 +40,9 @@ at::ScalarType dtype_of(std::string_view name) {
   return found->dtype;
 }
 
-std::string name_of(at::ScalarType dtype, const std::string& tensor) {
+}  // namespace
+
+std::string safetensors_dtype(at::ScalarType dtype, const std::string& tensor) {
   const auto* found = std::ranges::find(kDtypes, dtype, &DtypeName::dtype);
   TRIREME_CHECK(found != kDtypes.end(),
                 "[checkpoint.safetensors] tensor '{}' has dtype {}, which has no name in the "
@@ -47,6 +50,8 @@ std::string name_of(at::ScalarType dtype, const std::string& tensor) {
                 tensor, c10::toString(dtype));
   return found->name;
 }
+
+namespace {
 
 void check_bools(const at::Tensor& tensor, const std::string& name, const std::string& path) {
   const auto* bytes = static_cast<const unsigned char*>(tensor.const_data_ptr());
@@ -101,8 +106,10 @@ SafetensorsHeader place(const std::map<std::string, TensorInfo>& tensors,
   for (const auto& [minus_size, name] : order) {
     const TensorInfo& info = tensors.at(name);
     const int64_t bytes = c10::multiply_integers(info.shape) * -minus_size;
-    header.tensors[name] = {
-        .dtype = name_of(info.dtype, name), .shape = info.shape, .begin = offset, .end = offset + bytes};
+    header.tensors[name] = {.dtype = safetensors_dtype(info.dtype, name),
+                            .shape = info.shape,
+                            .begin = offset,
+                            .end = offset + bytes};
     offset += bytes;
   }
   return header;
@@ -110,20 +117,19 @@ SafetensorsHeader place(const std::map<std::string, TensorInfo>& tensors,
 
 }  // namespace
 
-SafetensorsReader::SafetensorsReader(const std::string& path)
-    : file_(std::make_unique<SafetensorsFile>(InputFile(path))) {
-  for (const auto& [name, entry] : file_->header().tensors)
-    tensors_[name] = {.dtype = dtype_of(entry.dtype), .shape = entry.shape};
+SafetensorsReader::SafetensorsReader(const std::string& path) : source_(open_source(path)) {
+  for (const auto& [name, tensor] : source_->tensors())
+    tensors_[name] = {.dtype = dtype_of(tensor.dtype), .shape = tensor.shape};
 }
 
 SafetensorsReader::~SafetensorsReader() = default;
 
 const std::map<std::string, std::string>& SafetensorsReader::metadata() const {
-  return file_->header().metadata;
+  return source_->metadata();
 }
 
 const std::string& SafetensorsReader::path() const {
-  return file_->path();
+  return source_->path();
 }
 
 const TensorInfo& SafetensorsReader::info_of(const std::string& name) const {
@@ -146,8 +152,7 @@ at::Tensor SafetensorsReader::read_range(const std::string& name, int64_t begin,
                 name, fmt::join(info.shape, ", "));
   at::Tensor tensor = at::empty({end - begin}, at::TensorOptions().dtype(info.dtype));
   if (tensor.numel() == 0) return tensor;
-  file_->read(name, begin * static_cast<int64_t>(tensor.element_size()), tensor.mutable_data_ptr(),
-              static_cast<int64_t>(tensor.nbytes()));
+  source_->read(name, Region::flat(info.shape, {begin, end}), tensor.mutable_data_ptr());
   if (info.dtype == at::kBool) check_bools(tensor, name, path());
   return tensor;
 }

@@ -1,6 +1,7 @@
 #pragma once
 // The safetensors format: u64 little-endian header length, JSON header, raw tensors. Reads ranges,
-// checks everything a hostile file could get wrong, writes one tensor at a time in any order of arrival.
+// checks everything a hostile file could get wrong, writes one tensor at a time in any order of arrival. What
+// reads a file also reads a checkpoint of many (store.h), by the name of its folder.
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -11,17 +12,20 @@
 
 namespace trireme::checkpoint {
 
-class SafetensorsFile;
+class Source;
 
 struct TensorInfo {
   at::ScalarType dtype;
   std::vector<int64_t> shape;
 };
 
+/// The format's name of a dtype. Throws LogicError naming the tensor when it has none.
+std::string safetensors_dtype(at::ScalarType dtype, const std::string& tensor);
+
 class SafetensorsReader {
  public:
   /// Throws DataError naming the file and what is wrong: header length, JSON, dtype, shapes against offsets,
-  /// overlaps, holes, bytes missing.
+  /// overlaps, holes, bytes missing; of a checkpoint also a damaged index.
   explicit SafetensorsReader(const std::string& path);
   ~SafetensorsReader();
   const std::map<std::string, TensorInfo>& tensors() const { return tensors_; }
@@ -36,7 +40,7 @@ class SafetensorsReader {
  private:
   const TensorInfo& info_of(const std::string& name) const;
 
-  std::unique_ptr<SafetensorsFile> file_;
+  std::unique_ptr<Source> source_;
   std::map<std::string, TensorInfo> tensors_;
 };
 

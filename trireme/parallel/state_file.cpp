@@ -178,6 +178,13 @@ void check_free(const torch::nn::Module& module) {
 
 }  // namespace
 
+std::map<std::string, std::string> state_metadata(DataParallel& engine) {
+  std::map<std::string, std::string> metadata = module_buffers(engine.module()).aliases;
+  metadata.insert(engine.aliases().begin(), engine.aliases().end());
+  metadata.emplace(kStateMark, "1");
+  return metadata;
+}
+
 void save_weights(DataParallel& engine, const std::string& path) {
   save(engine, nullptr, path, {});
 }

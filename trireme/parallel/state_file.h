@@ -25,6 +25,10 @@ struct LoadOptions {
   bool unexpected = false;  ///< tensors of the file that nobody wants are left out
 };
 
+/// What a file with an optimizer's state says beside its tensors, for load_state(): other names of tensors,
+/// and that it is one. For whoever writes sharded_state() into a file of its own.
+std::map<std::string, std::string> state_metadata(DataParallel& engine);
+
 /// Words of your own beside a state, such as how many steps were done.
 using Notes = std::map<std::string, std::string>;
 

@@ -179,6 +179,9 @@ struct MemoryConfig {
 
 struct CheckpointConfig {
   bool final_weights = true;  ///< write the weights of the finished run as safetensors
+  int64_t every = 0;          ///< steps between checkpoints; 0: none are written
+  int64_t keep = 2;           ///< how many of them stay; 0: all
+  bool async = true;          ///< training goes on while one is written
 };
 
 struct CommConfig {
@@ -252,6 +255,9 @@ ResolvedConfig load(const ConfigSources& sources, const Environment& environment
 
 /// YAML that load() reads back to the same Config, every key present.
 std::string to_yaml(const ResolvedConfig& resolved, bool with_origins = false);
+
+/// Keys whose values differ, in the order of the table.
+std::vector<std::string> differing_keys(const Config& a, const Config& b);
 
 /// JSON schema (draft 2020-12) of the YAML file, for editors.
 std::string json_schema();

@@ -25,6 +25,7 @@ class Checker {
     check_dropout();
     check_vocabulary();
     check_schedule();
+    check_checkpoints();
     check_below_one();
     check_optimizer();
     check_recompute();
@@ -134,6 +135,17 @@ class Checker {
     throw ConfigError(
         "[plan.config] {} is too small for {}, which makes 256 tokens; set model.vocab_size to 256 or more",
         said("model.vocab_size", model_.vocab_size), said("data.tokenizer", config_.data.tokenizer));
+  }
+
+  /// What these hooks and ranks remember between steps is no part of a checkpoint.
+  void check_checkpoints() const {
+    const CommHook hook = config_.parallel.comm_hook;
+    if (config_.checkpoint.every == 0 || hook == CommHook::kNone || hook == CommHook::kFp16) return;
+    throw ConfigError(
+        "[plan.config] {} cannot go with {}, which remembers what it has not sent yet: a resumed run would "
+        "not "
+        "be the same; use none or fp16, or set checkpoint.every to 0",
+        said("checkpoint.every", config_.checkpoint.every), said("parallel.comm_hook", hook));
   }
 
   void check_schedule() const {

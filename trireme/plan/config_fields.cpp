@@ -244,6 +244,11 @@ void add_memory(Table& table, MemoryConfig& memory) {
 void add_checkpoint(Table& table, CheckpointConfig& checkpoint) {
   table.push_back(flag("checkpoint.final_weights", checkpoint.final_weights,
                        "write the weights of the finished run as safetensors"));
+  table.push_back(number("checkpoint.every", checkpoint.every, 0,
+                         "steps between checkpoints that --resume goes on from; 0: none"));
+  table.push_back(number("checkpoint.keep", checkpoint.keep, 0, "checkpoints that stay; 0: all"));
+  table.push_back(
+      flag("checkpoint.async", checkpoint.async, "training goes on while a checkpoint is written"));
 }
 
 void add_comm(Table& table, CommConfig& comm) {

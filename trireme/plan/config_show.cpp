@@ -74,6 +74,16 @@ Json empty_object(const std::string& description) {
 
 }  // namespace
 
+std::vector<std::string> differing_keys(const Config& a, const Config& b) {
+  Config first = a, second = b;
+  const std::vector<Field> ours = fields(first), theirs = fields(second);
+  std::vector<std::string> keys;
+  for (size_t i = 0; i < ours.size(); ++i) {
+    if (value_of(ours[i]) != value_of(theirs[i])) keys.push_back(ours[i].key);
+  }
+  return keys;
+}
+
 std::string to_yaml(const ResolvedConfig& resolved, bool with_origins) {
   const std::vector<Line> lines = yaml_lines(resolved);
   const size_t width = widest(lines, [](const Line& line) -> const std::string& { return line.text; });

@@ -16,6 +16,15 @@ LossScaler::LossScaler(const plan::LossScaleConfig& config, bool enabled)
       scale_(enabled ? config.initial : 1.0),
       patience_(config.hysteresis) {}
 
+void LossScaler::set_state(const State& state) {
+  if (!enabled_) return;
+  scale_ = state.scale;
+  patience_ = state.patience;
+  good_steps_ = state.good_steps;
+  overflows_in_a_row_ = state.overflows_in_a_row;
+  skipped_ = state.skipped;
+}
+
 void LossScaler::update(bool finite) {
   if (!enabled_) return;
   if (finite) {

@@ -20,6 +20,14 @@ class LossScaler {
   int64_t overflows_in_a_row() const { return overflows_in_a_row_; }
   int64_t skipped() const { return skipped_; }
 
+  /// What a resumed run goes on with.
+  struct State {
+    double scale = 1.0;
+    int64_t patience = 0, good_steps = 0, overflows_in_a_row = 0, skipped = 0;
+  };
+  State state() const { return {scale_, patience_, good_steps_, overflows_in_a_row_, skipped_}; }
+  void set_state(const State& state);
+
   /// To be called once a step, with whether its gradients were finite; if not, the caller skips the update.
   /// The `hysteresis`-th overflow and each one after it halve the scale. `window` finite steps in a row
   /// double it and start the count of overflows anew.
