@@ -222,6 +222,18 @@ TEST(Console, AnInterruptedRunSaysWhereItStandsAndHowToGoOn) {
     EXPECT_TRUE(contains(out, part)) << part << " in:\n" << out;
 }
 
+TEST(Console, AnInterruptedRunWithCheckpointsGoesOn) {
+  ConsoleOptions options = kOptions;
+  options.run = "/runs/tiny";
+  RunSummary summary;
+  summary.stop_signal = SIGTERM;
+  summary.checkpoints = 1;
+  testing::internal::CaptureStdout();
+  make_console_sink(options)->finish(summary);
+  const std::string out = testing::internal::GetCapturedStdout();
+  EXPECT_TRUE(contains(out, "'trireme train --resume /runs/tiny' goes on")) << out;
+}
+
 TEST(Console, JsonIsOneObjectAStepAndNothingElse) {
   ConsoleOptions options = kOptions;
   options.json = true;

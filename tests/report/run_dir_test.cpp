@@ -167,6 +167,11 @@ TEST(RunDirectory, KnowsHowItsRunEnded) {
   EXPECT_FALSE(run.exit_code());
   run.finish(130);
   EXPECT_EQ(run.exit_code(), 130);
+  run.reopen();
+  EXPECT_FALSE(run.exit_code());
+  EXPECT_EQ(read_json(run.file("manifest.json"))["attempts"][0]["exit_code"], 130);
+  run.finish(0);
+  EXPECT_EQ(run.exit_code(), 0);
 }
 
 TEST(RunDirectory, RefusesARootThatIsAFile) {

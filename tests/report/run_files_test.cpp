@@ -36,6 +36,23 @@ TEST(RunFiles, MetricsHoldOneObjectAStepInOrder) {
   }
 }
 
+TEST(RunFiles, StepsThatAreMadeAgainAreThereOnce) {
+  const TemporaryFolder root;
+  const auto run = RunDirectory::create(root.path(), "run", {});
+  {
+    const auto sink = make_run_files_sink(run);
+    for (int64_t i = 1; i <= 7; ++i) sink->record(step(i));
+  }
+  LineFile(run.file("metrics.jsonl")).append("{\"step\": 8, \"los");  // its process was killed
+  const auto sink = make_run_files_sink(run);
+  sink->resume(4);
+  for (int64_t i = 5; i <= 9; ++i) sink->record(step(i));
+  const auto lines = split(read_file(run.file("metrics.jsonl")), '\n');
+  ASSERT_EQ(lines.size(), 10u);
+  for (int64_t i = 1; i <= 9; ++i)
+    EXPECT_EQ(nlohmann::json::parse(lines[static_cast<size_t>(i - 1)])["step"], i);
+}
+
 TEST(RunFiles, SummaryAppearsAtTheEndOnly) {
   const TemporaryFolder root;
   const auto run = RunDirectory::create(root.path(), "run", {});

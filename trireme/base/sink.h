@@ -26,6 +26,9 @@ struct StepRecord {
   /// Of rank 0: gathering and reducing, and the part of it that computation waited for. None: not measured;
   /// on a GPU every StepRecord of train.log_every has them, on a CPU all have, a rank alone has none.
   std::optional<double> communication_ms = {}, exposed_ms = {};
+  /// What training has waited for the checkpoint of this step, with async until its copy was made. None:
+  /// there was none.
+  std::optional<double> checkpoint_ms = {};
 
   double steps_per_s() const { return step_ms > 0.0 ? 1e3 / step_ms : 0.0; }
   /// The share of the step in which computation waited for communication.
@@ -72,9 +75,13 @@ struct RunSummary {
   std::string weights_digest;  ///< XXH3-64 of all fp32 master parameters in name order, 16 hex digits
   std::string why_bits_vary;   ///< why an equal run may end with another digest; empty: it cannot
   RunCost cost;
-  std::string sample;        ///< generated text, empty when none was asked for
-  std::string weights_path;  ///< where the final weights were written; empty: nowhere
-  int stop_signal = 0;       ///< the signal that ended the run early; 0: none
+  std::string sample;            ///< generated text, empty when none was asked for
+  std::string weights_path;      ///< where the final weights were written; empty: nowhere
+  int64_t resumed_at = 0;        ///< step of the checkpoint that the run went on from; 0: none
+  int64_t checkpoints = 0;       ///< written
+  int64_t checkpoints_late = 0;  ///< left out, as the one before was still being written
+  int64_t checkpoints_failed = 0;
+  int stop_signal = 0;  ///< the signal that ended the run early; 0: none
 };
 
 /// Receives records on rank 0, from the training thread. Implementations throw EnvironmentError when a disk
@@ -82,6 +89,8 @@ struct RunSummary {
 class Sink {
  public:
   virtual ~Sink() = default;
+  /// The run goes on behind step `step` of an earlier one: what was recorded of later steps is void.
+  virtual void resume([[maybe_unused]] int64_t step) {}
   virtual void record(const StepRecord& step) = 0;
   virtual void finish(const RunSummary& summary) = 0;
 };

@@ -40,6 +40,7 @@ std::string to_json_line(const StepRecord& record) {
   json["communication_ms"] = number(record.communication_ms);
   json["exposed_ms"] = number(record.exposed_ms);
   json["communication_share"] = number(record.communication_share());
+  if (record.checkpoint_ms) json["checkpoint_ms"] = number(*record.checkpoint_ms);
   json["peak_bytes"] = record.peak_bytes;
   if (record.active_bytes > 0) json["active_bytes"] = record.active_bytes;
   if (record.reserved_bytes > 0) json["reserved_bytes"] = record.reserved_bytes;
@@ -84,6 +85,12 @@ std::string to_json_line(const RunSummary& summary) {
   json["predicted_peak_bytes"] = summary.cost.predicted_peak_bytes;
   json["sample"] = summary.sample;
   json["weights"] = summary.weights_path.empty() ? Json() : Json(summary.weights_path);
+  if (summary.resumed_at > 0) json["resumed_at"] = summary.resumed_at;
+  if (summary.checkpoints + summary.checkpoints_late + summary.checkpoints_failed > 0) {
+    json["checkpoints"] = {{"written", summary.checkpoints},
+                           {"late", summary.checkpoints_late},
+                           {"failed", summary.checkpoints_failed}};
+  }
   json["stop_signal"] = summary.stop_signal == 0 ? Json() : Json(summary.stop_signal);
   return dump(json);
 }

@@ -186,6 +186,16 @@ std::vector<std::string> list_runs(const std::string& root, const std::string& n
   return paths;
 }
 
+void RunDirectory::reopen() const {
+  Json json = read_manifest(path_);
+  const auto value = [&](const char* key) { return json.contains(key) ? json[key] : Json(); };
+  json["attempts"].push_back(
+      {{"ended", value("ended")}, {"exit_code", value("exit_code")}, {"resumed", utc_timestamp()}});
+  json["ended"] = nullptr;
+  json["exit_code"] = nullptr;
+  write_manifest(path_, json);
+}
+
 void RunDirectory::finish(int exit_code) const {
   Json json = read_manifest(path_);
   json["ended"] = utc_timestamp();

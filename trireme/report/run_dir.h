@@ -36,6 +36,10 @@ class RunDirectory {
   /// As its manifest says; none: the run still goes on, or was killed with its launcher.
   std::optional<int> exit_code() const;
 
+  /// A run goes on in it: manifest.json has no end and no exit code any more, and one attempt more, with when
+  /// it began and how the one before ended.
+  void reopen() const;
+
   /// Completes manifest.json with the end time and the exit code.
   void finish(int exit_code) const;
 
@@ -62,9 +66,9 @@ std::unique_ptr<Sink> make_tensorboard_sink(const RunDirectory& run);
 /// where nothing was measured. A step has step, loss, grad_norm, lr, tokens, tokens_per_s, step_ms,
 /// steps_per_s, communication_ms, exposed_ms, communication_share (exposed_ms / step_ms), peak_bytes; on a
 /// GPU active_bytes and reserved_bytes; loss_scale and skipped under loss scaling; val_loss when it
-/// validated. The summary has what RunSummary and RunCost have, with predicted and measured numbers side by
-/// side; its weights is the path of the final ones or null, its stop_signal the number of the signal that
-/// ended the run early or null.
+/// validated; checkpoint_ms, what it waited for, when it was saved. The summary has what RunSummary and
+/// RunCost have, with predicted and measured numbers side by side; its weights is the path of the final ones
+/// or null, its stop_signal the number of the signal that ended the run early or null.
 std::string to_json_line(const StepRecord& record);
 std::string to_json_line(const RunSummary& summary);
 

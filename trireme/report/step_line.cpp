@@ -121,6 +121,8 @@ std::string whereabouts(const RunSummary& summary, const std::string& run) {
   if (summary.stop_signal == 0) return text;
   text += "\nnext    ";
   if (kept) text += fmt::format("'trireme generate {}' continues a text with these weights; ", run);
+  if (summary.checkpoints > 0 || summary.resumed_at > 0)
+    return text + fmt::format("'trireme train --resume {}' goes on from its last checkpoint", run);
   return text + fmt::format("'trireme train {}/config.yaml' trains again, from step 1", run);
 }
 
