@@ -58,6 +58,11 @@ Parts::Parts(const TrainOptions& run, std::shared_ptr<comm::World> joined, bool 
 void Parts::open_data() {
   train_data = std::make_shared<data::Dataset>(corpus.folder, "train", config.data.seq_len);
   if (config.train.val_batches > 0) open_validation();
+  open_loader(0);
+}
+
+void Parts::open_loader(int64_t cursor) {
+  loader.reset();
   loader = std::make_unique<data::Loader>(
       train_data, data::LoaderOptions{
                       .sampler = {.samples = train_data->size(), .seed = static_cast<uint64_t>(config.seed)},
@@ -65,6 +70,7 @@ void Parts::open_data() {
                       .micro_batch = batch.micro_batch,
                       .dp_rank = mesh.dp_rank,
                       .dp_size = batch.dp_size,
+                      .cursor = cursor,
                       .pin_memory = on_gpu(),
                       .vocab_size = config.model.vocab_size});
 }

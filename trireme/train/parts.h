@@ -26,6 +26,9 @@ struct Parts {
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;
 
+  /// Reads the training data from global position `cursor` on, a multiple of the global batch.
+  void open_loader(int64_t cursor);
+
   bool is_root() const { return world->rank() == 0; }
   bool on_gpu() const { return world->device().is_cuda(); }
 

@@ -23,6 +23,7 @@
 #include "trireme/plan/cuda_graphs.h"
 #include "trireme/plan/memory.h"
 #include "trireme/precision/loss_scaler.h"
+#include "trireme/train/checkpointing.h"
 #include "trireme/train/enough_memory.h"
 #include "trireme/train/moment.h"
 #include "trireme/train/parts.h"
@@ -89,12 +90,14 @@ class Trainer {
   bool times_communication(int64_t step) const;
   bool ends_after(int64_t step) const;
   bool validates_after(int64_t step) const;
+  bool saves_after(int64_t step) const;
   bool pauses_after(int64_t step) const;
   bool waits_for(int64_t step) const;
   void settle(size_t left);
   StepRecord settle_oldest();
   void publish(const StepRecord& record);
   void keep_weights();
+  void begin_records();
   RunCost cost() const;
   std::optional<double> validate();
   std::string sample();
@@ -106,6 +109,8 @@ class Trainer {
   const plan::Config& config_;
   TrainedModel& model_;
   precision::LossScaler scaler_;
+  Checkpointing checkpoints_;
+  Checkpointing::Resumed resumed_;
   bool runs_ahead_;
   int64_t profiled_;                ///< steps that rank 0 traces
   int64_t first_profiled_;          ///< the first of them
@@ -127,6 +132,8 @@ Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world
       config_(options.config),
       model_(*parts_.model),
       scaler_(config_.precision.loss_scale, plan::scales_loss(config_.precision)),
+      checkpoints_(options, parts_, scaler_),
+      resumed_(checkpoints_.resume()),
       runs_ahead_(options.run_ahead.value_or(parts_.on_gpu()) && !scaler_.enabled()),
       profiled_(std::min(config_.train.profile_steps, config_.train.steps)),
       first_profiled_(std::min(kWarmupSteps, config_.train.steps - profiled_) + 1),
@@ -249,17 +256,21 @@ bool Trainer::validates_after(int64_t step) const {
   return step == config_.train.steps || (every > 0 && step % every == 0);
 }
 
+bool Trainer::saves_after(int64_t step) const {
+  return checkpoints_.is_due(step) || (checkpoints_.enabled() && ends_after(step));
+}
+
 /// Whether something else than a step follows, which wants the device for itself.
 bool Trainer::pauses_after(int64_t step) const {
   const bool profile_begins = profiled_ > 0 && step + 1 == first_profiled_;
   const bool profile_ends = profiled_ > 0 && step + 1 == first_profiled_ + profiled_;
-  return validates_after(step) || profile_begins || profile_ends;
+  return validates_after(step) || saves_after(step) || profile_begins || profile_ends;
 }
 
 /// Whether the host goes on only when this step is over: it is the last, its end is measured, or a pause
 /// follows. The same on all ranks, which else would see a stop signal at different steps.
 bool Trainer::waits_for(int64_t step) const {
-  return !runs_ahead_ || step == 1 || step == config_.train.steps || pauses_after(step);
+  return !runs_ahead_ || step == resumed_.step + 1 || step == config_.train.steps || pauses_after(step);
 }
 
 /// Waits for the totals of the oldest step. Throws NumericsError when they are not finite.
@@ -275,7 +286,7 @@ StepRecord Trainer::settle_oldest() {
   const double seconds = step.over->seconds_after(*since_);
   since_ = std::move(step.over);
   const StepTotals& totals = step.totals;
-  if (step.step == 1) result_.summary.seconds_to_first_step = seconds_since_exec();
+  if (step.step == resumed_.step + 1) result_.summary.seconds_to_first_step = seconds_since_exec();
   if (result_.stop_signal == 0) result_.stop_signal = totals.stop_signal;
   if (config_.parallel.pp > 1)
     result_.summary.peak_bytes_by_pp_rank.assign(totals.peak_by_pp_rank.begin(),
@@ -302,6 +313,8 @@ StepRecord Trainer::settle_oldest() {
 void Trainer::settle(size_t left) {
   while (under_way_.size() > (result_.stop_signal == 0 ? left : 0)) {
     StepRecord record = settle_oldest();
+    if (under_way_.empty() && saves_after(record.step))
+      record.checkpoint_ms = checkpoints_.save(record.step, record.loss, ends_after(record.step));
     if (under_way_.empty() && ends_after(record.step)) keep_weights();
     if (under_way_.empty() && validates_after(record.step)) record.val_loss = validate();
     publish(record);
@@ -368,7 +381,8 @@ TrainResult Trainer::run() {
   announce(parts_);
   const double started = monotonic_seconds();
   Profiler profiler(options_.trace_path, first_profiled_, parts_.is_root() ? profiled_ : 0);
-  for (int64_t step = 1; step <= config_.train.steps && result_.stop_signal == 0; ++step) {
+  begin_records();
+  for (int64_t step = resumed_.step + 1; step <= config_.train.steps && result_.stop_signal == 0; ++step) {
     profiler.begin_step(step);
     enqueue(step);
     settle(waits_for(step) ? 0 : 1);
@@ -380,6 +394,15 @@ TrainResult Trainer::run() {
   }
   finish(started);
   return std::move(result_);
+}
+
+/// What was recorded of steps that are made again goes; a run that was complete has nothing to add.
+void Trainer::begin_records() {
+  result_.summary.steps = resumed_.step;
+  result_.summary.final_loss = resumed_.loss;
+  result_.summary.resumed_at = resumed_.step;
+  if (!parts_.is_root() || !options_.resume) return;
+  for (Sink* sink : options_.sinks) sink->resume(resumed_.step);
 }
 
 /// Between steps, so without activations and what units take turns with.
@@ -425,6 +448,10 @@ void Trainer::finish(double started) {
   const int signal = signal_of_any_rank(options_, parts_.mesh);
   if (result_.stop_signal == 0) result_.stop_signal = signal;
   summary.stop_signal = result_.stop_signal;
+  summary.checkpoints = checkpoints_.written();
+  summary.checkpoints_late = checkpoints_.late();
+  summary.checkpoints_failed = checkpoints_.failed();
+  result_.resumable = result_.stop_signal != 0 && checkpoints_.is_safe();
   if (config_.checkpoint.final_weights) summary.weights_path = options_.weights_path;
   summary.wall_s = monotonic_seconds() - started;
   if (!parts_.is_root()) return;

@@ -17,8 +17,15 @@ struct TrainOptions {
   std::string cache_dir;       ///< for token shards
   std::string builtin_corpus;  ///< folder that data.path "builtin" stands for
   std::string weights_path;    ///< where rank 0 writes the final weights, if checkpoint.final_weights
-  std::string trace_path;      ///< where rank 0 writes the trace of train.profile_steps
-  std::vector<Sink*> sinks;    ///< called on rank 0 only
+  /// Where checkpoints go and are looked for, on a file system that all ranks see; rank 0's counts. Empty: no
+  /// checkpoints.
+  std::string checkpoint_dir;
+  /// Go on from the newest checkpoint there that is whole, or begin where there is none.
+  bool resume = false;
+  /// Go on from this one, instead; rank 0's counts.
+  std::string resume_from;
+  std::string trace_path;    ///< where rank 0 writes the trace of train.profile_steps
+  std::vector<Sink*> sinks;  ///< called on rank 0 only
   /// Non-zero on any rank: the run ends. Steps that are enqueued are finished and the weights written;
   /// nothing is validated any more, and no text is generated.
   const std::atomic<int>* stop_signal = nullptr;
@@ -32,7 +39,8 @@ struct TrainOptions {
 
 struct TrainResult {
   RunSummary summary;
-  int stop_signal = 0;  ///< the signal that ended the run early, 0 for none; the same on every rank
+  int stop_signal = 0;     ///< the signal that ended the run early, 0 for none; the same on every rank
+  bool resumable = false;  ///< such a run has saved its last step: it can go on
 };
 
 /// Trains for config.train.steps steps, writes the weights, and then validates and generates the sample.

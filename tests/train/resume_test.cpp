@@ -1,0 +1,238 @@
+// A run that is ended and goes on from its checkpoint is the run that was never ended, bit for bit.
+#include <csignal>
+
+#include "tests/train/trainer_fixture.h"
+#include "trireme/base/error.h"
+#include "trireme/checkpoint/checkpoint.h"
+
+namespace trireme::train {
+namespace {
+
+/// Does something once a step is recorded, on rank 0.
+class AfterStep : public Sink {
+ public:
+  explicit AfterStep(std::function<void(int64_t step)> body) : body_(std::move(body)) {}
+  void record(const StepRecord& step) override { body_(step.step); }
+  void finish(const RunSummary&) override {}
+
+ private:
+  std::function<void(int64_t)> body_;
+};
+
+class Resume : public TrainerTest {
+ protected:
+  void SetUp() override {
+    TrainerTest::SetUp();
+    config_.train.steps = 12;
+    config_.train.micro_batch = 2;
+    config_.train.val_every = 5;
+    config_.train.sample_tokens = 0;
+    config_.checkpoint.every = 4;
+  }
+
+  /// Trains; a signal comes when step `stop_at` is recorded, 0: never.
+  TrainResult run(int64_t ranks, bool resume, int64_t stop_at = 0) {
+    at::set_num_threads(1);
+    recorder_ = {};
+    stop_ = 0;
+    AfterStep stopper([&](int64_t step) {
+      if (step == stop_at) stop_ = SIGTERM;
+      if (after_step_) after_step_(step);
+    });
+    TrainResult result;
+    test::run_ranks(ranks, [&](std::shared_ptr<comm::World> world) {
+      TrainOptions mine = options();
+      mine.sinks = {&recorder_, &stopper};
+      mine.stop_signal = world->rank() == 0 ? &stop_ : nullptr;
+      mine.checkpoint_dir = world->rank() == 0 ? checkpoints() : std::string();
+      mine.resume = resume;
+      mine.resume_from = world->rank() == 0 ? resume_from_ : std::string();
+      try {
+        const TrainResult outcome = train(mine, world);
+        if (world->rank() == 0) result = outcome;
+      } catch (const FailedElsewhere&) {
+      }
+    });
+    return result;
+  }
+
+  std::string checkpoints() const { return (folder_ / "checkpoints").string(); }
+
+  /// `config_` trained without a stop, and then with two; the same steps, losses and weights.
+  void expect_exact(int64_t ranks, const std::string& what) {
+    std::filesystem::remove_all(checkpoints());
+    const TrainResult whole = run(ranks, false);
+    const std::vector<StepRecord> steps = recorder_.steps;
+    ASSERT_EQ(steps.size(), 12u) << what;
+    EXPECT_EQ(whole.summary.checkpoints + whole.summary.checkpoints_late, 3) << what;
+    std::filesystem::remove_all(checkpoints());
+
+    std::vector<StepRecord> pieces;
+    const auto go_on = [&](bool resume, int64_t stop_at) {
+      const TrainResult result = run(ranks, resume, stop_at);
+      pieces.insert(pieces.end(), recorder_.steps.begin(), recorder_.steps.end());
+      return result;
+    };
+    const TrainResult first = go_on(false, 2);
+    EXPECT_EQ(first.stop_signal, SIGTERM) << what;
+    EXPECT_TRUE(first.resumable) << what;
+    EXPECT_LT(first.summary.steps, 6) << what;
+    EXPECT_EQ(go_on(true, 7).summary.resumed_at, first.summary.steps) << what;
+    const TrainResult last = go_on(true, 0);
+    EXPECT_EQ(last.summary.weights_digest, whole.summary.weights_digest) << what;
+    // A stopped step does not validate.
+    for (StepRecord& record : pieces) record.val_loss = steps[static_cast<size_t>(record.step) - 1].val_loss;
+    expect_same_steps(pieces, steps);
+    // A run that is complete has nothing to do.
+    const TrainResult again = run(ranks, true);
+    EXPECT_TRUE(recorder_.steps.empty()) << what;
+    EXPECT_EQ(again.summary.weights_digest, whole.summary.weights_digest) << what;
+    EXPECT_EQ(again.summary.final_loss, whole.summary.final_loss) << what;
+  }
+
+  std::function<void(int64_t)> after_step_;
+  std::string resume_from_;
+};
+
+TEST_F(Resume, IsExactForEveryPolicy) {
+  for (const plan::PolicyName policy : plan::all_values<plan::PolicyName>()) {
+    config_.parallel.policy = policy;
+    config_.checkpoint.async = policy != plan::PolicyName::kZero1;
+    expect_exact(2, std::string(plan::name(policy)));
+  }
+}
+
+TEST_F(Resume, IsExactForHybridShardingAndOnOneRank) {
+  config_.parallel.policy = plan::PolicyName::kFsdp;
+  config_.parallel.sharding = plan::Sharding::kHybridShard;
+  config_.parallel.dp_replicate = 2;
+  expect_exact(4, "hybrid");
+  config_.parallel = {};
+  expect_exact(1, "one rank");
+}
+
+TEST_F(Resume, IsExactInLowPrecisionWithItsLossScaleAndDropout) {
+  config_.parallel.policy = plan::PolicyName::kFsdp;
+  config_.precision.compute = plan::Dtype::kBf16;
+  expect_exact(2, "bf16");
+  config_.precision.compute = plan::Dtype::kFp16;
+  config_.precision.loss_scale.window = 3;  // it doubles between a stop and the next
+  expect_exact(2, "fp16");
+  config_.precision.compute = plan::Dtype::kFp32;
+  config_.model.dropout = 0.1;
+  expect_exact(1, "dropout");  // threads share one generator, processes have their own
+}
+
+/// Policies agree bit for bit on the same ranks; other ranks add gradients in another order.
+TEST_F(Resume, GoesOnUnderAnotherPolicyAndOnOtherRanks) {
+  config_.parallel.policy = plan::PolicyName::kDdp;
+  const std::string digest = run(2, false).summary.weights_digest;
+  const std::vector<StepRecord> steps = recorder_.steps;
+  using plan::PolicyName;
+  const std::pair<PolicyName, int64_t> others[] = {
+      {PolicyName::kFsdp, 2}, {PolicyName::kZero1, 2}, {PolicyName::kZero2, 4}, {PolicyName::kFsdp, 1}};
+  for (const auto& [policy, ranks] : others) {
+    std::filesystem::remove_all(checkpoints());
+    config_.parallel.policy = plan::PolicyName::kZero2;
+    const int64_t done = run(2, false, 5).summary.steps;
+    config_.parallel.policy = policy;
+    const TrainResult result = run(ranks, true);
+    EXPECT_EQ(result.summary.resumed_at, done);
+    if (ranks == 2) {
+      EXPECT_EQ(result.summary.weights_digest, digest) << plan::name(policy);
+    }
+    ASSERT_EQ(recorder_.steps.size(), steps.size() - static_cast<size_t>(done));
+    EXPECT_NEAR(recorder_.steps.back().loss, steps.back().loss, 1e-4)
+        << plan::name(policy) << " on " << ranks;
+  }
+}
+
+TEST_F(Resume, TakesTheOneBeforeWhereTheNewestIsDamaged) {
+  config_.checkpoint.async = false;
+  config_.parallel.policy = plan::PolicyName::kFsdp;
+  const std::string digest = run(2, false).summary.weights_digest;
+  const std::string newest = checkpoints() + "/step-00000012/shard-00001.safetensors";
+  std::fstream file(newest, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-1, std::ios::end);
+  file.put('?');
+  file.close();
+  const TrainResult result = run(2, true);
+  EXPECT_EQ(result.summary.resumed_at, 8);
+  EXPECT_EQ(result.summary.weights_digest, digest);
+  EXPECT_EQ(checkpoint::newest_checkpoint(checkpoint::Folder(checkpoints())).checkpoint->commit().step, 12);
+}
+
+TEST_F(Resume, FailsWhereNoneCanBeReadAndBeginsWhereThereIsNone) {
+  EXPECT_EQ(run(2, true).summary.resumed_at, 0);
+  EXPECT_EQ(recorder_.steps.size(), 12u);
+  for (const auto& entry : std::filesystem::directory_iterator(checkpoints())) {
+    if (entry.is_directory()) std::filesystem::resize_file(entry.path() / "index.json", 1);
+  }
+  EXPECT_THROW(run(2, true), DataError);
+}
+
+TEST_F(Resume, GoesOnFromTheOneThatIsNamed) {
+  config_.checkpoint.keep = 0;
+  const std::string digest = run(2, false).summary.weights_digest;
+  resume_from_ = checkpoints() + "/step-00000004";
+  const TrainResult result = run(2, true);
+  EXPECT_EQ(result.summary.resumed_at, 4);
+  EXPECT_EQ(result.summary.weights_digest, digest);
+  resume_from_ = checkpoints() + "/step-00000005";
+  EXPECT_THROW(run(2, true), Error);
+}
+
+TEST_F(Resume, RefusesAnotherModelAndNamesTheKeys) {
+  run(2, false, 2);
+  config_.model.d_ff = 64;
+  config_.seed = 43;
+  config_.optim.lr = 2e-2;  // may change
+  try {
+    run(2, true);
+    FAIL() << "it was not refused";
+  } catch (const ConfigError& error) {
+    const std::string message = error.what();
+    EXPECT_NE(message.find("seed, model.d_ff;"), std::string::npos) << message;
+  }
+}
+
+TEST_F(Resume, KeepsAsManyAsItIsTold) {
+  config_.checkpoint.every = 2;
+  config_.checkpoint.keep = 3;
+  EXPECT_EQ(run(2, false).summary.checkpoints + recorder_.summary.checkpoints_late, 6);
+  size_t count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(checkpoints()))
+    count += entry.is_directory() ? 1 : 0;
+  EXPECT_LE(count, 3u);
+  EXPECT_GE(count, 2u);
+}
+
+/// The folder is gone: a warning each, and the same weights.
+TEST_F(Resume, TrainingGoesOnWhereNothingCanBeWritten) {
+  config_.checkpoint.async = false;
+  const std::string digest = run(2, false).summary.weights_digest;
+  std::filesystem::remove_all(checkpoints());
+  after_step_ = [&](int64_t step) {
+    if (step == 5) std::filesystem::remove_all(checkpoints());
+  };
+  const TrainResult result = run(2, false);
+  EXPECT_EQ(result.summary.weights_digest, digest);
+  EXPECT_EQ(result.summary.checkpoints, 1);
+  EXPECT_EQ(result.summary.checkpoints_failed, 2);
+}
+
+TEST_F(Resume, SaysWhatASaveHasCost) {
+  config_.checkpoint.async = false;
+  run(2, false);
+  for (const StepRecord& step : recorder_.steps)
+    EXPECT_EQ(step.checkpoint_ms.has_value(), step.step % 4 == 0) << step.step;
+}
+
+TEST_F(Resume, NothingIsWrittenUnlessItIsAskedFor) {
+  config_.checkpoint.every = 0;
+  EXPECT_EQ(run(2, false).summary.checkpoints, 0);
+  EXPECT_FALSE(std::filesystem::exists(checkpoints()));
+}
+
+}  // namespace
+}  // namespace trireme::train

@@ -1,0 +1,425 @@
+#include "trireme/train/checkpointing.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "trireme/base/clock.h"
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/checkpoint/checkpoint.h"
+#include "trireme/checkpoint/safetensors.h"
+#include "trireme/checkpoint/strict_json.h"
+#include "trireme/kernels/device.h"
+#include "trireme/parallel/state.h"
+#include "trireme/parallel/state_file.h"
+#include "trireme/train/stop.h"
+
+namespace trireme::train {
+namespace {
+
+using Json = nlohmann::json;
+using checkpoint::PieceSpec;
+using checkpoint::Region;
+
+constexpr const char* kStepPrefix = "optimizer.step.";
+constexpr int64_t kAlignment = 64;  // of pieces in the copy, in bytes
+
+/// Rank 0's text, on every rank.
+std::string text_of_root(comm::Group& group, std::string text) {
+  const auto size =
+      static_cast<int64_t>(comm::gather_scalars(group, {static_cast<double>(text.size())}).front().front());
+  if (size == 0) return {};
+  text.resize(static_cast<size_t>(size));
+  at::Tensor bytes = at::from_blob(text.data(), {size}, at::kByte).to(group.device(), at::kByte, false, true);
+  group.broadcast(bytes, 0);
+  const at::Tensor here = bytes.to(at::kCPU);
+  return {static_cast<const char*>(here.const_data_ptr()), static_cast<size_t>(size)};
+}
+
+/// How many ranks hold the same pieces, and which of them this one is.
+std::pair<int64_t, int64_t> replica_of(const Parts& parts) {
+  const plan::Policy policy = plan::resolve_policy(parts.config.parallel, parts.mesh.shape);
+  if (!policy.shard_optimizer) return {parts.mesh.dp_rank, parts.batch.dp_size};
+  if (policy.hybrid) return {parts.mesh.replicate->rank(), parts.mesh.replicate->size()};
+  return {0, 1};
+}
+
+struct MyPiece {
+  PieceSpec spec;
+  at::Tensor values;  ///< of the region, on the device
+};
+
+/// What this rank writes: its share of what it holds. Counts of updates come from whoever has a parameter's
+/// first element, buffers from rank 0.
+std::vector<MyPiece> pieces_to_write(Parts& parts) {
+  const auto [replica, replicas] = replica_of(parts);
+  std::set<std::string> params;
+  for (const auto* unit : parts.engine->units()) {
+    for (const plan::FlatEntry& entry : unit->layout().entries()) params.insert(entry.name);
+  }
+  std::vector<MyPiece> pieces;
+  bool has_first = false;  // element of the parameter whose pieces come now
+  for (const parallel::StatePiece& held : parallel::sharded_state(*parts.engine, *parts.optimizer)) {
+    const bool is_param = params.contains(held.name);
+    const bool is_step = held.name.starts_with(kStepPrefix);
+    const bool is_moment = !is_step && held.name.starts_with("optimizer.");
+    if (is_param) has_first = held.range.begin == 0;
+    if (is_step && (!has_first || replica != 0)) continue;
+    if (!is_param && !is_step && !is_moment && !parts.is_root()) continue;
+    Region region = Region::flat(held.shape, held.range);
+    if (is_param || is_moment) region = checkpoint::share_of(region, replica, replicas);
+    if (region.numel() == 0) continue;
+    pieces.push_back(
+        {{held.name, checkpoint::safetensors_dtype(held.values.scalar_type(), held.name), held.shape, region},
+         held.values.narrow(0, region.range.begin - held.range.begin, region.numel())});
+  }
+  return pieces;
+}
+
+/// Keys without which the same steps cannot go on. What a run may change, such as its ranks, policy, kernels
+/// or when it ends, is not among them.
+bool must_be_equal(const std::string& key) {
+  static const std::set<std::string> keys = {
+      "seed", "data.tokenizer", "data.seq_len", "data.val_fraction", "train.global_batch", "optim.name"};
+  return keys.contains(key) || (key.starts_with("model.") && key != "model.preset" && key != "model.dropout");
+}
+
+void check_config(const plan::Config& now, const Json& state, const std::string& path) {
+  const std::string yaml = checkpoint::text_of(state, "config", path);
+  const plan::Config then = plan::load({.path = {}, .text = yaml, .overrides = {}}, Environment()).config;
+  std::vector<std::string> refused, noted;
+  for (const std::string& key : plan::differing_keys(then, now))
+    (must_be_equal(key) ? refused : noted).push_back(key);
+  if (!refused.empty()) {
+    throw ConfigError(
+        "[train.resume] {} was written by a run with other values of {}; give them as they were, or begin a "
+        "run of its own",
+        path, join(refused, ", "));
+  }
+  if (!noted.empty()) log_info("resume  with other values of {}", join(noted, ", "));
+}
+
+void check_data(const Parts& parts, const Json& state, const std::string& path) {
+  const int64_t samples = checkpoint::count_of(state, "samples", path);
+  if (samples == parts.train_data->size()) return;
+  throw ConfigError(
+      "[train.resume] {} was written by a run on {} samples, data.path has {} now; give it the same text",
+      path, samples, parts.train_data->size());
+}
+
+std::string to_hex(const at::Tensor& bytes) {
+  std::string hex;
+  const auto* next = bytes.const_data_ptr<uint8_t>();
+  for (int64_t i = 0; i < bytes.numel(); ++i) hex += fmt::format("{:02x}", next[i]);
+  return hex;
+}
+
+at::Tensor from_hex(const std::string& hex, const std::string& path) {
+  if (hex.size() % 2 != 0 || hex.find_first_not_of("0123456789abcdef") != std::string::npos)
+    checkpoint::fail_json(path, "the state of a random generator is no hex");
+  at::Tensor bytes = at::empty({static_cast<int64_t>(hex.size() / 2)}, at::kByte);
+  for (size_t i = 0; i < hex.size() / 2; ++i)
+    bytes.mutable_data_ptr<uint8_t>()[i] = static_cast<uint8_t>(std::stoi(hex.substr(2 * i, 2), nullptr, 16));
+  return bytes;
+}
+
+at::Generator generator_of(const c10::Device& device) {
+  return at::globalContext().defaultGenerator(device);
+}
+
+/// Dropout's, of this rank; nothing else of a run draws from it.
+std::string random_state(const Parts& parts) {
+  if (parts.config.model.dropout == 0.0) return {};
+  at::Generator generator = generator_of(parts.world->device());
+  const std::lock_guard lock(generator.mutex());
+  return Json{{"random", to_hex(generator.get_state())}}.dump();
+}
+
+/// Another number of ranks has other masks; it begins new ones, and not those that the run has begun with.
+void restore_random(const Parts& parts, const Json& ranks, int64_t step, const std::string& path) {
+  if (parts.config.model.dropout == 0.0) return;
+  const std::string rank = std::to_string(parts.world->rank());
+  if (static_cast<int64_t>(ranks.size()) == parts.world->size() && ranks.contains(rank)) {
+    at::Generator generator = generator_of(parts.world->device());
+    const std::lock_guard lock(generator.mutex());
+    generator.set_state(from_hex(checkpoint::text_of(ranks.at(rank), "random", path), path));
+    return;
+  }
+  if (parts.is_root()) log_info("resume  on other ranks: dropout goes on with other masks");
+  at::manual_seed(static_cast<uint64_t>(parts.config.seed + step * parts.world->size() + parts.mesh.dp_rank));
+}
+
+Json to_json(const precision::LossScaler::State& state) {
+  return {{"scale", state.scale},
+          {"patience", state.patience},
+          {"good_steps", state.good_steps},
+          {"overflows_in_a_row", state.overflows_in_a_row},
+          {"skipped", state.skipped}};
+}
+
+precision::LossScaler::State scaler_state(const Json& json, const std::string& path) {
+  const Json& scale = checkpoint::value_of(json, "scale", path);
+  if (!scale.is_number()) checkpoint::fail_json(path, "'scale' is no number");
+  return {.scale = scale.get<double>(),
+          .patience = checkpoint::count_of(json, "patience", path),
+          .good_steps = checkpoint::count_of(json, "good_steps", path),
+          .overflows_in_a_row = checkpoint::count_of(json, "overflows_in_a_row", path),
+          .skipped = checkpoint::count_of(json, "skipped", path)};
+}
+
+}  // namespace
+
+Checkpointing::Checkpointing(const TrainOptions& options, Parts& parts, precision::LossScaler& scaler)
+    : options_(options), config_(options.config), parts_(parts), scaler_(scaler) {
+  if (config_.checkpoint.every > 0 || options.resume) agree_on_folder();
+}
+
+Checkpointing::~Checkpointing() {
+  given_up_ = true;
+  join();
+}
+
+/// Rank 0 knows the folders, and is the one that commits.
+void Checkpointing::agree_on_folder() {
+  std::exception_ptr error;
+  if (parts_.is_root() && config_.checkpoint.every > 0 && !options_.checkpoint_dir.empty()) {
+    try {
+      store_ = std::make_unique<checkpoint::Store>(options_.checkpoint_dir);
+    } catch (const Error&) {
+      error = std::current_exception();
+    }
+  }
+  Json known{{"folder", options_.checkpoint_dir},
+             {"wanted", options_.resume_from},
+             {"generation", store_ ? store_->generation() : 0},
+             {"failed", error != nullptr}};
+  known = Json::parse(text_of_root(*parts_.mesh.all, parts_.is_root() ? known.dump() : std::string()));
+  if (error) std::rethrow_exception(error);
+  if (known["failed"].get<bool>()) throw FailedElsewhere(ExitCode::kEnvironment, 0);
+  folder_ = known["folder"];
+  wanted_ = known["wanted"];
+  generation_ = known["generation"];
+}
+
+bool Checkpointing::any_rank(bool mine) const {
+  const auto ranks = comm::gather_scalars(*parts_.mesh.all, {mine ? 1.0 : 0.0});
+  return std::ranges::any_of(ranks, [](const std::vector<double>& rank) { return rank[0] > 0.0; });
+}
+
+/// The newest checkpoint of the folder, on all ranks; empty: there is none.
+std::string Checkpointing::choose(const std::string& older_than) {
+  std::string path;
+  std::error_code error;
+  if (parts_.is_root() && std::filesystem::is_directory(folder_, error)) {
+    const checkpoint::Newest newest = checkpoint::newest_checkpoint(checkpoint::Folder(folder_), older_than);
+    for (const std::string& reason : newest.passed_over) log_warning("resume  passed over {}", reason);
+    if (newest.checkpoint) {
+      path = newest.checkpoint->path();
+    } else if (!newest.passed_over.empty() || !older_than.empty()) {
+      path = "?";
+    }
+  }
+  return text_of_root(*parts_.mesh.all, path);
+}
+
+Checkpointing::Resumed Checkpointing::resume() {
+  if (!options_.resume) return {};
+  if (!wanted_.empty()) return resume_from(wanted_);
+  std::string older_than;
+  for (;;) {
+    const std::string path = choose(older_than);
+    if (path.empty()) return {};
+    if (path == "?") {
+      throw DataError(
+          "[train.resume] none of the checkpoints in {} can be read; 'trireme ckpt list' says why. Take them "
+          "away to begin at step 1",
+          folder_);
+    }
+    try {
+      return resume_from(path);
+    } catch (const DataError& error) {
+      if (parts_.is_root()) log_warning("resume  {}; trying the one before", error.what());
+    }
+    older_than = std::filesystem::path(path).filename();
+  }
+}
+
+/// Every rank reads its own part, so any of them may find damage; then all throw DataError.
+Checkpointing::Resumed Checkpointing::resume_from(const std::string& path) {
+  std::string state, problem;
+  const auto attempt = [&](const auto& body) {
+    problem.clear();
+    try {
+      body();
+    } catch (const ConfigError&) {
+      throw;  // the same on all ranks
+    } catch (const Error& error) {
+      problem = error.what();
+    }
+    if (!any_rank(!problem.empty())) return;
+    throw DataError(
+        "{}", problem.empty() ? fmt::format("[train.resume] another rank cannot read {}", path) : problem);
+  };
+  attempt([&] { state = checkpoint::Checkpoint(path).state(); });
+  const Json document = checkpoint::parse_json(state, path);
+  const Json& run = checkpoint::value_of(document, "run", path);
+  check_config(config_, run, path);
+  check_data(parts_, run, path);
+  attempt([&] { parallel::load_state(*parts_.engine, *parts_.optimizer, path); });
+  return restore(path, state);
+}
+
+/// What is not in tensors.
+Checkpointing::Resumed Checkpointing::restore(const std::string& path, const std::string& state) {
+  const Json document = checkpoint::parse_json(state, path);
+  const Json& run = checkpoint::value_of(document, "run", path);
+  Resumed resumed{.step = checkpoint::count_of(run, "step", path)};
+  if (const auto loss = run.find("loss"); loss != run.end() && loss->is_number()) resumed.loss = *loss;
+  scaler_.set_state(scaler_state(checkpoint::value_of(run, "loss_scaler", path), path));
+  restore_random(parts_, checkpoint::value_of(document, "ranks", path), resumed.step, path);
+  parts_.open_loader(checkpoint::count_of(run, "cursor", path));
+  if (parts_.is_root() && options_.announce) log_info("resume  after step {} of {}", resumed.step, path);
+  return resumed;
+}
+
+std::string Checkpointing::run_state(int64_t step, double loss) const {
+  const int64_t cursor = step * parts_.batch.global_batch;
+  return Json{{"step", step},
+              {"cursor", cursor},
+              {"tokens", cursor * config_.data.seq_len},
+              {"loss", loss},
+              {"samples", parts_.train_data->size()},
+              {"ranks", parts_.world->size()},
+              {"mesh", parts_.mesh.shape.to_string()},
+              {"policy", plan::resolve_policy(config_.parallel, parts_.mesh.shape).label()},
+              {"loss_scaler", to_json(scaler_.state())},
+              {"config", plan::to_yaml({config_, {}})}}
+      .dump();
+}
+
+/// Copies this rank's pieces, in which training goes on to write.
+checkpoint::ShardSpec Checkpointing::snapshot(int64_t step) {
+  const at::NoGradGuard no_grad;
+  checkpoint::ShardSpec spec{.rank = parts_.world->rank(),
+                             .step = step,
+                             .generation = generation_,
+                             .pieces = {},
+                             .metadata = parallel::state_metadata(*parts_.engine),
+                             .state = random_state(parts_)};
+  if (parts_.on_gpu()) kernels::synchronize_gpu();  // updates run on streams of their own
+  const std::vector<MyPiece> pieces = pieces_to_write(parts_);
+  offsets_.clear();
+  int64_t bytes = 0;
+  for (const MyPiece& piece : pieces) {
+    offsets_.push_back(bytes);
+    bytes += (static_cast<int64_t>(piece.values.nbytes()) + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  if (!copy_.defined() || copy_.numel() < bytes)
+    copy_ = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(parts_.on_gpu()));
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const at::Tensor& values = pieces[i].values;
+    copy_.narrow(0, offsets_[i], static_cast<int64_t>(values.nbytes()))
+        .view(values.scalar_type())
+        .copy_(values, /*non_blocking=*/true);
+    spec.pieces.push_back(pieces[i].spec);
+  }
+  if (parts_.on_gpu()) kernels::synchronize_gpu();
+  return spec;
+}
+
+/// The thread: nothing here communicates but through the folder.
+void Checkpointing::write(const checkpoint::ShardSpec& spec, const std::string& temporary,
+                          const std::string& state) {
+  try {
+    const checkpoint::Folder folder(folder_ + "/" + temporary);
+    const auto* bytes = static_cast<const char*>(copy_.const_data_ptr());
+    try {
+      checkpoint::write_shard(folder, spec, [&](size_t piece) { return bytes + offsets_[piece]; });
+    } catch (const std::exception& error) {
+      checkpoint::report_failure(folder, spec.rank, error.what());
+      throw;
+    }
+    if (store_) {
+      store_->commit({.temporary = temporary,
+                      .step = spec.step,
+                      .ranks = parts_.world->size(),
+                      .state = state,
+                      .seconds = config_.comm.timeout_s,
+                      .cancelled = [this] { return given_up_.load(); }});
+      ++written_;
+      store_->prune(config_.checkpoint.keep);
+    }
+  } catch (const std::exception& error) {
+    error_ = error.what();
+    if (store_) store_->abandon(temporary);
+  }
+  writing_ = false;
+}
+
+void Checkpointing::join() {
+  if (writer_.joinable()) writer_.join();
+}
+
+/// Compares how the last save ended; false while some rank still writes.
+bool Checkpointing::settle() {
+  if (!unsettled_) return true;
+  const bool writing = writing_;
+  if (any_rank(writing)) return false;
+  join();
+  unsettled_ = false;
+  safe_ = !any_rank(!error_.empty());
+  if (!safe_) {
+    ++failed_;
+    if (!error_.empty()) log_warning("a checkpoint was not written: {}; training goes on", error_);
+  }
+  error_.clear();
+  return true;
+}
+
+bool Checkpointing::begin_folder(const std::string& temporary) {
+  std::string problem;
+  if (store_) {
+    try {
+      store_->begin(temporary);
+    } catch (const Error& error) {
+      problem = error.what();
+      log_warning("no checkpoint can be written: {}; training goes on", problem);
+    }
+  }
+  return !any_rank(!problem.empty());
+}
+
+std::optional<double> Checkpointing::save(int64_t step, double loss, bool last) {
+  const double begin = monotonic_seconds();
+  const auto waited_ms = [begin] { return 1e3 * (monotonic_seconds() - begin); };
+  if (last) join();
+  if (!settle()) {
+    ++late_;
+    return std::nullopt;
+  }
+  safe_ = false;
+  const std::string temporary = checkpoint::temporary_name(step, generation_, ++attempt_);
+  if (!begin_folder(temporary)) {
+    ++failed_;
+    return std::nullopt;
+  }
+  const checkpoint::ShardSpec spec = snapshot(step);
+  writing_ = true;
+  unsettled_ = true;
+  writer_ =
+      std::thread([this, spec, temporary, state = run_state(step, loss)] { write(spec, temporary, state); });
+  if (last || !config_.checkpoint.async) {
+    join();
+    settle();
+  }
+  return waited_ms();
+}
+
+}  // namespace trireme::train

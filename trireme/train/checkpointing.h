@@ -1,0 +1,90 @@
+#pragma once
+// A training run's checkpoints: each rank copies its part of the state between two steps, and a thread writes
+// the copy while training goes on. Resuming reads the same names, whatever ranks and policy wrote them.
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "trireme/checkpoint/shard.h"
+#include "trireme/checkpoint/store.h"
+#include "trireme/precision/loss_scaler.h"
+#include "trireme/train/parts.h"
+
+namespace trireme::train {
+
+class Checkpointing {
+ public:
+  /// All must outlive this. With checkpoint.every rank 0 takes the folder's lock. Collective. Throws
+  /// EnvironmentError on all ranks when the folder cannot be used, or another run writes to it.
+  Checkpointing(const TrainOptions& options, Parts& parts, precision::LossScaler& scaler);
+  /// Waits for the thread; a save that waits for other ranks is given up.
+  ~Checkpointing();
+  Checkpointing(const Checkpointing&) = delete;
+  Checkpointing& operator=(const Checkpointing&) = delete;
+
+  /// What a run goes on from.
+  struct Resumed {
+    int64_t step = 0;  ///< 0: from the beginning
+    double loss = 0.0;
+  };
+  /// Model, optimizer, loader, loss scale and random numbers become those of the checkpoint that the options
+  /// ask for; of several the newest that can be read whole, with a warning for each that cannot. Collective.
+  /// Throws ConfigError that names keys when it belongs to another config, DataError when none can be read.
+  Resumed resume();
+
+  bool enabled() const { return config_.checkpoint.every > 0 && !folder_.empty(); }
+  bool is_due(int64_t step) const { return enabled() && step % config_.checkpoint.every == 0; }
+  /// Saves the state after step `step`, whose loss was `loss`. Returns the milliseconds that training has
+  /// waited; none when the save before is still being written, or cannot begin. A save that fails is a
+  /// warning: training goes on. `last`: nothing may be left out, and it is on the disk when this returns.
+  /// Collective.
+  std::optional<double> save(int64_t step, double loss, bool last);
+
+  int64_t written() const { return written_; }  ///< rank 0 knows
+  int64_t late() const { return late_; }
+  int64_t failed() const { return failed_; }
+  /// Whether the last save() is on the disk, the same on all ranks; after one that was the last.
+  bool is_safe() const { return safe_; }
+
+ private:
+  struct Outcome;
+
+  void agree_on_folder();
+  Resumed resume_from(const std::string& path);
+  Resumed restore(const std::string& path, const std::string& state);
+  std::string choose(const std::string& older_than);
+  bool any_rank(bool mine) const;
+  bool settle();
+  bool begin_folder(const std::string& temporary);
+  checkpoint::ShardSpec snapshot(int64_t step);
+  std::string run_state(int64_t step, double loss) const;
+  void write(const checkpoint::ShardSpec& spec, const std::string& temporary, const std::string& state);
+  void join();
+
+  const TrainOptions& options_;
+  const plan::Config& config_;
+  Parts& parts_;
+  precision::LossScaler& scaler_;
+  std::string folder_;                        ///< of the run's checkpoints
+  std::string wanted_;                        ///< the one to resume from, if it was named
+  std::unique_ptr<checkpoint::Store> store_;  ///< rank 0's, when checkpoints are written
+  int64_t generation_ = 0;
+  int64_t attempt_ = 0;
+
+  at::Tensor copy_;               ///< bytes of this rank's pieces, pinned for GPUs
+  std::vector<int64_t> offsets_;  ///< of the pieces in it
+  std::thread writer_;
+  std::atomic<bool> writing_{false}, given_up_{false};
+  std::string error_;       ///< of the last save, from its thread; empty: none
+  bool unsettled_ = false;  ///< a save has begun whose outcome ranks have not compared
+  bool safe_ = false;
+  int64_t written_ = 0, late_ = 0, failed_ = 0;
+};
+
+}  // namespace trireme::train
