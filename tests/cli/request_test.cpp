@@ -12,6 +12,9 @@ TEST(Request, SurvivesTheTripToTheWorker) {
                         .config = "name: \"a\"\ntrain:\n  steps: 3\n",
                         .run_dir = "runs/a b-20261120-081503Z-k3f9",
                         .runs_root = "elsewhere",
+                        .resume = true,
+                        .resume_from = "step 5",
+                        .finishes = false,
                         .command = "trireme train 'it'\\''s'",
                         .json = true,
                         .quiet = true,
@@ -26,6 +29,9 @@ TEST(Request, SurvivesTheTripToTheWorker) {
   EXPECT_EQ(received.config, sent.config);
   EXPECT_EQ(received.run_dir, sent.run_dir);
   EXPECT_EQ(received.runs_root, sent.runs_root);
+  EXPECT_TRUE(received.resume);
+  EXPECT_EQ(received.resume_from, sent.resume_from);
+  EXPECT_FALSE(received.finishes);
   EXPECT_EQ(received.command, sent.command);
   EXPECT_TRUE(received.json);
   EXPECT_TRUE(received.quiet);

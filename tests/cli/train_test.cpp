@@ -70,6 +70,65 @@ TEST(TrainRun, ReturnsAndRecordsTheExitCodeOfItsRanks) {
   }
 }
 
+Request last_request(const FrontProcess& front) {
+  return request_from_json(read_file(front.file("request-0")));
+}
+
+/// What the first save leaves in the newest run.
+void leave_checkpoints(const FrontProcess& front) {
+  make_directories(front.file("runs/latest/checkpoints"));
+  write_file_atomic(front.file("runs/latest/checkpoints/GENERATION"), "1\n");
+}
+
+TEST(TrainRun, ResumesTheNewestUnfinishedRunOfItsName) {
+  FrontProcess front;
+  front.set_worker(recorder(75));
+  const Words words = {"train", "--device=cpu", "-n", "1", "--name=tiny", "--train.steps=3", "--resume"};
+  EXPECT_EQ(front.run(words).code, 75);
+  const std::string first = last_request(front).run_dir;
+  EXPECT_FALSE(last_request(front).resume);  // there was nothing
+  leave_checkpoints(front);
+  EXPECT_EQ(front.run(words).code, 75);
+  EXPECT_EQ(last_request(front).run_dir, first);
+  EXPECT_TRUE(last_request(front).resume);
+  EXPECT_EQ(last_request(front).resume_from, "");
+  EXPECT_EQ(manifest(front)["attempts"].size(), 1u);
+  EXPECT_EQ(manifest(front)["attempts"][0]["exit_code"], 75);
+
+  front.set_worker(recorder(0));
+  EXPECT_EQ(front.run(words).code, 0);
+  EXPECT_EQ(last_request(front).run_dir, first);
+  EXPECT_EQ(manifest(front)["exit_code"], 0);
+  EXPECT_EQ(front.run(words).code, 0);  // the run has come to its end
+  EXPECT_NE(last_request(front).run_dir, first);
+  EXPECT_FALSE(last_request(front).resume);
+}
+
+TEST(TrainRun, ResumesARunByItsNameWithItsConfig) {
+  FrontProcess front;
+  front.set_worker(recorder(0));
+  EXPECT_EQ(front.run({"train", "--device=cpu", "-n", "1", "--name=tiny", "--train.steps=3"}).code, 0);
+  const std::string first = last_request(front).run_dir;
+  const Outcome none = front.run({"train", "-n", "1", "--resume", "tiny"});
+  EXPECT_EQ(none.code, 2);
+  EXPECT_TRUE(contains(none.err, "checkpoints")) << none.err;
+  leave_checkpoints(front);
+  EXPECT_EQ(front.run({"train", "-n", "1", "--resume", "tiny", "--train.steps=5"}).code, 0);
+  const Request request = last_request(front);
+  EXPECT_TRUE(request.resume);
+  EXPECT_EQ(std::filesystem::canonical(front.file(request.run_dir)),
+            std::filesystem::canonical(front.file(first)));
+  const auto config = plan::load({.path = "", .text = request.config, .overrides = {}}, Environment()).config;
+  EXPECT_EQ(config.name, "tiny");
+  EXPECT_EQ(config.train.steps, 5);
+
+  make_directories(front.file("runs/latest/checkpoints/step-00000002"));
+  write_file_atomic(front.file("runs/latest/checkpoints/step-00000002/index.json"), "");
+  EXPECT_EQ(front.run({"train", "-n", "1", "--resume", "runs/latest/checkpoints/step-00000002"}).code, 0);
+  EXPECT_TRUE(last_request(front).resume_from.ends_with("checkpoints/step-00000002"));
+  EXPECT_EQ(front.run({"train", "-n", "1", "--resume", "nothing"}).code, 2);
+}
+
 TEST(TrainRun, FindsItsFolderByOptionThenVariableThenDefault) {
   FrontProcess front;
   front.set_worker(recorder(0));

@@ -17,7 +17,8 @@ constexpr const char* kExamples =
     "\n"
     "Exit codes: 0 ok, 1 failed, 2 usage or config, 3 environment, 4 out of memory, 5 communication, 6 "
     "numerics,\n"
-    "7 corrupt data, 8 comparison failed, 128+N ended by signal N (130 Ctrl-C, 143 SIGTERM).";
+    "7 corrupt data, 8 comparison failed, 75 preempted and saved, 128+N ended by signal N (130 Ctrl-C, 143 "
+    "SIGTERM).";
 
 void describe(CLI::App& app, Front& front) {
   app.set_version_flag("--version", version_line());

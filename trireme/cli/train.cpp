@@ -35,7 +35,7 @@ int print_plan(const RunPlan& run, const plan::Config& config, bool json) {
 }
 
 /// A launcher started this process as one of its ranks: check, then become that rank.
-int become_rank(const TrainArguments& options, Front& front, const plan::WorldSpec& world) {
+int become_rank(TrainArguments options, Front& front, const plan::WorldSpec& world) {
   if (options.job.ranks && *options.job.ranks != world.world_size) {
     throw ConfigError("[cli.train] -n {} against the {} ranks that {} started; drop -n", *options.job.ranks,
                       world.world_size, world.launcher);
@@ -44,6 +44,7 @@ int become_rank(const TrainArguments& options, Front& front, const plan::WorldSp
     throw ConfigError("[cli.train] --summary is printed by our own launcher; under {} read summary.json",
                       world.launcher);
   }
+  const std::optional<ResumePoint> resume = find_resume_point(options.job, front);
   const plan::ConfigSources sources{
       .path = options.job.config, .text = "", .overrides = options.job.overrides};
   plan::ResolvedConfig resolved = plan::load(sources, front.environment);
@@ -57,7 +58,7 @@ int become_rank(const TrainArguments& options, Front& front, const plan::WorldSp
   if (options.dry_run) return world.rank == 0 ? print_plan(run, resolved.config, options.job.json) : 0;
   check_memory(run, resolved.config);
   prepare_torch(front.environment, expected);
-  exec_worker(front.environment, train_request(options.job, front, resolved));
+  exec_worker(front.environment, train_request(options.job, front, resolved, resume));
 }
 
 /// Ranks of one host see the same files and variables, so they refuse them alike: the first one says why.
@@ -115,6 +116,12 @@ void add_train(CLI::App& app, Front& front) {
   verb->add_option("--run-dir", options->job.run_dir,
                    "Parent of run directories (default: $TRIREME_RUN_DIR, else ./runs)")
       ->option_text("DIR");
+  verb->add_option("--resume", options->job.resume,
+                   "Go on in a run: auto (the newest unfinished one of this name, else a new one; default), "
+                   "latest, RUN or a checkpoint")
+      ->option_text("[WHAT]")
+      ->expected(0, 1)
+      ->default_str("auto");
   verb->add_flag("--json", options->job.json, "One JSON object a step on stdout, the summary last");
   verb->add_flag("--quiet,-q", options->job.quiet, "No start-up lines and no progress bar");
   verb->add_flag(

@@ -9,6 +9,7 @@
 #include "trireme/cli/child.h"
 #include "trireme/cli/data_path.h"
 #include "trireme/cli/gpu_count.h"
+#include "trireme/cli/runs.h"
 #include "trireme/launch/exits.h"
 #include "trireme/launch/local.h"
 #include "trireme/report/run_dir.h"
@@ -48,6 +49,40 @@ void say_how_it_ended(const report::RunDirectory& directory, int code) {
     log_info("run     {} ended with code {}{}; its logs are in {}/logs", run, code, launch::meaning(code),
              run);
   }
+}
+
+/// The file that a run's checkpoints always have beside them.
+constexpr const char* kCheckpointsMark = "checkpoints/GENERATION";
+
+std::string runs_root(const TrainJob& job, const Front& front) {
+  return job.run_dir.empty() ? front.runs_root() : job.run_dir;
+}
+
+bool is_checkpoint(const std::string& path) {
+  return std::filesystem::exists(path + "/index.json");
+}
+
+std::string config_name(const TrainJob& job, const Front& front) {
+  return plan::load({.path = job.config, .text = "", .overrides = job.overrides}, front.environment)
+      .config.name;
+}
+
+/// Empty when every run of that name has ended well, or has no checkpoints.
+std::string newest_unfinished(const std::string& root, const std::string& name) {
+  for (const std::string& path : report::list_runs(root, name)) {
+    const report::RunDirectory run = report::RunDirectory::open(path);
+    if (run.exit_code() != 0 && std::filesystem::exists(run.file(kCheckpointsMark))) return path;
+  }
+  return {};
+}
+
+/// A new run directory, or the one that a run goes on in.
+report::RunDirectory directory_for(const Request& request, const std::string& name,
+                                   const report::Manifest& manifest) {
+  if (request.run_dir.empty()) return report::RunDirectory::create(request.runs_root, name, manifest);
+  report::RunDirectory directory = report::RunDirectory::open(request.run_dir);
+  directory.reopen();
+  return directory;
 }
 
 }  // namespace
@@ -95,11 +130,32 @@ int run_workers(const Request& request, Environment environment, plan::Device de
                             .stop_s = kStopSeconds});
 }
 
-Request train_request(const TrainJob& job, const Front& front, const plan::ResolvedConfig& resolved) {
+std::optional<ResumePoint> find_resume_point(TrainJob& job, const Front& front) {
+  if (job.resume.empty()) return std::nullopt;
+  const std::string root = runs_root(job, front);
+  ResumePoint point;
+  if (job.resume == "auto") {
+    point.run_directory = newest_unfinished(root, config_name(job, front));
+  } else if (is_checkpoint(job.resume)) {
+    point.checkpoint = std::filesystem::canonical(job.resume);
+    const std::filesystem::path run = std::filesystem::path(point.checkpoint).parent_path().parent_path();
+    if (std::filesystem::exists(run / "manifest.json")) point.run_directory = run;
+  } else {
+    point.run_directory =
+        find_run(job.resume, root, {.what = "checkpoints", .file = kCheckpointsMark}).path();
+  }
+  if (job.config.empty() && !point.run_directory.empty()) job.config = point.run_directory + "/config.yaml";
+  return point;
+}
+
+Request train_request(const TrainJob& job, const Front& front, const plan::ResolvedConfig& resolved,
+                      const std::optional<ResumePoint>& resume) {
   return {.verb = "train",
           .config = plan::to_yaml(resolved),
-          .run_dir = "",
-          .runs_root = job.run_dir.empty() ? front.runs_root() : job.run_dir,
+          .run_dir = resume ? resume->run_directory : "",
+          .runs_root = runs_root(job, front),
+          .resume = resume && !(resume->run_directory.empty() && resume->checkpoint.empty()),
+          .resume_from = resume ? resume->checkpoint : "",
           .command = front.command,
           .json = job.json,
           .quiet = job.quiet,
@@ -124,18 +180,20 @@ PreparedJob prepare_train_job(const TrainJob& job, const Front& front) {
   return {std::move(resolved), run};
 }
 
-FinishedJob run_train_job(const TrainJob& job, Front& front) {
+FinishedJob run_train_job(TrainJob job, Front& front) {
+  const std::optional<ResumePoint> resume = find_resume_point(job, front);
   PreparedJob prepared = prepare_train_job(job, front);
   check_memory(prepared.plan, prepared.config.config);
   const std::string worker = worker_path();
-  Request request = train_request(job, front, prepared.config);
+  Request request = train_request(job, front, prepared.config, resume);
+  request.finishes = false;
   const RunPlan& run = prepared.plan;
-  const auto directory = report::RunDirectory::create(request.runs_root, prepared.config.config.name,
-                                                      {.command = front.command,
-                                                       .config_yaml = request.config,
-                                                       .device = std::string(plan::name(run.device)),
-                                                       .mesh = run.mesh.to_string(),
-                                                       .ranks = run.ranks});
+  const auto directory = directory_for(request, prepared.config.config.name,
+                                       {.command = front.command,
+                                        .config_yaml = request.config,
+                                        .device = std::string(plan::name(run.device)),
+                                        .mesh = run.mesh.to_string(),
+                                        .ranks = run.ranks});
   request.run_dir = directory.path();
   if (!job.quiet && !job.silent) say_where(directory, prepared.config.config);
   Environment environment = front.environment;

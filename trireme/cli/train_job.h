@@ -16,6 +16,7 @@ struct TrainJob {
   std::vector<std::string> overrides;  ///< "section.key=value", later ones win
   std::optional<int64_t> ranks;        ///< none: all GPUs, else 2
   std::string run_dir;                 ///< parent of the run directory; empty: the front's
+  std::string resume;                  ///< "auto", "latest", a run or a checkpoint; empty: a new run
   bool json = false;
   bool quiet = false;   ///< no start-up lines, no progress
   bool silent = false;  ///< nothing on stdout
@@ -36,7 +37,7 @@ struct FinishedJob {
 /// Resolves the device, plans, makes the run directory, runs the ranks to their end and leaves their exit
 /// code in the manifest. Says at the start where the run is, and at the end when it left no summary. Throws
 /// ConfigError, OutOfMemory and EnvironmentError before anything is started.
-FinishedJob run_train_job(const TrainJob& job, Front& front);
+FinishedJob run_train_job(TrainJob job, Front& front);
 
 /// Resolves config, device and data path, and plans. Throws ConfigError.
 PreparedJob prepare_train_job(const TrainJob& job, const Front& front);
@@ -47,8 +48,20 @@ DeviceMemory memory_for(plan::Device device, int64_t local_ranks);
 /// Throws OutOfMemory when ranks cannot fit whatever else is true; warns when they are predicted not to.
 void check_memory(const RunPlan& plan, const plan::Config& config);
 
+/// Where a run goes on.
+struct ResumePoint {
+  std::string run_directory;  ///< empty: there is none, and a new one begins
+  std::string checkpoint;     ///< one of its checkpoints; empty: the newest that is whole
+};
+
+/// What TrainJob::resume stands for, none if that is empty; a job without a config gets that of the run.
+/// "auto" is the newest run of the config's name that has a checkpoint and has not come to its end, or a new
+/// one. Throws ConfigError when anything else is not there.
+std::optional<ResumePoint> find_resume_point(TrainJob& job, const Front& front);
+
 /// What workers are told.
-Request train_request(const TrainJob& job, const Front& front, const plan::ResolvedConfig& resolved);
+Request train_request(const TrainJob& job, const Front& front, const plan::ResolvedConfig& resolved,
+                      const std::optional<ResumePoint>& resume);
 
 /// Defaults of libtorch's own settings for workers on `device`; a user's setting wins.
 void prepare_torch(Environment& environment, plan::Device device);

@@ -51,8 +51,9 @@ extern "C" void remember_signal(int number) {
   ::raise(number);  // delivered when this handler returns
 }
 
-/// SIGINT and SIGTERM end the run with its weights written (train::TrainOptions::stop_signal); another one, a
-/// second or more later, ends the process at once. `answers`: this rank says so, since its launcher does not.
+/// SIGINT, SIGTERM and SIGUSR1 end the run with its weights written (train::TrainOptions::stop_signal);
+/// another one, a second or more later, ends the process at once. `answers`: this rank says so, since its
+/// launcher does not.
 void install_signal_handlers(bool answers) {
   answers_signals = answers;
   struct sigaction action {};
@@ -60,6 +61,7 @@ void install_signal_handlers(bool answers) {
   action.sa_flags = SA_RESTART;
   sigaction(SIGTERM, &action, nullptr);
   sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGUSR1, &action, nullptr);  // Slurm's --signal=USR1@60 comes before its SIGTERM
 }
 
 report::RunDirectory run_directory(const Request& request, const plan::Config& config,
@@ -100,6 +102,14 @@ report::ConsoleOptions console_options(const Request& request, const plan::Confi
   return options;
 }
 
+/// Whoever preempted a run that can go on starts it again when it sees this code; a user who pressed Ctrl-C
+/// does not.
+int exit_code(const train::TrainResult& result) {
+  if (result.stop_signal == 0) return 0;
+  if (result.resumable && result.stop_signal != SIGINT) return static_cast<int>(ExitCode::kPreempted);
+  return 128 + result.stop_signal;
+}
+
 comm::PeerOptions peer_options(const plan::CommConfig& config) {
   return {.share = config.peer_memory, .gather = config.gather};
 }
@@ -125,24 +135,27 @@ int worker_train(const Request& request, const Environment& environment) {
   options.stop_signal = &stop_signal;
   options.local_ranks = spec.local_world_size;
   options.announce = !request.quiet && !request.silent;
+  options.resume = request.resume;
   std::optional<report::RunDirectory> run;
   std::vector<std::unique_ptr<Sink>> sinks;
   if (world->rank() == 0) {
     run = run_directory(request, config, *world);
     options.weights_path = run->file("checkpoints/final/model.safetensors");
+    options.checkpoint_dir = run->file("checkpoints");
+    options.resume_from = request.resume_from;
     options.trace_path = run->file("traces/rank-0.json");
     sinks.push_back(report::make_run_files_sink(*run));
     sinks.push_back(report::make_tensorboard_sink(*run));
-    if (request.run_dir.empty() && options.announce) log_info("run     {}", report::as_typed(run->path()));
+    if (request.finishes && options.announce) log_info("run     {}", report::as_typed(run->path()));
     if (!request.silent)
       sinks.push_back(report::make_console_sink(console_options(request, config, *world, environment, *run)));
     for (const auto& sink : sinks) options.sinks.push_back(sink.get());
   }
   const train::TrainResult result = train::train(options, world);
   const bool nothing_kept = result.stop_signal != 0 && result.summary.steps == 0;
-  if (run && request.run_dir.empty() && nothing_kept) log_info("stopped before the first step");
-  const int code = result.stop_signal == 0 ? 0 : 128 + result.stop_signal;
-  if (run && request.run_dir.empty()) run->finish(code);
+  if (run && request.finishes && nothing_kept) log_info("stopped before the first step");
+  const int code = exit_code(result);
+  if (run && request.finishes) run->finish(code);
   return code;
 }
 

@@ -23,6 +23,7 @@ sigset_t trapped_signals() {
   sigemptyset(&set);
   sigaddset(&set, SIGINT);
   sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGUSR1);
   sigaddset(&set, SIGPIPE);
   if (!is_ignored(SIGHUP)) sigaddset(&set, SIGHUP);
   return set;
@@ -61,7 +62,7 @@ std::optional<int> SignalTrap::next() {
   signalfd_siginfo info{};
   while (::read(fd_.get(), &info, sizeof info) == sizeof info) {
     if (info.ssi_signo == SIGINT) return SIGINT;
-    if (info.ssi_signo == SIGTERM || info.ssi_signo == SIGHUP) return SIGTERM;
+    if (info.ssi_signo == SIGTERM || info.ssi_signo == SIGHUP || info.ssi_signo == SIGUSR1) return SIGTERM;
   }
   return std::nullopt;
 }
@@ -70,6 +71,7 @@ sigset_t SignalTrap::child_mask() const {
   sigset_t mask = old_mask_;
   sigdelset(&mask, SIGINT);
   sigdelset(&mask, SIGTERM);
+  sigdelset(&mask, SIGUSR1);
   return mask;
 }
 
