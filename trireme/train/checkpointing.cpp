@@ -29,6 +29,8 @@ using checkpoint::PieceSpec;
 using checkpoint::Region;
 
 constexpr const char* kStepPrefix = "optimizer.step.";
+/// How long rank 0 waits for the others' parts: they may be waiting for it in a collective meanwhile.
+constexpr double kShareOfTimeout = 0.5;
 constexpr int64_t kAlignment = 64;  // of pieces in the copy, in bytes
 
 /// Rank 0's text, on every rank.
@@ -351,7 +353,7 @@ void Checkpointing::write(const checkpoint::ShardSpec& spec, const std::string& 
                       .step = spec.step,
                       .ranks = parts_.world->size(),
                       .state = state,
-                      .seconds = config_.comm.timeout_s,
+                      .seconds = kShareOfTimeout * config_.comm.timeout_s,
                       .cancelled = [this] { return given_up_.load(); }});
       ++written_;
       store_->prune(config_.checkpoint.keep);

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "trireme/checkpoint/shard.h"
 #include "trireme/checkpoint/store.h"
