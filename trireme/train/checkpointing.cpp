@@ -53,6 +53,11 @@ std::pair<int64_t, int64_t> replica_of(const Parts& parts) {
   return {0, 1};
 }
 
+/// A model in one piece has one.
+const TrainedModel::Part& part_of(const Parts& parts) {
+  return parts.model->parts().front();
+}
+
 struct MyPiece {
   PieceSpec spec;
   at::Tensor values;  ///< of the region, on the device
@@ -63,12 +68,13 @@ struct MyPiece {
 std::vector<MyPiece> pieces_to_write(Parts& parts) {
   const auto [replica, replicas] = replica_of(parts);
   std::set<std::string> params;
-  for (const auto* unit : parts.engine->units()) {
+  const auto& [engine, optimizer] = part_of(parts);
+  for (const auto* unit : engine->units()) {
     for (const plan::FlatEntry& entry : unit->layout().entries()) params.insert(entry.name);
   }
   std::vector<MyPiece> pieces;
   bool has_first = false;  // element of the parameter whose pieces come now
-  for (const parallel::StatePiece& held : parallel::sharded_state(*parts.engine, *parts.optimizer)) {
+  for (const parallel::StatePiece& held : parallel::sharded_state(*engine, *optimizer)) {
     const bool is_param = params.contains(held.name);
     const bool is_step = held.name.starts_with(kStepPrefix);
     const bool is_moment = !is_step && held.name.starts_with("optimizer.");
@@ -233,6 +239,10 @@ std::string Checkpointing::choose(const std::string& older_than) {
 
 Checkpointing::Resumed Checkpointing::resume() {
   if (!options_.resume) return {};
+  if (config_.parallel.pp > 1) {
+    throw ConfigError("[train.resume] parallel.pp={}: stages of a pipeline cannot resume yet; set it to 1",
+                      config_.parallel.pp);
+  }
   if (!wanted_.empty()) return resume_from(wanted_);
   std::string older_than;
   for (;;) {
@@ -274,7 +284,9 @@ Checkpointing::Resumed Checkpointing::resume_from(const std::string& path) {
   const Json& run = checkpoint::value_of(document, "run", path);
   check_config(config_, run, path);
   check_data(parts_, run, path);
-  attempt([&] { parallel::load_state(*parts_.engine, *parts_.optimizer, path); });
+  const auto& [engine, optimizer] = part_of(parts_);
+  attempt(
+      [&engine = *engine, &optimizer = *optimizer, &path] { parallel::load_state(engine, optimizer, path); });
   return restore(path, state);
 }
 
@@ -313,7 +325,7 @@ checkpoint::ShardSpec Checkpointing::snapshot(int64_t step) {
                              .step = step,
                              .generation = generation_,
                              .pieces = {},
-                             .metadata = parallel::state_metadata(*parts_.engine),
+                             .metadata = parallel::state_metadata(*part_of(parts_).engine),
                              .state = random_state(parts_)};
   if (parts_.on_gpu()) kernels::synchronize_gpu();  // updates run on streams of their own
   const std::vector<MyPiece> pieces = pieces_to_write(parts_);
