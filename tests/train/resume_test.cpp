@@ -111,13 +111,10 @@ TEST_F(Resume, IsExactForHybridShardingAndOnOneRank) {
   expect_exact(1, "one rank");
 }
 
-TEST_F(Resume, IsExactInLowPrecisionWithItsLossScaleAndDropout) {
+TEST_F(Resume, IsExactInBf16AndWithDropout) {
   config_.parallel.policy = plan::PolicyName::kFsdp;
   config_.precision.compute = plan::Dtype::kBf16;
   expect_exact(2, "bf16");
-  config_.precision.compute = plan::Dtype::kFp16;
-  config_.precision.loss_scale.window = 3;  // it doubles between a stop and the next
-  expect_exact(2, "fp16");
   config_.precision.compute = plan::Dtype::kFp32;
   config_.model.dropout = 0.1;
   expect_exact(1, "dropout");  // threads share one generator, processes have their own

@@ -99,11 +99,11 @@ bool must_be_equal(const std::string& key) {
   return keys.contains(key) || (key.starts_with("model.") && key != "model.preset" && key != "model.dropout");
 }
 
-void check_config(const plan::Config& now, const Json& state, const std::string& path) {
+void check_config(const Parts& parts, const Json& state, const std::string& path) {
   const std::string yaml = checkpoint::text_of(state, "config", path);
   const plan::Config then = plan::load({.path = {}, .text = yaml, .overrides = {}}, Environment()).config;
   std::vector<std::string> refused, noted;
-  for (const std::string& key : plan::differing_keys(then, now))
+  for (const std::string& key : plan::differing_keys(then, parts.config))
     (must_be_equal(key) ? refused : noted).push_back(key);
   if (!refused.empty()) {
     throw ConfigError(
@@ -111,7 +111,7 @@ void check_config(const plan::Config& now, const Json& state, const std::string&
         "run of its own",
         path, join(refused, ", "));
   }
-  if (!noted.empty()) log_info("resume  with other values of {}", join(noted, ", "));
+  if (!noted.empty() && parts.is_root()) log_info("resume  with other values of {}", join(noted, ", "));
 }
 
 void check_data(const Parts& parts, const Json& state, const std::string& path) {
@@ -274,6 +274,7 @@ Checkpointing::Resumed Checkpointing::resume_from(const std::string& path) {
       throw;  // the same on all ranks
     } catch (const Error& error) {
       problem = error.what();
+      if (!parts_.is_root()) log_warning("resume  {}", problem);  // rank 0 knows that it was another rank
     }
     if (!any_rank(!problem.empty())) return;
     throw DataError(
@@ -282,7 +283,7 @@ Checkpointing::Resumed Checkpointing::resume_from(const std::string& path) {
   attempt([&] { state = checkpoint::Checkpoint(path).state(); });
   const Json document = checkpoint::parse_json(state, path);
   const Json& run = checkpoint::value_of(document, "run", path);
-  check_config(config_, run, path);
+  check_config(parts_, run, path);
   check_data(parts_, run, path);
   const auto& [engine, optimizer] = part_of(parts_);
   attempt(
