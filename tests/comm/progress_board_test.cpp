@@ -72,6 +72,9 @@ TEST(ProgressBoard, RanksInDifferentOperationsHaveDiverged) {
       << "one is slow";
   EXPECT_FALSE(diverged({in(State::kInside, "barrier", ""), in(State::kLeft, "all_gather", "")}))
       << "one left";
+  EXPECT_FALSE(diverged({to_text({State::kInside, 40, "all_gather", "dp", kNow, ""})}))
+      << "last seen in what is over, it has been silent since";
+  EXPECT_TRUE(diverged({to_text({State::kInside, 40, "all_gather", "pp", kNow, ""})}));
   EXPECT_FALSE(diverged({in(State::kInside, "barrier", ""), ""})) << "one was never seen";
 }
 
