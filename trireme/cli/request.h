@@ -57,13 +57,13 @@ struct Request {
   std::string config;   ///< resolved YAML (train, bench_pipeline, toy_pipeline)
   std::string run_dir;  ///< made by the front command; empty: rank 0 makes one below `runs_root`
   std::string runs_root = "runs";
-  bool resume = false;      ///< go on from a checkpoint of `run_dir`
-  std::string resume_from;  ///< this one; empty: the newest that is whole
-  bool finishes = true;     ///< the worker completes the run directory's manifest, and says where it is
-  std::string command;      ///< the user's command line, for the manifest
-  bool json = false;        ///< results as JSON lines on stdout
-  bool quiet = false;       ///< no start-up lines, no progress
-  bool silent = false;      ///< nothing on stdout
+  bool resume = false;           ///< go on from a checkpoint of `run_dir`
+  std::string resume_from = {};  ///< this one; empty: the newest that is whole
+  bool finishes = true;          ///< the worker completes the run directory's manifest, and says where it is
+  std::string command;           ///< the user's command line, for the manifest
+  bool json = false;             ///< results as JSON lines on stdout
+  bool quiet = false;            ///< no start-up lines, no progress
+  bool silent = false;           ///< nothing on stdout
   GenerateOptions generate = {};
   BenchCommOptions bench_comm = {};
   BenchPipelineOptions bench_pipeline = {};

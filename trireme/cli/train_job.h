@@ -16,7 +16,7 @@ struct TrainJob {
   std::vector<std::string> overrides;  ///< "section.key=value", later ones win
   std::optional<int64_t> ranks;        ///< none: all GPUs, else 2
   std::string run_dir;                 ///< parent of the run directory; empty: the front's
-  std::string resume;                  ///< "auto", "latest", a run or a checkpoint; empty: a new run
+  std::string resume = {};             ///< "auto", "latest", a run or a checkpoint; empty: a new run
   bool json = false;
   bool quiet = false;   ///< no start-up lines, no progress
   bool silent = false;  ///< nothing on stdout

@@ -136,7 +136,7 @@ PassCosts measured_costs(const Schedule& schedule, const StageEvents& events) {
 PassCosts balanced(PassCosts costs) {
   for (auto* values : {&costs.forward, &costs.backward_input, &costs.backward_weight}) {
     const double sum = std::accumulate(values->begin(), values->end(), 0.0);
-    *values = {sum / static_cast<double>(values->size())};
+    values->assign(1, sum / static_cast<double>(values->size()));
   }
   costs.transfer = 0.0;
   return costs;
