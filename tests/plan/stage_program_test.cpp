@@ -113,6 +113,16 @@ TEST(StageProgram, OfAPipelineIsCountedByItsLargestRank) {
   ASSERT_EQ(all.size(), 2u);
   EXPECT_EQ(all[0].logits, 0) << "the head is elsewhere";
   EXPECT_GT(all[1].logits, 0);
+  // Logits of a micro-batch wait for its backward pass.
+  const auto logits_of = [&](const char* schedule, Device device) {
+    const Planned of = plan_of({"parallel.pp=2", "pipeline.micro_batches=8", "model.vocab_size=32000",
+                                fmt::format("pipeline.schedule={}", schedule)},
+                               2);
+    return bytes_by_pp_rank(of.config, 2, device)[1].logits;
+  };
+  EXPECT_EQ(logits_of("gpipe", Device::kCpu), 8 * logits_of("1f1b", Device::kCpu));
+  EXPECT_EQ(logits_of("gpipe", Device::kCuda) - logits_of("1f1b", Device::kCuda),
+            7 * (2 * 128 + 32000) * 128 * 4);
   EXPECT_EQ(rank_bytes(planned.config, 2, Device::kCpu).peak(), std::max(all[0].peak(), all[1].peak()));
   Config whole = planned.config;
   whole.parallel.pp = 1;

@@ -184,6 +184,9 @@ FinishedJob run_train_job(TrainJob job, Front& front) {
   const std::optional<ResumePoint> resume = find_resume_point(job, front);
   PreparedJob prepared = prepare_train_job(job, front);
   check_memory(prepared.plan, prepared.config.config);
+  if (const int64_t pp = prepared.config.config.parallel.pp; resume && pp > 1)
+    throw ConfigError(
+        "[cli.train] --resume with parallel.pp={}: stages cannot go on yet; set parallel.pp to 1", pp);
   const std::string worker = worker_path();
   Request request = train_request(job, front, prepared.config, resume);
   request.finishes = false;

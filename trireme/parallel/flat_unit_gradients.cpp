@@ -102,7 +102,8 @@ void FlatUnit::start_reduce(bool last_micro_batch) {
   clear_unwritten();
   if (!last_micro_batch && reduces_once()) return;
   ends_step_ = last_micro_batch;
-  if (whole_sum_.defined() && options_.reduce == options_.compute) shared_.gradients().allocate(full_grads_);
+  const bool copies_sum = whole_sum_.defined() && options_.reduce == options_.compute && !reduces_locally();
+  if (copies_sum) shared_.gradients().allocate(full_grads_);
   if (buffers_.reduced_comes_and_goes) shared_.sums.allocate(reduced_);
   reduced_event_ = shared_.reduce.run([this] { reduce(ends_step_); });
   reducing_ = true;
@@ -157,7 +158,7 @@ void FlatUnit::wait_for_sum() {
 
 /// Local SGD: a rank's own gradient stands for that of all, so it counts as often as there are ranks.
 void FlatUnit::take_local_gradients(bool last_micro_batch) {
-  const at::Tensor local = wire_gradients().to(at::kFloat) * static_cast<double>(groups_.shard->size());
+  const at::Tensor local = gradients().to(at::kFloat) * static_cast<double>(groups_.shard->size());
   reduced_any_ ? reduced_.add_(local) : reduced_.copy_(local);
   reduced_any_ = true;
   if (last_micro_batch) measure_gradient();

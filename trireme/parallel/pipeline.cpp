@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <functional>
 #include <optional>
 #include <string_view>
 
 #include "trireme/base/error.h"
+#include "trireme/base/hash.h"
 #include "trireme/kernels/range.h"
 #include "trireme/nn/deferred_gradients.h"
 #include "trireme/parallel/pipeline_recorder.h"
@@ -24,8 +26,8 @@ using plan::Placement;
 using plan::StageAction;
 using Kind = StageAction::Kind;
 
-std::string failure_key(int64_t number) {
-  return fmt::format("pipeline/failure/{}", number);
+std::string failure_key(const std::vector<int64_t>& ranks, int64_t number) {
+  return fmt::format("pipeline/{}/{}/failure", hex64(xxh3(fmt::format("{}", fmt::join(ranks, ",")))), number);
 }
 
 /// Equal for equal schedules, and exact as a double.
@@ -208,17 +210,17 @@ void Pipeline::check_sends() const {
   }
 }
 
-/// Ranks that run different schedules would wait for each other in vain. They also agree on a place to tell
-/// why a step has failed in which no pipeline before this one has told something.
+/// Ranks that run different schedules would wait for each other in vain. They also agree on a place of this
+/// pipeline's own to tell why a step has failed.
 void Pipeline::agree_on_schedule() {
-  int64_t unused = 0;
-  while (!mesh_.world->announced(failure_key(unused)).empty()) ++unused;
-  failure_key_ = failure_key(unused);
+  static std::atomic<int64_t> made = 0;  // ranks that are threads count together
+  int64_t number = made++;
+  failure_key_ = failure_key(mesh_.all->ranks(), number);
   if (mesh_.all->size() == 1) return;
   const auto rows = comm::gather_scalars(
-      *mesh_.all, {static_cast<double>(unused), fingerprint(schedule_), static_cast<double>(options_.ahead)});
+      *mesh_.all, {static_cast<double>(number), fingerprint(schedule_), static_cast<double>(options_.ahead)});
   for (size_t i = 0; i < rows.size(); ++i) {
-    unused = std::max(unused, static_cast<int64_t>(rows[i][0]));
+    number = std::max(number, static_cast<int64_t>(rows[i][0]));
     if (rows[i][1] == rows[0][1] && rows[i][2] == rows[0][2]) continue;
     throw ConfigError(
         "[parallel.pipeline] rank {} was given another schedule, or other receive buffers than rank {}; "
@@ -226,7 +228,7 @@ void Pipeline::agree_on_schedule() {
         mesh_.all->ranks()[i], mesh_.all->ranks()[0], schedule_.name, schedule_.micro_batches,
         options_.ahead);
   }
-  failure_key_ = failure_key(unused);
+  failure_key_ = failure_key(mesh_.all->ranks(), number);
 }
 
 void Pipeline::take_stages(std::vector<Stage> stages) {
@@ -308,9 +310,11 @@ void Pipeline::check_batch(const Batch& batch, const plan::Schedule& schedule) c
   const auto count = static_cast<size_t>(schedule.micro_batches);
   const auto check_count = [&](const std::vector<at::Tensor>& given, bool used, const char* what) {
     const auto there = static_cast<size_t>(std::ranges::count_if(given, &at::Tensor::defined));
-    TRIREME_CHECK(!used || (there == count && given.size() == count),
-                  "[parallel.pipeline] rank {} was given {} micro-batches of {}, the schedule has {}", rank,
-                  there, what, count);
+    TRIREME_CHECK(
+        !used || (there == count && given.size() == count),
+        "[parallel.pipeline] rank {} was given {} micro-batches of {}, the schedule has {}; give as "
+        "many",
+        rank, there, what, count);
   };
   check_count(batch.inputs, stages_.front().index == 0, "inputs");
   check_count(batch.targets, batch.has_targets && is_last(stages_.back().index), "targets");
@@ -324,7 +328,7 @@ void Pipeline::check_batch(const Batch& batch, const plan::Schedule& schedule) c
 void Pipeline::agree(const Batch& batch, const std::exception_ptr& refusal, bool always) {
   const bool alone = mesh_.all->size() == 1;
   const bool each_step = options_.agrees_each_step.value_or(mesh_.world->device().is_cpu());
-  if (alone || !(always || agreements_ == 0 || each_step)) {
+  if (alone || !(always || !step_agreed_ || each_step)) {
     if (refusal && !alone) fail(fmt::format("rank {} refuses a step", mesh_.world->rank()), refusal);
     if (refusal) std::rethrow_exception(refusal);
     return;
@@ -356,6 +360,7 @@ at::Tensor Pipeline::step_on(Batch batch, const std::exception_ptr& refusal) {
               mesh_.world->rank());
         }),
         /*always=*/false);
+  step_agreed_ = true;
   batch_ = std::move(batch);
   finish_ = [this](const at::Tensor& output, int64_t micro_batch) { return loss_of(output, micro_batch); };
   for (StageAtWork& stage : stages_) stage.reduced = false;
@@ -365,7 +370,8 @@ at::Tensor Pipeline::step_on(Batch batch, const std::exception_ptr& refusal) {
 
 at::Tensor Pipeline::loss_of(const at::Tensor& output, int64_t micro_batch) const {
   at::Tensor loss = loss_(output, batch_.targets.at(static_cast<size_t>(micro_batch)));
-  TRIREME_CHECK(loss.numel() == 1, "[parallel.pipeline] the loss of micro-batch {} is no scalar but ({})",
+  TRIREME_CHECK(loss.numel() == 1,
+                "[parallel.pipeline] the loss of micro-batch {} is no scalar but ({}); return its mean",
                 micro_batch, fmt::join(loss.sizes(), ", "));
   return loss;
 }
@@ -395,7 +401,11 @@ void Pipeline::run_forward(Batch batch, const Finish& finish) {
   batch_ = std::move(batch);
   finish_ = finish;
   const StageLinks::Shapes of_steps = links_->exchange_shapes({});
+  links_->flush();
+  const int64_t sent_before = links_->sent_bytes();
   run_program(forwards, plan::lower_forward(forwards, rank(), options_.ahead));
+  links_->flush();
+  sent_beside_ += links_->sent_bytes() - sent_before;
   links_->exchange_shapes(of_steps);
 }
 
@@ -407,7 +417,10 @@ void Pipeline::run_program(const plan::Schedule& schedule, const plan::StageProg
   running_ = &schedule;
   finished_.clear();
   const StageAction* at = nullptr;
-  sent_before_step_ = links_->sent_bytes();
+  if (at::GradMode::is_enabled()) {
+    sent_before_step_ = links_->sent_bytes();
+    sent_beside_ = 0;
+  }
   const PipelineRecorder::Step step(recording());
   try {
     if (schedule_.placement == Placement::kTwoWays) {
@@ -418,14 +431,18 @@ void Pipeline::run_program(const plan::Schedule& schedule, const plan::StageProg
       run(action);
     }
     at = nullptr;
-    const PipelineRecorder::Span span(recording(), plan::StageEvent::Kind::kReduce);
-    blocks_ = options_.blocking_sends;
-    if (!at::GradMode::is_enabled()) return;
-    sum_tied();
-    reduce_rest();
+    if (at::GradMode::is_enabled()) {
+      const PipelineRecorder::Span span(recording(), plan::StageEvent::Kind::kReduce);
+      blocks_ = options_.blocking_sends;  // shapes are known from now on
+      sum_tied();
+      reduce_rest();
+    }
   } catch (...) {
     fail(in_words(at), std::current_exception());
   }
+  running_ = nullptr;
+  batch_ = {};
+  finish_ = {};
 }
 
 /// Steps are recorded, and not forward passes alone.
@@ -471,7 +488,7 @@ void Pipeline::send(const StageAction& action) {
   const at::Tensor tensor = leaving_.extract({action.message, action.stage, action.micro_batch}).mapped();
   if (PipelineRecorder* const recorder = recording()) recorder->sends(static_cast<double>(tensor.nbytes()));
   links_->send(action, tensor);
-  if (blocks_) links_->flush();
+  if (blocks_ && at::GradMode::is_enabled()) links_->flush();
 }
 
 void Pipeline::forward(const StageAction& action) {
@@ -495,7 +512,7 @@ void Pipeline::forward(const StageAction& action) {
   at::Tensor output = here.forward(input);
   if (is_last(stage)) {
     output = finish_(output, micro_batch);
-    finished_[micro_batch] = output.detach();
+    finished_[micro_batch] = out_of_buffer(output.detach(), input);
   } else {
     hand_on(Message::kActivation, stage + 1, micro_batch, out_of_buffer(output.detach(), input));
   }
@@ -604,6 +621,8 @@ void Pipeline::fail(const std::string& where, const std::exception_ptr& error) {
   arrived_.clear();
   leaving_.clear();
   deferred_.clear();
+  batch_ = {};
+  finish_ = {};
   for (const auto& engine : engines_) engine->skip_step();
   // While the error is on its way, so that links do not wait until everything has left.
   struct Close {

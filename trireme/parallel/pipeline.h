@@ -238,6 +238,7 @@ class Pipeline {
   Batch batch_;
   Finish finish_;                 ///< what becomes of the output of the last stage
   std::vector<double> weights_;   ///< of micro-batches
+  int64_t sent_beside_ = 0;       ///< bytes, by forward passes alone since then
   int64_t sent_before_step_ = 0;  ///< bytes
   std::map<Place, InFlight> in_flight_;
   std::map<Place, std::shared_ptr<nn::DeferredGradients>> deferred_;  ///< gradients of weights
@@ -246,6 +247,7 @@ class Pipeline {
   std::string broken_;                      ///< what has failed
   std::string failure_key_;                 ///< where the ranks of this pipeline tell what has failed
   int64_t agreements_ = 0;                  ///< of ranks on what they were given
+  bool step_agreed_ = false;                ///< one of them was on a step
 };
 
 }  // namespace trireme::parallel

@@ -218,7 +218,7 @@ plan::PipelineReport Pipeline::report(const plan::Schedule& simulated) {
                 "[parallel.pipeline] rank {} has recorded no step; call record(true) before it",
                 mesh_.world->rank());
   links_->flush();
-  const auto sent = static_cast<double>(links_->sent_bytes() - sent_before_step_);
+  const auto sent = static_cast<double>(links_->sent_bytes() - sent_before_step_ - sent_beside_);
   const auto offsets = align_clocks(*mesh_.pp);
   plan::PipelineReport report =
       plan::report_step(schedule_, gather_events(*mesh_.pp, recorder_->events(), offsets), simulated);

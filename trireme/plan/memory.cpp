@@ -88,6 +88,28 @@ StepProgram pipeline_program(const Config& config, const ModelFacts& facts, cons
                        boundary);
 }
 
+/// Micro-batches at once between their forward and backward pass through a stage of `rank`.
+int64_t most_in_flight(const Schedule& schedule, int64_t rank, int64_t stage) {
+  int64_t now = 0, most = 0;
+  for (const StagePass& pass : schedule.ranks[static_cast<size_t>(rank)]) {
+    if (pass.stage != stage || pass.kind == StagePass::Kind::kBackwardWeight) continue;
+    now += pass.kind == StagePass::Kind::kForward ? 1 : -1;
+    most = std::max(most, now);
+  }
+  return most;
+}
+
+/// A CPU keeps the logits of each micro-batch. A GPU computes them in parts and keeps the gradients of what
+/// the head multiplies.
+int64_t kept_by_loss(const Config& config, int64_t tokens, int64_t in_flight, Device device) {
+  const auto vocab = static_cast<double>(config.model.vocab_size),
+             bytes = static_cast<double>(bytes_of(config.precision.compute));
+  const auto rows = static_cast<double>(tokens), count = static_cast<double>(in_flight);
+  if (device == Device::kCpu) return at_most_62_bits(count * rows * vocab * bytes);
+  const double part = std::min(rows * vocab * bytes, static_cast<double>(config.memory.loss_chunk_mib << 20));
+  return at_most_62_bits(part + count * (rows + vocab) * static_cast<double>(config.model.d_model) * bytes);
+}
+
 /// The most of a role that has memory at once.
 int64_t most_of(Role role, const StepProgram& program) {
   int64_t most = 0;
@@ -186,7 +208,8 @@ RankBytes rank_bytes(const Config& config, const ModelFacts& facts, const BatchP
   bytes.activations = most_of(Role::kActivations, program);
   bytes.boundaries = kept_bytes(program)[Role::kBoundary];
   const Schedule schedule = plan_pipeline(config, batch).schedule;
-  if (schedule.stages_of(pp_rank).back() + 1 != schedule.stages) bytes.logits = 0;
+  const int64_t in_flight = most_in_flight(schedule, pp_rank, schedule.stages - 1);
+  bytes.logits = in_flight == 0 ? 0 : kept_by_loss(config, tokens, in_flight, device);
   return bytes;
 }
 

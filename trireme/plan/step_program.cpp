@@ -60,6 +60,7 @@ class Writer {
   bool is_open(Role role, int64_t unit) const { return open_.contains({role, unit, Action::kOnceAStep}); }
   void keep(Role role, int64_t unit, int64_t bytes, std::optional<Role> part_of = {});
   void add_kept_buffers();
+  bool copies_sum() const;
   bool keeps_gradients(const UnitBuffers& memory) const;
   void add_reduced(int64_t unit);
 
@@ -329,7 +330,7 @@ void Writer::reduce_ready(bool last) {
 void Writer::reduce(int64_t unit, bool last) {
   const UnitBuffers& memory = this->memory(unit);
   if (!reduces(last)) return add(ActionKind::kAccumulate, unit, Lane::kCompute);
-  if (is_open(Role::kSum, unit) && setting_.wire_as_computed) hold_whole_gradients(unit);
+  if (is_open(Role::kSum, unit) && copies_sum()) hold_whole_gradients(unit);
   const int64_t shards = setting_.shard_ranks(), replicas = setting_.replicas();
   const int64_t whole = setting_.wire_bytes * memory.whole, shard = kFp32 * memory.shard;
   reduced_[unit] = next();
@@ -412,10 +413,15 @@ void Writer::add_reduced(int64_t unit) {
   if (buffer.to == buffer.from) buffer.to = next() - 1;
 }
 
-/// Whole gradients that no pass uses get no memory: the fp32 sum is what travels.
+/// Whether fp32 sums become gradients of the dtype of computation again, in which they travel.
+bool Writer::copies_sum() const {
+  return setting_.wire_as_computed && !setting_.reduces_locally();
+}
+
+/// Whole gradients that no pass uses get no memory: the fp32 sum is used as it is.
 bool Writer::keeps_gradients(const UnitBuffers& memory) const {
-  const bool sum_travels = memory.sums_micro_batches_apart && !setting_.wire_as_computed;
-  return memory.gradients_stay && !(sum_travels && setting_.accumulation > 1);
+  const bool only_sum = memory.sums_micro_batches_apart && !copies_sum() && setting_.accumulation > 1;
+  return memory.gradients_stay && !only_sum;
 }
 
 void Writer::add_kept_buffers() {

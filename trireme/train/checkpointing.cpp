@@ -239,10 +239,6 @@ std::string Checkpointing::choose(const std::string& older_than) {
 
 Checkpointing::Resumed Checkpointing::resume() {
   if (!options_.resume) return {};
-  if (config_.parallel.pp > 1) {
-    throw ConfigError("[train.resume] parallel.pp={}: stages of a pipeline cannot resume yet; set it to 1",
-                      config_.parallel.pp);
-  }
   if (!wanted_.empty()) return resume_from(wanted_);
   std::string older_than;
   for (;;) {

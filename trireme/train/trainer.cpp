@@ -135,8 +135,8 @@ Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world
       checkpoints_(options, parts_, scaler_),
       resumed_(checkpoints_.resume()),
       runs_ahead_(options.run_ahead.value_or(parts_.on_gpu()) && !scaler_.enabled()),
-      profiled_(std::min(config_.train.profile_steps, config_.train.steps)),
-      first_profiled_(std::min(kWarmupSteps, config_.train.steps - profiled_) + 1),
+      profiled_(std::min(config_.train.profile_steps, config_.train.steps - resumed_.step)),
+      first_profiled_(std::min(resumed_.step + kWarmupSteps, config_.train.steps - profiled_) + 1),
       lost_records_(options.sinks.size(), 0),
       baseline_bytes_(baseline_bytes) {}
 
@@ -219,7 +219,8 @@ Enqueued Trainer::begin(int64_t index) {
   }
   model_.measure(times_communication(index));
   // The first step also takes what later ones only use again.
-  model_.measure_activations(profiled_ == 0 && index == std::min<int64_t>(2, config_.train.steps));
+  model_.measure_activations(profiled_ == 0 &&
+                             index == std::min<int64_t>(resumed_.step + 2, config_.train.steps));
   return {.step = index,
           .lr = optim::learning_rate(config_.optim, index, config_.train.steps),
           .loss_scale = scaler_.scale(),
@@ -323,7 +324,7 @@ void Trainer::settle(size_t left) {
 
 void Trainer::publish(const StepRecord& record) {
   RunSummary& summary = result_.summary;
-  if (record.step > std::min(kWarmupSteps, config_.train.steps / 2))
+  if (record.step - resumed_.step > std::min(kWarmupSteps, (config_.train.steps - resumed_.step) / 2))
     step_seconds_.push_back(record.step_ms * 1e-3);
   summary.steps = record.step;
   summary.final_loss = record.loss;
