@@ -53,6 +53,24 @@ TEST(Store, SweepsWhatADeadRunLeftAndTouchesNothingElse) {
   EXPECT_EQ(store.folder().names(), (Names{"GENERATION", "LOCK", "final", "step-00000003"}));
 }
 
+TEST(Store, ASaveThatDidNotEndIsPassedOverAndIsNoDamage) {
+  const Scratch scratch;
+  scratch.write("checkpoints/step-00000003/index.json", "no commit");
+  const Newest nothing = newest_checkpoint(Folder(scratch.path("checkpoints")));
+  EXPECT_EQ(nothing.checkpoint, nullptr);
+  EXPECT_EQ(nothing.passed_over.size(), 1u);
+  EXPECT_EQ(nothing.damaged, 0);
+  scratch.write("checkpoints/step-00000004/COMMIT.json", "not a commit");
+  EXPECT_EQ(newest_checkpoint(Folder(scratch.path("checkpoints"))).damaged, 1);
+}
+
+TEST(Store, WhatOthersPutIntoALeftFolderKeepsNoRunFromStarting) {
+  const Scratch scratch;
+  scratch.write("checkpoints/tmp-00000007-g1-a1/notes/mine.txt", "a folder inside");
+  Store store(scratch.path("checkpoints"));
+  EXPECT_EQ(save(store, kFour, 8), "step-00000008");
+}
+
 TEST(Store, AnEarlierRunThatIsNotDeadCommitsNothing) {
   const Scratch scratch;
   Store store(scratch.path("checkpoints"));

@@ -100,6 +100,18 @@ TEST(Ckpt, DiffComparesWhateverTheLayoutAndExitsWith8) {
   EXPECT_EQ(one.json()["differences"][0]["elements"], 1);
 }
 
+/// A run must not go on from weights as if their optimizer had never made a step.
+TEST(Ckpt, WeightsAloneAreNoStateOfARun) {
+  const Fixture fixture;
+  EXPECT_EQ(
+      fixture.front.run({"ckpt", "convert", fixture.step(10), fixture.front.file("thin"), "--weights-only"})
+          .code,
+      0);
+  const checkpoint::Checkpoint thin(fixture.front.file("thin/step-00000010"));
+  EXPECT_FALSE(thin.index().metadata.contains("trireme.state"));
+  EXPECT_EQ(thin.state().find("\"step\""), std::string::npos) << thin.state();
+}
+
 TEST(Ckpt, ConvertsToAnyNumberOfFilesAndBack) {
   const Fixture fixture;
   const Outcome outcome =

@@ -245,12 +245,14 @@ Newest newest_checkpoint(const Folder& folder, const std::string& older_than) {
       newest.checkpoint = std::move(checkpoint);
     } catch (const Error& error) {
       newest.passed_over.push_back(fmt::format("{}: {}", entry->name, error.what()));
+      ++newest.damaged;
     }
   }
   const int64_t step = newest.checkpoint ? newest.checkpoint->commit().step : -1;
   for (const Listed& entry : all) {
-    if (!entry.commit && entry.step > step && older_than.empty())
-      newest.passed_over.push_back(fmt::format("{}: {}", entry.name, entry.problem));
+    if (entry.commit || entry.step <= step || !older_than.empty()) continue;
+    newest.passed_over.push_back(fmt::format("{}: {}", entry.name, entry.problem));
+    newest.damaged += entry.unfinished ? 0 : 1;
   }
   return newest;
 }

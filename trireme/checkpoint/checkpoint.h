@@ -63,6 +63,7 @@ class Checkpoint {
 struct Newest {
   std::unique_ptr<Checkpoint> checkpoint;
   std::vector<std::string> passed_over;
+  int64_t damaged = 0;  ///< of these; saves of the others did not come to an end
 };
 /// Whether a checkpoint can be opened and its files are there.
 bool is_complete(const Folder& parent, const std::string& name);

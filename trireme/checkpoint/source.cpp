@@ -163,6 +163,16 @@ std::vector<Difference> compare(const Source& a, const Source& b) {
   return differences;
 }
 
+namespace {
+
+std::map<std::string, std::string> metadata_of(const Source& source, const Conversion& how) {
+  std::map<std::string, std::string> metadata = source.metadata();
+  std::erase_if(metadata, [&](const auto& entry) { return how.without.contains(entry.first); });
+  return metadata;
+}
+
+}  // namespace
+
 std::string convert_to_checkpoint(const Source& source, const std::string& parent, const Conversion& how) {
   Store store(parent);
   const std::string temporary = temporary_name(how.step, store.generation(), 1);
@@ -173,7 +183,7 @@ std::string convert_to_checkpoint(const Source& source, const std::string& paren
                      .step = how.step,
                      .generation = store.generation(),
                      .pieces = {},
-                     .metadata = source.metadata(),
+                     .metadata = metadata_of(source, how),
                      .state = {}};
       for (const auto& [name, tensor] : source.tensors()) {
         const Region share = share_of(Region::whole(tensor.shape), file, how.files);
@@ -203,7 +213,7 @@ void convert_to_file(const Source& source, const std::string& path, const Conver
     if (selected(how, tensor)) order.emplace_back(-safetensors_itemsize(info.dtype), tensor);
   }
   std::ranges::sort(order);
-  SafetensorsHeader header{.tensors = {}, .metadata = source.metadata()};
+  SafetensorsHeader header{.tensors = {}, .metadata = metadata_of(source, how)};
   int64_t end = 0;
   for (const auto& [minus_size, tensor] : order) {
     const SourceTensor& info = source.tensors().at(tensor);

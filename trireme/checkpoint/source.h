@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -53,7 +54,8 @@ struct Difference {
 std::vector<Difference> compare(const Source& a, const Source& b);
 
 struct Conversion {
-  std::function<bool(const std::string&)> select = {};  ///< none: all
+  std::function<bool(const std::string&)> select = {};  ///< tensors; none: all
+  std::set<std::string> without = {};                   ///< keys of metadata
   int64_t files = 1;
   int64_t step = 0;
   std::string state = "{}";  ///< JSON

@@ -127,11 +127,24 @@ std::string temporary_name(int64_t step, int64_t generation, int64_t attempt) {
   return fmt::format("{}{:08}-g{}-a{}", kTemporaryPrefix, step, generation, attempt);
 }
 
+namespace {
+
+/// What somebody else has put into it keeps a folder that nobody reads, and no run from starting.
+void sweep(const Folder& folder, const std::string& name) {
+  try {
+    folder.remove(name);
+  } catch (const Error&) {
+    // A later run tries again.
+  }
+}
+
+}  // namespace
+
 Store::Store(const std::string& path) : folder_(make_folder(path)), lock_(take_lock(folder_)) {
   generation_ = last_generation(folder_) + 1;
   folder_.write_file(kGenerationName, std::to_string(generation_) + "\n");
   for (const std::string& name : folder_.names()) {
-    if (name.starts_with(kTemporaryPrefix) && is_file_name(name)) folder_.remove(name);
+    if (name.starts_with(kTemporaryPrefix) && is_file_name(name)) sweep(folder_, name);
   }
 }
 
@@ -166,10 +179,15 @@ std::string Store::commit(const Work& work) {
   const std::string name = free_name(folder_, work.step);
   folder_.rename(work.temporary, name);
   folder_.sync();
-  inside.write_file(kCommitName, format_commit({.step = work.step,
-                                                .generation = generation_,
-                                                .index_bytes = static_cast<int64_t>(index.size()),
-                                                .index_digest = xxh3(index)}));
+  try {
+    inside.write_file(kCommitName, format_commit({.step = work.step,
+                                                  .generation = generation_,
+                                                  .index_bytes = static_cast<int64_t>(index.size()),
+                                                  .index_digest = xxh3(index)}));
+  } catch (...) {
+    folder_.rename(name, work.temporary);  // to be abandoned, where a full disk may need the place
+    throw;
+  }
   return name;
 }
 

@@ -27,6 +27,8 @@ using checkpoint::Listed;
 using Json = nlohmann::ordered_json;
 using report::Align;
 
+/// In the metadata of what a run can go on from (parallel/state_file.h).
+constexpr const char* kStateMark = "trireme.state";
 constexpr const char* kOptimizerPrefix = "optimizer.";
 
 struct Options {
@@ -234,12 +236,14 @@ int convert(const Options& options, const Front& front) {
   const std::string from = find_source(options.path, front);
   const auto source = checkpoint::open_source(from);
   checkpoint::Conversion how{.files = options.files};
-  if (options.weights_only)
+  if (options.weights_only) {
     how.select = [](const std::string& name) { return !name.starts_with(kOptimizerPrefix); };
+    how.without = {kStateMark};
+  }
   if (is_checkpoint(from)) {
     const Checkpoint found(from);
     how.step = found.commit().step;
-    how.state = Json::parse(found.state()).value("run", Json::object()).dump();
+    if (!options.weights_only) how.state = Json::parse(found.state()).value("run", Json::object()).dump();
   }
   std::string written = options.other;
   if (options.other.ends_with(".safetensors")) {

@@ -186,7 +186,7 @@ precision::LossScaler::State scaler_state(const Json& json, const std::string& p
 
 Checkpointing::Checkpointing(const TrainOptions& options, Parts& parts, precision::LossScaler& scaler)
     : options_(options), config_(options.config), parts_(parts), scaler_(scaler) {
-  if (config_.checkpoint.every > 0 || options.resume) agree_on_folder();
+  agree_on_folder();
 }
 
 Checkpointing::~Checkpointing() {
@@ -194,7 +194,7 @@ Checkpointing::~Checkpointing() {
   join();
 }
 
-/// Rank 0 knows the folders, and is the one that commits.
+/// Rank 0 knows the folders and whether to resume, and is the one that commits.
 void Checkpointing::agree_on_folder() {
   std::exception_ptr error;
   if (parts_.is_root() && config_.checkpoint.every > 0 && !options_.checkpoint_dir.empty()) {
@@ -206,6 +206,7 @@ void Checkpointing::agree_on_folder() {
   }
   Json known{{"folder", options_.checkpoint_dir},
              {"wanted", options_.resume_from},
+             {"resumes", options_.resume},
              {"generation", store_ ? store_->generation() : 0},
              {"failed", error != nullptr}};
   known = Json::parse(text_of_root(*parts_.mesh.all, parts_.is_root() ? known.dump() : std::string()));
@@ -213,6 +214,7 @@ void Checkpointing::agree_on_folder() {
   if (known["failed"].get<bool>()) throw FailedElsewhere(ExitCode::kEnvironment, 0);
   folder_ = known["folder"];
   wanted_ = known["wanted"];
+  resumes_ = known["resumes"];
   generation_ = known["generation"];
 }
 
@@ -230,7 +232,7 @@ std::string Checkpointing::choose(const std::string& older_than) {
     for (const std::string& reason : newest.passed_over) log_warning("resume  passed over {}", reason);
     if (newest.checkpoint) {
       path = newest.checkpoint->path();
-    } else if (!newest.passed_over.empty() || !older_than.empty()) {
+    } else if (newest.damaged > 0 || !older_than.empty()) {
       path = "?";
     }
   }
@@ -238,7 +240,7 @@ std::string Checkpointing::choose(const std::string& older_than) {
 }
 
 Checkpointing::Resumed Checkpointing::resume() {
-  if (!options_.resume) return {};
+  if (!resumes_) return {};
   if (!wanted_.empty()) return resume_from(wanted_);
   std::string older_than;
   for (;;) {
@@ -259,22 +261,28 @@ Checkpointing::Resumed Checkpointing::resume() {
   }
 }
 
-/// Every rank reads its own part, so any of them may find damage; then all throw DataError.
+/// Every rank reads its own part, so any of them may find damage; then all throw DataError. What else keeps a
+/// rank from reading is no reason to take an older checkpoint.
 Checkpointing::Resumed Checkpointing::resume_from(const std::string& path) {
   std::string state, problem;
+  bool damaged = false;
   const auto attempt = [&](const auto& body) {
     problem.clear();
+    damaged = false;
     try {
       body();
     } catch (const ConfigError&) {
       throw;  // the same on all ranks
     } catch (const Error& error) {
       problem = error.what();
+      damaged = dynamic_cast<const DataError*>(&error) != nullptr;
       if (!parts_.is_root()) log_warning("resume  {}", problem);  // rank 0 knows that it was another rank
     }
     if (!any_rank(!problem.empty())) return;
-    throw DataError(
-        "{}", problem.empty() ? fmt::format("[train.resume] another rank cannot read {}", path) : problem);
+    const bool unreadable = any_rank(!problem.empty() && !damaged);
+    if (problem.empty()) problem = fmt::format("[train.resume] another rank cannot read {}", path);
+    if (unreadable) throw EnvironmentError("{}", problem);
+    throw DataError("{}", problem);
   };
   attempt([&] { state = checkpoint::Checkpoint(path).state(); });
   const Json document = checkpoint::parse_json(state, path);
@@ -365,13 +373,22 @@ void Checkpointing::write(const checkpoint::ShardSpec& spec, const std::string& 
                       .seconds = kShareOfTimeout * config_.comm.timeout_s,
                       .cancelled = [this] { return given_up_.load(); }});
       ++written_;
-      store_->prune(config_.checkpoint.keep);
+      prune();
     }
   } catch (const std::exception& error) {
     error_ = error.what();
     if (store_) store_->abandon(temporary);
   }
   writing_ = false;
+}
+
+/// What cannot be removed is no fault of what was saved.
+void Checkpointing::prune() {
+  try {
+    store_->prune(config_.checkpoint.keep);
+  } catch (const Error& error) {
+    log_warning("an old checkpoint stays: {}", error.what());
+  }
 }
 
 void Checkpointing::join() {
@@ -426,11 +443,13 @@ std::optional<double> Checkpointing::save(int64_t step, double loss, bool last) 
   unsettled_ = true;
   writer_ =
       std::thread([this, spec, temporary, state = run_state(step, loss)] { write(spec, temporary, state); });
-  if (last || !config_.checkpoint.async) {
-    join();
-    settle();
-  }
+  if (last || !config_.checkpoint.async) finish();
   return waited_ms();
+}
+
+void Checkpointing::finish() {
+  join();
+  settle();
 }
 
 }  // namespace trireme::train

@@ -47,6 +47,9 @@ class Checkpointing {
   /// Collective.
   std::optional<double> save(int64_t step, double loss, bool last);
 
+  /// What was saved is on the disk when this returns, or known not to be. Collective.
+  void finish();
+
   int64_t written() const { return written_; }  ///< rank 0 knows
   int64_t late() const { return late_; }
   int64_t failed() const { return failed_; }
@@ -66,14 +69,16 @@ class Checkpointing {
   checkpoint::ShardSpec snapshot(int64_t step);
   std::string run_state(int64_t step, double loss) const;
   void write(const checkpoint::ShardSpec& spec, const std::string& temporary, const std::string& state);
+  void prune();
   void join();
 
   const TrainOptions& options_;
   const plan::Config& config_;
   Parts& parts_;
   precision::LossScaler& scaler_;
-  std::string folder_;                        ///< of the run's checkpoints
-  std::string wanted_;                        ///< the one to resume from, if it was named
+  std::string folder_;  ///< of the run's checkpoints
+  std::string wanted_;  ///< the one to resume from, if it was named
+  bool resumes_ = false;
   std::unique_ptr<checkpoint::Store> store_;  ///< rank 0's, when checkpoints are written
   int64_t generation_ = 0;
   int64_t attempt_ = 0;

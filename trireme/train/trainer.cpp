@@ -94,6 +94,7 @@ class Trainer {
   bool pauses_after(int64_t step) const;
   bool waits_for(int64_t step) const;
   void settle(size_t left);
+  void end_early(StepRecord& record);
   StepRecord settle_oldest();
   void publish(const StepRecord& record);
   void keep_weights();
@@ -316,10 +317,22 @@ void Trainer::settle(size_t left) {
     StepRecord record = settle_oldest();
     if (under_way_.empty() && saves_after(record.step))
       record.checkpoint_ms = checkpoints_.save(record.step, record.loss, ends_after(record.step));
-    if (under_way_.empty() && ends_after(record.step)) keep_weights();
+    const bool ends = ends_after(record.step);
+    if (under_way_.empty() && ends) keep_weights();
     if (under_way_.empty() && validates_after(record.step)) record.val_loss = validate();
+    if (under_way_.empty() && !ends && ends_after(record.step)) end_early(record);
     publish(record);
   }
+}
+
+/// A signal came in the pause behind the step.
+void Trainer::end_early(StepRecord& record) {
+  if (record.checkpoint_ms) {
+    checkpoints_.finish();
+  } else if (checkpoints_.enabled()) {
+    record.checkpoint_ms = checkpoints_.save(record.step, record.loss, /*last=*/true);
+  }
+  keep_weights();
 }
 
 void Trainer::publish(const StepRecord& record) {
