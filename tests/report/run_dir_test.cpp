@@ -1,6 +1,9 @@
 #include "trireme/report/run_dir.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <regex>
@@ -172,6 +175,54 @@ TEST(RunDirectory, KnowsHowItsRunEnded) {
   EXPECT_EQ(read_json(run.file("manifest.json"))["attempts"][0]["exit_code"], 130);
   run.finish(0);
   EXPECT_EQ(run.exit_code(), 0);
+}
+
+TEST(RunDirectory, ReopenMovesLatestAndTheSummaryOfTheAttemptBefore) {
+  const TemporaryFolder root;
+  const auto first = RunDirectory::create(root.path(), "first", kManifest);
+  const auto second = RunDirectory::create(root.path(), "second", kManifest);
+  write_file_atomic(first.file("summary.json"), "{}");
+  first.finish(130);
+  first.reopen();
+  EXPECT_TRUE(fs::equivalent(root.file("latest"), first.path()));
+  EXPECT_EQ(list_runs(root.path()), (std::vector<std::string>{first.path(), second.path()}));
+  EXPECT_FALSE(fs::exists(first.file("summary.json")));
+  EXPECT_EQ(read_file(first.file("summary.attempt-1.json")), "{}");
+  first.finish(75);
+  first.reopen();  // the attempt before has left none
+  EXPECT_FALSE(fs::exists(first.file("summary.attempt-2.json")));
+}
+
+TEST(RunDirectory, ReopenMakesNoLatestWhereThereIsNone) {
+  const TemporaryFolder root;
+  const auto run = RunDirectory::create(root.path(), "moved", kManifest);
+  fs::remove(root.file("latest"));
+  run.reopen();
+  EXPECT_FALSE(fs::exists(fs::symlink_status(root.file("latest"))));
+}
+
+TEST(RunDirectory, KeepsTheConfigsThatItsAttemptsHadBefore) {
+  const TemporaryFolder root;
+  const auto run = RunDirectory::create(root.path(), "tiny", kManifest);
+  run.reopen();
+  run.replace_config(kManifest.config_yaml);
+  EXPECT_FALSE(fs::exists(run.file("config.attempt-1.yaml"))) << "nothing has changed";
+  run.reopen();
+  run.replace_config("train:\n  steps: 9\n");
+  EXPECT_EQ(read_file(run.file("config.yaml")), "train:\n  steps: 9\n");
+  EXPECT_EQ(read_file(run.file("config.attempt-2.yaml")), kManifest.config_yaml);
+}
+
+TEST(RunDirectory, IsRunningWhileSomeoneHoldsItsLock) {
+  const TemporaryFolder root;
+  const auto run = RunDirectory::create(root.path(), "tiny", kManifest);
+  EXPECT_FALSE(run.is_running());
+  const int lock = ::open(run.file("checkpoints/LOCK").c_str(), O_RDWR | O_CREAT, 0644);
+  EXPECT_FALSE(run.is_running());
+  ASSERT_EQ(::flock(lock, LOCK_EX | LOCK_NB), 0);
+  EXPECT_TRUE(run.is_running());
+  ::close(lock);
+  EXPECT_FALSE(run.is_running());
 }
 
 TEST(RunDirectory, RefusesARootThatIsAFile) {

@@ -53,6 +53,19 @@ TEST(RunFiles, StepsThatAreMadeAgainAreThereOnce) {
     EXPECT_EQ(nlohmann::json::parse(lines[static_cast<size_t>(i - 1)])["step"], i);
 }
 
+TEST(RunFiles, TheConfigChangesWithTheFirstStepThatGoesOn) {
+  const TemporaryFolder root;
+  Manifest manifest;
+  manifest.config_yaml = "name: a\n";
+  const auto run = RunDirectory::create(root.path(), "run", manifest);
+  run.reopen();
+  const auto sink = make_run_files_sink(run, "name: b\n");
+  EXPECT_EQ(read_file(run.file("config.yaml")), "name: a\n") << "its checkpoint may refuse the other one";
+  sink->resume(4);
+  EXPECT_EQ(read_file(run.file("config.yaml")), "name: b\n");
+  EXPECT_EQ(read_file(run.file("config.attempt-1.yaml")), "name: a\n");
+}
+
 TEST(RunFiles, SummaryAppearsAtTheEndOnly) {
   const TemporaryFolder root;
   const auto run = RunDirectory::create(root.path(), "run", {});

@@ -1,5 +1,7 @@
 #include "trireme/report/run_dir.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -80,6 +82,7 @@ std::string make_unique_folder(const std::string& root, const std::string& name)
 void point_latest(const std::string& root, const std::string& folder) {
   const std::string link = root + "/latest";
   const std::string temporary = root + "/.latest-" + folder;
+  ::unlink(temporary.c_str());  // of a process that died here
   if (::symlink(folder.c_str(), temporary.c_str()) != 0) fail("create link", temporary, errno);
   if (::rename(temporary.c_str(), link.c_str()) == 0) return;
   const int error = errno;
@@ -131,6 +134,31 @@ Json read_manifest(const std::string& run) {
   return json;
 }
 
+int64_t attempts_ended(const Json& manifest) {
+  const auto attempts = manifest.find("attempts");
+  return attempts == manifest.end() ? 0 : static_cast<int64_t>(attempts->size());
+}
+
+/// "config.attempt-2.yaml" of "config.yaml".
+std::string of_attempt(const fs::path& path, int64_t attempt) {
+  const std::string name =
+      fmt::format("{}.attempt-{}{}", path.stem().string(), attempt, path.extension().string());
+  return (path.parent_path() / name).string();
+}
+
+/// When the run began, or last went on.
+std::string last_start(const Json& manifest) {
+  const auto text = [](const Json& json, const char* key) {
+    const auto found = json.find(key);
+    return found != json.end() && found->is_string() ? found->get<std::string>() : std::string();
+  };
+  const auto attempts = manifest.find("attempts");
+  std::string resumed;
+  if (attempts != manifest.end() && attempts->is_array() && !attempts->empty())
+    resumed = text(attempts->back(), "resumed");
+  return std::max(text(manifest, "started"), resumed);
+}
+
 }  // namespace
 
 RunDirectory RunDirectory::create(const std::string& root, const std::string& name,
@@ -178,7 +206,7 @@ std::vector<std::string> list_runs(const std::string& root, const std::string& n
     if (entry.is_symlink(ignored) || !fs::exists(manifest, ignored)) continue;
     if (!name.empty() && name_part(entry.path().filename().string()) != folder_safe(name)) continue;
     const Json json = Json::parse(read_file(manifest), nullptr, false);
-    if (json.is_object()) found.emplace_back(json.value("started", ""), entry.path().string());
+    if (json.is_object()) found.emplace_back(last_start(json), entry.path().string());
   }
   std::ranges::sort(found, std::greater<>());
   std::vector<std::string> paths;
@@ -194,6 +222,31 @@ void RunDirectory::reopen() const {
   json["ended"] = nullptr;
   json["exit_code"] = nullptr;
   write_manifest(path_, json);
+  // It would speak for a run that may end without one.
+  const std::string summary = file("summary.json");
+  if (fs::exists(summary) &&
+      ::rename(summary.c_str(), of_attempt(summary, attempts_ended(json)).c_str()) != 0)
+    fail("rename", summary, errno);
+  const fs::path path = path_;
+  if (fs::is_symlink(path.parent_path() / "latest"))
+    point_latest(path.parent_path().string(), path.filename().string());
+}
+
+void RunDirectory::replace_config(const std::string& yaml) const {
+  const std::string config = file("config.yaml");
+  const std::string before = fs::exists(config) ? read_file(config) : yaml;
+  if (before == yaml) return;
+  write_file_atomic(of_attempt(config, attempts_ended(read_manifest(path_))), before);
+  write_file_atomic(config, yaml);
+}
+
+bool RunDirectory::is_running() const {
+  const int lock = ::open(file("checkpoints/LOCK").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (lock < 0) return false;
+  // Shared, so that several who look at once do not take each other for the run.
+  const bool held = ::flock(lock, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  ::close(lock);
+  return held;
 }
 
 void RunDirectory::finish(int exit_code) const {

@@ -2,6 +2,7 @@
 // The run directory: everything a run leaves behind, and the only thing reports read.
 // `<root>/<name>-<time>-<id>/` { manifest.json config.yaml metrics.jsonl summary.json logs/ tensorboard/
 // checkpoints/ }
+// What a later attempt replaces stays as config.attempt-N.yaml and summary.attempt-N.json.
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -37,8 +38,16 @@ class RunDirectory {
   std::optional<int> exit_code() const;
 
   /// A run goes on in it: manifest.json has no end and no exit code any more, and one attempt more, with when
-  /// it began and how the one before ended.
+  /// it began and how the one before ended, whose summary.json becomes summary.attempt-N.json. A `latest`
+  /// beside it points at it.
   void reopen() const;
+
+  /// The config that the run goes on with. Another one that was there stays as config.attempt-N.yaml, of the
+  /// attempt before.
+  void replace_config(const std::string& yaml) const;
+
+  /// Whether a process holds checkpoints/LOCK, as a run does while it can save.
+  bool is_running() const;
 
   /// Completes manifest.json with the end time and the exit code.
   void finish(int exit_code) const;
@@ -51,11 +60,13 @@ class RunDirectory {
 /// `path` as a user would type it: relative where it lies below the current folder.
 std::string as_typed(const std::string& path);
 
-/// Paths of the run directories below `root`, newest first; with a name only those that were made with it.
+/// Paths of the run directories below `root`, newest first: by when they last began or went on. With a name
+/// only those that were made with it.
 std::vector<std::string> list_runs(const std::string& root, const std::string& name = {});
 
-/// metrics.jsonl and summary.json: a line of to_json_line() a step, and one at the end.
-std::unique_ptr<Sink> make_run_files_sink(const RunDirectory& run);
+/// metrics.jsonl and summary.json: a line of to_json_line() a step, and one at the end. `config_yaml` becomes
+/// config.yaml once the run has gone on from a checkpoint; empty: config.yaml stays.
+std::unique_ptr<Sink> make_run_files_sink(const RunDirectory& run, std::string config_yaml = {});
 
 /// tensorboard/events.out.tfevents.*: scalars loss, val_loss, grad_norm, lr, tokens_per_s, step_ms,
 /// steps_per_s, peak_bytes; loss_scale, communication_ms, exposed_ms and communication_share where

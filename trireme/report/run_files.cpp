@@ -3,6 +3,7 @@
 
 #include <cerrno>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "trireme/base/error.h"
 #include "trireme/report/run_dir.h"
@@ -29,12 +30,18 @@ void drop_steps_after(const std::string& path, int64_t step) {
 
 class RunFilesSink final : public Sink {
  public:
-  explicit RunFilesSink(const RunDirectory& run)
-      : metrics_path_(run.file("metrics.jsonl")),
+  RunFilesSink(RunDirectory run, std::string config_yaml)
+      : run_(std::move(run)),
+        config_yaml_(std::move(config_yaml)),
+        metrics_path_(run_.file("metrics.jsonl")),
         metrics_(metrics_path_),
-        summary_path_(run.file("summary.json")) {}
+        summary_path_(run_.file("summary.json")) {}
 
-  void resume(int64_t step) override { drop_steps_after(metrics_path_, step); }
+  /// A config that the checkpoint refuses never gets here: the run keeps the one that it can go on with.
+  void resume(int64_t step) override {
+    if (!config_yaml_.empty()) run_.replace_config(config_yaml_);
+    drop_steps_after(metrics_path_, step);
+  }
   void record(const StepRecord& step) override { metrics_.append(to_json_line(step)); }
 
   void finish(const RunSummary& summary) override {
@@ -42,6 +49,8 @@ class RunFilesSink final : public Sink {
   }
 
  private:
+  RunDirectory run_;
+  std::string config_yaml_;
   std::string metrics_path_;
   LineFile metrics_;
   std::string summary_path_;
@@ -49,8 +58,8 @@ class RunFilesSink final : public Sink {
 
 }  // namespace
 
-std::unique_ptr<Sink> make_run_files_sink(const RunDirectory& run) {
-  return std::make_unique<RunFilesSink>(run);
+std::unique_ptr<Sink> make_run_files_sink(const RunDirectory& run, std::string config_yaml) {
+  return std::make_unique<RunFilesSink>(run, std::move(config_yaml));
 }
 
 }  // namespace trireme::report
