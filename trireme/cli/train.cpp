@@ -5,7 +5,9 @@
 #include <memory>
 
 #include "trireme/base/build_info.h"
+#include "trireme/base/log.h"
 #include "trireme/base/terminal.h"
+#include "trireme/cli/arguments.h"
 #include "trireme/cli/child.h"
 #include "trireme/cli/data_path.h"
 #include "trireme/cli/front.h"
@@ -13,6 +15,7 @@
 #include "trireme/plan/policy.h"
 #include "trireme/plan/world.h"
 #include "trireme/report/cost_table.h"
+#include "trireme/report/run_dir.h"
 
 namespace trireme::cli {
 namespace {
@@ -50,6 +53,7 @@ int become_rank(TrainArguments options, Front& front, const plan::WorldSpec& wor
   plan::ResolvedConfig resolved = plan::load(sources, front.environment);
   settle_data_path(resolved.config, options.job.config);
   settle_schedule_path(resolved.config);
+  check_resumable(resume, resolved.config);
   using plan::Device;
   const Device device = resolved.config.device;
   const Device expected = device != Device::kAuto ? device : kHasCuda ? Device::kCuda : Device::kCpu;
@@ -68,6 +72,9 @@ int join_world(const TrainArguments& options, Front& front, const plan::WorldSpe
   } catch (const ConfigError&) {
     if (world.local_rank == 0) throw;
     return static_cast<int>(ExitCode::kUsage);
+  } catch (const EnvironmentError&) {
+    if (world.local_rank == 0) throw;
+    return static_cast<int>(ExitCode::kEnvironment);
   } catch (const OutOfMemory&) {
     if (world.local_rank == 0) throw;
     return static_cast<int>(ExitCode::kOutOfMemory);
@@ -91,13 +98,30 @@ std::string summary_of(const FinishedJob& finished) {
   return report::cost_table(rows, terminal_columns(STDOUT_FILENO));
 }
 
+/// What a run would be, without one; of --resume, what going on would be.
+int dry_run(TrainJob job, const Front& front) {
+  const std::optional<ResumePoint> resume = find_resume_point(job, front);
+  const PreparedJob prepared = prepare_train_job(job, front);
+  check_resumable(resume, prepared.config.config);
+  if (resume && !job.quiet) {
+    const std::string& run = resume->run_directory;
+    log_info("resume  {}", run.empty() ? "would begin a new run" : "would go on in " + report::as_typed(run));
+  }
+  return print_plan(prepared.plan, prepared.config.config, job.json);
+}
+
+/// An empty word is the variable that a job's script did not set: it must not begin a run anew.
+void check_resume_word(const TrainJob& job, bool given) {
+  if (!given || !job.resume.empty()) return;
+  throw UsageError(
+      "[cli.train] --resume was given an empty word",
+      "write --resume=auto, a run or a checkpoint; in a script look at the variable that it comes from");
+}
+
 int train(const TrainArguments& options, Front& front) {
   const plan::WorldSpec world = plan::detect_world(front.environment);
   if (world.launcher != "none") return join_world(options, front, world);
-  if (options.dry_run) {
-    const PreparedJob prepared = prepare_train_job(options.job, front);
-    return print_plan(prepared.plan, prepared.config.config, options.job.json);
-  }
+  if (options.dry_run) return dry_run(options.job, front);
   const FinishedJob finished = run_train_job(options.job, front);
   if (options.summary && finished.code == 0) {
     fmt::print("{}", summary_of(finished));
@@ -116,12 +140,11 @@ void add_train(CLI::App& app, Front& front) {
   verb->add_option("--run-dir", options->job.run_dir,
                    "Parent of run directories (default: $TRIREME_RUN_DIR, else ./runs)")
       ->option_text("DIR");
-  verb->add_option("--resume", options->job.resume,
-                   "Go on in a run: auto (the newest unfinished one of this name, else a new one; default), "
-                   "latest, RUN or a checkpoint")
-      ->option_text("[WHAT]")
-      ->expected(0, 1)
-      ->default_str("auto");
+  CLI::Option* const resume = verb->add_option(
+      "--resume", options->job.resume,
+      "Go on in a run: auto (the newest of this name unless it has finished, else a new one; default), "
+      "latest, RUN or a checkpoint");
+  resume->option_text("[WHAT]")->expected(0, 1)->default_str("auto");
   verb->add_flag("--json", options->job.json, "One JSON object a step on stdout, the summary last");
   verb->add_flag("--quiet,-q", options->job.quiet, "No start-up lines and no progress bar");
   verb->add_flag(
@@ -141,8 +164,9 @@ void add_train(CLI::App& app, Front& front) {
       "  trireme train configs/quickstart.yaml --train.steps=50\n"
       "  trireme train -n 4 --model.preset=gpt-tiny --parallel.policy=zero2 --dry-run\n"
       "  trireme train configs/pipeline.yaml --pipeline.schedule=zb_v");
-  verb->callback([options, &front] {
-    front.action = [options, &front] {
+  verb->callback([options, resume, &front] {
+    front.action = [options, resume, &front] {
+      check_resume_word(options->job, resume->count() > 0);
       options->job.overrides = front.overrides;
       if (options->profile) {
         options->job.overrides.push_back(fmt::format("train.profile_steps={}", *options->profile));

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "trireme/base/build_info.h"
+#include "trireme/base/file.h"
 #include "trireme/base/host.h"
 #include "trireme/base/log.h"
 #include "trireme/cli/child.h"
@@ -16,6 +17,9 @@
 
 namespace trireme::cli {
 namespace {
+
+/// The file that a run's checkpoints always have beside them.
+constexpr const char* kCheckpointsMark = "checkpoints/GENERATION";
 
 /// Runs the ranks and leaves their exit code in the manifest, whatever happens.
 int run_ranks(const launch::LocalJob& job, const report::RunDirectory& directory) {
@@ -41,7 +45,11 @@ void say_where(const report::RunDirectory& directory, const plan::Config& config
 void say_how_it_ended(const report::RunDirectory& directory, int code) {
   if (code == 0 || std::filesystem::exists(directory.file("summary.json"))) return;
   const std::string run = report::as_typed(directory.path());
-  if (code == static_cast<int>(ExitCode::kInterrupted) || code == 128 + SIGTERM) {
+  const bool by_signal = code == static_cast<int>(ExitCode::kInterrupted) || code == 128 + SIGTERM;
+  if (code == static_cast<int>(ExitCode::kPreempted) ||
+      (by_signal && std::filesystem::exists(directory.file(kCheckpointsMark)))) {
+    log_info("run     {} was stopped; 'trireme train --resume {}' goes on", run, run);
+  } else if (by_signal) {
     log_info(
         "run     {} was stopped before it had weights to keep; 'trireme train {}/config.yaml' trains again",
         run, run);
@@ -50,9 +58,6 @@ void say_how_it_ended(const report::RunDirectory& directory, int code) {
              run);
   }
 }
-
-/// The file that a run's checkpoints always have beside them.
-constexpr const char* kCheckpointsMark = "checkpoints/GENERATION";
 
 std::string runs_root(const TrainJob& job, const Front& front) {
   return job.run_dir.empty() ? front.runs_root() : job.run_dir;
@@ -67,13 +72,37 @@ std::string config_name(const TrainJob& job, const Front& front) {
       .config.name;
 }
 
-/// Empty when every run of that name has ended well, or has no checkpoints.
+/// Of the runs of that name that have checkpoints and do not run now, the newest; empty where that one has
+/// come to its end: what it has left behind is not taken up again.
 std::string newest_unfinished(const std::string& root, const std::string& name) {
   for (const std::string& path : report::list_runs(root, name)) {
     const report::RunDirectory run = report::RunDirectory::open(path);
-    if (run.exit_code() != 0 && std::filesystem::exists(run.file(kCheckpointsMark))) return path;
+    if (!std::filesystem::exists(run.file(kCheckpointsMark))) continue;
+    if (run.is_running()) {
+      log_info("resume  passed over {}, which is running", report::as_typed(path));
+      continue;
+    }
+    return run.exit_code() == 0 ? std::string() : path;
   }
   return {};
+}
+
+/// Whose folder and records a second process would damage.
+void refuse_running(const std::string& path) {
+  const report::RunDirectory run = report::RunDirectory::open(path);
+  if (!run.is_running()) return;
+  throw EnvironmentError(
+      "[cli.train] {} is running: process {} writes its checkpoints; end it first, or name another run", path,
+      read_file(run.file("checkpoints/LOCK")));
+}
+
+/// Of --resume, which takes the word behind it.
+void refuse_file(const std::string& word) {
+  if (!std::filesystem::is_regular_file(word)) return;
+  throw ConfigError(
+      "[cli.train] --resume {}: that is a file, and neither a run nor a checkpoint; if it is the config, put "
+      "--resume last, or write --resume=auto",
+      word);
 }
 
 /// A new run directory, or the one that a run goes on in.
@@ -141,9 +170,11 @@ std::optional<ResumePoint> find_resume_point(TrainJob& job, const Front& front) 
     const std::filesystem::path run = std::filesystem::path(point.checkpoint).parent_path().parent_path();
     if (std::filesystem::exists(run / "manifest.json")) point.run_directory = run;
   } else {
+    refuse_file(job.resume);
     point.run_directory =
         find_run(job.resume, root, {.what = "checkpoints", .file = kCheckpointsMark}).path();
   }
+  if (!point.run_directory.empty()) refuse_running(point.run_directory);
   if (job.config.empty() && !point.run_directory.empty()) job.config = point.run_directory + "/config.yaml";
   return point;
 }
@@ -180,13 +211,17 @@ PreparedJob prepare_train_job(const TrainJob& job, const Front& front) {
   return {std::move(resolved), run};
 }
 
+void check_resumable(const std::optional<ResumePoint>& resume, const plan::Config& config) {
+  if (const int64_t pp = config.parallel.pp; resume && pp > 1)
+    throw ConfigError(
+        "[cli.train] --resume with parallel.pp={}: stages cannot go on yet; set parallel.pp to 1", pp);
+}
+
 FinishedJob run_train_job(TrainJob job, Front& front) {
   const std::optional<ResumePoint> resume = find_resume_point(job, front);
   PreparedJob prepared = prepare_train_job(job, front);
   check_memory(prepared.plan, prepared.config.config);
-  if (const int64_t pp = prepared.config.config.parallel.pp; resume && pp > 1)
-    throw ConfigError(
-        "[cli.train] --resume with parallel.pp={}: stages cannot go on yet; set parallel.pp to 1", pp);
+  check_resumable(resume, prepared.config.config);
   const std::string worker = worker_path();
   Request request = train_request(job, front, prepared.config, resume);
   request.finishes = false;

@@ -55,9 +55,13 @@ struct ResumePoint {
 };
 
 /// What TrainJob::resume stands for, none if that is empty; a job without a config gets that of the run.
-/// "auto" is the newest run of the config's name that has a checkpoint and has not come to its end, or a new
-/// one. Throws ConfigError when anything else is not there.
+/// "auto" is the newest run of the config's name that has a checkpoint and does not run now, if that has not
+/// come to its end, and else a new one. Throws ConfigError when anything else is not there, EnvironmentError
+/// when it runs now.
 std::optional<ResumePoint> find_resume_point(TrainJob& job, const Front& front);
+
+/// Throws ConfigError for what cannot go on.
+void check_resumable(const std::optional<ResumePoint>& resume, const plan::Config& config);
 
 /// What workers are told.
 Request train_request(const TrainJob& job, const Front& front, const plan::ResolvedConfig& resolved,
