@@ -487,6 +487,41 @@ TEST_F(Worker, ASignalEndsTheWaitForOtherRanks) {
   EXPECT_LT(monotonic_seconds() - began, 3.0);
 }
 
+/// Words for a run of one rank that saves after its last step.
+Words saving(int steps) {
+  return kTiny + Words{"-n", "1", "--checkpoint.every=100", fmt::format("--train.steps={}", steps)};
+}
+
+TEST_F(Worker, ARunThatGoesOnKeepsTheConfigThatItGoesOnWith) {
+  ASSERT_EQ(front_.run(saving(2)).code, 0);
+  const std::string first = read_file(run_file("config.yaml"));
+  const Words resume = {"train", "-n", "1", "--resume=latest"};
+  EXPECT_EQ(front_.run(resume + Words{"--model.n_layers=3", "--train.steps=4"}).code, 2);
+  EXPECT_EQ(read_file(run_file("config.yaml")), first) << "its checkpoint refuses the other model";
+  const Outcome outcome = front_.run(resume + Words{"--train.steps=4"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(steps().size(), 4u);
+  const std::string second = read_file(run_file("config.yaml"));
+  EXPECT_TRUE(contains(second, "steps: 4\n")) << second;
+  EXPECT_EQ(read_file(run_file("config.attempt-2.yaml")), first);
+}
+
+TEST_F(Worker, ARunThatWasToGoOnIsPreemptedBeforeItsRanksHaveMet) {
+  ASSERT_EQ(front_.run(saving(2)).code, 0);
+  const std::pair<const char*, const char*> variables[] = {{"RANK", "1"},
+                                                           {"WORLD_SIZE", "2"},
+                                                           {"LOCAL_RANK", "1"},
+                                                           {"LOCAL_WORLD_SIZE", "2"},
+                                                           {"MASTER_PORT", "1"},
+                                                           {"MASTER_ADDR", "127.0.0.1"},
+                                                           {"TORCHELASTIC_RUN_ID", "x"}};
+  for (const auto& [name, value] : variables) front_.set(name, value);
+  auto joining = front_.start({"train", "--resume=latest", "--train.steps=4"});
+  std::this_thread::sleep_for(std::chrono::seconds(4));  // the worker has loaded its libraries and waits
+  joining.signal(SIGTERM);
+  EXPECT_EQ(joining.wait(60.0).code, 75);
+}
+
 TEST_F(Worker, ExitCodesSayWhatWentWrong) {
   const struct {
     Words more;

@@ -64,9 +64,24 @@ void install_signal_handlers(bool answers) {
   sigaction(SIGUSR1, &action, nullptr);  // Slurm's --signal=USR1@60 comes before its SIGTERM
 }
 
+/// A run that goes on from a checkpoint has it to keep, however early it ends.
+extern "C" void end_preempted([[maybe_unused]] int number) {
+  ::_exit(static_cast<int>(ExitCode::kPreempted));
+}
+
+void install_joining_handlers(bool resumes) {
+  if (!resumes) return;
+  ::signal(SIGTERM, end_preempted);
+  ::signal(SIGUSR1, end_preempted);
+}
+
 report::RunDirectory run_directory(const Request& request, const plan::Config& config,
                                    const comm::World& world) {
-  if (!request.run_dir.empty()) return report::RunDirectory::open(request.run_dir);
+  if (!request.run_dir.empty()) {
+    report::RunDirectory run = report::RunDirectory::open(request.run_dir);
+    if (request.finishes) run.reopen();
+    return run;
+  }
   return report::RunDirectory::create(
       request.runs_root, config.name,
       {.command = request.command,
@@ -104,9 +119,11 @@ report::ConsoleOptions console_options(const Request& request, const plan::Confi
 
 /// Whoever preempted a run that can go on starts it again when it sees this code; a user who pressed Ctrl-C
 /// does not.
-int exit_code(const train::TrainResult& result) {
+int exit_code(const train::TrainResult& result, bool resumes) {
   if (result.stop_signal == 0) return 0;
-  if (result.resumable && result.stop_signal != SIGINT) return static_cast<int>(ExitCode::kPreempted);
+  const bool before_its_checkpoint = resumes && result.summary.steps == 0;
+  if ((result.resumable || before_its_checkpoint) && result.stop_signal != SIGINT)
+    return static_cast<int>(ExitCode::kPreempted);
   return 128 + result.stop_signal;
 }
 
@@ -123,9 +140,10 @@ int worker_train(const Request& request, const Environment& environment) {
   }
   const plan::Config config =
       plan::load({.path = {}, .text = request.config, .overrides = {}}, Environment()).config;
+  install_joining_handlers(request.resume);
   const auto world = comm::World::join(spec, comm::take_device(config.device, spec), config.comm.timeout_s,
                                        peer_options(config.comm));
-  // Until here a signal ends the process at once: there is nothing to keep.
+  // Until here a signal ends the process at once: there is nothing to keep, or it is kept already.
   install_signal_handlers(spec.launcher != "trireme" && spec.rank == 0);
 
   train::TrainOptions options;
@@ -144,7 +162,7 @@ int worker_train(const Request& request, const Environment& environment) {
     options.checkpoint_dir = run->file("checkpoints");
     options.resume_from = request.resume_from;
     options.trace_path = run->file("traces/rank-0.json");
-    sinks.push_back(report::make_run_files_sink(*run));
+    sinks.push_back(report::make_run_files_sink(*run, request.resume ? request.config : ""));
     sinks.push_back(report::make_tensorboard_sink(*run));
     if (request.finishes && options.announce) log_info("run     {}", report::as_typed(run->path()));
     if (!request.silent)
@@ -154,7 +172,7 @@ int worker_train(const Request& request, const Environment& environment) {
   const train::TrainResult result = train::train(options, world);
   const bool nothing_kept = result.stop_signal != 0 && result.summary.steps == 0;
   if (run && request.finishes && nothing_kept) log_info("stopped before the first step");
-  const int code = exit_code(result);
+  const int code = exit_code(result, request.resume);
   if (run && request.finishes) run->finish(code);
   return code;
 }
