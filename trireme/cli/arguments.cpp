@@ -188,6 +188,14 @@ void drop_program_mark(std::vector<std::string>& arguments) {
   }
 }
 
+void keep_empty_word(std::vector<std::string>& arguments) {
+  if (arguments.empty() || arguments[0] != "train") return;
+  const auto found = std::ranges::find(arguments, "--resume=");
+  if (found == arguments.end()) return;
+  *found = "--resume";
+  arguments.insert(found + 1, "");
+}
+
 void check_leftovers(const CLI::App& app) {
   if (innermost(app).get_prefix_command()) return;  // they are another program's
   const std::vector<std::string> leftovers = app.remaining(true);

@@ -17,6 +17,10 @@ std::vector<std::string> take_overrides(std::vector<std::string>& arguments);
 /// verb there. One that belongs to the program stays.
 void drop_program_mark(std::vector<std::string>& arguments);
 
+/// Makes two words of the "--resume=" of `train`, which CLI11 takes for a "--resume" without a word: its
+/// variable was not set.
+void keep_empty_word(std::vector<std::string>& arguments);
+
 /// Throws UsageError when the first word is no verb of `app`, naming the nearest.
 void check_verb(const CLI::App& app, const std::vector<std::string>& arguments);
 

@@ -64,6 +64,7 @@ int run(const std::vector<std::string>& words) {
   check_verb(app, arguments);
   front.overrides = take_overrides(arguments);
   drop_program_mark(arguments);
+  keep_empty_word(arguments);
   try {
     parse(app, arguments);
   } catch (const CLI::Success& help) {
