@@ -171,11 +171,11 @@ TEST_F(Worker, BenchPipelineMeasuresOneModelUnderEverySchedule) {
   EXPECT_LT(rows[1]["step_bytes"][0], rows[0]["step_bytes"][0]) << "1f1b keeps fewer activations than gpipe";
   EXPECT_NEAR(rows[1]["simulated_bubble_share"].get<double>(), 1.0 / 7.0, 1e-12);
 
-  const Outcome text = front_.run(command + Words{"dualpipe_v,interleaved_1f1b", "--layers", "4"});
+  const Outcome text = front_.run(command + Words{"dualpipe_v,interleaved_1f1b", "--layers", "2"});
   ASSERT_EQ(text.code, 0) << text.err;
   EXPECT_TRUE(contains(text.out, "\ndualpipe_v ")) << text.out;
   EXPECT_TRUE(contains(text.out, "\ninterleaved_1f1b was left out: [plan.stages] 6 stages")) << text.out;
-  EXPECT_EQ(front_.run(command + Words{"interleaved_1f1b", "--layers", "4"}).code, 2);
+  EXPECT_EQ(front_.run(command + Words{"interleaved_1f1b", "--layers", "2"}).code, 2);
 }
 
 TEST_F(Worker, BenchPipelineSaysWhatStepsDidBesideWhatIsSimulated) {
@@ -408,6 +408,10 @@ TEST_F(Worker, PlansEveryFileOfConfigs) {
     for (const char* ranks : {"1", "2", "4"}) {
       const Outcome plan = front_.run(
           {"train", "--config", file.path().string(), "--dry-run", "--json", "--device=cpu", "-n", ranks});
+      if (name == "pipeline" && ranks == std::string("1")) {
+        EXPECT_EQ(plan.code, 2) << "two stages have no place: " << plan.err;
+        continue;
+      }
       ASSERT_EQ(plan.code, plan.json()["memory"]["fits"] ? 0 : 4) << name << plan.err;
       const auto found = published.find(name);
       if (found != published.end()) {
