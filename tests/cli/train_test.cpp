@@ -79,6 +79,12 @@ Request last_request(const FrontProcess& front) {
   return request_from_json(read_file(front.file("request-0")));
 }
 
+/// Run directories may be named from where the front command runs.
+std::string run_directory(const FrontProcess& front) {
+  const std::filesystem::path named(last_request(front).run_dir);
+  return std::filesystem::canonical(named.is_absolute() ? named.string() : front.file(named));
+}
+
 /// What the first save leaves in the newest run.
 void leave_checkpoints(const FrontProcess& front) {
   make_directories(front.file("runs/latest/checkpoints"));
@@ -90,11 +96,11 @@ TEST(TrainRun, ResumesTheNewestUnfinishedRunOfItsName) {
   front.set_worker(recorder(75));
   const Words words = {"train", "--device=cpu", "-n", "1", "--name=tiny", "--train.steps=3", "--resume"};
   EXPECT_EQ(front.run(words).code, 75);
-  const std::string first = last_request(front).run_dir;
+  const std::string first = run_directory(front);
   EXPECT_FALSE(last_request(front).resume);  // there was nothing
   leave_checkpoints(front);
   EXPECT_EQ(front.run(words).code, 75);
-  EXPECT_EQ(last_request(front).run_dir, first);
+  EXPECT_EQ(run_directory(front), first);
   EXPECT_TRUE(last_request(front).resume);
   EXPECT_EQ(last_request(front).resume_from, "");
   EXPECT_EQ(manifest(front)["attempts"].size(), 1u);
@@ -102,10 +108,10 @@ TEST(TrainRun, ResumesTheNewestUnfinishedRunOfItsName) {
 
   front.set_worker(recorder(0));
   EXPECT_EQ(front.run(words).code, 0);
-  EXPECT_EQ(last_request(front).run_dir, first);
+  EXPECT_EQ(run_directory(front), first);
   EXPECT_EQ(manifest(front)["exit_code"], 0);
   EXPECT_EQ(front.run(words).code, 0);  // the run has come to its end
-  EXPECT_NE(last_request(front).run_dir, first);
+  EXPECT_NE(run_directory(front), first);
   EXPECT_FALSE(last_request(front).resume);
 }
 
@@ -113,7 +119,7 @@ TEST(TrainRun, ResumesARunByItsNameWithItsConfig) {
   FrontProcess front;
   front.set_worker(recorder(0));
   EXPECT_EQ(front.run({"train", "--device=cpu", "-n", "1", "--name=tiny", "--train.steps=3"}).code, 0);
-  const std::string first = last_request(front).run_dir;
+  const std::string first = run_directory(front);
   const Outcome none = front.run({"train", "-n", "1", "--resume", "tiny"});
   EXPECT_EQ(none.code, 2);
   EXPECT_TRUE(contains(none.err, "checkpoints")) << none.err;
@@ -121,8 +127,7 @@ TEST(TrainRun, ResumesARunByItsNameWithItsConfig) {
   EXPECT_EQ(front.run({"train", "-n", "1", "--resume", "tiny", "--train.steps=5"}).code, 0);
   const Request request = last_request(front);
   EXPECT_TRUE(request.resume);
-  EXPECT_EQ(std::filesystem::canonical(front.file(request.run_dir)),
-            std::filesystem::canonical(front.file(first)));
+  EXPECT_EQ(run_directory(front), first);
   const auto config = plan::load({.path = "", .text = request.config, .overrides = {}}, Environment()).config;
   EXPECT_EQ(config.name, "tiny");
   EXPECT_EQ(config.train.steps, 5);
