@@ -197,7 +197,8 @@ Checkpointing::~Checkpointing() {
 /// Rank 0 knows the folders and whether to resume, and is the one that commits.
 void Checkpointing::agree_on_folder() {
   std::exception_ptr error;
-  if (parts_.is_root() && config_.checkpoint.every > 0 && !options_.checkpoint_dir.empty()) {
+  const bool writes = config_.checkpoint.every > 0 || options_.resume;  // a resumed run's records, at least
+  if (parts_.is_root() && writes && !options_.checkpoint_dir.empty()) {
     try {
       store_ = std::make_unique<checkpoint::Store>(options_.checkpoint_dir);
     } catch (const Error&) {
