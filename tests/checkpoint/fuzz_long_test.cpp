@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "tests/checkpoint/fuzz.h"
 
 namespace trireme::checkpoint::testing {
@@ -7,11 +9,20 @@ namespace {
 
 constexpr int64_t kExecutions = 10'000'000;
 
-TEST(FuzzLong, SafetensorsHeaders) {
+/// Minutes of a core.
+class FuzzLong : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (std::getenv("TRIREME_LONG_TESTS") == nullptr)
+      GTEST_SKIP() << "ten million executions take minutes; set TRIREME_LONG_TESTS=1 to run them";
+  }
+};
+
+TEST_F(FuzzLong, SafetensorsHeaders) {
   fuzz(safetensors_target(), kExecutions, 11);
 }
 
-TEST(FuzzLong, Indexes) {
+TEST_F(FuzzLong, Indexes) {
   fuzz(index_target(), kExecutions, 12);
 }
 
