@@ -70,6 +70,8 @@ class Writer {
   void reshard_after_forward(int64_t unit);
   void compute_forward(int64_t unit);
   void begin_backward(int64_t unit, ActionKind kind = ActionKind::kBackward);
+  template <typename Complete>
+  void walk_backward(ActionKind kind, const Complete& complete);
   void hold_gradients(int64_t unit);
   void hold_whole_gradients(int64_t unit);
   void complete(int64_t unit, bool last);
@@ -224,6 +226,29 @@ void Writer::begin_backward(int64_t unit, ActionKind kind) {
   if (kind == ActionKind::kBackward) close(Role::kActivations, unit, micro_batch_);
 }
 
+/// Units are gathered, computed and freed in the order of a backward pass; `complete` hears of each whose
+/// gradients are.
+template <typename Complete>
+void Writer::walk_backward(ActionKind kind, const Complete& complete) {
+  const std::vector<int64_t> uses = backward_uses();
+  size_t place = 0;
+  for (const Event& event : order_.backward) {
+    switch (event.kind) {
+      case Event::Kind::kBegin:
+        unshard(event.unit);
+        unshard_ahead(uses, place++);
+        begin_backward(event.unit, kind);
+        break;
+      case Event::Kind::kComplete:
+        complete(event.unit);
+        break;
+      case Event::Kind::kEnd:
+        if (!is_root(event.unit)) reshard(event.unit);
+        break;
+    }
+  }
+}
+
 void Writer::backward_pass(int64_t micro_batch, bool last) {
   begin_pass(Pass::Kind::kBackward, micro_batch);
   adds_up_ = !last;
@@ -236,23 +261,7 @@ void Writer::backward_pass(int64_t micro_batch, bool last) {
   } else if (setting_.use_from == UseFrom::kRunUnit) {
     hold_gradients(0);
   }
-  const std::vector<int64_t> uses = backward_uses();
-  size_t place = 0;
-  for (const Event& event : order_.backward) {
-    switch (event.kind) {
-      case Event::Kind::kBegin:
-        unshard(event.unit);
-        unshard_ahead(uses, place++);
-        begin_backward(event.unit);
-        break;
-      case Event::Kind::kComplete:
-        complete(event.unit, last);
-        break;
-      case Event::Kind::kEnd:
-        if (!is_root(event.unit)) reshard(event.unit);
-        break;
-    }
-  }
+  walk_backward(ActionKind::kBackward, [&](int64_t unit) { complete(unit, last); });
   for (const int64_t unit : order_.reductions) completed_.insert(unit);
   reduce_ready(last);
   finish_reductions(0);
@@ -265,23 +274,9 @@ void Writer::backward_input_pass(int64_t micro_batch) {
   adds_up_ = true;
   begun_.clear();
   hold_gradients(0);
-  const std::vector<int64_t> uses = backward_uses();
-  size_t place = 0;
-  for (const Event& event : order_.backward) {
-    switch (event.kind) {
-      case Event::Kind::kBegin:
-        unshard(event.unit);
-        unshard_ahead(uses, place++);
-        begin_backward(event.unit, ActionKind::kBackwardInput);
-        break;
-      case Event::Kind::kComplete:
-        if (!begun_.contains(event.unit)) begin_backward(event.unit, ActionKind::kBackwardInput);
-        break;
-      case Event::Kind::kEnd:
-        if (!is_root(event.unit)) reshard(event.unit);
-        break;
-    }
-  }
+  walk_backward(ActionKind::kBackwardInput, [&](int64_t unit) {
+    if (!begun_.contains(unit)) begin_backward(unit, ActionKind::kBackwardInput);
+  });
   for (int64_t unit = 1; unit < std::ssize(program_.units); ++unit) reshard(unit);
 }
 
