@@ -88,7 +88,6 @@ class CopySender final : public HostLink {
 
   void send(const at::Tensor& tensor) override;
   void flush() override;
-  int64_t sent_bytes() const override { return sent_bytes_; }
 
  private:
   struct Leaving {
@@ -106,7 +105,6 @@ class CopySender final : public HostLink {
   std::deque<at::cuda::CUDAEvent> ready_;                ///< of the parcels that were not carried
   std::deque<Leaving> leaving_;                          ///< carried, and perhaps not copied yet
   std::map<std::string, std::shared_ptr<void>> mapped_;  ///< the receiver's memory, by handle
-  std::atomic<int64_t> sent_bytes_ = 0;
 };
 
 CopySender::~CopySender() {
@@ -178,7 +176,6 @@ void CopySender::carry(const Parcel& parcel) {
   }
   arrived_->write(static_cast<uint32_t>(parcel.sequence), copies_.stream());
   leaving.left.record(copies_);
-  sent_bytes_ += parcel.bytes();
   const std::lock_guard lock(mutex_);
   leaving_.push_back(std::move(leaving));
 }

@@ -107,6 +107,7 @@ HostLink::Parcel HostLink::enqueue(const char* operation, const at::Tensor& tens
   Parcel parcel{.tensor = tensor, .data = data, .sequence = sequence_ + 1};
   check_alive(lock, operation, parcel);
   ++sequence_;
+  if (end_.sends) sent_bytes_ += parcel.bytes();
   parcels_.push_back(parcel);
   changed_.notify_all();
   return parcel;
@@ -138,12 +139,8 @@ void HostLink::read_all(std::span<std::byte> bytes) {
   move_all(bytes, [this](std::span<std::byte> part) { return stream_->read(part); });
 }
 
-void HostLink::write_all(std::span<const std::byte> bytes, std::atomic<int64_t>* count) {
-  move_all(bytes, [&](std::span<const std::byte> part) {
-    const size_t moved = stream_->write(part);
-    if (count != nullptr) *count += static_cast<int64_t>(moved);
-    return moved;
-  });
+void HostLink::write_all(std::span<const std::byte> bytes) {
+  move_all(bytes, [this](std::span<const std::byte> part) { return stream_->write(part); });
 }
 
 void HostLink::throw_mismatch(int64_t sequence, int64_t bytes, int64_t dtype) const {
@@ -220,12 +217,9 @@ class HostSender final : public HostLink {
   }
 
   void send(const at::Tensor& tensor) override;
-  int64_t sent_bytes() const override { return sent_bytes_; }
 
  private:
   void carry(const Parcel& parcel) override;
-
-  std::atomic<int64_t> sent_bytes_ = 0;
 };
 
 void HostSender::send(const at::Tensor& tensor) {
@@ -239,7 +233,7 @@ void HostSender::send(const at::Tensor& tensor) {
 void HostSender::carry(const Parcel& parcel) {
   const Header header{parcel.sequence, parcel.bytes(), static_cast<int64_t>(parcel.tensor.scalar_type())};
   write_all(std::as_bytes(std::span(&header, 1)));
-  write_all({parcel.data, static_cast<size_t>(parcel.bytes())}, &sent_bytes_);
+  write_all({parcel.data, static_cast<size_t>(parcel.bytes())});
 }
 
 class HostReceiver final : public HostLink {

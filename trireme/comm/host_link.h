@@ -63,7 +63,7 @@ class HostLink : public Link {
   void post(const at::Tensor&) override { end_.throw_other_end("recv"); }
   at::Tensor wait() override { end_.throw_other_end("recv"); }
   void flush() override;
-  int64_t sent_bytes() const override { return 0; }
+  int64_t sent_bytes() const override { return sent_bytes_; }
 
  protected:
   /// A tensor on its way, or the place of one.
@@ -98,7 +98,7 @@ class HostLink : public Link {
   virtual void carry(const Parcel& parcel) = 0;
   /// For carry(): they wait for as long as the link lives and the other process runs.
   void read_all(std::span<std::byte> bytes);
-  void write_all(std::span<const std::byte> bytes, std::atomic<int64_t>* count = nullptr);
+  void write_all(std::span<const std::byte> bytes);
   /// For carry(): the other end has a tensor that is not the parcel's equal.
   [[noreturn]] void throw_mismatch(int64_t sequence, int64_t bytes, int64_t dtype) const;
 
@@ -119,6 +119,7 @@ class HostLink : public Link {
 
   std::condition_variable changed_;
   int64_t sequence_ = 0;
+  std::atomic<int64_t> sent_bytes_ = 0;
   std::atomic<double> last_moved_ = 0.0;
   std::atomic<bool> stopping_ = false;
   std::string lost_;  ///< why the thread has ended

@@ -47,8 +47,7 @@ class Link {
   /// The host waits until everything that was sent has left, or all that was waited for has arrived, and
   /// throws what went wrong on the way. Destroying an end waits likewise, but does not throw.
   virtual void flush() = 0;
-  /// Bytes of tensors that this rank has sent: on a CPU that have left, on a GPU that were enqueued. Of all
-  /// after flush().
+  /// Bytes of the tensors that send() took, whether they have left or not.
   virtual int64_t sent_bytes() const = 0;
 };
 
