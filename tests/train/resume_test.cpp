@@ -120,6 +120,44 @@ TEST_F(Resume, IsExactInBf16AndWithDropout) {
   expect_exact(1, "dropout");  // threads share one generator, processes have their own
 }
 
+TEST_F(Resume, IsExactInStages) {
+  config_.model.n_layers = 4;
+  config_.parallel.pp = 2;
+  config_.train.micro_batch = 1;
+  const std::pair<plan::ScheduleName, plan::PolicyName> pairs[] = {
+      {plan::ScheduleName::k1F1B, plan::PolicyName::kDdp},
+      {plan::ScheduleName::kZbV, plan::PolicyName::kFsdp},
+      {plan::ScheduleName::kDualPipe, plan::PolicyName::kZero2}};
+  for (const auto& [schedule, policy] : pairs) {
+    config_.model.tie_embeddings = schedule != plan::ScheduleName::kZbV;
+    config_.pipeline.schedule = schedule;
+    config_.parallel.policy = policy;
+    expect_exact(4, std::string(plan::name(schedule)));
+  }
+}
+
+/// Stages of other numbers round gradients otherwise.
+TEST_F(Resume, GoesOnInOtherStages) {
+  config_.model.n_layers = 4;
+  config_.optim.eps = 1e-4;  // updates of gradients near 0 do not depend on how they were rounded
+  const double loss = run(1, false).summary.final_loss;
+  const std::vector<StepRecord> steps = recorder_.steps;
+  const std::pair<int64_t, int64_t> others[] = {{1, 2}, {2, 1}, {2, 4}, {4, 2}};
+  for (const auto& [from, to] : others) {
+    std::filesystem::remove_all(checkpoints());
+    config_.parallel.pp = from;
+    const int64_t done = run(from, false, 5).summary.steps;
+    config_.parallel.pp = to;
+    const TrainResult result = run(to, true);
+    EXPECT_EQ(result.summary.resumed_at, done) << from << " to " << to;
+    EXPECT_NEAR(result.summary.final_loss, loss, 1e-5 * loss) << from << " to " << to;
+    for (const StepRecord& record : recorder_.steps) {
+      const double wanted = steps[static_cast<size_t>(record.step) - 1].loss;
+      EXPECT_NEAR(record.loss, wanted, 1e-5 * wanted) << from << " to " << to << ", step " << record.step;
+    }
+  }
+}
+
 /// Policies agree bit for bit on the same ranks; other ranks add gradients in another order.
 TEST_F(Resume, GoesOnUnderAnotherPolicyAndOnOtherRanks) {
   config_.parallel.policy = plan::PolicyName::kDdp;

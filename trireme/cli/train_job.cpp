@@ -211,17 +211,10 @@ PreparedJob prepare_train_job(const TrainJob& job, const Front& front) {
   return {std::move(resolved), run};
 }
 
-void check_resumable(const std::optional<ResumePoint>& resume, const plan::Config& config) {
-  if (const int64_t pp = config.parallel.pp; resume && pp > 1)
-    throw ConfigError(
-        "[cli.train] --resume with parallel.pp={}: stages cannot go on yet; set parallel.pp to 1", pp);
-}
-
 FinishedJob run_train_job(TrainJob job, Front& front) {
   const std::optional<ResumePoint> resume = find_resume_point(job, front);
   PreparedJob prepared = prepare_train_job(job, front);
   check_memory(prepared.plan, prepared.config.config);
-  check_resumable(resume, prepared.config.config);
   const std::string worker = worker_path();
   Request request = train_request(job, front, prepared.config, resume);
   request.finishes = false;

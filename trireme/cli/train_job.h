@@ -60,9 +60,6 @@ struct ResumePoint {
 /// when it runs now.
 std::optional<ResumePoint> find_resume_point(TrainJob& job, const Front& front);
 
-/// Throws ConfigError for what cannot go on.
-void check_resumable(const std::optional<ResumePoint>& resume, const plan::Config& config);
-
 /// What workers are told.
 Request train_request(const TrainJob& job, const Front& front, const plan::ResolvedConfig& resolved,
                       const std::optional<ResumePoint>& resume);

@@ -220,6 +220,11 @@ class DataParallel {
   int64_t reductions() const { return executor_.reductions(); }
   /// What this rank does in a step of two micro-batches: the plan at first, then what the module did last.
   const plan::StepProgram& program() const { return executor_.program(); }
+  /// Which of how many ranks with an equal part of parameters and optimizer state this one is.
+  struct Replica {
+    int64_t index, count;
+  };
+  Replica replica() const;
   /// What this rank holds at the end of a step, without the optimizer's moments.
   plan::StateBytes state_bytes() const;
   /// One line: policy, ranks, parameters, units, and how much of the parameters is gathered at once at most.

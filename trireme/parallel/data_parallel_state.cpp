@@ -5,6 +5,11 @@
 
 namespace trireme::parallel {
 
+DataParallel::Replica DataParallel::replica() const {
+  if (!options_.policy.shard_optimizer) return {mesh_.dp->rank(), mesh_.dp->size()};
+  return {groups_.replicate->rank(), groups_.replicate->size()};
+}
+
 plan::StateBytes DataParallel::state_bytes() const {
   plan::StateBytes sum;
   for (const auto& unit : units_) sum += unit->state_bytes();

@@ -201,10 +201,6 @@ class Checker {
           "complete at the end of the step only; set parallel.reduce_when to once",
           said("parallel.reduce_when", parallel.reduce_when), stages);
     }
-    if (config_.checkpoint.every > 0) {
-      throw ConfigError("[plan.config] {} with {}: stages are not saved yet; set checkpoint.every to 0",
-                        said("checkpoint.every", config_.checkpoint.every), stages);
-    }
     const PipelineConfig& pipeline = config_.pipeline;
     const int64_t defaults = PipelineConfig{}.chunks;
     if (pipeline.file.empty() && pipeline.chunks != defaults && !takes_chunks(pipeline.schedule)) {

@@ -45,42 +45,32 @@ std::string text_of_root(comm::Group& group, std::string text) {
   return {static_cast<const char*>(here.const_data_ptr()), static_cast<size_t>(size)};
 }
 
-/// How many ranks hold the same pieces, and which of them this one is.
-std::pair<int64_t, int64_t> replica_of(const Parts& parts) {
-  const plan::Policy policy = plan::resolve_policy(parts.config.parallel, parts.mesh.shape);
-  if (!policy.shard_optimizer) return {parts.mesh.dp_rank, parts.batch.dp_size};
-  if (policy.hybrid) return {parts.mesh.replicate->rank(), parts.mesh.replicate->size()};
-  return {0, 1};
-}
-
-/// A model in one piece has one.
-const TrainedModel::Part& part_of(const Parts& parts) {
-  return parts.model->parts().front();
-}
-
 struct MyPiece {
   PieceSpec spec;
   at::Tensor values;  ///< of the region, on the device
 };
 
-/// What this rank writes: its share of what it holds. Counts of updates come from whoever has a parameter's
-/// first element, buffers from rank 0.
-std::vector<MyPiece> pieces_to_write(Parts& parts) {
-  const auto [replica, replicas] = replica_of(parts);
+/// What this rank writes of a part: its share of what it holds. Counts of updates come from whoever has a
+/// parameter's first element, buffers from the first data-parallel rank.
+void add_pieces(const TrainedModel::Part& part, std::vector<MyPiece>& pieces) {
+  const auto [replica, replicas] = part.engine->replica();
   std::set<std::string> params;
-  const auto& [engine, optimizer] = part_of(parts);
-  for (const auto* unit : engine->units()) {
+  for (const auto* unit : part.engine->units()) {
     for (const plan::FlatEntry& entry : unit->layout().entries()) params.insert(entry.name);
   }
-  std::vector<MyPiece> pieces;
   bool has_first = false;  // element of the parameter whose pieces come now
-  for (const parallel::StatePiece& held : parallel::sharded_state(*engine, *optimizer)) {
+  bool is_saved = true;
+  for (const parallel::StatePiece& held : parallel::sharded_state(*part.engine, *part.optimizer)) {
     const bool is_param = params.contains(held.name);
     const bool is_step = held.name.starts_with(kStepPrefix);
     const bool is_moment = !is_step && held.name.starts_with("optimizer.");
-    if (is_param) has_first = held.range.begin == 0;
+    if (is_param) {
+      has_first = held.range.begin == 0;
+      is_saved = held.name != part.saved_elsewhere;
+    }
+    if ((is_param || is_step || is_moment) && !is_saved) continue;
     if (is_step && (!has_first || replica != 0)) continue;
-    if (!is_param && !is_step && !is_moment && !parts.is_root()) continue;
+    if (!is_param && !is_step && !is_moment && part.engine->mesh().dp_rank != 0) continue;
     Region region = Region::flat(held.shape, held.range);
     if (is_param || is_moment) region = checkpoint::share_of(region, replica, replicas);
     if (region.numel() == 0) continue;
@@ -88,7 +78,18 @@ std::vector<MyPiece> pieces_to_write(Parts& parts) {
         {{held.name, checkpoint::safetensors_dtype(held.values.scalar_type(), held.name), held.shape, region},
          held.values.narrow(0, region.range.begin - held.range.begin, region.numel())});
   }
+}
+
+std::vector<MyPiece> pieces_to_write(const TrainedModel& model) {
+  std::vector<MyPiece> pieces;
+  for (const TrainedModel::Part& part : model.parts()) add_pieces(part, pieces);
   return pieces;
+}
+
+std::map<std::string, std::string> metadata_of(const TrainedModel& model) {
+  std::map<std::string, std::string> all;
+  for (const TrainedModel::Part& part : model.parts()) all.merge(parallel::state_metadata(*part.engine));
+  return all;
 }
 
 /// Keys without which the same steps cannot go on. What a run may change, such as its ranks, policy, kernels
@@ -161,7 +162,8 @@ void restore_random(const Parts& parts, const Json& ranks, int64_t step, const s
     return;
   }
   if (parts.is_root()) log_info("resume  on other ranks: dropout goes on with other masks");
-  at::manual_seed(static_cast<uint64_t>(parts.config.seed + step * parts.world->size() + parts.mesh.dp_rank));
+  at::manual_seed(
+      static_cast<uint64_t>(parts.config.seed + step * parts.world->size() + parts.world->rank()));
 }
 
 Json to_json(const precision::LossScaler::State& state) {
@@ -290,9 +292,12 @@ Checkpointing::Resumed Checkpointing::resume_from(const std::string& path) {
   const Json& run = checkpoint::value_of(document, "run", path);
   check_config(parts_, run, path);
   check_data(parts_, run, path);
-  const auto& [engine, optimizer] = part_of(parts_);
-  attempt(
-      [&engine = *engine, &optimizer = *optimizer, &path] { parallel::load_state(engine, optimizer, path); });
+  // A stage leaves to others what is theirs; that all together are the checkpoint's model says the config.
+  const parallel::LoadOptions options{.unexpected = config_.parallel.pp > 1};
+  attempt([&] {
+    for (const TrainedModel::Part& part : parts_.model->parts())
+      parallel::load_state(*part.engine, *part.optimizer, path, options);
+  });
   return restore(path, state);
 }
 
@@ -331,10 +336,10 @@ checkpoint::ShardSpec Checkpointing::snapshot(int64_t step) {
                              .step = step,
                              .generation = generation_,
                              .pieces = {},
-                             .metadata = parallel::state_metadata(*part_of(parts_).engine),
+                             .metadata = metadata_of(*parts_.model),
                              .state = random_state(parts_)};
   if (parts_.on_gpu()) kernels::synchronize_gpu();  // updates run on streams of their own
-  const std::vector<MyPiece> pieces = pieces_to_write(parts_);
+  const std::vector<MyPiece> pieces = pieces_to_write(*parts_.model);
   offsets_.clear();
   int64_t bytes = 0;
   for (const MyPiece& piece : pieces) {

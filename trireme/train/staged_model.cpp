@@ -32,6 +32,8 @@ StagedModel::StagedModel(const ModelSetup& setup)
     const auto engine =
         module->make_engine(engine_mesh, engine_options(config_, mesh_), initial, config_.memory);
     parts_.push_back({engine, optim::build(config_.optim, engine->optimizer_params())});
+    if (stage > 0 && module->is_last())
+      parts_.back().saved_elsewhere = ModelStage::tied_parameter(config_.model).value_or("");
     stage_of_part_.push_back(stage);
     stages_.push_back(module);
     stages.push_back(parallel::make_stage(stage, module));

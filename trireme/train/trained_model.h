@@ -33,13 +33,15 @@ class TrainedModel {
   struct Part {
     std::shared_ptr<parallel::DataParallel> engine;
     std::unique_ptr<optim::Optimizer> optimizer;
+    /// A parameter that another stage has as well, and saves: tied embeddings.
+    std::string saved_elsewhere = {};
   };
 
   virtual ~TrainedModel() = default;
   TrainedModel(const TrainedModel&) = delete;
   TrainedModel& operator=(const TrainedModel&) = delete;
 
-  /// One for each stage that this rank has.
+  /// One for each stage that this rank has, in their order.
   const std::vector<Part>& parts() const { return parts_; }
 
   // A step: passes, a look at the gradient, then step() or skip_step().

@@ -45,7 +45,7 @@ WholeModel::WholeModel(const ModelSetup& setup)
   for (const parallel::FlatUnit* unit : engine->units()) units_.push_back(unit->name());
   passes_ = std::make_unique<Passes>(*model_, *engine, device_, pass_options(setup));
   auto optimizer = optim::build(config.optim, engine->optimizer_params());
-  parts_.push_back({std::move(engine), std::move(optimizer)});
+  parts_.push_back({.engine = std::move(engine), .optimizer = std::move(optimizer)});
 }
 
 /// Engines refer to the model.
