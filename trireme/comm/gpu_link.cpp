@@ -23,7 +23,7 @@
 namespace trireme::comm {
 namespace {
 
-constexpr auto kPollEvery = std::chrono::microseconds(10);
+constexpr auto kAskEvery = std::chrono::microseconds(10);
 constexpr int64_t kSender = 0, kReceiver = 1;  // group ranks
 
 class GpuLink final : public Link {
@@ -142,7 +142,7 @@ at::Tensor GpuLink::wait() {
 void GpuLink::wait_on_host() {
   while (!last_.query()) {
     pair_->check();
-    std::this_thread::sleep_for(kPollEvery);
+    std::this_thread::sleep_for(kAskEvery);
   }
   pair_->check();
 }

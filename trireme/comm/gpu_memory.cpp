@@ -16,6 +16,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
+#include "trireme/comm/gpu_call.h"
 #include "trireme/comm/peer_memory.h"
 #include "trireme/comm/process_id.h"
 #include "trireme/kernels/pull.h"
@@ -32,12 +33,6 @@ constexpr int kGatherChannel = 0, kReduceChannel = 1;
 constexpr uint32_t kRoundsRemembered = 1024;
 /// With more ranks, kernels are faster: copy engines copy from one peer after the other.
 constexpr int64_t kMostRanksForCopies = 2;
-
-bool succeeds(cudaError_t error) {
-  if (error == cudaSuccess) return true;
-  cudaGetLastError();  // clears the error, which the next launch would report
-  return false;
-}
 
 std::string to_hex(const cudaIpcMemHandle_t& handle) {
   std::string text;

@@ -6,9 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <fcntl.h>
 #include <immintrin.h>
-#include <linux/futex.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,6 +19,7 @@
 
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
+#include "trireme/comm/futex.h"
 #include "trireme/comm/peer_memory.h"
 #include "trireme/comm/process_id.h"
 #include "trireme/kernels/tree_sum.h"
@@ -57,10 +56,6 @@ size_t total_bytes(int64_t ranks) {
   return static_cast<size_t>(ranks * (static_cast<int64_t>(sizeof(Seat)) + kSlots * slot_bytes(ranks)));
 }
 
-long futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const timespec* timeout) {
-  return ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), operation, value, timeout, nullptr, 0);
-}
-
 /// Whether `round` is `wanted` or later; the counter wraps around.
 bool has_reached(uint32_t round, uint32_t wanted) {
   return static_cast<int32_t>(round - wanted) >= 0;
@@ -82,7 +77,7 @@ class HostMemory final : public PeerMemory {
   HostMemory& operator=(const HostMemory&) = delete;
   ~HostMemory() override {
     seat(rank_).left = 1;
-    futex(seat(rank_).round, FUTEX_WAKE, INT32_MAX, nullptr);
+    wake_sleepers(seat(rank_).round);
     ::munmap(memory_, total_bytes(size_));
   }
 
@@ -129,7 +124,7 @@ class HostMemory final : public PeerMemory {
 void HostMemory::meet_in_round() {
   Seat& mine = seat(rank_);
   mine.round.store(round_);
-  if (mine.waiting.load() > 0) futex(mine.round, FUTEX_WAKE, INT32_MAX, nullptr);
+  if (mine.waiting.load() > 0) wake_sleepers(mine.round);
   const double met_at = monotonic_seconds();
   for (int64_t step = 1; step < size_; ++step) {
     const int64_t peer = (rank_ + step) % size_;
@@ -167,7 +162,7 @@ void HostMemory::sleep_until_arrived(int64_t rank, double met_at) const {
     const double remaining = timeout_s_ - (monotonic_seconds() - met_at);
     if (remaining <= 0.0) throw std::runtime_error("Timed out");
     const timespec pause{.tv_sec = 0, .tv_nsec = std::min(kLookAround_ns, 1 + std::lround(remaining * 1e9))};
-    if (futex(peer.round, FUTEX_WAIT, round, &pause) == 0 || errno != ETIMEDOUT) continue;
+    if (sleep_while(peer.round, round, pause)) continue;
     if (started_at(peer.pid) != peer.started && !has_reached(peer.round.load(), round_)) {
       throw std::runtime_error(fmt::format("process {} of group rank {} has died", peer.pid.load(), rank));
     }

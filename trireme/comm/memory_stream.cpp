@@ -1,9 +1,5 @@
 // Bytes from one process to another of the same host: a ring in memory that both map. Each end moves its own
 // counter; an end that finds nothing to do sleeps on the counter of the other.
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -12,6 +8,7 @@
 #include <utility>
 
 #include "trireme/comm/byte_stream.h"
+#include "trireme/comm/futex.h"
 #include "trireme/comm/shared_pages.h"
 
 namespace trireme::comm {
@@ -31,11 +28,6 @@ struct Ring {
   Counter written, taken;
   std::byte bytes[kRingBytes];
 };
-static_assert(std::atomic<uint32_t>::is_always_lock_free);
-
-void futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const timespec* timeout) {
-  ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), operation, value, timeout, nullptr, 0);
-}
 
 class MemoryStream final : public ByteStream {
  public:
@@ -83,7 +75,7 @@ size_t MemoryStream::move(size_t wanted, const Copy& copy) {
   copy(ring_->bytes + first, size_t{0}, before_end);
   if (before_end < count) copy(ring_->bytes, size_t{before_end}, count - before_end);
   own_.moved.store(moved + count);
-  if (own_.sleepers.load() > 0) futex(own_.moved, FUTEX_WAKE, INT32_MAX, nullptr);
+  if (own_.sleepers.load() > 0) wake_sleepers(own_.moved);
   return count;
 }
 
@@ -104,13 +96,13 @@ void MemoryStream::wait(std::chrono::milliseconds limit) {
   ++other_.sleepers;
   const uint32_t seen = other_.moved.load();
   const bool closed = own_.closed.load() != 0 || other_.closed.load() != 0;
-  if (movable() == 0 && !closed) futex(other_.moved, FUTEX_WAIT, seen, &pause);
+  if (movable() == 0 && !closed) sleep_while(other_.moved, seen, pause);
   --other_.sleepers;
 }
 
 void MemoryStream::close() {
   own_.closed = 1;
-  for (Counter* const counter : {&own_, &other_}) futex(counter->moved, FUTEX_WAKE, INT32_MAX, nullptr);
+  for (Counter* const counter : {&own_, &other_}) wake_sleepers(counter->moved);
 }
 
 class MemoryStreamOffer final : public StreamOffer {

@@ -18,7 +18,7 @@ using State = ProgressBoard::State;
 using Sighting = ProgressBoard::Sighting;
 
 constexpr const char* kFailures = "progress/failures";
-constexpr auto kPoll = std::chrono::milliseconds(100);
+constexpr auto kLookEvery = std::chrono::milliseconds(100);
 constexpr double kQuiet_s = 0.3;  // nothing new for so long: nobody else is about to publish
 constexpr double kPatience_s = 2.0;
 
@@ -235,7 +235,7 @@ std::vector<std::string> ProgressBoard::read_when_settled(const std::vector<int6
   double now = started, last_news = started;
   while (!store_lost() && now - started < kPatience_s && now - last_news < kQuiet_s) {
     if (read(ranks, texts)) last_news = now;
-    std::this_thread::sleep_for(kPoll);
+    std::this_thread::sleep_for(kLookEvery);
     now = monotonic_seconds();
   }
   return texts;

@@ -7,18 +7,13 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/comm/gpu_call.h"
 #include "trireme/comm/shared_pages.h"
 
 namespace trireme::comm {
 namespace {
 
 constexpr size_t kPageBytes = 4096;
-
-bool succeeds(cudaError_t error) {
-  if (error == cudaSuccess) return true;
-  cudaGetLastError();  // clears the error, which the next launch would report
-  return false;
-}
 
 using StreamValue = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned int);
 

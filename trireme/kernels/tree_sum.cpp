@@ -9,8 +9,8 @@
 namespace trireme::kernels {
 namespace {
 
-constexpr int64_t kBlock = 1024;  // floats that one level of the tree keeps in cache
-constexpr size_t kFused = 8;      // rows that are summed in registers
+constexpr int64_t kCachedFloats = 1024;  // floats that one level of the tree keeps in cache
+constexpr size_t kFused = 8;             // rows that are summed in registers
 
 inline float widen(float value) {
   return value;
@@ -45,12 +45,12 @@ constexpr std::array<SumFused<Value>, kFused> kSumFused = {
     sum_fused<1, Value>, sum_fused<2, Value>, sum_fused<3, Value>, sum_fused<4, Value>,
     sum_fused<5, Value>, sum_fused<6, Value>, sum_fused<7, Value>, sum_fused<8, Value>};
 
-/// out (count <= kBlock) = the tree over rows[..][first, first + count).
+/// out (count <= kCachedFloats) = the tree over rows[..][first, first + count).
 template <typename Value>
 void sum_block(float* out, std::span<const Value* const> rows, int64_t first, int64_t count) {
   if (rows.size() <= kFused) return kSumFused<Value>[rows.size() - 1](out, rows.data(), first, count);
   const size_t left = std::bit_floor(rows.size() - 1);
-  std::array<float, kBlock> right;
+  std::array<float, kCachedFloats> right;
   sum_block(out, rows.first(left), first, count);
   sum_block(right.data(), rows.subspan(left), first, count);
 #pragma omp simd
@@ -61,8 +61,8 @@ template <typename Value>
 void sum_rows(float* out, std::span<const Value* const> rows, int64_t count) {
   TRIREME_CHECK(!rows.empty() && count >= 0, "[kernels.tree_sum] {} rows of {} elements", rows.size(), count);
   for_rows(count, static_cast<int64_t>(rows.size()), [&](int64_t begin, int64_t end) {
-    for (int64_t first = begin; first < end; first += kBlock) {
-      sum_block(out + first, rows, first, std::min(kBlock, end - first));
+    for (int64_t first = begin; first < end; first += kCachedFloats) {
+      sum_block(out + first, rows, first, std::min(kCachedFloats, end - first));
     }
   });
 }

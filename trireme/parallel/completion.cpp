@@ -4,15 +4,10 @@
 #include <utility>
 
 #include "trireme/base/error.h"
-#include "trireme/base/text.h"
 #include "trireme/nn/torch_internals.h"
+#include "trireme/parallel/some_names.h"
 
 namespace trireme::parallel {
-namespace {
-
-constexpr size_t kNamesInErrors = 8;
-
-}  // namespace
 
 Completion::Completion(const Units& units, Callback callback)
     : units_(units), callback_(std::move(callback)) {
@@ -86,12 +81,10 @@ void Completion::check_all_used(int64_t rank) const {
     }
   }
   if (names.empty()) return;
-  const size_t count = names.size();
-  if (count > kNamesInErrors) names.resize(kNamesInErrors);
   throw LogicError(
-      "[parallel.backward] rank {}: {} parameters took no part in the loss of this step: {}{}; use them, set "
+      "[parallel.backward] rank {}: {} parameters took no part in the loss of this step: {}; use them, set "
       "requires_grad to false, or allow it with Unused::kZero",
-      rank, count, join(names, ", "), count > names.size() ? ", ..." : "");
+      rank, names.size(), some_names(names));
 }
 
 void Completion::forget() {

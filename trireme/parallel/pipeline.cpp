@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "trireme/base/error.h"
+#include "trireme/base/error_of.h"
 #include "trireme/base/hash.h"
 #include "trireme/kernels/range.h"
 #include "trireme/nn/deferred_gradients.h"
@@ -58,16 +59,6 @@ at::Tensor out_of_buffer(const at::Tensor& made, const at::Tensor& given) {
 /// The engines' own way to average, for a stage without parameters.
 double loss_scale(const WrapOptions& options, double weight, int64_t dp_ranks) {
   return options.average == Average::kMean ? weight / static_cast<double>(dp_ranks) : weight;
-}
-
-/// The error of `body`; null when it had none.
-std::exception_ptr error_of(const std::function<void()>& body) {
-  try {
-    body();
-    return {};
-  } catch (...) {
-    return std::current_exception();
-  }
 }
 
 /// Exit code and text of an error; 0 and none where there is no error.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "trireme/base/error.h"
+#include "trireme/base/error_of.h"
 #include "trireme/base/file.h"
 #include "trireme/checkpoint/safetensors.h"
 #include "trireme/nn/torch_internals.h"
@@ -31,16 +32,6 @@ void agree_on_failure(comm::Group& ranks, const std::exception_ptr& mine, const 
     if (failed[rank][0] > 0.0)
       throw EnvironmentError("[parallel.state_file] rank {} could not {} {}; its message says why",
                              ranks.ranks()[rank], action, path);
-  }
-}
-
-/// The error of `body`; null when it had none.
-std::exception_ptr error_of(const std::function<void()>& body) {
-  try {
-    body();
-    return {};
-  } catch (...) {
-    return std::current_exception();
   }
 }
 

@@ -6,18 +6,11 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/parallel/some_names.h"
 #include "trireme/parallel/whole_state.h"
 
 namespace trireme::parallel {
 namespace {
-
-constexpr size_t kNamesInErrors = 8;
-
-std::string some_of(std::vector<std::string> names) {
-  const size_t count = names.size();
-  if (count > kNamesInErrors) names.resize(kNamesInErrors);
-  return fmt::format("{}{}", join(names, ", "), count > kNamesInErrors ? ", ..." : "");
-}
 
 std::string describe(at::ScalarType dtype, const std::vector<int64_t>& shape) {
   return fmt::format("{} [{}]", c10::toString(dtype), fmt::join(shape, ", "));
@@ -74,11 +67,11 @@ void StateReader::check(const LoadOptions& options, bool ignores_optimizer) cons
     const bool ignored = ignores_optimizer && name.starts_with(kOptimizerPrefix);
     if (!used_.contains(name) && !ignored) unexpected.push_back(name);
   }
-  if (!misfits_.empty()) problems.push_back(some_of(misfits_));
+  if (!misfits_.empty()) problems.push_back(some_names(misfits_));
   if (!missing_.empty() && !options.missing)
-    problems.push_back(fmt::format("{} missing: {}", missing_.size(), some_of(missing_)));
+    problems.push_back(fmt::format("{} missing: {}", missing_.size(), some_names(missing_)));
   if (!unexpected.empty() && !options.unexpected)
-    problems.push_back(fmt::format("{} unexpected: {}", unexpected.size(), some_of(unexpected)));
+    problems.push_back(fmt::format("{} unexpected: {}", unexpected.size(), some_names(unexpected)));
   if (problems.empty()) return;
   throw DataError(
       "[parallel.state_file] {} does not fit: {}; load the file of this module and optimizer, or say in "

@@ -1,0 +1,54 @@
+"""Plants file-local things of one name in a small library, and expects tools/check_local_names.py to tell which clash."""
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TOOL = pathlib.Path(__file__).resolve().parents[2] / "tools" / "check_local_names.py"
+
+
+def source(body, after=""):
+    return f"namespace trireme::nn {{\nnamespace {{\n\n{body}\n\n}}  // namespace\n{after}\n}}  // namespace trireme::nn\n"
+
+
+def run(one, other):
+    with tempfile.TemporaryDirectory() as folder:
+        room = pathlib.Path(folder) / "trireme" / "nn"
+        room.mkdir(parents=True)
+        (room / "one.cpp").write_text(one)
+        (room / "other.cpp").write_text(other)
+        return subprocess.run([sys.executable, TOOL, folder], capture_output=True, text=True, check=False)
+
+
+class CheckLocalNames(unittest.TestCase):
+    def refused(self, body, other=None):
+        result = run(source(body), source(other or body))
+        self.assertEqual(result.returncode, 1, result)
+        self.assertRegex(result.stdout, r"^trireme/nn/one.cpp:\d+: .* trireme/nn/other.cpp:\d+;")
+
+    def accepted(self, one, other):
+        result = run(one, other)
+        self.assertEqual((result.returncode, result.stdout), (0, ""), result)
+
+    def test_refuses_equal_types_constants_and_functions(self):
+        self.refused("struct Reader {\n  int x;\n};")
+        self.refused("enum class Kind { kOne };", "struct Kind {};")
+        self.refused("constexpr int64_t kRows = 8;", "const char* const kRows[] = {};")
+        self.refused("double half(double x) {\n  return x / 2;\n}", "double half(double value) {\n  return 0.5 * value;\n}")
+        self.refused("void put(const std::map<int, int>& a,\n         int b = 3) {\n}", "void put(const std::map<int, int>& x, int y) {\n}")
+
+    def test_refuses_an_alias_that_means_something_else(self):
+        one, other = "using Kind = plan::A;\n" + source("int f() {\n}"), "using Kind = plan::B;\n" + source("int g() {\n}")
+        self.assertEqual(run(one, other).returncode, 1)
+        self.accepted(one, one.replace("f()", "h()"))
+
+    def test_accepts_overloads_members_and_what_is_not_local(self):
+        self.accepted(source("int f(int x) {\n}"), source("int f(double x) {\n}"))
+        self.accepted(source("int A::f() {\n}"), source("int A::f() {\n}"))
+        self.accepted(source("int f();", "int g() {\n}"), source("int h() {\n}", "int g() {\n}"))
+        self.accepted(source("int f() {\n}"), source("int f() {\n}").replace("trireme::nn", "trireme::data"))
+
+
+if __name__ == "__main__":
+    unittest.main()
