@@ -120,6 +120,37 @@ TEST_F(Resume, IsExactInBf16AndWithDropout) {
   expect_exact(1, "dropout");  // threads share one generator, processes have their own
 }
 
+TEST_F(Resume, IsExactWithHooksThatOwe) {
+  config_.parallel.hook_start = 3;  // before the first stop is over
+  config_.parallel.hook_density = 0.1;
+  config_.parallel.hook_rank = 2;
+  using plan::CommHook;
+  for (const CommHook hook : {CommHook::kFp16, CommHook::kInt8, CommHook::kTopK, CommHook::kPowerSgd}) {
+    config_.parallel.comm_hook = hook;
+    config_.parallel.policy = hook == CommHook::kInt8 ? plan::PolicyName::kFsdp : plan::PolicyName::kDdp;
+    expect_exact(2, std::string(plan::name(hook)));
+  }
+}
+
+/// What two ranks owe is paid by one or by three; what is owed when nobody pays any more is given up.
+TEST_F(Resume, GoesOnWithHooksOnOtherRanks) {
+  config_.parallel.comm_hook = plan::CommHook::kTopK;
+  config_.parallel.hook_start = 1;
+  config_.parallel.hook_density = 0.1;
+  config_.train.micro_batch = 1;
+  config_.train.global_batch = 6;
+  const double loss = run(2, false).summary.final_loss;
+  for (const int64_t ranks : {1, 3}) {
+    std::filesystem::remove_all(checkpoints());
+    run(2, false, 5);
+    EXPECT_NEAR(run(ranks, true).summary.final_loss, loss, 0.1 * loss) << ranks;
+  }
+  std::filesystem::remove_all(checkpoints());
+  run(2, false, 5);
+  config_.parallel.comm_hook = plan::CommHook::kNone;
+  EXPECT_LT(run(2, true).summary.final_loss, loss);
+}
+
 TEST_F(Resume, IsExactInStages) {
   config_.model.n_layers = 4;
   config_.parallel.pp = 2;

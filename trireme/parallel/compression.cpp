@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <map>
 
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
@@ -35,7 +36,22 @@ class Fp16 : public Compressor {
 /// The part that is common to hooks with error feedback.
 class WithError : public Compressor {
  public:
+  explicit WithError(const plan::FlatLayout& layout) : layout_(layout) {}
   at::Tensor error() const override { return error_; }
+  HookState state(const plan::FlatEntry& entry) const override {
+    if (!error_.defined()) return {};
+    return {.owed = error_.narrow(0, entry.offset, entry.numel), .factor = {}};
+  }
+  void set_state(const std::vector<HookState>& params) override {
+    error_.reset();
+    for (size_t i = 0; i < params.size(); ++i) {
+      const at::Tensor& owed = params[i].owed;
+      if (!owed.defined()) continue;
+      if (!error_.defined()) error_ = at::zeros({layout_.numel()}, owed.options());
+      const plan::FlatEntry& entry = layout_.entries()[i];
+      error_.narrow(0, entry.offset, entry.numel).copy_(owed);
+    }
+  }
 
  protected:
   /// grad and what is owed, (n m) fp32; the caller sets error_ to what it leaves out.
@@ -43,11 +59,13 @@ class WithError : public Compressor {
     return error_.defined() ? grad.to(at::kFloat) + error_
                             : grad.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   }
+  const plan::FlatLayout& layout_;
   at::Tensor error_;
 };
 
 class Int8 : public WithError {
  public:
+  using WithError::WithError;
   void reduce(comm::Group& group, at::Tensor& shard, const at::Tensor& grad) override {
     const int64_t ranks = group.size(), count = shard.numel();
     const int64_t blocks = (count + kScaleBlock - 1) / kScaleBlock;
@@ -69,7 +87,18 @@ class Int8 : public WithError {
 /// Hooks that reduce plainly at first, while gradients change fast.
 class LateStart : public WithError {
  public:
-  explicit LateStart(int64_t start_step) : start_step_(start_step) {}
+  LateStart(const plan::FlatLayout& layout, int64_t start_step)
+      : WithError(layout), start_step_(start_step) {}
+  HookState state(const plan::FlatEntry& entry) const override {
+    HookState state = WithError::state(entry);
+    state.steps = step_;
+    return state;
+  }
+  void set_state(const std::vector<HookState>& params) override {
+    WithError::set_state(params);
+    step_ = 0;
+    for (const HookState& param : params) step_ = std::max(step_, param.steps);
+  }
   void reduce(comm::Group& group, at::Tensor& shard, const at::Tensor& grad) final {
     if (step_++ < start_step_) return group.reduce_scatter_ordered(shard, grad);
     compress(group, shard, grad);
@@ -84,7 +113,8 @@ class LateStart : public WithError {
 
 class TopK : public LateStart {
  public:
-  TopK(double density, int64_t start_step) : LateStart(start_step), density_(density) {}
+  TopK(const HookOptions& options, const plan::FlatLayout& layout)
+      : LateStart(layout, options.start_step), density_(options.density) {}
 
  protected:
   void compress(comm::Group& group, at::Tensor& shard, const at::Tensor& grad) override {
@@ -111,7 +141,22 @@ class TopK : public LateStart {
 class PowerSgd : public LateStart {
  public:
   PowerSgd(const HookOptions& options, const plan::FlatLayout& layout)
-      : LateStart(options.start_step), layout_(layout), rank_(options.rank) {}
+      : LateStart(layout, options.start_step), rank_(options.rank) {}
+  HookState state(const plan::FlatEntry& entry) const override {
+    HookState state = LateStart::state(entry);
+    for (const Factor& factor : factors_)
+      if (factor.offset == entry.offset) state.factor = factor.right;
+    return state;
+  }
+  void set_state(const std::vector<HookState>& params) override {
+    LateStart::set_state(params);
+    chosen_ = false;
+    factors_.clear();
+    rest_.clear();
+    rights_.clear();
+    for (size_t i = 0; i < params.size(); ++i)
+      if (params[i].factor.defined()) rights_[layout_.entries()[i].offset] = params[i].factor.clone();
+  }
 
  protected:
   void compress(comm::Group& group, at::Tensor& shard, const at::Tensor& grad) override {
@@ -152,6 +197,16 @@ class PowerSgd : public LateStart {
     return flat.narrow(0, factor.offset, factor.rows * factor.columns).view({factor.rows, factor.columns});
   }
 
+  static at::Tensor first_right(const plan::FlatEntry& entry, int64_t columns, int64_t rank) {
+    at::Tensor right = at::empty({columns, rank});
+    auto* const out = right.mutable_data_ptr<float>();
+    for (int64_t i = 0; i < right.numel(); ++i) {
+      const uint64_t bits = mix64(static_cast<uint64_t>(entry.offset) + 1, static_cast<uint64_t>(i));
+      out[i] = static_cast<float>(bits >> 40) / 16777216.0f - 0.5f;
+    }
+    return right;
+  }
+
   /// Those that shrink; what lies between them travels whole. Their first right factors are the same on every
   /// rank. A sum that every rank receives costs twice the bytes of one that is scattered, so a unit whose
   /// matrices would save less than that has no factors and is reduced plainly.
@@ -173,14 +228,12 @@ class PowerSgd : public LateStart {
       take_rest_until(entry.offset);
       covered = entry.end();
       travels += (rows + columns) * rank;
-      at::Tensor right = at::empty({columns, rank});
-      auto* const out = right.mutable_data_ptr<float>();
-      for (int64_t i = 0; i < right.numel(); ++i) {
-        const uint64_t bits = mix64(static_cast<uint64_t>(entry.offset) + 1, static_cast<uint64_t>(i));
-        out[i] = static_cast<float>(bits >> 40) / 16777216.0f - 0.5f;
-      }
+      const auto given = rights_.find(entry.offset);
+      const bool fits = given != rights_.end() && given->second.sizes() == at::IntArrayRef{columns, rank};
+      const at::Tensor right = fits ? given->second : first_right(entry, columns, rank);
       factors_.push_back({entry.offset, rows, columns, right.to(grad.device())});
     }
+    rights_.clear();
     take_rest_until(layout_.numel());
     if (!saves(travels, layout_.numel())) factors_.clear();
   }
@@ -199,11 +252,11 @@ class PowerSgd : public LateStart {
     }
   }
 
-  const plan::FlatLayout& layout_;
   int64_t rank_;
   bool chosen_ = false;
   std::vector<Factor> factors_;
-  std::vector<plan::Range> rest_;  ///< of the flat gradient, outside of the factors' matrices
+  std::map<int64_t, at::Tensor> rights_;  ///< of a state that was set, by offset, until matrices are chosen
+  std::vector<plan::Range> rest_;         ///< of the flat gradient, outside of the factors' matrices
 };
 
 }  // namespace
@@ -216,9 +269,9 @@ std::unique_ptr<Compressor> make_compressor(const HookOptions& options, const pl
     case Hook::kFp16:
       return std::make_unique<Fp16>();
     case Hook::kInt8:
-      return std::make_unique<Int8>();
+      return std::make_unique<Int8>(layout);
     case Hook::kTopK:
-      return std::make_unique<TopK>(options.density, options.start_step);
+      return std::make_unique<TopK>(options, layout);
     case Hook::kPowerSgd:
       return std::make_unique<PowerSgd>(options, layout);
   }

@@ -6,8 +6,7 @@
 
 #include <cstdint>
 #include <memory>
-#include <span>
-#include <string>
+#include <vector>
 
 #include "trireme/comm/group.h"
 #include "trireme/plan/choices.h"
@@ -25,6 +24,13 @@ struct HookOptions {
   int64_t local_steps = 8;  ///< local SGD: steps between averages
 };
 
+/// What a compressor remembers of one parameter.
+struct HookState {
+  at::Tensor owed;    ///< (elements of the parameter) fp32: what this rank has yet to send; none: nothing yet
+  at::Tensor factor;  ///< PowerSGD: (columns, rank) fp32, where its next step begins, equal on all ranks
+  int64_t steps = 0;  ///< how often a hook that starts late has reduced
+};
+
 /// One unit's compressor, with what it remembers between steps.
 class Compressor {
  public:
@@ -35,6 +41,11 @@ class Compressor {
   /// What is still owed to later steps (n m) fp32; undefined before the first step and for hooks that owe
   /// nothing.
   virtual at::Tensor error() const { return {}; }
+  /// What it remembers of a parameter of the layout, in its own memory.
+  virtual HookState state(const plan::FlatEntry&) const { return {}; }
+  /// From now on it remembers this of the unit's parameters, in the layout's order; copies on the gradient's
+  /// device are made.
+  virtual void set_state(const std::vector<HookState>&) {}
 };
 
 /// None for hooks that do not change how a gradient is summed. `layout` must outlive it.

@@ -209,6 +209,10 @@ class DataParallel {
   /// keeps, all of them where parameters are whole. No communication: ranks load the same.
   void load_values(const std::function<bool(const std::string&)>& select, const Initializer& values);
 
+  /// What the communication hook remembers of the parameters of a unit, in their order, becomes this. Ranks
+  /// do so together.
+  void set_hook_state(size_t unit, const std::vector<HookState>& params);
+
   const torch::nn::Module& module() const { return module_; }
   torch::nn::Module& module() { return module_; }
   const comm::Mesh& mesh() const { return mesh_; }

@@ -5,6 +5,10 @@
 
 namespace trireme::parallel {
 
+void DataParallel::set_hook_state(size_t unit, const std::vector<HookState>& params) {
+  units_.at(unit)->set_hook_state(params);
+}
+
 DataParallel::Replica DataParallel::replica() const {
   if (!options_.policy.shard_optimizer) return {mesh_.dp->rank(), mesh_.dp->size()};
   return {groups_.replicate->rank(), groups_.replicate->size()};

@@ -50,6 +50,9 @@ class FlatUnit {
   const std::vector<std::pair<std::string, at::Tensor>>& params() const { return params_; }
   /// What all parameters are views of.
   const at::Tensor& storage_owner() const { return full_params_; }
+  /// What a communication hook remembers, by params().
+  std::vector<HookState> hook_state() const;
+  void set_hook_state(const std::vector<HookState>& params);
 
   /// Whether its parameters are whole here, or about to be.
   bool is_whole() const { return has_storage(full_params_); }

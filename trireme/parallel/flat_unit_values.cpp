@@ -44,6 +44,17 @@ bool FlatUnit::is_in_place(size_t index) const {
          leaf.sizes() == at::IntArrayRef(entry.shape) && leaf.is_contiguous();
 }
 
+std::vector<HookState> FlatUnit::hook_state() const {
+  std::vector<HookState> states;
+  if (!compressor_) return states;
+  for (const plan::FlatEntry& entry : layout_.entries()) states.push_back(compressor_->state(entry));
+  return states;
+}
+
+void FlatUnit::set_hook_state(const std::vector<HookState>& params) {
+  if (compressor_) compressor_->set_state(params);
+}
+
 plan::Range FlatUnit::owned_part(size_t index) const {
   const plan::FlatEntry& entry = layout_.entries()[index];
   return plan::intersect(optimizer_range(), {entry.offset, entry.end()});

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "trireme/parallel/hook_state.h"
 #include "trireme/parallel/whole_state.h"
 
 namespace trireme::parallel {
@@ -18,21 +19,28 @@ std::vector<StatePiece> pieces_of(DataParallel& engine, const OptimizerState* op
       const plan::Range range{part.begin - entry.offset, part.end - entry.offset};
       if (part.size() == 0) continue;
       pieces.push_back({entry.name, entry.shape, range,
-                        flat.master().narrow(0, part.begin - flat.optimizer_range().begin, part.size())});
+                        flat.master().narrow(0, part.begin - flat.optimizer_range().begin, part.size()),
+                        HeldBy::kReplicas, entry.name});
       if (optimizer == nullptr) continue;
       const ParamState state = optimizer->get(unit, param);
       for (size_t kind = 0; kind < state.pieces.size(); ++kind) {
         if (state.pieces[kind].defined())
-          pieces.push_back(
-              {optimizer_name(optimizer->kinds()[kind], entry.name), entry.shape, range, state.pieces[kind]});
+          pieces.push_back({optimizer_name(optimizer->kinds()[kind], entry.name), entry.shape, range,
+                            state.pieces[kind], HeldBy::kReplicas, entry.name});
       }
-      if (state.step >= 0)
-        pieces.push_back(
-            {optimizer_name("step", entry.name), {}, {0, 1}, at::full({1}, state.step, at::kLong)});
+      if (state.step >= 0 && range.begin == 0)
+        pieces.push_back({optimizer_name("step", entry.name),
+                          {},
+                          {0, 1},
+                          at::full({1}, state.step, at::kLong),
+                          HeldBy::kReplicas,
+                          entry.name});
     }
+    if (optimizer != nullptr) add_hook_pieces(flat, engine.mesh().dp_rank, pieces);
   }
   for (const auto& [name, buffer] : module_buffers(engine.module()).tensors)
-    pieces.push_back({name, buffer.sizes().vec(), {0, buffer.numel()}, buffer.detach().reshape({-1})});
+    pieces.push_back(
+        {name, buffer.sizes().vec(), {0, buffer.numel()}, buffer.detach().reshape({-1}), HeldBy::kAllRanks});
   return pieces;
 }
 

@@ -1,9 +1,9 @@
 #pragma once
 // What training holds, by name: parameters as fp32 masters under the module's names, buffers under theirs,
 // and the optimizer's state as "optimizer.KIND.PARAMETER", such as "optimizer.exp_avg.head.weight", with the
-// number of updates as "optimizer.step.PARAMETER". Names and ranges do not depend on policy, units or ranks,
-// so what one layout has saved any other one can load. A parameter or buffer with several names comes once,
-// by the first. Files: state_file.h.
+// number of updates as "optimizer.step.PARAMETER". What communication hooks owe comes in sharded_state()
+// alone. Names and ranges do not depend on policy, units or ranks, so what one layout has saved any other one
+// can load. A parameter or buffer with several names comes once, by the first. Files: state_file.h.
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -20,12 +20,21 @@ class Optimizer;
 
 namespace trireme::parallel {
 
+/// Who else has the elements of a piece, with the same values.
+enum class HeldBy {
+  kReplicas,  ///< the ranks that DataParallel::replica() counts
+  kAllRanks,  ///< every data-parallel rank
+  kThisRank,
+};
+
 /// Elements of one named tensor that this rank holds.
 struct StatePiece {
   std::string name;
   std::vector<int64_t> shape;  ///< of the whole tensor
   plan::Range range;           ///< of its elements in row-major order
   at::Tensor values;  ///< (range.size()) the memory that training uses, on its device: copy it to keep it
+  HeldBy held_by = HeldBy::kReplicas;
+  std::string param = {};  ///< the parameter that it is, or that it is the state of; empty: a buffer
 };
 
 /// This rank's pieces: of parameters what it updates, and of buffers all. The pieces of all ranks cover every

@@ -13,6 +13,7 @@
 #include "trireme/base/file.h"
 #include "trireme/checkpoint/safetensors.h"
 #include "trireme/nn/torch_internals.h"
+#include "trireme/parallel/hook_state.h"
 #include "trireme/parallel/module_parameters.h"
 #include "trireme/parallel/state_reader.h"
 #include "trireme/parallel/whole_state.h"
@@ -105,6 +106,7 @@ void want_optimizer(StateReader& reader, DataParallel& engine, const OptimizerSt
       if (any) reader.lacks(lacking);
     }
   }
+  allow_hook_state(reader, engine);
 }
 
 void read_optimizer(const StateReader& reader, DataParallel& engine, OptimizerState& optimizer) {
@@ -128,6 +130,7 @@ void read_optimizer(const StateReader& reader, DataParallel& engine, OptimizerSt
     }
   }
   optimizer.end_of_set();
+  read_hook_state(reader, engine);
 }
 
 /// Looks at everything before it changes anything.

@@ -34,6 +34,11 @@ class StateReader {
   /// Elements of a tensor that it has(), (range.size()) on the CPU.
   at::Tensor read(const std::string& name, const plan::Range& range) const;
   void read_buffers(torch::nn::Module& module) const;
+  /// Of the file as it is.
+  bool file_has(const std::string& name) const { return file_.tensors().contains(name); }
+  const std::vector<int64_t>& file_shape(const std::string& name) const {
+    return file_.tensors().at(name).shape;
+  }
   const std::map<std::string, std::string>& metadata() const { return file_.metadata(); }
 
  private:

@@ -137,14 +137,13 @@ class Checker {
         said("model.vocab_size", model_.vocab_size), said("data.tokenizer", config_.data.tokenizer));
   }
 
-  /// What these hooks and ranks remember between steps is no part of a checkpoint.
+  /// A checkpoint has one value of each weight and moment.
   void check_checkpoints() const {
     const CommHook hook = config_.parallel.comm_hook;
-    if (config_.checkpoint.every == 0 || hook == CommHook::kNone || hook == CommHook::kFp16) return;
+    if (config_.checkpoint.every == 0 || hook != CommHook::kLocalSgd) return;
     throw ConfigError(
-        "[plan.config] {} cannot go with {}, which remembers what it has not sent yet: a resumed run would "
-        "not "
-        "be the same; use none or fp16, or set checkpoint.every to 0",
+        "[plan.config] {} with {}, whose ranks have weights of their own between averages: they cannot be "
+        "saved; use another hook or none, or set checkpoint.every to 0",
         said("checkpoint.every", config_.checkpoint.every), said("parallel.comm_hook", hook));
   }
 

@@ -28,7 +28,6 @@ using Json = nlohmann::json;
 using checkpoint::PieceSpec;
 using checkpoint::Region;
 
-constexpr const char* kStepPrefix = "optimizer.step.";
 /// How long rank 0 waits for the others' parts: they may be waiting for it in a collective meanwhile.
 constexpr double kShareOfTimeout = 0.5;
 constexpr int64_t kAlignment = 64;  // of pieces in the copy, in bytes
@@ -50,29 +49,15 @@ struct MyPiece {
   at::Tensor values;  ///< of the region, on the device
 };
 
-/// What this rank writes of a part: its share of what it holds. Counts of updates come from whoever has a
-/// parameter's first element, buffers from the first data-parallel rank.
+/// What this rank writes of a part: its share of what it holds.
 void add_pieces(const TrainedModel::Part& part, std::vector<MyPiece>& pieces) {
+  using parallel::HeldBy;
   const auto [replica, replicas] = part.engine->replica();
-  std::set<std::string> params;
-  for (const auto* unit : part.engine->units()) {
-    for (const plan::FlatEntry& entry : unit->layout().entries()) params.insert(entry.name);
-  }
-  bool has_first = false;  // element of the parameter whose pieces come now
-  bool is_saved = true;
   for (const parallel::StatePiece& held : parallel::sharded_state(*part.engine, *part.optimizer)) {
-    const bool is_param = params.contains(held.name);
-    const bool is_step = held.name.starts_with(kStepPrefix);
-    const bool is_moment = !is_step && held.name.starts_with("optimizer.");
-    if (is_param) {
-      has_first = held.range.begin == 0;
-      is_saved = held.name != part.saved_elsewhere;
-    }
-    if ((is_param || is_step || is_moment) && !is_saved) continue;
-    if (is_step && (!has_first || replica != 0)) continue;
-    if (!is_param && !is_step && !is_moment && part.engine->mesh().dp_rank != 0) continue;
+    if (!held.param.empty() && held.param == part.saved_elsewhere) continue;
+    if (held.held_by == HeldBy::kAllRanks && part.engine->mesh().dp_rank != 0) continue;
     Region region = Region::flat(held.shape, held.range);
-    if (is_param || is_moment) region = checkpoint::share_of(region, replica, replicas);
+    if (held.held_by == HeldBy::kReplicas) region = checkpoint::share_of(region, replica, replicas);
     if (region.numel() == 0) continue;
     pieces.push_back(
         {{held.name, checkpoint::safetensors_dtype(held.values.scalar_type(), held.name), held.shape, region},

@@ -1,0 +1,81 @@
+#include "trireme/parallel/hook_state.h"
+
+#include <ATen/ATen.h>
+
+#include "trireme/parallel/whole_state.h"
+
+namespace trireme::parallel {
+namespace {
+
+constexpr const char* kSteps = "hook_steps";
+constexpr const char* kFactor = "hook_factor";
+constexpr const char* kOwed = "owed.";
+
+std::string owed_name(int64_t dp_rank, const std::string& param) {
+  return optimizer_name(kOwed + std::to_string(dp_rank), param);
+}
+
+/// The ranks of the saved run of whose debts this rank has to know: all of them until one is not in the file.
+int64_t ranks_that_owe(const StateReader& reader, const std::string& param) {
+  int64_t ranks = 0;
+  while (reader.file_has(owed_name(ranks, param))) ++ranks;
+  return ranks;
+}
+
+}  // namespace
+
+void add_hook_pieces(const FlatUnit& unit, int64_t dp_rank, std::vector<StatePiece>& pieces) {
+  const std::vector<HookState> states = unit.hook_state();
+  for (size_t i = 0; i < states.size(); ++i) {
+    const plan::FlatEntry& entry = unit.layout().entries()[i];
+    const auto& [owed, factor, steps] = states[i];
+    const auto add = [&](const std::string& name, const std::vector<int64_t>& shape, const at::Tensor& values,
+                         HeldBy held_by) {
+      pieces.push_back({name, shape, {0, values.numel()}, values.reshape({-1}), held_by, entry.name});
+    };
+    if (owed.defined()) add(owed_name(dp_rank, entry.name), entry.shape, owed, HeldBy::kThisRank);
+    if (factor.defined())
+      add(optimizer_name(kFactor, entry.name), factor.sizes().vec(), factor, HeldBy::kAllRanks);
+    if (steps > 0)
+      add(optimizer_name(kSteps, entry.name), {}, at::full({1}, steps, at::kLong), HeldBy::kAllRanks);
+  }
+}
+
+void allow_hook_state(StateReader& reader, const DataParallel& engine) {
+  for (const FlatUnit* unit : engine.units()) {
+    for (const plan::FlatEntry& entry : unit->layout().entries()) {
+      const int64_t owing = ranks_that_owe(reader, entry.name);
+      for (int64_t rank = 0; rank < owing; ++rank)
+        reader.allow(owed_name(rank, entry.name), entry.shape, at::kFloat);
+      reader.allow(optimizer_name(kSteps, entry.name), {}, at::kLong);
+      const std::string factor = optimizer_name(kFactor, entry.name);
+      if (reader.file_has(factor)) reader.allow(factor, reader.file_shape(factor), at::kFloat);
+    }
+  }
+}
+
+void read_hook_state(const StateReader& reader, DataParallel& engine) {
+  const comm::Group& ranks = *engine.mesh().dp;
+  for (size_t index = 0; index < engine.units().size(); ++index) {
+    const FlatUnit& unit = *engine.units()[index];
+    const at::TensorOptions on_device = unit.master().options().dtype(at::kFloat);
+    std::vector<HookState> states;
+    for (const plan::FlatEntry& entry : unit.layout().entries()) {
+      HookState& state = states.emplace_back();
+      const int64_t owing = ranks_that_owe(reader, entry.name);
+      // Every rank has an equal memory, so that one owes nothing is 0, and not nothing.
+      if (owing > 0) state.owed = at::zeros({entry.numel}, on_device);
+      for (int64_t rank = ranks.rank(); rank < owing; rank += ranks.size())
+        state.owed += reader.read(owed_name(rank, entry.name), {0, entry.numel}).to(on_device);
+      if (const std::string name = optimizer_name(kSteps, entry.name); reader.has(name))
+        state.steps = reader.read(name, {0, 1}).item<int64_t>();
+      if (const std::string name = optimizer_name(kFactor, entry.name); reader.has(name)) {
+        const std::vector<int64_t> shape = reader.file_shape(name);
+        state.factor = reader.read(name, {0, c10::multiply_integers(shape)}).view(shape).to(on_device);
+      }
+    }
+    engine.set_hook_state(index, states);
+  }
+}
+
+}  // namespace trireme::parallel
