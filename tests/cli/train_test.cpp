@@ -103,7 +103,7 @@ TEST(TrainRun, ResumesTheNewestUnfinishedRunOfItsName) {
   EXPECT_EQ(run_directory(front), first);
   EXPECT_TRUE(last_request(front).resume);
   EXPECT_EQ(last_request(front).resume_from, "");
-  EXPECT_EQ(manifest(front)["attempts"].size(), 1u);
+  EXPECT_EQ(manifest(front)["attempts"].size(), 2u);
   EXPECT_EQ(manifest(front)["attempts"][0]["exit_code"], 75);
 
   front.set_worker(recorder(0));

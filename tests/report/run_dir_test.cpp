@@ -79,6 +79,7 @@ TEST(RunDirectory, FinishRecordsTheEndAndKeepsTheRest) {
   for (auto* json : {&before, &after}) {
     json->erase("ended");
     json->erase("exit_code");
+    json->erase("attempts");
   }
   EXPECT_EQ(before, after);
 }
@@ -175,6 +176,42 @@ TEST(RunDirectory, KnowsHowItsRunEnded) {
   EXPECT_EQ(read_json(run.file("manifest.json"))["attempts"][0]["exit_code"], 130);
   run.finish(0);
   EXPECT_EQ(run.exit_code(), 0);
+}
+
+TEST(RunDirectory, ItsAttemptsSayHowTheyEndedAndWhatWasLost) {
+  const TemporaryFolder root;
+  const auto run = RunDirectory::create(root.path(), "tiny", kManifest);
+  ASSERT_EQ(run.attempts().size(), 1u);
+  EXPECT_EQ(run.attempts()[0].ended, "");
+  EXPECT_FALSE(run.attempts()[0].resumed_from);
+  write_file_atomic(run.file("metrics.jsonl"), "{\"step\": 6}\n{\"step\": 7}\n{\"step\": 8, \"lo");
+  run.finish({.exit_code = 137, .cause = "rank 1 was killed", .rank = 1});
+  run.reopen();
+  run.note_resumed(4);
+  const std::vector<Attempt> attempts = run.attempts();
+  ASSERT_EQ(attempts.size(), 2u);
+  EXPECT_EQ(attempts[0].exit_code, 137);
+  EXPECT_EQ(attempts[0].cause, "rank 1 was killed");
+  EXPECT_EQ(attempts[0].rank, 1);
+  EXPECT_EQ(attempts[0].last_step, 7);
+  EXPECT_LE(attempts[0].started, attempts[0].ended);
+  EXPECT_LE(attempts[0].ended, attempts[1].started);
+  EXPECT_EQ(attempts[1].resumed_from, 4);
+  EXPECT_EQ(attempts[1].steps_lost, 3);
+  EXPECT_FALSE(attempts[1].exit_code);
+}
+
+TEST(RunDirectory, AManifestWithoutAttemptsHasTheOneOfTheRun) {
+  const TemporaryFolder root;
+  const auto run = RunDirectory::create(root.path(), "tiny", kManifest);
+  run.finish(75);
+  auto json = read_json(run.file("manifest.json"));
+  json.erase("attempts");
+  write_file_atomic(run.file("manifest.json"), json.dump());
+  run.reopen();
+  ASSERT_EQ(run.attempts().size(), 2u);
+  EXPECT_EQ(run.attempts()[0].started, json["started"]);
+  EXPECT_EQ(run.attempts()[0].exit_code, 75);
 }
 
 TEST(RunDirectory, ReopenMovesLatestAndTheSummaryOfTheAttemptBefore) {

@@ -47,6 +47,13 @@ int become_rank(TrainArguments options, Front& front, const plan::WorldSpec& wor
     throw ConfigError("[cli.train] --summary is printed by our own launcher; under {} read summary.json",
                       world.launcher);
   }
+  if (options.job.restarts.most > 0) {
+    throw ConfigError(
+        "[cli.train] --max-restarts is for ranks that this command starts; these are started by {}, which "
+        "starts them again: give it its own option, and this command --resume, so that they go on where they "
+        "were",
+        world.launcher);
+  }
   const std::optional<ResumePoint> resume = find_resume_point(options.job, front);
   const plan::ConfigSources sources{
       .path = options.job.config, .text = "", .overrides = options.job.overrides};
@@ -143,6 +150,16 @@ void add_train(CLI::App& app, Front& front) {
       "Go on in a run: auto (the newest of this name unless it has finished, else a new one; default), "
       "latest, RUN or a checkpoint");
   resume->option_text("[WHAT]")->expected(0, 1)->default_str("auto");
+  verb->add_option(
+          "--max-restarts", options->job.restarts.most,
+          "When a rank dies, hangs or loses its peers, start all again from the newest checkpoint, so "
+          "often in a row without a further checkpoint (default: 0)")
+      ->option_text("N")
+      ->check(CLI::NonNegativeNumber);
+  verb->add_option("--restart-delay", options->job.restarts.first_delay_s,
+                   "Seconds before the first of them (default: 1); doubles up to 60")
+      ->option_text("SECONDS")
+      ->check(CLI::Range(0.0, 3600.0));
   verb->add_flag("--json", options->job.json, "One JSON object a step on stdout, the summary last");
   verb->add_flag("--quiet,-q", options->job.quiet, "No start-up lines and no progress bar");
   verb->add_flag(
@@ -160,6 +177,7 @@ void add_train(CLI::App& app, Front& front) {
       "Under torchrun --no-python, srun or mpirun it joins the ranks that they start.\n"
       "Examples:\n"
       "  trireme train configs/quickstart.yaml --train.steps=50\n"
+      "  trireme train configs/quickstart.yaml --checkpoint.every=100 --max-restarts 3\n"
       "  trireme train -n 4 --model.preset=gpt-tiny --parallel.policy=zero2 --dry-run\n"
       "  trireme train configs/pipeline.yaml --pipeline.schedule=zb_v");
   verb->callback([options, resume, &front] {

@@ -11,6 +11,7 @@
 #include "trireme/cli/data_path.h"
 #include "trireme/cli/gpu_count.h"
 #include "trireme/cli/runs.h"
+#include "trireme/cli/train_attempts.h"
 #include "trireme/launch/exits.h"
 #include "trireme/launch/local.h"
 #include "trireme/report/run_dir.h"
@@ -20,19 +21,6 @@ namespace {
 
 /// The file that a run's checkpoints always have beside them.
 constexpr const char* kCheckpointsMark = "checkpoints/GENERATION";
-
-/// Runs the ranks and leaves their exit code in the manifest, whatever happens.
-int run_ranks(const launch::LocalJob& job, const report::RunDirectory& directory) {
-  int code = static_cast<int>(ExitCode::kFailed);
-  try {
-    code = launch::run_local(job);
-  } catch (const Error& error) {
-    directory.finish(static_cast<int>(error.exit_code()));
-    throw;
-  }
-  directory.finish(code);
-  return code;
-}
 
 /// Before the first line of any rank.
 void say_where(const report::RunDirectory& directory, const plan::Config& config) {
@@ -229,15 +217,15 @@ FinishedJob run_train_job(TrainJob job, Front& front) {
   if (!job.quiet && !job.silent) say_where(directory, prepared.config.config);
   Environment environment = front.environment;
   prepare_torch(environment, run.device);
-  const int code = run_ranks({.program = worker,
-                              .args = {request.verb},
-                              .ranks = run.ranks,
-                              .environment = worker_environment(environment, request),
-                              .log_dir = directory.file("logs"),
-                              .explains_failures = true,
-                              .stop_notice = "stopping after this step; again to abort now",
-                              .memory_advice = plan::memory_advice(prepared.config.config, run.ranks)},
-                             directory);
+  const int code = run_attempts({.program = worker,
+                                 .args = {request.verb},
+                                 .ranks = run.ranks,
+                                 .environment = {},
+                                 .log_dir = directory.file("logs"),
+                                 .explains_failures = true,
+                                 .stop_notice = "stopping after this step; again to abort now",
+                                 .memory_advice = plan::memory_advice(prepared.config.config, run.ranks)},
+                                request, environment, directory, job.restarts);
   if (!job.silent) say_how_it_ended(directory, code);
   return {code, directory.path(), std::move(prepared)};
 }

@@ -8,6 +8,7 @@
 #include "trireme/cli/front.h"
 #include "trireme/cli/request.h"
 #include "trireme/cli/run_plan.h"
+#include "trireme/cli/train_attempts.h"
 
 namespace trireme::cli {
 
@@ -17,6 +18,7 @@ struct TrainJob {
   std::optional<int64_t> ranks;        ///< none: all GPUs, else 2
   std::string run_dir;                 ///< parent of the run directory; empty: the front's
   std::string resume = {};             ///< "auto", "latest", a run or a checkpoint; empty: a new run
+  RestartOptions restarts = {};
   bool json = false;
   bool quiet = false;   ///< no start-up lines, no progress
   bool silent = false;  ///< nothing on stdout
@@ -34,9 +36,10 @@ struct FinishedJob {
   PreparedJob prepared;
 };
 
-/// Resolves the device, plans, makes the run directory, runs the ranks to their end and leaves their exit
-/// code in the manifest. Says at the start where the run is, and at the end when it left no summary. Throws
-/// ConfigError, OutOfMemory and EnvironmentError before anything is started.
+/// Resolves the device, plans, makes the run directory, runs the ranks to their end, in as many attempts as
+/// it takes and may, and leaves their exit code in the manifest. Says at the start where the run is, and at
+/// the end when it left no summary. Throws ConfigError, OutOfMemory and EnvironmentError before anything is
+/// started.
 FinishedJob run_train_job(TrainJob job, Front& front);
 
 /// Resolves config, device and data path, and plans. Throws ConfigError.

@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <random>
 
+#include "trireme/base/clock.h"
 #include "trireme/base/error.h"
 #include "trireme/launch/cores.h"
-#include "trireme/launch/fd.h"
 #include "trireme/launch/listen.h"
+#include "trireme/launch/poll_set.h"
 #include "trireme/launch/rank_env.h"
-#include "trireme/launch/signals.h"
 #include "trireme/launch/supervisor.h"
 #include "trireme/launch/tee.h"
 
@@ -37,12 +37,13 @@ Fd terminal_of(int fd) {
   return ::isatty(fd) == 0 ? Fd() : Fd(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
 }
 
-/// What all ranks of a job share. `null` is opened first, since it also fills descriptors 0 to 2.
+/// What all ranks of a job share.
 struct Stage {
-  explicit Stage(const LocalJob& of) : job(of) {}
+  Stage(const LocalJob& of, const Fd& nothing, const SignalTrap& trap)
+      : job(of), null(nothing), signals(trap) {}
   const LocalJob& job;
-  const Fd null = open_null();
-  SignalTrap signals;
+  const Fd& null;
+  const SignalTrap& signals;
   ListenSocket socket = listen_on_loopback();
   const std::string job_key = random_key();
   const int64_t threads = std::max<int64_t>(1, usable_cores() / job.ranks);
@@ -87,17 +88,33 @@ Rank start_rank(const Stage& stage, int64_t rank) {
 
 }  // namespace
 
-int run_local(const LocalJob& job) {
+JobEnd Launcher::run(const LocalJob& job) {
   check(job);
-  Stage stage(job);
+  Stage stage(job, null_, signals_);
   Tee tee({.ranks = job.ranks, .log_dir = job.log_dir, .terminal = stage.err_terminal.open()});
-  Supervisor supervisor(tee, stage.signals, job);
+  Supervisor supervisor(tee, signals_, job);
   for (int64_t rank = 0; rank < job.ranks; ++rank) {
     supervisor.add(start_rank(stage, rank));
     stage.socket.fd
         .close();  // rank 0 has inherited it; a copy here would keep the port open after rank 0 has ended
   }
   return supervisor.run();
+}
+
+std::optional<int> Launcher::pause(double seconds) {
+  const double end = monotonic_seconds() + seconds;
+  for (;;) {
+    if (const auto number = signals_.next()) return number;
+    const double left = end - monotonic_seconds();
+    if (left <= 0) return std::nullopt;
+    PollSet poll;
+    poll.watch(signals_.fd(), POLLIN, [] {});
+    poll.wait(left);
+  }
+}
+
+int run_local(const LocalJob& job) {
+  return Launcher().run(job).code;
 }
 
 }  // namespace trireme::launch

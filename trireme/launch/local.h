@@ -7,6 +7,9 @@
 #include <vector>
 
 #include "trireme/base/env.h"
+#include "trireme/launch/exits.h"
+#include "trireme/launch/fd.h"
+#include "trireme/launch/signals.h"
 
 namespace trireme::launch {
 
@@ -24,6 +27,31 @@ struct LocalJob {
   std::string stop_notice = {};    ///< logged when the first SIGTERM or SIGINT is passed on; empty: nothing
   std::string memory_advice = {};  ///< what to change when the kernel has killed a rank for want of memory
   std::string kernel_counters = "/proc/vmstat";  ///< where "oom_kill" counts such processes
+};
+
+struct JobEnd {
+  int code = 0;                        ///< the job's exit code, as run_local() returns it
+  std::optional<RankExit> cause = {};  ///< the failure that decides the code; none: there was none
+  std::vector<RankExit> exits = {};    ///< of all ranks, in the order seen
+  int signal = 0;                      ///< SIGINT or SIGTERM that asked the launcher to stop; 0: none
+};
+
+/// Runs jobs one after the other. As long as it lives, signals to stop are input to it: also one that comes
+/// between two jobs is not lost. A process has one at a time.
+class Launcher {
+ public:
+  /// Throws EnvironmentError when the process is out of descriptors.
+  Launcher() = default;
+
+  /// As run_local(), with what it knows of the end.
+  JobEnd run(const LocalJob& job);
+
+  /// Waits for `seconds`, or until a signal asks to stop: then SIGINT or SIGTERM.
+  std::optional<int> pause(double seconds);
+
+ private:
+  const Fd null_ = open_null();  ///< first, since it also fills descriptors 0 to 2
+  SignalTrap signals_;
 };
 
 /// Runs the job to its end and returns its exit code: 0 when all ranks returned 0, else that of the first

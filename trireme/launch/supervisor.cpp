@@ -31,7 +31,7 @@ double quiet_seconds(double grace_s) {
 
 }  // namespace
 
-int Supervisor::run() {
+JobEnd Supervisor::run() {
   running_ = static_cast<int64_t>(ranks_.size());
   while (running_ > 0) {
     wait_for_events();
@@ -42,7 +42,7 @@ int Supervisor::run() {
     tee_.tick(monotonic_seconds());
   }
   finish_output();
-  return verdict();
+  return {.code = verdict(), .cause = cause_, .exits = exits_, .signal = forwarded_};
 }
 
 void Supervisor::wait_for_events() {
@@ -204,7 +204,7 @@ bool Supervisor::heeded_signal() const {
 }
 
 void Supervisor::report(const RankExit& exit) {
-  if (!heeded_signal()) failed_code_ = exit_code(exit);
+  if (!heeded_signal()) cause_ = exit;
   stop_began_ = monotonic_seconds();
   tee_.settle();
   if (running_ == 0 && job_.explains_failures && explains_itself(exit)) return;  // nothing is left to add
@@ -261,7 +261,11 @@ void Supervisor::finish_output() {
     if (forwarded_at_) patience = *forwarded_at_ + job_.stop_s - monotonic_seconds();
     if (patience && *patience <= 0) return;
     PollSet poll;
-    poll.watch(signals_.fd(), POLLIN, [&] { impatient = signals_.next().has_value(); });
+    poll.watch(signals_.fd(), POLLIN, [&] {
+      const auto number = signals_.next();
+      impatient = number.has_value();
+      if (forwarded_ == 0) forwarded_ = number.value_or(0);
+    });
     if (tee_.out().pending()) poll.watch(tee_.out().fd(), POLLOUT, [this] { tee_.out().pump(); });
     if (tee_.err().pending()) poll.watch(tee_.err().fd(), POLLOUT, [this] { tee_.err().pump(); });
     poll.wait(patience);
@@ -271,7 +275,7 @@ void Supervisor::finish_output() {
 /// The exit code of the job: of the first failure, else of the signal that killed ranks, else of a rank that
 /// obeyed a signal.
 int Supervisor::verdict() const {
-  if (failed_code_) return *failed_code_;
+  if (cause_) return exit_code(*cause_);
   if (killed_by_ != 0) return 128 + killed_by_;
   const auto heeded = std::ranges::find_if(exits_, stopped_in_order);
   return heeded == exits_.end() ? 0 : exit_code(*heeded);

@@ -32,9 +32,8 @@ class Supervisor {
 
   void add(Rank rank) { ranks_.push_back(std::move(rank)); }
 
-  /// Returns the job's exit code once every rank has ended and its output is out. run_local() states the
-  /// rules.
-  int run();
+  /// Returns once every rank has ended and its output is out. run_local() states the rules.
+  JobEnd run();
 
  private:
   void wait_for_events();
@@ -70,7 +69,7 @@ class Supervisor {
   int64_t starved_before_;            ///< processes that the kernel had killed for want of memory before ours
   std::vector<RankExit> exits_;       ///< all, in the order seen
   std::vector<RankExit> failures_;    ///< not yet judged
-  std::optional<int> failed_code_;    ///< of the failure that decides the job's exit code
+  std::optional<RankExit> cause_;     ///< the failure that decides the job's exit code
   std::optional<double> stop_began_;  ///< set when a failure is reported
   std::optional<double> forwarded_at_;
   bool asked_to_stop_ = false, killed_stubborn_ = false;

@@ -90,6 +90,11 @@ void point_latest(const std::string& root, const std::string& folder) {
   fail("replace link", link, error);
 }
 
+Json started_attempt(const Json& started) {
+  return {{"started", started}, {"ended", nullptr},     {"exit_code", nullptr},    {"cause", nullptr},
+          {"rank", nullptr},    {"last_step", nullptr}, {"resumed_from", nullptr}, {"steps_lost", nullptr}};
+}
+
 Json started_manifest(const Manifest& manifest) {
   const Machine machine = describe_machine();
   Json json;
@@ -108,6 +113,7 @@ Json started_manifest(const Manifest& manifest) {
   json["started"] = utc_timestamp();
   json["ended"] = nullptr;
   json["exit_code"] = nullptr;
+  json["attempts"] = Json::array({started_attempt(json["started"])});
   return json;
 }
 
@@ -134,9 +140,50 @@ Json read_manifest(const std::string& run) {
   return json;
 }
 
-int64_t attempts_ended(const Json& manifest) {
+/// The one that goes on, or was the last. A manifest without attempts gets that of the whole run.
+Json& last_attempt(Json& manifest) {
+  Json& attempts = manifest["attempts"];
+  if (!attempts.is_array() || attempts.empty() || !attempts.back().is_object()) {
+    Json only = started_attempt(manifest.value("started", Json()));
+    only["ended"] = manifest.value("ended", Json());
+    only["exit_code"] = manifest.value("exit_code", Json());
+    attempts = Json::array({std::move(only)});
+  }
+  return attempts.back();
+}
+
+/// How many there were before the one that goes on.
+int64_t attempts_before(const Json& manifest) {
   const auto attempts = manifest.find("attempts");
-  return attempts == manifest.end() ? 0 : static_cast<int64_t>(attempts->size());
+  return attempts == manifest.end() ? 0 : std::max<int64_t>(0, static_cast<int64_t>(attempts->size()) - 1);
+}
+
+template <typename Value>
+std::optional<Value> value_if_any(const Json& json, const char* key) {
+  const auto found = json.find(key);
+  if (found == json.end() || !found->is_number_integer()) return std::nullopt;
+  return found->get<Value>();
+}
+
+std::string text_if_any(const Json& json, const char* key) {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_string() ? found->get<std::string>() : std::string();
+}
+
+Attempt to_attempt(const Json& json) {
+  return {.started = text_if_any(json, "started"),
+          .ended = text_if_any(json, "ended"),
+          .exit_code = value_if_any<int>(json, "exit_code"),
+          .cause = text_if_any(json, "cause"),
+          .rank = value_if_any<int64_t>(json, "rank"),
+          .last_step = value_if_any<int64_t>(json, "last_step"),
+          .resumed_from = value_if_any<int64_t>(json, "resumed_from"),
+          .steps_lost = value_if_any<int64_t>(json, "steps_lost")};
+}
+
+template <typename Value>
+Json or_null(const std::optional<Value>& value) {
+  return value ? Json(*value) : Json();
 }
 
 /// "config.attempt-2.yaml" of "config.yaml".
@@ -148,15 +195,12 @@ std::string of_attempt(const fs::path& path, int64_t attempt) {
 
 /// When the run began, or last went on.
 std::string last_start(const Json& manifest) {
-  const auto text = [](const Json& json, const char* key) {
-    const auto found = json.find(key);
-    return found != json.end() && found->is_string() ? found->get<std::string>() : std::string();
-  };
   const auto attempts = manifest.find("attempts");
   std::string resumed;
-  if (attempts != manifest.end() && attempts->is_array() && !attempts->empty())
-    resumed = text(attempts->back(), "resumed");
-  return std::max(text(manifest, "started"), resumed);
+  if (attempts != manifest.end() && attempts->is_array() && !attempts->empty() &&
+      attempts->back().is_object())
+    resumed = text_if_any(attempts->back(), "started");
+  return std::max(text_if_any(manifest, "started"), resumed);
 }
 
 }  // namespace
@@ -216,16 +260,15 @@ std::vector<std::string> list_runs(const std::string& root, const std::string& n
 
 void RunDirectory::reopen() const {
   Json json = read_manifest(path_);
-  const auto value = [&](const char* key) { return json.contains(key) ? json[key] : Json(); };
-  json["attempts"].push_back(
-      {{"ended", value("ended")}, {"exit_code", value("exit_code")}, {"resumed", utc_timestamp()}});
+  last_attempt(json);
+  json["attempts"].push_back(started_attempt(utc_timestamp()));
   json["ended"] = nullptr;
   json["exit_code"] = nullptr;
   write_manifest(path_, json);
   // It would speak for a run that may end without one.
   const std::string summary = file("summary.json");
   if (fs::exists(summary) &&
-      ::rename(summary.c_str(), of_attempt(summary, attempts_ended(json)).c_str()) != 0)
+      ::rename(summary.c_str(), of_attempt(summary, attempts_before(json)).c_str()) != 0)
     fail("rename", summary, errno);
   const fs::path path = path_;
   if (fs::is_symlink(path.parent_path() / "latest"))
@@ -236,7 +279,7 @@ void RunDirectory::replace_config(const std::string& yaml) const {
   const std::string config = file("config.yaml");
   const std::string before = fs::exists(config) ? read_file(config) : yaml;
   if (before == yaml) return;
-  write_file_atomic(of_attempt(config, attempts_ended(read_manifest(path_))), before);
+  write_file_atomic(of_attempt(config, attempts_before(read_manifest(path_))), before);
   write_file_atomic(config, yaml);
 }
 
@@ -249,10 +292,47 @@ bool RunDirectory::is_running() const {
   return held;
 }
 
-void RunDirectory::finish(int exit_code) const {
+void RunDirectory::note_resumed(int64_t step) const {
   Json json = read_manifest(path_);
-  json["ended"] = utc_timestamp();
-  json["exit_code"] = exit_code;
+  Json& attempt = last_attempt(json);
+  attempt["resumed_from"] = step;
+  attempt["steps_lost"] = std::max<int64_t>(0, last_step().value_or(step) - step);
+  write_manifest(path_, json);
+}
+
+std::vector<Attempt> RunDirectory::attempts() const {
+  Json json = read_manifest(path_);
+  last_attempt(json);
+  std::vector<Attempt> all;
+  for (const Json& attempt : json["attempts"]) all.push_back(to_attempt(attempt));
+  return all;
+}
+
+std::optional<int64_t> RunDirectory::last_step() const {
+  const std::string path = file("metrics.jsonl");
+  if (!fs::exists(path)) return std::nullopt;
+  const std::string text = read_file(path);
+  // A process that was killed may have left a line that is not whole.
+  for (size_t end = text.rfind('\n'); end != std::string::npos;) {
+    const size_t begin = end == 0 ? std::string::npos : text.rfind('\n', end - 1);
+    const size_t first = begin == std::string::npos ? 0 : begin + 1;
+    const Json line = Json::parse(text.substr(first, end - first), nullptr, false);
+    if (line.is_object()) {
+      if (const auto step = value_if_any<int64_t>(line, "step")) return step;
+    }
+    end = begin;
+  }
+  return std::nullopt;
+}
+
+void RunDirectory::finish(const AttemptEnd& end) const {
+  Json json = read_manifest(path_);
+  Json& attempt = last_attempt(json);
+  attempt["ended"] = json["ended"] = utc_timestamp();
+  attempt["exit_code"] = json["exit_code"] = end.exit_code;
+  if (!end.cause.empty()) attempt["cause"] = end.cause;
+  attempt["rank"] = or_null(end.rank);
+  attempt["last_step"] = or_null(last_step());
   write_manifest(path_, json);
 }
 

@@ -22,6 +22,25 @@ struct Manifest {
   int64_t ranks = 1;
 };
 
+/// How an attempt at a run ended. A run has several when it goes on after it has ended.
+struct AttemptEnd {
+  int exit_code = 0;
+  std::string cause = {};            ///< in words; empty: its exit code says it all
+  std::optional<int64_t> rank = {};  ///< whose failure that was
+};
+
+/// As manifest.json has it.
+struct Attempt {
+  std::string started, ended;        ///< UTC; `ended` is empty while it goes on, or when its launcher died
+  std::optional<int> exit_code;      ///< likewise
+  std::string cause;                 ///< as AttemptEnd has it
+  std::optional<int64_t> rank;       ///< likewise
+  std::optional<int64_t> last_step;  ///< the last that metrics.jsonl had when it ended
+  std::optional<int64_t>
+      resumed_from;                   ///< the step that it went on after; 0: it began again; none: the first
+  std::optional<int64_t> steps_lost;  ///< recorded before that step was gone back to, so made again
+};
+
 class RunDirectory {
  public:
   /// Makes the folder (unique even for two runs in one second), config.yaml and manifest.json (with version,
@@ -37,10 +56,19 @@ class RunDirectory {
   /// As its manifest says; none: the run still goes on, or was killed with its launcher.
   std::optional<int> exit_code() const;
 
-  /// A run goes on in it: manifest.json has no end and no exit code any more, and one attempt more, with when
-  /// it began and how the one before ended, whose summary.json becomes summary.attempt-N.json. A `latest`
-  /// beside it points at it.
+  /// A run goes on in it: manifest.json has no end and no exit code any more, and one attempt more. The
+  /// summary.json of the one before becomes summary.attempt-N.json. A `latest` beside it points at it.
   void reopen() const;
+
+  /// The attempt that goes on has resumed after `step`: manifest.json gets that, and how many steps were
+  /// lost. Called before metrics.jsonl is cut.
+  void note_resumed(int64_t step) const;
+
+  /// From the first to the one that goes on, or was the last.
+  std::vector<Attempt> attempts() const;
+
+  /// The last step of metrics.jsonl; none: it has none.
+  std::optional<int64_t> last_step() const;
 
   /// The config that the run goes on with. Another one that was there stays as config.attempt-N.yaml, of the
   /// attempt before.
@@ -49,8 +77,9 @@ class RunDirectory {
   /// Whether a process holds checkpoints/LOCK, as a run does while it can save.
   bool is_running() const;
 
-  /// Completes manifest.json with the end time and the exit code.
-  void finish(int exit_code) const;
+  /// Completes manifest.json with the end time and the exit code, and its last attempt with its end.
+  void finish(const AttemptEnd& end) const;
+  void finish(int exit_code) const { finish({.exit_code = exit_code}); }
 
  private:
   explicit RunDirectory(std::string path) : path_(std::move(path)) {}

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/report/run_dir.h"
 
 namespace trireme::report {
@@ -40,6 +41,7 @@ class RunFilesSink final : public Sink {
   /// A config that the checkpoint refuses never gets here: the run keeps the one that it can go on with.
   void resume(int64_t step) override {
     if (!config_yaml_.empty()) run_.replace_config(config_yaml_);
+    note_resumed(step);
     drop_steps_after(metrics_path_, step);
   }
   void record(const StepRecord& step) override { metrics_.append(to_json_line(step)); }
@@ -49,6 +51,15 @@ class RunFilesSink final : public Sink {
   }
 
  private:
+  /// A manifest that cannot be written, as on a full disk, is no reason to end a run.
+  void note_resumed(int64_t step) const {
+    try {
+      run_.note_resumed(step);
+    } catch (const EnvironmentError& error) {
+      log_warning("the manifest does not say that the run went on after step {}: {}", step, error.what());
+    }
+  }
+
   RunDirectory run_;
   std::string config_yaml_;
   std::string metrics_path_;

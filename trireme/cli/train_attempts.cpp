@@ -1,0 +1,204 @@
+#include "trireme/cli/train_attempts.h"
+
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/checkpoint/store.h"
+#include "trireme/cli/child.h"
+#include "trireme/launch/exits.h"
+#include "trireme/launch/restarts.h"
+
+namespace trireme::cli {
+namespace {
+
+/// What the checkpoints of a run have come to.
+struct Saved {
+  int64_t generation = 0;  ///< the last that has committed one; 0: none has
+  int64_t step = 0;        ///< of the newest
+  int64_t furthest = 0;    ///< of all
+};
+
+Saved saved_in(const report::RunDirectory& directory) {
+  Saved saved;
+  const std::string path = directory.file("checkpoints");
+  if (!std::filesystem::is_directory(path)) return saved;
+  for (const checkpoint::Listed& listed : checkpoint::list_checkpoints(checkpoint::Folder(path))) {
+    if (!listed.commit) continue;
+    saved.generation = std::max(saved.generation, listed.commit->generation);
+    saved.step = listed.commit->step;  // the newest comes last
+    saved.furthest = std::max(saved.furthest, listed.commit->step);
+  }
+  return saved;
+}
+
+std::string cause_of(const launch::JobEnd& end) {
+  if (end.cause) return launch::describe(*end.cause);
+  return end.code == 0 ? "" : fmt::format("ended with code {}{}", end.code, launch::meaning(end.code));
+}
+
+std::string counted(int64_t count, const char* thing) {
+  return fmt::format("{} {}{}", count, thing, count == 1 ? "" : "s");
+}
+
+/// "attempt 2: rank 1 (pid 12) was killed by signal 9 (SIGKILL) after step 17".
+std::string told(const report::Attempt& attempt, size_t number) {
+  const std::string after = attempt.last_step ? fmt::format(" after step {}", *attempt.last_step) : "";
+  return fmt::format("attempt {}: {}{}", number, attempt.cause.empty() ? "unknown" : attempt.cause, after);
+}
+
+class Attempts {
+ public:
+  Attempts(launch::LocalJob job, Request request, const Environment& environment,
+           const report::RunDirectory& directory, const RestartOptions& options)
+      : job_(std::move(job)),
+        request_(std::move(request)),
+        environment_(environment),
+        directory_(directory),
+        restarts_(options.most, options.first_delay_s),
+        saved_(saved_in(directory)),
+        attempts_before_(directory.attempts().size() - 1) {}
+
+  int run();
+
+ private:
+  launch::JobEnd run_once();
+  bool goes_again(const launch::JobEnd& end);
+  void note_progress();
+  void go_on();
+  int stopped(int signal, const launch::JobEnd& end) const;
+  void record(const report::AttemptEnd& end) const;
+  void say_used_up() const;
+  void say_attempts() const;
+
+  launch::LocalJob job_;
+  Request request_;
+  const Environment& environment_;
+  const report::RunDirectory& directory_;
+  launch::Launcher launcher_;
+  launch::Restarts restarts_;
+  Saved saved_;
+  size_t attempts_before_;  ///< of earlier commands
+};
+
+int Attempts::run() {
+  for (;;) {
+    const launch::JobEnd end = run_once();
+    if (!goes_again(end)) {
+      say_attempts();
+      return end.code;
+    }
+    if (end.signal != 0) return stopped(end.signal, end);
+    const double delay = restarts_.take();
+    log_warning("restart {} of {} in {:.3g} s: {}", restarts_.used(), restarts_.most(), delay,
+                saved_.step > 0 ? fmt::format("goes on after step {}", saved_.step) : "begins at step 1");
+    if (const auto signal = launcher_.pause(delay)) return stopped(*signal, end);
+    go_on();
+  }
+}
+
+launch::JobEnd Attempts::run_once() {
+  job_.environment = worker_environment(environment_, request_);
+  try {
+    launch::JobEnd end = launcher_.run(job_);
+    record({.exit_code = end.code,
+            .cause = cause_of(end),
+            .rank = end.cause ? std::optional(end.cause->rank) : std::nullopt});
+    return end;
+  } catch (const Error& error) {
+    record({.exit_code = static_cast<int>(error.exit_code()), .cause = error.what(), .rank = {}});
+    throw;
+  }
+}
+
+/// Whether there is reason for another attempt, and one is left.
+bool Attempts::goes_again(const launch::JobEnd& end) {
+  if (restarts_.most() == 0 || !end.cause) return false;
+  if (!launch::may_start_again(end)) {
+    log_info("not started again: what ends with code {}{} would end so again", end.code,
+             launch::meaning(end.code));
+    return false;
+  }
+  note_progress();
+  if (restarts_.left() || end.signal != 0) return true;
+  say_used_up();
+  return false;
+}
+
+void Attempts::note_progress() {
+  const Saved before = std::exchange(saved_, saved_in(directory_));
+  if (saved_.furthest > before.furthest) restarts_.note_progress();
+  saved_.furthest = std::max(saved_.furthest, before.furthest);
+  // What was named was where this command was to begin; it has saved something newer since.
+  if (saved_.generation > before.generation) request_.resume_from.clear();
+}
+
+void Attempts::go_on() {
+  request_.resume = true;
+  try {
+    directory_.reopen();
+  } catch (const EnvironmentError& error) {
+    log_warning("the manifest does not say that the run goes on: {}", error.what());
+  }
+}
+
+/// A run that can go on was preempted, unless a user pressed Ctrl-C.
+int Attempts::stopped(int signal, const launch::JobEnd& end) const {
+  const bool preempted = signal != SIGINT && saved_.step > 0;
+  const int code = preempted ? static_cast<int>(ExitCode::kPreempted) : 128 + signal;
+  record({.exit_code = code,
+          .cause = fmt::format("{}; told to stop before it was started again", cause_of(end)),
+          .rank = end.cause->rank});
+  return code;
+}
+
+/// A manifest that cannot be written, as on a full disk, is no reason to give a run up.
+void Attempts::record(const report::AttemptEnd& end) const {
+  try {
+    directory_.finish(end);
+  } catch (const EnvironmentError& error) {
+    log_warning("the manifest does not say how the run ended: {}", error.what());
+  }
+}
+
+void Attempts::say_used_up() const {
+  const std::vector<report::Attempt> all = directory_.attempts();
+  const auto first = all.size() - std::min(all.size(), static_cast<size_t>(restarts_.most() + 1));
+  std::vector<std::string> causes;
+  for (size_t i = first; i < all.size(); ++i) causes.push_back(told(all[i], i + 1));
+  log_error(
+      "[cli.train] not started again: --max-restarts {} is used up, and no further checkpoint came of it. "
+      "{}. "
+      "Once the cause is gone 'trireme train --resume {}' goes on",
+      restarts_.most(), join(causes, "; "), report::as_typed(directory_.path()));
+}
+
+/// Of a run that was started again.
+void Attempts::say_attempts() const {
+  const std::vector<report::Attempt> all = directory_.attempts();
+  if (all.size() < attempts_before_ + 2) return;
+  std::vector<std::string> failures;
+  int64_t lost = 0;
+  for (size_t i = attempts_before_; i < all.size(); ++i) {
+    if (i > attempts_before_) lost += all[i].steps_lost.value_or(0);
+    if (i + 1 < all.size()) failures.push_back(told(all[i], i + 1));
+  }
+  log_info("run     started again {}, {} made again: {}",
+           counted(static_cast<int64_t>(failures.size()), "time"), counted(lost, "step"),
+           join(failures, "; "));
+}
+
+}  // namespace
+
+int run_attempts(launch::LocalJob job, Request request, const Environment& environment,
+                 const report::RunDirectory& directory, const RestartOptions& options) {
+  return Attempts(std::move(job), std::move(request), environment, directory, options).run();
+}
+
+}  // namespace trireme::cli

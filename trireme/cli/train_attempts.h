@@ -1,0 +1,25 @@
+#pragma once
+// The attempts at a training run: when ranks die, all are started again from the newest checkpoint.
+#include <cstdint>
+
+#include "trireme/base/env.h"
+#include "trireme/cli/request.h"
+#include "trireme/launch/local.h"
+#include "trireme/report/run_dir.h"
+
+namespace trireme::cli {
+
+struct RestartOptions {
+  int64_t most = 0;  ///< in a row without a checkpoint that is further than all before; 0: none
+  double first_delay_s =
+      1.0;  ///< before the first of them; each further one waits twice as long, at most 60 s
+};
+
+/// Runs `job` in `directory` to its end, again after failures that launch::may_start_again() knows, and
+/// leaves in the manifest how each attempt ended. `request` is what its ranks are told beside `environment`;
+/// later attempts are told to resume. Returns the exit code of the last attempt; that of a signal where one
+/// came between two. Throws EnvironmentError when ranks cannot be started.
+int run_attempts(launch::LocalJob job, Request request, const Environment& environment,
+                 const report::RunDirectory& directory, const RestartOptions& options);
+
+}  // namespace trireme::cli
