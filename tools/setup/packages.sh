@@ -17,6 +17,7 @@ has_header() {
 is_present() {
   case $1 in
     -) return 1 ;;
+    /*) [[ -e $1 ]] ;;
     */* | *.h | *.hpp) has_header "$1" ;;
     *) command -v "$1" >/dev/null ;;
   esac

@@ -1,0 +1,256 @@
+#include "trireme/data/images/set.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <optional>
+#include <set>
+
+#include "tests/data/image_files.h"
+#include "tests/data/scratch.h"
+#include "trireme/base/error.h"
+#include "trireme/data/images/codec.h"
+#include "trireme/data/images/gzip.h"
+
+namespace trireme::data {
+namespace {
+
+using testing::cifar_record;
+using testing::idx_header;
+using testing::idx_images;
+using testing::idx_labels;
+using testing::message_of;
+using testing::pattern_image;
+using testing::Scratch;
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+template <typename E>
+void expect_refusal(const Scratch& scratch, const std::string& part, const ImageOptions& more = {}) {
+  ImageOptions options = more;
+  options.path = scratch.path("");
+  const std::string message = message_of<E>([&] { open_images(options); });
+  EXPECT_TRUE(has(message, part)) << message;
+}
+
+void expect_pattern(const ImageSet& images, int64_t place, int64_t index, const ImageShape& shape) {
+  const Image image = images.read(place);
+  EXPECT_EQ(image.shape, shape);
+  EXPECT_EQ(image.pixels, pattern_image(index, shape).pixels) << images.name(place);
+}
+
+// CIFAR
+
+TEST(CifarSet, TurnsPlanesIntoPixelsAcrossFiles) {
+  const Scratch scratch;
+  scratch.write("data_batch_1.bin", cifar_record(0, {3}) + cifar_record(1, {9}));
+  scratch.write("data_batch_2.bin", cifar_record(2, {0}));
+  scratch.write("test_batch.bin", cifar_record(3, {7}));
+  const ImageSplits splits = open_images({.path = scratch.path("")});
+  EXPECT_EQ(splits.format, "CIFAR-10");
+  ASSERT_EQ(splits.train->size(), 3);
+  for (int64_t i = 0; i < 3; ++i) expect_pattern(*splits.train, i, i, {3, 32, 32});
+  EXPECT_EQ(splits.train->label(0), 3);
+  EXPECT_EQ(splits.train->label(1), 9);
+  EXPECT_EQ(splits.train->label(2), 0);
+  EXPECT_TRUE(has(splits.train->name(2), "image 0 of ") && has(splits.train->name(2), "data_batch_2.bin"));
+  ASSERT_EQ(splits.val->size(), 1);
+  expect_pattern(*splits.val, 0, 3, {3, 32, 32});
+  EXPECT_EQ(splits.val->classes().size(), 10U);
+}
+
+TEST(CifarSet, IsFoundInTheFolderOfItsArchiveAndNamesItsClasses) {
+  const Scratch scratch;
+  scratch.write("cifar-10-batches-bin/data_batch_1.bin", cifar_record(0, {2}));
+  scratch.write("cifar-10-batches-bin/batches.meta.txt", "a\nb\nc\nd\ne\nf\ng\nh\ni\nj\n\n");
+  const ImageSplits splits = open_images({.path = scratch.path("")});
+  EXPECT_EQ(splits.train->classes()[2], "c");
+  EXPECT_EQ(splits.val, nullptr);
+}
+
+TEST(CifarSet, OfAHundredClassesHasTheFineLabel) {
+  const Scratch scratch;
+  scratch.write("train.bin", cifar_record(5, {19, 99}));
+  const ImageSplits splits = open_images({.path = scratch.path("")});
+  EXPECT_EQ(splits.format, "CIFAR-100");
+  EXPECT_EQ(splits.train->label(0), 99);
+  expect_pattern(*splits.train, 0, 5, {3, 32, 32});
+}
+
+TEST(CifarSet, RefusesDamage) {
+  const Scratch scratch;
+  scratch.write("data_batch_1.bin", cifar_record(0, {3}) + cifar_record(1, {10}));
+  expect_refusal<DataError>(scratch, "image 1 of " + scratch.path("data_batch_1.bin") + " has label 10");
+  scratch.write("data_batch_1.bin", cifar_record(0, {3}).substr(1));
+  expect_refusal<DataError>(scratch, "holds 3072 bytes, no multiple of the 3073");
+  scratch.write("data_batch_1.bin", "");
+  expect_refusal<DataError>(scratch, "holds 0 bytes");
+  scratch.write("data_batch_1.bin", cifar_record(0, {3}));
+  scratch.write("data_batch_3.bin", cifar_record(0, {3}));
+  expect_refusal<DataError>(scratch, "but no " + scratch.path("data_batch_2.bin"));
+  std::filesystem::remove(scratch.path("data_batch_3.bin"));
+  scratch.write("batches.meta.txt", "cat\ndog\n");
+  expect_refusal<DataError>(scratch, "names 2 classes, CIFAR-10 has 10");
+}
+
+// idx
+
+void write_mnist(const Scratch& scratch) {
+  scratch.write("train-images-idx3-ubyte", idx_images(3, 5, 4));
+  scratch.write("train-labels-idx1-ubyte", idx_labels({1, 0, 2}));
+}
+
+TEST(IdxSet, ReadsImagesAndLabels) {
+  const Scratch scratch;
+  write_mnist(scratch);
+  scratch.write("t10k-images-idx3-ubyte", idx_images(1, 5, 4));
+  scratch.write("t10k-labels-idx1-ubyte", idx_labels({2}));
+  const ImageSplits splits = open_images({.path = scratch.path("")});
+  EXPECT_EQ(splits.format, "idx");
+  EXPECT_EQ(splits.train->shape(), (ImageShape{1, 5, 4}));
+  ASSERT_EQ(splits.train->size(), 3);
+  for (int64_t i = 0; i < 3; ++i) expect_pattern(*splits.train, i, i, {1, 5, 4});
+  EXPECT_EQ(splits.train->label(2), 2);
+  EXPECT_EQ(splits.val->label(0), 2);
+  EXPECT_EQ(splits.val->classes().size(), 3U);
+}
+
+TEST(IdxSet, ReadsPackedFilesAsPlainOnes) {
+  const Scratch scratch;
+  scratch.write("MNIST/raw/train-images-idx3-ubyte.gz", packed(idx_images(3, 5, 4)));
+  scratch.write("MNIST/raw/train-labels-idx1-ubyte.gz", packed(idx_labels({1, 0, 2})));
+  const ImageSplits splits = open_images({.path = scratch.path("")});
+  for (int64_t i = 0; i < 3; ++i) expect_pattern(*splits.train, i, i, {1, 5, 4});
+}
+
+TEST(IdxSet, RefusesDamage) {
+  const Scratch scratch;
+  write_mnist(scratch);
+  const auto with_images = [&](const std::string& bytes, const std::string& part) {
+    scratch.write("train-images-idx3-ubyte", bytes);
+    expect_refusal<DataError>(scratch, part);
+  };
+  const std::string whole = idx_images(3, 5, 4);
+  with_images(idx_labels({1, 0, 2}) + std::string(20, '\0'), "begins with 0x00000801 instead of 0x00000803");
+  with_images(whole.substr(0, 10), "ends within its header, after 10 bytes");
+  with_images(whole.substr(0, whole.size() - 1), "says 60 bytes (3 x 5 x 4) and holds 59");
+  with_images(whole + "x", "holds 61");
+  with_images(idx_header(0x803, {3, 0, 4}), "0 pixels long");
+  with_images(idx_header(0x803, {0xffffffffU, 0xffffffffU, 0xffffffffU}), "pixels long");
+  with_images(idx_images(2, 5, 4), "has 2 images");
+  const std::string gz = packed(whole);
+  with_images(gz.substr(0, gz.size() - 9), "is cut off");
+  std::string damaged = gz;
+  damaged[damaged.size() - 6] ^= 0x55;  // of the checksum
+  with_images(damaged, "is damaged");
+}
+
+TEST(IdxSet, RefusesLabelsThatCannotBe) {
+  const Scratch scratch;
+  write_mnist(scratch);
+  scratch.write("train-labels-idx1-ubyte", idx_labels({1, 0, 200}));
+  expect_refusal<DataError>(scratch, "has label 200, but none has label 2");
+  write_mnist(scratch);
+  scratch.write("t10k-images-idx3-ubyte", idx_images(1, 5, 4));
+  expect_refusal<DataError>(scratch, "but no t10k-labels-idx1-ubyte");
+  scratch.write("t10k-labels-idx1-ubyte", idx_labels({3}));
+  expect_refusal<DataError>(scratch, "has label 3, and those of training end at 2");
+  scratch.write("t10k-labels-idx1-ubyte", idx_labels({0}));
+  scratch.write("t10k-images-idx3-ubyte", idx_images(1, 4, 5));
+  expect_refusal<DataError>(scratch, "training images of 1 x 5 x 4 and test images of 1 x 4 x 5");
+}
+
+TEST(Unpacking, StopsAtItsLimitAndReadsSeveralMembers) {
+  const Scratch scratch;
+  const std::string text(1 << 20, 'a');
+  scratch.write("bomb", packed(text));
+  EXPECT_EQ(read_unpacked(scratch.path("bomb"), 1 << 20), text);
+  EXPECT_TRUE(has(message_of<DataError>([&] { read_unpacked(scratch.path("bomb"), (1 << 20) - 1); }),
+                  "unpacks to more than 1048575 bytes"));
+  scratch.write("two", packed("left ") + packed("right"));
+  EXPECT_EQ(read_unpacked(scratch.path("two"), 100), "left right");
+}
+
+// folders
+
+void write_png(const Scratch& scratch, const std::string& name, int64_t index, int64_t channels = 3) {
+  scratch.write(name, encode_png(pattern_image(index, {channels, 6, 5})));
+}
+
+TEST(FolderSet, HasAClassForEachFolder) {
+  const Scratch scratch;
+  write_png(scratch, "train/dog/b.png", 1);
+  write_png(scratch, "train/dog/deep/er/a.PNG", 2);
+  write_png(scratch, "train/cat/z.png", 0);
+  write_png(scratch, "train/.hidden/z.png", 0);
+  scratch.write("train/dog/readme.txt", "no image");
+  write_png(scratch, "val/cat/x.png", 3);
+  write_png(scratch, "val/dog/x.png", 4);
+  const ImageSplits splits = open_images({.path = scratch.path("")});
+  EXPECT_EQ(splits.format, "folders");
+  EXPECT_EQ(splits.train->classes(), (std::vector<std::string>{"cat", "dog"}));
+  ASSERT_EQ(splits.train->size(), 3);
+  for (int64_t i = 0; i < 3; ++i) expect_pattern(*splits.train, i, i, {3, 6, 5});
+  EXPECT_EQ(splits.train->label(0), 0);
+  EXPECT_EQ(splits.train->label(2), 1);
+  EXPECT_EQ(splits.train->shape(), std::nullopt);
+  ASSERT_EQ(splits.val->size(), 2);
+  expect_pattern(*splits.val, 1, 4, {3, 6, 5});
+}
+
+TEST(FolderSet, HoldsOutAShareOfEachClass) {
+  const Scratch scratch;
+  for (int64_t i = 0; i < 20; ++i) write_png(scratch, fmt::format("a/{}.png", i), i);
+  for (int64_t i = 0; i < 10; ++i) write_png(scratch, fmt::format("b/{}.png", i), i);
+  const ImageSplits splits = open_images({.path = scratch.path(""), .val_fraction = 0.2});
+  EXPECT_EQ(splits.train->size(), 24);
+  ASSERT_EQ(splits.val->size(), 6);
+  std::set<std::string> names;
+  for (const auto& split : {splits.train, splits.val}) {
+    for (int64_t i = 0; i < split->size(); ++i) names.insert(split->name(i));
+  }
+  EXPECT_EQ(names.size(), 30U);
+  EXPECT_EQ(splits.val->label(3), 0);
+  EXPECT_EQ(splits.val->label(4), 1);
+  EXPECT_EQ(open_images({.path = scratch.path("")}).val, nullptr);
+}
+
+TEST(FolderSet, RefusesClassesWithoutImagesAndOtherClasses) {
+  const Scratch scratch;
+  write_png(scratch, "train/cat/z.png", 0);
+  std::filesystem::create_directories(scratch.path("train/dog"));
+  expect_refusal<DataError>(scratch, scratch.path("train/dog") + " holds no JPEG or PNG file");
+  write_png(scratch, "train/dog/z.png", 0);
+  write_png(scratch, "val/cat/z.png", 0);
+  expect_refusal<DataError>(scratch, "class dog has no folder in " + scratch.path("val"));
+  write_png(scratch, "val/dog/z.png", 0);
+  write_png(scratch, "val/mouse/z.png", 0);
+  expect_refusal<DataError>(scratch, "class mouse has no folder in " + scratch.path("train"));
+}
+
+TEST(FolderSet, TellsOfTheImageThatIsBroken) {
+  const Scratch scratch;
+  write_png(scratch, "cat/a.png", 0);
+  const std::string whole = encode_jpeg(pattern_image(0, {3, 40, 40}), 90);
+  scratch.write("cat/b.jpg", whole.substr(0, whole.size() / 2));
+  scratch.write("cat/c.jpeg", "");
+  const ImageSplits splits = open_images({.path = scratch.path("")});
+  ASSERT_EQ(splits.train->size(), 3);
+  EXPECT_NO_THROW(splits.train->read(0));
+  EXPECT_THROW(splits.train->read(1), BrokenImage);
+  EXPECT_THROW(splits.train->read(2), BrokenImage);
+  std::filesystem::remove(scratch.path("cat/c.jpeg"));
+  EXPECT_THROW(splits.train->read(2), BrokenImage);
+}
+
+TEST(ImageSets, NamesWhatItLookedFor) {
+  const Scratch scratch;
+  expect_refusal<ConfigError>(scratch, "neither data_batch_1.bin (CIFAR-10)");
+  const std::string message = message_of<ConfigError>([&] { open_images({.path = scratch.path("no")}); });
+  EXPECT_TRUE(has(message, "is no folder")) << message;
+}
+
+}  // namespace
+}  // namespace trireme::data

@@ -1,0 +1,141 @@
+// The idx files of MNIST (LeCun, Cortes and Burges): a big-endian header and bytes, packed by gzip or not.
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "trireme/base/error.h"
+#include "trireme/data/images/gzip.h"
+#include "trireme/data/images/set.h"
+
+namespace trireme::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kMostIdxBytes = int64_t{1} << 32;
+constexpr int64_t kMostSide = 1 << 14;
+
+struct IdxFile {
+  std::string path;
+  std::vector<int64_t> dims;
+  std::string bytes;  ///< with the header
+  size_t header = 0;
+};
+
+uint32_t big_endian(const std::string& bytes, size_t at) {
+  uint32_t value = 0;
+  for (size_t i = 0; i < 4; ++i) value = value << 8 | static_cast<uint8_t>(bytes[at + i]);
+  return value;
+}
+
+/// Bytes with so many dimensions.
+IdxFile read_idx(const std::string& path, size_t dims) {
+  IdxFile file{.path = path, .dims = {}, .bytes = read_unpacked(path, kMostIdxBytes), .header = 4 + 4 * dims};
+  if (file.bytes.size() < file.header)
+    throw DataError("[data.idx] {} ends within its header, after {} bytes", path, file.bytes.size());
+  constexpr uint32_t kBytes = 0x0800;
+  if (big_endian(file.bytes, 0) != (kBytes | dims)) {
+    throw DataError("[data.idx] {} begins with {:#010x} instead of {:#010x} (bytes in {} dimensions)", path,
+                    big_endian(file.bytes, 0), kBytes | static_cast<uint32_t>(dims), dims);
+  }
+  int64_t bytes = 1;
+  for (size_t dim = 0; dim < dims; ++dim) {
+    file.dims.push_back(big_endian(file.bytes, 4 + 4 * dim));
+    if (dim > 0 && (file.dims[dim] < 1 || file.dims[dim] > kMostSide))
+      throw DataError("[data.idx] {} says that its images are {} pixels long", path, file.dims[dim]);
+    bytes *= file.dims[dim];  // below 2^32 * 2^28
+  }
+  const auto held = static_cast<int64_t>(file.bytes.size() - file.header);
+  if (held != bytes) {
+    throw DataError("[data.idx] {} says {} bytes ({}) and holds {}; get it again", path, bytes,
+                    fmt::join(file.dims, " x "), held);
+  }
+  return file;
+}
+
+class IdxSet : public ImageSet {
+ public:
+  /// `classes` of the training split; 0: this is it.
+  IdxSet(IdxFile images, const IdxFile& labels, int64_t classes) : images_(std::move(images)) {
+    if (images_.dims[0] != labels.dims[0] || images_.dims[0] == 0) {
+      throw DataError("[data.idx] {} has {} images and {} has {} labels", images_.path, images_.dims[0],
+                      labels.path, labels.dims[0]);
+    }
+    shape_ = ImageShape{.channels = 1, .height = images_.dims[1], .width = images_.dims[2]};
+    for (size_t at = labels.header; at < labels.bytes.size(); ++at)
+      labels_.push_back(static_cast<uint8_t>(labels.bytes[at]));
+    const int32_t last = *std::ranges::max_element(labels_);
+    if (classes == 0) {
+      check_all_occur(labels.path, last);
+      classes = last + 1;
+    } else if (last >= classes) {
+      throw DataError("[data.idx] image {} of {} has label {}, and those of training end at {}",
+                      std::ranges::find(labels_, last) - labels_.begin(), labels.path, last, classes - 1);
+    }
+    for (int64_t label = 0; label < classes; ++label) classes_.push_back(std::to_string(label));
+  }
+
+  Image read(int64_t index, int64_t) const override {
+    const auto bytes = static_cast<size_t>(shape_->height * shape_->width);
+    const auto* begin = reinterpret_cast<const uint8_t*>(images_.bytes.data()) + images_.header +
+                        static_cast<size_t>(index) * bytes;
+    return {.shape = *shape_, .pixels = {begin, begin + bytes}};
+  }
+
+  std::string name(int64_t index) const override {
+    return fmt::format("image {} of {}", index, images_.path);
+  }
+
+ private:
+  /// The file does not say how many classes there are: a label far from the others is damage.
+  void check_all_occur(const std::string& path, int32_t last) const {
+    std::vector<bool> occurs(static_cast<size_t>(last) + 1, false);
+    for (const int32_t label : labels_) occurs[static_cast<size_t>(label)] = true;
+    const auto absent = std::ranges::find(occurs, false);
+    if (absent == occurs.end()) return;
+    throw DataError("[data.idx] image {} of {} has label {}, but none has label {}; get it again",
+                    std::ranges::find(labels_, last) - labels_.begin(), path, last, absent - occurs.begin());
+  }
+
+  const IdxFile images_;
+};
+
+/// As MNIST's own site named it, as some unpackers do, packed or not; empty: not there.
+std::string find_idx(const std::string& folder, const std::string& split, const std::string& what,
+                     int64_t dims) {
+  for (const char* dot : {"-", "."}) {
+    for (const char* packing : {"", ".gz"}) {
+      const std::string path =
+          fmt::format("{}/{}-{}{}idx{}-ubyte{}", folder, split, what, dot, dims, packing);
+      std::error_code ignored;
+      if (fs::is_regular_file(path, ignored)) return path;
+    }
+  }
+  return {};
+}
+
+std::shared_ptr<IdxSet> open_split(const std::string& folder, const std::string& split, int64_t classes) {
+  const std::string images = find_idx(folder, split, "images", 3);
+  const std::string labels = find_idx(folder, split, "labels", 1);
+  if (images.empty() && labels.empty()) return nullptr;
+  if (images.empty() || labels.empty()) {
+    throw DataError("[data.idx] there is {}, but no {}-{}-ubyte beside it; get both",
+                    images.empty() ? labels : images, split, images.empty() ? "images-idx3" : "labels-idx1");
+  }
+  return std::make_shared<IdxSet>(read_idx(images, 3), read_idx(labels, 1), classes);
+}
+
+}  // namespace
+
+std::optional<ImageSplits> open_idx(const std::string& folder) {
+  const auto train = open_split(folder, "train", 0);
+  if (!train) return std::nullopt;
+  const auto test = open_split(folder, "t10k", static_cast<int64_t>(train->classes().size()));
+  if (test && test->shape() != train->shape()) {
+    throw DataError("[data.idx] {} holds training images of {} and test images of {}", folder,
+                    train->shape()->to_string(), test->shape()->to_string());
+  }
+  return ImageSplits{.train = train, .val = test, .format = "idx", .folder = folder};
+}
+
+}  // namespace trireme::data

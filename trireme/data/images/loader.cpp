@@ -1,0 +1,344 @@
+#include "trireme/data/images/loader.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <condition_variable>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <stop_token>
+#include <thread>
+#include <utility>
+
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/data/images/codec.h"
+#include "trireme/data/sampler.h"
+
+namespace trireme::data {
+namespace {
+
+/// Draws of what belongs to a pair of pictures, apart from those of each.
+constexpr uint64_t kMixing = 0x6d69787570ULL;
+constexpr int64_t kNamedBroken = 8;
+
+void check_image_options(const ImageSet& images, const ImageLoaderOptions& options) {
+  TRIREME_CHECK(images.size() >= 1, "[data.loader] no images");
+  TRIREME_CHECK(options.dp_rank >= 0 && options.dp_rank < options.dp_size,
+                "[data.loader] dp_rank={} dp_size={}", options.dp_rank, options.dp_size);
+  TRIREME_CHECK(options.micro_batch >= 1 && options.global_batch >= 1 &&
+                    options.global_batch % (options.dp_size * options.micro_batch) == 0,
+                "[data.loader] global_batch={} is no multiple of dp_size={} x micro_batch={}",
+                options.global_batch, options.dp_size, options.micro_batch);
+  TRIREME_CHECK(options.first_step >= 0 && options.prefetch >= 1 && options.threads >= 1,
+                "[data.loader] first_step={} prefetch={} threads={}", options.first_step, options.prefetch,
+                options.threads);
+  TRIREME_CHECK(options.label_smoothing >= 0.0 && options.label_smoothing < 1.0 && options.mixup >= 0.0 &&
+                    options.mixup <= 1.0,
+                "[data.loader] label_smoothing={} mixup={}", options.label_smoothing, options.mixup);
+}
+
+/// A row of a step: a place in the order of an epoch.
+struct Place {
+  int64_t epoch = 0, position = 0;
+};
+
+/// Which rows a micro-batch of this rank has.
+struct Share {
+  std::vector<Place> places;
+  int64_t step_rows = 0;
+};
+
+/// `number` counts the micro-batches of a rank from the beginning of the run.
+Share share_of(int64_t number, int64_t images, const ImageLoaderOptions& options) {
+  const int64_t passes = options.global_batch / options.dp_size / options.micro_batch;
+  const int64_t step = number / passes, pass = number % passes;
+  int64_t epoch = 0, begin = step * options.global_batch, rows = options.global_batch;
+  if (options.epoch_end == EpochEnd::kShort) {
+    const int64_t steps = steps_per_epoch(images, options.global_batch);
+    epoch = step / steps;
+    begin = step % steps * options.global_batch;
+    rows = std::min(rows, images - begin);
+  }
+  const int64_t mine = begin + rows * options.dp_rank / options.dp_size;
+  const int64_t end = begin + rows * (options.dp_rank + 1) / options.dp_size;
+  const int64_t first = mine + pass * options.micro_batch;
+  Share share{.places = {}, .step_rows = rows};
+  for (int64_t at = first; at < std::min(first + options.micro_batch, end); ++at)
+    share.places.push_back({.epoch = epoch + at / images, .position = at % images});
+  return share;
+}
+
+/// Pictures that could not be read: told, counted, and refused when there are too many. Thread-safe.
+class BrokenImages {
+ public:
+  BrokenImages(const ImageSet& images, int64_t most)
+      : images_(images), most_(most > 0 ? most : std::max<int64_t>(8, images.size() / 100)) {}
+
+  void note(int64_t index, const BrokenImage& error) {
+    const std::lock_guard lock(mutex_);
+    if (!indices_.insert(index).second) return;
+    const int64_t count = static_cast<int64_t>(indices_.size());
+    if (count > most_) {
+      throw DataError(
+          "[data.loader] {} of {} images cannot be read, the last of them {}: {}; mend or remove them", count,
+          images_.size(), images_.name(index), error.what());
+    }
+    if (count <= kNamedBroken) {
+      log_warning("{} is skipped: {}{}", images_.name(index), error.what(),
+                  count == kNamedBroken ? "; further ones are only counted" : "");
+    }
+  }
+
+  int64_t count() const {
+    const std::lock_guard lock(mutex_);
+    return static_cast<int64_t>(indices_.size());
+  }
+
+ private:
+  const ImageSet& images_;
+  const int64_t most_;
+  mutable std::mutex mutex_;
+  std::set<int64_t> indices_;
+};
+
+/// Makes micro-batches; no state but what is broken.
+class ImageReader {
+ public:
+  ImageReader(const ImageSet& images, const ImageLoaderOptions& options)
+      : images_(images),
+        options_(options),
+        broken_(images, options.most_broken),
+        least_side_(options.transform.least_side()),
+        soft_(options.mixup > 0.0 || options.label_smoothing > 0.0) {}
+
+  ImageBatch read(const Share& share) {
+    const auto room = std::max<int64_t>(1, static_cast<int64_t>(share.places.size()));
+    ImageBatch batch = empty_batch(room);
+    batch.step_rows = share.step_rows;
+    for (const Place& place : share.places) batch.rows += read_row(place, batch, batch.rows) ? 1 : 0;
+    if (batch.rows < room) {
+      const int64_t kept = std::max<int64_t>(1, batch.rows);
+      batch.inputs = batch.inputs.narrow(0, 0, kept);
+      batch.targets = batch.targets.narrow(0, 0, kept);
+    }
+    return batch;
+  }
+
+  int64_t broken() const { return broken_.count(); }
+
+ private:
+  ImageBatch empty_batch(int64_t rows) const {
+    const auto [channels, height, width] = options_.transform.shape;
+    const auto classes = static_cast<int64_t>(images_.classes().size());
+    const auto pinned = [this](at::ScalarType type) {
+      return at::TensorOptions().dtype(type).pinned_memory(options_.pin_memory);
+    };
+    ImageBatch batch;
+    batch.inputs = at::empty({rows, height, width, channels}, pinned(at::kFloat)).permute({0, 3, 1, 2});
+    batch.targets =
+        soft_ ? at::zeros({rows, classes}, pinned(at::kFloat)) : at::zeros({rows}, pinned(at::kLong));
+    if (rows == 1) batch.inputs.zero_();  // of a row that is not there
+    return batch;
+  }
+
+  /// A picture as it was read, and its place in the set, which may be that of its replacement.
+  struct Found {
+    int64_t index = 0;
+    Image image;
+  };
+
+  /// None: it is broken and not replaced.
+  std::optional<Found> find(int64_t index) {
+    for (;; index = (index + 1) % images_.size()) {
+      try {
+        return Found{.index = index, .image = images_.read(index, least_side_)};
+      } catch (const BrokenImage& error) {
+        broken_.note(index, error);
+        if (!options_.replace_broken) return std::nullopt;
+      }
+    }
+  }
+
+  int64_t index_at(const Place& place) const {
+    return options_.shuffle ? permuted(place.position, images_.size(), options_.seed, place.epoch)
+                            : place.position;
+  }
+
+  void transform(const Found& found, int64_t epoch, const PixelRoom& room) const {
+    SampleDraws draws(options_.seed, epoch, found.index);
+    transform_image(found.image, options_.transform, draws, room);
+  }
+
+  bool read_row(const Place& place, ImageBatch& batch, int64_t row) {
+    const std::optional<Found> found = find(index_at(place));
+    if (!found) return false;
+    const at::Tensor& inputs = batch.inputs;
+    const PixelRoom room{.values = inputs.mutable_data_ptr<float>() + row * inputs.stride(0),
+                         .channel = inputs.stride(1),
+                         .row = inputs.stride(2),
+                         .column = inputs.stride(3)};
+    transform(*found, place.epoch, room);
+    const int64_t label = images_.label(found->index);
+    if (!soft_) {
+      batch.targets.mutable_data_ptr<int64_t>()[row] = label;
+      return true;
+    }
+    float* target = batch.targets.mutable_data_ptr<float>() + row * batch.targets.size(1);
+    const auto share = options_.mixup > 0.0 ? mix(*found, place, room, target) : 1.0;
+    add_label(label, share, target);
+    return true;
+  }
+
+  void add_label(int64_t label, double share, float* target) const {
+    const auto classes = static_cast<double>(images_.classes().size());
+    for (size_t i = 0; i < images_.classes().size(); ++i)
+      target[i] += static_cast<float>(share * options_.label_smoothing / classes);
+    target[label] += static_cast<float>(share * (1.0 - options_.label_smoothing));
+  }
+
+  /// Mixes another picture into the row; returns the share that is left for the first.
+  double mix(const Found& first, const Place& place, const PixelRoom& room, float* target) {
+    SampleDraws draws(options_.seed ^ kMixing, place.epoch, first.index);
+    const double share = mixing_share(options_.mixup, draws);
+    const std::optional<Found> second = find(draws.below(images_.size()));
+    if (!second) return 1.0;
+    const auto [channels, height, width] = options_.transform.shape;
+    std::vector<float> other(static_cast<size_t>(channels * height * width));
+    transform(*second, place.epoch,
+              {.values = other.data(), .channel = 1, .row = width * channels, .column = channels});
+    // Rows of a batch have their channels last, too.
+    for (size_t i = 0; i < other.size(); ++i) {
+      room.values[i] = static_cast<float>(share * static_cast<double>(room.values[i]) +
+                                          (1.0 - share) * static_cast<double>(other[i]));
+    }
+    add_label(images_.label(second->index), 1.0 - share, target);
+    return share;
+  }
+
+  const ImageSet& images_;
+  const ImageLoaderOptions& options_;
+  BrokenImages broken_;
+  const int64_t least_side_;
+  const bool soft_;
+};
+
+}  // namespace
+
+int64_t steps_per_epoch(int64_t images, int64_t global_batch) {
+  return (images + global_batch - 1) / global_batch;
+}
+
+class ImageLoader::Impl {
+ public:
+  Impl(std::shared_ptr<const ImageSet> images, const ImageLoaderOptions& options)
+      : images_(std::move(images)), options_(options), reader_(*images_, options_) {
+    const int64_t passes = options_.global_batch / options_.dp_size / options_.micro_batch;
+    taken_ = begun_ = options_.first_step * passes;
+    for (int64_t thread = 0; thread < options_.threads; ++thread)
+      threads_.emplace_back([this](const std::stop_token& stop) { run(stop); });
+  }
+
+  ImageBatch next() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return ready_.contains(taken_); });
+    Made& made = ready_.at(taken_);
+    if (made.error) std::rethrow_exception(made.error);
+    ImageBatch batch = std::move(made.batch);
+    ready_.erase(taken_++);
+    changed_.notify_all();
+    return batch;
+  }
+
+  int64_t broken() const { return reader_.broken(); }
+
+ private:
+  struct Made {
+    ImageBatch batch;
+    std::exception_ptr error;
+  };
+
+  void run(const std::stop_token& stop) {
+    while (const std::optional<int64_t> number = begin_next(stop)) {
+      Made made;
+      try {
+        made.batch = reader_.read(share_of(*number, images_->size(), options_));
+      } catch (...) {
+        made.error = std::current_exception();
+      }
+      const std::lock_guard lock(mutex_);
+      ready_[*number] = std::move(made);
+      changed_.notify_all();
+    }
+  }
+
+  /// None: it is over.
+  std::optional<int64_t> begin_next(const std::stop_token& stop) {
+    std::unique_lock lock(mutex_);
+    const bool goes_on = changed_.wait(lock, stop, [this] { return begun_ - taken_ < options_.prefetch; });
+    if (!goes_on || stop.stop_requested()) return std::nullopt;
+    return begun_++;
+  }
+
+  const std::shared_ptr<const ImageSet> images_;
+  const ImageLoaderOptions options_;
+  ImageReader reader_;
+  std::mutex mutex_;
+  std::condition_variable_any changed_;
+  std::map<int64_t, Made> ready_;      ///< by number
+  int64_t taken_ = 0, begun_ = 0;      ///< micro-batches of this rank since the beginning of the run
+  std::vector<std::jthread> threads_;  // last: stop and join before what they use goes
+};
+
+ImageLoader::ImageLoader(std::shared_ptr<const ImageSet> images, const ImageLoaderOptions& options) {
+  check_image_options(*images, options);
+  impl_ = std::make_unique<Impl>(std::move(images), options);
+}
+
+ImageLoader::~ImageLoader() = default;
+
+ImageBatch ImageLoader::next() {
+  return impl_->next();
+}
+
+int64_t ImageLoader::broken() const {
+  return impl_->broken();
+}
+
+PixelStatistics measure_pixels(const ImageSet& images, int64_t most) {
+  const int64_t every = std::max<int64_t>(1, images.size() / most);
+  std::vector<double> sums, squares;
+  double pixels = 0.0;
+  PixelStatistics found;
+  for (int64_t index = 0; index < images.size(); index += every) {
+    Image image;
+    try {
+      image = images.read(index);
+    } catch (const BrokenImage&) {
+      continue;
+    }
+    const auto channels = static_cast<size_t>(image.shape.channels);
+    sums.resize(channels);
+    squares.resize(channels);
+    for (size_t at = 0; at < image.pixels.size(); ++at) {
+      const double value = image.pixels[at] / 255.0;
+      sums[at % channels] += value;
+      squares[at % channels] += value * value;
+    }
+    pixels += static_cast<double>(image.pixels.size() / channels);
+    ++found.images;
+  }
+  for (size_t channel = 0; channel < sums.size(); ++channel) {
+    const double mean = sums[channel] / pixels;
+    found.mean.push_back(mean);
+    found.deviation.push_back(std::sqrt(std::max(0.0, squares[channel] / pixels - mean * mean)));
+  }
+  return found;
+}
+
+}  // namespace trireme::data

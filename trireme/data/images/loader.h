@@ -1,0 +1,77 @@
+#pragma once
+// Batches of images for one data-parallel rank, prepared by background threads a few steps ahead. What a row
+// holds depends on the seed and its place in the epoch alone: on any number of ranks and threads a step sees
+// the same numbers.
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "trireme/data/images/set.h"
+#include "trireme/data/images/transform.h"
+
+namespace trireme::data {
+
+/// One micro-batch on the CPU, pinned when asked for.
+struct ImageBatch {
+  at::Tensor inputs;  ///< (B, C, H, W) fp32, channels last in memory
+  /// (B) int64, or (B, classes) fp32 that sum to 1 where labels are smoothed or pictures mixed.
+  at::Tensor targets;
+  /// How many count. 0: B is 1, and the row stands for one that is not there.
+  int64_t rows = 0;
+  int64_t step_rows = 0;  ///< of the step on all ranks together, broken pictures included
+};
+
+/// What follows the last whole global batch of an epoch.
+enum class EpochEnd {
+  kShort,  ///< a step with the rows that are left
+  kRunOn   ///< a step with those and the first rows of the next epoch
+};
+
+struct ImageLoaderOptions {
+  uint64_t seed = 0;
+  bool shuffle = true;  ///< off for validation
+  EpochEnd epoch_end = EpochEnd::kShort;
+  ImageTransform transform;
+  double label_smoothing = 0.0;  ///< share of the target that all classes divide among them
+  double mixup = 0.0;            ///< alpha of the mixture with another picture; 0: none; at most 1
+  /// Training takes the next picture instead of one that cannot be read; else its row is left out.
+  bool replace_broken = true;
+  int64_t most_broken = 0;  ///< that this rank meets before it is an error; 0: a hundredth of all, at least 8
+  int64_t global_batch = 0;
+  int64_t micro_batch = 0;
+  int64_t dp_rank = 0;
+  int64_t dp_size = 1;
+  int64_t first_step = 0;  ///< of the run; each epoch has steps_per_epoch()
+  int64_t prefetch = 4;    ///< micro-batches held ready
+  int64_t threads = 1;
+  bool pin_memory = false;
+};
+
+/// Of ceil(images / global_batch) steps with EpochEnd::kShort; with kRunOn epochs end within steps.
+int64_t steps_per_epoch(int64_t images, int64_t global_batch);
+
+/// Yields global_batch / dp_size / micro_batch micro-batches per step, for ever; rows of a short step are
+/// divided among ranks as evenly as can be. An error of a thread is thrown by the call of next() whose batch
+/// it concerns, and by all later ones.
+class ImageLoader {
+ public:
+  ImageLoader(std::shared_ptr<const ImageSet> images, const ImageLoaderOptions& options);
+  ~ImageLoader();
+  ImageBatch next();
+  /// Pictures that this rank could not read so far, each counted once.
+  int64_t broken() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Mean and standard deviation of pixels in [0, 1] by channel, over `most` images at equal distances.
+struct PixelStatistics {
+  std::vector<double> mean, deviation;
+  int64_t images = 0;  ///< that could be read
+};
+PixelStatistics measure_pixels(const ImageSet& images, int64_t most);
+
+}  // namespace trireme::data

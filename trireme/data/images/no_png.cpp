@@ -1,0 +1,22 @@
+#include "trireme/base/error.h"
+#include "trireme/data/images/codec.h"
+
+namespace trireme::data {
+namespace {
+
+[[noreturn]] void refuse_png() {
+  throw EnvironmentError(
+      "[data.images] this build reads and writes no PNG; install libpng-dev and build again");
+}
+
+}  // namespace
+
+Image decode_png(std::span<const std::byte>, const DecodeOptions&) {
+  refuse_png();
+}
+
+std::string encode_png(const Image&) {
+  refuse_png();
+}
+
+}  // namespace trireme::data

@@ -1,0 +1,214 @@
+#include "trireme/data/images/transform.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "trireme/base/error.h"
+
+namespace trireme::data {
+namespace {
+
+/// A part of a picture.
+struct Part {
+  int64_t top = 0, left = 0, height = 0, width = 0;
+};
+
+/// The largest part from the middle whose width is between these multiples of its height.
+Part middle(const ImageShape& shape, double least_ratio, double most_ratio) {
+  const auto height = static_cast<double>(shape.height), width = static_cast<double>(shape.width);
+  Part part{.top = 0, .left = 0, .height = shape.height, .width = shape.width};
+  if (width / height < least_ratio) part.height = std::max<int64_t>(1, std::llround(width / least_ratio));
+  if (width / height > most_ratio) part.width = std::max<int64_t>(1, std::llround(height * most_ratio));
+  part.top = (shape.height - part.height) / 2;
+  part.left = (shape.width - part.width) / 2;
+  return part;
+}
+
+/// Of a random area, ratio and place (Szegedy et al. 2015); the middle where ten draws do not fit.
+Part drawn_part(const ImageShape& shape, double least_area, SampleDraws& draws) {
+  constexpr double kLeastRatio = 3.0 / 4.0, kMostRatio = 4.0 / 3.0;
+  constexpr int kTries = 10;
+  const auto area = static_cast<double>(shape.height * shape.width);
+  for (int i = 0; i < kTries; ++i) {
+    const double wanted = area * draws.uniform(least_area, 1.0);
+    const double ratio = std::exp(draws.uniform(std::log(kLeastRatio), std::log(kMostRatio)));
+    const int64_t width = std::llround(std::sqrt(wanted * ratio));
+    const int64_t height = std::llround(std::sqrt(wanted / ratio));
+    if (width < 1 || height < 1 || width > shape.width || height > shape.height) continue;
+    const int64_t top = draws.below(shape.height - height + 1);
+    return {.top = top, .left = draws.below(shape.width - width + 1), .height = height, .width = width};
+  }
+  return middle(shape, kLeastRatio, kMostRatio);
+}
+
+/// The part of the centre that has the form of `out`, smaller by `share`.
+Part centre_part(const ImageShape& shape, const ImageShape& out, double share) {
+  const double ratio = static_cast<double>(out.width) / static_cast<double>(out.height);
+  const Part whole = middle(shape, ratio, ratio);
+  Part part;
+  part.height = std::max<int64_t>(1, std::llround(share * static_cast<double>(whole.height)));
+  part.width = std::max<int64_t>(1, std::llround(share * static_cast<double>(whole.width)));
+  part.top = (shape.height - part.height) / 2;
+  part.left = (shape.width - part.width) / 2;
+  return part;
+}
+
+/// Which inputs make up one output, and how much each counts.
+struct Taps {
+  int64_t first = 0;
+  std::vector<float> weights;
+};
+
+/// Bilinear where it enlarges; where it shrinks the triangle is as wide as what it stands for, so that no
+/// input is passed over.
+std::vector<Taps> taps(int64_t from, int64_t to) {
+  const double scale = static_cast<double>(from) / static_cast<double>(to);
+  const double reach = std::max(scale, 1.0);
+  std::vector<Taps> all(static_cast<size_t>(to));
+  for (int64_t i = 0; i < to; ++i) {
+    const double centre = (static_cast<double>(i) + 0.5) * scale;
+    const auto first = std::max<int64_t>(0, static_cast<int64_t>(centre - reach + 0.5));
+    const auto last = std::min<int64_t>(from, static_cast<int64_t>(centre + reach + 0.5));
+    Taps& mine = all[static_cast<size_t>(i)];
+    mine.first = first;
+    double sum = 0.0;
+    for (int64_t at = first; at < last; ++at) {
+      const double distance = std::abs((static_cast<double>(at) + 0.5 - centre) / reach);
+      const double weight = std::max(0.0, 1.0 - distance);
+      mine.weights.push_back(static_cast<float>(weight));
+      sum += weight;
+    }
+    for (float& weight : mine.weights) weight = static_cast<float>(weight / sum);
+  }
+  return all;
+}
+
+/// (pixel - mean) / deviation of pixels in [0, 255] as one product and one sum, by channel.
+struct Scale {
+  std::vector<float> factor, offset;
+
+  explicit Scale(const ImageTransform& transform) {
+    for (size_t channel = 0; channel < transform.mean.size(); ++channel) {
+      const double deviation = transform.deviation[channel];
+      factor.push_back(static_cast<float>(1.0 / (255.0 * deviation)));
+      offset.push_back(static_cast<float>(-transform.mean[channel] / deviation));
+    }
+  }
+};
+
+/// Row by row first, where neighbours lie beside each other.
+void resize(const Image& image, const Part& part, bool mirrored, const ImageShape& shape, const Scale& scale,
+            const PixelRoom& out) {
+  const std::vector<Taps> down = taps(part.height, shape.height), across = taps(part.width, shape.width);
+  const int64_t channels = shape.channels, columns = part.width * channels;
+  std::vector<float> row(static_cast<size_t>(columns));
+  for (int64_t y = 0; y < shape.height; ++y) {
+    std::ranges::fill(row, 0.0F);
+    const Taps& above = down[static_cast<size_t>(y)];
+    for (size_t tap = 0; tap < above.weights.size(); ++tap) {
+      const int64_t source = part.top + above.first + static_cast<int64_t>(tap);
+      const uint8_t* pixels = image.pixels.data() + (source * image.shape.width + part.left) * channels;
+      const float weight = above.weights[tap];
+      for (int64_t i = 0; i < columns; ++i)
+        row[static_cast<size_t>(i)] += weight * static_cast<float>(pixels[i]);
+    }
+    for (int64_t x = 0; x < shape.width; ++x) {
+      const Taps& beside = across[static_cast<size_t>(x)];
+      const int64_t place = mirrored ? shape.width - 1 - x : x;
+      float* to = out.values + y * out.row + place * out.column;
+      for (int64_t channel = 0; channel < channels; ++channel) {
+        const float* from = row.data() + beside.first * channels + channel;
+        float sum = 0.0F;
+        for (size_t tap = 0; tap < beside.weights.size(); ++tap)
+          sum += beside.weights[tap] * from[static_cast<int64_t>(tap) * channels];
+        const auto c = static_cast<size_t>(channel);
+        to[channel * out.channel] = sum * scale.factor[c] + scale.offset[c];
+      }
+    }
+  }
+}
+
+/// Pixels as they are, moved by (down, right) with black where there are none.
+void copy_moved(const Image& image, int64_t down, int64_t right, bool mirrored, const Scale& scale,
+                const PixelRoom& out) {
+  const auto [channels, height, width] = image.shape;
+  for (int64_t y = 0; y < height; ++y) {
+    const int64_t from_y = y - down;
+    for (int64_t x = 0; x < width; ++x) {
+      const int64_t from_x = x - right;
+      const bool inside = from_y >= 0 && from_y < height && from_x >= 0 && from_x < width;
+      const int64_t place = mirrored ? width - 1 - x : x;
+      for (int64_t channel = 0; channel < channels; ++channel) {
+        const auto at = static_cast<size_t>((from_y * width + from_x) * channels + channel);
+        const auto c = static_cast<size_t>(channel);
+        const float pixel = inside ? static_cast<float>(image.pixels[at]) : 0.0F;
+        out.values[channel * out.channel + y * out.row + place * out.column] =
+            pixel * scale.factor[c] + scale.offset[c];
+      }
+    }
+  }
+}
+
+void check_channels(const Image& image, const ImageTransform& transform) {
+  const auto channels = static_cast<size_t>(transform.shape.channels);
+  TRIREME_CHECK(image.shape.channels == transform.shape.channels && transform.mean.size() == channels &&
+                    transform.deviation.size() == channels,
+                "[data.transform] an image of {} for {}, means of {} and deviations of {} channels",
+                image.shape.to_string(), transform.shape.to_string(), transform.mean.size(),
+                transform.deviation.size());
+}
+
+}  // namespace
+
+ImageTransform ImageTransform::fixed() const {
+  ImageTransform same = *this;
+  same.pad = 0;
+  same.flip = same.resized_crop = false;
+  return same;
+}
+
+int64_t ImageTransform::least_side() const {
+  const auto longer = static_cast<double>(std::max(shape.height, shape.width));
+  // A crop draws a part of the picture: half as many pixels more than it needs when it draws all of it.
+  return std::llround(longer / (resized_crop ? 0.75 : centre));
+}
+
+void transform_image(const Image& image, const ImageTransform& transform, SampleDraws& draws,
+                     const PixelRoom& out) {
+  check_channels(image, transform);
+  const Scale scale(transform);
+  const bool mirrored = transform.flip && draws.uniform() < 0.5;
+  if (transform.resized_crop) {
+    resize(image, drawn_part(image.shape, transform.least_area, draws), mirrored, transform.shape, scale,
+           out);
+    return;
+  }
+  const int64_t pad = transform.pad;
+  const int64_t down = pad > 0 ? draws.below(2 * pad + 1) - pad : 0;
+  const int64_t right = pad > 0 ? draws.below(2 * pad + 1) - pad : 0;
+  if (image.shape == transform.shape) {
+    copy_moved(image, down, right, mirrored, scale, out);
+    return;
+  }
+  Part part = centre_part(image.shape, transform.shape, transform.centre);
+  // Around the centre there is more picture: the crop moves within it.
+  part.top = std::clamp<int64_t>(part.top - down * part.height / transform.shape.height, 0,
+                                 image.shape.height - part.height);
+  part.left = std::clamp<int64_t>(part.left - right * part.width / transform.shape.width, 0,
+                                  image.shape.width - part.width);
+  resize(image, part, mirrored, transform.shape, scale, out);
+}
+
+/// Jöhnk's way (1964), in logarithms so that a small alpha does not end at 0 / 0.
+double mixing_share(double alpha, SampleDraws& draws) {
+  TRIREME_CHECK(alpha > 0.0 && alpha <= 1.0, "[data.transform] mixup of {}", alpha);
+  for (;;) {
+    const double first = std::log(1.0 - draws.uniform()) / alpha;
+    const double second = std::log(1.0 - draws.uniform()) / alpha;
+    const double larger = std::max(first, second);
+    const double sum = larger + std::log(std::exp(first - larger) + std::exp(second - larger));
+    if (sum <= 0.0) return std::exp(first - sum);
+  }
+}
+
+}  // namespace trireme::data

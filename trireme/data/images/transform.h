@@ -1,0 +1,44 @@
+#pragma once
+// From a picture to the numbers that a model reads: crop, size, flip and scale. What is random is a pure
+// function of (seed, epoch, sample).
+#include <cstdint>
+#include <vector>
+
+#include "trireme/data/images/image.h"
+
+namespace trireme::data {
+
+struct ImageTransform {
+  ImageShape shape;  ///< of what comes out; channels as of what goes in
+  /// By channel, of pixels in [0, 1]: (pixel - mean) / deviation comes out.
+  std::vector<double> mean, deviation;
+  /// Without a random resized crop, pictures of another size are resized so that this part of their shorter
+  /// side remains when their centre is cut out.
+  double centre = 0.875;
+  // What training varies; validation leaves it out.
+  int64_t pad = 0;            ///< black pixels at each side, out of which a crop of the old size is drawn
+  bool flip = false;          ///< mirror every second picture
+  bool resized_crop = false;  ///< a part of any place, of these areas and of 3/4 to 4/3 as wide as high
+  double least_area = 0.08;
+
+  /// Without what varies.
+  ImageTransform fixed() const;
+  /// Both sides that a picture needs so that nothing is lost, 0: all that it has. For ImageSet::read().
+  int64_t least_side() const;
+};
+
+/// Where values of one picture go: element (c, y, x) at `values[c * channel + y * row + x * column]`.
+struct PixelRoom {
+  float* values = nullptr;
+  int64_t channel = 0, row = 0, column = 0;
+};
+
+/// Throws LogicError when the channels differ.
+void transform_image(const Image& image, const ImageTransform& transform, SampleDraws& draws,
+                     const PixelRoom& out);
+
+/// The share of the first of two pictures in their mixture, from a Beta(alpha, alpha) distribution (mixup:
+/// Zhang et al. 2018). `alpha` in (0, 1].
+double mixing_share(double alpha, SampleDraws& draws);
+
+}  // namespace trireme::data
