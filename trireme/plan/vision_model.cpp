@@ -1,0 +1,326 @@
+#include "trireme/plan/vision_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+
+namespace trireme::plan {
+namespace {
+
+/// The blocks of each stage.
+struct Depth {
+  bool bottleneck;
+  std::vector<int64_t> blocks;
+};
+
+std::optional<Depth> depth_of(int64_t layers) {
+  switch (layers) {
+    case 18:
+      return Depth{false, {2, 2, 2, 2}};
+    case 34:
+      return Depth{false, {3, 4, 6, 3}};
+    case 50:
+      return Depth{true, {3, 4, 6, 3}};
+    case 101:
+      return Depth{true, {3, 4, 23, 3}};
+    case 152:
+      return Depth{true, {3, 8, 36, 3}};
+    default:
+      break;
+  }
+  if (layers < 8 || layers % 6 != 2) return std::nullopt;
+  const int64_t blocks = (layers - 2) / 6;
+  return Depth{false, {blocks, blocks, blocks}};
+}
+
+constexpr int64_t kExpansion = 4;  // of a bottleneck: channels at its end by channels inside
+
+/// Normal with the deviation sqrt(2 / fan_out), for layers in front of a ReLU (He et al. 2015).
+ParamSpec convolution(const std::string& module, int64_t out, int64_t in, int64_t kernel) {
+  const double deviation = std::sqrt(2.0 / static_cast<double>(out * kernel * kernel));
+  return {module + ".weight", {out, in, kernel, kernel}, {.deviation = deviation}};
+}
+
+/// A layer of weight and bias that starts with the variance that torch's Linear and Conv2d start with, 1 / (3
+/// fan_in), but a bias of zeros.
+void add_layer(std::vector<ParamSpec>& params, const std::string& module, std::vector<int64_t> shape) {
+  int64_t fan_in = 1;
+  for (size_t dim = 1; dim < shape.size(); ++dim) fan_in *= shape[dim];
+  const int64_t out = shape.front();
+  const double deviation = 1.0 / std::sqrt(3.0 * static_cast<double>(fan_in));
+  params.push_back({module + ".weight", std::move(shape), {.deviation = deviation}});
+  params.push_back({module + ".bias", {out}});
+}
+
+int64_t halved(int64_t size) {
+  return (size + 1) / 2;
+}
+
+/// Writes down units in forward order, with what a pass multiplies and keeps for one image.
+class Recorder {
+ public:
+  Recorder(const VisionConfig& model, const PrecisionConfig& precision, const MemoryConfig& memory)
+      : model_(model), element_bytes_(bytes_of(precision.compute)), memory_(memory) {}
+
+  VisionFacts resnet() {
+    const ResNetShape shape = resnet_shape(model_);
+    begin(kRootUnit);
+    const bool small = model_.stem == ImageStem::kCifar;
+    keep(model_.channels);  // the image in the compute dtype
+    if (!small) size_ = halved(size_);
+    conv("conv1", model_.width, model_.channels, small ? 3 : 7);
+    norm("bn1", model_.width);
+    keep(model_.width);  // the ReLU's output
+    if (!small) {
+      size_ = halved(size_);
+      keep(model_.width);
+      keep_bytes(8 * model_.width * size_ * size_);  // where each maximum was
+    }
+    for (size_t i = 0; i < shape.blocks.size(); ++i) block(shape, i);
+    begin(kHeadUnit);
+    keep_bytes(element_bytes_ * shape.features);
+    linear("fc", model_.classes, shape.features);
+    return finish();
+  }
+
+  VisionFacts lenet() {
+    begin(kRootUnit);
+    keep(model_.channels);
+    pooled_conv("conv1", kLeNetChannels[0], model_.channels);
+    begin("conv2");
+    size_ -= 4;  // no padding
+    pooled_conv("conv2", kLeNetChannels[1], kLeNetChannels[0]);
+    int64_t in = lenet_flat_size(model_);
+    for (int layer = 0; layer < 2; ++layer) {
+      const std::string name = fmt::format("fc{}", layer + 1);
+      begin(name);
+      linear(name, kLeNetFeatures[layer], in);
+      in = kLeNetFeatures[layer];
+      keep_bytes(element_bytes_ * in);
+    }
+    begin(kHeadUnit);
+    linear("fc3", model_.classes, in);
+    return finish();
+  }
+
+ private:
+  void begin(const std::string& unit) {
+    facts_.units.push_back({unit, {}});
+    keeps_ = true;
+  }
+  std::vector<ParamSpec>& params() { return facts_.units.back().params; }
+
+  void keep_bytes(int64_t bytes) {
+    if (keeps_) facts_.saved_bytes_per_image += static_cast<double>(bytes);
+  }
+  /// An activation of so many channels at the size of the moment.
+  void keep(int64_t channels) { keep_bytes(element_bytes_ * channels * size_ * size_); }
+
+  void multiply(int64_t weights, int64_t positions) {
+    facts_.flops_per_image += 6.0 * static_cast<double>(weights) * static_cast<double>(positions);
+  }
+
+  /// size_ is that of its output.
+  void conv(const std::string& name, int64_t out, int64_t in, int64_t kernel) {
+    params().push_back(convolution(name, out, in, kernel));
+    multiply(params().back().numel(), size_ * size_);
+  }
+
+  /// A norm of what a convolution gave, which it keeps.
+  void norm(const std::string& name, int64_t channels) {
+    params().push_back({name + ".weight", {channels}, {.mean = 1.0}});
+    params().push_back({name + ".bias", {channels}});
+    keep(channels);
+    if (model_.norm == ImageNorm::kGroup) return;
+    facts_.buffers.push_back({name + ".running_mean", {channels}});
+    facts_.buffers.push_back({name + ".running_var", {channels}});
+    facts_.buffers.push_back({name + ".num_batches_tracked", {}});
+  }
+
+  void linear(const std::string& name, int64_t out, int64_t in) {
+    add_layer(params(), name, {out, in});
+    multiply(out * in, 1);
+  }
+
+  /// 5x5, ReLU and a maximum over 2x2.
+  void pooled_conv(const std::string& name, int64_t out, int64_t in) {
+    add_layer(params(), name, {out, in, 5, 5});
+    multiply(out * in * 25, size_ * size_);
+    keep(out);
+    size_ /= 2;
+    keep(out);
+    keep_bytes(8 * out * size_ * size_);
+  }
+
+  void block(const ResNetShape& shape, size_t index) {
+    const ResNetShape::Block& block = shape.blocks[index];
+    begin(block.name);
+    const auto every = static_cast<size_t>(memory_.recompute_every);
+    // A block that is computed again keeps its input, the output of the one before, and nothing else.
+    keeps_ = memory_.recompute != Recompute::kBlock || index % every != 0;
+    int64_t in = block.in;
+    const auto layer = [&](int number, int64_t out, int64_t kernel, bool activated) {
+      conv(fmt::format("{}.conv{}", block.name, number), out, in, kernel);
+      norm(fmt::format("{}.bn{}", block.name, number), out);
+      if (activated) keep(out);
+      in = out;
+    };
+    if (shape.bottleneck) {
+      layer(1, block.middle, 1, true);
+      if (block.stride == 2) size_ = halved(size_);
+      layer(2, block.middle, 3, true);
+      layer(3, block.out, 1, false);
+    } else {
+      if (block.stride == 2) size_ = halved(size_);
+      layer(1, block.middle, 3, true);
+      layer(2, block.out, 3, false);
+    }
+    if (block.projects) {
+      conv(block.name + ".downsample.0", block.out, block.in, 1);
+      norm(block.name + ".downsample.1", block.out);
+    }
+    keeps_ = true;
+    keep(block.out);
+  }
+
+  VisionFacts finish() {
+    for (const UnitSpec& unit : facts_.units) facts_.params += unit.numel();
+    return std::move(facts_);
+  }
+
+  const VisionConfig& model_;
+  int64_t element_bytes_;
+  const MemoryConfig& memory_;
+  VisionFacts facts_;
+  int64_t size_ = model_.image_size;
+  bool keeps_ = true;
+};
+
+void check_positive(std::string_view key, int64_t value) {
+  if (value >= 1) return;
+  throw ConfigError("[plan.vision] {}={} is below 1; raise it", key, value);
+}
+
+/// The smallest image that leaves every layer a pixel.
+int64_t least_image_size(const VisionConfig& model) {
+  return model.family == VisionFamily::kLeNet ? 12 : 1;
+}
+
+void check_resnet(const VisionConfig& model) {
+  check_positive("width", model.width);
+  const std::optional<Depth> depth = depth_of(model.depth);
+  if (!depth) {
+    const int64_t nearest = std::max<int64_t>(8, (model.depth + 1) / 6 * 6 + 2);
+    throw ConfigError(
+        "[plan.vision] depth={}: there is no such residual network; take 18, 34, 50, 101, 152 or 6 n + 2, "
+        "such "
+        "as {}",
+        model.depth, nearest);
+  }
+  if (model.norm != ImageNorm::kGroup) return;
+  check_positive("norm_groups", model.norm_groups);
+  if (model.width % model.norm_groups == 0) return;
+  throw ConfigError("[plan.vision] norm_groups={} does not divide width={}; change one of them",
+                    model.norm_groups, model.width);
+}
+
+VisionConfig resnet(int64_t depth, int64_t width, ImageStem stem) {
+  const bool large = stem == ImageStem::kImageNet;
+  return {.depth = depth,
+          .width = width,
+          .stem = stem,
+          .image_size = large ? 224 : 32,
+          .classes = large ? 1000 : 10};
+}
+
+}  // namespace
+
+std::span<const VisionPreset> vision_presets() {
+  static const std::array<VisionPreset, 7> table = {
+      {{"small-resnet20", "20 layers for CIFAR-10 (He et al. 2016), 272,474 parameters",
+        resnet(20, 16, ImageStem::kCifar)},
+       {"resnet18-cifar", "ResNet-18 with a 3x3 stem, 11,173,962 parameters",
+        resnet(18, 64, ImageStem::kCifar)},
+       {"resnet50-cifar", "ResNet-50 with a 3x3 stem, 23,520,842 parameters",
+        resnet(50, 64, ImageStem::kCifar)},
+       {"resnet18", "ResNet-18 as torchvision has it, 11,689,512 parameters",
+        resnet(18, 64, ImageStem::kImageNet)},
+       {"resnet34", "ResNet-34 as torchvision has it, 21,797,672 parameters",
+        resnet(34, 64, ImageStem::kImageNet)},
+       {"resnet50", "ResNet-50 as torchvision has it (v1.5), 25,557,032 parameters",
+        resnet(50, 64, ImageStem::kImageNet)},
+       {"lenet",
+        "LeNet-5 with ReLU and maxima for MNIST, 61,706 parameters",
+        {.family = VisionFamily::kLeNet, .channels = 1, .image_size = 28}}}};
+  return table;
+}
+
+const VisionPreset& find_vision_preset(std::string_view name) {
+  std::vector<std::string> names;
+  for (const VisionPreset& preset : vision_presets()) {
+    if (preset.name == name) return preset;
+    names.emplace_back(preset.name);
+  }
+  const std::string near = nearest_name(name, names);
+  throw ConfigError("[plan.vision] there is no model '{}'{}; take one of {}", name,
+                    near.empty() ? "" : fmt::format(", did you mean '{}'?", near), join(names, ", "));
+}
+
+VisionFacts describe(const VisionConfig& model, const PrecisionConfig& precision,
+                     const MemoryConfig& memory) {
+  check(model);
+  Recorder recorder(model, precision, memory);
+  return model.family == VisionFamily::kLeNet ? recorder.lenet() : recorder.resnet();
+}
+
+void check(const VisionConfig& model) {
+  check_positive("channels", model.channels);
+  check_positive("image_size", model.image_size);
+  check_positive("classes", model.classes);
+  if (!(model.label_smoothing >= 0.0 && model.label_smoothing < 1.0)) {
+    throw ConfigError("[plan.vision] label_smoothing={} is not from 0 to below 1; change it",
+                      model.label_smoothing);
+  }
+  if (const int64_t least = least_image_size(model); model.image_size < least) {
+    throw ConfigError("[plan.vision] image_size={} leaves nothing after {}'s layers; take at least {}",
+                      model.image_size, model.family, least);
+  }
+  if (model.family == VisionFamily::kResNet) check_resnet(model);
+}
+
+ResNetShape resnet_shape(const VisionConfig& model) {
+  const std::optional<Depth> depth = depth_of(model.depth);
+  TRIREME_CHECK(depth, "[plan.vision] no residual network has {} layers", model.depth);
+  ResNetShape shape{.bottleneck = depth->bottleneck, .blocks = {}, .features = model.width};
+  int64_t middle = model.width;
+  for (size_t stage = 0; stage < depth->blocks.size(); ++stage) {
+    const int64_t out = middle * (depth->bottleneck ? kExpansion : 1);
+    for (int64_t i = 0; i < depth->blocks[stage]; ++i) {
+      const int64_t stride = stage > 0 && i == 0 ? 2 : 1;
+      const int64_t in = shape.features;
+      shape.blocks.push_back({.name = fmt::format("layer{}.{}", stage + 1, i),
+                              .in = in,
+                              .out = out,
+                              .middle = middle,
+                              .stride = stride,
+                              .projects = stride > 1 || in != out});
+      shape.features = out;
+    }
+    middle *= 2;
+  }
+  return shape;
+}
+
+int64_t lenet_flat_size(const VisionConfig& model) {
+  const int64_t side = (model.image_size / 2 - 4) / 2;
+  return kLeNetChannels[1] * side * side;
+}
+
+}  // namespace trireme::plan
