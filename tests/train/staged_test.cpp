@@ -130,6 +130,31 @@ TEST_F(StagedTest, LearnsTheSameInBf16RecomputedAndWithAScaledLoss) {
   EXPECT_LT(staged.recorder.steps.back().loss, staged.recorder.steps.front().loss);
 }
 
+TEST_F(StagedTest, RecordsTheStepBeforeThoseThatAreTraced) {
+  config_.parallel.pp = 2;
+  config_.train.profile_steps = 2;
+  config_.train.sample_tokens = 0;
+  std::optional<plan::PipelineReport> report;
+  test::run_ranks(2, [&](std::shared_ptr<comm::World> world) {
+    TrainOptions mine = options();
+    mine.show_pipeline = [&](const plan::PipelineReport& made) {
+      EXPECT_EQ(world->rank(), 0);
+      EXPECT_FALSE(report) << "one step is recorded";
+      EXPECT_EQ(recorder_.steps.back().step, 4) << "the step before 5 and 6";
+      report = made;
+    };
+    train(mine, world);
+  });
+  ASSERT_TRUE(report);
+  ASSERT_EQ(report->measured.ranks.size(), 2u);
+  const int64_t message = 2 * config_.data.seq_len * config_.model.d_model * 4;
+  for (size_t rank = 0; rank < 2; ++rank) {
+    const auto passes = std::ranges::count_if(report->events[rank], &plan::StageEvent::is_pass);
+    EXPECT_EQ(passes, 2 * 8) << "forward and backward of 8 micro-batches";
+    EXPECT_EQ(report->measured.ranks[rank].sent_bytes, 8.0 * static_cast<double>(message));
+  }
+}
+
 TEST_F(StagedTest, CountsStateAndWireBytesFromTheProgramOfTheStage) {
   config_.train.steps = 3;
   config_.train.val_batches = 0;

@@ -17,6 +17,7 @@
 #include "trireme/plan/model_facts.h"
 #include "trireme/plan/world.h"
 #include "trireme/report/console.h"
+#include "trireme/report/pipeline_view.h"
 #include "trireme/report/run_dir.h"
 #include "trireme/train/trainer.h"
 
@@ -131,6 +132,20 @@ comm::PeerOptions peer_options(const plan::CommConfig& config) {
   return {.share = config.peer_memory, .gather = config.gather};
 }
 
+/// A full disk costs the picture, not the run.
+void show_pipeline(const plan::PipelineReport& report, const report::RunDirectory& run) {
+  const std::string folder = run.file("traces");
+  log_info("profile of a step of the pipeline:\n{}",
+           report::to_text(report, terminal_columns(STDERR_FILENO)));
+  try {
+    report::write_pictures(report, folder, "pipeline");
+    log_info("profile in {0}/pipeline.svg; open {0}/pipeline.trace.json in Perfetto",
+             report::as_typed(folder));
+  } catch (const EnvironmentError& error) {
+    log_warning("the picture of the pipeline was not written: {}", error.what());
+  }
+}
+
 }  // namespace
 
 int worker_train(const Request& request, const Environment& environment) {
@@ -162,6 +177,7 @@ int worker_train(const Request& request, const Environment& environment) {
     options.checkpoint_dir = run->file("checkpoints");
     options.resume_from = request.resume_from;
     options.trace_path = run->file("traces/rank-0.json");
+    options.show_pipeline = [&run](const plan::PipelineReport& report) { show_pipeline(report, *run); };
     sinks.push_back(report::make_run_files_sink(*run, request.resume ? request.config : ""));
     sinks.push_back(report::make_tensorboard_sink(*run));
     if (request.finishes && options.announce) log_info("run     {}", report::as_typed(run->path()));

@@ -128,7 +128,8 @@ void add_train(Table& table, TrainConfig& train) {
       number("train.val_every", train.val_every, 0, "steps between validations; 0: only at the end"));
   table.push_back(
       number("train.profile_steps", train.profile_steps, 0,
-             "steps that rank 0 traces (traces/ of the run directory), from step 11 on at the earliest"));
+             "steps that rank 0 traces (traces/ of the run directory), from step 11 on at the earliest; of a "
+             "pipeline all ranks record the step before"));
   table.push_back(number("train.val_batches", train.val_batches, 0,
                          "global batches a validation; 0: no validation", 1e9));
   table.push_back(number("train.log_every", train.log_every, 1, "steps between progress lines"));

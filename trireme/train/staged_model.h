@@ -22,6 +22,8 @@ class StagedModel : public TrainedModel {
   at::Tensor unit_grad_squares() const override;
   const std::vector<std::string>& units() const override { return units_; }
   int64_t sent_bytes() const override;
+  void record_steps(bool on) override { pipeline_->record(on); }
+  std::optional<plan::PipelineReport> step_report() override { return pipeline_->report(); }
   int64_t batches_at_once() const override { return plan_.schedule.micro_batches; }
   double evaluate(const std::vector<data::Batch>& batches, const std::vector<int64_t>& rows,
                   int64_t all_rows) override;

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "trireme/plan/batch.h"
 #include "trireme/plan/config.h"
 #include "trireme/plan/model_facts.h"
+#include "trireme/plan/pipeline_report.h"
 #include "trireme/train/generate.h"
 
 namespace trireme::train {
@@ -80,6 +82,10 @@ class TrainedModel {
   /// the most that one kept; 0: not told.
   virtual void measure_activations(bool) {}
   virtual int64_t activation_bytes() const { return 0; }
+  /// Whether steps in stages are recorded from now on, event by event.
+  virtual void record_steps(bool) {}
+  /// What all ranks did in the last step that was recorded; none: there are no stages. Collective.
+  virtual std::optional<plan::PipelineReport> step_report() { return std::nullopt; }
   /// Kinds of passes that are launched as recordings.
   virtual int64_t recorded_passes() const { return 0; }
 

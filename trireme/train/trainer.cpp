@@ -102,6 +102,8 @@ class Trainer {
   RunCost cost() const;
   std::optional<double> validate();
   std::string sample();
+  int64_t step_to_record() const;
+  void report_pipeline();
   void finish(double started);
   void report_lost_records() const;
 
@@ -115,6 +117,7 @@ class Trainer {
   bool runs_ahead_;
   int64_t profiled_;                ///< steps that rank 0 traces
   int64_t first_profiled_;          ///< the first of them
+  int64_t recorded_;                ///< the step of a pipeline that all ranks record; 0: none
   std::deque<Enqueued> under_way_;  ///< steps that nobody has heard of yet; at most two
   std::optional<Moment> since_;     ///< when the last of the others was over; none: there was a pause
   TrainResult result_;
@@ -138,8 +141,16 @@ Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world
       runs_ahead_(options.run_ahead.value_or(parts_.on_gpu()) && !scaler_.enabled()),
       profiled_(std::min(config_.train.profile_steps, config_.train.steps - resumed_.step)),
       first_profiled_(std::min(resumed_.step + kWarmupSteps, config_.train.steps - profiled_) + 1),
+      recorded_(step_to_record()),
       lost_records_(options.sinks.size(), 0),
       baseline_bytes_(baseline_bytes) {}
+
+/// The one before those that are traced, if there is one: tracing takes time, and the tracer's watch over
+/// memory is the recorder's.
+int64_t Trainer::step_to_record() const {
+  if (profiled_ == 0 || config_.parallel.pp == 1) return 0;
+  return std::max(first_profiled_ - 1, resumed_.step + 1);
+}
 
 std::string Trainer::where_not_finite(const StepTotals& totals) const {
   const std::string name = under_way_.empty() ? model_.nonfinite_parameter() : std::string();
@@ -266,7 +277,7 @@ bool Trainer::saves_after(int64_t step) const {
 bool Trainer::pauses_after(int64_t step) const {
   const bool profile_begins = profiled_ > 0 && step + 1 == first_profiled_;
   const bool profile_ends = profiled_ > 0 && step + 1 == first_profiled_ + profiled_;
-  return validates_after(step) || saves_after(step) || profile_begins || profile_ends;
+  return validates_after(step) || saves_after(step) || profile_begins || profile_ends || step == recorded_;
 }
 
 /// Whether the host goes on only when this step is over: it is the last, its end is measured, or a pause
@@ -398,8 +409,10 @@ TrainResult Trainer::run() {
   begin_records();
   for (int64_t step = resumed_.step + 1; step <= config_.train.steps && result_.stop_signal == 0; ++step) {
     profiler.begin_step(step);
+    if (step == recorded_) model_.record_steps(true);
     enqueue(step);
     settle(waits_for(step) ? 0 : 1);
+    if (step == recorded_) report_pipeline();
     if (pauses_after(step)) since_.reset();
     if (profiler.end_step(step)) {
       log_info("profile {}; open {} in chrome://tracing or Perfetto", to_text(profiler.result()),
@@ -408,6 +421,12 @@ TrainResult Trainer::run() {
   }
   finish(started);
   return std::move(result_);
+}
+
+void Trainer::report_pipeline() {
+  const std::optional<plan::PipelineReport> report = model_.step_report();
+  model_.record_steps(false);
+  if (parts_.is_root() && report && options_.show_pipeline) options_.show_pipeline(*report);
 }
 
 /// What was recorded of steps that are made again goes; a run that was complete has nothing to add.

@@ -1,6 +1,7 @@
 #pragma once
 // The training loop: from a resolved config and a world to a trained model and its records.
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 #include "trireme/base/sink.h"
 #include "trireme/comm/world.h"
 #include "trireme/plan/config.h"
+#include "trireme/plan/pipeline_report.h"
 
 namespace trireme::train {
 
@@ -24,7 +26,9 @@ struct TrainOptions {
   bool resume = false;
   /// Go on from this one, instead; rank 0's counts.
   std::string resume_from;
-  std::string trace_path;    ///< where rank 0 writes the trace of train.profile_steps
+  std::string trace_path;  ///< where rank 0 writes the trace of train.profile_steps
+  /// Of a pipeline: rank 0 is told of a step beside those of train.profile_steps, recorded on all ranks.
+  std::function<void(const plan::PipelineReport&)> show_pipeline = {};
   std::vector<Sink*> sinks;  ///< called on rank 0 only
   /// Non-zero on any rank: the run ends. Steps that are enqueued are finished and the weights written;
   /// nothing is validated any more, and no text is generated.
