@@ -1,6 +1,7 @@
 // A run that is ended and goes on from its checkpoint is the run that was never ended, bit for bit.
 #include <csignal>
 
+#include "tests/support/refusal.h"
 #include "tests/train/trainer_fixture.h"
 #include "trireme/base/error.h"
 #include "trireme/checkpoint/checkpoint.h"
@@ -260,6 +261,17 @@ TEST_F(Resume, RefusesAnotherModelAndNamesTheKeys) {
     const std::string message = error.what();
     EXPECT_NE(message.find("seed, model.d_ff;"), std::string::npos) << message;
   }
+}
+
+TEST_F(Resume, RefusesOtherTextOfTheSameSize) {
+  run(2, false, 2);
+  const std::filesystem::path file = folder_ / "text" / "3.txt";
+  const auto size = std::filesystem::file_size(file);
+  std::fstream(file, std::ios::in | std::ios::out) << "THE";
+  ASSERT_EQ(std::filesystem::file_size(file), size);
+  test::expect_refusal([&] { run(2, true); }, {"digest", "the same text"});
+  std::fstream(file, std::ios::in | std::ios::out) << "the";
+  EXPECT_GT(run(2, true).summary.resumed_at, 0) << "what was written is what counts, not when";
 }
 
 TEST_F(Resume, KeepsAsManyAsItIsTold) {

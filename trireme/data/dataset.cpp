@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "trireme/base/error.h"
+#include "trireme/base/hash.h"
 #include "trireme/data/index.h"
 #include "trireme/data/shard.h"
 
@@ -33,6 +34,15 @@ Dataset::Dataset(const std::string& folder, const std::string& split, int64_t se
 }
 
 Dataset::~Dataset() = default;
+
+uint64_t Dataset::digest() const {
+  StreamingHash hash;
+  for (const auto& shard : shards_) {
+    const uint64_t part = shard->digest();
+    hash.update(&part, sizeof part);
+  }
+  return hash.digest();
+}
 
 void Dataset::check_ids(int64_t index, std::span<const int64_t> tokens) const {
   const auto beyond =

@@ -23,6 +23,8 @@ class Dataset {
   int64_t tokens() const { return tokens_; }
   int64_t seq_len() const { return seq_len_; }
   int64_t vocab_size() const { return vocab_size_; }
+  /// Of all tokens, from the checksums that are kept with them: another text has another one.
+  uint64_t digest() const;
 
   /// Copies the seq_len + 1 tokens of sample `index`. Throws DataError naming file and chunk when a checksum
   /// fails, or when a token is outside the vocabulary.

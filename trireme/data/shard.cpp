@@ -217,6 +217,11 @@ void TokenShard::verify(int64_t chunk) const {
   verified.store(true, std::memory_order_relaxed);
 }
 
+uint64_t TokenShard::digest() const {
+  return xxh3(file_.bytes().data() + checksums_offset(tokens_, token_bytes_),
+              static_cast<size_t>(chunks_) * sizeof(uint64_t));
+}
+
 void TokenShard::read(int64_t begin, std::span<int64_t> out) const {
   if (out.empty()) return;
   const int64_t last = begin + static_cast<int64_t>(out.size()) - 1;

@@ -11,6 +11,7 @@
 
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
+#include "trireme/base/hash.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/checkpoint/checkpoint.h"
@@ -102,10 +103,13 @@ void check_config(const Parts& parts, const Json& state, const std::string& path
 
 void check_data(const Parts& parts, const Json& state, const std::string& path) {
   const int64_t samples = checkpoint::count_of(state, "samples", path);
-  if (samples == parts.train_data->size()) return;
+  const std::string then = checkpoint::text_of(state, "data", path), now = hex64(parts.train_data->digest());
+  if (samples == parts.train_data->size() && then == now) return;
   throw ConfigError(
-      "[train.resume] {} was written by a run on {} samples, data.path has {} now; give it the same text",
-      path, samples, parts.train_data->size());
+      "[train.resume] {} was written by a run on {} samples with digest {}; data.path has {} now, with "
+      "digest "
+      "{}; give it the same text",
+      path, samples, then, parts.train_data->size(), now);
 }
 
 std::string to_hex(const at::Tensor& bytes) {
@@ -306,6 +310,7 @@ std::string Checkpointing::run_state(int64_t step, double loss) const {
               {"tokens", cursor * config_.data.seq_len},
               {"loss", loss},
               {"samples", parts_.train_data->size()},
+              {"data", hex64(parts_.train_data->digest())},
               {"ranks", parts_.world->size()},
               {"mesh", parts_.mesh.shape.to_string()},
               {"policy", plan::resolve_policy(config_.parallel, parts_.mesh.shape).label()},
