@@ -7,6 +7,8 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 
+#include <numbers>
+
 #include "trireme/kernels/attention.h"
 #include "trireme/kernels/cudnn_attention.h"
 #include "trireme/kernels/device.h"
@@ -234,12 +236,22 @@ at::Tensor aten_attention(const at::Tensor& qkv, const AttentionShape& shape, co
   return output.transpose(1, 2).reshape({qkv.size(0), qkv.size(1), shape.heads * shape.head_dim});
 }
 
+at::Tensor stretched(const at::Tensor& frequencies, const RopeStretch& stretch) {
+  if (stretch.factor == 1.0) return frequencies;
+  const auto length = static_cast<double>(stretch.original_len);
+  const at::Tensor turns = frequencies * (length / (2.0 * std::numbers::pi));  // in original_len tokens
+  const at::Tensor kept = ((turns - stretch.low_freq) / (stretch.high_freq - stretch.low_freq)).clamp(0, 1);
+  return kept * frequencies + (1.0 - kept) * frequencies / stretch.factor;
+}
+
 }  // namespace
 
-RopeTable make_rope_table(int64_t seq_len, int64_t head_dim, double theta, at::Device device) {
+RopeTable make_rope_table(int64_t seq_len, int64_t head_dim, double theta, at::Device device,
+                          const RopeStretch& stretch) {
   const auto options = at::TensorOptions().dtype(at::kFloat);
   const at::Tensor exponents = at::arange(0, head_dim, 2, options) / static_cast<double>(head_dim);
-  const at::Tensor angles = at::outer(at::arange(seq_len, options), 1.0 / at::pow(theta, exponents));
+  const at::Tensor frequencies = stretched(1.0 / at::pow(theta, exponents), stretch);
+  const at::Tensor angles = at::outer(at::arange(seq_len, options), frequencies);
   return {angles.cos().to(device).contiguous(), angles.sin().to(device).contiguous()};
 }
 

@@ -18,7 +18,16 @@ struct RopeTable {
   at::Tensor cosine;
   at::Tensor sine;
 };
-RopeTable make_rope_table(int64_t seq_len, int64_t head_dim, double theta, at::Device device);
+/// Frequencies changed for longer sequences, as Llama 3.1 does: wavelengths above original_len / low_freq
+/// become `factor` times longer, those below original_len / high_freq stay, and in between the change grows.
+/// A factor of 1 changes nothing.
+struct RopeStretch {
+  double factor = 1.0;
+  double low_freq = 1.0, high_freq = 4.0;
+  int64_t original_len = 8192;
+};
+RopeTable make_rope_table(int64_t seq_len, int64_t head_dim, double theta, at::Device device,
+                          const RopeStretch& stretch = {});
 
 /// What computes attention.
 enum class AttentionBackend {

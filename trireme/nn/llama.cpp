@@ -56,8 +56,20 @@ at::Tensor LlamaBlock::feed_forward(const at::Tensor& x, const at::Tensor& atten
   return down_->forward(swiglu(linear_group(normed, {gate_->weight, up_->weight})), h);
 }
 
+namespace {
+
+RopeStretch stretch_of(const plan::ModelConfig& config) {
+  if (config.rope_scaling == plan::RopeScaling::kNone) return {};
+  return {.factor = config.rope_factor,
+          .low_freq = config.rope_low_freq_factor,
+          .high_freq = config.rope_high_freq_factor,
+          .original_len = config.rope_original_len};
+}
+
+}  // namespace
+
 Llama::Llama(const plan::ModelConfig& config)
-    : head_dim_(config.d_model / config.n_heads), theta_(config.rope_theta) {
+    : head_dim_(config.d_model / config.n_heads), theta_(config.rope_theta), stretch_(stretch_of(config)) {
   const auto body = register_module("model", std::make_shared<Namespace>());
   tokens_ =
       body->register_module("embed_tokens", std::make_shared<Embedding>(config.vocab_size, config.d_model));
@@ -74,7 +86,7 @@ Llama::Llama(const plan::ModelConfig& config)
 const RopeTable& Llama::rope(int64_t length, at::Device device) {
   const at::Tensor& table = rope_.cosine;
   if (!table.defined() || table.size(0) != length || table.device() != device) {
-    rope_ = make_rope_table(length, head_dim_, theta_, device);
+    rope_ = make_rope_table(length, head_dim_, theta_, device, stretch_);
   }
   return rope_;
 }

@@ -52,6 +52,12 @@ enum class ModelFamily { kGpt2, kLlama, kMlp };
 template <>
 inline constexpr auto kNames<ModelFamily> = std::to_array<std::string_view>({"gpt2", "llama", "mlp"});
 
+/// How rotary frequencies change for texts longer than those that a model was first trained on; kLlama3: as
+/// Llama 3.1 does it.
+enum class RopeScaling { kNone, kLlama3 };
+template <>
+inline constexpr auto kNames<RopeScaling> = std::to_array<std::string_view>({"none", "llama3"});
+
 /// How text becomes tokens.
 enum class Tokenizer { kByte };
 template <>

@@ -25,11 +25,17 @@ struct ModelConfig {
   int64_t n_kv_heads = 0;  ///< 0: as many as n_heads
   int64_t d_ff = 0;        ///< 0: 4 * d_model
   int64_t vocab_size = 256;
-  int64_t max_seq_len = 0;  ///< positions of gpt2's table; 0: data.seq_len
+  int64_t max_seq_len = 0;  ///< longest sequence, positions of gpt2's table; 0: data.seq_len
   bool tie_embeddings = true;
   double dropout = 0.0;
   double norm_eps = 1e-5;
   double rope_theta = 500000.0;
+  RopeScaling rope_scaling = RopeScaling::kNone;
+  double rope_factor = 8.0;            ///< llama3: how much longer the longest wavelengths become
+  double rope_low_freq_factor = 1.0;   ///< llama3: wavelengths above rope_original_len / this become longer
+  double rope_high_freq_factor = 4.0;  ///< llama3: those below rope_original_len / this stay
+  int64_t rope_original_len = 8192;    ///< llama3: tokens a sequence of the first training
+  std::string weights = "";            ///< what training begins with; empty: random values of the seed
 };
 
 struct DataConfig {

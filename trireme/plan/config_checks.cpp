@@ -23,6 +23,7 @@ class Checker {
     if (family_.attends) check_heads();
     if (family_.check != nullptr) family_.check(config_, origins_);
     check_dropout();
+    check_rotation();
     check_vocabulary();
     check_schedule();
     check_checkpoints();
@@ -111,6 +112,12 @@ class Checker {
     throw ConfigError("[plan.config] {} needs model.family={}, but {}; set model.dropout to 0",
                       said("model.dropout", model_.dropout), join(dropping, " or "),
                       said("model.family", model_.family));
+  }
+
+  void check_rotation() const {
+    if (model_.rope_scaling == RopeScaling::kNone || family_.rotates) return;
+    throw ConfigError("[plan.config] {}, but {} has no rotary positions; set model.rope_scaling to none",
+                      said("model.rope_scaling", model_.rope_scaling), said("model.family", model_.family));
   }
 
   /// Keys of another optimizer would have no effect; a config that states their defaults is none the worse.

@@ -100,12 +100,25 @@ void add_model(Table& table, ModelConfig& model) {
       number("model.n_kv_heads", model.n_kv_heads, 0, "heads of keys and values; 0: n_heads", 1e6));
   table.push_back(number("model.d_ff", model.d_ff, 0, "width of the feed-forward; 0: 4 * d_model", 1e7));
   table.push_back(number("model.vocab_size", model.vocab_size, 1, "tokens", 1e8));
-  table.push_back(
-      number("model.max_seq_len", model.max_seq_len, 0, "positions of gpt2's table; 0: data.seq_len", 1e8));
+  table.push_back(number("model.max_seq_len", model.max_seq_len, 0,
+                         "longest sequence, positions of gpt2's table; 0: data.seq_len", 1e8));
   table.push_back(flag("model.tie_embeddings", model.tie_embeddings, "the head is the embedding"));
   table.push_back(number("model.dropout", model.dropout, 0, "probability of a zero, gpt2 only; below 1", 1));
   table.push_back(number("model.norm_eps", model.norm_eps, 0, "added to the variance in norms"));
   table.push_back(number("model.rope_theta", model.rope_theta, 1, "base of llama's rotary frequencies"));
+  table.push_back(choice("model.rope_scaling", model.rope_scaling,
+                         "rotary frequencies for longer texts; llama3: as Llama 3.1, by the keys below"));
+  table.push_back(number("model.rope_factor", model.rope_factor, 1,
+                         "llama3: how many times longer the longest wavelengths become"));
+  table.push_back(number("model.rope_low_freq_factor", model.rope_low_freq_factor, 1e-6,
+                         "llama3: wavelengths above rope_original_len / this become longer"));
+  table.push_back(number("model.rope_high_freq_factor", model.rope_high_freq_factor, 1e-6,
+                         "llama3: wavelengths below rope_original_len / this stay"));
+  table.push_back(number("model.rope_original_len", model.rope_original_len, 1,
+                         "llama3: tokens a sequence of the first training", 1e8));
+  table.push_back(text("model.weights", model.weights,
+                       "what training begins with: a Hugging Face folder, a checkpoint or a safetensors "
+                       "file; empty: random values of the seed"));
 }
 
 void add_data(Table& table, DataConfig& data) {

@@ -55,8 +55,18 @@ int64_t cheap_bytes(const ModelConfig& model, int64_t element_bytes) {
   return element_bytes * (2 * model.d_model + model.d_ff);
 }
 
+/// Between the two wavelengths the change grows from nothing to all of it.
+void check_scaling(const ModelConfig& model, const Origins& origins) {
+  if (model.rope_scaling == RopeScaling::kNone || model.rope_low_freq_factor < model.rope_high_freq_factor)
+    return;
+  throw ConfigError("[plan.config] {} is not below {}; the published models have 1 and 4",
+                    said(origins, "model.rope_low_freq_factor", model.rope_low_freq_factor),
+                    said(origins, "model.rope_high_freq_factor", model.rope_high_freq_factor));
+}
+
 void check(const Config& config, const Origins& origins) {
   const ModelConfig& model = config.model;
+  check_scaling(model, origins);
   if (head_dim(model) % 2 == 0) return;
   throw ConfigError(
       "[plan.config] {} / {} = {} is odd, but rotary embeddings turn pairs; make the head size even",
@@ -69,6 +79,7 @@ void check(const Config& config, const Origins& origins) {
 const ModelFamilyRecord kLlamaRecord = {.family = ModelFamily::kLlama,
                                         .attends = true,
                                         .drops = false,
+                                        .rotates = true,
                                         .embeddings = embeddings,
                                         .block = block,
                                         .attention_params = 5,

@@ -18,7 +18,8 @@ struct ModelFamilyRecord {
   /// Attention heads split d_model, and every layer multiplies with keys and values: 6 T heads head_dim more
   /// FLOPs a token.
   bool attends;
-  bool drops;  ///< model.dropout has an effect
+  bool drops;            ///< model.dropout has an effect
+  bool rotates = false;  ///< positions are rotary: the keys model.rope_* have an effect
 
   /// What tokens pass before the first block.
   std::vector<ParamSpec> (*embeddings)(const ModelConfig& model);

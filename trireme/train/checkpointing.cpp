@@ -83,7 +83,8 @@ std::map<std::string, std::string> metadata_of(const TrainedModel& model) {
 bool must_be_equal(const std::string& key) {
   static const std::set<std::string> keys = {
       "seed", "data.tokenizer", "data.seq_len", "data.val_fraction", "train.global_batch", "optim.name"};
-  return keys.contains(key) || (key.starts_with("model.") && key != "model.preset" && key != "model.dropout");
+  static const std::set<std::string> free = {"model.preset", "model.dropout", "model.weights"};
+  return keys.contains(key) || (key.starts_with("model.") && !free.contains(key));
 }
 
 void check_config(const Parts& parts, const Json& state, const std::string& path) {

@@ -1,5 +1,6 @@
 #include "trireme/train/trained_model.h"
 
+#include "trireme/parallel/state_file.h"
 #include "trireme/train/staged_model.h"
 #include "trireme/train/whole_model.h"
 
@@ -49,6 +50,10 @@ int64_t TrainedModel::symmetric_bytes() const {
 
 void TrainedModel::average_parameters() {
   for (const Part& part : parts_) part.engine->average_parameters();
+}
+
+void TrainedModel::load_weights(const std::string& path, bool stages) {
+  for (const Part& part : parts_) parallel::load_weights(*part.engine, path, {.unexpected = stages});
 }
 
 std::unique_ptr<TrainedModel> make_trained_model(const ModelSetup& setup) {

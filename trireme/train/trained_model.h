@@ -101,6 +101,9 @@ class TrainedModel {
   /// The tokens that follow `prompt`, the same on every rank.
   virtual std::vector<int32_t> generate(std::vector<int32_t> prompt, const SamplingOptions& options) = 0;
   void average_parameters();
+  /// Parameters take the values of `path`, as parallel::load_weights() has it; each rank reads its part.
+  /// `stages`: of a pipeline, which each want a part of the tensors.
+  void load_weights(const std::string& path, bool stages);
   /// Rank 0 writes all weights as one file. Throws EnvironmentError on every rank when it cannot.
   virtual void save_weights(const std::string& path) = 0;
   /// As parallel::weights_digest(), of the whole model; the same on every rank.

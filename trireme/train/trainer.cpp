@@ -78,6 +78,7 @@ class Trainer {
   TrainResult run();
 
  private:
+  void begin_with_weights();
   void enqueue(int64_t index);
   Enqueued begin(int64_t index);
   void end(Enqueued&& step);
@@ -143,7 +144,14 @@ Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world
       first_profiled_(std::min(resumed_.step + kWarmupSteps, config_.train.steps - profiled_) + 1),
       recorded_(step_to_record()),
       lost_records_(options.sinks.size(), 0),
-      baseline_bytes_(baseline_bytes) {}
+      baseline_bytes_(baseline_bytes) {
+  if (resumed_.step == 0 && !config_.model.weights.empty()) begin_with_weights();
+}
+
+void Trainer::begin_with_weights() {
+  model_.load_weights(config_.model.weights, config_.parallel.pp > 1);
+  if (options_.announce && parts_.is_root()) log_info("weights from {}", config_.model.weights);
+}
 
 /// The one before those that are traced, if there is one: tracing takes time, and the tracer's watch over
 /// memory is the recorder's.
