@@ -14,6 +14,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
+using Body = std::function<at::Tensor(const at::Tensor&)>;
 
 /// A copy of the state of a device's default generator, from which dropout draws.
 class RandomState {
@@ -46,11 +47,11 @@ class Restored {
 };
 
 struct Forward : torch::CustomClassHolder {
-  Forward(std::function<at::Tensor(const at::Tensor&)> forward, c10::Device device, bool draws)
-      : call(std::move(forward)) {
+  Forward(Body forward, Body again, c10::Device device, bool draws)
+      : call(std::move(forward)), call_again(again ? std::move(again) : call) {
     if (draws) random.emplace(device);
   }
-  std::function<at::Tensor(const at::Tensor&)> call;
+  Body call, call_again;
   std::optional<RandomState> random;  ///< none: `call` draws nothing
 };
 
@@ -76,7 +77,7 @@ class RecomputedFunction : public Function<RecomputedFunction> {
     {
       std::optional<Restored> restored;
       if (forward->random) restored.emplace(*forward->random);
-      y = forward->call(x);
+      y = forward->call_again(x);
     }
     y.backward(grads[0]);
     return {wants_x ? x.grad() : at::Tensor(), at::Tensor(), at::Tensor()};
@@ -85,11 +86,11 @@ class RecomputedFunction : public Function<RecomputedFunction> {
 
 }  // namespace
 
-at::Tensor recomputed(const at::Tensor& x, const std::function<at::Tensor(const at::Tensor&)>& forward,
-                      bool draws) {
+at::Tensor recomputed(const at::Tensor& x, const Body& forward, bool draws, const Body& again) {
   if (!at::GradMode::is_enabled()) return forward(x);
   const at::Tensor always = at::empty({0}, x.options()).requires_grad_();
-  return RecomputedFunction::apply(x, always, c10::make_intrusive<Forward>(forward, x.device(), draws));
+  return RecomputedFunction::apply(x, always,
+                                   c10::make_intrusive<Forward>(forward, again, x.device(), draws));
 }
 
 }  // namespace trireme::memory

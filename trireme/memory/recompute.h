@@ -10,8 +10,9 @@ namespace trireme::memory {
 /// random generator that the first call found, and differentiates the second call: the gradients are the same
 /// bits if `forward` computes the same bits twice. What `forward` refers to must live until backward is done.
 /// `draws` false promises that `forward` draws no random numbers: the generator's state is not kept, and the
-/// pass can be recorded as a CUDA graph.
+/// pass can be recorded as a CUDA graph. `again`, unless empty, is what backward calls instead of `forward`:
+/// the same function of x and of parameters without the effects that must not come twice.
 at::Tensor recomputed(const at::Tensor& x, const std::function<at::Tensor(const at::Tensor&)>& forward,
-                      bool draws = true);
+                      bool draws = true, const std::function<at::Tensor(const at::Tensor&)>& again = {});
 
 }  // namespace trireme::memory

@@ -19,8 +19,11 @@ void initial_values(const plan::ParamSpec& param, uint64_t seed, int64_t first, 
   if (mean != 0.0) out.add_(mean);
 }
 
-InitialWeights::InitialWeights(const plan::ModelConfig& config, uint64_t seed) : seed_(seed) {
-  for (const plan::UnitSpec& unit : plan::describe(config, config.max_seq_len).units) {
+InitialWeights::InitialWeights(const plan::ModelConfig& config, uint64_t seed)
+    : InitialWeights(plan::describe(config, config.max_seq_len).units, seed) {}
+
+InitialWeights::InitialWeights(const std::vector<plan::UnitSpec>& units, uint64_t seed) : seed_(seed) {
+  for (const plan::UnitSpec& unit : units) {
     for (const plan::ParamSpec& param : unit.params) params_.emplace(param.name, param);
   }
 }

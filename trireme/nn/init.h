@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "trireme/plan/model_facts.h"
 
@@ -19,11 +20,13 @@ namespace trireme::nn {
 /// contiguous, on any device, which changes no bits.
 void initial_values(const plan::ParamSpec& param, uint64_t seed, int64_t first, at::Tensor& out);
 
-/// The initial weights of a model by parameter name, as the records of plan/model_family.h have them. May be
+/// The initial weights of a model by parameter name, as its record in plan/ has them. May be
 /// handed to the engine as its initializer.
 class InitialWeights {
  public:
   InitialWeights(const plan::ModelConfig& config, uint64_t seed);
+  /// Of any model, by its units.
+  InitialWeights(const std::vector<plan::UnitSpec>& units, uint64_t seed);
 
   /// As initial_values(). Throws LogicError for a name that the model does not have.
   void operator()(const std::string& name, int64_t first, at::Tensor& out) const;

@@ -51,16 +51,6 @@ std::vector<Unit> LanguageModel::units(const LossTarget& target) {
   });
 }
 
-at::Tensor LanguageModel::run(std::span<const Unit> units, at::Tensor x) const {
-  bool begins_pass = true;
-  for (const Unit& unit : units) {
-    const bool announced = runner_ && unit.has_parameters;
-    x = announced ? runner_(unit, x, begins_pass) : unit.forward(x);
-    begins_pass = begins_pass && !announced;
-  }
-  return x;
-}
-
 std::shared_ptr<LanguageModel> build(const plan::ModelConfig& config) {
   for (const Factory& factory : kFactories) {
     if (factory.family == config.family) return factory.make(config);

@@ -219,13 +219,13 @@ SyncBatchNorm::SyncBatchNorm(int64_t features, std::shared_ptr<comm::Group> grou
   }
 }
 
-at::Tensor SyncBatchNorm::forward(const at::Tensor& x_in) {
+at::Tensor SyncBatchNorm::forward(const at::Tensor& x_in, bool updates) {
   check_input(x_in);
   if (!is_training()) return evaluate(x_in);
   const at::Tensor x = x_in.contiguous(x_in.suggest_memory_format());
   const Moments moments = gather_moments(x);
   check_count(x, moments);
-  if (options_.track_running_stats) update_running_statistics(moments);
+  if (options_.track_running_stats && updates) update_running_statistics(moments);
   const Statistics statistics = {moments.mean.to(at::kFloat), moments.rstd(options_.eps).to(at::kFloat),
                                  moments.counts};
   return NormaliseFunction::apply(x, nn::optional(weight), nn::optional(bias), statistics, group_);

@@ -39,8 +39,9 @@ class SyncBatchNorm : public torch::nn::Module {
   /// The gradients of weight and bias are this rank's part; the data-parallel engine adds them up. In
   /// evaluation mode there is no communication. Throws LogicError for other shapes and dtypes, for fewer than
   /// two values per channel over all ranks in training mode, and from a backward pass that is to be
-  /// differentiated itself.
-  at::Tensor forward(const at::Tensor& x);
+  /// differentiated itself. `updates` false leaves running statistics as they are, for a pass that computes
+  /// again what one before it did.
+  at::Tensor forward(const at::Tensor& x, bool updates = true);
 
   at::Tensor weight, bias;               ///< (C); undefined unless affine
   at::Tensor running_mean, running_var;  ///< (C), the variance unbiased; undefined unless tracked

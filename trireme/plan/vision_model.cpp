@@ -73,7 +73,7 @@ class Recorder {
     const ResNetShape shape = resnet_shape(model_);
     begin(kRootUnit);
     const bool small = model_.stem == ImageStem::kCifar;
-    keep(model_.channels);  // the image in the compute dtype
+    keep_image();
     if (!small) size_ = halved(size_);
     conv("conv1", model_.width, model_.channels, small ? 3 : 7);
     norm("bn1", model_.width);
@@ -92,7 +92,7 @@ class Recorder {
 
   VisionFacts lenet() {
     begin(kRootUnit);
-    keep(model_.channels);
+    keep_image();
     pooled_conv("conv1", kLeNetChannels[0], model_.channels);
     begin("conv2");
     size_ -= 4;  // no padding
@@ -122,6 +122,11 @@ class Recorder {
   }
   /// An activation of so many channels at the size of the moment.
   void keep(int64_t channels) { keep_bytes(element_bytes_ * channels * size_ * size_); }
+
+  /// An image comes as fp32 in the layout of the model; in another dtype it is the model's own.
+  void keep_image() {
+    if (element_bytes_ != bytes_of(Dtype::kFp32)) keep(model_.channels);
+  }
 
   void multiply(int64_t weights, int64_t positions) {
     facts_.flops_per_image += 6.0 * static_cast<double>(weights) * static_cast<double>(positions);

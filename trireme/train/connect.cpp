@@ -10,9 +10,9 @@
 namespace trireme::train {
 namespace {
 
-/// Names of the blocks that backward computes again as a whole, and of their halves. The embedding comes
-/// before them, the head behind.
-std::set<std::string> recomputed_blocks(nn::LanguageModel& model, const plan::MemoryConfig& memory) {
+/// Names of the blocks that backward computes again as a whole, and of their halves. What comes
+/// before them and the head are none.
+std::set<std::string> recomputed_blocks(nn::Model& model, const plan::MemoryConfig& memory) {
   std::set<std::string> names;
   if (memory.recompute != plan::Recompute::kBlock) return names;
   const std::vector<nn::Unit> units = model.units();
@@ -24,14 +24,14 @@ std::set<std::string> recomputed_blocks(nn::LanguageModel& model, const plan::Me
 }
 
 nn::UnitForward again_in_backward(const nn::Unit& unit) {
-  return [forward = unit.forward, draws = unit.draws](const at::Tensor& x) {
-    return memory::recomputed(x, forward, draws);
+  return [forward = unit.forward, draws = unit.draws, again = unit.again](const at::Tensor& x) {
+    return memory::recomputed(x, forward, draws, again);
   };
 }
 
 }  // namespace
 
-void connect(nn::LanguageModel& model, parallel::DataParallel& engine, const plan::MemoryConfig& memory) {
+void connect(nn::Model& model, parallel::DataParallel& engine, const plan::MemoryConfig& memory) {
   model.recompute_cheap(memory.recompute == plan::Recompute::kCheap ? memory.recompute_every : 0);
   model.set_unit_runner([&engine, again = recomputed_blocks(model, memory)](
                             const nn::Unit& unit, const at::Tensor& x, bool begins_pass) {

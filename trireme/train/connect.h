@@ -1,6 +1,6 @@
 #pragma once
 // Where a model that knows nothing of engines and an engine that knows nothing of models meet.
-#include "trireme/nn/language_model.h"
+#include "trireme/nn/model.h"
 #include "trireme/parallel/data_parallel.h"
 #include "trireme/plan/config.h"
 
@@ -10,6 +10,6 @@ namespace trireme::train {
 /// Backward computes again what `memory` says: of the blocks that it names, the first and every
 /// recompute_every-th after it, all or the outputs of norms and activations. The loss head, with which
 /// backward begins, is not computed again. `engine` must live as long as passes are run.
-void connect(nn::LanguageModel& model, parallel::DataParallel& engine, const plan::MemoryConfig& memory = {});
+void connect(nn::Model& model, parallel::DataParallel& engine, const plan::MemoryConfig& memory = {});
 
 }  // namespace trireme::train

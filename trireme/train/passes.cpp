@@ -26,7 +26,7 @@ std::string text_of(const std::exception& error) {
 
 }  // namespace
 
-Passes::Passes(nn::LanguageModel& model, parallel::DataParallel& engine, c10::Device device, Options options)
+Passes::Passes(nn::Model& model, parallel::DataParallel& engine, c10::Device device, Options options)
     : model_(model), engine_(engine), device_(device), options_(std::move(options)) {
   if (options_.make_recording && !engine_.stands_alone()) {
     give_up("the engine communicates within a pass, or moves what it reads");

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "trireme/data/loader.h"
-#include "trireme/nn/language_model.h"
+#include "trireme/nn/model.h"
 #include "trireme/parallel/data_parallel.h"
 #include "trireme/parallel/recording.h"
 
@@ -35,7 +35,7 @@ class Passes {
   };
 
   /// `model` runs through `engine` (connect()), on `device`; both must outlive this.
-  Passes(nn::LanguageModel& model, parallel::DataParallel& engine, c10::Device device, Options options);
+  Passes(nn::Model& model, parallel::DataParallel& engine, c10::Device device, Options options);
 
   /// One pass for each micro-batch of next(), gradients reduced at the end of the last: a step but for the
   /// update. Gradients come multiplied by `scale`. Returns the sum of the losses, an fp64 scalar on the
@@ -73,7 +73,7 @@ class Passes {
   at::Tensor launch(Recorded& recorded);
   void give_up(const std::string& reason);
 
-  nn::LanguageModel& model_;
+  nn::Model& model_;
   parallel::DataParallel& engine_;
   c10::Device device_;
   Options options_;  ///< no make_recording: nothing is recorded

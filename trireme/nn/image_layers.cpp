@@ -1,0 +1,78 @@
+#include "trireme/nn/image_layers.h"
+
+#include <ATen/ATen.h>
+
+#include "trireme/base/error.h"
+
+namespace trireme::nn {
+namespace {
+
+constexpr double kEps = 1e-5, kMomentum = 0.1;
+
+void check_values_per_channel(const at::Tensor& x) {
+  if (x.numel() > x.size(1)) return;
+  throw ConfigError(
+      "[nn.batch_norm] a batch of shape ({}) has one value per channel, and a variance needs 2; raise the "
+      "micro-"
+      "batch or the size of images, or use another norm",
+      fmt::join(x.sizes(), ", "));
+}
+
+}  // namespace
+
+Conv2d::Conv2d(const Shape& shape) : stride_(shape.stride), padding_(shape.padding) {
+  weight = register_parameter("weight", at::empty({shape.out, shape.in, shape.kernel, shape.kernel}));
+  if (shape.with_bias) bias = register_parameter("bias", at::empty({shape.out}));
+}
+
+at::Tensor Conv2d::forward(const at::Tensor& x) const {
+  return at::conv2d(x, weight, bias, {stride_, stride_}, {padding_, padding_});
+}
+
+BatchNorm::BatchNorm(int64_t channels) {
+  weight = register_parameter("weight", at::empty({channels}));
+  bias = register_parameter("bias", at::empty({channels}));
+  running_mean = register_buffer("running_mean", at::zeros({channels}));
+  running_var = register_buffer("running_var", at::ones({channels}));
+  num_batches_tracked = register_buffer("num_batches_tracked", at::zeros({}, at::kLong));
+}
+
+at::Tensor BatchNorm::forward(const at::Tensor& x, Statistics statistics) {
+  const at::Tensor wide_weight = weight.to(at::kFloat), wide_bias = bias.to(at::kFloat);
+  const auto normed = [&](const at::Tensor& mean, const at::Tensor& variance) {
+    return at::batch_norm(x, wide_weight, wide_bias, mean, variance, is_training(), kMomentum, kEps,
+                          /*cudnn_enabled=*/true);
+  };
+  if (!is_training()) return normed(running_mean, running_var);
+  check_values_per_channel(x);
+  if (statistics == Statistics::kLeave) return normed({}, {});
+  num_batches_tracked.add_(1);
+  return normed(running_mean, running_var);
+}
+
+GroupNorm::GroupNorm(int64_t groups, int64_t channels) : groups_(groups) {
+  weight = register_parameter("weight", at::empty({channels}));
+  bias = register_parameter("bias", at::empty({channels}));
+}
+
+at::Tensor GroupNorm::forward(const at::Tensor& x) const {
+  return at::group_norm(x, groups_, weight.to(x.scalar_type()), bias.to(x.scalar_type()), kEps,
+                        /*cudnn_enabled=*/true);
+}
+
+NormMaker batch_norms() {
+  return [](int64_t channels) -> NormLayer {
+    const auto norm = std::make_shared<BatchNorm>(channels);
+    return {norm,
+            [norm](const at::Tensor& x, Statistics statistics) { return norm->forward(x, statistics); }};
+  };
+}
+
+NormMaker group_norms(int64_t groups) {
+  return [groups](int64_t channels) -> NormLayer {
+    const auto norm = std::make_shared<GroupNorm>(groups, channels);
+    return {norm, [norm](const at::Tensor& x, Statistics) { return norm->forward(x); }};
+  };
+}
+
+}  // namespace trireme::nn

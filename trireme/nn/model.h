@@ -1,0 +1,79 @@
+#pragma once
+// What all models share: a sequence of units, each a function of one tensor, from inputs to outputs or the
+// loss. Units run through an interface, so that an engine can gather and free their parameters around them
+// while the model knows nothing of it.
+#include <torch/nn/module.h>
+
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace trireme::nn {
+
+using UnitForward = std::function<at::Tensor(const at::Tensor&)>;
+
+/// What comes before the blocks, a block, or the head.
+struct Unit {
+  std::string
+      name;  ///< as in the units of the model's record; a tied head, which they lack, is kHeadUnit, too
+  UnitForward forward;         ///< may be copied, and called again in backward, as long as the model lives
+  bool draws = false;          ///< random numbers, for dropout
+  bool has_parameters = true;  ///< false: a tied head, whose parameters are the first unit's
+  /// Of a block: the two functions that forward does one after the other, where a model may be cut in two.
+  UnitForward attention = {}, mlp = {};
+  /// What backward calls to compute the unit again, where forward also changes something, such as running
+  /// statistics, that must not change twice; empty: forward.
+  UnitForward again = {};
+};
+
+/// Called by the model to run a unit that has parameters on x; returns unit.forward(x). `begins_pass`: it is
+/// the first one of Model::run(). An engine unshards the unit's parameters before and reshards them after.
+using UnitRunner = std::function<at::Tensor(const Unit& unit, const at::Tensor& x, bool begins_pass)>;
+
+inline constexpr int64_t kLossChunkBytes = int64_t{1} << 30;
+
+/// What makes the head a loss; the options are those of linear_cross_entropy(), which computes that of a
+/// language model on a GPU.
+struct LossTarget {
+  at::Tensor targets;  ///< int64: (B, T) of tokens, or (B) of images
+  int64_t chunk_bytes = kLossChunkBytes;
+  double gradient_scale = 1.0;
+};
+
+class Model : public torch::nn::Module {
+ public:
+  /// In forward order: what comes before the blocks, the blocks, the head, which gives logits (B, ..., V),
+  /// all in the dtype of the parameters.
+  virtual std::vector<Unit> units() = 0;
+  /// The same with the head as the loss: mean cross-entropy in nats, scalar fp32.
+  virtual std::vector<Unit> units(const LossTarget& target) = 0;
+  /// Runs units of this model one after another on x, all or a range of them, through the runner.
+  at::Tensor run(std::span<const Unit> units, at::Tensor x) const;
+
+  /// inputs (B, ...) -> logits (B, ..., V)
+  at::Tensor forward(const at::Tensor& inputs) { return run(units(), inputs); }
+  /// inputs (B, ...) -> mean cross-entropy in nats of targets, scalar fp32
+  at::Tensor loss(const at::Tensor& inputs, const at::Tensor& targets, int64_t chunk_bytes = kLossChunkBytes,
+                  double gradient_scale = 1.0) {
+    return run(units({targets, chunk_bytes, gradient_scale}), inputs);
+  }
+
+  /// None: units run by themselves.
+  void set_unit_runner(UnitRunner runner) { runner_ = std::move(runner); }
+  const UnitRunner& unit_runner() const { return runner_; }
+  /// Block 0 and every `every`-th after it compute outputs of norms and activations again in backward instead
+  /// of keeping them; 0: no block does. Models whose record says that nothing is cheap pay no heed.
+  void recompute_cheap(int64_t every) { cheap_every_ = every; }
+
+ protected:
+  bool recomputes_cheap(size_t block) const {
+    return cheap_every_ > 0 && block % static_cast<size_t>(cheap_every_) == 0;
+  }
+
+ private:
+  UnitRunner runner_;
+  int64_t cheap_every_ = 0;
+};
+
+}  // namespace trireme::nn
