@@ -1,17 +1,18 @@
 #include "trireme/checkpoint/source.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <limits>
 #include <set>
 
 #include "trireme/base/error.h"
+#include "trireme/checkpoint/cast.h"
 #include "trireme/checkpoint/checkpoint.h"
+#include "trireme/checkpoint/model_folder.h"
 #include "trireme/checkpoint/safetensors_file.h"
 #include "trireme/checkpoint/store.h"
+#include "trireme/checkpoint/tensor_file.h"
 
 namespace trireme::checkpoint {
 namespace {
@@ -54,30 +55,6 @@ class CheckpointSource : public Source {
   Checkpoint checkpoint_;
 };
 
-double half_to_double(uint16_t bits) {
-  const int exponent = bits >> 10 & 0x1f, fraction = bits & 0x3ff;
-  const double sign = (bits >> 15) != 0 ? -1.0 : 1.0;
-  if (exponent == 0x1f) return fraction == 0 ? sign * std::numeric_limits<double>::infinity() : std::nan("");
-  return sign * (exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(fraction + 0x400, exponent - 25));
-}
-
-template <typename T>
-T load(const char* bytes) {
-  T value;
-  std::memcpy(&value, bytes, sizeof value);
-  return value;
-}
-
-/// The number at `bytes`, NaN for dtypes that are not of floating point.
-double number(const std::string& dtype, const char* bytes) {
-  if (dtype == "F64") return load<double>(bytes);
-  if (dtype == "F32") return static_cast<double>(load<float>(bytes));
-  if (dtype == "BF16")
-    return static_cast<double>(std::bit_cast<float>(static_cast<uint32_t>(load<uint16_t>(bytes)) << 16));
-  if (dtype == "F16") return half_to_double(load<uint16_t>(bytes));
-  return std::nan("");
-}
-
 std::string describe(const SourceTensor& tensor) {
   return fmt::format("{} [{}]", tensor.dtype, fmt::join(tensor.shape, ", "));
 }
@@ -98,7 +75,8 @@ Difference compare_tensor(const std::string& name, const Source& a, const Source
     for (size_t at = 0; at < left.size(); at += static_cast<size_t>(itemsize)) {
       if (std::memcmp(&left[at], &right[at], static_cast<size_t>(itemsize)) == 0) continue;
       ++difference.elements;
-      const double distance = std::abs(number(tensor.dtype, &left[at]) - number(tensor.dtype, &right[at]));
+      const double distance =
+          std::abs(number_at(tensor.dtype, &left[at]) - number_at(tensor.dtype, &right[at]));
       if (distance > difference.largest) difference.largest = distance;
     }
   }
@@ -139,6 +117,8 @@ int64_t SourceTensor::bytes() const {
 
 std::unique_ptr<Source> open_source(const std::string& path) {
   std::error_code error;
+  refuse_pickle(path);
+  if (is_model_folder(path)) return open_model_folder(path);
   if (std::filesystem::is_directory(path, error)) return std::make_unique<CheckpointSource>(path);
   return std::make_unique<FileSource>(path);
 }
@@ -208,37 +188,14 @@ void convert_to_file(const Source& source, const std::string& path, const Conver
         "'_' and '-'",
         name);
   const Folder folder(target.has_parent_path() ? target.parent_path().string() : ".");
-  std::vector<std::pair<int64_t, std::string>> order;  // wide elements first
+  std::vector<FileEntry> entries;
   for (const auto& [tensor, info] : source.tensors()) {
-    if (selected(how, tensor)) order.emplace_back(-safetensors_itemsize(info.dtype), tensor);
+    if (selected(how, tensor)) entries.push_back(whole_entry(source, tensor));
   }
-  std::ranges::sort(order);
-  SafetensorsHeader header{.tensors = {}, .metadata = metadata_of(source, how)};
-  int64_t end = 0;
-  for (const auto& [minus_size, tensor] : order) {
-    const SourceTensor& info = source.tensors().at(tensor);
-    header.tensors[tensor] = {
-        .dtype = info.dtype, .shape = info.shape, .begin = end, .end = end + info.bytes()};
-    end += info.bytes();
-  }
-  const std::string preamble = safetensors_preamble(header);
   const std::string temporary = name + ".tmp";
   folder.remove(temporary);
   try {
-    OutputFile file = folder.create_file(temporary);
-    file.reserve(static_cast<int64_t>(preamble.size()) + end);
-    file.append(preamble.data(), static_cast<int64_t>(preamble.size()));
-    std::vector<char> buffer;
-    for (const auto& [minus_size, tensor] : order) {
-      const SourceTensor& info = source.tensors().at(tensor);
-      for (int64_t begin = 0; begin < info.numel(); begin += kPart) {
-        const Region part = Region::flat(info.shape, {begin, std::min(info.numel(), begin + kPart)});
-        buffer.resize(static_cast<size_t>(-minus_size * part.numel()));
-        source.read(tensor, part, buffer.data());
-        file.append(buffer.data(), static_cast<int64_t>(buffer.size()));
-      }
-    }
-    file.finish();
+    write_tensor_file(folder, temporary, source, std::move(entries), metadata_of(source, how));
     folder.rename(temporary, name);
   } catch (...) {
     folder.remove(temporary);

@@ -1,0 +1,287 @@
+// Folders of others, by hand: what transformers and DCP write is read in tests/nn/hugging_face_test.cpp.
+#include "trireme/checkpoint/model_folder.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "tests/checkpoint/saved.h"
+#include "trireme/base/error.h"
+#include "trireme/checkpoint/cast.h"
+#include "trireme/checkpoint/fit.h"
+#include "trireme/checkpoint/new_folder.h"
+#include "trireme/checkpoint/tensor_file.h"
+#include "trireme/plan/model_facts.h"
+
+namespace trireme::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+using testing::message_of;
+using testing::Scratch;
+
+/// Tensors of numbers that count up from 0.
+class Numbers : public Source {
+ public:
+  explicit Numbers(std::map<std::string, SourceTensor> tensors) : Source("numbers") {
+    tensors_ = std::move(tensors);
+  }
+  const std::map<std::string, std::string>& metadata() const override { return none_; }
+  void read(const std::string& name, const Region& region, void* out) const override {
+    const SourceTensor& tensor = tensors_.at(name);
+    for (RunCursor cursor(tensor.shape, region); !cursor.done(); cursor.next()) {
+      for (int64_t i = 0; i < cursor.run().length; ++i)
+        static_cast<float*>(out)[cursor.run().local + i] = static_cast<float>(cursor.run().begin + i);
+    }
+  }
+
+ private:
+  std::map<std::string, std::string> none_;
+};
+
+/// A folder with a file of each list of tensors, every one F32 [3, 4].
+struct Fixture {
+  Scratch scratch;
+  std::string path = scratch.path("model");
+  Fixture() { fs::create_directory(path); }
+  void file(const std::string& name, const std::vector<std::string>& tensors) const {
+    std::map<std::string, SourceTensor> infos;
+    for (const std::string& tensor : tensors) infos[tensor] = {"F32", {3, 4}};
+    const Numbers source(infos);
+    std::vector<FileEntry> entries;
+    for (const std::string& tensor : tensors) entries.push_back(whole_entry(source, tensor));
+    write_tensor_file(Folder(path), name, source, entries, {{"format", "pt"}});
+  }
+  void index(const Json& map) const {
+    scratch.write("model/model.safetensors.index.json", Json{{"weight_map", map}}.dump());
+  }
+  std::string refusal() const {
+    return message_of<DataError>([&] { open_model_folder(path); });
+  }
+};
+
+bool says(const std::string& message, const std::string& part) {
+  return message.find(part) != std::string::npos;
+}
+
+TEST(ModelFolder, ReadsAnyRegionFromAnyFile) {
+  const Fixture fixture;
+  fixture.file("a.safetensors", {"first"});
+  fixture.file("b.safetensors", {"second"});
+  fixture.index({{"first", "a.safetensors"}, {"second", "b.safetensors"}});
+  ASSERT_TRUE(is_model_folder(fixture.path));
+  const auto source = open_source(fixture.path);
+  std::vector<float> values(5);
+  source->read("second", Region::flat({3, 4}, {5, 10}), values.data());
+  EXPECT_EQ(values, (std::vector<float>{5, 6, 7, 8, 9}));
+}
+
+TEST(ModelFolder, AnIndexThatDoesNotFitIsRefused) {
+  const Fixture fixture;
+  fixture.file("a.safetensors", {"first", "second"});
+  fixture.file("b.safetensors", {"second"});
+  fixture.index({{"first", "a.safetensors"}, {"second", "b.safetensors"}});
+  EXPECT_TRUE(says(fixture.refusal(), "puts elsewhere or nowhere: second")) << fixture.refusal();
+  fixture.index({{"first", "a.safetensors"}, {"second", "a.safetensors"}, {"third", "a.safetensors"}});
+  EXPECT_TRUE(says(fixture.refusal(), "it lacks what model.safetensors.index.json says is here: third"))
+      << fixture.refusal();
+  fixture.index({{"first", "c.safetensors"}});
+  EXPECT_TRUE(says(fixture.refusal(), "c.safetensors")) << fixture.refusal();
+  fixture.index(Json::object());
+  EXPECT_TRUE(says(fixture.refusal(), "names no tensors")) << fixture.refusal();
+  fixture.index({{"first", 1}});
+  EXPECT_NE(fixture.refusal(), "");
+}
+
+TEST(ModelFolder, NothingOutsideTheFolderIsOpened) {
+  const Fixture fixture;
+  const Fixture outside;
+  outside.file("secret.safetensors", {"first"});
+  const std::string target = outside.path + "/secret.safetensors";
+  for (const std::string& name :
+       {target,
+        "../" + fs::path(outside.path).parent_path().filename().string() + "/model/secret.safetensors",
+        std::string(".."), std::string("sub/a.safetensors"), std::string(".a.safetensors"),
+        std::string("a.safetensors\n"), std::string("a.bin")}) {
+    fixture.index({{"first", name}});
+    EXPECT_TRUE(says(fixture.refusal(), "is no safetensors file of this folder")) << fixture.refusal();
+  }
+  fs::create_symlink(target, fixture.path + "/a.safetensors");
+  fixture.index({{"first", "a.safetensors"}});
+  EXPECT_TRUE(says(fixture.refusal(), "is a link")) << fixture.refusal();
+}
+
+/// "snapshots/REVISION/NAME" are links to "blobs/HASH".
+TEST(ModelFolder, TheCacheOfHuggingFaceIsReadAsItLies) {
+  const Scratch scratch;
+  Fixture plain;
+  plain.file("model.safetensors", {"first"});
+  fs::create_directories(scratch.path("blobs"));
+  fs::create_directories(scratch.path("snapshots/main"));
+  fs::copy_file(plain.path + "/model.safetensors", scratch.path("blobs/0a1b2c"));
+  fs::create_symlink("../../blobs/0a1b2c", scratch.path("snapshots/main/model.safetensors"));
+  EXPECT_TRUE(open_model_folder(scratch.path("snapshots/main"))->tensors().contains("first"));
+  fs::rename(scratch.path("blobs/0a1b2c"), scratch.path("elsewhere"));
+  fs::create_symlink("../elsewhere", scratch.path("blobs/0a1b2c"));
+  EXPECT_THROW(open_model_folder(scratch.path("snapshots/main")), DataError);
+}
+
+TEST(ModelFolder, ATensorInTwoFilesIsRefused) {
+  const Fixture fixture;
+  fixture.file("a.safetensors", {"first", "second"});
+  fixture.file("b.safetensors", {"second"});
+  EXPECT_TRUE(says(fixture.refusal(), "tensor 'second' is in a.safetensors and in another file"))
+      << fixture.refusal();
+}
+
+TEST(ModelFolder, PicklesAreRefusedWithTheWayOut) {
+  const Fixture fixture;
+  fixture.scratch.write("model/pytorch_model.bin", "x");
+  fixture.scratch.write("model/config.json", "{}");
+  EXPECT_TRUE(is_model_folder(fixture.path));
+  EXPECT_TRUE(says(fixture.refusal(), "convert it to safetensors")) << fixture.refusal();
+  EXPECT_TRUE(
+      says(message_of<DataError>([&] { open_source(fixture.path + "/pytorch_model.bin"); }), "pickle"));
+}
+
+TEST(ModelFolder, AHeadThatIsTiedMustBeWhatItIsTiedTo) {
+  const Fixture fixture;
+  fixture.scratch.write("model/config.json", R"({"model_type":"llama","tie_word_embeddings":true})");
+  fixture.file("model.safetensors", {"lm_head.weight", "model.embed_tokens.weight"});
+  EXPECT_NO_THROW(check_tied_head(fixture.path));
+  EXPECT_FALSE(open_model_folder(fixture.path)->tensors().contains("lm_head.weight"));
+  std::string bytes = InputFile(fixture.path + "/model.safetensors").text(1 << 20);
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  fixture.scratch.write("model/model.safetensors", bytes);
+  EXPECT_TRUE(says(message_of<DataError>([&] { check_tied_head(fixture.path); }), "but they differ"));
+}
+
+/// Boxes of DCP: the files of three ranks are whole, those of two are not.
+TEST(ModelFolder, BoxesMustMakeUpTheTensor) {
+  const Fixture fixture;
+  const Numbers source({{"w", {"F32", {5, 4}}}, {"scalar", {"F32", {}}}, {"none", {"F32", {0, 4}}}});
+  write_dcp_files(Folder(fixture.path), source, {"w", "scalar", "none"}, 3);
+  EXPECT_TRUE(compare(*open_source(fixture.path), source).empty());
+  fs::remove(fixture.path + "/shard-00002-model-00001-of-00001.safetensors");
+  EXPECT_TRUE(says(fixture.refusal(), "the files do not make up tensor 'w'")) << fixture.refusal();
+}
+
+TEST(ModelFolder, HostilePlacesOfBoxesAreRefused) {
+  for (const char* places :
+       {R"({"w":{"saved_offsets":[-1,0]}})", R"({"w":{"saved_offsets":[0]}})",
+        R"({"w":{"saved_offsets":[9223372036854775807,0]}})", R"({"w":{"saved_offsets":0}})", R"({"w":{}})",
+        R"({})", R"([])", "x", R"({"w":{"saved_offsets":[1,0]}})",
+        R"({"w":{"saved_offsets":[1152921504606846976,0]}})"}) {
+    const Fixture fixture;
+    const Numbers source({{"w", {"F32", {3, 4}}}});
+    write_tensor_file(Folder(fixture.path), "shard.safetensors", source, {whole_entry(source, "w")},
+                      {{"DCP_SHARDING_INFO", places}});
+    EXPECT_NE(fixture.refusal(), "") << places;
+  }
+}
+
+TEST(ModelFolder, FilesAreNoLargerThanAskedFor) {
+  const Fixture fixture;
+  const Numbers source({{"a", {"F32", {3, 4}}}, {"b", {"F32", {3, 4}}}, {"c", {"F32", {30, 4}}}});
+  write_model_files(Folder(fixture.path), source, {"b", "a", "c"}, {.max_file_bytes = 100});
+  EXPECT_TRUE(fs::exists(fixture.path + "/model-00002-of-00002.safetensors"));
+  EXPECT_TRUE(compare(*open_source(fixture.path), source).empty());
+  const Json index = Json::parse(InputFile(fixture.path + "/model.safetensors.index.json").text(1 << 20));
+  EXPECT_EQ(index["metadata"]["total_size"], (12 + 12 + 120) * 4);
+  EXPECT_EQ(index["weight_map"]["c"], "model-00002-of-00002.safetensors");
+}
+
+TEST(NewFolder, IsThereWholeOrNotAtAll) {
+  const Scratch scratch;
+  const std::string path = scratch.path("out");
+  { const NewFolder given_up(path, false); }
+  EXPECT_TRUE(Folder(scratch.path("")).names().empty());
+  {
+    NewFolder out(path, false);
+    out.folder().write_file("a", "1");
+    EXPECT_FALSE(fs::exists(path));
+    out.commit();
+  }
+  EXPECT_THROW(NewFolder(path, false), EnvironmentError);
+  {
+    NewFolder out(path + "/", true);
+    out.folder().write_file("b", "2");
+    out.commit();
+  }
+  EXPECT_EQ(Folder(path).names(), std::vector<std::string>{"b"});
+  EXPECT_EQ(Folder(scratch.path("")).names(), std::vector<std::string>{"out"});
+  fs::create_directory(path + "/precious");
+  EXPECT_THROW(NewFolder(path, true), EnvironmentError);
+}
+
+TEST(Fit, NamesWhatIsMissingMisshapenAndTooMuch) {
+  plan::ModelConfig model{.n_layers = 1, .d_model = 8, .n_heads = 2, .vocab_size = 16};
+  const plan::ModelFacts facts = plan::describe(model, 4);
+  std::map<std::string, SourceTensor> tensors;
+  for (const plan::UnitSpec& unit : facts.units) {
+    for (const plan::ParamSpec& param : unit.params) tensors[param.name] = {"BF16", param.shape};
+  }
+  tensors["optimizer.exp_avg.x"] = {"F32", {1}};
+  EXPECT_NO_THROW(check_fit(Numbers(tensors), facts));
+  tensors["bias.of.others"] = {"F32", {1}};
+  EXPECT_NO_THROW(check_fit(Numbers(tensors), facts, true));
+  tensors["transformer.wte.weight"].shape = {17, 8};
+  tensors.erase("transformer.ln_f.bias");
+  const std::string message = message_of<DataError>([&] { check_fit(Numbers(tensors), facts); });
+  EXPECT_TRUE(says(message, "transformer.wte.weight is BF16 [17, 8], the model has [16, 8]")) << message;
+  EXPECT_TRUE(says(message, "1 missing: transformer.ln_f.bias")) << message;
+  EXPECT_TRUE(says(message, "1 that the model does not have: bias.of.others")) << message;
+}
+
+float from_bits(uint32_t bits) {
+  return std::bit_cast<float>(bits);
+}
+
+uint16_t narrowed(float value, const char* dtype) {
+  uint16_t bits = 0;
+  cast("F32", &value, dtype, &bits, 1);
+  return bits;
+}
+
+/// Every narrow number comes back, and half-way between two neighbours the even one is taken.
+TEST(Cast, RoundsToTheNearestAndTiesToEven) {
+  for (const char* dtype : {"BF16", "F16"}) {
+    for (uint32_t bits = 0; bits < 0x8000; ++bits) {
+      const auto narrow = static_cast<uint16_t>(bits);
+      const auto next = static_cast<uint16_t>(bits + 1);
+      float value = 0, above = 0;
+      cast(dtype, &narrow, "F32", &value, 1);
+      cast(dtype, &next, "F32", &above, 1);
+      if (std::isnan(value)) continue;
+      ASSERT_EQ(narrowed(value, dtype), narrow) << dtype << " " << bits;
+      ASSERT_EQ(narrowed(-value, dtype), narrow | 0x8000) << dtype << " " << bits;
+      if (!std::isfinite(value) || !std::isfinite(above) || above <= value) continue;
+      const auto middle = static_cast<float>((static_cast<double>(value) + static_cast<double>(above)) / 2);
+      ASSERT_EQ(narrowed(middle, dtype), bits % 2 == 0 ? narrow : next) << dtype << " " << bits;
+      ASSERT_EQ(narrowed(std::nextafter(middle, 0.0F), dtype), narrow) << dtype << " " << bits;
+      ASSERT_EQ(narrowed(std::nextafter(middle, INFINITY), dtype), next) << dtype << " " << bits;
+    }
+  }
+  EXPECT_EQ(narrowed(65519.0F, "F16"), 0x7bff);
+  EXPECT_EQ(narrowed(65520.0F, "F16"), 0x7c00);
+  EXPECT_EQ(narrowed(from_bits(0x7f7fffff), "BF16"), 0x7f80);
+  EXPECT_TRUE(std::isnan(number_at("F16", std::vector<uint16_t>{narrowed(NAN, "F16")}.data())));
+  EXPECT_TRUE(
+      std::isnan(number_at("BF16", std::vector<uint16_t>{narrowed(from_bits(0x7f800001), "BF16")}.data())));
+}
+
+TEST(Cast, CountsWhatBecomesInfinite) {
+  const std::vector<float> values = {1.0F, 65504.0F, 70000.0F, INFINITY, -1e30F};
+  std::vector<uint16_t> narrow(values.size());
+  EXPECT_EQ(cast("F32", values.data(), "F16", narrow.data(), 5), 2);
+  EXPECT_EQ(cast("F32", values.data(), "BF16", narrow.data(), 5), 0);
+  EXPECT_FALSE(can_cast("I64", "F32"));
+  EXPECT_TRUE(can_cast("I64", "I64"));
+}
+
+}  // namespace
+}  // namespace trireme::checkpoint

@@ -1,0 +1,421 @@
+#include "trireme/checkpoint/model_folder.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/checkpoint/cast.h"
+#include "trireme/checkpoint/safetensors_file.h"
+#include "trireme/checkpoint/strict_json.h"
+#include "trireme/checkpoint/tensor_file.h"
+#include "trireme/plan/hugging_face.h"
+
+namespace trireme::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+using OrderedJson = nlohmann::ordered_json;
+
+constexpr const char* kOneFile = "model.safetensors";
+constexpr const char* kFilesIndex = "model.safetensors.index.json";
+constexpr const char* kSuffix = ".safetensors";
+constexpr const char* kBoxes = "DCP_SHARDING_INFO";
+constexpr const char* kBoxStart = "saved_offsets";
+constexpr size_t kNamesInErrors = 8;
+
+[[noreturn]] void unusable(const std::string& path, const std::string& reason) {
+  throw DataError("[checkpoint.model_folder] {}: {}; get the folder again from where it came", path,
+                  printable(reason));
+}
+
+std::string some_of(const std::vector<std::string>& names) {
+  if (names.size() <= kNamesInErrors) return join(names, ", ");
+  return join({names.begin(), names.begin() + kNamesInErrors}, ", ") +
+         fmt::format(" and {} more", names.size() - kNamesInErrors);
+}
+
+/// Hugging Face's cache keeps files as links to "../../blobs/HASH". Other links are not followed.
+bool is_blob(const fs::path& target) {
+  const std::string text = target.string();
+  constexpr std::string_view kBlobs = "../../blobs/";
+  return text.starts_with(kBlobs) && text.size() > kBlobs.size() &&
+         text.find_first_not_of("0123456789abcdef", kBlobs.size()) == std::string::npos;
+}
+
+InputFile open_inside(const Folder& folder, const std::string& name) {
+  std::error_code error;
+  const std::string path = folder.path_of(name);
+  if (is_file_name(name) && fs::is_symlink(fs::symlink_status(path, error))) {
+    const fs::path target = fs::read_symlink(path, error);
+    const fs::path blob = fs::path(folder.path()) / target;
+    if (is_blob(target) && !fs::is_symlink(fs::symlink_status(blob, error))) return InputFile(blob.string());
+  }
+  return folder.open_file(name);
+}
+
+bool has_suffix(const std::string& name, std::initializer_list<const char*> suffixes) {
+  return std::ranges::any_of(suffixes, [&](const char* suffix) { return name.ends_with(suffix); });
+}
+
+bool is_pickle(const std::string& name) {
+  return has_suffix(name, {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".distcp"});
+}
+
+/// Which file has which tensors, as the index says; none: there is no index.
+std::map<std::string, std::set<std::string>> indexed_files(const Folder& folder) {
+  if (!folder.has(kFilesIndex)) return {};
+  const InputFile file = open_inside(folder, kFilesIndex);
+  const Json index = parse_json(file.text(kMaxJsonBytes), file.path());
+  const Json& map = value_of(index, "weight_map", file.path());
+  if (!map.is_object() || map.empty()) fail_json(file.path(), "'weight_map' names no tensors");
+  std::map<std::string, std::set<std::string>> files;
+  for (const auto& [tensor, name] : map.items()) {
+    if (!name.is_string()) fail_json(file.path(), fmt::format("the file of '{:.80}' is no text", tensor));
+    const std::string text = name.get<std::string>();
+    if (!is_file_name(text) || !text.ends_with(kSuffix))
+      unusable(file.path(), fmt::format("'{:.80}' should be in '{:.200}', which is no safetensors file of "
+                                        "this folder",
+                                        tensor, text));
+    files[text].insert(tensor);
+  }
+  return files;
+}
+
+void refuse_without_weights(const Folder& folder) {
+  std::vector<std::string> pickles;
+  for (const std::string& name : folder.names()) {
+    if (is_pickle(name)) pickles.push_back(name);
+  }
+  if (!pickles.empty()) refuse_pickle(folder.path_of(pickles.front()));
+  throw DataError("[checkpoint.model_folder] {} holds no safetensors files; name the folder of the weights",
+                  folder.path());
+}
+
+std::vector<std::string> files_of(const Folder& folder,
+                                  const std::map<std::string, std::set<std::string>>& indexed) {
+  std::vector<std::string> names;
+  for (const auto& [name, tensors] : indexed) names.push_back(name);
+  if (names.empty() && folder.has(kOneFile)) names.emplace_back(kOneFile);
+  if (!names.empty()) return names;
+  for (const std::string& name : folder.names()) {
+    if (is_file_name(name) && name.ends_with(kSuffix)) names.push_back(name);
+  }
+  if (names.empty()) refuse_without_weights(folder);
+  return names;
+}
+
+/// Where the boxes of a file's entries begin; null: they are whole tensors.
+Json boxes_of(const SafetensorsFile& file) {
+  const auto found = file.header().metadata.find(kBoxes);
+  return found == file.header().metadata.end() ? Json() : parse_json(found->second, file.path());
+}
+
+/// Far beyond any tensor; the sum of two is a number still.
+constexpr int64_t kFurthest = int64_t{1} << 61;
+
+Region region_of(const Json& boxes, const std::string& entry, const Shape& shape, const std::string& path) {
+  if (boxes.is_null()) return Region::whole(shape);
+  const Json& start = value_of(value_of(boxes, entry.c_str(), path), kBoxStart, path);
+  const auto can_be = [](const Json& offset) {
+    return offset.is_number_unsigned() && offset.get<uint64_t>() < static_cast<uint64_t>(kFurthest);
+  };
+  const bool fits = start.is_array() && start.size() == shape.size() && std::ranges::all_of(start, can_be) &&
+                    std::ranges::all_of(shape, [](int64_t size) { return size < kFurthest; });
+  if (!fits)
+    fail_json(path, fmt::format("'{}' of '{:.80}' is no place in its {} dimensions", kBoxStart, entry,
+                                shape.size()));
+  return Region::box(start.get<Shape>(), shape);
+}
+
+/// Tensors of many files, each as one box or more.
+class FolderSource : public Source {
+ public:
+  /// `rename`: names as plan::describe() has them, where the family is known.
+  FolderSource(const std::string& path, bool rename) : Source(path), folder_(path) {
+    const auto indexed = indexed_files(folder_);
+    for (const std::string& name : files_of(folder_, indexed)) add_file(name, indexed);
+    check_boxes();
+    if (rename && folder_.has(kModelConfigName)) take_names(read_model_config(path));
+  }
+
+  const std::map<std::string, std::string>& metadata() const override { return metadata_; }
+
+  void read(const std::string& name, const Region& region, void* out) const override {
+    const SourceTensor& tensor = tensors_.at(name);
+    const int64_t itemsize = safetensors_itemsize(tensor.dtype);
+    for (const Box& box : boxes_.at(name)) {
+      std::shared_ptr<const InputFile> file;
+      intersect(tensor.shape, box.region, region, [&](int64_t from, int64_t to, int64_t count) {
+        if (!file) file = open(box.file);
+        file->read(box.offset + from * itemsize, static_cast<char*>(out) + to * itemsize, count * itemsize);
+      });
+    }
+  }
+
+ private:
+  struct Box {
+    size_t file = 0;
+    int64_t offset = 0;  ///< from the start of the file
+    Region region;
+  };
+  struct File {
+    std::string name;
+    int64_t bytes = 0;
+  };
+
+  void add_file(const std::string& name, const std::map<std::string, std::set<std::string>>& indexed) {
+    const SafetensorsFile file(open_inside(folder_, name));
+    const Json boxes = boxes_of(file);
+    if (const auto listed = indexed.find(name); listed != indexed.end())
+      compare_with_index(file, listed->second);
+    for (const auto& [entry, info] : file.header().tensors) {
+      const Region region = region_of(boxes, entry, info.shape, file.path());
+      add_box(entry, info.dtype, {files_.size(), file.data_begin() + info.begin, region}, boxes.is_null());
+    }
+    if (metadata_.empty() && boxes.is_null()) metadata_ = file.header().metadata;
+    files_.push_back({name, file.file().size()});
+  }
+
+  void compare_with_index(const SafetensorsFile& file, const std::set<std::string>& listed) const {
+    std::vector<std::string> missing, extra;
+    for (const std::string& tensor : listed) {
+      if (!file.header().tensors.contains(tensor)) missing.push_back(tensor);
+    }
+    for (const auto& [tensor, info] : file.header().tensors) {
+      if (!listed.contains(tensor)) extra.push_back(tensor);
+    }
+    if (!missing.empty())
+      unusable(file.path(), fmt::format("it lacks what {} says is here: {}", kFilesIndex, some_of(missing)));
+    if (!extra.empty())
+      unusable(file.path(),
+               fmt::format("it holds what {} puts elsewhere or nowhere: {}", kFilesIndex, some_of(extra)));
+  }
+
+  /// The shape of a tensor reaches to the end of its furthest box.
+  void add_box(const std::string& name, const std::string& dtype, Box box, bool whole) {
+    auto [found, is_new] = tensors_.try_emplace(name, SourceTensor{dtype, Shape(box.region.extent.size())});
+    SourceTensor& tensor = found->second;
+    if (!is_new && whole)
+      unusable(path(), fmt::format("tensor '{:.80}' is in {} and in another file", name,
+                                   files_[boxes_.at(name).front().file].name));
+    if (tensor.dtype != dtype || tensor.shape.size() != box.region.extent.size())
+      unusable(path(), fmt::format("boxes of tensor '{:.80}' have different dtypes or dimensions", name));
+    for (size_t dim = 0; dim < tensor.shape.size(); ++dim)
+      tensor.shape[dim] = std::max(tensor.shape[dim], box.region.start[dim] + box.region.extent[dim]);
+    boxes_[name].push_back(std::move(box));
+  }
+
+  void check_boxes() const {
+    for (const auto& [name, tensor] : tensors_) {
+      if (!checked_numel(tensor.shape)) unusable(path(), fmt::format("tensor '{:.80}' is too large", name));
+      std::vector<const Region*> regions;
+      for (const Box& box : boxes_.at(name)) regions.push_back(&box.region);
+      if (const std::string error = coverage_error(tensor.shape, regions); !error.empty())
+        unusable(path(), fmt::format("the files do not make up tensor '{:.80}': {}", name, error));
+    }
+  }
+
+  void take_names(const Json& config) {
+    std::set<std::string> names;
+    for (const auto& [name, tensor] : tensors_) names.insert(name);
+    const plan::HuggingFaceNames rename(config, names);
+    std::map<std::string, SourceTensor> tensors;
+    std::map<std::string, std::vector<Box>> boxes;
+    for (auto& [name, tensor] : tensors_) {
+      const auto ours = rename(name);
+      if (!ours) continue;
+      if (!tensors.emplace(*ours, tensor).second)
+        unusable(path(), fmt::format("two tensors are parameter '{:.80}'", *ours));
+      boxes.emplace(*ours, std::move(boxes_.at(name)));
+    }
+    tensors_ = std::move(tensors);
+    boxes_ = std::move(boxes);
+  }
+
+  std::shared_ptr<const InputFile> open(size_t index) const {
+    const std::lock_guard lock(mutex_);
+    if (last_.second && last_.first == index) return last_.second;
+    auto file = std::make_shared<const InputFile>(open_inside(folder_, files_[index].name));
+    if (file->size() != files_[index].bytes) unusable(file->path(), "it has changed since it was opened");
+    last_ = {index, file};
+    return file;
+  }
+
+  Folder folder_;
+  std::vector<File> files_;
+  std::map<std::string, std::vector<Box>> boxes_;
+  std::map<std::string, std::string> metadata_;
+  mutable std::mutex mutex_;
+  mutable std::pair<size_t, std::shared_ptr<const InputFile>> last_;  ///< the file that was read last
+};
+
+bool equal_tensors(const Source& source, const std::string& a, const std::string& b) {
+  const SourceTensor& tensor = source.tensors().at(a);
+  if (tensor != source.tensors().at(b)) return false;
+  constexpr int64_t kPart = int64_t{1} << 20;
+  std::vector<char> left, right;
+  for (int64_t begin = 0; begin < tensor.numel(); begin += kPart) {
+    const Region part = Region::flat(tensor.shape, {begin, std::min(tensor.numel(), begin + kPart)});
+    left.resize(static_cast<size_t>(part.numel() * safetensors_itemsize(tensor.dtype)));
+    right.resize(left.size());
+    source.read(a, part, left.data());
+    source.read(b, part, right.data());
+    if (left != right) return false;
+  }
+  return true;
+}
+
+FileEntry entry_of(const Source& source, const std::string& tensor, const std::string& dtype) {
+  FileEntry entry = whole_entry(source, tensor);
+  if (dtype.empty() || !can_cast(entry.dtype, dtype)) return entry;
+  entry.dtype = dtype;
+  return entry;
+}
+
+/// In the order given, so that neighbours stay together.
+std::vector<std::vector<FileEntry>> split(const Source& source, const std::vector<std::string>& tensors,
+                                          const ModelFolderOptions& options) {
+  std::vector<std::vector<FileEntry>> files(1);
+  int64_t bytes = 0;
+  for (const std::string& tensor : tensors) {
+    FileEntry entry = entry_of(source, tensor, options.dtype);
+    if (!files.back().empty() && bytes + entry.bytes() > options.max_file_bytes) {
+      files.emplace_back();
+      bytes = 0;
+    }
+    bytes += entry.bytes();
+    files.back().push_back(std::move(entry));
+  }
+  return files;
+}
+
+/// The rows of a tensor that file `index` of `count` has; what has no rows to share is the first one's.
+Region rows_of(const Shape& shape, int64_t index, int64_t count) {
+  const bool shared = !shape.empty() && *checked_numel(shape) > 0;
+  if (!shared) return index == 0 ? Region::whole(shape) : Region::flat(shape, {0, 0});
+  const plan::Range rows = share_of(Region::whole({shape.front()}), index, count).range;
+  Shape start(shape.size(), 0), extent = shape;
+  start.front() = rows.begin;
+  extent.front() = rows.size();
+  return Region::box(std::move(start), std::move(extent));
+}
+
+}  // namespace
+
+bool is_model_folder(const std::string& path) {
+  std::error_code error;
+  if (!fs::is_directory(path, error) || fs::exists(path + "/index.json", error)) return false;
+  for (const auto& entry : fs::directory_iterator(path, error)) {
+    const std::string name = entry.path().filename();
+    if (name == kModelConfigName || name.ends_with(kSuffix) || is_pickle(name)) return true;
+  }
+  return false;
+}
+
+std::unique_ptr<Source> open_model_folder(const std::string& path) {
+  return std::make_unique<FolderSource>(path, /*rename=*/true);
+}
+
+Json read_model_config(const std::string& path) {
+  const Folder folder(path);
+  const InputFile file = open_inside(folder, kModelConfigName);
+  Json config = parse_json(file.text(kMaxJsonBytes), file.path());
+  if (!config.is_object()) fail_json(file.path(), "it is no object");
+  return config;
+}
+
+void check_tied_head(const std::string& path) {
+  const FolderSource stored(path, /*rename=*/false);
+  std::set<std::string> names;
+  for (const auto& [name, tensor] : stored.tensors()) names.insert(name);
+  const plan::HuggingFaceNames rename(read_model_config(path), names);
+  if (rename.tied_to().empty() || !names.contains(plan::HuggingFaceNames::kHead)) return;
+  for (const std::string& name : names) {
+    if (rename(name) != rename.tied_to()) continue;
+    if (equal_tensors(stored, plan::HuggingFaceNames::kHead, name)) return;
+    unusable(path,
+             fmt::format("config.json ties {} to {}, but they differ", plan::HuggingFaceNames::kHead, name));
+  }
+}
+
+void refuse_pickle(const std::string& path) {
+  std::error_code error;
+  if (!is_pickle(path) || !fs::is_regular_file(path, error)) return;
+  throw DataError(
+      "[checkpoint.model_folder] {} is a pickle, which can run any program when it is read; convert it to "
+      "safetensors with what wrote it, such as save_pretrained() of transformers",
+      path);
+}
+
+std::vector<std::string> carried_files(const std::string& from) {
+  static constexpr auto kCarried =
+      std::to_array<const char*>({"generation_config.json", "tokenizer.json", "tokenizer.model",
+                                  "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+                                  "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json"});
+  const Folder folder(from);
+  std::vector<std::string> names;
+  for (const char* name : kCarried) {
+    if (folder.has(name)) names.emplace_back(name);
+  }
+  return names;
+}
+
+void carry_file(const std::string& from, const std::string& name, const Folder& to) {
+  const InputFile file = open_inside(Folder(from), name);
+  OutputFile copy = to.create_file(name);
+  constexpr int64_t kPart = int64_t{1} << 20;
+  std::vector<char> buffer(static_cast<size_t>(std::min(kPart, file.size())));
+  for (int64_t begin = 0; begin < file.size(); begin += kPart) {
+    const int64_t bytes = std::min(kPart, file.size() - begin);
+    file.read(begin, buffer.data(), bytes);
+    copy.append(buffer.data(), bytes);
+  }
+  copy.finish();
+}
+
+void write_model_files(const Folder& folder, const Source& source, const std::vector<std::string>& tensors,
+                       const ModelFolderOptions& options) {
+  const auto files = split(source, tensors, options);
+  OrderedJson map = OrderedJson::object();
+  int64_t bytes = 0;
+  for (size_t i = 0; i < files.size(); ++i) {
+    const std::string name =
+        files.size() == 1 ? kOneFile : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, files.size());
+    write_tensor_file(folder, name, source, files[i], {{"format", "pt"}});
+    for (const FileEntry& entry : files[i]) {
+      map[entry.name] = name;
+      bytes += entry.bytes();
+    }
+  }
+  if (files.size() == 1) return;
+  const OrderedJson index{{"metadata", {{"total_size", bytes}}}, {"weight_map", map}};
+  folder.write_file(kFilesIndex, index.dump(2) + "\n");
+}
+
+void write_dcp_files(const Folder& folder, const Source& source, const std::vector<std::string>& tensors,
+                     int64_t files) {
+  for (int64_t file = 0; file < files; ++file) {
+    std::vector<FileEntry> entries;
+    OrderedJson places = OrderedJson::object();
+    for (const std::string& tensor : tensors) {
+      const SourceTensor& info = source.tensors().at(tensor);
+      const Region rows = rows_of(info.shape, file, files);
+      if (rows.numel() == 0 && (file > 0 || info.numel() > 0)) continue;
+      entries.push_back({tensor, tensor, info.dtype, rows});
+      places[tensor] = {{kBoxStart, rows.start}};
+    }
+    if (entries.empty() && file > 0) continue;
+    write_tensor_file(folder, fmt::format("shard-{:05}-model-00001-of-00001.safetensors", file + 1), source,
+                      std::move(entries),
+                      {{kBoxes, places.dump()}, {"DCP_VERSION", "1.0"}, {"format", "pt"}});
+  }
+}
+
+}  // namespace trireme::checkpoint
