@@ -286,6 +286,13 @@ TEST(ImageLoader, RefusesTooManyBrokenOnesAndNamesOne) {
   EXPECT_THROW(loader.next(), DataError);  // it stays so
 }
 
+TEST(ImageLoader, RefusesASetOfWhichNoneCanBeRead) {
+  const auto images = std::make_shared<CountingImages>(3, std::vector<int64_t>{0, 1, 2});
+  ImageLoader loader(images, options_for(2, 2));
+  EXPECT_NE(message_of<DataError>([&] { loader.next(); }).find("none of 3 images can be read"),
+            std::string::npos);
+}
+
 TEST(ImageLoader, EndsWhileItsThreadsWait) {
   const auto images = std::make_shared<CountingImages>(20);
   ImageLoaderOptions options = options_for(4, 1);

@@ -155,7 +155,7 @@ class ImageReader {
 
   /// None: it is broken and not replaced.
   std::optional<Found> find(int64_t index) {
-    for (;; index = (index + 1) % images_.size()) {
+    for (int64_t tried = 0; tried < images_.size(); ++tried, index = (index + 1) % images_.size()) {
       try {
         return Found{.index = index, .image = images_.read(index, least_side_)};
       } catch (const BrokenImage& error) {
@@ -163,6 +163,7 @@ class ImageReader {
         if (!options_.replace_broken) return std::nullopt;
       }
     }
+    throw DataError("[data.loader] none of {} images can be read", images_.size());
   }
 
   int64_t index_at(const Place& place) const {
