@@ -8,7 +8,7 @@ set(trireme_public_headers
   kernels/device.h kernels/repeatable.h
   comm/group.h comm/world.h
   nn/attention.h nn/deferred_gradients.h nn/functional.h nn/gpt2.h nn/init.h nn/language_model.h nn/layers.h nn/llama.h nn/loss.h nn/mlp.h
-  data/corpus.h data/dataset.h data/loader.h data/sampler.h data/tokenizer.h
+  data/corpus.h data/dataset.h data/images/codec.h data/images/loader.h data/loader.h data/sampler.h data/tokenizer.h
   optim/learning_rate.h optim/optimizer.h
   checkpoint/safetensors.h memory/recompute.h precision/loss_scaler.h
   parallel/data_parallel.h parallel/pipeline.h parallel/state.h parallel/state_file.h parallel/sync_batch_norm.h parallel/unit_choice.h parallel/wrap.h
