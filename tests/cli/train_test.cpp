@@ -434,6 +434,19 @@ TEST(TrainJoin, BecomesTheRankThatALauncherAskedFor) {
   EXPECT_FALSE(std::filesystem::exists(front.file("request-0"))) << "no ranks of its own";
 }
 
+TEST(TrainJoin, FiveVariablesByHandAreEnough) {
+  FrontProcess front;
+  const std::pair<const char*, const char*> variables[] = {{"RANK", "0"},
+                                                           {"WORLD_SIZE", "2"},
+                                                           {"LOCAL_RANK", "0"},
+                                                           {"MASTER_PORT", "29500"},
+                                                           {"MASTER_ADDR", "127.0.0.1"}};
+  for (const auto& [name, value] : variables) front.set(name, value);
+  const Outcome outcome = front.run({"train", "--device=cpu", "--dry-run"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.out, "a rank x 1 on ")) << outcome.out;
+}
+
 TEST(TrainJoin, ChecksTheBatchAgainstTheWorldItJoins) {
   FrontProcess front;
   front.set_worker(recorder(0));

@@ -254,6 +254,7 @@ TEST(World, FiveVariablesAreEnough) {
   EXPECT_EQ(spec.world_size, 8);
   EXPECT_EQ(spec.local_rank, 1);
   EXPECT_EQ(spec.local_world_size, 0) << "not known";
+  EXPECT_EQ(spec.ranks_here(), 2) << "local rank 0 and this one";
   EXPECT_EQ(spec.master_addr, "node1");
   EXPECT_EQ(spec.master_port, 29400);
   expect_mentions(refusal(without(kRanks, "LOCAL_WORLD_SIZE") + Variables{{"LOCAL_RANK", "8"}}),

@@ -64,7 +64,7 @@ int become_rank(TrainArguments options, Front& front, const plan::WorldSpec& wor
   const Device device = resolved.config.device;
   const Device expected = device != Device::kAuto ? device : kHasCuda ? Device::kCuda : Device::kCpu;
   const RunPlan run =
-      plan_run(resolved.config, expected, world.world_size, memory_for(expected, world.local_world_size));
+      plan_run(resolved.config, expected, world.world_size, memory_for(expected, world.ranks_here()));
   if (options.dry_run) return world.rank == 0 ? print_plan(run, resolved.config, options.job.json) : 0;
   check_memory(run, resolved.config);
   prepare_torch(front.environment, expected);

@@ -166,7 +166,7 @@ int worker_train(const Request& request, const Environment& environment) {
   options.cache_dir = cache_dir(environment);
   options.builtin_corpus = std::string(kTorchRoot) + "/include";
   options.stop_signal = &stop_signal;
-  options.local_ranks = spec.local_world_size;
+  options.local_ranks = spec.ranks_here();
   options.announce = !request.quiet && !request.silent;
   options.resume = request.resume;
   std::optional<report::RunDirectory> run;
