@@ -88,8 +88,9 @@ TEST(Ckpt, DiffComparesWhateverTheLayoutAndExitsWith8) {
   EXPECT_EQ(fixture.front.run({"ckpt", "convert", fixture.step(20), file, "--weights-only"}).code, 0);
   const Outcome fewer = fixture.front.run({"ckpt", "diff", fixture.step(10), file, "--json"});
   EXPECT_EQ(fewer.code, 8);
-  EXPECT_EQ(fewer.json()["differences"].size(), 18u);  // two moments of nine parameters
-  for (const auto& row : fewer.json()["differences"]) EXPECT_EQ(row["what"], "only in the first");
+  const auto differences = fewer.json()["differences"];
+  EXPECT_EQ(differences.size(), 18u);  // two moments of nine parameters
+  for (const auto& row : differences) EXPECT_EQ(row["what"], "only in the first");
 
   const std::string copy = fixture.front.file("copy.safetensors");
   EXPECT_EQ(fixture.front.run({"ckpt", "convert", fixture.step(20), copy}).code, 0);

@@ -184,7 +184,8 @@ TEST_F(Worker, BenchPipelineSaysWhatStepsDidBesideWhatIsSimulated) {
       front_.run({"bench", "pipeline", "-n", "2", "--device=cpu", "--micro-batches", "4", "--steps", "2",
                   "--warmup", "1", "--schedules", "1f1b,zb_v", "--timeline", folder, "--json"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  for (const auto& row : outcome.json()["rows"]) {
+  const auto rows = outcome.json()["rows"];
+  for (const auto& row : rows) {
     const auto& report = row["report"];
     ASSERT_EQ(report["measured"]["ranks"].size(), 2u) << row;
     for (size_t rank = 0; rank < 2; ++rank) {
@@ -289,7 +290,8 @@ TEST_F(Worker, LabTakesTheNamesAndKnobsOfTheRequirements) {
       front_.run({"lab", "labs/train_distributed:dualpipe_2stages", "--device=cpu", "--steps", "1",
                   "--dual-window", "8", "--batch-size", "32", "--micro-batch-size", "2", "--json"});
   ASSERT_EQ(windows.code, 0) << windows.err;
-  for (const auto& mode : windows.json()["modes"]) {
+  const auto modes = windows.json()["modes"];
+  for (const auto& mode : modes) {
     EXPECT_EQ(mode["window"], 8) << mode;
     EXPECT_EQ(mode["micro_batches"], 16) << mode;
   }
