@@ -38,6 +38,32 @@ TEST(LearningRate, FollowsItsScheduleToTheMinimum) {
   EXPECT_NEAR(learning_rate(config(plan::LrSchedule::kCosine), 110, 110), 0.1, 1e-12);
 }
 
+TEST(LearningRate, DropsEverySoManySteps) {
+  plan::OptimConfig drops = config(plan::LrSchedule::kSteps);
+  drops.min_lr = 0.0;
+  drops.step_every = 30;
+  drops.step_factor = 0.5;
+  const auto at = [&](int64_t step) { return learning_rate(drops, step, 110); };
+  EXPECT_EQ(at(11), 1.0);
+  EXPECT_EQ(at(40), 1.0);
+  EXPECT_EQ(at(41), 0.5);
+  EXPECT_EQ(at(70), 0.5);
+  EXPECT_EQ(at(71), 0.25);
+  EXPECT_EQ(at(110), 0.125);
+  drops.min_lr = 0.3;
+  EXPECT_EQ(at(110), 0.3);
+}
+
+TEST(LearningRate, DropsTwiceWhereNobodySaysHowOften) {
+  plan::OptimConfig drops = config(plan::LrSchedule::kSteps);
+  drops.min_lr = 0.0;
+  for (const int64_t steps : {11, 12, 13, 100, 110}) {
+    EXPECT_NEAR(learning_rate(drops, steps, steps), std::pow(0.1, std::min<int64_t>(2, steps - 11)), 1e-12);
+  }
+  EXPECT_EQ(learning_rate(drops, 40, 100), 1.0);
+  EXPECT_NEAR(learning_rate(drops, 41, 100), 0.1, 1e-12);
+}
+
 TEST(LearningRate, NeedsNoWarmup) {
   plan::OptimConfig plain = config(plan::LrSchedule::kLinear);
   plain.warmup_steps = 0;

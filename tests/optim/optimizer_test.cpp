@@ -31,8 +31,10 @@ std::unique_ptr<torch::optim::Optimizer> make_peer(const plan::OptimConfig& conf
     const double decay = config.weight_decay * kSegments[i].group.decay_factor;
     std::unique_ptr<torch::optim::OptimizerOptions> options;
     if (config.name == plan::OptimizerName::kSgd) {
-      options = std::make_unique<torch::optim::SGDOptions>(
-          torch::optim::SGDOptions(kLr).momentum(config.momentum).weight_decay(decay));
+      options = std::make_unique<torch::optim::SGDOptions>(torch::optim::SGDOptions(kLr)
+                                                               .momentum(config.momentum)
+                                                               .nesterov(config.nesterov)
+                                                               .weight_decay(decay));
     } else {
       options = std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(kLr)
                                                                  .betas({config.beta1, config.beta2})
@@ -49,8 +51,7 @@ std::unique_ptr<torch::optim::Optimizer> make_peer(const plan::OptimConfig& conf
 
 class EveryOptimizer : public ::testing::TestWithParam<plan::OptimizerName> {};
 
-TEST_P(EveryOptimizer, TakesTheStepsThatPyTorchTakes) {
-  const plan::OptimConfig config = config_of(GetParam());
+void expect_pytorchs_steps(const plan::OptimConfig& config) {
   FlatParam param{.master = at::randn({40}), .grad = at::zeros({40}), .copy = {}, .segments = kSegments};
   param.copy = param.master.to(at::kBFloat16);
   const at::Tensor before = param.master.clone();
@@ -74,6 +75,16 @@ TEST_P(EveryOptimizer, TakesTheStepsThatPyTorchTakes) {
   }
   const Segment padding{{20, 24}};
   EXPECT_TRUE(at::equal(part_of(param.master, padding), part_of(before, padding)));
+}
+
+TEST_P(EveryOptimizer, TakesTheStepsThatPyTorchTakes) {
+  expect_pytorchs_steps(config_of(GetParam()));
+}
+
+TEST(Sgd, TakesTheStepsThatPyTorchTakesWithNesterovsMomentum) {
+  plan::OptimConfig config = config_of(plan::OptimizerName::kSgd);
+  config.nesterov = true;
+  expect_pytorchs_steps(config);
 }
 
 TEST_P(EveryOptimizer, HoldsTheStateOfItsRecord) {
@@ -104,6 +115,10 @@ TEST_P(EveryOptimizer, UpdatesParametersInAnyOrder) {
 INSTANTIATE_TEST_SUITE_P(Optimizers, EveryOptimizer,
                          ::testing::ValuesIn(plan::all_values<plan::OptimizerName>()),
                          [](const auto& optimizer) { return std::string(plan::name(optimizer.param)); });
+
+TEST(Sgd, RefusesNesterovsMomentumWithoutMomentum) {
+  EXPECT_THROW(sgd({}, {.nesterov = true}), ConfigError);
+}
 
 TEST(Build, RefusesOptimizersWithoutAFactory) {
   EXPECT_THROW(build({.name = static_cast<plan::OptimizerName>(99)}, {}), LogicError);

@@ -276,6 +276,21 @@ TEST(ConfigErrors, KeysOfAnotherOptimizerAreRefusedUnlessTheyChangeNothing) {
   EXPECT_EQ(of_overrides({"optim.name=sgd", "optim.beta1=0.9"}), "accepted");
 }
 
+TEST(ConfigErrors, KeysOfTheStepsScheduleAreRefusedWithAnother) {
+  for (const char* key : {"optim.step_every=5", "optim.step_factor=0.5"}) {
+    expect_mentions(of_overrides({key}), {key, "optim.schedule=steps", "optim.schedule=cosine (default)"});
+    EXPECT_EQ(of_overrides({key, "optim.schedule=steps"}), "accepted");
+  }
+  EXPECT_EQ(of_overrides({"optim.step_factor=0.1"}), "accepted");
+}
+
+TEST(ConfigErrors, NesterovNeedsMomentumAndSgd) {
+  EXPECT_EQ(of_overrides({"optim.name=sgd", "optim.nesterov=true"}), "accepted");
+  expect_mentions(of_overrides({"optim.nesterov=true"}), {"optim.nesterov=true", "is for optim.name=sgd"});
+  expect_mentions(of_overrides({"optim.name=sgd", "optim.nesterov=true", "optim.momentum=0"}),
+                  {"optim.nesterov=true", "optim.momentum=0"});
+}
+
 TEST(ConfigErrors, RunNameMustNameADirectory) {
   expect_mentions(of_overrides({"name="}), {"name= (--name)", "directory"});
   expect_mentions(of_overrides({"name=a/b"}), {"name=a/b"});

@@ -42,12 +42,14 @@ template <typename Grad>
 void sgd(float* param, float* momentum_buffer, const Grad* grad, void* copy_bf16, int64_t count,
          const SgdStep& step) {
   const float kept = step.first ? 0.0f : step.momentum;
+  // The step goes along along_buffer * buffer + along_grad * grad.
+  const float along_buffer = step.nesterov ? step.momentum : 1.0f, along_grad = step.nesterov ? 1.0f : 0.0f;
   for_rows(count, 1, [&](int64_t first, int64_t last) {
 #pragma omp simd
     for (int64_t i = first; i < last; ++i) {
       const float g = static_cast<float>(grad[i]) * step.grad_scale + step.weight_decay * param[i];
       momentum_buffer[i] = kept * momentum_buffer[i] + g;
-      param[i] -= step.lr * momentum_buffer[i];
+      param[i] -= step.lr * (along_buffer * momentum_buffer[i] + along_grad * g);
     }
     store_bf16(copy_bf16, param, first, last);
   });

@@ -46,15 +46,19 @@ struct AdamW {
 struct Sgd {
   static constexpr int kStates = 1;  ///< momentum_buffer
   float lr, momentum, weight_decay;
-  bool first;
+  bool first, nesterov;
 
   explicit Sgd(const SgdStep& step)
-      : lr(step.lr), momentum(step.momentum), weight_decay(step.weight_decay), first(step.first) {}
+      : lr(step.lr),
+        momentum(step.momentum),
+        weight_decay(step.weight_decay),
+        first(step.first),
+        nesterov(step.nesterov) {}
 
   __device__ float operator()(float param, float grad, float (&state)[kStates]) const {
     const float g = fmaf(weight_decay, param, grad);
     state[0] = first ? g : fmaf(momentum, state[0], g);  // at first the buffer may hold anything
-    return fmaf(-lr, state[0], param);
+    return fmaf(-lr, nesterov ? fmaf(momentum, state[0], g) : state[0], param);
   }
 };
 

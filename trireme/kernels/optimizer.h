@@ -17,10 +17,11 @@ void adamw(float* param, float* exp_avg, float* exp_avg_sq, const Grad* grad, vo
            const AdamWStep& step);
 
 /// SGD with momentum (Polyak 1964) as PyTorch defines it: buffer = momentum * buffer + grad (first step:
-/// grad).
+/// grad). With Nesterov's momentum the step goes along grad + momentum * buffer instead of the buffer.
 struct SgdStep {
   float lr, momentum, weight_decay, grad_scale;
   bool first;
+  bool nesterov = false;
 };
 template <typename Grad>
 void sgd(float* param, float* momentum_buffer, const Grad* grad, void* copy_bf16, int64_t count,

@@ -6,6 +6,18 @@
 
 namespace trireme::optim {
 
+namespace {
+
+/// How often the rate has dropped when `step` is made: before step_every + 1 steps after warm-up have begun,
+/// never.
+double drops(const plan::OptimConfig& config, int64_t step, int64_t steps) {
+  const int64_t after = step - config.warmup_steps - 1, all = steps - config.warmup_steps;
+  const int64_t every = config.step_every > 0 ? config.step_every : std::max<int64_t>(1, (all + 2) / 3);
+  return static_cast<double>(after / every);
+}
+
+}  // namespace
+
 double learning_rate(const plan::OptimConfig& config, int64_t step, int64_t steps) {
   if (step <= config.warmup_steps) {
     return config.lr * static_cast<double>(step) / static_cast<double>(config.warmup_steps);
@@ -18,6 +30,8 @@ double learning_rate(const plan::OptimConfig& config, int64_t step, int64_t step
       return between(0.5 * (1.0 + std::cos(std::numbers::pi * progress)));
     case plan::LrSchedule::kLinear:
       return between(1.0 - progress);
+    case plan::LrSchedule::kSteps:
+      return std::max(config.min_lr, config.lr * std::pow(config.step_factor, drops(config, step, steps)));
     case plan::LrSchedule::kConstant:
       break;
   }

@@ -41,9 +41,12 @@ std::unique_ptr<Optimizer> adamw(std::vector<FlatParam> params, const AdamWOptio
 }
 
 std::unique_ptr<Optimizer> sgd(std::vector<FlatParam> params, const SgdOptions& options) {
+  if (options.nesterov && options.momentum == 0.0)
+    throw ConfigError("[optim.sgd] Nesterov's momentum with momentum=0; raise it");
   return build({.name = plan::OptimizerName::kSgd,
                 .lr = options.lr,
                 .momentum = options.momentum,
+                .nesterov = options.nesterov,
                 .weight_decay = options.weight_decay},
                std::move(params));
 }

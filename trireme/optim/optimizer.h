@@ -103,13 +103,15 @@ struct AdamWOptions {
 /// Decoupled weight decay (Loshchilov and Hutter, 2019).
 std::unique_ptr<Optimizer> adamw(std::vector<FlatParam> params, const AdamWOptions& options = {});
 
-/// As torch.optim.SGD has it without Nesterov's momentum, defaults included.
+/// As torch.optim.SGD has it, defaults included.
 struct SgdOptions {
   double lr = 1e-3;
   double momentum = 0.0;
   double weight_decay = 0.0;
+  bool nesterov = false;  ///< the gradient is looked at where momentum leads (Nesterov 1983)
 };
-/// Gradient descent with momentum; weight decay is added to the gradient.
+/// Gradient descent with momentum; weight decay is added to the gradient. Throws ConfigError for Nesterov's
+/// without momentum.
 std::unique_ptr<Optimizer> sgd(std::vector<FlatParam> params, const SgdOptions& options = {});
 
 /// The optimizer that `config.name` says, with the state of its record in plan/optimizer.h.

@@ -4,18 +4,18 @@
 namespace trireme::optim {
 namespace {
 
-/// Momentum as torch.optim.SGD has it; state: the velocity, which the first step sets.
+/// Momentum as torch.optim.SGD has it, Nesterov's too; state: the velocity, which the first step sets.
 class Sgd : public FlatOptimizer {
  public:
   using FlatOptimizer::FlatOptimizer;
 
  private:
   void update_range(UpdateRange& range, const GradScale& grad_scale) override {
-    kernels::sgd(
-        range.master, range.state[0], range.grad, range.copy,
-        {static_cast<float>(range.lr), static_cast<float>(config().momentum),
-         static_cast<float>(range.weight_decay), static_cast<float>(grad_scale.host), step_number() == 1},
-        grad_scale.device);
+    kernels::sgd(range.master, range.state[0], range.grad, range.copy,
+                 {static_cast<float>(range.lr), static_cast<float>(config().momentum),
+                  static_cast<float>(range.weight_decay), static_cast<float>(grad_scale.host),
+                  step_number() == 1, config().nesterov},
+                 grad_scale.device);
   }
 };
 

@@ -74,9 +74,10 @@ template <>
 inline constexpr auto kNames<OptimizerName> = std::to_array<std::string_view>({"adamw", "sgd"});
 
 /// The learning rate after warm-up.
-enum class LrSchedule { kCosine, kLinear, kConstant };
+enum class LrSchedule { kCosine, kLinear, kConstant, kSteps };
 template <>
-inline constexpr auto kNames<LrSchedule> = std::to_array<std::string_view>({"cosine", "linear", "constant"});
+inline constexpr auto kNames<LrSchedule> = std::to_array<std::string_view>({"cosine", "linear", "constant",
+                                                                            "steps"});
 
 /// What data parallelism shards: the rows of plan/policy.h by name; fsdp has several.
 enum class PolicyName { kDdp, kZero1, kZero2, kZero3, kFsdp };

@@ -68,10 +68,14 @@ struct OptimConfig {
   double min_lr = 0.0;
   int64_t warmup_steps = 0;
   LrSchedule schedule = LrSchedule::kCosine;
+  int64_t step_every =
+      0;  ///< steps schedule only: steps between drops of the rate; 0: a third of those after warm-up
+  double step_factor = 0.1;  ///< steps schedule only: what a drop multiplies the rate by
   double beta1 = 0.9;
   double beta2 = 0.95;
   double eps = 1e-8;
   double momentum = 0.9;      ///< sgd only
+  bool nesterov = false;      ///< sgd only
   double weight_decay = 0.1;  ///< of the parameters whose ParamSpec::decays
 };
 

@@ -160,11 +160,29 @@ class Checker {
       throw ConfigError("[plan.config] {} is above {}; lower it", said("optim.min_lr", optim.min_lr),
                         said("optim.lr", optim.lr));
     }
+    check_steps_keys();
+    if (optim.nesterov && optim.momentum == 0.0) {
+      throw ConfigError("[plan.config] {} needs momentum, but {}; raise it or remove optim.nesterov",
+                        said("optim.nesterov", optim.nesterov), said("optim.momentum", optim.momentum));
+    }
     if (optim.warmup_steps > config_.train.steps) {
       throw ConfigError("[plan.config] {} is above {}; lower it or train longer",
                         said("optim.warmup_steps", optim.warmup_steps),
                         said("train.steps", config_.train.steps));
     }
+  }
+
+  /// Keys of a schedule that is not the config's would have no effect.
+  void check_steps_keys() const {
+    const OptimConfig& optim = config_.optim;
+    if (optim.schedule == LrSchedule::kSteps) return;
+    const OptimConfig unset;
+    const auto refuse = [&](const std::string& given) {
+      throw ConfigError("[plan.config] {} is for optim.schedule=steps, but {}; remove it", given,
+                        said("optim.schedule", optim.schedule));
+    };
+    if (optim.step_every != unset.step_every) refuse(said("optim.step_every", optim.step_every));
+    if (optim.step_factor != unset.step_factor) refuse(said("optim.step_factor", optim.step_factor));
   }
 
   void check_below_one() const {

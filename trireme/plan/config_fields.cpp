@@ -167,10 +167,16 @@ void add_optim(Table& table, OptimConfig& optim) {
   table.push_back(
       number("optim.warmup_steps", optim.warmup_steps, 0, "steps from 0 to the peak learning rate"));
   table.push_back(choice("optim.schedule", optim.schedule, "learning rate after warm-up"));
+  table.push_back(
+      number("optim.step_every", optim.step_every, 0,
+             "steps: so many steps between drops of the rate; 0: a third of those after warm-up"));
+  table.push_back(
+      number("optim.step_factor", optim.step_factor, 0, "steps: what a drop multiplies the rate by", 1));
   table.push_back(number("optim.beta1", optim.beta1, 0, "adamw: decay of the first moment; below 1", 1));
   table.push_back(number("optim.beta2", optim.beta2, 0, "adamw: decay of the second moment; below 1", 1));
   table.push_back(number("optim.eps", optim.eps, 0, "adamw: added to the root of the second moment"));
   table.push_back(number("optim.momentum", optim.momentum, 0, "sgd: decay of the velocity; below 1", 1));
+  table.push_back(flag("optim.nesterov", optim.nesterov, "sgd: momentum as Nesterov has it"));
   table.push_back(number("optim.weight_decay", optim.weight_decay, 0,
                          "decoupled decay of parameters of two or more dimensions"));
 }
