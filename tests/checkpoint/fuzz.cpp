@@ -56,6 +56,8 @@ void change_number(std::string& text, Random& random) {
   text.replace(from, to - from, numbers[random.below(numbers.size())]);
 }
 
+constexpr std::string_view kLetters("{}[]\",:0123456789.eE-+\\u \n\x00\xff", 29);
+
 void mutate(std::string& text, const FuzzTarget& target, const std::vector<std::string>& pool,
             Random& random) {
   if (text.empty()) text = "{";
@@ -66,7 +68,7 @@ void mutate(std::string& text, const FuzzTarget& target, const std::vector<std::
       text[place] = static_cast<char>(text[place] ^ 1 << random.below(8));
       break;
     case 1:
-      text[place] = "{}[]\",:0123456789.eE-+\\u \n\x00\xff"[random.below(30)];
+      text[place] = kLetters[random.below(kLetters.size())];
       break;
     case 2:
       text.erase(place, length);
