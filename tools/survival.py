@@ -220,6 +220,18 @@ def check_end(directory: Path, expected: dict | None, fault: Fault | None) -> di
     return {"digest": summary["weights_digest"], "losses": losses}
 
 
+def check_reports(directory: Path, attempts: list[dict], fault: Fault) -> None:
+    """Each attempt that failed has a report that speaks of all ranks, and the first blames the one that was hit."""
+    for number, attempt in enumerate(attempts[:-1], 1):
+        report = (directory / f"crash-{number}.txt").read_text()
+        silent = [rank for rank in range(RANKS) if f"\n  rank {rank} (pid " not in report]
+        require(not silent, f"crash-{number}.txt says nothing of ranks {silent}: {report}")
+        require(attempt["cause"] in report, f"crash-{number}.txt has another cause than the manifest: {report}")
+    met = fault.step > 0  # before that nobody knows for whom it waits
+    if fault.struck and fault.kind != "disk" and met and len(attempts) > 1:
+        require(attempts[0]["rank"] == fault.rank, f"rank {fault.rank} was hit, but the manifest says: {attempts[0]}")
+
+
 def check_manifest(directory: Path) -> list[dict]:
     manifest = json.loads((directory / "manifest.json").read_text())
     attempts = manifest["attempts"]
@@ -274,7 +286,8 @@ def can_mount() -> bool:
 
 def make_text(folder: Path) -> None:
     folder.mkdir(parents=True)
-    (folder / "text.txt").write_text("".join(f"the rowers pull {line * 7 % 10} strokes in time\n" for line in range(400)))
+    lines = [f"the rowers pull {line * 7 % 10} strokes in time\n" for line in range(400)]
+    (folder / "text.txt").write_text("".join(lines))
 
 
 def reference(trireme: Path, folder: Path, words: list[str]) -> dict:
@@ -300,6 +313,7 @@ def survive(trireme: Path, folder: Path, words: list[str], fault: Fault, expecte
             require(code == 0, f"exit code {code}: {(folder / 'stderr').read_text()[-3000:]}")
             check_end(run.directory(), expected, fault)
             attempts = check_manifest(run.directory())
+            check_reports(run.directory(), attempts, fault)
             check_nothing_is_left(run, fault)
             return attempts
         finally:

@@ -72,16 +72,21 @@ std::string open_for_everyone() {
   return fds;
 }
 
-TEST(LocalJob, OnlyRankZeroInheritsADescriptorAndItIsTheListeningOne) {
+TEST(LocalJob, RanksInheritTheFlightRecordAndRankZeroTheListeningSocket) {
   const TempDir dir;
-  LocalJob job = child_job(3, {"env=TRIREME_LISTEN_FD", "fds"});
+  LocalJob job = child_job(3, {"env=TRIREME_LISTEN_FD", "env=TRIREME_FLIGHT_FD", "fds"});
   job.log_dir = dir.path();
   ASSERT_EQ(run(job).code, 0);
+  const auto value = [](const std::string& line) { return line.substr(line.find('=') + 1); };
   const std::vector<std::string> zero = lines_of(read_file(dir.file("rank-0.log")));
-  const std::string fd = zero.at(0).substr(std::string("TRIREME_LISTEN_FD=").size());
-  EXPECT_EQ(sorted_words(zero.at(1)), sorted_words("open: " + fd + open_for_everyone()));
+  const std::string record = value(zero.at(1));
+  EXPECT_EQ(sorted_words(zero.at(2)),
+            sorted_words("open: " + value(zero.at(0)) + " " + record + open_for_everyone()));
   for (const char* log : {"rank-1.log", "rank-2.log"}) {
-    EXPECT_EQ(read_file(dir.file(log)), "TRIREME_LISTEN_FD=(unset)\nopen:" + open_for_everyone() + "\n");
+    const std::vector<std::string> lines = lines_of(read_file(dir.file(log)));
+    EXPECT_EQ(value(lines.at(0)), "(unset)");
+    EXPECT_EQ(value(lines.at(1)), record) << "one for all";
+    EXPECT_EQ(sorted_words(lines.at(2)), sorted_words("open: " + record + open_for_everyone()));
   }
 }
 

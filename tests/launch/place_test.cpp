@@ -65,6 +65,7 @@ TEST(RankEnvironment, RemovesWhatAnOuterLauncherSaidOfItsOwnRanks) {
   const Environment outer({{"TRIREME_LISTEN_FD", "3"},
                            {"TRIREME_TTY_FD", "8"},
                            {"TRIREME_OUT_TTY_FD", "9"},
+                           {"TRIREME_FLIGHT_FD", "7"},
                            {"TRIREME_JOB_KEY", "outer"},
                            {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                            {"GROUP_RANK", "1"}});
@@ -73,10 +74,13 @@ TEST(RankEnvironment, RemovesWhatAnOuterLauncherSaidOfItsOwnRanks) {
 }
 
 TEST(RankEnvironment, GivesSocketAndTerminalOnlyWhereThereAre) {
-  const Environment made = rank_environment(Environment(), {.listen_fd = 5, .tty_fd = 6, .out_tty_fd = 7});
+  const Environment made =
+      rank_environment(Environment(), {.listen_fd = 5, .tty_fd = 6, .out_tty_fd = 7, .flight_fd = 8});
   EXPECT_EQ(made.get("TRIREME_LISTEN_FD"), "5");
   EXPECT_EQ(made.get("TRIREME_TTY_FD"), "6");
   EXPECT_EQ(made.get("TRIREME_OUT_TTY_FD"), "7");
+  EXPECT_EQ(made.get("TRIREME_FLIGHT_FD"), "8");
+  EXPECT_FALSE(rank_environment(Environment(), {}).get("TRIREME_FLIGHT_FD"));
 }
 
 TEST(ListenSocket, IsBoundToLoopbackAtThePortItNames) {

@@ -1,6 +1,7 @@
 #include "trireme/cli/train_attempts.h"
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <optional>
@@ -8,10 +9,12 @@
 #include <vector>
 
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/checkpoint/store.h"
 #include "trireme/cli/child.h"
+#include "trireme/launch/crash_report.h"
 #include "trireme/launch/exits.h"
 #include "trireme/launch/restarts.h"
 
@@ -39,7 +42,7 @@ Saved saved_in(const report::RunDirectory& directory) {
 }
 
 std::string cause_of(const launch::JobEnd& end) {
-  if (end.cause) return launch::describe(*end.cause);
+  if (end.cause) return launch::cause_in_words(end);
   return end.code == 0 ? "" : fmt::format("ended with code {}{}", end.code, launch::meaning(end.code));
 }
 
@@ -51,6 +54,10 @@ std::string counted(int64_t count, const char* thing) {
 std::string told(const report::Attempt& attempt, size_t number) {
   const std::string after = attempt.last_step ? fmt::format(" after step {}", *attempt.last_step) : "";
   return fmt::format("attempt {}: {}{}", number, attempt.cause.empty() ? "unknown" : attempt.cause, after);
+}
+
+double wall_seconds() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
 class Attempts {
@@ -74,6 +81,7 @@ class Attempts {
   void go_on();
   int stopped(int signal, const launch::JobEnd& end) const;
   void record(const report::AttemptEnd& end) const;
+  void write_crash_report(const launch::JobEnd& end) const;
   void say_used_up() const;
   void say_attempts() const;
 
@@ -109,7 +117,8 @@ launch::JobEnd Attempts::run_once() {
     launch::JobEnd end = launcher_.run(job_);
     record({.exit_code = end.code,
             .cause = cause_of(end),
-            .rank = end.cause ? std::optional(end.cause->rank) : std::nullopt});
+            .rank = end.cause ? std::optional(launch::first_to_fail(end)) : std::nullopt});
+    if (launch::may_start_again(end)) write_crash_report(end);
     return end;
   } catch (const Error& error) {
     record({.exit_code = static_cast<int>(error.exit_code()), .cause = error.what(), .rank = {}});
@@ -154,7 +163,7 @@ int Attempts::stopped(int signal, const launch::JobEnd& end) const {
   const int code = preempted ? static_cast<int>(ExitCode::kPreempted) : 128 + signal;
   record({.exit_code = code,
           .cause = fmt::format("{}; told to stop before it was started again", cause_of(end)),
-          .rank = end.cause->rank});
+          .rank = launch::first_to_fail(end)});
   return code;
 }
 
@@ -164,6 +173,22 @@ void Attempts::record(const report::AttemptEnd& end) const {
     directory_.finish(end);
   } catch (const EnvironmentError& error) {
     log_warning("the manifest does not say how the run ended: {}", error.what());
+  }
+}
+
+/// What the ranks did last is known to this process alone, and only now.
+void Attempts::write_crash_report(const launch::JobEnd& end) const {
+  const std::vector<report::Attempt> attempts = directory_.attempts();
+  const auto& last_step = attempts.back().last_step;
+  const std::string path = directory_.file(fmt::format("crash-{}.txt", attempts.size()));
+  try {
+    write_file_atomic(path,
+                      fmt::format("attempt {} ended {}: {}", attempts.size(),
+                                  last_step ? fmt::format("after step {}", *last_step) : "before a step",
+                                  launch::crash_report(end, wall_seconds())));
+    log_info("crash   what each rank did last is in {}", report::as_typed(path));
+  } catch (const EnvironmentError& error) {
+    log_warning("there is no crash report: {}", error.what());
   }
 }
 

@@ -5,6 +5,7 @@
 #include "trireme/comm/host_link.h"
 #include "trireme/comm/meeting.h"
 #include "trireme/comm/pair_groups.h"
+#include "trireme/comm/progress_board.h"
 #include "trireme/comm/world.h"
 
 namespace trireme::comm {
@@ -55,6 +56,7 @@ std::shared_ptr<Link> make_link(World& world, int64_t from, int64_t to) {
               .timeout_s = world.timeout_s(),
               .board = world.board_,
               .news = world.news_};
+  if (end.board) end.board->note_group(end.name, {from, to});
   Meeting meeting{.op = "comm.make_link",
                   .where = "to make link " + end.name,
                   .place = world.unique_place("link/" + end.name),

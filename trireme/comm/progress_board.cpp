@@ -8,6 +8,7 @@
 
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
+#include "trireme/base/flight_record.h"
 #include "trireme/comm/cause.h"
 #include "trireme/comm/meeting.h"
 
@@ -118,6 +119,15 @@ void ProgressBoard::note(State state, const Operation& operation, std::string_vi
   current_.subject = subject;
   current_.since = now;
   changed_ = true;
+  if (options_.record) {
+    options_.record->note(static_cast<char>(state), operation.name, operation.sequence, operation.group,
+                          subject, now);
+  }
+}
+
+void ProgressBoard::note_group(std::string_view name, const std::vector<int64_t>& ranks) {
+  const std::lock_guard lock(mutex_);
+  if (options_.record) options_.record->note_group(name, ranks);
 }
 
 bool ProgressBoard::failed() const {

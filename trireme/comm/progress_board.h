@@ -11,6 +11,7 @@
 #include <exception>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -22,6 +23,10 @@
 
 namespace c10d {
 class Store;
+}
+
+namespace trireme {
+class FlightRecord;
 }
 
 namespace trireme::comm {
@@ -51,6 +56,7 @@ class ProgressBoard {
     std::chrono::milliseconds period = std::chrono::seconds(1);  ///< between two publications
     bool listens = false;                            ///< asks once a period whether other ranks have failed
     std::string host = "the process that hosts it";  ///< of the store, in words
+    std::shared_ptr<FlightRecord> record = {};       ///< notes go there as well; none: nowhere
     std::function<void()> hurry =
         {};  ///< called before a report, so that a store that is silent costs little time
   };
@@ -67,6 +73,9 @@ class ProgressBoard {
 
   /// Costs a lock and a copy of a few words; called before and after every operation.
   void note(State state, const Operation& operation, std::string_view subject = {});
+
+  /// This rank has made a group of `ranks`: whoever reads the record knows for whom it waits there.
+  void note_group(std::string_view name, const std::vector<int64_t>& ranks);
 
   /// Publishes that `operation` failed here, gives the others of `ranks` up to 2 s to publish the same, and
   /// says where each of them is. Does not throw: a lost store is part of the answer.

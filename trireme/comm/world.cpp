@@ -15,7 +15,9 @@
 #include "trireme/base/clock.h"
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
+#include "trireme/base/flight_record.h"
 #include "trireme/base/hash.h"
+#include "trireme/base/log.h"
 #include "trireme/comm/backend_group.h"
 #include "trireme/comm/bounded_store.h"
 #include "trireme/comm/cause.h"
@@ -40,7 +42,8 @@ struct World::Seat {
   bool hosts_store = false;
   std::string store_host = "the process that hosts it";
   PeerOptions peers;
-  std::vector<ProcessId> processes = {};  ///< by rank
+  std::vector<ProcessId> processes = {};      ///< by rank
+  std::shared_ptr<FlightRecord> record = {};  ///< our launcher's
 };
 
 namespace {
@@ -107,12 +110,25 @@ std::shared_ptr<ProgressBoard> make_board(const World::Seat& seat) {
     const auto store = seat.store->clone(kBoardWait_s, kStoreAnswer_s);
     return std::make_shared<ProgressBoard>(
         store, seat.rank,
-        ProgressBoard::Options{.listens = !seat.device.is_cpu(), .host = seat.store_host, .hurry = [store] {
-                                 store->limit_answer(kReportAnswer_s);
-                               }});
+        ProgressBoard::Options{.listens = !seat.device.is_cpu(),
+                               .host = seat.store_host,
+                               .record = seat.record,
+                               .hurry = [store] { store->limit_answer(kReportAnswer_s); }});
   } catch (const c10::Error& error) {
     throw CommError("[comm.join] rank {} lost the store ({}); has {} died?", seat.rank, cause_of(error),
                     seat.store_host);
+  }
+}
+
+/// What a launcher of this host reads when ranks have died. It is a help, and no reason not to train.
+std::shared_ptr<FlightRecord> launchers_record(int64_t rank) {
+  const auto descriptor = Environment::process().get_int("TRIREME_FLIGHT_FD");
+  if (!descriptor) return nullptr;
+  try {
+    return std::make_shared<FlightRecord>(FlightRecord::open(static_cast<int>(*descriptor), rank));
+  } catch (const EnvironmentError& error) {
+    log_debug("{}", error.what());
+    return nullptr;
   }
 }
 
@@ -172,7 +188,9 @@ std::shared_ptr<World> World::join(const plan::WorldSpec& spec, c10::Device devi
             .address = met.address,
             .hosts_store = met.hosts_store,
             .store_host = fmt::format("{} at {}", spec.agent_store ? "the agent" : "rank 0", met.where),
-            .peers = peers};
+            .peers = peers,
+            .processes = {},
+            .record = spec.launcher == "trireme" ? launchers_record(spec.rank) : nullptr};
   arrive(seat, "at " + met.where, timeout_s - (monotonic_seconds() - started));
   return std::make_shared<World>(std::move(seat));
 }
@@ -253,6 +271,7 @@ std::shared_ptr<Group> World::make_group(const std::string& name, const std::vec
                    .timeout_s = timeout_s_,
                    .address = address_};
   if (ranks.size() == 1) return make_backend_group(std::move(spec), {}, {}, {}, {});
+  board_->note_group(name, ranks);
   const std::string members = hex64(xxh3(fmt::format("{}", fmt::join(ranks, ","))));
   const std::string place = unique_place(fmt::format("group/{}/{}", name, members));
   Meeting meeting{.op = "comm.make_group",

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <fstream>
 #include <utility>
 
 #include "trireme/base/error.h"
@@ -109,6 +110,14 @@ bool Child::has_ended() const {
   siginfo_t info{};
   return ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
          info.si_pid == pid_;
+}
+
+char Child::kernel_state() const {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid_));
+  std::string line;
+  std::getline(file, line);
+  const size_t name_end = line.rfind(')');  // a name may hold anything
+  return name_end == std::string::npos || name_end + 2 >= line.size() ? '?' : line[name_end + 2];
 }
 
 void Child::signal(int number) const noexcept {

@@ -46,6 +46,8 @@ class Child {
   /// and then.
   int wait_fd() const { return pidfd_.get(); }
   bool has_ended() const;
+  /// The letter of its state in /proc: 'T' stopped, 'D' in the kernel, 'R' running, 'S' waiting; '?' unknown.
+  char kernel_state() const;
 
   void signal(int number) const noexcept;        ///< to the process
   void signal_group(int number) const noexcept;  ///< to it and to what it started

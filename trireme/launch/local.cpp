@@ -8,6 +8,7 @@
 
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/launch/cores.h"
 #include "trireme/launch/listen.h"
 #include "trireme/launch/poll_set.h"
@@ -37,6 +38,16 @@ Fd terminal_of(int fd) {
   return ::isatty(fd) == 0 ? Fd() : Fd(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
 }
 
+/// Without it a crash is told in fewer words.
+std::optional<FlightRecord> make_flights(int64_t ranks) {
+  try {
+    return FlightRecord::make(ranks);
+  } catch (const EnvironmentError& error) {
+    log_debug("{}", error.what());
+    return std::nullopt;
+  }
+}
+
 /// What all ranks of a job share.
 struct Stage {
   Stage(const LocalJob& of, const Fd& nothing, const SignalTrap& trap)
@@ -48,6 +59,7 @@ struct Stage {
   const std::string job_key = random_key();
   const int64_t threads = std::max<int64_t>(1, usable_cores() / job.ranks);
   const Fd err_terminal = terminal_of(STDERR_FILENO), out_terminal = terminal_of(STDOUT_FILENO);
+  const std::optional<FlightRecord> flights = make_flights(job.ranks);
 };
 
 RankPlace place_of(const Stage& stage, int64_t rank) {
@@ -59,12 +71,13 @@ RankPlace place_of(const Stage& stage, int64_t rank) {
           .threads = stage.threads,
           .job_key = stage.job_key,
           .tty_fd = first ? stage.err_terminal.get() : -1,
-          .out_tty_fd = first ? stage.out_terminal.get() : -1};
+          .out_tty_fd = first ? stage.out_terminal.get() : -1,
+          .flight_fd = stage.flights ? stage.flights->descriptor() : -1};
 }
 
 /// What a rank finds open under the numbers that its environment names.
 std::vector<int> inherited(const RankPlace& place) {
-  std::vector<int> fds = {place.listen_fd, place.tty_fd, place.out_tty_fd};
+  std::vector<int> fds = {place.listen_fd, place.tty_fd, place.out_tty_fd, place.flight_fd};
   std::erase(fds, -1);
   return fds;
 }
@@ -98,7 +111,9 @@ JobEnd Launcher::run(const LocalJob& job) {
     stage.socket.fd
         .close();  // rank 0 has inherited it; a copy here would keep the port open after rank 0 has ended
   }
-  return supervisor.run();
+  JobEnd end = supervisor.run();
+  if (stage.flights) end.flights = stage.flights->read();
+  return end;
 }
 
 std::optional<int> Launcher::pause(double seconds) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "trireme/base/env.h"
+#include "trireme/base/flight_record.h"
 #include "trireme/launch/exits.h"
 #include "trireme/launch/fd.h"
 #include "trireme/launch/signals.h"
@@ -33,6 +34,7 @@ struct JobEnd {
   int code = 0;                        ///< the job's exit code, as run_local() returns it
   std::optional<RankExit> cause = {};  ///< the failure that decides the code; none: there was none
   std::vector<RankExit> exits = {};    ///< of all ranks, in the order seen
+  std::vector<Flight> flights = {};    ///< by rank; empty where there was no memory to keep them
   int signal = 0;                      ///< SIGINT or SIGTERM that asked the launcher to stop; 0: none
 };
 
@@ -61,7 +63,8 @@ class Launcher {
 /// TRIREME_LAUNCHER=trireme, TRIREME_JOB_KEY (random, the same for all), and OMP_NUM_THREADS (cores / ranks)
 /// unless set. The launcher binds the
 /// rendezvous socket to a free loopback port itself and rank 0 inherits it as TRIREME_LISTEN_FD, so that no
-/// port is ever guessed. stdin of all ranks is empty.
+/// port is ever guessed. stdin of all ranks is empty. All inherit TRIREME_FLIGHT_FD, where they note what
+/// they do, for who asks when one has died.
 ///
 /// stdout of rank 0 passes through untouched; stderr of every rank and stdout of ranks above 0 go to stderr
 /// line by line, prefixed "[r1] " (rank 0 unprefixed), and all of it to log_dir. A line that several ranks

@@ -8,6 +8,7 @@ namespace {
 constexpr const char* kLeftByOuterLaunchers[] = {"TRIREME_LISTEN_FD",
                                                  "TRIREME_TTY_FD",
                                                  "TRIREME_OUT_TTY_FD",
+                                                 "TRIREME_FLIGHT_FD",
                                                  "TRIREME_JOB_KEY",
                                                  "GROUP_RANK",
                                                  "GROUP_WORLD_SIZE",
@@ -34,6 +35,7 @@ Environment rank_environment(const Environment& base, const RankPlace& place) {
   if (place.listen_fd >= 0) made.set("TRIREME_LISTEN_FD", std::to_string(place.listen_fd));
   if (place.tty_fd >= 0) made.set("TRIREME_TTY_FD", std::to_string(place.tty_fd));
   if (place.out_tty_fd >= 0) made.set("TRIREME_OUT_TTY_FD", std::to_string(place.out_tty_fd));
+  if (place.flight_fd >= 0) made.set("TRIREME_FLIGHT_FD", std::to_string(place.flight_fd));
   if (!made.get("OMP_NUM_THREADS")) made.set("OMP_NUM_THREADS", std::to_string(place.threads));
   return made;
 }

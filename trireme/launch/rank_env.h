@@ -16,6 +16,7 @@ struct RankPlace {
   std::string job_key = {};  ///< random, equal for all ranks of a job; empty: none
   int tty_fd = -1;           ///< the terminal that shows this rank's stderr as it comes; -1: none
   int out_tty_fd = -1;       ///< the terminal that shows its stdout; -1: none
+  int flight_fd = -1;        ///< the launcher's FlightRecord; -1: none
 };
 
 /// `base` with the variables of the rank. What an outer launcher left there and would contradict it is

@@ -42,7 +42,7 @@ JobEnd Supervisor::run() {
     tee_.tick(monotonic_seconds());
   }
   finish_output();
-  return {.code = verdict(), .cause = cause_, .exits = exits_, .signal = forwarded_};
+  return {.code = verdict(), .cause = cause_, .exits = exits_, .flights = {}, .signal = forwarded_};
 }
 
 void Supervisor::wait_for_events() {
@@ -123,6 +123,7 @@ void Supervisor::collect(Rank& rank) {
                     .end = end,
                     .asked = rank.asked,
                     .starved = starved,
+                    .stuck = rank.stuck,
                     .at = monotonic_seconds()});
   const RankExit& exit = exits_.back();
   const bool heeded = forwarded_ != 0 && stopped_in_order(exit);
@@ -243,8 +244,10 @@ void Supervisor::ask_to_stop() {
 void Supervisor::kill_stubborn(const std::string& when) {
   killed_stubborn_ = true;
   std::vector<std::string> names;
-  for (const Rank& rank : ranks_) {
-    if (rank.child.running()) names.push_back(std::to_string(rank.rank));
+  for (Rank& rank : ranks_) {
+    if (!rank.child.running()) continue;
+    names.push_back(std::to_string(rank.rank));
+    rank.stuck = rank.child.kernel_state();
   }
   kill_all();
   tee_.settle();

@@ -22,6 +22,7 @@ struct Rank {
   Child child;
   Fd out, err;
   bool asked = false;  ///< told to stop
+  char stuck = 0;      ///< as RankExit has it
 };
 
 class Supervisor {

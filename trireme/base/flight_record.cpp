@@ -1,0 +1,198 @@
+#include "trireme/base/flight_record.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+
+namespace trireme {
+namespace {
+
+constexpr uint64_t kMagic = 0x7472697265666c31;  // "triref" and the version of what follows
+constexpr size_t kGroups = 16;
+
+template <size_t kSize>
+using Text = std::array<char, kSize>;
+
+template <size_t kSize>
+void put(Text<kSize>& to, std::string_view text) {
+  const size_t count = std::min(text.size(), kSize - 1);
+  std::memcpy(to.data(), text.data(), count);
+  to[count] = '\0';
+}
+
+template <size_t kSize>
+std::string get(const Text<kSize>& text) {
+  return {text.data(), ::strnlen(text.data(), kSize)};
+}
+
+template <size_t kSize>
+bool holds(const Text<kSize>& kept, std::string_view text) {
+  return std::string_view(kept.data()) == text.substr(0, kSize - 1);
+}
+
+struct Entry {
+  std::atomic<uint64_t> number;  ///< from 1; 0 while it is written
+  int64_t sequence;
+  double since;
+  char state;
+  Text<24> operation;
+  Text<40> group;
+  Text<64> subject;
+};
+
+struct GroupRanks {
+  Text<40> name;
+  Text<216> ranks;  ///< "0,2,4"; one that does not fit is not kept
+};
+
+/// Ranks as numbers; none where the text is no list of numbers.
+std::vector<int64_t> to_ranks(const std::string& text) {
+  std::vector<int64_t> ranks;
+  for (const std::string& word : split(text, ',')) {
+    int64_t rank = 0;
+    for (const char digit : word) {
+      if (digit < '0' || digit > '9' || rank > 1'000'000) return {};
+      rank = 10 * rank + (digit - '0');
+    }
+    ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+}  // namespace
+
+/// A rank's part. All of it is written by that rank alone.
+struct FlightRecord::Slot {
+  uint64_t magic;  ///< of the first slot, as the launcher has made it
+  std::atomic<uint32_t> joined;
+  std::atomic<uint32_t> groups;  ///< how many there are
+  std::array<GroupRanks, kGroups> group;
+  std::atomic<uint64_t> noted;  ///< operations so far
+  std::array<Entry, kKept> entry;
+};
+
+FlightRecord::FlightRecord(void* data, size_t bytes, int descriptor, int64_t rank)
+    : data_(data), bytes_(bytes), descriptor_(descriptor), rank_(rank) {}
+
+FlightRecord::FlightRecord(FlightRecord&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)),
+      bytes_(other.bytes_),
+      descriptor_(std::exchange(other.descriptor_, -1)),
+      rank_(other.rank_) {}
+
+FlightRecord::~FlightRecord() {
+  if (data_ != nullptr) ::munmap(data_, bytes_);
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+FlightRecord::Slot* FlightRecord::slots() const {
+  return static_cast<Slot*>(data_);
+}
+
+FlightRecord FlightRecord::make(int64_t ranks) {
+  const size_t bytes = sizeof(Slot) * static_cast<size_t>(ranks);
+  const int descriptor = ::memfd_create("trireme-flights", MFD_CLOEXEC);
+  if (descriptor >= 0 && ::posix_fallocate(descriptor, 0, static_cast<off_t>(bytes)) == 0) {
+    void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    if (data != MAP_FAILED) {
+      FlightRecord record(data, bytes, descriptor, -1);
+      record.slots()[0].magic = kMagic;
+      return record;
+    }
+  }
+  const std::string cause = errno_text(errno);
+  if (descriptor >= 0) ::close(descriptor);
+  throw EnvironmentError("[base.flight_record] no memory of {} bytes to share with ranks: {}; free some",
+                         bytes, cause);
+}
+
+FlightRecord FlightRecord::open(int descriptor, int64_t rank) {
+  struct stat file {};
+  const size_t needed = sizeof(Slot) * static_cast<size_t>(rank + 1);
+  const bool fits = rank >= 0 && ::fstat(descriptor, &file) == 0 && S_ISREG(file.st_mode) &&
+                    static_cast<size_t>(file.st_size) >= needed;
+  const auto bytes = static_cast<size_t>(file.st_size);
+  const int own = fits ? ::fcntl(descriptor, F_DUPFD_CLOEXEC, 3) : -1;
+  void* const data =
+      own < 0 ? MAP_FAILED : ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, own, 0);
+  if (data == MAP_FAILED || static_cast<const Slot*>(data)->magic != kMagic) {
+    if (data != MAP_FAILED) ::munmap(data, bytes);
+    if (own >= 0) ::close(own);
+    throw EnvironmentError(
+        "[base.flight_record] descriptor {} is no record with a place for rank {}; unset what names it",
+        descriptor, rank);
+  }
+  FlightRecord record(data, bytes, own, rank);
+  record.slots()[rank].joined = 1;
+  return record;
+}
+
+void FlightRecord::note(char state, std::string_view operation, int64_t sequence, std::string_view group,
+                        std::string_view subject, double now) noexcept {
+  Slot& slot = slots()[rank_];
+  const uint64_t noted = slot.noted.load(std::memory_order_relaxed);
+  Entry& last = slot.entry[(noted + kKept - 1) % kKept];
+  const bool same =
+      noted > 0 && last.sequence == sequence && holds(last.operation, operation) && holds(last.group, group);
+  const uint64_t number = same ? noted : noted + 1;
+  Entry& entry = slot.entry[(number - 1) % kKept];
+  entry.number.store(0, std::memory_order_release);
+  std::atomic_thread_fence(std::memory_order_release);
+  entry.sequence = sequence;
+  entry.since = now;
+  entry.state = state;
+  put(entry.operation, operation);
+  put(entry.group, group);
+  put(entry.subject, subject);
+  entry.number.store(number, std::memory_order_release);
+  slot.noted.store(number, std::memory_order_release);
+}
+
+void FlightRecord::note_group(std::string_view name, const std::vector<int64_t>& ranks) noexcept {
+  Slot& slot = slots()[rank_];
+  const uint32_t count = slot.groups.load(std::memory_order_relaxed);
+  uint32_t place = 0;
+  while (place < count && !holds(slot.group[place].name, name)) ++place;
+  std::string text;
+  for (const int64_t rank : ranks) text += (text.empty() ? "" : ",") + std::to_string(rank);
+  if (place == kGroups || text.size() >= sizeof(slot.group[place].ranks)) return;
+  put(slot.group[place].ranks, text);
+  put(slot.group[place].name, name);
+  slot.groups.store(std::max(count, place + 1), std::memory_order_release);
+}
+
+std::vector<Flight> FlightRecord::read() const {
+  std::vector<Flight> flights(bytes_ / sizeof(Slot));
+  for (size_t rank = 0; rank < flights.size(); ++rank) {
+    const Slot& slot = slots()[rank];
+    Flight& flight = flights[rank];
+    flight.joined = slot.joined != 0;
+    for (uint32_t i = 0; i < std::min<uint32_t>(slot.groups, kGroups); ++i)
+      flight.groups[get(slot.group[i].name)] = to_ranks(get(slot.group[i].ranks));
+    const uint64_t noted = slot.noted;
+    for (uint64_t number = noted < kKept ? 1 : noted - kKept + 1; number <= noted; ++number) {
+      const Entry& entry = slot.entry[(number - 1) % kKept];
+      if (entry.number != number) continue;
+      flight.entries.push_back({.state = entry.state,
+                                .sequence = entry.sequence,
+                                .since = entry.since,
+                                .operation = get(entry.operation),
+                                .group = get(entry.group),
+                                .subject = get(entry.subject)});
+    }
+  }
+  return flights;
+}
+
+}  // namespace trireme

@@ -1,0 +1,68 @@
+#pragma once
+// What the ranks of a host did last, in memory that outlives them: the launcher makes it, each rank notes its
+// own operations there, and when one has died the launcher reads what all were doing.
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace trireme {
+
+/// One operation of a rank. Texts are cut to what the memory holds.
+struct FlightEntry {
+  char state = 'i';  ///< 'i' inside, 'd' done, 'f' failed
+  int64_t sequence = 0;
+  double since = 0.0;  ///< seconds since 1970 of the last change of `state`
+  std::string operation;
+  std::string group;
+  std::string subject = {};  ///< what the operation works on; may be empty
+};
+
+/// What is known of one rank.
+struct Flight {
+  bool joined = false;                                      ///< it has opened the record
+  std::vector<FlightEntry> entries = {};                    ///< its last operations, the newest last
+  std::map<std::string, std::vector<int64_t>> groups = {};  ///< ranks by name, of the groups that it has made
+};
+
+class FlightRecord {
+ public:
+  /// Operations of a rank that are kept.
+  static constexpr size_t kKept = 8;
+
+  /// Of `ranks` ranks. Throws EnvironmentError where there is no memory for it.
+  static FlightRecord make(int64_t ranks);
+  /// The one behind a descriptor that a launcher has handed on, for `rank`. Throws EnvironmentError when it
+  /// is none, or has no such rank.
+  static FlightRecord open(int descriptor, int64_t rank);
+  FlightRecord(FlightRecord&& other) noexcept;
+  FlightRecord& operator=(FlightRecord&&) = delete;
+  ~FlightRecord();
+
+  /// To be handed on; closes on exec.
+  int descriptor() const { return descriptor_; }
+
+  /// `entry` is the newest of this rank; the same operation in another state takes its place. Copies a few
+  /// words. One thread at a time.
+  void note(char state, std::string_view operation, int64_t sequence, std::string_view group,
+            std::string_view subject, double now) noexcept;
+  /// This rank has made a group of `ranks`. As note().
+  void note_group(std::string_view name, const std::vector<int64_t>& ranks) noexcept;
+
+  /// Of each rank. What a rank was just writing when it died is left out.
+  std::vector<Flight> read() const;
+
+ private:
+  struct Slot;
+  FlightRecord(void* data, size_t bytes, int descriptor, int64_t rank);
+  Slot* slots() const;
+
+  void* data_;
+  size_t bytes_;
+  int descriptor_;
+  int64_t rank_;
+};
+
+}  // namespace trireme

@@ -1,0 +1,29 @@
+#pragma once
+// What a job that failed is told about in words: how each rank ended, what it did last, and for whom it
+// waited. Pure.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "trireme/launch/local.h"
+
+namespace trireme::launch {
+
+/// The ranks for which `rank` waited in its last operation, since they had not come as far: empty when it was
+/// in none, or when nothing is known of its group.
+std::vector<int64_t> missed_by(const JobEnd& end, int64_t rank);
+
+/// The rank that the failure began with: where a rank lost its peers one that had to be killed since it did
+/// not stop, before others one that was missed; else that of `end.cause`, which there must be.
+int64_t first_to_fail(const JobEnd& end);
+
+/// Why the job failed: "rank 1 (pid 7) was killed by signal 9 (SIGKILL)", "rank 0 (pid 6) exited with code 5
+/// (lost a peer or a deadline): it waited for rank 1 in all_gather #41 of group dp; rank 1 (pid 7) did not
+/// stop when it was told to and was killed (it had been stopped by a signal)". There must be a cause.
+std::string cause_in_words(const JobEnd& end);
+
+/// The cause, and of each rank how it ended and its last operations with their age in seconds at `now`
+/// (since 1970). Lines end with a newline.
+std::string crash_report(const JobEnd& end, double now);
+
+}  // namespace trireme::launch
