@@ -11,8 +11,11 @@
 #include "trireme/base/terminal.h"
 #include "trireme/base/text.h"
 #include "trireme/checkpoint/checkpoint.h"
+#include "trireme/checkpoint/model_folder.h"
+#include "trireme/checkpoint/new_folder.h"
 #include "trireme/checkpoint/source.h"
 #include "trireme/checkpoint/store.h"
+#include "trireme/cli/ckpt.h"
 #include "trireme/cli/front.h"
 #include "trireme/cli/runs.h"
 #include "trireme/report/table.h"
@@ -35,6 +38,8 @@ struct Options {
   std::string path, other;
   int64_t keep = 0;
   int64_t files = 1;
+  std::string to;
+  bool force = false;
   bool weights_only = false;
   bool json = false;
 };
@@ -62,7 +67,8 @@ std::string checkpoints_of(const std::string& word, const Front& front) {
 /// A checkpoint or a safetensors file by its path, or the newest checkpoint of a run that is whole.
 std::string find_source(const std::string& word, const Front& front) {
   std::error_code error;
-  if (is_checkpoint(word) || fs::is_regular_file(word, error)) return word;
+  if (is_checkpoint(word) || fs::is_regular_file(word, error) || checkpoint::is_model_folder(word))
+    return word;
   const std::string folder = checkpoints_of(word, front);
   const checkpoint::Newest newest = checkpoint::newest_checkpoint(Folder(folder));
   for (const std::string& reason : newest.passed_over) log_warning("passed over {}", reason);
@@ -232,6 +238,24 @@ int diff(const Options& options, const Front& front) {
   return code;
 }
 
+void check_files(const Options& options) {
+  if (options.files >= 1 && options.files <= 65536) return;
+  throw ConfigError("[cli.ckpt] --files {} is not 1 to 65536", options.files);
+}
+
+/// As PyTorch's distributed checkpoint reads it.
+void convert_to_dcp(const checkpoint::Source& source, const Options& options,
+                    const checkpoint::Conversion& how) {
+  check_files(options);
+  std::vector<std::string> tensors;
+  for (const auto& [name, tensor] : source.tensors()) {
+    if (!how.select || how.select(name)) tensors.push_back(name);
+  }
+  checkpoint::NewFolder out(options.other, options.force);
+  checkpoint::write_dcp_files(out.folder(), source, tensors, options.files);
+  out.commit();
+}
+
 int convert(const Options& options, const Front& front) {
   const std::string from = find_source(options.path, front);
   const auto source = checkpoint::open_source(from);
@@ -246,13 +270,16 @@ int convert(const Options& options, const Front& front) {
     if (!options.weights_only) how.state = Json::parse(found.state()).value("run", Json::object()).dump();
   }
   std::string written = options.other;
-  if (options.other.ends_with(".safetensors")) {
+  if (options.to == "dcp") {
+    convert_to_dcp(*source, options, how);
+  } else if (!options.to.empty()) {
+    throw ConfigError("[cli.ckpt] --to {} is unknown; it can be dcp", options.to);
+  } else if (options.other.ends_with(".safetensors")) {
     if (options.files != 1)
       throw ConfigError("[cli.ckpt] --files {} and one file {}; name a folder", options.files, options.other);
     checkpoint::convert_to_file(*source, options.other, how);
   } else {
-    if (options.files < 1 || options.files > 65536)
-      throw ConfigError("[cli.ckpt] --files {} is not 1 to 65536", options.files);
+    check_files(options);
     written += "/" + checkpoint::convert_to_checkpoint(*source, options.other, how);
   }
   if (options.json) {
@@ -303,7 +330,9 @@ void add_ckpt(CLI::App& app, Front& front) {
       app.add_subcommand("ckpt", "Look at checkpoints, verify, compare, convert and remove them");
   ckpt->require_subcommand(1);
   constexpr const char* kRun = "Run directory, its --name, 'latest', or a folder of checkpoints";
-  constexpr const char* kOne = "Checkpoint, safetensors file, or run (its newest checkpoint that is whole)";
+  constexpr const char* kOne =
+      "Checkpoint, safetensors file, folder of Hugging Face or DCP, or run (its newest checkpoint that is "
+      "whole)";
   CLI::App* verb = add_verb(*ckpt, front, options, "list", "Checkpoints of a run, oldest first", list);
   add_path(verb, "RUN", options->path, kRun);
   verb = add_verb(*ckpt, front, options, "inspect", "What a checkpoint or a safetensors file holds", inspect);
@@ -319,7 +348,11 @@ void add_ckpt(CLI::App& app, Front& front) {
   add_path(verb, "FROM", options->path, kOne);
   add_path(verb, "TO", options->other, "FILE.safetensors, or a folder of checkpoints");
   verb->add_option("--files", options->files, "Files of the new checkpoint (default: 1)")->option_text("N");
+  verb->add_option("--to", options->to, "dcp: a folder that PyTorch's HuggingFaceStorageReader reads")
+      ->option_text("FORMAT");
+  verb->add_flag("--force", options->force, "With --to: replace TO if it is a folder of files");
   verb->add_flag("--weights-only", options->weights_only, "Leave the optimizer's state out");
+  add_hugging_face(*ckpt, front);
   verb = add_verb(*ckpt, front, options, "prune", "Remove all but the newest that are whole", prune);
   add_path(verb, "RUN", options->path, kRun);
   verb->add_option("--keep", options->keep, "How many stay")->required()->option_text("N");

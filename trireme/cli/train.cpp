@@ -12,6 +12,7 @@
 #include "trireme/cli/data_path.h"
 #include "trireme/cli/front.h"
 #include "trireme/cli/train_job.h"
+#include "trireme/cli/weights.h"
 #include "trireme/plan/policy.h"
 #include "trireme/plan/world.h"
 #include "trireme/report/cost_table.h"
@@ -60,6 +61,8 @@ int become_rank(TrainArguments options, Front& front, const plan::WorldSpec& wor
   plan::ResolvedConfig resolved = plan::load(sources, front.environment);
   settle_data_path(resolved.config, options.job.config);
   settle_schedule_path(resolved.config);
+  settle_weights_path(resolved.config);
+  check_weights(resume, resolved.config);
   using plan::Device;
   const Device device = resolved.config.device;
   const Device expected = device != Device::kAuto ? device : kHasCuda ? Device::kCuda : Device::kCpu;
@@ -108,6 +111,7 @@ std::string summary_of(const FinishedJob& finished) {
 int dry_run(TrainJob job, const Front& front) {
   const std::optional<ResumePoint> resume = find_resume_point(job, front);
   const PreparedJob prepared = prepare_train_job(job, front);
+  check_weights(resume, prepared.config.config);
   if (resume && !job.quiet) {
     const std::string& run = resume->run_directory;
     log_info("resume  {}", run.empty() ? "would begin a new run" : "would go on in " + report::as_typed(run));

@@ -12,6 +12,7 @@
 #include "trireme/cli/gpu_count.h"
 #include "trireme/cli/runs.h"
 #include "trireme/cli/train_attempts.h"
+#include "trireme/cli/weights.h"
 #include "trireme/launch/exits.h"
 #include "trireme/launch/local.h"
 #include "trireme/report/run_dir.h"
@@ -194,6 +195,7 @@ PreparedJob prepare_train_job(const TrainJob& job, const Front& front) {
   }
   settle_data_path(config, job.config);
   settle_schedule_path(config);
+  settle_weights_path(config);
   const int64_t ranks = choose_ranks(job.ranks, device, gpus);
   const RunPlan run = plan_run(config, device, ranks, memory_for(device, ranks));
   return {std::move(resolved), run};
@@ -203,6 +205,7 @@ FinishedJob run_train_job(TrainJob job, Front& front) {
   const std::optional<ResumePoint> resume = find_resume_point(job, front);
   PreparedJob prepared = prepare_train_job(job, front);
   check_memory(prepared.plan, prepared.config.config);
+  check_weights(resume, prepared.config.config);
   const std::string worker = worker_path();
   Request request = train_request(job, front, prepared.config, resume);
   request.finishes = false;

@@ -1,0 +1,243 @@
+// trireme ckpt import-hf and export-hf: models of Hugging Face's transformers as runs, and the other way
+// round. Tensors are streamed: what is held is some MiB, however large the model.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "trireme/base/file.h"
+#include "trireme/base/text.h"
+#include "trireme/checkpoint/fit.h"
+#include "trireme/checkpoint/model_folder.h"
+#include "trireme/checkpoint/new_folder.h"
+#include "trireme/cli/ckpt.h"
+#include "trireme/cli/front.h"
+#include "trireme/cli/weights.h"
+#include "trireme/plan/hugging_face.h"
+#include "trireme/report/run_dir.h"
+
+namespace trireme::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+/// Of an imported model: what a fine-tuning run can be expected to hold; --data.seq_len says otherwise.
+constexpr int64_t kUsualLength = 1024;
+
+struct ImportOptions {
+  std::string folder, name;
+  std::vector<std::string> ignored;
+  bool drop_extra = false;
+  bool json = false;
+};
+
+std::string name_of(const ImportOptions& options) {
+  if (!options.name.empty()) return options.name;
+  return fs::weakly_canonical(fs::absolute(options.folder)).filename().string();
+}
+
+void fill(const report::RunDirectory& run, plan::Config config, const checkpoint::Source& weights,
+          const std::string& from) {
+  const std::string file = run.file("checkpoints/final/model.safetensors");
+  make_directories(fs::path(file).parent_path());
+  const std::vector<std::string> names = checkpoint::parameter_names(plan::describe(config.model, 1));
+  const std::set<std::string> wanted(names.begin(), names.end());
+  checkpoint::convert_to_file(
+      weights, file, {.select = [&wanted](const std::string& name) { return wanted.contains(name); }});
+  make_directories(run.file(kImported));
+  const checkpoint::Folder beside(run.file(kImported));
+  checkpoint::carry_file(from, checkpoint::kModelConfigName, beside);
+  for (const std::string& name : checkpoint::carried_files(from)) checkpoint::carry_file(from, name, beside);
+  config.model.weights = fs::canonical(file);
+  write_file_atomic(run.file("config.yaml"), plan::to_yaml({config, {}}));
+}
+
+int import_hf(const ImportOptions& options, const Front& front) {
+  plan::Config config;
+  config.name = name_of(options);
+  const std::set<std::string> ignored(options.ignored.begin(), options.ignored.end());
+  config.model = plan::from_hugging_face(checkpoint::read_model_config(options.folder),
+                                         options.folder + "/" + checkpoint::kModelConfigName, ignored);
+  config.data.seq_len = std::min(config.model.max_seq_len, kUsualLength);
+  const auto weights = checkpoint::open_model_folder(options.folder);
+  checkpoint::check_fit(*weights, plan::describe(config.model, config.data.seq_len), options.drop_extra);
+  checkpoint::check_tied_head(options.folder);
+  const auto run = report::RunDirectory::create(front.runs_root(), config.name,
+                                                {.command = front.command,
+                                                 .config_yaml = plan::to_yaml({config, {}}),
+                                                 .device = "cpu",
+                                                 .mesh = "",
+                                                 .ranks = 1});
+  try {
+    fill(run, config, *weights, options.folder);
+  } catch (const Error& error) {
+    run.finish(static_cast<int>(error.exit_code()));
+    throw;
+  }
+  run.finish(0);
+  const std::string path = report::as_typed(run.path());
+  if (options.json) {
+    const int64_t params = plan::describe(config.model, config.data.seq_len).params;
+    fmt::print("{}\n", Json{{"schema", "trireme.ckpt.import-hf/1"},
+                            {"from", options.folder},
+                            {"run", run.path()},
+                            {"config", run.file("config.yaml")},
+                            {"family", plan::name(config.model.family)},
+                            {"params", params}}
+                           .dump(2));
+  } else {
+    fmt::print("{}\ntrain from it: trireme train {}/config.yaml --data.path=TEXT\n", path, path);
+  }
+  return 0;
+}
+
+struct ExportOptions {
+  std::string weights, out, config, tokenizer;
+  std::string dtype;
+  std::string max_shard_size = "5GB";
+  bool force = false;
+  bool json = false;
+};
+
+struct DtypeWords {
+  const char *word, *stored, *theirs;
+};
+constexpr DtypeWords kDtypes[] = {
+    {"fp32", "F32", "float32"}, {"bf16", "BF16", "bfloat16"}, {"fp16", "F16", "float16"}};
+
+/// As safetensors has it.
+std::string stored_dtype(const std::string& word) {
+  if (word.empty()) return {};
+  std::vector<std::string> words;
+  for (const DtypeWords& dtype : kDtypes) {
+    if (word == dtype.word) return dtype.stored;
+    words.emplace_back(dtype.word);
+  }
+  throw ConfigError("[cli.ckpt] --dtype {} is unknown; choose one of {}", word, join(words, ", "));
+}
+
+int64_t parse_size(const std::string& text) {
+  struct Unit {
+    const char* word;
+    double bytes;
+  };
+  constexpr Unit kUnits[] = {{"", 1.0},       {"B", 1.0},         {"KB", 1e3},
+                             {"MB", 1e6},     {"GB", 1e9},        {"TB", 1e12},
+                             {"KiB", 1024.0}, {"MiB", 1048576.0}, {"GiB", 1073741824.0}};
+  double count = 0.0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
+  const std::string word(end, text.data() + text.size());
+  for (const Unit& unit : kUnits) {
+    const double bytes = count * unit.bytes;
+    if (error == std::errc() && word == unit.word && bytes >= 1.0 && bytes <= 1e18)
+      return static_cast<int64_t>(bytes);
+  }
+  throw ConfigError("[cli.ckpt] --max-shard-size {} is no size; write it as 5GB, 500MB or 2GiB", text);
+}
+
+/// Of the files: the one that all parameters have, else that of training.
+std::string dtype_of(const checkpoint::Source& weights, const std::vector<std::string>& names,
+                     const std::string& asked_for) {
+  std::set<std::string> dtypes;
+  for (const std::string& name : names)
+    dtypes.insert(asked_for.empty() ? weights.tensors().at(name).dtype : asked_for);
+  for (const DtypeWords& dtype : kDtypes) {
+    if (dtypes == std::set<std::string>{dtype.stored}) return dtype.theirs;
+  }
+  return "float32";
+}
+
+/// Ids that text begins and ends with, which weights do not say.
+void carry_tokens(const std::string& from, Json& config) {
+  if (from.empty() || !fs::exists(from + "/" + checkpoint::kModelConfigName)) return;
+  const nlohmann::json theirs = checkpoint::read_model_config(from);
+  for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
+    if (theirs.contains(key)) config[key] = theirs[key];
+  }
+}
+
+int export_hf(const ExportOptions& options, const Front& front) {
+  const std::string dtype = stored_dtype(options.dtype);
+  const int64_t max_file_bytes = parse_size(options.max_shard_size);
+  FoundWeights found = find_weights(options.weights, options.config, front);
+  if (!options.tokenizer.empty()) found.came_with = options.tokenizer;
+  const auto weights = checkpoint::open_source(found.path);
+  const plan::ModelFacts facts = plan::describe(found.model, found.model.max_seq_len);
+  checkpoint::check_fit(*weights, facts);
+  const std::vector<std::string> names = checkpoint::parameter_names(facts);
+  Json config = plan::to_hugging_face(found.model, dtype_of(*weights, names, dtype));
+  carry_tokens(found.came_with, config);
+  checkpoint::NewFolder out(options.out, options.force);
+  checkpoint::write_model_files(out.folder(), *weights, names,
+                                {.dtype = dtype, .max_file_bytes = max_file_bytes});
+  out.folder().write_file(checkpoint::kModelConfigName, config.dump(2) + "\n");
+  std::vector<std::string> carried;
+  if (!found.came_with.empty()) carried = checkpoint::carried_files(found.came_with);
+  for (const std::string& name : carried) checkpoint::carry_file(found.came_with, name, out.folder());
+  out.commit();
+  if (options.json) {
+    fmt::print("{}\n", Json{{"schema", "trireme.ckpt.export-hf/1"},
+                            {"from", found.path},
+                            {"to", options.out},
+                            {"tensors", names.size()},
+                            {"carried", carried}}
+                           .dump(2));
+  } else {
+    fmt::print("{}\n", options.out);
+  }
+  return 0;
+}
+
+CLI::App* add_verb(CLI::App& ckpt, Front& front, const char* name, const char* text,
+                   std::function<int()> action) {
+  CLI::App* verb = ckpt.add_subcommand(name, text);
+  verb->callback([&front, action = std::move(action)] { front.action = action; });
+  return verb;
+}
+
+void add_import(CLI::App& ckpt, Front& front) {
+  auto options = std::make_shared<ImportOptions>();
+  CLI::App* verb = add_verb(ckpt, front, "import-hf", "Make a run of a Hugging Face folder (Llama, GPT-2)",
+                            [options, &front] { return import_hf(*options, front); });
+  verb->add_option("FOLDER", options->folder, "With config.json and safetensors files")
+      ->required()
+      ->option_text(" ");
+  verb->add_option("--name", options->name, "Of the run (default: the folder's)")->option_text("NAME");
+  verb->add_option("--ignore", options->ignored, "Keys of config.json that are left out of account")
+      ->option_text("KEY...");
+  verb->add_flag("--drop-extra", options->drop_extra, "Leave out tensors that the model does not have");
+  verb->add_flag("--json", options->json, "One JSON document");
+}
+
+void add_export(CLI::App& ckpt, Front& front) {
+  auto options = std::make_shared<ExportOptions>();
+  CLI::App* verb = add_verb(ckpt, front, "export-hf", "Write a folder that Hugging Face's transformers loads",
+                            [options, &front] { return export_hf(*options, front); });
+  verb->add_option("WEIGHTS", options->weights, "Run, checkpoint, or with --config anything with tensors")
+      ->required()
+      ->option_text(" ");
+  verb->add_option("OUT", options->out, "Folder that does not exist yet")->required()->option_text(" ");
+  verb->add_option("--dtype", options->dtype, "fp32, bf16 or fp16 (default: as they are)")
+      ->option_text("DTYPE");
+  verb->add_option("--max-shard-size", options->max_shard_size, "Of a file (default: 5GB)")
+      ->option_text("SIZE");
+  verb->add_option("--tokenizer", options->tokenizer, "Folder whose tokenizer files are copied")
+      ->option_text("FOLDER");
+  verb->add_option("--config", options->config, "YAML of the model")->option_text("FILE");
+  verb->add_flag("--force", options->force, "Replace OUT if it is a folder of files");
+  verb->add_flag("--json", options->json, "One JSON document");
+}
+
+}  // namespace
+
+void add_hugging_face(CLI::App& ckpt, Front& front) {
+  add_import(ckpt, front);
+  add_export(ckpt, front);
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,157 @@
+#include "trireme/cli/weights.h"
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/checkpoint/checkpoint.h"
+#include "trireme/checkpoint/fit.h"
+#include "trireme/checkpoint/model_folder.h"
+#include "trireme/checkpoint/strict_json.h"
+#include "trireme/cli/runs.h"
+#include "trireme/plan/hugging_face.h"
+
+namespace trireme::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kFinal = "checkpoints/final/model.safetensors";
+
+bool is_there(const std::string& path) {
+  std::error_code error;
+  return fs::exists(path, error);
+}
+
+bool describes_itself(const std::string& path) {
+  return checkpoint::is_model_folder(path) && is_there(path + "/" + checkpoint::kModelConfigName);
+}
+
+/// Keys that are of no consequence for weights take the values of `other`.
+plan::ModelConfig alike_in_the_rest(plan::ModelConfig model, const plan::ModelConfig& other) {
+  model.preset = other.preset;
+  model.weights = other.weights;
+  model.dropout = other.dropout;
+  const bool llama = model.family == plan::ModelFamily::kLlama;
+  if (llama) model.max_seq_len = other.max_seq_len;
+  if (!llama) model.rope_theta = other.rope_theta;
+  if (model.rope_scaling == plan::RopeScaling::kNone) {
+    model.rope_factor = other.rope_factor;
+    model.rope_low_freq_factor = other.rope_low_freq_factor;
+    model.rope_high_freq_factor = other.rope_high_freq_factor;
+    model.rope_original_len = other.rope_original_len;
+  }
+  return model;
+}
+
+plan::ModelConfig model_of_folder(const std::string& path) {
+  return plan::from_hugging_face(checkpoint::read_model_config(path),
+                                 path + "/" + checkpoint::kModelConfigName);
+}
+
+/// Weights with other norms or frequencies than they were trained with fit, and are of no use.
+void check_same_model(const plan::Config& config) {
+  plan::Config theirs = config;
+  theirs.model = alike_in_the_rest(model_of_folder(config.model.weights), config.model);
+  std::vector<std::string> keys;
+  for (const std::string& key : plan::differing_keys(theirs, config)) keys.push_back(key);
+  if (keys.empty()) return;
+  throw ConfigError(
+      "[cli.weights] model.weights={} is of a model with other values of {}; 'trireme ckpt import-hf {}' "
+      "writes a config that fits",
+      config.model.weights, join(keys, ", "), config.model.weights);
+}
+
+plan::Config load_config(const std::string& path, const std::string& text) {
+  return plan::load({.path = path, .text = text, .overrides = {}}, Environment()).config;
+}
+
+/// Follows model.weights from run to run.
+std::string came_with(plan::Config config, std::string run) {
+  constexpr int kFurthest = 16;
+  for (int i = 0; i < kFurthest; ++i) {
+    if (is_there(run + "/" + kImported)) return run + "/" + kImported;
+    const std::string& weights = config.model.weights;
+    if (weights.empty()) return {};
+    if (describes_itself(weights)) return weights;
+    run = fs::path(weights).parent_path().parent_path().parent_path();
+    if (!is_there(run + "/config.yaml")) return {};
+    config = load_config(run + "/config.yaml", "");
+  }
+  return {};
+}
+
+plan::ModelConfig complete_model(const plan::Config& config) {
+  return plan::complete(config.model, config.data.seq_len);
+}
+
+FoundWeights of_checkpoint(const std::string& path) {
+  const checkpoint::Checkpoint found(path);
+  const auto state = checkpoint::parse_json(found.state(), path);
+  const auto run = state.find("run");
+  if (run == state.end() || !run->is_object() || !run->contains("config"))
+    throw ConfigError("[cli.weights] {} does not say what model it is of; add --config CONFIG.yaml", path);
+  const plan::Config config = load_config("", checkpoint::text_of(*run, "config", path));
+  return {path, complete_model(config), came_with(config, fs::path(path).parent_path().parent_path())};
+}
+
+/// Final weights are those of the last attempt where that has left its summary.
+FoundWeights of_run(const std::string& word, const Front& front) {
+  const auto run = find_run(word, front.runs_root(), {.what = "weights", .file = "checkpoints"});
+  const plan::Config config = load_config(run.file("config.yaml"), "");
+  const bool ended = is_there(run.file("summary.json")) || !is_there(run.file("checkpoints/GENERATION"));
+  if (ended && is_there(run.file(kFinal)))
+    return {run.file(kFinal), complete_model(config), came_with(config, run.path())};
+  const checkpoint::Newest newest =
+      checkpoint::newest_checkpoint(checkpoint::Folder(run.file("checkpoints")));
+  for (const std::string& reason : newest.passed_over) log_warning("passed over {}", reason);
+  if (newest.checkpoint) return of_checkpoint(newest.checkpoint->path());
+  throw ConfigError(
+      "[cli.weights] {} has neither final weights nor a checkpoint that is whole; name another run",
+      run.path());
+}
+
+}  // namespace
+
+void settle_weights_path(plan::Config& config) {
+  std::string& path = config.model.weights;
+  if (path.empty()) return;
+  path = fs::absolute(path).lexically_normal().string();
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+}
+
+void check_weights(const std::optional<ResumePoint>& resume, const plan::Config& config) {
+  const bool goes_on = resume && !(resume->run_directory.empty() && resume->checkpoint.empty());
+  const std::string& path = config.model.weights;
+  if (path.empty() || goes_on) return;
+  if (!is_there(path))
+    throw ConfigError(
+        "[cli.weights] model.weights={}: there is nothing; name a Hugging Face folder, a checkpoint or a "
+        "safetensors file",
+        path);
+  const auto source = checkpoint::open_source(path);
+  if (describes_itself(path)) check_same_model(config);
+  checkpoint::check_fit(*source, plan::describe(config.model, config.data.seq_len));
+}
+
+FoundWeights find_weights(const std::string& word, const std::string& config, const Front& front) {
+  FoundWeights found;
+  if (describes_itself(word)) {
+    found = {word, config.empty() ? model_of_folder(word) : plan::ModelConfig(), word};
+  } else if (!config.empty() && (is_there(word + "/index.json") || checkpoint::is_model_folder(word) ||
+                                 fs::is_regular_file(word))) {
+    found.path = word;
+  } else if (is_there(word + "/index.json")) {
+    found = of_checkpoint(fs::canonical(word));
+  } else if (fs::is_regular_file(word) || checkpoint::is_model_folder(word)) {
+    throw ConfigError("[cli.weights] {} does not say what model it is of; add --config CONFIG.yaml", word);
+  } else {
+    found = of_run(word, front);
+  }
+  if (!config.empty()) found.model = complete_model(load_config(config, ""));
+  return found;
+}
+
+}  // namespace trireme::cli

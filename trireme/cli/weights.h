@@ -1,0 +1,34 @@
+#pragma once
+// Weights that a run begins with, or that leave one: what `model.weights` and `trireme ckpt export-hf` name.
+#include <optional>
+#include <string>
+
+#include "trireme/cli/front.h"
+#include "trireme/cli/train_job.h"
+#include "trireme/plan/config.h"
+
+namespace trireme::cli {
+
+/// Of an imported run: what came with its weights.
+inline constexpr const char* kImported = "hugging_face";
+
+/// Makes model.weights a path from the root, so that it means the same elsewhere.
+void settle_weights_path(plan::Config& config);
+
+/// Throws ConfigError when a new run's model.weights is not there or is of a model with other keys, DataError
+/// when it does not hold the weights of the run's model. A run that goes on does not need them.
+void check_weights(const std::optional<ResumePoint>& resume, const plan::Config& config);
+
+/// Where weights are, and what model they are of.
+struct FoundWeights {
+  std::string path;            ///< for checkpoint::open_source()
+  plan::ModelConfig model;     ///< complete
+  std::string came_with = {};  ///< a folder with the tokenizer's files; empty: not known
+};
+
+/// Of a run (its final weights if it has come to its end, else its newest checkpoint that is whole), a
+/// checkpoint, a Hugging Face folder, or with `config`, a YAML file, anything with tensors. Throws
+/// ConfigError when there is none, or it does not say what model it is of.
+FoundWeights find_weights(const std::string& word, const std::string& config, const Front& front);
+
+}  // namespace trireme::cli
