@@ -1,0 +1,190 @@
+// trireme ckpt import-hf, export-hf and convert --to dcp, and model.weights before a run begins.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tests/checkpoint/saved.h"
+#include "tests/cli/front_process.h"
+#include "trireme/checkpoint/source.h"
+#include "trireme/checkpoint/tensor_file.h"
+#include "trireme/plan/hugging_face.h"
+#include "trireme/plan/model_facts.h"
+
+namespace trireme::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+plan::ModelConfig small_llama() {
+  return {.family = plan::ModelFamily::kLlama,
+          .n_layers = 2,
+          .d_model = 16,
+          .n_heads = 4,
+          .n_kv_heads = 2,
+          .d_ff = 24,
+          .vocab_size = 256,
+          .max_seq_len = 64,
+          .rope_theta = 1000.0};
+}
+
+/// Bytes that count up.
+class Bytes : public checkpoint::Source {
+ public:
+  explicit Bytes(const plan::ModelConfig& model) : Source("bytes") {
+    for (const plan::UnitSpec& unit : plan::describe(model, 64).units) {
+      for (const plan::ParamSpec& param : unit.params) tensors_[param.name] = {"BF16", param.shape};
+    }
+  }
+  const std::map<std::string, std::string>& metadata() const override { return none_; }
+  void read(const std::string&, const checkpoint::Region& region, void* out) const override {
+    for (int64_t i = 0; i < region.numel() * 2; ++i)
+      static_cast<char*>(out)[i] = static_cast<char>((region.range.begin * 2 + i) % 113);
+  }
+
+ private:
+  std::map<std::string, std::string> none_;
+};
+
+/// A folder as transformers writes it, with files of a tokenizer.
+struct Fixture {
+  FrontProcess front;
+  std::string folder = front.file("tiny-llama");
+  Fixture() {
+    fs::create_directory(folder);
+    const Bytes weights(small_llama());
+    std::vector<checkpoint::FileEntry> entries;
+    for (const auto& [name, tensor] : weights.tensors())
+      entries.push_back(checkpoint::whole_entry(weights, name));
+    checkpoint::write_tensor_file(checkpoint::Folder(folder), "model.safetensors", weights, entries, {});
+    nlohmann::json config = plan::to_hugging_face(small_llama(), "bfloat16");
+    config["eos_token_id"] = 7;
+    write("config.json", config.dump());
+    write("tokenizer.json", "{\"a\":1}");
+    write("generation_config.json", "{}");
+    write("weights.notes", "of no use");
+  }
+  void write(const std::string& name, const std::string& text) const {
+    std::ofstream(folder + "/" + name) << text;
+  }
+  std::string imported() const {
+    const Outcome outcome = front.run({"ckpt", "import-hf", folder, "--json"});
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return outcome.json()["run"];
+  }
+  size_t runs() const {
+    return fs::exists(front.file("runs"))
+               ? static_cast<size_t>(std::distance(fs::directory_iterator(front.file("runs")), {}))
+               : 0;
+  }
+};
+
+void expect_equal(const std::string& a, const std::string& b) {
+  for (const auto& difference : checkpoint::compare(*checkpoint::open_source(a), *checkpoint::open_source(b)))
+    ADD_FAILURE() << a << " and " << b << ": " << difference.tensor << " " << difference.what;
+}
+
+std::string text_of(const std::string& path) {
+  return checkpoint::InputFile(path).text(1 << 20);
+}
+
+TEST(HuggingFaceVerbs, WhatIsImportedAndExportedAgainIsTheSame) {
+  const Fixture fixture;
+  const std::string run = fixture.imported();
+  expect_equal(run + "/checkpoints/final/model.safetensors", fixture.folder);
+  const std::string out = fixture.front.file("exported");
+  const Outcome outcome =
+      fixture.front.run({"ckpt", "export-hf", run, out, "--max-shard-size", "2KB", "--json"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.json()["carried"],
+            (std::vector<std::string>{"generation_config.json", "tokenizer.json"}));
+  expect_equal(out, fixture.folder);
+  EXPECT_TRUE(fs::exists(out + "/model.safetensors.index.json"));
+  EXPECT_EQ(text_of(out + "/tokenizer.json"), "{\"a\":1}");
+  const auto config = nlohmann::json::parse(text_of(out + "/config.json"));
+  EXPECT_EQ(config["eos_token_id"], 7);
+  EXPECT_EQ(config["torch_dtype"], "bfloat16");
+  EXPECT_EQ(config["rope_theta"], 1000.0);
+}
+
+TEST(HuggingFaceVerbs, AnExportedFolderIsReplacedOnlyWhenAsked) {
+  const Fixture fixture;
+  const std::string out = fixture.front.file("exported");
+  EXPECT_EQ(fixture.front.run({"ckpt", "export-hf", fixture.folder, out, "--dtype", "fp32"}).code, 0);
+  EXPECT_EQ(fixture.front.run({"ckpt", "export-hf", fixture.folder, out}).code, 3);
+  EXPECT_EQ(checkpoint::open_source(out)->tensors().at("model.norm.weight").dtype, "F32");
+  EXPECT_EQ(fixture.front.run({"ckpt", "export-hf", fixture.folder, out, "--force"}).code, 0);
+  expect_equal(out, fixture.folder);
+  EXPECT_EQ(fixture.front.run({"ckpt", "export-hf", fixture.folder, out + "2", "--dtype", "int8"}).code, 2);
+  EXPECT_EQ(
+      fixture.front.run({"ckpt", "export-hf", fixture.folder, out + "2", "--max-shard-size", "big"}).code, 2);
+  EXPECT_FALSE(fs::exists(out + "2"));
+}
+
+TEST(HuggingFaceVerbs, WhatCannotBeImportedLeavesNoRun) {
+  const Fixture fixture;
+  auto config = nlohmann::json::parse(text_of(fixture.folder + "/config.json"));
+  config["sliding_window"] = 4;
+  fixture.write("config.json", config.dump());
+  const Outcome refused = fixture.front.run({"ckpt", "import-hf", fixture.folder});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_TRUE(contains(refused.err, "sliding_window=4")) << refused.err;
+  EXPECT_EQ(fixture.runs(), 0u);
+  EXPECT_EQ(fixture.front.run({"ckpt", "import-hf", fixture.folder, "--ignore", "sliding_window"}).code, 0);
+
+  config.erase("sliding_window");
+  config["tie_word_embeddings"] = false;
+  fixture.write("config.json", config.dump());
+  const Outcome headless = fixture.front.run({"ckpt", "import-hf", fixture.folder});
+  EXPECT_EQ(headless.code, 7);
+  EXPECT_TRUE(contains(headless.err, "1 missing: lm_head.weight")) << headless.err;
+  EXPECT_EQ(fixture.front.run({"ckpt", "import-hf", fixture.front.file("nowhere")}).code, 3);
+}
+
+TEST(HuggingFaceVerbs, TensorsTooManyAreLeftOutOnlyWhenAsked) {
+  const Fixture fixture;
+  auto config = nlohmann::json::parse(text_of(fixture.folder + "/config.json"));
+  config["num_hidden_layers"] = 1;
+  fixture.write("config.json", config.dump());
+  const Outcome refused = fixture.front.run({"ckpt", "import-hf", fixture.folder});
+  EXPECT_EQ(refused.code, 7);
+  EXPECT_TRUE(contains(refused.err, "model.layers.1.")) << refused.err;
+  const Outcome outcome = fixture.front.run({"ckpt", "import-hf", fixture.folder, "--drop-extra", "--json"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const std::string file = outcome.json()["run"].get<std::string>() + "/checkpoints/final/model.safetensors";
+  EXPECT_FALSE(checkpoint::open_source(file)->tensors().contains("model.layers.1.input_layernorm.weight"));
+}
+
+/// Before a rank is started.
+TEST(HuggingFaceVerbs, WeightsThatDoNotFitARunAreRefusedBeforeItBegins) {
+  const Fixture fixture;
+  const std::string config = fixture.imported() + "/config.yaml";
+  const auto dry_run = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> args = {"train", config, "--dry-run", "--device=cpu", "-n", "1"};
+    args.insert(args.end(), more.begin(), more.end());
+    return fixture.front.run(args);
+  };
+  EXPECT_EQ(dry_run({}).code, 0) << dry_run({}).err;
+  EXPECT_EQ(dry_run({"--model.weights=" + fixture.folder}).code, 0);
+  const Outcome other = dry_run({"--model.weights=" + fixture.folder, "--model.rope_theta=2000"});
+  EXPECT_EQ(other.code, 2);
+  EXPECT_TRUE(contains(other.err, "other values of model.rope_theta")) << other.err;
+  const Outcome shape = dry_run({"--model.d_ff=32"});
+  EXPECT_EQ(shape.code, 7);
+  EXPECT_TRUE(contains(shape.err, "BF16 [24, 16], the model has [32, 16]")) << shape.err;
+  EXPECT_EQ(dry_run({"--model.weights=nowhere"}).code, 2);
+}
+
+TEST(HuggingFaceVerbs, DcpIsWrittenAndReadBack) {
+  const Fixture fixture;
+  const std::string out = fixture.front.file("dcp");
+  EXPECT_EQ(fixture.front.run({"ckpt", "convert", fixture.folder, out, "--to", "dcp", "--files", "3"}).code,
+            0);
+  EXPECT_TRUE(fs::exists(out + "/shard-00003-model-00001-of-00001.safetensors"));
+  EXPECT_EQ(fixture.front.run({"ckpt", "diff", fixture.folder, out}).code, 0);
+  EXPECT_EQ(fixture.front.run({"ckpt", "convert", fixture.folder, out, "--to", "dcp"}).code, 3);
+  EXPECT_EQ(fixture.front.run({"ckpt", "convert", fixture.folder, out, "--to", "zip"}).code, 2);
+}
+
+}  // namespace
+}  // namespace trireme::cli
