@@ -605,5 +605,32 @@ TEST_F(Worker, OutOfHostMemoryOfTwoRanksIsOneMessage) {
   EXPECT_FALSE(contains(outcome.err, "lost a peer")) << outcome.err;
 }
 
+TEST_F(Worker, DrawsDigitsAndSaysWhatAFolderHolds) {
+  const Words make = {"data", "make",   "digits", "--format", "mnist",  "--train",
+                      "100",  "--test", "20",     "--out",    "digits", "--json"};
+  const Outcome made = front_.run(make);
+  if (made.code == 3) GTEST_SKIP() << made.err;  // no fonts here, or a build without FreeType
+  ASSERT_EQ(made.code, 0) << made.err;
+  EXPECT_FALSE(made.json()["was_there"].get<bool>());
+  const Outcome again = front_.run(make);
+  EXPECT_TRUE(again.json()["was_there"].get<bool>()) << again.err;
+  EXPECT_EQ(again.json()["digest"], made.json()["digest"]);
+  const Outcome info = front_.run({"data", "info", "digits", "--json"});
+  ASSERT_EQ(info.code, 0) << info.err;
+  EXPECT_EQ(info.json()["format"], "idx");
+  EXPECT_EQ(info.json()["train"]["shape"], (std::vector<int>{1, 28, 28}));
+  EXPECT_EQ(info.json()["train"]["by_class"], std::vector<int>(10, 10));
+  EXPECT_EQ(info.json()["val"]["by_class"], std::vector<int>(10, 2));
+  const Outcome table = front_.run({"data", "info", "digits", "--sheet", "sheet.png"});
+  EXPECT_TRUE(contains(table.out, "idx, 10 classes")) << table.out << table.err;
+  EXPECT_TRUE(read_file(front_.file("sheet.png")).starts_with("\x89PNG"));
+}
+
+TEST_F(Worker, RefusesFoldersWithoutImages) {
+  const Outcome outcome = front_.run({"data", "info", "."});
+  EXPECT_EQ(outcome.code, 2) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "holds no images")) << outcome.err;
+}
+
 }  // namespace
 }  // namespace trireme::cli

@@ -79,6 +79,7 @@ void add_bench(CLI::App& app, Front& front) {
   add_bench_memory(*verb, front);
   add_bench_comm(*verb, front);
   add_bench_pipeline(*verb, front);
+  add_bench_images(*verb, front);
 }
 
 }  // namespace trireme::cli

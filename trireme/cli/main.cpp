@@ -29,6 +29,7 @@ void describe(CLI::App& app, Front& front) {
   add_launch(app, front);
   add_generate(app, front);
   add_ckpt(app, front);
+  add_data(app, front);
   add_bench(app, front);
   add_doctor(app, front);
   add_plan(app, front);

@@ -7,6 +7,8 @@
 namespace trireme::cli {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GenerateOptions, run, prompt, max_tokens, temperature, top_k, seed)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DataOptions, action, path, format, train, test, seed, threads, fonts,
+                                   sheet, side, images, rounds)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchCommOptions, device, mib, rounds)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchPipelineOptions, device, schedules, micro_batches, micro_batch_size,
                                    chunks, warmup, steps, study, timeline, details)
@@ -14,7 +16,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ToyPipelineMode, name, micro_batches, window,
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ToyPipelineOptions, device, schedule, modes, ranks, batch_size, width,
                                    depth, steps, seed, lr, study, timeline)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Request, verb, config, run_dir, runs_root, resume, resume_from, finishes,
-                                   command, json, quiet, silent, generate, bench_comm, bench_pipeline,
+                                   command, json, quiet, silent, generate, data, bench_comm, bench_pipeline,
                                    toy_pipeline)
 
 std::string to_json(const Request& request) {

@@ -52,8 +52,19 @@ struct ToyPipelineOptions {
   std::string timeline;  ///< folder for pictures and traces; empty: none
 };
 
+struct DataOptions {
+  std::string action;  ///< make_digits, info or bench
+  std::string path;
+  std::string format = "cifar10";   ///< or mnist
+  int64_t train = 0, test = 10000;  ///< images; 0: as many as the set has whose form they take
+  int64_t seed = 42, threads = 1;
+  std::string fonts;                             ///< a folder; empty: those of the system
+  std::string sheet;                             ///< a picture of the first images; empty: none
+  int64_t side = 224, images = 200, rounds = 5;  ///< of bench
+};
+
 struct Request {
-  std::string verb;     ///< train, generate, bench_comm, bench_pipeline, toy_pipeline or probe
+  std::string verb;     ///< train, generate, data, bench_comm, bench_pipeline, toy_pipeline or probe
   std::string config;   ///< resolved YAML (train, bench_pipeline, toy_pipeline)
   std::string run_dir;  ///< made by the front command; empty: rank 0 makes one below `runs_root`
   std::string runs_root = "runs";
@@ -65,6 +76,7 @@ struct Request {
   bool quiet = false;            ///< no start-up lines, no progress
   bool silent = false;           ///< nothing on stdout
   GenerateOptions generate = {};
+  DataOptions data = {};
   BenchCommOptions bench_comm = {};
   BenchPipelineOptions bench_pipeline = {};
   ToyPipelineOptions toy_pipeline = {};

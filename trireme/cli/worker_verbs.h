@@ -8,6 +8,10 @@ namespace trireme::cli {
 int worker_train(const Request& request, const Environment& environment);
 /// Prints text from the weights of a finished run.
 int worker_generate(const Request& request);
+/// Draws digits, or says what a folder of images holds.
+int worker_data(const Request& request);
+/// Times the way of JPEG files to batches beside libjpeg-turbo alone.
+int worker_bench_images(const Request& request);
 /// Times collectives against each other and prints a table, or JSON.
 int worker_bench_comm(const Request& request, const Environment& environment);
 /// Times pipeline schedules on a model of random tokens and prints a table, or JSON.

@@ -1,0 +1,117 @@
+#include "trireme/cli/download.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <vector>
+
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/sha256.h"
+#include "trireme/base/text.h"
+#include "trireme/cli/child.h"
+
+namespace trireme::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr double kMostSeconds = 86400.0;
+// curl's exit codes (man curl).
+constexpr int kNoRanges = 33, kHttpError = 22;
+
+std::string find_program(const std::string& name, const Environment& environment) {
+  for (const std::string& folder : split(environment.get("PATH").value_or("/usr/bin:/bin"), ':')) {
+    const std::string path = folder + "/" + name;
+    if (!folder.empty() && ::access(path.c_str(), X_OK) == 0) return path;
+  }
+  throw EnvironmentError("[cli.data] there is no program '{0}' on PATH; apt install {0}", name);
+}
+
+/// -1: there is none.
+int64_t size_of(const std::string& path) {
+  std::error_code error;
+  const auto size = fs::file_size(path, error);
+  return error ? -1 : static_cast<int64_t>(size);
+}
+
+std::string sum_of(const std::string& path) {
+  Sha256 sum;
+  const MappedFile file(path);
+  sum.update(file.bytes().data(), file.bytes().size());
+  return sum.digest();
+}
+
+bool is_right(const Remote& remote, const std::string& path) {
+  return size_of(path) == remote.bytes && sum_of(path) == remote.sha256;
+}
+
+ChildOutput run_curl(const std::string& curl, const Remote& remote, const std::string& part,
+                     const Environment& environment) {
+  // A server that has not sent a kilobyte in a minute will not send the rest.
+  return run_child(curl,
+                   {"--fail", "--location", "--silent", "--show-error", "--retry", "3", "--connect-timeout",
+                    "20", "--speed-limit", "1024", "--speed-time", "60", "--max-filesize",
+                    std::to_string(remote.bytes), "--continue-at", "-", "--output", part, remote.url},
+                   environment, kMostSeconds);
+}
+
+std::string last_line(const std::string& text) {
+  std::vector<std::string> lines = split(text, '\n');
+  std::erase(lines, "");
+  return lines.empty() ? "no word from curl" : lines.back();
+}
+
+}  // namespace
+
+void download(const Remote& remote, const std::string& path, const Environment& environment) {
+  if (is_right(remote, path)) return;
+  make_directories(fs::absolute(path).parent_path().string());
+  const std::string curl = find_program("curl", environment);
+  const std::string part = path + ".part";
+  if (size_of(part) > remote.bytes) fs::remove(part);
+  if (size_of(part) < remote.bytes) {
+    ChildOutput output = run_curl(curl, remote, part, environment);
+    const bool begun = size_of(part) > 0;
+    if ((output.exit_code == kNoRanges || output.exit_code == kHttpError) && begun) {
+      fs::remove(part);
+      output = run_curl(curl, remote, part, environment);
+    }
+    if (output.exit_code != 0) {
+      throw EnvironmentError(
+          "[cli.data] {} did not come ({}); try again, which goes on where this has ended, or put the file "
+          "at "
+          "{} yourself ({} bytes, SHA-256 {})",
+          remote.url, last_line(output.err), path, remote.bytes, remote.sha256);
+    }
+  }
+  if (!is_right(remote, part)) {
+    const std::string found = fmt::format("{} bytes with SHA-256 {}", size_of(part), sum_of(part));
+    fs::remove(part);
+    throw DataError("[cli.data] {} is not the file that it was: {} came instead of {} bytes with SHA-256 {}",
+                    remote.url, found, remote.bytes, remote.sha256);
+  }
+  fs::rename(part, path);
+}
+
+void unpack(const std::string& archive, const std::string& folder, const std::string& parent,
+            const Environment& environment) {
+  const fs::path target = fs::path(parent) / folder;
+  std::string name = (fs::path(parent) / ".unpacking-XXXXXX").string();
+  if (::mkdtemp(name.data()) == nullptr)
+    throw EnvironmentError("[cli.data] no folder can be made in {}: {}", parent, errno_text(errno));
+  const ChildOutput output =
+      run_child(find_program("tar", environment), {"-xzf", archive, "-C", name, "--no-same-owner"},
+                environment, kMostSeconds);
+  std::error_code error;
+  if (output.exit_code == 0) fs::rename(fs::path(name) / folder, target, error);
+  const std::string why = output.exit_code != 0 ? last_line(output.err) : error.message();
+  const bool failed = output.exit_code != 0 || error;
+  fs::remove_all(name, error);
+  if (failed)
+    throw EnvironmentError("[cli.data] {} cannot be unpacked to {}: {}", archive, target.string(), why);
+}
+
+}  // namespace trireme::cli
