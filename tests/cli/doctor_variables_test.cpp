@@ -46,6 +46,21 @@ TEST(DoctorVariables, InterfacesAreLookedUp) {
   EXPECT_EQ(only_row("NCCL_IB_HCA", "mlx5_1:1", kServer).found, "NCCL uses adapter mlx5_1 of this host");
 }
 
+TEST(DoctorVariables, CountsOfSocketsHaveARange) {
+  EXPECT_EQ(only_row("NCCL_SOCKET_NTHREADS", "4", kServer).verdict, Verdict::kOk);
+  EXPECT_EQ(only_row("NCCL_SOCKET_NTHREADS", "17", kServer).verdict, Verdict::kWarn);
+  EXPECT_EQ(only_row("NCCL_NSOCKS_PERTHREAD", "0", kServer).verdict, Verdict::kWarn);
+  EXPECT_EQ(only_row("NCCL_NSOCKS_PERTHREAD", "many", kServer).verdict, Verdict::kWarn);
+}
+
+TEST(DoctorVariables, ThoseOfCudaAndGlooAreExplainedToo) {
+  EXPECT_EQ(only_row("CUDA_DEVICE_MAX_CONNECTIONS", "1", kServer).verdict, Verdict::kOk);
+  EXPECT_EQ(only_row("CUDA_LAUNCH_BLOCKING", "1", kServer).verdict, Verdict::kWarn);
+  EXPECT_EQ(only_row("CUDA_LAUNCH_BLOCKING", "0", kServer).verdict, Verdict::kOk);
+  EXPECT_EQ(only_row("GLOO_SOCKET_IFNAME", "eth0", kServer).found.find("has no effect"), 0u);
+  EXPECT_EQ(check_variables(Environment({{"CUDA_HOME", "/usr"}}), kServer).front().name, "variables");
+}
+
 TEST(DoctorVariables, EveryOneThatIsSetHasItsRowAndNoValueIsShown) {
   const Environment environment({{"NCCL_DEBUG", "INFO"},
                                  {"NCCL_NET", "secret-value"},

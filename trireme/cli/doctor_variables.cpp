@@ -1,5 +1,5 @@
-// What variables of NCCL and torch that are set do on this machine. Values are never shown: they may be
-// secrets.
+// What variables of NCCL, Gloo, CUDA and torch that are set do on this machine. Values are never shown: they
+// may be secrets.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -126,6 +126,15 @@ Effect peer_distance(const std::string& value, const HostNetwork&) {
   return {"limits how far apart GPUs may be that copy to each other directly", ""};
 }
 
+/// How many of something NCCL's sockets have: 1 to `most`.
+Explain socket_count(std::string what, int64_t most) {
+  return [what = std::move(what), most](const std::string& value, const HostNetwork&) {
+    const auto number = whole_number(value);
+    if (number && *number >= 1 && *number <= most) return Effect{"sets the number of " + what, ""};
+    return Effect{fmt::format("is no number from 1 to {}", most), "give it one, or unset it"};
+  };
+}
+
 Effect log_level(const std::string& value, const HostNetwork&) {
   if (value == "TRACE" || value == "INFO") {
     return {"NCCL writes a log of its set-up and calls to stdout, between the results",
@@ -148,6 +157,10 @@ const std::vector<Known>& known_variables() {
       {"NCCL_IB_DISABLE", on_switch("leaves InfiniBand on, as it is by default", without_infiniband)},
       {"NCCL_IB_HCA", chosen_adapters},
       {"NCCL_SOCKET_IFNAME", chosen_interfaces},
+      {"NCCL_SOCKET_NTHREADS",
+       socket_count("threads that serve each connection over sockets; nothing where InfiniBand is used", 16)},
+      {"NCCL_NSOCKS_PERTHREAD",
+       socket_count("sockets of each thread of NCCL_SOCKET_NTHREADS; their product may be 64 at most", 64)},
       {"NCCL_NET_GDR_LEVEL",
        says("limits how far a network adapter may be from a GPU whose memory it reads")},
       {"NCCL_NET", says("names the network plugin; NCCL fails where it is not installed")},
@@ -169,6 +182,15 @@ const std::vector<Known>& known_variables() {
       {"NCCL_CUMEM_ENABLE", says("chooses how NCCL allocates the memory that peers map")},
       {"NCCL_CROSS_NIC", says("says whether a ring may change adapters between hosts")},
       {"NCCL_TOPO_FILE", says("replaces what NCCL finds out about this machine by a file")},
+      {"CUDA_DEVICE_MAX_CONNECTIONS",
+       says("sets how many hardware queues there are between host and GPU; our streams are ordered by events "
+            "and need no value")},
+      {"CUDA_LAUNCH_BLOCKING",
+       on_switch("has no effect", warns("the host waits for every kernel, so nothing on a GPU runs beside "
+                                        "anything else",
+                                        "unset it when the question is answered"))},
+      {"GLOO_SOCKET_IFNAME",
+       says("has no effect: ranks take the interface from which packets to MASTER_ADDR leave")},
       {"TORCH_NCCL_ASYNC_ERROR_HANDLING",
        on_switch(
            "leaves deadlines to us, as our ranks do by default",
@@ -186,8 +208,9 @@ const std::vector<Known>& known_variables() {
 Check check_variable(const std::string& name, const std::string& value, const HostNetwork& host) {
   const auto known = std::ranges::find(known_variables(), name, &Known::name);
   if (known == known_variables().end()) {
-    return {
-        .name = name, .found = "is set; what it does is in the documentation of NCCL or torch", .fix = ""};
+    return {.name = name,
+            .found = "is set; what it does is in the documentation of NCCL, Gloo or torch",
+            .fix = ""};
   }
   Effect effect = known->explain(value, host);
   return {.name = name,
@@ -205,17 +228,20 @@ HostNetwork describe_network(int gpus) {
 }
 
 std::vector<Check> check_variables(const Environment& environment, const HostNetwork& host) {
+  constexpr std::string_view kOfCuda[] = {"CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING"};
   constexpr std::string_view kOfImages[] = {"NCCL_VERSION", "TORCH_CUDA_ARCH_LIST", "TORCH_HOME"};
   std::vector<Check> checks;
   for (const auto& [name, value] : environment.variables()) {
     const bool theirs = name.starts_with("NCCL_") || name.starts_with("TORCH_NCCL_") ||
-                        name.starts_with("TORCH_DISTRIBUTED_") || name.starts_with("TORCH_CPP_");
+                        name.starts_with("TORCH_DISTRIBUTED_") || name.starts_with("TORCH_CPP_") ||
+                        name.starts_with("GLOO_") || std::ranges::find(kOfCuda, name) != std::end(kOfCuda);
     if (theirs && !value.empty() && std::ranges::find(kOfImages, name) == std::end(kOfImages)) {
       checks.push_back(check_variable(name, value, host));
     }
   }
   if (checks.empty()) {
-    checks.push_back({.name = "variables", .found = "none of NCCL or torch.distributed is set", .fix = ""});
+    checks.push_back(
+        {.name = "variables", .found = "none of NCCL, Gloo, CUDA or torch.distributed is set", .fix = ""});
   }
   return checks;
 }
