@@ -17,7 +17,7 @@ In a page each block of commands stands behind a comment, and what it prints may
     ```
 
 exit    how the block ends; 0 unless it says otherwise
-seconds the most that it may take; 120 unless it says otherwise
+seconds the most that it may take, on a busy machine; 600 unless it says otherwise
 needs   gpu, hosts, network, or a program: the block is skipped where that is missing, and listed
 once    the block is run, but --write leaves its output alone (a race that ends in one of several ways)
 
@@ -66,7 +66,7 @@ class Block:
     line: int
     commands: list[str]
     exit: int = 0
-    seconds: float = 120.0
+    seconds: float = 600.0
     needs: list[str] = field(default_factory=list)
     once: bool = False
     output: list[str] | None = None

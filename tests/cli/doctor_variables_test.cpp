@@ -58,7 +58,10 @@ TEST(DoctorVariables, ThoseOfCudaAndGlooAreExplainedToo) {
   EXPECT_EQ(only_row("CUDA_LAUNCH_BLOCKING", "1", kServer).verdict, Verdict::kWarn);
   EXPECT_EQ(only_row("CUDA_LAUNCH_BLOCKING", "0", kServer).verdict, Verdict::kOk);
   EXPECT_EQ(only_row("GLOO_SOCKET_IFNAME", "eth0", kServer).found.find("has no effect"), 0u);
-  EXPECT_EQ(check_variables(Environment({{"CUDA_HOME", "/usr"}}), kServer).front().name, "variables");
+  EXPECT_EQ(check_variables(Environment(std::map<std::string, std::string>{{"CUDA_HOME", "/usr"}}), kServer)
+                .front()
+                .name,
+            "variables");
 }
 
 TEST(DoctorVariables, EveryOneThatIsSetHasItsRowAndNoValueIsShown) {
