@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <string_view>
 
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
@@ -56,7 +57,7 @@ void change_number(std::string& text, Random& random) {
   text.replace(from, to - from, numbers[random.below(numbers.size())]);
 }
 
-constexpr std::string_view kLetters("{}[]\",:0123456789.eE-+\\u \n\x00\xff", 29);
+constexpr std::string_view kLetters("{}[]\",:0123456789.eE-+\\u \n\x00\xff", 28);
 
 void mutate(std::string& text, const FuzzTarget& target, const std::vector<std::string>& pool,
             Random& random) {
