@@ -34,6 +34,8 @@ makes no sense, such as a ```sh block that nobody runs.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -242,9 +244,25 @@ def written(text: str, outputs: list[tuple[Block, str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+@contextlib.contextmanager
+def ports_of(text: str):
+    """Pages name ports, which one run of a machine can have at a time."""
+    if not re.search("MASTER_PORT=|--master_port", text):
+        yield
+        return
+    with open(Path(tempfile.gettempdir()) / f"trireme-pages-{os.getuid()}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def run_page(page: Path, options: argparse.Namespace) -> bool:
     """Whether all blocks of the page did what it says."""
     text = page.read_text()
+    with ports_of(text):
+        return run_blocks(page, text, options)
+
+
+def run_blocks(page: Path, text: str, options: argparse.Namespace) -> bool:
     blocks = blocks_of(text, page.name)
     broken = broken_links(page)
     for message in broken:

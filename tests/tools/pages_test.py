@@ -90,6 +90,13 @@ class Pages(unittest.TestCase):
         self.passes(page(block("sleep 1000 &\necho left")))
         self.assertLess(time.monotonic() - began, 600)
 
+    def test_pages_that_name_ports_take_turns(self):
+        text = page(block("test ! -e {0}/taken\ntouch {0}/taken\nsleep 0.3; MASTER_PORT=1 true\nrm {0}/taken".format(self.root)))
+        self.page.write_text(text)
+        command = [sys.executable, str(TOOL), "--root", str(self.root)]
+        together = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(3)]
+        self.assertEqual([process.wait() for process in together], [0, 0, 0])
+
     def test_lists_what_it_skips_with_the_reason(self):
         listed = self.passes(page(block("false", " needs=hosts"), block("false", " needs=no-such-program"),
                                   block("true", " needs=bash")))
