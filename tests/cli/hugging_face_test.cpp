@@ -70,7 +70,7 @@ struct Fixture {
   std::string imported() const {
     const Outcome outcome = front.run({"ckpt", "import-hf", folder, "--json"});
     EXPECT_EQ(outcome.code, 0) << outcome.err;
-    return outcome.json()["run"];
+    return front.file(outcome.json()["run"]);
   }
   size_t runs() const {
     return fs::exists(front.file("runs"))
@@ -151,7 +151,7 @@ TEST(HuggingFaceVerbs, TensorsTooManyAreLeftOutOnlyWhenAsked) {
   EXPECT_TRUE(contains(refused.err, "model.layers.1.")) << refused.err;
   const Outcome outcome = fixture.front.run({"ckpt", "import-hf", fixture.folder, "--drop-extra", "--json"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  const std::string file = outcome.json()["run"].get<std::string>() + "/checkpoints/final/model.safetensors";
+  const std::string file = fixture.front.file(outcome.json()["run"]) + "/checkpoints/final/model.safetensors";
   EXPECT_FALSE(checkpoint::open_source(file)->tensors().contains("model.layers.1.input_layernorm.weight"));
 }
 
