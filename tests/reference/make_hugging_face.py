@@ -105,12 +105,15 @@ def cases():
 
 def write_case(folder: Path, model, saved, arguments, seed: int) -> None:
     randomise(model, seed)
+    rounded = None
     if saved is None:  # rounded weights; the logits are those of fp32 all the same
-        saved = model.to(torch.bfloat16)
+        saved = rounded = model.to(torch.bfloat16)
     saved.save_pretrained(folder / "model", **arguments)
+    # to() has rounded the rotary frequencies, too, which are in no file.
+    reference = model if saved is not rounded else type(model).from_pretrained(folder / "model", dtype=torch.float32)
     tokens = torch.randint(VOCAB, (BATCH, LENGTH), generator=torch.Generator().manual_seed(seed + 1))
     with torch.no_grad():
-        logits = model.float().eval()(tokens).logits
+        logits = reference.eval()(tokens).logits
     safetensors_io.save(folder / "case.safetensors", {"tokens": tokens, "logits": logits})
 
 
