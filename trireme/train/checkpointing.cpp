@@ -403,6 +403,7 @@ bool Checkpointing::settle() {
   if (!safe_) {
     ++failed_;
     if (!error_.empty()) log_warning("a checkpoint was not written: {}; training goes on", error_);
+    if (store_) store_->abandon(temporary_);  // others may have written to it after this rank's thread did so
   }
   error_.clear();
   return true;
@@ -430,16 +431,15 @@ std::optional<double> Checkpointing::save(int64_t step, double loss, bool last) 
     return std::nullopt;
   }
   safe_ = false;
-  const std::string temporary = checkpoint::temporary_name(step, generation_, ++attempt_);
-  if (!begin_folder(temporary)) {
+  temporary_ = checkpoint::temporary_name(step, generation_, ++attempt_);
+  if (!begin_folder(temporary_)) {
     ++failed_;
     return std::nullopt;
   }
   const checkpoint::ShardSpec spec = snapshot(step);
   writing_ = true;
   unsettled_ = true;
-  writer_ =
-      std::thread([this, spec, temporary, state = run_state(step, loss)] { write(spec, temporary, state); });
+  writer_ = std::thread([this, spec, state = run_state(step, loss)] { write(spec, temporary_, state); });
   if (last || !config_.checkpoint.async) finish();
   return waited_ms();
 }

@@ -85,6 +85,7 @@ class Checkpointing {
 
   at::Tensor copy_;               ///< bytes of this rank's pieces, pinned for GPUs
   std::vector<int64_t> offsets_;  ///< of the pieces in it
+  std::string temporary_;         ///< folder of the save under way, or of the last
   std::thread writer_;
   std::atomic<bool> writing_{false}, given_up_{false};
   std::string error_;       ///< of the last save, from its thread; empty: none
