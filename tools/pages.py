@@ -24,7 +24,7 @@ once    the block is run, but --write leaves its output alone (a race that ends 
 The blocks of a page run in one scratch folder, in their order, by bash; the first command that fails ends a block. The
 folder has links to what the project holds, so `configs/quickstart.yaml` is there and `runs/` is its own.
 
-Each line of an output must be in what the block printed (stdout and stderr), in that order; `...` stands for anything.
+Each line of an output must be in what the block printed (stdout and stderr), in any order, since the two overtake each other; `...` stands for anything.
 Numbers, units and names of runs stand for others of their kind, unless the comment is <!-- output: exact -->.
 
 Exit code 8: a block failed, and the page, line, command and output say which; or a link leads nowhere. Exit code 2: a page
@@ -135,17 +135,16 @@ def alike(line: str, exact: bool) -> str:
 
 
 def missing_line(wanted: list[str], printed: list[str], exact: bool) -> int | None:
-    """The first wanted line that was not printed after those before it."""
-    place = 0
+    """The first wanted line that no line of its own says. In any order: stdout and stderr of ranks overtake each other."""
     have = [alike(line, exact) for line in printed]
     for number, line in enumerate(wanted):
         if line.strip() in ("", "..."):
             continue
         pattern = ".*".join(re.escape(alike(part, exact)) for part in line.split("..."))
-        here = next((i for i in range(place, len(have)) if re.fullmatch(pattern, have[i])), None)
+        here = next((i for i, text in enumerate(have) if re.fullmatch(pattern, text)), None)
         if here is None:
             return number
-        place = here + 1
+        del have[here]
     return None
 
 

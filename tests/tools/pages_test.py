@@ -77,7 +77,7 @@ class Pages(unittest.TestCase):
         command = "echo 'loss 1.25 at run-20261123-002103Z-zkhf, 4.00 MiB'; echo end"
         self.passes(page(block(command, output="loss 0.5 at run-20250101-000000Z-aaaa, 17 KiB")))
         self.fails(page(block(command, output="gain 1.25 at ...")), "line 9 of the page was not printed: gain 1.25")
-        self.fails(page(block(command, output="end\nloss 1.25 at ...")), "line 10 of the page")
+        self.fails(page(block(command, output="end\nend")), "line 10 of the page")
         self.fails(page(block(command, output="loss 1.3 at ...", exact=": exact")), "was not printed: loss 1.3")
         self.passes(page(block(command, output="loss 1.25 at ...", exact=": exact")))
 
