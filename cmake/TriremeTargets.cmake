@@ -36,8 +36,9 @@ if(TRIREME_TORCH)
   # g++ instantiates what torch's headers use anew in every source that takes the precompiled header: 4 s of a source's 6.
   set_target_properties(trireme PROPERTIES UNITY_BUILD ${TRIREME_UNITY} UNITY_BUILD_BATCH_SIZE 8)
   if(TRIREME_UNITY)
-    # To g++ the sources of a batch are headers, where a class must not hold what is known to one source only.
-    target_compile_options(trireme PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
+    # To g++ the sources of a batch are headers, where a class must not hold what is known to one source only; and what
+    # is local to a function there shadows what is local to another source.
+    target_compile_options(trireme PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage -Wno-shadow>)
   endif()
 endif()
 

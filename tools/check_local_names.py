@@ -41,9 +41,13 @@ def things_of(text):
         yield alias.group(1), alias.start(), " ".join(alias.group(2).split())
     for local in LOCAL.finditer(text):
         body, begin = local.group(1), local.start(1)
-        for pattern in (TYPE, VARIABLE):
-            for found in pattern.finditer(body):
-                yield found.group(1), begin + found.start(), ""
+        for found in TYPE.finditer(body):
+            yield found.group(1), begin + found.start(), ""
+        for found in VARIABLE.finditer(body):
+            yield found.group(1), begin + found.start(), ""
+            rest = body[found.end():body.find(";", found.end())]
+            for other in re.findall(r", (\w+) = ", rest):
+                yield other, begin + found.start(), ""
         for found in FUNCTION.finditer(body):
             if "::" in found.group(0).split("(")[0].split()[-1] or re.match(r"(return|else|struct|class)\b", found.group(0)):
                 continue

@@ -35,6 +35,7 @@ class CheckLocalNames(unittest.TestCase):
         self.refused("struct Reader {\n  int x;\n};")
         self.refused("enum class Kind { kOne };", "struct Kind {};")
         self.refused("constexpr int64_t kRows = 8;", "const char* const kRows[] = {};")
+        self.refused("constexpr int kRows = 8, kColumns = 2 * kRows;", "constexpr int kColumns = 3;")
         self.refused("double half(double x) {\n  return x / 2;\n}", "double half(double value) {\n  return 0.5 * value;\n}")
         self.refused("void put(const std::map<int, int>& a,\n         int b = 3) {\n}", "void put(const std::map<int, int>& x, int y) {\n}")
 
