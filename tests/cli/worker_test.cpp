@@ -54,6 +54,18 @@ class Worker : public ::testing::Test {
     }
   }
 
+  /// What is started next is the second of two ranks of a launcher whose first never comes.
+  void lose_peers() {
+    const std::pair<const char*, const char*> variables[] = {{"RANK", "1"},
+                                                             {"WORLD_SIZE", "2"},
+                                                             {"LOCAL_RANK", "1"},
+                                                             {"LOCAL_WORLD_SIZE", "2"},
+                                                             {"MASTER_PORT", "1"},
+                                                             {"MASTER_ADDR", "127.0.0.1"},
+                                                             {"TORCHELASTIC_RUN_ID", "x"}};
+    for (const auto& [name, value] : variables) front_.set(name, value);
+  }
+
   FrontProcess front_;
 };
 
@@ -475,16 +487,8 @@ TEST_F(Worker, ARankOfAnotherLauncherSaysThatItStopsAndTakesAPairOfSignalsForOne
   EXPECT_TRUE(std::filesystem::exists(run_file("checkpoints/final/model.safetensors")));
 }
 
-/// A rank that a launcher started and whose peer never comes.
 TEST_F(Worker, ASignalEndsTheWaitForOtherRanks) {
-  const std::pair<const char*, const char*> variables[] = {{"RANK", "1"},
-                                                           {"WORLD_SIZE", "2"},
-                                                           {"LOCAL_RANK", "1"},
-                                                           {"LOCAL_WORLD_SIZE", "2"},
-                                                           {"MASTER_PORT", "1"},
-                                                           {"MASTER_ADDR", "127.0.0.1"},
-                                                           {"TORCHELASTIC_RUN_ID", "x"}};
-  for (const auto& [name, value] : variables) front_.set(name, value);
+  lose_peers();
   auto joining = front_.start(kTiny);
   std::this_thread::sleep_for(std::chrono::seconds(4));  // the worker has loaded its libraries and waits
   joining.signal(SIGTERM);
@@ -514,14 +518,7 @@ TEST_F(Worker, ARunThatGoesOnKeepsTheConfigThatItGoesOnWith) {
 
 TEST_F(Worker, ARunThatWasToGoOnIsPreemptedBeforeItsRanksHaveMet) {
   ASSERT_EQ(front_.run(saving(2)).code, 0);
-  const std::pair<const char*, const char*> variables[] = {{"RANK", "1"},
-                                                           {"WORLD_SIZE", "2"},
-                                                           {"LOCAL_RANK", "1"},
-                                                           {"LOCAL_WORLD_SIZE", "2"},
-                                                           {"MASTER_PORT", "1"},
-                                                           {"MASTER_ADDR", "127.0.0.1"},
-                                                           {"TORCHELASTIC_RUN_ID", "x"}};
-  for (const auto& [name, value] : variables) front_.set(name, value);
+  lose_peers();
   auto joining = front_.start({"train", "--resume=latest", "--train.steps=4"});
   std::this_thread::sleep_for(std::chrono::seconds(4));  // the worker has loaded its libraries and waits
   joining.signal(SIGTERM);
