@@ -1,9 +1,11 @@
 # The libraries and the compile rules they share. Folders add their own sources with trireme_sources().
 add_library(trireme_dev INTERFACE)
 target_compile_options(trireme_dev INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wimplicit-fallthrough
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wnon-virtual-dtor -Woverloaded-virtual -Wimplicit-fallthrough
     # False alarms: g++ 12 in std::string concatenation (GCC bug 105651), g++ 13 in std::vector<bool> of torch's headers.
     -Wno-restrict -Wno-array-bounds>
+  # What is local to a function shadows, in a batch of sources, what is local to another source.
+  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<NOT:$<BOOL:$<TARGET_PROPERTY:UNITY_BUILD>>>>:-Wshadow>
   $<$<AND:$<COMPILE_LANG_AND_ID:CXX,GNU>,$<VERSION_GREATER_EQUAL:$<CXX_COMPILER_VERSION>,13>>:-Wno-stringop-overflow>
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${TRIREME_WERROR}>>:-Werror>)
 if(TRIREME_SANITIZE)
@@ -36,9 +38,8 @@ if(TRIREME_TORCH)
   # g++ instantiates what torch's headers use anew in every source that takes the precompiled header: 4 s of a source's 6.
   set_target_properties(trireme PROPERTIES UNITY_BUILD ${TRIREME_UNITY} UNITY_BUILD_BATCH_SIZE 8)
   if(TRIREME_UNITY)
-    # To g++ the sources of a batch are headers, where a class must not hold what is known to one source only; and what
-    # is local to a function there shadows what is local to another source.
-    target_compile_options(trireme PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage -Wno-shadow>)
+    # To g++ the sources of a batch are headers, where a class must not hold what is known to one source only.
+    target_compile_options(trireme PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
   endif()
 endif()
 
