@@ -623,6 +623,34 @@ TEST_F(Worker, DrawsDigitsAndSaysWhatAFolderHolds) {
   EXPECT_TRUE(read_file(front_.file("sheet.png")).starts_with("\x89PNG"));
 }
 
+TEST_F(Worker, TrainsOnDigitsByEpochs) {
+  const Outcome made = front_.run(
+      {"data", "make", "digits", "--format", "mnist", "--train", "100", "--test", "20", "--out", "digits"});
+  if (made.code == 3) GTEST_SKIP() << made.err;  // no fonts here, or a build without FreeType
+  const Words train = {"train",
+                       "-n",
+                       "2",
+                       "--model.preset=lenet",
+                       "--data.path=digits",
+                       "--train.epochs=2",
+                       "--train.global_batch=32"};
+  const Outcome plan = front_.run(train + Words{"--dry-run"});
+  EXPECT_TRUE(contains(plan.out, "32 a step, 2 epochs")) << plan.out << plan.err;
+  const Outcome run = front_.run(train + Words{"--json"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  std::vector<nlohmann::json> steps;
+  for (const std::string& line : split(run.out, '\n')) {
+    if (line.starts_with("{\"step\"")) steps.push_back(nlohmann::json::parse(line));
+  }
+  ASSERT_EQ(steps.size(), 8u) << "two epochs of 32, 32, 32 and 4 images";
+  EXPECT_EQ(steps.back()["tokens"], 200);
+  for (const auto& step : steps)
+    EXPECT_EQ(step.contains("val_top1"), step["step"].get<int>() % 4 == 0) << step;
+  const Outcome text = front_.run(train);
+  EXPECT_TRUE(contains(text.out, "img/s")) << text.out;
+  EXPECT_TRUE(contains(text.err, "100 + 20 images of 10 classes")) << text.err;
+}
+
 TEST_F(Worker, RefusesFoldersWithoutImages) {
   const Outcome outcome = front_.run({"data", "info", "."});
   EXPECT_EQ(outcome.code, 2) << outcome.err;

@@ -55,7 +55,7 @@ ImageLoaderOptions options_for(int64_t global_batch, int64_t micro_batch, int64_
   return options;
 }
 
-std::vector<int64_t> indices_of(const ImageBatch& batch) {
+std::vector<int64_t> indices_of(const Batch& batch) {
   std::vector<int64_t> indices;
   for (int64_t row = 0; row < batch.rows; ++row) {
     const at::Tensor pixels = batch.inputs[row];
@@ -67,13 +67,13 @@ std::vector<int64_t> indices_of(const ImageBatch& batch) {
 }
 
 /// The micro-batches of all ranks in `steps` steps, those of a step one after the other.
-std::vector<ImageBatch> collect(const std::shared_ptr<const ImageSet>& images, ImageLoaderOptions options,
-                                int64_t ranks, int64_t steps) {
+std::vector<Batch> collect(const std::shared_ptr<const ImageSet>& images, ImageLoaderOptions options,
+                           int64_t ranks, int64_t steps) {
   std::vector<std::unique_ptr<ImageLoader>> loaders;
   options.dp_size = ranks;
   for (options.dp_rank = 0; options.dp_rank < ranks; ++options.dp_rank)
     loaders.push_back(std::make_unique<ImageLoader>(images, options));
-  std::vector<ImageBatch> batches;
+  std::vector<Batch> batches;
   for (int64_t step = 0; step < steps; ++step) {
     for (const auto& loader : loaders) {
       for (int64_t i = 0; i < options.global_batch / ranks / options.micro_batch; ++i)
@@ -84,9 +84,9 @@ std::vector<ImageBatch> collect(const std::shared_ptr<const ImageSet>& images, I
 }
 
 /// Rows that count, joined.
-std::pair<at::Tensor, at::Tensor> joined(const std::vector<ImageBatch>& batches) {
+std::pair<at::Tensor, at::Tensor> joined(const std::vector<Batch>& batches) {
   std::vector<at::Tensor> inputs, targets;
-  for (const ImageBatch& batch : batches) {
+  for (const Batch& batch : batches) {
     inputs.push_back(batch.inputs.narrow(0, 0, batch.rows));
     targets.push_back(batch.targets.narrow(0, 0, batch.rows));
   }
@@ -96,7 +96,7 @@ std::pair<at::Tensor, at::Tensor> joined(const std::vector<ImageBatch>& batches)
 TEST(ImageLoader, GivesChannelsLastFloatsAndLabels) {
   const auto images = std::make_shared<CountingImages>(20);
   ImageLoader loader(images, options_for(8, 4));
-  const ImageBatch batch = loader.next();
+  const Batch batch = loader.next();
   EXPECT_EQ(batch.inputs.sizes(), (at::IntArrayRef{4, 3, 6, 5}));
   EXPECT_EQ(batch.inputs.scalar_type(), at::kFloat);
   EXPECT_TRUE(batch.inputs.is_contiguous(at::MemoryFormat::ChannelsLast));
@@ -118,7 +118,7 @@ TEST(ImageLoader, CountsEverySampleOnceAnEpochWhateverTheRanks) {
       from.first_step = 3 * epoch;
       std::vector<int64_t> seen;
       int64_t rows = 0;
-      for (const ImageBatch& batch : collect(images, from, ranks, 3)) {
+      for (const Batch& batch : collect(images, from, ranks, 3)) {
         rows += batch.rows;
         for (const int64_t index : indices_of(batch)) seen.push_back(index);
       }
@@ -138,7 +138,7 @@ TEST(ImageLoader, DividesAShortStepAsEvenlyAsCanBe) {
   ImageLoaderOptions options = options_for(12, 4);
   options.first_step = 1;  // of 5 rows
   std::vector<int64_t> rows;
-  for (const ImageBatch& batch : collect(images, options, 3, 1)) {
+  for (const Batch& batch : collect(images, options, 3, 1)) {
     EXPECT_EQ(batch.step_rows, 5);
     EXPECT_EQ(batch.inputs.size(0), batch.rows);
     rows.push_back(batch.rows);
@@ -151,7 +151,7 @@ TEST(ImageLoader, GivesARowThatDoesNotCountWhereThereIsNone) {
   ImageLoaderOptions options = options_for(12, 2);
   options.first_step = 1;  // of 1 row
   int64_t rows = 0;
-  for (const ImageBatch& batch : collect(images, options, 3, 1)) {
+  for (const Batch& batch : collect(images, options, 3, 1)) {
     rows += batch.rows;
     EXPECT_EQ(batch.inputs.size(0), 1);
     EXPECT_TRUE(batch.inputs.isfinite().all().item<bool>());
@@ -164,7 +164,7 @@ TEST(ImageLoader, RunsOnIntoTheNextEpochWhenAsked) {
   ImageLoaderOptions options = options_for(4, 4);
   options.epoch_end = EpochEnd::kRunOn;
   std::vector<int64_t> seen;
-  for (const ImageBatch& batch : collect(images, options, 1, 5)) {
+  for (const Batch& batch : collect(images, options, 1, 5)) {
     EXPECT_EQ(batch.rows, 4);
     for (const int64_t index : indices_of(batch)) seen.push_back(index);
   }
@@ -200,9 +200,9 @@ TEST(ImageLoader, GoesOnInTheMiddleOfAnEpoch) {
   ImageLoaderOptions options = options_for(12, 3);
   options.transform.flip = true;
   options.mixup = 1.0;
-  const std::vector<ImageBatch> all = collect(images, options, 2, 8);
+  const std::vector<Batch> all = collect(images, options, 2, 8);
   options.first_step = 5;
-  const std::vector<ImageBatch> rest = collect(images, options, 2, 3);
+  const std::vector<Batch> rest = collect(images, options, 2, 3);
   for (size_t i = 0; i < rest.size(); ++i) {
     EXPECT_TRUE(at::equal(rest[i].inputs, all[20 + i].inputs)) << i;
     EXPECT_TRUE(at::equal(rest[i].targets, all[20 + i].targets)) << i;
@@ -214,7 +214,7 @@ TEST(ImageLoader, SmoothsLabels) {
   ImageLoaderOptions options = options_for(8, 8);
   options.label_smoothing = 0.2;
   ImageLoader loader(images, options);
-  const ImageBatch batch = loader.next();
+  const Batch batch = loader.next();
   ASSERT_EQ(batch.targets.sizes(), (at::IntArrayRef{8, kClasses}));
   for (int64_t row = 0; row < 8; ++row) {
     const int64_t label = std::llround(batch.inputs[row][0][0][0].item<float>()) * 7 % kClasses;
@@ -230,7 +230,7 @@ TEST(ImageLoader, MixesTargetsAsItMixesPictures) {
   options.mixup = 1.0;
   options.shuffle = false;
   ImageLoader loader(images, options);
-  const ImageBatch batch = loader.next();
+  const Batch batch = loader.next();
   int64_t between = 0;
   for (int64_t row = 0; row < 16; ++row) {
     const double pixel = batch.inputs[row][0][0][0].item<double>();
@@ -268,7 +268,7 @@ TEST(ImageLoader, LeavesOutWhatIsBrokenInValidation) {
   ImageLoaderOptions options = options_for(6, 3);
   options.shuffle = options.replace_broken = false;
   ImageLoader loader(images, options);
-  const ImageBatch first = loader.next(), second = loader.next();
+  const Batch first = loader.next(), second = loader.next();
   EXPECT_EQ(indices_of(first), (std::vector<int64_t>{0}));
   EXPECT_EQ(indices_of(second), (std::vector<int64_t>{4, 5}));
   EXPECT_EQ(first.step_rows, 6);

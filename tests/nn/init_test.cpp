@@ -11,6 +11,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
 #include "trireme/nn/language_model.h"
+#include "trireme/plan/model_family.h"
 
 namespace trireme::nn {
 namespace {
@@ -114,7 +115,7 @@ TEST(Init, EveryParameterOfAFamilyStartsAsItsPaperSays) {
         {"blocks.0.down.weight", Start::kResidual},
         {"norm.weight", Start::kOne},
         {"lm_head.weight", Start::kMatrix}}}};
-  for (const plan::ModelFamily family : plan::all_values<plan::ModelFamily>()) {
+  for (const plan::ModelFamily family : plan::language_families()) {
     plan::ModelConfig config{.family = family, .n_layers = 1, .d_model = 96, .tie_embeddings = false};
     config = plan::complete(config, 64);
     const double deviation = std::sqrt(2.0 / (5.0 * 96));

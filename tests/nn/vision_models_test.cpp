@@ -16,8 +16,8 @@ namespace trireme::nn {
 namespace {
 
 using plan::ImageNorm;
+using plan::ModelFamily;
 using plan::VisionConfig;
-using plan::VisionFamily;
 
 std::shared_ptr<VisionModel> make(const VisionConfig& config) {
   const auto model = build(config);
@@ -30,7 +30,7 @@ VisionConfig small_resnet() {
 }
 
 VisionConfig small_lenet() {
-  return {.family = VisionFamily::kLeNet, .channels = 1, .image_size = 28};
+  return {.family = ModelFamily::kLeNet, .channels = 1, .image_size = 28};
 }
 
 /// Every family, stem, kind of block and norm.
@@ -97,7 +97,7 @@ TEST(VisionModels, GiveTheSameLogitsInBothLayouts) {
     const at::Tensor a = last->forward(images), b = first->forward(images);
     // Deep norms over few values amplify rounding; another order of elements would be wrong altogether.
     EXPECT_LT((a - b).norm().item<double>(), 1e-3 * b.norm().item<double>());
-    if (config.family == VisionFamily::kLeNet) continue;
+    if (config.family == ModelFamily::kLeNet) continue;
     const std::vector<Unit> units = last->units();
     const at::Tensor inside = last->run(std::span(units).first(2), images);
     EXPECT_TRUE(inside.is_contiguous(at::MemoryFormat::ChannelsLast));
@@ -107,7 +107,7 @@ TEST(VisionModels, GiveTheSameLogitsInBothLayouts) {
 TEST(VisionModels, KeepTheBytesThatThePlanPredicts) {
   constexpr int64_t kBatch = 8;
   for (VisionConfig config : small_models()) {
-    if (config.family == VisionFamily::kResNet) config.width = 16;
+    if (config.family == ModelFamily::kResNet) config.width = 16;
     const auto model = make(config);
     const at::Tensor images = images_for(config, kBatch).contiguous(at::MemoryFormat::ChannelsLast);
     const at::Tensor targets = at::zeros({kBatch}, at::kLong);

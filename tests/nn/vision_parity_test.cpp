@@ -28,7 +28,7 @@ struct Case {
       : settings(nlohmann::json::parse(read_file(folder + "/case.json"))),
         tensors(folder + "/case.safetensors") {
     const nlohmann::json& keys = settings["model"];
-    model.family = plan::parse<plan::VisionFamily>(keys["family"].get<std::string>()).value();
+    model.family = plan::parse<plan::ModelFamily>(keys["family"].get<std::string>()).value();
     model.depth = keys["depth"];
     model.width = keys["width"];
     model.stem = plan::parse<plan::ImageStem>(keys["stem"].get<std::string>()).value();

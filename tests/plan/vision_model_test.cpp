@@ -149,7 +149,7 @@ TEST(VisionModel, RefusesWhatNoModelCanBe) {
   EXPECT_EQ(refusal_of({.width = 12, .norm = ImageNorm::kBatch}), "");
   EXPECT_NE(refusal_of({.norm = ImageNorm::kGroup, .norm_groups = 0}).find("norm_groups=0"),
             std::string::npos);
-  EXPECT_NE(refusal_of({.family = VisionFamily::kLeNet, .image_size = 11}).find("at least 12"),
+  EXPECT_NE(refusal_of({.family = ModelFamily::kLeNet, .image_size = 11}).find("at least 12"),
             std::string::npos);
   EXPECT_NE(refusal_of({.classes = 0}).find("classes=0"), std::string::npos);
   EXPECT_NE(refusal_of({.label_smoothing = 1.0}).find("label_smoothing=1"), std::string::npos);

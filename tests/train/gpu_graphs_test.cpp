@@ -257,6 +257,7 @@ std::string digest_with_a_wait(int64_t waits, bool records, std::string& log) {
       });
   Passes passes(*trained.model, engine, device,
                 {.accumulation = kAccumulation,
+                 .rows = 4,
                  .make_recording = records ? parallel::recordings() : parallel::RecordingMaker()});
   ::testing::internal::CaptureStderr();
   for (int64_t step = 0; step < 10; ++step) {
@@ -265,9 +266,12 @@ std::string digest_with_a_wait(int64_t waits, bool records, std::string& log) {
       const at::Tensor tokens = (at::arange(4 * 65, at::kLong) * 7919 + (step * 10 + index++) * 31)
                                     .remainder(config.vocab_size)
                                     .view({4, 65});
-      return data::Batch{tokens.narrow(1, 0, 64).contiguous(), tokens.narrow(1, 1, 64).contiguous()};
+      return data::Batch{.inputs = tokens.narrow(1, 0, 64).contiguous(),
+                         .targets = tokens.narrow(1, 1, 64).contiguous(),
+                         .rows = 4,
+                         .step_rows = 4 * kAccumulation};
     };
-    passes.run(next, 1.0 / kAccumulation);
+    passes.run(next, 1.0);
     optim::GradScale scale;
     scale.device = optim::clip_factor(engine.grad_squares().sqrt(), 1.0);
     engine.step_scaled(*optimizer, scale);

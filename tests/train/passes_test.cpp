@@ -74,15 +74,18 @@ Outcome train_with(const Run& run) {
         });
     const auto optimizer = optim::build({.lr = 1e-2, .eps = 1e-5}, engine.optimizer_params());
     Passes passes(*model, engine, at::kCPU,
-                  {.accumulation = run.accumulation, .make_recording = run.make_recording});
-    double scale = 1.0 / static_cast<double>(run.accumulation);
+                  {.accumulation = run.accumulation, .rows = 4, .make_recording = run.make_recording});
+    double scale = 1.0;
     for (int64_t step = 0; step < run.steps; ++step) {
       int64_t index = 0;
       const auto next = [&] {
         const int64_t rows = step == run.odd_step ? 2 : 4;
         const at::Tensor tokens =
             test::tiny_tokens(step * 10 + index++, 4, config.vocab_size).narrow(0, 0, rows);
-        return data::Batch{tokens.narrow(1, 0, 8).contiguous(), tokens.narrow(1, 1, 8).contiguous()};
+        return data::Batch{.inputs = tokens.narrow(1, 0, 8).contiguous(),
+                           .targets = tokens.narrow(1, 1, 8).contiguous(),
+                           .rows = rows,
+                           .step_rows = rows * run.accumulation};
       };
       outcome.losses.push_back(passes.run(next, scale).item<double>());
       engine.step_scaled(*optimizer, optim::clip_factor(engine.grad_norm(), 1.0));
@@ -154,14 +157,57 @@ TEST(Passes, AFailedRecordingLeavesTheEngineAsItWas) {
   EXPECT_EQ(made, 1) << "it is not tried again";
 }
 
-TEST(Passes, AnotherShapeOrScaleEndsRecordings) {
+TEST(Passes, SmallerMicroBatchesRunBesideRecordings) {
+  // The one that would have been recorded first, and one later on.
+  for (const int64_t odd : {plan::kStepsBeforeRecording, int64_t{6}}) {
+    const Outcome plain = train_with({.accumulation = 2, .odd_step = odd});
+    Counts counts;
+    const Outcome recorded =
+        train_with({.make_recording = rehearsals(counts), .accumulation = 2, .odd_step = odd});
+    EXPECT_EQ(recorded.digest, plain.digest) << odd;
+    EXPECT_EQ(recorded.losses, plain.losses) << odd;
+    EXPECT_EQ(recorded.recorded, 2) << odd;
+    EXPECT_EQ(counts.launched, (8 - plan::kStepsBeforeRecording - 1) * 2) << odd;
+  }
+}
+
+TEST(Passes, AMicroBatchCountsByItsRows) {
+  const auto losses_of = [](std::vector<int64_t> rows) {
+    const plan::ModelConfig config = test::tiny_model(plan::ModelFamily::kLlama);
+    const plan::ModelFacts facts = plan::describe(config, 8);
+    std::pair<double, double> found;
+    test::run_ranks(1, [&](std::shared_ptr<comm::World> world) {
+      const auto model = nn::build(config);
+      parallel::DataParallel engine(*model, facts.units, comm::make_mesh(world, plan::MeshShape::fit({}, 1)),
+                                    {.policy = plan::find_policy("ddp"), .average = parallel::Average::kSum},
+                                    nn::InitialWeights(config, 11));
+      connect(*model, engine);
+      Passes passes(*model, engine, at::kCPU, {.accumulation = std::ssize(rows)});
+      const at::Tensor tokens = test::tiny_tokens(3, 4, config.vocab_size);
+      int64_t first = 0;
+      size_t index = 0;
+      const at::Tensor loss = passes.run(
+          [&] {
+            const at::Tensor part = tokens.narrow(0, std::exchange(first, first + rows[index]), rows[index]);
+            return data::Batch{.inputs = part.narrow(1, 0, 8).contiguous(),
+                               .targets = part.narrow(1, 1, 8).contiguous(),
+                               .rows = rows[index++],
+                               .step_rows = 4};
+          },
+          1.0);
+      found = {loss.item<double>(), engine.grad_norm()};
+    });
+    return found;
+  };
+  const auto whole = losses_of({4});
+  for (const std::vector<int64_t>& parts : {std::vector<int64_t>{3, 1}, {1, 2, 1}}) {
+    EXPECT_NEAR(losses_of(parts).first, whole.first, 1e-6);
+    EXPECT_NEAR(losses_of(parts).second, whole.second, 1e-5 * whole.second);
+  }
+}
+
+TEST(Passes, AnotherScaleEndsRecordings) {
   Counts counts;
-  EXPECT_NE(log_of({.make_recording = rehearsals(counts), .accumulation = 2, .odd_step = 6},
-                   train_with({.accumulation = 2, .odd_step = 6}))
-                .find("another shape"),
-            std::string::npos);
-  EXPECT_EQ(counts.launched, (6 - plan::kStepsBeforeRecording) * 2);
-  counts = {};
   EXPECT_NE(
       log_of({.make_recording = rehearsals(counts), .scale_growth = 0.5}, train_with({.scale_growth = 0.5}))
           .find("scale of the loss"),

@@ -8,7 +8,8 @@
 
 namespace trireme {
 
-/// One optimizer step. Times in milliseconds, memory in bytes, losses in nats per token.
+/// One optimizer step. Times in milliseconds, memory in bytes, losses in nats per token; of images an image
+/// is a token.
 struct StepRecord {
   int64_t step = 0;        ///< 1 after the first optimizer step
   double loss = 0.0;       ///< mean over the global batch
@@ -23,6 +24,7 @@ struct StepRecord {
   std::optional<double> loss_scale = {};  ///< where the loss is scaled: what this step's was multiplied by
   bool skipped = false;                   ///< its gradients overflowed and were not applied
   std::optional<double> val_loss;         ///< when this step validated
+  std::optional<double> val_top1 = {}, val_top5 = {};  ///< when it did, of images: shares that were right
   /// Of rank 0: gathering and reducing, and the part of it that computation waited for. None: not measured;
   /// on a GPU every StepRecord of train.log_every has them, on a CPU all have, a rank alone has none.
   std::optional<double> communication_ms = {}, exposed_ms = {};
@@ -63,6 +65,7 @@ struct RunSummary {
   int64_t steps = 0;
   double final_loss = 0.0;
   std::optional<double> final_val_loss;
+  std::optional<double> final_val_top1 = {}, final_val_top5 = {};
   double tokens_per_s = 0.0;  ///< median over the steps after warm-up; 0: there were none
   double steps_per_s = 0.0;   ///< of the same steps
   int64_t peak_bytes = 0;
@@ -89,6 +92,8 @@ struct RunSummary {
 class Sink {
  public:
   virtual ~Sink() = default;
+  /// Before all others: the step that the run ends with.
+  virtual void begin([[maybe_unused]] int64_t steps) {}
   /// The run goes on behind step `step` of an earlier one: what was recorded of later steps is void.
   virtual void resume([[maybe_unused]] int64_t step) {}
   virtual void record(const StepRecord& step) = 0;

@@ -83,7 +83,7 @@ constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
     {"--context_length", "--data.seq_len"},
     {"--dataset", "--data.path"},
     {"--dtype", "--precision.compute"},
-    {"--epochs", "--train.steps"},
+    {"--epochs", "--train.epochs"},
     {"--fp16", "--precision.compute"},
     {"--gradient_accumulation_steps", "--train.micro_batch"},
     {"--gradient_checkpointing", "--memory.recompute"},

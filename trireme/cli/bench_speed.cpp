@@ -71,8 +71,9 @@ BenchRun run_of(const SpeedCase& one, const SpeedOptions& options, int64_t round
                .overrides = overrides_of(one.policy)};
   for (const std::string& setting :
        {fmt::format("train.micro_batch={}", one.micro_batch), std::string("pipeline.micro_batches=0"),
-        fmt::format("train.steps={}", options.steps), std::string("train.val_batches=0"),
-        std::string("train.profile_steps=0"), std::string("optim.warmup_steps=0")}) {
+        fmt::format("train.steps={}", options.steps), std::string("train.epochs=0"),
+        std::string("train.val_batches=0"), std::string("train.profile_steps=0"),
+        std::string("optim.warmup_steps=0")}) {
     run.overrides.push_back(setting);
   }
   return run;

@@ -13,7 +13,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kFix = "set data.path to a text file, a folder of them, or 'builtin'";
+const char* fix_of(bool images) {
+  return images ? "set data.path to a folder of images ('trireme data get cifar10' makes one), or 'builtin'"
+                : "set data.path to a text file, a folder of them, or 'builtin'";
+}
 
 /// The fix for a path that is meant from the folder of the config file, else empty.
 std::string beside_config(const fs::path& path, const std::string& config_file) {
@@ -40,21 +43,27 @@ void settle_data_path(plan::Config& config, const std::string& config_file) {
   const fs::path path = fs::absolute(given).lexically_normal();
   std::error_code ignored;
   const fs::file_status status = fs::status(path, ignored);
-  const bool folder = fs::is_directory(status);
+  const bool folder = fs::is_directory(status), images = plan::reads_images(config.model.family);
+  const char* const fix = fix_of(images);
   if (!fs::exists(status)) {
     throw ConfigError("[cli.data] data.path={}: there is no {}{}; {}", given.string(), path.string(),
-                      beside_config(given, config_file), kFix);
+                      beside_config(given, config_file), fix);
   }
   if (::access(path.c_str(), folder ? R_OK | X_OK : R_OK) != 0) {
     throw ConfigError("[cli.data] data.path={}: {} cannot be read: {}; {}", given.string(), path.string(),
-                      errno_text(errno), kFix);
+                      errno_text(errno), fix);
   }
   if (!folder && !fs::is_regular_file(status)) {
     throw ConfigError("[cli.data] data.path={}: {} is neither a file nor a folder; {}", given.string(),
-                      path.string(), kFix);
+                      path.string(), fix);
+  }
+  if (images && !folder) {
+    throw ConfigError("[cli.data] data.path={}: {} is a file, and images are read from folders; {}",
+                      given.string(), path.string(), fix);
   }
   if (folder ? !holds_files(path) : fs::file_size(path, ignored) == 0) {
-    throw ConfigError("[cli.data] data.path={}: {} holds no text; {}", given.string(), path.string(), kFix);
+    throw ConfigError("[cli.data] data.path={}: {} holds no {}; {}", given.string(), path.string(),
+                      images ? "images" : "text", fix);
   }
   config.data.path = path.string();
 }

@@ -58,6 +58,16 @@ std::string peak_text(const plan::RankBytes& needed) {
       bytes_text(needed.logits), bytes_text(needed.baseline));
 }
 
+/// How much is read; epochs of data that nobody has looked at yet are no number.
+std::string data_text(const RunPlan& run, const plan::Config& config) {
+  const int64_t step = run.batch.global_batch * config.data.seq_len;
+  if (config.train.epochs > 0)
+    return fmt::format("{} a step, {} epochs", with_commas(step), config.train.epochs);
+  return fmt::format("{} a step, {} in {} steps", with_commas(step),
+                     format_count(static_cast<double>(step) * static_cast<double>(config.train.steps)),
+                     config.train.steps);
+}
+
 }  // namespace
 
 plan::Device choose_device(plan::Device device, int gpus) {
@@ -141,15 +151,12 @@ std::string to_text(const RunPlan& run, const plan::Config& config, int64_t colu
   const plan::Policy policy = plan::resolve_policy(config.parallel, run.mesh);
   table.add_row({"policy", fmt::format("{}: {}", policy.label(), policy.summary)});
   table.add_row({"batch", batch_equation(run.batch)});
-  table.add_row(
-      {"tokens",
-       fmt::format("{} a step, {} in {} steps", with_commas(run.batch.global_batch * config.data.seq_len),
-                   format_count(static_cast<double>(run.batch.global_batch * config.data.seq_len) *
-                                static_cast<double>(config.train.steps)),
-                   config.train.steps)});
+  const bool images = plan::reads_images(config.model.family);
+  table.add_row({images ? "images" : "tokens", data_text(run, config)});
   table.add_row(
       {"model", fmt::format("{}, {} parameters", config.model.family, with_commas(run.facts.params))});
-  table.add_row({"compute", fmt::format("{} FLOPs a token", format_count(run.facts.flops_per_token))});
+  table.add_row({"compute", fmt::format("{} FLOPs {}", format_count(run.facts.flops_per_token),
+                                        images ? "an image" : "a token")});
   if (run.pipeline) {
     table.add_row({"pipeline", pipeline_text(*run.pipeline, config.model.n_layers)});
     for (size_t rank = 0; rank < run.by_pp_rank.size(); ++rank) {
@@ -205,7 +212,8 @@ std::string to_json(const RunPlan& run, const plan::Config& config) {
               {"mesh", run.mesh.to_string()},
               {"policy", plan::name(config.parallel.policy)},
               {"batch", batch},
-              {"steps", config.train.steps},
+              {"steps", config.train.epochs == 0 ? Json(config.train.steps) : Json()},
+              {"epochs", config.train.epochs > 0 ? Json(config.train.epochs) : Json()},
               {"tokens_per_step", run.batch.global_batch * config.data.seq_len},
               {"params", run.facts.params},
               {"flops_per_token", run.facts.flops_per_token},

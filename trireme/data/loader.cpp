@@ -56,7 +56,9 @@ Batch read_batch(const Dataset& dataset, std::span<const int64_t> samples, const
   const auto tensor_options = at::TensorOptions().dtype(at::kLong).pinned_memory(options.pin_memory);
   const auto rows = static_cast<int64_t>(samples.size());
   Batch batch{.inputs = at::empty({rows, dataset.seq_len()}, tensor_options),
-              .targets = at::empty({rows, dataset.seq_len()}, tensor_options)};
+              .targets = at::empty({rows, dataset.seq_len()}, tensor_options),
+              .rows = rows,
+              .step_rows = options.global_batch};
   std::vector<int64_t> tokens(length + 1);
   int64_t* input = batch.inputs.mutable_data_ptr<int64_t>();
   int64_t* target = batch.targets.mutable_data_ptr<int64_t>();

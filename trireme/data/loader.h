@@ -1,20 +1,13 @@
 #pragma once
 // Batches for one data-parallel rank, prepared by a background thread a few steps ahead.
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
 #include <memory>
 
+#include "trireme/data/batch.h"
 #include "trireme/data/dataset.h"
 #include "trireme/data/sampler.h"
 
 namespace trireme::data {
-
-/// One micro-batch on the CPU, pinned when asked for.
-struct Batch {
-  at::Tensor inputs;   ///< (B, T) int64
-  at::Tensor targets;  ///< (B, T) int64: inputs shifted by one
-};
 
 struct LoaderOptions {
   SamplerOptions sampler;

@@ -26,7 +26,13 @@ struct Factory {
 constexpr Factory kFactories[] = {{plan::ModelFamily::kGpt2, make<Gpt2>},
                                   {plan::ModelFamily::kLlama, make<Llama>},
                                   {plan::ModelFamily::kMlp, make<Mlp>}};
-static_assert(std::size(kFactories) == plan::kNames<plan::ModelFamily>.size());
+constexpr size_t count_language_families() {
+  size_t count = 0;
+  for (const plan::ModelFamily family : plan::all_values<plan::ModelFamily>())
+    count += plan::reads_images(family) ? 0 : 1;
+  return count;
+}
+static_assert(std::size(kFactories) == count_language_families());
 
 }  // namespace
 

@@ -58,7 +58,7 @@ at::Tensor VisionModel::as_input(const at::Tensor& images, const at::Tensor& wei
 
 std::shared_ptr<VisionModel> build(const plan::VisionConfig& config, const NormMaker& sync_batch) {
   plan::check(config);
-  if (config.family == plan::VisionFamily::kLeNet) return std::make_shared<LeNet>(config);
+  if (config.family == plan::ModelFamily::kLeNet) return std::make_shared<LeNet>(config);
   return std::make_shared<ResNet>(config, norms_of(config, sync_batch));
 }
 

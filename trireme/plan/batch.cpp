@@ -62,7 +62,8 @@ BatchPlan plan_batch(const Config& config, const MeshShape& mesh) {
     }
     wanted = scheduled;
   }
-  BatchPlan batch = plan_batch(train.global_batch, train.micro_batch, dp_size);
+  const int64_t global_batch = train.rank_batch > 0 ? train.rank_batch * dp_size : train.global_batch;
+  BatchPlan batch = plan_batch(global_batch, train.micro_batch, dp_size);
   if (pp == 1 || (train.micro_batch > 0 && wanted == 0)) return batch;
   const int64_t per_rank = batch.global_batch / dp_size;
   if (wanted == 0) wanted = micro_batches_for(per_rank, pp);

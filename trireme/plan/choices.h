@@ -47,10 +47,37 @@ enum class Device { kAuto, kCpu, kCuda };
 template <>
 inline constexpr auto kNames<Device> = std::to_array<std::string_view>({"auto", "cpu", "cuda"});
 
-/// Which record of plan/model_family.h describes the model.
-enum class ModelFamily { kGpt2, kLlama, kMlp };
+/// Which record describes the model: of plan/model_family.h, or, where it reads images, of
+/// plan/vision_model.h.
+enum class ModelFamily { kGpt2, kLlama, kMlp, kResNet, kLeNet };
 template <>
-inline constexpr auto kNames<ModelFamily> = std::to_array<std::string_view>({"gpt2", "llama", "mlp"});
+inline constexpr auto kNames<ModelFamily> = std::to_array<std::string_view>({"gpt2", "llama", "mlp", "resnet",
+                                                                             "lenet"});
+constexpr bool reads_images(ModelFamily family) {
+  return family == ModelFamily::kResNet || family == ModelFamily::kLeNet;
+}
+
+/// What a residual network does before its first block.
+enum class ImageStem {
+  kCifar,    ///< 3x3, for images of some 32 pixels
+  kImageNet  ///< 7x7 and a maximum over 3x3, each with stride 2
+};
+template <>
+inline constexpr auto kNames<ImageStem> = std::to_array<std::string_view>({"cifar", "imagenet"});
+
+/// What follows each convolution of a residual network.
+enum class ImageNorm {
+  kBatch,      ///< over the samples of a rank's micro-batch
+  kSyncBatch,  ///< over those of all data-parallel ranks
+  kGroup       ///< over groups of channels of one sample (Wu and He 2018)
+};
+template <>
+inline constexpr auto kNames<ImageNorm> = std::to_array<std::string_view>({"batch", "sync_batch", "group"});
+
+/// What a run reads; kAuto: what its model reads.
+enum class DataKind { kAuto, kText, kImages };
+template <>
+inline constexpr auto kNames<DataKind> = std::to_array<std::string_view>({"auto", "text", "images"});
 
 /// How rotary frequencies change for texts longer than those that a model was first trained on; kLlama3: as
 /// Llama 3.1 does it.

@@ -9,6 +9,7 @@
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/plan/config_aliases.h"
 #include "trireme/plan/config_internal.h"
 #include "trireme/plan/model_facts.h"
 #include "trireme/plan/policy.h"
@@ -107,9 +108,13 @@ Assignments from_overrides(const std::vector<std::string>& overrides) {
 }
 
 Assignments collect(const ConfigSources& sources, const Environment& environment) {
-  Assignments all = from_yaml(sources);
-  for (Assignment& assignment : from_environment(environment)) all.push_back(std::move(assignment));
-  for (Assignment& assignment : from_overrides(sources.overrides)) all.push_back(std::move(assignment));
+  Assignments all;
+  for (const Assignments& said :
+       {from_yaml(sources), from_environment(environment), from_overrides(sources.overrides)}) {
+    for (const Assignment& assignment : said) {
+      for (Assignment& ours : in_our_keys(assignment)) all.push_back(std::move(ours));
+    }
+  }
   return all;
 }
 
@@ -148,6 +153,8 @@ class Resolver {
   /// Fills the model's 0-means-default fields and says from what.
   void complete_model() {
     ModelConfig& model = resolved_.config.model;
+    if (reads_images(model.family)) return complete_images();
+    derive("data.kind", resolved_.config.data.kind, DataKind::kText, "model.family");
     if (model.n_kv_heads == 0) resolved_.origins["model.n_kv_heads"] = "derived: model.n_heads";
     if (model.d_ff == 0) resolved_.origins["model.d_ff"] = "derived: 4 * model.d_model";
     if (model.max_seq_len == 0) resolved_.origins["model.max_seq_len"] = "derived: data.seq_len";
@@ -157,6 +164,39 @@ class Resolver {
   ResolvedConfig& resolved() { return resolved_; }
 
  private:
+  void complete_images() {
+    ModelConfig& model = resolved_.config.model;
+    const ModelConfig whole = complete(model, 1);
+    derive("model.n_layers", model.n_layers, whole.n_layers, "model.depth");
+    derive("model.d_model", model.d_model, whole.d_model, "model.width");
+    derive("model.n_heads", model.n_heads, whole.n_heads, "model.family");
+    derive("model.n_kv_heads", model.n_kv_heads, whole.n_kv_heads, "model.family");
+    derive("model.d_ff", model.d_ff, whole.d_ff, "model.width");
+    derive("model.vocab_size", model.vocab_size, whole.vocab_size, "model.classes");
+    derive("model.max_seq_len", model.max_seq_len, whole.max_seq_len, "model.family");
+    derive("model.tie_embeddings", model.tie_embeddings, whole.tie_embeddings, "model.family");
+    derive("data.seq_len", resolved_.config.data.seq_len, int64_t{1}, "model.family");
+    derive("data.kind", resolved_.config.data.kind, DataKind::kImages, "model.family");
+    model = whole;
+  }
+
+  /// A field that follows from another. What somebody said is refused unless it is the same.
+  template <typename Value>
+  void derive(const std::string& key, Value& member, Value value, const char* from) {
+    std::string& origin = resolved_.origins.at(key);
+    const bool said_so = origin != "default" && !origin.starts_with("preset ");
+    bool open = member == value;
+    if constexpr (std::is_same_v<Value, DataKind>) open = open || member == DataKind::kAuto;
+    if (said_so && !open) {
+      throw ConfigError(
+          "[plan.config] {}, but {}={} ({}), of which {} follows; remove it or choose another model",
+          said(resolved_.origins, key, member), from, format_value(find({from, {}, origin})),
+          resolved_.origins.at(from), value);
+    }
+    if (!said_so || member != value) origin = fmt::format("derived: {}", from);
+    member = value;
+  }
+
   /// The row that parallel.policy names by its label, "fsdp:full_shard".
   static const Policy* labelled_row(const Assignment& assignment) {
     if (assignment.key != "parallel.policy" || assignment.text.find(':') == std::string::npos) return nullptr;

@@ -16,6 +16,23 @@ class Environment;
 
 namespace trireme::plan {
 
+/// A model of images.
+struct VisionConfig {
+  ModelFamily family = ModelFamily::kResNet;  ///< one that reads_images()
+  /// resnet: layers with weights. 18, 34, 50, 101 and 152 have the four stages of torchvision's; 8, 14, 20
+  /// and other 6 n + 2 the three of the networks for CIFAR-10.
+  int64_t depth = 20;
+  int64_t width = 16;                  ///< resnet: channels of the first stage, doubled by each later one
+  ImageStem stem = ImageStem::kCifar;  ///< resnet
+  ImageNorm norm = ImageNorm::kBatch;  ///< resnet
+  int64_t norm_groups = 8;             ///< resnet with group norm: groups of channels
+  int64_t channels = 3;                ///< of an image
+  int64_t image_size = 32;             ///< height and width of an image
+  int64_t classes = 10;
+  double label_smoothing = 0.0;  ///< share of a target that is spread over all classes in training
+  bool channels_last = true;     ///< activations as (B, H, W, C) in memory
+};
+
 struct ModelConfig {
   std::string preset = "";  ///< a built-in name; its values fill the fields below unless they are given
   ModelFamily family = ModelFamily::kGpt2;
@@ -36,21 +53,33 @@ struct ModelConfig {
   double rope_high_freq_factor = 4.0;  ///< llama3: those below rope_original_len / this stay
   int64_t rope_original_len = 8192;    ///< llama3: tokens a sequence of the first training
   std::string weights = "";            ///< what training begins with; empty: random values of the seed
+  VisionConfig vision = {};            ///< counts instead of what is above where `family` reads images
 };
 
 struct DataConfig {
-  std::string path = "builtin";  ///< a text file or folder; "builtin": the C++ headers of libtorch
+  DataKind kind = DataKind::kAuto;
+  /// A file or folder; "builtin": the C++ headers of libtorch, or digits drawn from the system's fonts.
+  std::string path = "builtin";
   Tokenizer tokenizer = Tokenizer::kByte;
-  int64_t seq_len = 128;
+  int64_t seq_len = 128;  ///< 1 of images
   double val_fraction = 0.02;
+  // Images alone: what training varies (data/images/transform.h, data/images/loader.h).
+  int64_t pad = 0;
+  bool flip = false;
+  bool resized_crop = false;
+  double least_area = 0.08;
+  double mixup = 0.0;
+  int64_t threads = 0;  ///< of each rank that prepare batches; 0: cores of a rank, at most 8
 };
 
 struct TrainConfig {
-  int64_t steps = 100;
-  int64_t global_batch = 16;  ///< sequences per optimizer step over all ranks
-  int64_t micro_batch = 0;    ///< sequences per forward on one rank; 0: global_batch / data-parallel ranks
-  double grad_clip = 1.0;     ///< global L2 norm; 0: no clipping
-  int64_t val_every = 0;      ///< steps between validations; 0: only at the end
+  int64_t steps = 100;        ///< where there are no epochs; at the start of a run with them, what they make
+  int64_t epochs = 0;         ///< passes over the training data; 0: `steps` says how long
+  int64_t global_batch = 16;  ///< samples (sequences, images) per optimizer step over all ranks
+  int64_t rank_batch = 0;   ///< the same on each data-parallel rank, instead of global_batch; 0: that counts
+  int64_t micro_batch = 0;  ///< samples per forward on one rank; 0: global_batch / data-parallel ranks
+  double grad_clip = 1.0;   ///< global L2 norm; 0: no clipping
+  int64_t val_every = 0;    ///< steps between validations; 0: at the end, and of each epoch
   int64_t profile_steps = 0;  ///< steps that rank 0 traces, after the warm-up
   int64_t val_batches = 16;   ///< global batches per validation; 0: no validation
   int64_t log_every = 10;

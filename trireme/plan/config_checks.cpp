@@ -25,6 +25,7 @@ class Checker {
     check_dropout();
     check_rotation();
     check_vocabulary();
+    check_kind();
     check_schedule();
     check_checkpoints();
     check_below_one();
@@ -120,24 +121,52 @@ class Checker {
                       said("model.rope_scaling", model_.rope_scaling), said("model.family", model_.family));
   }
 
-  /// Keys of another optimizer would have no effect; a config that states their defaults is none the worse.
-  void check_optimizer() const {
+  /// Keys that would have no effect, as they are for something else than was chosen; a config that states
+  /// their defaults is none the worse.
+  template <typename Keys>
+  void refuse_keys(const Keys& keys, const std::string& meant_for, const std::string& chosen) const {
     Config given = config_, defaults;
     const std::vector<Field> values = fields(given), unset = fields(defaults);
+    for (const std::string_view key : keys) {
+      const auto field = std::ranges::find(values, key, &Field::key);
+      const auto unset_field = unset.begin() + (field - values.begin());
+      if (value_of(*field) == value_of(*unset_field)) continue;
+      throw ConfigError("[plan.config] {} is for {}, but {}; remove it",
+                        said(field->key, format_value(*field)), meant_for, chosen);
+    }
+  }
+
+  void check_optimizer() const {
     for (const OptimizerName other : all_values<OptimizerName>()) {
       if (other == config_.optim.name) continue;
-      for (const std::string_view key : record_of(other).keys) {
-        const auto field = std::ranges::find(values, key, &Field::key);
-        const auto unset_field = unset.begin() + (field - values.begin());
-        if (value_of(*field) == value_of(*unset_field)) continue;
-        throw ConfigError("[plan.config] {} is for optim.name={}, but {}; remove it",
-                          said(field->key, format_value(*field)), other,
-                          said("optim.name", config_.optim.name));
-      }
+      refuse_keys(record_of(other).keys, fmt::format("optim.name={}", other),
+                  said("optim.name", config_.optim.name));
+    }
+  }
+
+  /// Keys of models and data of the other kind.
+  void check_kind() const {
+    static constexpr std::string_view kOfText[] = {"model.norm_eps",          "model.rope_theta",
+                                                   "model.rope_factor",       "model.rope_low_freq_factor",
+                                                   "model.rope_original_len", "model.rope_high_freq_factor"};
+    static constexpr std::string_view kOfImages[] = {
+        "model.depth",           "model.width",         "model.stem",       "model.norm",
+        "model.norm_groups",     "model.channels",      "model.image_size", "model.classes",
+        "model.label_smoothing", "model.channels_last", "data.pad",         "data.flip",
+        "data.resized_crop",     "data.least_area",     "data.mixup",       "data.threads"};
+    const std::string family = said("model.family", model_.family);
+    if (config_.data.kind == DataKind::kText) return refuse_keys(kOfImages, "models of images", family);
+    refuse_keys(kOfText, "models of text", family);
+    const DataConfig& data = config_.data;
+    if (data.least_area != DataConfig{}.least_area && !data.resized_crop) {
+      throw ConfigError(
+          "[plan.config] {} has no effect without data.resized_crop; set that to true or remove it",
+          said("data.least_area", data.least_area));
     }
   }
 
   void check_vocabulary() const {
+    if (config_.data.kind == DataKind::kImages) return;
     if (config_.data.tokenizer != Tokenizer::kByte || model_.vocab_size >= 256) return;
     throw ConfigError(
         "[plan.config] {} is too small for {}, which makes 256 tokens; set model.vocab_size to 256 or more",
@@ -165,7 +194,7 @@ class Checker {
       throw ConfigError("[plan.config] {} needs momentum, but {}; raise it or remove optim.nesterov",
                         said("optim.nesterov", optim.nesterov), said("optim.momentum", optim.momentum));
     }
-    if (optim.warmup_steps > config_.train.steps) {
+    if (config_.train.epochs == 0 && optim.warmup_steps > config_.train.steps) {
       throw ConfigError("[plan.config] {} is above {}; lower it or train longer",
                         said("optim.warmup_steps", optim.warmup_steps),
                         said("train.steps", config_.train.steps));

@@ -121,24 +121,69 @@ void add_model(Table& table, ModelConfig& model) {
                        "file; empty: random values of the seed"));
 }
 
+/// Sizes keep products of them inside 64 bits.
+void add_vision(Table& table, VisionConfig& model) {
+  table.push_back(
+      number("model.depth", model.depth, 1, "resnet: layers, 18, 34, 50, 101, 152 or 6 n + 2", 1e4));
+  table.push_back(number("model.width", model.width, 1,
+                         "resnet: channels of the first stage, doubled by each later", 1e5));
+  table.push_back(
+      choice("model.stem", model.stem, "resnet: before the first block: 3x3, or 7x7 and a maximum"));
+  table.push_back(
+      choice("model.norm", model.norm,
+             "resnet: norms over a rank's micro-batch, over all ranks' or over groups of channels"));
+  table.push_back(
+      number("model.norm_groups", model.norm_groups, 1, "resnet with group norms: groups of channels", 1e5));
+  table.push_back(number("model.channels", model.channels, 1, "of an image", 1e3));
+  table.push_back(number("model.image_size", model.image_size, 1, "height and width of an image", 1e4));
+  table.push_back(number("model.classes", model.classes, 1, "labels of images", 1e7));
+  table.push_back(number("model.label_smoothing", model.label_smoothing, 0,
+                         "share of an image's target that all classes divide among them; below 1", 1));
+  table.push_back(
+      flag("model.channels_last", model.channels_last, "activations of images with channels last in memory"));
+}
+
 void add_data(Table& table, DataConfig& data) {
-  table.push_back(text("data.path", data.path, "text file or folder; builtin: the C++ headers of libtorch"));
+  table.push_back(choice("data.kind", data.kind, "what is read; auto: what the model reads"));
+  table.push_back(text("data.path", data.path,
+                       "text file, or folder of text or images; builtin: the C++ headers of libtorch, or "
+                       "digits drawn from this system's fonts"));
   table.push_back(choice("data.tokenizer", data.tokenizer, "how text becomes tokens"));
   table.push_back(number("data.seq_len", data.seq_len, 1, "tokens a sequence", 1e8));
   table.push_back(
-      number("data.val_fraction", data.val_fraction, 0, "part of the text kept for validation", 0.5));
+      number("data.val_fraction", data.val_fraction, 0,
+             "part kept for validation: of the text, or of each class of images in folders without "
+             "a split of their own",
+             0.5));
+  table.push_back(number("data.pad", data.pad, 0,
+                         "images: black pixels at each side, out of which a random crop is taken", 1e3));
+  table.push_back(flag("data.flip", data.flip, "images: mirror every second one"));
+  table.push_back(flag("data.resized_crop", data.resized_crop,
+                       "images: train on a random part of each, resized to model.image_size"));
+  table.push_back(number("data.least_area", data.least_area, 1e-3,
+                         "images: smallest part of an image that a resized crop shows", 1));
+  table.push_back(number("data.mixup", data.mixup, 0,
+                         "images: alpha of mixtures of two of them and their labels; 0: none", 1));
+  table.push_back(number("data.threads", data.threads, 0,
+                         "images: threads of a rank that prepare them; 0: its share of the cores, at most 8",
+                         1e3));
 }
 
 void add_train(Table& table, TrainConfig& train) {
-  table.push_back(number("train.steps", train.steps, 1, "optimizer steps", 1e12));
+  table.push_back(number("train.steps", train.steps, 1, "optimizer steps, unless train.epochs says", 1e12));
+  table.push_back(number("train.epochs", train.epochs, 0,
+                         "passes over the training data; 0: train.steps says how long", 1e9));
   table.push_back(
-      number("train.global_batch", train.global_batch, 1, "sequences a step over all ranks", 1e9));
+      number("train.global_batch", train.global_batch, 1, "sequences or images a step over all ranks", 1e9));
+  table.push_back(number("train.rank_batch", train.rank_batch, 0,
+                         "the same on each data-parallel rank, whatever their number; 0: train.global_batch",
+                         1e9));
   table.push_back(number("train.micro_batch", train.micro_batch, 0,
-                         "sequences a forward on one rank; 0: global_batch / data-parallel ranks"));
+                         "of them, a forward on one rank; 0: global_batch / data-parallel ranks"));
   table.push_back(
       number("train.grad_clip", train.grad_clip, 0, "largest global L2 norm of gradients; 0: no clipping"));
-  table.push_back(
-      number("train.val_every", train.val_every, 0, "steps between validations; 0: only at the end"));
+  table.push_back(number("train.val_every", train.val_every, 0,
+                         "steps between validations; 0: at the end, and with train.epochs after each"));
   table.push_back(
       number("train.profile_steps", train.profile_steps, 0,
              "steps that rank 0 traces (traces/ of the run directory), from step 11 on at the earliest; of a "
@@ -288,6 +333,7 @@ std::vector<Field> fields(Config& config) {
   Table table;
   add_run(table, config);
   add_model(table, config.model);
+  add_vision(table, config.model.vision);
   add_data(table, config.data);
   add_train(table, config.train);
   add_optim(table, config.optim);

@@ -8,6 +8,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/plan/config_aliases.h"
 #include "trireme/plan/config_internal.h"
 
 namespace trireme::plan {
@@ -18,9 +19,11 @@ std::string place(const std::string& name, const YAML::Mark& mark) {
   return mark.is_null() ? name : fmt::format("{}:{}:{}", name, mark.line + 1, mark.column + 1);
 }
 
+/// Ours, and those of others that stand for them.
 std::set<std::string> all_keys() {
   Config unused;
   std::set<std::string> keys;
+  for (const std::string& alias : alias_keys()) keys.insert(alias);
   for (const Field& field : fields(unused)) keys.insert(field.key);
   return keys;
 }

@@ -50,7 +50,7 @@ std::string cuda_graphs_obstacle(const Config& config, bool gpu, int64_t ranks) 
     return "blocks that are computed again draw the same random numbers again (memory.recompute=block with "
            "model.dropout)";
   }
-  if (config.train.steps <= kStepsBeforeRecording) {
+  if (config.train.epochs == 0 && config.train.steps <= kStepsBeforeRecording) {
     return fmt::format("the first {} steps run without and train.steps={}", kStepsBeforeRecording,
                        config.train.steps);
   }

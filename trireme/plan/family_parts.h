@@ -7,7 +7,7 @@
 
 namespace trireme::plan {
 
-extern const ModelFamilyRecord kGpt2Record, kLlamaRecord, kMlpRecord;
+extern const ModelFamilyRecord kGpt2Record, kLlamaRecord, kMlpRecord, kResNetRecord, kLeNetRecord;
 
 /// A matrix that starts normally distributed with deviation sqrt(2 / (5 d_model)), which is 0.02 at width
 /// 1000 (Nguyen and Salazar 2019).

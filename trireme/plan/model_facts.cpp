@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "trireme/plan/family_parts.h"
+#include "trireme/plan/vision_model.h"
 
 namespace trireme::plan {
 namespace {
@@ -70,6 +71,7 @@ int64_t UnitSpec::numel() const {
 }
 
 ModelConfig complete(ModelConfig model, int64_t seq_len) {
+  if (reads_images(model.family)) return complete_vision(std::move(model));
   if (model.n_kv_heads == 0) model.n_kv_heads = model.n_heads;
   if (model.d_ff == 0) model.d_ff = 4 * model.d_model;
   if (model.max_seq_len == 0) model.max_seq_len = seq_len;
@@ -79,6 +81,14 @@ ModelConfig complete(ModelConfig model, int64_t seq_len) {
 ModelFacts describe(const ModelConfig& incomplete, int64_t seq_len, const PrecisionConfig& precision,
                     const MemoryConfig& memory) {
   const ModelConfig model = complete(incomplete, seq_len);
+  if (reads_images(model.family)) {
+    VisionFacts vision = describe(model.vision, precision, memory);
+    return {.units = std::move(vision.units),
+            .params = vision.params,
+            .matmul_params = 0,
+            .flops_per_token = vision.flops_per_image,
+            .saved_bytes_per_token = vision.saved_bytes_per_image};
+  }
   ModelFacts facts{.units = units_of(model)};
   for (const UnitSpec& unit : facts.units) facts.params += unit.numel();
   facts.matmul_params = matmul_params_of(facts.units, model);

@@ -36,12 +36,13 @@ inline constexpr const char* kMlpHalf = ".mlp";
 inline constexpr const char* kRootUnit = "root";
 inline constexpr const char* kHeadUnit = "head";
 
+/// Of models of images a token is an image.
 struct ModelFacts {
   /// In forward order: the root (embeddings), the blocks, the head (final norm, output matrix). The
   /// parameters of a tied head are in the root.
   std::vector<UnitSpec> units;
   int64_t params = 0;         ///< tied weights counted once
-  int64_t matmul_params = 0;  ///< blocks and head, no embedding lookup, no norms, no biases
+  int64_t matmul_params = 0;  ///< blocks and head, no embedding lookup, no norms, no biases; of images: 0
   /// Forward and backward: 6 matmul_params, and with attention 6 T heads head_dim L (causal half).
   double flops_per_token = 0.0;
   double saved_bytes_per_token = 0.0;  ///< activations kept for backward, all layers, at the compute dtype

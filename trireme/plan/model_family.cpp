@@ -9,7 +9,8 @@
 namespace trireme::plan {
 namespace {
 
-constexpr const ModelFamilyRecord* kRecords[] = {&kGpt2Record, &kLlamaRecord, &kMlpRecord};
+constexpr const ModelFamilyRecord* kRecords[] = {&kGpt2Record, &kLlamaRecord, &kMlpRecord, &kResNetRecord,
+                                                 &kLeNetRecord};
 static_assert(std::size(kRecords) == kNames<ModelFamily>.size());
 
 double deviation_of(const ModelConfig& model) {
@@ -23,6 +24,14 @@ const ModelFamilyRecord& record_of(ModelFamily family) {
     if (record->family == family) return *record;
   }
   throw LogicError("[plan.model_family] family {} has no record", static_cast<int>(family));
+}
+
+std::vector<ModelFamily> language_families() {
+  std::vector<ModelFamily> families;
+  for (const ModelFamily family : all_values<ModelFamily>()) {
+    if (!reads_images(family)) families.push_back(family);
+  }
+  return families;
 }
 
 ParamSpec matrix(const ModelConfig& model, std::string name, std::vector<int64_t> shape) {

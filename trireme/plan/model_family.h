@@ -1,8 +1,9 @@
 #pragma once
 // What is particular to a family of models, one record each: parameters with their shapes and initial values,
-// bytes kept for backward, what it asks of a config. A new family is an enumerator in choices.h, its record
-// in a file beside gpt2_family.cpp, its module and its line in the table of nn/language_model.cpp, and a
-// preset.
+// bytes kept for backward, what it asks of a config. A new family of text is an enumerator in choices.h, its
+// record in a file beside gpt2_family.cpp, its module and its line in the table of nn/language_model.cpp, and
+// a preset. Families that read images are described by plan/vision_model.h; their records say what
+// configs ask of all models and have none of the functions but check.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -44,5 +45,8 @@ struct ModelFamilyRecord {
 };
 
 const ModelFamilyRecord& record_of(ModelFamily family);
+
+/// Those that read text, in the order of the enumerators.
+std::vector<ModelFamily> language_families();
 
 }  // namespace trireme::plan

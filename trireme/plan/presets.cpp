@@ -4,6 +4,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/plan/vision_model.h"
 
 namespace trireme::plan {
 namespace {
@@ -61,6 +62,11 @@ std::vector<Preset> make_presets() {
       {"llama-8b", "Llama 3 8B, 8,030,261,248 parameters", llama_8b()},
       {"mlp", "residual feed-forward over the previous byte, 0.56M parameters: no attention", mlp()},
   };
+  for (const VisionPreset& preset : vision_presets()) {
+    ModelConfig model{.family = preset.model.family};
+    model.vision = preset.model;
+    table.push_back({std::string(preset.name), std::string(preset.summary), complete_vision(model)});
+  }
   for (Preset& preset : table) preset.model.preset = preset.name;
   return table;
 }

@@ -210,12 +210,12 @@ class Recorder {
 
 void check_positive(std::string_view key, int64_t value) {
   if (value >= 1) return;
-  throw ConfigError("[plan.vision] {}={} is below 1; raise it", key, value);
+  throw ConfigError("[plan.vision] model.{}={} is below 1; raise it", key, value);
 }
 
 /// The smallest image that leaves every layer a pixel.
 int64_t least_image_size(const VisionConfig& model) {
-  return model.family == VisionFamily::kLeNet ? 12 : 1;
+  return model.family == ModelFamily::kLeNet ? 12 : 1;
 }
 
 void check_resnet(const VisionConfig& model) {
@@ -224,7 +224,8 @@ void check_resnet(const VisionConfig& model) {
   if (!depth) {
     const int64_t nearest = std::max<int64_t>(8, (model.depth + 1) / 6 * 6 + 2);
     throw ConfigError(
-        "[plan.vision] depth={}: there is no such residual network; take 18, 34, 50, 101, 152 or 6 n + 2, "
+        "[plan.vision] model.depth={}: there is no such residual network; take 18, 34, 50, 101, 152 or 6 n + "
+        "2, "
         "such "
         "as {}",
         model.depth, nearest);
@@ -232,7 +233,7 @@ void check_resnet(const VisionConfig& model) {
   if (model.norm != ImageNorm::kGroup) return;
   check_positive("norm_groups", model.norm_groups);
   if (model.width % model.norm_groups == 0) return;
-  throw ConfigError("[plan.vision] norm_groups={} does not divide width={}; change one of them",
+  throw ConfigError("[plan.vision] model.norm_groups={} does not divide model.width={}; change one of them",
                     model.norm_groups, model.width);
 }
 
@@ -263,7 +264,7 @@ std::span<const VisionPreset> vision_presets() {
         resnet(50, 64, ImageStem::kImageNet)},
        {"lenet",
         "LeNet-5 with ReLU and maxima for MNIST, 61,706 parameters",
-        {.family = VisionFamily::kLeNet, .channels = 1, .image_size = 28}}}};
+        {.family = ModelFamily::kLeNet, .channels = 1, .image_size = 28}}}};
   return table;
 }
 
@@ -278,11 +279,24 @@ const VisionPreset& find_vision_preset(std::string_view name) {
                     near.empty() ? "" : fmt::format(", did you mean '{}'?", near), join(names, ", "));
 }
 
+ModelConfig complete_vision(ModelConfig model) {
+  model.vision.family = model.family;
+  const VisionFacts facts = describe(model.vision);
+  model.n_layers = std::ssize(facts.units) - 2;
+  model.d_model = facts.units.back().params.front().shape[1];
+  model.n_heads = model.n_kv_heads = 1;
+  model.d_ff = model.d_model;
+  model.vocab_size = model.vision.classes;
+  model.max_seq_len = 1;
+  model.tie_embeddings = false;
+  return model;
+}
+
 VisionFacts describe(const VisionConfig& model, const PrecisionConfig& precision,
                      const MemoryConfig& memory) {
   check(model);
   Recorder recorder(model, precision, memory);
-  return model.family == VisionFamily::kLeNet ? recorder.lenet() : recorder.resnet();
+  return model.family == ModelFamily::kLeNet ? recorder.lenet() : recorder.resnet();
 }
 
 void check(const VisionConfig& model) {
@@ -290,14 +304,14 @@ void check(const VisionConfig& model) {
   check_positive("image_size", model.image_size);
   check_positive("classes", model.classes);
   if (!(model.label_smoothing >= 0.0 && model.label_smoothing < 1.0)) {
-    throw ConfigError("[plan.vision] label_smoothing={} is not from 0 to below 1; change it",
+    throw ConfigError("[plan.vision] model.label_smoothing={} is not from 0 to below 1; change it",
                       model.label_smoothing);
   }
   if (const int64_t least = least_image_size(model); model.image_size < least) {
-    throw ConfigError("[plan.vision] image_size={} leaves nothing after {}'s layers; take at least {}",
+    throw ConfigError("[plan.vision] model.image_size={} leaves nothing after {}'s layers; take at least {}",
                       model.image_size, model.family, least);
   }
-  if (model.family == VisionFamily::kResNet) check_resnet(model);
+  if (model.family == ModelFamily::kResNet) check_resnet(model);
 }
 
 ResNetShape resnet_shape(const VisionConfig& model) {

@@ -14,44 +14,6 @@
 
 namespace trireme::plan {
 
-/// Which record of plan/vision_model.cpp describes the model.
-enum class VisionFamily { kResNet, kLeNet };
-template <>
-inline constexpr auto kNames<VisionFamily> = std::to_array<std::string_view>({"resnet", "lenet"});
-
-/// What a residual network does before its first block.
-enum class ImageStem {
-  kCifar,    ///< 3x3, for images of some 32 pixels
-  kImageNet  ///< 7x7 and a maximum over 3x3, each with stride 2
-};
-template <>
-inline constexpr auto kNames<ImageStem> = std::to_array<std::string_view>({"cifar", "imagenet"});
-
-/// What follows each convolution of a residual network.
-enum class ImageNorm {
-  kBatch,      ///< over the samples of a rank's micro-batch
-  kSyncBatch,  ///< over those of all data-parallel ranks
-  kGroup       ///< over groups of channels of one sample (Wu and He 2018)
-};
-template <>
-inline constexpr auto kNames<ImageNorm> = std::to_array<std::string_view>({"batch", "sync_batch", "group"});
-
-struct VisionConfig {
-  VisionFamily family = VisionFamily::kResNet;
-  /// resnet: layers with weights. 18, 34, 50, 101 and 152 have the four stages of torchvision's; 8, 14, 20
-  /// and other 6 n + 2 the three of the networks for CIFAR-10.
-  int64_t depth = 20;
-  int64_t width = 16;                  ///< resnet: channels of the first stage, doubled by each later one
-  ImageStem stem = ImageStem::kCifar;  ///< resnet
-  ImageNorm norm = ImageNorm::kBatch;  ///< resnet
-  int64_t norm_groups = 8;             ///< resnet with group norm: groups of channels
-  int64_t channels = 3;                ///< of an image
-  int64_t image_size = 32;             ///< height and width of an image
-  int64_t classes = 10;
-  double label_smoothing = 0.0;  ///< share of a target that is spread over all classes in training
-  bool channels_last = true;     ///< activations as (B, H, W, C) in memory
-};
-
 struct VisionPreset {
   std::string_view name;
   std::string_view summary;  ///< one line
@@ -84,6 +46,11 @@ VisionFacts describe(const VisionConfig& model, const PrecisionConfig& precision
 /// Throws ConfigError that names the key, its value and what would do: a depth that no network has, sizes
 /// below 1, images too small for the model, groups that do not divide the channels.
 void check(const VisionConfig& model);
+
+/// `model`, whose family reads images, with the fields that a model of text has as they are of this one: as
+/// many layers as it has blocks between stem and head, the head's features as its width, classes as its
+/// vocabulary, sequences of one. Throws ConfigError as check().
+ModelConfig complete_vision(ModelConfig model);
 
 /// The channels and strides of a residual network, from which the record and the module are made.
 struct ResNetShape {

@@ -89,18 +89,21 @@ class TextConsole final : public Sink {
     if (width(options.bar_columns) > 0 && !options.quiet) bar_.emplace();
   }
 
+  void begin(int64_t steps) override { options_.total_steps = steps; }
+
   void record(const StepRecord& step) override {
     eta_.add(step.step_ms);
     const auto eta_s = eta_.seconds(options_.total_steps - step.step);
     if (deserves_line(step)) {
       print(fitting_line(step, eta_s));
     } else if (bar_ && bar_->due()) {
-      bar_->draw(progress_bar(step, options_.total_steps, eta_s, width(options_.bar_columns) - 1));
+      bar_->draw(progress_bar(step, options_.total_steps, eta_s, width(options_.bar_columns) - 1,
+                              options_.rate_unit));
     }
   }
 
   void finish(const RunSummary& summary) override {
-    print(done_line(summary, options_.total_steps));
+    print(done_line(summary, options_.total_steps, options_.rate_unit));
     if (!options_.run.empty()) {
       RunSummary typed = summary;
       if (!typed.weights_path.empty()) typed.weights_path = as_typed(typed.weights_path);

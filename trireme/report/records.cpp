@@ -47,6 +47,8 @@ std::string to_json_line(const StepRecord& record) {
   if (record.loss_scale) json["loss_scale"] = number(*record.loss_scale);
   if (record.skipped) json["skipped"] = true;
   if (record.val_loss) json["val_loss"] = number(*record.val_loss);
+  if (record.val_top1) json["val_top1"] = number(*record.val_top1);
+  if (record.val_top5) json["val_top5"] = number(*record.val_top5);
   return dump(json);
 }
 
@@ -55,6 +57,8 @@ std::string to_json_line(const RunSummary& summary) {
   json["steps"] = summary.steps;
   json["final_loss"] = number(summary.final_loss);
   json["final_val_loss"] = number(summary.final_val_loss);
+  if (summary.final_val_top1) json["final_val_top1"] = number(*summary.final_val_top1);
+  if (summary.final_val_top5) json["final_val_top5"] = number(*summary.final_val_top5);
   const bool timed = summary.steps_per_s > 0.0;
   json["tokens_per_s"] = timed ? number(summary.tokens_per_s) : Json();
   json["steps_per_s"] = timed ? number(summary.steps_per_s) : Json();

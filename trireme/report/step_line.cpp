@@ -40,6 +40,14 @@ std::string rate_text(double tokens_per_s) {
   return std::isfinite(tokens_per_s) ? format_count(tokens_per_s) : non_finite(tokens_per_s);
 }
 
+/// "  val 0.0512 (98.6%)": the loss, and of images the share that was right.
+std::string validation_text(const std::optional<double>& loss, const std::optional<double>& top1) {
+  if (!loss) return {};
+  std::string text = "  val " + loss_text(*loss);
+  if (top1) text += fmt::format(" ({:.1f}%)", 100.0 * *top1);
+  return text;
+}
+
 std::string step_text(int64_t step, int64_t total) {
   const std::string of = std::to_string(total);
   return fmt::format("{:>{}}/{}", step, of.size(), of);
@@ -71,41 +79,39 @@ std::string format_eta(double seconds) {
 
 std::string step_line(const StepRecord& record, const ConsoleOptions& options, std::optional<double> eta_s) {
   const double per_rank = record.tokens_per_s / static_cast<double>(std::max<int64_t>(options.ranks, 1));
-  std::string line = fmt::format("step {}  loss {:>6}  gnorm {:>5}  lr {:.1e}  {:>5} tok/s ({:>5}/rank)",
+  std::string line = fmt::format("step {}  loss {:>6}  gnorm {:>5}  lr {:.1e}  {:>5} {} ({:>5}/rank)",
                                  step_text(record.step, options.total_steps), loss_text(record.loss),
                                  short_number(record.grad_norm), record.lr, rate_text(record.tokens_per_s),
-                                 rate_text(per_rank));
+                                 options.rate_unit, rate_text(per_rank));
   line += flops_text(per_rank, options);
   line += fmt::format("  {:>5} ms  {:>5} steps/s  {}", short_number(record.step_ms),
                       short_number(record.steps_per_s()), memory_text(record));
   if (eta_s && *eta_s > 0.0) line += "  eta " + format_eta(*eta_s);
   if (record.loss_scale) line += fmt::format("  scale {:g}", *record.loss_scale);
   if (record.skipped) line += " (skipped)";
-  if (record.val_loss) line += "  val " + loss_text(*record.val_loss);
-  return line;
+  return line + validation_text(record.val_loss, record.val_top1);
 }
 
 std::string short_step_line(const StepRecord& record, const ConsoleOptions& options,
                             std::optional<double> eta_s) {
-  std::string line = fmt::format("step {}  loss {:>6}  {:>5} tok/s  {:>5} ms  {:>8}",
-                                 step_text(record.step, options.total_steps), loss_text(record.loss),
-                                 rate_text(record.tokens_per_s), short_number(record.step_ms),
-                                 format_bytes(static_cast<double>(record.peak_bytes)));
+  std::string line = fmt::format(
+      "step {}  loss {:>6}  {:>5} {}  {:>5} ms  {:>8}", step_text(record.step, options.total_steps),
+      loss_text(record.loss), rate_text(record.tokens_per_s), options.rate_unit, short_number(record.step_ms),
+      format_bytes(static_cast<double>(record.peak_bytes)));
   if (eta_s && *eta_s > 0.0) line += "  eta " + format_eta(*eta_s);
   if (record.skipped) line += " (skipped)";
-  if (record.val_loss) line += "  val " + loss_text(*record.val_loss);
-  return line;
+  return line + validation_text(record.val_loss, record.val_top1);
 }
 
-std::string done_line(const RunSummary& summary, int64_t total_steps) {
+std::string done_line(const RunSummary& summary, int64_t total_steps, std::string_view rate_unit) {
   const std::string time = format_duration(summary.wall_s);
   std::string line = summary.stop_signal == 0
                          ? fmt::format("done {} steps in {}", summary.steps, time)
                          : fmt::format("interrupted by {} after step {} of {}, in {}",
                                        signal_name(summary.stop_signal), summary.steps, total_steps, time);
   line += "  loss " + loss_text(summary.final_loss);
-  if (summary.final_val_loss) line += "  val " + loss_text(*summary.final_val_loss);
-  line += fmt::format("  {} tok/s  peak {}", rate_text(summary.tokens_per_s),
+  line += validation_text(summary.final_val_loss, summary.final_val_top1);
+  line += fmt::format("  {} {}  peak {}", rate_text(summary.tokens_per_s), rate_unit,
                       format_bytes(static_cast<double>(summary.peak_bytes)));
   if (!summary.weights_digest.empty()) {
     line += "  weights " + summary.weights_digest;
@@ -127,13 +133,13 @@ std::string whereabouts(const RunSummary& summary, const std::string& run) {
 }
 
 std::string progress_bar(const StepRecord& record, int64_t total_steps, std::optional<double> eta_s,
-                         int64_t columns) {
+                         int64_t columns, std::string_view rate_unit) {
   constexpr int64_t kWidth = 20;
   const int64_t filled =
       total_steps > 0 ? std::clamp<int64_t>(record.step * kWidth / total_steps, 0, kWidth) : 0;
-  std::string bar = fmt::format(
-      "[{:.<{}}] {}  loss {}  {} tok/s", std::string(static_cast<size_t>(filled), '#'), kWidth,
-      step_text(record.step, total_steps), loss_text(record.loss), rate_text(record.tokens_per_s));
+  std::string bar = fmt::format("[{:.<{}}] {}  loss {}  {} {}", std::string(static_cast<size_t>(filled), '#'),
+                                kWidth, step_text(record.step, total_steps), loss_text(record.loss),
+                                rate_text(record.tokens_per_s), rate_unit);
   if (eta_s && *eta_s > 0.0) bar += "  eta " + format_eta(*eta_s);
   if (static_cast<int64_t>(bar.size()) > columns)
     bar.resize(static_cast<size_t>(std::max<int64_t>(columns, 0)));

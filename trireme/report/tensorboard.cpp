@@ -127,6 +127,8 @@ class TensorboardSink final : public Sink {
     if (const auto share = step.communication_share()) scalars.emplace_back("communication_share", *share);
     if (step.loss_scale) scalars.emplace_back("loss_scale", *step.loss_scale);
     if (step.val_loss) scalars.emplace_back("val_loss", *step.val_loss);
+    if (step.val_top1) scalars.emplace_back("val_top1", *step.val_top1);
+    if (step.val_top5) scalars.emplace_back("val_top5", *step.val_top5);
     file_.append(scalars_event(step.step, scalars));
   }
 

@@ -82,7 +82,9 @@ std::map<std::string, std::string> metadata_of(const TrainedModel& model) {
 /// or when it ends, is not among them.
 bool must_be_equal(const std::string& key) {
   static const std::set<std::string> keys = {
-      "seed", "data.tokenizer", "data.seq_len", "data.val_fraction", "train.global_batch", "optim.name"};
+      "seed",       "data.kind",          "data.tokenizer",    "data.seq_len",    "data.val_fraction",
+      "data.pad",   "data.flip",          "data.resized_crop", "data.least_area", "data.mixup",
+      "optim.name", "train.global_batch", "train.rank_batch"};
   static const std::set<std::string> free = {"model.preset", "model.dropout", "model.weights"};
   return keys.contains(key) || (key.starts_with("model.") && !free.contains(key));
 }
@@ -102,15 +104,27 @@ void check_config(const Parts& parts, const Json& state, const std::string& path
   if (!noted.empty() && parts.is_root()) log_info("resume  with other values of {}", join(noted, ", "));
 }
 
+/// With train.rank_batch other ranks make other steps.
+void check_batch(const Parts& parts, const Json& state, const std::string& path) {
+  if (!state.contains("global_batch")) return;
+  const int64_t then = checkpoint::count_of(state, "global_batch", path), now = parts.batch.global_batch;
+  if (then == now) return;
+  throw ConfigError(
+      "[train.resume] {} was written by a run of {} samples a step, and this one has {}; go on on as many "
+      "ranks, "
+      "or with train.rank_batch={}",
+      path, then, now, then / parts.batch.dp_size);
+}
+
 void check_data(const Parts& parts, const Json& state, const std::string& path) {
   const int64_t samples = checkpoint::count_of(state, "samples", path);
-  const std::string then = checkpoint::text_of(state, "data", path), now = hex64(parts.train_data->digest());
-  if (samples == parts.train_data->size() && then == now) return;
+  const std::string then = checkpoint::text_of(state, "data", path), now = hex64(parts.data->digest());
+  if (samples == parts.data->samples() && then == now) return;
   throw ConfigError(
       "[train.resume] {} was written by a run on {} samples with digest {}; data.path has {} now, with "
       "digest "
-      "{}; give it the same text",
-      path, samples, then, parts.train_data->size(), now);
+      "{}; give it the same data",
+      path, samples, then, parts.data->samples(), now);
 }
 
 std::string to_hex(const at::Tensor& bytes) {
@@ -177,7 +191,7 @@ precision::LossScaler::State scaler_state(const Json& json, const std::string& p
 }  // namespace
 
 Checkpointing::Checkpointing(const TrainOptions& options, Parts& parts, precision::LossScaler& scaler)
-    : options_(options), config_(options.config), parts_(parts), scaler_(scaler) {
+    : options_(options), config_(parts.config), parts_(parts), scaler_(scaler) {
   agree_on_folder();
 }
 
@@ -281,6 +295,7 @@ Checkpointing::Resumed Checkpointing::resume_from(const std::string& path) {
   const Json document = checkpoint::parse_json(state, path);
   const Json& run = checkpoint::value_of(document, "run", path);
   check_config(parts_, run, path);
+  check_batch(parts_, run, path);
   check_data(parts_, run, path);
   // A stage leaves to others what is theirs; that all together are the checkpoint's model says the config.
   const parallel::LoadOptions options{.unexpected = config_.parallel.pp > 1};
@@ -299,19 +314,20 @@ Checkpointing::Resumed Checkpointing::restore(const std::string& path, const std
   if (const auto loss = run.find("loss"); loss != run.end() && loss->is_number()) resumed.loss = *loss;
   scaler_.set_state(scaler_state(checkpoint::value_of(run, "loss_scaler", path), path));
   restore_random(parts_, checkpoint::value_of(document, "ranks", path), resumed.step, path);
-  parts_.open_loader(checkpoint::count_of(run, "cursor", path));
+  parts_.open_feed(resumed.step);
   if (parts_.is_root() && options_.announce) log_info("resume  after step {} of {}", resumed.step, path);
   return resumed;
 }
 
 std::string Checkpointing::run_state(int64_t step, double loss) const {
-  const int64_t cursor = step * parts_.batch.global_batch;
+  const int64_t cursor = parts_.data->samples_in(step, parts_.batch.global_batch);
   return Json{{"step", step},
               {"cursor", cursor},
               {"tokens", cursor * config_.data.seq_len},
               {"loss", loss},
-              {"samples", parts_.train_data->size()},
-              {"data", hex64(parts_.train_data->digest())},
+              {"global_batch", parts_.batch.global_batch},
+              {"samples", parts_.data->samples()},
+              {"data", hex64(parts_.data->digest())},
               {"ranks", parts_.world->size()},
               {"mesh", parts_.mesh.shape.to_string()},
               {"policy", plan::resolve_policy(config_.parallel, parts_.mesh.shape).label()},

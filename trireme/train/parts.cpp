@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <cmath>
 #include <utility>
 
 #include "trireme/base/log.h"
@@ -16,18 +15,6 @@
 #include "trireme/train/prepare.h"
 
 namespace trireme::train {
-namespace {
-
-/// What gives validation a sequence, where that can be had.
-std::string longer_validation(const Parts& parts) {
-  const auto text = static_cast<double>(parts.corpus.train_tokens + parts.corpus.val_tokens);
-  const double share = std::ceil(120.0 * static_cast<double>(parts.config.data.seq_len + 1) / text) / 100.0;
-  constexpr double kMost = 0.5;  // of data.val_fraction
-  if (share > kMost) return "use a longer text or a smaller data.seq_len";
-  return fmt::format("raise it to {}", share);
-}
-
-}  // namespace
 
 bool can_record(const plan::Config& config, const comm::World& world) {
   if (config.train.cuda_graphs == plan::CudaGraphs::kOff) return false;
@@ -47,44 +34,43 @@ Parts::Parts(const TrainOptions& run, std::shared_ptr<comm::World> joined, bool 
       mesh(comm::make_mesh(world, plan::MeshShape::fit(config.parallel, world->size()))),
       batch(plan::plan_batch(config, mesh.shape)),
       facts(plan::describe(config.model, config.data.seq_len, config.precision, config.memory)),
-      corpus(prepare_data(run, mesh)),
+      data(prepare_data(run, mesh)),
+      validates(config.train.val_batches > 0 && data->val_samples() > 0),
       records_passes(records) {
   at::manual_seed(
       static_cast<uint64_t>(config.seed + world->rank()));  // dropout; weights have their own source
-  open_data();
+  if (config.train.epochs > 0) config.train.steps = data->steps_for(config.train.epochs, batch.global_batch);
+  if (config.train.val_batches > 0) look_for_validation();
+  open_feed(0);
   model = make_trained_model({config, facts, batch, mesh, records_passes});
 }
 
-void Parts::open_data() {
-  train_data = std::make_shared<data::Dataset>(corpus.folder, "train", config.data.seq_len);
-  if (config.train.val_batches > 0) open_validation();
-  open_loader(0);
+void Parts::look_for_validation() {
+  const std::string why = data->why_no_validation();
+  if (!why.empty() && is_root()) log_warning("nothing is validated: {}", why);
 }
 
-void Parts::open_loader(int64_t cursor) {
-  loader.reset();
-  loader = std::make_unique<data::Loader>(
-      train_data, data::LoaderOptions{
-                      .sampler = {.samples = train_data->size(), .seed = static_cast<uint64_t>(config.seed)},
-                      .global_batch = batch.global_batch,
-                      .micro_batch = batch.micro_batch,
-                      .dp_rank = mesh.dp_rank,
-                      .dp_size = batch.dp_size,
-                      .cursor = cursor,
-                      .pin_memory = on_gpu(),
-                      .vocab_size = config.model.vocab_size});
+FeedOptions Parts::feed_options() const {
+  return {.global_batch = batch.global_batch,
+          .micro_batch = batch.micro_batch,
+          .dp_rank = mesh.dp_rank,
+          .dp_size = batch.dp_size,
+          .pin_memory = on_gpu()};
 }
 
-void Parts::open_validation() {
-  if (corpus.val_tokens > config.data.seq_len) {
-    val_data = std::make_shared<data::Dataset>(corpus.folder, "val", config.data.seq_len);
-  } else if (config.data.val_fraction > 0.0 && is_root()) {
-    log_warning(
-        "nothing is validated: data.val_fraction={} of {} tokens holds out {}, fewer than the {} of one "
-        "sequence; {}, or set train.val_batches=0",
-        config.data.val_fraction, corpus.train_tokens + corpus.val_tokens, corpus.val_tokens,
-        config.data.seq_len + 1, longer_validation(*this));
-  }
+void Parts::open_feed(int64_t step) {
+  next_batch = {};
+  FeedOptions feed = feed_options();
+  feed.first_step = step;
+  next_batch = data->feed(feed);
+}
+
+bool Parts::epoch_ends_with(int64_t step) const {
+  if (config.train.epochs == 0) return false;
+  const auto epochs_in = [this](int64_t steps) {
+    return data->samples_in(steps, batch.global_batch) / data->samples();
+  };
+  return epochs_in(step) > epochs_in(step - 1);
 }
 
 namespace {
@@ -120,10 +106,11 @@ void announce(const Parts& parts) {
   const plan::Config& config = parts.config;
   const plan::BatchPlan& batch = parts.batch;
   if (!parts.options.announce || !parts.is_root()) return;
-  log_info("model   {} {}, {} parameters, {}FLOPs per token", config.model.family,
+  const bool images = plan::reads_images(config.model.family);
+  log_info("model   {} {}, {} parameters, {}FLOPs per {}", config.model.family,
            config.model.preset.empty() ? "custom" : config.model.preset, with_commas(parts.facts.params),
-           format_count(parts.facts.flops_per_token));
-  log_info("data    {}", parts.corpus.description);
+           format_count(parts.facts.flops_per_token), images ? "image" : "token");
+  log_info("data    {}", parts.data->description());
   log_info(
       "layout  {} on {}, policy {}, {} compute, global batch {} = micro batch {} x accumulation {} x {} "
       "ranks",

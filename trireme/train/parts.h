@@ -5,12 +5,10 @@
 
 #include "trireme/comm/mesh.h"
 #include "trireme/comm/world.h"
-#include "trireme/data/corpus.h"
-#include "trireme/data/dataset.h"
-#include "trireme/data/loader.h"
 #include "trireme/plan/batch.h"
 #include "trireme/plan/config.h"
 #include "trireme/plan/model_facts.h"
+#include "trireme/train/run_data.h"
 #include "trireme/train/trained_model.h"
 #include "trireme/train/trainer.h"
 
@@ -26,27 +24,29 @@ struct Parts {
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;
 
-  /// Reads the training data from global position `cursor` on, a multiple of the global batch.
-  void open_loader(int64_t cursor);
+  /// Reads the training data from the step behind step `step` on.
+  void open_feed(int64_t step);
+  FeedOptions feed_options() const;
+  /// Whether train.epochs counts, and an epoch is over with step `step`.
+  bool epoch_ends_with(int64_t step) const;
 
   bool is_root() const { return world->rank() == 0; }
   bool on_gpu() const { return world->device().is_cuda(); }
 
   const TrainOptions& options;
-  const plan::Config& config;
+  plan::Config config;  ///< that of the options; with epochs, with the steps that they make
   std::shared_ptr<comm::World> world;
   comm::Mesh mesh;
   plan::BatchPlan batch;
   plan::ModelFacts facts;
-  data::PreparedCorpus corpus;
-  bool records_passes;                                  ///< as can_record() said
-  std::shared_ptr<data::Dataset> train_data, val_data;  ///< no val_data: nothing is validated
+  std::shared_ptr<const RunData> data;
+  bool validates;       ///< there is something to validate on, and the config asks for it
+  bool records_passes;  ///< as can_record() said
   std::unique_ptr<TrainedModel> model;
-  std::unique_ptr<data::Loader> loader;
+  Feed next_batch;
 
  private:
-  void open_data();
-  void open_validation();
+  void look_for_validation();
 };
 
 /// Why two equal runs may end with different weights; empty when they cannot.

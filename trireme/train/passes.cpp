@@ -73,7 +73,8 @@ at::Tensor Passes::run(const std::function<data::Batch()>& next, double scale) {
   const double began = monotonic_seconds();
   at::Tensor loss_sum = at::zeros({}, at::TensorOptions().device(device_).dtype(at::kDouble));
   for (int64_t index = 0; index < options_.accumulation; ++index) {
-    loss_sum += pass(next(), scale, kind_of(index));
+    const data::Batch batch = next();
+    loss_sum.add_(pass(batch, scale * batch.share(), kind_of(index)), batch.share());
   }
   if (measures_lag()) measure_lag(began);
   return loss_sum;
@@ -81,9 +82,10 @@ at::Tensor Passes::run(const std::function<data::Batch()>& next, double scale) {
 
 at::Tensor Passes::pass(const data::Batch& batch, double scale, Kind kind) {
   const bool records = options_.make_recording && steps_ > plan::kStepsBeforeRecording;
-  if (!records || !take_in(batch)) {
+  if (!records || batch.rows != options_.rows) {
     return compute(batch.inputs.to(device_, true), batch.targets.to(device_, true), scale, kind);
   }
+  take_in(batch);
   Recorded& recorded = kinds_[kind];
   if (recorded.recording && recorded.scale != scale) give_up("the scale of the loss has changed");
   if (!recorded.recording && !(options_.make_recording && record(scale, kind))) {
@@ -106,22 +108,18 @@ at::Tensor Passes::loss_of(const at::Tensor& inputs, const at::Tensor& targets, 
   return loss;
 }
 
-/// Copies the batch to where recordings read it. False when it does not fit there.
-bool Passes::take_in(const data::Batch& batch) {
+/// Copies the batch to where recordings read it.
+void Passes::take_in(const data::Batch& batch) {
   if (!inputs_.defined()) {
     const auto on_device = [&](const at::Tensor& tensor) {
-      return at::empty(tensor.sizes(), at::TensorOptions().device(device_).dtype(tensor.dtype()));
+      return at::empty_strided(tensor.sizes(), tensor.strides(),
+                               at::TensorOptions().device(device_).dtype(tensor.dtype()));
     };
     inputs_ = on_device(batch.inputs);
     targets_ = on_device(batch.targets);
   }
-  if (inputs_.sizes() != batch.inputs.sizes() || targets_.sizes() != batch.targets.sizes()) {
-    give_up("a micro-batch has another shape than those before");
-    return false;
-  }
   inputs_.copy_(batch.inputs, /*non_blocking=*/true);
   targets_.copy_(batch.targets, /*non_blocking=*/true);
-  return true;
 }
 
 /// Whether the pass could be recorded. Nothing has run then; nor has it otherwise, and the engine is as it

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "trireme/data/loader.h"
+#include "trireme/data/batch.h"
 #include "trireme/nn/model.h"
 #include "trireme/parallel/data_parallel.h"
 #include "trireme/parallel/recording.h"
@@ -25,6 +25,7 @@ class Passes {
 
   struct Options {
     int64_t accumulation = 1;  ///< passes a step
+    int64_t rows = 0;          ///< of a micro-batch; passes with fewer, which may be, are never recorded
     int64_t loss_chunk_bytes = nn::kLossChunkBytes;
     /// With it, passes are recorded after plan::kStepsBeforeRecording steps: the engine stands alone
     /// (DataParallel::stands_alone()), it was built while parallel::recording_stream() was the current
@@ -38,8 +39,8 @@ class Passes {
   Passes(nn::Model& model, parallel::DataParallel& engine, c10::Device device, Options options);
 
   /// One pass for each micro-batch of next(), gradients reduced at the end of the last: a step but for the
-  /// update. Gradients come multiplied by `scale`. Returns the sum of the losses, an fp64 scalar on the
-  /// device. Collective.
+  /// update. Each counts by its share of the step, and gradients come multiplied by `scale`. Returns the sum
+  /// of the losses by their shares, an fp64 scalar on the device. Collective.
   at::Tensor run(const std::function<data::Batch()>& next, double scale);
 
   /// Whether forward passes are asked from now on what they keep for backward.
@@ -68,7 +69,7 @@ class Passes {
   at::Tensor compute(const at::Tensor& inputs, const at::Tensor& targets, double scale, Kind kind);
   bool measures_lag() const;
   void measure_lag(double began);
-  bool take_in(const data::Batch& batch);
+  void take_in(const data::Batch& batch);
   bool record(double scale, Kind kind);
   at::Tensor launch(Recorded& recorded);
   void give_up(const std::string& reason);

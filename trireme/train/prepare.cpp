@@ -17,6 +17,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
+#include "trireme/plan/batch.h"
 #include "trireme/train/stop.h"
 
 namespace trireme::train {
@@ -29,12 +30,11 @@ constexpr double kFarewell_s = 10.0;  // for the preparing thread to notice that
 
 struct GivenUp {};
 
-/// prepare_corpus() on a thread of its own, so that this rank can hear of the others meanwhile.
+/// open_run_data() on a thread of its own, so that this rank can hear of the others meanwhile.
 class Preparation {
  public:
-  explicit Preparation(data::CorpusOptions options) : shared_(std::make_shared<Shared>()) {
-    options.on_progress = [shared = shared_](const data::Progress& progress) { shared->note(progress); };
-    thread_ = std::thread([shared = shared_, options = std::move(options)] { shared->run(options); });
+  explicit Preparation(const TrainOptions& run) : shared_(std::make_shared<Shared>()) {
+    thread_ = std::thread([shared = shared_, run] { shared->run(run); });
   }
   Preparation(const Preparation&) = delete;
   Preparation& operator=(const Preparation&) = delete;
@@ -56,7 +56,7 @@ class Preparation {
     std::exception_ptr error;
     int64_t headway = 0;
     data::Progress progress;
-    data::PreparedCorpus corpus;  ///< once over without an error
+    std::shared_ptr<const RunData> data;  ///< once over without an error
   };
   State state() const {
     const std::lock_guard lock(shared_->mutex);
@@ -76,16 +76,16 @@ class Preparation {
       progress = now;
     }
 
-    void run(const data::CorpusOptions& options) {
-      data::PreparedCorpus prepared;
+    void run(const TrainOptions& options) {
+      std::shared_ptr<const RunData> opened;
       std::exception_ptr failure;
       try {
-        prepared = data::prepare_corpus(options);
+        opened = open_run_data(options, [this](const data::Progress& now) { note(now); });
       } catch (...) {
         failure = std::current_exception();
       }
       const std::lock_guard lock(mutex);
-      corpus = std::move(prepared);
+      data = std::move(opened);
       error = failure;
       over = true;
       changed.notify_all();
@@ -95,16 +95,6 @@ class Preparation {
   std::shared_ptr<Shared> shared_;
   std::thread thread_;
 };
-
-data::CorpusOptions corpus_options(const TrainOptions& run) {
-  const plan::DataConfig& config = run.config.data;
-  return {.path = config.path,
-          .builtin_root = run.builtin_corpus,
-          .tokenizer = config.tokenizer,
-          .val_fraction = config.val_fraction,
-          .cache_dir = run.cache_dir,
-          .seq_len = config.seq_len};
-}
 
 int exit_code_of(const std::exception_ptr& error) {
   try {
@@ -123,20 +113,19 @@ struct Word {
   bool over = false;
   int exit_code = 0;  ///< of its failure; 0: none
   int signal = 0;
-  double headway = 0.0, done = 0.0, total = 0.0, train_tokens = 0.0, val_tokens = 0.0;
+  double headway = 0.0, done = 0.0, total = 0.0;
+  RunData::Sizes sizes = {};
 };
 
 std::vector<Word> exchange(const TrainOptions& run, const comm::Mesh& mesh, const Preparation::State& mine) {
   std::vector<Word> words;
   const auto number = [](auto value) { return static_cast<double>(value); };
-  const std::vector<double> told = {number(mine.over),
-                                    number(mine.error ? exit_code_of(mine.error) : 0),
-                                    number(signal_heard(run)),
-                                    number(mine.headway),
-                                    number(mine.progress.done),
-                                    number(mine.progress.total),
-                                    number(mine.corpus.train_tokens),
-                                    number(mine.corpus.val_tokens)};
+  const RunData::Sizes sizes = mine.data ? mine.data->sizes() : RunData::Sizes();
+  const std::vector<double> told = {
+      number(mine.over),          number(mine.error ? exit_code_of(mine.error) : 0),
+      number(signal_heard(run)),  number(mine.headway),
+      number(mine.progress.done), number(mine.progress.total),
+      number(sizes.train),        number(sizes.val)};
   for (const std::vector<double>& heard : comm::gather_scalars(*mesh.all, told)) {
     words.push_back({.over = heard[0] != 0.0,
                      .exit_code = static_cast<int>(heard[1]),
@@ -144,8 +133,7 @@ std::vector<Word> exchange(const TrainOptions& run, const comm::Mesh& mesh, cons
                      .headway = heard[3],
                      .done = heard[4],
                      .total = heard[5],
-                     .train_tokens = heard[6],
-                     .val_tokens = heard[7]});
+                     .sizes = {static_cast<int64_t>(heard[6]), static_cast<int64_t>(heard[7])}});
   }
   return words;
 }
@@ -178,6 +166,7 @@ class Watch {
  public:
   Watch(const TrainOptions& run, const comm::Mesh& mesh)
       : path_(run.config.data.path),
+        draws_(plan::reads_images(run.config.model.family)),
         timeout_s_(mesh.world->timeout_s()),
         speaks_(run.announce && mesh.world->rank() == 0) {}
 
@@ -200,36 +189,42 @@ class Watch {
   }
 
  private:
-  /// Of what one rank reads, twice: once to choose what is held out, once to tokenise.
-  static std::string how_far(const Word& word) {
+  /// Of text that one rank reads, twice: once to choose what is held out, once to tokenise. Of digits that it
+  /// draws.
+  std::string how_far(const Word& word) const {
     if (word.total == 0.0) return "looking for its files";
+    if (draws_) return fmt::format("{:.0f} of {:.0f} images drawn", word.done, word.total);
     return fmt::format("{:.0f}% of {}", 100.0 * word.done / word.total, format_bytes(word.total / 2.0));
   }
 
   std::string path_;
+  bool draws_;
   double timeout_s_;
   bool speaks_;
   double headway_ = -1.0, moved_at_ = 0.0;
   double report_at_ = monotonic_seconds() + kFirstReport_s;
 };
 
-void check_same_text(const std::vector<Word>& words) {
+void check_same_data(const std::vector<Word>& words, const RunData& data) {
   for (size_t rank = 1; rank < words.size(); ++rank) {
-    if (words[rank].train_tokens == words[0].train_tokens && words[rank].val_tokens == words[0].val_tokens)
-      continue;
+    const RunData::Sizes &theirs = words[rank].sizes, &first = words[0].sizes;
+    if (theirs == first) continue;
     throw DataError(
-        "[train.data] rank {} has {:.0f} + {:.0f} tokens (training + held out), rank 0 has {:.0f} + {:.0f}; "
-        "give every host the same text",
-        rank, words[rank].train_tokens, words[rank].val_tokens, words[0].train_tokens, words[0].val_tokens);
+        "[train.data] rank {} has {} + {} {} (training + held out), rank 0 has {} + {}; give every host the "
+        "same "
+        "data",
+        rank, theirs.train, theirs.val, data.counted(), first.train, first.val);
   }
 }
 
-void check_vocabulary(const plan::Config& config, const data::PreparedCorpus& corpus) {
-  if (corpus.vocab_size <= config.model.vocab_size) return;
+void check_length(const plan::Config& config, const RunData& data, const comm::Mesh& mesh) {
+  if (config.train.epochs == 0) return;
+  const int64_t batch = plan::plan_batch(config, mesh.shape).global_batch;
+  const int64_t steps = data.steps_for(config.train.epochs, batch);
+  if (config.optim.warmup_steps <= steps) return;
   throw ConfigError(
-      "[train.data] the tokens of {} ({}) go up to {}, but model.vocab_size={}; set model.vocab_size to at "
-      "least {}, or choose another data.tokenizer",
-      config.data.path, corpus.folder, corpus.vocab_size - 1, config.model.vocab_size, corpus.vocab_size);
+      "[train.data] optim.warmup_steps={} is above the {} steps of train.epochs={}; lower it or train longer",
+      config.optim.warmup_steps, steps, config.train.epochs);
 }
 
 /// Runs what fails on all ranks or on none; the first one says how.
@@ -245,8 +240,8 @@ void check_alike(const comm::Mesh& mesh, const std::function<void()>& check) {
 
 }  // namespace
 
-data::PreparedCorpus prepare_data(const TrainOptions& run, const comm::Mesh& mesh) {
-  Preparation preparation(corpus_options(run));
+std::shared_ptr<const RunData> prepare_data(const TrainOptions& run, const comm::Mesh& mesh) {
+  Preparation preparation(run);
   Watch watch(run, mesh);
   for (;;) {
     preparation.wait_for(kRound_s);
@@ -256,10 +251,11 @@ data::PreparedCorpus prepare_data(const TrainOptions& run, const comm::Mesh& mes
     watch.look(words);
     if (!std::ranges::all_of(words, &Word::over)) continue;
     check_alike(mesh, [&] {
-      check_same_text(words);
-      check_vocabulary(run.config, mine.corpus);
+      check_same_data(words, *mine.data);
+      mine.data->check_fits(run.config.model);
+      check_length(run.config, *mine.data, mesh);
     });
-    return mine.corpus;
+    return mine.data;
   }
 }
 

@@ -85,14 +85,16 @@ at::Tensor StagedModel::run_passes(const std::function<data::Batch()>& next, dou
   const auto count = static_cast<size_t>(plan_.schedule.micro_batches);
   const bool has_first = stage_of_part_.front() == 0;
   std::vector<at::Tensor> inputs(count), targets(count);
+  double share = 0.0;  // of a micro-batch, of which all have as many rows
   for (size_t i = 0; i < count; ++i) {
     const data::Batch batch = next();
+    share = batch.share();
     if (has_first) inputs[i] = on_device(batch.inputs);
     if (last_) targets[i] = on_device(batch.targets);
   }
-  scale_ = scale;
-  const at::Tensor mean = pipeline_->forward_backward(inputs, targets, std::vector<double>(count, scale));
-  return mesh_.pp_rank == 0 ? mean * static_cast<double>(count) : at::zeros_like(mean);
+  scale_ = scale * share;
+  const at::Tensor mean = pipeline_->forward_backward(inputs, targets, std::vector<double>(count, scale_));
+  return mesh_.pp_rank == 0 ? mean * (static_cast<double>(count) * share) : at::zeros_like(mean);
 }
 
 /// Tied embeddings count with the first stage. The copies of a stage that two ranks have are parts of one
@@ -165,18 +167,23 @@ void StagedModel::set_training(bool on) {
   for (const auto& stage : stages_) stage->train(on);
 }
 
-double StagedModel::evaluate(const std::vector<data::Batch>& batches, const std::vector<int64_t>& rows,
-                             int64_t all_rows) {
+/// Rank 0 counts for all.
+Scores StagedModel::evaluate(const std::vector<data::Batch>& batches) {
   std::vector<at::Tensor> inputs, targets;
+  std::vector<int64_t> rows;
+  double all_rows = 0.0;
   for (const data::Batch& batch : batches) {
     inputs.push_back(on_device(batch.inputs));
     targets.push_back(on_device(batch.targets));
+    rows.push_back(batch.rows);
+    all_rows += static_cast<double>(batch.step_rows);
   }
   scale_ = 1.0;
   set_training(false);
   const at::Tensor mean = pipeline_->evaluate(inputs, targets, {rows.begin(), rows.end()});
   set_training(true);
-  return mesh_.world->rank() == 0 ? mean.item<double>() * static_cast<double>(all_rows) : 0.0;
+  if (mesh_.world->rank() != 0) return {};
+  return {.rows = all_rows, .loss = mean.item<double>() * all_rows};
 }
 
 /// The rank that has the last stage tells the others.

@@ -25,8 +25,7 @@ class StagedModel : public TrainedModel {
   void record_steps(bool on) override { pipeline_->record(on); }
   std::optional<plan::PipelineReport> step_report() override { return pipeline_->report(); }
   int64_t batches_at_once() const override { return plan_.schedule.micro_batches; }
-  double evaluate(const std::vector<data::Batch>& batches, const std::vector<int64_t>& rows,
-                  int64_t all_rows) override;
+  Scores evaluate(const std::vector<data::Batch>& batches) override;
   std::vector<int32_t> generate(std::vector<int32_t> prompt, const SamplingOptions& options) override;
   void save_weights(const std::string& path) override;
   std::string weights_digest() override;

@@ -40,7 +40,7 @@ std::string not_finite_in(const Parts& parts, const std::vector<double>& row, si
 
 }  // namespace
 
-at::Tensor gather_totals(const Parts& parts, const at::Tensor& loss_sum) {
+at::Tensor gather_totals(const Parts& parts, const at::Tensor& loss) {
   const kernels::MemoryPeak peak = parts.on_gpu()
                                        ? kernels::gpu_memory_peak()
                                        : kernels::MemoryPeak{.allocated = kernels::resident_peak()};
@@ -50,9 +50,8 @@ at::Tensor gather_totals(const Parts& parts, const at::Tensor& loss_sum) {
        static_cast<double>(peak.reserved) + symmetric, static_cast<double>(signal_heard(parts.options))},
       at::kDouble);
   if (parts.on_gpu()) host = host.pin_memory();  // else the copy would wait for the device
-  const at::Tensor mine =
-      at::cat({loss_sum.reshape({1}), host.to(parts.world->device(), /*non_blocking=*/true),
-               parts.model->grad_squares(), parts.model->unit_grad_squares()});
+  const at::Tensor mine = at::cat({loss.reshape({1}), host.to(parts.world->device(), /*non_blocking=*/true),
+                                   parts.model->grad_squares(), parts.model->unit_grad_squares()});
   return comm::gather_rows(*parts.mesh.all, mine);
 }
 
@@ -80,7 +79,6 @@ StepTotals read_totals(const Parts& parts, const at::Tensor& rows, double loss_s
     squares.emplace_back(first, first + static_cast<std::ptrdiff_t>(stages_in(rank.size(), parts)));
   }
   check_groups(parts.mesh);
-  totals.loss /= static_cast<double>(parts.batch.accumulation * parts.batch.dp_size);
   totals.grad_norm = std::sqrt(parts.model->sum_over_ranks(squares)) / loss_scale;
   return totals;
 }

@@ -23,9 +23,9 @@ struct StepTotals {
   std::string not_finite;  ///< "rank 1: unit model.layers.3", the first whose gradient is not; empty: none
 };
 
-/// `loss_sum` is an fp64 scalar on the device; everything travels in one piece: (ranks, n) fp64, on the
-/// device. On a GPU the host does not wait. Collective.
-at::Tensor gather_totals(const Parts& parts, const at::Tensor& loss_sum);
+/// `loss`, what this rank adds to the mean, is an fp64 scalar on the device; everything travels in one piece:
+/// (ranks, n) fp64, on the device. On a GPU the host does not wait. Collective.
+at::Tensor gather_totals(const Parts& parts, const at::Tensor& loss);
 
 /// The norm of the gradient, scaled as the loss is: a scalar where `rows` are.
 at::Tensor grad_norm_of(const Parts& parts, const at::Tensor& rows);

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "trireme/comm/mesh.h"
-#include "trireme/data/loader.h"
+#include "trireme/data/batch.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/parallel/data_parallel.h"
 #include "trireme/plan/batch.h"
@@ -28,6 +28,20 @@ struct ModelSetup {
   const plan::BatchPlan& batch;
   const comm::Mesh& mesh;
   bool records_passes = false;  ///< as can_record() said
+};
+
+/// Sums over rows.
+struct Scores {
+  double rows = 0.0, loss = 0.0;
+  double top1 = 0.0, top5 = 0.0;  ///< images whose label is the likeliest class, one of the five likeliest
+
+  Scores& operator+=(const Scores& other) {
+    rows += other.rows;
+    loss += other.loss;
+    top1 += other.top1;
+    top5 += other.top5;
+    return *this;
+  }
 };
 
 class TrainedModel {
@@ -48,9 +62,9 @@ class TrainedModel {
 
   // A step: passes, a look at the gradient, then step() or skip_step().
 
-  /// Forward and backward passes of the micro-batches that next() gives, on all ranks of a pipeline the same;
-  /// gradients come multiplied by `scale` and are reduced at the end. Returns what this rank adds to the sum
-  /// of the losses of all micro-batches of all data-parallel ranks, an fp64 scalar on the device. Collective.
+  /// Forward and backward passes of the micro-batches that next() gives, on all ranks of a pipeline the same.
+  /// Each counts by its share of the step; gradients come multiplied by `scale` and are reduced at the end.
+  /// Returns what this rank adds to the mean loss of the step, an fp64 scalar on the device. Collective.
   virtual at::Tensor run_passes(const std::function<data::Batch()>& next, double scale) = 0;
   /// (stages) fp64 on the device: sums of squares of this rank's part of the gradient, 0 for stages of
   /// others. A model in one piece is one stage.
@@ -91,13 +105,12 @@ class TrainedModel {
 
   // Between steps; collective.
 
+  /// Ranks take over rank 0's running statistics, with which all evaluate alike.
+  virtual void sync_buffers() {}
   /// How many batches evaluate() takes.
   virtual int64_t batches_at_once() const = 0;
-  /// Without dropout and gradients: what this rank adds to the sum of losses, each multiplied by the `rows`
-  /// of its batch that count (0: the batch stands for one that is not there). `all_rows` are those of all
-  /// data-parallel ranks together.
-  virtual double evaluate(const std::vector<data::Batch>& batches, const std::vector<int64_t>& rows,
-                          int64_t all_rows) = 0;
+  /// What this rank adds to the scores of all rows that count. Without dropout and gradients.
+  virtual Scores evaluate(const std::vector<data::Batch>& batches) = 0;
   /// The tokens that follow `prompt`, the same on every rank.
   virtual std::vector<int32_t> generate(std::vector<int32_t> prompt, const SamplingOptions& options) = 0;
   void average_parameters();

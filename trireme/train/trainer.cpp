@@ -101,7 +101,7 @@ class Trainer {
   void keep_weights();
   void begin_records();
   RunCost cost() const;
-  std::optional<double> validate();
+  void validate(StepRecord& record);
   std::string sample();
   int64_t step_to_record() const;
   void report_pipeline();
@@ -134,7 +134,7 @@ Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world
                  int64_t baseline_bytes)
     : parts_(options, std::move(world), records_passes),
       options_(options),
-      config_(options.config),
+      config_(parts_.config),
       model_(*parts_.model),
       scaler_(config_.precision.loss_scale, plan::scales_loss(config_.precision)),
       checkpoints_(options, parts_, scaler_),
@@ -224,10 +224,8 @@ void Trainer::update_if_finite(Enqueued& step, const at::Tensor& rows) {
 /// A step: fetch, forward and backward of each micro-batch, norm, clip, update.
 void Trainer::enqueue(int64_t index) {
   Enqueued step = begin(index);
-  const double scale =
-      step.loss_scale / static_cast<double>(parts_.batch.accumulation * parts_.batch.dp_size);
-  const at::Tensor loss_sum = model_.run_passes([this] { return parts_.loader->next(); }, scale);
-  const at::Tensor rows = gather_totals(parts_, loss_sum);
+  const at::Tensor loss = model_.run_passes(parts_.next_batch, step.loss_scale);
+  const at::Tensor rows = gather_totals(parts_, loss);
   runs_ahead_ ? update_at_once(step, rows) : update_if_finite(step, rows);
   end(std::move(step));
 }
@@ -272,9 +270,10 @@ bool Trainer::ends_after(int64_t step) const {
 }
 
 bool Trainer::validates_after(int64_t step) const {
-  if (!parts_.val_data || result_.stop_signal != 0) return false;
+  if (!parts_.validates || result_.stop_signal != 0) return false;
   const int64_t every = config_.train.val_every;
-  return step == config_.train.steps || (every > 0 && step % every == 0);
+  const bool is_due = every > 0 ? step % every == 0 : parts_.epoch_ends_with(step);
+  return is_due || step == config_.train.steps;
 }
 
 bool Trainer::saves_after(int64_t step) const {
@@ -312,13 +311,16 @@ StepRecord Trainer::settle_oldest() {
   if (config_.parallel.pp > 1)
     result_.summary.peak_bytes_by_pp_rank.assign(totals.peak_by_pp_rank.begin(),
                                                  totals.peak_by_pp_rank.end());
-  const int64_t step_tokens = parts_.batch.global_batch * config_.data.seq_len;
+  const auto tokens_in = [this](int64_t steps) {
+    return parts_.data->samples_in(steps, parts_.batch.global_batch) * config_.data.seq_len;
+  };
+  const int64_t tokens = tokens_in(step.step);
   return {.step = step.step,
           .loss = totals.loss,
           .grad_norm = totals.grad_norm,
           .lr = step.lr,
-          .tokens = step.step * step_tokens,
-          .tokens_per_s = static_cast<double>(step_tokens) / seconds,
+          .tokens = tokens,
+          .tokens_per_s = static_cast<double>(tokens - tokens_in(step.step - 1)) / seconds,
           .step_ms = 1e3 * seconds,
           .peak_bytes = static_cast<int64_t>(totals.peak_bytes),
           .active_bytes = static_cast<int64_t>(totals.active_bytes),
@@ -338,7 +340,7 @@ void Trainer::settle(size_t left) {
       record.checkpoint_ms = checkpoints_.save(record.step, record.loss, ends_after(record.step));
     const bool ends = ends_after(record.step);
     if (under_way_.empty() && ends) keep_weights();
-    if (under_way_.empty() && validates_after(record.step)) record.val_loss = validate();
+    if (under_way_.empty() && validates_after(record.step)) validate(record);
     if (under_way_.empty() && !ends && ends_after(record.step)) end_early(record);
     publish(record);
   }
@@ -364,6 +366,8 @@ void Trainer::publish(const StepRecord& record) {
   summary.active_bytes = record.active_bytes;
   summary.reserved_bytes = record.reserved_bytes;
   if (record.val_loss) summary.final_val_loss = record.val_loss;
+  if (record.val_top1) summary.final_val_top1 = record.val_top1;
+  if (record.val_top5) summary.final_val_top5 = record.val_top5;
   if (!parts_.is_root()) return;
   for (size_t i = 0; i < options_.sinks.size(); ++i) {
     try {
@@ -389,14 +393,19 @@ void Trainer::keep_weights() {
   }
 }
 
-/// None when a signal came meanwhile.
-std::optional<double> Trainer::validate() {
+/// Nothing is noted when a signal came meanwhile.
+void Trainer::validate(StepRecord& record) {
   const auto told_to_stop = [this] {
     result_.stop_signal = signal_of_any_rank(options_, parts_.mesh);
     return result_.stop_signal != 0;
   };
-  return validation_loss(model_, *parts_.val_data, config_.train.val_batches * parts_.batch.global_batch,
-                         parts_.batch.micro_batch, parts_.mesh, told_to_stop);
+  const auto found =
+      train::validate(model_, *parts_.data, config_.train.val_batches * parts_.batch.global_batch,
+                      parts_.feed_options(), parts_.mesh, told_to_stop);
+  if (!found) return;
+  record.val_loss = found->loss;
+  record.val_top1 = found->top1;
+  record.val_top5 = found->top5;
 }
 
 std::string Trainer::sample() {
@@ -442,8 +451,11 @@ void Trainer::begin_records() {
   result_.summary.steps = resumed_.step;
   result_.summary.final_loss = resumed_.loss;
   result_.summary.resumed_at = resumed_.step;
-  if (!parts_.is_root() || !options_.resume) return;
-  for (Sink* sink : options_.sinks) sink->resume(resumed_.step);
+  if (!parts_.is_root()) return;
+  for (Sink* sink : options_.sinks) {
+    sink->begin(config_.train.steps);
+    if (options_.resume) sink->resume(resumed_.step);
+  }
 }
 
 /// Between steps, so without activations and what units take turns with.

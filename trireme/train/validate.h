@@ -1,21 +1,24 @@
 #pragma once
-// Loss on held-out text, exact whatever the number of ranks.
+// Loss, and of images accuracy, on held-out samples: exact whatever the number of ranks.
 #include <cstdint>
 #include <functional>
 #include <optional>
 
-#include "trireme/comm/mesh.h"
-#include "trireme/data/dataset.h"
+#include "trireme/train/run_data.h"
 #include "trireme/train/trained_model.h"
 
 namespace trireme::train {
 
-/// Mean loss in nats per token over the first `samples` samples of `dataset` (all when it has fewer), each
-/// counted once: data-parallel ranks take contiguous parts, and a rank that runs out joins the others'
-/// collectives with weight 0. Before each round it asks `gives_up`, which answers alike on all ranks; none:
-/// it did. Collective.
-std::optional<double> validation_loss(
-    TrainedModel& model, const data::Dataset& dataset, int64_t samples, int64_t micro_batch,
+struct Validation {
+  double loss = 0.0;                 ///< mean, in nats per token or image
+  std::optional<double> top1, top5;  ///< shares of images; none: of text
+};
+
+/// Over at most `samples` samples of what `data` holds out, each counted once. Batches are as those of
+/// training. Before each round it asks `gives_up`, which answers alike on all ranks; none: it did.
+/// Collective.
+std::optional<Validation> validate(
+    TrainedModel& model, const RunData& data, int64_t samples, const FeedOptions& batches,
     const comm::Mesh& mesh, const std::function<bool()>& gives_up = [] { return false; });
 
 }  // namespace trireme::train

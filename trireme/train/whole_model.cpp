@@ -3,10 +3,15 @@
 #include <ATen/ATen.h>
 
 #include "trireme/nn/init.h"
+#include "trireme/nn/language_model.h"
+#include "trireme/nn/loss.h"
+#include "trireme/nn/top_k.h"
 #include "trireme/parallel/state_file.h"
+#include "trireme/parallel/wrap.h"
 #include "trireme/plan/buckets.h"
 #include "trireme/train/connect.h"
 #include "trireme/train/engine_options.h"
+#include "trireme/train/image_model.h"
 
 namespace trireme::train {
 namespace {
@@ -14,6 +19,7 @@ namespace {
 Passes::Options pass_options(const ModelSetup& setup) {
   const bool always = setup.config.train.cuda_graphs == plan::CudaGraphs::kOn;
   return {.accumulation = setup.batch.accumulation,
+          .rows = setup.batch.micro_batch,
           .loss_chunk_bytes = setup.config.memory.loss_chunk_mib << 20,
           .make_recording = setup.records_passes ? parallel::recordings() : parallel::RecordingMaker(),
           .when = always ? Passes::When::kAlways : Passes::When::kDeviceIdles};
@@ -22,24 +28,37 @@ Passes::Options pass_options(const ModelSetup& setup) {
 /// The model without dropout, for a while.
 class Evaluating {
  public:
-  explicit Evaluating(nn::LanguageModel& model) : model_(model) { model_.eval(); }
+  explicit Evaluating(nn::Model& model) : model_(model) { model_.eval(); }
   ~Evaluating() { model_.train(); }
   Evaluating(const Evaluating&) = delete;
   Evaluating& operator=(const Evaluating&) = delete;
 
  private:
-  nn::LanguageModel& model_;
+  nn::Model& model_;
 };
+
+std::shared_ptr<nn::Model> make_model(const ModelSetup& setup) {
+  const plan::ModelConfig& model = setup.config.model;
+  if (plan::reads_images(model.family)) return make_image_model(model.vision, setup.mesh);
+  return nn::build(model);
+}
+
+double number(const at::Tensor& scalar) {
+  return scalar.to(at::kDouble).item<double>();
+}
 
 }  // namespace
 
 WholeModel::WholeModel(const ModelSetup& setup)
-    : model_(nn::build(setup.config.model)), device_(setup.mesh.world->device()) {
+    : model_(make_model(setup)),
+      mesh_(setup.mesh),
+      device_(setup.mesh.world->device()),
+      reads_images_(plan::reads_images(setup.config.model.family)) {
   const plan::Config& config = setup.config;
   const bool buckets = config.parallel.bucket_mib > 0.0;
   auto engine = std::make_shared<parallel::DataParallel>(
       *model_, plan::engine_units(config, setup.facts), setup.mesh, engine_options(config, setup.mesh),
-      nn::InitialWeights(config.model, static_cast<uint64_t>(config.seed)),
+      nn::InitialWeights(setup.facts.units, static_cast<uint64_t>(config.seed)),
       buckets ? parallel::UseFrom::kBuckets : parallel::UseFrom::kRunUnit);
   connect(*model_, *engine, config.memory);
   for (const parallel::FlatUnit* unit : engine->units()) units_.push_back(unit->name());
@@ -72,14 +91,27 @@ double WholeModel::sum_over_ranks(const std::vector<std::vector<double>>& square
   return engine().sum_over_ranks(by_rank);
 }
 
-double WholeModel::evaluate(const std::vector<data::Batch>& batches, const std::vector<int64_t>& rows,
-                            int64_t /*all_rows*/) {
+void WholeModel::sync_buffers() {
+  if (reads_images_) parallel::sync_buffers(*model_, mesh_);
+}
+
+Scores WholeModel::evaluate(const std::vector<data::Batch>& batches) {
   const at::NoGradGuard no_grad;
   const Evaluating evaluating(*model_);
-  double sum = 0.0;
-  for (size_t i = 0; i < batches.size(); ++i) {
-    const at::Tensor loss = model_->loss(batches[i].inputs.to(device_), batches[i].targets.to(device_));
-    sum += loss.item<double>() * static_cast<double>(rows[i]);
+  Scores sum;
+  for (const data::Batch& batch : batches) {
+    const at::Tensor inputs = batch.inputs.to(device_), targets = batch.targets.to(device_);
+    const auto rows = static_cast<double>(batch.rows);
+    if (!reads_images_) {
+      sum += {.rows = rows, .loss = rows * number(model_->loss(inputs, targets))};
+      continue;
+    }
+    const at::Tensor logits = model_->forward(inputs);
+    if (batch.rows == 0) continue;
+    sum += {.rows = rows,
+            .top1 = number(nn::top_k_hits(logits, targets, 1)),
+            .top5 = number(nn::top_k_hits(logits, targets, 5))};
+    sum.loss += rows * number(nn::cross_entropy(logits.to(at::kFloat), targets));
   }
   return sum;
 }
@@ -87,7 +119,7 @@ double WholeModel::evaluate(const std::vector<data::Batch>& batches, const std::
 std::vector<int32_t> WholeModel::generate(std::vector<int32_t> prompt, const SamplingOptions& options) {
   const parallel::DataParallel::Held held(engine());
   const Evaluating evaluating(*model_);
-  return train::generate(*model_, std::move(prompt), options, device_);
+  return train::generate(dynamic_cast<nn::LanguageModel&>(*model_), std::move(prompt), options, device_);
 }
 
 void WholeModel::save_weights(const std::string& path) {

@@ -1,6 +1,6 @@
 #pragma once
 // A model in one piece on every rank: data parallelism alone.
-#include "trireme/nn/language_model.h"
+#include "trireme/nn/model.h"
 #include "trireme/train/passes.h"
 #include "trireme/train/trained_model.h"
 
@@ -21,9 +21,9 @@ class WholeModel : public TrainedModel {
   void measure_activations(bool on) override { passes_->measure_activations(on); }
   int64_t activation_bytes() const override { return passes_->activation_bytes(); }
   int64_t recorded_passes() const override { return passes_->recorded(); }
+  void sync_buffers() override;
   int64_t batches_at_once() const override { return 1; }
-  double evaluate(const std::vector<data::Batch>& batches, const std::vector<int64_t>& rows,
-                  int64_t all_rows) override;
+  Scores evaluate(const std::vector<data::Batch>& batches) override;
   std::vector<int32_t> generate(std::vector<int32_t> prompt, const SamplingOptions& options) override;
   void save_weights(const std::string& path) override;
   std::string weights_digest() override;
@@ -31,8 +31,10 @@ class WholeModel : public TrainedModel {
  private:
   parallel::DataParallel& engine() const { return *parts_.front().engine; }
 
-  std::shared_ptr<nn::LanguageModel> model_;
+  std::shared_ptr<nn::Model> model_;
+  comm::Mesh mesh_;
   c10::Device device_;
+  bool reads_images_;
   std::vector<std::string> units_;
   std::unique_ptr<Passes> passes_;
 };

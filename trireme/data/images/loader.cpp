@@ -117,9 +117,9 @@ class ImageReader {
         least_side_(options.transform.least_side()),
         soft_(options.mixup > 0.0 || options.label_smoothing > 0.0) {}
 
-  ImageBatch read(const Share& share) {
+  Batch read(const Share& share) {
     const auto room = std::max<int64_t>(1, static_cast<int64_t>(share.places.size()));
-    ImageBatch batch = empty_batch(room);
+    Batch batch = empty_batch(room);
     batch.step_rows = share.step_rows;
     for (const Place& place : share.places) batch.rows += read_row(place, batch, batch.rows) ? 1 : 0;
     if (batch.rows < room) {
@@ -133,13 +133,13 @@ class ImageReader {
   int64_t broken() const { return broken_.count(); }
 
  private:
-  ImageBatch empty_batch(int64_t rows) const {
+  Batch empty_batch(int64_t rows) const {
     const auto [channels, height, width] = options_.transform.shape;
     const auto classes = static_cast<int64_t>(images_.classes().size());
     const auto pinned = [this](at::ScalarType type) {
       return at::TensorOptions().dtype(type).pinned_memory(options_.pin_memory);
     };
-    ImageBatch batch;
+    Batch batch;
     batch.inputs = at::empty({rows, height, width, channels}, pinned(at::kFloat)).permute({0, 3, 1, 2});
     batch.targets =
         soft_ ? at::zeros({rows, classes}, pinned(at::kFloat)) : at::zeros({rows}, pinned(at::kLong));
@@ -176,7 +176,7 @@ class ImageReader {
     transform_image(found.image, options_.transform, draws, room);
   }
 
-  bool read_row(const Place& place, ImageBatch& batch, int64_t row) {
+  bool read_row(const Place& place, Batch& batch, int64_t row) {
     const std::optional<Found> found = find(index_at(place));
     if (!found) return false;
     const at::Tensor& inputs = batch.inputs;
@@ -245,12 +245,12 @@ class ImageLoader::Impl {
       threads_.emplace_back([this](const std::stop_token& stop) { run(stop); });
   }
 
-  ImageBatch next() {
+  Batch next() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return ready_.contains(taken_); });
     Made& made = ready_.at(taken_);
     if (made.error) std::rethrow_exception(made.error);
-    ImageBatch batch = std::move(made.batch);
+    Batch batch = std::move(made.batch);
     ready_.erase(taken_++);
     changed_.notify_all();
     return batch;
@@ -260,7 +260,7 @@ class ImageLoader::Impl {
 
  private:
   struct Made {
-    ImageBatch batch;
+    Batch batch;
     std::exception_ptr error;
   };
 
@@ -303,7 +303,7 @@ ImageLoader::ImageLoader(std::shared_ptr<const ImageSet> images, const ImageLoad
 
 ImageLoader::~ImageLoader() = default;
 
-ImageBatch ImageLoader::next() {
+Batch ImageLoader::next() {
   return impl_->next();
 }
 

@@ -2,25 +2,14 @@
 // Batches of images for one data-parallel rank, prepared by background threads a few steps ahead. What a row
 // holds depends on the seed and its place in the epoch alone: on any number of ranks and threads a step sees
 // the same numbers.
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
 #include <memory>
 
+#include "trireme/data/batch.h"
 #include "trireme/data/images/set.h"
 #include "trireme/data/images/transform.h"
 
 namespace trireme::data {
-
-/// One micro-batch on the CPU, pinned when asked for.
-struct ImageBatch {
-  at::Tensor inputs;  ///< (B, C, H, W) fp32, channels last in memory
-  /// (B) int64, or (B, classes) fp32 that sum to 1 where labels are smoothed or pictures mixed.
-  at::Tensor targets;
-  /// How many count. 0: B is 1, and the row stands for one that is not there.
-  int64_t rows = 0;
-  int64_t step_rows = 0;  ///< of the step on all ranks together, broken pictures included
-};
 
 /// What follows the last whole global batch of an epoch.
 enum class EpochEnd {
@@ -58,7 +47,7 @@ class ImageLoader {
  public:
   ImageLoader(std::shared_ptr<const ImageSet> images, const ImageLoaderOptions& options);
   ~ImageLoader();
-  ImageBatch next();
+  Batch next();
   /// Pictures that this rank could not read so far, each counted once.
   int64_t broken() const;
 

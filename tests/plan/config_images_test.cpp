@@ -1,0 +1,123 @@
+// Configs of models that read images, and files in the words of other trainers.
+#include <gtest/gtest.h>
+
+#include "tests/support/refusal.h"
+#include "trireme/base/env.h"
+#include "trireme/plan/batch.h"
+#include "trireme/plan/config.h"
+#include "trireme/plan/memory.h"
+#include "trireme/plan/vision_model.h"
+
+namespace trireme::plan {
+namespace {
+
+ResolvedConfig load_text(const std::string& text, std::vector<std::string> overrides = {}) {
+  return load({.path = {}, .text = text, .overrides = std::move(overrides)}, Environment());
+}
+
+TEST(ImageConfig, AModelSaysWhatIsRead) {
+  const ResolvedConfig resolved = load_text("model:\n  preset: resnet18-cifar\n");
+  EXPECT_EQ(resolved.config.data.kind, DataKind::kImages);
+  EXPECT_EQ(resolved.origins.at("data.kind"), "derived: model.family");
+  EXPECT_EQ(resolved.config.data.seq_len, 1);
+  EXPECT_EQ(resolved.config.model.vocab_size, 10);
+  EXPECT_EQ(resolved.config.model.n_layers, 8);
+  EXPECT_EQ(resolved.config.model.d_model, 512);
+  EXPECT_EQ(load_text("model:\n  preset: gpt-tiny\n").config.data.kind, DataKind::kText);
+}
+
+TEST(ImageConfig, ComesBackFromItsYaml) {
+  const ResolvedConfig resolved = load_text(
+      "model:\n  preset: small-resnet20\n  norm: group\n  label_smoothing: 0.1\ndata:\n  pad: 4\n"
+      "train:\n  epochs: 3\n");
+  const ResolvedConfig again = load_text(to_yaml(resolved));
+  EXPECT_EQ(to_yaml(again), to_yaml(resolved));
+  EXPECT_TRUE(differing_keys(again.config, resolved.config).empty());
+  EXPECT_EQ(again.config.model.vision.norm, ImageNorm::kGroup);
+  EXPECT_EQ(again.config.train.epochs, 3);
+}
+
+TEST(ImageConfig, PredictsMemoryAsOfAnyModel) {
+  const Config config = load_text("model:\n  preset: resnet18-cifar\ntrain:\n  global_batch: 64\n").config;
+  const RankBytes bytes = rank_bytes(config, 1, Device::kCpu);
+  EXPECT_EQ(bytes.state.parameters, 4 * int64_t{11'173'962});
+  EXPECT_EQ(bytes.activations,
+            static_cast<int64_t>(64 * describe(config.model.vision).saved_bytes_per_image));
+  EXPECT_LT(rank_bytes(config, 4, Device::kCpu).state.total(), bytes.state.total());
+}
+
+struct Refused {
+  const char *text, *said;
+};
+
+TEST(ImageConfig, RefusesWhatBelongsToTheOtherKind) {
+  const Refused all[] = {
+      {"model:\n  preset: lenet\ndata:\n  kind: text\n", "of which images follows"},
+      {"data:\n  kind: images\n", "of which text follows"},
+      {"model:\n  preset: lenet\ndata:\n  seq_len: 128\n", "data.seq_len=128"},
+      {"model:\n  preset: lenet\n  vocab_size: 256\n", "of which 10 follows"},
+      {"model:\n  preset: lenet\n  rope_factor: 2\n", "model.rope_factor=2"},
+      {"model:\n  depth: 50\n", "is for models of images"},
+      {"data:\n  flip: true\n", "is for models of images"},
+      {"model:\n  preset: lenet\ndata:\n  least_area: 0.5\n", "without data.resized_crop"},
+      {"model:\n  preset: lenet\nparallel:\n  pp: 2\n", "set parallel.pp to 1"},
+      {"model:\n  preset: lenet\ntrain:\n  sample_tokens: 5\n", "writes no text"},
+      {"model:\n  preset: lenet\nmemory:\n  recompute: cheap\n", "nothing to leave out"},
+      {"model:\n  family: resnet\n  depth: 21\n", "model.depth=21"},
+      {"model:\n  preset: small-resnet20\n  norm: group\n  norm_groups: 5\n", "model.norm_groups=5"}};
+  for (const Refused& one : all) {
+    SCOPED_TRACE(one.text);
+    test::expect_refusal([&] { load_text(one.text); }, {one.said});
+  }
+}
+
+TEST(ImageConfig, BatchesOfRanksGrowWithThem) {
+  const Config config = load_text("train:\n  rank_batch: 32\n  micro_batch: 8\n").config;
+  for (const int64_t ranks : {1, 2, 4}) {
+    const BatchPlan batch = plan_batch(config, MeshShape::fit(config.parallel, ranks));
+    EXPECT_EQ(batch.global_batch, 32 * ranks);
+    EXPECT_EQ(batch.accumulation, 4);
+  }
+}
+
+/// As the files of a small laboratory for CIFAR-10 with PyTorch have it.
+constexpr const char* kOfTheLab =
+    "model:\n"
+    "  name: \"small_resnet\"\n"
+    "  num_layers: 18\n"
+    "training:\n"
+    "  batch_size: 128\n"
+    "  num_epochs: 10\n"
+    "  learning_rate: 0.1\n"
+    "  optimizer: \"sgd\"\n";
+
+TEST(ConfigAliases, FilesOfOthersAreReadAsTheyAre) {
+  const ResolvedConfig resolved = load_text(kOfTheLab);
+  const Config& config = resolved.config;
+  EXPECT_EQ(config.model.family, ModelFamily::kResNet);
+  EXPECT_EQ(config.model.vision.depth, 18);
+  EXPECT_EQ(config.train.rank_batch, 128);
+  EXPECT_EQ(config.train.epochs, 10);
+  EXPECT_EQ(config.optim.lr, 0.1);
+  EXPECT_EQ(config.optim.name, OptimizerName::kSgd);
+  EXPECT_EQ(resolved.origins.at("optim.lr"), "<text>:7:3 training.learning_rate");
+  const Config sharded =
+      load_text(std::string(kOfTheLab) + "fsdp:\n  sharding_strategy: SHARD_GRAD_OP\n").config;
+  EXPECT_EQ(sharded.parallel.policy, PolicyName::kFsdp);
+  EXPECT_EQ(sharded.parallel.sharding, Sharding::kShardGradOp);
+  EXPECT_EQ(load_text(kOfTheLab, {"optim.lr=0.2"}).config.optim.lr, 0.2)
+      << "the command line has the last word";
+  EXPECT_EQ(load_text(kOfTheLab, {"training.learning_rate=0.2"}).config.optim.lr, 0.2);
+  EXPECT_EQ(load_text("model:\n  name: resnet18-cifar\n").config.model.vision.width, 64);
+}
+
+TEST(ConfigAliases, UnknownKeysAreLookedForInBothVocabularies) {
+  test::expect_refusal([] { load_text("training:\n  learning_rat: 0.1\n"); },
+                       {"did you mean 'learning_rate'"});
+  test::expect_refusal([] { load_text("train:\n  epoch: 3\n"); }, {"did you mean 'epochs'"});
+  test::expect_refusal([] { load_text("model:\n  num_layer: 18\n"); }, {"did you mean 'num_layers'"});
+  test::expect_refusal([] { load_text("training:\n  optimizer: lamb\n"); }, {"training.optimizer", "adamw"});
+}
+
+}  // namespace
+}  // namespace trireme::plan

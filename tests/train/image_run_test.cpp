@@ -1,0 +1,196 @@
+// Runs on images: epochs whose last step is short, the same on any number of ranks, resumed in the middle of
+// one, and refused where the model cannot read what is there.
+#include <cmath>
+#include <csignal>
+#include <set>
+
+#include "tests/data/image_files.h"
+#include "tests/support/refusal.h"
+#include "tests/train/trainer_fixture.h"
+#include "trireme/base/error.h"
+#include "trireme/base/hash.h"
+
+namespace trireme::train {
+namespace {
+
+constexpr int64_t kTrained = 22, kHeldOut = 10, kSide = 8, kClasses = 3;
+
+/// Stops a run once a step is recorded.
+class StopAfter : public Sink {
+ public:
+  StopAfter(int64_t step, std::atomic<int>& signal) : step_(step), signal_(signal) {}
+  void record(const StepRecord& step) override {
+    if (step.step == step_) signal_ = SIGTERM;
+  }
+  void finish(const RunSummary&) override {}
+
+ private:
+  int64_t step_;
+  std::atomic<int>& signal_;
+};
+
+class ImageRuns : public TrainerTest {
+ protected:
+  void SetUp() override {
+    TrainerTest::SetUp();
+    std::filesystem::create_directories(folder_ / "images");
+    write_split("train", kTrained);
+    write_split("t10k", kHeldOut);
+    config_ = plan::Config();
+    config_.data.path = (folder_ / "images").string();
+    config_.model.family = plan::ModelFamily::kResNet;
+    config_.model.vision = {.depth = 8,
+                            .width = 8,
+                            .norm = plan::ImageNorm::kGroup,
+                            .norm_groups = 2,
+                            .channels = 1,
+                            .image_size = kSide,
+                            .classes = kClasses};
+    config_.model = plan::complete(config_.model, 1);
+    config_.data.seq_len = 1;
+    config_.train = {.epochs = 3, .global_batch = 6, .val_batches = 100};
+    config_.optim = {.name = plan::OptimizerName::kSgd, .lr = 0.05, .weight_decay = 1e-3};
+  }
+
+  /// The class is what is bright: the left, the right, or the middle.
+  void write_split(const std::string& split, uint32_t count) const {
+    std::string pixels = testing::idx_header(0x803, {count, kSide, kSide});
+    std::string labels = testing::idx_header(0x801, {count});
+    for (uint32_t index = 0; index < count; ++index) {
+      const uint32_t label = index % kClasses;
+      labels.push_back(static_cast<char>(label));
+      for (int64_t place = 0; place < kSide * kSide; ++place) {
+        const int64_t x = place % kSide, third = x < 3 ? 0 : x < 5 ? 2 : 1;
+        const int64_t noise =
+            static_cast<int64_t>(mix64(index + 1000 * count, static_cast<uint64_t>(place)) % 60);
+        pixels.push_back(static_cast<char>(noise + (third == label ? 150 : 0)));
+      }
+    }
+    const std::string base = (folder_ / "images" / split).string();
+    std::ofstream(base + "-images-idx3-ubyte", std::ios::binary) << pixels;
+    std::ofstream(base + "-labels-idx1-ubyte", std::ios::binary) << labels;
+  }
+
+  /// Trains; a signal comes when step `stop_at` is recorded, 0: never.
+  TrainResult train_on(int64_t ranks, int64_t stop_at = 0, bool resume = false) {
+    at::set_num_threads(1);
+    recorder_ = {};
+    stop_ = 0;
+    StopAfter stopper(stop_at, stop_);
+    TrainResult result;
+    test::run_ranks(ranks, [&](std::shared_ptr<comm::World> world) {
+      TrainOptions mine = options();
+      mine.sinks = {&recorder_, &stopper};
+      mine.stop_signal = world->rank() == 0 ? &stop_ : nullptr;
+      mine.checkpoint_dir = world->rank() == 0 ? (folder_ / "checkpoints").string() : std::string();
+      mine.resume = resume;
+      try {
+        const TrainResult outcome = train(mine, world);
+        if (world->rank() == 0) result = outcome;
+      } catch (const FailedElsewhere&) {
+      }
+    });
+    return result;
+  }
+
+  void expect_refused(const std::string& words, int64_t ranks = 1, bool resume = false) {
+    test::expect_refusal([&] { train_on(ranks, 0, resume); }, {words});
+  }
+};
+
+TEST_F(ImageRuns, CountEverySampleOfAnEpochOnceAndValidateAfterIt) {
+  const TrainResult result = train_on(2);
+  ASSERT_EQ(recorder_.steps.size(), 12u) << "3 epochs of 6, 6, 6 and 4 images";
+  for (const StepRecord& step : recorder_.steps) {
+    const bool ends_epoch = step.step % 4 == 0;
+    EXPECT_EQ(step.tokens,
+              ends_epoch ? step.step / 4 * kTrained : step.step / 4 * kTrained + step.step % 4 * 6);
+    EXPECT_EQ(step.val_loss.has_value(), ends_epoch) << step.step;
+    EXPECT_EQ(step.val_top1.has_value(), ends_epoch) << step.step;
+    if (!ends_epoch) continue;
+    const double hits = *step.val_top1 * kHeldOut;
+    EXPECT_NEAR(hits, std::round(hits), 1e-9) << "a share of " << kHeldOut;
+    EXPECT_EQ(step.val_top5, 1.0) << "there are three classes";
+  }
+  EXPECT_EQ(result.summary.final_val_top1, recorder_.steps.back().val_top1);
+}
+
+TEST_F(ImageRuns, LearnWhatTheImagesShow) {
+  config_.train.epochs = 20;
+  train_on(1);
+  EXPECT_GE(*recorder_.steps.back().val_top1, 0.9);
+  EXPECT_LT(recorder_.steps.back().loss, 0.5 * recorder_.steps.front().loss);
+}
+
+TEST_F(ImageRuns, AreTheSameOnAnyNumberOfRanks) {
+  config_.data.pad = 1;
+  config_.data.flip = true;
+  for (const double mixup : {0.0, 0.4}) {
+    config_.data.mixup = mixup;
+    config_.model.vision.label_smoothing = mixup > 0.0 ? 0.1 : 0.0;
+    train_on(1);
+    const std::vector<StepRecord> alone = recorder_.steps;
+    for (const auto& [ranks, micro_batch] : {std::pair{1, 2}, {2, 0}, {2, 1}, {3, 2}}) {
+      config_.train.micro_batch = micro_batch;
+      train_on(ranks);
+      ASSERT_EQ(recorder_.steps.size(), alone.size());
+      for (size_t i = 0; i < alone.size(); ++i) {
+        SCOPED_TRACE(fmt::format("{} ranks, micro-batches of {}, mixup {}, step {}", ranks, micro_batch,
+                                 mixup, alone[i].step));
+        EXPECT_NEAR(recorder_.steps[i].loss, alone[i].loss, 2e-4 * alone[i].loss);
+        EXPECT_NEAR(recorder_.steps[i].grad_norm, alone[i].grad_norm, 5e-3 * alone[i].grad_norm);
+        if (!alone[i].val_loss) continue;
+        EXPECT_NEAR(*recorder_.steps[i].val_loss, *alone[i].val_loss, 2e-3 * *alone[i].val_loss);
+      }
+    }
+    config_.train.micro_batch = 0;
+  }
+}
+
+TEST_F(ImageRuns, HaveTheSameBitsUnderEveryPolicy) {
+  std::set<std::string> digests;
+  for (const plan::PolicyName policy : plan::all_values<plan::PolicyName>()) {
+    config_.parallel.policy = policy;
+    digests.insert(train_on(2).summary.weights_digest);
+  }
+  EXPECT_EQ(digests.size(), 1u);
+}
+
+TEST_F(ImageRuns, GoOnInTheMiddleOfAnEpoch) {
+  config_.checkpoint.every = 3;
+  config_.data.pad = 1;
+  config_.model.vision.norm = plan::ImageNorm::kBatch;
+  const std::string whole = train_on(2).summary.weights_digest;
+  const std::vector<StepRecord> steps = recorder_.steps;
+  for (const int64_t stop_at : {2, 4, 7}) {
+    std::filesystem::remove_all(folder_ / "checkpoints");
+    EXPECT_EQ(train_on(2, stop_at).summary.steps, stop_at);
+    EXPECT_EQ(train_on(2, 0, /*resume=*/true).summary.weights_digest, whole) << stop_at;
+    expect_same_steps(recorder_.steps, {steps.begin() + stop_at, steps.end()});
+  }
+}
+
+TEST_F(ImageRuns, RefuseToGoOnWithStepsOfAnotherSize) {
+  config_.train.rank_batch = 3;
+  config_.checkpoint.every = 2;
+  train_on(2, 2);
+  expect_refused("6 samples a step, and this one has 3", 1, /*resume=*/true);
+}
+
+TEST_F(ImageRuns, AreRefusedWhereTheModelCannotReadTheImages) {
+  config_.model.vision.classes = 4;
+  expect_refused("3 classes, but model.classes=4");
+  config_.model.vision.classes = kClasses;
+  config_.model.vision.channels = 3;
+  expect_refused("1 x 8 x 8, but model.channels=3");
+  config_.model.vision.channels = 1;
+  config_.model.vision.image_size = 16;
+  expect_refused("set model.image_size=8");
+  config_.data.resized_crop = true;
+  EXPECT_GT(train_on(1).summary.steps, 0) << "parts of them are resized";
+  config_.optim.warmup_steps = 13;
+  expect_refused("above the 12 steps of train.epochs=3");
+}
+
+}  // namespace
+}  // namespace trireme::train

@@ -1,0 +1,22 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace trireme::data {
+
+/// One micro-batch on the CPU, pinned when asked for.
+struct Batch {
+  at::Tensor inputs;  ///< of text (B, T) int64; of images (B, C, H, W) fp32, channels last in memory
+  /// Of text (B, T) int64, inputs shifted by one. Of images (B) int64, or (B, classes) fp32 that sum to 1
+  /// where labels are smoothed or pictures mixed.
+  at::Tensor targets;
+  /// How many count. 0: B is 1, and the row stands for one that is not there.
+  int64_t rows = 0;
+  int64_t step_rows = 0;  ///< of the step on all ranks together, broken pictures included
+
+  /// What the mean over this batch counts for in the mean over the step.
+  double share() const { return static_cast<double>(rows) / static_cast<double>(step_rows); }
+};
+
+}  // namespace trireme::data

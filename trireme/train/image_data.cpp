@@ -1,0 +1,189 @@
+// Images as a run reads them.
+#include <algorithm>
+#include <thread>
+
+#include "trireme/base/error.h"
+#include "trireme/base/hash.h"
+#include "trireme/base/text.h"
+#include "trireme/data/images/builtin.h"
+#include "trireme/data/images/codec.h"
+#include "trireme/data/images/loader.h"
+#include "trireme/data/images/set.h"
+#include "trireme/train/run_data.h"
+
+namespace trireme::train {
+namespace {
+
+constexpr int64_t kMostMeasured = 10000;  ///< images that mean and deviation are taken over
+constexpr int64_t kMostThreads = 8;
+constexpr int64_t kMostHashed = 64;  ///< images whose pixels count for the digest; labels count of all
+
+int64_t threads_of(const TrainOptions& run) {
+  if (run.config.data.threads > 0) return run.config.data.threads;
+  const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
+  return std::clamp<int64_t>(cores / std::max<int64_t>(1, run.local_ranks), 1, kMostThreads);
+}
+
+data::ImageTransform transform_of(const plan::Config& config, const data::PixelStatistics& pixels) {
+  const plan::VisionConfig& model = config.model.vision;
+  data::ImageTransform transform{
+      .shape = {.channels = model.channels, .height = model.image_size, .width = model.image_size},
+      .mean = pixels.mean,
+      .deviation = pixels.deviation,
+      .pad = config.data.pad,
+      .flip = config.data.flip,
+      .resized_crop = config.data.resized_crop,
+      .least_area = config.data.least_area};
+  // A channel that is the same everywhere tells nothing, whatever it is divided by.
+  for (double& deviation : transform.deviation) deviation = std::max(deviation, 1e-3);
+  return transform;
+}
+
+class ImageData : public RunData {
+ public:
+  ImageData(const TrainOptions& run, data::ImageSplits splits)
+      : config_(run.config),
+        splits_(std::move(splits)),
+        threads_(threads_of(run)),
+        transform_(transform_of(run.config, data::measure_pixels(*splits_.train, kMostMeasured))) {}
+
+  std::string description() const override;
+  Sizes sizes() const override { return {samples(), val_samples()}; }
+  std::string counted() const override { return "images"; }
+  bool has_labels() const override { return true; }
+  void check_fits(const plan::ModelConfig& model) const override;
+  int64_t samples() const override { return splits_.train->size(); }
+  uint64_t digest() const override;
+  /// The last step of an epoch is shorter than the others.
+  int64_t samples_in(int64_t steps, int64_t global_batch) const override;
+  int64_t steps_for(int64_t epochs, int64_t global_batch) const override {
+    return epochs * data::steps_per_epoch(samples(), global_batch);
+  }
+  Feed feed(const FeedOptions& options) const override;
+  int64_t val_samples() const override { return splits_.val ? splits_.val->size() : 0; }
+  ValidationFeed validation(int64_t most, const FeedOptions& options) const override;
+
+ private:
+  data::ImageLoaderOptions loader_options(const FeedOptions& options) const;
+
+  plan::Config config_;
+  data::ImageSplits splits_;
+  int64_t threads_;
+  data::ImageTransform transform_;
+};
+
+std::string ImageData::description() const {
+  return fmt::format("{} in {}, {} + {} images of {} classes", splits_.format, splits_.folder,
+                     with_commas(samples()), with_commas(val_samples()), splits_.train->classes().size());
+}
+
+void ImageData::check_fits(const plan::ModelConfig& config) const {
+  const plan::VisionConfig& model = config.vision;
+  const auto classes = static_cast<int64_t>(splits_.train->classes().size());
+  if (classes != model.classes) {
+    throw ConfigError("[train.data] {} has {} classes, but model.classes={}; set model.classes={}",
+                      splits_.folder, classes, model.classes, classes);
+  }
+  const auto& shape = splits_.train->shape();
+  if (!shape) return;
+  if (shape->channels != model.channels) {
+    throw ConfigError("[train.data] images in {} are {}, but model.channels={}; set model.channels={}",
+                      splits_.folder, shape->to_string(), model.channels, shape->channels);
+  }
+  const bool same_size = shape->height == model.image_size && shape->width == model.image_size;
+  if (same_size || config_.data.resized_crop) return;
+  const std::string fix = shape->height == shape->width
+                              ? fmt::format("set model.image_size={}, or ", shape->height)
+                              : std::string();
+  throw ConfigError(
+      "[train.data] images in {} are {}, but model.image_size={}; {}data.resized_crop=true to train on "
+      "resized "
+      "parts of them",
+      splits_.folder, shape->to_string(), model.image_size, fix);
+}
+
+/// All labels, and the pixels of a few images at equal distances.
+uint64_t ImageData::digest() const {
+  const data::ImageSet& images = *splits_.train;
+  StreamingHash hash;
+  for (int64_t index = 0; index < images.size(); ++index) {
+    const int64_t label = images.label(index);
+    hash.update(&label, sizeof(label));
+  }
+  const int64_t every = std::max<int64_t>(1, images.size() / kMostHashed);
+  for (int64_t index = 0; index < images.size(); index += every) {
+    try {
+      const data::Image image = images.read(index);
+      hash.update(image.pixels.data(), image.pixels.size());
+    } catch (const data::BrokenImage&) {
+      continue;  // the loader says which
+    }
+  }
+  return hash.digest();
+}
+
+int64_t ImageData::samples_in(int64_t steps, int64_t global_batch) const {
+  const int64_t epoch = data::steps_per_epoch(samples(), global_batch);
+  return steps / epoch * samples() + steps % epoch * global_batch;
+}
+
+data::ImageLoaderOptions ImageData::loader_options(const FeedOptions& options) const {
+  return {.seed = static_cast<uint64_t>(config_.seed),
+          .transform = transform_,
+          .mixup = config_.data.mixup,
+          .global_batch = options.global_batch,
+          .micro_batch = options.micro_batch,
+          .dp_rank = options.dp_rank,
+          .dp_size = options.dp_size,
+          .first_step = options.first_step,
+          .prefetch = std::max<int64_t>(4, 2 * threads_),
+          .threads = threads_,
+          .pin_memory = options.pin_memory};
+}
+
+Feed ImageData::feed(const FeedOptions& options) const {
+  const auto loader = std::make_shared<data::ImageLoader>(splits_.train, loader_options(options));
+  return [loader] { return loader->next(); };
+}
+
+ValidationFeed ImageData::validation(int64_t most, const FeedOptions& options) const {
+  data::ImageLoaderOptions fixed = loader_options(options);
+  fixed.shuffle = false;
+  fixed.transform = transform_.fixed();
+  fixed.mixup = 0.0;
+  fixed.replace_broken = false;
+  fixed.global_batch = options.micro_batch * options.dp_size;
+  fixed.first_step = 0;
+  const int64_t rounds = std::min(data::steps_per_epoch(val_samples(), fixed.global_batch),
+                                  std::max<int64_t>(1, most / fixed.global_batch));
+  const auto loader = std::make_shared<data::ImageLoader>(splits_.val, fixed);
+  return {.next = [loader] { return loader->next(); }, .batches = rounds};
+}
+
+data::ImageSplits open_splits(const TrainOptions& run, const data::OnProgress& on_progress) {
+  const plan::Config& config = run.config;
+  const bool builtin = config.data.path == "builtin";
+  const int64_t channels = config.model.vision.channels;
+  const std::string path =
+      !builtin ? config.data.path
+               : data::prepare_builtin_digits(
+                     {.format = channels == 1 ? data::DigitFormat::kMnist : data::DigitFormat::kCifar10,
+                      .cache_dir = run.cache_dir,
+                      .train = channels == 1 ? 60000 : 50000,
+                      .threads = std::max<int64_t>(1, std::thread::hardware_concurrency()),
+                      .on_progress = on_progress});
+  return data::open_images({.path = path, .val_fraction = config.data.val_fraction, .channels = channels});
+}
+
+}  // namespace
+
+std::shared_ptr<const RunData> open_images(const TrainOptions& run, const data::OnProgress& on_progress) {
+  return std::make_shared<ImageData>(run, open_splits(run, on_progress));
+}
+
+std::shared_ptr<const RunData> open_run_data(const TrainOptions& run, const data::OnProgress& on_progress) {
+  return plan::reads_images(run.config.model.family) ? open_images(run, on_progress)
+                                                     : open_text(run, on_progress);
+}
+
+}  // namespace trireme::train

@@ -1,0 +1,85 @@
+#pragma once
+// What a run reads, once it is ready: samples to train on, and others to validate on.
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "trireme/data/batch.h"
+#include "trireme/data/progress.h"
+#include "trireme/train/trainer.h"
+
+namespace trireme::train {
+
+/// Micro-batches of one data-parallel rank, one a call. Stops what prepares them when it is destroyed.
+using Feed = std::function<data::Batch()>;
+
+struct FeedOptions {
+  int64_t global_batch = 0, micro_batch = 0;
+  int64_t dp_rank = 0, dp_size = 1;
+  int64_t first_step = 0;  ///< of the run; steps before it are left out
+  bool pin_memory = false;
+};
+
+/// Micro-batches to validate on, one a call, as many on every rank; `rows` of a batch count.
+struct ValidationFeed {
+  Feed next;
+  int64_t batches = 0;  ///< of each rank
+};
+
+class RunData {
+ public:
+  virtual ~RunData() = default;
+  RunData(const RunData&) = delete;
+  RunData& operator=(const RunData&) = delete;
+
+  /// "9,350 files, 36.2 MiB, byte tokens"
+  virtual std::string description() const = 0;
+  /// Tokens or images to train and to validate on: ranks that read the same have the same.
+  struct Sizes {
+    int64_t train = 0, val = 0;
+    bool operator==(const Sizes&) const = default;
+  };
+  virtual Sizes sizes() const = 0;
+  /// What is counted: "tokens" or "images".
+  virtual std::string counted() const = 0;
+  /// Whether a sample has one label, so that guesses can be counted.
+  virtual bool has_labels() const { return false; }
+  /// Throws ConfigError when the model cannot read it.
+  virtual void check_fits(const plan::ModelConfig& model) const = 0;
+  /// Training samples.
+  virtual int64_t samples() const = 0;
+  /// Of what is trained on: other data has another one.
+  virtual uint64_t digest() const = 0;
+
+  // How epochs and steps of so many samples fit: unless said otherwise, a step may hold the last samples of
+  // one epoch and the first of the next.
+
+  /// Training samples that the first `steps` steps of a run see.
+  virtual int64_t samples_in(int64_t steps, int64_t global_batch) const { return steps * global_batch; }
+  /// The first so many steps that hold all samples `epochs` times.
+  virtual int64_t steps_for(int64_t epochs, int64_t global_batch) const {
+    return (epochs * samples() + global_batch - 1) / global_batch;
+  }
+  /// From the beginning of a step on.
+  virtual Feed feed(const FeedOptions& options) const = 0;
+
+  virtual int64_t val_samples() const = 0;
+  /// Of at most `most` samples, each counted once; options.first_step has no meaning.
+  virtual ValidationFeed validation(int64_t most, const FeedOptions& options) const = 0;
+  /// Why there is nothing to validate on although the config asks for it, and what to do; empty: it does not.
+  virtual std::string why_no_validation() const { return {}; }
+
+ protected:
+  RunData() = default;
+};
+
+/// As run.config.data says: prepares what has to be, and opens it. `on_progress` hears of headway; what it
+/// throws ends this. Throws ConfigError and DataError that name files, EnvironmentError when disks fail.
+std::shared_ptr<const RunData> open_run_data(const TrainOptions& run, const data::OnProgress& on_progress);
+
+// One for each kind of data.
+std::shared_ptr<const RunData> open_text(const TrainOptions& run, const data::OnProgress& on_progress);
+std::shared_ptr<const RunData> open_images(const TrainOptions& run, const data::OnProgress& on_progress);
+
+}  // namespace trireme::train

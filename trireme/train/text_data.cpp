@@ -1,0 +1,135 @@
+// Text as a run reads it: token shards in the cache.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/data/corpus.h"
+#include "trireme/data/dataset.h"
+#include "trireme/data/loader.h"
+#include "trireme/train/run_data.h"
+
+namespace trireme::train {
+namespace {
+
+/// Samples [first, first + count).
+data::Batch read_samples(const data::Dataset& dataset, int64_t first, int64_t count) {
+  const int64_t width = dataset.seq_len() + 1;
+  at::Tensor tokens = at::empty({count, width}, at::kLong);
+  for (int64_t i = 0; i < count; ++i) {
+    dataset.read(first + i, {tokens.data_ptr<int64_t>() + i * width, static_cast<size_t>(width)});
+  }
+  return {.inputs = tokens.narrow(1, 0, dataset.seq_len()),
+          .targets = tokens.narrow(1, 1, dataset.seq_len()).contiguous()};
+}
+
+/// Samples that a data-parallel rank validates on.
+struct Part {
+  int64_t begin, end;
+  int64_t rows(int64_t done, int64_t at_once) const {
+    return std::clamp<int64_t>(end - begin - done, 0, at_once);
+  }
+};
+
+class TextData : public RunData {
+ public:
+  TextData(const plan::Config& config, data::PreparedCorpus corpus)
+      : config_(config),
+        corpus_(std::move(corpus)),
+        train_(std::make_shared<data::Dataset>(corpus_.folder, "train", config.data.seq_len)) {
+    if (corpus_.val_tokens > config.data.seq_len)
+      val_ = std::make_shared<data::Dataset>(corpus_.folder, "val", config.data.seq_len);
+  }
+
+  std::string description() const override { return corpus_.description; }
+  Sizes sizes() const override { return {corpus_.train_tokens, corpus_.val_tokens}; }
+  std::string counted() const override { return "tokens"; }
+  void check_fits(const plan::ModelConfig& model) const override;
+  int64_t samples() const override { return train_->size(); }
+  uint64_t digest() const override { return train_->digest(); }
+  Feed feed(const FeedOptions& options) const override;
+  int64_t val_samples() const override { return val_ ? val_->size() : 0; }
+  ValidationFeed validation(int64_t most, const FeedOptions& options) const override;
+  std::string why_no_validation() const override;
+
+ private:
+  std::string longer_validation() const;
+
+  plan::Config config_;
+  data::PreparedCorpus corpus_;
+  std::shared_ptr<data::Dataset> train_, val_;  ///< no val_: too few tokens are held out
+};
+
+void TextData::check_fits(const plan::ModelConfig& model) const {
+  if (corpus_.vocab_size <= model.vocab_size) return;
+  throw ConfigError(
+      "[train.data] the tokens of {} ({}) go up to {}, but model.vocab_size={}; set model.vocab_size to at "
+      "least {}, or choose another data.tokenizer",
+      config_.data.path, corpus_.folder, corpus_.vocab_size - 1, model.vocab_size, corpus_.vocab_size);
+}
+
+Feed TextData::feed(const FeedOptions& options) const {
+  const auto loader = std::make_shared<data::Loader>(
+      train_,
+      data::LoaderOptions{.sampler = {.samples = train_->size(), .seed = static_cast<uint64_t>(config_.seed)},
+                          .global_batch = options.global_batch,
+                          .micro_batch = options.micro_batch,
+                          .dp_rank = options.dp_rank,
+                          .dp_size = options.dp_size,
+                          .cursor = options.first_step * options.global_batch,
+                          .pin_memory = options.pin_memory,
+                          .vocab_size = config_.model.vocab_size});
+  return [loader] { return loader->next(); };
+}
+
+/// Data-parallel ranks take contiguous parts, and a rank that runs out joins the others with no rows.
+ValidationFeed TextData::validation(int64_t most, const FeedOptions& options) const {
+  const int64_t ranks = options.dp_size, total = std::min(most, val_->size()), at_once = options.micro_batch;
+  const auto part_of = [=](int64_t rank) { return Part{total * rank / ranks, total * (rank + 1) / ranks}; };
+  const int64_t largest_part = (total + ranks - 1) / ranks;
+  const auto done = std::make_shared<int64_t>(0);
+  const auto next = [=, val = val_, mine = part_of(options.dp_rank)] {
+    const int64_t rows = mine.rows(*done, at_once);
+    data::Batch batch = read_samples(*val, rows > 0 ? mine.begin + *done : 0, std::max<int64_t>(1, rows));
+    batch.rows = rows;
+    for (int64_t rank = 0; rank < ranks; ++rank) batch.step_rows += part_of(rank).rows(*done, at_once);
+    *done += at_once;
+    return batch;
+  };
+  return {.next = next, .batches = (largest_part + at_once - 1) / at_once};
+}
+
+/// What gives validation a sequence, where that can be had.
+std::string TextData::longer_validation() const {
+  const auto text = static_cast<double>(corpus_.train_tokens + corpus_.val_tokens);
+  const double share = std::ceil(120.0 * static_cast<double>(config_.data.seq_len + 1) / text) / 100.0;
+  constexpr double kMost = 0.5;  // of data.val_fraction
+  if (share > kMost) return "use a longer text or a smaller data.seq_len";
+  return fmt::format("raise it to {}", share);
+}
+
+std::string TextData::why_no_validation() const {
+  if (val_ || config_.data.val_fraction == 0.0) return {};
+  return fmt::format(
+      "data.val_fraction={} of {} tokens holds out {}, fewer than the {} of one sequence; {}, or set "
+      "train.val_batches=0",
+      config_.data.val_fraction, corpus_.train_tokens + corpus_.val_tokens, corpus_.val_tokens,
+      config_.data.seq_len + 1, longer_validation());
+}
+
+}  // namespace
+
+std::shared_ptr<const RunData> open_text(const TrainOptions& run, const data::OnProgress& on_progress) {
+  const plan::DataConfig& config = run.config.data;
+  return std::make_shared<TextData>(run.config, data::prepare_corpus({.path = config.path,
+                                                                      .builtin_root = run.builtin_corpus,
+                                                                      .tokenizer = config.tokenizer,
+                                                                      .val_fraction = config.val_fraction,
+                                                                      .cache_dir = run.cache_dir,
+                                                                      .seq_len = config.seq_len,
+                                                                      .on_progress = on_progress}));
+}
+
+}  // namespace trireme::train
