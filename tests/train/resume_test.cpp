@@ -269,7 +269,7 @@ TEST_F(Resume, RefusesOtherTextOfTheSameSize) {
   const auto size = std::filesystem::file_size(file);
   std::fstream(file, std::ios::in | std::ios::out) << "THE";
   ASSERT_EQ(std::filesystem::file_size(file), size);
-  test::expect_refusal([&] { run(2, true); }, {"digest", "the same text"});
+  test::expect_refusal([&] { run(2, true); }, {"digest", "the same data"});
   std::fstream(file, std::ios::in | std::ios::out) << "the";
   EXPECT_GT(run(2, true).summary.resumed_at, 0) << "what was written is what counts, not when";
 }

@@ -108,7 +108,7 @@ report::ConsoleOptions console_options(const Request& request, const plan::Confi
   options.total_steps = config.train.steps;
   options.log_every = config.train.log_every;
   options.ranks = world.size();
-  options.rate_unit = plan::reads_images(config.model.family) ? "img/s" : "tok/s";
+  options.reads_images = plan::reads_images(config.model.family);
   options.flops_per_token = facts.flops_per_token;
   options.peak_flops = bf16_gpu ? kernels::bf16_peak_flops(kernels::gpus().front().name) : 0.0;
   options.json = request.json;

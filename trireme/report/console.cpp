@@ -98,12 +98,12 @@ class TextConsole final : public Sink {
       print(fitting_line(step, eta_s));
     } else if (bar_ && bar_->due()) {
       bar_->draw(progress_bar(step, options_.total_steps, eta_s, width(options_.bar_columns) - 1,
-                              options_.rate_unit));
+                              options_.reads_images));
     }
   }
 
   void finish(const RunSummary& summary) override {
-    print(done_line(summary, options_.total_steps, options_.rate_unit));
+    print(done_line(summary, options_.total_steps, options_.reads_images));
     if (!options_.run.empty()) {
       RunSummary typed = summary;
       if (!typed.weights_path.empty()) typed.weights_path = as_typed(typed.weights_path);

@@ -40,6 +40,10 @@ std::string rate_text(double tokens_per_s) {
   return std::isfinite(tokens_per_s) ? format_count(tokens_per_s) : non_finite(tokens_per_s);
 }
 
+const char* rate_unit(bool reads_images) {
+  return reads_images ? "img/s" : "tok/s";
+}
+
 /// "  val 0.0512 (98.6%)": the loss, and of images the share that was right.
 std::string validation_text(const std::optional<double>& loss, const std::optional<double>& top1) {
   if (!loss) return {};
@@ -82,7 +86,7 @@ std::string step_line(const StepRecord& record, const ConsoleOptions& options, s
   std::string line = fmt::format("step {}  loss {:>6}  gnorm {:>5}  lr {:.1e}  {:>5} {} ({:>5}/rank)",
                                  step_text(record.step, options.total_steps), loss_text(record.loss),
                                  short_number(record.grad_norm), record.lr, rate_text(record.tokens_per_s),
-                                 options.rate_unit, rate_text(per_rank));
+                                 rate_unit(options.reads_images), rate_text(per_rank));
   line += flops_text(per_rank, options);
   line += fmt::format("  {:>5} ms  {:>5} steps/s  {}", short_number(record.step_ms),
                       short_number(record.steps_per_s()), memory_text(record));
@@ -96,14 +100,14 @@ std::string short_step_line(const StepRecord& record, const ConsoleOptions& opti
                             std::optional<double> eta_s) {
   std::string line = fmt::format(
       "step {}  loss {:>6}  {:>5} {}  {:>5} ms  {:>8}", step_text(record.step, options.total_steps),
-      loss_text(record.loss), rate_text(record.tokens_per_s), options.rate_unit, short_number(record.step_ms),
-      format_bytes(static_cast<double>(record.peak_bytes)));
+      loss_text(record.loss), rate_text(record.tokens_per_s), rate_unit(options.reads_images),
+      short_number(record.step_ms), format_bytes(static_cast<double>(record.peak_bytes)));
   if (eta_s && *eta_s > 0.0) line += "  eta " + format_eta(*eta_s);
   if (record.skipped) line += " (skipped)";
   return line + validation_text(record.val_loss, record.val_top1);
 }
 
-std::string done_line(const RunSummary& summary, int64_t total_steps, std::string_view rate_unit) {
+std::string done_line(const RunSummary& summary, int64_t total_steps, bool reads_images) {
   const std::string time = format_duration(summary.wall_s);
   std::string line = summary.stop_signal == 0
                          ? fmt::format("done {} steps in {}", summary.steps, time)
@@ -111,7 +115,7 @@ std::string done_line(const RunSummary& summary, int64_t total_steps, std::strin
                                        signal_name(summary.stop_signal), summary.steps, total_steps, time);
   line += "  loss " + loss_text(summary.final_loss);
   line += validation_text(summary.final_val_loss, summary.final_val_top1);
-  line += fmt::format("  {} {}  peak {}", rate_text(summary.tokens_per_s), rate_unit,
+  line += fmt::format("  {} {}  peak {}", rate_text(summary.tokens_per_s), rate_unit(reads_images),
                       format_bytes(static_cast<double>(summary.peak_bytes)));
   if (!summary.weights_digest.empty()) {
     line += "  weights " + summary.weights_digest;
@@ -133,13 +137,13 @@ std::string whereabouts(const RunSummary& summary, const std::string& run) {
 }
 
 std::string progress_bar(const StepRecord& record, int64_t total_steps, std::optional<double> eta_s,
-                         int64_t columns, std::string_view rate_unit) {
+                         int64_t columns, bool reads_images) {
   constexpr int64_t kWidth = 20;
   const int64_t filled =
       total_steps > 0 ? std::clamp<int64_t>(record.step * kWidth / total_steps, 0, kWidth) : 0;
   std::string bar = fmt::format("[{:.<{}}] {}  loss {}  {} {}", std::string(static_cast<size_t>(filled), '#'),
                                 kWidth, step_text(record.step, total_steps), loss_text(record.loss),
-                                rate_text(record.tokens_per_s), rate_unit);
+                                rate_text(record.tokens_per_s), rate_unit(reads_images));
   if (eta_s && *eta_s > 0.0) bar += "  eta " + format_eta(*eta_s);
   if (static_cast<int64_t>(bar.size()) > columns)
     bar.resize(static_cast<size_t>(std::max<int64_t>(columns, 0)));

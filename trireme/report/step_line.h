@@ -2,7 +2,6 @@
 // One StepRecord as one line of aligned columns.
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "trireme/base/sink.h"
 #include "trireme/report/console.h"
@@ -19,7 +18,7 @@ std::string short_step_line(const StepRecord& record, const ConsoleOptions& opti
 
 /// "done 400 steps in 18.2 s  loss 1.9321  val 2.0110  12.3k tok/s  peak 61.2 MiB  weights 0123456789abcdef",
 /// or "interrupted by SIGINT after step 57 of 400, in 2.60 s ...".
-std::string done_line(const RunSummary& summary, int64_t total_steps, std::string_view rate_unit = "tok/s");
+std::string done_line(const RunSummary& summary, int64_t total_steps, bool reads_images = false);
 
 /// Where the run and its weights are, and after an interruption how to go on; a line each, without the last
 /// newline. `run` is its directory.
@@ -27,7 +26,7 @@ std::string whereabouts(const RunSummary& summary, const std::string& run);
 
 /// "[#####...............] 100/400  loss 3.1207  12.3k tok/s  eta 18 s", at most `columns` wide.
 std::string progress_bar(const StepRecord& record, int64_t total_steps, std::optional<double> eta_s,
-                         int64_t columns, std::string_view rate_unit = "tok/s");
+                         int64_t columns, bool reads_images = false);
 
 /// "18 s" below 100 seconds, then as format_duration.
 std::string format_eta(double seconds);

@@ -82,9 +82,9 @@ std::map<std::string, std::string> metadata_of(const TrainedModel& model) {
 /// or when it ends, is not among them.
 bool must_be_equal(const std::string& key) {
   static const std::set<std::string> keys = {
-      "seed",       "data.kind",          "data.tokenizer",    "data.seq_len",    "data.val_fraction",
-      "data.pad",   "data.flip",          "data.resized_crop", "data.least_area", "data.mixup",
-      "optim.name", "train.global_batch", "train.rank_batch"};
+      "seed",       "data.tokenizer",     "data.seq_len",     "data.val_fraction",
+      "data.pad",   "data.flip",          "data.least_area",  "data.resized_crop",
+      "data.mixup", "train.global_batch", "train.rank_batch", "optim.name"};
   static const std::set<std::string> free = {"model.preset", "model.dropout", "model.weights"};
   return keys.contains(key) || (key.starts_with("model.") && !free.contains(key));
 }
