@@ -512,7 +512,9 @@ TEST_F(Worker, ARunThatGoesOnKeepsTheConfigThatItGoesOnWith) {
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(steps().size(), 4u);
   const std::string second = read_file(run_file("config.yaml"));
-  EXPECT_TRUE(contains(second, "steps: 4\n")) << second;
+  EXPECT_TRUE(contains(second, "  steps: 4 ")) << second;
+  EXPECT_TRUE(contains(second, "# --train.steps\n")) << second;
+  EXPECT_FALSE(contains(second, "config.yaml:")) << "what stayed came from where it came from before: " << second;
   EXPECT_EQ(read_file(run_file("config.attempt-2.yaml")), first);
 }
 

@@ -248,6 +248,8 @@ TEST(RunDirectory, KeepsTheConfigsThatItsAttemptsHadBefore) {
   run.replace_config("train:\n  steps: 9\n");
   EXPECT_EQ(read_file(run.file("config.yaml")), "train:\n  steps: 9\n");
   EXPECT_EQ(read_file(run.file("config.attempt-2.yaml")), kManifest.config_yaml);
+  run.replace_config("train:\n  steps: 9  # config.yaml:2:3\n");
+  EXPECT_EQ(read_file(run.file("config.yaml")), "train:\n  steps: 9\n") << "its values are the same";
 }
 
 TEST(RunDirectory, IsRunningWhileSomeoneHoldsItsLock) {

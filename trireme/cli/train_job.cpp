@@ -171,7 +171,7 @@ std::optional<ResumePoint> find_resume_point(TrainJob& job, const Front& front) 
 Request train_request(const TrainJob& job, const Front& front, const plan::ResolvedConfig& resolved,
                       const std::optional<ResumePoint>& resume) {
   return {.verb = "train",
-          .config = plan::to_yaml(resolved),
+          .config = plan::to_yaml(resolved, true),
           .run_dir = resume ? resume->run_directory : "",
           .runs_root = runs_root(job, front),
           .resume = resume && !(resume->run_directory.empty() && resume->checkpoint.empty()),

@@ -15,6 +15,7 @@
 #include "trireme/base/build_info.h"
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
+#include "trireme/report/config_entries.h"
 #include "trireme/report/machine.h"
 
 namespace trireme::report {
@@ -278,9 +279,9 @@ void RunDirectory::reopen() const {
 void RunDirectory::replace_config(const std::string& yaml) const {
   const std::string config = file("config.yaml");
   const std::string before = fs::exists(config) ? read_file(config) : yaml;
-  if (before == yaml) return;
+  if (same_values(before, yaml)) return;
   write_file_atomic(of_attempt(config, attempts_before(read_manifest(path_))), before);
-  write_file_atomic(config, yaml);
+  write_file_atomic(config, with_origins_of(before, yaml));
 }
 
 bool RunDirectory::is_running() const {

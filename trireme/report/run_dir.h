@@ -16,7 +16,7 @@ namespace trireme::report {
 
 struct Manifest {
   std::string command;      ///< as typed
-  std::string config_yaml;  ///< resolved; goes to config.yaml
+  std::string config_yaml;  ///< resolved, with origins; goes to config.yaml
   std::string device;       ///< "cpu" or "cuda"
   std::string mesh;         ///< "dp_shard=2"
   int64_t ranks = 1;
@@ -70,8 +70,8 @@ class RunDirectory {
   /// The last step of metrics.jsonl; none: it has none.
   std::optional<int64_t> last_step() const;
 
-  /// The config that the run goes on with. Another one that was there stays as config.attempt-N.yaml, of the
-  /// attempt before.
+  /// The config that the run goes on with. One with other values that was there stays as
+  /// config.attempt-N.yaml, of the attempt before; values that are the same keep the origins that it says.
   void replace_config(const std::string& yaml) const;
 
   /// Whether a process holds checkpoints/LOCK, as a run does while it can save.
