@@ -12,9 +12,9 @@
 namespace trireme::cli {
 namespace {
 
-const std::vector<std::string> kVerbs = {"train",  "generate", "doctor",  "plan", "presets",
-                                         "config", "version",  "bench",   "ckpt", "data",
-                                         "launch", "lab",      "pipeline"};
+const std::vector<std::string> kVerbs = {"train",  "generate", "doctor",   "plan",  "presets",
+                                         "config", "version",  "bench",    "ckpt",  "data",
+                                         "launch", "lab",      "pipeline", "report"};
 
 /// Every way to ask for help: the command, its verbs, and their subcommands.
 std::vector<std::vector<std::string>> all_commands() {

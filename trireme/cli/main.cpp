@@ -35,6 +35,7 @@ void describe(CLI::App& app, Front& front) {
   add_plan(app, front);
   add_pipeline(app, front);
   add_lab(app, front);
+  add_report(app, front);
   add_presets(app, front);
   add_config(app, front);
   add_version(app, front);

@@ -1,0 +1,340 @@
+#include "trireme/report/run_page.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <limits>
+
+#include "tests/report/html_check.h"
+#include "tests/report/temporary_folder.h"
+#include "trireme/base/env.h"
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/plan/config.h"
+#include "trireme/report/html.h"
+#include "trireme/report/page.h"
+#include "trireme/report/run_figures.h"
+
+namespace trireme::report {
+namespace {
+
+const PageOptions kPage = {
+    .meaning = [](int code) { return std::string_view(code == 5 ? " (lost a peer)" : ""); }};
+
+std::string yaml_of(std::vector<std::string> overrides) {
+  return plan::to_yaml(plan::load({.overrides = std::move(overrides)}, Environment()), true);
+}
+
+/// A run directory made by what makes those of real runs.
+class RunPage : public ::testing::Test {
+ protected:
+  RunDirectory make(const std::string& name, std::vector<std::string> overrides = {}) {
+    overrides.push_back("name=" + name);
+    overrides.emplace_back("train.steps=40");
+    return RunDirectory::create(root_.path(), name,
+                                {.command = "trireme train -n 2",
+                                 .config_yaml = yaml_of(std::move(overrides)),
+                                 .device = "cpu",
+                                 .mesh = "dp_shard=2",
+                                 .ranks = 2});
+  }
+
+  static StepRecord step(int64_t number) {
+    StepRecord record;
+    record.step = number;
+    record.loss = 5.0 / static_cast<double>(number);
+    record.grad_norm = 1.0;
+    record.lr = 3e-4;
+    record.tokens = 2048 * number;
+    record.tokens_per_s = number <= 10 ? 1000.0 : 20'000.0;
+    record.step_ms = number <= 10 ? 2048.0 : 102.4;
+    record.peak_bytes = 300 << 20;
+    record.communication_ms = 8.0;
+    record.exposed_ms = 5.12;
+    if (number % 10 == 0) record.val_loss = record.loss + 0.1;
+    return record;
+  }
+
+  static RunSummary summary() {
+    RunSummary summary;
+    summary.steps = 40;
+    summary.final_loss = 0.125;
+    summary.tokens_per_s = 20'000.0;
+    summary.steps_per_s = 9.77;
+    summary.peak_bytes = 310 << 20;
+    summary.wall_s = 47.4;
+    summary.weights_digest = "0123456789abcdef";
+    summary.cost.predicted = summary.cost.measured = {1 << 20, 2 << 20, 4 << 20};
+    summary.cost.predicted_peak_bytes = 290 << 20;
+    summary.cost.measured_activation_bytes = 33 << 20;
+    return summary;
+  }
+
+  /// Records steps `first` to `last`.
+  static void record(const RunDirectory& run, int64_t first, int64_t last) {
+    const auto sink = make_run_files_sink(run);
+    if (first > 1) sink->resume(first - 1);
+    for (int64_t number = first; number <= last; ++number) sink->record(step(number));
+  }
+
+  RunDirectory finished(const std::string& name, std::vector<std::string> overrides = {}) {
+    RunDirectory run = make(name, std::move(overrides));
+    record(run, 1, 40);
+    make_run_files_sink(run)->finish(summary());
+    run.finish(0);
+    return run;
+  }
+
+  /// The page, which must be well-formed and complete in itself.
+  static std::string page_of(const std::vector<RunDirectory>& runs) {
+    std::vector<RunRecord> records;
+    for (const RunDirectory& run : runs) records.push_back(read_run(run.path()));
+    std::string page = run_page(records, kPage);
+    HtmlCheck check(page);
+    EXPECT_EQ(check.problem(), "");
+    EXPECT_EQ(check.tags().count("script") + check.tags().count("link") + check.tags().count("iframe"), 0u);
+    for (const std::string& attribute : check.attributes()) {
+      const bool loads = attribute.starts_with("src=") || attribute.starts_with("href=") ||
+                         attribute.find("url(") != std::string::npos;
+      EXPECT_TRUE(!loads || attribute.starts_with("src=\"data:")) << attribute.substr(0, 80);
+      EXPECT_FALSE(attribute.starts_with("on")) << attribute.substr(0, 80);
+    }
+    return page;
+  }
+
+  static bool says(const std::string& page, const std::string& text) {
+    return page.find(Markup(text).html()) != std::string::npos;
+  }
+
+  TemporaryFolder root_;
+};
+
+TEST_F(RunPage, SaysWhatARunWasAndHowItEnded) {
+  const std::string page = page_of({finished("tiny", {"train.global_batch=8", "optim.lr=2e-3"})});
+  for (const char* text : {"tiny",
+                           "finished",
+                           "40 of 40 steps in 47.4 s",
+                           "trireme train -n 2",
+                           "0123456789abcdef",
+                           "an equal run ends with the same bits",
+                           "20.0k",
+                           "102 ms",
+                           "310 MiB",
+                           "of the largest rank; predicted 290 MiB",
+                           "8 = micro-batch 4 x accumulation 1 x 2 data-parallel ranks",
+                           "validation loss",
+                           "Learning rate",
+                           "Gradient norm",
+                           "Distribution of step times",
+                           "Throughput",
+                           "Memory",
+                           "Communication",
+                           "Exposed communication",
+                           "5.0%",
+                           "optimizer state",
+                           "optim.lr",
+                           "0.002",
+                           "--optim.lr",
+                           "dp_shard=2"}) {
+    EXPECT_TRUE(says(page, text)) << text;
+  }
+  for (const char* text :
+       {"Loss scale", "Checkpoint stalls", "Validation accuracy", "What ranks said", "Pictures"})
+    EXPECT_FALSE(says(page, text)) << text << ": this run has none";
+}
+
+TEST_F(RunPage, FiguresAreThoseAfterTheWarmUp) {
+  const RunFigures figures = figures_of(read_run(finished("tiny").path()));
+  EXPECT_EQ(figures.steps, 40);
+  EXPECT_EQ(figures.timed_steps, 30);
+  EXPECT_EQ(figures.tokens_per_s, 20'000.0);
+  EXPECT_EQ(figures.step_ms, 102.4);
+  EXPECT_NEAR(*figures.exposed_share, 0.05, 1e-12);
+  EXPECT_EQ(figures.val_loss->step, 40.0);
+  EXPECT_EQ(figures.peak_bytes, 310 << 20);
+  EXPECT_EQ(figures.tokens, 2048 * 40);
+}
+
+TEST_F(RunPage, ShowsAttemptsCausesAndCrashReports) {
+  const auto run = make("crashed");
+  record(run, 1, 25);
+  run.finish({.exit_code = 137, .cause = "rank 1 (pid 7) was killed by signal 9 (SIGKILL)", .rank = 1});
+  write_file_atomic(run.file("crash-1.txt"), "rank 0: all_gather #41 & <waiting>\n");
+  write_file_atomic(run.file("logs/rank-1.log"), "the last words\n");
+  run.reopen();
+  run.note_resumed(20);
+  record(run, 21, 30);
+  run.finish({.exit_code = 5, .cause = "rank 0 lost rank 1", .rank = 1});
+  const std::string page = page_of({run});
+  for (const char* text : {"failed", "30 of 40 steps, exit code 5 (lost a peer)", "rank 0 lost rank 1",
+                           "rank 1 (pid 7) was killed by signal 9 (SIGKILL)", "exit code 137", "crash-1.txt",
+                           "all_gather #41 & <waiting>", "the end of logs/rank-1.log", "the last words",
+                           "attempt 2 went on after step 20"})
+    EXPECT_TRUE(says(page, text)) << text;
+  EXPECT_EQ(figures_of(read_run(run.path())).timed_steps, 15) << "25 - 5 lost - 10, and half of 10";
+}
+
+TEST_F(RunPage, AnInterruptedRunCanGoOnAndARunningOneHasNoEnd) {
+  const auto run = make("stopped");
+  record(run, 1, 12);
+  EXPECT_TRUE(says(page_of({run}), "it still goes on, or was killed with its launcher"));
+  run.finish(75);
+  const std::string page = page_of({run});
+  EXPECT_TRUE(says(page, "interrupted"));
+  EXPECT_TRUE(says(page, "12 of 40 steps, exit code 75"));
+}
+
+TEST_F(RunPage, IsMadeOfWhateverThereIs) {
+  const auto run = make("bare");
+  EXPECT_TRUE(says(page_of({run}), "No step was recorded."));
+  record(run, 1, 1);
+  page_of({run});
+  for (const char* file : {"config.yaml", "metrics.jsonl"}) std::filesystem::remove(run.file(file));
+  EXPECT_TRUE(says(page_of({run}), "there is no config.yaml"));
+  write_file_atomic(run.file("metrics.jsonl"), "");
+  write_file_atomic(run.file("summary.json"), "{\"steps\": ");
+  write_file_atomic(run.file("config.yaml"), "optim:\n  unheard_of: 3\n");
+  const std::string page = page_of({run});
+  EXPECT_TRUE(says(page, "summary.json is damaged"));
+  EXPECT_TRUE(says(page, "unheard_of")) << "the config of another version is shown all the same";
+}
+
+TEST_F(RunPage, NamesDamagedLinesAndUsesTheOthers) {
+  const auto run = make("damaged");
+  const std::string path = run.file("metrics.jsonl");
+  std::string text;
+  for (int64_t number = 1; number <= 30; ++number) {
+    text += to_json_line(step(number)) + "\n";
+    if (number == 4) text += "{\"step\": 5, \"lo\n\n[1]\n{\"loss\": 3}\n";
+  }
+  write_file_atomic(path, text + "{\"step\": 31, \"loss\": 0.1");
+  const std::string page = page_of({run});
+  EXPECT_TRUE(says(page,
+                   "metrics.jsonl: 4 lines are damaged and left out: line 5 is no JSON, line 6 is empty, "
+                   "line 7 is no object, "
+                   "line 8 has no step."));
+  EXPECT_TRUE(says(page, "metrics.jsonl ends inside a line"));
+  const Metrics metrics = read_metrics(path);
+  EXPECT_EQ(metrics.steps.size(), 30u);
+  EXPECT_EQ(metrics.damaged_lines, 4);
+}
+
+TEST_F(RunPage, OfStepsMadeTwiceTheLaterCounts) {
+  const auto run = make("again");
+  std::string text;
+  for (const int64_t number : {1, 2, 3, 4, 3, 4, 5}) {
+    StepRecord record = step(number);
+    record.loss = static_cast<double>(text.size());
+    text += to_json_line(record) + "\n";
+  }
+  write_file_atomic(run.file("metrics.jsonl"), text);
+  const Metrics metrics = read_metrics(run.file("metrics.jsonl"));
+  EXPECT_EQ(metrics.steps, (std::vector<double>{1, 2, 3, 4, 5}));
+  EXPECT_TRUE(std::ranges::is_sorted(metrics.curve("loss").y)) << "those of the first pass are gone";
+  EXPECT_TRUE(says(page_of({run}), "2 steps that were made again later"));
+}
+
+TEST_F(RunPage, LossesThatAreNotFiniteAreShownAsSuch) {
+  const auto run = make("nan");
+  {
+    const auto sink = make_run_files_sink(run);
+    for (int64_t number = 1; number <= 20; ++number) {
+      StepRecord record = step(number);
+      record.loss_scale = number < 7 ? 65536.0 : 32768.0;
+      if (number == 6) {
+        record.skipped = true;
+        record.grad_norm = std::numeric_limits<double>::infinity();
+      }
+      if (number == 20) record.loss = std::nan("");
+      sink->record(record);
+    }
+  }
+  run.finish(6);
+  const std::string page = page_of({run});
+  EXPECT_TRUE(says(page, "Loss scale"));
+  EXPECT_TRUE(says(page, "One step was skipped, as gradients overflowed: step 6."));
+  EXPECT_TRUE(says(page, "NaN"));
+  EXPECT_TRUE(says(page, "1 value is not finite"));
+}
+
+TEST_F(RunPage, KeysOfOtherKindsOfTrainingHaveCurves) {
+  const auto run = make("images");
+  LineFile metrics(run.file("metrics.jsonl"));
+  for (int i = 1; i <= 5; ++i) {
+    metrics.append(
+        fmt::format("{{\"step\": {}, \"loss\": 1, \"val_top1\": 0.{}5, \"val_top5\": 0.99, \"ema_decay\": "
+                    "0.9, \"note\": \"x\"}}",
+                    i, i));
+  }
+  const std::string page = page_of({run});
+  for (const char* text : {"Validation accuracy", "top-1 at step 3: 35.0%", "top-5 at step 3: 99.0%",
+                           "top-1 accuracy", "55.0%", "ema_decay at step 3"})
+    EXPECT_TRUE(says(page, text)) << text;
+}
+
+TEST_F(RunPage, NothingThatARunIsCalledRuns) {
+  const std::string evil = "<script>alert(1)</script>";
+  const auto run = finished("x", {"name=" + evil, "data.path=\"" + evil + "'"});
+  write_file_atomic(run.file("crash-1.txt"), evil);
+  make_directories(run.file("pictures"));
+  write_file_atomic(run.file("pictures/<img src=x onerror=alert(1)>.svg"),
+                    "<svg><script>alert(1)</script></svg>");
+  const auto other = finished("y", {"name=" + evil});
+  for (const std::string& page : {page_of({run}), page_of({run, other})}) {
+    EXPECT_EQ(page.find("<script"), std::string::npos);
+    EXPECT_EQ(page.find("<img src=x"), std::string::npos);
+  }
+}
+
+TEST_F(RunPage, PicturesOfTheRunAreInside) {
+  const auto run = finished("pictured");
+  const std::string png = "\x89PNG\r\n\x1a\n and so on";
+  make_directories(run.file("pictures"));
+  make_directories(run.file("traces"));
+  write_file_atomic(run.file("pictures/confusion.png"), png);
+  write_file_atomic(run.file("pictures/broken.png"), "no PNG");
+  write_file_atomic(run.file("pictures/notes.txt"), "no picture");
+  const std::string svg = "<svg viewBox=\"0 0 9 9\"><text>F0</text></svg>";
+  write_file_atomic(run.file("traces/pipeline.svg"), svg);
+  const std::string page = page_of({run});
+  EXPECT_NE(page.find("data:image/png;base64," + base64(png)), std::string::npos);
+  EXPECT_NE(page.find(svg), std::string::npos);
+  EXPECT_TRUE(says(page, "pictures/broken.png is no PNG."));
+  EXPECT_FALSE(says(page, "notes.txt"));
+}
+
+TEST_F(RunPage, AChangedConfigIsSaid) {
+  const auto run = make("grown", {"optim.lr=1e-3"});
+  record(run, 1, 10);
+  run.finish(75);
+  run.reopen();
+  run.replace_config(yaml_of({"name=grown", "train.steps=60", "optim.lr=1e-3"}));
+  const std::string page = page_of({run});
+  EXPECT_TRUE(says(page, "Changed when the run went on:"));
+  EXPECT_NE(page.find("<td>train.steps</td>\n<td>40</td>\n<td>60</td>"), std::string::npos) << page;
+}
+
+TEST_F(RunPage, ComparesWhatDiffers) {
+  const auto one = finished("ddp", {"parallel.policy=ddp"}), two = finished("fsdp", {"parallel.policy=fsdp"});
+  const std::string page = page_of({one, two});
+  EXPECT_TRUE(says(page, "2 runs"));
+  EXPECT_TRUE(says(page, "All ended with the same weights, bit for bit."));
+  EXPECT_NE(page.find("<td>parallel.policy</td>\n<td>ddp</td>\n<td>fsdp</td>"), std::string::npos);
+  EXPECT_EQ(page.find("<td>optim.lr</td>"), std::string::npos) << "it is equal";
+  EXPECT_TRUE(says(page, "20.0k (1.00x)"));
+  EXPECT_TRUE(says(page, "ddp at step 12: "));
+  EXPECT_TRUE(says(page, "fsdp at step 12: "));
+  EXPECT_TRUE(says(page, "Validation loss over time"));
+}
+
+TEST_F(RunPage, RunsOfOneNameAreToldApartByTheirFolders) {
+  const auto one = finished("same"), two = finished("same");
+  const std::vector<std::string> names = names_of({read_run(one.path()), read_run(two.path())});
+  EXPECT_EQ(names[0], std::filesystem::path(one.path()).filename().string());
+  EXPECT_NE(names[0], names[1]);
+  EXPECT_TRUE(says(page_of({one, two}), "every value of the config"));
+}
+
+}  // namespace
+}  // namespace trireme::report

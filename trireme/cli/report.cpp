@@ -1,0 +1,147 @@
+// trireme report: one HTML page from what runs have left behind.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "trireme/base/file.h"
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/cli/front.h"
+#include "trireme/cli/runs.h"
+#include "trireme/launch/exits.h"
+#include "trireme/report/page.h"
+#include "trireme/report/run_figures.h"
+#include "trireme/report/run_record.h"
+
+namespace trireme::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+struct ReportOptions {
+  std::vector<std::string> runs;
+  std::string output, run_dir;
+  bool json = false;
+};
+
+/// Each run once: 'runs/*' names the newest a second time, as runs/latest.
+std::vector<report::RunRecord> records_of(const ReportOptions& options, const Front& front) {
+  const std::string root = options.run_dir.empty() ? front.runs_root() : options.run_dir;
+  std::vector<report::RunRecord> records;
+  for (const std::string& word : options.runs) {
+    const std::string path = find_run(word, root, {.what = "manifest", .file = "manifest.json"}).path();
+    if (std::ranges::find(records, path, &report::RunRecord::path) == records.end())
+      records.push_back(report::read_run(path));
+  }
+  return records;
+}
+
+/// report.html in the folder of the first run, unless a file was named. Throws ConfigError for one that
+/// cannot be.
+std::string output_path(const ReportOptions& options, const report::RunRecord& first) {
+  if (options.output.empty()) return first.path + "/report.html";
+  const fs::path folder = fs::absolute(options.output).parent_path();
+  std::error_code ignored;
+  if (fs::is_directory(options.output, ignored) || options.output.ends_with('/')) {
+    throw ConfigError("[cli.report] --output {} is a folder; name a file, such as {}", options.output,
+                      (fs::path(options.output) / "report.html").string());
+  }
+  if (!fs::is_directory(folder, ignored)) {
+    throw ConfigError("[cli.report] --output {}: there is no folder {}; make it, or name another file",
+                      options.output, folder.string());
+  }
+  return options.output;
+}
+
+void write_page(const std::string& path, const std::string& page, bool chosen) {
+  try {
+    write_file_atomic(path, page);
+  } catch (const EnvironmentError& error) {
+    if (chosen) throw;
+    throw EnvironmentError("[cli.report] {}; --output FILE puts the page elsewhere", error.what());
+  }
+}
+
+template <typename Value>
+Json or_null(const std::optional<Value>& value) {
+  return value ? Json(*value) : Json();
+}
+
+Json value_of(const std::optional<report::AtStep>& at) {
+  return at ? Json(at->value) : Json();
+}
+
+Json figures_json(const report::RunRecord& run) {
+  const report::RunFigures figures = report::figures_of(run);
+  const auto& interval = figures.tokens_interval;
+  return {{"run", run.path},
+          {"name", run.name},
+          {"state", report::state_name(report::state_of_run(run))},
+          {"exit_code", or_null(run.last_attempt().exit_code)},
+          {"attempts", run.attempts.size()},
+          {"steps", figures.steps},
+          {"loss", or_null(figures.loss)},
+          {"val_loss", value_of(figures.val_loss)},
+          {"best_val_loss", value_of(figures.best_val_loss)},
+          {"val_top1", value_of(figures.val_top1)},
+          {"val_top5", value_of(figures.val_top5)},
+          {"tokens_per_s", or_null(figures.tokens_per_s)},
+          {"tokens_per_s_interval", interval ? Json{interval->low, interval->high} : Json()},
+          {"step_ms", or_null(figures.step_ms)},
+          {"step_ms_p95", or_null(figures.step_ms_p95)},
+          {"communication_share", or_null(figures.exposed_share)},
+          {"peak_bytes", figures.peak_bytes},
+          {"weights_digest", figures.weights_digest},
+          {"damaged_lines", run.metrics.damaged_lines},
+          {"problems", run.problems}};
+}
+
+int report_runs(const ReportOptions& options, const Front& front) {
+  const std::vector<report::RunRecord> runs = records_of(options, front);
+  const std::string path = output_path(options, runs.front());
+  const std::string page = report::run_page(runs, {.meaning = launch::meaning});
+  write_page(path, page, !options.output.empty());
+  if (options.json) {
+    Json json = {
+        {"schema", "trireme.report/1"}, {"page", path}, {"bytes", page.size()}, {"runs", Json::array()}};
+    for (const report::RunRecord& run : runs) json["runs"].push_back(figures_json(run));
+    fmt::print("{}\n", json.dump(2, ' ', false, Json::error_handler_t::replace));
+    return 0;
+  }
+  for (const report::RunRecord& run : runs) {
+    for (const std::string& problem : run.problems)
+      log_warning("{}: {}", report::as_typed(run.path), problem);
+  }
+  fmt::print("report  {} ({})\n", report::as_typed(path), format_bytes(static_cast<double>(page.size())));
+  return 0;
+}
+
+}  // namespace
+
+void add_report(CLI::App& app, Front& front) {
+  auto options = std::make_shared<ReportOptions>();
+  CLI::App* verb =
+      app.add_subcommand("report", "One HTML page about a run, or about several beside each other");
+  verb->add_option("RUN", options->runs,
+                   "A run directory, the name of a run, or 'latest'; several are compared")
+      ->required()
+      ->option_text("...");
+  verb->add_option("-o,--output", options->output, "The page (report.html in the first run's directory)")
+      ->option_text("FILE");
+  verb->add_option("--run-dir", options->run_dir, "Parent of the run directories")->option_text("DIR");
+  verb->add_flag("--json", options->json, "Write the page, and print the runs' figures as one JSON document");
+  verb->footer(
+      "Of runs in any state: finished, interrupted, failed, under way. The page needs no network and runs no "
+      "script;\n"
+      "pictures/*.svg and *.png of a run are inside it.\n"
+      "Examples:\n"
+      "  trireme report latest\n"
+      "  trireme report runs/ddp-* runs/fsdp-* -o compared.html");
+  verb->callback(
+      [options, &front] { front.action = [options, &front] { return report_runs(*options, front); }; });
+}
+
+}  // namespace trireme::cli

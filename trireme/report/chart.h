@@ -1,0 +1,66 @@
+#pragma once
+// Line charts and distributions as figures of an HTML page: inline SVG, coloured by the page's style.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "trireme/report/curve.h"
+#include "trireme/report/html.h"
+#include "trireme/report/ticks.h"
+
+namespace trireme::report {
+
+/// A chart has colours for so many lines; further ones are dashed.
+inline constexpr size_t kChartColours = 8;
+
+/// A line with more points than these has places that several of them share: it is their mean, and a band
+/// spans their smallest and largest.
+inline constexpr size_t kMostBins = 488;
+
+struct ChartLine {
+  std::string name;
+  Curve curve;
+};
+
+/// A place on the x axis that is worth a line of its own.
+struct ChartMark {
+  double at = 0.0;
+  std::string what;
+};
+
+struct Chart {
+  /// kAuto and kAutoFromZero are a log axis when all values are positive and the largest is 30 times the
+  /// smallest, or 10 times the median.
+  enum class Scale { kLinear, kFromZero, kAuto, kAutoFromZero };
+
+  std::string title;
+  std::string of = {};  ///< behind the title: what is shown, "nats per token"
+  Unit unit = Unit::kNumber;
+  Scale scale = Scale::kLinear;
+  std::vector<ChartLine> lines;
+  std::vector<ChartMark> marks = {};
+  Unit x_unit = Unit::kCount;
+  std::string x_name = "step";
+  std::string note = {};  ///< below
+};
+
+/// A <figure>: title, legend where there are several lines, picture, and a note on values that are not
+/// finite. Empty when there is no line with a point. Hovering names steps and values.
+Markup draw_chart(const Chart& chart);
+
+/// The same of how often values lie where. Marks are on the axis of values. What lies beyond three times the
+/// range between the 5% and the 95% quantile is counted in the first or the last bar.
+struct Distribution {
+  std::string title;
+  std::string of = {};
+  Unit unit = Unit::kNumber;
+  std::vector<double> values;
+  std::vector<ChartMark> marks = {};
+  std::string note = {};
+};
+Markup draw_distribution(const Distribution& distribution);
+
+/// The colour of line `index`, as a box for legends and tables.
+Markup colour_box(size_t index);
+
+}  // namespace trireme::report

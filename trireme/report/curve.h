@@ -1,0 +1,37 @@
+#pragma once
+// What a run recorded over its steps, and how a million of them become a line that a picture can hold.
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace trireme::report {
+
+/// x ascends; y may be NaN or infinite.
+struct Curve {
+  std::vector<double> x, y;
+
+  size_t size() const { return x.size(); }
+  bool empty() const { return x.empty(); }
+  void add(double at, double value) {
+    x.push_back(at);
+    y.push_back(value);
+  }
+};
+
+/// Neighbouring points of a curve as one: nothing that is smallest or largest is lost.
+struct Bin {
+  double first = 0.0, last = 0.0;            ///< x of the first and the last of them
+  double low = 0.0, high = 0.0, mean = 0.0;  ///< of those that are finite
+  int64_t count = 0;                         ///< of those that are finite
+  int64_t not_finite = 0;
+  double x() const { return 0.5 * (first + last); }
+};
+
+/// A bin for each point, or where there are more than `most` at most that many, over equal parts of x.
+std::vector<Bin> bins_of(const Curve& curve, size_t most);
+
+/// The value below which a share of `values` lies (0.5: the median), straight between two of them; none of
+/// none. Values that are not finite are left out.
+std::optional<double> quantile(std::vector<double> values, double share);
+
+}  // namespace trireme::report

@@ -1,0 +1,20 @@
+#pragma once
+// The curves of runs: of one run with several of them in a chart, of several runs each in its own colour.
+#include <string>
+#include <vector>
+
+#include "trireme/report/html.h"
+#include "trireme/report/run_record.h"
+
+namespace trireme::report {
+
+/// What a reader must know of curves with more points than places; empty: there are none.
+std::string sharing_note(const std::vector<RunRecord>& runs);
+
+/// All that one run recorded. Keys of metrics.jsonl that no chart is made for get one each.
+Markup draw_run_charts(const RunRecord& run);
+
+/// The same quantities of several runs over each other; `names` are for the legends.
+Markup draw_compared_charts(const std::vector<RunRecord>& runs, const std::vector<std::string>& names);
+
+}  // namespace trireme::report

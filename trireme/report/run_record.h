@@ -1,0 +1,79 @@
+#pragma once
+// A run directory as it was found: whatever a run has left, whole or not, with what is wrong with it.
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "trireme/base/sink.h"
+#include "trireme/report/config_entries.h"
+#include "trireme/report/curve.h"
+#include "trireme/report/run_dir.h"
+
+namespace trireme::report {
+
+/// What metrics.jsonl says, by key.
+struct Metrics {
+  std::vector<double> steps;
+  std::map<std::string, Curve> curves;  ///< over steps, of each key that ever had a number, but "step"
+  std::vector<double> skipped;          ///< steps whose gradients were not applied
+  /// Lines that are no record of a step, with the reason: the first of them.
+  std::vector<std::string> damage;
+  int64_t damaged_lines = 0;
+  int64_t made_again = 0;           ///< steps of which only the later record counts
+  bool ends_inside_a_line = false;  ///< the last line has no end: a process is writing it, or was killed
+
+  /// Empty where there is none.
+  const Curve& curve(const std::string& key) const;
+};
+
+/// Of the text of a metrics.jsonl. A line needs a "step" and may have any keys with numbers; "NaN",
+/// "Infinity" and "-Infinity" are numbers, null is none.
+Metrics read_metrics(const std::string& path);
+
+/// What manifest.json says of the run as a whole.
+struct RunFacts {
+  std::string version, torch, command, hostname, cpu, kernel, device, mesh, started;
+  int64_t cores = 0, memory_bytes = 0, ranks = 0;
+};
+
+struct NamedText {
+  std::string name;  ///< relative to the run directory
+  std::string text;
+};
+
+/// An image file of the run.
+struct PictureFile {
+  std::string name;  ///< relative to the run directory
+  bool svg = false;  ///< else PNG
+  std::string content;
+};
+
+struct RunRecord {
+  std::string path;    ///< real
+  std::string folder;  ///< its last part
+  std::string name;    ///< of the config; of the folder where the config does not say
+  RunFacts facts;
+  std::vector<Attempt> attempts;  ///< one at least
+  bool running = false;           ///< a process holds its checkpoints
+  Metrics metrics;
+  std::string written;  ///< UTC, when metrics.jsonl was last written to; empty: there is none
+  std::optional<RunSummary> summary;
+  std::string config_yaml;
+  std::vector<ConfigEntry> config;
+  std::vector<NamedText> earlier_configs;  ///< config.attempt-N.yaml, by N
+  std::vector<NamedText> crash_reports;    ///< crash-N.txt, by N
+  std::vector<NamedText> log_ends;  ///< the last lines of logs/rank-N.log, of ranks that the end is about
+  std::vector<PictureFile> pictures;
+  std::vector<std::string> problems;  ///< a sentence each: files that are damaged, or too large to show
+
+  const Attempt& last_attempt() const { return attempts.back(); }
+  /// Of config.yaml; empty: there is none.
+  std::string config_value(const std::string& key) const;
+};
+
+/// Throws ConfigError and DataError as RunDirectory::open(); all else that is wrong is in `problems`.
+RunRecord read_run(const std::string& path);
+
+}  // namespace trireme::report
