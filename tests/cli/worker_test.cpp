@@ -101,6 +101,27 @@ TEST_F(Worker, RunsTheFirstCommandOfTheReadme) {
   EXPECT_TRUE(std::filesystem::exists(run_file("logs/rank-1.log")));
 }
 
+TEST_F(Worker, AReportHasTheFiguresOfItsRun) {
+  // 7 steps after the warm-up: the middle one is the same whether times or rates are sorted.
+  ASSERT_EQ(front_.run(kTiny + Words{"--train.steps=13", "-n", "2", "--train.val_every=5"}).code, 0);
+  const Outcome outcome = front_.run({"report", "latest", "--json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.err, "");
+  const auto figures = outcome.json()["runs"][0], summary = read_json(run_file("summary.json"));
+  EXPECT_EQ(figures["state"], "finished");
+  EXPECT_EQ(figures["steps"], 13);
+  EXPECT_EQ(figures["loss"], summary["final_loss"]);
+  EXPECT_EQ(figures["val_loss"], summary["final_val_loss"]);
+  EXPECT_EQ(figures["weights_digest"], summary["weights_digest"]);
+  const double rate = summary["tokens_per_s"];
+  EXPECT_NEAR(figures["tokens_per_s"].get<double>(), rate, 1e-6 * rate);
+  EXPECT_TRUE(figures["problems"].empty()) << figures["problems"];
+  const std::string page = read_file(run_file("report.html"));
+  for (const char* part :
+       {"validation loss", "Exposed communication", "--train.steps", "dp_shard=2", "Memory by part"})
+    EXPECT_TRUE(contains(page, part)) << part;
+}
+
 TEST_F(Worker, GeneratesFromTheLastRun) {
   ASSERT_EQ(front_.run(kTiny + Words{"--train.steps=2", "-n", "1"}).code, 0);
   const Words command = {"generate", "latest", "--prompt", "the ", "--max-tokens", "9", "--temperature", "0"};
@@ -514,7 +535,8 @@ TEST_F(Worker, ARunThatGoesOnKeepsTheConfigThatItGoesOnWith) {
   const std::string second = read_file(run_file("config.yaml"));
   EXPECT_TRUE(contains(second, "  steps: 4 ")) << second;
   EXPECT_TRUE(contains(second, "# --train.steps\n")) << second;
-  EXPECT_FALSE(contains(second, "config.yaml:")) << "what stayed came from where it came from before: " << second;
+  EXPECT_FALSE(contains(second, "config.yaml:"))
+      << "what stayed came from where it came from before: " << second;
   EXPECT_EQ(read_file(run_file("config.attempt-2.yaml")), first);
 }
 
