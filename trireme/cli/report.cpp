@@ -92,6 +92,8 @@ Json figures_json(const report::RunRecord& run) {
           {"tokens_per_s_interval", interval ? Json{interval->low, interval->high} : Json()},
           {"step_ms", or_null(figures.step_ms)},
           {"step_ms_p95", or_null(figures.step_ms_p95)},
+          {"communication_ms", or_null(figures.communication_ms)},
+          {"exposed_ms", or_null(figures.exposed_ms)},
           {"communication_share", or_null(figures.exposed_share)},
           {"peak_bytes", figures.peak_bytes},
           {"weights_digest", figures.weights_digest},

@@ -2,6 +2,7 @@
 // The run directory: everything a run leaves behind, and the only thing reports read.
 // `<root>/<name>-<time>-<id>/` { manifest.json config.yaml metrics.jsonl summary.json logs/ tensorboard/
 // checkpoints/ }
+// Images in pictures/, and traces/pipeline.svg, are shown by report.html (trireme report).
 // What a later attempt replaces stays as config.attempt-N.yaml and summary.attempt-N.json.
 #include <cstdint>
 #include <memory>

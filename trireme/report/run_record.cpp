@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
 /// A page with more than this in one picture or text is none that a browser opens gladly.
-constexpr uintmax_t kLargestPicture = 8 << 20, kLargestText = 256 << 10;
+constexpr uintmax_t kLargestPicture = 8 << 20, kAllPictures = 32 << 20, kLargestText = 256 << 10;
 constexpr std::streamoff kLogEndBytes = 16 << 10;
 constexpr size_t kLogEndLines = 30;
 
@@ -264,11 +264,15 @@ class RunReader {
     const std::string path = run_.file(name);
     std::error_code error;
     if ((!svg && !name.ends_with(".png")) || !fs::is_regular_file(path, error)) return;
-    if (const uintmax_t size = fs::file_size(path, error); !error && size > kLargestPicture) {
-      note(fmt::format("{} has {}: too large to be in a page.", name,
-                       format_bytes(static_cast<double>(size))));
+    const uintmax_t size = fs::file_size(path, error);
+    if (error) return;
+    if (size > kLargestPicture || picture_bytes_ + size > kAllPictures) {
+      note(fmt::format("{} is too large for the page: {}, pictures before it {}.", name,
+                       format_bytes(static_cast<double>(size)),
+                       format_bytes(static_cast<double>(picture_bytes_))));
       return;
     }
+    picture_bytes_ += size;
     std::string content = text_of(name);
     if (!svg && !content.starts_with("\x89PNG\r\n\x1a\n")) return note(name + " is no PNG.");
     if (svg && content.find("<svg") == std::string::npos) return note(name + " is no SVG.");
@@ -277,6 +281,7 @@ class RunReader {
 
   const RunDirectory& run_;
   RunRecord record_;
+  uintmax_t picture_bytes_ = 0;  ///< that the page has so far
 };
 
 }  // namespace
