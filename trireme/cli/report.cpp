@@ -61,7 +61,7 @@ void write_page(const std::string& path, const std::string& page, bool chosen) {
     write_file_atomic(path, page);
   } catch (const EnvironmentError& error) {
     if (chosen) throw;
-    throw EnvironmentError("[cli.report] {}; --output FILE puts the page elsewhere", error.what());
+    throw EnvironmentError("{}; --output FILE puts the page elsewhere", error.what());
   }
 }
 

@@ -13,7 +13,7 @@ namespace {
 
 // In units of the picture, which the page scales to its column.
 constexpr double kChartWidth = 560.0, kChartHeight = 250.0;
-constexpr double kPlotLeft = 58.0, kPlotRight = 546.0, kPlotTop = 26.0, kPlotBottom = 212.0;
+constexpr double kPlotLeft = 66.0, kPlotRight = 546.0, kPlotTop = 26.0, kPlotBottom = 212.0;
 constexpr double kHoverWidth = 4.0;  ///< narrower is hard to point at
 constexpr size_t kMostDots = 60;     ///< points of a line that are drawn as dots, too
 constexpr int64_t kXTicks = 6, kYTicks = 6;
@@ -68,7 +68,7 @@ Markup draw_axes(const Frame& frame, const std::string& x_name) {
                    x_name + (x_name.empty() || frame.x.suffix.empty() ? "" : ", ") + frame.x.suffix);
   std::string above = frame.y.suffix;
   if (frame.y.log) above += above.empty() ? "log scale" : ", log scale";
-  if (!above.empty()) axes += label_at(kPlotLeft - 50.0, kPlotTop - 12.0, "start", above);
+  if (!above.empty()) axes += label_at(kPlotLeft - 58.0, kPlotTop - 12.0, "start", above);
   return axes;
 }
 

@@ -45,6 +45,7 @@ td .pill { margin-left: 0; vertical-align: baseline; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 480px), 1fr)); gap: 26px 28px; }
 figure { margin: 0; min-width: 0; break-inside: avoid; }
 figure svg, figure img { width: 100%; height: auto; display: block; }
+.chart svg { overflow: visible; }
 figcaption { margin-bottom: 4px; }
 .chart svg text { fill: var(--quiet); font-size: 12px; font-family: inherit; }
 .legend { font-size: 13px; display: flex; flex-wrap: wrap; gap: 2px 16px; margin: 2px 0 4px; overflow-wrap: anywhere; }
@@ -71,8 +72,8 @@ th, td { padding: 5px 18px 5px 0; border-bottom: 1px solid var(--rule); vertical
 .config td { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: 13px; padding-top: 2px; padding-bottom: 2px; }
 .config td:last-child { color: var(--quiet); }
 .differs td:last-child { color: inherit; }
-.attempts td:not(:last-child), .attempts th { white-space: nowrap; }
-.attempts td:last-child { min-width: 240px; }
+.attempts td:not(:nth-child(2)), .attempts th { white-space: nowrap; }
+.attempts td:nth-child(2) { min-width: 200px; }
 .runs td { min-width: 130px; overflow-wrap: anywhere; }
 .numbers td:not(:first-child), .numbers th:not(:first-child) { text-align: right; white-space: nowrap; }
 .memory td:first-child { white-space: nowrap; }
@@ -90,7 +91,7 @@ footer { margin-top: 48px; font-size: 13px; color: var(--quiet); }
 @media (max-width: 620px) {
   main { padding: 18px 14px 40px; }
   h1 { font-size: 22px; }
-  .chart svg text { font-size: 17px; }
+  .chart svg text { font-size: 16px; }
   .cards { grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 8px; }
   .card span { font-size: 18px; }
   .card code { font-size: 12px; }

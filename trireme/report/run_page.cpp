@@ -76,7 +76,7 @@ std::string how_it_ended(const RunRecord& run, const RunFigures& figures, const 
 
 Markup draw_attempts(const RunRecord& run, const PageOptions& options) {
   if (run.attempts.size() < 2) return {};
-  PageTable table{.titles = {"attempt", "began", "ended", "went on after", "last step", "made again", "end"},
+  PageTable table{.titles = {"attempt", "end", "went on after", "last step", "made again", "began", "ended"},
                   .rows = {},
                   .style = "attempts"};
   const auto number = [](const std::optional<int64_t>& value) { return value ? with_commas(*value) : "-"; };
@@ -85,9 +85,9 @@ Markup draw_attempts(const RunRecord& run, const PageOptions& options) {
     std::string end = exit_of(attempt, options);
     const std::string cause = cause_beside(attempt, options);
     if (!cause.empty()) end += (end.empty() ? "" : ": ") + cause;
-    table.rows.push_back({std::to_string(i + 1), time_text(attempt.started), time_text(attempt.ended),
-                          attempt.resumed_from ? number(attempt.resumed_from) : "-",
-                          number(attempt.last_step), number(attempt.steps_lost), end});
+    table.rows.push_back({std::to_string(i + 1), end.empty() ? "-" : end, number(attempt.resumed_from),
+                          number(attempt.last_step), number(attempt.steps_lost), time_text(attempt.started),
+                          time_text(attempt.ended)});
   }
   return draw_table(table);
 }
