@@ -27,5 +27,10 @@ FuzzCounts fuzz(const FuzzTarget& target, int64_t executions, uint64_t seed);
 FuzzTarget safetensors_target();
 FuzzTarget index_target();
 FuzzTarget commit_target();
+/// A folder of Hugging Face: which file has which tensor, and the model.
+FuzzTarget files_index_target();
+FuzzTarget model_config_target();
+/// Where boxes of DCP's files begin, as JSON with the shapes of each file.
+FuzzTarget boxes_target();
 
 }  // namespace trireme::checkpoint::testing

@@ -26,5 +26,17 @@ TEST_F(FuzzLong, Indexes) {
   fuzz(index_target(), kExecutions, 12);
 }
 
+TEST_F(FuzzLong, IndexesOfHuggingFace) {
+  fuzz(files_index_target(), kExecutions, 13);
+}
+
+TEST_F(FuzzLong, ConfigsOfHuggingFace) {
+  fuzz(model_config_target(), kExecutions / 100, 14);
+}
+
+TEST_F(FuzzLong, BoxesOfDcp) {
+  fuzz(boxes_target(), kExecutions, 15);
+}
+
 }  // namespace
 }  // namespace trireme::checkpoint::testing

@@ -19,6 +19,25 @@ TEST(Fuzz, Indexes) {
   EXPECT_GT(counts.refused, kExecutions / 10);
 }
 
+TEST(Fuzz, IndexesOfHuggingFace) {
+  const FuzzCounts counts = fuzz(files_index_target(), kExecutions, 4);
+  EXPECT_GT(counts.taken, kExecutions / 100);
+  EXPECT_GT(counts.refused, kExecutions / 10);
+}
+
+/// A config is checked as text of ours, which takes a hundred times as long.
+TEST(Fuzz, ConfigsOfHuggingFace) {
+  const FuzzCounts counts = fuzz(model_config_target(), kExecutions / 100, 5);
+  EXPECT_GT(counts.taken, kExecutions / 10'000);
+  EXPECT_GT(counts.refused, kExecutions / 1000);
+}
+
+TEST(Fuzz, BoxesOfDcp) {
+  const FuzzCounts counts = fuzz(boxes_target(), kExecutions, 6);
+  EXPECT_GT(counts.taken, kExecutions / 100);
+  EXPECT_GT(counts.refused, kExecutions / 10);
+}
+
 TEST(Fuzz, Commits) {
   const FuzzCounts counts = fuzz(commit_target(), kExecutions, 3);
   EXPECT_LT(counts.taken, kExecutions / 100);  // edits that undo each other

@@ -11,6 +11,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/checkpoint/cast.h"
+#include "trireme/checkpoint/model_layout.h"
 #include "trireme/checkpoint/safetensors_file.h"
 #include "trireme/checkpoint/strict_json.h"
 #include "trireme/checkpoint/tensor_file.h"
@@ -24,22 +25,7 @@ using Json = nlohmann::json;
 using OrderedJson = nlohmann::ordered_json;
 
 constexpr const char* kOneFile = "model.safetensors";
-constexpr const char* kFilesIndex = "model.safetensors.index.json";
 constexpr const char* kSuffix = ".safetensors";
-constexpr const char* kBoxes = "DCP_SHARDING_INFO";
-constexpr const char* kBoxStart = "saved_offsets";
-constexpr size_t kNamesInErrors = 8;
-
-[[noreturn]] void unusable(const std::string& path, const std::string& reason) {
-  throw DataError("[checkpoint.model_folder] {}: {}; get the folder again from where it came", path,
-                  printable(reason));
-}
-
-std::string some_of(const std::vector<std::string>& names) {
-  if (names.size() <= kNamesInErrors) return join(names, ", ");
-  return join({names.begin(), names.begin() + kNamesInErrors}, ", ") +
-         fmt::format(" and {} more", names.size() - kNamesInErrors);
-}
 
 /// Hugging Face's cache keeps files as links to "../../blobs/HASH". Other links are not followed.
 bool is_blob(const fs::path& target) {
@@ -68,24 +54,11 @@ bool is_pickle(const std::string& name) {
   return has_suffix(name, {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".distcp"});
 }
 
-/// Which file has which tensors, as the index says; none: there is no index.
-std::map<std::string, std::set<std::string>> indexed_files(const Folder& folder) {
+/// Of the folder; empty: it has none.
+FilesIndex files_index(const Folder& folder) {
   if (!folder.has(kFilesIndex)) return {};
   const InputFile file = open_inside(folder, kFilesIndex);
-  const Json index = parse_json(file.text(kMaxJsonBytes), file.path());
-  const Json& map = value_of(index, "weight_map", file.path());
-  if (!map.is_object() || map.empty()) fail_json(file.path(), "'weight_map' names no tensors");
-  std::map<std::string, std::set<std::string>> files;
-  for (const auto& [tensor, name] : map.items()) {
-    if (!name.is_string()) fail_json(file.path(), fmt::format("the file of '{:.80}' is no text", tensor));
-    const std::string text = name.get<std::string>();
-    if (!is_file_name(text) || !text.ends_with(kSuffix))
-      unusable(file.path(), fmt::format("'{:.80}' should be in '{:.200}', which is no safetensors file of "
-                                        "this folder",
-                                        tensor, text));
-    files[text].insert(tensor);
-  }
-  return files;
+  return parse_files_index(file.text(kMaxJsonBytes), file.path());
 }
 
 void refuse_without_weights(const Folder& folder) {
@@ -98,10 +71,9 @@ void refuse_without_weights(const Folder& folder) {
                   folder.path());
 }
 
-std::vector<std::string> files_of(const Folder& folder,
-                                  const std::map<std::string, std::set<std::string>>& indexed) {
+std::vector<std::string> files_of(const Folder& folder, const FilesIndex& index) {
   std::vector<std::string> names;
-  for (const auto& [name, tensors] : indexed) names.push_back(name);
+  for (const auto& [name, tensors] : index) names.push_back(name);
   if (names.empty() && folder.has(kOneFile)) names.emplace_back(kOneFile);
   if (!names.empty()) return names;
   for (const std::string& name : folder.names()) {
@@ -111,46 +83,28 @@ std::vector<std::string> files_of(const Folder& folder,
   return names;
 }
 
-/// Where the boxes of a file's entries begin; null: they are whole tensors.
-Json boxes_of(const SafetensorsFile& file) {
-  const auto found = file.header().metadata.find(kBoxes);
-  return found == file.header().metadata.end() ? Json() : parse_json(found->second, file.path());
-}
-
-/// Far beyond any tensor; the sum of two is a number still.
-constexpr int64_t kFurthest = int64_t{1} << 61;
-
-Region region_of(const Json& boxes, const std::string& entry, const Shape& shape, const std::string& path) {
-  if (boxes.is_null()) return Region::whole(shape);
-  const Json& start = value_of(value_of(boxes, entry.c_str(), path), kBoxStart, path);
-  const auto can_be = [](const Json& offset) {
-    return offset.is_number_unsigned() && offset.get<uint64_t>() < static_cast<uint64_t>(kFurthest);
-  };
-  const bool fits = start.is_array() && start.size() == shape.size() && std::ranges::all_of(start, can_be) &&
-                    std::ranges::all_of(shape, [](int64_t size) { return size < kFurthest; });
-  if (!fits)
-    fail_json(path, fmt::format("'{}' of '{:.80}' is no place in its {} dimensions", kBoxStart, entry,
-                                shape.size()));
-  return Region::box(start.get<Shape>(), shape);
-}
-
 /// Tensors of many files, each as one box or more.
 class FolderSource : public Source {
  public:
   /// `rename`: names as plan::describe() has them, where the family is known.
-  FolderSource(const std::string& path, bool rename) : Source(path), folder_(path) {
-    const auto indexed = indexed_files(folder_);
-    for (const std::string& name : files_of(folder_, indexed)) add_file(name, indexed);
-    check_boxes();
-    if (rename && folder_.has(kModelConfigName)) take_names(read_model_config(path));
+  FolderSource(const std::string& path, bool rename) : Source(path), folder_(path), layout_(path) {
+    const FilesIndex index = files_index(folder_);
+    for (const std::string& name : files_of(folder_, index)) {
+      const SafetensorsFile file(open_inside(folder_, name));
+      layout_.add_file(file.path(), file.header(), file.data_begin(), index);
+      files_.push_back({name, file.file().size()});
+    }
+    layout_.check_boxes();
+    if (rename && folder_.has(kModelConfigName)) layout_.take_names(read_model_config(path));
+    tensors_ = layout_.tensors();
   }
 
-  const std::map<std::string, std::string>& metadata() const override { return metadata_; }
+  const std::map<std::string, std::string>& metadata() const override { return layout_.metadata(); }
 
   void read(const std::string& name, const Region& region, void* out) const override {
     const SourceTensor& tensor = tensors_.at(name);
     const int64_t itemsize = safetensors_itemsize(tensor.dtype);
-    for (const Box& box : boxes_.at(name)) {
+    for (const ModelLayout::Box& box : layout_.boxes_of(name)) {
       std::shared_ptr<const InputFile> file;
       intersect(tensor.shape, box.region, region, [&](int64_t from, int64_t to, int64_t count) {
         if (!file) file = open(box.file);
@@ -160,98 +114,24 @@ class FolderSource : public Source {
   }
 
  private:
-  struct Box {
-    size_t file = 0;
-    int64_t offset = 0;  ///< from the start of the file
-    Region region;
-  };
   struct File {
     std::string name;
     int64_t bytes = 0;
   };
 
-  void add_file(const std::string& name, const std::map<std::string, std::set<std::string>>& indexed) {
-    const SafetensorsFile file(open_inside(folder_, name));
-    const Json boxes = boxes_of(file);
-    if (const auto listed = indexed.find(name); listed != indexed.end())
-      compare_with_index(file, listed->second);
-    for (const auto& [entry, info] : file.header().tensors) {
-      const Region region = region_of(boxes, entry, info.shape, file.path());
-      add_box(entry, info.dtype, {files_.size(), file.data_begin() + info.begin, region}, boxes.is_null());
-    }
-    if (metadata_.empty() && boxes.is_null()) metadata_ = file.header().metadata;
-    files_.push_back({name, file.file().size()});
-  }
-
-  void compare_with_index(const SafetensorsFile& file, const std::set<std::string>& listed) const {
-    std::vector<std::string> missing, extra;
-    for (const std::string& tensor : listed) {
-      if (!file.header().tensors.contains(tensor)) missing.push_back(tensor);
-    }
-    for (const auto& [tensor, info] : file.header().tensors) {
-      if (!listed.contains(tensor)) extra.push_back(tensor);
-    }
-    if (!missing.empty())
-      unusable(file.path(), fmt::format("it lacks what {} says is here: {}", kFilesIndex, some_of(missing)));
-    if (!extra.empty())
-      unusable(file.path(),
-               fmt::format("it holds what {} puts elsewhere or nowhere: {}", kFilesIndex, some_of(extra)));
-  }
-
-  /// The shape of a tensor reaches to the end of its furthest box.
-  void add_box(const std::string& name, const std::string& dtype, Box box, bool whole) {
-    auto [found, is_new] = tensors_.try_emplace(name, SourceTensor{dtype, Shape(box.region.extent.size())});
-    SourceTensor& tensor = found->second;
-    if (!is_new && whole)
-      unusable(path(), fmt::format("tensor '{:.80}' is in {} and in another file", name,
-                                   files_[boxes_.at(name).front().file].name));
-    if (tensor.dtype != dtype || tensor.shape.size() != box.region.extent.size())
-      unusable(path(), fmt::format("boxes of tensor '{:.80}' have different dtypes or dimensions", name));
-    for (size_t dim = 0; dim < tensor.shape.size(); ++dim)
-      tensor.shape[dim] = std::max(tensor.shape[dim], box.region.start[dim] + box.region.extent[dim]);
-    boxes_[name].push_back(std::move(box));
-  }
-
-  void check_boxes() const {
-    for (const auto& [name, tensor] : tensors_) {
-      if (!checked_numel(tensor.shape)) unusable(path(), fmt::format("tensor '{:.80}' is too large", name));
-      std::vector<const Region*> regions;
-      for (const Box& box : boxes_.at(name)) regions.push_back(&box.region);
-      if (const std::string error = coverage_error(tensor.shape, regions); !error.empty())
-        unusable(path(), fmt::format("the files do not make up tensor '{:.80}': {}", name, error));
-    }
-  }
-
-  void take_names(const Json& config) {
-    std::set<std::string> names;
-    for (const auto& [name, tensor] : tensors_) names.insert(name);
-    const plan::HuggingFaceNames rename(config, names);
-    std::map<std::string, SourceTensor> tensors;
-    std::map<std::string, std::vector<Box>> boxes;
-    for (auto& [name, tensor] : tensors_) {
-      const auto ours = rename(name);
-      if (!ours) continue;
-      if (!tensors.emplace(*ours, tensor).second)
-        unusable(path(), fmt::format("two tensors are parameter '{:.80}'", *ours));
-      boxes.emplace(*ours, std::move(boxes_.at(name)));
-    }
-    tensors_ = std::move(tensors);
-    boxes_ = std::move(boxes);
-  }
-
   std::shared_ptr<const InputFile> open(size_t index) const {
     const std::lock_guard lock(mutex_);
     if (last_.second && last_.first == index) return last_.second;
     auto file = std::make_shared<const InputFile>(open_inside(folder_, files_[index].name));
-    if (file->size() != files_[index].bytes) unusable(file->path(), "it has changed since it was opened");
+    if (file->size() != files_[index].bytes)
+      unusable_folder(file->path(), "it has changed since it was opened");
     last_ = {index, file};
     return file;
   }
 
   Folder folder_;
   std::vector<File> files_;
-  std::map<std::string, std::vector<Box>> boxes_;
-  std::map<std::string, std::string> metadata_;
+  ModelLayout layout_;
   mutable std::mutex mutex_;
   mutable std::pair<size_t, std::shared_ptr<const InputFile>> last_;  ///< the file that was read last
 };
@@ -340,8 +220,8 @@ void check_tied_head(const std::string& path) {
   for (const std::string& name : names) {
     if (rename(name) != rename.tied_to()) continue;
     if (equal_tensors(stored, plan::HuggingFaceNames::kHead, name)) return;
-    unusable(path,
-             fmt::format("config.json ties {} to {}, but they differ", plan::HuggingFaceNames::kHead, name));
+    unusable_folder(
+        path, fmt::format("config.json ties {} to {}, but they differ", plan::HuggingFaceNames::kHead, name));
   }
 }
 
@@ -409,12 +289,12 @@ void write_dcp_files(const Folder& folder, const Source& source, const std::vect
       const Region rows = rows_of(info.shape, file, files);
       if (rows.numel() == 0 && (file > 0 || info.numel() > 0)) continue;
       entries.push_back({tensor, tensor, info.dtype, rows});
-      places[tensor] = {{kBoxStart, rows.start}};
+      places[tensor] = {{kDcpBoxStart, rows.start}};
     }
     if (entries.empty() && file > 0) continue;
     write_tensor_file(folder, fmt::format("shard-{:05}-model-00001-of-00001.safetensors", file + 1), source,
                       std::move(entries),
-                      {{kBoxes, places.dump()}, {"DCP_VERSION", "1.0"}, {"format", "pt"}});
+                      {{kDcpBoxes, places.dump()}, {"DCP_VERSION", "1.0"}, {"format", "pt"}});
   }
 }
 

@@ -1,0 +1,69 @@
+#pragma once
+// What the headers, the index and the config.json of a folder say of its tensors: where each is, and that it
+// is there once. Knows nothing of files, so that it can be fuzzed alone. Private to model_folder.cpp.
+#include <cstdint>
+#include <map>
+#include <nlohmann/json_fwd.hpp>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "trireme/checkpoint/region.h"
+#include "trireme/checkpoint/safetensors_header.h"
+#include "trireme/checkpoint/source.h"
+
+namespace trireme::checkpoint {
+
+inline constexpr const char* kFilesIndex = "model.safetensors.index.json";
+
+/// In the metadata of DCP's files: JSON that says of each entry where its box begins.
+inline constexpr const char* kDcpBoxes = "DCP_SHARDING_INFO";
+inline constexpr const char* kDcpBoxStart = "saved_offsets";
+
+/// Names of tensors by the file that has them.
+using FilesIndex = std::map<std::string, std::set<std::string>>;
+
+/// Of a model.safetensors.index.json. Throws DataError naming `path`: files that are none of its folder, too.
+FilesIndex parse_files_index(std::string_view text, const std::string& path);
+
+class ModelLayout {
+ public:
+  /// Elements of a tensor that lie one after the other in a file.
+  struct Box {
+    size_t file = 0;     ///< by the order of add_file()
+    int64_t offset = 0;  ///< bytes from the start of the file
+    Region region;
+  };
+
+  /// `path`: of the folder.
+  explicit ModelLayout(std::string path) : path_(std::move(path)) {}
+
+  /// What an index says must be in the file, and nothing else; a file that no index names has what it has.
+  /// The metadata of DCP says where its boxes begin. Throws DataError naming the file and tensors.
+  void add_file(const std::string& path, const SafetensorsHeader& header, int64_t data_begin,
+                const FilesIndex& index);
+  /// Throws DataError naming the tensor whose boxes do not cover it once. After the last file.
+  void check_boxes() const;
+  /// Names become those of plan::describe(). Throws DataError when two tensors are one parameter.
+  void take_names(const nlohmann::json& config);
+
+  const std::map<std::string, SourceTensor>& tensors() const { return tensors_; }
+  const std::vector<Box>& boxes_of(const std::string& tensor) const { return boxes_.at(tensor); }
+  /// Of the first file whose entries are whole tensors.
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+
+ private:
+  void add_box(const std::string& name, const std::string& dtype, Box box, bool whole);
+
+  std::string path_;
+  std::vector<std::string> files_;  ///< names
+  std::map<std::string, SourceTensor> tensors_;
+  std::map<std::string, std::vector<Box>> boxes_;
+  std::map<std::string, std::string> metadata_;
+};
+
+/// Throws DataError: the folder cannot be used as it is.
+[[noreturn]] void unusable_folder(const std::string& path, const std::string& reason);
+
+}  // namespace trireme::checkpoint
