@@ -107,6 +107,74 @@ TEST(HuggingFaceVerbs, WhatIsImportedAndExportedAgainIsTheSame) {
   EXPECT_EQ(config["rope_theta"], 1000.0);
 }
 
+/// Runs that began with the weights of a folder, directly and through others.
+class FineTuned : public ::testing::Test {
+ protected:
+  FineTuned() {
+    fixture_.write("tokenizer_config.json", "{\"b\":2}");
+    fixture_.front.set_worker(
+        "mkdir runs/latest/checkpoints/final\n"
+        "cp tiny-llama/model.safetensors runs/latest/checkpoints/final/\n");
+  }
+  std::string tuned(const std::string& weights) const {
+    const Outcome outcome = fixture_.front.run(
+        {"train", config_, "--model.weights=" + weights, "--name=tuned", "--device=cpu", "-n", "1"});
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return fs::canonical(fixture_.front.file("runs/latest"));
+  }
+  Outcome exported(const std::string& run) const {
+    return fixture_.front.run({"ckpt", "export-hf", run, out_, "--force", "--json"});
+  }
+
+  Fixture fixture_;
+  std::string config_ = fixture_.imported() + "/config.yaml";
+  std::string out_ = fixture_.front.file("out");
+};
+
+TEST_F(FineTuned, HasTheTokenizerOfTheFolderThatItBeganWith) {
+  const std::string first = tuned(fixture_.folder);
+  const Outcome converted = fixture_.front.run({"ckpt", "convert", fixture_.folder, first + "/checkpoints"});
+  ASSERT_EQ(converted.code, 0) << converted.err;
+  const std::string checkpoint = first + "/checkpoints/step-00000000";
+  ASSERT_TRUE(fs::exists(checkpoint + "/COMMIT.json")) << converted.out;
+  const std::string files = "generation_config.json, tokenizer.json, tokenizer_config.json";
+  const std::string said = "carried " + files + " from " + fs::canonical(fixture_.folder).string() +
+                           ", which has no tokenizer.model, special_tokens_map.json, ";
+  for (const std::string& run : {first, tuned(fixture_.folder + "/model.safetensors"),
+                                 tuned(first + "/checkpoints/final/model.safetensors"), tuned(checkpoint)}) {
+    const Outcome outcome = exported(run);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_EQ(outcome.json()["carried"].size(), 3u);
+    EXPECT_EQ(outcome.json()["not_there"].size(), 7u);
+    EXPECT_TRUE(contains(outcome.err, said)) << run << ": " << outcome.err;
+    EXPECT_EQ(text_of(out_ + "/tokenizer_config.json"), "{\"b\":2}");
+  }
+}
+
+TEST_F(FineTuned, SaysWhyThereIsNoTokenizer) {
+  const std::string run = tuned(fixture_.folder);
+  const std::string moved = fixture_.front.file("moved");
+  fs::rename(fixture_.folder, moved);
+  const Outcome gone = exported(run);
+  EXPECT_EQ(gone.code, 0);
+  EXPECT_EQ(gone.json()["carried_from"], nullptr);
+  for (const char* part :
+       {"out has no tokenizer: ", "tiny-llama, with which the run began, is not there any more",
+        "--tokenizer FOLDER"})
+    EXPECT_TRUE(contains(gone.err, part)) << part << " in: " << gone.err;
+  fs::rename(moved, fixture_.folder);
+  fs::remove(fixture_.folder + "/tokenizer.json");
+  EXPECT_TRUE(contains(exported(run).err, "tiny-llama has no tokenizer.json, tokenizer.model, "));
+  fixture_.write("vocab.json", "{}");
+  EXPECT_TRUE(contains(exported(run).err, "has no tokenizer: "));
+  fixture_.write("merges.txt", "");
+  EXPECT_FALSE(contains(exported(run).err, "has no tokenizer: "));
+  const std::string alone = fixture_.front.file("alone.safetensors");
+  ASSERT_EQ(fixture_.front.run({"ckpt", "convert", fixture_.folder, alone}).code, 0);
+  const Outcome unknown = exported(tuned(alone));
+  EXPECT_TRUE(contains(unknown.err, "these weights did not begin as a Hugging Face folder")) << unknown.err;
+}
+
 TEST(HuggingFaceVerbs, AnExportedFolderIsReplacedOnlyWhenAsked) {
   const Fixture fixture;
   const std::string out = fixture.front.file("exported");

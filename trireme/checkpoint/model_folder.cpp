@@ -234,17 +234,20 @@ void refuse_pickle(const std::string& path) {
       path);
 }
 
-std::vector<std::string> carried_files(const std::string& from) {
+bool CarriedFiles::make_tokenizer() const {
+  const auto has = [this](const char* name) { return std::ranges::find(there, name) != there.end(); };
+  return has("tokenizer.json") || has("tokenizer.model") || (has("vocab.json") && has("merges.txt"));
+}
+
+CarriedFiles carried_files(const std::string& from) {
   static constexpr auto kCarried =
       std::to_array<const char*>({"generation_config.json", "tokenizer.json", "tokenizer.model",
                                   "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
                                   "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json"});
   const Folder folder(from);
-  std::vector<std::string> names;
-  for (const char* name : kCarried) {
-    if (folder.has(name)) names.emplace_back(name);
-  }
-  return names;
+  CarriedFiles files;
+  for (const char* name : kCarried) (folder.has(name) ? files.there : files.missing).emplace_back(name);
+  return files;
 }
 
 void carry_file(const std::string& from, const std::string& name, const Folder& to) {

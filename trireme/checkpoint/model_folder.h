@@ -34,8 +34,13 @@ void check_tied_head(const std::string& path);
 /// Throws DataError when `path` has the name of a pickle, which can run any program when it is read.
 void refuse_pickle(const std::string& path);
 
-/// Files of a tokenizer, and of how to generate text, that `from` has, in a fixed order.
-std::vector<std::string> carried_files(const std::string& from);
+/// Files of a tokenizer and of how to generate text, in a fixed order: those that `from` has, and the others.
+struct CarriedFiles {
+  std::vector<std::string> there, missing;
+  /// Whether transformers can make a tokenizer of them.
+  bool make_tokenizer() const;
+};
+CarriedFiles carried_files(const std::string& from);
 /// Copies one of them.
 void carry_file(const std::string& from, const std::string& name, const Folder& to);
 

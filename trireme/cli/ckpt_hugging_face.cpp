@@ -10,6 +10,7 @@
 #include <set>
 
 #include "trireme/base/file.h"
+#include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/checkpoint/fit.h"
 #include "trireme/checkpoint/model_folder.h"
@@ -52,7 +53,8 @@ void fill(const report::RunDirectory& run, plan::Config config, const checkpoint
   make_directories(run.file(kImported));
   const checkpoint::Folder beside(run.file(kImported));
   checkpoint::carry_file(from, checkpoint::kModelConfigName, beside);
-  for (const std::string& name : checkpoint::carried_files(from)) checkpoint::carry_file(from, name, beside);
+  const checkpoint::CarriedFiles carried = checkpoint::carried_files(from);
+  for (const std::string& name : carried.there) checkpoint::carry_file(from, name, beside);
   config.model.weights = fs::canonical(file);
   write_file_atomic(run.file("config.yaml"), plan::to_yaml({config, {}}));
 }
@@ -161,6 +163,25 @@ void carry_tokens(const std::string& from, Json& config) {
   }
 }
 
+/// What transformers finds beside the weights, and what it does not.
+void tell_carried(const FoundWeights& found, const checkpoint::CarriedFiles& carried,
+                  const std::string& out) {
+  constexpr const char* kAdvice = "--tokenizer FOLDER copies the files of one";
+  const std::string& from = found.came_with;
+  if (from.empty() && found.lost.empty()) {
+    log_warning("{} has no tokenizer: these weights did not begin as a Hugging Face folder; {}", out,
+                kAdvice);
+  } else if (from.empty()) {
+    log_warning("{} has no tokenizer: {}, with which the run began, is not there any more; {}", out,
+                found.lost, kAdvice);
+  } else if (!carried.make_tokenizer()) {
+    log_warning("{} has no tokenizer: {} has no {}; {}", out, from, join(carried.missing, ", "), kAdvice);
+  } else {
+    log_info("carried {} from {}{}{}", join(carried.there, ", "), from,
+             carried.missing.empty() ? "" : ", which has no ", join(carried.missing, ", "));
+  }
+}
+
 int export_hf(const ExportOptions& options, const Front& front) {
   const std::string dtype = stored_dtype(options.dtype);
   const int64_t max_file_bytes = parse_size(options.max_shard_size);
@@ -176,16 +197,19 @@ int export_hf(const ExportOptions& options, const Front& front) {
   checkpoint::write_model_files(out.folder(), *weights, names,
                                 {.dtype = dtype, .max_file_bytes = max_file_bytes});
   out.folder().write_file(checkpoint::kModelConfigName, config.dump(2) + "\n");
-  std::vector<std::string> carried;
+  checkpoint::CarriedFiles carried;
   if (!found.came_with.empty()) carried = checkpoint::carried_files(found.came_with);
-  for (const std::string& name : carried) checkpoint::carry_file(found.came_with, name, out.folder());
+  for (const std::string& name : carried.there) checkpoint::carry_file(found.came_with, name, out.folder());
   out.commit();
+  tell_carried(found, carried, options.out);
   if (options.json) {
     fmt::print("{}\n", Json{{"schema", "trireme.ckpt.export-hf/1"},
                             {"from", found.path},
                             {"to", options.out},
                             {"tensors", names.size()},
-                            {"carried", carried}}
+                            {"carried_from", found.came_with.empty() ? Json() : Json(found.came_with)},
+                            {"carried", carried.there},
+                            {"not_there", carried.missing}}
                            .dump(2));
   } else {
     fmt::print("{}\n", options.out);

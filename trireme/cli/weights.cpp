@@ -68,19 +68,35 @@ plan::Config load_config(const std::string& path, const std::string& text) {
   return plan::load({.path = path, .text = text, .overrides = {}}, Environment()).config;
 }
 
-/// Follows model.weights from run to run.
-std::string came_with(plan::Config config, std::string run) {
-  constexpr int kFurthest = 16;
-  for (int i = 0; i < kFurthest; ++i) {
-    if (is_there(run + "/" + kImported)) return run + "/" + kImported;
-    const std::string& weights = config.model.weights;
-    if (weights.empty()) return {};
-    if (describes_itself(weights)) return weights;
-    run = fs::path(weights).parent_path().parent_path().parent_path();
-    if (!is_there(run + "/config.yaml")) return {};
-    config = load_config(run + "/config.yaml", "");
+/// The run that a checkpoint or final weights belong to; empty: none.
+std::string run_around(const fs::path& weights) {
+  constexpr int kDeepest = 3;  // RUN/checkpoints/final/model.safetensors
+  fs::path folder = weights;
+  for (int i = 0; i < kDeepest; ++i) {
+    folder = folder.parent_path();
+    if (is_there(folder / "config.yaml") && is_there(folder / "checkpoints")) return folder;
   }
   return {};
+}
+
+/// Follows model.weights from run to run, to where the first of them began.
+void find_origin(FoundWeights& found, plan::Config config, std::string run) {
+  constexpr int kFurthest = 16;
+  for (int i = 0; i < kFurthest && !run.empty(); ++i) {
+    found.came_with = run + "/" + kImported;
+    if (is_there(found.came_with)) return;
+    found.came_with.clear();
+    const std::string& weights = config.model.weights;
+    if (weights.empty()) return;
+    for (const std::string& folder : {weights, fs::path(weights).parent_path().string()}) {
+      if (!describes_itself(folder)) continue;
+      found.came_with = folder;
+      return;
+    }
+    if (!is_there(weights)) found.lost = weights;
+    run = run_around(weights);
+    if (!run.empty()) config = load_config(run + "/config.yaml", "");
+  }
 }
 
 plan::ModelConfig complete_model(const plan::Config& config) {
@@ -94,7 +110,9 @@ FoundWeights of_checkpoint(const std::string& path) {
   if (run == state.end() || !run->is_object() || !run->contains("config"))
     throw ConfigError("[cli.weights] {} does not say what model it is of; add --config CONFIG.yaml", path);
   const plan::Config config = load_config("", checkpoint::text_of(*run, "config", path));
-  return {path, complete_model(config), came_with(config, fs::path(path).parent_path().parent_path())};
+  FoundWeights weights{path, complete_model(config)};
+  find_origin(weights, config, fs::path(path).parent_path().parent_path());
+  return weights;
 }
 
 /// Final weights are those of the last attempt where that has left its summary.
@@ -102,8 +120,11 @@ FoundWeights of_run(const std::string& word, const Front& front) {
   const auto run = find_run(word, front.runs_root(), {.what = "weights", .file = "checkpoints"});
   const plan::Config config = load_config(run.file("config.yaml"), "");
   const bool ended = is_there(run.file("summary.json")) || !is_there(run.file("checkpoints/GENERATION"));
-  if (ended && is_there(run.file(kFinal)))
-    return {run.file(kFinal), complete_model(config), came_with(config, run.path())};
+  if (ended && is_there(run.file(kFinal))) {
+    FoundWeights weights{run.file(kFinal), complete_model(config)};
+    find_origin(weights, config, run.path());
+    return weights;
+  }
   const checkpoint::Newest newest =
       checkpoint::newest_checkpoint(checkpoint::Folder(run.file("checkpoints")));
   for (const std::string& reason : newest.passed_over) log_warning("passed over {}", reason);

@@ -24,6 +24,7 @@ struct FoundWeights {
   std::string path;            ///< for checkpoint::open_source()
   plan::ModelConfig model;     ///< complete
   std::string came_with = {};  ///< a folder with the tokenizer's files; empty: not known
+  std::string lost = {};       ///< where that should be, if it is not there any more
 };
 
 /// Of a run (its final weights if it has come to its end, else its newest checkpoint that is whole), a
