@@ -94,8 +94,9 @@ class Sink {
   virtual ~Sink() = default;
   /// Before all others: the step that the run ends with.
   virtual void begin([[maybe_unused]] int64_t steps) {}
-  /// The run goes on behind step `step` of an earlier one: what was recorded of later steps is void.
-  virtual void resume([[maybe_unused]] int64_t step) {}
+  /// The run goes on behind step `step` of an earlier one: what was recorded of later steps is void. Returns
+  /// false where `step` itself should have been recorded and was not: the run was killed before that.
+  virtual bool resume([[maybe_unused]] int64_t step) { return true; }
   virtual void record(const StepRecord& step) = 0;
   virtual void finish(const RunSummary& summary) = 0;
 };

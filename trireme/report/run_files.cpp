@@ -12,21 +12,24 @@
 namespace trireme::report {
 namespace {
 
-/// Cuts off the lines of later steps, and one that a process could not finish.
-void drop_steps_after(const std::string& path, int64_t step) {
+/// Cuts off the lines of later steps, and one that a process could not finish. Returns the last step that is
+/// left, 0 for none.
+int64_t drop_steps_after(const std::string& path, int64_t step) {
   const std::string text = read_file(path);
   size_t kept = 0;
+  int64_t last = 0;
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = text.find('\n', begin);
     if (end == std::string::npos) break;
     const auto line = nlohmann::json::parse(text.substr(begin, end - begin), nullptr, false);
     if (!line.is_object() || line.value("step", step + 1) > step) break;
+    last = line["step"];
     kept = begin = end + 1;
   }
-  if (kept == text.size()) return;
-  if (::truncate(path.c_str(), static_cast<off_t>(kept)) != 0)
+  if (kept != text.size() && ::truncate(path.c_str(), static_cast<off_t>(kept)) != 0)
     throw EnvironmentError("[report.run_files] cannot cut {}: {}; check its permissions", path,
                            errno_text(errno));
+  return last;
 }
 
 class RunFilesSink final : public Sink {
@@ -39,10 +42,10 @@ class RunFilesSink final : public Sink {
         summary_path_(run_.file("summary.json")) {}
 
   /// A config that the checkpoint refuses never gets here: the run keeps the one that it can go on with.
-  void resume(int64_t step) override {
+  bool resume(int64_t step) override {
     if (!config_yaml_.empty()) run_.replace_config(config_yaml_);
     note_resumed(step);
-    drop_steps_after(metrics_path_, step);
+    return drop_steps_after(metrics_path_, step) == step;
   }
   void record(const StepRecord& step) override { metrics_.append(to_json_line(step)); }
 

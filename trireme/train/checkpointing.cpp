@@ -20,6 +20,7 @@
 #include "trireme/kernels/device.h"
 #include "trireme/parallel/state.h"
 #include "trireme/parallel/state_file.h"
+#include "trireme/train/saved_record.h"
 #include "trireme/train/stop.h"
 
 namespace trireme::train {
@@ -312,6 +313,8 @@ Checkpointing::Resumed Checkpointing::restore(const std::string& path, const std
   const Json& run = checkpoint::value_of(document, "run", path);
   Resumed resumed{.step = checkpoint::count_of(run, "step", path)};
   if (const auto loss = run.find("loss"); loss != run.end() && loss->is_number()) resumed.loss = *loss;
+  if (const auto record = run.find("record"); record != run.end())
+    resumed.record = record_from_json(*record, resumed.step, resumed.loss, path);
   scaler_.set_state(scaler_state(checkpoint::value_of(run, "loss_scaler", path), path));
   restore_random(parts_, checkpoint::value_of(document, "ranks", path), resumed.step, path);
   parts_.open_feed(resumed.step);
@@ -319,12 +322,13 @@ Checkpointing::Resumed Checkpointing::restore(const std::string& path, const std
   return resumed;
 }
 
-std::string Checkpointing::run_state(int64_t step, double loss) const {
-  const int64_t cursor = parts_.data->samples_in(step, parts_.batch.global_batch);
-  return Json{{"step", step},
+std::string Checkpointing::run_state(const StepRecord& record) const {
+  const int64_t cursor = parts_.data->samples_in(record.step, parts_.batch.global_batch);
+  return Json{{"step", record.step},
               {"cursor", cursor},
               {"tokens", cursor * config_.data.seq_len},
-              {"loss", loss},
+              {"loss", record.loss},
+              {"record", record_to_json(record)},
               {"global_batch", parts_.batch.global_batch},
               {"samples", parts_.data->samples()},
               {"data", hex64(parts_.data->digest())},
@@ -438,7 +442,7 @@ bool Checkpointing::begin_folder(const std::string& temporary) {
   return !any_rank(!problem.empty());
 }
 
-std::optional<double> Checkpointing::save(int64_t step, double loss, bool last) {
+std::optional<double> Checkpointing::save(const StepRecord& record, bool last) {
   const double begin = monotonic_seconds();
   const auto waited_ms = [begin] { return 1e3 * (monotonic_seconds() - begin); };
   if (last) join();
@@ -447,15 +451,15 @@ std::optional<double> Checkpointing::save(int64_t step, double loss, bool last) 
     return std::nullopt;
   }
   safe_ = false;
-  temporary_ = checkpoint::temporary_name(step, generation_, ++attempt_);
+  temporary_ = checkpoint::temporary_name(record.step, generation_, ++attempt_);
   if (!begin_folder(temporary_)) {
     ++failed_;
     return std::nullopt;
   }
-  const checkpoint::ShardSpec spec = snapshot(step);
+  const checkpoint::ShardSpec spec = snapshot(record.step);
   writing_ = true;
   unsettled_ = true;
-  writer_ = std::thread([this, spec, state = run_state(step, loss)] { write(spec, temporary_, state); });
+  writer_ = std::thread([this, spec, state = run_state(record)] { write(spec, temporary_, state); });
   if (last || !config_.checkpoint.async) finish();
   return waited_ms();
 }

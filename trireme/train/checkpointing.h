@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "trireme/base/sink.h"
 #include "trireme/checkpoint/shard.h"
 #include "trireme/checkpoint/store.h"
 #include "trireme/precision/loss_scaler.h"
@@ -33,6 +34,8 @@ class Checkpointing {
   struct Resumed {
     int64_t step = 0;  ///< 0: from the beginning
     double loss = 0.0;
+    /// Of that step, without what comes behind the save; none: an old checkpoint.
+    std::optional<StepRecord> record = {};
   };
   /// Model, optimizer, loader, loss scale and random numbers become those of the checkpoint that the options
   /// ask for; of several the newest that can be read whole, with a warning for each that cannot. Collective.
@@ -41,11 +44,11 @@ class Checkpointing {
 
   bool enabled() const { return config_.checkpoint.every > 0 && !folder_.empty(); }
   bool is_due(int64_t step) const { return enabled() && step % config_.checkpoint.every == 0; }
-  /// Saves the state after step `step`, whose loss was `loss`. Returns the milliseconds that training has
-  /// waited; none when the save before is still being written, or cannot begin. A save that fails is a
-  /// warning: training goes on. `last`: nothing may be left out, and it is on the disk when this returns.
-  /// Collective.
-  std::optional<double> save(int64_t step, double loss, bool last);
+  /// Saves the state after the step, and its record: a run that is killed before that is published can
+  /// publish it when it goes on. Returns the milliseconds that training has waited; none when the save before
+  /// is still being written, or cannot begin. A save that fails is a warning: training goes on. `last`:
+  /// nothing may be left out, and it is on the disk when this returns. Collective.
+  std::optional<double> save(const StepRecord& record, bool last);
 
   /// What was saved is on the disk when this returns, or known not to be. Collective.
   void finish();
@@ -67,7 +70,7 @@ class Checkpointing {
   bool settle();
   bool begin_folder(const std::string& temporary);
   checkpoint::ShardSpec snapshot(int64_t step);
-  std::string run_state(int64_t step, double loss) const;
+  std::string run_state(const StepRecord& record) const;
   void write(const checkpoint::ShardSpec& spec, const std::string& temporary, const std::string& state);
   void prune();
   void join();

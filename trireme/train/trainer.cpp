@@ -95,6 +95,7 @@ class Trainer {
   bool pauses_after(int64_t step) const;
   bool waits_for(int64_t step) const;
   void settle(size_t left);
+  void complete(StepRecord& record, bool ends);
   void end_early(StepRecord& record);
   StepRecord settle_oldest();
   void publish(const StepRecord& record);
@@ -337,13 +338,18 @@ void Trainer::settle(size_t left) {
   while (under_way_.size() > (result_.stop_signal == 0 ? left : 0)) {
     StepRecord record = settle_oldest();
     if (under_way_.empty() && saves_after(record.step))
-      record.checkpoint_ms = checkpoints_.save(record.step, record.loss, ends_after(record.step));
+      record.checkpoint_ms = checkpoints_.save(record, ends_after(record.step));
     const bool ends = ends_after(record.step);
     if (under_way_.empty() && ends) keep_weights();
-    if (under_way_.empty() && validates_after(record.step)) validate(record);
-    if (under_way_.empty() && !ends && ends_after(record.step)) end_early(record);
-    publish(record);
+    complete(record, ends);
   }
+}
+
+/// What comes behind the save of a step. `ends`: whether the run ended with it before this.
+void Trainer::complete(StepRecord& record, bool ends) {
+  if (under_way_.empty() && validates_after(record.step)) validate(record);
+  if (under_way_.empty() && !ends && ends_after(record.step)) end_early(record);
+  publish(record);
 }
 
 /// A signal came in the pause behind the step.
@@ -351,7 +357,7 @@ void Trainer::end_early(StepRecord& record) {
   if (record.checkpoint_ms) {
     checkpoints_.finish();
   } else if (checkpoints_.enabled()) {
-    record.checkpoint_ms = checkpoints_.save(record.step, record.loss, /*last=*/true);
+    record.checkpoint_ms = checkpoints_.save(record, /*last=*/true);
   }
   keep_weights();
 }
@@ -446,16 +452,23 @@ void Trainer::report_pipeline() {
   if (parts_.is_root() && report && options_.show_pipeline) options_.show_pipeline(*report);
 }
 
-/// What was recorded of steps that are made again goes; a run that was complete has nothing to add.
+/// What was recorded of steps that are made again goes, and a step that was saved but not yet recorded is
+/// completed; a run that was complete has nothing to add.
 void Trainer::begin_records() {
   result_.summary.steps = resumed_.step;
   result_.summary.final_loss = resumed_.loss;
   result_.summary.resumed_at = resumed_.step;
-  if (!parts_.is_root()) return;
-  for (Sink* sink : options_.sinks) {
-    sink->begin(config_.train.steps);
-    if (options_.resume) sink->resume(resumed_.step);
+  bool recorded = true;
+  if (parts_.is_root()) {
+    for (Sink* sink : options_.sinks) {
+      sink->begin(config_.train.steps);
+      if (options_.resume) recorded &= sink->resume(resumed_.step);
+    }
   }
+  if (!resumed_.record) return;
+  const bool root_has_it =
+      comm::gather_scalars(*parts_.mesh.all, {recorded ? 1.0 : 0.0}).front().front() > 0.0;
+  if (!root_has_it) complete(*resumed_.record, resumed_.step == config_.train.steps);
 }
 
 /// Between steps, so without activations and what units take turns with.

@@ -1,0 +1,16 @@
+#pragma once
+// A step's record in its checkpoint: what a run that was killed before it could publish it publishes when it
+// goes on.
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "trireme/base/sink.h"
+
+namespace trireme::train {
+
+/// What is known of a step when it is saved, but for its number and its loss, which a checkpoint has anyhow.
+nlohmann::json record_to_json(const StepRecord& record);
+/// The other way round. Throws DataError naming `path` and the key.
+StepRecord record_from_json(const nlohmann::json& json, int64_t step, double loss, const std::string& path);
+
+}  // namespace trireme::train
