@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "trireme/base/build_info.h"
 #include "trireme/base/error.h"
+#include "trireme/plan/model_facts.h"
 
 namespace trireme::cli {
 namespace {
@@ -49,6 +52,31 @@ TEST(ChooseDevice, NeverFallsBackFromCudaInSilence) {
   EXPECT_THROW(choose_device(Device::kCuda, 0), EnvironmentError);
   if (!kHasCuda) {
     EXPECT_THROW(choose_device(Device::kCuda, 2), EnvironmentError);
+  }
+}
+
+TEST(PlanRun, SaysWhatSavesCopy) {
+  plan::Config config;
+  config.model = plan::complete(config.model, config.data.seq_len);
+  EXPECT_EQ(to_text(plan_run(config, Device::kCpu, 2), config, 0).find("checkpoints"), std::string::npos);
+  config.checkpoint.every = 7;
+  for (const Device device : {Device::kCpu, Device::kCuda}) {
+    const RunPlan run = plan_run(config, device, 2);
+    const std::string text = to_text(run, config, 0);
+    const bool pinned = device == Device::kCuda;
+    EXPECT_NE(text.find("every 7 steps: "), std::string::npos) << text;
+    EXPECT_EQ(text.find("pinned memory of the host") != std::string::npos, pinned) << text;
+    EXPECT_EQ(text.find("copied for a checkpoint") != std::string::npos, !pinned) << text;
+    const auto json = nlohmann::json::parse(to_json(run, config));
+    const int64_t copied = json["checkpoint_copy_per_rank"]["bytes"];
+    EXPECT_EQ(copied, run.needed.saved_copy);
+    EXPECT_EQ(json["checkpoint_copy_per_rank"]["pinned"], pinned);
+    EXPECT_EQ(json["checkpoint_copy_per_rank"]["host_bytes"], pinned ? run.needed.pinned_copy : copied);
+    EXPECT_EQ(json["peak_bytes_per_rank"]["checkpoint_copy"], pinned ? 0 : copied);
+    int64_t sum = 0;
+    for (const auto& [key, value] : json["peak_bytes_per_rank"].items())
+      sum += key == "total" ? 0 : value.get<int64_t>();
+    EXPECT_EQ(json["peak_bytes_per_rank"]["total"], sum);
   }
 }
 

@@ -9,6 +9,7 @@
 #include "trireme/base/env.h"
 #include "trireme/base/text.h"
 #include "trireme/plan/flat_layout.h"
+#include "trireme/plan/saved_copy.h"
 
 namespace trireme::plan {
 namespace {
@@ -153,6 +154,36 @@ TEST(RankBytes, AddUpToThePeakAndNeverOverflow) {
   const RankBytes beyond{.state = {most / 2, 0, most / 2}, .activations = most / 2};
   EXPECT_EQ(beyond.least(), most);
   EXPECT_EQ(beyond.peak(), most);
+}
+
+/// Each rank copies its share of the fp32 parameters and of two moments, whatever the policy.
+TEST(SavedCopy, IsAShareOfTheWholeState) {
+  Config config;
+  config.model = complete(config.model, config.data.seq_len);
+  const int64_t params = describe(config.model, config.data.seq_len).params;
+  EXPECT_EQ(rank_bytes(config, 2, Device::kCpu).saved_copy, 0) << "nothing is saved";
+  for (const int64_t ranks : {1, 2, 4}) {
+    for (const PolicyName policy : all_values<PolicyName>()) {
+      config.parallel.policy = policy;
+      config.checkpoint.every = 0;
+      const int64_t without = rank_bytes(config, ranks, Device::kCpu).peak();
+      config.checkpoint.every = 5;
+      const RankBytes on_cpu = rank_bytes(config, ranks, Device::kCpu);
+      const auto share = static_cast<double>(12 * params) / static_cast<double>(ranks);
+      EXPECT_GE(static_cast<double>(on_cpu.saved_copy), share) << name(policy) << " on " << ranks;
+      EXPECT_LE(static_cast<double>(on_cpu.saved_copy), 1.02 * share) << name(policy) << " on " << ranks;
+      EXPECT_EQ(on_cpu.peak(), without + on_cpu.saved_copy) << "it is in the same memory";
+      EXPECT_GE(on_cpu.least(), on_cpu.state.total() + on_cpu.saved_copy);
+      const RankBytes on_gpu = rank_bytes(config, ranks, Device::kCuda);
+      EXPECT_EQ(on_gpu.saved_copy, on_cpu.saved_copy);
+      EXPECT_EQ(on_gpu.pinned_copy, pinned_bytes(on_gpu.saved_copy));
+      config.checkpoint.every = 0;
+      EXPECT_EQ(on_gpu.peak(), rank_bytes(config, ranks, Device::kCuda).peak()) << "it is the host's";
+    }
+  }
+  EXPECT_EQ(pinned_bytes(3 << 20), 4 << 20);
+  EXPECT_EQ(pinned_bytes(4 << 20), 4 << 20);
+  EXPECT_EQ(pinned_bytes(0), 0);
 }
 
 TEST(MemoryAdvice, SaysWhatTakesMemoryAndNamesTheNextSetting) {

@@ -9,6 +9,9 @@
 #include "tests/train/trainer_fixture.h"
 #include "trireme/base/error.h"
 #include "trireme/checkpoint/checkpoint.h"
+#include "trireme/checkpoint/safetensors_header.h"
+#include "trireme/plan/memory.h"
+#include "trireme/plan/saved_copy.h"
 #include "trireme/report/run_dir.h"
 #include "trireme/train/saved_record.h"
 
@@ -411,6 +414,65 @@ TEST_F(Resume, MetricsHaveEveryStepOnceWhereverTheRunWasKilled) {
     const std::string text = read_file(killed.file("metrics.jsonl"));
     train_alone(killed, true, 0);  // twice
     EXPECT_EQ(read_file(killed.file("metrics.jsonl")), text);
+  }
+}
+
+/// What each rank has copied, from the sizes of the pieces in its file.
+std::vector<int64_t> copied_by_rank(const std::string& checkpoint) {
+  const checkpoint::Checkpoint found(checkpoint);
+  std::vector<int64_t> bytes(found.index().files.size(), 0);
+  for (const auto& [name, tensor] : found.index().tensors) {
+    const int64_t itemsize = checkpoint::safetensors_itemsize(tensor.dtype);
+    for (const checkpoint::StoredPiece& piece : tensor.pieces)
+      bytes[piece.file] += plan::saved_piece_bytes(piece.region.numel() * itemsize);
+  }
+  return bytes;
+}
+
+TEST_F(Resume, TheCopyOfASaveIsAsLargeAsPredicted) {
+  config_.train.steps = 2;
+  config_.checkpoint.every = 2;
+  config_.train.val_every = 0;
+  config_.model.n_layers = 4;
+  const auto expect_as_predicted = [&](int64_t ranks, int64_t more = 0) {
+    std::filesystem::remove_all(checkpoints());
+    const RunCost cost = run(ranks, false).summary.cost;
+    const std::vector<int64_t> copied = copied_by_rank(checkpoints() + "/step-00000002");
+    const int64_t most = *std::ranges::max_element(copied);
+    const int64_t predicted = plan::rank_bytes(config_, ranks, plan::Device::kCpu).saved_copy;
+    EXPECT_LE(predicted, most);
+    EXPECT_GE(predicted, most - more);
+    EXPECT_EQ(cost.measured_copy_bytes, copied.front());
+    EXPECT_GT(cost.predicted_copy_bytes, 0);
+  };
+  for (const plan::PolicyName policy : plan::all_values<plan::PolicyName>()) {
+    SCOPED_TRACE(plan::name(policy));
+    config_.parallel.policy = policy;
+    expect_as_predicted(3);
+  }
+  SCOPED_TRACE("of shards with replicas");
+  config_.parallel.policy = plan::PolicyName::kFsdp;
+  config_.parallel.sharding = plan::Sharding::kHybridShard;
+  config_.parallel.dp_replicate = 2;
+  expect_as_predicted(4);
+  config_.parallel = {};
+  SCOPED_TRACE("of one moment");
+  config_.optim.name = plan::OptimizerName::kSgd;
+  config_.optim.momentum = 0.9;
+  expect_as_predicted(2);
+  SCOPED_TRACE("of a hook that owes");
+  config_.parallel.comm_hook = plan::CommHook::kTopK;
+  config_.parallel.hook_start = 1;
+  config_.parallel.hook_density = 0.1;
+  const int64_t counts =
+      64 * static_cast<int64_t>(12 * config_.model.n_layers + 5);  // of its steps, by rank 0
+  expect_as_predicted(2, counts);
+  config_.parallel = {};
+  for (const bool tied : {true, false}) {
+    SCOPED_TRACE("of stages");
+    config_.model.tie_embeddings = tied;
+    config_.parallel.pp = 2;
+    expect_as_predicted(4);
   }
 }
 

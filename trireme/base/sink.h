@@ -53,6 +53,8 @@ struct RunCost {
   /// From torch's allocator, at the end of a forward pass: what it has taken and kept. None: not measured,
   /// as the profiler listened.
   std::optional<int64_t> measured_activation_bytes = {};
+  /// Of the largest rank's copy that saves are written from, and of rank 0's; 0: nothing was saved.
+  int64_t predicted_copy_bytes = 0, measured_copy_bytes = 0;
   int64_t predicted_gathered_bytes = 0;  ///< whole parameters and gradients of units in flight
   int64_t baseline_bytes = 0;            ///< resident before there was a model; 0 on a GPU
   int64_t predicted_peak_bytes = 0;      ///< of what peak_bytes is

@@ -51,9 +51,13 @@ std::string pipeline_text(const plan::PipelinePlan& plan, int64_t n_layers) {
 }
 
 std::string peak_text(const plan::RankBytes& needed) {
+  const bool copies = needed.saved_copy > 0 && needed.pinned_copy == 0;
   return fmt::format(
-      "{} a rank: model state, {} gathered and not yet reduced, {} activations, {}{} logits, {} the process",
-      bytes_text(needed.peak()), bytes_text(needed.gathered), bytes_text(needed.activations),
+      "{} a rank: model state, {}{} gathered and not yet reduced, {} activations, {}{} logits, {} the "
+      "process",
+      bytes_text(needed.peak()),
+      copies ? fmt::format("{} copied for a checkpoint, ", bytes_text(needed.saved_copy)) : "",
+      bytes_text(needed.gathered), bytes_text(needed.activations),
       needed.boundaries > 0 ? fmt::format("{} received, ", bytes_text(needed.boundaries)) : "",
       bytes_text(needed.logits), bytes_text(needed.baseline));
 }
@@ -66,6 +70,15 @@ std::string data_text(const RunPlan& run, const plan::Config& config) {
   return fmt::format("{} a step, {} in {} steps", with_commas(step),
                      format_count(static_cast<double>(step) * static_cast<double>(config.train.steps)),
                      config.train.steps);
+}
+
+/// "every 100 steps: 1.21 GiB a rank copied to pinned host memory, which takes 2.00 GiB".
+std::string copy_text(const RunPlan& run, const plan::CheckpointConfig& config) {
+  const std::string every =
+      fmt::format("every {} steps: {} a rank copied to ", config.every, bytes_text(run.needed.saved_copy));
+  if (run.needed.pinned_copy == 0) return every + "memory, and kept there for the next";
+  return every +
+         fmt::format("pinned memory of the host, which takes {} of it", bytes_text(run.needed.pinned_copy));
 }
 
 }  // namespace
@@ -169,6 +182,7 @@ std::string to_text(const RunPlan& run, const plan::Config& config, int64_t colu
     table.add_row({"model state", state_text(run.needed.state)});
     table.add_row({"peak", peak_text(run.needed)});
   }
+  if (run.needed.saved_copy > 0) table.add_row({"checkpoints", copy_text(run, config.checkpoint)});
   if (const std::string fit = fit_text(run, run.needed.peak()); !fit.empty()) table.add_row({"memory", fit});
   for (const std::string& note : plan::notes(config, run.device)) table.add_row({"note", note});
   return table.to_string(columns);
@@ -189,8 +203,12 @@ std::string to_json(const RunPlan& run, const plan::Config& config) {
                  {"activations", bytes.activations}, {"logits", bytes.logits},
                  {"process", bytes.baseline},        {"total", bytes.peak()}};
     if (bytes.boundaries > 0) peak["boundaries"] = bytes.boundaries;
+    if (bytes.saved_copy > 0) peak["checkpoint_copy"] = bytes.pinned_copy > 0 ? 0 : bytes.saved_copy;
     return peak;
   };
+  const Json copy = {{"bytes", run.needed.saved_copy},
+                     {"host_bytes", std::max(run.needed.saved_copy, run.needed.pinned_copy)},
+                     {"pinned", run.needed.pinned_copy > 0}};
   Json pipeline;
   if (run.pipeline) {
     pipeline = {{"schedule", run.pipeline->schedule.name},
@@ -219,6 +237,7 @@ std::string to_json(const RunPlan& run, const plan::Config& config) {
               {"flops_per_token", run.facts.flops_per_token},
               {"state_bytes_per_rank", state},
               {"peak_bytes_per_rank", peak_of(run.needed)},
+              {"checkpoint_copy_per_rank", copy},
               {"pipeline", pipeline},
               {"memory", memory},
               {"notes", plan::notes(config, run.device)}}

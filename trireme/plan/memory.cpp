@@ -17,6 +17,7 @@
 #include "trireme/plan/model_family.h"
 #include "trireme/plan/optimizer.h"
 #include "trireme/plan/pipeline.h"
+#include "trireme/plan/saved_copy.h"
 #include "trireme/plan/stage_program.h"
 
 namespace trireme::plan {
@@ -110,6 +111,10 @@ int64_t kept_by_loss(const Config& config, int64_t tokens, int64_t in_flight, De
   return at_most_62_bits(part + count * (rows + vocab) * static_cast<double>(config.model.d_model) * bytes);
 }
 
+int64_t copy_on_device(const RankBytes& bytes) {
+  return bytes.pinned_copy > 0 ? 0 : bytes.saved_copy;
+}
+
 /// The most of a role that has memory at once.
 int64_t most_of(Role role, const StepProgram& program) {
   int64_t most = 0;
@@ -167,11 +172,11 @@ int64_t process_baseline(Device device) {
 
 int64_t RankBytes::least() const {
   const int64_t busy = sum_of({state.parameters, state.optimizer, activations, boundaries});
-  return std::max(state.total(), busy);
+  return std::max(sum_of({state.total(), copy_on_device(*this)}), busy);
 }
 
 int64_t RankBytes::peak() const {
-  return sum_of({state.total(), gathered, activations, boundaries, logits, baseline});
+  return sum_of({state.total(), gathered, activations, boundaries, logits, baseline, copy_on_device(*this)});
 }
 
 RankBytes rank_bytes(const Config& config, int64_t ranks, Device device) {
@@ -204,6 +209,9 @@ RankBytes rank_bytes(const Config& config, const ModelFacts& facts, const BatchP
                   .activations = activation_bytes(facts, tokens),
                   .logits = logits,
                   .baseline = process_baseline(device)};
+  const MeshShape mesh = MeshShape::fit(config.parallel, batch.dp_size * config.parallel.pp);
+  bytes.saved_copy = saved_copy_bytes(config, facts, mesh, pp_rank);
+  if (device == Device::kCuda) bytes.pinned_copy = pinned_bytes(bytes.saved_copy);
   if (config.parallel.pp == 1) return bytes;
   bytes.activations = most_of(Role::kActivations, program);
   bytes.boundaries = kept_bytes(program)[Role::kBoundary];

@@ -46,8 +46,13 @@ struct RankBytes {
   int64_t boundaries = 0;  ///< buffers for what stages receive
   int64_t logits = 0;
   int64_t baseline = 0;
-  /// Whatever else is true: state and activations, without sums of gradients, which may not be there when
-  /// activations are at their most. The largest number where it has none, and so below.
+  /// The copy that saves are written from, in the host's memory (saved_copy.h); 0: the run saves nothing.
+  int64_t saved_copy = 0;
+  /// What it takes of the host's memory where that is not the device's: a GPU's is pinned, and no part of
+  /// what follows.
+  int64_t pinned_copy = 0;
+  /// Whatever else is true: state and its copy, or state and activations, without sums of gradients, which
+  /// may not be there when activations are at their most. The largest number where it has none, and so below.
   int64_t least() const;
   /// All of it at once.
   int64_t peak() const;

@@ -84,6 +84,9 @@ std::string to_json_line(const RunSummary& summary) {
                               {"measured", activations ? Json(*activations) : Json()}};
   json["communication_ms"] = {{"total", number(summary.cost.communication_ms)},
                               {"exposed", number(summary.cost.exposed_ms)}};
+  if (summary.cost.measured_copy_bytes > 0)
+    json["checkpoint_copy_bytes"] = {{"predicted", summary.cost.predicted_copy_bytes},
+                                     {"measured", summary.cost.measured_copy_bytes}};
   json["gathered_bytes"] = {{"predicted", summary.cost.predicted_gathered_bytes}};
   json["baseline_bytes"] = summary.cost.baseline_bytes;
   json["predicted_peak_bytes"] = summary.cost.predicted_peak_bytes;

@@ -20,6 +20,7 @@
 #include "trireme/kernels/device.h"
 #include "trireme/parallel/state.h"
 #include "trireme/parallel/state_file.h"
+#include "trireme/plan/saved_copy.h"
 #include "trireme/train/saved_record.h"
 #include "trireme/train/stop.h"
 
@@ -32,7 +33,6 @@ using checkpoint::Region;
 
 /// How long rank 0 waits for the others' parts: they may be waiting for it in a collective meanwhile.
 constexpr double kShareOfTimeout = 0.5;
-constexpr int64_t kAlignment = 64;  // of pieces in the copy, in bytes
 
 /// Rank 0's text, on every rank.
 std::string text_of_root(comm::Group& group, std::string text) {
@@ -355,7 +355,7 @@ checkpoint::ShardSpec Checkpointing::snapshot(int64_t step) {
   int64_t bytes = 0;
   for (const MyPiece& piece : pieces) {
     offsets_.push_back(bytes);
-    bytes += (static_cast<int64_t>(piece.values.nbytes()) + kAlignment - 1) / kAlignment * kAlignment;
+    bytes += plan::saved_piece_bytes(static_cast<int64_t>(piece.values.nbytes()));
   }
   if (!copy_.defined() || copy_.numel() < bytes)
     copy_ = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(parts_.on_gpu()));

@@ -53,6 +53,8 @@ class Checkpointing {
   /// What was saved is on the disk when this returns, or known not to be. Collective.
   void finish();
 
+  /// Of host memory that this rank's copy of what it saves takes; 0: nothing was saved.
+  int64_t copy_bytes() const { return copy_.defined() ? copy_.numel() : 0; }
   int64_t written() const { return written_; }  ///< rank 0 knows
   int64_t late() const { return late_; }
   int64_t failed() const { return failed_; }

@@ -493,6 +493,8 @@ RunCost Trainer::cost() const {
           .predicted_activation_bytes = needed.activations,
           .measured_activation_bytes =
               model_.activation_bytes() > 0 ? std::optional(model_.activation_bytes()) : std::nullopt,
+          .predicted_copy_bytes = needed.saved_copy,
+          .measured_copy_bytes = checkpoints_.copy_bytes(),
           .predicted_gathered_bytes = needed.gathered,
           .baseline_bytes = baseline_bytes_,
           .predicted_peak_bytes = needed.peak(),

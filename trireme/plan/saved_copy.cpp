@@ -1,0 +1,95 @@
+#include "trireme/plan/saved_copy.h"
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "trireme/plan/batch.h"
+#include "trireme/plan/buckets.h"
+#include "trireme/plan/flat_layout.h"
+#include "trireme/plan/optimizer.h"
+#include "trireme/plan/pipeline.h"
+#include "trireme/plan/policy.h"
+
+namespace trireme::plan {
+namespace {
+
+constexpr int64_t kFp32 = 4, kInt64 = 8;
+
+/// Ranks that hold different elements, and those that hold the same.
+struct Sharing {
+  int64_t shards = 1, replicas = 1;
+};
+
+Sharing sharing_of(const Config& config, const MeshShape& mesh) {
+  const Policy policy = resolve_policy(config.parallel, mesh);
+  const int64_t shards = policy.shard_optimizer ? policy.shard_ranks(mesh) : 1;
+  return {shards, mesh.dp_size() / shards};
+}
+
+/// The first replica writes what does not divide.
+int64_t first_share(int64_t numel, const Sharing& sharing) {
+  return (numel + sharing.replicas - 1) / sharing.replicas;
+}
+
+bool owes(CommHook hook) {
+  return hook == CommHook::kInt8 || hook == CommHook::kTopK || hook == CommHook::kPowerSgd;
+}
+
+/// Adds a unit to what each shard copies.
+void add_unit(const FlatLayout& unit, const Config& config, const Sharing& sharing,
+              const std::string& skipped, std::vector<int64_t>& by_shard) {
+  const int64_t pieces = 1 + std::ssize(record_of(config.optim.name).state);
+  const int64_t size = unit.numel() / sharing.shards;
+  for (const FlatEntry& entry : unit.entries()) {
+    if (entry.name == skipped) continue;
+    for (int64_t shard = entry.offset / size; shard * size < entry.end(); ++shard) {
+      const Range part = intersect({shard * size, (shard + 1) * size}, {entry.offset, entry.end()});
+      int64_t& bytes = by_shard[static_cast<size_t>(shard)];
+      bytes += pieces * saved_piece_bytes(kFp32 * first_share(part.size(), sharing));
+      if (part.begin == entry.offset) bytes += saved_piece_bytes(kInt64);
+    }
+    if (!owes(config.parallel.comm_hook)) continue;
+    for (int64_t& bytes : by_shard) bytes += saved_piece_bytes(kFp32 * entry.numel);
+  }
+}
+
+/// The stages of a rank of a pipeline. Tied embeddings are saved by the first stage.
+void add_stages(const Config& config, const ModelFacts& facts, const MeshShape& mesh, int64_t pp_rank,
+                const Sharing& sharing, std::vector<int64_t>& by_shard) {
+  const PipelinePlan pipeline = plan_pipeline(config, plan_batch(config, mesh));
+  for (const int64_t stage : pipeline.schedule.stages_of(pp_rank)) {
+    const bool has_copy = config.model.tie_embeddings && stage > 0;
+    const std::string skipped = has_copy ? facts.units.front().params.front().name : std::string();
+    const std::vector<UnitSpec> units =
+        stage_units(config.model, facts, units_of_stage(pipeline.split, stage));
+    for (const UnitSpec& unit : units)
+      add_unit(FlatLayout(unit.params, mesh.dp_size()), config, sharing, skipped, by_shard);
+  }
+}
+
+}  // namespace
+
+int64_t saved_copy_bytes(const Config& config, const ModelFacts& facts, const MeshShape& mesh,
+                         int64_t pp_rank) {
+  if (config.checkpoint.every == 0) return 0;
+  const Sharing sharing = sharing_of(config, mesh);
+  std::vector<int64_t> by_shard(static_cast<size_t>(sharing.shards), 0);
+  if (config.parallel.pp > 1) {
+    add_stages(config, facts, mesh, pp_rank, sharing, by_shard);
+  } else {
+    const std::vector<UnitSpec> units = engine_units(config, facts);
+    for (const UnitSpec& unit : units)
+      add_unit(FlatLayout(unit.params, mesh.dp_size()), config, sharing, "", by_shard);
+  }
+  return *std::ranges::max_element(by_shard);
+}
+
+/// at::CachingHostAllocator rounds up to powers of two.
+int64_t pinned_bytes(int64_t bytes) {
+  return bytes <= 0 ? 0 : static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes)));
+}
+
+}  // namespace trireme::plan

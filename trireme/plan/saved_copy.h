@@ -1,0 +1,30 @@
+#pragma once
+// The copy of its part of a checkpoint that a rank makes in host memory between two steps, from which a
+// thread writes while training goes on.
+#include <cstdint>
+
+#include "trireme/plan/config.h"
+#include "trireme/plan/mesh_shape.h"
+#include "trireme/plan/model_facts.h"
+
+namespace trireme::plan {
+
+/// Bytes that each piece of the copy begins at a multiple of.
+inline constexpr int64_t kSavedAlignment = 64;
+
+/// `bytes` of a piece with what is left free behind it.
+constexpr int64_t saved_piece_bytes(int64_t bytes) {
+  return (bytes + kSavedAlignment - 1) / kSavedAlignment * kSavedAlignment;
+}
+
+/// Bytes of the copy of the data-parallel rank that copies most, in a pipeline of those with `pp_rank`:
+/// parameters in fp32, the optimizer's state and its number of updates, shared by the ranks that hold the
+/// same, and what a hook of this rank may owe; without PowerSGD's factors and other buffers. 0 where
+/// checkpoint.every is. It stays from the first save on.
+int64_t saved_copy_bytes(const Config& config, const ModelFacts& facts, const MeshShape& mesh,
+                         int64_t pp_rank = 0);
+
+/// What torch takes of the host's memory for a pinned tensor of so many bytes.
+int64_t pinned_bytes(int64_t bytes);
+
+}  // namespace trireme::plan
