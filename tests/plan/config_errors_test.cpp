@@ -331,10 +331,14 @@ TEST(ConfigErrors, BucketsNeedParametersThatStayWhole) {
   EXPECT_EQ(of_overrides({"parallel.bucket_mib=0", "parallel.policy=fsdp"}), "accepted");
 }
 
-TEST(ConfigErrors, CheckpointsDoNotGoWithLocalSgd) {
+TEST(ConfigErrors, CheckpointsOfLocalSgdAreSavedWhereRanksHaveAveraged) {
   const std::string local = "parallel.comm_hook=local_sgd";
-  expect_mentions(of_overrides({"checkpoint.every=5", local}), {"checkpoint.every=5", local});
-  EXPECT_EQ(of_overrides({local}), "accepted");
+  expect_mentions(of_overrides({"checkpoint.every=12", "parallel.local_steps=8", local}),
+                  {"checkpoint.every=12", "parallel.local_steps=8", local, "set checkpoint.every to 16"});
+  expect_mentions(of_overrides({"checkpoint.every=16", "precision.compute=fp16", local}),
+                  {"checkpoint.every=16", local, "scaled", "bf16"});
+  EXPECT_EQ(of_overrides({"checkpoint.every=16", "parallel.local_steps=8", local}), "accepted");
+  EXPECT_EQ(of_overrides({"checkpoint.every=0", "parallel.local_steps=7", local}), "accepted");
   for (const char* hook : {"none", "fp16", "int8", "topk", "powersgd"})
     EXPECT_EQ(of_overrides({"checkpoint.every=5", std::string("parallel.comm_hook=") + hook}), "accepted");
 }

@@ -142,6 +142,39 @@ TEST_F(Resume, IsExactWithHooksThatOwe) {
   }
 }
 
+/// Ranks of local SGD are saved where they have averaged, with moments of their own; a run that is stopped in
+/// between goes on from there.
+TEST_F(Resume, IsExactWithLocalSgd) {
+  config_.parallel.comm_hook = plan::CommHook::kLocalSgd;
+  config_.parallel.policy = plan::PolicyName::kDdp;
+  config_.parallel.local_steps = 2;
+  config_.train.val_every = 0;
+  config_.checkpoint.keep = 0;
+  const std::string digest = run(2, false).summary.weights_digest;
+  const std::vector<StepRecord> steps = recorder_.steps;
+  for (const int64_t stop_at : {4, 5}) {
+    std::filesystem::remove_all(checkpoints());
+    const TrainResult first = run(2, false, stop_at);
+    EXPECT_TRUE(first.resumable);
+    const TrainResult last = run(2, true);
+    const int64_t stopped_at = first.summary.steps;
+    EXPECT_EQ(last.summary.resumed_at, stopped_at % 2 == 0 ? stopped_at : 4) << stop_at;
+    EXPECT_EQ(last.summary.weights_digest, digest) << stop_at;
+    const auto made_again = steps.begin() + static_cast<int64_t>(last.summary.resumed_at);
+    expect_same_steps(recorder_.steps, {made_again, steps.end()});
+  }
+  const double loss = recorder_.steps.back().loss;
+  std::filesystem::remove_all(checkpoints());
+  run(2, false, 4);
+  config_.parallel.comm_hook = plan::CommHook::kNone;
+  EXPECT_NEAR(run(4, true).summary.final_loss, loss, 0.1 * loss) << "with the mean of moments";
+  config_.parallel.comm_hook = plan::CommHook::kLocalSgd;
+  config_.parallel.local_steps = 3;
+  config_.checkpoint.every = 3;
+  resume_from_ = checkpoints() + "/step-00000004";
+  test::expect_refusal([&] { run(2, true); }, {"step 4", "parallel.local_steps=3"});
+}
+
 /// What two ranks owe is paid by one or by three; what is owed when nobody pays any more is given up.
 TEST_F(Resume, GoesOnWithHooksOnOtherRanks) {
   config_.parallel.comm_hook = plan::CommHook::kTopK;
@@ -467,6 +500,11 @@ TEST_F(Resume, TheCopyOfASaveIsAsLargeAsPredicted) {
   const int64_t counts =
       64 * static_cast<int64_t>(12 * config_.model.n_layers + 5);  // of its steps, by rank 0
   expect_as_predicted(2, counts);
+  SCOPED_TRACE("of ranks with moments of their own");
+  config_.parallel.comm_hook = plan::CommHook::kLocalSgd;
+  config_.parallel.policy = plan::PolicyName::kDdp;
+  config_.parallel.local_steps = 2;
+  expect_as_predicted(2);
   config_.parallel = {};
   for (const bool tied : {true, false}) {
     SCOPED_TRACE("of stages");

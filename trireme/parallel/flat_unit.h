@@ -181,10 +181,12 @@ class FlatUnit {
   /// What this rank holds at the end of a step; moments are the optimizer's.
   plan::StateBytes state_bytes() const;
 
+  /// Whether this rank trains alone between averages: its weights then, and its moments always, are its own.
+  bool reduces_locally() const { return options_.hook.hook == Hook::kLocalSgd; }
+
  private:
   bool shards_parameters() const { return buffers_.parameters_come_and_go; }
   bool fp32_compute() const { return options_.compute == at::kFloat; }
-  bool reduces_locally() const { return options_.hook.hook == Hook::kLocalSgd; }
   bool reduces_once() const { return options_.reduce_when == ReduceWhen::kOncePerStep; }
   bool keeps_gradients() const { return buffers_.gradients_stay; }
   plan::Range shard_range() const;

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "trireme/parallel/hook_state.h"
+#include "trireme/parallel/local_state.h"
 #include "trireme/parallel/whole_state.h"
 
 namespace trireme::parallel {
@@ -23,10 +24,14 @@ std::vector<StatePiece> pieces_of(DataParallel& engine, const OptimizerState* op
                         HeldBy::kReplicas, entry.name});
       if (optimizer == nullptr) continue;
       const ParamState state = optimizer->get(unit, param);
+      const bool local = flat.reduces_locally() && engine.mesh().dp->size() > 1;
       for (size_t kind = 0; kind < state.pieces.size(); ++kind) {
-        if (state.pieces[kind].defined())
-          pieces.push_back({optimizer_name(optimizer->kinds()[kind], entry.name), entry.shape, range,
-                            state.pieces[kind], HeldBy::kReplicas, entry.name});
+        if (!state.pieces[kind].defined()) continue;
+        const std::string& word = optimizer->kinds()[kind];
+        pieces.push_back(
+            {local ? local_name(engine.mesh().dp_rank, word, entry.name) : optimizer_name(word, entry.name),
+             entry.shape, range, state.pieces[kind], local ? HeldBy::kThisRank : HeldBy::kReplicas,
+             entry.name});
       }
       if (state.step >= 0 && range.begin == 0)
         pieces.push_back({optimizer_name("step", entry.name),

@@ -14,6 +14,7 @@
 #include "trireme/checkpoint/safetensors.h"
 #include "trireme/nn/torch_internals.h"
 #include "trireme/parallel/hook_state.h"
+#include "trireme/parallel/local_state.h"
 #include "trireme/parallel/module_parameters.h"
 #include "trireme/parallel/state_reader.h"
 #include "trireme/parallel/whole_state.h"
@@ -98,7 +99,8 @@ void want_optimizer(StateReader& reader, DataParallel& engine, const OptimizerSt
       bool any = optimizer.has_always(unit, param);
       for (size_t kind = 0; kind < optimizer.kinds().size(); ++kind) {
         const std::string name = optimizer_name(optimizer.kinds()[kind], entry.name);
-        const bool there = reader.allow(name, entry.shape, at::kFloat);
+        const bool there = reader.allow(name, entry.shape, at::kFloat) ||
+                           allow_local_state(reader, optimizer.kinds()[kind], entry);
         any |= there;
         if (!there && optimizer.needs(kind)) lacking.push_back(name);
       }
@@ -122,7 +124,9 @@ void read_optimizer(const StateReader& reader, DataParallel& engine, OptimizerSt
         const plan::Range range = part.size() == 0
                                       ? plan::Range{}
                                       : plan::Range{part.begin - entry.offset, part.end - entry.offset};
-        if (reader.has(name)) piece = reader.read(name, range).to(flat.master().device(), at::kFloat);
+        piece = reader.has(name) ? reader.read(name, range)
+                                 : read_local_state(reader, *engine.mesh().dp, kind, entry, range);
+        if (piece.defined()) piece = piece.to(flat.master().device(), at::kFloat);
       }
       if (const std::string name = optimizer_name("step", entry.name); reader.has(name))
         state.step = reader.read(name, {0, 1}).item<int64_t>();

@@ -173,14 +173,24 @@ class Checker {
         said("model.vocab_size", model_.vocab_size), said("data.tokenizer", config_.data.tokenizer));
   }
 
-  /// A checkpoint has one value of each weight and moment.
+  /// A checkpoint has one value of each weight, and ranks of local SGD agree on it when they have averaged.
   void check_checkpoints() const {
     const CommHook hook = config_.parallel.comm_hook;
-    if (config_.checkpoint.every == 0 || hook != CommHook::kLocalSgd) return;
-    throw ConfigError(
-        "[plan.config] {} with {}, whose ranks have weights of their own between averages: they cannot be "
-        "saved; use another hook or none, or set checkpoint.every to 0",
-        said("checkpoint.every", config_.checkpoint.every), said("parallel.comm_hook", hook));
+    const int64_t every = config_.checkpoint.every, local_steps = config_.parallel.local_steps;
+    if (every == 0 || hook != CommHook::kLocalSgd) return;
+    if (every % local_steps != 0) {
+      throw ConfigError(
+          "[plan.config] {} is no multiple of {}: with {} ranks have weights of their own between averages; "
+          "set checkpoint.every to {}",
+          said("checkpoint.every", every), said("parallel.local_steps", local_steps),
+          said("parallel.comm_hook", hook), (every / local_steps + 1) * local_steps);
+    }
+    if (scales_loss(config_.precision)) {
+      throw ConfigError(
+          "[plan.config] {} with {} and a loss that is scaled: steps that overflow are skipped by ranks that "
+          "then average later; use precision.compute=bf16, or set checkpoint.every to 0",
+          said("checkpoint.every", every), said("parallel.comm_hook", hook));
+    }
   }
 
   void check_schedule() const {

@@ -41,14 +41,18 @@ bool owes(CommHook hook) {
 /// Adds a unit to what each shard copies.
 void add_unit(const FlatLayout& unit, const Config& config, const Sharing& sharing,
               const std::string& skipped, std::vector<int64_t>& by_shard) {
-  const int64_t pieces = 1 + std::ssize(record_of(config.optim.name).state);
+  const int64_t moments = std::ssize(record_of(config.optim.name).state);
+  // Ranks of local SGD have moments of their own.
+  const bool local = config.parallel.comm_hook == CommHook::kLocalSgd;
+  const Sharing of_moments = local ? Sharing() : sharing;
   const int64_t size = unit.numel() / sharing.shards;
   for (const FlatEntry& entry : unit.entries()) {
     if (entry.name == skipped) continue;
     for (int64_t shard = entry.offset / size; shard * size < entry.end(); ++shard) {
       const Range part = intersect({shard * size, (shard + 1) * size}, {entry.offset, entry.end()});
       int64_t& bytes = by_shard[static_cast<size_t>(shard)];
-      bytes += pieces * saved_piece_bytes(kFp32 * first_share(part.size(), sharing));
+      bytes += saved_piece_bytes(kFp32 * first_share(part.size(), sharing)) +
+               moments * saved_piece_bytes(kFp32 * first_share(part.size(), of_moments));
       if (part.begin == entry.offset) bytes += saved_piece_bytes(kInt64);
     }
     if (!owes(config.parallel.comm_hook)) continue;

@@ -226,6 +226,11 @@ void Checkpointing::agree_on_folder() {
   generation_ = known["generation"];
 }
 
+bool Checkpointing::can_save(int64_t step) const {
+  const bool local = config_.parallel.comm_hook == plan::CommHook::kLocalSgd;
+  return enabled() && (!local || step % config_.parallel.local_steps == 0);
+}
+
 bool Checkpointing::any_rank(bool mine) const {
   const auto ranks = comm::gather_scalars(*parts_.mesh.all, {mine ? 1.0 : 0.0});
   return std::ranges::any_of(ranks, [](const std::vector<double>& rank) { return rank[0] > 0.0; });
@@ -312,6 +317,12 @@ Checkpointing::Resumed Checkpointing::restore(const std::string& path, const std
   const Json document = checkpoint::parse_json(state, path);
   const Json& run = checkpoint::value_of(document, "run", path);
   Resumed resumed{.step = checkpoint::count_of(run, "step", path)};
+  if (enabled() && !can_save(resumed.step)) {
+    throw ConfigError(
+        "[train.resume] {} is of step {}, which is no multiple of parallel.local_steps={}: ranks would not "
+        "have averaged when they save; give a divisor of it, or set checkpoint.every to 0",
+        path, resumed.step, config_.parallel.local_steps);
+  }
   if (const auto loss = run.find("loss"); loss != run.end() && loss->is_number()) resumed.loss = *loss;
   if (const auto record = run.find("record"); record != run.end())
     resumed.record = record_from_json(*record, resumed.step, resumed.loss, path);

@@ -44,6 +44,8 @@ class Checkpointing {
 
   bool enabled() const { return config_.checkpoint.every > 0 && !folder_.empty(); }
   bool is_due(int64_t step) const { return enabled() && step % config_.checkpoint.every == 0; }
+  /// Whether what ranks hold after the step is one state; ranks of local SGD differ between averages.
+  bool can_save(int64_t step) const;
   /// Saves the state after the step, and its record: a run that is killed before that is published can
   /// publish it when it goes on. Returns the milliseconds that training has waited; none when the save before
   /// is still being written, or cannot begin. A save that fails is a warning: training goes on. `last`:

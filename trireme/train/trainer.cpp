@@ -278,7 +278,7 @@ bool Trainer::validates_after(int64_t step) const {
 }
 
 bool Trainer::saves_after(int64_t step) const {
-  return checkpoints_.is_due(step) || (checkpoints_.enabled() && ends_after(step));
+  return checkpoints_.is_due(step) || (checkpoints_.can_save(step) && ends_after(step));
 }
 
 /// Whether something else than a step follows, which wants the device for itself.
@@ -356,7 +356,7 @@ void Trainer::complete(StepRecord& record, bool ends) {
 void Trainer::end_early(StepRecord& record) {
   if (record.checkpoint_ms) {
     checkpoints_.finish();
-  } else if (checkpoints_.enabled()) {
+  } else if (checkpoints_.can_save(record.step)) {
     record.checkpoint_ms = checkpoints_.save(record, /*last=*/true);
   }
   keep_weights();
@@ -519,6 +519,7 @@ void Trainer::finish(double started) {
   summary.checkpoints = checkpoints_.written();
   summary.checkpoints_late = checkpoints_.late();
   summary.checkpoints_failed = checkpoints_.failed();
+  checkpoints_.finish();  // of a last step that cannot be saved
   result_.resumable = result_.stop_signal != 0 && checkpoints_.is_safe();
   if (config_.checkpoint.final_weights) summary.weights_path = options_.weights_path;
   summary.wall_s = monotonic_seconds() - started;
