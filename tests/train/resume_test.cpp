@@ -481,7 +481,7 @@ TEST_F(Resume, TheCopyOfASaveIsAsLargeAsPredicted) {
   for (const plan::PolicyName policy : plan::all_values<plan::PolicyName>()) {
     SCOPED_TRACE(plan::name(policy));
     config_.parallel.policy = policy;
-    expect_as_predicted(3);
+    expect_as_predicted(4);
   }
   SCOPED_TRACE("of shards with replicas");
   config_.parallel.policy = plan::PolicyName::kFsdp;
