@@ -133,9 +133,10 @@ class FineTuned : public ::testing::Test {
 
 TEST_F(FineTuned, HasTheTokenizerOfTheFolderThatItBeganWith) {
   const std::string first = tuned(fixture_.folder);
-  const Outcome converted = fixture_.front.run({"ckpt", "convert", fixture_.folder, first + "/checkpoints"});
+  const std::string saves = tuned(fixture_.folder);
+  const Outcome converted = fixture_.front.run({"ckpt", "convert", fixture_.folder, saves + "/checkpoints"});
   ASSERT_EQ(converted.code, 0) << converted.err;
-  const std::string checkpoint = first + "/checkpoints/step-00000000";
+  const std::string checkpoint = saves + "/checkpoints/step-00000000";
   ASSERT_TRUE(fs::exists(checkpoint + "/COMMIT.json")) << converted.out;
   const std::string files = "generation_config.json, tokenizer.json, tokenizer_config.json";
   const std::string said = "carried " + files + " from " + fs::canonical(fixture_.folder).string() +
