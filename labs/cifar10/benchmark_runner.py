@@ -3,6 +3,8 @@
 
     labs/cifar10/benchmark_runner.py [--ranks 1,2] [--repeats 3] [--out FILE] [-- --train.epochs=2 ...]
 
+Exit code: 0, or that of a run that failed.
+
 Samples/s and step time are medians over the steps of all repeats without the first tenth of each, peak memory is the
 largest rank's, accuracy the share of held-out images whose class was right. The ratio is FSDP's samples/s over DDP's
 in the same repeat: its median and its range. What follows -- goes to 'trireme train' on both sides. --out takes what
@@ -23,20 +25,22 @@ ROOT = HERE.parent.parent
 SIDES = ("ddp", "fsdp")
 
 
-def train(side, ranks, overrides):
+def train(trireme, side, ranks, overrides):
     """The records of one run: steps, and the summary at the end."""
     with tempfile.TemporaryDirectory(prefix="trireme-cifar10-") as runs:
-        command = [str(ROOT / "trireme.sh"), "train", str(HERE / f"{side}_resnet_cifar10.yaml"), "-n", str(ranks),
+        command = [trireme, "train", str(HERE / f"{side}_resnet_cifar10.yaml"), "-n", str(ranks),
                    "--json", "--run-dir", runs, *overrides]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
-        sys.exit(f"benchmark_runner: '{' '.join(command)}' ended with code {done.returncode}; its message is above")
+        print(f"benchmark_runner: '{' '.join(command)}' ended with code {done.returncode}; its message is above",
+              file=sys.stderr)
+        sys.exit(done.returncode)
     records = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {"command": command[1:], "steps": [record for record in records if "step" in record], "summary": records[-1]}
+    return {"command": ["trireme", *command[1:]], "steps": [record for record in records if "step" in record], "summary": records[-1]}
 
 
 def timed(run):
-    """Steps without the first tenth and without those that began after a validation."""
+    """Steps without the first tenth."""
     steps = run["steps"]
     late = steps[max(1, len(steps) // 10):]
     return late or steps
@@ -85,6 +89,7 @@ def main():
     parser.add_argument("--ranks", type=numbers, default=[1, 2], help="numbers of ranks, such as 1,2,4")
     parser.add_argument("--repeats", type=int, default=3, help="times that both sides run, in turns")
     parser.add_argument("--out", type=pathlib.Path, help="file for what was measured, as JSON")
+    parser.add_argument("--trireme", default=str(ROOT / "trireme.sh"), help="the command, if not this project's")
     parser.add_argument("overrides", nargs="*", help="for 'trireme train', behind --")
     options = parser.parse_args()
     if options.repeats < 1:
@@ -94,7 +99,7 @@ def main():
         repeats = []
         for repeat in range(options.repeats):
             order = SIDES if repeat % 2 == 0 else tuple(reversed(SIDES))
-            repeats.append({side: train(side, ranks, options.overrides) for side in order})
+            repeats.append({side: train(options.trireme, side, ranks, options.overrides) for side in order})
         rows += [row(side, ranks, repeats) for side in SIDES]
         measured.append({"ranks": ranks, "repeats": repeats})
     print(in_text(rows))

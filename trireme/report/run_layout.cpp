@@ -20,9 +20,12 @@ std::string batch_text(const plan::BatchPlan& batch) {
 
 std::string model_text(const plan::Config& config, const plan::ModelFacts& facts) {
   const plan::ModelConfig& model = config.model;
-  return fmt::format("{}{}{}, {} layers of width {}, {} parameters, {} FLOPs a token", model.family,
-                     model.preset.empty() ? "" : " ", model.preset, model.n_layers, model.d_model,
-                     with_commas(facts.params), format_count(facts.flops_per_token));
+  const bool images = plan::reads_images(model.family);
+  const std::string shape = images ? fmt::format("{} blocks", model.n_layers)
+                                   : fmt::format("{} layers of width {}", model.n_layers, model.d_model);
+  return fmt::format("{}{}{}, {}, {} parameters, {} FLOPs {}", model.family, model.preset.empty() ? "" : " ",
+                     model.preset, shape, with_commas(facts.params), format_count(facts.flops_per_token),
+                     images ? "an image" : "a token");
 }
 
 std::string precision_text(const plan::Config& config) {
@@ -43,6 +46,16 @@ std::string pipeline_words(const plan::Config& config, const plan::BatchPlan& ba
                      pipeline.schedule.micro_batches);
 }
 
+std::string data_words(const plan::Config& config) {
+  const plan::VisionConfig& images = config.model.vision;
+  if (plan::reads_images(config.model.family)) {
+    return fmt::format("{}, images of {} x {} x {}, {} classes; an image counts as a token", config.data.path,
+                       images.channels, images.image_size, images.image_size, images.classes);
+  }
+  return fmt::format("{}, {} tokens, sequences of {}", config.data.path, config.data.tokenizer,
+                     config.data.seq_len);
+}
+
 void describe_layout(const RunRecord& run, RunLayout& layout) {
   const plan::Config config =
       plan::load({.path = "", .text = run.config_yaml, .overrides = {}}, Environment()).config;
@@ -59,8 +72,7 @@ void describe_layout(const RunRecord& run, RunLayout& layout) {
   layout.rows.emplace_back("model", model_text(config, facts));
   layout.rows.emplace_back("precision", precision_text(config));
   layout.rows.emplace_back("optimizer", optimizer_text(config));
-  layout.rows.emplace_back("data", fmt::format("{}, {} tokens, sequences of {}", config.data.path,
-                                               config.data.tokenizer, config.data.seq_len));
+  layout.rows.emplace_back("data", data_words(config));
   layout.flops_per_token = facts.flops_per_token;
   const std::vector<plan::RankBytes> bytes = plan::bytes_by_pp_rank(config, ranks, device);
   layout.predicted = *std::ranges::max_element(bytes, {}, &plan::RankBytes::peak);
