@@ -6,6 +6,7 @@
 #include "trireme/plan/batch.h"
 #include "trireme/plan/config.h"
 #include "trireme/plan/memory.h"
+#include "trireme/plan/stages.h"
 #include "trireme/plan/vision_model.h"
 
 namespace trireme::plan {
@@ -69,6 +70,12 @@ TEST(ImageConfig, RefusesWhatBelongsToTheOtherKind) {
     SCOPED_TRACE(one.text);
     test::expect_refusal([&] { load_text(one.text); }, {one.said});
   }
+}
+
+TEST(ImageConfig, StagesAreCutFromModelsOfText) {
+  const Config config = load_text("model:\n  preset: resnet18-cifar\n").config;
+  test::expect_refusal([&] { stage_parts(config.model, describe(config.model, 1), false, CutAt::kBlocks); },
+                       {"resnet reads images"});
 }
 
 TEST(ImageConfig, BatchesOfRanksGrowWithThem) {

@@ -19,6 +19,11 @@ int worker_generate(const Request& request) {
   const report::RunDirectory run = report::RunDirectory::open(options.run);
   const plan::Config config =
       plan::load({.path = run.file("config.yaml"), .text = {}, .overrides = {}}, Environment()).config;
+  if (plan::reads_images(config.model.family)) {
+    throw ConfigError(
+        "[cli.generate] {} trained a model of images ({}), which writes no text; name a run on text",
+        run.path(), config.model.family);
+  }
   const auto model = nn::build(config.model);
   parallel::load_weights(*model, run.file("checkpoints/final/model.safetensors"));
   model->eval();

@@ -59,6 +59,12 @@ double head_flops(const ModelConfig& model) {
 
 std::vector<StagePart> stage_parts(const ModelConfig& model, const ModelFacts& facts, bool spread_head,
                                    CutAt cut_at) {
+  if (reads_images(model.family)) {
+    throw ConfigError(
+        "[plan.stages] {} reads images, and stages are cut from models of text only; choose another "
+        "model.family or model.preset",
+        model.family);
+  }
   const ModelFamilyRecord& family = record_of(model.family);
   const bool halves = cut_at == CutAt::kHalves && family.attention_params > 0;
   const auto layers = static_cast<double>(model.n_layers);

@@ -20,7 +20,8 @@ struct StagePart {
 enum class CutAt { kBlocks, kHalves };
 
 /// Embeddings with the first block, the other blocks, the head; `model` is complete, `facts` are its. With
-/// `spread_head` the head's product is no part: every stage computes a share of the vocabulary.
+/// `spread_head` the head's product is no part: every stage computes a share of the vocabulary. Throws
+/// ConfigError for models of images.
 std::vector<StagePart> stage_parts(const ModelConfig& model, const ModelFacts& facts,
                                    bool spread_head = false, CutAt cut_at = CutAt::kBlocks);
 
