@@ -93,6 +93,11 @@ TEST(NearestName, FindsTypingErrors) {
   EXPECT_EQ(nearest_name("steps", names), "steps");
 }
 
+TEST(NearestName, OfTwoAsNearIsTheOneWhoseEndIsMissing) {
+  for (const std::vector<std::string>& names : {std::vector<std::string>{"stem", "steps"}, {"steps", "stem"}})
+    EXPECT_EQ(nearest_name("step", names), "steps");
+}
+
 TEST(NearestName, AcceptsDistanceUpToOnePlusAThirdOfTheLength) {
   const std::vector<std::string> names = {"abcdef"};
   EXPECT_EQ(nearest_name("xyzdef", names), "abcdef");  // distance 3 = 1 + 6/3

@@ -50,7 +50,10 @@ std::string nearest_name(std::string_view word, std::span<const std::string> can
   size_t best_distance = 2 + word.size() / 3;
   for (const std::string& candidate : candidates) {
     const size_t distance = edit_distance(word, candidate);
-    if (distance < best_distance) {
+    // Of two that are as near, the one whose end was left out.
+    const bool completes =
+        !best.empty() && distance == best_distance && candidate.starts_with(word) && !best.starts_with(word);
+    if (distance < best_distance || completes) {
       best_distance = distance;
       best = candidate;
     }
