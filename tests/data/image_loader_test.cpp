@@ -274,10 +274,24 @@ TEST(ImageLoader, LeavesOutWhatIsBrokenInValidation) {
   EXPECT_EQ(first.step_rows, 6);
 }
 
+TEST(ImageLoader, TellsOnceWhatSeveralLoadersMeet) {
+  const auto images = std::make_shared<CountingImages>(6, std::vector<int64_t>{1, 3});
+  ImageLoaderOptions options = options_for(6, 6);
+  options.shuffle = options.replace_broken = false;
+  options.broken = std::make_shared<BrokenImages>(images);
+  ::testing::internal::CaptureStderr();
+  for (int64_t epoch = 0; epoch < 3; ++epoch) EXPECT_EQ(ImageLoader(images, options).next().rows, 4);
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  const size_t first = log.find("image 3 is skipped");
+  ASSERT_NE(first, std::string::npos) << log;
+  EXPECT_EQ(log.find("image 3 is skipped", first + 1), std::string::npos) << log;
+  EXPECT_EQ(options.broken->count(), 2);
+}
+
 TEST(ImageLoader, RefusesTooManyBrokenOnesAndNamesOne) {
   const auto images = std::make_shared<CountingImages>(20, std::vector<int64_t>{1, 2, 3});
   ImageLoaderOptions options = options_for(20, 20);
-  options.most_broken = 2;
+  options.broken = std::make_shared<BrokenImages>(images, 2);
   ImageLoader loader(images, options);
   const std::string message = message_of<DataError>([&] { loader.next(); });
   EXPECT_NE(message.find("3 of 20 images cannot be read, the last of them image "), std::string::npos)

@@ -51,9 +51,9 @@ struct Outcome {
   int64_t recorded = 0;
 };
 
-Outcome train_with(const Run& run) {
-  at::set_num_threads(1);
-  Outcome outcome;
+/// Runs `body` on one rank, with a tiny model and an engine that holds all of it.
+void with_tiny_engine(
+    const std::function<void(nn::Model&, parallel::DataParallel&, const plan::ModelConfig&)>& body) {
   const plan::ModelConfig config = test::tiny_model(plan::ModelFamily::kLlama);
   const plan::ModelFacts facts = plan::describe(config, 8);
   test::run_ranks(1, [&](std::shared_ptr<comm::World> world) {
@@ -62,10 +62,18 @@ Outcome train_with(const Run& run) {
                                   {.policy = plan::find_policy("ddp"), .average = parallel::Average::kSum},
                                   nn::InitialWeights(config, 11));
     connect(*model, engine);
-    model->set_unit_runner(
-        [&, inner = model->unit_runner()](const nn::Unit& unit, const at::Tensor& x, bool begins_pass) {
+    body(*model, engine, config);
+  });
+}
+
+Outcome train_with(const Run& run) {
+  at::set_num_threads(1);
+  Outcome outcome;
+  with_tiny_engine([&](nn::Model& model, parallel::DataParallel& engine, const plan::ModelConfig& config) {
+    model.set_unit_runner(
+        [&, inner = model.unit_runner()](const nn::Unit& unit, const at::Tensor& x, bool begins_pass) {
           const at::Tensor y = inner(unit, x, begins_pass);
-          if (run.fails != nullptr && unit.name == facts.units[1].name && at::GradMode::is_enabled()) {
+          if (run.fails != nullptr && unit.name == model.units()[1].name && at::GradMode::is_enabled()) {
             y.register_hook([&](const at::Tensor&) {
               if (*run.fails) throw std::runtime_error("no wait\nin the middle of it");
             });
@@ -73,7 +81,7 @@ Outcome train_with(const Run& run) {
           return y;
         });
     const auto optimizer = optim::build({.lr = 1e-2, .eps = 1e-5}, engine.optimizer_params());
-    Passes passes(*model, engine, at::kCPU,
+    Passes passes(model, engine, at::kCPU,
                   {.accumulation = run.accumulation, .rows = 4, .make_recording = run.make_recording});
     double scale = 1.0;
     for (int64_t step = 0; step < run.steps; ++step) {
@@ -173,16 +181,9 @@ TEST(Passes, SmallerMicroBatchesRunBesideRecordings) {
 
 TEST(Passes, AMicroBatchCountsByItsRows) {
   const auto losses_of = [](std::vector<int64_t> rows) {
-    const plan::ModelConfig config = test::tiny_model(plan::ModelFamily::kLlama);
-    const plan::ModelFacts facts = plan::describe(config, 8);
     std::pair<double, double> found;
-    test::run_ranks(1, [&](std::shared_ptr<comm::World> world) {
-      const auto model = nn::build(config);
-      parallel::DataParallel engine(*model, facts.units, comm::make_mesh(world, plan::MeshShape::fit({}, 1)),
-                                    {.policy = plan::find_policy("ddp"), .average = parallel::Average::kSum},
-                                    nn::InitialWeights(config, 11));
-      connect(*model, engine);
-      Passes passes(*model, engine, at::kCPU, {.accumulation = std::ssize(rows)});
+    with_tiny_engine([&](nn::Model& model, parallel::DataParallel& engine, const plan::ModelConfig& config) {
+      Passes passes(model, engine, at::kCPU, {.accumulation = std::ssize(rows)});
       const at::Tensor tokens = test::tiny_tokens(3, 4, config.vocab_size);
       int64_t first = 0;
       size_t index = 0;

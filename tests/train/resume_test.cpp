@@ -3,10 +3,12 @@
 #include <csignal>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <stdexcept>
 #include <thread>
 
 #include "tests/support/refusal.h"
 #include "tests/train/trainer_fixture.h"
+#include "trireme/base/clock.h"
 #include "trireme/base/error.h"
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/checkpoint/safetensors_header.h"
@@ -355,7 +357,11 @@ class KilledBefore : public Sink {
   KilledBefore(int64_t step, std::function<bool()> is_saved) : step_(step), is_saved_(std::move(is_saved)) {}
   void record(const StepRecord& step) override {
     if (step.step != step_) return;
-    while (!is_saved_()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const double began = monotonic_seconds();
+    while (!is_saved_()) {
+      if (monotonic_seconds() - began > 120.0) throw std::runtime_error("the step was never saved");
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
     throw Killed();
   }
   void finish(const RunSummary&) override {}

@@ -8,6 +8,7 @@
 #include "trireme/plan/model_family.h"
 #include "trireme/plan/optimizer.h"
 #include "trireme/plan/policy.h"
+#include "trireme/plan/saved_copy.h"
 #include "trireme/plan/schedule.h"
 
 namespace trireme::plan {
@@ -53,8 +54,7 @@ class Checker {
   void check_loss_scale() const {
     const PrecisionConfig& precision = config_.precision;
     const CommHook hook = config_.parallel.comm_hook;
-    const bool owes = hook == CommHook::kInt8 || hook == CommHook::kTopK || hook == CommHook::kPowerSgd;
-    if (scales_loss(precision) && owes) {
+    if (scales_loss(precision) && keeps_residual(hook)) {
       throw ConfigError(
           "[plan.config] {} keeps what it could not send, which an overflow of the scaled loss would spoil "
           "for good; use none or fp16, or precision.compute=bf16",

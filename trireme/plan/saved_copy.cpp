@@ -34,10 +34,6 @@ int64_t first_share(int64_t numel, const Sharing& sharing) {
   return (numel + sharing.replicas - 1) / sharing.replicas;
 }
 
-bool owes(CommHook hook) {
-  return hook == CommHook::kInt8 || hook == CommHook::kTopK || hook == CommHook::kPowerSgd;
-}
-
 /// Adds a unit to what each shard copies.
 void add_unit(const FlatLayout& unit, const Config& config, const Sharing& sharing,
               const std::string& skipped, std::vector<int64_t>& by_shard) {
@@ -55,7 +51,7 @@ void add_unit(const FlatLayout& unit, const Config& config, const Sharing& shari
                moments * saved_piece_bytes(kFp32 * first_share(part.size(), of_moments));
       if (part.begin == entry.offset) bytes += saved_piece_bytes(kInt64);
     }
-    if (!owes(config.parallel.comm_hook)) continue;
+    if (!keeps_residual(config.parallel.comm_hook)) continue;
     for (int64_t& bytes : by_shard) bytes += saved_piece_bytes(kFp32 * entry.numel);
   }
 }
@@ -75,6 +71,10 @@ void add_stages(const Config& config, const ModelFacts& facts, const MeshShape& 
 }
 
 }  // namespace
+
+bool keeps_residual(CommHook hook) {
+  return hook == CommHook::kInt8 || hook == CommHook::kTopK || hook == CommHook::kPowerSgd;
+}
 
 int64_t saved_copy_bytes(const Config& config, const ModelFacts& facts, const MeshShape& mesh,
                          int64_t pp_rank) {

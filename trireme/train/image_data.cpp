@@ -14,7 +14,8 @@
 namespace trireme::train {
 namespace {
 
-constexpr int64_t kMostMeasured = 10000;  ///< images that mean and deviation are taken over
+/// Images that mean and deviation are taken over; of files that are decoded one by one fewer.
+constexpr int64_t kMostMeasured = 10000, kMostDecoded = 1000;
 constexpr int64_t kMostThreads = 8;
 constexpr int64_t kMostHashed = 64;  ///< images whose pixels count for the digest; labels count of all
 
@@ -22,6 +23,29 @@ int64_t threads_of(const TrainOptions& run) {
   if (run.config.data.threads > 0) return run.config.data.threads;
   const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
   return std::clamp<int64_t>(cores / std::max<int64_t>(1, run.local_ranks), 1, kMostThreads);
+}
+
+data::PixelStatistics statistics_of(const data::ImageSet& images) {
+  return data::measure_pixels(images, images.shape() ? kMostMeasured : kMostDecoded);
+}
+
+/// All labels, and the pixels of a few images at equal distances.
+uint64_t digest_of(const data::ImageSet& images) {
+  StreamingHash hash;
+  for (int64_t index = 0; index < images.size(); ++index) {
+    const int64_t label = images.label(index);
+    hash.update(&label, sizeof(label));
+  }
+  const int64_t every = std::max<int64_t>(1, images.size() / kMostHashed);
+  for (int64_t index = 0; index < images.size(); index += every) {
+    try {
+      const data::Image image = images.read(index);
+      hash.update(image.pixels.data(), image.pixels.size());
+    } catch (const data::BrokenImage&) {
+      continue;  // the loader says which
+    }
+  }
+  return hash.digest();
 }
 
 data::ImageTransform transform_of(const plan::Config& config, const data::PixelStatistics& pixels) {
@@ -45,7 +69,10 @@ class ImageData : public RunData {
       : config_(run.config),
         splits_(std::move(splits)),
         threads_(threads_of(run)),
-        transform_(transform_of(run.config, data::measure_pixels(*splits_.train, kMostMeasured))) {}
+        transform_(transform_of(run.config, statistics_of(*splits_.train))),
+        digest_(digest_of(*splits_.train)),
+        broken_(std::make_shared<data::BrokenImages>(splits_.train)),
+        broken_val_(splits_.val ? std::make_shared<data::BrokenImages>(splits_.val) : nullptr) {}
 
   std::string description() const override;
   Sizes sizes() const override { return {samples(), val_samples()}; }
@@ -53,7 +80,7 @@ class ImageData : public RunData {
   bool has_labels() const override { return true; }
   void check_fits(const plan::ModelConfig& model) const override;
   int64_t samples() const override { return splits_.train->size(); }
-  uint64_t digest() const override;
+  uint64_t digest() const override { return digest_; }
   /// The last step of an epoch is shorter than the others.
   int64_t samples_in(int64_t steps, int64_t global_batch) const override;
   int64_t steps_for(int64_t epochs, int64_t global_batch) const override {
@@ -70,6 +97,8 @@ class ImageData : public RunData {
   data::ImageSplits splits_;
   int64_t threads_;
   data::ImageTransform transform_;
+  uint64_t digest_;
+  std::shared_ptr<data::BrokenImages> broken_, broken_val_;  ///< told once, however many loaders meet them
 };
 
 std::string ImageData::description() const {
@@ -102,26 +131,6 @@ void ImageData::check_fits(const plan::ModelConfig& config) const {
       splits_.folder, shape->to_string(), model.image_size, fix);
 }
 
-/// All labels, and the pixels of a few images at equal distances.
-uint64_t ImageData::digest() const {
-  const data::ImageSet& images = *splits_.train;
-  StreamingHash hash;
-  for (int64_t index = 0; index < images.size(); ++index) {
-    const int64_t label = images.label(index);
-    hash.update(&label, sizeof(label));
-  }
-  const int64_t every = std::max<int64_t>(1, images.size() / kMostHashed);
-  for (int64_t index = 0; index < images.size(); index += every) {
-    try {
-      const data::Image image = images.read(index);
-      hash.update(image.pixels.data(), image.pixels.size());
-    } catch (const data::BrokenImage&) {
-      continue;  // the loader says which
-    }
-  }
-  return hash.digest();
-}
-
 int64_t ImageData::samples_in(int64_t steps, int64_t global_batch) const {
   const int64_t epoch = data::steps_per_epoch(samples(), global_batch);
   return steps / epoch * samples() + steps % epoch * global_batch;
@@ -131,6 +140,7 @@ data::ImageLoaderOptions ImageData::loader_options(const FeedOptions& options) c
   return {.seed = static_cast<uint64_t>(config_.seed),
           .transform = transform_,
           .mixup = config_.data.mixup,
+          .broken = broken_,
           .global_batch = options.global_batch,
           .micro_batch = options.micro_batch,
           .dp_rank = options.dp_rank,
@@ -152,6 +162,7 @@ ValidationFeed ImageData::validation(int64_t most, const FeedOptions& options) c
   fixed.transform = transform_.fixed();
   fixed.mixup = 0.0;
   fixed.replace_broken = false;
+  fixed.broken = broken_val_;
   fixed.global_batch = options.micro_batch * options.dp_size;
   fixed.first_step = 0;
   const int64_t rounds = std::min(data::steps_per_epoch(val_samples(), fixed.global_batch),

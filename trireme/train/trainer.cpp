@@ -516,10 +516,10 @@ void Trainer::finish(double started) {
   const int signal = signal_of_any_rank(options_, parts_.mesh);
   if (result_.stop_signal == 0) result_.stop_signal = signal;
   summary.stop_signal = result_.stop_signal;
+  checkpoints_.finish();  // where the last step could not be saved, one before it may be under way
   summary.checkpoints = checkpoints_.written();
   summary.checkpoints_late = checkpoints_.late();
   summary.checkpoints_failed = checkpoints_.failed();
-  checkpoints_.finish();  // of a last step that cannot be saved
   result_.resumable = result_.stop_signal != 0 && checkpoints_.is_safe();
   if (config_.checkpoint.final_weights) summary.weights_path = options_.weights_path;
   summary.wall_s = monotonic_seconds() - started;

@@ -74,46 +74,13 @@ Share share_of(int64_t number, int64_t images, const ImageLoaderOptions& options
   return share;
 }
 
-/// Pictures that could not be read: told, counted, and refused when there are too many. Thread-safe.
-class BrokenImages {
- public:
-  BrokenImages(const ImageSet& images, int64_t most)
-      : images_(images), most_(most > 0 ? most : std::max<int64_t>(8, images.size() / 100)) {}
-
-  void note(int64_t index, const BrokenImage& error) {
-    const std::lock_guard lock(mutex_);
-    if (!indices_.insert(index).second) return;
-    const int64_t count = static_cast<int64_t>(indices_.size());
-    if (count > most_) {
-      throw DataError(
-          "[data.loader] {} of {} images cannot be read, the last of them {}: {}; mend or remove them", count,
-          images_.size(), images_.name(index), error.what());
-    }
-    if (count <= kNamedBroken) {
-      log_warning("{} is skipped: {}{}", images_.name(index), error.what(),
-                  count == kNamedBroken ? "; further ones are only counted" : "");
-    }
-  }
-
-  int64_t count() const {
-    const std::lock_guard lock(mutex_);
-    return static_cast<int64_t>(indices_.size());
-  }
-
- private:
-  const ImageSet& images_;
-  const int64_t most_;
-  mutable std::mutex mutex_;
-  std::set<int64_t> indices_;
-};
-
 /// Makes micro-batches; no state but what is broken.
 class ImageReader {
  public:
-  ImageReader(const ImageSet& images, const ImageLoaderOptions& options)
-      : images_(images),
+  ImageReader(const std::shared_ptr<const ImageSet>& images, const ImageLoaderOptions& options)
+      : images_(*images),
         options_(options),
-        broken_(images, options.most_broken),
+        broken_(options.broken ? options.broken : std::make_shared<BrokenImages>(images)),
         least_side_(options.transform.least_side()),
         soft_(options.mixup > 0.0 || options.label_smoothing > 0.0) {}
 
@@ -130,7 +97,7 @@ class ImageReader {
     return batch;
   }
 
-  int64_t broken() const { return broken_.count(); }
+  int64_t broken() const { return broken_->count(); }
 
  private:
   Batch empty_batch(int64_t rows) const {
@@ -159,7 +126,7 @@ class ImageReader {
       try {
         return Found{.index = index, .image = images_.read(index, least_side_)};
       } catch (const BrokenImage& error) {
-        broken_.note(index, error);
+        broken_->note(index, error);
         if (!options_.replace_broken) return std::nullopt;
       }
     }
@@ -224,12 +191,35 @@ class ImageReader {
 
   const ImageSet& images_;
   const ImageLoaderOptions& options_;
-  BrokenImages broken_;
+  std::shared_ptr<BrokenImages> broken_;
   const int64_t least_side_;
   const bool soft_;
 };
 
 }  // namespace
+
+BrokenImages::BrokenImages(std::shared_ptr<const ImageSet> images, int64_t most)
+    : images_(std::move(images)), most_(most > 0 ? most : std::max<int64_t>(8, images_->size() / 100)) {}
+
+void BrokenImages::note(int64_t index, const std::exception& error) {
+  const std::lock_guard lock(mutex_);
+  if (!indices_.insert(index).second) return;
+  const auto count = std::ssize(indices_);
+  if (count > most_) {
+    throw DataError(
+        "[data.loader] {} of {} images cannot be read, the last of them {}: {}; mend or remove them", count,
+        images_->size(), images_->name(index), error.what());
+  }
+  if (count <= kNamedBroken) {
+    log_warning("{} is skipped: {}{}", images_->name(index), error.what(),
+                count == kNamedBroken ? "; further ones are only counted" : "");
+  }
+}
+
+int64_t BrokenImages::count() const {
+  const std::lock_guard lock(mutex_);
+  return std::ssize(indices_);
+}
 
 int64_t steps_per_epoch(int64_t images, int64_t global_batch) {
   return (images + global_batch - 1) / global_batch;
@@ -238,7 +228,7 @@ int64_t steps_per_epoch(int64_t images, int64_t global_batch) {
 class ImageLoader::Impl {
  public:
   Impl(std::shared_ptr<const ImageSet> images, const ImageLoaderOptions& options)
-      : images_(std::move(images)), options_(options), reader_(*images_, options_) {
+      : images_(std::move(images)), options_(options), reader_(images_, options_) {
     const int64_t passes = options_.global_batch / options_.dp_size / options_.micro_batch;
     taken_ = begun_ = options_.first_step * passes;
     for (int64_t thread = 0; thread < options_.threads; ++thread)

@@ -3,7 +3,10 @@
 // holds depends on the seed and its place in the epoch alone: on any number of ranks and threads a step sees
 // the same numbers.
 #include <cstdint>
+#include <exception>
 #include <memory>
+#include <mutex>
+#include <set>
 
 #include "trireme/data/batch.h"
 #include "trireme/data/images/set.h"
@@ -17,6 +20,24 @@ enum class EpochEnd {
   kRunOn   ///< a step with those and the first rows of the next epoch
 };
 
+/// Pictures of a set that could not be read, each told and counted once, whichever loaders meet it.
+/// Thread-safe.
+class BrokenImages {
+ public:
+  /// More than `most` of them are an error; 0: a hundredth of all, at least 8.
+  explicit BrokenImages(std::shared_ptr<const ImageSet> images, int64_t most = 0);
+
+  /// Throws DataError when there are too many.
+  void note(int64_t index, const std::exception& error);
+  int64_t count() const;
+
+ private:
+  const std::shared_ptr<const ImageSet> images_;
+  const int64_t most_;
+  mutable std::mutex mutex_;
+  std::set<int64_t> indices_;
+};
+
 struct ImageLoaderOptions {
   uint64_t seed = 0;
   bool shuffle = true;  ///< off for validation
@@ -26,7 +47,7 @@ struct ImageLoaderOptions {
   double mixup = 0.0;            ///< alpha of the mixture with another picture; 0: none; at most 1
   /// Training takes the next picture instead of one that cannot be read; else its row is left out.
   bool replace_broken = true;
-  int64_t most_broken = 0;  ///< that this rank meets before it is an error; 0: a hundredth of all, at least 8
+  std::shared_ptr<BrokenImages> broken = {};  ///< of this rank's loaders of the images; none: its own
   int64_t global_batch = 0;
   int64_t micro_batch = 0;
   int64_t dp_rank = 0;
@@ -48,7 +69,7 @@ class ImageLoader {
   ImageLoader(std::shared_ptr<const ImageSet> images, const ImageLoaderOptions& options);
   ~ImageLoader();
   Batch next();
-  /// Pictures that this rank could not read so far, each counted once.
+  /// Pictures that this loader, and those that share its BrokenImages, could not read so far.
   int64_t broken() const;
 
  private:
