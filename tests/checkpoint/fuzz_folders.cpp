@@ -123,7 +123,7 @@ SafetensorsHeader header_of(const Json& entries) {
   Json starts;
   int64_t end = 0;
   for (const auto& [name, entry] : entries.items()) {
-    const Json& sizes = value_of(entry, "shape", "fuzz");
+    const Json sizes = value_of(entry, "shape", "fuzz");
     if (!sizes.is_array()) fail_json("fuzz", "a shape is no list");
     HeaderEntry& made = header.tensors[name];
     for (const Json& size : sizes) made.shape.push_back(count_of(Json{{"size", size}}, "size", "fuzz"));

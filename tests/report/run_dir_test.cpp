@@ -210,7 +210,7 @@ TEST(RunDirectory, AManifestWithoutAttemptsHasTheOneOfTheRun) {
   write_file_atomic(run.file("manifest.json"), json.dump());
   run.reopen();
   ASSERT_EQ(run.attempts().size(), 2u);
-  EXPECT_EQ(run.attempts()[0].started, json["started"]);
+  EXPECT_EQ(run.attempts()[0].started, json["started"].get<std::string>());
   EXPECT_EQ(run.attempts()[0].exit_code, 75);
 }
 
