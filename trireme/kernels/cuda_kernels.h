@@ -38,6 +38,31 @@ int add_column_sums(void* total, float* scratch, const void* x, int64_t rows, in
                     void* stream);
 int64_t column_scratch(int64_t width);
 
+// Batch norms (batch_norm.cu), as in batch_norm.h.
+
+/// channels is a multiple of 16 bytes, pointers to elements are aligned to 16, and rows are at least 2.
+/// `scratch`: batch_norm_scratch(channels) floats.
+struct BatchNormForward {
+  void* y;
+  float* statistics;
+  float* scratch;
+  float *running_mean, *running_var;
+  const void *x, *residual, *weight, *bias;
+  int64_t rows, channels;
+  float eps, momentum;
+  bool relu;
+};
+int batch_norm_forward(const BatchNormForward& call, Dtype dtype, void* stream);
+struct BatchNormBackward {
+  void *dx, *d_residual, *d_weight, *d_bias;
+  float* scratch;
+  const void *dy, *x, *y, *weight;
+  const float* statistics;
+  int64_t rows, channels;
+};
+int batch_norm_backward(const BatchNormBackward& call, Dtype dtype, void* stream);
+int64_t batch_norm_scratch(int64_t channels);
+
 // Activations (activation.cu), as in activation.h.
 
 int swiglu_forward(void* y, const void* gate_up, int64_t rows, int64_t width, Dtype dtype, void* stream);

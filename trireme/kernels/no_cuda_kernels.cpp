@@ -38,6 +38,15 @@ int add_column_sums(void*, float*, const void*, int64_t, int64_t, Dtype, void*) 
 int64_t column_scratch(int64_t) {
   absent("column_scratch");
 }
+int batch_norm_forward(const BatchNormForward&, Dtype, void*) {
+  absent("batch_norm_forward");
+}
+int batch_norm_backward(const BatchNormBackward&, Dtype, void*) {
+  absent("batch_norm_backward");
+}
+int64_t batch_norm_scratch(int64_t) {
+  absent("batch_norm_scratch");
+}
 int swiglu_forward(void*, const void*, int64_t, int64_t, Dtype, void*) {
   absent("swiglu_forward");
 }

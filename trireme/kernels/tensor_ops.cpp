@@ -4,6 +4,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/kernels/activation.h"
+#include "trireme/kernels/batch_norm.h"
 #include "trireme/kernels/cross_entropy.h"
 #include "trireme/kernels/cuda_kernels.h"
 #include "trireme/kernels/device.h"
@@ -154,6 +155,97 @@ void layer_norm_backward(at::Tensor& dx, at::Tensor& d_weight, at::Tensor& d_bia
                         weight.const_data_ptr<Scalar>(), mean, mean + rows.count, rows.count, rows.width);
   });
   if (d_sum.defined()) dx.add_(d_sum);
+}
+
+bool can_batch_norm(const at::Tensor& x) {
+  if (x.dim() != 4 || x.numel() < 2 * x.size(1) || !x.is_contiguous(at::MemoryFormat::ChannelsLast))
+    return false;
+  if (!x.is_cuda()) return x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16;
+  const bool known =
+      x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf;
+  return known && x.size(1) * static_cast<int64_t>(x.element_size()) % 16 == 0 &&
+         reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
+}
+
+void batch_norm_forward(at::Tensor& y, at::Tensor& statistics, const at::Tensor& x, const at::Tensor& weight,
+                        const at::Tensor& bias, const BatchNormCall& call) {
+  const int64_t channels = x.size(1), rows = x.numel() / channels;
+  at::Tensor mean = call.running_mean, variance = call.running_var;
+  float* const running_mean = mean.defined() ? floats(mean) : nullptr;
+  float* const running_var = variance.defined() ? floats(variance) : nullptr;
+  if (x.is_cuda()) {
+    at::Tensor partial = scratch(x, cuda::batch_norm_scratch(channels));
+    return launched(cuda::batch_norm_forward({.y = mutable_data(y),
+                                              .statistics = floats(statistics),
+                                              .scratch = floats(partial),
+                                              .running_mean = running_mean,
+                                              .running_var = running_var,
+                                              .x = data(x),
+                                              .residual = data(call.residual),
+                                              .weight = data(weight),
+                                              .bias = data(bias),
+                                              .rows = rows,
+                                              .channels = channels,
+                                              .eps = static_cast<float>(call.eps),
+                                              .momentum = static_cast<float>(call.momentum),
+                                              .relu = call.relu},
+                                             dtype_of(x), current_stream()),
+                    "batch_norm");
+  }
+  on_cpu(x, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    batch_norm_forward<Scalar>(
+        {.y = y.data_ptr<Scalar>(),
+         .statistics = floats(statistics),
+         .running_mean = running_mean,
+         .running_var = running_var,
+         .x = x.const_data_ptr<Scalar>(),
+         .residual = call.residual.defined() ? call.residual.const_data_ptr<Scalar>() : nullptr,
+         .weight = weight.const_data_ptr<Scalar>(),
+         .bias = bias.const_data_ptr<Scalar>(),
+         .rows = rows,
+         .channels = channels,
+         .eps = static_cast<float>(call.eps),
+         .momentum = static_cast<float>(call.momentum),
+         .relu = call.relu});
+  });
+}
+
+void batch_norm_backward(at::Tensor& dx, at::Tensor& d_residual, at::Tensor& d_weight, at::Tensor& d_bias,
+                         const at::Tensor& dy, const at::Tensor& x, const at::Tensor& y,
+                         const at::Tensor& weight, const at::Tensor& statistics) {
+  const int64_t channels = x.size(1), rows = x.numel() / channels;
+  if (x.is_cuda()) {
+    at::Tensor partial = scratch(x, cuda::batch_norm_scratch(channels));
+    return launched(cuda::batch_norm_backward({.dx = mutable_data(dx),
+                                               .d_residual = mutable_data(d_residual),
+                                               .d_weight = mutable_data(d_weight),
+                                               .d_bias = mutable_data(d_bias),
+                                               .scratch = floats(partial),
+                                               .dy = data(dy),
+                                               .x = data(x),
+                                               .y = data(y),
+                                               .weight = data(weight),
+                                               .statistics = floats(statistics),
+                                               .rows = rows,
+                                               .channels = channels},
+                                              dtype_of(x), current_stream()),
+                    "batch_norm_backward");
+  }
+  on_cpu(x, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    batch_norm_backward<Scalar>({.dx = dx.data_ptr<Scalar>(),
+                                 .d_residual = d_residual.defined() ? d_residual.data_ptr<Scalar>() : nullptr,
+                                 .d_weight = d_weight.data_ptr<Scalar>(),
+                                 .d_bias = d_bias.data_ptr<Scalar>(),
+                                 .dy = dy.const_data_ptr<Scalar>(),
+                                 .x = x.const_data_ptr<Scalar>(),
+                                 .y = y.defined() ? y.const_data_ptr<Scalar>() : nullptr,
+                                 .weight = weight.const_data_ptr<Scalar>(),
+                                 .statistics = floats(statistics),
+                                 .rows = rows,
+                                 .channels = channels});
+  });
 }
 
 void add_column_sums(at::Tensor& total, const at::Tensor& x) {

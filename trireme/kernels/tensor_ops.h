@@ -25,6 +25,23 @@ void layer_norm_backward(at::Tensor& dx, at::Tensor& d_weight, at::Tensor& d_bia
                          const at::Tensor& d_sum, const at::Tensor& x, const at::Tensor& weight,
                          const at::Tensor& statistics);
 
+/// As in batch_norm.h, of images (B, C, H, W) whose channels are innermost in memory. statistics (2, C) fp32
+/// = mean, rstd.
+struct BatchNormCall {
+  at::Tensor residual = {};                        ///< as x; undefined: none
+  at::Tensor running_mean = {}, running_var = {};  ///< (C) fp32; undefined: left as they are
+  double eps = 1e-5, momentum = 0.1;
+  bool relu = false;
+};
+void batch_norm_forward(at::Tensor& y, at::Tensor& statistics, const at::Tensor& x, const at::Tensor& weight,
+                        const at::Tensor& bias, const BatchNormCall& call);
+/// d_residual and y may be undefined: no residual, no ReLU. d_weight and d_bias are added to.
+void batch_norm_backward(at::Tensor& dx, at::Tensor& d_residual, at::Tensor& d_weight, at::Tensor& d_bias,
+                         const at::Tensor& dy, const at::Tensor& x, const at::Tensor& y,
+                         const at::Tensor& weight, const at::Tensor& statistics);
+/// Whether they take x, which may be none of images.
+bool can_batch_norm(const at::Tensor& x);
+
 /// total (width) += the sum of the rows of x (rows, width).
 void add_column_sums(at::Tensor& total, const at::Tensor& x);
 

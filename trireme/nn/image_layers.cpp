@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 
 #include "trireme/base/error.h"
+#include "trireme/kernels/tensor_ops.h"
+#include "trireme/nn/batch_norm.h"
 
 namespace trireme::nn {
 namespace {
@@ -19,6 +21,11 @@ void check_values_per_channel(const at::Tensor& x) {
 }
 
 }  // namespace
+
+at::Tensor apply_after(at::Tensor y, const After& after) {
+  if (after.residual.defined()) y.add_(after.residual);
+  return after.relu ? y.relu_() : y;
+}
 
 Conv2d::Conv2d(const Shape& shape) : stride_(shape.stride), padding_(shape.padding) {
   weight = register_parameter("weight", at::empty({shape.out, shape.in, shape.kernel, shape.kernel}));
@@ -37,7 +44,31 @@ BatchNorm::BatchNorm(int64_t channels) {
   num_batches_tracked = register_buffer("num_batches_tracked", at::zeros({}, at::kLong));
 }
 
-at::Tensor BatchNorm::forward(const at::Tensor& x, Statistics statistics) {
+at::Tensor BatchNorm::forward(const at::Tensor& x, Statistics statistics, const After& after) {
+  if (is_training() && is_fused(x, after)) {
+    check_values_per_channel(x);
+    const bool updates = statistics == Statistics::kUpdate;
+    if (updates) num_batches_tracked.add_(1);
+    return batch_norm(x, weight, bias,
+                      {.residual = after.residual,
+                       .running_mean = updates ? running_mean : at::Tensor(),
+                       .running_var = updates ? running_var : at::Tensor(),
+                       .eps = kEps,
+                       .momentum = kMomentum,
+                       .relu = after.relu});
+  }
+  return apply_after(unfused(x, statistics), after);
+}
+
+bool BatchNorm::is_fused(const at::Tensor& x, const After& after) const {
+  const bool same = weight.scalar_type() == x.scalar_type() && bias.scalar_type() == x.scalar_type();
+  const bool trains = weight.requires_grad() && bias.requires_grad();
+  const bool fits = !after.residual.defined() ||
+                    (after.residual.sizes() == x.sizes() && after.residual.scalar_type() == x.scalar_type());
+  return same && trains && fits && kernels::can_batch_norm(x);
+}
+
+at::Tensor BatchNorm::unfused(const at::Tensor& x, Statistics statistics) {
   const at::Tensor wide_weight = weight.to(at::kFloat), wide_bias = bias.to(at::kFloat);
   const auto normed = [&](const at::Tensor& mean, const at::Tensor& variance) {
     return at::batch_norm(x, wide_weight, wide_bias, mean, variance, is_training(), kMomentum, kEps,
@@ -63,15 +94,18 @@ at::Tensor GroupNorm::forward(const at::Tensor& x) const {
 NormMaker batch_norms() {
   return [](int64_t channels) -> NormLayer {
     const auto norm = std::make_shared<BatchNorm>(channels);
-    return {norm,
-            [norm](const at::Tensor& x, Statistics statistics) { return norm->forward(x, statistics); }};
+    return {norm, [norm](const at::Tensor& x, Statistics statistics, const After& after) {
+              return norm->forward(x, statistics, after);
+            }};
   };
 }
 
 NormMaker group_norms(int64_t groups) {
   return [groups](int64_t channels) -> NormLayer {
     const auto norm = std::make_shared<GroupNorm>(groups, channels);
-    return {norm, [norm](const at::Tensor& x, Statistics) { return norm->forward(x); }};
+    return {norm, [norm](const at::Tensor& x, Statistics, const After& after) {
+              return apply_after(norm->forward(x), after);
+            }};
   };
 }
 

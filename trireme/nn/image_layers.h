@@ -12,10 +12,18 @@ namespace trireme::nn {
 /// its activations are computed again in backward.
 enum class Statistics { kUpdate, kLeave };
 
+/// What follows a norm: y + residual where there is one, then ReLU where it is asked for.
+struct After {
+  at::Tensor residual = {};  ///< as y
+  bool relu = false;
+};
+/// Over y itself.
+at::Tensor apply_after(at::Tensor y, const After& after);
+
 /// A normalisation of channels: its module has the parameters and buffers.
 struct NormLayer {
   std::shared_ptr<torch::nn::Module> module;
-  std::function<at::Tensor(const at::Tensor& x, Statistics statistics)> apply;
+  std::function<at::Tensor(const at::Tensor& x, Statistics statistics, const After& after)> apply;
 };
 /// Makes one for so many channels.
 using NormMaker = std::function<NormLayer(int64_t channels)>;
@@ -43,11 +51,16 @@ class BatchNorm : public torch::nn::Module {
  public:
   explicit BatchNorm(int64_t channels);
   /// Throws ConfigError for one value per channel in training mode, which has no variance.
-  at::Tensor forward(const at::Tensor& x, Statistics statistics = Statistics::kUpdate);
+  at::Tensor forward(const at::Tensor& x, Statistics statistics = Statistics::kUpdate,
+                     const After& after = {});
 
   at::Tensor weight, bias;               ///< (C)
   at::Tensor running_mean, running_var;  ///< (C) fp32, the variance unbiased
   at::Tensor num_batches_tracked;        ///< int64 scalar
+
+ private:
+  bool is_fused(const at::Tensor& x, const After& after) const;
+  at::Tensor unfused(const at::Tensor& x, Statistics statistics);
 };
 
 /// Over groups of channels of one sample (Wu and He 2018), as torch.nn.GroupNorm.

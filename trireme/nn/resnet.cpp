@@ -35,12 +35,11 @@ ResidualBlock::ResidualBlock(const plan::ResNetShape::Block& block, bool bottlen
                           {.out = block.out, .in = block.in, .kernel = 1, .stride = block.stride}, make_norm);
 }
 
-/// What a norm gives belongs to nobody else, so sums and ReLUs are written over it.
 at::Tensor ResidualBlock::forward(const at::Tensor& x, Statistics statistics) {
   at::Tensor y = x;
-  for (size_t i = 0; i + 1 < layers_.size(); ++i) y = layers_[i](y, statistics).relu_();
-  y = layers_.back()(y, statistics);
-  return y.add_(projection_.conv ? projection_(x, statistics) : x).relu_();
+  for (size_t i = 0; i + 1 < layers_.size(); ++i) y = layers_[i](y, statistics, {.relu = true});
+  const at::Tensor residual = projection_.conv ? projection_(x, statistics) : x;
+  return layers_.back()(y, statistics, {.residual = residual, .relu = true});
 }
 
 ResNet::ResNet(const plan::VisionConfig& config, const NormMaker& make_norm) : VisionModel(config) {
@@ -64,7 +63,7 @@ ResNet::ResNet(const plan::VisionConfig& config, const NormMaker& make_norm) : V
 }
 
 at::Tensor ResNet::stem(const at::Tensor& images) {
-  const at::Tensor x = stem_(as_input(images, stem_.conv->weight), Statistics::kUpdate).relu_();
+  const at::Tensor x = stem_(as_input(images, stem_.conv->weight), Statistics::kUpdate, {.relu = true});
   if (config().stem == plan::ImageStem::kCifar) return x;
   return at::max_pool2d(x, {3, 3}, {2, 2}, {1, 1});
 }

@@ -13,8 +13,8 @@ namespace trireme::nn {
 struct NormedConv {
   std::shared_ptr<Conv2d> conv;
   NormLayer norm;
-  at::Tensor operator()(const at::Tensor& x, Statistics statistics) const {
-    return norm.apply(conv->forward(x), statistics);
+  at::Tensor operator()(const at::Tensor& x, Statistics statistics, const After& after = {}) const {
+    return norm.apply(conv->forward(x), statistics, after);
   }
 };
 

@@ -7,8 +7,9 @@ namespace trireme::train {
 std::shared_ptr<nn::VisionModel> make_image_model(const plan::VisionConfig& config, const comm::Mesh& mesh) {
   const auto sync_batch = [group = mesh.dp](int64_t channels) -> nn::NormLayer {
     const auto norm = std::make_shared<parallel::SyncBatchNorm>(channels, group);
-    return {norm, [norm](const at::Tensor& x, nn::Statistics statistics) {
-              return norm->forward(x, /*updates=*/statistics == nn::Statistics::kUpdate);
+    return {norm, [norm](const at::Tensor& x, nn::Statistics statistics, const nn::After& after) {
+              const bool updates = statistics == nn::Statistics::kUpdate;
+              return nn::apply_after(norm->forward(x, updates), after);
             }};
   };
   const std::shared_ptr<nn::VisionModel> model = nn::build(config, sync_batch);

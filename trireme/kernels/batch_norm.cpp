@@ -1,0 +1,175 @@
+#include "trireme/kernels/batch_norm.h"
+
+#include <c10/util/BFloat16.h>
+
+#include <cmath>
+#include <type_traits>
+#include <vector>
+
+#include "trireme/kernels/parallel.h"
+
+namespace trireme::kernels {
+namespace {
+
+constexpr int64_t kBlock = 16;  ///< channels that are summed at once, in registers
+
+/// Sums over rows of two terms by channel: (2, channels) fp32. `terms(row, c)` gives them.
+template <typename Terms>
+std::vector<float> sums_by_channel(int64_t rows, int64_t channels, const Terms& terms) {
+  const auto width = static_cast<size_t>(2 * channels);
+  std::vector<float> partial(static_cast<size_t>(kCuts) * width, 0.0f);
+  for_cuts(rows, [&](int64_t cut, int64_t first, int64_t last) {
+    float* const ones = partial.data() + static_cast<size_t>(cut) * width;
+    float* const twos = ones + channels;
+    int64_t c = 0;
+    for (; c + kBlock <= channels; c += kBlock) {
+      float one[kBlock] = {}, two[kBlock] = {};
+      for (int64_t row = first; row < last; ++row) {
+#pragma omp simd
+        for (int64_t i = 0; i < kBlock; ++i) {
+          const auto [a, b] = terms(row, c + i);
+          one[i] += a;
+          two[i] += b;
+        }
+      }
+      for (int64_t i = 0; i < kBlock; ++i) {
+        ones[c + i] = one[i];
+        twos[c + i] = two[i];
+      }
+    }
+    for (int64_t row = first; row < last; ++row) {
+      for (int64_t i = c; i < channels; ++i) {
+        const auto [a, b] = terms(row, i);
+        ones[i] += a;
+        twos[i] += b;
+      }
+    }
+  });
+  std::vector<float> sums(width, 0.0f);
+  for (size_t i = 0; i < width; ++i) {
+    double sum = 0.0;
+    for (size_t cut = 0; cut < static_cast<size_t>(kCuts); ++cut) sum += partial[cut * width + i];
+    sums[i] = static_cast<float>(sum);
+  }
+  return sums;
+}
+
+/// NaN stays.
+template <typename Number>
+Number positive_part(Number value) {
+  return value < Number(0) ? Number(0) : value;
+}
+
+struct Terms {
+  float one, two;
+};
+
+/// Calls body(constant) for `value`.
+template <typename Body>
+void with_constant(bool value, const Body& body) {
+  value ? body(std::true_type{}) : body(std::false_type{});
+}
+
+}  // namespace
+
+template <typename Scalar>
+void batch_norm_forward(const BatchNormForward<Scalar>& call) {
+  const int64_t channels = call.channels;
+  const Scalar* const x = call.x;
+  // Deviations from the first row, which is near the mean, so that little cancels.
+  const std::vector<float> sums = sums_by_channel(call.rows, channels, [&](int64_t row, int64_t c) {
+    const float value = static_cast<float>(x[row * channels + c]) - static_cast<float>(x[c]);
+    return Terms{value, value * value};
+  });
+  const auto rows = static_cast<double>(call.rows);
+  std::vector<float> scales(static_cast<size_t>(channels)), shifts(static_cast<size_t>(channels));
+  for (int64_t c = 0; c < channels; ++c) {
+    const double shifted = sums[static_cast<size_t>(c)] / rows;
+    const double mean = static_cast<double>(static_cast<float>(x[c])) + shifted;
+    const double variance = positive_part(sums[static_cast<size_t>(channels + c)] / rows - shifted * shifted);
+    const double rstd = 1.0 / std::sqrt(variance + static_cast<double>(call.eps));
+    call.statistics[c] = static_cast<float>(mean);
+    call.statistics[channels + c] = static_cast<float>(rstd);
+    const double scale = static_cast<double>(static_cast<float>(call.weight[c])) * rstd;
+    scales[static_cast<size_t>(c)] = static_cast<float>(scale);
+    shifts[static_cast<size_t>(c)] =
+        static_cast<float>(static_cast<double>(static_cast<float>(call.bias[c])) - mean * scale);
+    if (call.running_mean == nullptr) continue;
+    const auto mix = [&](float& running, double value) {
+      running += call.momentum * (static_cast<float>(value) - running);
+    };
+    mix(call.running_mean[c], mean);
+    mix(call.running_var[c], variance * rows / (rows - 1.0));
+  }
+  const float *const scale = scales.data(), *const shift = shifts.data();
+  with_constant(call.residual != nullptr, [&](auto residual) {
+    with_constant(call.relu, [&](auto relu) {
+      for_rows(call.rows, channels, [&](int64_t first, int64_t last) {
+        for (int64_t row = first; row < last; ++row) {
+          const Scalar* const in = x + row * channels;
+          const Scalar* const other = decltype(residual)::value ? call.residual + row * channels : in;
+          Scalar* const out = call.y + row * channels;
+#pragma omp simd
+          for (int64_t c = 0; c < channels; ++c) {
+            float value = static_cast<float>(in[c]) * scale[c] + shift[c];
+            if constexpr (decltype(residual)::value) value += static_cast<float>(other[c]);
+            if constexpr (decltype(relu)::value) value = positive_part(value);
+            out[c] = static_cast<Scalar>(value);
+          }
+        }
+      });
+    });
+  });
+}
+
+template <typename Scalar>
+void batch_norm_backward(const BatchNormBackward<Scalar>& call) {
+  const int64_t channels = call.channels;
+  const float *const mean = call.statistics, *const rstd = call.statistics + channels;
+  with_constant(call.y != nullptr, [&](auto relu) {
+    const auto gradient_at = [&](int64_t at) {
+      const auto dy = static_cast<float>(call.dy[at]);
+      if constexpr (decltype(relu)::value) return static_cast<float>(call.y[at]) <= 0.0f ? 0.0f : dy;
+      return dy;
+    };
+    const std::vector<float> sums = sums_by_channel(call.rows, channels, [&](int64_t row, int64_t c) {
+      const int64_t at = row * channels + c;
+      const float dz = gradient_at(at);
+      return Terms{dz, dz * (static_cast<float>(call.x[at]) - mean[c])};
+    });
+    // dx = scale * dz + slope * x + shift.
+    std::vector<float> scales(static_cast<size_t>(channels)), slopes(scales), shifts(scales);
+    for (int64_t c = 0; c < channels; ++c) {
+      const auto i = static_cast<size_t>(c);
+      const float sum = sums[i], product = sums[i + static_cast<size_t>(channels)];
+      const auto rows = static_cast<float>(call.rows);
+      call.d_weight[c] = static_cast<Scalar>(static_cast<float>(call.d_weight[c]) + product * rstd[c]);
+      call.d_bias[c] = static_cast<Scalar>(static_cast<float>(call.d_bias[c]) + sum);
+      scales[i] = static_cast<float>(call.weight[c]) * rstd[c];
+      slopes[i] = -scales[i] * rstd[c] * rstd[c] * (product / rows);
+      shifts[i] = -scales[i] * (sum / rows) - slopes[i] * mean[c];
+    }
+    const float *const scale = scales.data(), *const slope = slopes.data(), *const shift = shifts.data();
+    with_constant(call.d_residual != nullptr, [&](auto residual) {
+      for_rows(call.rows, channels, [&](int64_t first, int64_t last) {
+        for (int64_t row = first; row < last; ++row) {
+          const int64_t begin = row * channels;
+#pragma omp simd
+          for (int64_t c = 0; c < channels; ++c) {
+            const float dz = gradient_at(begin + c);
+            call.dx[begin + c] = static_cast<Scalar>(
+                scale[c] * dz + (slope[c] * static_cast<float>(call.x[begin + c]) + shift[c]));
+            if constexpr (decltype(residual)::value) call.d_residual[begin + c] = static_cast<Scalar>(dz);
+          }
+        }
+      });
+    });
+  });
+}
+
+template void batch_norm_forward(const BatchNormForward<float>&);
+template void batch_norm_forward(const BatchNormForward<c10::BFloat16>&);
+template void batch_norm_backward(const BatchNormBackward<float>&);
+template void batch_norm_backward(const BatchNormBackward<c10::BFloat16>&);
+
+}  // namespace trireme::kernels

@@ -1,0 +1,337 @@
+// Batch normalisation of rows by channel with what follows it: the sum with a residual, ReLU. Two passes over
+// memory each way: sums by channel, then the elements. Sums are taken in three steps, by threads over the
+// rows of a chunk, by a block over its threads, and over the chunks, each in a fixed order.
+#include <algorithm>
+
+#include "trireme/kernels/vector.cuh"
+
+namespace trireme::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int64_t kSumBlocks = 4 * 132;  // constants, so that the order of sums does not depend on the GPU
+constexpr int64_t kElementBlocks = 16 * 132;
+constexpr int kFinalChannels = 32, kFinalRows = 8;
+
+/// Threads of a block, `across` packs of channels by `down` rows, and blocks: columns by chunks of rows.
+struct Tiles {
+  int across, down;
+  int64_t columns, chunks;
+
+  Tiles(int64_t rows, int64_t packs, int64_t blocks) {
+    across = 1;
+    while (across < 32 && across < packs) across *= 2;
+    down = kThreads / across;
+    columns = (packs + across - 1) / across;
+    chunks =
+        std::clamp<int64_t>((rows + 4 * down - 1) / (4 * down), 1, std::max<int64_t>(1, blocks / columns));
+  }
+  dim3 grid() const { return {static_cast<unsigned>(columns), static_cast<unsigned>(chunks)}; }
+  dim3 block() const { return {static_cast<unsigned>(across), static_cast<unsigned>(down)}; }
+};
+
+/// The rows and the pack of channels of a thread.
+template <int kLanes>
+struct Place {
+  int64_t channel, first, step;
+  bool inside;
+
+  __device__ explicit Place(int64_t channels)
+      : channel((static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kLanes),
+        first(static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y),
+        step(static_cast<int64_t>(gridDim.y) * blockDim.y),
+        inside(channel < channels) {}
+};
+
+/// Adds up the threads of a block that have the same channels, into row blockIdx.y of partial (chunks, 2, C).
+template <int kLanes>
+__device__ void store_sums(const float (&one)[kLanes], const float (&two)[kLanes], const Place<kLanes>& place,
+                           int64_t channels, float* partial) {
+  __shared__ float sums[2 * kLanes][kThreads];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  for (int j = 0; j < kLanes; ++j) {
+    sums[j][thread] = one[j];
+    sums[kLanes + j][thread] = two[j];
+  }
+  for (int half = blockDim.y / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.y >= half) continue;
+    for (int j = 0; j < 2 * kLanes; ++j) sums[j][thread] += sums[j][thread + half * blockDim.x];
+  }
+  if (threadIdx.y > 0 || !place.inside) return;
+  float* const row = partial + static_cast<int64_t>(blockIdx.y) * 2 * channels + place.channel;
+  for (int j = 0; j < kLanes; ++j) {
+    row[j] = sums[j][thread];
+    row[channels + j] = sums[kLanes + j][thread];
+  }
+}
+
+/// The sums over the chunks, in the threads of the first row; `c` is a channel.
+__device__ float2 total_of(const float* partial, int64_t chunks, int64_t channels, int64_t c) {
+  __shared__ float2 sums[kFinalRows][kFinalChannels];
+  float2 sum{0.0f, 0.0f};
+  if (c < channels) {
+    for (int64_t chunk = threadIdx.y; chunk < chunks; chunk += kFinalRows) {
+      sum.x += partial[chunk * 2 * channels + c];
+      sum.y += partial[(chunk * 2 + 1) * channels + c];
+    }
+  }
+  sums[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  for (int row = 1; threadIdx.y == 0 && row < kFinalRows; ++row) {
+    sum.x += sums[row][threadIdx.x].x;
+    sum.y += sums[row][threadIdx.x].y;
+  }
+  return sum;
+}
+
+/// Sums of x - shift and of its squares, where shift is the first row: near the mean, so that little cancels.
+template <typename Scalar, int kLanes>
+__global__ void __launch_bounds__(kThreads)
+    forward_sums(float* partial, const Scalar* __restrict__ x, int64_t rows, int64_t channels) {
+  const Place<kLanes> place(channels);
+  float one[kLanes] = {}, two[kLanes] = {};
+  if (place.inside) {
+    Pack<Scalar, kLanes> shift;
+    shift.load(x + place.channel);
+    constexpr int kInFlight = 4;
+    for (int64_t row = place.first; row < rows; row += kInFlight * place.step) {
+      RawPack<Scalar, kLanes> raw[kInFlight];
+#pragma unroll
+      for (int u = 0; u < kInFlight; ++u) {
+        if (row + u * place.step < rows) raw[u].load(x + (row + u * place.step) * channels + place.channel);
+      }
+#pragma unroll
+      for (int u = 0; u < kInFlight; ++u) {
+        if (row + u * place.step >= rows) break;
+        const auto values = raw[u].pack();
+        for (int j = 0; j < kLanes; ++j) {
+          const float value = values[j] - shift[j];
+          one[j] += value;
+          two[j] += value * value;
+        }
+      }
+    }
+  }
+  store_sums(one, two, place, channels, partial);
+}
+
+/// NaN stays.
+__device__ float positive_part(float value) {
+  return value < 0.0f ? 0.0f : value;
+}
+
+template <typename Scalar>
+__global__ void __launch_bounds__(kFinalChannels* kFinalRows)
+    forward_statistics(BatchNormForward call, const float* partial, int64_t chunks) {
+  const int64_t c = static_cast<int64_t>(blockIdx.x) * kFinalChannels + threadIdx.x, channels = call.channels;
+  const float2 sum = total_of(partial, chunks, channels, c);
+  if (threadIdx.y > 0 || c >= channels) return;
+  const float rows = static_cast<float>(call.rows);
+  const float shifted = sum.x / rows;
+  const float mean = to_float(static_cast<const Scalar*>(call.x)[c]) + shifted;
+  const float variance = positive_part(sum.y / rows - shifted * shifted);
+  const float rstd = rsqrtf(variance + call.eps);
+  call.statistics[c] = mean;
+  call.statistics[channels + c] = rstd;
+  const float scale = to_float(static_cast<const Scalar*>(call.weight)[c]) * rstd;
+  call.scratch[c] = scale;
+  call.scratch[channels + c] = to_float(static_cast<const Scalar*>(call.bias)[c]) - mean * scale;
+  if (call.running_mean == nullptr) return;
+  const float unbiased = variance * (rows / (rows - 1.0f));
+  call.running_mean[c] += call.momentum * (mean - call.running_mean[c]);
+  call.running_var[c] += call.momentum * (unbiased - call.running_var[c]);
+}
+
+template <typename Scalar, int kLanes, bool kResidual, bool kRelu>
+__global__ void __launch_bounds__(kThreads) forward_elements(BatchNormForward call) {
+  const Place<kLanes> place(call.channels);
+  if (!place.inside) return;
+  float scale[kLanes], shift[kLanes];
+  for (int j = 0; j < kLanes; ++j) {
+    scale[j] = call.scratch[place.channel + j];
+    shift[j] = call.scratch[call.channels + place.channel + j];
+  }
+  const Scalar* const x = static_cast<const Scalar*>(call.x);
+  const Scalar* const residual = static_cast<const Scalar*>(call.residual);
+#pragma unroll 2
+  for (int64_t row = place.first; row < call.rows; row += place.step) {
+    const int64_t at = row * call.channels + place.channel;
+    RawPack<Scalar, kLanes> raw, other;
+    raw.load(x + at);
+    if constexpr (kResidual) other.load(residual + at);
+    const auto values = raw.pack();
+    Pack<Scalar, kLanes> y;
+    for (int j = 0; j < kLanes; ++j) {
+      float value = values[j] * scale[j] + shift[j];
+      if constexpr (kResidual) value += other.pack()[j];
+      if constexpr (kRelu) value = positive_part(value);
+      y.set(j, value);
+    }
+    y.store(static_cast<Scalar*>(call.y) + at);
+  }
+}
+
+/// The gradient of what the norm gave: of its outputs, where ReLU let them pass.
+template <typename Scalar, int kLanes, bool kRelu>
+struct Gradient {
+  RawPack<Scalar, kLanes> dy, y;
+
+  __device__ void load(const BatchNormBackward& call, int64_t at) {
+    dy.load(static_cast<const Scalar*>(call.dy) + at);
+    if constexpr (kRelu) y.load(static_cast<const Scalar*>(call.y) + at);
+  }
+  __device__ Pack<Scalar, kLanes> pack() const {
+    auto gradient = dy.pack();
+    if constexpr (kRelu) {
+      const auto outputs = y.pack();
+      for (int j = 0; j < kLanes; ++j) {
+        if (outputs[j] <= 0.0f) gradient.set(j, 0.0f);
+      }
+    }
+    return gradient;
+  }
+};
+
+/// Sums of the gradient and of its product with x - mean.
+template <typename Scalar, int kLanes, bool kRelu>
+__global__ void __launch_bounds__(kThreads) backward_sums(BatchNormBackward call, float* partial) {
+  const Place<kLanes> place(call.channels);
+  float one[kLanes] = {}, two[kLanes] = {};
+  if (place.inside) {
+    float mean[kLanes];
+    for (int j = 0; j < kLanes; ++j) mean[j] = call.statistics[place.channel + j];
+    constexpr int kInFlight = 2;
+    for (int64_t row = place.first; row < call.rows; row += kInFlight * place.step) {
+      RawPack<Scalar, kLanes> raw[kInFlight];
+      Gradient<Scalar, kLanes, kRelu> gradient[kInFlight];
+#pragma unroll
+      for (int u = 0; u < kInFlight; ++u) {
+        const int64_t at = (row + u * place.step) * call.channels + place.channel;
+        if (row + u * place.step >= call.rows) break;
+        raw[u].load(static_cast<const Scalar*>(call.x) + at);
+        gradient[u].load(call, at);
+      }
+#pragma unroll
+      for (int u = 0; u < kInFlight; ++u) {
+        if (row + u * place.step >= call.rows) break;
+        const auto values = raw[u].pack(), dz = gradient[u].pack();
+        for (int j = 0; j < kLanes; ++j) {
+          one[j] += dz[j];
+          two[j] += dz[j] * (values[j] - mean[j]);
+        }
+      }
+    }
+  }
+  store_sums(one, two, place, call.channels, partial);
+}
+
+/// dx = scratch[0] * dz + scratch[1] * x + scratch[2].
+template <typename Scalar>
+__global__ void __launch_bounds__(kFinalChannels* kFinalRows)
+    backward_coefficients(BatchNormBackward call, const float* partial, int64_t chunks) {
+  const int64_t c = static_cast<int64_t>(blockIdx.x) * kFinalChannels + threadIdx.x, channels = call.channels;
+  const float2 sum = total_of(partial, chunks, channels, c);
+  if (threadIdx.y > 0 || c >= channels) return;
+  const float rows = static_cast<float>(call.rows);
+  const float mean = call.statistics[c], rstd = call.statistics[channels + c];
+  const auto add_to = [c](void* gradient, float value) {
+    Scalar& element = static_cast<Scalar*>(gradient)[c];
+    element = from_float<Scalar>(to_float(element) + value);
+  };
+  add_to(call.d_weight, sum.y * rstd);
+  add_to(call.d_bias, sum.x);
+  const float scale = to_float(static_cast<const Scalar*>(call.weight)[c]) * rstd;
+  const float slope = -scale * rstd * rstd * (sum.y / rows);
+  call.scratch[c] = scale;
+  call.scratch[channels + c] = slope;
+  call.scratch[2 * channels + c] = -scale * (sum.x / rows) - slope * mean;
+}
+
+template <typename Scalar, int kLanes, bool kResidual, bool kRelu>
+__global__ void __launch_bounds__(kThreads) backward_elements(BatchNormBackward call) {
+  const Place<kLanes> place(call.channels);
+  if (!place.inside) return;
+  float scale[kLanes], slope[kLanes], shift[kLanes];
+  for (int j = 0; j < kLanes; ++j) {
+    scale[j] = call.scratch[place.channel + j];
+    slope[j] = call.scratch[call.channels + place.channel + j];
+    shift[j] = call.scratch[2 * call.channels + place.channel + j];
+  }
+#pragma unroll 2
+  for (int64_t row = place.first; row < call.rows; row += place.step) {
+    const int64_t at = row * call.channels + place.channel;
+    RawPack<Scalar, kLanes> raw;
+    Gradient<Scalar, kLanes, kRelu> gradient;
+    raw.load(static_cast<const Scalar*>(call.x) + at);
+    gradient.load(call, at);
+    const auto values = raw.pack(), dz = gradient.pack();
+    Pack<Scalar, kLanes> dx;
+    for (int j = 0; j < kLanes; ++j) dx.set(j, scale[j] * dz[j] + (slope[j] * values[j] + shift[j]));
+    dx.store(static_cast<Scalar*>(call.dx) + at);
+    if constexpr (kResidual) dz.store(static_cast<Scalar*>(call.d_residual) + at);
+  }
+}
+
+/// Calls body(bool constant) for `value`.
+template <typename Body>
+void with_constant(bool value, const Body& body) {
+  value ? body(std::true_type{}) : body(std::false_type{});
+}
+
+template <typename Scalar>
+int run_forward(const BatchNormForward& call, cudaStream_t stream) {
+  constexpr int kLanes = kFullPack<Scalar>;
+  const int64_t packs = call.channels / kLanes;
+  const Tiles sums(call.rows, packs, kSumBlocks), elements(call.rows, packs, kElementBlocks);
+  float* const partial = call.scratch + 2 * call.channels;
+  const dim3 final_grid(static_cast<unsigned>((call.channels + kFinalChannels - 1) / kFinalChannels));
+  forward_sums<Scalar, kLanes><<<sums.grid(), sums.block(), 0, stream>>>(
+      partial, static_cast<const Scalar*>(call.x), call.rows, call.channels);
+  forward_statistics<Scalar>
+      <<<final_grid, dim3(kFinalChannels, kFinalRows), 0, stream>>>(call, partial, sums.chunks);
+  with_constant(call.residual != nullptr, [&](auto residual) {
+    with_constant(call.relu, [&](auto relu) {
+      forward_elements<Scalar, kLanes, decltype(residual)::value, decltype(relu)::value>
+          <<<elements.grid(), elements.block(), 0, stream>>>(call);
+    });
+  });
+  return cudaGetLastError();
+}
+
+template <typename Scalar>
+int run_backward(const BatchNormBackward& call, cudaStream_t stream) {
+  constexpr int kLanes = kFullPack<Scalar>;
+  const int64_t packs = call.channels / kLanes;
+  const Tiles sums(call.rows, packs, kSumBlocks), elements(call.rows, packs, kElementBlocks);
+  float* const partial = call.scratch + 3 * call.channels;
+  const dim3 final_grid(static_cast<unsigned>((call.channels + kFinalChannels - 1) / kFinalChannels));
+  with_constant(call.y != nullptr, [&](auto relu) {
+    backward_sums<Scalar, kLanes, decltype(relu)::value>
+        <<<sums.grid(), sums.block(), 0, stream>>>(call, partial);
+    backward_coefficients<Scalar>
+        <<<final_grid, dim3(kFinalChannels, kFinalRows), 0, stream>>>(call, partial, sums.chunks);
+    with_constant(call.d_residual != nullptr, [&](auto residual) {
+      backward_elements<Scalar, kLanes, decltype(residual)::value, decltype(relu)::value>
+          <<<elements.grid(), elements.block(), 0, stream>>>(call);
+    });
+  });
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+int64_t batch_norm_scratch(int64_t channels) {
+  return (3 + 2 * kSumBlocks) * channels;
+}
+
+int batch_norm_forward(const BatchNormForward& call, Dtype dtype, void* stream) {
+  return dispatch(dtype, [&](auto scalar) { return run_forward<decltype(scalar)>(call, as_stream(stream)); });
+}
+
+int batch_norm_backward(const BatchNormBackward& call, Dtype dtype, void* stream) {
+  return dispatch(dtype,
+                  [&](auto scalar) { return run_backward<decltype(scalar)>(call, as_stream(stream)); });
+}
+
+}  // namespace trireme::kernels::cuda
