@@ -120,6 +120,44 @@ TEST(Sgd, RefusesNesterovsMomentumWithoutMomentum) {
   EXPECT_THROW(sgd({}, {.nesterov = true}), ConfigError);
 }
 
+TEST_P(EveryOptimizer, AveragesParametersOverStepsWhenAsked) {
+  plan::OptimConfig config = config_of(GetParam());
+  config.ema = 0.9;
+  const FlatParam param{
+      .master = at::randn({40}), .grad = at::zeros({40}), .copy = {}, .segments = kSegments};
+  const auto optimizer = build(config, {param});
+  at::Tensor expected;
+  for (int step = 0; step < 5; ++step) {
+    param.grad.normal_();
+    optimizer->step();
+    const at::Tensor now = param.master.to(at::kDouble);
+    expected = step == 0 ? now : 0.9 * expected + 0.1 * now;
+  }
+  const NamedState average = optimizer->state(0).back();
+  EXPECT_EQ(average.name, plan::kAverageState);
+  for (const Segment& segment : kSegments) {
+    const at::Tensor got = part_of(average.values, segment).to(at::kDouble);
+    EXPECT_LT((got - part_of(expected, segment)).abs().max().item<double>(), 5 * 4 * 0x1p-24);
+  }
+  EXPECT_EQ(optimizer->state(0).size(), plan::record_of(GetParam()).state.size() + 1);
+}
+
+TEST_P(EveryOptimizer, AveragesAnElementToTheSameBitsWhereverItLies) {
+  plan::OptimConfig config = config_of(GetParam());
+  config.ema = 0.99;
+  const at::Tensor start = at::randn({37}), gradient = at::randn({37});
+  const auto averages = [&](const std::vector<Segment>& segments) {
+    const FlatParam param{.master = start.clone(), .grad = gradient, .copy = {}, .segments = segments};
+    const auto optimizer = build(config, {param});
+    for (int step = 0; step < 4; ++step) optimizer->step();
+    return optimizer->state(0).back().values;
+  };
+  const at::Tensor whole = averages({{{0, 37}}});
+  at::Tensor apart = at::empty({37});
+  for (int64_t i = 0; i < 37; ++i) apart[i] = averages({{{i, i + 1}}})[i];
+  EXPECT_TRUE(at::equal(whole, apart));
+}
+
 TEST(Build, RefusesOptimizersWithoutAFactory) {
   EXPECT_THROW(build({.name = static_cast<plan::OptimizerName>(99)}, {}), LogicError);
 }

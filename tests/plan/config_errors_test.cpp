@@ -201,7 +201,7 @@ TEST(ConfigErrors, RulesBetweenKeysNameBothValues) {
 TEST(ConfigErrors, DropoutIsForGpt2AndBelowOne) {
   EXPECT_EQ(of_overrides({"model.dropout=0.1"}), "accepted");
   expect_mentions(of_overrides({"model.dropout=0.1", "model.family=llama"}), {"model.dropout=0.1", "gpt2"});
-  for (const char* key : {"model.dropout", "optim.beta1", "optim.beta2", "optim.momentum"}) {
+  for (const char* key : {"model.dropout", "optim.beta1", "optim.beta2", "optim.momentum", "optim.ema"}) {
     expect_mentions(of_overrides({std::string(key) + "=1"}), {key, "below 1"});
   }
 }

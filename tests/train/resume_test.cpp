@@ -10,6 +10,7 @@
 #include "tests/train/trainer_fixture.h"
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/checkpoint/safetensors_header.h"
 #include "trireme/plan/memory.h"
@@ -92,6 +93,7 @@ class Resume : public TrainerTest {
     EXPECT_EQ(go_on(true, 7).summary.resumed_at, first.summary.steps) << what;
     const TrainResult last = go_on(true, 0);
     EXPECT_EQ(last.summary.weights_digest, whole.summary.weights_digest) << what;
+    EXPECT_EQ(last.summary.final_val_loss, whole.summary.final_val_loss) << what;
     // A stopped step does not validate.
     for (StepRecord& record : pieces) record.val_loss = steps[static_cast<size_t>(record.step) - 1].val_loss;
     expect_same_steps(pieces, steps);
@@ -121,6 +123,35 @@ TEST_F(Resume, IsExactForHybridShardingAndOnOneRank) {
   expect_exact(4, "hybrid");
   config_.parallel = {};
   expect_exact(1, "one rank");
+}
+
+TEST_F(Resume, IsExactWithAverages) {
+  config_.optim.ema = 0.8;
+  expect_exact(2, "averages");
+}
+
+TEST_F(Resume, KnowsTheBestWeightsOfBefore) {
+  config_.checkpoint.best = true;
+  config_.train.val_every = 1;
+  config_.optim = {.lr = 2.0, .schedule = plan::LrSchedule::kConstant, .weight_decay = 0.0};
+  const std::string path = options().best_weights_path;
+  const TrainResult whole = run(2, false);
+  const std::string best = read_file(path);
+  ASSERT_GT(whole.summary.best_step, 0);
+  ASSERT_LT(whole.summary.best_step, 8) << "so that a run that goes on from step 8 has nothing better";
+  std::filesystem::remove_all(checkpoints());
+  std::filesystem::remove(path);
+  run(2, false, 8);
+  EXPECT_EQ(run(2, true).summary.best_step, whole.summary.best_step);
+  EXPECT_EQ(read_file(path), best);
+
+  std::filesystem::remove_all(checkpoints());
+  run(2, false, 8);
+  write_file_atomic(path, "none of ours");
+  ::testing::internal::CaptureStderr();
+  EXPECT_GT(run(2, true).summary.best_step, 8);
+  EXPECT_NE(::testing::internal::GetCapturedStderr().find("best weights so far are unknown"),
+            std::string::npos);
 }
 
 TEST_F(Resume, IsExactInBf16AndWithDropout) {

@@ -69,6 +69,7 @@ class TrainerTest : public ::testing::Test {
     made.config = config_;
     made.cache_dir = (folder_ / "cache").string();
     made.weights_path = (folder_ / "weights.safetensors").string();
+    made.best_weights_path = (folder_ / "best" / "weights.safetensors").string();
     made.trace_path = (folder_ / "traces" / "rank-0.json").string();
     made.sinks = {&recorder_};
     made.sinks.insert(made.sinks.end(), more_sinks_.begin(), more_sinks_.end());

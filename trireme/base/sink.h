@@ -80,11 +80,13 @@ struct RunSummary {
   std::string weights_digest;  ///< XXH3-64 of all fp32 master parameters in name order, 16 hex digits
   std::string why_bits_vary;   ///< why an equal run may end with another digest; empty: it cannot
   RunCost cost;
-  std::string sample;            ///< generated text, empty when none was asked for
-  std::string weights_path;      ///< where the final weights were written; empty: nowhere
-  int64_t resumed_at = 0;        ///< step of the checkpoint that the run went on from; 0: none
-  int64_t checkpoints = 0;       ///< written
-  int64_t checkpoints_late = 0;  ///< left out, as the one before was still being written
+  std::string sample;             ///< generated text, empty when none was asked for
+  std::string weights_path;       ///< where the final weights were written; empty: nowhere
+  std::string best_weights_path;  ///< where those of the best validation are; empty: not kept
+  int64_t best_step = 0;          ///< that was validated
+  int64_t resumed_at = 0;         ///< step of the checkpoint that the run went on from; 0: none
+  int64_t checkpoints = 0;        ///< written
+  int64_t checkpoints_late = 0;   ///< left out, as the one before was still being written
   int64_t checkpoints_failed = 0;
   int stop_signal = 0;  ///< the signal that ended the run early; 0: none
 };

@@ -175,6 +175,7 @@ int worker_train(const Request& request, const Environment& environment) {
   if (world->rank() == 0) {
     run = run_directory(request, config, *world);
     options.weights_path = run->file("checkpoints/final/model.safetensors");
+    options.best_weights_path = run->file("checkpoints/best/model.safetensors");
     options.checkpoint_dir = run->file("checkpoints");
     options.resume_from = request.resume_from;
     options.trace_path = run->file("traces/rank-0.json");

@@ -57,6 +57,14 @@ Repeatable::~Repeatable() {
   before.apply();
 }
 
+TunedConvolutions::TunedConvolutions(bool on) : on_(on), before_(at::globalContext().benchmarkCuDNN()) {
+  if (on_) at::globalContext().setBenchmarkCuDNN(true);
+}
+
+TunedConvolutions::~TunedConvolutions() {
+  if (on_) at::globalContext().setBenchmarkCuDNN(before_);
+}
+
 bool must_repeat() {
   return at::globalContext().deterministicAlgorithms() &&
          !at::globalContext().deterministicAlgorithmsWarnOnly();

@@ -19,6 +19,19 @@ class Repeatable {
   bool on_;
 };
 
+/// While one lives, cuDNN tries the algorithms of each convolution of a new shape and keeps the fastest,
+/// whose bits may be others in the next run. For the whole process.
+class TunedConvolutions {
+ public:
+  explicit TunedConvolutions(bool on);
+  ~TunedConvolutions();
+  TunedConvolutions(const TunedConvolutions&) = delete;
+  TunedConvolutions& operator=(const TunedConvolutions&) = delete;
+
+ private:
+  bool on_, before_;
+};
+
 /// Whether kernels must repeat their bits now: a Repeatable lives, or torch was told so by other means.
 bool must_repeat();
 

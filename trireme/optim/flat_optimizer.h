@@ -13,7 +13,7 @@ namespace trireme::optim {
 /// The part of a parameter's tensors that one kernel call updates.
 struct UpdateRange {
   at::Tensor master, grad, copy;  ///< as FlatParam
-  std::vector<at::Tensor> state;  ///< in the order of the record
+  std::vector<at::Tensor> state;  ///< in the order of plan::state_of()
   double lr = 0.0, weight_decay = 0.0;
 };
 
@@ -24,6 +24,7 @@ class FlatOptimizer : public Optimizer {
   void begin_step() override { ++steps_; }
   size_t size() const override { return params_.size(); }
   void update(size_t index, const GradScale& grad_scale) override;
+  void swap_average(size_t index) override;
   void set_segments(size_t index, std::vector<Segment> segments) override;
   int64_t state_bytes() const override;
   std::vector<NamedState> state(size_t index) const override;
@@ -37,6 +38,8 @@ class FlatOptimizer : public Optimizer {
   int64_t step_number() const { return steps_; }
 
  private:
+  void average(at::Tensor& average, const at::Tensor& master) const;
+
   plan::OptimConfig config_;
   std::vector<FlatParam> params_;
   std::vector<std::vector<at::Tensor>> states_;  ///< by parameter

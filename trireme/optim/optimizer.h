@@ -81,6 +81,10 @@ class Optimizer {
   /// From now on these parts of parameter `index` are updated: some of those given to build(), which are
   /// frozen meanwhile, may be missing.
   virtual void set_segments(size_t index, std::vector<Segment> segments) = 0;
+  /// Parameter `index` and its average over the steps so far (plan::OptimConfig::ema) change places, where
+  /// there was a step. On a GPU the work is enqueued on the current stream. Throws LogicError where no
+  /// averages are kept.
+  virtual void swap_average(size_t index) = 0;
   /// Bytes of optimizer state that this rank holds.
   virtual int64_t state_bytes() const = 0;
   /// The state of parameter `index` itself, no copy.

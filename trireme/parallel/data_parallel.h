@@ -127,6 +127,11 @@ class DataParallel {
   /// step() with gradients that are multiplied by `grad_scale`, too.
   void step_scaled(optim::Optimizer& optimizer, const optim::GradScale& grad_scale);
 
+  /// Parameters and their averages over steps, which `optimizer` keeps (plan::OptimConfig::ema), change
+  /// places: once to evaluate or save the averages, and once more before training goes on, to the same bits.
+  /// Between steps. Collective. Throws LogicError where no averages are kept.
+  void swap_averages(optim::Optimizer& optimizer);
+
   /// For optimizers of torch: this rank's part of the fp32 masters of parameters that require gradients, by
   /// name: whole and of the parameter's shape where this rank has all of it, else a range of its elements,
   /// (n), which may be empty. backward() sets their grad(). Right for optimizers that treat each element by
@@ -285,6 +290,7 @@ class DataParallel {
   void complete_gradient();
   void notice_update();
   void end_update();
+  void unshard_held();
   void check_complete(const char* operation) const;
   void follow_frozen(optim::Optimizer& optimizer);
   void abandon_step() noexcept;

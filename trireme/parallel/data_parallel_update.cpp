@@ -131,10 +131,28 @@ void DataParallel::step_scaled(optim::Optimizer& optimizer, const optim::GradSca
   end_update();
 }
 
+void DataParallel::swap_averages(optim::Optimizer& optimizer) {
+  const at::NoGradGuard no_grad;
+  check_usable();
+  check_not_evaluating("swap_averages");
+  TRIREME_CHECK(!complete_, "[parallel.swap_averages] a gradient waits for its update; call step() first");
+  take_writes();
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    FlatUnit& flat = *units_[unit];
+    const auto swap = [&] { optimizer.swap_average(unit); };
+    flat.publish_update(shared_.reduce.run_untimed(swap, flat.updated()));
+  }
+  unshard_held();
+}
+
 void DataParallel::end_update() {
   if (options_.hook.hook == Hook::kLocalSgd && ++steps_ % options_.hook.local_steps == 0)
     average_parameters();
-  // A module does not announce that it uses a bucket: all must be whole before the next forward pass.
+  unshard_held();
+}
+
+/// A module does not announce that it uses a bucket: all must be whole before the next forward pass.
+void DataParallel::unshard_held() {
   if (use_from_ != UseFrom::kBuckets && !executor_.holds()) return;
   for (const auto& unit : units_) unit->unshard();
 }

@@ -137,6 +137,14 @@ void read_optimizer(const StateReader& reader, DataParallel& engine, OptimizerSt
   read_hook_state(reader, engine);
 }
 
+Notes notes_in(const std::map<std::string, std::string>& metadata) {
+  Notes notes;
+  for (const auto& [key, value] : metadata) {
+    if (key.starts_with(kNotePrefix)) notes.emplace(key.substr(std::string_view(kNotePrefix).size()), value);
+  }
+  return notes;
+}
+
 /// Looks at everything before it changes anything.
 Notes load(DataParallel& engine, OptimizerState* optimizer, const std::string& path,
            const LoadOptions& options) {
@@ -158,11 +166,7 @@ Notes load(DataParallel& engine, OptimizerState* optimizer, const std::string& p
   if (optimizer != nullptr) engine.skip_step();
   read_weights(*reader, engine);
   if (optimizer != nullptr) read_optimizer(*reader, engine, *optimizer);
-  Notes notes;
-  for (const auto& [key, value] : reader->metadata()) {
-    if (key.starts_with(kNotePrefix)) notes.emplace(key.substr(std::string_view(kNotePrefix).size()), value);
-  }
-  return notes;
+  return notes_in(reader->metadata());
 }
 
 void check_free(const torch::nn::Module& module) {
@@ -183,8 +187,8 @@ std::map<std::string, std::string> state_metadata(DataParallel& engine) {
   return metadata;
 }
 
-void save_weights(DataParallel& engine, const std::string& path) {
-  save(engine, nullptr, path, {});
+void save_weights(DataParallel& engine, const std::string& path, const Notes& notes) {
+  save(engine, nullptr, path, notes);
 }
 
 void load_weights(DataParallel& engine, const std::string& path, const LoadOptions& options) {
@@ -192,14 +196,14 @@ void load_weights(DataParallel& engine, const std::string& path, const LoadOptio
 }
 
 void save_weights(comm::Group& all, const std::map<std::string, std::vector<int64_t>>& shapes,
-                  const WeightVisit& visit, const std::string& path) {
+                  const WeightVisit& visit, const std::string& path, const Notes& notes) {
   std::unique_ptr<checkpoint::SafetensorsWriter> writer;
   std::exception_ptr error;
   if (all.rank() == 0) {
     error = error_of([&] {
       std::map<std::string, StateTensor> tensors;
       for (const auto& [name, shape] : shapes) tensors[name] = {shape, at::kFloat};
-      writer = open_file(tensors, {}, path, /*has_optimizer=*/false, {});
+      writer = open_file(tensors, {}, path, /*has_optimizer=*/false, notes);
     });
   }
   visit([&](const std::string& name, const at::Tensor& weight) {
@@ -207,6 +211,10 @@ void save_weights(comm::Group& all, const std::map<std::string, std::vector<int6
   });
   if (writer && !error) error = error_of([&] { writer->commit(); });
   agree_on_failure(all, error, "write", path);
+}
+
+Notes read_notes(const std::string& path) {
+  return notes_in(checkpoint::SafetensorsReader(path).metadata());
 }
 
 void save_state(DataParallel& engine, optim::Optimizer& optimizer, const std::string& path,

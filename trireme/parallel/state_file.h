@@ -33,14 +33,16 @@ std::map<std::string, std::string> state_metadata(DataParallel& engine);
 using Notes = std::map<std::string, std::string>;
 
 /// Writes parameters as fp32 masters, and the buffers of rank 0. Folders are made. Collective.
-void save_weights(DataParallel& engine, const std::string& path);
+void save_weights(DataParallel& engine, const std::string& path, const Notes& notes = {});
 /// Calls its argument with one weight after the other, on rank 0.
 using WeightVisit =
     std::function<void(const std::function<void(const std::string& name, const at::Tensor& weight)>&)>;
 /// Writes fp32 weights of these shapes that come from more than one engine, as rank 0 is given them. `visit`
 /// is called on every rank and gives them all to the first. Collective over `all`.
 void save_weights(comm::Group& all, const std::map<std::string, std::vector<int64_t>>& shapes,
-                  const WeightVisit& visit, const std::string& path);
+                  const WeightVisit& visit, const std::string& path, const Notes& notes = {});
+/// What was noted beside weights or a state. By one process alone. Throws DataError when it is no such file.
+Notes read_notes(const std::string& path);
 /// Parameters and buffers take the values of `path`, at any time: before the first step, between steps, or
 /// while parameters are held. Floating-point tensors are converted, others have the dtype that they had when
 /// saved. The optimizer's state stays. A state file serves as well. Collective.

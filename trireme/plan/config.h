@@ -105,6 +105,7 @@ struct OptimConfig {
   double eps = 1e-8;
   double momentum = 0.9;      ///< sgd only
   bool nesterov = false;      ///< sgd only
+  double ema = 0.0;           ///< decay of the average of parameters over steps; 0: none is kept
   double weight_decay = 0.1;  ///< of the parameters whose ParamSpec::decays
 };
 
@@ -218,6 +219,7 @@ struct MemoryConfig {
 
 struct CheckpointConfig {
   bool final_weights = true;  ///< write the weights of the finished run as safetensors
+  bool best = false;          ///< and those of the best validation so far
   int64_t every = 0;          ///< steps between checkpoints; 0: none are written
   int64_t keep = 2;           ///< how many of them stay; 0: all
   bool async = true;          ///< training goes on while one is written

@@ -229,7 +229,8 @@ class Checker {
     const std::pair<const char*, double> decays[] = {{"model.dropout", model_.dropout},
                                                      {"optim.beta1", optim.beta1},
                                                      {"optim.beta2", optim.beta2},
-                                                     {"optim.momentum", optim.momentum}};
+                                                     {"optim.momentum", optim.momentum},
+                                                     {"optim.ema", optim.ema}};
     for (const auto& [key, value] : decays) {
       if (value >= 1.0) throw ConfigError("[plan.config] {} must be below 1; lower it", said(key, value));
     }

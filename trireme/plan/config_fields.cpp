@@ -197,9 +197,9 @@ void add_train(Table& table, TrainConfig& train) {
   table.push_back(choice("train.cuda_graphs", train.cuda_graphs,
                          "on one GPU: record forward and backward once and launch them as one piece; auto: "
                          "where the GPU waits for its host"));
-  table.push_back(
-      flag("train.tune_matmul", train.tune_matmul,
-           "on a GPU: try algorithms for each matrix product, keep the fastest with the same bits"));
+  table.push_back(flag("train.tune_matmul", train.tune_matmul,
+                       "on a GPU: try algorithms for matrix products, keep the fastest with the same bits, "
+                       "and for convolutions the fastest"));
   table.push_back(
       flag("train.deterministic", train.deterministic,
            "equal runs end with equal weights on GPUs, too, at the price of slower attention backward"));
@@ -222,6 +222,9 @@ void add_optim(Table& table, OptimConfig& optim) {
   table.push_back(number("optim.eps", optim.eps, 0, "adamw: added to the root of the second moment"));
   table.push_back(number("optim.momentum", optim.momentum, 0, "sgd: decay of the velocity; below 1", 1));
   table.push_back(flag("optim.nesterov", optim.nesterov, "sgd: momentum as Nesterov has it"));
+  table.push_back(
+      number("optim.ema", optim.ema, 0,
+             "decay of an average of the parameters, with which validation is done; 0: none; below 1", 1));
   table.push_back(number("optim.weight_decay", optim.weight_decay, 0,
                          "decoupled decay of parameters of two or more dimensions"));
 }
@@ -309,6 +312,8 @@ void add_memory(Table& table, MemoryConfig& memory) {
 void add_checkpoint(Table& table, CheckpointConfig& checkpoint) {
   table.push_back(flag("checkpoint.final_weights", checkpoint.final_weights,
                        "write the weights of the finished run as safetensors"));
+  table.push_back(flag("checkpoint.best", checkpoint.best,
+                       "keep the weights of the best validation: of the averages where optim.ema is set"));
   table.push_back(number("checkpoint.every", checkpoint.every, 0,
                          "steps between checkpoints that --resume goes on from; 0: none"));
   table.push_back(number("checkpoint.keep", checkpoint.keep, 0, "checkpoints that stay; 0: all"));

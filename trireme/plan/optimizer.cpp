@@ -28,4 +28,11 @@ const OptimizerRecord& record_of(OptimizerName name) {
   throw LogicError("[plan.optimizer] optimizer {} has no record", static_cast<int>(name));
 }
 
+std::vector<std::string_view> state_of(const OptimConfig& config) {
+  const OptimizerRecord& record = record_of(config.name);
+  std::vector<std::string_view> names(record.state.begin(), record.state.end());
+  if (config.ema > 0.0) names.push_back(kAverageState);
+  return names;
+}
+
 }  // namespace trireme::plan

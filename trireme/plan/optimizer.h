@@ -3,8 +3,10 @@
 // in optimizer.cpp, and its update with a line in the table of optim/optimizer.cpp.
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "trireme/plan/choices.h"
+#include "trireme/plan/config.h"
 
 namespace trireme::plan {
 
@@ -17,5 +19,11 @@ struct OptimizerRecord {
 };
 
 const OptimizerRecord& record_of(OptimizerName name);
+
+/// The average of a parameter over its updates, which optim.ema asks for.
+inline constexpr std::string_view kAverageState = "average";
+
+/// The state of its record, and the average behind it where the config asks for one.
+std::vector<std::string_view> state_of(const OptimConfig& config);
 
 }  // namespace trireme::plan

@@ -92,6 +92,8 @@ std::string to_json_line(const RunSummary& summary) {
   json["predicted_peak_bytes"] = summary.cost.predicted_peak_bytes;
   json["sample"] = summary.sample;
   json["weights"] = summary.weights_path.empty() ? Json() : Json(summary.weights_path);
+  if (!summary.best_weights_path.empty())
+    json["best_weights"] = {{"path", summary.best_weights_path}, {"step", summary.best_step}};
   if (summary.resumed_at > 0) json["resumed_at"] = summary.resumed_at;
   if (summary.checkpoints + summary.checkpoints_late + summary.checkpoints_failed > 0) {
     json["checkpoints"] = {{"written", summary.checkpoints},

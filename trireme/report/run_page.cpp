@@ -280,6 +280,9 @@ Facts wire_facts(const RunRecord& run) {
                     summary.checkpoints, summary.checkpoints_late, summary.checkpoints_failed));
   }
   if (!summary.weights_path.empty()) facts.emplace_back("weights", summary.weights_path);
+  if (!summary.best_weights_path.empty())
+    facts.emplace_back("best weights",
+                       fmt::format("{}, of step {}", summary.best_weights_path, summary.best_step));
   return facts;
 }
 

@@ -111,6 +111,9 @@ RunSummary read_summary(const Json& json) {
   summary.cost = read_run_cost(json);
   summary.sample = string_at(json, "sample");
   summary.weights_path = string_at(json, "weights");
+  const Json best = object_at(json, "best_weights");
+  summary.best_weights_path = string_at(best, "path");
+  summary.best_step = integer_at(best, "step");
   summary.resumed_at = integer_at(json, "resumed_at");
   const Json checkpoints = object_at(json, "checkpoints");
   summary.checkpoints = integer_at(checkpoints, "written");

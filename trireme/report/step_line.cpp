@@ -128,6 +128,8 @@ std::string whereabouts(const RunSummary& summary, const std::string& run) {
   const bool kept = !summary.weights_path.empty();
   std::string text = kept ? "weights " + summary.weights_path
                           : fmt::format("run     {}, without weights (checkpoint.final_weights=false)", run);
+  if (!summary.best_weights_path.empty())
+    text += fmt::format("\nbest    {} (step {})", summary.best_weights_path, summary.best_step);
   if (summary.stop_signal == 0) return text;
   text += "\nnext    ";
   if (kept) text += fmt::format("'trireme generate {}' continues a text with these weights; ", run);

@@ -94,6 +94,8 @@ std::string why_bits_vary(const Parts& parts) {
                                   config.parallel.comm_hook == plan::CommHook::kPowerSgd)) {
     return "ranks' gradients are added in an order that NCCL or Gloo chooses";
   }
+  if (parts.on_gpu() && plan::reads_images(config.model.family))
+    return "convolutions (cuDNN) may add in an order that varies; train.deterministic=true fixes it";
   if (!parts.on_gpu() || !has_attention(parts) || nn::repeats_bits(attention_of(parts), config.data.seq_len))
     return {};
   return fmt::format(

@@ -230,11 +230,11 @@ void StagedModel::visit_weights(const Visitor& body) {
   }
 }
 
-void StagedModel::save_weights(const std::string& path) {
+void StagedModel::save_weights(const std::string& path, const parallel::Notes& notes) {
   std::map<std::string, std::vector<int64_t>> shapes;
   for (const auto& [name, owner] : owners_) shapes[name] = owner.shape;
   parallel::save_weights(
-      *mesh_.all, shapes, [this](const Visitor& body) { visit_weights(body); }, path);
+      *mesh_.all, shapes, [this](const Visitor& body) { visit_weights(body); }, path, notes);
 }
 
 std::string StagedModel::weights_digest() {

@@ -27,7 +27,7 @@ class StagedModel : public TrainedModel {
   int64_t batches_at_once() const override { return plan_.schedule.micro_batches; }
   Scores evaluate(const std::vector<data::Batch>& batches) override;
   std::vector<int32_t> generate(std::vector<int32_t> prompt, const SamplingOptions& options) override;
-  void save_weights(const std::string& path) override;
+  void save_weights(const std::string& path, const parallel::Notes& notes) override;
   std::string weights_digest() override;
 
   parallel::Pipeline& pipeline() { return *pipeline_; }

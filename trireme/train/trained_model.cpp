@@ -1,6 +1,5 @@
 #include "trireme/train/trained_model.h"
 
-#include "trireme/parallel/state_file.h"
 #include "trireme/train/staged_model.h"
 #include "trireme/train/whole_model.h"
 
@@ -50,6 +49,10 @@ int64_t TrainedModel::symmetric_bytes() const {
 
 void TrainedModel::average_parameters() {
   for (const Part& part : parts_) part.engine->average_parameters();
+}
+
+void TrainedModel::swap_averages() {
+  for (const Part& part : parts_) part.engine->swap_averages(*part.optimizer);
 }
 
 void TrainedModel::load_weights(const std::string& path, bool stages) {

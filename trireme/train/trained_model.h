@@ -13,6 +13,7 @@
 #include "trireme/data/batch.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/parallel/data_parallel.h"
+#include "trireme/parallel/state_file.h"
 #include "trireme/plan/batch.h"
 #include "trireme/plan/config.h"
 #include "trireme/plan/model_facts.h"
@@ -114,11 +115,13 @@ class TrainedModel {
   /// The tokens that follow `prompt`, the same on every rank.
   virtual std::vector<int32_t> generate(std::vector<int32_t> prompt, const SamplingOptions& options) = 0;
   void average_parameters();
+  /// Parameters and their averages change places, as parallel::DataParallel has it.
+  void swap_averages();
   /// Parameters take the values of `path`, as parallel::load_weights() has it; each rank reads its part.
   /// `stages`: of a pipeline, which each want a part of the tensors.
   void load_weights(const std::string& path, bool stages);
   /// Rank 0 writes all weights as one file. Throws EnvironmentError on every rank when it cannot.
-  virtual void save_weights(const std::string& path) = 0;
+  virtual void save_weights(const std::string& path, const parallel::Notes& notes = {}) = 0;
   /// As parallel::weights_digest(), of the whole model; the same on every rank.
   virtual std::string weights_digest() = 0;
 

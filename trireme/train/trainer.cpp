@@ -22,7 +22,9 @@
 #include "trireme/parallel/recording.h"
 #include "trireme/plan/cuda_graphs.h"
 #include "trireme/plan/memory.h"
+#include "trireme/plan/model_family.h"
 #include "trireme/precision/loss_scaler.h"
+#include "trireme/train/best_weights.h"
 #include "trireme/train/checkpointing.h"
 #include "trireme/train/enough_memory.h"
 #include "trireme/train/moment.h"
@@ -116,6 +118,7 @@ class Trainer {
   precision::LossScaler scaler_;
   Checkpointing checkpoints_;
   Checkpointing::Resumed resumed_;
+  std::optional<BestWeights> best_;
   bool runs_ahead_;
   int64_t profiled_;                ///< steps that rank 0 traces
   int64_t first_profiled_;          ///< the first of them
@@ -147,6 +150,8 @@ Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world
       lost_records_(options.sinks.size(), 0),
       baseline_bytes_(baseline_bytes) {
   if (resumed_.step == 0 && !config_.model.weights.empty()) begin_with_weights();
+  if (config_.checkpoint.best && parts_.validates)
+    best_.emplace(options.best_weights_path, resumed_.step > 0, parts_.mesh);
 }
 
 void Trainer::begin_with_weights() {
@@ -399,15 +404,19 @@ void Trainer::keep_weights() {
   }
 }
 
-/// Nothing is noted when a signal came meanwhile.
+/// Of the averages of the parameters where they are kept. Nothing is noted when a signal came meanwhile.
 void Trainer::validate(StepRecord& record) {
   const auto told_to_stop = [this] {
     result_.stop_signal = signal_of_any_rank(options_, parts_.mesh);
     return result_.stop_signal != 0;
   };
+  const bool averages = config_.optim.ema > 0.0;
+  if (averages) model_.swap_averages();
   const auto found =
       train::validate(model_, *parts_.data, config_.train.val_batches * parts_.batch.global_batch,
                       parts_.feed_options(), parts_.mesh, told_to_stop);
+  if (found && best_) best_->keep(record.step, *found, model_);
+  if (averages) model_.swap_averages();
   if (!found) return;
   record.val_loss = found->loss;
   record.val_top1 = found->top1;
@@ -522,6 +531,10 @@ void Trainer::finish(double started) {
   summary.checkpoints_failed = checkpoints_.failed();
   result_.resumable = result_.stop_signal != 0 && checkpoints_.is_safe();
   if (config_.checkpoint.final_weights) summary.weights_path = options_.weights_path;
+  if (best_ && best_->step() > 0) {
+    summary.best_weights_path = best_->path();
+    summary.best_step = best_->step();
+  }
   summary.wall_s = monotonic_seconds() - started;
   if (!parts_.is_root()) return;
   report_lost_records();
@@ -555,7 +568,10 @@ TrainResult train(const TrainOptions& options, std::shared_ptr<comm::World> worl
     const int64_t baseline_bytes = world->device().is_cuda() ? 0 : kernels::resident_peak();
     const plan::TrainConfig& config = options.config.train;
     const kernels::Repeatable repeatable(config.deterministic);
-    const kernels::MatmulTuning tuning(config.tune_matmul && !config.deterministic);
+    const bool tunes = config.tune_matmul && !config.deterministic;
+    const kernels::MatmulTuning tuning(tunes);
+    const kernels::TunedConvolutions convolutions(tunes && world->device().is_cuda() &&
+                                                  plan::reads_images(options.config.model.family));
     const bool records_passes = can_record(options.config, *world);
     std::optional<c10::StreamGuard> stream;  // this thread's while it trains
     if (records_passes) {

@@ -15,10 +15,11 @@
 namespace trireme::train {
 
 struct TrainOptions {
-  plan::Config config;         ///< complete and checked (plan::load)
-  std::string cache_dir;       ///< for token shards
-  std::string builtin_corpus;  ///< folder that data.path "builtin" stands for
-  std::string weights_path;    ///< where rank 0 writes the final weights, if checkpoint.final_weights
+  plan::Config config;            ///< complete and checked (plan::load)
+  std::string cache_dir;          ///< for token shards
+  std::string builtin_corpus;     ///< folder that data.path "builtin" stands for
+  std::string weights_path;       ///< where rank 0 writes the final weights, if checkpoint.final_weights
+  std::string best_weights_path;  ///< where it keeps those of the best validation, if checkpoint.best
   /// Where checkpoints go and are looked for, on a file system that all ranks see; rank 0's counts. Empty: no
   /// checkpoints.
   std::string checkpoint_dir;

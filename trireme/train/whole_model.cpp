@@ -122,8 +122,8 @@ std::vector<int32_t> WholeModel::generate(std::vector<int32_t> prompt, const Sam
   return train::generate(dynamic_cast<nn::LanguageModel&>(*model_), std::move(prompt), options, device_);
 }
 
-void WholeModel::save_weights(const std::string& path) {
-  parallel::save_weights(engine(), path);
+void WholeModel::save_weights(const std::string& path, const parallel::Notes& notes) {
+  parallel::save_weights(engine(), path, notes);
 }
 
 std::string WholeModel::weights_digest() {

@@ -1,0 +1,68 @@
+#include "trireme/train/best_weights.h"
+
+#include <charconv>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+
+namespace trireme::train {
+namespace {
+
+/// The larger, the better.
+double score_of(const Validation& found) {
+  return found.top1.value_or(-found.loss);
+}
+
+/// Throws DataError when the note is none of ours.
+template <typename Number>
+Number number_in(const parallel::Notes& notes, const char* key, const std::string& path) {
+  Number number = {};
+  if (const auto note = notes.find(key); note != notes.end()) {
+    const char* const end = note->second.data() + note->second.size();
+    if (const auto read = std::from_chars(note->second.data(), end, number);
+        read.ec == std::errc() && read.ptr == end)
+      return number;
+  }
+  throw DataError("[train.best_weights] {} does not say its {}", path, key);
+}
+
+}  // namespace
+
+BestWeights::BestWeights(std::string path, bool resumes, const comm::Mesh& mesh)
+    : path_(std::move(path)), is_root_(mesh.world->rank() == 0) {
+  if (!resumes) return;
+  double step = 0.0, score = 0.0;
+  if (is_root_ && std::filesystem::exists(path_)) {
+    try {
+      const parallel::Notes notes = parallel::read_notes(path_);
+      score = number_in<double>(notes, "score", path_);
+      step = static_cast<double>(number_in<int64_t>(notes, "step", path_));
+    } catch (const Error& error) {
+      log_warning("the best weights so far are unknown: {}; the next validation's replace them",
+                  error.what());
+    }
+  }
+  const auto at_root = comm::gather_scalars(*mesh.all, {step, score}).front();
+  step_ = static_cast<int64_t>(at_root[0]);
+  if (step_ > 0) score_ = at_root[1];
+}
+
+void BestWeights::keep(int64_t step, const Validation& found, TrainedModel& model) {
+  const double score = score_of(found);
+  if (score_ && !(score > *score_)) return;
+  try {
+    model.save_weights(path_, {{"step", fmt::format("{}", step)},
+                               {"score", fmt::format("{}", score)},
+                               {"val_loss", fmt::format("{}", found.loss)}});
+  } catch (const EnvironmentError& error) {
+    if (is_root_) log_warning("the best weights so far are not kept: {}; training goes on", error.what());
+    return;
+  }
+  score_ = score;
+  step_ = step;
+}
+
+}  // namespace trireme::train

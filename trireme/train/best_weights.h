@@ -1,0 +1,34 @@
+#pragma once
+// The weights of a run's best validation so far, in a file that says which one it was.
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "trireme/comm/mesh.h"
+#include "trireme/train/trained_model.h"
+#include "trireme/train/validate.h"
+
+namespace trireme::train {
+
+class BestWeights {
+ public:
+  /// `path` is rank 0's. A run that resumes goes on from the file that is there. Collective.
+  BestWeights(std::string path, bool resumes, const comm::Mesh& mesh);
+
+  /// Writes the weights as they are now when `found` is better than all before: more images right, or where
+  /// there are none a smaller loss. A disk that fails is a warning. Collective.
+  void keep(int64_t step, const Validation& found, TrainedModel& model);
+
+  /// Of the file; 0: there is none.
+  int64_t step() const { return step_; }
+  /// Rank 0 knows.
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  bool is_root_;
+  int64_t step_ = 0;
+  std::optional<double> score_;
+};
+
+}  // namespace trireme::train
