@@ -11,7 +11,7 @@
 namespace trireme::kernels {
 namespace {
 
-constexpr int64_t kBlock = 16;  ///< channels that are summed at once, in registers
+constexpr int64_t kAtOnce = 16;  ///< channels that are summed at once, in registers
 
 /// Sums over rows of two terms by channel: (2, channels) fp32. `terms(row, c)` gives them.
 template <typename Terms>
@@ -22,17 +22,17 @@ std::vector<float> sums_by_channel(int64_t rows, int64_t channels, const Terms& 
     float* const ones = partial.data() + static_cast<size_t>(cut) * width;
     float* const twos = ones + channels;
     int64_t c = 0;
-    for (; c + kBlock <= channels; c += kBlock) {
-      float one[kBlock] = {}, two[kBlock] = {};
+    for (; c + kAtOnce <= channels; c += kAtOnce) {
+      float one[kAtOnce] = {}, two[kAtOnce] = {};
       for (int64_t row = first; row < last; ++row) {
 #pragma omp simd
-        for (int64_t i = 0; i < kBlock; ++i) {
+        for (int64_t i = 0; i < kAtOnce; ++i) {
           const auto [a, b] = terms(row, c + i);
           one[i] += a;
           two[i] += b;
         }
       }
-      for (int64_t i = 0; i < kBlock; ++i) {
+      for (int64_t i = 0; i < kAtOnce; ++i) {
         ones[c + i] = one[i];
         twos[c + i] = two[i];
       }
