@@ -49,6 +49,7 @@ class Case:
     # Peers of which a trial is to find the fastest; empty: `peer` is the one.
     candidates: Mapping[str, Side] = field(default_factory=dict)
     settings: argparse.Namespace | None = None  # where they differ from those of the other cases
+    trial_steps: int = 8  # of each candidate
 
     @property
     def ranks(self) -> int:
@@ -257,10 +258,7 @@ def training_cases(arguments: argparse.Namespace) -> list[Case]:
 
 def pair_case(arguments: argparse.Namespace) -> list[Case]:
     if not (arguments.ours and arguments.peer):
-        raise BenchError(EXIT_USAGE, "give cpu, gpu, cpu-smoke, or both --ours and --peer")
+        raise BenchError(EXIT_USAGE, "give a mode, or both --ours and --peer")
     ours, peer = (Side(shlex.split(text), arguments.metric)
                   for text in (arguments.ours, arguments.peer))
     return [Case({"model": arguments.label or "pair"}, arguments.metric, ours, peer)]
-
-
-MODES = {"cpu": cpu_cases, "gpu": training_cases, "cpu-smoke": training_cases, "pair": pair_case}

@@ -6,6 +6,9 @@ fresh process.
     bench/compare.py gpu --cases "llama-1b:fsdp:1,2,4;gpt2-124m:fsdp:1:seq=1024,micro_batch=64"
                          [--peer best] [--beside] [--budget-seconds N] [--losses N] [--gemm] [--profile N]
     bench/compare.py cpu-smoke --losses 20     the same with tiny models in fp32 on CPUs
+    bench/compare.py vision [--cases "resnet50:1:augment=1;resnet18-cifar:1,2"] [--peer best/amp-compile/bf16-autotune]
+                         [--budget-seconds N] [--trial-seconds N] [--profile N]
+    bench/compare.py vision-cpu                small_resnet in fp32 on CPUs
     bench/compare.py --ours CMD --peer CMD --out FILE [--metric tokens_per_s] [--label NAME]
 
 Either command prints JSON lines on stdout. Objects with "step" are steps: those after the warm-up
@@ -21,6 +24,16 @@ those that a case allows for a few steps and is measured as the fastest of them.
 fused AdamW, expandable segments, fresh random tokens each step, and an FSDP2 root that is not
 resharded. "--peer replicas" is our own program instead, on every GPU alone at the same time (with
 --ours-args, too): what there would be if communication cost nothing.
+
+Models of images (vision.py, peers/torch_vision.py) read the same files on both sides, each through
+its own input pipeline, and a case keeps a second ratio, to what the same peer does in the same process
+with batches that are on the device already. A run's value is the rate of all its steps together, so
+that waiting for data counts. Peers are PRECISION-MODE: amp (autocast), bf16 (weights, too, with fp32
+masters) or fp32, and eager, compile, graphs (reduce-overhead), autotune (max-autotune) or
+autotune_nographs, with -inner compiled inside of DDP, with -contiguous channels first; "best" tries
+the usual ones, best/NAME/NAME those named. Options of a case: batch, steps, images, augment, peer
+("+" between several), policy, threads, norm, depth, width and others that vision.py lists. Files are
+made once, in --data-dir.
 
 With --beside cases that do not need all GPUs run beside each other, each on GPUs of its own. With
 --budget-seconds nothing is begun that would not end in time; the file holds what was finished, and
@@ -55,11 +68,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from cases import GPU, MODES, SMOKE, Case
+import vision
+from cases import GPU, SMOKE, Case, cpu_cases, pair_case, training_cases
 from losses import complaint
 from machine import describe_commit, describe_machine, environment, visible_gpus
 from programs import EXIT_BELOW, EXIT_ENVIRONMENT, ROOT, BenchError, say
 from runs import Budget, measure
+
+MODES = {"cpu": cpu_cases, "gpu": training_cases, "cpu-smoke": training_cases, "vision": vision.vision_cases,
+         "vision-cpu": vision.vision_cases, "pair": pair_case}
+DEFAULTS = {"gpu": GPU, "vision": vision.GPU, "vision-cpu": vision.CPU}  # of options; else SMOKE
 
 
 def check_programs(cases: Sequence[Case]) -> None:
@@ -74,7 +92,7 @@ def table(results: Sequence[dict]) -> str:
     lines = ["| case | ours | peer | ratio | min - max | start-up, s |",
              "|---|---:|---:|---:|---:|---:|"]
     for result in filter(lambda one: one["alternations"], results):
-        keys = ("model", "policy", "ranks", "threads", "seq_len", "against")
+        keys = ("model", "policy", "ranks", "threads", "seq_len", "batch", "against")
         name = " ".join(f"{key} {result[key]}" if key != "model" else str(result[key])
                         for key in keys if key in result)
         ours, peer = (f"{result[side]['median']:,.0f}" for side in ("ours", "peer"))
@@ -85,6 +103,10 @@ def table(results: Sequence[dict]) -> str:
             startup = " / ".join(f"{result[side]['startup_s'][key]:.1f}"
                                  for side in ("ours", "peer"))
         lines.append(f"| {name} | {ours} | {peer} | {ratio} | {low} - {high} | {startup} |")
+        if bound := result.get("bound"):
+            ratio, low, high = (f"{bound[key]:.3f}" for key in ("ratio", "ratio_min", "ratio_max"))
+            lines.append(f"| beside a peer that reads nothing | {ours} | {bound['peer']['median']:,.0f} | {ratio} | "
+                         f"{low} - {high} | - |")
     return "\n".join(lines)
 
 
@@ -194,19 +216,21 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("mode", nargs="?", choices=MODES, default="pair")
     parser.add_argument("--out", type=Path, help="default: bench/results/MODE.json")
     parser.add_argument("--alternations", type=int, default=5)
-    parser.add_argument("--warmup", type=int, default=10, help="steps dropped, at least 10")
-    parser.add_argument("--steps", type=int, default=50, help="steps kept (not for two commands)")
+    parser.add_argument("--warmup", type=int, help="steps dropped, at least 10, which is the default (vision: 20)")
+    parser.add_argument("--steps", type=int, default=50, help="steps kept (not for two commands, nor for vision)")
     parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for one run")
+    parser.add_argument("--trial-seconds", type=float, help="for one candidate of --peer best (--timeout)")
     parser.add_argument("--commit", help="for the file, where the sources came without their repository")
     parser.add_argument("--require", type=float, default=0.0, help="exit 8 if a ratio is below")
     parser.add_argument("--peer", help="of two commands: the second command line; gpu and "
                                        "cpu-smoke: torch, torch-amp, torch-whole, torch-eager, "
-                                       "deepspeed, replicas, best or several, with commas")
+                                       "deepspeed, replicas, best or several, with commas; vision and "
+                                       "vision-cpu: see above")
     pair = parser.add_argument_group("two commands")
     pair.add_argument("--ours", help="command line")
     pair.add_argument("--metric", default="tokens_per_s", help="JSON key; higher is better")
     pair.add_argument("--label", default="")
-    matrix = parser.add_argument_group("cpu, gpu and cpu-smoke")
+    matrix = parser.add_argument_group("all but two commands")
     matrix.add_argument("--bin", default="./build/release/bin/trireme")
     matrix.add_argument("--python", default=sys.executable, help="one that has torch")
     matrix.add_argument("--ours-args", default="", help='more arguments: --ours-args="--seed=1"')
@@ -215,11 +239,14 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     cpu.add_argument("--models", default="gpt-tiny,llama-tiny")
     cpu.add_argument("--global-batch", type=int, default=16)
     cpu.add_argument("--policy", default="ddp", help="ours; the peer is DDP")
-    gpu = parser.add_argument_group("gpu and cpu-smoke")
+    images = parser.add_argument_group("vision and vision-cpu")
+    images.add_argument("--data-dir", default=str(ROOT / "build" / "bench-data"), help="where images are made and kept")
+    gpu = parser.add_argument_group("gpu, cpu-smoke and vision")
     gpu.add_argument("--beside", action="store_true",
                      help="run cases at the same time on different GPUs")
     gpu.add_argument("--budget-seconds", type=float, help="begin nothing that would end later")
-    gpu.add_argument("--cases", help=f'gpu: "{GPU["cases"]}", cpu-smoke: "{SMOKE["cases"]}"')
+    gpu.add_argument("--cases", help=", ".join(f'{mode}: "{options["cases"]}"' for mode, options in
+                                               (DEFAULTS | {"cpu-smoke": SMOKE}).items()))
     gpu.add_argument("--seq", type=int, help=f"gpu: {GPU['seq']}, cpu-smoke: {SMOKE['seq']}")
     gpu.add_argument("--micro-batch", type=int, default=4)
     gpu.add_argument("--losses", type=int, default=0, metavar="N",
@@ -234,26 +261,31 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
                      help="then trace N steps of ours in a run of its own: GPU time a step by "
                           "groups of kernels")
     arguments = parser.parse_args(words)
+    for key, value in ({"warmup": 10} | DEFAULTS.get(arguments.mode, SMOKE)).items():
+        if getattr(arguments, key) is None:
+            setattr(arguments, key, value)
     if arguments.warmup < 10 or arguments.alternations < 1 or arguments.steps < 1:
         parser.error("--warmup is at least 10, --alternations and --steps at least 1")
     if arguments.losses and arguments.losses < 10:
         parser.error("--losses is at least 10")
     trains = arguments.mode in ("gpu", "cpu-smoke")
-    if (arguments.losses or arguments.gemm or arguments.profile) and not trains:
-        parser.error("--losses, --gemm and --profile are for gpu and cpu-smoke")
+    if (arguments.losses or arguments.gemm) and not trains:
+        parser.error("--losses and --gemm are for gpu and cpu-smoke")
+    if arguments.profile and not (trains or arguments.mode == "vision"):
+        parser.error("--profile is for gpu, cpu-smoke and vision")
     if arguments.losses and "replicas" in (arguments.peer or "").split(","):
         parser.error("--losses is for peers that are other programs; replicas are our own")
-    if (arguments.beside or arguments.budget_seconds) and arguments.mode != "gpu":
-        parser.error("--beside and --budget-seconds are for gpu")
+    if arguments.beside and arguments.mode not in ("gpu", "vision"):
+        parser.error("--beside is for gpu and vision")
+    if arguments.budget_seconds and arguments.mode not in ("gpu", "vision", "vision-cpu"):
+        parser.error("--budget-seconds is for gpu, vision and vision-cpu")
     if arguments.peer and arguments.mode == "cpu":
         parser.error("the peer of cpu is PyTorch")
-    for key, value in (GPU if arguments.mode == "gpu" else SMOKE).items():
-        if getattr(arguments, key) is None:
-            setattr(arguments, key, value)
     return arguments
 
 
 def compare(arguments: argparse.Namespace) -> int:
+    budget = Budget(arguments.budget_seconds)
     cases = MODES[arguments.mode](arguments)
     check_programs(cases)
     out = arguments.out or ROOT / "bench" / "results" / f"{arguments.mode}.json"
@@ -262,7 +294,6 @@ def compare(arguments: argparse.Namespace) -> int:
         say(f"the load average is {machine['load_average'][0]:.1f} on {machine['cores']} cores: "
             "other programs are running, the numbers will not be worth much")
     book = Book(out, machine, arguments)
-    budget = Budget(arguments.budget_seconds)
     measure_beside(cases, book, budget) if arguments.beside else measure_in_turn(cases, book, budget)
     results = book.results()
     print(table(results))

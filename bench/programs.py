@@ -43,6 +43,8 @@ class Side:
     command: list[str]
     metric: str
     scale: float = 1.0
+    rate: bool = False  # its value is that of all steps together, waits included, not the median step's
+    bound: str = ""  # a metric of the same program that bounds its speed: where all data are there already
     environment: dict[str, str] = field(default_factory=dict)
 
     def printable(self) -> str:

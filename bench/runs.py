@@ -23,7 +23,7 @@ MODULES = ("torch", "deepspeed")  # whose versions a peer prints under these key
 
 @dataclass(frozen=True)
 class Run:
-    """One process. `value` is the median of `samples`."""
+    """One process. `value` is the median of `samples`, or their rate; `bound` that of Side.bound."""
 
     value: float
     samples: list[float]
@@ -35,10 +35,11 @@ class Run:
     attention: str | None
     nvml_peak_bytes: int | None
     gpus: list[dict]
+    bound: float | None = None
 
     def to_json(self) -> dict:
         result = {"value": self.value, "samples": self.samples}
-        for key in ("startup_s", "peak_bytes", "nvml_peak_bytes", "loss_last"):
+        for key in ("bound", "startup_s", "peak_bytes", "nvml_peak_bytes", "loss_last"):
             if (value := getattr(self, key)) is not None:
                 result[key] = value
         return result | ({"gpus": self.gpus} if self.gpus else {})
@@ -91,6 +92,11 @@ def metric_samples(objects: Sequence[dict], metric: str, warmup: int) -> list[fl
     raise BenchError(EXIT_FAILED, f'no JSON object with "{metric}" on stdout')
 
 
+def value_of(samples: Sequence[float], side: Side) -> float:
+    """Rates of steps of one size amount to their harmonic mean."""
+    return statistics.harmonic_mean(samples) if side.rate else statistics.median(samples)
+
+
 def peak_memory(objects: Sequence[dict]) -> int | None:
     peaks = [int(item["peak_bytes"]) for item in objects if item.get("peak_bytes")]
     gib = last_with(objects, "peak_alloc_gib")
@@ -101,10 +107,11 @@ def parse_run(output: Output, side: Side, warmup: int) -> Run:
     objects = json_objects(output.text)
     attention = re.search(r"kernels +(attention by [^,\n]+)", output.log)
     samples = [value * side.scale for value in metric_samples(objects, side.metric, warmup)]
+    bounds = [value * side.scale for value in metric_samples(objects, side.bound, warmup)] if side.bound else []
     loss = last_with(objects, "final_loss", "loss_last", "lossN", "loss")
     versions = {name: last_with(objects, name) for name in MODULES}
     return Run(
-        value=statistics.median(samples),
+        value=value_of(samples, side),
         samples=[float(f"{value:.6g}") for value in samples],
         startup_s=round(output.startup_s, 3) if output.startup_s is not None else None,
         peak_bytes=peak_memory(objects),
@@ -114,6 +121,7 @@ def parse_run(output: Output, side: Side, warmup: int) -> Run:
         attention=attention[1] if attention else None,
         nvml_peak_bytes=output.nvml_peak_bytes,
         gpus=output.gpus,
+        bound=value_of(bounds, side) if bounds else None,
     )
 
 
@@ -156,6 +164,14 @@ def summarise(side: Side, runs: Sequence[Run]) -> dict:
     return summary
 
 
+def summarise_bound(alternations: Sequence[dict]) -> dict:
+    """Ours, which reads its data, beside a peer whose data are there already."""
+    bounds = [one["peer"]["bound"] for one in alternations]
+    ratios = [one["ours"]["value"] / bound for one, bound in zip(alternations, bounds)]
+    return {"peer": spread(bounds), "ratio": statistics.median(ratios), "ratio_min": min(ratios),
+            "ratio_max": max(ratios)}
+
+
 def add_ratios(result: dict) -> None:
     """Of what both sides have: ours / peer, below 1 is better for us."""
     ours, peer = result["ours"], result["peer"]
@@ -191,8 +207,6 @@ def timed_seconds(label: dict, runs: Sequence[Run]) -> dict:
 class Measurement:
     """A case under way. Every second alternation starts with the peer."""
 
-    TRIAL_STEPS = 8
-
     def __init__(self, case: Case, arguments: argparse.Namespace, budget: Budget,
                  progress: Callable[[dict], None], cache: str) -> None:
         self.case, self.arguments, self.budget, self.progress = case, arguments, budget, progress
@@ -202,16 +216,17 @@ class Measurement:
         self.alternations: list[dict] = []
         self.peer = with_compile_cache(case.peer, cache)
 
-    def run(self, side: Side) -> Run:
-        return self.budget.run(side, self.arguments.warmup, self.arguments.timeout)
+    def run(self, side: Side, timeout: float | None = None) -> Run:
+        return self.budget.run(side, self.arguments.warmup, timeout or self.arguments.timeout)
 
     def choose_peer(self) -> None:
         """By one short run of each candidate, which also fills what it caches."""
         trials = {}
         for name, side in self.case.candidates.items():
-            short = replace(side, command=with_options(side.command, {"steps": self.TRIAL_STEPS}))
+            short = replace(side, command=with_options(side.command, {"steps": self.case.trial_steps}))
             try:
-                trials[name] = self.run(with_compile_cache(short, self.cache)).value
+                run = self.run(with_compile_cache(short, self.cache), self.arguments.trial_seconds)
+                trials[name] = run.bound or run.value
             except BenchError as error:
                 trials[name] = 0.0
                 say(f"  {name} fails: {error}")
@@ -232,8 +247,9 @@ class Measurement:
             ratio = last["ours"].value / last["peer"].value
             self.alternations.append({"order": list(order), "ratio": ratio}
                                      | {name: last[name].to_json() for name in sides})
+            bound = f"  its bound {last['peer'].bound:,.0f}" if last["peer"].bound else ""
             say(f"  {self.case.title()}: {index + 1}/{self.arguments.alternations}  ours "
-                f"{last['ours'].value:,.0f}  peer {last['peer'].value:,.0f}  ratio {ratio:.3f}")
+                f"{last['ours'].value:,.0f}  peer {last['peer'].value:,.0f}{bound}  ratio {ratio:.3f}")
             self.progress(self.result())
 
     def result(self) -> dict:
@@ -245,6 +261,8 @@ class Measurement:
             result[name] = summarise(side, self.runs[name]) | timed_seconds(self.case.label, self.runs[name])
         result |= {"ratio": statistics.median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios),
                    **self.runs["peer"][-1].versions, "alternations": list(self.alternations)}
+        if self.peer.bound:
+            result["bound"] = summarise_bound(self.alternations)
         return result | self.extra
 
     def measure(self) -> dict:
