@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cases import ALLOCATOR, ALONE, Case, torchrun
-from programs import EXIT_USAGE, PEERS, ROOT, BenchError, Side, run_program, say
+from programs import EXIT_USAGE, PEERS, BenchError, Side, run_program, say
 
 # What a device computes in, and the peers of which "best" tries each: PRECISION-MODE[-inner][-contiguous].
 PRECISIONS = {"cuda": ("amp", "bf16", "fp32"), "cpu": ("fp32", "amp", "bf16")}
 MODES = ("eager", "compile", "graphs", "autotune", "autotune_nographs")
 SUFFIXES = {"inner": "--inner", "contiguous": "--contiguous"}
-TRIED = {"cuda": ("amp-compile", "amp-autotune", "bf16-autotune"), "cpu": ("fp32-eager", "fp32-compile")}
+TRIED = {"cuda": ("amp-compile", "amp-graphs", "bf16-compile", "bf16-graphs"), "cpu": ("fp32-eager", "fp32-compile")}
 GPU = {"cases": "resnet50:1:augment=1;resnet18-cifar:1,2", "peer": "best", "warmup": 20}
 CPU = {"cases": "small-resnet20:1;small-resnet20:1:threads=2;small-resnet20:2",
        "peer": "fp32-eager,fp32-compile", "warmup": 10}

@@ -130,6 +130,7 @@ class JpegImages(Dataset):
         self.files, labels = zip(*found)
         self.labels = torch.tensor(labels)
         self.side, self.augment, self.read = side, augment, DECODERS[decoder]
+        self.read(self.files[0], side, augment)  # imports here what workers would import each for itself
 
     def __len__(self) -> int:
         return len(self.files)
@@ -174,17 +175,19 @@ def as_it_is(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return batch
 
 
-def parts_that_fit(part_bytes: int, workers: int) -> int:
-    """How many parts each worker may have ready, 4 at most, so that half of /dev/shm holds them all."""
+def parts_that_fit(part_bytes: int) -> int:
+    """In half of the memory through which workers hand over what they have read."""
     try:
         state = os.statvfs("/dev/shm")
-        free = state.f_bavail * state.f_frsize
     except OSError:
-        return 2
-    return max(1, min(4, free // (2 * part_bytes * max(1, workers))))
+        return 64
+    return max(1, state.f_bavail * state.f_frsize // (2 * part_bytes))
 
 
 def make_loader(images: Dataset, sampler: Parts, workers: int, part_bytes: int, pinned: bool) -> DataLoader:
-    ahead = {"prefetch_factor": parts_that_fit(part_bytes, workers), "worker_init_fn": seed_worker} if workers else {}
+    """As many workers as wanted, unless there is no room for a part of each; with 4 parts ready each at most."""
+    room = parts_that_fit(part_bytes)
+    workers = min(workers, room)
+    ahead = {"prefetch_factor": min(4, room // workers), "worker_init_fn": seed_worker} if workers else {}
     return DataLoader(images, batch_sampler=sampler, num_workers=workers, collate_fn=as_it_is, pin_memory=pinned,
                       **ahead)

@@ -146,7 +146,7 @@ def synthetic(setup: Setup) -> Iterator[Batch]:
     generator = torch.Generator(device=setup.device).manual_seed(7 + setup.rank)
     shape = (options.batch, 3, options.image_size, options.image_size)
     batches = []
-    for _ in range(4):
+    for _ in range(2):
         pixels = torch.randint(0, 256, shape, dtype=torch.uint8, device=setup.device, generator=generator)
         labels = torch.randint(0, options.classes, (options.batch,), device=setup.device, generator=generator)
         batches.append((channels_last(pixels) if options.channels_last else pixels, labels))
@@ -220,14 +220,14 @@ def from_files(setup: Setup, images: CifarImages | JpegImages) -> Iterator[Batch
 
 
 def workers_of(setup: Setup) -> int:
-    """Of one rank: all its cores where pictures are decoded, beside its own where batches are only gathered."""
+    """Of one rank: nearly all its cores where pictures are decoded, a few where batches are only gathered."""
     options = setup.options
     if options.workers is not None:
         return options.workers
     if not setup.is_cuda:
         return 0
     cores = len(os.sched_getaffinity(0)) // setup.world
-    return max(1, cores if options.kind == "jpeg" else min(4, cores // 2))
+    return max(1, cores - 2 if options.kind == "jpeg" else min(4, cores // 2))
 
 
 # Training
@@ -342,7 +342,7 @@ def parse_arguments() -> argparse.Namespace:
                         help="jpeg: random resized crop and flip, cifar: pad, crop and flip")
     parser.add_argument("--decoder", choices=["auto", *DECODERS], default="auto")
     parser.add_argument("--workers", type=int, help="processes of a rank that read; default: by its cores")
-    parser.add_argument("--part", type=int, default=32, help="pictures that a worker decodes at a time")
+    parser.add_argument("--part", type=int, default=16, help="pictures that a worker decodes at a time")
     return parser.parse_args()
 
 
