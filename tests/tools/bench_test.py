@@ -26,6 +26,7 @@ import programs  # noqa: E402
 import runs  # noqa: E402
 import same_data  # noqa: E402
 import tables  # noqa: E402
+import vision  # noqa: E402
 
 
 def write_shard(path, tokens, width):
@@ -456,6 +457,93 @@ class Commands(unittest.TestCase):
                  "d_ff": 352, "vocab_size": 256}
         flops = efficiency.flops_per_token({"model": model, "data": {"seq_len": 128}})
         self.assertEqual(flops, 5013504)
+
+
+class Vision(unittest.TestCase):
+    # Stands for both programs: makes files, or prints steps of ours or what the peer prints at its end.
+    PROGRAM = """#!{python} -S
+import json, pathlib, sys
+words = sys.argv[1:]
+option = lambda key: next((word.partition("=")[2] for word in words if word.startswith(f"--{{key}}=")), None)
+if "make" in words:
+    pathlib.Path(option("out")).mkdir()
+    pathlib.Path(option("out"), option("train")).touch()
+elif words[0] == "train":
+    assert pathlib.Path(option("data.path"), "64").exists()
+    for step in range(1, int(option("train.steps")) + 1):
+        print(json.dumps({{"step": step, "tokens_per_s": 50 if step % 2 else 200}}))
+elif words[0].endswith("torch_vision.py"):
+    speed = {{"eager": 20, "compile": 40}}[option("mode")]
+    print(json.dumps({{"step": 1}}))
+    print(json.dumps({{"images_per_s": speed, "synthetic_images_per_s": 2 * speed, "torch": "9",
+                      "samples": {{"images_per_s": [speed], "synthetic_images_per_s": [2 * speed]}}}}))
+"""
+
+    def arguments(self, *words, mode="vision-cpu"):
+        return compare.parse_arguments([mode, "--python", "py", "--bin", "trireme", *words])
+
+    def cases_of(self, *words, mode="vision-cpu"):
+        with mock.patch.object(vision, "prepare"):
+            return vision.vision_cases(self.arguments(*words, mode=mode))
+
+    def test_both_sides_are_measured_on_the_same_files(self):
+        with tempfile.TemporaryDirectory() as name, contextlib.redirect_stderr(io.StringIO()), \
+                contextlib.redirect_stdout(io.StringIO()) as printed:
+            program, out = pathlib.Path(name) / "program", pathlib.Path(name) / "out.json"
+            program.write_text(self.PROGRAM.format(python=sys.executable))
+            program.chmod(0o755)
+            code = compare.compare(compare.parse_arguments([
+                "vision-cpu", "--bin", str(program), "--python", str(program), "--alternations", "2", "--out", str(out),
+                "--data-dir", f"{name}/data", "--cases",
+                "small-resnet20:1:images=64,batch=8,steps=4,peer=best/fp32-eager/fp32-compile"]))
+            (case,) = json.loads(out.read_text())["cases"]
+        self.assertEqual(code, 0)
+        self.assertEqual((case["against"], case["trials"]), ("fp32-compile", {"fp32-eager": 40, "fp32-compile": 80}))
+        self.assertEqual(case["ours"]["median"], 80, "the rate of steps at 50 and at 200 images a second")
+        self.assertEqual((case["ratio"], case["bound"]["ratio"], case["torch"]), (2, 1, "9"))
+        self.assertIn("reads nothing", printed.getvalue())
+
+    def test_both_sides_train_the_same(self):
+        one, two = self.cases_of("--cases", "resnet18-cifar:1,2:batch=32,augment=1,peer=bf16-graphs-inner", mode="vision")
+        for case, ranks in ((one, 1), (two, 2)):
+            words = case.ours.command
+            self.assertEqual(words[words.index("-n") + 1], str(ranks))
+            for word in ("--train.rank_batch=32", "--data.pad=4", "--train.steps=220", "--model.norm=batch",
+                         "--precision.compute=bf16", "--optim.lr=0.01"):
+                self.assertIn(word, words)
+            for word in ("--batch=32", "--augment", "--steps=200", "--warmup=20", "--norm=batch", "--precision=bf16",
+                         "--mode=graphs", "--inner", "--lr=0.01"):
+                self.assertIn(word, case.peer.command)
+            self.assertEqual(case.ours.scale, 1.0 / ranks)
+            self.assertEqual(case.peer.environment["PYTORCH_ALLOC_CONF"], "expandable_segments:True")
+        self.assertEqual("torch.distributed.run" in one.peer.command, False)
+        self.assertIn("torch.distributed.run", two.peer.command)
+
+    def test_files_belong_to_what_reads_them(self):
+        arguments = self.arguments("--data-dir", "d")
+        work, ranks = vision.read_case("resnet50:1,2:images=64,classes=8")
+        self.assertEqual((ranks, str(vision.data_folder(work, arguments))), ([1, 2], "d/jpeg-64-8-256"))
+        self.assertIn("--side=256", vision.data_command(work, "d/x", arguments))
+
+    def test_what_is_not_there_is_refused(self):
+        for words in ("no-such-net:1", "resnet50:one", "resnet50:1:colour=red", "resnet50:1:batch=many",
+                      "resnet50:1:peer=amp", "resnet50:1:peer=amp-magic", "resnet50:1:peer=best/amp-eager-outer"):
+            with self.assertRaises(programs.BenchError) as refused:
+                self.cases_of("--cases", words, mode="vision")
+            self.assertEqual(refused.exception.code, programs.EXIT_USAGE, words)
+
+    def test_networks_of_the_peer_have_as_many_parameters_as_ours(self):
+        if problem := cases.import_error(sys.executable, "torch"):
+            self.skipTest(f"{sys.executable} has no PyTorch: {problem}")
+        import torch
+        import torch_vision_model
+
+        for name, classes, expected in (("small-resnet20", 10, 272474), ("resnet18-cifar", 10, 11173962),
+                                        ("resnet50-cifar", 10, 23520842), ("resnet18", 1000, 11689512),
+                                        ("resnet34", 1000, 21797672), ("resnet50", 1000, 25557032)):
+            with torch.device("meta"):
+                network = torch_vision_model.ResNet(torch_vision_model.MODELS[name], classes)
+            self.assertEqual(sum(p.numel() for p in network.parameters()), expected, name)
 
 
 class Tables(unittest.TestCase):
