@@ -50,6 +50,8 @@ class Case:
     candidates: Mapping[str, Side] = field(default_factory=dict)
     settings: argparse.Namespace | None = None  # where they differ from those of the other cases
     trial_steps: int = 8  # of each candidate
+    # Options of ours and of the peer with which both train on the same; none: on our tokens.
+    same: tuple[dict[str, object], dict[str, object]] | None = None
 
     @property
     def ranks(self) -> int:

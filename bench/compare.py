@@ -40,7 +40,8 @@ With --beside cases that do not need all GPUs run beside each other, each on GPU
 is written after each alternation.
 With --losses N both sides first train N steps on the same tokens from the same weights, and the
 peer once more from the weights of another seed; the case keeps all losses. For speed each side
-then reads its own data: ours text, the peer random tokens.
+then reads its own data: ours text, the peer random tokens. Models of images train on as many as a step
+takes, as they are, so that their order does not matter; only on CIFAR's files.
 
 The start-up of every run is kept, too: from starting the program, launcher included, to its first
 line with "step". A case gives the peer an empty folder for what torch.compile caches, so that the
@@ -269,10 +270,10 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     if arguments.losses and arguments.losses < 10:
         parser.error("--losses is at least 10")
     trains = arguments.mode in ("gpu", "cpu-smoke")
-    if (arguments.losses or arguments.gemm) and not trains:
-        parser.error("--losses and --gemm are for gpu and cpu-smoke")
-    if arguments.profile and not (trains or arguments.mode == "vision"):
-        parser.error("--profile is for gpu, cpu-smoke and vision")
+    if (arguments.losses or arguments.profile) and not (trains or arguments.mode.startswith("vision")):
+        parser.error("--losses and --profile are not for cpu and two commands")
+    if arguments.gemm and not trains:
+        parser.error("--gemm is for gpu and cpu-smoke")
     if arguments.losses and "replicas" in (arguments.peer or "").split(","):
         parser.error("--losses is for peers that are other programs; replicas are our own")
     if arguments.beside and arguments.mode not in ("gpu", "vision"):

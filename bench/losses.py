@@ -1,8 +1,8 @@
 """Whether ours and the peer train alike: the losses of N steps from the same start.
 
-The peer gets our tokens, our initial weights and our constants, so what is left is arithmetic. How
-much that may move the losses is taken from a second run of the peer, which starts from the weights
-of another seed and reads the same tokens.
+The peer gets our tokens or images, our initial weights and our constants, so what is left is
+arithmetic. How much that may move the losses is taken from a second run of the peer, which starts
+from the weights of another seed and reads the same data.
 """
 
 from __future__ import annotations
@@ -43,11 +43,18 @@ def losses_of_ours(ours: Side, steps: int, folder: Path, timeout: float) -> list
     return [item["loss"] for item in objects if "step" in item and "loss" in item]
 
 
-def losses_of_peer(peer: Side, steps: int, config: Path, weights: Path, timeout: float
+def token_options(ours: Side, scratch: Path) -> tuple[dict[str, object], list[str]]:
+    """What a peer that reads tokens is told: our config, and our tokens in their order."""
+    config = scratch / "config.json"
+    config.write_text(json.dumps(resolved_config(ours.command)))
+    tokens = sorted((scratch / "cache").glob("trireme/data/*/train-*.tokens"))
+    return {"config": config}, ["--tokens", *map(str, tokens)]
+
+
+def losses_of_peer(peer: Side, steps: int, weights: Path, same: dict[str, object], words: list[str], timeout: float
                    ) -> list[float]:
-    tokens = sorted((config.parent / "cache").glob("trireme/data/*/train-*.tokens"))
-    same = {"steps": steps, "warmup": 0, "config": config, "init": weights}
-    command = with_options(peer.command, same) + ["--tokens", *map(str, tokens)]
+    options = {"steps": steps, "warmup": 0, "init": weights} | same
+    command = with_options(peer.command, options) + words
     losses = last_with(json_objects(run_program(replace(peer, command=command), timeout).text),
                        "losses")
     if not losses:
@@ -88,21 +95,22 @@ def compare_losses(ours: Sequence[float], peer: Sequence[float], other: Sequence
     }
 
 
-def check_losses(ours: Side, peer: Side, steps: int, bound: float, timeout: float) -> dict:
-    """Both sides for `steps` steps. Weights lie in $TMPDIR meanwhile, one seed's at a time."""
+def check_losses(ours: Side, peer: Side, steps: int, bound: float, timeout: float,
+                 same: tuple[dict[str, object], dict[str, object]] | None = None) -> dict:
+    """Both sides for `steps` steps. Weights lie in $TMPDIR meanwhile, one seed's at a time. `same` are options of
+    either side with which they read the same; none: the peer gets our tokens."""
     with tempfile.TemporaryDirectory(prefix="trireme-losses-") as name:
         scratch = Path(name)
-        command = with_options(ours.command, {"train.steps": steps})
-        resolved = resolved_config(command)
-        config, seed = scratch / "config.json", resolved["config"]["seed"]
-        config.write_text(json.dumps(resolved))
+        ours = replace(ours, command=with_options(ours.command, {"train.steps": steps} | (same[0] if same else {})))
+        seed = resolved_config(ours.command)["config"]["seed"]
+        mine = losses_of_ours(ours, steps, scratch / "ours", timeout)
+        options, words = (same[1], []) if same else token_options(ours, scratch)
 
         def peer_from(weights: Path) -> list[float]:
-            losses = losses_of_peer(peer, steps, config, weights, timeout)
+            losses = losses_of_peer(peer, steps, weights, options, words, timeout)
             weights.unlink()
             return losses
 
-        mine = losses_of_ours(ours, steps, scratch / "ours", timeout)
         theirs = peer_from(initial_weights(ours, seed, scratch / "init", timeout))
         others = peer_from(initial_weights(ours, seed + 1, scratch / "other", timeout))
     result = compare_losses(mine, theirs, others, bound)

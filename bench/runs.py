@@ -273,7 +273,7 @@ class Measurement:
                 self.choose_peer()
             if arguments.losses:
                 losses = check_losses(case.ours, self.peer, arguments.losses, arguments.loss_bound,
-                                      arguments.timeout)
+                                      arguments.timeout, case.same)
                 self.extra["losses"] = losses
                 if problem := complaint(losses):
                     say(f"  {problem}")

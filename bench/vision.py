@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cases import ALLOCATOR, ALONE, Case, torchrun
@@ -100,6 +100,21 @@ def data_folder(work: Work, arguments: argparse.Namespace) -> Path:
     return Path(arguments.data_dir) / name
 
 
+def with_one_step(work: Work, ranks: int) -> Work:
+    """On images that are all in each step, so that it does not matter which comes first."""
+    return replace(work, images=work.batch * ranks)
+
+
+def same_images(work: Work, ranks: int, arguments: argparse.Namespace) -> tuple[dict, dict]:
+    """Options with which both sides train on the same, in the same way."""
+    if work.files != "cifar":
+        raise BenchError(EXIT_USAGE, f"--losses is for files of CIFAR, not for {work.model}, whose pictures both sides "
+                                     "decode and resize in their own ways")
+    folder = data_folder(with_one_step(work, ranks), arguments)
+    return ({"data.path": folder, "data.pad": 0, "data.flip": "false", "optim.weight_decay": 0},
+            {"data": folder, "weight-decay": 0})
+
+
 def prepare(work: Work, arguments: argparse.Namespace) -> None:
     """Makes the files, unless they are there from another time."""
     folder = data_folder(work, arguments)
@@ -178,6 +193,7 @@ def vision_case(work: Work, ranks: int, against: str, device: str, arguments: ar
         peer=next(iter(candidates.values())) if candidates else peer(against),
         candidates=candidates,
         trial_steps=max(8, work.steps // 3),
+        same=same_images(work, ranks, arguments) if arguments.losses else None,
     )
 
 
@@ -186,7 +202,7 @@ def vision_cases(arguments: argparse.Namespace) -> list[Case]:
     cases, works = [], []
     for text in filter(None, arguments.cases.split(";")):
         work, worlds = read_case(text)
-        works.append(work)
+        works += [work] + [with_one_step(work, ranks) for ranks in worlds if arguments.losses]
         names = (work.peer or arguments.peer).replace("+", ",").split(",")
         cases += [vision_case(work, ranks, against, device, arguments) for ranks in worlds for against in names]
     for work in works:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from image_files import DECODERS, CifarImages, JpegImages, Parts, channels_last, choose_decoder, make_loader
+from same_weights import Weights
 from torch_vision_model import MODELS, ResNet, Trained
 from training import Clock, leave, meet, synchronize
 
@@ -107,13 +108,24 @@ def to_bf16(network: nn.Module) -> None:
             module.to(torch.bfloat16)
 
 
+@torch.no_grad()
+def load_weights(network: nn.Module, path: str) -> None:
+    """Names are the same on both sides."""
+    weights = Weights(path)
+    for name, parameter in network.named_parameters():
+        parameter.copy_(weights[name])
+
+
 def build(setup: Setup, mean: list[float], deviation: list[float]) -> tuple[nn.Module, nn.Module]:
     """The model with its loss, and the same as it is called: compiled, replicated."""
     options = setup.options
     network = MODELS[options.model]
     network = replace(network, depth=options.depth or network.depth, width=options.width or network.width,
                       norm=options.norm or network.norm)
-    model = Trained(ResNet(network, options.classes), mean, deviation, options.label_smoothing).to(setup.device)
+    model = Trained(ResNet(network, options.classes), mean, deviation, options.label_smoothing)
+    if options.init:
+        load_weights(model.network, options.init)
+    model.to(setup.device)
     if options.precision == "bf16":
         to_bf16(model.network)
     if options.channels_last:
@@ -279,6 +291,8 @@ def peak_bytes(setup: Setup) -> int:
 def train(setup: Setup) -> dict:
     options = setup.options
     images = open_images(options) if options.data else None
+    if options.init:
+        return {"losses": same_losses(setup, images)}
     mean, deviation = images.mean_and_deviation() if images else ([0.5] * 3, [0.25] * 3)
     training = Training(setup, mean, deviation)
     batches = synthetic(setup)
@@ -299,6 +313,18 @@ def train(setup: Setup) -> dict:
             "world": setup.world, "torch": torch.__version__, **found, "samples": samples,
             "loss0": losses[0], "lossN": losses[-1], "peak_bytes": peak_bytes(setup),
             "settings": settings_of(setup)}
+
+
+def same_losses(setup: Setup, images: CifarImages | JpegImages) -> list[float]:
+    """Of --steps steps from --init, means over the ranks."""
+    training = Training(setup, *images.mean_and_deviation())
+    batches = from_files(setup, images)
+    for _ in range(setup.options.steps):
+        training.step(next(batches))
+    losses = torch.stack(training.losses).double()
+    if setup.world > 1:
+        dist.all_reduce(losses)
+    return (losses / setup.world).tolist()
 
 
 def settings_of(setup: Setup) -> dict:
@@ -341,9 +367,15 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--augment", action="store_true",
                         help="jpeg: random resized crop and flip, cifar: pad, crop and flip")
     parser.add_argument("--decoder", choices=["auto", *DECODERS], default="auto")
+    parser.add_argument("--init", help="our weights, safetensors: train --steps steps from them on images as they are, "
+                                       "and print the losses")
     parser.add_argument("--workers", type=int, help="processes of a rank that read; default: by its cores")
     parser.add_argument("--part", type=int, default=16, help="pictures that a worker decodes at a time")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.init and not options.data:
+        parser.error("--init goes with --data")
+    options.augment = options.augment and not options.init
+    return options
 
 
 def main() -> None:
