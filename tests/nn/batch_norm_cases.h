@@ -27,7 +27,7 @@ struct BatchNormCase {
 
 inline std::vector<BatchNormCase> batch_norm_cases() {
   std::vector<BatchNormCase> cases;
-  const std::vector<std::vector<int64_t>> shapes = {{2, 8, 2, 2}, {1, 16, 3, 3},   {5, 24, 7, 5},
+  const std::vector<std::vector<int64_t>> shapes = {{2, 8, 2, 2},   {1, 16, 3, 3},   {5, 24, 7, 5},
                                                     {3, 64, 9, 11}, {2, 72, 33, 17}, {4, 256, 14, 14},
                                                     {2, 1032, 5, 5}};
   for (const auto& shape : shapes) {

@@ -175,9 +175,10 @@ int64_t kept_bytes(const plan::ModelConfig& config, int64_t tokens, plan::Recomp
   }
   const at::Tensor inputs = at::zeros({1, tokens}, at::TensorOptions(at::kCUDA).dtype(at::kLong));
   model->forward(inputs);  // tables and workspaces
+  // What was asked for: the allocator gives out whole free blocks that are little larger.
   const auto allocated = [] {
     const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(0);
-    return stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)].current;
+    return stats.requested_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)].current;
   };
   const int64_t before = allocated();
   const at::Tensor logits = model->forward(inputs);

@@ -11,7 +11,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int64_t kSumBlocks = 4 * 132;  // constants, so that the order of sums does not depend on the GPU
 constexpr int64_t kElementBlocks = 16 * 132;
-constexpr int kFinalChannels = 32, kFinalRows = 8;
+constexpr int kFinalChannels = 8, kFinalRows = 64;
 
 /// Threads of a block, `across` packs of channels by `down` rows, and blocks: columns by chunks of rows.
 struct Tiles {
@@ -69,6 +69,7 @@ __device__ void store_sums(const float (&one)[kLanes], const float (&two)[kLanes
 /// The sums over the chunks, in the threads of the first row; `c` is a channel.
 __device__ float2 total_of(const float* partial, int64_t chunks, int64_t channels, int64_t c) {
   __shared__ float2 sums[kFinalRows][kFinalChannels];
+  const int row = threadIdx.y;
   float2 sum{0.0f, 0.0f};
   if (c < channels) {
     for (int64_t chunk = threadIdx.y; chunk < chunks; chunk += kFinalRows) {
@@ -76,13 +77,14 @@ __device__ float2 total_of(const float* partial, int64_t chunks, int64_t channel
       sum.y += partial[(chunk * 2 + 1) * channels + c];
     }
   }
-  sums[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  for (int row = 1; threadIdx.y == 0 && row < kFinalRows; ++row) {
-    sum.x += sums[row][threadIdx.x].x;
-    sum.y += sums[row][threadIdx.x].y;
+  sums[row][threadIdx.x] = sum;
+  for (int half = kFinalRows / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (row >= half) continue;
+    sums[row][threadIdx.x].x += sums[row + half][threadIdx.x].x;
+    sums[row][threadIdx.x].y += sums[row + half][threadIdx.x].y;
   }
-  return sum;
+  return sums[row][threadIdx.x];
 }
 
 /// Sums of x - shift and of its squares, where shift is the first row: near the mean, so that little cancels.
@@ -116,6 +118,18 @@ __global__ void __launch_bounds__(kThreads)
   store_sums(one, two, place, channels, partial);
 }
 
+/// y = scale * x + shift is the norm of x.
+struct Affine {
+  float scale, shift;
+};
+
+/// The same bits in forward and backward.
+template <typename Scalar>
+__device__ Affine affine(const void* weight, const void* bias, float mean, float rstd, int64_t c) {
+  const float scale = __fmul_rn(to_float(static_cast<const Scalar*>(weight)[c]), rstd);
+  return {scale, __fmaf_rn(-mean, scale, to_float(static_cast<const Scalar*>(bias)[c]))};
+}
+
 /// NaN stays.
 __device__ float positive_part(float value) {
   return value < 0.0f ? 0.0f : value;
@@ -134,9 +148,9 @@ __global__ void __launch_bounds__(kFinalChannels* kFinalRows)
   const float rstd = rsqrtf(variance + call.eps);
   call.statistics[c] = mean;
   call.statistics[channels + c] = rstd;
-  const float scale = to_float(static_cast<const Scalar*>(call.weight)[c]) * rstd;
+  const auto [scale, shift] = affine<Scalar>(call.weight, call.bias, mean, rstd, c);
   call.scratch[c] = scale;
-  call.scratch[channels + c] = to_float(static_cast<const Scalar*>(call.bias)[c]) - mean * scale;
+  call.scratch[channels + c] = shift;
   if (call.running_mean == nullptr) return;
   const float unbiased = variance * (rows / (rows - 1.0f));
   call.running_mean[c] += call.momentum * (mean - call.running_mean[c]);
@@ -163,7 +177,7 @@ __global__ void __launch_bounds__(kThreads) forward_elements(BatchNormForward ca
     const auto values = raw.pack();
     Pack<Scalar, kLanes> y;
     for (int j = 0; j < kLanes; ++j) {
-      float value = values[j] * scale[j] + shift[j];
+      float value = __fmaf_rn(values[j], scale[j], shift[j]);
       if constexpr (kResidual) value += other.pack()[j];
       if constexpr (kRelu) value = positive_part(value);
       y.set(j, value);
@@ -172,53 +186,78 @@ __global__ void __launch_bounds__(kThreads) forward_elements(BatchNormForward ca
   }
 }
 
-/// The gradient of what the norm gave: of its outputs, where ReLU let them pass.
-template <typename Scalar, int kLanes, bool kRelu>
-struct Gradient {
-  RawPack<Scalar, kLanes> dy, y;
+/// What came behind the norm.
+enum class Behind { kNothing, kRelu, kResidualAndRelu };
 
-  __device__ void load(const BatchNormBackward& call, int64_t at) {
-    dy.load(static_cast<const Scalar*>(call.dy) + at);
-    if constexpr (kRelu) y.load(static_cast<const Scalar*>(call.y) + at);
-  }
-  __device__ Pack<Scalar, kLanes> pack() const {
-    auto gradient = dy.pack();
-    if constexpr (kRelu) {
-      const auto outputs = y.pack();
+/// The gradient of what the norm gave: of its outputs, where ReLU let them pass. Without a residual that is
+/// seen from x, which is read anyway.
+template <typename Scalar, int kLanes, Behind kBehind>
+class NormGradient {
+ public:
+  __device__ NormGradient(const BatchNormBackward& call, const Place<kLanes>& place) {
+    if constexpr (kBehind == Behind::kRelu) {
       for (int j = 0; j < kLanes; ++j) {
-        if (outputs[j] <= 0.0f) gradient.set(j, 0.0f);
+        const int64_t c = place.channel + j;
+        affine_[j] =
+            affine<Scalar>(call.weight, call.bias, call.statistics[c], call.statistics[call.channels + c], c);
+      }
+    }
+  }
+
+  struct Loaded {
+    RawPack<Scalar, kLanes> x, dy, y;
+
+    __device__ void load(const BatchNormBackward& call, int64_t at) {
+      x.load(static_cast<const Scalar*>(call.x) + at);
+      dy.load(static_cast<const Scalar*>(call.dy) + at);
+      if constexpr (kBehind == Behind::kResidualAndRelu) y.load(static_cast<const Scalar*>(call.y) + at);
+    }
+  };
+
+  __device__ Pack<Scalar, kLanes> of(const Loaded& loaded, const Pack<Scalar, kLanes>& x) const {
+    auto gradient = loaded.dy.pack();
+    if constexpr (kBehind == Behind::kRelu) {
+      for (int j = 0; j < kLanes; ++j) {
+        const Scalar y = from_float<Scalar>(__fmaf_rn(x[j], affine_[j].scale, affine_[j].shift));
+        if (to_float(y) <= 0.0f) gradient.set(j, 0.0f);
+      }
+    } else if constexpr (kBehind == Behind::kResidualAndRelu) {
+      const auto y = loaded.y.pack();
+      for (int j = 0; j < kLanes; ++j) {
+        if (y[j] <= 0.0f) gradient.set(j, 0.0f);
       }
     }
     return gradient;
   }
+
+ private:
+  Affine affine_[kBehind == Behind::kRelu ? kLanes : 1];
 };
 
 /// Sums of the gradient and of its product with x - mean.
-template <typename Scalar, int kLanes, bool kRelu>
+template <typename Scalar, int kLanes, Behind kBehind>
 __global__ void __launch_bounds__(kThreads) backward_sums(BatchNormBackward call, float* partial) {
   const Place<kLanes> place(call.channels);
   float one[kLanes] = {}, two[kLanes] = {};
   if (place.inside) {
+    const NormGradient<Scalar, kLanes, kBehind> gradient(call, place);
     float mean[kLanes];
     for (int j = 0; j < kLanes; ++j) mean[j] = call.statistics[place.channel + j];
     constexpr int kInFlight = 2;
     for (int64_t row = place.first; row < call.rows; row += kInFlight * place.step) {
-      RawPack<Scalar, kLanes> raw[kInFlight];
-      Gradient<Scalar, kLanes, kRelu> gradient[kInFlight];
+      typename NormGradient<Scalar, kLanes, kBehind>::Loaded loaded[kInFlight];
 #pragma unroll
       for (int u = 0; u < kInFlight; ++u) {
-        const int64_t at = (row + u * place.step) * call.channels + place.channel;
         if (row + u * place.step >= call.rows) break;
-        raw[u].load(static_cast<const Scalar*>(call.x) + at);
-        gradient[u].load(call, at);
+        loaded[u].load(call, (row + u * place.step) * call.channels + place.channel);
       }
 #pragma unroll
       for (int u = 0; u < kInFlight; ++u) {
         if (row + u * place.step >= call.rows) break;
-        const auto values = raw[u].pack(), dz = gradient[u].pack();
+        const auto x = loaded[u].x.pack(), dz = gradient.of(loaded[u], x);
         for (int j = 0; j < kLanes; ++j) {
           one[j] += dz[j];
-          two[j] += dz[j] * (values[j] - mean[j]);
+          two[j] += dz[j] * (x[j] - mean[j]);
         }
       }
     }
@@ -241,17 +280,18 @@ __global__ void __launch_bounds__(kFinalChannels* kFinalRows)
   };
   add_to(call.d_weight, sum.y * rstd);
   add_to(call.d_bias, sum.x);
-  const float scale = to_float(static_cast<const Scalar*>(call.weight)[c]) * rstd;
+  const float scale = affine<Scalar>(call.weight, call.bias, mean, rstd, c).scale;
   const float slope = -scale * rstd * rstd * (sum.y / rows);
   call.scratch[c] = scale;
   call.scratch[channels + c] = slope;
   call.scratch[2 * channels + c] = -scale * (sum.x / rows) - slope * mean;
 }
 
-template <typename Scalar, int kLanes, bool kResidual, bool kRelu>
+template <typename Scalar, int kLanes, Behind kBehind>
 __global__ void __launch_bounds__(kThreads) backward_elements(BatchNormBackward call) {
   const Place<kLanes> place(call.channels);
   if (!place.inside) return;
+  const NormGradient<Scalar, kLanes, kBehind> gradient(call, place);
   float scale[kLanes], slope[kLanes], shift[kLanes];
   for (int j = 0; j < kLanes; ++j) {
     scale[j] = call.scratch[place.channel + j];
@@ -261,15 +301,13 @@ __global__ void __launch_bounds__(kThreads) backward_elements(BatchNormBackward 
 #pragma unroll 2
   for (int64_t row = place.first; row < call.rows; row += place.step) {
     const int64_t at = row * call.channels + place.channel;
-    RawPack<Scalar, kLanes> raw;
-    Gradient<Scalar, kLanes, kRelu> gradient;
-    raw.load(static_cast<const Scalar*>(call.x) + at);
-    gradient.load(call, at);
-    const auto values = raw.pack(), dz = gradient.pack();
+    typename NormGradient<Scalar, kLanes, kBehind>::Loaded loaded;
+    loaded.load(call, at);
+    const auto x = loaded.x.pack(), dz = gradient.of(loaded, x);
     Pack<Scalar, kLanes> dx;
-    for (int j = 0; j < kLanes; ++j) dx.set(j, scale[j] * dz[j] + (slope[j] * values[j] + shift[j]));
+    for (int j = 0; j < kLanes; ++j) dx.set(j, scale[j] * dz[j] + (slope[j] * x[j] + shift[j]));
     dx.store(static_cast<Scalar*>(call.dx) + at);
-    if constexpr (kResidual) dz.store(static_cast<Scalar*>(call.d_residual) + at);
+    if constexpr (kBehind == Behind::kResidualAndRelu) dz.store(static_cast<Scalar*>(call.d_residual) + at);
   }
 }
 
@@ -299,23 +337,17 @@ int run_forward(const BatchNormForward& call, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-template <typename Scalar>
+template <typename Scalar, Behind kBehind>
 int run_backward(const BatchNormBackward& call, cudaStream_t stream) {
   constexpr int kLanes = kFullPack<Scalar>;
   const int64_t packs = call.channels / kLanes;
   const Tiles sums(call.rows, packs, kSumBlocks), elements(call.rows, packs, kElementBlocks);
   float* const partial = call.scratch + 3 * call.channels;
   const dim3 final_grid(static_cast<unsigned>((call.channels + kFinalChannels - 1) / kFinalChannels));
-  with_constant(call.y != nullptr, [&](auto relu) {
-    backward_sums<Scalar, kLanes, decltype(relu)::value>
-        <<<sums.grid(), sums.block(), 0, stream>>>(call, partial);
-    backward_coefficients<Scalar>
-        <<<final_grid, dim3(kFinalChannels, kFinalRows), 0, stream>>>(call, partial, sums.chunks);
-    with_constant(call.d_residual != nullptr, [&](auto residual) {
-      backward_elements<Scalar, kLanes, decltype(residual)::value, decltype(relu)::value>
-          <<<elements.grid(), elements.block(), 0, stream>>>(call);
-    });
-  });
+  backward_sums<Scalar, kLanes, kBehind><<<sums.grid(), sums.block(), 0, stream>>>(call, partial);
+  backward_coefficients<Scalar>
+      <<<final_grid, dim3(kFinalChannels, kFinalRows), 0, stream>>>(call, partial, sums.chunks);
+  backward_elements<Scalar, kLanes, kBehind><<<elements.grid(), elements.block(), 0, stream>>>(call);
   return cudaGetLastError();
 }
 
@@ -330,8 +362,12 @@ int batch_norm_forward(const BatchNormForward& call, Dtype dtype, void* stream) 
 }
 
 int batch_norm_backward(const BatchNormBackward& call, Dtype dtype, void* stream) {
-  return dispatch(dtype,
-                  [&](auto scalar) { return run_backward<decltype(scalar)>(call, as_stream(stream)); });
+  return dispatch(dtype, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    if (!call.relu) return run_backward<Scalar, Behind::kNothing>(call, as_stream(stream));
+    if (call.y == nullptr) return run_backward<Scalar, Behind::kRelu>(call, as_stream(stream));
+    return run_backward<Scalar, Behind::kResidualAndRelu>(call, as_stream(stream));
+  });
 }
 
 }  // namespace trireme::kernels::cuda

@@ -53,15 +53,30 @@ struct BatchNormForward {
   bool relu;
 };
 int batch_norm_forward(const BatchNormForward& call, Dtype dtype, void* stream);
+/// y is needed where both a residual and ReLU followed; d_residual is written there alone.
 struct BatchNormBackward {
   void *dx, *d_residual, *d_weight, *d_bias;
   float* scratch;
-  const void *dy, *x, *y, *weight;
+  const void *dy, *x, *y, *weight, *bias;
   const float* statistics;
   int64_t rows, channels;
+  bool relu;
 };
 int batch_norm_backward(const BatchNormBackward& call, Dtype dtype, void* stream);
 int64_t batch_norm_scratch(int64_t channels);
+
+// Maxima (max_pool.cu).
+
+/// x (images, height, width, channels) -> y (images, out_height, out_width, channels): the largest value of
+/// each window of kernel x kernel, the first of equal ones, NaN where there is one; kernel at most 16. taken,
+/// as y, says which place of the window it was, row by row. channels is a multiple of 16 bytes of elements.
+struct MaxPool {
+  int64_t images, channels, height, width, out_height, out_width;
+  int64_t kernel, stride, padding;
+};
+int max_pool_forward(const MaxPool& call, void* y, uint8_t* taken, const void* x, Dtype dtype, void* stream);
+int max_pool_backward(const MaxPool& call, void* dx, const void* dy, const uint8_t* taken, Dtype dtype,
+                      void* stream);
 
 // Activations (activation.cu), as in activation.h.
 

@@ -47,6 +47,12 @@ int batch_norm_backward(const BatchNormBackward&, Dtype, void*) {
 int64_t batch_norm_scratch(int64_t) {
   absent("batch_norm_scratch");
 }
+int max_pool_forward(const MaxPool&, void*, uint8_t*, const void*, Dtype, void*) {
+  absent("max_pool_forward");
+}
+int max_pool_backward(const MaxPool&, void*, const void*, const uint8_t*, Dtype, void*) {
+  absent("max_pool_backward");
+}
 int swiglu_forward(void*, const void*, int64_t, int64_t, Dtype, void*) {
   absent("swiglu_forward");
 }

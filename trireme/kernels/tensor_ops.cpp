@@ -64,6 +64,18 @@ at::Tensor scratch(const at::Tensor& like, int64_t floats) {
   return at::empty({floats}, like.options().dtype(at::kFloat));
 }
 
+cuda::MaxPool max_pool_of(const at::Tensor& x, const at::Tensor& y, const PoolWindow& window) {
+  return {.images = x.size(0),
+          .channels = x.size(1),
+          .height = x.size(2),
+          .width = x.size(3),
+          .out_height = y.size(2),
+          .out_width = y.size(3),
+          .kernel = window.kernel,
+          .stride = window.stride,
+          .padding = window.padding};
+}
+
 struct Rows {
   explicit Rows(const at::Tensor& x) : width(x.size(-1)), count(width == 0 ? 0 : x.numel() / width) {}
   int64_t width, count;
@@ -213,7 +225,8 @@ void batch_norm_forward(at::Tensor& y, at::Tensor& statistics, const at::Tensor&
 
 void batch_norm_backward(at::Tensor& dx, at::Tensor& d_residual, at::Tensor& d_weight, at::Tensor& d_bias,
                          const at::Tensor& dy, const at::Tensor& x, const at::Tensor& y,
-                         const at::Tensor& weight, const at::Tensor& statistics) {
+                         const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& statistics,
+                         bool relu) {
   const int64_t channels = x.size(1), rows = x.numel() / channels;
   if (x.is_cuda()) {
     at::Tensor partial = scratch(x, cuda::batch_norm_scratch(channels));
@@ -226,9 +239,11 @@ void batch_norm_backward(at::Tensor& dx, at::Tensor& d_residual, at::Tensor& d_w
                                                .x = data(x),
                                                .y = data(y),
                                                .weight = data(weight),
+                                               .bias = data(bias),
                                                .statistics = floats(statistics),
                                                .rows = rows,
-                                               .channels = channels},
+                                               .channels = channels,
+                                               .relu = relu},
                                               dtype_of(x), current_stream()),
                     "batch_norm_backward");
   }
@@ -246,6 +261,23 @@ void batch_norm_backward(at::Tensor& dx, at::Tensor& d_residual, at::Tensor& d_w
                                  .rows = rows,
                                  .channels = channels});
   });
+}
+
+bool can_max_pool(const at::Tensor& x) {
+  return x.is_cuda() && x.numel() > 0 && can_batch_norm(x);
+}
+
+void max_pool_forward(at::Tensor& y, at::Tensor& taken, const at::Tensor& x, const PoolWindow& window) {
+  launched(cuda::max_pool_forward(max_pool_of(x, y, window), mutable_data(y),
+                                  taken.mutable_data_ptr<uint8_t>(), data(x), dtype_of(x), current_stream()),
+           "max_pool");
+}
+
+void max_pool_backward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& taken,
+                       const PoolWindow& window) {
+  launched(cuda::max_pool_backward(max_pool_of(dx, dy, window), mutable_data(dx), data(dy),
+                                   taken.const_data_ptr<uint8_t>(), dtype_of(dx), current_stream()),
+           "max_pool_backward");
 }
 
 void add_column_sums(at::Tensor& total, const at::Tensor& x) {

@@ -35,12 +35,24 @@ struct BatchNormCall {
 };
 void batch_norm_forward(at::Tensor& y, at::Tensor& statistics, const at::Tensor& x, const at::Tensor& weight,
                         const at::Tensor& bias, const BatchNormCall& call);
-/// d_residual and y may be undefined: no residual, no ReLU. d_weight and d_bias are added to.
+/// Where ReLU followed, y is what came out (on a GPU it may be undefined unless a residual was added), and
+/// d_residual, which may be undefined, receives the residual's gradient. d_weight and d_bias are added to.
 void batch_norm_backward(at::Tensor& dx, at::Tensor& d_residual, at::Tensor& d_weight, at::Tensor& d_bias,
                          const at::Tensor& dy, const at::Tensor& x, const at::Tensor& y,
-                         const at::Tensor& weight, const at::Tensor& statistics);
+                         const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& statistics,
+                         bool relu);
 /// Whether they take x, which may be none of images.
 bool can_batch_norm(const at::Tensor& x);
+
+/// On a GPU, as in cuda_kernels.h, of images whose channels are innermost in memory; taken (as y) uint8.
+struct PoolWindow {
+  int64_t kernel, stride, padding;
+};
+void max_pool_forward(at::Tensor& y, at::Tensor& taken, const at::Tensor& x, const PoolWindow& window);
+void max_pool_backward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& taken,
+                       const PoolWindow& window);
+/// Whether they take x.
+bool can_max_pool(const at::Tensor& x);
 
 /// total (width) += the sum of the rows of x (rows, width).
 void add_column_sums(at::Tensor& total, const at::Tensor& x);

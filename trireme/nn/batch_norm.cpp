@@ -25,8 +25,11 @@ class BatchNormFunction : public Function<BatchNormFunction> {
     at::Tensor y = at::empty_like(x);
     at::Tensor statistics = at::empty({2, x.size(1)}, x.options().dtype(at::kFloat));
     kernels::batch_norm_forward(y, statistics, x, weight, bias, mine);
-    context->save_for_backward({x, weight, bias, statistics, call.relu ? y : at::Tensor()});
+    // On a GPU backward sees from x where ReLU let values pass, unless something was added to them.
+    const bool keeps = call.relu && (residual || !x.is_cuda());
+    context->save_for_backward({x, weight, bias, statistics, keeps ? y : at::Tensor()});
     context->saved_data["residual"] = residual.has_value();
+    context->saved_data["relu"] = call.relu;
     return y;
   }
 
@@ -43,11 +46,11 @@ class BatchNormFunction : public Function<BatchNormFunction> {
     const at::Tensor dy = grads[0].contiguous(kLayout);
     GradTarget d_weight(weight), d_bias(bias);
     at::Tensor dx = at::empty_like(x);
-    const bool adds = context->saved_data["residual"].toBool();
-    at::Tensor d_residual = adds && y.defined() ? at::empty_like(x) : at::Tensor();
-    kernels::batch_norm_backward(dx, d_residual, d_weight.tensor(), d_bias.tensor(), dy, x, y, weight,
-                                 statistics);
-    if (adds && !y.defined()) d_residual = dy;
+    const bool adds = context->saved_data["residual"].toBool(), relu = context->saved_data["relu"].toBool();
+    at::Tensor d_residual = adds && relu ? at::empty_like(x) : at::Tensor();
+    kernels::batch_norm_backward(dx, d_residual, d_weight.tensor(), d_bias.tensor(), dy, x, y, weight, bias,
+                                 statistics, relu);
+    if (adds && !relu) d_residual = dy;
     return {dx, d_weight.reported(), d_bias.reported(), d_residual, {}};
   }
 };

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "trireme/nn/max_pool.h"
+
 namespace trireme::nn {
 namespace {
 
@@ -65,7 +67,7 @@ ResNet::ResNet(const plan::VisionConfig& config, const NormMaker& make_norm) : V
 at::Tensor ResNet::stem(const at::Tensor& images) {
   const at::Tensor x = stem_(as_input(images, stem_.conv->weight), Statistics::kUpdate, {.relu = true});
   if (config().stem == plan::ImageStem::kCifar) return x;
-  return at::max_pool2d(x, {3, 3}, {2, 2}, {1, 1});
+  return max_pool(x, /*kernel=*/3, /*stride=*/2, /*padding=*/1);
 }
 
 std::vector<Unit> ResNet::body() {

@@ -27,7 +27,7 @@ std::string text_of(const std::exception& error) {
 }  // namespace
 
 Passes::Passes(nn::Model& model, parallel::DataParallel& engine, c10::Device device, Options options)
-    : model_(model), engine_(engine), device_(device), options_(std::move(options)) {
+    : model_(model), engine_(engine), device_(device), options_(std::move(options)), copies_(device) {
   if (options_.make_recording && !engine_.stands_alone()) {
     give_up("the engine communicates within a pass, or moves what it reads");
   }
@@ -73,7 +73,7 @@ at::Tensor Passes::run(const std::function<data::Batch()>& next, double scale) {
   const double began = monotonic_seconds();
   at::Tensor loss_sum = at::zeros({}, at::TensorOptions().device(device_).dtype(at::kDouble));
   for (int64_t index = 0; index < options_.accumulation; ++index) {
-    const data::Batch batch = next();
+    const data::Batch batch = copies_.ahead(next());
     loss_sum.add_(pass(batch, scale * batch.share(), kind_of(index)), batch.share());
   }
   if (measures_lag()) measure_lag(began);

@@ -13,6 +13,7 @@
 #include "trireme/nn/model.h"
 #include "trireme/parallel/data_parallel.h"
 #include "trireme/parallel/recording.h"
+#include "trireme/train/batch_copies.h"
 
 namespace trireme::train {
 
@@ -78,6 +79,7 @@ class Passes {
   parallel::DataParallel& engine_;
   c10::Device device_;
   Options options_;  ///< no make_recording: nothing is recorded
+  BatchCopies copies_;
   int64_t steps_ = 0;
   bool measures_ = false;
   int64_t activation_bytes_ = 0;
