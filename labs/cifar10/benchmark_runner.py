@@ -11,39 +11,17 @@ in the same repeat: its median and its range. What follows -- goes to 'trireme t
 was measured, step by step, as JSON.
 """
 import argparse
-import json
-import os
 import pathlib
 import statistics
-import subprocess
 import sys
-import tempfile
-import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
+sys.path.insert(0, str(HERE.parent))
+sys.dont_write_bytecode = True
+
+from training import numbers, parsed, timed, train, write_measured  # noqa: E402
+
 SIDES = ("ddp", "fsdp")
-
-
-def train(trireme, side, ranks, overrides):
-    """The records of one run: steps, and the summary at the end."""
-    with tempfile.TemporaryDirectory(prefix="trireme-cifar10-") as runs:
-        command = [trireme, "train", str(HERE / f"{side}_resnet_cifar10.yaml"), "-n", str(ranks),
-                   "--json", "--run-dir", runs, *overrides]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode != 0:
-        print(f"benchmark_runner: '{' '.join(command)}' ended with code {done.returncode}; its message is above",
-              file=sys.stderr)
-        sys.exit(done.returncode)
-    records = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {"command": ["trireme", *command[1:]], "steps": [record for record in records if "step" in record], "summary": records[-1]}
-
-
-def timed(run):
-    """Steps without the first tenth."""
-    steps = run["steps"]
-    late = steps[max(1, len(steps) // 10):]
-    return late or steps
 
 
 def row(side, ranks, repeats):
@@ -74,39 +52,22 @@ def in_text(rows):
     return "\n".join(lines)
 
 
-def numbers(text):
-    try:
-        found = [int(word) for word in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is no list of numbers such as 1,2") from None
-    if not found or min(found) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' has no rank or less than one; give numbers such as 1,2")
-    return found
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--ranks", type=numbers, default=[1, 2], help="numbers of ranks, such as 1,2,4")
-    parser.add_argument("--repeats", type=int, default=3, help="times that both sides run, in turns")
-    parser.add_argument("--out", type=pathlib.Path, help="file for what was measured, as JSON")
-    parser.add_argument("--trireme", default=str(ROOT / "trireme.sh"), help="the command, if not this project's")
-    parser.add_argument("overrides", nargs="*", help="for 'trireme train', behind --")
-    options = parser.parse_args()
-    if options.repeats < 1:
-        parser.error(f"--repeats is {options.repeats}; give 1 or more")
+    options = parsed(parser)
     rows, measured = [], []
     for ranks in options.ranks:
         repeats = []
         for repeat in range(options.repeats):
             order = SIDES if repeat % 2 == 0 else tuple(reversed(SIDES))
-            repeats.append({side: train(options.trireme, side, ranks, options.overrides) for side in order})
+            repeats.append({side: train(options.trireme, HERE / f"{side}_resnet_cifar10.yaml", ranks, options.overrides)
+                            for side in order})
         rows += [row(side, ranks, repeats) for side in SIDES]
         measured.append({"ranks": ranks, "repeats": repeats})
     print(in_text(rows))
     if options.out:
-        document = {"schema": "trireme.labs.cifar10/1", "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                    "cores": os.cpu_count(), "command": sys.argv[1:], "rows": rows, "measured": measured}
-        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        write_measured(options.out, "trireme.labs.cifar10/1", rows, measured)
 
 
 if __name__ == "__main__":
