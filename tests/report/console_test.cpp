@@ -234,6 +234,17 @@ TEST(Console, AnInterruptedRunWithCheckpointsGoesOn) {
   EXPECT_TRUE(contains(out, "'trireme train --resume /runs/tiny' goes on")) << out;
 }
 
+TEST(Console, AnInterruptedRunOnImagesContinuesNoText) {
+  RunSummary summary;
+  summary.stop_signal = SIGTERM;
+  summary.checkpoints = 1;
+  summary.weights_path = "/runs/tiny/checkpoints/final/model.safetensors";
+  EXPECT_TRUE(contains(whereabouts(summary, "/runs/tiny"), "trireme generate"));
+  const std::string text = whereabouts(summary, "/runs/tiny", true);
+  EXPECT_FALSE(contains(text, "trireme generate")) << text;
+  EXPECT_TRUE(contains(text, "\nnext    'trireme train --resume /runs/tiny' goes on")) << text;
+}
+
 TEST(Console, JsonIsOneObjectAStepAndNothingElse) {
   ConsoleOptions options = kOptions;
   options.json = true;

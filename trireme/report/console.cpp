@@ -108,7 +108,7 @@ class TextConsole final : public Sink {
       RunSummary typed = summary;
       if (!typed.weights_path.empty()) typed.weights_path = as_typed(typed.weights_path);
       if (!typed.best_weights_path.empty()) typed.best_weights_path = as_typed(typed.best_weights_path);
-      print_line(whereabouts(typed, as_typed(options_.run)));
+      print_line(whereabouts(typed, as_typed(options_.run), options_.reads_images));
     }
     if (!summary.sample.empty()) print_line("sample:\n" + printable(summary.sample));
   }

@@ -124,7 +124,7 @@ std::string done_line(const RunSummary& summary, int64_t total_steps, bool reads
   return line;
 }
 
-std::string whereabouts(const RunSummary& summary, const std::string& run) {
+std::string whereabouts(const RunSummary& summary, const std::string& run, bool reads_images) {
   const bool kept = !summary.weights_path.empty();
   std::string text = kept ? "weights " + summary.weights_path
                           : fmt::format("run     {}, without weights (checkpoint.final_weights=false)", run);
@@ -132,7 +132,8 @@ std::string whereabouts(const RunSummary& summary, const std::string& run) {
     text += fmt::format("\nbest    {} (step {})", summary.best_weights_path, summary.best_step);
   if (summary.stop_signal == 0) return text;
   text += "\nnext    ";
-  if (kept) text += fmt::format("'trireme generate {}' continues a text with these weights; ", run);
+  if (kept && !reads_images)
+    text += fmt::format("'trireme generate {}' continues a text with these weights; ", run);
   if (summary.checkpoints > 0 || summary.resumed_at > 0)
     return text + fmt::format("'trireme train --resume {}' goes on from its last checkpoint", run);
   return text + fmt::format("'trireme train {}/config.yaml' trains again, from step 1", run);

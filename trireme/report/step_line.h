@@ -22,7 +22,7 @@ std::string done_line(const RunSummary& summary, int64_t total_steps, bool reads
 
 /// Where the run and its weights are, and after an interruption how to go on; a line each, without the last
 /// newline. `run` is its directory.
-std::string whereabouts(const RunSummary& summary, const std::string& run);
+std::string whereabouts(const RunSummary& summary, const std::string& run, bool reads_images = false);
 
 /// "[#####...............] 100/400  loss 3.1207  12.3k tok/s  eta 18 s", at most `columns` wide.
 std::string progress_bar(const StepRecord& record, int64_t total_steps, std::optional<double> eta_s,
