@@ -98,20 +98,20 @@ in_host() {
 
 # In namespaces that end with this process, and the wire with them.
 on_wired_hosts() {
-  local holder deadline=$((SECONDS + 10))
+  local deadline=$((SECONDS + 60))
   local -a pids
-  unshare --net sleep 3600 &
+  unshare --net sleep infinity &
   holder=$!
+  trap 'kill "$holder"' EXIT
   while [[ $(readlink "/proc/$holder/ns/net") == "$(readlink /proc/$$/ns/net)" ]]; do
-    ((SECONDS < deadline)) || { say "the network of the second host did not come up within 10 s"; exit 3; }
+    ((SECONDS < deadline)) || { say "the network of the second host did not come up within a minute"; exit 3; }
     sleep 0.01
   done
-  ip link add wire-a type veth peer name wire-b netns "$holder"
+  ip link add wire-a type veth peer name wire-b netns "$holder" || missing "veth" "it is a module of the kernel"
   in_host a 10.77.0.1 0 "/proc/$$/ns/net" "$@" &
   pids=($!)
   in_host b 10.77.0.2 1 "/proc/$holder/ns/net" "$@" &
   pids+=($!)
-  trap 'kill "$holder"' EXIT
   wait_for "${pids[@]}"
 }
 
