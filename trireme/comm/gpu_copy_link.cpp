@@ -39,6 +39,9 @@ using State = ProgressBoard::State;
 
 constexpr auto kPollEvery = std::chrono::microseconds(10);
 constexpr auto kReleaseAgain = std::chrono::milliseconds(20);
+constexpr double kAskAfterPeer_s = 0.1;
+/// A peer may have enqueued its copy before it went: so long it may still arrive.
+constexpr double kLateArrival_s = 1.0;
 
 void check(cudaError_t error, const char* call) {
   TRIREME_CHECK(error == cudaSuccess, "[comm.link] {}: {}", call, cudaGetErrorString(error));
@@ -306,13 +309,28 @@ at::Tensor CopyReceiver::wait() {
 /// for is less than half a turn behind.
 void CopyReceiver::wait_on_host(const Operation& operation) {
   const double started = monotonic_seconds();
+  double asked = started;
+  std::optional<double> lost_at;
+  const auto give_up = [&](double now, const std::string& what) {
+    const std::string& subject = subjects_.at(operation.sequence);
+    const std::string text = end_.report(operation, subject, what, now - started, kLookAtThatRank);
+    {
+      const std::lock_guard lock(failure_mutex_);
+      failure_ = text;
+    }
+    failed_ = true;
+    throw CommError("{}", text);
+  };
   while (static_cast<int32_t>(arrived_->value() - static_cast<uint32_t>(operation.sequence)) < 0) {
     check_alive();
-    const double elapsed = monotonic_seconds() - started;
-    if (elapsed > end_.timeout_s) {
-      const std::string what = fmt::format("waited in vain for rank {}", end_.peer());
-      throw CommError(
-          "{}", end_.report(operation, subjects_.at(operation.sequence), what, elapsed, kLookAtThatRank));
+    const double now = monotonic_seconds();
+    if (now - started > end_.timeout_s) give_up(now, fmt::format("waited in vain for rank {}", end_.peer()));
+    if (now - asked > kAskAfterPeer_s) {
+      asked = now;
+      const std::string lost = end_.news->about({end_.peer()});
+      if (lost.empty()) lost_at.reset();
+      if (!lost.empty() && !lost_at) lost_at = now;
+      if (lost_at && now - *lost_at >= kLateArrival_s) give_up(now, "lost a peer: " + lost);
     }
     std::this_thread::sleep_for(kPollEvery);
   }
