@@ -80,12 +80,15 @@ def read_case(text: str) -> tuple[Work, list[int]]:
 # Files
 
 
-def data_command(work: Work, folder: Path, arguments: argparse.Namespace) -> list[str]:
-    if work.files == "cifar":
-        return [arguments.bin, "data", "make", "digits", "--format=cifar10", f"--out={folder}",
-                f"--train={work.images}", "--test=64"]
-    return [arguments.python, f"{PEERS}/make_pictures.py", str(folder), f"--images={work.images}",
-            f"--classes={work.classes}", f"--side={picture_side(work)}"]
+def data_commands(work: Work, folder: Path, arguments: argparse.Namespace) -> list[list[str]]:
+    """Of which the first that works is enough: digits need fonts and a build with FreeType."""
+    pictures = [arguments.python, f"{PEERS}/make_pictures.py", str(folder), f"--images={work.images}",
+                f"--classes={work.classes}"]
+    if work.files == "jpeg":
+        return [[*pictures, f"--side={picture_side(work)}"]]
+    digits = [arguments.bin, "data", "make", "digits", "--format=cifar10", f"--out={folder}",
+              f"--train={work.images}", "--test=64"]
+    return [digits, [*pictures, "--cifar"]]
 
 
 def picture_side(work: Work) -> int:
@@ -122,9 +125,17 @@ def prepare(work: Work, arguments: argparse.Namespace) -> None:
         return
     say(f"writing {work.images} images to {folder}")
     unfinished = folder.with_name(f"{folder.name}-unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.parent.mkdir(parents=True, exist_ok=True)
-    run_program(Side(data_command(work, unfinished, arguments), ""), arguments.timeout)
+    *others, last = data_commands(work, unfinished, arguments)
+    for command in (*others, last):
+        shutil.rmtree(unfinished, ignore_errors=True)
+        try:
+            run_program(Side(command, ""), arguments.timeout)
+            break
+        except BenchError as error:
+            if command is last:
+                raise
+            say(f"  {error}; taking what {PEERS}/make_pictures.py draws")
     unfinished.rename(folder)
 
 

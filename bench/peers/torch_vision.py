@@ -247,7 +247,7 @@ def workers_of(setup: Setup) -> int:
 
 class Training:
     def __init__(self, setup: Setup, mean: list[float], deviation: list[float]) -> None:
-        self.setup, self.losses = setup, []
+        self.setup, self.losses, self.peak_bytes = setup, [], 0
         self.model, self.net = build(setup, mean, deviation)
         self.parameters = list(self.model.parameters())
         self.optimizer = make_optimizer(self.parameters, setup.options)
@@ -270,11 +270,15 @@ class Training:
         for step in range(options.warmup + options.steps):
             if step == options.warmup:
                 meet(setup)
+                if setup.is_cuda:
+                    torch.cuda.reset_peak_memory_stats()
                 clock.mark()
             self.step(next(batches))
             if step >= options.warmup:
                 clock.mark()
-        return clock.seconds()
+        seconds = clock.seconds()
+        self.peak_bytes = max(self.peak_bytes, peak_bytes(setup))
+        return seconds
 
 
 def rates(seconds: list[float], batch: int) -> tuple[float, list[float]]:
@@ -311,7 +315,8 @@ def train(setup: Setup) -> dict:
     losses = torch.stack(training.losses).tolist()
     return {"peer": "torch-vision", "model": options.model, "params": sum(p.numel() for p in training.parameters),
             "world": setup.world, "torch": torch.__version__, **found, "samples": samples,
-            "loss0": losses[0], "lossN": losses[-1], "peak_bytes": peak_bytes(setup),
+            "loss0": losses[0], "lossN": losses[-1], "peak_bytes": training.peak_bytes,
+            **({"peak_reserved_bytes": torch.cuda.max_memory_reserved()} if setup.is_cuda else {}),
             "settings": settings_of(setup)}
 
 

@@ -523,7 +523,19 @@ elif words[0].endswith("torch_vision.py"):
         arguments = self.arguments("--data-dir", "d")
         work, ranks = vision.read_case("resnet50:1,2:images=64,classes=8")
         self.assertEqual((ranks, str(vision.data_folder(work, arguments))), ([1, 2], "d/jpeg-64-8-256"))
-        self.assertIn("--side=256", vision.data_command(work, "d/x", arguments))
+        self.assertIn("--side=256", vision.data_commands(work, "d/x", arguments)[0])
+
+    def test_without_fonts_there_are_other_pictures(self):
+        with tempfile.TemporaryDirectory() as name, contextlib.redirect_stderr(io.StringIO()) as log:
+            program = pathlib.Path(name) / "python"
+            program.write_text("#!/bin/sh\nmkdir $2 && touch $2/drawn\n")
+            program.chmod(0o755)
+            arguments = compare.parse_arguments(["vision-cpu", "--bin", "false", "--python", str(program),
+                                                 "--data-dir", f"{name}/data"])
+            work, _ = vision.read_case("small-resnet20:1:images=64")
+            vision.prepare(work, arguments)
+            self.assertTrue((pathlib.Path(name) / "data" / "cifar-64" / "drawn").exists())
+        self.assertIn("make_pictures.py", log.getvalue())
 
     def test_what_is_not_there_is_refused(self):
         for words in ("no-such-net:1", "resnet50:one", "resnet50:1:colour=red", "resnet50:1:batch=many",
