@@ -10,8 +10,8 @@ A table stands between two comments:
     ...
     <!-- end of table -->
 
-FILE lies in bench/results. Kinds: speed (compare.py gpu), cpu (compare.py cpu), collectives (trireme bench
-comm), memory (trireme bench memory), gpu-tests (tools/gpu_tests.py). A row of "speed" says what its peer
+FILE lies in bench/results. Kinds: speed (compare.py gpu), cpu (compare.py cpu), vision (compare.py vision and
+vision-cpu), collectives (trireme bench comm), memory (trireme bench memory), gpu-tests (tools/gpu_tests.py). A row of "speed" says what its peer
 lacks of what PyTorch's users can switch on.
 """
 
@@ -131,6 +131,36 @@ def cpu(names: Sequence[str]) -> str:
                     rows)
 
 
+PRECISIONS = {"amp": "autocast", "bf16": "bf16 weights", "fp32": "fp32"}
+MODES = {"eager": "eager", "compile": "compiled", "graphs": "compiled with CUDA graphs", "autotune": "max-autotune",
+         "autotune_nographs": "max-autotune without CUDA graphs"}
+
+
+def vision_peer(against: str) -> str:
+    precision, mode, *others = against.split("-")
+    return ", ".join([PRECISIONS[precision], MODES[mode], *others])
+
+
+def vision(names: Sequence[str]) -> str:
+    rows = []
+    for name in names:
+        for case in read(name)["cases"]:
+            if not case["alternations"]:
+                continue
+            ours, peer, bound = case["ours"], case["peer"], case["bound"]
+            where = f"{case['ranks']} GPU{'s' if case['ranks'] > 1 else ''}"
+            if case["device"] == "cpu":
+                where = f"{case['ranks']} x {case['threads']} threads"
+            rows.append([
+                f"`{case['model']}`, {where}, {case['image_size']}x{case['image_size']}, batch {case['batch']}"
+                f"{', augmented' if case['augment'] else ''} ([raw](results:{name}))",
+                vision_peer(case["against"]), f"{ours['median']:,.0f}", f"{peer['median']:,.0f}", *ratio(case),
+                f"{bound['peer']['median']:,.0f}", f"{bound['ratio']:.3f}", gib(ours.get("peak_bytes")),
+                gib(peer.get("peak_bytes"))])
+    return markdown(["case", "peer", "ours, images/s of a rank", "PyTorch", "ratio", "min to max",
+                     "PyTorch without reading", "ratio to that", "our peak", "PyTorch's peak"], rows)
+
+
 def collectives(names: Sequence[str]) -> str:
     columns = {"ours, reduce-scatter": ("reduce_scatter", "ordered, peer memory"),
                "NCCL bf16": ("reduce_scatter", "backend bf16"),
@@ -169,7 +199,7 @@ def gpu_tests(names: Sequence[str]) -> str:
 
 
 KINDS: dict[str, Callable[[Sequence[str]], str]] = {
-    "speed": speed, "cpu": cpu, "collectives": collectives, "memory": memory, "gpu-tests": gpu_tests}
+    "speed": speed, "cpu": cpu, "vision": vision, "collectives": collectives, "memory": memory, "gpu-tests": gpu_tests}
 
 
 def make(words: str) -> str:

@@ -599,6 +599,22 @@ class Tables(unittest.TestCase):
             self.assertEqual(code, 2)
             self.assertIn("bench/results/b.json", log)
 
+    def test_of_images_has_both_ratios(self):
+        case = {"model": "resnet50", "device": "cuda", "ranks": 2, "image_size": 224, "batch": 256, "augment": True,
+                "against": "bf16-graphs-inner", "ratio": 1.1, "ratio_min": 1.0, "ratio_max": 1.2, "alternations": [{}],
+                "ours": {"median": 3300.0, "peak_bytes": 2**31}, "peer": {"median": 3000.0},
+                "bound": {"peer": {"median": 3100.0}, "ratio": 1.0645}}
+        cpu = case | {"device": "cpu", "threads": 1, "against": "fp32-eager", "augment": False}
+        with tempfile.TemporaryDirectory() as name:
+            (pathlib.Path(name) / "v.json").write_text(json.dumps({"cases": [case, case | {"alternations": []}, cpu]}))
+            with mock.patch.object(tables, "RESULTS", pathlib.Path(name)):
+                lines = tables.make("vision v.json").splitlines()
+        self.assertEqual(lines[2:], [
+            "| `resnet50`, 2 GPUs, 224x224, batch 256, augmented ([raw](results:v.json)) | bf16 weights, compiled with "
+            "CUDA graphs, inner | 3,300 | 3,000 | **1.100** | 1.000 to 1.200 | 3,100 | 1.065 | 2.0 GiB | - |",
+            "| `resnet50`, 2 x 1 threads, 224x224, batch 256 ([raw](results:v.json)) | fp32, eager | 3,300 | 3,000 | "
+            "**1.100** | 1.000 to 1.200 | 3,100 | 1.065 | 2.0 GiB | - |"])
+
     def test_a_peer_says_what_it_lacks(self):
         strong = "PYTORCH_ALLOC_CONF=expandable_segments:True python torch_train.py --strategy={}"
         for strategy, options in (("fsdp2", "--compile --compile-loss"), ("amp", "--whole")):
