@@ -15,10 +15,11 @@ from programs import EXIT_USAGE, PEERS, BenchError, Side, run_program, say
 PRECISIONS = {"cuda": ("amp", "bf16", "fp32"), "cpu": ("fp32", "amp", "bf16")}
 MODES = ("eager", "compile", "graphs", "autotune", "autotune_nographs")
 SUFFIXES = {"inner": "--inner", "contiguous": "--contiguous"}
-TRIED = {"cuda": ("amp-compile", "amp-graphs", "bf16-compile", "bf16-graphs"), "cpu": ("fp32-eager", "fp32-compile")}
+TRIED = {"cuda": ("amp-compile", "amp-graphs", "bf16-compile", "bf16-graphs"),
+         "cpu": ("fp32-eager", "fp32-eager-contiguous", "fp32-compile", "fp32-compile-contiguous")}
 GPU = {"cases": "resnet50:1:augment=1;resnet18-cifar:1,2", "peer": "best", "warmup": 20}
-CPU = {"cases": "small-resnet20:1;small-resnet20:1:threads=2;small-resnet20:2",
-       "peer": "fp32-eager,fp32-compile", "warmup": 10}
+CPU = {"cases": "small-resnet20:1;small-resnet20:1:threads=2;small-resnet20:2", "warmup": 10,
+       "peer": "best/fp32-eager/fp32-eager-contiguous,best/fp32-compile/fp32-compile-contiguous"}
 
 
 @dataclass(frozen=True)
