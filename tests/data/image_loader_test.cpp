@@ -63,6 +63,7 @@ std::vector<int64_t> indices_of(const Batch& batch) {
     indices.push_back(std::llround(pixels[0][0][0].item<float>()));
     EXPECT_EQ(batch.targets[row].item<int64_t>(), indices.back() * 7 % kClasses);
   }
+  EXPECT_EQ(batch.samples, indices);
   return indices;
 }
 

@@ -2,6 +2,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
 namespace trireme::data {
 
@@ -13,7 +14,8 @@ struct Batch {
   at::Tensor targets;
   /// How many count. 0: B is 1, and the row stands for one that is not there.
   int64_t rows = 0;
-  int64_t step_rows = 0;  ///< of the step on all ranks together, broken pictures included
+  int64_t step_rows = 0;              ///< of the step on all ranks together, broken pictures included
+  std::vector<int64_t> samples = {};  ///< of images: the place in their set of each row that counts
 
   /// What the mean over this batch counts for in the mean over the step.
   double share() const { return static_cast<double>(rows) / static_cast<double>(step_rows); }

@@ -1,5 +1,6 @@
 // Images as a run reads them.
 #include <algorithm>
+#include <cmath>
 #include <thread>
 
 #include "trireme/base/error.h"
@@ -89,6 +90,9 @@ class ImageData : public RunData {
   Feed feed(const FeedOptions& options) const override;
   int64_t val_samples() const override { return splits_.val ? splits_.val->size() : 0; }
   ValidationFeed validation(int64_t most, const FeedOptions& options) const override;
+  std::vector<std::string> classes() const override { return splits_.train->classes(); }
+  std::string held_out_name(int64_t sample) const override { return splits_.val->name(sample); }
+  Picture held_out_picture(int64_t sample) const override;
 
  private:
   data::ImageLoaderOptions loader_options(const FeedOptions& options) const;
@@ -169,6 +173,21 @@ ValidationFeed ImageData::validation(int64_t most, const FeedOptions& options) c
                                   std::max<int64_t>(1, most / fixed.global_batch));
   const auto loader = std::make_shared<data::ImageLoader>(splits_.val, fixed);
   return {.next = [loader] { return loader->next(); }, .batches = rounds};
+}
+
+Picture ImageData::held_out_picture(int64_t sample) const {
+  data::ImageTransform bytes = transform_.fixed();
+  bytes.mean.assign(bytes.mean.size(), 0.0);
+  bytes.deviation.assign(bytes.deviation.size(), 1.0 / 255.0);
+  const auto [channels, height, width] = bytes.shape;
+  std::vector<float> values(static_cast<size_t>(channels * height * width));
+  data::SampleDraws draws(0, 0, sample);  // nothing is drawn
+  data::transform_image(splits_.val->read(sample, bytes.least_side()), bytes, draws,
+                        {.values = values.data(), .channel = 1, .row = width * channels, .column = channels});
+  Picture picture{.width = width, .height = height, .channels = channels, .pixels = {}};
+  for (const float value : values)
+    picture.pixels.push_back(static_cast<uint8_t>(std::clamp(std::round(value), 0.0F, 255.0F)));
+  return picture;
 }
 
 data::ImageSplits open_splits(const TrainOptions& run, const data::OnProgress& on_progress) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "trireme/base/classification.h"
 #include "trireme/data/batch.h"
 #include "trireme/data/progress.h"
 #include "trireme/train/trainer.h"
@@ -67,6 +68,14 @@ class RunData {
   virtual int64_t val_samples() const = 0;
   /// Of at most `most` samples, each counted once; options.first_step has no meaning.
   virtual ValidationFeed validation(int64_t most, const FeedOptions& options) const = 0;
+
+  // Of data with labels, for people.
+
+  virtual std::vector<std::string> classes() const { return {}; }  ///< names
+  /// Of what is held out: a file, or a place in one.
+  virtual std::string held_out_name([[maybe_unused]] int64_t sample) const { return {}; }
+  /// As models see it. Throws data::BrokenImage when its file cannot be read.
+  virtual Picture held_out_picture([[maybe_unused]] int64_t sample) const { return {}; }
   /// Why there is nothing to validate on although the config asks for it, and what to do; empty: it does not.
   virtual std::string why_no_validation() const { return {}; }
 

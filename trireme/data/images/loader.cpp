@@ -152,6 +152,7 @@ class ImageReader {
                          .row = inputs.stride(2),
                          .column = inputs.stride(3)};
     transform(*found, place.epoch, room);
+    batch.samples.push_back(found->index);
     const int64_t label = images_.label(found->index);
     if (!soft_) {
       batch.targets.mutable_data_ptr<int64_t>()[row] = label;

@@ -1,0 +1,167 @@
+// What a model guesses of held-out images is counted once, whichever rank has a row.
+#include "trireme/train/guesses.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <set>
+
+#include "tests/support/spawn.h"
+#include "trireme/base/error.h"
+#include "trireme/comm/mesh.h"
+#include "trireme/nn/top_k.h"
+
+namespace trireme::train {
+namespace {
+
+constexpr int64_t kGuessed = 200, kManyClasses = 7;
+
+/// What a model would make of kGuessed images; three have the same logits and the same class.
+struct GuessedRows {
+  at::Tensor logits, targets;
+};
+
+GuessedRows guessed_rows() {
+  at::manual_seed(11);
+  GuessedRows rows{at::randn({kGuessed, kManyClasses}), at::randint(0, kManyClasses, {kGuessed}, at::kLong)};
+  for (const int64_t row : {17, 150}) {
+    rows.logits[row] = rows.logits[3];
+    rows.targets[row] = rows.targets[3];
+  }
+  return rows;
+}
+
+void add_rows(Guesses& guesses, const GuessedRows& rows, int64_t begin, int64_t end) {
+  std::vector<int64_t> samples(static_cast<size_t>(end - begin));
+  std::iota(samples.begin(), samples.end(), begin);
+  guesses.add(rows.logits.slice(0, begin, end), rows.targets.slice(0, begin, end), samples);
+}
+
+/// Ranks take turns with batches, until each has had `batches[rank]` of them; the last takes what is left.
+Classification of_ranks(const GuessedRows& rows, const std::vector<int64_t>& batches, int64_t batch) {
+  Classification of_last;
+  const int64_t ranks = std::ssize(batches);
+  test::run_ranks(ranks, [&](std::shared_ptr<comm::World> world) {
+    const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape::fit({}, ranks));
+    Guesses guesses(kManyClasses);
+    const int64_t rank = world->rank();
+    const int64_t begin = batch * std::accumulate(batches.begin(), batches.begin() + rank, int64_t{0});
+    const int64_t end = rank + 1 == ranks ? kGuessed : begin + batch * batches[static_cast<size_t>(rank)];
+    for (int64_t at = begin; at < end; at += batch) add_rows(guesses, rows, at, std::min(end, at + batch));
+    const Classification all = guesses.of_all_ranks(*mesh.all);
+    if (rank + 1 == ranks) of_last = all;
+  });
+  return of_last;
+}
+
+/// All that ranks agree on, as text.
+std::string text_of(const Classification& all) {
+  std::string text = fmt::format("{} images, {} right, {} not finite: {}\n", all.images, all.right,
+                                 all.not_finite, fmt::join(all.confusion, " "));
+  for (const Classification::Mistake& one : all.worst)
+    text += fmt::format("{}: {} for {}, {:.5f} {:.5f} {:.5f}\n", one.sample, one.guess, one.truth, one.loss,
+                        one.guess_probability, one.truth_probability);
+  return text;
+}
+
+TEST(Guesses, CountEachRowByItsTrueAndItsLikeliestClass) {
+  const GuessedRows rows = guessed_rows();
+  const Classification all = of_ranks(rows, {1}, kGuessed);
+  EXPECT_EQ(all.images, kGuessed);
+  EXPECT_EQ(all.right, nn::top_k_hits(rows.logits, rows.targets, 1).item<int64_t>());
+  std::vector<int64_t> expected(kManyClasses * kManyClasses, 0);
+  const at::Tensor likeliest = std::get<1>(rows.logits.sort(1, /*descending=*/true)).select(1, 0);
+  for (int64_t row = 0; row < kGuessed; ++row)
+    ++expected[static_cast<size_t>(rows.targets[row].item<int64_t>() * kManyClasses +
+                                   likeliest[row].item<int64_t>())];
+  EXPECT_EQ(all.confusion, expected);
+}
+
+TEST(Guesses, TheWorstAreTheMistakesOfTheLargestLoss) {
+  const GuessedRows rows = guessed_rows();
+  const Classification all = of_ranks(rows, {1}, 64);
+  const at::Tensor probabilities = at::softmax(rows.logits.to(at::kDouble), 1);
+  std::vector<std::pair<double, int64_t>> mistakes;
+  for (int64_t row = 0; row < kGuessed; ++row) {
+    const int64_t truth = rows.targets[row].item<int64_t>();
+    if (probabilities[row].argmax().item<int64_t>() != truth)
+      mistakes.emplace_back(std::log(probabilities[row][truth].item<double>()), row);
+  }
+  std::ranges::sort(mistakes);
+  ASSERT_GT(std::ssize(mistakes), Guesses::kMostMistakes);
+  ASSERT_EQ(std::ssize(all.worst), Guesses::kMostMistakes);
+  for (size_t i = 0; i < all.worst.size(); ++i) {
+    const Classification::Mistake& one = all.worst[i];
+    EXPECT_EQ(one.sample, mistakes[i].second) << i;
+    EXPECT_NEAR(one.loss, -mistakes[i].first, 1e-9);
+    EXPECT_NEAR(one.truth_probability, std::exp(mistakes[i].first), 1e-9);
+    EXPECT_NEAR(one.guess_probability, probabilities[one.sample].max().item<double>(), 1e-9);
+    EXPECT_EQ(one.truth, rows.targets[one.sample].item<int64_t>());
+  }
+}
+
+TEST(Guesses, AreTheSameOnAnyNumberOfRanks) {
+  const GuessedRows rows = guessed_rows();
+  const std::string alone = text_of(of_ranks(rows, {1}, kGuessed));
+  for (const auto& [batches, batch] : std::vector<std::pair<std::vector<int64_t>, int64_t>>{
+           {{0}, 1}, {{2, 1}, 40}, {{0, 3, 0}, 7}, {{5, 0, 1, 2}, 25}, {{8, 0, 0}, 25}}) {
+    EXPECT_EQ(text_of(of_ranks(rows, batches, batch)), alone)
+        << batches.size() << " ranks, batches of " << batch;
+  }
+}
+
+TEST(Guesses, OfEqualLogitsTheFirstClassIsMeant) {
+  Guesses guesses(3);
+  guesses.add(at::zeros({3, 3}), at::arange(3), {0, 1, 2});
+  test::run_ranks(1, [&](std::shared_ptr<comm::World> world) {
+    const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape::fit({}, 1));
+    const Classification all = guesses.of_all_ranks(*mesh.all);
+    EXPECT_EQ(all.confusion, (std::vector<int64_t>{1, 0, 0, 1, 0, 0, 1, 0, 0}));
+    EXPECT_EQ(all.right, nn::top_k_hits(at::zeros({3, 3}), at::arange(3), 1).item<int64_t>());
+    ASSERT_EQ(all.worst.size(), 2U);
+    EXPECT_EQ(all.worst[0].sample, 1) << "of equal losses the earlier";
+  });
+}
+
+TEST(Guesses, LogitsThatAreNotFiniteAreNoGuess) {
+  Guesses guesses(2);
+  at::Tensor logits = at::zeros({4, 2});
+  logits[1][0] = std::numeric_limits<float>::quiet_NaN();
+  logits[2][1] = std::numeric_limits<float>::infinity();
+  logits[3][0] = -std::numeric_limits<float>::infinity();
+  guesses.add(logits, at::zeros({4}, at::kLong), {0, 1, 2, 3});
+  test::run_ranks(1, [&](std::shared_ptr<comm::World> world) {
+    const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape::fit({}, 1));
+    const Classification all = guesses.of_all_ranks(*mesh.all);
+    EXPECT_EQ(all.images, 4);
+    EXPECT_EQ(all.not_finite, 2);
+    EXPECT_EQ(all.confusion, (std::vector<int64_t>{1, 1, 0, 0})) << "a class with no chance at all is one";
+    ASSERT_EQ(all.worst.size(), 1U);
+    EXPECT_TRUE(std::isinf(all.worst[0].loss));
+    EXPECT_EQ(all.worst[0].truth_probability, 0.0);
+  });
+}
+
+TEST(Guesses, OfTooManyClassesHaveNoMatrix) {
+  constexpr int64_t kClasses = Guesses::kMostClasses + 1;
+  Guesses guesses(kClasses);
+  const at::Tensor logits = at::zeros({2, kClasses});
+  logits[0][kClasses - 1] = 9.0;
+  logits[1][5] = 9.0;
+  guesses.add(logits, at::full({2}, kClasses - 1, at::kLong), {8, 9});
+  test::run_ranks(1, [&](std::shared_ptr<comm::World> world) {
+    const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape::fit({}, 1));
+    const Classification all = guesses.of_all_ranks(*mesh.all);
+    EXPECT_TRUE(all.confusion.empty());
+    EXPECT_EQ(all.right, 1);
+    ASSERT_EQ(all.worst.size(), 1U);
+    EXPECT_EQ(all.worst[0].guess, 5);
+  });
+}
+
+}  // namespace
+}  // namespace trireme::train
