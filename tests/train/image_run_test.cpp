@@ -53,18 +53,23 @@ class ImageRuns : public TrainerTest {
   }
 
   /// The class is what is bright: the left, the right, or the middle.
+  static std::vector<uint8_t> pixels_of(int64_t count, int64_t index) {
+    std::vector<uint8_t> pixels;
+    for (int64_t place = 0; place < kSide * kSide; ++place) {
+      const int64_t x = place % kSide, third = x < 3 ? 0 : x < 5 ? 2 : 1;
+      const auto noise = static_cast<int64_t>(
+          mix64(static_cast<uint64_t>(index + 1000 * count), static_cast<uint64_t>(place)) % 60);
+      pixels.push_back(static_cast<uint8_t>(noise + (third == index % kClasses ? 150 : 0)));
+    }
+    return pixels;
+  }
+
   void write_split(const std::string& split, uint32_t count) const {
     std::string pixels = testing::idx_header(0x803, {count, kSide, kSide});
     std::string labels = testing::idx_header(0x801, {count});
     for (uint32_t index = 0; index < count; ++index) {
-      const uint32_t label = index % kClasses;
-      labels.push_back(static_cast<char>(label));
-      for (int64_t place = 0; place < kSide * kSide; ++place) {
-        const int64_t x = place % kSide, third = x < 3 ? 0 : x < 5 ? 2 : 1;
-        const int64_t noise =
-            static_cast<int64_t>(mix64(index + 1000 * count, static_cast<uint64_t>(place)) % 60);
-        pixels.push_back(static_cast<char>(noise + (third == label ? 150 : 0)));
-      }
+      labels.push_back(static_cast<char>(index % kClasses));
+      for (const uint8_t pixel : pixels_of(count, index)) pixels.push_back(static_cast<char>(pixel));
     }
     const std::string base = (folder_ / "images" / split).string();
     std::ofstream(base + "-images-idx3-ubyte", std::ios::binary) << pixels;
@@ -75,6 +80,7 @@ class ImageRuns : public TrainerTest {
   TrainResult train_on(int64_t ranks, int64_t stop_at = 0, bool resume = false) {
     at::set_num_threads(1);
     recorder_ = {};
+    guessed_.clear();
     stop_ = 0;
     StopAfter stopper(stop_at, stop_);
     TrainResult result;
@@ -84,6 +90,8 @@ class ImageRuns : public TrainerTest {
       mine.stop_signal = world->rank() == 0 ? &stop_ : nullptr;
       mine.checkpoint_dir = world->rank() == 0 ? (folder_ / "checkpoints").string() : std::string();
       mine.resume = resume;
+      if (world->rank() == 0)
+        mine.show_guesses = [this](const Classification& all) { guessed_.push_back(all); };
       try {
         const TrainResult outcome = train(mine, world);
         if (world->rank() == 0) result = outcome;
@@ -92,6 +100,17 @@ class ImageRuns : public TrainerTest {
     });
     return result;
   }
+
+  /// What was counted, and of the worst mistakes which they are.
+  static std::string counted(const Classification& all) {
+    std::string text =
+        fmt::format("step {}, {} of {}: {};", all.step, all.right, all.images, fmt::join(all.confusion, " "));
+    for (const Classification::Mistake& one : all.worst)
+      text += fmt::format(" {} is {}, not {}", one.name, one.truth, one.guess);
+    return text;
+  }
+
+  std::vector<Classification> guessed_;
 
   void expect_refused(const std::string& words, int64_t ranks = 1, bool resume = false) {
     test::expect_refusal([&] { train_on(ranks, 0, resume); }, {words});
@@ -145,6 +164,57 @@ TEST_F(ImageRuns, AreTheSameOnAnyNumberOfRanks) {
     }
     config_.train.micro_batch = 0;
   }
+}
+
+TEST_F(ImageRuns, TellWhatTheModelMakesOfEachHeldOutImageAtTheEnd) {
+  config_.train.epochs = 1;  // so that there are mistakes
+  for (const auto& [ranks, micro_batch] : {std::pair{1, 0}, {1, 4}, {2, 0}, {2, 1}, {3, 1}, {3, 2}}) {
+    SCOPED_TRACE(fmt::format("{} ranks, micro-batches of {}", ranks, micro_batch));
+    config_.train.micro_batch = micro_batch;
+    config_.train.rank_batch = 0;
+    config_.train.global_batch = micro_batch == 4 ? 4 : 6;
+    train_on(ranks);
+    ASSERT_EQ(guessed_.size(), 1U) << "at the last of several validations, by rank 0";
+    const Classification& all = guessed_.front();
+    EXPECT_EQ(all.classes, (std::vector<std::string>{"0", "1", "2"}));
+    EXPECT_EQ(all.step, recorder_.steps.back().step);
+    EXPECT_EQ(all.images, kHeldOut);
+    EXPECT_EQ(static_cast<double>(all.right), *recorder_.steps.back().val_top1 * kHeldOut);
+    int64_t diagonal = 0;
+    for (size_t truth = 0; truth < kClasses; ++truth) {
+      int64_t row = 0;
+      for (size_t guess = 0; guess < kClasses; ++guess) row += all.confusion[truth * kClasses + guess];
+      EXPECT_EQ(row, truth == 0 ? 4 : 3) << "images of class " << truth;
+      diagonal += all.confusion[truth * kClasses + truth];
+    }
+    EXPECT_EQ(diagonal, all.right);
+    EXPECT_EQ(std::ssize(all.worst), kHeldOut - all.right);
+    ASSERT_FALSE(all.worst.empty());
+    EXPECT_TRUE(std::ranges::is_sorted(all.worst, std::ranges::greater(), &Classification::Mistake::loss));
+    for (const Classification::Mistake& one : all.worst) {
+      EXPECT_EQ(one.truth, one.sample % kClasses);
+      EXPECT_TRUE(one.name.starts_with(fmt::format("image {} of ", one.sample))) << one.name;
+      EXPECT_EQ(one.picture.pixels, pixels_of(kHeldOut, one.sample)) << "as it is in the file";
+    }
+  }
+}
+
+TEST_F(ImageRuns, GuessTheSameOnAnyNumberOfRanksUnderEveryPolicy) {
+  config_.train.epochs = 1;
+  train_on(1);
+  const std::string alone = counted(guessed_.at(0));
+  for (const plan::PolicyName policy : plan::all_values<plan::PolicyName>()) {
+    config_.parallel.policy = policy;
+    for (const int64_t ranks : {2, 3}) {
+      train_on(ranks);
+      EXPECT_EQ(counted(guessed_.at(0)), alone) << ranks << " ranks";
+    }
+  }
+}
+
+TEST_F(ImageRuns, ThatAreStoppedTellNothing) {
+  train_on(2, 5);
+  EXPECT_TRUE(guessed_.empty());
 }
 
 TEST_F(ImageRuns, HaveTheSameBitsUnderEveryPolicy) {

@@ -168,7 +168,8 @@ void StagedModel::set_training(bool on) {
 }
 
 /// Rank 0 counts for all.
-Scores StagedModel::evaluate(const std::vector<data::Batch>& batches) {
+/// Stages are those of text models, whose tokens nobody wants to see guessed.
+Scores StagedModel::evaluate(const std::vector<data::Batch>& batches, Guesses*) {
   std::vector<at::Tensor> inputs, targets;
   std::vector<int64_t> rows;
   double all_rows = 0.0;

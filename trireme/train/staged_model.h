@@ -25,7 +25,7 @@ class StagedModel : public TrainedModel {
   void record_steps(bool on) override { pipeline_->record(on); }
   std::optional<plan::PipelineReport> step_report() override { return pipeline_->report(); }
   int64_t batches_at_once() const override { return plan_.schedule.micro_batches; }
-  Scores evaluate(const std::vector<data::Batch>& batches) override;
+  Scores evaluate(const std::vector<data::Batch>& batches, Guesses* guesses) override;
   std::vector<int32_t> generate(std::vector<int32_t> prompt, const SamplingOptions& options) override;
   void save_weights(const std::string& path, const parallel::Notes& notes) override;
   std::string weights_digest() override;

@@ -45,6 +45,8 @@ struct Scores {
   }
 };
 
+class Guesses;
+
 class TrainedModel {
  public:
   struct Part {
@@ -110,8 +112,9 @@ class TrainedModel {
   virtual void sync_buffers() {}
   /// How many batches evaluate() takes.
   virtual int64_t batches_at_once() const = 0;
-  /// What this rank adds to the scores of all rows that count. Without dropout and gradients.
-  virtual Scores evaluate(const std::vector<data::Batch>& batches) = 0;
+  /// What this rank adds to the scores of all rows that count. Without dropout and gradients. `guesses`, if
+  /// there are any, get the rows of images.
+  virtual Scores evaluate(const std::vector<data::Batch>& batches, Guesses* guesses) = 0;
   /// The tokens that follow `prompt`, the same on every rank.
   virtual std::vector<int32_t> generate(std::vector<int32_t> prompt, const SamplingOptions& options) = 0;
   void average_parameters();

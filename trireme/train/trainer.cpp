@@ -27,6 +27,7 @@
 #include "trireme/train/best_weights.h"
 #include "trireme/train/checkpointing.h"
 #include "trireme/train/enough_memory.h"
+#include "trireme/train/guesses.h"
 #include "trireme/train/moment.h"
 #include "trireme/train/parts.h"
 #include "trireme/train/profile.h"
@@ -105,6 +106,7 @@ class Trainer {
   void begin_records();
   RunCost cost() const;
   void validate(StepRecord& record);
+  void show(const Guesses& guesses, int64_t step) const;
   std::string sample();
   int64_t step_to_record() const;
   void report_pipeline();
@@ -410,17 +412,29 @@ void Trainer::validate(StepRecord& record) {
     result_.stop_signal = signal_of_any_rank(options_, parts_.mesh);
     return result_.stop_signal != 0;
   };
+  std::optional<Guesses> guesses;  // of images, at the end
+  if (parts_.data->has_labels() && record.step == config_.train.steps)
+    guesses.emplace(std::ssize(parts_.data->classes()));
   const bool averages = config_.optim.ema > 0.0;
   if (averages) model_.swap_averages();
   const auto found =
       train::validate(model_, *parts_.data, config_.train.val_batches * parts_.batch.global_batch,
-                      parts_.feed_options(), parts_.mesh, told_to_stop);
+                      parts_.feed_options(), parts_.mesh, told_to_stop, guesses ? &*guesses : nullptr);
   if (found && best_) best_->keep(record.step, *found, model_);
   if (averages) model_.swap_averages();
   if (!found) return;
+  if (guesses) show(*guesses, record.step);
   record.val_loss = found->loss;
   record.val_top1 = found->top1;
   record.val_top5 = found->top5;
+}
+
+void Trainer::show(const Guesses& guesses, int64_t step) const {
+  Classification all = guesses.of_all_ranks(*parts_.mesh.all);
+  if (!options_.show_guesses) return;
+  all.step = step;
+  describe(all, *parts_.data);
+  options_.show_guesses(all);
 }
 
 std::string Trainer::sample() {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "trireme/base/classification.h"
 #include "trireme/base/sink.h"
 #include "trireme/comm/world.h"
 #include "trireme/plan/config.h"
@@ -30,6 +31,8 @@ struct TrainOptions {
   std::string trace_path;  ///< where rank 0 writes the trace of train.profile_steps
   /// Of a pipeline: rank 0 is told of a step beside those of train.profile_steps, recorded on all ranks.
   std::function<void(const plan::PipelineReport&)> show_pipeline = {};
+  /// Of images: a rank that has it is told what the model makes of all that is validated at the end.
+  std::function<void(const Classification&)> show_guesses = {};
   std::vector<Sink*> sinks;  ///< called on rank 0 only
   /// Non-zero on any rank: the run ends. Steps that are enqueued are finished and the weights written;
   /// nothing is validated any more, and no text is generated.

@@ -19,7 +19,7 @@ Scores sum_over_ranks(const Scores& mine, const comm::Mesh& mesh) {
 
 std::optional<Validation> validate(TrainedModel& model, const RunData& data, int64_t samples,
                                    const FeedOptions& batches, const comm::Mesh& mesh,
-                                   const std::function<bool()>& gives_up) {
+                                   const std::function<bool()>& gives_up, Guesses* guesses) {
   TRIREME_CHECK(samples >= 1, "[train.validate] {} samples", samples);
   const ValidationFeed feed = data.validation(samples, batches);
   const int64_t at_once = model.batches_at_once();
@@ -29,7 +29,7 @@ std::optional<Validation> validate(TrainedModel& model, const RunData& data, int
     if (gives_up()) return std::nullopt;
     std::vector<data::Batch> round;
     for (int64_t i = 0; i < at_once; ++i) round.push_back(feed.next());
-    mine += model.evaluate(round);
+    mine += model.evaluate(round, guesses);
   }
   const Scores all = sum_over_ranks(mine, mesh);
   Validation found{.loss = all.loss / all.rows, .top1 = {}, .top5 = {}};

@@ -15,10 +15,11 @@ struct Validation {
 };
 
 /// Over at most `samples` samples of what `data` holds out, each counted once. Batches are as those of
-/// training. Before each round it asks `gives_up`, which answers alike on all ranks; none: it did.
-/// Collective.
+/// training. Before each round it asks `gives_up`, which answers alike on all ranks; none: it did. `guesses`,
+/// if there are any, get the rows of this rank. Collective.
 std::optional<Validation> validate(
     TrainedModel& model, const RunData& data, int64_t samples, const FeedOptions& batches,
-    const comm::Mesh& mesh, const std::function<bool()>& gives_up = [] { return false; });
+    const comm::Mesh& mesh, const std::function<bool()>& gives_up = [] { return false; },
+    Guesses* guesses = nullptr);
 
 }  // namespace trireme::train

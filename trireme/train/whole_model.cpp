@@ -11,6 +11,7 @@
 #include "trireme/plan/buckets.h"
 #include "trireme/train/connect.h"
 #include "trireme/train/engine_options.h"
+#include "trireme/train/guesses.h"
 #include "trireme/train/image_model.h"
 
 namespace trireme::train {
@@ -95,7 +96,7 @@ void WholeModel::sync_buffers() {
   if (reads_images_) parallel::sync_buffers(*model_, mesh_);
 }
 
-Scores WholeModel::evaluate(const std::vector<data::Batch>& batches) {
+Scores WholeModel::evaluate(const std::vector<data::Batch>& batches, Guesses* guesses) {
   const at::NoGradGuard no_grad;
   const Evaluating evaluating(*model_);
   Scores sum;
@@ -108,6 +109,7 @@ Scores WholeModel::evaluate(const std::vector<data::Batch>& batches) {
     }
     const at::Tensor logits = model_->forward(inputs);
     if (batch.rows == 0) continue;
+    if (guesses != nullptr) guesses->add(logits, targets, batch.samples);
     sum += {.rows = rows,
             .top1 = number(nn::top_k_hits(logits, targets, 1)),
             .top5 = number(nn::top_k_hits(logits, targets, 5))};

@@ -23,7 +23,7 @@ class WholeModel : public TrainedModel {
   int64_t recorded_passes() const override { return passes_->recorded(); }
   void sync_buffers() override;
   int64_t batches_at_once() const override { return 1; }
-  Scores evaluate(const std::vector<data::Batch>& batches) override;
+  Scores evaluate(const std::vector<data::Batch>& batches, Guesses* guesses) override;
   std::vector<int32_t> generate(std::vector<int32_t> prompt, const SamplingOptions& options) override;
   void save_weights(const std::string& path, const parallel::Notes& notes) override;
   std::string weights_digest() override;
