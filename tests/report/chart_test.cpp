@@ -1,5 +1,6 @@
 #include "trireme/report/chart.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -196,6 +197,26 @@ TEST(Chart, NamesOfRunsAreText) {
   const Markup drawn = draw_chart(chart_with({{"<script>a</script>", curve}, {"b", curve}}));
   EXPECT_EQ(times_in(drawn, "<script"), 0);
   EXPECT_EQ(times_in(drawn, "&lt;script&gt;a&lt;/script&gt;"), 2) << "in the legend and in the tooltip";
+}
+
+TEST(ChartsByThemselves, ArePicturesWithTheirOwnColours) {
+  Curve curve;
+  curve.add(1.0, 3.25);
+  curve.add(2.0, kNaN);
+  curve.add(3.0, 2.0);
+  const Chart chart = chart_with({{"a <b>", curve}, {"validation", curve}, {"nothing", {}}});
+  const std::string svg = charts_as_svg("run <i>", {chart, chart_with({}), chart, chart});
+  EXPECT_EQ(times_in(Markup::trusted(svg), "class=\"plot\""), 3) << "one has no point";
+  EXPECT_EQ(times_in(Markup::trusted(svg), ">run &lt;i&gt;<"), 1);
+  EXPECT_EQ(times_in(Markup::trusted(svg), ">a &lt;b&gt;<"), 3);
+  EXPECT_EQ(times_in(Markup::trusted(svg), ">nothing<"), 0);
+  EXPECT_EQ(times_in(Markup::trusted(svg), "2 values are not finite"), 3) << "one of each line";
+  EXPECT_EQ(times_in(Markup::trusted(svg), "var(--"), 0) << "not all that show SVG know variables";
+  for (size_t i = 0; i < kChartColours; ++i) {
+    EXPECT_EQ(times_in(Markup::trusted(svg), fmt::format(".line.c{}{{stroke:{}}}", i, kLineColours[i])), 1);
+    EXPECT_NE(page_style().find(fmt::format("--c{}: {};", i, kLineColours[i])), std::string_view::npos);
+  }
+  EXPECT_TRUE(charts_as_svg("run", {chart_with({})}).empty());
 }
 
 TEST(Distribution, CountsEveryValueAndSaysWhatLiesFarOut) {

@@ -10,8 +10,10 @@
 #include "tests/report/temporary_folder.h"
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/base/text.h"
 #include "trireme/plan/config.h"
+#include "trireme/report/classification_view.h"
 #include "trireme/report/html.h"
 #include "trireme/report/page.h"
 #include "trireme/report/run_figures.h"
@@ -97,7 +99,9 @@ class RunPage : public ::testing::Test {
     for (const std::string& attribute : check.attributes()) {
       const bool loads = attribute.starts_with("src=") || attribute.starts_with("href=") ||
                          attribute.find("url(") != std::string::npos;
-      EXPECT_TRUE(!loads || attribute.starts_with("src=\"data:")) << attribute.substr(0, 80);
+      const bool inside =
+          attribute.starts_with("src=\"data:") || attribute.starts_with("href=\"data:image/png;base64,");
+      EXPECT_TRUE(!loads || inside) << attribute.substr(0, 80);
       EXPECT_FALSE(attribute.starts_with("on")) << attribute.substr(0, 80);
     }
     return page;
@@ -263,13 +267,15 @@ TEST_F(RunPage, KeysOfOtherKindsOfTrainingHaveCurves) {
   LineFile metrics(run.file("metrics.jsonl"));
   for (int i = 1; i <= 5; ++i) {
     metrics.append(
-        fmt::format("{{\"step\": {}, \"loss\": 1, \"val_top1\": 0.{}5, \"val_top5\": 0.99, \"ema_decay\": "
-                    "0.9, \"note\": \"x\"}}",
+        fmt::format("{{\"step\": {}, \"loss\": 1, \"val_top1\": 0.{}5, \"val_top5\": 0.99, \"tokens\": 64, "
+                    "\"tokens_per_s\": 900, \"ema_decay\": 0.9, \"note\": \"x\"}}",
                     i, i));
   }
   const std::string page = page_of({run});
-  for (const char* text : {"Validation accuracy", "top-1 at step 3: 35.0%", "top-5 at step 3: 99.0%",
-                           "top-1 accuracy", "55.0%", "ema_decay at step 3"})
+  EXPECT_FALSE(says(page, "tokens/s"));
+  for (const char* text :
+       {"nats per image", "images/s of all ranks", "64 images", "Validation accuracy",
+        "top-1 at step 3: 35.0%", "top-5 at step 3: 99.0%", "top-1 accuracy", "55.0%", "ema_decay at step 3"})
     EXPECT_TRUE(says(page, text)) << text;
 }
 
@@ -302,6 +308,50 @@ TEST_F(RunPage, PicturesOfTheRunAreInside) {
   EXPECT_NE(page.find(svg), std::string::npos);
   EXPECT_TRUE(says(page, "pictures/broken.png is no PNG."));
   EXPECT_FALSE(says(page, "notes.txt"));
+}
+
+TEST_F(RunPage, PicturesOfImagesHaveTitlesAndTheirOwnText) {
+  const auto run = finished("digits");
+  Classification all;
+  all.classes = {"<cat>", "dog"};
+  all.confusion = {4, 1, 0, 5};
+  all.images = 10;
+  all.right = 9;
+  all.worst = {{.sample = 3, .truth = 0, .guess = 1, .loss = 2.0}};
+  all.worst[0].picture = {.width = 1, .height = 1, .channels = 1, .pixels = {7}};
+  write_classification(all, run);
+  const std::string page = page_of({run});
+  for (const char* text : {"Confusion matrix", "pictures/confusion.svg", "Worst mistakes",
+                           "9 of 10 held-out images are right (90.0%), after step 0",
+                           "<cat> taken for dog: 1 of 5 (20.0%)", "The one mistake among 10"})
+    EXPECT_TRUE(says(page, text)) << text;
+}
+
+TEST_F(RunPage, CurvesAreDrawnOnceWhateverPicturesThereAre) {
+  const auto run = finished("curved");
+  make_curves_sink(run, "curved")->finish(summary());
+  const std::string svg = read_file(run.file("pictures/curves.svg"));
+  for (const char* text : {">curved<", ">Loss<", "validation loss at step 40: ", ">Learning rate<",
+                           ">Gradient norm<", ">Step time<", ">Throughput<"})
+    EXPECT_NE(svg.find(text), std::string::npos) << text;
+  EXPECT_EQ(svg.find("Validation accuracy"), std::string::npos) << "a text has none";
+  const std::string page = page_of({run});
+  EXPECT_FALSE(says(page, "curves.svg"));
+  EXPECT_FALSE(says(page, "Pictures"));
+}
+
+TEST_F(RunPage, CurvesOfARunWithoutStepsAreNotThere) {
+  const auto run = make("bare");
+  make_curves_sink(run, "bare")->finish(RunSummary());
+  make_run_files_sink(run);
+  make_curves_sink(run, "bare")->finish(RunSummary());
+  EXPECT_FALSE(std::filesystem::exists(run.file("pictures")));
+}
+
+TEST_F(RunPage, AFullDiskCostsTheCurvesAlone) {
+  const auto run = finished("blocked");
+  write_file_atomic(run.file("pictures"), "a file where a folder should be");
+  EXPECT_NO_THROW(make_curves_sink(run, "blocked")->finish(summary()));
 }
 
 TEST_F(RunPage, AChangedConfigIsSaid) {

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "trireme/base/text.h"
+#include "trireme/report/svg.h"
 
 namespace trireme::report {
 namespace {
@@ -122,9 +123,10 @@ class LineChart {
     for (const ChartLine& line : chart.lines) bins_.push_back(bins_of(line.curve, kMostBins));
   }
 
-  Markup draw() {
+  /// Finds the axes; false: no line has a point, so nothing can be drawn.
+  bool fit() {
     const auto x = range([](const Bin& bin) { return std::pair(bin.first, bin.last); }, false);
-    if (!x) return {};
+    if (!x) return false;
     frame_.x =
         make_axis(x->first, x->second, {.unit = chart_.x_unit, .round_ends = false, .most_ticks = kXTicks});
     const auto y = range([](const Bin& bin) { return std::pair(bin.low, bin.high); }, true);
@@ -135,12 +137,30 @@ class LineChart {
          .log = wants_log(values),
          .from_zero = chart_.scale == Chart::Scale::kFromZero || chart_.scale == Chart::Scale::kAutoFromZero,
          .most_ticks = kYTicks});
+    return true;
+  }
+
+  Markup plot() const {
     Markup svg = draw_axes(frame_, chart_.x_name);
     for (size_t i = 0; i < bins_.size(); ++i) svg += draw_line(i);
     svg += draw_marks(frame_, chart_.marks);
     svg += draw_not_finite();
     svg += draw_hover();
-    return figure_of(chart_.title, chart_.of, draw_legend(chart_), picture(chart_.title, svg), notes());
+    return svg;
+  }
+
+  std::vector<std::string> notes() const {
+    std::vector<std::string> said;
+    if (!chart_.note.empty()) said.push_back(chart_.note);
+    int64_t not_finite = 0;
+    for (const std::vector<Bin>& line : bins_) {
+      for (const Bin& bin : line) not_finite += bin.not_finite;
+    }
+    if (not_finite > 0) {
+      said.push_back(fmt::format("{} {} not finite (NaN or infinity); red lines below show where.",
+                                 with_commas(not_finite), not_finite == 1 ? "value is" : "values are"));
+    }
+    return said;
   }
 
  private:
@@ -295,24 +315,47 @@ class LineChart {
     return text;
   }
 
-  std::vector<std::string> notes() const {
-    std::vector<std::string> said;
-    if (!chart_.note.empty()) said.push_back(chart_.note);
-    int64_t not_finite = 0;
-    for (const std::vector<Bin>& line : bins_) {
-      for (const Bin& bin : line) not_finite += bin.not_finite;
-    }
-    if (not_finite > 0) {
-      said.push_back(fmt::format("{} {} not finite (NaN or infinity); red lines below show where.",
-                                 with_commas(not_finite), not_finite == 1 ? "value is" : "values are"));
-    }
-    return said;
-  }
-
   const Chart& chart_;
   std::vector<std::vector<Bin>> bins_;  ///< by line
   Frame frame_;
 };
+
+constexpr double kBetween = 20.0, kHeadHeight = 44.0;
+
+/// What the style of pages says of charts, without variables, which not all that show SVG know.
+std::string picture_style() {
+  std::string style =
+      ".grid{stroke:#e9ecf0}.axis{stroke:#5b6470;stroke-width:0.8}.line{fill:none;stroke-width:1.6;"
+      "stroke-linejoin:round}.band{fill-opacity:0.22}.dash1{stroke-dasharray:6 3}.dash2{stroke-dasharray:2 3}"
+      ".mark{stroke:#5b6470;stroke-width:1.4;stroke-dasharray:4 3}.bad{stroke:#b3261e;stroke-width:1.6}"
+      ".hover{fill:#1b1f24;fill-opacity:0}.hover:hover{fill-opacity:0.12}"
+      ".plot text{fill:#5b6470;font-size:12px}";
+  for (size_t i = 0; i < kChartColours; ++i)
+    style += fmt::format(".line.c{0}{{stroke:{1}}}.band.c{0},.dot.c{0}{{fill:{1}}}", i, kLineColours[i]);
+  return style;
+}
+
+/// Title, and names of lines where there are several.
+Markup head_of(const Chart& chart) {
+  Markup head = svg_text({.y = 14.0, .size = 13.0, .bold = true}, chart.title);
+  head += svg_text({.x = svg_width(chart.title, 13.0) + 14.0, .y = 14.0, .colour = kQuietInk}, chart.of);
+  if (chart.lines.size() < 2) return head;
+  double x = 0.0;
+  for (size_t i = 0; i < chart.lines.size(); ++i) {
+    if (chart.lines[i].curve.empty()) continue;
+    head += line_between("line " + line_style(i), x, 30.0, x + 18.0, 30.0);
+    head += svg_text({.x = x + 24.0, .y = 34.0}, chart.lines[i].name);
+    x += 48.0 + svg_width(chart.lines[i].name, 12.0);
+  }
+  return head;
+}
+
+Markup notes_below(const std::vector<std::string>& notes) {
+  if (notes.empty()) return {};
+  constexpr double kSize = 11.0, kBelowAxis = kHeadHeight + kChartHeight - 4.0;
+  return svg_text({.y = kBelowAxis, .size = kSize, .colour = kQuietInk},
+                  fitted(join(notes, " "), kPlotRight - 60.0, kSize));
+}
 
 struct Bars {
   double low = 0.0, width = 1.0;
@@ -381,7 +424,33 @@ std::vector<std::string> notes_of(const Distribution& distribution, const Bars& 
 }  // namespace
 
 Markup draw_chart(const Chart& chart) {
-  return LineChart(chart).draw();
+  LineChart lines(chart);
+  if (!lines.fit()) return {};
+  return figure_of(chart.title, chart.of, draw_legend(chart), picture(chart.title, lines.plot()),
+                   lines.notes());
+}
+
+std::string charts_as_svg(const std::string& title, const std::vector<Chart>& charts) {
+  Markup drawn = element("style", Markup::trusted(picture_style()));
+  drawn += svg_text({.x = kBetween, .y = 26.0, .size = 15.0, .bold = true}, title);
+  int64_t count = 0;
+  for (const Chart& chart : charts) {
+    LineChart lines(chart);
+    if (!lines.fit()) continue;
+    const double x = kBetween + static_cast<double>(count % 2) * (kChartWidth + kBetween);
+    const double y = kHeadHeight + static_cast<double>(count / 2) * (kHeadHeight + kChartHeight + kBetween);
+    drawn += element(
+        "g", {{"transform", fmt::format("translate({:.0f} {:.0f})", x, y)}},
+        head_of(chart) +
+            element("g", {{"class", "plot"}, {"transform", fmt::format("translate(0 {:.0f})", kHeadHeight)}},
+                    lines.plot()) +
+            notes_below(lines.notes()));
+    ++count;
+  }
+  if (count == 0) return {};
+  const auto rows = static_cast<double>((count + 1) / 2);
+  return svg_document(2.0 * kChartWidth + 3.0 * kBetween,
+                      kHeadHeight + rows * (kHeadHeight + kChartHeight + kBetween), drawn);
 }
 
 Markup draw_distribution(const Distribution& distribution) {

@@ -1,7 +1,9 @@
 #pragma once
 // Line charts and distributions as figures of an HTML page: inline SVG, coloured by the page's style.
+#include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "trireme/report/curve.h"
@@ -48,8 +50,16 @@ struct Chart {
 /// finite. Empty when there is no line with a point. Hovering names steps and values.
 Markup draw_chart(const Chart& chart);
 
-/// The same of how often values lie where. Marks are on the axis of values. What lies beyond three times the
-/// range between the 5% and the 95% quantile is counted in the first or the last bar.
+/// The same charts as a picture by itself, two beside each other, in the colours of a light page. Empty when
+/// none has a point. SVG.
+std::string charts_as_svg(const std::string& title, const std::vector<Chart>& charts);
+
+/// Of lines in such a picture; pages have them in their style, too.
+inline constexpr std::array<std::string_view, kChartColours> kLineColours = {
+    "#0072b2", "#d55e00", "#009e73", "#b65c97", "#b8860b", "#56a0d3", "#6b4fbb", "#7a7a7a"};
+
+/// As a <figure>, how often values lie where. Marks are on the axis of values. What lies beyond three times
+/// the range between the 5% and the 95% quantile is counted in the first or the last bar.
 struct Distribution {
   std::string title;
   std::string of = {};

@@ -46,7 +46,9 @@ Markup draw_figures(const std::vector<RunRecord>& runs, const std::vector<std::s
       std::ranges::any_of(all, [](const RunFigures& run) { return run.val_top1.has_value(); });
   PageTable table{.titles = {"run", "", "steps", "loss", "val loss", "best"}, .rows = {}, .style = "numbers"};
   if (accuracy) table.titles.emplace_back("top-1");
-  for (const char* title : {"tokens/s", "step time", "95% below", "exposed", "peak memory", "weights"})
+  const std::string throughput = counted_in(runs) + "/s";
+  table.titles.emplace_back(throughput);
+  for (const char* title : {"step time", "95% below", "exposed", "peak memory", "weights"})
     table.titles.emplace_back(title);
   for (size_t i = 0; i < runs.size(); ++i) {
     const RunFigures& run = all[i];
@@ -67,7 +69,7 @@ Markup draw_figures(const std::vector<RunRecord>& runs, const std::vector<std::s
   }
   return draw_table(table) +
          element("p", {{"class", "note"}},
-                 "tokens/s, step time and exposed communication are medians without the warm-up.");
+                 throughput + ", step time and exposed communication are medians without the warm-up.");
 }
 
 /// Whether runs that ended with weights ended with the same ones.

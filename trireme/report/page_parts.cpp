@@ -12,8 +12,8 @@ namespace {
 
 /// Elements and attributes of is_plain_svg().
 constexpr auto kSvgTags =
-    std::to_array<std::string_view>({"circle", "ellipse", "g", "line", "path", "polygon", "polyline", "rect",
-                                     "svg", "text", "title", "tspan"});
+    std::to_array<std::string_view>({"circle", "ellipse", "g", "image", "line", "path", "polygon", "polyline",
+                                     "rect", "svg", "text", "title", "tspan"});
 constexpr auto kSvgAttributes = std::to_array<std::string_view>({"cx",
                                                                  "cy",
                                                                  "d",
@@ -25,6 +25,8 @@ constexpr auto kSvgAttributes = std::to_array<std::string_view>({"cx",
                                                                  "font-size",
                                                                  "font-weight",
                                                                  "height",
+                                                                 "href",
+                                                                 "image-rendering",
                                                                  "opacity",
                                                                  "points",
                                                                  "preserveAspectRatio",
@@ -111,12 +113,23 @@ class SvgCheck {
     return false;
   }
 
+  /// What an image shows must be inside it, as pixels.
+  static bool is_inside(std::string_view address) {
+    constexpr std::string_view kPng = "data:image/png;base64,", kDigits = "+/=";
+    return address.starts_with(kPng) && std::ranges::all_of(address.substr(kPng.size()), [&](char letter) {
+             return std::isalnum(static_cast<unsigned char>(letter)) != 0 ||
+                    kDigits.find(letter) != kDigits.npos;
+           });
+  }
+
   bool take_attribute() {
-    if (!is_known(kSvgAttributes, name()) || !take("=\"")) return false;
+    const std::string_view attribute = name();
+    if (!is_known(kSvgAttributes, attribute) || !take("=\"")) return false;
     const size_t end = text_.find('"', at_);
     if (end == std::string_view::npos) return false;
     const std::string_view value = text_.substr(at_, end - at_);
     at_ = end + 1;
+    if (attribute == "href") return is_inside(value);
     // "url(" in any of its spellings would load something.
     return value.find_first_of("<&\\") == std::string_view::npos &&
            value.find("(#") == std::string_view::npos && value.find("url") == std::string_view::npos &&
@@ -128,6 +141,22 @@ class SvgCheck {
   bool began_ = false;
   std::vector<std::string_view> open_;
 };
+
+/// What pictures that runs leave show; of others the name alone is known.
+struct KnownPicture {
+  std::string_view name, title;
+};
+constexpr auto kKnownPictures =
+    std::to_array<KnownPicture>({{"pictures/confusion.svg", "Confusion matrix"},
+                                 {"pictures/mistakes.svg", "Worst mistakes"},
+                                 {"traces/pipeline.svg", "A step of the pipeline"}});
+
+Markup caption_of(const std::string& name) {
+  const auto known = std::ranges::find(kKnownPictures, name, &KnownPicture::name);
+  if (known == kKnownPictures.end()) return element("figcaption", element("b", name));
+  return element("figcaption",
+                 element("b", std::string(known->title)) + element("span", {{"class", "of"}}, name));
+}
 
 std::string_view style_of(RunState state) {
   switch (state) {
@@ -204,7 +233,7 @@ bool is_plain_svg(const std::string& svg) {
 }
 
 Markup draw_picture(const PictureFile& picture) {
-  const Markup caption = element("figcaption", element("b", picture.name));
+  const Markup caption = caption_of(picture.name);
   if (picture.svg && is_plain_svg(picture.content))
     return element("figure", {{"class", "picture"}}, caption + Markup::trusted(picture.content));
   const std::string type = picture.svg ? "image/svg+xml" : "image/png";

@@ -38,11 +38,12 @@ Markup draw_facts(const std::vector<std::pair<std::string, std::string>>& facts)
 /// "finished", coloured.
 Markup state_pill(RunState state);
 
-/// An image inside the page. SVG of shapes and text alone becomes part of it, so that its tooltips work; all
-/// else is shown as an image, in which no script runs and nothing is loaded.
+/// An image inside the page. SVG of shapes, text and pixels alone becomes part of it, so that its tooltips
+/// work; all else is shown as an image, in which no script runs and nothing is loaded.
 Markup draw_picture(const PictureFile& picture);
 
-/// Whether `svg` is an element svg of shapes and text, with attributes that can only place and colour them.
+/// Whether `svg` is an element svg of shapes, text and PNG data, with attributes that can only place and
+/// colour them.
 bool is_plain_svg(const std::string& svg);
 
 /// "2026-11-23 03:05:12 UTC" of "2026-11-23T03:05:12.123456Z"; other text as it is.

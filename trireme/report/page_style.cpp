@@ -44,7 +44,8 @@ td .pill { margin-left: 0; vertical-align: baseline; }
 .card code { font-size: 15px; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 480px), 1fr)); gap: 26px 28px; }
 figure { margin: 0; min-width: 0; break-inside: avoid; }
-figure svg, figure img { width: 100%; height: auto; display: block; }
+figure svg, figure img { height: auto; display: block; }
+figure svg:not([width]), figure img { width: 100%; }
 .chart svg { overflow: visible; }
 figcaption { margin-bottom: 4px; }
 .chart svg text { fill: var(--quiet); font-size: 12px; font-family: inherit; }
@@ -83,8 +84,10 @@ th, td { padding: 5px 18px 5px 0; border-bottom: 1px solid var(--rule); vertical
 .share { display: block; height: 7px; border-radius: 3px; background: var(--c); margin: 2px 0; min-width: 1px; }
 .share.expected { background: none; border: 1px solid var(--c); }
 .picture { margin: 16px 0; overflow-x: auto; }
-.picture svg, .picture img { background: #ffffff; border-radius: 6px; max-width: 100%; width: auto; }
-.picture svg { width: 100%; min-width: 640px; }
+.picture svg, .picture img { background: #ffffff; border-radius: 6px; }
+.picture img { max-width: 100%; width: auto; }
+.picture svg { max-width: max(100%, 640px); }
+.picture svg:not([width]) { width: 100%; min-width: 640px; }
 details { margin: 10px 0; }
 summary { cursor: pointer; font-weight: 500; padding: 4px 0; }
 footer { margin-top: 48px; font-size: 13px; color: var(--quiet); }

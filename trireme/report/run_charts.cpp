@@ -35,6 +35,8 @@ constexpr Quantity kGradNorm = {"grad_norm",     "gradient norm",
                                 Unit::kNumber,   Chart::Scale::kAuto};
 constexpr Quantity kTokens = {"tokens_per_s",          "tokens/s",   "Throughput",
                               "tokens/s of all ranks", Unit::kCount, Chart::Scale::kFromZero};
+constexpr Quantity kImages = {"tokens_per_s",          "images/s",   "Throughput",
+                              "images/s of all ranks", Unit::kCount, Chart::Scale::kFromZero};
 constexpr Quantity kStepMs = {"step_ms", "step time",         "Step time",
                               "",        Unit::kMilliseconds, Chart::Scale::kAutoFromZero};
 constexpr Quantity kPeak = {
@@ -75,8 +77,7 @@ std::vector<ChartMark> marks_of(const RunRecord& run) {
   return marks;
 }
 
-Markup draw_quantities(const RunRecord& run, const std::vector<Quantity>& quantities,
-                       const std::string& note = {}) {
+Chart chart_with(const RunRecord& run, const std::vector<Quantity>& quantities, const std::string& note) {
   Chart chart = chart_of(quantities.front());
   for (const Quantity& quantity : quantities) {
     if (const Curve& curve = run.metrics.curve(quantity.key); !curve.empty())
@@ -84,7 +85,12 @@ Markup draw_quantities(const RunRecord& run, const std::vector<Quantity>& quanti
   }
   chart.marks = marks_of(run);
   chart.note = note;
-  return draw_chart(chart);
+  return chart;
+}
+
+Markup draw_quantities(const RunRecord& run, const std::vector<Quantity>& quantities,
+                       const std::string& note = {}) {
+  return draw_chart(chart_with(run, quantities, note));
 }
 
 Markup draw_step_times(const RunRecord& run) {
@@ -159,10 +165,14 @@ Markup draw_others(const RunRecord& run) {
   return charts;
 }
 
-/// Of a text model: its loss is the mean over tokens.
+/// A loss is the mean over what the run counts.
 std::string loss_unit(const RunRecord& run) {
-  return run.metrics.curve("val_top1").empty() && !run.metrics.curve("tokens").empty() ? "nats per token"
-                                                                                       : "";
+  if (run.metrics.curve("tokens").empty()) return {};
+  return counted_in(run) == "images" ? "nats per image" : "nats per token";
+}
+
+const Quantity& throughput_in(const std::string& counted) {
+  return counted == "images" ? kImages : kTokens;
 }
 
 Markup draw_over(const std::vector<RunRecord>& runs, const std::vector<std::string>& names,
@@ -228,7 +238,7 @@ Markup draw_run_charts(const RunRecord& run) {
       draw_quantities(run, {kGradNorm}, run.metrics.curve("loss_scale").empty() ? skipped_note(run) : "");
   charts += draw_quantities(run, {kStepMs});
   charts += draw_step_times(run);
-  charts += draw_quantities(run, {kTokens});
+  charts += draw_quantities(run, {throughput_in(counted_in(run))});
   charts += draw_quantities(run, {kPeak, kActive, kReserved});
   charts += draw_quantities(run, {kBusy, kExposed});
   charts += draw_quantities(run, {kShare});
@@ -238,12 +248,23 @@ Markup draw_run_charts(const RunRecord& run) {
   return charts.empty() ? charts : element("div", {{"class", "charts"}}, charts);
 }
 
+std::string draw_training_curves(const RunRecord& run) {
+  Quantity loss = kLoss;
+  const std::string unit = loss_unit(run);
+  loss.of = unit.c_str();
+  std::vector<Chart> charts;
+  for (const std::vector<Quantity>& quantities : std::vector<std::vector<Quantity>>{
+           {loss, kValLoss}, {kTop1, kTop5}, {kLr}, {kGradNorm}, {kStepMs}, {throughput_in(counted_in(run))}})
+    charts.push_back(chart_with(run, quantities, ""));
+  return charts_as_svg(run.name, charts);
+}
+
 Markup draw_compared_charts(const std::vector<RunRecord>& runs, const std::vector<std::string>& names) {
   Markup charts;
   for (const Quantity& quantity : {kLoss, kValLoss}) charts += draw_over(runs, names, quantity);
   charts += draw_loss_over_time(runs, names);
-  for (const Quantity& quantity :
-       {kTop1, kTop5, kTokens, kStepMs, kShare, kPeak, kGradNorm, kLr, kLossScale, kStall})
+  for (const Quantity& quantity : {kTop1, kTop5, throughput_in(counted_in(runs)), kStepMs, kShare, kPeak,
+                                   kGradNorm, kLr, kLossScale, kStall})
     charts += draw_over(runs, names, quantity);
   return charts.empty() ? charts : element("div", {{"class", "charts"}}, charts);
 }

@@ -1,8 +1,10 @@
 #pragma once
 // The run directory: everything a run leaves behind, and the only thing reports read.
 // `<root>/<name>-<time>-<id>/` { manifest.json config.yaml metrics.jsonl summary.json logs/ tensorboard/
-// checkpoints/ }
-// Images in pictures/, and traces/pipeline.svg, are shown by report.html (trireme report).
+// checkpoints/ pictures/curves.svg }
+// and of images { validation.json pictures/confusion.svg pictures/mistakes.svg } (classification_view.h).
+// Images in pictures/, and traces/pipeline.svg, are shown by report.html (trireme report), which draws curves
+// itself.
 // What a later attempt replaces stays as config.attempt-N.yaml and summary.attempt-N.json.
 #include <cstdint>
 #include <memory>
@@ -102,6 +104,10 @@ std::unique_ptr<Sink> make_run_files_sink(const RunDirectory& run, std::string c
 /// steps_per_s, peak_bytes; loss_scale, communication_ms, exposed_ms and communication_share where
 /// metrics.jsonl has numbers; val_top1 and val_top5 of images; and active_bytes and reserved_bytes of GPUs.
 std::unique_ptr<Sink> make_tensorboard_sink(const RunDirectory& run);
+
+/// pictures/curves.svg, at the end, of all that metrics.jsonl has by then: a sink behind that of the run's
+/// files. `name` is its title.
+std::unique_ptr<Sink> make_curves_sink(const RunDirectory& run, std::string name);
 
 /// One StepRecord as one line of JSON, and the summary object. Non-finite numbers are strings; null stands
 /// where nothing was measured. A step has step, loss, grad_norm, lr, tokens, tokens_per_s, step_ms,

@@ -148,7 +148,7 @@ Markup speed_cards(const RunRecord& run, const RunFigures& figures, const RunLay
     if (figures.tokens_interval)
       note = fmt::format("95% interval {} to {}", format_count(figures.tokens_interval->low),
                          format_count(figures.tokens_interval->high));
-    cards += card("tokens/s", format_count(*figures.tokens_per_s), note);
+    cards += card(counted_in(run) + "/s", format_count(*figures.tokens_per_s), note);
   }
   if (figures.step_ms) {
     cards += card("step time", format_value(Unit::kMilliseconds, *figures.step_ms),
@@ -180,7 +180,8 @@ Markup end_cards(const RunRecord& run, const RunFigures& figures, const RunLayou
   if (figures.peak_bytes > 0)
     cards += card("peak memory", bytes_of(figures.peak_bytes), peak_note(run, layout));
   if (figures.tokens > 0)
-    cards += card("trained on", format_count(static_cast<double>(figures.tokens)) + " tokens",
+    cards += card("trained on",
+                  fmt::format("{} {}", format_count(static_cast<double>(figures.tokens)), counted_in(run)),
                   progress_of(figures));
   if (run.summary && run.summary->seconds_to_first_step > 0.0)
     cards += card("first step after", format_duration(run.summary->seconds_to_first_step),

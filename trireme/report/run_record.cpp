@@ -259,6 +259,7 @@ class RunReader {
     std::set<std::string> names;
     for (const auto& entry : fs::directory_iterator(run_.file("pictures"), ignored))
       names.insert("pictures/" + entry.path().filename().string());
+    names.erase("pictures/curves.svg");  // drawn from the metrics, with what they have by now
     for (const std::string& name : names) take_picture(name);
   }
 
@@ -292,6 +293,17 @@ class RunReader {
 std::string RunRecord::config_value(const std::string& key) const {
   const auto found = std::ranges::find(config, key, &ConfigEntry::key);
   return found == config.end() ? "" : found->value;
+}
+
+std::string counted_in(const RunRecord& run) {
+  const bool images = run.config_value("data.kind") == "images" || !run.metrics.curve("val_top1").empty();
+  return images ? "images" : "tokens";
+}
+
+std::string counted_in(const std::vector<RunRecord>& runs) {
+  const bool all =
+      std::ranges::all_of(runs, [](const RunRecord& run) { return counted_in(run) == "images"; });
+  return all ? "images" : "tokens";
 }
 
 RunRecord read_run(const std::string& path) {

@@ -73,6 +73,11 @@ struct RunRecord {
   std::string config_value(const std::string& key) const;
 };
 
+/// What the run has read: "images", which its records count as tokens, or "tokens".
+std::string counted_in(const RunRecord& run);
+/// "images" where all have read images; others count tokens, for which an image stands, too.
+std::string counted_in(const std::vector<RunRecord>& runs);
+
 /// Throws ConfigError and DataError as RunDirectory::open(); all else that is wrong is in `problems`.
 RunRecord read_run(const std::string& path);
 
