@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <fstream>
 #include <numeric>
@@ -673,6 +674,19 @@ TEST_F(Worker, TrainsOnDigitsByEpochs) {
   const Outcome text = front_.run(train);
   EXPECT_TRUE(contains(text.out, "img/s")) << text.out;
   EXPECT_TRUE(contains(text.err, "100 + 20 images of 10 classes")) << text.err;
+  EXPECT_TRUE(contains(text.err, "pictures of what was mistaken for what in runs/")) << text.err;
+  const auto validation = nlohmann::json::parse(read_file(front_.file("runs/latest/validation.json")));
+  EXPECT_EQ(validation["images"], 20);
+  EXPECT_EQ(validation["right"], std::llround(20.0 * steps.back()["val_top1"].get<double>()))
+      << "of an equal run";
+  EXPECT_EQ(validation["mistakes"].size(), 20U - validation["right"].get<size_t>());
+  ASSERT_EQ(front_.run({"report", "latest"}).code, 0);
+  const std::string page = read_file(front_.file("runs/latest/report.html"));
+  for (const char* name : {"confusion", "mistakes"}) {
+    const std::string picture = read_file(front_.file(fmt::format("runs/latest/pictures/{}.svg", name)));
+    EXPECT_TRUE(contains(page, picture)) << name << " is no part of the page";
+  }
+  EXPECT_TRUE(contains(read_file(front_.file("runs/latest/pictures/curves.svg")), "Validation accuracy"));
 }
 
 TEST_F(Worker, RefusesFoldersWithoutImages) {

@@ -203,6 +203,9 @@ TEST_F(ImageRuns, GuessTheSameOnAnyNumberOfRanksUnderEveryPolicy) {
   config_.train.epochs = 1;
   train_on(1);
   const std::string alone = counted(guessed_.at(0));
+  const std::vector<Classification::Mistake>& worst = guessed_.at(0).worst;
+  for (size_t i = 1; i < worst.size(); ++i)
+    ASSERT_GT(worst[i - 1].loss - worst[i].loss, 1e-4) << "the last bits of sums must not decide the order";
   for (const plan::PolicyName policy : plan::all_values<plan::PolicyName>()) {
     config_.parallel.policy = policy;
     for (const int64_t ranks : {2, 3}) {

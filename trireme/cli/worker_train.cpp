@@ -16,6 +16,7 @@
 #include "trireme/plan/mesh_shape.h"
 #include "trireme/plan/model_facts.h"
 #include "trireme/plan/world.h"
+#include "trireme/report/classification_view.h"
 #include "trireme/report/console.h"
 #include "trireme/report/pipeline_view.h"
 #include "trireme/report/run_dir.h"
@@ -147,6 +148,17 @@ void show_pipeline(const plan::PipelineReport& report, const report::RunDirector
   }
 }
 
+/// Nor does it cost a run on images.
+void show_guesses(const Classification& guesses, const report::RunDirectory& run, bool announce) {
+  try {
+    report::write_classification(guesses, run);
+    if (announce)
+      log_info("pictures of what was mistaken for what in {}", report::as_typed(run.file("pictures")));
+  } catch (const EnvironmentError& error) {
+    log_warning("pictures of what was mistaken for what were not written: {}", error.what());
+  }
+}
+
 }  // namespace
 
 int worker_train(const Request& request, const Environment& environment) {
@@ -180,8 +192,12 @@ int worker_train(const Request& request, const Environment& environment) {
     options.resume_from = request.resume_from;
     options.trace_path = run->file("traces/rank-0.json");
     options.show_pipeline = [&run](const plan::PipelineReport& report) { show_pipeline(report, *run); };
+    options.show_guesses = [&run, &options](const Classification& guesses) {
+      show_guesses(guesses, *run, options.announce);
+    };
     sinks.push_back(report::make_run_files_sink(*run, request.resume ? request.config : ""));
     sinks.push_back(report::make_tensorboard_sink(*run));
+    sinks.push_back(report::make_curves_sink(*run, config.name));
     if (request.finishes && options.announce) log_info("run     {}", report::as_typed(run->path()));
     if (!request.silent)
       sinks.push_back(report::make_console_sink(console_options(request, config, *world, environment, *run)));
