@@ -142,7 +142,7 @@ TEST(Mistakes, ShowPicturesWithWhatTheyWereTakenForAndAre) {
   const std::string svg = draw_mistakes(all);
   expect_part_of_a_page(svg);
   for (const char* text : {">The 2 worst of 6 mistakes among 30 held-out images, after step 1,200<",
-                           ">class1 87.5%<", ">is class0 &lt;0.1%<", ">class2 87.5%<", ">is class1 6.2%<",
+                           ">class1, 87.5%<", ">is class0, &lt;0.1%<", ">class2, 87.5%<", ">is class1, 6.2%<",
                            "<title>val/a &lt;b&gt;.png: class0 taken for class1, loss 11.51</title>"})
     EXPECT_NE(svg.find(text), std::string::npos) << text;
   EXPECT_EQ(occurrences(svg, "href=\"data:image/png;base64," + base64(to_png(all.worst[0].picture)) + "\""),

@@ -279,6 +279,14 @@ TEST_F(RunPage, KeysOfOtherKindsOfTrainingHaveCurves) {
     EXPECT_TRUE(says(page, text)) << text;
 }
 
+TEST_F(RunPage, ARunOfEpochsHasTheStepsThatItsDataMakes) {
+  const auto run = make("epochs", {"model.preset=lenet", "train.epochs=2"});
+  record(run, 1, 60);
+  run.finish(0);
+  EXPECT_TRUE(says(page_of({run}), "60 steps"));
+  EXPECT_FALSE(says(page_of({run}), "60 of ")) << "train.steps is not asked for";
+}
+
 TEST_F(RunPage, NothingThatARunIsCalledRuns) {
   const std::string evil = "<script>alert(1)</script>";
   const auto run = finished("x", {"name=" + evil, "data.path=\"" + evil + "'"});

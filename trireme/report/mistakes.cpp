@@ -31,9 +31,9 @@ std::string title_of(const Classification& of) {
                      with_commas(of.step));
 }
 
-/// "cat 98.2%", the name cut so that it fits.
+/// "cat, 98.2%", the name cut so that it fits.
 std::string line_of(const std::string& before, const std::string& name, double probability) {
-  const std::string share = " " + share_text(probability);
+  const std::string share = ", " + share_text(probability);
   return before + fitted(name, kTileStep - 6.0 - svg_width(before + share, 12.0), 12.0) + share;
 }
 

@@ -94,7 +94,9 @@ RunFigures figures_of(const RunRecord& run) {
   const auto settled = [&](const char* key) { return settled_values(run, metrics.curve(key)); };
   RunFigures figures;
   if (!metrics.steps.empty()) figures.steps = static_cast<int64_t>(metrics.steps.back());
-  figures.total_steps = whole_number(run.config_value("train.steps"));
+  // With epochs the data decides how many steps there are, and only the run knows it.
+  if (whole_number(run.config_value("train.epochs")).value_or(0) == 0)
+    figures.total_steps = whole_number(run.config_value("train.steps"));
   if (const auto loss = last_of(metrics.curve("loss"))) figures.loss = loss->value;
   figures.val_loss = last_of(metrics.curve("val_loss"));
   figures.best_val_loss = extreme_of(metrics.curve("val_loss"), true);

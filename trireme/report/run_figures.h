@@ -28,7 +28,7 @@ struct AtStep {
 
 struct RunFigures {
   int64_t steps = 0;                   ///< the last that was recorded
-  std::optional<int64_t> total_steps;  ///< that the config asks for
+  std::optional<int64_t> total_steps;  ///< that the config asks for; none: it asks for epochs
   std::optional<double> loss;          ///< of the last step
   std::optional<AtStep> val_loss, best_val_loss;
   std::optional<AtStep> val_top1, val_top5, best_val_top1;  ///< shares
