@@ -13,6 +13,7 @@
 #include "tests/support/spawn.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/mesh.h"
+#include "trireme/data/images/codec.h"
 #include "trireme/nn/top_k.h"
 
 namespace trireme::train {
@@ -161,6 +162,40 @@ TEST(Guesses, OfTooManyClassesHaveNoMatrix) {
     ASSERT_EQ(all.worst.size(), 1U);
     EXPECT_EQ(all.worst[0].guess, 5);
   });
+}
+
+/// Two classes, of whose held-out pictures the fourth cannot be read.
+class TornPictures : public RunData {
+ public:
+  std::string description() const override { return "torn"; }
+  Sizes sizes() const override { return {0, 9}; }
+  std::string counted() const override { return "images"; }
+  void check_fits(const plan::ModelConfig&) const override {}
+  int64_t samples() const override { return 0; }
+  uint64_t digest() const override { return 0; }
+  Feed feed(const FeedOptions&) const override { return {}; }
+  int64_t val_samples() const override { return 9; }
+  ValidationFeed validation(int64_t, const FeedOptions&) const override { return {}; }
+  std::vector<std::string> classes() const override { return {"cat", "dog"}; }
+  std::string held_out_name(int64_t sample) const override { return fmt::format("{}.png", sample); }
+  Picture held_out_picture(int64_t sample) const override {
+    if (sample == 4) throw data::BrokenImage("torn");
+    return {.width = 1, .height = 1, .channels = 1, .pixels = {static_cast<uint8_t>(sample)}};
+  }
+};
+
+TEST(Guesses, AreDescribedWithThePicturesThatCanBeRead) {
+  Classification all;
+  for (const int64_t sample : {7, 4, 2}) {
+    all.worst.emplace_back();
+    all.worst.back().sample = sample;
+  }
+  describe(all, TornPictures());
+  EXPECT_EQ(all.classes, (std::vector<std::string>{"cat", "dog"}));
+  EXPECT_EQ(all.worst[1].name, "4.png");
+  EXPECT_TRUE(all.worst[1].picture.pixels.empty());
+  EXPECT_EQ(all.worst[0].picture.pixels, std::vector<uint8_t>{7});
+  EXPECT_EQ(all.worst[2].picture.pixels, std::vector<uint8_t>{2});
 }
 
 }  // namespace
