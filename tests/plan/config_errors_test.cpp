@@ -196,6 +196,8 @@ TEST(ConfigErrors, RulesBetweenKeysNameBothValues) {
   expect_mentions(of_overrides({"optim.min_lr=0.1"}), {"optim.min_lr=0.1", "optim.lr=0.0003"});
   expect_mentions(of_overrides({"optim.warmup_steps=101"}), {"optim.warmup_steps=101", "train.steps=100"});
   EXPECT_EQ(of_overrides({"optim.warmup_steps=100"}), "accepted");
+  expect_mentions(of_overrides({"checkpoint.best=true", "train.val_batches=0"}),
+                  {"checkpoint.best=true", "train.val_batches=0"});
 }
 
 TEST(ConfigErrors, DropoutIsForGpt2AndBelowOne) {

@@ -3,15 +3,13 @@
 #include <c10/util/BFloat16.h>
 
 #include <cmath>
-#include <type_traits>
 #include <vector>
 
+#include "trireme/kernels/channel_sums.h"
 #include "trireme/kernels/parallel.h"
 
 namespace trireme::kernels {
 namespace {
-
-constexpr int64_t kAtOnce = 16;  ///< channels that are summed at once, in registers
 
 /// Sums over rows of two terms by channel: (2, channels) fp32. `terms(row, c)` gives them.
 template <typename Terms>
@@ -20,30 +18,7 @@ std::vector<float> sums_by_channel(int64_t rows, int64_t channels, const Terms& 
   std::vector<float> partial(static_cast<size_t>(kCuts) * width, 0.0f);
   for_cuts(rows, [&](int64_t cut, int64_t first, int64_t last) {
     float* const ones = partial.data() + static_cast<size_t>(cut) * width;
-    float* const twos = ones + channels;
-    int64_t c = 0;
-    for (; c + kAtOnce <= channels; c += kAtOnce) {
-      float one[kAtOnce] = {}, two[kAtOnce] = {};
-      for (int64_t row = first; row < last; ++row) {
-#pragma omp simd
-        for (int64_t i = 0; i < kAtOnce; ++i) {
-          const auto [a, b] = terms(row, c + i);
-          one[i] += a;
-          two[i] += b;
-        }
-      }
-      for (int64_t i = 0; i < kAtOnce; ++i) {
-        ones[c + i] = one[i];
-        twos[c + i] = two[i];
-      }
-    }
-    for (int64_t row = first; row < last; ++row) {
-      for (int64_t i = c; i < channels; ++i) {
-        const auto [a, b] = terms(row, i);
-        ones[i] += a;
-        twos[i] += b;
-      }
-    }
+    sum_channels(ones, ones + channels, first, last, channels, terms);
   });
   std::vector<float> sums(width, 0.0f);
   for (size_t i = 0; i < width; ++i) {
@@ -52,22 +27,6 @@ std::vector<float> sums_by_channel(int64_t rows, int64_t channels, const Terms& 
     sums[i] = static_cast<float>(sum);
   }
   return sums;
-}
-
-/// NaN stays.
-template <typename Number>
-Number positive_part(Number value) {
-  return value < Number(0) ? Number(0) : value;
-}
-
-struct Terms {
-  float one, two;
-};
-
-/// Calls body(constant) for `value`.
-template <typename Body>
-void with_constant(bool value, const Body& body) {
-  value ? body(std::true_type{}) : body(std::false_type{});
 }
 
 }  // namespace
@@ -79,7 +38,7 @@ void batch_norm_forward(const BatchNormForward<Scalar>& call) {
   // Deviations from the first row, which is near the mean, so that little cancels.
   const std::vector<float> sums = sums_by_channel(call.rows, channels, [&](int64_t row, int64_t c) {
     const float value = static_cast<float>(x[row * channels + c]) - static_cast<float>(x[c]);
-    return Terms{value, value * value};
+    return ChannelTerms{value, value * value};
   });
   const auto rows = static_cast<double>(call.rows);
   std::vector<float> scales(static_cast<size_t>(channels)), shifts(static_cast<size_t>(channels));
@@ -135,7 +94,7 @@ void batch_norm_backward(const BatchNormBackward<Scalar>& call) {
     const std::vector<float> sums = sums_by_channel(call.rows, channels, [&](int64_t row, int64_t c) {
       const int64_t at = row * channels + c;
       const float dz = gradient_at(at);
-      return Terms{dz, dz * (static_cast<float>(call.x[at]) - mean[c])};
+      return ChannelTerms{dz, dz * (static_cast<float>(call.x[at]) - mean[c])};
     });
     // dx = scale * dz + slope * x + shift.
     std::vector<float> scales(static_cast<size_t>(channels)), slopes(scales), shifts(scales);

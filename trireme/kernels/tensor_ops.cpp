@@ -8,6 +8,7 @@
 #include "trireme/kernels/cross_entropy.h"
 #include "trireme/kernels/cuda_kernels.h"
 #include "trireme/kernels/device.h"
+#include "trireme/kernels/group_norm.h"
 #include "trireme/kernels/norm.h"
 #include "trireme/kernels/normal.h"
 #include "trireme/kernels/rope.h"
@@ -260,6 +261,46 @@ void batch_norm_backward(at::Tensor& dx, at::Tensor& d_residual, at::Tensor& d_w
                                  .statistics = floats(statistics),
                                  .rows = rows,
                                  .channels = channels});
+  });
+}
+
+bool can_group_norm(const at::Tensor& x) {
+  return x.is_cpu() && x.numel() > 0 && x.dim() == 4 && x.is_contiguous(at::MemoryFormat::ChannelsLast) &&
+         (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16);
+}
+
+void group_norm_forward(at::Tensor& y, at::Tensor& statistics, const at::Tensor& x, const at::Tensor& weight,
+                        const at::Tensor& bias, const GroupNormCall& call) {
+  on_cpu(x, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    group_norm_forward<Scalar>(
+        {.shape = {x.size(0), x.size(2) * x.size(3), x.size(1), call.groups},
+         .y = y.data_ptr<Scalar>(),
+         .statistics = floats(statistics),
+         .x = x.const_data_ptr<Scalar>(),
+         .residual = call.residual.defined() ? call.residual.const_data_ptr<Scalar>() : nullptr,
+         .weight = weight.const_data_ptr<Scalar>(),
+         .bias = bias.const_data_ptr<Scalar>(),
+         .eps = static_cast<float>(call.eps),
+         .relu = call.relu});
+  });
+}
+
+void group_norm_backward(at::Tensor& dx, at::Tensor& d_residual, at::Tensor& d_weight, at::Tensor& d_bias,
+                         const at::Tensor& dy, const at::Tensor& x, const at::Tensor& y,
+                         const at::Tensor& weight, const at::Tensor& statistics) {
+  on_cpu(x, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    group_norm_backward<Scalar>({.shape = {x.size(0), x.size(2) * x.size(3), x.size(1), statistics.size(2)},
+                                 .dx = dx.data_ptr<Scalar>(),
+                                 .d_residual = d_residual.defined() ? d_residual.data_ptr<Scalar>() : nullptr,
+                                 .d_weight = d_weight.data_ptr<Scalar>(),
+                                 .d_bias = d_bias.data_ptr<Scalar>(),
+                                 .dy = dy.const_data_ptr<Scalar>(),
+                                 .x = x.const_data_ptr<Scalar>(),
+                                 .y = y.defined() ? y.const_data_ptr<Scalar>() : nullptr,
+                                 .weight = weight.const_data_ptr<Scalar>(),
+                                 .statistics = floats(statistics)});
   });
 }
 

@@ -44,6 +44,22 @@ void batch_norm_backward(at::Tensor& dx, at::Tensor& d_residual, at::Tensor& d_w
 /// Whether they take x, which may be none of images.
 bool can_batch_norm(const at::Tensor& x);
 
+/// On a CPU, as in group_norm.h, of images (B, C, H, W) whose channels are innermost in memory. statistics
+/// (B, 2, groups) fp32. d_residual may be undefined, y where no ReLU followed.
+struct GroupNormCall {
+  int64_t groups = 1;
+  at::Tensor residual = {};  ///< as x; undefined: none
+  double eps = 1e-5;
+  bool relu = false;
+};
+void group_norm_forward(at::Tensor& y, at::Tensor& statistics, const at::Tensor& x, const at::Tensor& weight,
+                        const at::Tensor& bias, const GroupNormCall& call);
+void group_norm_backward(at::Tensor& dx, at::Tensor& d_residual, at::Tensor& d_weight, at::Tensor& d_bias,
+                         const at::Tensor& dy, const at::Tensor& x, const at::Tensor& y,
+                         const at::Tensor& weight, const at::Tensor& statistics);
+/// Whether they take x.
+bool can_group_norm(const at::Tensor& x);
+
 /// On a GPU, as in cuda_kernels.h, of images whose channels are innermost in memory; taken (as y) uint8.
 struct PoolWindow {
   int64_t kernel, stride, padding;

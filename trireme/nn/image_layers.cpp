@@ -5,6 +5,7 @@
 #include "trireme/base/error.h"
 #include "trireme/kernels/tensor_ops.h"
 #include "trireme/nn/batch_norm.h"
+#include "trireme/nn/group_norm.h"
 
 namespace trireme::nn {
 namespace {
@@ -18,6 +19,15 @@ void check_values_per_channel(const at::Tensor& x) {
       "micro-"
       "batch or the size of images, or use another norm",
       fmt::join(x.sizes(), ", "));
+}
+
+/// Whether a norm can be one function with what follows it, of parameters that train, all in one dtype.
+bool fits_fused(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const After& after) {
+  const bool same = weight.scalar_type() == x.scalar_type() && bias.scalar_type() == x.scalar_type();
+  const bool trains = weight.requires_grad() && bias.requires_grad();
+  const bool fits = !after.residual.defined() ||
+                    (after.residual.sizes() == x.sizes() && after.residual.scalar_type() == x.scalar_type());
+  return same && trains && fits;
 }
 
 }  // namespace
@@ -61,11 +71,7 @@ at::Tensor BatchNorm::forward(const at::Tensor& x, Statistics statistics, const 
 }
 
 bool BatchNorm::is_fused(const at::Tensor& x, const After& after) const {
-  const bool same = weight.scalar_type() == x.scalar_type() && bias.scalar_type() == x.scalar_type();
-  const bool trains = weight.requires_grad() && bias.requires_grad();
-  const bool fits = !after.residual.defined() ||
-                    (after.residual.sizes() == x.sizes() && after.residual.scalar_type() == x.scalar_type());
-  return same && trains && fits && kernels::can_batch_norm(x);
+  return fits_fused(x, weight, bias, after) && kernels::can_batch_norm(x);
 }
 
 at::Tensor BatchNorm::unfused(const at::Tensor& x, Statistics statistics) {
@@ -86,9 +92,14 @@ GroupNorm::GroupNorm(int64_t groups, int64_t channels) : groups_(groups) {
   bias = register_parameter("bias", at::empty({channels}));
 }
 
-at::Tensor GroupNorm::forward(const at::Tensor& x) const {
-  return at::group_norm(x, groups_, weight.to(x.scalar_type()), bias.to(x.scalar_type()), kEps,
-                        /*cudnn_enabled=*/true);
+at::Tensor GroupNorm::forward(const at::Tensor& x, const After& after) const {
+  if (fits_fused(x, weight, bias, after) && kernels::can_group_norm(x)) {
+    return group_norm(x, weight, bias,
+                      {.groups = groups_, .residual = after.residual, .eps = kEps, .relu = after.relu});
+  }
+  const at::Tensor y = at::group_norm(x, groups_, weight.to(x.scalar_type()), bias.to(x.scalar_type()), kEps,
+                                      /*cudnn_enabled=*/true);
+  return apply_after(y, after);
 }
 
 NormMaker batch_norms() {
@@ -103,9 +114,8 @@ NormMaker batch_norms() {
 NormMaker group_norms(int64_t groups) {
   return [groups](int64_t channels) -> NormLayer {
     const auto norm = std::make_shared<GroupNorm>(groups, channels);
-    return {norm, [norm](const at::Tensor& x, Statistics, const After& after) {
-              return apply_after(norm->forward(x), after);
-            }};
+    return {norm,
+            [norm](const at::Tensor& x, Statistics, const After& after) { return norm->forward(x, after); }};
   };
 }
 

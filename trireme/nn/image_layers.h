@@ -68,7 +68,7 @@ class GroupNorm : public torch::nn::Module {
  public:
   /// `groups` divides `channels`.
   GroupNorm(int64_t groups, int64_t channels);
-  at::Tensor forward(const at::Tensor& x) const;
+  at::Tensor forward(const at::Tensor& x, const After& after = {}) const;
 
   at::Tensor weight, bias;  ///< (C)
 

@@ -175,6 +175,11 @@ class Checker {
 
   /// A checkpoint has one value of each weight, and ranks of local SGD agree on it when they have averaged.
   void check_checkpoints() const {
+    if (config_.checkpoint.best && config_.train.val_batches == 0) {
+      throw ConfigError(
+          "[plan.config] {} keeps the weights of the best validation, but {} validates nothing; raise it",
+          said("checkpoint.best", true), said("train.val_batches", config_.train.val_batches));
+    }
     const CommHook hook = config_.parallel.comm_hook;
     const int64_t every = config_.checkpoint.every, local_steps = config_.parallel.local_steps;
     if (every == 0 || hook != CommHook::kLocalSgd) return;

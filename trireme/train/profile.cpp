@@ -22,7 +22,7 @@ using torch::profiler::impl::ProfilerConfig;
 using torch::profiler::impl::ProfilerState;
 
 /// What names of kernels contain, in the order in which it is looked for.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 35> kMarks = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 46> kMarks = {{
     {"vectorized_gather", "embedding"},
     {"nccl", "communication"},
     {"sum_kernel<", "communication"},
@@ -32,6 +32,17 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 35> kMarks =
     {"sum_packs", "communication"},
     {"sum_elements", "communication"},
     {"PtoP", "communication"},
+    {"implicit_gemm", "convolution"},
+    {"ImplicitGemmConvolution", "convolution"},
+    {"fprop_optimized", "convolution"},
+    {"forward_sums", "norm"},
+    {"backward_sums", "norm"},
+    {"forward_statistics", "norm"},
+    {"backward_coefficients", "norm"},
+    {"forward_elements", "norm"},
+    {"backward_elements", "norm"},
+    {"pool_forward", "pooling"},
+    {"pool_backward", "pooling"},
     {"cudnn", "attention"},
     {"sdpa", "attention"},
     {"fmha", "attention"},

@@ -1,0 +1,56 @@
+#pragma once
+// Sums over rows of channels-last images by channel, as norms need them. Private to kernels/*.cpp.
+#include <cstdint>
+#include <type_traits>
+
+namespace trireme::kernels {
+
+/// Two terms of an element.
+struct ChannelTerms {
+  float one, two;
+};
+
+/// Writes to ones and twos (channels) the sums over rows [first, last) of what `terms(row, channel)` gives.
+template <typename Terms>
+void sum_channels(float* ones, float* twos, int64_t first, int64_t last, int64_t channels,
+                  const Terms& terms) {
+  constexpr int64_t kAtOnce = 16;  // in registers
+  int64_t c = 0;
+  for (; c + kAtOnce <= channels; c += kAtOnce) {
+    float one[kAtOnce] = {}, two[kAtOnce] = {};
+    for (int64_t row = first; row < last; ++row) {
+#pragma omp simd
+      for (int64_t i = 0; i < kAtOnce; ++i) {
+        const ChannelTerms term = terms(row, c + i);
+        one[i] += term.one;
+        two[i] += term.two;
+      }
+    }
+    for (int64_t i = 0; i < kAtOnce; ++i) {
+      ones[c + i] = one[i];
+      twos[c + i] = two[i];
+    }
+  }
+  for (int64_t i = c; i < channels; ++i) ones[i] = twos[i] = 0.0f;
+  for (int64_t row = first; row < last; ++row) {
+    for (int64_t i = c; i < channels; ++i) {
+      const ChannelTerms term = terms(row, i);
+      ones[i] += term.one;
+      twos[i] += term.two;
+    }
+  }
+}
+
+/// NaN stays.
+template <typename Number>
+Number positive_part(Number value) {
+  return value < Number(0) ? Number(0) : value;
+}
+
+/// Calls body(constant) for `value`.
+template <typename Body>
+void with_constant(bool value, const Body& body) {
+  value ? body(std::true_type{}) : body(std::false_type{});
+}
+
+}  // namespace trireme::kernels
