@@ -18,9 +18,10 @@ namespace {
 using Json = nlohmann::ordered_json;
 using plan::Device;
 
-std::string batch_equation(const plan::BatchPlan& batch) {
-  return fmt::format("{} sequences = {} micro-batch x {} accumulation x {} data-parallel ranks",
-                     batch.global_batch, batch.micro_batch, batch.accumulation, batch.dp_size);
+std::string batch_equation(const plan::BatchPlan& batch, bool reads_images) {
+  return fmt::format("{} {} = {} micro-batch x {} accumulation x {} data-parallel ranks", batch.global_batch,
+                     reads_images ? "images" : "sequences", batch.micro_batch, batch.accumulation,
+                     batch.dp_size);
 }
 
 std::string bytes_text(int64_t bytes) {
@@ -163,8 +164,8 @@ std::string to_text(const RunPlan& run, const plan::Config& config, int64_t colu
   table.add_row({"mesh", run.mesh.to_string()});
   const plan::Policy policy = plan::resolve_policy(config.parallel, run.mesh);
   table.add_row({"policy", fmt::format("{}: {}", policy.label(), policy.summary)});
-  table.add_row({"batch", batch_equation(run.batch)});
   const bool images = plan::reads_images(config.model.family);
+  table.add_row({"batch", batch_equation(run.batch, images)});
   table.add_row({images ? "images" : "tokens", data_text(run, config)});
   table.add_row(
       {"model", fmt::format("{}, {} parameters", config.model.family, with_commas(run.facts.params))});

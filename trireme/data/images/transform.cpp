@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "trireme/base/error.h"
 
@@ -53,32 +54,38 @@ Part centre_part(const ImageShape& shape, const ImageShape& out, double share) {
   return part;
 }
 
-/// Which inputs make up one output, and how much each counts.
+/// Which inputs make up each output, and how much each counts.
 struct Taps {
-  int64_t first = 0;
+  struct Output {
+    int64_t first = 0, count = 0;  ///< inputs
+    size_t weights = 0;            ///< where theirs begin
+  };
+  std::vector<Output> outputs;
   std::vector<float> weights;
 };
 
 /// Bilinear where it enlarges; where it shrinks the triangle is as wide as what it stands for, so that no
 /// input is passed over.
-std::vector<Taps> taps(int64_t from, int64_t to) {
+Taps taps(int64_t from, int64_t to) {
   const double scale = static_cast<double>(from) / static_cast<double>(to);
   const double reach = std::max(scale, 1.0);
-  std::vector<Taps> all(static_cast<size_t>(to));
+  Taps all;
+  all.outputs.reserve(static_cast<size_t>(to));
   for (int64_t i = 0; i < to; ++i) {
     const double centre = (static_cast<double>(i) + 0.5) * scale;
     const auto first = std::max<int64_t>(0, static_cast<int64_t>(centre - reach + 0.5));
     const auto last = std::min<int64_t>(from, static_cast<int64_t>(centre + reach + 0.5));
-    Taps& mine = all[static_cast<size_t>(i)];
-    mine.first = first;
+    const size_t begin = all.weights.size();
     double sum = 0.0;
     for (int64_t at = first; at < last; ++at) {
       const double distance = std::abs((static_cast<double>(at) + 0.5 - centre) / reach);
       const double weight = std::max(0.0, 1.0 - distance);
-      mine.weights.push_back(static_cast<float>(weight));
+      all.weights.push_back(static_cast<float>(weight));
       sum += weight;
     }
-    for (float& weight : mine.weights) weight = static_cast<float>(weight / sum);
+    for (size_t at = begin; at < all.weights.size(); ++at)
+      all.weights[at] = static_cast<float>(all.weights[at] / sum);
+    all.outputs.push_back({.first = first, .count = last - first, .weights = begin});
   }
   return all;
 }
@@ -96,31 +103,59 @@ struct Scale {
   }
 };
 
+/// The rows of one output row, summed up column by column.
+void sum_rows(float* row, const Image& image, const Part& part, const Taps::Output& above,
+              const float* weights) {
+  const int64_t channels = image.shape.channels, columns = part.width * channels;
+  for (int64_t tap = 0; tap < above.count; ++tap) {
+    const int64_t source = part.top + above.first + tap;
+    const uint8_t* const pixels = image.pixels.data() + (source * image.shape.width + part.left) * channels;
+    const float weight = weights[tap];
+    if (tap == 0) {
+      for (int64_t i = 0; i < columns; ++i) row[i] = weight * static_cast<float>(pixels[i]);
+    } else {
+      for (int64_t i = 0; i < columns; ++i) row[i] += weight * static_cast<float>(pixels[i]);
+    }
+  }
+}
+
+/// Three channels and one of the neighbour, in one register.
+using Lanes = float __attribute__((vector_size(16)));
+
 /// Row by row first, where neighbours lie beside each other.
 void resize(const Image& image, const Part& part, bool mirrored, const ImageShape& shape, const Scale& scale,
             const PixelRoom& out) {
-  const std::vector<Taps> down = taps(part.height, shape.height), across = taps(part.width, shape.width);
-  const int64_t channels = shape.channels, columns = part.width * channels;
-  std::vector<float> row(static_cast<size_t>(columns));
+  const Taps down = taps(part.height, shape.height), across = taps(part.width, shape.width);
+  const int64_t channels = shape.channels;
+  const bool in_lanes = channels == 3 && out.channel == 1;
+  Lanes factor = {}, offset = {};
+  for (int64_t channel = 0; in_lanes && channel < channels; ++channel) {
+    factor[channel] = scale.factor[static_cast<size_t>(channel)];
+    offset[channel] = scale.offset[static_cast<size_t>(channel)];
+  }
+  std::vector<float> row(static_cast<size_t>(part.width * channels + 1), 0.0F);
   for (int64_t y = 0; y < shape.height; ++y) {
-    std::ranges::fill(row, 0.0F);
-    const Taps& above = down[static_cast<size_t>(y)];
-    for (size_t tap = 0; tap < above.weights.size(); ++tap) {
-      const int64_t source = part.top + above.first + static_cast<int64_t>(tap);
-      const uint8_t* pixels = image.pixels.data() + (source * image.shape.width + part.left) * channels;
-      const float weight = above.weights[tap];
-      for (int64_t i = 0; i < columns; ++i)
-        row[static_cast<size_t>(i)] += weight * static_cast<float>(pixels[i]);
-    }
+    const Taps::Output& above = down.outputs[static_cast<size_t>(y)];
+    sum_rows(row.data(), image, part, above, down.weights.data() + above.weights);
     for (int64_t x = 0; x < shape.width; ++x) {
-      const Taps& beside = across[static_cast<size_t>(x)];
-      const int64_t place = mirrored ? shape.width - 1 - x : x;
-      float* to = out.values + y * out.row + place * out.column;
+      const Taps::Output& beside = across.outputs[static_cast<size_t>(x)];
+      const float* const weights = across.weights.data() + beside.weights;
+      const float* const from = row.data() + beside.first * channels;
+      float* const to = out.values + y * out.row + (mirrored ? shape.width - 1 - x : x) * out.column;
+      if (in_lanes) {
+        Lanes sum = {};
+        for (int64_t tap = 0; tap < beside.count; ++tap) {
+          Lanes values;
+          std::memcpy(&values, from + tap * 3, sizeof(values));
+          sum += weights[tap] * values;
+        }
+        sum = sum * factor + offset;
+        std::memcpy(to, &sum, 3 * sizeof(float));
+        continue;
+      }
       for (int64_t channel = 0; channel < channels; ++channel) {
-        const float* from = row.data() + beside.first * channels + channel;
         float sum = 0.0F;
-        for (size_t tap = 0; tap < beside.weights.size(); ++tap)
-          sum += beside.weights[tap] * from[static_cast<int64_t>(tap) * channels];
+        for (int64_t tap = 0; tap < beside.count; ++tap) sum += weights[tap] * from[tap * channels + channel];
         const auto c = static_cast<size_t>(channel);
         to[channel * out.channel] = sum * scale.factor[c] + scale.offset[c];
       }
