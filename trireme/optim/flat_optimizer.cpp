@@ -13,6 +13,7 @@ FlatOptimizer::FlatOptimizer(const plan::OptimConfig& config, std::vector<FlatPa
   for (const FlatParam& param : params_) {
     std::vector<at::Tensor>& state = states_.emplace_back();
     for (size_t i = 0; i < count; ++i) state.push_back(at::zeros_like(param.master));
+    if (config.ema > 0.0) state.back().copy_(param.master);  // of what is frozen until later
   }
 }
 

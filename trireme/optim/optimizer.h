@@ -52,7 +52,7 @@ struct GradScale {
 /// A kind of state that an optimizer keeps for every element.
 struct NamedState {
   std::string_view name;  ///< as in the optimizer's record, such as "exp_avg"
-  at::Tensor values;      ///< (n) fp32, laid out as FlatParam::master; zeros at first
+  at::Tensor values;      ///< (n) fp32, laid out as FlatParam::master; zeros at first, averages the masters
 };
 
 /// Updates the flat ranges that it was made for. Made by adamw(), sgd() or build().
