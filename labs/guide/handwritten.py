@@ -2,7 +2,7 @@
 """Real handwriting that needs no network: scikit-learn's 1,797 digits as files of MNIST's format.
 
     labs/guide/handwritten.py [--out data/handwritten] [--val 297] [--seed 1]
-    trireme train configs/handwritten.yaml -n 2
+    trireme train labs/guide/handwritten.yaml -n 2
 
 The digits are those of the package scikit-learn (Alpaydin and Kaynak 1998, 8 x 8 pixels of 17 shades, written by 43
 people), which is read without being imported: it has to be installed, and nothing that it depends on does. They are

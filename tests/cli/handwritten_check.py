@@ -1,4 +1,4 @@
-"""configs/handwritten.yaml learns real handwriting, on two ranks and within a minute: 98% of what was held out.
+"""labs/guide/handwritten.yaml learns real handwriting, on two ranks and within a minute: 98% of what was held out.
 
     handwritten_check.py --trireme PROGRAM --packages FOLDER --work FOLDER
 
@@ -46,7 +46,7 @@ def main():
     subprocess.run([sys.executable, str(ROOT / "labs" / "guide" / "handwritten.py"), "--out", str(data)], check=True,
                    env={**os.environ, "PYTHONPATH": str(options.packages)})
     done = subprocess.run(
-        [options.trireme, "train", str(ROOT / "configs" / "handwritten.yaml"), "-n", "2", "--json", "--device=cpu",
+        [options.trireme, "train", str(ROOT / "labs" / "guide" / "handwritten.yaml"), "-n", "2", "--json", "--device=cpu",
          f"--data.path={data}", f"--run-dir={options.work / 'runs'}"], stdout=subprocess.PIPE, text=True, check=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"})
     summary = json.loads(done.stdout.splitlines()[-1])
