@@ -19,7 +19,6 @@ void sum_channels(float* ones, float* twos, int64_t first, int64_t last, int64_t
   for (; c + kAtOnce <= channels; c += kAtOnce) {
     float one[kAtOnce] = {}, two[kAtOnce] = {};
     for (int64_t row = first; row < last; ++row) {
-#pragma omp simd
       for (int64_t i = 0; i < kAtOnce; ++i) {
         const ChannelTerms term = terms(row, c + i);
         one[i] += term.one;
