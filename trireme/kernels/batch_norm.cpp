@@ -61,23 +61,8 @@ void batch_norm_forward(const BatchNormForward<Scalar>& call) {
     mix(call.running_var[c], variance * rows / (rows - 1.0));
   }
   const float *const scale = scales.data(), *const shift = shifts.data();
-  with_constant(call.residual != nullptr, [&](auto residual) {
-    with_constant(call.relu, [&](auto relu) {
-      for_rows(call.rows, channels, [&](int64_t first, int64_t last) {
-        for (int64_t row = first; row < last; ++row) {
-          const Scalar* const in = x + row * channels;
-          const Scalar* const other = decltype(residual)::value ? call.residual + row * channels : in;
-          Scalar* const out = call.y + row * channels;
-#pragma omp simd
-          for (int64_t c = 0; c < channels; ++c) {
-            float value = static_cast<float>(in[c]) * scale[c] + shift[c];
-            if constexpr (decltype(residual)::value) value += static_cast<float>(other[c]);
-            if constexpr (decltype(relu)::value) value = positive_part(value);
-            out[c] = static_cast<Scalar>(value);
-          }
-        }
-      });
-    });
+  for_rows(call.rows, channels, [&](int64_t first, int64_t last) {
+    write_normalised(call.y, x, call.residual, scale, shift, first, last, channels, call.relu);
   });
 }
 

@@ -1,5 +1,6 @@
 #pragma once
-// Sums over rows of channels-last images by channel, as norms need them. Private to kernels/*.cpp.
+// What norms of channels-last images share: sums over rows by channel, and the rows that come out. Private to
+// kernels/*.cpp.
 #include <cstdint>
 #include <type_traits>
 
@@ -50,6 +51,28 @@ Number positive_part(Number value) {
 template <typename Body>
 void with_constant(bool value, const Body& body) {
   value ? body(std::true_type{}) : body(std::false_type{});
+}
+
+/// Rows [first, last) of y = scale * x + shift by channel, + residual unless that is nullptr, then ReLU with
+/// `relu`.
+template <typename Scalar>
+void write_normalised(Scalar* y, const Scalar* x, const Scalar* residual, const float* scale,
+                      const float* shift, int64_t first, int64_t last, int64_t channels, bool relu) {
+  with_constant(residual != nullptr, [&](auto adds) {
+    with_constant(relu, [&](auto cuts) {
+      for (int64_t row = first; row < last; ++row) {
+        const Scalar* __restrict in = x + row * channels;
+        const Scalar* __restrict other = decltype(adds)::value ? residual + row * channels : in;
+        Scalar* __restrict out = y + row * channels;
+        for (int64_t c = 0; c < channels; ++c) {
+          float value = static_cast<float>(in[c]) * scale[c] + shift[c];
+          if constexpr (decltype(adds)::value) value += static_cast<float>(other[c]);
+          if constexpr (decltype(cuts)::value) value = positive_part(value);
+          out[c] = static_cast<Scalar>(value);
+        }
+      }
+    });
+  });
 }
 
 }  // namespace trireme::kernels

@@ -59,23 +59,9 @@ void group_norm_forward(const GroupNormForward<Scalar>& call) {
         scale[c] = static_cast<float>(call.weight[c]) * rstd[c / width];
         shift[c] = static_cast<float>(call.bias[c]) - mean[c / width] * scale[c];
       }
-      with_constant(call.residual != nullptr, [&](auto residual) {
-        with_constant(call.relu, [&](auto relu) {
-          for (int64_t row = 0; row < shape.positions; ++row) {
-            const Scalar* const in = x + row * channels;
-            const Scalar* const other =
-                decltype(residual)::value ? call.residual + image * size + row * channels : in;
-            Scalar* const out = call.y + image * size + row * channels;
-#pragma omp simd
-            for (int64_t c = 0; c < channels; ++c) {
-              float value = static_cast<float>(in[c]) * scale[c] + shift[c];
-              if constexpr (decltype(residual)::value) value += static_cast<float>(other[c]);
-              if constexpr (decltype(relu)::value) value = positive_part(value);
-              out[c] = static_cast<Scalar>(value);
-            }
-          }
-        });
-      });
+      const Scalar* const residual = call.residual == nullptr ? nullptr : call.residual + image * size;
+      write_normalised(call.y + image * size, x, residual, scale, shift, 0, shape.positions, channels,
+                       call.relu);
     }
   });
 }
