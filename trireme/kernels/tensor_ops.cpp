@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <limits>
+
 #include "trireme/base/error.h"
 #include "trireme/kernels/activation.h"
 #include "trireme/kernels/batch_norm.h"
@@ -305,7 +307,9 @@ void group_norm_backward(at::Tensor& dx, at::Tensor& d_residual, at::Tensor& d_w
 }
 
 bool can_max_pool(const at::Tensor& x) {
-  return x.is_cuda() && x.numel() > 0 && can_batch_norm(x);
+  // The kernels count in 32 bits within an image.
+  return x.is_cuda() && x.numel() > 0 && x.numel() / x.size(0) <= std::numeric_limits<int32_t>::max() &&
+         can_batch_norm(x);
 }
 
 void max_pool_forward(at::Tensor& y, at::Tensor& taken, const at::Tensor& x, const PoolWindow& window) {
