@@ -9,7 +9,7 @@ from programs import EXIT_FAILED, BenchError, Side, run_program, say, with_optio
 
 WARMUP = 10  # steps that `trireme train --profile` lets pass, when there are as many
 LINE = re.compile(r"profile (?:([\d.]+) ms a step, ([\d.]+) ms idle(.*)|without GPU kernels)"
-                  r"; trace in ")
+                  r"; open ")
 GROUP = re.compile(r"; ([^;]+) ([\d.]+) ms \((\d+)\)")
 
 
@@ -18,7 +18,7 @@ def parse_profile(log: str) -> dict:
     first rank; groups overlap where streams do."""
     line = LINE.search(log)
     if not line:
-        raise BenchError(EXIT_FAILED, 'no line "profile ...; trace in ..." in the log')
+        raise BenchError(EXIT_FAILED, 'no line "profile ...; open ..." in the log')
     if line[1] is None:
         return {"step_ms": None, "idle_ms": None, "groups": {}}
     groups = {name: {"ms": float(ms), "calls": int(calls)}

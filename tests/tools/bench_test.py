@@ -229,14 +229,14 @@ class Measuring(unittest.TestCase):
 class Profile(unittest.TestCase):
     def test_reads_the_line_of_train(self):
         log = ("12:00:01 step 10\n12:00:02 profile 247.35 ms a step, 1.46 ms idle; GEMM 168.32 ms "
-               "(204); some thing 2.06 ms (36); trace in runs/x/trace.json\n12:00:03 done\n")
+               "(204); some thing 2.06 ms (36); open runs/x/trace.json in chrome://tracing or Perfetto\n12:00:03 done\n")
         self.assertEqual(kernel_times.parse_profile(log), {
             "step_ms": 247.35, "idle_ms": 1.46,
             "groups": {"GEMM": {"ms": 168.32, "calls": 204},
                        "some thing": {"ms": 2.06, "calls": 36}}})
 
     def test_without_a_gpu_there_are_no_groups(self):
-        found = kernel_times.parse_profile("profile without GPU kernels; trace in a b/trace.json\n")
+        found = kernel_times.parse_profile("profile without GPU kernels; open a b/trace.json in chrome://tracing or Perfetto\n")
         self.assertEqual(found, {"step_ms": None, "idle_ms": None, "groups": {}})
 
     def test_no_line_is_an_error(self):
@@ -244,7 +244,7 @@ class Profile(unittest.TestCase):
             kernel_times.parse_profile("profile of something else\n")
 
     def test_is_a_short_run_of_ours(self):
-        line = "profile 2.00 ms a step, 0.50 ms idle; GEMM 1.50 ms (7); trace in x"
+        line = "profile 2.00 ms a step, 0.50 ms idle; GEMM 1.50 ms (7); open x in Perfetto"
         side = python(f"import sys; print(sys.argv[1:], {line!r}, file=sys.stderr)")
         side.command.append("--train.steps=500")
         with contextlib.redirect_stderr(io.StringIO()):
