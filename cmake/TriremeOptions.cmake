@@ -7,8 +7,8 @@ set(TRIREME_CPU_ARCH native CACHE STRING "-march of the CPU kernels; x86-64-v3 f
 option(TRIREME_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(TRIREME_INSTALL "Generate install rules" ${PROJECT_IS_TOP_LEVEL})
 option(TRIREME_WERROR "Treat warnings as errors" OFF)
-# A source's own includes are checked where it is compiled alone, so the presets for users and developers do that.
-option(TRIREME_UNITY "Compile the sources of the library in batches: a build from nothing takes half as long" OFF)
+# A source's own includes are checked where it is compiled alone, so the preset for developers does that.
+option(TRIREME_UNITY "Compile sources in batches: a build from nothing takes half as long" OFF)
 set(TRIREME_SANITIZE "" CACHE STRING "Sanitizers for -fsanitize=, for example address,undefined")
 
 set(CMAKE_CXX_STANDARD 20)

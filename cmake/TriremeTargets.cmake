@@ -4,8 +4,9 @@ target_compile_options(trireme_dev INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wnon-virtual-dtor -Woverloaded-virtual -Wimplicit-fallthrough
     # False alarms: g++ 12 in std::string concatenation (GCC bug 105651), g++ 13 in std::vector<bool> of torch's headers.
     -Wno-restrict -Wno-array-bounds>
-  # What is local to a function shadows, in a batch of sources, what is local to another source.
-  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<NOT:$<BOOL:$<TARGET_PROPERTY:UNITY_BUILD>>>>:-Wshadow>
+  # What is local to a function shadows, in a batch of sources, what is local to another source. To g++ the sources of
+  # a batch are headers, where a class must not hold what is known to one source only.
+  $<$<COMPILE_LANGUAGE:CXX>:$<IF:$<BOOL:$<TARGET_PROPERTY:UNITY_BUILD>>,-Wno-subobject-linkage,-Wshadow>>
   $<$<AND:$<COMPILE_LANG_AND_ID:CXX,GNU>,$<VERSION_GREATER_EQUAL:$<CXX_COMPILER_VERSION>,13>>:-Wno-stringop-overflow>
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${TRIREME_WERROR}>>:-Werror>)
 if(TRIREME_SANITIZE)
@@ -15,6 +16,12 @@ if(TRIREME_SANITIZE)
     -fno-sanitize-recover=all -fno-omit-frame-pointer>)
   target_link_options(trireme_dev INTERFACE -fsanitize=${TRIREME_SANITIZE})
 endif()
+
+# g++ instantiates what torch's headers use anew in every source that takes the precompiled header: 4 s of a source's 6.
+# Reading CLI11 takes as long.
+function(trireme_in_batches target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${TRIREME_UNITY} UNITY_BUILD_BATCH_SIZE 8)
+endfunction()
 
 set(sources_and_build ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR}/generated)
 
@@ -35,12 +42,7 @@ if(TRIREME_TORCH)
     target_link_libraries(trireme PUBLIC Torch::cuda)
   endif()
   target_precompile_headers(trireme PRIVATE ${PROJECT_SOURCE_DIR}/cmake/pch.h)
-  # g++ instantiates what torch's headers use anew in every source that takes the precompiled header: 4 s of a source's 6.
-  set_target_properties(trireme PROPERTIES UNITY_BUILD ${TRIREME_UNITY} UNITY_BUILD_BATCH_SIZE 8)
-  if(TRIREME_UNITY)
-    # To g++ the sources of a batch are headers, where a class must not hold what is known to one source only.
-    target_compile_options(trireme PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
-  endif()
+  trireme_in_batches(trireme)
 endif()
 
 include(TriremeHeaders)
@@ -53,6 +55,10 @@ function(trireme_sources target)
       list(APPEND headers ${CMAKE_CURRENT_SOURCE_DIR}/${file})
     else()
       list(APPEND sources ${CMAKE_CURRENT_SOURCE_DIR}/${file})
+    endif()
+    if(file MATCHES "\\.cu$")
+      # Without torch's headers there is nothing to share, and architectures compile beside each other.
+      set_source_files_properties(${file} TARGET_DIRECTORY ${target} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
     endif()
   endforeach()
   target_sources(${target} PRIVATE ${sources})

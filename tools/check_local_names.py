@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks that no two sources of one library have file-local things of one name: with TRIREME_UNITY they are compiled
-in batches, where both would be one. Functions may have one name where their parameters differ.
+"""Checks that no two sources of the library, or of the commands, have file-local things of one name: with TRIREME_UNITY
+they are compiled in batches, where both would be one. Functions may have one name where their parameters differ.
 
 Prints "file:line: what" for each clash and exits with 1; exits with 0 and silence otherwise.
 """
@@ -9,6 +9,9 @@ import collections
 import pathlib
 import re
 import sys
+
+# Folders of trireme/ whose sources are compiled together.
+BATCHED = ("kernels comm nn data optim memory precision parallel train bench".split(), ["cli"])
 
 LOCAL = re.compile(r"^namespace \{$(.*?)^\}  // namespace$", re.DOTALL | re.MULTILINE)
 NAMESPACE = re.compile(r"^namespace ([\w:]+) \{$", re.MULTILINE)
@@ -73,9 +76,8 @@ def clashes(root, rooms):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("root", nargs="?", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent)
-    parser.add_argument("--rooms", nargs="+", default="kernels comm nn data optim memory precision parallel train bench".split(), help="folders of trireme/ whose sources make up one library")
     options = parser.parse_args()
-    found = list(clashes(options.root, options.rooms))
+    found = [clash for rooms in BATCHED for clash in clashes(options.root, rooms)]
     print("\n".join(found), end="\n" if found else "")
     sys.exit(1 if found else 0)
 

@@ -32,7 +32,7 @@ std::string comm_error(const Call& call) {
   return {};
 }
 
-void expect_words(const std::string& text, const std::vector<std::string>& words) {
+void expect_mentioned(const std::string& text, const std::vector<std::string>& words) {
   for (const auto& word : words)
     EXPECT_NE(text.find(word), std::string::npos) << "no '" << word << "' in: " << text;
 }
@@ -61,8 +61,8 @@ TEST_P(Transport, NamesTheRankThatNeverEntersACollective) {
         ++failed;
         EXPECT_GT(waited, kDeadline_s - 0.3);
         EXPECT_LT(waited, kDeadline_s + 2.8) << "the deadline, and up to 2 s to hear the others";
-        expect_words(error, {"[comm.all_gather]", "all_gather #2 of group dp",
-                             "rank 2 was last seen before all_gather #2", "deadline 2 s"});
+        expect_mentioned(error, {"[comm.all_gather]", "all_gather #2 of group dp",
+                                 "rank 2 was last seen before all_gather #2", "deadline 2 s"});
         EXPECT_EQ(error.find("rank 1 was last seen"), std::string::npos) << error;
       },
       kDeadline_s, 90.0, GetParam());
@@ -78,8 +78,8 @@ TEST_P(Transport, ARankThatLeavesFailsTheOthersFast) {
           group->all_reduce(tensor, ReduceOp::kSum);
           if (world->rank() != 1) {
             const double started = monotonic_seconds();
-            expect_words(comm_error([&] { group->all_reduce(tensor, ReduceOp::kSum); }),
-                         {"all_reduce #2 of group dp", "lost a peer", "rank 1 left the job"});
+            expect_mentioned(comm_error([&] { group->all_reduce(tensor, ReduceOp::kSum); }),
+                             {"all_reduce #2 of group dp", "lost a peer", "rank 1 left the job"});
             EXPECT_LT(monotonic_seconds() - started, 5.0) << "far below the deadline of 60 s";
           }
         }
@@ -114,8 +114,8 @@ TEST(Deadline, RecvWithoutASenderNamesTheSender) {
           while (!done) std::this_thread::sleep_for(std::chrono::milliseconds(20));
           return;
         }
-        expect_words(comm_error([&] { group->recv(tensor, 0); }),
-                     {"recv #1 of group pp", "rank 0 has not been seen"});
+        expect_mentioned(comm_error([&] { group->recv(tensor, 0); }),
+                         {"recv #1 of group pp", "rank 0 has not been seen"});
         done = true;
       },
       1.0);
@@ -126,7 +126,7 @@ TEST(Deadline, JoiningNamesTheMissingRanks) {
   const double started = monotonic_seconds();
   const std::string error = comm_error([&] { World::join_store(store, 1, 4, c10::kCPU, 0.5); });
   EXPECT_LT(monotonic_seconds() - started, 2.0);
-  expect_words(error, {"[comm.join]", "rank 1", "ranks 0, 2, 3 of 4"});
+  expect_mentioned(error, {"[comm.join]", "rank 1", "ranks 0, 2, 3 of 4"});
 }
 
 TEST(Deadline, MakingAGroupNamesTheMissingRank) {
@@ -138,10 +138,10 @@ TEST(Deadline, MakingAGroupNamesTheMissingRank) {
           while (!done) std::this_thread::sleep_for(std::chrono::milliseconds(20));
           return;
         }
-        expect_words(comm_error([&] {
-                       world->make_group("tp", {0, 1});
-                     }),
-                     {"[comm.make_group]", "group tp", "rank 1 of 2"});
+        expect_mentioned(comm_error([&] {
+                           world->make_group("tp", {0, 1});
+                         }),
+                         {"[comm.make_group]", "group tp", "rank 1 of 2"});
         done = true;
       },
       0.5);
@@ -156,8 +156,8 @@ TEST(Deadline, SharingFromARootThatIsSilentNamesTheKey) {
           while (!done) std::this_thread::sleep_for(std::chrono::milliseconds(20));
           return;
         }
-        expect_words(comm_error([&] { world->share_from_root("run_name", ""); }),
-                     {"[comm.share_from_root]", "'run_name'", "rank 0 has not been seen"});
+        expect_mentioned(comm_error([&] { world->share_from_root("run_name", ""); }),
+                         {"[comm.share_from_root]", "'run_name'", "rank 0 has not been seen"});
         done = true;
       },
       0.5);
@@ -186,7 +186,8 @@ TEST_P(Frozen, AStoreThatIsSilentDoesNotHoldTheReportOfATimeout) {
         const double started = monotonic_seconds();
         const std::string error = comm_error([&] { group->all_reduce(tensor, ReduceOp::kSum); });
         EXPECT_LT(monotonic_seconds() - started, kDeadline_s + 3.5);
-        expect_words(error, {"all_reduce #2 of group dp", "the store is lost", "did not answer", "frozen"});
+        expect_mentioned(error,
+                         {"all_reduce #2 of group dp", "the store is lost", "did not answer", "frozen"});
         ++failed;
       },
       kDeadline_s, 60.0, GetParam(), store);
@@ -207,7 +208,7 @@ TEST(Deadline, MakingAGroupEndsWhenTheStoreIsSilent) {
           world->make_group("tp", {0, 1});
         });
         EXPECT_LT(monotonic_seconds() - started, 1.0 + comm::kStoreAnswer_s + 2.0);
-        expect_words(error, {"[comm.make_group]", "lost the store", "out of reach"});
+        expect_mentioned(error, {"[comm.make_group]", "lost the store", "out of reach"});
       },
       1.0, 60.0, true, store);
   store->thaw();
@@ -224,7 +225,7 @@ TEST(Join, RefusesARankOfAnotherBuild) {
     World::join_store(store, 0, 2, c10::kCPU, 5.0);
     ADD_FAILURE() << "a mixture of builds was accepted";
   } catch (const EnvironmentError& error) {
-    expect_words(error.what(), {"rank 1 is trireme 99.0, torch 1.0", "same build"});
+    expect_mentioned(error.what(), {"rank 1 is trireme 99.0, torch 1.0", "same build"});
   }
   other.join();
 }

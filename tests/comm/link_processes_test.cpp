@@ -22,7 +22,7 @@ using test::expect_comm_error;
 using test::fork_ranks;
 using Codes = std::vector<int>;
 
-constexpr int64_t kMiB = 1 << 20;
+constexpr int64_t kMebibyte = 1 << 20;
 
 /// Through shared memory and over TCP.
 class LinkProcesses : public ::testing::TestWithParam<bool> {
@@ -50,14 +50,14 @@ TEST_P(LinkProcesses, CarryBothDirectionsAtOnce) {
     const auto there = make_link(*world, 0, 1), back = make_link(*world, 1, 0);
     const auto& out = rank == 0 ? there : back;
     const auto& in = rank == 0 ? back : there;
-    constexpr int64_t kTensors = 40, kCount = 3 * kMiB / 4;
+    constexpr int64_t kTensors = 40, kCount = 3 * kMebibyte / 4;
     for (int64_t i = 0; i < kTensors; ++i) out->send(numbers(i + 100 * rank, kCount));
     for (int64_t i = 0; i < kTensors; ++i) {
       in->post(at::empty({kCount}, at::kInt));
       if (!at::equal(in->wait(), numbers(i + 100 * (1 - rank), kCount))) return 1;
     }
     out->flush();
-    return out->sent_bytes() == kTensors * 3 * kMiB ? 0 : 2;
+    return out->sent_bytes() == kTensors * 3 * kMebibyte ? 0 : 2;
   };
   EXPECT_EQ(fork_ranks(2, body), (Codes{0, 0}));
 }
@@ -92,7 +92,7 @@ TEST_P(LinkProcesses, AKilledReceiverEndsTheSendersFlush) {
       ::raise(SIGKILL);
     }
     link->send(numbers(1, 4));
-    link->send(numbers(1, 8 * kMiB));
+    link->send(numbers(1, 8 * kMebibyte));
     return expect_comm_error([&] { link->flush(); },
                              {"[comm.send] send #2 for 33554432 bytes of Int (8388608) of group 0->1",
                               "lost rank 1", "rank 1 has not been seen"},
@@ -120,7 +120,7 @@ TEST_P(LinkProcesses, AFrozenPeerHoldsNobodyPastTheDeadline) {
         [&] { back->wait(); },
         {"[comm.recv] recv #2 for 24 bytes of Long (3) of group 1->0", "waited in vain for rank 1"},
         kDeadline_s + kReport_s);
-    there->send(numbers(1, 8 * kMiB));
+    there->send(numbers(1, 8 * kMebibyte));
     const int sent = expect_comm_error(
         [&] { there->flush(); }, {"[comm.send] send #1 for 33554432 bytes", "waited in vain for rank 1"},
         kDeadline_s + kReport_s);
@@ -152,13 +152,13 @@ TEST(LinkProcesses, TwoHostsThatLoseEachOtherBothEnd) {
       link->flush();
       std::this_thread::sleep_for(std::chrono::milliseconds(300));
       hosts.part();
-      link->send(numbers(1, 16 * kMiB));
+      link->send(numbers(1, 16 * kMebibyte));
       return expect_comm_error([&] { link->flush(); }, {"send #2", "waited in vain for rank 1"},
                                kDeadline_s + 3.5);
     }
     link->post(at::empty({4}, at::kInt));
     link->wait();
-    link->post(at::empty({16 * kMiB}, at::kInt));
+    link->post(at::empty({16 * kMebibyte}, at::kInt));
     return expect_comm_error([&] { link->wait(); }, {"recv #2", "waited in vain for rank 0"},
                              kDeadline_s + 3.5);
   };

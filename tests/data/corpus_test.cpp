@@ -17,7 +17,7 @@ namespace {
 using namespace std::string_literals;
 using testing::Scratch;
 
-CorpusOptions options_for(const Scratch& scratch, const std::string& name, double val_fraction = 0.0) {
+CorpusOptions corpus_options_for(const Scratch& scratch, const std::string& name, double val_fraction = 0.0) {
   return {.path = scratch.path(name),
           .val_fraction = val_fraction,
           .cache_dir = scratch.path("cache"),
@@ -55,7 +55,7 @@ TEST(PrepareCorpus, JoinsDocumentsInOrderWithOneZeroByteBetween) {
   scratch.write("t/b", "second");
   scratch.write("t/a", "first");
   scratch.write("t/sub/c", "third");
-  const PreparedCorpus corpus = prepare_corpus(options_for(scratch, "t"));
+  const PreparedCorpus corpus = prepare_corpus(corpus_options_for(scratch, "t"));
   EXPECT_EQ(train_text(corpus), "first\0second\0third"s);
   EXPECT_EQ(corpus.train_tokens, 18);
   EXPECT_EQ(corpus.val_tokens, 0);
@@ -71,7 +71,7 @@ TEST(PrepareCorpus, KeepsEveryByteAndWarnsOnceOfTextThatIsNotUtf8) {
   scratch.write("t/b-latin1", "caf\xe9");
   scratch.write("t/c-binary", bytes);
   ::testing::internal::CaptureStderr();
-  const PreparedCorpus corpus = prepare_corpus(options_for(scratch, "t"));
+  const PreparedCorpus corpus = prepare_corpus(corpus_options_for(scratch, "t"));
   const std::string log = ::testing::internal::GetCapturedStderr();
   EXPECT_EQ(train_text(corpus), "caf\xc3\xa9\0caf\xe9\0"s + bytes);
   EXPECT_NE(log.find(scratch.path("t/b-latin1")), std::string::npos) << log;
@@ -81,7 +81,7 @@ TEST(PrepareCorpus, KeepsEveryByteAndWarnsOnceOfTextThatIsNotUtf8) {
 TEST(PrepareCorpus, CutsASingleDocumentInTheRatio) {
   const Scratch scratch;
   scratch.write("story", std::string(950, 'a') + std::string(50, 'b'));
-  const PreparedCorpus corpus = prepare_corpus(options_for(scratch, "story", 0.05));
+  const PreparedCorpus corpus = prepare_corpus(corpus_options_for(scratch, "story", 0.05));
   EXPECT_EQ(train_text(corpus), std::string(950, 'a'));
   EXPECT_EQ(val_text(corpus), std::string(50, 'b'));
   EXPECT_EQ(corpus.description, "1 file, 1000 B, byte tokens");
@@ -90,7 +90,7 @@ TEST(PrepareCorpus, CutsASingleDocumentInTheRatio) {
 TEST(PrepareCorpus, SplitsTinyStoriesTextIntoItsDocuments) {
   const Scratch scratch;
   scratch.write("stories.txt", "one\n<|endoftext|>\ntwo\n<|endoftext|>\nthree\n");
-  const PreparedCorpus corpus = prepare_corpus(options_for(scratch, "stories.txt"));
+  const PreparedCorpus corpus = prepare_corpus(corpus_options_for(scratch, "stories.txt"));
   EXPECT_EQ(train_text(corpus), "one\n\0two\n\0three\n"s);
   EXPECT_EQ(corpus.description, "1 file, 3 documents, 42 B, byte tokens");
 }
@@ -98,7 +98,7 @@ TEST(PrepareCorpus, SplitsTinyStoriesTextIntoItsDocuments) {
 TEST(PrepareCorpus, PutsEveryDocumentIntoExactlyOneSplitButTheOneThatIsCut) {
   const Scratch scratch;
   scratch.write("stories.txt", stories(2000));
-  const PreparedCorpus corpus = prepare_corpus(options_for(scratch, "stories.txt", 0.1));
+  const PreparedCorpus corpus = prepare_corpus(corpus_options_for(scratch, "stories.txt", 0.1));
   const std::set<std::string> train = documents(train_text(corpus)), val = documents(val_text(corpus));
   const std::set<std::string> wanted = documents(text_without_separators(2000));
   std::set<std::string> cut;
@@ -127,7 +127,7 @@ TEST(PrepareCorpus, HoldsOutTheShareOfBytesThatWasAskedFor) {
         scratch.write(fmt::format("t/{}", i), std::string(sizes[i], static_cast<char>('a' + i)));
         bytes += sizes[i];
       }
-      const PreparedCorpus corpus = prepare_corpus(options_for(scratch, "t", fraction));
+      const PreparedCorpus corpus = prepare_corpus(corpus_options_for(scratch, "t", fraction));
       const auto texts = static_cast<double>(sizes.size());  // of which separators are one token fewer
       EXPECT_NEAR(static_cast<double>(corpus.val_tokens), fraction * static_cast<double>(bytes), texts)
           << sizes.size() << " files, " << fraction;
@@ -143,7 +143,7 @@ TEST(PrepareCorpus, CutsBetweenTwoCharacters) {
   for (int percent = 1; percent < 50; ++percent) {
     const Scratch scratch;
     scratch.write("text", text);
-    const PreparedCorpus corpus = prepare_corpus(options_for(scratch, "text", percent / 100.0));
+    const PreparedCorpus corpus = prepare_corpus(corpus_options_for(scratch, "text", percent / 100.0));
     EXPECT_TRUE(is_utf8(train_text(corpus)) && is_utf8(val_text(corpus))) << percent;
     EXPECT_EQ(train_text(corpus) + val_text(corpus), text);
     EXPECT_NEAR(static_cast<double>(corpus.val_tokens), 4.5 * percent, 3.5);
@@ -157,7 +157,7 @@ TEST(PrepareCorpus, MovesNoDocumentAgainstTheOthersWhenFilesAreAdded) {
     for (int i = begin; i < end; ++i) scratch.write(fmt::format("t/{}", i), fmt::format("document {}", i));
   };
   const auto held_out = [&](double fraction) {
-    return documents(val_text(prepare_corpus(options_for(scratch, "t", fraction))));
+    return documents(val_text(prepare_corpus(corpus_options_for(scratch, "t", fraction))));
   };
   add_files(100, 300);
   const std::set<std::string> before = held_out(0.2);
@@ -174,7 +174,7 @@ TEST(PrepareCorpus, MovesNoDocumentAgainstTheOthersWhenFilesAreAdded) {
 TEST(PrepareCorpus, GivesTheSameBytesTwice) {
   const Scratch scratch;
   scratch.write("stories.txt", stories(500));
-  CorpusOptions options = options_for(scratch, "stories.txt", 0.1);
+  CorpusOptions options = corpus_options_for(scratch, "stories.txt", 0.1);
   const PreparedCorpus first = prepare_corpus(options);
   options.cache_dir = scratch.path("another-cache");
   const PreparedCorpus second = prepare_corpus(options);
@@ -187,9 +187,9 @@ TEST(PrepareCorpus, GivesTheSameBytesTwice) {
 TEST(PrepareCorpus, FindsTheCorpusInTheCache) {
   const Scratch scratch;
   scratch.write("stories.txt", stories(50));
-  const PreparedCorpus first = prepare_corpus(options_for(scratch, "stories.txt", 0.1));
+  const PreparedCorpus first = prepare_corpus(corpus_options_for(scratch, "stories.txt", 0.1));
   const auto written = std::filesystem::last_write_time(first.folder + "/index.json");
-  const PreparedCorpus second = prepare_corpus(options_for(scratch, "stories.txt", 0.1));
+  const PreparedCorpus second = prepare_corpus(corpus_options_for(scratch, "stories.txt", 0.1));
   EXPECT_TRUE(second.from_cache);
   EXPECT_EQ(second.folder, first.folder);
   EXPECT_EQ(second.description, first.description);
@@ -201,11 +201,11 @@ TEST(PrepareCorpus, FindsTheCorpusInTheCache) {
 TEST(PrepareCorpus, NoticesEditsEvenOfTheSameSize) {
   const Scratch scratch;
   const std::string path = scratch.write("text", "aaaaaaaaaa");
-  const PreparedCorpus first = prepare_corpus(options_for(scratch, "text"));
+  const PreparedCorpus first = prepare_corpus(corpus_options_for(scratch, "text"));
   const auto before = std::filesystem::last_write_time(path);
   scratch.write("text", "bbbbbbbbbb");
   std::filesystem::last_write_time(path, before + std::chrono::milliseconds(1));
-  const PreparedCorpus second = prepare_corpus(options_for(scratch, "text"));
+  const PreparedCorpus second = prepare_corpus(corpus_options_for(scratch, "text"));
   EXPECT_NE(second.folder, first.folder);
   EXPECT_EQ(train_text(second), "bbbbbbbbbb");
 }
@@ -217,7 +217,7 @@ TEST(PrepareCorpus, KeysByFractionAndPath) {
   std::set<std::string> folders;
   for (const char* name : {"a", "b", "a/text"}) {
     for (const double fraction : {0.0, 0.1})
-      folders.insert(prepare_corpus(options_for(scratch, name, fraction)).folder);
+      folders.insert(prepare_corpus(corpus_options_for(scratch, name, fraction)).folder);
   }
   EXPECT_EQ(folders.size(), 6u);
 }
@@ -225,7 +225,7 @@ TEST(PrepareCorpus, KeysByFractionAndPath) {
 TEST(PrepareCorpus, ReadsTheBuiltinFolder) {
   const Scratch scratch;
   scratch.write("include/a.h", "#pragma once\n");
-  CorpusOptions options = options_for(scratch, "");
+  CorpusOptions options = corpus_options_for(scratch, "");
   options.path = "builtin";
   options.builtin_root = scratch.path("include");
   EXPECT_EQ(train_text(prepare_corpus(options)), "#pragma once\n");
@@ -237,14 +237,14 @@ TEST(PrepareCorpus, CrossesChunksAndKeepsTheTextWhole) {
   for (int i = 0; text.size() < (size_t{5} << 19); ++i) text += fmt::format("{} ", i);
   for (int i = 0; text.size() < (size_t{5} << 19) + 300'000; ++i) text += fmt::format("{}\n", i);
   scratch.write("text", text);
-  EXPECT_EQ(train_text(prepare_corpus(options_for(scratch, "text"))), text);
+  EXPECT_EQ(train_text(prepare_corpus(corpus_options_for(scratch, "text"))), text);
 }
 
 TEST(PrepareCorpus, TellsHowFarItHasCome) {
   const Scratch scratch;
   scratch.write("t/a", std::string(40 << 20, 'x'));
   scratch.write("t/b", "the end");
-  CorpusOptions options = options_for(scratch, "t", 0.1);
+  CorpusOptions options = corpus_options_for(scratch, "t", 0.1);
   std::vector<Progress> told;
   options.on_progress = [&](const Progress& progress) { told.push_back(progress); };
   prepare_corpus(options);

@@ -43,8 +43,8 @@ ImageTransform plain() {
   return {.shape = kShape, .mean = {0.0, 0.0, 0.0}, .deviation = {1.0 / 255.0, 1.0 / 255.0, 1.0 / 255.0}};
 }
 
-ImageLoaderOptions options_for(int64_t global_batch, int64_t micro_batch, int64_t dp_rank = 0,
-                               int64_t dp_size = 1) {
+ImageLoaderOptions image_options_for(int64_t global_batch, int64_t micro_batch, int64_t dp_rank = 0,
+                                     int64_t dp_size = 1) {
   ImageLoaderOptions options;
   options.seed = 5;
   options.transform = plain();
@@ -96,7 +96,7 @@ std::pair<at::Tensor, at::Tensor> joined(const std::vector<Batch>& batches) {
 
 TEST(ImageLoader, GivesChannelsLastFloatsAndLabels) {
   const auto images = std::make_shared<CountingImages>(20);
-  ImageLoader loader(images, options_for(8, 4));
+  ImageLoader loader(images, image_options_for(8, 4));
   const Batch batch = loader.next();
   EXPECT_EQ(batch.inputs.sizes(), (at::IntArrayRef{4, 3, 6, 5}));
   EXPECT_EQ(batch.inputs.scalar_type(), at::kFloat);
@@ -111,7 +111,7 @@ TEST(ImageLoader, GivesChannelsLastFloatsAndLabels) {
 TEST(ImageLoader, CountsEverySampleOnceAnEpochWhateverTheRanks) {
   const auto images = std::make_shared<CountingImages>(29);
   for (const int64_t ranks : {1, 2, 3, 4}) {
-    const ImageLoaderOptions options = options_for(12, 1);
+    const ImageLoaderOptions options = image_options_for(12, 1);
     ASSERT_EQ(steps_per_epoch(29, 12), 3);
     std::vector<std::vector<int64_t>> epochs;
     for (int64_t epoch = 0; epoch < 2; ++epoch) {
@@ -136,7 +136,7 @@ TEST(ImageLoader, CountsEverySampleOnceAnEpochWhateverTheRanks) {
 
 TEST(ImageLoader, DividesAShortStepAsEvenlyAsCanBe) {
   const auto images = std::make_shared<CountingImages>(17);
-  ImageLoaderOptions options = options_for(12, 4);
+  ImageLoaderOptions options = image_options_for(12, 4);
   options.first_step = 1;  // of 5 rows
   std::vector<int64_t> rows;
   for (const Batch& batch : collect(images, options, 3, 1)) {
@@ -149,7 +149,7 @@ TEST(ImageLoader, DividesAShortStepAsEvenlyAsCanBe) {
 
 TEST(ImageLoader, GivesARowThatDoesNotCountWhereThereIsNone) {
   const auto images = std::make_shared<CountingImages>(13);
-  ImageLoaderOptions options = options_for(12, 2);
+  ImageLoaderOptions options = image_options_for(12, 2);
   options.first_step = 1;  // of 1 row
   int64_t rows = 0;
   for (const Batch& batch : collect(images, options, 3, 1)) {
@@ -162,7 +162,7 @@ TEST(ImageLoader, GivesARowThatDoesNotCountWhereThereIsNone) {
 
 TEST(ImageLoader, RunsOnIntoTheNextEpochWhenAsked) {
   const auto images = std::make_shared<CountingImages>(10);
-  ImageLoaderOptions options = options_for(4, 4);
+  ImageLoaderOptions options = image_options_for(4, 4);
   options.epoch_end = EpochEnd::kRunOn;
   std::vector<int64_t> seen;
   for (const Batch& batch : collect(images, options, 1, 5)) {
@@ -179,7 +179,7 @@ TEST(ImageLoader, RunsOnIntoTheNextEpochWhenAsked) {
 /// With all that is random: the same numbers on any number of ranks and threads.
 TEST(ImageLoader, GivesTheSameNumbersOnAnyRanksAndThreads) {
   const auto images = std::make_shared<CountingImages>(29);
-  ImageLoaderOptions options = options_for(12, 1);
+  ImageLoaderOptions options = image_options_for(12, 1);
   options.transform.pad = 2;
   options.transform.flip = true;
   options.label_smoothing = 0.1;
@@ -198,7 +198,7 @@ TEST(ImageLoader, GivesTheSameNumbersOnAnyRanksAndThreads) {
 
 TEST(ImageLoader, GoesOnInTheMiddleOfAnEpoch) {
   const auto images = std::make_shared<CountingImages>(29);
-  ImageLoaderOptions options = options_for(12, 3);
+  ImageLoaderOptions options = image_options_for(12, 3);
   options.transform.flip = true;
   options.mixup = 1.0;
   const std::vector<Batch> all = collect(images, options, 2, 8);
@@ -212,7 +212,7 @@ TEST(ImageLoader, GoesOnInTheMiddleOfAnEpoch) {
 
 TEST(ImageLoader, SmoothsLabels) {
   const auto images = std::make_shared<CountingImages>(8);
-  ImageLoaderOptions options = options_for(8, 8);
+  ImageLoaderOptions options = image_options_for(8, 8);
   options.label_smoothing = 0.2;
   ImageLoader loader(images, options);
   const Batch batch = loader.next();
@@ -227,7 +227,7 @@ TEST(ImageLoader, SmoothsLabels) {
 /// The row and its target are mixed by one share: pixels of constant pictures tell it.
 TEST(ImageLoader, MixesTargetsAsItMixesPictures) {
   const auto images = std::make_shared<CountingImages>(16);
-  ImageLoaderOptions options = options_for(16, 16);
+  ImageLoaderOptions options = image_options_for(16, 16);
   options.mixup = 1.0;
   options.shuffle = false;
   ImageLoader loader(images, options);
@@ -253,7 +253,7 @@ TEST(ImageLoader, MixesTargetsAsItMixesPictures) {
 
 TEST(ImageLoader, ReplacesWhatIsBrokenInTraining) {
   const auto images = std::make_shared<CountingImages>(20, std::vector<int64_t>{3, 4, 11});
-  ImageLoaderOptions options = options_for(20, 20);
+  ImageLoaderOptions options = image_options_for(20, 20);
   ImageLoader loader(images, options);
   for (int64_t epoch = 0; epoch < 2; ++epoch) {
     std::vector<int64_t> seen = indices_of(loader.next());
@@ -266,7 +266,7 @@ TEST(ImageLoader, ReplacesWhatIsBrokenInTraining) {
 
 TEST(ImageLoader, LeavesOutWhatIsBrokenInValidation) {
   const auto images = std::make_shared<CountingImages>(6, std::vector<int64_t>{1, 2, 3});
-  ImageLoaderOptions options = options_for(6, 3);
+  ImageLoaderOptions options = image_options_for(6, 3);
   options.shuffle = options.replace_broken = false;
   ImageLoader loader(images, options);
   const Batch first = loader.next(), second = loader.next();
@@ -277,7 +277,7 @@ TEST(ImageLoader, LeavesOutWhatIsBrokenInValidation) {
 
 TEST(ImageLoader, TellsOnceWhatSeveralLoadersMeet) {
   const auto images = std::make_shared<CountingImages>(6, std::vector<int64_t>{1, 3});
-  ImageLoaderOptions options = options_for(6, 6);
+  ImageLoaderOptions options = image_options_for(6, 6);
   options.shuffle = options.replace_broken = false;
   options.broken = std::make_shared<BrokenImages>(images);
   ::testing::internal::CaptureStderr();
@@ -291,7 +291,7 @@ TEST(ImageLoader, TellsOnceWhatSeveralLoadersMeet) {
 
 TEST(ImageLoader, RefusesTooManyBrokenOnesAndNamesOne) {
   const auto images = std::make_shared<CountingImages>(20, std::vector<int64_t>{1, 2, 3});
-  ImageLoaderOptions options = options_for(20, 20);
+  ImageLoaderOptions options = image_options_for(20, 20);
   options.broken = std::make_shared<BrokenImages>(images, 2);
   ImageLoader loader(images, options);
   const std::string message = message_of<DataError>([&] { loader.next(); });
@@ -303,14 +303,14 @@ TEST(ImageLoader, RefusesTooManyBrokenOnesAndNamesOne) {
 
 TEST(ImageLoader, RefusesASetOfWhichNoneCanBeRead) {
   const auto images = std::make_shared<CountingImages>(3, std::vector<int64_t>{0, 1, 2});
-  ImageLoader loader(images, options_for(2, 2));
+  ImageLoader loader(images, image_options_for(2, 2));
   EXPECT_NE(message_of<DataError>([&] { loader.next(); }).find("none of 3 images can be read"),
             std::string::npos);
 }
 
 TEST(ImageLoader, EndsWhileItsThreadsWait) {
   const auto images = std::make_shared<CountingImages>(20);
-  ImageLoaderOptions options = options_for(4, 1);
+  ImageLoaderOptions options = image_options_for(4, 1);
   options.threads = 3;
   options.prefetch = 1;
   for (int64_t i = 0; i < 20; ++i) {

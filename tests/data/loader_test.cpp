@@ -27,8 +27,8 @@ std::shared_ptr<const Dataset> counting_dataset(const Scratch& scratch, int64_t 
   return std::make_shared<const Dataset>(scratch.path(""), "train", kSeqLen);
 }
 
-LoaderOptions options_for(int64_t global_batch, int64_t micro_batch, int64_t dp_rank = 0,
-                          int64_t dp_size = 1) {
+LoaderOptions loader_options_for(int64_t global_batch, int64_t micro_batch, int64_t dp_rank = 0,
+                                 int64_t dp_size = 1) {
   return {.sampler = {.samples = kSamples, .seed = 5},
           .global_batch = global_batch,
           .micro_batch = micro_batch,
@@ -57,7 +57,7 @@ void append(std::vector<int64_t>& to, const std::vector<int64_t>& from) {
 TEST(Loader, NamesTheFirstTokenOutsideOfTheVocabulary) {
   const Scratch scratch;
   const auto dataset = counting_dataset(scratch);
-  LoaderOptions options = options_for(4, 2);
+  LoaderOptions options = loader_options_for(4, 2);
   options.vocab_size = kSamples * kSeqLen + 1;
   Loader all(dataset, options);
   for (int64_t batch = 0; batch < kSamples; ++batch) EXPECT_NO_THROW(all.next());
@@ -83,7 +83,8 @@ TEST(Loader, FollowsTheSamplerForAnyRanksAndAccumulation) {
       const int64_t micro = kGlobal / dp_size / accumulation;
       std::vector<std::unique_ptr<Loader>> loaders;
       for (int64_t rank = 0; rank < dp_size; ++rank) {
-        loaders.push_back(std::make_unique<Loader>(dataset, options_for(kGlobal, micro, rank, dp_size)));
+        loaders.push_back(
+            std::make_unique<Loader>(dataset, loader_options_for(kGlobal, micro, rank, dp_size)));
       }
       std::vector<int64_t> seen;
       for (int64_t step = 0; step < kSteps; ++step) {
@@ -100,7 +101,7 @@ TEST(Loader, FollowsTheSamplerForAnyRanksAndAccumulation) {
 TEST(Loader, ContinuesFromACursorAsIfItHadNeverStopped) {
   const Scratch scratch;
   const auto dataset = counting_dataset(scratch);
-  LoaderOptions options = options_for(10, 5, 1, 2);
+  LoaderOptions options = loader_options_for(10, 5, 1, 2);
   Loader whole(dataset, options);
   for (int step = 0; step < 3; ++step) whole.next();
   options.cursor = 30;
@@ -110,7 +111,7 @@ TEST(Loader, ContinuesFromACursorAsIfItHadNeverStopped) {
 
 TEST(Loader, DoesNotShuffleForValidation) {
   const Scratch scratch;
-  LoaderOptions options = options_for(4, 4);
+  LoaderOptions options = loader_options_for(4, 4);
   options.sampler.shuffle = false;
   Loader loader(counting_dataset(scratch), options);
   EXPECT_EQ(samples_of(loader.next(), 4), (std::vector<int64_t>{0, 1, 2, 3}));
@@ -124,7 +125,7 @@ TEST(Loader, DeliversWhatIsReadyAndThenTheErrorOfItsThread) {
   std::string content = testing::slurp(path);
   content[64] = static_cast<char>(~content[64]);  // token 128: samples 15 (its last token) and 16
   scratch.write("train-00002.tokens", content);
-  LoaderOptions options = options_for(1, 1);
+  LoaderOptions options = loader_options_for(1, 1);
   options.sampler.shuffle = false;
   options.prefetch = 3;
   Loader loader(std::make_shared<const Dataset>(scratch.path(""), "train", kSeqLen), options);
@@ -140,7 +141,7 @@ TEST(Loader, StopsAtOnceWhetherItsQueueIsFullOrNot) {
   const Scratch scratch;
   const auto dataset = counting_dataset(scratch);
   for (int i = 0; i < 50; ++i) {
-    Loader loader(dataset, options_for(4, 2));
+    Loader loader(dataset, loader_options_for(4, 2));
     if (i % 2 == 0) loader.next();
     if (i % 10 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
@@ -150,7 +151,8 @@ TEST(Loader, RefusesASplitShorterThanOneSequence) {
   const Scratch scratch;
   testing::write_tokens(scratch.path(""), std::vector<int32_t>(kSeqLen, 1), {256, 16, 64});
   const auto dataset = std::make_shared<const Dataset>(scratch.path(""), "train", kSeqLen);
-  const std::string message = testing::message_of<DataError>([&] { Loader(dataset, options_for(1, 1)); });
+  const std::string message =
+      testing::message_of<DataError>([&] { Loader(dataset, loader_options_for(1, 1)); });
   EXPECT_NE(message.find("8 tokens"), std::string::npos) << message;
   EXPECT_NE(message.find("the 9 of one sequence"), std::string::npos) << message;
 }
@@ -158,17 +160,17 @@ TEST(Loader, RefusesASplitShorterThanOneSequence) {
 TEST(Loader, RefusesBatchesThatDoNotDivide) {
   const Scratch scratch;
   const auto dataset = counting_dataset(scratch);
-  EXPECT_THROW(Loader(dataset, options_for(10, 4)), LogicError);
-  EXPECT_THROW(Loader(dataset, options_for(8, 3, 0, 2)), LogicError);
-  EXPECT_THROW(Loader(dataset, options_for(8, 4, 2, 2)), LogicError);
-  EXPECT_THROW(Loader(dataset, options_for(8, 0)), LogicError);
-  LoaderOptions options = options_for(8, 4);
+  EXPECT_THROW(Loader(dataset, loader_options_for(10, 4)), LogicError);
+  EXPECT_THROW(Loader(dataset, loader_options_for(8, 3, 0, 2)), LogicError);
+  EXPECT_THROW(Loader(dataset, loader_options_for(8, 4, 2, 2)), LogicError);
+  EXPECT_THROW(Loader(dataset, loader_options_for(8, 0)), LogicError);
+  LoaderOptions options = loader_options_for(8, 4);
   options.cursor = 4;
   EXPECT_THROW(Loader(dataset, options), LogicError);
-  options = options_for(8, 4);
+  options = loader_options_for(8, 4);
   options.sampler.samples = kSamples + 1;
   EXPECT_THROW(Loader(dataset, options), LogicError);
-  options = options_for(8, 4);
+  options = loader_options_for(8, 4);
   options.prefetch = 0;
   EXPECT_THROW(Loader(dataset, options), LogicError);
 }

@@ -14,7 +14,7 @@
 namespace trireme::nn {
 namespace {
 
-at::Tensor leaf(at::IntArrayRef shape) {
+at::Tensor leaf_of(at::IntArrayRef shape) {
   return at::randn(shape).requires_grad_();
 }
 
@@ -49,13 +49,13 @@ class Functional : public ::testing::Test {
 };
 
 TEST_F(Functional, LinearMatchesAtenInBothLayouts) {
-  const at::Tensor x = leaf({3, 5, 7});
-  const at::Tensor bias = leaf({4});
-  const at::Tensor out_in = leaf({4, 7});
+  const at::Tensor x = leaf_of({3, 5, 7});
+  const at::Tensor bias = leaf_of({4});
+  const at::Tensor out_in = leaf_of({4, 7});
   expect_same(
       {x, out_in, bias}, [&] { return nn::linear(x, out_in, bias); },
       [&] { return at::linear(x, out_in, bias); });
-  const at::Tensor in_out = leaf({7, 4});
+  const at::Tensor in_out = leaf_of({7, 4});
   x.mutable_grad() = at::Tensor();
   bias.mutable_grad() = at::Tensor();
   expect_same(
@@ -72,12 +72,13 @@ TEST_F(Functional, RefusesWhatDoesNotFit) {
 }
 
 TEST_F(Functional, AResidualIsAddedToTheProduct) {
-  const at::Tensor x = leaf({3, 5, 7}), weight = leaf({4, 7}), bias = leaf({4}), residual = leaf({3, 5, 4});
+  const at::Tensor x = leaf_of({3, 5, 7}), weight = leaf_of({4, 7}), bias = leaf_of({4}),
+                   residual = leaf_of({3, 5, 4});
   expect_same(
       {x, weight, bias, residual},
       [&] { return nn::linear(x, weight, bias, WeightLayout::kOutIn, residual); },
       [&] { return residual + at::linear(x, weight, bias); });
-  const at::Tensor wide = leaf({3, 5, 14}), narrow = leaf({4, 7}), other = leaf({3, 5, 4});
+  const at::Tensor wide = leaf_of({3, 5, 14}), narrow = leaf_of({4, 7}), other = leaf_of({3, 5, 4});
   expect_same(
       {wide, narrow, other},
       [&] { return activated_linear(wide, Activation::kSwiglu, narrow, {}, WeightLayout::kOutIn, other); },
@@ -85,8 +86,8 @@ TEST_F(Functional, AResidualIsAddedToTheProduct) {
 }
 
 TEST_F(Functional, LinearGroupEqualsSeparateLinears) {
-  const at::Tensor x = leaf({2, 3, 6});
-  const std::vector<at::Tensor> weights = {leaf({4, 6}), leaf({2, 6}), leaf({2, 6})};
+  const at::Tensor x = leaf_of({2, 3, 6});
+  const std::vector<at::Tensor> weights = {leaf_of({4, 6}), leaf_of({2, 6}), leaf_of({2, 6})};
   expect_same(
       {x, weights[0], weights[1], weights[2]}, [&] { return linear_group(x, weights); },
       [&] {
@@ -121,7 +122,7 @@ at::Tensor lend_garbage(const at::Tensor& param, const at::Tensor& memory) {
 }
 
 TEST_F(Functional, FirstGradientsOverwriteLentMemoryAndLaterOnesAddToIt) {
-  const at::Tensor x = at::randn({5, 3}), weight = leaf({2, 3}), bias = leaf({2});
+  const at::Tensor x = at::randn({5, 3}), weight = leaf_of({2, 3}), bias = leaf_of({2});
   const at::Tensor weight_memory = lend_garbage(weight, at::empty({2, 3}));
   const at::Tensor bias_memory = lend_garbage(bias, at::empty({2}));
   EXPECT_FALSE(weight.grad().defined()) << "nobody has computed one";
@@ -143,7 +144,7 @@ TEST_F(Functional, GroupsOverwriteLentMemoryWhetherItIsOnePieceOrNot) {
   const at::Tensor x = at::randn({5, 6});
   for (const int64_t gap : {0, 8}) {
     const at::Tensor flat_grad = at::full({36 + gap}, std::nan(""));
-    const std::vector<at::Tensor> weights = {leaf({4, 6}), leaf({2, 6})};
+    const std::vector<at::Tensor> weights = {leaf_of({4, 6}), leaf_of({2, 6})};
     lend_gradient(weights[0], flat_grad.narrow(0, 0, 24).view({4, 6}));
     lend_gradient(weights[1], flat_grad.narrow(0, 24 + gap, 12).view({2, 6}));
     const at::Tensor y = linear_group(x, weights);
@@ -155,7 +156,7 @@ TEST_F(Functional, GroupsOverwriteLentMemoryWhetherItIsOnePieceOrNot) {
 }
 
 TEST_F(Functional, DetachedCopiesOfAParameterHaveBorrowedNothing) {
-  const at::Tensor x = at::randn({5, 3}), weight = leaf({2, 3});
+  const at::Tensor x = at::randn({5, 3}), weight = leaf_of({2, 3});
   const at::Tensor memory = at::ones({2, 3});
   lend_gradient(weight, memory);
   const at::Tensor copy = weight.detach().requires_grad_();
@@ -165,7 +166,7 @@ TEST_F(Functional, DetachedCopiesOfAParameterHaveBorrowedNothing) {
 }
 
 TEST_F(Functional, GroupsMayBePartlyFrozen) {
-  const at::Tensor x = at::randn({5, 6}), frozen = at::randn({4, 6}), trained = leaf({2, 6});
+  const at::Tensor x = at::randn({5, 6}), frozen = at::randn({4, 6}), trained = leaf_of({2, 6});
   const at::Tensor y = linear_group(x, {frozen, trained});
   const at::Tensor gradient = at::randn_like(y);
   y.backward(gradient);
@@ -174,7 +175,7 @@ TEST_F(Functional, GroupsMayBePartlyFrozen) {
 }
 
 TEST_F(Functional, OperationsOfAtenLeaveLentMemoryAlone) {
-  const at::Tensor x = at::randn({5, 3}), weight = leaf({2, 3});
+  const at::Tensor x = at::randn({5, 3}), weight = leaf_of({2, 3});
   const at::Tensor memory = lend_garbage(weight, at::empty({2, 3}));
   at::linear(x, weight).sum().backward();
   EXPECT_LT(difference(weight.grad(), at::ones({2, 5}).mm(x)), 1e-5);
@@ -183,7 +184,7 @@ TEST_F(Functional, OperationsOfAtenLeaveLentMemoryAlone) {
 
 TEST_F(Functional, ParameterHooksFireThoughTheGradientIsWrittenInPlace) {
   const at::Tensor x = at::randn({4, 3});
-  const at::Tensor weight = leaf({2, 3});
+  const at::Tensor weight = leaf_of({2, 3});
   weight.mutable_grad() = at::zeros({2, 3});
   const void* memory = weight.grad().data_ptr();
   nn::linear(x, weight, {}).sum().backward();
@@ -192,7 +193,7 @@ TEST_F(Functional, ParameterHooksFireThoughTheGradientIsWrittenInPlace) {
 }
 
 TEST_F(Functional, FrozenWeightsGetNoGradient) {
-  const at::Tensor x = leaf({4, 3});
+  const at::Tensor x = leaf_of({4, 3});
   const at::Tensor frozen = at::randn({2, 3});
   nn::linear(x, frozen, {}).sum().backward();
   EXPECT_FALSE(frozen.grad().defined());
@@ -202,9 +203,9 @@ TEST_F(Functional, FrozenWeightsGetNoGradient) {
 TEST_F(Functional, NormsMatchAten) {
   for (const int64_t width : {7, 64, 130}) {  // gradients of narrower rows cancel to rounding noise
     for (const int64_t rows : {1, 3, 200}) {
-      const at::Tensor x = leaf({rows, width});
-      const at::Tensor weight = leaf({width});
-      const at::Tensor bias = leaf({width});
+      const at::Tensor x = leaf_of({rows, width});
+      const at::Tensor weight = leaf_of({width});
+      const at::Tensor bias = leaf_of({width});
       expect_same(
           {x, weight, bias}, [&] { return nn::layer_norm(x, weight, bias, 1e-5); },
           [&] { return at::layer_norm(x, weight.sizes(), weight, bias, 1e-5); }, 1e-5);
@@ -266,7 +267,7 @@ TEST_F(Functional, AttentionMatchesItsDefinition) {
          {AttentionShape{4, 4, 8}, AttentionShape{4, 2, 8}, AttentionShape{6, 1, 16}}) {
       for (const double theta : {0.0, 10000.0}) {
         if (length > 150 && (shape.kv_heads != 2 || theta == 0.0)) continue;
-        const at::Tensor qkv = leaf({2, length, (shape.heads + 2 * shape.kv_heads) * shape.head_dim});
+        const at::Tensor qkv = leaf_of({2, length, (shape.heads + 2 * shape.kv_heads) * shape.head_dim});
         const RopeTable rope =
             theta > 0 ? make_rope_table(length, shape.head_dim, theta, at::kCPU) : RopeTable{};
         expect_same(
@@ -307,7 +308,7 @@ TEST_F(Functional, IgnoredRowsLeaveTheMeanAsInTorch) {
     at::Tensor targets = at::randint(64, {150}, at::kLong);
     targets.narrow(0, 0, ignored).fill_(-100);  // the first of three parts wholly, where there are enough
     const auto differentiate = [&](LossBy by) {
-      for (const at::Tensor* leaf : {&x, &weight}) leaf->mutable_grad() = at::Tensor();
+      for (const at::Tensor* leaf_of : {&x, &weight}) leaf_of->mutable_grad() = at::Tensor();
       const at::Tensor loss = mean_loss(by, x, weight, targets);
       loss.backward(at::full({}, 0.5));
       return std::tuple(loss.item<double>(), x.grad().clone(), weight.grad().clone());

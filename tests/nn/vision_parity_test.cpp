@@ -23,8 +23,8 @@ namespace {
 
 using Tensors = std::map<std::string, at::Tensor>;
 
-struct Case {
-  explicit Case(const std::string& folder)
+struct VisionCase {
+  explicit VisionCase(const std::string& folder)
       : settings(nlohmann::json::parse(read_file(folder + "/case.json"))),
         tensors(folder + "/case.safetensors") {
     const nlohmann::json& keys = settings["model"];
@@ -51,27 +51,27 @@ double distance(const at::Tensor& value, const at::Tensor& reference) {
 }
 
 /// What two right implementations in fp32 may differ by: as much as each differs from fp64.
-double allowed(const Case& reference) {
+double allowed(const VisionCase& reference) {
   return std::max(1e-5, 2.0 * reference.settings["noise"].get<double>());
 }
 
-void expect_equal(const Case& reference, const std::string& kind, const Tensors& values) {
+void expect_equal(const VisionCase& reference, const std::string& kind, const Tensors& values) {
   for (const auto& [name, value] : values) {
     const std::string key = name.empty() ? kind : kind + "/" + name;
     EXPECT_LT(distance(value, reference.tensors.read(key)), allowed(reference)) << key;
   }
 }
 
-void expect_series(const Case& reference, const std::string& name, const std::vector<double>& values) {
+void expect_series(const VisionCase& reference, const std::string& name, const std::vector<double>& values) {
   const auto wanted = reference.settings[name].get<std::vector<double>>();
   EXPECT_LT(distance(at::tensor(values, at::kDouble), at::tensor(wanted, at::kDouble)), allowed(reference))
       << name;
 }
 
 /// The reference's model in the engine, on one rank.
-class Trained {
+class TrainedVision {
  public:
-  Trained(const Case& reference, const comm::Mesh& mesh, const plan::MemoryConfig& memory)
+  TrainedVision(const VisionCase& reference, const comm::Mesh& mesh, const plan::MemoryConfig& memory)
       : settings_(reference.settings),
         units_(plan::describe(reference.model).units),
         model_(train::make_image_model(reference.model, mesh)),
@@ -87,8 +87,8 @@ class Trained {
                                 engine_.optimizer_params())) {
     train::connect(*model_, engine_, memory);
   }
-  Trained(const Trained&) = delete;
-  Trained& operator=(const Trained&) = delete;
+  TrainedVision(const TrainedVision&) = delete;
+  TrainedVision& operator=(const TrainedVision&) = delete;
 
   /// Without effect on running statistics.
   at::Tensor logits(const at::Tensor& images) {
@@ -161,12 +161,12 @@ class VisionParity : public ::testing::TestWithParam<const char*> {
 };
 
 TEST_P(VisionParity, LogitsGradientsLossesWeightsAndStatisticsEqualPyTorch) {
-  const Case reference(folder());
+  const VisionCase reference(folder());
   const at::Tensor images = reference.tensors.read("images"), targets = reference.tensors.read("targets");
   for (const plan::Recompute recompute : {plan::Recompute::kNone, plan::Recompute::kBlock}) {
     test::run_ranks(1, [&](std::shared_ptr<comm::World> world) {
-      Trained trained(reference, comm::make_mesh(world, plan::MeshShape::fit({}, 1)),
-                      {.recompute = recompute});
+      TrainedVision trained(reference, comm::make_mesh(world, plan::MeshShape::fit({}, 1)),
+                            {.recompute = recompute});
       expect_equal(reference, "logits", {{"", trained.logits(images[0])}});
       std::vector<double> losses, norms;
       for (int64_t step = 0; step < images.size(0); ++step) {

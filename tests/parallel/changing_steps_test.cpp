@@ -25,13 +25,14 @@ using comm::World;
 using namespace test;
 using parallel::DataParallel;
 
-constexpr const char* kPolicies[] = {"ddp", "zero1", "zero2", "fsdp", "fsdp:shard_grad_op"};
-constexpr double kRate = 0.05;
-constexpr int64_t kRanks = 2;
+constexpr const char* kChangingPolicies[] = {"ddp", "zero1", "zero2", "fsdp", "fsdp:shard_grad_op"};
+constexpr double kChangingRate = 0.05;
+constexpr int64_t kChangingRanks = 2;
 
 at::Tensor loss_of(const Net& net, int64_t step, int64_t rank) {
   const auto part = static_cast<size_t>(rank);
-  return loss_sum(net, inputs(step).chunk(kRanks)[part], targets(step).chunk(kRanks)[part]) / 10.0;
+  return loss_sum(net, inputs(step).chunk(kChangingRanks)[part], targets(step).chunk(kChangingRanks)[part]) /
+         10.0;
 }
 
 void set_trained(const torch::nn::Module& module, bool on) {
@@ -45,7 +46,7 @@ void forget_gradients(const Net& net) {
 void descend(const Net& net, double factor = 1.0) {
   const at::NoGradGuard no_grad;
   for (auto& param : net.parameters()) {
-    if (param.grad().defined() && param.requires_grad()) param.sub_(param.grad() * (kRate * factor));
+    if (param.grad().defined() && param.requires_grad()) param.sub_(param.grad() * (kChangingRate * factor));
   }
 }
 
@@ -60,7 +61,8 @@ TEST(FrozenInTheMiddle, UnitsAreNotInTheNormThatIsClipped) {
   for (int64_t step = 0; step < kSteps; ++step) {
     change(plain, step);
     forget_gradients(plain);
-    for (int64_t rank = 0; rank < kRanks; ++rank) (loss_of(plain, step, rank) / kRanks).backward();
+    for (int64_t rank = 0; rank < kChangingRanks; ++rank)
+      (loss_of(plain, step, rank) / kChangingRanks).backward();
     double squares = 0.0;
     for (const auto& param : plain.parameters()) {
       if (param.grad().defined()) squares += param.grad().square().sum().item<double>();
@@ -69,11 +71,11 @@ TEST(FrozenInTheMiddle, UnitsAreNotInTheNormThatIsClipped) {
     descend(plain, std::min(1.0, kMaxNorm / (norms.back() + 1e-6)));
   }
   const Weights wanted = copies(parameters_of(plain));
-  for (const char* policy : kPolicies) {
-    run_ranks(kRanks, [&](std::shared_ptr<World> world) {
+  for (const char* policy : kChangingPolicies) {
+    run_ranks(kChangingRanks, [&](std::shared_ptr<World> world) {
       Net net(7);
       const auto engine = wrap(net, mesh_of(world), {.policy = policy, .bucket_mib = 0.0005});
-      const auto optimizer = optim::build(descent(kRate), engine->optimizer_params());
+      const auto optimizer = optim::build(descent(kChangingRate), engine->optimizer_params());
       for (int64_t step = 0; step < kSteps; ++step) {
         change(net, step);
         engine->backward(loss_of(net, step, world->rank()));
@@ -103,18 +105,20 @@ TEST(FrozenInTheMiddle, OfAMicroBatchOrAStepLeavesNothing) {
   Net plain(7);
   train(
       plain,
-      [&](int64_t batch) { return (loss_of(plain, batch, 0) + loss_of(plain, batch, 1)) / (2 * kRanks); },
+      [&](int64_t batch) {
+        return (loss_of(plain, batch, 0) + loss_of(plain, batch, 1)) / (2 * kChangingRanks);
+      },
       [](const at::Tensor& loss, bool) { loss.backward(); },
       [&] {
         descend(plain);
         forget_gradients(plain);
       });
   const Weights wanted = copies(parameters_of(plain));
-  for (const char* policy : kPolicies) {
-    run_ranks(kRanks, [&](std::shared_ptr<World> world) {
+  for (const char* policy : kChangingPolicies) {
+    run_ranks(kChangingRanks, [&](std::shared_ptr<World> world) {
       Net net(7);
       const auto engine = wrap(net, mesh_of(world), {.policy = policy, .bucket_mib = 0.0005});
-      const auto optimizer = optim::build(descent(kRate), engine->optimizer_params());
+      const auto optimizer = optim::build(descent(kChangingRate), engine->optimizer_params());
       train(
           net, [&](int64_t batch) { return loss_of(net, batch, world->rank()); },
           [&](const at::Tensor& loss, bool last) {
@@ -134,21 +138,21 @@ TEST(OtherWays, OfRanksThroughWholeParametersAreUpdatedAlike) {
   const auto all = plain.blocks;
   for (int64_t step = 0; step < kSteps; ++step) {
     forget_gradients(plain);
-    for (int64_t rank = 0; rank < kRanks; ++rank) {
+    for (int64_t rank = 0; rank < kChangingRanks; ++rank) {
       set_way(plain, all, rank);
-      (loss_of(plain, step, rank) / kRanks).backward();
+      (loss_of(plain, step, rank) / kChangingRanks).backward();
     }
     descend(plain);
   }
   const Weights wanted = copies(parameters_of(plain));
   for (const char* policy : {"ddp", "zero1", "zero2"}) {
-    run_ranks(kRanks, [&](std::shared_ptr<World> world) {
+    run_ranks(kChangingRanks, [&](std::shared_ptr<World> world) {
       Net net(7);
       const auto engine = parallel::fully_shard(net, mesh_of(world),
                                                 {.policy = policy,
                                                  .blocks = {"blocks.0", "blocks.1", "blocks.2", "blocks.3"},
                                                  .unused = parallel::Unused::kZero});
-      const auto optimizer = optim::build(descent(kRate), engine->optimizer_params());
+      const auto optimizer = optim::build(descent(kChangingRate), engine->optimizer_params());
       set_way(net, std::vector(net.blocks), world->rank());
       for (int64_t step = 0; step < kSteps; ++step) {
         engine->backward(loss_of(net, step, world->rank()));
@@ -166,7 +170,7 @@ TEST(Held, MayEndBetweenForwardAndBackward) {
   std::set<std::string> digests;
   std::mutex mutex;
   for (const bool holds : {false, true}) {
-    run_ranks(kRanks, [&](std::shared_ptr<World> world) {
+    run_ranks(kChangingRanks, [&](std::shared_ptr<World> world) {
       EngineOnModel trained(config, facts, world, {.policy = plan::find_policy("fsdp")}, 11);
       const auto optimizer = optim::adamw(trained.engine.optimizer_params());
       for (int64_t step = 0; step < 2; ++step) {
@@ -201,8 +205,8 @@ struct Recomputed : Net {
 };
 
 TEST(RefusedCalls, RecomputingABlockThatRunsTwiceIsRefusedByName) {
-  for (const char* policy : kPolicies) {
-    run_ranks(kRanks, [&](std::shared_ptr<World> world) {
+  for (const char* policy : kChangingPolicies) {
+    run_ranks(kChangingRanks, [&](std::shared_ptr<World> world) {
       Recomputed net(7);
       const auto engine = wrap(net, mesh_of(world), {.policy = policy});
       expect_refusal([&] { engine->backward(loss_of(net, 0, world->rank())); },
@@ -221,7 +225,7 @@ TEST(RefusedCalls, OfBackwardDoNotCountInTheMean) {
   run_ranks(1, [&](std::shared_ptr<World> world) {
     Net net(7);
     const auto engine = wrap(net, mesh_of(world), {.policy = "ddp"});
-    const auto optimizer = optim::build(descent(kRate), engine->optimizer_params());
+    const auto optimizer = optim::build(descent(kChangingRate), engine->optimizer_params());
     for (int64_t step = 0; step < 2; ++step) {
       engine->backward(loss_of(net, step, 0));
       expect_refusal([&] { engine->backward(loss_of(net, step, 0)); }, {"nobody has used the gradient"});
@@ -232,11 +236,11 @@ TEST(RefusedCalls, OfBackwardDoNotCountInTheMean) {
 }
 
 TEST(RefusedCalls, AShadowNeedsAWholeStepAndWhereUnitsAreGatheredOneSinceTheyWereFrozen) {
-  for (const char* policy : kPolicies) {
-    run_ranks(kRanks, [&](std::shared_ptr<World> world) {
+  for (const char* policy : kChangingPolicies) {
+    run_ranks(kChangingRanks, [&](std::shared_ptr<World> world) {
       Net net(7);
       const auto engine = wrap(net, mesh_of(world), {.policy = policy});
-      const auto optimizer = optim::build(descent(kRate), engine->optimizer_params());
+      const auto optimizer = optim::build(descent(kChangingRate), engine->optimizer_params());
       const auto shadow = [&] { engine->shadow_micro_batch(); };
       engine->accumulate(loss_of(net, 0, world->rank()));
       expect_refusal(shadow, {"no step yet"});

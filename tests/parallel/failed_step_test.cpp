@@ -41,7 +41,7 @@ struct TrappedNet : Net {
   size_t at_;
 };
 
-constexpr const char* kPolicies[] = {"ddp", "zero1", "zero2", "fsdp", "fsdp:shard_grad_op"};
+constexpr const char* kFailingPolicies[] = {"ddp", "zero1", "zero2", "fsdp", "fsdp:shard_grad_op"};
 
 /// Trains with two micro-batches a step; before each step `fail` may spoil one.
 template <typename Fail>
@@ -72,7 +72,7 @@ void expect_unspoiled(const Fail& fail, int64_t ranks, const char* policy, size_
 
 TEST(FailedStep, LeavesNothingWhereverBackwardThrows) {
   at::set_num_threads(1);
-  for (const char* policy : kPolicies) {
+  for (const char* policy : kFailingPolicies) {
     for (const size_t at : {size_t{1}, size_t{3}}) {
       for (const bool last : {false, true}) {
         const auto fail = [&](parallel::DataParallel& engine, const Net&, const auto& pass) {
@@ -90,7 +90,7 @@ TEST(FailedStep, LeavesNothingWhereverBackwardThrows) {
 }
 
 TEST(FailedStep, LeavesNothingWhenAParameterTookNoPart) {
-  for (const char* policy : kPolicies) {
+  for (const char* policy : kFailingPolicies) {
     const auto fail = [](parallel::DataParallel&, Net& net, const auto& pass) {
       const auto block = net.blocks[2];
       net.blocks.erase(net.blocks.begin() + 2);
@@ -102,7 +102,7 @@ TEST(FailedStep, LeavesNothingWhenAParameterTookNoPart) {
 }
 
 TEST(FailedStep, LeavesNothingOfABackwardPassOutsideTheEngine) {
-  for (const char* policy : kPolicies) {
+  for (const char* policy : kFailingPolicies) {
     const auto fail = [](parallel::DataParallel&, const Net& net, const auto& pass) {
       pass(0, false);
       EXPECT_THROW(loss_sum(net, inputs(0), targets(0)).backward(), LogicError);
@@ -112,7 +112,7 @@ TEST(FailedStep, LeavesNothingOfABackwardPassOutsideTheEngine) {
 }
 
 TEST(FailedStep, IsForgottenByTheCallerAsWell) {
-  for (const char* policy : kPolicies) {
+  for (const char* policy : kFailingPolicies) {
     const auto fail = [](parallel::DataParallel& engine, const Net& net, const auto& pass) {
       pass(0, false);
       pass(1, true);
@@ -126,7 +126,7 @@ TEST(FailedStep, IsForgottenByTheCallerAsWell) {
 
 TEST(FailedStep, AStepNeedsACompleteGradient) {
   run_ranks(1, [](std::shared_ptr<World> world) {
-    for (const char* policy : kPolicies) {
+    for (const char* policy : kFailingPolicies) {
       Net net(7);
       const comm::Mesh mesh = mesh_of(world);
       const auto engine = wrap(net, mesh, {.policy = policy});

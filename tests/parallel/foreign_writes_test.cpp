@@ -54,7 +54,7 @@ Weights trained_from(const Weights& start, const Layout& layout, const comm::Mes
     const at::NoGradGuard no_grad;
     for (auto& [name, param] : parameters_of(net)) at::Tensor(param).copy_(start.at(name));
   }
-  const auto engine = wrap(net, mesh, layout, dtype);
+  const auto engine = wrap_as(net, mesh, layout, dtype);
   const auto optimizer = optim::build(descent(0.05), engine->optimizer_params());
   train_steps(net, *engine, *optimizer, 0, 2);
   return weights_of(*engine);
@@ -65,7 +65,7 @@ void expect_counts(const Layout& layout, at::ScalarType dtype, const std::shared
                    const Way& way, const std::string& what) {
   const comm::Mesh mesh = mesh_of(world, layout);
   Net net(7);
-  const auto engine = wrap(net, mesh, layout, dtype);
+  const auto engine = wrap_as(net, mesh, layout, dtype);
   const auto optimizer = optim::build(descent(0.05), engine->optimizer_params());
   train_steps(net, *engine, *optimizer, 0, 1);
   const Weights values = written(weights_of(*engine));
@@ -110,7 +110,7 @@ TEST(ForeignWrites, LeaveTheMastersOfOtherParametersAsTheyAre) {
       [](const Layout& layout, at::ScalarType dtype, std::shared_ptr<World> world, const std::string& what) {
         const comm::Mesh mesh = mesh_of(world, layout);
         Net net(7);
-        const auto engine = wrap(net, mesh, layout, dtype);
+        const auto engine = wrap_as(net, mesh, layout, dtype);
         const auto optimizer = optim::build(descent(0.05), engine->optimizer_params());
         train_steps(net, *engine, *optimizer, 0, 2);
         Weights wanted = weights_of(*engine);
@@ -130,7 +130,7 @@ TEST(ForeignWrites, UnderHeldAreKept) {
       [](const Layout& layout, at::ScalarType dtype, std::shared_ptr<World> world, const std::string& what) {
         const comm::Mesh mesh = mesh_of(world, layout);
         Net net(7);
-        const auto engine = wrap(net, mesh, layout, dtype);
+        const auto engine = wrap_as(net, mesh, layout, dtype);
         const Weights values = written(weights_of(*engine));
         {
           const DataParallel::Held held(*engine);
@@ -150,7 +150,7 @@ TEST(ForeignWrites, BetweenBackwardAndStepAreUpdated) {
         if (dtype != at::kFloat) return;
         const comm::Mesh mesh = mesh_of(world, layout);
         Net net(7), same(7);
-        const auto engine = wrap(net, mesh, layout), other = wrap(same, mesh, layout);
+        const auto engine = wrap_as(net, mesh, layout), other = wrap_as(same, mesh, layout);
         const auto optimizer = optim::build(descent(0.05), engine->optimizer_params()),
                    other_optimizer = optim::build(descent(0.05), other->optimizer_params());
         train_steps(same, *other, *other_optimizer, 0, 1);
@@ -188,7 +188,7 @@ TEST(ForeignWrites, ClampsAfterEachStepAreThoseOfAPlainLoop) {
       run_ranks(ranks, [&](std::shared_ptr<World> world) {
         const comm::Mesh mesh = mesh_of(world, layout);
         Net net(7);
-        const auto engine = wrap(net, mesh, layout);
+        const auto engine = wrap_as(net, mesh, layout);
         const auto optimizer = optim::build(descent(0.05), engine->optimizer_params());
         for (int64_t step = 0; step < kSteps; ++step) {
           train_steps(net, *engine, *optimizer, step, step + 1);
@@ -225,7 +225,7 @@ TEST(ForeignWrites, OfTorchLoadCount) {
       [](const Layout& layout, at::ScalarType dtype, std::shared_ptr<World> world, const std::string& what) {
         const comm::Mesh mesh = mesh_of(world, layout);
         Net net(7);
-        const auto engine = wrap(net, mesh, layout, dtype);
+        const auto engine = wrap_as(net, mesh, layout, dtype);
         const auto optimizer = optim::build(descent(0.05), engine->optimizer_params());
         train_steps(net, *engine, *optimizer, 0, 1);
         const Weights values = written(weights_of(*engine));
@@ -243,7 +243,7 @@ TEST(ForeignWrites, ThatChangeTheDtypeAreRefusedByName) {
     run_ranks(2, [&](std::shared_ptr<World> world) {
       const comm::Mesh mesh = mesh_of(world);
       Net net(7);
-      const auto engine = wrap(net, mesh, Layout{policy});
+      const auto engine = wrap_as(net, mesh, Layout{policy});
       net.to(at::kDouble);
       expect_thrown<LogicError>([&] { weights_of(*engine); },
                                 {"parameter ", "Double", "Float", "load_weights"});
@@ -259,7 +259,7 @@ TEST(ShardedModule, RefusesTorchSaveAndGivesItWhenHeld) {
       [](const Layout& layout, at::ScalarType dtype, std::shared_ptr<World> world, const std::string& what) {
         const comm::Mesh mesh = mesh_of(world, layout);
         Net net(7);
-        const auto engine = wrap(net, mesh, layout, dtype);
+        const auto engine = wrap_as(net, mesh, layout, dtype);
         const auto save = [&] {
           torch::serialize::OutputArchive archive;
           net.save(archive);
@@ -278,7 +278,7 @@ TEST(ShardedModule, RefusesTorchSaveAndGivesItWhenHeld) {
         }
         Weights saved = copies(parameters_of(copy));
         for (auto& [name, weight] : saved) weight = weight.to(at::kFloat);
-        const auto again = wrap(copy, mesh, layout, dtype);  // its parameters are parts of one storage
+        const auto again = wrap_as(copy, mesh, layout, dtype);  // its parameters are parts of one storage
         expect_equal(weights_of(*again), saved, what + ", wrapped");
       });
 }
@@ -287,7 +287,7 @@ TEST(ShardedModule, RefusesAccessToMemoryThatIsNotThere) {
   run_ranks(2, [](std::shared_ptr<World> world) {
     const comm::Mesh mesh = mesh_of(world);
     Net net(7);
-    const auto engine = wrap(net, mesh, Layout{"fsdp"});
+    const auto engine = wrap_as(net, mesh, Layout{"fsdp"});
     expect_thrown([&] { net.blocks[2]->w1.data_ptr<float>(); }, {"blocks.2", "Held"});
     expect_thrown([&] { net.blocks[2]->w1.const_data_ptr<float>(); }, {"blocks.2", "Held"});
     const DataParallel::Held held(*engine);
@@ -311,7 +311,7 @@ TEST(EndOfAnEngine, GivesTheModuleItsParametersBack) {
         at::Tensor kept;  // its graph outlives the engine
         Weights wanted;
         {
-          const auto engine = wrap(net, mesh, layout, dtype);
+          const auto engine = wrap_as(net, mesh, layout, dtype);
           const auto optimizer = optim::build(descent(0.05), engine->optimizer_params());
           train_steps(net, *engine, *optimizer, 0, 2);
           kept = loss_sum(net, inputs(0).to(dtype), targets(0).to(dtype));
@@ -330,7 +330,7 @@ TEST(EndOfAnEngine, GivesTheModuleItsParametersBack) {
         plain_step(net);
         plain_step(plain);
         expect_equal(copies(parameters_of(net)), copies(parameters_of(plain)), what + ", a plain step");
-        const auto again = wrap(net, mesh, layout, dtype);
+        const auto again = wrap_as(net, mesh, layout, dtype);
         expect_equal(weights_of(*again), copies(parameters_of(plain)), what + ", wrapped again");
       });
 }
@@ -343,7 +343,7 @@ TEST(EndOfAnEngine, ByAnExceptionNamesItselfWhereParametersAreUsed) {
         Net net(7);
         const double began = monotonic_seconds();
         try {
-          const auto engine = wrap(net, mesh, Layout{policy}, dtype);
+          const auto engine = wrap_as(net, mesh, Layout{policy}, dtype);
           if (world->rank() == 0) throw std::runtime_error("a rank's own trouble");
           throw std::runtime_error("others");
         } catch (const std::runtime_error&) {

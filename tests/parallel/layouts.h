@@ -35,8 +35,8 @@ inline comm::Mesh mesh_of(const std::shared_ptr<comm::World>& world, const Layou
   return comm::make_mesh(world, plan::MeshShape::fit(axes, world->size()));
 }
 
-inline std::unique_ptr<parallel::DataParallel> wrap(Net& net, const comm::Mesh& mesh, const Layout& layout,
-                                                    at::ScalarType compute = at::kFloat) {
+inline std::unique_ptr<parallel::DataParallel> wrap_as(Net& net, const comm::Mesh& mesh, const Layout& layout,
+                                                       at::ScalarType compute = at::kFloat) {
   parallel::WrapOptions options{.policy = layout.policy, .compute = compute, .reduce = compute};
   options.bucket_mib = layout.one_unit ? 25.0 : 0.0005;
   if (layout.one_unit && plan::find_policy(layout.policy).shard_parameters) options.blocks = {"blocks"};

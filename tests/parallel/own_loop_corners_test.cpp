@@ -22,8 +22,8 @@ using comm::World;
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
 
-constexpr const char* kPolicies[] = {"ddp", "zero1", "zero2", "fsdp"};
-constexpr double kRate = 0.05;
+constexpr const char* kCornerPolicies[] = {"ddp", "zero1", "zero2", "fsdp"};
+constexpr double kCornerRate = 0.05;
 
 /// The mean loss of this rank's rows of a step.
 at::Tensor loss_of(const Net& net, int64_t step, const comm::Mesh& mesh) {
@@ -35,14 +35,14 @@ at::Tensor loss_of(const Net& net, int64_t step, const comm::Mesh& mesh) {
 
 TEST(OwnLoopCorners, TwoEnginesInOneLoopDoNotMeet) {
   Net one(7), other(8);
-  const Weights wanted = reference(one, kRate), others = reference(other, kRate);
-  for (const char* policy : kPolicies) {
+  const Weights wanted = reference(one, kCornerRate), others = reference(other, kCornerRate);
+  for (const char* policy : kCornerPolicies) {
     run_ranks(2, [&](std::shared_ptr<World> world) {
       const comm::Mesh mesh = mesh_of(world);
       Net a(7), b(8);
       const auto first = wrap(a, mesh, {.policy = policy}), second = wrap(b, mesh, {.policy = "fsdp"});
-      SGD first_optimizer(first->optimizer_tensors(), SGDOptions(kRate));
-      SGD second_optimizer(second->optimizer_tensors(), SGDOptions(kRate));
+      SGD first_optimizer(first->optimizer_tensors(), SGDOptions(kCornerRate));
+      SGD second_optimizer(second->optimizer_tensors(), SGDOptions(kCornerRate));
       for (int64_t step = 0; step < kSteps; ++step) {
         const at::Tensor first_loss = loss_of(a, step, mesh), second_loss = loss_of(b, step, mesh);
         second->backward(second_loss);
@@ -70,20 +70,21 @@ TEST(OwnLoopCorners, TwoOptimizersShareAnEngineAndEachHasASchedule) {
   Net plain(7);
   std::vector<at::Tensor> chosen, others;
   for (const auto& [name, param] : parameters_of(plain)) (is_second(name) ? chosen : others).push_back(param);
-  SGD plain_some(chosen, SGDOptions(kRate)), plain_rest(others, SGDOptions(kRate / 2).momentum(0.5));
+  SGD plain_some(chosen, SGDOptions(kCornerRate)),
+      plain_rest(others, SGDOptions(kCornerRate / 2).momentum(0.5));
   train(plain_some, plain_rest, [&](int64_t step) {
     plain.zero_grad();
     (loss_sum(plain, inputs(step), targets(step)) / static_cast<double>(kBatch)).backward();
   });
   const Weights wanted = copies(parameters_of(plain));
-  for (const char* policy : kPolicies) {
+  for (const char* policy : kCornerPolicies) {
     run_ranks(2, [&](std::shared_ptr<World> world) {
       const comm::Mesh mesh = mesh_of(world);
       Net net(7);
       const auto engine = wrap(net, mesh, {.policy = policy});
-      SGD some(engine->optimizer_tensors(is_second), SGDOptions(kRate));
+      SGD some(engine->optimizer_tensors(is_second), SGDOptions(kCornerRate));
       SGD rest(engine->optimizer_tensors([&](const std::string& name) { return !is_second(name); }),
-               SGDOptions(kRate / 2).momentum(0.5));
+               SGDOptions(kCornerRate / 2).momentum(0.5));
       train(some, rest, [&](int64_t step) { engine->backward(loss_of(net, step, mesh)); });
       expect_close(weights_of(*engine), wanted, policy);
     });
@@ -100,7 +101,7 @@ TEST(OwnLoopCorners, AModuleOfFewerElementsThanRanksTrains) {
     plain->forward(x).square().mean().backward();
     reference.step();
   }
-  for (const char* policy : kPolicies) {
+  for (const char* policy : kCornerPolicies) {
     for (const bool ours : {false, true}) {
       run_ranks(4, [&](std::shared_ptr<World> world) {
         torch::nn::Linear net(1, 1);
@@ -131,13 +132,13 @@ TEST(OwnLoopCorners, AModuleOfFewerElementsThanRanksTrains) {
 }
 
 TEST(OwnLoopCorners, WhatIsHeldSeesAnUpdate) {
-  for (const char* policy : kPolicies) {
+  for (const char* policy : kCornerPolicies) {
     for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
       run_ranks(2, [&](std::shared_ptr<World> world) {
         const comm::Mesh mesh = mesh_of(world);
         Net net(7);
         const auto engine = wrap(net, mesh, {.policy = policy, .compute = compute});
-        SGD optimizer(engine->optimizer_tensors(), SGDOptions(kRate));
+        SGD optimizer(engine->optimizer_tensors(), SGDOptions(kCornerRate));
         engine->backward((net.forward(inputs(0).to(compute)) - targets(0).to(compute)).square().mean());
         const parallel::DataParallel::Held held(*engine);
         engine->step(optimizer);
@@ -152,13 +153,13 @@ TEST(OwnLoopCorners, WhatIsHeldSeesAnUpdate) {
 
 TEST(OwnLoopCorners, AModuleIsWrappedAgainUnderAnotherPolicy) {
   Net plain(7);
-  const Weights wanted = reference(plain, kRate);
+  const Weights wanted = reference(plain, kCornerRate);
   run_ranks(2, [&](std::shared_ptr<World> world) {
     const comm::Mesh mesh = mesh_of(world);
     Net net(7);
     for (int64_t step = 0; step < kSteps; ++step) {
-      const auto engine = wrap(net, mesh, {.policy = kPolicies[step % std::size(kPolicies)]});
-      SGD optimizer(engine->optimizer_tensors(), SGDOptions(kRate));
+      const auto engine = wrap(net, mesh, {.policy = kCornerPolicies[step % std::size(kCornerPolicies)]});
+      SGD optimizer(engine->optimizer_tensors(), SGDOptions(kCornerRate));
       engine->backward(loss_of(net, step, mesh));
       optimizer.step();
     }
@@ -173,11 +174,11 @@ TEST(OwnLoopCorners, AnOptimizerThatThrowsLeavesTheGradient) {
   };
   run_ranks(2, [](std::shared_ptr<World> world) {
     const comm::Mesh mesh = mesh_of(world);
-    for (const char* policy : kPolicies) {
+    for (const char* policy : kCornerPolicies) {
       Net net(7);
       const auto engine = wrap(net, mesh, {.policy = policy});
-      Broken broken(engine->optimizer_tensors(), SGDOptions(kRate));
-      SGD right(engine->optimizer_tensors(), SGDOptions(kRate));
+      Broken broken(engine->optimizer_tensors(), SGDOptions(kCornerRate));
+      SGD right(engine->optimizer_tensors(), SGDOptions(kCornerRate));
       engine->backward(loss_of(net, 0, mesh));
       EXPECT_THROW(engine->step(broken), std::runtime_error);
       engine->step(right);
@@ -188,13 +189,13 @@ TEST(OwnLoopCorners, AnOptimizerThatThrowsLeavesTheGradient) {
 
 TEST(OwnLoopCorners, MicroBatchesWithoutWeightCountForNothing) {
   Net plain(7);
-  const Weights wanted = reference(plain, kRate);
-  for (const char* policy : kPolicies) {
+  const Weights wanted = reference(plain, kCornerRate);
+  for (const char* policy : kCornerPolicies) {
     run_ranks(2, [&](std::shared_ptr<World> world) {
       const comm::Mesh mesh = mesh_of(world);
       Net net(7);
       const auto engine = wrap(net, mesh, {.policy = policy});
-      const auto optimizer = optim::sgd(engine->optimizer_params(), {.lr = kRate});
+      const auto optimizer = optim::sgd(engine->optimizer_params(), {.lr = kCornerRate});
       for (int64_t step = 0; step < kSteps; ++step) {
         engine->accumulate(loss_of(net, step + 100, mesh), 0.0);
         engine->backward(loss_of(net, step, mesh), 0.25);

@@ -153,8 +153,8 @@ test::PipelineOutcome train_unpipelined(const ModelRun& run) {
   return outcome;
 }
 
-void expect_near(const test::PipelineOutcome& got, const test::PipelineOutcome& wanted,
-                 const std::string& what) {
+void expect_outcome_near(const test::PipelineOutcome& got, const test::PipelineOutcome& wanted,
+                         const std::string& what) {
   double difference = 0.0, size = 0.0;
   ASSERT_EQ(got.weights.size(), wanted.weights.size()) << what;
   for (const auto& [name, weight] : wanted.weights) {
@@ -182,7 +182,7 @@ TEST_P(PipelinedModel, TrainsAsInOnePieceUnderEverySchedule) {
                      ? 2
                      : 1;
     const test::PipelineOutcome outcome = train(run);
-    expect_near(outcome, one_piece, std::string(plan::name(schedule)));
+    expect_outcome_near(outcome, one_piece, std::string(plan::name(schedule)));
     if (schedule == ScheduleName::kLoopedBfs || schedule == ScheduleName::kDualPipe) continue;
     test::expect_equal(outcome.weights, first.weights, std::string(plan::name(schedule)));
     run.halves = true;
@@ -237,7 +237,7 @@ TEST(PipelinedModel, HalvesOfBackwardGoWithEveryPolicy) {
     for (const char* policy : {"ddp", "zero1", "zero2", "fsdp", "fsdp:shard_grad_op"}) {
       run.schedule = schedule;
       run.policy = policy;
-      expect_near(train(run), one_piece, fmt::format("{} with {}", plan::name(schedule), policy));
+      expect_outcome_near(train(run), one_piece, fmt::format("{} with {}", plan::name(schedule), policy));
     }
   }
 }

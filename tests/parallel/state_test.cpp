@@ -86,7 +86,7 @@ Weights save_some(const std::string& path, Weights* buffers = nullptr) {
   run_ranks(2, [&](std::shared_ptr<World> world) {
     const comm::Mesh mesh = mesh_of(world);
     NormedNet net(3);
-    const auto engine = wrap(net, mesh, Layout{"fsdp"});
+    const auto engine = wrap_as(net, mesh, Layout{"fsdp"});
     const auto optimizer = optim::build(adamw(), engine->optimizer_params());
     train_steps(net, *engine, *optimizer, 0, 2);
     parallel::save_weights(*engine, path);
@@ -108,7 +108,7 @@ TEST(Weights, LoadIntoEveryLayoutBeforeAndBetweenSteps) {
         {1, 2, 3}, [&](const Layout& layout, std::shared_ptr<World> world, const std::string& what) {
           const comm::Mesh mesh = mesh_of(world, layout);
           NormedNet net(7);
-          const auto engine = wrap(net, mesh, layout, dtype);
+          const auto engine = wrap_as(net, mesh, layout, dtype);
           parallel::load_weights(*engine, path);
           expect_equal(weights_of(*engine), wanted, what);
           expect_equal(buffers_of(net), buffers, what);
@@ -133,7 +133,7 @@ TEST(Weights, OfEveryLayoutAreOneFile) {
   on_every_layout({2}, [&](const Layout& layout, std::shared_ptr<World> world, const std::string& what) {
     const comm::Mesh mesh = mesh_of(world, layout);
     NormedNet net(7);
-    const auto engine = wrap(net, mesh, layout);
+    const auto engine = wrap_as(net, mesh, layout);
     const auto optimizer = optim::build(momentum(), engine->optimizer_params());
     train_steps(net, *engine, *optimizer, 0, 2);
     parallel::save_weights(*engine, path);
@@ -161,7 +161,7 @@ TEST(Weights, OfPlainModulesAndOfEnginesAreTheSameFiles) {
   parallel::save_weights(plain, again);
   run_ranks(1, [&](std::shared_ptr<World> world) {
     NormedNet net(7);
-    const auto engine = wrap(net, mesh_of(world), Layout{"fsdp"});
+    const auto engine = wrap_as(net, mesh_of(world), Layout{"fsdp"});
     parallel::load_weights(*engine, again);
     expect_equal(weights_of(*engine), wanted, "engine");
     expect_thrown<LogicError>([&] { parallel::save_weights(net, path); }, {"engine's", "pass the engine"});
@@ -199,7 +199,7 @@ TEST(Weights, ThatDoNotFitAreNamedAndChangeNothing) {
   run_ranks(2, [&](std::shared_ptr<World> world) {
     const comm::Mesh mesh = mesh_of(world);
     NormedNet net(7);
-    const auto engine = wrap(net, mesh, Layout{"fsdp"});
+    const auto engine = wrap_as(net, mesh, Layout{"fsdp"});
     const Weights before = weights_of(*engine);
     expect_thrown<DataError>(
         [&] { parallel::load_weights(*engine, path); },
@@ -221,7 +221,7 @@ TEST(Weights, ThatCannotBeWrittenOrReadAreAnErrorOnAllRanksAtOnce) {
   run_ranks(3, [](std::shared_ptr<World> world) {
     const comm::Mesh mesh = mesh_of(world);
     Net net(7);
-    const auto engine = wrap(net, mesh, Layout{"fsdp"});
+    const auto engine = wrap_as(net, mesh, Layout{"fsdp"});
     const double began = monotonic_seconds();
     expect_thrown<EnvironmentError>(
         [&] { parallel::save_weights(*engine, "/proc/nowhere/model.safetensors"); }, {"/proc/nowhere"});
@@ -238,7 +238,7 @@ TEST(State, ShardedPiecesCoverEveryTensorOfTheFullOne) {
   on_every_layout({1, 2, 3}, [](const Layout& layout, std::shared_ptr<World> world, const std::string& what) {
     const comm::Mesh mesh = mesh_of(world, layout);
     NormedNet net(7);
-    const auto engine = wrap(net, mesh, layout);
+    const auto engine = wrap_as(net, mesh, layout);
     const auto optimizer = optim::build(adamw(), engine->optimizer_params());
     train_steps(net, *engine, *optimizer, 0, 1);
     const auto whole = parallel::full_state(*engine, *optimizer);
@@ -274,7 +274,7 @@ Weights resumed(const Layout& layout, const std::shared_ptr<World>& world, const
                 const std::string& path) {
   const comm::Mesh mesh = mesh_of(world, layout);
   NormedNet net(99);
-  const auto engine = wrap(net, mesh, layout);
+  const auto engine = wrap_as(net, mesh, layout);
   const auto optimizer = optim::build(config, engine->optimizer_params());
   train_steps(net, *engine, *optimizer, 0, 1);  // a state of its own, which shall be gone
   EXPECT_EQ(parallel::load_state(*engine, *optimizer, path), (parallel::Notes{{"step", "3"}}));
@@ -293,7 +293,7 @@ TEST(State, SavedByOnePolicyGoesOnUnderAnyOtherWithTheSameBits) {
         run_ranks(ranks, [&](std::shared_ptr<World> world) {
           const comm::Mesh mesh = mesh_of(world, from);
           NormedNet net(7);
-          const auto engine = wrap(net, mesh, from);
+          const auto engine = wrap_as(net, mesh, from);
           const auto optimizer = optim::build(config, engine->optimizer_params());
           train_steps(net, *engine, *optimizer, 0, 3);
           parallel::save_state(*engine, *optimizer, path, {{"step", "3"}});
@@ -354,7 +354,7 @@ TEST(State, OfTorchOptimizersGoesOnUnderAnyPolicyWithTheSameBits) {
         Weights wanted;
         run_ranks(ranks, [&](std::shared_ptr<World> world) {
           NormedNet net(7);
-          const auto engine = wrap(net, mesh_of(world, from), from);
+          const auto engine = wrap_as(net, mesh_of(world, from), from);
           const auto optimizer = make(engine->optimizer_tensors());
           train_steps(net, *engine, *optimizer, 0, 3);
           parallel::save_state(*engine, *optimizer, path);
@@ -365,7 +365,7 @@ TEST(State, OfTorchOptimizersGoesOnUnderAnyPolicyWithTheSameBits) {
         for (const Layout& to : layouts(ranks)) {
           run_ranks(ranks, [&](std::shared_ptr<World> world) {
             NormedNet net(99);
-            const auto engine = wrap(net, mesh_of(world, to), to);
+            const auto engine = wrap_as(net, mesh_of(world, to), to);
             const auto optimizer = make(engine->optimizer_tensors());
             train_steps(net, *engine, *optimizer, 0, 1);
             parallel::load_state(*engine, *optimizer, path);
@@ -383,8 +383,8 @@ TEST(State, OfTorchAdamWIsThatOfOurs) {
   const std::string path = scratch("adamw.safetensors");
   run_ranks(2, [&](std::shared_ptr<World> world) {
     NormedNet net(7), same(99);
-    const auto engine = wrap(net, mesh_of(world), Layout{"fsdp"}),
-               other = wrap(same, mesh_of(world), Layout{"zero2"});
+    const auto engine = wrap_as(net, mesh_of(world), Layout{"fsdp"}),
+               other = wrap_as(same, mesh_of(world), Layout{"zero2"});
     const auto theirs = kTorchOptimizers[0].second(engine->optimizer_tensors());
     train_steps(net, *engine, *theirs, 0, 3);
     parallel::save_state(*engine, *theirs, path);
@@ -401,7 +401,7 @@ TEST(State, OfOptimizersThatAreNotKnownIsRefusedByName) {
   run_ranks(1, [](std::shared_ptr<World> world) {
     const std::string path = scratch("unknown.safetensors");
     NormedNet net(7);
-    const auto engine = wrap(net, mesh_of(world), Layout{"ddp"});
+    const auto engine = wrap_as(net, mesh_of(world), Layout{"ddp"});
     torch::optim::LBFGS unknown(engine->optimizer_tensors());
     expect_thrown<LogicError>([&] { parallel::save_state(*engine, unknown, path); }, {"LBFGS", "AdamW"});
     torch::optim::AdamW strange(net.parameters());
@@ -414,7 +414,7 @@ TEST(State, OfAnotherOptimizerOrNoneIsRefused) {
     const std::string path = scratch("other-optimizer.safetensors");
     const comm::Mesh mesh = mesh_of(world);
     Net net(7);
-    const auto engine = wrap(net, mesh, Layout{"fsdp"});
+    const auto engine = wrap_as(net, mesh, Layout{"fsdp"});
     const auto first = optim::build(momentum(), engine->optimizer_params());
     train_steps(net, *engine, *first, 0, 1);
     parallel::save_state(*engine, *first, path);

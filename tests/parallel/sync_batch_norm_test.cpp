@@ -108,20 +108,21 @@ Outcome on_ranks(const at::Tensor& x, const at::Tensor& dy, const Counts& counts
   return whole;
 }
 
-void expect_close(const at::Tensor& got, const at::Tensor& wanted, double tolerance,
-                  const std::string& what) {
+void expect_close_outcome(const at::Tensor& got, const at::Tensor& wanted, double tolerance,
+                          const std::string& what) {
   ASSERT_EQ(got.sizes(), wanted.sizes()) << what;
   const double difference = (got.to(at::kDouble) - wanted).norm().item<double>();
   EXPECT_LE(difference, tolerance * wanted.norm().item<double>()) << what;
 }
 
-void expect_close(const Outcome& got, const Outcome& wanted, double tolerance, const std::string& what) {
-  expect_close(got.y, wanted.y, tolerance, what + ": y");
-  expect_close(got.dx, wanted.dx, tolerance, what + ": dx");
-  expect_close(got.d_weight, wanted.d_weight, tolerance, what + ": d_weight");
-  expect_close(got.d_bias, wanted.d_bias, tolerance, what + ": d_bias");
-  expect_close(got.running_mean, wanted.running_mean, tolerance, what + ": running_mean");
-  expect_close(got.running_var, wanted.running_var, tolerance, what + ": running_var");
+void expect_close_outcome(const Outcome& got, const Outcome& wanted, double tolerance,
+                          const std::string& what) {
+  expect_close_outcome(got.y, wanted.y, tolerance, what + ": y");
+  expect_close_outcome(got.dx, wanted.dx, tolerance, what + ": dx");
+  expect_close_outcome(got.d_weight, wanted.d_weight, tolerance, what + ": d_weight");
+  expect_close_outcome(got.d_bias, wanted.d_bias, tolerance, what + ": d_bias");
+  expect_close_outcome(got.running_mean, wanted.running_mean, tolerance, what + ": running_mean");
+  expect_close_outcome(got.running_var, wanted.running_var, tolerance, what + ": running_var");
 }
 
 TEST(SyncBatchNorm, EqualsOneProcessOnTheWholeBatch) {
@@ -139,8 +140,8 @@ TEST(SyncBatchNorm, EqualsOneProcessOnTheWholeBatch) {
     const at::Tensor dy = random(2, shape);
     const Outcome wanted = on_whole_batch(x, dy);
     for (const Counts& counts : splits) {
-      expect_close(on_ranks(x, dy, counts), wanted, 2e-6,
-                   fmt::format("({}) as {}", fmt::join(shape, ", "), fmt::join(counts, " + ")));
+      expect_close_outcome(on_ranks(x, dy, counts), wanted, 2e-6,
+                           fmt::format("({}) as {}", fmt::join(shape, ", "), fmt::join(counts, " + ")));
     }
   }
 }
@@ -148,10 +149,10 @@ TEST(SyncBatchNorm, EqualsOneProcessOnTheWholeBatch) {
 TEST(SyncBatchNorm, TakesAnyMemoryLayout) {
   const at::Tensor x = random(1, {8, 3, 4, 5}), dy = random(2, {8, 3, 4, 5});
   const Outcome wanted = on_whole_batch(x, dy);
-  expect_close(on_ranks(x.contiguous(at::MemoryFormat::ChannelsLast), dy, {3, 5}), wanted, 2e-6,
-               "channels last");
+  expect_close_outcome(on_ranks(x.contiguous(at::MemoryFormat::ChannelsLast), dy, {3, 5}), wanted, 2e-6,
+                       "channels last");
   const at::Tensor transposed = x.transpose(0, 3).contiguous().transpose(0, 3);
-  expect_close(on_ranks(transposed, dy, {3, 5}), wanted, 2e-6, "transposed");
+  expect_close_outcome(on_ranks(transposed, dy, {3, 5}), wanted, 2e-6, "transposed");
 }
 
 TEST(SyncBatchNorm, KeepsItsDigitsWhenTheMeanIsLargeAndTheVarianceTiny) {
@@ -159,8 +160,8 @@ TEST(SyncBatchNorm, KeepsItsDigitsWhenTheMeanIsLargeAndTheVarianceTiny) {
   const at::Tensor x = 1000.0 + 0.1 * random(1, {64, 4, 9}), dy = random(2, {64, 4, 9});
   const Outcome wanted = on_whole_batch(x, dy, /*momentum=*/1.0);
   const Outcome got = on_ranks(x, dy, {30, 0, 34}, {.momentum = 1.0});
-  expect_close(got, wanted, 1e-3, "large mean");
-  expect_close(got.running_var, wanted.running_var, 1e-4, "large mean: variance");
+  expect_close_outcome(got, wanted, 1e-3, "large mean");
+  expect_close_outcome(got.running_var, wanted.running_var, 1e-4, "large mean: variance");
 }
 
 TEST(SyncBatchNorm, TakesHalfPrecisionAndKeepsStatisticsInSingle) {
@@ -170,9 +171,9 @@ TEST(SyncBatchNorm, TakesHalfPrecisionAndKeepsStatisticsInSingle) {
     const Outcome got = on_ranks(x, dy, {20, 12});
     EXPECT_EQ(got.y.scalar_type(), dtype);
     EXPECT_EQ(got.dx.scalar_type(), dtype);
-    expect_close(got, wanted, dtype == at::kHalf ? 5e-4 : 4e-3, c10::toString(dtype));
-    expect_close(got.running_mean, wanted.running_mean, 1e-6, "mean of rounded values");
-    expect_close(got.running_var, wanted.running_var, 1e-6, "variance of rounded values");
+    expect_close_outcome(got, wanted, dtype == at::kHalf ? 5e-4 : 4e-3, c10::toString(dtype));
+    expect_close_outcome(got.running_mean, wanted.running_mean, 1e-6, "mean of rounded values");
+    expect_close_outcome(got.running_var, wanted.running_var, 1e-6, "variance of rounded values");
   }
 }
 
@@ -280,7 +281,7 @@ struct ConvNet : torch::nn::Module {
 
 constexpr int64_t kBatch = 12;
 constexpr int64_t kSteps = 6;
-constexpr double kRate = 0.1;
+constexpr double kNormRate = 0.1;
 
 at::Tensor images(int64_t step) {
   return random(100 + static_cast<uint64_t>(step), {kBatch, 3, 7, 7});
@@ -302,7 +303,7 @@ Named train_on_one_process() {
     net.zero_grad();
     (loss_sum(net, images(step), targets(step)) / static_cast<double>(kBatch)).backward();
     const at::NoGradGuard no_grad;
-    for (auto& param : net.parameters()) param.sub_(param.grad() * kRate);
+    for (auto& param : net.parameters()) param.sub_(param.grad() * kNormRate);
   }
   Named result;
   for (const auto& entry : net.named_parameters()) result[entry.key()] = entry.value().detach();
@@ -317,7 +318,7 @@ Named train_on_ranks(const std::shared_ptr<World>& world, const char* policy, co
   const parallel::WrapOptions options = {.policy = policy, .bucket_mib = 0.0005};
   const auto engine =
       shards ? parallel::fully_shard(net, mesh, options) : parallel::data_parallel(net, mesh, options);
-  const auto optimizer = optim::sgd(engine->optimizer_params(), {.lr = kRate});
+  const auto optimizer = optim::sgd(engine->optimizer_params(), {.lr = kNormRate});
   const auto rank = static_cast<size_t>(mesh.dp_rank);
   for (int64_t step = 0; step < kSteps; ++step) {
     const at::Tensor x = images(step).split_with_sizes(counts)[rank];
@@ -344,8 +345,8 @@ TEST(SyncBatchNorm, AConvolutionalNetTrainsOnRanksAsInOneProcess) {
         const Named got = train_on_ranks(world, policy, counts);
         ASSERT_EQ(got.size(), wanted.size());
         for (const auto& [name, value] : wanted) {
-          expect_close(got.at(name), value, 1e-5,
-                       fmt::format("{} with {}: {}", policy, fmt::join(counts, " + "), name));
+          expect_close_outcome(got.at(name), value, 1e-5,
+                               fmt::format("{} with {}: {}", policy, fmt::join(counts, " + "), name));
         }
       });
     }

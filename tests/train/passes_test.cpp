@@ -45,7 +45,7 @@ struct Run {
   double scale_growth = 1.0;  ///< of the loss, from step to step
 };
 
-struct Outcome {
+struct PassesOutcome {
   std::string digest;
   std::vector<double> losses;
   int64_t recorded = 0;
@@ -66,9 +66,9 @@ void with_tiny_engine(
   });
 }
 
-Outcome train_with(const Run& run) {
+PassesOutcome train_with(const Run& run) {
   at::set_num_threads(1);
-  Outcome outcome;
+  PassesOutcome outcome;
   with_tiny_engine([&](nn::Model& model, parallel::DataParallel& engine, const plan::ModelConfig& config) {
     model.set_unit_runner(
         [&, inner = model.unit_runner()](const nn::Unit& unit, const at::Tensor& x, bool begins_pass) {
@@ -111,9 +111,10 @@ parallel::RecordingMaker rehearsals(Counts& counts) {
 
 TEST(Passes, LaunchedOnesTrainTheSameBits) {
   for (const int64_t accumulation : {1, 2, 3, 4}) {
-    const Outcome plain = train_with({.accumulation = accumulation});
+    const PassesOutcome plain = train_with({.accumulation = accumulation});
     Counts counts;
-    const Outcome recorded = train_with({.make_recording = rehearsals(counts), .accumulation = accumulation});
+    const PassesOutcome recorded =
+        train_with({.make_recording = rehearsals(counts), .accumulation = accumulation});
     EXPECT_EQ(recorded.digest, plain.digest) << accumulation;
     EXPECT_EQ(recorded.losses, plain.losses) << accumulation;
     EXPECT_EQ(recorded.recorded, std::min<int64_t>(accumulation, 3)) << "kinds of passes";
@@ -124,9 +125,9 @@ TEST(Passes, LaunchedOnesTrainTheSameBits) {
 }
 
 /// Trains with recordings that must be given up; what was logged.
-std::string log_of(const Run& run, const Outcome& plain) {
+std::string log_of(const Run& run, const PassesOutcome& plain) {
   ::testing::internal::CaptureStderr();
-  const Outcome outcome = train_with(run);
+  const PassesOutcome outcome = train_with(run);
   const std::string log = ::testing::internal::GetCapturedStderr();
   EXPECT_EQ(outcome.digest, plain.digest);
   EXPECT_EQ(outcome.losses, plain.losses);
@@ -138,7 +139,7 @@ std::string log_of(const Run& run, const Outcome& plain) {
 }
 
 TEST(Passes, AFailedRecordingLeavesTheEngineAsItWas) {
-  const Outcome plain = train_with({});
+  const PassesOutcome plain = train_with({});
   /// Fails in the middle of backward, with some units reduced and others not.
   struct Failing : parallel::Recording {
     explicit Failing(bool& flag) : fails(flag) {}
@@ -168,9 +169,9 @@ TEST(Passes, AFailedRecordingLeavesTheEngineAsItWas) {
 TEST(Passes, SmallerMicroBatchesRunBesideRecordings) {
   // The one that would have been recorded first, and one later on.
   for (const int64_t odd : {plan::kStepsBeforeRecording, int64_t{6}}) {
-    const Outcome plain = train_with({.accumulation = 2, .odd_step = odd});
+    const PassesOutcome plain = train_with({.accumulation = 2, .odd_step = odd});
     Counts counts;
-    const Outcome recorded =
+    const PassesOutcome recorded =
         train_with({.make_recording = rehearsals(counts), .accumulation = 2, .odd_step = odd});
     EXPECT_EQ(recorded.digest, plain.digest) << odd;
     EXPECT_EQ(recorded.losses, plain.losses) << odd;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <tuple>
 
@@ -109,6 +110,11 @@ Listed listed(const Folder& folder, const std::string& name) {
 }
 
 }  // namespace
+
+bool is_checkpoint(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::exists(path + "/" + kIndexName, error);
+}
 
 std::vector<Listed> list_checkpoints(const Folder& folder) {
   std::vector<Listed> all;

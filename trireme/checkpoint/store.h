@@ -22,6 +22,9 @@ inline constexpr const char* kCommitName = "COMMIT.json";
 inline constexpr const char* kIndexName = "index.json";
 inline constexpr const char* kStateName = "state.json";
 
+/// Whether that folder is one checkpoint, whole or not.
+bool is_checkpoint(const std::string& path);
+
 /// A folder that looks like a checkpoint.
 struct Listed {
   std::string name;

@@ -25,7 +25,7 @@ struct Dimension {
   const char* help;
 };
 
-struct PipelineBench {
+struct PipelineBenchOptions {
   std::optional<int64_t> ranks;
   std::string schedules = "gpipe,1f1b,interleaved_1f1b,zb_h1,interleaved_zb,zb_v,dualpipe_v";
   std::vector<Dimension> dimensions = {{"--layers", "model.n_layers", 8, "Blocks"},
@@ -51,7 +51,7 @@ std::vector<std::string> schedules_of(const std::string& text) {
 }
 
 /// The user's keys win over those that the bench sets.
-plan::ResolvedConfig config_of(const PipelineBench& options, const Front& front) {
+plan::ResolvedConfig config_of(const PipelineBenchOptions& options, const Front& front) {
   std::vector<std::string> overrides = {"model.family=llama", "model.tie_embeddings=false",
                                         "parallel.policy=ddp", "precision.compute=bf16"};
   for (const Dimension& dimension : options.dimensions)
@@ -69,7 +69,7 @@ void check_gpus(int64_t ranks, plan::Device device, int gpus) {
       ranks, gpus, gpus, ranks, ranks);
 }
 
-int64_t ranks_of(const PipelineBench& options, plan::Device device, int gpus) {
+int64_t ranks_of(const PipelineBenchOptions& options, plan::Device device, int gpus) {
   if (options.run.study == 0) {
     check_gpus(options.ranks.value_or(0), device, gpus);
     return choose_ranks(options.ranks, device, gpus);
@@ -95,7 +95,7 @@ void check_ranks(const plan::ParallelConfig& parallel, int64_t ranks, bool study
       replicas, parallel.dp_replicate, parallel.dp_shard, ranks, replicas, 2 * replicas);
 }
 
-int bench_pipeline(const PipelineBench& options, const Front& front) {
+int bench_pipeline(const PipelineBenchOptions& options, const Front& front) {
   const plan::ResolvedConfig config = config_of(options, front);
   const int gpus = kHasCuda && config.config.device != plan::Device::kCpu ? gpu_count() : 0;
   const plan::Device device = choose_device(config.config.device, gpus);
@@ -128,7 +128,7 @@ void add_counts(CLI::App& verb, BenchPipelineOptions& run) {
 }  // namespace
 
 void add_bench_pipeline(CLI::App& bench, Front& front) {
-  auto options = std::make_shared<PipelineBench>();
+  auto options = std::make_shared<PipelineBenchOptions>();
   CLI::App* verb = bench.add_subcommand("pipeline", "How long a step takes under pipeline schedules");
   verb->add_option("-n,--ranks", options->ranks, "Ranks to start (default: all GPUs, else 2)")
       ->option_text("RANKS");

@@ -34,7 +34,7 @@ using report::Align;
 constexpr const char* kStateMark = "trireme.state";
 constexpr const char* kOptimizerPrefix = "optimizer.";
 
-struct Options {
+struct CkptOptions {
   std::string path, other;
   int64_t keep = 0;
   int64_t files = 1;
@@ -43,11 +43,6 @@ struct Options {
   bool weights_only = false;
   bool json = false;
 };
-
-bool is_checkpoint(const std::string& path) {
-  std::error_code error;
-  return fs::exists(path + "/" + checkpoint::kIndexName, error);
-}
 
 bool holds_checkpoints(const std::string& path) {
   std::error_code error;
@@ -67,7 +62,8 @@ std::string checkpoints_of(const std::string& word, const Front& front) {
 /// A checkpoint or a safetensors file by its path, or the newest checkpoint of a run that is whole.
 std::string find_source(const std::string& word, const Front& front) {
   std::error_code error;
-  if (is_checkpoint(word) || fs::is_regular_file(word, error) || checkpoint::is_model_folder(word))
+  if (checkpoint::is_checkpoint(word) || fs::is_regular_file(word, error) ||
+      checkpoint::is_model_folder(word))
     return word;
   const std::string folder = checkpoints_of(word, front);
   const checkpoint::Newest newest = checkpoint::newest_checkpoint(Folder(folder));
@@ -102,7 +98,7 @@ Json describe(const Folder& folder, const Listed& listed) {
   return row;
 }
 
-int list(const Options& options, const Front& front) {
+int list(const CkptOptions& options, const Front& front) {
   const Folder folder(checkpoints_of(options.path, front));
   Json rows = Json::array();
   for (const Listed& listed : checkpoint::list_checkpoints(folder)) rows.push_back(describe(folder, listed));
@@ -132,7 +128,7 @@ int list(const Options& options, const Front& front) {
   return 0;
 }
 
-int inspect(const Options& options, const Front& front) {
+int inspect(const CkptOptions& options, const Front& front) {
   const auto source = checkpoint::open_source(find_source(options.path, front));
   int64_t bytes = 0;
   Json tensors = Json::object();
@@ -144,7 +140,7 @@ int inspect(const Options& options, const Front& front) {
                 {"path", source->path()},
                 {"bytes", bytes},
                 {"metadata", source->metadata()}};
-  if (is_checkpoint(source->path())) {
+  if (checkpoint::is_checkpoint(source->path())) {
     const Checkpoint found(source->path());
     document["step"] = found.commit().step;
     document["generation"] = found.commit().generation;
@@ -179,9 +175,9 @@ std::vector<std::string> problems_of(const std::string& path, int64_t& bytes) {
 }
 
 /// One checkpoint, or all of a run. Exit code 7 when any is damaged.
-int verify(const Options& options, const Front& front) {
+int verify(const CkptOptions& options, const Front& front) {
   std::vector<std::string> paths;
-  if (is_checkpoint(options.path)) {
+  if (checkpoint::is_checkpoint(options.path)) {
     paths = {options.path};
   } else {
     const Folder folder(checkpoints_of(options.path, front));
@@ -206,7 +202,7 @@ int verify(const Options& options, const Front& front) {
 }
 
 /// Exit code 8 when they differ.
-int diff(const Options& options, const Front& front) {
+int diff(const CkptOptions& options, const Front& front) {
   const auto a = checkpoint::open_source(find_source(options.path, front));
   const auto b = checkpoint::open_source(find_source(options.other, front));
   const std::vector<checkpoint::Difference> differences = checkpoint::compare(*a, *b);
@@ -238,13 +234,13 @@ int diff(const Options& options, const Front& front) {
   return code;
 }
 
-void check_files(const Options& options) {
+void check_files(const CkptOptions& options) {
   if (options.files >= 1 && options.files <= 65536) return;
   throw ConfigError("[cli.ckpt] --files {} is not 1 to 65536", options.files);
 }
 
 /// As PyTorch's distributed checkpoint reads it.
-void convert_to_dcp(const checkpoint::Source& source, const Options& options,
+void convert_to_dcp(const checkpoint::Source& source, const CkptOptions& options,
                     const checkpoint::Conversion& how) {
   check_files(options);
   std::vector<std::string> tensors;
@@ -256,7 +252,7 @@ void convert_to_dcp(const checkpoint::Source& source, const Options& options,
   out.commit();
 }
 
-int convert(const Options& options, const Front& front) {
+int convert(const CkptOptions& options, const Front& front) {
   const std::string from = find_source(options.path, front);
   const auto source = checkpoint::open_source(from);
   checkpoint::Conversion how{.files = options.files};
@@ -264,7 +260,7 @@ int convert(const Options& options, const Front& front) {
     how.select = [](const std::string& name) { return !name.starts_with(kOptimizerPrefix); };
     how.without = {kStateMark};
   }
-  if (is_checkpoint(from)) {
+  if (checkpoint::is_checkpoint(from)) {
     const Checkpoint found(from);
     how.step = found.commit().step;
     if (!options.weights_only) how.state = Json::parse(found.state()).value("run", Json::object()).dump();
@@ -290,7 +286,7 @@ int convert(const Options& options, const Front& front) {
   return 0;
 }
 
-int prune(const Options& options, const Front& front) {
+int prune(const CkptOptions& options, const Front& front) {
   if (options.keep < 1)
     throw ConfigError("[cli.ckpt] --keep {} would leave nothing; give 1 or more", options.keep);
   checkpoint::Store store(checkpoints_of(options.path, front));
@@ -306,10 +302,10 @@ int prune(const Options& options, const Front& front) {
   return 0;
 }
 
-using Action = int (*)(const Options&, const Front&);
+using Action = int (*)(const CkptOptions&, const Front&);
 
-CLI::App* add_verb(CLI::App& ckpt, Front& front, const std::shared_ptr<Options>& options, const char* name,
-                   const char* text, Action action) {
+CLI::App* add_verb(CLI::App& ckpt, Front& front, const std::shared_ptr<CkptOptions>& options,
+                   const char* name, const char* text, Action action) {
   CLI::App* verb = ckpt.add_subcommand(name, text);
   verb->add_flag("--json", options->json, "One JSON document");
   verb->callback([options, &front, action] {
@@ -325,7 +321,7 @@ CLI::Option* add_path(CLI::App* verb, const char* name, std::string& path, const
 }  // namespace
 
 void add_ckpt(CLI::App& app, Front& front) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<CkptOptions>();
   CLI::App* ckpt =
       app.add_subcommand("ckpt", "Look at checkpoints, verify, compare, convert and remove them");
   ckpt->require_subcommand(1);

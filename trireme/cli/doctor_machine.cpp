@@ -19,6 +19,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/doctor.h"
+#include "trireme/cli/words.h"
 #include "trireme/plan/world.h"
 #include "trireme/report/machine.h"
 
@@ -29,10 +30,6 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kGiB = int64_t{1} << 30;
-
-std::string bytes_text(int64_t bytes) {
-  return format_bytes(static_cast<double>(bytes));
-}
 
 std::optional<int64_t> as_number(const std::string& text) {
   int64_t value = 0;

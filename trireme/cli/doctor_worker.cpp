@@ -8,11 +8,12 @@
 #include "trireme/base/text.h"
 #include "trireme/cli/child.h"
 #include "trireme/cli/doctor.h"
+#include "trireme/cli/words.h"
 
 namespace trireme::cli {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 constexpr double kProbeTimeout = 60.0;  ///< seconds; loading torch from a cold network disk is slow
 
@@ -24,14 +25,6 @@ Json find_object(const std::string& text) {
     if (object.is_object()) return object;
   }
   return Json(Json::value_t::discarded);
-}
-
-std::string last_line(const std::string& text) {
-  const size_t end = text.find_last_not_of('\n');
-  if (end == std::string::npos) return "it printed nothing";
-  const size_t begin = text.rfind('\n', end);
-  return text.substr(begin == std::string::npos ? 0 : begin + 1,
-                     end - (begin == std::string::npos ? 0 : begin + 1) + 1);
 }
 
 /// "2.11.0" of "2.11.0+cu130".
@@ -106,9 +99,9 @@ Check silent_worker(const std::string& path, const ChildOutput& output) {
     return failed_worker(fmt::format("{} did not answer in {:.0f} s", path, kProbeTimeout),
                          "run it by hand with the argument 'probe'");
   }
-  return failed_worker(
-      fmt::format("{} exited with code {}: {}", path, output.exit_code, last_line(output.err)),
-      "install torch where it was at build time, or build again");
+  return failed_worker(fmt::format("{} exited with code {}: {}", path, output.exit_code,
+                                   last_line(output.err, "it printed nothing")),
+                       "install torch where it was at build time, or build again");
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "trireme/base/sha256.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/child.h"
+#include "trireme/cli/words.h"
 
 namespace trireme::cli {
 namespace {
@@ -58,12 +59,6 @@ ChildOutput run_curl(const std::string& curl, const Remote& remote, const std::s
                    environment, kMostSeconds);
 }
 
-std::string last_line(const std::string& text) {
-  std::vector<std::string> lines = split(text, '\n');
-  std::erase(lines, "");
-  return lines.empty() ? "no word from curl" : lines.back();
-}
-
 }  // namespace
 
 void download(const Remote& remote, const std::string& path, const Environment& environment) {
@@ -84,7 +79,7 @@ void download(const Remote& remote, const std::string& path, const Environment& 
           "[cli.data] {} did not come ({}); try again, which goes on where this has ended, or put the file "
           "at "
           "{} yourself ({} bytes, SHA-256 {})",
-          remote.url, last_line(output.err), path, remote.bytes, remote.sha256);
+          remote.url, last_line(output.err, "no word from curl"), path, remote.bytes, remote.sha256);
     }
   }
   if (!is_right(remote, part)) {
@@ -107,7 +102,8 @@ void unpack(const std::string& archive, const std::string& folder, const std::st
                 environment, kMostSeconds);
   std::error_code error;
   if (output.exit_code == 0) fs::rename(fs::path(name) / folder, target, error);
-  const std::string why = output.exit_code != 0 ? last_line(output.err) : error.message();
+  const std::string why =
+      output.exit_code != 0 ? last_line(output.err, "no word from curl") : error.message();
   const bool failed = output.exit_code != 0 || error;
   fs::remove_all(name, error);
   if (failed)

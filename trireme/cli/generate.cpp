@@ -9,7 +9,7 @@
 namespace trireme::cli {
 namespace {
 
-struct Options {
+struct GenerateRun {
   GenerateOptions generate;
   bool json = false;
 };
@@ -27,7 +27,7 @@ void check(const GenerateOptions& options) {
   }
 }
 
-int generate(const Options& options, const Front& front) {
+int generate(const GenerateRun& options, const Front& front) {
   check(options.generate);
   Request request{.verb = "generate",
                   .config = "",
@@ -47,7 +47,7 @@ int generate(const Options& options, const Front& front) {
 }  // namespace
 
 void add_generate(CLI::App& app, Front& front) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<GenerateRun>();
   GenerateOptions& generate_options = options->generate;
   CLI::App* verb = app.add_subcommand("generate", "Continue a text with the weights of a run");
   verb->add_option("RUN", generate_options.run, "Run directory, its --name, or 'latest'")

@@ -26,7 +26,7 @@ using plan::Placement;
 using plan::ScheduleName;
 
 constexpr const char* kGreedy = "greedy";
-constexpr int64_t kColumns = 200;  ///< where stdout is no terminal
+constexpr int64_t kColumnsOfFiles = 200;  ///< where stdout is no terminal
 
 struct PipelineOptions {
   std::string schedule, file, svg, placement = "loop";
@@ -139,8 +139,8 @@ int show(const PipelineOptions& options) {
     fmt::print("{}\n", to_json(schedule, simulation).dump(2));
   } else {
     const int64_t terminal = terminal_columns(STDOUT_FILENO);
-    fmt::print("{}",
-               report::draw_text(timeline, options.columns.value_or(terminal > 0 ? terminal : kColumns)));
+    fmt::print("{}", report::draw_text(timeline,
+                                       options.columns.value_or(terminal > 0 ? terminal : kColumnsOfFiles)));
   }
   return 0;
 }

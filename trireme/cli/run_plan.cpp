@@ -6,6 +6,7 @@
 #include "trireme/base/build_info.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/cli/words.h"
 #include "trireme/plan/buckets.h"
 #include "trireme/plan/memory.h"
 #include "trireme/plan/notes.h"
@@ -22,10 +23,6 @@ std::string batch_equation(const plan::BatchPlan& batch, bool reads_images) {
   return fmt::format("{} {} = {} micro-batch x {} accumulation x {} data-parallel ranks", batch.global_batch,
                      reads_images ? "images" : "sequences", batch.micro_batch, batch.accumulation,
                      batch.dp_size);
-}
-
-std::string bytes_text(int64_t bytes) {
-  return format_bytes(static_cast<double>(bytes));
 }
 
 std::string state_text(const plan::StateBytes& state) {

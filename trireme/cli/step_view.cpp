@@ -8,6 +8,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/cli/words.h"
 #include "trireme/plan/unit_buffers.h"
 #include "trireme/report/table.h"
 
@@ -23,10 +24,6 @@ using plan::StepProgram;
 using report::Align;
 
 constexpr std::string_view kPeakMark = "<- peak";
-
-std::string bytes_text(int64_t bytes) {
-  return format_bytes(static_cast<double>(bytes));
-}
 
 /// "-" for none, so that what is there stands out.
 std::string some_bytes(int64_t bytes) {

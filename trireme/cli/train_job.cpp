@@ -7,6 +7,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/host.h"
 #include "trireme/base/log.h"
+#include "trireme/checkpoint/store.h"
 #include "trireme/cli/child.h"
 #include "trireme/cli/data_path.h"
 #include "trireme/cli/gpu_count.h"
@@ -50,10 +51,6 @@ void say_how_it_ended(const report::RunDirectory& directory, int code) {
 
 std::string runs_root(const TrainJob& job, const Front& front) {
   return job.run_dir.empty() ? front.runs_root() : job.run_dir;
-}
-
-bool is_checkpoint(const std::string& path) {
-  return std::filesystem::exists(path + "/index.json");
 }
 
 std::string config_name(const TrainJob& job, const Front& front) {
@@ -154,7 +151,7 @@ std::optional<ResumePoint> find_resume_point(TrainJob& job, const Front& front) 
   ResumePoint point;
   if (job.resume == "auto") {
     point.run_directory = newest_unfinished(root, config_name(job, front));
-  } else if (is_checkpoint(job.resume)) {
+  } else if (checkpoint::is_checkpoint(job.resume)) {
     point.checkpoint = std::filesystem::canonical(job.resume);
     const std::filesystem::path run = std::filesystem::path(point.checkpoint).parent_path().parent_path();
     if (std::filesystem::exists(run / "manifest.json")) point.run_directory = run;

@@ -14,6 +14,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/terminal.h"
 #include "trireme/base/text.h"
+#include "trireme/cli/words.h"
 #include "trireme/cli/worker_verbs.h"
 #include "trireme/comm/mesh.h"
 #include "trireme/kernels/allocation_watch.h"
@@ -266,10 +267,6 @@ std::string by_rank(const std::vector<double>& bytes) {
   std::vector<std::string> words;
   for (const double one : bytes) words.push_back(format_bytes(one));
   return join(words, ", ");
-}
-
-std::string percent(double share) {
-  return fmt::format("{:.1f}%", 100.0 * share);
 }
 
 /// Of all ranks' time.

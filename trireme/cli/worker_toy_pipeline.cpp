@@ -10,6 +10,7 @@
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/cli/words.h"
 #include "trireme/cli/worker_verbs.h"
 #include "trireme/comm/mesh.h"
 #include "trireme/kernels/device.h"
@@ -168,10 +169,6 @@ double mean(const std::vector<double>& values) {
   double sum = 0.0;
   for (const double value : values) sum += value;
   return sum / static_cast<double>(values.size());
-}
-
-std::string percent(double share) {
-  return fmt::format("{:.1f}%", 100.0 * share);
 }
 
 /// The figures of the modes beside each other.
