@@ -45,6 +45,9 @@ TEST(CudaGraphs, OneGpuCanRecordEveryFamilyAndPolicy) {
 TEST(CudaGraphs, OneOddReadingDoesNotDecideWhetherTheDeviceWaits) {
   EXPECT_TRUE(device_waits_for_host({0.02, 0.03, 0.02}));
   EXPECT_TRUE(device_waits_for_host({0.02, 7.0, 0.03})) << "the host lost its core while it waited";
+  EXPECT_TRUE(device_waits_for_host({0.3, 0.35, 0.28}))
+      << "a host that leads by so little falls behind at times";
+  EXPECT_FALSE(device_waits_for_host({0.8, 0.7, 0.9}));
   EXPECT_FALSE(device_waits_for_host({8.0, 7.5, 8.1}));
   EXPECT_FALSE(device_waits_for_host({8.0, 0.01, 8.1})) << "the host lost its core while it enqueued";
   EXPECT_FALSE(device_waits_for_host({})) << "nothing is known";
