@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""Checks that no two sources of the library, or of the commands, have file-local things of one name: with TRIREME_UNITY
-they are compiled in batches, where both would be one. Functions may have one name where their parameters differ.
+"""Checks that no two sources of the library, of the commands, or of a program of tests have file-local things of one name:
+with TRIREME_UNITY they are compiled in batches, where both would be one. Functions may have one name where their
+parameters differ. In tests a file-local thing may not be called as one of a header of tests, either: it would hide that
+from the sources after it, whatever its parameters are.
 
 Prints "file:line: what" for each clash and exits with 1; exits with 0 and silence otherwise.
 """
@@ -12,6 +14,13 @@ import sys
 
 # Folders of trireme/ whose sources are compiled together.
 BATCHED = ("kernels comm nn data optim memory precision parallel train bench".split(), ["cli"])
+
+# Programs of tests; those with these labels have no libtorch, and each of their sources is compiled alone.
+PROGRAM = re.compile(r"trireme_test\(NAME \w+ LABEL (\w+)([^)]*)\)")
+ALONE = ("unit", "slow")
+SOURCE = re.compile(r"[\w./]+\.cpp")
+
+INCLUDED = re.compile(r'^#include "(tests/[^"]+)"', re.MULTILINE)
 
 LOCAL = re.compile(r"^namespace \{$(.*?)^\}  // namespace$", re.DOTALL | re.MULTILINE)
 NAMESPACE = re.compile(r"^namespace ([\w:]+) \{$", re.MULTILINE)
@@ -57,14 +66,38 @@ def things_of(text):
             yield f"{found.group(1)}({parameter_types(found.group(2))})", begin + found.start(), ""
 
 
-def clashes(root, rooms):
+def called(thing):
+    return thing.split("(")[0]
+
+
+def shared_names(root, texts):
+    """{what it is called: "file:line"} of what the headers of tests, those in `texts` and those that these include, define."""
+    names, seen = {}, set()
+    waiting = [header for text in texts for header in INCLUDED.findall(text)]
+    while waiting:
+        header = waiting.pop()
+        if header in seen or not (root / header).is_file():
+            continue
+        seen.add(header)
+        text = (root / header).read_text(encoding="utf-8")
+        waiting += INCLUDED.findall(text)
+        for pattern in (TYPE, VARIABLE, FUNCTION, ALIAS):
+            for found in pattern.finditer(text):
+                names.setdefault(found.group(1), f"{header}:{text.count(chr(10), 0, found.start()) + 1}")
+    return names
+
+
+def clashes(root, paths, of_tests=False):
+    """A line for each clash between the sources of one batch."""
+    texts = {path.resolve().relative_to(root.resolve()).as_posix(): path.read_text(encoding="utf-8") for path in sorted(paths)}
+    shared = shared_names(root, texts.values()) if of_tests else {}
     known = collections.defaultdict(list)
-    for path in sorted(file for room in rooms for file in (root / "trireme" / room).rglob("*.cpp")):
-        text = path.read_text(encoding="utf-8")
-        name = path.relative_to(root).as_posix()
+    for name, text in texts.items():
         spaces = NAMESPACE.findall(text)
         for thing, place, same in things_of(text):
             line = text.count("\n", 0, place) + 1
+            if called(thing) in shared and not same:
+                yield f"{name}:{line}: {thing} hides {called(thing)} of {shared[called(thing)]}; give it another name, or use that"
             known[(spaces[0] if spaces else "", thing)].append((name, line, same))
     for (_, thing), places in sorted(known.items()):
         files = {name for name, _, _ in places}
@@ -73,11 +106,21 @@ def clashes(root, rooms):
             yield f"{places[0][0]}:{places[0][1]}: {thing} is local to this file and to {others}; give one another name, or share it"
 
 
+def batches(root):
+    """(sources that may be compiled together, whether they are tests)."""
+    for rooms in BATCHED:
+        yield [path for room in rooms for path in (root / "trireme" / room).rglob("*.cpp")], False
+    for listing in sorted((root / "tests").glob("*/CMakeLists.txt")):
+        for label, sources in PROGRAM.findall(listing.read_text(encoding="utf-8")):
+            if label not in ALONE:
+                yield [listing.parent / source for source in SOURCE.findall(sources)], True
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("root", nargs="?", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent)
     options = parser.parse_args()
-    found = [clash for rooms in BATCHED for clash in clashes(options.root, rooms)]
+    found = [clash for paths, of_tests in batches(options.root) for clash in clashes(options.root, paths, of_tests)]
     print("\n".join(found), end="\n" if found else "")
     sys.exit(1 if found else 0)
 

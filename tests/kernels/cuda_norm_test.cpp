@@ -33,10 +33,6 @@ void* pointer(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.data_ptr() : nullptr;
 }
 
-float* floats(const at::Tensor& tensor) {
-  return tensor.data_ptr<float>();
-}
-
 struct Inputs {
   at::Tensor x, delta, weight, bias, dy, d_sum, dweight, dbias;
 
@@ -94,10 +90,10 @@ Backward run_backward(const Case& c, const Inputs& in, const Forward& forward, c
 }
 
 /// What is normalised, in double, and its statistics (rows, 1).
-struct Exact {
+struct ExactNorm {
   at::Tensor x, mean, rstd, normal, weight;
 
-  Exact(const Case& c, const Inputs& in, const at::Tensor& sum) {
+  ExactNorm(const Case& c, const Inputs& in, const at::Tensor& sum) {
     x = sum.to(at::kDouble);
     mean = c.layer ? x.mean(1, true) : at::zeros({c.rows, 1}, x.options());
     rstd = ((x - mean).square().mean(1, true) + static_cast<double>(kEps)).rsqrt();
@@ -116,7 +112,7 @@ void check_forward(const Case& c, const Inputs& in, const Forward& out, const at
   } else {
     EXPECT_TRUE(out.sum.eq(kSentinel).all().item<bool>()) << c.name();
   }
-  const Exact exact(c, in, sum);
+  const ExactNorm exact(c, in, sum);
   const at::Tensor bias = c.layer ? in.bias.to(at::kDouble) : at::zeros({c.width}, exact.x.options());
   const at::Tensor y = exact.normal * exact.weight + bias;
   const at::Tensor magnitude = (exact.normal.abs() + exact.rstd) * exact.weight.abs() + bias.abs();
@@ -140,7 +136,7 @@ void check_column_gradient(const Case& c, const at::Tensor& actual, const at::Te
 }
 
 void check_backward(const Case& c, const Inputs& in, const Backward& out, const at::Tensor& sum) {
-  const Exact exact(c, in, sum);
+  const ExactNorm exact(c, in, sum);
   const at::Tensor dy = in.dy.to(at::kDouble);
   const at::Tensor d_sum = c.residual ? in.d_sum.to(at::kDouble) : at::zeros({1}, dy.options());
   const at::Tensor d_normal = dy * exact.weight;

@@ -57,10 +57,6 @@ struct State {
   }
 };
 
-float* floats(const at::Tensor& tensor) {
-  return tensor.data_ptr<float>();
-}
-
 at::Tensor gpu_scale() {
   return at::full({1}, kOnGpu, at::TensorOptions().dtype(at::kFloat).device(at::kCUDA));
 }

@@ -18,6 +18,10 @@ inline Dtype dtype_of(at::ScalarType type) {
   return type == at::kHalf ? Dtype::kHalf : Dtype::kFloat;
 }
 
+inline float* floats(const at::Tensor& tensor) {
+  return tensor.data_ptr<float>();
+}
+
 inline void* current_stream() {
   return c10::cuda::getCurrentCUDAStream().stream();
 }

@@ -34,7 +34,7 @@ plan::ModelConfig small(plan::ModelFamily family) {
   return config;
 }
 
-struct Result {
+struct Derivatives {
   double loss = 0.0;
   std::map<std::string, at::Tensor> grads;
 };
@@ -47,9 +47,9 @@ struct Halves {
 
 /// `lends` gives the parameters memory for their gradients, as the engine does. Weights are rounded to
 /// `weights` first.
-Result differentiate(const plan::ModelConfig& config, at::Device device, at::ScalarType dtype,
-                     int64_t chunk_bytes, bool lends, at::ScalarType weights = at::kFloat,
-                     const Halves& halves = {}) {
+Derivatives differentiate(const plan::ModelConfig& config, at::Device device, at::ScalarType dtype,
+                          int64_t chunk_bytes, bool lends, at::ScalarType weights = at::kFloat,
+                          const Halves& halves = {}) {
   const auto model = build(config);
   if (halves.recompute == plan::Recompute::kCheap) model->recompute_cheap(1);
   const InitialWeights initial(config, 7);
@@ -78,7 +78,7 @@ Result differentiate(const plan::ModelConfig& config, at::Device device, at::Sca
   } else {
     loss.backward(gradient);
   }
-  Result result{loss.item<double>(), {}};
+  Derivatives result{loss.item<double>(), {}};
   for (const auto& entry : model->named_parameters()) {
     result.grads[entry.key()] = entry.value().grad().to(at::kCPU, at::kFloat) / scale;
   }
@@ -92,7 +92,7 @@ class GpuModels : public testing::TestWithParam<plan::ModelFamily> {
   }
 };
 
-void expect_near(const Result& got, const Result& wanted, double loss_tolerance, double tolerance) {
+void expect_near(const Derivatives& got, const Derivatives& wanted, double loss_tolerance, double tolerance) {
   EXPECT_NEAR(got.loss, wanted.loss, loss_tolerance);
   for (const auto& [name, grad] : wanted.grads) {
     const double error = ((got.grads.at(name) - grad).norm() / grad.norm()).item<double>();
@@ -102,9 +102,9 @@ void expect_near(const Result& got, const Result& wanted, double loss_tolerance,
 
 TEST_P(GpuModels, GiveTheLossAndGradientsOfTheCpu) {
   const plan::ModelConfig config = small(GetParam());
-  const Result cpu = differentiate(config, at::kCPU, at::kFloat, kLossChunkBytes, true);
+  const Derivatives cpu = differentiate(config, at::kCPU, at::kFloat, kLossChunkBytes, true);
   for (const bool lends : {true, false}) {
-    const Result fp32 = differentiate(config, at::kCUDA, at::kFloat, kLossChunkBytes, lends);
+    const Derivatives fp32 = differentiate(config, at::kCUDA, at::kFloat, kLossChunkBytes, lends);
     expect_near(fp32, cpu, 1e-4, 2e-4);
   }
 }
@@ -115,10 +115,10 @@ TEST_P(GpuModels, GiveTheLossAndGradientsOfTheCpu) {
 TEST_P(GpuModels, RoundNoMoreThanTheirDtypeDoes) {
   const plan::ModelConfig config = small(GetParam());
   for (const auto& [dtype, spacing] : {std::pair(at::kBFloat16, 0x1.0p-8), {at::kHalf, 0x1.0p-11}}) {
-    const Result exact = differentiate(config, at::kCPU, at::kFloat, kLossChunkBytes, true, dtype);
+    const Derivatives exact = differentiate(config, at::kCPU, at::kFloat, kLossChunkBytes, true, dtype);
     for (const bool lends : {true, false}) {
       SCOPED_TRACE(fmt::format("{} {}", c10::toString(dtype), lends));
-      const Result rounded = differentiate(config, at::kCUDA, dtype, kLossChunkBytes, lends, dtype);
+      const Derivatives rounded = differentiate(config, at::kCUDA, dtype, kLossChunkBytes, lends, dtype);
       expect_near(rounded, exact, spacing, 4 * spacing);
     }
   }
@@ -126,15 +126,15 @@ TEST_P(GpuModels, RoundNoMoreThanTheirDtypeDoes) {
 
 TEST_P(GpuModels, GiveTheSameInPartsOfLogits) {
   const plan::ModelConfig config = small(GetParam());
-  const Result whole = differentiate(config, at::kCUDA, at::kFloat, kLossChunkBytes, true);
-  const Result parts = differentiate(config, at::kCUDA, at::kFloat, 64 * 1024 * 4, true);
+  const Derivatives whole = differentiate(config, at::kCUDA, at::kFloat, kLossChunkBytes, true);
+  const Derivatives parts = differentiate(config, at::kCUDA, at::kFloat, 64 * 1024 * 4, true);
   expect_near(parts, whole, 1e-5, 1e-5);
 }
 
 TEST_P(GpuModels, RepeatTheirBits) {
   const plan::ModelConfig config = small(GetParam());
-  const Result first = differentiate(config, at::kCUDA, at::kBFloat16, kLossChunkBytes, true);
-  const Result second = differentiate(config, at::kCUDA, at::kBFloat16, kLossChunkBytes, true);
+  const Derivatives first = differentiate(config, at::kCUDA, at::kBFloat16, kLossChunkBytes, true);
+  const Derivatives second = differentiate(config, at::kCUDA, at::kBFloat16, kLossChunkBytes, true);
   EXPECT_EQ(first.loss, second.loss);
   for (const auto& [name, grad] : first.grads) EXPECT_TRUE(at::equal(grad, second.grads.at(name))) << name;
 }
@@ -148,7 +148,7 @@ TEST_P(GpuModels, GiveTheSameBitsWhenGradientsOfWeightsAreDeferred) {
           return differentiate(config, at::kCUDA, dtype, kLossChunkBytes, lends, at::kFloat,
                                {defers, recompute});
         };
-        const Result whole = with(false), deferred = with(true);
+        const Derivatives whole = with(false), deferred = with(true);
         for (const auto& [name, grad] : whole.grads) {
           EXPECT_TRUE(at::equal(deferred.grads.at(name), grad))
               << name << " in " << c10::toString(dtype) << ", recompute " << plan::name(recompute);

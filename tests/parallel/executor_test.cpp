@@ -57,7 +57,7 @@ plan::EngineSetting setting_of(const Case& run) {
           .reduces_once = run.reduce_when == ReduceWhen::kOncePerStep};
 }
 
-Options options_of(const Case& run) {
+Options engine_options(const Case& run) {
   return {.policy = plan::find_policy(run.policy),
           .compute = run.compute,
           .reduce = run.compute,
@@ -76,7 +76,7 @@ void run_case(const Case& run, const std::function<void(test::EngineOnModel& tra
   const plan::ModelFacts facts = plan::describe(config, 8);
   test::run_ranks(run.ranks, [&](std::shared_ptr<comm::World> world) {
     SCOPED_TRACE(name_of(run));
-    test::EngineOnModel trained(config, facts, world, options_of(run), /*seed=*/1);
+    test::EngineOnModel trained(config, facts, world, engine_options(run), /*seed=*/1);
     body(trained);
   });
 }

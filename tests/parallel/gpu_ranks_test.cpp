@@ -54,7 +54,7 @@ double evaluate(const test::EngineOnModel& trained, DataParallel& engine, const 
 }
 
 /// Four steps; in the third, rank 1 has no data.
-std::string train(const Setting& run, const comm::Mesh& mesh) {
+std::string train_and_digest(const Setting& run, const comm::Mesh& mesh) {
   plan::ModelConfig config;
   config.family = run.family;
   config.n_layers = 3;
@@ -141,7 +141,7 @@ TEST(GpuRanks, EveryPolicyAndTransportGivesTheSameBits) {
     test::Expectations expect;
     std::map<std::pair<at::ScalarType, int64_t>, std::string> wanted;
     for (const Setting& run : runs) {
-      const std::string digest = train(run, meshes.of(rank, run.peer_memory));
+      const std::string digest = train_and_digest(run, meshes.of(rank, run.peer_memory));
       const auto [first, is_new] = wanted.try_emplace({run.compute, run.accumulation}, digest);
       expect.is_true(first->second == digest, describe(run));
     }
@@ -159,7 +159,7 @@ void expect_one_digest(const std::vector<Setting>& runs) {
     std::string wanted;
     for (const Setting& run : runs) {
       for (int again = 0; again < 2; ++again) {
-        const std::string digest = train(run, meshes.of(rank, run.peer_memory));
+        const std::string digest = train_and_digest(run, meshes.of(rank, run.peer_memory));
         if (wanted.empty()) wanted = digest;
         expect.is_true(digest == wanted, describe(run));
       }

@@ -15,6 +15,7 @@
 #include <tuple>
 #include <vector>
 
+#include "tests/parallel/layouts.h"
 #include "tests/parallel/plain_net.h"
 #include "tests/support/spawn.h"
 #include "trireme/base/error.h"
@@ -108,11 +109,6 @@ Weights engine_loop(const comm::Mesh& mesh, const Loop& loop, const Part& part =
     own ? parallel::save_state(*engine, *own, part.to) : parallel::save_state(*engine, *theirs, part.to);
   }
   return weights_of(*engine);
-}
-
-void expect_equal(const Weights& got, const Weights& wanted, const std::string& what) {
-  for (const auto& [name, weight] : wanted)
-    EXPECT_TRUE(at::equal(got.at(name), weight)) << what << ": " << name;
 }
 
 /// With one unit, or several.

@@ -422,7 +422,7 @@ TEST(PipelineFaults, RefusesATieThatDoesNotExist) {
 }
 
 /// Bits of the parameters of this rank's stages.
-test::Weights weights_of(parallel::Pipeline& pipeline) {
+test::Weights weights_of_stages(parallel::Pipeline& pipeline) {
   test::Weights all;
   for (const auto& engine : pipeline.engines()) all.merge(test::weights_of(*engine));
   return all;
@@ -440,7 +440,7 @@ TEST(Pipeline, SkippedStepsLeaveNothingBehind) {
         if (skips) rank.pipeline->skip_step();
         rank.step();
         rank.pipeline->step(optimizers);
-        return weights_of(*rank.pipeline);
+        return weights_of_stages(*rank.pipeline);
       };
       test::expect_equal(train(true), train(false), run.label());
     });

@@ -65,7 +65,7 @@ plan::UnitRange range_of(const ModelRun& run, int64_t stage, int64_t stages) {
   return {stage * units / stages, (stage + 1) * units / stages};
 }
 
-parallel::PipelineOptions options_of(const ModelRun& run, const plan::Schedule& schedule) {
+parallel::PipelineOptions model_options(const ModelRun& run, const plan::Schedule& schedule) {
   parallel::PipelineOptions options;
   options.data_parallel = {.compute = run.compute, .reduce = run.compute};
   if (run.config.tie_embeddings) {
@@ -75,7 +75,7 @@ parallel::PipelineOptions options_of(const ModelRun& run, const plan::Schedule& 
   return options;
 }
 
-test::PipelineOutcome train(const ModelRun& run) {
+test::PipelineOutcome train_model(const ModelRun& run) {
   test::PipelineOutcome outcome;
   std::mutex mutex;
   const plan::Schedule schedule =
@@ -98,7 +98,7 @@ test::PipelineOutcome train(const ModelRun& run) {
     const auto loss = [&](const at::Tensor& x, const at::Tensor& targets) {
       return last->loss(x, {.targets = targets});
     };
-    parallel::Pipeline pipeline(schedule, stages, loss, mesh, options_of(run, schedule));
+    parallel::Pipeline pipeline(schedule, stages, loss, mesh, model_options(run, schedule));
     const auto optimizers =
         pipeline.optimizers([](auto params) { return optim::build(test::descent(0.5), params); });
     for (int64_t step = 0; step < ModelRun::kSteps; ++step) {
@@ -124,7 +124,7 @@ test::PipelineOutcome train(const ModelRun& run) {
   return outcome;
 }
 
-test::PipelineOutcome train_unpipelined(const ModelRun& run) {
+test::PipelineOutcome train_in_one_piece(const ModelRun& run) {
   const auto model = nn::build(run.config);
   nn::InitialWeights(run.config, 11).fill(*model);
   test::PipelineOutcome outcome;
@@ -173,20 +173,20 @@ class PipelinedModel : public ::testing::TestWithParam<std::pair<plan::ModelFami
 TEST_P(PipelinedModel, TrainsAsInOnePieceUnderEverySchedule) {
   at::set_num_threads(1);
   ModelRun run{.config = model_of(GetParam().first, GetParam().second)};
-  const test::PipelineOutcome one_piece = train_unpipelined(run);
-  const test::PipelineOutcome first = train(run);
+  const test::PipelineOutcome one_piece = train_in_one_piece(run);
+  const test::PipelineOutcome first = train_model(run);
   for (const ScheduleName schedule : plan::all_values<ScheduleName>()) {
     run.schedule = schedule;
     run.chunks = schedule == ScheduleName::kInterleaved1F1B || schedule == ScheduleName::kInterleavedZb ||
                          schedule == ScheduleName::kLoopedBfs
                      ? 2
                      : 1;
-    const test::PipelineOutcome outcome = train(run);
+    const test::PipelineOutcome outcome = train_model(run);
     expect_outcome_near(outcome, one_piece, std::string(plan::name(schedule)));
     if (schedule == ScheduleName::kLoopedBfs || schedule == ScheduleName::kDualPipe) continue;
     test::expect_equal(outcome.weights, first.weights, std::string(plan::name(schedule)));
     run.halves = true;
-    test::expect_equal(train(run).weights, first.weights,
+    test::expect_equal(train_model(run).weights, first.weights,
                        fmt::format("{} cut inside blocks", plan::name(schedule)));
     run.halves = false;
   }
@@ -207,10 +207,10 @@ TEST(PipelinedModel, HalvesOfBlocksRecomputeAndAreSharded) {
       run.policy = policy;
       run.recompute = plan::Recompute::kNone;
       run.halves = false;
-      const test::PipelineOutcome whole = train(run);
+      const test::PipelineOutcome whole = train_model(run);
       run.recompute = recompute;
       run.halves = true;
-      test::expect_equal(train(run).weights, whole.weights,
+      test::expect_equal(train_model(run).weights, whole.weights,
                          fmt::format("{} with {}", plan::name(recompute), policy));
     }
   }
@@ -222,22 +222,23 @@ TEST(PipelinedModel, HalvesOfBackwardAddUpInBf16) {
   for (const char* policy : {"", "zero2"}) {
     run.policy = policy;
     run.schedule = ScheduleName::k1F1B;
-    const test::PipelineOutcome whole = train(run);
+    const test::PipelineOutcome whole = train_model(run);
     for (const ScheduleName schedule : {ScheduleName::kZbH1, ScheduleName::kZbV}) {
       run.schedule = schedule;
-      test::expect_equal(train(run).weights, whole.weights, std::string(plan::name(schedule)));
+      test::expect_equal(train_model(run).weights, whole.weights, std::string(plan::name(schedule)));
     }
   }
 }
 
 TEST(PipelinedModel, HalvesOfBackwardGoWithEveryPolicy) {
   ModelRun run{.config = model_of(plan::ModelFamily::kLlama, true), .dp = 2};
-  const test::PipelineOutcome one_piece = train_unpipelined(run);
+  const test::PipelineOutcome one_piece = train_in_one_piece(run);
   for (const ScheduleName schedule : {ScheduleName::kZbH1, ScheduleName::kZbV, ScheduleName::kDualPipe}) {
     for (const char* policy : {"ddp", "zero1", "zero2", "fsdp", "fsdp:shard_grad_op"}) {
       run.schedule = schedule;
       run.policy = policy;
-      expect_outcome_near(train(run), one_piece, fmt::format("{} with {}", plan::name(schedule), policy));
+      expect_outcome_near(train_model(run), one_piece,
+                          fmt::format("{} with {}", plan::name(schedule), policy));
     }
   }
 }

@@ -63,7 +63,7 @@ TEST(SharedParameters, TrainAsOnOneRankUnderEveryPolicy) {
             const comm::Mesh mesh = mesh_of(world);
             TiedNet net(7 + static_cast<uint64_t>(world->rank()), tie);
             const auto engine = wrap(net, mesh, {.policy = policy, .bucket_mib = bucket_mib});
-            expect_close(train(net, *engine, mesh), wanted,
+            expect_close(test::train(net, *engine, mesh), wanted,
                          fmt::format("tie {}, {} on {}, buckets of {} MiB", static_cast<int>(tie), policy,
                                      ranks, bucket_mib));
           });

@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "tests/parallel/plain_net.h"
 #include "tests/support/refusal.h"
 #include "tests/support/spawn.h"
 #include "trireme/base/error.h"
-#include "trireme/base/hash.h"
 #include "trireme/parallel/wrap.h"
 
 namespace trireme {
@@ -25,19 +25,12 @@ using comm::World;
 using parallel::SyncBatchNorm;
 using parallel::SyncBatchNormOptions;
 using test::expect_refusal;
+using test::kBatch;
+using test::kSteps;
+using test::random;
 using test::run_ranks;
+using test::Weights;
 using Counts = std::vector<int64_t>;  // rows of the batch, by rank
-
-/// Uniform on (-1, 1).
-at::Tensor random(uint64_t seed, at::IntArrayRef shape) {
-  at::Tensor values = at::empty(shape);
-  auto* const out = values.mutable_data_ptr<float>();
-  for (int64_t i = 0; i < values.numel(); ++i) {
-    out[i] =
-        static_cast<float>(static_cast<double>(mix64(seed, static_cast<uint64_t>(i)) >> 11) * 0x1p-52 - 1.0);
-  }
-  return values;
-}
 
 std::shared_ptr<Group> group_of(const std::shared_ptr<World>& world) {
   std::vector<int64_t> ranks(static_cast<size_t>(world->size()));
@@ -279,39 +272,35 @@ struct ConvNet : torch::nn::Module {
   std::shared_ptr<Norm> norm1, norm2;
 };
 
-constexpr int64_t kBatch = 12;
-constexpr int64_t kSteps = 6;
 constexpr double kNormRate = 0.1;
 
 at::Tensor images(int64_t step) {
   return random(100 + static_cast<uint64_t>(step), {kBatch, 3, 7, 7});
 }
-at::Tensor targets(int64_t step) {
+at::Tensor answers(int64_t step) {
   return random(200 + static_cast<uint64_t>(step), {kBatch, 2});
 }
 
 template <typename Net>
-at::Tensor loss_sum(Net& net, const at::Tensor& x, const at::Tensor& y) {
+at::Tensor squared_loss(Net& net, const at::Tensor& x, const at::Tensor& y) {
   return (net.forward(x) - y).square().sum();
 }
 
-using Named = std::map<std::string, at::Tensor>;
-
-Named train_on_one_process() {
+Weights train_on_one_process() {
   ConvNet<BatchNorm> net;
   for (int64_t step = 0; step < kSteps; ++step) {
     net.zero_grad();
-    (loss_sum(net, images(step), targets(step)) / static_cast<double>(kBatch)).backward();
+    (squared_loss(net, images(step), answers(step)) / static_cast<double>(kBatch)).backward();
     const at::NoGradGuard no_grad;
     for (auto& param : net.parameters()) param.sub_(param.grad() * kNormRate);
   }
-  Named result;
+  Weights result;
   for (const auto& entry : net.named_parameters()) result[entry.key()] = entry.value().detach();
   for (const auto& entry : net.named_buffers()) result[entry.key()] = entry.value();
   return result;
 }
 
-Named train_on_ranks(const std::shared_ptr<World>& world, const char* policy, const Counts& counts) {
+Weights train_on_ranks(const std::shared_ptr<World>& world, const char* policy, const Counts& counts) {
   const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape::fit({}, world->size()));
   ConvNet<SyncBatchNorm> net(mesh.dp);
   const bool shards = plan::find_policy(policy).shard_parameters;
@@ -322,13 +311,13 @@ Named train_on_ranks(const std::shared_ptr<World>& world, const char* policy, co
   const auto rank = static_cast<size_t>(mesh.dp_rank);
   for (int64_t step = 0; step < kSteps; ++step) {
     const at::Tensor x = images(step).split_with_sizes(counts)[rank];
-    const at::Tensor y = targets(step).split_with_sizes(counts)[rank];
+    const at::Tensor y = answers(step).split_with_sizes(counts)[rank];
     // A sum over no rows is 0 and counts for nothing.
     const auto rows = static_cast<double>(x.size(0));
-    engine->backward(loss_sum(net, x, y) / std::max(rows, 1.0), rows);
+    engine->backward(squared_loss(net, x, y) / std::max(rows, 1.0), rows);
     engine->step(*optimizer);
   }
-  Named result;
+  Weights result;
   engine->visit_weights([&](const std::string& name, const at::Tensor& w) { result[name] = w.clone(); });
   for (const auto& entry : net.named_buffers()) {
     if (entry.value().is_floating_point()) result[entry.key()] = entry.value();
@@ -338,11 +327,11 @@ Named train_on_ranks(const std::shared_ptr<World>& world, const char* policy, co
 
 TEST(SyncBatchNorm, AConvolutionalNetTrainsOnRanksAsInOneProcess) {
   at::set_num_threads(1);
-  const Named wanted = train_on_one_process();
+  const Weights wanted = train_on_one_process();
   for (const char* policy : {"ddp", "zero2", "fsdp"}) {
     for (const Counts& counts : std::vector<Counts>{{12}, {6, 6}, {7, 0, 5}, {1, 5, 2, 4}}) {
       run_ranks(static_cast<int64_t>(counts.size()), [&](std::shared_ptr<World> world) {
-        const Named got = train_on_ranks(world, policy, counts);
+        const Weights got = train_on_ranks(world, policy, counts);
         ASSERT_EQ(got.size(), wanted.size());
         for (const auto& [name, value] : wanted) {
           expect_close_outcome(got.at(name), value, 1e-5,

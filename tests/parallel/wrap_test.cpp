@@ -27,7 +27,7 @@ TEST(Wrap, EveryPolicyTrainsAPlainModuleAsOneRankDoes) {
           const comm::Mesh mesh = mesh_of(world);
           Net net(7 + static_cast<uint64_t>(world->rank()), twice);  // rank 0's values count
           const auto engine = wrap(net, mesh, {.policy = policy, .bucket_mib = 0.0005});
-          expect_close(train(net, *engine, mesh), wanted, fmt::format("{} on {}", policy, ranks));
+          expect_close(test::train(net, *engine, mesh), wanted, fmt::format("{} on {}", policy, ranks));
         });
       }
     }
@@ -67,7 +67,7 @@ TEST(Wrap, FrozenParametersShareAUnitAndStayAsTheyAre) {
       Net net(7);
       freeze(net);
       const auto engine = wrap(net, mesh, {.policy = policy});
-      expect_close(train(net, *engine, mesh), wanted, policy);
+      expect_close(test::train(net, *engine, mesh), wanted, policy);
     });
   }
 }
@@ -86,7 +86,7 @@ TEST(Wrap, UnusedParametersAreNamedOrCountAsZero) {
       Net net(7);
       net.blocks[3]->register_parameter("idle", at::ones({4}));
       const auto engine = wrap(net, mesh, {.policy = policy, .unused = parallel::Unused::kZero});
-      const Weights weights = train(net, *engine, mesh);
+      const Weights weights = test::train(net, *engine, mesh);
       EXPECT_TRUE(at::equal(weights.at("blocks.3.idle"), at::ones({4})));
       Net plain(7);
       Weights wanted = reference(plain);
@@ -104,7 +104,7 @@ TEST(Wrap, ARankMaySkipABlockThatOthersUse) {
     const auto engine =
         wrap(net, mesh, {.policy = policy, .bucket_mib = 0.0005, .unused = parallel::Unused::kZero});
     if (world->rank() == 1) net.blocks.erase(net.blocks.begin() + 1);
-    const Weights weights = train(net, *engine, mesh);
+    const Weights weights = test::train(net, *engine, mesh);
     if (world->rank() == 0) out = weights;
   };
   Weights ddp, zero2;

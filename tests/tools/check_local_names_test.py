@@ -50,6 +50,24 @@ class CheckLocalNames(unittest.TestCase):
         self.accepted(source("int f();", "int g() {\n}"), source("int h() {\n}", "int g() {\n}"))
         self.accepted(source("int f() {\n}"), source("int f() {\n}").replace("trireme::nn", "trireme::data"))
 
+    def test_refuses_what_hides_a_name_of_a_header_of_tests(self):
+        def run_program(label, local):
+            with tempfile.TemporaryDirectory() as folder:
+                room = pathlib.Path(folder) / "tests" / "nn"
+                room.mkdir(parents=True)
+                (room / "CMakeLists.txt").write_text(f"trireme_test(NAME nn LABEL {label} SOURCES one.cpp other.cpp)\n")
+                (room / "net.h").write_text("inline int rows(int step) {\n  return step;\n}\n")
+                (room / "one.cpp").write_text('#include "tests/nn/net.h"\n' + source("int f() {\n}"))
+                (room / "other.cpp").write_text(source(local))
+                return subprocess.run([sys.executable, TOOL, folder], capture_output=True, text=True, check=False)
+
+        result = run_program("cpu", "int rows(double x) {\n}")
+        self.assertEqual(result.returncode, 1, result)
+        self.assertRegex(result.stdout, r"^tests/nn/other.cpp:\d+: rows\(double\) hides rows of tests/nn/net.h:1;")
+        self.assertEqual(run_program("cpu", "int f() {\n}").returncode, 1)
+        self.assertEqual(run_program("cpu", "int columns() {\n}").returncode, 0)
+        self.assertEqual(run_program("unit", "int rows(double x) {\n}").returncode, 0)
+
 
 if __name__ == "__main__":
     unittest.main()
