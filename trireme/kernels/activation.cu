@@ -1,5 +1,6 @@
 #include <cstdint>
 
+#include "trireme/kernels/amax.cuh"
 #include "trireme/kernels/vector.cuh"
 
 namespace trireme::kernels::cuda {
@@ -79,6 +80,7 @@ template <typename Scalar, typename Function>
 struct Arguments {
   Rows<const Scalar> in[Function::kInputs];
   Rows<Scalar> out[Function::kOutputs];
+  float* amax = nullptr;
 };
 
 template <typename Function, typename Scalar, int kLanes>
@@ -100,13 +102,14 @@ __device__ void map_pack(const RawPack<Scalar, kLanes> (&raw)[Function::kInputs]
 
 /// Function on every element of (rows, width). A row is cut into `tiles` blocks. Outputs may be inputs: a
 /// thread reads all it needs before it writes, and writes only where it read.
-template <typename Function, typename Scalar, int kLanes>
+template <typename Function, typename Scalar, int kLanes, bool kAmax>
 __global__ void __launch_bounds__(kThreads)
     map_rows(Arguments<Scalar, Function> arguments, unsigned tiles, int64_t width) {
   constexpr int kPacks = Function::kPacks;
   const unsigned row = blockIdx.x / tiles, tile = blockIdx.x - row * tiles;
   const int64_t first = (static_cast<int64_t>(tile) * (kPacks * kThreads) + threadIdx.x) * kLanes;
   RawPack<Scalar, kLanes> in[kPacks][Function::kInputs];
+  Amax amax;
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     const int64_t column = first + p * kThreads * kLanes;
@@ -125,8 +128,10 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < Function::kOutputs; ++i) {
       out[i].store(arguments.out[i].data + row * arguments.out[i].stride + column);
+      if constexpr (kAmax) amax.see(out[i]);
     }
   }
+  if constexpr (kAmax) amax.template raise_by_block<kThreads>(arguments.amax);
 }
 
 template <typename Function, int kLanes, typename Scalar>
@@ -134,7 +139,9 @@ int launch(const Arguments<Scalar, Function>& arguments, int64_t rows, int64_t w
   if (rows == 0 || width == 0) return cudaSuccess;
   constexpr int64_t kTile = int64_t{Function::kPacks} * kThreads * kLanes;
   const int64_t tiles = (width + kTile - 1) / kTile;
-  map_rows<Function, Scalar, kLanes><<<static_cast<unsigned>(rows * tiles), kThreads, 0, as_stream(stream)>>>(
+  const auto kernel = arguments.amax == nullptr ? map_rows<Function, Scalar, kLanes, false>
+                                                : map_rows<Function, Scalar, kLanes, true>;
+  kernel<<<static_cast<unsigned>(rows * tiles), kThreads, 0, as_stream(stream)>>>(
       arguments, static_cast<unsigned>(tiles), width);
   return cudaGetLastError();
 }
@@ -159,46 +166,52 @@ int map_array(Arguments<Scalar, Function> arguments, bool packed, int64_t count,
 
 }  // namespace
 
-int swiglu_forward(void* y, const void* gate_up, int64_t rows, int64_t width, Dtype dtype, void* stream) {
+int swiglu_forward(void* y, const void* gate_up, int64_t rows, int64_t width, Dtype dtype, void* stream,
+                   float* amax) {
   return dispatch(dtype, [&](auto scalar) {
     using Scalar = decltype(scalar);
     const auto* gate = static_cast<const Scalar*>(gate_up);
     const Arguments<Scalar, SwigluForward<Scalar>> arguments{
-        .in = {{gate, 2 * width}, {gate + width, 2 * width}}, .out = {{static_cast<Scalar*>(y), width}}};
+        .in = {{gate, 2 * width}, {gate + width, 2 * width}},
+        .out = {{static_cast<Scalar*>(y), width}},
+        .amax = amax};
     const bool packed = packs({y, gate_up}, width * static_cast<int64_t>(sizeof(Scalar)));
     return map_matrix(arguments, packed, rows, width, stream);
   });
 }
 
 int swiglu_backward(void* d_gate_up, const void* dy, const void* gate_up, int64_t rows, int64_t width,
-                    Dtype dtype, void* stream) {
+                    Dtype dtype, void* stream, float* amax) {
   return dispatch(dtype, [&](auto scalar) {
     using Scalar = decltype(scalar);
     const auto* gate = static_cast<const Scalar*>(gate_up);
     auto* d_gate = static_cast<Scalar*>(d_gate_up);
     const Arguments<Scalar, SwigluBackward<Scalar>> arguments{
         .in = {{gate, 2 * width}, {gate + width, 2 * width}, {static_cast<const Scalar*>(dy), width}},
-        .out = {{d_gate, 2 * width}, {d_gate + width, 2 * width}}};
+        .out = {{d_gate, 2 * width}, {d_gate + width, 2 * width}},
+        .amax = amax};
     const bool packed = packs({d_gate_up, dy, gate_up}, width * static_cast<int64_t>(sizeof(Scalar)));
     return map_matrix(arguments, packed, rows, width, stream);
   });
 }
 
-int gelu_forward(void* y, const void* x, int64_t count, Dtype dtype, void* stream) {
+int gelu_forward(void* y, const void* x, int64_t count, Dtype dtype, void* stream, float* amax) {
   return dispatch(dtype, [&](auto scalar) {
     using Scalar = decltype(scalar);
-    const Arguments<Scalar, GeluForward<Scalar>> arguments{.in = {{static_cast<const Scalar*>(x), 0}},
-                                                           .out = {{static_cast<Scalar*>(y), 0}}};
+    const Arguments<Scalar, GeluForward<Scalar>> arguments{
+        .in = {{static_cast<const Scalar*>(x), 0}}, .out = {{static_cast<Scalar*>(y), 0}}, .amax = amax};
     return map_array(arguments, packs({y, x}, 0), count, stream);
   });
 }
 
-int gelu_backward(void* dx, const void* dy, const void* x, int64_t count, Dtype dtype, void* stream) {
+int gelu_backward(void* dx, const void* dy, const void* x, int64_t count, Dtype dtype, void* stream,
+                  float* amax) {
   return dispatch(dtype, [&](auto scalar) {
     using Scalar = decltype(scalar);
     const Arguments<Scalar, GeluBackward<Scalar>> arguments{
         .in = {{static_cast<const Scalar*>(x), 0}, {static_cast<const Scalar*>(dy), 0}},
-        .out = {{static_cast<Scalar*>(dx), 0}}};
+        .out = {{static_cast<Scalar*>(dx), 0}},
+        .amax = amax};
     return map_array(arguments, packs({dx, dy, x}, 0), count, stream);
   });
 }

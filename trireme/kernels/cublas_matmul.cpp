@@ -61,6 +61,8 @@ struct Key {
   int64_t m, n, k, a_stride, b_stride;
   bool a_transposed, b_transposed, has_bias;
   Addend addend;
+  bool fp8, fast;
+  Fp8Operands::Kind a_kind, b_kind;  ///< of FP8 alone
   std::array<uint32_t, 5> alignments;
   auto operator<=>(const Key&) const = default;
 };
@@ -80,6 +82,10 @@ Key key_of(const MatmulCall& call, int device) {
           .addend = call.addend == nullptr    ? Addend::kNone
                     : call.addend == call.out ? Addend::kInPlace
                                               : Addend::kOther,
+          .fp8 = call.fp8.has_value(),
+          .fast = call.fp8 && call.fp8->fast,
+          .a_kind = call.fp8 ? call.fp8->a : Fp8Operands::Kind(),
+          .b_kind = call.fp8 ? call.fp8->b : Fp8Operands::Kind(),
           .alignments = {alignment(call.a.data), alignment(call.b.data), alignment(call.bias),
                          alignment(call.addend), alignment(call.out)}};
 }
@@ -111,12 +117,41 @@ cudaDataType in_cuda(Dtype dtype) {
   return dtype == Dtype::kFloat ? CUDA_R_32F : dtype == Dtype::kBFloat16 ? CUDA_R_16BF : CUDA_R_16F;
 }
 
+cudaDataType in_cuda(Fp8Format format) {
+  return format == Fp8Format::kE4m3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2;
+}
+
+cublasLtMatmulMatrixScale_t in_cuda(Fp8Span span) {
+  switch (span) {
+    case Fp8Span::kTensor:
+      return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+    case Fp8Span::kRow:
+      return CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    case Fp8Span::kRowBlock:
+      return CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+    case Fp8Span::kSquareBlock:
+      break;
+  }
+  return CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+}
+
 int64_t output_bytes(const MatmulCall& call) {
   return call.m * call.n * (call.out_dtype == Dtype::kFloat ? 4 : 2);
 }
 
+/// cuBLASLt's A is b.
+void describe_scales(Problem& problem, const Fp8Operands& operands) {
+  set(problem, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, operands.b_scale);
+  set(problem, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, operands.a_scale);
+  set(problem, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, static_cast<int32_t>(in_cuda(operands.b.span)));
+  set(problem, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, static_cast<int32_t>(in_cuda(operands.a.span)));
+  set(problem, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<int8_t>(operands.fast ? 1 : 0));
+}
+
 Problem problem_of(const MatmulCall& call) {
   const cudaDataType type = in_cuda(call.dtype);
+  const cudaDataType a_type = call.fp8 ? in_cuda(call.fp8->a.format) : type;
+  const cudaDataType b_type = call.fp8 ? in_cuda(call.fp8->b.format) : type;
   const auto operation = [](const Matrix& matrix) { return matrix.transposed ? CUBLAS_OP_T : CUBLAS_OP_N; };
   Problem problem;
   check(cublasLtMatmulDescInit(&problem.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "an operation");
@@ -125,9 +160,11 @@ Problem problem_of(const MatmulCall& call) {
   if (call.bias != nullptr) {
     set(problem, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
     set(problem, CUBLASLT_MATMUL_DESC_BIAS_POINTER, call.bias);
+    set(problem, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(type));
   }
-  describe(problem.a, type, call.m, call.k, call.a);
-  describe(problem.b, type, call.k, call.n, call.b);
+  if (call.fp8) describe_scales(problem, *call.fp8);
+  describe(problem.a, a_type, call.m, call.k, call.a);
+  describe(problem.b, b_type, call.k, call.n, call.b);
   describe(problem.out, in_cuda(call.out_dtype), call.m, call.n, {call.out, call.n, false});
   return problem;
 }

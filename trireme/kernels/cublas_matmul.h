@@ -2,6 +2,7 @@
 // Matrix products of one GPU by cuBLASLt, with the algorithm chosen by measurement: the library's own first
 // choice is not always the fastest of its proposals.
 #include <cstdint>
+#include <optional>
 
 #include "trireme/kernels/cuda_kernels.h"
 
@@ -14,8 +15,22 @@ struct Matrix {
   bool transposed;
 };
 
+/// What a and b are instead of `dtype`, and what their values are multiplied by, as in fp8.h. a lies plain
+/// and b transposed.
+struct Fp8Operands {
+  struct Kind {
+    Fp8Format format;
+    Fp8Span span;
+    auto operator<=>(const Kind&) const = default;
+  };
+  Kind a, b;
+  const float *a_scale, *b_scale;
+  bool fast;  ///< sums keep fewer bits
+};
+
 /// out (m, n) = a (m, k) @ b (k, n) + bias (n) + addend (m, n); bias and addend may be nullptr, addend may be
-/// out. bf16 or fp16; out and addend of that dtype or, without a bias, fp32; their rows without gaps.
+/// out. bf16 or fp16, or FP8 with outputs of `dtype`; out and addend of that dtype or, without a bias, fp32;
+/// their rows without gaps.
 struct MatmulCall {
   Dtype dtype, out_dtype;
   int64_t m, n, k;
@@ -23,6 +38,7 @@ struct MatmulCall {
   const void* bias;
   const void* addend;
   void* out;
+  std::optional<Fp8Operands> fp8 = {};
 };
 
 /// Enqueues on the current stream of the current GPU. The first call of a shape may wait for the device while

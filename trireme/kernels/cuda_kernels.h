@@ -3,9 +3,12 @@
 // with the launch's cudaError_t, 0 when it was accepted. Pointers are to contiguous memory of the current GPU
 // unless strides are given; void pointers have the dtype of the argument `dtype`. Arithmetic is fp32. Sums
 // are taken in an order that depends on the sizes alone, so the same input gives the same bits every time.
+// `amax`, where a kernel takes one, is raised to the largest magnitude of what it writes first (y, dx,
+// d_gate_up); it is compared as bits of fp32, NaN above all, and not touched as nullptr.
 // Rows are vectorised where pointers and widths allow 16-byte accesses, and correct where they do not.
 #include <cstdint>
 
+#include "trireme/kernels/fp8_format.h"
 #include "trireme/kernels/optimizer.h"
 
 namespace trireme::kernels::cuda {
@@ -17,19 +20,21 @@ enum class Dtype { kFloat, kBFloat16, kHalf };
 /// sum = x + delta, rounded to dtype, then y = sum * rstd * weight, all (rows, width); rstd (rows). Without
 /// delta (nullptr) x is normalised and `sum` is not touched.
 int rms_norm_forward(void* y, void* sum, float* rstd, const void* x, const void* delta, const void* weight,
-                     int64_t rows, int64_t width, float eps, Dtype dtype, void* stream);
+                     int64_t rows, int64_t width, float eps, Dtype dtype, void* stream,
+                     float* amax = nullptr);
 /// dx (rows, width) = d_sum + the gradient of the norm at x; d_sum may be nullptr, or dx or dy themselves.
 /// dweight (width, dtype) is added to. `scratch`: norm_scratch(width) floats.
 int rms_norm_backward(void* dx, void* dweight, float* scratch, const void* dy, const void* d_sum,
                       const void* x, const void* weight, const float* rstd, int64_t rows, int64_t width,
-                      Dtype dtype, void* stream);
+                      Dtype dtype, void* stream, float* amax = nullptr);
 /// The same with mean and bias: y = (sum - mean) * rstd * weight + bias.
 int layer_norm_forward(void* y, void* sum, float* mean, float* rstd, const void* x, const void* delta,
                        const void* weight, const void* bias, int64_t rows, int64_t width, float eps,
-                       Dtype dtype, void* stream);
+                       Dtype dtype, void* stream, float* amax = nullptr);
 int layer_norm_backward(void* dx, void* dweight, void* dbias, float* scratch, const void* dy,
                         const void* d_sum, const void* x, const void* weight, const float* mean,
-                        const float* rstd, int64_t rows, int64_t width, Dtype dtype, void* stream);
+                        const float* rstd, int64_t rows, int64_t width, Dtype dtype, void* stream,
+                        float* amax = nullptr);
 int64_t norm_scratch(int64_t width);
 
 /// total (width, dtype) += the sum of the rows of x (rows, width): gradients of biases. `scratch`:
@@ -80,11 +85,13 @@ int max_pool_backward(const MaxPool& call, void* dx, const void* dy, const uint8
 
 // Activations (activation.cu), as in activation.h.
 
-int swiglu_forward(void* y, const void* gate_up, int64_t rows, int64_t width, Dtype dtype, void* stream);
+int swiglu_forward(void* y, const void* gate_up, int64_t rows, int64_t width, Dtype dtype, void* stream,
+                   float* amax = nullptr);
 int swiglu_backward(void* d_gate_up, const void* dy, const void* gate_up, int64_t rows, int64_t width,
-                    Dtype dtype, void* stream);
-int gelu_forward(void* y, const void* x, int64_t count, Dtype dtype, void* stream);
-int gelu_backward(void* dx, const void* dy, const void* x, int64_t count, Dtype dtype, void* stream);
+                    Dtype dtype, void* stream, float* amax = nullptr);
+int gelu_forward(void* y, const void* x, int64_t count, Dtype dtype, void* stream, float* amax = nullptr);
+int gelu_backward(void* dx, const void* dy, const void* x, int64_t count, Dtype dtype, void* stream,
+                  float* amax = nullptr);
 
 // Rotary embedding (rope.cu), as in rope.h.
 
@@ -124,6 +131,31 @@ int cross_entropy(float* loss, void* logits, const int64_t* targets, int64_t row
 /// and may be fp32 whatever the dtype of x.
 int scale(void* y, Dtype y_dtype, const void* x, const float* factor, bool adds, int64_t count, Dtype dtype,
           void* stream);
+
+// FP8 (fp8.cu), as in fp8.h: x is bf16, sizes are multiples of 16, or of kFp8Block where spans are blocks,
+// and rows of x are aligned to 16 bytes.
+
+/// out = the larger of what it holds and the largest magnitude of x (count); NaN where there is one.
+int fp8_amax(float* out, const void* x, int64_t count, void* stream);
+/// The same of each row and of each column of x (rows, columns).
+int fp8_amax_rows(float* of_rows, float* of_columns, const void* x, int64_t rows, int64_t columns,
+                  void* stream);
+
+/// values nullptr: not wanted.
+struct Fp8Output {
+  void* values = nullptr;
+  float* scale = nullptr;
+};
+/// amax: that of the tensor, or of each row and then of each column; unused where spans are blocks.
+struct Fp8CastCall {
+  const void* x;
+  const float* amax;
+  int64_t rows, columns;
+  Fp8Span span;
+  Fp8Format format;
+  Fp8Output plain = {}, transposed = {};
+};
+int fp8_cast(const Fp8CastCall& call, void* stream);
 
 // Random numbers (normal.cu), as in normal.h.
 

@@ -14,19 +14,19 @@ namespace {
 }  // namespace
 
 int rms_norm_forward(void*, void*, float*, const void*, const void*, const void*, int64_t, int64_t, float,
-                     Dtype, void*) {
+                     Dtype, void*, float*) {
   absent("rms_norm_forward");
 }
 int rms_norm_backward(void*, void*, float*, const void*, const void*, const void*, const void*, const float*,
-                      int64_t, int64_t, Dtype, void*) {
+                      int64_t, int64_t, Dtype, void*, float*) {
   absent("rms_norm_backward");
 }
 int layer_norm_forward(void*, void*, float*, float*, const void*, const void*, const void*, const void*,
-                       int64_t, int64_t, float, Dtype, void*) {
+                       int64_t, int64_t, float, Dtype, void*, float*) {
   absent("layer_norm_forward");
 }
 int layer_norm_backward(void*, void*, void*, float*, const void*, const void*, const void*, const void*,
-                        const float*, const float*, int64_t, int64_t, Dtype, void*) {
+                        const float*, const float*, int64_t, int64_t, Dtype, void*, float*) {
   absent("layer_norm_backward");
 }
 int64_t norm_scratch(int64_t) {
@@ -53,16 +53,16 @@ int max_pool_forward(const MaxPool&, void*, uint8_t*, const void*, Dtype, void*)
 int max_pool_backward(const MaxPool&, void*, const void*, const uint8_t*, Dtype, void*) {
   absent("max_pool_backward");
 }
-int swiglu_forward(void*, const void*, int64_t, int64_t, Dtype, void*) {
+int swiglu_forward(void*, const void*, int64_t, int64_t, Dtype, void*, float*) {
   absent("swiglu_forward");
 }
-int swiglu_backward(void*, const void*, const void*, int64_t, int64_t, Dtype, void*) {
+int swiglu_backward(void*, const void*, const void*, int64_t, int64_t, Dtype, void*, float*) {
   absent("swiglu_backward");
 }
-int gelu_forward(void*, const void*, int64_t, Dtype, void*) {
+int gelu_forward(void*, const void*, int64_t, Dtype, void*, float*) {
   absent("gelu_forward");
 }
-int gelu_backward(void*, const void*, const void*, int64_t, Dtype, void*) {
+int gelu_backward(void*, const void*, const void*, int64_t, Dtype, void*, float*) {
   absent("gelu_backward");
 }
 int rope_inplace(void*, const float*, const float*, int64_t, int64_t, int64_t, int64_t, int64_t, float, Dtype,
@@ -97,6 +97,15 @@ int sum_of_squares(double*, double*, const void*, Dtype, int64_t, void*) {
   absent("sum_of_squares");
 }
 
+int fp8_amax(float*, const void*, int64_t, void*) {
+  absent("fp8_amax");
+}
+int fp8_amax_rows(float*, float*, const void*, int64_t, int64_t, void*) {
+  absent("fp8_amax_rows");
+}
+int fp8_cast(const Fp8CastCall&, void*) {
+  absent("fp8_cast");
+}
 int fill_normal(float*, int64_t, uint64_t, int64_t, double, void*) {
   absent("fill_normal");
 }

@@ -3,6 +3,7 @@
 // the partial rows.
 #include <algorithm>
 
+#include "trireme/kernels/amax.cuh"
 #include "trireme/kernels/norm.cuh"
 
 namespace trireme::kernels::cuda {
@@ -82,6 +83,7 @@ struct Backward {
   const float* rstd;
   int64_t rows;
   int width;
+  float* amax = nullptr;
 };
 
 /// Rows in work at once on the whole GPU: kMaxThreads threads on each SM.
@@ -145,7 +147,7 @@ class ColumnSums {
 
 /// Every walker takes each walkers-th row. The loads of the next row are under way while this one is summed;
 /// that is safe where dx is dy or d_sum, because only its own walker writes to a row.
-template <bool kLayer, typename Shape, typename Scalar>
+template <bool kLayer, bool kAmax, typename Shape, typename Scalar>
 __global__ void __launch_bounds__(Shape::kBlockThreads, kMaxThreads / Shape::kBlockThreads)
     norm_backward(Backward a) {
   __shared__ typename RowSum<Shape::kThreads>::Buffers buffers;
@@ -160,6 +162,7 @@ __global__ void __launch_bounds__(Shape::kBlockThreads, kMaxThreads / Shape::kBl
   ColumnSums<Shape> dweight(partial, a.width);
   ColumnSums<Shape> dbias(partial + static_cast<int64_t>(walkers) * a.width, kLayer ? a.width : 0);
 
+  Amax amax;
   Operands<kLayer, Shape, Scalar> next;
   if (walker < a.rows) next.load(a, walker);
   for (int64_t row = walker; row < a.rows; row += walkers) {
@@ -200,8 +203,10 @@ __global__ void __launch_bounds__(Shape::kBlockThreads, kMaxThreads / Shape::kBl
       Pack<Scalar, Shape::kLanes> out;
       for (int j = 0; j < Shape::kLanes; ++j) out.set(j, values[j]);
       out.store(dx + column);
+      if constexpr (kAmax) amax.see(out);
     });
   }
+  if constexpr (kAmax) amax.raise_by_warp(a.amax);
   dweight.store(a.width);
   if constexpr (kLayer) dbias.store(a.width);
 }
@@ -216,7 +221,9 @@ int launch_backward(const Backward& a, void* dweight, void* dbias, Dtype dtype, 
       using S = decltype(shape);
       const int64_t walkers = std::min<int64_t>(walkers_for(S::kThreads), a.rows);
       const auto blocks = static_cast<unsigned>((walkers + S::kRows - 1) / S::kRows);
-      norm_backward<kLayer, S, Scalar><<<blocks, dim3(S::kThreads, S::kRows), 0, as_stream(stream)>>>(a);
+      const auto kernel = a.amax == nullptr ? norm_backward<kLayer, false, S, Scalar>
+                                            : norm_backward<kLayer, true, S, Scalar>;
+      kernel<<<blocks, dim3(S::kThreads, S::kRows), 0, as_stream(stream)>>>(a);
       const cudaError_t error = cudaGetLastError();
       if (error != cudaSuccess) return error;
       return launch_add_partial_rows<Scalar>(dweight, dbias, a.partial, static_cast<int>(blocks) * S::kRows,
@@ -272,15 +279,16 @@ constexpr int64_t fewest_packs(int64_t width) {
 
 int rms_norm_backward(void* dx, void* dweight, float* scratch, const void* dy, const void* d_sum,
                       const void* x, const void* weight, const float* rstd, int64_t rows, int64_t width,
-                      Dtype dtype, void* stream) {
-  const Backward a{dx, scratch, dy, d_sum, x, weight, nullptr, rstd, rows, static_cast<int>(width)};
+                      Dtype dtype, void* stream, float* amax) {
+  const Backward a{dx, scratch, dy, d_sum, x, weight, nullptr, rstd, rows, static_cast<int>(width), amax};
   return launch_backward<false>(a, dweight, nullptr, dtype, stream);
 }
 
 int layer_norm_backward(void* dx, void* dweight, void* dbias, float* scratch, const void* dy,
                         const void* d_sum, const void* x, const void* weight, const float* mean,
-                        const float* rstd, int64_t rows, int64_t width, Dtype dtype, void* stream) {
-  const Backward a{dx, scratch, dy, d_sum, x, weight, mean, rstd, rows, static_cast<int>(width)};
+                        const float* rstd, int64_t rows, int64_t width, Dtype dtype, void* stream,
+                        float* amax) {
+  const Backward a{dx, scratch, dy, d_sum, x, weight, mean, rstd, rows, static_cast<int>(width), amax};
   return launch_backward<true>(a, dweight, dbias, dtype, stream);
 }
 

@@ -1,4 +1,5 @@
 // RMSNorm and LayerNorm.
+#include "trireme/kernels/amax.cuh"
 #include "trireme/kernels/norm.cuh"
 
 namespace trireme::kernels::cuda {
@@ -16,6 +17,7 @@ struct Forward {
   int64_t rows;
   int width;
   float eps;
+  float* amax = nullptr;
 };
 
 /// For a warp in place of two: 8 blocks of an SM have enough loads in flight; more, with fewer registers, are
@@ -23,7 +25,7 @@ struct Forward {
 template <typename Shape>
 constexpr int kMinBlocks = Shape::kParts == 1 ? 0 : 8;
 
-template <bool kLayer, typename Shape, typename Scalar>
+template <bool kLayer, bool kAmax, typename Shape, typename Scalar>
 __global__ void __launch_bounds__(Shape::kBlockThreads, kMinBlocks<Shape>) norm_forward(Forward a) {
   __shared__ typename RowSum<Shape::kThreads>::Buffers buffers;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * Shape::kRows + threadIdx.y;
@@ -50,6 +52,7 @@ __global__ void __launch_bounds__(Shape::kBlockThreads, kMinBlocks<Shape>) norm_
   }
 
   Scalar* y = static_cast<Scalar*>(a.y) + start;
+  Amax amax;
   for_packs<Shape>(a.width, [&](int p, int column) {
     const auto v = in.pack(p, column);
     const auto w = weight.pack(p, column);
@@ -61,13 +64,17 @@ __global__ void __launch_bounds__(Shape::kBlockThreads, kMinBlocks<Shape>) norm_
       for (int j = 0; j < Shape::kLanes; ++j) out.set(j, v[j] * rstd * w[j]);
     }
     out.store(y + column);
+    if constexpr (kAmax) amax.see(out);
   });
+  if constexpr (kAmax) amax.raise_by_warp(a.amax);
 }
 
 template <bool kLayer, typename Scalar, typename Shape>
 int launch_shape(const Forward& a, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>((a.rows + Shape::kRows - 1) / Shape::kRows);
-  norm_forward<kLayer, Shape, Scalar><<<blocks, dim3(Shape::kThreads, Shape::kRows), 0, stream>>>(a);
+  const auto kernel = a.amax == nullptr ? norm_forward<kLayer, false, Shape, Scalar>
+                                        : norm_forward<kLayer, true, Shape, Scalar>;
+  kernel<<<blocks, dim3(Shape::kThreads, Shape::kRows), 0, stream>>>(a);
   return cudaGetLastError();
 }
 
@@ -92,15 +99,15 @@ int launch_forward(const Forward& a, Dtype dtype, void* stream) {
 }  // namespace
 
 int rms_norm_forward(void* y, void* sum, float* rstd, const void* x, const void* delta, const void* weight,
-                     int64_t rows, int64_t width, float eps, Dtype dtype, void* stream) {
-  const Forward a{y, sum, nullptr, rstd, x, delta, weight, nullptr, rows, static_cast<int>(width), eps};
+                     int64_t rows, int64_t width, float eps, Dtype dtype, void* stream, float* amax) {
+  const Forward a{y, sum, nullptr, rstd, x, delta, weight, nullptr, rows, static_cast<int>(width), eps, amax};
   return launch_forward<false>(a, dtype, stream);
 }
 
 int layer_norm_forward(void* y, void* sum, float* mean, float* rstd, const void* x, const void* delta,
                        const void* weight, const void* bias, int64_t rows, int64_t width, float eps,
-                       Dtype dtype, void* stream) {
-  const Forward a{y, sum, mean, rstd, x, delta, weight, bias, rows, static_cast<int>(width), eps};
+                       Dtype dtype, void* stream, float* amax) {
+  const Forward a{y, sum, mean, rstd, x, delta, weight, bias, rows, static_cast<int>(width), eps, amax};
   return launch_forward<true>(a, dtype, stream);
 }
 

@@ -58,6 +58,11 @@ const float* floats(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.const_data_ptr<float>() : nullptr;
 }
 
+/// Where a kernel puts the largest magnitude of what it writes; nullptr: it does not look.
+float* raised(const at::Tensor& amax) {
+  return amax.defined() ? amax.mutable_data_ptr<float>() : nullptr;
+}
+
 /// The dtype of the copy of the parameters; where there is none, one that goes with the gradient's.
 cuda::Dtype copy_dtype(const at::Tensor& copy, const at::Tensor& grad) {
   return dtype_of(copy.defined() ? copy : grad);
@@ -94,13 +99,14 @@ const at::Tensor& summed(at::Tensor& sum, const at::Tensor& x, const at::Tensor&
 }  // namespace
 
 void rms_norm_forward(at::Tensor& y, at::Tensor& sum, at::Tensor& rstd, const at::Tensor& x,
-                      const at::Tensor& delta, const at::Tensor& weight, double eps) {
+                      const at::Tensor& delta, const at::Tensor& weight, double eps, const at::Tensor& amax) {
   const Rows rows(x);
   if (x.is_cuda()) {
-    return launched(cuda::rms_norm_forward(mutable_data(y), mutable_data(sum), floats(rstd), data(x),
-                                           data(delta), data(weight), rows.count, rows.width,
-                                           static_cast<float>(eps), dtype_of(x), current_stream()),
-                    "rms_norm");
+    return launched(
+        cuda::rms_norm_forward(mutable_data(y), mutable_data(sum), floats(rstd), data(x), data(delta),
+                               data(weight), rows.count, rows.width, static_cast<float>(eps), dtype_of(x),
+                               current_stream(), raised(amax)),
+        "rms_norm");
   }
   const at::Tensor& in = summed(sum, x, delta);
   on_cpu(x, [&](auto scalar) {
@@ -111,14 +117,16 @@ void rms_norm_forward(at::Tensor& y, at::Tensor& sum, at::Tensor& rstd, const at
 }
 
 void rms_norm_backward(at::Tensor& dx, at::Tensor& d_weight, const at::Tensor& dy, const at::Tensor& d_sum,
-                       const at::Tensor& x, const at::Tensor& weight, const at::Tensor& rstd) {
+                       const at::Tensor& x, const at::Tensor& weight, const at::Tensor& rstd,
+                       const at::Tensor& amax) {
   const Rows rows(x);
   if (x.is_cuda()) {
     at::Tensor partial = scratch(x, cuda::norm_scratch(rows.width));
-    return launched(cuda::rms_norm_backward(mutable_data(dx), mutable_data(d_weight), floats(partial),
-                                            data(dy), data(d_sum), data(x), data(weight), floats(rstd),
-                                            rows.count, rows.width, dtype_of(x), current_stream()),
-                    "rms_norm_backward");
+    return launched(
+        cuda::rms_norm_backward(mutable_data(dx), mutable_data(d_weight), floats(partial), data(dy),
+                                data(d_sum), data(x), data(weight), floats(rstd), rows.count, rows.width,
+                                dtype_of(x), current_stream(), raised(amax)),
+        "rms_norm_backward");
   }
   on_cpu(x, [&](auto scalar) {
     using Scalar = decltype(scalar);
@@ -130,15 +138,15 @@ void rms_norm_backward(at::Tensor& dx, at::Tensor& d_weight, const at::Tensor& d
 }
 
 void layer_norm_forward(at::Tensor& y, at::Tensor& sum, at::Tensor& statistics, const at::Tensor& x,
-                        const at::Tensor& delta, const at::Tensor& weight, const at::Tensor& bias,
-                        double eps) {
+                        const at::Tensor& delta, const at::Tensor& weight, const at::Tensor& bias, double eps,
+                        const at::Tensor& amax) {
   const Rows rows(x);
   float* const mean = floats(statistics);
   if (x.is_cuda()) {
     return launched(
         cuda::layer_norm_forward(mutable_data(y), mutable_data(sum), mean, mean + rows.count, data(x),
                                  data(delta), data(weight), data(bias), rows.count, rows.width,
-                                 static_cast<float>(eps), dtype_of(x), current_stream()),
+                                 static_cast<float>(eps), dtype_of(x), current_stream(), raised(amax)),
         "layer_norm");
   }
   const at::Tensor& in = summed(sum, x, delta);
@@ -152,16 +160,16 @@ void layer_norm_forward(at::Tensor& y, at::Tensor& sum, at::Tensor& statistics, 
 
 void layer_norm_backward(at::Tensor& dx, at::Tensor& d_weight, at::Tensor& d_bias, const at::Tensor& dy,
                          const at::Tensor& d_sum, const at::Tensor& x, const at::Tensor& weight,
-                         const at::Tensor& statistics) {
+                         const at::Tensor& statistics, const at::Tensor& amax) {
   const Rows rows(x);
   const float* const mean = floats(statistics);
   if (x.is_cuda()) {
     at::Tensor partial = scratch(x, cuda::norm_scratch(rows.width));
-    return launched(
-        cuda::layer_norm_backward(mutable_data(dx), mutable_data(d_weight), mutable_data(d_bias),
-                                  floats(partial), data(dy), data(d_sum), data(x), data(weight), mean,
-                                  mean + rows.count, rows.count, rows.width, dtype_of(x), current_stream()),
-        "layer_norm_backward");
+    return launched(cuda::layer_norm_backward(mutable_data(dx), mutable_data(d_weight), mutable_data(d_bias),
+                                              floats(partial), data(dy), data(d_sum), data(x), data(weight),
+                                              mean, mean + rows.count, rows.count, rows.width, dtype_of(x),
+                                              current_stream(), raised(amax)),
+                    "layer_norm_backward");
   }
   on_cpu(x, [&](auto scalar) {
     using Scalar = decltype(scalar);
@@ -337,11 +345,11 @@ void add_column_sums(at::Tensor& total, const at::Tensor& x) {
            "add_column_sums");
 }
 
-void swiglu_forward(at::Tensor& y, const at::Tensor& gate_up) {
+void swiglu_forward(at::Tensor& y, const at::Tensor& gate_up, const at::Tensor& amax) {
   const Rows rows(y);
   if (y.is_cuda()) {
     return launched(cuda::swiglu_forward(mutable_data(y), data(gate_up), rows.count, rows.width, dtype_of(y),
-                                         current_stream()),
+                                         current_stream(), raised(amax)),
                     "swiglu");
   }
   on_cpu(y, [&](auto scalar) {
@@ -350,11 +358,12 @@ void swiglu_forward(at::Tensor& y, const at::Tensor& gate_up) {
   });
 }
 
-void swiglu_backward(at::Tensor& d_gate_up, const at::Tensor& dy, const at::Tensor& gate_up) {
+void swiglu_backward(at::Tensor& d_gate_up, const at::Tensor& dy, const at::Tensor& gate_up,
+                     const at::Tensor& amax) {
   const Rows rows(dy);
   if (dy.is_cuda()) {
     return launched(cuda::swiglu_backward(mutable_data(d_gate_up), data(dy), data(gate_up), rows.count,
-                                          rows.width, dtype_of(dy), current_stream()),
+                                          rows.width, dtype_of(dy), current_stream(), raised(amax)),
                     "swiglu_backward");
   }
   on_cpu(dy, [&](auto scalar) {
@@ -364,10 +373,11 @@ void swiglu_backward(at::Tensor& d_gate_up, const at::Tensor& dy, const at::Tens
   });
 }
 
-void gelu_forward(at::Tensor& y, const at::Tensor& x) {
+void gelu_forward(at::Tensor& y, const at::Tensor& x, const at::Tensor& amax) {
   if (x.is_cuda()) {
-    return launched(cuda::gelu_forward(mutable_data(y), data(x), x.numel(), dtype_of(x), current_stream()),
-                    "gelu");
+    return launched(
+        cuda::gelu_forward(mutable_data(y), data(x), x.numel(), dtype_of(x), current_stream(), raised(amax)),
+        "gelu");
   }
   on_cpu(x, [&](auto scalar) {
     using Scalar = decltype(scalar);
@@ -375,11 +385,11 @@ void gelu_forward(at::Tensor& y, const at::Tensor& x) {
   });
 }
 
-void gelu_backward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x) {
+void gelu_backward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& amax) {
   if (x.is_cuda()) {
-    return launched(
-        cuda::gelu_backward(mutable_data(dx), data(dy), data(x), x.numel(), dtype_of(x), current_stream()),
-        "gelu_backward");
+    return launched(cuda::gelu_backward(mutable_data(dx), data(dy), data(x), x.numel(), dtype_of(x),
+                                        current_stream(), raised(amax)),
+                    "gelu_backward");
   }
   on_cpu(x, [&](auto scalar) {
     using Scalar = decltype(scalar);

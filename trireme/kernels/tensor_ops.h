@@ -3,6 +3,10 @@
 // per device. Tensors are contiguous unless said otherwise, of one dtype (fp32 or bf16; on a GPU also fp16)
 // and on one device; outputs have their final shape. Nothing here is differentiable. On a GPU everything is
 // enqueued on the current stream.
+//
+// `amax` (1) fp32, where a function takes it: on a GPU it is raised to the largest magnitude in y or, of a
+// backward, in what comes first, so that fp8_amax() need not read that again. NaN is above all. A CPU leaves
+// it as it is.
 #include <ATen/core/Tensor.h>
 
 #include "trireme/kernels/optimizer.h"
@@ -12,18 +16,20 @@ namespace trireme::kernels {
 /// sum = x + delta, y = sum * rstd * weight over the last dimension. With an undefined delta x is normalised
 /// and `sum` is not touched. rstd (rows) fp32.
 void rms_norm_forward(at::Tensor& y, at::Tensor& sum, at::Tensor& rstd, const at::Tensor& x,
-                      const at::Tensor& delta, const at::Tensor& weight, double eps);
+                      const at::Tensor& delta, const at::Tensor& weight, double eps,
+                      const at::Tensor& amax = {});
 /// dx = d_sum (undefined: 0) + the gradient of the norm at x; d_weight is added to.
 void rms_norm_backward(at::Tensor& dx, at::Tensor& d_weight, const at::Tensor& dy, const at::Tensor& d_sum,
-                       const at::Tensor& x, const at::Tensor& weight, const at::Tensor& rstd);
+                       const at::Tensor& x, const at::Tensor& weight, const at::Tensor& rstd,
+                       const at::Tensor& amax = {});
 
 /// The same with mean and bias; statistics (2, rows) fp32 = mean, rstd.
 void layer_norm_forward(at::Tensor& y, at::Tensor& sum, at::Tensor& statistics, const at::Tensor& x,
-                        const at::Tensor& delta, const at::Tensor& weight, const at::Tensor& bias,
-                        double eps);
+                        const at::Tensor& delta, const at::Tensor& weight, const at::Tensor& bias, double eps,
+                        const at::Tensor& amax = {});
 void layer_norm_backward(at::Tensor& dx, at::Tensor& d_weight, at::Tensor& d_bias, const at::Tensor& dy,
                          const at::Tensor& d_sum, const at::Tensor& x, const at::Tensor& weight,
-                         const at::Tensor& statistics);
+                         const at::Tensor& statistics, const at::Tensor& amax = {});
 
 /// As in batch_norm.h, of images (B, C, H, W) whose channels are innermost in memory. statistics (2, C) fp32
 /// = mean, rstd.
@@ -74,10 +80,11 @@ bool can_max_pool(const at::Tensor& x);
 void add_column_sums(at::Tensor& total, const at::Tensor& x);
 
 /// As in activation.h: gate_up (..., 2F), y (..., F).
-void swiglu_forward(at::Tensor& y, const at::Tensor& gate_up);
-void swiglu_backward(at::Tensor& d_gate_up, const at::Tensor& dy, const at::Tensor& gate_up);
-void gelu_forward(at::Tensor& y, const at::Tensor& x);
-void gelu_backward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x);
+void swiglu_forward(at::Tensor& y, const at::Tensor& gate_up, const at::Tensor& amax = {});
+void swiglu_backward(at::Tensor& d_gate_up, const at::Tensor& dy, const at::Tensor& gate_up,
+                     const at::Tensor& amax = {});
+void gelu_forward(at::Tensor& y, const at::Tensor& x, const at::Tensor& amax = {});
+void gelu_backward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& amax = {});
 
 /// As in rope.h, of the first `heads` heads of each row of packed (B, T, stride).
 void rope_inplace(at::Tensor& packed, const at::Tensor& cosine, const at::Tensor& sine, int64_t heads,

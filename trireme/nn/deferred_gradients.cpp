@@ -39,12 +39,30 @@ class Kept {
   int64_t version_;
 };
 
+/// One factor of a gradient, of which some tensors may be undefined.
+class KeptFactor {
+ public:
+  explicit KeptFactor(const Factor& factor) : factor_(factor) {
+    for (const at::Tensor& tensor : {factor.rows, factor.columns.values, factor.columns.scale}) {
+      if (tensor.defined()) kept_.emplace_back(tensor);
+    }
+  }
+  const Factor& factor() const { return factor_; }
+  const std::vector<Kept>& tensors() const { return kept_; }
+  bool is_unchanged() const { return std::ranges::all_of(kept_, &Kept::is_unchanged); }
+
+ private:
+  Factor factor_;
+  std::vector<Kept> kept_;
+};
+
 /// One linear operation.
 struct Entry {
   variable_list weights;
   at::Tensor bias;
   bool in_out;
-  Kept rows, dy;
+  std::optional<Fp8Recipe> fp8;
+  KeptFactor input, dy;
 };
 
 /// As autograd does with what a function reports.
@@ -58,13 +76,13 @@ void add_gradient(const at::Tensor& param, const at::Tensor& reported) {
 }
 
 void compute(const Entry& entry) {
-  TRIREME_CHECK(entry.rows.is_unchanged() && entry.dy.is_unchanged(),
+  TRIREME_CHECK(entry.input.is_unchanged() && entry.dy.is_unchanged(),
                 "[nn.deferred_gradients] {} that the gradient of a {} weight needs was written to between "
                 "backward and run(); run() first, or write to other memory",
-                entry.rows.is_unchanged() ? "an output's gradient" : "the input",
+                entry.input.is_unchanged() ? "an output's gradient" : "the input",
                 fmt::join(entry.weights.front().sizes(), "x"));
-  const variable_list reported = add_parameter_gradients({entry.weights, entry.bias, entry.in_out},
-                                                         entry.rows.tensor(), entry.dy.tensor());
+  const variable_list reported = add_parameter_gradients({entry.weights, entry.bias, entry.in_out, entry.fp8},
+                                                         entry.input.factor(), entry.dy.factor());
   for (size_t i = 0; i < entry.weights.size(); ++i) add_gradient(entry.weights[i], reported[i]);
   add_gradient(entry.bias, reported.back());
 }
@@ -94,10 +112,12 @@ class DeferredGradients::Parked : public c10::DebugInfoBase {
     std::unordered_set<const void*> seen;
     int64_t bytes = 0;
     for (const Entry& entry : entries_) {
-      for (const Kept* kept : {&entry.rows, &entry.dy}) {
-        const c10::Storage& storage = kept->tensor().storage();
-        if (seen.insert(storage.unsafeGetStorageImpl()).second)
-          bytes += static_cast<int64_t>(storage.nbytes());
+      for (const KeptFactor* factor : {&entry.input, &entry.dy}) {
+        for (const Kept& kept : factor->tensors()) {
+          const c10::Storage& storage = kept.tensor().storage();
+          if (seen.insert(storage.unsafeGetStorageImpl()).second)
+            bytes += static_cast<int64_t>(storage.nbytes());
+        }
       }
     }
     return bytes;
@@ -115,13 +135,14 @@ struct Deferral {
   }
 };
 
-variable_list deferrable_parameter_gradients(const LinearParams& params, const at::Tensor& rows,
-                                             const at::Tensor& dy) {
+variable_list deferrable_parameter_gradients(const LinearParams& params, const Factor& input,
+                                             const Factor& dy) {
   auto* const store = Deferral::store();
-  if (store == nullptr) return add_parameter_gradients(params, rows, dy);
+  if (store == nullptr) return add_parameter_gradients(params, input, dy);
   const auto wanted = [](const at::Tensor& param) { return param.defined() && param.requires_grad(); };
   if (std::ranges::any_of(params.weights, wanted) || wanted(params.bias)) {
-    store->push({params.weights.vec(), params.bias, params.in_out, Kept(rows), Kept(dy)});
+    store->push(
+        {params.weights.vec(), params.bias, params.in_out, params.fp8, KeptFactor(input), KeptFactor(dy)});
   }
   return variable_list(params.weights.size() + 1);
 }

@@ -2,6 +2,7 @@
 
 #include "trireme/kernels/tensor_ops.h"
 #include "trireme/nn/autograd.h"
+#include "trireme/nn/known_amax.h"
 #include "trireme/nn/linear_parts.h"
 
 namespace trireme::nn {
@@ -15,15 +16,15 @@ class LinearFunction : public Function<LinearFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, at::TensorList weights,
                             const std::optional<at::Tensor>& bias_in, bool in_out,
-                            const std::optional<at::Tensor>& residual, bool deferrable) {
+                            const std::optional<at::Tensor>& residual, bool deferrable,
+                            const std::optional<Fp8Recipe>& fp8) {
     const at::Tensor bias = bias_in.value_or(at::Tensor());
-    const at::Tensor rows = x.reshape({-1, x.size(-1)});
-    at::Tensor y = apply_linear({weights, bias, in_out}, rows, residual.value_or(at::Tensor()));
-    variable_list saved = weights.vec();
-    saved.push_back(bias);
-    saved.push_back(rows);
-    context->save_for_backward(std::move(saved));
-    context->saved_data["in_out"] = in_out;
+    const LinearParams params{weights, bias, in_out, fp8};
+    LinearKept kept;
+    kept.input_amax = noted_amax(x, fp8);
+    at::Tensor y = apply_linear(params, x.reshape({-1, x.size(-1)}), residual.value_or(at::Tensor()), kept,
+                                KeepInput::kYes);
+    save(*context, {}, params, kept);
     context->saved_data["deferrable"] = deferrable;
     context->saved_data["adds"] = residual.has_value();
     std::vector<int64_t> shape = x.sizes().vec();
@@ -32,26 +33,25 @@ class LinearFunction : public Function<LinearFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
-    variable_list weights = context->get_saved_variables();
-    const at::Tensor rows = weights.back();
-    weights.pop_back();
-    const at::Tensor bias = weights.back();
-    weights.pop_back();
-    const LinearParams params{weights, bias, context->saved_data["in_out"].toBool()};
-    const at::Tensor dy = grads[0].reshape({rows.size(0), -1});
+    const Restored restored = restore(*context);
+    const LinearParams params = restored.params();
+    const OutputGradient dy =
+        output_gradient(params, grads[0].reshape({-1, grads[0].size(-1)}), noted_amax(grads[0], params.fp8));
     variable_list result(1);
     if (context->needs_input_grad(0)) {
+      const at::Tensor dx = input_gradient(params, restored.kept.weight_amax, dy);
       std::vector<int64_t> shape = grads[0].sizes().vec();
-      shape.back() = rows.size(1);
-      result[0] = input_gradient(params, dy).view(shape);
+      shape.back() = dx.size(1);
+      result[0] = dx.view(shape);
     }
-    const variable_list reported = context->saved_data["deferrable"].toBool()
-                                       ? deferrable_parameter_gradients(params, rows, dy)
-                                       : add_parameter_gradients(params, rows, dy);
+    const variable_list reported =
+        context->saved_data["deferrable"].toBool()
+            ? deferrable_parameter_gradients(params, restored.kept.input, dy.factor())
+            : add_parameter_gradients(params, restored.kept.input, dy.factor());
     result.insert(result.end(), reported.begin(), reported.end());
     result.emplace_back();  // in_out
     result.push_back(context->saved_data["adds"].toBool() ? grads[0] : at::Tensor());
-    result.emplace_back();  // deferrable
+    result.resize(result.size() + 2);  // deferrable, fp8
     return result;
   }
 };
@@ -61,7 +61,7 @@ class AddNormFunction : public Function<AddNormFunction> {
  public:
   static variable_list forward(AutogradContext* context, const at::Tensor& x_in,
                                const std::optional<at::Tensor>& delta_in, const at::Tensor& weight,
-                               const std::optional<at::Tensor>& bias_in, double eps) {
+                               const std::optional<at::Tensor>& bias_in, double eps, bool asked_for_amax) {
     const at::Tensor x = x_in.contiguous();
     const at::Tensor delta = delta_in ? delta_in->contiguous() : at::Tensor();
     const at::Tensor bias = bias_in.value_or(at::Tensor());
@@ -70,14 +70,17 @@ class AddNormFunction : public Function<AddNormFunction> {
     at::Tensor sum = delta.defined() ? at::empty_like(x) : at::Tensor();
     const auto fp32 = x.options().dtype(at::kFloat);
     at::Tensor statistics = bias.defined() ? at::empty({2, rows}, fp32) : at::empty({rows}, fp32);
+    const at::Tensor amax = amax_to_raise(y, asked_for_amax);
     if (bias.defined()) {
-      kernels::layer_norm_forward(y, sum, statistics, x, delta, weight, bias, eps);
+      kernels::layer_norm_forward(y, sum, statistics, x, delta, weight, bias, eps, amax);
     } else {
-      kernels::rms_norm_forward(y, sum, statistics, x, delta, weight, eps);
+      kernels::rms_norm_forward(y, sum, statistics, x, delta, weight, eps, amax);
     }
+    note_amax(y, amax);
     if (!delta.defined()) sum = x_in;
     context->save_for_backward({delta.defined() ? sum : x, weight, bias, statistics});
     context->saved_data["adds"] = delta.defined();
+    context->saved_data["asked_for_amax"] = asked_for_amax;
     return {sum, y};
   }
 
@@ -87,15 +90,18 @@ class AddNormFunction : public Function<AddNormFunction> {
     const at::Tensor d_sum = grads[0].defined() ? grads[0].contiguous() : at::Tensor();
     const at::Tensor dy = grads[1].defined() ? grads[1].contiguous() : at::zeros_like(x);
     at::Tensor dx = at::empty_like(x);
+    const at::Tensor amax = amax_to_raise(dx, context->saved_data["asked_for_amax"].toBool());
     GradTarget d_weight(weight);
-    variable_list result(5);
+    variable_list result(6);
     if (bias.defined()) {
       GradTarget d_bias(bias);
-      kernels::layer_norm_backward(dx, d_weight.tensor(), d_bias.tensor(), dy, d_sum, x, weight, statistics);
+      kernels::layer_norm_backward(dx, d_weight.tensor(), d_bias.tensor(), dy, d_sum, x, weight, statistics,
+                                   amax);
       result[3] = d_bias.reported();
     } else {
-      kernels::rms_norm_backward(dx, d_weight.tensor(), dy, d_sum, x, weight, statistics);
+      kernels::rms_norm_backward(dx, d_weight.tensor(), dy, d_sum, x, weight, statistics, amax);
     }
+    note_amax(dx, amax);
     result[0] = dx;
     if (context->saved_data["adds"].toBool()) result[1] = dx;
     result[2] = d_weight.reported();
@@ -106,14 +112,18 @@ class AddNormFunction : public Function<AddNormFunction> {
 /// SwiGLU and GELU: one saved input, one kernel each way.
 class ActivationFunction : public Function<ActivationFunction> {
  public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x_in, bool gated) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x_in, bool gated,
+                            bool asked_for_amax) {
     const at::Tensor x = x_in.contiguous();
     std::vector<int64_t> shape = x.sizes().vec();
     if (gated) shape.back() /= 2;
     at::Tensor y = at::empty(shape, x.options());
-    gated ? kernels::swiglu_forward(y, x) : kernels::gelu_forward(y, x);
+    const at::Tensor amax = amax_to_raise(y, asked_for_amax);
+    gated ? kernels::swiglu_forward(y, x, amax) : kernels::gelu_forward(y, x, amax);
+    note_amax(y, amax);
     context->save_for_backward({x});
     context->saved_data["gated"] = gated;
+    context->saved_data["asked_for_amax"] = asked_for_amax;
     return y;
   }
 
@@ -121,9 +131,11 @@ class ActivationFunction : public Function<ActivationFunction> {
     const at::Tensor x = context->get_saved_variables()[0];
     const at::Tensor dy = grads[0].contiguous();
     at::Tensor dx = at::empty_like(x);
-    context->saved_data["gated"].toBool() ? kernels::swiglu_backward(dx, dy, x)
-                                          : kernels::gelu_backward(dx, dy, x);
-    return {dx, at::Tensor()};
+    const at::Tensor amax = amax_to_raise(dx, context->saved_data["asked_for_amax"].toBool());
+    context->saved_data["gated"].toBool() ? kernels::swiglu_backward(dx, dy, x, amax)
+                                          : kernels::gelu_backward(dx, dy, x, amax);
+    note_amax(dx, amax);
+    return {dx, at::Tensor(), at::Tensor()};
   }
 };
 
@@ -146,32 +158,35 @@ class EmbeddingFunction : public Function<EmbeddingFunction> {
 }  // namespace
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, WeightLayout layout,
-                  const at::Tensor& residual) {
+                  const at::Tensor& residual, const std::optional<Fp8Recipe>& fp8) {
   return LinearFunction::apply(x, at::TensorList(weight), optional(bias), layout == WeightLayout::kInOut,
-                               optional(residual), /*deferrable=*/true);
+                               optional(residual), /*deferrable=*/true, fp8);
 }
 
 at::Tensor logits(const at::Tensor& x, const at::Tensor& weight) {
   const std::optional<at::Tensor> absent;
-  return LinearFunction::apply(x, at::TensorList(weight), absent, false, absent, /*deferrable=*/false);
+  return LinearFunction::apply(x, at::TensorList(weight), absent, false, absent, /*deferrable=*/false,
+                               std::optional<Fp8Recipe>());
 }
 
-at::Tensor linear_group(const at::Tensor& x, at::TensorList weights) {
+at::Tensor linear_group(const at::Tensor& x, at::TensorList weights, const std::optional<Fp8Recipe>& fp8) {
   const std::optional<at::Tensor> absent;
-  return LinearFunction::apply(x, weights, absent, false, absent, /*deferrable=*/true);
+  return LinearFunction::apply(x, weights, absent, false, absent, /*deferrable=*/true, fp8);
 }
 
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& delta,
-                                               const at::Tensor& weight, double eps) {
-  const variable_list results =
-      AddNormFunction::apply(x, optional(delta), weight, std::optional<at::Tensor>(), eps);
+                                               const at::Tensor& weight, double eps,
+                                               const std::optional<Fp8Recipe>& fp8) {
+  const variable_list results = AddNormFunction::apply(x, optional(delta), weight,
+                                                       std::optional<at::Tensor>(), eps, asks_for_amax(fp8));
   return {results[0], results[1]};
 }
 
 std::pair<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::Tensor& delta,
-                                                 const at::Tensor& weight, const at::Tensor& bias,
-                                                 double eps) {
-  const variable_list results = AddNormFunction::apply(x, optional(delta), weight, optional(bias), eps);
+                                                 const at::Tensor& weight, const at::Tensor& bias, double eps,
+                                                 const std::optional<Fp8Recipe>& fp8) {
+  const variable_list results =
+      AddNormFunction::apply(x, optional(delta), weight, optional(bias), eps, asks_for_amax(fp8));
   return {results[0], results[1]};
 }
 
@@ -183,12 +198,12 @@ at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::T
   return add_layer_norm(x, {}, weight, bias, eps).second;
 }
 
-at::Tensor swiglu(const at::Tensor& x) {
-  return ActivationFunction::apply(x, true);
+at::Tensor swiglu(const at::Tensor& x, const std::optional<Fp8Recipe>& fp8) {
+  return ActivationFunction::apply(x, true, asks_for_amax(fp8));
 }
 
-at::Tensor gelu(const at::Tensor& x) {
-  return ActivationFunction::apply(x, false);
+at::Tensor gelu(const at::Tensor& x, const std::optional<Fp8Recipe>& fp8) {
+  return ActivationFunction::apply(x, false, asks_for_amax(fp8));
 }
 
 at::Tensor embedding(const at::Tensor& indices, const at::Tensor& weight) {

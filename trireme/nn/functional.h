@@ -6,16 +6,22 @@
 // all the same. Other gradients are returned as usual.
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <utility>
+
+#include "trireme/nn/fp8.h"
 
 namespace trireme::nn {
 
 /// Which way a weight matrix lies: (out, in) as in torch.nn.Linear, or (in, out) as in GPT-2's Conv1D.
 enum class WeightLayout { kOutIn, kInOut };
 
-/// x (..., in) -> (..., out), plus `residual` (..., out). `bias` and `residual` may be undefined.
+/// x (..., in) -> (..., out), plus `residual` (..., out). `bias` and `residual` may be undefined. `fp8`: the
+/// products of forward and backward are FP8; x and weights are bf16 then, and in, out and the number of rows
+/// of x multiples of kernels::fp8_multiple().
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                  WeightLayout layout = WeightLayout::kOutIn, const at::Tensor& residual = {});
+                  WeightLayout layout = WeightLayout::kOutIn, const at::Tensor& residual = {},
+                  const std::optional<Fp8Recipe>& fp8 = {});
 
 /// x (..., D), weight (V, D) -> (..., V). The gradient of the weight is never deferred
 /// (deferred_gradients.h), since that of an embedding may be added to it.
@@ -23,7 +29,11 @@ at::Tensor logits(const at::Tensor& x, const at::Tensor& weight);
 
 /// Several (out_i, in) weights on one input: (..., sum of out_i). Weights that lie next to each other in
 /// memory, as the parameters of a flat unit do, are used as one matrix without a copy.
-at::Tensor linear_group(const at::Tensor& x, at::TensorList weights);
+at::Tensor linear_group(const at::Tensor& x, at::TensorList weights,
+                        const std::optional<Fp8Recipe>& fp8 = {});
+
+// `fp8` of norms and activations: how the linear layers beside them multiply. Where those ask for the largest
+// magnitude of what they cast, the kernel that writes it finds it (known_amax.h).
 
 /// Over the last dimension, which has the size of `weight`.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
@@ -33,18 +43,19 @@ at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::T
 /// counts as zero; the first result is then x itself, and its gradient joins that of the norm without a pass
 /// of its own.
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& delta,
-                                               const at::Tensor& weight, double eps);
+                                               const at::Tensor& weight, double eps,
+                                               const std::optional<Fp8Recipe>& fp8 = {});
 std::pair<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::Tensor& delta,
-                                                 const at::Tensor& weight, const at::Tensor& bias,
-                                                 double eps);
+                                                 const at::Tensor& weight, const at::Tensor& bias, double eps,
+                                                 const std::optional<Fp8Recipe>& fp8 = {});
 
 /// Rows of weight (rows, width) that indices (...) int64 name -> (..., width). On a GPU the gradient is
 /// summed in a fixed order.
 at::Tensor embedding(const at::Tensor& indices, const at::Tensor& weight);
 
 /// silu(gate) * up of x = gate | up: (..., 2F) -> (..., F).
-at::Tensor swiglu(const at::Tensor& x);
+at::Tensor swiglu(const at::Tensor& x, const std::optional<Fp8Recipe>& fp8 = {});
 /// GELU, tanh form.
-at::Tensor gelu(const at::Tensor& x);
+at::Tensor gelu(const at::Tensor& x, const std::optional<Fp8Recipe>& fp8 = {});
 
 }  // namespace trireme::nn

@@ -30,42 +30,45 @@ at::Tensor Gpt2Block::dropped(const at::Tensor& x) const {
   return drops() ? at::dropout(x, dropout_, true) : x;
 }
 
-at::Tensor Gpt2Block::forward(const at::Tensor& x, bool recompute_cheap) {
-  const auto [residual, attended] = attend(x, recompute_cheap);
-  return feed_forward(residual, attended, recompute_cheap);
+at::Tensor Gpt2Block::forward(const at::Tensor& x, const BlockOptions& options) {
+  const auto [residual, attended] = attend(x, options);
+  return feed_forward(residual, attended, options);
 }
 
-at::Tensor Gpt2Block::attention(const at::Tensor& x, bool recompute_cheap) {
-  const auto [residual, attended] = attend(x, recompute_cheap);
+at::Tensor Gpt2Block::attention(const at::Tensor& x, const BlockOptions& options) {
+  const auto [residual, attended] = attend(x, options);
   return residual + attended;
 }
 
-std::pair<at::Tensor, at::Tensor> Gpt2Block::attend(const at::Tensor& x, bool recompute_cheap) {
+std::pair<at::Tensor, at::Tensor> Gpt2Block::attend(const at::Tensor& x, const BlockOptions& options) {
   const auto out = [&](const at::Tensor& qkv) {
     const at::Tensor attended =
         causal_attention(qkv, {heads_, heads_, head_dim_}, {}, drops() ? dropout_ : 0.0);
-    return dropped(attention_out_->forward(attended));
+    return dropped(attention_out_->forward(attended, {}, options.fp8));
   };
-  if (recompute_cheap) {
+  if (options.recompute_cheap) {
     const auto [residual, qkv] = add_norm_linear(x, {}, ln_1_->norm(), attention_in_->weight,
-                                                 attention_in_->bias, WeightLayout::kInOut);
+                                                 attention_in_->bias, WeightLayout::kInOut, options.fp8);
     return {residual, out(qkv)};
   }
-  const auto [residual, normed] = ln_1_->add_forward(x, {});
-  return {residual, out(attention_in_->forward(normed))};
+  const auto [residual, normed] = ln_1_->add_forward(x, {}, options.fp8);
+  return {residual, out(attention_in_->forward(normed, {}, options.fp8))};
 }
 
-at::Tensor Gpt2Block::feed_forward(const at::Tensor& x, const at::Tensor& attended, bool recompute_cheap) {
+at::Tensor Gpt2Block::feed_forward(const at::Tensor& x, const at::Tensor& attended,
+                                   const BlockOptions& options) {
   constexpr WeightLayout kInOut = WeightLayout::kInOut;
-  if (recompute_cheap) {
-    const auto [h, inner] = add_norm_linear(x, attended, ln_2_->norm(), up_->weight, up_->bias, kInOut);
+  if (options.recompute_cheap) {
+    const auto [h, inner] =
+        add_norm_linear(x, attended, ln_2_->norm(), up_->weight, up_->bias, kInOut, options.fp8);
     const at::Tensor delta = activated_linear(inner, Activation::kGelu, down_->weight, down_->bias, kInOut,
-                                              drops() ? at::Tensor() : h);
+                                              drops() ? at::Tensor() : h, options.fp8);
     return drops() ? h + dropped(delta) : delta;
   }
-  const auto [h, normed] = ln_2_->add_forward(x, attended);
-  const at::Tensor inner = nn::gelu(up_->forward(normed));
-  return drops() ? h + dropped(down_->forward(inner)) : down_->forward(inner, h);
+  const auto [h, normed] = ln_2_->add_forward(x, attended, options.fp8);
+  const at::Tensor inner = nn::gelu(up_->forward(normed, {}, options.fp8), options.fp8);
+  return drops() ? h + dropped(down_->forward(inner, {}, options.fp8))
+                 : down_->forward(inner, h, options.fp8);
 }
 
 Gpt2::Gpt2(const plan::ModelConfig& config) : dropout_(config.dropout) {
@@ -100,11 +103,10 @@ std::vector<Unit> Gpt2::body() {
   for (size_t i = 0; i < blocks_.size(); ++i) {
     units.push_back(
         {.name = "transformer.h." + std::to_string(i),
-         .forward = [this, i](const at::Tensor& x) { return blocks_[i]->forward(x, recomputes_cheap(i)); },
+         .forward = [this, i](const at::Tensor& x) { return blocks_[i]->forward(x, block_options(i)); },
          .draws = draws,
-         .attention = [this,
-                       i](const at::Tensor& x) { return blocks_[i]->attention(x, recomputes_cheap(i)); },
-         .mlp = [this, i](const at::Tensor& x) { return blocks_[i]->mlp(x, recomputes_cheap(i)); }});
+         .attention = [this, i](const at::Tensor& x) { return blocks_[i]->attention(x, block_options(i)); },
+         .mlp = [this, i](const at::Tensor& x) { return blocks_[i]->mlp(x, block_options(i)); }});
   }
   return units;
 }

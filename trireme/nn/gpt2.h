@@ -13,15 +13,15 @@ class Gpt2Block : public torch::nn::Module {
  public:
   explicit Gpt2Block(const plan::ModelConfig& config);
   /// (B, T, D) -> (B, T, D)
-  at::Tensor forward(const at::Tensor& x, bool recompute_cheap = false);
+  at::Tensor forward(const at::Tensor& x, const BlockOptions& options = {});
   /// Its two halves, (B, T, D) -> (B, T, D) each.
-  at::Tensor attention(const at::Tensor& x, bool recompute_cheap);
-  at::Tensor mlp(const at::Tensor& x, bool recompute_cheap) { return feed_forward(x, {}, recompute_cheap); }
+  at::Tensor attention(const at::Tensor& x, const BlockOptions& options);
+  at::Tensor mlp(const at::Tensor& x, const BlockOptions& options) { return feed_forward(x, {}, options); }
 
  private:
   /// x, and what attention adds to it.
-  std::pair<at::Tensor, at::Tensor> attend(const at::Tensor& x, bool recompute_cheap);
-  at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& attended, bool recompute_cheap);
+  std::pair<at::Tensor, at::Tensor> attend(const at::Tensor& x, const BlockOptions& options);
+  at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& attended, const BlockOptions& options);
   bool drops() const;
   at::Tensor dropped(const at::Tensor& x) const;
 

@@ -11,8 +11,9 @@ class Linear : public torch::nn::Module {
  public:
   Linear(int64_t in, int64_t out, bool with_bias, WeightLayout layout = WeightLayout::kOutIn);
   /// (..., in) -> (..., out), plus `residual`, which may be undefined
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& residual = {}) const {
-    return linear(x, weight, bias, layout_, residual);
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& residual = {},
+                     const std::optional<Fp8Recipe>& fp8 = {}) const {
+    return linear(x, weight, bias, layout_, residual, fp8);
   }
 
   at::Tensor weight;
@@ -35,8 +36,9 @@ class LayerNorm : public torch::nn::Module {
   LayerNorm(int64_t width, double eps);
   at::Tensor forward(const at::Tensor& x) const { return layer_norm(x, weight, bias, eps_); }
   /// {x + delta, norm of it}
-  std::pair<at::Tensor, at::Tensor> add_forward(const at::Tensor& x, const at::Tensor& delta) const {
-    return add_layer_norm(x, delta, weight, bias, eps_);
+  std::pair<at::Tensor, at::Tensor> add_forward(const at::Tensor& x, const at::Tensor& delta,
+                                                const std::optional<Fp8Recipe>& fp8 = {}) const {
+    return add_layer_norm(x, delta, weight, bias, eps_, fp8);
   }
   Norm norm() const { return {weight, bias, eps_}; }
 
@@ -51,8 +53,9 @@ class RmsNorm : public torch::nn::Module {
   RmsNorm(int64_t width, double eps);
   at::Tensor forward(const at::Tensor& x) const { return rms_norm(x, weight, eps_); }
   /// {x + delta, norm of it}
-  std::pair<at::Tensor, at::Tensor> add_forward(const at::Tensor& x, const at::Tensor& delta) const {
-    return add_rms_norm(x, delta, weight, eps_);
+  std::pair<at::Tensor, at::Tensor> add_forward(const at::Tensor& x, const at::Tensor& delta,
+                                                const std::optional<Fp8Recipe>& fp8 = {}) const {
+    return add_rms_norm(x, delta, weight, eps_, fp8);
   }
   Norm norm() const { return {weight, {}, eps_}; }
 

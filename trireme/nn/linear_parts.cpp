@@ -1,6 +1,7 @@
 #include "trireme/nn/linear_parts.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "trireme/kernels/matmul.h"
 #include "trireme/kernels/tensor_ops.h"
@@ -8,6 +9,13 @@
 
 namespace trireme::nn {
 
+using kernels::Fp8Cast;
+using kernels::Fp8Copies;
+using kernels::Fp8Copy;
+using kernels::Fp8Matrix;
+using kernels::Fp8Scaling;
+using kernels::Fp8Span;
+using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 namespace {
@@ -31,10 +39,47 @@ at::Tensor joined(at::TensorList parts) {
   return whole.defined() ? whole : at::cat(parts);
 }
 
-/// `left` @ `right` holds the gradients of `weights`, one after another by rows. Returns those that are not
-/// in place afterwards, for backward to return.
-variable_list accumulate_weight_grad(at::TensorList weights, const at::Tensor& left,
-                                     const at::Tensor& right) {
+bool wants_gradient(const at::Tensor& param) {
+  return param.defined() && param.requires_grad();
+}
+
+Fp8Cast cast_of(const Fp8Recipe& recipe) {
+  return {.scaling = recipe.scaling};
+}
+Fp8Cast weight_cast(const Fp8Recipe& recipe) {
+  return {.scaling = recipe.scaling, .weight = true};
+}
+Fp8Cast gradient_cast(const Fp8Recipe& recipe) {
+  return {.scaling = recipe.scaling, .format = recipe.gradients};
+}
+
+/// left^T @ right, the product of two factors over their rows.
+struct FactorProduct {
+  const Factor &left, &right;
+  bool fast;
+
+  /// into (features of left, features of right), plus `addend`, which may be it
+  void operator()(at::Tensor& out, const at::Tensor& addend) const {
+    if (left.columns.defined()) {
+      kernels::fp8_matmul(out, left.columns, right.columns, fast, {}, addend);
+    } else {
+      kernels::matmul(out, left.rows.t(), right.rows, {}, addend);
+    }
+  }
+  /// The same in the dtype of `like`.
+  at::Tensor as_new(const at::Tensor& like) const {
+    const auto features = [](const Factor& factor) {
+      return factor.columns.defined() ? factor.columns.values.size(0) : factor.rows.size(1);
+    };
+    at::Tensor out = at::empty({features(left), features(right)}, like.options());
+    (*this)(out, {});
+    return out;
+  }
+};
+
+/// `product` holds the gradients of `weights`, one after another by rows. Returns those that are not in place
+/// afterwards, for backward to return.
+variable_list accumulate_weight_grad(at::TensorList weights, const FactorProduct& product) {
   const bool first = std::ranges::all_of(weights, can_claim_gradient);
   std::vector<at::Tensor> grads;
   for (const at::Tensor& weight : weights) {
@@ -43,13 +88,13 @@ variable_list accumulate_weight_grad(at::TensorList weights, const at::Tensor& l
   if (std::ranges::all_of(grads, [](const at::Tensor& grad) { return grad.defined(); })) {
     at::Tensor whole = grads.size() == 1 ? grads.front() : as_one_matrix(grads);
     if (whole.defined() && whole.is_contiguous()) {
-      kernels::matmul(whole, left, right, {}, first ? at::Tensor() : whole);
+      product(whole, first ? at::Tensor() : whole);
       return variable_list(weights.size());
     }
   }
   std::vector<int64_t> rows;
   for (const at::Tensor& weight : weights) rows.push_back(weight.size(0));
-  variable_list reported = at::split_with_sizes(kernels::product(left, right), rows);
+  variable_list reported = at::split_with_sizes(product.as_new(weights.front().detach()), rows);
   for (size_t i = 0; i < weights.size(); ++i) {
     if (!grads[i].defined()) continue;
     first ? grads[i].copy_(reported[i]) : grads[i].add_(reported[i]);
@@ -58,36 +103,144 @@ variable_list accumulate_weight_grad(at::TensorList weights, const at::Tensor& l
   return reported;
 }
 
+at::Tensor with_sizes_of_output(const at::Tensor& residual, const at::Tensor& rows, int64_t width) {
+  return residual.defined() ? residual.reshape({rows.size(0), width}).contiguous() : at::Tensor();
+}
+
 }  // namespace
 
-at::Tensor apply_linear(const LinearParams& params, const at::Tensor& rows, const at::Tensor& residual) {
+at::Tensor apply_linear(const LinearParams& params, const at::Tensor& rows, const at::Tensor& residual,
+                        LinearKept& kept, KeepInput keep) {
   const at::Tensor weight = joined(params.weights);
-  const at::Tensor right = params.in_out ? weight : weight.t();
-  const at::Tensor addend =
-      residual.defined() ? residual.reshape({rows.size(0), right.size(1)}).contiguous() : at::Tensor();
-  return kernels::product(rows, right, params.bias, addend);
-}
-
-at::Tensor input_gradient(const LinearParams& params, const at::Tensor& dy) {
-  const at::Tensor weight = joined(params.weights);
-  return kernels::product(dy, params.in_out ? weight.t() : weight);
-}
-
-variable_list add_parameter_gradients(const LinearParams& params, const at::Tensor& rows,
-                                      const at::Tensor& dy) {
-  variable_list reported(params.weights.size());
-  if (std::ranges::any_of(params.weights, [](const at::Tensor& weight) { return weight.requires_grad(); })) {
-    reported = params.in_out ? accumulate_weight_grad(params.weights, rows.t(), dy)
-                             : accumulate_weight_grad(params.weights, dy.t(), rows);
+  const int64_t width = weight.size(params.in_out ? 1 : 0);
+  const at::Tensor addend = with_sizes_of_output(residual, rows, width);
+  if (!params.fp8) {
+    if (keep == KeepInput::kYes) kept.input.rows = rows;
+    return kernels::product(rows, params.in_out ? weight : weight.t(), params.bias, addend);
   }
-  if (params.bias.defined() && params.bias.requires_grad()) {
+  const Fp8Recipe& recipe = *params.fp8;
+  const at::Tensor input = rows.contiguous();
+  if (!kept.input_amax.defined()) kept.input_amax = kernels::fp8_amax(input, recipe.scaling);
+  kept.weight_amax = kernels::fp8_amax(weight, recipe.scaling);
+  const Fp8Copies of_input = kernels::fp8_cast(input, kept.input_amax, cast_of(recipe),
+                                               keep == KeepInput::kYes ? Fp8Copy::kBoth : Fp8Copy::kPlain);
+  const Fp8Copies of_weight = kernels::fp8_cast(weight, kept.weight_amax, weight_cast(recipe),
+                                                params.in_out ? Fp8Copy::kTransposed : Fp8Copy::kPlain);
+  kept.input.columns = of_input.transposed;
+  at::Tensor out = at::empty({rows.size(0), width}, rows.options());
+  kernels::fp8_matmul(out, of_input.plain, params.in_out ? of_weight.transposed : of_weight.plain,
+                      recipe.fast_forward, params.bias, addend);
+  return out;
+}
+
+Factor input_factor(const LinearParams& params, const at::Tensor& rows, const at::Tensor& input_amax) {
+  if (!params.fp8) return {rows, {}};
+  return {{},
+          kernels::fp8_cast(rows.contiguous(), input_amax, cast_of(*params.fp8), Fp8Copy::kTransposed)
+              .transposed};
+}
+
+OutputGradient output_gradient(const LinearParams& params, const at::Tensor& dy, const at::Tensor& amax) {
+  if (!params.fp8) return {dy, {}, {}};
+  const at::Tensor rows = dy.contiguous();
+  const bool for_weights = std::ranges::any_of(params.weights, wants_gradient);
+  const Fp8Copies copies =
+      kernels::fp8_cast(rows, amax.defined() ? amax : kernels::fp8_amax(rows, params.fp8->scaling),
+                        gradient_cast(*params.fp8), for_weights ? Fp8Copy::kBoth : Fp8Copy::kPlain);
+  return {wants_gradient(params.bias) ? rows : at::Tensor(), copies.plain, copies.transposed};
+}
+
+at::Tensor input_gradient(const LinearParams& params, const at::Tensor& weight_amax,
+                          const OutputGradient& dy) {
+  const at::Tensor weight = joined(params.weights);
+  if (!params.fp8) return kernels::product(dy.rows, params.in_out ? weight.t() : weight);
+  const Fp8Copies copies = kernels::fp8_cast(weight, weight_amax, weight_cast(*params.fp8),
+                                             params.in_out ? Fp8Copy::kPlain : Fp8Copy::kTransposed);
+  at::Tensor dx = at::empty({dy.plain.values.size(0), weight.size(params.in_out ? 0 : 1)}, weight.options());
+  kernels::fp8_matmul(dx, dy.plain, params.in_out ? copies.plain : copies.transposed,
+                      params.fp8->fast_backward);
+  return dx;
+}
+
+variable_list add_parameter_gradients(const LinearParams& params, const Factor& input, const Factor& dy) {
+  variable_list reported(params.weights.size());
+  if (std::ranges::any_of(params.weights, wants_gradient)) {
+    const bool fast = params.fp8 && params.fp8->fast_backward;
+    reported = accumulate_weight_grad(
+        params.weights, params.in_out ? FactorProduct{input, dy, fast} : FactorProduct{dy, input, fast});
+  }
+  if (wants_gradient(params.bias)) {
     GradTarget target(params.bias);
-    kernels::add_column_sums(target.tensor(), dy.contiguous());
+    kernels::add_column_sums(target.tensor(), dy.rows.contiguous());
     reported.push_back(target.reported());
   } else {
     reported.emplace_back();
   }
   return reported;
+}
+
+namespace {
+
+// Tensors that a linear layer saves behind those of its function, and numbers about them.
+constexpr size_t kSavedBehindWeights = 6;
+constexpr const char* kFunctionTensors = "linear.function_tensors";
+constexpr const char* kInOut = "linear.in_out";
+constexpr const char* kFp8 = "linear.fp8";
+
+std::vector<int64_t> numbers_of(const std::optional<Fp8Recipe>& recipe) {
+  if (!recipe) return {};
+  return {static_cast<int64_t>(recipe->scaling), static_cast<int64_t>(recipe->gradients),
+          recipe->fast_forward, recipe->fast_backward};
+}
+
+std::optional<Fp8Recipe> recipe_of(const std::vector<int64_t>& numbers) {
+  if (numbers.empty()) return {};
+  return Fp8Recipe{.scaling = static_cast<Fp8Scaling>(numbers[0]),
+                   .gradients = static_cast<kernels::Fp8Format>(numbers[1]),
+                   .fast_forward = numbers[2] != 0,
+                   .fast_backward = numbers[3] != 0};
+}
+
+/// Of activations: square blocks are for weights alone.
+Fp8Span span_of_input(const Fp8Recipe& recipe) {
+  switch (recipe.scaling) {
+    case Fp8Scaling::kTensor:
+      return Fp8Span::kTensor;
+    case Fp8Scaling::kRow:
+      return Fp8Span::kRow;
+    case Fp8Scaling::kBlock:
+      break;
+  }
+  return Fp8Span::kRowBlock;
+}
+
+}  // namespace
+
+void save(AutogradContext& context, variable_list saved, const LinearParams& params, const LinearKept& kept) {
+  context.saved_data[kFunctionTensors] = static_cast<int64_t>(saved.size());
+  context.saved_data[kInOut] = params.in_out;
+  context.saved_data[kFp8] = numbers_of(params.fp8);
+  saved.insert(saved.end(), params.weights.begin(), params.weights.end());
+  saved.insert(saved.end(), {params.bias, kept.input.rows, kept.input.columns.values,
+                             kept.input.columns.scale, kept.input_amax, kept.weight_amax});
+  context.save_for_backward(std::move(saved));
+}
+
+Restored restore(AutogradContext& context) {
+  const variable_list all = context.get_saved_variables();
+  const auto function_tensors = context.saved_data[kFunctionTensors].toInt();
+  const auto weights = all.begin() + function_tensors,
+             behind = all.end() - static_cast<std::ptrdiff_t>(kSavedBehindWeights);
+  Restored restored{.saved = {all.begin(), weights},
+                    .weights = {weights, behind},
+                    .bias = behind[0],
+                    .in_out = context.saved_data[kInOut].toBool(),
+                    .fp8 = recipe_of(context.saved_data[kFp8].toIntVector()),
+                    .kept = {}};
+  restored.kept = {
+      .input = {behind[1], {behind[2], behind[3]}}, .input_amax = behind[4], .weight_amax = behind[5]};
+  if (restored.fp8) restored.kept.input.columns.span = span_of_input(*restored.fp8);
+  return restored;
 }
 
 }  // namespace trireme::nn

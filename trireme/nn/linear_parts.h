@@ -2,7 +2,11 @@
 // The product of a linear layer and its gradients, shared by the autograd functions that contain one. Weights
 // that are neighbours in memory are multiplied as one matrix.
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <optional>
+
+#include "trireme/nn/fp8.h"
 
 namespace trireme::nn {
 
@@ -10,20 +14,64 @@ struct LinearParams {
   at::TensorList weights;  ///< (out_i, in) each, or one (in, out) when in_out
   const at::Tensor& bias;  ///< (out) or undefined
   bool in_out;
+  std::optional<Fp8Recipe> fp8 = {};  ///< none: products in the dtype of the weights
 };
 
+/// A factor of the gradient of weights: rows (n, features) as they are or, in FP8, their transposed copy.
+struct Factor {
+  at::Tensor rows;
+  kernels::Fp8Matrix columns;  ///< (features, n)
+};
+
+/// What apply_linear() leaves for backward.
+struct LinearKept {
+  Factor input;                        ///< if it was asked for
+  at::Tensor input_amax, weight_amax;  ///< FP8 alone, as kernels::fp8_amax() has them; the first may be known
+};
+
+/// dy (n, out), and in FP8 its copies.
+struct OutputGradient {
+  at::Tensor rows;
+  kernels::Fp8Matrix plain, columns;
+
+  Factor factor() const { return {rows, columns}; }
+};
+
+enum class KeepInput { kNo, kYes };
+
 /// rows (n, in) -> (n, sum of out_i), plus `residual` of any shape with as many elements, unless undefined
-at::Tensor apply_linear(const LinearParams& params, const at::Tensor& rows, const at::Tensor& residual = {});
-/// dy (n, out) -> (n, in)
-at::Tensor input_gradient(const LinearParams& params, const at::Tensor& dy);
+at::Tensor apply_linear(const LinearParams& params, const at::Tensor& rows, const at::Tensor& residual,
+                        LinearKept& kept, KeepInput keep);
+/// What was not kept, from the same rows; amax as apply_linear() left it.
+Factor input_factor(const LinearParams& params, const at::Tensor& rows, const at::Tensor& input_amax);
+/// dy (n, out); amax undefined: not known yet
+OutputGradient output_gradient(const LinearParams& params, const at::Tensor& dy, const at::Tensor& amax);
+/// -> (n, in)
+at::Tensor input_gradient(const LinearParams& params, const at::Tensor& weight_amax,
+                          const OutputGradient& dy);
 /// Computes the gradients of weights and bias, in lent memory or added to gradients that exist. Returns what
 /// backward returns to autograd for each weight and the bias: undefined for gradients that are in place, and
 /// for parameters that want none.
-torch::autograd::variable_list add_parameter_gradients(const LinearParams& params, const at::Tensor& rows,
-                                                       const at::Tensor& dy);
+torch::autograd::variable_list add_parameter_gradients(const LinearParams& params, const Factor& input,
+                                                       const Factor& dy);
 /// The same for the functions of backward: now, or later where DeferredGradients::Scope says so; then nothing
 /// is returned for any of them.
-torch::autograd::variable_list deferrable_parameter_gradients(const LinearParams& params,
-                                                              const at::Tensor& rows, const at::Tensor& dy);
+torch::autograd::variable_list deferrable_parameter_gradients(const LinearParams& params, const Factor& input,
+                                                              const Factor& dy);
+
+/// A context keeps what `kept` holds, and gives it back in backward. `saved` are the tensors of the function
+/// itself.
+void save(torch::autograd::AutogradContext& context, torch::autograd::variable_list saved,
+          const LinearParams& params, const LinearKept& kept);
+struct Restored {
+  torch::autograd::variable_list saved, weights;
+  at::Tensor bias;
+  bool in_out;
+  std::optional<Fp8Recipe> fp8;
+  LinearKept kept;
+
+  LinearParams params() const { return {weights, bias, in_out, fp8}; }
+};
+Restored restore(torch::autograd::AutogradContext& context);
 
 }  // namespace trireme::nn

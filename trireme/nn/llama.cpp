@@ -22,38 +22,42 @@ LlamaBlock::LlamaBlock(const plan::ModelConfig& config)
   down_ = mlp->register_module("down_proj", plain(config.d_ff, width));
 }
 
-at::Tensor LlamaBlock::forward(const at::Tensor& x, const RopeTable& rope, bool recompute_cheap) {
-  const auto [residual, attended] = attend(x, rope, recompute_cheap);
-  return feed_forward(residual, attended, recompute_cheap);
+at::Tensor LlamaBlock::forward(const at::Tensor& x, const RopeTable& rope, const BlockOptions& options) {
+  const auto [residual, attended] = attend(x, rope, options);
+  return feed_forward(residual, attended, options);
 }
 
-at::Tensor LlamaBlock::attention(const at::Tensor& x, const RopeTable& rope, bool recompute_cheap) {
-  const auto [residual, attended] = attend(x, rope, recompute_cheap);
+at::Tensor LlamaBlock::attention(const at::Tensor& x, const RopeTable& rope, const BlockOptions& options) {
+  const auto [residual, attended] = attend(x, rope, options);
   return residual + attended;
 }
 
 std::pair<at::Tensor, at::Tensor> LlamaBlock::attend(const at::Tensor& x, const RopeTable& rope,
-                                                     bool recompute_cheap) {
+                                                     const BlockOptions& options) {
   const auto out = [&](const at::Tensor& qkv) {
-    return output_->forward(causal_attention(qkv, shape_, rope));
+    return output_->forward(causal_attention(qkv, shape_, rope), {}, options.fp8);
   };
-  if (recompute_cheap) {
+  if (options.recompute_cheap) {
     const auto [residual, qkv] =
-        add_norm_linear(x, {}, input_norm_->norm(), {query_->weight, key_->weight, value_->weight}, {});
+        add_norm_linear(x, {}, input_norm_->norm(), {query_->weight, key_->weight, value_->weight}, {},
+                        WeightLayout::kOutIn, options.fp8);
     return {residual, out(qkv)};
   }
-  const auto [residual, normed] = input_norm_->add_forward(x, {});
-  return {residual, out(linear_group(normed, {query_->weight, key_->weight, value_->weight}))};
+  const auto [residual, normed] = input_norm_->add_forward(x, {}, options.fp8);
+  return {residual, out(linear_group(normed, {query_->weight, key_->weight, value_->weight}, options.fp8))};
 }
 
-at::Tensor LlamaBlock::feed_forward(const at::Tensor& x, const at::Tensor& attended, bool recompute_cheap) {
-  if (recompute_cheap) {
-    const auto [h, gate_up] =
-        add_norm_linear(x, attended, mlp_norm_->norm(), {gate_->weight, up_->weight}, {});
-    return activated_linear(gate_up, Activation::kSwiglu, down_->weight, {}, WeightLayout::kOutIn, h);
+at::Tensor LlamaBlock::feed_forward(const at::Tensor& x, const at::Tensor& attended,
+                                    const BlockOptions& options) {
+  if (options.recompute_cheap) {
+    const auto [h, gate_up] = add_norm_linear(x, attended, mlp_norm_->norm(), {gate_->weight, up_->weight},
+                                              {}, WeightLayout::kOutIn, options.fp8);
+    return activated_linear(gate_up, Activation::kSwiglu, down_->weight, {}, WeightLayout::kOutIn, h,
+                            options.fp8);
   }
-  const auto [h, normed] = mlp_norm_->add_forward(x, attended);
-  return down_->forward(swiglu(linear_group(normed, {gate_->weight, up_->weight})), h);
+  const auto [h, normed] = mlp_norm_->add_forward(x, attended, options.fp8);
+  const at::Tensor gate_up = linear_group(normed, {gate_->weight, up_->weight}, options.fp8);
+  return down_->forward(swiglu(gate_up, options.fp8), h, options.fp8);
 }
 
 namespace {
@@ -100,15 +104,13 @@ std::vector<Unit> Llama::body() {
     };
     units.push_back(
         {.name = "model.layers." + std::to_string(i),
-         .forward =
-             [this, i, rope_of](const at::Tensor& x) {
-               return blocks_[i]->forward(x, rope_of(x), recomputes_cheap(i));
-             },
+         .forward = [this, i, rope_of](
+                        const at::Tensor& x) { return blocks_[i]->forward(x, rope_of(x), block_options(i)); },
          .attention =
              [this, i, rope_of](const at::Tensor& x) {
-               return blocks_[i]->attention(x, rope_of(x), recomputes_cheap(i));
+               return blocks_[i]->attention(x, rope_of(x), block_options(i));
              },
-         .mlp = [this, i](const at::Tensor& x) { return blocks_[i]->mlp(x, recomputes_cheap(i)); }});
+         .mlp = [this, i](const at::Tensor& x) { return blocks_[i]->mlp(x, block_options(i)); }});
   }
   return units;
 }

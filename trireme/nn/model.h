@@ -5,9 +5,12 @@
 #include <torch/nn/module.h>
 
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
+
+#include "trireme/nn/fp8.h"
 
 namespace trireme::nn {
 
@@ -41,6 +44,12 @@ struct LossTarget {
   double gradient_scale = 1.0;
 };
 
+/// How a block computes.
+struct BlockOptions {
+  bool recompute_cheap = false;  ///< outputs of norms and activations again in backward
+  std::optional<Fp8Recipe> fp8 = {};
+};
+
 class Model : public torch::nn::Module {
  public:
   /// In forward order: what comes before the blocks, the blocks, the head, which gives logits (B, ..., V),
@@ -65,15 +74,26 @@ class Model : public torch::nn::Module {
   /// Block 0 and every `every`-th after it compute outputs of norms and activations again in backward instead
   /// of keeping them; 0: no block does. Models whose record says that nothing is cheap pay no heed.
   void recompute_cheap(int64_t every) { cheap_every_ = every; }
+  /// The linear layers of these blocks are multiplied in FP8 while the model trains; what is evaluated may
+  /// have any number of rows. Models whose record has no such layers pay no heed.
+  void use_fp8(const Fp8Recipe& recipe, std::function<bool(int64_t block)> blocks) {
+    fp8_ = recipe;
+    fp8_blocks_ = std::move(blocks);
+  }
 
  protected:
-  bool recomputes_cheap(size_t block) const {
-    return cheap_every_ > 0 && block % static_cast<size_t>(cheap_every_) == 0;
+  BlockOptions block_options(size_t block) const {
+    BlockOptions options;
+    options.recompute_cheap = cheap_every_ > 0 && block % static_cast<size_t>(cheap_every_) == 0;
+    if (is_training() && fp8_ && fp8_blocks_(static_cast<int64_t>(block))) options.fp8 = fp8_;
+    return options;
   }
 
  private:
   UnitRunner runner_;
   int64_t cheap_every_ = 0;
+  std::optional<Fp8Recipe> fp8_;
+  std::function<bool(int64_t)> fp8_blocks_;
 };
 
 }  // namespace trireme::nn

@@ -21,12 +21,13 @@ struct Norm {
 std::pair<at::Tensor, at::Tensor> add_norm_linear(const at::Tensor& x, const at::Tensor& delta,
                                                   const Norm& norm, at::TensorList weights,
                                                   const at::Tensor& bias,
-                                                  WeightLayout layout = WeightLayout::kOutIn);
+                                                  WeightLayout layout = WeightLayout::kOutIn,
+                                                  const std::optional<Fp8Recipe>& fp8 = {});
 
 enum class Activation { kSwiglu, kGelu };
 /// linear(activation(x)), plus `residual`, which may be undefined
 at::Tensor activated_linear(const at::Tensor& x, Activation activation, const at::Tensor& weight,
                             const at::Tensor& bias, WeightLayout layout = WeightLayout::kOutIn,
-                            const at::Tensor& residual = {});
+                            const at::Tensor& residual = {}, const std::optional<Fp8Recipe>& fp8 = {});
 
 }  // namespace trireme::nn

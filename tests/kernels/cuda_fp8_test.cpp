@@ -1,0 +1,104 @@
+// FP8 on a GPU: casts have the bits of the CPU's, products those of the values they stand for.
+#include <fmt/format.h>
+
+#include "tests/kernels/cuda_support.h"
+#include "tests/support/fp8_cases.h"
+#include "trireme/kernels/fp8.h"
+
+namespace trireme::kernels {
+namespace {
+
+class CudaFp8 : public cuda::CudaTest {
+ protected:
+  static bool lacks(Fp8Scaling scaling) { return !fp8_lack(at::Device(at::kCUDA, 0), scaling).empty(); }
+};
+
+at::Tensor bytes_of(const at::Tensor& values) {
+  return values.view(at::kByte).cpu();
+}
+
+/// Padding of scales is nobody's.
+at::Tensor scale_of(const Fp8Matrix& matrix) {
+  const bool square = matrix.span == Fp8Span::kSquareBlock;
+  return (square ? matrix.scale.narrow(1, 0, matrix.values.size(1) / kFp8Block) : matrix.scale).cpu();
+}
+
+void expect_same(const Fp8Matrix& got, const Fp8Matrix& wanted, const std::string& what) {
+  ASSERT_EQ(got.values.sizes(), wanted.values.sizes()) << what;
+  EXPECT_TRUE(at::equal(scale_of(got), scale_of(wanted))) << what << ": scales";
+  EXPECT_TRUE(at::equal(bytes_of(got.values), bytes_of(wanted.values))) << what << ": values";
+}
+
+TEST_F(CudaFp8, CastsHaveTheBitsOfTheCpu) {
+  struct Sizes {
+    int64_t rows, columns;
+  };
+  for (const test::Fp8Case& one : test::fp8_casts()) {
+    const bool blocks = one.cast.scaling == Fp8Scaling::kBlock;
+    for (const auto& [rows, columns] : {Sizes{128, 128}, Sizes{640, 384}, Sizes{16, 16}, Sizes{144, 272},
+                                        Sizes{48, 1040}, Sizes{1168, 32}}) {
+      if (blocks && (rows % kFp8Block != 0 || columns % kFp8Block != 0)) continue;
+      const at::Tensor x = test::wide_values(rows, columns, 3), on_gpu = x.cuda();
+      const at::Tensor amax = fp8_amax(x, one.cast.scaling), gpu_amax = fp8_amax(on_gpu, one.cast.scaling);
+      if (!blocks) {
+        EXPECT_TRUE(at::equal(gpu_amax.cpu(), amax)) << one.name;
+      }
+      const std::string what = fmt::format("{} of {} x {}", one.name, rows, columns);
+      const Fp8Copies wanted = fp8_cast(x, amax, one.cast), got = fp8_cast(on_gpu, gpu_amax, one.cast);
+      expect_same(got.plain, wanted.plain, what + ", plain");
+      expect_same(got.transposed, wanted.transposed, what + ", transposed");
+      expect_same(fp8_cast(on_gpu, gpu_amax, one.cast, Fp8Copy::kPlain).plain, wanted.plain,
+                  what + ", alone");
+      expect_same(fp8_cast(on_gpu, gpu_amax, one.cast, Fp8Copy::kTransposed).transposed, wanted.transposed,
+                  what + ", transposed alone");
+    }
+  }
+}
+
+TEST_F(CudaFp8, WhatIsNotFiniteStaysSo) {
+  for (const test::Fp8Case& one : test::fp8_casts()) {
+    for (const double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
+      at::Tensor x = test::wide_values(128, 256, 3).cuda();
+      x[100][200].fill_(bad);
+      const Fp8Copies got = fp8_cast(x, fp8_amax(x, one.cast.scaling), one.cast);
+      EXPECT_FALSE(std::isfinite(dequantized(got.plain)[100][200].item<double>())) << one.name;
+      EXPECT_FALSE(std::isfinite(dequantized(got.transposed)[200][100].item<double>())) << one.name;
+    }
+  }
+}
+
+TEST_F(CudaFp8, ProductsAreThoseOfTheValuesTheyStandFor) {
+  struct Sizes {
+    int64_t m, n, k;
+  };
+  for (const test::Fp8Product& one : test::fp8_products()) {
+    if (lacks(one.a.scaling)) continue;
+    for (const auto& [m, n, k] : {Sizes{128, 256, 384}, Sizes{1024, 2048, 512}}) {
+      const test::Fp8Operands operands = test::operands_of(one, m, n, k, at::kCUDA);
+      const at::Tensor exact =
+          cuda::in_double(dequantized(operands.a)).mm(cuda::in_double(dequantized(operands.b)).t());
+      for (const bool fast : {false, true}) {
+        // Tensor cores keep 14 bits of partial sums: of the whole sum where fast, else of 128 terms.
+        const double of_largest = fast ? 0x1.0p-9 : 0x1.0p-10;
+        for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
+          const std::string what = fmt::format("{} {} x {} x {} to {}{}", one.name, m, n, k,
+                                               c10::toString(dtype), fast ? ", fast" : "");
+          const at::Tensor addend = cuda::noise({m, n}, dtype, 3);
+          at::Tensor out = at::empty_like(addend), sum = addend.clone();
+          fp8_matmul(out, operands.a, operands.b, fast);
+          test::expect_near_product(out, exact, what, of_largest);
+          fp8_matmul(sum, operands.a, operands.b, fast, {}, sum);
+          test::expect_near_product(sum, exact + cuda::in_double(addend), what + " in place", of_largest);
+          if (dtype == at::kFloat) continue;
+          const at::Tensor bias = cuda::noise({n}, dtype, 4);
+          fp8_matmul(out, operands.a, operands.b, fast, bias, addend);
+          test::expect_near_product(out, exact + cuda::in_double(bias) + cuda::in_double(addend),
+                                    what + " with bias and addend", of_largest);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace trireme::kernels

@@ -1,0 +1,249 @@
+// Casts to FP8 and their products against values that are found by search, and layers and models in FP8
+// against bf16: forward, every gradient, recomputed and deferred.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/nn/fp8_models.h"
+#include "tests/support/fp8_cases.h"
+#include "trireme/base/error.h"
+#include "trireme/nn/functional.h"
+
+namespace trireme::nn {
+namespace {
+
+using kernels::Fp8Cast;
+using kernels::Fp8Copies;
+using kernels::Fp8Format;
+using kernels::Fp8Matrix;
+using kernels::Fp8Scaling;
+using kernels::Fp8Span;
+
+/// The values of all codes of a format, by its definition: sign, exponent with bias, fraction; nearest to x,
+/// of two equally near the one with an even code.
+class Codes {
+ public:
+  explicit Codes(Fp8Format format) {
+    const int fraction_bits = format == Fp8Format::kE4m3 ? 3 : 2, exponent_bits = 7 - fraction_bits;
+    const int bias = (1 << (exponent_bits - 1)) - 1;
+    for (int code = 0; code < 128; ++code) {
+      const int exponent = code >> fraction_bits, fraction = code & ((1 << fraction_bits) - 1);
+      const double share = static_cast<double>(fraction) / (1 << fraction_bits);
+      const double value =
+          exponent == 0 ? std::ldexp(share, 1 - bias) : std::ldexp(1.0 + share, exponent - bias);
+      if (value <= kernels::largest(format)) values_.push_back(value);
+    }
+  }
+
+  double nearest(double x) const {
+    const double magnitude = std::abs(x);
+    size_t best = 0;
+    for (size_t code = 1; code < values_.size(); ++code) {
+      const double now = std::abs(values_[code] - magnitude), before = std::abs(values_[best] - magnitude);
+      if (now < before || (now == before && code % 2 == 0)) best = code;
+    }
+    return std::copysign(values_[best], x);
+  }
+
+ private:
+  std::vector<double> values_;
+};
+
+/// The elements that share the scale of (row, column).
+at::Tensor span_around(const at::Tensor& x, Fp8Span span, int64_t row, int64_t column) {
+  constexpr int64_t kSide = kernels::kFp8Block;
+  const int64_t top = row / kSide * kSide, left = column / kSide * kSide;
+  switch (span) {
+    case Fp8Span::kTensor:
+      return x;
+    case Fp8Span::kRow:
+      return x.narrow(0, row, 1);
+    case Fp8Span::kRowBlock:
+      return x.narrow(0, row, 1).narrow(1, left, kSide);
+    case Fp8Span::kSquareBlock:
+      break;
+  }
+  return x.narrow(0, top, kSide).narrow(1, left, kSide);
+}
+
+float scale_at(const Fp8Matrix& matrix, int64_t row, int64_t column) {
+  constexpr int64_t kSide = kernels::kFp8Block;
+  const at::Tensor& scale = matrix.scale;
+  switch (matrix.span) {
+    case Fp8Span::kTensor:
+      return scale.item<float>();
+    case Fp8Span::kRow:
+      return scale[row].item<float>();
+    case Fp8Span::kRowBlock:
+      return scale[column / kSide][row].item<float>();
+    case Fp8Span::kSquareBlock:
+      break;
+  }
+  return scale[row / kSide][column / kSide].item<float>();
+}
+
+/// Some elements of the cast of `x`, by definition.
+void expect_cast(const Fp8Matrix& got, const at::Tensor& x, Fp8Format format, const std::string& what) {
+  ASSERT_EQ(got.values.sizes(), x.sizes()) << what;
+  const Codes codes(format);
+  const at::Tensor exact = x.to(at::kFloat), values = got.values.to(at::kFloat);
+  const float most = kernels::largest(format);
+  for (int64_t i = 0; i < x.numel(); i += 97) {
+    const int64_t row = i / x.size(1), column = i % x.size(1);
+    const float amax = span_around(exact, got.span, row, column).abs().max().item<float>();
+    EXPECT_EQ(scale_at(got, row, column), amax / most) << what << ", " << row << " " << column;
+    EXPECT_EQ(values[row][column].item<float>(),
+              codes.nearest(exact[row][column].item<float>() * (most / amax)))
+        << what << ", " << row << " " << column;
+  }
+}
+
+TEST(Fp8Casts, AreTheNearestValuesOfTheScaledMatrixBothWaysRound) {
+  for (const test::Fp8Case& one : test::fp8_casts()) {
+    const at::Tensor x = test::wide_values(256, 384, 5);
+    const Fp8Copies copies = fp8_cast(x, fp8_amax(x, one.cast.scaling), one.cast);
+    expect_cast(copies.plain, x, one.cast.format, one.name + " plain");
+    expect_cast(copies.transposed, x.t().contiguous(), one.cast.format, one.name + " transposed");
+  }
+}
+
+TEST(Fp8Casts, NoValueIsTooSmallOrTooLarge) {
+  for (const test::Fp8Case& one : test::fp8_casts()) {
+    const auto options = at::TensorOptions().dtype(at::kBFloat16);
+    const auto dequantized_cast = [&](const at::Tensor& x) {
+      const Fp8Copies copies = fp8_cast(x, fp8_amax(x, one.cast.scaling), one.cast);
+      return std::pair(dequantized(copies.plain), dequantized(copies.transposed));
+    };
+    const auto [zeros, zeros_turned] = dequantized_cast(at::zeros({128, 128}, options));
+    EXPECT_EQ(zeros.abs().max().item<float>(), 0.0f) << one.name;
+    EXPECT_EQ(zeros_turned.abs().max().item<float>(), 0.0f) << one.name;
+    for (const double size : {1e-38, 1e-20, 1.0, 1e38}) {
+      const at::Tensor x = at::full({128, 128}, size, options);
+      const auto [plain, turned] = dequantized_cast(x);
+      const double wanted = x[0][0].item<double>();
+      const double tolerance = size < kernels::kSmallestAmax ? kernels::kSmallestAmax : 1e-6 * wanted;
+      EXPECT_NEAR(plain.max().item<double>(), wanted, tolerance) << one.name;
+      EXPECT_NEAR(turned.min().item<double>(), wanted, tolerance) << one.name;
+    }
+    for (const double bad : {std::nan(""), HUGE_VAL}) {
+      at::Tensor x = at::ones({128, 128}, options);
+      x[3][4].fill_(bad);
+      const auto [plain, turned] = dequantized_cast(x);
+      EXPECT_FALSE(std::isfinite(plain[3][4].item<double>())) << one.name;
+      EXPECT_FALSE(std::isfinite(turned[4][3].item<double>())) << one.name;
+    }
+  }
+}
+
+TEST(Fp8Casts, RefuseWhatTheyCannotTake) {
+  const auto bf16 = at::TensorOptions().dtype(at::kBFloat16);
+  EXPECT_THROW(kernels::fp8_amax(at::ones({16, 16}), Fp8Scaling::kTensor), LogicError);
+  EXPECT_THROW(kernels::fp8_amax(at::ones({16, 24}, bf16), Fp8Scaling::kTensor), LogicError);
+  EXPECT_THROW(kernels::fp8_amax(at::ones({24, 16}, bf16), Fp8Scaling::kRow), LogicError);
+  EXPECT_THROW(kernels::fp8_cast(at::ones({16, 128}, bf16), {}, {.scaling = Fp8Scaling::kBlock}), LogicError);
+  EXPECT_THROW(kernels::fp8_amax(at::ones({16, 32}, bf16).t(), Fp8Scaling::kTensor), LogicError);
+}
+
+TEST(Fp8Products, AreThoseOfTheValuesTheyStandFor) {
+  for (const test::Fp8Product& one : test::fp8_products()) {
+    const test::Fp8Operands operands = test::operands_of(one, 128, 256, 384);
+    const at::Tensor exact =
+        dequantized(operands.a).to(at::kDouble).mm(dequantized(operands.b).to(at::kDouble).t());
+    for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
+      const at::Tensor addend = at::randn({128, 256}).to(dtype);
+      at::Tensor out = at::empty({128, 256}, addend.options()), sum = addend.clone();
+      fp8_matmul(out, operands.a, operands.b, true);
+      test::expect_near_product(out, exact, one.name);
+      fp8_matmul(sum, operands.a, operands.b, true, {}, sum);
+      test::expect_near_product(sum, exact + addend.to(at::kDouble), one.name + " in place");
+      if (dtype == at::kFloat) continue;
+      const at::Tensor bias = at::randn({256}).to(dtype);
+      fp8_matmul(out, operands.a, operands.b, false, bias, addend);
+      test::expect_near_product(out, exact + bias.to(at::kDouble) + addend.to(at::kDouble),
+                                one.name + " with bias and addend");
+    }
+  }
+}
+
+/// Rounding to e4m3 moves a value by at most 1/16, by 1/28 on average; products of noise keep about that.
+constexpr double kFp8Distance = 0.06;
+
+TEST(Fp8Linear, OutputAndGradientsAreNearThoseOfBf16InBothLayouts) {
+  for (const Fp8Recipe& recipe : test::fp8_recipes()) {
+    for (const WeightLayout layout : {WeightLayout::kOutIn, WeightLayout::kInOut}) {
+      const auto leaf = [](at::IntArrayRef sizes) {
+        return at::randn(sizes).to(at::kBFloat16).requires_grad_();
+      };
+      at::manual_seed(3);
+      const bool out_in = layout == WeightLayout::kOutIn;
+      const at::Tensor x = leaf({2, 128, 256}), residual = leaf({2, 128, 384}), bias = leaf({384});
+      const at::Tensor weight = out_in ? leaf({384, 256}) : leaf({256, 384});
+      const at::Tensor dy = at::randn({2, 128, 384}).to(at::kBFloat16);
+      const auto results = [&](const std::optional<Fp8Recipe>& fp8) {
+        for (const at::Tensor& one : {x, residual, bias, weight}) one.mutable_grad() = at::Tensor();
+        const at::Tensor y = linear(x, weight, bias, layout, residual, fp8);
+        y.backward(dy);
+        return std::vector<at::Tensor>{y.detach(), x.grad(), weight.grad(), bias.grad(), residual.grad()};
+      };
+      const auto wanted = results({}), got = results(recipe);
+      for (size_t i = 0; i < 3; ++i) {
+        EXPECT_LT(distance(got[i], wanted[i]), kFp8Distance) << i << " in_out " << !out_in;
+        EXPECT_GT(distance(got[i], wanted[i]), 1e-3) << i << ": that is no FP8";
+      }
+      EXPECT_TRUE(at::equal(got[3], wanted[3])) << "of the bias, which no product is part of";
+      EXPECT_TRUE(at::equal(got[4], wanted[4])) << "of the residual";
+    }
+  }
+}
+
+class Fp8Models : public testing::TestWithParam<plan::ModelFamily> {};
+INSTANTIATE_TEST_SUITE_P(Families, Fp8Models,
+                         testing::Values(plan::ModelFamily::kGpt2, plan::ModelFamily::kLlama),
+                         [](const auto& test) { return std::string(plan::name(test.param)); });
+
+TEST_P(Fp8Models, LossAndEveryGradientAreNearThoseOfBf16) {
+  const Fp8Pass wanted = pass_of({.family = GetParam()});
+  for (const Fp8Recipe& recipe : test::fp8_recipes()) {
+    const Fp8Pass got = pass_of({.family = GetParam(), .recipe = recipe});
+    EXPECT_NEAR(got.loss, wanted.loss, 0.02);
+    EXPECT_NE(got.loss, wanted.loss);
+    for (const auto& [name, gradient] : wanted.gradients) {
+      EXPECT_LT(distance(got.gradients.at(name), gradient), 0.25) << name;
+    }
+  }
+}
+
+TEST_P(Fp8Models, WhatIsComputedAgainOrLaterHasTheSameBits) {
+  for (const Fp8Recipe& recipe : test::fp8_recipes()) {
+    for (const bool lends : {false, true}) {
+      const Fp8Setting plain{.family = GetParam(), .recipe = recipe, .lends = lends, .micro_batches = 2};
+      const Fp8Pass wanted = pass_of(plain);
+      Fp8Setting cheap = plain, deferred = plain, both = plain;
+      cheap.cheap = deferred.defers = both.cheap = both.defers = true;
+      expect_same_bits(pass_of(cheap), wanted, "recomputed");
+      expect_same_bits(pass_of(deferred), wanted, "deferred");
+      expect_same_bits(pass_of(both), wanted, "recomputed and deferred");
+    }
+  }
+}
+
+TEST_P(Fp8Models, BlocksThatAreLeftOutAndEvaluationAreThoseOfBf16) {
+  const Fp8Recipe recipe;
+  const auto none = [](int64_t) { return false; };
+  expect_same_bits(pass_of({.family = GetParam(), .recipe = recipe, .blocks = none}),
+                   pass_of({.family = GetParam()}), "no block");
+  expect_same_bits(pass_of({.family = GetParam(), .recipe = recipe, .trains = false}),
+                   pass_of({.family = GetParam(), .trains = false}), "evaluated");
+  std::vector<int64_t> asked;
+  const Fp8Pass some = pass_of({.family = GetParam(), .recipe = recipe, .blocks = [&](int64_t block) {
+                                  asked.push_back(block);
+                                  return block == 1;
+                                }});
+  EXPECT_EQ(asked, std::vector<int64_t>({0, 1, 2}));
+  EXPECT_NE(some.loss, pass_of({.family = GetParam()}).loss);
+}
+
+}  // namespace
+}  // namespace trireme::nn

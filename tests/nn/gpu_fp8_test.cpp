@@ -1,0 +1,105 @@
+// FP8 on a GPU: models against those of a CPU, and largest magnitudes that producers find against those that
+// the casts find. Skipped without a GPU.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "tests/nn/fp8_models.h"
+#include "tests/support/fp8_cases.h"
+#include "trireme/kernels/device.h"
+#include "trireme/nn/functional.h"
+#include "trireme/nn/known_amax.h"
+
+namespace trireme::nn {
+namespace {
+
+class GpuFp8 : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (kernels::gpus().empty()) GTEST_SKIP() << "no GPU";
+  }
+  static bool lacks(const Fp8Recipe& recipe) {
+    return !kernels::fp8_lack(at::Device(at::kCUDA, 0), recipe.scaling).empty();
+  }
+};
+
+constexpr plan::ModelFamily kFamilies[] = {plan::ModelFamily::kGpt2, plan::ModelFamily::kLlama};
+
+TEST_F(GpuFp8, ModelsAreThoseOfTheCpu) {
+  for (const plan::ModelFamily family : kFamilies) {
+    for (const Fp8Recipe& recipe : test::fp8_recipes()) {
+      if (lacks(recipe)) continue;
+      const Fp8Pass cpu = pass_of({.family = family, .recipe = recipe});
+      const Fp8Pass gpu = pass_of({.family = family, .recipe = recipe, .device = at::kCUDA});
+      EXPECT_NEAR(gpu.loss, cpu.loss, 5e-3);
+      for (const auto& [name, gradient] : cpu.gradients) {
+        // Sums in another order round other values up or down.
+        EXPECT_LT(distance(gpu.gradients.at(name).cpu(), gradient), 0.25) << name;
+      }
+    }
+  }
+}
+
+TEST_F(GpuFp8, WhatIsComputedAgainOrLaterHasTheSameBits) {
+  for (const plan::ModelFamily family : kFamilies) {
+    for (const Fp8Recipe& recipe : test::fp8_recipes()) {
+      if (lacks(recipe)) continue;
+      const Fp8Setting plain{
+          .family = family, .recipe = recipe, .lends = true, .micro_batches = 2, .device = at::kCUDA};
+      const Fp8Pass wanted = pass_of(plain);
+      expect_same_bits(pass_of(plain), wanted, "again");
+      Fp8Setting cheap = plain, deferred = plain;
+      cheap.cheap = deferred.defers = true;
+      expect_same_bits(pass_of(cheap), wanted, "recomputed");
+      expect_same_bits(pass_of(deferred), wanted, "deferred");
+    }
+  }
+}
+
+at::Tensor noise(at::IntArrayRef sizes) {
+  return at::randn(sizes, at::TensorOptions().device(at::kCUDA)).to(at::kBFloat16);
+}
+
+/// Whether what is noted with `tensor` is what a cast would find.
+::testing::AssertionResult knows_amax(const at::Tensor& tensor) {
+  const at::Tensor noted = noted_amax(tensor, Fp8Recipe());
+  if (!noted.defined()) return ::testing::AssertionFailure() << "nothing is noted";
+  const at::Tensor found =
+      kernels::fp8_amax(tensor.detach().reshape({-1, tensor.size(-1)}), kernels::Fp8Scaling::kTensor);
+  if (at::equal(noted, found)) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << noted.item<float>() << " is noted of " << found.item<float>();
+}
+
+TEST_F(GpuFp8, ProducersKnowTheLargestMagnitudeOfOutputsAndGradients) {
+  at::manual_seed(5);
+  for (const int64_t width : {64, 768, 2048, 8192}) {
+    const at::Tensor x = noise({2, 48, width}).requires_grad_(), delta = noise({2, 48, width});
+    const at::Tensor weight = noise({width}).requires_grad_(), bias = noise({width}).requires_grad_();
+    const auto check = [&](const at::Tensor& y, const std::string& what) {
+      EXPECT_TRUE(knows_amax(y)) << what << ", width " << width;
+      const at::Tensor dx = torch::autograd::grad({y}, {x}, {at::randn_like(y)})[0];
+      EXPECT_TRUE(knows_amax(dx)) << "gradient of " << what << ", width " << width;
+    };
+    const Fp8Recipe recipe;
+    check(add_rms_norm(x, delta, weight, 1e-5, recipe).second, "RMSNorm");
+    check(add_layer_norm(x, delta, weight, bias, 1e-5, recipe).second, "LayerNorm");
+    check(nn::swiglu(x, recipe), "SwiGLU");
+    check(nn::gelu(x, recipe), "GELU");
+  }
+}
+
+TEST_F(GpuFp8, OnlyWhatIsAskedForAndStillTrueIsNoted) {
+  const at::Tensor x = noise({48, 64});
+  EXPECT_FALSE(noted_amax(nn::gelu(x), Fp8Recipe()).defined());
+  const Fp8Recipe by_row{.scaling = kernels::Fp8Scaling::kRow};
+  EXPECT_FALSE(noted_amax(nn::gelu(x, by_row), by_row).defined());
+  at::Tensor y = nn::gelu(x, Fp8Recipe());
+  EXPECT_FALSE(noted_amax(y, {}).defined()) << "the reader needs none";
+  EXPECT_FALSE(noted_amax(y.detach(), Fp8Recipe()).defined());
+  EXPECT_TRUE(knows_amax(y));
+  y.mul_(2.0);
+  EXPECT_FALSE(noted_amax(y, Fp8Recipe()).defined()) << "it was written to";
+}
+
+}  // namespace
+}  // namespace trireme::nn

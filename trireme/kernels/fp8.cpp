@@ -1,0 +1,250 @@
+#include "trireme/kernels/fp8.h"
+
+#include <ATen/ATen.h>
+#include <fmt/ranges.h>
+
+#include "trireme/base/error.h"
+#include "trireme/kernels/cublas_matmul.h"
+#include "trireme/kernels/cuda_kernels.h"
+#include "trireme/kernels/device.h"
+
+namespace trireme::kernels {
+namespace {
+
+at::ScalarType dtype_of(Fp8Format format) {
+  return format == Fp8Format::kE4m3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2;
+}
+
+Fp8Format format_of(const at::Tensor& values) {
+  return values.scalar_type() == at::kFloat8_e4m3fn ? Fp8Format::kE4m3 : Fp8Format::kE5m2;
+}
+
+void launched_fp8(int error, const char* operation) {
+  if (error != 0) throw LogicError("[kernels.{}] launch failed: {}", operation, gpu_error_text(error));
+}
+
+void check_input(const at::Tensor& x, Fp8Scaling scaling) {
+  const int64_t multiple = fp8_multiple(scaling);
+  TRIREME_CHECK(x.dim() == 2 && x.is_contiguous() && x.scalar_type() == at::kBFloat16,
+                "[kernels.fp8] ({}) {}: a contiguous bf16 matrix is needed", fmt::join(x.sizes(), ", "),
+                c10::toString(x.scalar_type()));
+  TRIREME_CHECK(x.size(0) % multiple == 0 && x.size(1) % multiple == 0,
+                "[kernels.fp8] ({}): both sizes must be multiples of {}", fmt::join(x.sizes(), ", "),
+                multiple);
+}
+
+int64_t blocks(int64_t size) {
+  return size / kFp8Block;
+}
+
+/// cuBLASLt wants rows of 16 bytes.
+int64_t padded_blocks(int64_t size) {
+  constexpr int64_t kFloats = 4;
+  return (blocks(size) + kFloats - 1) / kFloats * kFloats;
+}
+
+Fp8Span span_of(const Fp8Cast& cast) {
+  switch (cast.scaling) {
+    case Fp8Scaling::kTensor:
+      return Fp8Span::kTensor;
+    case Fp8Scaling::kRow:
+      return Fp8Span::kRow;
+    case Fp8Scaling::kBlock:
+      break;
+  }
+  return cast.weight ? Fp8Span::kSquareBlock : Fp8Span::kRowBlock;
+}
+
+std::vector<int64_t> scale_sizes(Fp8Span span, int64_t rows, int64_t columns) {
+  switch (span) {
+    case Fp8Span::kTensor:
+      return {1};
+    case Fp8Span::kRow:
+      return {rows};
+    case Fp8Span::kRowBlock:
+      return {blocks(columns), rows};
+    case Fp8Span::kSquareBlock:
+      break;
+  }
+  return {blocks(rows), padded_blocks(columns)};
+}
+
+Fp8Matrix empty_matrix(const at::Tensor& like, int64_t rows, int64_t columns, const Fp8Cast& cast) {
+  const Fp8Span span = span_of(cast);
+  return {.values = at::empty({rows, columns}, like.options().dtype(dtype_of(cast.format))),
+          .scale = at::empty(scale_sizes(span, rows, columns), like.options().dtype(at::kFloat)),
+          .span = span};
+}
+
+/// Each scale repeated for the elements of its span: what broadcasts to (rows, columns).
+at::Tensor spread(const at::Tensor& scale, Fp8Span span, int64_t columns) {
+  switch (span) {
+    case Fp8Span::kTensor:
+      return scale;
+    case Fp8Span::kRow:
+      return scale.unsqueeze(1);
+    case Fp8Span::kRowBlock:
+      return scale.t().repeat_interleave(kFp8Block, 1);
+    case Fp8Span::kSquareBlock:
+      break;
+  }
+  return scale.narrow(1, 0, blocks(columns)).repeat_interleave(kFp8Block, 0).repeat_interleave(kFp8Block, 1);
+}
+
+/// The largest magnitude of each span of `x` fp32, in the form of a scale.
+at::Tensor amax_of_spans(const at::Tensor& x, Fp8Span span) {
+  const at::Tensor magnitudes = x.abs();
+  switch (span) {
+    case Fp8Span::kTensor:
+      return magnitudes.numel() == 0 ? at::zeros({1}, x.options()) : magnitudes.amax().unsqueeze(0);
+    case Fp8Span::kRow:
+      return magnitudes.amax(1);
+    case Fp8Span::kRowBlock:
+      return magnitudes.view({x.size(0), blocks(x.size(1)), kFp8Block}).amax(2).t().contiguous();
+    case Fp8Span::kSquareBlock:
+      break;
+  }
+  const at::Tensor of_blocks =
+      magnitudes.view({blocks(x.size(0)), kFp8Block, blocks(x.size(1)), kFp8Block}).amax({1, 3});
+  return at::constant_pad_nd(of_blocks, {0, padded_blocks(x.size(1)) - blocks(x.size(1))});
+}
+
+/// In fp32 and in the order in which the GPU's kernel computes.
+Fp8Matrix cast_on_cpu(const at::Tensor& x, const at::Tensor& amax, const Fp8Cast& cast) {
+  const Fp8Span span = span_of(cast);
+  const at::Tensor counted = at::where(amax < kSmallestAmax, kSmallestAmax, amax).to(at::kFloat);
+  const double most = largest(cast.format);
+  const at::Tensor inverse = at::full_like(counted, most).div_(counted);
+  const at::Tensor scaled = x.to(at::kFloat).mul_(spread(inverse, span, x.size(1)));
+  return {
+      .values = scaled.clamp_(-most, most).to(dtype_of(cast.format)), .scale = counted / most, .span = span};
+}
+
+cuda::Fp8CastCall call_of(const at::Tensor& x, const at::Tensor& amax, const Fp8Cast& cast) {
+  return {.x = x.const_data_ptr(),
+          .amax = amax.defined() ? amax.const_data_ptr<float>() : nullptr,
+          .rows = x.size(0),
+          .columns = x.size(1),
+          .span = span_of(cast),
+          .format = cast.format};
+}
+
+cuda::Fp8Output output_of(Fp8Matrix& matrix) {
+  return {.values = matrix.values.mutable_data_ptr(), .scale = matrix.scale.mutable_data_ptr<float>()};
+}
+
+void check_product(const at::Tensor& out, const Fp8Matrix& a, const Fp8Matrix& b, const at::Tensor& bias,
+                   const at::Tensor& addend) {
+  const auto fits = [&](const at::Tensor& tensor) {
+    return !tensor.defined() || (tensor.is_contiguous() && tensor.scalar_type() == out.scalar_type() &&
+                                 tensor.device() == out.device());
+  };
+  TRIREME_CHECK(a.values.size(1) == b.values.size(1) && out.size(0) == a.values.size(0) &&
+                    out.size(1) == b.values.size(0) && out.is_contiguous(),
+                "[kernels.fp8_matmul] ({}) @ ({})^T into ({}): sizes do not fit",
+                fmt::join(a.values.sizes(), ", "), fmt::join(b.values.sizes(), ", "),
+                fmt::join(out.sizes(), ", "));
+  TRIREME_CHECK(
+      fits(bias) && fits(addend) && (!addend.defined() || addend.sizes() == out.sizes()) &&
+          (!bias.defined() || bias.numel() == out.size(1)),
+      "[kernels.fp8_matmul] bias and addend must be contiguous and of the output's dtype and sizes");
+}
+
+bool has_blocks(const Fp8Matrix& matrix) {
+  return matrix.span == Fp8Span::kRowBlock || matrix.span == Fp8Span::kSquareBlock;
+}
+
+}  // namespace
+
+at::Tensor fp8_amax(const at::Tensor& x, Fp8Scaling scaling) {
+  check_input(x, scaling);
+  if (scaling == Fp8Scaling::kBlock) return {};
+  const bool by_row = scaling == Fp8Scaling::kRow;
+  if (x.is_cuda()) {
+    at::Tensor amax = at::zeros({by_row ? x.size(0) + x.size(1) : 1}, x.options().dtype(at::kFloat));
+    auto* const out = amax.mutable_data_ptr<float>();
+    launched_fp8(by_row ? cuda::fp8_amax_rows(out, out + x.size(0), x.const_data_ptr(), x.size(0), x.size(1),
+                                              current_stream())
+                        : cuda::fp8_amax(out, x.const_data_ptr(), x.numel(), current_stream()),
+                 "fp8_amax");
+    return amax;
+  }
+  const at::Tensor values = x.to(at::kFloat);
+  if (!by_row) return amax_of_spans(values, Fp8Span::kTensor);
+  return at::cat({amax_of_spans(values, Fp8Span::kRow), amax_of_spans(values.t(), Fp8Span::kRow)});
+}
+
+Fp8Copies fp8_cast(const at::Tensor& x, const at::Tensor& amax, const Fp8Cast& cast, Fp8Copy wanted) {
+  check_input(x, cast.scaling);
+  const bool plain = wanted != Fp8Copy::kTransposed, transposed = wanted != Fp8Copy::kPlain;
+  const int64_t rows = x.size(0), columns = x.size(1);
+  Fp8Copies copies;
+  if (x.is_cuda()) {
+    cuda::Fp8CastCall call = call_of(x, amax, cast);
+    if (plain) call.plain = output_of(copies.plain = empty_matrix(x, rows, columns, cast));
+    if (transposed) call.transposed = output_of(copies.transposed = empty_matrix(x, columns, rows, cast));
+    launched_fp8(cuda::fp8_cast(call, current_stream()), "fp8_cast");
+    return copies;
+  }
+  const auto cast_one = [&](const at::Tensor& matrix, int64_t first) {
+    at::Tensor magnitudes = amax;
+    if (cast.scaling == Fp8Scaling::kBlock) magnitudes = amax_of_spans(matrix.to(at::kFloat), span_of(cast));
+    if (cast.scaling == Fp8Scaling::kRow) magnitudes = amax.narrow(0, first, matrix.size(0));
+    return cast_on_cpu(matrix, magnitudes, cast);
+  };
+  if (plain) copies.plain = cast_one(x, 0);
+  if (transposed) copies.transposed = cast_one(x.t().contiguous(), rows);
+  return copies;
+}
+
+at::Tensor dequantized(const Fp8Matrix& matrix) {
+  return matrix.values.to(at::kFloat).mul_(spread(matrix.scale, matrix.span, matrix.values.size(1)));
+}
+
+void fp8_matmul(at::Tensor& out, const Fp8Matrix& a, const Fp8Matrix& b, bool fast, const at::Tensor& bias,
+                const at::Tensor& addend) {
+  check_product(out, a, b, bias, addend);
+  if (out.is_cuda()) {
+    const int64_t k = a.values.size(1);
+    return cuda::matmul(
+        {.dtype = cuda::Dtype::kBFloat16,
+         .out_dtype = out.scalar_type() == at::kFloat ? cuda::Dtype::kFloat : cuda::Dtype::kBFloat16,
+         .m = out.size(0),
+         .n = out.size(1),
+         .k = k,
+         .a = {a.values.const_data_ptr(), k, false},
+         .b = {b.values.const_data_ptr(), k, true},
+         .bias = bias.defined() ? bias.const_data_ptr() : nullptr,
+         .addend = addend.defined() ? addend.const_data_ptr() : nullptr,
+         .out = out.mutable_data_ptr(),
+         .fp8 = cuda::Fp8Operands{.a = {format_of(a.values), a.span},
+                                  .b = {format_of(b.values), b.span},
+                                  .a_scale = a.scale.const_data_ptr<float>(),
+                                  .b_scale = b.scale.const_data_ptr<float>(),
+                                  .fast = fast && !has_blocks(a)}});
+  }
+  at::Tensor sum;
+  if (has_blocks(a) || has_blocks(b)) {
+    sum = at::mm(dequantized(a), dequantized(b).t());
+  } else {
+    sum = at::mm(a.values.to(at::kFloat), b.values.to(at::kFloat).t());
+    sum.mul_(spread(a.scale, a.span, 0)).mul_(b.span == Fp8Span::kRow ? b.scale.unsqueeze(0) : b.scale);
+  }
+  if (bias.defined()) sum.add_(bias);
+  if (addend.defined()) sum.add_(addend);
+  out.copy_(sum);
+}
+
+std::string fp8_lack(const at::Device& device, Fp8Scaling scaling) {
+  if (!device.is_cuda()) return "a CPU multiplies no FP8 matrices";
+  const GpuInfo gpu = gpus().at(static_cast<size_t>(device.index()));
+  const int capability = 10 * gpu.major + gpu.minor;
+  constexpr int kAda = 89, kHopper = 90;
+  const bool any = scaling == Fp8Scaling::kTensor;
+  if (any ? capability >= kAda : capability == kHopper) return {};
+  return fmt::format("{} has compute capability {}.{}, and cuBLASLt multiplies FP8 with a scale a {}",
+                     gpu.name, gpu.major, gpu.minor,
+                     any ? "tensor from 8.9 on" : "row or block on 9.0 alone");
+}
+
+}  // namespace trireme::kernels

@@ -1,0 +1,72 @@
+#pragma once
+// Matrices of eight-bit floats with scales, cast from bf16, and their products. Nothing here is
+// differentiable. On a GPU everything is enqueued on the current stream, and no scale visits the host. On a
+// CPU values and scales have the bits that a GPU computes; products are those of the same values, summed in
+// fp32.
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
+#include "trireme/kernels/fp8_format.h"
+
+namespace trireme::kernels {
+
+/// Which elements share a scale: all of a tensor; a row of what is multiplied; blocks, 1 x 128 of activations
+/// and their gradients, 128 x 128 of weights (DeepSeek-AI 2024, DeepSeek-V3, section 3.3).
+enum class Fp8Scaling { kTensor, kRow, kBlock };
+
+/// values * scale, the scale of each element's span.
+struct Fp8Matrix {
+  at::Tensor values;  ///< (rows, columns) float8_e4m3fn or float8_e5m2, contiguous
+  /// fp32: kTensor (1); kRow (rows); kRowBlock (columns / 128, rows);
+  /// kSquareBlock (rows / 128, columns / 128 rounded up to a multiple of 4), of which the rest is unused
+  at::Tensor scale;
+  Fp8Span span = Fp8Span::kTensor;
+
+  bool defined() const { return values.defined(); }
+};
+
+/// A matrix (rows, columns) and its transposed copy (columns, rows); one that nobody asked for is undefined.
+/// On Hopper both operands of a product must lie along its inner dimension.
+struct Fp8Copies {
+  Fp8Matrix plain, transposed;
+};
+
+enum class Fp8Copy { kPlain, kTransposed, kBoth };
+
+/// What decides a cast beside the values.
+struct Fp8Cast {
+  Fp8Scaling scaling = Fp8Scaling::kTensor;
+  Fp8Format format = Fp8Format::kE4m3;
+  bool weight = false;  ///< kBlock: square blocks
+};
+
+/// The largest magnitudes in x (rows, columns) bf16, as fp8_cast() takes them, fp32: (1) for kTensor; those
+/// of all rows, then those of all columns for kRow; undefined for kBlock. NaN where there is one.
+at::Tensor fp8_amax(const at::Tensor& x, Fp8Scaling scaling);
+
+/// Casts x (rows, columns) bf16, contiguous: values / scale rounded to nearest even, the largest magnitude of
+/// a span at the end of the format's range. A span with NaN or an infinity becomes NaN. Throws LogicError
+/// when a size is not a multiple of fp8_multiple().
+Fp8Copies fp8_cast(const at::Tensor& x, const at::Tensor& amax, const Fp8Cast& cast,
+                   Fp8Copy wanted = Fp8Copy::kBoth);
+
+/// Sizes of what is cast are multiples of this: 16, and 128 for kBlock.
+constexpr int64_t fp8_multiple(Fp8Scaling scaling) {
+  return scaling == Fp8Scaling::kBlock ? kFp8Block : 16;
+}
+
+/// fp32, (rows, columns).
+at::Tensor dequantized(const Fp8Matrix& matrix);
+
+/// out (m, n) = a (m, k) @ b (n, k)^T + bias (n) + addend (m, n), undefined ones left out; out bf16 or,
+/// without a bias, fp32, and addend of its dtype, which may be out itself. `fast`: on Hopper partial sums
+/// keep 14 bits for the whole of k instead of being added in fp32 every 128 elements; blocks never do.
+void fp8_matmul(at::Tensor& out, const Fp8Matrix& a, const Fp8Matrix& b, bool fast,
+                const at::Tensor& bias = {}, const at::Tensor& addend = {});
+
+/// Why `device` multiplies no matrices with such scales in hardware; empty: it does. A CPU never does, but
+/// fp8_matmul() computes the same there.
+std::string fp8_lack(const at::Device& device, Fp8Scaling scaling);
+
+}  // namespace trireme::kernels
