@@ -80,6 +80,29 @@ TEST(PlanRun, SaysWhatSavesCopy) {
   }
 }
 
+TEST(PlanRun, RefusesFp8ThatCannotBeOrPlansForBf16) {
+  plan::Config config;
+  config.model = plan::complete(config.model, config.data.seq_len);
+  config.precision.compute = plan::Dtype::kBf16;
+  const auto peak = [&](Device device) { return plan_run(config, device, 1, {}).needed.peak(); };
+  const int64_t bf16 = peak(Device::kCpu), bf16_on_gpu = peak(Device::kCuda);
+  plan::Fp8Config& fp8 = config.precision.fp8;
+  fp8.recipe = plan::Fp8::kTensorwise;
+  EXPECT_LT(peak(Device::kCuda), bf16_on_gpu);
+  const std::string message = message_of<ConfigError>([&] { peak(Device::kCpu); });
+  EXPECT_NE(message.find("set precision.fp8 to off, or precision.fp8_fallback to bf16"), std::string::npos)
+      << message;
+  fp8.fallback = plan::Fp8Fallback::kEmulate;
+  EXPECT_LT(peak(Device::kCpu), bf16);
+  fp8.fallback = plan::Fp8Fallback::kBf16;
+  EXPECT_EQ(peak(Device::kCpu), bf16);
+  config.model.d_ff += 8;
+  EXPECT_EQ(peak(Device::kCuda), [&] {
+    fp8.recipe = plan::Fp8::kOff;
+    return peak(Device::kCuda);
+  }());
+}
+
 TEST(PlanRun, AgreesWithTheBatchEquation) {
   plan::Config config;
   config.train.global_batch = 24;

@@ -8,6 +8,7 @@
 #include "trireme/base/text.h"
 #include "trireme/cli/words.h"
 #include "trireme/plan/buckets.h"
+#include "trireme/plan/fp8.h"
 #include "trireme/plan/memory.h"
 #include "trireme/plan/notes.h"
 #include "trireme/plan/simulate.h"
@@ -79,6 +80,25 @@ std::string copy_text(const RunPlan& run, const plan::CheckpointConfig& config) 
          fmt::format("pinned memory of the host, which takes {} of it", bytes_text(run.needed.pinned_copy));
 }
 
+/// `config`, in bf16 where it says that training goes on like that if FP8 cannot be.
+plan::Config with_possible_fp8(plan::Config config, plan::Device device, const plan::BatchPlan& batch) {
+  plan::Fp8Config& fp8 = config.precision.fp8;
+  if (fp8.recipe == plan::Fp8::kOff) return config;
+  const plan::ModelFacts facts =
+      plan::describe(config.model, config.data.seq_len, config.precision, config.memory);
+  std::string why = plan::fp8_obstacle(config, facts, batch.micro_batch);
+  const bool lacks_gpu =
+      why.empty() && device == plan::Device::kCpu && fp8.fallback != plan::Fp8Fallback::kEmulate;
+  if (lacks_gpu) why = "a CPU multiplies no FP8 matrices; set precision.fp8 to off";
+  if (why.empty()) return config;
+  if (fp8.fallback != plan::Fp8Fallback::kBf16) {
+    throw ConfigError("[cli.train] precision.fp8={}: {}, or precision.fp8_fallback to bf16{}", fp8.recipe,
+                      why, lacks_gpu ? ", or to emulate for what a GPU would compute" : "");
+  }
+  fp8.recipe = plan::Fp8::kOff;
+  return config;
+}
+
 }  // namespace
 
 plan::Device choose_device(plan::Device device, int gpus) {
@@ -109,8 +129,8 @@ int64_t choose_ranks(std::optional<int64_t> asked, plan::Device device, int gpus
   return *asked;
 }
 
-RunPlan plan_run(const plan::Config& config, plan::Device device, int64_t ranks, DeviceMemory there) {
-  if (device == Device::kCpu && config.precision.compute == plan::Dtype::kFp16) {
+RunPlan plan_run(const plan::Config& given, plan::Device device, int64_t ranks, DeviceMemory there) {
+  if (device == Device::kCpu && given.precision.compute == plan::Dtype::kFp16) {
     throw ConfigError(
         "[cli.train] precision.compute=fp16 on the CPU, whose kernels know fp32 and bf16; use bf16, or a "
         "GPU");
@@ -124,8 +144,9 @@ RunPlan plan_run(const plan::Config& config, plan::Device device, int64_t ranks,
               .by_pp_rank = {},
               .pipeline = {},
               .there = there};
-  run.mesh = plan::MeshShape::fit(config.parallel, ranks);
-  run.batch = plan::plan_batch(config, run.mesh);
+  run.mesh = plan::MeshShape::fit(given.parallel, ranks);
+  run.batch = plan::plan_batch(given, run.mesh);
+  const plan::Config config = with_possible_fp8(given, device, run.batch);
   run.facts = plan::describe(config.model, config.data.seq_len, config.precision, config.memory);
   run.by_pp_rank = plan::bytes_by_pp_rank(config, ranks, device);
   run.needed = *std::ranges::max_element(run.by_pp_rank, {}, &plan::RankBytes::peak);

@@ -104,7 +104,9 @@ report::ConsoleOptions console_options(const Request& request, const plan::Confi
                                        const report::RunDirectory& run) {
   const plan::ModelFacts facts =
       plan::describe(config.model, config.data.seq_len, config.precision, config.memory);
-  const bool bf16_gpu = world.device().is_cuda() && config.precision.compute == plan::Dtype::kBf16;
+  // The peak of bf16 says nothing about products in FP8.
+  const bool bf16_gpu = world.device().is_cuda() && config.precision.compute == plan::Dtype::kBf16 &&
+                        config.precision.fp8.recipe == plan::Fp8::kOff;
   report::ConsoleOptions options;
   options.total_steps = config.train.steps;
   options.log_every = config.train.log_every;

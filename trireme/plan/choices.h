@@ -142,6 +142,32 @@ enum class Dtype { kFp32, kBf16, kFp16 };
 template <>
 inline constexpr auto kNames<Dtype> = std::to_array<std::string_view>({"fp32", "bf16", "fp16"});
 
+/// Which elements share a scale where linear layers are multiplied in FP8.
+enum class Fp8 {
+  kOff,
+  kTensorwise,  ///< all of a tensor
+  kRowwise,     ///< a row of an operand, along which products are summed
+  kBlockwise    ///< 1 x 128 of activations and gradients, 128 x 128 of weights (DeepSeek-V3, 2024)
+};
+template <>
+inline constexpr auto kNames<Fp8> = std::to_array<std::string_view>({"off", "tensorwise", "rowwise",
+                                                                     "blockwise"});
+
+/// The format of gradients of outputs in FP8.
+enum class Fp8Gradients { kE4m3, kE5m2 };
+template <>
+inline constexpr auto kNames<Fp8Gradients> = std::to_array<std::string_view>({"e4m3", "e5m2"});
+
+/// Which products in FP8 are summed faster, with fewer bits.
+enum class Fp8Fast { kNone, kForward, kAll };
+template <>
+inline constexpr auto kNames<Fp8Fast> = std::to_array<std::string_view>({"none", "forward", "all"});
+
+/// What becomes of a run whose device or shapes have no FP8; kEmulate: a CPU computes the same.
+enum class Fp8Fallback { kAbort, kBf16, kEmulate };
+template <>
+inline constexpr auto kNames<Fp8Fallback> = std::to_array<std::string_view>({"abort", "bf16", "emulate"});
+
 /// Of gradients on the wire; kAuto: as parameters, fp32 for fp16.
 /// Of the sum of several micro-batches.
 enum class SumDtype { kFp32, kCompute };

@@ -181,12 +181,33 @@ struct LossScaleConfig {
   double minimum = 1.0;
 };
 
+/// Blocks whose linear layers stay as precision.compute has them.
+struct Fp8Skip {
+  bool first = false, last = false;
+  std::vector<int64_t> blocks = {};
+  bool operator==(const Fp8Skip&) const = default;
+};
+/// "none", or "first", "last" and numbers of blocks from 0 on with commas between.
+std::string to_text(const Fp8Skip& skip);
+/// The other way round; none for other words.
+std::optional<Fp8Skip> parse_skip(std::string_view text);
+
+/// Products of the linear layers of blocks in FP8. Embeddings, norms, attention and the head have none.
+struct Fp8Config {
+  Fp8 recipe = Fp8::kOff;
+  Fp8Gradients gradients = Fp8Gradients::kE4m3;
+  Fp8Fast fast = Fp8Fast::kForward;
+  Fp8Skip skip = {};
+  Fp8Fallback fallback = Fp8Fallback::kAbort;
+};
+
 struct PrecisionConfig {
   Dtype compute = Dtype::kFp32;
   ReduceDtype reduce = ReduceDtype::kAuto;
   SumDtype accumulate = SumDtype::kFp32;
   LossScaling scaling = LossScaling::kAuto;
   LossScaleConfig loss_scale = {};
+  Fp8Config fp8 = {};
 };
 
 /// Bytes of an element.

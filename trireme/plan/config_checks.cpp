@@ -33,6 +33,7 @@ class Checker {
     check_optimizer();
     check_recompute();
     check_loss_scale();
+    check_fp8();
     check_deterministic();
     check_engine();
     check_buckets();
@@ -64,6 +65,36 @@ class Checker {
       throw ConfigError("[plan.config] {} is above {}; lower it",
                         said("precision.min_scale", precision.loss_scale.minimum),
                         said("precision.initial_scale", precision.loss_scale.initial));
+    }
+  }
+
+  /// Shapes and devices are looked at where a run may go on without (plan/fp8.h).
+  void check_fp8() const {
+    const PrecisionConfig& precision = config_.precision;
+    const Fp8Config& fp8 = precision.fp8;
+    if (fp8.recipe == Fp8::kOff) return;
+    const std::string asked = said("precision.fp8", fp8.recipe);
+    if (!family_.attends) {
+      throw ConfigError("[plan.config] {} has no layers to multiply in {}; set precision.fp8 to off", asked,
+                        said("model.family", model_.family));
+    }
+    if (precision.compute != Dtype::kBf16) {
+      throw ConfigError(
+          "[plan.config] {} casts from bf16 and sums to bf16, but {}; set precision.compute to bf16", asked,
+          said("precision.compute", precision.compute));
+    }
+    const CommHook hook = config_.parallel.comm_hook;
+    if (hook != CommHook::kNone && hook != CommHook::kLocalSgd) {
+      throw ConfigError(
+          "[plan.config] {} with {}: gradients that come from eight bits are not rounded again on the wire; "
+          "set parallel.comm_hook to none",
+          asked, said("parallel.comm_hook", hook));
+    }
+    for (const int64_t block : fp8.skip.blocks) {
+      if (block < model_.n_layers) continue;
+      throw ConfigError("[plan.config] {} names block {}, but {} end with {}",
+                        said("precision.fp8_skip", to_text(fp8.skip)), block,
+                        said("model.n_layers", model_.n_layers), model_.n_layers - 1);
     }
   }
 

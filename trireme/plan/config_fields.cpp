@@ -56,6 +56,16 @@ Field cut(std::string key, StageCut& value, std::string help) {
           "cost, even or the number of blocks in each stage, such as 3,3,2"};
 }
 
+Field skip(std::string key, Fp8Skip& value, std::string help) {
+  return {std::move(key),
+          word<parse_skip>(value),
+          std::move(help),
+          {},
+          {},
+          {},
+          "none, or first, last and numbers of blocks from 0 on, such as first,last,7"};
+}
+
 Field flag(std::string key, bool& value, std::string help) {
   return {std::move(key), &value, std::move(help), {}, {}, {}};
 }
@@ -297,6 +307,15 @@ void add_precision(Table& table, PrecisionConfig& precision) {
                          "dynamic scaling: overflows before it is halved"));
   table.push_back(
       number("precision.min_scale", scale.minimum, 1e-6, "dynamic scaling: the scale never falls below"));
+  Fp8Config& fp8 = precision.fp8;
+  table.push_back(
+      choice("precision.fp8", fp8.recipe, "multiply linear layers of blocks in FP8: what shares a scale"));
+  table.push_back(choice("precision.fp8_gradients", fp8.gradients, "fp8: format of gradients of outputs"));
+  table.push_back(choice("precision.fp8_fast", fp8.fast,
+                         "fp8, but not blockwise: products summed faster with fewer bits"));
+  table.push_back(skip("precision.fp8_skip", fp8.skip, "fp8: blocks that are multiplied in bf16"));
+  table.push_back(choice("precision.fp8_fallback", fp8.fallback,
+                         "where device or shapes have no FP8: end, go on in bf16, or emulate it (CPU)"));
 }
 
 void add_memory(Table& table, MemoryConfig& memory) {

@@ -227,6 +227,32 @@ std::optional<StageCut> parse_cut(std::string_view text) {
   return cut;
 }
 
+std::string to_text(const Fp8Skip& skip) {
+  std::vector<std::string> words;
+  if (skip.first) words.emplace_back("first");
+  if (skip.last) words.emplace_back("last");
+  for (const int64_t block : skip.blocks) words.push_back(std::to_string(block));
+  return words.empty() ? "none" : join(words, ",");
+}
+
+std::optional<Fp8Skip> parse_skip(std::string_view text) {
+  Fp8Skip skip;
+  if (text == "none") return skip;
+  for (const std::string& word : split(std::string(text), ',')) {
+    const auto block = parse_whole_text<int64_t>(word);
+    if (word == "first") {
+      skip.first = true;
+    } else if (word == "last") {
+      skip.last = true;
+    } else if (block && *block >= 0) {
+      skip.blocks.push_back(*block);
+    } else {
+      return std::nullopt;
+    }
+  }
+  return skip;
+}
+
 std::string allowed_values(const Field& field) {
   if (field.min && field.max) return fmt::format("{} to {}", *field.min, *field.max);
   if (field.min) return fmt::format("at least {}", *field.min);

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "trireme/plan/family_parts.h"
+#include "trireme/plan/fp8.h"
 #include "trireme/plan/vision_model.h"
 
 namespace trireme::plan {
@@ -35,28 +36,28 @@ int64_t matmul_params_of(const std::vector<UnitSpec>& units, const ModelConfig& 
   return total;
 }
 
-/// Kept for backward by one token in one layer. A block that is computed again keeps its input.
-int64_t saved_bytes_of_layer(const ModelConfig& model, int64_t element_bytes, Recompute recompute) {
+/// Kept for backward by one token in one layer. A block that is computed again keeps its input. With FP8 the
+/// inputs of linear layers are kept in one byte an element: what is cheap to compute again, and attention's
+/// output beside itself.
+int64_t saved_bytes_of_layer(const ModelConfig& model, int64_t element_bytes, Recompute recompute, bool fp8) {
   const ModelFamilyRecord& family = record_of(model.family);
-  switch (recompute) {
-    case Recompute::kBlock:
-      return element_bytes * model.d_model;
-    case Recompute::kCheap:
-      if (family.cheap_bytes == nullptr) break;
-      return family.saved_bytes(model, element_bytes) - family.cheap_bytes(model, element_bytes);
-    case Recompute::kNone:
-      break;
-  }
-  return family.saved_bytes(model, element_bytes);
+  if (recompute == Recompute::kBlock) return element_bytes * model.d_model;
+  const int64_t cheap = family.cheap_bytes == nullptr ? 0 : family.cheap_bytes(model, element_bytes);
+  int64_t bytes = family.saved_bytes(model, element_bytes) - cheap;
+  if (fp8) bytes += model.d_model;
+  if (recompute == Recompute::kNone) bytes += fp8 ? cheap / element_bytes : cheap;
+  return bytes;
 }
 
-double saved_bytes(const ModelConfig& model, int64_t element_bytes, const MemoryConfig& memory) {
-  const int64_t again = (model.n_layers + memory.recompute_every - 1) / memory.recompute_every;
-  const auto of_layer = [&](Recompute recompute) {
-    return static_cast<double>(saved_bytes_of_layer(model, element_bytes, recompute));
-  };
-  return static_cast<double>(again) * of_layer(memory.recompute) +
-         static_cast<double>(model.n_layers - again) * of_layer(Recompute::kNone);
+double saved_bytes(const ModelConfig& model, const PrecisionConfig& precision, const MemoryConfig& memory) {
+  double bytes = 0.0;
+  for (int64_t layer = 0; layer < model.n_layers; ++layer) {
+    const bool again = layer % memory.recompute_every == 0;
+    bytes += static_cast<double>(
+        saved_bytes_of_layer(model, bytes_of(precision.compute), again ? memory.recompute : Recompute::kNone,
+                             multiplies_in_fp8(precision.fp8, layer, model.n_layers)));
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -95,7 +96,7 @@ ModelFacts describe(const ModelConfig& incomplete, int64_t seq_len, const Precis
   const bool attends = record_of(model.family).attends;
   const double attention = attends ? static_cast<double>(seq_len * model.d_model * model.n_layers) : 0.0;
   facts.flops_per_token = 6.0 * static_cast<double>(facts.matmul_params) + 6.0 * attention;
-  facts.saved_bytes_per_token = saved_bytes(model, bytes_of(precision.compute), memory);
+  facts.saved_bytes_per_token = saved_bytes(model, precision, memory);
   return facts;
 }
 

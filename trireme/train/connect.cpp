@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "trireme/memory/recompute.h"
+#include "trireme/plan/fp8.h"
 #include "trireme/plan/model_facts.h"
+#include "trireme/train/fp8.h"
 
 namespace trireme::train {
 namespace {
@@ -31,8 +33,13 @@ nn::UnitForward again_in_backward(const nn::Unit& unit) {
 
 }  // namespace
 
-void connect(nn::Model& model, parallel::DataParallel& engine, const plan::MemoryConfig& memory) {
+void connect(nn::Model& model, parallel::DataParallel& engine, const plan::MemoryConfig& memory,
+             const plan::Fp8Config& fp8) {
   model.recompute_cheap(memory.recompute == plan::Recompute::kCheap ? memory.recompute_every : 0);
+  if (const auto recipe = recipe_of(fp8)) {
+    const auto blocks = std::ssize(model.units()) - 2;  // without the embedding and the head
+    model.use_fp8(*recipe, [fp8, blocks](int64_t block) { return multiplies_in_fp8(fp8, block, blocks); });
+  }
   model.set_unit_runner([&engine, again = recomputed_blocks(model, memory)](
                             const nn::Unit& unit, const at::Tensor& x, bool begins_pass) {
     return engine.run_unit(unit.name, x, again.contains(unit.name) ? again_in_backward(unit) : unit.forward,

@@ -40,7 +40,8 @@ class ModelStage : public torch::nn::Module {
   std::shared_ptr<parallel::DataParallel> make_engine(const comm::Mesh& mesh,
                                                       const parallel::Options& options,
                                                       const nn::InitialWeights& initial,
-                                                      const plan::MemoryConfig& memory = {});
+                                                      const plan::MemoryConfig& memory = {},
+                                                      const plan::Fp8Config& fp8 = {});
 
   /// The embeddings that the first and the last stage share; none: the head is not tied.
   static std::optional<std::string> tied_parameter(const plan::ModelConfig& config);

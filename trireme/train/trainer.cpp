@@ -27,6 +27,7 @@
 #include "trireme/train/best_weights.h"
 #include "trireme/train/checkpointing.h"
 #include "trireme/train/enough_memory.h"
+#include "trireme/train/fp8.h"
 #include "trireme/train/guesses.h"
 #include "trireme/train/moment.h"
 #include "trireme/train/parts.h"
@@ -574,9 +575,11 @@ void refuse_indeterminism(const std::exception& error) {
 
 }  // namespace
 
-TrainResult train(const TrainOptions& options, std::shared_ptr<comm::World> world) {
+TrainResult train(const TrainOptions& given, std::shared_ptr<comm::World> world) {
   const int64_t ranks = world->size();
   try {
+    TrainOptions options = given;
+    options.config = settle_fp8(given.config, *world);
     check_enough_memory(options, *world);
     make_threads();
     const int64_t baseline_bytes = world->device().is_cuda() ? 0 : kernels::resident_peak();
@@ -597,10 +600,10 @@ TrainResult train(const TrainOptions& options, std::shared_ptr<comm::World> worl
     return {.summary = {}, .stop_signal = stopped.signal()};
   } catch (const c10::OutOfMemoryError& error) {
     throw OutOfMemory("[train] the device is out of memory: {}. {}", error.what_without_backtrace(),
-                      plan::memory_advice(options.config, ranks));
+                      plan::memory_advice(given.config, ranks));
   } catch (const std::exception& error) {
     if (is_out_of_host_memory(error)) {
-      throw OutOfMemory("[train] the host is out of memory. {}", plan::memory_advice(options.config, ranks));
+      throw OutOfMemory("[train] the host is out of memory. {}", plan::memory_advice(given.config, ranks));
     }
     refuse_indeterminism(error);
     throw;

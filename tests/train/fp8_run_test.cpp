@@ -1,0 +1,108 @@
+// Training in FP8, emulated on CPUs: every policy learns the same weights, pipelines what the model in one
+// piece learns, and a device or a shape without FP8 ends the run or is trained on in bf16, as the config
+// says.
+#include <set>
+
+#include "tests/support/refusal.h"
+#include "tests/train/trainer_fixture.h"
+
+namespace trireme::train {
+namespace {
+
+class Fp8Run : public TrainerTest {
+ protected:
+  void SetUp() override {
+    TrainerTest::SetUp();
+    config_.model.family = plan::ModelFamily::kLlama;
+    config_.model.n_layers = 3;
+    config_.model.d_model = 128;
+    config_.model.n_heads = config_.model.n_kv_heads = 4;
+    config_.model.d_ff = 256;
+    config_.train = {.steps = 3, .global_batch = 16, .micro_batch = 4, .val_every = 3, .val_batches = 1};
+    config_.optim.lr = 2e-3;
+    config_.precision.compute = plan::Dtype::kBf16;
+    fp8().fallback = plan::Fp8Fallback::kEmulate;
+  }
+
+  plan::Fp8Config& fp8() { return config_.precision.fp8; }
+
+  std::string digest(plan::Fp8 recipe, int64_t ranks = 2) {
+    fp8().recipe = recipe;
+    run(ranks);
+    return recorder_.summary.weights_digest;
+  }
+  double last_loss() const { return recorder_.steps.back().loss; }
+};
+
+constexpr plan::Fp8 kRecipes[] = {plan::Fp8::kTensorwise, plan::Fp8::kRowwise, plan::Fp8::kBlockwise};
+
+TEST_F(Fp8Run, EveryPolicyLearnsTheSameWeightsHoweverItRecomputes) {
+  for (const plan::Fp8 recipe : kRecipes) {
+    std::set<std::string> digests;
+    for (const plan::PolicyName policy : plan::all_values<plan::PolicyName>()) {
+      config_.parallel.policy = policy;
+      digests.insert(digest(recipe));
+    }
+    for (const plan::Recompute recompute : plan::all_values<plan::Recompute>()) {
+      config_.memory.recompute = recompute;
+      digests.insert(digest(recipe));
+    }
+    config_.memory.recompute = plan::Recompute::kNone;
+    EXPECT_EQ(digests.size(), 1u) << plan::name(recipe);
+    EXPECT_FALSE(digests.contains(digest(plan::Fp8::kOff))) << plan::name(recipe);
+  }
+}
+
+TEST_F(Fp8Run, LearnsAboutAsFastAsBf16) {
+  config_.train.steps = 40;
+  config_.train.global_batch = 8;
+  digest(plan::Fp8::kOff, 1);
+  const double bf16 = last_loss(), at_first = recorder_.steps.front().loss;
+  EXPECT_LT(bf16, at_first - 2.0);
+  for (const plan::Fp8 recipe : kRecipes) {
+    digest(recipe, 1);
+    EXPECT_NEAR(last_loss(), bf16, 0.1) << plan::name(recipe);
+  }
+}
+
+TEST_F(Fp8Run, BlocksThatAreLeftOutAreThoseOfTheWholeModelOnEveryStage) {
+  config_.train.steps = 1;
+  std::set<double> losses;
+  for (const char* skip : {"none", "first", "last", "first,1,last"}) {
+    fp8().skip = *plan::parse_skip(skip);
+    config_.parallel.pp = 1;
+    digest(plan::Fp8::kTensorwise, 1);
+    const double whole = recorder_.steps.front().loss;
+    config_.parallel.pp = 2;
+    digest(plan::Fp8::kTensorwise, 2);
+    EXPECT_EQ(recorder_.steps.front().loss, whole) << skip;
+    losses.insert(whole);
+  }
+  EXPECT_EQ(losses.size(), 4u);
+  digest(plan::Fp8::kOff, 2);
+  EXPECT_TRUE(losses.contains(recorder_.steps.front().loss)) << "no block is left";
+}
+
+TEST_F(Fp8Run, WithoutTheHardwareItEndsOrGoesOnInBf16) {
+  const std::string bf16 = digest(plan::Fp8::kOff);
+  fp8().fallback = plan::Fp8Fallback::kBf16;
+  for (const plan::Fp8 recipe : kRecipes) EXPECT_EQ(digest(recipe), bf16);
+  fp8().fallback = plan::Fp8Fallback::kAbort;
+  for (const plan::Fp8 recipe : kRecipes) {
+    test::expect_refusal([&] { digest(recipe, 1); },
+                         {"a CPU multiplies no FP8 matrices", "precision.fp8_fallback to bf16"});
+  }
+}
+
+TEST_F(Fp8Run, ShapesThatDoNotFitEndItOrGoOnInBf16) {
+  config_.train.micro_batch = 2;  // of 32 tokens: no multiple of 128
+  const std::string bf16 = digest(plan::Fp8::kOff);
+  EXPECT_NE(digest(plan::Fp8::kTensorwise), bf16);
+  test::expect_refusal([&] { digest(plan::Fp8::kBlockwise, 1); },
+                       {"2 x 32 = 64 tokens", "multiple of 128", "set train.micro_batch or data.seq_len to"});
+  fp8().fallback = plan::Fp8Fallback::kBf16;
+  EXPECT_EQ(digest(plan::Fp8::kBlockwise), bf16);
+}
+
+}  // namespace
+}  // namespace trireme::train

@@ -1,0 +1,46 @@
+#include "trireme/plan/fp8.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+namespace trireme::plan {
+
+bool multiplies_in_fp8(const Fp8Config& fp8, int64_t block, int64_t blocks) {
+  const Fp8Skip& skip = fp8.skip;
+  if (fp8.recipe == Fp8::kOff || (skip.first && block == 0) || (skip.last && block + 1 == blocks))
+    return false;
+  return std::ranges::find(skip.blocks, block) == skip.blocks.end();
+}
+
+int64_t fp8_multiple(Fp8 recipe) {
+  constexpr int64_t kBytes = 16, kBlock = 128;
+  return recipe == Fp8::kBlockwise ? kBlock : kBytes;
+}
+
+std::string fp8_obstacle(const Config& config, const ModelFacts& facts, int64_t micro_batch) {
+  const Fp8 recipe = config.precision.fp8.recipe;
+  if (recipe == Fp8::kOff) return {};
+  const int64_t multiple = fp8_multiple(recipe);
+  for (const UnitSpec& unit : facts.units) {
+    if (unit.name == kRootUnit || unit.name == kHeadUnit) continue;
+    for (const ParamSpec& param : unit.params) {
+      const auto fits = [multiple](int64_t size) { return size % multiple == 0; };
+      if (param.shape.size() != 2 || std::ranges::all_of(param.shape, fits)) continue;
+      return fmt::format(
+          "{} is {}, and sizes must be multiples of {}; set model.d_model, model.n_heads, model.n_kv_heads "
+          "or "
+          "model.d_ff to others",
+          param.name, fmt::join(param.shape, " x "), multiple);
+    }
+  }
+  const int64_t tokens = micro_batch * config.data.seq_len;
+  if (tokens % multiple == 0) return {};
+  return fmt::format(
+      "a micro-batch has {} x {} = {} tokens, and that must be a multiple of {}; set train.micro_batch or "
+      "data.seq_len to another number",
+      micro_batch, config.data.seq_len, tokens, multiple);
+}
+
+}  // namespace trireme::plan
