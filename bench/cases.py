@@ -20,7 +20,10 @@ TORCH_PEERS: dict[str, list[str]] = {
     "torch-eager": [],
 }
 TRIED_BY_BEST = ("torch", "torch-amp", "torch-whole")
-OTHER_PEERS = ("deepspeed", "replicas", "best")
+OTHER_PEERS = ("deepspeed", "replicas", "bf16", "best")
+OWN_PEERS = ("replicas", "bf16")  # our own program
+# What torchao has for each of our recipes, or comes nearest.
+TORCHAO = {"tensorwise": "tensorwise", "rowwise": "rowwise", "blockwise": "rowwise"}
 # Models that have no preset of ours.
 MODEL_OPTIONS = {
     "llama-3b": ["--model.family=llama", "--model.d_model=3072", "--model.n_layers=28", "--model.n_heads=24",
@@ -93,9 +96,13 @@ def import_error(python: str, module: str) -> str | None:
     return (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
 
 
+def with_fp8(name: str) -> str:
+    return f"{name}-fp8"
+
+
 def peers_of(policy: str, wanted: str | None, python: str) -> list[str]:
     """Names of the peers that a policy is measured against: those wanted of those there are, by
-    default DeepSpeed for ZeRO where it is installed, else PyTorch. "replicas" are our own."""
+    default DeepSpeed for ZeRO where it is installed, else PyTorch."""
     has_stage = policy in ZERO_STAGES
     if wanted is None:
         problem = import_error(python, "deepspeed") if has_stage else None
@@ -103,7 +110,7 @@ def peers_of(policy: str, wanted: str | None, python: str) -> list[str]:
             say(f"{policy}: the peer is PyTorch, {python} has no DeepSpeed: {problem}")
         return ["deepspeed" if has_stage and not problem else "torch"]
     names = wanted.split(",")
-    known = (*TORCH_PEERS, *OTHER_PEERS)
+    known = (*TORCH_PEERS, *OTHER_PEERS, *(with_fp8(name) for name in TORCH_PEERS))
     if unknown := set(names) - set(known):
         raise BenchError(EXIT_USAGE, f"no peer {min(unknown)}; there are {', '.join(known)}")
     names = [name for name in names if name != "deepspeed" or has_stage]
@@ -112,6 +119,16 @@ def peers_of(policy: str, wanted: str | None, python: str) -> list[str]:
                                      "add torch to --peer")
     if "deepspeed" in names and (problem := import_error(python, "deepspeed")):
         raise BenchError(EXIT_ENVIRONMENT, f"{python} has no DeepSpeed: {problem}")
+    return names
+
+
+def tried_by_best(policy: str, ranks: int, fp8: str, python: str) -> list[str]:
+    """What "best" tries: where ours trains in FP8, each in FP8, too, as far as torchao is there."""
+    names = [name for name in TRIED_BY_BEST if strategy_of(name, policy, ranks)]
+    if fp8:
+        if problem := import_error(python, "torchao.float8"):
+            raise BenchError(EXIT_ENVIRONMENT, f"{python} has no torchao for the peers in FP8: {problem}")
+        names += [with_fp8(name) for name in names]
     return names
 
 
@@ -170,7 +187,7 @@ def cpu_cases(arguments: argparse.Namespace) -> list[Case]:
     ]
 
 
-def training_command(model: str, policy: str, ranks: int, arguments: argparse.Namespace
+def training_command(model: str, policy: str, ranks: int, arguments: argparse.Namespace, fp8: str = ""
                      ) -> list[str]:
     steps, micro_batch = arguments.warmup + arguments.steps, arguments.micro_batch
     device, dtype = DEVICES[arguments.mode]
@@ -180,7 +197,7 @@ def training_command(model: str, policy: str, ranks: int, arguments: argparse.Na
         f"--train.micro_batch={micro_batch}", f"--data.seq_len={arguments.seq}",
         f"--device={device}", "--train.val_batches=0", f"--precision.compute={dtype}",
         f"--parallel.policy={policy}", "--checkpoint.final_weights=false", "--train.sample_tokens=0",
-        *shlex.split(arguments.ours_args),
+        *([f"--precision.fp8={fp8}"] if fp8 else []), *shlex.split(arguments.ours_args),
     ]
 
 
@@ -189,8 +206,12 @@ def peer_command(against: str, model: str, policy: str, ranks: int, arguments: a
     if against == "replicas":
         return [arguments.python, f"{PEERS}/replicas.py", str(ranks), "--",
                 *training_command(model, "ddp", 1, arguments)]
+    if against == "bf16":
+        return training_command(model, policy, ranks, arguments, fp8="off")
     device, dtype = DEVICES[arguments.mode]
-    return torchrun(arguments.python, ranks) + peer_program(against, policy, ranks, device) + [
+    name = against.removesuffix("-fp8")
+    in_fp8 = [f"--fp8={TORCHAO[arguments.fp8]}"] if name != against else []
+    return torchrun(arguments.python, ranks) + peer_program(name, policy, ranks, device) + in_fp8 + [
         f"--model={model}", f"--seq={arguments.seq}", f"--mbs={arguments.micro_batch}",
         f"--steps={arguments.steps}", f"--warmup={arguments.warmup}", f"--device={device}",
         f"--dtype={dtype}", *shlex.split(arguments.peer_args),
@@ -200,25 +221,26 @@ def peer_command(against: str, model: str, policy: str, ranks: int, arguments: a
 def training_case(model: str, policy: str, ranks: int, against: str,
                   arguments: argparse.Namespace) -> Case:
     device, _ = DEVICES[arguments.mode]
-    tried = [name for name in TRIED_BY_BEST if strategy_of(name, policy, ranks)]
-    if against == "best" and len(tried) == 1:
+    fp8 = arguments.fp8
+    tried = tried_by_best(policy, ranks, fp8, arguments.python) if against == "best" else []
+    if len(tried) == 1:
         against = tried[0]
-    ours = training_command(model, policy, ranks, arguments)
-    replicas = against == "replicas"
+    ours = training_command(model, policy, ranks, arguments, fp8)
+    own = against in OWN_PEERS
     environment = {} if device == "cuda" else {"OMP_NUM_THREADS": "1"}
-    alone = ALONE if ranks == 1 and not replicas else {}
-    allocator = ALLOCATOR if device == "cuda" and not replicas else {}
+    alone = ALONE if ranks == 1 and not own else {}
+    allocator = ALLOCATOR if device == "cuda" and not own else {}
 
     def side_of(name: str) -> Side:
         return Side(peer_command(name, model, policy, ranks, arguments),
-                    "tokens_per_s" if replicas else "tok_s_gpu",
+                    "tokens_per_s" if own else "tok_s_gpu", scale=1.0 / ranks if name == "bf16" else 1.0,
                     environment=environment | alone | allocator)
 
     candidates = {name: side_of(name) for name in tried} if against == "best" else {}
     return Case(
         label={"model": model, "device": device, "policy": policy, "ranks": ranks,
                "seq_len": arguments.seq, "micro_batch": arguments.micro_batch, "against": against}
-              | ({"gpus": ranks} if device == "cuda" else {}),
+              | ({"gpus": ranks} if device == "cuda" else {}) | ({"fp8": fp8} if fp8 else {}),
         unit="tokens/s a GPU" if device == "cuda" else "tokens/s a rank",
         ours=Side(ours, "tokens_per_s", scale=1.0 / ranks, environment=environment),
         peer=next(iter(candidates.values())) if candidates else side_of(against),
@@ -229,7 +251,7 @@ def training_case(model: str, policy: str, ranks: int, against: str,
 
 
 # What a case may say for itself, and how it is read.
-CASE_OPTIONS = {"seq": int, "micro_batch": int, "steps": int, "losses": int, "profile": int, "peer": str}
+CASE_OPTIONS = {"seq": int, "micro_batch": int, "steps": int, "losses": int, "profile": int, "peer": str, "fp8": str}
 
 
 def with_case_options(arguments: argparse.Namespace, text: str) -> argparse.Namespace:
@@ -254,6 +276,8 @@ def training_cases(arguments: argparse.Namespace) -> list[Case]:
             raise BenchError(EXIT_USAGE, f'"{text}" is not MODEL:POLICY:RANKS[,RANKS][:KEY=VALUE,...]') from None
         own = with_case_options(arguments, ":".join(options))
         peers = peers_of(policy, own.peer, own.python)
+        if not own.fp8 and any(peer.endswith("-fp8") for peer in peers):
+            raise BenchError(EXIT_USAGE, f"peers in FP8 are for ours in FP8; give {model} fp8=RECIPE or --fp8")
         cases += [training_case(model, policy, world, against, own) for world in ranks for against in peers]
     return cases
 

@@ -23,7 +23,8 @@ without a wrapper on one GPU, "torch-whole" compiles the whole model (one GPU, o
 those that a case allows for a few steps and is measured as the fastest of them. All GPU peers use
 fused AdamW, expandable segments, fresh random tokens each step, and an FSDP2 root that is not
 resharded. "--peer replicas" is our own program instead, on every GPU alone at the same time (with
---ours-args, too): what there would be if communication cost nothing.
+--ours-args, too): what there would be if communication cost nothing; "--peer bf16" our own without --fp8.
+With --fp8 a peer may be NAME-fp8, converted by torchao, and "best" tries those, too.
 
 Models of images (vision.py, peers/torch_vision.py) read the same files on both sides, each through
 its own input pipeline, and a case keeps a second ratio, to what the same peer does in the same process
@@ -70,7 +71,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import vision
-from cases import GPU, SMOKE, Case, cpu_cases, pair_case, training_cases
+from cases import GPU, OWN_PEERS, SMOKE, TORCHAO, Case, cpu_cases, pair_case, training_cases
 from losses import complaint
 from machine import describe_commit, describe_machine, environment, visible_gpus
 from programs import EXIT_BELOW, EXIT_ENVIRONMENT, ROOT, BenchError, say
@@ -225,7 +226,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--require", type=float, default=0.0, help="exit 8 if a ratio is below")
     parser.add_argument("--peer", help="of two commands: the second command line; gpu and "
                                        "cpu-smoke: torch, torch-amp, torch-whole, torch-eager, "
-                                       "deepspeed, replicas, best or several, with commas; vision and "
+                                       "deepspeed, replicas, bf16, best or several, with commas; vision and "
                                        "vision-cpu: see above")
     pair = parser.add_argument_group("two commands")
     pair.add_argument("--ours", help="command line")
@@ -250,6 +251,8 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
                                                (DEFAULTS | {"cpu-smoke": SMOKE}).items()))
     gpu.add_argument("--seq", type=int, help=f"gpu: {GPU['seq']}, cpu-smoke: {SMOKE['seq']}")
     gpu.add_argument("--micro-batch", type=int, default=4)
+    gpu.add_argument("--fp8", default="", metavar="RECIPE",
+                     help="gpu: precision.fp8 of ours; best then tries torchao's FP8, too")
     gpu.add_argument("--losses", type=int, default=0, metavar="N",
                      help="first compare the losses of N steps from the same start, 10 or more; "
                           "five more runs a case, weights in $TMPDIR")
@@ -274,8 +277,10 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--losses and --profile are not for cpu and two commands")
     if arguments.gemm and not trains:
         parser.error("--gemm is for gpu and cpu-smoke")
-    if arguments.losses and "replicas" in (arguments.peer or "").split(","):
-        parser.error("--losses is for peers that are other programs; replicas are our own")
+    if arguments.losses and set(OWN_PEERS) & set((arguments.peer or "").split(",")):
+        parser.error(f"--losses is for peers that are other programs; {' and '.join(OWN_PEERS)} are our own")
+    if arguments.fp8 not in ("", *TORCHAO):
+        parser.error(f"--fp8 is one of {', '.join(TORCHAO)}")
     if arguments.beside and arguments.mode not in ("gpu", "vision"):
         parser.error("--beside is for gpu and vision")
     if arguments.budget_seconds and arguments.mode not in ("gpu", "vision", "vision-cpu"):
