@@ -55,6 +55,57 @@ TEST_F(CudaFp8, CastsHaveTheBitsOfTheCpu) {
   }
 }
 
+TEST_F(CudaFp8, CastsByAnotherMagnitudeHaveTheBitsOfTheCpuAndSeeWhatItSees) {
+  for (const Fp8Format format : {Fp8Format::kE4m3, Fp8Format::kE5m2}) {
+    for (const auto& [rows, columns] : {std::pair(640, 384), std::pair(16, 16), std::pair(144, 272)}) {
+      const at::Tensor x = test::wide_values(rows, columns, 3);
+      for (const double factor : {0.25, 1.0, 8.0}) {
+        const at::Tensor amax = fp8_amax(x, Fp8Scaling::kTensor) * factor;
+        const at::Tensor seen = at::zeros({1}), gpu_seen = seen.cuda();
+        const Fp8Cast cast{.format = format};
+        const Fp8Copies wanted = fp8_cast(x, amax, cast, Fp8Copy::kBoth, seen);
+        const Fp8Copies got = fp8_cast(x.cuda(), amax.cuda(), cast, Fp8Copy::kBoth, gpu_seen);
+        const std::string what = fmt::format("{} x {} by {}", rows, columns, factor);
+        expect_same(got.plain, wanted.plain, what + ", plain");
+        expect_same(got.transposed, wanted.transposed, what + ", transposed");
+        EXPECT_TRUE(at::equal(gpu_seen.cpu(), seen)) << what;
+      }
+    }
+  }
+}
+
+TEST_F(CudaFp8, CastsOfSwigluAreThoseOfItsValues) {
+  const auto check = [](const Fp8Source& source, const Fp8Cast& cast, const std::string& what) {
+    const at::Tensor values = source.computed();
+    const bool tensor = cast.scaling == Fp8Scaling::kTensor;
+    const auto seen = [&] {
+      return tensor ? at::zeros({1}, values.options().dtype(at::kFloat)) : at::Tensor();
+    };
+    const at::Tensor amax = fp8_amax(values, cast.scaling), saw = seen(), should_see = seen();
+    const Fp8Copies wanted = fp8_cast(values, amax, cast, Fp8Copy::kBoth, should_see);
+    const Fp8Copies got = fp8_cast(source, amax, cast, Fp8Copy::kBoth, saw);
+    expect_same(got.plain, wanted.plain, what + ", plain");
+    expect_same(got.transposed, wanted.transposed, what + ", transposed");
+    if (tensor) {
+      EXPECT_TRUE(at::equal(saw, should_see)) << what;
+    }
+    expect_same(fp8_cast(source, amax, cast, Fp8Copy::kPlain, seen()).plain, wanted.plain, what + ", alone");
+  };
+  for (const Fp8Scaling scaling : {Fp8Scaling::kTensor, Fp8Scaling::kBlock}) {
+    for (const Fp8Format format : {Fp8Format::kE4m3, Fp8Format::kE5m2}) {
+      for (const auto& [rows, width] :
+           {std::pair(128, 128), std::pair(384, 640), std::pair(144, 48), std::pair(16, 272)}) {
+        if (scaling == Fp8Scaling::kBlock && (rows % kFp8Block != 0 || width % kFp8Block != 0)) continue;
+        const at::Tensor gate_up = test::wide_values(rows, 2 * width, 3).cuda();
+        const at::Tensor dy = test::wide_values(rows, width, 4).cuda();
+        const std::string what = fmt::format("{} x {}", rows, width);
+        check(Fp8Source::swiglu(gate_up), {scaling, format, false}, what + " forward");
+        check(Fp8Source::swiglu_gradient(gate_up, dy), {scaling, format, false}, what + " backward");
+      }
+    }
+  }
+}
+
 TEST_F(CudaFp8, WhatIsNotFiniteStaysSo) {
   for (const test::Fp8Case& one : test::fp8_casts()) {
     for (const double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {

@@ -34,9 +34,39 @@ struct Fp8Setting {
   std::optional<Fp8Recipe> recipe = {};
   std::function<bool(int64_t)> blocks = [](int64_t) { return true; };
   bool cheap = false, defers = false, lends = false, trains = true;
+  bool delayed = false;  ///< scaled by the magnitudes of the same step before
   int64_t micro_batches = 1;
   at::Device device = at::kCPU;
 };
+
+/// The sum of the losses of all micro-batches, with gradients that begin anew.
+inline double fp8_step(Model& model, const Fp8Setting& setting) {
+  for (const auto& entry : model.named_parameters()) {
+    at::Tensor param = entry.value();
+    param.mutable_grad() = at::Tensor();
+    if (setting.lends) lend_gradient(param, at::full_like(param, std::nan("")));
+  }
+  double sum = 0.0;
+  for (int64_t i = 0; i < setting.micro_batches; ++i) {
+    const at::Tensor tokens =
+        (at::arange(2 * 65, at::TensorOptions().dtype(at::kLong).device(setting.device)) * 7919 + 31 * i)
+            .remainder(101)
+            .view({2, 65});
+    const at::Tensor loss =
+        model.loss(tokens.narrow(1, 0, 64).contiguous(), tokens.narrow(1, 1, 64).contiguous());
+    sum += loss.item<double>();
+    DeferredGradients later;
+    if (setting.defers) {
+      const DeferredGradients::Scope scope(later);
+      loss.backward();
+    } else {
+      loss.backward();
+    }
+    EXPECT_EQ(later.count(), setting.defers ? 3 * 4 : 0);
+    later.run();
+  }
+  return sum;
+}
 
 inline Fp8Pass pass_of(const Fp8Setting& setting) {
   plan::ModelConfig config;
@@ -54,30 +84,16 @@ inline Fp8Pass pass_of(const Fp8Setting& setting) {
     at::Tensor param = entry.value(), values = at::empty({param.numel()});
     initial(entry.key(), 0, values);
     param.set_data(values.view(param.sizes()).to(setting.device, at::kBFloat16));
-    if (setting.lends) lend_gradient(param, at::full_like(param, std::nan("")));
   }
   if (!setting.trains) model->eval();
   model->recompute_cheap(setting.cheap ? 1 : 0);
-  if (setting.recipe) model->use_fp8(*setting.recipe, setting.blocks);
-  Fp8Pass pass;
-  for (int64_t i = 0; i < setting.micro_batches; ++i) {
-    const at::Tensor tokens =
-        (at::arange(2 * 65, at::TensorOptions().dtype(at::kLong).device(setting.device)) * 7919 + 31 * i)
-            .remainder(101)
-            .view({2, 65});
-    const at::Tensor loss =
-        model->loss(tokens.narrow(1, 0, 64).contiguous(), tokens.narrow(1, 1, 64).contiguous());
-    pass.loss += loss.item<double>();
-    DeferredGradients later;
-    if (setting.defers) {
-      const DeferredGradients::Scope scope(later);
-      loss.backward();
-    } else {
-      loss.backward();
-    }
-    EXPECT_EQ(later.count(), setting.defers ? 3 * 4 : 0);
-    later.run();
+  Fp8History history(config.n_layers, 4, setting.device);
+  if (setting.recipe) model->use_fp8(*setting.recipe, setting.blocks, setting.delayed ? &history : nullptr);
+  if (setting.delayed) {
+    fp8_step(*model, setting);
+    history.end_step();
   }
+  Fp8Pass pass{.loss = fp8_step(*model, setting), .gradients = {}};
   for (const auto& entry : model->named_parameters()) pass.gradients[entry.key()] = entry.value().grad();
   return pass;
 }

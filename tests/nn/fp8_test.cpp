@@ -137,6 +137,55 @@ TEST(Fp8Casts, NoValueIsTooSmallOrTooLarge) {
   }
 }
 
+/// Of an earlier step: smaller and larger than what is cast.
+TEST(Fp8Casts, ByAnotherMagnitudeSaturateAndSayWhatTheySaw) {
+  for (const Fp8Format format : {Fp8Format::kE4m3, Fp8Format::kE5m2}) {
+    const Fp8Cast cast{.format = format};
+    const at::Tensor x = test::wide_values(64, 96, 5), own = fp8_amax(x, Fp8Scaling::kTensor);
+    for (const double factor : {0.25, 1.0, 8.0}) {
+      const at::Tensor amax = own * factor, seen = at::zeros({1});
+      const Fp8Copies got = fp8_cast(x, amax, cast, kernels::Fp8Copy::kBoth, seen);
+      EXPECT_TRUE(at::equal(seen, own));
+      const float most = amax.item<float>();
+      const Fp8Copies wanted = fp8_cast(x.to(at::kFloat).clamp(-most, most).to(at::kBFloat16), amax, cast);
+      EXPECT_TRUE(at::equal(dequantized(got.plain), dequantized(wanted.plain))) << factor;
+      EXPECT_TRUE(at::equal(dequantized(got.transposed), dequantized(wanted.transposed))) << factor;
+    }
+    const at::Tensor larger = own * 2.0;
+    fp8_cast(x, own, cast, kernels::Fp8Copy::kBoth, larger);
+    EXPECT_TRUE(at::equal(larger, own * 2.0)) << "what another cast saw is larger";
+    for (const double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
+      at::Tensor y = x.clone(), seen = at::zeros({1});
+      y[3][4].fill_(bad);
+      const Fp8Copies got = fp8_cast(y, own, cast, kernels::Fp8Copy::kBoth, seen);
+      EXPECT_TRUE(std::isnan(dequantized(got.plain)[3][4].item<double>()));
+      EXPECT_TRUE(std::isnan(dequantized(got.transposed)[4][3].item<double>()));
+      EXPECT_FALSE(std::isfinite(seen.item<double>()));
+    }
+  }
+}
+
+TEST(Fp8Casts, OfSwigluAreThoseOfItsValues) {
+  const at::Tensor gate_up = test::wide_values(128, 512, 5), dy = test::wide_values(128, 256, 6);
+  const auto check = [](const kernels::Fp8Source& source, const Fp8Cast& cast, const std::string& what) {
+    const at::Tensor values = source.computed();
+    const bool tensor = cast.scaling == Fp8Scaling::kTensor;
+    const at::Tensor amax = fp8_amax(values, cast.scaling), seen = tensor ? at::zeros({1}) : at::Tensor();
+    const Fp8Copies got = fp8_cast(source, amax, cast, kernels::Fp8Copy::kBoth, seen);
+    const Fp8Copies wanted = fp8_cast(values, amax, cast);
+    EXPECT_TRUE(at::equal(dequantized(got.plain), dequantized(wanted.plain))) << what;
+    EXPECT_TRUE(at::equal(dequantized(got.transposed), dequantized(wanted.transposed))) << what;
+    EXPECT_THROW(fp8_cast(source, fp8_amax(values, Fp8Scaling::kRow), {.scaling = Fp8Scaling::kRow}),
+                 LogicError);
+    EXPECT_THROW(fp8_cast(source, fp8_amax(values, Fp8Scaling::kTensor), {}), LogicError)
+        << "nothing was seen";
+  };
+  for (const Fp8Scaling scaling : {Fp8Scaling::kTensor, Fp8Scaling::kBlock}) {
+    check(kernels::Fp8Source::swiglu(gate_up), {.scaling = scaling}, "forward");
+    check(kernels::Fp8Source::swiglu_gradient(gate_up, dy), {.scaling = scaling}, "backward");
+  }
+}
+
 TEST(Fp8Casts, RefuseWhatTheyCannotTake) {
   const auto bf16 = at::TensorOptions().dtype(at::kBFloat16);
   EXPECT_THROW(kernels::fp8_amax(at::ones({16, 16}), Fp8Scaling::kTensor), LogicError);
@@ -227,6 +276,103 @@ TEST_P(Fp8Models, WhatIsComputedAgainOrLaterHasTheSameBits) {
       expect_same_bits(pass_of(both), wanted, "recomputed and deferred");
     }
   }
+}
+
+/// Two steps from the same weights on the same tokens: what the first saw is what the second has.
+TEST_P(Fp8Models, ScaledByTheSameStepBeforeAreThoseScaledByTheirOwn) {
+  for (const Fp8Recipe& recipe : test::fp8_recipes()) {
+    if (recipe.scaling != Fp8Scaling::kTensor) continue;
+    const Fp8Setting own{.family = GetParam(), .recipe = recipe};
+    Fp8Setting delayed = own;
+    delayed.delayed = true;
+    expect_same_bits(pass_of(delayed), pass_of(own), "delayed");
+    for (const bool lends : {false, true}) {
+      Fp8Setting plain = delayed;
+      plain.micro_batches = 2;
+      plain.lends = lends;
+      const Fp8Pass wanted = pass_of(plain);
+      Fp8Setting cheap = plain, deferred = plain;
+      cheap.cheap = deferred.defers = true;
+      expect_same_bits(pass_of(cheap), wanted, "recomputed");
+      expect_same_bits(pass_of(deferred), wanted, "deferred");
+    }
+  }
+}
+
+/// What a step sees of each layer of a block, `number` and so on.
+void see(Fp8History& history, double number) {
+  at::Tensor seen = history.of_block({}, 0).layer.seen;
+  seen.copy_(at::arange(seen.numel()) + number);
+}
+
+at::Tensor scales_of(const Fp8History& history) {
+  return history.of_block({}, 0).layer.amax;
+}
+
+TEST(Fp8HistoryTest, ScalesByTheLargestOfTheLastSteps) {
+  Fp8History history(2, 3, at::kCPU);
+  EXPECT_FALSE(scales_of(history).defined()) << "nothing is known before the first step";
+  EXPECT_TRUE(history.of_block({}, 1).layer.seen.defined());
+  const std::vector<double> steps = {5, 9, 2, 4, 3, 1, 8}, largest = {5, 9, 9, 9, 4, 4, 8};
+  for (size_t i = 0; i < steps.size(); ++i) {
+    see(history, steps[i]);
+    history.end_step();
+    EXPECT_EQ(scales_of(history)[0].item<double>(), largest[i]) << i;
+    EXPECT_EQ(history.of_block({}, 0).layer.at(BlockLayer::kFeedForwardOut).gradient_amax().item<double>(),
+              largest[i] + 7.0);
+    EXPECT_EQ(history.of_block({}, 0).layer.seen.abs().max().item<double>(), 0.0);
+  }
+  EXPECT_EQ(history.of_block({}, 1).layer.amax.abs().max().item<double>(), 0.0) << "nobody saw block 1";
+}
+
+TEST(Fp8HistoryTest, WhatIsNotFiniteOrNothingLeavesTheScaleOfBefore) {
+  for (const double bad : {0.0, std::nan(""), HUGE_VAL}) {
+    Fp8History history(1, 2, at::kCPU);
+    see(history, 3);
+    history.end_step();
+    for (int step = 0; step < 4; ++step) {
+      see(history, 1);
+      history.of_block({}, 0).layer.seen[0].fill_(bad);
+      history.end_step();
+    }
+    EXPECT_EQ(scales_of(history)[0].item<double>(), 3.0) << bad;
+    EXPECT_EQ(scales_of(history)[1].item<double>(), 2.0) << bad;
+  }
+}
+
+TEST(Fp8HistoryTest, GoesOnFromWhatWasSaved) {
+  const auto all = [](int64_t) { return true; };
+  for (const int64_t steps : {0, 1, 2, 3, 4, 7}) {
+    for (const int64_t length : {2, 3, 5}) {
+      Fp8History whole(1, 3, at::kCPU), resumed(1, length, at::kCPU), same(1, length, at::kCPU);
+      const auto step = [&](double number, auto&... histories) {
+        ((see(histories, number), histories.end_step()), ...);
+      };
+      for (int64_t i = 0; i < steps; ++i) step(static_cast<double>(10 - i * 5 % 7), whole, same);
+      const at::Tensor saved = whole.saved();
+      EXPECT_EQ(saved.size(0), std::min<int64_t>(steps, 3));
+      EXPECT_EQ(resumed.restore(saved, all), steps > 0);
+      if (steps == 0 || length > 3) continue;  // it cannot know what the shorter one forgot
+      EXPECT_TRUE(at::equal(scales_of(resumed), scales_of(same))) << steps << " " << length;
+      for (int i = 0; i < 4; ++i) {
+        step(1.0 + i % 2, resumed, same);
+        EXPECT_TRUE(at::equal(scales_of(resumed), scales_of(same))) << steps << " " << length << " " << i;
+      }
+    }
+  }
+}
+
+TEST(Fp8HistoryTest, OfAnotherModelOrOtherBlocksIsNone) {
+  Fp8History one(1, 3, at::kCPU), two(2, 3, at::kCPU), empty(2, 3, at::kCPU);
+  see(one, 1);
+  one.end_step();
+  see(two, 1);
+  two.end_step();
+  EXPECT_FALSE(empty.restore(one.saved(), [](int64_t) { return true; }));
+  EXPECT_FALSE(empty.restore(two.saved(), [](int64_t) { return true; })) << "block 1 was multiplied in bf16";
+  EXPECT_FALSE(scales_of(empty).defined());
+  EXPECT_TRUE(empty.restore(two.saved(), [](int64_t block) { return block == 0; }));
+  EXPECT_TRUE(at::equal(scales_of(empty), scales_of(two)));
 }
 
 TEST_P(Fp8Models, BlocksThatAreLeftOutAndEvaluationAreThoseOfBf16) {

@@ -56,6 +56,22 @@ TEST_F(GpuFp8, WhatIsComputedAgainOrLaterHasTheSameBits) {
   }
 }
 
+TEST_F(GpuFp8, ScaledByTheSameStepBeforeAreThoseScaledByTheirOwn) {
+  for (const plan::ModelFamily family : kFamilies) {
+    const Fp8Setting own{.family = family, .recipe = Fp8Recipe(), .micro_batches = 1, .device = at::kCUDA};
+    Fp8Setting delayed = own;
+    delayed.delayed = true;
+    const Fp8Pass wanted = pass_of(own);
+    expect_same_bits(pass_of(delayed), wanted, "delayed");
+    for (const bool cheap : {false, true}) {
+      Fp8Setting later = delayed;
+      later.cheap = cheap;
+      later.defers = true;
+      expect_same_bits(pass_of(later), wanted, cheap ? "delayed, recomputed, deferred" : "delayed, deferred");
+    }
+  }
+}
+
 at::Tensor noise(at::IntArrayRef sizes) {
   return at::randn(sizes, at::TensorOptions().device(at::kCUDA)).to(at::kBFloat16);
 }

@@ -67,6 +67,15 @@ TEST(Fp8Plan, ContradictionsAreRefusedWithAWayOut) {
   EXPECT_THAT(refusal_of(with_fp8({"model.n_layers=4", "precision.fp8_skip=first,4"})),
               HasSubstr("names block 4"));
   EXPECT_THAT(refusal_of(with_fp8({"precision.fp8=e4m3"})), HasSubstr("tensorwise"));
+  for (const char* recipe : {"precision.fp8=rowwise", "precision.fp8=blockwise"}) {
+    EXPECT_THAT(refusal_of(with_fp8({recipe, "precision.fp8_scaling=delayed"})),
+                HasSubstr("set precision.fp8=tensorwise or precision.fp8_scaling=dynamic"));
+  }
+  EXPECT_THAT(refusal_of(with_fp8({"precision.fp8_scaling=delayed", "parallel.comm_hook=local_sgd"})),
+              HasSubstr("do not meet in each; set precision.fp8_scaling=dynamic"));
+  EXPECT_THAT(refusal_of(with_fp8({"precision.fp8_scaling=delayed", "precision.fp8_history=0"})),
+              HasSubstr("precision.fp8_history"));
+  EXPECT_NO_THROW(given(with_fp8({"precision.fp8_scaling=delayed"})));
   EXPECT_NO_THROW(given(with_fp8({"parallel.comm_hook=local_sgd", "precision.fp8_skip=3"})));
 }
 

@@ -53,6 +53,39 @@ TEST_F(Fp8Run, EveryPolicyLearnsTheSameWeightsHoweverItRecomputes) {
   }
 }
 
+TEST_F(Fp8Run, DelayedScalesAreTheSameUnderEveryPolicyAndOnEveryStage) {
+  fp8().scales = plan::Fp8Scales::kDelayed;
+  fp8().history = 2;
+  std::set<std::string> digests;
+  for (const plan::PolicyName policy : plan::all_values<plan::PolicyName>()) {
+    config_.parallel.policy = policy;
+    digests.insert(digest(plan::Fp8::kTensorwise));
+  }
+  for (const plan::Recompute recompute : plan::all_values<plan::Recompute>()) {
+    config_.memory.recompute = recompute;
+    digests.insert(digest(plan::Fp8::kTensorwise));
+  }
+  config_.memory.recompute = plan::Recompute::kNone;
+  EXPECT_EQ(digests.size(), 1u);
+  const double loss = last_loss();
+  fp8().scales = plan::Fp8Scales::kDynamic;
+  EXPECT_FALSE(digests.contains(digest(plan::Fp8::kTensorwise)));
+  EXPECT_NEAR(last_loss(), loss, 0.05);
+
+  // A model in one piece and in two see the same of each block.
+  config_.train.micro_batch = 16;
+  for (const plan::Fp8Scales scales : plan::all_values<plan::Fp8Scales>()) {
+    fp8().scales = scales;
+    config_.parallel.pp = 1;
+    digest(plan::Fp8::kTensorwise, 1);
+    const std::vector<StepRecord> whole = recorder_.steps;
+    config_.parallel.pp = 2;
+    digest(plan::Fp8::kTensorwise, 2);
+    for (size_t step = 0; step < whole.size(); ++step)
+      EXPECT_EQ(recorder_.steps[step].loss, whole[step].loss) << plan::name(scales) << " " << step;
+  }
+}
+
 TEST_F(Fp8Run, LearnsAboutAsFastAsBf16) {
   config_.train.steps = 40;
   config_.train.global_batch = 8;
@@ -63,6 +96,9 @@ TEST_F(Fp8Run, LearnsAboutAsFastAsBf16) {
     digest(recipe, 1);
     EXPECT_NEAR(last_loss(), bf16, 0.1) << plan::name(recipe);
   }
+  fp8().scales = plan::Fp8Scales::kDelayed;
+  digest(plan::Fp8::kTensorwise, 1);
+  EXPECT_NEAR(last_loss(), bf16, 0.1) << "delayed";
 }
 
 TEST_F(Fp8Run, BlocksThatAreLeftOutAreThoseOfTheWholeModelOnEveryStage) {

@@ -163,6 +163,36 @@ TEST_F(Resume, IsExactInBf16AndWithDropout) {
   expect_exact(1, "dropout");  // threads share one generator, processes have their own
 }
 
+TEST_F(Resume, IsExactWithDelayedScalesOfFp8) {
+  config_.precision.compute = plan::Dtype::kBf16;
+  config_.precision.fp8 = {.recipe = plan::Fp8::kTensorwise,
+                           .scales = plan::Fp8Scales::kDelayed,
+                           .history = 3,
+                           .fallback = plan::Fp8Fallback::kEmulate};
+  expect_exact(2, "delayed");
+
+  // Without the history, or with blocks that it knows nothing of, the first step has scales of its own.
+  const auto goes_on = [&] {
+    ::testing::internal::CaptureStderr();
+    run(2, true, 8);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  constexpr const char* kLost = "has no history of the layers";
+  for (const bool skips : {false, true}) {
+    std::filesystem::remove_all(checkpoints());
+    config_.precision.fp8.scales = skips ? plan::Fp8Scales::kDelayed : plan::Fp8Scales::kDynamic;
+    if (skips) config_.precision.fp8.skip = *plan::parse_skip("last");
+    run(2, false, 4);
+    if (skips) {
+      EXPECT_EQ(goes_on().find(kLost), std::string::npos);
+    }
+    config_.precision.fp8.scales = plan::Fp8Scales::kDelayed;
+    config_.precision.fp8.skip = {};
+    EXPECT_NE(goes_on().find(kLost), std::string::npos) << skips;
+    EXPECT_FALSE(recorder_.steps.empty());
+  }
+}
+
 TEST_F(Resume, IsExactWithHooksThatOwe) {
   config_.parallel.hook_start = 3;  // before the first stop is over
   config_.parallel.hook_density = 0.1;

@@ -146,7 +146,17 @@ struct Fp8Output {
   void* values = nullptr;
   float* scale = nullptr;
 };
-/// amax: that of the tensor, or of each row and then of each column; unused where spans are blocks.
+/// What is cast: a matrix in memory, or one that is computed on the way, rounded to bf16, for spans of a
+/// tensor with `seen` and of blocks of rows.
+enum class Fp8Of {
+  kValues,         ///< x (rows, columns)
+  kSwiglu,         ///< of x (rows, 2 * columns), gate beside up
+  kSwigluGradient  ///< of x (rows, columns), gate beside up, for dy (rows, columns / 2)
+};
+/// amax: that of the tensor, or of each row and then of each column; unused where spans are blocks. `seen`,
+/// not nullptr, may go with the one of a tensor, which what is cast need not keep to then: it is raised to
+/// the largest magnitude, values beyond become the largest of the format, and those that are not finite NaN,
+/// with some beside them.
 struct Fp8CastCall {
   const void* x;
   const float* amax;
@@ -154,6 +164,9 @@ struct Fp8CastCall {
   Fp8Span span;
   Fp8Format format;
   Fp8Output plain = {}, transposed = {};
+  float* seen = nullptr;
+  Fp8Of of = Fp8Of::kValues;
+  const void* dy = nullptr;
 };
 int fp8_cast(const Fp8CastCall& call, void* stream);
 

@@ -3,10 +3,13 @@
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
+#include <cmath>
+
 #include "trireme/base/error.h"
 #include "trireme/kernels/cublas_matmul.h"
 #include "trireme/kernels/cuda_kernels.h"
 #include "trireme/kernels/device.h"
+#include "trireme/kernels/tensor_ops.h"
 
 namespace trireme::kernels {
 namespace {
@@ -23,11 +26,15 @@ void launched_fp8(int error, const char* operation) {
   if (error != 0) throw LogicError("[kernels.{}] launch failed: {}", operation, gpu_error_text(error));
 }
 
-void check_input(const at::Tensor& x, Fp8Scaling scaling) {
-  const int64_t multiple = fp8_multiple(scaling);
+void check_matrix(const at::Tensor& x) {
   TRIREME_CHECK(x.dim() == 2 && x.is_contiguous() && x.scalar_type() == at::kBFloat16,
                 "[kernels.fp8] ({}) {}: a contiguous bf16 matrix is needed", fmt::join(x.sizes(), ", "),
                 c10::toString(x.scalar_type()));
+}
+
+void check_input(const at::Tensor& x, Fp8Scaling scaling) {
+  const int64_t multiple = fp8_multiple(scaling);
+  check_matrix(x);
   TRIREME_CHECK(x.size(0) % multiple == 0 && x.size(1) % multiple == 0,
                 "[kernels.fp8] ({}): both sizes must be multiples of {}", fmt::join(x.sizes(), ", "),
                 multiple);
@@ -109,24 +116,48 @@ at::Tensor amax_of_spans(const at::Tensor& x, Fp8Span span) {
   return at::constant_pad_nd(of_blocks, {0, padded_blocks(x.size(1)) - blocks(x.size(1))});
 }
 
+void check_source(const Fp8Source& source, const Fp8Cast& cast, const at::Tensor& seen) {
+  check_input(source.x(), cast.scaling);
+  if (source.dy().defined()) check_input(source.dy(), cast.scaling);
+  const int64_t multiple = fp8_multiple(cast.scaling);
+  TRIREME_CHECK(source.columns() % multiple == 0, "[kernels.fp8] {} columns: they must be a multiple of {}",
+                source.columns(), multiple);
+  TRIREME_CHECK(!seen.defined() || cast.scaling == Fp8Scaling::kTensor,
+                "[kernels.fp8] only the magnitude of a tensor can be another one's");
+  TRIREME_CHECK(
+      !source.is_swiglu() || seen.defined() || (cast.scaling == Fp8Scaling::kBlock && !cast.weight),
+      "[kernels.fp8] SwiGLU is cast on the way with scales of blocks of rows, or of earlier values");
+}
+
 /// In fp32 and in the order in which the GPU's kernel computes.
 Fp8Matrix cast_on_cpu(const at::Tensor& x, const at::Tensor& amax, const Fp8Cast& cast) {
   const Fp8Span span = span_of(cast);
   const at::Tensor counted = at::where(amax < kSmallestAmax, kSmallestAmax, amax).to(at::kFloat);
   const double most = largest(cast.format);
   const at::Tensor inverse = at::full_like(counted, most).div_(counted);
-  const at::Tensor scaled = x.to(at::kFloat).mul_(spread(inverse, span, x.size(1)));
+  const at::Tensor values = x.to(at::kFloat);
+  const at::Tensor scaled =
+      at::where(values.isfinite(), values * spread(inverse, span, x.size(1)), std::nan(""));
   return {
       .values = scaled.clamp_(-most, most).to(dtype_of(cast.format)), .scale = counted / most, .span = span};
 }
 
-cuda::Fp8CastCall call_of(const at::Tensor& x, const at::Tensor& amax, const Fp8Cast& cast) {
-  return {.x = x.const_data_ptr(),
+cuda::Fp8Of computed_as(const Fp8Source& source) {
+  if (!source.is_swiglu()) return cuda::Fp8Of::kValues;
+  return source.dy().defined() ? cuda::Fp8Of::kSwigluGradient : cuda::Fp8Of::kSwiglu;
+}
+
+cuda::Fp8CastCall call_of(const Fp8Source& source, const at::Tensor& amax, const Fp8Cast& cast,
+                          const at::Tensor& seen) {
+  return {.x = source.x().const_data_ptr(),
           .amax = amax.defined() ? amax.const_data_ptr<float>() : nullptr,
-          .rows = x.size(0),
-          .columns = x.size(1),
+          .rows = source.rows(),
+          .columns = source.columns(),
           .span = span_of(cast),
-          .format = cast.format};
+          .format = cast.format,
+          .seen = seen.defined() ? seen.mutable_data_ptr<float>() : nullptr,
+          .of = computed_as(source),
+          .dy = source.dy().defined() ? source.dy().const_data_ptr() : nullptr};
 }
 
 cuda::Fp8Output output_of(Fp8Matrix& matrix) {
@@ -148,6 +179,13 @@ void check_product(const at::Tensor& out, const Fp8Matrix& a, const Fp8Matrix& b
       fits(bias) && fits(addend) && (!addend.defined() || addend.sizes() == out.sizes()) &&
           (!bias.defined() || bias.numel() == out.size(1)),
       "[kernels.fp8_matmul] bias and addend must be contiguous and of the output's dtype and sizes");
+}
+
+/// NaN is the largest. Backward may keep `seen`, which is no reason to refuse it: its version stays.
+void raise(const at::Tensor& seen, const at::Tensor& amax) {
+  auto& most = *seen.mutable_data_ptr<float>();
+  const float value = *amax.const_data_ptr<float>();
+  if (std::isnan(value) || value > most) most = value;
 }
 
 bool has_blocks(const Fp8Matrix& matrix) {
@@ -174,18 +212,41 @@ at::Tensor fp8_amax(const at::Tensor& x, Fp8Scaling scaling) {
   return at::cat({amax_of_spans(values, Fp8Span::kRow), amax_of_spans(values.t(), Fp8Span::kRow)});
 }
 
-Fp8Copies fp8_cast(const at::Tensor& x, const at::Tensor& amax, const Fp8Cast& cast, Fp8Copy wanted) {
-  check_input(x, cast.scaling);
+Fp8Source Fp8Source::swiglu(const at::Tensor& gate_up) {
+  Fp8Source source(gate_up);
+  source.swiglu_ = true;
+  return source;
+}
+
+Fp8Source Fp8Source::swiglu_gradient(const at::Tensor& gate_up, const at::Tensor& dy) {
+  Fp8Source source = swiglu(gate_up);
+  source.dy_ = dy;
+  return source;
+}
+
+at::Tensor Fp8Source::computed() const {
+  if (!swiglu_) return x_;
+  at::Tensor values = at::empty({rows(), columns()}, x_.options());
+  dy_.defined() ? swiglu_backward(values, dy_, x_) : swiglu_forward(values, x_);
+  return values;
+}
+
+Fp8Copies fp8_cast(const Fp8Source& source, const at::Tensor& amax, const Fp8Cast& cast, Fp8Copy wanted,
+                   const at::Tensor& seen) {
+  check_source(source, cast, seen);
   const bool plain = wanted != Fp8Copy::kTransposed, transposed = wanted != Fp8Copy::kPlain;
-  const int64_t rows = x.size(0), columns = x.size(1);
+  const int64_t rows = source.rows(), columns = source.columns();
   Fp8Copies copies;
-  if (x.is_cuda()) {
-    cuda::Fp8CastCall call = call_of(x, amax, cast);
-    if (plain) call.plain = output_of(copies.plain = empty_matrix(x, rows, columns, cast));
-    if (transposed) call.transposed = output_of(copies.transposed = empty_matrix(x, columns, rows, cast));
+  if (source.x().is_cuda()) {
+    cuda::Fp8CastCall call = call_of(source, amax, cast, seen);
+    if (plain) call.plain = output_of(copies.plain = empty_matrix(source.x(), rows, columns, cast));
+    if (transposed)
+      call.transposed = output_of(copies.transposed = empty_matrix(source.x(), columns, rows, cast));
     launched_fp8(cuda::fp8_cast(call, current_stream()), "fp8_cast");
     return copies;
   }
+  const at::Tensor x = source.computed();
+  if (seen.defined()) raise(seen, fp8_amax(x, cast.scaling));
   const auto cast_one = [&](const at::Tensor& matrix, int64_t first) {
     at::Tensor magnitudes = amax;
     if (cast.scaling == Fp8Scaling::kBlock) magnitudes = amax_of_spans(matrix.to(at::kFloat), span_of(cast));

@@ -2,7 +2,10 @@
 #include <cuda_fp8.h>
 
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 
+#include "trireme/kernels/activation.cuh"
 #include "trireme/kernels/amax.cuh"
 
 namespace trireme::kernels::cuda {
@@ -51,33 +54,24 @@ struct Place {
   }
 };
 
+/// Of matrices of `width` columns that lie side by side, the tile of this block in the one that begins at
+/// column `begin`.
 struct Tile {
-  int64_t row, column;
+  int64_t row, column, begin, width;
 
-  __device__ explicit Tile(int64_t columns) {
-    const int64_t across = (columns + kSide - 1) / kSide;
+  __device__ Tile(int64_t width_in, int64_t begin_in) : begin(begin_in), width(width_in) {
+    const int64_t across = (width + kSide - 1) / kSide;
     row = blockIdx.x / across * kSide;
     column = blockIdx.x % across * kSide;
   }
+  /// Whether column `i` of the tile is inside its matrix.
+  __device__ bool has_column(int i) const { return column + i < width; }
+  /// The place of column `i` in all matrices together.
+  __device__ int64_t at(int i) const { return begin + column + i; }
 };
 
 struct Loaded {
   uint4 rows[kTurns][kGroup];
-
-  /// Zeros beyond the matrix. Sizes are multiples of 16, so a group of rows is inside or outside as a whole.
-  __device__ void load(const uint16_t* x, const Tile& tile, const Place& place, int64_t rows_in_all,
-                       int64_t columns) {
-#pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) {
-      const int64_t row = tile.row + place.group[turn] * kGroup, column = tile.column + place.column;
-      const bool inside = row < rows_in_all && column < columns;
-#pragma unroll
-      for (int r = 0; r < kGroup; ++r) {
-        rows[turn][r] = inside ? *reinterpret_cast<const uint4*>(x + (row + r) * columns + column)
-                               : make_uint4(0, 0, 0, 0);
-      }
-    }
-  }
 
   __device__ unsigned word(int turn, int r, int i) const {
     const uint4& pack = rows[turn][r];
@@ -87,6 +81,16 @@ struct Loaded {
   __device__ float at(int turn, int r, int lane) const {
     const unsigned pair = word(turn, r, lane / 2);
     return __uint_as_float(lane % 2 == 0 ? low(pair) : high(pair));
+  }
+  /// Of all of this thread's elements, as bits of fp32.
+  __device__ unsigned largest_of_all() const {
+    unsigned most = 0;
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+#pragma unroll
+      for (int r = 0; r < kGroup; ++r) most = larger(most, row_max(turn, r));
+    }
+    return most;
   }
   /// Of a row's kLanes elements, as bits of fp32.
   __device__ unsigned row_max(int turn, int r) const {
@@ -104,6 +108,57 @@ struct Loaded {
       for (int r = 0; r < kGroup; ++r) most = __vmaxu2(most, magnitudes(word(turn, r, i)));
     }
     return most;
+  }
+};
+
+using Bf16 = __nv_bfloat16;
+
+/// A matrix as it is in memory.
+struct Identity {
+  static constexpr int kInputs = 1, kOutputs = 1;
+};
+
+/// What Function makes of matrices of which each has `width` columns of rows that are `stride` elements
+/// apart.
+template <typename Function>
+struct Source {
+  struct Input {
+    const Bf16* data;
+    int64_t stride;
+  };
+  Input inputs[Function::kInputs];
+
+  /// The tile of each output; zeros beyond the matrices. Sizes are multiples of 16, so a group of rows is
+  /// inside or outside as a whole.
+  __device__ void load(Loaded (&loaded)[Function::kOutputs], const Tile& tile, const Place& place,
+                       int64_t rows) const {
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int64_t row = tile.row + place.group[turn] * kGroup;
+      const bool inside = row < rows && tile.has_column(place.column);
+      RawPack<Bf16, kLanes> raw[kGroup][Function::kInputs];
+#pragma unroll
+      for (int r = 0; r < kGroup; ++r) {
+#pragma unroll
+        for (int i = 0; i < Function::kInputs; ++i) {
+          const Bf16* const from = inputs[i].data + (row + r) * inputs[i].stride + tile.column + place.column;
+          inside ? raw[r][i].load(from) : raw[r][i].assign(Pack<Bf16, kLanes>{});
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < kGroup; ++r) {
+        if constexpr (std::is_same_v<Function, Identity>) {
+          const Pack<Bf16, kLanes> pack = raw[r][0].pack();
+          memcpy(&loaded[0].rows[turn][r], &pack, sizeof(pack));
+        } else {
+          Pack<Bf16, kLanes> out[Function::kOutputs];
+          map_pack<Function>(raw[r], out);
+#pragma unroll
+          for (int i = 0; i < Function::kOutputs; ++i)
+            memcpy(&loaded[i].rows[turn][r], &out[i], sizeof(out[i]));
+        }
+      }
+    }
   }
 };
 
@@ -180,13 +235,13 @@ __global__ void __launch_bounds__(kThreads) amax_flat(float* out, const uint4* x
 }
 
 __global__ void __launch_bounds__(kThreads)
-    amax_rows(float* of_rows, float* of_columns, const uint16_t* x, int64_t rows, int64_t columns) {
+    amax_rows(float* of_rows, float* of_columns, const Bf16* x, int64_t rows, int64_t columns) {
   __shared__ TileMaxima maxima;
-  const Tile tile(columns);
+  const Tile tile(columns, 0);
   const Place place;
-  Loaded loaded;
-  loaded.load(x, tile, place, rows, columns);
-  maxima.find(loaded, place);
+  Loaded loaded[1];
+  Source<Identity>{{{x, columns}}}.load(loaded, tile, place, rows);
+  maxima.find(loaded[0], place);
   __syncthreads();
   const int64_t row = tile.row + threadIdx.x, column = tile.column + threadIdx.x - kSide;
   if (threadIdx.x < kSide) {
@@ -217,20 +272,23 @@ struct Inverses {
 template <Fp8Span kSpan>
 __device__ float amax_of_span(const Fp8CastCall& call, const Tile& tile, const TileMaxima& maxima) {
   if constexpr (kSpan == Fp8Span::kRowBlock) return __uint_as_float(maxima.mine());
-  const int64_t row = tile.row + threadIdx.x, column = tile.column + threadIdx.x - kSide;
-  if (threadIdx.x < kSide) return row < call.rows ? call.amax[row] : 0.0f;
-  return column < call.columns ? call.amax[call.rows + column] : 0.0f;
+  const int64_t row = tile.row + threadIdx.x;
+  const int column = static_cast<int>(threadIdx.x) - kSide;
+  if (column < 0) return row < call.rows ? call.amax[row] : 0.0f;
+  return tile.has_column(column) ? call.amax[call.rows + tile.at(column)] : 0.0f;
 }
 
 /// Where the scale of this thread's row or column goes; nullptr: nowhere, or another block writes it.
 template <Fp8Span kSpan>
 __device__ float* scale_of_span(const Fp8CastCall& call, const Tile& tile) {
-  const bool is_row = threadIdx.x < kSide;
-  const int64_t across = is_row ? tile.column : tile.row, size = is_row ? call.rows : call.columns;
-  const int64_t i = is_row ? tile.row + threadIdx.x : tile.column + threadIdx.x - kSide;
+  const int column = static_cast<int>(threadIdx.x) - kSide;
+  const bool is_row = column < 0;
+  const int64_t row = tile.row + threadIdx.x;
   const bool wanted = (is_row ? call.plain.values : call.transposed.values) != nullptr;
-  if (!wanted || i >= size) return nullptr;
+  if (!wanted || (is_row ? row >= call.rows : !tile.has_column(column))) return nullptr;
   float* const scale = is_row ? call.plain.scale : call.transposed.scale;
+  const int64_t across = is_row ? tile.at(0) : tile.row, size = is_row ? call.rows : call.columns;
+  const int64_t i = is_row ? row : tile.at(column);
   if constexpr (kSpan == Fp8Span::kRowBlock) return scale + across / kSide * size + i;
   return across == 0 ? scale + i : nullptr;
 }
@@ -241,16 +299,19 @@ __device__ float amax_of_tile(const Fp8CastCall& call, const Loaded& loaded, uns
   if constexpr (kSpan == Fp8Span::kTensor) return *call.amax;
   if (threadIdx.x == 0) most = 0;
   __syncthreads();
-  unsigned mine = 0;
-#pragma unroll
-  for (int turn = 0; turn < kTurns; ++turn) {
-#pragma unroll
-    for (int r = 0; r < kGroup; ++r) mine = larger(mine, loaded.row_max(turn, r));
-  }
-  mine = __reduce_max_sync(0xffffffffu, mine);
+  const unsigned mine = __reduce_max_sync(0xffffffffu, loaded.largest_of_all());
   if (threadIdx.x % 32 == 0) atomicMax(&most, mine);
   __syncthreads();
   return __uint_as_float(most);
+}
+
+/// Raises `seen` by this thread's elements. Returns what they are multiplied by: `by`, or NaN.
+__device__ float see(float* seen, const Loaded& loaded, float by) {
+  constexpr unsigned kInfinity = 0x7f800000u;
+  const unsigned mine = loaded.largest_of_all();
+  const unsigned most = __reduce_max_sync(0xffffffffu, mine);
+  if (threadIdx.x % 32 == 0) raise(seen, most);
+  return mine < kInfinity ? by : __uint_as_float(0x7fffffffu);
 }
 
 template <Fp8Span kSpan>
@@ -258,10 +319,10 @@ __device__ void write_scale_of_tile(const Fp8CastCall& call, const Tile& tile, f
   if (threadIdx.x != 0) return;
   int64_t plain = 0, transposed = 0;
   if constexpr (kSpan == Fp8Span::kTensor) {
-    if (blockIdx.x != 0) return;
+    if (blockIdx.x != 0 || tile.begin != 0) return;
   } else {
     const auto padded = [](int64_t size) { return (size / kSide + 3) / 4 * 4; };
-    const int64_t row = tile.row / kSide, column = tile.column / kSide;
+    const int64_t row = tile.row / kSide, column = tile.at(0) / kSide;
     plain = row * padded(call.columns) + column;
     transposed = column * padded(call.rows) + row;
   }
@@ -275,35 +336,38 @@ __device__ int word_in_tile(int column, int group) {
   return column * kGroups + (group ^ (column / kLanes));
 }
 
-template <Fp8Span kSpan, __nv_fp8_interpretation_t kFormat>
-__global__ void __launch_bounds__(kThreads) cast_tiles(Fp8CastCall call, float largest_value) {
+/// What the threads of a block share while they cast a tile.
+struct Shared {
+  unsigned turned[kSide * kGroups];  ///< words of the transposed copy
+  TileMaxima maxima;
+  Inverses inverses;
+  unsigned most;
+};
+
+template <Fp8Span kSpan, __nv_fp8_interpretation_t kFormat, bool kSees>
+__device__ void cast_tile(const Fp8CastCall& call, const Tile& tile, const Place& place, const Loaded& loaded,
+                          Shared& shared, float largest_value) {
   constexpr bool kByRow = kSpan == Fp8Span::kRow || kSpan == Fp8Span::kRowBlock;
-  __shared__ unsigned turned[kSide * kGroups];
-  const Tile tile(call.columns);
-  const Place place;
-  Loaded loaded;
-  loaded.load(static_cast<const uint16_t*>(call.x), tile, place, call.rows, call.columns);
-  __shared__ TileMaxima maxima;
-  __shared__ Inverses inverses;
   float of_all = 0.0f;
   if constexpr (kByRow) {
     if constexpr (kSpan == Fp8Span::kRowBlock) {
-      maxima.find(loaded, place);
+      shared.maxima.find(loaded, place);
       __syncthreads();
     }
-    const float amax = counted(amax_of_span<kSpan>(call, tile, maxima));
+    const float amax = counted(amax_of_span<kSpan>(call, tile, shared.maxima));
     if (float* const scale = scale_of_span<kSpan>(call, tile)) *scale = amax / largest_value;
+    Inverses& inverses = shared.inverses;
     (threadIdx.x < kSide ? inverses.of_row[threadIdx.x] : inverses.of_column[threadIdx.x - kSide]) =
         largest_value / amax;
     __syncthreads();
   } else {
-    __shared__ unsigned most;
-    const float amax = counted(amax_of_tile<kSpan>(call, loaded, most));
+    const float amax = counted(amax_of_tile<kSpan>(call, loaded, shared.most));
     write_scale_of_tile<kSpan>(call, tile, amax / largest_value);
     of_all = largest_value / amax;
+    if constexpr (kSees) of_all = see(call.seen, loaded, of_all);
   }
 
-  if (call.plain.values != nullptr && tile.column + place.column < call.columns) {
+  if (call.plain.values != nullptr && tile.has_column(place.column)) {
     auto* const out = static_cast<uint8_t*>(call.plain.values);
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
@@ -311,11 +375,11 @@ __global__ void __launch_bounds__(kThreads) cast_tiles(Fp8CastCall call, float l
       if (row >= call.rows) continue;
 #pragma unroll
       for (int r = 0; r < kGroup; ++r) {
-        const float by = kByRow ? inverses.of_row[place.group[turn] * kGroup + r] : of_all;
+        const float by = kByRow ? shared.inverses.of_row[place.group[turn] * kGroup + r] : of_all;
         const auto v = [&](int lane) { return loaded.at(turn, r, lane) * by; };
         const uint2 bytes =
             make_uint2(word_of<kFormat>(v(0), v(1), v(2), v(3)), word_of<kFormat>(v(4), v(5), v(6), v(7)));
-        *reinterpret_cast<uint2*>(out + (row + r) * call.columns + tile.column + place.column) = bytes;
+        *reinterpret_cast<uint2*>(out + (row + r) * call.columns + tile.at(place.column)) = bytes;
       }
     }
   }
@@ -324,9 +388,10 @@ __global__ void __launch_bounds__(kThreads) cast_tiles(Fp8CastCall call, float l
   for (int turn = 0; turn < kTurns; ++turn) {
 #pragma unroll
     for (int lane = 0; lane < kLanes; ++lane) {
-      const float by = kByRow ? inverses.of_column[place.column + lane] : of_all;
+      const float by = kByRow ? shared.inverses.of_column[place.column + lane] : of_all;
       const auto v = [&](int r) { return loaded.at(turn, r, lane) * by; };
-      turned[word_in_tile(place.column + lane, place.group[turn])] = word_of<kFormat>(v(0), v(1), v(2), v(3));
+      shared.turned[word_in_tile(place.column + lane, place.group[turn])] =
+          word_of<kFormat>(v(0), v(1), v(2), v(3));
     }
   }
   __syncthreads();
@@ -335,9 +400,24 @@ __global__ void __launch_bounds__(kThreads) cast_tiles(Fp8CastCall call, float l
   const int64_t row = tile.row + group * kGroup;
   if (row >= call.rows) return;
   for (int column = static_cast<int>(threadIdx.x) / 32; column < kSide; column += kWarps) {
-    if (tile.column + column >= call.columns) return;
-    *reinterpret_cast<unsigned*>(out + (tile.column + column) * call.rows + row) =
-        turned[word_in_tile(column, group)];
+    if (!tile.has_column(column)) return;
+    *reinterpret_cast<unsigned*>(out + tile.at(column) * call.rows + row) =
+        shared.turned[word_in_tile(column, group)];
+  }
+}
+
+template <Fp8Span kSpan, __nv_fp8_interpretation_t kFormat, typename Function, bool kSees>
+__global__ void __launch_bounds__(kThreads)
+    cast_tiles(Fp8CastCall call, Source<Function> source, float largest_value) {
+  __shared__ Shared shared;
+  const int64_t width = call.columns / Function::kOutputs;
+  const Place place;
+  Loaded loaded[Function::kOutputs];
+  source.load(loaded, Tile(width, 0), place, call.rows);
+#pragma unroll
+  for (int i = 0; i < Function::kOutputs; ++i) {
+    if (i > 0) __syncthreads();
+    cast_tile<kSpan, kFormat, kSees>(call, Tile(width, i * width), place, loaded[i], shared, largest_value);
   }
 }
 
@@ -345,15 +425,36 @@ unsigned tiles_of(int64_t rows, int64_t columns) {
   return static_cast<unsigned>(((rows + kSide - 1) / kSide) * ((columns + kSide - 1) / kSide));
 }
 
-template <Fp8Span kSpan>
-int cast_span(const Fp8CastCall& call, cudaStream_t stream) {
-  const unsigned tiles = tiles_of(call.rows, call.columns);
+template <Fp8Span kSpan, bool kSees, typename Function>
+int cast_source(const Fp8CastCall& call, const Source<Function>& source, cudaStream_t stream) {
+  const unsigned tiles = tiles_of(call.rows, call.columns / Function::kOutputs);
   if (call.format == Fp8Format::kE4m3) {
-    cast_tiles<kSpan, __NV_E4M3><<<tiles, kThreads, 0, stream>>>(call, largest(Fp8Format::kE4m3));
+    cast_tiles<kSpan, __NV_E4M3, Function, kSees>
+        <<<tiles, kThreads, 0, stream>>>(call, source, largest(Fp8Format::kE4m3));
   } else {
-    cast_tiles<kSpan, __NV_E5M2><<<tiles, kThreads, 0, stream>>>(call, largest(Fp8Format::kE5m2));
+    cast_tiles<kSpan, __NV_E5M2, Function, kSees>
+        <<<tiles, kThreads, 0, stream>>>(call, source, largest(Fp8Format::kE5m2));
   }
   return cudaGetLastError();
+}
+
+template <Fp8Span kSpan, bool kSees = false>
+int cast_values(const Fp8CastCall& call, cudaStream_t stream) {
+  const Source<Identity> source{{{static_cast<const Bf16*>(call.x), call.columns}}};
+  return cast_source<kSpan, kSees>(call, source, stream);
+}
+
+template <Fp8Span kSpan, bool kSees>
+int cast_swiglu(const Fp8CastCall& call, cudaStream_t stream) {
+  const auto *gate = static_cast<const Bf16*>(call.x), *dy = static_cast<const Bf16*>(call.dy);
+  if (call.of == Fp8Of::kSwiglu) {
+    const int64_t width = call.columns, stride = 2 * width;
+    const Source<SwigluForward<Bf16>> source{{{gate, stride}, {gate + width, stride}}};
+    return cast_source<kSpan, kSees>(call, source, stream);
+  }
+  const int64_t stride = call.columns, width = stride / 2;
+  const Source<SwigluBackward<Bf16>> source{{{gate, stride}, {gate + width, stride}, {dy, width}}};
+  return cast_source<kSpan, kSees>(call, source, stream);
 }
 
 }  // namespace
@@ -371,23 +472,30 @@ int fp8_amax_rows(float* of_rows, float* of_columns, const void* x, int64_t rows
                   void* stream) {
   if (rows == 0 || columns == 0) return cudaSuccess;
   amax_rows<<<tiles_of(rows, columns), kThreads, 0, as_stream(stream)>>>(
-      of_rows, of_columns, static_cast<const uint16_t*>(x), rows, columns);
+      of_rows, of_columns, static_cast<const Bf16*>(x), rows, columns);
   return cudaGetLastError();
 }
 
 int fp8_cast(const Fp8CastCall& call, void* stream) {
   if (call.rows == 0 || call.columns == 0) return cudaSuccess;
+  const cudaStream_t on = as_stream(stream);
+  const bool sees = call.seen != nullptr;
+  if (call.of != Fp8Of::kValues) {
+    if (call.span == Fp8Span::kRowBlock) return cast_swiglu<Fp8Span::kRowBlock, false>(call, on);
+    if (call.span == Fp8Span::kTensor && sees) return cast_swiglu<Fp8Span::kTensor, true>(call, on);
+    return cudaErrorInvalidValue;
+  }
   switch (call.span) {
     case Fp8Span::kTensor:
-      return cast_span<Fp8Span::kTensor>(call, as_stream(stream));
+      return sees ? cast_values<Fp8Span::kTensor, true>(call, on) : cast_values<Fp8Span::kTensor>(call, on);
     case Fp8Span::kRow:
-      return cast_span<Fp8Span::kRow>(call, as_stream(stream));
+      return cast_values<Fp8Span::kRow>(call, on);
     case Fp8Span::kRowBlock:
-      return cast_span<Fp8Span::kRowBlock>(call, as_stream(stream));
+      return cast_values<Fp8Span::kRowBlock>(call, on);
     case Fp8Span::kSquareBlock:
       break;
   }
-  return cast_span<Fp8Span::kSquareBlock>(call, as_stream(stream));
+  return cast_values<Fp8Span::kSquareBlock>(call, on);
 }
 
 }  // namespace trireme::kernels::cuda

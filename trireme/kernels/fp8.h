@@ -45,11 +45,36 @@ struct Fp8Cast {
 /// of all rows, then those of all columns for kRow; undefined for kBlock. NaN where there is one.
 at::Tensor fp8_amax(const at::Tensor& x, Fp8Scaling scaling);
 
-/// Casts x (rows, columns) bf16, contiguous: values / scale rounded to nearest even, the largest magnitude of
-/// a span at the end of the format's range. A span with NaN or an infinity becomes NaN. Throws LogicError
-/// when a size is not a multiple of fp8_multiple().
-Fp8Copies fp8_cast(const at::Tensor& x, const at::Tensor& amax, const Fp8Cast& cast,
-                   Fp8Copy wanted = Fp8Copy::kBoth);
+/// What is cast, (rows, columns): a matrix, or one that a GPU computes on the way, rounded to bf16, so that
+/// it never is in memory. bf16, contiguous.
+class Fp8Source {
+ public:
+  Fp8Source(const at::Tensor& x) : x_(x) {}  // NOLINT(google-explicit-constructor): most sources are matrices
+  /// SwiGLU of gate_up (rows, 2 * columns), as swiglu_forward() has it.
+  static Fp8Source swiglu(const at::Tensor& gate_up);
+  /// Its gradient, for gate_up (rows, columns) and dy (rows, columns / 2), as swiglu_backward() has it.
+  static Fp8Source swiglu_gradient(const at::Tensor& gate_up, const at::Tensor& dy);
+
+  int64_t rows() const { return x_.size(0); }
+  int64_t columns() const { return is_swiglu() && !dy_.defined() ? x_.size(1) / 2 : x_.size(1); }
+  bool is_swiglu() const { return swiglu_; }
+  const at::Tensor& x() const { return x_; }    ///< or gate_up
+  const at::Tensor& dy() const { return dy_; }  ///< undefined without
+  /// In memory.
+  at::Tensor computed() const;
+
+ private:
+  at::Tensor x_, dy_;
+  bool swiglu_ = false;
+};
+
+/// Casts: values / scale rounded to nearest even, the largest magnitude of a span at the end of the format's
+/// range. A span with NaN or an infinity becomes NaN. With `seen`, (1) fp32 and for kTensor alone, amax is
+/// not of these values: those beyond it become the largest of the format, those that are not finite NaN, with
+/// some beside them on a GPU, and `seen` is raised to the largest magnitude. SwiGLU is for kBlock and `seen`.
+/// Throws LogicError when a size is not a multiple of fp8_multiple().
+Fp8Copies fp8_cast(const Fp8Source& source, const at::Tensor& amax, const Fp8Cast& cast,
+                   Fp8Copy wanted = Fp8Copy::kBoth, const at::Tensor& seen = {});
 
 /// Sizes of what is cast are multiples of this: 16, and 128 for kBlock.
 constexpr int64_t fp8_multiple(Fp8Scaling scaling) {

@@ -1,17 +1,40 @@
 #pragma once
 // How linear layers are multiplied in FP8: both operands of each product of forward and backward are cast
-// from bf16, with scales from their own largest magnitudes; sums, outputs, weights and gradients stay as they
-// are.
+// from bf16, with scales from their own largest magnitudes or, delayed, from those of earlier steps; sums,
+// outputs, weights and gradients stay as they are.
+#include <ATen/core/Tensor.h>
+
 #include "trireme/kernels/fp8.h"
 
 namespace trireme::nn {
+
+/// The linear layers of a block, in the order in which they are multiplied; neighbours in memory count as
+/// one.
+enum class BlockLayer : int64_t { kQkv, kAttentionOutput, kFeedForwardIn, kFeedForwardOut };
+inline constexpr int64_t kBlockLayers = 4;
+
+/// Delayed scaling of a layer, or of all layers of a block one after another: magnitudes of inputs and of
+/// gradients of outputs, fp32 of kMagnitudes a layer. Weights are scaled by their own.
+struct Fp8Layer {
+  static constexpr int64_t kMagnitudes = 2;
+  at::Tensor amax;  ///< to scale by; undefined: by the largest of what is cast
+  at::Tensor seen;  ///< raised by the casts of a step; undefined: scaling is not delayed
+
+  Fp8Layer at(BlockLayer layer) const;
+  at::Tensor input_amax() const { return one_of(amax, 0); }
+  at::Tensor gradient_amax() const { return one_of(amax, 1); }
+  at::Tensor input_seen() const { return one_of(seen, 0); }
+  at::Tensor gradient_seen() const { return one_of(seen, 1); }
+
+ private:
+  static at::Tensor one_of(const at::Tensor& magnitudes, int64_t which);
+};
 
 struct Fp8Recipe {
   kernels::Fp8Scaling scaling = kernels::Fp8Scaling::kTensor;
   kernels::Fp8Format gradients = kernels::Fp8Format::kE4m3;  ///< of outputs; all else is e4m3
   bool fast_forward = true, fast_backward = false;           ///< as fp8_matmul() has it
-
-  bool operator==(const Fp8Recipe&) const = default;
+  Fp8Layer layer = {};
 };
 
 }  // namespace trireme::nn

@@ -24,7 +24,7 @@ class LinearFunction : public Function<LinearFunction> {
     kept.input_amax = noted_amax(x, fp8);
     at::Tensor y = apply_linear(params, x.reshape({-1, x.size(-1)}), residual.value_or(at::Tensor()), kept,
                                 KeepInput::kYes);
-    save(*context, {}, params, kept);
+    save(*context, {}, {{params, kept}});
     context->saved_data["deferrable"] = deferrable;
     context->saved_data["adds"] = residual.has_value();
     std::vector<int64_t> shape = x.sizes().vec();
@@ -33,21 +33,21 @@ class LinearFunction : public Function<LinearFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
-    const Restored restored = restore(*context);
-    const LinearParams params = restored.params();
+    const RestoredLinear linear = restore(*context).linears.front();
+    const LinearParams params = linear.params();
     const OutputGradient dy =
         output_gradient(params, grads[0].reshape({-1, grads[0].size(-1)}), noted_amax(grads[0], params.fp8));
     variable_list result(1);
     if (context->needs_input_grad(0)) {
-      const at::Tensor dx = input_gradient(params, restored.kept.weight_amax, dy);
+      const at::Tensor dx = input_gradient(params, linear.kept.weight_amax, dy);
       std::vector<int64_t> shape = grads[0].sizes().vec();
       shape.back() = dx.size(1);
       result[0] = dx.view(shape);
     }
     const variable_list reported =
         context->saved_data["deferrable"].toBool()
-            ? deferrable_parameter_gradients(params, restored.kept.input, dy.factor())
-            : add_parameter_gradients(params, restored.kept.input, dy.factor());
+            ? deferrable_parameter_gradients(params, linear.kept.input, dy.factor())
+            : add_parameter_gradients(params, linear.kept.input, dy.factor());
     result.insert(result.end(), reported.begin(), reported.end());
     result.emplace_back();  // in_out
     result.push_back(context->saved_data["adds"].toBool() ? grads[0] : at::Tensor());

@@ -41,34 +41,35 @@ at::Tensor Gpt2Block::attention(const at::Tensor& x, const BlockOptions& options
 }
 
 std::pair<at::Tensor, at::Tensor> Gpt2Block::attend(const at::Tensor& x, const BlockOptions& options) {
+  const auto fp8 = options.fp8_of(BlockLayer::kQkv), out_fp8 = options.fp8_of(BlockLayer::kAttentionOutput);
   const auto out = [&](const at::Tensor& qkv) {
     const at::Tensor attended =
         causal_attention(qkv, {heads_, heads_, head_dim_}, {}, drops() ? dropout_ : 0.0);
-    return dropped(attention_out_->forward(attended, {}, options.fp8));
+    return dropped(attention_out_->forward(attended, {}, out_fp8));
   };
   if (options.recompute_cheap) {
     const auto [residual, qkv] = add_norm_linear(x, {}, ln_1_->norm(), attention_in_->weight,
-                                                 attention_in_->bias, WeightLayout::kInOut, options.fp8);
+                                                 attention_in_->bias, WeightLayout::kInOut, fp8);
     return {residual, out(qkv)};
   }
-  const auto [residual, normed] = ln_1_->add_forward(x, {}, options.fp8);
-  return {residual, out(attention_in_->forward(normed, {}, options.fp8))};
+  const auto [residual, normed] = ln_1_->add_forward(x, {}, fp8);
+  return {residual, out(attention_in_->forward(normed, {}, fp8))};
 }
 
 at::Tensor Gpt2Block::feed_forward(const at::Tensor& x, const at::Tensor& attended,
                                    const BlockOptions& options) {
+  const auto in = options.fp8_of(BlockLayer::kFeedForwardIn),
+             out = options.fp8_of(BlockLayer::kFeedForwardOut);
   constexpr WeightLayout kInOut = WeightLayout::kInOut;
   if (options.recompute_cheap) {
-    const auto [h, inner] =
-        add_norm_linear(x, attended, ln_2_->norm(), up_->weight, up_->bias, kInOut, options.fp8);
+    const auto [h, inner] = add_norm_linear(x, attended, ln_2_->norm(), up_->weight, up_->bias, kInOut, in);
     const at::Tensor delta = activated_linear(inner, Activation::kGelu, down_->weight, down_->bias, kInOut,
-                                              drops() ? at::Tensor() : h, options.fp8);
+                                              drops() ? at::Tensor() : h, out);
     return drops() ? h + dropped(delta) : delta;
   }
-  const auto [h, normed] = ln_2_->add_forward(x, attended, options.fp8);
-  const at::Tensor inner = nn::gelu(up_->forward(normed, {}, options.fp8), options.fp8);
-  return drops() ? h + dropped(down_->forward(inner, {}, options.fp8))
-                 : down_->forward(inner, h, options.fp8);
+  const auto [h, normed] = ln_2_->add_forward(x, attended, in);
+  const at::Tensor inner = nn::gelu(up_->forward(normed, {}, in), out);
+  return drops() ? h + dropped(down_->forward(inner, {}, out)) : down_->forward(inner, h, out);
 }
 
 Gpt2::Gpt2(const plan::ModelConfig& config) : dropout_(config.dropout) {

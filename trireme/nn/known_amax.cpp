@@ -22,7 +22,7 @@ struct Note : c10::BackendMeta {
 }  // namespace
 
 bool asks_for_amax(const std::optional<Fp8Recipe>& fp8) {
-  return fp8 && fp8->scaling == kernels::Fp8Scaling::kTensor;
+  return fp8 && fp8->scaling == kernels::Fp8Scaling::kTensor && !fp8->layer.amax.defined();
 }
 
 at::Tensor amax_to_raise(const at::Tensor& output, bool asked) {

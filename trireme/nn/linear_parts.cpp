@@ -1,6 +1,8 @@
 #include "trireme/nn/linear_parts.h"
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <utility>
 
 #include "trireme/kernels/matmul.h"
@@ -14,6 +16,7 @@ using kernels::Fp8Copies;
 using kernels::Fp8Copy;
 using kernels::Fp8Matrix;
 using kernels::Fp8Scaling;
+using kernels::Fp8Source;
 using kernels::Fp8Span;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
@@ -103,51 +106,66 @@ variable_list accumulate_weight_grad(at::TensorList weights, const FactorProduct
   return reported;
 }
 
-at::Tensor with_sizes_of_output(const at::Tensor& residual, const at::Tensor& rows, int64_t width) {
-  return residual.defined() ? residual.reshape({rows.size(0), width}).contiguous() : at::Tensor();
+at::Tensor with_sizes_of_output(const at::Tensor& residual, int64_t rows, int64_t width) {
+  return residual.defined() ? residual.reshape({rows, width}).contiguous() : at::Tensor();
+}
+
+/// SwiGLU is of what a linear layer has just written.
+Fp8Source contiguous(const Fp8Source& source) {
+  return source.is_swiglu() ? source : Fp8Source(source.x().contiguous());
 }
 
 }  // namespace
 
-at::Tensor apply_linear(const LinearParams& params, const at::Tensor& rows, const at::Tensor& residual,
+at::Tensor apply_linear(const LinearParams& params, const Fp8Source& input, const at::Tensor& residual,
                         LinearKept& kept, KeepInput keep) {
   const at::Tensor weight = joined(params.weights);
   const int64_t width = weight.size(params.in_out ? 1 : 0);
-  const at::Tensor addend = with_sizes_of_output(residual, rows, width);
+  const at::Tensor addend = with_sizes_of_output(residual, input.rows(), width);
   if (!params.fp8) {
+    const at::Tensor rows = input.computed();
     if (keep == KeepInput::kYes) kept.input.rows = rows;
     return kernels::product(rows, params.in_out ? weight : weight.t(), params.bias, addend);
   }
   const Fp8Recipe& recipe = *params.fp8;
-  const at::Tensor input = rows.contiguous();
-  if (!kept.input_amax.defined()) kept.input_amax = kernels::fp8_amax(input, recipe.scaling);
+  const Fp8Source rows = contiguous(input);
+  if (recipe.layer.amax.defined()) kept.input_amax = recipe.layer.input_amax();
+  if (!kept.input_amax.defined()) kept.input_amax = kernels::fp8_amax(rows.x(), recipe.scaling);
   kept.weight_amax = kernels::fp8_amax(weight, recipe.scaling);
-  const Fp8Copies of_input = kernels::fp8_cast(input, kept.input_amax, cast_of(recipe),
-                                               keep == KeepInput::kYes ? Fp8Copy::kBoth : Fp8Copy::kPlain);
+  const Fp8Copies of_input = kernels::fp8_cast(rows, kept.input_amax, cast_of(recipe),
+                                               keep == KeepInput::kYes ? Fp8Copy::kBoth : Fp8Copy::kPlain,
+                                               recipe.layer.input_seen());
   const Fp8Copies of_weight = kernels::fp8_cast(weight, kept.weight_amax, weight_cast(recipe),
                                                 params.in_out ? Fp8Copy::kTransposed : Fp8Copy::kPlain);
   kept.input.columns = of_input.transposed;
-  at::Tensor out = at::empty({rows.size(0), width}, rows.options());
+  at::Tensor out = at::empty({rows.rows(), width}, weight.options());
   kernels::fp8_matmul(out, of_input.plain, params.in_out ? of_weight.transposed : of_weight.plain,
                       recipe.fast_forward, params.bias, addend);
   return out;
 }
 
-Factor input_factor(const LinearParams& params, const at::Tensor& rows, const at::Tensor& input_amax) {
-  if (!params.fp8) return {rows, {}};
+Factor input_factor(const LinearParams& params, const Fp8Source& input, const at::Tensor& input_amax) {
+  if (!params.fp8) return {input.computed(), {}};
+  const Fp8Recipe& recipe = *params.fp8;
   return {{},
-          kernels::fp8_cast(rows.contiguous(), input_amax, cast_of(*params.fp8), Fp8Copy::kTransposed)
+          kernels::fp8_cast(contiguous(input), input_amax, cast_of(recipe), Fp8Copy::kTransposed,
+                            recipe.layer.input_seen())
               .transposed};
 }
 
-OutputGradient output_gradient(const LinearParams& params, const at::Tensor& dy, const at::Tensor& amax) {
-  if (!params.fp8) return {dy, {}, {}};
-  const at::Tensor rows = dy.contiguous();
+OutputGradient output_gradient(const LinearParams& params, const Fp8Source& dy, const at::Tensor& amax) {
+  if (!params.fp8) return {dy.computed(), {}, {}};
+  const Fp8Recipe& recipe = *params.fp8;
+  const Fp8Source rows = contiguous(dy);
+  const auto largest = [&] {
+    if (recipe.layer.amax.defined()) return recipe.layer.gradient_amax();
+    return amax.defined() ? amax : kernels::fp8_amax(rows.x(), recipe.scaling);
+  };
   const bool for_weights = std::ranges::any_of(params.weights, wants_gradient);
   const Fp8Copies copies =
-      kernels::fp8_cast(rows, amax.defined() ? amax : kernels::fp8_amax(rows, params.fp8->scaling),
-                        gradient_cast(*params.fp8), for_weights ? Fp8Copy::kBoth : Fp8Copy::kPlain);
-  return {wants_gradient(params.bias) ? rows : at::Tensor(), copies.plain, copies.transposed};
+      kernels::fp8_cast(rows, largest(), gradient_cast(recipe),
+                        for_weights ? Fp8Copy::kBoth : Fp8Copy::kPlain, recipe.layer.gradient_seen());
+  return {wants_gradient(params.bias) ? rows.computed() : at::Tensor(), copies.plain, copies.transposed};
 }
 
 at::Tensor input_gradient(const LinearParams& params, const at::Tensor& weight_amax,
@@ -181,24 +199,22 @@ variable_list add_parameter_gradients(const LinearParams& params, const Factor& 
 
 namespace {
 
-// Tensors that a linear layer saves behind those of its function, and numbers about them.
-constexpr size_t kSavedBehindWeights = 6;
+// What a linear layer saves: behind the tensors of its function its weights and as many others, and numbers
+// about them.
+constexpr std::ptrdiff_t kSavedBehindWeights = 8;
+constexpr size_t kNumbers = 7;
 constexpr const char* kFunctionTensors = "linear.function_tensors";
-constexpr const char* kInOut = "linear.in_out";
-constexpr const char* kFp8 = "linear.fp8";
+constexpr const char* kAboutLinears = "linear.numbers";
 
-std::vector<int64_t> numbers_of(const std::optional<Fp8Recipe>& recipe) {
-  if (!recipe) return {};
-  return {static_cast<int64_t>(recipe->scaling), static_cast<int64_t>(recipe->gradients),
-          recipe->fast_forward, recipe->fast_backward};
-}
-
-std::optional<Fp8Recipe> recipe_of(const std::vector<int64_t>& numbers) {
-  if (numbers.empty()) return {};
-  return Fp8Recipe{.scaling = static_cast<Fp8Scaling>(numbers[0]),
-                   .gradients = static_cast<kernels::Fp8Format>(numbers[1]),
-                   .fast_forward = numbers[2] != 0,
-                   .fast_backward = numbers[3] != 0};
+std::array<int64_t, kNumbers> numbers_of(const LinearParams& params) {
+  const Fp8Recipe recipe = params.fp8.value_or(Fp8Recipe());
+  return {static_cast<int64_t>(params.weights.size()),
+          params.in_out,
+          params.fp8.has_value(),
+          static_cast<int64_t>(recipe.scaling),
+          static_cast<int64_t>(recipe.gradients),
+          recipe.fast_forward,
+          recipe.fast_backward};
 }
 
 /// Of activations: square blocks are for weights alone.
@@ -216,30 +232,50 @@ Fp8Span span_of_input(const Fp8Recipe& recipe) {
 
 }  // namespace
 
-void save(AutogradContext& context, variable_list saved, const LinearParams& params, const LinearKept& kept) {
+void save(AutogradContext& context, variable_list saved, std::initializer_list<SavedLinear> linears) {
   context.saved_data[kFunctionTensors] = static_cast<int64_t>(saved.size());
-  context.saved_data[kInOut] = params.in_out;
-  context.saved_data[kFp8] = numbers_of(params.fp8);
-  saved.insert(saved.end(), params.weights.begin(), params.weights.end());
-  saved.insert(saved.end(), {params.bias, kept.input.rows, kept.input.columns.values,
-                             kept.input.columns.scale, kept.input_amax, kept.weight_amax});
+  std::vector<int64_t> numbers;
+  for (const auto& [params, kept] : linears) {
+    const auto about = numbers_of(params);
+    numbers.insert(numbers.end(), about.begin(), about.end());
+    const Fp8Layer layer = params.fp8 ? params.fp8->layer : Fp8Layer();
+    saved.insert(saved.end(), params.weights.begin(), params.weights.end());
+    const variable_list behind = {params.bias,
+                                  kept.input.rows,
+                                  kept.input.columns.values,
+                                  kept.input.columns.scale,
+                                  kept.input_amax,
+                                  kept.weight_amax,
+                                  layer.amax,
+                                  layer.seen};
+    saved.insert(saved.end(), behind.begin(), behind.end());
+  }
+  context.saved_data[kAboutLinears] = numbers;
   context.save_for_backward(std::move(saved));
 }
 
 Restored restore(AutogradContext& context) {
   const variable_list all = context.get_saved_variables();
-  const auto function_tensors = context.saved_data[kFunctionTensors].toInt();
-  const auto weights = all.begin() + function_tensors,
-             behind = all.end() - static_cast<std::ptrdiff_t>(kSavedBehindWeights);
-  Restored restored{.saved = {all.begin(), weights},
-                    .weights = {weights, behind},
-                    .bias = behind[0],
-                    .in_out = context.saved_data[kInOut].toBool(),
-                    .fp8 = recipe_of(context.saved_data[kFp8].toIntVector()),
-                    .kept = {}};
-  restored.kept = {
-      .input = {behind[1], {behind[2], behind[3]}}, .input_amax = behind[4], .weight_amax = behind[5]};
-  if (restored.fp8) restored.kept.input.columns.span = span_of_input(*restored.fp8);
+  const std::vector<int64_t> numbers = context.saved_data[kAboutLinears].toIntVector();
+  auto next = all.begin() + context.saved_data[kFunctionTensors].toInt();
+  Restored restored{.saved = {all.begin(), next}, .linears = {}};
+  for (auto about = numbers.begin(); about != numbers.end(); about += kNumbers) {
+    const auto weights = next, behind = weights + about[0];
+    next = behind + kSavedBehindWeights;
+    RestoredLinear& linear = restored.linears.emplace_back();
+    linear.weights = {weights, behind};
+    linear.bias = behind[0];
+    linear.in_out = about[1] != 0;
+    linear.kept = {
+        .input = {behind[1], {behind[2], behind[3]}}, .input_amax = behind[4], .weight_amax = behind[5]};
+    if (about[2] == 0) continue;
+    linear.fp8 = Fp8Recipe{.scaling = static_cast<Fp8Scaling>(about[3]),
+                           .gradients = static_cast<kernels::Fp8Format>(about[4]),
+                           .fast_forward = about[5] != 0,
+                           .fast_backward = about[6] != 0,
+                           .layer = {.amax = behind[6], .seen = behind[7]}};
+    linear.kept.input.columns.span = span_of_input(*linear.fp8);
+  }
   return restored;
 }
 

@@ -4,7 +4,9 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <initializer_list>
 #include <optional>
+#include <vector>
 
 #include "trireme/nn/fp8.h"
 
@@ -39,13 +41,15 @@ struct OutputGradient {
 
 enum class KeepInput { kNo, kYes };
 
-/// rows (n, in) -> (n, sum of out_i), plus `residual` of any shape with as many elements, unless undefined
-at::Tensor apply_linear(const LinearParams& params, const at::Tensor& rows, const at::Tensor& residual,
-                        LinearKept& kept, KeepInput keep);
-/// What was not kept, from the same rows; amax as apply_linear() left it.
-Factor input_factor(const LinearParams& params, const at::Tensor& rows, const at::Tensor& input_amax);
+/// input (n, in) -> (n, sum of out_i), plus `residual` of any shape with as many elements, unless undefined
+at::Tensor apply_linear(const LinearParams& params, const kernels::Fp8Source& input,
+                        const at::Tensor& residual, LinearKept& kept, KeepInput keep);
+/// What was not kept, from the same input; amax as apply_linear() left it.
+Factor input_factor(const LinearParams& params, const kernels::Fp8Source& input,
+                    const at::Tensor& input_amax);
 /// dy (n, out); amax undefined: not known yet
-OutputGradient output_gradient(const LinearParams& params, const at::Tensor& dy, const at::Tensor& amax);
+OutputGradient output_gradient(const LinearParams& params, const kernels::Fp8Source& dy,
+                               const at::Tensor& amax);
 /// -> (n, in)
 at::Tensor input_gradient(const LinearParams& params, const at::Tensor& weight_amax,
                           const OutputGradient& dy);
@@ -59,18 +63,26 @@ torch::autograd::variable_list add_parameter_gradients(const LinearParams& param
 torch::autograd::variable_list deferrable_parameter_gradients(const LinearParams& params, const Factor& input,
                                                               const Factor& dy);
 
-/// A context keeps what `kept` holds, and gives it back in backward. `saved` are the tensors of the function
-/// itself.
+/// A context keeps what linear layers hold, and gives it back in backward. `saved` are the tensors of the
+/// function itself.
+struct SavedLinear {
+  const LinearParams& params;
+  const LinearKept& kept;
+};
 void save(torch::autograd::AutogradContext& context, torch::autograd::variable_list saved,
-          const LinearParams& params, const LinearKept& kept);
-struct Restored {
-  torch::autograd::variable_list saved, weights;
+          std::initializer_list<SavedLinear> linears);
+struct RestoredLinear {
+  torch::autograd::variable_list weights;
   at::Tensor bias;
-  bool in_out;
+  bool in_out = false;
   std::optional<Fp8Recipe> fp8;
   LinearKept kept;
 
   LinearParams params() const { return {weights, bias, in_out, fp8}; }
+};
+struct Restored {
+  torch::autograd::variable_list saved;
+  std::vector<RestoredLinear> linears;
 };
 Restored restore(torch::autograd::AutogradContext& context);
 

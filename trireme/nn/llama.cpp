@@ -1,5 +1,6 @@
 #include "trireme/nn/llama.h"
 
+#include "trireme/nn/swiglu_feed_forward.h"
 #include "trireme/plan/model_facts.h"
 
 namespace trireme::nn {
@@ -34,30 +35,34 @@ at::Tensor LlamaBlock::attention(const at::Tensor& x, const RopeTable& rope, con
 
 std::pair<at::Tensor, at::Tensor> LlamaBlock::attend(const at::Tensor& x, const RopeTable& rope,
                                                      const BlockOptions& options) {
+  const auto fp8 = options.fp8_of(BlockLayer::kQkv), out_fp8 = options.fp8_of(BlockLayer::kAttentionOutput);
   const auto out = [&](const at::Tensor& qkv) {
-    return output_->forward(causal_attention(qkv, shape_, rope), {}, options.fp8);
+    return output_->forward(causal_attention(qkv, shape_, rope), {}, out_fp8);
   };
   if (options.recompute_cheap) {
     const auto [residual, qkv] =
         add_norm_linear(x, {}, input_norm_->norm(), {query_->weight, key_->weight, value_->weight}, {},
-                        WeightLayout::kOutIn, options.fp8);
+                        WeightLayout::kOutIn, fp8);
     return {residual, out(qkv)};
   }
-  const auto [residual, normed] = input_norm_->add_forward(x, {}, options.fp8);
-  return {residual, out(linear_group(normed, {query_->weight, key_->weight, value_->weight}, options.fp8))};
+  const auto [residual, normed] = input_norm_->add_forward(x, {}, fp8);
+  return {residual, out(linear_group(normed, {query_->weight, key_->weight, value_->weight}, fp8))};
 }
 
 at::Tensor LlamaBlock::feed_forward(const at::Tensor& x, const at::Tensor& attended,
                                     const BlockOptions& options) {
+  const auto in = options.fp8_of(BlockLayer::kFeedForwardIn),
+             out = options.fp8_of(BlockLayer::kFeedForwardOut);
   if (options.recompute_cheap) {
     const auto [h, gate_up] = add_norm_linear(x, attended, mlp_norm_->norm(), {gate_->weight, up_->weight},
-                                              {}, WeightLayout::kOutIn, options.fp8);
-    return activated_linear(gate_up, Activation::kSwiglu, down_->weight, {}, WeightLayout::kOutIn, h,
-                            options.fp8);
+                                              {}, WeightLayout::kOutIn, in);
+    return activated_linear(gate_up, Activation::kSwiglu, down_->weight, {}, WeightLayout::kOutIn, h, out);
   }
-  const auto [h, normed] = mlp_norm_->add_forward(x, attended, options.fp8);
-  const at::Tensor gate_up = linear_group(normed, {gate_->weight, up_->weight}, options.fp8);
-  return down_->forward(swiglu(gate_up, options.fp8), h, options.fp8);
+  const auto [h, normed] = mlp_norm_->add_forward(x, attended, in);
+  if (casts_swiglu(in))
+    return swiglu_feed_forward(normed, {gate_->weight, up_->weight}, down_->weight, h, *in, *out);
+  const at::Tensor gate_up = linear_group(normed, {gate_->weight, up_->weight}, in);
+  return down_->forward(swiglu(gate_up, out), h, out);
 }
 
 namespace {

@@ -12,4 +12,13 @@ at::Tensor Model::run(std::span<const Unit> units, at::Tensor x) const {
   return x;
 }
 
+BlockOptions Model::block_options(size_t block) const {
+  BlockOptions options;
+  options.recompute_cheap = cheap_every_ > 0 && block % static_cast<size_t>(cheap_every_) == 0;
+  const auto index = static_cast<int64_t>(block);
+  if (!is_training() || !fp8_ || !fp8_blocks_(index)) return options;
+  options.fp8 = fp8_history_ != nullptr ? fp8_history_->of_block(*fp8_, index) : fp8_;
+  return options;
+}
+
 }  // namespace trireme::nn

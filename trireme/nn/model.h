@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "trireme/nn/fp8.h"
+#include "trireme/nn/fp8_history.h"
 
 namespace trireme::nn {
 
@@ -48,6 +48,12 @@ struct LossTarget {
 struct BlockOptions {
   bool recompute_cheap = false;  ///< outputs of norms and activations again in backward
   std::optional<Fp8Recipe> fp8 = {};
+
+  std::optional<Fp8Recipe> fp8_of(BlockLayer layer) const {
+    std::optional<Fp8Recipe> recipe = fp8;
+    if (recipe) recipe->layer = recipe->layer.at(layer);
+    return recipe;
+  }
 };
 
 class Model : public torch::nn::Module {
@@ -75,25 +81,24 @@ class Model : public torch::nn::Module {
   /// of keeping them; 0: no block does. Models whose record says that nothing is cheap pay no heed.
   void recompute_cheap(int64_t every) { cheap_every_ = every; }
   /// The linear layers of these blocks are multiplied in FP8 while the model trains; what is evaluated may
-  /// have any number of rows. Models whose record has no such layers pay no heed.
-  void use_fp8(const Fp8Recipe& recipe, std::function<bool(int64_t block)> blocks) {
+  /// have any number of rows. Models whose record has no such layers pay no heed. Scales are delayed by
+  /// `history`, which outlives passes; nullptr: they are not.
+  void use_fp8(const Fp8Recipe& recipe, std::function<bool(int64_t block)> blocks,
+               const Fp8History* history = nullptr) {
     fp8_ = recipe;
     fp8_blocks_ = std::move(blocks);
+    fp8_history_ = history;
   }
 
  protected:
-  BlockOptions block_options(size_t block) const {
-    BlockOptions options;
-    options.recompute_cheap = cheap_every_ > 0 && block % static_cast<size_t>(cheap_every_) == 0;
-    if (is_training() && fp8_ && fp8_blocks_(static_cast<int64_t>(block))) options.fp8 = fp8_;
-    return options;
-  }
+  BlockOptions block_options(size_t block) const;
 
  private:
   UnitRunner runner_;
   int64_t cheap_every_ = 0;
   std::optional<Fp8Recipe> fp8_;
   std::function<bool(int64_t)> fp8_blocks_;
+  const Fp8History* fp8_history_ = nullptr;
 };
 
 }  // namespace trireme::nn

@@ -4,10 +4,12 @@
 #include "trireme/nn/autograd.h"
 #include "trireme/nn/known_amax.h"
 #include "trireme/nn/linear_parts.h"
+#include "trireme/nn/swiglu_feed_forward.h"
 
 namespace trireme::nn {
 namespace {
 
+using kernels::Fp8Source;
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
@@ -58,7 +60,7 @@ class NormLinearFunction : public Function<NormLinearFunction> {
     kept.input_amax = noted_amax(y, fp8);
     const at::Tensor out = shaped(apply_linear(params, as_rows(y), {}, kept, KeepInput::kNo), x);
     if (!delta.defined()) sum = x_in;
-    save(*context, {delta.defined() ? sum : x, norm_weight, norm_bias, statistics}, params, kept);
+    save(*context, {delta.defined() ? sum : x, norm_weight, norm_bias, statistics}, {{params, kept}});
     context->saved_data["adds"] = delta.defined();
     context->saved_data["eps"] = eps;
     return {sum, out};
@@ -68,7 +70,8 @@ class NormLinearFunction : public Function<NormLinearFunction> {
     const Restored restored = restore(*context);
     const at::Tensor &x = restored.saved[0], &norm_weight = restored.saved[1], &norm_bias = restored.saved[2];
     at::Tensor statistics = restored.saved[3], no_sum;
-    const LinearParams params = restored.params();
+    const RestoredLinear& linear = restored.linears.front();
+    const LinearParams params = linear.params();
     const OutputGradient d_out = output_gradient(params, as_rows(grads[1]), noted_amax(grads[1], params.fp8));
 
     variable_list reported;
@@ -77,9 +80,9 @@ class NormLinearFunction : public Function<NormLinearFunction> {
           normed(no_sum, statistics, x, {}, norm_weight, norm_bias, context->saved_data["eps"].toDouble(),
                  /*asked=*/false);
       reported = deferrable_parameter_gradients(
-          params, input_factor(params, as_rows(y), restored.kept.input_amax), d_out.factor());
+          params, input_factor(params, as_rows(y), linear.kept.input_amax), d_out.factor());
     }
-    const at::Tensor dy = input_gradient(params, restored.kept.weight_amax, d_out);
+    const at::Tensor dy = input_gradient(params, linear.kept.weight_amax, d_out);
     const at::Tensor d_sum = grads[0].defined() ? grads[0].contiguous() : at::Tensor();
     at::Tensor dx = at::empty_like(x);
     const at::Tensor amax = amax_to_raise(dx, asks_for_amax(params.fp8));
@@ -103,9 +106,11 @@ class NormLinearFunction : public Function<NormLinearFunction> {
   }
 };
 
-/// With its largest magnitude noted if it is asked for.
-at::Tensor activate(const at::Tensor& x, bool gated, bool asked) {
-  std::vector<int64_t> shape = x.sizes().vec();
+/// Rows of the activation of x, with their largest magnitude noted if it is asked for; where casts can
+/// compute them, they are left to these.
+Fp8Source activate(const at::Tensor& x, bool gated, const std::optional<Fp8Recipe>& fp8, bool asked) {
+  if (gated && casts_swiglu(fp8)) return Fp8Source::swiglu(as_rows(x));
+  std::vector<int64_t> shape = as_rows(x).sizes().vec();
   if (gated) shape.back() /= 2;
   at::Tensor y = at::empty(shape, x.options());
   const at::Tensor amax = amax_to_raise(y, asked);
@@ -124,11 +129,11 @@ class ActivatedLinearFunction : public Function<ActivatedLinearFunction> {
     LinearKept kept;
     at::Tensor y;
     {
-      const at::Tensor activated = activate(x, gated, asks_for_amax(fp8));
-      kept.input_amax = noted_amax(activated, fp8);
-      y = apply_linear(params, as_rows(activated), residual.value_or(at::Tensor()), kept, KeepInput::kNo);
+      const Fp8Source activated = activate(x, gated, fp8, asks_for_amax(fp8));
+      kept.input_amax = noted_amax(activated.x(), fp8);
+      y = apply_linear(params, activated, residual.value_or(at::Tensor()), kept, KeepInput::kNo);
     }
-    save(*context, {x}, params, kept);
+    save(*context, {x}, {{params, kept}});
     context->saved_data["gated"] = gated;
     context->saved_data["adds"] = residual.has_value();
     return shaped(y, x);
@@ -138,15 +143,16 @@ class ActivatedLinearFunction : public Function<ActivatedLinearFunction> {
     const Restored restored = restore(*context);
     const at::Tensor& x = restored.saved[0];
     const bool gated = context->saved_data["gated"].toBool();
-    const LinearParams params = restored.params();
+    const RestoredLinear& linear = restored.linears.front();
+    const LinearParams params = linear.params();
     const OutputGradient d_out = output_gradient(params, as_rows(grads[0]), noted_amax(grads[0], params.fp8));
     variable_list reported;
     {
-      const at::Tensor activated = activate(x, gated, /*asked=*/false);
+      const Fp8Source activated = activate(x, gated, params.fp8, /*asked=*/false);
       reported = deferrable_parameter_gradients(
-          params, input_factor(params, as_rows(activated), restored.kept.input_amax), d_out.factor());
+          params, input_factor(params, activated, linear.kept.input_amax), d_out.factor());
     }
-    const at::Tensor dy = input_gradient(params, restored.kept.weight_amax, d_out);
+    const at::Tensor dy = input_gradient(params, linear.kept.weight_amax, d_out);
     at::Tensor dx = at::empty_like(x);
     const at::Tensor amax = amax_to_raise(dx, asks_for_amax(params.fp8));
     gated ? kernels::swiglu_backward(dx, dy, x, amax) : kernels::gelu_backward(dx, dy, x, amax);

@@ -153,6 +153,12 @@ template <>
 inline constexpr auto kNames<Fp8> = std::to_array<std::string_view>({"off", "tensorwise", "rowwise",
                                                                      "blockwise"});
 
+/// Where the scales of activations and gradients come from: from what is cast, or from the largest of the
+/// steps before, so that nothing must be read before it is cast.
+enum class Fp8Scales { kDynamic, kDelayed };
+template <>
+inline constexpr auto kNames<Fp8Scales> = std::to_array<std::string_view>({"dynamic", "delayed"});
+
 /// The format of gradients of outputs in FP8.
 enum class Fp8Gradients { kE4m3, kE5m2 };
 template <>

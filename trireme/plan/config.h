@@ -195,6 +195,8 @@ std::optional<Fp8Skip> parse_skip(std::string_view text);
 /// Products of the linear layers of blocks in FP8. Embeddings, norms, attention and the head have none.
 struct Fp8Config {
   Fp8 recipe = Fp8::kOff;
+  Fp8Scales scales = Fp8Scales::kDynamic;
+  int64_t history = 16;  ///< steps that delayed scales look back
   Fp8Gradients gradients = Fp8Gradients::kE4m3;
   Fp8Fast fast = Fp8Fast::kForward;
   Fp8Skip skip = {};

@@ -90,11 +90,30 @@ class Checker {
           "set parallel.comm_hook to none",
           asked, said("parallel.comm_hook", hook));
     }
+    check_fp8_scales(asked, hook);
     for (const int64_t block : fp8.skip.blocks) {
       if (block < model_.n_layers) continue;
       throw ConfigError("[plan.config] {} names block {}, but {} end with {}",
                         said("precision.fp8_skip", to_text(fp8.skip)), block,
                         said("model.n_layers", model_.n_layers), model_.n_layers - 1);
+    }
+  }
+
+  void check_fp8_scales(const std::string& asked, CommHook hook) const {
+    const Fp8Config& fp8 = config_.precision.fp8;
+    if (fp8.scales != Fp8Scales::kDelayed) return;
+    const std::string delayed = said("precision.fp8_scaling", fp8.scales);
+    if (fp8.recipe != Fp8::kTensorwise) {
+      throw ConfigError(
+          "[plan.config] {} with {}: scales of rows and blocks come from what is cast; set "
+          "precision.fp8=tensorwise or precision.fp8_scaling=dynamic",
+          delayed, asked);
+    }
+    if (hook == CommHook::kLocalSgd) {
+      throw ConfigError(
+          "[plan.config] {} compares magnitudes of all ranks after each step, and with {} they do not meet "
+          "in each; set precision.fp8_scaling=dynamic",
+          delayed, said("parallel.comm_hook", hook));
     }
   }
 

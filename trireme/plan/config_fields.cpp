@@ -310,6 +310,11 @@ void add_precision(Table& table, PrecisionConfig& precision) {
   Fp8Config& fp8 = precision.fp8;
   table.push_back(
       choice("precision.fp8", fp8.recipe, "multiply linear layers of blocks in FP8: what shares a scale"));
+  table.push_back(choice("precision.fp8_scaling", fp8.scales,
+                         "tensorwise: scales of activations and gradients from what is cast, or delayed: "
+                         "from the steps before"));
+  table.push_back(
+      number("precision.fp8_history", fp8.history, 1, "delayed: steps that a scale looks back", 1024));
   table.push_back(choice("precision.fp8_gradients", fp8.gradients, "fp8: format of gradients of outputs"));
   table.push_back(choice("precision.fp8_fast", fp8.fast,
                          "fp8, but not blockwise: products summed faster with fewer bits"));

@@ -20,6 +20,7 @@
 #include "trireme/kernels/device.h"
 #include "trireme/parallel/state.h"
 #include "trireme/parallel/state_file.h"
+#include "trireme/plan/fp8.h"
 #include "trireme/plan/saved_copy.h"
 #include "trireme/train/saved_record.h"
 #include "trireme/train/stop.h"
@@ -135,9 +136,9 @@ std::string to_hex(const at::Tensor& bytes) {
   return hex;
 }
 
-at::Tensor from_hex(const std::string& hex, const std::string& path) {
+at::Tensor from_hex(const std::string& hex, const char* what, const std::string& path) {
   if (hex.size() % 2 != 0 || hex.find_first_not_of("0123456789abcdef") != std::string::npos)
-    checkpoint::fail_json(path, "the state of a random generator is no hex");
+    checkpoint::fail_json(path, fmt::format("{} is no hex", what));
   at::Tensor bytes = at::empty({static_cast<int64_t>(hex.size() / 2)}, at::kByte);
   for (size_t i = 0; i < hex.size() / 2; ++i)
     bytes.mutable_data_ptr<uint8_t>()[i] = static_cast<uint8_t>(std::stoi(hex.substr(2 * i, 2), nullptr, 16));
@@ -163,12 +164,51 @@ void restore_random(const Parts& parts, const Json& ranks, int64_t step, const s
   if (static_cast<int64_t>(ranks.size()) == parts.world->size() && ranks.contains(rank)) {
     at::Generator generator = generator_of(parts.world->device());
     const std::lock_guard lock(generator.mutex());
-    generator.set_state(from_hex(checkpoint::text_of(ranks.at(rank), "random", path), path));
+    generator.set_state(from_hex(checkpoint::text_of(ranks.at(rank), "random", path),
+                                 "the state of a random generator", path));
     return;
   }
   if (parts.is_root()) log_info("resume  on other ranks: dropout goes on with other masks");
   at::manual_seed(
       static_cast<uint64_t>(parts.config.seed + step * parts.world->size() + parts.world->rank()));
+}
+
+/// Rows of steps, of hexadecimal fp32.
+Json to_json(const nn::Fp8History& history) {
+  const at::Tensor saved = history.saved();
+  Json rows = Json::array();
+  for (int64_t step = 0; step < saved.size(0); ++step) rows.push_back(to_hex(saved[step].view(at::kByte)));
+  return rows;
+}
+
+/// Undefined: there is none in it, or one that is no matrix.
+at::Tensor history_of(const Json& run, const std::string& path) {
+  const auto rows = run.find("fp8_history");
+  if (rows == run.end() || !rows->is_array() || rows->empty()) return {};
+  std::vector<at::Tensor> steps;
+  for (const Json& row : *rows) {
+    if (!row.is_string()) checkpoint::fail_json(path, "the history of FP8 is no hex");
+    steps.push_back(from_hex(row.get<std::string>(), "the history of FP8", path));
+    if (steps.back().numel() % 4 != 0 || steps.back().numel() != steps.front().numel())
+      checkpoint::fail_json(path, "the history of FP8 has rows of different or odd sizes");
+  }
+  return at::stack(steps).view(at::kFloat);
+}
+
+void restore_history(Parts& parts, const Json& run, const std::string& path) {
+  nn::Fp8History* const history = parts.model->fp8_history();
+  if (history == nullptr) return;
+  const plan::Config& config = parts.config;
+  const auto blocks = [&](int64_t block) {
+    return plan::multiplies_in_fp8(config.precision.fp8, block, config.model.n_layers);
+  };
+  const at::Tensor saved = history_of(run, path);
+  if (saved.defined() && history->restore(saved, blocks)) return;
+  if (parts.is_root())
+    log_warning(
+        "resume  {} has no history of the layers that precision.fp8_scaling=delayed scales by; the first "
+        "step is scaled by its own values",
+        path);
 }
 
 Json to_json(const precision::LossScaler::State& state) {
@@ -328,6 +368,7 @@ Checkpointing::Resumed Checkpointing::restore(const std::string& path, const std
     resumed.record = record_from_json(*record, resumed.step, resumed.loss, path);
   scaler_.set_state(scaler_state(checkpoint::value_of(run, "loss_scaler", path), path));
   restore_random(parts_, checkpoint::value_of(document, "ranks", path), resumed.step, path);
+  restore_history(parts_, run, path);
   parts_.open_feed(resumed.step);
   if (parts_.is_root() && options_.announce) log_info("resume  after step {} of {}", resumed.step, path);
   return resumed;
@@ -335,6 +376,7 @@ Checkpointing::Resumed Checkpointing::restore(const std::string& path, const std
 
 std::string Checkpointing::run_state(const StepRecord& record) const {
   const int64_t cursor = parts_.data->samples_in(record.step, parts_.batch.global_batch);
+  const nn::Fp8History* const history = parts_.model->fp8_history();
   return Json{{"step", record.step},
               {"cursor", cursor},
               {"tokens", cursor * config_.data.seq_len},
@@ -347,6 +389,7 @@ std::string Checkpointing::run_state(const StepRecord& record) const {
               {"mesh", parts_.mesh.shape.to_string()},
               {"policy", plan::resolve_policy(config_.parallel, parts_.mesh.shape).label()},
               {"loss_scaler", to_json(scaler_.state())},
+              {"fp8_history", history != nullptr ? to_json(*history) : Json::array()},
               {"config", plan::to_yaml({config_, {}})}}
       .dump();
 }

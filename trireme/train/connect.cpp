@@ -34,11 +34,12 @@ nn::UnitForward again_in_backward(const nn::Unit& unit) {
 }  // namespace
 
 void connect(nn::Model& model, parallel::DataParallel& engine, const plan::MemoryConfig& memory,
-             const plan::Fp8Config& fp8) {
+             const plan::Fp8Config& fp8, const nn::Fp8History* history) {
   model.recompute_cheap(memory.recompute == plan::Recompute::kCheap ? memory.recompute_every : 0);
   if (const auto recipe = recipe_of(fp8)) {
     const auto blocks = std::ssize(model.units()) - 2;  // without the embedding and the head
-    model.use_fp8(*recipe, [fp8, blocks](int64_t block) { return multiplies_in_fp8(fp8, block, blocks); });
+    model.use_fp8(
+        *recipe, [fp8, blocks](int64_t block) { return multiplies_in_fp8(fp8, block, blocks); }, history);
   }
   model.set_unit_runner([&engine, again = recomputed_blocks(model, memory)](
                             const nn::Unit& unit, const at::Tensor& x, bool begins_pass) {

@@ -87,14 +87,12 @@ void ModelStage::fill(const nn::InitialWeights& initial) const {
   }
 }
 
-std::shared_ptr<parallel::DataParallel> ModelStage::make_engine(const comm::Mesh& mesh,
-                                                                const parallel::Options& options,
-                                                                const nn::InitialWeights& initial,
-                                                                const plan::MemoryConfig& memory,
-                                                                const plan::Fp8Config& fp8) {
+std::shared_ptr<parallel::DataParallel> ModelStage::make_engine(
+    const comm::Mesh& mesh, const parallel::Options& options, const nn::InitialWeights& initial,
+    const plan::MemoryConfig& memory, const plan::Fp8Config& fp8, const nn::Fp8History* history) {
   auto engine =
       std::make_shared<parallel::DataParallel>(*this, units_of(config_, range_), mesh, options, initial);
-  connect(*model_, *engine, memory, fp8);
+  connect(*model_, *engine, memory, fp8, history);
   return engine;
 }
 

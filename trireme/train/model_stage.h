@@ -41,7 +41,8 @@ class ModelStage : public torch::nn::Module {
                                                       const parallel::Options& options,
                                                       const nn::InitialWeights& initial,
                                                       const plan::MemoryConfig& memory = {},
-                                                      const plan::Fp8Config& fp8 = {});
+                                                      const plan::Fp8Config& fp8 = {},
+                                                      const nn::Fp8History* history = nullptr);
 
   /// The embeddings that the first and the last stage share; none: the head is not tied.
   static std::optional<std::string> tied_parameter(const plan::ModelConfig& config);

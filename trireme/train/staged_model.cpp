@@ -21,7 +21,10 @@ at::TensorOptions numbers_on(c10::Device device) {
 }  // namespace
 
 StagedModel::StagedModel(const ModelSetup& setup)
-    : config_(setup.config), mesh_(setup.mesh), plan_(plan::plan_pipeline(setup.config, setup.batch)) {
+    : TrainedModel(setup),
+      config_(setup.config),
+      mesh_(setup.mesh),
+      plan_(plan::plan_pipeline(setup.config, setup.batch)) {
   const plan::Schedule& schedule = plan_.schedule;
   const nn::InitialWeights initial(config_.model, static_cast<uint64_t>(config_.seed));
   const comm::Mesh engine_mesh = parallel::stage_mesh(schedule, mesh_);
@@ -30,7 +33,7 @@ StagedModel::StagedModel(const ModelSetup& setup)
     const plan::UnitRange range = plan::units_of_stage(plan_.split, stage);
     const auto module = std::make_shared<ModelStage>(config_.model, range);
     const auto engine = module->make_engine(engine_mesh, engine_options(config_, mesh_), initial,
-                                            config_.memory, config_.precision.fp8);
+                                            config_.memory, config_.precision.fp8, fp8_history());
     parts_.push_back({engine, optim::build(config_.optim, engine->optimizer_params())});
     if (stage > 0 && module->is_last())
       parts_.back().saved_elsewhere = ModelStage::tied_parameter(config_.model).value_or("");

@@ -5,6 +5,21 @@
 
 namespace trireme::train {
 
+TrainedModel::TrainedModel(const ModelSetup& setup) : all_ranks_(setup.mesh.all) {
+  const plan::Fp8Config& fp8 = setup.config.precision.fp8;
+  if (fp8.recipe == plan::Fp8::kOff || fp8.scales != plan::Fp8Scales::kDelayed) return;
+  fp8_history_ =
+      std::make_unique<nn::Fp8History>(setup.config.model.n_layers, fp8.history, setup.mesh.world->device());
+}
+
+/// Ranks of a pipeline have seen nothing of the blocks of others.
+void TrainedModel::end_fp8_step() {
+  if (!fp8_history_) return;
+  at::Tensor seen = fp8_history_->seen();
+  if (all_ranks_->size() > 1) seen.copy_(comm::gather_rows(*all_ranks_, seen).amax(0));
+  fp8_history_->end_step();
+}
+
 std::string TrainedModel::nonfinite_parameter() const {
   for (const Part& part : parts_) {
     if (std::string name = part.engine->nonfinite_parameter(); !name.empty()) return name;
@@ -17,10 +32,12 @@ void TrainedModel::step(double lr, const optim::GradScale& scale) {
     part.optimizer->set_lr(lr);
     part.engine->step_scaled(*part.optimizer, scale);
   }
+  end_fp8_step();
 }
 
 void TrainedModel::skip_step() {
   for (const Part& part : parts_) part.engine->skip_step();
+  end_fp8_step();
 }
 
 void TrainedModel::measure(bool on) {

@@ -11,6 +11,7 @@
 
 #include "trireme/comm/mesh.h"
 #include "trireme/data/batch.h"
+#include "trireme/nn/fp8_history.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/parallel/data_parallel.h"
 #include "trireme/parallel/state_file.h"
@@ -82,7 +83,7 @@ class TrainedModel {
   std::string nonfinite_parameter() const;
   /// Updates the parameters, with gradients multiplied by `scale`. Collective.
   void step(double lr, const optim::GradScale& scale);
-  /// Forgets the gradient.
+  /// Forgets the gradient. Collective.
   void skip_step();
 
   // What a step costs this rank.
@@ -128,9 +129,18 @@ class TrainedModel {
   /// As parallel::weights_digest(), of the whole model; the same on every rank.
   virtual std::string weights_digest() = 0;
 
+  /// Of delayed scaling, the same on all ranks between steps; null: scales are not delayed.
+  nn::Fp8History* fp8_history() const { return fp8_history_.get(); }
+
  protected:
-  TrainedModel() = default;
+  explicit TrainedModel(const ModelSetup& setup);
   std::vector<Part> parts_;
+
+ private:
+  void end_fp8_step();
+
+  std::shared_ptr<comm::Group> all_ranks_;
+  std::unique_ptr<nn::Fp8History> fp8_history_;
 };
 
 /// As the config says. Collective. Throws as parallel::DataParallel and parallel::Pipeline.

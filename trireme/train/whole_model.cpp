@@ -51,7 +51,8 @@ double number(const at::Tensor& scalar) {
 }  // namespace
 
 WholeModel::WholeModel(const ModelSetup& setup)
-    : model_(make_model(setup)),
+    : TrainedModel(setup),
+      model_(make_model(setup)),
       mesh_(setup.mesh),
       device_(setup.mesh.world->device()),
       reads_images_(plan::reads_images(setup.config.model.family)) {
@@ -61,7 +62,7 @@ WholeModel::WholeModel(const ModelSetup& setup)
       *model_, plan::engine_units(config, setup.facts), setup.mesh, engine_options(config, setup.mesh),
       nn::InitialWeights(setup.facts.units, static_cast<uint64_t>(config.seed)),
       buckets ? parallel::UseFrom::kBuckets : parallel::UseFrom::kRunUnit);
-  connect(*model_, *engine, config.memory, config.precision.fp8);
+  connect(*model_, *engine, config.memory, config.precision.fp8, fp8_history());
   for (const parallel::FlatUnit* unit : engine->units()) units_.push_back(unit->name());
   passes_ = std::make_unique<Passes>(*model_, *engine, device_, pass_options(setup));
   auto optimizer = optim::build(config.optim, engine->optimizer_params());
