@@ -120,12 +120,10 @@ class ColumnSums {
     }
   }
 
-  __device__ void add(int p, int column, int j, float value) {
-    if constexpr (Shape::kHeld) {
-      held_[p][j] += value;
-    } else {
-      partial_[column + j] += value;
-    }
+  /// Adds a * b.
+  __device__ void add(int p, int column, int j, float a, float b) {
+    float& sum = Shape::kHeld ? held_[p][j] : partial_[column + j];
+    sum = fmaf(a, b, sum);
   }
 
   __device__ void store(int width) const {
@@ -146,7 +144,8 @@ class ColumnSums {
 };
 
 /// Every walker takes each walkers-th row. The loads of the next row are under way while this one is summed;
-/// that is safe where dx is dy or d_sum, because only its own walker writes to a row.
+/// that is safe where dx is dy or d_sum, because only its own walker writes to a row. Products that are added
+/// are explicit, so that dx has the same bits with amax and without.
 template <bool kLayer, bool kAmax, typename Shape, typename Scalar>
 __global__ void __launch_bounds__(Shape::kBlockThreads, kMaxThreads / Shape::kBlockThreads)
     norm_backward(Backward a) {
@@ -175,12 +174,12 @@ __global__ void __launch_bounds__(Shape::kBlockThreads, kMaxThreads / Shape::kBl
       const auto x = now.x.pack(p, column);
       const auto w = weight.pack(p, column);
       for (int j = 0; j < Shape::kLanes; ++j) {
-        const float normal = (x[j] - now.mean) * now.rstd;
-        const float d_normal = dy[j] * w[j];
+        const float normal = __fmul_rn(x[j] - now.mean, now.rstd);
+        const float d_normal = __fmul_rn(dy[j], w[j]);
         sum += d_normal;
-        dot += d_normal * normal;
-        dweight.add(p, column, j, dy[j] * normal);
-        if constexpr (kLayer) dbias.add(p, column, j, dy[j]);
+        dot = fmaf(d_normal, normal, dot);
+        dweight.add(p, column, j, dy[j], normal);
+        if constexpr (kLayer) dbias.add(p, column, j, dy[j], 1.0f);
       }
     });
     const float mean_d = kLayer ? row_sum(sum) * inverse_width : 0.0f;
@@ -193,8 +192,9 @@ __global__ void __launch_bounds__(Shape::kBlockThreads, kMaxThreads / Shape::kBl
       const auto w = weight.pack(p, column);
       float values[Shape::kLanes];
       for (int j = 0; j < Shape::kLanes; ++j) {
-        const float normal = (x[j] - now.mean) * now.rstd;
-        values[j] = now.rstd * (dy[j] * w[j] - mean_d - normal * mean_dot);
+        const float normal = __fmul_rn(x[j] - now.mean, now.rstd);
+        const float without_mean = __fmul_rn(dy[j], w[j]) - mean_d;
+        values[j] = __fmul_rn(now.rstd, fmaf(-normal, mean_dot, without_mean));
       }
       if (a.d_sum != nullptr) {
         const auto d_sum = now.d_sum.pack(p, column);
