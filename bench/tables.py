@@ -10,9 +10,10 @@ A table stands between two comments:
     ...
     <!-- end of table -->
 
-FILE lies in bench/results. Kinds: speed (compare.py gpu), cpu (compare.py cpu), vision (compare.py vision and
-vision-cpu), collectives (trireme bench comm), memory (trireme bench memory), gpu-tests (tools/gpu_tests.py). A row of "speed" says what its peer
-lacks of what PyTorch's users can switch on.
+FILE lies in bench/results. Kinds: speed (compare.py gpu), fp8 (compare.py gpu --fp8), curves (curves.py), cpu
+(compare.py cpu), vision (compare.py vision and vision-cpu), collectives (trireme bench comm), memory (trireme bench
+memory), gpu-tests (tools/gpu_tests.py). A row of "speed" or "fp8" says what its peer lacks of what PyTorch's users can
+switch on.
 """
 
 from __future__ import annotations
@@ -91,6 +92,8 @@ def peer_name(case: dict, file: dict) -> str:
     command = case["peer"]["command"]
     if case.get("against") == "replicas":
         return "our replicas, each alone"
+    if case.get("against") == "bf16":
+        return "ours in bf16"
     if stage := re.search(r"deepspeed_train.py --stage=(\d)", command):
         name = f"DeepSpeed ZeRO-{stage[1]}"
     else:
@@ -101,6 +104,8 @@ def peer_name(case: dict, file: dict) -> str:
             name += ", whole model compiled"
         elif re.search(r"--compile\b(?!-)", command):
             name += ", compiled"
+        if recipe := re.search(r"--fp8=(\S+)", command):
+            name += f", torchao {recipe[1]}"
     missing = lacks(command, file)
     return f"{name} (lacks {', '.join(missing)})" if missing else name
 
@@ -108,23 +113,52 @@ def peer_name(case: dict, file: dict) -> str:
 # Tables
 
 
+def measured_cases(names: Sequence[str]) -> Iterator[tuple[str, dict, dict]]:
+    """Name of a file, the file, and a case of it that was measured."""
+    for name in names:
+        file = read(name)
+        yield from ((name, file, case) for case in file["cases"] if case["alternations"])
+
+
+def case_name(case: dict) -> str:
+    gpus = f"{case['ranks']} GPU{'s' if case['ranks'] > 1 else ''}"
+    return f"`{case['model']}`, {case['policy']}, {gpus}, T {case['seq_len']}, micro-batch {case['micro_batch']}"
+
+
 def speed(names: Sequence[str]) -> str:
+    rows = []
+    for name, file, case in measured_cases(names):
+        ours, peer = case["ours"], case["peer"]
+        rows.append([
+            f"{case_name(case)} ([raw](results:{name}))",
+            peer_name(case, file), f"{ours['median']:,.0f}", f"{peer['median']:,.0f}", *ratio(case),
+            f"{100 * ours['mfu']:.1f}%" if "mfu" in ours else "-", gib(ours.get("peak_bytes")),
+            gib(peer.get("peak_bytes")), startup(case)])
+    return markdown(["case", "peer", "ours, tokens/s a GPU", "peer", "ratio", "min to max", "MFU", "our peak",
+                     "peer's peak", "start-up, s"], rows)
+
+
+def fp8(names: Sequence[str]) -> str:
+    rows = []
+    for name, file, case in measured_cases(names):
+        ours, peer, precision = case["ours"], case["peer"], case["ours"]["settings"]["precision"]
+        recipe = f"`{case['fp8']}`, {precision.get('fp8_scaling', 'dynamic')}, fast: {precision['fp8_fast']}"
+        rows.append([
+            f"{case_name(case)} ([raw](results:{name}))", recipe, peer_name(case, file), f"{ours['median']:,.0f}",
+            f"{peer['median']:,.0f}", *ratio(case), gib(ours.get("peak_bytes")), gib(peer.get("peak_bytes"))])
+    return markdown(["case", "recipe", "peer", "ours, tokens/s a GPU", "peer", "ratio", "min to max", "our peak",
+                     "peer's peak"], rows)
+
+
+def curves(names: Sequence[str]) -> str:
     rows = []
     for name in names:
         file = read(name)
-        for case in file["cases"]:
-            if not case["alternations"]:
-                continue
-            ours, peer = case["ours"], case["peer"]
-            gpus = f"{case['ranks']} GPU{'s' if case['ranks'] > 1 else ''}"
-            rows.append([
-                f"`{case['model']}`, {case['policy']}, {gpus}, T {case['seq_len']}, micro-batch "
-                f"{case['micro_batch']} ([raw](results:{name}))",
-                peer_name(case, file), f"{ours['median']:,.0f}", f"{peer['median']:,.0f}", *ratio(case),
-                f"{100 * ours['mfu']:.1f}%" if "mfu" in ours else "-", gib(ours.get("peak_bytes")),
-                gib(peer.get("peak_bytes")), startup(case)])
-    return markdown(["case", "peer", "ours, tokens/s a GPU", "peer", "ratio", "min to max", "MFU", "our peak",
-                     "peer's peak", "start-up, s"], rows)
+        last = file["verdict"]["last_steps"]
+        for run in file["runs"]:
+            mean = sum(run["losses"][-last:]) / last
+            rows.append([run["way"], str(run["seed"]), f"{run['final_val_loss']:.4f}", f"{mean:.4f}"])
+    return markdown(["training", "seed", "validation loss", f"mean loss of the last {last} steps"], rows)
 
 
 def cpu(names: Sequence[str]) -> str:
@@ -204,7 +238,7 @@ def gpu_tests(names: Sequence[str]) -> str:
 
 
 KINDS: dict[str, Callable[[Sequence[str]], str]] = {
-    "speed": speed, "cpu": cpu, "vision": vision, "collectives": collectives, "memory": memory, "gpu-tests": gpu_tests}
+    "speed": speed, "fp8": fp8, "curves": curves, "cpu": cpu, "vision": vision, "collectives": collectives, "memory": memory, "gpu-tests": gpu_tests}
 
 
 def make(words: str) -> str:

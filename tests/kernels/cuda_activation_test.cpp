@@ -37,9 +37,11 @@ at::Tensor run_swiglu(const at::Tensor& gate_up) {
   return y;
 }
 
-void run_swiglu_backward(const at::Tensor& d_gate_up, const at::Tensor& dy, const at::Tensor& gate_up) {
+void run_swiglu_backward(const at::Tensor& d_gate_up, const at::Tensor& dy, const at::Tensor& gate_up,
+                         const at::Tensor& y = {}) {
   EXPECT_EQ(0, swiglu_backward(d_gate_up.data_ptr(), dy.data_ptr(), gate_up.data_ptr(), dy.size(0),
-                               dy.size(1), dtype_of(dy.scalar_type()), current_stream()));
+                               dy.size(1), dtype_of(dy.scalar_type()), current_stream(), nullptr,
+                               y.defined() ? y.data_ptr() : nullptr));
 }
 
 TEST_P(Swiglu, ForwardFollowsTheFormula) {
@@ -67,6 +69,21 @@ TEST_P(Swiglu, BackwardFollowsTheFormulaAlsoInPlace) {
   }
 }
 
+TEST_P(Swiglu, BackwardGivesTheBitsOfTheForwardAgain) {
+  for (const Matrix& matrix : kMatrices) {
+    const at::Tensor gate_up = noise({matrix.rows, 2 * matrix.width}, type(), 2, 3.0);
+    const at::Tensor dy = noise({matrix.rows, matrix.width}, type(), 3);
+    const at::Tensor alone = at::full_like(gate_up, NAN), beside = at::full_like(gate_up, NAN);
+    at::Tensor y = at::full_like(dy, NAN), elsewhere = unaligned(y);
+    run_swiglu_backward(alone, dy, gate_up);
+    run_swiglu_backward(beside, dy, gate_up, y);
+    EXPECT_TRUE(at::equal(beside, alone)) << matrix.name();
+    EXPECT_TRUE(at::equal(y, run_swiglu(gate_up))) << matrix.name();
+    run_swiglu_backward(beside, dy, gate_up, elsewhere);
+    EXPECT_TRUE(at::equal(elsewhere, y)) << matrix.name() << " unaligned";
+  }
+}
+
 TEST_P(Swiglu, LargeGatesSaturate) {
   const at::Tensor gate_up = at::tensor({-1e4, 1e4, 2.0, 2.0}, at::kDouble).view({1, 4}).to(type()).cuda();
   const at::Tensor dy = at::ones({1, 2}, gate_up.options());
@@ -86,9 +103,10 @@ at::Tensor run_gelu(const at::Tensor& x) {
   return y;
 }
 
-void run_gelu_backward(const at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x) {
+void run_gelu_backward(const at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x,
+                       const at::Tensor& y = {}) {
   EXPECT_EQ(0, gelu_backward(dx.data_ptr(), dy.data_ptr(), x.data_ptr(), x.numel(), dtype_of(x.scalar_type()),
-                             current_stream()));
+                             current_stream(), nullptr, y.defined() ? y.data_ptr() : nullptr));
 }
 
 const int64_t kCounts[] = {1, 7, 8, 1000, 1001, 8192, 8195, 100003};
@@ -117,6 +135,18 @@ TEST_P(Gelu, BackwardFollowsTheFormulaAlsoInPlace) {
     run_gelu_backward(over_x, dy, over_x);
     EXPECT_TRUE(at::equal(over_dy, apart)) << count;
     EXPECT_TRUE(at::equal(over_x, apart)) << count;
+  }
+}
+
+TEST_P(Gelu, BackwardGivesTheBitsOfTheForwardAgain) {
+  for (const int64_t count : kCounts) {
+    const at::Tensor x = noise({count}, type(), 5, 3.0), dy = noise({count}, type(), 6);
+    const at::Tensor alone = at::full_like(x, NAN), beside = at::full_like(x, NAN);
+    const at::Tensor y = at::full_like(x, NAN);
+    run_gelu_backward(alone, dy, x);
+    run_gelu_backward(beside, dy, x, y);
+    EXPECT_TRUE(at::equal(beside, alone)) << count;
+    EXPECT_TRUE(at::equal(y, run_gelu(x))) << count;
   }
 }
 

@@ -52,6 +52,7 @@ struct State {
   }
   State on_cpu() const { return {param.cpu(), first.cpu(), second.cpu(), grad.cpu(), {}}; }
   int64_t count() const { return param.numel(); }
+  Moments moments() const { return {.values = {first.data_ptr(), second.data_ptr()}}; }
   bool intact() const {
     return guards_intact(param) && guards_intact(first) && guards_intact(second) && guards_intact(copy);
   }
@@ -65,9 +66,8 @@ State after_adamw(const State& start, const Shifts& shifts, at::ScalarType copy_
   const State s = start.placed(shifts, copy_type);
   const at::Tensor scale = gpu_scale();
   for (int t = 1; t <= kSteps; ++t) {
-    EXPECT_EQ(adamw(floats(s.param), floats(s.first), floats(s.second), floats(s.grad), Dtype::kFloat,
-                    s.copy.data_ptr(), dtype_of(copy_type), s.count(), adamw_step(t, kOnHost), floats(scale),
-                    current_stream()),
+    EXPECT_EQ(adamw(floats(s.param), s.moments(), floats(s.grad), Dtype::kFloat, s.copy.data_ptr(),
+                    dtype_of(copy_type), s.count(), adamw_step(t, kOnHost), floats(scale), current_stream()),
               0);
   }
   return s;
@@ -77,7 +77,7 @@ State after_sgd(const State& start, const Shifts& shifts, at::ScalarType copy_ty
   const State s = start.placed(shifts, copy_type);
   const at::Tensor scale = gpu_scale();
   for (int t = 1; t <= kSteps; ++t) {
-    EXPECT_EQ(sgd(floats(s.param), floats(s.first), floats(s.grad), Dtype::kFloat, s.copy.data_ptr(),
+    EXPECT_EQ(sgd(floats(s.param), s.moments(), floats(s.grad), Dtype::kFloat, s.copy.data_ptr(),
                   dtype_of(copy_type), s.count(), sgd_step(t, kOnHost), floats(scale), current_stream()),
               0);
   }
@@ -87,7 +87,7 @@ State after_sgd(const State& start, const Shifts& shifts, at::ScalarType copy_ty
 State adamw_on_cpu(const State& start) {
   const State s = start.on_cpu();
   for (int t = 1; t <= kSteps; ++t) {
-    kernels::adamw(floats(s.param), floats(s.first), floats(s.second), floats(s.grad), nullptr, s.count(),
+    kernels::adamw(floats(s.param), s.moments(), floats(s.grad), nullptr, s.count(),
                    adamw_step(t, kOnHost * kOnGpu));
   }
   return s;
@@ -96,7 +96,7 @@ State adamw_on_cpu(const State& start) {
 State sgd_on_cpu(const State& start) {
   const State s = start.on_cpu();
   for (int t = 1; t <= kSteps; ++t) {
-    kernels::sgd(floats(s.param), floats(s.first), floats(s.grad), nullptr, s.count(),
+    kernels::sgd(floats(s.param), s.moments(), floats(s.grad), nullptr, s.count(),
                  sgd_step(t, kOnHost * kOnGpu));
   }
   return s;
@@ -150,14 +150,13 @@ TEST_F(CudaOptimizerRange, CopyAndScaleOnTheGpuMayBeMissing) {
   const State start = State::random(1001);
   const State with = start.placed(kAligned, at::kBFloat16), without = start.placed(kAligned, at::kBFloat16);
   const at::Tensor scale = gpu_scale();
-  ASSERT_EQ(adamw(floats(with.param), floats(with.first), floats(with.second), floats(with.grad),
-                  Dtype::kFloat, with.copy.data_ptr(), Dtype::kBFloat16, with.count(), adamw_step(1, kOnHost),
-                  floats(scale), current_stream()),
+  ASSERT_EQ(adamw(floats(with.param), with.moments(), floats(with.grad), Dtype::kFloat, with.copy.data_ptr(),
+                  Dtype::kBFloat16, with.count(), adamw_step(1, kOnHost), floats(scale), current_stream()),
             0);
-  ASSERT_EQ(adamw(floats(without.param), floats(without.first), floats(without.second), floats(without.grad),
-                  Dtype::kFloat, nullptr, Dtype::kBFloat16, without.count(), adamw_step(1, kOnHost * kOnGpu),
-                  nullptr, current_stream()),
-            0);
+  ASSERT_EQ(
+      adamw(floats(without.param), without.moments(), floats(without.grad), Dtype::kFloat, nullptr,
+            Dtype::kBFloat16, without.count(), adamw_step(1, kOnHost * kOnGpu), nullptr, current_stream()),
+      0);
   EXPECT_TRUE(at::equal(with.param, without.param));
   EXPECT_TRUE(without.copy.eq(kSentinel).all().item<bool>());
 }
@@ -165,7 +164,7 @@ TEST_F(CudaOptimizerRange, CopyAndScaleOnTheGpuMayBeMissing) {
 TEST_F(CudaOptimizerRange, FirstStepOfSgdIgnoresWhatTheBufferHolds) {
   const State s = State::random(1001).placed(kAligned, at::kFloat);
   s.first.fill_(std::nan(""));
-  ASSERT_EQ(sgd(floats(s.param), floats(s.first), floats(s.grad), Dtype::kFloat, nullptr, Dtype::kFloat,
+  ASSERT_EQ(sgd(floats(s.param), s.moments(), floats(s.grad), Dtype::kFloat, nullptr, Dtype::kFloat,
                 s.count(), sgd_step(1, 1.0f), nullptr, current_stream()),
             0);
   EXPECT_TRUE(at::isfinite(s.param).all().item<bool>());
@@ -173,11 +172,11 @@ TEST_F(CudaOptimizerRange, FirstStepOfSgdIgnoresWhatTheBufferHolds) {
 }
 
 TEST_F(CudaOptimizerRange, EmptyRangesAreNoWork) {
-  EXPECT_EQ(adamw(nullptr, nullptr, nullptr, nullptr, Dtype::kFloat, nullptr, Dtype::kFloat, 0,
-                  adamw_step(1, 1.0f), nullptr, current_stream()),
+  EXPECT_EQ(adamw(nullptr, {}, nullptr, Dtype::kFloat, nullptr, Dtype::kFloat, 0, adamw_step(1, 1.0f),
+                  nullptr, current_stream()),
             0);
-  EXPECT_EQ(sgd(nullptr, nullptr, nullptr, Dtype::kFloat, nullptr, Dtype::kFloat, 0, sgd_step(1, 1.0f),
-                nullptr, current_stream()),
+  EXPECT_EQ(sgd(nullptr, {}, nullptr, Dtype::kFloat, nullptr, Dtype::kFloat, 0, sgd_step(1, 1.0f), nullptr,
+                current_stream()),
             0);
 }
 
@@ -212,14 +211,14 @@ TEST_F(CudaOptimizerRange, LowPrecisionGradientsAreTakenAsTheyAre) {
     const at::Tensor rounded = wide.grad.to(type);
     wide.grad.copy_(rounded);
     for (int t = 1; t <= kSteps; ++t) {
-      ASSERT_EQ(adamw(floats(wide.param), floats(wide.first), floats(wide.second), floats(wide.grad),
-                      Dtype::kFloat, wide.copy.data_ptr(), dtype_of(type), wide.count(),
-                      adamw_step(t, kOnHost), nullptr, current_stream()),
-                0);
-      ASSERT_EQ(adamw(floats(low.param), floats(low.first), floats(low.second), rounded.data_ptr(),
-                      dtype_of(type), low.copy.data_ptr(), dtype_of(type), low.count(),
-                      adamw_step(t, kOnHost), nullptr, current_stream()),
-                0);
+      ASSERT_EQ(
+          adamw(floats(wide.param), wide.moments(), floats(wide.grad), Dtype::kFloat, wide.copy.data_ptr(),
+                dtype_of(type), wide.count(), adamw_step(t, kOnHost), nullptr, current_stream()),
+          0);
+      ASSERT_EQ(
+          adamw(floats(low.param), low.moments(), rounded.data_ptr(), dtype_of(type), low.copy.data_ptr(),
+                dtype_of(type), low.count(), adamw_step(t, kOnHost), nullptr, current_stream()),
+          0);
     }
     EXPECT_TRUE(at::equal(wide.param, low.param));
     EXPECT_TRUE(at::equal(wide.copy, low.copy));

@@ -52,7 +52,7 @@ TEST(AdamW, FollowsTheFormulaInDouble) {
   const double lr = 1e-2, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, decay = 0.1, scale = 0.25;
   for (int t = 1; t <= 5; ++t) {
     const std::vector<float> grad = noise(count, 10 + static_cast<uint64_t>(t));
-    adamw(param.data(), m.data(), v.data(), grad.data(), copy.data(), count,
+    adamw(param.data(), {.values = {m.data(), v.data()}}, grad.data(), copy.data(), count,
           {static_cast<float>(lr), static_cast<float>(beta1), static_cast<float>(beta2),
            static_cast<float>(eps), static_cast<float>(decay), static_cast<float>(1 - std::pow(beta1, t)),
            static_cast<float>(1 - std::pow(beta2, t)), static_cast<float>(scale)});
@@ -77,7 +77,8 @@ TEST(Sgd, FollowsTheFormulaInDouble) {
   std::vector<double> exact(param.begin(), param.end()), exact_buffer(64, 0.0);
   for (int t = 0; t < 4; ++t) {
     const std::vector<float> grad = noise(64, 20 + static_cast<uint64_t>(t));
-    sgd(param.data(), buffer.data(), grad.data(), nullptr, 64, {0.1f, 0.9f, 0.01f, 0.5f, t == 0});
+    sgd(param.data(), {.values = {buffer.data()}}, grad.data(), nullptr, 64,
+        {0.1f, 0.9f, 0.01f, 0.5f, t == 0});
     for (size_t i = 0; i < 64; ++i) {
       exact_buffer[i] = 0.9 * exact_buffer[i] + 0.5 * grad[i] + 0.01 * exact[i];
       exact[i] -= 0.1 * exact_buffer[i];

@@ -12,6 +12,7 @@
 #include "trireme/parallel/wrap.h"
 #include "trireme/plan/memory.h"
 #include "trireme/plan/model_family.h"
+#include "trireme/plan/optimizer.h"
 #include "trireme/plan/policy.h"
 
 namespace trireme {
@@ -63,6 +64,7 @@ struct Setting {
   parallel::ReduceWhen reduce_when = parallel::ReduceWhen::kOncePerStep;
   std::optional<at::ScalarType> reduce = {};
   plan::SumDtype accumulate = plan::SumDtype::kFp32;
+  plan::OptimState state = plan::OptimState::kFp32;
 };
 
 constexpr auto kOnce = parallel::ReduceWhen::kOncePerStep;
@@ -82,6 +84,7 @@ TEST_P(Law2, AllPoliciesGiveBitIdenticalWeightsAfter20Steps) {
                 .compute = setting.compute,
                 .reduce = setting.reduce,
                 .accumulate = setting.accumulate,
+                .state = setting.state,
                 .reduce_when = setting.reduce_when};
     const TinyOutcome reference = train_tiny(run);
     EXPECT_LT(reference.losses.back(), 0.8 * reference.losses.front())
@@ -94,20 +97,23 @@ TEST_P(Law2, AllPoliciesGiveBitIdenticalWeightsAfter20Steps) {
 
 INSTANTIATE_TEST_SUITE_P(
     Policies, Law2,
-    ::testing::Values(Setting{2, at::kFloat, 1, 1.0}, Setting{3, at::kFloat, 1, 1.0},
-                      Setting{4, at::kFloat, 1, 1.0}, Setting{2, at::kFloat, 3, 0.0},
-                      Setting{2, at::kBFloat16, 1, 1.0}, Setting{4, at::kBFloat16, 3, 1.0},
-                      Setting{4, at::kFloat, 3, 1.0, kEvery}, Setting{2, at::kBFloat16, 3, 0.0, kEvery},
-                      Setting{4, at::kFloat, 1, 1.0, kOnce, at::kBFloat16},
-                      Setting{4, at::kFloat, 3, 1.0, kEvery, at::kBFloat16},
-                      Setting{4, at::kBFloat16, 3, 1.0, kOnce, at::kFloat},
-                      Setting{4, at::kBFloat16, 3, 1.0, kOnce, {}, kAsComputed}),
+    ::testing::Values(
+        Setting{2, at::kFloat, 1, 1.0}, Setting{3, at::kFloat, 1, 1.0}, Setting{4, at::kFloat, 1, 1.0},
+        Setting{2, at::kFloat, 3, 0.0}, Setting{2, at::kBFloat16, 1, 1.0}, Setting{4, at::kBFloat16, 3, 1.0},
+        Setting{4, at::kFloat, 3, 1.0, kEvery}, Setting{2, at::kBFloat16, 3, 0.0, kEvery},
+        Setting{4, at::kFloat, 1, 1.0, kOnce, at::kBFloat16},
+        Setting{4, at::kFloat, 3, 1.0, kEvery, at::kBFloat16},
+        Setting{4, at::kBFloat16, 3, 1.0, kOnce, at::kFloat},
+        Setting{4, at::kBFloat16, 3, 1.0, kOnce, {}, kAsComputed},
+        Setting{3, at::kFloat, 1, 1.0, kOnce, {}, plan::SumDtype::kFp32, plan::OptimState::kBf16},
+        Setting{4, at::kBFloat16, 1, 1.0, kOnce, {}, plan::SumDtype::kFp32, plan::OptimState::kInt8}),
     [](const auto& named) {
       const Setting& s = named.param;
       return "ranks" + std::to_string(s.ranks) + (s.compute == at::kFloat ? "_fp32" : "_bf16") +
              "_accumulation" + std::to_string(s.accumulation) + (s.grad_clip > 0 ? "_clip" : "") +
              (s.reduce_when == kEvery ? "_every" : "") + (s.reduce ? "_other_wire" : "") +
-             (s.accumulate == kAsComputed ? "_sums_in_bf16" : "");
+             (s.accumulate == kAsComputed ? "_sums_in_bf16" : "") +
+             (s.state == plan::OptimState::kFp32 ? "" : "_state_in_" + std::string(plan::name(s.state)));
     });
 
 TEST(Law2, ManyRanksEqualOneAtTheSameGlobalBatch) {
@@ -225,6 +231,20 @@ TEST(Law5, BytesHeldAndSentAreThoseOfThePlan) {
   }
 }
 
+TEST(Law5, StateInFewerBitsTakesTheBytesOfThePlan) {
+  const plan::ModelFacts facts = plan::describe(test::tiny_model(plan::ModelFamily::kLlama), 8);
+  for (const plan::OptimState state : plan::all_values<plan::OptimState>()) {
+    for (const TinyRun& run :
+         all_policies({.family = plan::ModelFamily::kLlama, .ranks = 4, .steps = 1, .state = state})) {
+      const plan::EngineSetting setting{.policy = plan::find_policy(run.policy),
+                                        .mesh = plan::MeshShape({1, run.replicas, 4 / run.replicas, 1, 1}),
+                                        .moments = plan::state_bytes_of_block({.state = state})};
+      EXPECT_EQ(train_tiny(run).state, plan::state_bytes(test::planned_step(facts.units, setting)))
+          << run.policy << ", " << plan::name(state);
+    }
+  }
+}
+
 /// 64 micro-batches whose gradients are 1 add up to 64 in fp32; so do those of 1/512 behind a first one of 1,
 /// which bf16 does not see.
 TEST(Accumulation, IsInFp32UnlessAskedOtherwise) {
@@ -327,6 +347,18 @@ TEST(Law7, OverlapAndBucketsDoNotChangeTheWeights) {
             reference)
             << policy << ", buckets of " << bytes << " bytes";
       }
+    }
+  }
+}
+
+TEST(Law2, RoundedStateDependsOnNoUnits) {
+  for (const plan::OptimState state : {plan::OptimState::kBf16, plan::OptimState::kInt8}) {
+    const std::string reference = train_tiny({.policy = "fsdp", .ranks = 3, .state = state}).digest;
+    EXPECT_NE(reference, train_tiny({.policy = "fsdp", .ranks = 3}).digest);
+    for (const int64_t bytes : {1, 5000, 1 << 20}) {
+      EXPECT_EQ(train_tiny({.policy = "zero1", .ranks = 3, .state = state, .bucket_bytes = bytes}).digest,
+                reference)
+          << plan::name(state) << ", buckets of " << bytes << " bytes";
     }
   }
 }

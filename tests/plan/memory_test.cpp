@@ -34,7 +34,7 @@ StateBytes paper_state(int64_t params, const EngineSetting& setting) {
   const int64_t master = setting.compute_bytes == 4 ? 0 : 1;
   return {.parameters = setting.compute_bytes * (policy.shard_parameters ? shard : params),
           .gradients = setting.compute_bytes * (policy.shard_gradients ? shard : params),
-          .optimizer = 4 * (setting.moments + master) * (policy.shard_optimizer ? shard : params)};
+          .optimizer = (setting.moments / 8 + 4 * master) * (policy.shard_optimizer ? shard : params)};
 }
 
 // The ZeRO paper's table (arXiv:1910.02054, figure 1) with K = 12: 7.5B parameters in bf16 over 64 ranks take
@@ -193,7 +193,7 @@ TEST(MemoryAdvice, SaysWhatTakesMemoryAndNamesTheNextSetting) {
   config.train.micro_batch = 4;
   config.precision.compute = Dtype::kBf16;
   config.parallel.policy = PolicyName::kDdp;
-  const std::string first = memory_advice(config, 2);
+  const std::string first = memory_advice(config, 2, Device::kCpu);
   // ddp in bf16 on several ranks: 2 + 2 bytes of parameters and gradients, 4 of reduced gradients, 12 of
   // AdamW.
   const double state = 20.0 * 1'235'814'400;
@@ -211,7 +211,8 @@ TEST(MemoryAdvice, SaysWhatTakesMemoryAndNamesTheNextSetting) {
   config.memory.recompute = Recompute::kBlock;
   config.parallel.policy = PolicyName::kFsdp;
   config.train.micro_batch = 1;
-  EXPECT_NE(memory_advice(config, 2).find("Try, in this order: a shorter data.seq_len"), std::string::npos);
+  EXPECT_NE(memory_advice(config, 2, Device::kCpu).find("Try, in this order: a shorter data.seq_len"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -36,6 +36,7 @@ struct TinyRun {
   at::ScalarType compute = at::kFloat;
   std::optional<at::ScalarType> reduce = {};  ///< of gradients on the wire; none: as compute
   plan::SumDtype accumulate = plan::SumDtype::kFp32;
+  plan::OptimState state = plan::OptimState::kFp32;
   int64_t replicas = 1;  ///< dp_replicate
   int64_t reshard = -1;  ///< after forward, over so many ranks; -1: as the row says
   bool overlap = true;
@@ -131,7 +132,8 @@ inline TinyOutcome train_tiny(const TinyRun& run) {
         nn::InitialWeights(config, 11),
         run.bucket_bytes > 0 ? parallel::UseFrom::kBuckets : parallel::UseFrom::kRunUnit);
     train::connect(*model, engine, {.recompute = run.recompute});
-    const auto optimizer = optim::build({.lr = 1e-2, .eps = 1e-5}, engine.optimizer_params());
+    const auto optimizer =
+        optim::build({.state = run.state, .lr = 1e-2, .eps = 1e-5}, engine.optimizer_params());
     int64_t step_bytes = 0, socket_bytes = 0;
     const int64_t micro = run.global_batch / run.ranks / run.accumulation;
     for (int64_t step = 0; step < run.steps; ++step) {

@@ -130,6 +130,16 @@ TEST_F(Resume, IsExactWithAverages) {
   expect_exact(2, "averages");
 }
 
+TEST_F(Resume, IsExactWithStateInFewerBits) {
+  for (const plan::OptimState state : {plan::OptimState::kBf16, plan::OptimState::kInt8}) {
+    config_.optim.state = state;
+    for (const plan::PolicyName policy : {plan::PolicyName::kDdp, plan::PolicyName::kFsdp}) {
+      config_.parallel.policy = policy;
+      expect_exact(2, std::string(plan::name(state)));
+    }
+  }
+}
+
 TEST_F(Resume, KnowsTheBestWeightsOfBefore) {
   config_.checkpoint.best = true;
   config_.train.val_every = 1;

@@ -11,6 +11,7 @@
 #include "trireme/plan/fp8.h"
 #include "trireme/plan/memory.h"
 #include "trireme/plan/notes.h"
+#include "trireme/plan/recompute.h"
 #include "trireme/plan/simulate.h"
 #include "trireme/report/table.h"
 
@@ -146,7 +147,7 @@ RunPlan plan_run(const plan::Config& given, plan::Device device, int64_t ranks, 
               .there = there};
   run.mesh = plan::MeshShape::fit(given.parallel, ranks);
   run.batch = plan::plan_batch(given, run.mesh);
-  const plan::Config config = with_possible_fp8(given, device, run.batch);
+  const plan::Config config = plan::settle_recompute(with_possible_fp8(given, device, run.batch), device);
   run.facts = plan::describe(config.model, config.data.seq_len, config.precision, config.memory);
   run.by_pp_rank = plan::bytes_by_pp_rank(config, ranks, device);
   run.needed = *std::ranges::max_element(run.by_pp_rank, {}, &plan::RankBytes::peak);

@@ -35,7 +35,7 @@ int print_plan(const RunPlan& run, const plan::Config& config, bool json) {
   if (run.fits()) return 0;
   std::fflush(stdout);
   throw OutOfMemory("[cli.train] {}. {}", fit_text(run, run.needed.peak()),
-                    plan::memory_advice(config, run.ranks));
+                    plan::memory_advice(config, run.ranks, run.device));
 }
 
 /// A launcher started this process as one of its ranks: check, then become that rank.

@@ -20,21 +20,22 @@ __device__ float gelu_gate(float x) {
 
 template <typename Scalar>
 struct GeluForward {
-  static constexpr int kInputs = 1, kOutputs = 1, kPacks = 2;
+  static constexpr int kInputs = 1, kOutputs = 1, kGradients = 1, kPacks = 2;
   static __device__ void apply(const float (&in)[kInputs], float (&out)[kOutputs]) {
     out[0] = in[0] * gelu_gate<Scalar>(in[0]);
   }
 };
 
-/// dx from (x, dy).
-template <typename Scalar>
+/// dx, and y where kAgain, from (x, dy).
+template <typename Scalar, bool kAgain = false>
 struct GeluBackward {
-  static constexpr int kInputs = 2, kOutputs = 1, kPacks = 2;
+  static constexpr int kInputs = 2, kGradients = 1, kOutputs = kGradients + kAgain, kPacks = 2;
   static __device__ void apply(const float (&in)[kInputs], float (&out)[kOutputs]) {
     const auto& [x, dy] = in;
     const float s = gelu_gate<Scalar>(x);
     const float inner_slope = kTwoRootTwoOverPi * (1.0f + 3.0f * kCubic * x * x);
     out[0] = dy * (s + x * s * (1.0f - s) * inner_slope);
+    if constexpr (kAgain) out[1] = x * s;
   }
 };
 
@@ -80,7 +81,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < Function::kOutputs; ++i) {
       out[i].store(arguments.out[i].data + row * arguments.out[i].stride + column);
-      if constexpr (kAmax) amax.see(out[i]);
+      if (kAmax && i < Function::kGradients) amax.see(out[i]);
     }
   }
   if constexpr (kAmax) amax.template raise_by_block<kThreads>(arguments.amax);
@@ -133,17 +134,25 @@ int swiglu_forward(void* y, const void* gate_up, int64_t rows, int64_t width, Dt
 }
 
 int swiglu_backward(void* d_gate_up, const void* dy, const void* gate_up, int64_t rows, int64_t width,
-                    Dtype dtype, void* stream, float* amax) {
+                    Dtype dtype, void* stream, float* amax, void* y) {
   return dispatch(dtype, [&](auto scalar) {
     using Scalar = decltype(scalar);
     const auto* gate = static_cast<const Scalar*>(gate_up);
     auto* d_gate = static_cast<Scalar*>(d_gate_up);
-    const Arguments<Scalar, SwigluBackward<Scalar>> arguments{
-        .in = {{gate, 2 * width}, {gate + width, 2 * width}, {static_cast<const Scalar*>(dy), width}},
-        .out = {{d_gate, 2 * width}, {d_gate + width, 2 * width}},
-        .amax = amax};
-    const bool packed = packs({d_gate_up, dy, gate_up}, width * static_cast<int64_t>(sizeof(Scalar)));
-    return map_matrix(arguments, packed, rows, width, stream);
+    const bool packed = packs({d_gate_up, dy, gate_up, y}, width * static_cast<int64_t>(sizeof(Scalar)));
+    const auto map = [&](auto arguments) {
+      arguments.in[0] = {gate, 2 * width};
+      arguments.in[1] = {gate + width, 2 * width};
+      arguments.in[2] = {static_cast<const Scalar*>(dy), width};
+      arguments.out[0] = {d_gate, 2 * width};
+      arguments.out[1] = {d_gate + width, 2 * width};
+      arguments.amax = amax;
+      return map_matrix(arguments, packed, rows, width, stream);
+    };
+    if (y == nullptr) return map(Arguments<Scalar, SwigluBackward<Scalar>>{});
+    Arguments<Scalar, SwigluBackward<Scalar, true>> again{};
+    again.out[2] = {static_cast<Scalar*>(y), width};
+    return map(again);
   });
 }
 
@@ -157,14 +166,20 @@ int gelu_forward(void* y, const void* x, int64_t count, Dtype dtype, void* strea
 }
 
 int gelu_backward(void* dx, const void* dy, const void* x, int64_t count, Dtype dtype, void* stream,
-                  float* amax) {
+                  float* amax, void* y) {
   return dispatch(dtype, [&](auto scalar) {
     using Scalar = decltype(scalar);
-    const Arguments<Scalar, GeluBackward<Scalar>> arguments{
-        .in = {{static_cast<const Scalar*>(x), 0}, {static_cast<const Scalar*>(dy), 0}},
-        .out = {{static_cast<Scalar*>(dx), 0}},
-        .amax = amax};
-    return map_array(arguments, packs({dx, dy, x}, 0), count, stream);
+    const auto map = [&](auto arguments) {
+      arguments.in[0] = {static_cast<const Scalar*>(x), 0};
+      arguments.in[1] = {static_cast<const Scalar*>(dy), 0};
+      arguments.out[0] = {static_cast<Scalar*>(dx), 0};
+      arguments.amax = amax;
+      return map_array(arguments, packs({dx, dy, x, y}, 0), count, stream);
+    };
+    if (y == nullptr) return map(Arguments<Scalar, GeluBackward<Scalar>>{});
+    Arguments<Scalar, GeluBackward<Scalar, true>> again{};
+    again.out[1] = {static_cast<Scalar*>(y), 0};
+    return map(again);
   });
 }
 

@@ -13,27 +13,28 @@ __device__ float sigmoid(float x) {
 }
 
 // Functions of kInputs elements. kPacks: packs that a thread takes of each of them, so many that enough loads
-// are in flight.
+// are in flight. A backward may also give what the forward gave, after kGradients gradients.
 
 /// y = silu(gate) * up.
 template <typename Scalar>
 struct SwigluForward {
-  static constexpr int kInputs = 2, kOutputs = 1, kPacks = 1;
+  static constexpr int kInputs = 2, kOutputs = 1, kGradients = 1, kPacks = 1;
   static __device__ void apply(const float (&in)[kInputs], float (&out)[kOutputs]) {
     const auto& [gate, up] = in;
     out[0] = gate * sigmoid<Scalar>(gate) * up;
   }
 };
 
-/// (d_gate, d_up) from (gate, up, dy).
-template <typename Scalar>
+/// (d_gate, d_up), and y where kAgain, from (gate, up, dy).
+template <typename Scalar, bool kAgain = false>
 struct SwigluBackward {
-  static constexpr int kInputs = 3, kOutputs = 2, kPacks = 1;
+  static constexpr int kInputs = 3, kGradients = 2, kOutputs = kGradients + kAgain, kPacks = 1;
   static __device__ void apply(const float (&in)[kInputs], float (&out)[kOutputs]) {
     const auto& [gate, up, dy] = in;
     const float s = sigmoid<Scalar>(gate);
     out[0] = dy * up * s * (1.0f + gate * (1.0f - s));
     out[1] = dy * gate * s;
+    if constexpr (kAgain) out[2] = gate * s * up;
   }
 };
 

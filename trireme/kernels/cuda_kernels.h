@@ -83,15 +83,16 @@ int max_pool_forward(const MaxPool& call, void* y, uint8_t* taken, const void* x
 int max_pool_backward(const MaxPool& call, void* dx, const void* dy, const uint8_t* taken, Dtype dtype,
                       void* stream);
 
-// Activations (activation.cu), as in activation.h.
+// Activations (activation.cu), as in activation.h. `y`, not nullptr, receives what the forward gave, in the
+// same pass.
 
 int swiglu_forward(void* y, const void* gate_up, int64_t rows, int64_t width, Dtype dtype, void* stream,
                    float* amax = nullptr);
 int swiglu_backward(void* d_gate_up, const void* dy, const void* gate_up, int64_t rows, int64_t width,
-                    Dtype dtype, void* stream, float* amax = nullptr);
+                    Dtype dtype, void* stream, float* amax = nullptr, void* y = nullptr);
 int gelu_forward(void* y, const void* x, int64_t count, Dtype dtype, void* stream, float* amax = nullptr);
 int gelu_backward(void* dx, const void* dy, const void* x, int64_t count, Dtype dtype, void* stream,
-                  float* amax = nullptr);
+                  float* amax = nullptr, void* y = nullptr);
 
 // Rotary embedding (rope.cu), as in rope.h.
 
@@ -197,9 +198,9 @@ int64_t embedding_scratch(int64_t count, int64_t width);
 /// The gradient is fp32, or of copy_dtype. `copy` (nullptr: none) receives the parameters in `copy_dtype`.
 /// `grad_scale` (nullptr: none) is an fp32 scalar on the GPU that multiplies every gradient besides
 /// step.grad_scale.
-int adamw(float* param, float* exp_avg, float* exp_avg_sq, const void* grad, Dtype grad_dtype, void* copy,
+int adamw(float* param, const Moments& moments, const void* grad, Dtype grad_dtype, void* copy,
           Dtype copy_dtype, int64_t count, const AdamWStep& step, const float* grad_scale, void* stream);
-int sgd(float* param, float* momentum_buffer, const void* grad, Dtype grad_dtype, void* copy,
+int sgd(float* param, const Moments& moments, const void* grad, Dtype grad_dtype, void* copy,
         Dtype copy_dtype, int64_t count, const SgdStep& step, const float* grad_scale, void* stream);
 /// out = the sum of squares, in double. `scratch`: kSquaresScratch doubles.
 constexpr int64_t kSquaresScratch = 1024;

@@ -56,13 +56,13 @@ int max_pool_backward(const MaxPool&, void*, const void*, const uint8_t*, Dtype,
 int swiglu_forward(void*, const void*, int64_t, int64_t, Dtype, void*, float*) {
   absent("swiglu_forward");
 }
-int swiglu_backward(void*, const void*, const void*, int64_t, int64_t, Dtype, void*, float*) {
+int swiglu_backward(void*, const void*, const void*, int64_t, int64_t, Dtype, void*, float*, void*) {
   absent("swiglu_backward");
 }
 int gelu_forward(void*, const void*, int64_t, Dtype, void*, float*) {
   absent("gelu_forward");
 }
-int gelu_backward(void*, const void*, const void*, int64_t, Dtype, void*, float*) {
+int gelu_backward(void*, const void*, const void*, int64_t, Dtype, void*, float*, void*) {
   absent("gelu_backward");
 }
 int rope_inplace(void*, const float*, const float*, int64_t, int64_t, int64_t, int64_t, int64_t, float, Dtype,
@@ -86,11 +86,12 @@ int embedding_backward(void*, Dtype, float*, const void*, const int64_t*, const 
 int64_t embedding_scratch(int64_t, int64_t) {
   absent("embedding_scratch");
 }
-int adamw(float*, float*, float*, const void*, Dtype, void*, Dtype, int64_t, const AdamWStep&, const float*,
+int adamw(float*, const Moments&, const void*, Dtype, void*, Dtype, int64_t, const AdamWStep&, const float*,
           void*) {
   absent("adamw");
 }
-int sgd(float*, float*, const void*, Dtype, void*, Dtype, int64_t, const SgdStep&, const float*, void*) {
+int sgd(float*, const Moments&, const void*, Dtype, void*, Dtype, int64_t, const SgdStep&, const float*,
+        void*) {
   absent("sgd");
 }
 int sum_of_squares(double*, double*, const void*, Dtype, int64_t, void*) {

@@ -23,6 +23,7 @@ __device__ int64_t thread_count() {
 
 struct AdamW {
   static constexpr int kStates = 2;  ///< exp_avg, exp_avg_sq
+  static constexpr MomentKind kind(int state) { return adamw_moment(state); }
   float keep, step_size, inverse_root, blend1, beta2, blend2, eps;
 
   explicit AdamW(const AdamWStep& step)
@@ -45,6 +46,7 @@ struct AdamW {
 
 struct Sgd {
   static constexpr int kStates = 1;  ///< momentum_buffer
+  static constexpr MomentKind kind(int state) { return sgd_moment(state); }
   float lr, momentum, weight_decay;
   bool first, nesterov;
 
@@ -67,12 +69,15 @@ struct Sgd {
 template <typename Rule>
 struct Slice {
   float* param;
-  float* state[Rule::kStates];
+  Moments moments;
   const void* grad;
   void* copy;  ///< or nullptr
   int64_t count;
   float scale;
   const float* grad_scale;  ///< or nullptr
+
+  __host__ __device__ float* state(int number) const { return static_cast<float*>(moments.values[number]); }
+  __device__ float factor() const { return grad_scale == nullptr ? scale : scale * *grad_scale; }
 };
 
 /// kWidth elements from `at` on. All loads are issued before the first is used.
@@ -82,8 +87,8 @@ __device__ void update_at(const Slice<Rule>& range, const Rule& rule, int64_t at
   RawPack<Grad, kWidth> raw_grads;
   raw_params.load(range.param + at);
   raw_grads.load(static_cast<const Grad*>(range.grad) + at);
-  for (int s = 0; s < Rule::kStates; ++s) raw_states[s].load(range.state[s] + at);
-  const float scale = range.grad_scale == nullptr ? range.scale : range.scale * *range.grad_scale;
+  for (int s = 0; s < Rule::kStates; ++s) raw_states[s].load(range.state(s) + at);
+  const float scale = range.factor();
 
   Pack<float, kWidth> params = raw_params.pack(), states[Rule::kStates];
   const Pack<Grad, kWidth> grads = raw_grads.pack();
@@ -98,7 +103,7 @@ __device__ void update_at(const Slice<Rule>& range, const Rule& rule, int64_t at
     copy.set(j, next);
   }
   params.store(range.param + at);
-  for (int s = 0; s < Rule::kStates; ++s) states[s].store(range.state[s] + at);
+  for (int s = 0; s < Rule::kStates; ++s) states[s].store(range.state(s) + at);
   if (range.copy != nullptr) copy.store(static_cast<Copy*>(range.copy) + at);
 }
 
@@ -125,14 +130,13 @@ template <typename Grad, typename Copy, typename Rule>
 int64_t head_of(const Slice<Rule>& range) {
   const int64_t head = to_boundary(range.param, sizeof(float));
   bool together = to_boundary(range.grad, sizeof(Grad)) == head;
-  for (const float* state : range.state) together &= to_boundary(state, sizeof(float)) == head;
+  for (int s = 0; s < Rule::kStates; ++s) together &= to_boundary(range.state(s), sizeof(float)) == head;
   if (range.copy != nullptr) together &= to_boundary(range.copy, sizeof(Copy)) == head;
   return together ? std::min(head, range.count) : range.count;
 }
 
 template <typename Grad, typename Copy, typename Rule>
 int launch_update(const Slice<Rule>& range, const Rule& rule, cudaStream_t stream) {
-  if (range.count == 0) return cudaSuccess;
   const int64_t head = head_of<Grad, Copy>(range);
   const int64_t packs = (range.count - head) / kLanes;
   const int64_t items = std::max(packs, range.count - packs * kLanes);
@@ -141,13 +145,177 @@ int launch_update(const Slice<Rule>& range, const Rule& rule, cudaStream_t strea
   return cudaGetLastError();
 }
 
+// The same where moments are in fewer bits: a thread has a block of them.
+
+constexpr int kBlock = static_cast<int>(kMomentBlock);
+
+/// kBlock elements, as packs where kWhole; else `count` of them, and zeros.
+template <bool kWhole, typename Scalar>
+__device__ void load_block(float (&out)[kBlock], const Scalar* from, int count) {
+  constexpr int kWidth = kFullPack<Scalar> < kBlock ? kFullPack<Scalar> : kBlock;
+  if constexpr (kWhole) {
+    RawPack<Scalar, kWidth> raw[kBlock / kWidth];
+    for (int p = 0; p < kBlock / kWidth; ++p) raw[p].load(from + p * kWidth);
+    for (int i = 0; i < kBlock; ++i) out[i] = raw[i / kWidth].pack()[i % kWidth];
+  } else {
+    for (int i = 0; i < kBlock; ++i) out[i] = i < count ? to_float(from[i]) : 0.0f;
+  }
+}
+
+template <bool kWhole, typename Scalar>
+__device__ void store_block(Scalar* to, const float (&values)[kBlock], int count) {
+  constexpr int kWidth = kFullPack<Scalar> < kBlock ? kFullPack<Scalar> : kBlock;
+  if constexpr (kWhole) {
+    for (int p = 0; p < kBlock / kWidth; ++p) {
+      Pack<Scalar, kWidth> pack;
+      for (int i = 0; i < kWidth; ++i) pack.set(i, values[p * kWidth + i]);
+      pack.store(to + p * kWidth);
+    }
+  } else {
+    for (int i = 0; i < kBlock; ++i) {
+      if (i < count) to[i] = from_float<Scalar>(values[i]);
+    }
+  }
+}
+
+/// As integers of a block's size, or one by one.
+template <bool kWhole, typename Integer>
+__device__ void load_bits(Integer (&out)[kBlock], const Integer* from, int count) {
+  if constexpr (kWhole) {
+    using Word = std::conditional_t<sizeof(out) == 16, int4, int2>;
+    const Word word = *reinterpret_cast<const Word*>(from);
+    memcpy(out, &word, sizeof(word));
+  } else {
+    for (int i = 0; i < kBlock; ++i) out[i] = i < count ? from[i] : Integer(0);
+  }
+}
+
+template <bool kWhole, typename Integer>
+__device__ void store_bits(Integer* to, const Integer (&values)[kBlock], int count) {
+  if constexpr (kWhole) {
+    using Word = std::conditional_t<sizeof(values) == 16, int4, int2>;
+    Word word;
+    memcpy(&word, values, sizeof(word));
+    *reinterpret_cast<Word*>(to) = word;
+  } else {
+    for (int i = 0; i < kBlock; ++i) {
+      if (i < count) to[i] = values[i];
+    }
+  }
+}
+
+template <MomentFormat kFormat, bool kWhole>
+__device__ void read_moments(float (&out)[kBlock], const Moments& moments, int number, MomentKind kind,
+                             int64_t block, int count) {
+  if constexpr (kFormat == MomentFormat::kBf16) {
+    uint16_t bits[kBlock];
+    load_bits<kWhole>(bits, static_cast<const uint16_t*>(moments.values[number]) + block * kBlock, count);
+    for (int i = 0; i < kBlock; ++i) out[i] = from_moment_bf16(bits[i]);
+  } else {
+    int8_t values[kBlock];
+    load_bits<kWhole>(values, static_cast<const int8_t*>(moments.values[number]) + block * kBlock, count);
+    const uint8_t exponent = moments.exponents[number][block];
+    for (int i = 0; i < kBlock; ++i) {
+      const float root = from_moment_int8(values[i], exponent);
+      out[i] = kind == MomentKind::kSquares ? __fmul_rn(root, root) : root;
+    }
+  }
+}
+
+/// Numbers beyond `count` are zeros.
+template <MomentFormat kFormat, bool kWhole>
+__device__ void write_moments(const float (&x)[kBlock], const Moments& moments, int number, MomentKind kind,
+                              int64_t block, int count) {
+  const MomentBits random(moments.key, moments.first_block + block, number);
+  if constexpr (kFormat == MomentFormat::kBf16) {
+    uint16_t bits[kBlock];
+    for (int i = 0; i < kBlock; ++i) bits[i] = to_moment_bf16(x[i], random.of(i));
+    store_bits<kWhole>(static_cast<uint16_t*>(moments.values[number]) + block * kBlock, bits, count);
+  } else {
+    float roots[kBlock];
+    for (int i = 0; i < kBlock; ++i) roots[i] = kind == MomentKind::kSquares ? __fsqrt_rn(x[i]) : x[i];
+    int8_t values[kBlock];
+    moments.exponents[number][block] = to_moment_int8(roots, values, kind, random);
+    store_bits<kWhole>(static_cast<int8_t*>(moments.values[number]) + block * kBlock, values, count);
+  }
+}
+
+template <MomentFormat kFormat, bool kWhole, typename Grad, typename Copy, typename Rule>
+__device__ void update_block(const Slice<Rule>& range, const Rule& rule, int64_t block, int count) {
+  const int64_t at = block * kBlock;
+  float params[kBlock], grads[kBlock], states[Rule::kStates][kBlock];
+  load_block<kWhole>(params, range.param + at, count);
+  load_block<kWhole>(grads, static_cast<const Grad*>(range.grad) + at, count);
+#pragma unroll
+  for (int s = 0; s < Rule::kStates; ++s)
+    read_moments<kFormat, kWhole>(states[s], range.moments, s, Rule::kind(s), block, count);
+  const float scale = range.factor();
+#pragma unroll
+  for (int i = 0; i < kBlock; ++i) {
+    float values[Rule::kStates];
+    for (int s = 0; s < Rule::kStates; ++s) values[s] = states[s][i];
+    params[i] = rule(params[i], __fmul_rn(grads[i], scale), values);
+    for (int s = 0; s < Rule::kStates; ++s) states[s][i] = values[s];
+  }
+  store_block<kWhole>(range.param + at, params, count);
+  if (range.copy != nullptr) store_block<kWhole>(static_cast<Copy*>(range.copy) + at, params, count);
+#pragma unroll
+  for (int s = 0; s < Rule::kStates; ++s)
+    write_moments<kFormat, kWhole>(states[s], range.moments, s, Rule::kind(s), block, count);
+}
+
+template <MomentFormat kFormat, typename Grad, typename Copy, typename Rule>
+__global__ void __launch_bounds__(kThreads) update_blocks(Slice<Rule> range, Rule rule, bool packed) {
+  const int64_t block = thread_index(), left = range.count - block * kBlock;
+  if (left <= 0) return;
+  if (packed && left >= kBlock) {
+    update_block<kFormat, true, Grad, Copy>(range, rule, block, kBlock);
+  } else {
+    update_block<kFormat, false, Grad, Copy>(range, rule, block,
+                                             static_cast<int>(min(left, int64_t{kBlock})));
+  }
+}
+
+/// Whether the blocks of all arrays can be accessed as packs.
+template <typename Rule>
+bool has_packs(const Slice<Rule>& range) {
+  bool all = packs({range.param, range.grad, range.copy}, 0);
+  const size_t bytes = range.moments.format == MomentFormat::kBf16 ? 16 : 8;
+  for (int s = 0; s < Rule::kStates; ++s)
+    all &= reinterpret_cast<uintptr_t>(range.moments.values[s]) % bytes == 0;
+  return all;
+}
+
+template <MomentFormat kFormat, typename Grad, typename Copy, typename Rule>
+int launch_blocks(const Slice<Rule>& range, const Rule& rule, cudaStream_t stream) {
+  const int64_t blocks = (range.count + kBlock - 1) / kBlock;
+  update_blocks<kFormat, Grad, Copy>
+      <<<static_cast<unsigned>((blocks + kThreads - 1) / kThreads), kThreads, 0, stream>>>(range, rule,
+                                                                                           has_packs(range));
+  return cudaGetLastError();
+}
+
+template <typename Grad, typename Copy, typename Rule>
+int launch_format(const Slice<Rule>& range, const Rule& rule, cudaStream_t stream) {
+  if (range.count == 0) return cudaSuccess;
+  switch (range.moments.format) {
+    case MomentFormat::kFp32:
+      return launch_update<Grad, Copy>(range, rule, stream);
+    case MomentFormat::kBf16:
+      return launch_blocks<MomentFormat::kBf16, Grad, Copy>(range, rule, stream);
+    case MomentFormat::kInt8:
+      break;
+  }
+  return launch_blocks<MomentFormat::kInt8, Grad, Copy>(range, rule, stream);
+}
+
 template <typename Rule>
 int launch_for(Dtype grad_dtype, Dtype copy_dtype, const Slice<Rule>& range, const Rule& rule, void* stream) {
   return dispatch(copy_dtype, [&](auto scalar) -> int {
     using Copy = decltype(scalar);
-    if (grad_dtype == Dtype::kFloat) return launch_update<float, Copy>(range, rule, as_stream(stream));
+    if (grad_dtype == Dtype::kFloat) return launch_format<float, Copy>(range, rule, as_stream(stream));
     if (grad_dtype != copy_dtype) return cudaErrorInvalidValue;
-    return launch_update<Copy, Copy>(range, rule, as_stream(stream));
+    return launch_format<Copy, Copy>(range, rule, as_stream(stream));
   });
 }
 
@@ -211,15 +379,15 @@ __global__ void __launch_bounds__(kThreads) add_partials(double* out, const doub
 
 }  // namespace
 
-int adamw(float* param, float* exp_avg, float* exp_avg_sq, const void* grad, Dtype grad_dtype, void* copy,
+int adamw(float* param, const Moments& moments, const void* grad, Dtype grad_dtype, void* copy,
           Dtype copy_dtype, int64_t count, const AdamWStep& step, const float* grad_scale, void* stream) {
-  const Slice<AdamW> range{param, {exp_avg, exp_avg_sq}, grad, copy, count, step.grad_scale, grad_scale};
+  const Slice<AdamW> range{param, moments, grad, copy, count, step.grad_scale, grad_scale};
   return launch_for(grad_dtype, copy_dtype, range, AdamW(step), stream);
 }
 
-int sgd(float* param, float* momentum_buffer, const void* grad, Dtype grad_dtype, void* copy,
+int sgd(float* param, const Moments& moments, const void* grad, Dtype grad_dtype, void* copy,
         Dtype copy_dtype, int64_t count, const SgdStep& step, const float* grad_scale, void* stream) {
-  const Slice<Sgd> range{param, {momentum_buffer}, grad, copy, count, step.grad_scale, grad_scale};
+  const Slice<Sgd> range{param, moments, grad, copy, count, step.grad_scale, grad_scale};
   return launch_for(grad_dtype, copy_dtype, range, Sgd(step), stream);
 }
 

@@ -84,6 +84,17 @@ cuda::MaxPool max_pool_of(const at::Tensor& x, const at::Tensor& y, const PoolWi
           .padding = window.padding};
 }
 
+Moments raw(const MomentsOfRange& range) {
+  Moments moments{.key = range.key, .first_block = range.first_block};
+  for (size_t n = 0; n < range.numbers.size() && n < Moments::kMost; ++n) {
+    const Moment& number = range.numbers[n];
+    moments.format = number.format();
+    moments.values[n] = number.values().mutable_data_ptr();
+    if (number.exponents().defined()) moments.exponents[n] = number.exponents().mutable_data_ptr<uint8_t>();
+  }
+  return moments;
+}
+
 struct Rows {
   explicit Rows(const at::Tensor& x) : width(x.size(-1)), count(width == 0 ? 0 : x.numel() / width) {}
   int64_t width, count;
@@ -359,13 +370,15 @@ void swiglu_forward(at::Tensor& y, const at::Tensor& gate_up, const at::Tensor& 
 }
 
 void swiglu_backward(at::Tensor& d_gate_up, const at::Tensor& dy, const at::Tensor& gate_up,
-                     const at::Tensor& amax) {
+                     const at::Tensor& amax, at::Tensor y) {
   const Rows rows(dy);
   if (dy.is_cuda()) {
-    return launched(cuda::swiglu_backward(mutable_data(d_gate_up), data(dy), data(gate_up), rows.count,
-                                          rows.width, dtype_of(dy), current_stream(), raised(amax)),
-                    "swiglu_backward");
+    return launched(
+        cuda::swiglu_backward(mutable_data(d_gate_up), data(dy), data(gate_up), rows.count, rows.width,
+                              dtype_of(dy), current_stream(), raised(amax), mutable_data(y)),
+        "swiglu_backward");
   }
+  if (y.defined()) swiglu_forward(y, gate_up);
   on_cpu(dy, [&](auto scalar) {
     using Scalar = decltype(scalar);
     swiglu_backward(d_gate_up.data_ptr<Scalar>(), dy.const_data_ptr<Scalar>(),
@@ -385,12 +398,14 @@ void gelu_forward(at::Tensor& y, const at::Tensor& x, const at::Tensor& amax) {
   });
 }
 
-void gelu_backward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& amax) {
+void gelu_backward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& amax,
+                   at::Tensor y) {
   if (x.is_cuda()) {
     return launched(cuda::gelu_backward(mutable_data(dx), data(dy), data(x), x.numel(), dtype_of(x),
-                                        current_stream(), raised(amax)),
+                                        current_stream(), raised(amax), mutable_data(y)),
                     "gelu_backward");
   }
+  if (y.defined()) gelu_forward(y, x);
   on_cpu(x, [&](auto scalar) {
     using Scalar = decltype(scalar);
     gelu_backward(dx.data_ptr<Scalar>(), dy.const_data_ptr<Scalar>(), x.const_data_ptr<Scalar>(), x.numel());
@@ -482,33 +497,32 @@ void embedding_backward(at::Tensor& d_weight, const at::Tensor& dy, const at::Te
            "embedding_backward");
 }
 
-void adamw(at::Tensor& param, at::Tensor& exp_avg, at::Tensor& exp_avg_sq, const at::Tensor& grad,
-           at::Tensor& copy, const AdamWStep& step, const at::Tensor& grad_scale) {
+void adamw(at::Tensor& param, const MomentsOfRange& moments, const at::Tensor& grad, at::Tensor& copy,
+           const AdamWStep& step, const at::Tensor& grad_scale) {
   if (param.is_cuda()) {
-    return launched(cuda::adamw(floats(param), floats(exp_avg), floats(exp_avg_sq), data(grad),
-                                dtype_of(grad), mutable_data(copy), copy_dtype(copy, grad), param.numel(),
-                                step, floats(grad_scale), current_stream()),
-                    "adamw");
+    return launched(
+        cuda::adamw(floats(param), raw(moments), data(grad), dtype_of(grad), mutable_data(copy),
+                    copy_dtype(copy, grad), param.numel(), step, floats(grad_scale), current_stream()),
+        "adamw");
   }
   on_cpu(grad, [&](auto scalar) {
     using Scalar = decltype(scalar);
-    adamw(floats(param), floats(exp_avg), floats(exp_avg_sq), grad.const_data_ptr<Scalar>(),
-          mutable_data(copy), param.numel(), step);
+    adamw(floats(param), raw(moments), grad.const_data_ptr<Scalar>(), mutable_data(copy), param.numel(),
+          step);
   });
 }
 
-void sgd(at::Tensor& param, at::Tensor& momentum_buffer, const at::Tensor& grad, at::Tensor& copy,
+void sgd(at::Tensor& param, const MomentsOfRange& moments, const at::Tensor& grad, at::Tensor& copy,
          const SgdStep& step, const at::Tensor& grad_scale) {
   if (param.is_cuda()) {
     return launched(
-        cuda::sgd(floats(param), floats(momentum_buffer), data(grad), dtype_of(grad), mutable_data(copy),
+        cuda::sgd(floats(param), raw(moments), data(grad), dtype_of(grad), mutable_data(copy),
                   copy_dtype(copy, grad), param.numel(), step, floats(grad_scale), current_stream()),
         "sgd");
   }
   on_cpu(grad, [&](auto scalar) {
     using Scalar = decltype(scalar);
-    sgd(floats(param), floats(momentum_buffer), grad.const_data_ptr<Scalar>(), mutable_data(copy),
-        param.numel(), step);
+    sgd(floats(param), raw(moments), grad.const_data_ptr<Scalar>(), mutable_data(copy), param.numel(), step);
   });
 }
 

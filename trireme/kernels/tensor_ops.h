@@ -9,6 +9,7 @@
 // it as it is.
 #include <ATen/core/Tensor.h>
 
+#include "trireme/kernels/moment.h"
 #include "trireme/kernels/optimizer.h"
 
 namespace trireme::kernels {
@@ -79,12 +80,14 @@ bool can_max_pool(const at::Tensor& x);
 /// total (width) += the sum of the rows of x (rows, width).
 void add_column_sums(at::Tensor& total, const at::Tensor& x);
 
-/// As in activation.h: gate_up (..., 2F), y (..., F).
+/// As in activation.h: gate_up (..., 2F), y (..., F). A backward also gives y again, the bits of the forward,
+/// where `y` is defined: on a GPU in the same pass.
 void swiglu_forward(at::Tensor& y, const at::Tensor& gate_up, const at::Tensor& amax = {});
 void swiglu_backward(at::Tensor& d_gate_up, const at::Tensor& dy, const at::Tensor& gate_up,
-                     const at::Tensor& amax = {});
+                     const at::Tensor& amax = {}, at::Tensor y = {});
 void gelu_forward(at::Tensor& y, const at::Tensor& x, const at::Tensor& amax = {});
-void gelu_backward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& amax = {});
+void gelu_backward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& amax = {},
+                   at::Tensor y = {});
 
 /// As in rope.h, of the first `heads` heads of each row of packed (B, T, stride).
 void rope_inplace(at::Tensor& packed, const at::Tensor& cosine, const at::Tensor& sine, int64_t heads,
@@ -112,12 +115,12 @@ void fill_normal(at::Tensor& out, uint64_t key, int64_t first, double deviation)
 /// that `tokens` (...) name.
 void embedding_backward(at::Tensor& d_weight, const at::Tensor& dy, const at::Tensor& tokens);
 
-/// As in optimizer.h, over (n) fp32; grad (n) fp32 or the dtype of `copy` (undefined: none), which receives
-/// the parameters. `grad_scale` (undefined: 1), an fp32 scalar on the GPU, multiplies every gradient besides
-/// step.grad_scale; a CPU knows only the latter.
-void adamw(at::Tensor& param, at::Tensor& exp_avg, at::Tensor& exp_avg_sq, const at::Tensor& grad,
-           at::Tensor& copy, const AdamWStep& step, const at::Tensor& grad_scale = {});
-void sgd(at::Tensor& param, at::Tensor& momentum_buffer, const at::Tensor& grad, at::Tensor& copy,
+/// As in optimizer.h, over param (n) fp32; grad (n) fp32 or the dtype of `copy` (undefined: none), which
+/// receives the parameters. `grad_scale` (undefined: 1), an fp32 scalar on the GPU, multiplies every gradient
+/// besides step.grad_scale; a CPU knows only the latter.
+void adamw(at::Tensor& param, const MomentsOfRange& moments, const at::Tensor& grad, at::Tensor& copy,
+           const AdamWStep& step, const at::Tensor& grad_scale = {});
+void sgd(at::Tensor& param, const MomentsOfRange& moments, const at::Tensor& grad, at::Tensor& copy,
          const SgdStep& step, const at::Tensor& grad_scale = {});
 
 /// out = the sum of squares of values (n); out is an fp64 scalar.

@@ -146,17 +146,17 @@ class ActivatedLinearFunction : public Function<ActivatedLinearFunction> {
     const RestoredLinear& linear = restored.linears.front();
     const LinearParams params = linear.params();
     const OutputGradient d_out = output_gradient(params, as_rows(grads[0]), noted_amax(grads[0], params.fp8));
-    variable_list reported;
-    {
-      const Fp8Source activated = activate(x, gated, params.fp8, /*asked=*/false);
-      reported = deferrable_parameter_gradients(
-          params, input_factor(params, activated, linear.kept.input_amax), d_out.factor());
-    }
-    const at::Tensor dy = input_gradient(params, linear.kept.weight_amax, d_out);
-    at::Tensor dx = at::empty_like(x);
+    at::Tensor dy = input_gradient(params, linear.kept.weight_amax, d_out);
+    at::Tensor dx = at::empty_like(x), y;
     const at::Tensor amax = amax_to_raise(dx, asks_for_amax(params.fp8));
-    gated ? kernels::swiglu_backward(dx, dy, x, amax) : kernels::gelu_backward(dx, dy, x, amax);
+    const bool left_to_cast = gated && casts_swiglu(params.fp8);
+    if (!left_to_cast) y = at::empty_like(dy);
+    gated ? kernels::swiglu_backward(dx, dy, x, amax, y) : kernels::gelu_backward(dx, dy, x, amax, y);
     note_amax(dx, amax);
+    dy.reset();
+    const Fp8Source activated = left_to_cast ? Fp8Source::swiglu(as_rows(x)) : Fp8Source(y);
+    const variable_list reported = deferrable_parameter_gradients(
+        params, input_factor(params, activated, linear.kept.input_amax), d_out.factor());
     const at::Tensor d_residual = context->saved_data["adds"].toBool() ? grads[0] : at::Tensor();
     return {dx, at::Tensor(), reported[0], reported[1], at::Tensor(), d_residual, at::Tensor()};
   }

@@ -26,8 +26,7 @@ class AdamW : public FlatOptimizer {
     step.bias_correction2 = bias_correction(config().beta2);
     step.grad_scale = static_cast<float>(grad_scale.host);
     step.weight_decay = static_cast<float>(range.weight_decay);
-    kernels::adamw(range.master, range.state[0], range.state[1], range.grad, range.copy, step,
-                   grad_scale.device);
+    kernels::adamw(range.master, range.moments, range.grad, range.copy, step, grad_scale.device);
   }
 };
 

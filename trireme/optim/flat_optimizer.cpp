@@ -3,36 +3,89 @@
 #include <ATen/ATen.h>
 
 #include "trireme/base/error.h"
+#include "trireme/base/hash.h"
 #include "trireme/plan/optimizer.h"
 
 namespace trireme::optim {
 
+namespace {
+
+using kernels::Moment;
+using kernels::MomentFormat;
+using kernels::MomentKind;
+
+MomentFormat format_of(plan::OptimState state) {
+  switch (state) {
+    case plan::OptimState::kFp32:
+      return MomentFormat::kFp32;
+    case plan::OptimState::kBf16:
+      return MomentFormat::kBf16;
+    case plan::OptimState::kInt8:
+      break;
+  }
+  return MomentFormat::kInt8;
+}
+
+MomentKind kind_of(plan::OptimizerName name, size_t number) {
+  const auto index = static_cast<int>(number);
+  return name == plan::OptimizerName::kAdamW ? kernels::adamw_moment(index) : kernels::sgd_moment(index);
+}
+
+}  // namespace
+
 FlatOptimizer::FlatOptimizer(const plan::OptimConfig& config, std::vector<FlatParam> params)
     : Optimizer(config.lr), config_(config), params_(std::move(params)) {
-  const size_t count = plan::state_of(config).size();
-  for (const FlatParam& param : params_) {
-    std::vector<at::Tensor>& state = states_.emplace_back();
-    for (size_t i = 0; i < count; ++i) state.push_back(at::zeros_like(param.master));
-    if (config.ema > 0.0) state.back().copy_(param.master);  // of what is frozen until later
+  const size_t count = plan::record_of(config.name).state.size();
+  for (FlatParam& param : params_) {
+    param.segments = as_updated(std::move(param.segments));
+    const int64_t numel = param.master.numel();
+    std::vector<Moment>& state = states_.emplace_back();
+    for (size_t i = 0; i < count; ++i)
+      state.emplace_back(numel, format_of(config.state), kind_of(config.name, i), param.master.device());
+    if (config.ema == 0.0) continue;
+    state.emplace_back(numel, MomentFormat::kFp32, MomentKind::kSigned, param.master.device());
+    state.back().write(param.master);  // of what is frozen until later
   }
 }
 
+std::vector<Segment> FlatOptimizer::as_updated(std::vector<Segment> segments) const {
+  if (config_.state == plan::OptimState::kFp32) return merged(segments);
+  for (const Segment& segment : segments) {
+    TRIREME_CHECK(
+        segment.range.begin % kernels::kMomentBlock == 0 && segment.first % kernels::kMomentBlock == 0,
+        "[optim] a segment begins at element {} of a range and {} of its parameter; with optim.state={} both "
+        "must be multiples of {}",
+        segment.range.begin, segment.first, plan::name(config_.state), kernels::kMomentBlock);
+  }
+  return segments;
+}
+
 void FlatOptimizer::set_segments(size_t index, std::vector<Segment> segments) {
-  params_[index].segments = merged(segments);
+  params_[index].segments = as_updated(std::move(segments));
+}
+
+UpdateRange FlatOptimizer::range_of(size_t index, const Segment& segment) const {
+  const FlatParam& param = params_[index];
+  UpdateRange range{.master = part_of(param.master, segment),
+                    .grad = part_of(param.grad, segment),
+                    .copy = part_of(param.copy, segment),
+                    .moments = {.numbers = {},
+                                .key = mix64(segment.key, static_cast<uint64_t>(steps_)),
+                                .first_block = segment.first / kernels::kMomentBlock},
+                    .lr = lr() * segment.group.lr_factor,
+                    .weight_decay = config_.weight_decay * segment.group.decay_factor};
+  for (const Moment& number : states_[index])
+    range.moments.numbers.push_back(number.part(segment.range.begin, segment.range.end));
+  return range;
 }
 
 void FlatOptimizer::update(size_t index, const GradScale& grad_scale) {
-  const FlatParam& param = params_[index];
-  for (const Segment& segment : param.segments) {
-    UpdateRange range{.master = part_of(param.master, segment),
-                      .grad = part_of(param.grad, segment),
-                      .copy = part_of(param.copy, segment),
-                      .state = {},
-                      .lr = lr() * segment.group.lr_factor,
-                      .weight_decay = config_.weight_decay * segment.group.decay_factor};
-    for (const at::Tensor& state : states_[index]) range.state.push_back(part_of(state, segment));
+  for (const Segment& segment : params_[index].segments) {
+    UpdateRange range = range_of(index, segment);
     update_range(range, grad_scale);
-    if (config_.ema > 0.0) average(range.state.back(), range.master);
+    if (config_.ema == 0.0) continue;
+    at::Tensor averages = range.moments.numbers.back().values();
+    average(averages, range.master);
   }
 }
 
@@ -55,7 +108,7 @@ void FlatOptimizer::swap_average(size_t index) {
   const FlatParam& param = params_[index];
   for (const Segment& segment : param.segments) {
     at::Tensor master = part_of(param.master, segment);
-    at::Tensor average = part_of(states_[index].back(), segment);
+    at::Tensor average = part_of(states_[index].back().values(), segment);
     const at::Tensor held = master.clone();
     master.copy_(average);
     average.copy_(held);
@@ -65,17 +118,23 @@ void FlatOptimizer::swap_average(size_t index) {
 
 int64_t FlatOptimizer::state_bytes() const {
   int64_t bytes = 0;
-  for (const std::vector<at::Tensor>& tensors : states_) {
-    for (const at::Tensor& tensor : tensors) bytes += static_cast<int64_t>(tensor.nbytes());
+  for (const std::vector<Moment>& numbers : states_) {
+    for (const Moment& number : numbers) bytes += number.bytes();
   }
   return bytes;
 }
 
-std::vector<NamedState> FlatOptimizer::state(size_t index) const {
-  std::vector<NamedState> state;
-  const auto names = plan::state_of(config_);
-  for (size_t i = 0; i < names.size(); ++i) state.push_back({names[i], states_[index][i]});
-  return state;
+std::vector<std::string_view> FlatOptimizer::state_names() const {
+  return plan::state_of(config_);
+}
+
+at::Tensor FlatOptimizer::state(size_t index, size_t number, const plan::Range& range) const {
+  return states_[index][number].part(range.begin, range.end).read();
+}
+
+void FlatOptimizer::set_state(size_t index, size_t number, const plan::Range& range,
+                              const at::Tensor& values) {
+  states_[index][number].part(range.begin, range.end).write(values);
 }
 
 }  // namespace trireme::optim

@@ -6,14 +6,15 @@
 #include <utility>
 #include <vector>
 
+#include "trireme/kernels/moment.h"
 #include "trireme/optim/optimizer.h"
 
 namespace trireme::optim {
 
 /// The part of a parameter's tensors that one kernel call updates.
 struct UpdateRange {
-  at::Tensor master, grad, copy;  ///< as FlatParam
-  std::vector<at::Tensor> state;  ///< in the order of plan::state_of()
+  at::Tensor master, grad, copy;    ///< as FlatParam
+  kernels::MomentsOfRange moments;  ///< in the order of the optimizer's record
   double lr = 0.0, weight_decay = 0.0;
 };
 
@@ -27,7 +28,9 @@ class FlatOptimizer : public Optimizer {
   void swap_average(size_t index) override;
   void set_segments(size_t index, std::vector<Segment> segments) override;
   int64_t state_bytes() const override;
-  std::vector<NamedState> state(size_t index) const override;
+  std::vector<std::string_view> state_names() const override;
+  at::Tensor state(size_t index, size_t number, const plan::Range& range) const override;
+  void set_state(size_t index, size_t number, const plan::Range& range, const at::Tensor& values) override;
   int64_t steps() const override { return steps_; }
   void set_steps(int64_t steps) override { steps_ = steps; }
 
@@ -38,11 +41,14 @@ class FlatOptimizer : public Optimizer {
   int64_t step_number() const { return steps_; }
 
  private:
+  /// Neighbours are updated as one where nothing is rounded by its place in its parameter.
+  std::vector<Segment> as_updated(std::vector<Segment> segments) const;
+  UpdateRange range_of(size_t index, const Segment& segment) const;
   void average(at::Tensor& average, const at::Tensor& master) const;
 
   plan::OptimConfig config_;
   std::vector<FlatParam> params_;
-  std::vector<std::vector<at::Tensor>> states_;  ///< by parameter
+  std::vector<std::vector<kernels::Moment>> states_;  ///< by parameter, in the order of plan::state_of()
   int64_t steps_ = 0;
 };
 

@@ -23,7 +23,6 @@ static_assert(std::size(kFactories) == plan::kNames<plan::OptimizerName>.size())
 }  // namespace
 
 std::unique_ptr<Optimizer> build(const plan::OptimConfig& config, std::vector<FlatParam> params) {
-  for (FlatParam& param : params) param.segments = merged(param.segments);
   for (const Factory& factory : kFactories) {
     if (factory.name == config.name) return factory.make(config, std::move(params));
   }
@@ -32,6 +31,7 @@ std::unique_ptr<Optimizer> build(const plan::OptimConfig& config, std::vector<Fl
 
 std::unique_ptr<Optimizer> adamw(std::vector<FlatParam> params, const AdamWOptions& options) {
   return build({.name = plan::OptimizerName::kAdamW,
+                .state = options.state,
                 .lr = options.lr,
                 .beta1 = options.beta1,
                 .beta2 = options.beta2,
@@ -44,6 +44,7 @@ std::unique_ptr<Optimizer> sgd(std::vector<FlatParam> params, const SgdOptions& 
   if (options.nesterov && options.momentum == 0.0)
     throw ConfigError("[optim.sgd] Nesterov's momentum with momentum=0; raise it");
   return build({.name = plan::OptimizerName::kSgd,
+                .state = options.state,
                 .lr = options.lr,
                 .momentum = options.momentum,
                 .nesterov = options.nesterov,

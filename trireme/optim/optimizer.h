@@ -22,10 +22,14 @@ struct Group {
 /// Weight decay for matrices only, not for biases and the gains of norms.
 Group decay_matrices(const std::string& name, at::IntArrayRef shape);
 
-/// A range of a flat buffer and the group that it belongs to.
+/// A range of a flat buffer and the group that it belongs to. Where optimizers keep their state in fewer bits
+/// than fp32 (plan::OptimState), it is of one parameter: `key` and `first` decide how it is rounded, and its
+/// first element lies at a multiple of 8 in the buffer and in the parameter.
 struct Segment {
   plan::Range range;
   Group group = {};
+  uint64_t key = 0;   ///< of the parameter, the same on all ranks
+  int64_t first = 0;  ///< its first element's place in the parameter
 };
 
 /// The segment's part of a flat tensor; undefined for an undefined one.
@@ -47,12 +51,6 @@ struct GradScale {
   GradScale(double factor = 1.0) : host(factor) {}  // NOLINT: a number is a scale
   double host;
   at::Tensor device = {};  ///< a second factor, an fp32 scalar on the GPU; undefined: 1
-};
-
-/// A kind of state that an optimizer keeps for every element.
-struct NamedState {
-  std::string_view name;  ///< as in the optimizer's record, such as "exp_avg"
-  at::Tensor values;      ///< (n) fp32, laid out as FlatParam::master; zeros at first, averages the masters
 };
 
 /// Updates the flat ranges that it was made for. Made by adamw(), sgd() or build().
@@ -87,8 +85,14 @@ class Optimizer {
   virtual void swap_average(size_t index) = 0;
   /// Bytes of optimizer state that this rank holds.
   virtual int64_t state_bytes() const = 0;
-  /// The state of parameter `index` itself, no copy.
-  virtual std::vector<NamedState> state(size_t index) const = 0;
+  /// The numbers that are kept of every element, as in the optimizer's record, such as "exp_avg".
+  virtual std::vector<std::string_view> state_names() const = 0;
+  /// Number `number` of the elements in `range` of parameter `index`, fp32: the state itself where it is kept
+  /// so, else a copy. Zeros at first, averages the masters.
+  virtual at::Tensor state(size_t index, size_t number, const plan::Range& range) const = 0;
+  /// `values` (elements of the range) fp32 become the state, rounded where it has fewer bits: what state()
+  /// gave stays as it was.
+  virtual void set_state(size_t index, size_t number, const plan::Range& range, const at::Tensor& values) = 0;
   /// How many steps were begun.
   virtual int64_t steps() const = 0;
   virtual void set_steps(int64_t steps) = 0;
@@ -97,22 +101,24 @@ class Optimizer {
   double lr_;
 };
 
-/// As torch.optim.AdamW has it, defaults included.
+/// As torch.optim.AdamW has it, defaults included; `state`: how the moments are kept.
 struct AdamWOptions {
   double lr = 1e-3;
   double beta1 = 0.9, beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 1e-2;
+  plan::OptimState state = plan::OptimState::kFp32;
 };
 /// Decoupled weight decay (Loshchilov and Hutter, 2019).
 std::unique_ptr<Optimizer> adamw(std::vector<FlatParam> params, const AdamWOptions& options = {});
 
-/// As torch.optim.SGD has it, defaults included.
+/// As torch.optim.SGD has it, defaults included; `state`: how momentum is kept.
 struct SgdOptions {
   double lr = 1e-3;
   double momentum = 0.0;
   double weight_decay = 0.0;
   bool nesterov = false;  ///< the gradient is looked at where momentum leads (Nesterov 1983)
+  plan::OptimState state = plan::OptimState::kFp32;
 };
 /// Gradient descent with momentum; weight decay is added to the gradient. Throws ConfigError for Nesterov's
 /// without momentum.

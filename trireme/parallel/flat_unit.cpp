@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/base/hash.h"
 #include "trireme/nn/torch_internals.h"
 #include "trireme/parallel/recording.h"
 
@@ -216,7 +217,10 @@ std::vector<optim::Segment> FlatUnit::segments(const GroupRule& rule) const {
     const optim::Group group = rule           ? rule(entry.name, entry.shape)
                                : entry.decays ? optim::Group{}
                                               : optim::Group{.decay_factor = 0.0};
-    segments.push_back({{part.begin - range.begin, part.end - range.begin}, group});
+    segments.push_back({.range = {part.begin - range.begin, part.end - range.begin},
+                        .group = group,
+                        .key = xxh3(entry.name),
+                        .first = part.begin - entry.offset});
   }
   return segments;
 }

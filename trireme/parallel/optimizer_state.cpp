@@ -17,7 +17,7 @@ class FlatState : public OptimizerState {
                   "[parallel.state] the optimizer updates {} units, the engine has {}; build it from "
                   "engine.optimizer_params()",
                   optimizer.size(), engine.units().size());
-    for (const optim::NamedState& state : optimizer.state(0)) kinds_.emplace_back(state.name);
+    for (const std::string_view name : optimizer.state_names()) kinds_.emplace_back(name);
   }
 
   std::string name() const override { return "an optimizer of trireme::optim"; }
@@ -30,33 +30,34 @@ class FlatState : public OptimizerState {
     if (optimizer_.steps() == 0 || !engine_.units()[unit]->params()[param].second.requires_grad())
       return state;
     state.step = optimizer_.steps();
-    for (size_t kind = 0; kind < kinds_.size(); ++kind) state.pieces[kind] = place(unit, param, kind);
+    const plan::Range place = place_of(unit, param);
+    for (size_t kind = 0; kind < kinds_.size(); ++kind)
+      state.pieces[kind] = optimizer_.state(unit, kind, place);
     return state;
   }
 
   void set(size_t unit, size_t param, ParamState state) override {
     const at::NoGradGuard no_grad;
     steps_ = std::max(steps_, state.step);
+    const plan::Range place = place_of(unit, param);
+    const at::TensorOptions fp32 = engine_.units()[unit]->master().options();
     for (size_t kind = 0; kind < kinds_.size(); ++kind) {
-      at::Tensor mine = place(unit, param, kind);
-      if (!state.pieces[kind].defined()) {
-        mine.zero_();
-        continue;
-      }
-      steps_ = std::max<int64_t>(steps_, 1);  // SGD of torch does not count, but was stepped
-      mine.copy_(state.pieces[kind]);
+      const at::Tensor& values = state.pieces[kind];
+      if (values.defined()) steps_ = std::max<int64_t>(steps_, 1);  // torch's SGD does not count its steps
+      optimizer_.set_state(unit, kind, place, values.defined() ? values : at::zeros({place.size()}, fp32));
     }
   }
 
   void end_of_set() override { optimizer_.set_steps(steps_); }
 
  private:
-  at::Tensor place(size_t unit, size_t param, size_t kind) const {
+  /// Where this rank's part of a parameter lies in what the optimizer updates.
+  plan::Range place_of(size_t unit, size_t param) const {
     const FlatUnit& flat = *engine_.units()[unit];
     const plan::Range part = flat.owned_part(param);
-    const at::Tensor values = optimizer_.state(unit)[kind].values;
-    return part.size() == 0 ? values.narrow(0, 0, 0)
-                            : values.narrow(0, part.begin - flat.optimizer_range().begin, part.size());
+    if (part.size() == 0) return {};
+    const int64_t begin = flat.optimizer_range().begin;
+    return {part.begin - begin, part.end - begin};
   }
 
   DataParallel& engine_;

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "trireme/parallel/hook_state.h"
 #include "trireme/parallel/local_state.h"
 #include "trireme/parallel/whole_state.h"
@@ -9,9 +11,10 @@
 namespace trireme::parallel {
 namespace {
 
-std::vector<StatePiece> pieces_of(DataParallel& engine, const OptimizerState* optimizer) {
+using Body = std::function<void(const StatePiece&)>;
+
+void visit_pieces(DataParallel& engine, const OptimizerState* optimizer, const Body& body) {
   engine.take_writes();
-  std::vector<StatePiece> pieces;
   for (size_t unit = 0; unit < engine.units().size(); ++unit) {
     const FlatUnit& flat = *engine.units()[unit];
     for (size_t param = 0; param < flat.params().size(); ++param) {
@@ -19,33 +22,39 @@ std::vector<StatePiece> pieces_of(DataParallel& engine, const OptimizerState* op
       const plan::Range part = flat.owned_part(param);
       const plan::Range range{part.begin - entry.offset, part.end - entry.offset};
       if (part.size() == 0) continue;
-      pieces.push_back({entry.name, entry.shape, range,
-                        flat.master().narrow(0, part.begin - flat.optimizer_range().begin, part.size()),
-                        HeldBy::kReplicas, entry.name});
+      body({entry.name, entry.shape, range,
+            flat.master().narrow(0, part.begin - flat.optimizer_range().begin, part.size()),
+            HeldBy::kReplicas, entry.name});
       if (optimizer == nullptr) continue;
       const ParamState state = optimizer->get(unit, param);
       const bool local = flat.reduces_locally() && engine.mesh().dp->size() > 1;
       for (size_t kind = 0; kind < state.pieces.size(); ++kind) {
         if (!state.pieces[kind].defined()) continue;
         const std::string& word = optimizer->kinds()[kind];
-        pieces.push_back(
-            {local ? local_name(engine.mesh().dp_rank, word, entry.name) : optimizer_name(word, entry.name),
-             entry.shape, range, state.pieces[kind], local ? HeldBy::kThisRank : HeldBy::kReplicas,
-             entry.name});
+        body({local ? local_name(engine.mesh().dp_rank, word, entry.name) : optimizer_name(word, entry.name),
+              entry.shape, range, state.pieces[kind], local ? HeldBy::kThisRank : HeldBy::kReplicas,
+              entry.name});
       }
       if (state.step >= 0 && range.begin == 0)
-        pieces.push_back({optimizer_name("step", entry.name),
-                          {},
-                          {0, 1},
-                          at::full({1}, state.step, at::kLong),
-                          HeldBy::kReplicas,
-                          entry.name});
+        body({optimizer_name("step", entry.name),
+              {},
+              {0, 1},
+              at::full({1}, state.step, at::kLong),
+              HeldBy::kReplicas,
+              entry.name});
     }
-    if (optimizer != nullptr) add_hook_pieces(flat, engine.mesh().dp_rank, pieces);
+    if (optimizer == nullptr) continue;
+    std::vector<StatePiece> owed;
+    add_hook_pieces(flat, engine.mesh().dp_rank, owed);
+    std::ranges::for_each(owed, body);
   }
   for (const auto& [name, buffer] : module_buffers(engine.module()).tensors)
-    pieces.push_back(
-        {name, buffer.sizes().vec(), {0, buffer.numel()}, buffer.detach().reshape({-1}), HeldBy::kAllRanks});
+    body({name, buffer.sizes().vec(), {0, buffer.numel()}, buffer.detach().reshape({-1}), HeldBy::kAllRanks});
+}
+
+std::vector<StatePiece> pieces_of(DataParallel& engine, const OptimizerState* optimizer) {
+  std::vector<StatePiece> pieces;
+  visit_pieces(engine, optimizer, [&](const StatePiece& piece) { pieces.push_back(piece); });
   return pieces;
 }
 
@@ -68,6 +77,10 @@ std::vector<StatePiece> sharded_state(DataParallel& engine) {
 
 std::vector<StatePiece> sharded_state(DataParallel& engine, optim::Optimizer& optimizer) {
   return pieces_of(engine, state_of(engine, optimizer).get());
+}
+
+void visit_sharded_state(DataParallel& engine, optim::Optimizer& optimizer, const Body& body) {
+  visit_pieces(engine, state_of(engine, optimizer).get(), body);
 }
 
 std::vector<StatePiece> sharded_state(DataParallel& engine, torch::optim::Optimizer& optimizer) {

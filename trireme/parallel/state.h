@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -32,7 +33,9 @@ struct StatePiece {
   std::string name;
   std::vector<int64_t> shape;  ///< of the whole tensor
   plan::Range range;           ///< of its elements in row-major order
-  at::Tensor values;  ///< (range.size()) the memory that training uses, on its device: copy it to keep it
+  /// (range.size()) on the device; the memory that training uses, to be copied by who keeps it, but for
+  /// optimizer state that is kept in fewer bits than fp32
+  at::Tensor values;
   HeldBy held_by = HeldBy::kReplicas;
   std::string param = {};  ///< the parameter that it is, or that it is the state of; empty: a buffer
 };
@@ -46,6 +49,9 @@ std::vector<StatePiece> sharded_state(DataParallel& engine);
 /// type of any other.
 std::vector<StatePiece> sharded_state(DataParallel& engine, optim::Optimizer& optimizer);
 std::vector<StatePiece> sharded_state(DataParallel& engine, torch::optim::Optimizer& optimizer);
+/// A piece at a time, so that of state in fewer bits than fp32 only one is in memory as fp32.
+void visit_sharded_state(DataParallel& engine, optim::Optimizer& optimizer,
+                         const std::function<void(const StatePiece&)>& body);
 
 /// Who gets whole tensors.
 enum class On { kEveryRank, kRankZero };

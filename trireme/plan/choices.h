@@ -137,6 +137,12 @@ template <>
 inline constexpr auto kNames<CommHook> = std::to_array<std::string_view>({"none", "fp16", "int8", "topk",
                                                                           "powersgd", "local_sgd"});
 
+/// How the numbers are kept that an optimizer has of each element, rounded at random to what has fewer bits
+/// than fp32; kInt8: eight neighbours share a power of two (kernels/moment_format.h).
+enum class OptimState { kFp32, kBf16, kInt8 };
+template <>
+inline constexpr auto kNames<OptimState> = std::to_array<std::string_view>({"fp32", "bf16", "int8"});
+
 /// Of parameters and activations.
 enum class Dtype { kFp32, kBf16, kFp16 };
 template <>
@@ -189,10 +195,11 @@ enum class LossScaling { kAuto, kDynamic, kNone };
 template <>
 inline constexpr auto kNames<LossScaling> = std::to_array<std::string_view>({"auto", "dynamic", "none"});
 
-/// What backward computes again instead of keeping it; kCheap: outputs of norms and activations.
-enum class Recompute { kNone, kCheap, kBlock };
+/// What backward computes again instead of keeping it; kCheap: outputs of norms and activations, and nothing
+/// of attention and products; kAuto: that or nothing, as settle_recompute() decides.
+enum class Recompute { kAuto, kNone, kCheap, kBlock };
 template <>
-inline constexpr auto kNames<Recompute> = std::to_array<std::string_view>({"none", "cheap", "block"});
+inline constexpr auto kNames<Recompute> = std::to_array<std::string_view>({"auto", "none", "cheap", "block"});
 
 /// What gathers over peer memory of GPUs: kernels, or copy engines.
 enum class GatherBy { kAuto, kKernels, kCopies };

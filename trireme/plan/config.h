@@ -93,6 +93,7 @@ struct TrainConfig {
 
 struct OptimConfig {
   OptimizerName name = OptimizerName::kAdamW;
+  OptimState state = OptimState::kFp32;
   double lr = 3e-4;
   double min_lr = 0.0;
   int64_t warmup_steps = 0;
@@ -235,7 +236,7 @@ inline Dtype wire_dtype(const PrecisionConfig& precision) {
 }
 
 struct MemoryConfig {
-  Recompute recompute = Recompute::kNone;
+  Recompute recompute = Recompute::kAuto;
   int64_t recompute_every = 1;    ///< of so many blocks one
   int64_t loss_chunk_mib = 1024;  ///< most that logits take at once on a GPU
 };

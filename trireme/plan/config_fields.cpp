@@ -217,6 +217,9 @@ void add_train(Table& table, TrainConfig& train) {
 
 void add_optim(Table& table, OptimConfig& optim) {
   table.push_back(choice("optim.name", optim.name, "optimizer"));
+  table.push_back(choice("optim.state", optim.state,
+                         "moments and momentum from step to step: 4, 2 or 1.125 bytes a number, rounded at "
+                         "random below 4"));
   table.push_back(number("optim.lr", optim.lr, 0, "peak learning rate"));
   table.push_back(number("optim.min_lr", optim.min_lr, 0, "learning rate at the end of cosine and linear"));
   table.push_back(
@@ -324,9 +327,10 @@ void add_precision(Table& table, PrecisionConfig& precision) {
 }
 
 void add_memory(Table& table, MemoryConfig& memory) {
-  table.push_back(
-      choice("memory.recompute", memory.recompute,
-             "what backward computes again instead of keeping it: cheap is norms and activations"));
+  table.push_back(choice(
+      "memory.recompute", memory.recompute,
+      "what backward computes again instead of keeping it: cheap is norms and activations, auto is that "
+      "on GPUs where it costs less than 1%"));
   table.push_back(
       number("memory.recompute_every", memory.recompute_every, 1, "recompute in one of so many blocks"));
   table.push_back(number("memory.loss_chunk_mib", memory.loss_chunk_mib, 1,

@@ -17,6 +17,7 @@
 #include "trireme/plan/model_family.h"
 #include "trireme/plan/optimizer.h"
 #include "trireme/plan/pipeline.h"
+#include "trireme/plan/recompute.h"
 #include "trireme/plan/saved_copy.h"
 #include "trireme/plan/stage_program.h"
 
@@ -221,11 +222,11 @@ RankBytes rank_bytes(const Config& config, const ModelFacts& facts, const BatchP
   return bytes;
 }
 
-std::string memory_advice(const Config& config, int64_t ranks) {
+std::string memory_advice(const Config& given, int64_t ranks, Device device) {
+  const Config config = settle_recompute(given, device);
   const MeshShape mesh = MeshShape::fit(config.parallel, ranks);
   const BatchPlan batch = plan_batch(config, mesh);
-  const RankBytes needed =
-      rank_bytes(config, ranks, Device::kCpu);  // of which no device changes what is said
+  const RankBytes needed = rank_bytes(config, ranks, device);
   const auto bytes = [](int64_t count) { return format_bytes(static_cast<double>(count)); };
   std::string text = fmt::format("Predicted a rank: model state {}, activations of a micro-batch of {} {}. ",
                                  bytes(needed.state.total()), batch.micro_batch, bytes(needed.activations));

@@ -73,7 +73,7 @@ StepProgram config_program(const Config& config, const ModelFacts& facts, const 
 
 /// For a run on `ranks` ranks whose device is full: what takes memory, as predicted, and which setting to
 /// change first.
-std::string memory_advice(const Config& config, int64_t ranks);
+std::string memory_advice(const Config& config, int64_t ranks, Device device);
 
 /// Kept for backward by a micro-batch of `tokens`.
 int64_t activation_bytes(const ModelFacts& facts, int64_t tokens);

@@ -45,7 +45,7 @@ int64_t saved_bytes_of_layer(const ModelConfig& model, int64_t element_bytes, Re
   const int64_t cheap = family.cheap_bytes == nullptr ? 0 : family.cheap_bytes(model, element_bytes);
   int64_t bytes = family.saved_bytes(model, element_bytes) - cheap;
   if (fp8) bytes += model.d_model;
-  if (recompute == Recompute::kNone) bytes += fp8 ? cheap / element_bytes : cheap;
+  if (recompute != Recompute::kCheap) bytes += fp8 ? cheap / element_bytes : cheap;
   return bytes;
 }
 

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "trireme/base/error.h"
+#include "trireme/plan/flat_layout.h"
 
 namespace trireme::plan {
 namespace {
@@ -33,6 +34,22 @@ std::vector<std::string_view> state_of(const OptimConfig& config) {
   std::vector<std::string_view> names(record.state.begin(), record.state.end());
   if (config.ema > 0.0) names.push_back(kAverageState);
   return names;
+}
+
+int64_t state_bytes_of_block(const OptimConfig& config) {
+  constexpr int64_t kElements = FlatLayout::kAlignment, kFp32 = 4, kBf16 = 2, kExponent = 1;
+  const auto bytes = [&]() -> int64_t {
+    switch (config.state) {
+      case OptimState::kFp32:
+        return kElements * kFp32;
+      case OptimState::kBf16:
+        return kElements * kBf16;
+      case OptimState::kInt8:
+        break;
+    }
+    return kElements + kExponent;
+  };
+  return std::ssize(record_of(config.name).state) * bytes() + (config.ema > 0.0 ? kElements * kFp32 : 0);
 }
 
 }  // namespace trireme::plan

@@ -12,7 +12,7 @@ namespace trireme::plan {
 
 struct OptimizerRecord {
   OptimizerName name;
-  /// fp32 numbers kept for each element of a parameter, zero at first: one tensor a name.
+  /// Numbers kept for each element of a parameter, zero at first: one tensor a name.
   std::span<const std::string_view> state;
   /// Config keys that it reads and others do not.
   std::span<const std::string_view> keys;
@@ -25,5 +25,9 @@ inline constexpr std::string_view kAverageState = "average";
 
 /// The state of its record, and the average behind it where the config asks for one.
 std::vector<std::string_view> state_of(const OptimConfig& config);
+
+/// Bytes of state of FlatLayout::kAlignment elements: in fewer bits than fp32 they may share some. Averages
+/// are in fp32.
+int64_t state_bytes_of_block(const OptimConfig& config);
 
 }  // namespace trireme::plan

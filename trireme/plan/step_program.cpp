@@ -429,7 +429,7 @@ void Writer::add_kept_buffers() {
          memory.master_in_parameters ? std::optional(Role::kParameters)
          : memory.master_is_shard    ? std::optional(Role::kShard)
                                      : std::nullopt);
-    keep(Role::kMoments, unit, kFp32 * setting_.moments * memory.updated);
+    keep(Role::kMoments, unit, memory.updated / FlatLayout::kAlignment * setting_.moments);
     if (keeps_gradients(memory)) keep(Role::kGradients, unit, compute * memory.whole);
     add_reduced(unit);
   }

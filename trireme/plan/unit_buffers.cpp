@@ -18,7 +18,7 @@ EngineSetting engine_setting(const Config& config, const MeshShape& mesh, int64_
           .compute_bytes = bytes_of(config.precision.compute),
           .wire_bytes = bytes_of(wire_dtype(config.precision)),
           .wire_as_computed = wire_dtype(config.precision) == config.precision.compute,
-          .moments = static_cast<int64_t>(state_of(config.optim).size()),
+          .moments = state_bytes_of_block(config.optim),
           .accumulation = accumulation,
           .reduces_once = parallel.reduce_when == ReduceWhen::kOncePerStep,
           .sums_in_fp32 = config.precision.accumulate == SumDtype::kFp32,

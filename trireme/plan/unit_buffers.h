@@ -23,7 +23,7 @@ struct EngineSetting {
   int64_t compute_bytes = 4;     ///< of a parameter: 4 (fp32) or 2 (bf16)
   int64_t wire_bytes = 4;        ///< of a gradient in flight
   bool wire_as_computed = true;  ///< gradients travel in the dtype of computation
-  int64_t moments = 2;           ///< fp32 numbers of optimizer state an element: plan::state_of()
+  int64_t moments = 64;          ///< bytes of optimizer state of 8 elements: plan::state_bytes_of_block()
   int64_t accumulation = 1;      ///< micro-batches a step
   bool reduces_once = true;      ///< a step; else after every micro-batch
   bool sums_in_fp32 = true;      ///< gradients of micro-batches; else in the dtype of computation

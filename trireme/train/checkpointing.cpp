@@ -52,26 +52,26 @@ struct MyPiece {
   at::Tensor values;  ///< of the region, on the device
 };
 
+using PieceBody = std::function<void(const MyPiece&)>;
+
 /// What this rank writes of a part: its share of what it holds.
-void add_pieces(const TrainedModel::Part& part, std::vector<MyPiece>& pieces) {
+void visit_pieces(const TrainedModel::Part& part, const PieceBody& body) {
   using parallel::HeldBy;
   const auto [replica, replicas] = part.engine->replica();
-  for (const parallel::StatePiece& held : parallel::sharded_state(*part.engine, *part.optimizer)) {
-    if (!held.param.empty() && held.param == part.saved_elsewhere) continue;
-    if (held.held_by == HeldBy::kAllRanks && part.engine->mesh().dp_rank != 0) continue;
+  parallel::visit_sharded_state(*part.engine, *part.optimizer, [&](const parallel::StatePiece& held) {
+    if (!held.param.empty() && held.param == part.saved_elsewhere) return;
+    if (held.held_by == HeldBy::kAllRanks && part.engine->mesh().dp_rank != 0) return;
     Region region = Region::flat(held.shape, held.range);
     if (held.held_by == HeldBy::kReplicas) region = checkpoint::share_of(region, replica, replicas);
-    if (region.numel() == 0) continue;
-    pieces.push_back(
+    if (region.numel() == 0) return;
+    body(
         {{held.name, checkpoint::safetensors_dtype(held.values.scalar_type(), held.name), held.shape, region},
          held.values.narrow(0, region.range.begin - held.range.begin, region.numel())});
-  }
+  });
 }
 
-std::vector<MyPiece> pieces_to_write(const TrainedModel& model) {
-  std::vector<MyPiece> pieces;
-  for (const TrainedModel::Part& part : model.parts()) add_pieces(part, pieces);
-  return pieces;
+void visit_pieces(const TrainedModel& model, const PieceBody& body) {
+  for (const TrainedModel::Part& part : model.parts()) visit_pieces(part, body);
 }
 
 std::map<std::string, std::string> metadata_of(const TrainedModel& model) {
@@ -404,22 +404,21 @@ checkpoint::ShardSpec Checkpointing::snapshot(int64_t step) {
                              .metadata = metadata_of(*parts_.model),
                              .state = random_state(parts_)};
   if (parts_.on_gpu()) kernels::synchronize_gpu();  // updates run on streams of their own
-  const std::vector<MyPiece> pieces = pieces_to_write(*parts_.model);
   offsets_.clear();
   int64_t bytes = 0;
-  for (const MyPiece& piece : pieces) {
+  visit_pieces(*parts_.model, [&](const MyPiece& piece) {
     offsets_.push_back(bytes);
+    spec.pieces.push_back(piece.spec);
     bytes += plan::saved_piece_bytes(static_cast<int64_t>(piece.values.nbytes()));
-  }
+  });
   if (!copy_.defined() || copy_.numel() < bytes)
     copy_ = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(parts_.on_gpu()));
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    const at::Tensor& values = pieces[i].values;
-    copy_.narrow(0, offsets_[i], static_cast<int64_t>(values.nbytes()))
-        .view(values.scalar_type())
-        .copy_(values, /*non_blocking=*/true);
-    spec.pieces.push_back(pieces[i].spec);
-  }
+  auto offset = offsets_.begin();
+  visit_pieces(*parts_.model, [&](const MyPiece& piece) {
+    copy_.narrow(0, *offset++, static_cast<int64_t>(piece.values.nbytes()))
+        .view(piece.values.scalar_type())
+        .copy_(piece.values, /*non_blocking=*/true);
+  });
   if (parts_.on_gpu()) kernels::synchronize_gpu();
   return spec;
 }

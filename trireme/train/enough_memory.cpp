@@ -22,20 +22,19 @@ std::string in_text(int64_t bytes) {
 
 void check_enough_memory(const TrainOptions& run, const comm::World& world) {
   const c10::Device device = world.device();
-  const int64_t needed =
-      plan::rank_bytes(run.config, world.size(), device.is_cuda() ? plan::Device::kCuda : plan::Device::kCpu)
-          .least();
+  const plan::Device kind = device.is_cuda() ? plan::Device::kCuda : plan::Device::kCpu;
+  const int64_t needed = plan::rank_bytes(run.config, world.size(), kind).least();
   if (device.is_cuda()) {
     const int64_t there = kernels::gpus().at(static_cast<size_t>(device.index())).memory_bytes;
     if (needed <= there) return;
     throw OutOfMemory("[train] a rank needs at least {}, and its GPU has {}. {}", in_text(needed),
-                      in_text(there), plan::memory_advice(run.config, world.size()));
+                      in_text(there), plan::memory_advice(run.config, world.size(), kind));
   }
   const int64_t there = host_memory();
   if (needed <= there / run.local_ranks) return;
   throw OutOfMemory("[train] a rank needs at least {}, and this host has {} for {} of them. {}",
                     in_text(needed), in_text(there), run.local_ranks,
-                    plan::memory_advice(run.config, world.size()));
+                    plan::memory_advice(run.config, world.size(), kind));
 }
 
 bool is_out_of_host_memory(const std::exception& error) {

@@ -23,6 +23,7 @@
 #include "trireme/plan/cuda_graphs.h"
 #include "trireme/plan/memory.h"
 #include "trireme/plan/model_family.h"
+#include "trireme/plan/recompute.h"
 #include "trireme/precision/loss_scaler.h"
 #include "trireme/train/best_weights.h"
 #include "trireme/train/checkpointing.h"
@@ -577,9 +578,10 @@ void refuse_indeterminism(const std::exception& error) {
 
 TrainResult train(const TrainOptions& given, std::shared_ptr<comm::World> world) {
   const int64_t ranks = world->size();
+  const plan::Device device = world->device().is_cuda() ? plan::Device::kCuda : plan::Device::kCpu;
   try {
     TrainOptions options = given;
-    options.config = settle_fp8(given.config, *world);
+    options.config = plan::settle_recompute(settle_fp8(given.config, *world), device);
     check_enough_memory(options, *world);
     make_threads();
     const int64_t baseline_bytes = world->device().is_cuda() ? 0 : kernels::resident_peak();
@@ -600,10 +602,11 @@ TrainResult train(const TrainOptions& given, std::shared_ptr<comm::World> world)
     return {.summary = {}, .stop_signal = stopped.signal()};
   } catch (const c10::OutOfMemoryError& error) {
     throw OutOfMemory("[train] the device is out of memory: {}. {}", error.what_without_backtrace(),
-                      plan::memory_advice(given.config, ranks));
+                      plan::memory_advice(given.config, ranks, device));
   } catch (const std::exception& error) {
     if (is_out_of_host_memory(error)) {
-      throw OutOfMemory("[train] the host is out of memory. {}", plan::memory_advice(given.config, ranks));
+      throw OutOfMemory("[train] the host is out of memory. {}",
+                        plan::memory_advice(given.config, ranks, device));
     }
     refuse_indeterminism(error);
     throw;

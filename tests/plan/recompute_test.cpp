@@ -1,0 +1,56 @@
+// When activations are computed again by default.
+#include "trireme/plan/recompute.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "trireme/base/env.h"
+
+namespace trireme::plan {
+namespace {
+
+Config with(std::vector<std::string> overrides) {
+  overrides.emplace_back("precision.compute=bf16");
+  return load({.path = {}, .text = {}, .overrides = overrides}, Environment()).config;
+}
+
+Recompute settled(const std::vector<std::string>& overrides, Device device = Device::kCuda) {
+  return settle_recompute(with(overrides), device).memory.recompute;
+}
+
+TEST(SettledRecompute, IsCheapWhereThatIsHardlyNoticed) {
+  const std::string long_rows = "data.seq_len=4096";
+  EXPECT_EQ(settled({"model.preset=llama-8b", long_rows}), Recompute::kCheap);
+  EXPECT_EQ(settled({"model.preset=llama-1b", long_rows}), Recompute::kCheap);
+  EXPECT_EQ(settled({"model.preset=gpt2-124m", "data.seq_len=1024"}), Recompute::kNone);
+  EXPECT_EQ(settled({"model.preset=gpt-tiny"}), Recompute::kNone);
+  EXPECT_EQ(settled({"model.preset=llama-8b", long_rows}, Device::kCpu), Recompute::kNone);
+  EXPECT_EQ(settled({"model.preset=llama-8b", long_rows, "precision.fp8=tensorwise"}), Recompute::kNone);
+  EXPECT_EQ(settled({"model.preset=resnet18-cifar"}), Recompute::kNone) << "nothing is cheap there";
+}
+
+TEST(SettledRecompute, IsWhatWasAskedFor) {
+  for (const Recompute asked : {Recompute::kNone, Recompute::kCheap, Recompute::kBlock}) {
+    const std::string word = "memory.recompute=" + std::string(name(asked));
+    EXPECT_EQ(settled({"model.preset=llama-8b", word}), asked);
+    EXPECT_EQ(settled({"model.preset=gpt2-124m", word}), asked);
+  }
+}
+
+/// Two norms of 2 * 4096 bytes read and written, and 2 * 14336 bytes of SwiGLU written, in each of 32 layers.
+TEST(CheapCost, IsThatOfTheBytesItMoves) {
+  const Config config = with({"model.preset=llama-8b", "data.seq_len=4096"});
+  const double bytes = 32.0 * (4.0 * 2.0 * 4096.0 + 2.0 * 14336.0);
+  const double flops = 6.0 * (32.0 * (4096.0 * 4096.0 * 2.5 + 3.0 * 4096.0 * 14336.0) + 128256.0 * 4096.0) +
+                       6.0 * 4096.0 * 4096.0 * 32.0;
+  EXPECT_NEAR(cheap_cost(config), 130.0 * bytes / flops, 1e-6);
+  const Config half = with({"model.preset=llama-8b", "data.seq_len=4096", "memory.recompute_every=2"});
+  EXPECT_NEAR(cheap_cost(half), cheap_cost(config) / 2.0, 1e-9);
+  EXPECT_TRUE(std::isinf(cheap_cost(with({"model.preset=resnet18-cifar"}))));
+}
+
+}  // namespace
+}  // namespace trireme::plan
