@@ -40,7 +40,7 @@ def add_efficiency(result: dict, ours: Side, gemm_python: str | None, timeout: f
         side = result[name]
         side["tflops"] = side["median"] * flops / 1e12
         line = f"  {name}: {side['tflops']:,.4g} TFLOP/s"
-        if result["device"] == "cuda":
+        if result["device"] == "cuda" and "fp8" not in result:  # the peak of bf16 says nothing about FP8
             side["mfu"] = side["median"] * flops / PEAK_FLOPS
             line += f", MFU {side['mfu']:.3f}"
         if gemm_python:

@@ -10,10 +10,10 @@ A table stands between two comments:
     ...
     <!-- end of table -->
 
-FILE lies in bench/results. Kinds: speed (compare.py gpu), fp8 (compare.py gpu --fp8), curves (curves.py), cpu
-(compare.py cpu), vision (compare.py vision and vision-cpu), collectives (trireme bench comm), memory (trireme bench
-memory), gpu-tests (tools/gpu_tests.py). A row of "speed" or "fp8" says what its peer lacks of what PyTorch's users can
-switch on.
+FILE lies in bench/results. Kinds: speed (compare.py gpu), fp8 (compare.py gpu --fp8), curves (curves.py), ladder
+(runs of trireme train --json), cpu (compare.py cpu), vision (compare.py vision and vision-cpu), collectives (trireme
+bench comm), memory (trireme bench memory), gpu-tests (tools/gpu_tests.py). A row of "speed" or "fp8" says what its peer
+lacks of what PyTorch's users can switch on.
 """
 
 from __future__ import annotations
@@ -161,6 +161,23 @@ def curves(names: Sequence[str]) -> str:
     return markdown(["training", "seed", "validation loss", f"mean loss of the last {last} steps"], rows)
 
 
+SETTINGS = {"memory.recompute": "recompute", "precision.fp8": "FP8", "optim.state": "optimizer state"}
+
+
+def ladder(names: Sequence[str]) -> str:
+    """The settings that runs of one model differ in, and what a GPU needed."""
+    rows = []
+    for run in (run for name in names for run in read(name)["runs"]):
+        options = dict(re.findall(r"--([\w.]+)=(\S+)", run["command"]))
+        state, summary = run["summary"]["state_bytes"]["measured"], run["summary"]
+        ranks = int(re.search(r" -n (\d+)", run["command"])[1])
+        settings = [f"{word} {options[key]}" for key, word in SETTINGS.items() if key in options]
+        rows.append([", ".join(settings), f"{summary['tokens_per_s'] / ranks:,.0f}", gib(summary["peak_bytes"]),
+                     gib(sum(state[key] for key in ("parameters", "gradients", "optimizer"))),
+                     gib(summary["activation_bytes"]["measured"])])
+    return markdown(["settings", "tokens/s a GPU", "peak", "model state", "activations"], rows)
+
+
 def cpu(names: Sequence[str]) -> str:
     rows = [[case["model"], f"{case['ranks']} x {case['threads']}", f"{case['ours']['median']:,.0f}",
              f"{case['peer']['median']:,.0f}", f"**{case['ratio']:.2f}**",
@@ -238,7 +255,8 @@ def gpu_tests(names: Sequence[str]) -> str:
 
 
 KINDS: dict[str, Callable[[Sequence[str]], str]] = {
-    "speed": speed, "fp8": fp8, "curves": curves, "cpu": cpu, "vision": vision, "collectives": collectives, "memory": memory, "gpu-tests": gpu_tests}
+    "speed": speed, "fp8": fp8, "curves": curves, "ladder": ladder, "cpu": cpu, "vision": vision,
+    "collectives": collectives, "memory": memory, "gpu-tests": gpu_tests}
 
 
 def make(words: str) -> str:

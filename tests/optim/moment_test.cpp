@@ -135,7 +135,9 @@ TEST(MomentTest, ReadsWhatItWroteInEveryFormat) {
         const double bound = format == MomentFormat::kFp32   ? 0.0
                              : format == MomentFormat::kBf16 ? 1.0 / 256
                                                              : 0.2;
-        if (count > 0) EXPECT_LE((got - values).norm().item<double>(), bound * values.norm().item<double>());
+        if (count > 0) {
+          EXPECT_LE((got - values).norm().item<double>(), bound * values.norm().item<double>());
+        }
         moment.write(got);
         EXPECT_TRUE(at::equal(moment.read(), got)) << count;
         if (count < 61) continue;
@@ -202,7 +204,9 @@ TEST_P(EveryState, SmallChangesAreNotLost) {
   const double decayed = std::pow(0.999, 2000.0);
   const double first = (adamw ? 1.0 : 1000.0) * (1.0 - std::pow(0.999, 200.0)) * decayed;
   EXPECT_NEAR(optimizer->state(0, 0, {0, kSize}).mean().item<double>(), first, 0.03 * first);
-  if (adamw) EXPECT_NEAR(optimizer->state(0, 1, {0, kSize}).mean().item<double>(), first, 0.05 * first);
+  if (adamw) {
+    EXPECT_NEAR(optimizer->state(0, 1, {0, kSize}).mean().item<double>(), first, 0.05 * first);
+  }
 }
 
 TEST_P(EveryState, AnElementIsTheSameHoweverItsParameterIsCut) {
