@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/build_info.h"
+#include "trireme/base/env.h"
 #include "trireme/base/error.h"
 #include "trireme/plan/model_facts.h"
 
@@ -53,6 +54,30 @@ TEST(ChooseDevice, NeverFallsBackFromCudaInSilence) {
   if (!kHasCuda) {
     EXPECT_THROW(choose_device(Device::kCuda, 2), EnvironmentError);
   }
+}
+
+TEST(PlanRun, SaysWhatIsComputedAgain) {
+  const auto planned = [](std::vector<std::string> overrides, Device device) {
+    overrides.insert(overrides.end(), {"data.seq_len=4096", "precision.compute=bf16"});
+    const plan::Config config = plan::load({.path = {}, .text = {}, .overrides = overrides}, Environment()).config;
+    const RunPlan run = plan_run(config, device, 2);
+    return std::pair(to_text(run, config), nlohmann::json::parse(to_json(run, config))["recompute"]);
+  };
+  const auto [text, word] = planned({"model.preset=llama-8b"}, Device::kCuda);
+  EXPECT_NE(text.find("norms and activations (memory.recompute=auto: about 0.5% of a step)"),
+            std::string::npos)
+      << text;
+  EXPECT_EQ(word, "cheap");
+  for (const auto& [setting, device] : {std::pair("none", Device::kCuda), std::pair("auto", Device::kCpu)}) {
+    const auto [plain, kept] =
+        planned({"model.preset=llama-8b", std::string("memory.recompute=") + setting}, device);
+    EXPECT_EQ(plain.find("recomputed"), std::string::npos) << plain;
+    EXPECT_EQ(kept, "none");
+  }
+  const auto [blocks, of_blocks] =
+      planned({"model.preset=llama-8b", "memory.recompute=block", "memory.recompute_every=2"}, Device::kCuda);
+  EXPECT_NE(blocks.find("whole blocks, in one of 2 blocks"), std::string::npos) << blocks;
+  EXPECT_EQ(of_blocks, "block");
 }
 
 TEST(PlanRun, SaysWhatSavesCopy) {

@@ -140,6 +140,18 @@ TEST_F(Resume, IsExactWithStateInFewerBits) {
   }
 }
 
+TEST_F(Resume, GoesOnWithStateInOtherBits) {
+  const double whole = run(2, false).summary.final_loss;
+  for (const auto& [before, after] : {std::pair(plan::OptimState::kFp32, plan::OptimState::kInt8),
+                                      std::pair(plan::OptimState::kInt8, plan::OptimState::kBf16)}) {
+    std::filesystem::remove_all(checkpoints());
+    config_.optim.state = before;
+    run(2, false, 6);
+    config_.optim.state = after;
+    EXPECT_NEAR(run(2, true).summary.final_loss, whole, 0.02 * whole) << plan::name(after);
+  }
+}
+
 TEST_F(Resume, KnowsTheBestWeightsOfBefore) {
   config_.checkpoint.best = true;
   config_.train.val_every = 1;

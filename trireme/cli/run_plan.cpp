@@ -81,6 +81,18 @@ std::string copy_text(const RunPlan& run, const plan::CheckpointConfig& config) 
          fmt::format("pinned memory of the host, which takes {} of it", bytes_text(run.needed.pinned_copy));
 }
 
+/// What backward computes again; empty: nothing.
+std::string recompute_text(const RunPlan& run, const plan::Config& config) {
+  if (run.recompute == plan::Recompute::kNone) return "";
+  std::string text = run.recompute == plan::Recompute::kBlock ? "whole blocks" : "norms and activations";
+  if (config.memory.recompute_every > 1)
+    text += fmt::format(", in one of {} blocks", config.memory.recompute_every);
+  if (config.memory.recompute == plan::Recompute::kAuto)
+    text +=
+        fmt::format(" (memory.recompute=auto: about {:.1f}% of a step)", 100.0 * plan::cheap_cost(config));
+  return text;
+}
+
 /// `config`, in bf16 where it says that training goes on like that if FP8 cannot be.
 plan::Config with_possible_fp8(plan::Config config, plan::Device device, const plan::BatchPlan& batch) {
   plan::Fp8Config& fp8 = config.precision.fp8;
@@ -144,10 +156,12 @@ RunPlan plan_run(const plan::Config& given, plan::Device device, int64_t ranks, 
               .needed = {},
               .by_pp_rank = {},
               .pipeline = {},
-              .there = there};
+              .there = there,
+              .recompute = {}};
   run.mesh = plan::MeshShape::fit(given.parallel, ranks);
   run.batch = plan::plan_batch(given, run.mesh);
   const plan::Config config = plan::settle_recompute(with_possible_fp8(given, device, run.batch), device);
+  run.recompute = config.memory.recompute;
   run.facts = plan::describe(config.model, config.data.seq_len, config.precision, config.memory);
   run.by_pp_rank = plan::bytes_by_pp_rank(config, ranks, device);
   run.needed = *std::ranges::max_element(run.by_pp_rank, {}, &plan::RankBytes::peak);
@@ -202,6 +216,8 @@ std::string to_text(const RunPlan& run, const plan::Config& config, int64_t colu
     table.add_row({"model state", state_text(run.needed.state)});
     table.add_row({"peak", peak_text(run.needed)});
   }
+  if (const std::string again = recompute_text(run, config); !again.empty())
+    table.add_row({"recomputed", again});
   if (run.needed.saved_copy > 0) table.add_row({"checkpoints", copy_text(run, config.checkpoint)});
   if (const std::string fit = fit_text(run, run.needed.peak()); !fit.empty()) table.add_row({"memory", fit});
   for (const std::string& note : plan::notes(config, run.device)) table.add_row({"note", note});
@@ -257,6 +273,7 @@ std::string to_json(const RunPlan& run, const plan::Config& config) {
               {"flops_per_token", run.facts.flops_per_token},
               {"state_bytes_per_rank", state},
               {"peak_bytes_per_rank", peak_of(run.needed)},
+              {"recompute", plan::name(run.recompute)},
               {"checkpoint_copy_per_rank", copy},
               {"pipeline", pipeline},
               {"memory", memory},

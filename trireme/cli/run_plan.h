@@ -32,6 +32,7 @@ struct RunPlan {
   std::vector<plan::RankBytes> by_pp_rank;  ///< one where there is no pipeline
   std::optional<plan::PipelinePlan> pipeline;
   DeviceMemory there;
+  plan::Recompute recompute = plan::Recompute::kNone;  ///< never kAuto
 
   /// Whether ranks cannot run whatever else is true, and whether they fit as predicted.
   bool cannot_fit() const { return exceeds(needed.least()); }
