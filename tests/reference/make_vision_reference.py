@@ -12,8 +12,9 @@ Every case becomes OUT_DIR/<name>/case.json and case.safetensors (F32, classes I
     buffers/<buffer>           running statistics after them
     evaluated                  (B, classes) of batch 0 in evaluation mode then
 
-case.json holds the settings, `losses` and `grad_norms` (before clipping) of each step, and `noise`:
-how far PyTorch's fp32 is from fp64, as relative L2 error, worst over all of the above.
+case.json holds the settings, `losses` and `grad_norms` (before clipping) of each step, and `noise`: how far
+PyTorch's fp32 is from fp64, as relative L2 error, worst over all of the above, also from weights that differ by a
+rounding. A case that rounding decides, where a ReLU or a maximum falls to the other side, is refused.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from vision_models import VisionConfig, build, compare_with_torchvision
 
 Tensors = dict[str, Tensor]
 LARGEST_NOISE = 1e-4  # relative L2, of any tensor
+OTHER_ROUNDINGS = 6  # starts that differ by one
 
 
 @dataclass(frozen=True)
@@ -134,8 +136,15 @@ def write(case: Case, folder: Path) -> float:
     tensors, losses, norms = train(case, weights, torch.float32)
     exact, exact_losses, _ = train(case, weights, torch.float64)
     check_telling(case, weights, tensors, losses, norms)
-    noise = max(relative_error(tensors[name], exact[name]) for name in exact if name != "targets")
-    noise = max(noise, relative_error(torch.tensor(losses), torch.tensor(exact_losses)))
+
+    def distance(tensors: Tensors, losses: list[float]) -> float:
+        errors = [relative_error(tensors[name], exact[name]) for name in exact if name != "targets"]
+        return max(*errors, relative_error(torch.tensor(losses), torch.tensor(exact_losses)))
+
+    noise = distance(tensors, losses)
+    for other in range(OTHER_ROUNDINGS):
+        near = train(case, rounded_otherwise(weights, other), torch.float32)
+        noise = max(noise, distance(near[0], near[1]))
     if noise > LARGEST_NOISE:
         raise SystemExit(f"{case.name}: rounding to fp32 alone moves its tensors by {noise:.1e}; make "
                          f"the case better conditioned")
@@ -145,6 +154,13 @@ def write(case: Case, folder: Path) -> float:
     (folder / "case.json").write_text(json.dumps(settings, indent=2) + "\n")
     safetensors_io.save(folder / "case.safetensors", tensors, {"format": "pt"})
     return noise
+
+
+def rounded_otherwise(weights: Tensors, seed: int) -> Tensors:
+    """Up to one unit in the last place away."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: weight * (1.0 + 2.0**-23 * (2.0 * torch.rand(weight.shape, generator=generator) - 1.0))
+            for name, weight in weights.items()}
 
 
 def relative_error(value: Tensor, exact: Tensor) -> float:
@@ -158,7 +174,8 @@ def check_telling(case: Case, weights: Tensors, tensors: Tensors, losses: list[f
     if all(clipped) or not any(clipped):
         raise SystemExit(f"{case.name}: clipping at {case.grad_clip} in {sum(clipped)} of "
                          f"{len(clipped)} steps, norms {norms}; both must occur")
-    if sum(losses[-5:]) >= sum(losses[:5]):
+    half = min(5, len(losses) // 2)
+    if sum(losses[-half:]) >= sum(losses[:half]):
         raise SystemExit(f"{case.name}: nothing is learnt, losses {losses}")
     for name, weight in weights.items():
         if not tensors[f"grads/{name}"].norm() > 1e-4 or torch.equal(weight, tensors[f"final/{name}"]):
@@ -176,7 +193,7 @@ def cases() -> list[Case]:
         Case("resnet18_imagenet", replace(small, depth=18, stem="imagenet", image_size=75, classes=7),
              grad_clip=4.2, seed=23, lr=3e-4),
         Case("resnet50_imagenet", replace(small, depth=50, width=4, stem="imagenet", image_size=64,
-                                          channels=1), grad_clip=12.0, seed=24, batch=4),
+                                          channels=1), grad_clip=9.0, seed=41, steps=4),
         Case("lenet", replace(small, family="lenet", channels=1, image_size=28), grad_clip=8.0, seed=25),
     ]
 

@@ -72,28 +72,57 @@ void for_chunks(int64_t count, const Body& body) {
   });
 }
 
-/// body(first, last, states) over parts of `count` elements, states[n][i] being number n, of kind_of(n), of
-/// element first + i, to be changed in place.
+/// body(elements, begin, end) updates the elements from `begin` to `end` of arrays that begin at `elements`,
+/// and so do states[n], the numbers of kind kind_of(n) of these elements.
 template <int kNumbers, typename Body>
 void with_moments(const Moments& moments, MomentKind (*kind_of)(int), int64_t count, const Body& body) {
+  float* states[kNumbers];
   if (moments.format == MomentFormat::kFp32) {
-    for_rows(count, 1, [&](int64_t first, int64_t last) {
-      float* states[kNumbers];
-      for (int n = 0; n < kNumbers; ++n) states[n] = static_cast<float*>(moments.values[n]) + first;
-      body(first, last, states);
-    });
+    for (int n = 0; n < kNumbers; ++n) states[n] = static_cast<float*>(moments.values[n]);
+    for_rows(count, 1, [&](int64_t first, int64_t last) { body(0, states, first, last); });
     return;
   }
   for_chunks(count, [&](int64_t first, int64_t last) {
     float scratch[kNumbers][kChunk];
-    float* states[kNumbers];
+    float* chunk[kNumbers];
     for (int n = 0; n < kNumbers; ++n) {
-      states[n] = scratch[n];
+      chunk[n] = scratch[n];
       read_range(scratch[n], moments, n, kind_of(n), first, last - first);
     }
-    body(first, last, states);
+    body(first, chunk, 0, last - first);
     for (int n = 0; n < kNumbers; ++n) write_range(scratch[n], moments, n, kind_of(n), first, last - first);
   });
+}
+
+template <typename Grad>
+void adamw_range(float* param, float* exp_avg, float* exp_avg_sq, const Grad* grad, int64_t first,
+                 int64_t last, const AdamWStep& step) {
+  const float keep = 1.0f - step.lr * step.weight_decay;
+  const float step_size = step.lr / step.bias_correction1;
+  const float inverse_root = 1.0f / std::sqrt(step.bias_correction2);
+#pragma omp simd
+  for (int64_t i = first; i < last; ++i) {
+    const float g = static_cast<float>(grad[i]) * step.grad_scale;
+    const float m = exp_avg[i] + (g - exp_avg[i]) * (1.0f - step.beta1);
+    const float v = exp_avg_sq[i] * step.beta2 + g * g * (1.0f - step.beta2);
+    exp_avg[i] = m;
+    exp_avg_sq[i] = v;
+    param[i] = param[i] * keep - step_size * m / (std::sqrt(v) * inverse_root + step.eps);
+  }
+}
+
+template <typename Grad>
+void sgd_range(float* param, float* momentum_buffer, const Grad* grad, int64_t first, int64_t last,
+               const SgdStep& step) {
+  const float kept = step.first ? 0.0f : step.momentum;
+  // The step goes along along_buffer * buffer + along_grad * grad.
+  const float along_buffer = step.nesterov ? step.momentum : 1.0f, along_grad = step.nesterov ? 1.0f : 0.0f;
+#pragma omp simd
+  for (int64_t i = first; i < last; ++i) {
+    const float g = static_cast<float>(grad[i]) * step.grad_scale + step.weight_decay * param[i];
+    momentum_buffer[i] = kept * momentum_buffer[i] + g;
+    param[i] -= step.lr * (along_buffer * momentum_buffer[i] + along_grad * g);
+  }
 }
 
 }  // namespace
@@ -101,44 +130,21 @@ void with_moments(const Moments& moments, MomentKind (*kind_of)(int), int64_t co
 template <typename Grad>
 void adamw(float* param, const Moments& moments, const Grad* grad, void* copy_bf16, int64_t count,
            const AdamWStep& step) {
-  const float keep = 1.0f - step.lr * step.weight_decay;
-  const float step_size = step.lr / step.bias_correction1;
-  const float inverse_root = 1.0f / std::sqrt(step.bias_correction2);
-  with_moments<kAdamWMoments>(
-      moments, adamw_moment, count, [&](int64_t first, int64_t last, float* const(&states)[2]) {
-        float *const exp_avg = states[0], *const exp_avg_sq = states[1], *const params = param + first;
-        const Grad* const grads = grad + first;
-#pragma omp simd
-        for (int64_t i = 0; i < last - first; ++i) {
-          const float g = static_cast<float>(grads[i]) * step.grad_scale;
-          const float m = exp_avg[i] + (g - exp_avg[i]) * (1.0f - step.beta1);
-          const float v = exp_avg_sq[i] * step.beta2 + g * g * (1.0f - step.beta2);
-          exp_avg[i] = m;
-          exp_avg_sq[i] = v;
-          params[i] = params[i] * keep - step_size * m / (std::sqrt(v) * inverse_root + step.eps);
-        }
-        store_bf16(copy_bf16, param, first, last);
-      });
+  with_moments<kAdamWMoments>(moments, adamw_moment, count,
+                              [&](int64_t at, float* const(&states)[2], int64_t first, int64_t last) {
+                                adamw_range(param + at, states[0], states[1], grad + at, first, last, step);
+                                store_bf16(copy_bf16, param, at + first, at + last);
+                              });
 }
 
 template <typename Grad>
 void sgd(float* param, const Moments& moments, const Grad* grad, void* copy_bf16, int64_t count,
          const SgdStep& step) {
-  const float kept = step.first ? 0.0f : step.momentum;
-  // The step goes along along_buffer * buffer + along_grad * grad.
-  const float along_buffer = step.nesterov ? step.momentum : 1.0f, along_grad = step.nesterov ? 1.0f : 0.0f;
-  with_moments<kSgdMoments>(
-      moments, sgd_moment, count, [&](int64_t first, int64_t last, float* const(&states)[1]) {
-        float *const buffer = states[0], *const params = param + first;
-        const Grad* const grads = grad + first;
-#pragma omp simd
-        for (int64_t i = 0; i < last - first; ++i) {
-          const float g = static_cast<float>(grads[i]) * step.grad_scale + step.weight_decay * params[i];
-          buffer[i] = kept * buffer[i] + g;
-          params[i] -= step.lr * (along_buffer * buffer[i] + along_grad * g);
-        }
-        store_bf16(copy_bf16, param, first, last);
-      });
+  with_moments<kSgdMoments>(moments, sgd_moment, count,
+                            [&](int64_t at, float* const(&states)[1], int64_t first, int64_t last) {
+                              sgd_range(param + at, states[0], grad + at, first, last, step);
+                              store_bf16(copy_bf16, param, at + first, at + last);
+                            });
 }
 
 template <typename Value>

@@ -22,7 +22,7 @@ using torch::profiler::impl::ProfilerConfig;
 using torch::profiler::impl::ProfilerState;
 
 /// What names of kernels contain, in the order in which it is looked for.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 49> kMarks = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 50> kMarks = {{
     {"vectorized_gather", "embedding"},
     {"nccl", "communication"},
     {"sum_kernel<", "communication"},
@@ -60,6 +60,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 49> kMarks =
     {"column_sums", "bias"},
     {"map_rows", "activation"},
     {"update_range", "optimizer"},
+    {"update_blocks", "optimizer"},
     {"square_partials", "optimizer"},
     {"add_partials", "optimizer"},
     {"amax_flat", "FP8 casts"},
