@@ -19,6 +19,7 @@ sys.path[:0] = [str(BENCH), str(BENCH / "peers")]
 
 import cases  # noqa: E402
 import compare  # noqa: E402
+import curves  # noqa: E402
 import efficiency  # noqa: E402
 import kernel_times  # noqa: E402
 import losses  # noqa: E402
@@ -362,7 +363,7 @@ def speed_side(speed, seconds=0.0, log=None):
     return programs.Side([sys.executable, "-c", code], "speed")
 
 
-class Measuring(unittest.TestCase):
+class Choosing(unittest.TestCase):
     def arguments(self, *words):
         return compare.parse_arguments(["gpu", "--alternations", "3", "--cases", "x", *words])
 
@@ -436,6 +437,56 @@ class Measuring(unittest.TestCase):
                          [("m1", 2), ("m1", 2), ("m2", 2), ("m4", 2)])
         self.assertGreaterEqual(most, 2)
         self.assertEqual(file["commit"], "abc")
+
+
+class Curves(unittest.TestCase):
+    """Of a program that prints losses by its seed and its options, and fails where it is told to."""
+    PROGRAM = """#!{python}
+import json, sys
+options = dict(word[2:].split("=", 1) for word in sys.argv if "=" in word)
+if "fails" in options:
+    sys.exit("it failed")
+loss = 1.0 + 0.01 * int(options["seed"]) + float(options.get("worse", 0))
+for step in range(1, 5):
+    print(json.dumps({{"step": step, "loss": loss / step}} | ({{"val_loss": loss}} if step == 4 else {{}})))
+print(json.dumps({{"final_val_loss": loss}}))
+"""
+
+    def run_with(self, ways):
+        with tempfile.TemporaryDirectory() as folder:
+            program, out = pathlib.Path(folder) / "trireme", pathlib.Path(folder) / "out.json"
+            program.write_text(self.PROGRAM.format(python=sys.executable))
+            program.chmod(0o755)
+            words = ["curves.py", "--ways", ways, "--text", folder, "--bin", str(program), "--out", str(out), "--last", "2"]
+            with mock.patch.object(sys, "argv", words), mock.patch.object(curves, "visible_gpus", lambda: []), \
+                    contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(io.StringIO()):
+                code = curves.main()
+            return code, said.getvalue(), json.loads(out.read_text()) if out.exists() else None
+
+    def test_a_way_agrees_within_the_spread_of_seeds(self):
+        code, said, result = self.run_with("plain; near: --worse=0.015; far: --worse=0.03")
+        self.assertEqual(code, programs.EXIT_BELOW)
+        self.assertIn("do not agree", said)
+        self.assertEqual([(run["way"], run["seed"]) for run in result["runs"]],
+                         [("plain", 42), ("plain", 43), ("plain", 44), ("near", 42), ("far", 42)])
+        verdict = result["verdict"]["val_loss"]
+        self.assertAlmostEqual(verdict["bound"], 1.44)
+        self.assertAlmostEqual(verdict["spread"], 0.02)
+        self.assertEqual(len(result["runs"][0]["losses"]), 4)
+        code, _, result = self.run_with("plain; near: --worse=0.015")
+        self.assertEqual((code, result["verdict"]["val_loss"]["agree"]), (0, True))
+        table = curves_table(result)
+        self.assertIn("| near | 42 | 1.4350 |", table)
+
+    def test_what_cannot_be_compared_is_refused(self):
+        self.assertEqual(self.run_with("plain")[0], programs.EXIT_USAGE)
+        self.assertEqual(self.run_with("plain; other: --fails=1")[0], programs.EXIT_FAILED)
+
+
+def curves_table(result):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(tables, "RESULTS", pathlib.Path(folder)):
+        (pathlib.Path(folder) / "curves.json").write_text(json.dumps(result))
+        return tables.make("curves curves.json")
 
 
 class Commands(unittest.TestCase):
