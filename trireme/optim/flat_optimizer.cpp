@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
 #include "trireme/plan/optimizer.h"
@@ -26,22 +28,22 @@ MomentFormat format_of(plan::OptimState state) {
   return MomentFormat::kInt8;
 }
 
-MomentKind kind_of(plan::OptimizerName name, size_t number) {
-  const auto index = static_cast<int>(number);
-  return name == plan::OptimizerName::kAdamW ? kernels::adamw_moment(index) : kernels::sgd_moment(index);
+MomentKind kind_of(const plan::OptimizerRecord& record, std::string_view state) {
+  return std::ranges::find(record.squares, state) != record.squares.end() ? MomentKind::kSquares
+                                                                          : MomentKind::kSigned;
 }
 
 }  // namespace
 
 FlatOptimizer::FlatOptimizer(const plan::OptimConfig& config, std::vector<FlatParam> params)
     : Optimizer(config.lr), config_(config), params_(std::move(params)) {
-  const size_t count = plan::record_of(config.name).state.size();
+  const plan::OptimizerRecord& record = plan::record_of(config.name);
   for (FlatParam& param : params_) {
     param.segments = as_updated(std::move(param.segments));
     const int64_t numel = param.master.numel();
     std::vector<Moment>& state = states_.emplace_back();
-    for (size_t i = 0; i < count; ++i)
-      state.emplace_back(numel, format_of(config.state), kind_of(config.name, i), param.master.device());
+    for (const std::string_view name : record.state)
+      state.emplace_back(numel, format_of(config.state), kind_of(record, name), param.master.device());
     if (config.ema == 0.0) continue;
     state.emplace_back(numel, MomentFormat::kFp32, MomentKind::kSigned, param.master.device());
     state.back().write(param.master);  // of what is frozen until later

@@ -10,13 +10,14 @@ namespace trireme::plan {
 namespace {
 
 constexpr std::array<std::string_view, 2> kAdamWState = {"exp_avg", "exp_avg_sq"};
+constexpr std::array<std::string_view, 1> kAdamWSquares = {"exp_avg_sq"};
 constexpr std::array<std::string_view, 3> kAdamWKeys = {"optim.beta1", "optim.beta2", "optim.eps"};
 constexpr std::array<std::string_view, 1> kSgdState = {"momentum_buffer"};
 constexpr std::array<std::string_view, 2> kSgdKeys = {"optim.momentum", "optim.nesterov"};
 
 constexpr OptimizerRecord kRecords[] = {
-    {.name = OptimizerName::kAdamW, .state = kAdamWState, .keys = kAdamWKeys},
-    {.name = OptimizerName::kSgd, .state = kSgdState, .keys = kSgdKeys},
+    {.name = OptimizerName::kAdamW, .state = kAdamWState, .squares = kAdamWSquares, .keys = kAdamWKeys},
+    {.name = OptimizerName::kSgd, .state = kSgdState, .squares = {}, .keys = kSgdKeys},
 };
 static_assert(std::size(kRecords) == kNames<OptimizerName>.size());
 

@@ -14,6 +14,8 @@ struct OptimizerRecord {
   OptimizerName name;
   /// Numbers kept for each element of a parameter, zero at first: one tensor a name.
   std::span<const std::string_view> state;
+  /// Those of them that are never negative, since they sum squares: in few bits their roots are kept.
+  std::span<const std::string_view> squares;
   /// Config keys that it reads and others do not.
   std::span<const std::string_view> keys;
 };
