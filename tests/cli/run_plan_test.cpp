@@ -59,7 +59,8 @@ TEST(ChooseDevice, NeverFallsBackFromCudaInSilence) {
 TEST(PlanRun, SaysWhatIsComputedAgain) {
   const auto planned = [](std::vector<std::string> overrides, Device device) {
     overrides.insert(overrides.end(), {"data.seq_len=4096", "precision.compute=bf16"});
-    const plan::Config config = plan::load({.path = {}, .text = {}, .overrides = overrides}, Environment()).config;
+    const plan::Config config =
+        plan::load({.path = {}, .text = {}, .overrides = overrides}, Environment()).config;
     const RunPlan run = plan_run(config, device, 2);
     return std::pair(to_text(run, config), nlohmann::json::parse(to_json(run, config))["recompute"]);
   };
