@@ -22,27 +22,21 @@ class LinearFunction : public Function<LinearFunction> {
     const LinearParams params{weights, bias, in_out, fp8};
     LinearKept kept;
     kept.input_amax = noted_amax(x, fp8);
-    at::Tensor y = apply_linear(params, x.reshape({-1, x.size(-1)}), residual.value_or(at::Tensor()), kept,
-                                KeepInput::kYes);
+    const at::Tensor y =
+        apply_linear(params, as_rows(x), residual.value_or(at::Tensor()), kept, KeepInput::kYes);
     save(*context, {}, {{params, kept}});
     context->saved_data["deferrable"] = deferrable;
     context->saved_data["adds"] = residual.has_value();
-    std::vector<int64_t> shape = x.sizes().vec();
-    shape.back() = y.size(-1);
-    return y.view(shape);
+    return shaped(y, x);
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const RestoredLinear linear = restore(*context).linears.front();
     const LinearParams params = linear.params();
-    const OutputGradient dy =
-        output_gradient(params, grads[0].reshape({-1, grads[0].size(-1)}), noted_amax(grads[0], params.fp8));
+    const OutputGradient dy = output_gradient(params, as_rows(grads[0]), noted_amax(grads[0], params.fp8));
     variable_list result(1);
     if (context->needs_input_grad(0)) {
-      const at::Tensor dx = input_gradient(params, linear.kept.weight_amax, dy);
-      std::vector<int64_t> shape = grads[0].sizes().vec();
-      shape.back() = dx.size(1);
-      result[0] = dx.view(shape);
+      result[0] = shaped(input_gradient(params, linear.kept.weight_amax, dy), grads[0]);
     }
     const variable_list reported =
         context->saved_data["deferrable"].toBool()

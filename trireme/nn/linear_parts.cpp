@@ -117,6 +117,16 @@ Fp8Source contiguous(const Fp8Source& source) {
 
 }  // namespace
 
+at::Tensor as_rows(const at::Tensor& x) {
+  return x.reshape({-1, x.size(-1)});
+}
+
+at::Tensor shaped(const at::Tensor& rows, const at::Tensor& like) {
+  std::vector<int64_t> shape = like.sizes().vec();
+  shape.back() = rows.size(-1);
+  return rows.view(shape);
+}
+
 at::Tensor apply_linear(const LinearParams& params, const Fp8Source& input, const at::Tensor& residual,
                         LinearKept& kept, KeepInput keep) {
   const at::Tensor weight = joined(params.weights);

@@ -41,6 +41,11 @@ struct OutputGradient {
 
 enum class KeepInput { kNo, kYes };
 
+/// (..., features) -> (n, features)
+at::Tensor as_rows(const at::Tensor& x);
+/// `rows` with the leading dimensions of `like`.
+at::Tensor shaped(const at::Tensor& rows, const at::Tensor& like);
+
 /// input (n, in) -> (n, sum of out_i), plus `residual` of any shape with as many elements, unless undefined
 at::Tensor apply_linear(const LinearParams& params, const kernels::Fp8Source& input,
                         const at::Tensor& residual, LinearKept& kept, KeepInput keep);

@@ -14,17 +14,6 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-at::Tensor as_rows(const at::Tensor& x) {
-  return x.reshape({-1, x.size(-1)});
-}
-
-/// `rows` with the leading dimensions of `like`.
-at::Tensor shaped(const at::Tensor& rows, const at::Tensor& like) {
-  std::vector<int64_t> shape = like.sizes().vec();
-  shape.back() = rows.size(-1);
-  return rows.view(shape);
-}
-
 /// The output of the norm, with its largest magnitude noted if it is asked for; fills sum and statistics as
 /// the kernels do.
 at::Tensor normed(at::Tensor& sum, at::Tensor& statistics, const at::Tensor& x, const at::Tensor& delta,

@@ -19,13 +19,11 @@ class SwigluFeedForwardFunction : public Function<SwigluFeedForwardFunction> {
     const at::Tensor no_bias;
     const LinearParams first{gate_up, no_bias, false, in}, second{at::TensorList(down), no_bias, false, out};
     LinearKept of_first, of_second;
-    const at::Tensor hidden = apply_linear(first, x.reshape({-1, x.size(-1)}), {}, of_first, KeepInput::kYes);
+    const at::Tensor hidden = apply_linear(first, as_rows(x), {}, of_first, KeepInput::kYes);
     const at::Tensor y =
         apply_linear(second, Fp8Source::swiglu(hidden), residual, of_second, KeepInput::kYes);
     save(*context, {hidden}, {{first, of_first}, {second, of_second}});
-    std::vector<int64_t> shape = x.sizes().vec();
-    shape.back() = y.size(-1);
-    return y.view(shape);
+    return shaped(y, x);
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
@@ -35,7 +33,7 @@ class SwigluFeedForwardFunction : public Function<SwigluFeedForwardFunction> {
     at::Tensor d_activated;
     variable_list d_down;
     {
-      const OutputGradient dy = output_gradient(second, grads[0].reshape({-1, grads[0].size(-1)}), {});
+      const OutputGradient dy = output_gradient(second, as_rows(grads[0]), {});
       d_activated = input_gradient(second, of_second.kept.weight_amax, dy);
       d_down = deferrable_parameter_gradients(second, of_second.kept.input, dy.factor());
     }
@@ -44,10 +42,7 @@ class SwigluFeedForwardFunction : public Function<SwigluFeedForwardFunction> {
     d_activated.reset();
     variable_list result(1);
     if (context->needs_input_grad(0)) {
-      std::vector<int64_t> shape = grads[0].sizes().vec();
-      const at::Tensor dx = input_gradient(first, of_first.kept.weight_amax, d_hidden);
-      shape.back() = dx.size(1);
-      result[0] = dx.view(shape);
+      result[0] = shaped(input_gradient(first, of_first.kept.weight_amax, d_hidden), grads[0]);
     }
     const variable_list d_gate_up =
         deferrable_parameter_gradients(first, of_first.kept.input, d_hidden.factor());
