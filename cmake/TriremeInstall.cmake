@@ -1,4 +1,4 @@
-# Install rules, the package that find_package(Trireme) reads, and the check that every header stands alone.
+# Install rules and the package that find_package(Trireme) reads.
 include(CMakePackageConfigHelpers)
 set(TRIREME_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/Trireme)
 
@@ -17,7 +17,6 @@ install(TARGETS trireme_plan trireme_fmt EXPORT TriremePlanTargets
         FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
         FILE_SET generated DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT TriremePlanTargets NAMESPACE Trireme:: DESTINATION ${TRIREME_PACKAGE_DIR})
-set_target_properties(trireme_plan PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
 if(TRIREME_TORCH)
   install(TARGETS trireme EXPORT TriremeTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
           FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
@@ -25,13 +24,6 @@ if(TRIREME_TORCH)
   install(FILES ${PROJECT_SOURCE_DIR}/cmake/TriremeFindTorch.cmake ${PROJECT_SOURCE_DIR}/cmake/TriremeTorch.cmake
                 ${PROJECT_SOURCE_DIR}/cmake/TriremeCudaArchs.cmake
           DESTINATION ${TRIREME_PACKAGE_DIR})
-  set_target_properties(trireme PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
-endif()
-
-if(TRIREME_TORCH)
-  trireme_check_internal_headers(trireme_plan trireme)
-else()
-  trireme_check_internal_headers(trireme_plan)
 endif()
 
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

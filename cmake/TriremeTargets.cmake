@@ -1,24 +1,25 @@
 # The libraries and the compile rules they share. Folders add their own sources with trireme_sources().
 add_library(trireme_dev INTERFACE)
 target_compile_options(trireme_dev INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wnon-virtual-dtor -Woverloaded-virtual -Wimplicit-fallthrough
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wnon-virtual-dtor -Woverloaded-virtual -Wimplicit-fallthrough>
+  $<$<COMPILE_LANG_AND_ID:CXX,GNU>:
     # False alarms: g++ 12 in std::string concatenation (GCC bug 105651), g++ 13 in std::vector<bool> of torch's headers.
-    -Wno-restrict -Wno-array-bounds>
-  # What is local to a function shadows, in a batch of sources, what is local to another source. To g++ the sources of
-  # a batch are headers, where a class must not hold what is known to one source only.
-  $<$<COMPILE_LANGUAGE:CXX>:$<IF:$<BOOL:$<TARGET_PROPERTY:UNITY_BUILD>>,-Wno-subobject-linkage,-Wshadow>>
+    -Wno-restrict -Wno-array-bounds
+    # What is local to a function shadows, in a batch of sources, what is local to another source. To g++ the sources of
+    # a batch are headers, where a class must not hold what is known to one source only.
+    $<IF:$<BOOL:$<TARGET_PROPERTY:UNITY_BUILD>>,-Wno-subobject-linkage,-Wshadow>>
   $<$<AND:$<COMPILE_LANG_AND_ID:CXX,GNU>,$<VERSION_GREATER_EQUAL:$<CXX_COMPILER_VERSION>,13>>:-Wno-stringop-overflow>
+  # std::stable_sort of g++'s library calls what C++17 deprecates, and only g++ is told so.
+  $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-deprecated-declarations>
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${TRIREME_WERROR}>>:-Werror>)
 if(TRIREME_SANITIZE)
-  # g++ 12 takes std::regex for uninitialised under sanitizers.
-  target_compile_options(trireme_dev INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized
-    -fsanitize=${TRIREME_SANITIZE}
-    -fno-sanitize-recover=all -fno-omit-frame-pointer>)
+  target_compile_options(trireme_dev INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${TRIREME_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer>)
   target_link_options(trireme_dev INTERFACE -fsanitize=${TRIREME_SANITIZE})
 endif()
 
 # g++ instantiates what torch's headers use anew in every source that takes the precompiled header: 4 s of a source's 6.
-# Reading CLI11 takes as long.
+# Reading CLI11 or googletest takes as long.
 function(trireme_in_batches target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${TRIREME_UNITY} UNITY_BUILD_BATCH_SIZE 8)
 endfunction()
@@ -33,6 +34,7 @@ target_compile_features(trireme_plan PUBLIC cxx_std_20)
 target_link_libraries(trireme_plan PUBLIC Trireme::fmt nlohmann_json::nlohmann_json Threads::Threads
                       PRIVATE yaml-cpp $<BUILD_INTERFACE:trireme_dev>)
 set_target_properties(trireme_plan PROPERTIES EXPORT_NAME plan)
+trireme_in_batches(trireme_plan)
 
 if(TRIREME_TORCH)
   add_library(trireme STATIC)

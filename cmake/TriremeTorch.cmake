@@ -16,6 +16,9 @@ add_library(Torch::cpu INTERFACE IMPORTED GLOBAL)
 target_include_directories(Torch::cpu SYSTEM INTERFACE
   ${TRIREME_TORCH_ROOT}/include ${TRIREME_TORCH_ROOT}/include/torch/csrc/api/include)
 target_compile_definitions(Torch::cpu INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
+# From 18 on clang spells the names of constrained templates otherwise than the g++ that compiled torch.
+target_compile_options(Torch::cpu INTERFACE
+  $<$<AND:$<COMPILE_LANG_AND_ID:CXX,Clang>,$<VERSION_GREATER_EQUAL:$<CXX_COMPILER_VERSION>,18>>:-fclang-abi-compat=17>)
 target_link_directories(Torch::cpu INTERFACE ${TRIREME_TORCH_ROOT}/lib)
 # Operators register themselves when a library is loaded, so libraries that no symbol refers to must stay linked.
 # One item each: CMake drops a flag that it has seen before.

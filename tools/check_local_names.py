@@ -13,12 +13,12 @@ import re
 import sys
 
 # Folders of trireme/ whose sources are compiled together.
-BATCHED = ("kernels comm nn data optim memory precision parallel train bench".split(), ["cli"])
+BATCHED = ("base plan report launch checkpoint".split(),
+           "checkpoint kernels comm nn data optim memory precision parallel train bench".split(), ["cli"])
 
-# Programs of tests; those with these labels have no libtorch, and each of their sources is compiled alone.
-PROGRAM = re.compile(r"trireme_test\(NAME \w+ LABEL (\w+)([^)]*)\)")
-ALONE = ("unit", "slow")
-SOURCE = re.compile(r"[\w./]+\.cpp")
+# Programs of tests.
+PROGRAM = re.compile(r"trireme_test\(NAME \w+ LABEL \w+([^)]*)\)")
+SOURCE = re.compile(r"(\$\{PROJECT_SOURCE_DIR\}/)?([\w./]+\.cpp)")
 
 INCLUDED = re.compile(r'^#include "(tests/[^"]+)"', re.MULTILINE)
 
@@ -111,9 +111,8 @@ def batches(root):
     for rooms in BATCHED:
         yield [path for room in rooms for path in (root / "trireme" / room).rglob("*.cpp")], False
     for listing in sorted((root / "tests").glob("*/CMakeLists.txt")):
-        for label, sources in PROGRAM.findall(listing.read_text(encoding="utf-8")):
-            if label not in ALONE:
-                yield [listing.parent / source for source in SOURCE.findall(sources)], True
+        for sources in PROGRAM.findall(listing.read_text(encoding="utf-8")):
+            yield [(root if from_root else listing.parent) / source for from_root, source in SOURCE.findall(sources)], True
 
 
 def main():

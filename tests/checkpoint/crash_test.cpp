@@ -18,7 +18,7 @@ const Layout kTwo{.replicas = 1, .shards = 2, .stages = 1, .tensor = 1};
 
 enum Outcome : int { kCommitted = 0, kFailedThenCommitted = 1, kFailedTwice = 2, kNeverBegan = 3 };
 
-struct Place {
+struct CrashPlace {
   Scratch scratch;
   std::string folder() const { return scratch.path("checkpoints"); }
   bool committed() const { return std::filesystem::exists(scratch.path("committed")); }
@@ -64,7 +64,7 @@ int in_child(const std::function<int()>& body) {
 }
 
 int64_t calls_of_a_save() {
-  const Place place;
+  const CrashPlace place;
   place.begin();
   plan_fault({});
   EXPECT_EQ(place.continue_run(), kCommitted);
@@ -72,7 +72,7 @@ int64_t calls_of_a_save() {
 }
 
 /// The step that a resuming run would load; it is whole.
-int64_t loadable_step(const Place& place) {
+int64_t loadable_step(const CrashPlace& place) {
   const Newest newest = newest_checkpoint(Folder(place.folder()));
   if (!newest.checkpoint) return -1;
   EXPECT_EQ(newest.checkpoint->verify(), std::vector<std::string>{});
@@ -82,7 +82,7 @@ int64_t loadable_step(const Place& place) {
 }
 
 /// The run after: it saves, and cleans up.
-void expect_next_run_works(const Place& place) {
+void expect_next_run_works(const CrashPlace& place) {
   Store store(place.folder());
   save(store, kTwo, 3);
   EXPECT_EQ(loadable_step(place), 3);
@@ -91,7 +91,7 @@ void expect_next_run_works(const Place& place) {
 }
 
 void expect_survives_kills(Unsynced unsynced) {
-  const Place place;
+  const CrashPlace place;
   const int64_t calls = calls_of_a_save();
   EXPECT_GE(calls, 50);
   int64_t first_new = 0;
@@ -130,7 +130,7 @@ TEST(Crash, PowerCutAtEverySystemCallThatLosesBytesAndNamesNothingIsLost) {
 }
 
 void expect_survives_error(int error) {
-  const Place place;
+  const CrashPlace place;
   const int64_t calls = calls_of_a_save();
   int64_t failed = 0;
   for (int64_t at = 1; at <= calls; ++at) {
@@ -158,7 +158,7 @@ TEST(Crash, AnErrorOfTheDiskAtAnyCallFailsOneSaveOnly) {
 }
 
 TEST(Crash, ShortWritesAreContinued) {
-  const Place place;
+  const CrashPlace place;
   const int64_t calls = calls_of_a_save();
   for (int64_t at = 1; at <= calls; at += 1) {
     place.begin();

@@ -11,6 +11,7 @@ namespace {
 
 using testing::message_of;
 using testing::Scratch;
+using trireme::testing::slurp;
 
 TEST(Folder, NamesAreOneComponentOfPlainLetters) {
   for (const char* name : {"a", "index.json", "shard-00001.safetensors", "A_b-3.9", "a..b", "a."})
@@ -88,15 +89,15 @@ TEST(Folder, FilesAreNewAndWholeOnesReplaceOthers) {
   file.append("abc", 3);
   file.append("def", 3);
   file.finish();
-  EXPECT_EQ(testing::slurp(scratch.path("a")), "abcdef");
+  EXPECT_EQ(slurp(scratch.path("a")), "abcdef");
   EXPECT_THROW(folder.create_file("a"), EnvironmentError);
   std::filesystem::create_symlink("b", scratch.path("link"));
   EXPECT_THROW(folder.create_file("link"), EnvironmentError);
   folder.write_file("a", "new");
-  EXPECT_EQ(testing::slurp(scratch.path("a")), "new");
+  EXPECT_EQ(slurp(scratch.path("a")), "new");
   scratch.write("a.tmp", "left by a process that died");
   folder.write_file("a", "newer");
-  EXPECT_EQ(testing::slurp(scratch.path("a")), "newer");
+  EXPECT_EQ(slurp(scratch.path("a")), "newer");
   EXPECT_EQ(folder.names(), (std::vector<std::string>{"a", "link"}));
 }
 

@@ -18,10 +18,10 @@ const Layout kTwo{.replicas = 1, .shards = 2, .stages = 1, .tensor = 1};
 const Layout kFour{.replicas = 2, .shards = 1, .stages = 1, .tensor = 2};
 
 /// A folder with a run's checkpoints of steps 10 and 20, written by two ranks and by four.
-struct Fixture {
+struct TwoCheckpoints {
   FrontProcess front;
   std::string folder = front.file("checkpoints");
-  Fixture() {
+  TwoCheckpoints() {
     Store store(folder);
     checkpoint::testing::save(store, kTwo, 10);
     checkpoint::testing::save(store, kFour, 20);
@@ -38,7 +38,7 @@ struct Fixture {
 };
 
 TEST(Ckpt, ListsWhatIsThereAndWhatIsWrongWithIt) {
-  const Fixture fixture;
+  const TwoCheckpoints fixture;
   fs::resize_file(fixture.step(10) + "/index.json", 100);
   fs::create_directory(fixture.step(30));
   const auto rows = fixture.front.run({"ckpt", "list", fixture.folder, "--json"}).json()["checkpoints"];
@@ -55,7 +55,7 @@ TEST(Ckpt, ListsWhatIsThereAndWhatIsWrongWithIt) {
 }
 
 TEST(Ckpt, InspectsTheNewestOfARunThatIsWhole) {
-  const Fixture fixture;
+  const TwoCheckpoints fixture;
   fs::remove(fixture.step(20) + "/shard-00003.safetensors");
   const Outcome outcome = fixture.front.run({"ckpt", "inspect", fixture.folder, "--json"});
   EXPECT_TRUE(contains(outcome.err, "passed over step-00000020")) << outcome.err;
@@ -66,7 +66,7 @@ TEST(Ckpt, InspectsTheNewestOfARunThatIsWhole) {
 }
 
 TEST(Ckpt, VerifyNamesTheTensorAndExitsWith7) {
-  const Fixture fixture;
+  const TwoCheckpoints fixture;
   EXPECT_EQ(fixture.front.run({"ckpt", "verify", fixture.folder}).code, 0);
   fixture.damage(fixture.step(20) + "/shard-00001.safetensors");
   const Outcome outcome = fixture.front.run({"ckpt", "verify", fixture.folder});
@@ -79,7 +79,7 @@ TEST(Ckpt, VerifyNamesTheTensorAndExitsWith7) {
 }
 
 TEST(Ckpt, DiffComparesWhateverTheLayoutAndExitsWith8) {
-  const Fixture fixture;
+  const TwoCheckpoints fixture;
   const Outcome equal = fixture.front.run({"ckpt", "diff", fixture.step(10), fixture.step(20)});
   EXPECT_EQ(equal.code, 0) << equal.out << equal.err;
   EXPECT_TRUE(contains(equal.out, "equal")) << equal.out;
@@ -103,7 +103,7 @@ TEST(Ckpt, DiffComparesWhateverTheLayoutAndExitsWith8) {
 
 /// A run must not go on from weights as if their optimizer had never made a step.
 TEST(Ckpt, WeightsAloneAreNoStateOfARun) {
-  const Fixture fixture;
+  const TwoCheckpoints fixture;
   EXPECT_EQ(
       fixture.front.run({"ckpt", "convert", fixture.step(10), fixture.front.file("thin"), "--weights-only"})
           .code,
@@ -114,7 +114,7 @@ TEST(Ckpt, WeightsAloneAreNoStateOfARun) {
 }
 
 TEST(Ckpt, ConvertsToAnyNumberOfFilesAndBack) {
-  const Fixture fixture;
+  const TwoCheckpoints fixture;
   const Outcome outcome =
       fixture.front.run({"ckpt", "convert", fixture.step(10), fixture.front.file("other"), "--files", "3"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
@@ -130,7 +130,7 @@ TEST(Ckpt, ConvertsToAnyNumberOfFilesAndBack) {
 }
 
 TEST(Ckpt, PruneKeepsTheNewestAndRefusesWhileARunWrites) {
-  const Fixture fixture;
+  const TwoCheckpoints fixture;
   {
     const Store running(fixture.folder);
     const Outcome refused = fixture.front.run({"ckpt", "prune", fixture.folder, "--keep", "1"});
@@ -144,7 +144,7 @@ TEST(Ckpt, PruneKeepsTheNewestAndRefusesWhileARunWrites) {
 }
 
 TEST(Ckpt, SaysWhatIsNotThere) {
-  const Fixture fixture;
+  const TwoCheckpoints fixture;
   EXPECT_EQ(fixture.front.run({"ckpt", "list", "nowhere"}).code, 2);
   EXPECT_EQ(fixture.front.run({"ckpt", "inspect", "nowhere"}).code, 2);
   EXPECT_EQ(fixture.front.run({"ckpt"}).code, 2);

@@ -105,6 +105,10 @@ void FrontProcess::set_worker(const std::string& script) {
   fs::permissions(path, fs::perms::owner_all);
 }
 
+nlohmann::json FrontProcess::manifest() const {
+  return read_json(file("runs/latest/manifest.json"));
+}
+
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }

@@ -55,6 +55,8 @@ class FrontProcess {
   void set(const std::string& name, const std::string& value) { environment_[name] = value; }
 
   std::string file(const std::string& name) const { return folder_.file(name); }
+  /// That of the newest run.
+  nlohmann::json manifest() const;
 
  private:
   TemporaryFolder folder_;

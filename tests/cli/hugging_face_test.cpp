@@ -47,10 +47,10 @@ class Bytes : public checkpoint::Source {
 };
 
 /// A folder as transformers writes it, with files of a tokenizer.
-struct Fixture {
+struct ForeignFolder {
   FrontProcess front;
   std::string folder = front.file("tiny-llama");
-  Fixture() {
+  ForeignFolder() {
     fs::create_directory(folder);
     const Bytes weights(small_llama());
     std::vector<checkpoint::FileEntry> entries;
@@ -89,7 +89,7 @@ std::string text_of(const std::string& path) {
 }
 
 TEST(HuggingFaceVerbs, WhatIsImportedAndExportedAgainIsTheSame) {
-  const Fixture fixture;
+  const ForeignFolder fixture;
   const std::string run = fixture.imported();
   expect_equal(run + "/checkpoints/final/model.safetensors", fixture.folder);
   const std::string out = fixture.front.file("exported");
@@ -126,7 +126,7 @@ class FineTuned : public ::testing::Test {
     return fixture_.front.run({"ckpt", "export-hf", run, out_, "--force", "--json"});
   }
 
-  Fixture fixture_;
+  ForeignFolder fixture_;
   std::string config_ = fixture_.imported() + "/config.yaml";
   std::string out_ = fixture_.front.file("out");
 };
@@ -177,7 +177,7 @@ TEST_F(FineTuned, SaysWhyThereIsNoTokenizer) {
 }
 
 TEST(HuggingFaceVerbs, AnExportedFolderIsReplacedOnlyWhenAsked) {
-  const Fixture fixture;
+  const ForeignFolder fixture;
   const std::string out = fixture.front.file("exported");
   EXPECT_EQ(fixture.front.run({"ckpt", "export-hf", fixture.folder, out, "--dtype", "fp32"}).code, 0);
   EXPECT_EQ(fixture.front.run({"ckpt", "export-hf", fixture.folder, out}).code, 3);
@@ -191,7 +191,7 @@ TEST(HuggingFaceVerbs, AnExportedFolderIsReplacedOnlyWhenAsked) {
 }
 
 TEST(HuggingFaceVerbs, WhatCannotBeImportedLeavesNoRun) {
-  const Fixture fixture;
+  const ForeignFolder fixture;
   auto config = nlohmann::json::parse(text_of(fixture.folder + "/config.json"));
   config["sliding_window"] = 4;
   fixture.write("config.json", config.dump());
@@ -211,7 +211,7 @@ TEST(HuggingFaceVerbs, WhatCannotBeImportedLeavesNoRun) {
 }
 
 TEST(HuggingFaceVerbs, TensorsTooManyAreLeftOutOnlyWhenAsked) {
-  const Fixture fixture;
+  const ForeignFolder fixture;
   auto config = nlohmann::json::parse(text_of(fixture.folder + "/config.json"));
   config["num_hidden_layers"] = 1;
   fixture.write("config.json", config.dump());
@@ -226,7 +226,7 @@ TEST(HuggingFaceVerbs, TensorsTooManyAreLeftOutOnlyWhenAsked) {
 
 /// Before a rank is started.
 TEST(HuggingFaceVerbs, WeightsThatDoNotFitARunAreRefusedBeforeItBegins) {
-  const Fixture fixture;
+  const ForeignFolder fixture;
   const std::string config = fixture.imported() + "/config.yaml";
   const auto dry_run = [&](const std::vector<std::string>& more) {
     std::vector<std::string> args = {"train", config, "--dry-run", "--device=cpu", "-n", "1"};
@@ -245,7 +245,7 @@ TEST(HuggingFaceVerbs, WeightsThatDoNotFitARunAreRefusedBeforeItBegins) {
 }
 
 TEST(HuggingFaceVerbs, DcpIsWrittenAndReadBack) {
-  const Fixture fixture;
+  const ForeignFolder fixture;
   const std::string out = fixture.front.file("dcp");
   EXPECT_EQ(fixture.front.run({"ckpt", "convert", fixture.folder, out, "--to", "dcp", "--files", "3"}).code,
             0);

@@ -33,10 +33,6 @@ std::string attempts(const std::string& then) {
          then;
 }
 
-nlohmann::json manifest(const FrontProcess& front) {
-  return read_json(front.file("runs/latest/manifest.json"));
-}
-
 Request request_of(const FrontProcess& front, int64_t rank, int64_t attempt) {
   return request_from_json(read_file(front.file(fmt::format("request-{}-{}", rank, attempt))));
 }
@@ -73,7 +69,7 @@ TEST(Restart, ARankThatIsKilledStartsAllRanksAgainInTheSameRun) {
   EXPECT_NE(read_file(front.file("key-0-1")), read_file(front.file("key-0-2")))
       << "a rank of the first attempt could meet those of the second";
 
-  const auto json = manifest(front);
+  const auto json = front.manifest();
   EXPECT_EQ(json["exit_code"], 0);
   ASSERT_EQ(json["attempts"].size(), 2u) << json;
   const auto& first = json["attempts"][0];
@@ -107,7 +103,7 @@ TEST(Restart, ABudgetThatIsUsedUpSaysEachCauseAndEndsWithTheLast) {
         "exited with code 3 (machine or installation unusable)", "attempt 3: rank 0 (pid ",
         "exited with code 5 (lost a peer or a deadline)", "'trireme train --resume runs/tiny-"})
     EXPECT_TRUE(contains(outcome.err, part)) << part << " in:\n" << outcome.err;
-  EXPECT_EQ(manifest(front)["exit_code"], 5);
+  EXPECT_EQ(front.manifest()["exit_code"], 5);
 }
 
 TEST(Restart, WhatWouldComeAgainAndWhatWasAskedForIsNotStartedAgain) {
@@ -185,7 +181,7 @@ TEST(Restart, ASignalEndsTheWaitForTheNextAttempt) {
     running.signal(given.signal);
     const Outcome outcome = running.wait(30.0);
     EXPECT_EQ(outcome.code, given.code) << outcome.err;
-    EXPECT_EQ(manifest(front)["exit_code"], given.code);
+    EXPECT_EQ(front.manifest()["exit_code"], given.code);
     EXPECT_FALSE(was_made(front, 2));
   }
 }

@@ -27,10 +27,6 @@ std::string recorder(int code) {
          std::to_string(code);
 }
 
-nlohmann::json manifest(const FrontProcess& front) {
-  return read_json(front.file("runs/latest/manifest.json"));
-}
-
 TEST(TrainRun, StartsTwoCpuRanksWithOneRequest) {
   FrontProcess front;
   front.set_worker(recorder(0));
@@ -53,7 +49,7 @@ TEST(TrainRun, LeavesACompleteRunDirectory) {
   FrontProcess front;
   front.set_worker(recorder(0));
   ASSERT_EQ(front.run({"train", "-n", "3", "--train.global_batch=6", "--device=cpu"}).code, 0);
-  const auto json = manifest(front);
+  const auto json = front.manifest();
   EXPECT_EQ(json["ranks"], 3);
   EXPECT_EQ(json["mesh"], "dp_shard=3");
   EXPECT_EQ(json["device"], "cpu");
@@ -71,7 +67,7 @@ TEST(TrainRun, ReturnsAndRecordsTheExitCodeOfItsRanks) {
     FrontProcess front;
     front.set_worker(recorder(code));
     EXPECT_EQ(front.run({"train", "--device=cpu", "-n", "1"}).code, code);
-    EXPECT_EQ(manifest(front)["exit_code"], code);
+    EXPECT_EQ(front.manifest()["exit_code"], code);
   }
 }
 
@@ -103,13 +99,13 @@ TEST(TrainRun, ResumesTheNewestUnfinishedRunOfItsName) {
   EXPECT_EQ(run_directory(front), first);
   EXPECT_TRUE(last_request(front).resume);
   EXPECT_EQ(last_request(front).resume_from, "");
-  EXPECT_EQ(manifest(front)["attempts"].size(), 2u);
-  EXPECT_EQ(manifest(front)["attempts"][0]["exit_code"], 75);
+  EXPECT_EQ(front.manifest()["attempts"].size(), 2u);
+  EXPECT_EQ(front.manifest()["attempts"][0]["exit_code"], 75);
 
   front.set_worker(recorder(0));
   EXPECT_EQ(front.run(words).code, 0);
   EXPECT_EQ(run_directory(front), first);
-  EXPECT_EQ(manifest(front)["exit_code"], 0);
+  EXPECT_EQ(front.manifest()["exit_code"], 0);
   EXPECT_EQ(front.run(words).code, 0);  // the run has come to its end
   EXPECT_NE(run_directory(front), first);
   EXPECT_FALSE(last_request(front).resume);

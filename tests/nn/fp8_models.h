@@ -34,6 +34,7 @@ struct Fp8Setting {
   std::optional<Fp8Recipe> recipe = {};
   std::function<bool(int64_t)> blocks = [](int64_t) { return true; };
   bool cheap = false, defers = false, lends = false, trains = true;
+  bool head = false;     ///< in FP8 as well
   bool delayed = false;  ///< scaled by the magnitudes of the same step before
   int64_t micro_batches = 1;
   at::Device device = at::kCPU;
@@ -88,7 +89,9 @@ inline Fp8Pass pass_of(const Fp8Setting& setting) {
   if (!setting.trains) model->eval();
   model->recompute_cheap(setting.cheap ? 1 : 0);
   Fp8History history(config.n_layers, 4, setting.device);
-  if (setting.recipe) model->use_fp8(*setting.recipe, setting.blocks, setting.delayed ? &history : nullptr);
+  if (setting.recipe) {
+    model->use_fp8(*setting.recipe, setting.blocks, setting.delayed ? &history : nullptr, setting.head);
+  }
   if (setting.delayed) {
     fp8_step(*model, setting);
     history.end_step();

@@ -29,12 +29,14 @@ TEST_F(GpuFp8, ModelsAreThoseOfTheCpu) {
   for (const plan::ModelFamily family : kFamilies) {
     for (const Fp8Recipe& recipe : test::fp8_recipes()) {
       if (lacks(recipe)) continue;
-      const Fp8Pass cpu = pass_of({.family = family, .recipe = recipe});
-      const Fp8Pass gpu = pass_of({.family = family, .recipe = recipe, .device = at::kCUDA});
-      EXPECT_NEAR(gpu.loss, cpu.loss, 5e-3);
-      for (const auto& [name, gradient] : cpu.gradients) {
-        // Sums in another order round other values up or down.
-        EXPECT_LT(distance(gpu.gradients.at(name).cpu(), gradient), 0.25) << name;
+      for (const bool head : {false, true}) {
+        const Fp8Pass cpu = pass_of({.family = family, .recipe = recipe, .head = head});
+        const Fp8Pass gpu = pass_of({.family = family, .recipe = recipe, .head = head, .device = at::kCUDA});
+        EXPECT_NEAR(gpu.loss, cpu.loss, 5e-3);
+        for (const auto& [name, gradient] : cpu.gradients) {
+          // Sums in another order round other values up or down.
+          EXPECT_LT(distance(gpu.gradients.at(name).cpu(), gradient), 0.25) << name << " head " << head;
+        }
       }
     }
   }
@@ -44,8 +46,12 @@ TEST_F(GpuFp8, WhatIsComputedAgainOrLaterHasTheSameBits) {
   for (const plan::ModelFamily family : kFamilies) {
     for (const Fp8Recipe& recipe : test::fp8_recipes()) {
       if (lacks(recipe)) continue;
-      const Fp8Setting plain{
-          .family = family, .recipe = recipe, .lends = true, .micro_batches = 2, .device = at::kCUDA};
+      const Fp8Setting plain{.family = family,
+                             .recipe = recipe,
+                             .lends = true,
+                             .head = true,
+                             .micro_batches = 2,
+                             .device = at::kCUDA};
       const Fp8Pass wanted = pass_of(plain);
       expect_same_bits(pass_of(plain), wanted, "again");
       Fp8Setting cheap = plain, deferred = plain;

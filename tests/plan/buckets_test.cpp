@@ -8,7 +8,7 @@
 namespace trireme::plan {
 namespace {
 
-std::vector<ParamSpec> random_params(uint64_t seed) {
+std::vector<ParamSpec> random_vectors(uint64_t seed) {
   std::vector<ParamSpec> params;
   const uint64_t count = 1 + mix64(seed, 0) % 40;
   for (uint64_t i = 0; i < count; ++i) {
@@ -19,7 +19,7 @@ std::vector<ParamSpec> random_params(uint64_t seed) {
 
 TEST(Buckets, HoldEveryParameterOnceFromTheLastToTheFirst) {
   for (uint64_t seed = 0; seed < 50; ++seed) {
-    const auto params = random_params(seed);
+    const auto params = random_vectors(seed);
     size_t left = params.size();
     for (const UnitSpec& bucket : make_buckets(params, 4, 1 << 20)) {
       ASSERT_FALSE(bucket.params.empty());
@@ -35,7 +35,7 @@ TEST(Buckets, HoldEveryParameterOnceFromTheLastToTheFirst) {
 TEST(Buckets, CloseAsSoonAsTheyReachTheirCap) {
   constexpr int64_t kCap = 3 << 20;
   for (uint64_t seed = 0; seed < 50; ++seed) {
-    const auto buckets = make_buckets(random_params(seed), 4, kCap);
+    const auto buckets = make_buckets(random_vectors(seed), 4, kCap);
     for (size_t i = 0; i < buckets.size(); ++i) {
       const int64_t cap = i == 0 ? kFirstBucketBytes : kCap;
       const int64_t without_last_taken = 4 * (buckets[i].numel() - buckets[i].params.front().numel());

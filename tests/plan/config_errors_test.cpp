@@ -6,6 +6,7 @@
 #include <fstream>
 #include <map>
 
+#include "tests/support/refusal.h"
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
 #include "trireme/plan/config.h"
@@ -31,55 +32,52 @@ std::string of_overrides(const std::vector<std::string>& overrides) {
   return refusal({.overrides = overrides});
 }
 
-void expect_mentions(const std::string& message, const std::vector<std::string>& words) {
-  for (const std::string& word : words)
-    EXPECT_NE(message.find(word), std::string::npos) << word << " in: " << message;
-}
-
 TEST(ConfigErrors, UnknownKeysNameLineColumnAndTheNearest) {
-  expect_mentions(of_text("train:\n  stpes: 3\n"), {"<text>:2:3", "'train.stpes'", "did you mean 'steps'"});
-  expect_mentions(of_text("name: a\ntrian:\n  steps: 3\n"),
-                  {"<text>:2:1", "'trian'", "did you mean 'train'"});
-  expect_mentions(of_text("nmae: a\n"), {"<text>:1:1", "did you mean 'name'"});
+  test::expect_mentions(of_text("train:\n  stpes: 3\n"),
+                        {"<text>:2:3", "'train.stpes'", "did you mean 'steps'"});
+  test::expect_mentions(of_text("name: a\ntrian:\n  steps: 3\n"),
+                        {"<text>:2:1", "'trian'", "did you mean 'train'"});
+  test::expect_mentions(of_text("nmae: a\n"), {"<text>:1:1", "did you mean 'name'"});
 }
 
 TEST(ConfigErrors, KeysInTheWrongSectionAreShownTheirOwn) {
-  expect_mentions(of_text("train:\n  lr: 3e-4\n"), {"'train.lr'", "did you mean 'optim.lr'"});
-  expect_mentions(of_text("seq_len: 3\n"), {"'seq_len'", "did you mean 'data.seq_len'"});
-  expect_mentions(of_overrides({"train.lr=1"}), {"--train.lr", "did you mean 'optim.lr'"});
-  expect_mentions(of_overrides({"steps=5"}), {"--steps", "did you mean 'train.steps'"});
+  test::expect_mentions(of_text("train:\n  lr: 3e-4\n"), {"'train.lr'", "did you mean 'optim.lr'"});
+  test::expect_mentions(of_text("seq_len: 3\n"), {"'seq_len'", "did you mean 'data.seq_len'"});
+  test::expect_mentions(of_overrides({"train.lr=1"}), {"--train.lr", "did you mean 'optim.lr'"});
+  test::expect_mentions(of_overrides({"steps=5"}), {"--steps", "did you mean 'train.steps'"});
 }
 
 TEST(ConfigErrors, UnknownKeysOfVariablesAndOverridesAreNamed) {
-  expect_mentions(of_overrides({"train.stepps=5"}), {"--train.stepps", "did you mean 'train.steps'"});
-  expect_mentions(of_overrides({"optmi.eps=5"}), {"did you mean 'optim.eps'"});
-  expect_mentions(refusal({}, Environment(Variables{{"TRIREME__TRAIN__STEP", "5"}})),
-                  {"TRIREME__TRAIN__STEP", "'train.step'", "did you mean 'train.steps'"});
-  expect_mentions(refusal({}, Environment(Variables{{"TRIREME__TRAIN_STEPS", "5"}})),
-                  {"TRIREME__TRAIN_STEPS", "unknown key"});
-  expect_mentions(of_overrides({"quite.elsewhere=5"}),
-                  {"unknown key 'quite.elsewhere'; correct or remove it"});
+  test::expect_mentions(of_overrides({"train.stepps=5"}), {"--train.stepps", "did you mean 'train.steps'"});
+  test::expect_mentions(of_overrides({"optmi.eps=5"}), {"did you mean 'optim.eps'"});
+  test::expect_mentions(refusal({}, Environment(Variables{{"TRIREME__TRAIN__STEP", "5"}})),
+                        {"TRIREME__TRAIN__STEP", "'train.step'", "did you mean 'train.steps'"});
+  test::expect_mentions(refusal({}, Environment(Variables{{"TRIREME__TRAIN_STEPS", "5"}})),
+                        {"TRIREME__TRAIN_STEPS", "unknown key"});
+  test::expect_mentions(of_overrides({"quite.elsewhere=5"}),
+                        {"unknown key 'quite.elsewhere'; correct or remove it"});
 }
 
 TEST(ConfigErrors, WrongTypesNameKeyValuePlaceAndType) {
-  expect_mentions(of_text("train:\n  global_batch: 4\n  steps: many\n"),
-                  {"train.steps='many'", "<text>:3:3", "whole number", "1 to 1000000000000"});
-  expect_mentions(of_overrides({"optim.lr=fast"}), {"optim.lr='fast'", "--optim.lr", "number"});
-  expect_mentions(of_overrides({"model.tie_embeddings=maybe"}), {"'maybe'", "true or false"});
-  expect_mentions(refusal({}, Environment(Variables{{"TRIREME__SEED", "x"}})), {"seed='x'", "TRIREME__SEED"});
+  test::expect_mentions(of_text("train:\n  global_batch: 4\n  steps: many\n"),
+                        {"train.steps='many'", "<text>:3:3", "whole number", "1 to 1000000000000"});
+  test::expect_mentions(of_overrides({"optim.lr=fast"}), {"optim.lr='fast'", "--optim.lr", "number"});
+  test::expect_mentions(of_overrides({"model.tie_embeddings=maybe"}), {"'maybe'", "true or false"});
+  test::expect_mentions(refusal({}, Environment(Variables{{"TRIREME__SEED", "x"}})),
+                        {"seed='x'", "TRIREME__SEED"});
 }
 
 TEST(ConfigErrors, NumbersMustBeWholeFiniteAndInRange) {
   for (const char* value : {"1.5", "9223372036854775808", "1e30", "0x10", "", "nan", "1_000"}) {
-    expect_mentions(of_overrides({std::string("seed=") + value}), {"seed='", "whole number"});
+    test::expect_mentions(of_overrides({std::string("seed=") + value}), {"seed='", "whole number"});
   }
   for (const char* value : {"nan", "inf", "-inf", "1e999", "3e-4x"}) {
-    expect_mentions(of_overrides({std::string("optim.lr=") + value}), {"optim.lr='", "finite number"});
+    test::expect_mentions(of_overrides({std::string("optim.lr=") + value}), {"optim.lr='", "finite number"});
   }
 }
 
 TEST(ConfigErrors, ADeadlineThatNobodyLivesToSeeIsRefused) {
-  expect_mentions(of_overrides({"comm.timeout_s=1e12"}), {"comm.timeout_s", "out of range", "86400"});
+  test::expect_mentions(of_overrides({"comm.timeout_s=1e12"}), {"comm.timeout_s", "out of range", "86400"});
 }
 
 TEST(ConfigErrors, EveryRangeIsEnforcedAtItsEdge) {
@@ -87,11 +85,13 @@ TEST(ConfigErrors, EveryRangeIsEnforcedAtItsEdge) {
   for (const Field& field : fields(table)) {
     if (field.min) {
       const std::string below = field.key + "=" + fmt::format("{}", *field.min - 1);
-      expect_mentions(of_overrides({below}), {field.key, "out of range", fmt::format("{}", *field.min)});
+      test::expect_mentions(of_overrides({below}),
+                            {field.key, "out of range", fmt::format("{}", *field.min)});
     }
     if (field.max) {
       const std::string above = field.key + "=" + fmt::format("{}", *field.max + 1);
-      expect_mentions(of_overrides({above}), {field.key, "out of range", fmt::format("{}", *field.max)});
+      test::expect_mentions(of_overrides({above}),
+                            {field.key, "out of range", fmt::format("{}", *field.max)});
     }
   }
 }
@@ -101,117 +101,121 @@ TEST(ConfigErrors, EveryChoiceIsEnforcedAndListed) {
   for (const Field& field : fields(table)) {
     if (field.choices.empty()) continue;
     const std::string message = of_overrides({field.key + "=nosuchword"});
-    expect_mentions(message, {field.key + "='nosuchword'", "choose one of"});
-    expect_mentions(message, field.choices);
+    test::expect_mentions(message, {field.key + "='nosuchword'", "choose one of"});
+    test::expect_mentions(message, field.choices);
   }
 }
 
 TEST(ConfigErrors, WrongChoiceSuggestsTheNearest) {
-  expect_mentions(of_text("parallel:\n  policy: zero\n"), {"<text>:2:3", "did you mean 'zero1'"});
-  expect_mentions(of_overrides({"model.preset=gpt-tny"}), {"did you mean 'gpt-tiny'"});
+  test::expect_mentions(of_text("parallel:\n  policy: zero\n"), {"<text>:2:3", "did you mean 'zero1'"});
+  test::expect_mentions(of_overrides({"model.preset=gpt-tny"}), {"did you mean 'gpt-tiny'"});
 }
 
 TEST(ConfigErrors, DuplicateKeysAreRefused) {
-  expect_mentions(of_text("train:\n  steps: 3\n  steps: 4\n"), {"<text>:3:3", "'train.steps'", "twice"});
-  expect_mentions(of_text("seed: 3\ntrain: {}\nseed: 3\n"), {"<text>:3:1", "'seed'", "twice"});
-  expect_mentions(of_text("train: {steps: 1}\ntrain: {log_every: 1}\n"), {"<text>:2:1", "'train'", "twice"});
+  test::expect_mentions(of_text("train:\n  steps: 3\n  steps: 4\n"),
+                        {"<text>:3:3", "'train.steps'", "twice"});
+  test::expect_mentions(of_text("seed: 3\ntrain: {}\nseed: 3\n"), {"<text>:3:1", "'seed'", "twice"});
+  test::expect_mentions(of_text("train: {steps: 1}\ntrain: {log_every: 1}\n"),
+                        {"<text>:2:1", "'train'", "twice"});
 }
 
 TEST(ConfigErrors, DottedKeysAreShownHowToNest) {
-  expect_mentions(of_text("train.steps: 3\n"), {"<text>:1:1", "'train.steps'", "'train:'", "'steps:'"});
+  test::expect_mentions(of_text("train.steps: 3\n"), {"<text>:1:1", "'train.steps'", "'train:'", "'steps:'"});
 }
 
 TEST(ConfigErrors, ShapesThatAreNoConfigAreRefused) {
-  expect_mentions(of_text("- a\n- b\n"), {"<text>:1:1", "mapping"});
-  expect_mentions(of_text("just words\n"), {"mapping"});
-  expect_mentions(of_text("train: 3\n"), {"<text>:1:1", "'train' is a section"});
-  expect_mentions(of_text("train:\n  - 3\n"), {"'train' is a section"});
-  expect_mentions(of_text("train:\n  steps: [1, 2]\n"), {"<text>:2:3", "'train.steps' has a list"});
-  expect_mentions(of_text("train:\n  steps: {a: 1}\n"), {"'train.steps' has keys below it"});
-  expect_mentions(of_text("train:\n  steps:\n"), {"<text>:2:3", "'train.steps' has no value"});
-  expect_mentions(of_text("seed: 1\n---\nseed: 2\n"), {"more than one YAML document"});
-  expect_mentions(of_text("? [a, b]\n: 1\n"), {"a key must be a word"});
+  test::expect_mentions(of_text("- a\n- b\n"), {"<text>:1:1", "mapping"});
+  test::expect_mentions(of_text("just words\n"), {"mapping"});
+  test::expect_mentions(of_text("train: 3\n"), {"<text>:1:1", "'train' is a section"});
+  test::expect_mentions(of_text("train:\n  - 3\n"), {"'train' is a section"});
+  test::expect_mentions(of_text("train:\n  steps: [1, 2]\n"), {"<text>:2:3", "'train.steps' has a list"});
+  test::expect_mentions(of_text("train:\n  steps: {a: 1}\n"), {"'train.steps' has keys below it"});
+  test::expect_mentions(of_text("train:\n  steps:\n"), {"<text>:2:3", "'train.steps' has no value"});
+  test::expect_mentions(of_text("seed: 1\n---\nseed: 2\n"), {"more than one YAML document"});
+  test::expect_mentions(of_text("? [a, b]\n: 1\n"), {"a key must be a word"});
 }
 
 TEST(ConfigErrors, MalformedYamlNamesLineAndColumn) {
-  expect_mentions(of_text("train:\n  steps: [1, 2\n"), {"<text>:", "not valid YAML"});
-  expect_mentions(of_text("name: \"open\n"), {"<text>:", "not valid YAML"});
-  expect_mentions(of_text("name: *nowhere\n"), {"<text>:1:", "not valid YAML"});
+  test::expect_mentions(of_text("train:\n  steps: [1, 2\n"), {"<text>:", "not valid YAML"});
+  test::expect_mentions(of_text("name: \"open\n"), {"<text>:", "not valid YAML"});
+  test::expect_mentions(of_text("name: *nowhere\n"), {"<text>:1:", "not valid YAML"});
 }
 
 TEST(ConfigErrors, ATabIsCalledATab) {
   for (const char* text : {"name: a\n\tseed: 1\n", "train:\n\tsteps: 3\n", "train:\n \tsteps: 3\n",
                            "# first\ntrain:\n  steps: 3\n\tval_every: 4\n"}) {
     const std::string message = of_text(text);
-    expect_mentions(message, {"indented with a tab", "use blanks"});
+    test::expect_mentions(message, {"indented with a tab", "use blanks"});
     const size_t line = std::string(text).starts_with("#") ? 4 : 2;
-    expect_mentions(message, {fmt::format("<text>:{}: ", line)});
+    test::expect_mentions(message, {fmt::format("<text>:{}: ", line)});
   }
   EXPECT_EQ(of_text("train:\n  steps:\t3\t# a tab here is fine\n\t# and here\n"), "accepted");
 }
 
 TEST(ConfigErrors, QuotesLeftOpenAreRefusedAndSwallowNothing) {
   for (const std::string end : {"", "\n", "\n\n", "\r\n", "\n  \n"}) {
-    expect_mentions(of_text("name: 'open\nseed: 3" + end), {"not valid YAML"});
-    expect_mentions(of_text("train:\n  sample_prompt: \"x\n  steps: 3\noptim:\n  lr: 1" + end),
-                    {"not valid YAML"});
+    test::expect_mentions(of_text("name: 'open\nseed: 3" + end), {"not valid YAML"});
+    test::expect_mentions(of_text("train:\n  sample_prompt: \"x\n  steps: 3\noptim:\n  lr: 1" + end),
+                          {"not valid YAML"});
   }
 }
 
 TEST(ConfigErrors, AbsentFileIsNamed) {
-  expect_mentions(refusal({.path = "/absent/run.yaml"}), {"'/absent/run.yaml'", "no config file"});
+  test::expect_mentions(refusal({.path = "/absent/run.yaml"}), {"'/absent/run.yaml'", "no config file"});
   EXPECT_EQ(refusal({.path = "/absent/run.yaml"}).find("--model.preset"), std::string::npos);
 }
 
 TEST(ConfigErrors, PresetNameGivenAsFileIsShownTheFlag) {
-  expect_mentions(refusal({.path = "gpt2-124m"}), {"'gpt2-124m'", "--model.preset=gpt2-124m"});
-  expect_mentions(refusal({.path = "presets/llama-tiny.yaml"}), {"--model.preset=llama-tiny"});
+  test::expect_mentions(refusal({.path = "gpt2-124m"}), {"'gpt2-124m'", "--model.preset=gpt2-124m"});
+  test::expect_mentions(refusal({.path = "presets/llama-tiny.yaml"}), {"--model.preset=llama-tiny"});
 }
 
 TEST(ConfigErrors, FolderGivenAsFileIsRefused) {
-  expect_mentions(refusal({.path = std::filesystem::temp_directory_path().string()}), {"is a folder"});
+  test::expect_mentions(refusal({.path = std::filesystem::temp_directory_path().string()}), {"is a folder"});
 }
 
 TEST(ConfigErrors, OverridesNeedKeyAndValue) {
-  expect_mentions(of_overrides({"train.steps"}), {"--train.steps", "has no value"});
-  expect_mentions(of_overrides({"=5"}), {"has no key"});
+  test::expect_mentions(of_overrides({"train.steps"}), {"--train.steps", "has no value"});
+  test::expect_mentions(of_overrides({"=5"}), {"has no key"});
 }
 
 TEST(ConfigErrors, HeadsMustDivide) {
-  expect_mentions(of_overrides({"model.d_model=130"}),
-                  {"model.d_model=130 (--model.d_model)", "model.n_heads=4 (default)", "132"});
-  expect_mentions(of_overrides({"model.family=llama", "model.n_kv_heads=3"}),
-                  {"model.n_kv_heads=3", "divisor of 4"});
-  expect_mentions(of_overrides({"model.n_kv_heads=2"}), {"model.n_kv_heads=2", "gpt2"});
-  expect_mentions(of_overrides({"model.family=llama", "model.d_model=12"}), {"= 3 is odd"});
+  test::expect_mentions(of_overrides({"model.d_model=130"}),
+                        {"model.d_model=130 (--model.d_model)", "model.n_heads=4 (default)", "132"});
+  test::expect_mentions(of_overrides({"model.family=llama", "model.n_kv_heads=3"}),
+                        {"model.n_kv_heads=3", "divisor of 4"});
+  test::expect_mentions(of_overrides({"model.n_kv_heads=2"}), {"model.n_kv_heads=2", "gpt2"});
+  test::expect_mentions(of_overrides({"model.family=llama", "model.d_model=12"}), {"= 3 is odd"});
   EXPECT_EQ(of_overrides({"model.d_model=12"}), "accepted");  // gpt2 turns no pairs
 }
 
 TEST(ConfigErrors, RulesBetweenKeysNameBothValues) {
-  expect_mentions(of_overrides({"model.vocab_size=255"}), {"model.vocab_size=255", "256"});
+  test::expect_mentions(of_overrides({"model.vocab_size=255"}), {"model.vocab_size=255", "256"});
   EXPECT_EQ(of_overrides({"model.vocab_size=256"}), "accepted");
-  expect_mentions(of_overrides({"model.max_seq_len=64"}),
-                  {"model.max_seq_len=64", "data.seq_len=128 (default)"});
+  test::expect_mentions(of_overrides({"model.max_seq_len=64"}),
+                        {"model.max_seq_len=64", "data.seq_len=128 (default)"});
   EXPECT_EQ(of_overrides({"model.max_seq_len=64", "model.family=llama"}), "accepted");
-  expect_mentions(of_overrides({"optim.min_lr=0.1"}), {"optim.min_lr=0.1", "optim.lr=0.0003"});
-  expect_mentions(of_overrides({"optim.warmup_steps=101"}), {"optim.warmup_steps=101", "train.steps=100"});
+  test::expect_mentions(of_overrides({"optim.min_lr=0.1"}), {"optim.min_lr=0.1", "optim.lr=0.0003"});
+  test::expect_mentions(of_overrides({"optim.warmup_steps=101"}),
+                        {"optim.warmup_steps=101", "train.steps=100"});
   EXPECT_EQ(of_overrides({"optim.warmup_steps=100"}), "accepted");
-  expect_mentions(of_overrides({"checkpoint.best=true", "train.val_batches=0"}),
-                  {"checkpoint.best=true", "train.val_batches=0"});
+  test::expect_mentions(of_overrides({"checkpoint.best=true", "train.val_batches=0"}),
+                        {"checkpoint.best=true", "train.val_batches=0"});
 }
 
 TEST(ConfigErrors, DropoutIsForGpt2AndBelowOne) {
   EXPECT_EQ(of_overrides({"model.dropout=0.1"}), "accepted");
-  expect_mentions(of_overrides({"model.dropout=0.1", "model.family=llama"}), {"model.dropout=0.1", "gpt2"});
+  test::expect_mentions(of_overrides({"model.dropout=0.1", "model.family=llama"}),
+                        {"model.dropout=0.1", "gpt2"});
   for (const char* key : {"model.dropout", "optim.beta1", "optim.beta2", "optim.momentum", "optim.ema"}) {
-    expect_mentions(of_overrides({std::string(key) + "=1"}), {key, "below 1"});
+    test::expect_mentions(of_overrides({std::string(key) + "=1"}), {key, "below 1"});
   }
 }
 
 TEST(ConfigErrors, AxesWithoutAnEngineAreRefused) {
   for (const char* key : {"parallel.tp", "parallel.cp"}) {
-    expect_mentions(of_overrides({std::string(key) + "=2"}),
-                    {std::string(key) + "=2", "dp_replicate, dp_shard and pp only", "set it to 1"});
+    test::expect_mentions(of_overrides({std::string(key) + "=2"}),
+                          {std::string(key) + "=2", "dp_replicate, dp_shard and pp only", "set it to 1"});
   }
   EXPECT_EQ(of_overrides({"parallel.dp_shard=2", "parallel.dp_replicate=2"}), "accepted");
 }
@@ -222,38 +226,41 @@ TEST(ConfigErrors, WhatDoesNotGoWithPipelinesIsRefused) {
     return of_overrides(overrides);
   };
   EXPECT_EQ(with_pp({}), "accepted");
-  expect_mentions(
+  test::expect_mentions(
       with_pp({"parallel.bucket_mib=25", "parallel.policy=ddp"}),
       {"parallel.bucket_mib=25", "parallel.pp=2 (--parallel.pp)", "set parallel.bucket_mib to 0"});
-  expect_mentions(with_pp({"parallel.reduce_when=every_micro_batch"}),
-                  {"parallel.reduce_when=every_micro_batch", "to once"});
-  expect_mentions(with_pp({"pipeline.chunks=3"}),
-                  {"pipeline.chunks=3", "pipeline.schedule=1f1b", "remove it"});
+  test::expect_mentions(with_pp({"parallel.reduce_when=every_micro_batch"}),
+                        {"parallel.reduce_when=every_micro_batch", "to once"});
+  test::expect_mentions(with_pp({"pipeline.chunks=3"}),
+                        {"pipeline.chunks=3", "pipeline.schedule=1f1b", "remove it"});
   EXPECT_EQ(with_pp({"pipeline.chunks=3", "pipeline.schedule=interleaved_zb"}), "accepted");
-  expect_mentions(with_pp({"pipeline.split=3,3"}), {"pipeline.split=3,3", "model.n_layers=4"});
+  test::expect_mentions(with_pp({"pipeline.split=3,3"}), {"pipeline.split=3,3", "model.n_layers=4"});
   EXPECT_EQ(with_pp({"pipeline.split=3,1"}), "accepted");
-  expect_mentions(with_pp({"pipeline.split=3,x"}), {"pipeline.split", "cost, even or the number of blocks"});
-  expect_mentions(with_pp({"pipeline.schedule=zbv"}), {"pipeline.schedule", "zb_v"});
-  expect_mentions(of_overrides({"parallel.schedule=zb_v"}), {"'parallel.schedule'", "pipeline.schedule"});
+  test::expect_mentions(with_pp({"pipeline.split=3,x"}),
+                        {"pipeline.split", "cost, even or the number of blocks"});
+  test::expect_mentions(with_pp({"pipeline.schedule=zbv"}), {"pipeline.schedule", "zb_v"});
+  test::expect_mentions(of_overrides({"parallel.schedule=zb_v"}),
+                        {"'parallel.schedule'", "pipeline.schedule"});
 }
 
 TEST(ConfigErrors, RecomputationAndLossScalingMustFit) {
-  expect_mentions(of_overrides({"memory.recompute=cheap", "model.family=mlp"}),
-                  {"memory.recompute=cheap", "mlp"});
+  test::expect_mentions(of_overrides({"memory.recompute=cheap", "model.family=mlp"}),
+                        {"memory.recompute=cheap", "mlp"});
   EXPECT_EQ(of_overrides({"memory.recompute=block", "model.family=mlp"}), "accepted");
   for (const char* hook : {"int8", "topk", "powersgd"}) {
     const std::string key = std::string("parallel.comm_hook=") + hook;
-    expect_mentions(of_overrides({key, "precision.compute=fp16"}), {key, "overflow"});
-    expect_mentions(of_overrides({key, "precision.scaling=dynamic"}), {key, "overflow"});
+    test::expect_mentions(of_overrides({key, "precision.compute=fp16"}), {key, "overflow"});
+    test::expect_mentions(of_overrides({key, "precision.scaling=dynamic"}), {key, "overflow"});
     EXPECT_EQ(of_overrides({key, "precision.compute=fp16", "precision.scaling=none"}), "accepted");
   }
-  expect_mentions(of_overrides({"precision.min_scale=8", "precision.initial_scale=4"}),
-                  {"precision.min_scale=8", "precision.initial_scale=4"});
+  test::expect_mentions(of_overrides({"precision.min_scale=8", "precision.initial_scale=4"}),
+                        {"precision.min_scale=8", "precision.initial_scale=4"});
 }
 
 TEST(ConfigErrors, DeterministicIsRefusedWhereTheBackendChoosesTheOrderOfSums) {
   for (const char* other : {"comm.reduction=backend", "parallel.comm_hook=powersgd"}) {
-    expect_mentions(of_overrides({"train.deterministic=true", other}), {"train.deterministic=true", other});
+    test::expect_mentions(of_overrides({"train.deterministic=true", other}),
+                          {"train.deterministic=true", other});
     EXPECT_EQ(of_overrides({other}), "accepted");
   }
   EXPECT_EQ(of_overrides({"train.deterministic=true", "parallel.comm_hook=int8"}), "accepted");
@@ -261,17 +268,18 @@ TEST(ConfigErrors, DeterministicIsRefusedWhereTheBackendChoosesTheOrderOfSums) {
 
 TEST(ConfigErrors, ReshardingNeedsAWordOrANumberOfRanks) {
   for (const char* wrong : {"0", "yes", "-1", "2x", "", "1.5"}) {
-    expect_mentions(of_overrides({std::string("parallel.reshard_after_forward=") + wrong}),
-                    {std::string("parallel.reshard_after_forward='") + wrong + "'", "--parallel.reshard",
-                     "auto, true, false or a number of ranks"});
+    test::expect_mentions(of_overrides({std::string("parallel.reshard_after_forward=") + wrong}),
+                          {std::string("parallel.reshard_after_forward='") + wrong + "'",
+                           "--parallel.reshard", "auto, true, false or a number of ranks"});
   }
 }
 
 TEST(ConfigErrors, KeysOfAnotherOptimizerAreRefusedUnlessTheyChangeNothing) {
-  expect_mentions(of_overrides({"optim.momentum=0.5"}),
-                  {"optim.momentum=0.5 (--optim.momentum)", "optim.name=sgd", "optim.name=adamw (default)"});
+  test::expect_mentions(
+      of_overrides({"optim.momentum=0.5"}),
+      {"optim.momentum=0.5 (--optim.momentum)", "optim.name=sgd", "optim.name=adamw (default)"});
   for (const char* key : {"optim.beta1=0.8", "optim.beta2=0.99", "optim.eps=0.001"}) {
-    expect_mentions(of_overrides({"optim.name=sgd", key}), {key, "is for optim.name=adamw"});
+    test::expect_mentions(of_overrides({"optim.name=sgd", key}), {key, "is for optim.name=adamw"});
     EXPECT_EQ(of_overrides({key}), "accepted");
   }
   EXPECT_EQ(of_overrides({"optim.name=sgd", "optim.momentum=0.5"}), "accepted");
@@ -280,7 +288,8 @@ TEST(ConfigErrors, KeysOfAnotherOptimizerAreRefusedUnlessTheyChangeNothing) {
 
 TEST(ConfigErrors, KeysOfTheStepsScheduleAreRefusedWithAnother) {
   for (const char* key : {"optim.step_every=5", "optim.step_factor=0.5"}) {
-    expect_mentions(of_overrides({key}), {key, "optim.schedule=steps", "optim.schedule=cosine (default)"});
+    test::expect_mentions(of_overrides({key}),
+                          {key, "optim.schedule=steps", "optim.schedule=cosine (default)"});
     EXPECT_EQ(of_overrides({key, "optim.schedule=steps"}), "accepted");
   }
   EXPECT_EQ(of_overrides({"optim.step_factor=0.1"}), "accepted");
@@ -288,14 +297,15 @@ TEST(ConfigErrors, KeysOfTheStepsScheduleAreRefusedWithAnother) {
 
 TEST(ConfigErrors, NesterovNeedsMomentumAndSgd) {
   EXPECT_EQ(of_overrides({"optim.name=sgd", "optim.nesterov=true"}), "accepted");
-  expect_mentions(of_overrides({"optim.nesterov=true"}), {"optim.nesterov=true", "is for optim.name=sgd"});
-  expect_mentions(of_overrides({"optim.name=sgd", "optim.nesterov=true", "optim.momentum=0"}),
-                  {"optim.nesterov=true", "optim.momentum=0"});
+  test::expect_mentions(of_overrides({"optim.nesterov=true"}),
+                        {"optim.nesterov=true", "is for optim.name=sgd"});
+  test::expect_mentions(of_overrides({"optim.name=sgd", "optim.nesterov=true", "optim.momentum=0"}),
+                        {"optim.nesterov=true", "optim.momentum=0"});
 }
 
 TEST(ConfigErrors, RunNameMustNameADirectory) {
-  expect_mentions(of_overrides({"name="}), {"name= (--name)", "directory"});
-  expect_mentions(of_overrides({"name=a/b"}), {"name=a/b"});
+  test::expect_mentions(of_overrides({"name="}), {"name= (--name)", "directory"});
+  test::expect_mentions(of_overrides({"name=a/b"}), {"name=a/b"});
 }
 
 /// yaml-cpp finds null documents without end in some of these.
@@ -306,7 +316,7 @@ TEST(ConfigErrors, TextsOfWhichYamlTakesNothingAreRefused) {
 }
 
 TEST(ConfigErrors, AFileThatIsTooLongIsNamedAndNotRead) {
-  expect_mentions(refusal({.path = "/dev/zero"}), {"/dev/zero", "more than 1048576 bytes"});
+  test::expect_mentions(refusal({.path = "/dev/zero"}), {"/dev/zero", "more than 1048576 bytes"});
   const std::filesystem::path path = std::filesystem::temp_directory_path() / "trireme-long-config.yaml";
   const auto of_size = [&](size_t size) {
     std::string text = "seed: 7\n# ";
@@ -315,7 +325,7 @@ TEST(ConfigErrors, AFileThatIsTooLongIsNamedAndNotRead) {
     return refusal({.path = path.string()});
   };
   EXPECT_EQ(of_size(1 << 20), "accepted");
-  expect_mentions(of_size((1 << 20) + 1), {path.string(), "more than 1048576 bytes"});
+  test::expect_mentions(of_size((1 << 20) + 1), {path.string(), "more than 1048576 bytes"});
   std::filesystem::remove(path);
 }
 
@@ -327,18 +337,19 @@ TEST(ConfigErrors, BucketsNeedParametersThatStayWhole) {
   for (const char* policy : {"ddp", "zero1", "zero2"}) EXPECT_EQ(with(policy, "auto"), "accepted") << policy;
   EXPECT_EQ(with("fsdp", "no_shard"), "accepted");
   for (const char* sharding : {"auto", "full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2"}) {
-    expect_mentions(with("fsdp", sharding), {"parallel.bucket_mib=1", "parallel.policy=fsdp", "zero2"});
+    test::expect_mentions(with("fsdp", sharding), {"parallel.bucket_mib=1", "parallel.policy=fsdp", "zero2"});
   }
-  expect_mentions(with("zero3", "auto"), {"parallel.policy=zero3"});
+  test::expect_mentions(with("zero3", "auto"), {"parallel.policy=zero3"});
   EXPECT_EQ(of_overrides({"parallel.bucket_mib=0", "parallel.policy=fsdp"}), "accepted");
 }
 
 TEST(ConfigErrors, CheckpointsOfLocalSgdAreSavedWhereRanksHaveAveraged) {
   const std::string local = "parallel.comm_hook=local_sgd";
-  expect_mentions(of_overrides({"checkpoint.every=12", "parallel.local_steps=8", local}),
-                  {"checkpoint.every=12", "parallel.local_steps=8", local, "set checkpoint.every to 16"});
-  expect_mentions(of_overrides({"checkpoint.every=16", "precision.compute=fp16", local}),
-                  {"checkpoint.every=16", local, "scaled", "bf16"});
+  test::expect_mentions(
+      of_overrides({"checkpoint.every=12", "parallel.local_steps=8", local}),
+      {"checkpoint.every=12", "parallel.local_steps=8", local, "set checkpoint.every to 16"});
+  test::expect_mentions(of_overrides({"checkpoint.every=16", "precision.compute=fp16", local}),
+                        {"checkpoint.every=16", local, "scaled", "bf16"});
   EXPECT_EQ(of_overrides({"checkpoint.every=16", "parallel.local_steps=8", local}), "accepted");
   EXPECT_EQ(of_overrides({"checkpoint.every=0", "parallel.local_steps=7", local}), "accepted");
   for (const char* hook : {"none", "fp16", "int8", "topk", "powersgd"})
@@ -346,9 +357,9 @@ TEST(ConfigErrors, CheckpointsOfLocalSgdAreSavedWhereRanksHaveAveraged) {
 }
 
 TEST(ConfigErrors, CountsWhoseProductsWouldOverflowAreRefused) {
-  expect_mentions(of_overrides({"train.val_batches=9000000000000000000"}),
-                  {"train.val_batches", "out of range"});
-  expect_mentions(of_overrides({"train.steps=9000000000000000000"}), {"train.steps", "out of range"});
+  test::expect_mentions(of_overrides({"train.val_batches=9000000000000000000"}),
+                        {"train.val_batches", "out of range"});
+  test::expect_mentions(of_overrides({"train.steps=9000000000000000000"}), {"train.steps", "out of range"});
 }
 
 }  // namespace

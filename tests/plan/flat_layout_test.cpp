@@ -9,7 +9,7 @@ namespace trireme::plan {
 namespace {
 
 /// Between one and twelve parameters of one or two dimensions, drawn from `seed`.
-std::vector<ParamSpec> random_params(uint64_t seed) {
+std::vector<ParamSpec> small_params(uint64_t seed) {
   std::vector<ParamSpec> params;
   const uint64_t count = 1 + mix64(seed, 0) % 12;
   for (uint64_t i = 0; i < count; ++i) {
@@ -24,7 +24,7 @@ std::vector<ParamSpec> random_params(uint64_t seed) {
 template <typename Law>
 void for_random_layouts(Law law) {
   for (uint64_t seed = 0; seed < 60; ++seed) {
-    const std::vector<ParamSpec> params = random_params(seed);
+    const std::vector<ParamSpec> params = small_params(seed);
     for (const int64_t shards : {1, 2, 3, 4, 7, 8, 64}) {
       for (const int64_t alignment : {1, 4, 8, 32})
         law(params, FlatLayout(params, shards, alignment), alignment);

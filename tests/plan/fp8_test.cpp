@@ -7,6 +7,7 @@
 
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
+#include "trireme/plan/memory.h"
 
 namespace trireme::plan {
 namespace {
@@ -120,6 +121,20 @@ TEST(Fp8Plan, InputsOfProductsAreKeptInAByte) {
   const double cheap = 2 * (4 * d + 2 * kv + 2 * f) + d + 4 * heads;
   EXPECT_DOUBLE_EQ(kept({"precision.fp8=rowwise", "memory.recompute=cheap"}), layers * cheap);
   EXPECT_DOUBLE_EQ(kept({"precision.fp8=rowwise", "memory.recompute=block"}), layers * 2 * d);
+}
+
+TEST(Fp8Memory, HeadCastsItsWeightAndGradientsOfLogitsTwice) {
+  const auto logits = [](std::vector<std::string> overrides) {
+    std::vector<std::string> all = {"model.family=llama",  "model.d_model=256",    "model.n_layers=2",
+                                    "model.n_heads=4",     "model.vocab_size=512", "data.seq_len=128",
+                                    "train.micro_batch=2", "train.global_batch=2", "precision.compute=bf16"};
+    all.insert(all.end(), overrides.begin(), overrides.end());
+    return rank_bytes(given(all), 1, Device::kCuda).logits;
+  };
+  const int64_t part = int64_t{256} * 512 * 2;
+  EXPECT_EQ(logits({"precision.fp8=rowwise"}), part);
+  EXPECT_EQ(logits({"precision.fp8_head=true"}), part);
+  EXPECT_EQ(logits({"precision.fp8=rowwise", "precision.fp8_head=true"}), 2 * part + 2 * 512 * 256);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "tests/plan/schedules.h"
 #include "tests/support/refusal.h"
 
 namespace trireme::plan {
@@ -19,11 +20,6 @@ std::vector<StageProgram> lower_all(const Schedule& schedule, int64_t ahead = 1)
   for (size_t rank = 0; rank < schedule.ranks.size(); ++rank)
     programs.push_back(lower(schedule, static_cast<int64_t>(rank), ahead));
   return programs;
-}
-
-bool has_chunks(ScheduleName name) {
-  return name == ScheduleName::kInterleaved1F1B || name == ScheduleName::kLoopedBfs ||
-         name == ScheduleName::kInterleavedZb;
 }
 
 /// Calls `body` with every schedule of up to 8 ranks, 16 micro-batches and 3 chunks that there is.

@@ -48,7 +48,7 @@ TEST(PaperState, MatchesTheTableOfTheZeroPaper) {
   }
 }
 
-const std::vector<UnitSpec> kUnits = {
+const std::vector<UnitSpec> kThreeUnits = {
     {"root", {{"a", {1000, 8}}}}, {"block", {{"b", {4000, 8}}, {"c", {1024}}}}, {"head", {{"d", {2000, 8}}}}};
 constexpr int64_t kParams = 8000 + 33024 + 16000;
 
@@ -57,7 +57,7 @@ constexpr int64_t kParams = 8000 + 33024 + 16000;
 // copy.
 TEST(EngineState, IsThePapersWithReducedGradientsInFp32) {
   for (const char* policy : {"ddp", "zero1", "zero2", "zero3"}) {
-    EXPECT_EQ(engine_state(kUnits, setting_of(policy, 1, 2)).total(),
+    EXPECT_EQ(engine_state(kThreeUnits, setting_of(policy, 1, 2)).total(),
               paper_state(kParams, setting_of(policy, 1, 2)).total());
   }
   for (const int64_t ranks : {2, 4, 8}) {
@@ -65,7 +65,7 @@ TEST(EngineState, IsThePapersWithReducedGradientsInFp32) {
       return paper_state(kParams, setting_of(policy, ranks, 2)).total();
     };
     const auto ours = [&](const char* policy) {
-      return engine_state(kUnits, setting_of(policy, ranks, 2)).total();
+      return engine_state(kThreeUnits, setting_of(policy, ranks, 2)).total();
     };
     EXPECT_EQ(ours("ddp"), paper("ddp") + 4 * kParams);
     EXPECT_EQ(ours("zero1"), paper("zero1") + 4 * kParams / ranks);
@@ -75,17 +75,17 @@ TEST(EngineState, IsThePapersWithReducedGradientsInFp32) {
 }
 
 TEST(EngineState, Fp32NeedsNoMasterAndReducesInPlace) {
-  EXPECT_EQ(engine_state(kUnits, setting_of("ddp", 4, 4)),
+  EXPECT_EQ(engine_state(kThreeUnits, setting_of("ddp", 4, 4)),
             (StateBytes{.parameters = 4 * kParams, .gradients = 4 * kParams, .optimizer = 8 * kParams}));
-  EXPECT_EQ(engine_state(kUnits, setting_of("fsdp", 4, 4)),
+  EXPECT_EQ(engine_state(kThreeUnits, setting_of("fsdp", 4, 4)),
             (StateBytes{.parameters = kParams, .gradients = kParams, .optimizer = 2 * kParams}));
 }
 
 TEST(EngineState, PaddingIsCountedAndReplicasDoNotShard) {
   const std::vector<UnitSpec> odd = {{"root", {{"a", {3}}}}};
   EXPECT_EQ(engine_state(odd, setting_of("ddp", 4, 4)).parameters, 4 * 4 * FlatLayout::kAlignment);
-  EXPECT_EQ(engine_state(kUnits, setting_of("fsdp:hybrid_shard", 4, 4, 2)),
-            engine_state(kUnits, setting_of("fsdp", 4, 4)));
+  EXPECT_EQ(engine_state(kThreeUnits, setting_of("fsdp:hybrid_shard", 4, 4, 2)),
+            engine_state(kThreeUnits, setting_of("fsdp", 4, 4)));
 }
 
 // Volumes of the ZeRO paper, section 7, and of the FSDP paper: in units of the parameters' bytes times
@@ -93,7 +93,9 @@ TEST(EngineState, PaddingIsCountedAndReplicasDoNotShard) {
 TEST(EngineWireBytes, AreTheVolumesOfThePapers) {
   constexpr int64_t kRanks = 4, kPart = 3 * 4 * kParams / kRanks, kRoot = 3 * 4 * 8000 / kRanks;
   constexpr int64_t kLast = 3 * 4 * 16000 / kRanks;
-  const auto sent = [](EngineSetting setting) { return test::planned_step(kUnits, setting).wire_bytes(); };
+  const auto sent = [](EngineSetting setting) {
+    return test::planned_step(kThreeUnits, setting).wire_bytes();
+  };
   EXPECT_EQ(sent(setting_of("ddp", kRanks, 4)), 2 * kPart);
   EXPECT_EQ(sent(setting_of("zero1", kRanks, 4)), 2 * kPart);
   EXPECT_EQ(sent(setting_of("zero2", kRanks, 4)), 2 * kPart);
@@ -122,7 +124,7 @@ TEST(GatheredBytes, AreWholeParametersAndGradientsOfUnitsInFlight) {
     setting.beside = beside;
     setting.prefetch = prefetch;
     setting.accumulation = accumulation;
-    return gathered_bytes(test::planned_step(kUnits, setting));
+    return gathered_bytes(test::planned_step(kThreeUnits, setting));
   };
   EXPECT_EQ(gathered("ddp", false), 0);
   EXPECT_EQ(gathered("zero1", false), 0);

@@ -7,19 +7,20 @@
 #include <numeric>
 #include <random>
 
+#include "tests/plan/schedules.h"
 #include "trireme/base/error.h"
 
 namespace trireme::plan {
 namespace {
 
-using Kind = StageEvent::Kind;
-constexpr double kNear = 1e-9;
+using EventKind = StageEvent::Kind;
 
-StageEvent pass(Kind kind, int64_t stage, int64_t micro_batch, double begin, double end, double bytes = 0.0) {
+StageEvent pass(EventKind kind, int64_t stage, int64_t micro_batch, double begin, double end,
+                double bytes = 0.0) {
   return {
       .kind = kind, .stage = stage, .micro_batch = micro_batch, .begin = begin, .end = end, .bytes = bytes};
 }
-StageEvent message(Kind kind, Message what, int64_t stage, int64_t micro_batch, double begin, double end,
+StageEvent message(EventKind kind, Message what, int64_t stage, int64_t micro_batch, double begin, double end,
                    double bytes = 0.0) {
   return {.kind = kind,
           .stage = stage,
@@ -44,14 +45,15 @@ void expect_causes(const PipelineReport& report, size_t rank, const std::array<d
 /// The messages of a step of two ranks and one micro-batch travel for 0.2 and 0.1, and rank 1 begins 0.3
 /// late. All is shifted by 10, since clocks begin anywhere.
 StageEvents one_micro_batch() {
-  StageEvents events = {{pass(Kind::kForward, 0, 0, 0, 1, 100),
-                         message(Kind::kSend, Message::kActivation, 1, 0, 1, 1, 64),
-                         message(Kind::kWait, Message::kGradient, 0, 0, 1, 4.6),
-                         pass(Kind::kBackward, 0, 0, 4.6, 6.6, -100),
-                         {.kind = Kind::kUpdate, .begin = 6.6, .end = 7.0}},
-                        {message(Kind::kWait, Message::kActivation, 1, 0, 0, 1.2),
-                         pass(Kind::kForward, 1, 0, 1.5, 2.5, 40), pass(Kind::kBackward, 1, 0, 2.5, 4.5, -40),
-                         message(Kind::kSend, Message::kGradient, 0, 0, 4.5, 4.5, 64)}};
+  StageEvents events = {
+      {pass(EventKind::kForward, 0, 0, 0, 1, 100),
+       message(EventKind::kSend, Message::kActivation, 1, 0, 1, 1, 64),
+       message(EventKind::kWait, Message::kGradient, 0, 0, 1, 4.6),
+       pass(EventKind::kBackward, 0, 0, 4.6, 6.6, -100),
+       {.kind = EventKind::kUpdate, .begin = 6.6, .end = 7.0}},
+      {message(EventKind::kWait, Message::kActivation, 1, 0, 0, 1.2),
+       pass(EventKind::kForward, 1, 0, 1.5, 2.5, 40), pass(EventKind::kBackward, 1, 0, 2.5, 4.5, -40),
+       message(EventKind::kSend, Message::kGradient, 0, 0, 4.5, 4.5, 64)}};
   for (auto& rank : events) {
     for (StageEvent& event : rank) {
       event.begin += 10.0;
@@ -108,10 +110,10 @@ TEST(PipelineReport, TellsImbalanceFromTheSchedule) {
       const bool forward = timed.pass.kind == StagePass::Kind::kForward;
       const bool waits = forward ? timed.pass.stage == 1 : timed.pass.stage == 0;
       if (waits) {
-        mine.push_back(message(Kind::kWait, forward ? Message::kActivation : Message::kGradient,
+        mine.push_back(message(EventKind::kWait, forward ? Message::kActivation : Message::kGradient,
                                timed.pass.stage, timed.pass.micro_batch, now, timed.begin));
       }
-      mine.push_back(pass(forward ? Kind::kForward : Kind::kBackward, timed.pass.stage,
+      mine.push_back(pass(forward ? EventKind::kForward : EventKind::kBackward, timed.pass.stage,
                           timed.pass.micro_batch, timed.begin, timed.end));
       now = timed.end;
     }
@@ -148,13 +150,14 @@ StageEvents recorded(const Schedule& schedule, const Stretch& stretch, double tr
           if (found == made.end()) break;
           if (schedule.rank_of(from, pass.micro_batch) != static_cast<int64_t>(rank)) {
             const double arrived = std::max(now[rank], found->second + transfer);
-            events[rank].push_back(message(Kind::kWait, forward ? Message::kActivation : Message::kGradient,
-                                           pass.stage, pass.micro_batch, now[rank], arrived));
+            events[rank].push_back(message(EventKind::kWait,
+                                           forward ? Message::kActivation : Message::kGradient, pass.stage,
+                                           pass.micro_batch, now[rank], arrived));
             now[rank] = arrived;
           }
         }
         const double begin = now[rank] + late, end = begin + stretch(pass);
-        events[rank].push_back({.kind = static_cast<Kind>(pass.kind),
+        events[rank].push_back({.kind = static_cast<EventKind>(pass.kind),
                                 .stage = pass.stage,
                                 .micro_batch = pass.micro_batch,
                                 .begin = begin,
@@ -246,9 +249,9 @@ TEST(PipelineReport, DelaysOfEqualStagesAreNotImbalance) {
 
 TEST(PipelineReport, SplitsActivationsBetweenBothHalvesOfBackward) {
   const StageEvents events = {
-      {pass(Kind::kForward, 0, 0, 0, 1, 100), pass(Kind::kForward, 0, 1, 1, 2, 100),
-       pass(Kind::kBackwardInput, 0, 0, 2, 3, -25), pass(Kind::kBackwardInput, 0, 1, 3, 4, -25),
-       pass(Kind::kBackwardWeight, 0, 0, 4, 5, -75), pass(Kind::kBackwardWeight, 0, 1, 5, 6, -75)}};
+      {pass(EventKind::kForward, 0, 0, 0, 1, 100), pass(EventKind::kForward, 0, 1, 1, 2, 100),
+       pass(EventKind::kBackwardInput, 0, 0, 2, 3, -25), pass(EventKind::kBackwardInput, 0, 1, 3, 4, -25),
+       pass(EventKind::kBackwardWeight, 0, 0, 4, 5, -75), pass(EventKind::kBackwardWeight, 0, 1, 5, 6, -75)}};
   Schedule schedule{.name = "mine", .stages = 1, .micro_batches = 2, .ranks = {{}}};
   for (const StageEvent& event : events[0])
     schedule.ranks[0].push_back({static_cast<StagePass::Kind>(event.kind), event.stage, event.micro_batch});

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tests/support/refusal.h"
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
 #include "trireme/plan/notes.h"
@@ -33,11 +34,6 @@ std::string refusal(const std::vector<std::string>& overrides, int64_t ranks) {
   return "accepted";
 }
 
-void expect_mentions(const std::string& message, const std::vector<std::string>& words) {
-  for (const std::string& word : words)
-    EXPECT_NE(message.find(word), std::string::npos) << word << " in: " << message;
-}
-
 BatchPlan batch_of(const std::vector<std::string>& overrides, int64_t ranks) {
   const Config config = config_with(overrides);
   return plan_batch(config, MeshShape::fit(config.parallel, ranks));
@@ -59,23 +55,24 @@ TEST(PipelinePlan, MicroBatchesComeFromWhateverTheUserSaid) {
 }
 
 TEST(PipelinePlan, RefusesMicroBatchesThatDoNotFit) {
-  expect_mentions(
+  test::expect_mentions(
       refusal({"parallel.pp=2", "pipeline.micro_batches=5"}, 2),
       {"5 micro-batches do not divide the 16 sequences", "4 or 8", "train.global_batch to 15 or 20"});
-  expect_mentions(refusal({"parallel.pp=2", "pipeline.micro_batches=4", "train.micro_batch=2"}, 2),
-                  {"micro_batch 2 x 8 micro-batches", "the pipeline has 4", "train.global_batch to 8"});
-  expect_mentions(refusal({"parallel.pp=4", "pipeline.schedule=dualpipe_v", "pipeline.micro_batches=4",
-                           "model.n_layers=8"},
-                          4),
-                  {"dualpipe_v takes at least 8 micro-batches", "there are 4", "pipeline.micro_batches"});
-  expect_mentions(refusal({"parallel.pp=2"}, 3), {"pp=2", "does not divide the world size 3"});
+  test::expect_mentions(refusal({"parallel.pp=2", "pipeline.micro_batches=4", "train.micro_batch=2"}, 2),
+                        {"micro_batch 2 x 8 micro-batches", "the pipeline has 4", "train.global_batch to 8"});
+  test::expect_mentions(
+      refusal(
+          {"parallel.pp=4", "pipeline.schedule=dualpipe_v", "pipeline.micro_batches=4", "model.n_layers=8"},
+          4),
+      {"dualpipe_v takes at least 8 micro-batches", "there are 4", "pipeline.micro_batches"});
+  test::expect_mentions(refusal({"parallel.pp=2"}, 3), {"pp=2", "does not divide the world size 3"});
 }
 
 TEST(PipelinePlan, RefusesMoreStagesThanThereAreParts) {
-  expect_mentions(refusal({"parallel.pp=8", "train.global_batch=32"}, 8),
-                  {"8 stages", "4 blocks and the head", "parallel.pp=8", "model.n_layers"});
-  expect_mentions(refusal({"parallel.pp=4", "pipeline.schedule=interleaved_1f1b"}, 4),
-                  {"8 stages", "pipeline.chunks"});
+  test::expect_mentions(refusal({"parallel.pp=8", "train.global_batch=32"}, 8),
+                        {"8 stages", "4 blocks and the head", "parallel.pp=8", "model.n_layers"});
+  test::expect_mentions(refusal({"parallel.pp=4", "pipeline.schedule=interleaved_1f1b"}, 4),
+                        {"8 stages", "pipeline.chunks"});
 }
 
 TEST(PipelinePlan, CutsByCostEvenlyOrAsTold) {
@@ -93,9 +90,10 @@ TEST(PipelinePlan, CutsByCostEvenlyOrAsTold) {
   EXPECT_TRUE(by_cost[1] % 2 == 1 || by_cost[2] % 2 == 1) << "16 halves over three stages";
   EXPECT_EQ(first_of("even"), (std::vector<int64_t>{0, 2, 4, 6, 9}));
   EXPECT_EQ(first_of("3,3,2,0"), (std::vector<int64_t>{0, 3, 6, 8, 9}));
-  expect_mentions(refusal({base[0], base[1], "pipeline.split=4,4"}, 4),
-                  {"pipeline.split=4,4", "2 stages", "has 4"});
-  expect_mentions(refusal({base[0], base[1], "pipeline.split=4,0,4,0"}, 4), {"stage 1", "nothing to do"});
+  test::expect_mentions(refusal({base[0], base[1], "pipeline.split=4,4"}, 4),
+                        {"pipeline.split=4,4", "2 stages", "has 4"});
+  test::expect_mentions(refusal({base[0], base[1], "pipeline.split=4,0,4,0"}, 4),
+                        {"stage 1", "nothing to do"});
 }
 
 TEST(PipelinePlan, EveryParameterIsInOneStageAndTiedEmbeddingsInTwo) {
@@ -130,12 +128,12 @@ TEST(PipelinePlan, ReadsAScheduleOfTheUsersOwn) {
   const PipelinePlan plan = plan_of(config_with(mine), 2);
   EXPECT_EQ(plan.schedule.stages, 4);
   EXPECT_EQ(plan.schedule.micro_batches, 4) << "as many as the schedule has";
-  expect_mentions(refusal({mine[0], mine[1], mine[2], "pipeline.micro_batches=8"}, 2),
-                  {"pipeline.micro_batches=8", "has 4"});
-  expect_mentions(refusal({"parallel.pp=4", mine[1], mine[2]}, 4), {"for 2 ranks", "parallel.pp=2"});
-  expect_mentions(refusal({mine[0], mine[1]}, 2), {"stage 3 is on rank 1"});
+  test::expect_mentions(refusal({mine[0], mine[1], mine[2], "pipeline.micro_batches=8"}, 2),
+                        {"pipeline.micro_batches=8", "has 4"});
+  test::expect_mentions(refusal({"parallel.pp=4", mine[1], mine[2]}, 4), {"for 2 ranks", "parallel.pp=2"});
+  test::expect_mentions(refusal({mine[0], mine[1]}, 2), {"stage 3 is on rank 1"});
   std::filesystem::remove(path);
-  expect_mentions(refusal(mine, 2), {"pipeline.file", "cannot be read"});
+  test::expect_mentions(refusal(mine, 2), {"pipeline.file", "cannot be read"});
 }
 
 }  // namespace

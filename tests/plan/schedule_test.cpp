@@ -8,14 +8,13 @@
 #include <string>
 #include <vector>
 
+#include "tests/plan/schedules.h"
 #include "tests/support/refusal.h"
 #include "trireme/base/error.h"
 #include "trireme/plan/simulate.h"
 
 namespace trireme::plan {
 namespace {
-
-constexpr double kNear = 1e-9;
 
 /// A rank's passes take 1, 1 and 1 for each micro-batch, whatever its stages.
 PassCosts unit_costs(const Schedule& schedule) {
@@ -45,11 +44,6 @@ bool takes(ScheduleName name, const PipelineShape& shape) {
     default:
       return true;
   }
-}
-
-bool has_chunks(ScheduleName name) {
-  return name == ScheduleName::kInterleaved1F1B || name == ScheduleName::kLoopedBfs ||
-         name == ScheduleName::kInterleavedZb;
 }
 
 TEST(Schedule, InWindowsKeepsFewInFlightAndCostsBubbles) {
@@ -225,7 +219,7 @@ TEST(Schedule, HasTheOrderOfPyTorchsGenerators) {
   EXPECT_EQ(line_of(there_and_back, 3, 13), "3F0 4F0 3F1 4F1 3F2 4F2 3F3 4F3 4I0 4W0 3F4 3I0 3W0");
 }
 
-void expect_refusal(const Schedule& schedule, const PassCosts& costs, const std::string& words) {
+void expect_unrunnable(const Schedule& schedule, const PassCosts& costs, const std::string& words) {
   try {
     simulate(schedule, costs);
     ADD_FAILURE() << "nothing was refused: " << words;
@@ -239,20 +233,20 @@ Schedule csv(const char* text) {
 }
 
 TEST(Simulate, NamesTheFirstPassThatIsWrong) {
-  expect_refusal(csv("0F0,0B0\n1F0,1F0,1B0"), {}, "rank 1 runs 1F0 twice");
-  expect_refusal(csv("0F0,0B0\n1F0,1B0,1W0"), {}, "rank 1 runs 1W0 twice");
-  expect_refusal(csv("0F0,0B0\n1F0"), {}, "rank 1 never runs 1I0");
-  expect_refusal(csv("0F0,0F1,0B0\n1F0,1F1,1B0,1B1"), {}, "rank 0 never runs 0I1");
-  expect_refusal(csv("0F0,0B0,1F0\n1B0"), {}, "rank 0 runs 1F0, but stage 1 is on rank 1");
-  expect_refusal(csv("0B0,0F0\n1F0,1B0"), {}, "waits for ever: rank 0 at 0B0, rank 1 at 1F0");
-  expect_refusal(csv("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0"), {}, "rank 0 at 0B0, rank 1 at 1F1");
+  expect_unrunnable(csv("0F0,0B0\n1F0,1F0,1B0"), {}, "rank 1 runs 1F0 twice");
+  expect_unrunnable(csv("0F0,0B0\n1F0,1B0,1W0"), {}, "rank 1 runs 1W0 twice");
+  expect_unrunnable(csv("0F0,0B0\n1F0"), {}, "rank 1 never runs 1I0");
+  expect_unrunnable(csv("0F0,0F1,0B0\n1F0,1F1,1B0,1B1"), {}, "rank 0 never runs 0I1");
+  expect_unrunnable(csv("0F0,0B0,1F0\n1B0"), {}, "rank 0 runs 1F0, but stage 1 is on rank 1");
+  expect_unrunnable(csv("0B0,0F0\n1F0,1B0"), {}, "waits for ever: rank 0 at 0B0, rank 1 at 1F0");
+  expect_unrunnable(csv("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0"), {}, "rank 0 at 0B0, rank 1 at 1F1");
   PassCosts small;
   small.memory_limit = 1.5;
-  expect_refusal(make_schedule(ScheduleName::kGpipe, {2, 4, 1}), small,
-                 "rank 0 holds 2 bytes of activations after 0F1");
+  expect_unrunnable(make_schedule(ScheduleName::kGpipe, {2, 4, 1}), small,
+                    "rank 0 holds 2 bytes of activations after 0F1");
   PassCosts uneven;
   uneven.forward = {1.0, 2.0, 3.0};
-  expect_refusal(make_schedule(ScheduleName::kGpipe, {2, 4, 1}), uneven, "3 costs for 2 stages");
+  expect_unrunnable(make_schedule(ScheduleName::kGpipe, {2, 4, 1}), uneven, "3 costs for 2 stages");
 }
 
 TEST(Simulate, ReadsSchedulesOfOnesOwn) {

@@ -5,6 +5,7 @@
 #include <map>
 #include <vector>
 
+#include "tests/support/refusal.h"
 #include "trireme/base/error.h"
 
 namespace trireme::plan {
@@ -34,11 +35,6 @@ std::string refusal(const Variables& variables) {
     return error.what();
   }
   return "";
-}
-
-void expect_mentions(const std::string& message, const std::vector<std::string>& words) {
-  for (const std::string& word : words)
-    EXPECT_NE(message.find(word), std::string::npos) << word << " in: " << message;
 }
 
 /// Rank 5 of 8 on two hosts, as each launcher says it.
@@ -148,9 +144,9 @@ TEST(World, MpiOnOneHostNeedsNoAddress) {
 
 TEST(World, MpiAcrossHostsNeedsAnAddress) {
   for (const Variables& job : {kOpenMpi, kPmi}) {
-    expect_mentions(refusal(job), {"half set", "missing MASTER_ADDR MASTER_PORT"});
-    expect_mentions(refusal(job + Variables{{"MASTER_ADDR", "node1"}}),
-                    {"MASTER_ADDR=node1", "missing MASTER_PORT"});
+    test::expect_mentions(refusal(job), {"half set", "missing MASTER_ADDR MASTER_PORT"});
+    test::expect_mentions(refusal(job + Variables{{"MASTER_ADDR", "node1"}}),
+                          {"MASTER_ADDR=node1", "missing MASTER_PORT"});
   }
 }
 
@@ -184,16 +180,16 @@ TEST(World, SlurmLocalSizeComesFromTheListOfTheStep) {
   EXPECT_EQ(local_size("5,3", "1"), 3);
   EXPECT_EQ(local_size("3,2(x2),1", "2"), 2);
   EXPECT_EQ(local_size("2(x4)", "3"), 2);
-  expect_mentions(refusal(kSlurm + Variables{{"SLURM_STEP_TASKS_PER_NODE", "four"}}),
-                  {"'four'", "malformed"});
+  test::expect_mentions(refusal(kSlurm + Variables{{"SLURM_STEP_TASKS_PER_NODE", "four"}}),
+                        {"'four'", "malformed"});
 }
 
 TEST(World, SlurmLocalSizeFallsBackToFlagsAndThenIsMissing) {
   const Variables bare = without(kSlurm, "SLURM_STEP_TASKS_PER_NODE");
   EXPECT_EQ(detect(bare + Variables{{"SLURM_NTASKS_PER_NODE", "4"}}).local_world_size, 4);
   EXPECT_EQ(detect(bare + Variables{{"SLURM_NNODES", "1"}}).local_world_size, 8);
-  expect_mentions(refusal(bare + Variables{{"SLURM_NNODES", "2"}}),
-                  {"half set", "missing SLURM_NTASKS_PER_NODE"});
+  test::expect_mentions(refusal(bare + Variables{{"SLURM_NNODES", "2"}}),
+                        {"half set", "missing SLURM_NTASKS_PER_NODE"});
 }
 
 TEST(World, ShellsOfSlurmAreNoRanks) {
@@ -224,7 +220,7 @@ TEST(World, SrunInsideAnInteractiveAllocationIsSeenByEveryRank) {
 TEST(World, BatchScriptOfSeveralTasksMustCallSrun) {
   const Variables script =
       without(kSlurm + Variables{{"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}}, "SLURM_STEP_ID");
-  expect_mentions(refusal(script), {"half set", "SLURM_STEP_ID", "srun"});
+  test::expect_mentions(refusal(script), {"half set", "SLURM_STEP_ID", "srun"});
 }
 
 TEST(World, EveryHalfSetListsWhatIsPresentAndWhatIsMissing) {
@@ -238,7 +234,7 @@ TEST(World, EveryHalfSetListsWhatIsPresentAndWhatIsMissing) {
   for (size_t job = 0; job < std::size(complete); ++job) {
     for (const std::string& name : needed[job]) {
       const std::string message = refusal(without(complete[job], name));
-      expect_mentions(message, {"half set"});
+      test::expect_mentions(message, {"half set"});
       const size_t missing = message.find("missing ");
       ASSERT_NE(missing, std::string::npos) << message;
       EXPECT_NE(message.find(name, missing), std::string::npos) << message;
@@ -257,8 +253,8 @@ TEST(World, FiveVariablesAreEnough) {
   EXPECT_EQ(spec.ranks_here(), 2) << "local rank 0 and this one";
   EXPECT_EQ(spec.master_addr, "node1");
   EXPECT_EQ(spec.master_port, 29400);
-  expect_mentions(refusal(without(kRanks, "LOCAL_WORLD_SIZE") + Variables{{"LOCAL_RANK", "8"}}),
-                  {"out of range", "LOCAL_RANK=8"});
+  test::expect_mentions(refusal(without(kRanks, "LOCAL_WORLD_SIZE") + Variables{{"LOCAL_RANK", "8"}}),
+                        {"out of range", "LOCAL_RANK=8"});
 }
 
 TEST(World, TheJobKeyIsTakenUnderEveryLauncher) {
@@ -267,8 +263,8 @@ TEST(World, TheJobKeyIsTakenUnderEveryLauncher) {
     EXPECT_EQ(detect(job + key).job_key, "0123abcd");
     EXPECT_EQ(detect(job).job_key, "");
   }
-  expect_mentions(refusal(kRanks + Variables{{"TRIREME_JOB_KEY", std::string(257, 'x')}}),
-                  {"TRIREME_JOB_KEY", "257"});
+  test::expect_mentions(refusal(kRanks + Variables{{"TRIREME_JOB_KEY", std::string(257, 'x')}}),
+                        {"TRIREME_JOB_KEY", "257"});
 }
 
 TEST(World, NeverASilentWorldOfOneUnderAnyHint) {
@@ -292,12 +288,12 @@ TEST(World, RefusesNumbersOutOfRange) {
                              {{"MASTER_PORT", "0"}}, {{"MASTER_PORT", "65536"}}};
   for (const Variables& change : wrong) {
     const auto& [name, value] = *change.begin();
-    expect_mentions(refusal(kRanks + change), {"out of range", name + "=" + value});
+    test::expect_mentions(refusal(kRanks + change), {"out of range", name + "=" + value});
   }
 }
 
 TEST(World, RefusesTextForNumbers) {
-  expect_mentions(refusal(kRanks + Variables{{"WORLD_SIZE", "eight"}}), {"WORLD_SIZE='eight'"});
+  test::expect_mentions(refusal(kRanks + Variables{{"WORLD_SIZE", "eight"}}), {"WORLD_SIZE='eight'"});
 }
 
 TEST(World, TwoLaunchersThatAgreeFollowThePrecedence) {
@@ -312,18 +308,18 @@ TEST(World, TwoLaunchersThatAgreeFollowThePrecedence) {
 
 TEST(World, TwoLaunchersThatDisagreeAreBothListed) {
   const std::string ranks_and_mpi = refusal(kRanks + kOpenMpi + Variables{{"OMPI_COMM_WORLD_RANK", "4"}});
-  expect_mentions(ranks_and_mpi, {"disagree", "RANK=5", "WORLD_SIZE=8", "OMPI_COMM_WORLD_RANK=4"});
+  test::expect_mentions(ranks_and_mpi, {"disagree", "RANK=5", "WORLD_SIZE=8", "OMPI_COMM_WORLD_RANK=4"});
   const std::string sizes = refusal(kMaster + kOpenMpi + kPmi + Variables{{"PMI_SIZE", "6"}});
-  expect_mentions(sizes, {"disagree", "OMPI_COMM_WORLD_SIZE=8", "PMI_SIZE=6"});
+  test::expect_mentions(sizes, {"disagree", "OMPI_COMM_WORLD_SIZE=8", "PMI_SIZE=6"});
   const std::string slurm =
       refusal(kRanks + kSlurm + Variables{{"SLURM_PROCID", "4"}, {"SLURM_LOCALID", "0"}});
-  expect_mentions(slurm, {"disagree", "RANK=5", "SLURM_PROCID=4"});
+  test::expect_mentions(slurm, {"disagree", "RANK=5", "SLURM_PROCID=4"});
 }
 
 TEST(World, SmallerWorldInsideALargerOneIsAMistake) {
   // mpirun -n 8 torchrun --nproc-per-node=1: eight trainings where one was meant
   const Variables inner = {{"TORCHELASTIC_RUN_ID", "none"}, {"RANK", "0"}, {"WORLD_SIZE", "1"}};
-  expect_mentions(refusal(inner + kOpenMpi + kMaster), {"disagree", "rank 0 of 1", "rank 5 of 8"});
+  test::expect_mentions(refusal(inner + kOpenMpi + kMaster), {"disagree", "rank 0 of 1", "rank 5 of 8"});
 }
 
 TEST(World, LauncherInsideALauncherMayMultiplyRanks) {
@@ -345,7 +341,7 @@ TEST(World, OurLauncherHasTheLastWord) {
 TEST(World, PmiOfSrunIsCompletedBySlurm) {
   const Variables echo = {{"PMI_RANK", "5"}, {"PMI_SIZE", "8"}};
   expect_rank_5_of_8(detect(kSlurm + echo), "slurm");
-  expect_mentions(refusal(kSlurm + echo + Variables{{"PMI_RANK", "4"}}), {"half set", "PMI_RANK=4"});
+  test::expect_mentions(refusal(kSlurm + echo + Variables{{"PMI_RANK", "4"}}), {"half set", "PMI_RANK=4"});
 }
 
 TEST(Nodelist, FirstHostOfEveryForm) {

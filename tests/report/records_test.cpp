@@ -26,7 +26,7 @@ const std::set<std::string> kStepKeys = {"step",       "loss",
                                          "peak_bytes", "communication_ms",
                                          "exposed_ms", "communication_share"};
 
-StepRecord some_step() {
+StepRecord some_record() {
   return {.step = 3,
           .loss = 5.25,
           .grad_norm = 1.5,
@@ -42,7 +42,7 @@ StepRecord some_step() {
 }
 
 TEST(StepJson, HasExactlyTheKeysOfTheFormat) {
-  StepRecord record = some_step();
+  StepRecord record = some_record();
   EXPECT_EQ(keys_of(Json::parse(to_json_line(record))), kStepKeys);
 
   record.val_loss = 2.5;
@@ -56,13 +56,13 @@ TEST(StepJson, HasExactlyTheKeysOfTheFormat) {
 }
 
 TEST(StepJson, StepsPerSecondAreThoseOfTheStep) {
-  StepRecord record = some_step();
+  StepRecord record = some_record();
   record.step_ms = 250.0;
   EXPECT_EQ(Json::parse(to_json_line(record))["steps_per_s"], 4.0);
 }
 
 TEST(StepJson, CommunicationIsAShareOfTheStepAndNullWhereItWasNotMeasured) {
-  StepRecord record = some_step();
+  StepRecord record = some_record();
   const std::vector<const char*> keys = {"communication_ms", "exposed_ms", "communication_share"};
   for (const char* key : keys) EXPECT_TRUE(Json::parse(to_json_line(record))[key].is_null()) << key;
   record.step_ms = 200.0;
@@ -74,7 +74,7 @@ TEST(StepJson, CommunicationIsAShareOfTheStepAndNullWhereItWasNotMeasured) {
 }
 
 TEST(StepJson, KeepsEveryBitOfItsNumbers) {
-  StepRecord record = some_step();
+  StepRecord record = some_record();
   for (const double value : {0.1, 1.0 / 3.0, 5e-324, 1.7976931348623157e308, -0.25}) {
     record.loss = value;
     EXPECT_EQ(Json::parse(to_json_line(record))["loss"].get<double>(), value);
@@ -84,7 +84,7 @@ TEST(StepJson, KeepsEveryBitOfItsNumbers) {
 }
 
 TEST(StepJson, WritesNonFiniteNumbersAsStrings) {
-  StepRecord record = some_step();
+  StepRecord record = some_record();
   record.loss = Limits::quiet_NaN();
   record.grad_norm = Limits::infinity();
   record.val_loss = -Limits::infinity();

@@ -151,7 +151,7 @@ std::vector<Event> read_events(const RunDirectory& run) {
   return events;
 }
 
-StepRecord step(int64_t number) {
+StepRecord scalars_of_step(int64_t number) {
   return {.step = number,
           .loss = 5.5 / static_cast<double>(number),
           .grad_norm = 1.25,
@@ -179,7 +179,7 @@ TEST(Tensorboard, EveryStepIsThereBeforeTheSinkIsClosed) {
   const auto run = RunDirectory::create(root.path(), "run", {});
   const auto sink = make_tensorboard_sink(run);
   for (int64_t i = 1; i <= 300; ++i) {  // steps beyond 127 take a varint of two bytes
-    sink->record(step(i));
+    sink->record(scalars_of_step(i));
     if (i % 100 != 1) continue;
     ASSERT_EQ(read_events(run).size(), static_cast<size_t>(i) + 1);
   }
@@ -196,11 +196,11 @@ TEST(Tensorboard, HoldsTheScalarsOfTheFormat) {
   const TemporaryFolder root;
   const auto run = RunDirectory::create(root.path(), "run", {});
   const auto sink = make_tensorboard_sink(run);
-  StepRecord validated = step(2);
+  StepRecord validated = scalars_of_step(2);
   validated.val_loss = 2.75;
   validated.communication_ms = 10.0;
   validated.exposed_ms = 4.85;
-  sink->record(step(1));
+  sink->record(scalars_of_step(1));
   sink->record(validated);
 
   std::map<std::string, float> expected = {{"loss", 5.5f},
@@ -224,7 +224,7 @@ TEST(Tensorboard, KeepsNonFiniteNumbers) {
   const TemporaryFolder root;
   const auto run = RunDirectory::create(root.path(), "run", {});
   const auto sink = make_tensorboard_sink(run);
-  StepRecord record = step(1);
+  StepRecord record = scalars_of_step(1);
   record.loss = std::numeric_limits<double>::quiet_NaN();
   record.grad_norm = std::numeric_limits<double>::infinity();
   sink->record(record);
@@ -237,7 +237,7 @@ TEST(Tensorboard, KeepsNonFiniteNumbers) {
 TEST(Tensorboard, ReaderOfThisTestNoticesDamage) {
   const TemporaryFolder root;
   const auto run = RunDirectory::create(root.path(), "run", {});
-  make_tensorboard_sink(run)->record(step(1));
+  make_tensorboard_sink(run)->record(scalars_of_step(1));
   const std::string file = read_file(only_event_file(run));
   for (const size_t position : {size_t{0}, size_t{9}, size_t{15}, file.size() - 1}) {
     std::string damaged = file;

@@ -8,6 +8,12 @@
 
 namespace trireme::test {
 
+/// Expects a message to hold all of `words`.
+inline void expect_mentions(const std::string& message, const std::vector<std::string>& words) {
+  for (const std::string& word : words)
+    EXPECT_NE(message.find(word), std::string::npos) << word << " in: " << message;
+}
+
 /// Expects `call` to throw one of our errors, whose text holds all of `words`.
 template <typename Call>
 void expect_refusal(const Call& call, const std::vector<std::string>& words) {
@@ -15,8 +21,7 @@ void expect_refusal(const Call& call, const std::vector<std::string>& words) {
     call();
     ADD_FAILURE() << "nothing was refused";
   } catch (const Error& error) {
-    for (const auto& word : words)
-      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << word << " in " << error.what();
+    expect_mentions(error.what(), words);
   }
 }
 

@@ -108,6 +108,7 @@ prepare() {
   local settings torch_dir nvcc
   require_packages build
   [[ $preset != plan-only ]] || require_packages plan-only
+  [[ $preset != [at]san ]] || require_packages sanitizers
   check_cmake
   check_preset
   [[ -f $build/build.ninja ]] || suggest_packages optional

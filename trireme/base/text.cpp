@@ -8,6 +8,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "trireme/base/utf8.h"
+
 namespace trireme {
 namespace {
 
@@ -80,6 +82,15 @@ std::string format_duration(double seconds) {
 
 std::string join(std::span<const std::string> parts, std::string_view separator) {
   return fmt::format("{}", fmt::join(parts, separator));
+}
+
+std::string some_of(std::span<const std::string> names) {
+  constexpr size_t kShown = 8;
+  std::vector<std::string> shown;
+  for (const std::string& name : names.first(std::min(names.size(), kShown)))
+    shown.push_back(printable(name));
+  return join(shown, ", ") +
+         (names.size() > kShown ? fmt::format(" and {} more", names.size() - kShown) : "");
 }
 
 std::vector<std::string> split(std::string_view text, char separator) {

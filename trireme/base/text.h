@@ -21,6 +21,8 @@ std::string format_bytes(double bytes);
 std::string format_duration(double seconds);
 
 std::string join(std::span<const std::string> parts, std::string_view separator);
+/// The first eight of `names`, made printable, and how many more there are.
+std::string some_of(std::span<const std::string> names);
 std::vector<std::string> split(std::string_view text, char separator);
 
 /// 123456789 -> "123,456,789".

@@ -11,15 +11,6 @@ namespace trireme::checkpoint {
 namespace {
 
 constexpr const char* kOptimizerPrefix = "optimizer.";
-constexpr size_t kNamesInErrors = 8;
-
-std::string some_of(std::vector<std::string> names) {
-  const size_t count = names.size();
-  if (count > kNamesInErrors) names.resize(kNamesInErrors);
-  for (std::string& name : names) name = printable(name);
-  return join(names, ", ") + (count > kNamesInErrors ? ", ..." : "");
-}
-
 }  // namespace
 
 std::vector<std::string> parameter_names(const plan::ModelFacts& facts) {

@@ -14,7 +14,7 @@
 namespace trireme::checkpoint {
 namespace {
 
-constexpr size_t kMaxNameBytes = 128;
+constexpr size_t kMaxFileName = 128;
 constexpr mode_t kFileMode = 0644;
 constexpr mode_t kFolderMode = 0755;
 /// A pipe or device shall not keep the caller waiting for its other end.
@@ -136,7 +136,7 @@ bool is_file_name(std::string_view name) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
            c == '_' || c == '-';
   };
-  return !name.empty() && name.size() <= kMaxNameBytes && name.front() != '.' &&
+  return !name.empty() && name.size() <= kMaxFileName && name.front() != '.' &&
          std::ranges::all_of(name, fits);
 }
 

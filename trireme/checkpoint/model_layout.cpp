@@ -16,15 +16,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kNamesInErrors = 8;
 /// Far beyond any tensor; the sum of two is a number still.
 constexpr int64_t kFurthest = int64_t{1} << 61;
-
-std::string some_of(const std::vector<std::string>& names) {
-  if (names.size() <= kNamesInErrors) return join(names, ", ");
-  return join({names.begin(), names.begin() + kNamesInErrors}, ", ") +
-         fmt::format(" and {} more", names.size() - kNamesInErrors);
-}
 
 /// Where the boxes of a file's entries begin; null: they are whole tensors.
 Json starts_of(const SafetensorsHeader& header, const std::string& path) {

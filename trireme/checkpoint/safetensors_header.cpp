@@ -22,9 +22,9 @@ static_assert(std::endian::native == std::endian::little,
               "safetensors data is little-endian and copied as it is");
 
 constexpr int64_t kDataAlignment = 64;
-constexpr size_t kMaxTensors = 1'000'000;
-constexpr size_t kMaxNameBytes = 1024;
-constexpr size_t kMaxDims = 64;
+constexpr size_t kMaxHeaderTensors = 1'000'000;
+constexpr size_t kMaxHeaderName = 1024;
+constexpr size_t kMaxHeaderDims = 64;
 constexpr size_t kMaxMetadata = 65'536;  // entries; each costs some 200 bytes beside its text
 constexpr size_t kMaxMetadataBytes = size_t{16} << 20;
 constexpr std::string_view kMetadata = "__metadata__";
@@ -78,7 +78,7 @@ class HeaderEvents final : public nlohmann::json_sax<Json> {
     if (!in_array_) return fail("has a number where none belongs");
     if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
       return fail("has a number beyond 63 bits");
-    if (numbers_.size() == kMaxDims) return fail("has more than 64 dimensions");
+    if (numbers_.size() == kMaxHeaderDims) return fail("has more than 64 dimensions");
     numbers_.push_back(static_cast<int64_t>(value));
     return true;
   }
@@ -114,9 +114,9 @@ class HeaderEvents final : public nlohmann::json_sax<Json> {
   bool start_entry(const std::string& name) {
     name_ = name;
     fields_.clear();
-    if (name.size() > kMaxNameBytes) return fail("has a name longer than 1024 bytes");
+    if (name.size() > kMaxHeaderName) return fail("has a name longer than 1024 bytes");
     if (!names_.insert(name).second) return fail("comes twice");
-    return names_.size() <= kMaxTensors || fail("is one tensor too many: the limit is 1000000");
+    return names_.size() <= kMaxHeaderTensors || fail("is one tensor too many: the limit is 1000000");
   }
 
   bool start_field(const std::string& field) {

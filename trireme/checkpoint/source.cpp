@@ -17,9 +17,6 @@
 namespace trireme::checkpoint {
 namespace {
 
-/// Elements that are read at once where a tensor is gone through.
-constexpr int64_t kPart = int64_t{1} << 20;
-
 class FileSource : public Source {
  public:
   explicit FileSource(const std::string& path) : Source(path), file_(InputFile(path)) {
@@ -65,8 +62,8 @@ Difference compare_tensor(const std::string& name, const Source& a, const Source
   const int64_t itemsize = safetensors_itemsize(tensor.dtype), numel = tensor.numel();
   Difference difference{.tensor = name, .what = {}};
   std::vector<char> left, right;
-  for (int64_t begin = 0; begin < numel; begin += kPart) {
-    const Region part = Region::flat(tensor.shape, {begin, std::min(numel, begin + kPart)});
+  for (int64_t begin = 0; begin < numel; begin += kPartNumel) {
+    const Region part = Region::flat(tensor.shape, {begin, std::min(numel, begin + kPartNumel)});
     left.resize(static_cast<size_t>(part.numel() * itemsize));
     right.resize(left.size());
     a.read(name, part, left.data());

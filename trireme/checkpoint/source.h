@@ -13,6 +13,9 @@
 
 namespace trireme::checkpoint {
 
+/// Elements that are read at once where a tensor is gone through.
+inline constexpr int64_t kPartNumel = int64_t{1} << 20;
+
 struct SourceTensor {
   std::string dtype;  ///< as safetensors has it
   Shape shape;

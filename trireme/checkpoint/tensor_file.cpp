@@ -10,9 +10,6 @@
 namespace trireme::checkpoint {
 namespace {
 
-/// Elements that are read at once.
-constexpr int64_t kPart = int64_t{1} << 20;
-
 SafetensorsHeader header_of(const std::vector<FileEntry>& entries,
                             const std::map<std::string, std::string>& metadata) {
   SafetensorsHeader header{.tensors = {}, .metadata = metadata};
@@ -32,9 +29,9 @@ SafetensorsHeader header_of(const std::vector<FileEntry>& entries,
 void append_entry(OutputFile& file, const Source& source, const FileEntry& entry) {
   const std::string& dtype = source.tensors().at(entry.tensor).dtype;
   std::vector<char> stored, cast_to;
-  for (int64_t begin = 0; begin < entry.region.numel(); begin += kPart) {
+  for (int64_t begin = 0; begin < entry.region.numel(); begin += kPartNumel) {
     Region part = entry.region;
-    part.range = {begin, std::min(entry.region.numel(), begin + kPart)};
+    part.range = {begin, std::min(entry.region.numel(), begin + kPartNumel)};
     stored.resize(static_cast<size_t>(part.numel() * safetensors_itemsize(dtype)));
     source.read(entry.tensor, part, stored.data());
     cast_to.resize(static_cast<size_t>(part.numel() * safetensors_itemsize(entry.dtype)));

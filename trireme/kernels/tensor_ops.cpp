@@ -451,12 +451,12 @@ void cross_entropy(at::Tensor& loss, at::Tensor& logits, const at::Tensor& targe
                                         dtype_of(logits), current_stream()),
                     "cross_entropy");
   }
-  TRIREME_CHECK(logits.is_contiguous(), "[kernels.cross_entropy] rows of {} logits are {} apart on a CPU",
-                rows.width, logits.stride(0));
-  on_cpu(logits, [&](auto scalar) {
+  const at::Tensor packed = logits.contiguous();
+  on_cpu(packed, [&](auto scalar) {
     using Scalar = decltype(scalar);
-    cross_entropy(floats(loss), logits.data_ptr<Scalar>(), wanted, rows.count, rows.width, want_gradient);
+    cross_entropy(floats(loss), packed.data_ptr<Scalar>(), wanted, rows.count, rows.width, want_gradient);
   });
+  if (want_gradient && !packed.is_same(logits)) logits.copy_(packed);
   if (want_gradient && scale != 1.0) logits.mul_(scale);
 }
 

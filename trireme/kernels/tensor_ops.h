@@ -100,7 +100,7 @@ void pack_head_gradients(at::Tensor& packed, const at::Tensor& query, const at::
 /// loss (rows) fp32 in nats; when `want_gradient`, logits (rows, classes) become scale * (softmax - onehot).
 /// Rows whose target is kIgnoredTarget (cross_entropy.h) have neither. A target that is no class is a
 /// DataError on a CPU; on a GPU, whose values the host does not see, loss and gradient of its row become NaN.
-/// On a GPU rows of logits may be further apart than `classes`; what lies between becomes 0.
+/// Rows of logits may be further apart than `classes`; on a GPU what lies between becomes 0.
 void cross_entropy(at::Tensor& loss, at::Tensor& logits, const at::Tensor& targets, double scale,
                    bool want_gradient);
 

@@ -50,10 +50,10 @@ std::vector<Unit> LanguageModel::units() {
 }
 
 std::vector<Unit> LanguageModel::units(const LossTarget& target) {
-  return with_head([target](const at::Tensor& x, const at::Tensor& weight) {
-    return x.is_cuda()
-               ? linear_cross_entropy(x, weight, target.targets, target.chunk_bytes, target.gradient_scale)
-               : cross_entropy(logits(x, weight), target.targets);
+  return with_head([target, fp8 = head_fp8()](const at::Tensor& x, const at::Tensor& weight) {
+    return x.is_cuda() || fp8 ? linear_cross_entropy(x, weight, target.targets, target.chunk_bytes,
+                                                     target.gradient_scale, fp8)
+                              : cross_entropy(logits(x, weight), target.targets);
   });
 }
 

@@ -1,24 +1,32 @@
 #include "trireme/nn/loss.h"
 
 #include <algorithm>
+#include <memory>
+#include <utility>
 
 #include "trireme/kernels/cross_entropy.h"
 #include "trireme/kernels/matmul.h"
 #include "trireme/kernels/tensor_ops.h"
 #include "trireme/nn/autograd.h"
+#include "trireme/nn/linear_parts.h"
 
 namespace trireme::nn {
 namespace {
 
+using kernels::Fp8Copy;
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-/// Rows of a logits buffer start at multiples of this many elements: cuBLAS is faster on aligned rows.
-constexpr int64_t kRowAlignment = 64;
+/// Rows of a logits buffer start at multiples of this many elements, and parts have as many rows: cuBLAS is
+/// faster so, and FP8 casts blocks.
+int64_t alignment_of(const std::optional<Fp8Recipe>& fp8) {
+  constexpr int64_t kAligned = 64;
+  return fp8 ? std::max(kAligned, kernels::fp8_multiple(fp8->scaling)) : kAligned;
+}
 
-int64_t aligned(int64_t count) {
-  return (count + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
+int64_t aligned(int64_t count, int64_t alignment) {
+  return (count + alignment - 1) / alignment * alignment;
 }
 
 /// Rows that count, as an fp32 scalar on the device, so that the host need not wait for it.
@@ -61,18 +69,93 @@ at::Tensor padded(const at::Tensor& weight, int64_t rows) {
   return result;
 }
 
+/// The products of a head's weight (V, D): logits = in @ weight^T and, from their gradients, those of in and
+/// of the weight.
+class HeadProducts {
+ public:
+  virtual ~HeadProducts() = default;
+  /// in (n, D) -> scores (n, V)
+  virtual void logits(at::Tensor& scores, const at::Tensor& in) = 0;
+  /// Of the part that logits() computed last: d_scores (n, V) -> d_in (n, D), and d_weight (V, D), of which
+  /// the first part is not there yet.
+  virtual void gradients(const at::Tensor& d_scores, const at::Tensor& in, at::Tensor& d_in,
+                         at::Tensor& d_weight, bool is_first) = 0;
+};
+
+class PlainHead final : public HeadProducts {
+ public:
+  explicit PlainHead(at::Tensor weight) : weight_(std::move(weight)) {}
+
+  void logits(at::Tensor& scores, const at::Tensor& in) override { kernels::matmul(scores, in, weight_.t()); }
+  void gradients(const at::Tensor& d_scores, const at::Tensor& in, at::Tensor& d_in, at::Tensor& d_weight,
+                 bool is_first) override {
+    kernels::matmul(d_in, d_scores, weight_);
+    kernels::matmul(d_weight, d_scores.t(), in, {}, is_first ? at::Tensor() : d_weight);
+  }
+
+ private:
+  at::Tensor weight_;
+};
+
+class Fp8Head final : public HeadProducts {
+ public:
+  /// No gradient of a logit is larger than `largest`.
+  Fp8Head(const at::Tensor& weight, const Fp8Recipe& recipe, double largest, bool want_gradient)
+      : recipe_(recipe), largest_(largest), copies_(want_gradient ? Fp8Copy::kBoth : Fp8Copy::kPlain) {
+    weight_ = kernels::fp8_cast(weight, kernels::fp8_amax(weight, recipe.scaling),
+                                {.scaling = recipe.scaling, .weight = true}, copies_);
+  }
+
+  void logits(at::Tensor& scores, const at::Tensor& in) override {
+    in_ =
+        kernels::fp8_cast(in, kernels::fp8_amax(in, recipe_.scaling), {.scaling = recipe_.scaling}, copies_);
+    kernels::fp8_matmul(scores, in_.plain, weight_.plain, recipe_.fast_forward);
+  }
+  void gradients(const at::Tensor& d_scores, const at::Tensor&, at::Tensor& d_in, at::Tensor& d_weight,
+                 bool is_first) override {
+    const kernels::Fp8Copies cast = kernels::fp8_cast(
+        d_scores, amax_of(d_scores), {.scaling = recipe_.scaling, .format = kernels::Fp8Format::kE5m2});
+    kernels::fp8_matmul(d_in, cast.plain, weight_.transposed, false);
+    kernels::fp8_matmul(d_weight, cast.transposed, in_.transposed, recipe_.fast_backward, {},
+                        is_first ? at::Tensor() : d_weight);
+  }
+
+ private:
+  /// As fp8_amax() would find it, were every row to reach the largest.
+  at::Tensor amax_of(const at::Tensor& d_scores) const {
+    if (recipe_.scaling == kernels::Fp8Scaling::kBlock) return {};
+    const bool by_rows = recipe_.scaling == kernels::Fp8Scaling::kRow;
+    return at::full({by_rows ? d_scores.size(0) + d_scores.size(1) : 1}, largest_,
+                    d_scores.options().dtype(at::kFloat));
+  }
+
+  Fp8Recipe recipe_;
+  double largest_;
+  Fp8Copy copies_;
+  kernels::Fp8Copies weight_, in_;
+};
+
+std::unique_ptr<HeadProducts> products_of(const at::Tensor& weight, const std::optional<Fp8Recipe>& fp8,
+                                          double largest, bool want_gradient) {
+  if (fp8) return std::make_unique<Fp8Head>(weight, *fp8, largest, want_gradient);
+  return std::make_unique<PlainHead>(weight);
+}
+
 class LinearCrossEntropyFunction : public Function<LinearCrossEntropyFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             const at::Tensor& targets, int64_t chunk_bytes, double gradient_scale,
-                            bool want_gradient) {
-    const at::Tensor rows = x.reshape({-1, x.size(-1)}), wanted = targets.reshape({-1});
-    const int64_t count = rows.size(0), classes = weight.size(0), stride = aligned(classes);
+                            const std::optional<Fp8Recipe>& fp8, bool want_gradient) {
+    const at::Tensor rows = as_rows(x).contiguous(), wanted = targets.reshape({-1});
+    const int64_t alignment = alignment_of(fp8);
+    const int64_t count = rows.size(0), classes = weight.size(0), stride = aligned(classes, alignment);
     const int64_t row_bytes = stride * static_cast<int64_t>(x.element_size());
-    const int64_t chunk = std::clamp<int64_t>(chunk_bytes / row_bytes / kRowAlignment * kRowAlignment,
-                                              kRowAlignment, std::max(count, kRowAlignment));
+    const int64_t chunk = std::clamp<int64_t>(chunk_bytes / row_bytes / alignment * alignment, alignment,
+                                              std::max(count, alignment));
     const at::Tensor buffer = at::empty({std::min(chunk, count), stride}, x.options());
     const at::Tensor head = padded(weight, stride);  // aligned as the logits are
+    const double factor = gradient_scale / static_cast<double>(count);
+    const auto products = products_of(head, fp8, factor, want_gradient);
     at::Tensor loss = at::empty({count}, x.options().dtype(at::kFloat));
     at::Tensor d_rows = want_gradient ? at::empty_like(rows) : at::Tensor();
     at::Tensor d_head = want_gradient ? at::empty_like(head) : at::Tensor();
@@ -82,13 +165,11 @@ class LinearCrossEntropyFunction : public Function<LinearCrossEntropyFunction> {
       at::Tensor scores = buffer.narrow(0, 0, part);
       at::Tensor logits = scores.narrow(1, 0, classes);
       at::Tensor part_loss = loss.narrow(0, first, part);
-      kernels::matmul(scores, in, head.t());
-      kernels::cross_entropy(part_loss, logits, wanted.narrow(0, first, part),
-                             gradient_scale / static_cast<double>(count), want_gradient);
+      products->logits(scores, in);
+      kernels::cross_entropy(part_loss, logits, wanted.narrow(0, first, part), factor, want_gradient);
       if (!want_gradient) continue;
       at::Tensor d_in = d_rows.narrow(0, first, part);
-      kernels::matmul(d_in, scores, head);
-      kernels::matmul(d_head, scores.t(), in, {}, first == 0 ? at::Tensor() : d_head);
+      products->gradients(scores, in, d_in, d_head, first == 0);
     }
     const at::Tensor kept = kept_rows(wanted);
     const at::Tensor all = at::full({}, static_cast<double>(count), kept.options());
@@ -105,7 +186,7 @@ class LinearCrossEntropyFunction : public Function<LinearCrossEntropyFunction> {
     at::Tensor d_rows = saved[1], d_weight = saved[2];
     const at::Tensor& rows_per_kept = saved[3];
     const at::Tensor factor = grads[0] * rows_per_kept / context->saved_data["scale"].toDouble();
-    variable_list result(6);
+    variable_list result(7);
     kernels::scale(d_rows, d_rows, factor);
     result[0] = d_rows.view(context->saved_data["shape"].toIntVector());
     if (!weight.requires_grad()) return result;
@@ -136,10 +217,11 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets) {
 }
 
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
-                                int64_t chunk_bytes, double gradient_scale) {
+                                int64_t chunk_bytes, double gradient_scale,
+                                const std::optional<Fp8Recipe>& fp8) {
   check_targets(x, targets);
   const bool want_gradient = (x.requires_grad() || weight.requires_grad()) && at::GradMode::is_enabled();
-  return LinearCrossEntropyFunction::apply(x, weight, targets.contiguous(), chunk_bytes, gradient_scale,
+  return LinearCrossEntropyFunction::apply(x, weight, targets.contiguous(), chunk_bytes, gradient_scale, fp8,
                                            want_gradient);
 }
 

@@ -2,6 +2,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
+
+#include "trireme/nn/fp8.h"
 
 namespace trireme::nn {
 
@@ -16,7 +19,11 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets);
 /// of at most `chunk_bytes`: gradients are computed in the forward pass, while a part is there, and scaled in
 /// backward. They are kept multiplied by `gradient_scale`, which should be near what backward brings: fp16
 /// loses small ones otherwise. As in Liger Kernel (Hsu et al. 2024).
+/// With `fp8`, of bf16 alone, the three products take FP8: x and the weight in e4m3, gradients of logits in
+/// e5m2 whatever the recipe says, since most of them are far below the largest, which is known beforehand and
+/// decides the scale. The sum over the vocabulary keeps all its bits.
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
-                                int64_t chunk_bytes, double gradient_scale = 1.0);
+                                int64_t chunk_bytes, double gradient_scale = 1.0,
+                                const std::optional<Fp8Recipe>& fp8 = {});
 
 }  // namespace trireme::nn

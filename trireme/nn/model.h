@@ -82,16 +82,20 @@ class Model : public torch::nn::Module {
   void recompute_cheap(int64_t every) { cheap_every_ = every; }
   /// The linear layers of these blocks are multiplied in FP8 while the model trains; what is evaluated may
   /// have any number of rows. Models whose record has no such layers pay no heed. Scales are delayed by
-  /// `history`, which outlives passes; nullptr: they are not.
+  /// `history`, which outlives passes; nullptr: they are not. `head`: so is a language model's head that is a
+  /// loss, by scales of what is cast.
   void use_fp8(const Fp8Recipe& recipe, std::function<bool(int64_t block)> blocks,
-               const Fp8History* history = nullptr) {
+               const Fp8History* history = nullptr, bool head = false) {
     fp8_ = recipe;
+    fp8_head_ = head;
     fp8_blocks_ = std::move(blocks);
     fp8_history_ = history;
   }
 
  protected:
   BlockOptions block_options(size_t block) const;
+  /// None: the head is multiplied in the dtype of its weight.
+  std::optional<Fp8Recipe> head_fp8() const { return is_training() && fp8_head_ ? fp8_ : std::nullopt; }
 
  private:
   UnitRunner runner_;
@@ -99,6 +103,7 @@ class Model : public torch::nn::Module {
   std::optional<Fp8Recipe> fp8_;
   std::function<bool(int64_t)> fp8_blocks_;
   const Fp8History* fp8_history_ = nullptr;
+  bool fp8_head_ = false;
 };
 
 }  // namespace trireme::nn

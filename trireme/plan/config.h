@@ -193,7 +193,8 @@ std::string to_text(const Fp8Skip& skip);
 /// The other way round; none for other words.
 std::optional<Fp8Skip> parse_skip(std::string_view text);
 
-/// Products of the linear layers of blocks in FP8. Embeddings, norms, attention and the head have none.
+/// Products of the linear layers of blocks in FP8, and of the head. Embeddings, norms and attention have
+/// none.
 struct Fp8Config {
   Fp8 recipe = Fp8::kOff;
   Fp8Scales scales = Fp8Scales::kDynamic;
@@ -201,6 +202,7 @@ struct Fp8Config {
   Fp8Gradients gradients = Fp8Gradients::kE4m3;
   Fp8Fast fast = Fp8Fast::kForward;
   Fp8Skip skip = {};
+  bool head = false;
   Fp8Fallback fallback = Fp8Fallback::kAbort;
 };
 
@@ -213,9 +215,10 @@ struct PrecisionConfig {
   Fp8Config fp8 = {};
 };
 
+inline constexpr int64_t kFp32Bytes = 4;
 /// Bytes of an element.
 inline int64_t bytes_of(Dtype dtype) {
-  return dtype == Dtype::kFp32 ? 4 : 2;
+  return dtype == Dtype::kFp32 ? kFp32Bytes : 2;
 }
 /// Whether the loss is scaled dynamically: precision.scaling with auto resolved.
 inline bool scales_loss(const PrecisionConfig& precision) {

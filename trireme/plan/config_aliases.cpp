@@ -13,7 +13,7 @@ std::string in_lower_case(std::string word) {
 }
 
 /// As docs/images.md lists them.
-const std::map<std::string, std::string>& table() {
+const std::map<std::string, std::string>& alias_table() {
   static const std::map<std::string, std::string> aliases = {
       {"data.data_dir", "data.path"},
       {"data.dataset", "data.kind"},
@@ -60,13 +60,13 @@ Assignment in_our_words(Assignment given) {
 
 std::vector<std::string> alias_keys() {
   std::vector<std::string> keys;
-  for (const auto& [key, ours] : table()) keys.push_back(key);
+  for (const auto& [key, ours] : alias_table()) keys.push_back(key);
   return keys;
 }
 
 std::vector<Assignment> in_our_keys(const Assignment& given) {
-  const auto alias = table().find(given.key);
-  if (alias == table().end()) return {given};
+  const auto alias = alias_table().find(given.key);
+  if (alias == alias_table().end()) return {given};
   std::vector<Assignment> ours = {
       in_our_words({.key = alias->second, .text = given.text, .origin = given.origin + " " + given.key})};
   if (alias->first == "fsdp.sharding_strategy")

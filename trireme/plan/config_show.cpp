@@ -10,7 +10,7 @@
 namespace trireme::plan {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 /// "train.steps" -> {"train", "steps"}; "name" -> {"", "name"}.
 std::pair<std::string, std::string> split_key(const std::string& key) {
@@ -53,23 +53,24 @@ std::string one_line(std::string text) {
   return text;
 }
 
-Json default_value(const Field& field) {
-  return std::visit([](const auto& value) { return Json(value); }, value_of(field));
+OrderedJson default_value(const Field& field) {
+  return std::visit([](const auto& value) { return OrderedJson(value); }, value_of(field));
 }
 
-Json schema_of(const Field& field) {
-  Json schema = {{"description", field.help}, {"type", type_name(field)}, {"default", default_value(field)}};
+OrderedJson schema_of(const Field& field) {
+  OrderedJson schema = {
+      {"description", field.help}, {"type", type_name(field)}, {"default", default_value(field)}};
   if (!field.choices.empty()) schema["enum"] = field.choices;
   if (field.min) schema["minimum"] = *field.min;
   if (field.max) schema["maximum"] = *field.max;
   return schema;
 }
 
-Json empty_object(const std::string& description) {
+OrderedJson empty_object(const std::string& description) {
   return {{"description", description},
           {"type", "object"},
           {"additionalProperties", false},
-          {"properties", Json::object()}};
+          {"properties", OrderedJson::object()}};
 }
 
 }  // namespace
@@ -98,12 +99,12 @@ std::string to_yaml(const ResolvedConfig& resolved, bool with_origins) {
 
 std::string json_schema() {
   Config defaults;
-  Json root = {{"$schema", "https://json-schema.org/draft/2020-12/schema"},
-               {"title", "Trireme run configuration"}};
+  OrderedJson root = {{"$schema", "https://json-schema.org/draft/2020-12/schema"},
+                      {"title", "Trireme run configuration"}};
   root.update(empty_object("Every key is optional; the command line and TRIREME__SECTION__KEY override it."));
   for (const Field& field : fields(defaults)) {
     const auto [section, word] = split_key(field.key);
-    Json& properties = root["properties"];
+    OrderedJson& properties = root["properties"];
     if (section.empty()) {
       properties[word] = schema_of(field);
       continue;

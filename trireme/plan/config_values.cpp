@@ -157,7 +157,7 @@ struct Formatter {
 
 using Value = std::variant<int64_t, double, bool, std::string>;
 
-struct Reader {
+struct ValueReader {
   template <typename Member>
   Value operator()(const Member* member) const {
     return *member;
@@ -172,7 +172,7 @@ void assign(const Field& field, std::string_view text, std::string_view origin) 
 }
 
 Value value_of(const Field& field) {
-  return std::visit(Reader{}, field.value);
+  return std::visit(ValueReader{}, field.value);
 }
 
 std::string format_value(const Field& field) {

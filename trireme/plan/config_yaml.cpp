@@ -29,9 +29,9 @@ std::set<std::string> all_keys() {
 }
 
 /// Collects the scalars of one document.
-class Reader {
+class YamlReader {
  public:
-  explicit Reader(const std::string& name) : name_(name), keys_(all_keys()) {}
+  explicit YamlReader(const std::string& name) : name_(name), keys_(all_keys()) {}
 
   std::vector<Assignment> read(const YAML::Node& root) {
     read_map(root, "");
@@ -184,7 +184,7 @@ std::vector<Assignment> read_yaml(const std::string& text, const std::string& na
         "[plan.config] {}: a config is a mapping of keys to values; begin with a line such as 'name: run'",
         place(name, root.Mark()));
   }
-  return Reader(name).read(root);
+  return YamlReader(name).read(root);
 }
 
 }  // namespace trireme::plan

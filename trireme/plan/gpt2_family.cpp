@@ -3,7 +3,7 @@
 #include "trireme/plan/config_internal.h"
 #include "trireme/plan/family_parts.h"
 
-namespace trireme::plan {
+namespace trireme::plan::gpt2 {
 namespace {
 
 std::vector<ParamSpec> embeddings(const ModelConfig& model) {
@@ -62,17 +62,19 @@ void check(const Config& config, const Origins& origins) {
 }
 
 }  // namespace
+}  // namespace trireme::plan::gpt2
 
+namespace trireme::plan {
 const ModelFamilyRecord kGpt2Record = {.family = ModelFamily::kGpt2,
                                        .attends = true,
                                        .drops = true,
-                                       .embeddings = embeddings,
-                                       .block = block,
+                                       .embeddings = gpt2::embeddings,
+                                       .block = gpt2::block,
                                        .attention_params = 6,
-                                       .final_norm = final_norm,
-                                       .saved_bytes = saved_bytes,
-                                       .attention_share = attention_share,
-                                       .cheap_bytes = cheap_bytes,
-                                       .check = check};
+                                       .final_norm = gpt2::final_norm,
+                                       .saved_bytes = gpt2::saved_bytes,
+                                       .attention_share = gpt2::attention_share,
+                                       .cheap_bytes = gpt2::cheap_bytes,
+                                       .check = gpt2::check};
 
 }  // namespace trireme::plan

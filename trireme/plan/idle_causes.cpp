@@ -11,7 +11,7 @@
 namespace trireme::plan {
 namespace {
 
-using Kind = StageEvent::Kind;
+using EventKind = StageEvent::Kind;
 
 /// Seconds by cause; that of kSchedule, which delays nothing, stays 0.
 using Lag = std::array<double, kIdleCauses>;
@@ -77,16 +77,16 @@ class Step {
 
   static Place needed_by(const StageEvent& wait) { return {wait.message, wait.stage, wait.micro_batch}; }
   bool can_run(const StageEvent& event) const {
-    return event.kind != Kind::kWait || made_.contains(needed_by(event));
+    return event.kind != EventKind::kWait || made_.contains(needed_by(event));
   }
 
   void run(size_t rank, const StageEvent& event) {
     RankState& state = ranks_[rank];
     Moment& now = state.now;
-    if (event.kind == Kind::kReduce || event.kind == Kind::kUpdate) return;
+    if (event.kind == EventKind::kReduce || event.kind == EventKind::kUpdate) return;
     now.delay(event.begin, IdleCause::kHost);
     if (event.is_pass()) return run_pass(rank, event);
-    if (event.kind == Kind::kWait) {
+    if (event.kind == EventKind::kWait) {
       const Moment& made = made_.at(needed_by(event));
       if (made.time > now.time) now = made;
       if (now.time > event.end) {  // by as much clocks of ranks differ
@@ -107,8 +107,9 @@ class Step {
     now.time = event.end;
     now.ideal = ideal.end;
     state.last_pass = now;
-    if (event.kind == Kind::kForward) made_[{Message::kActivation, event.stage + 1, event.micro_batch}] = now;
-    if (event.kind == Kind::kBackward || event.kind == Kind::kBackwardInput)
+    if (event.kind == EventKind::kForward)
+      made_[{Message::kActivation, event.stage + 1, event.micro_batch}] = now;
+    if (event.kind == EventKind::kBackward || event.kind == EventKind::kBackwardInput)
       made_[{Message::kGradient, event.stage - 1, event.micro_batch}] = now;
   }
 

@@ -3,7 +3,7 @@
 #include "trireme/plan/config_internal.h"
 #include "trireme/plan/family_parts.h"
 
-namespace trireme::plan {
+namespace trireme::plan::llama {
 namespace {
 
 int64_t head_dim(const ModelConfig& model) {
@@ -75,18 +75,20 @@ void check(const Config& config, const Origins& origins) {
 }
 
 }  // namespace
+}  // namespace trireme::plan::llama
 
+namespace trireme::plan {
 const ModelFamilyRecord kLlamaRecord = {.family = ModelFamily::kLlama,
                                         .attends = true,
                                         .drops = false,
                                         .rotates = true,
-                                        .embeddings = embeddings,
-                                        .block = block,
+                                        .embeddings = llama::embeddings,
+                                        .block = llama::block,
                                         .attention_params = 5,
-                                        .final_norm = final_norm,
-                                        .saved_bytes = saved_bytes,
-                                        .attention_share = attention_share,
-                                        .cheap_bytes = cheap_bytes,
-                                        .check = check};
+                                        .final_norm = llama::final_norm,
+                                        .saved_bytes = llama::saved_bytes,
+                                        .attention_share = llama::attention_share,
+                                        .cheap_bytes = llama::cheap_bytes,
+                                        .check = llama::check};
 
 }  // namespace trireme::plan

@@ -31,9 +31,9 @@ bool is_message(Kind kind) {
 }
 
 /// The words of a line, one after the other.
-class Line {
+class WordsOfLine {
  public:
-  explicit Line(std::string_view rest) : rest_(rest) {}
+  explicit WordsOfLine(std::string_view rest) : rest_(rest) {}
   std::string_view word() {
     const size_t begin = std::min(rest_.find_first_not_of(" \t\r"), rest_.size());
     rest_.remove_prefix(begin);
@@ -64,7 +64,7 @@ std::optional<char> take_place(std::string_view text, StageAction& action) {
   return text[letter];
 }
 
-bool take_number(Line& line, std::string_view before, int64_t& number) {
+bool take_number(WordsOfLine& line, std::string_view before, int64_t& number) {
   if (line.word() != before) return false;
   const auto found = number_of(line.word());
   if (found) number = *found;
@@ -72,7 +72,7 @@ bool take_number(Line& line, std::string_view before, int64_t& number) {
 }
 
 std::optional<StageAction> parse_action(std::string_view text) {
-  Line line(text);
+  WordsOfLine line(text);
   const std::string_view word = line.word();
   const auto* const known = std::ranges::find(kWords, word, &Word::word);
   if (known == kWords.end()) return std::nullopt;
@@ -114,7 +114,7 @@ StageProgram program_from_text(std::string_view text) {
     const size_t end = std::min(text.find('\n'), text.size());
     const std::string_view line = text.substr(0, end);
     text.remove_prefix(std::min(text.size(), end + 1));
-    if (Line(line).word().empty()) continue;
+    if (WordsOfLine(line).word().empty()) continue;
     const auto action = parse_action(line);
     if (!action) {
       throw ConfigError(

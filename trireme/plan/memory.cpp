@@ -101,6 +101,15 @@ int64_t most_in_flight(const Schedule& schedule, int64_t rank, int64_t stage) {
   return most;
 }
 
+/// What a head in FP8 casts beside the `logits` bytes of bf16 that there are at once: their gradients and its
+/// weight, each twice with a byte for an element.
+double fp8_copies_of_head(const Config& config, double logits) {
+  const Fp8Config& fp8 = config.precision.fp8;
+  if (fp8.recipe == Fp8::kOff || !fp8.head) return 0.0;
+  return logits +
+         2.0 * static_cast<double>(config.model.vocab_size) * static_cast<double>(config.model.d_model);
+}
+
 /// A CPU keeps the logits of each micro-batch. A GPU computes them in parts and keeps the gradients of what
 /// the head multiplies.
 int64_t kept_by_loss(const Config& config, int64_t tokens, int64_t in_flight, Device device) {
@@ -109,7 +118,8 @@ int64_t kept_by_loss(const Config& config, int64_t tokens, int64_t in_flight, De
   const auto rows = static_cast<double>(tokens), count = static_cast<double>(in_flight);
   if (device == Device::kCpu) return at_most_62_bits(count * rows * vocab * bytes);
   const double part = std::min(rows * vocab * bytes, static_cast<double>(config.memory.loss_chunk_mib << 20));
-  return at_most_62_bits(part + count * (rows + vocab) * static_cast<double>(config.model.d_model) * bytes);
+  return at_most_62_bits(part + fp8_copies_of_head(config, part) +
+                         count * (rows + vocab) * static_cast<double>(config.model.d_model) * bytes);
 }
 
 int64_t copy_on_device(const RankBytes& bytes) {
@@ -204,7 +214,10 @@ RankBytes rank_bytes(const Config& config, const ModelFacts& facts, const BatchP
   int64_t logits =
       at_most_62_bits(static_cast<double>(tokens) *
                       static_cast<double>(config.model.vocab_size * bytes_of(config.precision.compute)));
-  if (device == Device::kCuda) logits = std::min(logits, config.memory.loss_chunk_mib << 20);
+  if (device == Device::kCuda) {
+    logits = std::min(logits, config.memory.loss_chunk_mib << 20);
+    logits += at_most_62_bits(fp8_copies_of_head(config, static_cast<double>(logits)));
+  }
   RankBytes bytes{.state = state_bytes(program),
                   .gathered = gathered_bytes(program),
                   .activations = activation_bytes(facts, tokens),

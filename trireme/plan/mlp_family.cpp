@@ -3,7 +3,7 @@
 
 #include "trireme/plan/family_parts.h"
 
-namespace trireme::plan {
+namespace trireme::plan::mlp {
 namespace {
 
 std::vector<ParamSpec> embeddings(const ModelConfig& model) {
@@ -28,15 +28,17 @@ int64_t saved_bytes(const ModelConfig& model, int64_t element_bytes) {
 }
 
 }  // namespace
+}  // namespace trireme::plan::mlp
 
+namespace trireme::plan {
 const ModelFamilyRecord kMlpRecord = {.family = ModelFamily::kMlp,
                                       .attends = false,
                                       .drops = false,
-                                      .embeddings = embeddings,
-                                      .block = block,
+                                      .embeddings = mlp::embeddings,
+                                      .block = mlp::block,
                                       .attention_params = 0,
-                                      .final_norm = final_norm,
-                                      .saved_bytes = saved_bytes,
+                                      .final_norm = mlp::final_norm,
+                                      .saved_bytes = mlp::saved_bytes,
                                       .attention_share = nullptr,
                                       .cheap_bytes = nullptr,
                                       .check = nullptr};

@@ -15,16 +15,16 @@ constexpr std::array<std::string_view, 3> kAdamWKeys = {"optim.beta1", "optim.be
 constexpr std::array<std::string_view, 1> kSgdState = {"momentum_buffer"};
 constexpr std::array<std::string_view, 2> kSgdKeys = {"optim.momentum", "optim.nesterov"};
 
-constexpr OptimizerRecord kRecords[] = {
+constexpr OptimizerRecord kOptimizerRecords[] = {
     {.name = OptimizerName::kAdamW, .state = kAdamWState, .squares = kAdamWSquares, .keys = kAdamWKeys},
     {.name = OptimizerName::kSgd, .state = kSgdState, .squares = {}, .keys = kSgdKeys},
 };
-static_assert(std::size(kRecords) == kNames<OptimizerName>.size());
+static_assert(std::size(kOptimizerRecords) == kNames<OptimizerName>.size());
 
 }  // namespace
 
 const OptimizerRecord& record_of(OptimizerName name) {
-  for (const OptimizerRecord& record : kRecords) {
+  for (const OptimizerRecord& record : kOptimizerRecords) {
     if (record.name == name) return record;
   }
   throw LogicError("[plan.optimizer] optimizer {} has no record", static_cast<int>(name));

@@ -12,7 +12,7 @@
 namespace trireme::plan {
 namespace {
 
-using Kind = StageEvent::Kind;
+using EventKind = StageEvent::Kind;
 using Place = std::pair<int64_t, int64_t>;  // stage and micro-batch
 
 double median(std::vector<double> values) {
@@ -22,10 +22,11 @@ double median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[middle] : 0.5 * (values[middle - 1] + values[middle]);
 }
 
-Kind kind_of(const StagePass& pass) {
-  return static_cast<Kind>(pass.kind);  // passes come first, in the same order
+EventKind event_kind_of(const StagePass& pass) {
+  return static_cast<EventKind>(pass.kind);  // passes come first, in the same order
 }
-static_assert(static_cast<int>(StagePass::Kind::kBackwardWeight) == static_cast<int>(Kind::kBackwardWeight));
+static_assert(static_cast<int>(StagePass::Kind::kBackwardWeight) ==
+              static_cast<int>(EventKind::kBackwardWeight));
 
 /// When forward passes, and backward passes for the input, have ended.
 struct Ends {
@@ -34,8 +35,8 @@ struct Ends {
   explicit Ends(const StageEvents& events) {
     for (const auto& rank : events) {
       for (const StageEvent& event : rank) {
-        if (event.kind == Kind::kForward) forward[{event.stage, event.micro_batch}] = event.end;
-        if (event.kind == Kind::kBackward || event.kind == Kind::kBackwardInput)
+        if (event.kind == EventKind::kForward) forward[{event.stage, event.micro_batch}] = event.end;
+        if (event.kind == EventKind::kBackward || event.kind == EventKind::kBackwardInput)
           input[{event.stage, event.micro_batch}] = event.end;
       }
     }
@@ -56,7 +57,7 @@ void check_events(const Schedule& schedule, const StageEvents& events) {
     const std::vector<StagePass>& passes = schedule.ranks[rank];
     for (const StageEvent& event : events[rank]) {
       if (!event.is_pass()) continue;
-      const bool fits = next < passes.size() && kind_of(passes[next]) == event.kind &&
+      const bool fits = next < passes.size() && event_kind_of(passes[next]) == event.kind &&
                         passes[next].stage == event.stage && passes[next].micro_batch == event.micro_batch;
       TRIREME_CHECK(fits, "[plan.report_step] pass {} of rank {} is not that of {}: stage {}, micro-batch {}",
                     next, rank, schedule.name, event.stage, event.micro_batch);
@@ -94,7 +95,7 @@ double end_of(const StageEvents& events, bool only_passes) {
 /// as passes for the input.
 PassCosts measured_costs(const Schedule& schedule, const StageEvents& events) {
   const auto stages = static_cast<size_t>(schedule.stages);
-  std::vector<std::map<Kind, std::vector<double>>> seconds(stages), bytes(stages);
+  std::vector<std::map<EventKind, std::vector<double>>> seconds(stages), bytes(stages);
   std::vector<double> transfers;
   const Ends ends(events);
   for (const auto& rank : events) {
@@ -103,7 +104,7 @@ PassCosts measured_costs(const Schedule& schedule, const StageEvents& events) {
         const auto stage = static_cast<size_t>(event.stage);
         seconds[stage][event.kind].push_back(event.end - event.begin);
         bytes[stage][event.kind].push_back(event.bytes);
-      } else if (event.kind == Kind::kWait) {
+      } else if (event.kind == EventKind::kWait) {
         const double made = ends.of(event);
         // Of one that began later nobody knows when it arrived.
         if (event.begin <= made) transfers.push_back(std::max(0.0, event.end - made));
@@ -118,14 +119,14 @@ PassCosts measured_costs(const Schedule& schedule, const StageEvents& events) {
   std::vector<double> kept;
   for (size_t stage = 0; stage < stages; ++stage) {
     auto& of = seconds[stage];
-    costs.forward[stage] = median(of[Kind::kForward]);
-    const bool split = !of[Kind::kBackwardInput].empty();
-    costs.backward_input[stage] = median(of[split ? Kind::kBackwardInput : Kind::kBackward]);
-    costs.backward_weight[stage] = median(of[Kind::kBackwardWeight]);
-    const double activations = std::max(0.0, median(bytes[stage][Kind::kForward]));
+    costs.forward[stage] = median(of[EventKind::kForward]);
+    const bool split = !of[EventKind::kBackwardInput].empty();
+    costs.backward_input[stage] = median(of[split ? EventKind::kBackwardInput : EventKind::kBackward]);
+    costs.backward_weight[stage] = median(of[EventKind::kBackwardWeight]);
+    const double activations = std::max(0.0, median(bytes[stage][EventKind::kForward]));
     costs.activation_bytes[stage] = activations;
     if (!split || activations == 0.0) continue;
-    kept.push_back(std::clamp(1.0 + median(bytes[stage][Kind::kBackwardInput]) / activations, 0.0, 1.0));
+    kept.push_back(std::clamp(1.0 + median(bytes[stage][EventKind::kBackwardInput]) / activations, 0.0, 1.0));
   }
   costs.transfer = median(std::move(transfers));
   if (!kept.empty()) costs.kept_for_weights = median(std::move(kept));
@@ -154,7 +155,7 @@ std::vector<StageEvent> sends_of(const Schedule& schedule, const TimedPass& time
     return {};
   const Message message = forward ? Message::kActivation : Message::kGradient;
   const auto bytes = message_bytes.find({message, to});
-  return {{.kind = Kind::kSend,
+  return {{.kind = EventKind::kSend,
            .stage = to,
            .micro_batch = pass.micro_batch,
            .message = message,
@@ -183,7 +184,7 @@ StageEvents simulated_events(const Schedule& schedule, const PassCosts& costs, c
   std::map<std::pair<Message, int64_t>, std::vector<double>> sent;
   for (const auto& rank : measured) {
     for (const StageEvent& event : rank) {
-      if (event.kind == Kind::kSend) sent[{event.message, event.stage}].push_back(event.bytes);
+      if (event.kind == EventKind::kSend) sent[{event.message, event.stage}].push_back(event.bytes);
     }
   }
   std::map<std::pair<Message, int64_t>, double> message_bytes;
@@ -192,7 +193,7 @@ StageEvents simulated_events(const Schedule& schedule, const PassCosts& costs, c
   for (const RankTimeline& rank : simulate(schedule, costs).ranks) {
     std::vector<StageEvent>& into = events.emplace_back();
     for (const TimedPass& timed : rank.passes) {
-      into.push_back({.kind = kind_of(timed.pass),
+      into.push_back({.kind = event_kind_of(timed.pass),
                       .stage = timed.pass.stage,
                       .micro_batch = timed.pass.micro_batch,
                       .begin = timed.begin,
@@ -213,9 +214,9 @@ double peak_bytes(const std::vector<StageEvent>& events) {
     if (!event.is_pass()) continue;
     double& mine = held[{event.stage, event.micro_batch}];
     sum -= mine;
-    if (event.kind == Kind::kForward) mine = std::max(0.0, event.bytes);
-    if (event.kind == Kind::kBackwardInput) mine = std::clamp(mine + event.bytes, 0.0, mine);
-    if (event.kind == Kind::kBackward || event.kind == Kind::kBackwardWeight) mine = 0.0;
+    if (event.kind == EventKind::kForward) mine = std::max(0.0, event.bytes);
+    if (event.kind == EventKind::kBackwardInput) mine = std::clamp(mine + event.bytes, 0.0, mine);
+    if (event.kind == EventKind::kBackward || event.kind == EventKind::kBackwardWeight) mine = 0.0;
     sum += mine;
     peak = std::max(peak, sum);
   }
@@ -254,9 +255,9 @@ std::vector<StageUse> stage_uses(const Schedule& schedule, const StageEvents& ev
       if (!event.is_pass()) continue;
       const auto stage = static_cast<size_t>(event.stage);
       uses[stage].busy += (event.end - event.begin) / copies;
-      if (event.kind == Kind::kForward && event.stage > 0)
+      if (event.kind == EventKind::kForward && event.stage > 0)
         forward[stage].add(ends.forward.at({event.stage - 1, event.micro_batch}), event.begin);
-      if (event.kind == Kind::kBackward || event.kind == Kind::kBackwardInput) {
+      if (event.kind == EventKind::kBackward || event.kind == EventKind::kBackwardInput) {
         const bool last = event.stage + 1 == schedule.stages;
         const double made = last ? ends.forward.at({event.stage, event.micro_batch})
                                  : ends.input.at({event.stage + 1, event.micro_batch});
@@ -279,7 +280,7 @@ StepUse use_of(const Schedule& schedule, const StageEvents& events) {
     RankUse& mine = use.ranks.emplace_back();
     for (const StageEvent& event : rank) {
       if (event.is_pass()) mine.busy += event.end - event.begin;
-      if (event.kind == Kind::kSend) mine.sent_bytes += event.bytes;
+      if (event.kind == EventKind::kSend) mine.sent_bytes += event.bytes;
     }
     mine.idle = use.seconds - mine.busy;
     mine.peak_bytes = peak_bytes(rank);

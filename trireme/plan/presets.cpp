@@ -71,7 +71,7 @@ std::vector<Preset> make_presets() {
   return table;
 }
 
-const std::vector<Preset>& table() {
+const std::vector<Preset>& preset_table() {
   static const std::vector<Preset> instance = make_presets();
   return instance;
 }
@@ -79,12 +79,12 @@ const std::vector<Preset>& table() {
 }  // namespace
 
 std::span<const Preset> presets() {
-  return table();
+  return preset_table();
 }
 
 const Preset& find_preset(std::string_view name) {
   std::vector<std::string> names;
-  for (const Preset& preset : table()) {
+  for (const Preset& preset : preset_table()) {
     if (preset.name == name) return preset;
     names.push_back(preset.name);
   }

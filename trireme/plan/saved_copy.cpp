@@ -16,7 +16,7 @@
 namespace trireme::plan {
 namespace {
 
-constexpr int64_t kFp32 = 4, kInt64 = 8;
+constexpr int64_t kInt64Bytes = 8;
 
 /// Ranks that hold different elements, and those that hold the same.
 struct Sharing {
@@ -47,12 +47,12 @@ void add_unit(const FlatLayout& unit, const Config& config, const Sharing& shari
     for (int64_t shard = entry.offset / size; shard * size < entry.end(); ++shard) {
       const Range part = intersect({shard * size, (shard + 1) * size}, {entry.offset, entry.end()});
       int64_t& bytes = by_shard[static_cast<size_t>(shard)];
-      bytes += saved_piece_bytes(kFp32 * first_share(part.size(), sharing)) +
-               moments * saved_piece_bytes(kFp32 * first_share(part.size(), of_moments));
-      if (part.begin == entry.offset) bytes += saved_piece_bytes(kInt64);
+      bytes += saved_piece_bytes(kFp32Bytes * first_share(part.size(), sharing)) +
+               moments * saved_piece_bytes(kFp32Bytes * first_share(part.size(), of_moments));
+      if (part.begin == entry.offset) bytes += saved_piece_bytes(kInt64Bytes);
     }
     if (!keeps_residual(config.parallel.comm_hook)) continue;
-    for (int64_t& bytes : by_shard) bytes += saved_piece_bytes(kFp32 * entry.numel);
+    for (int64_t& bytes : by_shard) bytes += saved_piece_bytes(kFp32Bytes * entry.numel);
   }
 }
 

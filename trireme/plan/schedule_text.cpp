@@ -10,7 +10,7 @@
 namespace trireme::plan {
 namespace {
 
-using Kind = StagePass::Kind;
+using PassKind = StagePass::Kind;
 constexpr std::string_view kLetters = "FBIW";
 
 constexpr int64_t kMostNumber = 1'000'000'000;
@@ -32,7 +32,7 @@ std::optional<StagePass> parse_pass(std::string_view text) {
   text.remove_prefix(1);
   const auto micro_batch = take_number(text);
   if (letter == std::string_view::npos || !micro_batch || !text.empty()) return std::nullopt;
-  return StagePass{static_cast<Kind>(letter), *stage, *micro_batch};
+  return StagePass{static_cast<PassKind>(letter), *stage, *micro_batch};
 }
 
 std::string_view without_blanks(std::string_view text) {

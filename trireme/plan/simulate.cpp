@@ -11,7 +11,7 @@
 namespace trireme::plan {
 namespace {
 
-using Kind = StagePass::Kind;
+using PassKind = StagePass::Kind;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 double of_stage(const std::vector<double>& values, int64_t stage) {
@@ -22,13 +22,13 @@ double duration(const StagePass& pass, const PassCosts& costs) {
   const double input = of_stage(costs.backward_input, pass.stage),
                weight = of_stage(costs.backward_weight, pass.stage);
   switch (pass.kind) {
-    case Kind::kForward:
+    case PassKind::kForward:
       return of_stage(costs.forward, pass.stage);
-    case Kind::kBackward:
+    case PassKind::kBackward:
       return input + weight;
-    case Kind::kBackwardInput:
+    case PassKind::kBackwardInput:
       return input;
-    case Kind::kBackwardWeight:
+    case PassKind::kBackwardWeight:
       return weight;
   }
   return 0.0;
@@ -39,13 +39,13 @@ double duration(const StagePass& pass, const PassCosts& costs) {
 double held_after(const StagePass& pass, const PassCosts& costs) {
   const double bytes = of_stage(costs.activation_bytes, pass.stage);
   switch (pass.kind) {
-    case Kind::kForward:
+    case PassKind::kForward:
       return bytes;
-    case Kind::kBackward:
+    case PassKind::kBackward:
       return -bytes;
-    case Kind::kBackwardInput:
+    case PassKind::kBackwardInput:
       return -bytes * (1.0 - costs.kept_for_weights);
-    case Kind::kBackwardWeight:
+    case PassKind::kBackwardWeight:
       return -bytes * costs.kept_for_weights;
   }
   return 0.0;
@@ -65,15 +65,15 @@ class Progress {
   double ready(const StagePass& pass) const {
     const int64_t stage = pass.stage, micro_batch = pass.micro_batch;
     switch (pass.kind) {
-      case Kind::kForward:
+      case PassKind::kForward:
         return stage == 0 ? 0.0 : arrival(forward_, stage - 1, stage, micro_batch);
-      case Kind::kBackward:
-      case Kind::kBackwardInput: {
+      case PassKind::kBackward:
+      case PassKind::kBackwardInput: {
         const double own = forward_[at(stage, micro_batch)];
         if (stage + 1 == schedule_.stages) return own;
         return std::max(own, arrival(input_, stage + 1, stage, micro_batch));
       }
-      case Kind::kBackwardWeight:
+      case PassKind::kBackwardWeight:
         return input_[at(stage, micro_batch)];
     }
     return kNever;
@@ -81,22 +81,22 @@ class Progress {
   bool has_run(const StagePass& pass) const {
     const size_t place = at(pass.stage, pass.micro_batch);
     switch (pass.kind) {
-      case Kind::kForward:
+      case PassKind::kForward:
         return forward_[place] < kNever;
-      case Kind::kBackward:
+      case PassKind::kBackward:
         return input_[place] < kNever || weight_[place] < kNever;
-      case Kind::kBackwardInput:
+      case PassKind::kBackwardInput:
         return input_[place] < kNever;
-      case Kind::kBackwardWeight:
+      case PassKind::kBackwardWeight:
         return weight_[place] < kNever;
     }
     return false;
   }
   void end(const StagePass& pass, double time) {
     const size_t place = at(pass.stage, pass.micro_batch);
-    if (pass.kind == Kind::kForward) forward_[place] = time;
-    if (pass.kind == Kind::kBackward || pass.kind == Kind::kBackwardInput) input_[place] = time;
-    if (pass.kind == Kind::kBackward || pass.kind == Kind::kBackwardWeight) weight_[place] = time;
+    if (pass.kind == PassKind::kForward) forward_[place] = time;
+    if (pass.kind == PassKind::kBackward || pass.kind == PassKind::kBackwardInput) input_[place] = time;
+    if (pass.kind == PassKind::kBackward || pass.kind == PassKind::kBackwardWeight) weight_[place] = time;
   }
 
  private:
@@ -183,9 +183,9 @@ void check_complete(const Schedule& schedule) {
                           pass.stage, schedule.rank_of(pass.stage, pass.micro_batch));
       }
       Seen& count = seen[static_cast<size_t>(pass.stage * schedule.micro_batches + pass.micro_batch)];
-      const bool input = pass.kind == Kind::kBackward || pass.kind == Kind::kBackwardInput,
-                 weight = pass.kind == Kind::kBackward || pass.kind == Kind::kBackwardWeight;
-      count.forward += pass.kind == Kind::kForward;
+      const bool input = pass.kind == PassKind::kBackward || pass.kind == PassKind::kBackwardInput,
+                 weight = pass.kind == PassKind::kBackward || pass.kind == PassKind::kBackwardWeight;
+      count.forward += pass.kind == PassKind::kForward;
       count.input += input;
       count.weight += weight;
       if (count.forward > 1 || count.input > 1 || count.weight > 1)
@@ -195,9 +195,9 @@ void check_complete(const Schedule& schedule) {
   for (int64_t stage = 0; stage < schedule.stages; ++stage) {
     for (int64_t micro_batch = 0; micro_batch < schedule.micro_batches; ++micro_batch) {
       const Seen& count = seen[static_cast<size_t>(stage * schedule.micro_batches + micro_batch)];
-      const auto missing = count.forward == 0  ? std::optional(Kind::kForward)
-                           : count.input == 0  ? std::optional(Kind::kBackwardInput)
-                           : count.weight == 0 ? std::optional(Kind::kBackwardWeight)
+      const auto missing = count.forward == 0  ? std::optional(PassKind::kForward)
+                           : count.input == 0  ? std::optional(PassKind::kBackwardInput)
+                           : count.weight == 0 ? std::optional(PassKind::kBackwardWeight)
                                                : std::nullopt;
       if (missing) {
         throw ConfigError("[plan.simulate] rank {} never runs {}", schedule.rank_of(stage, micro_batch),
@@ -302,8 +302,8 @@ namespace {
 class PutOff {
  public:
   void ran(const StagePass& pass) {
-    if (pass.kind == Kind::kBackwardInput)
-      weights_.push_back({Kind::kBackwardWeight, pass.stage, pass.micro_batch});
+    if (pass.kind == PassKind::kBackwardInput)
+      weights_.push_back({PassKind::kBackwardWeight, pass.stage, pass.micro_batch});
   }
   std::optional<StagePass> take() {
     if (weights_.empty()) return std::nullopt;
@@ -327,7 +327,7 @@ class FillingRank {
   std::optional<StagePass> choose(const Progress& progress, double time, double held) {
     if (next_ == passes_.size()) return weights_.take();
     const StagePass& pass = passes_[next_];
-    const bool has_room = pass.kind != Kind::kForward || fits(held + held_after(pass, costs_), costs_);
+    const bool has_room = pass.kind != PassKind::kForward || fits(held + held_after(pass, costs_), costs_);
     if (!has_room || progress.ready(pass) > time) return weights_.take();
     ++next_;
     weights_.ran(pass);
@@ -349,8 +349,8 @@ class GreedyRank {
     for (int64_t stage = 0; stage < schedule.stages; ++stage) {
       for (int64_t micro_batch = 0; micro_batch < schedule.micro_batches; ++micro_batch) {
         if (schedule.rank_of(stage, micro_batch) != rank) continue;
-        forward_.push_back({Kind::kForward, stage, micro_batch});
-        input_.push_back({Kind::kBackwardInput, stage, micro_batch});
+        forward_.push_back({PassKind::kForward, stage, micro_batch});
+        input_.push_back({PassKind::kBackwardInput, stage, micro_batch});
       }
     }
   }

@@ -14,8 +14,6 @@
 namespace trireme::plan {
 namespace {
 
-constexpr int64_t kFp32 = 4;
-
 using Event = UseOrder::Event;
 
 /// Writes a program action by action and knows what has memory meanwhile.
@@ -210,7 +208,7 @@ void Writer::forward_pass(int64_t micro_batch) {
 void Writer::hold_gradients(int64_t unit) {
   if (!is_trainable(unit) || is_open(Role::kSum, unit)) return;
   if (adds_up_ && memory(unit).sums_micro_batches_apart)
-    return open(Role::kSum, unit, kFp32 * memory(unit).whole);
+    return open(Role::kSum, unit, kFp32Bytes * memory(unit).whole);
   hold_whole_gradients(unit);
 }
 
@@ -327,7 +325,7 @@ void Writer::reduce(int64_t unit, bool last) {
   if (!reduces(last)) return add(ActionKind::kAccumulate, unit, Lane::kCompute);
   if (is_open(Role::kSum, unit) && copies_sum()) hold_whole_gradients(unit);
   const int64_t shards = setting_.shard_ranks(), replicas = setting_.replicas();
-  const int64_t whole = setting_.wire_bytes * memory.whole, shard = kFp32 * memory.shard;
+  const int64_t whole = setting_.wire_bytes * memory.whole, shard = kFp32Bytes * memory.shard;
   reduced_[unit] = next();
   std::vector<Transfer> transfers = {
       {Collective::kAllToAll, shards, plan::wire_bytes(Collective::kAllToAll, whole, shards)},
@@ -336,7 +334,7 @@ void Writer::reduce(int64_t unit, bool last) {
   if (setting_.reduces_locally()) transfers.clear();
   add(ActionKind::kReduce, unit, Lane::kReduce, std::move(transfers));
   if (last && setting_.gathers_sum())
-    add(ActionKind::kGatherSum, unit, Lane::kUnshard, gather(kFp32 * memory.whole, shards));
+    add(ActionKind::kGatherSum, unit, Lane::kUnshard, gather(kFp32Bytes * memory.whole, shards));
   in_flight_.push_back(unit);
   finish_reductions(setting_.beside ? static_cast<size_t>(kReductionsInFlight) : 0);
 }
@@ -389,7 +387,7 @@ void Writer::update_pass() {
 
 void Writer::add_reduced(int64_t unit) {
   const UnitBuffers& memory = this->memory(unit);
-  const int64_t bytes = kFp32 * memory.updated;
+  const int64_t bytes = kFp32Bytes * memory.updated;
   if (memory.reduced_in_gradients) return keep(Role::kReduced, unit, bytes, Role::kGradients);
   if (!memory.reduced_comes_and_goes || !reduced_.contains(unit)) return keep(Role::kReduced, unit, bytes);
   const auto use = first_use_.find(setting_.use_from == UseFrom::kBuckets ? Action::kWholeModel : unit);
@@ -425,7 +423,7 @@ void Writer::add_kept_buffers() {
     const int64_t compute = setting_.compute_bytes;
     if (!memory.parameters_come_and_go) keep(Role::kParameters, unit, compute * memory.whole);
     if (memory.parameters_come_and_go) keep(Role::kShard, unit, compute * memory.shard);
-    keep(Role::kMaster, unit, kFp32 * memory.updated,
+    keep(Role::kMaster, unit, kFp32Bytes * memory.updated,
          memory.master_in_parameters ? std::optional(Role::kParameters)
          : memory.master_is_shard    ? std::optional(Role::kShard)
                                      : std::nullopt);

@@ -58,7 +58,7 @@ std::vector<std::string> words_of(std::string_view line) {
   return words;
 }
 
-class Reader {
+class StepReader {
  public:
   StepProgram read(std::string_view text);
 
@@ -93,7 +93,7 @@ class Reader {
   std::vector<std::string> words_;
 };
 
-int64_t Reader::number(std::string text) const {
+int64_t StepReader::number(std::string text) const {
   std::erase(text, ',');
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -103,20 +103,20 @@ int64_t Reader::number(std::string text) const {
 }
 
 template <Choice Enum>
-Enum Reader::choice(const std::string& word) const {
+Enum StepReader::choice(const std::string& word) const {
   if (const auto value = parse<Enum>(word)) return *value;
   std::vector<std::string> known(kNames<Enum>.begin(), kNames<Enum>.end());
   fail(fmt::format("'{}' is none of {}", word, join(known, ", ")));
 }
 
-int64_t Reader::unit(const std::string& name) const {
+int64_t StepReader::unit(const std::string& name) const {
   if (name == "*") return Action::kWholeModel;
   const auto found = std::ranges::find(program_.units, name, &ProgramUnit::name);
   if (found == program_.units.end()) fail(fmt::format("there is no unit '{}' above", name));
   return found - program_.units.begin();
 }
 
-std::vector<Transfer> Reader::transfers(const std::string& word) const {
+std::vector<Transfer> StepReader::transfers(const std::string& word) const {
   std::vector<Transfer> result;
   if (word == "-") return result;
   for (const std::string& part : split(word, '+')) {
@@ -129,7 +129,7 @@ std::vector<Transfer> Reader::transfers(const std::string& word) const {
   return result;
 }
 
-void Reader::read_unit() {
+void StepReader::read_unit() {
   if (word(3) != "trainable" && word(3) != "frozen")
     fail(fmt::format("'{}' is neither trainable nor frozen", word(3)));
   program_.units.push_back({.name = word(1),
@@ -138,7 +138,7 @@ void Reader::read_unit() {
                             .activation_bytes = number(word(5))});
 }
 
-void Reader::read_buffer() {
+void StepReader::read_buffer() {
   Buffer buffer{.role = choice<Role>(word(1)),
                 .unit = unit(word(2)),
                 .micro_batch = micro_batch(word(3)),
@@ -158,13 +158,13 @@ void Reader::read_buffer() {
   buffer_lines_.emplace_back(line_number_, line_);
 }
 
-int64_t Reader::place_of(int64_t action) const {
+int64_t StepReader::place_of(int64_t action) const {
   const auto found = places_.find(action);
   if (found == places_.end()) fail(fmt::format("there is no action {}", action));
   return found->second;
 }
 
-void Reader::place_buffers() {
+void StepReader::place_buffers() {
   for (size_t index = 0; index < program_.buffers.size(); ++index) {
     Buffer& buffer = program_.buffers[index];
     if (buffer.is_kept()) continue;
@@ -174,13 +174,13 @@ void Reader::place_buffers() {
   }
 }
 
-void Reader::read_pass() {
+void StepReader::read_pass() {
   const auto at = std::ssize(program_.actions);
   if (!program_.passes.empty()) program_.passes.back().end = at;
   program_.passes.push_back({choice<Pass::Kind>(word(1)), micro_batch(word(2)), at, at});
 }
 
-void Reader::read_action() {
+void StepReader::read_action() {
   if (program_.passes.empty()) fail("an action comes before the first 'pass'");
   if (!places_.emplace(number(word(0)), std::ssize(program_.actions)).second)
     fail(fmt::format("there is an action {} above", word(0)));
@@ -192,7 +192,7 @@ void Reader::read_action() {
                               .peer = word(6) == "-" ? -1 : number(word(6))});
 }
 
-StepProgram Reader::read(std::string_view text) {
+StepProgram StepReader::read(std::string_view text) {
   for (const std::string& line : split(std::string(text), '\n')) {
     ++line_number_;
     line_ = line;
@@ -253,7 +253,7 @@ std::string to_text(const StepProgram& program) {
 }
 
 StepProgram step_program_from_text(std::string_view text) {
-  return Reader().read(text);
+  return StepReader().read(text);
 }
 
 }  // namespace trireme::plan

@@ -4,11 +4,7 @@
 #include "trireme/plan/optimizer.h"
 
 namespace trireme::plan {
-namespace {
-
-constexpr int64_t kFp32 = 4;
-
-}  // namespace
+namespace {}  // namespace
 
 EngineSetting engine_setting(const Config& config, const MeshShape& mesh, int64_t accumulation,
                              Device device) {
@@ -33,15 +29,15 @@ UnitBuffers::UnitBuffers(int64_t numel, const EngineSetting& setting)
       shard(numel / setting.shard_ranks()),
       updated(setting.policy.shard_optimizer ? shard : whole),
       parameters_come_and_go(setting.gathers()),
-      master_in_parameters(setting.compute_bytes == kFp32 && !parameters_come_and_go),
-      master_is_shard(setting.compute_bytes == kFp32 && parameters_come_and_go),
+      master_in_parameters(setting.compute_bytes == kFp32Bytes && !parameters_come_and_go),
+      master_is_shard(setting.compute_bytes == kFp32Bytes && parameters_come_and_go),
       gradients_stay(!setting.policy.shard_gradients || setting.alone()),
       // fp32 gradients that stay whole are reduced in place, where nothing is added to them afterwards.
       reduced_in_gradients(setting.alone() ||
-                           (setting.compute_bytes == kFp32 && gradients_stay && setting.reduces_once)),
+                           (setting.compute_bytes == kFp32Bytes && gradients_stay && setting.reduces_once)),
       reduced_comes_and_goes(!reduced_in_gradients && setting.policy.shard_optimizer &&
                              setting.shard_ranks() > 1),
-      sums_micro_batches_apart(setting.compute_bytes != kFp32 && setting.reduces_once &&
+      sums_micro_batches_apart(setting.compute_bytes != kFp32Bytes && setting.reduces_once &&
                                setting.sums_in_fp32) {}
 
 }  // namespace trireme::plan

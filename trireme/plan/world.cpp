@@ -23,9 +23,10 @@ struct Claim {
 using MaybeClaim = std::optional<Claim>;
 
 /// Reads variables and keeps a record of what was there and what was not.
-class Reader {
+class EnvironmentReader {
  public:
-  Reader(const Environment& environment, Claim& claim) : environment_(environment), claim_(claim) {}
+  EnvironmentReader(const Environment& environment, Claim& claim)
+      : environment_(environment), claim_(claim) {}
 
   /// The first of `names` that is set; noted as present.
   std::optional<std::string> text(const std::vector<std::string>& names) {
@@ -69,7 +70,7 @@ bool any_set(const Environment& environment, const std::vector<std::string>& nam
 
 // ---- RANK, WORLD_SIZE, ...: our launcher, torchrun, or a user who set them by hand
 
-void read_env_ranks(Reader& read, WorldSpec& spec) {
+void read_env_ranks(EnvironmentReader& read, WorldSpec& spec) {
   spec.rank = read.required({"RANK"});
   spec.world_size = read.required({"WORLD_SIZE"});
   if (spec.world_size == 1) {
@@ -92,7 +93,7 @@ MaybeClaim claim_of_env_ranks(const Environment& environment) {
     return std::nullopt;
   }
   Claim claim;
-  Reader read(environment, claim);
+  EnvironmentReader read(environment, claim);
   const bool torchrun = read.text({"TORCHELASTIC_RUN_ID"}).has_value();
   claim.innermost = ours || torchrun;
   claim.spec.launcher = ours ? "trireme" : "torchrun";
@@ -110,7 +111,7 @@ MaybeClaim claim_of_env_ranks(const Environment& environment) {
 
 /// MPI launchers say nothing about an address; on one host there is a default, across hosts the user names
 /// it.
-void read_mpi_address(Reader& read, WorldSpec& spec) {
+void read_mpi_address(EnvironmentReader& read, WorldSpec& spec) {
   const bool one_host = spec.local_world_size == spec.world_size;
   const auto address = read.text({"MASTER_ADDR"});
   const auto port = read.number({"MASTER_PORT"});
@@ -132,7 +133,7 @@ MaybeClaim claim_of_mpi(const Environment& environment, const MpiNames& names) {
     return std::nullopt;
   }
   Claim claim;
-  Reader read(environment, claim);
+  EnvironmentReader read(environment, claim);
   claim.spec.launcher = names.launcher;
   claim.spec.rank = read.required(names.rank);
   claim.spec.world_size = read.required(names.size);
@@ -202,7 +203,7 @@ std::optional<int64_t> tasks_on_node(const std::string& list, int64_t node) {
 }
 
 /// Tasks on this host: from the step's list, else from the flags, else all of them when there is one node.
-std::optional<int64_t> slurm_local_size(Reader& read, int64_t world_size) {
+std::optional<int64_t> slurm_local_size(EnvironmentReader& read, int64_t world_size) {
   const auto list = read.text({"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"});
   const auto node = read.number({"SLURM_NODEID"});
   if (list && (node || list->find(',') == std::string::npos)) return tasks_on_node(*list, node.value_or(0));
@@ -213,7 +214,7 @@ std::optional<int64_t> slurm_local_size(Reader& read, int64_t world_size) {
 
 /// All ranks of a job compute the same port, and two jobs on one host rarely do: 15000 + the job id's last
 /// digits.
-void read_slurm_address(Reader& read, WorldSpec& spec) {
+void read_slurm_address(EnvironmentReader& read, WorldSpec& spec) {
   const auto address = read.text({"MASTER_ADDR"});
   const auto nodes = address ? std::nullopt : read.text({"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"});
   if (!address && !nodes) read.miss("SLURM_STEP_NODELIST");
@@ -225,7 +226,7 @@ void read_slurm_address(Reader& read, WorldSpec& spec) {
 MaybeClaim claim_of_slurm(const Environment& environment) {
   if (!started_by_srun(environment)) return std::nullopt;
   Claim claim;
-  Reader read(environment, claim);
+  EnvironmentReader read(environment, claim);
   WorldSpec& spec = claim.spec;
   spec.launcher = "slurm";
   spec.rank = read.required({"SLURM_PROCID"});

@@ -75,10 +75,6 @@ Markup element(std::string_view tag, std::initializer_list<Attribute> attributes
   return Markup::trusted(std::move(html));
 }
 
-Markup element(std::string_view tag, const Markup& content) {
-  return element(tag, {}, content);
-}
-
 std::string base64(std::string_view bytes) {
   constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   std::string text;

@@ -1,5 +1,6 @@
 #pragma once
 // HTML whose text cannot be markup: what is not escaped has another type than what is.
+#include <concepts>
 #include <initializer_list>
 #include <string>
 #include <string_view>
@@ -38,7 +39,11 @@ struct Attribute {
 
 /// <tag name="value">content</tag>, with a newline behind elements that are blocks.
 Markup element(std::string_view tag, std::initializer_list<Attribute> attributes, const Markup& content = {});
-Markup element(std::string_view tag, const Markup& content);
+/// A template, since a list of one attribute could be text as well.
+template <std::convertible_to<Markup> Content>
+Markup element(std::string_view tag, const Content& content) {
+  return element(tag, {}, content);
+}
 
 /// RFC 4648, with padding.
 std::string base64(std::string_view bytes);

@@ -15,7 +15,7 @@
 namespace trireme::report {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 using plan::IdleCause;
 using plan::PipelineReport;
 using plan::RankUse;
@@ -24,7 +24,7 @@ using plan::StageEvent;
 using plan::StageEvents;
 using plan::StagePass;
 using plan::StepUse;
-using Kind = StageEvent::Kind;
+using EventKind = StageEvent::Kind;
 
 /// Which of its stages a rank runs in this pass, from 0.
 int64_t chunk_of(const Schedule& schedule, const StagePass& pass) {
@@ -132,13 +132,13 @@ std::string stage_table(const PipelineReport& report, int64_t columns) {
   return table.to_string(columns);
 }
 
-Json to_json(const StepUse& use, bool with_causes) {
-  Json ranks = Json::array(), stages = Json::array();
+OrderedJson to_json(const StepUse& use, bool with_causes) {
+  OrderedJson ranks = OrderedJson::array(), stages = OrderedJson::array();
   for (const RankUse& rank : use.ranks) {
-    Json row = {{"busy_s", rank.busy},
-                {"idle_s", rank.idle},
-                {"peak_activation_bytes", rank.peak_bytes},
-                {"sent_bytes", rank.sent_bytes}};
+    OrderedJson row = {{"busy_s", rank.busy},
+                       {"idle_s", rank.idle},
+                       {"peak_activation_bytes", rank.peak_bytes},
+                       {"sent_bytes", rank.sent_bytes}};
     for (size_t cause = 0; with_causes && cause < plan::kIdleCauses; ++cause)
       row["idle_causes_s"][std::string(plan::name(static_cast<IdleCause>(cause)))] = rank.idle_causes[cause];
     ranks.push_back(std::move(row));
@@ -194,7 +194,7 @@ void add_rows(Timeline& timeline, const PipelineReport& report, bool measured) {
 /// Of trace_of(): events of one process, the measured or the simulated.
 class Trace {
  public:
-  Trace(const PipelineReport& report, Json& events) : report_(report), out_(events) {}
+  Trace(const PipelineReport& report, OrderedJson& events) : report_(report), out_(events) {}
 
   void add(bool measured) {
     pid_ = measured ? 0 : 1;
@@ -223,9 +223,9 @@ class Trace {
     out_.push_back({{"ph", "M"}, {"name", what}, {"pid", pid_}, {"tid", thread}, {"args", {{"name", text}}}});
   }
   void slice(int64_t thread, const std::string& text, const std::string& category, double begin, double end,
-             const Json& args) {
-    Json event = {{"ph", "X"},     {"name", text},      {"cat", category},           {"pid", pid_},
-                  {"tid", thread}, {"ts", 1e6 * begin}, {"dur", 1e6 * (end - begin)}};
+             const OrderedJson& args) {
+    OrderedJson event = {{"ph", "X"},     {"name", text},      {"cat", category},           {"pid", pid_},
+                         {"tid", thread}, {"ts", 1e6 * begin}, {"dur", 1e6 * (end - begin)}};
     if (!args.empty()) event["args"] = args;
     out_.push_back(std::move(event));
   }
@@ -239,13 +239,13 @@ class Trace {
     const std::string message = fmt::format(
         "{}{}{}", event.stage, event.message == plan::Message::kActivation ? "F" : "B", event.micro_batch);
     switch (event.kind) {
-      case Kind::kSend:
+      case EventKind::kSend:
         return slice(passes_of(rank) + 1, "send " + message, "send", event.begin, event.end,
                      {{"bytes", event.bytes}});
-      case Kind::kWait:
+      case EventKind::kWait:
         return slice(passes_of(rank) + 1, "wait for " + message, "wait", event.begin, event.end, {});
       default:
-        return slice(passes_of(rank) + 1, event.kind == Kind::kReduce ? "reduce" : "update", "update",
+        return slice(passes_of(rank) + 1, event.kind == EventKind::kReduce ? "reduce" : "update", "update",
                      event.begin, event.end, {});
     }
   }
@@ -256,9 +256,9 @@ class Trace {
       if (!event.is_pass()) continue;
       double& mine = held[{event.stage, event.micro_batch}];
       const double before = mine;
-      mine = event.kind == Kind::kForward         ? std::max(0.0, event.bytes)
-             : event.kind == Kind::kBackwardInput ? std::clamp(mine + event.bytes, 0.0, mine)
-                                                  : 0.0;
+      mine = event.kind == EventKind::kForward         ? std::max(0.0, event.bytes)
+             : event.kind == EventKind::kBackwardInput ? std::clamp(mine + event.bytes, 0.0, mine)
+                                                       : 0.0;
       sum += mine - before;
       out_.push_back({{"ph", "C"},
                       {"name", fmt::format("activations of rank {}", rank)},
@@ -273,9 +273,9 @@ class Trace {
     const auto each = [&](const auto& use) {
       for (size_t rank = 0; rank < events.size(); ++rank) {
         for (const StageEvent& event : events[rank]) {
-          if (event.is_pass() && event.kind != Kind::kBackwardWeight)
+          if (event.is_pass() && event.kind != EventKind::kBackwardWeight)
             use(rank, event,
-                event.kind == Kind::kForward ? plan::Message::kActivation : plan::Message::kGradient);
+                event.kind == EventKind::kForward ? plan::Message::kActivation : plan::Message::kGradient);
         }
       }
     };
@@ -286,8 +286,8 @@ class Trace {
     each([&](size_t rank, const StageEvent& event, plan::Message message) {
       const auto from = made.find({message, event.stage, event.micro_batch});
       if (from == made.end() || from->second.first == rank) return;
-      const Json common = {{"name", "message"}, {"cat", "message"}, {"id", arrows_++}, {"pid", pid_}};
-      Json begin = common, end = common;
+      const OrderedJson common = {{"name", "message"}, {"cat", "message"}, {"id", arrows_++}, {"pid", pid_}};
+      OrderedJson begin = common, end = common;
       begin.update({{"ph", "s"}, {"tid", passes_of(from->second.first)}, {"ts", 1e6 * from->second.second}});
       end.update(
           {{"ph", "f"}, {"bp", "e"}, {"tid", passes_of(rank)}, {"ts", 0.5e6 * (event.begin + event.end)}});
@@ -297,7 +297,7 @@ class Trace {
   }
 
   const PipelineReport& report_;
-  Json& out_;
+  OrderedJson& out_;
   int64_t pid_ = 0, arrows_ = 0;
 };
 
@@ -331,7 +331,7 @@ std::string to_text(const PipelineReport& report, int64_t columns) {
   return text + rank_table(report, columns) + stage_table(report, columns);
 }
 
-Json to_json(const PipelineReport& report) {
+OrderedJson to_json(const PipelineReport& report) {
   return {{"schedule", report.schedule.name},
           {"measured", to_json(report.measured, /*with_causes=*/true)},
           {"simulated", to_json(report.predicted, /*with_causes=*/false)},
@@ -361,11 +361,11 @@ Timeline timeline_of(const PipelineReport& report) {
 }
 
 std::string trace_of(const PipelineReport& report) {
-  Json events = Json::array();
+  OrderedJson events = OrderedJson::array();
   Trace trace(report, events);
   trace.add(/*measured=*/true);
   trace.add(/*measured=*/false);
-  return Json{{"displayTimeUnit", "ms"}, {"traceEvents", events}}.dump() + "\n";
+  return OrderedJson{{"displayTimeUnit", "ms"}, {"traceEvents", events}}.dump() + "\n";
 }
 
 void write_pictures(const PipelineReport& report, const std::string& directory, const std::string& name) {

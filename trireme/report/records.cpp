@@ -7,28 +7,28 @@
 namespace trireme::report {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 /// JSON has no non-finite numbers; readers of every language accept these strings.
-Json number(double value) {
+OrderedJson number(double value) {
   if (std::isnan(value)) return "NaN";
   if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
   return value;
 }
 
-Json number(std::optional<double> value) {
-  return value ? number(*value) : Json();
+OrderedJson number(std::optional<double> value) {
+  return value ? number(*value) : OrderedJson();
 }
 
 /// One line; generated text may end inside a UTF-8 sequence, which becomes U+FFFD.
-std::string dump(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+std::string dump(const OrderedJson& json) {
+  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
 }  // namespace
 
 std::string to_json_line(const StepRecord& record) {
-  Json json;
+  OrderedJson json;
   json["step"] = record.step;
   json["loss"] = number(record.loss);
   json["grad_norm"] = number(record.grad_norm);
@@ -53,15 +53,15 @@ std::string to_json_line(const StepRecord& record) {
 }
 
 std::string to_json_line(const RunSummary& summary) {
-  Json json;
+  OrderedJson json;
   json["steps"] = summary.steps;
   json["final_loss"] = number(summary.final_loss);
   json["final_val_loss"] = number(summary.final_val_loss);
   if (summary.final_val_top1) json["final_val_top1"] = number(*summary.final_val_top1);
   if (summary.final_val_top5) json["final_val_top5"] = number(*summary.final_val_top5);
   const bool timed = summary.steps_per_s > 0.0;
-  json["tokens_per_s"] = timed ? number(summary.tokens_per_s) : Json();
-  json["steps_per_s"] = timed ? number(summary.steps_per_s) : Json();
+  json["tokens_per_s"] = timed ? number(summary.tokens_per_s) : OrderedJson();
+  json["steps_per_s"] = timed ? number(summary.steps_per_s) : OrderedJson();
   json["peak_bytes"] = summary.peak_bytes;
   if (!summary.peak_bytes_by_pp_rank.empty()) json["peak_bytes_by_pp_rank"] = summary.peak_bytes_by_pp_rank;
   if (summary.active_bytes > 0) json["active_bytes"] = summary.active_bytes;
@@ -72,7 +72,7 @@ std::string to_json_line(const RunSummary& summary) {
   json["deterministic"] = summary.why_bits_vary.empty();
   if (!summary.why_bits_vary.empty()) json["why_bits_vary"] = summary.why_bits_vary;
   const auto state = [](const RunCost::State& bytes) {
-    return Json{
+    return OrderedJson{
         {"parameters", bytes.parameters}, {"gradients", bytes.gradients}, {"optimizer", bytes.optimizer}};
   };
   json["state_bytes"] = {{"predicted", state(summary.cost.predicted)},
@@ -81,7 +81,7 @@ std::string to_json_line(const RunSummary& summary) {
                                  {"measured", summary.cost.measured_wire_bytes}};
   const auto& activations = summary.cost.measured_activation_bytes;
   json["activation_bytes"] = {{"predicted", summary.cost.predicted_activation_bytes},
-                              {"measured", activations ? Json(*activations) : Json()}};
+                              {"measured", activations ? OrderedJson(*activations) : OrderedJson()}};
   json["communication_ms"] = {{"total", number(summary.cost.communication_ms)},
                               {"exposed", number(summary.cost.exposed_ms)}};
   if (summary.cost.measured_copy_bytes > 0)
@@ -91,7 +91,7 @@ std::string to_json_line(const RunSummary& summary) {
   json["baseline_bytes"] = summary.cost.baseline_bytes;
   json["predicted_peak_bytes"] = summary.cost.predicted_peak_bytes;
   json["sample"] = summary.sample;
-  json["weights"] = summary.weights_path.empty() ? Json() : Json(summary.weights_path);
+  json["weights"] = summary.weights_path.empty() ? OrderedJson() : OrderedJson(summary.weights_path);
   if (!summary.best_weights_path.empty())
     json["best_weights"] = {{"path", summary.best_weights_path}, {"step", summary.best_step}};
   if (summary.resumed_at > 0) json["resumed_at"] = summary.resumed_at;
@@ -100,7 +100,7 @@ std::string to_json_line(const RunSummary& summary) {
                            {"late", summary.checkpoints_late},
                            {"failed", summary.checkpoints_failed}};
   }
-  json["stop_signal"] = summary.stop_signal == 0 ? Json() : Json(summary.stop_signal);
+  json["stop_signal"] = summary.stop_signal == 0 ? OrderedJson() : OrderedJson(summary.stop_signal);
   return dump(json);
 }
 

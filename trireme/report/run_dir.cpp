@@ -22,7 +22,7 @@ namespace trireme::report {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::string_view kSchema = "trireme.manifest/1";
 
@@ -91,14 +91,14 @@ void point_latest(const std::string& root, const std::string& folder) {
   fail("replace link", link, error);
 }
 
-Json started_attempt(const Json& started) {
+OrderedJson started_attempt(const OrderedJson& started) {
   return {{"started", started}, {"ended", nullptr},     {"exit_code", nullptr},    {"cause", nullptr},
           {"rank", nullptr},    {"last_step", nullptr}, {"resumed_from", nullptr}, {"steps_lost", nullptr}};
 }
 
-Json started_manifest(const Manifest& manifest) {
+OrderedJson started_manifest(const Manifest& manifest) {
   const Machine machine = describe_machine();
-  Json json;
+  OrderedJson json;
   json["schema"] = kSchema;
   json["version"] = kVersion;
   json["torch"] = kTorchVersion;
@@ -114,16 +114,17 @@ Json started_manifest(const Manifest& manifest) {
   json["started"] = utc_timestamp();
   json["ended"] = nullptr;
   json["exit_code"] = nullptr;
-  json["attempts"] = Json::array({started_attempt(json["started"])});
+  json["attempts"] = OrderedJson::array({started_attempt(json["started"])});
   return json;
 }
 
-void write_manifest(const std::string& run, const Json& json) {
-  write_file_atomic(run + "/manifest.json", json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+void write_manifest(const std::string& run, const OrderedJson& json) {
+  write_file_atomic(run + "/manifest.json",
+                    json.dump(2, ' ', false, OrderedJson::error_handler_t::replace) + "\n");
 }
 
 /// Throws ConfigError where `run` has no manifest, DataError where it is none of ours.
-Json read_manifest(const std::string& run) {
+OrderedJson read_manifest(const std::string& run) {
   const std::string path = run + "/manifest.json";
   if (!fs::exists(path)) {
     throw ConfigError(
@@ -131,7 +132,7 @@ Json read_manifest(const std::string& run) {
         "runs/ or 'latest'",
         run);
   }
-  const Json json = Json::parse(read_file(path), nullptr, false);
+  const OrderedJson json = OrderedJson::parse(read_file(path), nullptr, false);
   if (!json.is_object() || !json.contains("schema") || json["schema"] != kSchema) {
     throw DataError(
         "[report.run_dir] {} is damaged or of another version: no JSON object with schema '{}'; "
@@ -142,36 +143,36 @@ Json read_manifest(const std::string& run) {
 }
 
 /// The one that goes on, or was the last. A manifest without attempts gets that of the whole run.
-Json& last_attempt(Json& manifest) {
-  Json& attempts = manifest["attempts"];
+OrderedJson& last_attempt(OrderedJson& manifest) {
+  OrderedJson& attempts = manifest["attempts"];
   if (!attempts.is_array() || attempts.empty() || !attempts.back().is_object()) {
-    Json only = started_attempt(manifest.value("started", Json()));
-    only["ended"] = manifest.value("ended", Json());
-    only["exit_code"] = manifest.value("exit_code", Json());
-    attempts = Json::array({std::move(only)});
+    OrderedJson only = started_attempt(manifest.value("started", OrderedJson()));
+    only["ended"] = manifest.value("ended", OrderedJson());
+    only["exit_code"] = manifest.value("exit_code", OrderedJson());
+    attempts = OrderedJson::array({std::move(only)});
   }
   return attempts.back();
 }
 
 /// How many there were before the one that goes on.
-int64_t attempts_before(const Json& manifest) {
+int64_t attempts_before(const OrderedJson& manifest) {
   const auto attempts = manifest.find("attempts");
   return attempts == manifest.end() ? 0 : std::max<int64_t>(0, static_cast<int64_t>(attempts->size()) - 1);
 }
 
 template <typename Value>
-std::optional<Value> value_if_any(const Json& json, const char* key) {
+std::optional<Value> value_if_any(const OrderedJson& json, const char* key) {
   const auto found = json.find(key);
   if (found == json.end() || !found->is_number_integer()) return std::nullopt;
   return found->get<Value>();
 }
 
-std::string text_if_any(const Json& json, const char* key) {
+std::string text_if_any(const OrderedJson& json, const char* key) {
   const auto found = json.find(key);
   return found != json.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
-Attempt to_attempt(const Json& json) {
+Attempt to_attempt(const OrderedJson& json) {
   return {.started = text_if_any(json, "started"),
           .ended = text_if_any(json, "ended"),
           .exit_code = value_if_any<int>(json, "exit_code"),
@@ -183,8 +184,8 @@ Attempt to_attempt(const Json& json) {
 }
 
 template <typename Value>
-Json or_null(const std::optional<Value>& value) {
-  return value ? Json(*value) : Json();
+OrderedJson or_null(const std::optional<Value>& value) {
+  return value ? OrderedJson(*value) : OrderedJson();
 }
 
 /// "config.attempt-2.yaml" of "config.yaml".
@@ -195,7 +196,7 @@ std::string of_attempt(const fs::path& path, int64_t attempt) {
 }
 
 /// When the run began, or last went on.
-std::string last_start(const Json& manifest) {
+std::string last_start(const OrderedJson& manifest) {
   const auto attempts = manifest.find("attempts");
   std::string resumed;
   if (attempts != manifest.end() && attempts->is_array() && !attempts->empty() &&
@@ -230,7 +231,7 @@ RunDirectory RunDirectory::open(const std::string& path) {
 }
 
 std::optional<int> RunDirectory::exit_code() const {
-  const Json json = read_manifest(path_);
+  const OrderedJson json = read_manifest(path_);
   const auto code = json.find("exit_code");
   if (code == json.end() || !code->is_number_integer()) return std::nullopt;
   return code->get<int>();
@@ -250,7 +251,7 @@ std::vector<std::string> list_runs(const std::string& root, const std::string& n
     const std::string manifest = (entry.path() / "manifest.json").string();
     if (entry.is_symlink(ignored) || !fs::exists(manifest, ignored)) continue;
     if (!name.empty() && name_part(entry.path().filename().string()) != folder_safe(name)) continue;
-    const Json json = Json::parse(read_file(manifest), nullptr, false);
+    const OrderedJson json = OrderedJson::parse(read_file(manifest), nullptr, false);
     if (json.is_object()) found.emplace_back(last_start(json), entry.path().string());
   }
   std::ranges::sort(found, std::greater<>());
@@ -260,7 +261,7 @@ std::vector<std::string> list_runs(const std::string& root, const std::string& n
 }
 
 void RunDirectory::reopen() const {
-  Json json = read_manifest(path_);
+  OrderedJson json = read_manifest(path_);
   last_attempt(json);
   json["attempts"].push_back(started_attempt(utc_timestamp()));
   json["ended"] = nullptr;
@@ -294,18 +295,18 @@ bool RunDirectory::is_running() const {
 }
 
 void RunDirectory::note_resumed(int64_t step) const {
-  Json json = read_manifest(path_);
-  Json& attempt = last_attempt(json);
+  OrderedJson json = read_manifest(path_);
+  OrderedJson& attempt = last_attempt(json);
   attempt["resumed_from"] = step;
   attempt["steps_lost"] = std::max<int64_t>(0, last_step().value_or(step) - step);
   write_manifest(path_, json);
 }
 
 std::vector<Attempt> RunDirectory::attempts() const {
-  Json json = read_manifest(path_);
+  OrderedJson json = read_manifest(path_);
   last_attempt(json);
   std::vector<Attempt> all;
-  for (const Json& attempt : json["attempts"]) all.push_back(to_attempt(attempt));
+  for (const OrderedJson& attempt : json["attempts"]) all.push_back(to_attempt(attempt));
   return all;
 }
 
@@ -317,7 +318,7 @@ std::optional<int64_t> RunDirectory::last_step() const {
   for (size_t end = text.rfind('\n'); end != std::string::npos;) {
     const size_t begin = end == 0 ? std::string::npos : text.rfind('\n', end - 1);
     const size_t first = begin == std::string::npos ? 0 : begin + 1;
-    const Json line = Json::parse(text.substr(first, end - first), nullptr, false);
+    const OrderedJson line = OrderedJson::parse(text.substr(first, end - first), nullptr, false);
     if (line.is_object()) {
       if (const auto step = value_if_any<int64_t>(line, "step")) return step;
     }
@@ -327,8 +328,8 @@ std::optional<int64_t> RunDirectory::last_step() const {
 }
 
 void RunDirectory::finish(const AttemptEnd& end) const {
-  Json json = read_manifest(path_);
-  Json& attempt = last_attempt(json);
+  OrderedJson json = read_manifest(path_);
+  OrderedJson& attempt = last_attempt(json);
   attempt["ended"] = json["ended"] = utc_timestamp();
   attempt["exit_code"] = json["exit_code"] = end.exit_code;
   if (!end.cause.empty()) attempt["cause"] = end.cause;

@@ -14,7 +14,8 @@ constexpr std::array<std::string_view, 6> kColours = {"#56b4e9", "#e69f00", "#00
                                                       "#cc79a7", "#0072b2", "#d55e00"};
 constexpr std::array<std::string_view, 4> kCauseColours = {"#c8c8c8", "#f0e442", "#d55e00", "#333333"};
 constexpr std::string_view kCauseLetters = ".~-!";
-constexpr double kWidth = 1400.0, kRowHeight = 30.0, kLeft = 90.0, kTop = 60.0, kRight = 150.0;
+constexpr double kWidth = 1400.0, kRowHeight = 30.0, kLeftMargin = 90.0, kTopMargin = 60.0,
+                 kRightMargin = 150.0;
 constexpr double kHeadingHeight = 26.0, kGapHeight = 8.0;
 constexpr double kLetterWidth = 6.6;  ///< of the SVG's font
 
@@ -94,17 +95,17 @@ class Picture {
   explicit Picture(const Timeline& timeline)
       : timeline_(timeline),
         end_(end_of(timeline)),
-        scale_(end_ > 0.0 ? (kWidth - kLeft - kRight) / end_ : 0.0) {}
+        scale_(end_ > 0.0 ? (kWidth - kLeftMargin - kRightMargin) / end_ : 0.0) {}
 
   std::string draw() {
-    double height = kTop + 34.0;
+    double height = kTopMargin + 34.0;
     for (const TimelineRow& row : timeline_.rows)
       height += kRowHeight + (row.heading.empty() ? 0.0 : kHeadingHeight);
     text_ = fmt::format(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {:.0f} {:.0f}\" font-family=\"monospace\" "
         "font-size=\"11\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n<text x=\"{:.0f}\" "
         "y=\"20\" font-size=\"14\">{}</text>\n",
-        kWidth, height, kLeft, escaped(timeline_.title));
+        kWidth, height, kLeftMargin, escaped(timeline_.title));
     legend();
     for (const TimelineRow& row : timeline_.rows) draw(row);
     axis();
@@ -118,7 +119,7 @@ class Picture {
   }
 
   void legend() {
-    double x = kLeft;
+    double x = kLeftMargin;
     const auto entry = [&](std::string_view colour, double top, double height, const std::string& name) {
       text_ += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"12\" height=\"{:.1f}\" fill=\"{}\"/>", x,
                            top, height, colour);
@@ -147,15 +148,15 @@ class Picture {
     if (!row.heading.empty()) {
       text_ +=
           fmt::format("<text x=\"{:.0f}\" y=\"{:.1f}\" font-size=\"12\" font-weight=\"bold\">{}</text>\n",
-                      kLeft, y_ + kHeadingHeight - 8.0, escaped(row.heading));
+                      kLeftMargin, y_ + kHeadingHeight - 8.0, escaped(row.heading));
       y_ += kHeadingHeight;
     }
     const double middle = y_ + kRowHeight / 2.0 + 1.0;
-    label(kLeft - 8.0, middle, "end", row.name);
+    label(kLeftMargin - 8.0, middle, "end", row.name);
     text_ += fmt::format(
         "<rect x=\"{:.0f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.1f}\" "
         "fill=\"#f2f2f2\"/>\n",
-        kLeft, y_, (row.end > 0.0 ? row.end : end_) * scale_, kRowHeight - 6.0);
+        kLeftMargin, y_, (row.end > 0.0 ? row.end : end_) * scale_, kRowHeight - 6.0);
     const double gap_top = y_ + (kRowHeight - 6.0 - kGapHeight) / 2.0;
     for (const Bar& gap : row.gaps) {
       const auto known = gap.kind < timeline_.causes.size();
@@ -169,10 +170,10 @@ class Picture {
           1.0 - 0.55 * each.shade);
       const double width = (each.end - each.begin) * scale_;
       if (static_cast<double>(each.label.size()) * kLetterWidth < width)
-        label(kLeft + each.begin * scale_ + width / 2.0, middle, "middle", each.label);
+        label(kLeftMargin + each.begin * scale_ + width / 2.0, middle, "middle", each.label);
       text_ += "</g>\n";
     }
-    if (!row.note.empty()) label(kLeft + end_ * scale_ + 8.0, middle, "start", row.note);
+    if (!row.note.empty()) label(kLeftMargin + end_ * scale_ + 8.0, middle, "start", row.note);
     text_ += "\n";
     y_ += kRowHeight;
   }
@@ -186,23 +187,23 @@ class Picture {
         "<g><title>{}: {:g} to {:g}{}</title><rect x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" "
         "height=\"{:.1f}\" fill=\"{}\" fill-opacity=\"{:.2f}\"/>",
         escaped(title), bar.begin, bar.end, timeline_.unit.empty() ? "" : " " + timeline_.unit,
-        kLeft + bar.begin * scale_, top, width - line, height, colour, opacity);
+        kLeftMargin + bar.begin * scale_, top, width - line, height, colour, opacity);
   }
 
   /// Round numbers about every 120 points, and the end.
   void axis() {
-    const double wanted = end_ / std::max(1.0, (kWidth - kLeft - kRight) / 120.0);
+    const double wanted = end_ / std::max(1.0, (kWidth - kLeftMargin - kRightMargin) / 120.0);
     const double power = wanted > 0.0 ? std::pow(10.0, std::floor(std::log10(wanted))) : 1.0;
     double step = power;
     for (const double factor : {1.0, 2.0, 5.0, 10.0}) {
       step = factor * power;
       if (step >= wanted) break;
     }
-    const double y = y_ + 14.0, end_at = kLeft + end_ * scale_;
+    const double y = y_ + 14.0, end_at = kLeftMargin + end_ * scale_;
     const std::string last =
         fmt::format("{:.4g}{}", end_, timeline_.unit.empty() ? "" : " " + timeline_.unit);
     for (int i = 0; i == 0 || (step > 0.0 && i * step < end_); ++i) {
-      const double x = kLeft + i * step * scale_;
+      const double x = kLeftMargin + i * step * scale_;
       if (i > 0 && x + 60.0 > end_at - kLetterWidth * static_cast<double>(last.size())) break;
       text_ +=
           fmt::format("<line x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"#888888\"/>", x,
@@ -215,7 +216,7 @@ class Picture {
 
   const Timeline& timeline_;
   double end_, scale_;
-  double y_ = kTop;
+  double y_ = kTopMargin;
   std::string text_;
 };
 

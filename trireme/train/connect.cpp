@@ -39,7 +39,8 @@ void connect(nn::Model& model, parallel::DataParallel& engine, const plan::Memor
   if (const auto recipe = recipe_of(fp8)) {
     const auto blocks = std::ssize(model.units()) - 2;  // without the embedding and the head
     model.use_fp8(
-        *recipe, [fp8, blocks](int64_t block) { return multiplies_in_fp8(fp8, block, blocks); }, history);
+        *recipe, [fp8, blocks](int64_t block) { return multiplies_in_fp8(fp8, block, blocks); }, history,
+        fp8.head);
   }
   model.set_unit_runner([&engine, again = recomputed_blocks(model, memory)](
                             const nn::Unit& unit, const at::Tensor& x, bool begins_pass) {

@@ -119,8 +119,8 @@ void announce(const Parts& parts) {
       parts.mesh.shape.to_string(), parts.world->device().str(), config.parallel.policy,
       config.precision.compute, batch.global_batch, batch.micro_batch, batch.accumulation, batch.dp_size);
   if (const plan::Fp8Config& fp8 = config.precision.fp8; fp8.recipe != plan::Fp8::kOff) {
-    log_info("fp8     {}, gradients {}, fast sums {}, blocks in bf16: {}", fp8.recipe, fp8.gradients,
-             fp8.fast, plan::to_text(fp8.skip));
+    log_info("fp8     {}, gradients {}, fast sums {}, head in {}, blocks in bf16: {}", fp8.recipe,
+             fp8.gradients, fp8.fast, fp8.head ? "fp8" : "bf16", plan::to_text(fp8.skip));
   }
   if (config.parallel.pp > 1) {
     const plan::PipelinePlan plan = plan::plan_pipeline(config, batch);
