@@ -154,7 +154,7 @@ TEST_P(Links, TensorsPassThroughAChainAndBack) {
 }
 
 /// What a link's thread may be writing: a program waits instead, and this test must not.
-[[gnu::no_sanitize("thread"), gnu::noinline]] int32_t peek(const volatile int32_t* value) {
+__attribute__((no_sanitize("thread"), noinline)) int32_t peek(const volatile int32_t* value) {
   return *value;
 }
 

@@ -50,7 +50,7 @@ class PrepareTest : public TrainerTest {
 };
 
 TEST_F(PrepareTest, MayTakeLongerThanAnyOtherWait) {
-  std::jthread holder([this, lock = data::FileLock(lock_path(), 0.0)]() mutable {
+  std::jthread holder([lock = data::FileLock(lock_path(), 0.0)]() mutable {
     for (int i = 0; i < 6; ++i) {
       lock.show_life();
       std::this_thread::sleep_for(std::chrono::milliseconds(510));
