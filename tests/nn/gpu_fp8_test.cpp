@@ -32,7 +32,7 @@ TEST_F(GpuFp8, ModelsAreThoseOfTheCpu) {
       for (const bool head : {false, true}) {
         const Fp8Pass cpu = pass_of({.family = family, .recipe = recipe, .head = head});
         const Fp8Pass gpu = pass_of({.family = family, .recipe = recipe, .head = head, .device = at::kCUDA});
-        EXPECT_NEAR(gpu.loss, cpu.loss, 5e-3);
+        EXPECT_NEAR(gpu.loss, cpu.loss, head ? 1e-2 : 5e-3);
         for (const auto& [name, gradient] : cpu.gradients) {
           // Sums in another order round other values up or down.
           EXPECT_LT(distance(gpu.gradients.at(name).cpu(), gradient), 0.25) << name << " head " << head;

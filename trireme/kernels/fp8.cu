@@ -70,34 +70,38 @@ struct Tile {
   __device__ int64_t at(int i) const { return begin + column + i; }
 };
 
+/// The pair of elements 2i and 2i + 1 of a pack.
+__device__ unsigned pair_at(const uint4& pack, int i) {
+  return i == 0 ? pack.x : i == 1 ? pack.y : i == 2 ? pack.z : pack.w;
+}
+
+/// Element `lane` of a pack.
+__device__ float element_at(const uint4& pack, int lane) {
+  const unsigned pair = pair_at(pack, lane / 2);
+  return __uint_as_float(lane % 2 == 0 ? low(pair) : high(pair));
+}
+
+/// Of a pack's elements, as bits of fp32.
+__device__ unsigned largest_of(const uint4& pack) {
+  const unsigned most = __vmaxu2(__vmaxu2(magnitudes(pack.x), magnitudes(pack.y)),
+                                 __vmaxu2(magnitudes(pack.z), magnitudes(pack.w)));
+  return larger(low(most), high(most));
+}
+
+/// A thread's packs of bf16.
 struct Loaded {
   uint4 rows[kTurns][kGroup];
 
-  __device__ unsigned word(int turn, int r, int i) const {
-    const uint4& pack = rows[turn][r];
-    return i == 0 ? pack.x : i == 1 ? pack.y : i == 2 ? pack.z : pack.w;
-  }
-  /// Element `lane` of a pack.
-  __device__ float at(int turn, int r, int lane) const {
-    const unsigned pair = word(turn, r, lane / 2);
-    return __uint_as_float(lane % 2 == 0 ? low(pair) : high(pair));
-  }
+  __device__ float at(int turn, int r, int lane) const { return element_at(rows[turn][r], lane); }
   /// Of all of this thread's elements, as bits of fp32.
   __device__ unsigned largest_of_all() const {
     unsigned most = 0;
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
 #pragma unroll
-      for (int r = 0; r < kGroup; ++r) most = larger(most, row_max(turn, r));
+      for (int r = 0; r < kGroup; ++r) most = larger(most, largest_of(rows[turn][r]));
     }
     return most;
-  }
-  /// Of a row's kLanes elements, as bits of fp32.
-  __device__ unsigned row_max(int turn, int r) const {
-    unsigned most = 0;
-#pragma unroll
-    for (int i = 0; i < kLanes / 2; ++i) most = __vmaxu2(most, magnitudes(word(turn, r, i)));
-    return larger(low(most), high(most));
   }
   /// Of this thread's elements in columns 2i and 2i + 1, as two bf16.
   __device__ unsigned column_max(int i) const {
@@ -105,7 +109,7 @@ struct Loaded {
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
 #pragma unroll
-      for (int r = 0; r < kGroup; ++r) most = __vmaxu2(most, magnitudes(word(turn, r, i)));
+      for (int r = 0; r < kGroup; ++r) most = __vmaxu2(most, magnitudes(pair_at(rows[turn][r], i)));
     }
     return most;
   }
@@ -128,10 +132,10 @@ struct Source {
   };
   Input inputs[Function::kInputs];
 
-  /// The tile of each output; zeros beyond the matrices. Sizes are multiples of 16, so a group of rows is
-  /// inside or outside as a whole.
-  __device__ void load(Loaded (&loaded)[Function::kOutputs], const Tile& tile, const Place& place,
-                       int64_t rows) const {
+  /// take(turn, r, packs) for each of this thread's packs, one of each output; zeros beyond the matrices.
+  /// Sizes are multiples of 16, so a group of rows is inside or outside as a whole.
+  template <typename Take>
+  __device__ void visit(const Tile& tile, const Place& place, int64_t rows, const Take& take) const {
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
       const int64_t row = tile.row + place.group[turn] * kGroup;
@@ -147,18 +151,27 @@ struct Source {
       }
 #pragma unroll
       for (int r = 0; r < kGroup; ++r) {
+        uint4 words[Function::kOutputs];
         if constexpr (std::is_same_v<Function, Identity>) {
           const Pack<Bf16, kLanes> pack = raw[r][0].pack();
-          memcpy(&loaded[0].rows[turn][r], &pack, sizeof(pack));
+          memcpy(&words[0], &pack, sizeof(pack));
         } else {
           Pack<Bf16, kLanes> out[Function::kOutputs];
           map_pack<Function>(raw[r], out);
-#pragma unroll
-          for (int i = 0; i < Function::kOutputs; ++i)
-            memcpy(&loaded[i].rows[turn][r], &out[i], sizeof(out[i]));
+          memcpy(words, out, sizeof(out));
         }
+        take(turn, r, words);
       }
     }
+  }
+
+  /// The tile of each output.
+  __device__ void load(Loaded (&loaded)[Function::kOutputs], const Tile& tile, const Place& place,
+                       int64_t rows) const {
+    visit(tile, place, rows, [&](int turn, int r, const uint4(&words)[Function::kOutputs]) {
+#pragma unroll
+      for (int i = 0; i < Function::kOutputs; ++i) loaded[i].rows[turn][r] = words[i];
+    });
   }
 };
 
@@ -194,7 +207,7 @@ class TileMaxima {
     constexpr int kRows = kTurns * kGroup;
     unsigned most[kRows];
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) most[i] = loaded.row_max(i / kGroup, i % kGroup);
+    for (int i = 0; i < kRows; ++i) most[i] = largest_of(loaded.rows[i / kGroup][i % kGroup]);
     int row = 0;
 #pragma unroll
     for (int kept = kRows / 2; kept > 0; kept /= 2) {
@@ -222,11 +235,9 @@ __global__ void __launch_bounds__(kThreads) amax_flat(float* out, const uint4* x
   unsigned most = 0;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < packs; i += step) {
-    const uint4 pack = x[i];
-    most = __vmaxu2(__vmaxu2(most, __vmaxu2(magnitudes(pack.x), magnitudes(pack.y))),
-                    __vmaxu2(magnitudes(pack.z), magnitudes(pack.w)));
+    most = larger(most, largest_of(x[i]));
   }
-  const unsigned of_warp = __reduce_max_sync(0xffffffffu, larger(low(most), high(most)));
+  const unsigned of_warp = __reduce_max_sync(0xffffffffu, most);
   if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = of_warp;
   __syncthreads();
   if (threadIdx.x >= 32) return;
@@ -293,10 +304,8 @@ __device__ float* scale_of_span(const Fp8CastCall& call, const Tile& tile) {
   return across == 0 ? scale + i : nullptr;
 }
 
-/// The one scale of a tensor or of a tile; some thread of some block writes it.
-template <Fp8Span kSpan>
-__device__ float amax_of_tile(const Fp8CastCall& call, const Loaded& loaded, unsigned& most) {
-  if constexpr (kSpan == Fp8Span::kTensor) return *call.amax;
+/// The largest magnitude of a tile, in every thread.
+__device__ float amax_of_tile(const Loaded& loaded, unsigned& most) {
   if (threadIdx.x == 0) most = 0;
   __syncthreads();
   const unsigned mine = __reduce_max_sync(0xffffffffu, loaded.largest_of_all());
@@ -305,13 +314,27 @@ __device__ float amax_of_tile(const Fp8CastCall& call, const Loaded& loaded, uns
   return __uint_as_float(most);
 }
 
-/// Raises `seen` by this thread's elements. Returns what they are multiplied by: `by`, or NaN.
-__device__ float see(float* seen, const Loaded& loaded, float by) {
-  constexpr unsigned kInfinity = 0x7f800000u;
-  const unsigned mine = loaded.largest_of_all();
-  const unsigned most = __reduce_max_sync(0xffffffffu, mine);
-  if (threadIdx.x % 32 == 0) raise(seen, most);
-  return mine < kInfinity ? by : __uint_as_float(0x7fffffffu);
+/// A thread's packs as bytes of FP8, where a row and a column of them have the same scale.
+struct Narrow {
+  uint2 rows[kTurns][kGroup];
+};
+
+template <__nv_fp8_interpretation_t kFormat>
+__device__ uint2 narrowed(const uint4& pack, float by) {
+  const auto v = [&](int lane) { return element_at(pack, lane) * by; };
+  return make_uint2(word_of<kFormat>(v(0), v(1), v(2), v(3)), word_of<kFormat>(v(4), v(5), v(6), v(7)));
+}
+
+/// Four rows of a word become its four columns.
+__device__ void transpose(const unsigned (&rows)[kGroup], unsigned (&columns)[kGroup]) {
+  const unsigned low01 = __byte_perm(rows[0], rows[1], 0x5140),
+                 high01 = __byte_perm(rows[0], rows[1], 0x7362);
+  const unsigned low23 = __byte_perm(rows[2], rows[3], 0x5140),
+                 high23 = __byte_perm(rows[2], rows[3], 0x7362);
+  columns[0] = __byte_perm(low01, low23, 0x5410);
+  columns[1] = __byte_perm(low01, low23, 0x7632);
+  columns[2] = __byte_perm(high01, high23, 0x5410);
+  columns[3] = __byte_perm(high01, high23, 0x7632);
 }
 
 template <Fp8Span kSpan>
@@ -344,55 +367,35 @@ struct Shared {
   unsigned most;
 };
 
-template <Fp8Span kSpan, __nv_fp8_interpretation_t kFormat, bool kSees>
-__device__ void cast_tile(const Fp8CastCall& call, const Tile& tile, const Place& place, const Loaded& loaded,
-                          Shared& shared, float largest_value) {
-  constexpr bool kByRow = kSpan == Fp8Span::kRow || kSpan == Fp8Span::kRowBlock;
-  float of_all = 0.0f;
-  if constexpr (kByRow) {
-    if constexpr (kSpan == Fp8Span::kRowBlock) {
-      shared.maxima.find(loaded, place);
-      __syncthreads();
+/// bytes_of(turn, r): those of a pack of the plain copy.
+template <typename BytesOf>
+__device__ void write_plain(const Fp8CastCall& call, const Tile& tile, const Place& place,
+                            const BytesOf& bytes_of) {
+  if (call.plain.values == nullptr || !tile.has_column(place.column)) return;
+  auto* const out = static_cast<uint8_t*>(call.plain.values);
+#pragma unroll
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const int64_t row = tile.row + place.group[turn] * kGroup;
+    if (row >= call.rows) continue;
+#pragma unroll
+    for (int r = 0; r < kGroup; ++r) {
+      *reinterpret_cast<uint2*>(out + (row + r) * call.columns + tile.at(place.column)) = bytes_of(turn, r);
     }
-    const float amax = counted(amax_of_span<kSpan>(call, tile, shared.maxima));
-    if (float* const scale = scale_of_span<kSpan>(call, tile)) *scale = amax / largest_value;
-    Inverses& inverses = shared.inverses;
-    (threadIdx.x < kSide ? inverses.of_row[threadIdx.x] : inverses.of_column[threadIdx.x - kSide]) =
-        largest_value / amax;
-    __syncthreads();
-  } else {
-    const float amax = counted(amax_of_tile<kSpan>(call, loaded, shared.most));
-    write_scale_of_tile<kSpan>(call, tile, amax / largest_value);
-    of_all = largest_value / amax;
-    if constexpr (kSees) of_all = see(call.seen, loaded, of_all);
   }
+}
 
-  if (call.plain.values != nullptr && tile.has_column(place.column)) {
-    auto* const out = static_cast<uint8_t*>(call.plain.values);
-#pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) {
-      const int64_t row = tile.row + place.group[turn] * kGroup;
-      if (row >= call.rows) continue;
-#pragma unroll
-      for (int r = 0; r < kGroup; ++r) {
-        const float by = kByRow ? shared.inverses.of_row[place.group[turn] * kGroup + r] : of_all;
-        const auto v = [&](int lane) { return loaded.at(turn, r, lane) * by; };
-        const uint2 bytes =
-            make_uint2(word_of<kFormat>(v(0), v(1), v(2), v(3)), word_of<kFormat>(v(4), v(5), v(6), v(7)));
-        *reinterpret_cast<uint2*>(out + (row + r) * call.columns + tile.at(place.column)) = bytes;
-      }
-    }
-  }
+/// words_of(turn, words): of a group of rows, those of the transposed copy, one for each lane of a pack.
+template <typename WordsOf>
+__device__ void write_transposed(const Fp8CastCall& call, const Tile& tile, const Place& place,
+                                 Shared& shared, const WordsOf& words_of) {
   if (call.transposed.values == nullptr) return;
 #pragma unroll
   for (int turn = 0; turn < kTurns; ++turn) {
+    unsigned words[kLanes];
+    words_of(turn, words);
 #pragma unroll
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const float by = kByRow ? shared.inverses.of_column[place.column + lane] : of_all;
-      const auto v = [&](int r) { return loaded.at(turn, r, lane) * by; };
-      shared.turned[word_in_tile(place.column + lane, place.group[turn])] =
-          word_of<kFormat>(v(0), v(1), v(2), v(3));
-    }
+    for (int lane = 0; lane < kLanes; ++lane)
+      shared.turned[word_in_tile(place.column + lane, place.group[turn])] = words[lane];
   }
   __syncthreads();
   auto* const out = static_cast<uint8_t*>(call.transposed.values);
@@ -406,18 +409,108 @@ __device__ void cast_tile(const Fp8CastCall& call, const Tile& tile, const Place
   }
 }
 
+__device__ void write_narrow(const Fp8CastCall& call, const Tile& tile, const Place& place,
+                             const Narrow& narrow, Shared& shared) {
+  write_plain(call, tile, place, [&](int turn, int r) { return narrow.rows[turn][r]; });
+  write_transposed(call, tile, place, shared, [&](int turn, unsigned(&words)[kLanes]) {
+    const auto& rows = narrow.rows[turn];
+    unsigned left[kGroup], right[kGroup];
+    transpose({rows[0].x, rows[1].x, rows[2].x, rows[3].x}, left);
+    transpose({rows[0].y, rows[1].y, rows[2].y, rows[3].y}, right);
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) words[i] = left[i], words[kGroup + i] = right[i];
+  });
+}
+
+/// A scale for each row and each column of a tile.
+template <Fp8Span kSpan, __nv_fp8_interpretation_t kFormat>
+__device__ void cast_by_rows(const Fp8CastCall& call, const Tile& tile, const Place& place,
+                             const Loaded& loaded, Shared& shared, float largest_value) {
+  if constexpr (kSpan == Fp8Span::kRowBlock) {
+    shared.maxima.find(loaded, place);
+    __syncthreads();
+  }
+  const float amax = counted(amax_of_span<kSpan>(call, tile, shared.maxima));
+  if (float* const scale = scale_of_span<kSpan>(call, tile)) *scale = amax / largest_value;
+  Inverses& inverses = shared.inverses;
+  (threadIdx.x < kSide ? inverses.of_row[threadIdx.x] : inverses.of_column[threadIdx.x - kSide]) =
+      largest_value / amax;
+  __syncthreads();
+  write_plain(call, tile, place, [&](int turn, int r) {
+    return narrowed<kFormat>(loaded.rows[turn][r], inverses.of_row[place.group[turn] * kGroup + r]);
+  });
+  write_transposed(call, tile, place, shared, [&](int turn, unsigned(&words)[kLanes]) {
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const float by = inverses.of_column[place.column + lane];
+      const auto v = [&](int r) { return loaded.at(turn, r, lane) * by; };
+      words[lane] = word_of<kFormat>(v(0), v(1), v(2), v(3));
+    }
+  });
+}
+
+/// One scale for all, known beforehand: what is loaded becomes bytes at once. With kSees `seen` is raised,
+/// and a pack that is not finite becomes NaN.
+template <__nv_fp8_interpretation_t kFormat, typename Function, bool kSees>
+__device__ void cast_by_tensor(const Fp8CastCall& call, const Source<Function>& source, const Place& place,
+                               Shared& shared, float largest_value) {
+  constexpr unsigned kInfinity = 0x7f800000u;
+  const int64_t width = call.columns / Function::kOutputs;
+  const float amax = counted(*call.amax), by = largest_value / amax;
+  write_scale_of_tile<Fp8Span::kTensor>(call, Tile(width, 0), amax / largest_value);
+  Narrow narrow[Function::kOutputs];
+  unsigned most = 0;
+  source.visit(Tile(width, 0), place, call.rows,
+               [&](int turn, int r, const uint4(&words)[Function::kOutputs]) {
+#pragma unroll
+                 for (int i = 0; i < Function::kOutputs; ++i) {
+                   const unsigned of_pack = kSees ? largest_of(words[i]) : 0;
+                   most = larger(most, of_pack);
+                   narrow[i].rows[turn][r] =
+                       narrowed<kFormat>(words[i], of_pack < kInfinity ? by : __uint_as_float(0x7fffffffu));
+                 }
+               });
+  if constexpr (kSees) {
+    most = __reduce_max_sync(0xffffffffu, most);
+    if (threadIdx.x % 32 == 0) raise(call.seen, most);
+  }
+#pragma unroll
+  for (int i = 0; i < Function::kOutputs; ++i) {
+    if (i > 0) __syncthreads();
+    write_narrow(call, Tile(width, i * width), place, narrow[i], shared);
+  }
+}
+
 template <Fp8Span kSpan, __nv_fp8_interpretation_t kFormat, typename Function, bool kSees>
 __global__ void __launch_bounds__(kThreads)
     cast_tiles(Fp8CastCall call, Source<Function> source, float largest_value) {
   __shared__ Shared shared;
-  const int64_t width = call.columns / Function::kOutputs;
   const Place place;
-  Loaded loaded[Function::kOutputs];
-  source.load(loaded, Tile(width, 0), place, call.rows);
+  if constexpr (kSpan == Fp8Span::kTensor) {
+    cast_by_tensor<kFormat, Function, kSees>(call, source, place, shared, largest_value);
+  } else {
+    const int64_t width = call.columns / Function::kOutputs;
+    Loaded loaded[Function::kOutputs];
+    source.load(loaded, Tile(width, 0), place, call.rows);
 #pragma unroll
-  for (int i = 0; i < Function::kOutputs; ++i) {
-    if (i > 0) __syncthreads();
-    cast_tile<kSpan, kFormat, kSees>(call, Tile(width, i * width), place, loaded[i], shared, largest_value);
+    for (int i = 0; i < Function::kOutputs; ++i) {
+      if (i > 0) __syncthreads();
+      const Tile tile(width, i * width);
+      if constexpr (kSpan == Fp8Span::kSquareBlock) {
+        const float amax = counted(amax_of_tile(loaded[i], shared.most));
+        write_scale_of_tile<kSpan>(call, tile, amax / largest_value);
+        Narrow narrow;
+#pragma unroll
+        for (int turn = 0; turn < kTurns; ++turn) {
+#pragma unroll
+          for (int r = 0; r < kGroup; ++r)
+            narrow.rows[turn][r] = narrowed<kFormat>(loaded[i].rows[turn][r], largest_value / amax);
+        }
+        write_narrow(call, tile, place, narrow, shared);
+      } else {
+        cast_by_rows<kSpan, kFormat>(call, tile, place, loaded[i], shared, largest_value);
+      }
+    }
   }
 }
 
