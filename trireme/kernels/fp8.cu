@@ -460,16 +460,27 @@ __device__ void cast_by_tensor(const Fp8CastCall& call, const Source<Function>& 
   write_scale_of_tile<Fp8Span::kTensor>(call, Tile(width, 0), amax / largest_value);
   Narrow narrow[Function::kOutputs];
   unsigned most = 0;
-  source.visit(Tile(width, 0), place, call.rows,
-               [&](int turn, int r, const uint4(&words)[Function::kOutputs]) {
+  const auto narrow_one = [&](int i, int turn, int r, const uint4& pack) {
+    const unsigned of_pack = kSees ? largest_of(pack) : 0;
+    most = larger(most, of_pack);
+    narrow[i].rows[turn][r] =
+        narrowed<kFormat>(pack, of_pack < kInfinity ? by : __uint_as_float(0x7fffffffu));
+  };
+  if constexpr (std::is_same_v<Function, Identity>) {
+    Loaded loaded[1];  // so that all loads are in flight at once
+    source.load(loaded, Tile(width, 0), place, call.rows);
 #pragma unroll
-                 for (int i = 0; i < Function::kOutputs; ++i) {
-                   const unsigned of_pack = kSees ? largest_of(words[i]) : 0;
-                   most = larger(most, of_pack);
-                   narrow[i].rows[turn][r] =
-                       narrowed<kFormat>(words[i], of_pack < kInfinity ? by : __uint_as_float(0x7fffffffu));
-                 }
-               });
+    for (int turn = 0; turn < kTurns; ++turn) {
+#pragma unroll
+      for (int r = 0; r < kGroup; ++r) narrow_one(0, turn, r, loaded[0].rows[turn][r]);
+    }
+  } else {
+    source.visit(Tile(width, 0), place, call.rows,
+                 [&](int turn, int r, const uint4(&words)[Function::kOutputs]) {
+#pragma unroll
+                   for (int i = 0; i < Function::kOutputs; ++i) narrow_one(i, turn, r, words[i]);
+                 });
+  }
   if constexpr (kSees) {
     most = __reduce_max_sync(0xffffffffu, most);
     if (threadIdx.x % 32 == 0) raise(call.seen, most);
