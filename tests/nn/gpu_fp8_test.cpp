@@ -42,6 +42,46 @@ TEST_F(GpuFp8, ModelsAreThoseOfTheCpu) {
   }
 }
 
+TEST_F(GpuFp8, GradientsOfLogitsAreThoseOfTheCpu) {
+  if (lacks({})) GTEST_SKIP() << "no FP8";
+  constexpr int64_t kRows = 192, kScale = 3;
+  for (const int64_t classes : {1000, 1024, 40'000}) {
+    const int64_t columns = (classes + 63) / 64 * 64;
+    at::manual_seed(7);
+    const at::Tensor logits = (4 * at::randn({kRows, columns})).to(at::kBFloat16);
+    const at::Tensor targets = at::randint(classes, {kRows}, at::kLong);
+    targets[5] = -100;
+    const auto results = [&](at::Device device) {
+      at::Tensor loss = at::empty({kRows}, at::TensorOptions().dtype(at::kFloat).device(device));
+      at::Tensor scores = logits.to(device, at::kBFloat16, false, true);
+      const kernels::Fp8Copies copies =
+          kernels::fp8_cross_entropy(loss, scores, classes, targets.to(device), kScale);
+      EXPECT_TRUE(at::equal(copies.transposed.values.view(at::kByte),
+                            copies.plain.values.view(at::kByte).t().contiguous()));
+      return std::pair(loss.cpu(),
+                       kernels::dequantized({copies.plain.values.cpu(), copies.plain.scale.cpu()}));
+    };
+    const auto [loss, gradients] = results(at::kCPU);
+    const auto [gpu_loss, gpu_gradients] = results(at::kCUDA);
+    EXPECT_LT((gpu_loss - loss).abs().max().item<double>(), 1e-3) << classes;
+    EXPECT_LT(distance(gpu_gradients, gradients), 0.01) << classes;  // rounded once, on a CPU to bf16 before
+    EXPECT_EQ(gpu_gradients[5].abs().max().item<double>(), 0.0) << "an ignored row";
+    EXPECT_EQ(gpu_gradients.slice(1, classes).abs().sum().item<double>(), 0.0) << "padding";
+  }
+}
+
+TEST_F(GpuFp8, ATargetThatIsNoClassGivesNanInItsRowAlone) {
+  if (lacks({})) GTEST_SKIP() << "no FP8";
+  at::Tensor loss = at::empty({32}, at::TensorOptions().dtype(at::kFloat).device(at::kCUDA));
+  at::Tensor scores = at::randn({32, 64}, loss.options()).to(at::kBFloat16);
+  at::Tensor targets = at::zeros({32}, loss.options().dtype(at::kLong));
+  targets[3] = 64;
+  const kernels::Fp8Copies copies = kernels::fp8_cross_entropy(loss, scores, 64, targets, 1.0);
+  const at::Tensor bad = kernels::dequantized(copies.plain).isnan();
+  EXPECT_TRUE(bad[3].all().item<bool>() && loss[3].isnan().item<bool>());
+  EXPECT_EQ(bad.sum().item<int64_t>(), 64);
+}
+
 TEST_F(GpuFp8, WhatIsComputedAgainOrLaterHasTheSameBits) {
   for (const plan::ModelFamily family : kFamilies) {
     for (const Fp8Recipe& recipe : test::fp8_recipes()) {

@@ -1,3 +1,5 @@
+#include <cuda_fp8.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -22,6 +24,7 @@ struct Task {
   float scale;
   bool want_gradient;
   int64_t cached = 0;
+  uint8_t* narrow = nullptr;  ///< e5m2 (rows, stride), for gradients that do not go over the logits
 };
 
 /// Sets the lanes from `valid` on.
@@ -36,8 +39,8 @@ __device__ void fill_from(Pack<Scalar, kLanes>& pack, int64_t valid, float value
 
 /// One row as its block sees it. Thread t handles packs t, t + kThreads, ..., so that what it finds in the
 /// cache is what it put there. kWhole says that all lanes of the pack are classes, which saves the bounds
-/// check.
-template <typename Scalar, int kLanes>
+/// check. kNarrow: gradients are e5m2, elsewhere.
+template <typename Scalar, int kLanes, bool kNarrow>
 class Row {
  public:
   using Values = Pack<Scalar, kLanes>;
@@ -47,7 +50,9 @@ class Row {
       : logits_(task.logits + row * task.stride),
         cache_(static_cast<RawValues*>(cache)),
         classes_(task.classes),
-        cached_(task.cached) {}
+        cached_(task.cached) {
+    if constexpr (kNarrow) narrow_ = task.narrow + row * task.stride;
+  }
 
   __device__ int64_t whole_packs() const { return classes_ / kLanes; }
 
@@ -72,27 +77,55 @@ class Row {
   __device__ RawValues read_again(int64_t index) const {
     return index < cached_ ? cache_[index] : read<kWhole>(index);
   }
-  /// Writes pack `index`, zero where there are no classes.
+  /// Writes gradients of pack `index`, zero where there are no classes.
   template <bool kWhole>
-  __device__ void write(int64_t index, Values values) const {
-    if constexpr (!kWhole) fill_from(values, valid(index), 0.0f);
-    values.store(logits_ + index * kLanes);
+  __device__ void write(int64_t index, const float (&gradients)[kLanes]) const {
+    if constexpr (kNarrow) {
+      struct alignas(kLanes) Bytes {
+        __nv_fp8_storage_t lanes[kLanes];
+      } bytes;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        bytes.lanes[lane] = narrowed(kWhole || lane < valid(index) ? gradients[lane] : 0.0f);
+      }
+      *reinterpret_cast<Bytes*>(narrow_ + index * kLanes) = bytes;
+    } else {
+      Values values;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) values.set(lane, gradients[lane]);
+      if constexpr (!kWhole) fill_from(values, valid(index), 0.0f);
+      values.store(logits_ + index * kLanes);
+    }
   }
-  __device__ float logit(int64_t column) const { return to_float(logits_[column]); }
-  __device__ void set(int64_t column, float value) const { logits_[column] = from_float<Scalar>(value); }
+  __device__ float logit(int64_t column) const {
+    return to_float(logits_[column]);
+  }
+  __device__ void set(int64_t column, float gradient) const {
+    if constexpr (kNarrow) {
+      narrow_[column] = narrowed(gradient);
+    } else {
+      logits_[column] = from_float<Scalar>(gradient);
+    }
+  }
 
  private:
-  __device__ int64_t valid(int64_t index) const { return classes_ - index * kLanes; }
+  __device__ int64_t valid(int64_t index) const {
+    return classes_ - index * kLanes;
+  }
+  static __device__ __nv_fp8_storage_t narrowed(float gradient) {
+    return __nv_cvt_float_to_fp8(gradient, __NV_SATFINITE, __NV_E5M2);
+  }
 
   Scalar* logits_;
+  uint8_t* narrow_ = nullptr;
   RawValues* cache_;
   int64_t classes_, cached_;
 };
 
 /// body(first, whole) for the packs first, first + kThreads, ..., kUnroll of them, of each turn of this
 /// thread; `whole` is a std::true_type where all lanes of all of them are classes.
-template <int kThreads, typename Scalar, int kLanes, typename Body>
-__device__ void for_groups(const Row<Scalar, kLanes>& row, int64_t packs, const Body& body) {
+template <int kThreads, typename Scalar, int kLanes, bool kNarrow, typename Body>
+__device__ void for_groups(const Row<Scalar, kLanes, kNarrow>& row, int64_t packs, const Body& body) {
   const int64_t whole = row.whole_packs() - (kUnroll - 1) * kThreads;
   for (int64_t first = threadIdx.x; first < packs; first += kUnroll * kThreads) {
     if (first < whole) {
@@ -145,8 +178,8 @@ __device__ float block_max(float value, float* shared) {
 }
 
 /// The statistics of the row, in every thread of the block.
-template <int kThreads, typename Scalar, int kLanes>
-__device__ Statistics first_pass(const Row<Scalar, kLanes>& row, int64_t packs) {
+template <int kThreads, typename Scalar, int kLanes, bool kNarrow>
+__device__ Statistics first_pass(const Row<Scalar, kLanes, kNarrow>& row, int64_t packs) {
   __shared__ alignas(16) float tops[kThreads / 32], sums[kThreads / 32];
   Statistics mine;
   for_groups<kThreads>(row, packs, [&](int64_t first, auto whole) {
@@ -163,9 +196,10 @@ __device__ Statistics first_pass(const Row<Scalar, kLanes>& row, int64_t packs) 
   return {top, block_sum<kThreads>(sum, sums)};
 }
 
-/// The row becomes factor * exp(logit - shift), padding included.
-template <int kThreads, typename Scalar, int kLanes>
-__device__ void second_pass(const Row<Scalar, kLanes>& row, int64_t packs, float shift, float factor) {
+/// The gradients of the row become factor * exp(logit - shift), padding included.
+template <int kThreads, typename Scalar, int kLanes, bool kNarrow>
+__device__ void second_pass(const Row<Scalar, kLanes, kNarrow>& row, int64_t packs, float shift,
+                            float factor) {
   for_groups<kThreads>(row, packs, [&](int64_t first, auto whole) {
     constexpr bool kWhole = decltype(whole)::value;
     RawPack<Scalar, kLanes> group[kUnroll];
@@ -174,30 +208,32 @@ __device__ void second_pass(const Row<Scalar, kLanes>& row, int64_t packs, float
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       if (!kWhole && first + u * kThreads >= packs) continue;
-      Pack<Scalar, kLanes> values = group[u].pack();
+      const Pack<Scalar, kLanes> values = group[u].pack();
+      float gradients[kLanes];
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        values.set(lane, factor * exponential<Scalar>(values[lane] - shift));
+        gradients[lane] = factor * exponential<Scalar>(values[lane] - shift);
       }
-      row.template write<kWhole>(first + u * kThreads, values);
+      row.template write<kWhole>(first + u * kThreads, gradients);
     }
   });
 }
 
-/// All classes become `value`, padding zero.
-template <int kThreads, typename Scalar, int kLanes>
-__device__ void write_everywhere(const Row<Scalar, kLanes>& row, int64_t packs, float value) {
-  Pack<Scalar, kLanes> values;
-  fill_from(values, 0, value);
+/// The gradients of all classes become `value`, of padding zero.
+template <int kThreads, typename Scalar, int kLanes, bool kNarrow>
+__device__ void write_everywhere(const Row<Scalar, kLanes, kNarrow>& row, int64_t packs, float value) {
+  float values[kLanes];
+#pragma unroll
+  for (int lane = 0; lane < kLanes; ++lane) values[lane] = value;
   for (int64_t index = threadIdx.x; index < packs; index += kThreads)
     row.template write<false>(index, values);
 }
 
 /// One block per row.
-template <int kThreads, int kLanes, typename Scalar>
+template <int kThreads, int kLanes, bool kNarrow, typename Scalar>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) cross_entropy_rows(Task<Scalar> task) {
   extern __shared__ int4 cache[];
-  const Row<Scalar, kLanes> row(task, blockIdx.x, cache);
+  const Row<Scalar, kLanes, kNarrow> row(task, blockIdx.x, cache);
   const int64_t target = task.targets[blockIdx.x];
   const int64_t packs = task.stride / kLanes;
   if (target < 0 || target >= task.classes) {
@@ -218,9 +254,9 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) cross_entropy_rows(
   }
 }
 
-template <int kThreads, int kLanes, typename Scalar>
+template <int kThreads, int kLanes, bool kNarrow, typename Scalar>
 int launch(const Task<Scalar>& task, int64_t cache_bytes, void* stream) {
-  const auto kernel = cross_entropy_rows<kThreads, kLanes, Scalar>;
+  const auto kernel = cross_entropy_rows<kThreads, kLanes, kNarrow, Scalar>;
   const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                   static_cast<int>(cache_bytes));
   if (status != cudaSuccess) return status;
@@ -239,7 +275,7 @@ int64_t shared_limit() {
   return bytes - kOther;
 }
 
-template <int kLanes, typename Scalar>
+template <int kLanes, bool kNarrow, typename Scalar>
 int launch_with_cache(Task<Scalar> task, void* stream) {
   constexpr int64_t kPackBytes = kLanes * static_cast<int64_t>(sizeof(Scalar));
   const int64_t limit = shared_limit();
@@ -247,8 +283,8 @@ int launch_with_cache(Task<Scalar> task, void* stream) {
   task.cached = task.want_gradient ? std::min(row_packs, limit / kPackBytes) : 0;
   const int64_t cache_bytes = task.cached * kPackBytes;
   // Where a multiprocessor's shared memory has room for two rows, their two passes overlap.
-  return cache_bytes > limit / 2 ? launch<1024, kLanes>(task, cache_bytes, stream)
-                                 : launch<512, kLanes>(task, cache_bytes, stream);
+  return cache_bytes > limit / 2 ? launch<1024, kLanes, kNarrow>(task, cache_bytes, stream)
+                                 : launch<512, kLanes, kNarrow>(task, cache_bytes, stream);
 }
 
 }  // namespace
@@ -261,8 +297,26 @@ int cross_entropy(float* loss, void* logits, const int64_t* targets, int64_t row
     const Task<Scalar> task{loss,         static_cast<Scalar*>(logits), targets, rows, classes, stride, scale,
                             want_gradient};
     const bool packed = packs({logits}, stride * static_cast<int64_t>(sizeof(Scalar)));
-    return packed ? launch_with_cache<kFullPack<Scalar>>(task, stream) : launch_with_cache<1>(task, stream);
+    return packed ? launch_with_cache<kFullPack<Scalar>, false>(task, stream)
+                  : launch_with_cache<1, false>(task, stream);
   });
+}
+
+int cross_entropy_fp8(float* loss, void* gradients, const void* logits, const int64_t* targets, int64_t rows,
+                      int64_t classes, int64_t stride, void* stream) {
+  using Scalar = __nv_bfloat16;
+  if (rows == 0) return cudaSuccess;
+  if (!packs({logits}, stride * static_cast<int64_t>(sizeof(Scalar)))) return cudaErrorInvalidValue;
+  const Task<Scalar> task{.loss = loss,
+                          .logits = static_cast<Scalar*>(const_cast<void*>(logits)),
+                          .targets = targets,
+                          .rows = rows,
+                          .classes = classes,
+                          .stride = stride,
+                          .scale = largest(Fp8Format::kE5m2),
+                          .want_gradient = true,
+                          .narrow = static_cast<uint8_t*>(gradients)};
+  return launch_with_cache<kFullPack<Scalar>, true>(task, stream);
 }
 
 }  // namespace trireme::kernels::cuda

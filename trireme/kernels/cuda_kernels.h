@@ -125,6 +125,10 @@ int code_for_current_gpu();
 /// no class makes both NaN.
 int cross_entropy(float* loss, void* logits, const int64_t* targets, int64_t rows, int64_t classes,
                   int64_t stride, float scale, bool want_gradient, Dtype dtype, void* stream);
+/// The same of bf16 logits in rows of whole 16 bytes, which stay: gradients (rows, stride) are e5m2, 1 as the
+/// largest of the format.
+int cross_entropy_fp8(float* loss, void* gradients, const void* logits, const int64_t* targets, int64_t rows,
+                      int64_t classes, int64_t stride, void* stream);
 
 // Scaling (scale.cu).
 
@@ -170,6 +174,8 @@ struct Fp8CastCall {
   const void* dy = nullptr;
 };
 int fp8_cast(const Fp8CastCall& call, void* stream);
+/// out (columns, rows) = x (rows, columns)^T, bytes.
+int fp8_transpose(void* out, const void* x, int64_t rows, int64_t columns, void* stream);
 
 // Random numbers (normal.cu), as in normal.h.
 

@@ -258,6 +258,31 @@ Fp8Copies fp8_cast(const Fp8Source& source, const at::Tensor& amax, const Fp8Cas
   return copies;
 }
 
+Fp8Copies fp8_cross_entropy(at::Tensor& loss, at::Tensor& scores, int64_t classes, const at::Tensor& targets,
+                            double scale) {
+  constexpr Fp8Cast kCast{.scaling = Fp8Scaling::kTensor, .format = Fp8Format::kE5m2};
+  check_input(scores, kCast.scaling);
+  const at::Tensor amax = at::full({1}, scale, scores.options().dtype(at::kFloat));
+  if (!scores.is_cuda()) {
+    at::Tensor logits = scores.narrow(1, 0, classes);
+    cross_entropy(loss, logits, targets, scale, /*want_gradient=*/true);
+    scores.narrow(1, classes, scores.size(1) - classes).zero_();
+    return fp8_cast(scores, amax, kCast);
+  }
+  const int64_t rows = scores.size(0), columns = scores.size(1);
+  Fp8Copies copies{.plain = empty_matrix(scores, rows, columns, kCast),
+                   .transposed = empty_matrix(scores, columns, rows, kCast)};
+  copies.plain.scale = copies.transposed.scale = amax / largest(kCast.format);
+  launched_fp8(cuda::cross_entropy_fp8(loss.mutable_data_ptr<float>(), copies.plain.values.mutable_data_ptr(),
+                                       scores.const_data_ptr(), targets.const_data_ptr<int64_t>(), rows,
+                                       classes, columns, current_stream()),
+               "fp8_cross_entropy");
+  launched_fp8(cuda::fp8_transpose(copies.transposed.values.mutable_data_ptr(),
+                                   copies.plain.values.const_data_ptr(), rows, columns, current_stream()),
+               "fp8_cross_entropy");
+  return copies;
+}
+
 at::Tensor dequantized(const Fp8Matrix& matrix) {
   return matrix.values.to(at::kFloat).mul_(spread(matrix.scale, matrix.span, matrix.values.size(1)));
 }

@@ -525,6 +525,26 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+__global__ void __launch_bounds__(kThreads) turn_tiles(Fp8CastCall call) {
+  __shared__ Shared shared;
+  const Tile tile(call.columns, 0);
+  const Place place;
+  const auto* const x = static_cast<const uint8_t*>(call.x);
+  Narrow narrow;
+#pragma unroll
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const int64_t row = tile.row + place.group[turn] * kGroup;
+    const bool inside = row < call.rows && tile.has_column(place.column);
+#pragma unroll
+    for (int r = 0; r < kGroup; ++r) {
+      const auto* const from =
+          reinterpret_cast<const uint2*>(x + (row + r) * call.columns + tile.at(place.column));
+      narrow.rows[turn][r] = inside ? *from : make_uint2(0, 0);
+    }
+  }
+  write_narrow(call, tile, place, narrow, shared);
+}
+
 unsigned tiles_of(int64_t rows, int64_t columns) {
   return static_cast<unsigned>(((rows + kSide - 1) / kSide) * ((columns + kSide - 1) / kSide));
 }
@@ -600,6 +620,19 @@ int fp8_cast(const Fp8CastCall& call, void* stream) {
       break;
   }
   return cast_values<Fp8Span::kSquareBlock>(call, on);
+}
+
+int fp8_transpose(void* out, const void* x, int64_t rows, int64_t columns, void* stream) {
+  if (rows == 0 || columns == 0) return cudaSuccess;
+  const Fp8CastCall call{.x = x,
+                         .amax = nullptr,
+                         .rows = rows,
+                         .columns = columns,
+                         .span = {},
+                         .format = {},
+                         .transposed = {.values = out}};
+  turn_tiles<<<tiles_of(rows, columns), kThreads, 0, as_stream(stream)>>>(call);
+  return cudaGetLastError();
 }
 
 }  // namespace trireme::kernels::cuda

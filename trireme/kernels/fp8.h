@@ -76,6 +76,13 @@ class Fp8Source {
 Fp8Copies fp8_cast(const Fp8Source& source, const at::Tensor& amax, const Fp8Cast& cast,
                    Fp8Copy wanted = Fp8Copy::kBoth, const at::Tensor& seen = {});
 
+/// loss (rows) fp32 of bf16 logits in the first `classes` columns of scores (rows, columns), contiguous, and
+/// the gradients `scale` * (softmax - onehot) in e5m2 with one scale, for which `scale` is the largest
+/// magnitude; columns beyond have none. As cross_entropy() of tensor_ops.h otherwise. What scores hold
+/// afterwards is not defined. Sizes as fp8_cast() wants them.
+Fp8Copies fp8_cross_entropy(at::Tensor& loss, at::Tensor& scores, int64_t classes, const at::Tensor& targets,
+                            double scale);
+
 /// Sizes of what is cast are multiples of this: 16, and 128 for kBlock.
 constexpr int64_t fp8_multiple(Fp8Scaling scaling) {
   return scaling == Fp8Scaling::kBlock ? kFp8Block : 16;

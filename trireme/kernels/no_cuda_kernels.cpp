@@ -73,6 +73,9 @@ int pack_head_gradients(void*, const HeadGradient&, const HeadGradient&, const H
                         const float*, int64_t, int64_t, int64_t, Dtype, void*) {
   absent("pack_head_gradients");
 }
+int cross_entropy_fp8(float*, void*, const void*, const int64_t*, int64_t, int64_t, int64_t, void*) {
+  absent("cross_entropy_fp8");
+}
 int cross_entropy(float*, void*, const int64_t*, int64_t, int64_t, int64_t, float, bool, Dtype, void*) {
   absent("cross_entropy");
 }
@@ -106,6 +109,9 @@ int fp8_amax_rows(float*, float*, const void*, int64_t, int64_t, void*) {
 }
 int fp8_cast(const Fp8CastCall&, void*) {
   absent("fp8_cast");
+}
+int fp8_transpose(void*, const void*, int64_t, int64_t, void*) {
+  absent("fp8_transpose");
 }
 int fill_normal(float*, int64_t, uint64_t, int64_t, double, void*) {
   absent("fill_normal");

@@ -14,6 +14,7 @@ namespace trireme::nn {
 namespace {
 
 using kernels::Fp8Copy;
+using kernels::Fp8Scaling;
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
@@ -69,77 +70,98 @@ at::Tensor padded(const at::Tensor& weight, int64_t rows) {
   return result;
 }
 
-/// The products of a head's weight (V, D): logits = in @ weight^T and, from their gradients, those of in and
-/// of the weight.
-class HeadProducts {
+/// Logits and loss of a part of the rows, and gradients of what was multiplied, by a weight (V', D) whose
+/// first `classes` rows are classes and the others zero.
+class Head {
  public:
-  virtual ~HeadProducts() = default;
-  /// in (n, D) -> scores (n, V)
-  virtual void logits(at::Tensor& scores, const at::Tensor& in) = 0;
-  /// Of the part that logits() computed last: d_scores (n, V) -> d_in (n, D), and d_weight (V, D), of which
-  /// the first part is not there yet.
-  virtual void gradients(const at::Tensor& d_scores, const at::Tensor& in, at::Tensor& d_in,
-                         at::Tensor& d_weight, bool is_first) = 0;
+  /// No gradient of a logit is larger than `scale`.
+  Head(int64_t classes, double scale) : classes_(classes), scale_(scale) {}
+  virtual ~Head() = default;
+
+  /// in (n, D) -> scores (n, V'), loss (n)
+  virtual void loss(at::Tensor& loss, at::Tensor& scores, const at::Tensor& in, const at::Tensor& targets,
+                    bool want_gradient) = 0;
+  /// Of the part that loss() had last: d_in (n, D), and d_weight (V', D), of which the first part is not
+  /// there yet.
+  virtual void gradients(at::Tensor& d_in, at::Tensor& d_weight, const at::Tensor& scores,
+                         const at::Tensor& in, bool is_first) = 0;
+
+ protected:
+  /// Gradients of the logits go over them.
+  void cross_entropy(at::Tensor& loss, const at::Tensor& scores, const at::Tensor& targets,
+                     bool want_gradient) const {
+    at::Tensor logits = scores.narrow(1, 0, classes_);
+    kernels::cross_entropy(loss, logits, targets, scale_, want_gradient);
+  }
+  int64_t classes() const { return classes_; }
+  double scale() const { return scale_; }
+
+ private:
+  int64_t classes_;
+  double scale_;
 };
 
-class PlainHead final : public HeadProducts {
+class PlainHead final : public Head {
  public:
-  explicit PlainHead(at::Tensor weight) : weight_(std::move(weight)) {}
+  PlainHead(at::Tensor weight, int64_t classes, double scale)
+      : Head(classes, scale), weight_(std::move(weight)) {}
 
-  void logits(at::Tensor& scores, const at::Tensor& in) override { kernels::matmul(scores, in, weight_.t()); }
-  void gradients(const at::Tensor& d_scores, const at::Tensor& in, at::Tensor& d_in, at::Tensor& d_weight,
+  void loss(at::Tensor& loss, at::Tensor& scores, const at::Tensor& in, const at::Tensor& targets,
+            bool want_gradient) override {
+    kernels::matmul(scores, in, weight_.t());
+    cross_entropy(loss, scores, targets, want_gradient);
+  }
+  void gradients(at::Tensor& d_in, at::Tensor& d_weight, const at::Tensor& scores, const at::Tensor& in,
                  bool is_first) override {
-    kernels::matmul(d_in, d_scores, weight_);
-    kernels::matmul(d_weight, d_scores.t(), in, {}, is_first ? at::Tensor() : d_weight);
+    kernels::matmul(d_in, scores, weight_);
+    kernels::matmul(d_weight, scores.t(), in, {}, is_first ? at::Tensor() : d_weight);
   }
 
  private:
   at::Tensor weight_;
 };
 
-class Fp8Head final : public HeadProducts {
+class Fp8Head final : public Head {
  public:
-  /// No gradient of a logit is larger than `largest`.
-  Fp8Head(const at::Tensor& weight, const Fp8Recipe& recipe, double largest, bool want_gradient)
-      : recipe_(recipe), largest_(largest), copies_(want_gradient ? Fp8Copy::kBoth : Fp8Copy::kPlain) {
+  Fp8Head(const at::Tensor& weight, int64_t classes, double scale, const Fp8Recipe& recipe,
+          bool want_gradient)
+      : Head(classes, scale), recipe_(recipe), wanted_(want_gradient ? Fp8Copy::kBoth : Fp8Copy::kPlain) {
     weight_ = kernels::fp8_cast(weight, kernels::fp8_amax(weight, recipe.scaling),
-                                {.scaling = recipe.scaling, .weight = true}, copies_);
+                                {.scaling = recipe.scaling, .weight = true}, wanted_);
   }
 
-  void logits(at::Tensor& scores, const at::Tensor& in) override {
+  void loss(at::Tensor& loss, at::Tensor& scores, const at::Tensor& in, const at::Tensor& targets,
+            bool want_gradient) override {
     in_ =
-        kernels::fp8_cast(in, kernels::fp8_amax(in, recipe_.scaling), {.scaling = recipe_.scaling}, copies_);
+        kernels::fp8_cast(in, kernels::fp8_amax(in, recipe_.scaling), {.scaling = recipe_.scaling}, wanted_);
     kernels::fp8_matmul(scores, in_.plain, weight_.plain, recipe_.fast_forward);
+    if (want_gradient && recipe_.scaling == Fp8Scaling::kTensor) {
+      d_scores_ = kernels::fp8_cross_entropy(loss, scores, classes(), targets, scale());
+      return;
+    }
+    cross_entropy(loss, scores, targets, want_gradient);
+    if (!want_gradient) return;
+    d_scores_ = kernels::fp8_cast(scores, amax_of_gradients(scores),
+                                  {.scaling = recipe_.scaling, .format = kernels::Fp8Format::kE5m2});
   }
-  void gradients(const at::Tensor& d_scores, const at::Tensor&, at::Tensor& d_in, at::Tensor& d_weight,
+  void gradients(at::Tensor& d_in, at::Tensor& d_weight, const at::Tensor&, const at::Tensor&,
                  bool is_first) override {
-    const kernels::Fp8Copies cast = kernels::fp8_cast(
-        d_scores, amax_of(d_scores), {.scaling = recipe_.scaling, .format = kernels::Fp8Format::kE5m2});
-    kernels::fp8_matmul(d_in, cast.plain, weight_.transposed, false);
-    kernels::fp8_matmul(d_weight, cast.transposed, in_.transposed, recipe_.fast_backward, {},
+    kernels::fp8_matmul(d_in, d_scores_.plain, weight_.transposed, /*fast=*/false);
+    kernels::fp8_matmul(d_weight, d_scores_.transposed, in_.transposed, recipe_.fast_backward, {},
                         is_first ? at::Tensor() : d_weight);
   }
 
  private:
-  /// As fp8_amax() would find it, were every row to reach the largest.
-  at::Tensor amax_of(const at::Tensor& d_scores) const {
-    if (recipe_.scaling == kernels::Fp8Scaling::kBlock) return {};
-    const bool by_rows = recipe_.scaling == kernels::Fp8Scaling::kRow;
-    return at::full({by_rows ? d_scores.size(0) + d_scores.size(1) : 1}, largest_,
-                    d_scores.options().dtype(at::kFloat));
+  /// As fp8_amax() would find it, were every row and column to have the largest.
+  at::Tensor amax_of_gradients(const at::Tensor& scores) const {
+    if (recipe_.scaling == Fp8Scaling::kBlock) return {};
+    return at::full({scores.size(0) + scores.size(1)}, scale(), scores.options().dtype(at::kFloat));
   }
 
   Fp8Recipe recipe_;
-  double largest_;
-  Fp8Copy copies_;
-  kernels::Fp8Copies weight_, in_;
+  Fp8Copy wanted_;
+  kernels::Fp8Copies weight_, in_, d_scores_;
 };
-
-std::unique_ptr<HeadProducts> products_of(const at::Tensor& weight, const std::optional<Fp8Recipe>& fp8,
-                                          double largest, bool want_gradient) {
-  if (fp8) return std::make_unique<Fp8Head>(weight, *fp8, largest, want_gradient);
-  return std::make_unique<PlainHead>(weight);
-}
 
 class LinearCrossEntropyFunction : public Function<LinearCrossEntropyFunction> {
  public:
@@ -153,28 +175,27 @@ class LinearCrossEntropyFunction : public Function<LinearCrossEntropyFunction> {
     const int64_t chunk = std::clamp<int64_t>(chunk_bytes / row_bytes / alignment * alignment, alignment,
                                               std::max(count, alignment));
     const at::Tensor buffer = at::empty({std::min(chunk, count), stride}, x.options());
-    const at::Tensor head = padded(weight, stride);  // aligned as the logits are
-    const double factor = gradient_scale / static_cast<double>(count);
-    const auto products = products_of(head, fp8, factor, want_gradient);
+    const at::Tensor aligned_weight = padded(weight, stride);  // as the logits are
+    const double scale = gradient_scale / static_cast<double>(count);
+    std::unique_ptr<Head> head = std::make_unique<PlainHead>(aligned_weight, classes, scale);
+    if (fp8) head = std::make_unique<Fp8Head>(aligned_weight, classes, scale, *fp8, want_gradient);
     at::Tensor loss = at::empty({count}, x.options().dtype(at::kFloat));
     at::Tensor d_rows = want_gradient ? at::empty_like(rows) : at::Tensor();
-    at::Tensor d_head = want_gradient ? at::empty_like(head) : at::Tensor();
+    at::Tensor d_weight = want_gradient ? at::empty_like(aligned_weight) : at::Tensor();
     for (int64_t first = 0; first < count; first += chunk) {
       const int64_t part = std::min(chunk, count - first);
       const at::Tensor in = rows.narrow(0, first, part);
       at::Tensor scores = buffer.narrow(0, 0, part);
-      at::Tensor logits = scores.narrow(1, 0, classes);
       at::Tensor part_loss = loss.narrow(0, first, part);
-      products->logits(scores, in);
-      kernels::cross_entropy(part_loss, logits, wanted.narrow(0, first, part), factor, want_gradient);
+      head->loss(part_loss, scores, in, wanted.narrow(0, first, part), want_gradient);
       if (!want_gradient) continue;
       at::Tensor d_in = d_rows.narrow(0, first, part);
-      products->gradients(scores, in, d_in, d_head, first == 0);
+      head->gradients(d_in, d_weight, scores, in, first == 0);
     }
     const at::Tensor kept = kept_rows(wanted);
     const at::Tensor all = at::full({}, static_cast<double>(count), kept.options());
     context->save_for_backward(
-        {weight, d_rows, want_gradient ? d_head.narrow(0, 0, classes) : d_head, per_kept(all, kept)});
+        {weight, d_rows, want_gradient ? d_weight.narrow(0, 0, classes) : d_weight, per_kept(all, kept)});
     context->saved_data["shape"] = x.sizes().vec();
     context->saved_data["scale"] = gradient_scale;
     return loss.sum() / kept;

@@ -22,7 +22,7 @@ using torch::profiler::impl::ProfilerConfig;
 using torch::profiler::impl::ProfilerState;
 
 /// What names of kernels contain, in the order in which it is looked for.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 50> kMarks = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 51> kMarks = {{
     {"vectorized_gather", "embedding"},
     {"nccl", "communication"},
     {"sum_kernel<", "communication"},
@@ -66,6 +66,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 50> kMarks =
     {"amax_flat", "FP8 casts"},
     {"amax_rows", "FP8 casts"},
     {"cast_tiles", "FP8 casts"},
+    {"turn_tiles", "FP8 casts"},
     {"sum_windows", "embedding"},
     {"add_parts", "embedding"},
     {"index", "embedding"},
