@@ -64,7 +64,7 @@ TEST_F(GpuFp8, GradientsOfLogitsAreThoseOfTheCpu) {
     const auto [loss, gradients] = results(at::kCPU);
     const auto [gpu_loss, gpu_gradients] = results(at::kCUDA);
     EXPECT_LT((gpu_loss - loss).abs().max().item<double>(), 1e-3) << classes;
-    EXPECT_LT(distance(gpu_gradients, gradients), 0.01) << classes;  // rounded once, on a CPU to bf16 before
+    EXPECT_LT(distance(gpu_gradients, gradients), 0.03) << classes;  // a CPU rounds to bf16 before
     EXPECT_EQ(gpu_gradients[5].abs().max().item<double>(), 0.0) << "an ignored row";
     EXPECT_EQ(gpu_gradients.slice(1, classes).abs().sum().item<double>(), 0.0) << "padding";
   }

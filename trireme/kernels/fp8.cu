@@ -42,7 +42,7 @@ __device__ float counted(float amax) {
 }
 
 /// What a thread has of a tile: in each turn kGroup rows of kLanes columns. Lanes 0 to 15 of a warp have one
-/// group of rows, the others the group 16 further on, so that words of the transposed tile go to 32 banks.
+/// group of rows, the others the next.
 struct Place {
   int part, column, group[kTurns];
 
@@ -50,7 +50,7 @@ struct Place {
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
     part = lane % kHalf;
     column = part * kLanes;
-    for (int turn = 0; turn < kTurns; ++turn) group[turn] = warp + kWarps * turn + kHalf * (lane / kHalf);
+    for (int turn = 0; turn < kTurns; ++turn) group[turn] = 2 * (warp + kWarps * turn) + lane / kHalf;
   }
 };
 
@@ -223,7 +223,7 @@ class TileMaxima {
     most[0] = larger(most[0], __shfl_xor_sync(0xffffffffu, most[0], 1));
     static_assert(kHalf == 2 * kRows);
     if (place.part % 2 == 0)
-      rows_[(place.group[0] + row / kGroup * kWarps) * kGroup + row % kGroup] = most[0];
+      rows_[(place.group[0] + row / kGroup * 2 * kWarps) * kGroup + row % kGroup] = most[0];
   }
 
   unsigned rows_[kSide];
@@ -353,15 +353,27 @@ __device__ void write_scale_of_tile(const Fp8CastCall& call, const Tile& tile, f
   if (call.transposed.values != nullptr) call.transposed.scale[transposed] = scale;
 }
 
-/// Where word `group` of a column lies in the tile: words that lanes of a warp write together, and those that
-/// they read together, are in different banks.
+/// What is exclusive-ored to the places of a column's words, so that those that lanes of a warp write
+/// together are in different banks.
+__device__ int swizzle(int column) {
+  return column / kLanes * 2;
+}
+
+/// Where word `group` of a column lies in the transposed tile.
 __device__ int word_in_tile(int column, int group) {
-  return column * kGroups + (group ^ (column / kLanes));
+  return column * kGroups + (group ^ swizzle(column));
+}
+
+/// Words 4 `quad` to 4 `quad` + 3 of a column.
+__device__ uint4 quad_of(const unsigned* turned, int column, int quad) {
+  const int by = swizzle(column);
+  const uint4 found = *reinterpret_cast<const uint4*>(turned + column * kGroups + (quad ^ by / 4) * 4);
+  return by % 4 == 0 ? found : make_uint4(found.z, found.w, found.x, found.y);
 }
 
 /// What the threads of a block share while they cast a tile.
 struct Shared {
-  unsigned turned[kSide * kGroups];  ///< words of the transposed copy
+  alignas(16) unsigned turned[kSide * kGroups];  ///< words of the transposed copy
   TileMaxima maxima;
   Inverses inverses;
   unsigned most;
@@ -399,13 +411,13 @@ __device__ void write_transposed(const Fp8CastCall& call, const Tile& tile, cons
   }
   __syncthreads();
   auto* const out = static_cast<uint8_t*>(call.transposed.values);
-  const int group = static_cast<int>(threadIdx.x) % 32;
-  const int64_t row = tile.row + group * kGroup;
+  constexpr int kQuads = kGroups / 4, kQuadRows = 4 * kGroup;
+  const int quad = static_cast<int>(threadIdx.x) % kQuads;
+  const int64_t row = tile.row + quad * kQuadRows;
   if (row >= call.rows) return;
-  for (int column = static_cast<int>(threadIdx.x) / 32; column < kSide; column += kWarps) {
+  for (int column = static_cast<int>(threadIdx.x) / kQuads; column < kSide; column += kThreads / kQuads) {
     if (!tile.has_column(column)) return;
-    *reinterpret_cast<unsigned*>(out + tile.at(column) * call.rows + row) =
-        shared.turned[word_in_tile(column, group)];
+    *reinterpret_cast<uint4*>(out + tile.at(column) * call.rows + row) = quad_of(shared.turned, column, quad);
   }
 }
 

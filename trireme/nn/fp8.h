@@ -13,18 +13,20 @@ namespace trireme::nn {
 enum class BlockLayer : int64_t { kQkv, kAttentionOutput, kFeedForwardIn, kFeedForwardOut };
 inline constexpr int64_t kBlockLayers = 4;
 
-/// Delayed scaling of a layer, or of all layers of a block one after another: magnitudes of inputs and of
-/// gradients of outputs, fp32 of kMagnitudes a layer. Weights are scaled by their own.
+/// Delayed scaling of a layer, or of all layers of a block one after another: magnitudes of inputs, of
+/// gradients of outputs and of weights, fp32 of kMagnitudes a layer.
 struct Fp8Layer {
-  static constexpr int64_t kMagnitudes = 2;
+  static constexpr int64_t kMagnitudes = 3;
   at::Tensor amax;  ///< to scale by; undefined: by the largest of what is cast
   at::Tensor seen;  ///< raised by the casts of a step; undefined: scaling is not delayed
 
   Fp8Layer at(BlockLayer layer) const;
   at::Tensor input_amax() const { return one_of(amax, 0); }
   at::Tensor gradient_amax() const { return one_of(amax, 1); }
+  at::Tensor weight_amax() const { return one_of(amax, 2); }
   at::Tensor input_seen() const { return one_of(seen, 0); }
   at::Tensor gradient_seen() const { return one_of(seen, 1); }
+  at::Tensor weight_seen() const { return one_of(seen, 2); }
 
  private:
   static at::Tensor one_of(const at::Tensor& magnitudes, int64_t which);

@@ -1,5 +1,5 @@
 #pragma once
-// Delayed scaling: activations and gradients of a step are scaled by the largest magnitudes of the steps
+// Delayed scaling: activations, gradients and weights are scaled by the largest magnitudes of the steps
 // before (Micikevicius et al. 2022, FP8 Formats for Deep Learning, section 3.2), so that casts need not have
 // seen a tensor whole.
 #include <ATen/core/Tensor.h>

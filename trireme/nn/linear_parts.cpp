@@ -139,14 +139,18 @@ at::Tensor apply_linear(const LinearParams& params, const Fp8Source& input, cons
   }
   const Fp8Recipe& recipe = *params.fp8;
   const Fp8Source rows = contiguous(input);
-  if (recipe.layer.amax.defined()) kept.input_amax = recipe.layer.input_amax();
+  if (recipe.layer.amax.defined()) {
+    kept.input_amax = recipe.layer.input_amax();
+    kept.weight_amax = recipe.layer.weight_amax();
+  }
   if (!kept.input_amax.defined()) kept.input_amax = kernels::fp8_amax(rows.x(), recipe.scaling);
-  kept.weight_amax = kernels::fp8_amax(weight, recipe.scaling);
+  if (!kept.weight_amax.defined()) kept.weight_amax = kernels::fp8_amax(weight, recipe.scaling);
   const Fp8Copies of_input = kernels::fp8_cast(rows, kept.input_amax, cast_of(recipe),
                                                keep == KeepInput::kYes ? Fp8Copy::kBoth : Fp8Copy::kPlain,
                                                recipe.layer.input_seen());
-  const Fp8Copies of_weight = kernels::fp8_cast(weight, kept.weight_amax, weight_cast(recipe),
-                                                params.in_out ? Fp8Copy::kTransposed : Fp8Copy::kPlain);
+  const Fp8Copies of_weight =
+      kernels::fp8_cast(weight, kept.weight_amax, weight_cast(recipe),
+                        params.in_out ? Fp8Copy::kTransposed : Fp8Copy::kPlain, recipe.layer.weight_seen());
   kept.input.columns = of_input.transposed;
   at::Tensor out = at::empty({rows.rows(), width}, weight.options());
   kernels::fp8_matmul(out, of_input.plain, params.in_out ? of_weight.transposed : of_weight.plain,
@@ -183,7 +187,8 @@ at::Tensor input_gradient(const LinearParams& params, const at::Tensor& weight_a
   const at::Tensor weight = joined(params.weights);
   if (!params.fp8) return kernels::product(dy.rows, params.in_out ? weight.t() : weight);
   const Fp8Copies copies = kernels::fp8_cast(weight, weight_amax, weight_cast(*params.fp8),
-                                             params.in_out ? Fp8Copy::kPlain : Fp8Copy::kTransposed);
+                                             params.in_out ? Fp8Copy::kPlain : Fp8Copy::kTransposed,
+                                             params.fp8->layer.weight_seen());
   at::Tensor dx = at::empty({dy.plain.values.size(0), weight.size(params.in_out ? 0 : 1)}, weight.options());
   kernels::fp8_matmul(dx, dy.plain, params.in_out ? copies.plain : copies.transposed,
                       params.fp8->fast_backward);
