@@ -143,6 +143,7 @@ def fp8(names: Sequence[str]) -> str:
     for name, file, case in measured_cases(names):
         ours, peer, precision = case["ours"], case["peer"], case["ours"]["settings"]["precision"]
         recipe = f"`{case['fp8']}`, {precision.get('fp8_scaling', 'dynamic')}, fast: {precision['fp8_fast']}"
+        recipe += ", head" * precision.get("fp8_head", False)
         rows.append([
             f"{case_name(case)} ([raw](results:{name}))", recipe, peer_name(case, file), f"{ours['median']:,.0f}",
             f"{peer['median']:,.0f}", *ratio(case), gib(ours.get("peak_bytes")), gib(peer.get("peak_bytes"))])
