@@ -105,7 +105,7 @@ def peer_name(case: dict, file: dict) -> str:
         elif re.search(r"--compile\b(?!-)", command):
             name += ", compiled"
         if recipe := re.search(r"--fp8=(\S+)", command):
-            name += f", torchao {recipe[1]}"
+            name += f", torchao {recipe[1]}" + " with the head" * ("--fp8-head" in command)
     missing = lacks(command, file)
     return f"{name} (lacks {', '.join(missing)})" if missing else name
 

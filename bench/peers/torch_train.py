@@ -26,14 +26,14 @@ from training import (Setup, adamw_arguments, add_options, build_model, leave, r
 STRATEGIES = ("ddp", "fsdp2", "fsdp2-nores", "zero1", "bf16", "amp")
 
 
-def to_float8(model: Model, recipe: str, gathers_float8: bool) -> None:
+def to_float8(model: Model, recipe: str, head: bool, gathers_float8: bool) -> None:
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     config = Float8LinearConfig(enable_fsdp_float8_all_gather=gathers_float8)
     if recipe == "rowwise":
         config = Float8LinearConfig.from_recipe_name(recipe)
     convert_to_float8_training(model, config=config,
-                               module_filter_fn=lambda _, name: "head" not in name)
+                               module_filter_fn=lambda _, name: head or "head" not in name)
 
 
 def checkpoint_blocks(model: Model) -> None:
@@ -92,7 +92,7 @@ def train(setup: Setup) -> None:
     parameters = sum(p.numel() for p in model.parameters())
     sharded = options.strategy.startswith("fsdp2")
     if options.fp8:
-        to_float8(model, options.fp8, gathers_float8=sharded)
+        to_float8(model, options.fp8, options.fp8_head, gathers_float8=sharded)
     if options.ac:
         checkpoint_blocks(model)
     if options.compile:
@@ -130,7 +130,8 @@ def train(setup: Setup) -> None:
         return torch.stack(losses).double().sum()
 
     seconds, losses = run_steps(setup, optimizer.param_groups, train_step)
-    peer = {"peer": "torch", "strategy": options.strategy, "fp8": options.fp8, "ac": options.ac,
+    peer = {"peer": "torch", "strategy": options.strategy, "fp8": options.fp8,
+            "fp8_head": options.fp8_head, "ac": options.ac,
             "sdpa": options.sdpa}
     report(setup, peer, parameters, seconds, losses)
 
@@ -140,6 +141,7 @@ def main() -> None:
     add_options(parser)
     parser.add_argument("--strategy", default="fsdp2", choices=STRATEGIES)
     parser.add_argument("--fp8", default="", choices=["", "tensorwise", "rowwise"])
+    parser.add_argument("--fp8-head", action="store_true", help="with --fp8 the head as well")
     parser.add_argument("--whole", action="store_true",
                         help="compile the model and its loss as one (amp and ddp)")
     parser.add_argument("--ac", action="store_true", help="recompute each block")
