@@ -7,6 +7,7 @@ set -euo pipefail
 cd "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.."
 root=$PWD
 source tools/setup/common.sh
+source tools/setup/packages.sh
 
 build_only=0
 if [[ ${1:-} == --build ]]; then
@@ -27,6 +28,7 @@ rooms_below() {
 
 build() {
   local python torch
+  require_packages sanitizers
   python=$(sed -n 's/^python=//p' build/release/trireme-settings)
   torch=$("$python" -c 'import importlib.util; print(importlib.util.find_spec("torch").submodule_search_locations[0])')
   cmake --preset tsan -DTRIREME_TORCH_DIR="$torch" -DTRIREME_INSTALL=OFF -DONLY_ROOMS="$(rooms_below)" >/dev/null
