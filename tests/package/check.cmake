@@ -9,9 +9,14 @@ function(run)
   execute_process(COMMAND ${ARGV} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
 
+# Not optimised, which takes two thirds of the time.
+function(configure source build)
+  run(${CMAKE_COMMAND} -S "${source}" -B "${build}" -G Ninja "-DCMAKE_PREFIX_PATH=${moved}" -DCMAKE_BUILD_TYPE=None
+      -DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF ${ARGN})
+endfunction()
+
 function(build_consumer name)
-  run(${CMAKE_COMMAND} -S "${CMAKE_CURRENT_LIST_DIR}" -B "${WORK}/${name}" -G Ninja "-DCMAKE_PREFIX_PATH=${moved}"
-      -DCMAKE_BUILD_TYPE=Release -DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF ${ARGN})
+  configure("${CMAKE_CURRENT_LIST_DIR}" "${WORK}/${name}" ${ARGN})
   run(${CMAKE_COMMAND} --build "${WORK}/${name}")
   run("${WORK}/${name}/plan_only")
 endfunction()
@@ -42,9 +47,7 @@ if(TORCH_ROOT)
   build_consumer(full "-DTRIREME_TORCH_DIR=${TORCH_ROOT}")
   run("${WORK}/full/full" "${WORK}/tensors.safetensors")
   foreach(example own_module pipeline your_module)
-    run(${CMAKE_COMMAND} -S "${CMAKE_CURRENT_LIST_DIR}/../../examples/${example}" -B "${WORK}/${example}" -G Ninja
-        "-DCMAKE_PREFIX_PATH=${moved}" -DCMAKE_BUILD_TYPE=Release -DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF
-        "-DTRIREME_TORCH_DIR=${TORCH_ROOT}")
+    configure("${CMAKE_CURRENT_LIST_DIR}/../../examples/${example}" "${WORK}/${example}" "-DTRIREME_TORCH_DIR=${TORCH_ROOT}")
     run(${CMAKE_COMMAND} --build "${WORK}/${example}")
   endforeach()
   foreach(ranks 1 2 3)

@@ -158,6 +158,17 @@ TEST(RankBytes, AddUpToThePeakAndNeverOverflow) {
   EXPECT_EQ(beyond.peak(), most);
 }
 
+TEST(SavedCopy, IsNoneWhereTheStateItselfIsWritten) {
+  Config config;
+  config.model = complete(config.model, config.data.seq_len);
+  config.checkpoint.every = 1;
+  config.checkpoint.async = false;
+  EXPECT_EQ(rank_bytes(config, 2, Device::kCpu).saved_copy, 0);
+  EXPECT_GT(rank_bytes(config, 2, Device::kCuda).saved_copy, 0) << "a GPU's memory is not written from";
+  config.optim.state = OptimState::kInt8;
+  EXPECT_GT(rank_bytes(config, 2, Device::kCpu).saved_copy, 0) << "moments are written in fp32";
+}
+
 /// Each rank copies its share of the fp32 parameters and of two moments, whatever the policy.
 TEST(SavedCopy, IsAShareOfTheWholeState) {
   Config config;

@@ -605,6 +605,22 @@ TEST_F(Resume, TheCopyOfASaveIsAsLargeAsPredicted) {
   }
 }
 
+TEST_F(Resume, ASaveThatTrainingWaitsForNeedsNoCopy) {
+  config_.train.steps = 2;
+  config_.checkpoint.every = 2;
+  std::vector<std::string> saved;
+  for (const bool async : {true, false}) {
+    config_.checkpoint.async = async;
+    std::filesystem::remove_all(checkpoints());
+    const RunCost cost = run(2, false).summary.cost;
+    EXPECT_EQ(cost.measured_copy_bytes > 0, async);
+    EXPECT_EQ(cost.predicted_copy_bytes > 0, async);
+    for (const char* shard : {"/shard-00000.safetensors", "/shard-00001.safetensors"})
+      saved.push_back(read_file(checkpoints() + "/step-00000002" + shard));
+  }
+  EXPECT_TRUE(saved[0] == saved[2] && saved[1] == saved[3]) << "the same bytes";
+}
+
 TEST_F(Resume, NothingIsWrittenUnlessItIsAskedFor) {
   config_.checkpoint.every = 0;
   EXPECT_EQ(run(2, false).summary.checkpoints, 0);

@@ -224,7 +224,7 @@ RankBytes rank_bytes(const Config& config, const ModelFacts& facts, const BatchP
                   .logits = logits,
                   .baseline = process_baseline(device)};
   const MeshShape mesh = MeshShape::fit(config.parallel, batch.dp_size * config.parallel.pp);
-  bytes.saved_copy = saved_copy_bytes(config, facts, mesh, pp_rank);
+  if (!saves_in_place(config, device)) bytes.saved_copy = saved_copy_bytes(config, facts, mesh, pp_rank);
   if (device == Device::kCuda) bytes.pinned_copy = pinned_bytes(bytes.saved_copy);
   if (config.parallel.pp == 1) return bytes;
   bytes.activations = most_of(Role::kActivations, program);

@@ -76,6 +76,10 @@ bool keeps_residual(CommHook hook) {
   return hook == CommHook::kInt8 || hook == CommHook::kTopK || hook == CommHook::kPowerSgd;
 }
 
+bool saves_in_place(const Config& config, Device device) {
+  return device == Device::kCpu && !config.checkpoint.async && config.optim.state == OptimState::kFp32;
+}
+
 int64_t saved_copy_bytes(const Config& config, const ModelFacts& facts, const MeshShape& mesh,
                          int64_t pp_rank) {
   if (config.checkpoint.every == 0) return 0;

@@ -20,6 +20,10 @@ constexpr int64_t saved_piece_bytes(int64_t bytes) {
 /// Whether `hook` keeps what it could not send for later steps.
 bool keeps_residual(CommHook hook);
 
+/// Whether saves are written from the state itself, without a copy: training waits for them, and the state is
+/// in the host's memory as it is saved.
+bool saves_in_place(const Config& config, Device device);
+
 /// Bytes of the copy of the data-parallel rank that copies most, in a pipeline of those with `pp_rank`:
 /// parameters in fp32, the optimizer's state and its number of updates, shared by the ranks that hold the
 /// same, and what a hook of this rank may owe; without PowerSGD's factors and other buffers. 0 where

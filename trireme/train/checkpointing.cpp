@@ -232,7 +232,12 @@ precision::LossScaler::State scaler_state(const Json& json, const std::string& p
 }  // namespace
 
 Checkpointing::Checkpointing(const TrainOptions& options, Parts& parts, precision::LossScaler& scaler)
-    : options_(options), config_(parts.config), parts_(parts), scaler_(scaler) {
+    : options_(options),
+      config_(parts.config),
+      parts_(parts),
+      scaler_(scaler),
+      in_place_(
+          plan::saves_in_place(parts.config, parts.on_gpu() ? plan::Device::kCuda : plan::Device::kCpu)) {
   agree_on_folder();
 }
 
@@ -394,7 +399,7 @@ std::string Checkpointing::run_state(const StepRecord& record) const {
       .dump();
 }
 
-/// Copies this rank's pieces, in which training goes on to write.
+/// What this rank is to write, and the pieces as they are now.
 checkpoint::ShardSpec Checkpointing::snapshot(int64_t step) {
   const at::NoGradGuard no_grad;
   checkpoint::ShardSpec spec{.rank = parts_.world->rank(),
@@ -404,23 +409,36 @@ checkpoint::ShardSpec Checkpointing::snapshot(int64_t step) {
                              .metadata = metadata_of(*parts_.model),
                              .state = random_state(parts_)};
   if (parts_.on_gpu()) kernels::synchronize_gpu();  // updates run on streams of their own
-  offsets_.clear();
-  int64_t bytes = 0;
-  visit_pieces(*parts_.model, [&](const MyPiece& piece) {
-    offsets_.push_back(bytes);
-    spec.pieces.push_back(piece.spec);
-    bytes += plan::saved_piece_bytes(static_cast<int64_t>(piece.values.nbytes()));
-  });
-  if (!copy_.defined() || copy_.numel() < bytes)
+  pieces_.clear();
+  if (in_place_) {
+    visit_pieces(*parts_.model, [&](const MyPiece& piece) {
+      spec.pieces.push_back(piece.spec);
+      pieces_.push_back(piece.values.contiguous());
+    });
+    return spec;
+  }
+  // The first time only counts: what is kept in fewer bits is decoded by a visit.
+  for (int64_t bytes = copy_pieces(spec); bytes > copy_bytes(); bytes = copy_pieces(spec))
     copy_ = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(parts_.on_gpu()));
-  auto offset = offsets_.begin();
-  visit_pieces(*parts_.model, [&](const MyPiece& piece) {
-    copy_.narrow(0, *offset++, static_cast<int64_t>(piece.values.nbytes()))
-        .view(piece.values.scalar_type())
-        .copy_(piece.values, /*non_blocking=*/true);
-  });
   if (parts_.on_gpu()) kernels::synchronize_gpu();
   return spec;
+}
+
+/// Copies the pieces that there is memory for. Returns the bytes of all.
+int64_t Checkpointing::copy_pieces(checkpoint::ShardSpec& spec) {
+  spec.pieces.clear();
+  pieces_.clear();
+  int64_t offset = 0;
+  visit_pieces(*parts_.model, [&](const MyPiece& piece) {
+    const auto size = static_cast<int64_t>(piece.values.nbytes());
+    if (offset + size <= copy_bytes()) {
+      pieces_.push_back(copy_.narrow(0, offset, size).view(piece.values.scalar_type()));
+      pieces_.back().copy_(piece.values, /*non_blocking=*/true);
+    }
+    spec.pieces.push_back(piece.spec);
+    offset += plan::saved_piece_bytes(size);
+  });
+  return offset;
 }
 
 /// The thread: nothing here communicates but through the folder.
@@ -428,9 +446,8 @@ void Checkpointing::write(const checkpoint::ShardSpec& spec, const std::string& 
                           const std::string& state) {
   try {
     const checkpoint::Folder folder(folder_ + "/" + temporary);
-    const auto* bytes = static_cast<const char*>(copy_.const_data_ptr());
     try {
-      checkpoint::write_shard(folder, spec, [&](size_t piece) { return bytes + offsets_[piece]; });
+      checkpoint::write_shard(folder, spec, [&](size_t piece) { return pieces_[piece].const_data_ptr(); });
     } catch (const std::exception& error) {
       checkpoint::report_failure(folder, spec.rank, error.what());
       throw;
@@ -463,6 +480,7 @@ void Checkpointing::prune() {
 
 void Checkpointing::join() {
   if (writer_.joinable()) writer_.join();
+  pieces_.clear();
 }
 
 /// Compares how the last save ended; false while some rank still writes.

@@ -1,6 +1,7 @@
 #pragma once
 // A training run's checkpoints: each rank copies its part of the state between two steps, and a thread writes
-// the copy while training goes on. Resuming reads the same names, whatever ranks and policy wrote them.
+// the copy while training goes on, or writes the state itself while training waits (plan/saved_copy.h).
+// Resuming reads the same names, whatever ranks and policy wrote them.
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
@@ -55,7 +56,7 @@ class Checkpointing {
   /// What was saved is on the disk when this returns, or known not to be. Collective.
   void finish();
 
-  /// Of host memory that this rank's copy of what it saves takes; 0: nothing was saved.
+  /// Of host memory that this rank's copy of what it saves takes; 0: there is none.
   int64_t copy_bytes() const { return copy_.defined() ? copy_.numel() : 0; }
   int64_t written() const { return written_; }  ///< rank 0 knows
   int64_t late() const { return late_; }
@@ -74,6 +75,7 @@ class Checkpointing {
   bool settle();
   bool begin_folder(const std::string& temporary);
   checkpoint::ShardSpec snapshot(int64_t step);
+  int64_t copy_pieces(checkpoint::ShardSpec& spec);
   std::string run_state(const StepRecord& record) const;
   void write(const checkpoint::ShardSpec& spec, const std::string& temporary, const std::string& state);
   void prune();
@@ -90,9 +92,10 @@ class Checkpointing {
   int64_t generation_ = 0;
   int64_t attempt_ = 0;
 
-  at::Tensor copy_;               ///< bytes of this rank's pieces, pinned for GPUs
-  std::vector<int64_t> offsets_;  ///< of the pieces in it
-  std::string temporary_;         ///< folder of the save under way, or of the last
+  const bool in_place_;             ///< pieces are written as they are
+  std::vector<at::Tensor> pieces_;  ///< of the save under way: this rank's, in the state or in the copy
+  at::Tensor copy_;                 ///< bytes of the pieces, pinned for GPUs
+  std::string temporary_;           ///< folder of the save under way, or of the last
   std::thread writer_;
   std::atomic<bool> writing_{false}, given_up_{false};
   std::string error_;       ///< of the last save, from its thread; empty: none
