@@ -35,6 +35,10 @@ target_link_libraries(trireme_plan PUBLIC Trireme::fmt nlohmann_json::nlohmann_j
                       PRIVATE yaml-cpp $<BUILD_INTERFACE:trireme_dev>)
 set_target_properties(trireme_plan PROPERTIES EXPORT_NAME plan)
 trireme_in_batches(trireme_plan)
+if(TRIREME_SANITIZE)
+  # Its tests go over thousands of layouts and schedules, which takes longer than to optimise a little.
+  target_compile_options(trireme_plan PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-O1>)
+endif()
 
 if(TRIREME_TORCH)
   add_library(trireme STATIC)
