@@ -69,6 +69,7 @@ class OutputFile {
   Descriptor file_;
   std::string path_;
   int64_t size_ = 0;
+  int64_t begun_ = 0;  ///< bytes whose way to the disk has begun
 };
 
 /// Whether a file may have this name: 1 to 128 of [A-Za-z0-9._-], no dot first.
