@@ -20,7 +20,8 @@ inline float exp_approx(float x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  const auto exponent = static_cast<uint32_t>(static_cast<int32_t>(k) + 127) << 23;
+  const float whole = k == k ? k : 0.0f;  // NaN is no integer; p has it
+  const auto exponent = static_cast<uint32_t>(static_cast<int32_t>(whole) + 127) << 23;
   return p * std::bit_cast<float>(exponent);
 }
 
