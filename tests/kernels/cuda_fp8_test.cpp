@@ -55,6 +55,43 @@ TEST_F(CudaFp8, CastsHaveTheBitsOfTheCpu) {
   }
 }
 
+TEST_F(CudaFp8, PartsOfWeightsHaveTheBitsOfTheCpuAndOfCastsOfTheWholeMatrix) {
+  for (const int64_t rows : {16, 144, 4096}) {
+    const at::Tensor x = test::wide_values(rows, 272, 9).to(at::kFloat) * 1.003f, on_gpu = x.cuda();
+    const at::Tensor bf16 = on_gpu.to(at::kBFloat16);
+    const Fp8Matrix whole = fp8_cast(bf16, fp8_amax(bf16, Fp8Scaling::kTensor), {}).plain;
+    at::Tensor amax = at::zeros({1}, on_gpu.options()), cpu_amax = at::zeros({1});
+    const std::vector<int64_t> ends = {0, 8, rows * 96, rows * 272};
+    const auto part = [](const at::Tensor& all, int64_t from, int64_t to) {
+      return all.view({-1}).narrow(0, from, to - from);
+    };
+    for (size_t i = 1; i < ends.size(); ++i) {
+      raise_fp8_amax(amax, part(on_gpu, ends[i - 1], ends[i]));
+      raise_fp8_amax(cpu_amax, part(x, ends[i - 1], ends[i]));
+    }
+    EXPECT_TRUE(at::equal(amax.cpu(), cpu_amax)) << rows;
+    EXPECT_TRUE(at::equal(fp8_scale(amax), whole.scale)) << rows;
+    EXPECT_TRUE(at::equal(fp8_scale(amax).cpu(), fp8_scale(cpu_amax))) << rows;
+    for (const bool sees : {false, true}) {
+      const at::Tensor seen = sees ? at::zeros({1}, on_gpu.options()) : at::Tensor();
+      const at::Tensor cpu_seen = sees ? at::zeros({1}) : at::Tensor();
+      for (size_t i = 1; i < ends.size(); ++i) {
+        const auto bytes = at::TensorOptions().dtype(at::kByte);
+        at::Tensor got = at::empty({ends[i] - ends[i - 1]}, bytes.device(at::kCUDA)),
+                   wanted = at::empty({ends[i] - ends[i - 1]}, bytes);
+        fp8_cast_part(got, part(on_gpu, ends[i - 1], ends[i]), amax, seen);
+        fp8_cast_part(wanted, part(x, ends[i - 1], ends[i]), cpu_amax, cpu_seen);
+        EXPECT_TRUE(at::equal(got.cpu(), wanted)) << rows;
+        EXPECT_TRUE(at::equal(got, part(whole.values.view(at::kByte), ends[i - 1], ends[i]))) << rows;
+      }
+      if (sees) {
+        EXPECT_TRUE(at::equal(seen.cpu(), cpu_seen) && at::equal(seen, amax)) << rows;
+      }
+    }
+    expect_same(fp8_transposed(whole), fp8_cast(bf16, amax, {}, Fp8Copy::kTransposed).transposed, "turned");
+  }
+}
+
 TEST_F(CudaFp8, CastsByAnotherMagnitudeHaveTheBitsOfTheCpuAndSeeWhatItSees) {
   for (const Fp8Format format : {Fp8Format::kE4m3, Fp8Format::kE5m2}) {
     for (const auto& [rows, columns] : {std::pair(640, 384), std::pair(16, 16), std::pair(144, 272)}) {

@@ -1,7 +1,10 @@
 // Training in FP8, emulated on CPUs: every policy learns the same weights, pipelines what the model in one
 // piece learns, and a device or a shape without FP8 ends the run or is trained on in bf16, as the config
 // says.
+#include <functional>
 #include <set>
+#include <utility>
+#include <vector>
 
 #include "tests/support/refusal.h"
 #include "tests/train/trainer_fixture.h"
@@ -84,6 +87,42 @@ TEST_F(Fp8Run, DelayedScalesAreTheSameUnderEveryPolicyAndOnEveryStage) {
     digest(plan::Fp8::kTensorwise, 2);
     for (size_t step = 0; step < whole.size(); ++step)
       EXPECT_EQ(recorder_.steps[step].loss, whole[step].loss) << plan::name(scales) << " " << step;
+  }
+}
+
+TEST_F(Fp8Run, MatricesGatheredInFp8GiveTheSameWeightsForFewerBytes) {
+  using Change = std::function<void()>;
+  const std::vector<std::pair<const char*, Change>> kinds = {
+      {"fsdp", [] {}},
+      {"kept after forward",
+       [this] {
+         config_.parallel.reshard_after_forward = {plan::ReshardAfterForward::Kind::kOver, 2};
+       }},
+      {"hybrid", [this] { config_.parallel.dp_replicate = 2; }},
+      {"a reduction each", [this] { config_.parallel.reduce_when = plan::ReduceWhen::kEveryMicroBatch; }},
+      {"gpt2", [this] { config_.model.family = plan::ModelFamily::kGpt2; }},
+      {"a block in bf16", [this] { fp8().skip.blocks = {1}; }}};
+  config_.train.micro_batch = 2;
+  config_.train.val_every = 0;
+  const plan::Config given = config_;
+  for (const plan::Fp8Scales scales : plan::all_values<plan::Fp8Scales>()) {
+    for (const auto& [what, change] : kinds) {
+      config_ = given;
+      fp8().scales = scales;
+      change();
+      std::set<std::string> digests;
+      std::vector<RunCost> costs;
+      for (const bool gather : {true, false}) {
+        fp8().gather = gather;
+        digests.insert(digest(plan::Fp8::kTensorwise, 4));
+        costs.push_back(recorder_.summary.cost);
+        EXPECT_EQ(costs.back().measured_wire_bytes, costs.back().predicted_wire_bytes) << what << gather;
+        EXPECT_EQ(costs.back().measured.parameters, costs.back().predicted.parameters) << what << gather;
+      }
+      EXPECT_EQ(digests.size(), 1u) << what << " " << plan::name(scales);
+      EXPECT_LT(costs[0].measured_wire_bytes, costs[1].measured_wire_bytes) << what;
+      EXPECT_LT(costs[0].measured.parameters, costs[1].measured.parameters) << what;
+    }
   }
 }
 

@@ -177,6 +177,13 @@ int fp8_cast(const Fp8CastCall& call, void* stream);
 /// out (columns, rows) = x (rows, columns)^T, bytes.
 int fp8_transpose(void* out, const void* x, int64_t rows, int64_t columns, void* stream);
 
+// Parts of weights in FP8 (fp8_weights.cu), as in fp8.h: x (count) fp32 counts as rounded to bf16.
+
+/// out = the larger of what it holds and the largest magnitude; NaN where there is one.
+int fp8_amax_part(float* out, const float* x, int64_t count, void* stream);
+/// bytes (count) of e4m3. seen nullptr: amax is of all that shares the scale.
+int fp8_cast_part(void* bytes, const float* x, const float* amax, float* seen, int64_t count, void* stream);
+
 // Random numbers (normal.cu), as in normal.h.
 
 int fill_normal(float* out, int64_t count, uint64_t key, int64_t first, double deviation, void* stream);

@@ -129,6 +129,14 @@ void check_source(const Fp8Source& source, const Fp8Cast& cast, const at::Tensor
       "[kernels.fp8] SwiGLU is cast on the way with scales of blocks of rows, or of earlier values");
 }
 
+void check_part(const at::Tensor& x) {
+  constexpr int64_t kMultiple = 8;
+  TRIREME_CHECK(
+      x.scalar_type() == at::kFloat && x.is_contiguous() && x.numel() % kMultiple == 0,
+      "[kernels.fp8] {} elements {}: a part of weights is contiguous fp32, a multiple of {} of them",
+      x.numel(), c10::toString(x.scalar_type()), kMultiple);
+}
+
 /// In fp32 and in the order in which the GPU's kernel computes.
 Fp8Matrix cast_on_cpu(const at::Tensor& x, const at::Tensor& amax, const Fp8Cast& cast) {
   const Fp8Span span = span_of(cast);
@@ -258,6 +266,47 @@ Fp8Copies fp8_cast(const Fp8Source& source, const at::Tensor& amax, const Fp8Cas
   return copies;
 }
 
+void raise_fp8_amax(at::Tensor& amax, const at::Tensor& x) {
+  check_part(x);
+  if (!x.is_cuda()) return raise(amax, amax_of_spans(x.to(at::kBFloat16).to(at::kFloat), Fp8Span::kTensor));
+  launched_fp8(cuda::fp8_amax_part(amax.mutable_data_ptr<float>(), x.const_data_ptr<float>(), x.numel(),
+                                   current_stream()),
+               "fp8_amax");
+}
+
+void fp8_cast_part(at::Tensor& bytes, const at::Tensor& x, const at::Tensor& amax, const at::Tensor& seen) {
+  check_part(x);
+  TRIREME_CHECK(bytes.numel() == x.numel() && bytes.is_contiguous() && bytes.scalar_type() == at::kByte,
+                "[kernels.fp8] {} elements into {} bytes", x.numel(), bytes.numel());
+  if (x.is_cuda()) {
+    float* const to_raise = seen.defined() ? seen.mutable_data_ptr<float>() : nullptr;
+    launched_fp8(cuda::fp8_cast_part(bytes.mutable_data_ptr(), x.const_data_ptr<float>(),
+                                     amax.const_data_ptr<float>(), to_raise, x.numel(), current_stream()),
+                 "fp8_cast");
+    return;
+  }
+  const at::Tensor values = x.to(at::kBFloat16);
+  if (seen.defined()) raise(seen, amax_of_spans(values.to(at::kFloat), Fp8Span::kTensor));
+  bytes.copy_(cast_on_cpu(values.unsqueeze(0), amax, {}).values.view(at::kByte).view({-1}));
+}
+
+at::Tensor fp8_scale(const at::Tensor& amax) {
+  const at::Tensor counted = at::where(amax < kSmallestAmax, kSmallestAmax, amax).to(at::kFloat);
+  return counted / at::full_like(counted, largest(Fp8Format::kE4m3));
+}
+
+Fp8Matrix fp8_transposed(const Fp8Matrix& matrix) {
+  const at::Tensor& values = matrix.values;
+  TRIREME_CHECK(matrix.span == Fp8Span::kTensor, "[kernels.fp8] only a matrix of one scale is transposed");
+  if (!values.is_cuda())
+    return {values.view(at::kByte).t().contiguous().view(values.scalar_type()), matrix.scale};
+  Fp8Matrix turned{at::empty({values.size(1), values.size(0)}, values.options()), matrix.scale};
+  launched_fp8(cuda::fp8_transpose(turned.values.mutable_data_ptr(), values.const_data_ptr(), values.size(0),
+                                   values.size(1), current_stream()),
+               "fp8_transpose");
+  return turned;
+}
+
 Fp8Copies fp8_cross_entropy(at::Tensor& loss, at::Tensor& scores, int64_t classes, const at::Tensor& targets,
                             double scale) {
   constexpr Fp8Cast kCast{.scaling = Fp8Scaling::kTensor, .format = Fp8Format::kE5m2};
@@ -270,16 +319,14 @@ Fp8Copies fp8_cross_entropy(at::Tensor& loss, at::Tensor& scores, int64_t classe
     return fp8_cast(scores, amax, kCast);
   }
   const int64_t rows = scores.size(0), columns = scores.size(1);
-  Fp8Copies copies{.plain = empty_matrix(scores, rows, columns, kCast),
-                   .transposed = empty_matrix(scores, columns, rows, kCast)};
-  copies.plain.scale = copies.transposed.scale = amax / largest(kCast.format);
+  Fp8Copies copies;
+  copies.plain = empty_matrix(scores, rows, columns, kCast);
+  copies.plain.scale = amax / largest(kCast.format);
   launched_fp8(cuda::cross_entropy_fp8(loss.mutable_data_ptr<float>(), copies.plain.values.mutable_data_ptr(),
                                        scores.const_data_ptr(), targets.const_data_ptr<int64_t>(), rows,
                                        classes, columns, current_stream()),
                "fp8_cross_entropy");
-  launched_fp8(cuda::fp8_transpose(copies.transposed.values.mutable_data_ptr(),
-                                   copies.plain.values.const_data_ptr(), rows, columns, current_stream()),
-               "fp8_cross_entropy");
+  copies.transposed = fp8_transposed(copies.plain);
   return copies;
 }
 

@@ -1,12 +1,11 @@
 // Casts from bf16 to FP8, plain and transposed in one pass.
-#include <cuda_fp8.h>
-
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
 #include "trireme/kernels/activation.cuh"
 #include "trireme/kernels/amax.cuh"
+#include "trireme/kernels/fp8_bytes.cuh"
 
 namespace trireme::kernels::cuda {
 namespace {
@@ -19,11 +18,6 @@ constexpr int kGroups = kSide / kGroup;         ///< such words in a tile's colu
 constexpr int kTurns = kGroups / (2 * kWarps);  ///< groups that a thread takes
 constexpr int kHalf = 16;                       ///< lanes that have a row of the tile together
 
-/// Of two magnitudes as bits: NaN is above all.
-__device__ unsigned larger(unsigned a, unsigned b) {
-  return a > b ? a : b;
-}
-
 /// The two bf16 of a word without their signs.
 __device__ unsigned magnitudes(unsigned word) {
   return word & 0x7fff7fffu;
@@ -35,10 +29,6 @@ __device__ unsigned low(unsigned word) {
 }
 __device__ unsigned high(unsigned word) {
   return word & 0xffff0000u;
-}
-
-__device__ float counted(float amax) {
-  return amax < kSmallestAmax ? kSmallestAmax : amax;
 }
 
 /// What a thread has of a tile: in each turn kGroup rows of kLanes columns. Lanes 0 to 15 of a warp have one
@@ -260,16 +250,6 @@ __global__ void __launch_bounds__(kThreads)
   } else if (column < columns) {
     raise(of_columns + column, maxima.mine());
   }
-}
-
-template <__nv_fp8_interpretation_t kFormat>
-__device__ unsigned pair_of(float a, float b) {
-  return __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, kFormat);
-}
-
-template <__nv_fp8_interpretation_t kFormat>
-__device__ unsigned word_of(float a, float b, float c, float d) {
-  return pair_of<kFormat>(a, b) | pair_of<kFormat>(c, d) << 16;
 }
 
 /// What the values of a tile are multiplied by: those of a row for the plain copy, those of a column for the

@@ -76,6 +76,20 @@ class Fp8Source {
 Fp8Copies fp8_cast(const Fp8Source& source, const at::Tensor& amax, const Fp8Cast& cast,
                    Fp8Copy wanted = Fp8Copy::kBoth, const at::Tensor& seen = {});
 
+// Weights of which a rank keeps a part, fp32: a range (n) of a matrix that has one scale, n a multiple of 8.
+// They become the bytes that fp8_cast() makes of the whole matrix in bf16.
+
+/// amax (1) fp32 is raised to the largest magnitude of x rounded to bf16; NaN where there is one.
+void raise_fp8_amax(at::Tensor& amax, const at::Tensor& x);
+/// bytes (n) uint8, of e4m3. amax and `seen` as fp8_cast() has them.
+void fp8_cast_part(at::Tensor& bytes, const at::Tensor& x, const at::Tensor& amax,
+                   const at::Tensor& seen = {});
+/// The scales of what is cast to e4m3 by `amax`, of its sizes.
+at::Tensor fp8_scale(const at::Tensor& amax);
+
+/// Copied; of matrices with one scale.
+Fp8Matrix fp8_transposed(const Fp8Matrix& matrix);
+
 /// loss (rows) fp32 of bf16 logits in the first `classes` columns of scores (rows, columns), contiguous, and
 /// the gradients `scale` * (softmax - onehot) in e5m2 with one scale, for which `scale` is the largest
 /// magnitude; columns beyond have none. As cross_entropy() of tensor_ops.h otherwise. What scores hold

@@ -113,6 +113,12 @@ int fp8_cast(const Fp8CastCall&, void*) {
 int fp8_transpose(void*, const void*, int64_t, int64_t, void*) {
   absent("fp8_transpose");
 }
+int fp8_amax_part(float*, const float*, int64_t, void*) {
+  absent("fp8_amax_part");
+}
+int fp8_cast_part(void*, const float*, const float*, float*, int64_t, void*) {
+  absent("fp8_cast_part");
+}
 int fill_normal(float*, int64_t, uint64_t, int64_t, double, void*) {
   absent("fill_normal");
 }

@@ -5,13 +5,12 @@
 #include <ATen/core/Tensor.h>
 
 #include "trireme/kernels/fp8.h"
+#include "trireme/plan/block_layer.h"
 
 namespace trireme::nn {
 
-/// The linear layers of a block, in the order in which they are multiplied; neighbours in memory count as
-/// one.
-enum class BlockLayer : int64_t { kQkv, kAttentionOutput, kFeedForwardIn, kFeedForwardOut };
-inline constexpr int64_t kBlockLayers = 4;
+using plan::BlockLayer;
+using plan::kBlockLayers;
 
 /// Delayed scaling of a layer, or of all layers of a block one after another: magnitudes of inputs, of
 /// gradients of outputs and of weights, fp32 of kMagnitudes a layer.

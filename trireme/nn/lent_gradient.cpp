@@ -5,6 +5,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 namespace trireme::nn {
@@ -18,6 +19,7 @@ struct Loan : c10::BackendMeta {
     return {};
   }
   at::Tensor memory;
+  kernels::Fp8Matrix weights;
   std::vector<c10::Stream> writers;
 };
 
@@ -38,7 +40,19 @@ void note_writer(Loan& loan, const at::Tensor& param) {
 }  // namespace
 
 void lend_gradient(const at::Tensor& param, const at::Tensor& memory) {
-  param.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<Loan>(memory));
+  auto loan = c10::make_intrusive<Loan>(memory);
+  loan->weights = lent_fp8(param);
+  param.unsafeGetTensorImpl()->set_backend_meta(std::move(loan));
+}
+
+void lend_fp8(const at::Tensor& first, const kernels::Fp8Matrix& matrix) {
+  if (loan_of(first) == nullptr) lend_gradient(first, {});
+  loan_of(first)->weights = matrix;
+}
+
+kernels::Fp8Matrix lent_fp8(const at::Tensor& first) {
+  const Loan* const loan = loan_of(first);
+  return loan == nullptr ? kernels::Fp8Matrix() : loan->weights;
 }
 
 bool has_lender(const at::Tensor& param) {

@@ -8,6 +8,7 @@
 #include "trireme/kernels/matmul.h"
 #include "trireme/kernels/tensor_ops.h"
 #include "trireme/nn/autograd.h"
+#include "trireme/nn/torch_internals.h"
 
 namespace trireme::nn {
 
@@ -42,8 +43,21 @@ at::Tensor joined(at::TensorList parts) {
   return whole.defined() ? whole : at::cat(parts);
 }
 
+/// Of the weights as one matrix, whose memory may not be there.
+struct WeightSizes {
+  int64_t rows = 0, columns;
+
+  explicit WeightSizes(at::TensorList weights) : columns(weights.front().size(1)) {
+    for (const at::Tensor& weight : weights) rows += weight.size(0);
+  }
+};
+
 bool wants_gradient(const at::Tensor& param) {
   return param.defined() && param.requires_grad();
+}
+
+bool has_memory(const at::Tensor& tensor) {
+  return tensor.storage().nbytes() > 0;
 }
 
 Fp8Cast cast_of(const Fp8Recipe& recipe) {
@@ -54,6 +68,20 @@ Fp8Cast weight_cast(const Fp8Recipe& recipe) {
 }
 Fp8Cast gradient_cast(const Fp8Recipe& recipe) {
   return {.scaling = recipe.scaling, .format = recipe.gradients};
+}
+
+/// The weights as they are kept or `transposed`: lent, or cast here by `amax`, which is filled in if it is
+/// not known.
+Fp8Matrix weights_in_fp8(const LinearParams& params, at::Tensor& amax, bool transposed) {
+  const Fp8Recipe& recipe = *params.fp8;
+  if (const Fp8Matrix lent = lent_fp8(params.weights.front()); lent.defined() && has_memory(lent.values))
+    return transposed ? kernels::fp8_transposed(lent) : lent;
+  const at::Tensor weight = joined(params.weights);
+  if (!amax.defined()) amax = kernels::fp8_amax(weight, recipe.scaling);
+  const Fp8Copies copies =
+      kernels::fp8_cast(weight, amax, weight_cast(recipe),
+                        transposed ? Fp8Copy::kTransposed : Fp8Copy::kPlain, recipe.layer.weight_seen());
+  return transposed ? copies.transposed : copies.plain;
 }
 
 /// left^T @ right, the product of two factors over their rows.
@@ -129,11 +157,11 @@ at::Tensor shaped(const at::Tensor& rows, const at::Tensor& like) {
 
 at::Tensor apply_linear(const LinearParams& params, const Fp8Source& input, const at::Tensor& residual,
                         LinearKept& kept, KeepInput keep) {
-  const at::Tensor weight = joined(params.weights);
-  const int64_t width = weight.size(params.in_out ? 1 : 0);
+  const WeightSizes sizes(params.weights);
+  const int64_t width = params.in_out ? sizes.columns : sizes.rows;
   const at::Tensor addend = with_sizes_of_output(residual, input.rows(), width);
   if (!params.fp8) {
-    const at::Tensor rows = input.computed();
+    const at::Tensor weight = joined(params.weights), rows = input.computed();
     if (keep == KeepInput::kYes) kept.input.rows = rows;
     return kernels::product(rows, params.in_out ? weight : weight.t(), params.bias, addend);
   }
@@ -144,16 +172,12 @@ at::Tensor apply_linear(const LinearParams& params, const Fp8Source& input, cons
     kept.weight_amax = recipe.layer.weight_amax();
   }
   if (!kept.input_amax.defined()) kept.input_amax = kernels::fp8_amax(rows.x(), recipe.scaling);
-  if (!kept.weight_amax.defined()) kept.weight_amax = kernels::fp8_amax(weight, recipe.scaling);
   const Fp8Copies of_input = kernels::fp8_cast(rows, kept.input_amax, cast_of(recipe),
                                                keep == KeepInput::kYes ? Fp8Copy::kBoth : Fp8Copy::kPlain,
                                                recipe.layer.input_seen());
-  const Fp8Copies of_weight =
-      kernels::fp8_cast(weight, kept.weight_amax, weight_cast(recipe),
-                        params.in_out ? Fp8Copy::kTransposed : Fp8Copy::kPlain, recipe.layer.weight_seen());
   kept.input.columns = of_input.transposed;
-  at::Tensor out = at::empty({rows.rows(), width}, weight.options());
-  kernels::fp8_matmul(out, of_input.plain, params.in_out ? of_weight.transposed : of_weight.plain,
+  at::Tensor out = at::empty({rows.rows(), width}, rows.x().options());
+  kernels::fp8_matmul(out, of_input.plain, weights_in_fp8(params, kept.weight_amax, params.in_out),
                       recipe.fast_forward, params.bias, addend);
   return out;
 }
@@ -184,14 +208,15 @@ OutputGradient output_gradient(const LinearParams& params, const Fp8Source& dy, 
 
 at::Tensor input_gradient(const LinearParams& params, const at::Tensor& weight_amax,
                           const OutputGradient& dy) {
-  const at::Tensor weight = joined(params.weights);
-  if (!params.fp8) return kernels::product(dy.rows, params.in_out ? weight.t() : weight);
-  const Fp8Copies copies = kernels::fp8_cast(weight, weight_amax, weight_cast(*params.fp8),
-                                             params.in_out ? Fp8Copy::kPlain : Fp8Copy::kTransposed,
-                                             params.fp8->layer.weight_seen());
-  at::Tensor dx = at::empty({dy.plain.values.size(0), weight.size(params.in_out ? 0 : 1)}, weight.options());
-  kernels::fp8_matmul(dx, dy.plain, params.in_out ? copies.plain : copies.transposed,
-                      params.fp8->fast_backward);
+  if (!params.fp8) {
+    const at::Tensor weight = joined(params.weights);
+    return kernels::product(dy.rows, params.in_out ? weight.t() : weight);
+  }
+  const WeightSizes sizes(params.weights);
+  at::Tensor dx = at::empty({dy.plain.values.size(0), params.in_out ? sizes.rows : sizes.columns},
+                            params.weights.front().options());
+  at::Tensor amax = weight_amax;
+  kernels::fp8_matmul(dx, dy.plain, weights_in_fp8(params, amax, !params.in_out), params.fp8->fast_backward);
   return dx;
 }
 

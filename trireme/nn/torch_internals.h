@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "trireme/kernels/fp8.h"
+
 namespace torch::autograd {
 struct Node;
 }
@@ -39,6 +41,13 @@ bool can_claim_gradient(const at::Tensor& param);
 at::ScalarType gradient_dtype(const at::Tensor& param);
 /// The gradient that `param` has, for the caller to add to on the current stream; undefined: none.
 at::Tensor gradient_to_add_to(const at::Tensor& param);
+
+/// Lends the weights of a linear layer as the FP8 matrix that is multiplied: `first`, and those that follow
+/// it in memory and are multiplied as one with it, (out, in) or (in, out) as they are kept. While the matrix
+/// has memory it is what is multiplied, and their own need not be there. One that is not defined() takes it
+/// back.
+void lend_fp8(const at::Tensor& first, const kernels::Fp8Matrix& matrix);
+kernels::Fp8Matrix lent_fp8(const at::Tensor& first);
 
 /// The current stream waits for the streams on which the gradient of `param` was overwritten or added to.
 /// Autograd does not: it knows nothing of what its functions wrote past it.

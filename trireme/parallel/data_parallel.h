@@ -176,10 +176,11 @@ class DataParallel {
   [[nodiscard]] Evaluation evaluate(Keep keep = Keep::kWhole) { return Evaluation(*this, keep); }
 
   /// Keeps all units unsharded while it lives: for many forward passes in a row without gradients, or where
-  /// ranks run passes in different orders. May nest.
+  /// ranks run passes in different orders. May nest. Parameters are as `form` says: whoever does not read
+  /// their memory past the module leaves matrices in FP8 that the module multiplies so.
   class Held {
    public:
-    explicit Held(DataParallel& engine);
+    explicit Held(DataParallel& engine, Whole form = Whole::kReadable);
     ~Held();
     Held(const Held&) = delete;
     Held& operator=(const Held&) = delete;

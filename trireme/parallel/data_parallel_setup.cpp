@@ -45,9 +45,12 @@ DataParallel::DataParallel(torch::nn::Module& module, const std::vector<plan::Un
       use_from_(use_from),
       groups_(make_groups()),
       beside_(options.overlap && !options.device.is_cpu()),
-      shared_{SideStream(options.device, beside_), SideStream(options.device, beside_),
-              StoragePool(options.device.is_cpu()), StoragePool(options.device.is_cpu()),
-              symmetric_pool(units)},
+      shared_{SideStream(options.device, beside_),
+              SideStream(options.device, beside_),
+              StoragePool(options.device.is_cpu()),
+              StoragePool(options.device.is_cpu()),
+              symmetric_pool(units),
+              [this] { return module_.is_training() && evaluation_ == nullptr; }},
       units_(make_units(units, initializer)),
       executor_(units_, setting()),
       completion_(units_, [this](size_t unit, size_t param) { gradient_complete(unit, param); }),
@@ -91,7 +94,7 @@ std::optional<StoragePool> DataParallel::symmetric_pool(const std::vector<plan::
   for (size_t unit = 1; take_turns && unit < units.size(); ++unit) {
     if (units[unit].name == plan::kHeadUnit) continue;
     const int64_t ranks = groups_.shard->size() * groups_.replicate->size();
-    const int64_t numel = plan::FlatLayout(units[unit].params, ranks).numel();
+    const int64_t numel = plan::flat_layout(units[unit], ranks).numel();
     largest = std::max(largest, static_cast<size_t>(numel) * c10::elementSize(options_.compute));
   }
   return StoragePool(true, [group = groups_.shard, largest](size_t& bytes) {

@@ -172,10 +172,10 @@ void DataParallel::average_parameters() {
   for (const auto& unit : units_) unit->average_parameters();
 }
 
-DataParallel::Held::Held(DataParallel& engine) : engine_(engine) {
+DataParallel::Held::Held(DataParallel& engine, Whole form) : engine_(engine) {
   engine_.notice_update();
   engine_.take_writes();
-  for (const auto& unit : engine_.units_) unit->unshard();
+  for (const auto& unit : engine_.units_) unit->unshard(form);
   engine_.executor_.hold(+1);
 }
 

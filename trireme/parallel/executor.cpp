@@ -22,7 +22,10 @@ Executor::Executor(const Units& units, const plan::EngineSetting& setting)
 void Executor::write_programs() {
   std::vector<plan::ProgramUnit> units;
   for (const auto& unit : units_)
-    units.push_back({.name = unit->name(), .numel = unit->layout().numel(), .trainable = unit->trainable()});
+    units.push_back({.name = unit->name(),
+                     .numel = unit->layout().numel(),
+                     .trainable = unit->trainable(),
+                     .fp8 = unit->fp8()});
   if (!recorded_ && setting_.use_from != UseFrom::kOperators) {
     const plan::UseOrder declared = declared_order(units, setting_.use_from);
     order_.forward = declared.forward;

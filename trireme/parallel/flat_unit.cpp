@@ -11,16 +11,6 @@
 #include "trireme/parallel/recording.h"
 
 namespace trireme::parallel {
-namespace {
-
-at::Tensor without_storage(int64_t count, const at::TensorOptions& options) {
-  at::Tensor flat = at::empty({0}, options);
-  flat.unsafeGetTensorImpl()->set_sizes_contiguous({count});
-  return flat;
-}
-
-}  // namespace
-
 FlatUnit::FlatUnit(const plan::UnitSpec& spec, std::vector<std::pair<std::string, at::Tensor>> params,
                    const Options& options, const plan::EngineSetting& setting, UnitGroups groups,
                    Shared& shared, const Initializer& initializer)
@@ -29,11 +19,14 @@ FlatUnit::FlatUnit(const plan::UnitSpec& spec, std::vector<std::pair<std::string
       options_(options),
       groups_(std::move(groups)),
       shared_(shared),
-      layout_(spec.params, groups_.shard->size() * groups_.replicate->size()),
-      buffers_(layout_.numel(), setting),
+      layout_(plan::flat_layout(spec, groups_.shard->size() * groups_.replicate->size())),
+      fp8_unit_(plan::fp8_unit(spec)),
+      buffers_(layout_.numel(), setting, fp8_unit_),
       alone_(setting.alone()) {
   const at::NoGradGuard no_grad;
   compressor_ = make_compressor(options_.hook, layout_);
+  if (buffers_.in_fp8)
+    fp8_ = std::make_unique<Fp8Weights>(spec, layout_, shard_range(), *groups_.shard, options_);
   allocate_buffers();
   fill_master(initializer);
   if (at::Tensor copy = compute_copy(); copy.defined()) copy.copy_(master_);
@@ -81,7 +74,7 @@ void FlatUnit::allocate_buffers() {
   master_ = buffers_.master_in_parameters ? full_params_.narrow(0, range.begin, range.size())
             : buffers_.master_is_shard    ? symmetric_zeros(range.size(), at::kFloat)
                                           : at::zeros({range.size()}, fp32);
-  if (shards_parameters()) {
+  if (shards_parameters() && !fp8_) {
     compute_shard_ =
         buffers_.master_is_shard ? master_ : symmetric_zeros(shard_range().size(), options_.compute);
   }
@@ -113,10 +106,11 @@ void FlatUnit::adopt() {
     at::Tensor leaf = params_[i].second;
     TRIREME_CHECK(leaf.is_leaf(), "[parallel.flat_unit] parameter {} is not a leaf tensor", params_[i].first);
     wrapped_dtypes_.push_back(leaf.scalar_type());
-    leaf.set_data(view_of(full_params_, i));
+    leaf.set_data(place_of(i));
     leaf.mutable_grad().reset();
     nn::lend_gradient(leaf, {});  // marks whose it is
   }
+  if (fp8_) fp8_->lend(params_);
   note_versions();
 }
 
@@ -124,14 +118,24 @@ bool FlatUnit::trainable() const {
   return std::ranges::any_of(params_, [](const auto& param) { return param.second.requires_grad(); });
 }
 
-void FlatUnit::start_unshard() {
-  if (!shards_parameters() || layout_.numel() == 0 || has_storage(full_params_)) return;
-  nn::allow_access(full_params_);
-  shared_.storage.allocate(full_params_);
-  const auto gather = [this] {
-    comm::Group& group = forward_slice_.defined() ? *groups_.after_forward : *groups_.shard;
+/// What this rank sends where parameters are gathered, not as they were used in forward.
+at::Tensor FlatUnit::kept_shard(bool in_bytes) const {
+  if (in_bytes) return fp8_->shard();
+  return fp8_ ? master_.to(options_.compute) : compute_shard_;
+}
+
+void FlatUnit::start_unshard(Whole form) {
+  if (!shards_parameters() || layout_.numel() == 0 || is_whole(form)) return;
+  const bool bytes = in_bytes(form);
+  at::Tensor whole = bytes ? fp8_->whole() : full_params_;
+  if (!bytes) nn::allow_access(full_params_);
+  shared_.storage.allocate(whole);
+  const auto gather = [&] {
+    const bool has_slice = forward_slice_.defined() && forward_slice_.scalar_type() == whole.scalar_type();
+    comm::Group& group = has_slice ? *groups_.after_forward : *groups_.shard;
     const comm::Subject subject(group, name_);
-    group.all_gather(full_params_, forward_slice_.defined() ? forward_slice_ : compute_shard_);
+    if (fp8_) fp8_->refresh(*groups_.shard, master_);
+    group.all_gather(whole, has_slice ? forward_slice_ : kept_shard(bytes));
   };
   unsharded_ = shared_.unshard.run(gather, updated_);
   unsharding_ = true;
@@ -149,31 +153,37 @@ void FlatUnit::finish_unshard() {
   unsharding_ = false;
 }
 
-void FlatUnit::unshard() {
-  start_unshard();
+void FlatUnit::unshard(Whole form) {
+  start_unshard(form);
   finish_unshard();
   if (buffers_.reduced_comes_and_goes && !reduced_any_)
     shared_.sums.free(reduced_);  // the update that read it is over
 }
 
 void FlatUnit::reshard() {
-  if (!shards_parameters() || !has_storage(full_params_)) return;
+  const bool has_bytes = fp8_ && has_storage(fp8_->whole());
+  if (!shards_parameters() || !(has_bytes || has_storage(full_params_))) return;
   finish_unshard();  // what was gathered in vain must have arrived before its memory goes
   take_writes();
-  shared_.storage.free(full_params_);
-  refuse_use(
-      "are sharded and not gathered on this rank; hold them (parallel::DataParallel::Held) for code that "
-      "reads their memory, and write them with parallel::save_weights(engine, path) in place of torch::save");
+  if (has_bytes) shared_.storage.free(fp8_->whole());
+  if (has_storage(full_params_)) {
+    shared_.storage.free(full_params_);
+    refuse_use(
+        "are sharded and not gathered on this rank; hold them (parallel::DataParallel::Held) for code that "
+        "reads their memory, and write them with parallel::save_weights(engine, path) in place of "
+        "torch::save");
+  }
   forward_slice_.reset();
 }
 
 void FlatUnit::reshard_after_forward() {
   if (!shards_parameters() || options_.policy.reshard_after_forward == 1) return;
-  if (groups_.after_forward && has_storage(full_params_) && !forward_slice_.defined()) {
+  if (groups_.after_forward && is_whole() && !forward_slice_.defined()) {
     unshard();
     const at::NoGradGuard no_grad;
     const int64_t size = layout_.numel() / groups_.after_forward->size();
-    at::Tensor slice = full_params_.narrow(0, groups_.after_forward->rank() * size, size).clone();
+    const at::Tensor& whole = has_storage(full_params_) ? full_params_ : fp8_->whole();
+    at::Tensor slice = whole.narrow(0, groups_.after_forward->rank() * size, size).clone();
     reshard();
     forward_slice_ = slice;
     return;
@@ -198,7 +208,7 @@ void FlatUnit::average_parameters() {
 /// What receives the updated master in the compute dtype; undefined: parameters are computed with as they
 /// are.
 at::Tensor FlatUnit::compute_copy() const {
-  if (fp32_compute()) return {};
+  if (fp32_compute() || fp8_) return {};
   const plan::Range range = optimizer_range();
   return shards_parameters() ? compute_shard_ : full_params_.narrow(0, range.begin, range.size());
 }
@@ -229,6 +239,7 @@ void FlatUnit::publish_update(const SideStream::Event& updated) {
   reduced_any_ = false;
   updated_ = updated;
   update_recorded_ = false;
+  if (fp8_) fp8_->expire();
   if (shards_parameters()) return reshard();
   if (options_.policy.shard_optimizer && groups_.shard->size() > 1) {
     const auto gather = [this] {
@@ -242,11 +253,11 @@ void FlatUnit::publish_update(const SideStream::Event& updated) {
 
 plan::StateBytes FlatUnit::state_bytes() const {
   const auto bytes = [](const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); };
-  const at::Tensor& params = shards_parameters() ? compute_shard_ : full_params_;
-  return {.parameters = bytes(params),
+  const at::Tensor& params = shards_parameters() && !fp8_ ? compute_shard_ : full_params_;
+  return {.parameters = fp8_ ? fp8_->bytes() : bytes(params),
           .gradients = (has_storage(full_grads_) ? bytes(full_grads_) : 0) +
                        (reduced_.is_alias_of(full_grads_) ? 0 : bytes(reduced_)),
-          .optimizer = master_.is_alias_of(params) ? 0 : bytes(master_)};
+          .optimizer = buffers_.master_in_parameters || buffers_.master_is_shard ? 0 : bytes(master_)};
 }
 
 }  // namespace trireme::parallel

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 
 #include "trireme/comm/group.h"
 #include "trireme/optim/optimizer.h"
+#include "trireme/parallel/fp8_weights.h"
 #include "trireme/parallel/options.h"
 #include "trireme/parallel/side_stream.h"
 #include "trireme/parallel/storage.h"
@@ -34,7 +36,16 @@ struct Shared {
   StoragePool storage;
   StoragePool sums;                      ///< for gradients that were reduced
   std::optional<StoragePool> symmetric;  ///< for gradients that the ranks of `shard` read in place
+  /// Whether the module multiplies in FP8 now, where it does at all: evaluation is in the dtype of
+  /// computation.
+  std::function<bool()> in_fp8;
   StoragePool& gradients() { return symmetric ? *symmetric : storage; }
+};
+
+/// In which form the parameters of a unit are whole. Where nothing is gathered in FP8 there is one.
+enum class Whole {
+  kAsUsed,   ///< as the module multiplies now, in FP8 or not
+  kReadable  ///< in the dtype of computation
 };
 
 class FlatUnit {
@@ -54,8 +65,11 @@ class FlatUnit {
   std::vector<HookState> hook_state() const;
   void set_hook_state(const std::vector<HookState>& params);
 
-  /// Whether its parameters are whole here, or about to be.
-  bool is_whole() const { return has_storage(full_params_); }
+  /// Whether its parameters are whole here, or about to be. Layers cast what is readable themselves.
+  bool is_whole(Whole form = Whole::kAsUsed) const {
+    return has_storage(full_params_) || (in_bytes(form) && has_storage(fp8_->whole()));
+  }
+  const std::optional<plan::Fp8Unit>& fp8() const { return fp8_unit_; }
   /// Whether any of its parameters requires a gradient.
   bool trainable() const;
   /// Whether this rank has no others to reduce with: its gradients are used as they are, and no memory moves.
@@ -63,9 +77,9 @@ class FlatUnit {
 
   /// Begins to all-gather the parameters, unless they are whole or about to be. Collective for policies that
   /// shard them.
-  void start_unshard();
+  void start_unshard(Whole form = Whole::kAsUsed);
   /// start_unshard(), and the current stream waits for it.
-  void unshard();
+  void unshard(Whole form = Whole::kAsUsed);
   /// Frees the whole parameters under policies that shard them; after forward as far as the policy says.
   void reshard();
   void reshard_after_forward();
@@ -193,6 +207,11 @@ class FlatUnit {
   at::Tensor shard_of(const at::Tensor& flat) const;
   at::Tensor piece_of_shard(const at::Tensor& shard) const;
   at::Tensor view_of(const at::Tensor& flat, size_t index) const;
+  /// Where parameter `index` has its values as the module sees them, if they have memory.
+  at::Tensor place_of(size_t index) const;
+  bool has_values(size_t index) const { return has_storage(full_params_) || (fp8_ && fp8_->is_whole(index)); }
+  bool in_bytes(Whole form) const { return fp8_ && form == Whole::kAsUsed && shared_.in_fp8(); }
+  at::Tensor kept_shard(bool in_bytes) const;
   at::Tensor compute_copy() const;
   void scale_reduced(const optim::GradScale& factor);
   void allocate_buffers();
@@ -223,15 +242,19 @@ class FlatUnit {
   Shared& shared_;
   plan::FlatLayout
       layout_;  ///< in pieces, one a data-parallel rank; a shard is as many as there are replicas
+  std::optional<plan::Fp8Unit> fp8_unit_;
   plan::UnitBuffers buffers_;
   bool alone_;
+
+  std::unique_ptr<Fp8Weights> fp8_;  ///< nothing: all is gathered in the dtype of computation
 
   at::Tensor full_params_;  ///< (numel) compute dtype; its storage may be freed
   at::Tensor full_grads_;   ///< (numel) compute dtype; its storage may be freed
   at::Tensor whole_sum_;    ///< (numel) fp32: what gradients are added to in a step of several micro-batches,
                             ///< where full_grads_ is bf16 or fp16; undefined: full_grads_
   at::Tensor master_;       ///< optimizer_range(), fp32; may be a part of full_params_
-  at::Tensor compute_shard_;  ///< (shard) what all-gather sends when parameters are sharded; may be master_
+  at::Tensor compute_shard_;  ///< (shard) what all-gather sends when parameters are sharded; may be master_;
+                              ///< undefined with fp8_
   at::Tensor forward_slice_;  ///< what this rank keeps between forward and backward for after_forward;
                               ///< undefined: nothing
   at::Tensor reduced_;        ///< optimizer_range(), fp32; may be a part of full_grads_

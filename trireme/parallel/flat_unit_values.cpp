@@ -20,16 +20,6 @@ bool share_storage(const at::Tensor& a, const at::Tensor& b) {
   return a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl();
 }
 
-/// The part of `flat` that is the parameter. Its storage may be freed, which views made by operators do not
-/// allow.
-at::Tensor place_in(const at::Tensor& flat, const plan::FlatEntry& entry) {
-  at::Tensor place =
-      at::detail::make_tensor<c10::TensorImpl>(c10::Storage(flat.storage()), flat.key_set(), flat.dtype());
-  place.unsafeGetTensorImpl()->set_sizes_contiguous(entry.shape);
-  place.unsafeGetTensorImpl()->set_storage_offset(entry.offset);
-  return place;
-}
-
 /// Elements [part.begin, part.end) of a buffer that begins at element `begin` of the unit.
 at::Tensor slice_of(const at::Tensor& buffer, int64_t begin, const plan::Range& part) {
   return buffer.narrow(0, part.begin - begin, part.size());
@@ -37,11 +27,16 @@ at::Tensor slice_of(const at::Tensor& buffer, int64_t begin, const plan::Range& 
 
 }  // namespace
 
-bool FlatUnit::is_in_place(size_t index) const {
-  const at::Tensor& leaf = params_[index].second;
+at::Tensor FlatUnit::place_of(size_t index) const {
+  if (fp8_ && fp8_->is_whole(index)) return fp8_->whole_parameter(index);
   const plan::FlatEntry& entry = layout_.entries()[index];
-  return share_storage(leaf, full_params_) && leaf.storage_offset() == entry.offset &&
-         leaf.sizes() == at::IntArrayRef(entry.shape) && leaf.is_contiguous();
+  return place_in(full_params_, entry.offset, entry.shape);
+}
+
+bool FlatUnit::is_in_place(size_t index) const {
+  const at::Tensor &leaf = params_[index].second, place = place_of(index);
+  return share_storage(leaf, place) && leaf.storage_offset() == place.storage_offset() &&
+         leaf.sizes() == place.sizes() && leaf.is_contiguous();
 }
 
 std::vector<HookState> FlatUnit::hook_state() const {
@@ -82,12 +77,10 @@ bool FlatUnit::has_writes() const {
 
 void FlatUnit::take_writes() {
   if (!has_writes()) return;
-  if (has_storage(full_params_)) {
-    for (size_t i = 0; i < params_.size(); ++i) {
-      if (!is_in_place(i)) continue;
-      if (written_[i] || versions_[i] != version_of(params_[i].second))
-        take_values(i, params_[i].second, layout_.entries()[i].offset);
-    }
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (!has_values(i) || !is_in_place(i)) continue;
+    if (written_[i] || versions_[i] != version_of(params_[i].second))
+      take_values(i, params_[i].second, layout_.entries()[i].offset);
   }
   note_versions();
 }
@@ -96,7 +89,7 @@ void FlatUnit::take_replaced(size_t index) {
   check_replacement(index);
   at::Tensor leaf = params_[index].second;
   take_values(index, leaf, layout_.entries()[index].offset);
-  leaf.set_data(place_in(full_params_, layout_.entries()[index]));
+  leaf.set_data(place_of(index));
   nn::lend_gradient(leaf, gradients_live_ ? view_of(gradients(), index) : at::Tensor());
   versions_[index] = version_of(leaf);
 }
@@ -130,6 +123,13 @@ void FlatUnit::take_values(size_t index, const at::Tensor& values, int64_t first
     take(full_params_, {0, layout_.numel()});
   if (!share_storage(master_, full_params_)) take(master_, optimizer_range());
   if (compute_shard_.defined() && !compute_shard_.is_same(master_)) take(compute_shard_, shard_range());
+  if (fp8_) {
+    const plan::FlatEntry& entry = layout_.entries()[index];
+    if (fp8_->is_whole(index) && !share_storage(flat, fp8_->whole_parameter(index)))
+      take(fp8_->whole_parameter(index).view({-1}), {entry.offset, entry.end()});
+    fp8_->expire();
+    shared_.storage.free(fp8_->whole());  // bytes of other values
+  }
   versions_[index] = version_of(params_[index].second);
   written_[index] = false;
 }

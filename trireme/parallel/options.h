@@ -8,6 +8,7 @@
 #include <functional>
 #include <string>
 
+#include "trireme/nn/fp8.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/parallel/compression.h"
 #include "trireme/plan/policy.h"
@@ -26,6 +27,9 @@ enum class Average {
   kSum    ///< the sum, each multiplied by its weight
 };
 
+/// Delayed scaling of a linear layer of a block, as the module's own casts have it now.
+using Fp8Scales = std::function<nn::Fp8Layer(int64_t block, plan::BlockLayer layer)>;
+
 /// WrapOptions (wrap.h) as the engine reads them.
 struct Options {
   plan::Policy policy = plan::find_policy(plan::PolicyName::kFsdp);
@@ -40,6 +44,8 @@ struct Options {
   Unused unused = Unused::kError;
   Average average = Average::kMean;
   HookOptions hook = {};
+  /// Of units whose matrices are gathered in FP8 (plan::UnitSpec::fp8_block); none: scales are dynamic.
+  Fp8Scales fp8_scales = {};
   /// The module is its user's: all writes to its parameters are watched for, and at its end the engine gives
   /// them back, which is collective where they are sharded.
   bool users_module = false;

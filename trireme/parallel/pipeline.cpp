@@ -415,7 +415,8 @@ void Pipeline::run_program(const plan::Schedule& schedule, const plan::StageProg
   const PipelineRecorder::Step step(recording());
   try {
     if (schedule_.placement == Placement::kTwoWays) {
-      for (const auto& engine : engines_) held.push_back(std::make_unique<DataParallel::Held>(*engine));
+      for (const auto& engine : engines_)
+        held.push_back(std::make_unique<DataParallel::Held>(*engine, Whole::kAsUsed));
     }
     for (const StageAction& action : program) {
       at = &action;

@@ -1,5 +1,6 @@
 #include "trireme/parallel/storage.h"
 
+#include <ATen/ATen.h>
 #include <c10/core/StorageImpl.h>
 
 #include "trireme/base/error.h"
@@ -24,6 +25,20 @@ void allocate_storage(const at::Tensor& tensor) {
   const size_t bytes = static_cast<size_t>(tensor.numel()) * tensor.element_size();
   storage->set_data_ptr_noswap(storage->allocator()->allocate(bytes));
   storage->set_nbytes(bytes);
+}
+
+at::Tensor without_storage(int64_t count, const at::TensorOptions& options) {
+  at::Tensor flat = at::empty({0}, options);
+  flat.unsafeGetTensorImpl()->set_sizes_contiguous({count});
+  return flat;
+}
+
+at::Tensor place_in(const at::Tensor& flat, int64_t offset, at::IntArrayRef shape) {
+  at::Tensor place =
+      at::detail::make_tensor<c10::TensorImpl>(c10::Storage(flat.storage()), flat.key_set(), flat.dtype());
+  place.unsafeGetTensorImpl()->set_sizes_contiguous(shape);
+  place.unsafeGetTensorImpl()->set_storage_offset(offset);
+  return place;
 }
 
 void StoragePool::free(const at::Tensor& tensor) {

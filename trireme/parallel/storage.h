@@ -18,6 +18,12 @@ void allocate_storage(const at::Tensor& tensor);
 
 bool has_storage(const at::Tensor& tensor);
 
+/// A flat tensor of so many elements that has no memory yet.
+at::Tensor without_storage(int64_t count, const at::TensorOptions& options);
+/// The part of `flat` from element `offset` on, of `shape`. Its storage may be freed, which views made by
+/// operators do not allow.
+at::Tensor place_in(const at::Tensor& flat, int64_t offset, at::IntArrayRef shape);
+
 /// Memory that units take turns with. On a GPU the caching allocator does that well; a CPU's heap would give
 /// freed blocks of megabytes to small tensors and grow for the next unit, so there they are kept here.
 class StoragePool {

@@ -203,6 +203,7 @@ struct Fp8Config {
   Fp8Fast fast = Fp8Fast::kForward;
   Fp8Skip skip = {};
   bool head = false;
+  bool gather = true;  ///< tensorwise: matrices of blocks are gathered as the bytes that are multiplied
   Fp8Fallback fallback = Fp8Fallback::kAbort;
 };
 

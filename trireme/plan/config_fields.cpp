@@ -323,6 +323,9 @@ void add_precision(Table& table, PrecisionConfig& precision) {
                          "fp8, but not blockwise: products summed faster with fewer bits"));
   table.push_back(skip("precision.fp8_skip", fp8.skip, "fp8: blocks that are multiplied in bf16"));
   table.push_back(flag("precision.fp8_head", fp8.head, "fp8: the head as well, with e5m2 gradients"));
+  table.push_back(
+      flag("precision.fp8_gather", fp8.gather,
+           "tensorwise: sharded matrices are gathered and kept in FP8; the same bits, fewer bytes"));
   table.push_back(choice("precision.fp8_fallback", fp8.fallback,
                          "where device or shapes have no FP8: end, go on in bf16, or emulate it (CPU)"));
 }

@@ -11,9 +11,11 @@ extern const ModelFamilyRecord kGpt2Record, kLlamaRecord, kMlpRecord, kResNetRec
 
 /// A matrix that starts normally distributed with deviation sqrt(2 / (5 d_model)), which is 0.02 at width
 /// 1000 (Nguyen and Salazar 2019).
-ParamSpec matrix(const ModelConfig& model, std::string name, std::vector<int64_t> shape);
+ParamSpec matrix(const ModelConfig& model, std::string name, std::vector<int64_t> shape,
+                 std::optional<BlockLayer> layer = {});
 /// One that ends a residual branch: its deviation is divided by sqrt(2 n_layers) (Radford et al. 2019).
-ParamSpec residual_matrix(const ModelConfig& model, std::string name, std::vector<int64_t> shape);
+ParamSpec residual_matrix(const ModelConfig& model, std::string name, std::vector<int64_t> shape,
+                          BlockLayer layer);
 /// A vector of ones, as norms begin.
 ParamSpec ones(std::string name, int64_t size);
 /// A vector of zeros, as biases begin.

@@ -18,7 +18,7 @@ FlatLayout::FlatLayout(const std::vector<ParamSpec>& params, int64_t shards, int
   int64_t offset = 0;
   for (const ParamSpec& param : params) {
     offset = round_up(offset, alignment);
-    entries_.push_back({param.name, param.shape, offset, param.numel(), param.decays});
+    entries_.push_back({param.name, param.shape, offset, param.numel(), param.decays, param.layer});
     offset += param.numel();
     used_ += param.numel();
   }
@@ -30,6 +30,11 @@ const FlatEntry& FlatLayout::entry(const std::string& name) const {
     if (candidate.name == name) return candidate;
   }
   throw LogicError("[plan.flat_layout] no parameter '{}' among {}", name, entries_.size());
+}
+
+FlatLayout flat_layout(const UnitSpec& unit, int64_t shards) {
+  constexpr int64_t kAlignment = FlatLayout::kAlignment;
+  return {unit.params, shards, unit.fp8_block ? 2 * kAlignment : kAlignment};
 }
 
 }  // namespace trireme::plan

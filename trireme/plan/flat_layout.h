@@ -3,6 +3,7 @@
 // follow each other without gaps where alignment allows, so neighbours can be used as one matrix; the tail is
 // padded so that all shards are equal.
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,8 @@ struct FlatEntry {
   std::vector<int64_t> shape;
   int64_t offset = 0;  ///< in elements from the start of the buffer
   int64_t numel = 0;
-  bool decays = false;  ///< as ParamSpec::decays
+  bool decays = false;                   ///< as ParamSpec::decays
+  std::optional<BlockLayer> layer = {};  ///< as ParamSpec::layer
   int64_t end() const { return offset + numel; }
 };
 
@@ -50,5 +52,8 @@ class FlatLayout {
   int64_t shard_numel_ = 0;
   int64_t used_ = 0;  ///< elements that belong to parameters
 };
+
+/// Of a unit; where its matrices may travel in FP8, what starts at 16 bytes of bf16 starts at 16 of FP8, too.
+FlatLayout flat_layout(const UnitSpec& unit, int64_t shards);
 
 }  // namespace trireme::plan

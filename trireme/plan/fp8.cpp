@@ -14,6 +14,10 @@ bool multiplies_in_fp8(const Fp8Config& fp8, int64_t block, int64_t blocks) {
   return std::ranges::find(skip.blocks, block) == skip.blocks.end();
 }
 
+bool gathers_fp8(const Fp8Config& fp8, int64_t block, int64_t blocks) {
+  return fp8.gather && fp8.recipe == Fp8::kTensorwise && multiplies_in_fp8(fp8, block, blocks);
+}
+
 int64_t fp8_multiple(Fp8 recipe) {
   constexpr int64_t kBytes = 16, kBlock = 128;
   return recipe == Fp8::kBlockwise ? kBlock : kBytes;

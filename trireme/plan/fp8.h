@@ -11,6 +11,10 @@ namespace trireme::plan {
 /// Whether the linear layers of block `block` of `blocks` are multiplied in FP8.
 bool multiplies_in_fp8(const Fp8Config& fp8, int64_t block, int64_t blocks);
 
+/// Whether its matrices travel in FP8 where they are gathered: one scale a matrix can be agreed on by ranks
+/// that hold parts of it.
+bool gathers_fp8(const Fp8Config& fp8, int64_t block, int64_t blocks);
+
 /// Sizes of what is multiplied must be multiples of this: 16 bytes, or a block of scales.
 int64_t fp8_multiple(Fp8 recipe);
 

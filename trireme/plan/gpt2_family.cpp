@@ -15,13 +15,17 @@ std::vector<ParamSpec> embeddings(const ModelConfig& model) {
 UnitSpec block(const ModelConfig& model, int64_t layer) {
   const int64_t d = model.d_model, f = model.d_ff;
   const std::string name = fmt::format("transformer.h.{}", layer);
-  return {name,
-          {ones(name + ".ln_1.weight", d), zeros(name + ".ln_1.bias", d),
-           matrix(model, name + ".attn.c_attn.weight", {d, 3 * d}), zeros(name + ".attn.c_attn.bias", 3 * d),
-           residual_matrix(model, name + ".attn.c_proj.weight", {d, d}), zeros(name + ".attn.c_proj.bias", d),
-           ones(name + ".ln_2.weight", d), zeros(name + ".ln_2.bias", d),
-           matrix(model, name + ".mlp.c_fc.weight", {d, f}), zeros(name + ".mlp.c_fc.bias", f),
-           residual_matrix(model, name + ".mlp.c_proj.weight", {f, d}), zeros(name + ".mlp.c_proj.bias", d)}};
+  return {
+      name,
+      {ones(name + ".ln_1.weight", d), zeros(name + ".ln_1.bias", d),
+       matrix(model, name + ".attn.c_attn.weight", {d, 3 * d}, BlockLayer::kQkv),
+       zeros(name + ".attn.c_attn.bias", 3 * d),
+       residual_matrix(model, name + ".attn.c_proj.weight", {d, d}, BlockLayer::kAttentionOutput),
+       zeros(name + ".attn.c_proj.bias", d), ones(name + ".ln_2.weight", d), zeros(name + ".ln_2.bias", d),
+       matrix(model, name + ".mlp.c_fc.weight", {d, f}, BlockLayer::kFeedForwardIn),
+       zeros(name + ".mlp.c_fc.bias", f),
+       residual_matrix(model, name + ".mlp.c_proj.weight", {f, d}, BlockLayer::kFeedForwardOut),
+       zeros(name + ".mlp.c_proj.bias", d)}};
 }
 
 std::vector<ParamSpec> final_norm(const ModelConfig& model) {

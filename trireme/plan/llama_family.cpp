@@ -23,16 +23,16 @@ std::vector<ParamSpec> embeddings(const ModelConfig& model) {
 UnitSpec block(const ModelConfig& model, int64_t layer) {
   const int64_t d = model.d_model, f = model.d_ff, kv = kv_width(model);
   const std::string name = fmt::format("model.layers.{}", layer);
-  return {
-      name,
-      {ones(name + ".input_layernorm.weight", d), matrix(model, name + ".self_attn.q_proj.weight", {d, d}),
-       matrix(model, name + ".self_attn.k_proj.weight", {kv, d}),
-       matrix(model, name + ".self_attn.v_proj.weight", {kv, d}),
-       residual_matrix(model, name + ".self_attn.o_proj.weight", {d, d}),
-       ones(name + ".post_attention_layernorm.weight", d),
-       matrix(model, name + ".mlp.gate_proj.weight", {f, d}),
-       matrix(model, name + ".mlp.up_proj.weight", {f, d}),
-       residual_matrix(model, name + ".mlp.down_proj.weight", {d, f})}};
+  return {name,
+          {ones(name + ".input_layernorm.weight", d),
+           matrix(model, name + ".self_attn.q_proj.weight", {d, d}, BlockLayer::kQkv),
+           matrix(model, name + ".self_attn.k_proj.weight", {kv, d}, BlockLayer::kQkv),
+           matrix(model, name + ".self_attn.v_proj.weight", {kv, d}, BlockLayer::kQkv),
+           residual_matrix(model, name + ".self_attn.o_proj.weight", {d, d}, BlockLayer::kAttentionOutput),
+           ones(name + ".post_attention_layernorm.weight", d),
+           matrix(model, name + ".mlp.gate_proj.weight", {f, d}, BlockLayer::kFeedForwardIn),
+           matrix(model, name + ".mlp.up_proj.weight", {f, d}, BlockLayer::kFeedForwardIn),
+           residual_matrix(model, name + ".mlp.down_proj.weight", {d, f}, BlockLayer::kFeedForwardOut)}};
 }
 
 std::vector<ParamSpec> final_norm(const ModelConfig& model) {

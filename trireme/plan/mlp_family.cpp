@@ -13,9 +13,10 @@ std::vector<ParamSpec> embeddings(const ModelConfig& model) {
 UnitSpec block(const ModelConfig& model, int64_t layer) {
   const int64_t d = model.d_model, f = model.d_ff;
   const std::string name = fmt::format("blocks.{}", layer);
-  return {name,
-          {ones(name + ".norm.weight", d), matrix(model, name + ".up.weight", {f, d}),
-           residual_matrix(model, name + ".down.weight", {d, f})}};
+  return {
+      name,
+      {ones(name + ".norm.weight", d), matrix(model, name + ".up.weight", {f, d}, BlockLayer::kFeedForwardIn),
+       residual_matrix(model, name + ".down.weight", {d, f}, BlockLayer::kFeedForwardOut)}};
 }
 
 std::vector<ParamSpec> final_norm(const ModelConfig& model) {

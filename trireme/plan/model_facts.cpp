@@ -10,10 +10,13 @@
 namespace trireme::plan {
 namespace {
 
-std::vector<UnitSpec> units_of(const ModelConfig& model) {
+std::vector<UnitSpec> units_of(const ModelConfig& model, const Fp8Config& fp8) {
   const ModelFamilyRecord& family = record_of(model.family);
   std::vector<UnitSpec> units{{kRootUnit, family.embeddings(model)}};
-  for (int64_t layer = 0; layer < model.n_layers; ++layer) units.push_back(family.block(model, layer));
+  for (int64_t layer = 0; layer < model.n_layers; ++layer) {
+    units.push_back(family.block(model, layer));
+    if (gathers_fp8(fp8, layer, model.n_layers)) units.back().fp8_block = layer;
+  }
   std::vector<ParamSpec> head = family.final_norm(model);
   if (model.tie_embeddings) {
     units[0].params.insert(units[0].params.end(), head.begin(), head.end());
@@ -90,7 +93,7 @@ ModelFacts describe(const ModelConfig& incomplete, int64_t seq_len, const Precis
             .flops_per_token = vision.flops_per_image,
             .saved_bytes_per_token = vision.saved_bytes_per_image};
   }
-  ModelFacts facts{.units = units_of(model)};
+  ModelFacts facts{.units = units_of(model, precision.fp8)};
   for (const UnitSpec& unit : facts.units) facts.params += unit.numel();
   facts.matmul_params = matmul_params_of(facts.units, model);
   const bool attends = record_of(model.family).attends;

@@ -2,9 +2,11 @@
 // What can be known of a model before any device exists: its parameters with Hugging Face names and shapes,
 // the units that sharding works on, FLOPs and bytes. The built modules must agree with it, which is a test.
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "trireme/plan/block_layer.h"
 #include "trireme/plan/config.h"
 
 namespace trireme::plan {
@@ -19,7 +21,8 @@ struct ParamSpec {
   std::string name;            ///< "transformer.h.0.attn.c_attn.weight"
   std::vector<int64_t> shape;  ///< as stored in Hugging Face checkpoints of the family
   InitialValues initial = {};
-  bool decays = shape.size() >= 2;  ///< weight decay applies; unless said otherwise, to matrices
+  bool decays = shape.size() >= 2;       ///< weight decay applies; unless said otherwise, to matrices
+  std::optional<BlockLayer> layer = {};  ///< of a block, whose weight it is or a part of
   int64_t numel() const;
 };
 
@@ -27,6 +30,8 @@ struct ParamSpec {
 struct UnitSpec {
   std::string name;               ///< kRootUnit, the block's module path, "transformer.h.0", or kHeadUnit
   std::vector<ParamSpec> params;  ///< in flat-buffer order
+  /// The number of a block whose matrices travel in FP8 where they are gathered (Fp8Config::gather).
+  std::optional<int64_t> fp8_block = {};
   int64_t numel() const;
 };
 

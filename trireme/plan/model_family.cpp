@@ -34,13 +34,19 @@ std::vector<ModelFamily> language_families() {
   return families;
 }
 
-ParamSpec matrix(const ModelConfig& model, std::string name, std::vector<int64_t> shape) {
-  return {std::move(name), std::move(shape), {.deviation = deviation_of(model)}};
+ParamSpec matrix(const ModelConfig& model, std::string name, std::vector<int64_t> shape,
+                 std::optional<BlockLayer> layer) {
+  return {.name = std::move(name),
+          .shape = std::move(shape),
+          .initial = {.deviation = deviation_of(model)},
+          .layer = layer};
 }
 
-ParamSpec residual_matrix(const ModelConfig& model, std::string name, std::vector<int64_t> shape) {
-  const double deviation = deviation_of(model) / std::sqrt(2.0 * static_cast<double>(model.n_layers));
-  return {std::move(name), std::move(shape), {.deviation = deviation}};
+ParamSpec residual_matrix(const ModelConfig& model, std::string name, std::vector<int64_t> shape,
+                          BlockLayer layer) {
+  ParamSpec spec = matrix(model, std::move(name), std::move(shape), layer);
+  spec.initial.deviation /= std::sqrt(2.0 * static_cast<double>(model.n_layers));
+  return spec;
 }
 
 ParamSpec ones(std::string name, int64_t size) {

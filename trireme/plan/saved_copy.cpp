@@ -66,7 +66,7 @@ void add_stages(const Config& config, const ModelFacts& facts, const MeshShape& 
     const std::vector<UnitSpec> units =
         stage_units(config.model, facts, units_of_stage(pipeline.split, stage));
     for (const UnitSpec& unit : units)
-      add_unit(FlatLayout(unit.params, mesh.dp_size()), config, sharing, skipped, by_shard);
+      add_unit(flat_layout(unit, mesh.dp_size()), config, sharing, skipped, by_shard);
   }
 }
 
@@ -90,7 +90,7 @@ int64_t saved_copy_bytes(const Config& config, const ModelFacts& facts, const Me
   } else {
     const std::vector<UnitSpec> units = engine_units(config, facts);
     for (const UnitSpec& unit : units)
-      add_unit(FlatLayout(unit.params, mesh.dp_size()), config, sharing, "", by_shard);
+      add_unit(flat_layout(unit, mesh.dp_size()), config, sharing, "", by_shard);
   }
   return *std::ranges::max_element(by_shard);
 }

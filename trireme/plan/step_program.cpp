@@ -22,7 +22,7 @@ class Writer {
   Writer(const std::vector<ProgramUnit>& units, const EngineSetting& setting, const UseOrder& order)
       : setting_(setting), order_(order), in_use_(units.size(), false) {
     program_.units = units;
-    for (const ProgramUnit& unit : units) memory_.emplace_back(unit.numel, setting);
+    for (const ProgramUnit& unit : units) memory_.emplace_back(unit.numel, setting, unit.fp8);
     if (order_.reductions.empty()) order_.reductions = completions();
   }
 
@@ -89,6 +89,7 @@ class Writer {
   std::map<Key, size_t> open_;            ///< buffers that have memory, not kept ones
   std::map<int64_t, int64_t> reduced_;    ///< unit -> action that reduced it last
   std::map<int64_t, int64_t> first_use_;  ///< unit -> its first action that computes
+  std::set<int64_t> exchanged_;           ///< units gathered since the last update
   std::set<int64_t> begun_, completed_;   ///< units, in this backward pass
   size_t launched_ = 0;                   ///< of order_.reductions, in this backward pass
   std::deque<int64_t> in_flight_;
@@ -148,11 +149,14 @@ std::vector<Transfer> Writer::gather(int64_t bytes, int64_t ranks) const {
 
 void Writer::unshard(int64_t unit) {
   if (!memory(unit).parameters_come_and_go || is_open(Role::kParameters, unit)) return;
-  const int64_t bytes = setting_.compute_bytes * memory(unit).whole;
+  const int64_t bytes = memory(unit).whole_bytes;
   open(Role::kParameters, unit, bytes);
   const int64_t ranks =
       is_open(Role::kSlice, unit) ? setting_.policy.reshard_after_forward : setting_.shard_ranks();
-  add(ActionKind::kUnshard, unit, Lane::kUnshard, gather(bytes, ranks));
+  std::vector<Transfer> transfers = gather(bytes, ranks);
+  if (memory(unit).in_fp8 && exchanged_.insert(unit).second)
+    transfers.insert(transfers.begin(), gather(memory(unit).exchanged_bytes, setting_.shard_ranks()).front());
+  add(ActionKind::kUnshard, unit, Lane::kUnshard, std::move(transfers));
 }
 
 /// Those of `uses` that follow `place`, as far ahead as the setting says.
@@ -174,7 +178,7 @@ void Writer::reshard_after_forward(int64_t unit) {
   const int64_t together = setting_.policy.reshard_after_forward;
   if (held_ || !is_open(Role::kParameters, unit) || together == 1) return;
   if (together != Policy::kSameRanks && !is_open(Role::kSlice, unit))
-    open(Role::kSlice, unit, setting_.compute_bytes * memory(unit).whole / together);
+    open(Role::kSlice, unit, memory(unit).whole_bytes / together);
   add(ActionKind::kReshard, unit, Lane::kCompute);
   close(Role::kParameters, unit);
 }
@@ -381,7 +385,7 @@ void Writer::update_pass() {
     if (setting_.gathers()) reshard(unit);
     if (setting_.gathers_update())
       add(ActionKind::kUnshard, unit, Lane::kUnshard,
-          gather(setting_.compute_bytes * memory(unit).whole, setting_.shard_ranks()));
+          gather(memory(unit).whole_bytes, setting_.shard_ranks()));
   }
 }
 
@@ -421,8 +425,8 @@ void Writer::add_kept_buffers() {
   for (int64_t unit = 0; unit < std::ssize(program_.units); ++unit) {
     const UnitBuffers& memory = this->memory(unit);
     const int64_t compute = setting_.compute_bytes;
-    if (!memory.parameters_come_and_go) keep(Role::kParameters, unit, compute * memory.whole);
-    if (memory.parameters_come_and_go) keep(Role::kShard, unit, compute * memory.shard);
+    if (!memory.parameters_come_and_go) keep(Role::kParameters, unit, memory.whole_bytes);
+    if (memory.parameters_come_and_go) keep(Role::kShard, unit, memory.shard_bytes);
     keep(Role::kMaster, unit, kFp32Bytes * memory.updated,
          memory.master_in_parameters ? std::optional(Role::kParameters)
          : memory.master_is_shard    ? std::optional(Role::kShard)
@@ -485,8 +489,9 @@ std::vector<ProgramUnit> program_units(const std::vector<UnitSpec>& units, const
   for (const UnitSpec& unit : units) {
     const size_t place = result.size();
     result.push_back({.name = unit.name,
-                      .numel = FlatLayout(unit.params, setting.mesh.dp_size()).numel(),
-                      .activation_bytes = place < activation_bytes.size() ? activation_bytes[place] : 0});
+                      .numel = flat_layout(unit, setting.mesh.dp_size()).numel(),
+                      .activation_bytes = place < activation_bytes.size() ? activation_bytes[place] : 0,
+                      .fp8 = fp8_unit(unit)});
   }
   return result;
 }

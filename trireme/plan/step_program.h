@@ -127,6 +127,7 @@ struct ProgramUnit {
   int64_t numel = 0;  ///< of its flat layout, padding included
   bool trainable = true;
   int64_t activation_bytes = 0;  ///< of a micro-batch, kept for backward; 0 where it is not known
+  std::optional<Fp8Unit> fp8 = {};
   bool operator==(const ProgramUnit&) const = default;
 };
 /// Units as `setting` lays them out; `activation_bytes` a unit, or none.

@@ -136,6 +136,9 @@ void StepReader::read_unit() {
                             .numel = number(word(2)),
                             .trainable = word(3) == "trainable",
                             .activation_bytes = number(word(5))});
+  if (words_.size() <= 6) return;
+  if (word(6) != "fp8" || word(7) != "beside") fail(fmt::format("'{}' is not 'fp8 beside'", word(6)));
+  program_.units.back().fp8 = Fp8Unit{.rest = number(word(8))};
 }
 
 void StepReader::read_buffer() {
@@ -219,9 +222,11 @@ std::string to_text(const StepProgram& program) {
   const size_t width = name_width(program);
   std::string text = fmt::format("#{:<5} {:<{}} {:>15}\n", "", "unit", width, "elements");
   for (const ProgramUnit& unit : program.units) {
-    text += fmt::format("unit   {:<{}} {:>15} {} activations {}\n", quoted(unit.name), width,
+    text += fmt::format("unit   {:<{}} {:>15} {} activations {}", quoted(unit.name), width,
                         with_commas(unit.numel), unit.trainable ? "trainable" : "frozen   ",
                         with_commas(unit.activation_bytes));
+    if (unit.fp8) text += fmt::format(" fp8 beside {}", with_commas(unit.fp8->rest));
+    text += '\n';
   }
   text +=
       fmt::format("#{:<5} {:<11} {:<{}} {:>3} {:>17} memory\n", "", "buffer", "unit", width, "m", "bytes");

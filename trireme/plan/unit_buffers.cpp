@@ -4,7 +4,11 @@
 #include "trireme/plan/optimizer.h"
 
 namespace trireme::plan {
-namespace {}  // namespace
+namespace {
+
+constexpr int64_t kExchangedElement = 4;
+
+}  // namespace
 
 EngineSetting engine_setting(const Config& config, const MeshShape& mesh, int64_t accumulation,
                              Device device) {
@@ -24,7 +28,14 @@ EngineSetting engine_setting(const Config& config, const MeshShape& mesh, int64_
           .use_from = parallel.bucket_mib > 0.0 ? UseFrom::kBuckets : UseFrom::kRunUnit};
 }
 
-UnitBuffers::UnitBuffers(int64_t numel, const EngineSetting& setting)
+std::optional<Fp8Unit> fp8_unit(const UnitSpec& unit) {
+  if (!unit.fp8_block) return {};
+  Fp8Unit fp8;
+  for (const ParamSpec& param : unit.params) fp8.rest += param.layer ? 0 : param.numel();
+  return fp8;
+}
+
+UnitBuffers::UnitBuffers(int64_t numel, const EngineSetting& setting, const std::optional<Fp8Unit>& fp8)
     : whole(numel),
       shard(numel / setting.shard_ranks()),
       updated(setting.policy.shard_optimizer ? shard : whole),
@@ -38,6 +49,10 @@ UnitBuffers::UnitBuffers(int64_t numel, const EngineSetting& setting)
       reduced_comes_and_goes(!reduced_in_gradients && setting.policy.shard_optimizer &&
                              setting.shard_ranks() > 1),
       sums_micro_batches_apart(setting.compute_bytes != kFp32Bytes && setting.reduces_once &&
-                               setting.sums_in_fp32) {}
+                               setting.sums_in_fp32),
+      in_fp8(fp8 && parameters_come_and_go),
+      whole_bytes(in_fp8 ? whole : setting.compute_bytes * whole),
+      shard_bytes(in_fp8 ? shard + setting.compute_bytes * fp8->rest : setting.compute_bytes * shard),
+      exchanged_bytes(in_fp8 ? kExchangedElement * setting.shard_ranks() * fp8->exchanged() : 0) {}
 
 }  // namespace trireme::plan

@@ -2,9 +2,11 @@
 // Which flat buffers a rank keeps for a unit, who is a part of whom, and which keep their memory from step to
 // step. The engine allocates by it, and the step program counts by it.
 #include <cstdint>
+#include <optional>
 
 #include "trireme/plan/config.h"
 #include "trireme/plan/mesh_shape.h"
+#include "trireme/plan/model_facts.h"
 #include "trireme/plan/policy.h"
 
 namespace trireme::plan {
@@ -53,10 +55,22 @@ struct EngineSetting {
 EngineSetting engine_setting(const Config& config, const MeshShape& mesh, int64_t accumulation,
                              Device device = Device::kCpu);
 
-/// Where a rank has what belongs to a unit. Sizes in elements.
+/// A unit whose matrices travel in FP8 where parameters are gathered (UnitSpec::fp8_block).
+struct Fp8Unit {
+  int64_t rest = 0;  ///< elements of its other parameters, norms and biases, which stay whole
+  bool operator==(const Fp8Unit&) const = default;
+
+  /// What a rank tells the others after an update: magnitudes of its parts of matrices, and its part of the
+  /// rest, four bytes each.
+  int64_t exchanged() const { return kBlockLayers + rest; }
+};
+/// None: all of it travels in the dtype of computation.
+std::optional<Fp8Unit> fp8_unit(const UnitSpec& unit);
+
+/// Where a rank has what belongs to a unit. Sizes in elements, but for those in bytes.
 struct UnitBuffers {
   /// `numel` is that of the unit's flat layout, padding included.
-  UnitBuffers(int64_t numel, const EngineSetting& setting);
+  UnitBuffers(int64_t numel, const EngineSetting& setting, const std::optional<Fp8Unit>& fp8 = {});
 
   int64_t whole, shard;
   int64_t updated;                ///< the range that this rank's optimizer has: the shard, or all
@@ -67,6 +81,10 @@ struct UnitBuffers {
   bool reduced_in_gradients;      ///< the reduced gradient is a part of the whole one
   bool reduced_comes_and_goes;    ///< it has memory from its reduction to the next use of the parameters
   bool sums_micro_batches_apart;  ///< added up in an fp32 buffer, since gradients are of another dtype
+  bool in_fp8;                    ///< parameters come and go, matrices of them as bytes of FP8
+  int64_t whole_bytes;            ///< of the parameters that come and go, or that stay
+  int64_t shard_bytes;            ///< of what a rank keeps of those that come and go
+  int64_t exchanged_bytes;        ///< by all ranks of a shard, before the first gather after an update
 };
 
 }  // namespace trireme::plan

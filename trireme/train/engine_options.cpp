@@ -1,6 +1,7 @@
 #include "trireme/train/engine_options.h"
 
 #include "trireme/base/error.h"
+#include "trireme/train/fp8.h"
 
 namespace trireme::train {
 
@@ -16,7 +17,8 @@ at::ScalarType dtype_of(plan::Dtype dtype) {
   throw LogicError("[train.engine_options] dtype {} is none of the table", static_cast<int>(dtype));
 }
 
-parallel::Options engine_options(const plan::Config& config, const comm::Mesh& mesh) {
+parallel::Options engine_options(const plan::Config& config, const comm::Mesh& mesh,
+                                 const nn::Fp8History* history) {
   const plan::ParallelConfig& parallel = config.parallel;
   const at::ScalarType compute = dtype_of(config.precision.compute);
   return {.policy = plan::resolve_policy(parallel, mesh.shape),
@@ -34,7 +36,8 @@ parallel::Options engine_options(const plan::Config& config, const comm::Mesh& m
                    .rank = parallel.hook_rank,
                    .density = parallel.hook_density,
                    .start_step = parallel.hook_start,
-                   .local_steps = parallel.local_steps}};
+                   .local_steps = parallel.local_steps},
+          .fp8_scales = scales_of(history)};
 }
 
 }  // namespace trireme::train

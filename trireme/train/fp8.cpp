@@ -33,6 +33,13 @@ std::optional<nn::Fp8Recipe> recipe_of(const plan::Fp8Config& config) {
                        .fast_backward = config.fast == plan::Fp8Fast::kAll};
 }
 
+parallel::Fp8Scales scales_of(const nn::Fp8History* history) {
+  if (history == nullptr) return {};
+  return [history](int64_t block, plan::BlockLayer layer) {
+    return history->of_block({}, block).layer.at(layer);
+  };
+}
+
 plan::Config settle_fp8(plan::Config config, const comm::World& world) {
   plan::Fp8Config& fp8 = config.precision.fp8;
   if (fp8.recipe == plan::Fp8::kOff) return config;

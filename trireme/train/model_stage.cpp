@@ -26,8 +26,9 @@ void register_under(torch::nn::Module& module, const std::string& name, const at
   register_under(*module.named_children()[child], name.substr(dot + 1), parameter);
 }
 
-std::vector<plan::UnitSpec> units_of(const plan::ModelConfig& config, plan::UnitRange range) {
-  return plan::stage_units(config, plan::describe(config, config.max_seq_len), range);
+std::vector<plan::UnitSpec> units_of(const plan::ModelConfig& config, plan::UnitRange range,
+                                     const plan::Fp8Config& fp8 = {}) {
+  return plan::stage_units(config, plan::describe(config, config.max_seq_len, {.fp8 = fp8}), range);
 }
 
 }  // namespace
@@ -91,7 +92,7 @@ std::shared_ptr<parallel::DataParallel> ModelStage::make_engine(
     const comm::Mesh& mesh, const parallel::Options& options, const nn::InitialWeights& initial,
     const plan::MemoryConfig& memory, const plan::Fp8Config& fp8, const nn::Fp8History* history) {
   auto engine =
-      std::make_shared<parallel::DataParallel>(*this, units_of(config_, range_), mesh, options, initial);
+      std::make_shared<parallel::DataParallel>(*this, units_of(config_, range_, fp8), mesh, options, initial);
   connect(*model_, *engine, memory, fp8, history);
   return engine;
 }

@@ -32,8 +32,8 @@ StagedModel::StagedModel(const ModelSetup& setup)
   for (const int64_t stage : schedule.stages_of(mesh_.pp_rank)) {
     const plan::UnitRange range = plan::units_of_stage(plan_.split, stage);
     const auto module = std::make_shared<ModelStage>(config_.model, range);
-    const auto engine = module->make_engine(engine_mesh, engine_options(config_, mesh_), initial,
-                                            config_.memory, config_.precision.fp8, fp8_history());
+    const auto engine = module->make_engine(engine_mesh, engine_options(config_, mesh_, fp8_history()),
+                                            initial, config_.memory, config_.precision.fp8, fp8_history());
     parts_.push_back({engine, optim::build(config_.optim, engine->optimizer_params())});
     if (stage > 0 && module->is_last())
       parts_.back().saved_elsewhere = ModelStage::tied_parameter(config_.model).value_or("");

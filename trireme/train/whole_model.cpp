@@ -59,7 +59,8 @@ WholeModel::WholeModel(const ModelSetup& setup)
   const plan::Config& config = setup.config;
   const bool buckets = config.parallel.bucket_mib > 0.0;
   auto engine = std::make_shared<parallel::DataParallel>(
-      *model_, plan::engine_units(config, setup.facts), setup.mesh, engine_options(config, setup.mesh),
+      *model_, plan::engine_units(config, setup.facts), setup.mesh,
+      engine_options(config, setup.mesh, fp8_history()),
       nn::InitialWeights(setup.facts.units, static_cast<uint64_t>(config.seed)),
       buckets ? parallel::UseFrom::kBuckets : parallel::UseFrom::kRunUnit);
   connect(*model_, *engine, config.memory, config.precision.fp8, fp8_history());
