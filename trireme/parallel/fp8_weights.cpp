@@ -10,6 +10,11 @@
 #include "trireme/parallel/storage.h"
 
 namespace trireme::parallel {
+namespace {
+
+constexpr int64_t kFloatsOfScale = 4;  ///< cuBLASLt wants scales that are aligned to 16 bytes
+
+}  // namespace
 
 Fp8Weights::Fp8Weights(const plan::UnitSpec& spec, const plan::FlatLayout& layout, const plan::Range& range,
                        comm::Group& group, const Options& options)
@@ -38,7 +43,7 @@ Fp8Weights::Fp8Weights(const plan::UnitSpec& spec, const plan::FlatLayout& layou
   whole_ = without_storage(layout.numel(), on_device.dtype(at::kByte));
   shard_ = group.symmetric_empty(range.size(), at::kByte).zero_();
   rest_ = at::empty({rest}, on_device.dtype(at::kBFloat16));
-  scales_ = at::empty({plan::kBlockLayers}, on_device.dtype(at::kFloat));
+  scales_ = at::empty({plan::kBlockLayers, kFloatsOfScale}, on_device.dtype(at::kFloat));
 }
 
 at::Tensor Fp8Weights::whole_parameter(size_t index) const {
@@ -49,8 +54,8 @@ at::Tensor Fp8Weights::whole_parameter(size_t index) const {
 void Fp8Weights::lend(const std::vector<std::pair<std::string, at::Tensor>>& params) const {
   for (const Matrix& matrix : matrices_) {
     const at::Tensor values = place_in(whole_, matrix.range.begin, {matrix.rows, matrix.columns});
-    nn::lend_fp8(params[matrix.first].second,
-                 {.values = values.view(at::kFloat8_e4m3fn), .scale = scales_.narrow(0, slot_of(matrix), 1)});
+    nn::lend_fp8(params[matrix.first].second, {.values = values.view(at::kFloat8_e4m3fn),
+                                               .scale = scales_.select(0, slot_of(matrix)).narrow(0, 0, 1)});
   }
 }
 
@@ -96,7 +101,7 @@ void Fp8Weights::refresh(comm::Group& group, const at::Tensor& master) {
     at::Tensor bytes = part(shard_, matrix.range);
     kernels::fp8_cast_part(bytes, mine, magnitude, delayed.weight_seen());
   }
-  scales_.copy_(kernels::fp8_scale(magnitudes));
+  scales_.copy_(kernels::fp8_scale(magnitudes).unsqueeze(1));
 }
 
 }  // namespace trireme::parallel

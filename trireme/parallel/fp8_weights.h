@@ -64,7 +64,7 @@ class Fp8Weights {
   std::vector<std::optional<int64_t>> places_;  ///< of parameters in rest_; none: of a matrix
   at::Tensor whole_, shard_;
   at::Tensor rest_;    ///< (elements of the rest) bf16
-  at::Tensor scales_;  ///< (kBlockLayers) fp32
+  at::Tensor scales_;  ///< (kBlockLayers, 4) fp32, the same in a row
   bool current_ = false;
 };
 
