@@ -1,6 +1,7 @@
 // What a pipeline refuses, and how all of its ranks end when one of them fails.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <numeric>
 
@@ -419,6 +420,49 @@ TEST(PipelineFaults, RefusesATieThatDoesNotExist) {
     test::expect_refusal([&] { parallel::Pipeline(schedule, stages, test::squared_error, mesh, options); },
                          {"block00.b1 of stage 0 has 10 elements", "head of stage 1", "100"});
   });
+}
+
+/// Whoever has one copy alone cannot see the other one; whoever has both can, and hosts agree on steps or
+/// not.
+TEST(PipelineFaults, AFrozenCopyOfAParameterThatIsTrainedElsewhereIsRefusedByAllRanks) {
+  for (const ScheduleName name : {ScheduleName::k1F1B, ScheduleName::kZbV}) {
+    for (const bool agrees : {true, false}) {
+      if (!agrees && name == ScheduleName::k1F1B) continue;
+      const PipelineRun run{.schedule = name, .pp = 2, .dp = 2, .micro_batches = 4, .tied = true};
+      const plan::Schedule schedule = test::schedule_of(run);
+      std::atomic<int64_t> refused = 0;
+      test::run_ranks(4, [&](const std::shared_ptr<comm::World>& world) {
+        const comm::Mesh mesh = test::mesh_of(world, run);
+        std::vector<parallel::Stage> stages;
+        const auto modules = test::stages_of(schedule, mesh.pp_rank, run, stages);
+        parallel::PipelineOptions options = test::options_of(run, schedule);
+        options.agrees_each_step = agrees;
+        parallel::Pipeline pipeline(schedule, stages, test::squared_error, mesh, options);
+        const auto step = [&] {
+          pipeline.forward_backward(test::batch(3000, 0).chunk(2)[0], test::batch(4000, 0).chunk(2)[0]);
+          pipeline.skip_step();
+        };
+        step();
+        for (const auto& module : modules) {
+          if (module->head.defined()) module->head.requires_grad_(false);
+        }
+        try {
+          step();
+        } catch (const Error& error) {
+          ++refused;
+          const std::string text = error.what();
+          for (const char* const word : {"head of stage", "is frozen", "embed of stage 0", "requires_grad"})
+            EXPECT_NE(text.find(word), std::string::npos) << word << " in: " << text;
+        }
+        if (!agrees) return;
+        for (const auto& module : modules) {
+          if (module->head.defined()) module->head.requires_grad_(true);
+        }
+        step();
+      });
+      EXPECT_EQ(refused, 4) << plan::name(name);
+    }
+  }
 }
 
 /// Bits of the parameters of this rank's stages.

@@ -3,6 +3,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,11 +26,13 @@ struct PipelineRun {
   bool tied = false, recompute = false;
   double clip = 0.0;
   at::ScalarType compute = at::kFloat;
+  std::set<int64_t> frozen_steps = {};  ///< in which the embeddings are frozen, and a head that is tied
 
   std::string label() const {
-    return fmt::format("{} on {} x {} ranks, {} chunks, {}{}{}{}", plan::name(schedule), pp, dp, chunks,
-                       policy, tied ? ", tied" : "", recompute ? ", recompute" : "",
-                       clip > 0.0 ? ", clipped" : "");
+    return fmt::format(
+        "{} on {} x {} ranks, {} chunks, {}{}{}{}{}", plan::name(schedule), pp, dp, chunks, policy,
+        tied ? ", tied" : "", recompute ? ", recompute" : "", clip > 0.0 ? ", clipped" : "",
+        frozen_steps.empty() ? "" : fmt::format(", frozen in {}", fmt::join(frozen_steps, " ")));
   }
 };
 
@@ -56,6 +59,10 @@ struct BlockStage : torch::nn::Module {
     return head.defined() ? at::matmul(y, head) : y;
   }
   virtual at::Tensor forward(const at::Tensor& x) { return run(x); }
+  void begin_step(const PipelineRun& run, int64_t step) const {
+    for (at::Tensor param : {embed, run.tied ? head : at::Tensor()})
+      if (param.defined()) param.requires_grad_(!run.frozen_steps.contains(step));
+  }
 
   bool recomputes;
   at::Tensor embed, head;
@@ -115,10 +122,19 @@ inline PipelineOutcome train(const PipelineRun& run) {
     const comm::Mesh mesh = mesh_of(world, run);
     std::vector<parallel::Stage> stages;
     const auto modules = stages_of(schedule, mesh.pp_rank, run, stages);
+    const auto begin_step = [&](int64_t step) {
+      for (const auto& module : modules) module->begin_step(run, step);
+    };
+    begin_step(0);
     parallel::Pipeline pipeline(schedule, stages, squared_error, mesh, options_of(run, schedule));
-    const auto optimizers = pipeline.optimizers(
-        [](std::vector<optim::FlatParam> params) { return optim::build(descent(0.05), std::move(params)); });
+    const auto make = [](std::vector<optim::FlatParam> params) {
+      return optim::build(descent(0.05), std::move(params));
+    };
+    auto optimizers = pipeline.optimizers(make);
     for (int64_t step = 0; step < kPipelineSteps; ++step) {
+      begin_step(step);
+      const bool thawed = run.frozen_steps.contains(0) && !run.frozen_steps.contains(step);
+      if (thawed && run.frozen_steps.contains(step - 1)) optimizers = pipeline.optimizers(make);
       const auto mine = [&](const at::Tensor& rows) {
         return rows.chunk(run.dp)[static_cast<size_t>(mesh.dp_rank)].to(run.compute);
       };
@@ -148,6 +164,7 @@ inline PipelineOutcome train_unpipelined(const PipelineRun& run) {
   const int64_t parts = run.micro_batches * run.dp;
   for (int64_t step = 0; step < kPipelineSteps; ++step) {
     model.zero_grad();
+    model.begin_step(run, step);
     const auto inputs = batch(3000, step).chunk(parts), targets = batch(4000, step).chunk(parts);
     double sum = 0.0;
     for (size_t i = 0; i < inputs.size(); ++i) {
@@ -158,11 +175,14 @@ inline PipelineOutcome train_unpipelined(const PipelineRun& run) {
     outcome.losses.push_back(sum / static_cast<double>(parts));
     const at::NoGradGuard no_grad;
     double squares = 0.0;
+    std::vector<at::Tensor> trained;
     for (const auto& [name, param] : parameters_of(model))
+      if (param.requires_grad()) trained.push_back(param);
+    for (const at::Tensor& param : trained)
       squares += param.grad().to(at::kDouble).square().sum().item<double>();
     outcome.norms.push_back(std::sqrt(squares));
     const double factor = run.clip > 0.0 ? optim::clip_factor(std::sqrt(squares), run.clip) : 1.0;
-    for (auto& [name, param] : parameters_of(model)) at::Tensor(param).sub_(param.grad() * (0.05 * factor));
+    for (const at::Tensor& param : trained) param.sub_(param.grad() * (0.05 * factor));
   }
   outcome.weights = copies(parameters_of(model));
   if (run.tied) outcome.weights["head"] = outcome.weights.at("embed");

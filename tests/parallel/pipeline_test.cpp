@@ -199,6 +199,34 @@ TEST(Pipeline, TrainsBehindAFrozenFirstStage) {
   }
 }
 
+/// Frozen before the pipeline is made and thawed, frozen and thawed between steps, and never trained: with
+/// both copies on one rank (there and back), on two, and two of each (two ways).
+TEST(Law3, TiedParametersMayBeFrozenInAnyStep) {
+  const std::vector<std::set<int64_t>> cases = {{0, 1}, {1, 3}, {0, 1, 2, 3, 4}};
+  for (const std::set<int64_t>& frozen_steps : cases) {
+    const PipelineRun base{
+        .dp = 2, .micro_batches = 4, .tied = true, .clip = 0.5, .frozen_steps = frozen_steps};
+    const PipelineOutcome one_piece = test::train_unpipelined(base);
+    EXPECT_GT(one_piece.norms.back(), 0.5) << "clipping must have done something";
+    for (const ScheduleName schedule :
+         {ScheduleName::k1F1B, ScheduleName::kZbV, ScheduleName::kDualPipe, ScheduleName::kDualPipeV}) {
+      PipelineOutcome first;
+      for (const auto& layout : test::layouts(2)) {
+        if (layout.one_unit) continue;
+        PipelineRun run = base;
+        run.schedule = schedule;
+        run.policy = layout.policy;
+        run.replicas = layout.replicas;
+        const PipelineOutcome outcome = test::train(run);
+        expect_near(outcome, one_piece, run.label());
+        EXPECT_TRUE(at::equal(outcome.weights.at("embed"), outcome.weights.at("head"))) << run.label();
+        if (first.weights.empty()) first = outcome;
+        test::expect_equal(outcome.weights, first.weights, run.label());
+      }
+    }
+  }
+}
+
 TEST(Law3, HoldsOnEightRanks) {
   const PipelineOutcome one_piece = test::train_unpipelined({.pp = 8, .micro_batches = 16});
   for (const PipelineRun& run : one_of_each({.pp = 8, .micro_batches = 16}))

@@ -99,7 +99,7 @@ class DataParallel {
   at::Tensor grad_squares() const { return unit_grad_squares().sum(); }
   /// (units) of it, in the order of units().
   at::Tensor unit_grad_squares() const;
-  /// fp64 scalar: the same for one parameter.
+  /// fp64 scalar: the same for one parameter; 0 when it is frozen.
   at::Tensor param_grad_squares(const std::string& parameter) const;
   double local_grad_squares() const { return grad_squares().item<double>(); }
   /// The sum of one number per data-parallel rank, in an order that no policy changes.

@@ -31,6 +31,7 @@ at::Tensor DataParallel::unit_grad_squares() const {
 
 at::Tensor DataParallel::param_grad_squares(const std::string& parameter) const {
   const auto [unit, index] = place_of(parameter);
+  if (!completion_.trainable()[unit][index]) return at::zeros_like(units_[unit]->grad_squares());
   return units_[unit]->grad_squares_of(index);
 }
 

@@ -328,9 +328,12 @@ void Pipeline::agree(const Batch& batch, const std::exception_ptr& refusal, bool
   const auto [code, text] = code_and_text(refusal);
   if (refusal) mesh_.world->announce(key, text);
   const double count = always ? static_cast<double>(batch.inputs.size()) : 0.0;  // a step checks it
-  const auto rows = comm::gather_scalars(
-      *mesh_.all, {static_cast<double>(code), static_cast<double>(batch.rows[0]),
-                   static_cast<double>(batch.rows[1]), fingerprint(batch.weights), count});
+  std::vector<double> mine = {static_cast<double>(code), static_cast<double>(batch.rows[0]),
+                              static_cast<double>(batch.rows[1]), fingerprint(batch.weights), count};
+  const auto given = std::ssize(mine);
+  const std::vector<double> frozen = frozen_ties();
+  mine.insert(mine.end(), frozen.begin(), frozen.end());
+  auto rows = comm::gather_scalars(*mesh_.all, mine);
   if (refusal) std::rethrow_exception(refusal);
   const auto& ranks = mesh_.all->ranks();
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -340,6 +343,9 @@ void Pipeline::agree(const Batch& batch, const std::exception_ptr& refusal, bool
         fmt::format("[parallel.pipeline] rank {} refuses: {}", ranks[i], mesh_.world->announced(key)));
   }
   check_alike(rows, mesh_);
+  if (always) return;  // no gradients
+  for (auto& row : rows) row.erase(row.begin(), row.begin() + given);
+  check_ties(rows, ranks);
 }
 
 at::Tensor Pipeline::step_on(Batch batch, const std::exception_ptr& refusal) {
@@ -349,6 +355,7 @@ at::Tensor Pipeline::step_on(Batch batch, const std::exception_ptr& refusal) {
               "[parallel.pipeline] rank {}: gradients are off, and a step differentiates; call it outside "
               "of at::NoGradGuard",
               mesh_.world->rank());
+          check_ties({frozen_ties()}, {mesh_.world->rank()});
         }),
         /*always=*/false);
   step_agreed_ = true;

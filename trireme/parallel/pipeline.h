@@ -59,7 +59,8 @@ Stage make_stage(int64_t index, std::shared_ptr<Module> module) {
 using StageLoss = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
 
 /// A parameter of which two stages have a copy, such as embeddings that are the head as well. Both start with
-/// the values of the first, and get the sum of both gradients.
+/// the values of the first, and get the sum of both gradients. They are frozen (requires_grad) and thawed
+/// together, between steps; while they are frozen nothing is summed.
 struct TiedParameter {
   int64_t stage = 0;
   std::string name;  ///< as DataParallel::units() has it
@@ -172,6 +173,11 @@ class Pipeline {
   struct InFlight {
     at::Tensor input, output;
   };
+  /// Of a TiedParameter, what this rank has.
+  struct Tie {
+    at::Tensor first, other;             ///< the copies; undefined: not here
+    std::shared_ptr<comm::Group> group;  ///< with the rank of the other copy; null: there is none
+  };
   using Place = std::pair<int64_t, int64_t>;  ///< stage and micro-batch
   /// What this rank was given.
   struct Batch {
@@ -191,6 +197,11 @@ class Pipeline {
   void make_ties();
   void start_equal(const TiedParameter& tie, comm::Group& group, const at::Tensor& mine,
                    bool has_engine) const;
+  /// A number for each copy of each tied parameter: whether this rank has it frozen, and -1 where it has
+  /// none.
+  std::vector<double> frozen_ties() const;
+  /// `by_rank` are those of `ranks`. Throws LogicError where a copy is frozen and another one is not.
+  void check_ties(const std::vector<std::vector<double>>& by_rank, const std::vector<int64_t>& ranks) const;
   void plan_reductions();
   StageAtWork* stage_here(int64_t index);
   bool is_last(int64_t stage) const { return stage + 1 == schedule_.stages; }
@@ -228,7 +239,7 @@ class Pipeline {
   plan::StageProgram program_;
   std::vector<StageAtWork> stages_;  ///< in rising order
   std::vector<std::shared_ptr<DataParallel>> engines_;
-  std::vector<std::shared_ptr<comm::Group>> tie_groups_;  ///< by tied parameter; null: not with another rank
+  std::vector<Tie> ties_;  ///< by PipelineOptions::tied
   std::unique_ptr<StageLinks> links_;
   std::unique_ptr<PipelineRecorder> recorder_;  ///< null: nothing is recorded
   bool blocks_ = false;                         ///< sends do, now

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
+#include <optional>
 
 #include "trireme/base/error.h"
 #include "trireme/parallel/module_parameters.h"
@@ -31,21 +32,21 @@ void check_same_size(const TiedParameter& tie, int64_t numel, int64_t other_nume
 /// model in two ways do.
 void Pipeline::make_ties() {
   for (const TiedParameter& tie : options_.tied) {
-    std::shared_ptr<comm::Group>& group = tie_groups_.emplace_back();
+    Tie& here = ties_.emplace_back();
     const Stage *const first = stage_here(tie.stage), *const other = stage_here(tie.other_stage);
+    if (first != nullptr) here.first = find_parameter(*first, tie.name);
+    if (other != nullptr) here.other = find_parameter(*other, tie.other_name);
     if (first != nullptr && other != nullptr) {
       const at::NoGradGuard no_grad;
-      const at::Tensor from = find_parameter(*first, tie.name), to = find_parameter(*other, tie.other_name);
-      check_same_size(tie, from.numel(), to.numel());
-      if (!other->engine) to.detach().copy_(from);
+      check_same_size(tie, here.first.numel(), here.other.numel());
+      if (!other->engine) here.other.detach().copy_(here.first);
     } else if (first != nullptr || other != nullptr) {
       const auto rank_of = [&](int64_t stage) {
         return mesh_.pp->ranks()[static_cast<size_t>(schedule_.rank_of(stage, 0))];
       };
-      group = mesh_.world->make_group("tied", {rank_of(tie.stage), rank_of(tie.other_stage)});
-      const Stage& here = first != nullptr ? *first : *other;
-      start_equal(tie, *group, find_parameter(here, first != nullptr ? tie.name : tie.other_name),
-                  here.engine != nullptr);
+      here.group = mesh_.world->make_group("tied", {rank_of(tie.stage), rank_of(tie.other_stage)});
+      const Stage& stage = first != nullptr ? *first : *other;
+      start_equal(tie, *here.group, first != nullptr ? here.first : here.other, stage.engine != nullptr);
     }
   }
 }
@@ -62,6 +63,43 @@ void Pipeline::start_equal(const TiedParameter& tie, comm::Group& group, const a
   mine.detach().copy_(values);
 }
 
+std::vector<double> Pipeline::frozen_ties() const {
+  std::vector<double> frozen;
+  for (const Tie& tie : ties_) {
+    for (const at::Tensor& copy : {tie.first, tie.other})
+      frozen.push_back(!copy.defined() ? -1.0 : copy.requires_grad() ? 0.0 : 1.0);
+  }
+  return frozen;
+}
+
+/// A rank that sums waits for the other one, and copies of which one alone is updated are no copies any more.
+void Pipeline::check_ties(const std::vector<std::vector<double>>& by_rank,
+                          const std::vector<int64_t>& ranks) const {
+  struct Copy {
+    size_t rank, column;
+  };
+  for (size_t tie = 0; tie < ties_.size(); ++tie) {
+    std::optional<Copy> trained, frozen;
+    for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+      for (const size_t column : {2 * tie, 2 * tie + 1}) {
+        const double is_frozen = by_rank[rank][column];
+        if (is_frozen >= 0.0) (is_frozen > 0.0 ? frozen : trained) = {rank, column};
+      }
+    }
+    if (!trained || !frozen) continue;
+    const auto in_words = [&](const Copy& copy) {
+      const TiedParameter& names = options_.tied[tie];
+      const bool first = copy.column == 2 * tie;
+      return fmt::format("{} of stage {} on rank {}", first ? names.name : names.other_name,
+                         first ? names.stage : names.other_stage, ranks[copy.rank]);
+    };
+    throw LogicError(
+        "[parallel.pipeline] {} is frozen, and {}, to which it is tied, is not; set requires_grad of both "
+        "alike, on all ranks",
+        in_words(*frozen), in_words(*trained));
+  }
+}
+
 /// Before data-parallel ranks reduce: both copies get the sum of what their stages have accumulated.
 void Pipeline::sum_tied() {
   const at::NoGradGuard no_grad;
@@ -69,6 +107,7 @@ void Pipeline::sum_tied() {
     const TiedParameter& tie = options_.tied[i];
     Stage *const first = stage_here(tie.stage), *const other = stage_here(tie.other_stage);
     if (first == nullptr && other == nullptr) continue;
+    if (!(first != nullptr ? ties_[i].first : ties_[i].other).requires_grad()) continue;
     if (first != nullptr && other != nullptr) {
       at::Tensor sum = first->engine->accumulated_gradient(tie.name),
                  copy = other->engine->accumulated_gradient(tie.other_name);
@@ -77,7 +116,7 @@ void Pipeline::sum_tied() {
     }
     at::Tensor mine = first != nullptr ? first->engine->accumulated_gradient(tie.name)
                                        : other->engine->accumulated_gradient(tie.other_name);
-    tie_groups_[i]->all_reduce(mine, comm::ReduceOp::kSum);
+    ties_[i].group->all_reduce(mine, comm::ReduceOp::kSum);
   }
 }
 
