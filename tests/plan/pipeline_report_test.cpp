@@ -250,14 +250,14 @@ TEST(PipelineReport, DelaysOfEqualStagesAreNotImbalance) {
 TEST(PipelineReport, SplitsActivationsBetweenBothHalvesOfBackward) {
   const StageEvents events = {
       {pass(EventKind::kForward, 0, 0, 0, 1, 100), pass(EventKind::kForward, 0, 1, 1, 2, 100),
-       pass(EventKind::kBackwardInput, 0, 0, 2, 3, -25), pass(EventKind::kBackwardInput, 0, 1, 3, 4, -25),
+       pass(EventKind::kBackwardInput, 0, 0, 2, 3, 75), pass(EventKind::kBackwardInput, 0, 1, 3, 4, 75),
        pass(EventKind::kBackwardWeight, 0, 0, 4, 5, -75), pass(EventKind::kBackwardWeight, 0, 1, 5, 6, -75)}};
   Schedule schedule{.name = "mine", .stages = 1, .micro_batches = 2, .ranks = {{}}};
   for (const StageEvent& event : events[0])
     schedule.ranks[0].push_back({static_cast<StagePass::Kind>(event.kind), event.stage, event.micro_batch});
   const PipelineReport report = report_step(schedule, events);
   EXPECT_EQ(report.measured.ranks[0].peak_bytes, 200);
-  EXPECT_NEAR(report.costs.kept_for_weights, 0.75, kNear);
+  EXPECT_NEAR(report.costs.between_halves_bytes[0], 75.0, kNear);
   EXPECT_EQ(report.predicted.ranks[0].peak_bytes, 200);
   EXPECT_NEAR(report.measured.ranks[0].idle, 0.0, kNear);
 }

@@ -275,6 +275,25 @@ TEST(Simulate, TransfersAndUnevenStagesDelayWhatTheyShould) {
   EXPECT_NEAR(uneven.efficiency(), 8 * 18 / (2 * uneven.makespan), kNear);
 }
 
+/// Where activations are computed again, a micro-batch holds most between both halves of its backward pass:
+/// room for that is left before its forward pass, and the simulator counts it.
+TEST(Greedy, LeavesRoomForWhatBackwardAdds) {
+  PassCosts costs;
+  costs.activation_bytes = {0.25};
+  costs.between_halves_bytes = {1.0};
+  for (const double limit : {1.0, 2.0, 3.5}) {
+    costs.memory_limit = limit;
+    for (const Placement placement : {Placement::kLoop, Placement::kV}) {
+      if (placement == Placement::kV && limit < 2.0) continue;  // a micro-batch takes two stages of a rank
+      const Schedule schedule = greedy_schedule({.ranks = 4, .micro_batches = 8}, placement, costs);
+      for (const double peak : peaks(simulate(schedule, costs))) EXPECT_LE(peak, limit + kNear);
+    }
+  }
+  costs.memory_limit = 0.0;
+  const Schedule zb_h1 = make_schedule(ScheduleName::kZbH1, {1, 4});
+  EXPECT_NEAR(peaks(simulate(zb_h1, costs))[0], 1.0, kNear) << "one micro-batch at a time, behind B";
+}
+
 TEST(Greedy, UsesTheMemoryThatItIsGivenAndNoMore) {
   double before = 1e9;
   for (const double limit : {1.0, 2.0, 3.0, 4.0, 8.0}) {

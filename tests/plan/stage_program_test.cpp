@@ -77,6 +77,37 @@ TEST(StageProgram, HoldsActivationsOfAsManyMicroBatchesAsTheSchedule) {
   }
 }
 
+/// GPT-2, 2 sequences of 128 tokens of width 128 in fp32: a block that is computed again keeps its input, d,
+/// and between both halves of backward the inputs of its four layers, d d d 4d, and the gradients of their
+/// outputs, 3d d 4d d. That of the last block's output is in a receive buffer; the output itself is kept for
+/// backward.
+TEST(StageProgram, HoldsMoreBetweenBothHalvesOfBackwardThanBefore) {
+  const int64_t d = 2 * 128 * 128 * 4;
+  for (const char* recompute : {"none", "block"}) {
+    const Planned planned =
+        plan_of({"parallel.pp=2", "pipeline.micro_batches=8", "model.n_layers=4", "pipeline.split=even",
+                 "pipeline.schedule=zb_h1", fmt::format("memory.recompute={}", recompute)},
+                2);
+    const StepProgram& first = planned.programs[0];
+    int64_t between = 0, before = 0;
+    for (const ProgramUnit& unit : first.units) {
+      between += unit.between_halves_bytes;
+      before += unit.activation_bytes;
+    }
+    EXPECT_EQ(between, (2 * 16 - 1) * d) << recompute;
+    if (std::string_view(recompute) == "block") {
+      EXPECT_EQ(before, (2 + 1) * d);
+    }
+    const std::vector<HeldBytes> held = held_bytes(first);
+    const auto left = std::ranges::find(first.passes, Pass::Kind::kBackwardInput, &Pass::kind);
+    int64_t under_way = 0;
+    for (auto pass = first.passes.begin(); pass != left; ++pass)
+      under_way += pass->kind == Pass::Kind::kForward;
+    EXPECT_EQ(held[static_cast<size_t>(left->end)][Role::kActivations], between + (under_way - 1) * before)
+        << recompute;
+  }
+}
+
 /// 8 micro-batches of 2 sequences of 128 tokens of width 128 in fp32.
 TEST(StageProgram, SendsABoundaryForEachMicroBatchAndStage) {
   const Planned planned = plan_of({"parallel.pp=2", "pipeline.micro_batches=8"}, 2);

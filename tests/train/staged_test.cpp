@@ -10,6 +10,7 @@
 #include "tests/train/trainer_fixture.h"
 #include "trireme/checkpoint/safetensors.h"
 #include "trireme/plan/memory.h"
+#include "trireme/plan/model_family.h"
 #include "trireme/plan/pipeline.h"
 
 namespace trireme::train {
@@ -50,6 +51,17 @@ class StagedTest : public TrainerTest {
     for (const auto& [name, info] : reader.tensors()) result.weights[name] = reader.read(name);
     std::filesystem::remove(folder_ / "weights.safetensors");
     return result;
+  }
+
+  /// What two ranks did in a step.
+  plan::PipelineReport recorded_step() {
+    std::optional<plan::PipelineReport> report;
+    test::run_ranks(2, [&](std::shared_ptr<comm::World> world) {
+      TrainOptions mine = options();
+      mine.show_pipeline = [&](const plan::PipelineReport& made) { report = made; };
+      train(mine, world);
+    });
+    return report.value();
   }
 
   static void expect_near(const Outcome& got, const Outcome& wanted, const std::string& what) {
@@ -152,6 +164,40 @@ TEST_F(StagedTest, RecordsTheStepBeforeThoseThatAreTraced) {
     const auto passes = std::ranges::count_if(report->events[rank], &plan::StageEvent::is_pass);
     EXPECT_EQ(passes, 2 * 8) << "forward and backward of 8 micro-batches";
     EXPECT_EQ(report->measured.ranks[rank].sent_bytes, 8.0 * static_cast<double>(message));
+  }
+}
+
+/// By torch's allocator, and by the store of gradients of weights that were put off. Logits are not there
+/// when gradients are.
+TEST_F(StagedTest, HoldsBetweenPassesWhatTheProgramOfTheStageSays) {
+  config_.model.d_model = 64;
+  config_.data.seq_len = config_.model.max_seq_len = 64;
+  config_.train.steps = 3;
+  config_.train.profile_steps = 1;
+  config_.train.sample_tokens = config_.train.val_batches = 0;
+  config_.precision.compute = plan::Dtype::kBf16;  // short sequences in fp32 keep attention's probabilities
+  config_.parallel.pp = 2;
+  for (const plan::ModelFamily family : plan::language_families()) {
+    for (const ScheduleName schedule : {ScheduleName::k1F1B, ScheduleName::kZbH1, ScheduleName::kZbV}) {
+      for (const plan::Recompute recompute :
+           {plan::Recompute::kNone, plan::Recompute::kCheap, plan::Recompute::kBlock}) {
+        if (family == plan::ModelFamily::kMlp && recompute == plan::Recompute::kCheap) continue;
+        config_.model.family = family;
+        config_.pipeline.schedule = schedule;
+        config_.memory.recompute = recompute;
+        const plan::PipelineReport report = recorded_step();
+        const auto planned = plan::bytes_by_pp_rank(config_, 2, plan::Device::kCpu);
+        for (size_t rank = 0; rank < 2; ++rank) {
+          const std::string what = fmt::format("{}, {}, {}, rank {}", family, schedule, recompute, rank);
+          const double measured = report.measured.ranks[rank].peak_bytes;
+          const auto activations = static_cast<double>(planned[rank].activations),
+                     logits = static_cast<double>(planned[rank].logits);
+          EXPECT_GE(measured, 0.95 * activations) << what;
+          EXPECT_LE(measured, 1.05 * (activations + logits)) << what;
+          EXPECT_EQ(logits > 0.0, rank == (schedule == ScheduleName::kZbV ? 0u : 1u)) << what;
+        }
+      }
+    }
   }
 }
 

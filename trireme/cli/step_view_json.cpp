@@ -33,7 +33,8 @@ Json units_json(const StepView& view) {
     Json row = {{"name", unit.name},
                 {"elements", unit.numel},
                 {"trainable", unit.trainable},
-                {"activation_bytes", unit.activation_bytes}};
+                {"activation_bytes", unit.activation_bytes},
+                {"between_halves_bytes", unit.between_halves_bytes}};
     if (view.rank) {
       const Ranges of = ranges_of(*view.planned, *view.rank, unit.numel);
       row["keeps"] = {of.begin, of.end};

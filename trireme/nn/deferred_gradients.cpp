@@ -107,9 +107,10 @@ class DeferredGradients::Parked : public c10::DebugInfoBase {
     const std::lock_guard lock(mutex_);
     return static_cast<int64_t>(entries_.size());
   }
-  int64_t bytes() const {
+  int64_t bytes(const at::Tensor& but_for) const {
     const std::lock_guard lock(mutex_);
     std::unordered_set<const void*> seen;
+    if (but_for.defined()) seen.insert(but_for.storage().unsafeGetStorageImpl());
     int64_t bytes = 0;
     for (const Entry& entry : entries_) {
       for (const KeptFactor* factor : {&entry.input, &entry.dy}) {
@@ -163,8 +164,8 @@ int64_t DeferredGradients::count() const {
   return parked_->count();
 }
 
-int64_t DeferredGradients::bytes() const {
-  return parked_->bytes();
+int64_t DeferredGradients::bytes(const at::Tensor& but_for) const {
+  return parked_->bytes(but_for);
 }
 
 }  // namespace trireme::nn

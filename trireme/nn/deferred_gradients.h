@@ -9,6 +9,7 @@
 //   }
 //   ...
 //   later.run();
+#include <ATen/core/Tensor.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <cstdint>
@@ -54,8 +55,9 @@ class DeferredGradients {
 
   /// Linear operations whose gradients are deferred.
   int64_t count() const;
-  /// Of all tensors that are kept for them, memory that several share counted once.
-  int64_t bytes() const;
+  /// Of all tensors that are kept for them, memory that several share counted once, and that of `but_for` not
+  /// at all.
+  int64_t bytes(const at::Tensor& but_for = {}) const;
 
  private:
   friend struct Deferral;

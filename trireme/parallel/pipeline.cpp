@@ -485,7 +485,7 @@ void Pipeline::hand_on(Message message, int64_t stage, int64_t micro_batch, cons
 
 void Pipeline::send(const StageAction& action) {
   const at::Tensor tensor = leaving_.extract({action.message, action.stage, action.micro_batch}).mapped();
-  if (PipelineRecorder* const recorder = recording()) recorder->sends(static_cast<double>(tensor.nbytes()));
+  if (PipelineRecorder* const recorder = recording()) recorder->counts(static_cast<int64_t>(tensor.nbytes()));
   links_->send(action, tensor);
   if (blocks_ && at::GradMode::is_enabled()) links_->flush();
 }
@@ -528,6 +528,9 @@ void Pipeline::backward(const StageAction& action) {
     const nn::DeferredGradients::Scope scope(*later);
     differentiate(*stage_here(stage), action, pass.output, gradient);
     deferred_[{stage, micro_batch}] = later;
+    const bool in_buffer = !is_last(stage) && running_->rank_of(stage + 1, micro_batch) != rank();
+    if (PipelineRecorder* const recorder = recording())
+      recorder->counts(later->bytes(in_buffer ? gradient : at::Tensor()));
   } else {
     differentiate(*stage_here(stage), action, pass.output, gradient);
   }

@@ -111,7 +111,7 @@ PipelineRecorder::Span::Span(PipelineRecorder* recorder, StageEvent::Kind kind) 
 void PipelineRecorder::Span::begin() {
   exceptions_ = std::uncaught_exceptions();
   held_before_ = recorder_->held();
-  recorder_->message_bytes_ = 0.0;
+  recorder_->counted_bytes_ = 0.0;
   recorder_->mark();
 }
 
@@ -122,7 +122,8 @@ PipelineRecorder::Span::~Span() {
   } catch (const std::exception&) {
     return;  // the device has failed, and the next call that uses it throws
   }
-  event_.bytes = event_.is_pass() ? recorder_->held() - held_before_ : recorder_->message_bytes_;
+  const bool grows = event_.is_pass() && event_.kind != StageEvent::Kind::kBackwardInput;
+  event_.bytes = grows ? recorder_->held() - held_before_ : recorder_->counted_bytes_;
   recorder_->events_.push_back(event_);
 }
 

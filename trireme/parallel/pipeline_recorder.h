@@ -52,8 +52,8 @@ class PipelineRecorder {
     double held_before_ = 0.0;
     int exceptions_ = 0;  ///< under way at its begin
   };
-  /// Bytes of the message that the innermost span sends.
-  void sends(double bytes) { message_bytes_ = bytes; }
+  /// Bytes of the message that the innermost span sends, or that a backward pass for the input has left.
+  void counts(int64_t bytes) { counted_bytes_ = static_cast<double>(bytes); }
 
   bool has_step() const { return has_step_; }
   /// Events of the last step in seconds of this host's monotonic clock. The host waits for the device.
@@ -71,7 +71,7 @@ class PipelineRecorder {
   std::vector<c10::Event> gpu_moments_;  ///< kept from step to step
   size_t marked_ = 0;
   bool has_step_ = false;
-  double message_bytes_ = 0.0;
+  double counted_bytes_ = 0.0;
   std::unique_ptr<kernels::AllocationWatch> watch_;
 };
 

@@ -39,10 +39,11 @@ int64_t saved_bytes(const ModelConfig& model, int64_t element_bytes) {
   return element_bytes * (8 * model.d_model + 2 * model.d_ff) + 4 * model.n_heads + masks;
 }
 
-/// The input of the norm and its output, q k v and what attention makes of them.
-double attention_share(const ModelConfig& model) {
-  const auto attention = static_cast<double>(6 * model.d_model);
-  return attention / (attention + static_cast<double>(2 * model.d_model + 2 * model.d_ff));
+/// q k v and attention's output; the feed-forward. All have a bias.
+BlockLinears linears(const ModelConfig& model) {
+  const int64_t d = model.d_model, f = model.d_ff;
+  return {.attention = {.taken = 2 * d, .made = 4 * d, .biased = 4 * d},
+          .rest = {.taken = d + f, .made = f + d, .biased = f + d}};
 }
 
 /// The outputs of both norms and of GELU.
@@ -76,8 +77,8 @@ const ModelFamilyRecord kGpt2Record = {.family = ModelFamily::kGpt2,
                                        .block = gpt2::block,
                                        .attention_params = 6,
                                        .final_norm = gpt2::final_norm,
+                                       .linears = gpt2::linears,
                                        .saved_bytes = gpt2::saved_bytes,
-                                       .attention_share = gpt2::attention_share,
                                        .cheap_bytes = gpt2::cheap_bytes,
                                        .check = gpt2::check};
 

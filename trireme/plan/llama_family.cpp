@@ -44,10 +44,11 @@ int64_t saved_bytes(const ModelConfig& model, int64_t element_bytes) {
   return element_bytes * (6 * model.d_model + 2 * kv_width(model) + 3 * model.d_ff) + 4 * model.n_heads;
 }
 
-/// The input of the norm and its output, q k v and what attention makes of them.
-double attention_share(const ModelConfig& model) {
-  const auto attention = static_cast<double>(4 * model.d_model + 2 * kv_width(model));
-  return attention / (attention + static_cast<double>(2 * model.d_model + 3 * model.d_ff));
+/// q, k, v and attention's output; gate and up, and what follows their product.
+BlockLinears linears(const ModelConfig& model) {
+  const int64_t d = model.d_model, f = model.d_ff;
+  return {.attention = {.taken = 2 * d, .made = 2 * d + 2 * kv_width(model)},
+          .rest = {.taken = d + f, .made = 2 * f + d}};
 }
 
 /// The outputs of both norms and the product.
@@ -86,8 +87,8 @@ const ModelFamilyRecord kLlamaRecord = {.family = ModelFamily::kLlama,
                                         .block = llama::block,
                                         .attention_params = 5,
                                         .final_norm = llama::final_norm,
+                                        .linears = llama::linears,
                                         .saved_bytes = llama::saved_bytes,
-                                        .attention_share = llama::attention_share,
                                         .cheap_bytes = llama::cheap_bytes,
                                         .check = llama::check};
 

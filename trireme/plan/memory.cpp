@@ -53,17 +53,43 @@ bool is_state(const Buffer& buffer) {
   return buffer.is_kept() || buffer.role == Role::kReduced;
 }
 
-/// Kept for backward by a unit of a stage: a block, half of one, or what keeps nothing that counts.
-int64_t unit_activations(const UnitSpec& unit, const Config& config, const ModelFacts& facts,
-                         const BatchPlan& batch) {
-  if (unit.name == kRootUnit || unit.name == kHeadUnit) return 0;
-  const int64_t block =
-      activation_bytes(facts, batch.micro_batch * config.data.seq_len) / config.model.n_layers;
-  const bool attention = unit.name.ends_with(kAttentionHalf), mlp = unit.name.ends_with(kMlpHalf);
-  if (!attention && !mlp) return block;
-  const auto part = static_cast<int64_t>(static_cast<double>(block) *
-                                         record_of(config.model.family).attention_share(config.model));
-  return attention ? part : block - part;
+/// Of a unit of a stage: a block or half of one; the embeddings and the head keep nothing here.
+BlockBytes kept_by_unit(const UnitSpec& unit, const Config& config, const ModelFacts& facts) {
+  const bool attention = unit.name.ends_with(kAttentionHalf), rest = unit.name.ends_with(kMlpHalf);
+  const std::string block = attention || rest ? unit.name.substr(0, unit.name.rfind('.')) : unit.name;
+  const auto found = std::ranges::find(facts.units, block, &UnitSpec::name);
+  const int64_t layer = found - facts.units.begin() - 1;
+  if (layer < 0 || layer >= config.model.n_layers) return {};
+  return block_bytes(config.model, config.precision, config.memory, layer,
+                     attention ? BlockPart::kAttention
+                     : rest    ? BlockPart::kRest
+                               : BlockPart::kWhole);
+}
+
+/// What each unit of stage `index`, the root first, keeps of a micro-batch. What a stage makes waits for
+/// backward, where it is also the input of the next one of this rank; what comes from another rank is in a
+/// receive buffer, the gradient of the last block's output included. The final norm keeps its input.
+std::vector<ProgramUnit> units_of_program(const std::vector<UnitSpec>& units, const Config& config,
+                                          const ModelFacts& facts, const BatchPlan& batch,
+                                          const EngineSetting& setting, const Schedule& schedule,
+                                          int64_t index) {
+  const auto tokens = static_cast<double>(batch.micro_batch * config.data.seq_len);
+  const int64_t width = config.model.d_model * bytes_of(config.precision.compute);
+  const bool is_last = index + 1 == schedule.stages;
+  const auto from_other_rank = [&](int64_t neighbour) {
+    return schedule.rank_of(neighbour, 0) != schedule.rank_of(index, 0);
+  };
+  std::vector<BlockBytes> kept;
+  for (const UnitSpec& unit : units) kept.push_back(kept_by_unit(unit, config, facts));
+  kept.back().saved += width;
+  if (index > 0) kept[std::min<size_t>(1, kept.size() - 1)].saved -= width;
+  if (!is_last && from_other_rank(index + 1)) kept.back().between_halves -= width;
+  std::vector<ProgramUnit> result = program_units(units, setting);
+  for (size_t i = 0; i < result.size(); ++i) {
+    result[i].activation_bytes = at_most_62_bits(tokens * static_cast<double>(kept[i].saved));
+    result[i].between_halves_bytes = at_most_62_bits(tokens * static_cast<double>(kept[i].between_halves));
+  }
+  return result;
 }
 
 StepProgram pipeline_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
@@ -73,14 +99,10 @@ StepProgram pipeline_program(const Config& config, const ModelFacts& facts, cons
   std::vector<ProgramStage> stages;
   for (const int64_t index : plan.schedule.stages_of(pp_rank)) {
     std::vector<UnitSpec> units = stage_units(config.model, facts, units_of_stage(plan.split, index));
-    std::vector<int64_t> activations;
-    for (const UnitSpec& unit : units) {
-      activations.push_back(unit_activations(unit, config, facts, batch));
-    }
     units.front().name = fmt::format("{} of stage {}", kRootUnit, index);
     const bool is_end = index == 0 || index + 1 == plan.schedule.stages;
     stages.push_back({.index = index,
-                      .units = program_units(units, setting, activations),
+                      .units = units_of_program(units, config, facts, batch, setting, plan.schedule, index),
                       .tied = config.model.tie_embeddings && is_end});
   }
   const int64_t boundary =
@@ -110,16 +132,16 @@ double fp8_copies_of_head(const Config& config, double logits) {
          2.0 * static_cast<double>(config.model.vocab_size) * static_cast<double>(config.model.d_model);
 }
 
-/// A CPU keeps the logits of each micro-batch. A GPU computes them in parts and keeps the gradients of what
-/// the head multiplies.
+/// A CPU keeps the logits of each micro-batch and what made them. A GPU computes them in parts and keeps the
+/// gradients of what the head multiplies.
 int64_t kept_by_loss(const Config& config, int64_t tokens, int64_t in_flight, Device device) {
   const auto vocab = static_cast<double>(config.model.vocab_size),
+             width = static_cast<double>(config.model.d_model),
              bytes = static_cast<double>(bytes_of(config.precision.compute));
   const auto rows = static_cast<double>(tokens), count = static_cast<double>(in_flight);
-  if (device == Device::kCpu) return at_most_62_bits(count * rows * vocab * bytes);
+  if (device == Device::kCpu) return at_most_62_bits(count * rows * (vocab + width) * bytes);
   const double part = std::min(rows * vocab * bytes, static_cast<double>(config.memory.loss_chunk_mib << 20));
-  return at_most_62_bits(part + fp8_copies_of_head(config, part) +
-                         count * (rows + vocab) * static_cast<double>(config.model.d_model) * bytes);
+  return at_most_62_bits(part + fp8_copies_of_head(config, part) + count * (rows + vocab) * width * bytes);
 }
 
 int64_t copy_on_device(const RankBytes& bytes) {

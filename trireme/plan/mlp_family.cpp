@@ -23,6 +23,11 @@ std::vector<ParamSpec> final_norm(const ModelConfig& model) {
   return {ones("norm.weight", model.d_model)};
 }
 
+BlockLinears linears(const ModelConfig& model) {
+  const int64_t both = model.d_model + model.d_ff;
+  return {.attention = {}, .rest = {.taken = both, .made = both}};
+}
+
 /// Input and output of the norm; the feed-forward before and after SiLU.
 int64_t saved_bytes(const ModelConfig& model, int64_t element_bytes) {
   return element_bytes * (2 * model.d_model + 2 * model.d_ff);
@@ -39,8 +44,8 @@ const ModelFamilyRecord kMlpRecord = {.family = ModelFamily::kMlp,
                                       .block = mlp::block,
                                       .attention_params = 0,
                                       .final_norm = mlp::final_norm,
+                                      .linears = mlp::linears,
                                       .saved_bytes = mlp::saved_bytes,
-                                      .attention_share = nullptr,
                                       .cheap_bytes = nullptr,
                                       .check = nullptr};
 

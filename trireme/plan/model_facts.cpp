@@ -39,27 +39,14 @@ int64_t matmul_params_of(const std::vector<UnitSpec>& units, const ModelConfig& 
   return total;
 }
 
-/// Kept for backward by one token in one layer. A block that is computed again keeps its input. With FP8 the
-/// inputs of linear layers are kept in one byte an element: what is cheap to compute again, and attention's
-/// output beside itself.
-int64_t saved_bytes_of_layer(const ModelConfig& model, int64_t element_bytes, Recompute recompute, bool fp8) {
-  const ModelFamilyRecord& family = record_of(model.family);
-  if (recompute == Recompute::kBlock) return element_bytes * model.d_model;
-  const int64_t cheap = family.cheap_bytes == nullptr ? 0 : family.cheap_bytes(model, element_bytes);
-  int64_t bytes = family.saved_bytes(model, element_bytes) - cheap;
-  if (fp8) bytes += model.d_model;
-  if (recompute != Recompute::kCheap) bytes += fp8 ? cheap / element_bytes : cheap;
-  return bytes;
+LinearFeatures operator+(const LinearFeatures& a, const LinearFeatures& b) {
+  return {.taken = a.taken + b.taken, .made = a.made + b.made, .biased = a.biased + b.biased};
 }
 
 double saved_bytes(const ModelConfig& model, const PrecisionConfig& precision, const MemoryConfig& memory) {
   double bytes = 0.0;
-  for (int64_t layer = 0; layer < model.n_layers; ++layer) {
-    const bool again = layer % memory.recompute_every == 0;
-    bytes += static_cast<double>(
-        saved_bytes_of_layer(model, bytes_of(precision.compute), again ? memory.recompute : Recompute::kNone,
-                             multiplies_in_fp8(precision.fp8, layer, model.n_layers)));
-  }
+  for (int64_t layer = 0; layer < model.n_layers; ++layer)
+    bytes += static_cast<double>(block_bytes(model, precision, memory, layer).saved);
   return bytes;
 }
 
@@ -72,6 +59,35 @@ int64_t ParamSpec::numel() const {
 int64_t UnitSpec::numel() const {
   return std::accumulate(params.begin(), params.end(), int64_t{0},
                          [](int64_t sum, const ParamSpec& param) { return sum + param.numel(); });
+}
+
+/// A block, or a half of one, that is computed again keeps its input. With FP8 the inputs of linear layers
+/// are kept in one byte an element: what is cheap to compute again, and attention's output beside itself.
+BlockBytes block_bytes(const ModelConfig& model, const PrecisionConfig& precision, const MemoryConfig& memory,
+                       int64_t layer, BlockPart part) {
+  const ModelFamilyRecord& family = record_of(model.family);
+  const int64_t element = bytes_of(precision.compute);
+  const bool attends = part != BlockPart::kRest, again = layer % memory.recompute_every == 0,
+             fp8 = multiplies_in_fp8(precision.fp8, layer, model.n_layers);
+  const auto [attention, rest] = family.linears(model);
+  const LinearFeatures whole = attention + rest, linears = part == BlockPart::kWhole ? whole
+                                                           : attends                 ? attention
+                                                                                     : rest;
+  BlockBytes bytes;
+  bytes.between_halves = fp8 ? linears.taken + linears.made + element * linears.biased
+                             : element * (linears.taken + linears.made);
+  if (again && memory.recompute == Recompute::kBlock) {
+    bytes.saved = element * model.d_model;
+    return bytes;
+  }
+  int64_t cheap = family.cheap_bytes == nullptr ? 0 : family.cheap_bytes(model, element);
+  if (cheap > 0 && part == BlockPart::kAttention) cheap -= element * rest.taken;
+  if (cheap > 0 && part == BlockPart::kRest) cheap = element * rest.taken;
+  bytes.saved = element * (linears.taken + linears.made) - cheap;
+  if (attends) bytes.saved += family.saved_bytes(model, element) - element * (whole.taken + whole.made);
+  if (attends && fp8) bytes.saved += model.d_model;
+  if (!again || memory.recompute != Recompute::kCheap) bytes.saved += fp8 ? cheap / element : cheap;
+  return bytes;
 }
 
 ModelConfig complete(ModelConfig model, int64_t seq_len) {

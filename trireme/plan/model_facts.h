@@ -53,6 +53,18 @@ struct ModelFacts {
   double saved_bytes_per_token = 0.0;  ///< activations kept for backward, all layers, at the compute dtype
 };
 
+/// What one token keeps in a block, or in a half of one.
+struct BlockBytes {
+  int64_t saved = 0;  ///< activations, for backward
+  /// Of a backward pass in two halves, from the one for the input to that for the weights: what linear layers
+  /// have taken, and the gradients of what they have made.
+  int64_t between_halves = 0;
+};
+enum class BlockPart { kWhole, kAttention, kRest };
+/// `model` is complete, and one of text.
+BlockBytes block_bytes(const ModelConfig& model, const PrecisionConfig& precision, const MemoryConfig& memory,
+                       int64_t layer, BlockPart part = BlockPart::kWhole);
+
 /// `seq_len` is T above. Fields left at 0 in `model` take their defaults first (see complete()).
 ModelFacts describe(const ModelConfig& model, int64_t seq_len, const PrecisionConfig& precision = {},
                     const MemoryConfig& memory = {});

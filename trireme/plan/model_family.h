@@ -13,6 +13,17 @@
 
 namespace trireme::plan {
 
+/// Features of a token, over all linear layers of a part of a block.
+struct LinearFeatures {
+  int64_t taken = 0;   ///< an input of several layers counts once
+  int64_t made = 0;    ///< outputs
+  int64_t biased = 0;  ///< outputs of layers that have a bias
+};
+struct BlockLinears {
+  LinearFeatures attention;  ///< 0: a block is one piece
+  LinearFeatures rest;
+};
+
 /// The functions take a complete model (plan::complete).
 struct ModelFamilyRecord {
   ModelFamily family;
@@ -32,12 +43,13 @@ struct ModelFamilyRecord {
   /// What the output of the last block passes before the head.
   std::vector<ParamSpec> (*final_norm)(const ModelConfig& model);
 
+  BlockLinears (*linears)(const ModelConfig& model);
   /// Bytes of one layer that one token keeps for backward, with `element_bytes` an element and fused
-  /// attention (its output and an fp32 log-sum-exp a head).
+  /// attention (its output and an fp32 log-sum-exp a head): as many elements as linears() take and make, and
+  /// what attention and dropout keep beside.
   int64_t (*saved_bytes)(const ModelConfig& model, int64_t element_bytes);
-  /// Which share of them its attention keeps; null where attention_params is 0.
-  double (*attention_share)(const ModelConfig& model);
-  /// How much less with memory.recompute=cheap; null: nothing in a block is cheap to compute again.
+  /// How much less with memory.recompute=cheap: what linears() take, but for attention's output; null:
+  /// nothing in a block is cheap to compute again.
   int64_t (*cheap_bytes)(const ModelConfig& model, int64_t element_bytes);
 
   /// Rules of this family alone; null: none. Throws ConfigError.

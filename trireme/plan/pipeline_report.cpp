@@ -116,20 +116,17 @@ PassCosts measured_costs(const Schedule& schedule, const StageEvents& events) {
   costs.backward_input.resize(stages);
   costs.backward_weight.resize(stages);
   costs.activation_bytes.resize(stages);
-  std::vector<double> kept;
+  costs.between_halves_bytes.resize(stages);
   for (size_t stage = 0; stage < stages; ++stage) {
     auto& of = seconds[stage];
     costs.forward[stage] = median(of[EventKind::kForward]);
     const bool split = !of[EventKind::kBackwardInput].empty();
     costs.backward_input[stage] = median(of[split ? EventKind::kBackwardInput : EventKind::kBackward]);
     costs.backward_weight[stage] = median(of[EventKind::kBackwardWeight]);
-    const double activations = std::max(0.0, median(bytes[stage][EventKind::kForward]));
-    costs.activation_bytes[stage] = activations;
-    if (!split || activations == 0.0) continue;
-    kept.push_back(std::clamp(1.0 + median(bytes[stage][EventKind::kBackwardInput]) / activations, 0.0, 1.0));
+    costs.activation_bytes[stage] = std::max(0.0, median(bytes[stage][EventKind::kForward]));
+    costs.between_halves_bytes[stage] = median(bytes[stage][EventKind::kBackwardInput]);
   }
   costs.transfer = median(std::move(transfers));
-  if (!kept.empty()) costs.kept_for_weights = median(std::move(kept));
   return costs;
 }
 
@@ -164,22 +161,6 @@ std::vector<StageEvent> sends_of(const Schedule& schedule, const TimedPass& time
            .bytes = bytes == message_bytes.end() ? 0.0 : bytes->second}};
 }
 
-/// By how much a pass changes what its rank holds, as the simulator has it.
-double growth(const StagePass& pass, const PassCosts& costs) {
-  const double bytes = costs.activation_bytes[static_cast<size_t>(pass.stage)];
-  switch (pass.kind) {
-    case StagePass::Kind::kForward:
-      return bytes;
-    case StagePass::Kind::kBackward:
-      return -bytes;
-    case StagePass::Kind::kBackwardInput:
-      return -bytes * (1.0 - costs.kept_for_weights);
-    case StagePass::Kind::kBackwardWeight:
-      return -bytes * costs.kept_for_weights;
-  }
-  return 0.0;
-}
-
 StageEvents simulated_events(const Schedule& schedule, const PassCosts& costs, const StageEvents& measured) {
   std::map<std::pair<Message, int64_t>, std::vector<double>> sent;
   for (const auto& rank : measured) {
@@ -198,7 +179,9 @@ StageEvents simulated_events(const Schedule& schedule, const PassCosts& costs, c
                       .micro_batch = timed.pass.micro_batch,
                       .begin = timed.begin,
                       .end = timed.end,
-                      .bytes = growth(timed.pass, costs)});
+                      .bytes = timed.pass.kind == StagePass::Kind::kBackwardInput
+                                   ? costs.between_halves_bytes[static_cast<size_t>(timed.pass.stage)]
+                                   : growth(timed.pass, costs)});
       for (const StageEvent& send : sends_of(schedule, timed, message_bytes)) into.push_back(send);
     }
   }
@@ -215,7 +198,7 @@ double peak_bytes(const std::vector<StageEvent>& events) {
     double& mine = held[{event.stage, event.micro_batch}];
     sum -= mine;
     if (event.kind == EventKind::kForward) mine = std::max(0.0, event.bytes);
-    if (event.kind == EventKind::kBackwardInput) mine = std::clamp(mine + event.bytes, 0.0, mine);
+    if (event.kind == EventKind::kBackwardInput) mine = event.bytes;
     if (event.kind == EventKind::kBackward || event.kind == EventKind::kBackwardWeight) mine = 0.0;
     sum += mine;
     peak = std::max(peak, sum);

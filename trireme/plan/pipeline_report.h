@@ -29,7 +29,8 @@ struct StageEvent {
   int64_t micro_batch = 0;  ///< likewise
   Message message = Message::kActivation;
   double begin = 0.0, end = 0.0;
-  /// Of a message; of a pass by how much the memory has grown that the rank's passes hold.
+  /// Of a message; of a pass by how much the memory has grown that the rank's passes hold, but of
+  /// kBackwardInput what it has left for kBackwardWeight.
   double bytes = 0.0;
 
   bool is_pass() const { return kind <= Kind::kBackwardWeight; }

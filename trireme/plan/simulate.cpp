@@ -34,21 +34,14 @@ double duration(const StagePass& pass, const PassCosts& costs) {
   return 0.0;
 }
 
-/// By how many bytes of activations a pass changes what its rank holds, once it is over; a forward pass holds
-/// its own from its begin.
-double held_after(const StagePass& pass, const PassCosts& costs) {
-  const double bytes = of_stage(costs.activation_bytes, pass.stage);
-  switch (pass.kind) {
-    case PassKind::kForward:
-      return bytes;
-    case PassKind::kBackward:
-      return -bytes;
-    case PassKind::kBackwardInput:
-      return -bytes * (1.0 - costs.kept_for_weights);
-    case PassKind::kBackwardWeight:
-      return -bytes * costs.kept_for_weights;
-  }
-  return 0.0;
+double between_halves_of(int64_t stage, const PassCosts& costs) {
+  const auto& bytes = costs.between_halves_bytes;
+  return of_stage(bytes.empty() ? costs.activation_bytes : bytes, stage);
+}
+
+/// The most that a micro-batch ever holds of a stage.
+double most_of_stage(int64_t stage, const PassCosts& costs) {
+  return std::max(of_stage(costs.activation_bytes, stage), between_halves_of(stage, costs));
 }
 
 /// When what passes wait for is there: ends of forward and backward passes by stage and micro-batch.
@@ -121,6 +114,8 @@ class RankClock {
  public:
   double free_at() const { return free_at_; }
   double held() const { return held_; }
+  /// What it holds, with what backward passes for the input will add.
+  double promised() const { return promised_; }
   /// Returns when it ends. Two passes that overlap count their time once.
   double run(const StagePass& pass, double begin, double seconds, const PassCosts& costs) {
     const double end = begin + seconds;
@@ -128,7 +123,11 @@ class RankClock {
     if (begin >= free_at_) timeline_.busy += seconds;
     timeline_.passes.push_back({pass, begin, end});
     timeline_.last = free_at_ = end;
-    held_ += held_after(pass, costs);
+    held_ += growth(pass, costs);
+    promised_ += growth(pass, costs);
+    const double added = most_of_stage(pass.stage, costs) - of_stage(costs.activation_bytes, pass.stage);
+    if (pass.kind == PassKind::kForward) promised_ += added;
+    if (pass.kind == PassKind::kBackward || pass.kind == PassKind::kBackwardInput) promised_ -= added;
     timeline_.peak_bytes = std::max(timeline_.peak_bytes, held_);
     return end;
   }
@@ -136,13 +135,14 @@ class RankClock {
 
  private:
   RankTimeline timeline_;
-  double free_at_ = 0.0, held_ = 0.0;
+  double free_at_ = 0.0, held_ = 0.0, promised_ = 0.0;
 };
 
 void check_lengths(const Schedule& schedule, const PassCosts& costs) {
   const auto stages = static_cast<size_t>(schedule.stages);
-  for (const auto* values :
-       {&costs.forward, &costs.backward_input, &costs.backward_weight, &costs.activation_bytes}) {
+  for (const auto* values : {&costs.forward, &costs.backward_input, &costs.backward_weight,
+                             &costs.activation_bytes, &costs.between_halves_bytes}) {
+    if (values == &costs.between_halves_bytes && values->empty()) continue;
     if (values->size() != 1 && values->size() != stages) {
       throw ConfigError("[plan.simulate] {} costs for {} stages; give one for all, or one each",
                         values->size(), stages);
@@ -260,6 +260,22 @@ void check_memory(const RankClock& clock, size_t rank, const StagePass& pass, co
 
 }  // namespace
 
+double growth(const StagePass& pass, const PassCosts& costs) {
+  const double activations = of_stage(costs.activation_bytes, pass.stage),
+               between_halves = between_halves_of(pass.stage, costs);
+  switch (pass.kind) {
+    case PassKind::kForward:
+      return activations;
+    case PassKind::kBackward:
+      return -activations;
+    case PassKind::kBackwardInput:
+      return between_halves - activations;
+    case PassKind::kBackwardWeight:
+      return -between_halves;
+  }
+  return 0.0;
+}
+
 double Simulation::bubble() const {
   double busiest = 0.0;
   for (const RankTimeline& rank : ranks) busiest = std::max(busiest, rank.busy);
@@ -324,10 +340,11 @@ class FillingRank {
       : passes_(schedule.ranks[static_cast<size_t>(rank)]), costs_(costs) {}
 
   bool done() const { return next_ == passes_.size() && weights_.empty(); }
-  std::optional<StagePass> choose(const Progress& progress, double time, double held) {
+  std::optional<StagePass> choose(const Progress& progress, double time, double promised) {
     if (next_ == passes_.size()) return weights_.take();
     const StagePass& pass = passes_[next_];
-    const bool has_room = pass.kind != PassKind::kForward || fits(held + held_after(pass, costs_), costs_);
+    const bool has_room =
+        pass.kind != PassKind::kForward || fits(promised + most_of_stage(pass.stage, costs_), costs_);
     if (!has_room || progress.ready(pass) > time) return weights_.take();
     ++next_;
     weights_.ran(pass);
@@ -356,12 +373,12 @@ class GreedyRank {
   }
 
   bool done() const { return forward_.empty() && input_.empty() && weights_.empty(); }
-  std::optional<StagePass> choose(const Progress& progress, double time, double held) {
+  std::optional<StagePass> choose(const Progress& progress, double time, double promised) {
     const auto input = take_deepest(input_, progress, time, [](const StagePass&) { return true; });
     if (input) weights_.ran(*input);
     if (input) return input;
     // Room is left for the later stages of this rank that the micro-batch still has to run.
-    const auto has_room = [&](const StagePass& pass) { return fits(held + still_needed(pass), costs_); };
+    const auto has_room = [&](const StagePass& pass) { return fits(promised + still_needed(pass), costs_); };
     if (const auto forward = take_deepest(forward_, progress, time, has_room)) return forward;
     return weights_.take();
   }
@@ -385,7 +402,7 @@ class GreedyRank {
     double bytes = 0.0;
     for (int64_t stage = pass.stage; stage < schedule_.stages; ++stage) {
       if (schedule_.rank_of(stage, pass.micro_batch) == schedule_.rank_of(pass.stage, pass.micro_batch))
-        bytes += of_stage(costs_.activation_bytes, stage);
+        bytes += most_of_stage(stage, costs_);
     }
     return bytes;
   }
@@ -413,7 +430,7 @@ Schedule scheduled_in_time(const Schedule& given, const PassCosts& costs) {
     times.erase(times.begin());
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       if (clocks[rank].free_at() > time) continue;
-      const auto pass = ranks[rank].choose(progress, time, clocks[rank].held());
+      const auto pass = ranks[rank].choose(progress, time, clocks[rank].promised());
       if (!pass) continue;
       const double end = clocks[rank].run(*pass, time, duration(*pass, costs), costs);
       progress.end(*pass, end);

@@ -15,9 +15,10 @@ struct PassCosts {
   std::vector<double> backward_input = {1.0};
   std::vector<double> backward_weight = {1.0};
   double transfer = 0.0;                         ///< from a rank to another: latency and bytes over bandwidth
-  std::vector<double> activation_bytes = {1.0};  ///< of a micro-batch, from forward to the end of backward
-  /// The share of them that is kept from the backward pass for the input to that for the weights.
-  double kept_for_weights = 1.0;
+  std::vector<double> activation_bytes = {1.0};  ///< of a micro-batch, from forward to backward
+  /// Of one, from the backward pass for the input to that for the weights: more than its activations where
+  /// these are computed again. None: as many.
+  std::vector<double> between_halves_bytes = {};
   double memory_limit = 0.0;  ///< bytes of activations a rank; 0: none
   /// Passes that overlap (StagePass::with_next) begin together and take this share of their sum; 0: one runs
   /// after the other.
@@ -44,6 +45,10 @@ struct Simulation {
   /// The share of all ranks' time in which they computed.
   double efficiency() const;
 };
+
+/// By how many bytes of activations a pass changes what its rank holds, once it is over; a forward pass holds
+/// its own from its begin.
+double growth(const StagePass& pass, const PassCosts& costs);
 
 /// Ranks run their passes in order, each as soon as its rank is free and what it needs has arrived. Throws
 /// ConfigError that names the first pass that is missing, comes twice, is on the wrong rank, comes before

@@ -23,6 +23,9 @@ class Verifier {
   bool knows_activations(int64_t unit) const {
     return unit != Action::kWholeModel && program_.units[static_cast<size_t>(unit)].activation_bytes > 0;
   }
+  bool keeps_between_halves(int64_t unit) const {
+    return unit != Action::kWholeModel && program_.units[static_cast<size_t>(unit)].between_halves_bytes > 0;
+  }
   bool trains() const;
   template <typename Body>
   void for_units(int64_t unit, const Body& body) const;
@@ -144,6 +147,7 @@ void Verifier::check_compute(const Action& action) {
     ++backwards_[key];
   } else {
     demand(backwards_[key] > 0, "there was no backward_input of it before");
+    if (keeps_between_halves(unit)) demand_memory(Role::kActivations, unit, micro_batch);
   }
   if (action.kind == ActionKind::kBackwardInput) return;
   demand(action.kind == ActionKind::kBackward || weights_[key] == 0, "it comes twice");

@@ -225,7 +225,9 @@ void Writer::begin_backward(int64_t unit, ActionKind kind) {
   hold_gradients(unit);
   begun_.insert(unit);
   add(kind, unit, Lane::kCompute);
-  if (kind == ActionKind::kBackward) close(Role::kActivations, unit, micro_batch_);
+  close(Role::kActivations, unit, micro_batch_);
+  const int64_t bytes = program_.units[static_cast<size_t>(unit)].between_halves_bytes;
+  if (kind == ActionKind::kBackwardInput && bytes > 0) open(Role::kActivations, unit, bytes, micro_batch_);
 }
 
 /// Units are gathered, computed and freed in the order of a backward pass; `complete` hears of each whose
@@ -270,7 +272,7 @@ void Writer::backward_pass(int64_t micro_batch, bool last) {
   for (int64_t unit = 1; unit < std::ssize(program_.units); ++unit) reshard(unit);
 }
 
-/// What its weights need stays: activations, and gradients of outputs of about the same size.
+/// What its weights need stays.
 void Writer::backward_input_pass(int64_t micro_batch) {
   begin_pass(Pass::Kind::kBackwardInput, micro_batch);
   adds_up_ = true;

@@ -79,7 +79,7 @@ enum class Role {
   kGradients,    ///< whole, in the dtype of computation
   kSum,          ///< fp32 gradients, to which all micro-batches of a step are added
   kReduced,      ///< fp32 sum over the ranks
-  kActivations,  ///< of a unit and a micro-batch, kept for backward
+  kActivations,  ///< of a unit and a micro-batch, kept for backward or for its second half
   kBoundary      ///< what stages send each other
 };
 template <>
@@ -127,6 +127,8 @@ struct ProgramUnit {
   int64_t numel = 0;  ///< of its flat layout, padding included
   bool trainable = true;
   int64_t activation_bytes = 0;  ///< of a micro-batch, kept for backward; 0 where it is not known
+  /// Of a micro-batch whose backward pass comes in two halves, from the first to the second.
+  int64_t between_halves_bytes = 0;
   std::optional<Fp8Unit> fp8 = {};
   bool operator==(const ProgramUnit&) const = default;
 };

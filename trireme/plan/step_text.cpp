@@ -135,10 +135,11 @@ void StepReader::read_unit() {
   program_.units.push_back({.name = word(1),
                             .numel = number(word(2)),
                             .trainable = word(3) == "trainable",
-                            .activation_bytes = number(word(5))});
-  if (words_.size() <= 6) return;
-  if (word(6) != "fp8" || word(7) != "beside") fail(fmt::format("'{}' is not 'fp8 beside'", word(6)));
-  program_.units.back().fp8 = Fp8Unit{.rest = number(word(8))};
+                            .activation_bytes = number(word(5)),
+                            .between_halves_bytes = number(word(7))});
+  if (words_.size() <= 8) return;
+  if (word(8) != "fp8" || word(9) != "beside") fail(fmt::format("'{}' is not 'fp8 beside'", word(8)));
+  program_.units.back().fp8 = Fp8Unit{.rest = number(word(10))};
 }
 
 void StepReader::read_buffer() {
@@ -222,9 +223,9 @@ std::string to_text(const StepProgram& program) {
   const size_t width = name_width(program);
   std::string text = fmt::format("#{:<5} {:<{}} {:>15}\n", "", "unit", width, "elements");
   for (const ProgramUnit& unit : program.units) {
-    text += fmt::format("unit   {:<{}} {:>15} {} activations {}", quoted(unit.name), width,
+    text += fmt::format("unit   {:<{}} {:>15} {} activations {} between_halves {}", quoted(unit.name), width,
                         with_commas(unit.numel), unit.trainable ? "trainable" : "frozen   ",
-                        with_commas(unit.activation_bytes));
+                        with_commas(unit.activation_bytes), with_commas(unit.between_halves_bytes));
     if (unit.fp8) text += fmt::format(" fp8 beside {}", with_commas(unit.fp8->rest));
     text += '\n';
   }

@@ -28,8 +28,8 @@ constexpr ModelFamilyRecord record_of_images(ModelFamily family) {
           .block = nullptr,
           .attention_params = 0,
           .final_norm = nullptr,
+          .linears = nullptr,
           .saved_bytes = nullptr,
-          .attention_share = nullptr,
           .cheap_bytes = nullptr,
           .check = check_images};
 }

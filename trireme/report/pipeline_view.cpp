@@ -341,7 +341,7 @@ OrderedJson to_json(const PipelineReport& report) {
             {"backward_weight_s", report.costs.backward_weight},
             {"transfer_s", report.costs.transfer},
             {"activation_bytes", report.costs.activation_bytes},
-            {"kept_for_weights", report.costs.kept_for_weights}}},
+            {"between_halves_bytes", report.costs.between_halves_bytes}}},
           {"after_s", report.after_s},
           {"clock_error_s", report.clock_error_s}};
 }
