@@ -45,17 +45,20 @@ TEST(ScalarMath, SigmoidAndTanhSaturate) {
 }
 
 TEST(AdamW, FollowsTheFormulaInDouble) {
-  const size_t count = 1003;
+  constexpr size_t count = 1003;
   std::vector<float> param = noise(count, 1), m(count, 0.0f), v(count, 0.0f);
   std::vector<double> exact(param.begin(), param.end()), exact_m(count, 0.0), exact_v(count, 0.0);
   std::vector<c10::BFloat16> copy(count);
   const double lr = 1e-2, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, decay = 0.1, scale = 0.25;
   for (int t = 1; t <= 5; ++t) {
     const std::vector<float> grad = noise(count, 10 + static_cast<uint64_t>(t));
-    adamw(param.data(), {.values = {m.data(), v.data()}}, grad.data(), copy.data(), count,
-          {static_cast<float>(lr), static_cast<float>(beta1), static_cast<float>(beta2),
-           static_cast<float>(eps), static_cast<float>(decay), static_cast<float>(1 - std::pow(beta1, t)),
-           static_cast<float>(1 - std::pow(beta2, t)), static_cast<float>(scale)});
+    // Two parts with the same settings are one.
+    const auto rate = static_cast<float>(lr), weight_decay = static_cast<float>(decay);
+    const UpdatePart parts[] = {{0, 500, rate, weight_decay}, {500, count, rate, weight_decay}};
+    adamw(param.data(), {.values = {m.data(), v.data()}}, grad.data(), copy.data(), parts,
+          {static_cast<float>(beta1), static_cast<float>(beta2), static_cast<float>(eps),
+           static_cast<float>(1 - std::pow(beta1, t)), static_cast<float>(1 - std::pow(beta2, t)),
+           static_cast<float>(scale)});
     for (size_t i = 0; i < count; ++i) {
       const double g = scale * grad[i];
       exact_m[i] = beta1 * exact_m[i] + (1 - beta1) * g;
@@ -71,19 +74,22 @@ TEST(AdamW, FollowsTheFormulaInDouble) {
   }
 }
 
-TEST(Sgd, FollowsTheFormulaInDouble) {
+TEST(Sgd, FollowsTheFormulaInDoubleInParts) {
   std::vector<float> param = noise(64, 1),
                      buffer(64, 7.0f);  // what the buffer held before the first step is ignored
   std::vector<double> exact(param.begin(), param.end()), exact_buffer(64, 0.0);
+  const UpdatePart parts[] = {{0, 13, 0.1f, 0.01f}, {20, 64, 0.05f, 0.0f}};
   for (int t = 0; t < 4; ++t) {
     const std::vector<float> grad = noise(64, 20 + static_cast<uint64_t>(t));
-    sgd(param.data(), {.values = {buffer.data()}}, grad.data(), nullptr, 64,
-        {0.1f, 0.9f, 0.01f, 0.5f, t == 0});
-    for (size_t i = 0; i < 64; ++i) {
-      exact_buffer[i] = 0.9 * exact_buffer[i] + 0.5 * grad[i] + 0.01 * exact[i];
-      exact[i] -= 0.1 * exact_buffer[i];
+    sgd(param.data(), {.values = {buffer.data()}}, grad.data(), nullptr, parts, {0.9f, 0.5f, t == 0});
+    for (const UpdatePart& part : parts) {
+      for (auto i = static_cast<size_t>(part.begin); i < static_cast<size_t>(part.end); ++i) {
+        exact_buffer[i] = 0.9 * exact_buffer[i] + 0.5 * grad[i] + double{part.weight_decay} * exact[i];
+        exact[i] -= double{part.lr} * exact_buffer[i];
+      }
     }
   }
+  for (size_t i = 13; i < 20; ++i) EXPECT_EQ(buffer[i], 7.0f) << "of no part";
   for (size_t i = 0; i < 64; ++i) EXPECT_NEAR(param[i], exact[i], 2e-6);
 }
 

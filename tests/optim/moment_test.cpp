@@ -209,6 +209,26 @@ TEST_P(EveryState, SmallChangesAreNotLost) {
   }
 }
 
+TEST_P(EveryState, AveragesOfParametersChangeNoBit) {
+  constexpr int64_t kSize = 333;
+  const auto trained = [&](double ema) {
+    at::manual_seed(7);
+    plan::OptimConfig config = this->config();
+    config.ema = ema;
+    const FlatParam param{.master = at::randn({kSize}),
+                          .grad = at::zeros({kSize}),
+                          .copy = {},
+                          .segments = {{.range = {0, kSize}, .key = 5}}};
+    const auto optimizer = build(config, {param});
+    for (int step = 0; step < 5; ++step) {
+      param.grad.copy_(at::randn({kSize}));
+      optimizer->step();
+    }
+    return param.master;
+  };
+  EXPECT_TRUE(at::equal(trained(0.0), trained(0.9)));
+}
+
 TEST_P(EveryState, AnElementIsTheSameHoweverItsParameterIsCut) {
   constexpr int64_t kSize = 85;
   at::manual_seed(6);

@@ -212,9 +212,11 @@ int64_t embedding_scratch(int64_t count, int64_t width);
 /// `grad_scale` (nullptr: none) is an fp32 scalar on the GPU that multiplies every gradient besides
 /// step.grad_scale.
 int adamw(float* param, const Moments& moments, const void* grad, Dtype grad_dtype, void* copy,
-          Dtype copy_dtype, int64_t count, const AdamWStep& step, const float* grad_scale, void* stream);
+          Dtype copy_dtype, std::span<const UpdatePart> parts, const AdamWStep& step, const float* grad_scale,
+          void* stream);
 int sgd(float* param, const Moments& moments, const void* grad, Dtype grad_dtype, void* copy,
-        Dtype copy_dtype, int64_t count, const SgdStep& step, const float* grad_scale, void* stream);
+        Dtype copy_dtype, std::span<const UpdatePart> parts, const SgdStep& step, const float* grad_scale,
+        void* stream);
 /// out = the sum of squares, in double. `scratch`: kSquaresScratch doubles.
 constexpr int64_t kSquaresScratch = 1024;
 int sum_of_squares(double* out, double* scratch, const void* values, Dtype dtype, int64_t count,

@@ -89,12 +89,12 @@ int embedding_backward(void*, Dtype, float*, const void*, const int64_t*, const 
 int64_t embedding_scratch(int64_t, int64_t) {
   absent("embedding_scratch");
 }
-int adamw(float*, const Moments&, const void*, Dtype, void*, Dtype, int64_t, const AdamWStep&, const float*,
-          void*) {
+int adamw(float*, const Moments&, const void*, Dtype, void*, Dtype, std::span<const UpdatePart>,
+          const AdamWStep&, const float*, void*) {
   absent("adamw");
 }
-int sgd(float*, const Moments&, const void*, Dtype, void*, Dtype, int64_t, const SgdStep&, const float*,
-        void*) {
+int sgd(float*, const Moments&, const void*, Dtype, void*, Dtype, std::span<const UpdatePart>, const SgdStep&,
+        const float*, void*) {
   absent("sgd");
 }
 int sum_of_squares(double*, double*, const void*, Dtype, int64_t, void*) {

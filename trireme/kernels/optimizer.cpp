@@ -73,16 +73,18 @@ void for_chunks(int64_t count, const Body& body) {
 }
 
 /// body(elements, begin, end) updates the elements from `begin` to `end` of arrays that begin at `elements`,
-/// and so do states[n], the numbers of kind kind_of(n) of these elements.
+/// and so do states[n], the numbers of kind kind_of(n) of these elements. All of them make up `part`.
 template <int kNumbers, typename Body>
-void with_moments(const Moments& moments, MomentKind (*kind_of)(int), int64_t count, const Body& body) {
+void with_moments(const Moments& moments, MomentKind (*kind_of)(int), const UpdatePart& part,
+                  const Body& body) {
   float* states[kNumbers];
   if (moments.format == MomentFormat::kFp32) {
     for (int n = 0; n < kNumbers; ++n) states[n] = static_cast<float*>(moments.values[n]);
-    for_rows(count, 1, [&](int64_t first, int64_t last) { body(0, states, first, last); });
+    for_rows(part.end - part.begin, 1,
+             [&](int64_t first, int64_t last) { body(0, states, part.begin + first, part.begin + last); });
     return;
   }
-  for_chunks(count, [&](int64_t first, int64_t last) {
+  for_chunks(part.end, [&](int64_t first, int64_t last) {
     float scratch[kNumbers][kChunk];
     float* chunk[kNumbers];
     for (int n = 0; n < kNumbers; ++n) {
@@ -96,9 +98,9 @@ void with_moments(const Moments& moments, MomentKind (*kind_of)(int), int64_t co
 
 template <typename Grad>
 void adamw_range(float* param, float* exp_avg, float* exp_avg_sq, const Grad* grad, int64_t first,
-                 int64_t last, const AdamWStep& step) {
-  const float keep = 1.0f - step.lr * step.weight_decay;
-  const float step_size = step.lr / step.bias_correction1;
+                 int64_t last, const UpdatePart& part, const AdamWStep& step) {
+  const float keep = 1.0f - part.lr * part.weight_decay;
+  const float step_size = part.lr / step.bias_correction1;
   const float inverse_root = 1.0f / std::sqrt(step.bias_correction2);
 #pragma omp simd
   for (int64_t i = first; i < last; ++i) {
@@ -113,38 +115,42 @@ void adamw_range(float* param, float* exp_avg, float* exp_avg_sq, const Grad* gr
 
 template <typename Grad>
 void sgd_range(float* param, float* momentum_buffer, const Grad* grad, int64_t first, int64_t last,
-               const SgdStep& step) {
+               const UpdatePart& part, const SgdStep& step) {
   const float kept = step.first ? 0.0f : step.momentum;
   // The step goes along along_buffer * buffer + along_grad * grad.
   const float along_buffer = step.nesterov ? step.momentum : 1.0f, along_grad = step.nesterov ? 1.0f : 0.0f;
 #pragma omp simd
   for (int64_t i = first; i < last; ++i) {
-    const float g = static_cast<float>(grad[i]) * step.grad_scale + step.weight_decay * param[i];
+    const float g = static_cast<float>(grad[i]) * step.grad_scale + part.weight_decay * param[i];
     momentum_buffer[i] = kept * momentum_buffer[i] + g;
-    param[i] -= step.lr * (along_buffer * momentum_buffer[i] + along_grad * g);
+    param[i] -= part.lr * (along_buffer * momentum_buffer[i] + along_grad * g);
   }
 }
 
 }  // namespace
 
 template <typename Grad>
-void adamw(float* param, const Moments& moments, const Grad* grad, void* copy_bf16, int64_t count,
-           const AdamWStep& step) {
-  with_moments<kAdamWMoments>(moments, adamw_moment, count,
-                              [&](int64_t at, float* const(&states)[2], int64_t first, int64_t last) {
-                                adamw_range(param + at, states[0], states[1], grad + at, first, last, step);
-                                store_bf16(copy_bf16, param, at + first, at + last);
-                              });
+void adamw(float* param, const Moments& moments, const Grad* grad, void* copy_bf16,
+           std::span<const UpdatePart> parts, const AdamWStep& step) {
+  for (const UpdatePart& part : parts) {
+    with_moments<kAdamWMoments>(
+        moments, adamw_moment, part, [&](int64_t at, float* const(&states)[2], int64_t first, int64_t last) {
+          adamw_range(param + at, states[0], states[1], grad + at, first, last, part, step);
+          store_bf16(copy_bf16, param, at + first, at + last);
+        });
+  }
 }
 
 template <typename Grad>
-void sgd(float* param, const Moments& moments, const Grad* grad, void* copy_bf16, int64_t count,
-         const SgdStep& step) {
-  with_moments<kSgdMoments>(moments, sgd_moment, count,
-                            [&](int64_t at, float* const(&states)[1], int64_t first, int64_t last) {
-                              sgd_range(param + at, states[0], grad + at, first, last, step);
-                              store_bf16(copy_bf16, param, at + first, at + last);
-                            });
+void sgd(float* param, const Moments& moments, const Grad* grad, void* copy_bf16,
+         std::span<const UpdatePart> parts, const SgdStep& step) {
+  for (const UpdatePart& part : parts) {
+    with_moments<kSgdMoments>(moments, sgd_moment, part,
+                              [&](int64_t at, float* const(&states)[1], int64_t first, int64_t last) {
+                                sgd_range(param + at, states[0], grad + at, first, last, part, step);
+                                store_bf16(copy_bf16, param, at + first, at + last);
+                              });
+  }
 }
 
 template <typename Value>
@@ -164,9 +170,11 @@ double sum_of_squares(const Value* values, int64_t count) {
   return total;
 }
 
-#define TRIREME_INSTANTIATE(Scalar)                                                             \
-  template void adamw(float*, const Moments&, const Scalar*, void*, int64_t, const AdamWStep&); \
-  template void sgd(float*, const Moments&, const Scalar*, void*, int64_t, const SgdStep&);     \
+#define TRIREME_INSTANTIATE(Scalar)                                                              \
+  template void adamw(float*, const Moments&, const Scalar*, void*, std::span<const UpdatePart>, \
+                      const AdamWStep&);                                                         \
+  template void sgd(float*, const Moments&, const Scalar*, void*, std::span<const UpdatePart>,   \
+                    const SgdStep&);                                                             \
   template double sum_of_squares(const Scalar*, int64_t);
 TRIREME_INSTANTIATE(float)
 TRIREME_INSTANTIATE(c10::BFloat16)

@@ -26,9 +26,10 @@ struct AdamW {
   static constexpr MomentKind kind(int state) { return adamw_moment(state); }
   float keep, step_size, inverse_root, blend1, beta2, blend2, eps;
 
-  explicit AdamW(const AdamWStep& step)
-      : keep(1.0f - step.lr * step.weight_decay),
-        step_size(step.lr / step.bias_correction1),
+  AdamW() = default;
+  AdamW(const AdamWStep& step, const UpdatePart& part)
+      : keep(1.0f - part.lr * part.weight_decay),
+        step_size(part.lr / step.bias_correction1),
         inverse_root(1.0f / std::sqrt(step.bias_correction2)),
         blend1(1.0f - step.beta1),
         beta2(step.beta2),
@@ -50,10 +51,11 @@ struct Sgd {
   float lr, momentum, weight_decay;
   bool first, nesterov;
 
-  explicit Sgd(const SgdStep& step)
-      : lr(step.lr),
+  Sgd() = default;
+  Sgd(const SgdStep& step, const UpdatePart& part)
+      : lr(part.lr),
         momentum(step.momentum),
-        weight_decay(step.weight_decay),
+        weight_decay(part.weight_decay),
         first(step.first),
         nesterov(step.nesterov) {}
 
@@ -64,15 +66,14 @@ struct Sgd {
   }
 };
 
-// One pass over the range.
+// One pass over the parts of a range.
 
 template <typename Rule>
-struct Slice {
+struct Range {
   float* param;
   Moments moments;
   const void* grad;
   void* copy;  ///< or nullptr
-  int64_t count;
   float scale;
   const float* grad_scale;  ///< or nullptr
 
@@ -82,7 +83,7 @@ struct Slice {
 
 /// kWidth elements from `at` on. All loads are issued before the first is used.
 template <int kWidth, typename Grad, typename Copy, typename Rule>
-__device__ void update_at(const Slice<Rule>& range, const Rule& rule, int64_t at) {
+__device__ void update_at(const Range<Rule>& range, const Rule& rule, int64_t at) {
   RawPack<float, kWidth> raw_params, raw_states[Rule::kStates];
   RawPack<Grad, kWidth> raw_grads;
   raw_params.load(range.param + at);
@@ -107,41 +108,72 @@ __device__ void update_at(const Slice<Rule>& range, const Rule& rule, int64_t at
   if (range.copy != nullptr) copy.store(static_cast<Copy*>(range.copy) + at);
 }
 
-/// A pack for every thread from the element `head` on, and one by one what lies before and after the packs.
+/// What one launch updates: blocks of threads for each part, one part behind another.
+template <typename Rule>
+struct Parts {
+  static constexpr int kMost = 32;
+  struct One {
+    int64_t begin, count;
+    int64_t head;          ///< elements before the first that can be accessed as a pack
+    unsigned first_block;  ///< of its own
+    Rule rule;
+  };
+  One all[kMost];
+  int count = 0;
+  unsigned blocks = 0;
+};
+
+/// A pack for every thread behind the part's head, and one by one what lies before and after the packs.
 template <typename Grad, typename Copy, typename Rule>
-__global__ void __launch_bounds__(kThreads) update_range(Slice<Rule> range, Rule rule, int64_t head) {
-  const int64_t i = thread_index();
-  const int64_t packs = (range.count - head) / kLanes;
-  if (i < packs) update_at<kLanes, Grad, Copy>(range, rule, head + i * kLanes);
-  if (i < range.count - packs * kLanes) {
-    update_at<1, Grad, Copy>(range, rule, i < head ? i : i + packs * kLanes);
+__global__ void __launch_bounds__(kThreads)
+    update_parts(Range<Rule> range, const __grid_constant__ Parts<Rule> parts) {
+  int index = 0;
+  while (index + 1 < parts.count && blockIdx.x >= parts.all[index + 1].first_block) ++index;
+  const auto& part = parts.all[index];
+  const int64_t i = static_cast<int64_t>(blockIdx.x - part.first_block) * kThreads + threadIdx.x;
+  const int64_t packs = (part.count - part.head) / kLanes;
+  if (i < packs) update_at<kLanes, Grad, Copy>(range, part.rule, part.begin + part.head + i * kLanes);
+  if (i < part.count - packs * kLanes) {
+    update_at<1, Grad, Copy>(range, part.rule, part.begin + (i < part.head ? i : i + packs * kLanes));
   }
 }
 
 /// Elements from `pointer` to the next boundary of kLanes elements.
-int64_t to_boundary(const void* pointer, size_t element_size) {
-  const auto index = static_cast<int64_t>(reinterpret_cast<uintptr_t>(pointer) / element_size);
+int64_t to_boundary(const void* pointer, size_t element_size, int64_t begin) {
+  const auto index = static_cast<int64_t>(reinterpret_cast<uintptr_t>(pointer) / element_size) + begin;
   return (kLanes - index % kLanes) % kLanes;
 }
 
-/// Elements before the first at which all arrays are on a boundary; all of them when there is no such
-/// element.
+/// Elements of a part before the first at which all arrays are on a boundary; all of them when there is no
+/// such element.
 template <typename Grad, typename Copy, typename Rule>
-int64_t head_of(const Slice<Rule>& range) {
-  const int64_t head = to_boundary(range.param, sizeof(float));
-  bool together = to_boundary(range.grad, sizeof(Grad)) == head;
-  for (int s = 0; s < Rule::kStates; ++s) together &= to_boundary(range.state(s), sizeof(float)) == head;
-  if (range.copy != nullptr) together &= to_boundary(range.copy, sizeof(Copy)) == head;
-  return together ? std::min(head, range.count) : range.count;
+int64_t head_of(const Range<Rule>& range, int64_t begin, int64_t count) {
+  const int64_t head = to_boundary(range.param, sizeof(float), begin);
+  bool together = to_boundary(range.grad, sizeof(Grad), begin) == head;
+  for (int s = 0; s < Rule::kStates; ++s)
+    together &= to_boundary(range.state(s), sizeof(float), begin) == head;
+  if (range.copy != nullptr) together &= to_boundary(range.copy, sizeof(Copy), begin) == head;
+  return together ? std::min(head, count) : count;
 }
 
-template <typename Grad, typename Copy, typename Rule>
-int launch_update(const Slice<Rule>& range, const Rule& rule, cudaStream_t stream) {
-  const int64_t head = head_of<Grad, Copy>(range);
-  const int64_t packs = (range.count - head) / kLanes;
-  const int64_t items = std::max(packs, range.count - packs * kLanes);
-  const auto blocks = static_cast<unsigned>((items + kThreads - 1) / kThreads);
-  update_range<Grad, Copy><<<blocks, kThreads, 0, stream>>>(range, rule, head);
+template <typename Grad, typename Copy, typename Rule, typename Step>
+int launch_update(const Range<Rule>& range, std::span<const UpdatePart> parts, const Step& step,
+                  cudaStream_t stream) {
+  while (!parts.empty()) {
+    Parts<Rule> some;
+    const size_t taken = std::min(parts.size(), static_cast<size_t>(Parts<Rule>::kMost));
+    for (const UpdatePart& part : parts.first(taken)) {
+      const int64_t count = part.end - part.begin;
+      if (count == 0) continue;
+      const int64_t head = head_of<Grad, Copy>(range, part.begin, count);
+      const int64_t packs = (count - head) / kLanes;
+      const int64_t items = std::max(packs, count - packs * kLanes);
+      some.all[some.count++] = {part.begin, count, head, some.blocks, Rule(step, part)};
+      some.blocks += static_cast<unsigned>((items + kThreads - 1) / kThreads);
+    }
+    parts = parts.subspan(taken);
+    if (some.blocks > 0) update_parts<Grad, Copy><<<some.blocks, kThreads, 0, stream>>>(range, some);
+  }
   return cudaGetLastError();
 }
 
@@ -241,7 +273,7 @@ __device__ void write_moments(const float (&x)[kBlock], const Moments& moments, 
 }
 
 template <MomentFormat kFormat, bool kWhole, typename Grad, typename Copy, typename Rule>
-__device__ void update_block(const Slice<Rule>& range, const Rule& rule, int64_t block, int count) {
+__device__ void update_block(const Range<Rule>& range, const Rule& rule, int64_t block, int count) {
   const int64_t at = block * kBlock;
   float params[kBlock], grads[kBlock], states[Rule::kStates][kBlock];
   load_block<kWhole>(params, range.param + at, count);
@@ -265,8 +297,9 @@ __device__ void update_block(const Slice<Rule>& range, const Rule& rule, int64_t
 }
 
 template <MomentFormat kFormat, typename Grad, typename Copy, typename Rule>
-__global__ void __launch_bounds__(kThreads) update_blocks(Slice<Rule> range, Rule rule, bool packed) {
-  const int64_t block = thread_index(), left = range.count - block * kBlock;
+__global__ void __launch_bounds__(kThreads)
+    update_blocks(Range<Rule> range, int64_t count, Rule rule, bool packed) {
+  const int64_t block = thread_index(), left = count - block * kBlock;
   if (left <= 0) return;
   if (packed && left >= kBlock) {
     update_block<kFormat, true, Grad, Copy>(range, rule, block, kBlock);
@@ -278,7 +311,7 @@ __global__ void __launch_bounds__(kThreads) update_blocks(Slice<Rule> range, Rul
 
 /// Whether the blocks of all arrays can be accessed as packs.
 template <typename Rule>
-bool has_packs(const Slice<Rule>& range) {
+bool has_packs(const Range<Rule>& range) {
   bool all = packs({range.param, range.grad, range.copy}, 0);
   const size_t bytes = range.moments.format == MomentFormat::kBf16 ? 16 : 8;
   for (int s = 0; s < Rule::kStates; ++s)
@@ -287,35 +320,35 @@ bool has_packs(const Slice<Rule>& range) {
 }
 
 template <MomentFormat kFormat, typename Grad, typename Copy, typename Rule>
-int launch_blocks(const Slice<Rule>& range, const Rule& rule, cudaStream_t stream) {
-  const int64_t blocks = (range.count + kBlock - 1) / kBlock;
+int launch_blocks(const Range<Rule>& range, int64_t count, const Rule& rule, cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  const int64_t blocks = (count + kBlock - 1) / kBlock;
   update_blocks<kFormat, Grad, Copy>
-      <<<static_cast<unsigned>((blocks + kThreads - 1) / kThreads), kThreads, 0, stream>>>(range, rule,
+      <<<static_cast<unsigned>((blocks + kThreads - 1) / kThreads), kThreads, 0, stream>>>(range, count, rule,
                                                                                            has_packs(range));
   return cudaGetLastError();
 }
 
-template <typename Grad, typename Copy, typename Rule>
-int launch_format(const Slice<Rule>& range, const Rule& rule, cudaStream_t stream) {
-  if (range.count == 0) return cudaSuccess;
-  switch (range.moments.format) {
-    case MomentFormat::kFp32:
-      return launch_update<Grad, Copy>(range, rule, stream);
-    case MomentFormat::kBf16:
-      return launch_blocks<MomentFormat::kBf16, Grad, Copy>(range, rule, stream);
-    case MomentFormat::kInt8:
-      break;
-  }
-  return launch_blocks<MomentFormat::kInt8, Grad, Copy>(range, rule, stream);
+template <typename Grad, typename Copy, typename Rule, typename Step>
+int launch_format(const Range<Rule>& range, std::span<const UpdatePart> parts, const Step& step,
+                  cudaStream_t stream) {
+  if (range.moments.format == MomentFormat::kFp32)
+    return launch_update<Grad, Copy>(range, parts, step, stream);
+  if (parts.size() != 1 || parts[0].begin != 0) return cudaErrorInvalidValue;
+  const Rule rule(step, parts[0]);
+  if (range.moments.format == MomentFormat::kBf16)
+    return launch_blocks<MomentFormat::kBf16, Grad, Copy>(range, parts[0].end, rule, stream);
+  return launch_blocks<MomentFormat::kInt8, Grad, Copy>(range, parts[0].end, rule, stream);
 }
 
-template <typename Rule>
-int launch_for(Dtype grad_dtype, Dtype copy_dtype, const Slice<Rule>& range, const Rule& rule, void* stream) {
+template <typename Rule, typename Step>
+int launch_for(Dtype grad_dtype, Dtype copy_dtype, const Range<Rule>& range,
+               std::span<const UpdatePart> parts, const Step& step, void* stream) {
   return dispatch(copy_dtype, [&](auto scalar) -> int {
     using Copy = decltype(scalar);
-    if (grad_dtype == Dtype::kFloat) return launch_format<float, Copy>(range, rule, as_stream(stream));
+    if (grad_dtype == Dtype::kFloat) return launch_format<float, Copy>(range, parts, step, as_stream(stream));
     if (grad_dtype != copy_dtype) return cudaErrorInvalidValue;
-    return launch_format<Copy, Copy>(range, rule, as_stream(stream));
+    return launch_format<Copy, Copy>(range, parts, step, as_stream(stream));
   });
 }
 
@@ -380,15 +413,17 @@ __global__ void __launch_bounds__(kThreads) add_partials(double* out, const doub
 }  // namespace
 
 int adamw(float* param, const Moments& moments, const void* grad, Dtype grad_dtype, void* copy,
-          Dtype copy_dtype, int64_t count, const AdamWStep& step, const float* grad_scale, void* stream) {
-  const Slice<AdamW> range{param, moments, grad, copy, count, step.grad_scale, grad_scale};
-  return launch_for(grad_dtype, copy_dtype, range, AdamW(step), stream);
+          Dtype copy_dtype, std::span<const UpdatePart> parts, const AdamWStep& step, const float* grad_scale,
+          void* stream) {
+  const Range<AdamW> range{param, moments, grad, copy, step.grad_scale, grad_scale};
+  return launch_for(grad_dtype, copy_dtype, range, parts, step, stream);
 }
 
 int sgd(float* param, const Moments& moments, const void* grad, Dtype grad_dtype, void* copy,
-        Dtype copy_dtype, int64_t count, const SgdStep& step, const float* grad_scale, void* stream) {
-  const Slice<Sgd> range{param, moments, grad, copy, count, step.grad_scale, grad_scale};
-  return launch_for(grad_dtype, copy_dtype, range, Sgd(step), stream);
+        Dtype copy_dtype, std::span<const UpdatePart> parts, const SgdStep& step, const float* grad_scale,
+        void* stream) {
+  const Range<Sgd> range{param, moments, grad, copy, step.grad_scale, grad_scale};
+  return launch_for(grad_dtype, copy_dtype, range, parts, step, stream);
 }
 
 int sum_of_squares(double* out, double* scratch, const void* values, Dtype dtype, int64_t count,

@@ -1,6 +1,7 @@
 #pragma once
 // Optimizer updates over flat ranges in one pass, and the sum of squares that clipping needs. CPU.
 #include <cstdint>
+#include <span>
 
 #include "trireme/kernels/moment_format.h"
 
@@ -17,9 +18,16 @@ struct Moments {
   int64_t first_block = 0;  ///< of the range in its parameter
 };
 
+/// Elements of a range that are updated with settings of their own. A range with moments in fewer bits than
+/// fp32 has one part: all of it.
+struct UpdatePart {
+  int64_t begin = 0, end = 0;
+  float lr = 0.0f, weight_decay = 0.0f;
+};
+
 /// Constants of one AdamW step (Loshchilov and Hutter 2019); bias corrections are 1 - beta^t.
 struct AdamWStep {
-  float lr, beta1, beta2, eps, weight_decay, bias_correction1, bias_correction2;
+  float beta1, beta2, eps, bias_correction1, bias_correction2;
   float grad_scale;  ///< multiplies every gradient first: the clip factor
 };
 /// The averages of gradients, and of their squares.
@@ -28,16 +36,16 @@ constexpr MomentKind adamw_moment(int number) {
   return number == 0 ? MomentKind::kSigned : MomentKind::kSquares;
 }
 
-/// Grad is float or c10::BFloat16, here and below. Updates param and moments in place; `copy` (nullptr: none)
-/// receives the parameters in bf16.
+/// Grad is float or c10::BFloat16, here and below. Updates param and moments in place, as far as `parts` go;
+/// `copy` (nullptr: none) receives the parameters in bf16.
 template <typename Grad>
-void adamw(float* param, const Moments& moments, const Grad* grad, void* copy_bf16, int64_t count,
-           const AdamWStep& step);
+void adamw(float* param, const Moments& moments, const Grad* grad, void* copy_bf16,
+           std::span<const UpdatePart> parts, const AdamWStep& step);
 
 /// SGD with momentum (Polyak 1964) as PyTorch defines it: buffer = momentum * buffer + grad (first step:
 /// grad). With Nesterov's momentum the step goes along grad + momentum * buffer instead of the buffer.
 struct SgdStep {
-  float lr, momentum, weight_decay, grad_scale;
+  float momentum, grad_scale;
   bool first;
   bool nesterov = false;
 };
@@ -48,8 +56,8 @@ constexpr MomentKind sgd_moment(int) {
 }
 
 template <typename Grad>
-void sgd(float* param, const Moments& moments, const Grad* grad, void* copy_bf16, int64_t count,
-         const SgdStep& step);
+void sgd(float* param, const Moments& moments, const Grad* grad, void* copy_bf16,
+         std::span<const UpdatePart> parts, const SgdStep& step);
 
 /// Sum of squares in double, the same bits for any number of threads.
 template <typename Value>

@@ -498,31 +498,28 @@ void embedding_backward(at::Tensor& d_weight, const at::Tensor& dy, const at::Te
 }
 
 void adamw(at::Tensor& param, const MomentsOfRange& moments, const at::Tensor& grad, at::Tensor& copy,
-           const AdamWStep& step, const at::Tensor& grad_scale) {
+           std::span<const UpdatePart> parts, const AdamWStep& step, const at::Tensor& grad_scale) {
   if (param.is_cuda()) {
-    return launched(
-        cuda::adamw(floats(param), raw(moments), data(grad), dtype_of(grad), mutable_data(copy),
-                    copy_dtype(copy, grad), param.numel(), step, floats(grad_scale), current_stream()),
-        "adamw");
+    return launched(cuda::adamw(floats(param), raw(moments), data(grad), dtype_of(grad), mutable_data(copy),
+                                copy_dtype(copy, grad), parts, step, floats(grad_scale), current_stream()),
+                    "adamw");
   }
   on_cpu(grad, [&](auto scalar) {
     using Scalar = decltype(scalar);
-    adamw(floats(param), raw(moments), grad.const_data_ptr<Scalar>(), mutable_data(copy), param.numel(),
-          step);
+    adamw(floats(param), raw(moments), grad.const_data_ptr<Scalar>(), mutable_data(copy), parts, step);
   });
 }
 
 void sgd(at::Tensor& param, const MomentsOfRange& moments, const at::Tensor& grad, at::Tensor& copy,
-         const SgdStep& step, const at::Tensor& grad_scale) {
+         std::span<const UpdatePart> parts, const SgdStep& step, const at::Tensor& grad_scale) {
   if (param.is_cuda()) {
-    return launched(
-        cuda::sgd(floats(param), raw(moments), data(grad), dtype_of(grad), mutable_data(copy),
-                  copy_dtype(copy, grad), param.numel(), step, floats(grad_scale), current_stream()),
-        "sgd");
+    return launched(cuda::sgd(floats(param), raw(moments), data(grad), dtype_of(grad), mutable_data(copy),
+                              copy_dtype(copy, grad), parts, step, floats(grad_scale), current_stream()),
+                    "sgd");
   }
   on_cpu(grad, [&](auto scalar) {
     using Scalar = decltype(scalar);
-    sgd(floats(param), raw(moments), grad.const_data_ptr<Scalar>(), mutable_data(copy), param.numel(), step);
+    sgd(floats(param), raw(moments), grad.const_data_ptr<Scalar>(), mutable_data(copy), parts, step);
   });
 }
 

@@ -115,13 +115,13 @@ void fill_normal(at::Tensor& out, uint64_t key, int64_t first, double deviation)
 /// that `tokens` (...) name.
 void embedding_backward(at::Tensor& d_weight, const at::Tensor& dy, const at::Tensor& tokens);
 
-/// As in optimizer.h, over param (n) fp32; grad (n) fp32 or the dtype of `copy` (undefined: none), which
-/// receives the parameters. `grad_scale` (undefined: 1), an fp32 scalar on the GPU, multiplies every gradient
-/// besides step.grad_scale; a CPU knows only the latter.
+/// As in optimizer.h, over the parts of param (n) fp32; grad (n) fp32 or the dtype of `copy` (undefined:
+/// none), which receives the parameters. `grad_scale` (undefined: 1), an fp32 scalar on the GPU, multiplies
+/// every gradient besides step.grad_scale; a CPU knows only the latter.
 void adamw(at::Tensor& param, const MomentsOfRange& moments, const at::Tensor& grad, at::Tensor& copy,
-           const AdamWStep& step, const at::Tensor& grad_scale = {});
+           std::span<const UpdatePart> parts, const AdamWStep& step, const at::Tensor& grad_scale = {});
 void sgd(at::Tensor& param, const MomentsOfRange& moments, const at::Tensor& grad, at::Tensor& copy,
-         const SgdStep& step, const at::Tensor& grad_scale = {});
+         std::span<const UpdatePart> parts, const SgdStep& step, const at::Tensor& grad_scale = {});
 
 /// out = the sum of squares of values (n); out is an fp64 scalar.
 void sum_of_squares(at::Tensor& out, const at::Tensor& values);

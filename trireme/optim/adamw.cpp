@@ -18,15 +18,13 @@ class AdamW : public FlatOptimizer {
 
   void update_range(UpdateRange& range, const GradScale& grad_scale) override {
     kernels::AdamWStep step{};
-    step.lr = static_cast<float>(range.lr);
     step.beta1 = static_cast<float>(config().beta1);
     step.beta2 = static_cast<float>(config().beta2);
     step.eps = static_cast<float>(config().eps);
     step.bias_correction1 = bias_correction(config().beta1);
     step.bias_correction2 = bias_correction(config().beta2);
     step.grad_scale = static_cast<float>(grad_scale.host);
-    step.weight_decay = static_cast<float>(range.weight_decay);
-    kernels::adamw(range.master, range.moments, range.grad, range.copy, step, grad_scale.device);
+    kernels::adamw(range.master, range.moments, range.grad, range.copy, range.parts, step, grad_scale.device);
   }
 };
 

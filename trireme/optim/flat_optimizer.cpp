@@ -36,7 +36,10 @@ MomentKind kind_of(const plan::OptimizerRecord& record, std::string_view state) 
 }  // namespace
 
 FlatOptimizer::FlatOptimizer(const plan::OptimConfig& config, std::vector<FlatParam> params)
-    : Optimizer(config.lr), config_(config), params_(std::move(params)) {
+    : Optimizer(config.lr),
+      config_(config),
+      params_(std::move(params)),
+      numbers_(std::ssize(plan::record_of(config.name).state)) {
   const plan::OptimizerRecord& record = plan::record_of(config.name);
   for (FlatParam& param : params_) {
     param.segments = as_updated(std::move(param.segments));
@@ -66,6 +69,22 @@ void FlatOptimizer::set_segments(size_t index, std::vector<Segment> segments) {
   params_[index].segments = as_updated(std::move(segments));
 }
 
+kernels::UpdatePart FlatOptimizer::part_at(const plan::Range& range, const Group& group) const {
+  return {.begin = range.begin,
+          .end = range.end,
+          .lr = static_cast<float>(lr() * group.lr_factor),
+          .weight_decay = static_cast<float>(config_.weight_decay * group.decay_factor)};
+}
+
+UpdateRange FlatOptimizer::whole_range(size_t index) const {
+  const FlatParam& param = params_[index];
+  UpdateRange range{
+      .master = param.master, .grad = param.grad, .copy = param.copy, .moments = {}, .parts = {}};
+  range.moments.numbers.assign(states_[index].begin(), states_[index].begin() + numbers_);
+  for (const Segment& segment : param.segments) range.parts.push_back(part_at(segment.range, segment.group));
+  return range;
+}
+
 UpdateRange FlatOptimizer::range_of(size_t index, const Segment& segment) const {
   const FlatParam& param = params_[index];
   UpdateRange range{.master = part_of(param.master, segment),
@@ -74,20 +93,28 @@ UpdateRange FlatOptimizer::range_of(size_t index, const Segment& segment) const 
                     .moments = {.numbers = {},
                                 .key = mix64(segment.key, static_cast<uint64_t>(steps_)),
                                 .first_block = segment.first / kernels::kMomentBlock},
-                    .lr = lr() * segment.group.lr_factor,
-                    .weight_decay = config_.weight_decay * segment.group.decay_factor};
-  for (const Moment& number : states_[index])
-    range.moments.numbers.push_back(number.part(segment.range.begin, segment.range.end));
+                    .parts = {part_at({0, segment.range.size()}, segment.group)}};
+  for (int64_t number = 0; number < numbers_; ++number)
+    range.moments.numbers.push_back(
+        states_[index][static_cast<size_t>(number)].part(segment.range.begin, segment.range.end));
   return range;
 }
 
 void FlatOptimizer::update(size_t index, const GradScale& grad_scale) {
-  for (const Segment& segment : params_[index].segments) {
-    UpdateRange range = range_of(index, segment);
+  const FlatParam& param = params_[index];
+  if (config_.state == plan::OptimState::kFp32) {
+    UpdateRange range = whole_range(index);
     update_range(range, grad_scale);
-    if (config_.ema == 0.0) continue;
-    at::Tensor averages = range.moments.numbers.back().values();
-    average(averages, range.master);
+  } else {
+    for (const Segment& segment : param.segments) {  // each is rounded by a key of its own
+      UpdateRange range = range_of(index, segment);
+      update_range(range, grad_scale);
+    }
+  }
+  if (config_.ema == 0.0) return;
+  for (const Segment& segment : param.segments) {
+    at::Tensor averages = part_of(states_[index].back().values(), segment);
+    average(averages, part_of(param.master, segment));
   }
 }
 

@@ -7,15 +7,16 @@
 #include <vector>
 
 #include "trireme/kernels/moment.h"
+#include "trireme/kernels/optimizer.h"
 #include "trireme/optim/optimizer.h"
 
 namespace trireme::optim {
 
-/// The part of a parameter's tensors that one kernel call updates.
+/// What one kernel call updates.
 struct UpdateRange {
-  at::Tensor master, grad, copy;    ///< as FlatParam
-  kernels::MomentsOfRange moments;  ///< in the order of the optimizer's record
-  double lr = 0.0, weight_decay = 0.0;
+  at::Tensor master, grad, copy;           ///< as FlatParam, or the part of one segment
+  kernels::MomentsOfRange moments;         ///< in the order of the optimizer's record
+  std::vector<kernels::UpdatePart> parts;  ///< of these tensors
 };
 
 class FlatOptimizer : public Optimizer {
@@ -43,11 +44,14 @@ class FlatOptimizer : public Optimizer {
  private:
   /// Neighbours are updated as one where nothing is rounded by its place in its parameter.
   std::vector<Segment> as_updated(std::vector<Segment> segments) const;
+  kernels::UpdatePart part_at(const plan::Range& range, const Group& group) const;
+  UpdateRange whole_range(size_t index) const;
   UpdateRange range_of(size_t index, const Segment& segment) const;
   void average(at::Tensor& average, const at::Tensor& master) const;
 
   plan::OptimConfig config_;
   std::vector<FlatParam> params_;
+  int64_t numbers_;                                   ///< that the rule keeps; the average is another one
   std::vector<std::vector<kernels::Moment>> states_;  ///< by parameter, in the order of plan::state_of()
   int64_t steps_ = 0;
 };

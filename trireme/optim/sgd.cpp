@@ -11,9 +11,8 @@ class Sgd : public FlatOptimizer {
 
  private:
   void update_range(UpdateRange& range, const GradScale& grad_scale) override {
-    kernels::sgd(range.master, range.moments, range.grad, range.copy,
-                 {static_cast<float>(range.lr), static_cast<float>(config().momentum),
-                  static_cast<float>(range.weight_decay), static_cast<float>(grad_scale.host),
+    kernels::sgd(range.master, range.moments, range.grad, range.copy, range.parts,
+                 {static_cast<float>(config().momentum), static_cast<float>(grad_scale.host),
                   step_number() == 1, config().nesterov},
                  grad_scale.device);
   }

@@ -59,7 +59,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 53> kMarks =
     {"add_partial_rows", "norm"},
     {"column_sums", "bias"},
     {"map_rows", "activation"},
-    {"update_range", "optimizer"},
+    {"update_parts", "optimizer"},
     {"update_blocks", "optimizer"},
     {"square_partials", "optimizer"},
     {"add_partials", "optimizer"},
