@@ -2,7 +2,7 @@
 """Breaks training runs at random moments and checks that each ends as the one that nothing happened to.
 
     tools/survival.py [--build build/release] [--runs 200] [--seed 1] [--kinds kill,freeze,disk]
-                      [--out bench/results/survival.json] [--keep FOLDER] [--long]
+                      [--jobs N] [--out bench/results/survival.json] [--keep FOLDER] [--long]
 
 Every run is `trireme train -n 2 --max-restarts 3` of a tiny model, 60 steps, a checkpoint every 5. While it trains
     kill    a random rank gets SIGKILL,
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import concurrent.futures
 import datetime
 import fcntl
 import json
@@ -69,6 +70,16 @@ class Fault:
 
 
 @dataclass
+class Outcome:
+    """Of one run."""
+
+    fault: Fault
+    seconds: float
+    attempts: list[dict] = field(default_factory=list)
+    broken: dict | None = None  # what did not hold
+
+
+@dataclass
 class Findings:
     kinds: dict[str, collections.Counter]
     expected: dict = field(default_factory=dict)  # of the unfailed run
@@ -77,6 +88,18 @@ class Findings:
 
     def total(self, what: str) -> int:
         return sum(count[what] for count in self.kinds.values())
+
+    def add(self, outcome: Outcome) -> None:
+        count = self.kinds[outcome.fault.kind]
+        count["runs"] += 1
+        count["struck"] += outcome.fault.struck
+        self.seconds.append(outcome.seconds)
+        if outcome.broken:
+            self.broken.append(outcome.broken)
+            return
+        count["held"] += 1
+        count["started_again"] += len(outcome.attempts) - 1
+        count["steps_made_again"] += sum(attempt["steps_lost"] or 0 for attempt in outcome.attempts)
 
 
 class Run:
@@ -327,6 +350,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS))
     parser.add_argument("--timeout", type=float, default=10.0, help="deadline of a collective, in seconds")
+    parser.add_argument("--jobs", type=int, default=1, help="runs beside each other; each keeps two cores busy")
     parser.add_argument("--seconds", type=float, help="begin no further run after so long")
     parser.add_argument("--long", action="store_true", help="only where TRIREME_LONG_TESTS is set")
     parser.add_argument("--out", type=Path, help="JSON file for what was found")
@@ -345,25 +369,21 @@ def draw(kinds: list[str], number: int, chance: random.Random) -> Fault:
 
 
 def try_one(trireme: Path, folder: Path, words: list[str], number: int, arguments: argparse.Namespace,
-            findings: Findings) -> None:
+            findings: Findings) -> Outcome:
     chance = random.Random(arguments.seed * 1_000_003 + number)
-    fault, started = draw(list(findings.kinds), number, chance), time.monotonic()
-    count = findings.kinds[fault.kind]
-    count["runs"] += 1
+    outcome = Outcome(draw(list(findings.kinds), number, chance), time.monotonic())
+    fault = outcome.fault
     try:
-        attempts = survive(trireme, folder, words, fault, findings.expected, chance)
-        count["held"] += 1
-        count["started_again"] += len(attempts) - 1
-        count["steps_made_again"] += sum(attempt["steps_lost"] or 0 for attempt in attempts)
+        outcome.attempts = survive(trireme, folder, words, fault, findings.expected, chance)
     except Broken as problem:
-        findings.broken.append({"run": number, "kind": fault.kind, "rank": fault.rank, "step": fault.step,
-                                "problem": str(problem)})
+        outcome.broken = {"run": number, "kind": fault.kind, "rank": fault.rank, "step": fault.step,
+                          "problem": str(problem)}
         print(f"run {number}, {fault.kind} of rank {fault.rank} after step {fault.step}: {problem}", file=sys.stderr)
         if arguments.keep:
             shutil.copytree(folder, arguments.keep / folder.name, symlinks=True, dirs_exist_ok=True)
-    count["struck"] += fault.struck
-    findings.seconds.append(time.monotonic() - started)
+    outcome.seconds = time.monotonic() - outcome.seconds
     shutil.rmtree(folder, ignore_errors=True)
+    return outcome
 
 
 def as_record(findings: Findings, words: list[str], arguments: argparse.Namespace) -> dict:
@@ -373,7 +393,7 @@ def as_record(findings: Findings, words: list[str], arguments: argparse.Namespac
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "machine": {"cpu": first_line("/proc/cpuinfo", "model name"), "cores": len(os.sched_getaffinity(0)),
                         "kernel": os.uname().release, "load_average": os.getloadavg()},
-            "settings": words, "asked_for": arguments.runs, "runs": findings.total("runs"),
+            "settings": words, "jobs": arguments.jobs, "asked_for": arguments.runs, "runs": findings.total("runs"),
             "held": findings.total("held"), "broken": findings.broken, "kinds": findings.kinds,
             "digest": findings.expected["digest"],
             "seconds_per_run": {"median": seconds[len(seconds) // 2], "longest": seconds[-1]}}
@@ -395,11 +415,16 @@ def main() -> int:
     words = settings(arguments.timeout)
     with tempfile.TemporaryDirectory(prefix="trireme-survival-") as base:
         findings.expected = reference(trireme, Path(base) / "reference", words)
-        began = time.monotonic()
-        for number in range(arguments.runs):
-            if arguments.seconds and time.monotonic() - began > arguments.seconds:
-                break
-            try_one(trireme, Path(base) / f"run-{number}", words, number, arguments, findings)
+        end = time.monotonic() + (arguments.seconds or float("inf"))
+
+        def try_in_time(number: int) -> Outcome | None:
+            if time.monotonic() > end:
+                return None
+            return try_one(trireme, Path(base) / f"run-{number}", words, number, arguments, findings)
+
+        with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+            for outcome in filter(None, pool.map(try_in_time, range(arguments.runs))):
+                findings.add(outcome)
     if arguments.out:
         arguments.out.write_text(json.dumps(as_record(findings, words, arguments), indent=1) + "\n")
     runs, struck = findings.total("runs"), findings.total("struck")

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from saving import Saver, add_save_options
 from torch_model import Model
 from training import (Setup, adamw_arguments, add_options, build_model, leave, report, run_steps,
                       set_up)
@@ -105,6 +106,7 @@ def train(setup: Setup) -> None:
         net = torch.compile(net)
     optimizer = make_optimizer(net, setup)
     casts = options.dtype == "bf16" and options.strategy in ("amp", "ddp", "zero1")
+    saver = Saver(options, net, optimizer) if options.save else None
     backends = [getattr(torch.nn.attention.SDPBackend, options.sdpa)] if options.sdpa else []
 
     def forward_and_backward(ids: Tensor, last: bool) -> Tensor:
@@ -125,14 +127,18 @@ def train(setup: Setup) -> None:
                   for index, ids in enumerate(parts)]
         if setup.grad_clip:
             nn.utils.clip_grad_norm_(net.parameters(), setup.grad_clip)
+        if saver:
+            saver.before_update()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        if saver:
+            saver.after_step()
         return torch.stack(losses).double().sum()
 
     seconds, losses = run_steps(setup, optimizer.param_groups, train_step)
     peer = {"peer": "torch", "strategy": options.strategy, "fp8": options.fp8,
             "fp8_head": options.fp8_head, "ac": options.ac,
-            "sdpa": options.sdpa}
+            "sdpa": options.sdpa} | ({"saves": saver.finish()} if saver else {})
     report(setup, peer, parameters, seconds, losses)
 
 
@@ -146,14 +152,19 @@ def main() -> None:
                         help="compile the model and its loss as one (amp and ddp)")
     parser.add_argument("--ac", action="store_true", help="recompute each block")
     parser.add_argument("--sdpa", default="", help="an SDPBackend by name")
+    add_save_options(parser)
     options = parser.parse_args()
     if options.whole and (options.compile or options.strategy not in ("amp", "ddp")):
         parser.error("--whole is for --strategy amp or ddp, in place of --compile")
     if options.strategy == "amp" and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         parser.error("--strategy amp is for one GPU")
+    if options.save and not (options.save_after and options.save_to and options.device == "cuda"):
+        parser.error("--save goes with --save-after and --save-to, on GPUs")
     setup = set_up(options)
     if setup.is_cuda:
-        dist.init_process_group("nccl", device_id=setup.device)
+        # Saving talks between hosts.
+        backend = "cpu:gloo,cuda:nccl" if options.save else "nccl"
+        dist.init_process_group(backend, device_id=setup.device)
     elif "RANK" in os.environ:
         dist.init_process_group("gloo")
     train(setup)

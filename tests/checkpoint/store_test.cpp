@@ -160,7 +160,7 @@ TEST(Store, WaitsForRanksAndNamesThoseThatAreLate) {
 TEST(Store, GivesUpWhenARankFailsOrTheRunSaysSo) {
   Begun save;
   EXPECT_THROW(save.commit(30.0, [] { return true; }), EnvironmentError);
-  report_failure(save.folder, 2, "the disk is full");
+  report_failure(save.folder.path(), 2, "the disk is full");
   const std::string message = message_of<EnvironmentError>([&] { save.commit(30.0); });
   EXPECT_NE(message.find("rank 2 could not write its part: the disk is full"), std::string::npos) << message;
   save.expect_nothing_committed();

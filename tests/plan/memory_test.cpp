@@ -194,7 +194,7 @@ TEST(SavedCopy, IsAShareOfTheWholeState) {
       EXPECT_EQ(on_gpu.peak(), rank_bytes(config, ranks, Device::kCuda).peak()) << "it is the host's";
     }
   }
-  EXPECT_EQ(pinned_bytes(3 << 20), 4 << 20);
+  EXPECT_EQ(pinned_bytes((6 << 20) - 1), 6 << 20);
   EXPECT_EQ(pinned_bytes(4 << 20), 4 << 20);
   EXPECT_EQ(pinned_bytes(0), 0);
 }

@@ -133,9 +133,9 @@ void write_shard(const Folder& folder, const ShardSpec& spec, const PieceSource&
   folder.write_file(report_name(spec.rank), format_index(report));
 }
 
-void report_failure(const Folder& folder, int64_t rank, const std::string& reason) noexcept {
+void report_failure(const std::string& folder, int64_t rank, const std::string& reason) noexcept {
   try {
-    OutputFile file = folder.create_file(failure_name(rank));
+    OutputFile file = Folder(folder).create_file(failure_name(rank));
     file.append(reason.data(), static_cast<int64_t>(reason.size()));
     file.finish();
   } catch (const std::exception&) {  // the one who waits hears of it by its deadline

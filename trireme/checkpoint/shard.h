@@ -37,7 +37,7 @@ using PieceSource = std::function<const void*(size_t index)>;
 void write_shard(const Folder& folder, const ShardSpec& spec, const PieceSource& source);
 
 /// Tells the rank that commits that this one has failed, as far as the disk lets it.
-void report_failure(const Folder& folder, int64_t rank, const std::string& reason) noexcept;
+void report_failure(const std::string& folder, int64_t rank, const std::string& reason) noexcept;
 
 /// The reports of all ranks as one index, and their states by rank.
 struct Reports {

@@ -57,6 +57,16 @@ void synchronize_gpu() {
   c10::cuda::device_synchronize();
 }
 
+int pin(void* data, int64_t bytes) {
+  const cudaError_t status = cudaHostRegister(data, static_cast<size_t>(bytes), cudaHostRegisterPortable);
+  if (status != cudaSuccess) cudaGetLastError();  // or the next launch would report it
+  return status;
+}
+
+void unpin(void* data) {
+  cudaHostUnregister(data);
+}
+
 void* current_stream() {
   return c10::cuda::getCurrentCUDAStream().stream();
 }

@@ -22,6 +22,11 @@ void set_gpu(int64_t index);
 /// Waits until everything enqueued on the current GPU is done; returns at once on a CPU-only build.
 void synchronize_gpu();
 
+/// Lets GPUs copy to and from host memory at their own pace, and ends that. pin() returns a cudaError_t; 0:
+/// done.
+int pin(void* data, int64_t bytes);
+void unpin(void* data);
+
 /// The current stream of the current GPU, a cudaStream_t.
 void* current_stream();
 /// Text of a cudaError_t.

@@ -31,7 +31,13 @@ void add_hook_pieces(const FlatUnit& unit, int64_t dp_rank, std::vector<StatePie
     const auto& [owed, factor, steps] = states[i];
     const auto add = [&](const std::string& name, const std::vector<int64_t>& shape, const at::Tensor& values,
                          HeldBy held_by) {
-      pieces.push_back({name, shape, {0, values.numel()}, values.reshape({-1}), held_by, entry.name});
+      pieces.push_back({name,
+                        shape,
+                        {0, values.numel()},
+                        values.reshape({-1}),
+                        held_by,
+                        entry.name,
+                        /*passes_change_it=*/true});
     };
     if (owed.defined()) add(owed_name(dp_rank, entry.name), entry.shape, owed, HeldBy::kThisRank);
     if (factor.defined())

@@ -49,7 +49,12 @@ void visit_pieces(DataParallel& engine, const OptimizerState* optimizer, const B
     std::ranges::for_each(owed, body);
   }
   for (const auto& [name, buffer] : module_buffers(engine.module()).tensors)
-    body({name, buffer.sizes().vec(), {0, buffer.numel()}, buffer.detach().reshape({-1}), HeldBy::kAllRanks});
+    body({.name = name,
+          .shape = buffer.sizes().vec(),
+          .range = {0, buffer.numel()},
+          .values = buffer.detach().reshape({-1}),
+          .held_by = HeldBy::kAllRanks,
+          .passes_change_it = true});
 }
 
 std::vector<StatePiece> pieces_of(DataParallel& engine, const OptimizerState* optimizer) {

@@ -37,7 +37,8 @@ struct StatePiece {
   /// optimizer state that is kept in fewer bits than fp32
   at::Tensor values;
   HeldBy held_by = HeldBy::kReplicas;
-  std::string param = {};  ///< the parameter that it is, or that it is the state of; empty: a buffer
+  std::string param = {};         ///< the parameter that it is, or that it is the state of; empty: a buffer
+  bool passes_change_it = false;  ///< forward and backward passes do, not only updates
 };
 
 /// This rank's pieces: of parameters what it updates, and of buffers all. The pieces of all ranks cover every

@@ -1,7 +1,6 @@
 #include "trireme/plan/saved_copy.h"
 
 #include <algorithm>
-#include <bit>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -93,11 +92,6 @@ int64_t saved_copy_bytes(const Config& config, const ModelFacts& facts, const Me
       add_unit(flat_layout(unit, mesh.dp_size()), config, sharing, "", by_shard);
   }
   return *std::ranges::max_element(by_shard);
-}
-
-/// at::CachingHostAllocator rounds up to powers of two.
-int64_t pinned_bytes(int64_t bytes) {
-  return bytes <= 0 ? 0 : static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes)));
 }
 
 }  // namespace trireme::plan

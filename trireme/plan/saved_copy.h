@@ -27,11 +27,16 @@ bool saves_in_place(const Config& config, Device device);
 /// Bytes of the copy of the data-parallel rank that copies most, in a pipeline of those with `pp_rank`:
 /// parameters in fp32, the optimizer's state and its number of updates, shared by the ranks that hold the
 /// same, and what a hook of this rank may owe; without PowerSGD's factors and other buffers. 0 where
-/// checkpoint.every is. It stays from the first save on.
+/// checkpoint.every is. It stays from the first save on, a pinned one from the beginning.
 int64_t saved_copy_bytes(const Config& config, const ModelFacts& facts, const MeshShape& mesh,
                          int64_t pp_rank = 0);
 
-/// What torch takes of the host's memory for a pinned tensor of so many bytes.
-int64_t pinned_bytes(int64_t bytes);
+/// Host memory that pinned memory is taken in multiples of (kernels::PinnedMemory).
+inline constexpr int64_t kPinnedPage = int64_t{2} << 20;
+
+/// What a pinned copy of so many bytes takes of the host's memory.
+constexpr int64_t pinned_bytes(int64_t bytes) {
+  return (bytes + kPinnedPage - 1) / kPinnedPage * kPinnedPage;
+}
 
 }  // namespace trireme::plan

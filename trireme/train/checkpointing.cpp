@@ -50,6 +50,7 @@ std::string text_of_root(comm::Group& group, std::string text) {
 struct MyPiece {
   PieceSpec spec;
   at::Tensor values;  ///< of the region, on the device
+  bool passes_change_it;
 };
 
 using PieceBody = std::function<void(const MyPiece&)>;
@@ -66,7 +67,8 @@ void visit_pieces(const TrainedModel::Part& part, const PieceBody& body) {
     if (region.numel() == 0) return;
     body(
         {{held.name, checkpoint::safetensors_dtype(held.values.scalar_type(), held.name), held.shape, region},
-         held.values.narrow(0, region.range.begin - held.range.begin, region.numel())});
+         held.values.narrow(0, region.range.begin - held.range.begin, region.numel()),
+         held.passes_change_it});
   });
 }
 
@@ -232,13 +234,12 @@ precision::LossScaler::State scaler_state(const Json& json, const std::string& p
 }  // namespace
 
 Checkpointing::Checkpointing(const TrainOptions& options, Parts& parts, precision::LossScaler& scaler)
-    : options_(options),
-      config_(parts.config),
-      parts_(parts),
-      scaler_(scaler),
-      in_place_(
-          plan::saves_in_place(parts.config, parts.on_gpu() ? plan::Device::kCuda : plan::Device::kCpu)) {
+    : options_(options), config_(parts.config), parts_(parts), scaler_(scaler) {
   agree_on_folder();
+  const plan::Device device = parts.on_gpu() ? plan::Device::kCuda : plan::Device::kCpu;
+  if (!enabled() || plan::saves_in_place(config_, device)) return;
+  copy_.emplace(parts.world->device(),
+                plan::saved_copy_bytes(config_, parts.facts, parts.mesh.shape, parts.mesh.pp_rank));
 }
 
 Checkpointing::~Checkpointing() {
@@ -399,7 +400,7 @@ std::string Checkpointing::run_state(const StepRecord& record) const {
       .dump();
 }
 
-/// What this rank is to write, and the pieces as they are now.
+/// What this rank is to write, and the pieces as they are now, or are going to be when copy_ has arrived.
 checkpoint::ShardSpec Checkpointing::snapshot(int64_t step) {
   const at::NoGradGuard no_grad;
   checkpoint::ShardSpec spec{.rank = parts_.world->rank(),
@@ -409,49 +410,29 @@ checkpoint::ShardSpec Checkpointing::snapshot(int64_t step) {
                              .metadata = metadata_of(*parts_.model),
                              .state = random_state(parts_)};
   if (parts_.on_gpu()) kernels::synchronize_gpu();  // updates run on streams of their own
-  pieces_.clear();
-  if (in_place_) {
+  const auto visit = [&](const StateCopy::Add& add) {
+    spec.pieces.clear();
     visit_pieces(*parts_.model, [&](const MyPiece& piece) {
       spec.pieces.push_back(piece.spec);
-      pieces_.push_back(piece.values.contiguous());
+      add(piece.values, piece.passes_change_it);
     });
-    return spec;
-  }
-  // The first time only counts: what is kept in fewer bits is decoded by a visit.
-  for (int64_t bytes = copy_pieces(spec); bytes > copy_bytes(); bytes = copy_pieces(spec))
-    copy_ = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(parts_.on_gpu()));
-  if (parts_.on_gpu()) kernels::synchronize_gpu();
-  return spec;
-}
-
-/// Copies the pieces that there is memory for. Returns the bytes of all.
-int64_t Checkpointing::copy_pieces(checkpoint::ShardSpec& spec) {
-  spec.pieces.clear();
+  };
   pieces_.clear();
-  int64_t offset = 0;
-  visit_pieces(*parts_.model, [&](const MyPiece& piece) {
-    const auto size = static_cast<int64_t>(piece.values.nbytes());
-    if (offset + size <= copy_bytes()) {
-      pieces_.push_back(copy_.narrow(0, offset, size).view(piece.values.scalar_type()));
-      pieces_.back().copy_(piece.values, /*non_blocking=*/true);
-    }
-    spec.pieces.push_back(piece.spec);
-    offset += plan::saved_piece_bytes(size);
-  });
-  return offset;
+  if (copy_) {
+    pieces_ = copy_->take(visit);
+  } else {
+    visit([this](const at::Tensor& values, bool) { pieces_.push_back(values.contiguous()); });
+  }
+  return spec;
 }
 
 /// The thread: nothing here communicates but through the folder.
 void Checkpointing::write(const checkpoint::ShardSpec& spec, const std::string& temporary,
                           const std::string& state) {
   try {
+    if (copy_) copy_->wait();
     const checkpoint::Folder folder(folder_ + "/" + temporary);
-    try {
-      checkpoint::write_shard(folder, spec, [&](size_t piece) { return pieces_[piece].const_data_ptr(); });
-    } catch (const std::exception& error) {
-      checkpoint::report_failure(folder, spec.rank, error.what());
-      throw;
-    }
+    checkpoint::write_shard(folder, spec, [&](size_t piece) { return pieces_[piece].const_data_ptr(); });
     if (store_) {
       store_->commit({.temporary = temporary,
                       .step = spec.step,
@@ -463,10 +444,16 @@ void Checkpointing::write(const checkpoint::ShardSpec& spec, const std::string& 
       prune();
     }
   } catch (const std::exception& error) {
-    error_ = error.what();
-    if (store_) store_->abandon(temporary);
+    fail(temporary, error.what());
   }
   writing_ = false;
+}
+
+/// Ends the save under way; rank 0 hears that it waits in vain.
+void Checkpointing::fail(const std::string& temporary, const std::string& reason) {
+  error_ = reason;
+  checkpoint::report_failure(folder_ + "/" + temporary, parts_.world->rank(), reason);
+  if (store_) store_->abandon(temporary);
 }
 
 /// What cannot be removed is no fault of what was saved.
@@ -527,10 +514,15 @@ std::optional<double> Checkpointing::save(const StepRecord& record, bool last) {
     ++failed_;
     return std::nullopt;
   }
-  const checkpoint::ShardSpec spec = snapshot(record.step);
   writing_ = true;
   unsettled_ = true;
-  writer_ = std::thread([this, spec, state = run_state(record)] { write(spec, temporary_, state); });
+  try {
+    writer_ = std::thread(
+        [this, spec = snapshot(record.step), state = run_state(record)] { write(spec, temporary_, state); });
+  } catch (const EnvironmentError& error) {
+    fail(temporary_, error.what());
+    writing_ = false;
+  }
   if (last || !config_.checkpoint.async) finish();
   return waited_ms();
 }

@@ -1,5 +1,5 @@
 #pragma once
-// A training run's checkpoints: each rank copies its part of the state between two steps, and a thread writes
+// A training run's checkpoints: each rank copies its part of the state (state_copy.h), and a thread writes
 // the copy while training goes on, or writes the state itself while training waits (plan/saved_copy.h).
 // Resuming reads the same names, whatever ranks and policy wrote them.
 #include <ATen/core/Tensor.h>
@@ -18,6 +18,7 @@
 #include "trireme/checkpoint/store.h"
 #include "trireme/precision/loss_scaler.h"
 #include "trireme/train/parts.h"
+#include "trireme/train/state_copy.h"
 
 namespace trireme::train {
 
@@ -52,12 +53,17 @@ class Checkpointing {
   /// is still being written, or cannot begin. A save that fails is a warning: training goes on. `last`:
   /// nothing may be left out, and it is on the disk when this returns. Collective.
   std::optional<double> save(const StepRecord& record, bool last);
+  /// To be called before anything changes parameters or the optimizer's state: the current stream goes on
+  /// when what is being saved has been copied.
+  void before_update() {
+    if (copy_) copy_->follow();
+  }
 
   /// What was saved is on the disk when this returns, or known not to be. Collective.
   void finish();
 
   /// Of host memory that this rank's copy of what it saves takes; 0: there is none.
-  int64_t copy_bytes() const { return copy_.defined() ? copy_.numel() : 0; }
+  int64_t copy_bytes() const { return copy_ ? copy_->bytes() : 0; }
   int64_t written() const { return written_; }  ///< rank 0 knows
   int64_t late() const { return late_; }
   int64_t failed() const { return failed_; }
@@ -75,9 +81,9 @@ class Checkpointing {
   bool settle();
   bool begin_folder(const std::string& temporary);
   checkpoint::ShardSpec snapshot(int64_t step);
-  int64_t copy_pieces(checkpoint::ShardSpec& spec);
   std::string run_state(const StepRecord& record) const;
   void write(const checkpoint::ShardSpec& spec, const std::string& temporary, const std::string& state);
+  void fail(const std::string& temporary, const std::string& reason);
   void prune();
   void join();
 
@@ -92,9 +98,8 @@ class Checkpointing {
   int64_t generation_ = 0;
   int64_t attempt_ = 0;
 
-  const bool in_place_;             ///< pieces are written as they are
+  std::optional<StateCopy> copy_;   ///< none: pieces are written as they are
   std::vector<at::Tensor> pieces_;  ///< of the save under way: this rank's, in the state or in the copy
-  at::Tensor copy_;                 ///< bytes of the pieces, pinned for GPUs
   std::string temporary_;           ///< folder of the save under way, or of the last
   std::thread writer_;
   std::atomic<bool> writing_{false}, given_up_{false};

@@ -212,6 +212,7 @@ void Trainer::update_at_once(Enqueued& step, const at::Tensor& rows) {
     factor.host =
         optim::clip_factor(read_totals(parts_, rows, step.loss_scale).grad_norm, config_.train.grad_clip);
   }
+  checkpoints_.before_update();
   model_.step(step.lr, factor);
 }
 
@@ -223,6 +224,7 @@ void Trainer::update_if_finite(Enqueued& step, const at::Tensor& rows) {
   step.applied = std::isfinite(step.totals.grad_norm);
   scaler_.update(step.applied);
   if (step.applied) {
+    checkpoints_.before_update();
     model_.step(step.lr,
                 optim::clip_factor(step.totals.grad_norm, config_.train.grad_clip) / step.loss_scale);
   } else {
@@ -402,6 +404,7 @@ void Trainer::report_lost_records() const {
 void Trainer::keep_weights() {
   if (weights_kept_) return;
   weights_kept_ = true;
+  checkpoints_.before_update();
   model_.average_parameters();
   if (config_.checkpoint.final_weights) {
     model_.save_weights(options_.weights_path);
@@ -418,7 +421,10 @@ void Trainer::validate(StepRecord& record) {
   if (parts_.data->has_labels() && record.step == config_.train.steps)
     guesses.emplace(std::ssize(parts_.data->classes()));
   const bool averages = config_.optim.ema > 0.0;
-  if (averages) model_.swap_averages();
+  if (averages) {
+    checkpoints_.before_update();
+    model_.swap_averages();
+  }
   const auto found =
       train::validate(model_, *parts_.data, config_.train.val_batches * parts_.batch.global_batch,
                       parts_.feed_options(), parts_.mesh, told_to_stop, guesses ? &*guesses : nullptr);

@@ -1,0 +1,39 @@
+#pragma once
+// Host memory that GPUs read and write at the full speed of their link, beside everything else that they do.
+// Several threads take it from the system, and no more than was asked for; torch's allocator of pinned memory
+// takes the next power of two, by one thread, which for tens of GiB is half a minute.
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace trireme::kernels {
+
+class PinnedMemory {
+ public:
+  /// Sizes are multiples of it: the kernel's huge pages, where it has them.
+  static constexpr int64_t kPage = int64_t{2} << 20;
+
+  PinnedMemory() = default;
+  /// At least `bytes` of zeros. Throws EnvironmentError when the system has not so much address space.
+  explicit PinnedMemory(int64_t bytes);
+  PinnedMemory(PinnedMemory&& other) noexcept { swap(other); }
+  PinnedMemory& operator=(PinnedMemory&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~PinnedMemory();
+
+  void* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+  /// Why it is ordinary memory instead, which a GPU copies to while the host waits; empty: it is pinned.
+  const std::string& problem() const { return problem_; }
+
+ private:
+  void swap(PinnedMemory& other) noexcept;
+
+  void* data_ = nullptr;
+  int64_t bytes_ = 0;
+  std::string problem_;
+};
+
+}  // namespace trireme::kernels
