@@ -9,6 +9,7 @@
 #include "tests/train/trainer_fixture.h"
 #include "trireme/kernels/device.h"
 #include "trireme/kernels/pinned_memory.h"
+#include "trireme/plan/memory.h"
 #include "trireme/plan/saved_copy.h"
 
 namespace trireme::train {
