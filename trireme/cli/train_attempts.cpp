@@ -79,8 +79,8 @@ class Attempts {
   bool goes_again(const launch::JobEnd& end);
   void note_progress();
   void go_on();
-  int stopped(int signal, const launch::JobEnd& end) const;
-  void record(const report::AttemptEnd& end) const;
+  int stopped(int signal, const launch::JobEnd& end);
+  void record(const report::AttemptEnd& end);
   void write_crash_report(const launch::JobEnd& end) const;
   void say_used_up() const;
   void say_attempts() const;
@@ -92,7 +92,8 @@ class Attempts {
   launch::Launcher launcher_;
   launch::Restarts restarts_;
   Saved saved_;
-  size_t attempts_before_;  ///< of earlier commands
+  size_t attempts_before_;                        ///< of earlier commands
+  std::optional<report::AttemptEnd> unrecorded_;  ///< what the manifest could not take
 };
 
 int Attempts::run() {
@@ -151,6 +152,8 @@ void Attempts::note_progress() {
 void Attempts::go_on() {
   request_.resume = true;
   try {
+    if (unrecorded_) directory_.finish(*unrecorded_);
+    unrecorded_.reset();
     directory_.reopen();
   } catch (const EnvironmentError& error) {
     log_warning("the manifest does not say that the run goes on: {}", error.what());
@@ -158,7 +161,7 @@ void Attempts::go_on() {
 }
 
 /// A run that can go on was preempted, unless a user pressed Ctrl-C.
-int Attempts::stopped(int signal, const launch::JobEnd& end) const {
+int Attempts::stopped(int signal, const launch::JobEnd& end) {
   const bool preempted = signal != SIGINT && saved_.step > 0;
   const int code = preempted ? static_cast<int>(ExitCode::kPreempted) : 128 + signal;
   record({.exit_code = code,
@@ -167,11 +170,13 @@ int Attempts::stopped(int signal, const launch::JobEnd& end) const {
   return code;
 }
 
-/// A manifest that cannot be written, as on a full disk, is no reason to give a run up.
-void Attempts::record(const report::AttemptEnd& end) const {
+/// A manifest that cannot be written, as on a full disk, is no reason to give a run up; an attempt that
+/// follows tries again.
+void Attempts::record(const report::AttemptEnd& end) {
   try {
     directory_.finish(end);
   } catch (const EnvironmentError& error) {
+    unrecorded_ = end;
     log_warning("the manifest does not say how the run ended: {}", error.what());
   }
 }
