@@ -118,17 +118,30 @@ __global__ void __launch_bounds__(kThreads)
   store_sums(one, two, place, channels, partial);
 }
 
-/// y = scale * x + shift is the norm of x.
-struct Affine {
-  float scale, shift;
-};
+// Rows of the statistics; scale * x + shift is the norm of x.
+constexpr int kMean = 0, kRstd = 1, kScale = 2, kShift = 3;
 
-/// The same bits in forward and backward.
-template <typename Scalar>
-__device__ Affine affine(const void* weight, const void* bias, float mean, float rstd, int64_t c) {
-  const float scale = __fmul_rn(to_float(static_cast<const Scalar*>(weight)[c]), rstd);
-  return {scale, __fmaf_rn(-mean, scale, to_float(static_cast<const Scalar*>(bias)[c]))};
-}
+/// What a thread needs of its channels, which few rows follow: whole packs, all of them under way at once.
+template <int kLanes>
+struct PerChannel {
+  float values[kLanes];
+
+  __device__ PerChannel(const float* row, int64_t channel) {
+    constexpr int kWidth = kFullPack<float>;
+    static_assert(kLanes % kWidth == 0);
+#pragma unroll
+    for (int p = 0; p < kLanes / kWidth; ++p) {
+      const auto part = reinterpret_cast<const float4*>(row + channel)[p];
+      values[p * kWidth] = part.x;
+      values[p * kWidth + 1] = part.y;
+      values[p * kWidth + 2] = part.z;
+      values[p * kWidth + 3] = part.w;
+    }
+  }
+  __device__ float operator[](int lane) const {
+    return values[lane];
+  }
+};
 
 /// NaN stays.
 __device__ float positive_part(float value) {
@@ -146,11 +159,13 @@ __global__ void __launch_bounds__(kFinalChannels* kFinalRows)
   const float mean = to_float(static_cast<const Scalar*>(call.x)[c]) + shifted;
   const float variance = positive_part(sum.y / rows - shifted * shifted);
   const float rstd = rsqrtf(variance + call.eps);
-  call.statistics[c] = mean;
-  call.statistics[channels + c] = rstd;
-  const auto [scale, shift] = affine<Scalar>(call.weight, call.bias, mean, rstd, c);
-  call.scratch[c] = scale;
-  call.scratch[channels + c] = shift;
+  const float scale = __fmul_rn(to_float(static_cast<const Scalar*>(call.weight)[c]), rstd);
+  call.statistics[kMean * channels + c] = mean;
+  call.statistics[kRstd * channels + c] = rstd;
+  call.statistics[kScale * channels + c] = scale;
+  call.statistics[kShift * channels + c] =
+      __fmaf_rn(-mean, scale, to_float(static_cast<const Scalar*>(call.bias)[c]));
+  if (c == 0 && call.batches != nullptr) ++*call.batches;
   if (call.running_mean == nullptr) return;
   const float unbiased = variance * (rows / (rows - 1.0f));
   call.running_mean[c] += call.momentum * (mean - call.running_mean[c]);
@@ -161,11 +176,8 @@ template <typename Scalar, int kLanes, bool kResidual, bool kRelu>
 __global__ void __launch_bounds__(kThreads) forward_elements(BatchNormForward call) {
   const Place<kLanes> place(call.channels);
   if (!place.inside) return;
-  float scale[kLanes], shift[kLanes];
-  for (int j = 0; j < kLanes; ++j) {
-    scale[j] = call.scratch[place.channel + j];
-    shift[j] = call.scratch[call.channels + place.channel + j];
-  }
+  const PerChannel<kLanes> scale(call.statistics + kScale * call.channels, place.channel);
+  const PerChannel<kLanes> shift(call.statistics + kShift * call.channels, place.channel);
   const Scalar* const x = static_cast<const Scalar*>(call.x);
   const Scalar* const residual = static_cast<const Scalar*>(call.residual);
 #pragma unroll 2
@@ -194,15 +206,9 @@ enum class Behind { kNothing, kRelu, kResidualAndRelu };
 template <typename Scalar, int kLanes, Behind kBehind>
 class NormGradient {
  public:
-  __device__ NormGradient(const BatchNormBackward& call, const Place<kLanes>& place) {
-    if constexpr (kBehind == Behind::kRelu) {
-      for (int j = 0; j < kLanes; ++j) {
-        const int64_t c = place.channel + j;
-        affine_[j] =
-            affine<Scalar>(call.weight, call.bias, call.statistics[c], call.statistics[call.channels + c], c);
-      }
-    }
-  }
+  __device__ NormGradient(const BatchNormBackward& call, const Place<kLanes>& place)
+      : scale_(call.statistics + kScale * call.channels, place.channel),
+        shift_(call.statistics + kShift * call.channels, place.channel) {}
 
   struct Loaded {
     RawPack<Scalar, kLanes> x, dy, y;
@@ -218,7 +224,7 @@ class NormGradient {
     auto gradient = loaded.dy.pack();
     if constexpr (kBehind == Behind::kRelu) {
       for (int j = 0; j < kLanes; ++j) {
-        const Scalar y = from_float<Scalar>(__fmaf_rn(x[j], affine_[j].scale, affine_[j].shift));
+        const Scalar y = from_float<Scalar>(__fmaf_rn(x[j], scale_[j], shift_[j]));
         if (to_float(y) <= 0.0f) gradient.set(j, 0.0f);
       }
     } else if constexpr (kBehind == Behind::kResidualAndRelu) {
@@ -231,7 +237,7 @@ class NormGradient {
   }
 
  private:
-  Affine affine_[kBehind == Behind::kRelu ? kLanes : 1];
+  PerChannel<kLanes> scale_, shift_;  // of ReLU alone; the compiler leaves them out elsewhere
 };
 
 /// Sums of the gradient and of its product with x - mean.
@@ -241,8 +247,7 @@ __global__ void __launch_bounds__(kThreads) backward_sums(BatchNormBackward call
   float one[kLanes] = {}, two[kLanes] = {};
   if (place.inside) {
     const NormGradient<Scalar, kLanes, kBehind> gradient(call, place);
-    float mean[kLanes];
-    for (int j = 0; j < kLanes; ++j) mean[j] = call.statistics[place.channel + j];
+    const PerChannel<kLanes> mean(call.statistics + kMean * call.channels, place.channel);
     constexpr int kInFlight = 2;
     for (int64_t row = place.first; row < call.rows; row += kInFlight * place.step) {
       typename NormGradient<Scalar, kLanes, kBehind>::Loaded loaded[kInFlight];
@@ -273,14 +278,14 @@ __global__ void __launch_bounds__(kFinalChannels* kFinalRows)
   const float2 sum = total_of(partial, chunks, channels, c);
   if (threadIdx.y > 0 || c >= channels) return;
   const float rows = static_cast<float>(call.rows);
-  const float mean = call.statistics[c], rstd = call.statistics[channels + c];
-  const auto add_to = [c](void* gradient, float value) {
+  const float mean = call.statistics[kMean * channels + c], rstd = call.statistics[kRstd * channels + c];
+  const auto put = [c](void* gradient, float value, bool adds) {
     Scalar& element = static_cast<Scalar*>(gradient)[c];
-    element = from_float<Scalar>(to_float(element) + value);
+    element = from_float<Scalar>(adds ? to_float(element) + value : value);
   };
-  add_to(call.d_weight, sum.y * rstd);
-  add_to(call.d_bias, sum.x);
-  const float scale = affine<Scalar>(call.weight, call.bias, mean, rstd, c).scale;
+  put(call.d_weight, sum.y * rstd, call.adds_to_weight);
+  put(call.d_bias, sum.x, call.adds_to_bias);
+  const float scale = call.statistics[kScale * channels + c];
   const float slope = -scale * rstd * rstd * (sum.y / rows);
   call.scratch[c] = scale;
   call.scratch[channels + c] = slope;
@@ -292,12 +297,9 @@ __global__ void __launch_bounds__(kThreads) backward_elements(BatchNormBackward 
   const Place<kLanes> place(call.channels);
   if (!place.inside) return;
   const NormGradient<Scalar, kLanes, kBehind> gradient(call, place);
-  float scale[kLanes], slope[kLanes], shift[kLanes];
-  for (int j = 0; j < kLanes; ++j) {
-    scale[j] = call.scratch[place.channel + j];
-    slope[j] = call.scratch[call.channels + place.channel + j];
-    shift[j] = call.scratch[2 * call.channels + place.channel + j];
-  }
+  const PerChannel<kLanes> scale(call.scratch, place.channel);
+  const PerChannel<kLanes> slope(call.scratch + call.channels, place.channel);
+  const PerChannel<kLanes> shift(call.scratch + 2 * call.channels, place.channel);
 #pragma unroll 2
   for (int64_t row = place.first; row < call.rows; row += place.step) {
     const int64_t at = row * call.channels + place.channel;
@@ -322,7 +324,7 @@ int run_forward(const BatchNormForward& call, cudaStream_t stream) {
   constexpr int kLanes = kFullPack<Scalar>;
   const int64_t packs = call.channels / kLanes;
   const Tiles sums(call.rows, packs, kSumBlocks), elements(call.rows, packs, kElementBlocks);
-  float* const partial = call.scratch + 2 * call.channels;
+  float* const partial = call.scratch;
   const dim3 final_grid(static_cast<unsigned>((call.channels + kFinalChannels - 1) / kFinalChannels));
   forward_sums<Scalar, kLanes><<<sums.grid(), sums.block(), 0, stream>>>(
       partial, static_cast<const Scalar*>(call.x), call.rows, call.channels);

@@ -46,12 +46,14 @@ int64_t column_scratch(int64_t width);
 // Batch norms (batch_norm.cu), as in batch_norm.h.
 
 /// channels is a multiple of 16 bytes, pointers to elements are aligned to 16, and rows are at least 2.
-/// `scratch`: batch_norm_scratch(channels) floats.
+/// `scratch`: batch_norm_scratch(channels) floats, aligned to 16 bytes. `statistics` (4, channels): mean,
+/// rstd, and the scale and shift that make x normal. `batches` (nullptr: none) counts calls.
 struct BatchNormForward {
   void* y;
   float* statistics;
   float* scratch;
   float *running_mean, *running_var;
+  int64_t* batches;
   const void *x, *residual, *weight, *bias;
   int64_t rows, channels;
   float eps, momentum;
@@ -62,10 +64,11 @@ int batch_norm_forward(const BatchNormForward& call, Dtype dtype, void* stream);
 struct BatchNormBackward {
   void *dx, *d_residual, *d_weight, *d_bias;
   float* scratch;
-  const void *dy, *x, *y, *weight, *bias;
+  const void *dy, *x, *y;
   const float* statistics;
   int64_t rows, channels;
   bool relu;
+  bool adds_to_weight, adds_to_bias;  ///< else the gradients overwrite what is there
 };
 int batch_norm_backward(const BatchNormBackward& call, Dtype dtype, void* stream);
 int64_t batch_norm_scratch(int64_t channels);

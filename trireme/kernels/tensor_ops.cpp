@@ -207,25 +207,29 @@ void batch_norm_forward(at::Tensor& y, at::Tensor& statistics, const at::Tensor&
   at::Tensor mean = call.running_mean, variance = call.running_var;
   float* const running_mean = mean.defined() ? floats(mean) : nullptr;
   float* const running_var = variance.defined() ? floats(variance) : nullptr;
+  at::Tensor batches = call.batches;
   if (x.is_cuda()) {
     at::Tensor partial = scratch(x, cuda::batch_norm_scratch(channels));
-    return launched(cuda::batch_norm_forward({.y = mutable_data(y),
-                                              .statistics = floats(statistics),
-                                              .scratch = floats(partial),
-                                              .running_mean = running_mean,
-                                              .running_var = running_var,
-                                              .x = data(x),
-                                              .residual = data(call.residual),
-                                              .weight = data(weight),
-                                              .bias = data(bias),
-                                              .rows = rows,
-                                              .channels = channels,
-                                              .eps = static_cast<float>(call.eps),
-                                              .momentum = static_cast<float>(call.momentum),
-                                              .relu = call.relu},
-                                             dtype_of(x), current_stream()),
+    return launched(cuda::batch_norm_forward(
+                        {.y = mutable_data(y),
+                         .statistics = floats(statistics),
+                         .scratch = floats(partial),
+                         .running_mean = running_mean,
+                         .running_var = running_var,
+                         .batches = batches.defined() ? batches.mutable_data_ptr<int64_t>() : nullptr,
+                         .x = data(x),
+                         .residual = data(call.residual),
+                         .weight = data(weight),
+                         .bias = data(bias),
+                         .rows = rows,
+                         .channels = channels,
+                         .eps = static_cast<float>(call.eps),
+                         .momentum = static_cast<float>(call.momentum),
+                         .relu = call.relu},
+                        dtype_of(x), current_stream()),
                     "batch_norm");
   }
+  if (batches.defined()) batches.add_(1);
   on_cpu(x, [&](auto scalar) {
     using Scalar = decltype(scalar);
     batch_norm_forward<Scalar>(
@@ -245,36 +249,39 @@ void batch_norm_forward(at::Tensor& y, at::Tensor& statistics, const at::Tensor&
   });
 }
 
-void batch_norm_backward(at::Tensor& dx, at::Tensor& d_residual, at::Tensor& d_weight, at::Tensor& d_bias,
-                         const at::Tensor& dy, const at::Tensor& x, const at::Tensor& y,
-                         const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& statistics,
+void batch_norm_backward(at::Tensor& dx, at::Tensor& d_residual, const GradientOut& d_weight,
+                         const GradientOut& d_bias, const at::Tensor& dy, const at::Tensor& x,
+                         const at::Tensor& y, const at::Tensor& weight, const at::Tensor& statistics,
                          bool relu) {
   const int64_t channels = x.size(1), rows = x.numel() / channels;
+  at::Tensor to_weight = d_weight.tensor, to_bias = d_bias.tensor;
   if (x.is_cuda()) {
     at::Tensor partial = scratch(x, cuda::batch_norm_scratch(channels));
     return launched(cuda::batch_norm_backward({.dx = mutable_data(dx),
                                                .d_residual = mutable_data(d_residual),
-                                               .d_weight = mutable_data(d_weight),
-                                               .d_bias = mutable_data(d_bias),
+                                               .d_weight = mutable_data(to_weight),
+                                               .d_bias = mutable_data(to_bias),
                                                .scratch = floats(partial),
                                                .dy = data(dy),
                                                .x = data(x),
                                                .y = data(y),
-                                               .weight = data(weight),
-                                               .bias = data(bias),
                                                .statistics = floats(statistics),
                                                .rows = rows,
                                                .channels = channels,
-                                               .relu = relu},
+                                               .relu = relu,
+                                               .adds_to_weight = d_weight.adds,
+                                               .adds_to_bias = d_bias.adds},
                                               dtype_of(x), current_stream()),
                     "batch_norm_backward");
   }
+  if (!d_weight.adds) to_weight.zero_();
+  if (!d_bias.adds) to_bias.zero_();
   on_cpu(x, [&](auto scalar) {
     using Scalar = decltype(scalar);
     batch_norm_backward<Scalar>({.dx = dx.data_ptr<Scalar>(),
                                  .d_residual = d_residual.defined() ? d_residual.data_ptr<Scalar>() : nullptr,
-                                 .d_weight = d_weight.data_ptr<Scalar>(),
-                                 .d_bias = d_bias.data_ptr<Scalar>(),
+                                 .d_weight = to_weight.data_ptr<Scalar>(),
+                                 .d_bias = to_bias.data_ptr<Scalar>(),
                                  .dy = dy.const_data_ptr<Scalar>(),
                                  .x = x.const_data_ptr<Scalar>(),
                                  .y = y.defined() ? y.const_data_ptr<Scalar>() : nullptr,

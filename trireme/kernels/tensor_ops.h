@@ -32,21 +32,28 @@ void layer_norm_backward(at::Tensor& dx, at::Tensor& d_weight, at::Tensor& d_bia
                          const at::Tensor& d_sum, const at::Tensor& x, const at::Tensor& weight,
                          const at::Tensor& statistics, const at::Tensor& amax = {});
 
-/// As in batch_norm.h, of images (B, C, H, W) whose channels are innermost in memory. statistics (2, C) fp32
-/// = mean, rstd.
+/// Where the gradient of a parameter goes.
+struct GradientOut {
+  at::Tensor tensor;
+  bool adds = false;  ///< to what is there; else it is overwritten
+};
+
+/// As in batch_norm.h, of images (B, C, H, W) whose channels are innermost in memory. statistics (4, C) fp32
+/// = mean, rstd, and what a GPU keeps for backward besides.
 struct BatchNormCall {
   at::Tensor residual = {};                        ///< as x; undefined: none
   at::Tensor running_mean = {}, running_var = {};  ///< (C) fp32; undefined: left as they are
+  at::Tensor batches = {};                         ///< int64 scalar that counts calls; undefined: none
   double eps = 1e-5, momentum = 0.1;
   bool relu = false;
 };
 void batch_norm_forward(at::Tensor& y, at::Tensor& statistics, const at::Tensor& x, const at::Tensor& weight,
                         const at::Tensor& bias, const BatchNormCall& call);
 /// Where ReLU followed, y is what came out (on a GPU it may be undefined unless a residual was added), and
-/// d_residual, which may be undefined, receives the residual's gradient. d_weight and d_bias are added to.
-void batch_norm_backward(at::Tensor& dx, at::Tensor& d_residual, at::Tensor& d_weight, at::Tensor& d_bias,
-                         const at::Tensor& dy, const at::Tensor& x, const at::Tensor& y,
-                         const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& statistics,
+/// d_residual, which may be undefined, receives the residual's gradient.
+void batch_norm_backward(at::Tensor& dx, at::Tensor& d_residual, const GradientOut& d_weight,
+                         const GradientOut& d_bias, const at::Tensor& dy, const at::Tensor& x,
+                         const at::Tensor& y, const at::Tensor& weight, const at::Tensor& statistics,
                          bool relu);
 /// Whether they take x, which may be none of images.
 bool can_batch_norm(const at::Tensor& x);

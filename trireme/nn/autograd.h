@@ -11,11 +11,14 @@ namespace trireme::nn {
 /// Whether a kernel that computes a gradient adds to fp32 whatever the dtype of its input.
 enum class AddsTo { kSameDtype, kFp32Too };
 
-/// The tensor that a kernel adds a parameter's gradient to: the gradient that exists, else zeroed memory,
-/// lent or new.
+/// The tensor that a kernel adds a parameter's gradient to: the gradient that exists, else memory, lent or
+/// new.
 class GradTarget {
  public:
-  explicit GradTarget(const at::Tensor& param, AddsTo adds_to = AddsTo::kSameDtype) {
+  /// What is in such memory: zeros to add to, or anything, for a kernel that overwrites it unless adds().
+  enum Fresh { kZeroed, kAsItIs };
+
+  explicit GradTarget(const at::Tensor& param, AddsTo adds_to = AddsTo::kSameDtype, Fresh fresh = kZeroed) {
     if (adds_to == AddsTo::kFp32Too || gradient_dtype(param) == param.scalar_type()) {
       tensor_ = gradient_to_add_to(param);
       if (tensor_.defined()) return;
@@ -23,14 +26,17 @@ class GradTarget {
     }
     in_place_ = tensor_.defined();
     if (!in_place_) tensor_ = at::empty_like(param);
-    tensor_.zero_();
+    adds_ = fresh == kZeroed;
+    if (adds_) tensor_.zero_();
   }
+  GradTarget(const at::Tensor& param, Fresh fresh) : GradTarget(param, AddsTo::kSameDtype, fresh) {}
   at::Tensor& tensor() { return tensor_; }
+  bool adds() const { return adds_; }
   /// What backward returns to autograd: undefined where the gradient is in place already.
   at::Tensor reported() const { return in_place_ ? at::Tensor() : tensor_; }
 
  private:
-  bool in_place_ = true;
+  bool in_place_ = true, adds_ = true;
   at::Tensor tensor_;
 };
 

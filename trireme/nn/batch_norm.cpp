@@ -23,7 +23,7 @@ class BatchNormFunction : public Function<BatchNormFunction> {
     kernels::BatchNormCall mine = call;
     mine.residual = residual ? residual->contiguous(kLayout) : at::Tensor();
     at::Tensor y = at::empty_like(x);
-    at::Tensor statistics = at::empty({2, x.size(1)}, x.options().dtype(at::kFloat));
+    at::Tensor statistics = at::empty({4, x.size(1)}, x.options().dtype(at::kFloat));
     kernels::batch_norm_forward(y, statistics, x, weight, bias, mine);
     // On a GPU backward sees from x where ReLU let values pass, unless something was added to them.
     const bool keeps = call.relu && (residual || !x.is_cuda());
@@ -44,12 +44,12 @@ class BatchNormFunction : public Function<BatchNormFunction> {
     const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2], &statistics = saved[3],
                      &y = saved[4];
     const at::Tensor dy = grads[0].contiguous(kLayout);
-    GradTarget d_weight(weight), d_bias(bias);
+    GradTarget d_weight(weight, GradTarget::kAsItIs), d_bias(bias, GradTarget::kAsItIs);
     at::Tensor dx = at::empty_like(x);
     const bool adds = context->saved_data["residual"].toBool(), relu = context->saved_data["relu"].toBool();
     at::Tensor d_residual = adds && relu ? at::empty_like(x) : at::Tensor();
-    kernels::batch_norm_backward(dx, d_residual, d_weight.tensor(), d_bias.tensor(), dy, x, y, weight, bias,
-                                 statistics, relu);
+    kernels::batch_norm_backward(dx, d_residual, {d_weight.tensor(), d_weight.adds()},
+                                 {d_bias.tensor(), d_bias.adds()}, dy, x, y, weight, statistics, relu);
     if (adds && !relu) d_residual = dy;
     return {dx, d_weight.reported(), d_bias.reported(), d_residual, {}};
   }

@@ -58,11 +58,11 @@ at::Tensor BatchNorm::forward(const at::Tensor& x, Statistics statistics, const 
   if (is_training() && is_fused(x, after)) {
     check_values_per_channel(x);
     const bool updates = statistics == Statistics::kUpdate;
-    if (updates) num_batches_tracked.add_(1);
     return batch_norm(x, weight, bias,
                       {.residual = after.residual,
                        .running_mean = updates ? running_mean : at::Tensor(),
                        .running_var = updates ? running_var : at::Tensor(),
+                       .batches = updates ? num_batches_tracked : at::Tensor(),
                        .eps = kEps,
                        .momentum = kMomentum,
                        .relu = after.relu});
