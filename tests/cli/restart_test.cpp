@@ -84,6 +84,31 @@ TEST(Restart, ARankThatIsKilledStartsAllRanksAgainInTheSameRun) {
       << outcome.err;
 }
 
+TEST(Restart, WhatCouldNotBeWrittenOfAnAttemptIsWrittenLater) {
+  FrontProcess front;
+  front.set_worker(
+      attempts("echo {} > $run/summary.json\n"
+               "[ $n = 1 ] && mkdir $run/manifest.json.tmp $run/crash-1.txt.tmp && exit 3\n"
+               "[ $n = 2 ] && exit 5\n"
+               "rmdir $run/manifest.json.tmp $run/crash-1.txt.tmp\n"
+               "exit 0"));
+  const Outcome outcome = front.run(kRun + Words{"-n", "1", "--max-restarts", "2"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "the manifest does not say how the run ended: ")) << outcome.err;
+  const auto json = front.manifest();
+  EXPECT_EQ(json["exit_code"], 0);
+  ASSERT_EQ(json["attempts"].size(), 3u) << json;
+  for (const char* summary : {"summary.json", "summary.attempt-1.json", "summary.attempt-2.json"})
+    EXPECT_TRUE(std::filesystem::exists(front.file(std::string("runs/latest/") + summary))) << summary;
+  const int codes[] = {3, 5, 0};
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(json["attempts"][i]["exit_code"], codes[i]) << i;
+  for (const int attempt : {1, 2}) {
+    const std::string report = read_file(front.file(fmt::format("runs/latest/crash-{}.txt", attempt)));
+    EXPECT_TRUE(report.starts_with(fmt::format("attempt {} ended before a step: ", attempt))) << report;
+    EXPECT_TRUE(contains(report, json["attempts"][static_cast<size_t>(attempt - 1)]["cause"])) << report;
+  }
+}
+
 TEST(Restart, HappensOnlyWhenItIsAskedFor) {
   FrontProcess front;
   front.set_worker(attempts("kill -9 $$"));

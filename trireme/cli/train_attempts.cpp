@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <deque>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -70,7 +72,8 @@ class Attempts {
         directory_(directory),
         restarts_(options.most, options.first_delay_s),
         saved_(saved_in(directory)),
-        attempts_before_(directory.attempts().size() - 1) {}
+        attempts_before_(directory.attempts().size() - 1),
+        attempt_(attempts_before_ + 1) {}
 
   int run();
 
@@ -80,8 +83,9 @@ class Attempts {
   void note_progress();
   void go_on();
   int stopped(int signal, const launch::JobEnd& end);
+  void write(const char* problem, std::function<void()> write);
   void record(const report::AttemptEnd& end);
-  void write_crash_report(const launch::JobEnd& end) const;
+  void write_crash_report(const launch::JobEnd& end);
   void say_used_up() const;
   void say_attempts() const;
 
@@ -92,8 +96,9 @@ class Attempts {
   launch::Launcher launcher_;
   launch::Restarts restarts_;
   Saved saved_;
-  size_t attempts_before_;                        ///< of earlier commands
-  std::optional<report::AttemptEnd> unrecorded_;  ///< what the manifest could not take
+  size_t attempts_before_;                       ///< of earlier commands
+  size_t attempt_;                               ///< the one under way, from 1
+  std::deque<std::function<void()>> unwritten_;  ///< to the run directory, in order
 };
 
 int Attempts::run() {
@@ -152,12 +157,12 @@ void Attempts::note_progress() {
 void Attempts::go_on() {
   request_.resume = true;
   try {
-    if (unrecorded_) directory_.finish(*unrecorded_);
-    unrecorded_.reset();
-    directory_.reopen();
+    directory_.set_summary_aside(static_cast<int64_t>(attempt_));
   } catch (const EnvironmentError& error) {
-    log_warning("the manifest does not say that the run goes on: {}", error.what());
+    log_warning("{}", error.what());
   }
+  ++attempt_;
+  write("the manifest does not say that the run goes on", [this] { directory_.note_attempt(); });
 }
 
 /// A run that can go on was preempted, unless a user pressed Ctrl-C.
@@ -170,31 +175,32 @@ int Attempts::stopped(int signal, const launch::JobEnd& end) {
   return code;
 }
 
-/// A manifest that cannot be written, as on a full disk, is no reason to give a run up; an attempt that
-/// follows tries again.
-void Attempts::record(const report::AttemptEnd& end) {
+/// What cannot be written, as on a full disk, is no reason to give a run up: it is written before what comes
+/// next, so that each attempt is told of as it was.
+void Attempts::write(const char* problem, std::function<void()> write) {
+  unwritten_.push_back(std::move(write));
   try {
-    directory_.finish(end);
+    for (; !unwritten_.empty(); unwritten_.pop_front()) unwritten_.front()();
   } catch (const EnvironmentError& error) {
-    unrecorded_ = end;
-    log_warning("the manifest does not say how the run ended: {}", error.what());
+    log_warning("{}: {}", problem, error.what());
   }
 }
 
+void Attempts::record(const report::AttemptEnd& end) {
+  write("the manifest does not say how the run ended", [this, end] { directory_.finish(end); });
+}
+
 /// What the ranks did last is known to this process alone, and only now.
-void Attempts::write_crash_report(const launch::JobEnd& end) const {
-  const std::vector<report::Attempt> attempts = directory_.attempts();
-  const auto& last_step = attempts.back().last_step;
-  const std::string path = directory_.file(fmt::format("crash-{}.txt", attempts.size()));
-  try {
-    write_file_atomic(path,
-                      fmt::format("attempt {} ended {}: {}", attempts.size(),
-                                  last_step ? fmt::format("after step {}", *last_step) : "before a step",
-                                  launch::crash_report(end, wall_seconds())));
+void Attempts::write_crash_report(const launch::JobEnd& end) {
+  const auto last_step = directory_.last_step();
+  const std::string path = directory_.file(fmt::format("crash-{}.txt", attempt_));
+  const std::string text = fmt::format("attempt {} ended {}: {}", attempt_,
+                                       last_step ? fmt::format("after step {}", *last_step) : "before a step",
+                                       launch::crash_report(end, wall_seconds()));
+  write("there is no crash report", [path, text] {
+    write_file_atomic(path, text);
     log_info("crash   what each rank did last is in {}", report::as_typed(path));
-  } catch (const EnvironmentError& error) {
-    log_warning("there is no crash report: {}", error.what());
-  }
+  });
 }
 
 void Attempts::say_used_up() const {

@@ -33,7 +33,7 @@ void agree_on_failure(comm::Group& ranks, const std::exception_ptr& mine, const 
   for (size_t rank = 0; rank < failed.size(); ++rank) {
     if (failed[rank][0] > 0.0)
       throw EnvironmentError("[parallel.state_file] rank {} could not {} {}; its message says why",
-                             ranks.ranks()[rank], action, path);
+                             ranks.ranks()[rank], action, path.empty() ? "its file" : path);
   }
 }
 

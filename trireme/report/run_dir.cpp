@@ -261,17 +261,23 @@ std::vector<std::string> list_runs(const std::string& root, const std::string& n
 }
 
 void RunDirectory::reopen() const {
+  set_summary_aside(std::ssize(attempts()));
+  note_attempt();
+}
+
+void RunDirectory::set_summary_aside(int64_t attempt) const {
+  const std::string summary = file("summary.json");
+  if (fs::exists(summary) && ::rename(summary.c_str(), of_attempt(summary, attempt).c_str()) != 0)
+    fail("rename", summary, errno);
+}
+
+void RunDirectory::note_attempt() const {
   OrderedJson json = read_manifest(path_);
   last_attempt(json);
   json["attempts"].push_back(started_attempt(utc_timestamp()));
   json["ended"] = nullptr;
   json["exit_code"] = nullptr;
   write_manifest(path_, json);
-  // It would speak for a run that may end without one.
-  const std::string summary = file("summary.json");
-  if (fs::exists(summary) &&
-      ::rename(summary.c_str(), of_attempt(summary, attempts_before(json)).c_str()) != 0)
-    fail("rename", summary, errno);
   const fs::path path = path_;
   if (fs::is_symlink(path.parent_path() / "latest"))
     point_latest(path.parent_path().string(), path.filename().string());

@@ -59,9 +59,14 @@ class RunDirectory {
   /// As its manifest says; none: the run still goes on, or was killed with its launcher.
   std::optional<int> exit_code() const;
 
-  /// A run goes on in it: manifest.json has no end and no exit code any more, and one attempt more. The
-  /// summary.json of the one before becomes summary.attempt-N.json. A `latest` beside it points at it.
+  /// A run goes on in it: set_summary_aside() of the attempt before, and note_attempt().
   void reopen() const;
+  /// The summary.json of an attempt, from 1, becomes summary.attempt-N.json: it would speak for a run that
+  /// may end without one.
+  void set_summary_aside(int64_t attempt) const;
+  /// manifest.json has no end and no exit code any more, and one attempt more. A `latest` beside the run
+  /// points at it.
+  void note_attempt() const;
 
   /// The attempt that goes on has resumed after `step`: manifest.json gets that, and how many steps were
   /// lost. Called before metrics.jsonl is cut.
