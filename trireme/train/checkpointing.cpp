@@ -530,6 +530,8 @@ std::optional<double> Checkpointing::save(const StepRecord& record, bool last) {
 void Checkpointing::finish() {
   join();
   settle();
+  // An attempt may have died between its last save and this; one that had nothing to save does it instead.
+  if (store_ && enabled() && resumes_ && written_ == 0) prune();
 }
 
 }  // namespace trireme::train
