@@ -9,7 +9,6 @@ option(TRIREME_INSTALL "Generate install rules" ${PROJECT_IS_TOP_LEVEL})
 option(TRIREME_WERROR "Treat warnings as errors" OFF)
 # A source's own includes are checked where it is compiled alone, so the preset for developers does that.
 option(TRIREME_UNITY "Compile sources in batches: a build from nothing takes half as long" OFF)
-option(TRIREME_TEST_EACH "ctest runs each test that needs libtorch in a process of its own, which takes half as long again" OFF)
 set(TRIREME_SANITIZE "" CACHE STRING "Sanitizers for -fsanitize=, for example address,undefined")
 
 set(CMAKE_CXX_STANDARD 20)
