@@ -39,9 +39,10 @@ build() {
 # test_room ROOM: one process. Left out are tests that measure time, since everything takes ten times as long, and one
 # that forks beside the threads of a store, which ThreadSanitizer refuses.
 test_room() {
-  local log=$root/build/tsan/$1.log
+  local log=$root/build/tsan/$1.log symbolizer
+  symbolizer=$(command -v addr2line)  # suppressions are names of functions; llvm-symbolizer would be another package
   echo "ThreadSanitizer: $1"
-  if TSAN_OPTIONS="suppressions=$root/tools/tsan.supp second_deadlock_stack=1" OMP_NUM_THREADS=1 \
+  if TSAN_OPTIONS="suppressions=$root/tools/tsan.supp second_deadlock_stack=1 external_symbolizer_path=$symbolizer" OMP_NUM_THREADS=1 \
     "build/tsan/bin/test_$1" --gtest_filter='-*Cost*:*Quick*:*AgentsStore*' >"$log" 2>&1; then
     tail -n 1 "$log"
   else

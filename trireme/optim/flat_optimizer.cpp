@@ -102,6 +102,7 @@ UpdateRange FlatOptimizer::range_of(size_t index, const Segment& segment) const 
 
 void FlatOptimizer::update(size_t index, const GradScale& grad_scale) {
   const FlatParam& param = params_[index];
+  if (param.segments.empty()) return;  // all of it is frozen, and its gradient has no memory
   if (config_.state == plan::OptimState::kFp32) {
     UpdateRange range = whole_range(index);
     update_range(range, grad_scale);
