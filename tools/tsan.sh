@@ -43,7 +43,7 @@ test_room() {
   symbolizer=$(command -v addr2line)  # suppressions are names of functions; llvm-symbolizer would be another package
   echo "ThreadSanitizer: $1"
   if TSAN_OPTIONS="suppressions=$root/tools/tsan.supp second_deadlock_stack=1 external_symbolizer_path=$symbolizer" OMP_NUM_THREADS=1 \
-    "build/tsan/bin/test_$1" --gtest_filter='-*Cost*:*Quick*:*AgentsStore*' >"$log" 2>&1; then
+    "build/tsan/bin/test_$1" --gtest_filter='-*Cost*:*Quick*:*AgentsStore*:*TwoHostsThatLoseEachOtherBothEnd*' >"$log" 2>&1; then
     tail -n 1 "$log"
   else
     grep -E -A 40 'WARNING: ThreadSanitizer|^\[  FAILED' "$log" | head -n 200 || tail -n 100 "$log"
