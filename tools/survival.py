@@ -74,7 +74,7 @@ class Outcome:
     """Of one run."""
 
     fault: Fault
-    seconds: float
+    seconds: float = 0.0
     attempts: list[dict] = field(default_factory=list)
     broken: dict | None = None  # what did not hold
 
@@ -377,8 +377,8 @@ def draw(kinds: list[str], number: int, chance: random.Random) -> Fault:
 def try_one(trireme: Path, folder: Path, words: list[str], number: int, arguments: argparse.Namespace,
             findings: Findings) -> Outcome:
     chance = random.Random(arguments.seed * 1_000_003 + number)
-    outcome = Outcome(draw(list(findings.kinds), number, chance), time.monotonic())
-    fault = outcome.fault
+    fault, began = draw(list(findings.kinds), number, chance), time.monotonic()
+    outcome = Outcome(fault)
     try:
         outcome.attempts = survive(trireme, folder, words, fault, findings.expected, chance)
     except (Broken, OSError, ValueError) as problem:  # or a record is missing or torn
@@ -387,7 +387,7 @@ def try_one(trireme: Path, folder: Path, words: list[str], number: int, argument
         print(f"run {number}, {fault.kind} of rank {fault.rank} after step {fault.step}: {problem}", file=sys.stderr)
         if arguments.keep:
             shutil.copytree(folder, arguments.keep / folder.name, symlinks=True, dirs_exist_ok=True)
-    outcome.seconds = time.monotonic() - outcome.seconds
+    outcome.seconds = time.monotonic() - began
     shutil.rmtree(folder, ignore_errors=True)
     return outcome
 

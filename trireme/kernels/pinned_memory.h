@@ -1,7 +1,7 @@
 #pragma once
 // Host memory that GPUs read and write at the full speed of their link, beside everything else that they do.
 // Several threads take it from the system, and no more than was asked for; torch's allocator of pinned memory
-// takes the next power of two, by one thread, which for tens of GiB is half a minute.
+// takes the next power of two.
 #include <cstddef>
 #include <cstdint>
 #include <string>

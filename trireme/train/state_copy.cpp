@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
 
 #include <utility>
 
@@ -13,6 +14,8 @@
 
 namespace trireme::train {
 namespace {
+
+static_assert(kernels::PinnedMemory::kPage == plan::kPinnedPage, "plans count what is taken");
 
 c10::impl::VirtualGuardImpl streams_of(const c10::Device& device) {
   return c10::impl::VirtualGuardImpl(device.type());
@@ -33,7 +36,10 @@ StateCopy::StateCopy(c10::Device device, int64_t expected) : device_(device) {
 
 StateCopy::~StateCopy() {
   if (taken_.valid()) taken_.wait();
-  if (stream_) stream_->synchronize();  // the memory goes
+  try {
+    if (stream_) stream_->synchronize();  // the memory goes
+  } catch (const c10::Error&) {           // of a device that has failed: nothing is copied any more
+  }
 }
 
 void StateCopy::keep(kernels::PinnedMemory pinned) {
