@@ -36,18 +36,23 @@ build() {
   TSAN_OPTIONS=report_bugs=0 cmake --build build/tsan -j "$(jobs_for_memory)" --target "${rooms[@]/#/test_}"
 }
 
-# test_room ROOM: one process. Left out are tests that measure time, since everything takes ten times as long, and one
+# run_room ROOM: one process. Left out are tests that measure time, since everything takes ten times as long, and one
 # that forks beside the threads of a store, which ThreadSanitizer refuses.
-test_room() {
-  local log=$root/build/tsan/$1.log symbolizer
+run_room() {
+  local symbolizer
   symbolizer=$(command -v addr2line)  # suppressions are names of functions; llvm-symbolizer would be another package
+  TSAN_OPTIONS="suppressions=$root/tools/tsan.supp second_deadlock_stack=1 external_symbolizer_path=$symbolizer" OMP_NUM_THREADS=1 \
+    "build/tsan/bin/test_$1" --gtest_filter='-*Cost*:*Quick*:*AgentsStore*:*TwoHostsThatLoseEachOtherBothEnd*' >"build/tsan/$1.log" 2>&1
+}
+
+# say_room ROOM PASSED
+say_room() {
+  local log=$root/build/tsan/$1.log
   echo "ThreadSanitizer: $1"
-  if TSAN_OPTIONS="suppressions=$root/tools/tsan.supp second_deadlock_stack=1 external_symbolizer_path=$symbolizer" OMP_NUM_THREADS=1 \
-    "build/tsan/bin/test_$1" --gtest_filter='-*Cost*:*Quick*:*AgentsStore*:*TwoHostsThatLoseEachOtherBothEnd*' >"$log" 2>&1; then
-    tail -n 1 "$log"
+  if $2; then
+    grep '^\[  PASSED' "$log"
   else
     grep -E -A 40 'WARNING: ThreadSanitizer|^\[  FAILED' "$log" | head -n 200 || tail -n 100 "$log"
-    return 1
   fi
 }
 
@@ -61,10 +66,16 @@ result() {
 
 build
 ((build_only)) && exit 0
-failed=0 lines=()
+# Beside each other: most of their time they wait.
+failed=0 lines=() processes=()
 for room in "${rooms[@]}"; do
-  passed=true
-  test_room "$room" || { passed=false failed=1; }
+  run_room "$room" &
+  processes+=($!)
+done
+for i in "${!rooms[@]}"; do
+  room=${rooms[i]} passed=true
+  wait "${processes[i]}" || { passed=false failed=1; }
+  say_room "$room" "$passed"
   lines+=("$(result "$room" "$passed")")
 done
 if [[ -n ${TRIREME_TSAN_RESULT:-} ]]; then

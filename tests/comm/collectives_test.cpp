@@ -261,17 +261,6 @@ TEST(Collectives, SmallAllReducesOverSharedMemoryCostWhatAGatherDoes) {
   }
 }
 
-/// What `call` of all ranks sends over sockets, on rank 0.
-template <typename Call>
-int64_t sent_by(Group& group, const Call& call) {
-  group.barrier();
-  const int64_t before = group.rank() == 0 ? test::socket_bytes_sent() : 0;
-  group.barrier();
-  call();
-  group.barrier();
-  return group.rank() == 0 ? test::socket_bytes_sent() - before : 0;
-}
-
 TEST(Collectives, SocketsCarryWhatIsCounted) {
   constexpr int64_t kHeaders = 20'000;  // of messages, and barriers
   for (int64_t size = 2; size <= 4; ++size) {
@@ -284,7 +273,9 @@ TEST(Collectives, SocketsCarryWhatIsCounted) {
           const auto expect_counted = [&](plan::Collective kind, const auto& call) {
             const int64_t counted_before =
                 group->traffic().contains(kind) ? group->traffic().at(kind).bytes : 0;
-            const int64_t sent = sent_by(*group, call);
+            test::CarriedBytes carried(*group);
+            call();
+            const int64_t sent = carried.so_far();
             const int64_t counted = n * (group->traffic().at(kind).bytes - counted_before);
             if (group->rank() != 0) return;
             EXPECT_GE(sent, counted) << plan::name(kind) << " of " << n;

@@ -63,14 +63,6 @@ struct TinyOutcome {
   int64_t socket_bytes = 0;  ///< carried for all ranks in the last step, with what gathers norm and loss
 };
 
-/// Bytes that sockets have carried so far, on rank 0; all ranks are in step before and after.
-inline int64_t carried_bytes(comm::Group& group) {
-  group.barrier();
-  const int64_t bytes = group.rank() == 0 ? socket_bytes_sent() : 0;
-  group.barrier();
-  return bytes;
-}
-
 inline plan::ModelConfig tiny_model(plan::ModelFamily family) {
   plan::ModelConfig config;
   config.family = family;
@@ -146,7 +138,8 @@ inline TinyOutcome train_tiny(const TinyRun& run) {
         engine.skip_step();
       }
       double loss_sum = 0.0;
-      const int64_t carried_before = run.messages ? carried_bytes(*mesh.all) : 0;
+      std::optional<CarriedBytes> carried;
+      if (run.messages) carried.emplace(*mesh.all);
       const int64_t sent_before = engine.sent_bytes();
       for (int64_t pass = 0; pass < run.accumulation; ++pass) {
         const at::Tensor batch = mine.narrow(0, pass * micro, micro);
@@ -165,7 +158,7 @@ inline TinyOutcome train_tiny(const TinyRun& run) {
       engine.step_scaled(*optimizer, optim::clip_factor(norm, run.grad_clip));
       // The norm and the loss, two doubles, go through the same group.
       step_bytes = engine.sent_bytes() - sent_before - (run.replicas == 1 ? 16 * (run.ranks - 1) : 0);
-      if (run.messages) socket_bytes = carried_bytes(*mesh.all) - carried_before;
+      if (carried) socket_bytes = carried->so_far();
       if (world->rank() == 0)
         outcome.losses.push_back(all_losses / static_cast<double>(run.accumulation * run.ranks));
     }
