@@ -29,6 +29,7 @@ MODEL_OPTIONS = {
     "llama-3b": ["--model.family=llama", "--model.d_model=3072", "--model.n_layers=28", "--model.n_heads=24",
                  "--model.n_kv_heads=8", "--model.d_ff=8192", "--model.vocab_size=128256",
                  "--model.tie_embeddings=true"],
+    "llama-6b": ["--model.preset=llama-8b", "--model.n_layers=24"],  # what of llama-8b two GPUs of 80 GB train
 }
 # What ours is started with by its own launcher.
 ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}

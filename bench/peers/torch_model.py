@@ -32,6 +32,7 @@ MODELS = {
     "gpt-154m": Shape(1024, 8, 16, 16, 4096, 50257, True, "gpt"),
     "llama-1b": Shape(2048, 16, 32, 8, 8192, 128256, True, "llama"),
     "llama-3b": Shape(3072, 28, 24, 8, 8192, 128256, True, "llama"),
+    "llama-6b": Shape(4096, 24, 32, 8, 14336, 128256, False, "llama"),  # llama-8b with 24 layers
     "llama-8b": Shape(4096, 32, 32, 8, 14336, 128256, False, "llama"),
 }
 
