@@ -614,7 +614,7 @@ TEST_F(Worker, OutOfHostMemoryIsExitCode4WithAdvice) {
                                                    "--model.n_layers=32", "--model.n_heads=16"});
   EXPECT_EQ(outcome.code, 4) << outcome.err;
   EXPECT_TRUE(contains(outcome.err, "the host is out of memory")) << outcome.err;
-  EXPECT_TRUE(contains(outcome.err, "Try, in this order: ")) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "Try, in this order and together: ")) << outcome.err;
 }
 
 TEST_F(Worker, OutOfHostMemoryOfTwoRanksIsOneMessage) {

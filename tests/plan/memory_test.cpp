@@ -1,9 +1,12 @@
 #include "trireme/plan/memory.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <limits>
+#include <string>
+#include <string_view>
 
 #include "tests/support/planned_step.h"
 #include "trireme/base/env.h"
@@ -216,16 +219,47 @@ TEST(MemoryAdvice, SaysWhatTakesMemoryAndNamesTheNextSetting) {
        {"model state " + format_bytes(state), "micro-batch of 4 " + format_bytes(activations)}) {
     EXPECT_NE(first.find(said), std::string::npos) << said << " in: " << first;
   }
-  EXPECT_NE(
-      first.find("Try, in this order: memory.recompute=cheap; memory.recompute=block; train.micro_batch=2; "
-                 "parallel.policy=fsdp; "),
-      std::string::npos)
-      << first;
+  // Each change is given with the peak that is predicted of all up to it.
+  std::string all;
+  const auto expect_next = [&](std::string_view words) {
+    const std::string peak = format_bytes(static_cast<double>(rank_bytes(config, 2, Device::kCpu).peak()));
+    all += fmt::format("{} ({}); ", words, peak);
+    EXPECT_NE(first.find(all), std::string::npos) << all << " in: " << first;
+  };
+  config.memory.recompute = Recompute::kCheap;
+  expect_next("memory.recompute=cheap");
+  config.parallel.reduce_when = ReduceWhen::kEveryMicroBatch;
+  expect_next("parallel.reduce_when=every_micro_batch");
   config.memory.recompute = Recompute::kBlock;
+  expect_next("memory.recompute=block");
   config.parallel.policy = PolicyName::kFsdp;
+  expect_next("parallel.policy=fsdp");
+  config.train.micro_batch = 2;
+  expect_next("train.micro_batch=2");
+  config.optim.state = OptimState::kBf16;
+  expect_next("optim.state=bf16");
+}
+
+TEST(MemoryAdvice, LeavesOutWhatDoesNotHelpOrIsRefused) {
+  Config config = load({.text = "model:\n  preset: llama-8b\n"}, Environment()).config;
+  config.precision.compute = Dtype::kBf16;
+  config.parallel.policy = PolicyName::kFsdp;
+  config.memory.recompute = Recompute::kBlock;
   config.train.micro_batch = 1;
-  EXPECT_NE(memory_advice(config, 2, Device::kCpu).find("Try, in this order: a shorter data.seq_len"),
-            std::string::npos);
+  config.optim.state = OptimState::kBf16;
+  const auto advises = [&](std::string_view words) {
+    const std::string advice = memory_advice(config, 2, Device::kCpu);
+    EXPECT_NE(advice.find("together: " + std::string(words)), std::string::npos)
+        << words << " in: " << advice;
+  };
+  config.train.global_batch = 2;
+  advises("a shorter data.seq_len");
+  // Whole gradients are kept between micro-batches: a third of the peak.
+  config.train.global_batch = 8;
+  advises("parallel.reduce_when=every_micro_batch (");
+  config.train.global_batch = 14;
+  config.train.micro_batch = 7;  // halves are no part of 7
+  advises("a shorter data.seq_len");
 }
 
 }  // namespace

@@ -331,6 +331,9 @@ std::vector<std::string> differing_keys(const Config& a, const Config& b);
 /// JSON schema (draft 2020-12) of the YAML file, for editors.
 std::string json_schema();
 
+/// The rules between fields that load() applies, for a config that a program has changed. Throws ConfigError.
+void check_config(const Config& config);
+
 /// One line a key: name, type, default, range or choices, help. For --help and docs.
 std::string describe_fields();
 

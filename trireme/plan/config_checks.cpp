@@ -360,4 +360,11 @@ void check_config(const Config& config, const Origins& origins) {
   Checker(config, origins).check_all();
 }
 
+void check_config(const Config& config) {
+  Config keys = config;
+  Origins origins;
+  for (const Field& field : fields(keys)) origins[field.key] = "changed by the program";
+  check_config(config, origins);
+}
+
 }  // namespace trireme::plan

@@ -7,6 +7,8 @@
 #include <initializer_list>
 #include <limits>
 #include <numeric>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "trireme/base/text.h"
@@ -258,22 +260,53 @@ RankBytes rank_bytes(const Config& config, const ModelFacts& facts, const BatchP
 }
 
 std::string memory_advice(const Config& given, int64_t ranks, Device device) {
-  const Config config = settle_recompute(given, device);
+  Config config = settle_recompute(given, device);
   const MeshShape mesh = MeshShape::fit(config.parallel, ranks);
   const BatchPlan batch = plan_batch(config, mesh);
   const RankBytes needed = rank_bytes(config, ranks, device);
   const auto bytes = [](int64_t count) { return format_bytes(static_cast<double>(count)); };
-  std::string text = fmt::format("Predicted a rank: model state {}, activations of a micro-batch of {} {}. ",
-                                 bytes(needed.state.total()), batch.micro_batch, bytes(needed.activations));
+  std::string text = fmt::format(
+      "Predicted a rank: model state {}, gathered and not yet reduced {}, activations of a micro-batch of {} "
+      "{}. ",
+      bytes(needed.state.total()), bytes(needed.gathered), batch.micro_batch, bytes(needed.activations));
   std::vector<std::string> fixes;
-  const bool has_cheap = record_of(config.model.family).cheap_bytes != nullptr;
-  if (config.memory.recompute == Recompute::kNone && has_cheap) fixes.emplace_back("memory.recompute=cheap");
-  if (config.memory.recompute != Recompute::kBlock) fixes.emplace_back("memory.recompute=block");
-  if (batch.micro_batch > 1) fixes.push_back(fmt::format("train.micro_batch={}", batch.micro_batch / 2));
-  if (!resolve_policy(config.parallel, mesh).shard_parameters) fixes.emplace_back("parallel.policy=fsdp");
+  int64_t least = needed.peak();
+  const auto consider = [&](std::string words, const auto& change) {
+    Config changed = config;
+    change(changed);
+    try {
+      check_config(changed);
+      const int64_t peak = rank_bytes(changed, ranks, device).peak();
+      if (peak >= least) return;
+      config = std::move(changed), least = peak;
+      fixes.push_back(fmt::format("{} ({})", words, bytes(peak)));
+    } catch (const ConfigError&) {
+      return;  // something else that the run asks for forbids it
+    }
+  };
+  if (config.memory.recompute == Recompute::kNone && record_of(config.model.family).cheap_bytes != nullptr) {
+    consider("memory.recompute=cheap", [](Config& next) { next.memory.recompute = Recompute::kCheap; });
+  }
+  if (config.parallel.reduce_when == ReduceWhen::kOncePerStep && batch.accumulation > 1) {
+    consider("parallel.reduce_when=every_micro_batch",
+             [](Config& next) { next.parallel.reduce_when = ReduceWhen::kEveryMicroBatch; });
+  }
+  if (config.memory.recompute != Recompute::kBlock) {
+    consider("memory.recompute=block", [](Config& next) { next.memory.recompute = Recompute::kBlock; });
+  }
+  if (!resolve_policy(config.parallel, mesh).shard_parameters) {
+    consider("parallel.policy=fsdp", [](Config& next) { next.parallel.policy = PolicyName::kFsdp; });
+  }
+  if (batch.micro_batch > 1) {
+    consider(fmt::format("train.micro_batch={}", batch.micro_batch / 2),
+             [&](Config& next) { next.train.micro_batch = batch.micro_batch / 2; });
+  }
+  if (config.optim.state == OptimState::kFp32) {
+    consider("optim.state=bf16", [](Config& next) { next.optim.state = OptimState::kBf16; });
+  }
   if (config.parallel.pp > 1) fixes.emplace_back("another pipeline.schedule or pipeline.split");
   fixes.emplace_back("a shorter data.seq_len, or more ranks");
-  return text + "Try, in this order: " + join(fixes, "; ");
+  return text + "Try, in this order and together: " + join(fixes, "; ");
 }
 
 }  // namespace trireme::plan

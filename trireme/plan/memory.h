@@ -71,8 +71,9 @@ RankBytes rank_bytes(const Config& config, const ModelFacts& facts, const BatchP
 StepProgram config_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
                            const EngineSetting& setting, int64_t pp_rank = 0);
 
-/// For a run on `ranks` ranks whose device is full: what takes memory, as predicted, and which setting to
-/// change first.
+/// For a run on `ranks` ranks whose device is full: what takes memory, as predicted, and which settings to
+/// change, in the order of what they cost; each with the peak of a rank that is predicted with those before
+/// it.
 std::string memory_advice(const Config& config, int64_t ranks, Device device);
 
 /// Kept for backward by a micro-batch of `tokens`.
