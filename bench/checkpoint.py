@@ -2,17 +2,17 @@
 """What saving costs on this machine's CPUs, as a JSON file:
 
 write     bytes/s of checkpoints written at once (checkpoint.async=false) beside dd with fsync to the same disk
-overhead  the quickstart's seconds with checkpoint.every=100 over those without: of the clock, and of CPUs, which
-          vary less where other work comes and goes
+overhead  what saving every 100 steps adds to the quickstart's time. Two runs differ by more than that on a machine
+          that others use, so each save of a run that saves every 10 steps is compared with its neighbours: the
+          call and the steps while it is written, less as many steps of the median of those in between
 
-Both sides take turns. Exit codes: 0 done, 1 a program failed, 8 a figure is worse than was asked for.
+Exit codes: 0 done, 1 a program failed, 8 a figure is worse than was asked for.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -24,6 +24,8 @@ from machine import describe_commit, describe_machine
 from programs import EXIT_BELOW, EXIT_FAILED, ROOT, BenchError, say
 
 WRITE_AT_LEAST, OVERHEAD_AT_MOST = 0.8, 1.02
+QUICKSTART_STEPS, ASKED_EVERY = 400, 100
+MEASURED_EVERY, STEPS_BESIDE = 10, 4  # a save is on the disk within the second
 
 
 def trireme(arguments: list[str], run_dir: Path) -> Path:
@@ -73,28 +75,36 @@ def measure_write(folder: Path, rounds: int, model: str) -> dict:
             "ratio": statistics.median(ours) / statistics.median(dd), "asked": WRITE_AT_LEAST}
 
 
-def cpu_seconds() -> float:
-    """Of all processes that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def costs_of_saves(steps: list[dict]) -> list[float]:
+    """Seconds that each save added, where steps follow until the next."""
+    costs = []
+    for index, step in enumerate(steps):
+        until_next = steps[index + 1:index + MEASURED_EVERY]
+        if "checkpoint_ms" not in step or len(until_next) < MEASURED_EVERY - 1:
+            continue
+        beside, plain = until_next[:STEPS_BESIDE], until_next[STEPS_BESIDE:]
+        usual = statistics.median(one["step_ms"] for one in plain)
+        costs.append((step["checkpoint_ms"] + sum(one["step_ms"] - usual for one in beside)) / 1e3)
+    return costs
 
 
 def measure_overhead(folder: Path, rounds: int) -> dict:
-    wall: dict[int, list[float]] = {0: [], 100: []}
-    cpu: dict[int, list[float]] = {0: [], 100: []}
-    for turn in range(rounds):
-        for every in (0, 100) if turn % 2 == 0 else (100, 0):
-            before = cpu_seconds()
-            run = trireme(["train", "configs/quickstart.yaml", f"--checkpoint.every={every}"], folder)
-            cpu[every].append(cpu_seconds() - before)
-            wall[every].append(json.loads((run / "summary.json").read_text())["wall_s"])
-            say(f"quickstart, checkpoint.every={every}: {wall[every][-1]:.2f} s, {cpu[every][-1]:.2f} s of CPUs")
-
-    def ratio(seconds: dict[int, list[float]]) -> float:
-        return statistics.median(seconds[100]) / statistics.median(seconds[0])
-
-    return {"config": "configs/quickstart.yaml", "without_s": wall[0], "with_s": wall[100], "wall_ratio": ratio(wall),
-            "without_cpu_s": cpu[0], "with_cpu_s": cpu[100], "ratio": ratio(cpu), "asked": OVERHEAD_AT_MOST}
+    costs, seconds, calls = [], [], []
+    for _ in range(rounds):
+        run = trireme(["train", "configs/quickstart.yaml", f"--checkpoint.every={MEASURED_EVERY}", "--train.val_every=0",
+                       "--train.log_every=1"], folder)
+        steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        steps = [step for step in steps if "step_ms" in step]
+        costs += costs_of_saves(steps)
+        calls += [step["checkpoint_ms"] / 1e3 for step in steps if "checkpoint_ms" in step]
+        seconds.append(sum(step["step_ms"] for step in steps) / 1e3)
+        say(f"quickstart: {seconds[-1]:.1f} s, {len(costs)} saves so far, {statistics.mean(costs) * 1e3:.1f} ms each")
+    saves = QUICKSTART_STEPS // ASKED_EVERY
+    error = statistics.stdev(costs) / len(costs) ** 0.5
+    share = saves * statistics.mean(costs) / statistics.median(seconds)
+    return {"config": "configs/quickstart.yaml", "measured_every": MEASURED_EVERY, "costs_s": costs, "calls_s": calls,
+            "mean_s": statistics.mean(costs), "standard_error_s": error, "without_s": seconds,
+            "every": ASKED_EVERY, "ratio": 1 + share, "asked": OVERHEAD_AT_MOST}
 
 
 def main() -> int:
