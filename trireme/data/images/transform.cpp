@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "trireme/base/error.h"
 
@@ -54,14 +55,14 @@ Part centre_part(const ImageShape& shape, const ImageShape& out, double share) {
   return part;
 }
 
-/// Which inputs make up each output, and how much each counts.
+/// Which inputs make up each output, and how much each counts. All outputs have as many taps, the last of
+/// them zeros where there is less to take, which may stand for inputs behind the end.
 struct Taps {
-  struct Output {
-    int64_t first = 0, count = 0;  ///< inputs
-    size_t weights = 0;            ///< where theirs begin
-  };
-  std::vector<Output> outputs;
-  std::vector<float> weights;
+  int64_t count = 0;
+  std::vector<int64_t> first;  ///< input of each output
+  std::vector<float> weights;  ///< `count` of each output
+
+  const float* weights_of(int64_t output) const { return weights.data() + output * count; }
 };
 
 /// Bilinear where it enlarges; where it shrinks the triangle is as wide as what it stands for, so that no
@@ -69,23 +70,32 @@ struct Taps {
 Taps taps(int64_t from, int64_t to) {
   const double scale = static_cast<double>(from) / static_cast<double>(to);
   const double reach = std::max(scale, 1.0);
+  struct Span {
+    double centre;
+    int64_t first, last;
+  };
+  const auto span_of = [&](int64_t output) {
+    const double centre = (static_cast<double>(output) + 0.5) * scale;
+    return Span{.centre = centre,
+                .first = std::max<int64_t>(0, static_cast<int64_t>(centre - reach + 0.5)),
+                .last = std::min<int64_t>(from, static_cast<int64_t>(centre + reach + 0.5))};
+  };
   Taps all;
-  all.outputs.reserve(static_cast<size_t>(to));
+  for (int64_t i = 0; i < to; ++i) all.count = std::max(all.count, span_of(i).last - span_of(i).first);
+  all.first.reserve(static_cast<size_t>(to));
+  all.weights.assign(static_cast<size_t>(to * all.count), 0.0F);
   for (int64_t i = 0; i < to; ++i) {
-    const double centre = (static_cast<double>(i) + 0.5) * scale;
-    const auto first = std::max<int64_t>(0, static_cast<int64_t>(centre - reach + 0.5));
-    const auto last = std::min<int64_t>(from, static_cast<int64_t>(centre + reach + 0.5));
-    const size_t begin = all.weights.size();
+    const auto [centre, first, last] = span_of(i);
+    float* const weights = all.weights.data() + i * all.count;
     double sum = 0.0;
     for (int64_t at = first; at < last; ++at) {
       const double distance = std::abs((static_cast<double>(at) + 0.5 - centre) / reach);
       const double weight = std::max(0.0, 1.0 - distance);
-      all.weights.push_back(static_cast<float>(weight));
+      weights[at - first] = static_cast<float>(weight);
       sum += weight;
     }
-    for (size_t at = begin; at < all.weights.size(); ++at)
-      all.weights[at] = static_cast<float>(all.weights[at] / sum);
-    all.outputs.push_back({.first = first, .count = last - first, .weights = begin});
+    for (int64_t at = 0; at < last - first; ++at) weights[at] = static_cast<float>(weights[at] / sum);
+    all.first.push_back(first);
   }
   return all;
 }
@@ -103,24 +113,74 @@ struct Scale {
   }
 };
 
+constexpr int kMostTaps = 4;  ///< that one pass over a row takes
+
+/// body(constant) with `taps`, 1 to kMostTaps, as a constant.
+template <typename Body>
+void with_constant(int64_t taps, const Body& body) {
+  switch (taps) {
+    case 1:
+      return body(std::integral_constant<int, 1>());
+    case 2:
+      return body(std::integral_constant<int, 2>());
+    case 3:
+      return body(std::integral_constant<int, 3>());
+    default:
+      return body(std::integral_constant<int, kMostTaps>());
+  }
+}
+
+/// row = weights[0] pixels + weights[1] (pixels a stride on) + ..., or added to what `row` has.
+template <int kTaps, bool kAdds>
+void add_rows(float* __restrict row, const uint8_t* __restrict pixels, int64_t stride,
+              const float* __restrict weights, int64_t columns) {
+  for (int64_t i = 0; i < columns; ++i) {
+    float sum = weights[0] * static_cast<float>(pixels[i]);
+    if constexpr (kAdds) sum += row[i];
+    for (int tap = 1; tap < kTaps; ++tap) sum += weights[tap] * static_cast<float>(pixels[i + tap * stride]);
+    row[i] = sum;
+  }
+}
+
 /// The rows of one output row, summed up column by column.
-void sum_rows(float* row, const Image& image, const Part& part, const Taps::Output& above,
-              const float* weights) {
-  const int64_t channels = image.shape.channels, columns = part.width * channels;
-  for (int64_t tap = 0; tap < above.count; ++tap) {
-    const int64_t source = part.top + above.first + tap;
-    const uint8_t* const pixels = image.pixels.data() + (source * image.shape.width + part.left) * channels;
-    const float weight = weights[tap];
-    if (tap == 0) {
-      for (int64_t i = 0; i < columns; ++i) row[i] = weight * static_cast<float>(pixels[i]);
-    } else {
-      for (int64_t i = 0; i < columns; ++i) row[i] += weight * static_cast<float>(pixels[i]);
-    }
+void sum_rows(float* row, const Image& image, const Part& part, const Taps& down, int64_t y) {
+  const int64_t stride = image.shape.width * image.shape.channels,
+                columns = part.width * image.shape.channels;
+  const int64_t top = down.first[static_cast<size_t>(y)];
+  const int64_t count = std::min(down.count, part.height - top);
+  for (int64_t tap = 0; tap < count; tap += kMostTaps) {
+    const uint8_t* const pixels =
+        image.pixels.data() + (part.top + top + tap) * stride + part.left * image.shape.channels;
+    const float* const weights = down.weights_of(y) + tap;
+    with_constant(std::min<int64_t>(count - tap, kMostTaps), [&](auto taps) {
+      tap == 0 ? add_rows<taps(), false>(row, pixels, stride, weights, columns)
+               : add_rows<taps(), true>(row, pixels, stride, weights, columns);
+    });
   }
 }
 
 /// Three channels and one of the neighbour, in one register.
 using Lanes = float __attribute__((vector_size(16)));
+
+/// A row of three channels resized to `width` pixels, of which the one that output `x` of `across` makes
+/// comes at `first + x * step`. kTaps 0: any number.
+template <int kTaps>
+void resize_row(const float* row, const Taps& across, int64_t width, const Lanes& factor, const Lanes& offset,
+                float* first, int64_t step) {
+  const int64_t taps = kTaps == 0 ? across.count : kTaps;
+  const float* weights = across.weights.data();
+  for (int64_t x = 0; x < width; ++x, weights += taps) {
+    const float* const from = row + across.first[static_cast<size_t>(x)] * 3;
+    Lanes sum = {};
+    for (int64_t tap = 0; tap < taps; ++tap) {
+      Lanes values;
+      std::memcpy(&values, from + tap * 3, sizeof(values));
+      sum += weights[tap] * values;
+    }
+    sum = sum * factor + offset;
+    std::memcpy(first + x * step, &sum, 3 * sizeof(float));
+  }
+}
 
 /// Row by row first, where neighbours lie beside each other.
 void resize(const Image& image, const Part& part, bool mirrored, const ImageShape& shape, const Scale& scale,
@@ -133,31 +193,29 @@ void resize(const Image& image, const Part& part, bool mirrored, const ImageShap
     factor[channel] = scale.factor[static_cast<size_t>(channel)];
     offset[channel] = scale.offset[static_cast<size_t>(channel)];
   }
-  std::vector<float> row(static_cast<size_t>(part.width * channels + 1), 0.0F);
+  const int64_t step = mirrored ? -out.column : out.column;
+  std::vector<float> row(static_cast<size_t>((part.width + across.count) * channels + 1), 0.0F);
   for (int64_t y = 0; y < shape.height; ++y) {
-    const Taps::Output& above = down.outputs[static_cast<size_t>(y)];
-    sum_rows(row.data(), image, part, above, down.weights.data() + above.weights);
+    sum_rows(row.data(), image, part, down, y);
+    float* const first = out.values + y * out.row + (mirrored ? (shape.width - 1) * out.column : 0);
+    if (in_lanes && across.count <= kMostTaps) {
+      with_constant(across.count, [&](auto taps) {
+        resize_row<taps()>(row.data(), across, shape.width, factor, offset, first, step);
+      });
+      continue;
+    }
+    if (in_lanes) {
+      resize_row<0>(row.data(), across, shape.width, factor, offset, first, step);
+      continue;
+    }
     for (int64_t x = 0; x < shape.width; ++x) {
-      const Taps::Output& beside = across.outputs[static_cast<size_t>(x)];
-      const float* const weights = across.weights.data() + beside.weights;
-      const float* const from = row.data() + beside.first * channels;
-      float* const to = out.values + y * out.row + (mirrored ? shape.width - 1 - x : x) * out.column;
-      if (in_lanes) {
-        Lanes sum = {};
-        for (int64_t tap = 0; tap < beside.count; ++tap) {
-          Lanes values;
-          std::memcpy(&values, from + tap * 3, sizeof(values));
-          sum += weights[tap] * values;
-        }
-        sum = sum * factor + offset;
-        std::memcpy(to, &sum, 3 * sizeof(float));
-        continue;
-      }
+      const float* const from = row.data() + across.first[static_cast<size_t>(x)] * channels;
+      const float* const weights = across.weights_of(x);
       for (int64_t channel = 0; channel < channels; ++channel) {
         float sum = 0.0F;
-        for (int64_t tap = 0; tap < beside.count; ++tap) sum += weights[tap] * from[tap * channels + channel];
+        for (int64_t tap = 0; tap < across.count; ++tap) sum += weights[tap] * from[tap * channels + channel];
         const auto c = static_cast<size_t>(channel);
-        to[channel * out.channel] = sum * scale.factor[c] + scale.offset[c];
+        first[x * step + channel * out.channel] = sum * scale.factor[c] + scale.offset[c];
       }
     }
   }
