@@ -52,6 +52,53 @@ TEST(Png, TurnsColoursIntoLumaAndGreyIntoColours) {
   EXPECT_EQ(three.pixels, (std::vector<uint8_t>{7, 7, 7, 200, 200, 200}));
 }
 
+TEST(Jpeg, APartIsThatOfTheWholePicture) {
+  for (const auto& [channels, chroma] : {std::pair<int64_t, int>{1, 1}, {3, 1}, {3, 2}}) {
+    const std::string file = encode_jpeg(testing::pattern_image(5, {channels, 150, 203}), 80, chroma);
+    for (const int64_t least_side : {0, 75, 37, 18}) {
+      const Image whole = decode_image(bytes_of(file), {.channels = channels, .least_side = least_side});
+      SampleDraws draws(7, 0, least_side + chroma);
+      for (int turn = 0; turn < 200; ++turn) {
+        ImagePart part;
+        part.height = 1 + draws.below(whole.shape.height);
+        part.width = 1 + draws.below(whole.shape.width);
+        part.top = draws.below(whole.shape.height - part.height + 1);
+        part.left = draws.below(whole.shape.width - part.width + 1);
+        ImageShape seen;
+        const auto choose = [&](const ImageShape& shape) {
+          seen = shape;
+          return part;
+        };
+        const Image found =
+            decode_image(bytes_of(file), {.channels = channels, .least_side = least_side, .part = choose});
+        EXPECT_EQ(seen, whole.shape);
+        const Image expected = cut(whole, part);
+        ASSERT_EQ(found.shape, expected.shape);
+        ASSERT_EQ(largest_difference(found, expected), 0)
+            << part.height << " x " << part.width << " at " << part.top << ", " << part.left << " of "
+            << whole.shape.to_string() << ", chroma " << chroma;
+      }
+    }
+  }
+}
+
+TEST(Jpeg, AFileThatIsCutOffIsBrokenWhateverPartIsWanted) {
+  const std::string file = encode_jpeg(testing::pattern_image(5, {3, 150, 203}), 80);
+  const auto top = [](const ImageShape&) { return ImagePart{.top = 0, .left = 0, .height = 8, .width = 8}; };
+  EXPECT_NO_THROW(decode_image(bytes_of(file), {.part = top}));
+  EXPECT_THROW(decode_image(bytes_of(file.substr(0, file.size() - 200)), {.part = top}), BrokenImage);
+  EXPECT_EQ(decode_image(bytes_of(file + "behind the end"), {.part = top}).shape.height, 8);
+}
+
+TEST(Png, APartIsThatOfTheWholePicture) {
+  const Image image = testing::pattern_image(3, {3, 17, 9});
+  const ImagePart part{.top = 3, .left = 2, .height = 10, .width = 4};
+  const Image found =
+      decode_image(bytes_of(encode_png(image)), {.part = [&](const ImageShape&) { return part; }});
+  EXPECT_EQ(found.shape, (ImageShape{.channels = 3, .height = 10, .width = 4}));
+  EXPECT_EQ(found.pixels, cut(image, part).pixels);
+}
+
 TEST(Jpeg, KeepsASmoothPicture) {
   for (const int64_t channels : {1, 3}) {
     const Image image = smooth(channels, 37, 51);

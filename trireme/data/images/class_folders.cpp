@@ -78,8 +78,11 @@ class FolderSet : public ImageSet {
     }
   }
 
-  Image read(int64_t index, int64_t least_side) const override {
-    return decode_image(open(index).bytes(), {.channels = channels_, .least_side = least_side});
+  Image read(int64_t index, int64_t least_side) const override { return read_part(index, least_side, {}); }
+
+  Image read_part(int64_t index, int64_t least_side, const PartChooser& choose) const override {
+    return decode_image(open(index).bytes(),
+                        {.channels = channels_, .least_side = least_side, .part = choose});
   }
 
   std::string name(int64_t index) const override {

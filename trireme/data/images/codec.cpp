@@ -11,14 +11,33 @@ bool starts_with(std::span<const std::byte> bytes, const std::array<unsigned cha
   return bytes.size() >= kSize && std::memcmp(bytes.data(), mark.data(), kSize) == 0;
 }
 
+Image decode_png_part(std::span<const std::byte> bytes, const DecodeOptions& options) {
+  Image image = decode_png(bytes, options);
+  if (!options.part) return image;
+  const ImagePart part = options.part(image.shape);
+  return cut(std::move(image), part);
+}
+
 }  // namespace
 
 Image decode_image(std::span<const std::byte> bytes, const DecodeOptions& options) {
   if (starts_with(bytes, std::to_array<unsigned char>({0xff, 0xd8, 0xff})))
     return decode_jpeg(bytes, options);
   if (starts_with(bytes, std::to_array<unsigned char>({0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'})))
-    return decode_png(bytes, options);
+    return decode_png_part(bytes, options);
   throw BrokenImage(bytes.empty() ? "it is empty" : "it begins neither as JPEG nor as PNG");
+}
+
+Image cut(Image image, const ImagePart& part) {
+  if (part == all_of(image.shape)) return image;
+  const int64_t channels = image.shape.channels, row = part.width * channels;
+  Image out{.shape = {.channels = channels, .height = part.height, .width = part.width}, .pixels = {}};
+  out.pixels.reserve(static_cast<size_t>(part.height * row));
+  for (int64_t y = 0; y < part.height; ++y) {
+    const auto from = image.pixels.begin() + ((part.top + y) * image.shape.width + part.left) * channels;
+    out.pixels.insert(out.pixels.end(), from, from + row);
+  }
+  return out;
 }
 
 void drop_colours(Image& image) {

@@ -1,6 +1,7 @@
 #pragma once
 // A picture as bytes, and the numbers that its augmentation draws.
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,21 @@ struct Image {
   ImageShape shape;
   std::vector<uint8_t> pixels;  ///< (height, width, channels)
 };
+
+struct ImagePart {
+  int64_t top = 0, left = 0, height = 0, width = 0;
+  bool operator==(const ImagePart&) const = default;
+};
+
+inline ImagePart all_of(const ImageShape& shape) {
+  return {.top = 0, .left = 0, .height = shape.height, .width = shape.width};
+}
+
+/// Which part is wanted of a picture that has this shape as it is decoded.
+using PartChooser = std::function<ImagePart(const ImageShape&)>;
+
+/// `part` alone.
+Image cut(Image image, const ImagePart& part);
 
 /// Random numbers of one sample in one epoch: a pure function of (seed, epoch, sample), so that no rank and
 /// no thread that prepares the sample matters.

@@ -3,6 +3,7 @@
 #include <csetjmp>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 // After <cstdio>, which they lean on.
 #include <jpeglib.h>
@@ -58,6 +59,38 @@ unsigned scale_of(const jpeg_decompress_struct& jpeg, int64_t least_side) {
   return scale;
 }
 
+/// Whether the mark stands at the end that says that nothing is missing.
+bool has_end(std::span<const std::byte> bytes) {
+  return bytes.size() >= 2 && bytes[bytes.size() - 2] == std::byte{0xff} &&
+         bytes.back() == std::byte{JPEG_EOI};
+}
+
+/// The rows and columns of `part`. libjpeg gives whole blocks of columns, and takes the colours of the
+/// outermost from their neighbours.
+void read_part(jpeg_decompress_struct& jpeg, const ImagePart& part, bool to_the_end,
+               std::vector<uint8_t>& pixels) {
+  constexpr int64_t kBeside = 4;
+  const auto width = static_cast<int64_t>(jpeg.output_width);
+  const int64_t channels = jpeg.output_components, row = part.width * channels;
+  const auto first = std::max<int64_t>(0, part.left - kBeside);
+  auto left = static_cast<JDIMENSION>(first);
+  auto taken = static_cast<JDIMENSION>(std::min(width, part.left + part.width + kBeside) - first);
+  if (taken < jpeg.output_width) jpeg_crop_scanline(&jpeg, &left, &taken);
+  jpeg_skip_scanlines(&jpeg, static_cast<JDIMENSION>(part.top));
+  // A row lies where it belongs but for what stands left of it.
+  const int64_t before = (part.left - static_cast<int64_t>(left)) * channels;
+  const int64_t whole = static_cast<int64_t>(taken) * channels;
+  pixels.resize(static_cast<size_t>(part.height * row + whole));
+  for (int64_t y = 0; y < part.height; ++y) {
+    JSAMPROW next = pixels.data() + y * row;
+    jpeg_read_scanlines(&jpeg, &next, 1);
+    if (before > 0) std::memmove(next, next + before, static_cast<size_t>(row));
+  }
+  JSAMPROW behind = pixels.data() + part.height * row;
+  while (to_the_end && jpeg.output_scanline < jpeg.output_height) jpeg_read_scanlines(&jpeg, &behind, 1);
+  pixels.resize(static_cast<size_t>(part.height * row));
+}
+
 /// The pixels as libjpeg gives them, CMYK included. False when an error has left its text in `errors`. No
 /// object of this frame has a destructor, for longjmp would not call it.
 bool decompress(jpeg_decompress_struct& jpeg, JpegErrors& errors, std::span<const std::byte> bytes,
@@ -80,13 +113,12 @@ bool decompress(jpeg_decompress_struct& jpeg, JpegErrors& errors, std::span<cons
   image.shape = {.channels = jpeg.output_components,
                  .height = static_cast<int64_t>(jpeg.output_height),
                  .width = static_cast<int64_t>(jpeg.output_width)};
-  const size_t row = static_cast<size_t>(jpeg.output_width) * static_cast<size_t>(jpeg.output_components);
-  image.pixels.resize(row * jpeg.output_height);
-  while (jpeg.output_scanline < jpeg.output_height) {
-    JSAMPROW next = image.pixels.data() + row * jpeg.output_scanline;
-    jpeg_read_scanlines(&jpeg, &next, 1);
-  }
-  jpeg_finish_decompress(&jpeg);
+  const ImagePart part = options.part ? options.part(image.shape) : all_of(image.shape);
+  // What is below the part need not be looked at, unless the file may have been cut off there.
+  read_part(jpeg, part, !has_end(bytes), image.pixels);
+  image.shape.height = part.height;
+  image.shape.width = part.width;
+  if (jpeg.output_scanline == jpeg.output_height) jpeg_finish_decompress(&jpeg);
   return true;
 }
 
@@ -105,7 +137,7 @@ struct FreeMemory {
   void operator()(unsigned char* memory) const { std::free(memory); }
 };
 
-bool compress(jpeg_compress_struct& jpeg, JpegErrors& errors, const Image& image, int quality,
+bool compress(jpeg_compress_struct& jpeg, JpegErrors& errors, const Image& image, int quality, int chroma,
               unsigned char** bytes, unsigned long* size) {
   if (setjmp(errors.out) != 0) return false;
   jpeg_mem_dest(&jpeg, bytes, size);
@@ -115,7 +147,7 @@ bool compress(jpeg_compress_struct& jpeg, JpegErrors& errors, const Image& image
   jpeg.in_color_space = image.shape.channels == 1 ? JCS_GRAYSCALE : JCS_RGB;
   jpeg_set_defaults(&jpeg);
   jpeg_set_quality(&jpeg, quality, TRUE);
-  jpeg.comp_info[0].h_samp_factor = jpeg.comp_info[0].v_samp_factor = 1;
+  jpeg.comp_info[0].h_samp_factor = jpeg.comp_info[0].v_samp_factor = image.shape.channels == 3 ? chroma : 1;
   jpeg_start_compress(&jpeg, TRUE);
   const size_t row = static_cast<size_t>(image.shape.width * image.shape.channels);
   while (jpeg.next_scanline < jpeg.image_height) {
@@ -144,7 +176,7 @@ Image decode_jpeg(std::span<const std::byte> bytes, const DecodeOptions& options
   return image;
 }
 
-std::string encode_jpeg(const Image& image, int quality) {
+std::string encode_jpeg(const Image& image, int quality, int chroma) {
   JpegErrors errors;
   set_up(errors);
   jpeg_compress_struct jpeg = {};
@@ -154,7 +186,7 @@ std::string encode_jpeg(const Image& image, int quality) {
                                                                                     jpeg_destroy_compress);
   unsigned char* bytes = nullptr;
   unsigned long size = 0;
-  const bool done = compress(jpeg, errors, image, quality, &bytes, &size);
+  const bool done = compress(jpeg, errors, image, quality, chroma, &bytes, &size);
   const std::unique_ptr<unsigned char, FreeMemory> owned(bytes);
   TRIREME_CHECK(done, "[data.jpeg] {}", errors.text.data());
   return {reinterpret_cast<const char*>(bytes), size};

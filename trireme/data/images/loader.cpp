@@ -114,17 +114,24 @@ class ImageReader {
     return batch;
   }
 
-  /// A picture as it was read, and its place in the set, which may be that of its replacement.
+  /// What a row shows of a picture, and its place in the set, which may be that of its replacement.
   struct Found {
     int64_t index = 0;
-    Image image;
+    ImageView view;
+    Image part;
   };
 
   /// None: it is broken and not replaced.
-  std::optional<Found> find(int64_t index) {
+  std::optional<Found> find(int64_t index, int64_t epoch) {
     for (int64_t tried = 0; tried < images_.size(); ++tried, index = (index + 1) % images_.size()) {
       try {
-        return Found{.index = index, .image = images_.read(index, least_side_)};
+        Found found{.index = index, .view = {}, .part = {}};
+        found.part = images_.read_part(index, least_side_, [&](const ImageShape& shape) {
+          SampleDraws draws(options_.seed, epoch, index);
+          found.view = draw_view(options_.transform, shape, draws);
+          return found.view.part;
+        });
+        return found;
       } catch (const BrokenImage& error) {
         broken_->note(index, error);
         if (!options_.replace_broken) return std::nullopt;
@@ -138,20 +145,15 @@ class ImageReader {
                             : place.position;
   }
 
-  void transform(const Found& found, int64_t epoch, const PixelRoom& room) const {
-    SampleDraws draws(options_.seed, epoch, found.index);
-    transform_image(found.image, options_.transform, draws, room);
-  }
-
   bool read_row(const Place& place, Batch& batch, int64_t row) {
-    const std::optional<Found> found = find(index_at(place));
+    const std::optional<Found> found = find(index_at(place), place.epoch);
     if (!found) return false;
     const at::Tensor& inputs = batch.inputs;
     const PixelRoom room{.values = inputs.mutable_data_ptr<float>() + row * inputs.stride(0),
                          .channel = inputs.stride(1),
                          .row = inputs.stride(2),
                          .column = inputs.stride(3)};
-    transform(*found, place.epoch, room);
+    write_view(found->part, found->view, options_.transform, room);
     batch.samples.push_back(found->index);
     const int64_t label = images_.label(found->index);
     if (!soft_) {
@@ -175,12 +177,12 @@ class ImageReader {
   double mix(const Found& first, const Place& place, const PixelRoom& room, float* target) {
     SampleDraws draws(options_.seed ^ kMixing, place.epoch, first.index);
     const double share = mixing_share(options_.mixup, draws);
-    const std::optional<Found> second = find(draws.below(images_.size()));
+    const std::optional<Found> second = find(draws.below(images_.size()), place.epoch);
     if (!second) return 1.0;
     const auto [channels, height, width] = options_.transform.shape;
     std::vector<float> other(static_cast<size_t>(channels * height * width));
-    transform(*second, place.epoch,
-              {.values = other.data(), .channel = 1, .row = width * channels, .column = channels});
+    write_view(second->part, second->view, options_.transform,
+               {.values = other.data(), .channel = 1, .row = width * channels, .column = channels});
     // Rows of a batch have their channels last, too.
     for (size_t i = 0; i < other.size(); ++i) {
       room.values[i] = static_cast<float>(share * static_cast<double>(room.values[i]) +

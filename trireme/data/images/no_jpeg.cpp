@@ -15,7 +15,7 @@ Image decode_jpeg(std::span<const std::byte>, const DecodeOptions&) {
   refuse_jpeg();
 }
 
-std::string encode_jpeg(const Image&, int) {
+std::string encode_jpeg(const Image&, int, int) {
   refuse_jpeg();
 }
 

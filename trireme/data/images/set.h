@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "trireme/data/images/image.h"
@@ -27,6 +28,12 @@ class ImageSet {
   /// The image, where its file allows it smaller with both sides at least `least_side`, which saves decoding
   /// (0: as it is). Throws BrokenImage when the file of one image of many cannot be read.
   virtual Image read(int64_t index, int64_t least_side = 0) const = 0;
+  /// The same of a part of it: `choose` is called once, with the shape that read() gives.
+  virtual Image read_part(int64_t index, int64_t least_side, const PartChooser& choose) const {
+    Image image = read(index, least_side);
+    const ImagePart part = choose(image.shape);
+    return cut(std::move(image), part);
+  }
   /// For messages: a file, or a place in one.
   virtual std::string name(int64_t index) const = 0;
 

@@ -10,15 +10,10 @@
 namespace trireme::data {
 namespace {
 
-/// A part of a picture.
-struct Part {
-  int64_t top = 0, left = 0, height = 0, width = 0;
-};
-
 /// The largest part from the middle whose width is between these multiples of its height.
-Part middle(const ImageShape& shape, double least_ratio, double most_ratio) {
+ImagePart middle(const ImageShape& shape, double least_ratio, double most_ratio) {
   const auto height = static_cast<double>(shape.height), width = static_cast<double>(shape.width);
-  Part part{.top = 0, .left = 0, .height = shape.height, .width = shape.width};
+  ImagePart part{.top = 0, .left = 0, .height = shape.height, .width = shape.width};
   if (width / height < least_ratio) part.height = std::max<int64_t>(1, std::llround(width / least_ratio));
   if (width / height > most_ratio) part.width = std::max<int64_t>(1, std::llround(height * most_ratio));
   part.top = (shape.height - part.height) / 2;
@@ -27,7 +22,7 @@ Part middle(const ImageShape& shape, double least_ratio, double most_ratio) {
 }
 
 /// Of a random area, ratio and place (Szegedy et al. 2015); the middle where ten draws do not fit.
-Part drawn_part(const ImageShape& shape, double least_area, SampleDraws& draws) {
+ImagePart drawn_part(const ImageShape& shape, double least_area, SampleDraws& draws) {
   constexpr double kLeastRatio = 3.0 / 4.0, kMostRatio = 4.0 / 3.0;
   constexpr int kTries = 10;
   const auto area = static_cast<double>(shape.height * shape.width);
@@ -44,10 +39,10 @@ Part drawn_part(const ImageShape& shape, double least_area, SampleDraws& draws) 
 }
 
 /// The part of the centre that has the form of `out`, smaller by `share`.
-Part centre_part(const ImageShape& shape, const ImageShape& out, double share) {
+ImagePart centre_part(const ImageShape& shape, const ImageShape& out, double share) {
   const double ratio = static_cast<double>(out.width) / static_cast<double>(out.height);
-  const Part whole = middle(shape, ratio, ratio);
-  Part part;
+  const ImagePart whole = middle(shape, ratio, ratio);
+  ImagePart part;
   part.height = std::max<int64_t>(1, std::llround(share * static_cast<double>(whole.height)));
   part.width = std::max<int64_t>(1, std::llround(share * static_cast<double>(whole.width)));
   part.top = (shape.height - part.height) / 2;
@@ -130,31 +125,28 @@ void with_constant(int64_t taps, const Body& body) {
   }
 }
 
-/// row = weights[0] pixels + weights[1] (pixels a stride on) + ..., or added to what `row` has.
+/// row = weights[0] pixels + weights[1] (pixels of the next row) + ..., or added to what `row` has.
 template <int kTaps, bool kAdds>
-void add_rows(float* __restrict row, const uint8_t* __restrict pixels, int64_t stride,
-              const float* __restrict weights, int64_t columns) {
+void add_rows(float* __restrict row, const uint8_t* __restrict pixels, int64_t columns,
+              const float* __restrict weights) {
   for (int64_t i = 0; i < columns; ++i) {
     float sum = weights[0] * static_cast<float>(pixels[i]);
     if constexpr (kAdds) sum += row[i];
-    for (int tap = 1; tap < kTaps; ++tap) sum += weights[tap] * static_cast<float>(pixels[i + tap * stride]);
+    for (int tap = 1; tap < kTaps; ++tap) sum += weights[tap] * static_cast<float>(pixels[i + tap * columns]);
     row[i] = sum;
   }
 }
 
 /// The rows of one output row, summed up column by column.
-void sum_rows(float* row, const Image& image, const Part& part, const Taps& down, int64_t y) {
-  const int64_t stride = image.shape.width * image.shape.channels,
-                columns = part.width * image.shape.channels;
-  const int64_t top = down.first[static_cast<size_t>(y)];
-  const int64_t count = std::min(down.count, part.height - top);
+void sum_rows(float* row, const Image& image, const Taps& down, int64_t y) {
+  const int64_t columns = image.shape.width * image.shape.channels, top = down.first[static_cast<size_t>(y)];
+  const int64_t count = std::min(down.count, image.shape.height - top);
   for (int64_t tap = 0; tap < count; tap += kMostTaps) {
-    const uint8_t* const pixels =
-        image.pixels.data() + (part.top + top + tap) * stride + part.left * image.shape.channels;
+    const uint8_t* const pixels = image.pixels.data() + (top + tap) * columns;
     const float* const weights = down.weights_of(y) + tap;
     with_constant(std::min<int64_t>(count - tap, kMostTaps), [&](auto taps) {
-      tap == 0 ? add_rows<taps(), false>(row, pixels, stride, weights, columns)
-               : add_rows<taps(), true>(row, pixels, stride, weights, columns);
+      tap == 0 ? add_rows<taps(), false>(row, pixels, columns, weights)
+               : add_rows<taps(), true>(row, pixels, columns, weights);
     });
   }
 }
@@ -183,9 +175,9 @@ void resize_row(const float* row, const Taps& across, int64_t width, const Lanes
 }
 
 /// Row by row first, where neighbours lie beside each other.
-void resize(const Image& image, const Part& part, bool mirrored, const ImageShape& shape, const Scale& scale,
+void resize(const Image& image, bool mirrored, const ImageShape& shape, const Scale& scale,
             const PixelRoom& out) {
-  const Taps down = taps(part.height, shape.height), across = taps(part.width, shape.width);
+  const Taps down = taps(image.shape.height, shape.height), across = taps(image.shape.width, shape.width);
   const int64_t channels = shape.channels;
   const bool in_lanes = channels == 3 && out.channel == 1;
   Lanes factor = {}, offset = {};
@@ -194,9 +186,9 @@ void resize(const Image& image, const Part& part, bool mirrored, const ImageShap
     offset[channel] = scale.offset[static_cast<size_t>(channel)];
   }
   const int64_t step = mirrored ? -out.column : out.column;
-  std::vector<float> row(static_cast<size_t>((part.width + across.count) * channels + 1), 0.0F);
+  std::vector<float> row(static_cast<size_t>((image.shape.width + across.count) * channels + 1), 0.0F);
   for (int64_t y = 0; y < shape.height; ++y) {
-    sum_rows(row.data(), image, part, down, y);
+    sum_rows(row.data(), image, down, y);
     float* const first = out.values + y * out.row + (mirrored ? (shape.width - 1) * out.column : 0);
     if (in_lanes && across.count <= kMostTaps) {
       with_constant(across.count, [&](auto taps) {
@@ -266,30 +258,44 @@ int64_t ImageTransform::least_side() const {
   return std::llround(longer / (resized_crop ? 0.75 : centre));
 }
 
-void transform_image(const Image& image, const ImageTransform& transform, SampleDraws& draws,
-                     const PixelRoom& out) {
-  check_channels(image, transform);
-  const Scale scale(transform);
-  const bool mirrored = transform.flip && draws.uniform() < 0.5;
+ImageView draw_view(const ImageTransform& transform, const ImageShape& shape, SampleDraws& draws) {
+  ImageView view{.part = all_of(shape), .mirrored = transform.flip && draws.uniform() < 0.5};
   if (transform.resized_crop) {
-    resize(image, drawn_part(image.shape, transform.least_area, draws), mirrored, transform.shape, scale,
-           out);
-    return;
+    view.part = drawn_part(shape, transform.least_area, draws);
+    return view;
   }
   const int64_t pad = transform.pad;
   const int64_t down = pad > 0 ? draws.below(2 * pad + 1) - pad : 0;
   const int64_t right = pad > 0 ? draws.below(2 * pad + 1) - pad : 0;
-  if (image.shape == transform.shape) {
-    copy_moved(image, down, right, mirrored, scale, out);
-    return;
+  if (shape.height == transform.shape.height && shape.width == transform.shape.width) {
+    view.keeps_size = true;
+    view.down = down, view.right = right;
+    return view;
   }
-  Part part = centre_part(image.shape, transform.shape, transform.centre);
+  view.part = centre_part(shape, transform.shape, transform.centre);
   // Around the centre there is more picture: the crop moves within it.
-  part.top = std::clamp<int64_t>(part.top - down * part.height / transform.shape.height, 0,
-                                 image.shape.height - part.height);
-  part.left = std::clamp<int64_t>(part.left - right * part.width / transform.shape.width, 0,
-                                  image.shape.width - part.width);
-  resize(image, part, mirrored, transform.shape, scale, out);
+  view.part.top = std::clamp<int64_t>(view.part.top - down * view.part.height / transform.shape.height, 0,
+                                      shape.height - view.part.height);
+  view.part.left = std::clamp<int64_t>(view.part.left - right * view.part.width / transform.shape.width, 0,
+                                       shape.width - view.part.width);
+  return view;
+}
+
+void write_view(const Image& part, const ImageView& view, const ImageTransform& transform,
+                const PixelRoom& out) {
+  check_channels(part, transform);
+  const Scale scale(transform);
+  if (view.keeps_size) {
+    copy_moved(part, view.down, view.right, view.mirrored, scale, out);
+  } else {
+    resize(part, view.mirrored, transform.shape, scale, out);
+  }
+}
+
+void transform_image(const Image& image, const ImageTransform& transform, SampleDraws& draws,
+                     const PixelRoom& out) {
+  const ImageView view = draw_view(transform, image.shape, draws);
+  write_view(view.part == all_of(image.shape) ? image : cut(image, view.part), view, transform, out);
 }
 
 /// Jöhnk's way (1964), in logarithms so that a small alpha does not end at 0 / 0.

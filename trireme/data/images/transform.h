@@ -33,7 +33,20 @@ struct PixelRoom {
   int64_t channel = 0, row = 0, column = 0;
 };
 
-/// Throws LogicError when the channels differ.
+/// What of a picture comes out, and how.
+struct ImageView {
+  ImagePart part;
+  bool mirrored = false;
+  bool keeps_size = false;  ///< the whole picture as it is, moved by (down, right); else `part` resized
+  int64_t down = 0, right = 0;
+};
+/// Of a picture of this shape.
+ImageView draw_view(const ImageTransform& transform, const ImageShape& shape, SampleDraws& draws);
+/// `part` is the view's part of the picture. Throws LogicError when the channels differ.
+void write_view(const Image& part, const ImageView& view, const ImageTransform& transform,
+                const PixelRoom& out);
+
+/// Both, of a whole picture.
 void transform_image(const Image& image, const ImageTransform& transform, SampleDraws& draws,
                      const PixelRoom& out);
 
