@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/plan/batch.h"
 #include "trireme/plan/buckets.h"
