@@ -23,9 +23,9 @@ void add_bench_images(CLI::App& bench, Front& front) {
       ->check(CLI::Range(1, 1000));
   images->add_flag("--json", request->json, "One JSON document with all samples");
   images->footer(
-      "The way: read, decode (smaller by 2, 4 or 8 where the crop allows it), random resized crop, flip,\n"
-      "normalise, into a batch. Rates are by the processor's time of one thread, so other programs do not\n"
-      "count.\n"
+      "The way: read, decode (the part that is shown, smaller by 2, 4 or 8 where it may be), random resized\n"
+      "crop, flip, normalise, into a batch. Rates are by the processor's time of one thread, so other\n"
+      "programs do not count.\n"
       "Example:\n"
       "  trireme bench images --side 224");
   images->callback([request, &front] {
