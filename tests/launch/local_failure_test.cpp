@@ -113,7 +113,7 @@ TEST(LocalFailure, ARankThatTheKernelKilledForWantOfMemoryIsOutOfMemory) {
   LocalJob job = explaining(child_job(
       2, {"1:write=" + counters + " oom_kill 4", "1:kill=9", "sleep=0.7", "err=error: lost", "exit=5"}));
   job.kernel_counters = counters;
-  job.memory_advice = "Try a smaller model";
+  job.memory_advice = [] { return "Try a smaller model"; };
   const Outcome outcome = run(job);
   EXPECT_EQ(outcome.code, 4);
   EXPECT_TRUE(says(outcome,

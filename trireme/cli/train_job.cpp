@@ -217,16 +217,16 @@ FinishedJob run_train_job(TrainJob job, Front& front) {
   if (!job.quiet && !job.silent) say_where(directory, prepared.config.config);
   Environment environment = front.environment;
   prepare_torch(environment, run.device);
-  const int code =
-      run_attempts({.program = worker,
-                    .args = {request.verb},
-                    .ranks = run.ranks,
-                    .environment = {},
-                    .log_dir = directory.file("logs"),
-                    .explains_failures = true,
-                    .stop_notice = "stopping after this step; again to abort now",
-                    .memory_advice = plan::memory_advice(prepared.config.config, run.ranks, run.device)},
-                   request, environment, directory, job.restarts);
+  const int code = run_attempts(
+      {.program = worker,
+       .args = {request.verb},
+       .ranks = run.ranks,
+       .environment = {},
+       .log_dir = directory.file("logs"),
+       .explains_failures = true,
+       .stop_notice = "stopping after this step; again to abort now",
+       .memory_advice = [&] { return plan::memory_advice(prepared.config.config, run.ranks, run.device); }},
+      request, environment, directory, job.restarts);
   if (!job.silent) say_how_it_ended(directory, code);
   return {code, directory.path(), std::move(prepared)};
 }

@@ -2,6 +2,7 @@
 // Starts the ranks of one host as child processes and watches them: one dies, the rest are stopped; signals
 // are forwarded; nothing survives the launcher.
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,8 +26,9 @@ struct LocalJob {
   /// Ranks that end with the code of a typed error have said why, or one of them has for all. Then those that
   /// lost them are not shown, and nothing is added once all have ended by themselves.
   bool explains_failures = false;
-  std::string stop_notice = {};    ///< logged when the first SIGTERM or SIGINT is passed on; empty: nothing
-  std::string memory_advice = {};  ///< what to change when the kernel has killed a rank for want of memory
+  std::string stop_notice = {};  ///< logged when the first SIGTERM or SIGINT is passed on; empty: nothing
+  /// What to change, asked when the kernel has killed a rank for want of memory; empty: there is no advice.
+  std::function<std::string()> memory_advice = {};
   std::string kernel_counters = "/proc/vmstat";  ///< where "oom_kill" counts such processes
 };
 

@@ -212,8 +212,7 @@ void Supervisor::report(const RankExit& exit) {
   std::string others;
   if (running_ == 1) others = "; stopping the other rank";
   if (running_ > 1) others = fmt::format("; stopping the other {} ranks", running_);
-  const std::string advice =
-      exit.starved && !job_.memory_advice.empty() ? ". " + job_.memory_advice : hint(exit);
+  const std::string advice = exit.starved && job_.memory_advice ? ". " + job_.memory_advice() : hint(exit);
   log_error("[launch] {}{}{}", describe(exit), others, advice);
 }
 

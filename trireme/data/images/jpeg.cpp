@@ -66,7 +66,8 @@ bool has_end(std::span<const std::byte> bytes) {
 }
 
 /// The rows and columns of `part`. libjpeg gives whole blocks of columns, and takes the colours of the
-/// outermost from their neighbours.
+/// outermost from their neighbours. What is below is read, too, where asked for: errors there are heard. No
+/// object of this frame has a destructor either.
 void read_part(jpeg_decompress_struct& jpeg, const ImagePart& part, bool to_the_end,
                std::vector<uint8_t>& pixels) {
   constexpr int64_t kBeside = 4;

@@ -295,7 +295,7 @@ void write_view(const Image& part, const ImageView& view, const ImageTransform& 
 void transform_image(const Image& image, const ImageTransform& transform, SampleDraws& draws,
                      const PixelRoom& out) {
   const ImageView view = draw_view(transform, image.shape, draws);
-  write_view(view.part == all_of(image.shape) ? image : cut(image, view.part), view, transform, out);
+  write_view(cut(image, view.part), view, transform, out);
 }
 
 /// Jöhnk's way (1964), in logarithms so that a small alpha does not end at 0 / 0.
