@@ -91,6 +91,18 @@ MemoryPeak gpu_memory_peak() {
           .reserved = stats.reserved_bytes[kAll].peak};
 }
 
+int64_t gpu_memory_free() {
+  size_t free = 0, total = 0;
+  if (cudaMemGetInfo(&free, &total) != cudaSuccess) {
+    cudaGetLastError();  // the next call shall not report it again
+    return 0;
+  }
+  const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(c10::cuda::current_device());
+  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const int64_t unused = stats.reserved_bytes[kAll].current - stats.allocated_bytes[kAll].current;
+  return static_cast<int64_t>(free) + unused;
+}
+
 std::string nccl_version() {
   int version = 0;
   if (ncclGetVersion(&version) != ncclSuccess) return {};

@@ -40,6 +40,10 @@ struct MemoryPeak {
 /// Peaks of the caching allocator of the current GPU since the process started.
 MemoryPeak gpu_memory_peak();
 
+/// What the driver would still give on the current GPU, in bytes, with what the caching allocator keeps
+/// unused; 0 without one.
+int64_t gpu_memory_free();
+
 /// Largest resident set of this process so far, in bytes (CPU ranks).
 int64_t resident_peak();
 

@@ -31,6 +31,9 @@ std::string gpu_error_text(int error) {
 MemoryPeak gpu_memory_peak() {
   return {};
 }
+int64_t gpu_memory_free() {
+  return 0;
+}
 std::string nccl_version() {
   return {};
 }

@@ -103,4 +103,9 @@ void wait_for_outside(void* event) {
                                      cudaEventWaitExternal));
 }
 
+void mark_for_outside(void* event) {
+  C10_CUDA_CHECK(cudaEventRecordWithFlags(static_cast<cudaEvent_t>(event), c10::cuda::getCurrentCUDAStream(),
+                                          cudaEventRecordExternal));
+}
+
 }  // namespace trireme::parallel

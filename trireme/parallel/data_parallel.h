@@ -149,11 +149,15 @@ class DataParallel {
   /// about them. Also after an exception in a forward pass.
   void skip_step();
 
-  /// Whether this rank trains by itself, with parameters and gradients that stay where they are and units
-  /// that the module announces: then the kernels of a pass can be recorded (recording.h) and launched again
-  /// in place of it, in the order of the passes of a step, each kind of pass recorded in one and the same
-  /// step.
-  bool stands_alone() const;
+  /// Whether the kernels of a pass can be recorded (recording.h) and launched again in place of it, in the
+  /// order of the passes of a step, each kind of pass recorded in one and the same step: the module announces
+  /// its units, and ranks talk to each other at the ends of steps alone, or not before units are complete.
+  bool can_be_recorded() const;
+  /// Before the first recording, between steps: from now on parameters stay whole and gradients keep their
+  /// memory, also under policies that free them. Collective; all ranks do so, recorded or not.
+  void stay_in_place();
+  /// Bytes that stay_in_place() takes on this rank.
+  int64_t bytes_to_stay() const;
   /// What the host keeps between two passes of a step, beside what is in buffers. A launched recording needs
   /// set_progress() of what progress() was after the pass that was recorded, and a pass that failed before
   /// any of its kernels ran is taken back by that of before.
@@ -166,6 +170,9 @@ class DataParallel {
   };
   Progress progress() const;
   void set_progress(const Progress& progress);
+  /// After a recording of a step's last pass was launched: reduces units beside the launch as it completes
+  /// them, and the current stream waits for that. Collective, in the order of ranks whose pass was run.
+  void reduce_launched() { executor_.reduce_launched(); }
 
   /// Local SGD: every rank takes the mean of all ranks' parameters now. step() does so every
   /// HookOptions::local_steps steps, and whoever ends training in between. Collective.

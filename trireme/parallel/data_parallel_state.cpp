@@ -51,9 +51,21 @@ CommTimes DataParallel::take_times() {
   return times;
 }
 
-bool DataParallel::stands_alone() const {
-  return use_from_ != UseFrom::kOperators && options_.hook.hook == Hook::kNone &&
-         plan::recording_obstacle(executor_.program()).empty();
+/// Means exchange the weights of ranks at the end of a pass.
+bool DataParallel::can_be_recorded() const {
+  const bool exchanges_weights = options_.average == Average::kMean && mesh_.dp->size() > 1;
+  return use_from_ != UseFrom::kOperators && options_.hook.hook == Hook::kNone && !handed_out_ &&
+         !exchanges_weights && plan::recording_obstacle(executor_.program()).empty();
+}
+
+void DataParallel::stay_in_place() {
+  for (const auto& unit : units_) unit->stay_in_place();
+}
+
+int64_t DataParallel::bytes_to_stay() const {
+  int64_t sum = 0;
+  for (const auto& unit : units_) sum += unit->bytes_to_stay();
+  return sum;
 }
 
 DataParallel::Progress DataParallel::progress() const {

@@ -95,6 +95,7 @@ void Executor::begin_backward(bool last) {
   late_.clear();
   complete_.assign(units_.size(), false);
   for (const auto& unit : units_) unit->begin_backward(last);
+  if (last && units_.front()->puts_reduction_off()) put_off_.clear();
   if (setting_.use_from == UseFrom::kRunUnit && !unit(0).is_whole())
     unit(0).unshard();  // the end of a hold has freed it since forward
   prepare_gradients_ahead();
@@ -206,7 +207,7 @@ void Executor::issue(const Action& action) {
     case ActionKind::kReduce:
       return reduce(index);
     case ActionKind::kGatherSum:
-      return unit(index).gather_sum();
+      return gather_sum(index);
     default:
       return;
   }
@@ -221,7 +222,7 @@ void Executor::reshard(size_t index) {
 void Executor::reduce_late() {
   while (!late_.empty() && complete_[late_.front()]) {
     reduce(late_.front());
-    if (last_ && setting_.gathers_sum()) unit(late_.front()).gather_sum();
+    if (last_ && setting_.gathers_sum()) gather_sum(late_.front());
     late_.pop_front();
   }
 }
@@ -234,8 +235,27 @@ void Executor::reduce(size_t index) {
     unit.prepare_gradients();  // what took no part has gradients of zero
   }
   unit.start_reduce(last_);
+  if (last_ && unit.puts_reduction_off()) return put_off_.push_back({index, /*gathers_sum=*/false});
   in_flight_.push_back(index);
   finish_reductions(setting_.beside ? static_cast<size_t>(plan::kReductionsInFlight) : 0);
+}
+
+void Executor::gather_sum(size_t index) {
+  FlatUnit& unit = this->unit(index);
+  unit.puts_reduction_off() ? put_off_.push_back({index, /*gathers_sum=*/true}) : unit.gather_sum();
+}
+
+void Executor::reduce_launched() {
+  for (const auto& [index, gathers_sum] : put_off_) {
+    if (gathers_sum) {
+      unit(index).gather_sum();
+      continue;
+    }
+    const kernels::TraceRange range("reduce " + unit(index).name());
+    unit(index).start_launched_reduce();
+    in_flight_.push_back(index);
+  }
+  finish_reductions(0);
 }
 
 /// The current stream waits for the reductions in flight, but for the last `left`.

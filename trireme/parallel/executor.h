@@ -55,8 +55,11 @@ class Executor {
 
   /// Forgets the pass under way; waits for the reductions that it has begun.
   void abandon();
-  /// A pass was launched as a recording, which has done all of it.
+  /// A pass was launched as a recording, which has done all of it but for communication.
   void end_launched_pass() { in_flight_.clear(); }
+  /// What the last pass of a step put off when it was recorded, in the order in which it would have been
+  /// issued; the current stream waits for the reductions.
+  void reduce_launched();
 
   /// The order in which this rank has completed units in the last backward pass, those that it has not used
   /// at the end; and the one that all ranks take from now on.
@@ -96,6 +99,7 @@ class Executor {
   void issue(const plan::Action& action);
   void reshard(size_t unit);
   void reduce(size_t unit);
+  void gather_sum(size_t unit);
   void reduce_late();
   void finish_reductions(size_t left);
   void free_units();
@@ -117,6 +121,11 @@ class Executor {
   std::vector<bool> complete_;  ///< by unit, in the backward pass under way
   std::deque<size_t> late_;     ///< units whose reduction the program was past before they were complete
   std::deque<size_t> in_flight_;
+  struct PutOff {
+    size_t unit;
+    bool gathers_sum;  ///< or reduces
+  };
+  std::vector<PutOff> put_off_;  ///< by the recording of a step's last pass
   int holds_ = 0;
   Observer observer_;
   int64_t reductions_ = 0;

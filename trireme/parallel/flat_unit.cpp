@@ -137,18 +137,20 @@ void FlatUnit::start_unshard(Whole form) {
     if (fp8_) fp8_->refresh(*groups_.shard, master_);
     group.all_gather(whole, has_slice ? forward_slice_ : kept_shard(bytes));
   };
-  unsharded_ = shared_.unshard.run(gather, updated_);
+  unsharded_ = shared_.unshard.run(gather, updated_, unsharded_);
   unsharding_ = true;
 }
 
-/// Recordings of a step are launched in the order in which they were made, so the first wait serves them all.
+/// Recordings of a step are launched in the order in which they were made, so the first wait serves them all:
+/// it is for the last thing that happens to the parameters between steps.
 void FlatUnit::follow_update() {
-  if (is_recording(options_.device) && std::exchange(update_recorded_, true)) return;
-  SideStream::follow(updated_, options_.device);
+  const bool records = is_recording(options_.device);
+  if (records && std::exchange(update_recorded_, true)) return;
+  SideStream::follow(records && gathers_updates() ? unsharded_ : updated_, options_.device);
 }
 
 void FlatUnit::finish_unshard() {
-  if (!unsharding_) return follow_update();
+  if (!unsharding_ || is_recording(options_.device)) return follow_update();
   shared_.unshard.wait(unsharded_);
   unsharding_ = false;
 }
@@ -156,13 +158,12 @@ void FlatUnit::finish_unshard() {
 void FlatUnit::unshard(Whole form) {
   start_unshard(form);
   finish_unshard();
-  if (buffers_.reduced_comes_and_goes && !reduced_any_)
-    shared_.sums.free(reduced_);  // the update that read it is over
+  if (frees_sums() && !reduced_any_) shared_.sums.free(reduced_);  // the update that read it is over
 }
 
 void FlatUnit::reshard() {
   const bool has_bytes = fp8_ && has_storage(fp8_->whole());
-  if (!shards_parameters() || !(has_bytes || has_storage(full_params_))) return;
+  if (!shards_parameters() || stays_ || !(has_bytes || has_storage(full_params_))) return;
   finish_unshard();  // what was gathered in vain must have arrived before its memory goes
   take_writes();
   if (has_bytes) shared_.storage.free(fp8_->whole());
@@ -177,7 +178,7 @@ void FlatUnit::reshard() {
 }
 
 void FlatUnit::reshard_after_forward() {
-  if (!shards_parameters() || options_.policy.reshard_after_forward == 1) return;
+  if (!shards_parameters() || stays_ || options_.policy.reshard_after_forward == 1) return;
   if (groups_.after_forward && is_whole() && !forward_slice_.defined()) {
     unshard();
     const at::NoGradGuard no_grad;
@@ -191,6 +192,24 @@ void FlatUnit::reshard_after_forward() {
   const at::Tensor slice = forward_slice_;
   reshard();
   forward_slice_ = slice;
+}
+
+void FlatUnit::stay_in_place() {
+  if (alone_ || stays_) return;
+  const at::NoGradGuard no_grad;
+  unshard();
+  stays_ = true;
+  shared_.gradients().allocate(full_grads_);
+  if (buffers_.reduced_comes_and_goes) shared_.sums.allocate(reduced_);
+  SideStream::mark(complete_, options_.device);
+}
+
+int64_t FlatUnit::bytes_to_stay() const {
+  if (alone_ || stays_) return 0;
+  const auto missing = [](const at::Tensor& tensor) {
+    return has_storage(tensor) ? 0 : tensor.numel() * static_cast<int64_t>(tensor.element_size());
+  };
+  return missing(full_params_) + missing(full_grads_) + missing(reduced_);
 }
 
 void FlatUnit::average_parameters() {
@@ -240,21 +259,24 @@ void FlatUnit::publish_update(const SideStream::Event& updated) {
   updated_ = updated;
   update_recorded_ = false;
   if (fp8_) fp8_->expire();
-  if (shards_parameters()) return reshard();
-  if (options_.policy.shard_optimizer && groups_.shard->size() > 1) {
-    const auto gather = [this] {
-      const comm::Subject subject(*groups_.shard, name_);
-      groups_.shard->all_gather(full_params_, shard_of(full_params_));
-    };
-    unsharded_ = shared_.unshard.run(gather, updated_);
-    unsharding_ = true;
-  }
+  if (shards_parameters() && !stays_) return reshard();
+  if (!gathers_updates()) return;
+  const auto gather = [this] {
+    const comm::Subject subject(*groups_.shard, name_);
+    groups_.shard->all_gather(full_params_, shards_parameters() ? kept_shard(false) : shard_of(full_params_));
+  };
+  unsharded_ = shared_.unshard.run(gather, updated_, unsharded_);
+  unsharding_ = true;
 }
 
 plan::StateBytes FlatUnit::state_bytes() const {
   const auto bytes = [](const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); };
-  const at::Tensor& params = shards_parameters() && !fp8_ ? compute_shard_ : full_params_;
-  return {.parameters = fp8_ ? fp8_->bytes() : bytes(params),
+  const auto params = [&] {
+    if (fp8_) return fp8_->bytes();
+    if (!shards_parameters()) return bytes(full_params_);
+    return bytes(compute_shard_) + (stays_ ? bytes(full_params_) : 0);
+  };
+  return {.parameters = params(),
           .gradients = (has_storage(full_grads_) ? bytes(full_grads_) : 0) +
                        (reduced_.is_alias_of(full_grads_) ? 0 : bytes(reduced_)),
           .optimizer = buffers_.master_in_parameters || buffers_.master_is_shard ? 0 : bytes(master_)};

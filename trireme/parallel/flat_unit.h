@@ -83,6 +83,11 @@ class FlatUnit {
   /// Frees the whole parameters under policies that shard them; after forward as far as the policy says.
   void reshard();
   void reshard_after_forward();
+  /// From now on, for recordings of passes: parameters stay whole, and are gathered after each update;
+  /// gradients and their sum keep their memory. Between steps. Collective.
+  void stay_in_place();
+  /// Bytes that stay_in_place() would take.
+  int64_t bytes_to_stay() const;
 
   /// Before a backward pass: what others have left in `grad()` of parameters does not count. `last`: of a
   /// step.
@@ -95,6 +100,12 @@ class FlatUnit {
   /// After a backward pass, on the stream of reductions: sums gradients over the ranks into this rank's fp32
   /// range, at the end of a step or after every micro-batch as the options say. Collective when it reduces.
   void start_reduce(bool last_micro_batch);
+  /// Whether a reduction that is started now comes later, by start_launched_reduce(): the pass is being
+  /// recorded, and other ranks take part.
+  bool puts_reduction_off() const;
+  /// The reduction of a last micro-batch whose pass was launched as a recording, as soon as the launch has
+  /// completed the gradients. Collective.
+  void start_launched_reduce();
   /// The current stream waits for the reduction; the policy's gradients are freed.
   void finish_reduce();
   /// Ranks that update all of the unit gather its sum; finish_reduce() does not wait for it. Collective.
@@ -202,7 +213,12 @@ class FlatUnit {
   bool shards_parameters() const { return buffers_.parameters_come_and_go; }
   bool fp32_compute() const { return options_.compute == at::kFloat; }
   bool reduces_once() const { return options_.reduce_when == ReduceWhen::kOncePerStep; }
-  bool keeps_gradients() const { return buffers_.gradients_stay; }
+  bool keeps_gradients() const { return buffers_.gradients_stay || stays_; }
+  bool frees_sums() const { return buffers_.reduced_comes_and_goes && !stays_; }
+  /// Whether ranks gather what each of them has updated as soon as it is, and not when it is used.
+  bool gathers_updates() const {
+    return options_.policy.shard_optimizer && groups_.shard->size() > 1 && (!shards_parameters() || stays_);
+  }
   plan::Range shard_range() const;
   at::Tensor shard_of(const at::Tensor& flat) const;
   at::Tensor piece_of_shard(const at::Tensor& shard) const;
@@ -266,6 +282,8 @@ class FlatUnit {
   std::vector<Piece> pieces_;
 
   SideStream::Event unsharded_, reduced_event_, sum_gathered_, updated_;
+  SideStream::Event complete_;    ///< of the gradients, in a launched recording
+  bool stays_ = false;            ///< stay_in_place() was called
   bool unsharding_ = false;       ///< somebody has to wait for unsharded_
   bool reducing_ = false;         ///< somebody has to wait for reduced_event_
   bool adds_up_ = false;          ///< other micro-batches of the step follow the one under way

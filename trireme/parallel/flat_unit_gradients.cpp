@@ -5,6 +5,7 @@
 #include "trireme/kernels/tensor_ops.h"
 #include "trireme/nn/torch_internals.h"
 #include "trireme/parallel/flat_unit.h"
+#include "trireme/parallel/recording.h"
 
 namespace trireme::parallel {
 
@@ -101,13 +102,28 @@ void FlatUnit::start_reduce(bool last_micro_batch) {
   const at::NoGradGuard no_grad;
   clear_unwritten();
   if (!last_micro_batch && reduces_once()) return;
+  if (puts_reduction_off()) {
+    SideStream::mark(complete_, options_.device);
+    return forget_gradients();
+  }
   ends_step_ = last_micro_batch;
   const bool copies_sum = whole_sum_.defined() && options_.reduce == options_.compute && !reduces_locally();
   if (copies_sum) shared_.gradients().allocate(full_grads_);
   if (buffers_.reduced_comes_and_goes) shared_.sums.allocate(reduced_);
-  reduced_event_ = shared_.reduce.run([this] { reduce(ends_step_); });
+  reduced_event_ = shared_.reduce.run([this] { reduce(ends_step_); }, {}, reduced_event_);
   reducing_ = true;
   forget_gradients();
+}
+
+bool FlatUnit::puts_reduction_off() const {
+  return !alone_ && is_recording(options_.device);
+}
+
+void FlatUnit::start_launched_reduce() {
+  const at::NoGradGuard no_grad;
+  ends_step_ = true;
+  reduced_event_ = shared_.reduce.run_beside([this] { reduce(ends_step_); }, complete_, reduced_event_);
+  reducing_ = true;
 }
 
 void FlatUnit::reduce_over_ranks(at::Tensor& shard, const at::Tensor& wire) {
@@ -149,7 +165,7 @@ void FlatUnit::gather_sum() {
     const comm::Subject subject(*groups_.shard, name_);
     groups_.shard->all_gather(reduced_, reduced_shard());
   };
-  sum_gathered_ = shared_.unshard.run(gather, reduced_event_);
+  sum_gathered_ = shared_.unshard.run_beside(gather, reduced_event_, sum_gathered_);
 }
 
 void FlatUnit::wait_for_sum() {

@@ -20,5 +20,6 @@ bool is_recording(c10::Device) {
 }
 
 void wait_for_outside(void*) {}
+void mark_for_outside(void*) {}
 
 }  // namespace trireme::parallel

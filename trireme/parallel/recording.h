@@ -39,5 +39,8 @@ bool is_recording(c10::Device device);
 /// Inside of a recording: whenever it is launched, the current stream waits for what `event` (c10::Event::
 /// eventId()), recorded outside, then marks. The event must outlive the recording.
 void wait_for_outside(void* event);
+/// The other way round: whenever it is launched, what waits for `event` outside from then on waits for what
+/// has been recorded so far.
+void mark_for_outside(void* event);
 
 }  // namespace trireme::parallel

@@ -55,19 +55,26 @@ SideStream::Event SideStream::run_here(const std::function<void()>& work) {
   return {};
 }
 
-SideStream::Event SideStream::run(const std::function<void()>& work, const Event& after) {
-  return run_and_move(work, after, {});
+SideStream::Event SideStream::run(const std::function<void()>& work, const Event& after, const Event& again) {
+  return run_and_move(work, after, again, /*beside=*/false);
 }
 
-SideStream::Event SideStream::run_and_move(const std::function<void()>& work, const Event& after,
-                                           Event event) {
+SideStream::Event SideStream::run_beside(const std::function<void()>& work, const Event& after,
+                                         const Event& again) {
+  return run_and_move(work, after, again, /*beside=*/true);
+}
+
+SideStream::Event SideStream::run_and_move(const std::function<void()>& work, const Event& after, Event event,
+                                           bool beside) {
   if (!stream_) {
     follow(after, device_);
     return run_here(work);
   }
-  c10::Event ready(device_.type());
-  ready.record(current());
-  ready.block(*stream_);
+  if (!beside) {
+    c10::Event ready(device_.type());
+    ready.record(current());
+    ready.block(*stream_);
+  }
   const c10::StreamGuard guard(*stream_);
   follow(after, device_);
   std::optional<c10::Event> begin;
@@ -86,7 +93,7 @@ SideStream::Event SideStream::run_and_move(const std::function<void()>& work, co
 SideStream::Event SideStream::run_untimed(const std::function<void()>& work, const Event& again) {
   const bool measures = measures_;
   measures_ = false;
-  Event event = run_and_move(work, {}, again);
+  Event event = run_and_move(work, {}, again, /*beside=*/false);
   measures_ = measures;
   return event;
 }
@@ -95,6 +102,13 @@ void SideStream::follow(const Event& event, c10::Device device) {
   if (!event.event_) return;
   if (is_recording(device)) return wait_for_outside(event.event_->eventId());
   event.event_->block(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+}
+
+void SideStream::mark(Event& event, c10::Device device) {
+  if (device.is_cpu()) return;
+  if (is_recording(device)) return mark_for_outside(event.event_->eventId());
+  if (!event.event_) event.event_ = std::make_shared<c10::Event>(device.type());
+  event.event_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
 }
 
 void SideStream::wait(const Event& event) {

@@ -42,10 +42,12 @@ class SideStream {
 
   /// Runs `work` after everything that the current stream holds now, and after the event `after`, be it of
   /// another stream. Memory that it allocates belongs to this stream; memory that it uses must stay until
-  /// somebody has waited for the event.
-  Event run(const std::function<void()>& work, const Event& after = {});
-  /// The same for work that is no communication: it is not timed. The result is `again`, an event of earlier
-  /// work, moved to the end of this one; a new event when `again` is a default one.
+  /// somebody has waited for the event. The result is `again`, an event of earlier work, moved to the end of
+  /// this one, as recordings that wait for it need; a new event when `again` is a default one.
+  Event run(const std::function<void()>& work, const Event& after = {}, const Event& again = {});
+  /// The same after the event alone, beside what the current stream holds.
+  Event run_beside(const std::function<void()>& work, const Event& after, const Event& again = {});
+  /// run() for work that is no communication: it is not timed.
   Event run_untimed(const std::function<void()>& work, const Event& again = {});
   /// The current stream goes on after the event, which counts as time that computation has lost. While the
   /// stream records (recording.h), the event was made inside of the recording.
@@ -53,6 +55,9 @@ class SideStream {
   /// The same for a stream that loses nothing by it. While it records, the event was made outside: each
   /// launch waits for where the event is then.
   static void follow(const Event& event, c10::Device device);
+  /// Moves `event` to the end of what the current stream holds, and makes one of a default one. While it
+  /// records, each launch does so, of an event that was made outside.
+  static void mark(Event& event, c10::Device device);
 
   /// From now on work and waits are timed, at the cost of two events each.
   void measure(bool on) { measures_ = on; }
@@ -63,7 +68,7 @@ class SideStream {
   using Span = std::pair<c10::Event, c10::Event>;
   c10::Stream current() const;
   Event run_here(const std::function<void()>& work);
-  Event run_and_move(const std::function<void()>& work, const Event& after, Event event);
+  Event run_and_move(const std::function<void()>& work, const Event& after, Event event, bool beside);
 
   c10::Device device_;
   std::optional<c10::Stream> stream_;  ///< none: work runs on the current one

@@ -6,6 +6,7 @@
 
 #include "trireme/plan/batch.h"
 #include "trireme/plan/memory.h"
+#include "trireme/plan/model_family.h"
 
 namespace trireme::plan {
 namespace {
@@ -34,6 +35,20 @@ std::string settings_behind(const Config& config, int64_t ranks) {
   return fmt::format(", since parallel.reduce_when={}", config.parallel.reduce_when);
 }
 
+/// What several ranks do together in the middle of passes.
+std::string communication_in_passes(const Config& config, int64_t ranks) {
+  if (ranks == 1) return {};
+  if (reads_images(config.model.family) && config.model.vision.norm == ImageNorm::kSyncBatch)
+    return fmt::format("{} ranks add up statistics within a pass (model.norm=sync_batch)", ranks);
+  if (config.precision.fp8.recipe != Fp8::kOff)
+    return fmt::format("{} ranks exchange scales within a pass (precision.fp8={})", ranks,
+                       config.precision.fp8.recipe);
+  if (config.parallel.reduce_when == ReduceWhen::kEveryMicroBatch)
+    return fmt::format("{} ranks reduce gradients in every pass (parallel.reduce_when={})", ranks,
+                       config.parallel.reduce_when);
+  return {};
+}
+
 }  // namespace
 
 std::string cuda_graphs_obstacle(const Config& config, bool gpu, int64_t ranks) {
@@ -46,6 +61,7 @@ std::string cuda_graphs_obstacle(const Config& config, bool gpu, int64_t ranks) 
   if (parallel.comm_hook != CommHook::kNone) {
     return fmt::format("gradients pass through a hook (parallel.comm_hook={})", parallel.comm_hook);
   }
+  if (const std::string obstacle = communication_in_passes(config, ranks); !obstacle.empty()) return obstacle;
   if (const std::string obstacle = recording_obstacle(step_of(config, ranks)); !obstacle.empty())
     return obstacle + settings_behind(config, ranks);
   if (config.memory.recompute == Recompute::kBlock && config.model.dropout > 0.0) {
@@ -64,6 +80,11 @@ bool device_waits_for_host(std::vector<double> lags) {
   const auto middle = lags.begin() + static_cast<std::ptrdiff_t>(lags.size() / 2);
   std::nth_element(lags.begin(), middle, lags.end());
   return *middle <= kMostLag;
+}
+
+bool may_stay(int64_t bytes, int64_t free_bytes) {
+  constexpr int64_t kShare = 4;
+  return bytes <= free_bytes / kShare;
 }
 
 }  // namespace trireme::plan

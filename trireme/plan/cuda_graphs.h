@@ -15,7 +15,8 @@ inline constexpr int64_t kStepsBeforeRecording = 4;
 /// Why train.cuda_graphs cannot be honoured for `config` with so many data-parallel ranks, on a GPU or not;
 /// empty when it can. Read off the step program where it says so. A recording repeats kernels on the same
 /// memory with the same numbers, so nothing in a pass may wait for other ranks, come from the host, or lie
-/// elsewhere in the next step.
+/// elsewhere in the next step. Ranks reduce gradients beside a launched pass, and gather parameters before
+/// it.
 std::string cuda_graphs_obstacle(const Config& config, bool gpu, int64_t ranks);
 
 /// Whether a device waits for its host, so that recording pays. A lag is how long the device worked on after
@@ -23,5 +24,9 @@ std::string cuda_graphs_obstacle(const Config& config, bool gpu, int64_t ranks);
 /// the device is faster, the rest of the step where the host is. The median of them decides, since a host
 /// that loses its core for a moment spoils a single one.
 bool device_waits_for_host(std::vector<double> lags);
+
+/// Whether `bytes` more than now may stay on a GPU that has so many free, for recordings that nobody asked
+/// for: a recording takes memory for activations a second time.
+bool may_stay(int64_t bytes, int64_t free_bytes);
 
 }  // namespace trireme::plan

@@ -273,17 +273,34 @@ std::vector<HeldBytes> held_bytes(const StepProgram& program) {
   return held;
 }
 
+namespace {
+
+/// Whether the communication of `action` can leave its pass. Scales of FP8 weights change from step to step.
+bool can_leave(const StepProgram& program, const Pass& pass, const Action& action) {
+  int64_t last = 0;
+  for (const Pass& other : program.passes) last = std::max(last, other.micro_batch);
+  const bool reduces = action.kind == ActionKind::kReduce || action.kind == ActionKind::kGatherSum;
+  if (reduces) return pass.kind == Pass::Kind::kBackward && pass.micro_batch == last;
+  return action.kind == ActionKind::kUnshard && !program.units[static_cast<size_t>(action.unit)].fp8;
+}
+
+}  // namespace
+
 std::string recording_obstacle(const StepProgram& program) {
+  bool communicates = false;
   for (const Pass& pass : program.passes) {
     if (pass.kind == Pass::Kind::kUpdate) continue;
     for (int64_t at = pass.begin; at < pass.end; ++at) {
       const Action& action = program.actions[static_cast<size_t>(at)];
       const std::string unit = action.unit < 0 ? "" : program.units[static_cast<size_t>(action.unit)].name;
       if (!action.transfers.empty()) {
+        communicates = true;
+        if (can_leave(program, pass, action)) continue;
         const Transfer& transfer = action.transfers.front();
-        return fmt::format("{} ranks communicate within a pass ({} of {} for {})", transfer.ranks,
-                           name(transfer.collective), unit, action.kind);
+        return fmt::format("{} ranks communicate within a pass ({} of {} for {} of micro-batch {})",
+                           transfer.ranks, name(transfer.collective), unit, action.kind, pass.micro_batch);
       }
+      if (communicates) continue;
       const bool moves =
           action.kind == ActionKind::kReduce &&
           std::ranges::none_of(program.buffers, [&](const Buffer& buffer) {
@@ -293,7 +310,8 @@ std::string recording_obstacle(const StepProgram& program) {
     }
   }
   for (const Buffer& buffer : program.buffers) {
-    if (!buffer.is_kept() && (buffer.role == Role::kParameters || buffer.role == Role::kGradients)) {
+    const bool comes = buffer.role == Role::kParameters || buffer.role == Role::kGradients;
+    if (!communicates && !buffer.is_kept() && comes) {
       return fmt::format("{} of {} get their memory within a pass", buffer.role,
                          program.units[static_cast<size_t>(buffer.unit)].name);
     }

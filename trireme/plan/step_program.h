@@ -206,9 +206,10 @@ HeldBytes kept_bytes(const StepProgram& program);
 /// What has memory while each action is issued.
 std::vector<HeldBytes> held_bytes(const StepProgram& program);
 
-/// Why the passes of `program` cannot be recorded and launched again as they are, naming the first action in
-/// the way; empty: they can. A recording repeats kernels on the same memory, so nothing in a pass may wait
-/// for other ranks or move memory.
+/// Why the passes of `program` cannot be recorded and launched again, naming the first action in the way;
+/// empty: they can. A recording repeats kernels on the same memory, so nothing in a pass may wait for other
+/// ranks or move memory. What ranks reduce in the last backward pass of a step does not: it comes beside the
+/// launch. Nor do parameters that the passes gather: they stay whole, and are gathered after the update.
 std::string recording_obstacle(const StepProgram& program);
 
 /// Throws LogicError naming the first action that uses a buffer without memory, reduces gradients that are

@@ -28,7 +28,7 @@ std::string text_of(const std::exception& error) {
 
 Passes::Passes(nn::Model& model, parallel::DataParallel& engine, c10::Device device, Options options)
     : model_(model), engine_(engine), device_(device), options_(std::move(options)), copies_(device) {
-  if (options_.make_recording && !engine_.stands_alone()) {
+  if (options_.make_recording && !engine_.can_be_recorded()) {
     give_up("the engine communicates within a pass, or moves what it reads");
   }
 }
@@ -64,12 +64,23 @@ void Passes::measure_lag(double began) {
             1e3 * (enqueued - began), 1e3 * (done - enqueued), 1e3 * (done_again - done));
 }
 
+/// Ranks decide together: all of them keep units in place from then on, and the slowest host holds up all.
+void Passes::decide() {
+  if (options_.when == When::kDeviceIdles) {
+    const bool waits = engine_.any_rank(plan::device_waits_for_host(lags_));
+    const bool lacks_memory =
+        engine_.any_rank(!plan::may_stay(engine_.bytes_to_stay(), kernels::gpu_memory_free()));
+    if (!waits || lacks_memory) {
+      options_.make_recording = {};
+      return;
+    }
+  }
+  engine_.stay_in_place();
+}
+
 at::Tensor Passes::run(const std::function<data::Batch()>& next, double scale) {
   ++steps_;
-  if (options_.when == When::kDeviceIdles && steps_ == plan::kStepsBeforeRecording + 1 &&
-      !plan::device_waits_for_host(lags_)) {
-    options_.make_recording = {};
-  }
+  if (options_.make_recording && steps_ == plan::kStepsBeforeRecording + 1) decide();
   const double began = monotonic_seconds();
   at::Tensor loss_sum = at::zeros({}, at::TensorOptions().device(device_).dtype(at::kDouble));
   for (int64_t index = 0; index < options_.accumulation; ++index) {
@@ -91,7 +102,7 @@ at::Tensor Passes::pass(const data::Batch& batch, double scale, Kind kind) {
   if (!recorded.recording && !(options_.make_recording && record(scale, kind))) {
     return compute(inputs_, targets_, scale, kind);
   }
-  return launch(recorded);
+  return launch(recorded, kind);
 }
 
 at::Tensor Passes::compute(const at::Tensor& inputs, const at::Tensor& targets, double scale, Kind kind) {
@@ -143,11 +154,12 @@ bool Passes::record(double scale, Kind kind) {
   }
 }
 
-at::Tensor Passes::launch(Recorded& recorded) {
+at::Tensor Passes::launch(Recorded& recorded, Kind kind) {
   const kernels::TraceRange range("recorded pass");
   recorded.recording->launch();
   recorded.after.reductions = engine_.reductions() + recorded.reductions;
   engine_.set_progress(recorded.after);
+  if (kind == kLast) engine_.reduce_launched();
   return recorded.loss;
 }
 

@@ -28,10 +28,10 @@ class Passes {
     int64_t accumulation = 1;  ///< passes a step
     int64_t rows = 0;          ///< of a micro-batch; passes with fewer, which may be, are never recorded
     int64_t loss_chunk_bytes = nn::kLossChunkBytes;
-    /// With it, passes are recorded after plan::kStepsBeforeRecording steps: the engine stands alone
-    /// (DataParallel::stands_alone()), it was built while parallel::recording_stream() was the current
+    /// With it, passes are recorded after plan::kStepsBeforeRecording steps: the engine can be recorded
+    /// (DataParallel::can_be_recorded()), it was built while parallel::recording_stream() was the current
     /// stream, and steps run on that one. What cannot be recorded runs without, after one warning that says
-    /// why.
+    /// why. All data-parallel ranks have it or none.
     parallel::RecordingMaker make_recording = {};
     When when = When::kAlways;
   };
@@ -69,10 +69,11 @@ class Passes {
   at::Tensor loss_of(const at::Tensor& inputs, const at::Tensor& targets, double scale);
   at::Tensor compute(const at::Tensor& inputs, const at::Tensor& targets, double scale, Kind kind);
   bool measures_lag() const;
+  void decide();
   void measure_lag(double began);
   void take_in(const data::Batch& batch);
   bool record(double scale, Kind kind);
-  at::Tensor launch(Recorded& recorded);
+  at::Tensor launch(Recorded& recorded, Kind kind);
   void give_up(const std::string& reason);
 
   nn::Model& model_;
