@@ -236,6 +236,7 @@ TEST(Simulate, NamesTheFirstPassThatIsWrong) {
   expect_unrunnable(csv("0F0,0B0\n1F0,1F0,1B0"), {}, "rank 1 runs 1F0 twice");
   expect_unrunnable(csv("0F0,0B0\n1F0,1B0,1W0"), {}, "rank 1 runs 1W0 twice");
   expect_unrunnable(csv("0F0,0B0\n1F0"), {}, "rank 1 never runs 1I0");
+  expect_unrunnable(csv("0F0,0B0\n,"), {}, "rank 1 has no stage");
   expect_unrunnable(csv("0F0,0F1,0B0\n1F0,1F1,1B0,1B1"), {}, "rank 0 never runs 0I1");
   expect_unrunnable(csv("0F0,0B0,1F0\n1B0"), {}, "rank 0 runs 1F0, but stage 1 is on rank 1");
   expect_unrunnable(csv("0B0,0F0\n1F0,1B0"), {}, "waits for ever: rank 0 at 0B0, rank 1 at 1F0");

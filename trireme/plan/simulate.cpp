@@ -150,7 +150,7 @@ void check_lengths(const Schedule& schedule, const PassCosts& costs) {
   }
 }
 
-/// Whether every stage has a rank.
+/// Whether every stage has a rank, and every rank a stage.
 void check_placement(const Schedule& schedule) {
   const auto ranks = static_cast<int64_t>(schedule.ranks.size());
   const auto refuse = [&](std::string_view wanted) {
@@ -158,6 +158,8 @@ void check_placement(const Schedule& schedule) {
         "[plan.simulate] stage {} is the last of {} stages on {} ranks, with {} micro-batches; {}",
         schedule.stages - 1, schedule.stages, ranks, schedule.micro_batches, wanted);
   };
+  if (schedule.placement == Placement::kLoop && schedule.stages < ranks)
+    refuse(fmt::format("rank {} has no stage: give it passes of one, or take fewer ranks", schedule.stages));
   if (schedule.placement == Placement::kV && schedule.stages != 2 * ranks)
     refuse("there and back take two stages a rank");
   if (schedule.placement == Placement::kTwoWays &&
