@@ -162,9 +162,8 @@ void Writer::unshard(int64_t unit) {
 /// Those of `uses` that follow `place`, as far ahead as the setting says.
 void Writer::unshard_ahead(const std::vector<int64_t>& uses, size_t place) {
   if (!setting_.beside) return;
-  for (int64_t ahead = 1; ahead <= setting_.prefetch; ++ahead) {
-    if (const size_t at = place + static_cast<size_t>(ahead); at < uses.size()) unshard(uses[at]);
-  }
+  const size_t end = std::min(uses.size(), place + 1 + static_cast<size_t>(setting_.prefetch));
+  for (size_t at = place + 1; at < end; ++at) unshard(uses[at]);
 }
 
 void Writer::reshard(int64_t unit) {
