@@ -197,6 +197,12 @@ TEST(SavedCopy, IsAShareOfTheWholeState) {
       EXPECT_EQ(on_gpu.peak(), rank_bytes(config, ranks, Device::kCuda).peak()) << "it is the host's";
     }
   }
+  config.checkpoint.every = 5;
+  const int64_t without = rank_bytes(config, 1, Device::kCpu).saved_copy;
+  config.optim.ema = 0.9;
+  const auto average = static_cast<double>(rank_bytes(config, 1, Device::kCpu).saved_copy - without);
+  EXPECT_GE(average, static_cast<double>(4 * params)) << "it is saved like a moment";
+  EXPECT_LE(average, 1.02 * static_cast<double>(4 * params));
   EXPECT_EQ(pinned_bytes((6 << 20) - 1), 6 << 20);
   EXPECT_EQ(pinned_bytes(4 << 20), 4 << 20);
   EXPECT_EQ(pinned_bytes(0), 0);

@@ -36,7 +36,7 @@ int64_t first_share(int64_t numel, const Sharing& sharing) {
 /// Adds a unit to what each shard copies.
 void add_unit(const FlatLayout& unit, const Config& config, const Sharing& sharing,
               const std::string& skipped, std::vector<int64_t>& by_shard) {
-  const int64_t moments = std::ssize(record_of(config.optim.name).state);
+  const int64_t moments = std::ssize(state_of(config.optim));
   // Ranks of local SGD have moments of their own.
   const bool local = config.parallel.comm_hook == CommHook::kLocalSgd;
   const Sharing of_moments = local ? Sharing() : sharing;
