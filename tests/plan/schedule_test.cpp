@@ -255,9 +255,9 @@ TEST(Simulate, ReadsSchedulesOfOnesOwn) {
   EXPECT_EQ(mine.ranks.size(), 2u);
   EXPECT_EQ(mine.ranks[1][4], (StagePass{StagePass::Kind::kBackwardWeight, 1, 0}));
   EXPECT_GT(simulate(mine).makespan, 0.0);
-  for (const char* broken :
-       {"0F0,x", "0F", "F0", "0X0", "-1F0", "0F0.5", "0F99999999999999999999", "", "\n,\n",
-        "9223372036854775807F0", "0F4294967296,0B4294967296", "0F100,0B100", "7F0,7B0"})
+  for (const char* broken : {"0F0,x", "0F", "F0", "0X0", "-1F0", "0F0.5", "0F99999999999999999999", "",
+                             "\n,\n", "9223372036854775807F0", "0F4294967296,0B4294967296", "0F100,0B100",
+                             "7F0,7B0", "0F0,1F0,2F0,0F1,0F2"})
     EXPECT_THROW(csv(broken), ConfigError) << broken;
 }
 

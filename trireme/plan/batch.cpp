@@ -54,7 +54,7 @@ BatchPlan plan_batch(const Config& config, const MeshShape& mesh) {
   const int64_t dp_size = mesh.dp_size(), pp = mesh.size(Axis::kPp);
   int64_t wanted = pp > 1 ? config.pipeline.micro_batches : 0;
   if (pp > 1 && !config.pipeline.file.empty()) {
-    const int64_t scheduled = read_schedule(config.pipeline).micro_batches;
+    const int64_t scheduled = read_schedule(config.pipeline.file, config.pipeline.placement).micro_batches;
     if (wanted != 0 && wanted != scheduled) {
       throw ConfigError(
           "[plan.batch] pipeline.micro_batches={}, but the schedule of {} has {}; remove the former", wanted,

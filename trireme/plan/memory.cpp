@@ -96,8 +96,7 @@ std::vector<ProgramUnit> units_of_program(const std::vector<UnitSpec>& units, co
 }
 
 StepProgram pipeline_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
-                             const EngineSetting& given, int64_t pp_rank) {
-  const PipelinePlan plan = plan_pipeline(config, batch);
+                             const EngineSetting& given, const PipelinePlan& plan, int64_t pp_rank) {
   const EngineSetting setting = setting_in_stages(given, plan.schedule);
   std::vector<ProgramStage> stages;
   for (const int64_t index : plan.schedule.stages_of(pp_rank)) {
@@ -147,6 +146,15 @@ int64_t kept_by_loss(const Config& config, int64_t tokens, int64_t in_flight, De
   return at_most_62_bits(part + fp8_copies_of_head(config, part) + count * (rows + vocab) * width * bytes);
 }
 
+int64_t logits_of_whole(const Config& config, int64_t tokens, Device device) {
+  const int64_t logits =
+      at_most_62_bits(static_cast<double>(tokens) *
+                      static_cast<double>(config.model.vocab_size * bytes_of(config.precision.compute)));
+  if (device != Device::kCuda) return logits;
+  const int64_t part = std::min(logits, config.memory.loss_chunk_mib << 20);
+  return part + at_most_62_bits(fp8_copies_of_head(config, static_cast<double>(part)));
+}
+
 int64_t copy_on_device(const RankBytes& bytes) {
   return bytes.pinned_copy > 0 ? 0 : bytes.saved_copy;
 }
@@ -158,11 +166,14 @@ int64_t most_of(Role role, const StepProgram& program) {
   return most;
 }
 
-}  // namespace
+/// Of no stages where there is no pipeline.
+PipelinePlan plan_if_any(const Config& config, const BatchPlan& batch) {
+  return config.parallel.pp > 1 ? plan_pipeline(config, batch) : PipelinePlan();
+}
 
-StepProgram config_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
-                           const EngineSetting& setting, int64_t pp_rank) {
-  if (config.parallel.pp > 1) return pipeline_program(config, facts, batch, setting, pp_rank);
+StepProgram unchecked_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
+                              const EngineSetting& setting, const PipelinePlan& plan, int64_t pp_rank) {
+  if (config.parallel.pp > 1) return pipeline_program(config, facts, batch, setting, plan, pp_rank);
   // More micro-batches repeat the second of three.
   EngineSetting shown = setting;
   shown.accumulation = std::min(batch.accumulation, StepProgram::kMicroBatchesShown);
@@ -172,6 +183,46 @@ StepProgram config_program(const Config& config, const ModelFacts& facts, const 
       specs, setting,
       buckets ? std::vector<int64_t>() : unit_activations(facts, batch.micro_batch * config.data.seq_len));
   return step_program(units, shown, declared_order(units, setting.use_from));
+}
+
+StepProgram checked_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
+                            const EngineSetting& setting, const PipelinePlan& plan, int64_t pp_rank) {
+  StepProgram program = unchecked_program(config, facts, batch, setting, plan, pp_rank);
+  if (!has_countable_bytes(program)) {
+    throw ConfigError(
+        "[plan.memory] a step of micro-batches of {} x data.seq_len={} through {:g} parameters takes more "
+        "bytes than 64 bits count; lower these, model.d_model or model.n_layers",
+        batch.micro_batch, config.data.seq_len, static_cast<double>(facts.params));
+  }
+  return program;
+}
+
+RankBytes bytes_of_rank(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
+                        const StepProgram& program, Device device, const PipelinePlan& plan,
+                        int64_t pp_rank) {
+  const int64_t tokens = batch.micro_batch * config.data.seq_len;
+  RankBytes bytes{.state = state_bytes(program),
+                  .gathered = gathered_bytes(program),
+                  .activations = activation_bytes(facts, tokens),
+                  .logits = logits_of_whole(config, tokens, device),
+                  .baseline = process_baseline(device)};
+  const MeshShape mesh = MeshShape::fit(config.parallel, batch.dp_size * config.parallel.pp);
+  if (!saves_in_place(config, device))
+    bytes.saved_copy = saved_copy_bytes(config, facts, mesh, plan, pp_rank);
+  if (device == Device::kCuda) bytes.pinned_copy = pinned_bytes(bytes.saved_copy);
+  if (config.parallel.pp == 1) return bytes;
+  bytes.activations = most_of(Role::kActivations, program);
+  bytes.boundaries = kept_bytes(program)[Role::kBoundary];
+  const int64_t in_flight = most_in_flight(plan.schedule, pp_rank, plan.schedule.stages - 1);
+  bytes.logits = in_flight == 0 ? 0 : kept_by_loss(config, tokens, in_flight, device);
+  return bytes;
+}
+
+}  // namespace
+
+StepProgram config_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
+                           const EngineSetting& setting, int64_t pp_rank) {
+  return checked_program(config, facts, batch, setting, plan_if_any(config, batch), pp_rank);
 }
 
 StateBytes state_bytes(const StepProgram& program) {
@@ -225,39 +276,18 @@ std::vector<RankBytes> bytes_by_pp_rank(const Config& config, int64_t ranks, Dev
   const BatchPlan batch = plan_batch(config, mesh);
   const ModelFacts facts = describe(config.model, config.data.seq_len, config.precision, config.memory);
   const EngineSetting setting = engine_setting(config, mesh, batch.accumulation, device);
+  const PipelinePlan plan = plan_if_any(config, batch);
   std::vector<RankBytes> all;
   for (int64_t pp_rank = 0; pp_rank < config.parallel.pp; ++pp_rank) {
-    const StepProgram program = config_program(config, facts, batch, setting, pp_rank);
-    all.push_back(rank_bytes(config, facts, batch, program, device, pp_rank));
+    const StepProgram program = checked_program(config, facts, batch, setting, plan, pp_rank);
+    all.push_back(bytes_of_rank(config, facts, batch, program, device, plan, pp_rank));
   }
   return all;
 }
 
 RankBytes rank_bytes(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
                      const StepProgram& program, Device device, int64_t pp_rank) {
-  const int64_t tokens = batch.micro_batch * config.data.seq_len;
-  int64_t logits =
-      at_most_62_bits(static_cast<double>(tokens) *
-                      static_cast<double>(config.model.vocab_size * bytes_of(config.precision.compute)));
-  if (device == Device::kCuda) {
-    logits = std::min(logits, config.memory.loss_chunk_mib << 20);
-    logits += at_most_62_bits(fp8_copies_of_head(config, static_cast<double>(logits)));
-  }
-  RankBytes bytes{.state = state_bytes(program),
-                  .gathered = gathered_bytes(program),
-                  .activations = activation_bytes(facts, tokens),
-                  .logits = logits,
-                  .baseline = process_baseline(device)};
-  const MeshShape mesh = MeshShape::fit(config.parallel, batch.dp_size * config.parallel.pp);
-  if (!saves_in_place(config, device)) bytes.saved_copy = saved_copy_bytes(config, facts, mesh, pp_rank);
-  if (device == Device::kCuda) bytes.pinned_copy = pinned_bytes(bytes.saved_copy);
-  if (config.parallel.pp == 1) return bytes;
-  bytes.activations = most_of(Role::kActivations, program);
-  bytes.boundaries = kept_bytes(program)[Role::kBoundary];
-  const Schedule schedule = plan_pipeline(config, batch).schedule;
-  const int64_t in_flight = most_in_flight(schedule, pp_rank, schedule.stages - 1);
-  bytes.logits = in_flight == 0 ? 0 : kept_by_loss(config, tokens, in_flight, device);
-  return bytes;
+  return bytes_of_rank(config, facts, batch, program, device, plan_if_any(config, batch), pp_rank);
 }
 
 std::string memory_advice(const Config& given, int64_t ranks, Device device) {

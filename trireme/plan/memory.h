@@ -67,7 +67,7 @@ RankBytes rank_bytes(const Config& config, const ModelFacts& facts, const BatchP
                      const StepProgram& program, Device device, int64_t pp_rank = 0);
 
 /// The step of a data-parallel rank of a run, in a pipeline of its rank `pp_rank`: `setting` is the engine's,
-/// of `config` or with another policy.
+/// of `config` or with another policy. Throws ConfigError where its bytes are beyond 64 bits.
 StepProgram config_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
                            const EngineSetting& setting, int64_t pp_rank = 0);
 

@@ -14,7 +14,8 @@ struct PipelinePlan {
 };
 
 /// For parallel.pp above 1 and a complete config. Throws ConfigError that says which key to change when the
-/// schedule does not take that many micro-batches, cannot run, or has more stages than the model has parts.
+/// schedule does not take that many micro-batches, cannot run, is too large to plan, or has more stages than
+/// the model has parts.
 PipelinePlan plan_pipeline(const Config& config, const BatchPlan& batch);
 
 /// The schedule of pipeline.file. Throws ConfigError when it cannot be read.

@@ -473,7 +473,11 @@ int64_t StepProgram::wire_bytes(int64_t micro_batches) const {
     for (int64_t at = pass.begin; at < pass.end; ++at)
       middle += actions[static_cast<size_t>(at)].wire_bytes();
   }
-  return wire_bytes() + std::max<int64_t>(0, micro_batches - std::max(there, kMicroBatchesShown)) * middle;
+  const int64_t repeated = std::max<int64_t>(0, micro_batches - std::max(there, kMicroBatchesShown));
+  int64_t sum = 0;
+  const bool beyond =
+      __builtin_mul_overflow(repeated, middle, &sum) || __builtin_add_overflow(sum, wire_bytes(), &sum);
+  return beyond ? std::numeric_limits<int64_t>::max() : sum;
 }
 
 int64_t HeldBytes::total() const {
