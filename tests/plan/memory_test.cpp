@@ -154,7 +154,9 @@ TEST(RankBytes, AddUpToThePeakAndNeverOverflow) {
   EXPECT_LT(needed.least(), needed.peak());
   config.memory.loss_chunk_mib = 1;
   config.model.vocab_size = 1 << 20;
-  EXPECT_EQ(rank_bytes(config, 2, Device::kCuda).logits, 1 << 20) << "a GPU holds logits in parts";
+  const int64_t tokens = 8 * 128, vocab = 1 << 20, width = config.model.d_model;
+  EXPECT_EQ(rank_bytes(config, 2, Device::kCuda).logits, (1 << 20) + (tokens + vocab) * width * 4)
+      << "a GPU holds logits in parts, and the gradients of what made them";
   const int64_t most = std::numeric_limits<int64_t>::max();
   const RankBytes beyond{.state = {most / 2, 0, most / 2}, .activations = most / 2};
   EXPECT_EQ(beyond.least(), most);

@@ -146,13 +146,12 @@ int64_t kept_by_loss(const Config& config, int64_t tokens, int64_t in_flight, De
   return at_most_62_bits(part + fp8_copies_of_head(config, part) + count * (rows + vocab) * width * bytes);
 }
 
+/// Of a model in one piece: what it keeps counts the head's input, and models of images have whole logits.
 int64_t logits_of_whole(const Config& config, int64_t tokens, Device device) {
-  const int64_t logits =
-      at_most_62_bits(static_cast<double>(tokens) *
-                      static_cast<double>(config.model.vocab_size * bytes_of(config.precision.compute)));
-  if (device != Device::kCuda) return logits;
-  const int64_t part = std::min(logits, config.memory.loss_chunk_mib << 20);
-  return part + at_most_62_bits(fp8_copies_of_head(config, static_cast<double>(part)));
+  if (device == Device::kCuda && !reads_images(config.model.family))
+    return kept_by_loss(config, tokens, 1, device);
+  return at_most_62_bits(static_cast<double>(tokens) *
+                         static_cast<double>(config.model.vocab_size * bytes_of(config.precision.compute)));
 }
 
 int64_t copy_on_device(const RankBytes& bytes) {
