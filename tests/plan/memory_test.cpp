@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "tests/support/planned_step.h"
+#include "tests/support/refusal.h"
 #include "trireme/base/env.h"
 #include "trireme/base/text.h"
 #include "trireme/plan/flat_layout.h"
@@ -267,7 +268,32 @@ TEST(MemoryAdvice, LeavesOutWhatDoesNotHelpOrIsRefused) {
   advises("parallel.reduce_when=every_micro_batch (");
   config.train.global_batch = 14;
   config.train.micro_batch = 7;  // halves are no part of 7
-  advises("a shorter data.seq_len");
+  advises("train.micro_batch=1 (");
+}
+
+TEST(MemoryAdvice, OfAPipelineChangesTheKeyThatSaysHowLargeMicroBatchesAre) {
+  const auto advice = [](std::vector<std::string> overrides) {
+    overrides.insert(overrides.end(), {"parallel.pp=2", "train.global_batch=64", "data.seq_len=1024"});
+    return memory_advice(load({.overrides = std::move(overrides)}, Environment()).config, 2, Device::kCpu);
+  };
+  test::expect_mentions(
+      advice({"pipeline.micro_batches=8"}),
+      {"activations of all micro-batches in flight, of 8 each, ", "; pipeline.micro_batches=16 ("});
+  test::expect_mentions(advice({}), {"pipeline.micro_batches=16 ("});
+  test::expect_mentions(advice({"train.micro_batch=16"}), {"; train.micro_batch=8 ("});
+  test::expect_mentions(advice({"pipeline.micro_batches=4", "train.micro_batch=16"}),
+                        {"pipeline.micro_batches=8 with train.micro_batch=8 ("});
+}
+
+TEST(MemoryAdvice, SizesBeyond64BitsAreRefused) {
+  const Config config =
+      load({.overrides = {"data.seq_len=100000000", "model.d_model=1000000", "model.n_heads=8",
+                          "model.n_layers=20", "train.global_batch=1000000000", "parallel.pp=2",
+                          "pipeline.micro_batches=2"}},
+           Environment())
+          .config;
+  test::expect_refusal([&] { rank_bytes(config, 2, Device::kCpu); },
+                       {"micro-batches of 500000000", "data.seq_len=100000000", "more bytes than 64 bits"});
 }
 
 }  // namespace

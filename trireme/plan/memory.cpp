@@ -217,6 +217,13 @@ RankBytes bytes_of_rank(const Config& config, const ModelFacts& facts, const Bat
   return bytes;
 }
 
+/// The largest that a rank's batch divides into of at most half the size.
+int64_t smaller_micro_batch(const BatchPlan& batch) {
+  int64_t size = batch.micro_batch / 2;
+  while (batch.micro_batch * batch.accumulation % size != 0) --size;
+  return size;
+}
+
 }  // namespace
 
 StepProgram config_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
@@ -295,10 +302,12 @@ std::string memory_advice(const Config& given, int64_t ranks, Device device) {
   const BatchPlan batch = plan_batch(config, mesh);
   const RankBytes needed = rank_bytes(config, ranks, device);
   const auto bytes = [](int64_t count) { return format_bytes(static_cast<double>(count)); };
+  const bool staged = config.parallel.pp > 1;
   std::string text = fmt::format(
-      "Predicted a rank: model state {}, gathered and not yet reduced {}, activations of a micro-batch of {} "
-      "{}. ",
-      bytes(needed.state.total()), bytes(needed.gathered), batch.micro_batch, bytes(needed.activations));
+      "Predicted a rank: model state {}, gathered and not yet reduced {}, activations of {} of {} {}{}. ",
+      bytes(needed.state.total()), bytes(needed.gathered),
+      staged ? "all micro-batches in flight," : "a micro-batch", batch.micro_batch, staged ? "each, " : "",
+      bytes(needed.activations));
   std::vector<std::string> fixes;
   int64_t least = needed.peak();
   const auto consider = [&](std::string words, const auto& change) {
@@ -328,13 +337,22 @@ std::string memory_advice(const Config& given, int64_t ranks, Device device) {
     consider("parallel.policy=fsdp", [](Config& next) { next.parallel.policy = PolicyName::kFsdp; });
   }
   if (batch.micro_batch > 1) {
-    consider(fmt::format("train.micro_batch={}", batch.micro_batch / 2),
-             [&](Config& next) { next.train.micro_batch = batch.micro_batch / 2; });
+    const int64_t size = smaller_micro_batch(batch), count = batch.micro_batch * batch.accumulation / size;
+    const bool has_size = config.train.micro_batch > 0;
+    const bool by_count = staged && (config.pipeline.micro_batches > 0 || !has_size);
+    const bool by_size = has_size || !by_count;
+    std::vector<std::string> keys;
+    if (by_count) keys.push_back(fmt::format("pipeline.micro_batches={}", count));
+    if (by_size) keys.push_back(fmt::format("train.micro_batch={}", size));
+    consider(join(keys, " with "), [&](Config& next) {
+      if (by_count) next.pipeline.micro_batches = count;
+      if (by_size) next.train.micro_batch = size;
+    });
   }
   if (config.optim.state == OptimState::kFp32) {
     consider("optim.state=bf16", [](Config& next) { next.optim.state = OptimState::kBf16; });
   }
-  if (config.parallel.pp > 1) fixes.emplace_back("another pipeline.schedule or pipeline.split");
+  if (staged) fixes.emplace_back("another pipeline.schedule or pipeline.split");
   fixes.emplace_back("a shorter data.seq_len, or more ranks");
   return text + "Try, in this order and together: " + join(fixes, "; ");
 }

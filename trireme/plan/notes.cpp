@@ -32,6 +32,11 @@ std::vector<std::string> notes(const Config& config, Device device) {
         fmt::format("byte tokens use {} of model.vocab_size={} rows; model.vocab_size={} saves {} parameters",
                     kBytes, with_commas(model.vocab_size), kBytes, format_count(unused)));
   }
+  const TrainConfig& train = config.train;
+  if (train.rank_batch > 0 && train.global_batch != TrainConfig{}.global_batch) {
+    found.push_back(fmt::format("train.global_batch={} has no effect with train.rank_batch={}",
+                                train.global_batch, train.rank_batch));
+  }
   if (const std::string key = unused_pipeline_key(config); !key.empty()) {
     found.push_back(fmt::format("{} has no effect with parallel.pp=1", key));
   }
