@@ -244,7 +244,7 @@ TEST(Simulate, NamesTheFirstPassThatIsWrong) {
   PassCosts small;
   small.memory_limit = 1.5;
   expect_unrunnable(make_schedule(ScheduleName::kGpipe, {2, 4, 1}), small,
-                    "rank 0 holds 2 bytes of activations after 0F1");
+                    "rank 0 holds 2 of activations after 0F1");
   PassCosts uneven;
   uneven.forward = {1.0, 2.0, 3.0};
   expect_unrunnable(make_schedule(ScheduleName::kGpipe, {2, 4, 1}), uneven, "3 costs for 2 stages");

@@ -257,8 +257,8 @@ bool fits(double bytes, const PassCosts& costs) {
 void check_memory(const RankClock& clock, size_t rank, const StagePass& pass, const PassCosts& costs) {
   if (fits(clock.held(), costs)) return;
   throw ConfigError(
-      "[plan.simulate] rank {} holds {:g} bytes of activations after {}, more than the limit of {:g}", rank,
-      clock.held(), to_text(pass), costs.memory_limit);
+      "[plan.simulate] rank {} holds {:g} of activations after {}, more than the limit of {:g}; raise that",
+      rank, clock.held(), to_text(pass), costs.memory_limit);
 }
 
 }  // namespace
@@ -457,7 +457,7 @@ Schedule scheduled_in_time(const Schedule& given, const PassCosts& costs) {
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     if (ranks[rank].done()) continue;
     throw ConfigError(
-        "[plan.schedule] rank {} cannot go on within {:g} bytes of activations; raise the limit, or take "
+        "[plan.schedule] rank {} cannot go on within {:g} of activations; raise the limit, or take "
         "more ranks or smaller micro-batches",
         rank, costs.memory_limit);
   }
