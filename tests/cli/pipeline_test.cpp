@@ -68,6 +68,27 @@ TEST(Pipeline, ReadsWhatItWrites) {
   EXPECT_TRUE(contains(wrong.err, "but stage")) << wrong.err;
 }
 
+/// `trireme train RUN/config.yaml` repeats a run, wherever its schedule came from.
+TEST(Pipeline, TheConfigOfARunTakesItsOwnScheduleWhereTheFileIsAnotherOne) {
+  const FrontProcess front;
+  const std::string given = front.file("mine.csv"), config = front.file("config.yaml");
+  const std::string two = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", one = "0F0,0B0\n1F0,1B0\n";
+  std::ofstream(config) << "parallel:\n  pp: 2\npipeline:\n  file: " << given
+                        << "\ntrain:\n  global_batch: 4\ndevice: cpu\n";
+  const auto micro_batches = [&] {
+    const auto shown = front.run({"train", config, "-n", "2", "--dry-run", "--json"});
+    EXPECT_EQ(shown.code, 0) << shown.err;
+    return shown.json()["pipeline"]["micro_batches"].get<int64_t>();
+  };
+  std::ofstream(given) << one;
+  std::ofstream(front.file("schedule.csv")) << two;
+  EXPECT_EQ(micro_batches(), 1) << "that is not the folder of a run";
+  std::ofstream(front.file("manifest.json")) << "{}";
+  EXPECT_EQ(micro_batches(), 2);
+  std::filesystem::remove(given);
+  EXPECT_EQ(micro_batches(), 2);
+}
+
 TEST(Pipeline, CutsAModelIntoStagesByCost) {
   const FrontProcess front;
   const auto cut = front.run({"pipeline", "stages", "--model.preset=mini-gpt-153m", "--json"}).json();

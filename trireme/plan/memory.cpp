@@ -277,7 +277,8 @@ RankBytes rank_bytes(const Config& config, int64_t ranks, Device device) {
   return *std::ranges::max_element(all, {}, &RankBytes::peak);
 }
 
-std::vector<RankBytes> bytes_by_pp_rank(const Config& config, int64_t ranks, Device device) {
+std::vector<RankBytes> bytes_by_pp_rank(const Config& given, int64_t ranks, Device device) {
+  const Config config = settle_recompute(given, device);
   const MeshShape mesh = MeshShape::fit(config.parallel, ranks);
   const BatchPlan batch = plan_batch(config, mesh);
   const ModelFacts facts = describe(config.model, config.data.seq_len, config.precision, config.memory);

@@ -71,7 +71,12 @@ Schedule read_schedule(const std::string& file, Placement placement) {
         "[plan.pipeline] the schedule '{}' cannot be read: {}; name a CSV file (pipeline.file, --from)", file,
         error.what());
   }
-  return from_csv(text, config.placement, config.file);
+  return from_csv(text, placement, file);
+}
+
+std::string schedule_text(const Config& config) {
+  if (config.parallel.pp == 1 || config.pipeline.file.empty()) return {};
+  return to_csv(read_schedule(config.pipeline.file, config.pipeline.placement));
 }
 
 PipelinePlan plan_pipeline(const Config& config, const BatchPlan& batch) {
