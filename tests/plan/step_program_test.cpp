@@ -164,6 +164,27 @@ TEST(StepProgram, ReductionsKeepTheOrderThatRanksAgreedOn) {
   EXPECT_EQ(reduced, order.reductions);
 }
 
+TEST(StepProgram, WhatStaysInPlaceIsGatheredAfterTheUpdateAlone) {
+  for_all_settings([](EngineSetting setting) {
+    const int64_t before = test::planned_step(kUnits, setting).wire_bytes();
+    setting.stays = true;
+    const StepProgram program = test::planned_step(kUnits, setting, kActivations);
+    ASSERT_EQ(verdict(program), "") << setting.policy.label();
+    ASSERT_LE(program.wire_bytes(), before) << setting.policy.label();
+    for (const Pass& pass : program.passes) {
+      for (int64_t at = pass.begin; at < pass.end; ++at) {
+        const Action& action = program.actions[static_cast<size_t>(at)];
+        const bool gathers = action.kind == ActionKind::kUnshard && !action.transfers.empty();
+        ASSERT_FALSE(gathers && pass.kind != Pass::Kind::kUpdate) << setting.policy.label();
+      }
+    }
+    for (const Buffer& buffer : program.buffers) {
+      if (buffer.role == Role::kParameters || buffer.role == Role::kReduced)
+        ASSERT_TRUE(buffer.is_kept()) << setting.policy.label() << ": " << buffer.role;
+    }
+  });
+}
+
 /// What ranks do together must be able to leave the passes: a reduction can at the end of a step.
 TEST(StepProgram, CanBeRecordedWhereRanksReduceAtItsEnd) {
   for_all_settings([](const EngineSetting& setting) {

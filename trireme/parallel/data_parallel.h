@@ -156,6 +156,7 @@ class DataParallel {
   /// Before the first recording, between steps: from now on parameters stay whole and gradients keep their
   /// memory, also under policies that free them. Collective; all ranks do so, recorded or not.
   void stay_in_place();
+  bool stays_in_place() const { return stays_; }
   /// Bytes that stay_in_place() takes on this rank.
   int64_t bytes_to_stay() const;
   /// What the host keeps between two passes of a step, beside what is in buffers. A launched recording needs
@@ -311,7 +312,8 @@ class DataParallel {
   comm::Mesh mesh_;
   UseFrom use_from_;
   UnitGroups groups_;
-  bool beside_;  ///< communication runs beside computation
+  bool beside_;         ///< communication runs beside computation
+  bool stays_ = false;  ///< stay_in_place() was called
   Shared shared_;
   std::map<std::string, size_t> index_;
   std::map<std::string, std::string> aliases_;

@@ -161,7 +161,8 @@ plan::EngineSetting DataParallel::setting() const {
           .hook = options_.hook.hook,
           .prefetch = options_.prefetch,
           .beside = beside_,
-          .use_from = use_from_};
+          .use_from = use_from_,
+          .stays = stays_};
 }
 
 /// Notices what optimizers of torch write to pieces. Buckets are used without a word, so they are watched as

@@ -83,9 +83,9 @@ class FlatUnit {
   /// Frees the whole parameters under policies that shard them; after forward as far as the policy says.
   void reshard();
   void reshard_after_forward();
-  /// From now on, for recordings of passes: parameters stay whole, and are gathered after each update;
-  /// gradients and their sum keep their memory. Between steps. Collective.
-  void stay_in_place();
+  /// From now on, as the setting `staying` has it, for recordings of passes: parameters stay whole, and are
+  /// gathered after each update; gradients and their sum keep their memory. Between steps. Collective.
+  void stay_in_place(const plan::EngineSetting& staying);
   /// Bytes that stay_in_place() would take.
   int64_t bytes_to_stay() const;
 
@@ -210,14 +210,14 @@ class FlatUnit {
   bool reduces_locally() const { return options_.hook.hook == Hook::kLocalSgd; }
 
  private:
-  bool shards_parameters() const { return buffers_.parameters_come_and_go; }
+  bool shards_parameters() const { return buffers_.keeps_shard; }
+  bool come_and_go() const { return buffers_.parameters_come_and_go; }
   bool fp32_compute() const { return options_.compute == at::kFloat; }
   bool reduces_once() const { return options_.reduce_when == ReduceWhen::kOncePerStep; }
-  bool keeps_gradients() const { return buffers_.gradients_stay || stays_; }
-  bool frees_sums() const { return buffers_.reduced_comes_and_goes && !stays_; }
+  bool keeps_gradients() const { return buffers_.gradients_stay; }
   /// Whether ranks gather what each of them has updated as soon as it is, and not when it is used.
   bool gathers_updates() const {
-    return options_.policy.shard_optimizer && groups_.shard->size() > 1 && (!shards_parameters() || stays_);
+    return options_.policy.shard_optimizer && groups_.shard->size() > 1 && !come_and_go();
   }
   plan::Range shard_range() const;
   at::Tensor shard_of(const at::Tensor& flat) const;
@@ -283,7 +283,6 @@ class FlatUnit {
 
   SideStream::Event unsharded_, reduced_event_, sum_gathered_, updated_;
   SideStream::Event complete_;    ///< of the gradients, in a launched recording
-  bool stays_ = false;            ///< stay_in_place() was called
   bool unsharding_ = false;       ///< somebody has to wait for unsharded_
   bool reducing_ = false;         ///< somebody has to wait for reduced_event_
   bool adds_up_ = false;          ///< other micro-batches of the step follow the one under way

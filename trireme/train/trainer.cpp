@@ -506,10 +506,11 @@ void Trainer::begin_records() {
 RunCost Trainer::cost() const {
   const bool on_gpu = parts_.on_gpu();
   const plan::Device device = on_gpu ? plan::Device::kCuda : plan::Device::kCpu;
-  const plan::StepProgram program = plan::config_program(
-      config_, parts_.facts, parts_.batch,
-      plan::engine_setting(config_, parts_.mesh.shape, parts_.batch.accumulation, device),
-      parts_.mesh.pp_rank);
+  plan::EngineSetting setting =
+      plan::engine_setting(config_, parts_.mesh.shape, parts_.batch.accumulation, device);
+  setting.stays = model_.stays_in_place();
+  const plan::StepProgram program =
+      plan::config_program(config_, parts_.facts, parts_.batch, setting, parts_.mesh.pp_rank);
   plan::RankBytes needed =
       plan::rank_bytes(config_, parts_.facts, parts_.batch, program, device, parts_.mesh.pp_rank);
   if (on_gpu) needed.baseline = 0;  // beside the allocator, whose peak is what is measured
