@@ -7,6 +7,7 @@ import pathlib
 import re
 import shlex
 import struct
+import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +24,7 @@ import curves  # noqa: E402
 import efficiency  # noqa: E402
 import kernel_times  # noqa: E402
 import losses  # noqa: E402
+import machine  # noqa: E402
 import programs  # noqa: E402
 import runs  # noqa: E402
 import same_data  # noqa: E402
@@ -674,6 +676,34 @@ class Tables(unittest.TestCase):
         self.assertEqual(tables.lacks("python torch_train.py --strategy=fsdp2", {}),
                          ["compiled blocks", "compiled loss", "fresh tokens", "a root that stays gathered",
                           "expandable segments"])
+
+
+class Commit(unittest.TestCase):
+    def git(self, *words):
+        subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=e", *words], cwd=self.folder, check=True,
+                       capture_output=True)
+
+    def describe(self, said=None):
+        with mock.patch.object(programs, "ROOT", self.folder):
+            return machine.describe_commit(said)
+
+    def test_the_sources_are_compared_with_the_commit_that_was_said(self):
+        with tempfile.TemporaryDirectory() as name:
+            self.folder = pathlib.Path(name)
+            self.assertEqual(self.describe(), {"commit": "unknown", "changed_files": None})
+            self.git("init", "-q")
+            for number in range(2):
+                (self.folder / f"{number}.cpp").write_text("")
+                self.git("add", ".")
+                self.git("commit", "-qm", "one more")
+                self.git("tag", f"v{number}")
+            self.assertEqual(self.describe()["changed_files"], 0)
+            self.assertEqual(self.describe("v0"), {"commit": "v0", "changed_files": 1})
+            self.assertEqual(self.describe("feed123"), {"commit": "feed123", "changed_files": None})
+            (self.folder / "new.cpp").write_text("")
+            (self.folder / "bench" / "results").mkdir(parents=True)
+            (self.folder / "bench" / "results" / "a.json").write_text("")
+            self.assertEqual(self.describe("v1")["changed_files"], 1, "a source that git does not know counts")
 
 
 class KernelGroups(unittest.TestCase):
