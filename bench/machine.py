@@ -66,6 +66,14 @@ def describe_machine(python: str) -> dict:
     }
 
 
+def load_warning(machine: dict) -> str | None:
+    """Of a machine as it is described here, before anything was measured."""
+    load, cores = (machine.get("load_average") or [0.0])[0], machine.get("cores") or 0
+    if load <= 0.5 * cores:
+        return None
+    return f"load average {load:.1f} on {cores} cores at the start"
+
+
 def environment() -> dict[str, str]:
     return {key: value.replace(str(Path.home()), "~") for key, value in sorted(os.environ.items())
             if key.startswith(VARIABLES)}

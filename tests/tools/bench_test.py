@@ -268,10 +268,11 @@ class Peers(unittest.TestCase):
         for policy in ("zero1", "zero2", "zero3"):
             self.assertEqual(self.peers_of(policy, None), (["deepspeed"], ""))
             found, log = self.peers_of(policy, None, "No module named deepspeed")
-            self.assertEqual(found, ["torch"])
+            self.assertEqual(found, ["best"])
             self.assertIn("No module named deepspeed", log)
         for policy in ("ddp", "fsdp"):
-            self.assertEqual(self.peers_of(policy, None, "nothing there"), (["torch"], ""))
+            self.assertEqual(self.peers_of(policy, None, "nothing there"), (["best"], ""))
+            self.assertEqual(cases.peers_of(policy, None, "python3", "cpu"), ["torch"], "nothing is compiled there")
 
     def test_both_can_be_asked_for(self):
         self.assertEqual(self.peers_of("zero2", "torch,deepspeed")[0], ["torch", "deepspeed"])
@@ -704,6 +705,30 @@ class Commit(unittest.TestCase):
             (self.folder / "bench" / "results").mkdir(parents=True)
             (self.folder / "bench" / "results" / "a.json").write_text("")
             self.assertEqual(self.describe("v1")["changed_files"], 1, "a source that git does not know counts")
+
+
+class Start(unittest.TestCase):
+    def test_a_python_without_torch_is_refused_once(self):
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+            out = str(pathlib.Path(folder) / "out.json")
+            for mode in ("gpu", "cpu", "vision"):
+                arguments = compare.parse_arguments([mode, "--python", "/no/python", "--bin", "true", "--out", out])
+                with self.assertRaisesRegex(programs.BenchError, "cannot import torch") as refused:
+                    compare.compare(arguments)
+                self.assertEqual(refused.exception.code, programs.EXIT_ENVIRONMENT)
+            for words in (["gpu", "--peer", "replicas,bf16"], ["--ours", "a", "--peer", "b"]):
+                compare.check_torch(compare.parse_arguments([*words, "--python", "/no/python"]))
+
+    def test_a_busy_machine_is_noted_in_the_file(self):
+        busy = {"load_average": [99.0, 1.0, 1.0], "cores": 1}
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()), \
+                contextlib.redirect_stdout(io.StringIO()), \
+                mock.patch.object(compare, "describe_machine", lambda _: dict(busy)):
+            out = pathlib.Path(folder) / "out.json"
+            words = [shlex.join(speed_side(4).command)] * 2
+            compare.compare(compare.parse_arguments(["--ours", words[0], "--peer", words[1], "--metric", "speed",
+                                                     "--alternations", "1", "--out", str(out)]))
+            self.assertIn("not worth much", json.loads(out.read_text())["machine"]["warning"])
 
 
 class KernelGroups(unittest.TestCase):
