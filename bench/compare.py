@@ -20,7 +20,8 @@ slows down between alternations does not decide.
 The peer is PyTorch, or for zero1, zero2 and zero3 DeepSpeed where --python can import it; --peer
 names one, or several for a case of each. "torch" compiles blocks and loss, "torch-amp" does so
 without a wrapper on one GPU, "torch-whole" compiles the whole model (one GPU, or ddp); "best" tries
-those that a case allows for a few steps and is measured as the fastest of them. All GPU peers use
+those that a case allows for a few steps and is measured as the fastest of them, which is the default
+on GPUs. All GPU peers use
 fused AdamW, expandable segments, fresh random tokens each step, and an FSDP2 root that is not
 resharded. "--peer replicas" is our own program instead, on every GPU alone at the same time (with
 --ours-args, too): what there would be if communication cost nothing; "--peer bf16" our own without --fp8.

@@ -618,6 +618,9 @@ class Tables(unittest.TestCase):
             "ours": {"median": 110.0, "command": "trireme train", "mfu": 0.5},
             "peer": {"median": 100.0}}
 
+    def lacks(self, command, file=None, **changes):
+        return tables.lacks(self.case(command, **changes), {"commit": "a"} if file is None else file)
+
     def case(self, command, **changes):
         return self.CASE | changes | {"peer": {"median": 100.0, "command": command}}
 
@@ -660,7 +663,7 @@ class Tables(unittest.TestCase):
                 "bound": {"peer": {"median": 3100.0}, "ratio": 1.0645}}
         cpu = case | {"device": "cpu", "threads": 1, "against": "fp32-eager", "augment": False}
         with tempfile.TemporaryDirectory() as name:
-            (pathlib.Path(name) / "v.json").write_text(json.dumps({"cases": [case, case | {"alternations": []}, cpu]}))
+            (pathlib.Path(name) / "v.json").write_text(json.dumps({"commit": "a", "cases": [case, case | {"alternations": []}, cpu]}))
             with mock.patch.object(tables, "RESULTS", pathlib.Path(name)):
                 lines = tables.make("vision v.json").splitlines()
         self.assertEqual(lines[2:], [
@@ -672,11 +675,44 @@ class Tables(unittest.TestCase):
     def test_a_peer_says_what_it_lacks(self):
         strong = "PYTORCH_ALLOC_CONF=expandable_segments:True python torch_train.py --strategy={}"
         for strategy, options in (("fsdp2", "--compile --compile-loss"), ("amp", "--whole")):
-            self.assertEqual(tables.lacks(f"{strong.format(strategy)} {options}", {"commit": "a"}), [])
-        self.assertEqual(tables.lacks(f"{strong.format('ddp')} --compile", {"commit": "a"}), ["compiled loss"])
-        self.assertEqual(tables.lacks("python torch_train.py --strategy=fsdp2", {}),
+            self.assertEqual(self.lacks(f"{strong.format(strategy)} {options}", ranks=2), [])
+        self.assertEqual(self.lacks(f"{strong.format('ddp')} --compile", ranks=2), ["compiled loss"])
+        self.assertEqual(self.lacks("python torch_train.py --strategy=fsdp2", {}, ranks=2),
                          ["compiled blocks", "compiled loss", "fresh tokens", "a root that stays gathered",
                           "expandable segments"])
+        alone = f"{strong.format('fsdp2')} --compile --compile-loss"
+        self.assertEqual(self.lacks(alone), ["a trial without FSDP2 around its only rank"])
+        self.assertEqual(self.lacks(alone, trials={"torch": 2.0, "torch-whole": 1.0}), [])
+        self.assertEqual(self.lacks(f"{strong.format('ddp')} --whole --dtype=bf16", ranks=2),
+                         ["gradients sent in bf16"])
+        self.assertEqual(self.lacks("PYTORCH_ALLOC_CONF=expandable_segments:True deepspeed_train.py --stage=2", ranks=2),
+                         ["compiled blocks and loss"])
+
+    def test_a_peer_without_nvls_or_that_recomputes_says_so(self):
+        sharded = "PYTORCH_ALLOC_CONF=expandable_segments:True torch_train.py --strategy=fsdp2 --compile --compile-loss"
+        for variable in ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST"):
+            off = {"commit": "a", "environment": {variable: "0" if "NCCL" in variable else "1"}}
+            self.assertEqual(self.lacks(sharded, off, ranks=2), ["NVLS, off on this machine"])
+            self.assertEqual(self.lacks(sharded, off, trials={"torch-whole": 1.0}), [], "a GPU alone has no switch")
+        for recompute, missing in (("block", []), ("cheap", ["activations that are kept"])):
+            ours = self.CASE["ours"] | {"settings": {"memory": {"recompute": recompute}}}
+            self.assertEqual(self.lacks(f"{sharded} --ac", ranks=2, ours=ours), missing)
+        self.assertIn("blocks recomputed", tables.peer_name(self.case(f"{sharded} --ac", ranks=2), {"commit": "a"}))
+
+    def test_a_row_says_what_its_file_makes_doubtful(self):
+        busy = {"load_average": [9.0, 1.0, 1.0], "cores": 16}
+        for file, said in (({"commit": "a", "changed_files": 0}, []), ({"commit": "a"}, []), ({}, ["no commit"]),
+                           ({"commit": "unknown", "changed_files": None}, ["no commit"]),
+                           ({"commit": "a", "changed_files": 83}, ["sources differ by 83 files"]),
+                           ({"commit": "a", "changed_files": None}, ["sources not compared with their commit"]),
+                           ({"commit": "a", "machine": busy}, ["load average 9.0 on 16 cores at the start"]),
+                           ({"commit": "a", "machine": busy | {"cores": 64}}, [])):
+            self.assertEqual(tables.doubts(file), said)
+        with tempfile.TemporaryDirectory() as name:
+            file = {"commit": "a", "changed_files": 83, "cases": [self.case("torch_train.py")]}
+            (pathlib.Path(name) / "a.json").write_text(json.dumps(file))
+            with mock.patch.object(tables, "RESULTS", pathlib.Path(name)):
+                self.assertIn("([raw](results:a.json); sources differ by 83 files)", tables.make("speed a.json"))
 
 
 class Commit(unittest.TestCase):
