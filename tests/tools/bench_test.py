@@ -612,6 +612,18 @@ elif words[0].endswith("torch_vision.py"):
             self.assertEqual(sum(p.numel() for p in network.parameters()), expected, name)
 
 
+class Pipelines(unittest.TestCase):
+    def test_the_peer_has_every_stage_once_and_schedules_that_torch_has(self):
+        if problem := cases.import_error(sys.executable, "torch"):
+            self.skipTest(f"{sys.executable} has no PyTorch: {problem}")
+        import torch_pipe
+        for kind, layout in torch_pipe.SCHEDULES.values():
+            self.assertTrue(hasattr(torch_pipe.schedules, kind), kind)
+            for world in (1, 2, 4):
+                found = [torch_pipe.stages_of(layout, rank, world) for rank in range(world)]
+                self.assertEqual(sorted(stage for stages, _ in found for stage in stages), list(range(found[0][1])))
+
+
 class Tables(unittest.TestCase):
     CASE = {"model": "llama-1b", "policy": "fsdp", "ranks": 1, "seq_len": 4096, "micro_batch": 4, "ratio": 1.1,
             "ratio_min": 1.0, "ratio_max": 1.2, "alternations": [{}],
