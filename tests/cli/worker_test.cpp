@@ -14,6 +14,7 @@
 #include "trireme/base/clock.h"
 #include "trireme/base/text.h"
 #include "trireme/base/utf8.h"
+#include "trireme/cli/request.h"
 
 namespace trireme::cli {
 namespace {
@@ -170,10 +171,20 @@ TEST_F(Worker, BenchSpeedMeasuresPoliciesByMicroBatchesAndRecommendsOne) {
   const Outcome text = bench({"--micro-batches", "2"});
   ASSERT_EQ(text.code, 0) << text.err;
   const auto lines = split(text.out, '\n');
+  EXPECT_FALSE(contains(lines[0], "95%")) << "two rounds cannot say that: " << lines[0];
   ASSERT_EQ(lines.size(), 1u + 2 + 1 + 1) << "titles, two rows, the recommendation: " << text.out;
   EXPECT_TRUE(lines[3].starts_with("recommended: --parallel.policy=")) << text.out;
   EXPECT_TRUE(contains(lines[3], " --train.micro_batch=2  (")) << text.out;
   EXPECT_EQ(bench({"--micro-batches", "3"}).code, 2) << "which divides no batch of 2 a rank";
+}
+
+TEST_F(Worker, ResultsThatStdoutDidNotTakeAreAnError) {
+  Request probe;
+  probe.verb = "probe";
+  const std::string line = fmt::format("TRIREME_REQUEST='{}' {} >/dev/full 2>{}", to_json(probe),
+                                       TRIREME_WORKER, front_.file("said"));
+  EXPECT_EQ(WEXITSTATUS(std::system(line.c_str())), 3);
+  EXPECT_TRUE(contains(read_file(front_.file("said")), "[base.streams]")) << read_file(front_.file("said"));
 }
 
 TEST_F(Worker, BenchCommSaysWhatItsColumnsAre) {
