@@ -208,7 +208,7 @@ void add_bench_speed(CLI::App& bench, Front& front) {
                    "Sizes by comma (default: the config's, its half, its quarter)")
       ->delimiter(',')
       ->option_text("LIST")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   speed->add_option("--steps", options->steps, "Steps a run, warm-up included (default: 20)")
       ->option_text("N")
       ->check(CLI::Range(static_cast<int64_t>(report::kLeastSteps), int64_t{1'000'000}));
