@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -162,6 +163,15 @@ TEST_F(Worker, BenchSpeedMeasuresPoliciesByMicroBatchesAndRecommendsOne) {
   ASSERT_EQ(rows.size(), 4u) << "2 policies x micro-batches 2 and 1: " << rows;
   for (const auto& row : rows) {
     EXPECT_EQ(row["step_ms"].size(), 2u * (6 - 2)) << "two rounds, each without its two steps of warm-up";
+    // Two rounds of four steps: what lies between the rounds is what two runs differ by.
+    const auto speed_of_round = [&](size_t round) {
+      std::vector<double> ms = row["step_ms"];
+      std::sort(ms.begin() + 4 * round, ms.begin() + 4 * round + 4);
+      return 1e3 * 4 * 32 / (0.5 * (ms[4 * round + 1] + ms[4 * round + 2]));
+    };
+    const auto [slow, fast] = std::minmax(speed_of_round(0), speed_of_round(1));
+    EXPECT_NEAR(row["tokens_per_s_low"], slow, 1e-9 * slow) << row;
+    EXPECT_NEAR(row["tokens_per_s_high"], fast, 1e-9 * fast) << row;
     EXPECT_LE(row["tokens_per_s_low"], row["tokens_per_s"]) << row;
     EXPECT_LE(row["tokens_per_s"], row["tokens_per_s_high"]) << row;
     EXPECT_GT(row["peak_bytes"], 1 << 20);
