@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -14,6 +15,7 @@
 #include "trireme/base/clock.h"
 #include "trireme/base/text.h"
 #include "trireme/base/utf8.h"
+#include "trireme/cli/request.h"
 
 namespace trireme::cli {
 namespace {
@@ -161,6 +163,15 @@ TEST_F(Worker, BenchSpeedMeasuresPoliciesByMicroBatchesAndRecommendsOne) {
   ASSERT_EQ(rows.size(), 4u) << "2 policies x micro-batches 2 and 1: " << rows;
   for (const auto& row : rows) {
     EXPECT_EQ(row["step_ms"].size(), 2u * (6 - 2)) << "two rounds, each without its two steps of warm-up";
+    // Two rounds of four steps: what lies between the rounds is what two runs differ by.
+    const auto speed_of_round = [&](size_t round) {
+      std::vector<double> ms = row["step_ms"];
+      std::sort(ms.begin() + 4 * round, ms.begin() + 4 * round + 4);
+      return 1e3 * 4 * 32 / (0.5 * (ms[4 * round + 1] + ms[4 * round + 2]));
+    };
+    const auto [slow, fast] = std::minmax(speed_of_round(0), speed_of_round(1));
+    EXPECT_NEAR(row["tokens_per_s_low"], slow, 1e-9 * slow) << row;
+    EXPECT_NEAR(row["tokens_per_s_high"], fast, 1e-9 * fast) << row;
     EXPECT_LE(row["tokens_per_s_low"], row["tokens_per_s"]) << row;
     EXPECT_LE(row["tokens_per_s"], row["tokens_per_s_high"]) << row;
     EXPECT_GT(row["peak_bytes"], 1 << 20);
@@ -170,10 +181,20 @@ TEST_F(Worker, BenchSpeedMeasuresPoliciesByMicroBatchesAndRecommendsOne) {
   const Outcome text = bench({"--micro-batches", "2"});
   ASSERT_EQ(text.code, 0) << text.err;
   const auto lines = split(text.out, '\n');
+  EXPECT_FALSE(contains(lines[0], "95%")) << "two rounds cannot say that: " << lines[0];
   ASSERT_EQ(lines.size(), 1u + 2 + 1 + 1) << "titles, two rows, the recommendation: " << text.out;
   EXPECT_TRUE(lines[3].starts_with("recommended: --parallel.policy=")) << text.out;
   EXPECT_TRUE(contains(lines[3], " --train.micro_batch=2  (")) << text.out;
   EXPECT_EQ(bench({"--micro-batches", "3"}).code, 2) << "which divides no batch of 2 a rank";
+}
+
+TEST_F(Worker, ResultsThatStdoutDidNotTakeAreAnError) {
+  Request probe;
+  probe.verb = "probe";
+  const std::string line = fmt::format("TRIREME_REQUEST='{}' {} >/dev/full 2>{}", to_json(probe),
+                                       TRIREME_WORKER, front_.file("said"));
+  EXPECT_EQ(WEXITSTATUS(std::system(line.c_str())), 3);
+  EXPECT_TRUE(contains(read_file(front_.file("said")), "[base.streams]")) << read_file(front_.file("said"));
 }
 
 TEST_F(Worker, BenchCommSaysWhatItsColumnsAre) {

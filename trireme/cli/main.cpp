@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <exception>
 
+#include "trireme/base/streams.h"
 #include "trireme/cli/arguments.h"
 #include "trireme/cli/front.h"
 
@@ -78,26 +79,30 @@ int run(const std::vector<std::string>& words) {
 }
 
 int report(const std::exception& error, ExitCode code) {
-  fmt::print(stderr, "error: {}\n", error.what());
+  write_stderr(fmt::format("error: {}\n", error.what()));
   return static_cast<int>(code);
+}
+
+int answer(std::vector<std::string> words) {
+  try {
+    words.front() = "trireme";
+    return run(words);
+  } catch (const UsageError& error) {
+    const int code = report(error, error.exit_code());
+    write_stderr(fmt::format("hint: {}\n", error.hint()));
+    return code;
+  } catch (const Error& error) {
+    return report(error, error.exit_code());
+  } catch (const std::exception& error) {
+    if (std::ferror(stdout) != 0) return 0;  // a print threw: flush_results tells
+    return report(error, ExitCode::kFailed);
+  }
 }
 
 }  // namespace
 }  // namespace trireme::cli
 
 int main(int argc, char** argv) {
-  using namespace trireme;
-  try {
-    std::vector<std::string> words(argv, argv + argc);
-    words.front() = "trireme";
-    return cli::run(words);
-  } catch (const cli::UsageError& error) {
-    const int code = cli::report(error, error.exit_code());
-    fmt::print(stderr, "hint: {}\n", error.hint());
-    return code;
-  } catch (const Error& error) {
-    return cli::report(error, error.exit_code());
-  } catch (const std::exception& error) {
-    return cli::report(error, ExitCode::kFailed);
-  }
+  trireme::hold_standard_streams();
+  return trireme::flush_results(trireme::cli::answer({argv, argv + argc}));
 }
