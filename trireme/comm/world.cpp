@@ -231,7 +231,7 @@ World::World(Seat seat)
   if (size_ == 1) return;
   pairs_ = std::make_shared<PairGroups>();
   board_ = make_board(seat);
-  news_ = std::make_shared<PeerNews>(std::move(seat.processes), board_);
+  news_ = std::make_shared<PeerNews>(seat.processes, board_);
 }
 
 World::~World() {
