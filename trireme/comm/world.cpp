@@ -9,6 +9,8 @@
 #include <cmath>
 #include <csignal>
 #include <exception>
+#include <functional>
+#include <thread>
 #include <utility>
 
 #include "trireme/base/build_info.h"
@@ -99,8 +101,16 @@ void arrive(World::Seat& seat, const std::string& where, double timeout_s) {
     seat.store->setTimeout(std::chrono::milliseconds(std::llround(seat.timeout_s * 1000.0)));
     ProgressBoard::enter(*seat.store, seat.rank);
     seat.processes = read_greetings(meet(*seat.store, meeting, greeting));
+  } catch (const StoreLost&) {
+    throw;
+  } catch (const Error&) {
+    if (seat.hosts_store) {
+      end_meeting(*seat.store, meeting);
+      std::this_thread::sleep_for(std::chrono::duration<double>(kFarewellAfterFailure_s));
+    }
+    throw;
   } catch (const c10::Error& error) {
-    throw CommError("[comm.join] rank {} lost the store {} ({}); has the process that hosts it died?",
+    throw StoreLost("[comm.join] rank {} lost the store {} ({}); has the process that hosts it died?",
                     seat.rank, where, cause_of(error));
   }
 }
