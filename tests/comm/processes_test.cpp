@@ -82,7 +82,35 @@ TEST(Processes, MissingRankIsNamedWithinTheDeadline) {
     return expect_comm_error([&] { join(spec_of(rank, 3, port), 1.0); },
                              {fmt::format("127.0.0.1:{}", port), "rank 2 of 3", "waited"}, 4.0);
   };
-  EXPECT_EQ(fork_ranks(2, body).front(), 0);
+  EXPECT_EQ(fork_ranks(2, body), (Codes{0, 0}));
+}
+
+TEST(Processes, ARankThatComesTwiceIsNamedAtOnce) {
+  const int64_t port = free_port();
+  const auto body = [&](int64_t process) {
+    if (process == 2) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    const auto joining = [&] {
+      join(spec_of(process == 2 ? 1 : process, 3, port), process == 2 ? 20.0 : 2.0);
+    };
+    if (process == 2)
+      return expect_comm_error(joining, {"two processes came as rank 1", "on host", "RANK of its own"}, 2.0);
+    return expect_comm_error(joining, {"rank 2 of 3"}, 6.0);
+  };
+  EXPECT_EQ(fork_ranks(3, body), (Codes{0, 0, 0}));
+}
+
+TEST(Processes, ARankThatDiedMayComeAgain) {
+  const int64_t port = free_port();
+  const auto body = [&](int64_t process) {
+    if (process >= 2) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    if (process == 1)
+      std::thread([] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(500));
+        ::kill(::getpid(), SIGKILL);
+      }).detach();
+    return sum_of_ranks(*join(spec_of(process == 3 ? 2 : process == 2 ? 1 : process, 3, port)));
+  };
+  EXPECT_EQ(fork_ranks(4, body), (Codes{0, -SIGKILL, 0, 0}));
 }
 
 TEST(Processes, NobodyListeningNamesTheAddress) {

@@ -20,6 +20,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/cause.h"
+#include "trireme/comm/process_id.h"
 
 namespace trireme::comm {
 namespace {
@@ -203,10 +204,28 @@ c10::intrusive_ptr<c10d::Store> open_store(const plan::WorldSpec& spec, const st
       spec.rank, spec.world_size, host, spec.master_port, waited_s, cause_of(error));
 }
 
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
+}
+
 }  // namespace
 
 std::string store_prefix(const plan::WorldSpec& spec) {
   return fmt::format("trireme/{}/{}", spec.job_key, spec.restart);
+}
+
+void claim_rank(BoundedStore& store, int64_t rank) {
+  const ProcessId own = own_process();
+  const std::string key = fmt::format("is/{}", rank), mine = fmt::format("{} {}", to_text(own), host_name());
+  std::string there = store.compareSet(key, "", mine);
+  // One of this host that has died may have been started again.
+  if (there != mine && has_died(parse_process(there))) there = store.compareSet(key, there, mine);
+  if (there == mine) return;
+  throw CommError(
+      "[comm.join] two processes came as rank {}: process {} on host {} and process {} on host {}; give each "
+      "a RANK of its own, and start all ranks again",
+      rank, parse_process(there).pid, there.substr(there.rfind(' ') + 1), own.pid, host_name());
 }
 
 Rendezvous open_rendezvous(const plan::WorldSpec& spec, double timeout_s) {

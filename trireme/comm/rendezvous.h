@@ -21,6 +21,10 @@ struct Rendezvous {
 /// answers there until `timeout_s` has passed.
 Rendezvous open_rendezvous(const plan::WorldSpec& spec, double timeout_s);
 
+/// This process is `rank` of the world that meets in `store`. Throws CommError when another process is: the
+/// two would count as one, and all wait for the rank that neither is.
+void claim_rank(BoundedStore& store, int64_t rank);
+
 /// What every key of the job begins with: other jobs at the same store, earlier attempts of this one, and
 /// processes that do not know the job's key use other keys.
 std::string store_prefix(const plan::WorldSpec& spec);

@@ -88,7 +88,8 @@ void ignore_broken_pipes() {
   if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
 }
 
-/// Exchanges builds and processes with all other ranks.
+/// Exchanges builds and processes with all other ranks. The store ends with its host: one that gives up lets
+/// the others read why first.
 void arrive(World::Seat& seat, const std::string& where, double timeout_s) {
   const Meeting meeting{.op = "comm.join",
                         .where = where,
@@ -99,6 +100,7 @@ void arrive(World::Seat& seat, const std::string& where, double timeout_s) {
   const std::string greeting = fmt::format("{}\n{}", build_name(), to_text(own_process()));
   try {
     seat.store->setTimeout(std::chrono::milliseconds(std::llround(seat.timeout_s * 1000.0)));
+    claim_rank(*seat.store, seat.rank);
     ProgressBoard::enter(*seat.store, seat.rank);
     seat.processes = read_greetings(meet(*seat.store, meeting, greeting));
   } catch (const StoreLost&) {
