@@ -67,6 +67,33 @@ TEST(Processes, JoinOnASocketInheritedFromTheLauncher) {
   ::close(listener.fd);
 }
 
+TEST(Processes, JoinTheirNextWorldsOnTheSameSocket) {
+  const test::Listener listener = test::listen_on_loopback();
+  const auto body = [&](int64_t rank) {
+    WorldSpec spec = spec_of(rank, 3, listener.port);
+    if (rank == 0) spec.listen_fd = listener.fd;
+    if (rank != 0) ::close(listener.fd);
+    for (int i = 0; i < 3; ++i) {
+      if (sum_of_ranks(*join(spec)) != 0) return 1;
+    }
+    const auto one = join(spec), other = join(spec);
+    return sum_of_ranks(*one) + sum_of_ranks(*other);
+  };
+  EXPECT_EQ(fork_ranks(3, body), (Codes{0, 0, 0}));
+  ::close(listener.fd);
+}
+
+TEST(Processes, JoinTheirNextWorldsAtTheSamePort) {
+  const int64_t port = free_port();
+  const auto body = [&](int64_t rank) {
+    for (int i = 0; i < 6; ++i) {
+      if (sum_of_ranks(*join(spec_of(rank, 3, port))) != 0) return 1;
+    }
+    return 0;
+  };
+  EXPECT_EQ(fork_ranks(3, body), (Codes{0, 0, 0}));
+}
+
 TEST(Processes, JoinAndLeaveAtOnceHarmsNobody) {
   const int64_t port = free_port();
   const auto body = [&](int64_t rank) {
@@ -225,7 +252,9 @@ TEST(Processes, AgentsStoreServesSeveralAttempts) {
       WorldSpec spec = spec_of(rank, 2, port);
       spec.agent_store = true;
       for (spec.restart = 0; spec.restart < 2; ++spec.restart) {
-        if (sum_of_ranks(*join(spec)) != 0) return 1;
+        for (int world = 0; world < 2; ++world) {
+          if (sum_of_ranks(*join(spec)) != 0) return 1;
+        }
       }
       return 0;
     };

@@ -144,6 +144,26 @@ std::shared_ptr<FlightRecord> launchers_record(int64_t rank) {
   }
 }
 
+World::Seat take_seat(const plan::WorldSpec& spec, c10::Device device, double timeout_s, PeerOptions peers,
+                      double deadline) {
+  Rendezvous met = open_rendezvous(spec, deadline - monotonic_seconds());
+  World::Seat seat{
+      .store = met.store,
+      .rank = spec.rank,
+      .size = spec.world_size,
+      .device = device,
+      .timeout_s = timeout_s,
+      .address = met.address,
+      .hosts_store = met.hosts_store,
+      .store_host = fmt::format("{} at {}", spec.agent_store ? "the agent" : "rank 0", met.where),
+      .peers = peers,
+      .processes = {},
+      .record = spec.launcher == "trireme" ? launchers_record(spec.rank) : nullptr};
+  arrive(seat, "at " + met.where, deadline - monotonic_seconds());
+  note_join(spec);
+  return seat;
+}
+
 void check_deadline(double timeout_s) {
   constexpr double kLongest_s = 86400.0;  // torch counts in nanoseconds, and nobody waits for longer
   TRIREME_CHECK(timeout_s > 0.0 && timeout_s <= kLongest_s,
@@ -190,21 +210,17 @@ std::shared_ptr<World> World::join(const plan::WorldSpec& spec, c10::Device devi
                                    PeerOptions peers) {
   if (spec.world_size == 1) return join_store({}, 0, 1, device, timeout_s);
   check_deadline(timeout_s);
-  const double started = monotonic_seconds();
-  Rendezvous met = open_rendezvous(spec, timeout_s);
-  Seat seat{.store = met.store,
-            .rank = spec.rank,
-            .size = spec.world_size,
-            .device = device,
-            .timeout_s = timeout_s,
-            .address = met.address,
-            .hosts_store = met.hosts_store,
-            .store_host = fmt::format("{} at {}", spec.agent_store ? "the agent" : "rank 0", met.where),
-            .peers = peers,
-            .processes = {},
-            .record = spec.launcher == "trireme" ? launchers_record(spec.rank) : nullptr};
-  arrive(seat, "at " + met.where, timeout_s - (monotonic_seconds() - started));
-  return std::make_shared<World>(std::move(seat));
+  const double deadline = monotonic_seconds() + timeout_s;
+  for (;;) {
+    try {
+      return std::make_shared<World>(take_seat(spec, device, timeout_s, peers, deadline));
+    } catch (const StoreLost&) {
+      // A rank that joins its next world may still find the store of the last, which its host is about to
+      // end.
+      const bool has_joined = joins_so_far(spec) > 0 && spec.rank != 0;
+      if (!has_joined || monotonic_seconds() >= deadline) throw;
+    }
+  }
 }
 
 std::shared_ptr<World> World::join_environment(double timeout_s) {
