@@ -21,6 +21,7 @@
 #include "trireme/base/hash.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/backend_group.h"
+#include "trireme/comm/bounded_call.h"
 #include "trireme/comm/bounded_store.h"
 #include "trireme/comm/cause.h"
 #include "trireme/comm/meeting.h"
@@ -192,9 +193,17 @@ c10::intrusive_ptr<c10d::Store> connecting_store(const c10::intrusive_ptr<c10d::
   return c10::make_intrusive<c10d::PrefixStore>(meeting.place, store);
 }
 
-c10::intrusive_ptr<c10d::Backend> connect(const BackendSpec& spec) {
+/// `lost` says why a rank of the group need not be waited for. Returns why there is no backend, if it is so.
+std::string connect(const BackendSpec& spec, const std::function<std::string()>& lost,
+                    c10::intrusive_ptr<c10d::Backend>& backend) {
   try {
-    return spec.device.is_cpu() ? make_gloo_backend(spec) : make_nccl_backend(spec);
+    const auto made = std::make_shared<c10::intrusive_ptr<c10d::Backend>>();
+    const auto make = [spec, made] {
+      *made = spec.device.is_cpu() ? make_gloo_backend(spec) : make_nccl_backend(spec);
+    };
+    std::string gave_up = call_bounded(make, spec.timeout_s, lost);
+    if (gave_up.empty()) backend = std::move(*made);
+    return gave_up;
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -301,7 +310,7 @@ std::shared_ptr<Group> World::make_group(const std::string& name, const std::vec
   if (ranks.size() == 1) return make_backend_group(std::move(spec), {}, {}, {}, {});
   board_->note_group(name, ranks);
   const std::string members = hex64(xxh3(fmt::format("{}", fmt::join(ranks, ","))));
-  const std::string place = unique_place(fmt::format("group/{}/{}", name, members));
+  const std::string use = fmt::format("group/{}/{}", name, members), place = unique_place(use);
   Meeting meeting{.op = "comm.make_group",
                   .where = "to make group " + name,
                   .place = place,
@@ -315,7 +324,18 @@ std::shared_ptr<Group> World::make_group(const std::string& name, const std::vec
   const std::vector<std::string> offers = meet(*store_, meeting, offer ? offer->text() : "");
   meeting.place = place + "/connect";
   spec.store = connecting_store(store_, meeting, device_);
-  auto backend = connect(spec);
+  c10::intrusive_ptr<c10d::Backend> backend;
+  const double started = monotonic_seconds();
+  const std::string gave_up = connect(
+      spec, [&] { return news_->about(ranks); }, backend);
+  if (!gave_up.empty()) {
+    const double waited_s = monotonic_seconds() - started;
+    throw CommError(
+        "[comm.make_group] connecting group {} of ranks ({}) {} on rank {} after {:.1f} s (deadline {:g} s): "
+        "{}; look at the log of the rank that is not there, and raise the timeout if it is only slow",
+        name, fmt::join(ranks, ", "), gave_up, rank_, waited_s, timeout_s_,
+        board_->report_failure({"make_group", uses_[use], name}, ranks).text);
+  }
   auto peers = offer ? offer->accept(offers, timeout_s_) : nullptr;
   // A rank may drop the group at once: only after all have connected, or it would break their connections.
   meeting.place = place + "/connected";
