@@ -30,6 +30,7 @@ struct LocalJob {
   /// What to change, asked when the kernel has killed a rank for want of memory; empty: there is no advice.
   std::function<std::string()> memory_advice = {};
   std::string kernel_counters = "/proc/vmstat";  ///< where "oom_kill" counts such processes
+  double starved_s = 10.0;  ///< a rank that is killed later after the kernel killed any is none of them
 };
 
 struct JobEnd {

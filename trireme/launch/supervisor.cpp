@@ -33,7 +33,9 @@ double quiet_seconds(double grace_s) {
 
 JobEnd Supervisor::run() {
   running_ = static_cast<int64_t>(ranks_.size());
+  starved_lately_ = starved_so_far();
   while (running_ > 0) {
+    look_for_starved(monotonic_seconds());
     wait_for_events();
     collect_without_pidfds();
     judge_failures();
@@ -66,8 +68,8 @@ void Supervisor::watch_output(PollSet& poll, Rank& rank) {
 }
 
 std::optional<double> Supervisor::seconds_to_next_deadline(double now) const {
-  std::optional<double> wait;
-  const auto consider = [&](double seconds) { wait = std::min(seconds, wait.value_or(seconds)); };
+  std::optional<double> wait = next_look_ - now;
+  const auto consider = [&](double seconds) { wait = std::min(seconds, *wait); };
   if (const auto due = tee_.next_due()) consider(*due - now);
   if (!failures_.empty()) consider(failures_.front().at + kSettle - now);
   if (stop_began_ && !asked_to_stop_) consider(*stop_began_ + quiet_seconds(job_.grace_s) - now);
@@ -189,6 +191,14 @@ int64_t Supervisor::starved_so_far() const {
     if (name == "oom_kill") return count;
   }
   return 0;
+}
+
+/// Keeps the count of the look before the last: a process with much memory takes a while to die, and what the
+/// kernel killed long before a rank says nothing about that one.
+void Supervisor::look_for_starved(double now) {
+  if (now < next_look_) return;
+  starved_before_ = std::exchange(starved_lately_, starved_so_far());
+  next_look_ = now + job_.starved_s;
 }
 
 std::vector<int64_t> Supervisor::ranks_that_explain() const {

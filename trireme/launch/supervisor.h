@@ -28,8 +28,7 @@ struct Rank {
 class Supervisor {
  public:
   /// All must outlive this.
-  Supervisor(Tee& tee, SignalTrap& signals, const LocalJob& job)
-      : tee_(tee), signals_(signals), job_(job), starved_before_(starved_so_far()) {}
+  Supervisor(Tee& tee, SignalTrap& signals, const LocalJob& job) : tee_(tee), signals_(signals), job_(job) {}
 
   void add(Rank rank) { ranks_.push_back(std::move(rank)); }
 
@@ -49,6 +48,7 @@ class Supervisor {
   void take_signals();
   void forward(int number);
   int64_t starved_so_far() const;
+  void look_for_starved(double now);
   void kill_all();
 
   void judge_failures();
@@ -67,7 +67,9 @@ class Supervisor {
   const LocalJob& job_;
   std::vector<Rank> ranks_;
   int64_t running_ = 0;
-  int64_t starved_before_;            ///< processes that the kernel had killed for want of memory before ours
+  int64_t starved_before_ = 0;  ///< processes that the kernel had killed for want of memory a while ago
+  int64_t starved_lately_ = 0;  ///< and at the last look
+  double next_look_ = 0.0;
   std::vector<RankExit> exits_;       ///< all, in the order seen
   std::vector<RankExit> failures_;    ///< not yet judged
   std::optional<RankExit> cause_;     ///< the failure that decides the job's exit code
