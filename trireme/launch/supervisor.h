@@ -22,6 +22,7 @@ struct Rank {
   Child child;
   Fd out, err;
   bool asked = false;  ///< told to stop
+  bool ended = false;  ///< its process has, and what that started still runs
   char stuck = 0;      ///< as RankExit has it
 };
 
@@ -43,6 +44,7 @@ class Supervisor {
   void take_output(Rank& rank, Stream stream);
   void drain(Rank& rank, Stream stream);
   void collect(Rank& rank);
+  bool lingers(Rank& rank) const;
   void collect_without_pidfds();
 
   void take_signals();
