@@ -237,7 +237,7 @@ void Supervisor::report(const RankExit& exit) {
   if (running_ == 1) others = "; stopping the other rank";
   if (running_ > 1) others = fmt::format("; stopping the other {} ranks", running_);
   const std::string advice = exit.starved && job_.memory_advice ? ". " + job_.memory_advice() : hint(exit);
-  log_error("[launch] {}{}{}", describe(exit), others, advice);
+  log_error("[launch] {}{}{}", describe(exit, job_.explains_failures), others, advice);
 }
 
 void Supervisor::advance_stop() {
