@@ -2,6 +2,7 @@
 // codes promise.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 
 #include <algorithm>
 #include <chrono>
@@ -9,6 +10,7 @@
 #include <csignal>
 #include <fstream>
 #include <numeric>
+#include <optional>
 #include <thread>
 
 #include "tests/cli/front_process.h"
@@ -16,6 +18,7 @@
 #include "trireme/base/text.h"
 #include "trireme/base/utf8.h"
 #include "trireme/cli/request.h"
+#include "trireme/launch/listen.h"
 
 namespace trireme::cli {
 namespace {
@@ -57,19 +60,27 @@ class Worker : public ::testing::Test {
     }
   }
 
-  /// What is started next is the second of two ranks of a launcher whose first never comes.
+  /// What is started next is the second of two ranks of a launcher whose first never answers.
   void lose_peers() {
+    const launch::ListenSocket& first = first_rank_.emplace(launch::listen_on_loopback());
     const std::pair<const char*, const char*> variables[] = {{"RANK", "1"},
                                                              {"WORLD_SIZE", "2"},
                                                              {"LOCAL_RANK", "1"},
                                                              {"LOCAL_WORLD_SIZE", "2"},
-                                                             {"MASTER_PORT", "1"},
                                                              {"MASTER_ADDR", "127.0.0.1"},
                                                              {"TORCHELASTIC_RUN_ID", "x"}};
     for (const auto& [name, value] : variables) front_.set(name, value);
+    front_.set("MASTER_PORT", std::to_string(first.port));
+  }
+
+  /// The worker has loaded its libraries, and waits for the first rank.
+  void wait_until_it_joins() const {
+    pollfd connection{.fd = first_rank_->fd.get(), .events = POLLIN, .revents = 0};
+    wait_until([&] { return ::poll(&connection, 1, 0) > 0; });
   }
 
   FrontProcess front_;
+  std::optional<launch::ListenSocket> first_rank_;
 };
 
 const Words kTiny = {"train",
@@ -533,7 +544,7 @@ TEST_F(Worker, ARankOfAnotherLauncherSaysThatItStopsAndTakesAPairOfSignalsForOne
 TEST_F(Worker, ASignalEndsTheWaitForOtherRanks) {
   lose_peers();
   auto joining = front_.start(kTiny);
-  std::this_thread::sleep_for(std::chrono::seconds(4));  // the worker has loaded its libraries and waits
+  wait_until_it_joins();
   joining.signal(SIGTERM);
   const double began = monotonic_seconds();
   EXPECT_EQ(joining.wait(60.0).code, 128 + SIGTERM);
@@ -566,7 +577,7 @@ TEST_F(Worker, ARunThatWasToGoOnIsPreemptedBeforeItsRanksHaveMet) {
   ASSERT_EQ(front_.run(saving(2)).code, 0);
   lose_peers();
   auto joining = front_.start({"train", "--resume=latest", "--train.steps=4"});
-  std::this_thread::sleep_for(std::chrono::seconds(4));  // the worker has loaded its libraries and waits
+  wait_until_it_joins();
   joining.signal(SIGTERM);
   EXPECT_EQ(joining.wait(60.0).code, 75);
 }
