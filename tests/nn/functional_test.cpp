@@ -356,6 +356,15 @@ TEST_F(Functional, CrossEntropyOfExtremeLogitsStaysFinite) {
   EXPECT_TRUE(logits.grad().isfinite().all().item<bool>());
 }
 
+TEST_F(Functional, CrossEntropyOfBf16KeepsTheDigitsOfARowThatIsNearlyRight) {
+  // p = 1 / (1 + exp(-7)) is 0.99909: bf16, whose steps are 0.004 there, has 1.
+  const at::Tensor logits = at::tensor({7.0f, 0.0f}).view({1, 2}).to(at::kBFloat16).requires_grad_();
+  cross_entropy(logits * 1.0, at::zeros({1}, at::kLong)).backward();
+  const double other = 1.0 / (1.0 + std::exp(7.0));
+  EXPECT_NEAR(logits.grad()[0][0].item<double>(), -other, 0.01 * other);
+  EXPECT_NEAR(logits.grad()[0][1].item<double>(), other, 0.01 * other);
+}
+
 TEST_F(Functional, CrossEntropyRefusesAnotherNumberOfTargets) {
   EXPECT_THROW(cross_entropy(at::randn({4, 3}), at::zeros({5}, at::kLong)), LogicError);
 }
