@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/refusal.h"
 #include "trireme/base/error.h"
 #include "trireme/nn/attention.h"
 #include "trireme/nn/loss.h"
@@ -363,6 +364,16 @@ TEST_F(Functional, CrossEntropyOfBf16KeepsTheDigitsOfARowThatIsNearlyRight) {
   const double other = 1.0 / (1.0 + std::exp(7.0));
   EXPECT_NEAR(logits.grad()[0][0].item<double>(), -other, 0.01 * other);
   EXPECT_NEAR(logits.grad()[0][1].item<double>(), other, 0.01 * other);
+}
+
+TEST_F(Functional, ASecondBackwardThroughALossIsRefused) {
+  const at::Tensor x = leaf_of({4, 8}), weight = leaf_of({6, 8});
+  const at::Tensor targets = at::randint(6, {4}, at::kLong);
+  for (const LossBy by : {LossBy::kLogits, LossBy::kParts}) {
+    const at::Tensor loss = mean_loss(by, x, weight, targets);
+    loss.backward({}, /*retain_graph=*/true);
+    test::expect_refusal([&] { loss.backward(); }, {"cross_entropy] backward was called twice"});
+  }
 }
 
 TEST_F(Functional, CrossEntropyRefusesAnotherNumberOfTargets) {
