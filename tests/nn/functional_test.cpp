@@ -10,6 +10,7 @@
 #include "trireme/base/error.h"
 #include "trireme/nn/attention.h"
 #include "trireme/nn/loss.h"
+#include "trireme/nn/swiglu_feed_forward.h"
 #include "trireme/nn/torch_internals.h"
 
 namespace trireme::nn {
@@ -373,6 +374,46 @@ TEST_F(Functional, ASecondBackwardThroughALossIsRefused) {
     const at::Tensor loss = mean_loss(by, x, weight, targets);
     loss.backward({}, /*retain_graph=*/true);
     test::expect_refusal([&] { loss.backward(); }, {"cross_entropy] backward was called twice"});
+  }
+}
+
+TEST_F(Functional, NoneHasASecondDerivative) {
+  const at::Tensor x = leaf_of({2, 3, 8}), weight = leaf_of({8, 8}), scale = leaf_of({8}),
+                   bias = leaf_of({8});
+  const at::Tensor qkv = leaf_of({1, 4, 24}), long_qkv = leaf_of({1, 520, 24}), narrow = leaf_of({8, 4});
+  const at::Tensor targets = at::randint(8, {6}, at::kLong);
+  const Norm norm = {scale, bias, 1e-5};
+  const AttentionShape shape = {.heads = 2, .kv_heads = 2, .head_dim = 4};
+  const std::vector<std::pair<std::string, std::function<at::Tensor()>>> functions = {
+      {"nn.linear", [&] { return nn::linear(x, weight, bias); }},
+      {"nn.linear", [&] { return linear_group(x, weight); }},
+      {"nn.linear", [&] { return logits(x, weight); }},
+      {"nn.add_norm", [&] { return nn::rms_norm(x, scale, 1e-5); }},
+      {"nn.add_norm", [&] { return nn::layer_norm(x, scale, bias, 1e-5); }},
+      {"nn.swiglu", [&] { return swiglu(x); }},
+      {"nn.gelu", [&] { return nn::gelu(x); }},
+      {"nn.add_norm_linear",
+       [&] { return add_norm_linear(x, {}, norm, weight, {}, WeightLayout::kOutIn).second; }},
+      {"nn.activated_linear", [&] { return activated_linear(x, Activation::kSwiglu, narrow, {}); }},
+      {"nn.swiglu_feed_forward",
+       [&] {
+         const at::Tensor wide = leaf_of({128, 128}).to(at::kBFloat16);
+         const Fp8Recipe recipe = {.scaling = kernels::Fp8Scaling::kBlock};
+         return swiglu_feed_forward(wide, {wide, wide}, wide, wide, recipe, recipe);
+       }},
+      {"nn.attention", [&] { return causal_attention(qkv, shape, {}); }},
+      {"nn.attention", [&] { return causal_attention(long_qkv, shape, {}); }},
+      {"nn.cross_entropy",
+       [&] {
+         return mean_loss(LossBy::kLogits, x.view({6, 8}), weight, targets);
+       }},
+      {"nn.linear_cross_entropy", [&] {
+         return mean_loss(LossBy::kParts, x.view({6, 8}), weight, targets);
+       }}};
+  for (const auto& [name, function] : functions) {
+    const at::Tensor sum = function().sum();
+    test::expect_refusal([&] { sum.backward({}, /*retain_graph=*/true, /*create_graph=*/true); },
+                         {fmt::format("[{}] backward was called with create_graph", name)});
   }
 }
 

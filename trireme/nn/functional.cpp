@@ -31,6 +31,7 @@ class LinearFunction : public Function<LinearFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
+    refuse_create_graph("nn.linear");
     const RestoredLinear linear = restore(*context).linears.front();
     const LinearParams params = linear.params();
     const OutputGradient dy = output_gradient(params, as_rows(grads[0]), noted_amax(grads[0], params.fp8));
@@ -79,6 +80,7 @@ class AddNormFunction : public Function<AddNormFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
+    refuse_create_graph("nn.add_norm");
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2], &statistics = saved[3];
     const at::Tensor d_sum = grads[0].defined() ? grads[0].contiguous() : at::Tensor();
@@ -122,6 +124,7 @@ class ActivationFunction : public Function<ActivationFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
+    refuse_create_graph(context->saved_data["gated"].toBool() ? "nn.swiglu" : "nn.gelu");
     const at::Tensor x = context->get_saved_variables()[0];
     const at::Tensor dy = grads[0].contiguous();
     at::Tensor dx = at::empty_like(x);
@@ -141,6 +144,7 @@ class EmbeddingFunction : public Function<EmbeddingFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
+    refuse_create_graph("nn.embedding");
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &indices = saved[0], &weight = saved[1];
     GradTarget d_weight(weight, AddsTo::kFp32Too);

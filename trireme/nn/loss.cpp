@@ -67,6 +67,7 @@ class CrossEntropyFunction : public Function<CrossEntropyFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
+    refuse_create_graph("nn.cross_entropy");
     spend_gradients(*context, "nn.cross_entropy");
     const variable_list saved = context->get_saved_variables();
     at::Tensor gradient = saved[0];
@@ -216,6 +217,7 @@ class LinearCrossEntropyFunction : public Function<LinearCrossEntropyFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
+    refuse_create_graph("nn.linear_cross_entropy");
     spend_gradients(*context, "nn.linear_cross_entropy");
     const variable_list saved = context->get_saved_variables();
     const at::Tensor& weight = saved[0];

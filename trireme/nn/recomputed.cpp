@@ -56,6 +56,7 @@ class NormLinearFunction : public Function<NormLinearFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
+    refuse_create_graph("nn.add_norm_linear");
     const Restored restored = restore(*context);
     const at::Tensor &x = restored.saved[0], &norm_weight = restored.saved[1], &norm_bias = restored.saved[2];
     at::Tensor statistics = restored.saved[3], no_sum;
@@ -129,6 +130,7 @@ class ActivatedLinearFunction : public Function<ActivatedLinearFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
+    refuse_create_graph("nn.activated_linear");
     const Restored restored = restore(*context);
     const at::Tensor& x = restored.saved[0];
     const bool gated = context->saved_data["gated"].toBool();
