@@ -417,6 +417,36 @@ TEST_F(Functional, NoneHasASecondDerivative) {
   }
 }
 
+/// Either output of a norm may be unused: gradients are as if the other had got zeros.
+TEST_F(Functional, NormsTakeTheGradientOfEitherOutputAlone) {
+  const at::Tensor x = leaf_of({2, 3, 8}), delta = leaf_of({2, 3, 8}), scale = leaf_of({8}),
+                   bias = leaf_of({8}), weight = leaf_of({4, 8});
+  const std::vector<std::function<std::pair<at::Tensor, at::Tensor>()>> norms = {
+      [&] { return add_rms_norm(x, delta, scale, 1e-5); },
+      [&] { return add_layer_norm(x, delta, scale, bias, 1e-5); },
+      [&] {
+        return add_norm_linear(x, delta, {scale, bias, 1e-5}, weight, {}, WeightLayout::kOutIn);
+      }};
+  const auto grads_of = [&](const at::Tensor& loss) {
+    std::vector<at::Tensor> grads;
+    for (const at::Tensor* each : {&x, &delta, &scale, &bias, &weight}) each->mutable_grad() = at::Tensor();
+    loss.backward();
+    for (const at::Tensor* each : {&x, &delta, &scale, &bias, &weight})
+      grads.push_back(each->grad().defined() ? each->grad().clone() : at::zeros_like(*each));
+    return grads;
+  };
+  for (const auto& norm : norms) {
+    for (const bool first : {true, false}) {
+      const auto [sum, y] = norm();
+      const std::vector<at::Tensor> alone = grads_of((first ? sum : y).square().sum());
+      const auto [sum_too, y_too] = norm();
+      const std::vector<at::Tensor> both =
+          grads_of((first ? sum_too : y_too).square().sum() + 0.0 * (first ? y_too : sum_too).sum());
+      for (size_t i = 0; i < both.size(); ++i) EXPECT_TRUE(at::allclose(alone[i], both[i])) << i;
+    }
+  }
+}
+
 TEST_F(Functional, CrossEntropyRefusesAnotherNumberOfTargets) {
   EXPECT_THROW(cross_entropy(at::randn({4, 3}), at::zeros({5}, at::kLong)), LogicError);
 }

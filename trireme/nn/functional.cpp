@@ -57,6 +57,7 @@ class AddNormFunction : public Function<AddNormFunction> {
   static variable_list forward(AutogradContext* context, const at::Tensor& x_in,
                                const std::optional<at::Tensor>& delta_in, const at::Tensor& weight,
                                const std::optional<at::Tensor>& bias_in, double eps, bool asked_for_amax) {
+    context->set_materialize_grads(false);  // often nobody uses the sum
     const at::Tensor x = x_in.contiguous();
     const at::Tensor delta = delta_in ? delta_in->contiguous() : at::Tensor();
     const at::Tensor bias = bias_in.value_or(at::Tensor());
@@ -81,6 +82,7 @@ class AddNormFunction : public Function<AddNormFunction> {
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
     refuse_create_graph("nn.add_norm");
+    if (!grads[0].defined() && !grads[1].defined()) return variable_list(6);
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2], &statistics = saved[3];
     const at::Tensor d_sum = grads[0].defined() ? grads[0].contiguous() : at::Tensor();
