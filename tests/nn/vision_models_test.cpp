@@ -168,6 +168,29 @@ TEST(VisionModels, RefuseOtherImagesAndClasses) {
 
 // Layers.
 
+TEST(ConvLayer, WithAStrideIsTorchsInAnyWidth) {
+  for (const int64_t in : {1, 3, 4, 6, 8, 12}) {
+    for (const int64_t side : {7, 8}) {
+      Conv2d conv({.out = 2 * in, .in = in, .kernel = 1, .stride = 2});
+      {
+        const at::NoGradGuard no_grad;
+        conv.weight.normal_();
+      }
+      const at::Tensor x =
+          at::randn({8, in, side, side}).contiguous(at::MemoryFormat::ChannelsLast).requires_grad_();
+      const at::Tensor wide_x = x.detach().to(at::kDouble).requires_grad_(),
+                       wide_weight = conv.weight.detach().to(at::kDouble).requires_grad_();
+      const at::Tensor y = conv.forward(x), wanted = at::conv2d(wide_x, wide_weight, {}, {2, 2});
+      const at::Tensor dy = at::randn_like(y);
+      y.backward(dy);
+      wanted.backward(dy.to(at::kDouble));
+      EXPECT_TRUE(at::allclose(y.to(at::kDouble), wanted, 1e-4, 1e-4)) << in;
+      EXPECT_TRUE(at::allclose(x.grad().to(at::kDouble), wide_x.grad(), 1e-4, 1e-4)) << in;
+      EXPECT_TRUE(at::allclose(conv.weight.grad().to(at::kDouble), wide_weight.grad(), 1e-4, 1e-4)) << in;
+    }
+  }
+}
+
 TEST(BatchNormLayer, EqualsTorchsInTrainingAndEvaluation) {
   BatchNorm ours(6);
   torch::nn::BatchNorm2d theirs(6);

@@ -166,6 +166,17 @@ TEST_F(ImageRuns, AreTheSameOnAnyNumberOfRanks) {
   }
 }
 
+TEST_F(ImageRuns, TakeNarrowModels) {
+  config_.train.epochs = 1;
+  config_.model.vision.norm = plan::ImageNorm::kBatch;
+  for (const int64_t width : {4, 6}) {
+    config_.model.vision.width = width;
+    config_.model = plan::complete(config_.model, 1);
+    train_on(1);
+    EXPECT_EQ(recorder_.steps.size(), 4u);
+  }
+}
+
 TEST_F(ImageRuns, TellWhatTheModelMakesOfEachHeldOutImageAtTheEnd) {
   config_.train.epochs = 1;  // so that there are mistakes
   for (const auto& [ranks, micro_batch] : {std::pair{1, 0}, {1, 4}, {2, 0}, {2, 1}, {3, 1}, {3, 2}}) {
