@@ -323,6 +323,8 @@ TEST(PixelStatistics, AreThoseOfTheFormula) {
   const CountingImages images(5);  // pixels 0 to 4
   const PixelStatistics found = measure_pixels(images, 100);
   EXPECT_EQ(found.images, 5);
+  EXPECT_EQ(measure_pixels(images, 3).images, 3);
+  EXPECT_EQ(measure_pixels(CountingImages(199), 100).images, 100) << "no more than asked for";
   for (size_t channel = 0; channel < 3; ++channel) {
     EXPECT_NEAR(found.mean[channel], 2.0 / 255.0, 1e-12);
     EXPECT_NEAR(found.deviation[channel], std::sqrt(2.0) / 255.0, 1e-12);

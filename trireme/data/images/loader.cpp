@@ -305,7 +305,7 @@ int64_t ImageLoader::broken() const {
 }
 
 PixelStatistics measure_pixels(const ImageSet& images, int64_t most) {
-  const int64_t every = std::max<int64_t>(1, images.size() / most);
+  const int64_t every = (images.size() + most - 1) / most;
   std::vector<double> sums, squares;
   double pixels = 0.0;
   PixelStatistics found;

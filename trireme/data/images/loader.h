@@ -77,7 +77,7 @@ class ImageLoader {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Mean and standard deviation of pixels in [0, 1] by channel, over `most` images at equal distances.
+/// Mean and standard deviation of pixels in [0, 1] by channel, over at most `most` images at equal distances.
 struct PixelStatistics {
   std::vector<double> mean, deviation;
   int64_t images = 0;  ///< that could be read
