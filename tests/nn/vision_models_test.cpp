@@ -168,6 +168,29 @@ TEST(VisionModels, RefuseOtherImagesAndClasses) {
 
 // Layers.
 
+TEST(VisionModels, OfNoImagesHaveNoLossGradientsOfZeroAndTheStatisticsThatTheyHad) {
+  for (const VisionConfig& config : small_models()) {
+    for (const bool soft : {false, true}) {
+      SCOPED_TRACE(fmt::format("depth {}, norm {}, soft {}", config.depth, config.norm, soft));
+      const auto model = make(config);
+      const auto targets = soft ? at::zeros({0, config.classes}) : at::zeros({0}, at::kLong);
+      const at::Tensor loss =
+          model->loss(at::zeros({0, config.channels, config.image_size, config.image_size}), targets);
+      EXPECT_EQ(loss.item<double>(), 0.0);
+      EXPECT_EQ(loss.scalar_type(), at::kFloat);
+      loss.backward();
+      for (const auto& entry : model->named_parameters()) {
+        ASSERT_TRUE(entry.value().grad().defined()) << entry.key();
+        EXPECT_EQ(entry.value().grad().abs().max().item<double>(), 0.0) << entry.key();
+      }
+      for (const auto& entry : model->named_buffers()) {
+        const double wanted = entry.key().ends_with("running_var") ? 1.0 : 0.0;
+        EXPECT_TRUE(entry.value().eq(wanted).all().item<bool>()) << entry.key();
+      }
+    }
+  }
+}
+
 TEST(ConvLayer, WithAStrideIsTorchsInAnyWidth) {
   for (const int64_t in : {1, 3, 4, 6, 8, 12}) {
     for (const int64_t side : {7, 8}) {

@@ -22,6 +22,15 @@ void check_values_per_channel(const at::Tensor& x) {
       fmt::join(x.sizes(), ", "));
 }
 
+/// What a norm makes of a batch of no samples (0, C, H, W): its parameters get gradients of zero, and there
+/// are no statistics.
+at::Tensor of_no_samples(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  const auto per_channel = [&](const at::Tensor& param) {
+    return param.to(x.scalar_type()).view({1, x.size(1), 1, 1});
+  };
+  return x * per_channel(weight) + per_channel(bias);
+}
+
 /// Whether a norm can be one function with what follows it, of parameters that train, all in one dtype.
 bool fits_fused(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const After& after) {
   const bool same = weight.scalar_type() == x.scalar_type() && bias.scalar_type() == x.scalar_type();
@@ -64,6 +73,7 @@ BatchNorm::BatchNorm(int64_t channels) {
 }
 
 at::Tensor BatchNorm::forward(const at::Tensor& x, Statistics statistics, const After& after) {
+  if (x.size(0) == 0) return apply_after(of_no_samples(x, weight, bias), after);
   if (is_training() && is_fused(x, after)) {
     check_values_per_channel(x);
     const bool updates = statistics == Statistics::kUpdate;
@@ -102,6 +112,7 @@ GroupNorm::GroupNorm(int64_t groups, int64_t channels) : groups_(groups) {
 }
 
 at::Tensor GroupNorm::forward(const at::Tensor& x, const After& after) const {
+  if (x.size(0) == 0) return apply_after(of_no_samples(x, weight, bias), after);
   if (fits_fused(x, weight, bias, after) && kernels::can_group_norm(x)) {
     return group_norm(x, weight, bias,
                       {.groups = groups_, .residual = after.residual, .eps = kEps, .relu = after.relu});
