@@ -666,6 +666,8 @@ TEST_F(Worker, DrawsDigitsAndSaysWhatAFolderHolds) {
   if (made.code == 3) GTEST_SKIP() << made.err;  // no fonts here, or a build without FreeType
   ASSERT_EQ(made.code, 0) << made.err;
   EXPECT_FALSE(made.json()["was_there"].get<bool>());
+  for (const char* none : {"--train=0", "--train=-5", "--test=0"})
+    EXPECT_EQ(front_.run({"data", "make", "digits", none, "--out", "none"}).code, 2) << none;
   const Outcome again = front_.run(make);
   EXPECT_TRUE(again.json()["was_there"].get<bool>()) << again.err;
   EXPECT_EQ(again.json()["digest"], made.json()["digest"]);

@@ -54,6 +54,7 @@ Trained train_ranks(const Setting& run, const comm::Mesh& mesh, bool records) {
   Passes passes(*trained.model, engine, device,
                 {.accumulation = run.accumulation,
                  .rows = kRows,
+                 .step_rows = 2 * kRows * run.accumulation,
                  .make_recording = records ? parallel::recordings() : parallel::RecordingMaker()});
   for (int64_t step = 0; step < 10; ++step) {
     int64_t index = 0;

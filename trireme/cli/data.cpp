@@ -128,7 +128,9 @@ void add_make(CLI::App& data, Front& front) {
   verb->add_option("--out", options.path, "Folder (data/digits-FORMAT)")->option_text("DIR");
   verb->add_option("--format", options.format, "cifar10: 3 x 32 x 32 in colour; mnist: 1 x 28 x 28")
       ->check(CLI::IsMember({"cifar10", "mnist"}));
-  verb->add_option("--train", options.train, "Images to train with (50000; mnist: 60000)")->option_text("N");
+  verb->add_option("--train", options.train, "Images to train with (50000; mnist: 60000)")
+      ->option_text("N")
+      ->check(CLI::PositiveNumber);  // 0 stands for what is not given
   verb->add_option("--test", options.test, "Images to validate with (10000)")->option_text("N");
   verb->add_option("--seed", options.seed, "Of all that is drawn")
       ->option_text("N")
