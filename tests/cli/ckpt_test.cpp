@@ -8,6 +8,7 @@
 #include "tests/cli/front_process.h"
 #include "trireme/base/file.h"
 #include "trireme/checkpoint/source.h"
+#include "trireme/report/run_dir.h"
 
 namespace trireme::cli {
 namespace {
@@ -80,7 +81,6 @@ TEST(Ckpt, VerifyNamesTheTensorAndExitsWith7) {
   EXPECT_EQ(json["checkpoints"][0]["problems"].size(), 1u);
 }
 
-TEST(Ckpt, DiffComparesWhateverTheLayoutAndExitsWith8) {
 TEST(Ckpt, OfARunWithoutCheckpointsThereAreFinalWeightsOrNothing) {
   const TwoCheckpoints fixture;
   const auto run = report::RunDirectory::create(fixture.front.file("runs"), "none", {});
@@ -120,6 +120,7 @@ TEST(Ckpt, ConvertFollowsLinksAndReplacesNoPipe) {
   EXPECT_TRUE(fs::is_fifo(fixture.front.file("pipe.safetensors")));
 }
 
+TEST(Ckpt, DiffComparesWhateverTheLayoutAndExitsWith8) {
   const TwoCheckpoints fixture;
   const Outcome equal = fixture.front.run({"ckpt", "diff", fixture.step(10), fixture.step(20)});
   EXPECT_EQ(equal.code, 0) << equal.out << equal.err;
