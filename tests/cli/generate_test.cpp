@@ -112,7 +112,8 @@ TEST(Generate, RefusesSamplingThatMeansNothing) {
   FrontProcess front;
   front.set_worker(kRecorder);
   make_run(front, "tiny", 0, true);
-  for (const auto& option : {"--max-tokens=0", "--temperature=-1", "--temperature=nan", "--top-k=-2"}) {
+  for (const auto& option : {"--max-tokens=0", "--max-tokens=99999999999", "--temperature=-1",
+                             "--temperature=nan", "--top-k=-2"}) {
     const Outcome outcome = front.run({"generate", "latest", option});
     EXPECT_EQ(outcome.code, 2) << option << outcome.err;
   }

@@ -10,13 +10,15 @@ namespace trireme::cli {
 namespace {
 
 struct GenerateRun {
+constexpr int64_t kMostTokens = 1'000'000;
+
   GenerateOptions generate;
   bool json = false;
 };
 
 void check(const GenerateOptions& options) {
-  if (options.max_tokens < 1) {
-    throw ConfigError("[cli.generate] --max-tokens {} generates nothing; give 1 or more", options.max_tokens);
+  if (options.max_tokens < 1 || options.max_tokens > kMostTokens) {
+    throw ConfigError("[cli.generate] --max-tokens {} is not 1 to {}", options.max_tokens, kMostTokens);
   }
   if (!std::isfinite(options.temperature) || options.temperature < 0.0) {
     throw ConfigError("[cli.generate] --temperature {} is not usable; give 0 (greedy) or more",
