@@ -5,13 +5,14 @@
 #include "trireme/cli/child.h"
 #include "trireme/cli/front.h"
 #include "trireme/cli/runs.h"
+#include "trireme/cli/weights.h"
 
 namespace trireme::cli {
 namespace {
 
-struct GenerateRun {
 constexpr int64_t kMostTokens = 1'000'000;
 
+struct GenerateRun {
   GenerateOptions generate;
   bool json = false;
 };
@@ -39,8 +40,14 @@ int generate(const GenerateRun& options, const Front& front) {
                   .json = options.json,
                   .quiet = false,
                   .generate = options.generate};
+  std::string& weights = request.generate.weights;
   const auto run = find_run(options.generate.run, front.runs_root(),
-                            {.what = "weights", .file = "checkpoints/final/model.safetensors"});
+                            {.what = "weights",
+                             .file = "final weights or a checkpoint",
+                             .is_there = [&](const report::RunDirectory& candidate) {
+                               weights = weights_of_run(candidate);
+                               return !weights.empty();
+                             }});
   request.run_dir = run.path();
   request.generate.run = run.path();
   exec_worker(front.environment, request);

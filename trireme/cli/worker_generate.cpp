@@ -30,7 +30,7 @@ int worker_generate(const Request& request) {
         "[cli.generate] neither --prompt nor train.sample_prompt of {} has any text; give --prompt",
         run.path());
   const auto model = nn::build(config.model);
-  parallel::load_weights(*model, run.file("checkpoints/final/model.safetensors"));
+  parallel::load_weights(*model, options.weights);
   model->eval();
   const bool gpu = config.device != plan::Device::kCpu && !kernels::gpus().empty();
   const at::Device device = gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
