@@ -1,6 +1,7 @@
 #include "trireme/report/console.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <csignal>
@@ -257,6 +258,30 @@ TEST(Console, JsonIsOneObjectAStepAndNothingElse) {
 }
 
 TEST(Console, SaysWhenAnEqualRunMayEndWithAnotherDigest) {
+TEST(Console, AStandardOutputThatNobodyReadsIsOneWarningAndNoError) {
+  for (const bool json : {false, true}) {
+    ConsoleOptions options = kOptions;
+    options.json = json;
+    int ends[2];
+    ASSERT_EQ(::pipe(ends), 0);
+    ::close(ends[0]);
+    const auto old = ::signal(SIGPIPE, SIG_IGN);
+    const int out = ::dup(STDOUT_FILENO);
+    testing::internal::CaptureStderr();
+    ::dup2(ends[1], STDOUT_FILENO);
+    {
+      const auto sink = make_console_sink(options);
+      EXPECT_NO_THROW(sink->record(some_step(1)));
+      EXPECT_NO_THROW(sink->record(some_step(10)));
+      EXPECT_NO_THROW(sink->finish({}));
+    }
+    ::dup2(out, STDOUT_FILENO);
+    ::signal(SIGPIPE, old);
+    for (const int fd : {out, ends[1]}) ::close(fd);
+    EXPECT_EQ(split(testing::internal::GetCapturedStderr(), '\n').size(), 2u) << "a line and what follows it";
+  }
+}
+
   testing::internal::CaptureStdout();
   RunSummary summary;
   summary.weights_digest = "0123456789abcdef";

@@ -62,6 +62,7 @@ void install_signal_handlers(bool answers) {
   action.sa_handler = remember_signal;
   action.sa_flags = SA_RESTART;
   sigaction(SIGTERM, &action, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);            // who reads no more lines does not end the run
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGUSR1, &action, nullptr);  // Slurm's --signal=USR1@60 comes before its SIGTERM
 }
