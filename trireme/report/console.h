@@ -14,11 +14,10 @@ struct ConsoleOptions {
   int64_t log_every = 10;
   int64_t ranks = 1;
   bool reads_images = false;  ///< which count as tokens in records
-  double flops_per_token = 0.0;
-  double peak_flops = 0.0;  ///< of one rank's device at the compute dtype; 0: MFU is left out
-  bool json = false;        ///< every step as a JSON line on stdout, the summary last
-  bool quiet = false;       ///< no progress bar
-  std::string run = {};     ///< its directory; empty: it is not named
+  double peak_flops = 0.0;    ///< of one rank's device at the compute dtype; 0: MFU is left out
+  bool json = false;          ///< every step as a JSON line on stdout, the summary last
+  bool quiet = false;         ///< no progress bar
+  std::string run = {};       ///< its directory; empty: it is not named
   /// The width of the terminal behind stderr, asked whenever the bar is drawn; none, or 0: there is no
   /// terminal and hence no bar.
   std::function<int64_t()> bar_columns = {};

@@ -361,6 +361,8 @@ void Trainer::complete(StepRecord& record, bool ends) {
   if (under_way_.empty() && validates_after(record.step)) validate(record);
   if (under_way_.empty() && !ends && ends_after(record.step)) end_early(record);
   publish(record);
+  record.tflops_per_rank =
+      1e-12 * parts_.facts.flops_per_token * record.tokens_per_s / static_cast<double>(parts_.world->size());
 }
 
 /// A signal came in the pause behind the step.
