@@ -13,6 +13,7 @@
 #include "trireme/base/file.h"
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/checkpoint/safetensors_header.h"
+#include "trireme/checkpoint/safetensors.h"
 #include "trireme/plan/memory.h"
 #include "trireme/plan/saved_copy.h"
 #include "trireme/report/run_dir.h"
@@ -177,6 +178,15 @@ TEST_F(Resume, KnowsTheBestWeightsOfBefore) {
 }
 
 TEST_F(Resume, IsExactInBf16AndWithDropout) {
+TEST_F(Resume, AScoreThatIsNoNumberIsNoneOfBefore) {
+  config_.checkpoint.best = true;
+  config_.train.val_every = 1;
+  run(2, false, 4);
+  const std::string path = options().best_weights_path;
+  checkpoint::SafetensorsWriter(path, {}, {{"note.step", "3"}, {"note.score", "nan"}}).commit();
+  EXPECT_GT(run(2, true).summary.best_step, 4);
+}
+
   config_.parallel.policy = plan::PolicyName::kFsdp;
   config_.precision.compute = plan::Dtype::kBf16;
   expect_exact(2, "bf16");
