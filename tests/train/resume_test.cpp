@@ -400,6 +400,39 @@ TEST_F(Resume, RefusesAnotherModelAndNamesTheKeys) {
   }
 }
 
+TEST_F(Resume, GoesOnWithOtherValuesOfWhateverKeyIsFree) {
+  run(2, false, 4);
+  const plan::Config before = config_;
+  const std::vector<std::vector<std::string>> all = {
+      {"optim.lr=0.002", "optim.min_lr=0.0001", "optim.warmup_steps=3", "optim.schedule=linear"},
+      {"optim.beta1=0.8", "optim.beta2=0.9", "optim.eps=1e-6", "optim.weight_decay=0.2", "optim.state=int8"},
+      {"precision.compute=bf16", "precision.fp8=tensorwise", "precision.fp8_fallback=emulate"},
+      {"precision.scaling=dynamic", "precision.scale_window=2", "precision.scale_hysteresis=1"}};
+  for (const std::vector<std::string>& overrides : all) {
+    config_ =
+        plan::load({.path = {}, .text = plan::to_yaml({before, {}}), .overrides = overrides}, Environment())
+            .config;
+    EXPECT_NO_THROW(run(2, true, 6)) << overrides.front();
+    EXPECT_GE(recorder_.summary.resumed_at, 4) << overrides.front();
+  }
+}
+
+TEST_F(Resume, RefusesAveragesThatWouldBeginOrEnd) {
+  for (const double ema : {0.8, 0.0}) {
+    std::filesystem::remove_all(checkpoints());
+    config_.optim.ema = ema;
+    run(2, false, 4);
+    config_.optim.ema = 0.8 - ema;
+    EXPECT_THROW(run(2, true), ConfigError) << "it is no damage, which would take an older checkpoint";
+    test::expect_refusal([&] { run(2, true); }, {"optim.ema"});
+  }
+  std::filesystem::remove_all(checkpoints());
+  config_.optim.ema = 0.8;
+  run(2, false, 4);
+  config_.optim.ema = 0.9;
+  EXPECT_NO_THROW(run(2, true));
+}
+
 TEST_F(Resume, RefusesOtherTextOfTheSameSize) {
   run(2, false, 2);
   const std::filesystem::path file = folder_ / "text" / "3.txt";

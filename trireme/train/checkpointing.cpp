@@ -21,6 +21,7 @@
 #include "trireme/parallel/state.h"
 #include "trireme/parallel/state_file.h"
 #include "trireme/plan/fp8.h"
+#include "trireme/plan/optimizer.h"
 #include "trireme/plan/saved_copy.h"
 #include "trireme/train/saved_record.h"
 #include "trireme/train/stop.h"
@@ -93,12 +94,17 @@ bool must_be_equal(const std::string& key) {
   return keys.contains(key) || (key.starts_with("model.") && !free.contains(key));
 }
 
-void check_config(const Parts& parts, const Json& state, const std::string& path) {
+plan::Config config_of(const Json& state, const std::string& path) {
   const std::string yaml = checkpoint::text_of(state, "config", path);
-  const plan::Config then = plan::load({.path = {}, .text = yaml, .overrides = {}}, Environment()).config;
+  return plan::load({.path = {}, .text = yaml, .overrides = {}}, Environment()).config;
+}
+
+void check_config(const Parts& parts, const plan::Config& then, const std::string& path) {
+  // Averages of other steps than all are none, so they neither begin here nor end.
+  const bool other_state = plan::state_of(then.optim) != plan::state_of(parts.config.optim);
   std::vector<std::string> refused, noted;
   for (const std::string& key : plan::differing_keys(then, parts.config))
-    (must_be_equal(key) ? refused : noted).push_back(key);
+    (must_be_equal(key) || (key == "optim.ema" && other_state) ? refused : noted).push_back(key);
   if (!refused.empty()) {
     throw ConfigError(
         "[train.resume] {} was written by a run with other values of {}; give them as they were, or begin a "
@@ -346,7 +352,7 @@ Checkpointing::Resumed Checkpointing::resume_from(const std::string& path) {
   attempt([&] { state = checkpoint::Checkpoint(path).state(); });
   const Json document = checkpoint::parse_json(state, path);
   const Json& run = checkpoint::value_of(document, "run", path);
-  check_config(parts_, run, path);
+  check_config(parts_, config_of(run, path), path);
   check_batch(parts_, run, path);
   check_data(parts_, run, path);
   // A stage leaves to others what is theirs; that all together are the checkpoint's model says the config.
