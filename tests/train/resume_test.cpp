@@ -433,6 +433,20 @@ TEST_F(Resume, RefusesAveragesThatWouldBeginOrEnd) {
   EXPECT_NO_THROW(run(2, true));
 }
 
+TEST_F(Resume, ALossScaleBeginsWhereThereWasNoneAndWhereItIsGivenAnew) {
+  run(2, false, 4);
+  const auto first_scale = [&](double initial) {
+    config_.precision.scaling = plan::LossScaling::kDynamic;
+    config_.precision.loss_scale.initial = initial;
+    run(2, true, recorder_.steps.back().step + 1);
+    return recorder_.steps.front().loss_scale.value_or(0.0);
+  };
+  config_.precision.loss_scale.window = 1;  // so that it doubles at once
+  EXPECT_EQ(first_scale(1024.0), 1024.0) << "switched on";
+  EXPECT_GT(first_scale(1024.0), 1024.0) << "it goes on";
+  EXPECT_EQ(first_scale(64.0), 64.0) << "given anew";
+}
+
 TEST_F(Resume, RefusesOtherTextOfTheSameSize) {
   run(2, false, 2);
   const std::filesystem::path file = folder_ / "text" / "3.txt";

@@ -219,6 +219,11 @@ void restore_history(Parts& parts, const Json& run, const std::string& path) {
         path);
 }
 
+/// A run that did not scale has no scale to go on with, and a first scale that is given anew is meant.
+bool scale_goes_on(const plan::PrecisionConfig& then, const plan::PrecisionConfig& now) {
+  return plan::scales_loss(then) && then.loss_scale.initial == now.loss_scale.initial;
+}
+
 Json to_json(const precision::LossScaler::State& state) {
   return {{"scale", state.scale},
           {"patience", state.patience},
@@ -378,7 +383,8 @@ Checkpointing::Resumed Checkpointing::restore(const std::string& path, const std
   if (const auto loss = run.find("loss"); loss != run.end() && loss->is_number()) resumed.loss = *loss;
   if (const auto record = run.find("record"); record != run.end())
     resumed.record = record_from_json(*record, resumed.step, resumed.loss, path);
-  scaler_.set_state(scaler_state(checkpoint::value_of(run, "loss_scaler", path), path));
+  if (scale_goes_on(config_of(run, path).precision, config_.precision))
+    scaler_.set_state(scaler_state(checkpoint::value_of(run, "loss_scaler", path), path));
   restore_random(parts_, checkpoint::value_of(document, "ranks", path), resumed.step, path);
   restore_history(parts_, run, path);
   parts_.open_feed(resumed.step);
