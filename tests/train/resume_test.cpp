@@ -11,6 +11,7 @@
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/hash.h"
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/checkpoint/safetensors_header.h"
 #include "trireme/checkpoint/safetensors.h"
@@ -445,6 +446,49 @@ TEST_F(Resume, ALossScaleBeginsWhereThereWasNoneAndWhereItIsGivenAnew) {
   EXPECT_EQ(first_scale(1024.0), 1024.0) << "switched on";
   EXPECT_GT(first_scale(1024.0), 1024.0) << "it goes on";
   EXPECT_EQ(first_scale(64.0), 64.0) << "given anew";
+}
+
+/// The bytes that this rank's generator has left, as if `state` had been saved in their place.
+void replace_random(const std::string& path, const std::string& state) {
+  checkpoint::Index index;
+  checkpoint::Commit commit;
+  nlohmann::json document;
+  {
+    const checkpoint::Checkpoint found(path);
+    index = found.index();
+    commit = found.commit();
+    document = nlohmann::json::parse(found.state());
+  }
+  document["ranks"]["0"]["random"] = state;
+  const std::string text = document.dump();
+  index.state.bytes = index.state.header_bytes = std::ssize(text);
+  index.state.header_digest = xxh3(text);
+  const std::string index_text = checkpoint::format_index(index);
+  commit.index_bytes = std::ssize(index_text);
+  commit.index_digest = xxh3(index_text);
+  write_file_atomic(path + "/state.json", text);
+  write_file_atomic(path + "/index.json", index_text);
+  write_file_atomic(path + "/COMMIT.json", checkpoint::format_commit(commit));
+}
+
+TEST_F(Resume, BeginsOtherMasksOfDropoutAndSaysWhy) {
+  const auto log_of = [&](int64_t ranks) {
+    ::testing::internal::CaptureStderr();
+    run(ranks, true, recorder_.steps.back().step + 1);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  config_.checkpoint.keep = 0;
+  run(1, false, 4);
+  config_.model.dropout = 0.1;
+  EXPECT_NE(log_of(1).find("from a checkpoint without random numbers: dropout goes on with other masks"),
+            std::string::npos);
+  EXPECT_EQ(log_of(1).find("other masks"), std::string::npos);
+  const auto newest = [&] {
+    return checkpoint::newest_checkpoint(checkpoint::Folder(checkpoints())).checkpoint->path();
+  };
+  replace_random(newest(), std::string(32, '0'));  // as many bytes as a GPU's has
+  EXPECT_NE(log_of(1).find("on another device: dropout"), std::string::npos);
+  EXPECT_NE(log_of(2).find("on other ranks: dropout"), std::string::npos);
 }
 
 TEST_F(Resume, RefusesOtherTextOfTheSameSize) {

@@ -165,18 +165,35 @@ std::string random_state(const Parts& parts) {
   return Json{{"random", to_hex(generator.get_state())}}.dump();
 }
 
-/// Another number of ranks has other masks; it begins new ones, and not those that the run has begun with.
-void restore_random(const Parts& parts, const Json& ranks, int64_t step, const std::string& path) {
-  if (parts.config.model.dropout == 0.0) return;
+/// The state that this rank has saved, as far as it goes on; else why not.
+struct SavedRandom {
+  at::Tensor state;
+  const char* lost = nullptr;
+};
+
+SavedRandom saved_random(const Parts& parts, const Json& document, const std::string& path) {
+  const Json& ranks = checkpoint::value_of(document, "ranks", path);
+  const Json& run = checkpoint::value_of(document, "run", path);
   const std::string rank = std::to_string(parts.world->rank());
-  if (static_cast<int64_t>(ranks.size()) == parts.world->size() && ranks.contains(rank)) {
+  if (checkpoint::count_of(run, "ranks", path) != parts.world->size()) return {{}, "on other ranks"};
+  if (!ranks.is_object() || !ranks.contains(rank)) return {{}, "from a checkpoint without random numbers"};
+  return {
+      from_hex(checkpoint::text_of(ranks.at(rank), "random", path), "the state of a random generator", path)};
+}
+
+/// Where it cannot go on with the masks that would have come, it begins new ones, and not those that the run
+/// has begun with.
+void restore_random(const Parts& parts, const Json& document, int64_t step, const std::string& path) {
+  if (parts.config.model.dropout == 0.0) return;
+  SavedRandom saved = saved_random(parts, document, path);
+  if (saved.state.defined()) {
     at::Generator generator = generator_of(parts.world->device());
     const std::lock_guard lock(generator.mutex());
-    generator.set_state(from_hex(checkpoint::text_of(ranks.at(rank), "random", path),
-                                 "the state of a random generator", path));
-    return;
+    // Generators of CPUs and of GPUs have states of other sizes.
+    if (saved.state.numel() == generator.get_state().numel()) return generator.set_state(saved.state);
+    saved.lost = "on another device";
   }
-  if (parts.is_root()) log_info("resume  on other ranks: dropout goes on with other masks");
+  if (parts.is_root()) log_info("resume  {}: dropout goes on with other masks", saved.lost);
   at::manual_seed(
       static_cast<uint64_t>(parts.config.seed + step * parts.world->size() + parts.world->rank()));
 }
@@ -385,7 +402,7 @@ Checkpointing::Resumed Checkpointing::restore(const std::string& path, const std
     resumed.record = record_from_json(*record, resumed.step, resumed.loss, path);
   if (scale_goes_on(config_of(run, path).precision, config_.precision))
     scaler_.set_state(scaler_state(checkpoint::value_of(run, "loss_scaler", path), path));
-  restore_random(parts_, checkpoint::value_of(document, "ranks", path), resumed.step, path);
+  restore_random(parts_, document, resumed.step, path);
   restore_history(parts_, run, path);
   parts_.open_feed(resumed.step);
   if (parts_.is_root() && options_.announce) log_info("resume  after step {} of {}", resumed.step, path);
