@@ -434,6 +434,13 @@ TEST_F(Resume, RefusesAveragesThatWouldBeginOrEnd) {
   EXPECT_NO_THROW(run(2, true));
 }
 
+TEST_F(Resume, RefusesToEndBeforeItsCheckpoint) {
+  run(2, false);
+  config_.train.steps = 10;
+  EXPECT_THROW(run(2, true), ConfigError);
+  test::expect_refusal([&] { run(2, true); }, {"step 12", "step 10", "train.steps"});
+}
+
 TEST_F(Resume, ALossScaleBeginsWhereThereWasNoneAndWhereItIsGivenAnew) {
   run(2, false, 4);
   const auto first_scale = [&](double initial) {

@@ -126,6 +126,16 @@ void check_batch(const Parts& parts, const Json& state, const std::string& path)
       path, then, now, then / parts.batch.dp_size);
 }
 
+/// A run that is to end before its checkpoint would do nothing, and look as if it had.
+void check_steps(const Parts& parts, const Json& state, const std::string& path) {
+  const int64_t done = checkpoint::count_of(state, "step", path);
+  const plan::TrainConfig& train = parts.config.train;
+  if (done <= train.steps) return;
+  throw ConfigError("[train.resume] {} is of step {}, and this run ends with step {} ({}); raise that", path,
+                    done, train.steps,
+                    train.epochs > 0 ? fmt::format("train.epochs={}", train.epochs) : "train.steps");
+}
+
 void check_data(const Parts& parts, const Json& state, const std::string& path) {
   const int64_t samples = checkpoint::count_of(state, "samples", path);
   const std::string then = checkpoint::text_of(state, "data", path), now = hex64(parts.data->digest());
@@ -375,6 +385,7 @@ Checkpointing::Resumed Checkpointing::resume_from(const std::string& path) {
   const Json document = checkpoint::parse_json(state, path);
   const Json& run = checkpoint::value_of(document, "run", path);
   check_config(parts_, config_of(run, path), path);
+  check_steps(parts_, run, path);
   check_batch(parts_, run, path);
   check_data(parts_, run, path);
   // A stage leaves to others what is theirs; that all together are the checkpoint's model says the config.
