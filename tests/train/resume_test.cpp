@@ -498,6 +498,19 @@ TEST_F(Resume, BeginsOtherMasksOfDropoutAndSaysWhy) {
   EXPECT_NE(log_of(2).find("on other ranks: dropout"), std::string::npos);
 }
 
+/// Two ranks that fail alike leave no part of the save under way out.
+TEST_F(Resume, AnOrderlyFailureDoesNotGiveTheSaveUnderWayUp) {
+  config_.optim.lr = 1e30;
+  config_.train.grad_clip = 0.0;
+  config_.train.val_every = 0;
+  config_.checkpoint.every = 1;
+  EXPECT_THROW(run(2, false), NumericsError);
+  ASSERT_FALSE(recorder_.steps.empty());
+  const checkpoint::Newest newest = checkpoint::newest_checkpoint(checkpoint::Folder(checkpoints()));
+  ASSERT_NE(newest.checkpoint, nullptr);
+  EXPECT_EQ(newest.checkpoint->commit().step, 1);
+}
+
 TEST_F(Resume, RefusesOtherTextOfTheSameSize) {
   run(2, false, 2);
   const std::filesystem::path file = folder_ / "text" / "3.txt";

@@ -281,8 +281,8 @@ Checkpointing::Checkpointing(const TrainOptions& options, Parts& parts, precisio
 }
 
 Checkpointing::~Checkpointing() {
-  given_up_ = true;
   join();
+  if (unsettled_ && !error_.empty()) log_warning("a checkpoint was not written: {}", error_);
 }
 
 /// Rank 0 knows the folders and whether to resume, and is the one that commits.

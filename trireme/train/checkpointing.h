@@ -27,7 +27,8 @@ class Checkpointing {
   /// All must outlive this. With checkpoint.every rank 0 takes the folder's lock. Collective. Throws
   /// EnvironmentError on all ranks when the folder cannot be used, or another run writes to it.
   Checkpointing(const TrainOptions& options, Parts& parts, precision::LossScaler& scaler);
-  /// Waits for the thread; a save that waits for other ranks is given up.
+  /// Waits for the thread, and for the parts of other ranks as finish() does unless give_up() was called; a
+  /// save that does not come to its end is a warning.
   ~Checkpointing();
   Checkpointing(const Checkpointing&) = delete;
   Checkpointing& operator=(const Checkpointing&) = delete;
@@ -69,6 +70,8 @@ class Checkpointing {
   int64_t failed() const { return failed_; }
   /// Whether the last save() is on the disk, the same on all ranks; after one that was the last.
   bool is_safe() const { return safe_; }
+  /// A peer is lost: the save under way, if there is one, does not wait for the parts of others.
+  void give_up() { given_up_ = true; }
 
  private:
   struct Outcome;

@@ -83,6 +83,7 @@ class Trainer {
   TrainResult run();
 
  private:
+  TrainResult run_steps();
   void begin_with_weights();
   void enqueue(int64_t index);
   Enqueued begin(int64_t index);
@@ -459,6 +460,15 @@ std::string Trainer::sample() {
 }
 
 TrainResult Trainer::run() {
+  try {
+    return run_steps();
+  } catch (const CommError&) {
+    checkpoints_.give_up();
+    throw;
+  }
+}
+
+TrainResult Trainer::run_steps() {
   announce(parts_);
   const double started = monotonic_seconds();
   Profiler profiler(options_.trace_path, first_profiled_, parts_.is_root() ? profiled_ : 0);
