@@ -13,8 +13,8 @@
 #include "trireme/base/file.h"
 #include "trireme/base/hash.h"
 #include "trireme/checkpoint/checkpoint.h"
-#include "trireme/checkpoint/safetensors_header.h"
 #include "trireme/checkpoint/safetensors.h"
+#include "trireme/checkpoint/safetensors_header.h"
 #include "trireme/plan/memory.h"
 #include "trireme/plan/saved_copy.h"
 #include "trireme/report/run_dir.h"
@@ -178,7 +178,6 @@ TEST_F(Resume, KnowsTheBestWeightsOfBefore) {
             std::string::npos);
 }
 
-TEST_F(Resume, IsExactInBf16AndWithDropout) {
 TEST_F(Resume, AScoreThatIsNoNumberIsNoneOfBefore) {
   config_.checkpoint.best = true;
   config_.train.val_every = 1;
@@ -188,6 +187,7 @@ TEST_F(Resume, AScoreThatIsNoNumberIsNoneOfBefore) {
   EXPECT_GT(run(2, true).summary.best_step, 4);
 }
 
+TEST_F(Resume, IsExactInBf16AndWithDropout) {
   config_.parallel.policy = plan::PolicyName::kFsdp;
   config_.precision.compute = plan::Dtype::kBf16;
   expect_exact(2, "bf16");
@@ -496,6 +496,16 @@ TEST_F(Resume, BeginsOtherMasksOfDropoutAndSaysWhy) {
   replace_random(newest(), std::string(32, '0'));  // as many bytes as a GPU's has
   EXPECT_NE(log_of(1).find("on another device: dropout"), std::string::npos);
   EXPECT_NE(log_of(2).find("on other ranks: dropout"), std::string::npos);
+}
+
+TEST_F(Resume, ARunThatHasACheckpointIsResumableThoughItHasSavedNone) {
+  run(2, false, 4);
+  config_.checkpoint.every = 0;
+  const TrainResult again = run(2, true, 7);
+  EXPECT_EQ(again.stop_signal, SIGTERM);
+  EXPECT_EQ(again.summary.checkpoints, 0);
+  EXPECT_TRUE(again.resumable);
+  EXPECT_FALSE(run(2, false, 2).resumable);
 }
 
 /// Two ranks that fail alike leave no part of the save under way out.

@@ -517,8 +517,7 @@ bool Checkpointing::settle() {
   if (any_rank(writing)) return false;
   join();
   unsettled_ = false;
-  safe_ = !any_rank(!error_.empty());
-  if (!safe_) {
+  if (any_rank(!error_.empty())) {
     ++failed_;
     if (!error_.empty()) log_warning("a checkpoint was not written: {}; training goes on", error_);
     if (store_) store_->abandon(temporary_);  // others may have written to it after this rank's thread did so
@@ -548,7 +547,6 @@ std::optional<double> Checkpointing::save(const StepRecord& record, bool last) {
     ++late_;
     return std::nullopt;
   }
-  safe_ = false;
   temporary_ = checkpoint::temporary_name(record.step, generation_, ++attempt_);
   if (!begin_folder(temporary_)) {
     ++failed_;
@@ -572,6 +570,10 @@ void Checkpointing::finish() {
   settle();
   // An attempt may have died between its last save and this; one that had nothing to save does it instead.
   if (store_ && enabled() && resumes_ && written_ == 0) prune();
+}
+
+bool Checkpointing::has_written() const {
+  return any_rank(written_ > 0);
 }
 
 }  // namespace trireme::train

@@ -68,8 +68,9 @@ class Checkpointing {
   int64_t written() const { return written_; }  ///< rank 0 knows
   int64_t late() const { return late_; }
   int64_t failed() const { return failed_; }
-  /// Whether the last save() is on the disk, the same on all ranks; after one that was the last.
-  bool is_safe() const { return safe_; }
+  /// Whether a checkpoint has been written since the run began or went on, the same on all ranks; after
+  /// finish(). Collective.
+  bool has_written() const;
   /// A peer is lost: the save under way, if there is one, does not wait for the parts of others.
   void give_up() { given_up_ = true; }
 
@@ -108,7 +109,6 @@ class Checkpointing {
   std::atomic<bool> writing_{false}, given_up_{false};
   std::string error_;       ///< of the last save, from its thread; empty: none
   bool unsettled_ = false;  ///< a save has begun whose outcome ranks have not compared
-  bool safe_ = false;
   int64_t written_ = 0, late_ = 0, failed_ = 0;
 };
 

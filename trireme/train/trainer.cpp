@@ -361,9 +361,9 @@ void Trainer::settle(size_t left) {
 void Trainer::complete(StepRecord& record, bool ends) {
   if (under_way_.empty() && validates_after(record.step)) validate(record);
   if (under_way_.empty() && !ends && ends_after(record.step)) end_early(record);
-  publish(record);
   record.tflops_per_rank =
       1e-12 * parts_.facts.flops_per_token * record.tokens_per_s / static_cast<double>(parts_.world->size());
+  publish(record);
 }
 
 /// A signal came in the pause behind the step.
@@ -563,7 +563,7 @@ void Trainer::finish(double started) {
   summary.checkpoints = checkpoints_.written();
   summary.checkpoints_late = checkpoints_.late();
   summary.checkpoints_failed = checkpoints_.failed();
-  result_.resumable = result_.stop_signal != 0 && checkpoints_.is_safe();
+  result_.resumable = result_.stop_signal != 0 && (resumed_.step > 0 || checkpoints_.has_written());
   if (config_.checkpoint.final_weights) summary.weights_path = options_.weights_path;
   if (best_ && best_->step() > 0) {
     summary.best_weights_path = best_->path();
