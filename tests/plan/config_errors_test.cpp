@@ -356,6 +356,12 @@ TEST(ConfigErrors, CheckpointsOfLocalSgdAreSavedWhereRanksHaveAveraged) {
     EXPECT_EQ(of_overrides({"checkpoint.every=5", std::string("parallel.comm_hook=") + hook}), "accepted");
 }
 
+TEST(ConfigErrors, ATextThatNothingBeginsIsRefused) {
+  test::expect_mentions(of_overrides({"train.sample_tokens=4", "train.sample_prompt="}),
+                        {"train.sample_tokens=4", "train.sample_prompt=\"\""});
+  EXPECT_EQ(of_overrides({"train.sample_prompt="}), "accepted");
+}
+
 TEST(ConfigErrors, CountsWhoseProductsWouldOverflowAreRefused) {
   test::expect_mentions(of_overrides({"train.val_batches=9000000000000000000"}),
                         {"train.val_batches", "out of range"});

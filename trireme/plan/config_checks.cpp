@@ -21,6 +21,7 @@ class Checker {
 
   void check_all() const {
     check_run_name();
+    check_sample();
     if (family_.attends) check_heads();
     if (family_.check != nullptr) family_.check(config_, origins_);
     check_dropout();
@@ -50,6 +51,13 @@ class Checker {
     if (!config_.name.empty() && config_.name.find('/') == std::string::npos) return;
     throw ConfigError("[plan.config] {} cannot name a directory; use one or more characters without '/'",
                       said("name", config_.name));
+  }
+
+  void check_sample() const {
+    const TrainConfig& train = config_.train;
+    if (train.sample_tokens == 0 || !train.sample_prompt.empty()) return;
+    throw ConfigError("[plan.config] {}, but {} has no text to continue; give it some, or set the first to 0",
+                      said("train.sample_tokens", train.sample_tokens), said("train.sample_prompt", "\"\""));
   }
 
   void check_loss_scale() const {
