@@ -256,6 +256,7 @@ std::vector<optim::Segment> FlatUnit::segments(const GroupRule& rule) const {
 
 void FlatUnit::publish_update(const SideStream::Event& updated) {
   reduced_any_ = false;
+  if (compressor_) compressor_->commit();
   updated_ = updated;
   update_recorded_ = false;
   if (fp8_) fp8_->expire();

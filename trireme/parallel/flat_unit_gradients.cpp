@@ -205,6 +205,7 @@ void FlatUnit::finish_reduce() {
 
 void FlatUnit::drop_gradients() {
   finish_reduce();
+  if (compressor_) compressor_->discard();
   reduced_any_ = false;
   whole_sum_.reset();
   forget_gradients();
