@@ -105,8 +105,9 @@ class DataParallel {
   /// The sum of one number per data-parallel rank, in an order that no policy changes.
   double sum_over_ranks(const std::vector<double>& by_dp_rank) const;
   at::Tensor sum_over_ranks(const at::Tensor& by_dp_rank) const;  // (ranks) -> ()
-  /// Euclidean norm of the whole gradient, or of all but the parameters `without`. Collective; the host
-  /// waits.
+  /// Euclidean norm of the whole gradient, or of all but the parameters `without`. Under local SGD the root
+  /// of the mean of the squares of all ranks' norms, no less than the norm of their mean. Collective; the
+  /// host waits.
   double grad_norm(const std::vector<std::string>& without = {}) const;
   /// Scales the gradient down to a norm of at most `max_norm` and returns the norm that it had, as
   /// torch.nn.utils.clip_grad_norm_ does for a module on one rank. Collective; the host waits. Throws

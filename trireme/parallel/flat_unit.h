@@ -114,7 +114,8 @@ class FlatUnit {
   void wait_for_sum();
 
   /// fp64 scalar on the device: sum of squares of the reduced gradient over this rank's piece. The pieces of
-  /// all ranks make up the unit. Valid after finish_reduce() of the last micro-batch.
+  /// all ranks make up the unit. Under local SGD a rank's piece is its whole gradient, and counts as one of
+  /// as many as there are ranks. Valid after finish_reduce() of the last micro-batch.
   const at::Tensor& grad_squares() const { return grad_squares_; }
   /// The same over parameter `index` alone, until parameters are used again.
   at::Tensor grad_squares_of(size_t index) const;
@@ -249,6 +250,8 @@ class FlatUnit {
   void reduce_over_ranks(at::Tensor& shard, const at::Tensor& wire);
   void reduce(bool last_micro_batch);
   void take_local_gradients(bool last_micro_batch);
+  plan::Range measured_range() const;
+  void measure(at::Tensor& squares, const plan::Range& part) const;
   void measure_gradient();
 
   std::string name_;
