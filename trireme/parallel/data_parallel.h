@@ -67,11 +67,12 @@ class DataParallel {
   /// Differentiates `loss` in the last or only micro-batch of a step and reduces gradients as they become
   /// complete. Forward and backward of a step are called on one stream of the device, any one. The gradient
   /// is the mean over all micro-batches of all ranks by `weight`, or their sum (Options::average): with a
-  /// loss that is the mean over n rows, the weight n gives the mean over all rows. At its end the current
-  /// stream has waited for all reductions; gradients that every rank then gathers are waited for by step().
-  /// Throws LogicError that names parameters without gradient, and when nobody has used the gradient of the
-  /// step before. When the pass itself throws, for whatever reason, the step is forgotten as by skip_step():
-  /// repeat it from its first micro-batch, on all ranks. Collective.
+  /// loss that is the mean over n rows, the weight n gives the mean over all rows. A loss in bf16 or fp16
+  /// counts with its weight as that dtype rounds it. At its end the current stream has waited for all
+  /// reductions; gradients that every rank then gathers are waited for by step(). Throws LogicError that
+  /// names parameters without gradient, and when nobody has used the gradient of the step before. When the
+  /// pass itself throws, for whatever reason, the step is forgotten as by skip_step(): repeat it from its
+  /// first micro-batch, on all ranks. Collective.
   void backward(const at::Tensor& loss, double weight = 1.0);
   /// The same for a micro-batch that others of the step follow.
   void accumulate(const at::Tensor& loss, double weight = 1.0);
@@ -291,7 +292,9 @@ class DataParallel {
   void make_watch();
   void mark_params(size_t unit);
   void watch_updates();
-  double begin_micro_batch(double weight);
+  double begin_micro_batch(double weight, at::ScalarType loss = at::kFloat);
+  bool averages_before_hook() const;
+  void begin_sums(bool last_micro_batch);
   void differentiate(const at::Tensor& output, const at::Tensor& grad_output, bool last);
   template <typename Body>
   void in_backward(const Body& body);

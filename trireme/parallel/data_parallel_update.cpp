@@ -78,7 +78,7 @@ void DataParallel::scale_gradient(double factor) {
 /// The end of a step's last backward pass.
 void DataParallel::complete_gradient() {
   completion_.forget();
-  mean_.settle();
+  if (!averages_before_hook()) mean_.settle();
   complete_ = true;
   for (const auto& unit : units_) {
     if (!unit->trainable()) unit->clear_gradients();

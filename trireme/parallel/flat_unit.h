@@ -39,6 +39,7 @@ struct Shared {
   /// Whether the module multiplies in FP8 now, where it does at all: evaluation is in the dtype of
   /// computation.
   std::function<bool()> in_fp8;
+  optim::GradScale before_hook = {};  ///< what gradients are multiplied by before a hook makes them smaller
   StoragePool& gradients() { return symmetric ? *symmetric : storage; }
 };
 
@@ -230,7 +231,6 @@ class FlatUnit {
   bool in_bytes(Whole form) const { return fp8_ && form == Whole::kAsUsed && shared_.in_fp8(); }
   at::Tensor kept_shard(bool in_bytes) const;
   at::Tensor compute_copy() const;
-  void scale_reduced(const optim::GradScale& factor);
   void allocate_buffers();
   at::Tensor symmetric_zeros(int64_t count, at::ScalarType dtype) const;
   void adopt();

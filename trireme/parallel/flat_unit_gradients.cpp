@@ -5,6 +5,7 @@
 #include "trireme/kernels/tensor_ops.h"
 #include "trireme/nn/torch_internals.h"
 #include "trireme/parallel/flat_unit.h"
+#include "trireme/parallel/gradient_mean.h"
 #include "trireme/parallel/recording.h"
 
 namespace trireme::parallel {
@@ -145,6 +146,7 @@ void FlatUnit::reduce_over_ranks(at::Tensor& shard, const at::Tensor& wire) {
 void FlatUnit::reduce(bool last_micro_batch) {
   const comm::Subject subject(*groups_.shard, name_);
   if (reduces_locally()) return take_local_gradients(last_micro_batch);
+  if (compressor_) multiply(gradients(), shared_.before_hook);
   const at::Tensor wire = wire_gradients();
   if (is_alone()) return measure_gradient();
   at::Tensor shard = reduced_shard();

@@ -29,6 +29,7 @@ class Checker {
     check_kind();
     check_schedule();
     check_checkpoints();
+    check_hook();
     check_below_one();
     check_optimizer();
     check_recompute();
@@ -246,6 +247,16 @@ class Checker {
           "then average later; use precision.compute=bf16, or set checkpoint.every to 0",
           said("checkpoint.every", every), said("parallel.comm_hook", hook));
     }
+  }
+
+  /// What a hook owes is counted in means, and the weight of a step is known in its last micro-batch.
+  void check_hook() const {
+    const ParallelConfig& parallel = config_.parallel;
+    if (parallel.reduce_when == ReduceWhen::kOncePerStep || !keeps_residual(parallel.comm_hook)) return;
+    throw ConfigError(
+        "[plan.config] {} does not go with {}, which keeps what it could not send and needs the weight of a "
+        "whole step; set parallel.reduce_when to once, or parallel.comm_hook to fp16 or none",
+        said("parallel.reduce_when", parallel.reduce_when), said("parallel.comm_hook", parallel.comm_hook));
   }
 
   void check_schedule() const {
