@@ -177,8 +177,10 @@ class DataParallel {
   void reduce_launched() { executor_.reduce_launched(); }
 
   /// Local SGD: every rank takes the mean of all ranks' parameters now. step() does so every
-  /// HookOptions::local_steps steps, and whoever ends training in between. Collective.
+  /// HookOptions::local_steps steps after the last time, and whoever ends training in between. Collective.
   void average_parameters();
+  /// Throws LogicError when ranks of local SGD have weights of their own.
+  void check_together(const char* operation) const;
 
   /// A scope for forward passes without gradients, with any number of batches a rank (evaluation.h).
   /// Collective. Throws LogicError while another one lives.
@@ -332,7 +334,7 @@ class DataParallel {
   bool in_backward_ = false;
   std::optional<c10::Stream> stream_;  ///< on which backward() was called; none on a CPU
   bool in_backward_range_ = false;     ///< NVTX: a unit is being differentiated
-  int64_t steps_ = 0;
+  int64_t steps_apart_ = 0;            ///< local SGD: since ranks had equal weights
   bool complete_ = false;  ///< the gradients of a step's last micro-batch are there, and nobody has used them
   optim::GradScale grad_scale_;  ///< of the last step, whose kernels may still read it
 

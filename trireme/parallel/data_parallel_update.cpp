@@ -147,7 +147,7 @@ void DataParallel::swap_averages(optim::Optimizer& optimizer) {
 }
 
 void DataParallel::end_update() {
-  if (options_.hook.hook == Hook::kLocalSgd && ++steps_ % options_.hook.local_steps == 0)
+  if (options_.hook.hook == Hook::kLocalSgd && ++steps_apart_ == options_.hook.local_steps)
     average_parameters();
   unshard_held();
 }
@@ -171,6 +171,16 @@ void DataParallel::skip_step() {
 void DataParallel::average_parameters() {
   if (options_.hook.hook != Hook::kLocalSgd) return;
   for (const auto& unit : units_) unit->average_parameters();
+  steps_apart_ = 0;
+}
+
+void DataParallel::check_together(const char* operation) const {
+  if (steps_apart_ == 0 || mesh_.dp->size() == 1) return;
+  throw LogicError(
+      "[parallel.{}] rank {}: ranks of local SGD have weights of their own, {} steps after their last "
+      "average; "
+      "call engine->average_parameters() on all of them first",
+      operation, mesh_.world->rank(), steps_apart_);
 }
 
 DataParallel::Held::Held(DataParallel& engine, Whole form) : engine_(engine) {

@@ -32,7 +32,9 @@ std::map<std::string, std::string> state_metadata(DataParallel& engine);
 /// Words of your own beside a state, such as how many steps were done.
 using Notes = std::map<std::string, std::string>;
 
-/// Writes parameters as fp32 masters, and the buffers of rank 0. Folders are made. Collective.
+/// Writes parameters as fp32 masters, and the buffers of rank 0. Folders are made. Collective over the
+/// engine's data-parallel ranks: stages of a pipeline write files of their own. Throws LogicError between two
+/// averages of local SGD.
 void save_weights(DataParallel& engine, const std::string& path, const Notes& notes = {});
 /// Calls its argument with one weight after the other, on rank 0.
 using WeightVisit =
