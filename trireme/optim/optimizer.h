@@ -71,6 +71,8 @@ class Optimizer {
   /// On a GPU the work is enqueued on the current stream.
   virtual void update(size_t index, const GradScale& grad_scale) = 0;
   virtual size_t size() const = 0;
+  /// FlatParam::master of parameter `index`.
+  virtual const at::Tensor& master(size_t index) const = 0;
   /// A whole step.
   void step(const GradScale& grad_scale = {}) {
     begin_step();

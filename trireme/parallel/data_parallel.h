@@ -124,8 +124,13 @@ class DataParallel {
   std::vector<optim::FlatParam> optimizer_params(const GroupRule& rule = {});
   /// Updates unit by unit, and begins to all-gather each updated one where the policy keeps parameters whole;
   /// the next forward pass waits for the units that it uses. Throws LogicError when there is no complete
-  /// gradient since the last update, and names a parameter that the optimizer was not made for. Collective.
+  /// gradient since the last update, when the optimizer is another engine's, and names a parameter that it
+  /// was not made for. Collective.
   void step(optim::Optimizer& optimizer);
+  /// Throws LogicError unless `optimizer` was made from optimizer_params() of this engine.
+  void check_own(const optim::Optimizer& optimizer, const char* operation) const;
+  /// Whether a parameter required a gradient when optimizer_params() was called.
+  bool optimizes(size_t unit, size_t param) const { return optimized_.at(unit)[param]; }
   /// step() with gradients that are multiplied by `grad_scale`, too.
   void step_scaled(optim::Optimizer& optimizer, const optim::GradScale& grad_scale);
 

@@ -116,6 +116,7 @@ void DataParallel::step_scaled(optim::Optimizer& optimizer, const optim::GradSca
   TRIREME_CHECK(
       !handed_out_,
       "[parallel.step] the gradients went to optimizer_tensors(); step with the optimizer over them");
+  check_own(optimizer, "step");
   follow_frozen(optimizer);
   complete_ = false;
   take_writes();
@@ -136,6 +137,7 @@ void DataParallel::swap_averages(optim::Optimizer& optimizer) {
   const at::NoGradGuard no_grad;
   check_usable();
   check_not_evaluating("swap_averages");
+  check_own(optimizer, "swap_averages");
   TRIREME_CHECK(!complete_, "[parallel.swap_averages] a gradient waits for its update; call step() first");
   take_writes();
   for (size_t unit = 0; unit < units_.size(); ++unit) {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "trireme/base/error.h"
+#include "trireme/plan/optimizer.h"
 
 namespace trireme::parallel {
 namespace {
@@ -13,10 +13,7 @@ namespace {
 class FlatState : public OptimizerState {
  public:
   FlatState(DataParallel& engine, optim::Optimizer& optimizer) : engine_(engine), optimizer_(optimizer) {
-    TRIREME_CHECK(optimizer.size() == engine.units().size(),
-                  "[parallel.state] the optimizer updates {} units, the engine has {}; build it from "
-                  "engine.optimizer_params()",
-                  optimizer.size(), engine.units().size());
+    engine.check_own(optimizer, "state");
     for (const std::string_view name : optimizer.state_names()) kinds_.emplace_back(name);
   }
 
