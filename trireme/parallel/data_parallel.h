@@ -209,7 +209,7 @@ class DataParallel {
   class Weights {
    public:
     explicit Weights(DataParallel& engine);
-    /// fp32, on the CPU. Collective; units that follow each other are gathered once.
+    /// A copy, fp32, on the CPU. Collective; units that follow each other are gathered once.
     at::Tensor whole(const std::string& parameter);
 
    private:

@@ -21,7 +21,7 @@ namespace trireme::parallel {
 
 /// What may differ between a file and what loads it; nothing unless said.
 struct LoadOptions {
-  bool missing = false;     ///< parameters and buffers that the file lacks stay as they are
+  bool missing = false;     ///< parameters and buffers that the file lacks stay, with the optimizer's state
   bool unexpected = false;  ///< tensors of the file that nobody wants are left out
 };
 
@@ -47,7 +47,8 @@ void save_weights(comm::Group& all, const std::map<std::string, std::vector<int6
 Notes read_notes(const std::string& path);
 /// Parameters and buffers take the values of `path`, at any time: before the first step, between steps, or
 /// while parameters are held. Floating-point tensors are converted, others have the dtype that they had when
-/// saved. The optimizer's state stays. A state file serves as well. Collective.
+/// saved. The optimizer's state stays, and what a communication hook owes. A state file serves as well.
+/// Collective.
 void load_weights(DataParallel& engine, const std::string& path, const LoadOptions& options = {});
 
 /// Writes parameters, buffers and the optimizer's state with its counts of steps. Learning rates and other
