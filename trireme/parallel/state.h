@@ -54,7 +54,7 @@ std::vector<StatePiece> sharded_state(DataParallel& engine, torch::optim::Optimi
 void visit_sharded_state(DataParallel& engine, optim::Optimizer& optimizer,
                          const std::function<void(const StatePiece&)>& body);
 
-/// Who gets whole tensors.
+/// Who gets whole tensors: with kRankZero data-parallel rank 0, of every stage of a pipeline.
 enum class On { kEveryRank, kRankZero };
 
 /// Whole CPU tensors by name, parameters in fp32: copies, gathered one unit at a time. With kRankZero other

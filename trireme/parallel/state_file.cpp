@@ -60,7 +60,7 @@ void save(DataParallel& engine, const OptimizerState* optimizer, const std::stri
   const WholeState state(engine, optimizer);
   std::unique_ptr<checkpoint::SafetensorsWriter> writer;
   std::exception_ptr error;
-  if (engine.mesh().world->rank() == 0) {
+  if (engine.mesh().dp->rank() == 0) {
     error = error_of(
         [&] { writer = open_file(state.tensors(), state.aliases(), path, optimizer != nullptr, notes); });
   }

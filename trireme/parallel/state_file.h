@@ -1,8 +1,8 @@
 #pragma once
-// Weights and whole training states as one safetensors file, written by rank 0 with one tensor of one unit
-// gathered at a time, and read by every rank in its own ranges. The names are those of state.h, so a file of
-// one policy and number of ranks serves any other. Other names of a tensor are in the file's metadata, as
-// Python's safetensors.torch.save_model writes them (alias -> name).
+// Weights and whole training states as one safetensors file, written by data-parallel rank 0 with one tensor
+// of one unit gathered at a time, and read by every rank in its own ranges. The names are those of state.h,
+// so a file of one policy and number of ranks serves any other. Other names of a tensor are in the file's
+// metadata, as Python's safetensors.torch.save_model writes them (alias -> name).
 //
 // All ranks call these together; what fails on one of them is thrown on all: EnvironmentError when the disk
 // fails, DataError that names the tensors when file and module do not fit, and then nothing has been changed.
