@@ -43,8 +43,9 @@ class DataParallel {
   /// first of them (module_parameters.h). Unless they are buckets the first is the root, which stays
   /// unsharded from the start of a forward pass to the end of backward. With kRunUnit they are in the order
   /// of a forward pass, and the last one stays unsharded for its backward, which follows. `module` must
-  /// outlive this. Collective. Throws LogicError that names what does not fit, and EnvironmentError when
-  /// libtorch is not what the engine was made for.
+  /// outlive this. Collective. Throws ConfigError as checked() of options.h, LogicError that names what does
+  /// not fit, and EnvironmentError when libtorch is not what the engine was made for. A user's module
+  /// (Options::users_module) has its parameters then.
   DataParallel(torch::nn::Module& module, const std::vector<plan::UnitSpec>& units, const comm::Mesh& mesh,
                const Options& options, const Initializer& initializer, UseFrom use_from = UseFrom::kRunUnit);
   /// With Options::users_module the module gets its parameters back: memory of their own with the values of
@@ -277,7 +278,6 @@ class DataParallel {
   plan::EngineSetting setting() const;
   std::vector<std::unique_ptr<FlatUnit>> make_units(const std::vector<plan::UnitSpec>& specs,
                                                     const Initializer& initializer);
-  void check_hook() const;
   std::optional<StoragePool> symmetric_pool(const std::vector<plan::UnitSpec>& units) const;
   std::vector<comm::Group*> groups() const;
   UnitGroups make_groups() const;

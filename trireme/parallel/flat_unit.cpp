@@ -104,7 +104,6 @@ void FlatUnit::fill_master(const Initializer& initializer) {
 void FlatUnit::adopt() {
   for (size_t i = 0; i < params_.size(); ++i) {
     at::Tensor leaf = params_[i].second;
-    TRIREME_CHECK(leaf.is_leaf(), "[parallel.flat_unit] parameter {} is not a leaf tensor", params_[i].first);
     wrapped_dtypes_.push_back(leaf.scalar_type());
     leaf.set_data(place_of(i));
     leaf.mutable_grad().reset();

@@ -51,6 +51,9 @@ struct Options {
   bool users_module = false;
 };
 
+/// The options; throws ConfigError that names a value out of its bounds, and options that do not go together.
+const Options& checked(const Options& options);
+
 /// To which group of an optimizer a parameter belongs.
 using GroupRule = std::function<optim::Group(const std::string& name, at::IntArrayRef shape)>;
 
