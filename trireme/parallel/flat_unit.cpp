@@ -104,7 +104,6 @@ void FlatUnit::fill_master(const Initializer& initializer) {
 void FlatUnit::adopt() {
   for (size_t i = 0; i < params_.size(); ++i) {
     at::Tensor leaf = params_[i].second;
-    TRIREME_CHECK(leaf.is_leaf(), "[parallel.flat_unit] parameter {} is not a leaf tensor", params_[i].first);
     wrapped_dtypes_.push_back(leaf.scalar_type());
     leaf.set_data(place_of(i));
     leaf.mutable_grad().reset();
@@ -255,6 +254,7 @@ std::vector<optim::Segment> FlatUnit::segments(const GroupRule& rule) const {
 
 void FlatUnit::publish_update(const SideStream::Event& updated) {
   reduced_any_ = false;
+  if (compressor_) compressor_->commit();
   updated_ = updated;
   update_recorded_ = false;
   if (fp8_) fp8_->expire();

@@ -39,6 +39,7 @@ struct Shared {
   /// Whether the module multiplies in FP8 now, where it does at all: evaluation is in the dtype of
   /// computation.
   std::function<bool()> in_fp8;
+  optim::GradScale before_hook = {};  ///< what gradients are multiplied by before a hook makes them smaller
   StoragePool& gradients() { return symmetric ? *symmetric : storage; }
 };
 
@@ -114,7 +115,8 @@ class FlatUnit {
   void wait_for_sum();
 
   /// fp64 scalar on the device: sum of squares of the reduced gradient over this rank's piece. The pieces of
-  /// all ranks make up the unit. Valid after finish_reduce() of the last micro-batch.
+  /// all ranks make up the unit. Under local SGD a rank's piece is its whole gradient, and counts as one of
+  /// as many as there are ranks. Valid after finish_reduce() of the last micro-batch.
   const at::Tensor& grad_squares() const { return grad_squares_; }
   /// The same over parameter `index` alone, until parameters are used again.
   at::Tensor grad_squares_of(size_t index) const;
@@ -229,7 +231,6 @@ class FlatUnit {
   bool in_bytes(Whole form) const { return fp8_ && form == Whole::kAsUsed && shared_.in_fp8(); }
   at::Tensor kept_shard(bool in_bytes) const;
   at::Tensor compute_copy() const;
-  void scale_reduced(const optim::GradScale& factor);
   void allocate_buffers();
   at::Tensor symmetric_zeros(int64_t count, at::ScalarType dtype) const;
   void adopt();
@@ -249,6 +250,8 @@ class FlatUnit {
   void reduce_over_ranks(at::Tensor& shard, const at::Tensor& wire);
   void reduce(bool last_micro_batch);
   void take_local_gradients(bool last_micro_batch);
+  plan::Range measured_range() const;
+  void measure(at::Tensor& squares, const plan::Range& part) const;
   void measure_gradient();
 
   std::string name_;
