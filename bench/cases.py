@@ -101,15 +101,15 @@ def with_fp8(name: str) -> str:
     return f"{name}-fp8"
 
 
-def peers_of(policy: str, wanted: str | None, python: str) -> list[str]:
+def peers_of(policy: str, wanted: str | None, python: str, device: str = "cuda") -> list[str]:
     """Names of the peers that a policy is measured against: those wanted of those there are, by
-    default DeepSpeed for ZeRO where it is installed, else PyTorch."""
+    default DeepSpeed for ZeRO where it is installed, else the fastest of PyTorch's, which on CPUs compile nothing."""
     has_stage = policy in ZERO_STAGES
     if wanted is None:
         problem = import_error(python, "deepspeed") if has_stage else None
         if problem:
             say(f"{policy}: the peer is PyTorch, {python} has no DeepSpeed: {problem}")
-        return ["deepspeed" if has_stage and not problem else "torch"]
+        return ["deepspeed" if has_stage and not problem else "best" if device == "cuda" else "torch"]
     names = wanted.split(",")
     known = (*TORCH_PEERS, *OTHER_PEERS, *(with_fp8(name) for name in TORCH_PEERS))
     if unknown := set(names) - set(known):
@@ -128,7 +128,8 @@ def tried_by_best(policy: str, ranks: int, fp8: str, python: str) -> list[str]:
     names = [name for name in TRIED_BY_BEST if strategy_of(name, policy, ranks)]
     if fp8:
         if problem := import_error(python, "torchao.float8"):
-            raise BenchError(EXIT_ENVIRONMENT, f"{python} has no torchao for the peers in FP8: {problem}")
+            raise BenchError(EXIT_ENVIRONMENT, f"{python} has no torchao for the peers in FP8: {problem}; "
+                                               "install it or name a --peer")
         names += [with_fp8(name) for name in names]
     return names
 
@@ -276,7 +277,7 @@ def training_cases(arguments: argparse.Namespace) -> list[Case]:
         except ValueError:
             raise BenchError(EXIT_USAGE, f'"{text}" is not MODEL:POLICY:RANKS[,RANKS][:KEY=VALUE,...]') from None
         own = with_case_options(arguments, ":".join(options))
-        peers = peers_of(policy, own.peer, own.python)
+        peers = peers_of(policy, own.peer, own.python, DEVICES[own.mode][0])
         if not own.fp8 and any(peer.endswith("-fp8") for peer in peers):
             raise BenchError(EXIT_USAGE, f"peers in FP8 are for ours in FP8; give {model} fp8=RECIPE or --fp8")
         cases += [training_case(model, policy, world, against, own) for world in ranks for against in peers]

@@ -4,7 +4,8 @@
 write     bytes/s of checkpoints written at once (checkpoint.async=false) beside dd with fsync to the same disk
 overhead  what saving every 100 steps adds to the quickstart's time. Two runs differ by more than that on a machine
           that others use, so each save of a run that saves every 10 steps is compared with its neighbours: the
-          call and the steps while it is written, less as many steps of the median of those in between
+          call and the four steps behind it, less four times the median of the fifth to the ninth. A save that is
+          still written then slows those, too, and looks cheaper than it is: no run records when a write ends
 
 Exit codes: 0 done, 1 a program failed, 8 a figure is worse than was asked for.
 """
@@ -25,7 +26,7 @@ from programs import EXIT_BELOW, EXIT_FAILED, ROOT, BenchError, say
 
 WRITE_AT_LEAST, OVERHEAD_AT_MOST = 0.8, 1.02
 ASKED_EVERY = 100
-MEASURED_EVERY, STEPS_BESIDE = 10, 4  # a save is on the disk within the second
+MEASURED_EVERY, STEPS_BESIDE = 10, 4
 
 
 def trireme(arguments: list[str], run_dir: Path) -> Path:

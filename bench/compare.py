@@ -20,7 +20,8 @@ slows down between alternations does not decide.
 The peer is PyTorch, or for zero1, zero2 and zero3 DeepSpeed where --python can import it; --peer
 names one, or several for a case of each. "torch" compiles blocks and loss, "torch-amp" does so
 without a wrapper on one GPU, "torch-whole" compiles the whole model (one GPU, or ddp); "best" tries
-those that a case allows for a few steps and is measured as the fastest of them. All GPU peers use
+those that a case allows for a few steps and is measured as the fastest of them, which is the default
+on GPUs. All GPU peers use
 fused AdamW, expandable segments, fresh random tokens each step, and an FSDP2 root that is not
 resharded. "--peer replicas" is our own program instead, on every GPU alone at the same time (with
 --ours-args, too): what there would be if communication cost nothing; "--peer bf16" our own without --fp8.
@@ -71,9 +72,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import vision
-from cases import GPU, OWN_PEERS, SMOKE, TORCHAO, Case, cpu_cases, pair_case, training_cases
+from cases import GPU, OWN_PEERS, SMOKE, TORCHAO, Case, cpu_cases, import_error, pair_case, training_cases
 from losses import complaint
-from machine import describe_commit, describe_machine, environment, visible_gpus
+from machine import describe_commit, describe_machine, environment, load_warning, visible_gpus
 from programs import EXIT_BELOW, EXIT_ENVIRONMENT, ROOT, BenchError, say
 from runs import Budget, measure
 
@@ -88,6 +89,16 @@ def check_programs(cases: Sequence[Case]) -> None:
         if not (shutil.which(program) or shutil.which(str(ROOT / program))):
             raise BenchError(EXIT_ENVIRONMENT, f"there is no program {program}; build it, or name "
                                                "another with --bin or --python")
+
+
+def check_torch(arguments: argparse.Namespace) -> None:
+    """Every case would end with a traceback of its peer."""
+    own = set((arguments.peer or "none").split(",")) <= set(OWN_PEERS)
+    if arguments.mode == "pair" or own:
+        return
+    if problem := import_error(arguments.python, "torch"):
+        raise BenchError(EXIT_ENVIRONMENT, f"{arguments.python} cannot import torch for the peers: {problem}; name a "
+                                           "Python that can with --python")
 
 
 def table(results: Sequence[dict]) -> str:
@@ -226,7 +237,8 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--require", type=float, default=0.0, help="exit 8 if a ratio is below")
     parser.add_argument("--peer", help="of two commands: the second command line; gpu and "
                                        "cpu-smoke: torch, torch-amp, torch-whole, torch-eager, "
-                                       "deepspeed, replicas, bf16, best or several, with commas; vision and "
+                                       "deepspeed, replicas, bf16, best or several, with commas (default of gpu: "
+                                       "deepspeed for ZeRO where it is installed, else best); vision and "
                                        "vision-cpu: see above")
     pair = parser.add_argument_group("two commands")
     pair.add_argument("--ours", help="command line")
@@ -292,13 +304,14 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def compare(arguments: argparse.Namespace) -> int:
     budget = Budget(arguments.budget_seconds)
+    check_torch(arguments)
     cases = MODES[arguments.mode](arguments)
     check_programs(cases)
     out = arguments.out or ROOT / "bench" / "results" / f"{arguments.mode}.json"
     machine = describe_machine(arguments.python)
-    if machine["load_average"][0] > 0.5 * machine["cores"]:
-        say(f"the load average is {machine['load_average'][0]:.1f} on {machine['cores']} cores: "
-            "other programs are running, the numbers will not be worth much")
+    if warning := load_warning(machine):
+        machine["warning"] = f"{warning}: other programs were running, the numbers are not worth much"
+        say(machine["warning"])
     book = Book(out, machine, arguments)
     measure_beside(cases, book, budget) if arguments.beside else measure_in_turn(cases, book, budget)
     results = book.results()

@@ -25,15 +25,21 @@ def first_line(path: str, key: str) -> str | None:
     return None
 
 
+def changed_files(commit: str) -> int | None:
+    """How many sources differ from that commit or are not in it; None where the repository does not have it."""
+    if output_of(["git", "cat-file", "-e", f"{commit}^{{commit}}"]) is None:
+        return None
+    differ = output_of(["git", "diff", "--name-only", commit, "--"])
+    new = output_of(["git", "ls-files", "--others", "--exclude-standard"])
+    if differ is None or new is None:
+        return None
+    return sum(not path.startswith("bench/results/") for path in {*differ.splitlines(), *new.splitlines()})
+
+
 def describe_commit(said: str | None) -> dict[str, object]:
-    """The commit, and how many files differ from it; where the sources came without their repository,
-    what was said."""
-    commit = output_of(["git", "rev-parse", "HEAD"])
-    if not commit:
-        return {"commit": said or "unknown"}
-    changed = (output_of(["git", "status", "--porcelain", "--untracked-files=no"]) or "").splitlines()
-    return {"commit": said or commit,
-            "changed_files": sum("bench/results/" not in line for line in changed)}
+    """The commit that was said, else the one that is checked out, and how many files differ from it."""
+    commit = said or output_of(["git", "rev-parse", "HEAD"])
+    return {"commit": commit or "unknown", "changed_files": changed_files(commit) if commit else None}
 
 
 def visible_gpus() -> list[str]:
@@ -58,6 +64,14 @@ def describe_machine(python: str) -> dict:
         "gpus": gpus.splitlines() if gpus else [],
         "load_average": os.getloadavg(),
     }
+
+
+def load_warning(machine: dict) -> str | None:
+    """Of a machine as it is described here, before anything was measured."""
+    load, cores = (machine.get("load_average") or [0.0])[0], machine.get("cores") or 0
+    if load <= 0.5 * cores:
+        return None
+    return f"load average {load:.1f} on {cores} cores at the start"
 
 
 def environment() -> dict[str, str]:

@@ -13,7 +13,8 @@ A table stands between two comments:
 FILE lies in bench/results. Kinds: speed (compare.py gpu), fp8 (compare.py gpu --fp8), curves (curves.py), ladder
 (runs of trireme train --json), cpu (compare.py cpu), vision (compare.py vision and vision-cpu), collectives (trireme
 bench comm), memory (trireme bench memory), gpu-tests (tools/gpu_tests.py). A row of "speed" or "fp8" says what its peer
-lacks of what PyTorch's users can switch on.
+lacks of what PyTorch's users can switch on. Rows whose sources are of no commit or differ from theirs, and rows that were
+measured while other programs ran, say so.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+from machine import load_warning
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -68,12 +71,39 @@ def startup(case: dict) -> str:
     return f"{ours.get('warm', ours['first']):.1f}, peer {peer.get('warm', peer['first']):.1f}"
 
 
+def doubts(file: dict) -> list[str]:
+    """What is recorded that makes a file's numbers worth less."""
+    found = []
+    if file.get("commit", "unknown") == "unknown":
+        found.append("no commit")
+    elif changed := file.get("changed_files"):
+        found.append(f"sources differ by {changed} files")
+    elif "changed_files" in file and changed is None:
+        found.append("sources not compared with their commit")
+    if warning := load_warning(file.get("machine", {})):
+        found.append(warning)
+    return found
+
+
+def source(name: str, file: dict) -> str:
+    return f"({'; '.join([f'[raw](results:{name})', *doubts(file)])})"
+
+
 # What a peer is
 
 
-def lacks(command: str, file: dict) -> list[str]:
+def without_nvls(file: dict) -> bool:
+    """NCCL could not reduce in the switches, nor PyTorch's symmetric memory write to all GPUs at once."""
+    said = file.get("environment", {})
+    return said.get("NCCL_NVLS_ENABLE") == "0" or said.get("TORCH_SYMM_MEM_DISABLE_MULTICAST") == "1"
+
+
+def lacks(case: dict, file: dict) -> list[str]:
     """What users of PyTorch can switch on, and this peer did not."""
-    found = []
+    command, found = case["peer"]["command"], []
+    alone = case.get("ranks", 1) == 1
+    if "deepspeed_train.py" in command and "--compile" not in command:
+        found.append("compiled blocks and loss")
     if "torch_train.py" in command:
         whole = "--whole" in command
         if not (whole or re.search(r"--compile\b(?!-)", command)):
@@ -83,8 +113,17 @@ def lacks(command: str, file: dict) -> list[str]:
         # The program that wrote no commit resharded the root and read the same few batches again.
         if "commit" not in file:
             found += ["fresh tokens"] + (["a root that stays gathered"] if "fsdp2" in command else [])
+        if alone and "--strategy=fsdp2" in command and "torch-whole" not in case.get("trials", {}):
+            found.append("a trial without FSDP2 around its only rank")
+        if not alone and "--strategy=ddp" in command and "--dtype=bf16" in command:
+            found.append("gradients sent in bf16")
+        ours = case["ours"].get("settings", {}).get("memory", {})
+        if "--ac" in command.split() and ours.get("recompute", "block") != "block":
+            found.append("activations that are kept")
     if "expandable_segments:True" not in command:
         found.append("expandable segments")
+    if not alone and without_nvls(file):
+        found.append("NVLS, off on this machine")
     return found
 
 
@@ -106,8 +145,10 @@ def peer_name(case: dict, file: dict) -> str:
             name += ", compiled"
         if recipe := re.search(r"--fp8=(\S+)", command):
             name += f", torchao {recipe[1]}" + " with the head" * ("--fp8-head" in command)
-    missing = lacks(command, file)
-    return f"{name} (lacks {', '.join(missing)})" if missing else name
+        if "--ac" in command.split():
+            name += ", blocks recomputed"
+    missing = lacks(case, file)
+    return f"{name} (lacks {'; '.join(missing)})" if missing else name
 
 
 # Tables
@@ -130,7 +171,7 @@ def speed(names: Sequence[str]) -> str:
     for name, file, case in measured_cases(names):
         ours, peer = case["ours"], case["peer"]
         rows.append([
-            f"{case_name(case)} ([raw](results:{name}))",
+            f"{case_name(case)} {source(name, file)}",
             peer_name(case, file), f"{ours['median']:,.0f}", f"{peer['median']:,.0f}", *ratio(case),
             f"{100 * ours['mfu']:.1f}%" if "mfu" in ours else "-", gib(ours.get("peak_bytes")),
             gib(peer.get("peak_bytes")), startup(case)])
@@ -145,7 +186,7 @@ def fp8(names: Sequence[str]) -> str:
         recipe = f"`{case['fp8']}`, {precision.get('fp8_scaling', 'dynamic')}, fast: {precision['fp8_fast']}"
         recipe += ", head" * precision.get("fp8_head", False)
         rows.append([
-            f"{case_name(case)} ([raw](results:{name}))", recipe, peer_name(case, file), f"{ours['median']:,.0f}",
+            f"{case_name(case)} {source(name, file)}", recipe, peer_name(case, file), f"{ours['median']:,.0f}",
             f"{peer['median']:,.0f}", *ratio(case), gib(ours.get("peak_bytes")), gib(peer.get("peak_bytes"))])
     return markdown(["case", "recipe", "peer", "ours, tokens/s a GPU", "peer", "ratio", "min to max", "our peak",
                      "peer's peak"], rows)
@@ -180,10 +221,10 @@ def ladder(names: Sequence[str]) -> str:
 
 
 def cpu(names: Sequence[str]) -> str:
-    rows = [[case["model"], f"{case['ranks']} x {case['threads']}", f"{case['ours']['median']:,.0f}",
+    rows = [[case["model"] + f" ({'; '.join(doubts(file))})" * bool(doubts(file)), f"{case['ranks']} x {case['threads']}", f"{case['ours']['median']:,.0f}",
              f"{case['peer']['median']:,.0f}", f"**{case['ratio']:.2f}**",
              f"{case['ratio_min']:.2f} to {case['ratio_max']:.2f}", startup(case)]
-            for name in names for case in read(name)["cases"]]
+            for file in map(read, names) for case in file["cases"]]
     return markdown(["model", "ranks x threads", "ours, tokens/s", "PyTorch", "ratio", "min to max", "start-up, s"],
                     rows)
 
@@ -201,7 +242,8 @@ def vision_peer(against: str) -> str:
 def vision(names: Sequence[str]) -> str:
     rows = []
     for name in names:
-        for case in read(name)["cases"]:
+        file = read(name)
+        for case in file["cases"]:
             if not case["alternations"]:
                 continue
             ours, peer, bound = case["ours"], case["peer"], case["bound"]
@@ -210,7 +252,7 @@ def vision(names: Sequence[str]) -> str:
                 where = f"{case['ranks']} x {case['threads']} threads"
             rows.append([
                 f"`{case['model']}`, {where}, {case['image_size']}x{case['image_size']}, batch {case['batch']}"
-                f"{', augmented' if case['augment'] else ''} ([raw](results:{name}))",
+                f"{', augmented' if case['augment'] else ''} {source(name, file)}",
                 vision_peer(case["against"]), f"{ours['median']:,.0f}", f"{peer['median']:,.0f}", *ratio(case),
                 f"{bound['peer']['median']:,.0f}", f"{bound['ratio']:.3f}", gib(peak_of(ours)),
                 gib(peak_of(peer))])
@@ -250,7 +292,7 @@ def gpu_tests(names: Sequence[str]) -> str:
     for name in names:
         record = read(name)
         counts = ", ".join(f"{count} {result}" for result, count in sorted(record["counts"].items()))
-        rows.append([record["commit"][:12], record["date"][:10], record["device"], record["driver"], counts,
+        rows.append(["; ".join([record["commit"][:12], *doubts(record)]), record["date"][:10], record["device"], record["driver"], counts,
                      f"{record['seconds']:.0f}"])
     return markdown(["commit", "date", "machine", "driver", "tests", "seconds"], rows)
 

@@ -417,6 +417,10 @@ def main() -> int:
     kinds = [kind for kind in arguments.kinds if kind != "disk" or can_mount()]
     if kinds != arguments.kinds:
         print("left out: disk, since this process may not mount a tmpfs", file=sys.stderr)
+    if not kinds:
+        print("error: no kind of fault is left; run it where a tmpfs may be mounted, or name other --kinds",
+              file=sys.stderr)
+        return EXIT_ENVIRONMENT
     findings = Findings({kind: collections.Counter() for kind in kinds})
     words = settings(arguments.timeout)
     with tempfile.TemporaryDirectory(prefix="trireme-survival-") as base:

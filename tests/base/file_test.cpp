@@ -1,7 +1,10 @@
 #include "trireme/base/file.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstdlib>
@@ -28,6 +31,7 @@ class File : public testing::Test {
   void TearDown() override { fs::remove_all(folder_); }
 
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  std::ptrdiff_t files() const { return std::distance(fs::directory_iterator(folder_), {}); }
 
   fs::path folder_;
 };
@@ -67,7 +71,7 @@ TEST_F(File, AtomicWriteIsReadBackByteForByte) {
        {std::string(), std::string("line\n"), every_byte, std::string(1 << 18, 'x')}) {
     write_file_atomic(path("a"), content);
     EXPECT_EQ(read_file(path("a")), content);
-    EXPECT_FALSE(fs::exists(path("a.tmp")));
+    EXPECT_EQ(files(), 1);
   }
 }
 
@@ -81,7 +85,7 @@ TEST_F(File, AtomicWriteThatRunsOutOfSpaceKeepsTheOldFile) {
   EXPECT_NE(message.find(path("a")), std::string::npos) << message;
   EXPECT_NE(message.find("File too large"), std::string::npos) << message;
   EXPECT_EQ(read_file(path("a")), "old");
-  EXPECT_FALSE(fs::exists(path("a.tmp")));
+  EXPECT_EQ(files(), 1);
 }
 
 TEST_F(File, AtomicWriteNeedsItsFolder) {
@@ -94,6 +98,35 @@ TEST_F(File, AtomicWriteRefusesToReplaceAFolder) {
   fs::create_directory(path("folder"));
   EXPECT_THROW(write_file_atomic(path("folder"), "x"), EnvironmentError);
   EXPECT_TRUE(fs::is_directory(path("folder")));
+}
+
+TEST_F(File, AtomicWriteFollowsALinkWhereverItLeads) {
+  fs::create_directory(path("elsewhere"));
+  fs::create_symlink("elsewhere/target", path("link"));
+  for (const char* content : {"new", "newer"}) {  // the target is not there, and is
+    write_file_atomic(path("link"), content);
+    EXPECT_TRUE(fs::is_symlink(path("link")));
+    EXPECT_EQ(read_file(path("elsewhere/target")), content);
+  }
+}
+
+TEST_F(File, AtomicWriteLeavesFilesOfOthersAlone) {
+  write_file_atomic(path("a.tmp"), "mine");
+  write_file_atomic(path("a"), "x");
+  EXPECT_EQ(read_file(path("a.tmp")), "mine");
+  EXPECT_EQ(files(), 2);
+}
+
+TEST_F(File, AtomicWriteToAPipeReachesWhoReadsIt) {
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
+  const int reader = ::open(path("pipe").c_str(), O_RDONLY | O_NONBLOCK);
+  ASSERT_GE(reader, 0);
+  write_file_atomic(path("pipe"), "content");
+  char got[16] = {};
+  EXPECT_EQ(::read(reader, got, sizeof got), 7);
+  EXPECT_STREQ(got, "content");
+  ::close(reader);
+  EXPECT_TRUE(fs::is_fifo(path("pipe")));
 }
 
 TEST_F(File, FullDiskIsNamedWithItsFix) {

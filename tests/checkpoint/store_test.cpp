@@ -35,6 +35,19 @@ TEST(Store, SavesWhatIsReadBack) {
   EXPECT_TRUE(checkpoint.verify().empty());
 }
 
+TEST(Store, CommitsNothingThatNobodyCouldRead) {
+  const Scratch scratch;
+  Store store(scratch.path("checkpoints"));
+  const std::string temporary = temporary_name(1, store.generation(), 1);
+  const Folder folder = store.begin(temporary);
+  for (int64_t rank = 0; rank < kFour.ranks(); ++rank) write_rank(folder, kFour, rank, 1, store.generation());
+  const std::string state = fmt::format(R"({{"long":"{}"}})", std::string(kMaxJsonBytes, 'x'));
+  const std::string message = message_of<EnvironmentError>(
+      [&] { store.commit({.temporary = temporary, .step = 1, .ranks = kFour.ranks(), .state = state}); });
+  EXPECT_NE(message.find("state.json"), std::string::npos) << message;
+  EXPECT_FALSE(store.folder().has("step-00000001"));
+}
+
 TEST(Store, RefusesASecondWriter) {
   const Scratch scratch;
   auto first = std::make_unique<Store>(scratch.path("checkpoints"));

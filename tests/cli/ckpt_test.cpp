@@ -1,11 +1,14 @@
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
 
 #include "tests/checkpoint/saved.h"
 #include "tests/cli/front_process.h"
+#include "trireme/base/file.h"
 #include "trireme/checkpoint/source.h"
+#include "trireme/report/run_dir.h"
 
 namespace trireme::cli {
 namespace {
@@ -76,6 +79,45 @@ TEST(Ckpt, VerifyNamesTheTensorAndExitsWith7) {
   const auto json = fixture.front.run({"ckpt", "verify", fixture.step(20), "--json"}).json();
   EXPECT_EQ(json["good"], false);
   EXPECT_EQ(json["checkpoints"][0]["problems"].size(), 1u);
+}
+
+TEST(Ckpt, OfARunWithoutCheckpointsThereAreFinalWeightsOrNothing) {
+  const TwoCheckpoints fixture;
+  const auto run = report::RunDirectory::create(fixture.front.file("runs"), "none", {});
+  const auto expect_none = [&](const char* verb) {
+    const Outcome outcome = fixture.front.run({"ckpt", verb, "none"});
+    EXPECT_EQ(outcome.code, 2) << verb << outcome.out << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, "holds no checkpoints")) << verb << outcome.err;
+  };
+  expect_none("verify");
+  expect_none("inspect");
+  fs::create_directory(run.file("checkpoints/final"));
+  const std::string weights = run.file("checkpoints/final/model.safetensors");
+  ASSERT_EQ(fixture.front.run({"ckpt", "convert", fixture.step(10), weights}).code, 0);
+  expect_none("verify");
+  const Outcome inspected = fixture.front.run({"ckpt", "inspect", "none", "--json"});
+  ASSERT_EQ(inspected.code, 0) << inspected.err;
+  EXPECT_TRUE(fs::equivalent(inspected.json()["path"].get<std::string>(), weights));
+  EXPECT_EQ(fixture.front.run({"ckpt", "diff", "none", fixture.step(10)}).code, 0);
+}
+
+/// Nor a file of the user's that has the name of ours while it is written.
+TEST(Ckpt, ConvertFollowsLinksAndReplacesNoPipe) {
+  const TwoCheckpoints fixture;
+  const auto convert_to = [&](const char* name) {
+    return fixture.front.run({"ckpt", "convert", fixture.step(10), name}).code;
+  };
+  fs::create_directory(fixture.front.file("elsewhere"));
+  fs::create_symlink("elsewhere/there.safetensors", fixture.front.file("link.safetensors"));
+  std::ofstream(fixture.front.file("elsewhere/there.safetensors.tmp")) << "mine";
+  EXPECT_EQ(convert_to("link.safetensors"), 0);
+  EXPECT_TRUE(fs::is_symlink(fixture.front.file("link.safetensors")));
+  EXPECT_EQ(read_file(fixture.front.file("elsewhere/there.safetensors.tmp")), "mine");
+  EXPECT_EQ(checkpoint::open_source(fixture.front.file("elsewhere/there.safetensors"))->tensors().size(),
+            checkpoint::open_source(fixture.step(10))->tensors().size());
+  ASSERT_EQ(::mkfifo(fixture.front.file("pipe.safetensors").c_str(), 0600), 0);
+  EXPECT_EQ(convert_to("pipe.safetensors"), 2);
+  EXPECT_TRUE(fs::is_fifo(fixture.front.file("pipe.safetensors")));
 }
 
 TEST(Ckpt, DiffComparesWhateverTheLayoutAndExitsWith8) {

@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include "tests/checkpoint/saved.h"
 #include "tests/cli/front_process.h"
 #include "trireme/cli/request.h"
 #include "trireme/report/run_dir.h"
@@ -75,6 +76,31 @@ TEST(Generate, LatestIsTheLatestRunThatHasWeights) {
       << outcome.err;
 }
 
+/// What an attempt before has left is no weights of a run that goes on, or has ended without any.
+TEST(Generate, TakesNoFinalWeightsOfAnEarlierAttempt) {
+  FrontProcess front;
+  front.set_worker(kRecorder);
+  const auto run = make_run(front, "tiny", 0, true);
+  const auto weights = [&] {
+    const Outcome outcome = front.run({"generate", "tiny"});
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return std::filesystem::path(request_from_json(read_file(front.file("request"))).generate.weights)
+        .filename()
+        .string();
+  };
+  write_file_atomic(run.file("summary.json"), R"({"weights":"x"})");
+  EXPECT_EQ(weights(), "model.safetensors");
+  write_file_atomic(run.file("summary.json"), R"({"weights":null})");
+  EXPECT_EQ(front.run({"generate", "tiny"}).code, 2);
+  {
+    checkpoint::Store store(run.file("checkpoints"));
+    checkpoint::testing::save(store, {.replicas = 1, .shards = 1, .stages = 1, .tensor = 1}, 8);
+  }
+  EXPECT_EQ(weights(), "step-00000008");
+  std::filesystem::remove(run.file("summary.json"));  // it goes on, or was killed
+  EXPECT_EQ(weights(), "step-00000008");
+}
+
 TEST(Generate, SaysWhichRunLacksWeightsAndWhyItEnded) {
   FrontProcess front;
   front.set_worker(kRecorder);
@@ -112,7 +138,8 @@ TEST(Generate, RefusesSamplingThatMeansNothing) {
   FrontProcess front;
   front.set_worker(kRecorder);
   make_run(front, "tiny", 0, true);
-  for (const auto& option : {"--max-tokens=0", "--temperature=-1", "--temperature=nan", "--top-k=-2"}) {
+  for (const auto& option : {"--max-tokens=0", "--max-tokens=99999999999", "--temperature=-1",
+                             "--temperature=nan", "--top-k=-2"}) {
     const Outcome outcome = front.run({"generate", "latest", option});
     EXPECT_EQ(outcome.code, 2) << option << outcome.err;
   }

@@ -73,7 +73,20 @@ TEST(Launch, SaysWhatIsWrongWithTheCommandLine) {
   refused({"launch"}, "no program to start");
   refused({"launch", "--rank", "3", "./x"}, "unknown option '--rank'");
   refused({"launch", "-n", "2", "no-such-program"}, "'no-such-program' is no program");
-  refused({"launch", "-n", "0", "sh"}, "-n 0 is not a number of ranks");
+  refused({"launch", "-n", "0", "sh"}, "[cli.ranks] -n 0 is not a number of ranks");
+  refused({"launch", "-n", "99999999999999999999", "sh"}, "99999999999999999999 does not fit");
+}
+
+TEST(Launch, DoesNotExplainTheCodesOfOtherPrograms) {
+  FrontProcess front;
+  const Outcome outcome = front.run({"launch", "-n", "1", program(front, "exit 7")});
+  EXPECT_EQ(outcome.code, 7);
+  EXPECT_TRUE(contains(outcome.err, "exited with code 7\n")) << outcome.err;
+}
+
+TEST(Launch, HelpNamesTheProgram) {
+  const Outcome help = FrontProcess().run({"launch", "--help"});
+  EXPECT_TRUE(contains(help.out, "Usage: trireme launch [OPTIONS] PROGRAM [ARGUMENTS...]\n")) << help.out;
 }
 
 TEST(BenchMemory, SaysWhatItCannotRun) {

@@ -211,6 +211,29 @@ TEST(Restart, ASignalEndsTheWaitForTheNextAttempt) {
   }
 }
 
+TEST(Restart, ASignalToRanksThatStillLoadPreemptsARunThatHasACheckpoint) {
+  const struct {
+    int number;
+    const char* saves;
+    int code;
+  } cases[] = {{SIGTERM, "cp -r saved/* $run/checkpoints\n", 75},
+               {SIGTERM, "", 128 + SIGTERM},
+               {SIGINT, "cp -r saved/* $run/checkpoints\n", 128 + SIGINT}};
+  for (const auto& given : cases) {
+    FrontProcess front;
+    prepare_checkpoint(front, 2, 1);
+    front.set_worker(attempts(std::string(given.saves) + "[ $n = 1 ] && kill -9 $$\n: > up; exec sleep 30"));
+    auto running = front.start(kRun + Words{"-n", "1", "--max-restarts", "3"});
+    const double deadline = monotonic_seconds() + 30.0;
+    while (!std::filesystem::exists(front.file("up")) && monotonic_seconds() < deadline)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    running.signal(given.number);
+    const Outcome outcome = running.wait(30.0);
+    EXPECT_EQ(outcome.code, given.code) << outcome.err;
+    EXPECT_EQ(front.manifest()["exit_code"], given.code);
+  }
+}
+
 TEST(Restart, UnderAnotherLauncherIsThatLaunchersAffair) {
   FrontProcess front;
   front.set_worker(attempts("exit 0"));

@@ -4,9 +4,11 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "tests/cli/front_process.h"
 #include "trireme/base/build_info.h"
+#include "trireme/base/file.h"
 #include "trireme/base/text.h"
 
 namespace trireme::cli {
@@ -138,6 +140,9 @@ TEST(Usage, MistakesExitWithTwoAndSayWhatIsNear) {
       {{"config"}, "subcommand", "trireme config --help"},
       {{"config", "keys", "--train.steps=3"}, "unknown option '--train.steps'", "trireme config keys --help"},
       {{"presets", "--jsno"}, "unknown option '--jsno'", "did you mean '--json'?"},
+      {{"train", "--max-restarts", "-1"}, "-1 not in range [0 - 1000000]", "trireme train --help"},
+      {{"bench", "speed", "--micro-batches", "4,0"}, "0 not in range [1 - 1048576]", "bench speed --help"},
+      {{"data", "make", "digits", "--seed", "-2"}, "-2 not in range [0 - ", "data make digits --help"},
   };
   for (const Mistake& mistake : mistakes) {
     const Outcome outcome = front.run(mistake.words);
@@ -148,6 +153,36 @@ TEST(Usage, MistakesExitWithTwoAndSayWhatIsNear) {
     EXPECT_TRUE(contains(outcome.err, "\nhint: ")) << outcome.err;
     EXPECT_TRUE(contains(outcome.err, mistake.hint)) << outcome.err;
   }
+}
+
+/// The exit code of a line of shell in which $T is the command.
+int code_of(const std::string& line) {
+  return WEXITSTATUS(std::system(("T=" TRIREME_FRONT "; " + line).c_str()));
+}
+
+TEST(Streams, ResultsThatStdoutDidNotTakeEndWithThree) {
+  const TemporaryFolder folder;
+  const std::string said = folder.file("said");
+  for (const char* words : {"--help", "version", "presets", "config show", "config schema", "plan step",
+                            "train --dry-run -n 1", "version >&-;exit $?"}) {
+    EXPECT_EQ(code_of(fmt::format("exec 2>{} >/dev/full; $T {}", said, words)), 3) << words;
+    const std::string text = read_file(said);
+    EXPECT_TRUE(contains(text, "error: [base.streams] standard output did not take all results")) << text;
+    EXPECT_EQ(std::ranges::count(text, '\n'), 1) << text;
+  }
+}
+
+TEST(Streams, AReaderThatHasLeftIsNoError) {
+  const TemporaryFolder folder;
+  const std::string said = folder.file("said");
+  code_of(fmt::format("(trap '' PIPE; sleep 0.2; $T config schema 2>{0}; echo $? >>{0}) | true", said));
+  EXPECT_EQ(read_file(said), "0\n");
+}
+
+TEST(Streams, ErrorsKeepTheirExitCodeWhereStderrTakesNothing) {
+  EXPECT_EQ(code_of("$T train no_such.yaml 2>/dev/full"), 2);
+  EXPECT_EQ(code_of("$T train no_such.yaml 2>&-"), 2);
+  EXPECT_EQ(code_of("$T trian 2>/dev/full"), 2);
 }
 
 }  // namespace

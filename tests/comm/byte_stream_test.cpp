@@ -3,9 +3,12 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <sstream>
 #include <string>
@@ -33,6 +36,27 @@ Ends ends_of(bool memory) {
 
 std::byte byte_at(size_t place) {
   return static_cast<std::byte>(mix64(7, place));
+}
+
+TEST(SocketStreams, ASignalDoesNotEndTheWaitForTheWriter) {
+  struct sigaction action {
+  }, before{};
+  action.sa_handler = [](int) {};
+  ASSERT_EQ(::sigaction(SIGUSR2, &action, &before), 0);
+  const auto offer = offer_socket_stream("127.0.0.1");
+  std::atomic<bool> accepted = false;
+  std::thread accepting([&] {
+    EXPECT_NO_THROW(offer->accept(20.0));
+    accepted = true;
+  });
+  for (int i = 0; i < 10; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    ::pthread_kill(accepting.native_handle(), SIGUSR2);
+  }
+  EXPECT_FALSE(accepted) << "nobody has connected";
+  const auto writer = open_socket_stream(offer->text(), 5.0);
+  accepting.join();
+  ::sigaction(SIGUSR2, &before, nullptr);
 }
 
 class Streams : public ::testing::TestWithParam<bool> {};

@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <array>
 #include <atomic>
 #include <numeric>
 
@@ -160,18 +159,22 @@ TEST(Collectives, SendAndRecvAroundTheRingKeepTheirOrder) {
 }
 
 TEST(Collectives, BarrierLetsNobodyPassBeforeTheLastHasArrived) {
-  std::array<std::atomic<int64_t>, 5> arrived{};  // by world size
-  for_world_sizes([&](std::shared_ptr<World> world) {
-    const auto group = everyone(*world);
-    std::atomic<int64_t>& count = arrived[static_cast<size_t>(group->size())];
-    for (int64_t round = 1; round <= 3; ++round) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5 * group->rank()));
-      ++count;
-      group->barrier();
-      EXPECT_GE(count.load(), round * group->size());
-      group->barrier();
+  for (const bool peer_memory : test::kBothTransports) {
+    for (int64_t size = 1; size <= 4; ++size) {
+      std::atomic<int64_t> arrived = 0;
+      const auto body = [&](std::shared_ptr<World> world) {
+        const auto group = everyone(*world);
+        for (int64_t round = 1; round <= 3; ++round) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(5 * group->rank()));
+          ++arrived;
+          group->barrier();
+          EXPECT_EQ(arrived.load(), round * size);
+          group->barrier();
+        }
+      };
+      run_ranks(size, body, 20.0, 90.0, peer_memory);
     }
-  });
+  }
 }
 
 TEST(Collectives, EmptyTensorsPassThroughEverything) {

@@ -4,12 +4,14 @@
 
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <thread>
 
 #include "tests/comm/stores.h"
 #include "tests/support/spawn.h"
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
+#include "trireme/comm/bounded_call.h"
 #include "trireme/comm/bounded_store.h"
 #include "trireme/comm/meeting.h"
 
@@ -145,6 +147,58 @@ TEST(Deadline, MakingAGroupNamesTheMissingRank) {
         done = true;
       },
       0.5);
+}
+
+/// Lets two readers of the addresses of a new group pass, of which the first only counts who has come; the
+/// others wait, so that they do not connect, until release().
+class StallingStore final : public c10d::HashStore {
+ public:
+  std::vector<uint8_t> get(const std::string& key) override {
+    if (key.ends_with("/connect/0/entries") && ++readers_ > 2) {
+      while (!released_) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return HashStore::get(key);
+  }
+  void release() { released_ = true; }
+
+ private:
+  std::atomic<int> readers_ = 0;
+  std::atomic<bool> released_ = false;
+};
+
+TEST(Deadline, ConnectingAGroupEndsWhenTheOthersDoNotConnect) {
+  constexpr double kDeadline_s = 1.0;
+  const auto store = c10::make_intrusive<StallingStore>();
+  std::atomic<bool> first = true;
+  run_ranks(
+      6,
+      [&](std::shared_ptr<World> world) {
+        const double started = monotonic_seconds();
+        const std::string error = comm_error([&] { world->make_group("dp", {0, 1, 2, 3, 4, 5}); });
+        if (!first.exchange(false)) return;
+        EXPECT_LT(monotonic_seconds() - started, kDeadline_s + 3.5);
+        expect_mentioned(error, {"[comm.make_group]", "group dp"});
+        store->release();
+      },
+      kDeadline_s, 90.0, /*peer_memory=*/false, store);
+}
+
+TEST(BoundedCall, GivesUpAtItsDeadlineOrWhenThePeerIsLost) {
+  std::promise<void> release;
+  const std::shared_future<void> released = release.get_future().share();
+  const auto stuck = [released] { released.wait(); };
+  EXPECT_EQ(comm::call_bounded(stuck, 0.3, [] { return std::string(); }), "passed its deadline");
+  EXPECT_EQ(comm::call_bounded(stuck, 300.0, [] { return std::string("rank 1 has died"); }),
+            "lost a peer: rank 1 has died");
+  release.set_value();
+}
+
+TEST(BoundedCall, ThrowsWhatTheCallThrowsAndReturnsWithIt) {
+  const auto nobody = [] { return std::string(); };
+  EXPECT_THROW(comm::call_bounded([] { throw CommError("lost"); }, 20.0, nobody), CommError);
+  const auto done = std::make_shared<int>(0);
+  EXPECT_EQ(comm::call_bounded([done] { *done = 1; }, 20.0, nobody), "");
+  EXPECT_EQ(*done, 1);
 }
 
 TEST(Deadline, SharingFromARootThatIsSilentNamesTheKey) {

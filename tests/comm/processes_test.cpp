@@ -67,6 +67,33 @@ TEST(Processes, JoinOnASocketInheritedFromTheLauncher) {
   ::close(listener.fd);
 }
 
+TEST(Processes, JoinTheirNextWorldsOnTheSameSocket) {
+  const test::Listener listener = test::listen_on_loopback();
+  const auto body = [&](int64_t rank) {
+    WorldSpec spec = spec_of(rank, 3, listener.port);
+    if (rank == 0) spec.listen_fd = listener.fd;
+    if (rank != 0) ::close(listener.fd);
+    for (int i = 0; i < 3; ++i) {
+      if (sum_of_ranks(*join(spec)) != 0) return 1;
+    }
+    const auto one = join(spec), other = join(spec);
+    return sum_of_ranks(*one) + sum_of_ranks(*other);
+  };
+  EXPECT_EQ(fork_ranks(3, body), (Codes{0, 0, 0}));
+  ::close(listener.fd);
+}
+
+TEST(Processes, JoinTheirNextWorldsAtTheSamePort) {
+  const int64_t port = free_port();
+  const auto body = [&](int64_t rank) {
+    for (int i = 0; i < 6; ++i) {
+      if (sum_of_ranks(*join(spec_of(rank, 3, port))) != 0) return 1;
+    }
+    return 0;
+  };
+  EXPECT_EQ(fork_ranks(3, body), (Codes{0, 0, 0}));
+}
+
 TEST(Processes, JoinAndLeaveAtOnceHarmsNobody) {
   const int64_t port = free_port();
   const auto body = [&](int64_t rank) {
@@ -82,7 +109,35 @@ TEST(Processes, MissingRankIsNamedWithinTheDeadline) {
     return expect_comm_error([&] { join(spec_of(rank, 3, port), 1.0); },
                              {fmt::format("127.0.0.1:{}", port), "rank 2 of 3", "waited"}, 4.0);
   };
-  EXPECT_EQ(fork_ranks(2, body).front(), 0);
+  EXPECT_EQ(fork_ranks(2, body), (Codes{0, 0}));
+}
+
+TEST(Processes, ARankThatComesTwiceIsNamedAtOnce) {
+  const int64_t port = free_port();
+  const auto body = [&](int64_t process) {
+    if (process == 2) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    const auto joining = [&] {
+      join(spec_of(process == 2 ? 1 : process, 3, port), process == 2 ? 20.0 : 2.0);
+    };
+    if (process == 2)
+      return expect_comm_error(joining, {"two processes came as rank 1", "on host", "RANK of its own"}, 2.0);
+    return expect_comm_error(joining, {"rank 2 of 3"}, 6.0);
+  };
+  EXPECT_EQ(fork_ranks(3, body), (Codes{0, 0, 0}));
+}
+
+TEST(Processes, ARankThatDiedMayComeAgain) {
+  const int64_t port = free_port();
+  const auto body = [&](int64_t process) {
+    if (process >= 2) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    if (process == 1)
+      std::thread([] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(500));
+        ::kill(::getpid(), SIGKILL);
+      }).detach();
+    return sum_of_ranks(*join(spec_of(process == 3 ? 2 : process == 2 ? 1 : process, 3, port)));
+  };
+  EXPECT_EQ(fork_ranks(4, body), (Codes{0, -SIGKILL, 0, 0}));
 }
 
 TEST(Processes, NobodyListeningNamesTheAddress) {
@@ -172,7 +227,7 @@ TEST(Processes, RanksOfAnotherJobKeyNeverMeet) {
     spec.job_key = rank == 0 ? "one" : "two";
     return expect_comm_error([&] { join(spec, 1.0); }, {fmt::format("rank {} of 2", 1 - rank)}, 4.0);
   };
-  EXPECT_EQ(fork_ranks(2, body).front(), 0);
+  EXPECT_EQ(fork_ranks(2, body), (Codes{0, 0}));
 }
 
 TEST(Processes, AddressOfAnotherHostIsRefusedForRank0) {
@@ -197,7 +252,9 @@ TEST(Processes, AgentsStoreServesSeveralAttempts) {
       WorldSpec spec = spec_of(rank, 2, port);
       spec.agent_store = true;
       for (spec.restart = 0; spec.restart < 2; ++spec.restart) {
-        if (sum_of_ranks(*join(spec)) != 0) return 1;
+        for (int world = 0; world < 2; ++world) {
+          if (sum_of_ranks(*join(spec)) != 0) return 1;
+        }
       }
       return 0;
     };

@@ -52,6 +52,17 @@ TEST(Png, TurnsColoursIntoLumaAndGreyIntoColours) {
   EXPECT_EQ(three.pixels, (std::vector<uint8_t>{7, 7, 7, 200, 200, 200}));
 }
 
+TEST(Png, Of16BitsHasTheBrightnessOf8) {
+  // One pixel of 16 bits a channel, 0x8080 each, without a word about gamma.
+  constexpr std::string_view kHex =
+      "89504e470d0a1a0a0000000d4948445200000001000000011002000000c0e78f9d0000000b49444154789c63"
+      "680003000a870301c4c61f660000000049454e44ae426082";
+  std::string file;
+  for (size_t at = 0; at < kHex.size(); at += 2)
+    file.push_back(static_cast<char>(std::stoi(std::string(kHex.substr(at, 2)), nullptr, 16)));
+  EXPECT_EQ(decode_image(bytes_of(file), {.channels = 3}).pixels, (std::vector<uint8_t>{0x80, 0x80, 0x80}));
+}
+
 TEST(Jpeg, APartIsThatOfTheWholePicture) {
   for (const auto& [channels, chroma] : {std::pair<int64_t, int>{1, 1}, {3, 1}, {3, 2}}) {
     const std::string file = encode_jpeg(testing::pattern_image(5, {channels, 150, 203}), 80, chroma);

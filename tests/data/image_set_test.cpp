@@ -230,6 +230,18 @@ TEST(FolderSet, RefusesClassesWithoutImagesAndOtherClasses) {
   expect_refusal<DataError>(scratch, "class mouse has no folder in " + scratch.path("train"));
 }
 
+TEST(FolderSet, IsReadWithOneOrThreeChannels) {
+  const Scratch scratch;
+  write_png(scratch, "cat/a.png", 0);
+  write_png(scratch, "dog/a.png", 1);
+  for (const int64_t channels : {2, 4}) {
+    const std::string message =
+        message_of<ConfigError>([&] { open_images({.path = scratch.path(""), .channels = channels}); });
+    EXPECT_NE(message.find(fmt::format("model.channels={};", channels)), std::string::npos) << message;
+  }
+  EXPECT_EQ(open_images({.path = scratch.path(""), .channels = 1}).train->read(0).shape.channels, 1);
+}
+
 TEST(FolderSet, TellsOfTheImageThatIsBroken) {
   const Scratch scratch;
   write_png(scratch, "cat/a.png", 0);

@@ -137,7 +137,7 @@ TEST(Loader, DeliversWhatIsReadyAndThenTheErrorOfItsThread) {
   }
 }
 
-TEST(Loader, StopsAtOnceWhetherItsQueueIsFullOrNot) {
+TEST(Loader, StopsWhetherItsQueueIsFullOrNot) {
   const Scratch scratch;
   const auto dataset = counting_dataset(scratch);
   for (int i = 0; i < 50; ++i) {

@@ -61,6 +61,7 @@ TEST(Describe, NamesRankPidAndCause) {
   EXPECT_EQ(describe(with_signal(1, SIGKILL)), "rank 1 (pid 100) was killed by signal 9 (SIGKILL)");
   EXPECT_EQ(describe(with_code(2, 1)), "rank 2 (pid 100) exited with code 1");
   EXPECT_NE(describe(with_code(2, 4)).find("code 4 (out of memory)"), std::string::npos);
+  EXPECT_EQ(describe(with_code(2, 4), /*ours=*/false), "rank 2 (pid 100) exited with code 4");
 }
 
 TEST(Describe, HintsAtTheOomKillerForSigkillOnly) {

@@ -124,6 +124,9 @@ TEST(LocalFailure, ARankThatTheKernelKilledForWantOfMemoryIsOutOfMemory) {
   job.args = {"1:kill=9", "sleep=30"};
   job.grace_s = 0.2;
   EXPECT_EQ(run(job).code, 128 + SIGKILL) << "the kernel has killed nobody since";
+  job.starved_s = 0.2;
+  job.args = {"1:write=" + counters + " oom_kill 5", "1:sleep=1", "1:kill=9", "sleep=30"};
+  EXPECT_EQ(run(job).code, 128 + SIGKILL) << "what the kernel killed a while before was another process";
 }
 
 TEST(LocalFailure, ARankThatHeedsSigtermIsNotKilled) {

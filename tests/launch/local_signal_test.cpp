@@ -49,6 +49,42 @@ TEST_F(LocalSignal, PreemptedRanksMakeAPreemptedJob) {
   EXPECT_EQ(outcome.err, "");
 }
 
+/// A shell that a signal ends at once, and behind it a program that takes `first`, is up, and goes on to
+/// `then`.
+LocalJob behind_a_shell(const TempDir& dir, const std::string& first, const std::string& then) {
+  const std::string up = dir.file("up");
+  write_file_atomic(dir.file("program"),
+                    first + "\necho $$ > " + up + ".tmp\n/bin/mv " + up + ".tmp " + up + "\n" + then + "\n");
+  LocalJob job = child_job(1, {"-c", "/bin/sh " + dir.file("program") + "; true"});
+  job.program = "/bin/sh";
+  return job;
+}
+
+TEST_F(LocalSignal, WhatAShellHasStartedFinishesWhatItBegan) {
+  const std::string done = dir_.file("done");
+  JobProcess process(behind_a_shell(dir_, "trap '/bin/sleep 0.5; : > " + done + "; exit 0' TERM",
+                                    "while :; do /bin/sleep 0.05; done"));
+  wait_for_pid_file(dir_.file("up"));
+  process.signal(SIGTERM);
+  const Outcome outcome = process.wait();
+  EXPECT_EQ(outcome.code, 128 + SIGTERM);
+  EXPECT_TRUE(std::filesystem::exists(done));
+  EXPECT_EQ(outcome.err.find("had to be killed"), std::string::npos) << outcome.err;
+}
+
+TEST_F(LocalSignal, WhatAShellHasStartedAndDoesNotStopIsKilled) {
+  LocalJob job = behind_a_shell(dir_, "trap '' TERM", "exec /bin/sleep 30");
+  job.stop_s = 0.5;
+  JobProcess process(job);
+  const pid_t program = wait_for_pid_file(dir_.file("up"));
+  process.signal(SIGTERM);
+  const Outcome outcome = process.wait();
+  EXPECT_EQ(outcome.code, 128 + SIGTERM);
+  EXPECT_NE(outcome.err.find("rank 0 did not stop within 0.5 s of SIGTERM"), std::string::npos)
+      << outcome.err;
+  EXPECT_TRUE(ends_within(program, 1.0));
+}
+
 TEST_F(LocalSignal, ProgramsWithoutHandlersEndByTheSignal) {
   EXPECT_EQ(after_signal(job_of(2, {}, {"sleep=30"}), SIGTERM).code, 128 + SIGTERM);
 }

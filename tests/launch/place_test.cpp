@@ -5,6 +5,10 @@
 #include <sched.h>
 #include <sys/socket.h>
 
+#include <filesystem>
+#include <fstream>
+
+#include "tests/launch/job_process.h"
 #include "trireme/launch/cores.h"
 #include "trireme/launch/listen.h"
 #include "trireme/launch/rank_env.h"
@@ -21,6 +25,23 @@ TEST(Cores, NoQuotaWhereNoneIsSet) {
   for (const char* text : {"max 100000", "", "100000", "1000 0", "0 1000", "-1 100000", "many 100000"}) {
     EXPECT_EQ(quota_of_cpu_max(text), std::nullopt) << text;
   }
+}
+
+TEST(Cores, AreBoundedByTheQuotaOfAGroupAroundThisProcess) {
+  const TempDir root;
+  std::filesystem::create_directories(root.file("proc/self"));
+  std::filesystem::create_directories(root.file("sys/fs/cgroup/job/step"));
+  std::filesystem::create_directories(root.file("sys/fs/cgroup/cpu/job"));
+  std::ofstream(root.file("proc/self/cgroup")) << "0::/job/step\n3:cpu,cpuacct:/job\n";
+  EXPECT_EQ(usable_cores(root.path()), usable_cores("/nowhere"));
+  std::ofstream(root.file("sys/fs/cgroup/cpu/job/cpu.cfs_quota_us")) << "-1\n";
+  std::ofstream(root.file("sys/fs/cgroup/cpu/job/cpu.cfs_period_us")) << "100000\n";
+  EXPECT_EQ(usable_cores(root.path()), usable_cores("/nowhere"));
+  std::ofstream(root.file("sys/fs/cgroup/cpu/job/cpu.cfs_quota_us")) << "150000\n";
+  EXPECT_EQ(usable_cores(root.path()), 1) << "version 1";
+  std::ofstream(root.file("sys/fs/cgroup/cpu/job/cpu.cfs_quota_us")) << "-1\n";
+  std::ofstream(root.file("sys/fs/cgroup/job/cpu.max")) << "100000 100000\n";
+  EXPECT_EQ(usable_cores(root.path()), 1) << "version 2";
 }
 
 TEST(Cores, FollowTheAffinityMask) {

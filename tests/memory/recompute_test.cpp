@@ -74,5 +74,13 @@ TEST(Recompute, RunsForwardOnceWithoutGradientsAndTwiceWithThem) {
   EXPECT_TRUE(at::equal(x.grad(), at::full({2}, 2.0f)));
 }
 
+TEST(Recompute, OfAFrozenBlockLetsWhatFollowsTrain) {
+  const at::Tensor frozen = at::full({3, 3}, 2.0f), head = at::ones({3, 3}).requires_grad_();
+  const at::Tensor x = at::ones({2, 3});
+  const at::Tensor y = memory::recomputed(x, [&](const at::Tensor& in) { return at::matmul(in, frozen); });
+  at::matmul(y, head).sum().backward();
+  EXPECT_TRUE(at::equal(head.grad(), at::full({3, 3}, 12.0f)));
+}
+
 }  // namespace
 }  // namespace trireme

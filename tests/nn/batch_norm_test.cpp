@@ -43,7 +43,10 @@ TEST(FusedBatchNormBits, HaveNoSecondDerivative) {
   BatchNormTensors tensors({{2, 8, 3, 3}}, at::kCPU, at::kFloat);
   const at::Tensor loss = tensors.run(false).sum();
   test::expect_refusal([&] { loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true); },
-                       {"create_graph", "torch's BatchNorm"});
+                       {"create_graph", "nn.batch_norm", "torch's own modules"});
+  const at::Tensor grouped = group_norm(tensors.x, tensors.weight, tensors.bias, {.groups = 2}).sum();
+  test::expect_refusal([&] { grouped.backward({}, /*retain_graph=*/true, /*create_graph=*/true); },
+                       {"create_graph", "nn.group_norm"});
 }
 
 class FusedGroupNorm : public ::testing::TestWithParam<BatchNormCase> {};

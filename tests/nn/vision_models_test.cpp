@@ -168,6 +168,52 @@ TEST(VisionModels, RefuseOtherImagesAndClasses) {
 
 // Layers.
 
+TEST(VisionModels, OfNoImagesHaveNoLossGradientsOfZeroAndTheStatisticsThatTheyHad) {
+  for (const VisionConfig& config : small_models()) {
+    for (const bool soft : {false, true}) {
+      SCOPED_TRACE(fmt::format("depth {}, norm {}, soft {}", config.depth, config.norm, soft));
+      const auto model = make(config);
+      const auto targets = soft ? at::zeros({0, config.classes}) : at::zeros({0}, at::kLong);
+      const at::Tensor loss =
+          model->loss(at::zeros({0, config.channels, config.image_size, config.image_size}), targets);
+      EXPECT_EQ(loss.item<double>(), 0.0);
+      EXPECT_EQ(loss.scalar_type(), at::kFloat);
+      loss.backward();
+      for (const auto& entry : model->named_parameters()) {
+        ASSERT_TRUE(entry.value().grad().defined()) << entry.key();
+        EXPECT_EQ(entry.value().grad().abs().max().item<double>(), 0.0) << entry.key();
+      }
+      for (const auto& entry : model->named_buffers()) {
+        const double wanted = entry.key().ends_with("running_var") ? 1.0 : 0.0;
+        EXPECT_TRUE(entry.value().eq(wanted).all().item<bool>()) << entry.key();
+      }
+    }
+  }
+}
+
+TEST(ConvLayer, WithAStrideIsTorchsInAnyWidth) {
+  for (const int64_t in : {1, 3, 4, 6, 8, 12}) {
+    for (const int64_t side : {7, 8}) {
+      Conv2d conv({.out = 2 * in, .in = in, .kernel = 1, .stride = 2});
+      {
+        const at::NoGradGuard no_grad;
+        conv.weight.normal_();
+      }
+      const at::Tensor x =
+          at::randn({8, in, side, side}).contiguous(at::MemoryFormat::ChannelsLast).requires_grad_();
+      const at::Tensor wide_x = x.detach().to(at::kDouble).requires_grad_(),
+                       wide_weight = conv.weight.detach().to(at::kDouble).requires_grad_();
+      const at::Tensor y = conv.forward(x), wanted = at::conv2d(wide_x, wide_weight, {}, {2, 2});
+      const at::Tensor dy = at::randn_like(y);
+      y.backward(dy);
+      wanted.backward(dy.to(at::kDouble));
+      EXPECT_TRUE(at::allclose(y.to(at::kDouble), wanted, 1e-4, 1e-4)) << in;
+      EXPECT_TRUE(at::allclose(x.grad().to(at::kDouble), wide_x.grad(), 1e-4, 1e-4)) << in;
+      EXPECT_TRUE(at::allclose(conv.weight.grad().to(at::kDouble), wide_weight.grad(), 1e-4, 1e-4)) << in;
+    }
+  }
+}
+
 TEST(BatchNormLayer, EqualsTorchsInTrainingAndEvaluation) {
   BatchNorm ours(6);
   torch::nn::BatchNorm2d theirs(6);

@@ -75,6 +75,8 @@ TEST(ClipFactor, ScalesDownOnly) {
   EXPECT_NEAR(clip_factor(4.0, 1.0), 0.25, 1e-6);
   EXPECT_EQ(clip_factor(0.5, 1.0), 1.0);
   EXPECT_EQ(clip_factor(1e9, 0.0), 1.0) << "0 means no clipping";
+  EXPECT_EQ(clip_factor(INFINITY, 1.0), 0.0);
+  EXPECT_TRUE(std::isnan(clip_factor(std::nan(""), 1.0))) << "as on a device";
 }
 
 }  // namespace

@@ -257,5 +257,83 @@ TEST(RefusedCalls, AShadowNeedsAWholeStepAndWhereUnitsAreGatheredOneSinceTheyWer
   }
 }
 
+/// Digest of six steps under a hook whose micro-batches weigh `weight(step)`.
+template <typename Weight>
+std::string digest_under(const parallel::HookOptions& hook, const Weight& weight) {
+  std::string digest;
+  run_ranks(kChangingRanks, [&](std::shared_ptr<World> world) {
+    Net net(7);
+    const auto engine = wrap(net, mesh_of(world), {.policy = "zero1", .hook = hook});
+    const auto optimizer = optim::build(descent(kChangingRate), engine->optimizer_params());
+    for (int64_t step = 0; step < 6; ++step) {
+      engine->backward(loss_of(net, step, world->rank()), weight(step));
+      engine->step(*optimizer);
+    }
+    const std::string found = parallel::weights_digest(*engine);
+    if (world->rank() == 0) digest = found;
+  });
+  return digest;
+}
+
+/// Powers of two, which round nothing.
+TEST(ChangingWeights, OfStepsChangeNothingUnderAHook) {
+  using parallel::Hook;
+  for (const Hook hook : {Hook::kFp16, Hook::kInt8, Hook::kTopK, Hook::kPowerSgd}) {
+    const parallel::HookOptions options{.hook = hook, .rank = 1, .density = 0.05, .start_step = 1};
+    const std::string wanted = digest_under(options, [](int64_t) { return 1.0; });
+    EXPECT_EQ(digest_under(options, [](int64_t step) { return std::ldexp(1.0, step % 2 == 0 ? 20 : -3); }),
+              wanted)
+        << static_cast<int>(hook);
+  }
+}
+
+TEST(ChangingWeights, OfALossInFewBitsCountAsTheyAreRounded) {
+  for (const int64_t ranks : {1, 3}) {
+    run_ranks(ranks, [&](std::shared_ptr<World> world) {
+      Net net(7);
+      const auto engine =
+          wrap(net, mesh_of(world), {.policy = "ddp", .compute = at::kBFloat16, .reduce = at::kBFloat16});
+      const auto norm = [&](double weight) {
+        const at::Tensor x = inputs(0).to(at::kBFloat16), y = targets(0).to(at::kBFloat16);
+        engine->backward(loss_sum(net, x, y), weight);
+        const double found = engine->grad_norm();
+        engine->skip_step();
+        return found;
+      };
+      const double wanted = norm(3.0);
+      EXPECT_NEAR(norm(769.0), wanted, 1e-6 * wanted) << "768 in bf16";
+      Net halves(7);
+      const auto other =
+          wrap(halves, mesh_of(world), {.policy = "ddp", .compute = at::kHalf, .reduce = at::kFloat});
+      const at::Tensor loss = loss_sum(halves, inputs(0).to(at::kHalf), targets(0).to(at::kHalf)) / 100.0;
+      expect_refusal([&] { other->backward(loss, 1e6); }, {"weight 1000000", "Half", "divide all weights"});
+    });
+  }
+}
+
+/// Rank 0's gradient explodes, whichever parameter it is of and whoever would have summed it.
+TEST(LocalSgd, ClipsByANormThatCoversAllOfEveryRanksGradient) {
+  run_ranks(kChangingRanks, [&](std::shared_ptr<World> world) {
+    Net net(7);
+    const parallel::HookOptions hook{.hook = parallel::Hook::kLocalSgd, .local_steps = 2};
+    const auto engine =
+        wrap(net, mesh_of(world), {.policy = "ddp", .unused = parallel::Unused::kZero, .hook = hook});
+    const auto optimizer = optim::build(descent(1.0), engine->optimizer_params());
+    for (const at::Tensor& param : {net.blocks[0]->w1, net.blocks[3]->w2, net.head}) {
+      const at::Tensor before = param.detach().clone();
+      const double slope = world->rank() == 0 ? 1e6 : 1e-3;
+      engine->backward((param * slope).sum());
+      const double wanted = 1e6 * std::sqrt(static_cast<double>(param.numel()) / kChangingRanks);
+      EXPECT_NEAR(engine->clip_grad_norm(1.0), wanted, 1e-5 * wanted);
+      engine->step(*optimizer);
+      engine->average_parameters();
+      EXPECT_LT((param.detach() - before).norm().item<double>(), 1.0 + 1e-4);
+      engine->backward((param * (world->rank() == 0 ? std::nan("") : 1.0)).sum());
+      EXPECT_TRUE(std::isnan(engine->grad_norm())) << "on all ranks";
+      engine->skip_step();
+    }
+  });
+}
+
 }  // namespace
 }  // namespace trireme

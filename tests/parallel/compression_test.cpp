@@ -54,6 +54,7 @@ Result run_hook(const HookOptions& options, int64_t steps, bool peer_memory = tr
     for (int64_t step = 0; step < steps; ++step) {
       at::Tensor shard = at::empty({flat.shard_numel()}), whole = at::empty({flat.numel()});
       compressor->reduce(*group, shard, gradient(world->rank(), step, flat.numel()));
+      compressor->commit();
       if (world->rank() == 0 && step == 0) {
         for (const auto& [kind, traffic] : group->traffic()) result.bytes += traffic.bytes;
       }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <cmath>
 #include <stdexcept>
 
 #include "tests/parallel/plain_net.h"
@@ -139,6 +140,47 @@ TEST(FailedStep, AStepNeedsACompleteGradient) {
       EXPECT_THROW(engine->step(*optimizer), LogicError) << "twice";
     }
   });
+}
+
+TEST(FailedStep, LeavesNothingInWhatAHookRemembers) {
+  using parallel::Hook;
+  for (const Hook hook : {Hook::kInt8, Hook::kTopK, Hook::kPowerSgd}) {
+    std::string wanted;
+    for (const int64_t failures : {0, 5}) {
+      run_ranks(2, [&](std::shared_ptr<World> world) {
+        const comm::Mesh mesh = mesh_of(world);
+        TrappedNet net(7, 1);
+        const auto engine = wrap(net, mesh,
+                                 {.policy = "ddp",
+                                  .bucket_mib = 0.0005,
+                                  .hook = {.hook = hook, .rank = 1, .density = 0.05, .start_step = 2}});
+        const auto optimizer = optim::build(descent(0.01), engine->optimizer_params());
+        for (int64_t step = 0; step < kSteps; ++step) {
+          const auto loss = [&] {
+            const auto rank = static_cast<size_t>(mesh.dp_rank);
+            return loss_sum(net, inputs(step).chunk(2)[rank], targets(step).chunk(2)[rank]);
+          };
+          for (int64_t i = 0; i < failures; ++i) {
+            Trap::armed = i % 2 == 0;
+            if (Trap::armed) {
+              EXPECT_THROW(engine->backward(loss()), std::runtime_error);
+            } else {
+              engine->backward(loss() * std::nan(""));
+              engine->skip_step();
+            }
+            Trap::armed = false;
+          }
+          engine->backward(loss());
+          EXPECT_TRUE(std::isfinite(engine->grad_norm()));
+          engine->step(*optimizer);
+        }
+        const std::string digest = parallel::weights_digest(*engine);
+        if (world->rank() != 0) return;
+        if (failures == 0) wanted = digest;
+        EXPECT_EQ(digest, wanted) << static_cast<int>(hook);
+      });
+    }
+  }
 }
 
 }  // namespace

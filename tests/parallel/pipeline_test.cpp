@@ -2,12 +2,15 @@
 #include "trireme/parallel/pipeline.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <filesystem>
 #include <thread>
 
 #include "tests/parallel/layouts.h"
 #include "tests/parallel/pipeline_net.h"
+#include "trireme/parallel/state_file.h"
 
 namespace trireme {
 namespace {
@@ -266,6 +269,28 @@ TEST(Law3, EveryPolicyWorksInsideOfStages) {
       test::expect_equal(outcome.weights, first.weights, run.label());
     }
   }
+}
+
+TEST(PipelineStages, AreSavedAndLoadedByTheirOwnEngines) {
+  const PipelineRun run{.pp = 2, .dp = 2, .micro_batches = 2, .policy = "fsdp"};
+  const auto folder =
+      std::filesystem::temp_directory_path() / fmt::format("trireme-stages-test-{}", ::getpid());
+  test::run_ranks(4, [&](const std::shared_ptr<comm::World>& world) {
+    const comm::Mesh mesh = test::mesh_of(world, run);
+    const plan::Schedule schedule = test::schedule_of(run);
+    std::vector<parallel::Stage> stages;
+    const auto modules = test::stages_of(schedule, mesh.pp_rank, run, stages);
+    parallel::Pipeline pipeline(schedule, stages, test::squared_error, mesh, test::options_of(run, schedule));
+    parallel::DataParallel& engine = *pipeline.engines().front();
+    const std::string path = (folder / fmt::format("stage-{}.safetensors", mesh.pp_rank)).string();
+    const test::Weights wanted = test::weights_of(engine);
+    parallel::save_weights(engine, path);
+    for (auto& param : modules.front()->parameters()) at::Tensor(param.data()).fill_(0.5);
+    parallel::load_weights(engine, path);
+    test::expect_equal(test::weights_of(engine), wanted, path);
+    EXPECT_EQ(parallel::full_state(engine, parallel::On::kRankZero).empty(), mesh.dp_rank != 0);
+  });
+  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

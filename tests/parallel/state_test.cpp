@@ -427,5 +427,118 @@ TEST(State, OfAnotherOptimizerOrNoneIsRefused) {
   });
 }
 
+TEST(State, OfAnotherEnginesOptimizerIsNeverUpdated) {
+  run_ranks(1, [](std::shared_ptr<World> world) {
+    const comm::Mesh mesh = mesh_of(world);
+    Net net(7), second(8);
+    auto engine = wrap_as(net, mesh, Layout{"ddp"});
+    const auto other = wrap_as(second, mesh, Layout{"ddp"});
+    const auto theirs = optim::build(adamw(), other->optimizer_params());
+    const auto old = optim::build(adamw(), engine->optimizer_params());
+    const Weights weights = weights_of(*other);
+    const auto refuses = [&](optim::Optimizer& optimizer) {
+      engine->backward(loss_sum(net, inputs(0), targets(0)));
+      expect_refusal([&] { engine->step(optimizer); }, {"another engine", "optimizer_params()"});
+      engine->skip_step();
+      expect_refusal([&] { engine->swap_averages(optimizer); }, {"another engine"});
+      expect_refusal([&] { parallel::save_state(*engine, optimizer, scratch("theirs.safetensors")); },
+                     {"another engine"});
+    };
+    refuses(*theirs);
+    expect_equal(weights_of(*other), weights, "the other engine's");
+    engine.reset();
+    engine = parallel::data_parallel(net, mesh, {.policy = "zero1", .bucket_mib = 0.0005});
+    refuses(*old);
+  });
+}
+
+TEST(State, OfParametersThatAreFrozenIsSavedAndLoaded) {
+  plan::OptimConfig config = adamw();
+  config.ema = 0.9;
+  for (const char* policy : {"ddp", "fsdp"}) {
+    Weights wanted, wanted_averages;
+    for (const bool reloads : {false, true}) {
+      run_ranks(2, [&](std::shared_ptr<World> world) {
+        const std::string path = scratch("frozen.safetensors");
+        Net net(7);
+        const auto engine = wrap_as(net, mesh_of(world), Layout{policy});
+        const auto optimizer = optim::build(config, engine->optimizer_params());
+        train_steps(net, *engine, *optimizer, 0, 2);
+        net.blocks[0]->w1.set_requires_grad(false);
+        train_steps(net, *engine, *optimizer, 2, 3);
+        if (reloads) {
+          parallel::save_state(*engine, *optimizer, path);
+          parallel::load_state(*engine, *optimizer, path);
+        }
+        net.blocks[0]->w1.set_requires_grad(true);
+        train_steps(net, *engine, *optimizer, 3, kSteps);
+        const Weights weights = weights_of(*engine);
+        engine->swap_averages(*optimizer);
+        const Weights averages = weights_of(*engine);
+        if (world->rank() != 0) return;
+        if (!reloads) wanted = weights, wanted_averages = averages;
+        expect_equal(weights, wanted, policy);
+        expect_equal(averages, wanted_averages, policy);
+      });
+    }
+  }
+}
+
+TEST(State, WithoutAveragesLetsThemBeginWithTheParameters) {
+  run_ranks(2, [](std::shared_ptr<World> world) {
+    const std::string path = scratch("no-averages.safetensors");
+    plan::OptimConfig config = adamw();
+    config.weight_decay = 0.0;
+    Net net(7), same(8);
+    const auto engine = wrap_as(net, mesh_of(world), Layout{"fsdp"}),
+               other = wrap_as(same, mesh_of(world), Layout{"fsdp"});
+    const auto plain = optim::build(config, engine->optimizer_params());
+    train_steps(net, *engine, *plain, 0, 2);
+    parallel::save_state(*engine, *plain, path);
+    config.ema = 0.999;
+    const auto averaging = optim::build(config, other->optimizer_params());
+    parallel::load_state(*other, *averaging, path, {.missing = true});
+    other->swap_averages(*averaging);
+    expect_equal(weights_of(*other), weights_of(*engine), "averages");
+  });
+}
+
+TEST(State, OfLocalSgdIsSavedWhereRanksHaveAveraged) {
+  run_ranks(2, [](std::shared_ptr<World> world) {
+    const std::string path = scratch("local.safetensors");
+    Net net(7);
+    const auto engine = parallel::data_parallel(
+        net, mesh_of(world), {.hook = {.hook = parallel::Hook::kLocalSgd, .local_steps = 2}});
+    const auto optimizer = optim::build(momentum(), engine->optimizer_params());
+    train_steps(net, *engine, *optimizer, 0, 1);
+    const std::vector<std::string> words = {"1 steps after their last average", "average_parameters()"};
+    expect_refusal([&] { parallel::save_weights(*engine, path); }, words);
+    expect_refusal([&] { parallel::save_state(*engine, *optimizer, path); }, words);
+    expect_refusal([&] { parallel::full_state(*engine); }, words);
+    engine->average_parameters();
+    parallel::save_weights(*engine, path);
+    train_steps(net, *engine, *optimizer, 1, 2);
+    expect_refusal([&] { parallel::save_weights(*engine, path); }, words);
+    train_steps(net, *engine, *optimizer, 2, 3);
+    parallel::save_state(*engine, *optimizer, path);
+    train_steps(net, *engine, *optimizer, 3, 4);
+    parallel::load_weights(*engine, path);
+    parallel::save_weights(*engine, path);
+  });
+}
+
+TEST(Weights, ThatAreVisitedAreCopies) {
+  run_ranks(2, [](std::shared_ptr<World> world) {
+    Net net(7);
+    const auto engine = wrap_as(net, mesh_of(world), Layout{"ddp"});
+    const auto optimizer = optim::build(adamw(), engine->optimizer_params());
+    Weights visited;
+    engine->visit_weights([&](const std::string& name, const at::Tensor& weight) { visited[name] = weight; });
+    const Weights before = copies(visited);
+    train_steps(net, *engine, *optimizer, 0, 1);
+    expect_equal(visited, before, "after a step");
+  });
+}
+
 }  // namespace
 }  // namespace trireme

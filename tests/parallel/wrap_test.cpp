@@ -6,6 +6,9 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <new>
+
 #include "tests/parallel/plain_net.h"
 #include "tests/support/spawn.h"
 #include "trireme/base/clock.h"
@@ -324,6 +327,80 @@ TEST(Wrap, RefusesWhatItCannotTake) {
     Net integers(7);
     integers.head = integers.register_parameter("steps", at::zeros({2}, at::kLong), false);
     expect_refusal([&] { parallel::data_parallel(integers, mesh); }, {"steps", "Long", "floating point"});
+  });
+}
+
+TEST(Wrap, RefusesOptionsOutOfTheirBounds) {
+  run_ranks(1, [](std::shared_ptr<World> world) {
+    const comm::Mesh mesh = mesh_of(world);
+    Net net(7);
+    const auto refuses = [&](const parallel::WrapOptions& options, const std::vector<std::string>& words) {
+      expect_refusal([&] { parallel::data_parallel(net, mesh, options); }, words);
+    };
+    refuses({.hook = {.local_steps = 0}}, {"hook.local_steps is 0", "1 or more"});
+    refuses({.hook = {.rank = 0}}, {"hook.rank is 0"});
+    refuses({.hook = {.density = 1.5}}, {"hook.density is 1.5"});
+    refuses({.hook = {.density = std::nan("")}}, {"hook.density is nan"});
+    refuses({.hook = {.start_step = -1}}, {"hook.start_step is -1"});
+    refuses({.compute = at::kInt}, {"compute is Int", "BFloat16"});
+    refuses({.reduce = at::kDouble}, {"reduce is Double"});
+    refuses({.prefetch = -1}, {"prefetch is -1"});
+    refuses({.bucket_mib = 0.0}, {"bucket_mib is 0"});
+    expect_refusal([&] { parallel::fully_shard(net, mesh, {.min_unit_numel = -1}); },
+                   {"min_unit_numel is -1"});
+    const auto engine = parallel::data_parallel(net, mesh);
+  });
+}
+
+TEST(Wrap, GivesTheModuleBackWhereAnEngineCannotBeMade) {
+  for (const int64_t ranks : {1, 2}) {
+    run_ranks(ranks, [](std::shared_ptr<World> world) {
+      Net net(7);
+      const at::Tensor wanted = net.forward(inputs(0)).detach();
+      const Weights values = copies(parameters_of(net));
+      bool fails = true;
+      const auto read = [&](const std::string& name, int64_t first, at::Tensor& out) {
+        if (fails && name.starts_with("blocks.2.")) throw std::bad_alloc();
+        out.copy_(values.at(name).reshape({-1}).narrow(0, first, out.numel()));
+      };
+      parallel::Options options;
+      options.users_module = true;
+      const auto make = [&] {
+        const parallel::DataParallel engine(net, parallel::block_units(net, {}), mesh_of(world), options,
+                                            read, plan::UseFrom::kOperators);
+      };
+      EXPECT_THROW(make(), std::bad_alloc);
+      EXPECT_TRUE(at::equal(net.forward(inputs(0)), wanted));
+      fails = false;
+      make();
+    });
+  }
+}
+
+TEST(Wrap, RefusesModulesAndOptionsThatAreNotRankZeros) {
+  run_ranks(2, [](std::shared_ptr<World> world) {
+    const comm::Mesh mesh = mesh_of(world);
+    const bool first = world->rank() == 0;
+    const auto refuses = [&](torch::nn::Module& module, const parallel::WrapOptions& options,
+                             const std::vector<std::string>& words) {
+      expect_refusal([&] { parallel::data_parallel(module, mesh, options); },
+                     first ? std::vector<std::string>{"rank 1 wraps another module than rank 0"} : words);
+    };
+    torch::nn::Module order, shapes, frozen, same, fewer;
+    for (const char* name : {first ? "a" : "b", first ? "b" : "a"})
+      order.register_parameter(name, at::full({4}, name[0] == 'a' ? 1.0 : 2.0));
+    refuses(order, {}, {"rank 1 has 'parameter b Float[4]' where rank 0 has 'parameter a Float[4]'"});
+    EXPECT_EQ(order.named_parameters()["a"][0].item<double>(), 1.0) << "nothing has moved";
+    shapes.register_parameter("weight", at::ones({first ? 8 : 9, 4}));
+    refuses(shapes, {}, {"weight Float[9, 4]", "weight Float[8, 4]"});
+    frozen.register_parameter("weight", at::ones({4}), first);
+    refuses(frozen, {}, {"weight Float[4] frozen"});
+    fewer.register_parameter("weight", at::ones({4}));
+    if (first) fewer.register_parameter("more", at::ones({4}));
+    refuses(fewer, {}, {"'no further parameter'", "'parameter more Float[4]'"});
+    same.register_parameter("weight", at::ones({4}));
+    refuses(same, {.bucket_mib = first ? 1.0 : 2.0}, {"bucket_mib=2", "bucket_mib=1"});
+    const auto engine = parallel::data_parallel(same, mesh);
   });
 }
 

@@ -357,6 +357,32 @@ TEST(ConfigErrors, CheckpointsOfLocalSgdAreSavedWhereRanksHaveAveraged) {
   EXPECT_EQ(of_overrides({"checkpoint.every=0", "parallel.local_steps=7", local}), "accepted");
   for (const char* hook : {"none", "fp16", "int8", "topk", "powersgd"})
     EXPECT_EQ(of_overrides({"checkpoint.every=5", std::string("parallel.comm_hook=") + hook}), "accepted");
+  const auto best = [&](std::vector<std::string> overrides) {
+    for (const char* more : {"checkpoint.best=true", "train.val_batches=1", "parallel.local_steps=8"})
+      overrides.emplace_back(more);
+    overrides.push_back(local);
+    return of_overrides(overrides);
+  };
+  test::expect_mentions(best({"train.val_every=12"}), {"train.val_every=12", "set train.val_every to 16"});
+  test::expect_mentions(best({"train.val_every=0"}), {"checkpoint.best=true", "multiple of parallel.local"});
+  test::expect_mentions(best({"train.val_every=16", "optim.ema=0.9"}), {"optim.ema=0.9", local});
+  EXPECT_EQ(best({"train.val_every=16"}), "accepted");
+}
+
+TEST(ConfigErrors, HooksThatOweReduceOnceAStep) {
+  const std::string each = "parallel.reduce_when=every_micro_batch";
+  for (const char* hook : {"int8", "topk", "powersgd"}) {
+    const std::string key = std::string("parallel.comm_hook=") + hook;
+    test::expect_mentions(of_overrides({each, key}), {each, key, "parallel.reduce_when to once"});
+  }
+  for (const char* hook : {"none", "fp16", "local_sgd"})
+    EXPECT_EQ(of_overrides({each, std::string("parallel.comm_hook=") + hook}), "accepted");
+}
+
+TEST(ConfigErrors, ATextThatNothingBeginsIsRefused) {
+  test::expect_mentions(of_overrides({"train.sample_tokens=4", "train.sample_prompt="}),
+                        {"train.sample_tokens=4", "train.sample_prompt=\"\""});
+  EXPECT_EQ(of_overrides({"train.sample_prompt="}), "accepted");
 }
 
 TEST(ConfigErrors, CountsWhoseProductsWouldOverflowAreRefused) {

@@ -25,20 +25,23 @@ TEST(CudaGraphs, AreMadeWhereTheyPayUnlessAskedForOrNot) {
   EXPECT_THROW(config_with({"train.cuda_graphs=true"}), ConfigError);
 }
 
-TEST(CudaGraphs, OneGpuCanRecordEveryFamilyAndPolicy) {
+TEST(CudaGraphs, EveryFamilyAndPolicyCanBeRecordedOnAnyNumberOfGpus) {
   for (const ModelFamily family : language_families()) {
     for (const char* policy : {"ddp", "zero2", "fsdp"}) {
       for (const char* compute : {"fp32", "bf16"}) {
         const Config config =
             config_with({fmt::format("model.family={}", family), fmt::format("parallel.policy={}", policy),
                          fmt::format("precision.compute={}", compute), "train.micro_batch=2"});
-        EXPECT_EQ(cuda_graphs_obstacle(config, true, 1), "")
-            << name(family) << " " << policy << " " << compute;
+        for (const int64_t ranks : {1, 2, 8}) {
+          EXPECT_EQ(cuda_graphs_obstacle(config, true, ranks), "")
+              << name(family) << " " << policy << " " << compute << " " << ranks;
+        }
       }
     }
   }
   EXPECT_EQ(cuda_graphs_obstacle(config_with({"model.dropout=0.1"}), true, 1), "");
   EXPECT_EQ(cuda_graphs_obstacle(config_with({"memory.recompute=block"}), true, 1), "");
+  EXPECT_EQ(cuda_graphs_obstacle(config_with({"model.preset=resnet18-cifar"}), true, 2), "");
   EXPECT_EQ(cuda_graphs_obstacle(config_with({"model.dropout=0.1", "memory.recompute=cheap"}), true, 1), "");
 }
 
@@ -53,6 +56,12 @@ TEST(CudaGraphs, OneOddReadingDoesNotDecideWhetherTheDeviceWaits) {
   EXPECT_FALSE(device_waits_for_host({})) << "nothing is known";
 }
 
+TEST(CudaGraphs, WhatStaysForThemLeavesRoomForActivations) {
+  EXPECT_TRUE(may_stay(0, 0));
+  EXPECT_TRUE(may_stay(int64_t{1} << 30, int64_t{8} << 30));
+  EXPECT_FALSE(may_stay(int64_t{4} << 30, int64_t{8} << 30));
+}
+
 TEST(CudaGraphs, EveryObstacleIsNamed) {
   struct Case {
     std::vector<std::string> overrides;
@@ -62,7 +71,12 @@ TEST(CudaGraphs, EveryObstacleIsNamed) {
   };
   const std::vector<Case> cases = {
       {{}, false, 1, "CPU"},
-      {{}, true, 2, "2 ranks communicate within a pass"},
+      {{"parallel.reduce_when=every_micro_batch"}, true, 2, "parallel.reduce_when=every_micro_batch"},
+      {{"model.preset=resnet18-cifar", "model.norm=sync_batch"}, true, 2, "model.norm=sync_batch"},
+      {{"model.preset=llama-1b", "precision.compute=bf16", "precision.fp8=rowwise"},
+       true,
+       2,
+       "precision.fp8=rowwise"},
       {{"precision.compute=fp16"}, true, 1, "precision.scaling"},
       {{"precision.compute=bf16", "precision.scaling=dynamic"}, true, 1, "precision.scaling"},
       {{"precision.compute=fp16", "precision.scaling=none"}, true, 1, "precision.reduce=auto"},

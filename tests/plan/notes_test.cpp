@@ -28,6 +28,23 @@ TEST(Notes, NameABatchThatAnotherKeyOverrules) {
   EXPECT_EQ(notes(config, Device::kCpu)[0], "train.global_batch=12 has no effect with train.rank_batch=8");
 }
 
+TEST(Notes, CountNoUnusedRowsOfAModelOfImagesOrOneThatComesWithWeights) {
+  Config images;
+  images.model.family = ModelFamily::kResNet;
+  images.model.vocab_size = 1000;
+  EXPECT_TRUE(notes(images, Device::kCpu).empty()) << "a vocabulary of classes";
+  Config imported;
+  imported.model.weights = "llama";
+  imported.model.vocab_size = 128256;
+  ASSERT_EQ(notes(imported, Device::kCpu).size(), 1u);
+  const std::string note = notes(imported, Device::kCpu)[0];
+  EXPECT_EQ(note.find("saves"), std::string::npos) << note;
+  for (const char* word : {"read as bytes", "128,256", "model.weights=llama"})
+    EXPECT_NE(note.find(word), std::string::npos) << note;
+  imported.model.vocab_size = 256;
+  EXPECT_TRUE(notes(imported, Device::kCpu).empty()) << "trained on bytes";
+}
+
 TEST(Notes, NameAProfileWithoutAGpu) {
   Config config;
   config.train.profile_steps = 2;

@@ -164,14 +164,44 @@ TEST(StepProgram, ReductionsKeepTheOrderThatRanksAgreedOn) {
   EXPECT_EQ(reduced, order.reductions);
 }
 
-TEST(StepProgram, CanBeRecordedWhereARankIsAlone) {
+TEST(StepProgram, WhatStaysInPlaceIsGatheredAfterTheUpdateAlone) {
+  for_all_settings([](EngineSetting setting) {
+    const int64_t before = test::planned_step(kUnits, setting).wire_bytes();
+    setting.stays = true;
+    const StepProgram program = test::planned_step(kUnits, setting, kActivations);
+    ASSERT_EQ(verdict(program), "") << setting.policy.label();
+    ASSERT_LE(program.wire_bytes(), before) << setting.policy.label();
+    for (const Pass& pass : program.passes) {
+      for (int64_t at = pass.begin; at < pass.end; ++at) {
+        const Action& action = program.actions[static_cast<size_t>(at)];
+        const bool gathers = action.kind == ActionKind::kUnshard && !action.transfers.empty();
+        ASSERT_FALSE(gathers && pass.kind != Pass::Kind::kUpdate) << setting.policy.label();
+      }
+    }
+    for (const Buffer& buffer : program.buffers) {
+      if (buffer.role == Role::kParameters || buffer.role == Role::kReduced)
+        ASSERT_TRUE(buffer.is_kept()) << setting.policy.label() << ": " << buffer.role;
+    }
+  });
+}
+
+/// What ranks do together must be able to leave the passes: a reduction can at the end of a step.
+TEST(StepProgram, CanBeRecordedWhereRanksReduceAtItsEnd) {
   for_all_settings([](const EngineSetting& setting) {
     const std::string obstacle = recording_obstacle(test::planned_step(kUnits, setting, kActivations));
-    ASSERT_EQ(obstacle.empty(), setting.alone()) << setting.policy.label() << ": " << obstacle;
+    const bool at_end = setting.reduces_once || setting.accumulation == 1;
+    const bool can = setting.mesh.dp_size() == 1 ? setting.alone() : at_end;
+    ASSERT_EQ(obstacle.empty(), can) << setting.policy.label() << ": " << obstacle;
   });
-  const std::string obstacle = recording_obstacle(test::planned_step(kUnits, sharded_on_four()));
-  EXPECT_NE(obstacle.find("all_gather"), std::string::npos) << obstacle;
-  EXPECT_NE(obstacle.find("root"), std::string::npos) << obstacle;
+  EngineSetting often = sharded_on_four();
+  often.reduces_once = false;
+  often.accumulation = 2;
+  const std::string obstacle = recording_obstacle(test::planned_step(kUnits, often));
+  EXPECT_NE(obstacle.find("reduce_scatter"), std::string::npos) << obstacle;
+  EXPECT_NE(obstacle.find("head for reduce of micro-batch 0"), std::string::npos) << obstacle;
+  StepProgram in_fp8 = test::planned_step(kUnits, sharded_on_four());
+  in_fp8.units[1].fp8.emplace();
+  EXPECT_NE(recording_obstacle(in_fp8).find("all_gather of h.0"), std::string::npos);
 }
 
 struct Damage {

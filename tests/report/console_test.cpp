@@ -1,6 +1,7 @@
 #include "trireme/report/console.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <csignal>
@@ -54,15 +55,16 @@ TEST(StepLine, NamesEveryNumberWithItsUnit) {
             "peak 61.0 MiB  eta 18 s");
 }
 
-// 6150 tokens/s a rank at 2e7 FLOPs a token are 0.123 TFLOP/s, of a peak of 1 TFLOP/s 12.3 %.
-TEST(StepLine, ComputesFlopsAndMfuPerRank) {
+// 0.123 TFLOP/s are 12.3 % of a peak of 1 TFLOP/s.
+TEST(StepLine, HasFlopsAndMfuPerRankWhereTheyAreKnown) {
   ConsoleOptions options = kOptions;
-  EXPECT_FALSE(contains(step_line(some_step(1), options, {}), "FLOP"));
-  options.flops_per_token = 2e7;
-  EXPECT_TRUE(contains(step_line(some_step(1), options, {}), "  0.12 TFLOP/s/rank"));
-  EXPECT_FALSE(contains(step_line(some_step(1), options, {}), "mfu"));
+  StepRecord record = some_step(1);
+  EXPECT_FALSE(contains(step_line(record, options, {}), "FLOP"));
+  record.tflops_per_rank = 0.123;
+  EXPECT_TRUE(contains(step_line(record, options, {}), "  0.12 TFLOP/s/rank"));
+  EXPECT_FALSE(contains(step_line(record, options, {}), "mfu"));
   options.peak_flops = 1e12;
-  EXPECT_TRUE(contains(step_line(some_step(1), options, {}), "mfu 12.3%"));
+  EXPECT_TRUE(contains(step_line(record, options, {}), "mfu 12.3%"));
 }
 
 TEST(StepLine, ColumnsStayAlignedOverTheUsualRange) {
@@ -254,6 +256,30 @@ TEST(Console, JsonIsOneObjectAStepAndNothingElse) {
   ASSERT_EQ(lines.size(), 4u);
   for (size_t i = 0; i < 3; ++i) EXPECT_EQ(nlohmann::json::parse(lines[i])["step"], i + 1);
   EXPECT_EQ(captured.err, "");
+}
+
+TEST(Console, AStandardOutputThatNobodyReadsIsOneWarningAndNoError) {
+  for (const bool json : {false, true}) {
+    ConsoleOptions options = kOptions;
+    options.json = json;
+    int ends[2];
+    ASSERT_EQ(::pipe(ends), 0);
+    ::close(ends[0]);
+    const auto old = ::signal(SIGPIPE, SIG_IGN);
+    const int out = ::dup(STDOUT_FILENO);
+    testing::internal::CaptureStderr();
+    ::dup2(ends[1], STDOUT_FILENO);
+    {
+      const auto sink = make_console_sink(options);
+      EXPECT_NO_THROW(sink->record(some_step(1)));
+      EXPECT_NO_THROW(sink->record(some_step(10)));
+      EXPECT_NO_THROW(sink->finish({}));
+    }
+    ::dup2(out, STDOUT_FILENO);
+    ::signal(SIGPIPE, old);
+    for (const int fd : {out, ends[1]}) ::close(fd);
+    EXPECT_EQ(split(testing::internal::GetCapturedStderr(), '\n').size(), 2u) << "a line and what follows it";
+  }
 }
 
 TEST(Console, SaysWhenAnEqualRunMayEndWithAnotherDigest) {

@@ -51,7 +51,8 @@ TEST(StepJson, HasExactlyTheKeysOfTheFormat) {
   std::set<std::string> more = kStepKeys;
   record.loss_scale = 1024.0;
   record.skipped = true;
-  more.insert({"val_loss", "active_bytes", "reserved_bytes", "loss_scale", "skipped"});
+  record.tflops_per_rank = 0.5;
+  more.insert({"tflops_per_rank", "val_loss", "active_bytes", "reserved_bytes", "loss_scale", "skipped"});
   EXPECT_EQ(keys_of(Json::parse(to_json_line(record))), more);
 }
 

@@ -165,6 +165,25 @@ TEST(ListRuns, GivesTheNewestFirstAndThoseOfANameAlone) {
   EXPECT_TRUE(list_runs(root.file("absent")).empty());
 }
 
+TEST(ListRuns, TellsNamesApartThatMakeOneFolderName) {
+  const TemporaryFolder root;
+  const std::vector<std::string> names = {"a b", "a-b", "a/b", "m\u00fcnchen", "m\u00f6nchen"};
+  std::vector<std::string> paths;
+  for (const std::string& name : names)
+    paths.push_back(RunDirectory::create(root.path(), name, kManifest).path());
+  for (size_t i = 0; i < names.size(); ++i)
+    EXPECT_EQ(list_runs(root.path(), names[i]), std::vector<std::string>{paths[i]}) << names[i];
+}
+
+TEST(ListRuns, TakesTheNameOfTheFolderWhereAManifestHasNone) {
+  const TemporaryFolder root;
+  const auto run = RunDirectory::create(root.path(), "a b", kManifest);
+  auto json = read_json(run.file("manifest.json"));
+  json.erase("name");
+  write_file_atomic(run.file("manifest.json"), json.dump());
+  EXPECT_EQ(list_runs(root.path(), "a b"), std::vector<std::string>{run.path()});
+}
+
 TEST(RunDirectory, KnowsHowItsRunEnded) {
   const TemporaryFolder root;
   const auto run = RunDirectory::create(root.path(), "tiny", kManifest);

@@ -156,6 +156,7 @@ TEST_F(RunPage, FiguresAreThoseAfterTheWarmUp) {
   EXPECT_EQ(figures.timed_steps, 30);
   EXPECT_EQ(figures.tokens_per_s, 20'000.0);
   EXPECT_EQ(figures.step_ms, 102.4);
+  EXPECT_TRUE(says(page_of({finished("named")}), "90% of this run's steps: 20.0k to 20.0k"));
   EXPECT_NEAR(*figures.exposed_share, 0.05, 1e-12);
   EXPECT_EQ(figures.val_loss->step, 40.0);
   EXPECT_EQ(figures.peak_bytes, 310 << 20);

@@ -198,6 +198,7 @@ TEST(Tensorboard, HoldsTheScalarsOfTheFormat) {
   const auto sink = make_tensorboard_sink(run);
   StepRecord validated = scalars_of_step(2);
   validated.val_loss = 2.75;
+  validated.tflops_per_rank = 0.25;
   validated.communication_ms = 10.0;
   validated.exposed_ms = 4.85;
   sink->record(scalars_of_step(1));
@@ -214,6 +215,7 @@ TEST(Tensorboard, HoldsTheScalarsOfTheFormat) {
   EXPECT_EQ(events.at(1).scalars, expected);
   expected["loss"] = 2.75f;
   expected["val_loss"] = 2.75f;
+  expected["tflops_per_rank"] = 0.25f;
   expected["communication_ms"] = 10.0f;
   expected["exposed_ms"] = 4.85f;
   expected["communication_share"] = static_cast<float>(4.85 / 48.5);

@@ -7,6 +7,7 @@ import pathlib
 import re
 import shlex
 import struct
+import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +24,7 @@ import curves  # noqa: E402
 import efficiency  # noqa: E402
 import kernel_times  # noqa: E402
 import losses  # noqa: E402
+import machine  # noqa: E402
 import programs  # noqa: E402
 import runs  # noqa: E402
 import same_data  # noqa: E402
@@ -266,10 +268,11 @@ class Peers(unittest.TestCase):
         for policy in ("zero1", "zero2", "zero3"):
             self.assertEqual(self.peers_of(policy, None), (["deepspeed"], ""))
             found, log = self.peers_of(policy, None, "No module named deepspeed")
-            self.assertEqual(found, ["torch"])
+            self.assertEqual(found, ["best"])
             self.assertIn("No module named deepspeed", log)
         for policy in ("ddp", "fsdp"):
-            self.assertEqual(self.peers_of(policy, None, "nothing there"), (["torch"], ""))
+            self.assertEqual(self.peers_of(policy, None, "nothing there"), (["best"], ""))
+            self.assertEqual(cases.peers_of(policy, None, "python3", "cpu"), ["torch"], "nothing is compiled there")
 
     def test_both_can_be_asked_for(self):
         self.assertEqual(self.peers_of("zero2", "torch,deepspeed")[0], ["torch", "deepspeed"])
@@ -609,11 +612,26 @@ elif words[0].endswith("torch_vision.py"):
             self.assertEqual(sum(p.numel() for p in network.parameters()), expected, name)
 
 
+class Pipelines(unittest.TestCase):
+    def test_the_peer_has_every_stage_once_and_schedules_that_torch_has(self):
+        if problem := cases.import_error(sys.executable, "torch"):
+            self.skipTest(f"{sys.executable} has no PyTorch: {problem}")
+        import torch_pipe
+        for kind, layout in torch_pipe.SCHEDULES.values():
+            self.assertTrue(hasattr(torch_pipe.schedules, kind), kind)
+            for world in (1, 2, 4):
+                found = [torch_pipe.stages_of(layout, rank, world) for rank in range(world)]
+                self.assertEqual(sorted(stage for stages, _ in found for stage in stages), list(range(found[0][1])))
+
+
 class Tables(unittest.TestCase):
     CASE = {"model": "llama-1b", "policy": "fsdp", "ranks": 1, "seq_len": 4096, "micro_batch": 4, "ratio": 1.1,
             "ratio_min": 1.0, "ratio_max": 1.2, "alternations": [{}],
             "ours": {"median": 110.0, "command": "trireme train", "mfu": 0.5},
             "peer": {"median": 100.0}}
+
+    def lacks(self, command, file=None, **changes):
+        return tables.lacks(self.case(command, **changes), {"commit": "a"} if file is None else file)
 
     def case(self, command, **changes):
         return self.CASE | changes | {"peer": {"median": 100.0, "command": command}}
@@ -657,7 +675,7 @@ class Tables(unittest.TestCase):
                 "bound": {"peer": {"median": 3100.0}, "ratio": 1.0645}}
         cpu = case | {"device": "cpu", "threads": 1, "against": "fp32-eager", "augment": False}
         with tempfile.TemporaryDirectory() as name:
-            (pathlib.Path(name) / "v.json").write_text(json.dumps({"cases": [case, case | {"alternations": []}, cpu]}))
+            (pathlib.Path(name) / "v.json").write_text(json.dumps({"commit": "a", "cases": [case, case | {"alternations": []}, cpu]}))
             with mock.patch.object(tables, "RESULTS", pathlib.Path(name)):
                 lines = tables.make("vision v.json").splitlines()
         self.assertEqual(lines[2:], [
@@ -669,11 +687,96 @@ class Tables(unittest.TestCase):
     def test_a_peer_says_what_it_lacks(self):
         strong = "PYTORCH_ALLOC_CONF=expandable_segments:True python torch_train.py --strategy={}"
         for strategy, options in (("fsdp2", "--compile --compile-loss"), ("amp", "--whole")):
-            self.assertEqual(tables.lacks(f"{strong.format(strategy)} {options}", {"commit": "a"}), [])
-        self.assertEqual(tables.lacks(f"{strong.format('ddp')} --compile", {"commit": "a"}), ["compiled loss"])
-        self.assertEqual(tables.lacks("python torch_train.py --strategy=fsdp2", {}),
+            self.assertEqual(self.lacks(f"{strong.format(strategy)} {options}", ranks=2), [])
+        self.assertEqual(self.lacks(f"{strong.format('ddp')} --compile", ranks=2), ["compiled loss"])
+        self.assertEqual(self.lacks("python torch_train.py --strategy=fsdp2", {}, ranks=2),
                          ["compiled blocks", "compiled loss", "fresh tokens", "a root that stays gathered",
                           "expandable segments"])
+        alone = f"{strong.format('fsdp2')} --compile --compile-loss"
+        self.assertEqual(self.lacks(alone), ["a trial without FSDP2 around its only rank"])
+        self.assertEqual(self.lacks(alone, trials={"torch": 2.0, "torch-whole": 1.0}), [])
+        self.assertEqual(self.lacks(f"{strong.format('ddp')} --whole --dtype=bf16", ranks=2),
+                         ["gradients sent in bf16"])
+        self.assertEqual(self.lacks("PYTORCH_ALLOC_CONF=expandable_segments:True deepspeed_train.py --stage=2", ranks=2),
+                         ["compiled blocks and loss"])
+
+    def test_a_peer_without_nvls_or_that_recomputes_says_so(self):
+        sharded = "PYTORCH_ALLOC_CONF=expandable_segments:True torch_train.py --strategy=fsdp2 --compile --compile-loss"
+        for variable in ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST"):
+            off = {"commit": "a", "environment": {variable: "0" if "NCCL" in variable else "1"}}
+            self.assertEqual(self.lacks(sharded, off, ranks=2), ["NVLS, off on this machine"])
+            self.assertEqual(self.lacks(sharded, off, trials={"torch-whole": 1.0}), [], "a GPU alone has no switch")
+        for recompute, missing in (("block", []), ("cheap", ["activations that are kept"])):
+            ours = self.CASE["ours"] | {"settings": {"memory": {"recompute": recompute}}}
+            self.assertEqual(self.lacks(f"{sharded} --ac", ranks=2, ours=ours), missing)
+        self.assertIn("blocks recomputed", tables.peer_name(self.case(f"{sharded} --ac", ranks=2), {"commit": "a"}))
+
+    def test_a_row_says_what_its_file_makes_doubtful(self):
+        busy = {"load_average": [9.0, 1.0, 1.0], "cores": 16}
+        for file, said in (({"commit": "a", "changed_files": 0}, []), ({"commit": "a"}, []), ({}, ["no commit"]),
+                           ({"commit": "unknown", "changed_files": None}, ["no commit"]),
+                           ({"commit": "a", "changed_files": 83}, ["sources differ by 83 files"]),
+                           ({"commit": "a", "changed_files": None}, ["sources not compared with their commit"]),
+                           ({"commit": "a", "machine": busy}, ["load average 9.0 on 16 cores at the start"]),
+                           ({"commit": "a", "machine": busy | {"cores": 64}}, [])):
+            self.assertEqual(tables.doubts(file), said)
+        with tempfile.TemporaryDirectory() as name:
+            file = {"commit": "a", "changed_files": 83, "cases": [self.case("torch_train.py")]}
+            (pathlib.Path(name) / "a.json").write_text(json.dumps(file))
+            with mock.patch.object(tables, "RESULTS", pathlib.Path(name)):
+                self.assertIn("([raw](results:a.json); sources differ by 83 files)", tables.make("speed a.json"))
+
+
+class Commit(unittest.TestCase):
+    def git(self, *words):
+        subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=e", *words], cwd=self.folder, check=True,
+                       capture_output=True)
+
+    def describe(self, said=None):
+        with mock.patch.object(programs, "ROOT", self.folder):
+            return machine.describe_commit(said)
+
+    def test_the_sources_are_compared_with_the_commit_that_was_said(self):
+        with tempfile.TemporaryDirectory() as name:
+            self.folder = pathlib.Path(name)
+            self.assertEqual(self.describe(), {"commit": "unknown", "changed_files": None})
+            self.git("init", "-q")
+            for number in range(2):
+                (self.folder / f"{number}.cpp").write_text("")
+                self.git("add", ".")
+                self.git("commit", "-qm", "one more")
+                self.git("tag", f"v{number}")
+            self.assertEqual(self.describe()["changed_files"], 0)
+            self.assertEqual(self.describe("v0"), {"commit": "v0", "changed_files": 1})
+            self.assertEqual(self.describe("feed123"), {"commit": "feed123", "changed_files": None})
+            (self.folder / "new.cpp").write_text("")
+            (self.folder / "bench" / "results").mkdir(parents=True)
+            (self.folder / "bench" / "results" / "a.json").write_text("")
+            self.assertEqual(self.describe("v1")["changed_files"], 1, "a source that git does not know counts")
+
+
+class Start(unittest.TestCase):
+    def test_a_python_without_torch_is_refused_once(self):
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+            out = str(pathlib.Path(folder) / "out.json")
+            for mode in ("gpu", "cpu", "vision"):
+                arguments = compare.parse_arguments([mode, "--python", "/no/python", "--bin", "true", "--out", out])
+                with self.assertRaisesRegex(programs.BenchError, "cannot import torch") as refused:
+                    compare.compare(arguments)
+                self.assertEqual(refused.exception.code, programs.EXIT_ENVIRONMENT)
+            for words in (["gpu", "--peer", "replicas,bf16"], ["--ours", "a", "--peer", "b"]):
+                compare.check_torch(compare.parse_arguments([*words, "--python", "/no/python"]))
+
+    def test_a_busy_machine_is_noted_in_the_file(self):
+        busy = {"load_average": [99.0, 1.0, 1.0], "cores": 1}
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()), \
+                contextlib.redirect_stdout(io.StringIO()), \
+                mock.patch.object(compare, "describe_machine", lambda _: dict(busy)):
+            out = pathlib.Path(folder) / "out.json"
+            words = [shlex.join(speed_side(4).command)] * 2
+            compare.compare(compare.parse_arguments(["--ours", words[0], "--peer", words[1], "--metric", "speed",
+                                                     "--alternations", "1", "--out", str(out)]))
+            self.assertIn("not worth much", json.loads(out.read_text())["machine"]["warning"])
 
 
 class KernelGroups(unittest.TestCase):

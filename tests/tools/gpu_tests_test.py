@@ -1,4 +1,6 @@
-"""The record of GPU tests: with programs that stand for ctest, nvidia-smi and test programs."""
+"""The record of GPU tests: with programs that stand for ctest, nvidia-smi and test programs. What survival.py refuses."""
+import contextlib
+import io
 import json
 import os
 import pathlib
@@ -7,6 +9,7 @@ import sys
 import tempfile
 import textwrap
 import unittest
+from unittest import mock
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "tools" / "gpu_tests.py"
 PASSES = """
@@ -108,6 +111,21 @@ class Record(unittest.TestCase):
         done, _ = self.run_script()
         self.assertEqual(done.returncode, 3)
         self.assertIn("built without CUDA", done.stderr)
+
+
+class Survival(unittest.TestCase):
+    def test_without_a_kind_of_fault_nothing_begins(self):
+        sys.dont_write_bytecode = True
+        sys.path.insert(0, str(SCRIPT.parent))
+        import survival
+        with tempfile.TemporaryDirectory() as build, contextlib.redirect_stderr(io.StringIO()) as said, \
+                mock.patch.object(survival, "can_mount", lambda: False), \
+                mock.patch.object(sys, "argv", ["survival.py", "--kinds=disk", "--runs=1", f"--build={build}"]):
+            (pathlib.Path(build) / "bin").mkdir()
+            for name in ("trireme", "trireme-worker"):
+                (pathlib.Path(build) / "bin" / name).write_text("#!/bin/sh\nexit 1\n")
+            self.assertEqual(survival.main(), survival.EXIT_ENVIRONMENT)
+        self.assertIn("no kind of fault is left", said.getvalue())
 
 
 if __name__ == "__main__":

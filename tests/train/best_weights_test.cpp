@@ -2,11 +2,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 
 #include "tests/train/trainer_fixture.h"
 #include "trireme/parallel/state_file.h"
+#include "trireme/plan/mesh_shape.h"
+#include "trireme/train/best_weights.h"
 
 namespace trireme::train {
 namespace {
@@ -54,6 +57,51 @@ TEST_F(BestWeightsOfARun, AreAveragesWhereThoseAreValidated) {
   run(2);
   const double loss = *smallest_loss().val_loss;
   EXPECT_EQ(loss_of_file(), loss);
+}
+
+/// It has nothing but a file for its weights.
+class NoModel : public TrainedModel {
+ public:
+  explicit NoModel(const ModelSetup& setup) : TrainedModel(setup) {}
+  at::Tensor run_passes(const std::function<data::Batch()>&, double) override { return {}; }
+  at::Tensor grad_squares() const override { return {}; }
+  at::Tensor sum_over_ranks(const at::Tensor&) const override { return {}; }
+  double sum_over_ranks(const std::vector<std::vector<double>>&) const override { return 0.0; }
+  at::Tensor unit_grad_squares() const override { return {}; }
+  const std::vector<std::string>& units() const override { return units_; }
+  int64_t sent_bytes() const override { return 0; }
+  int64_t batches_at_once() const override { return 1; }
+  Scores evaluate(const std::vector<data::Batch>&, Guesses*) override { return {}; }
+  std::vector<int32_t> generate(std::vector<int32_t>, const SamplingOptions&) override { return {}; }
+  void save_weights(const std::string&, const parallel::Notes& notes) override { saved = notes.at("step"); }
+  std::string weights_digest() override { return {}; }
+
+  std::string saved;
+
+ private:
+  std::vector<std::string> units_;
+};
+
+TEST_F(BestWeightsOfARun, AreNeverThoseOfALossThatIsNoNumber) {
+  test::run_ranks(1, [&](const std::shared_ptr<comm::World>& world) {
+    const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape::fit(config_.parallel, 1));
+    const plan::ModelFacts facts = plan::describe(config_.model, config_.data.seq_len);
+    const plan::BatchPlan batch = plan::plan_batch(config_, mesh.shape);
+    NoModel model({config_, facts, batch, mesh});
+    BestWeights best(options().best_weights_path, /*resumes=*/false, mesh);
+    const auto keep = [&](int64_t step, double loss) {
+      Validation found;
+      found.loss = loss;
+      best.keep(step, found, model);
+    };
+    for (const double loss : {NAN, INFINITY}) keep(1, loss);
+    EXPECT_EQ(best.step(), 0);
+    keep(2, 3.0);
+    keep(3, NAN);
+    keep(4, 4.0);
+    EXPECT_EQ(best.step(), 2);
+    EXPECT_EQ(model.saved, "2");
+  });
 }
 
 TEST_F(BestWeightsOfARun, AreNotKeptUnlessAsked) {

@@ -258,6 +258,7 @@ std::string digest_with_a_wait(int64_t waits, bool records, std::string& log) {
   Passes passes(*trained.model, engine, device,
                 {.accumulation = kAccumulation,
                  .rows = 4,
+                 .step_rows = 4 * kAccumulation,
                  .make_recording = records ? parallel::recordings() : parallel::RecordingMaker()});
   ::testing::internal::CaptureStderr();
   for (int64_t step = 0; step < 10; ++step) {

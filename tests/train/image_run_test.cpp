@@ -166,6 +166,45 @@ TEST_F(ImageRuns, AreTheSameOnAnyNumberOfRanks) {
   }
 }
 
+/// Micro-batches that an epoch's last step has no images for leave running statistics alone.
+TEST_F(ImageRuns, WithBatchNormValidateAsWellAfterTheShortStepOfAnEpoch) {
+  config_.model.vision.norm = plan::ImageNorm::kBatch;
+  config_.train = {.epochs = 12, .global_batch = 16, .micro_batch = 2, .val_every = 1, .val_batches = 100};
+  train_on(1);
+  ASSERT_EQ(recorder_.steps.size(), 24u) << "12 epochs of 16 and 6 images";
+  for (size_t i = 16; i < 24; ++i) {
+    EXPECT_LT(*recorder_.steps[i].val_loss, 1.5 * *recorder_.steps[i - 1].val_loss) << "step " << i + 1;
+    EXPECT_GE(*recorder_.steps[i].val_top1, 0.9) << "step " << i + 1;
+  }
+}
+
+TEST_F(ImageRuns, WithNormsOverRanksAreTheSameWhereARankHasNoImages) {
+  config_.model.vision.norm = plan::ImageNorm::kSyncBatch;
+  config_.train.global_batch = 3;  // the last step of an epoch has one image
+  train_on(1);
+  const std::vector<StepRecord> alone = recorder_.steps;
+  for (const plan::PolicyName policy : {plan::PolicyName::kDdp, plan::PolicyName::kFsdp}) {
+    config_.parallel.policy = policy;
+    train_on(3);
+    ASSERT_EQ(recorder_.steps.size(), alone.size());
+    for (size_t i = 0; i < alone.size(); ++i) {
+      EXPECT_NEAR(recorder_.steps[i].loss, alone[i].loss, 1e-3 * alone[i].loss) << alone[i].step;
+      EXPECT_NEAR(recorder_.steps[i].grad_norm, alone[i].grad_norm, 1e-2 * alone[i].grad_norm);
+    }
+  }
+}
+
+TEST_F(ImageRuns, TakeNarrowModels) {
+  config_.train.epochs = 1;
+  config_.model.vision.norm = plan::ImageNorm::kBatch;
+  for (const int64_t width : {4, 6}) {
+    config_.model.vision.width = width;
+    config_.model = plan::complete(config_.model, 1);
+    train_on(1);
+    EXPECT_EQ(recorder_.steps.size(), 4u);
+  }
+}
+
 TEST_F(ImageRuns, TellWhatTheModelMakesOfEachHeldOutImageAtTheEnd) {
   config_.train.epochs = 1;  // so that there are mistakes
   for (const auto& [ranks, micro_batch] : {std::pair{1, 0}, {1, 4}, {2, 0}, {2, 1}, {3, 1}, {3, 2}}) {

@@ -40,7 +40,8 @@ struct Run {
   parallel::RecordingMaker make_recording = {};
   int64_t steps = 8;
   int64_t accumulation = 1;
-  int64_t odd_step = -1;      ///< its batches have fewer sequences
+  int64_t odd_step = -1;      ///< its batches have fewer sequences, or
+  int64_t odd_passes = 0;     ///< it has so many of them
   bool* fails = nullptr;      ///< backward fails in the middle while this is true
   double scale_growth = 1.0;  ///< of the loss, from step to step
 };
@@ -82,18 +83,23 @@ PassesOutcome train_with(const Run& run) {
         });
     const auto optimizer = optim::build({.lr = 1e-2, .eps = 1e-5}, engine.optimizer_params());
     Passes passes(model, engine, at::kCPU,
-                  {.accumulation = run.accumulation, .rows = 4, .make_recording = run.make_recording});
+                  {.accumulation = run.accumulation,
+                   .rows = 4,
+                   .step_rows = 4 * run.accumulation,
+                   .make_recording = run.make_recording});
     double scale = 1.0;
     for (int64_t step = 0; step < run.steps; ++step) {
       int64_t index = 0;
       const auto next = [&] {
-        const int64_t rows = step == run.odd_step ? 2 : 4;
+        const int64_t rows = step == run.odd_step && run.odd_passes == 0 ? 2 : 4;
+        const int64_t passes = step == run.odd_step && run.odd_passes > 0 ? run.odd_passes : run.accumulation;
         const at::Tensor tokens =
             test::tiny_tokens(step * 10 + index++, 4, config.vocab_size).narrow(0, 0, rows);
         return data::Batch{.inputs = tokens.narrow(1, 0, 8).contiguous(),
                            .targets = tokens.narrow(1, 1, 8).contiguous(),
                            .rows = rows,
-                           .step_rows = rows * run.accumulation};
+                           .step_rows = rows * passes,
+                           .step_passes = passes};
       };
       outcome.losses.push_back(passes.run(next, scale).item<double>());
       engine.step_scaled(*optimizer, optim::clip_factor(engine.grad_norm(), 1.0));
@@ -177,6 +183,21 @@ TEST(Passes, SmallerMicroBatchesRunBesideRecordings) {
     EXPECT_EQ(recorded.losses, plain.losses) << odd;
     EXPECT_EQ(recorded.recorded, 2) << odd;
     EXPECT_EQ(counts.launched, (8 - plan::kStepsBeforeRecording - 1) * 2) << odd;
+  }
+}
+
+TEST(Passes, StepsOfFewerMicroBatchesRunBesideRecordings) {
+  for (const int64_t odd : {plan::kStepsBeforeRecording, int64_t{6}}) {
+    for (const int64_t passes : {1, 2}) {
+      const PassesOutcome plain = train_with({.accumulation = 3, .odd_step = odd, .odd_passes = passes});
+      Counts counts;
+      const PassesOutcome recorded = train_with(
+          {.make_recording = rehearsals(counts), .accumulation = 3, .odd_step = odd, .odd_passes = passes});
+      EXPECT_EQ(recorded.digest, plain.digest) << odd;
+      EXPECT_EQ(recorded.losses, plain.losses) << odd;
+      EXPECT_EQ(recorded.recorded, 3) << odd;
+      EXPECT_EQ(counts.launched, (8 - plan::kStepsBeforeRecording - 1) * 3) << odd;
+    }
   }
 }
 

@@ -11,7 +11,9 @@
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/hash.h"
 #include "trireme/checkpoint/checkpoint.h"
+#include "trireme/checkpoint/safetensors.h"
 #include "trireme/checkpoint/safetensors_header.h"
 #include "trireme/plan/memory.h"
 #include "trireme/plan/saved_copy.h"
@@ -174,6 +176,15 @@ TEST_F(Resume, KnowsTheBestWeightsOfBefore) {
   EXPECT_GT(run(2, true).summary.best_step, 8);
   EXPECT_NE(::testing::internal::GetCapturedStderr().find("best weights so far are unknown"),
             std::string::npos);
+}
+
+TEST_F(Resume, AScoreThatIsNoNumberIsNoneOfBefore) {
+  config_.checkpoint.best = true;
+  config_.train.val_every = 1;
+  run(2, false, 4);
+  const std::string path = options().best_weights_path;
+  checkpoint::SafetensorsWriter(path, {}, {{"note.step", "3"}, {"note.score", "nan"}}).commit();
+  EXPECT_GT(run(2, true).summary.best_step, 4);
 }
 
 TEST_F(Resume, IsExactInBf16AndWithDropout) {
@@ -388,6 +399,126 @@ TEST_F(Resume, RefusesAnotherModelAndNamesTheKeys) {
     const std::string message = error.what();
     EXPECT_NE(message.find("seed, model.d_ff;"), std::string::npos) << message;
   }
+}
+
+TEST_F(Resume, GoesOnWithOtherValuesOfWhateverKeyIsFree) {
+  run(2, false, 4);
+  const plan::Config before = config_;
+  const std::vector<std::vector<std::string>> all = {
+      {"optim.lr=0.002", "optim.min_lr=0.0001", "optim.warmup_steps=3", "optim.schedule=linear"},
+      {"optim.beta1=0.8", "optim.beta2=0.9", "optim.eps=1e-6", "optim.weight_decay=0.2", "optim.state=int8"},
+      {"precision.compute=bf16", "precision.fp8=tensorwise", "precision.fp8_fallback=emulate"},
+      {"precision.scaling=dynamic", "precision.scale_window=2", "precision.scale_hysteresis=1"}};
+  for (const std::vector<std::string>& overrides : all) {
+    config_ =
+        plan::load({.path = {}, .text = plan::to_yaml({before, {}}), .overrides = overrides}, Environment())
+            .config;
+    EXPECT_NO_THROW(run(2, true, 6)) << overrides.front();
+    EXPECT_GE(recorder_.summary.resumed_at, 4) << overrides.front();
+  }
+}
+
+TEST_F(Resume, RefusesAveragesThatWouldBeginOrEnd) {
+  for (const double ema : {0.8, 0.0}) {
+    std::filesystem::remove_all(checkpoints());
+    config_.optim.ema = ema;
+    run(2, false, 4);
+    config_.optim.ema = 0.8 - ema;
+    EXPECT_THROW(run(2, true), ConfigError) << "it is no damage, which would take an older checkpoint";
+    test::expect_refusal([&] { run(2, true); }, {"optim.ema"});
+  }
+  std::filesystem::remove_all(checkpoints());
+  config_.optim.ema = 0.8;
+  run(2, false, 4);
+  config_.optim.ema = 0.9;
+  EXPECT_NO_THROW(run(2, true));
+}
+
+TEST_F(Resume, RefusesToEndBeforeItsCheckpoint) {
+  run(2, false);
+  config_.train.steps = 10;
+  EXPECT_THROW(run(2, true), ConfigError);
+  test::expect_refusal([&] { run(2, true); }, {"step 12", "step 10", "train.steps"});
+}
+
+TEST_F(Resume, ALossScaleBeginsWhereThereWasNoneAndWhereItIsGivenAnew) {
+  run(2, false, 4);
+  const auto first_scale = [&](double initial) {
+    config_.precision.scaling = plan::LossScaling::kDynamic;
+    config_.precision.loss_scale.initial = initial;
+    run(2, true, recorder_.steps.back().step + 1);
+    return recorder_.steps.front().loss_scale.value_or(0.0);
+  };
+  config_.precision.loss_scale.window = 1;  // so that it doubles at once
+  EXPECT_EQ(first_scale(1024.0), 1024.0) << "switched on";
+  EXPECT_GT(first_scale(1024.0), 1024.0) << "it goes on";
+  EXPECT_EQ(first_scale(64.0), 64.0) << "given anew";
+}
+
+/// The bytes that this rank's generator has left, as if `state` had been saved in their place.
+void replace_random(const std::string& path, const std::string& state) {
+  checkpoint::Index index;
+  checkpoint::Commit commit;
+  nlohmann::json document;
+  {
+    const checkpoint::Checkpoint found(path);
+    index = found.index();
+    commit = found.commit();
+    document = nlohmann::json::parse(found.state());
+  }
+  document["ranks"]["0"]["random"] = state;
+  const std::string text = document.dump();
+  index.state.bytes = index.state.header_bytes = std::ssize(text);
+  index.state.header_digest = xxh3(text);
+  const std::string index_text = checkpoint::format_index(index);
+  commit.index_bytes = std::ssize(index_text);
+  commit.index_digest = xxh3(index_text);
+  write_file_atomic(path + "/state.json", text);
+  write_file_atomic(path + "/index.json", index_text);
+  write_file_atomic(path + "/COMMIT.json", checkpoint::format_commit(commit));
+}
+
+TEST_F(Resume, BeginsOtherMasksOfDropoutAndSaysWhy) {
+  const auto log_of = [&](int64_t ranks) {
+    ::testing::internal::CaptureStderr();
+    run(ranks, true, recorder_.steps.back().step + 1);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  config_.checkpoint.keep = 0;
+  run(1, false, 4);
+  config_.model.dropout = 0.1;
+  EXPECT_NE(log_of(1).find("from a checkpoint without random numbers: dropout goes on with other masks"),
+            std::string::npos);
+  EXPECT_EQ(log_of(1).find("other masks"), std::string::npos);
+  const auto newest = [&] {
+    return checkpoint::newest_checkpoint(checkpoint::Folder(checkpoints())).checkpoint->path();
+  };
+  replace_random(newest(), std::string(32, '0'));  // as many bytes as a GPU's has
+  EXPECT_NE(log_of(1).find("on another device: dropout"), std::string::npos);
+  EXPECT_NE(log_of(2).find("on other ranks: dropout"), std::string::npos);
+}
+
+TEST_F(Resume, ARunThatHasACheckpointIsResumableThoughItHasSavedNone) {
+  run(2, false, 4);
+  config_.checkpoint.every = 0;
+  const TrainResult again = run(2, true, 7);
+  EXPECT_EQ(again.stop_signal, SIGTERM);
+  EXPECT_EQ(again.summary.checkpoints, 0);
+  EXPECT_TRUE(again.resumable);
+  EXPECT_FALSE(run(2, false, 2).resumable);
+}
+
+/// Two ranks that fail alike leave no part of the save under way out.
+TEST_F(Resume, AnOrderlyFailureDoesNotGiveTheSaveUnderWayUp) {
+  config_.optim.lr = 1e30;
+  config_.train.grad_clip = 0.0;
+  config_.train.val_every = 0;
+  config_.checkpoint.every = 1;
+  EXPECT_THROW(run(2, false), NumericsError);
+  ASSERT_FALSE(recorder_.steps.empty());
+  const checkpoint::Newest newest = checkpoint::newest_checkpoint(checkpoint::Folder(checkpoints()));
+  ASSERT_NE(newest.checkpoint, nullptr);
+  EXPECT_EQ(newest.checkpoint->commit().step, 1);
 }
 
 TEST_F(Resume, RefusesOtherTextOfTheSameSize) {

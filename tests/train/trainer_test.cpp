@@ -101,6 +101,8 @@ TEST_F(TrainerTest, RunningAheadTimesStepsFromEndToEnd) {
   for (const StepRecord& step : recorder_.steps) {
     EXPECT_GT(step.step_ms, 0.0);
     EXPECT_NEAR(step.tokens_per_s * step.step_ms, 1e3 * 8 * 32, 1e-3);
+    const double flops = plan::describe(config_.model, 32).flops_per_token * step.tokens_per_s;
+    EXPECT_NEAR(step.tflops_per_rank, 0.5e-12 * flops, 1e-6 * step.tflops_per_rank) << "of two ranks";
     sum_ms += step.step_ms;
   }
   EXPECT_LT(sum_ms, 1e3 * result.summary.wall_s) << "no moment belongs to two steps";

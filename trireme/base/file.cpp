@@ -99,14 +99,48 @@ void append_all(int fd, const void* data, size_t size, const std::string& path) 
   }
 }
 
+bool is_special_file(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode);
+}
+
+std::string follow_links(const std::string& path) {
+  namespace fs = std::filesystem;
+  constexpr int kMostLinks = 40;  // as the kernel
+  std::error_code error;
+  fs::path target = path;
+  for (int i = 0; i < kMostLinks && fs::is_symlink(target, error); ++i)
+    target = target.parent_path() / fs::read_symlink(target, error);
+  return target.string();
+}
+
+namespace {
+
+/// A file beside `path` under a name that nobody else has.
+Descriptor create_beside(const std::string& path, std::string& name) {
+  for (int attempt = 0;; ++attempt) {
+    name = fmt::format("{}.{}-{}.tmp", path, ::getpid(), attempt);
+    const int fd = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    if (fd >= 0) return {fd};
+    if (errno != EEXIST) fail("create", name, errno);
+  }
+}
+
+}  // namespace
+
 void write_file_atomic(const std::string& path, std::string_view content) {
-  const std::string temporary = path + ".tmp";
+  if (is_special_file(path)) {
+    const Descriptor file{::open(path.c_str(), O_WRONLY | O_CLOEXEC)};
+    if (file.fd < 0) fail("open", path, errno);
+    return write_all(file.fd, content.data(), content.size(), path);
+  }
+  const std::string target = follow_links(path);
+  std::string temporary;
+  const Descriptor file = create_beside(target, temporary);
   try {
-    const Descriptor file{::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)};
-    if (file.fd < 0) fail("create", temporary, errno);
     write_all(file.fd, content.data(), content.size(), temporary);
     if (::fsync(file.fd) != 0) fail("sync", temporary, errno);
-    if (::rename(temporary.c_str(), path.c_str()) != 0) fail("rename to", path, errno);
+    if (::rename(temporary.c_str(), target.c_str()) != 0) fail("rename to", target, errno);
   } catch (...) {
     ::unlink(temporary.c_str());
     throw;

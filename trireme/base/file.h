@@ -30,9 +30,16 @@ class MappedFile {
 /// The file's bytes. Throws EnvironmentError naming path and cause.
 std::string read_file(const std::string& path);
 
-/// Writes path + ".tmp", fsyncs and renames, so that readers see the old file or the new one and nothing
-/// between. Throws EnvironmentError (disk full, read-only, ...) and leaves an existing file untouched.
+/// Writes a file of a new name beside it, fsyncs and renames, so that readers see the old file or the new one
+/// and nothing between; a symbolic link stays and leads to the new one. What is_special_file() is written as
+/// it is. Throws EnvironmentError (disk full, read-only, ...) and leaves an existing file untouched.
 void write_file_atomic(const std::string& path, std::string_view content);
+
+/// Whether there is something that is neither a regular file nor a folder: a pipe, a terminal, /dev/null.
+bool is_special_file(const std::string& path);
+
+/// What symbolic links at `path` lead to, whether that is there or not; `path` where it is none.
+std::string follow_links(const std::string& path);
 
 /// mkdir -p. Throws EnvironmentError.
 void make_directories(const std::string& path);

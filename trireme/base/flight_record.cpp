@@ -103,7 +103,9 @@ FlightRecord::Slot* FlightRecord::slots() const {
 FlightRecord FlightRecord::make(int64_t ranks) {
   const size_t bytes = sizeof(Slot) * static_cast<size_t>(ranks);
   const int descriptor = ::memfd_create("trireme-flights", MFD_CLOEXEC);
-  if (descriptor >= 0 && ::posix_fallocate(descriptor, 0, static_cast<off_t>(bytes)) == 0) {
+  // It returns its error, and leaves errno alone.
+  const int full = descriptor < 0 ? 0 : ::posix_fallocate(descriptor, 0, static_cast<off_t>(bytes));
+  if (descriptor >= 0 && full == 0) {
     void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
     if (data != MAP_FAILED) {
       FlightRecord record(data, bytes, descriptor, -1);
@@ -111,7 +113,7 @@ FlightRecord FlightRecord::make(int64_t ranks) {
       return record;
     }
   }
-  const std::string cause = errno_text(errno);
+  const std::string cause = errno_text(full != 0 ? full : errno);
   if (descriptor >= 0) ::close(descriptor);
   throw EnvironmentError("[base.flight_record] no memory of {} bytes to share with ranks: {}; free some",
                          bytes, cause);

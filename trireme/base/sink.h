@@ -15,12 +15,13 @@ struct StepRecord {
   double loss = 0.0;       ///< mean over the global batch
   double grad_norm = 0.0;  ///< global L2 norm before clipping
   double lr = 0.0;
-  int64_t tokens = 0;          ///< seen so far by all ranks
-  double tokens_per_s = 0.0;   ///< all ranks together
-  double step_ms = 0.0;        ///< from the end of the step before, or from its beginning after a pause
-  int64_t peak_bytes = 0;      ///< largest rank: allocator peak on a GPU, resident peak on a CPU
-  int64_t active_bytes = 0;    ///< largest rank: peak with freed blocks that are still in use; 0 on a CPU
-  int64_t reserved_bytes = 0;  ///< largest rank: allocator's reserved peak on a GPU, 0 on a CPU
+  int64_t tokens = 0;            ///< seen so far by all ranks
+  double tokens_per_s = 0.0;     ///< all ranks together
+  double tflops_per_rank = 0.0;  ///< TFLOP/s that each rank does of the model's; 0: not known
+  double step_ms = 0.0;          ///< from the end of the step before, or from its beginning after a pause
+  int64_t peak_bytes = 0;        ///< largest rank: allocator peak on a GPU, resident peak on a CPU
+  int64_t active_bytes = 0;      ///< largest rank: peak with freed blocks that are still in use; 0 on a CPU
+  int64_t reserved_bytes = 0;    ///< largest rank: allocator's reserved peak on a GPU, 0 on a CPU
   std::optional<double> loss_scale = {};  ///< where the loss is scaled: what this step's was multiplied by
   bool skipped = false;                   ///< its gradients overflowed and were not applied
   std::optional<double> val_loss;         ///< when this step validated

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/checkpoint/safetensors_header.h"
 #include "trireme/checkpoint/source.h"
 
@@ -79,6 +80,11 @@ void write_at(int fd, int64_t offset, const void* data, int64_t size, const std:
     offset += count;
     size -= count;
   }
+}
+
+/// Always the same, so that a run that was killed while it wrote leaves one at most.
+std::string temporary_of(const std::filesystem::path& path) {
+  return path.parent_path() / fmt::format(".{}.trireme-tmp", path.filename().string());
 }
 
 void sync_folder_of(const std::string& path) {
@@ -176,7 +182,8 @@ struct SafetensorsWriter::Impl {
     data_begin = static_cast<int64_t>(bytes.size());
     int64_t data_bytes = 0;
     for (const auto& [name, entry] : header.tensors) data_bytes = std::max(data_bytes, entry.end);
-    fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    ::unlink(temporary.c_str());  // of a process that has ended half-way
+    fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
     if (fd < 0) fail_write("create", temporary, errno);
     if (::ftruncate(fd, data_begin + data_bytes) != 0) fail_write("resize", temporary, errno);
     write_at(fd, 0, bytes.data(), data_begin, temporary);
@@ -193,8 +200,10 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path,
                                      const std::map<std::string, TensorInfo>& tensors,
                                      const std::map<std::string, std::string>& metadata)
     : impl_(std::make_unique<Impl>()) {
-  impl_->path = path;
-  impl_->temporary = path + ".tmp";
+  if (is_special_file(path))
+    throw ConfigError("[checkpoint.safetensors] {} is no regular file; name a file", path);
+  impl_->path = follow_links(path);
+  impl_->temporary = temporary_of(impl_->path);
   impl_->header = place(tensors, metadata);
   impl_->declared = tensors;
   for (const auto& [name, info] : tensors) impl_->missing.insert(name);

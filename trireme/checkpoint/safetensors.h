@@ -45,7 +45,8 @@ class SafetensorsReader {
 };
 
 /// Declares all tensors first, then takes their contents one by one, so that nobody holds the whole model.
-/// The file appears under its name (temporary + fsync + rename) only in commit().
+/// The file appears under its name (temporary + fsync + rename) only in commit(); where that is a symbolic
+/// link, it is what the link leads to. Throws ConfigError for a pipe or a device.
 class SafetensorsWriter {
  public:
   SafetensorsWriter(const std::string& path, const std::map<std::string, TensorInfo>& tensors,

@@ -1,5 +1,7 @@
 #include "trireme/checkpoint/source.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -7,6 +9,7 @@
 #include <set>
 
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/checkpoint/cast.h"
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/checkpoint/model_folder.h"
@@ -177,7 +180,9 @@ std::string convert_to_checkpoint(const Source& source, const std::string& paren
 }
 
 void convert_to_file(const Source& source, const std::string& path, const Conversion& how) {
-  const std::filesystem::path target(path);
+  if (is_special_file(path))
+    throw ConfigError("[checkpoint.convert] {} is no regular file; name a file", path);
+  const std::filesystem::path target(follow_links(path));
   const std::string name = target.filename();
   if (!is_file_name(name))
     throw ConfigError(
@@ -189,8 +194,7 @@ void convert_to_file(const Source& source, const std::string& path, const Conver
   for (const auto& [tensor, info] : source.tensors()) {
     if (selected(how, tensor)) entries.push_back(whole_entry(source, tensor));
   }
-  const std::string temporary = name + ".tmp";
-  folder.remove(temporary);
+  const std::string temporary = fmt::format("trireme-{}.tmp", ::getpid());
   try {
     write_tensor_file(folder, temporary, source, std::move(entries), metadata_of(source, how));
     folder.rename(temporary, name);

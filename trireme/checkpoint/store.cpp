@@ -88,6 +88,14 @@ std::string compose_state(const std::string& run, const std::map<int64_t, std::s
   return state.dump(1) + "\n";
 }
 
+void check_readable(const char* name, const std::string& content) {
+  if (static_cast<int64_t>(content.size()) <= kMaxJsonBytes) return;
+  throw EnvironmentError(
+      "[checkpoint.store] {} would have {} bytes, and no more than {} are read; save from fewer ranks, or "
+      "convert to fewer files",
+      name, content.size(), kMaxJsonBytes);
+}
+
 StoredFile stored(const std::string& name, std::string_view content) {
   const auto bytes = static_cast<int64_t>(content.size());
   return {.name = name, .bytes = bytes, .header_bytes = bytes, .header_digest = xxh3(content)};
@@ -175,8 +183,9 @@ std::string Store::commit(const Work& work) {
   const std::string state = compose_state(work.state, reports.states);
   reports.index.state = stored(kStateName, state);
   const std::string index = format_index(reports.index);
-  TRIREME_CHECK(static_cast<int64_t>(index.size()) <= kMaxJsonBytes,
-                "[checkpoint.store] an index of {} bytes is more than readers take", index.size());
+  check_readable(kStateName, state);
+  check_readable(kIndexName, index);
+  parse_index(index, inside.path_of(kIndexName));
   inside.write_file(kStateName, state);
   inside.write_file(kIndexName, index);
   remove_reports(inside, work.ranks);

@@ -15,7 +15,8 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int kMaxDepth = 16;
-constexpr int64_t kMaxValues = 4'000'000;
+/// Our indexes have fewer values in as many bytes as are read, so what their writer may write, this takes.
+constexpr int64_t kMaxValues = kMaxJsonBytes / 4;
 
 /// Counts what the parser has found and stops it.
 class Guard {

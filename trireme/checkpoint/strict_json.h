@@ -9,10 +9,11 @@
 
 namespace trireme::checkpoint {
 
+/// Of a file of JSON: no longer one is read, and hence none is written.
 inline constexpr int64_t kMaxJsonBytes = int64_t{64} << 20;
 
 /// The document. Throws DataError naming `path`: broken JSON, invalid UTF-8, a key twice in one object, more
-/// than 16 levels or 4 million values.
+/// than 16 levels, or more values than a quarter of kMaxJsonBytes.
 nlohmann::json parse_json(std::string_view text, const std::string& path);
 
 /// The value of `key`. Throws DataError naming both when `object` has none or is no object.

@@ -1,8 +1,8 @@
 #include "trireme/cli/bench_runs.h"
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
 
+#include "trireme/base/streams.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/train_job.h"
 
@@ -40,16 +40,16 @@ BenchResult train_once(const BenchRun& run, const BenchRuns& options, Front& fro
                .quiet = true,
                .silent = true};
   job.overrides.insert(job.overrides.end(), run.overrides.begin(), run.overrides.end());
-  fmt::print(stderr, "bench: {}\n", run.label);
+  write_stderr(fmt::format("bench: {}\n", run.label));
   try {
     const FinishedJob finished = run_train_job(job, front);
     if (finished.code != 0) {
-      fmt::print(stderr, "bench: {} ended with code {}; its logs are in {}/logs\n", run.label, finished.code,
-                 finished.run_directory);
+      write_stderr(fmt::format("bench: {} ended with code {}; its logs are in {}/logs\n", run.label,
+                               finished.code, finished.run_directory));
     }
     return {.code = finished.code, .run_directory = finished.run_directory};
   } catch (const OutOfMemory& error) {
-    fmt::print(stderr, "bench: {} is not run: {}\n", run.label, error.what());
+    write_stderr(fmt::format("bench: {} is not run: {}\n", run.label, error.what()));
     return {.code = static_cast<int>(ExitCode::kOutOfMemory), .run_directory = ""};
   }
 }

@@ -30,16 +30,18 @@ struct SpeedOptions {
 struct SpeedCase {
   plan::Policy policy;
   int64_t micro_batch = 0;
-  std::vector<double> step_ms = {};  ///< of all rounds, without their warm-ups
+  std::vector<double> step_ms = {};   ///< of all rounds, without their warm-ups
+  std::vector<double> round_ms = {};  ///< the median step of each round
   int64_t peak_bytes = 0;
   bool out_of_memory = false;
 
   std::optional<double> tokens_per_s(int64_t step_tokens) const {
-    const auto ms = out_of_memory ? std::nullopt : report::median(step_ms);
+    const auto ms = out_of_memory ? std::nullopt : report::median(round_ms);
     return ms ? std::optional(1e3 * static_cast<double>(step_tokens) / *ms) : std::nullopt;
   }
+  /// Of the rounds: steps of one run are alike, since what slows one slows its neighbours.
   report::Interval interval(int64_t step_tokens) const {
-    const report::Interval ms = report::median_interval(step_ms).value_or(report::Interval{});
+    const report::Interval ms = report::median_interval(round_ms).value_or(report::Interval{});
     const auto tokens = 1e3 * static_cast<double>(step_tokens);
     return {.low = tokens / ms.high, .high = tokens / ms.low};
   }
@@ -91,6 +93,7 @@ int measure(std::vector<SpeedCase>& cases, const SpeedOptions& options, Front& f
       if (result.code != 0) return result.code;
       const std::vector<double> steps = report::steady_step_ms(result.run_directory);
       one.step_ms.insert(one.step_ms.end(), steps.begin(), steps.end());
+      if (const auto middle = report::median(steps)) one.round_ms.push_back(*middle);
       one.peak_bytes = std::max(one.peak_bytes, report::read_cost(result.run_directory, "").peak_bytes);
     }
   }
@@ -123,12 +126,12 @@ std::string recommendation(const SpeedCase& best, int64_t step_tokens) {
                      format_bytes(static_cast<double>(best.peak_bytes)));
 }
 
-void print_table(const std::vector<SpeedCase>& cases, int64_t step_tokens) {
+void print_table(const std::vector<SpeedCase>& cases, int64_t step_tokens, int64_t rounds) {
   using report::Align;
   report::Table table({{"policy"},
                        {"micro-batch", Align::kRight},
                        {"tok/s", Align::kRight},
-                       {"95% from", Align::kRight},
+                       {rounds < report::kLeastForInterval ? "from" : "95% from", Align::kRight},
                        {"to", Align::kRight},
                        {"step ms", Align::kRight},
                        {"steps", Align::kRight},
@@ -142,7 +145,7 @@ void print_table(const std::vector<SpeedCase>& cases, int64_t step_tokens) {
     const report::Interval interval = one.interval(step_tokens);
     table.add_row({one.policy.label(), std::to_string(one.micro_batch),
                    format_count(*one.tokens_per_s(step_tokens)), format_count(interval.low),
-                   format_count(interval.high), fmt::format("{:.1f}", *report::median(one.step_ms)),
+                   format_count(interval.high), fmt::format("{:.1f}", *report::median(one.round_ms)),
                    std::to_string(one.step_ms.size()), format_bytes(static_cast<double>(one.peak_bytes))});
   }
   fmt::print("{}", table.to_string(terminal_columns(STDOUT_FILENO)));
@@ -155,7 +158,7 @@ Json to_json(const SpeedCase& one, int64_t step_tokens) {
   Json row = {
       {"policy", one.policy.label()}, {"micro_batch", one.micro_batch}, {"out_of_memory", one.out_of_memory},
       {"tokens_per_s", Json()},       {"tokens_per_s_low", Json()},     {"tokens_per_s_high", Json()},
-      {"peak_bytes", Json()},         {"step_ms", one.step_ms}};
+      {"peak_bytes", Json()},         {"round_ms", one.round_ms},       {"step_ms", one.step_ms}};
   if (one.out_of_memory) return row;
   const report::Interval interval = one.interval(step_tokens);
   row["tokens_per_s"] = *one.tokens_per_s(step_tokens);
@@ -190,7 +193,7 @@ int bench_speed(const SpeedOptions& options, Front& front) {
   if (options.runs.json) {
     print_json(cases, step_tokens, front.command);
   } else {
-    print_table(cases, step_tokens);
+    print_table(cases, step_tokens, options.rounds);
   }
   const bool none_ran = std::ranges::all_of(cases, &SpeedCase::out_of_memory);
   return static_cast<int>(none_ran ? ExitCode::kOutOfMemory : ExitCode::kOk);
@@ -208,7 +211,7 @@ void add_bench_speed(CLI::App& bench, Front& front) {
                    "Sizes by comma (default: the config's, its half, its quarter)")
       ->delimiter(',')
       ->option_text("LIST")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   speed->add_option("--steps", options->steps, "Steps a run, warm-up included (default: 20)")
       ->option_text("N")
       ->check(CLI::Range(static_cast<int64_t>(report::kLeastSteps), int64_t{1'000'000}));
@@ -216,10 +219,11 @@ void add_bench_speed(CLI::App& bench, Front& front) {
       ->option_text("N")
       ->check(CLI::Range(1, 1000));
   speed->footer(
-      "The global batch stays as the config says. tok/s is the median over all steps but the first quarter "
-      "of\n"
-      "each run; the interval holds the true median with a probability of 95%. docs/performance.md says "
-      "more.\n"
+      "The global batch stays as the config says. A round's speed is the median of its steps without the "
+      "first\n"
+      "quarter; tok/s is the median of the rounds, 'from' and 'to' are the slowest and the fastest of them, "
+      "and\n"
+      "from six rounds on the bounds of a 95% interval. docs/performance.md says more.\n"
       "Any config key can be given as --section.key=value.\n"
       "Example:\n"
       "  trireme bench speed configs/quickstart.yaml --policies ddp,zero2 --micro-batches 4,8");

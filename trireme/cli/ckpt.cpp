@@ -59,7 +59,10 @@ std::string checkpoints_of(const std::string& word, const Front& front) {
       .file("checkpoints");
 }
 
-/// A checkpoint or a safetensors file by its path, or the newest checkpoint of a run that is whole.
+constexpr const char* kNone = "[cli.ckpt] {} holds no checkpoints; checkpoint.every makes a run write them";
+
+/// A checkpoint or a safetensors file by its path, or the newest checkpoint of a run that is whole; of a run
+/// without checkpoints its final weights.
 std::string find_source(const std::string& word, const Front& front) {
   std::error_code error;
   if (checkpoint::is_checkpoint(word) || fs::is_regular_file(word, error) ||
@@ -69,6 +72,12 @@ std::string find_source(const std::string& word, const Front& front) {
   const checkpoint::Newest newest = checkpoint::newest_checkpoint(Folder(folder));
   for (const std::string& reason : newest.passed_over) log_warning("passed over {}", reason);
   if (newest.checkpoint) return newest.checkpoint->path();
+  if (newest.passed_over.empty()) {
+    const std::string final_weights = folder + "/final/model.safetensors";
+    if (!fs::is_regular_file(final_weights, error)) throw ConfigError(kNone, folder);
+    log_info("{} holds no checkpoints; taking {}", folder, final_weights);
+    return final_weights;
+  }
   throw DataError("[cli.ckpt] {} holds no checkpoint that is whole; 'trireme ckpt list' shows what there is",
                   folder);
 }
@@ -183,6 +192,7 @@ int verify(const CkptOptions& options, const Front& front) {
     const Folder folder(checkpoints_of(options.path, front));
     for (const Listed& listed : checkpoint::list_checkpoints(folder))
       paths.push_back(folder.path_of(listed.name));
+    if (paths.empty()) throw ConfigError(kNone, folder.path());
   }
   Json rows = Json::array();
   bool good = true;
@@ -328,7 +338,7 @@ void add_ckpt(CLI::App& app, Front& front) {
   constexpr const char* kRun = "Run directory, its --name, 'latest', or a folder of checkpoints";
   constexpr const char* kOne =
       "Checkpoint, safetensors file, folder of Hugging Face or DCP, or run (its newest checkpoint that is "
-      "whole)";
+      "whole; of a run without any its final weights)";
   CLI::App* verb = add_verb(*ckpt, front, options, "list", "Checkpoints of a run, oldest first", list);
   add_path(verb, "RUN", options->path, kRun);
   verb = add_verb(*ckpt, front, options, "inspect", "What a checkpoint or a safetensors file holds", inspect);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -127,17 +128,19 @@ void add_make(CLI::App& data, Front& front) {
   verb->add_option("--out", options.path, "Folder (data/digits-FORMAT)")->option_text("DIR");
   verb->add_option("--format", options.format, "cifar10: 3 x 32 x 32 in colour; mnist: 1 x 28 x 28")
       ->check(CLI::IsMember({"cifar10", "mnist"}));
-  verb->add_option("--train", options.train, "Images to train with (50000; mnist: 60000)")->option_text("N");
+  verb->add_option("--train", options.train, "Images to train with (50000; mnist: 60000)")
+      ->option_text("N")
+      ->check(CLI::PositiveNumber);  // 0 stands for what is not given
   verb->add_option("--test", options.test, "Images to validate with (10000)")->option_text("N");
   verb->add_option("--seed", options.seed, "Of all that is drawn")
       ->option_text("N")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
   verb->add_option("--fonts", options.fonts,
                    "TrueType or OpenType files in this folder instead of the system's")
       ->option_text("DIR");
   verb->add_flag("--json", request->json, "One JSON document");
   verb->footer(
-      "Files have the form of CIFAR-10's binary version or of MNIST, and nothing else of them. The same "
+      "Files have the format of CIFAR-10's binary version or of MNIST, and none of their images. The same "
       "seed,\n"
       "fonts and FreeType give the same bytes; digits.json beside them says what they were made from.\n"
       "Example:\n"

@@ -102,8 +102,7 @@ void unpack(const std::string& archive, const std::string& folder, const std::st
                 environment, kMostSeconds);
   std::error_code error;
   if (output.exit_code == 0) fs::rename(fs::path(name) / folder, target, error);
-  const std::string why =
-      output.exit_code != 0 ? last_line(output.err, "no word from curl") : error.message();
+  const std::string why = output.exit_code != 0 ? last_line(output.err, "no word from tar") : error.message();
   const bool failed = output.exit_code != 0 || error;
   fs::remove_all(name, error);
   if (failed)

@@ -5,9 +5,12 @@
 #include "trireme/cli/child.h"
 #include "trireme/cli/front.h"
 #include "trireme/cli/runs.h"
+#include "trireme/cli/weights.h"
 
 namespace trireme::cli {
 namespace {
+
+constexpr int64_t kMostTokens = 1'000'000;
 
 struct GenerateRun {
   GenerateOptions generate;
@@ -15,8 +18,8 @@ struct GenerateRun {
 };
 
 void check(const GenerateOptions& options) {
-  if (options.max_tokens < 1) {
-    throw ConfigError("[cli.generate] --max-tokens {} generates nothing; give 1 or more", options.max_tokens);
+  if (options.max_tokens < 1 || options.max_tokens > kMostTokens) {
+    throw ConfigError("[cli.generate] --max-tokens {} is not 1 to {}", options.max_tokens, kMostTokens);
   }
   if (!std::isfinite(options.temperature) || options.temperature < 0.0) {
     throw ConfigError("[cli.generate] --temperature {} is not usable; give 0 (greedy) or more",
@@ -37,8 +40,14 @@ int generate(const GenerateRun& options, const Front& front) {
                   .json = options.json,
                   .quiet = false,
                   .generate = options.generate};
+  std::string& weights = request.generate.weights;
   const auto run = find_run(options.generate.run, front.runs_root(),
-                            {.what = "weights", .file = "checkpoints/final/model.safetensors"});
+                            {.what = "weights",
+                             .file = "final weights or a checkpoint",
+                             .is_there = [&](const report::RunDirectory& candidate) {
+                               weights = weights_of_run(candidate);
+                               return !weights.empty();
+                             }});
   request.run_dir = run.path();
   request.generate.run = run.path();
   exec_worker(front.environment, request);

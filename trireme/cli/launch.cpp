@@ -19,6 +19,15 @@ struct LaunchOptions {
   std::string log_dir;
 };
 
+/// The program is no option, so that those behind it stay its own: its usage has to be told.
+class ProgramUsage final : public CLI::Formatter {
+ public:
+  std::string make_usage(const CLI::App* app, std::string name) const override {
+    std::string usage = CLI::Formatter::make_usage(app, std::move(name));
+    return usage.insert(usage.find_last_not_of('\n') + 1, " PROGRAM [ARGUMENTS...]");
+  }
+};
+
 /// As a shell finds it: a path, or a name in PATH.
 std::string program_path(const std::string& word, const Environment& environment) {
   const auto runs = [](const std::filesystem::path& path) {
@@ -58,6 +67,9 @@ int launch_program(const LaunchOptions& options, const std::vector<std::string>&
 void add_launch(CLI::App& app, Front& front) {
   auto options = std::make_shared<LaunchOptions>();
   CLI::App* verb = app.add_subcommand("launch", "Start a program of yours as ranks of this machine");
+  auto formatter = std::make_shared<ProgramUsage>();
+  formatter->column_width(app.get_formatter()->get_column_width());
+  verb->formatter(formatter);
   verb->prefix_command();  // what follows the program's name is the program's
   verb->add_option("-n,--ranks", options->ranks, "Ranks to start (default: all GPUs, else 2)")
       ->option_text("RANKS");

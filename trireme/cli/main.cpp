@@ -1,9 +1,12 @@
 // trireme: the front command. It parses, checks and starts; training itself happens in trireme-worker.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <exception>
+#include <system_error>
 
+#include "trireme/base/streams.h"
 #include "trireme/cli/arguments.h"
 #include "trireme/cli/front.h"
 
@@ -42,6 +45,20 @@ void describe(CLI::App& app, Front& front) {
   app.footer(kExamples);  // after the verbs, which would inherit it
 }
 
+/// CLI11 takes a number that does not fit for the largest that does.
+void refuse_numbers_that_do_not_fit(CLI::App& app) {
+  const auto fits = [](const std::string& word) {
+    int64_t number = 0;
+    const auto read = std::from_chars(word.data(), word.data() + word.size(), number);
+    return read.ec == std::errc::result_out_of_range ? word + " does not fit in 64 bits" : std::string();
+  };
+  for (CLI::Option* option : app.get_options()) {
+    if (option->get_type_name() == "INT") option->check(fits);
+  }
+  for (CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; }))
+    refuse_numbers_that_do_not_fit(*verb);
+}
+
 /// CLI11 takes its arguments in reverse order.
 void parse(CLI::App& app, std::vector<std::string> arguments) {
   std::ranges::reverse(arguments);
@@ -62,6 +79,7 @@ int run(const std::vector<std::string>& words) {
   CLI::App app("Distributed training in C++ on libtorch: data parallelism from one config to many ranks.",
                "trireme");
   describe(app, front);
+  refuse_numbers_that_do_not_fit(app);
   std::vector<std::string> arguments(words.begin() + 1, words.end());
   check_verb(app, arguments);
   front.overrides = take_overrides(arguments);
@@ -78,26 +96,30 @@ int run(const std::vector<std::string>& words) {
 }
 
 int report(const std::exception& error, ExitCode code) {
-  fmt::print(stderr, "error: {}\n", error.what());
+  write_stderr(fmt::format("error: {}\n", error.what()));
   return static_cast<int>(code);
+}
+
+int answer(std::vector<std::string> words) {
+  try {
+    words.front() = "trireme";
+    return run(words);
+  } catch (const UsageError& error) {
+    const int code = report(error, error.exit_code());
+    write_stderr(fmt::format("hint: {}\n", error.hint()));
+    return code;
+  } catch (const Error& error) {
+    return report(error, error.exit_code());
+  } catch (const std::exception& error) {
+    if (std::ferror(stdout) != 0) return 0;  // a print threw: flush_results tells
+    return report(error, ExitCode::kFailed);
+  }
 }
 
 }  // namespace
 }  // namespace trireme::cli
 
 int main(int argc, char** argv) {
-  using namespace trireme;
-  try {
-    std::vector<std::string> words(argv, argv + argc);
-    words.front() = "trireme";
-    return cli::run(words);
-  } catch (const cli::UsageError& error) {
-    const int code = cli::report(error, error.exit_code());
-    fmt::print(stderr, "hint: {}\n", error.hint());
-    return code;
-  } catch (const Error& error) {
-    return cli::report(error, error.exit_code());
-  } catch (const std::exception& error) {
-    return cli::report(error, ExitCode::kFailed);
-  }
+  trireme::hold_standard_streams();
+  return trireme::flush_results(trireme::cli::answer({argv, argv + argc}));
 }

@@ -76,7 +76,7 @@ Json value_of(const std::optional<report::AtStep>& at) {
 
 Json figures_json(const report::RunRecord& run) {
   const report::RunFigures figures = report::figures_of(run);
-  const auto& interval = figures.tokens_interval;
+  const auto& range = figures.tokens_range;
   return {{"run", run.path},
           {"name", run.name},
           {"state", report::state_name(report::state_of_run(run))},
@@ -89,7 +89,7 @@ Json figures_json(const report::RunRecord& run) {
           {"val_top1", value_of(figures.val_top1)},
           {"val_top5", value_of(figures.val_top5)},
           {"tokens_per_s", or_null(figures.tokens_per_s)},
-          {"tokens_per_s_interval", interval ? Json{interval->low, interval->high} : Json()},
+          {"tokens_per_s_range", range ? Json{range->low, range->high} : Json()},
           {"step_ms", or_null(figures.step_ms)},
           {"step_ms_p95", or_null(figures.step_ms_p95)},
           {"communication_ms", or_null(figures.communication_ms)},

@@ -133,10 +133,10 @@ plan::Device choose_device(plan::Device device, int gpus) {
 int64_t choose_ranks(std::optional<int64_t> asked, plan::Device device, int gpus) {
   constexpr int64_t kCpuRanks = 2;
   if (!asked) return device == Device::kCuda ? gpus : kCpuRanks;
-  if (*asked < 1) throw ConfigError("[cli.train] -n {} is not a number of ranks; give 1 or more", *asked);
+  if (*asked < 1) throw ConfigError("[cli.ranks] -n {} is not a number of ranks; give 1 or more", *asked);
   if (device == Device::kCuda && *asked > gpus) {
     throw ConfigError(
-        "[cli.train] -n {} asks for more ranks than there are GPUs: {}; use -n {}, or --device=cpu", *asked,
+        "[cli.ranks] -n {} asks for more ranks than there are GPUs: {}; use -n {}, or --device=cpu", *asked,
         gpus, gpus);
   }
   return *asked;

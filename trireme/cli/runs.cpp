@@ -23,6 +23,7 @@ bool is_run(const std::string& path) {
 }
 
 bool has(const report::RunDirectory& run, const Wanted& wanted) {
+  if (wanted.is_there) return wanted.is_there(run);
   std::error_code ignored;
   return fs::exists(run.file(wanted.file), ignored);
 }

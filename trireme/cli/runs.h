@@ -1,5 +1,6 @@
 #pragma once
 // Runs by the words that people use for them: a folder, the name of a run, "latest".
+#include <functional>
 #include <string>
 
 #include "trireme/report/run_dir.h"
@@ -10,6 +11,8 @@ namespace trireme::cli {
 struct Wanted {
   std::string what;  ///< "weights"
   std::string file;  ///< relative to the run directory
+  /// Whether it is there, where that is not for `file` alone to say.
+  std::function<bool(const report::RunDirectory&)> is_there = {};
 };
 
 /// The run that `word` names: the path of a run directory, one's folder name below `root`, the name it was

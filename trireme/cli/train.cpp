@@ -156,12 +156,12 @@ void add_train(CLI::App& app, Front& front) {
   resume->option_text("[WHAT]")->expected(0, 1)->default_str("auto");
   verb->add_option(
           "--max-restarts", options->job.restarts.most,
-          "When a rank dies, hangs or loses its peers, start all again from the newest checkpoint, so "
-          "often in a row without a further checkpoint (default: 0)")
+          "Restart all ranks from the newest checkpoint when one dies, hangs or loses its peers, at most N "
+          "times without a new checkpoint in between (default: 0)")
       ->option_text("N")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(0, 1'000'000));
   verb->add_option("--restart-delay", options->job.restarts.first_delay_s,
-                   "Seconds before the first of them (default: 1); doubles up to 60")
+                   "Seconds before the first restart (default: 1); doubled for each further one, up to 60")
       ->option_text("SECONDS")
       ->check(CLI::Range(0.0, 3600.0));
   verb->add_flag("--json", options->job.json, "One JSON object a step on stdout, the summary last");

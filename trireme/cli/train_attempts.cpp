@@ -62,6 +62,12 @@ double wall_seconds() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
+/// Whether the signal to stop ended ranks that did not answer signals yet, since they were loading.
+bool was_cut_short(const launch::JobEnd& end) {
+  const auto by_signal = [&](const launch::RankExit& exit) { return exit.end.signal == end.signal; };
+  return end.signal != 0 && !end.cause && std::ranges::any_of(end.exits, by_signal);
+}
+
 class Attempts {
  public:
   Attempts(launch::LocalJob job, Request request, const Environment& environment,
@@ -82,6 +88,7 @@ class Attempts {
   bool goes_again(const launch::JobEnd& end);
   void note_progress();
   void go_on();
+  int code_of_stop(int signal) const;
   int stopped(int signal, const launch::JobEnd& end);
   void write(const char* problem, std::function<void()> write);
   void record(const report::AttemptEnd& end);
@@ -121,6 +128,7 @@ launch::JobEnd Attempts::run_once() {
   job_.environment = worker_environment(environment_, request_);
   try {
     launch::JobEnd end = launcher_.run(job_);
+    if (was_cut_short(end)) end.code = code_of_stop(end.signal);
     record({.exit_code = end.code,
             .cause = cause_of(end),
             .rank = end.cause ? std::optional(launch::first_to_fail(end)) : std::nullopt});
@@ -166,9 +174,13 @@ void Attempts::go_on() {
 }
 
 /// A run that can go on was preempted, unless a user pressed Ctrl-C.
-int Attempts::stopped(int signal, const launch::JobEnd& end) {
+int Attempts::code_of_stop(int signal) const {
   const bool preempted = signal != SIGINT && saved_.step > 0;
-  const int code = preempted ? static_cast<int>(ExitCode::kPreempted) : 128 + signal;
+  return preempted ? static_cast<int>(ExitCode::kPreempted) : 128 + signal;
+}
+
+int Attempts::stopped(int signal, const launch::JobEnd& end) {
+  const int code = code_of_stop(signal);
   record({.exit_code = code,
           .cause = fmt::format("{}; told to stop before it was started again", cause_of(end)),
           .rank = launch::first_to_fail(end)});

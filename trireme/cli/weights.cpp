@@ -4,11 +4,13 @@
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/checkpoint/fit.h"
 #include "trireme/checkpoint/model_folder.h"
+#include "trireme/checkpoint/store.h"
 #include "trireme/checkpoint/strict_json.h"
 #include "trireme/cli/runs.h"
 #include "trireme/plan/hugging_face.h"
@@ -115,26 +117,41 @@ FoundWeights of_checkpoint(const std::string& path) {
   return weights;
 }
 
-/// Final weights are those of the last attempt where that has left its summary.
+/// Whether the last attempt has written the final weights that are there: its summary says so, and a run that
+/// has never gone on needs none.
+bool final_weights_count(const report::RunDirectory& run) {
+  if (!is_there(run.file(kFinal))) return false;
+  const std::string summary = run.file("summary.json");
+  if (!is_there(summary)) return !is_there(run.file("checkpoints/GENERATION"));
+  const auto json = nlohmann::json::parse(read_file(summary), nullptr, false);
+  return json.is_object() && json.contains("weights") && json["weights"].is_string();
+}
+
 FoundWeights of_run(const std::string& word, const Front& front) {
   const auto run = find_run(word, front.runs_root(), {.what = "weights", .file = "checkpoints"});
+  const std::string path = weights_of_run(run);
+  if (path.empty())
+    throw ConfigError(
+        "[cli.weights] {} has neither final weights of its last attempt nor a checkpoint that is whole; name "
+        "another run",
+        run.path());
+  if (checkpoint::is_checkpoint(path)) return of_checkpoint(path);
   const plan::Config config = load_config(run.file("config.yaml"), "");
-  const bool ended = is_there(run.file("summary.json")) || !is_there(run.file("checkpoints/GENERATION"));
-  if (ended && is_there(run.file(kFinal))) {
-    FoundWeights weights{run.file(kFinal), complete_model(config)};
-    find_origin(weights, config, run.path());
-    return weights;
-  }
-  const checkpoint::Newest newest =
-      checkpoint::newest_checkpoint(checkpoint::Folder(run.file("checkpoints")));
-  for (const std::string& reason : newest.passed_over) log_warning("passed over {}", reason);
-  if (newest.checkpoint) return of_checkpoint(newest.checkpoint->path());
-  throw ConfigError(
-      "[cli.weights] {} has neither final weights nor a checkpoint that is whole; name another run",
-      run.path());
+  FoundWeights weights{path, complete_model(config)};
+  find_origin(weights, config, run.path());
+  return weights;
 }
 
 }  // namespace
+
+std::string weights_of_run(const report::RunDirectory& run) {
+  if (final_weights_count(run)) return run.file(kFinal);
+  const std::string folder = run.file("checkpoints");
+  if (!is_there(folder)) return {};
+  const checkpoint::Newest newest = checkpoint::newest_checkpoint(checkpoint::Folder(folder));
+  for (const std::string& reason : newest.passed_over) log_warning("passed over {}", reason);
+  return newest.checkpoint ? newest.checkpoint->path() : std::string();
+}
 
 void settle_weights_path(plan::Config& config) {
   std::string& path = config.model.weights;

@@ -6,6 +6,7 @@
 #include "trireme/cli/front.h"
 #include "trireme/cli/train_job.h"
 #include "trireme/plan/config.h"
+#include "trireme/report/run_dir.h"
 
 namespace trireme::cli {
 
@@ -27,9 +28,12 @@ struct FoundWeights {
   std::string lost = {};       ///< where that should be, if it is not there any more
 };
 
-/// Of a run (its final weights if it has come to its end, else its newest checkpoint that is whole), a
-/// checkpoint, a Hugging Face folder, or with `config`, a YAML file, anything with tensors. Throws
-/// ConfigError when there is none, or it does not say what model it is of.
+/// Of a run: its final weights where its last attempt has written them, else its newest checkpoint that is
+/// whole; empty: it has neither.
+std::string weights_of_run(const report::RunDirectory& run);
+
+/// Of a run (as weights_of_run() has it), a checkpoint, a Hugging Face folder, or with `config`, a YAML file,
+/// anything with tensors. Throws ConfigError when there is none, or it does not say what model it is of.
 FoundWeights find_weights(const std::string& word, const std::string& config, const Front& front);
 
 }  // namespace trireme::cli

@@ -4,12 +4,14 @@
 #include <c10/util/Logging.h>
 #include <malloc.h>
 
+#include <cstdio>
 #include <exception>
 #include <limits>
 
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/streams.h"
 #include "trireme/cli/worker_verbs.h"
 #include "trireme/train/enough_memory.h"
 #include "trireme/train/stop.h"
@@ -55,11 +57,7 @@ int report(const std::exception& error) {
   return static_cast<int>(ExitCode::kFailed);
 }
 
-}  // namespace
-
-int main() {
-  c10::initLogging();  // heeds TORCH_CPP_LOG_LEVEL, which `train` sets
-  keep_freed_memory();
+int answer() {
   try {
     return run(Environment::process());
   } catch (const train::FailedElsewhere& error) {
@@ -73,6 +71,16 @@ int main() {
               error.what_without_backtrace());
     return static_cast<int>(ExitCode::kOutOfMemory);
   } catch (const std::exception& error) {
+    if (std::ferror(stdout) != 0) return 0;  // a print threw: flush_results tells
     return report(error);
   }
+}
+
+}  // namespace
+
+int main() {
+  hold_standard_streams();
+  c10::initLogging();  // heeds TORCH_CPP_LOG_LEVEL, which `train` sets
+  keep_freed_memory();
+  return flush_results(answer());
 }

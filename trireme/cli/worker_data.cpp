@@ -13,6 +13,7 @@
 #include "trireme/data/images/digits.h"
 #include "trireme/data/images/loader.h"
 #include "trireme/data/images/set.h"
+#include "trireme/plan/config.h"
 #include "trireme/report/table.h"
 
 namespace trireme::cli {
@@ -155,7 +156,8 @@ void print_splits(const Json& document, const data::ImageSet& train) {
 }
 
 int data_info(const Request& request) {
-  const data::ImageSplits splits = data::open_images({.path = request.data.path});
+  const data::ImageSplits splits =
+      data::open_images({.path = request.data.path, .val_fraction = plan::DataConfig().val_fraction});
   Json document{{"schema", "trireme.data.info/1"},
                 {"folder", splits.folder},
                 {"format", splits.format},

@@ -24,15 +24,19 @@ int worker_generate(const Request& request) {
         "[cli.generate] {} trained a model of images ({}), which writes no text; name a run on text",
         run.path(), config.model.family);
   }
+  const std::string prompt = options.prompt.empty() ? config.train.sample_prompt : options.prompt;
+  if (prompt.empty())
+    throw ConfigError(
+        "[cli.generate] neither --prompt nor train.sample_prompt of {} has any text; give --prompt",
+        run.path());
   const auto model = nn::build(config.model);
-  parallel::load_weights(*model, run.file("checkpoints/final/model.safetensors"));
+  parallel::load_weights(*model, options.weights);
   model->eval();
   const bool gpu = config.device != plan::Device::kCpu && !kernels::gpus().empty();
   const at::Device device = gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
   model->to(device);
 
   const auto tokenizer = data::make_tokenizer(config.data.tokenizer);
-  const std::string prompt = options.prompt.empty() ? config.train.sample_prompt : options.prompt;
   const std::vector<int32_t> tokens = train::generate(*model, tokenizer->encode(prompt),
                                                       {.max_tokens = options.max_tokens,
                                                        .temperature = options.temperature,

@@ -14,7 +14,6 @@
 #include "trireme/kernels/device.h"
 #include "trireme/plan/config.h"
 #include "trireme/plan/mesh_shape.h"
-#include "trireme/plan/model_facts.h"
 #include "trireme/plan/pipeline.h"
 #include "trireme/plan/world.h"
 #include "trireme/report/classification_view.h"
@@ -64,6 +63,7 @@ void install_signal_handlers(bool answers) {
   action.sa_flags = SA_RESTART;
   sigaction(SIGTERM, &action, nullptr);
   sigaction(SIGINT, &action, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);            // who reads no more lines does not end the run
   sigaction(SIGUSR1, &action, nullptr);  // Slurm's --signal=USR1@60 comes before its SIGTERM
 }
 
@@ -104,8 +104,6 @@ std::function<int64_t()> columns_behind(const Environment& environment, const ch
 report::ConsoleOptions console_options(const Request& request, const plan::Config& config,
                                        const comm::World& world, const Environment& environment,
                                        const report::RunDirectory& run) {
-  const plan::ModelFacts facts =
-      plan::describe(config.model, config.data.seq_len, config.precision, config.memory);
   // The peak of bf16 says nothing about products in FP8.
   const bool bf16_gpu = world.device().is_cuda() && config.precision.compute == plan::Dtype::kBf16 &&
                         config.precision.fp8.recipe == plan::Fp8::kOff;
@@ -114,7 +112,6 @@ report::ConsoleOptions console_options(const Request& request, const plan::Confi
   options.log_every = config.train.log_every;
   options.ranks = world.size();
   options.reads_images = plan::reads_images(config.model.family);
-  options.flops_per_token = facts.flops_per_token;
   options.peak_flops = bf16_gpu ? kernels::bf16_peak_flops(kernels::gpus().front().name) : 0.0;
   options.json = request.json;
   options.quiet = request.quiet;

@@ -26,11 +26,13 @@ struct BackendSpec {
   std::string address;  ///< where the other ranks reach this one
 };
 
-/// Connects all pairs over TCP. Its operations return when they are done.
+/// Connects all pairs over TCP, for which it may wait for five times the deadline. Its operations return when
+/// they are done.
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const BackendSpec& spec);
 
-/// Makes the NCCL communicator. Its operations go to the current stream. Throws EnvironmentError without
-/// NCCL.
+/// Makes the NCCL communicator and has done its first operation, in which NCCL connects the ranks: both wait
+/// for the other ranks without a deadline. Its operations go to the current stream. Throws EnvironmentError
+/// without NCCL.
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec);
 
 }  // namespace trireme::comm

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "trireme/base/clock.h"
-#include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/cause.h"
 
@@ -43,6 +42,11 @@ std::vector<int64_t> missing_ranks(const Meeting& meeting, const Entries& arrive
   return missing;
 }
 
+std::string names_of(const std::vector<int64_t>& missing, const Meeting& meeting) {
+  return fmt::format("{} {} of {}", missing.size() == 1 ? "rank" : "ranks", fmt::join(missing, ", "),
+                     meeting.ranks.size());
+}
+
 /// The rank that comes last opens the meeting for all. A rank that came twice counts once.
 void arrive(c10d::Store& store, const Meeting& meeting, const std::string& text) {
   const std::string entry = to_entry(meeting.rank, text);
@@ -52,28 +56,32 @@ void arrive(c10d::Store& store, const Meeting& meeting, const std::string& text)
   if (missing_ranks(meeting, entries(store, meeting)).empty()) store.set(complete_key(meeting), Bytes{1});
 }
 
-void wait_until_complete(c10d::Store& store, const Meeting& meeting) {
+[[noreturn]] void throw_missing(const Meeting& meeting, const std::vector<int64_t>& missing, double waited_s,
+                                const char* ended) {
+  throw CommError(
+      "[{}] rank {} waited {:.1f} s {} for {}, which did not arrive{}; look at their logs, and raise "
+      "the timeout if they are only slow",
+      meeting.op, meeting.rank, waited_s, meeting.where, names_of(missing, meeting), ended);
+}
+
+/// Returns what the ranks have left there.
+Entries wait_until_complete(c10d::Store& store, const Meeting& meeting) {
   const double started = monotonic_seconds();
   for (;;) {
     const double left = meeting.timeout_s - (monotonic_seconds() - started);
-    if (wait_for_keys(store, {complete_key(meeting)}, std::clamp(left, 0.0, kReportEvery_s))) return;
-    const std::vector<int64_t> missing = missing_ranks(meeting, entries(store, meeting));
-    if (missing.empty()) return;  // the last one came just now
+    const bool ended = wait_for_keys(store, {complete_key(meeting)}, std::clamp(left, 0.0, kReportEvery_s));
+    Entries arrived = entries(store, meeting);
+    const std::vector<int64_t> missing = missing_ranks(meeting, arrived);
+    if (missing.empty()) return arrived;  // otherwise the last one came just now
     const double waited = monotonic_seconds() - started;
-    const std::string names = fmt::format("{} {} of {}", missing.size() == 1 ? "rank" : "ranks",
-                                          fmt::join(missing, ", "), meeting.ranks.size());
-    if (waited >= meeting.timeout_s) {
-      throw CommError(
-          "[{}] rank {} waited {:.1f} s {} for {}, which did not arrive; look at their logs, and raise "
-          "the timeout if they are only slow",
-          meeting.op, meeting.rank, waited, meeting.where, names);
-    }
-    log_info("waiting {} for {} ({:.0f} s)", meeting.where, names, waited);
+    if (ended) throw_missing(meeting, missing, waited, " before the host of the store gave up");
+    if (waited >= meeting.timeout_s) throw_missing(meeting, missing, waited, "");
+    log_info("waiting {} for {} ({:.0f} s)", meeting.where, names_of(missing, meeting), waited);
   }
 }
 
 [[noreturn]] void throw_store_lost(const Meeting& meeting, const c10::Error& error) {
-  throw CommError(
+  throw StoreLost(
       "[{}] rank {} lost the store {} while it waited for the others ({}); has the rank or the agent "
       "that hosts it died, or is its host out of reach?",
       meeting.op, meeting.rank, meeting.where, cause_of(error));
@@ -133,8 +141,7 @@ class ExchangeStore final : public c10d::Store {
   /// Ends the meeting under way, if there is one, and learns its values.
   void complete() {
     if (!std::exchange(under_way_, false)) return;
-    wait_until_complete(*store_, meeting_);
-    for (const auto& [rank, text] : entries(*store_, meeting_)) {
+    for (const auto& [rank, text] : wait_until_complete(*store_, meeting_)) {
       const size_t key_end = text.find('\n');
       if (key_end == std::string::npos) continue;
       values_[text.substr(0, key_end)] =
@@ -190,13 +197,20 @@ bool wait_for_keys(c10d::Store& store, const std::vector<std::string>& keys, dou
 std::vector<std::string> meet(c10d::Store& store, const Meeting& meeting, const std::string& text) {
   try {
     arrive(store, meeting, text);
-    wait_until_complete(store, meeting);
-    Entries arrived = entries(store, meeting);
+    Entries arrived = wait_until_complete(store, meeting);
     std::vector<std::string> texts;
     for (const int64_t rank : meeting.ranks) texts.push_back(std::move(arrived[rank]));
     return texts;
   } catch (const c10::Error& error) {
     throw_store_lost(meeting, error);
+  }
+}
+
+void end_meeting(c10d::Store& store, const Meeting& meeting) noexcept {
+  try {
+    store.set(complete_key(meeting), Bytes{1});
+  } catch (const std::exception&) {
+    // Whoever waits has lost the store, and says so.
   }
 }
 

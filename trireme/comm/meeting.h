@@ -9,6 +9,8 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "trireme/base/error.h"
+
 namespace trireme::comm {
 
 struct Meeting {
@@ -20,10 +22,19 @@ struct Meeting {
   double timeout_s = 0.0;
 };
 
+/// The store ended, or does not answer, while ranks met in it.
+class StoreLost : public CommError {
+ public:
+  using CommError::CommError;
+};
+
 /// Leaves `text`, waits for all, returns the texts in the order of `ranks`. Says every 10 s on stderr who is
-/// missing. Throws CommError that names the missing ranks when the deadline passes, or that the store was
-/// lost.
+/// missing. Throws CommError that names the missing ranks when the deadline passes or somebody has ended the
+/// meeting, and StoreLost.
 std::vector<std::string> meet(c10d::Store& store, const Meeting& meeting, const std::string& text);
+
+/// Whoever waits there is to wait no longer, be it that ranks are missing.
+void end_meeting(c10d::Store& store, const Meeting& meeting) noexcept;
 
 /// Waits for one key. Returns false when `timeout_s` passed; throws c10::Error when the store was lost.
 bool wait_for_keys(c10d::Store& store, const std::vector<std::string>& keys, double timeout_s);

@@ -2,9 +2,9 @@
 // Whether other ranks can still be waited for: a process of this host that has ended, or a rank of any host
 // that has published a failure. A GPU waits for a lost peer until it is told. Internal to this room.
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "trireme/comm/process_id.h"
@@ -16,15 +16,15 @@ class ProgressBoard;
 class PeerNews {
  public:
   /// `processes` by rank.
-  PeerNews(std::vector<ProcessId> processes, std::shared_ptr<ProgressBoard> board)
-      : processes_(std::move(processes)), board_(std::move(board)) {}
+  PeerNews(const std::vector<ProcessId>& processes, std::shared_ptr<ProgressBoard> board);
 
   /// "rank 2 (process 77) has died", about the first of `ranks` that is lost; empty while none is known to
-  /// be. Reads a file of /proc for each rank of this host. Does not throw; any thread may call.
+  /// be. Reads a file of /proc for each of them in another process of this host. Does not throw; any thread
+  /// may call.
   std::string about(const std::vector<int64_t>& ranks) const noexcept;
 
  private:
-  std::vector<ProcessId> processes_;
+  std::map<int64_t, ProcessId> neighbours_;  ///< by rank: other processes of this host
   std::shared_ptr<ProgressBoard> board_;
 };
 

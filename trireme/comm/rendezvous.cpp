@@ -13,13 +13,16 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <utility>
 
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/cause.h"
+#include "trireme/comm/process_id.h"
 
 namespace trireme::comm {
 namespace {
@@ -137,12 +140,13 @@ int64_t port_of(int fd) {
   return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
 }
 
+/// An inherited socket stays open for worlds that this process joins later.
 Socket inherited_or_own(const plan::WorldSpec& spec, const std::string& host) {
   if (spec.listen_fd < 0) return listen_on(spec, host);
   const int fd = static_cast<int>(spec.listen_fd);
   port_of(fd);
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
-  return Socket(fd);
+  return Socket(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
 }
 
 /// The address of the interface from which packets to `host` leave.
@@ -165,6 +169,8 @@ c10::intrusive_ptr<c10d::Store> host_store(const std::string& host, Socket socke
   options.isServer = true;
   options.port = static_cast<uint16_t>(port_of(socket.fd()));
   options.masterListenFd = socket.release();
+  // Two worlds at once on an inherited socket share one server: two would take each other's connections.
+  options.multiTenant = true;
   return c10::make_intrusive<c10d::TCPStore>(host, options);
 }
 
@@ -183,7 +189,8 @@ struct Opened {
 };
 
 c10::intrusive_ptr<c10d::Store> open_store(const plan::WorldSpec& spec, const std::string& host,
-                                           bool hosts_store, double timeout_s, Opened& opened) {
+                                           const std::string& prefix, bool hosts_store, double timeout_s,
+                                           Opened& opened) {
   const c10d::TCPStoreOptions options = options_for(spec.master_port, timeout_s);
   c10::intrusive_ptr<c10d::Store> store;
   if (hosts_store) {
@@ -192,7 +199,25 @@ c10::intrusive_ptr<c10d::Store> open_store(const plan::WorldSpec& spec, const st
     store = c10::make_intrusive<c10d::TCPStore>(host, options);
   }
   opened.address = own_address_towards(host, spec.master_port);
-  return c10::make_intrusive<c10d::PrefixStore>(store_prefix(spec), std::move(store));
+  return c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(store));
+}
+
+/// Per place in a job, since ranks may be threads of one process.
+struct Joins {
+  std::mutex mutex;
+  std::map<std::string, int64_t> counts;
+};
+Joins joins;
+
+std::string place_of(const plan::WorldSpec& spec) {
+  return fmt::format("{}:{}/{}/{}/{}", canonical_host(spec.master_addr), spec.master_port, spec.job_key,
+                     spec.restart, spec.rank);
+}
+
+/// What every key of the world begins with: other jobs at the same store, earlier attempts of this one,
+/// worlds that its processes have joined before, and processes that do not know the job's key use other keys.
+std::string store_prefix(const plan::WorldSpec& spec) {
+  return fmt::format("trireme/{}/{}/{}", spec.job_key, spec.restart, joins_so_far(spec));
 }
 
 [[noreturn]] void throw_no_store(const plan::WorldSpec& spec, const std::string& host, double waited_s,
@@ -203,10 +228,35 @@ c10::intrusive_ptr<c10d::Store> open_store(const plan::WorldSpec& spec, const st
       spec.rank, spec.world_size, host, spec.master_port, waited_s, cause_of(error));
 }
 
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
+}
+
 }  // namespace
 
-std::string store_prefix(const plan::WorldSpec& spec) {
-  return fmt::format("trireme/{}/{}", spec.job_key, spec.restart);
+int64_t joins_so_far(const plan::WorldSpec& spec) {
+  const std::lock_guard lock(joins.mutex);
+  const auto found = joins.counts.find(place_of(spec));
+  return found == joins.counts.end() ? 0 : found->second;
+}
+
+void note_join(const plan::WorldSpec& spec) {
+  const std::lock_guard lock(joins.mutex);
+  ++joins.counts[place_of(spec)];
+}
+
+void claim_rank(BoundedStore& store, int64_t rank) {
+  const ProcessId own = own_process();
+  const std::string key = fmt::format("is/{}", rank), mine = fmt::format("{} {}", to_text(own), host_name());
+  std::string there = store.compareSet(key, "", mine);
+  // One of this host that has died may have been started again.
+  if (there != mine && has_died(parse_process(there))) there = store.compareSet(key, there, mine);
+  if (there == mine) return;
+  throw CommError(
+      "[comm.join] two processes came as rank {}: process {} on host {} and process {} on host {}; give each "
+      "a RANK of its own, and start all ranks again",
+      rank, parse_process(there).pid, there.substr(there.rfind(' ') + 1), own.pid, host_name());
 }
 
 Rendezvous open_rendezvous(const plan::WorldSpec& spec, double timeout_s) {
@@ -217,8 +267,8 @@ Rendezvous open_rendezvous(const plan::WorldSpec& spec, double timeout_s) {
   result.where = fmt::format("{}:{}", host, spec.master_port);
   // Shared with a thread that may outlive this call, stuck in a name server or a silent port.
   const auto opened = std::make_shared<Opened>();
-  const auto open = [spec, host, hosts = result.hosts_store, timeout_s, opened] {
-    return open_store(spec, host, hosts, timeout_s, *opened);
+  const auto open = [spec, host, prefix = store_prefix(spec), hosts = result.hosts_store, timeout_s, opened] {
+    return open_store(spec, host, prefix, hosts, timeout_s, *opened);
   };
   try {
     result.store = c10::make_intrusive<BoundedStore>(open, std::max(timeout_s, 1.0) + kConnectSlack_s);

@@ -21,8 +21,13 @@ struct Rendezvous {
 /// answers there until `timeout_s` has passed.
 Rendezvous open_rendezvous(const plan::WorldSpec& spec, double timeout_s);
 
-/// What every key of the job begins with: other jobs at the same store, earlier attempts of this one, and
-/// processes that do not know the job's key use other keys.
-std::string store_prefix(const plan::WorldSpec& spec);
+/// This process is `rank` of the world that meets in `store`. Throws CommError when another process is: the
+/// two would count as one, and all wait for the rank that neither is.
+void claim_rank(BoundedStore& store, int64_t rank);
+
+/// How many worlds this process has joined at this place of the job. Its next one has keys of its own in the
+/// store; all ranks have joined equally many.
+int64_t joins_so_far(const plan::WorldSpec& spec);
+void note_join(const plan::WorldSpec& spec);
 
 }  // namespace trireme::comm

@@ -50,9 +50,14 @@ class Descriptor {
   int value_;
 };
 
-bool is_ready(const Descriptor& socket, short events, int limit_ms) {
+/// False once `deadline` has passed; a signal in between does not end the wait.
+bool is_ready(const Descriptor& socket, short events, double deadline) {
   pollfd entry{.fd = socket.get(), .events = events, .revents = 0};
-  return ::poll(&entry, 1, limit_ms) > 0;
+  int ready;
+  do {
+    ready = ::poll(&entry, 1, milliseconds_until(deadline));
+  } while (ready < 0 && errno == EINTR);
+  return ready > 0;
 }
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
@@ -89,7 +94,8 @@ class SocketStream final : public ByteStream {
     return counted(count);
   }
   void wait(std::chrono::milliseconds limit) override {
-    is_ready(socket_, writes_ ? POLLOUT : POLLIN, static_cast<int>(limit.count()));
+    is_ready(socket_, writes_ ? POLLOUT : POLLIN,
+             monotonic_seconds() + std::chrono::duration<double>(limit).count());
   }
   void close() override { ::shutdown(socket_.get(), SHUT_RDWR); }
 
@@ -126,7 +132,7 @@ class SocketStreamOffer final : public StreamOffer {
 
   std::unique_ptr<ByteStream> accept(double timeout_s) override {
     const double deadline = monotonic_seconds() + timeout_s;
-    while (is_ready(socket_, POLLIN, milliseconds_until(deadline))) {
+    while (is_ready(socket_, POLLIN, deadline)) {
       Descriptor socket(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (socket.get() >= 0 && knows_the_word(socket)) {
         return std::make_unique<SocketStream>(std::move(socket), /*writes=*/false);
@@ -148,7 +154,7 @@ class SocketStreamOffer final : public StreamOffer {
     const double deadline = monotonic_seconds() + kGreeting_s;
     std::string said;
     Word part{};
-    while (said.size() < word_.size() && is_ready(socket, POLLIN, milliseconds_until(deadline))) {
+    while (said.size() < word_.size() && is_ready(socket, POLLIN, deadline)) {
       const ssize_t count = ::recv(socket.get(), part.data(), word_.size() - said.size(), 0);
       if (count <= 0) break;
       said.append(part.data(), static_cast<size_t>(count));
@@ -163,10 +169,10 @@ class SocketStreamOffer final : public StreamOffer {
 
 /// Empty, or why there is no connection.
 std::string connect(const Descriptor& socket, const addrinfo& address, double timeout_s) {
-  const int limit_ms = milliseconds_until(monotonic_seconds() + timeout_s);
+  const double deadline = monotonic_seconds() + timeout_s;
   if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) == 0) return {};
   if (errno != EINPROGRESS) return errno_text(errno);
-  if (!is_ready(socket, POLLOUT, limit_ms)) return fmt::format("no answer within {:g} s", timeout_s);
+  if (!is_ready(socket, POLLOUT, deadline)) return fmt::format("no answer within {:g} s", timeout_s);
   int error = 0;
   socklen_t size = sizeof error;
   ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);

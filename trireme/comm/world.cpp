@@ -9,6 +9,8 @@
 #include <cmath>
 #include <csignal>
 #include <exception>
+#include <functional>
+#include <thread>
 #include <utility>
 
 #include "trireme/base/build_info.h"
@@ -19,6 +21,7 @@
 #include "trireme/base/hash.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/backend_group.h"
+#include "trireme/comm/bounded_call.h"
 #include "trireme/comm/bounded_store.h"
 #include "trireme/comm/cause.h"
 #include "trireme/comm/meeting.h"
@@ -86,7 +89,8 @@ void ignore_broken_pipes() {
   if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
 }
 
-/// Exchanges builds and processes with all other ranks.
+/// Exchanges builds and processes with all other ranks. The store ends with its host: one that gives up lets
+/// the others read why first.
 void arrive(World::Seat& seat, const std::string& where, double timeout_s) {
   const Meeting meeting{.op = "comm.join",
                         .where = where,
@@ -97,10 +101,19 @@ void arrive(World::Seat& seat, const std::string& where, double timeout_s) {
   const std::string greeting = fmt::format("{}\n{}", build_name(), to_text(own_process()));
   try {
     seat.store->setTimeout(std::chrono::milliseconds(std::llround(seat.timeout_s * 1000.0)));
+    claim_rank(*seat.store, seat.rank);
     ProgressBoard::enter(*seat.store, seat.rank);
     seat.processes = read_greetings(meet(*seat.store, meeting, greeting));
+  } catch (const StoreLost&) {
+    throw;
+  } catch (const Error&) {
+    if (seat.hosts_store) {
+      end_meeting(*seat.store, meeting);
+      std::this_thread::sleep_for(std::chrono::duration<double>(kFarewellAfterFailure_s));
+    }
+    throw;
   } catch (const c10::Error& error) {
-    throw CommError("[comm.join] rank {} lost the store {} ({}); has the process that hosts it died?",
+    throw StoreLost("[comm.join] rank {} lost the store {} ({}); has the process that hosts it died?",
                     seat.rank, where, cause_of(error));
   }
 }
@@ -132,6 +145,26 @@ std::shared_ptr<FlightRecord> launchers_record(int64_t rank) {
   }
 }
 
+World::Seat take_seat(const plan::WorldSpec& spec, c10::Device device, double timeout_s, PeerOptions peers,
+                      double deadline) {
+  Rendezvous met = open_rendezvous(spec, deadline - monotonic_seconds());
+  World::Seat seat{
+      .store = met.store,
+      .rank = spec.rank,
+      .size = spec.world_size,
+      .device = device,
+      .timeout_s = timeout_s,
+      .address = met.address,
+      .hosts_store = met.hosts_store,
+      .store_host = fmt::format("{} at {}", spec.agent_store ? "the agent" : "rank 0", met.where),
+      .peers = peers,
+      .processes = {},
+      .record = spec.launcher == "trireme" ? launchers_record(spec.rank) : nullptr};
+  arrive(seat, "at " + met.where, deadline - monotonic_seconds());
+  note_join(spec);
+  return seat;
+}
+
 void check_deadline(double timeout_s) {
   constexpr double kLongest_s = 86400.0;  // torch counts in nanoseconds, and nobody waits for longer
   TRIREME_CHECK(timeout_s > 0.0 && timeout_s <= kLongest_s,
@@ -160,9 +193,17 @@ c10::intrusive_ptr<c10d::Store> connecting_store(const c10::intrusive_ptr<c10d::
   return c10::make_intrusive<c10d::PrefixStore>(meeting.place, store);
 }
 
-c10::intrusive_ptr<c10d::Backend> connect(const BackendSpec& spec) {
+/// `lost` says why a rank of the group need not be waited for. Returns why there is no backend, if it is so.
+std::string connect(const BackendSpec& spec, const std::function<std::string()>& lost,
+                    c10::intrusive_ptr<c10d::Backend>& backend) {
   try {
-    return spec.device.is_cpu() ? make_gloo_backend(spec) : make_nccl_backend(spec);
+    const auto made = std::make_shared<c10::intrusive_ptr<c10d::Backend>>();
+    const auto make = [spec, made] {
+      *made = spec.device.is_cpu() ? make_gloo_backend(spec) : make_nccl_backend(spec);
+    };
+    std::string gave_up = call_bounded(make, spec.timeout_s, lost);
+    if (gave_up.empty()) backend = std::move(*made);
+    return gave_up;
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -178,21 +219,17 @@ std::shared_ptr<World> World::join(const plan::WorldSpec& spec, c10::Device devi
                                    PeerOptions peers) {
   if (spec.world_size == 1) return join_store({}, 0, 1, device, timeout_s);
   check_deadline(timeout_s);
-  const double started = monotonic_seconds();
-  Rendezvous met = open_rendezvous(spec, timeout_s);
-  Seat seat{.store = met.store,
-            .rank = spec.rank,
-            .size = spec.world_size,
-            .device = device,
-            .timeout_s = timeout_s,
-            .address = met.address,
-            .hosts_store = met.hosts_store,
-            .store_host = fmt::format("{} at {}", spec.agent_store ? "the agent" : "rank 0", met.where),
-            .peers = peers,
-            .processes = {},
-            .record = spec.launcher == "trireme" ? launchers_record(spec.rank) : nullptr};
-  arrive(seat, "at " + met.where, timeout_s - (monotonic_seconds() - started));
-  return std::make_shared<World>(std::move(seat));
+  const double deadline = monotonic_seconds() + timeout_s;
+  for (;;) {
+    try {
+      return std::make_shared<World>(take_seat(spec, device, timeout_s, peers, deadline));
+    } catch (const StoreLost&) {
+      // A rank that joins its next world may still find the store of the last, which its host is about to
+      // end.
+      const bool has_joined = joins_so_far(spec) > 0 && spec.rank != 0;
+      if (!has_joined || monotonic_seconds() >= deadline) throw;
+    }
+  }
 }
 
 std::shared_ptr<World> World::join_environment(double timeout_s) {
@@ -231,7 +268,7 @@ World::World(Seat seat)
   if (size_ == 1) return;
   pairs_ = std::make_shared<PairGroups>();
   board_ = make_board(seat);
-  news_ = std::make_shared<PeerNews>(std::move(seat.processes), board_);
+  news_ = std::make_shared<PeerNews>(seat.processes, board_);
 }
 
 World::~World() {
@@ -273,7 +310,7 @@ std::shared_ptr<Group> World::make_group(const std::string& name, const std::vec
   if (ranks.size() == 1) return make_backend_group(std::move(spec), {}, {}, {}, {});
   board_->note_group(name, ranks);
   const std::string members = hex64(xxh3(fmt::format("{}", fmt::join(ranks, ","))));
-  const std::string place = unique_place(fmt::format("group/{}/{}", name, members));
+  const std::string use = fmt::format("group/{}/{}", name, members), place = unique_place(use);
   Meeting meeting{.op = "comm.make_group",
                   .where = "to make group " + name,
                   .place = place,
@@ -287,7 +324,18 @@ std::shared_ptr<Group> World::make_group(const std::string& name, const std::vec
   const std::vector<std::string> offers = meet(*store_, meeting, offer ? offer->text() : "");
   meeting.place = place + "/connect";
   spec.store = connecting_store(store_, meeting, device_);
-  auto backend = connect(spec);
+  c10::intrusive_ptr<c10d::Backend> backend;
+  const double started = monotonic_seconds();
+  const std::string gave_up = connect(
+      spec, [&] { return news_->about(ranks); }, backend);
+  if (!gave_up.empty()) {
+    const double waited_s = monotonic_seconds() - started;
+    throw CommError(
+        "[comm.make_group] connecting group {} of ranks ({}) {} on rank {} after {:.1f} s (deadline {:g} s): "
+        "{}; look at the log of the rank that is not there, and raise the timeout if it is only slow",
+        name, fmt::join(ranks, ", "), gave_up, rank_, waited_s, timeout_s_,
+        board_->report_failure({"make_group", uses_[use], name}, ranks).text);
+  }
   auto peers = offer ? offer->accept(offers, timeout_s_) : nullptr;
   // A rank may drop the group at once: only after all have connected, or it would break their connections.
   meeting.place = place + "/connected";

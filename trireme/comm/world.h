@@ -30,8 +30,10 @@ class World {
   /// Meets the other ranks at the address in `spec`. Blocks until all have arrived or `timeout_s` has passed;
   /// throws CommError that names the address, the time waited and the ranks that are missing, or that the
   /// port is in use. The store listens on loopback when master_addr is a loopback name, else on that address
-  /// only. Throws EnvironmentError when ranks are of different builds, LogicError for a deadline beyond a
-  /// day. SIGPIPE is ignored from here on unless the program handles it.
+  /// only. A process may join further worlds, all ranks equally many, and two at a time where the launcher
+  /// has passed a socket on. Throws CommError when another process has come as this rank, EnvironmentError
+  /// when ranks are of different builds, LogicError for a deadline beyond a day. SIGPIPE is ignored from here
+  /// on unless the program handles it.
   static std::shared_ptr<World> join(const plan::WorldSpec& spec, c10::Device device, double timeout_s,
                                      PeerOptions peers = {});
 

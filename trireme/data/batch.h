@@ -12,9 +12,10 @@ struct Batch {
   /// Of text (B, T) int64, inputs shifted by one. Of images (B) int64, or (B, classes) fp32 that sum to 1
   /// where labels are smoothed or pictures mixed.
   at::Tensor targets;
-  /// How many count. 0: B is 1, and the row stands for one that is not there.
+  /// How many count. 0: there are none; of text B is 1 then, and the row stands for one that is not there.
   int64_t rows = 0;
   int64_t step_rows = 0;              ///< of the step on all ranks together, broken pictures included
+  int64_t step_passes = 0;            ///< micro-batches of each rank in the step; 0: as many as in any other
   std::vector<int64_t> samples = {};  ///< of images: the place in their set of each row that counts
 
   /// What the mean over this batch counts for in the mean over the step.

@@ -49,11 +49,13 @@ void cross_entropy(float* loss, Scalar* logits, const int64_t* targets, int64_t 
       loss[row] = std::log(sum) + top - static_cast<float>(z[target]);
       if (!want_gradient) continue;
       const float inverse = 1.0f / sum;
+      // Before its place is overwritten: rounded first, it would lose what is near 1.
+      const float of_target = exp_approx(static_cast<float>(z[target]) - top) * inverse - 1.0f;
 #pragma omp simd
       for (int64_t i = 0; i < classes; ++i) {
         z[i] = static_cast<Scalar>(exp_approx(static_cast<float>(z[i]) - top) * inverse);
       }
-      z[target] = static_cast<Scalar>(static_cast<float>(z[target]) - 1.0f);
+      z[target] = static_cast<Scalar>(of_target);
     }
   });
 }

@@ -356,6 +356,7 @@ void add_column_sums(at::Tensor& total, const at::Tensor& x) {
     total.add_(x.sum(0));
     return;
   }
+  if (x.numel() == 0) return;
   const Rows rows(x);
   at::Tensor partial = scratch(x, cuda::column_scratch(rows.width));
   launched(cuda::add_column_sums(mutable_data(total), floats(partial), data(x), rows.count, rows.width,

@@ -7,7 +7,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
+#include <sstream>
+#include <system_error>
 #include <utility>
 
 #include "trireme/base/error.h"
@@ -69,6 +72,24 @@ int exec_result(int report_fd) {
   return count == sizeof error ? error : 0;
 }
 
+/// What /proc says of a process; '?' and no group where it says nothing.
+struct Stat {
+  char state = '?';
+  pid_t parent = 0;
+  pid_t group = 0;
+};
+
+Stat stat_of(const std::string& pid) {
+  std::ifstream file("/proc/" + pid + "/stat");
+  std::string line;
+  std::getline(file, line);
+  Stat stat;
+  const size_t name_end = line.rfind(')');  // a name may hold anything
+  if (name_end != std::string::npos)
+    std::istringstream(line.substr(name_end + 1)) >> stat.state >> stat.parent >> stat.group;
+  return stat;
+}
+
 Fd open_pidfd(pid_t pid) {
   return Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
 }
@@ -113,11 +134,18 @@ bool Child::has_ended() const {
 }
 
 char Child::kernel_state() const {
-  std::ifstream file(fmt::format("/proc/{}/stat", pid_));
-  std::string line;
-  std::getline(file, line);
-  const size_t name_end = line.rfind(')');  // a name may hold anything
-  return name_end == std::string::npos || name_end + 2 >= line.size() ? '?' : line[name_end + 2];
+  return stat_of(std::to_string(pid_)).state;
+}
+
+bool Child::group_goes_on() const {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+    const std::string pid = entry.path().filename();
+    if (pid.find_first_not_of("0123456789") != std::string::npos || pid == std::to_string(pid_)) continue;
+    const Stat stat = stat_of(pid);
+    if (stat.group == pid_ && stat.state != 'Z' && stat.state != 'X') return true;
+  }
+  return false;
 }
 
 void Child::signal(int number) const noexcept {

@@ -7,12 +7,11 @@
 #include <fstream>
 #include <string>
 #include <thread>
-#include <vector>
+
+#include "trireme/base/host.h"
 
 namespace trireme::launch {
 namespace {
-
-constexpr const char* kCgroupRoot = "/sys/fs/cgroup";
 
 int64_t cores_in_affinity_mask() {
   cpu_set_t mask;
@@ -28,26 +27,6 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-/// The path of our cgroup in the v2 hierarchy: "/" or "/user.slice/...". Empty under v1.
-std::string own_cgroup() {
-  std::ifstream file("/proc/self/cgroup");
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("0::")) return line.substr(3);
-  }
-  return {};
-}
-
-/// "/a/b" -> "/a/b", "/a", "": inside a container the last one, the mount itself, may be the one with a
-/// quota.
-std::vector<std::string> self_and_ancestors(std::string group) {
-  std::vector<std::string> groups{group};
-  while (!group.empty()) {
-    group.resize(group.rfind('/'));
-    groups.push_back(group);
-  }
-  return groups;
-}
-
 }  // namespace
 
 std::optional<double> quota_of_cpu_max(std::string_view text) {
@@ -60,11 +39,15 @@ std::optional<double> quota_of_cpu_max(std::string_view text) {
   return static_cast<double>(quota_us) / static_cast<double>(period_us);
 }
 
-int64_t usable_cores() {
+int64_t usable_cores(const std::string& root) {
   int64_t cores = cores_in_affinity_mask();
-  for (const std::string& group : self_and_ancestors(own_cgroup())) {
-    const auto quota = quota_of_cpu_max(first_line(kCgroupRoot + group + "/cpu.max"));
-    if (quota) cores = std::min(cores, static_cast<int64_t>(*quota));
+  for (const std::string& group : control_groups("cpu", root)) {
+    // Version 1 has the two numbers in files of their own.
+    const std::string older =
+        first_line(group + "/cpu.cfs_quota_us") + " " + first_line(group + "/cpu.cfs_period_us");
+    for (const std::string& text : {first_line(group + "/cpu.max"), older}) {
+      if (const auto quota = quota_of_cpu_max(text)) cores = std::min(cores, static_cast<int64_t>(*quota));
+    }
   }
   return std::max<int64_t>(1, cores);
 }

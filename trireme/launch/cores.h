@@ -2,6 +2,7 @@
 // How many cores this process may really use: its affinity mask and the CPU quota of its container.
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 
 namespace trireme::launch {
@@ -10,8 +11,8 @@ namespace trireme::launch {
 /// unreadable text.
 std::optional<double> quota_of_cpu_max(std::string_view text);
 
-/// Cores in the affinity mask, bounded by the tightest quota on the way from our cgroup to the root; at
-/// least 1.
-int64_t usable_cores();
+/// Cores in the affinity mask, bounded by the tightest quota of our control groups; at least 1. Files of the
+/// system are looked for under `root`.
+int64_t usable_cores(const std::string& root = "");
 
 }  // namespace trireme::launch

@@ -71,11 +71,11 @@ const RankExit& culprit(std::span<const RankExit> failures) {
   return *std::ranges::min_element(failures, {}, order_of_blame);
 }
 
-std::string describe(const RankExit& exit) {
+std::string describe(const RankExit& exit, bool ours) {
   const std::string who = fmt::format("rank {} (pid {})", exit.rank, exit.pid);
   if (exit.starved) return who + " was killed by the kernel, which had no memory left";
   if (exit.end.signal == 0)
-    return fmt::format("{} exited with code {}{}", who, exit.end.code, meaning(exit.end.code));
+    return fmt::format("{} exited with code {}{}", who, exit.end.code, ours ? meaning(exit.end.code) : "");
   return fmt::format("{} was killed by signal {} ({})", who, exit.end.signal, signal_name(exit.end.signal));
 }
 

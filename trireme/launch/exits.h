@@ -41,7 +41,8 @@ bool stopped_in_order(const RankExit& exit);
 const RankExit& culprit(std::span<const RankExit> failures);
 
 /// "rank 1 (pid 123) was killed by signal 9 (SIGKILL)", "rank 1 (pid 123) exited with code 7 (damaged data)".
-std::string describe(const RankExit& exit);
+/// `ours`: the codes of the program are those of this one; else they are not explained.
+std::string describe(const RankExit& exit, bool ours = true);
 
 /// The likely cause of such an end and where to look, as "; ..."; empty when there is none to name.
 std::string hint(const RankExit& exit);

@@ -1,6 +1,6 @@
 #pragma once
 // Starts the ranks of one host as child processes and watches them: one dies, the rest are stopped; signals
-// are forwarded; nothing survives the launcher.
+// are forwarded; no rank survives the launcher.
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -30,6 +30,7 @@ struct LocalJob {
   /// What to change, asked when the kernel has killed a rank for want of memory; empty: there is no advice.
   std::function<std::string()> memory_advice = {};
   std::string kernel_counters = "/proc/vmstat";  ///< where "oom_kill" counts such processes
+  double starved_s = 10.0;  ///< a rank that is killed later after the kernel killed any is none of them
 };
 
 struct JobEnd {
@@ -74,10 +75,12 @@ class Launcher {
 /// passes as it comes, so that it may draw a progress bar: it inherits the terminal as TRIREME_TTY_FD, to ask
 /// for its width whenever it draws, and the one behind stdout as TRIREME_OUT_TTY_FD.
 ///
-/// SIGINT and SIGTERM are forwarded once to all ranks, which finish what they began. Ranks that still run
-/// `stop_s` later are named and killed; a second signal kills at once, unless it comes within a second of the
-/// first: terminals and launchers around this one often send the same request twice.
-/// Ranks run in their own process groups and die with the launcher (PDEATHSIG), whatever happens to it.
+/// SIGINT and SIGTERM are forwarded once to all ranks, which finish what they began; when the process of a
+/// rank ends of it, as a shell does, what that started is sent SIGTERM and finishes likewise. Ranks that
+/// still run `stop_s` later are named and killed; a second signal kills at once, unless it comes within a
+/// second of the first: terminals and launchers around this one often send the same request twice. Ranks run
+/// in their own process groups. Their processes die with the launcher (PDEATHSIG), whatever happens to it;
+/// what these started dies with them, but not when the launcher itself is ended by SIGKILL.
 ///
 /// Throws ConfigError for impossible numbers and EnvironmentError when the program, a log or a process cannot
 /// be had; ranks that were started by then are killed.

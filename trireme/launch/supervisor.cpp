@@ -6,6 +6,7 @@
 #include <array>
 #include <fstream>
 #include <string>
+#include <utility>
 
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
@@ -25,6 +26,11 @@ Fd& pipe_of(Rank& rank, Stream stream) {
   return stream == Stream::kOut ? rank.out : rank.err;
 }
 
+/// No descriptor tells when it is to be collected.
+bool must_be_asked(const Rank& rank) {
+  return rank.child.running() && (rank.ended || rank.child.wait_fd() < 0);
+}
+
 double quiet_seconds(double grace_s) {
   return std::min(kQuiet, grace_s / 2);
 }
@@ -33,7 +39,9 @@ double quiet_seconds(double grace_s) {
 
 JobEnd Supervisor::run() {
   running_ = static_cast<int64_t>(ranks_.size());
+  starved_lately_ = starved_so_far();
   while (running_ > 0) {
+    look_for_starved(monotonic_seconds());
     wait_for_events();
     collect_without_pidfds();
     judge_failures();
@@ -53,7 +61,7 @@ void Supervisor::wait_for_events() {
   for (Rank& rank : ranks_) {
     if (!rank.child.running()) continue;
     watch_output(poll, rank);
-    poll.watch(rank.child.wait_fd(), POLLIN, [this, &rank] { collect(rank); });
+    if (!rank.ended) poll.watch(rank.child.wait_fd(), POLLIN, [this, &rank] { collect(rank); });
   }
   poll.wait(seconds_to_next_deadline(monotonic_seconds()));
 }
@@ -66,16 +74,14 @@ void Supervisor::watch_output(PollSet& poll, Rank& rank) {
 }
 
 std::optional<double> Supervisor::seconds_to_next_deadline(double now) const {
-  std::optional<double> wait;
-  const auto consider = [&](double seconds) { wait = std::min(seconds, wait.value_or(seconds)); };
+  std::optional<double> wait = next_look_ - now;
+  const auto consider = [&](double seconds) { wait = std::min(seconds, *wait); };
   if (const auto due = tee_.next_due()) consider(*due - now);
   if (!failures_.empty()) consider(failures_.front().at + kSettle - now);
   if (stop_began_ && !asked_to_stop_) consider(*stop_began_ + quiet_seconds(job_.grace_s) - now);
   if (stop_began_ && !killed_stubborn_) consider(*stop_began_ + job_.grace_s - now);
   if (forwarded_at_ && !killed_stubborn_) consider(*forwarded_at_ + job_.stop_s - now);
-  const bool must_ask = std::ranges::any_of(
-      ranks_, [](const Rank& rank) { return rank.child.running() && rank.child.wait_fd() < 0; });
-  if (must_ask) consider(kPollWithoutPidfd);
+  if (std::ranges::any_of(ranks_, must_be_asked)) consider(kPollWithoutPidfd);
   return wait;
 }
 
@@ -112,7 +118,7 @@ void Supervisor::drain(Rank& rank, Stream stream) {
 }
 
 void Supervisor::collect(Rank& rank) {
-  if (!rank.child.running()) return;
+  if (!rank.child.running() || lingers(rank)) return;
   const ProcessEnd end = rank.child.reap();
   drain(rank, Stream::kOut);
   drain(rank, Stream::kErr);
@@ -130,9 +136,19 @@ void Supervisor::collect(Rank& rank) {
   if (exit_code(exit) != 0 && !exit.asked && !heeded) failures_.push_back(exit);
 }
 
+/// A rank that was told to stop may be a shell, which the signal ends at once: what it has started finishes
+/// what it began, too.
+bool Supervisor::lingers(Rank& rank) const {
+  const bool told = forwarded_ != 0 || rank.asked, killed = killed_by_ != 0 || killed_stubborn_;
+  if (!told || killed || !rank.child.group_goes_on()) return false;
+  const bool has_been_told = std::exchange(rank.ended, true) || (forwarded_ == SIGINT && !rank.asked);
+  if (!has_been_told) rank.child.signal_group(SIGTERM);
+  return true;
+}
+
 void Supervisor::collect_without_pidfds() {
   for (Rank& rank : ranks_) {
-    if (rank.child.running() && rank.child.wait_fd() < 0 && rank.child.has_ended()) collect(rank);
+    if (must_be_asked(rank) && rank.child.has_ended()) collect(rank);
   }
 }
 
@@ -191,6 +207,14 @@ int64_t Supervisor::starved_so_far() const {
   return 0;
 }
 
+/// Keeps the count of the look before the last: a process with much memory takes a while to die, and what the
+/// kernel killed long before a rank says nothing about that one.
+void Supervisor::look_for_starved(double now) {
+  if (now < next_look_) return;
+  starved_before_ = std::exchange(starved_lately_, starved_so_far());
+  next_look_ = now + job_.starved_s;
+}
+
 std::vector<int64_t> Supervisor::ranks_that_explain() const {
   std::vector<int64_t> ranks;
   for (const RankExit& exit : exits_) {
@@ -213,7 +237,7 @@ void Supervisor::report(const RankExit& exit) {
   if (running_ == 1) others = "; stopping the other rank";
   if (running_ > 1) others = fmt::format("; stopping the other {} ranks", running_);
   const std::string advice = exit.starved && job_.memory_advice ? ". " + job_.memory_advice() : hint(exit);
-  log_error("[launch] {}{}{}", describe(exit), others, advice);
+  log_error("[launch] {}{}{}", describe(exit, job_.explains_failures), others, advice);
 }
 
 void Supervisor::advance_stop() {
@@ -246,7 +270,7 @@ void Supervisor::kill_stubborn(const std::string& when) {
   for (Rank& rank : ranks_) {
     if (!rank.child.running()) continue;
     names.push_back(std::to_string(rank.rank));
-    rank.stuck = rank.child.kernel_state();
+    if (!rank.ended) rank.stuck = rank.child.kernel_state();
   }
   kill_all();
   tee_.settle();

@@ -22,14 +22,14 @@ struct Rank {
   Child child;
   Fd out, err;
   bool asked = false;  ///< told to stop
+  bool ended = false;  ///< its process has, and what that started still runs
   char stuck = 0;      ///< as RankExit has it
 };
 
 class Supervisor {
  public:
   /// All must outlive this.
-  Supervisor(Tee& tee, SignalTrap& signals, const LocalJob& job)
-      : tee_(tee), signals_(signals), job_(job), starved_before_(starved_so_far()) {}
+  Supervisor(Tee& tee, SignalTrap& signals, const LocalJob& job) : tee_(tee), signals_(signals), job_(job) {}
 
   void add(Rank rank) { ranks_.push_back(std::move(rank)); }
 
@@ -44,11 +44,13 @@ class Supervisor {
   void take_output(Rank& rank, Stream stream);
   void drain(Rank& rank, Stream stream);
   void collect(Rank& rank);
+  bool lingers(Rank& rank) const;
   void collect_without_pidfds();
 
   void take_signals();
   void forward(int number);
   int64_t starved_so_far() const;
+  void look_for_starved(double now);
   void kill_all();
 
   void judge_failures();
@@ -67,7 +69,9 @@ class Supervisor {
   const LocalJob& job_;
   std::vector<Rank> ranks_;
   int64_t running_ = 0;
-  int64_t starved_before_;            ///< processes that the kernel had killed for want of memory before ours
+  int64_t starved_before_ = 0;  ///< processes that the kernel had killed for want of memory a while ago
+  int64_t starved_lately_ = 0;  ///< and at the last look
+  double next_look_ = 0.0;
   std::vector<RankExit> exits_;       ///< all, in the order seen
   std::vector<RankExit> failures_;    ///< not yet judged
   std::optional<RankExit> cause_;     ///< the failure that decides the job's exit code

@@ -79,7 +79,7 @@ class RecomputedFunction : public Function<RecomputedFunction> {
       if (forward->random) restored.emplace(*forward->random);
       y = forward->call_again(x);
     }
-    y.backward(grads[0]);
+    if (y.requires_grad()) y.backward(grads[0]);  // else all that `forward` uses is frozen
     return {wants_x ? x.grad() : at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };

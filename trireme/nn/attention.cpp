@@ -78,6 +78,7 @@ class ShortAttentionFunction : public Function<ShortAttentionFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
+    refuse_create_graph("nn.attention");
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &qkv = saved[0], &cosine = saved[1], &sine = saved[2], &probs = saved[3];
     const int64_t heads = probs.size(1), kv_heads = context->saved_data["kv_heads"].toInt();
@@ -195,6 +196,7 @@ class FusedAttentionFunction : public Function<FusedAttentionFunction<Backend>> 
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
+    refuse_create_graph("nn.attention");
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &qkv = saved[0], &cosine = saved[1], &sine = saved[2];
     const variable_list kept(saved.begin() + 3, saved.end());

@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <string_view>
+
 #include "trireme/base/error.h"
 #include "trireme/nn/torch_internals.h"
 
@@ -39,6 +41,16 @@ class GradTarget {
   bool in_place_ = true, adds_ = true;
   at::Tensor tensor_;
 };
+
+/// Throws LogicError in a backward pass that is to be differentiated itself: our kernels record no graph, and
+/// autograd would take what they compute for constants. `function` as "nn.gelu".
+inline void refuse_create_graph(std::string_view function) {
+  if (!at::GradMode::is_enabled()) return;
+  throw LogicError(
+      "[{}] backward was called with create_graph, but has no derivative itself; call it without, or use "
+      "torch's own modules and functions",
+      function);
+}
 
 /// An undefined tensor as an absent argument: autograd functions take no undefined ones.
 inline std::optional<at::Tensor> optional(const at::Tensor& tensor) {

@@ -1,6 +1,7 @@
 #include "trireme/nn/deferred_gradients.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -157,7 +158,11 @@ DeferredGradients::Scope::Scope(DeferredGradients& store) : guard_(kSlot, store.
 void DeferredGradients::run() {
   const at::NoGradGuard no_grad;
   const kernels::TraceRange range("deferred gradients");
-  while (const std::optional<Entry> entry = parked_->pop()) compute(*entry);
+  c10::OptionalDeviceGuard on_device;  // a thread of the caller's may have another current one
+  while (const std::optional<Entry> entry = parked_->pop()) {
+    on_device.reset_device(entry->weights.front().device());
+    compute(*entry);
+  }
 }
 
 int64_t DeferredGradients::count() const {

@@ -48,9 +48,10 @@ class DeferredGradients {
     c10::DebugInfoGuard guard_;
   };
 
-  /// Computes what was deferred, in the order in which backward came to it, on the current stream, which must
-  /// be that of the backward pass. Inputs and gradients that are no longer needed are freed on the way.
-  /// Throws LogicError when one of them was written to since; what comes after it is then still deferred.
+  /// Computes what was deferred, in the order in which backward came to it, on the current stream of
+  /// the weights' device, which must be that of the backward pass. Inputs and gradients that are no longer
+  /// needed are freed on the way. Throws LogicError when one of them was written to since; what comes after
+  /// it is then still deferred.
   void run();
 
   /// Linear operations whose gradients are deferred.

@@ -31,6 +31,7 @@ class LinearFunction : public Function<LinearFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
+    refuse_create_graph("nn.linear");
     const RestoredLinear linear = restore(*context).linears.front();
     const LinearParams params = linear.params();
     const OutputGradient dy = output_gradient(params, as_rows(grads[0]), noted_amax(grads[0], params.fp8));
@@ -56,6 +57,7 @@ class AddNormFunction : public Function<AddNormFunction> {
   static variable_list forward(AutogradContext* context, const at::Tensor& x_in,
                                const std::optional<at::Tensor>& delta_in, const at::Tensor& weight,
                                const std::optional<at::Tensor>& bias_in, double eps, bool asked_for_amax) {
+    context->set_materialize_grads(false);  // often nobody uses the sum
     const at::Tensor x = x_in.contiguous();
     const at::Tensor delta = delta_in ? delta_in->contiguous() : at::Tensor();
     const at::Tensor bias = bias_in.value_or(at::Tensor());
@@ -79,6 +81,8 @@ class AddNormFunction : public Function<AddNormFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
+    refuse_create_graph("nn.add_norm");
+    if (!grads[0].defined() && !grads[1].defined()) return variable_list(6);
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2], &statistics = saved[3];
     const at::Tensor d_sum = grads[0].defined() ? grads[0].contiguous() : at::Tensor();
@@ -122,6 +126,7 @@ class ActivationFunction : public Function<ActivationFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
+    refuse_create_graph(context->saved_data["gated"].toBool() ? "nn.swiglu" : "nn.gelu");
     const at::Tensor x = context->get_saved_variables()[0];
     const at::Tensor dy = grads[0].contiguous();
     at::Tensor dx = at::empty_like(x);
@@ -141,6 +146,7 @@ class EmbeddingFunction : public Function<EmbeddingFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
+    refuse_create_graph("nn.embedding");
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &indices = saved[0], &weight = saved[1];
     GradTarget d_weight(weight, AddsTo::kFp32Too);

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "trireme/base/error.h"
 #include "trireme/nn/autograd.h"
 
 namespace trireme::nn {
@@ -29,12 +28,7 @@ class GroupNormFunction : public Function<GroupNormFunction> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    if (at::GradMode::is_enabled()) {
-      throw LogicError(
-          "[nn.group_norm] backward was called with create_graph, but has no derivative itself; call it "
-          "without, "
-          "or use torch's GroupNorm");
-    }
+    refuse_create_graph("nn.group_norm");
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2], &statistics = saved[3],
                      &y = saved[4];

@@ -11,6 +11,7 @@ namespace trireme::nn {
 namespace {
 
 constexpr double kEps = 1e-5, kMomentum = 0.1;
+constexpr int64_t kSafeChannels = 8;
 
 void check_values_per_channel(const at::Tensor& x) {
   if (x.numel() > x.size(1)) return;
@@ -19,6 +20,15 @@ void check_values_per_channel(const at::Tensor& x) {
       "micro-"
       "batch or the size of images, or use another norm",
       fmt::join(x.sizes(), ", "));
+}
+
+/// What a norm makes of a batch of no samples (0, C, H, W): its parameters get gradients of zero, and there
+/// are no statistics.
+at::Tensor of_no_samples(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  const auto per_channel = [&](const at::Tensor& param) {
+    return param.to(x.scalar_type()).view({1, x.size(1), 1, 1});
+  };
+  return x * per_channel(weight) + per_channel(bias);
 }
 
 /// Whether a norm can be one function with what follows it, of parameters that train, all in one dtype.
@@ -43,6 +53,14 @@ Conv2d::Conv2d(const Shape& shape) : stride_(shape.stride), padding_(shape.paddi
 }
 
 at::Tensor Conv2d::forward(const at::Tensor& x) const {
+  // Of few channels, oneDNN's gradient of a 1x1 weight with a stride writes beyond its memory on CPUs.
+  const bool only_skips = weight.size(2) == 1 && weight.size(3) == 1 && stride_ > 1 && padding_ == 0;
+  if (x.is_cpu() && only_skips && x.size(1) < kSafeChannels) {
+    const auto every = [this](const at::Tensor& whole, int64_t dim) {
+      return whole.slice(dim, /*start=*/0, /*end=*/std::nullopt, stride_);
+    };
+    return at::conv2d(every(every(x, 2), 3), weight, bias);
+  }
   return at::conv2d(x, weight, bias, {stride_, stride_}, {padding_, padding_});
 }
 
@@ -55,6 +73,7 @@ BatchNorm::BatchNorm(int64_t channels) {
 }
 
 at::Tensor BatchNorm::forward(const at::Tensor& x, Statistics statistics, const After& after) {
+  if (x.size(0) == 0) return apply_after(of_no_samples(x, weight, bias), after);
   if (is_training() && is_fused(x, after)) {
     check_values_per_channel(x);
     const bool updates = statistics == Statistics::kUpdate;
@@ -93,6 +112,7 @@ GroupNorm::GroupNorm(int64_t groups, int64_t channels) : groups_(groups) {
 }
 
 at::Tensor GroupNorm::forward(const at::Tensor& x, const After& after) const {
+  if (x.size(0) == 0) return apply_after(of_no_samples(x, weight, bias), after);
   if (fits_fused(x, weight, bias, after) && kernels::can_group_norm(x)) {
     return group_norm(x, weight, bias,
                       {.groups = groups_, .residual = after.residual, .eps = kEps, .relu = after.relu});

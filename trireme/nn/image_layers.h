@@ -46,6 +46,7 @@ class Conv2d : public torch::nn::Module {
 };
 
 /// Over the samples and positions of x (Ioffe and Szegedy 2015), as torch.nn.BatchNorm2d with its defaults.
+/// A batch of no samples leaves its statistics alone.
 /// Statistics are fp32 whatever the dtype of x and of the parameters.
 class BatchNorm : public torch::nn::Module {
  public:

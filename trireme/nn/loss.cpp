@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "trireme/kernels/cross_entropy.h"
@@ -40,6 +41,18 @@ at::Tensor per_kept(const at::Tensor& sum, const at::Tensor& kept) {
   return sum / kept.clamp_min(1.0);
 }
 
+/// Backward scales the gradients that forward left where they lie: a second pass would scale them again.
+void spend_gradients(AutogradContext& context, std::string_view function) {
+  if (context.saved_data.contains("spent")) {
+    throw LogicError(
+        "[{}] backward was called twice for one loss, whose gradient the first call used up; compute the "
+        "loss "
+        "again, or call backward once for the sum",
+        function);
+  }
+  context.saved_data["spent"] = true;
+}
+
 class CrossEntropyFunction : public Function<CrossEntropyFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& logits_in, const at::Tensor& targets,
@@ -54,6 +67,8 @@ class CrossEntropyFunction : public Function<CrossEntropyFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
+    refuse_create_graph("nn.cross_entropy");
+    spend_gradients(*context, "nn.cross_entropy");
     const variable_list saved = context->get_saved_variables();
     at::Tensor gradient = saved[0];
     kernels::scale(gradient, gradient, per_kept(grads[0], saved[1]));
@@ -202,6 +217,8 @@ class LinearCrossEntropyFunction : public Function<LinearCrossEntropyFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
+    refuse_create_graph("nn.linear_cross_entropy");
+    spend_gradients(*context, "nn.linear_cross_entropy");
     const variable_list saved = context->get_saved_variables();
     const at::Tensor& weight = saved[0];
     at::Tensor d_rows = saved[1], d_weight = saved[2];

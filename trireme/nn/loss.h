@@ -9,10 +9,11 @@
 namespace trireme::nn {
 
 /// Mean cross-entropy in nats: logits (..., V), targets (...) int64 -> scalar fp32. The logits are consumed:
-/// their memory becomes the gradient. As in torch, rows whose target is -100 are left out of the mean, and a
-/// mean over no rows is NaN with gradients of zero. Another target that is no class: throws DataError on a
-/// CPU, gives NaN on a GPU. Where micro-batches or ranks leave out different numbers of rows, the mean of
-/// their losses is not the mean over all rows: weight each by the rows that it kept.
+/// their memory becomes the gradient, and a second backward pass through one loss throws LogicError. As in
+/// torch, rows whose target is -100 are left out of the mean, and a mean over no rows is NaN with gradients
+/// of zero. Another target that is no class: throws DataError on a CPU, gives NaN on a GPU. Where
+/// micro-batches or ranks leave out different numbers of rows, the mean of their losses is not the mean over
+/// all rows: weight each by the rows that it kept.
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets);
 
 /// cross_entropy(x @ weight^T, targets) of x (..., D) and weight (V, D), with logits that exist only in parts

@@ -3,8 +3,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "trireme/base/error.h"
 #include "trireme/kernels/tensor_ops.h"
+#include "trireme/nn/autograd.h"
 
 namespace trireme::nn {
 namespace {
@@ -32,12 +32,7 @@ class MaxPoolFunction : public Function<MaxPoolFunction> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    if (at::GradMode::is_enabled()) {
-      throw LogicError(
-          "[nn.max_pool] backward was called with create_graph, but has no derivative itself; call it "
-          "without, or "
-          "use at::max_pool2d");
-    }
+    refuse_create_graph("nn.max_pool");
     const at::Tensor taken = context->get_saved_variables().front();
     const auto window = context->saved_data["window"].toIntVector();
     const at::Tensor dy = grads[0].contiguous(kChannelsLast);

@@ -36,6 +36,7 @@ class NormLinearFunction : public Function<NormLinearFunction> {
                                const std::optional<at::Tensor>& norm_bias_in, double eps,
                                at::TensorList weights, const std::optional<at::Tensor>& bias_in, bool in_out,
                                const std::optional<Fp8Recipe>& fp8) {
+    context->set_materialize_grads(false);  // often nobody uses the sum
     const at::Tensor x = x_in.contiguous();
     const at::Tensor delta = delta_in ? delta_in->contiguous() : at::Tensor();
     const at::Tensor norm_bias = norm_bias_in.value_or(at::Tensor()), bias = bias_in.value_or(at::Tensor());
@@ -56,7 +57,9 @@ class NormLinearFunction : public Function<NormLinearFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
+    refuse_create_graph("nn.add_norm_linear");
     const Restored restored = restore(*context);
+    if (!grads[1].defined()) return of_sum_alone(*context, restored, grads[0]);
     const at::Tensor &x = restored.saved[0], &norm_weight = restored.saved[1], &norm_bias = restored.saved[2];
     at::Tensor statistics = restored.saved[3], no_sum;
     const RestoredLinear& linear = restored.linears.front();
@@ -91,6 +94,16 @@ class NormLinearFunction : public Function<NormLinearFunction> {
     result[2] = d_weight.reported();
     result.insert(result.end(), reported.begin(), reported.end());
     result.resize(result.size() + 2);  // in_out, fp8
+    return result;
+  }
+
+ private:
+  /// What backward returns where nobody uses the product.
+  static variable_list of_sum_alone(AutogradContext& context, const Restored& restored,
+                                    const at::Tensor& d_sum) {
+    variable_list result(8 + restored.linears.front().weights.size());
+    result[0] = d_sum;
+    if (context.saved_data["adds"].toBool()) result[1] = d_sum;
     return result;
   }
 };
@@ -129,6 +142,7 @@ class ActivatedLinearFunction : public Function<ActivatedLinearFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
+    refuse_create_graph("nn.activated_linear");
     const Restored restored = restore(*context);
     const at::Tensor& x = restored.saved[0];
     const bool gated = context->saved_data["gated"].toBool();

@@ -27,6 +27,7 @@ class SwigluFeedForwardFunction : public Function<SwigluFeedForwardFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
+    refuse_create_graph("nn.swiglu_feed_forward");
     const Restored restored = restore(*context);
     const RestoredLinear &of_first = restored.linears[0], &of_second = restored.linears[1];
     const LinearParams first = of_first.params(), second = of_second.params();

@@ -34,6 +34,8 @@ std::vector<Unit> VisionModel::units() {
 std::vector<Unit> VisionModel::units(const LossTarget& target) {
   std::vector<Unit> units = body();
   units.push_back({.name = plan::kHeadUnit, .forward = [this, target](const at::Tensor& x) {
+                     // A mean over no rows would be NaN.
+                     if (x.size(0) == 0) return head(x).sum(at::kFloat);
                      const double smoothing = is_training() ? config_.label_smoothing : 0.0;
                      const bool hard = smoothing == 0.0 && !target.targets.is_floating_point();
                      if (hard) return cross_entropy(head(x), target.targets);

@@ -25,6 +25,7 @@ class FlatOptimizer : public Optimizer {
 
   void begin_step() override { ++steps_; }
   size_t size() const override { return params_.size(); }
+  const at::Tensor& master(size_t index) const override { return params_[index].master; }
   void update(size_t index, const GradScale& grad_scale) override;
   void swap_average(size_t index) override;
   void set_segments(size_t index, std::vector<Segment> segments) override;

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <algorithm>
 #include <iterator>
 
 #include "trireme/base/error.h"
@@ -75,7 +74,8 @@ std::vector<Segment> merged(const std::vector<Segment>& segments) {
 }
 
 double clip_factor(double norm, double max_norm) {
-  return max_norm > 0.0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
+  const double factor = max_norm / (norm + 1e-6);
+  return max_norm > 0.0 && !(factor > 1.0) ? factor : 1.0;
 }
 
 at::Tensor clip_factor(const at::Tensor& norm, double max_norm) {

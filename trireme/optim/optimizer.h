@@ -71,6 +71,8 @@ class Optimizer {
   /// On a GPU the work is enqueued on the current stream.
   virtual void update(size_t index, const GradScale& grad_scale) = 0;
   virtual size_t size() const = 0;
+  /// FlatParam::master of parameter `index`.
+  virtual const at::Tensor& master(size_t index) const = 0;
   /// A whole step.
   void step(const GradScale& grad_scale = {}) {
     begin_step();
@@ -128,7 +130,7 @@ std::unique_ptr<Optimizer> sgd(std::vector<FlatParam> params, const SgdOptions& 
 std::unique_ptr<Optimizer> build(const plan::OptimConfig& config, std::vector<FlatParam> params);
 
 /// Factor that brings `norm` down to `max_norm`, 1 when it is below or max_norm is 0: min(1, max_norm / (norm
-/// + 1e-6)), as torch.nn.utils.clip_grad_norm_ has it.
+/// + 1e-6)), as torch.nn.utils.clip_grad_norm_ has it. NaN for a norm that is NaN.
 double clip_factor(double norm, double max_norm);
 /// The same on a device: norm fp64 scalar -> fp32 scalar. The host does not wait.
 at::Tensor clip_factor(const at::Tensor& norm, double max_norm);

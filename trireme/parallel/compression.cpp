@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <map>
+#include <utility>
 
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
@@ -44,6 +45,7 @@ class WithError : public Compressor {
   }
   void set_state(const std::vector<HookState>& params) override {
     error_.reset();
+    left_out_.reset();
     for (size_t i = 0; i < params.size(); ++i) {
       const at::Tensor& owed = params[i].owed;
       if (!owed.defined()) continue;
@@ -53,13 +55,21 @@ class WithError : public Compressor {
     }
   }
 
+  void commit() override {
+    if (left_out_.defined()) error_ = std::exchange(left_out_, {});
+  }
+  void discard() override { left_out_.reset(); }
+
  protected:
-  /// grad and what is owed, (n m) fp32; the caller sets error_ to what it leaves out.
+  /// grad and what is owed, (n m) fp32; the caller sets left_out_ to what it leaves out.
   at::Tensor wanted(const at::Tensor& grad) const {
     return error_.defined() ? grad.to(at::kFloat) + error_
                             : grad.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   }
   const plan::FlatLayout& layout_;
+  at::Tensor left_out_;  ///< by the gradient that waits for its update
+
+ private:
   at::Tensor error_;
 };
 
@@ -75,7 +85,7 @@ class Int8 : public WithError {
     at::Tensor scales = padded.abs().amax(2, /*keepdim=*/true).div_(127.0);  // (n, blocks, 1)
     at::Tensor codes = (padded / scales.clamp_min(1e-38)).round_().clamp_(-127, 127).to(at::kChar);
     const at::Tensor sent = (codes.to(at::kFloat) * scales).view({ranks, -1}).narrow(1, 0, count);
-    error_ = all - sent.reshape({-1});
+    left_out_ = all - sent.reshape({-1});
     at::Tensor codes_in = at::empty_like(codes), scales_in = at::empty_like(scales);
     group.all_to_all(codes_in, codes);
     group.all_to_all(scales_in, scales);
@@ -97,10 +107,20 @@ class LateStart : public WithError {
   void set_state(const std::vector<HookState>& params) override {
     WithError::set_state(params);
     step_ = 0;
+    reduced_ = false;
     for (const HookState& param : params) step_ = std::max(step_, param.steps);
   }
+  void commit() override {
+    WithError::commit();
+    if (std::exchange(reduced_, false)) ++step_;
+  }
+  void discard() override {
+    WithError::discard();
+    reduced_ = false;
+  }
   void reduce(comm::Group& group, at::Tensor& shard, const at::Tensor& grad) final {
-    if (step_++ < start_step_) return group.reduce_scatter_ordered(shard, grad);
+    reduced_ = true;
+    if (step_ < start_step_) return group.reduce_scatter_ordered(shard, grad);
     compress(group, shard, grad);
   }
 
@@ -109,6 +129,7 @@ class LateStart : public WithError {
 
  private:
   int64_t start_step_, step_ = 0;
+  bool reduced_ = false;  ///< a gradient that waits for its update
 };
 
 class TopK : public LateStart {
@@ -118,17 +139,18 @@ class TopK : public LateStart {
 
  protected:
   void compress(comm::Group& group, at::Tensor& shard, const at::Tensor& grad) override {
-    error_ = wanted(grad);
-    const auto kept = std::clamp<int64_t>(
-        static_cast<int64_t>(std::ceil(density_ * static_cast<double>(error_.numel()))), 1, error_.numel());
-    const at::Tensor places = std::get<1>(error_.abs().topk(kept, 0, true, /*sorted=*/false));  // (k)
-    const at::Tensor values = error_.index_select(0, places);
-    error_.index_fill_(0, places, 0.0);
+    left_out_ = wanted(grad);
+    const int64_t numel = left_out_.numel();
+    const auto kept =
+        std::clamp<int64_t>(static_cast<int64_t>(std::ceil(density_ * static_cast<double>(numel))), 1, numel);
+    const at::Tensor places = std::get<1>(left_out_.abs().topk(kept, 0, true, /*sorted=*/false));  // (k)
+    const at::Tensor values = left_out_.index_select(0, places);
+    left_out_.index_fill_(0, places, 0.0);
     at::Tensor all_places = at::empty({group.size(), kept}, places.options().dtype(at::kInt));
     at::Tensor all_values = at::empty({group.size(), kept}, values.options());
     group.all_gather(all_places, places.to(at::kInt));
     group.all_gather(all_values, values);
-    at::Tensor sum = at::zeros_like(error_);
+    at::Tensor sum = at::zeros_like(left_out_);
     // Rank by rank: the places of one rank differ, so every addition has its fixed turn.
     for (int64_t rank = 0; rank < group.size(); ++rank) sum.index_add_(0, all_places[rank], all_values[rank]);
     shard.copy_(sum.narrow(0, group.rank() * shard.numel(), shard.numel()));
@@ -154,43 +176,55 @@ class PowerSgd : public LateStart {
     factors_.clear();
     rest_.clear();
     rights_.clear();
+    seconds_.clear();
     for (size_t i = 0; i < params.size(); ++i)
       if (params[i].factor.defined()) rights_[layout_.entries()[i].offset] = params[i].factor.clone();
+  }
+
+  void commit() override {
+    LateStart::commit();
+    for (size_t i = 0; i < seconds_.size(); ++i) factors_[i].right = seconds_[i];
+    seconds_.clear();
+  }
+  void discard() override {
+    LateStart::discard();
+    seconds_.clear();
   }
 
  protected:
   void compress(comm::Group& group, at::Tensor& shard, const at::Tensor& grad) override {
     if (!chosen_) choose_matrices(grad);
     if (factors_.empty()) return group.reduce_scatter_ordered(shard, grad);
-    error_ = wanted(grad);
+    const at::Tensor all = wanted(grad);
     std::vector<at::Tensor> lefts, seconds;
-    for (const Factor& factor : factors_) lefts.push_back(at::matmul(matrix(error_, factor), factor.right));
+    for (const Factor& factor : factors_) lefts.push_back(at::matmul(matrix(all, factor), factor.right));
     add_up(group, lefts);
     for (size_t i = 0; i < factors_.size(); ++i) {
       lefts[i] = std::get<0>(at::linalg_qr(lefts[i]));
-      seconds.push_back(at::matmul(matrix(error_, factors_[i]).t(), lefts[i]));
+      seconds.push_back(at::matmul(matrix(all, factors_[i]).t(), lefts[i]));
     }
-    for (const plan::Range& range : rest_) seconds.push_back(error_.narrow(0, range.begin, range.size()));
+    for (const plan::Range& range : rest_) seconds.push_back(all.narrow(0, range.begin, range.size()));
     add_up(group, seconds);
     const double share = 1.0 / static_cast<double>(group.size());
-    at::Tensor sum = at::empty_like(error_), left_over = at::zeros_like(error_);
+    at::Tensor sum = at::empty_like(all);
+    left_out_ = at::zeros_like(all);
     for (size_t i = 0; i < factors_.size(); ++i) {
-      factors_[i].right = seconds[i];  // where the next step starts
       const at::Tensor approximation = at::matmul(lefts[i], seconds[i].t());
-      matrix(left_over, factors_[i]).copy_(matrix(error_, factors_[i]) - approximation * share);
+      matrix(left_out_, factors_[i]).copy_(matrix(all, factors_[i]) - approximation * share);
       matrix(sum, factors_[i]).copy_(approximation);
     }
     for (size_t i = 0; i < rest_.size(); ++i) {
       sum.narrow(0, rest_[i].begin, rest_[i].size()).copy_(seconds[factors_.size() + i]);
     }
-    error_ = left_over;
+    seconds.resize(factors_.size());
+    seconds_ = std::move(seconds);
     shard.copy_(sum.narrow(0, group.rank() * shard.numel(), shard.numel()));
   }
 
  private:
   struct Factor {
     int64_t offset, rows, columns;
-    at::Tensor right;  ///< (columns, rank)
+    at::Tensor right;  ///< (columns, rank), where the next step starts
   };
 
   static at::Tensor matrix(const at::Tensor& flat, const Factor& factor) {
@@ -255,6 +289,7 @@ class PowerSgd : public LateStart {
   int64_t rank_;
   bool chosen_ = false;
   std::vector<Factor> factors_;
+  std::vector<at::Tensor> seconds_;       ///< the factors' next `right`, of a gradient that waits
   std::map<int64_t, at::Tensor> rights_;  ///< of a state that was set, by offset, until matrices are chosen
   std::vector<plan::Range> rest_;         ///< of the flat gradient, outside of the factors' matrices
 };

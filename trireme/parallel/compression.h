@@ -28,7 +28,7 @@ struct HookOptions {
 struct HookState {
   at::Tensor owed;    ///< (elements of the parameter) fp32: what this rank has yet to send; none: nothing yet
   at::Tensor factor;  ///< PowerSGD: (columns, rank) fp32, where its next step begins, equal on all ranks
-  int64_t steps = 0;  ///< how often a hook that starts late has reduced
+  int64_t steps = 0;  ///< updates so far whose gradient a hook that starts late has reduced
 };
 
 /// One unit's compressor, with what it remembers between steps.
@@ -36,9 +36,14 @@ class Compressor {
  public:
   virtual ~Compressor() = default;
   /// shard (m) fp32 = this rank's part, elements [rank m, rank m + m), of the sum over `group` of grad (n m),
-  /// fp32 or bf16. Collective.
+  /// fp32 or bf16, in units that do not change from step to step. What the compressor remembers stays as it
+  /// was until commit(). Collective.
   virtual void reduce(comm::Group& group, at::Tensor& shard, const at::Tensor& grad) = 0;
-  /// What is still owed to later steps (n m) fp32; undefined before the first step and for hooks that owe
+  /// The gradient that was reduced was applied: what it left out is owed from now on.
+  virtual void commit() {}
+  /// It was not, and counts for nothing.
+  virtual void discard() {}
+  /// What is still owed to later steps (n m) fp32; undefined before the first commit() and for hooks that owe
   /// nothing.
   virtual at::Tensor error() const { return {}; }
   /// What it remembers of a parameter of the layout, in its own memory.

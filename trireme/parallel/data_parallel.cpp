@@ -149,12 +149,12 @@ void DataParallel::go_back_to_stream(c10::OptionalStreamGuard& guard) const {
 }
 
 void DataParallel::backward(const at::Tensor& loss, double weight) {
-  const double scale = begin_micro_batch(weight);
+  const double scale = begin_micro_batch(weight, loss.scalar_type());
   differentiate(loss, at::full({}, scale, loss.options().requires_grad(false)), /*last=*/true);
 }
 
 void DataParallel::accumulate(const at::Tensor& loss, double weight) {
-  const double scale = begin_micro_batch(weight);
+  const double scale = begin_micro_batch(weight, loss.scalar_type());
   differentiate(loss, at::full({}, scale, loss.options().requires_grad(false)), /*last=*/false);
 }
 
@@ -169,10 +169,10 @@ void DataParallel::accumulate(const at::Tensor& output, const at::Tensor& grad_o
 }
 
 /// Returns what the loss of the micro-batch is multiplied with.
-double DataParallel::begin_micro_batch(double weight) {
+double DataParallel::begin_micro_batch(double weight, at::ScalarType loss) {
   check_usable();
   check_not_evaluating("backward");
-  mean_.check(weight);
+  mean_.check(weight, loss);
   notice_update();
   take_writes();
   if (complete_) {
@@ -186,7 +186,18 @@ double DataParallel::begin_micro_batch(double weight) {
   if (completion_.follow_freezing()) executor_.follow_freezing();
   completion_.begin();
   current_.reset();
-  return mean_.add(weight);
+  return mean_.add(weight, loss);
+}
+
+/// What a hook owes to later steps has to be in units that those steps have as well, so it is given means.
+bool DataParallel::averages_before_hook() const {
+  const Hook hook = options_.hook.hook;
+  return hook != Hook::kNone && hook != Hook::kLocalSgd && options_.reduce_when == ReduceWhen::kOncePerStep;
+}
+
+/// All micro-batches of the step have their weights now, and none of its gradients has been reduced.
+void DataParallel::begin_sums(bool last_micro_batch) {
+  if (last_micro_batch && averages_before_hook()) shared_.before_hook = mean_.settle_before_sum();
 }
 
 /// A backward pass, or what stands for one: when it throws, for whatever reason, the step is forgotten.
@@ -206,6 +217,7 @@ void DataParallel::in_backward(const Body& body) {
 
 void DataParallel::differentiate(const at::Tensor& output, const at::Tensor& grad_output, bool last) {
   in_backward([&] {
+    begin_sums(last);
     executor_.begin_backward(last);
     output.backward(grad_output);
     end_backward_range();
@@ -237,6 +249,7 @@ void DataParallel::reduce_accumulated() {
   const at::NoGradGuard no_grad;
   in_backward([&] {
     if (options_.unused == Unused::kError) completion_.check_all_used(mesh_.world->rank());
+    begin_sums(/*last=*/true);
     executor_.begin_backward(/*last=*/true);
     executor_.end_without_units();
     complete_gradient();
@@ -294,6 +307,7 @@ void DataParallel::shadow_micro_batch(bool last_micro_batch) {
   begin_micro_batch(0.0);
   const at::NoGradGuard no_grad;
   in_backward([&] {
+    begin_sums(last_micro_batch);
     executor_.replay(last_micro_batch);
     if (last_micro_batch) complete_gradient();
   });

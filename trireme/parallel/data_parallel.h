@@ -43,8 +43,9 @@ class DataParallel {
   /// first of them (module_parameters.h). Unless they are buckets the first is the root, which stays
   /// unsharded from the start of a forward pass to the end of backward. With kRunUnit they are in the order
   /// of a forward pass, and the last one stays unsharded for its backward, which follows. `module` must
-  /// outlive this. Collective. Throws LogicError that names what does not fit, and EnvironmentError when
-  /// libtorch is not what the engine was made for.
+  /// outlive this. Collective. Throws ConfigError as checked() of options.h, LogicError that names what does
+  /// not fit, and EnvironmentError when libtorch is not what the engine was made for. A user's module
+  /// (Options::users_module) has its parameters then.
   DataParallel(torch::nn::Module& module, const std::vector<plan::UnitSpec>& units, const comm::Mesh& mesh,
                const Options& options, const Initializer& initializer, UseFrom use_from = UseFrom::kRunUnit);
   /// With Options::users_module the module gets its parameters back: memory of their own with the values of
@@ -67,11 +68,12 @@ class DataParallel {
   /// Differentiates `loss` in the last or only micro-batch of a step and reduces gradients as they become
   /// complete. Forward and backward of a step are called on one stream of the device, any one. The gradient
   /// is the mean over all micro-batches of all ranks by `weight`, or their sum (Options::average): with a
-  /// loss that is the mean over n rows, the weight n gives the mean over all rows. At its end the current
-  /// stream has waited for all reductions; gradients that every rank then gathers are waited for by step().
-  /// Throws LogicError that names parameters without gradient, and when nobody has used the gradient of the
-  /// step before. When the pass itself throws, for whatever reason, the step is forgotten as by skip_step():
-  /// repeat it from its first micro-batch, on all ranks. Collective.
+  /// loss that is the mean over n rows, the weight n gives the mean over all rows. A loss in bf16 or fp16
+  /// counts with its weight as that dtype rounds it. At its end the current stream has waited for all
+  /// reductions; gradients that every rank then gathers are waited for by step(). Throws LogicError that
+  /// names parameters without gradient, and when nobody has used the gradient of the step before. When the
+  /// pass itself throws, for whatever reason, the step is forgotten as by skip_step(): repeat it from its
+  /// first micro-batch, on all ranks. Collective.
   void backward(const at::Tensor& loss, double weight = 1.0);
   /// The same for a micro-batch that others of the step follow.
   void accumulate(const at::Tensor& loss, double weight = 1.0);
@@ -105,8 +107,9 @@ class DataParallel {
   /// The sum of one number per data-parallel rank, in an order that no policy changes.
   double sum_over_ranks(const std::vector<double>& by_dp_rank) const;
   at::Tensor sum_over_ranks(const at::Tensor& by_dp_rank) const;  // (ranks) -> ()
-  /// Euclidean norm of the whole gradient, or of all but the parameters `without`. Collective; the host
-  /// waits.
+  /// Euclidean norm of the whole gradient, or of all but the parameters `without`. Under local SGD the root
+  /// of the mean of the squares of all ranks' norms, no less than the norm of their mean. Collective; the
+  /// host waits.
   double grad_norm(const std::vector<std::string>& without = {}) const;
   /// Scales the gradient down to a norm of at most `max_norm` and returns the norm that it had, as
   /// torch.nn.utils.clip_grad_norm_ does for a module on one rank. Collective; the host waits. Throws
@@ -122,8 +125,13 @@ class DataParallel {
   std::vector<optim::FlatParam> optimizer_params(const GroupRule& rule = {});
   /// Updates unit by unit, and begins to all-gather each updated one where the policy keeps parameters whole;
   /// the next forward pass waits for the units that it uses. Throws LogicError when there is no complete
-  /// gradient since the last update, and names a parameter that the optimizer was not made for. Collective.
+  /// gradient since the last update, when the optimizer is another engine's, and names a parameter that it
+  /// was not made for. Collective.
   void step(optim::Optimizer& optimizer);
+  /// Throws LogicError unless `optimizer` was made from optimizer_params() of this engine.
+  void check_own(const optim::Optimizer& optimizer, const char* operation) const;
+  /// Whether a parameter required a gradient when optimizer_params() was called.
+  bool optimizes(size_t unit, size_t param) const { return optimized_.at(unit)[param]; }
   /// step() with gradients that are multiplied by `grad_scale`, too.
   void step_scaled(optim::Optimizer& optimizer, const optim::GradScale& grad_scale);
 
@@ -156,6 +164,7 @@ class DataParallel {
   /// Before the first recording, between steps: from now on parameters stay whole and gradients keep their
   /// memory, also under policies that free them. Collective; all ranks do so, recorded or not.
   void stay_in_place();
+  bool stays_in_place() const { return stays_; }
   /// Bytes that stay_in_place() takes on this rank.
   int64_t bytes_to_stay() const;
   /// What the host keeps between two passes of a step, beside what is in buffers. A launched recording needs
@@ -175,8 +184,10 @@ class DataParallel {
   void reduce_launched() { executor_.reduce_launched(); }
 
   /// Local SGD: every rank takes the mean of all ranks' parameters now. step() does so every
-  /// HookOptions::local_steps steps, and whoever ends training in between. Collective.
+  /// HookOptions::local_steps steps after the last time, and whoever ends training in between. Collective.
   void average_parameters();
+  /// Throws LogicError when ranks of local SGD have weights of their own.
+  void check_together(const char* operation) const;
 
   /// A scope for forward passes without gradients, with any number of batches a rank (evaluation.h).
   /// Collective. Throws LogicError while another one lives.
@@ -200,7 +211,7 @@ class DataParallel {
   class Weights {
    public:
     explicit Weights(DataParallel& engine);
-    /// fp32, on the CPU. Collective; units that follow each other are gathered once.
+    /// A copy, fp32, on the CPU. Collective; units that follow each other are gathered once.
     at::Tensor whole(const std::string& parameter);
 
    private:
@@ -268,7 +279,6 @@ class DataParallel {
   plan::EngineSetting setting() const;
   std::vector<std::unique_ptr<FlatUnit>> make_units(const std::vector<plan::UnitSpec>& specs,
                                                     const Initializer& initializer);
-  void check_hook() const;
   std::optional<StoragePool> symmetric_pool(const std::vector<plan::UnitSpec>& units) const;
   std::vector<comm::Group*> groups() const;
   UnitGroups make_groups() const;
@@ -290,7 +300,9 @@ class DataParallel {
   void make_watch();
   void mark_params(size_t unit);
   void watch_updates();
-  double begin_micro_batch(double weight);
+  double begin_micro_batch(double weight, at::ScalarType loss = at::kFloat);
+  bool averages_before_hook() const;
+  void begin_sums(bool last_micro_batch);
   void differentiate(const at::Tensor& output, const at::Tensor& grad_output, bool last);
   template <typename Body>
   void in_backward(const Body& body);
@@ -311,7 +323,8 @@ class DataParallel {
   comm::Mesh mesh_;
   UseFrom use_from_;
   UnitGroups groups_;
-  bool beside_;  ///< communication runs beside computation
+  bool beside_;         ///< communication runs beside computation
+  bool stays_ = false;  ///< stay_in_place() was called
   Shared shared_;
   std::map<std::string, size_t> index_;
   std::map<std::string, std::string> aliases_;
@@ -328,7 +341,7 @@ class DataParallel {
   bool in_backward_ = false;
   std::optional<c10::Stream> stream_;  ///< on which backward() was called; none on a CPU
   bool in_backward_range_ = false;     ///< NVTX: a unit is being differentiated
-  int64_t steps_ = 0;
+  int64_t steps_apart_ = 0;            ///< local SGD: since ranks had equal weights
   bool complete_ = false;  ///< the gradients of a step's last micro-batch are there, and nobody has used them
   optim::GradScale grad_scale_;  ///< of the last step, whose kernels may still read it
 

@@ -18,6 +18,17 @@ std::vector<optim::FlatParam> DataParallel::optimizer_params(const GroupRule& ru
   return params;
 }
 
+void DataParallel::check_own(const optim::Optimizer& optimizer, const char* operation) const {
+  bool own = optimizer.size() == units_.size();
+  for (size_t unit = 0; own && unit < units_.size(); ++unit)
+    own = optimizer.master(unit).is_same(units_[unit]->master());
+  if (own) return;
+  throw LogicError(
+      "[parallel.{}] rank {}: the optimizer updates {} units of another engine, not the {} of this one, as "
+      "when the module was wrapped again since; make it from this engine's optimizer_params()",
+      operation, mesh_.world->rank(), optimizer.size(), units_.size());
+}
+
 /// What does not require a gradient now is left out of the update, as by optimizers of torch.
 void DataParallel::follow_frozen(optim::Optimizer& optimizer) {
   const Completion::Flags& trainable = completion_.trainable();

@@ -28,6 +28,8 @@ NamedTensors take_params(const plan::UnitSpec& unit, std::map<std::string, at::T
                   "[parallel.data_parallel] parameter {} has "
                   "shape {}, expected {}",
                   spec.name, fmt::join(found->second.sizes(), "x"), fmt::join(spec.shape, "x"));
+    TRIREME_CHECK(found->second.is_leaf(), "[parallel.data_parallel] parameter {} is not a leaf tensor",
+                  spec.name);
     params.emplace_back(spec.name, found->second);
     left.erase(found);
   }
@@ -40,7 +42,7 @@ DataParallel::DataParallel(torch::nn::Module& module, const std::vector<plan::Un
                            const comm::Mesh& mesh, const Options& options, const Initializer& initializer,
                            UseFrom use_from)
     : module_(module),
-      options_(options),
+      options_(checked(options)),
       mesh_(mesh),
       use_from_(use_from),
       groups_(make_groups()),
@@ -65,18 +67,6 @@ DataParallel::DataParallel(torch::nn::Module& module, const std::vector<plan::Un
 
 DataParallel::~DataParallel() {
   if (options_.users_module) give_back();
-}
-
-void DataParallel::check_hook() const {
-  const bool local = options_.hook.hook == Hook::kLocalSgd;
-  if (options_.hook.hook == Hook::kNone ||
-      (!options_.policy.hybrid && !(local && options_.policy.shard_optimizer)))
-    return;
-  throw ConfigError("[parallel.data_parallel] {} does not go with {}: {}",
-                    local ? "local SGD" : "a communication hook", options_.policy.label(),
-                    local
-                        ? "ranks that train alone need everything themselves; use ddp"
-                        : "hooks reduce over all data-parallel ranks at once; use a policy without replicas");
 }
 
 /// Where gradients travel as they are, GPUs of one host sum them where they lie. Ranks must agree on the
@@ -125,7 +115,8 @@ UnitGroups DataParallel::make_groups() const {
   return groups;
 }
 
-/// Checks what can be checked before memory is taken.
+/// Checks what can be checked before memory is taken. What fails later leaves a user's module as it was,
+/// whose memory lives until then anyway: `initializer` reads it.
 std::vector<std::unique_ptr<FlatUnit>> DataParallel::make_units(const std::vector<plan::UnitSpec>& specs,
                                                                 const Initializer& initializer) {
   nn::check_torch_internals();
@@ -133,20 +124,33 @@ std::vector<std::unique_ptr<FlatUnit>> DataParallel::make_units(const std::vecto
   TRIREME_CHECK(use_from_ != UseFrom::kBuckets || !options_.policy.shard_parameters,
                 "[parallel.data_parallel] {} frees parameters by unit, so units cannot be buckets",
                 options_.policy.label());
-  check_hook();
   std::map<std::string, at::Tensor> left;
   for (const ModuleParameter& param : module_parameters(module_)) {
     left.emplace(param.name, param.tensor);
     for (const std::string& alias : param.aliases) aliases_.emplace(alias, param.name);
   }
-  std::vector<std::unique_ptr<FlatUnit>> units;
+  std::vector<NamedTensors> params;
   for (const plan::UnitSpec& spec : specs) {
-    index_.emplace(spec.name, units.size());
-    units.push_back(std::make_unique<FlatUnit>(spec, take_params(spec, left), options_, setting(), groups_,
-                                               shared_, initializer));
+    index_.emplace(spec.name, params.size());
+    params.push_back(take_params(spec, left));
   }
   TRIREME_CHECK(left.empty(), "[parallel.data_parallel] {} parameters belong to no unit, the first is {}",
                 left.size(), left.begin()->first);
+  std::vector<std::pair<at::Tensor, at::Tensor>> before;
+  for (const NamedTensors& unit : params) {
+    for (const auto& [name, leaf] : unit) {
+      if (options_.users_module) before.emplace_back(leaf, leaf.detach());
+    }
+  }
+  std::vector<std::unique_ptr<FlatUnit>> units;
+  try {
+    for (size_t unit = 0; unit < specs.size(); ++unit)
+      units.push_back(std::make_unique<FlatUnit>(specs[unit], std::move(params[unit]), options_, setting(),
+                                                 groups_, shared_, initializer));
+  } catch (...) {
+    for (auto& [leaf, values] : before) leaf.set_data(values);
+    throw;
+  }
   return units;
 }
 
@@ -161,7 +165,8 @@ plan::EngineSetting DataParallel::setting() const {
           .hook = options_.hook.hook,
           .prefetch = options_.prefetch,
           .beside = beside_,
-          .use_from = use_from_};
+          .use_from = use_from_,
+          .stays = stays_};
 }
 
 /// Notices what optimizers of torch write to pieces. Buckets are used without a word, so they are watched as

@@ -59,11 +59,15 @@ bool DataParallel::can_be_recorded() const {
 }
 
 void DataParallel::stay_in_place() {
-  for (const auto& unit : units_) unit->stay_in_place();
+  if (stays_ || setting().alone()) return;
+  stays_ = true;
+  for (const auto& unit : units_) unit->stay_in_place(setting());
+  executor_.stay_in_place();
 }
 
 int64_t DataParallel::bytes_to_stay() const {
   int64_t sum = 0;
+  if (stays_ || setting().alone()) return sum;
   for (const auto& unit : units_) sum += unit->bytes_to_stay();
   return sum;
 }

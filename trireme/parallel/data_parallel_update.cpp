@@ -78,7 +78,7 @@ void DataParallel::scale_gradient(double factor) {
 /// The end of a step's last backward pass.
 void DataParallel::complete_gradient() {
   completion_.forget();
-  mean_.settle();
+  if (!averages_before_hook()) mean_.settle();
   complete_ = true;
   for (const auto& unit : units_) {
     if (!unit->trainable()) unit->clear_gradients();
@@ -116,6 +116,7 @@ void DataParallel::step_scaled(optim::Optimizer& optimizer, const optim::GradSca
   TRIREME_CHECK(
       !handed_out_,
       "[parallel.step] the gradients went to optimizer_tensors(); step with the optimizer over them");
+  check_own(optimizer, "step");
   follow_frozen(optimizer);
   complete_ = false;
   take_writes();
@@ -136,6 +137,7 @@ void DataParallel::swap_averages(optim::Optimizer& optimizer) {
   const at::NoGradGuard no_grad;
   check_usable();
   check_not_evaluating("swap_averages");
+  check_own(optimizer, "swap_averages");
   TRIREME_CHECK(!complete_, "[parallel.swap_averages] a gradient waits for its update; call step() first");
   take_writes();
   for (size_t unit = 0; unit < units_.size(); ++unit) {
@@ -147,7 +149,7 @@ void DataParallel::swap_averages(optim::Optimizer& optimizer) {
 }
 
 void DataParallel::end_update() {
-  if (options_.hook.hook == Hook::kLocalSgd && ++steps_ % options_.hook.local_steps == 0)
+  if (options_.hook.hook == Hook::kLocalSgd && ++steps_apart_ == options_.hook.local_steps)
     average_parameters();
   unshard_held();
 }
@@ -171,6 +173,16 @@ void DataParallel::skip_step() {
 void DataParallel::average_parameters() {
   if (options_.hook.hook != Hook::kLocalSgd) return;
   for (const auto& unit : units_) unit->average_parameters();
+  steps_apart_ = 0;
+}
+
+void DataParallel::check_together(const char* operation) const {
+  if (steps_apart_ == 0 || mesh_.dp->size() == 1) return;
+  throw LogicError(
+      "[parallel.{}] rank {}: ranks of local SGD have weights of their own, {} steps after their last "
+      "average; "
+      "call engine->average_parameters() on all of them first",
+      operation, mesh_.world->rank(), steps_apart_);
 }
 
 DataParallel::Held::Held(DataParallel& engine, Whole form) : engine_(engine) {

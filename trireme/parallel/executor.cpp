@@ -345,6 +345,11 @@ void Executor::follow_freezing() {
   write_programs();
 }
 
+void Executor::stay_in_place() {
+  setting_.stays = true;
+  write_programs();
+}
+
 void Executor::follow(bool gathers, size_t index) {
   gathers ? unit(index).start_unshard() : unit(index).reshard();
 }

@@ -57,6 +57,8 @@ class Executor {
   void abandon();
   /// A pass was launched as a recording, which has done all of it but for communication.
   void end_launched_pass() { in_flight_.clear(); }
+  /// Units keep their memory from now on (DataParallel::stay_in_place()).
+  void stay_in_place();
   /// What the last pass of a step put off when it was recorded, in the order in which it would have been
   /// issued; the current stream waits for the reductions.
   void reduce_launched();

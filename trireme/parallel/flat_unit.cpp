@@ -104,7 +104,6 @@ void FlatUnit::fill_master(const Initializer& initializer) {
 void FlatUnit::adopt() {
   for (size_t i = 0; i < params_.size(); ++i) {
     at::Tensor leaf = params_[i].second;
-    TRIREME_CHECK(leaf.is_leaf(), "[parallel.flat_unit] parameter {} is not a leaf tensor", params_[i].first);
     wrapped_dtypes_.push_back(leaf.scalar_type());
     leaf.set_data(place_of(i));
     leaf.mutable_grad().reset();
@@ -125,7 +124,7 @@ at::Tensor FlatUnit::kept_shard(bool in_bytes) const {
 }
 
 void FlatUnit::start_unshard(Whole form) {
-  if (!shards_parameters() || layout_.numel() == 0 || is_whole(form)) return;
+  if (!come_and_go() || layout_.numel() == 0 || is_whole(form)) return;
   const bool bytes = in_bytes(form);
   at::Tensor whole = bytes ? fp8_->whole() : full_params_;
   if (!bytes) nn::allow_access(full_params_);
@@ -158,12 +157,13 @@ void FlatUnit::finish_unshard() {
 void FlatUnit::unshard(Whole form) {
   start_unshard(form);
   finish_unshard();
-  if (frees_sums() && !reduced_any_) shared_.sums.free(reduced_);  // the update that read it is over
+  if (buffers_.reduced_comes_and_goes && !reduced_any_)
+    shared_.sums.free(reduced_);  // the update that read it is over
 }
 
 void FlatUnit::reshard() {
   const bool has_bytes = fp8_ && has_storage(fp8_->whole());
-  if (!shards_parameters() || stays_ || !(has_bytes || has_storage(full_params_))) return;
+  if (!come_and_go() || !(has_bytes || has_storage(full_params_))) return;
   finish_unshard();  // what was gathered in vain must have arrived before its memory goes
   take_writes();
   if (has_bytes) shared_.storage.free(fp8_->whole());
@@ -178,7 +178,7 @@ void FlatUnit::reshard() {
 }
 
 void FlatUnit::reshard_after_forward() {
-  if (!shards_parameters() || stays_ || options_.policy.reshard_after_forward == 1) return;
+  if (!come_and_go() || options_.policy.reshard_after_forward == 1) return;
   if (groups_.after_forward && is_whole() && !forward_slice_.defined()) {
     unshard();
     const at::NoGradGuard no_grad;
@@ -194,18 +194,16 @@ void FlatUnit::reshard_after_forward() {
   forward_slice_ = slice;
 }
 
-void FlatUnit::stay_in_place() {
-  if (alone_ || stays_) return;
+void FlatUnit::stay_in_place(const plan::EngineSetting& staying) {
   const at::NoGradGuard no_grad;
   unshard();
-  stays_ = true;
+  buffers_ = plan::UnitBuffers(layout_.numel(), staying, fp8_unit_);
   shared_.gradients().allocate(full_grads_);
-  if (buffers_.reduced_comes_and_goes) shared_.sums.allocate(reduced_);
+  shared_.sums.allocate(reduced_);
   SideStream::mark(complete_, options_.device);
 }
 
 int64_t FlatUnit::bytes_to_stay() const {
-  if (alone_ || stays_) return 0;
   const auto missing = [](const at::Tensor& tensor) {
     return has_storage(tensor) ? 0 : tensor.numel() * static_cast<int64_t>(tensor.element_size());
   };
@@ -256,10 +254,11 @@ std::vector<optim::Segment> FlatUnit::segments(const GroupRule& rule) const {
 
 void FlatUnit::publish_update(const SideStream::Event& updated) {
   reduced_any_ = false;
+  if (compressor_) compressor_->commit();
   updated_ = updated;
   update_recorded_ = false;
   if (fp8_) fp8_->expire();
-  if (shards_parameters() && !stays_) return reshard();
+  if (come_and_go()) return reshard();
   if (!gathers_updates()) return;
   const auto gather = [this] {
     const comm::Subject subject(*groups_.shard, name_);
@@ -274,7 +273,7 @@ plan::StateBytes FlatUnit::state_bytes() const {
   const auto params = [&] {
     if (fp8_) return fp8_->bytes();
     if (!shards_parameters()) return bytes(full_params_);
-    return bytes(compute_shard_) + (stays_ ? bytes(full_params_) : 0);
+    return bytes(compute_shard_) + (come_and_go() ? 0 : bytes(full_params_));
   };
   return {.parameters = params(),
           .gradients = (has_storage(full_grads_) ? bytes(full_grads_) : 0) +

@@ -39,6 +39,7 @@ struct Shared {
   /// Whether the module multiplies in FP8 now, where it does at all: evaluation is in the dtype of
   /// computation.
   std::function<bool()> in_fp8;
+  optim::GradScale before_hook = {};  ///< what gradients are multiplied by before a hook makes them smaller
   StoragePool& gradients() { return symmetric ? *symmetric : storage; }
 };
 
@@ -83,9 +84,9 @@ class FlatUnit {
   /// Frees the whole parameters under policies that shard them; after forward as far as the policy says.
   void reshard();
   void reshard_after_forward();
-  /// From now on, for recordings of passes: parameters stay whole, and are gathered after each update;
-  /// gradients and their sum keep their memory. Between steps. Collective.
-  void stay_in_place();
+  /// From now on, as the setting `staying` has it, for recordings of passes: parameters stay whole, and are
+  /// gathered after each update; gradients and their sum keep their memory. Between steps. Collective.
+  void stay_in_place(const plan::EngineSetting& staying);
   /// Bytes that stay_in_place() would take.
   int64_t bytes_to_stay() const;
 
@@ -114,7 +115,8 @@ class FlatUnit {
   void wait_for_sum();
 
   /// fp64 scalar on the device: sum of squares of the reduced gradient over this rank's piece. The pieces of
-  /// all ranks make up the unit. Valid after finish_reduce() of the last micro-batch.
+  /// all ranks make up the unit. Under local SGD a rank's piece is its whole gradient, and counts as one of
+  /// as many as there are ranks. Valid after finish_reduce() of the last micro-batch.
   const at::Tensor& grad_squares() const { return grad_squares_; }
   /// The same over parameter `index` alone, until parameters are used again.
   at::Tensor grad_squares_of(size_t index) const;
@@ -210,14 +212,14 @@ class FlatUnit {
   bool reduces_locally() const { return options_.hook.hook == Hook::kLocalSgd; }
 
  private:
-  bool shards_parameters() const { return buffers_.parameters_come_and_go; }
+  bool shards_parameters() const { return buffers_.keeps_shard; }
+  bool come_and_go() const { return buffers_.parameters_come_and_go; }
   bool fp32_compute() const { return options_.compute == at::kFloat; }
   bool reduces_once() const { return options_.reduce_when == ReduceWhen::kOncePerStep; }
-  bool keeps_gradients() const { return buffers_.gradients_stay || stays_; }
-  bool frees_sums() const { return buffers_.reduced_comes_and_goes && !stays_; }
+  bool keeps_gradients() const { return buffers_.gradients_stay; }
   /// Whether ranks gather what each of them has updated as soon as it is, and not when it is used.
   bool gathers_updates() const {
-    return options_.policy.shard_optimizer && groups_.shard->size() > 1 && (!shards_parameters() || stays_);
+    return options_.policy.shard_optimizer && groups_.shard->size() > 1 && !come_and_go();
   }
   plan::Range shard_range() const;
   at::Tensor shard_of(const at::Tensor& flat) const;
@@ -229,7 +231,6 @@ class FlatUnit {
   bool in_bytes(Whole form) const { return fp8_ && form == Whole::kAsUsed && shared_.in_fp8(); }
   at::Tensor kept_shard(bool in_bytes) const;
   at::Tensor compute_copy() const;
-  void scale_reduced(const optim::GradScale& factor);
   void allocate_buffers();
   at::Tensor symmetric_zeros(int64_t count, at::ScalarType dtype) const;
   void adopt();
@@ -249,6 +250,8 @@ class FlatUnit {
   void reduce_over_ranks(at::Tensor& shard, const at::Tensor& wire);
   void reduce(bool last_micro_batch);
   void take_local_gradients(bool last_micro_batch);
+  plan::Range measured_range() const;
+  void measure(at::Tensor& squares, const plan::Range& part) const;
   void measure_gradient();
 
   std::string name_;
@@ -283,7 +286,6 @@ class FlatUnit {
 
   SideStream::Event unsharded_, reduced_event_, sum_gathered_, updated_;
   SideStream::Event complete_;    ///< of the gradients, in a launched recording
-  bool stays_ = false;            ///< stay_in_place() was called
   bool unsharding_ = false;       ///< somebody has to wait for unsharded_
   bool reducing_ = false;         ///< somebody has to wait for reduced_event_
   bool adds_up_ = false;          ///< other micro-batches of the step follow the one under way

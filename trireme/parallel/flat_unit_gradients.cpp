@@ -5,6 +5,7 @@
 #include "trireme/kernels/tensor_ops.h"
 #include "trireme/nn/torch_internals.h"
 #include "trireme/parallel/flat_unit.h"
+#include "trireme/parallel/gradient_mean.h"
 #include "trireme/parallel/recording.h"
 
 namespace trireme::parallel {
@@ -145,6 +146,7 @@ void FlatUnit::reduce_over_ranks(at::Tensor& shard, const at::Tensor& wire) {
 void FlatUnit::reduce(bool last_micro_batch) {
   const comm::Subject subject(*groups_.shard, name_);
   if (reduces_locally()) return take_local_gradients(last_micro_batch);
+  if (compressor_) multiply(gradients(), shared_.before_hook);
   const at::Tensor wire = wire_gradients();
   if (is_alone()) return measure_gradient();
   at::Tensor shard = reduced_shard();
@@ -180,18 +182,30 @@ void FlatUnit::take_local_gradients(bool last_micro_batch) {
   if (last_micro_batch) measure_gradient();
 }
 
+/// The part of the reduced gradient that this rank measures. Local SGD: all of it, since no other rank has
+/// it.
+plan::Range FlatUnit::measured_range() const {
+  if (reduces_locally()) return {0, layout_.numel()};
+  const int64_t size = layout_.shard_numel(), first = shard_range().begin + groups_.replicate->rank() * size;
+  return {first, first + size};
+}
+
+/// The squares of ranks add up. Local SGD: to those of the mean rank, which are no less than those of the
+/// mean gradient.
+void FlatUnit::measure(at::Tensor& squares, const plan::Range& part) const {
+  kernels::sum_of_squares(squares, reduced_.narrow(0, part.begin - optimizer_range().begin, part.size()));
+  if (reduces_locally()) squares.div_(static_cast<double>(groups_.shard->size()));
+}
+
 void FlatUnit::measure_gradient() {
-  kernels::sum_of_squares(grad_squares_, piece_of_shard(reduced_shard()));
+  measure(grad_squares_, measured_range());
 }
 
 at::Tensor FlatUnit::grad_squares_of(size_t index) const {
-  const int64_t size = layout_.shard_numel(), first = shard_range().begin + groups_.replicate->rank() * size;
   const plan::FlatEntry& entry = layout_.entries()[index];
-  const plan::Range part = plan::intersect({first, first + size}, {entry.offset, entry.end()});
+  const plan::Range part = plan::intersect(measured_range(), {entry.offset, entry.end()});
   at::Tensor squares = at::zeros_like(grad_squares_);
-  if (part.size() > 0)
-    kernels::sum_of_squares(squares,
-                            piece_of_shard(reduced_shard()).narrow(0, part.begin - first, part.size()));
+  if (part.size() > 0) measure(squares, part);
   return squares;
 }
 
@@ -205,6 +219,7 @@ void FlatUnit::finish_reduce() {
 
 void FlatUnit::drop_gradients() {
   finish_reduce();
+  if (compressor_) compressor_->discard();
   reduced_any_ = false;
   whole_sum_.reset();
   forget_gradients();

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include "trireme/parallel/flat_unit.h"
+#include "trireme/parallel/gradient_mean.h"
 
 namespace trireme::parallel {
 namespace {
@@ -26,24 +27,18 @@ void FlatUnit::make_pieces() {
     pieces_.push_back({i, piece_of(masters, optimizer_range(), layout_.entries()[i])});
 }
 
-void FlatUnit::scale_reduced(const optim::GradScale& factor) {
-  const at::NoGradGuard no_grad;
-  if (factor.host != 1.0) reduced_.mul_(factor.host);
-  if (factor.device.defined()) reduced_.mul_(factor.device);
-}
-
 void FlatUnit::show_piece_gradients(const optim::GradScale& factor) {
   if (!trainable() || !(reduced_any_ || is_alone())) return;
   const at::NoGradGuard no_grad;
   wait_for_sum();
   const bool in_place = reduced_.scalar_type() == at::kFloat;
-  if (in_place) scale_reduced(factor);
+  if (in_place) multiply(reduced_, factor);
   for (Piece& piece : pieces_) {
     if (!params_[piece.param].second.requires_grad()) continue;
     at::Tensor grad = piece_of(reduced_, optimizer_range(), layout_.entries()[piece.param]);
     if (!in_place) {
-      grad = grad.to(at::kFloat).mul_(factor.host);
-      if (factor.device.defined()) grad.mul_(factor.device);
+      grad = grad.to(at::kFloat);
+      multiply(grad, factor);
     }
     piece.master.mutable_grad() = grad;
   }

@@ -24,11 +24,15 @@ void DataParallel::take_writes() {
 
 void DataParallel::load_values(const std::function<bool(const std::string&)>& select,
                                const Initializer& values) {
+  bool all = true;
   for (const auto& unit : units_) {
     for (size_t param = 0; param < unit->params().size(); ++param) {
-      if (select(unit->params()[param].first)) unit->load(param, values);
+      const bool selected = select(unit->params()[param].first);
+      if (selected) unit->load(param, values);
+      all = all && selected;
     }
   }
+  if (all) steps_apart_ = 0;
 }
 
 /// A rank that ends by an exception cannot count on the others, so it gathers nothing.

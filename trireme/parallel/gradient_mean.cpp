@@ -8,17 +8,36 @@
 #include "trireme/base/error.h"
 
 namespace trireme::parallel {
+namespace {
 
-void GradientMean::check(double weight) const {
+bool rounds(at::ScalarType loss) {
+  return loss == at::kHalf || loss == at::kBFloat16;
+}
+
+}  // namespace
+
+double GradientMean::factor_of(double weight, at::ScalarType loss) const {
+  const double factor = average_ == Average::kMean ? weight / static_cast<double>(ranks_.size()) : weight;
+  return rounds(loss) ? at::scalar_tensor(factor, loss).item<double>() : factor;
+}
+
+void GradientMean::check(double weight, at::ScalarType loss) const {
   TRIREME_CHECK(weight >= 0.0 && std::isfinite(weight),
                 "[parallel.backward] rank {}: a micro-batch has the weight {}; give it a number of rows or "
                 "tokens, or leave it out",
                 ranks_.ranks()[static_cast<size_t>(ranks_.rank())], weight);
+  const double factor = factor_of(weight, loss);
+  TRIREME_CHECK(
+      std::isfinite(factor) && (factor > 0.0) == (weight > 0.0),
+      "[parallel.backward] rank {}: a micro-batch has the weight {}, by which a loss in {} cannot be "
+      "multiplied; divide all weights by one number, only their ratios count in a mean",
+      ranks_.ranks()[static_cast<size_t>(ranks_.rank())], weight, c10::toString(loss));
 }
 
-double GradientMean::add(double weight) {
-  weight_sum_ += weight;
-  return average_ == Average::kMean ? weight / static_cast<double>(ranks_.size()) : weight;
+double GradientMean::add(double weight, at::ScalarType loss) {
+  const double factor = factor_of(weight, loss);
+  weight_sum_ += rounds(loss) ? factor * static_cast<double>(ranks_.size()) : weight;
+  return factor;
 }
 
 void GradientMean::settle() {
@@ -33,9 +52,15 @@ void GradientMean::settle() {
     TRIREME_CHECK(sum > 0.0, "[parallel.backward] all micro-batches of this step have the weight 0");
     to_update_.host = to_norm_.host = ranks / sum;
   } else {
-    to_norm_.device = ranks / weights;
+    to_norm_.device = at::where(weights > 0.0, ranks / weights, 0.0);
     to_update_.device = to_norm_.device.to(at::kFloat);
   }
+}
+
+optim::GradScale GradientMean::settle_before_sum() {
+  settle();
+  to_norm_ = {};
+  return std::exchange(to_update_, {});
 }
 
 double GradientMean::to_norm() const {
@@ -51,6 +76,11 @@ void GradientMean::set_state(const State& state) {
   weight_sum_ = state.weight_sum;
   to_update_ = state.to_update;
   to_norm_ = state.to_norm;
+}
+
+void multiply(const at::Tensor& gradient, const optim::GradScale& factor) {
+  if (factor.host != 1.0) gradient.mul_(factor.host);
+  if (factor.device.defined()) gradient.mul_(factor.device);
 }
 
 }  // namespace trireme::parallel

@@ -17,12 +17,17 @@ class GradientMean {
       : ranks_(ranks), average_(average), device_(device) {}
 
   /// Throws LogicError unless `weight` is one that add() takes.
-  void check(double weight) const;
-  /// A micro-batch of `weight` begins; returns what its loss is multiplied with. Ranks divide before they
-  /// add, so that sums keep the range of one rank's gradient.
-  double add(double weight);
-  /// After the last micro-batch. Collective for means; a GPU's host does not wait.
+  void check(double weight, at::ScalarType loss) const;
+  /// A micro-batch of `weight` begins; returns what its loss, of dtype `loss`, is multiplied with. Ranks
+  /// divide before they add, so that sums keep the range of one rank's gradient. bf16 and fp16 round the
+  /// factor, so the mean counts the weight that is left of it.
+  double add(double weight, at::ScalarType loss = at::kFloat);
+  /// After the last micro-batch. Collective for means; a GPU's host does not wait. Throws LogicError on a CPU
+  /// when all weights are 0; on a GPU the gradient is 0 then.
   void settle();
+  /// The same when the last micro-batch has begun: what the caller multiplies every rank's gradients by
+  /// before they are added up, which makes them those of the step.
+  optim::GradScale settle_before_sum();
   /// Forgets the micro-batches of this step.
   void drop() { weight_sum_ = 0.0; }
 
@@ -44,11 +49,16 @@ class GradientMean {
   void set_state(const State& state);
 
  private:
+  double factor_of(double weight, at::ScalarType loss) const;
+
   comm::Group& ranks_;
   Average average_;
   c10::Device device_;
   double weight_sum_ = 0.0;  ///< of this rank's micro-batches
   optim::GradScale to_update_, to_norm_;
 };
+
+/// In place; in the dtype of `gradient`.
+void multiply(const at::Tensor& gradient, const optim::GradScale& factor);
 
 }  // namespace trireme::parallel

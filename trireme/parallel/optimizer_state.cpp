@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "trireme/base/error.h"
+#include "trireme/plan/optimizer.h"
 
 namespace trireme::parallel {
 namespace {
@@ -13,10 +13,7 @@ namespace {
 class FlatState : public OptimizerState {
  public:
   FlatState(DataParallel& engine, optim::Optimizer& optimizer) : engine_(engine), optimizer_(optimizer) {
-    TRIREME_CHECK(optimizer.size() == engine.units().size(),
-                  "[parallel.state] the optimizer updates {} units, the engine has {}; build it from "
-                  "engine.optimizer_params()",
-                  optimizer.size(), engine.units().size());
+    engine.check_own(optimizer, "state");
     for (const std::string_view name : optimizer.state_names()) kinds_.emplace_back(name);
   }
 
@@ -27,8 +24,7 @@ class FlatState : public OptimizerState {
 
   ParamState get(size_t unit, size_t param) const override {
     ParamState state{std::vector<at::Tensor>(kinds_.size()), ParamState::kNoStep};
-    if (optimizer_.steps() == 0 || !engine_.units()[unit]->params()[param].second.requires_grad())
-      return state;
+    if (optimizer_.steps() == 0 || !engine_.optimizes(unit, param)) return state;
     state.step = optimizer_.steps();
     const plan::Range place = place_of(unit, param);
     for (size_t kind = 0; kind < kinds_.size(); ++kind)
@@ -40,11 +36,10 @@ class FlatState : public OptimizerState {
     const at::NoGradGuard no_grad;
     steps_ = std::max(steps_, state.step);
     const plan::Range place = place_of(unit, param);
-    const at::TensorOptions fp32 = engine_.units()[unit]->master().options();
     for (size_t kind = 0; kind < kinds_.size(); ++kind) {
       const at::Tensor& values = state.pieces[kind];
       if (values.defined()) steps_ = std::max<int64_t>(steps_, 1);  // torch's SGD does not count its steps
-      optimizer_.set_state(unit, kind, place, values.defined() ? values : at::zeros({place.size()}, fp32));
+      optimizer_.set_state(unit, kind, place, values.defined() ? values : first_value(unit, kind, place));
     }
   }
 
@@ -58,6 +53,12 @@ class FlatState : public OptimizerState {
     if (part.size() == 0) return {};
     const int64_t begin = flat.optimizer_range().begin;
     return {part.begin - begin, part.end - begin};
+  }
+
+  /// What an optimizer that has made no step has of a parameter.
+  at::Tensor first_value(size_t unit, size_t kind, const plan::Range& place) const {
+    const at::Tensor master = engine_.units()[unit]->master().narrow(0, place.begin, place.size());
+    return kinds_[kind] == plan::kAverageState ? master : at::zeros_like(master);
   }
 
   DataParallel& engine_;

@@ -24,7 +24,7 @@ enum class Unused { kError, kZero };
 /// What the gradient of a step is, of all that ranks and micro-batches contribute.
 enum class Average {
   kMean,  ///< the mean by weight: micro-batches count as much as their weights say, 1 unless given
-  kSum    ///< the sum, each multiplied by its weight
+  kSum    ///< the sum, each multiplied by its weight as the loss's dtype rounds it
 };
 
 /// Delayed scaling of a linear layer of a block, as the module's own casts have it now.
@@ -50,6 +50,9 @@ struct Options {
   /// them back, which is collective where they are sharded.
   bool users_module = false;
 };
+
+/// The options; throws ConfigError that names a value out of its bounds, and options that do not go together.
+const Options& checked(const Options& options);
 
 /// To which group of an optimizer a parameter belongs.
 using GroupRule = std::function<optim::Group(const std::string& name, at::IntArrayRef shape)>;

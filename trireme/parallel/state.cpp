@@ -66,7 +66,7 @@ std::vector<StatePiece> pieces_of(DataParallel& engine, const OptimizerState* op
 std::map<std::string, at::Tensor> whole_tensors(DataParallel& engine, const OptimizerState* optimizer,
                                                 On on) {
   std::map<std::string, at::Tensor> tensors;
-  const bool keeps = on == On::kEveryRank || engine.mesh().world->rank() == 0;
+  const bool keeps = on == On::kEveryRank || engine.mesh().dp->rank() == 0;
   WholeState(engine, optimizer).visit([&](const std::string& name, const at::Tensor& tensor) {
     if (keeps)
       tensors.emplace(name, tensor.detach().to(at::kCPU, tensor.scalar_type(), false, /*copy=*/true));

@@ -54,11 +54,12 @@ std::vector<StatePiece> sharded_state(DataParallel& engine, torch::optim::Optimi
 void visit_sharded_state(DataParallel& engine, optim::Optimizer& optimizer,
                          const std::function<void(const StatePiece&)>& body);
 
-/// Who gets whole tensors.
+/// Who gets whole tensors: with kRankZero data-parallel rank 0, of every stage of a pipeline.
 enum class On { kEveryRank, kRankZero };
 
 /// Whole CPU tensors by name, parameters in fp32: copies, gathered one unit at a time. With kRankZero other
-/// ranks get none. Buffers are those of this rank. Collective.
+/// ranks get none. Buffers are those of this rank. Collective. Throws LogicError between two averages of
+/// local SGD, as state_file.h does.
 std::map<std::string, at::Tensor> full_state(DataParallel& engine, On on = On::kEveryRank);
 std::map<std::string, at::Tensor> full_state(DataParallel& engine, optim::Optimizer& optimizer,
                                              On on = On::kEveryRank);

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <exception>
 #include <filesystem>
 #include <functional>
@@ -59,7 +60,7 @@ void save(DataParallel& engine, const OptimizerState* optimizer, const std::stri
   const WholeState state(engine, optimizer);
   std::unique_ptr<checkpoint::SafetensorsWriter> writer;
   std::exception_ptr error;
-  if (engine.mesh().world->rank() == 0) {
+  if (engine.mesh().dp->rank() == 0) {
     error = error_of(
         [&] { writer = open_file(state.tensors(), state.aliases(), path, optimizer != nullptr, notes); });
   }
@@ -130,7 +131,9 @@ void read_optimizer(const StateReader& reader, DataParallel& engine, OptimizerSt
       }
       if (const std::string name = optimizer_name("step", entry.name); reader.has(name))
         state.step = reader.read(name, {0, 1}).item<int64_t>();
-      optimizer.set(unit, param, std::move(state));
+      const bool in_file = reader.has(entry.name) || state.step != ParamState::kNoStep ||
+                           std::ranges::any_of(state.pieces, &at::Tensor::defined);
+      if (in_file) optimizer.set(unit, param, std::move(state));  // else it stays, as the parameter does
     }
   }
   optimizer.end_of_set();

@@ -1,8 +1,8 @@
 #pragma once
-// Weights and whole training states as one safetensors file, written by rank 0 with one tensor of one unit
-// gathered at a time, and read by every rank in its own ranges. The names are those of state.h, so a file of
-// one policy and number of ranks serves any other. Other names of a tensor are in the file's metadata, as
-// Python's safetensors.torch.save_model writes them (alias -> name).
+// Weights and whole training states as one safetensors file, written by data-parallel rank 0 with one tensor
+// of one unit gathered at a time, and read by every rank in its own ranges. The names are those of state.h,
+// so a file of one policy and number of ranks serves any other. Other names of a tensor are in the file's
+// metadata, as Python's safetensors.torch.save_model writes them (alias -> name).
 //
 // All ranks call these together; what fails on one of them is thrown on all: EnvironmentError when the disk
 // fails, DataError that names the tensors when file and module do not fit, and then nothing has been changed.
@@ -21,7 +21,7 @@ namespace trireme::parallel {
 
 /// What may differ between a file and what loads it; nothing unless said.
 struct LoadOptions {
-  bool missing = false;     ///< parameters and buffers that the file lacks stay as they are
+  bool missing = false;     ///< parameters and buffers that the file lacks stay, with the optimizer's state
   bool unexpected = false;  ///< tensors of the file that nobody wants are left out
 };
 
@@ -32,7 +32,9 @@ std::map<std::string, std::string> state_metadata(DataParallel& engine);
 /// Words of your own beside a state, such as how many steps were done.
 using Notes = std::map<std::string, std::string>;
 
-/// Writes parameters as fp32 masters, and the buffers of rank 0. Folders are made. Collective.
+/// Writes parameters as fp32 masters, and the buffers of rank 0. Folders are made. Collective over the
+/// engine's data-parallel ranks: stages of a pipeline write files of their own. Throws LogicError between two
+/// averages of local SGD.
 void save_weights(DataParallel& engine, const std::string& path, const Notes& notes = {});
 /// Calls its argument with one weight after the other, on rank 0.
 using WeightVisit =
@@ -45,7 +47,8 @@ void save_weights(comm::Group& all, const std::map<std::string, std::vector<int6
 Notes read_notes(const std::string& path);
 /// Parameters and buffers take the values of `path`, at any time: before the first step, between steps, or
 /// while parameters are held. Floating-point tensors are converted, others have the dtype that they had when
-/// saved. The optimizer's state stays. A state file serves as well. Collective.
+/// saved. The optimizer's state stays, and what a communication hook owes. A state file serves as well.
+/// Collective.
 void load_weights(DataParallel& engine, const std::string& path, const LoadOptions& options = {});
 
 /// Writes parameters, buffers and the optimizer's state with its counts of steps. Learning rates and other

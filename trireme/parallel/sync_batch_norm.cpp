@@ -129,11 +129,7 @@ class NormaliseFunction : public Function<NormaliseFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
-    if (at::GradMode::is_enabled()) {
-      throw LogicError(
-          "[parallel.sync_batch_norm] backward was called with create_graph, but has no derivative itself; "
-          "call it without, or use torch's BatchNorm");
-    }
+    nn::refuse_create_graph("parallel.sync_batch_norm");
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2];
     const at::Tensor &mean = saved[3], &rstd = saved[4], &counts = saved[5];

@@ -23,7 +23,9 @@ at::Tensor DataParallel::Weights::whole(const std::string& parameter) {
     gathered_ = unit;
   }
   const plan::FlatEntry& entry = engine_.units_[unit]->layout().entry(parameter);
-  return master_.narrow(0, entry.offset, entry.numel).view(entry.shape).to(at::kCPU);
+  return master_.narrow(0, entry.offset, entry.numel)
+      .view(entry.shape)
+      .to(at::kCPU, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
 }
 
 void DataParallel::visit_weights(const std::function<void(const std::string&, const at::Tensor&)>& body) {

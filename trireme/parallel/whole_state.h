@@ -32,7 +32,8 @@ ModuleBuffers module_buffers(const torch::nn::Module& module);
 
 class WholeState {
  public:
-  /// With the state of `optimizer`, unless it is null. Collective.
+  /// With the state of `optimizer`, unless it is null. Collective. Throws LogicError between two averages of
+  /// local SGD.
   WholeState(DataParallel& engine, const OptimizerState* optimizer);
 
   const std::map<std::string, StateTensor>& tensors() const { return tensors_; }

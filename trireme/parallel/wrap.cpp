@@ -1,12 +1,14 @@
 #include "trireme/parallel/wrap.h"
 
 #include <ATen/ATen.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
 #include <set>
 
 #include "trireme/base/error.h"
+#include "trireme/base/hash.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/nn/torch_internals.h"
@@ -73,6 +75,11 @@ Initializer values_of(const Module& module, const comm::Mesh& mesh) {
 }
 
 Options engine_options(const WrapOptions& options, const std::string& policy, const comm::Mesh& mesh) {
+  if (!(options.bucket_mib > 0.0))
+    throw ConfigError("[parallel.options] bucket_mib is {}; give a size above 0", options.bucket_mib);
+  if (options.min_unit_numel < 0)
+    throw ConfigError("[parallel.options] min_unit_numel is {}; give 0 or more elements",
+                      options.min_unit_numel);
   return {.policy = plan::find_policy(policy),
           .compute = options.compute,
           .reduce = options.reduce,
@@ -84,6 +91,62 @@ Options engine_options(const WrapOptions& options, const std::string& policy, co
           .average = options.average,
           .hook = options.hook,
           .users_module = true};
+}
+
+/// What has to be the same on all ranks, a line each.
+std::vector<std::string> description_of(const Module& module, const WrapOptions& options,
+                                        const Options& engine) {
+  const HookOptions& hook = engine.hook;
+  std::vector<std::string> lines = {fmt::format(
+      "options: policy={} compute={} reduce={} accumulate={} overlap={} prefetch={} unused={} average={} "
+      "bucket_mib={} min_unit_numel={} blocks=[{}] hook={} rank={} density={} start_step={} local_steps={}",
+      engine.policy.label(), c10::toString(engine.compute), c10::toString(engine.reduce), engine.accumulate,
+      engine.overlap, engine.prefetch, static_cast<int>(engine.unused), static_cast<int>(engine.average),
+      options.bucket_mib, options.min_unit_numel, join(options.blocks, ", "), hook.hook, hook.rank,
+      hook.density, hook.start_step, hook.local_steps)};
+  for (const auto& [name, aliases, tensor] : module_parameters(module))
+    lines.push_back(fmt::format("parameter {} {}[{}]{}{}", name, c10::toString(tensor.scalar_type()),
+                                fmt::join(tensor.sizes(), ", "), tensor.requires_grad() ? "" : " frozen",
+                                aliases.empty() ? "" : " also " + join(aliases, ", ")));
+  lines.push_back("no further parameter");
+  return lines;
+}
+
+/// The text of the first rank.
+std::string text_of_first(std::string text, const comm::Mesh& mesh) {
+  const c10::Device device = mesh.world->device();
+  at::Tensor size = at::full({1}, static_cast<int64_t>(text.size()), at::kLong).to(device);
+  mesh.dp->broadcast(size, 0);
+  text.resize(static_cast<size_t>(size.item<int64_t>()));
+  at::Tensor bytes =
+      at::from_blob(text.data(), {static_cast<int64_t>(text.size())}, at::kByte).clone().to(device);
+  mesh.dp->broadcast(bytes, 0);
+  const at::Tensor host = bytes.cpu();
+  return {static_cast<const char*>(host.const_data_ptr()), text.size()};
+}
+
+/// Parameters are told apart by their order alone once they travel, so ranks compare before any does.
+void check_alike(const std::vector<std::string>& lines, const comm::Mesh& mesh, const char* operation) {
+  const std::string mine = join(lines, "\n");
+  const uint64_t hash = xxh3(mine);
+  const auto hashes = comm::gather_scalars(
+      *mesh.dp, {static_cast<double>(hash >> 32), static_cast<double>(hash & 0xffffffff)});
+  const auto other = std::ranges::find_if(hashes, [&](const auto& rank) { return rank != hashes.front(); });
+  if (other == hashes.end()) return;
+  const int64_t first_rank = mesh.dp->ranks().front(), rank = mesh.world->rank();
+  const std::string first = text_of_first(mine, mesh);
+  if (first == mine) {
+    throw LogicError(
+        "[parallel.{}] rank {} wraps another module than rank {}, or with other options; its "
+        "message says the first difference",
+        operation, mesh.dp->ranks()[static_cast<size_t>(other - hashes.begin())], rank);
+  }
+  const std::vector<std::string> others = split(first, '\n');
+  const auto differs = std::ranges::mismatch(lines, others);
+  throw LogicError(
+      "[parallel.{}] ranks wrap different modules: rank {} has '{}' where rank {} has '{}'; build the same "
+      "module with the same options on all ranks, parameters registered in one order",
+      operation, rank, *differs.in1, first_rank, *differs.in2);
 }
 
 void move_buffers(Module& module, at::Device device) {
@@ -150,6 +213,7 @@ std::unique_ptr<DataParallel> data_parallel(Module& module, const comm::Mesh& me
         "[parallel.data_parallel] {} shards parameters; use fully_shard, or ddp, zero1 or zero2",
         engine.policy.label());
   }
+  check_alike(description_of(module, options, checked(engine)), mesh, "data_parallel");
   const Initializer initializer = values_of(module, mesh);
   move_buffers(module, engine.device);
   const auto cap = static_cast<int64_t>(options.bucket_mib * (1 << 20));
@@ -163,6 +227,7 @@ std::unique_ptr<DataParallel> fully_shard(Module& module, const comm::Mesh& mesh
   check_parameters(module, "fully_shard");
   const Options engine = engine_options(options, options.policy.empty() ? "fsdp" : options.policy, mesh);
   const auto units = block_units(module, options.blocks, options.min_unit_numel);
+  check_alike(description_of(module, options, checked(engine)), mesh, "fully_shard");
   const Initializer initializer = values_of(module, mesh);
   move_buffers(module, engine.device);
   auto made = std::make_unique<DataParallel>(module, units, mesh, engine, initializer, UseFrom::kOperators);

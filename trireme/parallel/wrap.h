@@ -45,7 +45,8 @@ struct WrapOptions {
 
 /// DDP, ZeRO-1 or ZeRO-2: parameters whole on every rank, gradients reduced in buckets. Collective. Throws
 /// ConfigError when the policy shards parameters, LogicError that names what the engine cannot take: a module
-/// that is wrapped already, parameters of several devices or of no floating dtype.
+/// that is wrapped already, parameters of several devices or of no floating dtype, another module or other
+/// options than rank 0's; ConfigError for options out of their bounds.
 std::unique_ptr<DataParallel> data_parallel(torch::nn::Module& module, const comm::Mesh& mesh,
                                             const WrapOptions& options = {});
 

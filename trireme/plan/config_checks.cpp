@@ -21,6 +21,7 @@ class Checker {
 
   void check_all() const {
     check_run_name();
+    check_sample();
     if (family_.attends) check_heads();
     if (family_.check != nullptr) family_.check(config_, origins_);
     check_dropout();
@@ -29,6 +30,7 @@ class Checker {
     check_kind();
     check_schedule();
     check_checkpoints();
+    check_hook();
     check_below_one();
     check_optimizer();
     check_recompute();
@@ -50,6 +52,13 @@ class Checker {
     if (!config_.name.empty() && config_.name.find('/') == std::string::npos) return;
     throw ConfigError("[plan.config] {} cannot name a directory; use one or more characters without '/'",
                       said("name", config_.name));
+  }
+
+  void check_sample() const {
+    const TrainConfig& train = config_.train;
+    if (train.sample_tokens == 0 || !train.sample_prompt.empty()) return;
+    throw ConfigError("[plan.config] {}, but {} has no text to continue; give it some, or set the first to 0",
+                      said("train.sample_tokens", train.sample_tokens), said("train.sample_prompt", "\"\""));
   }
 
   void check_loss_scale() const {
@@ -232,20 +241,54 @@ class Checker {
     }
     const CommHook hook = config_.parallel.comm_hook;
     const int64_t every = config_.checkpoint.every, local_steps = config_.parallel.local_steps;
-    if (every == 0 || hook != CommHook::kLocalSgd) return;
+    if (hook != CommHook::kLocalSgd) return;
+    if (every > 0) check_averaged("checkpoint.every", every);
+    if (!config_.checkpoint.best) return;
+    if (config_.train.val_every == 0) {
+      throw ConfigError(
+          "[plan.config] {} keeps weights where an epoch ends, but with {} ranks have weights of their own "
+          "there; set train.val_every to a multiple of {}",
+          said("checkpoint.best", true), said("parallel.comm_hook", hook),
+          said("parallel.local_steps", local_steps));
+    }
+    if (config_.optim.ema > 0.0) {
+      throw ConfigError(
+          "[plan.config] {} keeps the averages of {}, of which with {} every rank has its own; set "
+          "optim.ema to 0 or checkpoint.best to false",
+          said("checkpoint.best", true), said("optim.ema", config_.optim.ema),
+          said("parallel.comm_hook", hook));
+    }
+    check_averaged("train.val_every", config_.train.val_every);
+  }
+
+  /// Weights are kept every so many steps, with local SGD.
+  void check_averaged(const std::string& key, int64_t every) const {
+    const CommHook hook = config_.parallel.comm_hook;
+    const int64_t local_steps = config_.parallel.local_steps;
     if (every % local_steps != 0) {
       throw ConfigError(
           "[plan.config] {} is no multiple of {}: with {} ranks have weights of their own between averages; "
-          "set checkpoint.every to {}",
-          said("checkpoint.every", every), said("parallel.local_steps", local_steps),
-          said("parallel.comm_hook", hook), (every / local_steps + 1) * local_steps);
+          "set {} to {}",
+          said(key, every), said("parallel.local_steps", local_steps), said("parallel.comm_hook", hook), key,
+          (every / local_steps + 1) * local_steps);
     }
     if (scales_loss(config_.precision)) {
       throw ConfigError(
-          "[plan.config] {} with {} and a loss that is scaled: steps that overflow are skipped by ranks that "
-          "then average later; use precision.compute=bf16, or set checkpoint.every to 0",
-          said("checkpoint.every", every), said("parallel.comm_hook", hook));
+          "[plan.config] weights are kept by {} with {} and a loss that is scaled: steps that overflow are "
+          "skipped by ranks that then average later; use precision.compute=bf16, or keep no weights but the "
+          "last",
+          said(key, every), said("parallel.comm_hook", hook));
     }
+  }
+
+  /// What a hook owes is counted in means, and the weight of a step is known in its last micro-batch.
+  void check_hook() const {
+    const ParallelConfig& parallel = config_.parallel;
+    if (parallel.reduce_when == ReduceWhen::kOncePerStep || !keeps_residual(parallel.comm_hook)) return;
+    throw ConfigError(
+        "[plan.config] {} does not go with {}, which keeps what it could not send and needs the weight of a "
+        "whole step; set parallel.reduce_when to once, or parallel.comm_hook to fp16 or none",
+        said("parallel.reduce_when", parallel.reduce_when), said("parallel.comm_hook", parallel.comm_hook));
   }
 
   void check_schedule() const {

@@ -145,7 +145,7 @@ void add_vision(Table& table, VisionConfig& model) {
   table.push_back(number("model.width", model.width, 1,
                          "resnet: channels of the first stage, doubled by each later", 1e5));
   table.push_back(
-      choice("model.stem", model.stem, "resnet: before the first block: 3x3, or 7x7 and a maximum"));
+      choice("model.stem", model.stem, "resnet: before the first block: 3x3, or 7x7 and max pooling"));
   table.push_back(
       choice("model.norm", model.norm,
              "resnet: norms over a rank's micro-batch, over all ranks' or over groups of channels"));
@@ -192,11 +192,12 @@ void add_train(Table& table, TrainConfig& train) {
                          "passes over the training data; 0: train.steps says how long", 1e9));
   table.push_back(
       number("train.global_batch", train.global_batch, 1, "sequences or images a step over all ranks", 1e9));
-  table.push_back(number("train.rank_batch", train.rank_batch, 0,
-                         "the same on each data-parallel rank, whatever their number; 0: train.global_batch",
-                         1e9));
-  table.push_back(number("train.micro_batch", train.micro_batch, 0,
-                         "of them, a forward on one rank; 0: global_batch / data-parallel ranks", 1e9));
+  table.push_back(
+      number("train.rank_batch", train.rank_batch, 0,
+             "sequences or images a step on each data-parallel rank; replaces global_batch unless 0", 1e9));
+  table.push_back(number(
+      "train.micro_batch", train.micro_batch, 0,
+      "sequences or images in one forward pass of a rank; 0: global_batch / data-parallel ranks", 1e9));
   table.push_back(
       number("train.grad_clip", train.grad_clip, 0, "largest global L2 norm of gradients; 0: no clipping"));
   table.push_back(number("train.val_every", train.val_every, 0,

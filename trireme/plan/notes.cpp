@@ -19,19 +19,31 @@ std::string unused_pipeline_key(const Config& config) {
   return {};
 }
 
+/// What byte tokens mean for a model of another vocabulary; empty: nothing.
+std::string byte_tokens_note(const Config& config) {
+  constexpr int64_t kBytes = 256;
+  const ModelConfig& model = config.model;
+  if (reads_images(model.family) || config.data.tokenizer != Tokenizer::kByte) return {};
+  if (!model.weights.empty()) {
+    if (model.vocab_size == kBytes) return {};
+    return fmt::format(
+        "text is read as bytes (data.tokenizer=byte), not as tokens of the {} that model.weights={} were "
+        "trained with",
+        with_commas(model.vocab_size), model.weights);
+  }
+  if (model.vocab_size < 2 * kBytes) return {};
+  const int64_t matrices = model.tie_embeddings ? 1 : 2;
+  const auto unused = static_cast<double>(matrices * (model.vocab_size - kBytes) * model.d_model);
+  return fmt::format(
+      "byte tokens use {} of model.vocab_size={} rows; model.vocab_size={} saves {} parameters", kBytes,
+      with_commas(model.vocab_size), kBytes, format_count(unused));
+}
+
 }  // namespace
 
 std::vector<std::string> notes(const Config& config, Device device) {
   std::vector<std::string> found;
-  constexpr int64_t kBytes = 256;
-  const ModelConfig& model = config.model;
-  if (config.data.tokenizer == Tokenizer::kByte && model.vocab_size >= 2 * kBytes) {
-    const int64_t matrices = model.tie_embeddings ? 1 : 2;
-    const auto unused = static_cast<double>(matrices * (model.vocab_size - kBytes) * model.d_model);
-    found.push_back(
-        fmt::format("byte tokens use {} of model.vocab_size={} rows; model.vocab_size={} saves {} parameters",
-                    kBytes, with_commas(model.vocab_size), kBytes, format_count(unused)));
-  }
+  if (const std::string note = byte_tokens_note(config); !note.empty()) found.push_back(note);
   const TrainConfig& train = config.train;
   if (train.rank_batch > 0 && train.global_batch != TrainConfig{}.global_batch) {
     found.push_back(fmt::format("train.global_batch={} has no effect with train.rank_batch={}",

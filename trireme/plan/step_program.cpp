@@ -427,7 +427,7 @@ void Writer::add_kept_buffers() {
     const UnitBuffers& memory = this->memory(unit);
     const int64_t compute = setting_.compute_bytes;
     if (!memory.parameters_come_and_go) keep(Role::kParameters, unit, memory.whole_bytes);
-    if (memory.parameters_come_and_go) keep(Role::kShard, unit, memory.shard_bytes);
+    if (memory.keeps_shard) keep(Role::kShard, unit, memory.shard_bytes);
     keep(Role::kMaster, unit, kFp32Bytes * memory.updated,
          memory.master_in_parameters ? std::optional(Role::kParameters)
          : memory.master_is_shard    ? std::optional(Role::kShard)

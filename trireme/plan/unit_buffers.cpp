@@ -40,14 +40,15 @@ UnitBuffers::UnitBuffers(int64_t numel, const EngineSetting& setting, const std:
       shard(numel / setting.shard_ranks()),
       updated(setting.policy.shard_optimizer ? shard : whole),
       parameters_come_and_go(setting.gathers()),
-      master_in_parameters(setting.compute_bytes == kFp32Bytes && !parameters_come_and_go),
-      master_is_shard(setting.compute_bytes == kFp32Bytes && parameters_come_and_go),
-      gradients_stay(!setting.policy.shard_gradients || setting.alone()),
+      keeps_shard(setting.shards_parameters()),
+      master_in_parameters(setting.compute_bytes == kFp32Bytes && !keeps_shard),
+      master_is_shard(setting.compute_bytes == kFp32Bytes && keeps_shard),
+      gradients_stay(!setting.policy.shard_gradients || setting.alone() || setting.stays),
       // fp32 gradients that stay whole are reduced in place, where nothing is added to them afterwards.
-      reduced_in_gradients(setting.alone() ||
-                           (setting.compute_bytes == kFp32Bytes && gradients_stay && setting.reduces_once)),
+      reduced_in_gradients(setting.alone() || (setting.compute_bytes == kFp32Bytes &&
+                                               !setting.policy.shard_gradients && setting.reduces_once)),
       reduced_comes_and_goes(!reduced_in_gradients && setting.policy.shard_optimizer &&
-                             setting.shard_ranks() > 1),
+                             setting.shard_ranks() > 1 && !setting.stays),
       sums_micro_batches_apart(setting.compute_bytes != kFp32Bytes && setting.reduces_once &&
                                setting.sums_in_fp32),
       in_fp8(fp8 && parameters_come_and_go),

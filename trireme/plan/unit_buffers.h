@@ -34,11 +34,13 @@ struct EngineSetting {
       1;                ///< units that are unsharded ahead of the one in use, where communication runs beside
   bool beside = false;  ///< communication runs beside computation
   UseFrom use_from = UseFrom::kRunUnit;
+  bool stays = false;  ///< whole parameters and gradients keep their memory, for passes that are recorded
 
   int64_t shard_ranks() const { return policy.shard_ranks(mesh); }
   int64_t replicas() const { return mesh.dp_size() / shard_ranks(); }
-  /// Whether parameters come and go: they are sharded, over more than one rank.
-  bool gathers() const { return policy.shard_parameters && shard_ranks() > 1; }
+  bool shards_parameters() const { return policy.shard_parameters && shard_ranks() > 1; }
+  /// Whether parameters come and go: they are sharded, and gathered when they are used.
+  bool gathers() const { return shards_parameters() && !stays; }
   bool reduces_locally() const { return hook == CommHook::kLocalSgd; }
   /// Whether this rank has no others to reduce with: its gradients are used as they are.
   bool alone() const {
@@ -75,6 +77,7 @@ struct UnitBuffers {
   int64_t whole, shard;
   int64_t updated;                ///< the range that this rank's optimizer has: the shard, or all
   bool parameters_come_and_go;    ///< whole parameters have memory from unshard to reshard
+  bool keeps_shard;               ///< what is gathered lies beside the whole parameters
   bool master_in_parameters;      ///< the fp32 master is a part of the whole parameters
   bool master_is_shard;           ///< the fp32 master is what is gathered
   bool gradients_stay;            ///< whole gradients have memory at all times
@@ -83,7 +86,7 @@ struct UnitBuffers {
   bool sums_micro_batches_apart;  ///< added up in an fp32 buffer, since gradients are of another dtype
   bool in_fp8;                    ///< parameters come and go, matrices of them as bytes of FP8
   int64_t whole_bytes;            ///< of the parameters that come and go, or that stay
-  int64_t shard_bytes;            ///< of what a rank keeps of those that come and go
+  int64_t shard_bytes;            ///< of what a rank keeps to be gathered
   int64_t exchanged_bytes;        ///< by all ranks of a shard, before the first gather after an update
 };
 

@@ -263,7 +263,7 @@ std::span<const VisionPreset> vision_presets() {
        {"resnet50", "ResNet-50 as torchvision has it (v1.5), 25,557,032 parameters",
         resnet(50, 64, ImageStem::kImageNet)},
        {"lenet",
-        "LeNet-5 with ReLU and maxima for MNIST, 61,706 parameters",
+        "LeNet-5 with ReLU and max pooling for MNIST, 61,706 parameters",
         {.family = ModelFamily::kLeNet, .channels = 1, .image_size = 28}}}};
   return table;
 }

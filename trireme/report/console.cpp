@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "trireme/base/clock.h"
+#include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/log.h"
 #include "trireme/base/utf8.h"
 #include "trireme/report/run_dir.h"
 #include "trireme/report/step_line.h"
@@ -16,10 +18,24 @@
 namespace trireme::report {
 namespace {
 
-void print_line(std::string line) {
-  line += '\n';
-  write_all(STDOUT_FILENO, line.data(), line.size(), "standard output");
-}
+/// Standard output, until it fails: whoever has left off reading it (`| head -1`) has not broken the run,
+/// whose records are in its directory.
+class Lines {
+ public:
+  void print(std::string line) {
+    if (lost_) return;
+    line += '\n';
+    try {
+      write_all(STDOUT_FILENO, line.data(), line.size(), "standard output");
+    } catch (const EnvironmentError& error) {
+      lost_ = true;
+      log_warning("no more lines are printed: {}; the run goes on", error.what());
+    }
+  }
+
+ private:
+  bool lost_ = false;
+};
 
 /// Time to go, from the median of the latest steps: one slow step (a checkpoint, a validation) does not move
 /// it.
@@ -79,8 +95,11 @@ class Bar {
 
 class JsonConsole final : public Sink {
  public:
-  void record(const StepRecord& step) override { print_line(to_json_line(step)); }
-  void finish(const RunSummary& summary) override { print_line(to_json_line(summary)); }
+  void record(const StepRecord& step) override { lines_.print(to_json_line(step)); }
+  void finish(const RunSummary& summary) override { lines_.print(to_json_line(summary)); }
+
+ private:
+  Lines lines_;
 };
 
 class TextConsole final : public Sink {
@@ -108,9 +127,9 @@ class TextConsole final : public Sink {
       RunSummary typed = summary;
       if (!typed.weights_path.empty()) typed.weights_path = as_typed(typed.weights_path);
       if (!typed.best_weights_path.empty()) typed.best_weights_path = as_typed(typed.best_weights_path);
-      print_line(whereabouts(typed, as_typed(options_.run), options_.reads_images));
+      lines_.print(whereabouts(typed, as_typed(options_.run), options_.reads_images));
     }
-    if (!summary.sample.empty()) print_line("sample:\n" + printable(summary.sample));
+    if (!summary.sample.empty()) lines_.print("sample:\n" + printable(summary.sample));
   }
 
  private:
@@ -131,10 +150,11 @@ class TextConsole final : public Sink {
 
   void print(std::string line) {
     if (bar_) bar_->clear();
-    print_line(std::move(line));
+    lines_.print(std::move(line));
   }
 
   ConsoleOptions options_;
+  Lines lines_;
   EtaEstimator eta_;
   std::optional<Bar> bar_;
 };

@@ -14,11 +14,10 @@ struct ConsoleOptions {
   int64_t log_every = 10;
   int64_t ranks = 1;
   bool reads_images = false;  ///< which count as tokens in records
-  double flops_per_token = 0.0;
-  double peak_flops = 0.0;  ///< of one rank's device at the compute dtype; 0: MFU is left out
-  bool json = false;        ///< every step as a JSON line on stdout, the summary last
-  bool quiet = false;       ///< no progress bar
-  std::string run = {};     ///< its directory; empty: it is not named
+  double peak_flops = 0.0;    ///< of one rank's device at the compute dtype; 0: MFU is left out
+  bool json = false;          ///< every step as a JSON line on stdout, the summary last
+  bool quiet = false;         ///< no progress bar
+  std::string run = {};       ///< its directory; empty: it is not named
   /// The width of the terminal behind stderr, asked whenever the bar is drawn; none, or 0: there is no
   /// terminal and hence no bar.
   std::function<int64_t()> bar_columns = {};
@@ -30,8 +29,8 @@ struct ConsoleOptions {
 /// "step  20/400  loss 3.1207  gnorm  1.92  lr 3.0e-03  12.3k tok/s (6.15k/rank)  0.06 TFLOP/s/rank   48.1 ms
 ///  20.8 steps/s  peak 61.2 MiB  eta 18 s", in a terminal of less than 100 columns shorter; then one line
 /// "done ..." or "interrupted ...", where the weights are, how to go on after an interruption, and the sample
-/// when there is one. The terminal, when there is one: a progress bar redrawn in place. record() and finish()
-/// throw EnvironmentError when stdout cannot be written.
+/// when there is one. The terminal, when there is one: a progress bar redrawn in place. Where stdout cannot
+/// be written a warning says so, and nothing more is printed.
 std::unique_ptr<Sink> make_console_sink(const ConsoleOptions& options);
 
 }  // namespace trireme::report

@@ -35,6 +35,7 @@ std::string to_json_line(const StepRecord& record) {
   json["lr"] = number(record.lr);
   json["tokens"] = record.tokens;
   json["tokens_per_s"] = number(record.tokens_per_s);
+  if (record.tflops_per_rank > 0.0) json["tflops_per_rank"] = number(record.tflops_per_rank);
   json["step_ms"] = number(record.step_ms);
   json["steps_per_s"] = number(record.steps_per_s());
   json["communication_ms"] = number(record.communication_ms);

@@ -96,12 +96,13 @@ OrderedJson started_attempt(const OrderedJson& started) {
           {"rank", nullptr},    {"last_step", nullptr}, {"resumed_from", nullptr}, {"steps_lost", nullptr}};
 }
 
-OrderedJson started_manifest(const Manifest& manifest) {
+OrderedJson started_manifest(const std::string& name, const Manifest& manifest) {
   const Machine machine = describe_machine();
   OrderedJson json;
   json["schema"] = kSchema;
   json["version"] = kVersion;
   json["torch"] = kTorchVersion;
+  json["name"] = name;
   json["command"] = manifest.command;
   json["hostname"] = machine.hostname;
   json["cpu"] = machine.cpu;
@@ -205,6 +206,12 @@ std::string last_start(const OrderedJson& manifest) {
   return std::max(text_if_any(manifest, "started"), resumed);
 }
 
+/// Names that make one folder name are not one: only manifests of old, which have none, are told apart by it.
+bool is_called(const OrderedJson& manifest, const std::string& folder, const std::string& name) {
+  if (const std::string noted = text_if_any(manifest, "name"); !noted.empty()) return noted == name;
+  return name_part(folder) == folder_safe(name);
+}
+
 }  // namespace
 
 RunDirectory RunDirectory::create(const std::string& root, const std::string& name,
@@ -214,7 +221,7 @@ RunDirectory RunDirectory::create(const std::string& root, const std::string& na
   for (const char* folder : {"logs", "tensorboard", "checkpoints"}) make_directories(run.file(folder));
   write_file_atomic(run.file("config.yaml"), manifest.config_yaml);
   if (!manifest.schedule.empty()) write_file_atomic(run.file(kScheduleFile), manifest.schedule);
-  write_manifest(run.path_, started_manifest(manifest));
+  write_manifest(run.path_, started_manifest(name, manifest));
   point_latest(root, fs::path(run.path_).filename().string());
   return run;
 }
@@ -251,9 +258,10 @@ std::vector<std::string> list_runs(const std::string& root, const std::string& n
   for (const auto& entry : fs::directory_iterator(root, ignored)) {
     const std::string manifest = (entry.path() / "manifest.json").string();
     if (entry.is_symlink(ignored) || !fs::exists(manifest, ignored)) continue;
-    if (!name.empty() && name_part(entry.path().filename().string()) != folder_safe(name)) continue;
     const OrderedJson json = OrderedJson::parse(read_file(manifest), nullptr, false);
-    if (json.is_object()) found.emplace_back(last_start(json), entry.path().string());
+    if (!json.is_object() || !(name.empty() || is_called(json, entry.path().filename().string(), name)))
+      continue;
+    found.emplace_back(last_start(json), entry.path().string());
   }
   std::ranges::sort(found, std::greater<>());
   std::vector<std::string> paths;

@@ -113,8 +113,9 @@ std::unique_ptr<Sink> make_run_files_sink(const RunDirectory& run, std::string c
                                           std::string schedule = {});
 
 /// tensorboard/events.out.tfevents.*: scalars loss, val_loss, grad_norm, lr, tokens_per_s, step_ms,
-/// steps_per_s, peak_bytes; loss_scale, communication_ms, exposed_ms and communication_share where
-/// metrics.jsonl has numbers; val_top1 and val_top5 of images; and active_bytes and reserved_bytes of GPUs.
+/// steps_per_s, peak_bytes; tflops_per_rank, loss_scale, communication_ms, exposed_ms and communication_share
+/// where metrics.jsonl has numbers; val_top1 and val_top5 of images; and active_bytes and reserved_bytes of
+/// GPUs.
 std::unique_ptr<Sink> make_tensorboard_sink(const RunDirectory& run);
 
 /// pictures/curves.svg, at the end, of all that metrics.jsonl has by then: a sink behind that of the run's
@@ -122,13 +123,13 @@ std::unique_ptr<Sink> make_tensorboard_sink(const RunDirectory& run);
 std::unique_ptr<Sink> make_curves_sink(const RunDirectory& run, std::string name);
 
 /// One StepRecord as one line of JSON, and the summary object. Non-finite numbers are strings; null stands
-/// where nothing was measured. A step has step, loss, grad_norm, lr, tokens, tokens_per_s, step_ms,
-/// steps_per_s, communication_ms, exposed_ms, communication_share (exposed_ms / step_ms), peak_bytes; on a
-/// GPU active_bytes and reserved_bytes; loss_scale and skipped under loss scaling; val_loss when it
-/// validated, of images val_top1 and val_top5, shares that were right; images count as tokens; checkpoint_ms,
-/// what it waited for, when it was saved. The summary has what RunSummary and RunCost have, with predicted
-/// and measured numbers side by side; its weights is the path of the final ones or null, its stop_signal the
-/// number of the signal that ended the run early or null.
+/// where nothing was measured. A step has step, loss, grad_norm, lr, tokens, tokens_per_s,
+/// tflops_per_rank, step_ms, steps_per_s, communication_ms, exposed_ms, communication_share (exposed_ms /
+/// step_ms), peak_bytes; on a GPU active_bytes and reserved_bytes; loss_scale and skipped under loss scaling;
+/// val_loss when it validated, of images val_top1 and val_top5, shares that were right; images count as
+/// tokens; checkpoint_ms, what it waited for, when it was saved. The summary has what RunSummary and RunCost
+/// have, with predicted and measured numbers side by side; its weights is the path of the final ones or null,
+/// its stop_signal the number of the signal that ended the run early or null.
 std::string to_json_line(const StepRecord& record);
 std::string to_json_line(const RunSummary& summary);
 

@@ -104,7 +104,10 @@ RunFigures figures_of(const RunRecord& run) {
   figures.val_top5 = last_of(metrics.curve("val_top5"));
   figures.best_val_top1 = extreme_of(metrics.curve("val_top1"), false);
   figures.tokens_per_s = quantile(settled("tokens_per_s"), 0.5);
-  if (figures.tokens_per_s) figures.tokens_interval = median_interval(settled("tokens_per_s"));
+  if (figures.tokens_per_s) {
+    figures.tokens_range = {.low = *quantile(settled("tokens_per_s"), 0.05),
+                            .high = *quantile(settled("tokens_per_s"), 0.95)};
+  }
   const std::vector<double> step_ms = settled("step_ms");
   figures.timed_steps = std::ssize(step_ms);
   figures.step_ms = quantile(step_ms, 0.5);

@@ -32,9 +32,9 @@ struct RunFigures {
   std::optional<double> loss;          ///< of the last step
   std::optional<AtStep> val_loss, best_val_loss;
   std::optional<AtStep> val_top1, val_top5, best_val_top1;  ///< shares
-  /// Medians over steps after the warm-up, and bounds of the first (step_times.h, median_interval).
+  /// Medians over steps after the warm-up, and what 90% of the steps lie between of the first.
   std::optional<double> tokens_per_s, step_ms, step_ms_p95, communication_ms, exposed_ms, exposed_share;
-  std::optional<Interval> tokens_interval;
+  std::optional<Interval> tokens_range;
   int64_t timed_steps = 0;  ///< that these are of
   int64_t tokens = 0;       ///< trained on
   int64_t peak_bytes = 0;

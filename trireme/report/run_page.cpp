@@ -145,9 +145,9 @@ Markup speed_cards(const RunRecord& run, const RunFigures& figures, const RunLay
   Markup cards;
   if (figures.tokens_per_s) {
     std::string note;
-    if (figures.tokens_interval)
-      note = fmt::format("95% interval {} to {}", format_count(figures.tokens_interval->low),
-                         format_count(figures.tokens_interval->high));
+    if (figures.tokens_range)
+      note = fmt::format("90% of this run's steps: {} to {}", format_count(figures.tokens_range->low),
+                         format_count(figures.tokens_range->high));
     cards += card(counted_in(run) + "/s", format_count(*figures.tokens_per_s), note);
   }
   if (figures.step_ms) {

@@ -58,11 +58,11 @@ std::string step_text(int64_t step, int64_t total) {
 }
 
 /// TFLOP/s of one rank, and its share of the device's peak where that is known.
-std::string flops_text(double tokens_per_s_per_rank, const ConsoleOptions& options) {
-  if (options.flops_per_token <= 0.0) return "";
-  const double flops = tokens_per_s_per_rank * options.flops_per_token;
-  std::string text = fmt::format("  {:>4} TFLOP/s/rank", short_number(flops / 1e12));
-  if (options.peak_flops > 0.0) text += fmt::format("  mfu {:>4.1f}%", 100.0 * flops / options.peak_flops);
+std::string flops_text(double tflops_per_rank, const ConsoleOptions& options) {
+  if (tflops_per_rank <= 0.0) return "";
+  std::string text = fmt::format("  {:>4} TFLOP/s/rank", short_number(tflops_per_rank));
+  if (options.peak_flops > 0.0)
+    text += fmt::format("  mfu {:>4.1f}%", 100.0 * 1e12 * tflops_per_rank / options.peak_flops);
   return text;
 }
 
@@ -87,7 +87,7 @@ std::string step_line(const StepRecord& record, const ConsoleOptions& options, s
                                  step_text(record.step, options.total_steps), loss_text(record.loss),
                                  short_number(record.grad_norm), record.lr, rate_text(record.tokens_per_s),
                                  rate_unit(options.reads_images), rate_text(per_rank));
-  line += flops_text(per_rank, options);
+  line += flops_text(record.tflops_per_rank, options);
   line += fmt::format("  {:>5} ms  {:>5} steps/s  {}", short_number(record.step_ms),
                       short_number(record.steps_per_s()), memory_text(record));
   if (eta_s && *eta_s > 0.0) line += "  eta " + format_eta(*eta_s);

@@ -1,5 +1,6 @@
 #pragma once
 // How long the steps of a run took, without its warm-up.
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -20,10 +21,12 @@ std::optional<double> median(std::vector<double> values);
 
 /// Bounds within which the median of what `values` were drawn from lies with a probability of 95%, whatever
 /// their distribution: order statistics around the middle (Conover, Practical Nonparametric Statistics, 3.2).
-/// Below six values, which cannot say that much, the smallest and the largest.
+/// The values must not depend on each other, as steps of one run do. Below kLeastForInterval values, which
+/// cannot say that much, the smallest and the largest.
 struct Interval {
   double low = 0.0, high = 0.0;
 };
+inline constexpr int64_t kLeastForInterval = 6;
 std::optional<Interval> median_interval(std::vector<double> values);
 
 }  // namespace trireme::report

@@ -119,6 +119,7 @@ class TensorboardSink final : public Sink {
                                    {"step_ms", step.step_ms},
                                    {"steps_per_s", step.steps_per_s()},
                                    {"peak_bytes", static_cast<double>(step.peak_bytes)}};
+    if (step.tflops_per_rank > 0.0) scalars.emplace_back("tflops_per_rank", step.tflops_per_rank);
     if (step.active_bytes > 0) scalars.emplace_back("active_bytes", static_cast<double>(step.active_bytes));
     if (step.reserved_bytes > 0)
       scalars.emplace_back("reserved_bytes", static_cast<double>(step.reserved_bytes));

@@ -1,6 +1,7 @@
 #include "trireme/train/best_weights.h"
 
 #include <charconv>
+#include <cmath>
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -39,7 +40,7 @@ BestWeights::BestWeights(std::string path, bool resumes, const comm::Mesh& mesh)
     try {
       const parallel::Notes notes = parallel::read_notes(path_);
       score = number_in<double>(notes, "score", path_);
-      step = static_cast<double>(number_in<int64_t>(notes, "step", path_));
+      step = std::isfinite(score) ? static_cast<double>(number_in<int64_t>(notes, "step", path_)) : 0.0;
     } catch (const Error& error) {
       log_warning("the best weights so far are unknown: {}; the next validation's replace them",
                   error.what());
@@ -52,7 +53,7 @@ BestWeights::BestWeights(std::string path, bool resumes, const comm::Mesh& mesh)
 
 void BestWeights::keep(int64_t step, const Validation& found, TrainedModel& model) {
   const double score = score_of(found);
-  if (score_ && !(score > *score_)) return;
+  if (!std::isfinite(score) || (score_ && score <= *score_)) return;
   try {
     model.save_weights(path_, {{"step", fmt::format("{}", step)},
                                {"score", fmt::format("{}", score)},

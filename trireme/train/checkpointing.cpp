@@ -21,6 +21,7 @@
 #include "trireme/parallel/state.h"
 #include "trireme/parallel/state_file.h"
 #include "trireme/plan/fp8.h"
+#include "trireme/plan/optimizer.h"
 #include "trireme/plan/saved_copy.h"
 #include "trireme/train/saved_record.h"
 #include "trireme/train/stop.h"
@@ -93,12 +94,17 @@ bool must_be_equal(const std::string& key) {
   return keys.contains(key) || (key.starts_with("model.") && !free.contains(key));
 }
 
-void check_config(const Parts& parts, const Json& state, const std::string& path) {
+plan::Config config_of(const Json& state, const std::string& path) {
   const std::string yaml = checkpoint::text_of(state, "config", path);
-  const plan::Config then = plan::load({.path = {}, .text = yaml, .overrides = {}}, Environment()).config;
+  return plan::load({.path = {}, .text = yaml, .overrides = {}}, Environment()).config;
+}
+
+void check_config(const Parts& parts, const plan::Config& then, const std::string& path) {
+  // Averages of other steps than all are none, so they neither begin here nor end.
+  const bool other_state = plan::state_of(then.optim) != plan::state_of(parts.config.optim);
   std::vector<std::string> refused, noted;
   for (const std::string& key : plan::differing_keys(then, parts.config))
-    (must_be_equal(key) ? refused : noted).push_back(key);
+    (must_be_equal(key) || (key == "optim.ema" && other_state) ? refused : noted).push_back(key);
   if (!refused.empty()) {
     throw ConfigError(
         "[train.resume] {} was written by a run with other values of {}; give them as they were, or begin a "
@@ -118,6 +124,16 @@ void check_batch(const Parts& parts, const Json& state, const std::string& path)
       "ranks, "
       "or with train.rank_batch={}",
       path, then, now, then / parts.batch.dp_size);
+}
+
+/// A run that is to end before its checkpoint would do nothing, and look as if it had.
+void check_steps(const Parts& parts, const Json& state, const std::string& path) {
+  const int64_t done = checkpoint::count_of(state, "step", path);
+  const plan::TrainConfig& train = parts.config.train;
+  if (done <= train.steps) return;
+  throw ConfigError("[train.resume] {} is of step {}, and this run ends with step {} ({}); raise that", path,
+                    done, train.steps,
+                    train.epochs > 0 ? fmt::format("train.epochs={}", train.epochs) : "train.steps");
 }
 
 void check_data(const Parts& parts, const Json& state, const std::string& path) {
@@ -159,18 +175,35 @@ std::string random_state(const Parts& parts) {
   return Json{{"random", to_hex(generator.get_state())}}.dump();
 }
 
-/// Another number of ranks has other masks; it begins new ones, and not those that the run has begun with.
-void restore_random(const Parts& parts, const Json& ranks, int64_t step, const std::string& path) {
-  if (parts.config.model.dropout == 0.0) return;
+/// The state that this rank has saved, as far as it goes on; else why not.
+struct SavedRandom {
+  at::Tensor state;
+  const char* lost = nullptr;
+};
+
+SavedRandom saved_random(const Parts& parts, const Json& document, const std::string& path) {
+  const Json& ranks = checkpoint::value_of(document, "ranks", path);
+  const Json& run = checkpoint::value_of(document, "run", path);
   const std::string rank = std::to_string(parts.world->rank());
-  if (static_cast<int64_t>(ranks.size()) == parts.world->size() && ranks.contains(rank)) {
+  if (checkpoint::count_of(run, "ranks", path) != parts.world->size()) return {{}, "on other ranks"};
+  if (!ranks.is_object() || !ranks.contains(rank)) return {{}, "from a checkpoint without random numbers"};
+  return {
+      from_hex(checkpoint::text_of(ranks.at(rank), "random", path), "the state of a random generator", path)};
+}
+
+/// Where it cannot go on with the masks that would have come, it begins new ones, and not those that the run
+/// has begun with.
+void restore_random(const Parts& parts, const Json& document, int64_t step, const std::string& path) {
+  if (parts.config.model.dropout == 0.0) return;
+  SavedRandom saved = saved_random(parts, document, path);
+  if (saved.state.defined()) {
     at::Generator generator = generator_of(parts.world->device());
     const std::lock_guard lock(generator.mutex());
-    generator.set_state(from_hex(checkpoint::text_of(ranks.at(rank), "random", path),
-                                 "the state of a random generator", path));
-    return;
+    // Generators of CPUs and of GPUs have states of other sizes.
+    if (saved.state.numel() == generator.get_state().numel()) return generator.set_state(saved.state);
+    saved.lost = "on another device";
   }
-  if (parts.is_root()) log_info("resume  on other ranks: dropout goes on with other masks");
+  if (parts.is_root()) log_info("resume  {}: dropout goes on with other masks", saved.lost);
   at::manual_seed(
       static_cast<uint64_t>(parts.config.seed + step * parts.world->size() + parts.world->rank()));
 }
@@ -213,6 +246,11 @@ void restore_history(Parts& parts, const Json& run, const std::string& path) {
         path);
 }
 
+/// A run that did not scale has no scale to go on with, and a first scale that is given anew is meant.
+bool scale_goes_on(const plan::PrecisionConfig& then, const plan::PrecisionConfig& now) {
+  return plan::scales_loss(then) && then.loss_scale.initial == now.loss_scale.initial;
+}
+
 Json to_json(const precision::LossScaler::State& state) {
   return {{"scale", state.scale},
           {"patience", state.patience},
@@ -243,8 +281,8 @@ Checkpointing::Checkpointing(const TrainOptions& options, Parts& parts, precisio
 }
 
 Checkpointing::~Checkpointing() {
-  given_up_ = true;
   join();
+  if (unsettled_ && !error_.empty()) log_warning("a checkpoint was not written: {}", error_);
 }
 
 /// Rank 0 knows the folders and whether to resume, and is the one that commits.
@@ -346,7 +384,8 @@ Checkpointing::Resumed Checkpointing::resume_from(const std::string& path) {
   attempt([&] { state = checkpoint::Checkpoint(path).state(); });
   const Json document = checkpoint::parse_json(state, path);
   const Json& run = checkpoint::value_of(document, "run", path);
-  check_config(parts_, run, path);
+  check_config(parts_, config_of(run, path), path);
+  check_steps(parts_, run, path);
   check_batch(parts_, run, path);
   check_data(parts_, run, path);
   // A stage leaves to others what is theirs; that all together are the checkpoint's model says the config.
@@ -372,8 +411,9 @@ Checkpointing::Resumed Checkpointing::restore(const std::string& path, const std
   if (const auto loss = run.find("loss"); loss != run.end() && loss->is_number()) resumed.loss = *loss;
   if (const auto record = run.find("record"); record != run.end())
     resumed.record = record_from_json(*record, resumed.step, resumed.loss, path);
-  scaler_.set_state(scaler_state(checkpoint::value_of(run, "loss_scaler", path), path));
-  restore_random(parts_, checkpoint::value_of(document, "ranks", path), resumed.step, path);
+  if (scale_goes_on(config_of(run, path).precision, config_.precision))
+    scaler_.set_state(scaler_state(checkpoint::value_of(run, "loss_scaler", path), path));
+  restore_random(parts_, document, resumed.step, path);
   restore_history(parts_, run, path);
   parts_.open_feed(resumed.step);
   if (parts_.is_root() && options_.announce) log_info("resume  after step {} of {}", resumed.step, path);
@@ -477,8 +517,7 @@ bool Checkpointing::settle() {
   if (any_rank(writing)) return false;
   join();
   unsettled_ = false;
-  safe_ = !any_rank(!error_.empty());
-  if (!safe_) {
+  if (any_rank(!error_.empty())) {
     ++failed_;
     if (!error_.empty()) log_warning("a checkpoint was not written: {}; training goes on", error_);
     if (store_) store_->abandon(temporary_);  // others may have written to it after this rank's thread did so
@@ -508,7 +547,6 @@ std::optional<double> Checkpointing::save(const StepRecord& record, bool last) {
     ++late_;
     return std::nullopt;
   }
-  safe_ = false;
   temporary_ = checkpoint::temporary_name(record.step, generation_, ++attempt_);
   if (!begin_folder(temporary_)) {
     ++failed_;
@@ -532,6 +570,10 @@ void Checkpointing::finish() {
   settle();
   // An attempt may have died between its last save and this; one that had nothing to save does it instead.
   if (store_ && enabled() && resumes_ && written_ == 0) prune();
+}
+
+bool Checkpointing::has_written() const {
+  return any_rank(written_ > 0);
 }
 
 }  // namespace trireme::train

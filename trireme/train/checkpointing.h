@@ -27,7 +27,8 @@ class Checkpointing {
   /// All must outlive this. With checkpoint.every rank 0 takes the folder's lock. Collective. Throws
   /// EnvironmentError on all ranks when the folder cannot be used, or another run writes to it.
   Checkpointing(const TrainOptions& options, Parts& parts, precision::LossScaler& scaler);
-  /// Waits for the thread; a save that waits for other ranks is given up.
+  /// Waits for the thread, and for the parts of other ranks as finish() does unless give_up() was called; a
+  /// save that does not come to its end is a warning.
   ~Checkpointing();
   Checkpointing(const Checkpointing&) = delete;
   Checkpointing& operator=(const Checkpointing&) = delete;
@@ -67,8 +68,11 @@ class Checkpointing {
   int64_t written() const { return written_; }  ///< rank 0 knows
   int64_t late() const { return late_; }
   int64_t failed() const { return failed_; }
-  /// Whether the last save() is on the disk, the same on all ranks; after one that was the last.
-  bool is_safe() const { return safe_; }
+  /// Whether a checkpoint has been written since the run began or went on, the same on all ranks; after
+  /// finish(). Collective.
+  bool has_written() const;
+  /// A peer is lost: the save under way, if there is one, does not wait for the parts of others.
+  void give_up() { given_up_ = true; }
 
  private:
   struct Outcome;
@@ -105,7 +109,6 @@ class Checkpointing {
   std::atomic<bool> writing_{false}, given_up_{false};
   std::string error_;       ///< of the last save, from its thread; empty: none
   bool unsettled_ = false;  ///< a save has begun whose outcome ranks have not compared
-  bool safe_ = false;
   int64_t written_ = 0, late_ = 0, failed_ = 0;
 };
 

@@ -37,11 +37,6 @@ int64_t Passes::recorded() const {
   return std::ranges::count_if(kinds_, [](const Recorded& kind) { return kind.recording != nullptr; });
 }
 
-Passes::Kind Passes::kind_of(int64_t pass) const {
-  if (pass + 1 == options_.accumulation) return kLast;
-  return pass == 0 ? kFirst : kMiddle;
-}
-
 bool Passes::measures_lag() const {
   return options_.make_recording && options_.when == When::kDeviceIdles && steps_ > 1 &&
          steps_ <= plan::kStepsBeforeRecording;
@@ -83,9 +78,12 @@ at::Tensor Passes::run(const std::function<data::Batch()>& next, double scale) {
   if (options_.make_recording && steps_ == plan::kStepsBeforeRecording + 1) decide();
   const double began = monotonic_seconds();
   at::Tensor loss_sum = at::zeros({}, at::TensorOptions().device(device_).dtype(at::kDouble));
-  for (int64_t index = 0; index < options_.accumulation; ++index) {
+  int64_t passes = options_.accumulation;
+  for (int64_t index = 0; index < passes; ++index) {
     const data::Batch batch = copies_.ahead(next());
-    loss_sum.add_(pass(batch, scale * batch.share(), kind_of(index)), batch.share());
+    if (batch.step_passes > 0) passes = batch.step_passes;
+    const Kind kind = index + 1 == passes ? kLast : index == 0 ? kFirst : kMiddle;
+    loss_sum.add_(pass(batch, scale * batch.share(), kind), batch.share());
   }
   if (measures_lag()) measure_lag(began);
   return loss_sum;
@@ -93,7 +91,7 @@ at::Tensor Passes::run(const std::function<data::Batch()>& next, double scale) {
 
 at::Tensor Passes::pass(const data::Batch& batch, double scale, Kind kind) {
   const bool records = options_.make_recording && steps_ > plan::kStepsBeforeRecording;
-  if (!records || batch.rows != options_.rows) {
+  if (!records || batch.rows != options_.rows || batch.step_rows != options_.step_rows) {
     return compute(batch.inputs.to(device_, true), batch.targets.to(device_, true), scale, kind);
   }
   take_in(batch);

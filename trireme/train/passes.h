@@ -27,6 +27,7 @@ class Passes {
   struct Options {
     int64_t accumulation = 1;  ///< passes a step
     int64_t rows = 0;          ///< of a micro-batch; passes with fewer, which may be, are never recorded
+    int64_t step_rows = 0;     ///< of all ranks; nor are passes of a step with fewer, which weigh more in it
     int64_t loss_chunk_bytes = nn::kLossChunkBytes;
     /// With it, passes are recorded after plan::kStepsBeforeRecording steps: the engine can be recorded
     /// (DataParallel::can_be_recorded()), it was built while parallel::recording_stream() was the current
@@ -39,9 +40,10 @@ class Passes {
   /// `model` runs through `engine` (connect()), on `device`; both must outlive this.
   Passes(nn::Model& model, parallel::DataParallel& engine, c10::Device device, Options options);
 
-  /// One pass for each micro-batch of next(), gradients reduced at the end of the last: a step but for the
-  /// update. Each counts by its share of the step, and gradients come multiplied by `scale`. Returns the sum
-  /// of the losses by their shares, an fp64 scalar on the device. Collective.
+  /// One pass for each micro-batch of the step (data::Batch::step_passes) that next() gives, gradients
+  /// reduced at the end of the last: a step but for the update. Each counts by its share of the step, and
+  /// gradients come multiplied by `scale`. Returns the sum of the losses by their shares, an fp64 scalar on
+  /// the device. Collective.
   at::Tensor run(const std::function<data::Batch()>& next, double scale);
 
   /// Whether forward passes are asked from now on what they keep for backward.
@@ -64,7 +66,6 @@ class Passes {
     int64_t reductions = 0;
   };
 
-  Kind kind_of(int64_t pass) const;
   at::Tensor pass(const data::Batch& batch, double scale, Kind kind);
   at::Tensor loss_of(const at::Tensor& inputs, const at::Tensor& targets, double scale);
   at::Tensor compute(const at::Tensor& inputs, const at::Tensor& targets, double scale, Kind kind);

@@ -106,6 +106,8 @@ class TrainedModel {
   virtual std::optional<plan::PipelineReport> step_report() { return std::nullopt; }
   /// Kinds of passes that are launched as recordings.
   virtual int64_t recorded_passes() const { return 0; }
+  /// Whether units keep their memory for them (parallel::DataParallel::stay_in_place()).
+  bool stays_in_place() const { return parts_.front().engine->stays_in_place(); }
 
   // Between steps; collective.
 

@@ -83,6 +83,7 @@ class Trainer {
   TrainResult run();
 
  private:
+  TrainResult run_steps();
   void begin_with_weights();
   void enqueue(int64_t index);
   Enqueued begin(int64_t index);
@@ -360,6 +361,8 @@ void Trainer::settle(size_t left) {
 void Trainer::complete(StepRecord& record, bool ends) {
   if (under_way_.empty() && validates_after(record.step)) validate(record);
   if (under_way_.empty() && !ends && ends_after(record.step)) end_early(record);
+  record.tflops_per_rank =
+      1e-12 * parts_.facts.flops_per_token * record.tokens_per_s / static_cast<double>(parts_.world->size());
   publish(record);
 }
 
@@ -457,6 +460,15 @@ std::string Trainer::sample() {
 }
 
 TrainResult Trainer::run() {
+  try {
+    return run_steps();
+  } catch (const CommError&) {
+    checkpoints_.give_up();
+    throw;
+  }
+}
+
+TrainResult Trainer::run_steps() {
   announce(parts_);
   const double started = monotonic_seconds();
   Profiler profiler(options_.trace_path, first_profiled_, parts_.is_root() ? profiled_ : 0);
@@ -506,10 +518,11 @@ void Trainer::begin_records() {
 RunCost Trainer::cost() const {
   const bool on_gpu = parts_.on_gpu();
   const plan::Device device = on_gpu ? plan::Device::kCuda : plan::Device::kCpu;
-  const plan::StepProgram program = plan::config_program(
-      config_, parts_.facts, parts_.batch,
-      plan::engine_setting(config_, parts_.mesh.shape, parts_.batch.accumulation, device),
-      parts_.mesh.pp_rank);
+  plan::EngineSetting setting =
+      plan::engine_setting(config_, parts_.mesh.shape, parts_.batch.accumulation, device);
+  setting.stays = model_.stays_in_place();
+  const plan::StepProgram program =
+      plan::config_program(config_, parts_.facts, parts_.batch, setting, parts_.mesh.pp_rank);
   plan::RankBytes needed =
       plan::rank_bytes(config_, parts_.facts, parts_.batch, program, device, parts_.mesh.pp_rank);
   if (on_gpu) needed.baseline = 0;  // beside the allocator, whose peak is what is measured
@@ -551,7 +564,7 @@ void Trainer::finish(double started) {
   summary.checkpoints = checkpoints_.written();
   summary.checkpoints_late = checkpoints_.late();
   summary.checkpoints_failed = checkpoints_.failed();
-  result_.resumable = result_.stop_signal != 0 && checkpoints_.is_safe();
+  result_.resumable = result_.stop_signal != 0 && (resumed_.step > 0 || checkpoints_.has_written());
   if (config_.checkpoint.final_weights) summary.weights_path = options_.weights_path;
   if (best_ && best_->step() > 0) {
     summary.best_weights_path = best_->path();

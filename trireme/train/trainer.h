@@ -48,7 +48,7 @@ struct TrainOptions {
 struct TrainResult {
   RunSummary summary;
   int stop_signal = 0;     ///< the signal that ended the run early, 0 for none; the same on every rank
-  bool resumable = false;  ///< such a run has saved its last step: it can go on
+  bool resumable = false;  ///< such a run has a checkpoint to go on from
 };
 
 /// Trains for config.train.steps steps, writes the weights, and then validates and generates the sample.

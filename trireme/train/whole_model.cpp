@@ -21,6 +21,7 @@ Passes::Options pass_options(const ModelSetup& setup) {
   const bool always = setup.config.train.cuda_graphs == plan::CudaGraphs::kOn;
   return {.accumulation = setup.batch.accumulation,
           .rows = setup.batch.micro_batch,
+          .step_rows = setup.batch.global_batch,
           .loss_chunk_bytes = setup.config.memory.loss_chunk_mib << 20,
           .make_recording = setup.records_passes ? parallel::recordings() : parallel::RecordingMaker(),
           .when = always ? Passes::When::kAlways : Passes::When::kDeviceIdles};

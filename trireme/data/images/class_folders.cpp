@@ -69,6 +69,12 @@ class FolderSet : public ImageSet {
  public:
   FolderSet(fs::path root, const FilesByClass& files, int64_t channels)
       : root_(std::move(root)), channels_(channels) {
+    if (channels != 1 && channels != 3) {
+      throw ConfigError(
+          "[data.images] files in {} are read in grey or in colours, but model.channels={}; set "
+          "model.channels=1 or 3",
+          root_.string(), channels);
+    }
     for (const auto& [name, names] : files) {
       for (const std::string& file : names) {
         files_.push_back(file);

@@ -51,13 +51,17 @@ struct Place {
 /// Which rows a micro-batch of this rank has.
 struct Share {
   std::vector<Place> places;
-  int64_t step_rows = 0;
+  int64_t step_rows = 0, step_passes = 0;
 };
 
-/// `number` counts the micro-batches of a rank from the beginning of the run.
-Share share_of(int64_t number, int64_t images, const ImageLoaderOptions& options) {
-  const int64_t passes = options.global_batch / options.dp_size / options.micro_batch;
-  const int64_t step = number / passes, pass = number % passes;
+/// Micro-batches of a rank in a whole step.
+int64_t most_passes(const ImageLoaderOptions& options) {
+  return options.global_batch / options.dp_size / options.micro_batch;
+}
+
+/// The pass number `pass` of a step of this rank. A short step has as few passes as hold the rows of the rank
+/// with the most, so that all ranks have as many, each with as many rows as the others, or one less.
+Share share_of(int64_t step, int64_t pass, int64_t images, const ImageLoaderOptions& options) {
   int64_t epoch = 0, begin = step * options.global_batch, rows = options.global_batch;
   if (options.epoch_end == EpochEnd::kShort) {
     const int64_t steps = steps_per_epoch(images, options.global_batch);
@@ -67,9 +71,10 @@ Share share_of(int64_t number, int64_t images, const ImageLoaderOptions& options
   }
   const int64_t mine = begin + rows * options.dp_rank / options.dp_size;
   const int64_t end = begin + rows * (options.dp_rank + 1) / options.dp_size;
-  const int64_t first = mine + pass * options.micro_batch;
-  Share share{.places = {}, .step_rows = rows};
-  for (int64_t at = first; at < std::min(first + options.micro_batch, end); ++at)
+  const int64_t most_of_rank = (rows + options.dp_size - 1) / options.dp_size;
+  const int64_t passes = (most_of_rank + options.micro_batch - 1) / options.micro_batch;
+  Share share{.places = {}, .step_rows = rows, .step_passes = passes};
+  for (int64_t at = mine + (end - mine) * pass / passes; at < mine + (end - mine) * (pass + 1) / passes; ++at)
     share.places.push_back({.epoch = epoch + at / images, .position = at % images});
   return share;
 }
@@ -85,15 +90,13 @@ class ImageReader {
         soft_(options.mixup > 0.0 || options.label_smoothing > 0.0) {}
 
   Batch read(const Share& share) {
-    const auto room = std::max<int64_t>(1, static_cast<int64_t>(share.places.size()));
+    const auto room = static_cast<int64_t>(share.places.size());
     Batch batch = empty_batch(room);
     batch.step_rows = share.step_rows;
+    batch.step_passes = share.step_passes;
     for (const Place& place : share.places) batch.rows += read_row(place, batch, batch.rows) ? 1 : 0;
-    if (batch.rows < room) {
-      const int64_t kept = std::max<int64_t>(1, batch.rows);
-      batch.inputs = batch.inputs.narrow(0, 0, kept);
-      batch.targets = batch.targets.narrow(0, 0, kept);
-    }
+    batch.inputs = batch.inputs.narrow(0, 0, batch.rows);
+    batch.targets = batch.targets.narrow(0, 0, batch.rows);
     return batch;
   }
 
@@ -110,7 +113,6 @@ class ImageReader {
     batch.inputs = at::empty({rows, height, width, channels}, pinned(at::kFloat)).permute({0, 3, 1, 2});
     batch.targets =
         soft_ ? at::zeros({rows, classes}, pinned(at::kFloat)) : at::zeros({rows}, pinned(at::kLong));
-    if (rows == 1) batch.inputs.zero_();  // of a row that is not there
     return batch;
   }
 
@@ -232,8 +234,7 @@ class ImageLoader::Impl {
  public:
   Impl(std::shared_ptr<const ImageSet> images, const ImageLoaderOptions& options)
       : images_(std::move(images)), options_(options), reader_(images_, options_) {
-    const int64_t passes = options_.global_batch / options_.dp_size / options_.micro_batch;
-    taken_ = begun_ = options_.first_step * passes;
+    taken_ = begun_ = options_.first_step * most_passes(options_);
     for (int64_t thread = 0; thread < options_.threads; ++thread)
       threads_.emplace_back([this](const std::stop_token& stop) { run(stop); });
   }
@@ -244,7 +245,8 @@ class ImageLoader::Impl {
     Made& made = ready_.at(taken_);
     if (made.error) std::rethrow_exception(made.error);
     Batch batch = std::move(made.batch);
-    ready_.erase(taken_++);
+    ready_.erase(taken_);
+    taken_ = after(taken_, batch.step_passes);
     changed_.notify_all();
     return batch;
   }
@@ -257,11 +259,22 @@ class ImageLoader::Impl {
     std::exception_ptr error;
   };
 
+  Share share(int64_t number) const {
+    const int64_t most = most_passes(options_);
+    return share_of(number / most, number % most, images_->size(), options_);
+  }
+
+  /// The number that follows one of a step of so many passes.
+  int64_t after(int64_t number, int64_t step_passes) const {
+    const int64_t most = most_passes(options_);
+    return number % most + 1 < step_passes ? number + 1 : (number / most + 1) * most;
+  }
+
   void run(const std::stop_token& stop) {
     while (const std::optional<int64_t> number = begin_next(stop)) {
       Made made;
       try {
-        made.batch = reader_.read(share_of(*number, images_->size(), options_));
+        made.batch = reader_.read(share(*number));
       } catch (...) {
         made.error = std::current_exception();
       }
@@ -276,7 +289,7 @@ class ImageLoader::Impl {
     std::unique_lock lock(mutex_);
     const bool goes_on = changed_.wait(lock, stop, [this] { return begun_ - taken_ < options_.prefetch; });
     if (!goes_on || stop.stop_requested()) return std::nullopt;
-    return begun_++;
+    return std::exchange(begun_, after(begun_, share(begun_).step_passes));
   }
 
   const std::shared_ptr<const ImageSet> images_;
@@ -284,8 +297,9 @@ class ImageLoader::Impl {
   ImageReader reader_;
   std::mutex mutex_;
   std::condition_variable_any changed_;
-  std::map<int64_t, Made> ready_;      ///< by number
-  int64_t taken_ = 0, begun_ = 0;      ///< micro-batches of this rank since the beginning of the run
+  std::map<int64_t, Made> ready_;  ///< by number
+  /// Micro-batches of this rank since the beginning of the run, were all steps whole.
+  int64_t taken_ = 0, begun_ = 0;
   std::vector<std::jthread> threads_;  // last: stop and join before what they use goes
 };
 
@@ -305,7 +319,7 @@ int64_t ImageLoader::broken() const {
 }
 
 PixelStatistics measure_pixels(const ImageSet& images, int64_t most) {
-  const int64_t every = std::max<int64_t>(1, images.size() / most);
+  const int64_t every = (images.size() + most - 1) / most;
   std::vector<double> sums, squares;
   double pixels = 0.0;
   PixelStatistics found;

@@ -61,9 +61,10 @@ struct ImageLoaderOptions {
 /// Of ceil(images / global_batch) steps with EpochEnd::kShort; with kRunOn epochs end within steps.
 int64_t steps_per_epoch(int64_t images, int64_t global_batch);
 
-/// Yields global_batch / dp_size / micro_batch micro-batches per step, for ever; rows of a short step are
-/// divided among ranks as evenly as can be. An error of a thread is thrown by the call of next() whose batch
-/// it concerns, and by all later ones.
+/// Yields global_batch / dp_size / micro_batch micro-batches per step, for ever, and of a short step only as
+/// many as its rows need (Batch::step_passes), the same number on all ranks; its rows are divided among ranks
+/// and their micro-batches as evenly as can be, so that one may have none. An error of a thread is thrown by
+/// the call of next() whose batch it concerns, and by all later ones.
 class ImageLoader {
  public:
   ImageLoader(std::shared_ptr<const ImageSet> images, const ImageLoaderOptions& options);
@@ -77,7 +78,7 @@ class ImageLoader {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Mean and standard deviation of pixels in [0, 1] by channel, over `most` images at equal distances.
+/// Mean and standard deviation of pixels in [0, 1] by channel, over at most `most` images at equal distances.
 struct PixelStatistics {
   std::vector<double> mean, deviation;
   int64_t images = 0;  ///< that could be read

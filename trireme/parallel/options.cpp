@@ -1,0 +1,51 @@
+#include "trireme/parallel/options.h"
+
+#include <string>
+
+#include "trireme/base/error.h"
+#include "trireme/plan/saved_copy.h"
+
+namespace trireme::parallel {
+namespace {
+
+template <typename Value>
+void require(bool holds, const char* key, const Value& value, const char* wanted) {
+  if (!holds) throw ConfigError("[parallel.options] {} is {}; give {}", key, value, wanted);
+}
+
+void check_dtype(const char* key, at::ScalarType dtype) {
+  require(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf, key, c10::toString(dtype),
+          "Float, BFloat16 or Half");
+}
+
+void check_hook(const HookOptions& hook) {
+  require(hook.rank >= 1, "hook.rank", hook.rank, "1 or more columns");
+  require(hook.density > 0.0 && hook.density <= 1.0, "hook.density", hook.density,
+          "a share above 0 and at most 1");
+  require(hook.start_step >= 0, "hook.start_step", hook.start_step, "0 or more steps");
+  require(hook.local_steps >= 1, "hook.local_steps", hook.local_steps, "1 or more steps");
+}
+
+}  // namespace
+
+const Options& checked(const Options& options) {
+  check_hook(options.hook);
+  check_dtype("compute", options.compute);
+  check_dtype("reduce", options.reduce);
+  require(options.prefetch >= 0, "prefetch", options.prefetch, "0 or more units");
+  require(options.reduce_when == ReduceWhen::kOncePerStep || !plan::keeps_residual(options.hook.hook),
+          "reduce_when", options.reduce_when,
+          "once beside a hook that owes what it could not send: the weight of a step, in which debts are "
+          "counted, is known in its last micro-batch");
+  const bool local = options.hook.hook == Hook::kLocalSgd;
+  if (options.hook.hook == Hook::kNone ||
+      (!options.policy.hybrid && !(local && options.policy.shard_optimizer)))
+    return options;
+  throw ConfigError("[parallel.options] {} does not go with {}: {}",
+                    local ? "local SGD" : "a communication hook", options.policy.label(),
+                    local
+                        ? "ranks that train alone need everything themselves; use ddp"
+                        : "hooks reduce over all data-parallel ranks at once; use a policy without replicas");
+}
+
+}  // namespace trireme::parallel
