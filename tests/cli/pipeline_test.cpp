@@ -23,6 +23,27 @@ TEST(Pipeline, ComparesAllSchedules) {
   EXPECT_TRUE(contains(out, "left out\ndualpipe: ")) << out;
 }
 
+TEST(Pipeline, ComparesWhatStaysWithinALimit) {
+  const FrontProcess front;
+  const std::vector<std::string> within = {"pipeline", "compare", "--limit", "2"};
+  const std::string out = front.run(within).out;
+  EXPECT_TRUE(contains(out, "gpipe: [plan.simulate] rank 0 holds 3 of activations after 0F2")) << out;
+  EXPECT_TRUE(contains(out, "\ngreedy ")) << out;
+  const auto none = front.run({"pipeline", "compare", "--limit", "0.1"});
+  EXPECT_EQ(none.code, 0) << none.err;
+  EXPECT_TRUE(contains(none.out, "greedy: [plan.schedule] rank 0 cannot go on within 0.1")) << none.out;
+}
+
+TEST(Pipeline, PlacesStagesAsConfigsDo) {
+  const FrontProcess front;
+  for (const char* word : {"two_ways", "two-ways"}) {
+    const auto shown = front.run({"pipeline", "show", "greedy", "--placement", word, "--chunks", "2",
+                                  "--limit", "4", "--ranks", "4", "--micro-batches", "8", "--json"});
+    ASSERT_EQ(shown.code, 0) << shown.err;
+    EXPECT_EQ(shown.json()["stages"], 4);
+  }
+}
+
 TEST(Pipeline, DrawsASchedule) {
   const FrontProcess front;
   const std::string out =
@@ -45,6 +66,27 @@ TEST(Pipeline, ReadsWhatItWrites) {
   const auto wrong = front.run({"pipeline", "show", "--from", file});
   EXPECT_EQ(wrong.code, 2);
   EXPECT_TRUE(contains(wrong.err, "but stage")) << wrong.err;
+}
+
+/// `trireme train RUN/config.yaml` repeats a run, wherever its schedule came from.
+TEST(Pipeline, TheConfigOfARunTakesItsOwnScheduleWhereTheFileIsAnotherOne) {
+  const FrontProcess front;
+  const std::string given = front.file("mine.csv"), config = front.file("config.yaml");
+  const std::string two = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", one = "0F0,0B0\n1F0,1B0\n";
+  std::ofstream(config) << "parallel:\n  pp: 2\npipeline:\n  file: " << given
+                        << "\ntrain:\n  global_batch: 4\ndevice: cpu\n";
+  const auto micro_batches = [&] {
+    const auto shown = front.run({"train", config, "-n", "2", "--dry-run", "--json"});
+    EXPECT_EQ(shown.code, 0) << shown.err;
+    return shown.json()["pipeline"]["micro_batches"].get<int64_t>();
+  };
+  std::ofstream(given) << one;
+  std::ofstream(front.file("schedule.csv")) << two;
+  EXPECT_EQ(micro_batches(), 1) << "that is not the folder of a run";
+  std::ofstream(front.file("manifest.json")) << "{}";
+  EXPECT_EQ(micro_batches(), 2);
+  std::filesystem::remove(given);
+  EXPECT_EQ(micro_batches(), 2);
 }
 
 TEST(Pipeline, CutsAModelIntoStagesByCost) {
@@ -91,9 +133,12 @@ TEST(Pipeline, RefusesWhatCannotBe) {
            {{"pipeline", "show", "dualpipe", "--ranks", "3"}, "even number of ranks"},
            {{"pipeline", "show", "gpipe", "--limit", "4"}, "more than the limit of 4"},
            {{"pipeline", "show", "greedy", "--limit", "0.5"}, "raise the limit"},
+           {{"pipeline", "show", "gpipe", "--ranks", "1024", "--micro-batches", "4096"},
+            "at most 976 micro-batches"},
+           {{"pipeline", "show", "--from", "/dev/zero"}, "more than 16777216 bytes"},
            {{"pipeline", "show", "--from", "/no/such/file"}, "/no/such/file"}}) {
     const auto result = front.run(arguments);
-    EXPECT_NE(result.code, 0) << words;
+    EXPECT_EQ(result.code, 2) << words;
     EXPECT_TRUE(contains(result.err, words)) << result.err;
   }
 }

@@ -422,6 +422,45 @@ TEST(PipelineFaults, RefusesATieThatDoesNotExist) {
   });
 }
 
+/// One rank alone sees a name that is wrong, and its partner would wait for it.
+TEST(PipelineFaults, WhatIsWrongWithATieAllRanksSay) {
+  const PipelineRun run{.pp = 3};
+  const plan::Schedule schedule = test::schedule_of(run);
+  struct Case {
+    parallel::TiedParameter tie;
+    std::string words;
+  };
+  const Case cases[] = {
+      {{.stage = 0, .name = "embed", .other_stage = 3, .other_name = "head"}, "numbered from 0"},
+      {{.stage = 0, .name = "embed", .other_stage = -1, .other_name = "head"}, "numbered from 0"},
+      {{.stage = 0, .name = "embed", .other_stage = 2, .other_name = "nothing"}, "no parameter nothing"},
+      {{.stage = 0, .name = "block00.b1", .other_stage = 2, .other_name = "head"}, "block00.b1 of stage 0"}};
+  for (const Case& of : cases) {
+    test::run_ranks(3, [&](const std::shared_ptr<comm::World>& world) {
+      std::vector<parallel::Stage> stages;
+      const auto modules = test::stages_of(schedule, world->rank(), run, stages);
+      parallel::PipelineOptions options;
+      options.tied = {of.tie};
+      const comm::Mesh mesh = test::mesh_of(world, run);
+      test::expect_refusal([&] { parallel::Pipeline(schedule, stages, test::squared_error, mesh, options); },
+                           {of.words});
+    });
+  }
+}
+
+/// A rank with stages that are not its own would leave the others waiting.
+TEST(PipelineFaults, StagesThatAreNotARanksOwnAllRanksRefuse) {
+  const PipelineRun run{.pp = 2};
+  const plan::Schedule schedule = test::schedule_of(run);
+  test::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+    std::vector<parallel::Stage> stages;
+    const auto modules = test::stages_of(schedule, 0, run, stages);
+    const comm::Mesh mesh = test::mesh_of(world, run);
+    test::expect_refusal([&] { parallel::Pipeline(schedule, stages, test::squared_error, mesh); },
+                         {"rank 1 was given stages 0"});
+  });
+}
+
 /// Whoever has one copy alone cannot see the other one; whoever has both can, and hosts agree on steps or
 /// not.
 TEST(PipelineFaults, AFrozenCopyOfAParameterThatIsTrainedElsewhereIsRefusedByAllRanks) {

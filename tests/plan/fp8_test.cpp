@@ -132,9 +132,11 @@ TEST(Fp8Memory, HeadCastsItsWeightAndGradientsOfLogitsTwice) {
     return rank_bytes(given(all), 1, Device::kCuda).logits;
   };
   const int64_t part = int64_t{256} * 512 * 2;
-  EXPECT_EQ(logits({"precision.fp8=rowwise"}), part);
-  EXPECT_EQ(logits({"precision.fp8_head=true"}), part);
-  EXPECT_EQ(logits({"precision.fp8=rowwise", "precision.fp8_head=true"}), 2 * part + 2 * 512 * 256);
+  const int64_t gradients = (256 + 512) * 256 * 2;  // of the rows and of the weight
+  EXPECT_EQ(logits({"precision.fp8=rowwise"}), part + gradients);
+  EXPECT_EQ(logits({"precision.fp8_head=true"}), part + gradients);
+  EXPECT_EQ(logits({"precision.fp8=rowwise", "precision.fp8_head=true"}),
+            2 * part + 2 * 512 * 256 + gradients);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "tests/support/planned_step.h"
+#include "tests/support/refusal.h"
 #include "trireme/base/env.h"
 #include "trireme/base/text.h"
 #include "trireme/plan/flat_layout.h"
@@ -154,7 +155,9 @@ TEST(RankBytes, AddUpToThePeakAndNeverOverflow) {
   EXPECT_LT(needed.least(), needed.peak());
   config.memory.loss_chunk_mib = 1;
   config.model.vocab_size = 1 << 20;
-  EXPECT_EQ(rank_bytes(config, 2, Device::kCuda).logits, 1 << 20) << "a GPU holds logits in parts";
+  const int64_t tokens = 8 * 128, vocab = 1 << 20, width = config.model.d_model;
+  EXPECT_EQ(rank_bytes(config, 2, Device::kCuda).logits, (1 << 20) + (tokens + vocab) * width * 4)
+      << "a GPU holds logits in parts, and the gradients of what made them";
   const int64_t most = std::numeric_limits<int64_t>::max();
   const RankBytes beyond{.state = {most / 2, 0, most / 2}, .activations = most / 2};
   EXPECT_EQ(beyond.least(), most);
@@ -197,6 +200,12 @@ TEST(SavedCopy, IsAShareOfTheWholeState) {
       EXPECT_EQ(on_gpu.peak(), rank_bytes(config, ranks, Device::kCuda).peak()) << "it is the host's";
     }
   }
+  config.checkpoint.every = 5;
+  const int64_t without = rank_bytes(config, 1, Device::kCpu).saved_copy;
+  config.optim.ema = 0.9;
+  const auto average = static_cast<double>(rank_bytes(config, 1, Device::kCpu).saved_copy - without);
+  EXPECT_GE(average, static_cast<double>(4 * params)) << "it is saved like a moment";
+  EXPECT_LE(average, 1.02 * static_cast<double>(4 * params));
   EXPECT_EQ(pinned_bytes((6 << 20) - 1), 6 << 20);
   EXPECT_EQ(pinned_bytes(4 << 20), 4 << 20);
   EXPECT_EQ(pinned_bytes(0), 0);
@@ -259,7 +268,32 @@ TEST(MemoryAdvice, LeavesOutWhatDoesNotHelpOrIsRefused) {
   advises("parallel.reduce_when=every_micro_batch (");
   config.train.global_batch = 14;
   config.train.micro_batch = 7;  // halves are no part of 7
-  advises("a shorter data.seq_len");
+  advises("train.micro_batch=1 (");
+}
+
+TEST(MemoryAdvice, OfAPipelineChangesTheKeyThatSaysHowLargeMicroBatchesAre) {
+  const auto advice = [](std::vector<std::string> overrides) {
+    overrides.insert(overrides.end(), {"parallel.pp=2", "train.global_batch=64", "data.seq_len=1024"});
+    return memory_advice(load({.overrides = std::move(overrides)}, Environment()).config, 2, Device::kCpu);
+  };
+  test::expect_mentions(
+      advice({"pipeline.micro_batches=8"}),
+      {"activations of all micro-batches in flight, of 8 each, ", "; pipeline.micro_batches=16 ("});
+  test::expect_mentions(advice({}), {"pipeline.micro_batches=16 ("});
+  test::expect_mentions(advice({"train.micro_batch=16"}), {"; train.micro_batch=8 ("});
+  test::expect_mentions(advice({"pipeline.micro_batches=4", "train.micro_batch=16"}),
+                        {"pipeline.micro_batches=8 with train.micro_batch=8 ("});
+}
+
+TEST(MemoryAdvice, SizesBeyond64BitsAreRefused) {
+  const Config config =
+      load({.overrides = {"data.seq_len=100000000", "model.d_model=1000000", "model.n_heads=8",
+                          "model.n_layers=20", "train.global_batch=1000000000", "parallel.pp=2",
+                          "pipeline.micro_batches=2"}},
+           Environment())
+          .config;
+  test::expect_refusal([&] { rank_bytes(config, 2, Device::kCpu); },
+                       {"micro-batches of 500000000", "data.seq_len=100000000", "more bytes than 64 bits"});
 }
 
 }  // namespace

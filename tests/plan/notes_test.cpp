@@ -19,6 +19,15 @@ TEST(Notes, NameTheRowsThatBytesNeverUse) {
   EXPECT_NE(notes(config, Device::kCpu)[0].find("saves 20.0k parameters"), std::string::npos);
 }
 
+TEST(Notes, NameABatchThatAnotherKeyOverrules) {
+  Config config;
+  config.train.rank_batch = 8;
+  EXPECT_TRUE(notes(config, Device::kCpu).empty());
+  config.train.global_batch = 12;
+  ASSERT_EQ(notes(config, Device::kCpu).size(), 1u);
+  EXPECT_EQ(notes(config, Device::kCpu)[0], "train.global_batch=12 has no effect with train.rank_batch=8");
+}
+
 TEST(Notes, CountNoUnusedRowsOfAModelOfImagesOrOneThatComesWithWeights) {
   Config images;
   images.model.family = ModelFamily::kResNet;

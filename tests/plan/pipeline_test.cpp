@@ -75,6 +75,19 @@ TEST(PipelinePlan, RefusesMoreStagesThanThereAreParts) {
                         {"8 stages", "pipeline.chunks"});
 }
 
+TEST(PipelinePlan, RefusesWhatIsTooLargeBeforeItIsMade) {
+  const std::vector<std::string> large = {"parallel.pp=2", "pipeline.micro_batches=1000000",
+                                          "train.global_batch=1000000"};
+  test::expect_mentions(
+      refusal({large[0], large[1], large[2], "pipeline.schedule=interleaved_1f1b", "pipeline.chunks=10000"},
+              2),
+      {"20000 stages", "4 blocks", "pipeline.chunks"});
+  test::expect_mentions(refusal(large, 2),
+                        {"2 stages x 1000000 micro-batches", "at most 500000", "pipeline.micro_batches"});
+  test::expect_mentions(refusal({"parallel.pp=2", "pipeline.file=/dev/zero"}, 2),
+                        {"/dev/zero", "more than 16777216 bytes"});
+}
+
 TEST(PipelinePlan, CutsByCostEvenlyOrAsTold) {
   const std::vector<std::string> base = {"parallel.pp=4", "model.preset=mini-gpt-153m"};
   const auto first_of = [&](const std::string& cut) {

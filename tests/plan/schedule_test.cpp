@@ -236,6 +236,7 @@ TEST(Simulate, NamesTheFirstPassThatIsWrong) {
   expect_unrunnable(csv("0F0,0B0\n1F0,1F0,1B0"), {}, "rank 1 runs 1F0 twice");
   expect_unrunnable(csv("0F0,0B0\n1F0,1B0,1W0"), {}, "rank 1 runs 1W0 twice");
   expect_unrunnable(csv("0F0,0B0\n1F0"), {}, "rank 1 never runs 1I0");
+  expect_unrunnable(csv("0F0,0B0\n,"), {}, "rank 1 has no stage");
   expect_unrunnable(csv("0F0,0F1,0B0\n1F0,1F1,1B0,1B1"), {}, "rank 0 never runs 0I1");
   expect_unrunnable(csv("0F0,0B0,1F0\n1B0"), {}, "rank 0 runs 1F0, but stage 1 is on rank 1");
   expect_unrunnable(csv("0B0,0F0\n1F0,1B0"), {}, "waits for ever: rank 0 at 0B0, rank 1 at 1F0");
@@ -243,7 +244,7 @@ TEST(Simulate, NamesTheFirstPassThatIsWrong) {
   PassCosts small;
   small.memory_limit = 1.5;
   expect_unrunnable(make_schedule(ScheduleName::kGpipe, {2, 4, 1}), small,
-                    "rank 0 holds 2 bytes of activations after 0F1");
+                    "rank 0 holds 2 of activations after 0F1");
   PassCosts uneven;
   uneven.forward = {1.0, 2.0, 3.0};
   expect_unrunnable(make_schedule(ScheduleName::kGpipe, {2, 4, 1}), uneven, "3 costs for 2 stages");
@@ -254,9 +255,9 @@ TEST(Simulate, ReadsSchedulesOfOnesOwn) {
   EXPECT_EQ(mine.ranks.size(), 2u);
   EXPECT_EQ(mine.ranks[1][4], (StagePass{StagePass::Kind::kBackwardWeight, 1, 0}));
   EXPECT_GT(simulate(mine).makespan, 0.0);
-  for (const char* broken :
-       {"0F0,x", "0F", "F0", "0X0", "-1F0", "0F0.5", "0F99999999999999999999", "", "\n,\n",
-        "9223372036854775807F0", "0F4294967296,0B4294967296", "0F100,0B100", "7F0,7B0"})
+  for (const char* broken : {"0F0,x", "0F", "F0", "0X0", "-1F0", "0F0.5", "0F99999999999999999999", "",
+                             "\n,\n", "9223372036854775807F0", "0F4294967296,0B4294967296", "0F100,0B100",
+                             "7F0,7B0", "0F0,1F0,2F0,0F1,0F2"})
     EXPECT_THROW(csv(broken), ConfigError) << broken;
 }
 

@@ -11,6 +11,7 @@
 #include "trireme/base/env.h"
 #include "trireme/plan/memory.h"
 #include "trireme/plan/pipeline.h"
+#include "trireme/plan/recompute.h"
 
 namespace trireme::plan {
 namespace {
@@ -155,6 +156,12 @@ TEST(StageProgram, OfAPipelineIsCountedByItsLargestRank) {
   EXPECT_EQ(logits_of("gpipe", Device::kCuda) - logits_of("1f1b", Device::kCuda),
             7 * (2 * 128 + 32000) * 128 * 4);
   EXPECT_EQ(rank_bytes(planned.config, 2, Device::kCpu).peak(), std::max(all[0].peak(), all[1].peak()));
+  Config settled = planned.config;
+  ASSERT_EQ(settled.memory.recompute, Recompute::kAuto);
+  settled = settle_recompute(settled, Device::kCuda);
+  ASSERT_EQ(settled.memory.recompute, Recompute::kCheap);
+  EXPECT_EQ(bytes_by_pp_rank(planned.config, 2, Device::kCuda)[1].activations,
+            bytes_by_pp_rank(settled, 2, Device::kCuda)[1].activations);
   Config whole = planned.config;
   whole.parallel.pp = 1;
   whole.parallel.policy = PolicyName::kDdp;

@@ -271,6 +271,22 @@ TEST(RunDirectory, KeepsTheConfigsThatItsAttemptsHadBefore) {
   EXPECT_EQ(read_file(run.file("config.yaml")), "train:\n  steps: 9\n") << "its values are the same";
 }
 
+TEST(RunDirectory, KeepsTheSchedulesThatItsAttemptsHadBefore) {
+  const TemporaryFolder root;
+  Manifest manifest = kManifest;
+  EXPECT_FALSE(fs::exists(RunDirectory::create(root.path(), "tiny", manifest).file(kScheduleFile)));
+  manifest.schedule = "0F0,0B0\n";
+  const auto run = RunDirectory::create(root.path(), "tiny", manifest);
+  EXPECT_EQ(read_file(run.file(kScheduleFile)), manifest.schedule);
+  run.reopen();
+  run.replace_config(manifest.config_yaml, manifest.schedule);
+  run.replace_config(manifest.config_yaml);
+  EXPECT_FALSE(fs::exists(run.file("schedule.attempt-1.csv"))) << "nothing has changed";
+  run.replace_config(manifest.config_yaml, "0F0,0I0,0W0\n");
+  EXPECT_EQ(read_file(run.file(kScheduleFile)), "0F0,0I0,0W0\n");
+  EXPECT_EQ(read_file(run.file("schedule.attempt-1.csv")), manifest.schedule);
+}
+
 TEST(RunDirectory, IsRunningWhileSomeoneHoldsItsLock) {
   const TemporaryFolder root;
   const auto run = RunDirectory::create(root.path(), "tiny", kManifest);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -17,6 +18,7 @@
 #include "trireme/report/html.h"
 #include "trireme/report/page.h"
 #include "trireme/report/run_figures.h"
+#include "trireme/report/run_layout.h"
 
 namespace trireme::report {
 namespace {
@@ -372,6 +374,23 @@ TEST_F(RunPage, AChangedConfigIsSaid) {
   const std::string page = page_of({run});
   EXPECT_TRUE(says(page, "Changed when the run went on:"));
   EXPECT_NE(page.find("<td>train.steps</td>\n<td>40</td>\n<td>60</td>"), std::string::npos) << page;
+}
+
+/// Its file was there when it began.
+TEST_F(RunPage, TheScheduleOfARunIsItsOwnCopy) {
+  const RunDirectory run = RunDirectory::create(
+      root_.path(), "mine",
+      {.command = "trireme train -n 2",
+       .config_yaml = yaml_of({"parallel.pp=2", "pipeline.file=/gone/mine.csv", "train.global_batch=4"}),
+       .device = "cpu",
+       .mesh = "pp=2",
+       .ranks = 2,
+       .schedule = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"});
+  const RunLayout layout = layout_of(read_run(run.path()));
+  EXPECT_EQ(layout.problem, "");
+  const auto row = std::ranges::find(layout.rows, "pipeline", [](const auto& row) { return row.first; });
+  ASSERT_NE(row, layout.rows.end());
+  EXPECT_NE(row->second.find("2 stages, 2 micro-batches"), std::string::npos) << row->second;
 }
 
 TEST_F(RunPage, ComparesWhatDiffers) {

@@ -720,6 +720,10 @@ TEST_F(Resume, TheCopyOfASaveIsAsLargeAsPredicted) {
   config_.optim.name = plan::OptimizerName::kSgd;
   config_.optim.momentum = 0.9;
   expect_as_predicted(2);
+  config_.optim.ema = 0.9;
+  SCOPED_TRACE("of one moment and an average");
+  expect_as_predicted(2);
+  config_.optim.ema = 0.0;
   SCOPED_TRACE("of a hook that owes");
   config_.parallel.comm_hook = plan::CommHook::kTopK;
   config_.parallel.hook_start = 1;

@@ -7,6 +7,10 @@
 #include <filesystem>
 
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/log.h"
+#include "trireme/plan/pipeline.h"
+#include "trireme/report/run_dir.h"
 
 namespace trireme::cli {
 namespace {
@@ -68,9 +72,24 @@ void settle_data_path(plan::Config& config, const std::string& config_file) {
   config.data.path = path.string();
 }
 
-void settle_schedule_path(plan::Config& config) {
+void settle_schedule_path(plan::ResolvedConfig& resolved, const std::string& config_file) {
+  plan::Config& config = resolved.config;
   std::string& file = config.pipeline.file;
-  if (!file.empty()) file = fs::absolute(file).lexically_normal().string();
+  if (file.empty()) return;
+  file = fs::absolute(file).lexically_normal().string();
+  const fs::path folder = fs::absolute(config_file).parent_path(), copy = folder / report::kScheduleFile;
+  const bool from_run = !config_file.empty() && fs::exists(folder / "manifest.json") && fs::exists(copy) &&
+                        resolved.origins.at("pipeline.file").starts_with(config_file + ":");
+  if (!from_run || file == copy.lexically_normal()) return;
+  std::string there;
+  try {
+    there = plan::schedule_text(config);
+  } catch (const ConfigError&) {
+    there.clear();  // another one, too
+  }
+  if (there == read_file(copy.string())) return;
+  log_info("schedule {} is not what the run had any more; its copy {} counts", file, copy.string());
+  file = copy.lexically_normal().string();
 }
 
 }  // namespace trireme::cli

@@ -11,7 +11,8 @@ namespace trireme::cli {
 /// Throws ConfigError where there is no text that this user may read.
 void settle_data_path(plan::Config& config, const std::string& config_file);
 
-/// Makes pipeline.file absolute likewise.
-void settle_schedule_path(plan::Config& config);
+/// Makes pipeline.file absolute likewise. Where `config_file` is that of a run, and names a schedule that is
+/// gone or is another one by now, the run's own copy counts.
+void settle_schedule_path(plan::ResolvedConfig& resolved, const std::string& config_file);
 
 }  // namespace trireme::cli

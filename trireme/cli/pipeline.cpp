@@ -11,6 +11,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/terminal.h"
 #include "trireme/cli/front.h"
+#include "trireme/plan/pipeline.h"
 #include "trireme/plan/schedule.h"
 #include "trireme/plan/simulate.h"
 #include "trireme/plan/stages.h"
@@ -37,7 +38,7 @@ struct PipelineOptions {
   bool json = false, csv = false;
 };
 
-/// Costs are of all stages of a rank together, so that schedules with more of them compare.
+/// Costs and the limit are of all stages of a rank together, so that schedules with more of them compare.
 plan::PassCosts costs_for(const PipelineOptions& options, int64_t stages) {
   const double share = static_cast<double>(options.shape.ranks) / static_cast<double>(stages);
   plan::PassCosts costs;
@@ -46,22 +47,23 @@ plan::PassCosts costs_for(const PipelineOptions& options, int64_t stages) {
   costs.backward_weight = {options.costs[2] * share};
   costs.activation_bytes = {share};
   costs.transfer = options.transfer;
+  costs.memory_limit = options.limit;
   return costs;
 }
 
-Placement placement_of(const std::string& word) {
-  if (word == "v") return Placement::kV;
-  if (word == "two-ways") return Placement::kTwoWays;
-  return Placement::kLoop;
+/// Also with a hyphen.
+Placement placement_of(std::string word) {
+  std::ranges::replace(word, '-', '_');
+  return plan::parse<Placement>(word).value_or(Placement::kLoop);
 }
 
 plan::Schedule greedy(const PipelineOptions& options) {
   const Placement placement = placement_of(options.placement);
-  const int64_t stages =
-      placement == Placement::kV ? 2 * options.shape.ranks : options.shape.ranks * options.shape.chunks;
-  plan::PassCosts costs = costs_for(options, stages);
-  costs.memory_limit = options.limit;
-  return plan::greedy_schedule(options.shape, placement, costs);
+  const int64_t ranks = options.shape.ranks;
+  const int64_t stages = placement == Placement::kLoop ? ranks * options.shape.chunks
+                         : placement == Placement::kV  ? 2 * ranks
+                                                       : ranks;
+  return plan::greedy_schedule(options.shape, placement, costs_for(options, stages));
 }
 
 plan::Schedule chosen(const PipelineOptions& options, const std::string& name) {
@@ -122,15 +124,12 @@ Json to_json(const plan::Schedule& schedule, const plan::Simulation& simulation)
 }
 
 int show(const PipelineOptions& options) {
-  const plan::Schedule schedule =
-      options.file.empty()
-          ? chosen(options, options.schedule)
-          : plan::from_csv(read_file(options.file), placement_of(options.placement), options.file);
+  const plan::Schedule schedule = options.file.empty()
+                                      ? chosen(options, options.schedule)
+                                      : plan::read_schedule(options.file, placement_of(options.placement));
   PipelineOptions read = options;
   read.shape.ranks = static_cast<int64_t>(schedule.ranks.size());
-  plan::PassCosts costs = costs_for(read, schedule.stages);
-  costs.memory_limit = options.limit;
-  const plan::Simulation simulation = plan::simulate(schedule, costs);
+  const plan::Simulation simulation = plan::simulate(schedule, costs_for(read, schedule.stages));
   const report::Timeline timeline = picture(schedule, simulation);
   if (!options.svg.empty()) write_file_atomic(options.svg, report::draw_svg(timeline));
   if (options.csv) {
@@ -167,14 +166,16 @@ int compare(const PipelineOptions& options) {
     row.erase("ranks");
     rows.push_back(std::move(row));
   };
-  for (const ScheduleName name : plan::all_values<ScheduleName>()) {
+  const auto add_if_possible = [&](std::string_view name, std::string_view summary) {
     try {
-      add(plan::make_schedule(name, options.shape), plan::summary(name));
+      add(chosen(options, std::string(name)), summary);
     } catch (const ConfigError& error) {
       left_out += fmt::format("{}: {}\n", name, error.what());
     }
-  }
-  add(greedy(options), "made for these costs");
+  };
+  for (const ScheduleName name : plan::all_values<ScheduleName>())
+    add_if_possible(plan::name(name), plan::summary(name));
+  add_if_possible(kGreedy, "made for these costs");
   if (options.json) {
     fmt::print("{}\n", Json{{"schema", "trireme.pipelines/1"}, {"schedules", rows}}.dump(2));
     return 0;
@@ -315,7 +316,7 @@ void add_shape(CLI::App& verb, PipelineOptions& options) {
       ->check(number(/*positive=*/false));
   verb.add_option("--limit", options.limit,
                   "Activations that a rank may hold, in micro-batches of all its stages: another schedule is "
-                  "refused, "
+                  "refused, or left out of the comparison, "
                   "greedy is made within it (0: no limit)")
       ->check(number(/*positive=*/false));
   verb.add_flag("--json", options.json, "One JSON document");
@@ -332,8 +333,8 @@ void add_pipeline(CLI::App& app, Front& front) {
   add_shape(*drawn, *options);
   drawn->add_option("--from", options->file,
                     "A schedule of your own: a line a rank, passes like 2F3 with commas");
-  drawn->add_option("--placement", options->placement, "Where stages are: loop, v or two-ways")
-      ->check(CLI::IsMember({"loop", "v", "two-ways"}));
+  drawn->add_option("--placement", options->placement, "Where stages are: loop, v or two_ways")
+      ->check(CLI::IsMember({"loop", "v", "two_ways", "two-ways"}));
   drawn->add_option("--svg", options->svg, "Write the picture to this file, too");
   drawn->add_option("--columns", options->columns, "Width of the text (default: the terminal's, else 200)")
       ->option_text("N")

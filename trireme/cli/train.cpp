@@ -60,7 +60,7 @@ int become_rank(TrainArguments options, Front& front, const plan::WorldSpec& wor
       .path = options.job.config, .text = "", .overrides = options.job.overrides};
   plan::ResolvedConfig resolved = plan::load(sources, front.environment);
   settle_data_path(resolved.config, options.job.config);
-  settle_schedule_path(resolved.config);
+  settle_schedule_path(resolved, options.job.config);
   settle_weights_path(resolved.config);
   check_weights(resume, resolved.config);
   using plan::Device;

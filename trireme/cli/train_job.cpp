@@ -16,6 +16,7 @@
 #include "trireme/cli/weights.h"
 #include "trireme/launch/exits.h"
 #include "trireme/launch/local.h"
+#include "trireme/plan/pipeline.h"
 #include "trireme/report/run_dir.h"
 
 namespace trireme::cli {
@@ -191,7 +192,7 @@ PreparedJob prepare_train_job(const TrainJob& job, const Front& front) {
     resolved.origins["device"] = "auto";
   }
   settle_data_path(config, job.config);
-  settle_schedule_path(config);
+  settle_schedule_path(resolved, job.config);
   settle_weights_path(config);
   const int64_t ranks = choose_ranks(job.ranks, device, gpus);
   const RunPlan run = plan_run(config, device, ranks, memory_for(device, ranks));
@@ -212,7 +213,8 @@ FinishedJob run_train_job(TrainJob job, Front& front) {
                                         .config_yaml = request.config,
                                         .device = std::string(plan::name(run.device)),
                                         .mesh = run.mesh.to_string(),
-                                        .ranks = run.ranks});
+                                        .ranks = run.ranks,
+                                        .schedule = plan::schedule_text(prepared.config.config)});
   request.run_dir = directory.path();
   if (!job.quiet && !job.silent) say_where(directory, prepared.config.config);
   Environment environment = front.environment;

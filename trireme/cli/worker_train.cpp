@@ -14,6 +14,7 @@
 #include "trireme/kernels/device.h"
 #include "trireme/plan/config.h"
 #include "trireme/plan/mesh_shape.h"
+#include "trireme/plan/pipeline.h"
 #include "trireme/plan/world.h"
 #include "trireme/report/classification_view.h"
 #include "trireme/report/console.h"
@@ -90,7 +91,8 @@ report::RunDirectory run_directory(const Request& request, const plan::Config& c
        .config_yaml = request.config,
        .device = world.device().is_cuda() ? "cuda" : "cpu",
        .mesh = plan::MeshShape::fit(config.parallel, world.size()).to_string(),
-       .ranks = world.size()});
+       .ranks = world.size(),
+       .schedule = plan::schedule_text(config)});
 }
 
 /// The width of the terminal whose descriptor our launcher names, else of the one behind `otherwise`.
@@ -194,7 +196,8 @@ int worker_train(const Request& request, const Environment& environment) {
     options.show_guesses = [&run, &options](const Classification& guesses) {
       show_guesses(guesses, *run, options.announce);
     };
-    sinks.push_back(report::make_run_files_sink(*run, request.resume ? request.config : ""));
+    sinks.push_back(report::make_run_files_sink(*run, request.resume ? request.config : "",
+                                                request.resume ? plan::schedule_text(config) : ""));
     sinks.push_back(report::make_tensorboard_sink(*run));
     sinks.push_back(report::make_curves_sink(*run, config.name));
     if (request.finishes && options.announce) log_info("run     {}", report::as_typed(run->path()));

@@ -90,7 +90,11 @@ double fingerprint(const std::vector<double>& weights) {
 /// `rows` are what each rank was given, as Pipeline::agree() gathers it. Ranks of a pipeline have the same
 /// weights, and as many rows of targets as of inputs; whoever sees a difference throws, which are all.
 void check_alike(const std::vector<std::vector<double>>& rows, const comm::Mesh& mesh) {
-  constexpr size_t kInputs = 1, kTargets = 2, kWeights = 3, kCount = 4;  // behind the code of a refusal
+  constexpr size_t kInputs = 0, kTargets = 1, kWeights = 2, kCount = 3;
+  struct PipelineRows {
+    std::optional<size_t> any, inputs, targets;  ///< the first rank of it, and the first with either
+  };
+  std::vector<PipelineRows> pipelines(static_cast<size_t>(mesh.shape.dp_size()));
   const auto& ranks = mesh.all->ranks();
   for (size_t i = 0; i < rows.size(); ++i) {
     if (rows[i][kCount] != rows[0][kCount]) {
@@ -100,25 +104,32 @@ void check_alike(const std::vector<std::vector<double>>& rows, const comm::Mesh&
           "weight of 0 where there is nothing more",
           ranks[i], rows[i][kCount], ranks[0], rows[0][kCount]);
     }
-    for (size_t j = 0; j < rows.size(); ++j) {
-      if (mesh.shape.dp_rank(ranks[i]) != mesh.shape.dp_rank(ranks[j])) continue;
-      if (rows[i][kWeights] != rows[j][kWeights]) {
-        const char* const how = rows[i][kWeights] < 0.0 || rows[j][kWeights] < 0.0 ? "no" : "other";
-        const bool first_has = rows[i][kWeights] >= 0.0;
-        throw LogicError(
-            "[parallel.pipeline] rank {} was given weights of micro-batches, and rank {} of the same "
-            "pipeline {} "
-            "ones; give all of them the same",
-            ranks[first_has ? i : j], ranks[first_has ? j : i], how);
-      }
-      if (rows[i][kInputs] < 0.0 || rows[j][kTargets] < 0.0 || rows[i][kInputs] == rows[j][kTargets])
-        continue;
-      throw ConfigError(
-          "[parallel.pipeline] rank {} was given {} rows of inputs, and rank {}, which has the last stage, "
-          "{} of "
-          "targets; give both the same samples",
-          ranks[i], rows[i][kInputs], ranks[j], rows[j][kTargets]);
+    PipelineRows& here = pipelines[static_cast<size_t>(mesh.shape.dp_rank(ranks[i]))];
+    if (!here.any) here.any = i;
+    if (!here.inputs && rows[i][kInputs] >= 0.0) here.inputs = i;
+    if (!here.targets && rows[i][kTargets] >= 0.0) here.targets = i;
+  }
+  const auto check_samples = [&](std::optional<size_t> inputs, std::optional<size_t> targets) {
+    if (!inputs || !targets || rows[*inputs][kInputs] < 0.0 || rows[*targets][kTargets] < 0.0) return;
+    if (rows[*inputs][kInputs] == rows[*targets][kTargets]) return;
+    throw ConfigError(
+        "[parallel.pipeline] rank {} was given {} rows of inputs, and rank {}, which has the last stage, {} "
+        "of targets; give both the same samples",
+        ranks[*inputs], rows[*inputs][kInputs], ranks[*targets], rows[*targets][kTargets]);
+  };
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const PipelineRows& here = pipelines[static_cast<size_t>(mesh.shape.dp_rank(ranks[i]))];
+    const size_t first = *here.any;
+    if (rows[i][kWeights] != rows[first][kWeights]) {
+      const char* const how = rows[i][kWeights] < 0.0 || rows[first][kWeights] < 0.0 ? "no" : "other";
+      const bool first_has = rows[first][kWeights] >= 0.0;
+      throw LogicError(
+          "[parallel.pipeline] rank {} was given weights of micro-batches, and rank {} of the same pipeline "
+          "{} ones; give all of them the same",
+          ranks[first_has ? first : i], ranks[first_has ? i : first], how);
     }
+    check_samples(i, here.targets);
+    check_samples(here.inputs, i);
   }
 }
 
@@ -159,7 +170,11 @@ Pipeline::Pipeline(plan::Schedule schedule, std::vector<Stage> stages, StageLoss
   agree_on_schedule();
   program_ = plan::lower(schedule_, rank(), options_.ahead);
   check_sends();
-  take_stages(std::move(stages));
+  const auto refusal = error_of([&] {
+    take_stages(std::move(stages));
+    find_ties();
+  });
+  check_tied_sizes(gather_unless_refused(refusal, tied_sizes()));
   stage_mesh_ = stage_mesh(schedule_, mesh_);
   make_ties();
   make_engines();
@@ -324,28 +339,38 @@ void Pipeline::agree(const Batch& batch, const std::exception_ptr& refusal, bool
     if (refusal) std::rethrow_exception(refusal);
     return;
   }
-  const std::string key = fmt::format("{}/refusal/{}", failure_key_, agreements_++);
-  const auto [code, text] = code_and_text(refusal);
-  if (refusal) mesh_.world->announce(key, text);
   const double count = always ? static_cast<double>(batch.inputs.size()) : 0.0;  // a step checks it
-  std::vector<double> mine = {static_cast<double>(code), static_cast<double>(batch.rows[0]),
-                              static_cast<double>(batch.rows[1]), fingerprint(batch.weights), count};
+  std::vector<double> mine = {static_cast<double>(batch.rows[0]), static_cast<double>(batch.rows[1]),
+                              fingerprint(batch.weights), count};
   const auto given = std::ssize(mine);
   const std::vector<double> frozen = frozen_ties();
   mine.insert(mine.end(), frozen.begin(), frozen.end());
-  auto rows = comm::gather_scalars(*mesh_.all, mine);
-  if (refusal) std::rethrow_exception(refusal);
-  const auto& ranks = mesh_.all->ranks();
-  for (size_t i = 0; i < rows.size(); ++i) {
-    if (rows[i][0] == 0.0) continue;
-    throw Error(
-        static_cast<ExitCode>(static_cast<int>(rows[i][0])),
-        fmt::format("[parallel.pipeline] rank {} refuses: {}", ranks[i], mesh_.world->announced(key)));
-  }
+  auto rows = gather_unless_refused(refusal, std::move(mine));
   check_alike(rows, mesh_);
   if (always) return;  // no gradients
   for (auto& row : rows) row.erase(row.begin(), row.begin() + given);
-  check_ties(rows, ranks);
+  check_ties(rows, mesh_.all->ranks());
+}
+
+std::vector<std::vector<double>> Pipeline::gather_unless_refused(const std::exception_ptr& refusal,
+                                                                 std::vector<double> mine) {
+  const std::string key = fmt::format("{}/refusal/{}", failure_key_, agreements_++);
+  const auto [code, text] = code_and_text(refusal);
+  const bool alone = mesh_.all->size() == 1;
+  if (refusal && !alone) mesh_.world->announce(key, text);
+  mine.push_back(static_cast<double>(code));
+  auto rows =
+      alone ? std::vector<std::vector<double>>{std::move(mine)} : comm::gather_scalars(*mesh_.all, mine);
+  if (refusal) std::rethrow_exception(refusal);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i].back() != 0.0) {
+      throw Error(static_cast<ExitCode>(static_cast<int>(rows[i].back())),
+                  fmt::format("[parallel.pipeline] rank {} refuses: {}", mesh_.all->ranks()[i],
+                              mesh_.world->announced(key)));
+    }
+    rows[i].pop_back();
+  }
+  return rows;
 }
 
 at::Tensor Pipeline::step_on(Batch batch, const std::exception_ptr& refusal) {

@@ -91,7 +91,7 @@ class Pipeline {
   /// schedule are those of the mesh's axis pp. Collective over the mesh. Throws ConfigError when schedule and
   /// mesh do not fit each other, ranks have different schedules, or the schedule cannot run (or not with
   /// sends that block), LogicError for stages that are not this rank's or a tied parameter that does not
-  /// exist.
+  /// exist; what one rank refuses all do.
   Pipeline(plan::Schedule schedule, std::vector<Stage> stages, StageLoss loss, const comm::Mesh& mesh,
            const PipelineOptions& options = {});
   ~Pipeline();
@@ -194,9 +194,15 @@ class Pipeline {
   void agree_on_schedule();
   void take_stages(std::vector<Stage> stages);
   void make_engines();
+  /// Of what this rank has, before ranks wait for each other. Throws LogicError for a tie of what is not
+  /// there.
+  void find_ties();
+  /// Elements of each copy of each tied parameter, and -1 where this rank has none.
+  std::vector<double> tied_sizes() const;
+  /// Throws LogicError, on all ranks, for copies of different sizes.
+  void check_tied_sizes(const std::vector<std::vector<double>>& by_rank) const;
   void make_ties();
-  void start_equal(const TiedParameter& tie, comm::Group& group, const at::Tensor& mine,
-                   bool has_engine) const;
+  void start_equal(comm::Group& group, const at::Tensor& mine, bool has_engine) const;
   /// A number for each copy of each tied parameter: whether this rank has it frozen, and -1 where it has
   /// none.
   std::vector<double> frozen_ties() const;
@@ -208,7 +214,9 @@ class Pipeline {
   void check_usable() const;
 
   void check_batch(const Batch& batch, const plan::Schedule& schedule) const;
-  /// `refusal` is this rank's; null: none.
+  /// What all ranks give as `mine`, by rank. What one refuses all do; `refusal` is this rank's; null: none.
+  std::vector<std::vector<double>> gather_unless_refused(const std::exception_ptr& refusal,
+                                                         std::vector<double> mine);
   void agree(const Batch& batch, const std::exception_ptr& refusal, bool always);
   at::Tensor step_on(Batch batch, const std::exception_ptr& refusal);
   void run_forward(Batch batch, const Finish& finish);

@@ -1,6 +1,7 @@
 // What concerns the gradients of several stages at once: tied parameters and the norm.
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 
@@ -28,17 +29,50 @@ void check_same_size(const TiedParameter& tie, int64_t numel, int64_t other_nume
 
 }  // namespace
 
-/// Copies on two ranks need a group of the two. Where a rank has both, no other does, or both directions of a
-/// model in two ways do.
-void Pipeline::make_ties() {
+void Pipeline::find_ties() {
   for (const TiedParameter& tie : options_.tied) {
+    for (const int64_t stage : {tie.stage, tie.other_stage}) {
+      TRIREME_CHECK(stage >= 0 && stage < schedule_.stages,
+                    "[parallel.pipeline] {} of stage {} is tied to {} of stage {}, but the {} stages of {} "
+                    "are numbered from 0; name stages that are there",
+                    tie.name, tie.stage, tie.other_name, tie.other_stage, schedule_.stages, schedule_.name);
+    }
     Tie& here = ties_.emplace_back();
     const Stage *const first = stage_here(tie.stage), *const other = stage_here(tie.other_stage);
     if (first != nullptr) here.first = find_parameter(*first, tie.name);
     if (other != nullptr) here.other = find_parameter(*other, tie.other_name);
+  }
+}
+
+std::vector<double> Pipeline::tied_sizes() const {
+  std::vector<double> sizes(2 * options_.tied.size(), -1.0);
+  for (size_t tie = 0; tie < ties_.size(); ++tie) {
+    if (ties_[tie].first.defined()) sizes[2 * tie] = static_cast<double>(ties_[tie].first.numel());
+    if (ties_[tie].other.defined()) sizes[2 * tie + 1] = static_cast<double>(ties_[tie].other.numel());
+  }
+  return sizes;
+}
+
+void Pipeline::check_tied_sizes(const std::vector<std::vector<double>>& by_rank) const {
+  for (size_t tie = 0; tie < options_.tied.size(); ++tie) {
+    double first = -1.0, other = -1.0;
+    for (const std::vector<double>& sizes : by_rank) {
+      first = std::max(first, sizes[2 * tie]);
+      other = std::max(other, sizes[2 * tie + 1]);
+    }
+    check_same_size(options_.tied[tie], static_cast<int64_t>(first), static_cast<int64_t>(other));
+  }
+}
+
+/// Copies on two ranks need a group of the two. Where a rank has both, no other does, or both directions of a
+/// model in two ways do.
+void Pipeline::make_ties() {
+  for (size_t i = 0; i < ties_.size(); ++i) {
+    const TiedParameter& tie = options_.tied[i];
+    Tie& here = ties_[i];
+    const Stage *const first = stage_here(tie.stage), *const other = stage_here(tie.other_stage);
     if (first != nullptr && other != nullptr) {
       const at::NoGradGuard no_grad;
-      check_same_size(tie, here.first.numel(), here.other.numel());
       if (!other->engine) here.other.detach().copy_(here.first);
     } else if (first != nullptr || other != nullptr) {
       const auto rank_of = [&](int64_t stage) {
@@ -46,17 +80,14 @@ void Pipeline::make_ties() {
       };
       here.group = mesh_.world->make_group("tied", {rank_of(tie.stage), rank_of(tie.other_stage)});
       const Stage& stage = first != nullptr ? *first : *other;
-      start_equal(tie, *here.group, first != nullptr ? here.first : here.other, stage.engine != nullptr);
+      start_equal(*here.group, first != nullptr ? here.first : here.other, stage.engine != nullptr);
     }
   }
 }
 
 /// The values of `mine`, which is an engine's already or not, are those of the tie's first stage.
-void Pipeline::start_equal(const TiedParameter& tie, comm::Group& group, const at::Tensor& mine,
-                           bool has_engine) const {
+void Pipeline::start_equal(comm::Group& group, const at::Tensor& mine, bool has_engine) const {
   const at::NoGradGuard no_grad;
-  const auto numel = comm::gather_scalars(group, {static_cast<double>(mine.numel())});
-  check_same_size(tie, static_cast<int64_t>(numel[0][0]), static_cast<int64_t>(numel[1][0]));
   if (has_engine) return;
   at::Tensor values = mine.detach().to(mesh_.world->device()).contiguous();
   group.broadcast(values, 0);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 
 #include "trireme/base/error.h"
 #include "trireme/plan/pipeline.h"
@@ -54,7 +55,7 @@ BatchPlan plan_batch(const Config& config, const MeshShape& mesh) {
   const int64_t dp_size = mesh.dp_size(), pp = mesh.size(Axis::kPp);
   int64_t wanted = pp > 1 ? config.pipeline.micro_batches : 0;
   if (pp > 1 && !config.pipeline.file.empty()) {
-    const int64_t scheduled = read_schedule(config.pipeline).micro_batches;
+    const int64_t scheduled = read_schedule(config.pipeline.file, config.pipeline.placement).micro_batches;
     if (wanted != 0 && wanted != scheduled) {
       throw ConfigError(
           "[plan.batch] pipeline.micro_batches={}, but the schedule of {} has {}; remove the former", wanted,
@@ -62,26 +63,36 @@ BatchPlan plan_batch(const Config& config, const MeshShape& mesh) {
     }
     wanted = scheduled;
   }
-  const int64_t global_batch = train.rank_batch > 0 ? train.rank_batch * dp_size : train.global_batch;
+  const bool by_rank = train.rank_batch > 0;
+  const int64_t global_batch = by_rank ? train.rank_batch * dp_size : train.global_batch;
+  if (by_rank && train.micro_batch > 0 && train.rank_batch % train.micro_batch != 0) {
+    throw ConfigError(
+        "[plan.batch] train.rank_batch={} is no multiple of train.micro_batch={}; set train.rank_batch to "
+        "{}, "
+        "or train.micro_batch to {}",
+        train.rank_batch, train.micro_batch, nearest_multiples(train.rank_batch, train.micro_batch),
+        nearest_divisors(train.rank_batch, train.micro_batch));
+  }
   BatchPlan batch = plan_batch(global_batch, train.micro_batch, dp_size);
   if (pp == 1 || (train.micro_batch > 0 && wanted == 0)) return batch;
-  const int64_t per_rank = batch.global_batch / dp_size;
+  const int64_t per_rank = batch.global_batch / dp_size, of_key = by_rank ? 1 : dp_size;
+  const std::string_view key = by_rank ? "train.rank_batch" : "train.global_batch";
   if (wanted == 0) wanted = micro_batches_for(per_rank, pp);
   if (train.micro_batch > 0 && batch.accumulation != wanted) {
     throw ConfigError(
         "[plan.batch] global_batch {} = micro_batch {} x {} micro-batches x {} ranks, but the pipeline has "
         "{} "
-        "micro-batches; set train.micro_batch to 0 or train.global_batch to {}",
-        batch.global_batch, batch.micro_batch, batch.accumulation, dp_size, wanted,
-        batch.micro_batch * wanted * dp_size);
+        "micro-batches; set train.micro_batch to 0 or {} to {}",
+        batch.global_batch, batch.micro_batch, batch.accumulation, dp_size, wanted, key,
+        batch.micro_batch * wanted * of_key);
   }
   if (per_rank % wanted != 0) {
     throw ConfigError(
-        "[plan.batch] {} micro-batches do not divide the {} sequences of a pipeline (train.global_batch={} / "
-        "{} "
-        "data-parallel ranks); set pipeline.micro_batches to {}, or train.global_batch to {}",
-        wanted, per_rank, batch.global_batch, dp_size, nearest_divisors(per_rank, wanted),
-        nearest_multiples(batch.global_batch, wanted * dp_size));
+        "[plan.batch] {} micro-batches do not divide the {} sequences of a pipeline ({}={}{}); "
+        "set pipeline.micro_batches to {}, or {} to {}",
+        wanted, per_rank, key, per_rank * of_key,
+        by_rank ? "" : fmt::format(" / {} data-parallel ranks", dp_size), nearest_divisors(per_rank, wanted),
+        key, nearest_multiples(per_rank * of_key, wanted * of_key));
   }
   batch.micro_batch = per_rank / wanted;
   batch.accumulation = wanted;

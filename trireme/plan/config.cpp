@@ -4,16 +4,15 @@
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
-#include <fstream>
 
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
-#include "trireme/base/file.h"
 #include "trireme/plan/config_aliases.h"
 #include "trireme/plan/config_internal.h"
 #include "trireme/plan/model_facts.h"
 #include "trireme/plan/policy.h"
 #include "trireme/plan/presets.h"
+#include "trireme/plan/text_file.h"
 
 namespace trireme::plan {
 namespace {
@@ -38,20 +37,6 @@ std::string preset_hint(const std::string& path) {
   return "";
 }
 
-/// Throws ConfigError when there is more, which may have no end.
-std::string read_at_most(const std::string& path, size_t limit) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text(limit + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (!file.is_open() || file.bad()) return read_file(path);  // says what is wrong with it
-  if (!file.eof()) {
-    throw ConfigError("[plan.config] '{}' has more than {} bytes, which no config needs; name another file",
-                      path, limit);
-  }
-  text.resize(static_cast<size_t>(file.gcount()));
-  return text;
-}
-
 std::string read_config_file(const std::string& path) {
   if (!std::filesystem::exists(path)) {
     throw ConfigError("[plan.config] there is no config file '{}'; correct the path{}", path,
@@ -60,7 +45,7 @@ std::string read_config_file(const std::string& path) {
   if (std::filesystem::is_directory(path)) {
     throw ConfigError("[plan.config] '{}' is a folder; name the YAML file in it", path);
   }
-  return read_at_most(path, kMaxFileBytes);
+  return read_text_file(path, kMaxFileBytes);
 }
 
 Assignments from_yaml(const ConfigSources& sources) {

@@ -43,7 +43,7 @@ Field reshard(std::string key, ReshardAfterForward& value, std::string help) {
           {},
           {},
           {},
-          "auto, true, false or a number of ranks"};
+          "auto, true, false or a number of ranks, up to 1000000"};
 }
 
 Field cut(std::string key, StageCut& value, std::string help) {
@@ -53,7 +53,7 @@ Field cut(std::string key, StageCut& value, std::string help) {
           {},
           {},
           {},
-          "cost, even or the number of blocks in each stage, such as 3,3,2"};
+          "cost, even or the number of blocks in each stage, each up to 10000, such as 3,3,2"};
 }
 
 Field skip(std::string key, Fp8Skip& value, std::string help) {
@@ -70,12 +70,18 @@ Field flag(std::string key, bool& value, std::string help) {
   return {std::move(key), &value, std::move(help), {}, {}, {}};
 }
 
-/// An int64_t or a double of at least `min`. The largest sizes of a model are far beyond any machine: they
-/// keep products of them inside 64 bits.
-template <typename Number>
-Field number(std::string key, Number& value, double min, std::string help, std::optional<double> max = {}) {
+/// The largest numbers are far beyond any machine: they keep sums and products of a few of them inside 64
+/// bits, so that every whole number has one.
+Field number(std::string key, int64_t& value, double min, std::string help, double max) {
   return {std::move(key), &value, std::move(help), {}, min, max};
 }
+
+Field number(std::string key, double& value, double min, std::string help, std::optional<double> max = {}) {
+  return {std::move(key), &value, std::move(help), {}, min, max};
+}
+
+constexpr double kMostSteps = 1e12, kMostRanks = 1e6;
+constexpr double kMostSeed = 1e18;  ///< steps x ranks may be added to it
 
 Choices preset_choices() {
   Choices names = {""};
@@ -95,7 +101,8 @@ using Table = std::vector<Field>;
 
 void add_run(Table& table, Config& config) {
   table.push_back(text("name", config.name, "name of the run and of its directory"));
-  table.push_back(number("seed", config.seed, 0, "seed of initial weights, data order and dropout"));
+  table.push_back(
+      number("seed", config.seed, 0, "seed of initial weights, data order and dropout", kMostSeed));
   table.push_back(choice("device", config.device, "where tensors live; auto: GPUs when there are any"));
 }
 
@@ -188,22 +195,24 @@ void add_train(Table& table, TrainConfig& train) {
   table.push_back(
       number("train.rank_batch", train.rank_batch, 0,
              "sequences or images a step on each data-parallel rank; replaces global_batch unless 0", 1e9));
-  table.push_back(
-      number("train.micro_batch", train.micro_batch, 0,
-             "sequences or images in one forward pass of a rank; 0: global_batch / data-parallel ranks"));
+  table.push_back(number(
+      "train.micro_batch", train.micro_batch, 0,
+      "sequences or images in one forward pass of a rank; 0: global_batch / data-parallel ranks", 1e9));
   table.push_back(
       number("train.grad_clip", train.grad_clip, 0, "largest global L2 norm of gradients; 0: no clipping"));
   table.push_back(number("train.val_every", train.val_every, 0,
-                         "steps between validations; 0: at the end, and with train.epochs after each"));
+                         "steps between validations; 0: at the end, and with train.epochs after each",
+                         kMostSteps));
   table.push_back(
       number("train.profile_steps", train.profile_steps, 0,
              "steps that rank 0 traces (traces/ of the run directory), from step 11 on at the earliest; of a "
-             "pipeline all ranks record the step before"));
+             "pipeline all ranks record the step before",
+             kMostSteps));
   table.push_back(number("train.val_batches", train.val_batches, 0,
                          "global batches a validation; 0: no validation", 1e9));
-  table.push_back(number("train.log_every", train.log_every, 1, "steps between progress lines"));
+  table.push_back(number("train.log_every", train.log_every, 1, "steps between progress lines", kMostSteps));
   table.push_back(
-      number("train.sample_tokens", train.sample_tokens, 0, "tokens generated at the end; 0: none"));
+      number("train.sample_tokens", train.sample_tokens, 0, "tokens generated at the end; 0: none", 1e8));
   table.push_back(text("train.sample_prompt", train.sample_prompt, "what the generated text continues"));
   table.push_back(choice("train.cuda_graphs", train.cuda_graphs,
                          "on one GPU: record forward and backward once and launch them as one piece; auto: "
@@ -223,12 +232,12 @@ void add_optim(Table& table, OptimConfig& optim) {
                          "random below 4"));
   table.push_back(number("optim.lr", optim.lr, 0, "peak learning rate"));
   table.push_back(number("optim.min_lr", optim.min_lr, 0, "learning rate at the end of cosine and linear"));
-  table.push_back(
-      number("optim.warmup_steps", optim.warmup_steps, 0, "steps from 0 to the peak learning rate"));
+  table.push_back(number("optim.warmup_steps", optim.warmup_steps, 0,
+                         "steps from 0 to the peak learning rate", kMostSteps));
   table.push_back(choice("optim.schedule", optim.schedule, "learning rate after warm-up"));
-  table.push_back(
-      number("optim.step_every", optim.step_every, 0,
-             "steps: so many steps between drops of the rate; 0: a third of those after warm-up"));
+  table.push_back(number("optim.step_every", optim.step_every, 0,
+                         "steps: so many steps between drops of the rate; 0: a third of those after warm-up",
+                         kMostSteps));
   table.push_back(
       number("optim.step_factor", optim.step_factor, 0, "steps: what a drop multiplies the rate by", 1));
   table.push_back(number("optim.beta1", optim.beta1, 0, "adamw: decay of the first moment; below 1", 1));
@@ -257,24 +266,28 @@ void add_parallel(Table& table, ParallelConfig& parallel) {
   table.push_back(choice("parallel.reduce_when", parallel.reduce_when,
                          "reduce gradients once a step, or after every micro-batch to hold less of them"));
   table.push_back(flag("parallel.overlap", parallel.overlap, "communicate beside computation (GPU)"));
-  table.push_back(number("parallel.prefetch", parallel.prefetch, 0, "units that are gathered ahead"));
+  table.push_back(number("parallel.prefetch", parallel.prefetch, 0, "units that are gathered ahead", 1e4));
   table.push_back(number("parallel.bucket_mib", parallel.bucket_mib, 0,
-                         "size of reduction buckets where parameters stay whole; 0: one a block"));
+                         "size of reduction buckets where parameters stay whole; 0: one a block", 1e6));
   table.push_back(
       choice("parallel.comm_hook", parallel.comm_hook, "how gradients travel smaller than they are"));
   table.push_back(number("parallel.hook_rank", parallel.hook_rank, 1, "powersgd: rank of the factors", 1e6));
   table.push_back(
       number("parallel.hook_density", parallel.hook_density, 1e-6, "topk: share that travels", 1));
+  table.push_back(number("parallel.hook_start", parallel.hook_start, 0, "powersgd, topk: plain steps before",
+                         kMostSteps));
+  table.push_back(number("parallel.local_steps", parallel.local_steps, 1, "local_sgd: steps between averages",
+                         kMostSteps));
   table.push_back(
-      number("parallel.hook_start", parallel.hook_start, 0, "powersgd, topk: plain steps before"));
+      number("parallel.dp_replicate", parallel.dp_replicate, 1, "copies of the sharded model", kMostRanks));
   table.push_back(
-      number("parallel.local_steps", parallel.local_steps, 1, "local_sgd: steps between averages"));
-  table.push_back(number("parallel.dp_replicate", parallel.dp_replicate, 1, "copies of the sharded model"));
-  table.push_back(number("parallel.dp_shard", parallel.dp_shard, 0, "ranks a model is sharded over; 0: all"));
-  table.push_back(number("parallel.tp", parallel.tp, 1, "tensor-parallel ranks; only 1 works yet"));
+      number("parallel.dp_shard", parallel.dp_shard, 0, "ranks a model is sharded over; 0: all", kMostRanks));
   table.push_back(
-      number("parallel.pp", parallel.pp, 1, "ranks of a pipeline, which the layers are shared among"));
-  table.push_back(number("parallel.cp", parallel.cp, 1, "context-parallel ranks; only 1 works yet"));
+      number("parallel.tp", parallel.tp, 1, "tensor-parallel ranks; only 1 works yet", kMostRanks));
+  table.push_back(number("parallel.pp", parallel.pp, 1,
+                         "ranks of a pipeline, which the layers are shared among", kMostRanks));
+  table.push_back(
+      number("parallel.cp", parallel.cp, 1, "context-parallel ranks; only 1 works yet", kMostRanks));
 }
 
 void add_pipeline(Table& table, PipelineConfig& pipeline) {
@@ -306,9 +319,9 @@ void add_precision(Table& table, PrecisionConfig& precision) {
   table.push_back(
       number("precision.initial_scale", scale.initial, 1.0, "dynamic scaling: the first scale", 0x1.0p24));
   table.push_back(number("precision.scale_window", scale.window, 1,
-                         "dynamic scaling: finite steps before the scale doubles"));
+                         "dynamic scaling: finite steps before the scale doubles", kMostSteps));
   table.push_back(number("precision.scale_hysteresis", scale.hysteresis, 1,
-                         "dynamic scaling: overflows before it is halved"));
+                         "dynamic scaling: overflows before it is halved", kMostSteps));
   table.push_back(
       number("precision.min_scale", scale.minimum, 1e-6, "dynamic scaling: the scale never falls below"));
   Fp8Config& fp8 = precision.fp8;
@@ -337,9 +350,9 @@ void add_memory(Table& table, MemoryConfig& memory) {
       "what backward computes again instead of keeping it: cheap is norms and activations, auto is that "
       "on GPUs where it costs less than 1%"));
   table.push_back(
-      number("memory.recompute_every", memory.recompute_every, 1, "recompute in one of so many blocks"));
+      number("memory.recompute_every", memory.recompute_every, 1, "recompute in one of so many blocks", 1e4));
   table.push_back(number("memory.loss_chunk_mib", memory.loss_chunk_mib, 1,
-                         "on a GPU logits exist in parts of at most this many MiB"));
+                         "on a GPU logits exist in parts of at most this many MiB", 1e6));
 }
 
 void add_checkpoint(Table& table, CheckpointConfig& checkpoint) {
@@ -348,8 +361,8 @@ void add_checkpoint(Table& table, CheckpointConfig& checkpoint) {
   table.push_back(flag("checkpoint.best", checkpoint.best,
                        "keep the weights of the best validation: of the averages where optim.ema is set"));
   table.push_back(number("checkpoint.every", checkpoint.every, 0,
-                         "steps between checkpoints that --resume goes on from; 0: none"));
-  table.push_back(number("checkpoint.keep", checkpoint.keep, 0, "checkpoints that stay; 0: all"));
+                         "steps between checkpoints that --resume goes on from; 0: none", kMostSteps));
+  table.push_back(number("checkpoint.keep", checkpoint.keep, 0, "checkpoints that stay; 0: all", 1e9));
   table.push_back(
       flag("checkpoint.async", checkpoint.async, "training goes on while a checkpoint is written"));
 }

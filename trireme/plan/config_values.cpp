@@ -203,8 +203,9 @@ std::optional<ReshardAfterForward> parse_reshard(std::string_view text) {
   if (text == "auto") return ReshardAfterForward{};
   if (text == "true") return ReshardAfterForward{.kind = Kind::kFree};
   if (text == "false") return ReshardAfterForward{.kind = Kind::kKeep};
+  constexpr int64_t kMost = 1'000'000;  // as of parallel.dp_shard
   const auto ranks = parse_whole_text<int64_t>(text);
-  if (!ranks || *ranks < 1) return std::nullopt;
+  if (!ranks || *ranks < 1 || *ranks > kMost) return std::nullopt;
   return ReshardAfterForward{.kind = Kind::kOver, .ranks = *ranks};
 }
 
@@ -218,10 +219,11 @@ std::optional<StageCut> parse_cut(std::string_view text) {
   using Kind = StageCut::Kind;
   if (text == "cost") return StageCut{};
   if (text == "even") return StageCut{.kind = Kind::kEven};
+  constexpr int64_t kMost = 10'000;  // as of model.n_layers
   StageCut cut{.kind = Kind::kBlocks};
   for (const std::string& part : split(std::string(text), ',')) {
     const auto blocks = parse_whole_text<int64_t>(part);
-    if (!blocks || *blocks < 0) return std::nullopt;
+    if (!blocks || *blocks < 0 || *blocks > kMost) return std::nullopt;
     cut.blocks.push_back(*blocks);
   }
   return cut;

@@ -96,8 +96,7 @@ std::vector<ProgramUnit> units_of_program(const std::vector<UnitSpec>& units, co
 }
 
 StepProgram pipeline_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
-                             const EngineSetting& given, int64_t pp_rank) {
-  const PipelinePlan plan = plan_pipeline(config, batch);
+                             const EngineSetting& given, const PipelinePlan& plan, int64_t pp_rank) {
   const EngineSetting setting = setting_in_stages(given, plan.schedule);
   std::vector<ProgramStage> stages;
   for (const int64_t index : plan.schedule.stages_of(pp_rank)) {
@@ -147,6 +146,14 @@ int64_t kept_by_loss(const Config& config, int64_t tokens, int64_t in_flight, De
   return at_most_62_bits(part + fp8_copies_of_head(config, part) + count * (rows + vocab) * width * bytes);
 }
 
+/// Of a model in one piece: what it keeps counts the head's input, and models of images have whole logits.
+int64_t logits_of_whole(const Config& config, int64_t tokens, Device device) {
+  if (device == Device::kCuda && !reads_images(config.model.family))
+    return kept_by_loss(config, tokens, 1, device);
+  return at_most_62_bits(static_cast<double>(tokens) *
+                         static_cast<double>(config.model.vocab_size * bytes_of(config.precision.compute)));
+}
+
 int64_t copy_on_device(const RankBytes& bytes) {
   return bytes.pinned_copy > 0 ? 0 : bytes.saved_copy;
 }
@@ -158,11 +165,14 @@ int64_t most_of(Role role, const StepProgram& program) {
   return most;
 }
 
-}  // namespace
+/// Of no stages where there is no pipeline.
+PipelinePlan plan_if_any(const Config& config, const BatchPlan& batch) {
+  return config.parallel.pp > 1 ? plan_pipeline(config, batch) : PipelinePlan();
+}
 
-StepProgram config_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
-                           const EngineSetting& setting, int64_t pp_rank) {
-  if (config.parallel.pp > 1) return pipeline_program(config, facts, batch, setting, pp_rank);
+StepProgram unchecked_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
+                              const EngineSetting& setting, const PipelinePlan& plan, int64_t pp_rank) {
+  if (config.parallel.pp > 1) return pipeline_program(config, facts, batch, setting, plan, pp_rank);
   // More micro-batches repeat the second of three.
   EngineSetting shown = setting;
   shown.accumulation = std::min(batch.accumulation, StepProgram::kMicroBatchesShown);
@@ -172,6 +182,53 @@ StepProgram config_program(const Config& config, const ModelFacts& facts, const 
       specs, setting,
       buckets ? std::vector<int64_t>() : unit_activations(facts, batch.micro_batch * config.data.seq_len));
   return step_program(units, shown, declared_order(units, setting.use_from));
+}
+
+StepProgram checked_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
+                            const EngineSetting& setting, const PipelinePlan& plan, int64_t pp_rank) {
+  StepProgram program = unchecked_program(config, facts, batch, setting, plan, pp_rank);
+  if (!has_countable_bytes(program)) {
+    throw ConfigError(
+        "[plan.memory] a step of micro-batches of {} x data.seq_len={} through {:g} parameters takes more "
+        "bytes than 64 bits count; lower these, model.d_model or model.n_layers",
+        batch.micro_batch, config.data.seq_len, static_cast<double>(facts.params));
+  }
+  return program;
+}
+
+RankBytes bytes_of_rank(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
+                        const StepProgram& program, Device device, const PipelinePlan& plan,
+                        int64_t pp_rank) {
+  const int64_t tokens = batch.micro_batch * config.data.seq_len;
+  RankBytes bytes{.state = state_bytes(program),
+                  .gathered = gathered_bytes(program),
+                  .activations = activation_bytes(facts, tokens),
+                  .logits = logits_of_whole(config, tokens, device),
+                  .baseline = process_baseline(device)};
+  const MeshShape mesh = MeshShape::fit(config.parallel, batch.dp_size * config.parallel.pp);
+  if (!saves_in_place(config, device))
+    bytes.saved_copy = saved_copy_bytes(config, facts, mesh, plan, pp_rank);
+  if (device == Device::kCuda) bytes.pinned_copy = pinned_bytes(bytes.saved_copy);
+  if (config.parallel.pp == 1) return bytes;
+  bytes.activations = most_of(Role::kActivations, program);
+  bytes.boundaries = kept_bytes(program)[Role::kBoundary];
+  const int64_t in_flight = most_in_flight(plan.schedule, pp_rank, plan.schedule.stages - 1);
+  bytes.logits = in_flight == 0 ? 0 : kept_by_loss(config, tokens, in_flight, device);
+  return bytes;
+}
+
+/// The largest that a rank's batch divides into of at most half the size.
+int64_t smaller_micro_batch(const BatchPlan& batch) {
+  int64_t size = batch.micro_batch / 2;
+  while (batch.micro_batch * batch.accumulation % size != 0) --size;
+  return size;
+}
+
+}  // namespace
+
+StepProgram config_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
+                           const EngineSetting& setting, int64_t pp_rank) {
+  return checked_program(config, facts, batch, setting, plan_if_any(config, batch), pp_rank);
 }
 
 StateBytes state_bytes(const StepProgram& program) {
@@ -220,44 +277,24 @@ RankBytes rank_bytes(const Config& config, int64_t ranks, Device device) {
   return *std::ranges::max_element(all, {}, &RankBytes::peak);
 }
 
-std::vector<RankBytes> bytes_by_pp_rank(const Config& config, int64_t ranks, Device device) {
+std::vector<RankBytes> bytes_by_pp_rank(const Config& given, int64_t ranks, Device device) {
+  const Config config = settle_recompute(given, device);
   const MeshShape mesh = MeshShape::fit(config.parallel, ranks);
   const BatchPlan batch = plan_batch(config, mesh);
   const ModelFacts facts = describe(config.model, config.data.seq_len, config.precision, config.memory);
   const EngineSetting setting = engine_setting(config, mesh, batch.accumulation, device);
+  const PipelinePlan plan = plan_if_any(config, batch);
   std::vector<RankBytes> all;
   for (int64_t pp_rank = 0; pp_rank < config.parallel.pp; ++pp_rank) {
-    const StepProgram program = config_program(config, facts, batch, setting, pp_rank);
-    all.push_back(rank_bytes(config, facts, batch, program, device, pp_rank));
+    const StepProgram program = checked_program(config, facts, batch, setting, plan, pp_rank);
+    all.push_back(bytes_of_rank(config, facts, batch, program, device, plan, pp_rank));
   }
   return all;
 }
 
 RankBytes rank_bytes(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
                      const StepProgram& program, Device device, int64_t pp_rank) {
-  const int64_t tokens = batch.micro_batch * config.data.seq_len;
-  int64_t logits =
-      at_most_62_bits(static_cast<double>(tokens) *
-                      static_cast<double>(config.model.vocab_size * bytes_of(config.precision.compute)));
-  if (device == Device::kCuda) {
-    logits = std::min(logits, config.memory.loss_chunk_mib << 20);
-    logits += at_most_62_bits(fp8_copies_of_head(config, static_cast<double>(logits)));
-  }
-  RankBytes bytes{.state = state_bytes(program),
-                  .gathered = gathered_bytes(program),
-                  .activations = activation_bytes(facts, tokens),
-                  .logits = logits,
-                  .baseline = process_baseline(device)};
-  const MeshShape mesh = MeshShape::fit(config.parallel, batch.dp_size * config.parallel.pp);
-  if (!saves_in_place(config, device)) bytes.saved_copy = saved_copy_bytes(config, facts, mesh, pp_rank);
-  if (device == Device::kCuda) bytes.pinned_copy = pinned_bytes(bytes.saved_copy);
-  if (config.parallel.pp == 1) return bytes;
-  bytes.activations = most_of(Role::kActivations, program);
-  bytes.boundaries = kept_bytes(program)[Role::kBoundary];
-  const Schedule schedule = plan_pipeline(config, batch).schedule;
-  const int64_t in_flight = most_in_flight(schedule, pp_rank, schedule.stages - 1);
-  bytes.logits = in_flight == 0 ? 0 : kept_by_loss(config, tokens, in_flight, device);
-  return bytes;
+  return bytes_of_rank(config, facts, batch, program, device, plan_if_any(config, batch), pp_rank);
 }
 
 std::string memory_advice(const Config& given, int64_t ranks, Device device) {
@@ -266,10 +303,12 @@ std::string memory_advice(const Config& given, int64_t ranks, Device device) {
   const BatchPlan batch = plan_batch(config, mesh);
   const RankBytes needed = rank_bytes(config, ranks, device);
   const auto bytes = [](int64_t count) { return format_bytes(static_cast<double>(count)); };
+  const bool staged = config.parallel.pp > 1;
   std::string text = fmt::format(
-      "Predicted a rank: model state {}, gathered and not yet reduced {}, activations of a micro-batch of {} "
-      "{}. ",
-      bytes(needed.state.total()), bytes(needed.gathered), batch.micro_batch, bytes(needed.activations));
+      "Predicted a rank: model state {}, gathered and not yet reduced {}, activations of {} of {} {}{}. ",
+      bytes(needed.state.total()), bytes(needed.gathered),
+      staged ? "all micro-batches in flight," : "a micro-batch", batch.micro_batch, staged ? "each, " : "",
+      bytes(needed.activations));
   std::vector<std::string> fixes;
   int64_t least = needed.peak();
   const auto consider = [&](std::string words, const auto& change) {
@@ -299,13 +338,22 @@ std::string memory_advice(const Config& given, int64_t ranks, Device device) {
     consider("parallel.policy=fsdp", [](Config& next) { next.parallel.policy = PolicyName::kFsdp; });
   }
   if (batch.micro_batch > 1) {
-    consider(fmt::format("train.micro_batch={}", batch.micro_batch / 2),
-             [&](Config& next) { next.train.micro_batch = batch.micro_batch / 2; });
+    const int64_t size = smaller_micro_batch(batch), count = batch.micro_batch * batch.accumulation / size;
+    const bool has_size = config.train.micro_batch > 0;
+    const bool by_count = staged && (config.pipeline.micro_batches > 0 || !has_size);
+    const bool by_size = has_size || !by_count;
+    std::vector<std::string> keys;
+    if (by_count) keys.push_back(fmt::format("pipeline.micro_batches={}", count));
+    if (by_size) keys.push_back(fmt::format("train.micro_batch={}", size));
+    consider(join(keys, " with "), [&](Config& next) {
+      if (by_count) next.pipeline.micro_batches = count;
+      if (by_size) next.train.micro_batch = size;
+    });
   }
   if (config.optim.state == OptimState::kFp32) {
     consider("optim.state=bf16", [](Config& next) { next.optim.state = OptimState::kBf16; });
   }
-  if (config.parallel.pp > 1) fixes.emplace_back("another pipeline.schedule or pipeline.split");
+  if (staged) fixes.emplace_back("another pipeline.schedule or pipeline.split");
   fixes.emplace_back("a shorter data.seq_len, or more ranks");
   return text + "Try, in this order and together: " + join(fixes, "; ");
 }

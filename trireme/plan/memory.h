@@ -60,14 +60,15 @@ struct RankBytes {
 /// `device` is kCpu or kCuda. Of the ranks of a pipeline the one that needs most. Throws ConfigError when
 /// ranks, mesh and batch do not fit each other.
 RankBytes rank_bytes(const Config& config, int64_t ranks, Device device);
-/// The same of each rank of a pipeline; one entry where there is none.
+/// The same of each rank of a pipeline; one entry where there is none. memory.recompute=auto counts as what
+/// settle_recompute() makes of it.
 std::vector<RankBytes> bytes_by_pp_rank(const Config& config, int64_t ranks, Device device);
 /// The same of what was worked out already: `program` is that of config_program().
 RankBytes rank_bytes(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
                      const StepProgram& program, Device device, int64_t pp_rank = 0);
 
 /// The step of a data-parallel rank of a run, in a pipeline of its rank `pp_rank`: `setting` is the engine's,
-/// of `config` or with another policy.
+/// of `config` or with another policy. Throws ConfigError where its bytes are beyond 64 bits.
 StepProgram config_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
                            const EngineSetting& setting, int64_t pp_rank = 0);
 

@@ -44,6 +44,11 @@ std::string byte_tokens_note(const Config& config) {
 std::vector<std::string> notes(const Config& config, Device device) {
   std::vector<std::string> found;
   if (const std::string note = byte_tokens_note(config); !note.empty()) found.push_back(note);
+  const TrainConfig& train = config.train;
+  if (train.rank_batch > 0 && train.global_batch != TrainConfig{}.global_batch) {
+    found.push_back(fmt::format("train.global_batch={} has no effect with train.rank_batch={}",
+                                train.global_batch, train.rank_batch));
+  }
   if (const std::string key = unused_pipeline_key(config); !key.empty()) {
     found.push_back(fmt::format("{} has no effect with parallel.pp=1", key));
   }

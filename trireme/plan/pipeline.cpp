@@ -1,16 +1,30 @@
 #include "trireme/plan/pipeline.h"
 
 #include "trireme/base/error.h"
-#include "trireme/base/file.h"
 #include "trireme/plan/simulate.h"
+#include "trireme/plan/text_file.h"
 
 namespace trireme::plan {
 namespace {
+
+constexpr size_t kMostBytes = size_t{16} << 20;  ///< of a schedule's file
+
+/// Before a schedule of that size is made.
+void check_stages(const Config& config, int64_t stages) {
+  if (stages <= config.model.n_layers + 1) return;
+  throw ConfigError(
+      "[plan.pipeline] {} stages, but the model has {} blocks and the head to share out; lower "
+      "parallel.pp={}{}, or raise model.n_layers",
+      stages, config.model.n_layers, config.parallel.pp,
+      stages > config.parallel.pp ? " or the stages that a rank has (pipeline.chunks, pipeline.schedule)"
+                                  : "");
+}
 
 Schedule schedule_of(const Config& config, int64_t micro_batches) {
   const PipelineConfig& pipeline = config.pipeline;
   const int64_t ranks = config.parallel.pp;
   if (pipeline.file.empty()) {
+    check_stages(config, ranks * (takes_chunks(pipeline.schedule) ? pipeline.chunks : 1));
     try {
       return make_schedule(pipeline.schedule, {ranks, micro_batches, pipeline.chunks});
     } catch (const ConfigError& error) {
@@ -20,7 +34,7 @@ Schedule schedule_of(const Config& config, int64_t micro_batches) {
           error.what());
     }
   }
-  Schedule schedule = read_schedule(pipeline);
+  Schedule schedule = read_schedule(pipeline.file, pipeline.placement);
   if (std::ssize(schedule.ranks) != ranks) {
     throw ConfigError("[plan.pipeline] the schedule of {} is for {} ranks; set parallel.pp={} (now {})",
                       pipeline.file, schedule.ranks.size(), schedule.ranks.size(), ranks);
@@ -35,15 +49,6 @@ StageSplit split_of(const Config& config, const Schedule& schedule) {
   const bool by_cost = cut.kind == StageCut::Kind::kCost;
   const auto parts = stage_parts(config.model, describe(config.model, config.data.seq_len),
                                  /*spread_head=*/false, by_cost ? CutAt::kHalves : CutAt::kBlocks);
-  if (stages > config.model.n_layers + 1) {
-    throw ConfigError(
-        "[plan.pipeline] {} stages, but the model has {} blocks and the head to share out; lower "
-        "parallel.pp={}{}, "
-        "or raise model.n_layers",
-        stages, config.model.n_layers, config.parallel.pp,
-        stages > config.parallel.pp ? " or the stages that a rank has (pipeline.chunks, pipeline.schedule)"
-                                    : "");
-  }
   if (by_cost) return split_by_cost(parts, stages, 0.0, schedule.ranks_of_stages());
   if (cut.kind == StageCut::Kind::kEven) return split_evenly(parts, stages);
   if (std::ssize(cut.blocks) != stages) {
@@ -57,20 +62,27 @@ StageSplit split_of(const Config& config, const Schedule& schedule) {
 
 }  // namespace
 
-Schedule read_schedule(const PipelineConfig& config) {
+Schedule read_schedule(const std::string& file, Placement placement) {
   std::string text;
   try {
-    text = read_file(config.file);
-  } catch (const Error& error) {
-    throw ConfigError("[plan.pipeline] pipeline.file={} cannot be read: {}; name a CSV file", config.file,
-                      error.what());
+    text = read_text_file(file, kMostBytes);
+  } catch (const EnvironmentError& error) {
+    throw ConfigError(
+        "[plan.pipeline] the schedule '{}' cannot be read: {}; name a CSV file (pipeline.file, --from)", file,
+        error.what());
   }
-  return from_csv(text, config.placement, config.file);
+  return from_csv(text, placement, file);
+}
+
+std::string schedule_text(const Config& config) {
+  if (config.parallel.pp == 1 || config.pipeline.file.empty()) return {};
+  return to_csv(read_schedule(config.pipeline.file, config.pipeline.placement));
 }
 
 PipelinePlan plan_pipeline(const Config& config, const BatchPlan& batch) {
   PipelinePlan plan;
   plan.schedule = schedule_of(config, batch.accumulation);
+  check_stages(config, plan.schedule.stages);
   plan.split = split_of(config, plan.schedule);
   return plan;
 }

@@ -9,7 +9,6 @@
 #include "trireme/plan/buckets.h"
 #include "trireme/plan/flat_layout.h"
 #include "trireme/plan/optimizer.h"
-#include "trireme/plan/pipeline.h"
 #include "trireme/plan/policy.h"
 
 namespace trireme::plan {
@@ -36,7 +35,7 @@ int64_t first_share(int64_t numel, const Sharing& sharing) {
 /// Adds a unit to what each shard copies.
 void add_unit(const FlatLayout& unit, const Config& config, const Sharing& sharing,
               const std::string& skipped, std::vector<int64_t>& by_shard) {
-  const int64_t moments = std::ssize(record_of(config.optim.name).state);
+  const int64_t moments = std::ssize(state_of(config.optim));
   // Ranks of local SGD have moments of their own.
   const bool local = config.parallel.comm_hook == CommHook::kLocalSgd;
   const Sharing of_moments = local ? Sharing() : sharing;
@@ -57,8 +56,7 @@ void add_unit(const FlatLayout& unit, const Config& config, const Sharing& shari
 
 /// The stages of a rank of a pipeline. Tied embeddings are saved by the first stage.
 void add_stages(const Config& config, const ModelFacts& facts, const MeshShape& mesh, int64_t pp_rank,
-                const Sharing& sharing, std::vector<int64_t>& by_shard) {
-  const PipelinePlan pipeline = plan_pipeline(config, plan_batch(config, mesh));
+                const PipelinePlan& pipeline, const Sharing& sharing, std::vector<int64_t>& by_shard) {
   for (const int64_t stage : pipeline.schedule.stages_of(pp_rank)) {
     const bool has_copy = config.model.tie_embeddings && stage > 0;
     const std::string skipped = has_copy ? facts.units.front().params.front().name : std::string();
@@ -81,11 +79,18 @@ bool saves_in_place(const Config& config, Device device) {
 
 int64_t saved_copy_bytes(const Config& config, const ModelFacts& facts, const MeshShape& mesh,
                          int64_t pp_rank) {
+  const bool staged = config.checkpoint.every > 0 && config.parallel.pp > 1;
+  return saved_copy_bytes(config, facts, mesh,
+                          staged ? plan_pipeline(config, plan_batch(config, mesh)) : PipelinePlan(), pp_rank);
+}
+
+int64_t saved_copy_bytes(const Config& config, const ModelFacts& facts, const MeshShape& mesh,
+                         const PipelinePlan& pipeline, int64_t pp_rank) {
   if (config.checkpoint.every == 0) return 0;
   const Sharing sharing = sharing_of(config, mesh);
   std::vector<int64_t> by_shard(static_cast<size_t>(sharing.shards), 0);
   if (config.parallel.pp > 1) {
-    add_stages(config, facts, mesh, pp_rank, sharing, by_shard);
+    add_stages(config, facts, mesh, pp_rank, pipeline, sharing, by_shard);
   } else {
     const std::vector<UnitSpec> units = engine_units(config, facts);
     for (const UnitSpec& unit : units)

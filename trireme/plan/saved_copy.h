@@ -6,6 +6,7 @@
 #include "trireme/plan/config.h"
 #include "trireme/plan/mesh_shape.h"
 #include "trireme/plan/model_facts.h"
+#include "trireme/plan/pipeline.h"
 
 namespace trireme::plan {
 
@@ -30,6 +31,9 @@ bool saves_in_place(const Config& config, Device device);
 /// checkpoint.every is. It stays from the first save on, a pinned one from the beginning.
 int64_t saved_copy_bytes(const Config& config, const ModelFacts& facts, const MeshShape& mesh,
                          int64_t pp_rank = 0);
+/// The same where plan_pipeline() has given `pipeline`; without one it is not looked at.
+int64_t saved_copy_bytes(const Config& config, const ModelFacts& facts, const MeshShape& mesh,
+                         const PipelinePlan& pipeline, int64_t pp_rank);
 
 /// Host memory that pinned memory is taken in multiples of (kernels::PinnedMemory).
 inline constexpr int64_t kPinnedPage = int64_t{2} << 20;

@@ -394,11 +394,21 @@ std::vector<int64_t> Schedule::stages_of(int64_t rank) const {
   return here;
 }
 
+void check_size(int64_t stages, int64_t micro_batches) {
+  constexpr int64_t kMost = 1'000'000;
+  if (stages <= kMost / micro_batches) return;
+  throw ConfigError(
+      "[plan.schedule] {} stages x {} micro-batches are more than the {} forward passes that are planned "
+      "for; take at most {} micro-batches",
+      stages, micro_batches, kMost, kMost / stages);
+}
+
 Schedule make_schedule(ScheduleName name, const PipelineShape& shape) {
   if (shape.ranks < 1 || shape.micro_batches < 1 || shape.chunks < 1) {
     throw ConfigError("[plan.schedule] {} ranks, {} micro-batches and {} chunks: each must be at least 1",
                       shape.ranks, shape.micro_batches, shape.chunks);
   }
+  check_size(takes_chunks(name) ? shape.ranks * shape.chunks : shape.ranks, shape.micro_batches);
   Schedule schedule = generate(name, shape);
   schedule.name = plan::name(name);
   return schedule;

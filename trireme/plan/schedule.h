@@ -56,6 +56,9 @@ Schedule forward_only(const Schedule& schedule, int64_t micro_batches);
 
 /// What a schedule is, in a line, and where it comes from.
 std::string_view summary(ScheduleName name);
+/// Throws ConfigError for more than a million forward passes, which no step has: before there is memory for
+/// them.
+void check_size(int64_t stages, int64_t micro_batches);
 /// Throws ConfigError that says which numbers of micro-batches, ranks and chunks the schedule takes.
 Schedule make_schedule(ScheduleName name, const PipelineShape& shape);
 /// Whether it leaves open how many stages a rank has.

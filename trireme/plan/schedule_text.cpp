@@ -99,10 +99,10 @@ Schedule from_csv(std::string_view text, Placement placement, std::string name) 
     }
   }
   if (schedule.stages == 0) throw ConfigError("[plan.schedule] {} holds no passes", schedule.name);
-  if (std::max(schedule.stages, schedule.micro_batches) > passes) {
+  if (schedule.stages * schedule.micro_batches > passes) {
     throw ConfigError(
         "[plan.schedule] {} has passes of stage {} and of micro-batch {}, but only {} passes; number stages "
-        "and micro-batches from 0, and give every one of them its passes",
+        "and micro-batches from 0, and give every micro-batch its passes through every stage",
         schedule.name, schedule.stages - 1, schedule.micro_batches - 1, passes);
   }
   return schedule;

@@ -4,6 +4,7 @@
 #include <deque>
 #include <limits>
 #include <optional>
+#include <ranges>
 #include <set>
 
 #include "trireme/base/error.h"
@@ -150,7 +151,7 @@ void check_lengths(const Schedule& schedule, const PassCosts& costs) {
   }
 }
 
-/// Whether every stage has a rank.
+/// Whether every stage has a rank, and every rank a stage.
 void check_placement(const Schedule& schedule) {
   const auto ranks = static_cast<int64_t>(schedule.ranks.size());
   const auto refuse = [&](std::string_view wanted) {
@@ -158,6 +159,8 @@ void check_placement(const Schedule& schedule) {
         "[plan.simulate] stage {} is the last of {} stages on {} ranks, with {} micro-batches; {}",
         schedule.stages - 1, schedule.stages, ranks, schedule.micro_batches, wanted);
   };
+  if (schedule.placement == Placement::kLoop && schedule.stages < ranks)
+    refuse(fmt::format("rank {} has no stage: give it passes of one, or take fewer ranks", schedule.stages));
   if (schedule.placement == Placement::kV && schedule.stages != 2 * ranks)
     refuse("there and back take two stages a rank");
   if (schedule.placement == Placement::kTwoWays &&
@@ -254,8 +257,8 @@ bool fits(double bytes, const PassCosts& costs) {
 void check_memory(const RankClock& clock, size_t rank, const StagePass& pass, const PassCosts& costs) {
   if (fits(clock.held(), costs)) return;
   throw ConfigError(
-      "[plan.simulate] rank {} holds {:g} bytes of activations after {}, more than the limit of {:g}", rank,
-      clock.held(), to_text(pass), costs.memory_limit);
+      "[plan.simulate] rank {} holds {:g} of activations after {}, more than the limit of {:g}; raise that",
+      rank, clock.held(), to_text(pass), costs.memory_limit);
 }
 
 }  // namespace
@@ -364,39 +367,52 @@ class GreedyRank {
   GreedyRank(const Schedule& schedule, const PassCosts& costs, int64_t rank)
       : schedule_(schedule), costs_(costs) {
     for (int64_t stage = 0; stage < schedule.stages; ++stage) {
+      std::optional<Waiting> waiting;
       for (int64_t micro_batch = 0; micro_batch < schedule.micro_batches; ++micro_batch) {
         if (schedule.rank_of(stage, micro_batch) != rank) continue;
-        forward_.push_back({PassKind::kForward, stage, micro_batch});
-        input_.push_back({PassKind::kBackwardInput, stage, micro_batch});
+        if (!waiting) waiting = {stage, micro_batch, micro_batch};
+        waiting->end = micro_batch + 1;
       }
+      if (waiting) forward_.push_back(*waiting);
     }
+    input_ = forward_;
   }
 
-  bool done() const { return forward_.empty() && input_.empty() && weights_.empty(); }
+  bool done() const { return all_ran(forward_) && all_ran(input_) && weights_.empty(); }
   std::optional<StagePass> choose(const Progress& progress, double time, double promised) {
-    const auto input = take_deepest(input_, progress, time, [](const StagePass&) { return true; });
+    const auto may_always = [](const StagePass&) { return true; };
+    const auto input = take_deepest(input_, PassKind::kBackwardInput, progress, time, may_always);
     if (input) weights_.ran(*input);
     if (input) return input;
     // Room is left for the later stages of this rank that the micro-batch still has to run.
     const auto has_room = [&](const StagePass& pass) { return fits(promised + still_needed(pass), costs_); };
-    if (const auto forward = take_deepest(forward_, progress, time, has_room)) return forward;
+    const auto forward = take_deepest(forward_, PassKind::kForward, progress, time, has_room);
+    if (forward) return forward;
     return weights_.take();
   }
 
  private:
+  /// Micro-batches that a stage of this rank has yet to run. They become ready in their order, since every
+  /// rank takes them so.
+  struct Waiting {
+    int64_t stage, next, end;
+  };
+
+  static bool all_ran(const std::vector<Waiting>& stages) {
+    return std::ranges::all_of(stages, [](const Waiting& stage) { return stage.next == stage.end; });
+  }
   /// The first of the latest stage: its backward pass gives memory back first.
   template <typename May>
-  static std::optional<StagePass> take_deepest(std::vector<StagePass>& passes, const Progress& progress,
-                                               double time, const May& may) {
-    auto best = passes.end();
-    for (auto pass = passes.begin(); pass != passes.end(); ++pass) {
-      if (progress.ready(*pass) > time || !may(*pass)) continue;
-      if (best == passes.end() || pass->stage > best->stage) best = pass;
+  static std::optional<StagePass> take_deepest(std::vector<Waiting>& stages, PassKind kind,
+                                               const Progress& progress, double time, const May& may) {
+    for (Waiting& stage : stages | std::views::reverse) {
+      if (stage.next == stage.end) continue;
+      const StagePass pass{kind, stage.stage, stage.next};
+      if (progress.ready(pass) > time || !may(pass)) continue;
+      ++stage.next;
+      return pass;
     }
-    if (best == passes.end()) return std::nullopt;
-    const StagePass pass = *best;
-    passes.erase(best);
-    return pass;
+    return std::nullopt;
   }
   double still_needed(const StagePass& pass) const {
     double bytes = 0.0;
@@ -409,7 +425,7 @@ class GreedyRank {
 
   const Schedule& schedule_;
   const PassCosts& costs_;
-  std::vector<StagePass> forward_, input_;
+  std::vector<Waiting> forward_, input_;
   PutOff weights_;
 };
 
@@ -441,7 +457,7 @@ Schedule scheduled_in_time(const Schedule& given, const PassCosts& costs) {
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     if (ranks[rank].done()) continue;
     throw ConfigError(
-        "[plan.schedule] rank {} cannot go on within {:g} bytes of activations; raise the limit, or take "
+        "[plan.schedule] rank {} cannot go on within {:g} of activations; raise the limit, or take "
         "more ranks or smaller micro-batches",
         rank, costs.memory_limit);
   }
@@ -481,6 +497,7 @@ Schedule greedy_schedule(const PipelineShape& shape, Placement placement, const 
                                                   : shape.ranks;
   schedule.micro_batches = shape.micro_batches;
   schedule.ranks.resize(static_cast<size_t>(shape.ranks));
+  check_size(schedule.stages, schedule.micro_batches);
   return scheduled_in_time<GreedyRank>(schedule, costs);
 }
 

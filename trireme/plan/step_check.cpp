@@ -118,18 +118,9 @@ void Verifier::check_ranges() const {
   }
 }
 
-/// What is counted from a program are sums of these.
 void Verifier::check_sizes() const {
-  int64_t held = 0, sent = 0;
-  bool fits = true;
-  const auto add = [&](int64_t& sum, int64_t bytes) {
-    fits = fits && bytes >= 0 && !__builtin_add_overflow(sum, bytes, &sum);
-  };
-  for (const Buffer& buffer : program_.buffers) add(held, buffer.bytes);
-  for (const Action& action : program_.actions) {
-    for (const Transfer& transfer : action.transfers) add(sent, transfer.bytes);
-  }
-  if (!fits) throw LogicError("[plan.step_program] the bytes of its buffers or transfers are beyond 64 bits");
+  if (has_countable_bytes(program_)) return;
+  throw LogicError("[plan.step_program] the bytes of its buffers or transfers are beyond 64 bits");
 }
 
 void Verifier::check_compute(const Action& action) {
@@ -231,6 +222,19 @@ void Verifier::run() {
 }
 
 }  // namespace
+
+bool has_countable_bytes(const StepProgram& program) {
+  int64_t held = 0, sent = 0;
+  bool fits = true;
+  const auto add = [&](int64_t& sum, int64_t bytes) {
+    fits = fits && bytes >= 0 && !__builtin_add_overflow(sum, bytes, &sum);
+  };
+  for (const Buffer& buffer : program.buffers) add(held, buffer.bytes);
+  for (const Action& action : program.actions) {
+    for (const Transfer& transfer : action.transfers) add(sent, transfer.bytes);
+  }
+  return fits;
+}
 
 void verify(const StepProgram& program) {
   Verifier(program).run();

@@ -162,9 +162,8 @@ void Writer::unshard(int64_t unit) {
 /// Those of `uses` that follow `place`, as far ahead as the setting says.
 void Writer::unshard_ahead(const std::vector<int64_t>& uses, size_t place) {
   if (!setting_.beside) return;
-  for (int64_t ahead = 1; ahead <= setting_.prefetch; ++ahead) {
-    if (const size_t at = place + static_cast<size_t>(ahead); at < uses.size()) unshard(uses[at]);
-  }
+  const size_t end = std::min(uses.size(), place + 1 + static_cast<size_t>(setting_.prefetch));
+  for (size_t at = place + 1; at < end; ++at) unshard(uses[at]);
 }
 
 void Writer::reshard(int64_t unit) {
@@ -474,7 +473,11 @@ int64_t StepProgram::wire_bytes(int64_t micro_batches) const {
     for (int64_t at = pass.begin; at < pass.end; ++at)
       middle += actions[static_cast<size_t>(at)].wire_bytes();
   }
-  return wire_bytes() + std::max<int64_t>(0, micro_batches - std::max(there, kMicroBatchesShown)) * middle;
+  const int64_t repeated = std::max<int64_t>(0, micro_batches - std::max(there, kMicroBatchesShown));
+  int64_t sum = 0;
+  const bool beyond =
+      __builtin_mul_overflow(repeated, middle, &sum) || __builtin_add_overflow(sum, wire_bytes(), &sum);
+  return beyond ? std::numeric_limits<int64_t>::max() : sum;
 }
 
 int64_t HeldBytes::total() const {

@@ -146,7 +146,8 @@ struct StepProgram {
   /// With so many micro-batches the one in the middle stands for any number of them.
   static constexpr int64_t kMicroBatchesShown = 3;
   int64_t wire_bytes() const;
-  /// Of a step with `micro_batches`, where this program has as many or kMicroBatchesShown.
+  /// Of a step with `micro_batches`, where this program has as many or kMicroBatchesShown; at most what 64
+  /// bits hold.
   int64_t wire_bytes(int64_t micro_batches) const;
 };
 
@@ -211,6 +212,10 @@ std::vector<HeldBytes> held_bytes(const StepProgram& program);
 /// ranks or move memory. What ranks reduce in the last backward pass of a step does not: it comes beside the
 /// launch. Nor do parameters that the passes gather: they stay whole, and are gathered after the update.
 std::string recording_obstacle(const StepProgram& program);
+
+/// Whether the bytes of all buffers, and of all transfers, add up inside 64 bits, as whatever is counted from
+/// them then does.
+bool has_countable_bytes(const StepProgram& program);
 
 /// Throws LogicError naming the first action that uses a buffer without memory, reduces gradients that are
 /// not complete, comes twice, or is missing.

@@ -220,6 +220,7 @@ RunDirectory RunDirectory::create(const std::string& root, const std::string& na
   RunDirectory run(make_unique_folder(root, name));
   for (const char* folder : {"logs", "tensorboard", "checkpoints"}) make_directories(run.file(folder));
   write_file_atomic(run.file("config.yaml"), manifest.config_yaml);
+  if (!manifest.schedule.empty()) write_file_atomic(run.file(kScheduleFile), manifest.schedule);
   write_manifest(run.path_, started_manifest(name, manifest));
   point_latest(root, fs::path(run.path_).filename().string());
   return run;
@@ -291,8 +292,14 @@ void RunDirectory::note_attempt() const {
     point_latest(path.parent_path().string(), path.filename().string());
 }
 
-void RunDirectory::replace_config(const std::string& yaml) const {
-  const std::string config = file("config.yaml");
+void RunDirectory::replace_config(const std::string& yaml, const std::string& schedule) const {
+  const std::string config = file("config.yaml"), schedule_file = file(kScheduleFile);
+  const std::string scheduled = fs::exists(schedule_file) ? read_file(schedule_file) : std::string();
+  if (!schedule.empty() && schedule != scheduled) {
+    if (!scheduled.empty())
+      write_file_atomic(of_attempt(schedule_file, attempts_before(read_manifest(path_))), scheduled);
+    write_file_atomic(schedule_file, schedule);
+  }
   const std::string before = fs::exists(config) ? read_file(config) : yaml;
   if (same_values(before, yaml)) return;
   write_file_atomic(of_attempt(config, attempts_before(read_manifest(path_))), before);

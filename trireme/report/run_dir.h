@@ -1,11 +1,12 @@
 #pragma once
 // The run directory: everything a run leaves behind, and the only thing reports read.
 // `<root>/<name>-<time>-<id>/` { manifest.json config.yaml metrics.jsonl summary.json logs/ tensorboard/
-// checkpoints/ pictures/curves.svg }
+// checkpoints/ pictures/curves.svg }, and schedule.csv of a run with pipeline.file
 // and of images { validation.json pictures/confusion.svg pictures/mistakes.svg } (classification_view.h).
 // Images in pictures/, and traces/pipeline.svg, are shown by report.html (trireme report), which draws curves
 // itself.
-// What a later attempt replaces stays as config.attempt-N.yaml and summary.attempt-N.json.
+// What a later attempt replaces stays as config.attempt-N.yaml, schedule.attempt-N.csv and
+// summary.attempt-N.json.
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -23,7 +24,11 @@ struct Manifest {
   std::string device;       ///< "cpu" or "cuda"
   std::string mesh;         ///< "dp_shard=2"
   int64_t ranks = 1;
+  std::string schedule = {};  ///< what pipeline.file had; goes to schedule.csv; empty: there is none
 };
+
+/// The schedule of a run's own, in its directory: the file that it came from may go or change.
+inline constexpr const char* kScheduleFile = "schedule.csv";
 
 /// How an attempt at a run ended. A run has several when it goes on after it has ended.
 struct AttemptEnd {
@@ -80,7 +85,8 @@ class RunDirectory {
 
   /// The config that the run goes on with. One with other values that was there stays as
   /// config.attempt-N.yaml, of the attempt before; values that are the same keep the origins that it says.
-  void replace_config(const std::string& yaml) const;
+  /// The same for schedule.csv; an empty `schedule` leaves it.
+  void replace_config(const std::string& yaml, const std::string& schedule = {}) const;
 
   /// Whether a process holds checkpoints/LOCK, as a run does while it can save.
   bool is_running() const;
@@ -102,8 +108,9 @@ std::string as_typed(const std::string& path);
 std::vector<std::string> list_runs(const std::string& root, const std::string& name = {});
 
 /// metrics.jsonl and summary.json: a line of to_json_line() a step, and one at the end. `config_yaml` becomes
-/// config.yaml once the run has gone on from a checkpoint; empty: config.yaml stays.
-std::unique_ptr<Sink> make_run_files_sink(const RunDirectory& run, std::string config_yaml = {});
+/// config.yaml once the run has gone on from a checkpoint, and `schedule` schedule.csv; empty: they stay.
+std::unique_ptr<Sink> make_run_files_sink(const RunDirectory& run, std::string config_yaml = {},
+                                          std::string schedule = {});
 
 /// tensorboard/events.out.tfevents.*: scalars loss, val_loss, grad_norm, lr, tokens_per_s, step_ms,
 /// steps_per_s, peak_bytes; tflops_per_rank, loss_scale, communication_ms, exposed_ms and communication_share

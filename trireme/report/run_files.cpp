@@ -34,16 +34,17 @@ int64_t drop_steps_after(const std::string& path, int64_t step) {
 
 class RunFilesSink final : public Sink {
  public:
-  RunFilesSink(RunDirectory run, std::string config_yaml)
+  RunFilesSink(RunDirectory run, std::string config_yaml, std::string schedule)
       : run_(std::move(run)),
         config_yaml_(std::move(config_yaml)),
+        schedule_(std::move(schedule)),
         metrics_path_(run_.file("metrics.jsonl")),
         metrics_(metrics_path_),
         summary_path_(run_.file("summary.json")) {}
 
   /// A config that the checkpoint refuses never gets here: the run keeps the one that it can go on with.
   bool resume(int64_t step) override {
-    if (!config_yaml_.empty()) run_.replace_config(config_yaml_);
+    if (!config_yaml_.empty()) run_.replace_config(config_yaml_, schedule_);
     note_resumed(step);
     return drop_steps_after(metrics_path_, step) == step;
   }
@@ -64,7 +65,7 @@ class RunFilesSink final : public Sink {
   }
 
   RunDirectory run_;
-  std::string config_yaml_;
+  std::string config_yaml_, schedule_;
   std::string metrics_path_;
   LineFile metrics_;
   std::string summary_path_;
@@ -72,8 +73,9 @@ class RunFilesSink final : public Sink {
 
 }  // namespace
 
-std::unique_ptr<Sink> make_run_files_sink(const RunDirectory& run, std::string config_yaml) {
-  return std::make_unique<RunFilesSink>(run, std::move(config_yaml));
+std::unique_ptr<Sink> make_run_files_sink(const RunDirectory& run, std::string config_yaml,
+                                          std::string schedule) {
+  return std::make_unique<RunFilesSink>(run, std::move(config_yaml), std::move(schedule));
 }
 
 }  // namespace trireme::report

@@ -1,6 +1,7 @@
 #include "trireme/report/run_layout.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
@@ -57,8 +58,10 @@ std::string data_words(const plan::Config& config) {
 }
 
 void describe_layout(const RunRecord& run, RunLayout& layout) {
-  const plan::Config config =
+  plan::Config config =
       plan::load({.path = "", .text = run.config_yaml, .overrides = {}}, Environment()).config;
+  const std::string schedule = run.path + "/" + kScheduleFile;
+  if (!config.pipeline.file.empty() && std::filesystem::exists(schedule)) config.pipeline.file = schedule;
   const int64_t ranks = std::max<int64_t>(1, run.facts.ranks);
   const auto device = run.facts.device == "cuda" ? plan::Device::kCuda : plan::Device::kCpu;
   const plan::MeshShape mesh = plan::MeshShape::fit(config.parallel, ranks);
