@@ -10,6 +10,7 @@
 
 #include "tests/parallel/layouts.h"
 #include "tests/parallel/pipeline_net.h"
+#include "trireme/parallel/state.h"
 #include "trireme/parallel/state_file.h"
 
 namespace trireme {

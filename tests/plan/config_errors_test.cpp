@@ -369,16 +369,6 @@ TEST(ConfigErrors, CheckpointsOfLocalSgdAreSavedWhereRanksHaveAveraged) {
   EXPECT_EQ(best({"train.val_every=16"}), "accepted");
 }
 
-TEST(ConfigErrors, HooksThatOweReduceOnceAStep) {
-  const std::string each = "parallel.reduce_when=every_micro_batch";
-  for (const char* hook : {"int8", "topk", "powersgd"}) {
-    const std::string key = std::string("parallel.comm_hook=") + hook;
-    test::expect_mentions(of_overrides({each, key}), {each, key, "parallel.reduce_when to once"});
-  }
-  for (const char* hook : {"none", "fp16", "local_sgd"})
-    EXPECT_EQ(of_overrides({each, std::string("parallel.comm_hook=") + hook}), "accepted");
-}
-
 TEST(ConfigErrors, ATextThatNothingBeginsIsRefused) {
   test::expect_mentions(of_overrides({"train.sample_tokens=4", "train.sample_prompt="}),
                         {"train.sample_tokens=4", "train.sample_prompt=\"\""});

@@ -63,11 +63,12 @@ class WithError : public Compressor {
  protected:
   /// grad and what is owed, (n m) fp32; the caller sets left_out_ to what it leaves out.
   at::Tensor wanted(const at::Tensor& grad) const {
-    return error_.defined() ? grad.to(at::kFloat) + error_
-                            : grad.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+    const at::Tensor& owed = left_out_.defined() ? left_out_ : error_;
+    return owed.defined() ? grad.to(at::kFloat) + owed
+                          : grad.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   }
   const plan::FlatLayout& layout_;
-  at::Tensor left_out_;  ///< by the gradient that waits for its update
+  at::Tensor left_out_;  ///< so far by the gradient that waits for its update; undefined: none waits
 
  private:
   at::Tensor error_;
@@ -197,7 +198,9 @@ class PowerSgd : public LateStart {
     if (factors_.empty()) return group.reduce_scatter_ordered(shard, grad);
     const at::Tensor all = wanted(grad);
     std::vector<at::Tensor> lefts, seconds;
-    for (const Factor& factor : factors_) lefts.push_back(at::matmul(matrix(all, factor), factor.right));
+    for (size_t i = 0; i < factors_.size(); ++i)
+      lefts.push_back(
+          at::matmul(matrix(all, factors_[i]), seconds_.empty() ? factors_[i].right : seconds_[i]));
     add_up(group, lefts);
     for (size_t i = 0; i < factors_.size(); ++i) {
       lefts[i] = std::get<0>(at::linalg_qr(lefts[i]));

@@ -37,7 +37,7 @@ class Compressor {
   virtual ~Compressor() = default;
   /// shard (m) fp32 = this rank's part, elements [rank m, rank m + m), of the sum over `group` of grad (n m),
   /// fp32 or bf16, in units that do not change from step to step. What the compressor remembers stays as it
-  /// was until commit(). Collective.
+  /// was until commit(); further reductions of the step go on from what this one left out. Collective.
   virtual void reduce(comm::Group& group, at::Tensor& shard, const at::Tensor& grad) = 0;
   /// The gradient that was reduced was applied: what it left out is owed from now on.
   virtual void commit() {}

@@ -33,10 +33,12 @@ const Options& checked(const Options& options) {
   check_dtype("compute", options.compute);
   check_dtype("reduce", options.reduce);
   require(options.prefetch >= 0, "prefetch", options.prefetch, "0 or more units");
-  require(options.reduce_when == ReduceWhen::kOncePerStep || !plan::keeps_residual(options.hook.hook),
-          "reduce_when", options.reduce_when,
-          "once beside a hook that owes what it could not send: the weight of a step, in which debts are "
-          "counted, is known in its last micro-batch");
+  require(
+      options.reduce_when == ReduceWhen::kOncePerStep || options.average == Average::kSum ||
+          !plan::keeps_residual(options.hook.hook),
+      "reduce_when", options.reduce_when,
+      "once where the gradient is a mean and the hook keeps what it could not send: the weight of a step, "
+      "in which that is counted, is known in its last micro-batch");
   const bool local = options.hook.hook == Hook::kLocalSgd;
   if (options.hook.hook == Hook::kNone ||
       (!options.policy.hybrid && !(local && options.policy.shard_optimizer)))

@@ -30,7 +30,6 @@ class Checker {
     check_kind();
     check_schedule();
     check_checkpoints();
-    check_hook();
     check_below_one();
     check_optimizer();
     check_recompute();
@@ -279,16 +278,6 @@ class Checker {
           "last",
           said(key, every), said("parallel.comm_hook", hook));
     }
-  }
-
-  /// What a hook owes is counted in means, and the weight of a step is known in its last micro-batch.
-  void check_hook() const {
-    const ParallelConfig& parallel = config_.parallel;
-    if (parallel.reduce_when == ReduceWhen::kOncePerStep || !keeps_residual(parallel.comm_hook)) return;
-    throw ConfigError(
-        "[plan.config] {} does not go with {}, which keeps what it could not send and needs the weight of a "
-        "whole step; set parallel.reduce_when to once, or parallel.comm_hook to fp16 or none",
-        said("parallel.reduce_when", parallel.reduce_when), said("parallel.comm_hook", parallel.comm_hook));
   }
 
   void check_schedule() const {
