@@ -43,7 +43,7 @@ at::Tensor per_kept(const at::Tensor& sum, const at::Tensor& kept) {
 
 /// Backward scales the gradients that forward left where they lie: a second pass would scale them again.
 void spend_gradients(AutogradContext& context, std::string_view function) {
-  if (context.saved_data.contains("spent")) {
+  if (context.saved_data.count("spent") != 0) {
     throw LogicError(
         "[{}] backward was called twice for one loss, whose gradient the first call used up; compute the "
         "loss "
