@@ -8,8 +8,8 @@
 namespace trireme::cli {
 
 struct GenerateOptions {
-  std::string run;      ///< run directory
-  std::string weights;  ///< its final ones, or a checkpoint
+  std::string run;           ///< run directory
+  std::string weights = {};  ///< its final ones, or a checkpoint
   std::string prompt;
   int64_t max_tokens = 256;
   double temperature = 0.8;  ///< 0: greedy
