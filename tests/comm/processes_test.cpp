@@ -86,7 +86,7 @@ TEST(Processes, JoinTheirNextWorldsOnTheSameSocket) {
 TEST(Processes, JoinTheirNextWorldsAtTheSamePort) {
   const int64_t port = free_port();
   const auto body = [&](int64_t rank) {
-    for (int i = 0; i < 6; ++i) {
+    for (int i = 0; i < 4; ++i) {
       if (sum_of_ranks(*join(spec_of(rank, 3, port))) != 0) return 1;
     }
     return 0;
@@ -106,8 +106,8 @@ TEST(Processes, JoinAndLeaveAtOnceHarmsNobody) {
 TEST(Processes, MissingRankIsNamedWithinTheDeadline) {
   const int64_t port = free_port();
   const auto body = [&](int64_t rank) {
-    return expect_comm_error([&] { join(spec_of(rank, 3, port), 1.0); },
-                             {fmt::format("127.0.0.1:{}", port), "rank 2 of 3", "waited"}, 4.0);
+    return expect_comm_error([&] { join(spec_of(rank, 3, port), 3.0); },
+                             {fmt::format("127.0.0.1:{}", port), "rank 2 of 3", "waited"}, 6.0);
   };
   EXPECT_EQ(fork_ranks(2, body), (Codes{0, 0}));
 }
@@ -117,11 +117,11 @@ TEST(Processes, ARankThatComesTwiceIsNamedAtOnce) {
   const auto body = [&](int64_t process) {
     if (process == 2) std::this_thread::sleep_for(std::chrono::milliseconds(500));
     const auto joining = [&] {
-      join(spec_of(process == 2 ? 1 : process, 3, port), process == 2 ? 20.0 : 2.0);
+      join(spec_of(process == 2 ? 1 : process, 3, port), process == 2 ? 20.0 : 3.0);
     };
     if (process == 2)
-      return expect_comm_error(joining, {"two processes came as rank 1", "on host", "RANK of its own"}, 2.0);
-    return expect_comm_error(joining, {"rank 2 of 3"}, 6.0);
+      return expect_comm_error(joining, {"two processes came as rank 1", "on host", "RANK of its own"}, 5.0);
+    return expect_comm_error(joining, {"rank 2 of 3"}, 7.0);
   };
   EXPECT_EQ(fork_ranks(3, body), (Codes{0, 0, 0}));
 }
@@ -225,7 +225,7 @@ TEST(Processes, RanksOfAnotherJobKeyNeverMeet) {
   const auto body = [&](int64_t rank) {
     WorldSpec spec = spec_of(rank, 2, port);
     spec.job_key = rank == 0 ? "one" : "two";
-    return expect_comm_error([&] { join(spec, 1.0); }, {fmt::format("rank {} of 2", 1 - rank)}, 4.0);
+    return expect_comm_error([&] { join(spec, 3.0); }, {fmt::format("rank {} of 2", 1 - rank)}, 6.0);
   };
   EXPECT_EQ(fork_ranks(2, body), (Codes{0, 0}));
 }
