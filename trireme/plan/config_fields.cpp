@@ -214,9 +214,10 @@ void add_train(Table& table, TrainConfig& train) {
   table.push_back(
       number("train.sample_tokens", train.sample_tokens, 0, "tokens generated at the end; 0: none", 1e8));
   table.push_back(text("train.sample_prompt", train.sample_prompt, "what the generated text continues"));
-  table.push_back(choice("train.cuda_graphs", train.cuda_graphs,
-                         "on GPUs: record forward and backward once and launch them as one piece; auto: where "
-                         "the GPU waits for its host"));
+  table.push_back(
+      choice("train.cuda_graphs", train.cuda_graphs,
+             "on GPUs: record forward and backward once and launch them as one piece; auto: where "
+             "the GPU waits for its host"));
   table.push_back(flag("train.tune_matmul", train.tune_matmul,
                        "on a GPU: try algorithms for matrix products, keep the fastest with the same bits, "
                        "and for convolutions the fastest"));
