@@ -268,6 +268,7 @@ TEST(MemoryAdvice, LeavesOutWhatDoesNotHelpOrIsRefused) {
   advises("parallel.reduce_when=every_micro_batch (");
   config.train.global_batch = 14;
   config.train.micro_batch = 7;  // halves are no part of 7
+  config.parallel.reduce_when = ReduceWhen::kEveryMicroBatch;
   advises("train.micro_batch=1 (");
 }
 

@@ -156,11 +156,13 @@ TEST(StageProgram, OfAPipelineIsCountedByItsLargestRank) {
   EXPECT_EQ(logits_of("gpipe", Device::kCuda) - logits_of("1f1b", Device::kCuda),
             7 * (2 * 128 + 32000) * 128 * 4);
   EXPECT_EQ(rank_bytes(planned.config, 2, Device::kCpu).peak(), std::max(all[0].peak(), all[1].peak()));
-  Config settled = planned.config;
-  ASSERT_EQ(settled.memory.recompute, Recompute::kAuto);
-  settled = settle_recompute(settled, Device::kCuda);
+  const Planned large = plan_of({"parallel.pp=2", "pipeline.micro_batches=8", "model.preset=llama-1b",
+                                 "data.seq_len=4096", "precision.compute=bf16"},
+                                2);
+  const Config settled = settle_recompute(large.config, Device::kCuda);
+  ASSERT_EQ(large.config.memory.recompute, Recompute::kAuto);
   ASSERT_EQ(settled.memory.recompute, Recompute::kCheap);
-  EXPECT_EQ(bytes_by_pp_rank(planned.config, 2, Device::kCuda)[1].activations,
+  EXPECT_EQ(bytes_by_pp_rank(large.config, 2, Device::kCuda)[1].activations,
             bytes_by_pp_rank(settled, 2, Device::kCuda)[1].activations);
   Config whole = planned.config;
   whole.parallel.pp = 1;

@@ -77,8 +77,9 @@ void settle_schedule_path(plan::ResolvedConfig& resolved, const std::string& con
   std::string& file = config.pipeline.file;
   if (file.empty()) return;
   file = fs::absolute(file).lexically_normal().string();
+  if (config_file.empty()) return;
   const fs::path folder = fs::absolute(config_file).parent_path(), copy = folder / report::kScheduleFile;
-  const bool from_run = !config_file.empty() && fs::exists(folder / "manifest.json") && fs::exists(copy) &&
+  const bool from_run = fs::exists(folder / "manifest.json") && fs::exists(copy) &&
                         resolved.origins.at("pipeline.file").starts_with(config_file + ":");
   if (!from_run || file == copy.lexically_normal()) return;
   std::string there;
