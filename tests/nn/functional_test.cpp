@@ -6,11 +6,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "tests/support/refusal.h"
 #include "trireme/base/error.h"
 #include "trireme/nn/attention.h"
 #include "trireme/nn/loss.h"
-#include "trireme/nn/swiglu_feed_forward.h"
 #include "trireme/nn/torch_internals.h"
 
 namespace trireme::nn {
@@ -365,86 +363,6 @@ TEST_F(Functional, CrossEntropyOfBf16KeepsTheDigitsOfARowThatIsNearlyRight) {
   const double other = 1.0 / (1.0 + std::exp(7.0));
   EXPECT_NEAR(logits.grad()[0][0].item<double>(), -other, 0.01 * other);
   EXPECT_NEAR(logits.grad()[0][1].item<double>(), other, 0.01 * other);
-}
-
-TEST_F(Functional, ASecondBackwardThroughALossIsRefused) {
-  const at::Tensor x = leaf_of({4, 8}), weight = leaf_of({6, 8});
-  const at::Tensor targets = at::randint(6, {4}, at::kLong);
-  for (const LossBy by : {LossBy::kLogits, LossBy::kParts}) {
-    const at::Tensor loss = mean_loss(by, x, weight, targets);
-    loss.backward({}, /*retain_graph=*/true);
-    test::expect_refusal([&] { loss.backward(); }, {"cross_entropy] backward was called twice"});
-  }
-}
-
-TEST_F(Functional, NoneHasASecondDerivative) {
-  const at::Tensor x = leaf_of({2, 3, 8}), weight = leaf_of({8, 8}), scale = leaf_of({8}),
-                   bias = leaf_of({8});
-  const at::Tensor qkv = leaf_of({1, 4, 24}), long_qkv = leaf_of({1, 520, 24}), narrow = leaf_of({8, 4});
-  const at::Tensor targets = at::randint(8, {6}, at::kLong);
-  const Norm norm = {scale, bias, 1e-5};
-  const AttentionShape shape = {.heads = 2, .kv_heads = 2, .head_dim = 4};
-  const std::vector<std::pair<std::string, std::function<at::Tensor()>>> functions = {
-      {"nn.linear", [&] { return nn::linear(x, weight, bias); }},
-      {"nn.linear", [&] { return linear_group(x, weight); }},
-      {"nn.linear", [&] { return logits(x, weight); }},
-      {"nn.add_norm", [&] { return nn::rms_norm(x, scale, 1e-5); }},
-      {"nn.add_norm", [&] { return nn::layer_norm(x, scale, bias, 1e-5); }},
-      {"nn.swiglu", [&] { return swiglu(x); }},
-      {"nn.gelu", [&] { return nn::gelu(x); }},
-      {"nn.add_norm_linear",
-       [&] { return add_norm_linear(x, {}, norm, weight, {}, WeightLayout::kOutIn).second; }},
-      {"nn.activated_linear", [&] { return activated_linear(x, Activation::kSwiglu, narrow, {}); }},
-      {"nn.swiglu_feed_forward",
-       [&] {
-         const at::Tensor wide = leaf_of({128, 128}).to(at::kBFloat16);
-         const Fp8Recipe recipe = {.scaling = kernels::Fp8Scaling::kBlock};
-         return swiglu_feed_forward(wide, {wide, wide}, wide, wide, recipe, recipe);
-       }},
-      {"nn.attention", [&] { return causal_attention(qkv, shape, {}); }},
-      {"nn.attention", [&] { return causal_attention(long_qkv, shape, {}); }},
-      {"nn.cross_entropy",
-       [&] {
-         return mean_loss(LossBy::kLogits, x.view({6, 8}), weight, targets);
-       }},
-      {"nn.linear_cross_entropy", [&] {
-         return mean_loss(LossBy::kParts, x.view({6, 8}), weight, targets);
-       }}};
-  for (const auto& [name, function] : functions) {
-    const at::Tensor sum = function().sum();
-    test::expect_refusal([&] { sum.backward({}, /*retain_graph=*/true, /*create_graph=*/true); },
-                         {fmt::format("[{}] backward was called with create_graph", name)});
-  }
-}
-
-/// Either output of a norm may be unused: gradients are as if the other had got zeros.
-TEST_F(Functional, NormsTakeTheGradientOfEitherOutputAlone) {
-  const at::Tensor x = leaf_of({2, 3, 8}), delta = leaf_of({2, 3, 8}), scale = leaf_of({8}),
-                   bias = leaf_of({8}), weight = leaf_of({4, 8});
-  const std::vector<std::function<std::pair<at::Tensor, at::Tensor>()>> norms = {
-      [&] { return add_rms_norm(x, delta, scale, 1e-5); },
-      [&] { return add_layer_norm(x, delta, scale, bias, 1e-5); },
-      [&] {
-        return add_norm_linear(x, delta, {scale, bias, 1e-5}, weight, {}, WeightLayout::kOutIn);
-      }};
-  const auto grads_of = [&](const at::Tensor& loss) {
-    std::vector<at::Tensor> grads;
-    for (const at::Tensor* each : {&x, &delta, &scale, &bias, &weight}) each->mutable_grad() = at::Tensor();
-    loss.backward();
-    for (const at::Tensor* each : {&x, &delta, &scale, &bias, &weight})
-      grads.push_back(each->grad().defined() ? each->grad().clone() : at::zeros_like(*each));
-    return grads;
-  };
-  for (const auto& norm : norms) {
-    for (const bool first : {true, false}) {
-      const auto [sum, y] = norm();
-      const std::vector<at::Tensor> alone = grads_of((first ? sum : y).square().sum());
-      const auto [sum_too, y_too] = norm();
-      const std::vector<at::Tensor> both =
-          grads_of((first ? sum_too : y_too).square().sum() + 0.0 * (first ? y_too : sum_too).sum());
-      for (size_t i = 0; i < both.size(); ++i) EXPECT_TRUE(at::allclose(alone[i], both[i])) << i;
-    }
-  }
 }
 
 TEST_F(Functional, CrossEntropyRefusesAnotherNumberOfTargets) {
