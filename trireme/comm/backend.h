@@ -30,9 +30,8 @@ struct BackendSpec {
 /// they are done.
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const BackendSpec& spec);
 
-/// Makes the NCCL communicator and has done its first operation, in which NCCL connects the ranks: both wait
-/// for the other ranks without a deadline. Its operations go to the current stream. Throws EnvironmentError
-/// without NCCL.
+/// Makes the NCCL communicator. Its operations go to the current stream. Throws EnvironmentError without
+/// NCCL.
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec);
 
 }  // namespace trireme::comm

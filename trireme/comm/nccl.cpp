@@ -37,9 +37,6 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec) {
       spec.store, static_cast<int>(spec.rank), static_cast<int>(spec.ranks.size()), options_for(spec));
   backend->setBoundDeviceId(spec.device);
   backend->eagerConnectSingleDevice(spec.device);
-  c10d::BarrierOptions first;
-  first.device_ids = {spec.device.index()};
-  backend->barrier(first)->wait();
   return backend;
 }
 
