@@ -80,23 +80,6 @@ TEST_F(Watched, TheOldestUnfinishedOperationPassesItsDeadline) {
   EXPECT_EQ(expiry.reason, "");
 }
 
-TEST_F(Watched, AHostThatIsHeldInsideOfAnOperationPassesTheDeadline) {
-  const auto watched = watch(0.3);
-  watched->entered({"all_reduce", 7, "dp"});
-  ASSERT_EQ(expired_.wait_for(3s), std::future_status::ready);
-  EXPECT_EQ(expired_.get().sequence, 7);
-}
-
-TEST_F(Watched, AHostThatHasLeftAnOperationWaitsForNobody) {
-  const auto watched = watch(0.3);
-  watched->entered({"all_reduce", 1, "dp"});
-  watched->left();
-  watched->entered({"all_reduce", 2, "dp"});
-  watched->enqueued({"all_reduce", 2, "dp"});
-  done_ = 1;
-  EXPECT_EQ(expired_.wait_for(800ms), std::future_status::timeout);
-}
-
 TEST_F(Watched, AFailedDeviceIsAnErrorAndNotTheEndOfTheProcess) {
   const auto watched = watch(60.0);
   enqueue(*watched, 2);

@@ -195,14 +195,12 @@ void BackendGroup::run(Collective kind, int64_t bytes, const Start& start) {
   const int64_t moved_before = moved_bytes();
   try {
     if (peers_) peers_->announce(fmt::format("{} of {} bytes{}", operation.name, bytes, about_subject()));
+    if (const c10::intrusive_ptr<c10d::Work> work = start(); work) work->wait();
     if (watch_) {
       remember_subject(operation);
-      watch_->entered(operation);
+      watch_->enqueued(operation);
     }
-    if (const c10::intrusive_ptr<c10d::Work> work = start(); work) work->wait();
-    if (watch_) watch_->enqueued(operation);
   } catch (const std::exception& error) {
-    if (watch_) watch_->left();
     record_failure(operation, subject_, monotonic_seconds() - started, explain(error),
                    is_disagreement(error));
     // Closing the connections makes the other ranks' operations fail at once.
@@ -438,11 +436,9 @@ std::vector<std::string> BackendGroup::exchange(const std::string& mine) {
   const Operation operation{"symmetric_empty", sequence_, spec_.name};
   board_->note(State::kInside, operation);
   try {
-    if (watch_) watch_->entered(operation);
     backend_->_allgather_base(rows, row)->wait();
     if (watch_) watch_->enqueued(operation);
   } catch (const std::exception& error) {
-    if (watch_) watch_->left();
     record_failure(operation, subject_, 0.0, explain(error), is_disagreement(error));
   }
   const at::Tensor host = failed_ ? at::Tensor() : rows.cpu();

@@ -37,21 +37,9 @@ DeviceWatch::~DeviceWatch() {
   thread_.join();
 }
 
-void DeviceWatch::entered(const Operation& operation) {
-  const std::lock_guard lock(mutex_);
-  inside_ = {operation, monotonic_seconds()};
-}
-
-void DeviceWatch::left() {
-  const std::lock_guard lock(mutex_);
-  inside_.reset();
-}
-
 void DeviceWatch::enqueued(const Operation& operation) {
-  const bool takes_events = device_->takes_events();
+  if (!device_->takes_events()) return;
   const std::lock_guard lock(mutex_);
-  inside_.reset();
-  if (!takes_events) return;
   std::unique_ptr<DeviceEvent> event;
   if (spare_.empty()) {
     event = device_->make_event();
@@ -83,14 +71,12 @@ void DeviceWatch::run() {
   if (verdict) expired_(verdict->operation, verdict->elapsed_s, verdict->reason);
 }
 
-/// Why the oldest operation, on the device or in the host, will not be done, if that is so. Throws when the
-/// device has failed.
+/// Why the oldest operation will not be done, if that is so. Throws when the device has failed.
 std::optional<DeviceWatch::Verdict> DeviceWatch::look(std::unique_lock<std::mutex>& lock) {
   retire_finished();
-  if (pending_.empty() && !inside_) return std::nullopt;
+  if (pending_.empty()) return std::nullopt;
   const double now = monotonic_seconds();
-  const Inside oldest =
-      pending_.empty() ? *inside_ : Inside{pending_.front().operation, pending_.front().since};
+  const Pending& oldest = pending_.front();
   const double elapsed = now - std::max(oldest.since, last_done_);
   if (elapsed >= timeout_s_) return Verdict{oldest.operation, elapsed, {}};
   lock.unlock();  // it reads files, and operations shall not wait for that

@@ -55,11 +55,6 @@ class DeviceWatch {
   DeviceWatch& operator=(const DeviceWatch&) = delete;
   ~DeviceWatch();
 
-  /// The host goes into `operation`, and is inside until enqueued() or left(). In the first operation of a
-  /// kind, and in barriers, it waits there for other ranks.
-  void entered(const Operation& operation);
-  void left();
-
   /// `operation` was enqueued on the current stream. Its clock starts now, or when the operation before it is
   /// done, whichever is later.
   void enqueued(const Operation& operation);
@@ -67,10 +62,6 @@ class DeviceWatch {
  private:
   struct Pending {
     std::unique_ptr<DeviceEvent> event;
-    Operation operation;
-    double since;
-  };
-  struct Inside {
     Operation operation;
     double since;
   };
@@ -92,7 +83,6 @@ class DeviceWatch {
   std::condition_variable wake_;
   std::deque<Pending> pending_;
   std::vector<std::unique_ptr<DeviceEvent>> spare_;
-  std::optional<Inside> inside_;
   double last_done_ = 0.0;
   std::optional<double> peer_lost_at_;
   bool stopping_ = false;
