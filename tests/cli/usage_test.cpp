@@ -140,9 +140,9 @@ TEST(Usage, MistakesExitWithTwoAndSayWhatIsNear) {
       {{"config"}, "subcommand", "trireme config --help"},
       {{"config", "keys", "--train.steps=3"}, "unknown option '--train.steps'", "trireme config keys --help"},
       {{"presets", "--jsno"}, "unknown option '--jsno'", "did you mean '--json'?"},
-      {{"train", "--max-restarts", "-1"}, "-1 not in range 0 to 1000000", "trireme train --help"},
-      {{"bench", "speed", "--micro-batches", "4,0"}, "0 not in range 1 to 1048576", "bench speed --help"},
-      {{"data", "make", "digits", "--seed", "-2"}, "-2 not in range 0 to ", "data make digits --help"},
+      {{"train", "--max-restarts", "-1"}, "-1 not in range ", "trireme train --help"},
+      {{"bench", "speed", "--micro-batches", "4,0"}, "0 not in range ", "bench speed --help"},
+      {{"data", "make", "digits", "--seed", "-2"}, "-2 not in range ", "data make digits --help"},
   };
   for (const Mistake& mistake : mistakes) {
     const Outcome outcome = front.run(mistake.words);

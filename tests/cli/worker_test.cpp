@@ -180,7 +180,7 @@ TEST_F(Worker, BenchSpeedMeasuresPoliciesByMicroBatchesAndRecommendsOne) {
       std::sort(ms.begin() + 4 * round, ms.begin() + 4 * round + 4);
       return 1e3 * 4 * 32 / (0.5 * (ms[4 * round + 1] + ms[4 * round + 2]));
     };
-    const auto [slow, fast] = std::minmax(speed_of_round(0), speed_of_round(1));
+    const auto [slow, fast] = std::minmax({speed_of_round(0), speed_of_round(1)});
     EXPECT_NEAR(row["tokens_per_s_low"], slow, 1e-9 * slow) << row;
     EXPECT_NEAR(row["tokens_per_s_high"], fast, 1e-9 * fast) << row;
     EXPECT_LE(row["tokens_per_s_low"], row["tokens_per_s"]) << row;

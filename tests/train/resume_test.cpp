@@ -598,8 +598,8 @@ std::vector<nlohmann::json> lines_of(const report::RunDirectory& directory) {
   std::istringstream text(read_file(directory.file("metrics.jsonl")));
   for (std::string line; std::getline(text, line);) {
     lines.push_back(nlohmann::json::parse(line));
-    for (const char* key : {"tokens_per_s", "step_ms", "steps_per_s", "peak_bytes", "communication_ms",
-                            "exposed_ms", "communication_share", "checkpoint_ms"})
+    for (const char* key : {"tokens_per_s", "tflops_per_rank", "step_ms", "steps_per_s", "peak_bytes",
+                            "communication_ms", "exposed_ms", "communication_share", "checkpoint_ms"})
       lines.back().erase(key);
   }
   return lines;

@@ -184,7 +184,7 @@ struct SafetensorsWriter::Impl {
     for (const auto& [name, entry] : header.tensors) data_bytes = std::max(data_bytes, entry.end);
     ::unlink(temporary.c_str());  // of a process that has ended half-way
     fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-    if (fd < 0) fail_write("create", temporary, errno);
+    if (fd < 0) fail_write("create", path, errno);
     if (::ftruncate(fd, data_begin + data_bytes) != 0) fail_write("resize", temporary, errno);
     write_at(fd, 0, bytes.data(), data_begin, temporary);
   }

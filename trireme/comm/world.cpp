@@ -194,14 +194,17 @@ c10::intrusive_ptr<c10d::Store> connecting_store(const c10::intrusive_ptr<c10d::
 }
 
 /// `lost` says why a rank of the group need not be waited for. Returns why there is no backend, if it is so.
+/// NCCL is called by this thread, whose GPU is the rank's.
 std::string connect(const BackendSpec& spec, const std::function<std::string()>& lost,
                     c10::intrusive_ptr<c10d::Backend>& backend) {
   try {
+    if (!spec.device.is_cpu()) {
+      backend = make_nccl_backend(spec);
+      return {};
+    }
     const auto made = std::make_shared<c10::intrusive_ptr<c10d::Backend>>();
-    const auto make = [spec, made] {
-      *made = spec.device.is_cpu() ? make_gloo_backend(spec) : make_nccl_backend(spec);
-    };
-    std::string gave_up = call_bounded(make, spec.timeout_s, lost);
+    std::string gave_up =
+        call_bounded([spec, made] { *made = make_gloo_backend(spec); }, spec.timeout_s, lost);
     if (gave_up.empty()) backend = std::move(*made);
     return gave_up;
   } catch (const Error&) {
