@@ -101,6 +101,7 @@ void FrontProcess::use_real_worker(const std::string& path) {
 
 void FrontProcess::set_worker(const std::string& script) {
   const std::string path = folder_.file("bin/trireme-worker");
+  fs::remove(path);  // a link to the real one
   write_file_atomic(path, "#!/bin/sh\n" + script + "\n");
   fs::permissions(path, fs::perms::owner_all);
 }

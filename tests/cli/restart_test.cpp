@@ -88,9 +88,10 @@ TEST(Restart, WhatCouldNotBeWrittenOfAnAttemptIsWrittenLater) {
   FrontProcess front;
   front.set_worker(
       attempts("echo {} > $run/summary.json\n"
-               "[ $n = 1 ] && mkdir $run/manifest.json.tmp $run/crash-1.txt.tmp && exit 3\n"
+               "[ $n = 1 ] && mv $run/manifest.json $run/kept && ln -s none/here $run/manifest.json && "
+               "ln -s none/here $run/crash-1.txt && exit 3\n"
                "[ $n = 2 ] && exit 5\n"
-               "rmdir $run/manifest.json.tmp $run/crash-1.txt.tmp\n"
+               "rm $run/crash-1.txt && mv $run/kept $run/manifest.json\n"
                "exit 0"));
   const Outcome outcome = front.run(kRun + Words{"-n", "1", "--max-restarts", "2"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
