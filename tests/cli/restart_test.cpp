@@ -84,14 +84,16 @@ TEST(Restart, ARankThatIsKilledStartsAllRanksAgainInTheSameRun) {
       << outcome.err;
 }
 
+/// A name so long that none can be made of it by adding to it stands for a full disk.
 TEST(Restart, WhatCouldNotBeWrittenOfAnAttemptIsWrittenLater) {
   FrontProcess front;
   front.set_worker(
       attempts("echo {} > $run/summary.json\n"
-               "[ $n = 1 ] && mv $run/manifest.json $run/kept && ln -s none/here $run/manifest.json && "
-               "ln -s none/here $run/crash-1.txt && exit 3\n"
+               "long=$(printf %0250d 0)\n"
+               "[ $n = 1 ] && mv $run/manifest.json $run/$long && ln -s $long $run/manifest.json && "
+               "ln -s ${long%0}1 $run/crash-1.txt && exit 3\n"
                "[ $n = 2 ] && exit 5\n"
-               "rm $run/crash-1.txt && mv $run/kept $run/manifest.json\n"
+               "rm $run/crash-1.txt && mv $run/$long $run/manifest.json\n"
                "exit 0"));
   const Outcome outcome = front.run(kRun + Words{"-n", "1", "--max-restarts", "2"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
