@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
-#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -33,6 +32,7 @@
 #include "trireme/train/moment.h"
 #include "trireme/train/parts.h"
 #include "trireme/train/profile.h"
+#include "trireme/train/run_records.h"
 #include "trireme/train/stop.h"
 #include "trireme/train/totals.h"
 #include "trireme/train/validate.h"
@@ -44,16 +44,6 @@ namespace {
 constexpr int64_t kMostOverflowsInARow = 64;
 /// How torch refuses an operation when it was told to repeat its bits.
 constexpr std::string_view kNotDeterministic = "does not have a deterministic implementation";
-/// Steps at the start of a run that tokens/s leaves out of its median.
-constexpr int64_t kWarmupSteps = 10;
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0.0;
-  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 std::optional<double> busy_ms(const std::optional<parallel::CommTimes>& times) {
   return times ? std::optional(times->busy_ms) : std::nullopt;
 }
@@ -104,7 +94,6 @@ class Trainer {
   void complete(StepRecord& record, bool ends);
   void end_early(StepRecord& record);
   StepRecord settle_oldest();
-  void publish(const StepRecord& record);
   void keep_weights();
   void begin_records();
   RunCost cost() const;
@@ -113,8 +102,7 @@ class Trainer {
   std::string sample();
   int64_t step_to_record() const;
   void report_pipeline();
-  void finish(double started);
-  void report_lost_records() const;
+  void finish();
 
   Parts parts_;
   const TrainOptions& options_;
@@ -123,6 +111,7 @@ class Trainer {
   precision::LossScaler scaler_;
   Checkpointing checkpoints_;
   Checkpointing::Resumed resumed_;
+  RunRecords records_;
   std::optional<BestWeights> best_;
   bool runs_ahead_;
   int64_t profiled_;                ///< steps that rank 0 traces
@@ -132,9 +121,7 @@ class Trainer {
   std::optional<Moment> since_;     ///< when the last of the others was over; none: there was a pause
   TrainResult result_;
   bool weights_kept_ = false;
-  std::vector<int64_t> lost_records_;  ///< by sink
-  std::vector<double> step_seconds_;   ///< after the warm-up
-  int64_t step_wire_bytes_ = 0;        ///< sent by this rank in the last step
+  int64_t step_wire_bytes_ = 0;  ///< sent by this rank in the last step
   int64_t baseline_bytes_;
   std::optional<parallel::CommTimes> step_times_;  ///< of the last step that was settled
 };
@@ -148,11 +135,11 @@ Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world
       scaler_(config_.precision.loss_scale, plan::scales_loss(config_.precision)),
       checkpoints_(options, parts_, scaler_),
       resumed_(checkpoints_.resume()),
+      records_(parts_, resumed_.step, resumed_.loss),
       runs_ahead_(options.run_ahead.value_or(parts_.on_gpu()) && !scaler_.enabled()),
       profiled_(std::min(config_.train.profile_steps, config_.train.steps - resumed_.step)),
       first_profiled_(std::min(resumed_.step + kWarmupSteps, config_.train.steps - profiled_) + 1),
       recorded_(step_to_record()),
-      lost_records_(options.sinks.size(), 0),
       baseline_bytes_(baseline_bytes) {
   if (resumed_.step == 0 && !config_.model.weights.empty()) begin_with_weights();
   if (config_.checkpoint.best && parts_.validates)
@@ -319,11 +306,11 @@ StepRecord Trainer::settle_oldest() {
   const double seconds = step.over->seconds_after(*since_);
   since_ = std::move(step.over);
   const StepTotals& totals = step.totals;
-  if (step.step == resumed_.step + 1) result_.summary.seconds_to_first_step = seconds_since_exec();
+  if (step.step == resumed_.step + 1) records_.summary().seconds_to_first_step = seconds_since_exec();
   if (result_.stop_signal == 0) result_.stop_signal = totals.stop_signal;
   if (config_.parallel.pp > 1)
-    result_.summary.peak_bytes_by_pp_rank.assign(totals.peak_by_pp_rank.begin(),
-                                                 totals.peak_by_pp_rank.end());
+    records_.summary().peak_bytes_by_pp_rank.assign(totals.peak_by_pp_rank.begin(),
+                                                    totals.peak_by_pp_rank.end());
   const auto tokens_in = [this](int64_t steps) {
     return parts_.data->samples_in(steps, parts_.batch.global_batch) * config_.data.seq_len;
   };
@@ -363,7 +350,7 @@ void Trainer::complete(StepRecord& record, bool ends) {
   if (under_way_.empty() && !ends && ends_after(record.step)) end_early(record);
   record.tflops_per_rank =
       1e-12 * parts_.facts.flops_per_token * record.tokens_per_s / static_cast<double>(parts_.world->size());
-  publish(record);
+  records_.record(record);
 }
 
 /// A signal came in the pause behind the step.
@@ -374,34 +361,6 @@ void Trainer::end_early(StepRecord& record) {
     record.checkpoint_ms = checkpoints_.save(record, /*last=*/true);
   }
   keep_weights();
-}
-
-void Trainer::publish(const StepRecord& record) {
-  RunSummary& summary = result_.summary;
-  if (record.step - resumed_.step > std::min(kWarmupSteps, (config_.train.steps - resumed_.step) / 2))
-    step_seconds_.push_back(record.step_ms * 1e-3);
-  summary.steps = record.step;
-  summary.final_loss = record.loss;
-  summary.peak_bytes = record.peak_bytes;
-  summary.active_bytes = record.active_bytes;
-  summary.reserved_bytes = record.reserved_bytes;
-  if (record.val_loss) summary.final_val_loss = record.val_loss;
-  if (record.val_top1) summary.final_val_top1 = record.val_top1;
-  if (record.val_top5) summary.final_val_top5 = record.val_top5;
-  if (!parts_.is_root()) return;
-  for (size_t i = 0; i < options_.sinks.size(); ++i) {
-    try {
-      options_.sinks[i]->record(record);
-    } catch (const EnvironmentError& error) {
-      if (lost_records_[i]++ == 0)
-        log_warning("step {} is not recorded: {}; training goes on", record.step, error.what());
-    }
-  }
-}
-
-void Trainer::report_lost_records() const {
-  const int64_t lost = std::accumulate(lost_records_.begin(), lost_records_.end(), int64_t{0});
-  if (lost > 0) log_warning("{} records of steps could not be written; the weights are complete", lost);
 }
 
 void Trainer::keep_weights() {
@@ -470,7 +429,6 @@ TrainResult Trainer::run() {
 
 TrainResult Trainer::run_steps() {
   announce(parts_);
-  const double started = monotonic_seconds();
   Profiler profiler(options_.trace_path, first_profiled_, parts_.is_root() ? profiled_ : 0);
   begin_records();
   for (int64_t step = resumed_.step + 1; step <= config_.train.steps && result_.stop_signal == 0; ++step) {
@@ -485,7 +443,8 @@ TrainResult Trainer::run_steps() {
                options_.trace_path);
     }
   }
-  finish(started);
+  finish();
+  result_.summary = records_.summary();
   return std::move(result_);
 }
 
@@ -498,64 +457,32 @@ void Trainer::report_pipeline() {
 /// What was recorded of steps that are made again goes, and a step that was saved but not yet recorded is
 /// completed; a run that was complete has nothing to add.
 void Trainer::begin_records() {
-  result_.summary.steps = resumed_.step;
-  result_.summary.final_loss = resumed_.loss;
-  result_.summary.resumed_at = resumed_.step;
-  bool recorded = true;
-  if (parts_.is_root()) {
-    for (Sink* sink : options_.sinks) {
-      sink->begin(config_.train.steps);
-      if (options_.resume) recorded &= sink->resume(resumed_.step);
-    }
-  }
+  const bool recorded = records_.begin();
   if (!resumed_.record) return;
   const bool root_has_it =
       comm::gather_scalars(*parts_.mesh.all, {recorded ? 1.0 : 0.0}).front().front() > 0.0;
   if (!root_has_it) complete(*resumed_.record, resumed_.step == config_.train.steps);
 }
 
-/// Between steps, so without activations and what units take turns with.
 RunCost Trainer::cost() const {
-  const bool on_gpu = parts_.on_gpu();
-  const plan::Device device = on_gpu ? plan::Device::kCuda : plan::Device::kCpu;
-  plan::EngineSetting setting =
-      plan::engine_setting(config_, parts_.mesh.shape, parts_.batch.accumulation, device);
-  setting.stays = model_.stays_in_place();
-  const plan::StepProgram program =
-      plan::config_program(config_, parts_.facts, parts_.batch, setting, parts_.mesh.pp_rank);
-  plan::RankBytes needed =
-      plan::rank_bytes(config_, parts_.facts, parts_.batch, program, device, parts_.mesh.pp_rank);
-  if (on_gpu) needed.baseline = 0;  // beside the allocator, whose peak is what is measured
-  const plan::StateBytes measured = model_.state_bytes();
-  const auto of = [](const plan::StateBytes& bytes) {
-    return RunCost::State{bytes.parameters, bytes.gradients, bytes.optimizer};
-  };
-  return {.predicted = of(needed.state),
-          .measured = of(measured),
-          .predicted_wire_bytes = program.wire_bytes(parts_.batch.accumulation),
-          .measured_wire_bytes = step_wire_bytes_,
-          .predicted_activation_bytes = needed.activations,
-          .measured_activation_bytes =
-              model_.activation_bytes() > 0 ? std::optional(model_.activation_bytes()) : std::nullopt,
-          .predicted_copy_bytes = needed.saved_copy,
-          .measured_copy_bytes = checkpoints_.copy_bytes(),
-          .predicted_gathered_bytes = needed.gathered,
-          .baseline_bytes = baseline_bytes_,
-          .predicted_peak_bytes = needed.peak(),
-          .communication_ms = busy_ms(step_times_),
-          .exposed_ms = exposed_ms(step_times_)};
+  RunCost cost = predicted_cost(parts_);
+  const plan::StateBytes held = model_.state_bytes();
+  cost.measured = {held.parameters, held.gradients, held.optimizer};
+  cost.measured_wire_bytes = step_wire_bytes_;
+  if (model_.activation_bytes() > 0) cost.measured_activation_bytes = model_.activation_bytes();
+  cost.measured_copy_bytes = checkpoints_.copy_bytes();
+  cost.baseline_bytes = baseline_bytes_;
+  cost.communication_ms = busy_ms(step_times_);
+  cost.exposed_ms = exposed_ms(step_times_);
+  return cost;
 }
 
-void Trainer::finish(double started) {
-  RunSummary& summary = result_.summary;
+void Trainer::finish() {
+  RunSummary& summary = records_.summary();
   keep_weights();
   summary.weights_digest = model_.weights_digest();
   summary.why_bits_vary = why_bits_vary(parts_);
   summary.cost = cost();
-  if (const double seconds = median(step_seconds_); seconds > 0.0) {
-    summary.steps_per_s = 1.0 / seconds;
-    summary.tokens_per_s = static_cast<double>(parts_.batch.global_batch * config_.data.seq_len) / seconds;
-  }
   if (config_.train.sample_tokens > 0 && result_.stop_signal == 0) summary.sample = sample();
   const int signal = signal_of_any_rank(options_, parts_.mesh);
   if (result_.stop_signal == 0) result_.stop_signal = signal;
@@ -570,10 +497,7 @@ void Trainer::finish(double started) {
     summary.best_weights_path = best_->path();
     summary.best_step = best_->step();
   }
-  summary.wall_s = monotonic_seconds() - started;
-  if (!parts_.is_root()) return;
-  report_lost_records();
-  for (Sink* sink : options_.sinks) sink->finish(summary);
+  records_.finish();
 }
 
 /// libgomp ends the process when it cannot make its threads, so they are made while there is memory: by an

@@ -1,0 +1,102 @@
+#include "trireme/train/run_records.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "trireme/base/clock.h"
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/plan/memory.h"
+
+namespace trireme::train {
+namespace {
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0.0;
+  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace
+
+RunRecords::RunRecords(const Parts& parts, int64_t resumed_at, double loss)
+    : parts_(parts),
+      sinks_(parts.is_root() ? parts.options.sinks : std::vector<Sink*>()),
+      lost_(sinks_.size(), 0),
+      started_(monotonic_seconds()) {
+  summary_.steps = summary_.resumed_at = resumed_at;
+  summary_.final_loss = loss;
+}
+
+bool RunRecords::begin() {
+  started_ = monotonic_seconds();
+  bool recorded = true;
+  for (Sink* sink : sinks_) {
+    sink->begin(parts_.config.train.steps);
+    if (parts_.options.resume) recorded &= sink->resume(summary_.resumed_at);
+  }
+  return recorded;
+}
+
+void RunRecords::record(const StepRecord& step) {
+  const int64_t steps = parts_.config.train.steps - summary_.resumed_at;
+  if (step.step - summary_.resumed_at > std::min(kWarmupSteps, steps / 2))
+    step_seconds_.push_back(step.step_ms * 1e-3);
+  summary_.steps = step.step;
+  summary_.final_loss = step.loss;
+  summary_.peak_bytes = step.peak_bytes;
+  summary_.active_bytes = step.active_bytes;
+  summary_.reserved_bytes = step.reserved_bytes;
+  if (step.val_loss) summary_.final_val_loss = step.val_loss;
+  if (step.val_top1) summary_.final_val_top1 = step.val_top1;
+  if (step.val_top5) summary_.final_val_top5 = step.val_top5;
+  for (size_t i = 0; i < sinks_.size(); ++i) {
+    try {
+      sinks_[i]->record(step);
+    } catch (const EnvironmentError& error) {
+      if (lost_[i]++ == 0)
+        log_warning("step {} is not recorded: {}; training goes on", step.step, error.what());
+    }
+  }
+}
+
+void RunRecords::report_lost() const {
+  const int64_t lost = std::accumulate(lost_.begin(), lost_.end(), int64_t{0});
+  if (lost > 0) log_warning("{} records of steps could not be written; the weights are complete", lost);
+}
+
+void RunRecords::finish() {
+  if (const double seconds = median(step_seconds_); seconds > 0.0) {
+    summary_.steps_per_s = 1.0 / seconds;
+    summary_.tokens_per_s =
+        static_cast<double>(parts_.batch.global_batch * parts_.config.data.seq_len) / seconds;
+  }
+  summary_.wall_s = monotonic_seconds() - started_;
+  report_lost();
+  for (Sink* sink : sinks_) sink->finish(summary_);
+}
+
+RunCost predicted_cost(const Parts& parts) {
+  const plan::Config& config = parts.config;
+  const bool on_gpu = parts.on_gpu();
+  const plan::Device device = on_gpu ? plan::Device::kCuda : plan::Device::kCpu;
+  plan::EngineSetting setting =
+      plan::engine_setting(config, parts.mesh.shape, parts.batch.accumulation, device);
+  setting.stays = parts.model->stays_in_place();
+  const plan::StepProgram program =
+      plan::config_program(config, parts.facts, parts.batch, setting, parts.mesh.pp_rank);
+  plan::RankBytes needed =
+      plan::rank_bytes(config, parts.facts, parts.batch, program, device, parts.mesh.pp_rank);
+  if (on_gpu) needed.baseline = 0;  // beside the allocator, whose peak is what is measured
+  RunCost cost;
+  cost.predicted = {needed.state.parameters, needed.state.gradients, needed.state.optimizer};
+  cost.predicted_wire_bytes = program.wire_bytes(parts.batch.accumulation);
+  cost.predicted_activation_bytes = needed.activations;
+  cost.predicted_copy_bytes = needed.saved_copy;
+  cost.predicted_gathered_bytes = needed.gathered;
+  cost.predicted_peak_bytes = needed.peak();
+  return cost;
+}
+
+}  // namespace trireme::train

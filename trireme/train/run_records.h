@@ -1,0 +1,45 @@
+#pragma once
+// What a run tells of itself: each step to the sinks of rank 0, and at the end a summary, with what the
+// parallel layout was predicted to cost.
+#include <cstdint>
+#include <vector>
+
+#include "trireme/base/sink.h"
+#include "trireme/train/parts.h"
+
+namespace trireme::train {
+
+/// Steps at the start of a run that its speed leaves out.
+inline constexpr int64_t kWarmupSteps = 10;
+
+class RunRecords {
+ public:
+  /// Of a run that goes on behind step `resumed_at`, whose loss was `loss`; 0: from the beginning. `parts`
+  /// must outlive this.
+  RunRecords(const Parts& parts, int64_t resumed_at, double loss);
+
+  /// Sinks void what they have recorded of later steps. Returns false where one lacks the step that the run
+  /// goes on behind.
+  bool begin();
+  /// A sink that cannot record is a warning, the first time.
+  void record(const StepRecord& step);
+  /// Completes the summary with the speed of the recorded steps, and hands it to the sinks.
+  void finish();
+
+  RunSummary& summary() { return summary_; }
+
+ private:
+  void report_lost() const;
+
+  const Parts& parts_;
+  const std::vector<Sink*> sinks_;  ///< of rank 0
+  RunSummary summary_;
+  std::vector<int64_t> lost_;         ///< records, by sink
+  std::vector<double> step_seconds_;  ///< after the warm-up
+  double started_;
+};
+
+/// What was predicted for this rank, between steps: without activations and what units take turns with.
+RunCost predicted_cost(const Parts& parts);
+
+}  // namespace trireme::train
