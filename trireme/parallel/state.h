@@ -43,7 +43,7 @@ struct StatePiece {
 
 /// This rank's pieces: of parameters what it updates, and of buffers all. The pieces of all ranks cover every
 /// tensor; ranks that hold the same hold equal pieces, but for buffers that each rank changes by itself. No
-/// communication.
+/// communication. Throws LogicError between two averages of local SGD, when ranks have weights of their own.
 std::vector<StatePiece> sharded_state(DataParallel& engine);
 /// The same with the optimizer's state, of the engine's optimizer or one of torch over
 /// DataParallel::optimizer_tensors(): AdamW, Adam, SGD, RMSprop or Adagrad. Throws LogicError that names the
