@@ -14,38 +14,53 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int kMaxDepth = 16;
+constexpr int64_t kMaxDepth = 16;
 /// Our indexes have fewer values in as many bytes as are read, so what their writer may write, this takes.
 constexpr int64_t kMaxValues = kMaxJsonBytes / 4;
 
-/// Counts what the parser has found and stops it.
-class Guard {
+/// Refuses what no index of ours has, before there is memory for it. A parser with a callback could do so on
+/// the way, but looks at all elements of a list again behind each one that is an object.
+class Guard : public nlohmann::json_sax<Json> {
  public:
   explicit Guard(const std::string& path) : path_(path) {}
 
-  bool operator()(int depth, Json::parse_event_t event, const Json& parsed) {
-    if (depth > kMaxDepth) fail_json(path_, fmt::format("it is nested deeper than {} levels", kMaxDepth));
-    if (++values_ > kMaxValues) fail_json(path_, fmt::format("it holds more than {} values", kMaxValues));
-    switch (event) {
-      case Json::parse_event_t::object_start:
-        keys_.emplace_back();
-        break;
-      case Json::parse_event_t::object_end:
-        keys_.pop_back();
-        break;
-      case Json::parse_event_t::key:
-        if (!keys_.back().insert(parsed.get<std::string>()).second)
-          fail_json(path_, fmt::format("the key '{:.80}' comes twice", parsed.get<std::string>()));
-        break;
-      default:
-        break;
-    }
-    return true;
+  bool null() override { return count(); }
+  bool boolean(bool) override { return count(); }
+  bool number_integer(number_integer_t) override { return count(); }
+  bool number_unsigned(number_unsigned_t) override { return count(); }
+  bool number_float(number_float_t, const string_t&) override { return count(); }
+  bool string(string_t&) override { return count(); }
+  bool binary(binary_t&) override { return count(); }
+  bool start_array(size_t) override { return open(); }
+  bool end_array() override { return close(); }
+  bool start_object(size_t) override { return open(); }
+  bool end_object() override { return close(); }
+  bool key(string_t& key) override {
+    if (!keys_.back().insert(key).second) fail_json(path_, fmt::format("the key '{:.80}' comes twice", key));
+    return count();
+  }
+  bool parse_error(size_t, const std::string&, const Json::exception& error) override {
+    fail_json(path_, error.what());
   }
 
  private:
+  bool count() {
+    if (++values_ > kMaxValues) fail_json(path_, fmt::format("it holds more than {} values", kMaxValues));
+    return true;
+  }
+  bool open() {
+    if (std::ssize(keys_) >= kMaxDepth)
+      fail_json(path_, fmt::format("it is nested deeper than {} levels", kMaxDepth));
+    keys_.emplace_back();
+    return count();
+  }
+  bool close() {
+    keys_.pop_back();
+    return true;
+  }
+
   const std::string& path_;
-  std::vector<std::set<std::string>> keys_;  ///< of the objects that are open
+  std::vector<std::set<std::string>> keys_;  ///< of the objects and lists that are open
   int64_t values_ = 0;
 };
 
@@ -60,10 +75,9 @@ Json parse_json(std::string_view text, const std::string& path) {
   // The parser takes a zero byte for the end and would leave what follows unread.
   if (text.find('\0') != std::string_view::npos) fail_json(path, "it holds a zero byte");
   Guard guard(path);
+  Json::sax_parse(text.begin(), text.end(), &guard);
   try {
-    return Json::parse(text.begin(), text.end(), [&](int depth, Json::parse_event_t event, Json& parsed) {
-      return guard(depth, event, parsed);
-    });
+    return Json::parse(text.begin(), text.end());
   } catch (const Json::exception& error) {
     fail_json(path, error.what());
   }
