@@ -16,8 +16,6 @@
 namespace trireme::cli {
 namespace {
 
-using Words = std::vector<std::string>;
-
 /// A worker that leaves its request and its environment behind and ends with code `code`.
 std::string recorder(int code) {
   return "printf %s \"$TRIREME_REQUEST\" > request-${RANK:-none}\n"
@@ -136,11 +134,6 @@ TEST(TrainRun, ResumesARunByItsNameWithItsConfig) {
 }
 
 const Words kTinyRun = {"train", "--device=cpu", "-n", "1", "--name=tiny", "--train.steps=3"};
-
-Words operator+(Words words, const Words& more) {
-  words.insert(words.end(), more.begin(), more.end());
-  return words;
-}
 
 std::string newest_run(const FrontProcess& front) {
   return std::filesystem::canonical(front.file("runs/latest"));

@@ -23,13 +23,6 @@
 namespace trireme::cli {
 namespace {
 
-using Words = std::vector<std::string>;
-
-Words operator+(Words words, const Words& more) {
-  words.insert(words.end(), more.begin(), more.end());
-  return words;
-}
-
 class Worker : public ::testing::Test {
  protected:
   Worker() {
