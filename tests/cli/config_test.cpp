@@ -6,8 +6,6 @@
 namespace trireme::cli {
 namespace {
 
-using Words = std::vector<std::string>;
-
 /// The resolved config, as `config show --json` prints it.
 nlohmann::json resolved(const FrontProcess& front, const Words& arguments) {
   Words words = {"config", "show", "--json"};

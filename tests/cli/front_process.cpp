@@ -43,7 +43,7 @@ FrontProcess::FrontProcess() : environment_{{"PATH", "/usr/bin:/bin"}, {"HOME", 
   if (error) fs::copy_file(TRIREME_FRONT, folder_.file("bin/trireme"));  // another file system
 }
 
-FrontProcess::Running FrontProcess::start(const std::vector<std::string>& args) const {
+FrontProcess::Running FrontProcess::start(const Words& args) const {
   std::vector<std::string> words = {folder_.file("bin/trireme")};
   words.insert(words.end(), args.begin(), args.end());
   std::vector<std::string> variables;
@@ -90,7 +90,7 @@ Outcome FrontProcess::Running::wait(double seconds) {
   return {.code = code, .out = read_file(front_.file(kOut)), .err = read_file(front_.file(kErr))};
 }
 
-Outcome FrontProcess::run(const std::vector<std::string>& args) const {
+Outcome FrontProcess::run(const Words& args) const {
   constexpr double kPatience_s = 120.0;
   return start(args).wait(kPatience_s);
 }

@@ -12,6 +12,14 @@
 
 namespace trireme::cli {
 
+/// Of a command line.
+using Words = std::vector<std::string>;
+
+inline Words operator+(Words words, const Words& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
 struct Outcome {
   int code = -1;  ///< 128+N for signal N
   std::string out;
@@ -24,7 +32,7 @@ class FrontProcess {
  public:
   FrontProcess();
 
-  Outcome run(const std::vector<std::string>& args) const;
+  Outcome run(const Words& args) const;
 
   /// A command that is under way; killed at the end of the scope if it still is.
   class Running {
@@ -43,7 +51,7 @@ class FrontProcess {
     bool over_ = false;
   };
   /// One at a time.
-  Running start(const std::vector<std::string>& args) const;
+  Running start(const Words& args) const;
 
   /// The worker of this build stands beside the front command.
   void use_real_worker(const std::string& path);

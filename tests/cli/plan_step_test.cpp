@@ -14,8 +14,6 @@
 namespace trireme::cli {
 namespace {
 
-using Words = std::vector<std::string>;
-
 Words step(const Words& more) {
   Words words = {"plan", "step", "--device=cpu"};
   words.insert(words.end(), more.begin(), more.end());

@@ -14,13 +14,6 @@
 namespace trireme::cli {
 namespace {
 
-using Words = std::vector<std::string>;
-
-Words operator+(Words words, const Words& more) {
-  words.insert(words.end(), more.begin(), more.end());
-  return words;
-}
-
 const Words kRun = {"train",           "--device=cpu", "--name=tiny",
                     "--train.steps=9", "--quiet",      "--restart-delay=0"};
 

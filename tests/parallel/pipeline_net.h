@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/parallel/plain_net.h"
+#include "tests/support/spawn.h"
 #include "trireme/memory/recompute.h"
 #include "trireme/parallel/pipeline.h"
 

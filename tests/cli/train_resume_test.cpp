@@ -1,0 +1,227 @@
+// `train --resume` with a script in the worker's place: which run goes on, and what is left of it.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+
+#include "tests/cli/front_process.h"
+#include "tests/cli/recording_worker.h"
+#include "trireme/base/env.h"
+#include "trireme/base/file.h"
+#include "trireme/cli/request.h"
+#include "trireme/plan/config.h"
+
+namespace trireme::cli {
+namespace {
+
+Request last_request(const FrontProcess& front) {
+  return request_from_json(read_file(front.file("request-0")));
+}
+
+/// Run directories may be named from where the front command runs.
+std::string run_directory(const FrontProcess& front) {
+  const std::filesystem::path named(last_request(front).run_dir);
+  return std::filesystem::canonical(named.is_absolute() ? named.string() : front.file(named));
+}
+
+/// What the first save leaves in the newest run.
+void leave_checkpoints(const FrontProcess& front) {
+  make_directories(front.file("runs/latest/checkpoints"));
+  write_file_atomic(front.file("runs/latest/checkpoints/GENERATION"), "1\n");
+}
+
+TEST(TrainRun, ResumesTheNewestUnfinishedRunOfItsName) {
+  FrontProcess front;
+  front.set_worker(recorder(75));
+  const Words words = {"train", "--device=cpu", "-n", "1", "--name=tiny", "--train.steps=3", "--resume"};
+  EXPECT_EQ(front.run(words).code, 75);
+  const std::string first = run_directory(front);
+  EXPECT_FALSE(last_request(front).resume);  // there was nothing
+  leave_checkpoints(front);
+  EXPECT_EQ(front.run(words).code, 75);
+  EXPECT_EQ(run_directory(front), first);
+  EXPECT_TRUE(last_request(front).resume);
+  EXPECT_EQ(last_request(front).resume_from, "");
+  EXPECT_EQ(front.manifest()["attempts"].size(), 2u);
+  EXPECT_EQ(front.manifest()["attempts"][0]["exit_code"], 75);
+
+  front.set_worker(recorder(0));
+  EXPECT_EQ(front.run(words).code, 0);
+  EXPECT_EQ(run_directory(front), first);
+  EXPECT_EQ(front.manifest()["exit_code"], 0);
+  EXPECT_EQ(front.run(words).code, 0);  // the run has come to its end
+  EXPECT_NE(run_directory(front), first);
+  EXPECT_FALSE(last_request(front).resume);
+}
+
+TEST(TrainRun, ResumesARunByItsNameWithItsConfig) {
+  FrontProcess front;
+  front.set_worker(recorder(0));
+  EXPECT_EQ(front.run({"train", "--device=cpu", "-n", "1", "--name=tiny", "--train.steps=3"}).code, 0);
+  const std::string first = run_directory(front);
+  const Outcome none = front.run({"train", "-n", "1", "--resume", "tiny"});
+  EXPECT_EQ(none.code, 2);
+  EXPECT_TRUE(contains(none.err, "checkpoints")) << none.err;
+  leave_checkpoints(front);
+  EXPECT_EQ(front.run({"train", "-n", "1", "--resume", "tiny", "--train.steps=5"}).code, 0);
+  const Request request = last_request(front);
+  EXPECT_TRUE(request.resume);
+  EXPECT_EQ(run_directory(front), first);
+  const auto config = plan::load({.path = "", .text = request.config, .overrides = {}}, Environment()).config;
+  EXPECT_EQ(config.name, "tiny");
+  EXPECT_EQ(config.train.steps, 5);
+
+  make_directories(front.file("runs/latest/checkpoints/step-00000002"));
+  write_file_atomic(front.file("runs/latest/checkpoints/step-00000002/index.json"), "");
+  EXPECT_EQ(front.run({"train", "-n", "1", "--resume", "runs/latest/checkpoints/step-00000002"}).code, 0);
+  EXPECT_TRUE(last_request(front).resume_from.ends_with("checkpoints/step-00000002"));
+  EXPECT_EQ(front.run({"train", "-n", "1", "--resume", "nothing"}).code, 2);
+}
+
+const Words kTinyRun = {"train", "--device=cpu", "-n", "1", "--name=tiny", "--train.steps=3"};
+
+std::string newest_run(const FrontProcess& front) {
+  return std::filesystem::canonical(front.file("runs/latest"));
+}
+
+/// A run that was preempted and has checkpoints.
+std::string leave_unfinished_run(FrontProcess& front) {
+  front.set_worker(recorder(75));
+  EXPECT_EQ(front.run(kTinyRun).code, 75);
+  leave_checkpoints(front);
+  return newest_run(front);
+}
+
+/// What a run that can save holds.
+class HeldLock {
+ public:
+  explicit HeldLock(const std::string& run)
+      : fd_(::open((run + "/checkpoints/LOCK").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
+    EXPECT_EQ(::flock(fd_, LOCK_EX | LOCK_NB), 0);
+    EXPECT_EQ(::write(fd_, "4711", 4), 4);
+  }
+  HeldLock(const HeldLock&) = delete;
+  HeldLock& operator=(const HeldLock&) = delete;
+  ~HeldLock() { ::close(fd_); }
+
+ private:
+  int fd_;
+};
+
+TEST(TrainResume, ARunThatIsRunningIsRefusedAndStaysAsItIs) {
+  FrontProcess front;
+  const std::string run = leave_unfinished_run(front);
+  write_file_atomic(run + "/metrics.jsonl", "{\"step\": 1}\n");
+  const std::string manifest_before = read_file(run + "/manifest.json");
+  const HeldLock lock(run);
+  const std::string step = run + "/checkpoints/step-00000002";
+  make_directories(step);
+  write_file_atomic(step + "/index.json", "");
+  for (const std::string& what : {run, std::string("tiny"), std::string("latest"), step}) {
+    std::filesystem::remove(front.file("request-0"));
+    const Outcome outcome = front.run({"train", "-n", "1", "--resume", what});
+    EXPECT_EQ(outcome.code, 3) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, run + " is running: process 4711")) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, "end it first")) << outcome.err;
+    EXPECT_FALSE(std::filesystem::exists(front.file("request-0")));
+  }
+  EXPECT_EQ(read_file(run + "/manifest.json"), manifest_before);
+  EXPECT_EQ(read_file(run + "/metrics.jsonl"), "{\"step\": 1}\n");
+}
+
+TEST(TrainResume, AutoPassesOverARunThatIsRunning) {
+  FrontProcess front;
+  const std::string run = leave_unfinished_run(front);
+  const std::string manifest_before = read_file(run + "/manifest.json");
+  const HeldLock lock(run);
+  const Outcome outcome = front.run(kTinyRun + Words{"--resume"});
+  EXPECT_EQ(outcome.code, 75) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "which is running")) << outcome.err;
+  EXPECT_NE(newest_run(front), run);
+  EXPECT_FALSE(last_request(front).resume);
+  EXPECT_EQ(read_file(run + "/manifest.json"), manifest_before);
+}
+
+TEST(TrainResume, AutoDoesNotGoBackBehindARunThatHasFinished) {
+  FrontProcess front;
+  const std::string older = leave_unfinished_run(front);
+  front.set_worker(recorder(0));
+  EXPECT_EQ(front.run(kTinyRun).code, 0);
+  leave_checkpoints(front);
+  const std::string finished = newest_run(front);
+  EXPECT_EQ(front.run(kTinyRun + Words{"--resume=auto"}).code, 0);
+  EXPECT_FALSE(last_request(front).resume);
+  EXPECT_NE(newest_run(front), older);
+  EXPECT_NE(newest_run(front), finished);
+}
+
+TEST(TrainResume, LatestIsTheRunThatGoesOn) {
+  FrontProcess front;
+  const std::string older = leave_unfinished_run(front);
+  const std::string newer = leave_unfinished_run(front);
+  EXPECT_EQ(front.run({"train", "-n", "1", "--resume", older}).code, 75);
+  EXPECT_EQ(newest_run(front), older);
+  EXPECT_EQ(front.run(kTinyRun + Words{"--resume=auto"}).code, 75);
+  EXPECT_EQ(std::filesystem::canonical(last_request(front).run_dir), older) << "and not " << newer;
+}
+
+TEST(TrainResume, AnAttemptThatFailsIsSaidThoughTheOneBeforeLeftASummary) {
+  FrontProcess front;
+  const std::string run = leave_unfinished_run(front);
+  write_file_atomic(run + "/summary.json", "{}");
+  front.set_worker("exit 6");
+  const Outcome outcome = front.run({"train", "-n", "1", "--quiet", "--resume", run});
+  EXPECT_EQ(outcome.code, 6);
+  EXPECT_TRUE(contains(outcome.err, "ended with code 6 (NaN or infinity)")) << outcome.err;
+  EXPECT_TRUE(std::filesystem::exists(run + "/summary.attempt-1.json"));
+  front.set_worker("exit 143");
+  const Outcome stopped = front.run({"train", "-n", "1", "--quiet", "--resume", run});
+  EXPECT_TRUE(contains(stopped.err, "'trireme train --resume runs/")) << stopped.err;
+}
+
+TEST(TrainResume, ADryRunIsOfTheRunThatGoesOn) {
+  FrontProcess front;
+  front.set_worker(recorder(75));
+  const Words wide = {"--model.d_model=96", "--model.n_heads=3", "--train.global_batch=6"};
+  EXPECT_EQ(front.run(kTinyRun + wide).code, 75);
+  leave_checkpoints(front);
+  const std::string run = newest_run(front);
+  const std::string manifest_before = read_file(run + "/manifest.json");
+  const Words dry = {"-n", "1", "--dry-run", "--json"};
+  const auto expected = front.run(kTinyRun + wide + Words{"--dry-run", "--json"}).json();
+  const Outcome outcome = front.run(Words{"train"} + dry + Words{"--resume", run});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.json(), expected);
+  EXPECT_TRUE(contains(outcome.err, "would go on in runs/tiny-")) << outcome.err;
+  EXPECT_EQ(read_file(run + "/manifest.json"), manifest_before);
+  EXPECT_EQ(front.run(Words{"train"} + dry + Words{"--resume", "nothing"}).code, 2);
+}
+
+TEST(TrainResume, AnEmptyWordIsRefused) {
+  FrontProcess front;
+  front.set_worker("touch started");
+  for (const Words& words : {Words{"--resume", ""}, Words{"--resume="}, Words{"--resume=", "--quiet"},
+                             Words{"--resume", "", "--dry-run"}}) {
+    const Outcome outcome = front.run(kTinyRun + words);
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, "--resume was given an empty word")) << outcome.err;
+  }
+  EXPECT_FALSE(std::filesystem::exists(front.file("started")));
+  EXPECT_FALSE(std::filesystem::exists(front.file("runs")));
+}
+
+TEST(TrainResume, AConfigFileInItsPlaceIsPointedOut) {
+  FrontProcess front;
+  front.set_worker("touch started");
+  write_file_atomic(front.file("run.yaml"), "train:\n  steps: 3\n");
+  const Outcome outcome = front.run({"train", "-n", "1", "--resume", "run.yaml"});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_TRUE(contains(outcome.err, "put --resume last, or write --resume=auto")) << outcome.err;
+  EXPECT_FALSE(std::filesystem::exists(front.file("started")));
+}
+
+}  // namespace
+}  // namespace trireme::cli

@@ -1,0 +1,84 @@
+// `train --resume` with its real worker: the config that a run goes on with, and who starts it again.
+#include <fmt/format.h>
+
+#include <csignal>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
+
+#include "tests/cli/worker_fixture.h"
+#include "trireme/base/file.h"
+
+namespace trireme::cli {
+namespace {
+
+/// Words for a run of one rank that saves after its last step.
+Words saving(int steps) {
+  return kTiny + Words{"-n", "1", "--checkpoint.every=100", fmt::format("--train.steps={}", steps)};
+}
+
+TEST_F(Worker, ARunThatGoesOnKeepsTheConfigThatItGoesOnWith) {
+  ASSERT_EQ(front_.run(saving(2)).code, 0);
+  const std::string first = read_file(run_file("config.yaml"));
+  const Words resume = {"train", "-n", "1", "--resume=latest"};
+  EXPECT_EQ(front_.run(resume + Words{"--model.n_layers=3", "--train.steps=4"}).code, 2);
+  EXPECT_EQ(read_file(run_file("config.yaml")), first) << "its checkpoint refuses the other model";
+  const Outcome outcome = front_.run(resume + Words{"--train.steps=4"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(steps().size(), 4u);
+  const std::string second = read_file(run_file("config.yaml"));
+  EXPECT_TRUE(contains(second, "  steps: 4 ")) << second;
+  EXPECT_TRUE(contains(second, "# --train.steps\n")) << second;
+  EXPECT_FALSE(contains(second, "config.yaml:"))
+      << "what stayed came from where it came from before: " << second;
+  EXPECT_EQ(read_file(run_file("config.attempt-2.yaml")), first);
+}
+
+TEST_F(Worker, ARunThatWasToGoOnIsPreemptedBeforeItsRanksHaveMet) {
+  ASSERT_EQ(front_.run(saving(2)).code, 0);
+  lose_peers();
+  auto joining = front_.start({"train", "--resume=latest", "--train.steps=4"});
+  wait_until_it_joins();
+  joining.signal(SIGTERM);
+  EXPECT_EQ(joining.wait(60.0).code, 75);
+}
+
+/// torchrun kills what is left of an attempt and starts the same command again.
+TEST_F(Worker, ARankThatAnotherLauncherStartsAgainGoesOnWithResume) {
+  const std::pair<const char*, const char*> variables[] = {{"RANK", "0"},
+                                                           {"WORLD_SIZE", "1"},
+                                                           {"LOCAL_RANK", "0"},
+                                                           {"LOCAL_WORLD_SIZE", "1"},
+                                                           {"MASTER_PORT", "0"},
+                                                           {"MASTER_ADDR", "127.0.0.1"},
+                                                           {"TORCHELASTIC_RUN_ID", "x"},
+                                                           {"TORCHELASTIC_RESTART_COUNT", "0"}};
+  for (const auto& [name, value] : variables) front_.set(name, value);
+  const Words command = kTiny + Words{"--checkpoint.every=100", "--checkpoint.keep=0", "--resume=auto"};
+  {
+    auto training = front_.start(command + Words{"--train.steps=1000000"});
+    wait_until([&] {
+      return std::filesystem::exists(run_file("checkpoints/step-00000100/COMMIT.json")) &&
+             steps().size() > 102;
+    });
+    training.signal(SIGKILL);
+    EXPECT_EQ(training.wait(60.0).code, 128 + SIGKILL);
+  }
+  const auto last = static_cast<int64_t>(steps().size()) + 3;
+  front_.set("TORCHELASTIC_RESTART_COUNT", "1");
+  const Outcome again = front_.run(command + Words{fmt::format("--train.steps={}", last)});
+  ASSERT_EQ(again.code, 0) << again.err;
+  const auto records = steps();
+  ASSERT_EQ(static_cast<int64_t>(records.size()), last);
+  for (int64_t i = 0; i < last; ++i) EXPECT_EQ(records[static_cast<size_t>(i)]["step"], i + 1);
+  const auto attempts = read_json(run_file("manifest.json"))["attempts"];
+  ASSERT_EQ(attempts.size(), 2u) << attempts;
+  EXPECT_TRUE(attempts[0]["exit_code"].is_null()) << "nobody was left to say it";
+  EXPECT_GE(attempts[1]["resumed_from"], 100);
+  EXPECT_EQ(attempts[1]["resumed_from"].get<int64_t>() % 100, 0);
+  EXPECT_EQ(attempts[1]["steps_lost"], last - 3 - attempts[1]["resumed_from"].get<int64_t>());
+}
+
+}  // namespace
+}  // namespace trireme::cli

@@ -1,0 +1,95 @@
+// Which checkpoint a run goes on from, and which of its weights before were the best.
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "tests/train/resume_fixture.h"
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/checkpoint/checkpoint.h"
+#include "trireme/checkpoint/safetensors.h"
+
+namespace trireme::train {
+namespace {
+
+TEST_F(Resume, TakesTheOneBeforeWhereTheNewestIsDamaged) {
+  config_.checkpoint.async = false;
+  config_.parallel.policy = plan::PolicyName::kFsdp;
+  const std::string digest = run(2, false).summary.weights_digest;
+  const std::string newest = checkpoints() + "/step-00000012/shard-00001.safetensors";
+  std::fstream file(newest, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-1, std::ios::end);
+  file.put('?');
+  file.close();
+  const TrainResult result = run(2, true);
+  EXPECT_EQ(result.summary.resumed_at, 8);
+  EXPECT_EQ(result.summary.weights_digest, digest);
+  EXPECT_EQ(checkpoint::newest_checkpoint(checkpoint::Folder(checkpoints())).checkpoint->commit().step, 12);
+}
+
+TEST_F(Resume, FailsWhereNoneCanBeReadAndBeginsWhereThereIsNone) {
+  EXPECT_EQ(run(2, true).summary.resumed_at, 0);
+  EXPECT_EQ(recorder_.steps.size(), 12u);
+  for (const auto& entry : std::filesystem::directory_iterator(checkpoints())) {
+    if (entry.is_directory()) std::filesystem::resize_file(entry.path() / "index.json", 1);
+  }
+  EXPECT_THROW(run(2, true), DataError);
+}
+
+TEST_F(Resume, GoesOnFromTheOneThatIsNamed) {
+  config_.checkpoint.keep = 0;
+  const std::string digest = run(2, false).summary.weights_digest;
+  resume_from_ = checkpoints() + "/step-00000004";
+  const TrainResult result = run(2, true);
+  EXPECT_EQ(result.summary.resumed_at, 4);
+  EXPECT_EQ(result.summary.weights_digest, digest);
+  resume_from_ = checkpoints() + "/step-00000005";
+  EXPECT_THROW(run(2, true), Error);
+}
+
+TEST_F(Resume, ARunThatHasACheckpointIsResumableThoughItHasSavedNone) {
+  run(2, false, 4);
+  config_.checkpoint.every = 0;
+  const TrainResult again = run(2, true, 7);
+  EXPECT_EQ(again.stop_signal, SIGTERM);
+  EXPECT_EQ(again.summary.checkpoints, 0);
+  EXPECT_TRUE(again.resumable);
+  EXPECT_FALSE(run(2, false, 2).resumable);
+}
+
+TEST_F(Resume, KnowsTheBestWeightsOfBefore) {
+  config_.checkpoint.best = true;
+  config_.train.val_every = 1;
+  config_.optim = {.lr = 2.0, .schedule = plan::LrSchedule::kConstant, .weight_decay = 0.0};
+  const std::string path = options().best_weights_path;
+  const TrainResult whole = run(2, false);
+  const std::string best = read_file(path);
+  ASSERT_GT(whole.summary.best_step, 0);
+  ASSERT_LT(whole.summary.best_step, 8) << "so that a run that goes on from step 8 has nothing better";
+  std::filesystem::remove_all(checkpoints());
+  std::filesystem::remove(path);
+  run(2, false, 8);
+  EXPECT_EQ(run(2, true).summary.best_step, whole.summary.best_step);
+  EXPECT_EQ(read_file(path), best);
+
+  std::filesystem::remove_all(checkpoints());
+  run(2, false, 8);
+  write_file_atomic(path, "none of ours");
+  ::testing::internal::CaptureStderr();
+  EXPECT_GT(run(2, true).summary.best_step, 8);
+  EXPECT_NE(::testing::internal::GetCapturedStderr().find("best weights so far are unknown"),
+            std::string::npos);
+}
+
+TEST_F(Resume, AScoreThatIsNoNumberIsNoneOfBefore) {
+  config_.checkpoint.best = true;
+  config_.train.val_every = 1;
+  run(2, false, 4);
+  const std::string path = options().best_weights_path;
+  checkpoint::SafetensorsWriter(path, {}, {{"note.step", "3"}, {"note.score", "nan"}}).commit();
+  EXPECT_GT(run(2, true).summary.best_step, 4);
+}
+
+}  // namespace
+}  // namespace trireme::train
