@@ -104,8 +104,8 @@ TEST(TrainDryRun, NamesWhatAConfigHardlyMeans) {
 TEST(TrainDryRun, ARunThatDoesNotFitEndsWithCode4AndSaysByHowMuch) {
   FrontProcess front;
   front.set_worker("touch started");
-  const std::vector<std::string> command = {"train", "--device=cpu",           "-n",
-                                            "2",     "--model.n_layers=10000", "--model.d_model=8192"};
+  const std::vector<std::string> command = {"train", "--device=cpu",          "-n",
+                                            "2",     "--model.n_layers=2000", "--model.d_model=8192"};
   auto dry = command;
   dry.push_back("--dry-run");
   const Outcome plan = front.run(dry);

@@ -216,6 +216,7 @@ TEST(State, OfLocalSgdIsSavedWhereRanksHaveAveraged) {
     expect_refusal([&] { parallel::save_weights(*engine, path); }, words);
     expect_refusal([&] { parallel::save_state(*engine, *optimizer, path); }, words);
     expect_refusal([&] { parallel::full_state(*engine); }, words);
+    expect_refusal([&] { parallel::sharded_state(*engine, *optimizer); }, words);
     engine->average_parameters();
     parallel::save_weights(*engine, path);
     train_steps(net, *engine, *optimizer, 1, 2);
