@@ -39,6 +39,7 @@ ZERO_STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}  # of DeepSpeed; it has no ot
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
          "MASTER_PORT": "0"}
 SMOKE = {"cases": "gpt-tiny:ddp:1;llama-tiny:ddp:1", "seq": 128}
+CPU_PEERS = {"eager": [], "compile": ["--compile"]}
 DEVICES = {"gpu": ("cuda", "bf16"), "cpu-smoke": ("cpu", "fp32")}  # and what is computed in
 GPU = {"cases": "llama-1b:fsdp:1,2,4;llama-1b:ddp:1,2,4", "seq": 2048}
 
@@ -167,16 +168,22 @@ def cpu_case(model: str, ranks: int, threads: int, arguments: argparse.Namespace
         "--optim.schedule=cosine", f"--parallel.policy={arguments.policy}",
         *shlex.split(arguments.ours_args),
     ]
-    peer = torchrun(arguments.python, ranks) + [
-        f"{PEERS}/torch_cpu_train.py", f"--model={model}", f"--threads={threads}", "--json",
-        f"--steps={steps}", f"--warmup={warmup}", f"--global-batch={batch}", "--lr=3e-3",
-        *shlex.split(arguments.peer_args),
-    ]
+    def peer(name: str) -> Side:
+        words = torchrun(arguments.python, ranks) + [
+            f"{PEERS}/torch_cpu_train.py", f"--model={model}", f"--threads={threads}", "--json",
+            f"--steps={steps}", f"--warmup={warmup}", f"--global-batch={batch}", "--lr=3e-3",
+            *CPU_PEERS[name], *shlex.split(arguments.peer_args),
+        ]
+        return Side(words, "tokens_per_s", environment=environment)
+
+    against = arguments.peer or "best"
+    tried = list(CPU_PEERS) if against == "best" else [against]
     return Case(
-        label={"model": model, "device": "cpu", "ranks": ranks, "threads": threads},
+        label={"model": model, "device": "cpu", "ranks": ranks, "threads": threads, "against": tried[0]},
         unit="tokens/s of all ranks",
         ours=Side(ours, "tokens_per_s", environment=environment),
-        peer=Side(peer, "tokens_per_s", environment=environment),
+        peer=peer(tried[0]),
+        candidates={name: peer(name) for name in tried} if len(tried) > 1 else {},
     )
 
 

@@ -2,7 +2,7 @@
 """Ours against PyTorch or DeepSpeed, alternating: A B, B A, A B, ... on one machine, each run a
 fresh process.
 
-    bench/compare.py cpu [--out FILE]
+    bench/compare.py cpu [--peer eager] [--out FILE]
     bench/compare.py gpu --cases "llama-1b:fsdp:1,2,4;gpt2-124m:fsdp:1:seq=1024,micro_batch=64"
                          [--peer best] [--beside] [--budget-seconds N] [--losses N] [--gemm] [--profile N]
     bench/compare.py cpu-smoke --losses 20     the same with tiny models in fp32 on CPUs
@@ -21,7 +21,7 @@ The peer is PyTorch, or for zero1, zero2 and zero3 DeepSpeed where --python can 
 names one, or several for a case of each. "torch" compiles blocks and loss, "torch-amp" does so
 without a wrapper on one GPU, "torch-whole" compiles the whole model (one GPU, or ddp); "best" tries
 those that a case allows for a few steps and is measured as the fastest of them, which is the default
-on GPUs. All GPU peers use
+on GPUs, and on CPUs with the peers "eager" and "compile" (the whole model). All GPU peers use
 fused AdamW, expandable segments, fresh random tokens each step, and an FSDP2 root that is not
 resharded. "--peer replicas" is our own program instead, on every GPU alone at the same time (with
 --ours-args, too): what there would be if communication cost nothing; "--peer bf16" our own without --fp8.
@@ -72,7 +72,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import vision
-from cases import GPU, OWN_PEERS, SMOKE, TORCHAO, Case, cpu_cases, import_error, pair_case, training_cases
+from cases import (CPU_PEERS, GPU, OWN_PEERS, SMOKE, TORCHAO, Case, cpu_cases, import_error, pair_case,
+                   training_cases)
 from losses import complaint
 from machine import describe_commit, describe_machine, environment, load_warning, visible_gpus
 from programs import EXIT_BELOW, EXIT_ENVIRONMENT, ROOT, BenchError, say
@@ -235,7 +236,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--trial-seconds", type=float, help="for one candidate of --peer best (--timeout)")
     parser.add_argument("--commit", help="for the file, where the sources came without their repository")
     parser.add_argument("--require", type=float, default=0.0, help="exit 8 if a ratio is below")
-    parser.add_argument("--peer", help="of two commands: the second command line; gpu and "
+    parser.add_argument("--peer", help="of two commands: the second command line; cpu: eager, compile, best; gpu and "
                                        "cpu-smoke: torch, torch-amp, torch-whole, torch-eager, "
                                        "deepspeed, replicas, bf16, best or several, with commas (default of gpu: "
                                        "deepspeed for ZeRO where it is installed, else best); vision and "
@@ -297,8 +298,8 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--beside is for gpu and vision")
     if arguments.budget_seconds and arguments.mode not in ("gpu", "vision", "vision-cpu"):
         parser.error("--budget-seconds is for gpu, vision and vision-cpu")
-    if arguments.peer and arguments.mode == "cpu":
-        parser.error("the peer of cpu is PyTorch")
+    if arguments.mode == "cpu" and arguments.peer not in (None, "best", *CPU_PEERS):
+        parser.error(f"--peer of cpu is one of best, {', '.join(CPU_PEERS)}")
     return arguments
 
 

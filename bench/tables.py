@@ -222,10 +222,10 @@ def ladder(names: Sequence[str]) -> str:
 
 def cpu(names: Sequence[str]) -> str:
     rows = [[case["model"] + f" ({'; '.join(doubts(file))})" * bool(doubts(file)), f"{case['ranks']} x {case['threads']}", f"{case['ours']['median']:,.0f}",
-             f"{case['peer']['median']:,.0f}", f"**{case['ratio']:.2f}**",
+             MODES[case.get("against", "eager")], f"{case['peer']['median']:,.0f}", f"**{case['ratio']:.2f}**",
              f"{case['ratio_min']:.2f} to {case['ratio_max']:.2f}", startup(case)]
             for file in map(read, names) for case in file["cases"]]
-    return markdown(["model", "ranks x threads", "ours, tokens/s", "PyTorch", "ratio", "min to max", "start-up, s"],
+    return markdown(["model", "ranks x threads", "ours, tokens/s", "peer", "PyTorch", "ratio", "min to max", "start-up, s"],
                     rows)
 
 

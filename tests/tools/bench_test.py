@@ -274,6 +274,17 @@ class Peers(unittest.TestCase):
             self.assertEqual(self.peers_of(policy, None, "nothing there"), (["best"], ""))
             self.assertEqual(cases.peers_of(policy, None, "python3", "cpu"), ["torch"], "nothing is compiled there")
 
+    def test_on_cpus_it_is_the_faster_of_eager_and_compiled(self):
+        def case_of(*words):
+            return cases.cpu_cases(compare.parse_arguments(["cpu", "--bin", "x", "--python", "p", *words]))[0]
+
+        self.assertEqual(list(case_of().candidates), ["eager", "compile"])
+        self.assertIn("--compile", case_of().candidates["compile"].command)
+        self.assertNotIn("--compile", case_of().candidates["eager"].command)
+        asked = case_of("--peer", "compile")
+        self.assertEqual((asked.candidates, asked.label["against"]), ({}, "compile"))
+        self.assertIn("--compile", asked.peer.command)
+
     def test_both_can_be_asked_for(self):
         self.assertEqual(self.peers_of("zero2", "torch,deepspeed")[0], ["torch", "deepspeed"])
         self.assertEqual(self.peers_of("ddp", "torch,deepspeed")[0], ["torch"])
