@@ -1,0 +1,27 @@
+#pragma once
+// A language model's head spread over all ranks of a pipeline (Yeung et al. 2024, Balancing Pipeline
+// Parallelism with Vocabulary Parallelism): each rank has some rows of its weight, which is a stage of its
+// own. Forward of such a part computes logits, and what the gradient of the last stage's output needs of
+// them, so that ranks meet once; backward computes the gradient of the part's weight, and nobody waits for
+// it.
+#include <cstdint>
+
+#include "trireme/plan/simulate.h"
+
+namespace trireme::plan {
+
+/// `schedule` with the passes of the parts of the head. The passes that it has stay in its order, forward and
+/// backward ones each, and forward passes of parts come as soon as they can. Since the last stage waits for
+/// all parts before its backward pass, a rank may run ahead of the schedule by up to two micro-batches'
+/// forward passes, by as few as make the step almost as short as it can be for these costs, which are given
+/// for all_stages() of the result. A rank has no more micro-batches' logits than the last stage had in
+/// flight, and those two and one more. Throws ConfigError where two ranks have a copy of each stage, and as
+/// simulate().
+Schedule spread_head(const Schedule& schedule, const PassCosts& costs);
+
+/// Costs of stages with those of a head whose passes take `forward` and `backward` on one rank: a part takes
+/// its share of them.
+PassCosts with_head_parts(const Schedule& schedule, PassCosts costs, double forward, double backward,
+                          double activation_bytes);
+
+}  // namespace trireme::plan
