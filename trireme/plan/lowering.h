@@ -102,6 +102,8 @@ enum class Sends { kAtOnce, kWhenPosted };
 void check_programs(const Schedule& schedule, const std::vector<StageProgram>& programs,
                     Sends sends = Sends::kAtOnce);
 
+/// Of a message in text.
+char letter_of(Message message);
 /// "take 2F3 from 1 in 0": F is an activation or a forward pass, B a gradient or a backward pass; H, P and T
 /// are what a head that is spread sends: hidden states, parts, totals.
 std::string to_text(const StageAction& action);

@@ -95,10 +95,14 @@ std::optional<StageAction> parse_action(std::string_view text) {
 
 }  // namespace
 
+char letter_of(Message message) {
+  return kMessageLetters[static_cast<size_t>(message)];
+}
+
 std::string to_text(const StageAction& action) {
   const Word& known = *std::ranges::find(kWords, action.kind, &Word::kind);
   const bool message = is_message(action.kind);
-  const char letter = message ? kMessageLetters[static_cast<size_t>(action.message)] : known.letter;
+  const char letter = message ? letter_of(action.message) : known.letter;
   std::string text = fmt::format("{} {}{}{}", known.word, action.stage, letter, action.micro_batch);
   if (message) text += fmt::format(" {} {}", action.kind == Kind::kSend ? "to" : "from", action.peer);
   if (message && action.kind != Kind::kSend) text += fmt::format(" in {}", action.buffer);

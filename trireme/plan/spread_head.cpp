@@ -133,11 +133,17 @@ Schedule spread_head(const Schedule& schedule, const PassCosts& costs) {
   given.spread_head = true;
   constexpr double kAlmost = 1.005;
   const int64_t most_ahead = 2 * schedule.stages_per_rank();
+  PassCosts without_limit = costs;
+  without_limit.memory_limit = 0.0;
   std::vector<Schedule> made;
   std::vector<double> seconds;
   for (int64_t ahead = 0; ahead <= most_ahead; ++ahead) {
-    made.push_back(scheduled_in_time<SpreadingRank>(given, costs, ahead));
-    seconds.push_back(simulate(made.back(), costs).makespan);
+    Schedule next = scheduled_in_time<SpreadingRank>(given, costs, ahead);
+    const Simulation simulation = simulate(next, without_limit);
+    const double peak = std::ranges::max(simulation.ranks, {}, &RankTimeline::peak_bytes).peak_bytes;
+    if (ahead > 0 && !fits(peak, costs)) break;
+    made.push_back(std::move(next));
+    seconds.push_back(simulation.makespan);
   }
   const double shortest = *std::ranges::min_element(seconds);
   const auto chosen = std::ranges::find_if(seconds, [&](double each) { return each <= kAlmost * shortest; });
@@ -158,6 +164,18 @@ PassCosts with_head_parts(const Schedule& schedule, PassCosts costs, double forw
   extend(costs.activation_bytes, activation_bytes);
   if (!costs.between_halves_bytes.empty()) extend(costs.between_halves_bytes, activation_bytes);
   return costs;
+}
+
+HeadPartBytes head_part_bytes(int64_t tokens, int64_t rows, int64_t width, int64_t element_bytes) {
+  constexpr double kStats = 3 * 4, kPlace = 1 + 8;  // fp32; whether the target is here, and its row
+  const auto element = static_cast<double>(element_bytes);
+  const double part = 2.0 * static_cast<double>(width) * element + kStats;
+  const auto bytes = [&](double of_token) {
+    return static_cast<int64_t>(std::min(static_cast<double>(tokens) * of_token, 0x1.0p62));
+  };
+  return {.part = bytes(part),
+          .totals = bytes(kStats),
+          .kept = bytes(static_cast<double>(rows) * element + part + kStats + kPlace)};
 }
 
 }  // namespace trireme::plan

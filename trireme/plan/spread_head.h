@@ -14,7 +14,7 @@ namespace trireme::plan {
 /// backward ones each, and forward passes of parts come as soon as they can. Since the last stage waits for
 /// all parts before its backward pass, a rank may run ahead of the schedule by up to two micro-batches'
 /// forward passes, by as few as make the step almost as short as it can be for these costs, which are given
-/// for all_stages() of the result. A rank has no more micro-batches' logits than the last stage had in
+/// for all_stages() of the result, and keep their limit of memory. A rank has no more micro-batches' logits than the last stage had in
 /// flight, and those two and one more. Throws ConfigError where two ranks have a copy of each stage, and as
 /// simulate().
 Schedule spread_head(const Schedule& schedule, const PassCosts& costs);
@@ -23,5 +23,13 @@ Schedule spread_head(const Schedule& schedule, const PassCosts& costs);
 /// its share of them.
 PassCosts with_head_parts(const Schedule& schedule, PassCosts costs, double forward, double backward,
                           double activation_bytes);
+
+/// Bytes of what a part of the head and the last stage send each other for a micro-batch of `tokens`, and of
+/// what a part of `rows` rows keeps of it from its forward to its backward pass, beside its input: logits in
+/// the dtype of computation, where each target is, sums, and its message, until that has left.
+struct HeadPartBytes {
+  int64_t part = 0, totals = 0, kept = 0;
+};
+HeadPartBytes head_part_bytes(int64_t tokens, int64_t rows, int64_t width, int64_t element_bytes);
 
 }  // namespace trireme::plan
