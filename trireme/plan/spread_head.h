@@ -13,10 +13,10 @@ namespace trireme::plan {
 /// `schedule` with the passes of the parts of the head. The passes that it has stay in its order, forward and
 /// backward ones each, and forward passes of parts come as soon as they can. Since the last stage waits for
 /// all parts before its backward pass, a rank may run ahead of the schedule by up to two micro-batches'
-/// forward passes, by as few as make the step almost as short as it can be for these costs, which are given
-/// for all_stages() of the result, and keep their limit of memory. A rank has no more micro-batches' logits than the last stage had in
-/// flight, and those two and one more. Throws ConfigError where two ranks have a copy of each stage, and as
-/// simulate().
+/// forward passes, 2 v of its v stages, by as few as make the step almost as short as it can be for these
+/// costs. These are given for all_stages() of the result; no rank runs ahead beyond their limit of memory. A
+/// rank has logits of at most 2 v + 1 more micro-batches than the last stage had in flight. Throws
+/// ConfigError where two ranks have a copy of each stage, and as simulate().
 Schedule spread_head(const Schedule& schedule, const PassCosts& costs);
 
 /// Costs of stages with those of a head whose passes take `forward` and `backward` on one rank: a part takes
