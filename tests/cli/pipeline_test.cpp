@@ -52,6 +52,29 @@ TEST(Pipeline, DrawsASchedule) {
   EXPECT_TRUE(contains(out, "rank 1 ...F0 B0    F1 B1    F2 B2    ......  idle 3, 1 in flight\n")) << out;
 }
 
+/// One micro-batch on two ranks, whose parts of the head take 1 forward and 0.5 backward.
+TEST(Pipeline, DrawsAHeadThatIsSpread) {
+  const FrontProcess front;
+  const std::string out = front
+                              .run({"pipeline", "show", "1f1b", "--stages", "2", "--micro-batches", "1",
+                                    "--costs", "3,3,3", "--head", "3"})
+                              .out;
+  EXPECT_TRUE(contains(out, "rank 0 F0       ")) << out;
+  EXPECT_TRUE(contains(out, "H")) << out;
+  const auto shown = front
+                         .run({"pipeline", "show", "1f1b", "--stages", "2", "--micro-batches", "1", "--costs",
+                               "3,3,3", "--head", "3", "--json"})
+                         .json();
+  // Forward through both stages, both parts at once, and back; the first rank's rows come last.
+  EXPECT_DOUBLE_EQ(shown["makespan"], 3.0 + 3.0 + 1.0 + 6.0 + 6.0 + 0.5);
+  const auto refused = front.run({"pipeline", "show", "1f1b", "--head", "1", "--csv"});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_TRUE(contains(refused.err, "leave --head out")) << refused.err;
+  const auto cut =
+      front.run({"pipeline", "stages", "--model.preset=mini-gpt-153m", "--spread-head", "--json"}).json();
+  EXPECT_GT(cut["even"]["efficiency_1f1b"], 0.8);
+}
+
 TEST(Pipeline, ReadsWhatItWrites) {
   const FrontProcess front;
   const std::string file = front.file("mine.csv"), svg = front.file("mine.svg");

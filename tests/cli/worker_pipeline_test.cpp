@@ -40,6 +40,36 @@ TEST_F(Worker, BenchPipelineMeasuresOneModelUnderEverySchedule) {
   EXPECT_EQ(front_.run(command + Words{"interleaved_1f1b", "--layers", "2"}).code, 2);
 }
 
+TEST_F(Worker, BenchPipelineSpreadsTheHead) {
+  const Words command = {"bench",
+                         "pipeline",
+                         "-n",
+                         "2",
+                         "--device=cpu",
+                         "--precision.compute=fp32",
+                         "--json",
+                         "--steps",
+                         "1",
+                         "--warmup",
+                         "1",
+                         "--seq",
+                         "16",
+                         "--schedules",
+                         "1f1b,zb_v,dualpipe"};
+  const auto rows = front_.run(command + Words{"--pipeline.spread_head=true"}).json()["rows"],
+             plain = front_.run(command).json()["rows"];
+  ASSERT_EQ(rows.size(), 3u);
+  for (size_t i = 0; i < 2; ++i) {
+    const double loss = plain[i]["loss"].get<double>(), norm = plain[i]["grad_norm"].get<double>();
+    EXPECT_NEAR(rows[i]["loss"].get<double>(), loss, 1e-6 * loss) << rows[i];
+    EXPECT_NEAR(rows[i]["grad_norm"].get<double>(), norm, 4e-6 * norm) << rows[i];
+    EXPECT_EQ(rows[i]["loss"], rows[0]["loss"]) << "one order of micro-batches, so the same bits";
+  }
+  EXPECT_TRUE(contains(rows[2]["refused"].get<std::string>(), "a copy of each stage on two ranks"));
+  EXPECT_EQ(front_.run(command + Words{"--pipeline.spread_head=true", "--model.tie_embeddings=true"}).code,
+            2);
+}
+
 TEST_F(Worker, BenchPipelineSaysWhatStepsDidBesideWhatIsSimulated) {
   const std::string folder = front_.file("pictures");
   const Outcome outcome =

@@ -246,6 +246,31 @@ TEST(ConfigErrors, WhatDoesNotGoWithPipelinesIsRefused) {
                         {"'parallel.schedule'", "pipeline.schedule"});
 }
 
+TEST(ConfigErrors, WhatDoesNotGoWithASpreadHeadIsRefused) {
+  const auto spread = [](std::vector<std::string> overrides) {
+    overrides.insert(overrides.end(),
+                     {"parallel.pp=2", "pipeline.spread_head=true", "model.tie_embeddings=false"});
+    return of_overrides(overrides);
+  };
+  EXPECT_EQ(spread({}), "accepted");
+  EXPECT_EQ(spread({"parallel.comm_hook=fp16"}), "accepted");
+  test::expect_mentions(
+      of_overrides({"parallel.pp=2", "pipeline.spread_head=true", "model.tie_embeddings=true"}),
+      {"pipeline.spread_head=true", "model.tie_embeddings=true",
+       "model.tie_embeddings=false or pipeline.spread_head=false"});
+  test::expect_mentions(spread({"pipeline.schedule=dualpipe"}),
+                        {"pipeline.schedule=dualpipe", "two ranks", "dualpipe_v"});
+  test::expect_mentions(spread({"pipeline.file=mine.csv", "pipeline.placement=two_ways"}),
+                        {"pipeline.placement=two_ways"});
+  for (const char* hook : {"int8", "topk", "powersgd", "local_sgd"}) {
+    test::expect_mentions(spread({fmt::format("parallel.comm_hook={}", hook), "parallel.policy=ddp"}),
+                          {"parallel.comm_hook", "none or fp16"});
+  }
+  test::expect_mentions(
+      spread({"precision.fp8=tensorwise", "precision.fp8_head=true", "precision.compute=bf16"}),
+      {"precision.fp8_head=true", "pipeline.spread_head"});
+}
+
 TEST(ConfigErrors, RecomputationAndLossScalingMustFit) {
   test::expect_mentions(of_overrides({"memory.recompute=cheap", "model.family=mlp"}),
                         {"memory.recompute=cheap", "mlp"});

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 #include "tests/support/refusal.h"
 #include "trireme/base/env.h"
@@ -131,6 +132,65 @@ TEST(PipelinePlan, EveryParameterIsInOneStageAndTiedEmbeddingsInTwo) {
     std::ranges::sort(wanted);
     EXPECT_EQ(names, wanted);
   }
+}
+
+TEST(PipelinePlan, EveryRowOfASpreadHeadIsInOnePart) {
+  for (const int64_t vocabulary : {301, 50257, 50304}) {
+    const Config config =
+        config_with({"parallel.pp=3", "model.tie_embeddings=false", "train.global_batch=12",
+                     "pipeline.spread_head=true", fmt::format("model.vocab_size={}", vocabulary)});
+    const ModelFacts facts = describe(config.model, config.data.seq_len);
+    const PipelinePlan plan = plan_of(config, 3);
+    ASSERT_EQ(plan.schedule.all_stages(), 6);
+    std::map<std::string, int64_t> numel, wanted;
+    for (int64_t stage = 0; stage < plan.schedule.all_stages(); ++stage) {
+      const UnitRange range = units_of_stage(plan.split, stage);
+      for (const UnitSpec& unit : stage_units(config.model, facts, range)) {
+        for (const ParamSpec& param : unit.params) {
+          EXPECT_EQ(param.name == "lm_head.weight", plan.schedule.is_head_part(stage)) << param.name;
+          numel[param.name] += param.numel();
+        }
+      }
+    }
+    for (const UnitSpec& unit : facts.units) {
+      for (const ParamSpec& param : unit.params) wanted[param.name] = param.numel();
+    }
+    EXPECT_EQ(numel, wanted);
+    const auto& rows = plan.split.head_rows;
+    ASSERT_EQ(rows.size(), 4u);
+    for (size_t part = 0; part < 3; ++part) {
+      EXPECT_NEAR(static_cast<double>(rows[part + 1] - rows[part]), static_cast<double>(vocabulary) / 3.0,
+                  vocabulary < 1024 ? 1.0 : 128.0);
+      EXPECT_EQ(rows[part] % (vocabulary < 1024 ? 1 : 64), 0);
+    }
+  }
+}
+
+/// Blocks are shared out alone, and 1f1b waits for no rank that has the head.
+TEST(PipelinePlan, ASpreadHeadKeepsRanksBusy) {
+  const auto busy = [](const char* spread) {
+    const PipelinePlan plan =
+        plan_of(config_with({"parallel.pp=4", "model.preset=mini-gpt-153m", "model.tie_embeddings=false",
+                             "pipeline.micro_batches=16", "train.global_batch=16",
+                             fmt::format("pipeline.spread_head={}", spread)}),
+                4);
+    return simulate(plan.schedule, flops_of_passes(plan)).efficiency();
+  };
+  EXPECT_GT(busy("true"), 0.9);
+  EXPECT_LT(busy("false"), 0.7);
+}
+
+TEST(PipelinePlan, RefusesMoreStagesThanBlocksAndMoreRanksThanRows) {
+  const std::vector<std::string> spread = {"model.tie_embeddings=false", "pipeline.spread_head=true",
+                                           "train.global_batch=32"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), spread.begin(), spread.end());
+    return more;
+  };
+  test::expect_mentions(refusal(with({"parallel.pp=5"}), 5), {"5 stages", "4 blocks to share out"});
+  test::expect_refusal([] { share_rows(3, 4); }, {"4 ranks", "3 rows", "spread_head=false"});
+  test::expect_mentions(refusal(with({"parallel.pp=2", "pipeline.split=4,0"}), 2),
+                        {"stage 1", "nothing to do"});
 }
 
 TEST(PipelinePlan, ReadsAScheduleOfTheUsersOwn) {

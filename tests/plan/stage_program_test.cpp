@@ -62,6 +62,26 @@ TEST(StageProgram, IsWholeForEveryScheduleAndPolicy) {
   }
 }
 
+TEST(StageProgram, IsWholeWithAHeadThatIsSpread) {
+  for (const ScheduleName schedule : all_values<ScheduleName>()) {
+    if (schedule == ScheduleName::kDualPipe) continue;
+    for (const char* policy : {"ddp", "zero1", "fsdp"}) {
+      const Planned planned =
+          plan_of({"parallel.pp=2", "pipeline.micro_batches=8", "model.n_layers=6",
+                   "model.tie_embeddings=false", "pipeline.spread_head=true",
+                   fmt::format("pipeline.schedule={}", schedule), fmt::format("parallel.policy={}", policy)},
+                  4);
+      for (const StepProgram& program : planned.programs) {
+        EXPECT_NO_THROW(verify(program)) << fmt::format("{}, {}", schedule, policy);
+        EXPECT_EQ(step_program_from_text(to_text(program)), program);
+        const auto of_head = std::ranges::count_if(
+            program.units, [](const ProgramUnit& unit) { return unit.name.starts_with("head of rank"); });
+        EXPECT_EQ(of_head, 1);
+      }
+    }
+  }
+}
+
 TEST(StageProgram, HoldsActivationsOfAsManyMicroBatchesAsTheSchedule) {
   for (const ScheduleName schedule : {ScheduleName::kGpipe, ScheduleName::k1F1B}) {
     const Planned planned = plan_of({"parallel.pp=4", "pipeline.micro_batches=8", "model.n_layers=8",

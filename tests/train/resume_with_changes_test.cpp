@@ -69,6 +69,37 @@ TEST_F(Resume, GoesOnInOtherStages) {
   }
 }
 
+/// The head is one tensor in the checkpoint, whoever has rows of it.
+TEST_F(Resume, GoesOnWithAHeadThatIsSpreadOrNotAnyMore) {
+  config_.model.n_layers = 4;
+  config_.model.tie_embeddings = false;
+  config_.optim.eps = 1e-4;
+  const double loss = run(1, false).summary.final_loss;
+  struct Layout {
+    int64_t pp;
+    bool spread;
+  };
+  const std::pair<Layout, Layout> others[] = {
+      {{2, true}, {1, false}}, {{1, false}, {2, true}}, {{2, true}, {4, true}}, {{4, true}, {2, false}}};
+  const auto lay_out = [&](const Layout& layout) {
+    config_.parallel.pp = layout.pp;
+    config_.pipeline.spread_head = layout.spread;
+    return layout.pp;
+  };
+  for (const auto& [from, to] : others) {
+    const std::string what = fmt::format("pp={} {} to pp={} {}", from.pp, from.spread, to.pp, to.spread);
+    std::filesystem::remove_all(checkpoints());
+    const int64_t done = run(lay_out(from), false, 5).summary.steps;
+    const TrainResult result = run(lay_out(to), true);
+    EXPECT_EQ(result.summary.resumed_at, done) << what;
+    EXPECT_NEAR(result.summary.final_loss, loss, 1e-5 * loss) << what;
+  }
+  config_.train.micro_batch = 1;
+  config_.parallel.policy = plan::PolicyName::kFsdp;
+  lay_out({2, true});
+  expect_exact(4, "spread");
+}
+
 /// Policies agree bit for bit on the same ranks; other ranks add gradients in another order.
 TEST_F(Resume, GoesOnUnderAnotherPolicyAndOnOtherRanks) {
   config_.parallel.policy = plan::PolicyName::kDdp;

@@ -139,6 +139,9 @@ TEST_F(Resume, TheCopyOfASaveIsAsLargeAsPredicted) {
     config_.parallel.pp = 2;
     expect_as_predicted(4);
   }
+  SCOPED_TRACE("of parts of a head");
+  config_.pipeline.spread_head = true;
+  expect_as_predicted(4);
 }
 
 TEST_F(Resume, ASaveThatTrainingWaitsForNeedsNoCopy) {

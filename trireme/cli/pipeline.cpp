@@ -14,6 +14,7 @@
 #include "trireme/plan/pipeline.h"
 #include "trireme/plan/schedule.h"
 #include "trireme/plan/simulate.h"
+#include "trireme/plan/spread_head.h"
 #include "trireme/plan/stages.h"
 #include "trireme/report/pipeline_view.h"
 #include "trireme/report/table.h"
@@ -33,7 +34,7 @@ struct PipelineOptions {
   std::string schedule, file, svg, placement = "loop";
   plan::PipelineShape shape{4, 8, 1};
   std::vector<double> costs = {1.0, 1.0, 1.0};
-  double transfer = 0.0, limit = 0.0;
+  double transfer = 0.0, limit = 0.0, head = 0.0;
   std::optional<int64_t> columns = {};  ///< none: those of the terminal
   bool json = false, csv = false;
 };
@@ -49,6 +50,22 @@ plan::PassCosts costs_for(const PipelineOptions& options, int64_t stages) {
   costs.transfer = options.transfer;
   costs.memory_limit = options.limit;
   return costs;
+}
+
+/// A schedule with the head that was asked for, spread over its ranks, and what its passes take: of three
+/// products of a head two are forward passes.
+struct Drawn {
+  plan::Schedule schedule;
+  plan::PassCosts costs;
+};
+
+Drawn with_head(plan::Schedule schedule, const PipelineOptions& options) {
+  plan::PassCosts costs = costs_for(options, schedule.stages);
+  if (options.head == 0.0) return {std::move(schedule), std::move(costs)};
+  costs = plan::with_head_parts(schedule, std::move(costs), 2.0 / 3.0 * options.head,
+                                1.0 / 3.0 * options.head, 0.0);
+  plan::Schedule spread = plan::spread_head(schedule, costs);
+  return {std::move(spread), std::move(costs)};
 }
 
 /// Also with a hyphen.
@@ -124,12 +141,13 @@ Json to_json(const plan::Schedule& schedule, const plan::Simulation& simulation)
 }
 
 int show(const PipelineOptions& options) {
-  const plan::Schedule schedule = options.file.empty()
-                                      ? chosen(options, options.schedule)
-                                      : plan::read_schedule(options.file, placement_of(options.placement));
+  plan::Schedule given = options.file.empty()
+                             ? chosen(options, options.schedule)
+                             : plan::read_schedule(options.file, placement_of(options.placement));
   PipelineOptions read = options;
-  read.shape.ranks = static_cast<int64_t>(schedule.ranks.size());
-  const plan::Simulation simulation = plan::simulate(schedule, costs_for(read, schedule.stages));
+  read.shape.ranks = static_cast<int64_t>(given.ranks.size());
+  const auto [schedule, costs] = with_head(std::move(given), read);
+  const plan::Simulation simulation = plan::simulate(schedule, costs);
   const report::Timeline timeline = picture(schedule, simulation);
   if (!options.svg.empty()) write_file_atomic(options.svg, report::draw_svg(timeline));
   if (options.csv) {
@@ -155,8 +173,9 @@ int compare(const PipelineOptions& options) {
                        {"what it does"}});
   Json rows = Json::array();
   std::string left_out;
-  const auto add = [&](const plan::Schedule& schedule, std::string_view summary) {
-    const plan::Simulation simulation = plan::simulate(schedule, costs_for(options, schedule.stages));
+  const auto add = [&](plan::Schedule given, std::string_view summary) {
+    const auto [schedule, costs] = with_head(std::move(given), options);
+    const plan::Simulation simulation = plan::simulate(schedule, costs);
     const int64_t copies = schedule.placement == Placement::kTwoWays ? 2 : 1;
     table.add_row({schedule.name, fmt::format("{:g}", simulation.makespan),
                    fmt::format("{:g}", simulation.bubble()),
@@ -195,11 +214,11 @@ struct StageOptions {
 
 /// 1F1B over stages of these costs.
 double efficiency_of(const plan::StageSplit& split, int64_t micro_batches) {
-  plan::PassCosts costs;
-  costs.forward = costs.backward_input = costs.backward_weight = split.flops;
   const auto stages = static_cast<int64_t>(split.flops.size());
-  return plan::simulate(plan::make_schedule(ScheduleName::k1F1B, {stages, micro_batches, 1}), costs)
-      .efficiency();
+  const plan::PipelinePlan cut{plan::make_schedule(ScheduleName::k1F1B, {stages, micro_batches, 1}), split};
+  const plan::PassCosts costs = plan::flops_of_passes(cut);
+  const bool spread = split.spread_flops > 0.0;
+  return plan::simulate(spread ? plan::spread_head(cut.schedule, costs) : cut.schedule, costs).efficiency();
 }
 
 Json to_json(const plan::StageSplit& split, const std::vector<plan::StagePart>& parts,
@@ -277,7 +296,8 @@ void add_stages(CLI::App& verb, Front& front) {
   cut->add_option("--stages", options->stages, "Stages")->check(CLI::Range(1, 1024));
   cut->add_option("--micro-batches", options->micro_batches, "Micro-batches of a step")
       ->check(CLI::Range(1, 4096));
-  cut->add_flag("--spread-head", options->spread_head, "Every stage computes a share of the vocabulary");
+  cut->add_flag("--spread-head", options->spread_head,
+                "Every rank computes a share of the vocabulary (pipeline.spread_head)");
   cut->add_flag("--json", options->json, "One JSON document");
   cut->footer(
       "Any config key can be given as --section.key=value.\n"
@@ -319,6 +339,11 @@ void add_shape(CLI::App& verb, PipelineOptions& options) {
                   "refused, or left out of the comparison, "
                   "greedy is made within it (0: no limit)")
       ->check(number(/*positive=*/false));
+  verb.add_option(
+          "--head", options.head,
+          "Time of a whole head for a micro-batch, forward and backward, of which every rank computes "
+          "its share of the vocabulary (0: there is none beside the costs)")
+      ->check(number(/*positive=*/false));
   verb.add_flag("--json", options.json, "One JSON document");
 }
 
@@ -342,6 +367,9 @@ void add_pipeline(CLI::App& app, Front& front) {
   drawn->add_flag("--csv", options->csv, "The passes, as --from reads them");
   drawn->callback([options, &front] {
     front.action = [options] {
+      if (options->csv && options->head > 0.0)
+        throw UsageError("--csv writes passes of stages, and --head adds others to them",
+                         "leave --head out: --from and pipeline.spread_head add its passes again");
       if (options->schedule.empty() == options->file.empty())
         throw UsageError("name one schedule, or a file with --from",
                          "'trireme pipeline compare' lists the names");

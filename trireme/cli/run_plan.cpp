@@ -42,12 +42,11 @@ std::string pipeline_text(const plan::PipelinePlan& plan, int64_t n_layers) {
     const double beyond = 0.5 * ((range.from_mlp ? 1.0 : 0.0) + (range.to_attention ? 1.0 : 0.0));
     blocks.push_back(fmt::format("{:g}", whole - beyond));
   }
-  plan::PassCosts costs;
-  costs.forward = costs.backward_input = costs.backward_weight = plan.split.flops;
-  return fmt::format(
-      "{}, {} stages of {} blocks, the last with the head, {} micro-batches; by FLOPs {:.1f}% busy",
-      plan.schedule.name, plan.schedule.stages, join(blocks, ", "), plan.schedule.micro_batches,
-      100.0 * plan::simulate(plan.schedule, costs).efficiency());
+  return fmt::format("{}, {} stages of {} blocks, {}, {} micro-batches; by FLOPs {:.1f}% busy",
+                     plan.schedule.name, plan.schedule.stages, join(blocks, ", "),
+                     plan.schedule.spread_head ? "the head spread over all ranks" : "the last with the head",
+                     plan.schedule.micro_batches,
+                     100.0 * plan::simulate(plan.schedule, plan::flops_of_passes(plan)).efficiency());
 }
 
 std::string peak_text(const plan::RankBytes& needed) {

@@ -135,10 +135,11 @@ std::string StepText::heading() const {
   if (view_.planned && view_.planned->run.pipeline) {
     const plan::Schedule& schedule = view_.planned->run.pipeline->schedule;
     const int64_t rank = pp_rank_of(view_.planned->run, view_.rank);
-    table.add_row({"pipeline", fmt::format("{}, rank {} of {} with {} {} of {}", schedule.name, rank,
-                                           schedule.ranks.size(),
-                                           schedule.stages_of(rank).size() == 1 ? "stage" : "stages",
-                                           fmt::join(schedule.stages_of(rank), ", "), schedule.stages)});
+    table.add_row(
+        {"pipeline",
+         fmt::format("{}, rank {} of {} with {} {} of {}", schedule.name, rank, schedule.ranks.size(),
+                     schedule.stages_of(rank).size() == 1 ? "stage" : "stages",
+                     fmt::join(schedule.stages_of(rank), ", "), schedule.all_stages())});
   }
   const int64_t shown = StepProgram::kMicroBatchesShown;
   const bool some = !(view_.planned && view_.planned->run.pipeline) && view_.micro_batches > shown;

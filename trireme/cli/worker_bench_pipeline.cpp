@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -22,6 +23,7 @@
 #include "trireme/nn/init.h"
 #include "trireme/parallel/pipeline.h"
 #include "trireme/plan/model_facts.h"
+#include "trireme/plan/pipeline.h"
 #include "trireme/plan/schedule.h"
 #include "trireme/plan/simulate.h"
 #include "trireme/plan/stages.h"
@@ -88,6 +90,9 @@ class PipelineBench {
   parallel::Options engine_options() const;
   std::unique_ptr<parallel::Pipeline> make_pipeline(const plan::Schedule& schedule,
                                                     const plan::StageSplit& split) const;
+  plan::PipelinePlan plan_of(ScheduleName name) const;
+  std::function<nn::VocabularyPart(const at::Tensor&, const at::Tensor&)> part_of(
+      const ModelStage& head) const;
   Batch batch_of(int64_t step) const;
   void settle() const;
   double timed_step(parallel::Pipeline& pipeline, int64_t step, Measured& into) const;
@@ -123,7 +128,11 @@ std::unique_ptr<parallel::Pipeline> PipelineBench::make_pipeline(const plan::Sch
   std::shared_ptr<ModelStage> last;
   for (const int64_t index : schedule.stages_of(mesh_.pp_rank)) {
     const auto module = std::make_shared<ModelStage>(config_.model, plan::units_of_stage(split, index));
-    stages.push_back(parallel::make_stage(index, module));
+    if (schedule.is_head_part(index)) {
+      stages.push_back({.index = index, .module = module, .forward = {}, .part = part_of(*module)});
+    } else {
+      stages.push_back(parallel::make_stage(index, module));
+    }
     stages.back().engine = module->make_engine(engine_mesh, engine_options(), initial, config_.memory);
     if (module->is_last()) last = module;
   }
@@ -136,6 +145,14 @@ std::unique_ptr<parallel::Pipeline> PipelineBench::make_pipeline(const plan::Sch
     return last->loss(x, {.targets = targets, .chunk_bytes = chunk});
   };
   return std::make_unique<parallel::Pipeline>(schedule, std::move(stages), loss, mesh_, options);
+}
+
+std::function<nn::VocabularyPart(const at::Tensor&, const at::Tensor&)> PipelineBench::part_of(
+    const ModelStage& head) const {
+  return [&head, chunk = config_.memory.loss_chunk_mib << 20](const at::Tensor& hidden,
+                                                              const at::Tensor& targets) {
+    return head.part(hidden, {.targets = targets, .chunk_bytes = chunk});
+  };
 }
 
 /// The same on all ranks of a pipeline and for all schedules.
@@ -216,21 +233,39 @@ void PipelineBench::run(parallel::Pipeline& pipeline, const plan::Schedule& simu
   if (on_gpu()) into.peak_bytes = from_all(static_cast<double>(kernels::gpu_memory_peak().allocated));
 }
 
+plan::PipelinePlan PipelineBench::plan_of(ScheduleName name) const {
+  const bool spread = config_.pipeline.spread_head;
+  if (spread && (config_.model.tie_embeddings || run_.study > 0)) {
+    throw ConfigError("[cli.bench] pipeline.spread_head=true with {}; leave one of them out",
+                      run_.study > 0
+                          ? fmt::format("--study {}, which has all ranks' stages on one", run_.study)
+                          : std::string("model.tie_embeddings=true, where the head is the first stage's"));
+  }
+  const int64_t ranks = run_.study > 0 ? run_.study : mesh_.pp->size();
+  plan::PipelinePlan plan{.schedule = plan::make_schedule(name, {ranks, run_.micro_batches, run_.chunks}),
+                          .split = {}};
+  const plan::ModelFacts facts = plan::describe(config_.model, config_.data.seq_len);
+  const auto parts = plan::stage_parts(config_.model, facts, spread, plan::CutAt::kHalves);
+  plan.split =
+      plan::split_by_cost(parts, plan.schedule.stages, spread ? plan::head_flops(config_.model) : 0.0,
+                          plan.schedule.ranks_of_stages());
+  if (spread) plan::spread_head(plan, config_.model.vocab_size);
+  return plan;
+}
+
 Measured PipelineBench::measure(ScheduleName name) {
   Measured measured{.schedule = std::string(plan::name(name))};
-  plan::Schedule schedule;
-  plan::StageSplit split;
+  plan::PipelinePlan planned;
   try {
-    const int64_t ranks = run_.study > 0 ? run_.study : mesh_.pp->size();
-    schedule = plan::make_schedule(name, {ranks, run_.micro_batches, run_.chunks});
-    const plan::ModelFacts facts = plan::describe(config_.model, config_.data.seq_len);
-    const auto parts = plan::stage_parts(config_.model, facts, /*spread_head=*/false, plan::CutAt::kHalves);
-    split = plan::split_by_cost(parts, schedule.stages, 0.0, schedule.ranks_of_stages());
+    planned = plan_of(name);
   } catch (const ConfigError& error) {
     measured.refused = error.what();
     return measured;
   }
-  const plan::Simulation simulation = simulate_ideal(schedule);
+  const auto& [schedule, split] = planned;
+  const plan::Simulation simulation = schedule.spread_head
+                                          ? plan::simulate(schedule, plan::flops_of_passes(planned))
+                                          : simulate_ideal(schedule);
   measured.stages = schedule.stages;
   measured.makespan = simulation.makespan;
   measured.efficiency = simulation.efficiency();

@@ -57,6 +57,11 @@ std::vector<Unit> LanguageModel::units(const LossTarget& target) {
   });
 }
 
+Unit LanguageModel::final_norm() {
+  const Head head = this->head();
+  return {.name = plan::kHeadUnit, .forward = head.norm, .has_parameters = !head.tied};
+}
+
 std::shared_ptr<LanguageModel> build(const plan::ModelConfig& config) {
   for (const Factory& factory : kFactories) {
     if (factory.family == config.family) return factory.make(config);

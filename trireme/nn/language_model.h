@@ -16,6 +16,9 @@ class LanguageModel : public Model {
   std::vector<Unit> units() override;
   /// The same with the head as the loss: (B, T, D) -> mean cross-entropy in nats, scalar fp32.
   std::vector<Unit> units(const LossTarget& target) override;
+  /// Of units() the head without its product, whose other part may be elsewhere: (B, T, D) -> (B, T, D).
+  Unit final_norm();
+  at::Tensor head_weight() { return head().weight; }  ///< (V, D)
 
  protected:
   struct Head {

@@ -1,18 +1,12 @@
 #include "trireme/parallel/pipeline.h"
 
 #include <ATen/ATen.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <functional>
-#include <optional>
-#include <string_view>
 
 #include "trireme/base/error.h"
 #include "trireme/base/error_of.h"
-#include "trireme/base/hash.h"
 #include "trireme/kernels/range.h"
 #include "trireme/nn/deferred_gradients.h"
 #include "trireme/parallel/pipeline_recorder.h"
@@ -26,16 +20,6 @@ using plan::Message;
 using plan::Placement;
 using plan::StageAction;
 using Kind = StageAction::Kind;
-
-std::string failure_key(const std::vector<int64_t>& ranks, int64_t number) {
-  return fmt::format("pipeline/{}/{}/failure", hex64(xxh3(fmt::format("{}", fmt::join(ranks, ",")))), number);
-}
-
-/// Equal for equal schedules, and exact as a double.
-double fingerprint(const plan::Schedule& schedule) {
-  const std::string text = fmt::format("{}{}", static_cast<int>(schedule.placement), plan::to_csv(schedule));
-  return static_cast<double>(std::hash<std::string>()(text) >> 12);
-}
 
 std::vector<at::Tensor> cut(const at::Tensor& batch, int64_t micro_batches, const char* what) {
   if (!batch.defined()) return {};
@@ -54,83 +38,6 @@ std::vector<at::Tensor> cut(const at::Tensor& batch, int64_t micro_batches, cons
 /// message is written as soon as the stage is done with the micro-batch.
 at::Tensor out_of_buffer(const at::Tensor& made, const at::Tensor& given) {
   return given.defined() && made.is_alias_of(given) ? made.clone() : made;
-}
-
-/// The engines' own way to average, for a stage without parameters.
-double loss_scale(const WrapOptions& options, double weight, int64_t dp_ranks) {
-  return options.average == Average::kMean ? weight / static_cast<double>(dp_ranks) : weight;
-}
-
-/// Exit code and text of an error; 0 and none where there is no error.
-std::pair<ExitCode, std::string> code_and_text(const std::exception_ptr& error) {
-  if (!error) return {ExitCode::kOk, {}};
-  try {
-    std::rethrow_exception(error);
-  } catch (const Error& known) {
-    return {known.exit_code(), known.what()};
-  } catch (const c10::OutOfMemoryError& full) {
-    return {ExitCode::kOutOfMemory, full.what_without_backtrace()};
-  } catch (const c10::Error& from_torch) {
-    return {ExitCode::kFailed, from_torch.what_without_backtrace()};
-  } catch (const std::exception& other) {
-    return {ExitCode::kFailed, other.what()};
-  } catch (...) {
-    return {ExitCode::kFailed, "something was thrown that is no std::exception"};
-  }
-}
-
-/// Equal for equal weights, and exact as a double; -1: none.
-double fingerprint(const std::vector<double>& weights) {
-  if (weights.empty()) return -1.0;
-  const std::string_view bytes(reinterpret_cast<const char*>(weights.data()),
-                               weights.size() * sizeof(double));
-  return static_cast<double>(std::hash<std::string_view>()(bytes) >> 12);
-}
-
-/// `rows` are what each rank was given, as Pipeline::agree() gathers it. Ranks of a pipeline have the same
-/// weights, and as many rows of targets as of inputs; whoever sees a difference throws, which are all.
-void check_alike(const std::vector<std::vector<double>>& rows, const comm::Mesh& mesh) {
-  constexpr size_t kInputs = 0, kTargets = 1, kWeights = 2, kCount = 3;
-  struct PipelineRows {
-    std::optional<size_t> any, inputs, targets;  ///< the first rank of it, and the first with either
-  };
-  std::vector<PipelineRows> pipelines(static_cast<size_t>(mesh.shape.dp_size()));
-  const auto& ranks = mesh.all->ranks();
-  for (size_t i = 0; i < rows.size(); ++i) {
-    if (rows[i][kCount] != rows[0][kCount]) {
-      throw LogicError(
-          "[parallel.pipeline] rank {} was given {} micro-batches, rank {} {}; give all ranks as many, with "
-          "a "
-          "weight of 0 where there is nothing more",
-          ranks[i], rows[i][kCount], ranks[0], rows[0][kCount]);
-    }
-    PipelineRows& here = pipelines[static_cast<size_t>(mesh.shape.dp_rank(ranks[i]))];
-    if (!here.any) here.any = i;
-    if (!here.inputs && rows[i][kInputs] >= 0.0) here.inputs = i;
-    if (!here.targets && rows[i][kTargets] >= 0.0) here.targets = i;
-  }
-  const auto check_samples = [&](std::optional<size_t> inputs, std::optional<size_t> targets) {
-    if (!inputs || !targets || rows[*inputs][kInputs] < 0.0 || rows[*targets][kTargets] < 0.0) return;
-    if (rows[*inputs][kInputs] == rows[*targets][kTargets]) return;
-    throw ConfigError(
-        "[parallel.pipeline] rank {} was given {} rows of inputs, and rank {}, which has the last stage, {} "
-        "of targets; give both the same samples",
-        ranks[*inputs], rows[*inputs][kInputs], ranks[*targets], rows[*targets][kTargets]);
-  };
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const PipelineRows& here = pipelines[static_cast<size_t>(mesh.shape.dp_rank(ranks[i]))];
-    const size_t first = *here.any;
-    if (rows[i][kWeights] != rows[first][kWeights]) {
-      const char* const how = rows[i][kWeights] < 0.0 || rows[first][kWeights] < 0.0 ? "no" : "other";
-      const bool first_has = rows[first][kWeights] >= 0.0;
-      throw LogicError(
-          "[parallel.pipeline] rank {} was given weights of micro-batches, and rank {} of the same pipeline "
-          "{} ones; give all of them the same",
-          ranks[first_has ? first : i], ranks[first_has ? i : first], how);
-    }
-    check_samples(i, here.targets);
-    check_samples(here.inputs, i);
-  }
 }
 
 }  // namespace
@@ -216,27 +123,6 @@ void Pipeline::check_sends() const {
   }
 }
 
-/// Ranks that run different schedules would wait for each other in vain. They also agree on a place of this
-/// pipeline's own to tell why a step has failed.
-void Pipeline::agree_on_schedule() {
-  static std::atomic<int64_t> made = 0;  // ranks that are threads count together
-  int64_t number = made++;
-  failure_key_ = failure_key(mesh_.all->ranks(), number);
-  if (mesh_.all->size() == 1) return;
-  const auto rows = comm::gather_scalars(
-      *mesh_.all, {static_cast<double>(number), fingerprint(schedule_), static_cast<double>(options_.ahead)});
-  for (size_t i = 0; i < rows.size(); ++i) {
-    number = std::max(number, static_cast<int64_t>(rows[i][0]));
-    if (rows[i][1] == rows[0][1] && rows[i][2] == rows[0][2]) continue;
-    throw ConfigError(
-        "[parallel.pipeline] rank {} was given another schedule, or other receive buffers than rank {}; "
-        "this one has {} of {} micro-batches and {} ahead; give all ranks the same",
-        mesh_.all->ranks()[i], mesh_.all->ranks()[0], schedule_.name, schedule_.micro_batches,
-        options_.ahead);
-  }
-  failure_key_ = failure_key(mesh_.all->ranks(), number);
-}
-
 void Pipeline::take_stages(std::vector<Stage> stages) {
   std::ranges::sort(stages, {}, &Stage::index);
   const std::vector<int64_t> wanted = schedule_.stages_of(rank());
@@ -244,13 +130,17 @@ void Pipeline::take_stages(std::vector<Stage> stages) {
   for (const Stage& stage : stages) given.push_back(stage.index);
   TRIREME_CHECK(wanted == given,
                 "[parallel.pipeline] rank {} was given stages {}, but has {} of the {} stages of {}", rank(),
-                fmt::join(given, ", "), fmt::join(wanted, ", "), schedule_.stages, schedule_.name);
+                fmt::join(given, ", "), fmt::join(wanted, ", "), schedule_.all_stages(), schedule_.name);
   for (Stage& stage : stages) {
-    TRIREME_CHECK(stage.module && stage.forward, "[parallel.pipeline] stage {} has no {}", stage.index,
-                  stage.module ? "forward function" : "module");
+    const bool is_part = schedule_.is_head_part(stage.index);
+    TRIREME_CHECK(stage.module && (is_part ? stage.part != nullptr : stage.forward != nullptr),
+                  "[parallel.pipeline] stage {} has no {}", stage.index,
+                  !stage.module ? "module"
+                  : is_part     ? "function of a part of the head"
+                                : "forward function");
     stages_.push_back({std::move(stage)});
   }
-  TRIREME_CHECK(loss_ || !is_last(stages_.back().index),
+  TRIREME_CHECK(loss_ || !makes_loss(stages_.back().index),
                 "[parallel.pipeline] the last stage has no loss function");
 }
 
@@ -271,15 +161,6 @@ void Pipeline::make_engines() {
   }
 }
 
-void Pipeline::check_usable() const {
-  if (broken_.empty()) return;
-  throw LogicError(
-      "[parallel.pipeline] rank {}: a step has failed and ranks are at different places ({}); start again "
-      "from "
-      "saved weights",
-      mesh_.world->rank(), broken_);
-}
-
 void Pipeline::plan_reductions() {
   for (StageAtWork& stage : stages_) {
     const bool tied = std::ranges::any_of(options_.tied, [&](const TiedParameter& tie) {
@@ -297,7 +178,7 @@ at::Tensor Pipeline::forward_backward(const at::Tensor& inputs, const at::Tensor
     batch.targets = cut(targets, schedule_.micro_batches, "targets");
     check_batch(batch, schedule_);
     if (stages_.front().index == 0) batch.rows[0] = inputs.size(0);
-    if (is_last(stages_.back().index)) batch.rows[1] = targets.size(0);
+    if (uses_targets()) batch.rows[1] = targets.size(0);
   });
   return step_on(std::move(batch), refusal);
 }
@@ -309,68 +190,6 @@ at::Tensor Pipeline::forward_backward(const std::vector<at::Tensor>& inputs,
   Batch batch{inputs, targets, weights};
   const auto refusal = error_of([&] { check_batch(batch, schedule_); });
   return step_on(std::move(batch), refusal);
-}
-
-void Pipeline::check_batch(const Batch& batch, const plan::Schedule& schedule) const {
-  const int64_t rank = mesh_.world->rank();
-  const auto count = static_cast<size_t>(schedule.micro_batches);
-  const auto check_count = [&](const std::vector<at::Tensor>& given, bool used, const char* what) {
-    const auto there = static_cast<size_t>(std::ranges::count_if(given, &at::Tensor::defined));
-    TRIREME_CHECK(
-        !used || (there == count && given.size() == count),
-        "[parallel.pipeline] rank {} was given {} micro-batches of {}, the schedule has {}; give as "
-        "many",
-        rank, there, what, count);
-  };
-  check_count(batch.inputs, stages_.front().index == 0, "inputs");
-  check_count(batch.targets, batch.has_targets && is_last(stages_.back().index), "targets");
-  TRIREME_CHECK(batch.weights.empty() || batch.weights.size() == count,
-                "[parallel.pipeline] rank {} was given {} weights for {} micro-batches", rank,
-                batch.weights.size(), count);
-}
-
-/// Ranks that go on while another one refuses would wait for it until the deadline. On a GPU the host would
-/// wait for the device in each step, so it tells others that have begun instead.
-void Pipeline::agree(const Batch& batch, const std::exception_ptr& refusal, bool always) {
-  const bool alone = mesh_.all->size() == 1;
-  const bool each_step = options_.agrees_each_step.value_or(mesh_.world->device().is_cpu());
-  if (alone || !(always || !step_agreed_ || each_step)) {
-    if (refusal && !alone) fail(fmt::format("rank {} refuses a step", mesh_.world->rank()), refusal);
-    if (refusal) std::rethrow_exception(refusal);
-    return;
-  }
-  const double count = always ? static_cast<double>(batch.inputs.size()) : 0.0;  // a step checks it
-  std::vector<double> mine = {static_cast<double>(batch.rows[0]), static_cast<double>(batch.rows[1]),
-                              fingerprint(batch.weights), count};
-  const auto given = std::ssize(mine);
-  const std::vector<double> frozen = frozen_ties();
-  mine.insert(mine.end(), frozen.begin(), frozen.end());
-  auto rows = gather_unless_refused(refusal, std::move(mine));
-  check_alike(rows, mesh_);
-  if (always) return;  // no gradients
-  for (auto& row : rows) row.erase(row.begin(), row.begin() + given);
-  check_ties(rows, mesh_.all->ranks());
-}
-
-std::vector<std::vector<double>> Pipeline::gather_unless_refused(const std::exception_ptr& refusal,
-                                                                 std::vector<double> mine) {
-  const std::string key = fmt::format("{}/refusal/{}", failure_key_, agreements_++);
-  const auto [code, text] = code_and_text(refusal);
-  const bool alone = mesh_.all->size() == 1;
-  if (refusal && !alone) mesh_.world->announce(key, text);
-  mine.push_back(static_cast<double>(code));
-  auto rows =
-      alone ? std::vector<std::vector<double>>{std::move(mine)} : comm::gather_scalars(*mesh_.all, mine);
-  if (refusal) std::rethrow_exception(refusal);
-  for (size_t i = 0; i < rows.size(); ++i) {
-    if (rows[i].back() != 0.0) {
-      throw Error(static_cast<ExitCode>(static_cast<int>(rows[i].back())),
-                  fmt::format("[parallel.pipeline] rank {} refuses: {}", mesh_.all->ranks()[i],
-                              mesh_.world->announced(key)));
-    }
-    rows[i].pop_back();
-  }
-  return rows;
 }
 
 at::Tensor Pipeline::step_on(Batch batch, const std::exception_ptr& refusal) {
@@ -401,6 +220,14 @@ at::Tensor Pipeline::loss_of(const at::Tensor& output, int64_t micro_batch) cons
 
 at::Tensor Pipeline::evaluate(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& targets,
                               const std::vector<double>& weights) {
+  if (schedule_.spread_head) {
+    const StageAtWork& mine = stages_.back();
+    run_forward({inputs, targets, weights}, [&](const at::Tensor& hidden, int64_t micro_batch) {
+      return mine.part(hidden, batch_.targets.at(static_cast<size_t>(micro_batch))).stats;
+    });
+    join_losses(targets);
+    return mean_loss();
+  }
   run_forward({inputs, targets, weights},
               [this](const at::Tensor& output, int64_t micro_batch) { return loss_of(output, micro_batch); });
   return mean_loss();
@@ -502,10 +329,13 @@ at::Tensor Pipeline::arrived(Message message, int64_t stage, int64_t micro_batch
   return std::move(node.mapped());
 }
 
-/// To a stage of this rank, or to the send that follows.
-void Pipeline::hand_on(Message message, int64_t stage, int64_t micro_batch, const at::Tensor& tensor) {
-  const bool stays = running_->rank_of(stage, micro_batch) == rank();
-  (stays ? arrived_ : leaving_)[{message, stage, micro_batch}] = tensor;
+/// To stages of this rank, or to the sends that follow.
+void Pipeline::hand_on(const plan::StagePass& pass, Message message, const at::Tensor& tensor) {
+  for (const plan::StageEdge& made : plan::made_by(*running_, pass)) {
+    if (made.message != message) continue;
+    const bool stays = running_->rank_of(made.to, pass.micro_batch) == rank();
+    (stays ? arrived_ : leaving_)[{message, made.stage, pass.micro_batch}] = tensor;
+  }
 }
 
 void Pipeline::send(const StageAction& action) {
@@ -517,6 +347,7 @@ void Pipeline::send(const StageAction& action) {
 
 void Pipeline::forward(const StageAction& action) {
   const int64_t stage = action.stage, micro_batch = action.micro_batch;
+  if (running_->is_head_part(stage)) return forward_part(action);
   at::Tensor input;
   if (stage == 0) {
     input = batch_.inputs.at(static_cast<size_t>(micro_batch));
@@ -534,11 +365,12 @@ void Pipeline::forward(const StageAction& action) {
   const StageAtWork& here = *stage_here(stage);
   if (here.engine) here.engine->begin_forward();
   at::Tensor output = here.forward(input);
-  if (is_last(stage)) {
+  if (makes_loss(stage)) {
     output = finish_(output, micro_batch);
     finished_[micro_batch] = out_of_buffer(output.detach(), input);
   } else {
-    hand_on(Message::kActivation, stage + 1, micro_batch, out_of_buffer(output.detach(), input));
+    hand_on({plan::StagePass::Kind::kForward, stage, micro_batch},
+            is_last(stage) ? Message::kHidden : Message::kActivation, out_of_buffer(output.detach(), input));
   }
   pass.output = output;
   if (!at::GradMode::is_enabled()) in_flight_.erase({stage, micro_batch});
@@ -547,7 +379,12 @@ void Pipeline::forward(const StageAction& action) {
 void Pipeline::backward(const StageAction& action) {
   const int64_t stage = action.stage, micro_batch = action.micro_batch;
   InFlight pass = std::move(in_flight_.extract({stage, micro_batch}).mapped());
-  const at::Tensor gradient = is_last(stage) ? at::Tensor() : arrived(Message::kGradient, stage, micro_batch);
+  if (running_->is_head_part(stage))
+    return differentiate(*stage_here(stage), action, pass.output,
+                         arrived(Message::kTotals, stage, micro_batch));
+  const at::Tensor gradient = makes_loss(stage) ? at::Tensor()
+                              : is_last(stage)  ? join_parts(pass.output, micro_batch)
+                                                : arrived(Message::kGradient, stage, micro_batch);
   if (action.kind == Kind::kBackwardInput) {
     const auto later = std::make_shared<nn::DeferredGradients>();
     const nn::DeferredGradients::Scope scope(*later);
@@ -562,7 +399,8 @@ void Pipeline::backward(const StageAction& action) {
   if (stage == 0) return;
   TRIREME_CHECK(pass.input.grad().defined(),
                 "[parallel.pipeline] the output of stage {} does not depend on its input", stage);
-  hand_on(Message::kGradient, stage - 1, micro_batch, out_of_buffer(pass.input.grad(), gradient));
+  hand_on({plan::StagePass::Kind::kBackward, stage, micro_batch}, Message::kGradient,
+          out_of_buffer(pass.input.grad(), gradient));
 }
 
 void Pipeline::differentiate(StageAtWork& stage, const StageAction& action, const at::Tensor& output,
@@ -571,9 +409,9 @@ void Pipeline::differentiate(StageAtWork& stage, const StageAction& action, cons
   DataParallel* const engine = stage.engine.get();
   const bool last = stage.last_backward == action.micro_batch;
   stage.reduced = stage.reduced || last;
-  if (is_last(stage.index)) {
+  if (makes_loss(stage.index)) {
     if (engine == nullptr) {
-      const double scale = loss_scale(options_.data_parallel, weight, stage_mesh_.dp->size());
+      const double scale = loss_scale(weight);
       output.backward(at::full_like(output, scale));
     } else {
       last ? engine->backward(output, weight) : engine->accumulate(output, weight);
@@ -587,6 +425,12 @@ void Pipeline::differentiate(StageAtWork& stage, const StageAction& action, cons
     const at::Tensor from = output.requires_grad() ? output : output.detach().requires_grad_(true);
     last ? engine->backward(from, gradient, weight) : engine->accumulate(from, gradient, weight);
   }
+}
+
+/// As the engines average, for a gradient that none of them has made of a loss.
+double Pipeline::loss_scale(double weight) const {
+  const bool mean = options_.data_parallel.average == Average::kMean;
+  return mean ? weight / static_cast<double>(stage_mesh_.dp->size()) : weight;
 }
 
 /// Nothing is left to do for modules whose backward pass computes both gradients at once.
@@ -614,50 +458,6 @@ at::Tensor Pipeline::mean_loss() const {
   const at::Tensor mine = at::stack({sum, at::full({}, weight, options)});
   const at::Tensor all = mesh_.all->size() > 1 ? comm::gather_rows(*mesh_.all, mine).sum(0) : mine;
   return all[0] / all[1];
-}
-
-/// "stage 2 on rank 2 in 'forward 2F3', on (4, 8) Float of stage 1".
-std::string Pipeline::in_words(const StageAction* action) const {
-  if (action == nullptr) return fmt::format("rank {} at the end of a step", mesh_.world->rank());
-  // A send names the stage that takes it.
-  const int64_t made_by = action->message == Message::kActivation ? action->stage - 1 : action->stage + 1;
-  std::string text =
-      fmt::format("stage {} on rank {} in '{}'", action->kind == Kind::kSend ? made_by : action->stage,
-                  mesh_.world->rank(), plan::to_text(*action));
-  const auto pass = in_flight_.find({action->stage, action->micro_batch});
-  if (action->kind == Kind::kForward && action->stage > 0 && pass != in_flight_.end()) {
-    const at::Tensor& input = pass->second.input;
-    text += fmt::format(", on ({}) {} of stage {}", fmt::join(input.sizes(), ", "),
-                        c10::toString(input.scalar_type()), action->stage - 1);
-  }
-  return text;
-}
-
-/// Ranks that wait for this one are told why, and that it will not come.
-void Pipeline::fail(const std::string& where, const std::exception_ptr& error) {
-  const auto [code, cause] = code_and_text(error);
-  std::string text = fmt::format("[parallel.pipeline] {}: {}", where, cause);
-  const std::string told = mesh_.world->announced(failure_key_);
-  if (told.empty()) {
-    mesh_.world->announce(failure_key_, text);
-  } else {
-    text += fmt::format("; before that: {}", told);
-  }
-  broken_ = text;
-  in_flight_.clear();
-  arrived_.clear();
-  leaving_.clear();
-  deferred_.clear();
-  batch_ = {};
-  finish_ = {};
-  for (const auto& engine : engines_) engine->skip_step();
-  // While the error is on its way, so that links do not wait until everything has left.
-  struct Close {
-    ~Close() { links.close(); }
-    StageLinks& links;
-  } const close{*links_};
-  if (code == ExitCode::kCommunication) throw CommError("{}", text);
-  throw Error(code, text);
 }
 
 void Pipeline::step(const Optimizers& optimizers) {

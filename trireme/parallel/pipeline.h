@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "trireme/comm/mesh.h"
+#include "trireme/nn/vocabulary_part.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/parallel/wrap.h"
 #include "trireme/plan/lowering.h"
@@ -46,6 +47,9 @@ struct Stage {
   /// Of the module: one tensor to one tensor, which between stages is of a floating dtype. Does not write to
   /// its input.
   std::function<at::Tensor(const at::Tensor&)> forward;
+  /// Of a part of a head that is spread (plan/spread_head.h) in place of `forward`: what its rows of the
+  /// vocabulary make of the last stage's output, as nn::vocabulary_part() does.
+  std::function<nn::VocabularyPart(const at::Tensor& hidden, const at::Tensor& targets)> part = {};
   /// Around the module, over stage_mesh(); none: the pipeline makes one.
   std::shared_ptr<DataParallel> engine = {};
 };
@@ -87,7 +91,8 @@ struct PipelineOptions {
 
 class Pipeline {
  public:
-  /// `stages` are those of this rank, in any order; `loss` is used where the last one is. The ranks of the
+  /// `stages` are those of this rank, in any order; `loss` is used where the last one is, unless the head is
+  /// spread, whose parts make the mean cross-entropy. The ranks of the
   /// schedule are those of the mesh's axis pp. Collective over the mesh. Throws ConfigError when schedule and
   /// mesh do not fit each other, ranks have different schedules, or the schedule cannot run (or not with
   /// sends that block), LogicError for stages that are not this rank's or a tied parameter that does not
@@ -100,12 +105,13 @@ class Pipeline {
 
   /// Forward and backward passes of a step. `inputs` and `targets` are a whole batch of this data-parallel
   /// rank, which is cut into micro-batches of equal size along its first dimension; used where the first and
-  /// the last stage are, and ignored (may be undefined) elsewhere. Both have the same number of rows. Returns
-  /// the mean loss over all micro-batches of all data-parallel ranks, fp64 scalar, on every rank. Collective
-  /// over the mesh. Throws ConfigError when micro-batches do not divide the batch. What one rank refuses all
-  /// ranks do, and the next step may be right; but where they do not agree on each step
-  /// (PipelineOptions::agrees_each_step), a rank that refuses another than the first ends the pipeline. So
-  /// does a pass that throws: all ranks throw an error that names it, and the pipeline is of no more use.
+  /// the last stage are, and ignored (may be undefined) elsewhere, but that all parts of a head that is
+  /// spread use targets. Both have the same number of rows. Returns the mean loss over all micro-batches of
+  /// all data-parallel ranks, fp64 scalar, on every rank. Collective over the mesh. Throws ConfigError when
+  /// micro-batches do not divide the batch. What one rank refuses all ranks do, and the next step may be
+  /// right; but where they do not agree on each step (PipelineOptions::agrees_each_step), a rank that refuses
+  /// another than the first ends the pipeline. So does a pass that throws: all ranks throw an error that
+  /// names it, and the pipeline is of no more use.
   at::Tensor forward_backward(const at::Tensor& inputs, const at::Tensor& targets);
   /// The same for micro-batches as they are; shapes do not change from step to step. `weights`, given on all
   /// ranks of a pipeline alike, say how much each counts, as DataParallel::backward() has it; none: all the
@@ -120,7 +126,8 @@ class Pipeline {
   at::Tensor evaluate(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& targets,
                       const std::vector<double>& weights = {});
   /// One batch through all stages without gradients: what `last` makes of the output of the last one, on a
-  /// rank that has it; undefined elsewhere. Collective over the mesh; the host waits.
+  /// rank that has it; undefined elsewhere. All ranks have it where the head is spread. Collective over the
+  /// mesh; the host waits.
   at::Tensor infer(const at::Tensor& inputs, const std::function<at::Tensor(const at::Tensor&)>& last);
 
   /// Euclidean norm of the gradient of all stages; tied parameters count once. Collective over the mesh; the
@@ -211,6 +218,9 @@ class Pipeline {
   void plan_reductions();
   StageAtWork* stage_here(int64_t index);
   bool is_last(int64_t stage) const { return stage + 1 == schedule_.stages; }
+  /// Of a head that is spread no stage makes the loss: it is put together of parts.
+  bool makes_loss(int64_t stage) const { return is_last(stage) && !schedule_.spread_head; }
+  bool uses_targets() const { return schedule_.spread_head || is_last(stages_.back().index); }
   void check_usable() const;
 
   void check_batch(const Batch& batch, const plan::Schedule& schedule) const;
@@ -222,21 +232,29 @@ class Pipeline {
   void run_forward(Batch batch, const Finish& finish);
   void run_program(const plan::Schedule& schedule, const plan::StageProgram& program);
   at::Tensor loss_of(const at::Tensor& output, int64_t micro_batch) const;
+  double loss_scale(double weight) const;
   PipelineRecorder* recording() const;
   void run(const plan::StageAction& action);
   void forward(const plan::StageAction& action);
+  void forward_part(const plan::StageAction& action);
   void backward(const plan::StageAction& action);
+  /// The loss of a micro-batch and the totals for all parts; returns the gradient of `output`, the last
+  /// stage's.
+  at::Tensor join_parts(const at::Tensor& output, int64_t micro_batch);
+  void join_losses(const std::vector<at::Tensor>& targets);
   void backward_weight(const plan::StageAction& action);
   /// `gradient` is that of the output; of the last stage's, which is the loss, there is none.
   void differentiate(StageAtWork& stage, const plan::StageAction& action, const at::Tensor& output,
                      const at::Tensor& gradient);
-  void hand_on(plan::Message message, int64_t stage, int64_t micro_batch, const at::Tensor& tensor);
+  /// What `pass` has made, in the messages of that kind.
+  void hand_on(const plan::StagePass& pass, plan::Message message, const at::Tensor& tensor);
   void send(const plan::StageAction& action);
   at::Tensor arrived(plan::Message message, int64_t stage, int64_t micro_batch);
   void reduce_rest();
   void sum_tied();
   bool counts_in_norm(const Stage& stage) const;
   at::Tensor mean_loss() const;
+  int64_t maker_of(const plan::StageAction& message) const;
   std::string in_words(const plan::StageAction* action) const;
   [[noreturn]] void fail(const std::string& where, const std::exception_ptr& error);
 
@@ -262,11 +280,12 @@ class Pipeline {
   std::map<Place, InFlight> in_flight_;
   std::map<Place, std::shared_ptr<nn::DeferredGradients>> deferred_;  ///< gradients of weights
   std::map<std::tuple<plan::Message, int64_t, int64_t>, at::Tensor> arrived_, leaving_;
-  std::map<int64_t, at::Tensor> finished_;  ///< losses by micro-batch, or what infer() asked for
-  std::string broken_;                      ///< what has failed
-  std::string failure_key_;                 ///< where the ranks of this pipeline tell what has failed
-  int64_t agreements_ = 0;                  ///< of ranks on what they were given
-  bool step_agreed_ = false;                ///< one of them was on a step
+  /// Losses by micro-batch, or what infer() asked for; of forward passes alone of parts their stats.
+  std::map<int64_t, at::Tensor> finished_;
+  std::string broken_;        ///< what has failed
+  std::string failure_key_;   ///< where the ranks of this pipeline tell what has failed
+  int64_t agreements_ = 0;    ///< of ranks on what they were given
+  bool step_agreed_ = false;  ///< one of them was on a step
 };
 
 }  // namespace trireme::parallel

@@ -157,7 +157,7 @@ bool Pipeline::counts_in_norm(const Stage& stage) const {
 }
 
 double Pipeline::grad_norm() const {
-  std::vector<double> squares(static_cast<size_t>(schedule_.stages), 0.0);
+  std::vector<double> squares(static_cast<size_t>(schedule_.all_stages()), 0.0);
   for (const StageAtWork& stage : stages_) {
     if (!stage.engine) continue;
     std::vector<std::string> counted_elsewhere;

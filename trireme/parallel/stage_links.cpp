@@ -43,13 +43,14 @@ StageLinks::StageLinks(comm::World& world, std::vector<int64_t> ranks, const pla
 void StageLinks::send(const StageAction& action, const at::Tensor& tensor) {
   const at::Tensor contiguous = tensor.contiguous();
   comm::Link& link = *outgoing_.at(action.peer);
-  if (action.message == Message::kActivation) {
+  if (action.message != Message::kGradient) {
     const Boundary boundary{contiguous.scalar_type(), contiguous.sizes().vec()};
     const auto [known, is_new] = shapes_.emplace(item_of(action), boundary);
     if (is_new) {
       send_shape(link, contiguous);
       // Its gradient comes back in the same shape.
-      shapes_.emplace(Item{Message::kGradient, action.stage - 1, action.micro_batch}, boundary);
+      if (action.message == Message::kActivation)
+        shapes_.emplace(Item{Message::kGradient, action.stage - 1, action.micro_batch}, boundary);
     } else {
       check_shape(action, known->second, boundary);
     }
@@ -60,6 +61,13 @@ void StageLinks::send(const StageAction& action, const at::Tensor& tensor) {
 
 void StageLinks::check_shape(const StageAction& action, const Boundary& before, const Boundary& now) const {
   if (now == before) return;
+  if (action.message != Message::kActivation) {
+    throw LogicError(
+        "[parallel.pipeline] '{}' has {} for micro-batch {}, and had {} since the first step; give every "
+        "step "
+        "micro-batches of the same shapes",
+        plan::to_text(action), now.in_words(), action.micro_batch, before.in_words());
+  }
   throw LogicError(
       "[parallel.pipeline] stage {} has made {} for micro-batch {}, but stage {} takes {} since the first "
       "step; "

@@ -37,8 +37,8 @@ class StageLinks {
   /// that talk to each other.
   StageLinks(comm::World& world, std::vector<int64_t> ranks, const plan::StageProgram& program);
 
-  /// kSend: `tensor` leaves; nobody writes to it afterwards. An activation must have the shape and dtype that
-  /// it had in the first step, else LogicError names both stages.
+  /// kSend: `tensor` leaves; nobody writes to it afterwards. It must have the shape and dtype that it had in
+  /// the first step, else LogicError names the stages.
   void send(const plan::StageAction& action, const at::Tensor& tensor);
   /// kPost: the message may arrive from now on, or once its shape is known.
   void post(const plan::StageAction& action);

@@ -155,7 +155,7 @@ Notes load(DataParallel& engine, OptimizerState* optimizer, const std::string& p
   std::unique_ptr<StateReader> reader;
   const std::exception_ptr error = error_of([&] {
     engine.take_writes();
-    reader = std::make_unique<StateReader>(path);
+    reader = std::make_unique<StateReader>(path, options.rows);
     want_weights(*reader, engine);
     if (optimizer != nullptr && !reader->metadata().contains(kStateMark))
       throw DataError(

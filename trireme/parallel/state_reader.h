@@ -3,8 +3,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "trireme/checkpoint/safetensors.h"
@@ -15,9 +17,10 @@ namespace trireme::parallel {
 
 class StateReader {
  public:
-  explicit StateReader(const std::string& path) : file_(path) {}
+  explicit StateReader(const std::string& path, std::map<std::string, RowsOf> rows = {})
+      : file_(path), rows_(std::move(rows)) {}
 
-  /// The file shall have this tensor, under this name or one that stands for it.
+  /// The file shall have this tensor, under this name or one that stands for it, or one of which it is rows.
   void want(const std::string& name, const std::vector<int64_t>& shape, at::ScalarType dtype);
   void want_buffers(const torch::nn::Module& module);
   /// It may have it; returns whether it does.
@@ -43,11 +46,15 @@ class StateReader {
 
  private:
   bool find(const std::string& wanted, const std::string& name);
+  /// Of a tensor of this shape; none: it is whole.
+  std::optional<RowsOf> rows_of(const std::string& name, const std::vector<int64_t>& shape) const;
 
   checkpoint::SafetensorsReader file_;
+  std::map<std::string, RowsOf> rows_;  ///< by parameter
   struct Wanted {
     std::vector<int64_t> shape;
     at::ScalarType dtype;
+    int64_t first = 0;  ///< element in the file's tensor
   };
   std::map<std::string, Wanted> wanted_;
   std::map<std::string, std::string> found_;  ///< wanted name -> name in the file

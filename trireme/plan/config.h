@@ -171,7 +171,8 @@ struct PipelineConfig {
   int64_t micro_batches = 0;               ///< a step, of each pipeline; 0: as train.micro_batch says
   int64_t chunks = 2;                      ///< stages a rank, of schedules that leave it open
   StageCut split = {};
-  int64_t ahead = 1;  ///< receive buffers beyond those that the schedule needs
+  int64_t ahead = 1;         ///< receive buffers beyond those that the schedule needs
+  bool spread_head = false;  ///< every rank has some rows of the head's weight
 };
 
 /// Dynamic scaling of the loss, so that gradients stay inside the range of fp16.

@@ -38,7 +38,7 @@ class Checker {
     check_deterministic();
     check_engine();
     check_buckets();
-    if (config_.parallel.pp > 1) check_pipeline();
+    if (config_.parallel.pp > 1) check_pipeline(config_, origins_);
   }
 
  private:
@@ -333,38 +333,6 @@ class Checker {
       throw ConfigError(
           "[plan.config] {}: this build splits work along dp_replicate, dp_shard and pp only; set it to 1",
           said(key, value));
-    }
-  }
-
-  /// What needs the number of ranks is checked where that is known (plan/pipeline.h).
-  void check_pipeline() const {
-    const ParallelConfig& parallel = config_.parallel;
-    const std::string stages = said("parallel.pp", parallel.pp);
-    if (parallel.bucket_mib > 0.0) {
-      throw ConfigError(
-          "[plan.config] {} with {}: the engine of a stage reduces its blocks one by one; set "
-          "parallel.bucket_mib to 0",
-          said("parallel.bucket_mib", parallel.bucket_mib), stages);
-    }
-    if (parallel.reduce_when != ReduceWhen::kOncePerStep) {
-      throw ConfigError(
-          "[plan.config] {} with {}: several micro-batches are under way in a stage, whose gradients are "
-          "complete at the end of the step only; set parallel.reduce_when to once",
-          said("parallel.reduce_when", parallel.reduce_when), stages);
-    }
-    const PipelineConfig& pipeline = config_.pipeline;
-    const int64_t defaults = PipelineConfig{}.chunks;
-    if (pipeline.file.empty() && pipeline.chunks != defaults && !takes_chunks(pipeline.schedule)) {
-      throw ConfigError("[plan.config] {} with {}, whose number of stages a rank is fixed; remove it",
-                        said("pipeline.chunks", pipeline.chunks),
-                        said("pipeline.schedule", pipeline.schedule));
-    }
-    const auto blocks = pipeline.split.kind == StageCut::Kind::kBlocks;
-    if (blocks && std::accumulate(pipeline.split.blocks.begin(), pipeline.split.blocks.end(), int64_t{0}) !=
-                      model_.n_layers) {
-      throw ConfigError("[plan.config] {} does not add up to {}; share out all blocks",
-                        said("pipeline.split", to_text(pipeline.split)),
-                        said("model.n_layers", model_.n_layers));
     }
   }
 

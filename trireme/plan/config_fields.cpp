@@ -306,6 +306,8 @@ void add_pipeline(Table& table, PipelineConfig& pipeline) {
                       "where the model is cut: by cost, evenly, or so many blocks each"));
   table.push_back(number("pipeline.ahead", pipeline.ahead, 0,
                          "receive buffers of a stage beyond those that the schedule needs", 1e6));
+  table.push_back(flag("pipeline.spread_head", pipeline.spread_head,
+                       "every rank computes a share of the vocabulary, and not the last stage all of it"));
 }
 
 void add_precision(Table& table, PrecisionConfig& precision) {

@@ -44,5 +44,7 @@ std::string said(const Origins& origins, const std::string& key, const Value& va
 
 /// Rules between fields; `config` is complete. Throws ConfigError naming the keys, their values and origins.
 void check_config(const Config& config, const Origins& origins);
+/// Those of runs in stages.
+void check_pipeline(const Config& config, const Origins& origins);
 
 }  // namespace trireme::plan

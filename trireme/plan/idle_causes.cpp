@@ -48,8 +48,13 @@ struct Moment {
 
 class Step {
  public:
-  Step(const StageEvents& events, double seconds, const Simulation& ideal)
-      : events_(events), seconds_(seconds), ideal_(ideal), ranks_(events.size()), spans_(events.size()) {}
+  Step(const Schedule& schedule, const StageEvents& events, double seconds, const Simulation& ideal)
+      : schedule_(schedule),
+        events_(events),
+        seconds_(seconds),
+        ideal_(ideal),
+        ranks_(events.size()),
+        spans_(events.size()) {}
 
   std::vector<std::vector<IdleSpan>> run() {
     // In each rank's own order, and a wait only behind the pass that it waits for.
@@ -107,10 +112,8 @@ class Step {
     now.time = event.end;
     now.ideal = ideal.end;
     state.last_pass = now;
-    if (event.kind == EventKind::kForward)
-      made_[{Message::kActivation, event.stage + 1, event.micro_batch}] = now;
-    if (event.kind == EventKind::kBackward || event.kind == EventKind::kBackwardInput)
-      made_[{Message::kGradient, event.stage - 1, event.micro_batch}] = now;
+    for (const StageEdge& made : made_by(schedule_, event.pass()))
+      made_[{made.message, made.stage, event.micro_batch}] = now;
   }
 
   /// Ranks that are done wait for the one that ends the step.
@@ -154,6 +157,7 @@ class Step {
     if (time < to.time && !spans_[rank].empty()) spans_[rank].back().end = to.time;  // what rounding left
   }
 
+  const Schedule& schedule_;
   const StageEvents& events_;
   double seconds_;
   const Simulation& ideal_;
@@ -164,9 +168,9 @@ class Step {
 
 }  // namespace
 
-std::vector<std::vector<IdleSpan>> idle_spans(const StageEvents& events, double seconds,
-                                              const Simulation& ideal) {
-  return Step(events, seconds, ideal).run();
+std::vector<std::vector<IdleSpan>> idle_spans(const Schedule& schedule, const StageEvents& events,
+                                              double seconds, const Simulation& ideal) {
+  return Step(schedule, events, seconds, ideal).run();
 }
 
 }  // namespace trireme::plan

@@ -1,9 +1,7 @@
 #include "trireme/plan/lowering.h"
 
 #include <algorithm>
-#include <array>
 #include <deque>
-#include <optional>
 #include <set>
 #include <tuple>
 
@@ -29,59 +27,37 @@ Kind kind_of(const StagePass& pass) {
   throw LogicError("[plan.lower] pass of unknown kind {}", static_cast<int>(pass.kind));
 }
 
-/// What a pass makes for, or needs from, a stage on another rank.
-struct Edge {
-  Message message;
-  int64_t stage, micro_batch;  ///< of the pass that needs it
-  int64_t peer;
-};
-
-bool is_input_gradient(const StagePass& pass) {
-  return pass.kind == StagePass::Kind::kBackward || pass.kind == StagePass::Kind::kBackwardInput;
-}
-
-std::optional<Edge> made_by(const Schedule& schedule, const StagePass& pass) {
-  const bool forward = pass.kind == StagePass::Kind::kForward;
-  const int64_t to = forward ? pass.stage + 1 : pass.stage - 1;
-  if (!(forward || is_input_gradient(pass)) || to < 0 || to == schedule.stages) return std::nullopt;
-  const int64_t here = schedule.rank_of(pass.stage, pass.micro_batch),
-                there = schedule.rank_of(to, pass.micro_batch);
-  if (here == there) return std::nullopt;
-  return Edge{forward ? Message::kActivation : Message::kGradient, to, pass.micro_batch, there};
-}
-
-std::optional<Edge> needed_by(const Schedule& schedule, const StagePass& pass) {
-  const bool forward = pass.kind == StagePass::Kind::kForward;
-  const int64_t from = forward ? pass.stage - 1 : pass.stage + 1;
-  if (!(forward || is_input_gradient(pass)) || from < 0 || from == schedule.stages) return std::nullopt;
-  const int64_t here = schedule.rank_of(pass.stage, pass.micro_batch),
-                there = schedule.rank_of(from, pass.micro_batch);
-  if (here == there) return std::nullopt;
-  return Edge{forward ? Message::kActivation : Message::kGradient, pass.stage, pass.micro_batch, there};
-}
-
-StageAction action_of(Kind kind, const Edge& edge) {
-  return {kind, edge.stage, edge.micro_batch, edge.message, edge.peer};
+StageAction action_of(Kind kind, const StageEdge& edge, int64_t micro_batch, int64_t peer) {
+  return {kind, edge.stage, micro_batch, edge.message, peer};
 }
 
 /// Passes, sends and takes in their order; buffers come later.
 StageProgram without_posts(const Schedule& schedule, int64_t rank) {
+  // Of forward passes alone parts of the head leave what they make.
+  const bool trains = LastUse(schedule).trains();
+  const auto edges_of = [&](const StagePass& pass) {
+    return trains || !schedule.is_head_part(pass.stage) ? made_by(schedule, pass) : std::vector<StageEdge>();
+  };
   std::map<int64_t, std::deque<StageAction>> incoming;  // by peer, in the order in which it sends
   for (size_t peer = 0; peer < schedule.ranks.size(); ++peer) {
+    const auto from = static_cast<int64_t>(peer);
+    if (from == rank) continue;
     for (const StagePass& pass : schedule.ranks[peer]) {
-      const auto edge = made_by(schedule, pass);
-      if (!edge || edge->peer != rank) continue;
-      const auto from = static_cast<int64_t>(peer);
-      incoming[from].push_back(action_of(Kind::kTake, {edge->message, edge->stage, edge->micro_batch, from}));
+      for (const StageEdge& edge : edges_of(pass)) {
+        if (schedule.rank_of(edge.to, pass.micro_batch) == rank)
+          incoming[from].push_back(action_of(Kind::kTake, edge, pass.micro_batch, from));
+      }
     }
   }
   StageProgram program;
   std::set<std::tuple<Message, int64_t, int64_t>> taken;
   for (const StagePass& pass : schedule.ranks[static_cast<size_t>(rank)]) {
-    if (const auto need = needed_by(schedule, pass)) {
-      std::deque<StageAction>& line = incoming[need->peer];
+    for (const StageEdge& need : needed_by(schedule, pass)) {
+      const int64_t peer = schedule.rank_of(need.from, pass.micro_batch);
+      if (peer == rank) continue;
+      std::deque<StageAction>& line = incoming[peer];
       // What was sent before it arrives before it.
-      while (!taken.contains({need->message, need->stage, need->micro_batch})) {
+      while (!taken.contains({need.message, need.stage, pass.micro_batch})) {
         const StageAction& take = line.front();
         taken.insert({take.message, take.stage, take.micro_batch});
         program.push_back(take);
@@ -89,35 +65,17 @@ StageProgram without_posts(const Schedule& schedule, int64_t rank) {
       }
     }
     program.push_back({kind_of(pass), pass.stage, pass.micro_batch});
-    if (const auto made = made_by(schedule, pass)) program.push_back(action_of(Kind::kSend, *made));
+    for (const StageEdge& made : edges_of(pass)) {
+      const int64_t peer = schedule.rank_of(made.to, pass.micro_batch);
+      if (peer != rank) program.push_back(action_of(Kind::kSend, made, pass.micro_batch, peer));
+    }
   }
   return program;
 }
 
-using Pool = std::pair<int64_t, Message>;  // buffers of a stage for one kind of message
-
-constexpr std::array kMessages = {Message::kActivation, Message::kGradient};
-
-/// Whether it is the last pass of a stage and micro-batch: of a program without backward passes the forward
-/// pass.
-class LastPass {
- public:
-  explicit LastPass(const StageProgram& program)
-      : forward_(std::ranges::none_of(program, [](const StageAction& action) {
-          return action.kind == Kind::kBackward || action.kind == Kind::kBackwardInput;
-        })) {}
-  bool operator()(const StageAction& action) const {
-    if (forward_) return action.kind == Kind::kForward;
-    return action.kind == Kind::kBackward || action.kind == Kind::kBackwardWeight;
-  }
-
- private:
-  bool forward_;
-};
-
 /// Buffers that are in use at once at most, by pool, if each were posted when it is taken.
-std::map<Pool, int64_t> needed_at_once(const StageProgram& program) {
-  const LastPass ends_micro_batch(program);
+std::map<Pool, int64_t> needed_at_once(const Schedule& schedule, const StageProgram& program) {
+  const LastUse last_use(schedule);
   std::map<Pool, std::set<int64_t>> in_use;
   std::map<Pool, int64_t> most;
   for (const StageAction& action : program) {
@@ -125,8 +83,8 @@ std::map<Pool, int64_t> needed_at_once(const StageProgram& program) {
       const Pool pool{action.stage, action.message};
       in_use[pool].insert(action.micro_batch);
       most[pool] = std::max(most[pool], static_cast<int64_t>(in_use[pool].size()));
-    } else if (ends_micro_batch(action)) {
-      for (const Message message : kMessages) in_use[{action.stage, message}].erase(action.micro_batch);
+    } else {
+      for (const auto& pool : last_use.of(action)) in_use[pool].erase(action.micro_batch);
     }
   }
   return most;
@@ -135,14 +93,14 @@ std::map<Pool, int64_t> needed_at_once(const StageProgram& program) {
 /// Posts each message as early as the order of its sender and the buffers of its pool allow.
 class Poster {
  public:
-  Poster(const StageProgram& program, int64_t ahead) {
+  Poster(const Schedule& schedule, const StageProgram& program, int64_t ahead) {
     std::map<Pool, int64_t> messages;
     for (const StageAction& action : program) {
       if (action.kind != Kind::kTake) continue;
       waiting_[action.peer].push_back(action);
       ++messages[{action.stage, action.message}];
     }
-    for (const auto& [pool, count] : needed_at_once(program)) {
+    for (const auto& [pool, count] : needed_at_once(schedule, program)) {
       for (int64_t i = 0; i < std::min(count + ahead, messages[pool]); ++i) free_[pool].insert(i);
     }
   }
@@ -165,13 +123,13 @@ class Poster {
   int64_t buffer_of(const StageAction& take) const {
     return used_.at({take.stage, take.message, take.micro_batch});
   }
-  /// After the last pass of a micro-batch; returns whether a buffer came back.
-  bool give_back(const StageAction& pass) {
+  /// Those of a micro-batch; returns whether there were any.
+  bool give_back(const std::vector<Pool>& pools, int64_t micro_batch) {
     bool any = false;
-    for (const Message message : kMessages) {
-      const auto used = used_.find({pass.stage, message, pass.micro_batch});
+    for (const Pool& pool : pools) {
+      const auto used = used_.find({pool.first, pool.second, micro_batch});
       if (used == used_.end()) continue;
-      free_[{pass.stage, message}].insert(used->second);
+      free_[pool].insert(used->second);
       used_.erase(used);
       any = true;
     }
@@ -189,8 +147,8 @@ StageProgram with_posts(const Schedule& schedule, int64_t rank, int64_t ahead) {
                 "[plan.lower] rank {} of a schedule for {} ranks, {} buffers ahead", rank,
                 schedule.ranks.size(), ahead);
   const StageProgram bare = without_posts(schedule, rank);
-  const LastPass ends_micro_batch(bare);
-  Poster poster(bare, ahead);
+  const LastUse last_use(schedule);
+  Poster poster(schedule, bare, ahead);
   StageProgram program;
   poster.post_what_fits(program);
   bool gave_back = false;
@@ -202,12 +160,68 @@ StageProgram with_posts(const Schedule& schedule, int64_t rank, int64_t ahead) {
     }
     if (action.kind == Kind::kTake) action.buffer = poster.buffer_of(action);
     program.push_back(action);
-    if (ends_micro_batch(action)) gave_back = poster.give_back(action);
+    if (action.peer < 0 && poster.give_back(last_use.of(action), action.micro_batch)) gave_back = true;
   }
   return program;
 }
 
 }  // namespace
+
+std::vector<StageEdge> made_by(const Schedule& schedule, const StagePass& pass) {
+  const int64_t stage = pass.stage, last = schedule.stages - 1;
+  const bool forward = pass.kind == StagePass::Kind::kForward;
+  if (pass.kind == StagePass::Kind::kBackwardWeight) return {};
+  if (schedule.is_head_part(stage)) {
+    if (forward) return {{Message::kPart, stage, stage, last}};
+    return {};
+  }
+  std::vector<StageEdge> edges;
+  // The stage before waits, and nobody for the gradients of the head's weight.
+  if (!forward && stage > 0) edges.push_back({Message::kGradient, stage - 1, stage, stage - 1});
+  if (stage == last) {
+    for (int64_t part = schedule.stages; part < schedule.all_stages(); ++part)
+      edges.push_back({forward ? Message::kHidden : Message::kTotals, part, last, part});
+  } else if (forward) {
+    edges.push_back({Message::kActivation, stage + 1, stage, stage + 1});
+  }
+  return edges;
+}
+
+std::vector<StageEdge> needed_by(const Schedule& schedule, const StagePass& pass) {
+  const int64_t stage = pass.stage, last = schedule.stages - 1;
+  const bool forward = pass.kind == StagePass::Kind::kForward;
+  if (pass.kind == StagePass::Kind::kBackwardWeight) return {};
+  if (schedule.is_head_part(stage))
+    return {{forward ? Message::kHidden : Message::kTotals, stage, last, stage}};
+  if (forward && stage == 0) return {};
+  if (forward) return {{Message::kActivation, stage, stage - 1, stage}};
+  if (stage < last) return {{Message::kGradient, stage, stage + 1, stage}};
+  std::vector<StageEdge> parts;
+  for (int64_t part = schedule.stages; part < schedule.all_stages(); ++part)
+    parts.push_back({Message::kPart, part, part, last});
+  return parts;
+}
+
+LastUse::LastUse(const Schedule& schedule) : schedule_(schedule) {
+  for (const auto& passes : schedule.ranks) {
+    for (const StagePass& pass : passes) trains_ = trains_ || pass.kind != StagePass::Kind::kForward;
+  }
+}
+
+std::vector<Pool> LastUse::of(const StageAction& pass) const {
+  std::vector<Pool> pools;
+  const bool ends = trains_ ? pass.kind == Kind::kBackward || pass.kind == Kind::kBackwardWeight
+                            : pass.kind == Kind::kForward;
+  for (size_t i = 0; ends && i < kNames<Message>.size(); ++i) {
+    if (const auto message = static_cast<Message>(i); message != Message::kPart)
+      pools.emplace_back(pass.stage, message);
+  }
+  const bool is_input = pass.kind == Kind::kBackward || pass.kind == Kind::kBackwardInput;
+  for (int64_t part = schedule_.stages;
+       is_input && pass.stage + 1 == schedule_.stages && part < schedule_.all_stages(); ++part)
+    pools.emplace_back(part, Message::kPart);
+  return pools;
+}
 
 StageProgram lower(const Schedule& schedule, int64_t rank, int64_t ahead) {
   simulate(schedule);
@@ -218,7 +232,7 @@ StageProgram lower_forward(const Schedule& forwards, int64_t rank, int64_t ahead
   return with_posts(forwards, rank, ahead);
 }
 
-std::map<std::pair<int64_t, Message>, int64_t> receive_buffers(const StageProgram& program) {
+std::map<Pool, int64_t> receive_buffers(const StageProgram& program) {
   std::map<Pool, int64_t> counts;
   for (const StageAction& action : program) {
     if (action.kind != Kind::kPost) continue;

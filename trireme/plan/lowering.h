@@ -1,6 +1,7 @@
 #pragma once
 // A pipeline schedule with its messages: what one rank runs, sends and receives in a step, in an order in
 // which no rank waits for ever. Stages that follow each other on one rank hand over without a message.
+#include <array>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -15,11 +16,19 @@ namespace trireme::plan {
 /// What travels between two stages.
 enum class Message {
   kActivation,  ///< a stage's output, to the next stage
-  kGradient     ///< the gradient of a stage's input, to the stage before
+  kGradient,    ///< the gradient of a stage's input, to the stage before
+  // Of a head that is spread, between the last stage and a part of it:
+  kHidden,  ///< the last stage's output, to the part
+  kPart,    ///< what the part makes of it, to the last stage
+  kTotals   ///< what all parts make of it together, back to the part
 };
 
-/// A pass of a stage, or one end of a message. A message has the stage and the micro-batch of the pass that
-/// needs it.
+template <>
+inline constexpr auto kNames<Message> = std::to_array<std::string_view>({"activation", "gradient", "hidden",
+                                                                         "part", "totals"});
+
+/// A pass of a stage, or one end of a message. A message has the micro-batch and the stage of the pass that
+/// needs it, but one from a part of the head has that part.
 struct StageAction {
   enum class Kind {
     kForward,
@@ -42,17 +51,46 @@ struct StageAction {
 /// The actions of a rank in their order.
 using StageProgram = std::vector<StageAction>;
 
-/// The program of `rank`. A receive buffer is in use from its post to the end of the last backward pass of
-/// its stage and micro-batch. A stage has as many as the schedule needs at once, and up to `ahead` more, so
-/// that messages arrive before they are needed. Each rank posts what another sends in the order of its sends.
-/// Throws ConfigError as simulate() for a schedule that cannot run, LogicError for a rank that it lacks.
+/// The program of `rank`. A receive buffer is in use from its post to its last use (LastUse). A stage has as
+/// many as the schedule needs at once, and up to `ahead` more, so that messages arrive before they are
+/// needed. Each rank posts what another sends in the order of its sends. Throws ConfigError as simulate() for
+/// a schedule that cannot run, LogicError for a rank that it lacks.
 StageProgram lower(const Schedule& schedule, int64_t rank, int64_t ahead = 1);
 
 /// The same for forward passes alone (forward_only()): a receive buffer is in use to the end of its pass.
 StageProgram lower_forward(const Schedule& forwards, int64_t rank, int64_t ahead = 1);
 
-/// How many receive buffers a program uses, by stage and kind of message.
-std::map<std::pair<int64_t, Message>, int64_t> receive_buffers(const StageProgram& program);
+/// What a pass makes for stages of other ranks, or of its own: a message each, in the order in which they
+/// leave.
+struct StageEdge {
+  Message message = Message::kActivation;
+  int64_t stage = 0;         ///< as a message has it
+  int64_t from = 0, to = 0;  ///< stages
+};
+std::vector<StageEdge> made_by(const Schedule& schedule, const StagePass& pass);
+/// What it needs of them.
+std::vector<StageEdge> needed_by(const Schedule& schedule, const StagePass& pass);
+
+/// The receive buffers of a stage for one kind of message.
+using Pool = std::pair<int64_t, Message>;
+
+/// Of which pools a pass is the last to use the buffer of its micro-batch. Parts of the head have served when
+/// the last stage has the gradient of its output; others to the end of the last backward pass of their stage,
+/// or of the forward pass where there are no others.
+class LastUse {
+ public:
+  /// `schedule` must outlive this.
+  explicit LastUse(const Schedule& schedule);
+  std::vector<Pool> of(const StageAction& pass) const;
+  bool trains() const { return trains_; }
+
+ private:
+  const Schedule& schedule_;
+  bool trains_ = false;
+};
+
+/// How many receive buffers a program uses.
+std::map<Pool, int64_t> receive_buffers(const StageProgram& program);
 
 /// Whether a rank goes on behind a send at once, or when the receiver has posted the message.
 enum class Sends { kAtOnce, kWhenPosted };
@@ -64,7 +102,10 @@ enum class Sends { kAtOnce, kWhenPosted };
 void check_programs(const Schedule& schedule, const std::vector<StageProgram>& programs,
                     Sends sends = Sends::kAtOnce);
 
-/// "take 2F3 from 1 in 0": F is an activation or a forward pass, B a gradient or a backward pass.
+/// Of a message in text.
+char letter_of(Message message);
+/// "take 2F3 from 1 in 0": F is an activation or a forward pass, B a gradient or a backward pass; H, P and T
+/// are what a head that is spread sends: hidden states, parts, totals.
 std::string to_text(const StageAction& action);
 /// One line an action.
 std::string to_text(const StageProgram& program);

@@ -30,13 +30,14 @@ struct RankState {
 class Check {
  public:
   Check(const Schedule& schedule, const std::vector<StageProgram>& programs, Sends sends)
-      : schedule_(schedule), programs_(programs), sends_(sends), ranks_(programs.size()) {
+      : schedule_(schedule),
+        last_use_(schedule),
+        programs_(programs),
+        sends_(sends),
+        ranks_(programs.size()) {
     TRIREME_CHECK(programs.size() == schedule.ranks.size(),
                   "[plan.check_programs] {} programs for a schedule of {} ranks", programs.size(),
                   schedule.ranks.size());
-    for (const auto& passes : schedule.ranks) {
-      for (const StagePass& pass : passes) trains_ = trains_ || pass.kind != StagePass::Kind::kForward;
-    }
   }
 
   void run() {
@@ -79,8 +80,8 @@ class Check {
 
   void send(size_t rank, const StageAction& action) {
     require(ranks_[rank].to_send.erase(item_of(action)) == 1, rank, action, "is not there to send");
-    require(action.peer == schedule_.rank_of(action.stage, action.micro_batch), rank, action,
-            "goes to the wrong rank");
+    const int64_t to = action.message == Message::kPart ? schedule_.stages - 1 : action.stage;
+    require(action.peer == schedule_.rank_of(to, action.micro_batch), rank, action, "goes to the wrong rank");
     in_flight_[{static_cast<int64_t>(rank), action.peer}].push_back(action);
   }
 
@@ -109,32 +110,41 @@ class Check {
   void pass(size_t rank, const StageAction& action) {
     RankState& state = ranks_[rank];
     const auto has = [&](Kind kind) { return state.ran.contains({kind, action.stage, action.micro_batch}); };
-    const bool forward = action.kind == Kind::kForward;
-    const int64_t end = forward ? 0 : schedule_.stages - 1;
-    const Message message = forward ? Message::kActivation : Message::kGradient;
     if (action.kind == Kind::kBackwardWeight) {
       require(has(Kind::kBackwardInput), rank, action, "comes before the pass for the input");
     } else {
+      const bool forward = action.kind == Kind::kForward;
       require(forward || has(Kind::kForward), rank, action, "comes before its forward pass");
-      require(action.stage == end || state.here.erase({message, action.stage, action.micro_batch}) == 1, rank,
-              action, "has no input");
-      hand_on(rank, action, message, action.stage + (forward ? 1 : -1));
+      const StagePass pass = pass_of(action);
+      for (const StageEdge& need : needed_by(schedule_, pass))
+        require(state.here.erase({need.message, need.stage, action.micro_batch}) == 1, rank, action,
+                "has no input");
+      // Of forward passes alone parts of the head leave what they make.
+      if (last_use_.trains() || !schedule_.is_head_part(action.stage)) hand_on(rank, pass);
     }
     require(state.ran.insert({action.kind, action.stage, action.micro_batch}).second, rank, action,
             "comes twice");
-    const bool is_last =
-        trains_ ? action.kind == Kind::kBackward || action.kind == Kind::kBackwardWeight : forward;
-    if (!is_last) return;
-    std::erase_if(state.buffers, [&](const auto& buffer) {
-      return std::get<0>(buffer.first) == action.stage && buffer.second == action.micro_batch;
-    });
+    for (const auto& [stage, message] : last_use_.of(action)) {
+      std::erase_if(state.buffers, [&, stage = stage, message = message](const auto& buffer) {
+        return std::get<0>(buffer.first) == stage && std::get<1>(buffer.first) == message &&
+               buffer.second == action.micro_batch;
+      });
+    }
   }
 
-  void hand_on(size_t rank, const StageAction& action, Message message, int64_t to) {
-    if (to < 0 || to >= schedule_.stages) return;
-    const Item item{message, to, action.micro_batch};
-    const bool stays = schedule_.rank_of(to, action.micro_batch) == static_cast<int64_t>(rank);
-    (stays ? ranks_[rank].here : ranks_[rank].to_send).insert(item);
+  static StagePass pass_of(const StageAction& action) {
+    const auto kind = action.kind == Kind::kForward    ? StagePass::Kind::kForward
+                      : action.kind == Kind::kBackward ? StagePass::Kind::kBackward
+                                                       : StagePass::Kind::kBackwardInput;
+    return {kind, action.stage, action.micro_batch};
+  }
+
+  void hand_on(size_t rank, const StagePass& pass) {
+    for (const StageEdge& made : made_by(schedule_, pass)) {
+      const bool stays = schedule_.rank_of(made.to, pass.micro_batch) == static_cast<int64_t>(rank);
+      (stays ? ranks_[rank].here : ranks_[rank].to_send)
+          .insert(Item{made.message, made.stage, pass.micro_batch});
+    }
   }
 
   void check_end() const {
@@ -172,7 +182,7 @@ class Check {
   }
 
   const Schedule& schedule_;
-  bool trains_ = false;  ///< else there are forward passes only
+  LastUse last_use_;
   const std::vector<StageProgram>& programs_;
   Sends sends_;
   std::vector<RankState> ranks_;

@@ -12,19 +12,21 @@ namespace {
 
 using Kind = StageAction::Kind;
 
-/// Passes have the letter of the schedule's text, messages that of the pass that needs them.
+/// Passes have the letter of the schedule's text; of messages it says which kind travels.
 struct Word {
   Kind kind;
   std::string_view word;
-  char letter;  ///< of messages: that of an activation
+  char letter;
 };
+constexpr std::string_view kMessageLetters = "FBHPT";
+static_assert(kMessageLetters.size() == kNames<Message>.size());
 constexpr std::array<Word, 7> kWords = {{{Kind::kForward, "forward", 'F'},
                                          {Kind::kBackward, "backward", 'B'},
                                          {Kind::kBackwardInput, "backward_input", 'I'},
                                          {Kind::kBackwardWeight, "backward_weight", 'W'},
-                                         {Kind::kSend, "send", 'F'},
-                                         {Kind::kPost, "post", 'F'},
-                                         {Kind::kTake, "take", 'F'}}};
+                                         {Kind::kSend, "send", '\0'},
+                                         {Kind::kPost, "post", '\0'},
+                                         {Kind::kTake, "take", '\0'}}};
 
 bool is_message(Kind kind) {
   return kind == Kind::kSend || kind == Kind::kPost || kind == Kind::kTake;
@@ -80,8 +82,9 @@ std::optional<StageAction> parse_action(std::string_view text) {
   const auto letter = take_place(line.word(), action);
   if (!letter) return std::nullopt;
   if (is_message(action.kind)) {
-    if (*letter != 'F' && *letter != 'B') return std::nullopt;
-    action.message = *letter == 'F' ? Message::kActivation : Message::kGradient;
+    const size_t message = kMessageLetters.find(*letter);
+    if (message == std::string_view::npos) return std::nullopt;
+    action.message = static_cast<Message>(message);
     if (!take_number(line, action.kind == Kind::kSend ? "to" : "from", action.peer)) return std::nullopt;
     if (action.kind != Kind::kSend && !take_number(line, "in", action.buffer)) return std::nullopt;
   } else if (*letter != known->letter) {
@@ -92,10 +95,14 @@ std::optional<StageAction> parse_action(std::string_view text) {
 
 }  // namespace
 
+char letter_of(Message message) {
+  return kMessageLetters[static_cast<size_t>(message)];
+}
+
 std::string to_text(const StageAction& action) {
   const Word& known = *std::ranges::find(kWords, action.kind, &Word::kind);
   const bool message = is_message(action.kind);
-  const char letter = message && action.message == Message::kGradient ? 'B' : known.letter;
+  const char letter = message ? letter_of(action.message) : known.letter;
   std::string text = fmt::format("{} {}{}{}", known.word, action.stage, letter, action.micro_batch);
   if (message) text += fmt::format(" {} {}", action.kind == Kind::kSend ? "to" : "from", action.peer);
   if (message && action.kind != Kind::kSend) text += fmt::format(" in {}", action.buffer);

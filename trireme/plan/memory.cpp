@@ -22,6 +22,7 @@
 #include "trireme/plan/pipeline.h"
 #include "trireme/plan/recompute.h"
 #include "trireme/plan/saved_copy.h"
+#include "trireme/plan/spread_head.h"
 #include "trireme/plan/stage_program.h"
 
 namespace trireme::plan {
@@ -69,6 +70,20 @@ BlockBytes kept_by_unit(const UnitSpec& unit, const Config& config, const ModelF
                                : BlockPart::kWhole);
 }
 
+HeadPartBytes part_bytes(const Config& config, const BatchPlan& batch, int64_t rows) {
+  return head_part_bytes(batch.micro_batch * config.data.seq_len, rows, config.model.d_model,
+                         bytes_of(config.precision.compute));
+}
+
+/// The logits of a part of the head belong to its only unit beside the root.
+std::vector<ProgramUnit> units_of_head_part(const std::vector<UnitSpec>& units, const Config& config,
+                                            const BatchPlan& batch, const EngineSetting& setting) {
+  std::vector<ProgramUnit> result = program_units(units, setting);
+  const int64_t rows = units.back().params.front().shape.front();
+  result.back().activation_bytes = part_bytes(config, batch, rows).kept;
+  return result;
+}
+
 /// What each unit of stage `index`, the root first, keeps of a micro-batch. What a stage makes waits for
 /// backward, where it is also the input of the next one of this rank; what comes from another rank is in a
 /// receive buffer, the gradient of the last block's output included. The final norm keeps its input.
@@ -78,13 +93,14 @@ std::vector<ProgramUnit> units_of_program(const std::vector<UnitSpec>& units, co
                                           int64_t index) {
   const auto tokens = static_cast<double>(batch.micro_batch * config.data.seq_len);
   const int64_t width = config.model.d_model * bytes_of(config.precision.compute);
+  if (schedule.is_head_part(index)) return units_of_head_part(units, config, batch, setting);
   const bool is_last = index + 1 == schedule.stages;
   const auto from_other_rank = [&](int64_t neighbour) {
     return schedule.rank_of(neighbour, 0) != schedule.rank_of(index, 0);
   };
   std::vector<BlockBytes> kept;
   for (const UnitSpec& unit : units) kept.push_back(kept_by_unit(unit, config, facts));
-  kept.back().saved += width;
+  kept.back().saved += is_last && schedule.spread_head ? 2 * width : width;  // what the final norm makes, too
   if (index > 0) kept[std::min<size_t>(1, kept.size() - 1)].saved -= width;
   if (!is_last && from_other_rank(index + 1)) kept.back().between_halves -= width;
   std::vector<ProgramUnit> result = program_units(units, setting);
@@ -102,6 +118,8 @@ StepProgram pipeline_program(const Config& config, const ModelFacts& facts, cons
   for (const int64_t index : plan.schedule.stages_of(pp_rank)) {
     std::vector<UnitSpec> units = stage_units(config.model, facts, units_of_stage(plan.split, index));
     units.front().name = fmt::format("{} of stage {}", kRootUnit, index);
+    if (plan.schedule.is_head_part(index))
+      units.back().name = fmt::format("{} of rank {}", kHeadUnit, pp_rank);
     const bool is_end = index == 0 || index + 1 == plan.schedule.stages;
     stages.push_back({.index = index,
                       .units = units_of_program(units, config, facts, batch, setting, plan.schedule, index),
@@ -110,8 +128,9 @@ StepProgram pipeline_program(const Config& config, const ModelFacts& facts, cons
   const int64_t boundary =
       at_most_62_bits(static_cast<double>(batch.micro_batch * config.data.seq_len) *
                       static_cast<double>(config.model.d_model * bytes_of(config.precision.compute)));
+  const HeadPartBytes parts = part_bytes(config, batch, 0);
   return stage_program(plan.schedule, lower(plan.schedule, pp_rank, config.pipeline.ahead), stages, setting,
-                       boundary);
+                       {.boundary = boundary, .part = parts.part, .totals = parts.totals});
 }
 
 /// Micro-batches at once between their forward and backward pass through a stage of `rank`.
@@ -144,6 +163,13 @@ int64_t kept_by_loss(const Config& config, int64_t tokens, int64_t in_flight, De
   if (device == Device::kCpu) return at_most_62_bits(count * rows * (vocab + width) * bytes);
   const double part = std::min(rows * vocab * bytes, static_cast<double>(config.memory.loss_chunk_mib << 20));
   return at_most_62_bits(part + fp8_copies_of_head(config, part) + count * (rows + vocab) * width * bytes);
+}
+
+/// A part of the head has some of its logits in fp32, twice, and as exponentials in the dtype of computation.
+int64_t at_work_on_part(const Config& config, int64_t tokens, int64_t rows) {
+  const auto at_once = std::min(static_cast<double>(tokens) * static_cast<double>(rows) * 2.0 * kFp32Bytes,
+                                static_cast<double>(config.memory.loss_chunk_mib << 20));
+  return at_most_62_bits(at_once * (1.0 + static_cast<double>(bytes_of(config.precision.compute)) / 8.0));
 }
 
 /// Of a model in one piece: what it keeps counts the head's input, and models of images have whole logits.
@@ -212,6 +238,12 @@ RankBytes bytes_of_rank(const Config& config, const ModelFacts& facts, const Bat
   if (config.parallel.pp == 1) return bytes;
   bytes.activations = most_of(Role::kActivations, program);
   bytes.boundaries = kept_bytes(program)[Role::kBoundary];
+  if (plan.schedule.spread_head) {
+    const auto& rows = plan.split.head_rows;
+    bytes.logits = at_work_on_part(
+        config, tokens, rows[static_cast<size_t>(pp_rank) + 1] - rows[static_cast<size_t>(pp_rank)]);
+    return bytes;
+  }
   const int64_t in_flight = most_in_flight(plan.schedule, pp_rank, plan.schedule.stages - 1);
   bytes.logits = in_flight == 0 ? 0 : kept_by_loss(config, tokens, in_flight, device);
   return bytes;

@@ -2,6 +2,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/plan/simulate.h"
+#include "trireme/plan/spread_head.h"
 #include "trireme/plan/text_file.h"
 
 namespace trireme::plan {
@@ -11,11 +12,12 @@ constexpr size_t kMostBytes = size_t{16} << 20;  ///< of a schedule's file
 
 /// Before a schedule of that size is made.
 void check_stages(const Config& config, int64_t stages) {
-  if (stages <= config.model.n_layers + 1) return;
+  const bool spread = config.pipeline.spread_head;
+  if (stages <= config.model.n_layers + (spread ? 0 : 1)) return;
   throw ConfigError(
-      "[plan.pipeline] {} stages, but the model has {} blocks and the head to share out; lower "
+      "[plan.pipeline] {} stages, but the model has {} blocks{} to share out; lower "
       "parallel.pp={}{}, or raise model.n_layers",
-      stages, config.model.n_layers, config.parallel.pp,
+      stages, config.model.n_layers, spread ? "" : " and the head", config.parallel.pp,
       stages > config.parallel.pp ? " or the stages that a rank has (pipeline.chunks, pipeline.schedule)"
                                   : "");
 }
@@ -48,16 +50,17 @@ StageSplit split_of(const Config& config, const Schedule& schedule) {
   const int64_t stages = schedule.stages;
   const bool by_cost = cut.kind == StageCut::Kind::kCost;
   const auto parts = stage_parts(config.model, describe(config.model, config.data.seq_len),
-                                 /*spread_head=*/false, by_cost ? CutAt::kHalves : CutAt::kBlocks);
-  if (by_cost) return split_by_cost(parts, stages, 0.0, schedule.ranks_of_stages());
-  if (cut.kind == StageCut::Kind::kEven) return split_evenly(parts, stages);
+                                 config.pipeline.spread_head, by_cost ? CutAt::kHalves : CutAt::kBlocks);
+  const double spread = config.pipeline.spread_head ? head_flops(config.model) : 0.0;
+  if (by_cost) return split_by_cost(parts, stages, spread, schedule.ranks_of_stages());
+  if (cut.kind == StageCut::Kind::kEven) return split_evenly(parts, stages, spread);
   if (std::ssize(cut.blocks) != stages) {
     throw ConfigError(
         "[plan.pipeline] pipeline.split={} cuts the model into {} stages, the schedule has {}; give {} "
         "numbers",
         to_text(cut), cut.blocks.size(), stages, stages);
   }
-  return split_by_blocks(parts, cut.blocks);
+  return split_by_blocks(parts, cut.blocks, spread);
 }
 
 }  // namespace
@@ -84,7 +87,22 @@ PipelinePlan plan_pipeline(const Config& config, const BatchPlan& batch) {
   plan.schedule = schedule_of(config, batch.accumulation);
   check_stages(config, plan.schedule.stages);
   plan.split = split_of(config, plan.schedule);
+  if (config.pipeline.spread_head) spread_head(plan, config.model.vocab_size);
   return plan;
+}
+
+void spread_head(PipelinePlan& plan, int64_t vocab_size) {
+  plan.split.head_rows = share_rows(vocab_size, std::ssize(plan.schedule.ranks));
+  plan.schedule = spread_head(plan.schedule, flops_of_passes(plan));
+}
+
+PassCosts flops_of_passes(const PipelinePlan& plan) {
+  PassCosts costs;
+  std::vector<double> flops = plan.split.flops;
+  for (double& each : flops) each -= plan.split.spread_flops / static_cast<double>(plan.split.flops.size());
+  costs.forward = costs.backward_input = costs.backward_weight = flops;
+  if (plan.split.spread_flops == 0.0) return costs;
+  return with_head_parts(plan.schedule, costs, 2.0 * plan.split.spread_flops, plan.split.spread_flops, 0.0);
 }
 
 }  // namespace trireme::plan

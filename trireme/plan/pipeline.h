@@ -5,6 +5,7 @@
 
 #include "trireme/plan/batch.h"
 #include "trireme/plan/schedule.h"
+#include "trireme/plan/simulate.h"
 #include "trireme/plan/stages.h"
 
 namespace trireme::plan {
@@ -13,6 +14,14 @@ struct PipelinePlan {
   Schedule schedule;
   StageSplit split;
 };
+
+/// What passes of the plan's stages take, by their FLOPs for a token: forward passes and both halves of
+/// backward alike, and of a part of the head two products forward and one backward.
+PassCosts flops_of_passes(const PipelinePlan& plan);
+
+/// Every rank of the plan's schedule gets rows of a head whose FLOPs its split has spread. Throws ConfigError
+/// as spread_head() and share_rows().
+void spread_head(PipelinePlan& plan, int64_t vocab_size);
 
 /// For parallel.pp above 1 and a complete config. Throws ConfigError that says which key to change when the
 /// schedule does not take that many micro-batches, cannot run, is too large to plan, or has more stages than

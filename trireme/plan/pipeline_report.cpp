@@ -28,24 +28,23 @@ EventKind event_kind_of(const StagePass& pass) {
 static_assert(static_cast<int>(StagePass::Kind::kBackwardWeight) ==
               static_cast<int>(EventKind::kBackwardWeight));
 
-/// When forward passes, and backward passes for the input, have ended.
+/// When what passes make for others was there.
 struct Ends {
-  std::map<Place, double> forward, input;
+  std::map<std::tuple<Message, int64_t, int64_t>, double> made;
+  std::map<Place, double> forward;
 
-  explicit Ends(const StageEvents& events) {
+  Ends(const Schedule& schedule, const StageEvents& events) {
     for (const auto& rank : events) {
       for (const StageEvent& event : rank) {
+        if (!event.is_pass()) continue;
+        for (const StageEdge& edge : made_by(schedule, event.pass()))
+          made[{edge.message, edge.stage, event.micro_batch}] = event.end;
         if (event.kind == EventKind::kForward) forward[{event.stage, event.micro_batch}] = event.end;
-        if (event.kind == EventKind::kBackward || event.kind == EventKind::kBackwardInput)
-          input[{event.stage, event.micro_batch}] = event.end;
       }
     }
   }
-  /// Of the pass that made a message.
-  double of(const StageEvent& wait) const {
-    return wait.message == Message::kActivation ? forward.at({wait.stage - 1, wait.micro_batch})
-                                                : input.at({wait.stage + 1, wait.micro_batch});
-  }
+  /// What a rank waits for.
+  double of(const StageEvent& wait) const { return made.at({wait.message, wait.stage, wait.micro_batch}); }
 };
 
 void check_events(const Schedule& schedule, const StageEvents& events) {
@@ -94,10 +93,10 @@ double end_of(const StageEvents& events, bool only_passes) {
 /// Medians of what the stages' passes took. Where a stage runs whole backward passes only, they are counted
 /// as passes for the input.
 PassCosts measured_costs(const Schedule& schedule, const StageEvents& events) {
-  const auto stages = static_cast<size_t>(schedule.stages);
+  const auto stages = static_cast<size_t>(schedule.all_stages());
   std::vector<std::map<EventKind, std::vector<double>>> seconds(stages), bytes(stages);
   std::vector<double> transfers;
-  const Ends ends(events);
+  const Ends ends(schedule, events);
   for (const auto& rank : events) {
     for (const StageEvent& event : rank) {
       if (event.is_pass()) {
@@ -130,35 +129,37 @@ PassCosts measured_costs(const Schedule& schedule, const StageEvents& events) {
   return costs;
 }
 
-/// All stages take what they take on average.
-PassCosts balanced(PassCosts costs) {
+/// All stages take what they take on average, and parts of the head what those do.
+PassCosts balanced(const Schedule& schedule, PassCosts costs) {
   for (auto* values : {&costs.forward, &costs.backward_input, &costs.backward_weight}) {
-    const double sum = std::accumulate(values->begin(), values->end(), 0.0);
-    values->assign(1, sum / static_cast<double>(values->size()));
+    const auto parts = values->begin() + schedule.stages;
+    for (const auto& [begin, end] : {std::pair(values->begin(), parts), {parts, values->end()}}) {
+      if (begin == end) continue;
+      std::fill(begin, end, std::accumulate(begin, end, 0.0) / static_cast<double>(end - begin));
+    }
   }
   costs.transfer = 0.0;
   return costs;
 }
 
-/// What a pass makes travels, unless the next stage is on the same rank.
+/// What a pass makes travels, unless who needs it is on the same rank.
 std::vector<StageEvent> sends_of(const Schedule& schedule, const TimedPass& timed,
                                  const std::map<std::pair<Message, int64_t>, double>& message_bytes) {
   const StagePass& pass = timed.pass;
-  if (pass.kind == StagePass::Kind::kBackwardWeight) return {};
-  const bool forward = pass.kind == StagePass::Kind::kForward;
-  const int64_t to = pass.stage + (forward ? 1 : -1);
-  if (to < 0 || to >= schedule.stages ||
-      schedule.rank_of(to, pass.micro_batch) == schedule.rank_of(pass.stage, pass.micro_batch))
-    return {};
-  const Message message = forward ? Message::kActivation : Message::kGradient;
-  const auto bytes = message_bytes.find({message, to});
-  return {{.kind = EventKind::kSend,
-           .stage = to,
-           .micro_batch = pass.micro_batch,
-           .message = message,
-           .begin = timed.end,
-           .end = timed.end,
-           .bytes = bytes == message_bytes.end() ? 0.0 : bytes->second}};
+  std::vector<StageEvent> sends;
+  for (const StageEdge& made : made_by(schedule, pass)) {
+    if (schedule.rank_of(made.from, pass.micro_batch) == schedule.rank_of(made.to, pass.micro_batch))
+      continue;
+    const auto bytes = message_bytes.find({made.message, made.stage});
+    sends.push_back({.kind = EventKind::kSend,
+                     .stage = made.stage,
+                     .micro_batch = pass.micro_batch,
+                     .message = made.message,
+                     .begin = timed.end,
+                     .end = timed.end,
+                     .bytes = bytes == message_bytes.end() ? 0.0 : bytes->second});
+  }
+  return sends;
 }
 
 StageEvents simulated_events(const Schedule& schedule, const PassCosts& costs, const StageEvents& measured) {
@@ -228,8 +229,8 @@ class Queue {
 };
 
 std::vector<StageUse> stage_uses(const Schedule& schedule, const StageEvents& events) {
-  const auto stages = static_cast<size_t>(schedule.stages);
-  const Ends ends(events);
+  const auto stages = static_cast<size_t>(schedule.all_stages());
+  const Ends ends(schedule, events);
   const double copies = schedule.placement == Placement::kTwoWays ? 2.0 : 1.0;
   std::vector<StageUse> uses(stages);
   std::vector<Queue> forward(stages), backward(stages);
@@ -238,13 +239,14 @@ std::vector<StageUse> stage_uses(const Schedule& schedule, const StageEvents& ev
       if (!event.is_pass()) continue;
       const auto stage = static_cast<size_t>(event.stage);
       uses[stage].busy += (event.end - event.begin) / copies;
-      if (event.kind == EventKind::kForward && event.stage > 0)
-        forward[stage].add(ends.forward.at({event.stage - 1, event.micro_batch}), event.begin);
+      const auto needs = needed_by(schedule, event.pass());
+      double made = 0.0;
+      for (const StageEdge& need : needs)
+        made = std::max(made, ends.made.at({need.message, need.stage, event.micro_batch}));
+      if (event.kind == EventKind::kForward && event.stage > 0) forward[stage].add(made, event.begin);
       if (event.kind == EventKind::kBackward || event.kind == EventKind::kBackwardInput) {
-        const bool last = event.stage + 1 == schedule.stages;
-        const double made = last ? ends.forward.at({event.stage, event.micro_batch})
-                                 : ends.input.at({event.stage + 1, event.micro_batch});
-        backward[stage].add(made, event.begin);
+        const double forward_end = ends.forward.at({event.stage, event.micro_batch});
+        backward[stage].add(needs.empty() ? forward_end : made, event.begin);
       }
     }
   }
@@ -298,7 +300,8 @@ PipelineReport report_step(const Schedule& schedule, StageEvents events, const S
   report.measured = use_of(schedule, events);
   report.after_s = end_of(events, /*only_passes=*/false) - report.measured.seconds;
   report.costs = measured_costs(schedule, events);
-  report.idle = idle_spans(events, report.measured.seconds, simulate(schedule, balanced(report.costs)));
+  report.idle = idle_spans(schedule, events, report.measured.seconds,
+                           simulate(schedule, balanced(schedule, report.costs)));
   for (size_t rank = 0; rank < events.size(); ++rank) {
     for (const IdleSpan& span : report.idle[rank])
       report.measured.ranks[rank].idle_causes[static_cast<size_t>(span.cause)] += span.end - span.begin;

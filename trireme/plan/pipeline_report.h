@@ -34,6 +34,8 @@ struct StageEvent {
   double bytes = 0.0;
 
   bool is_pass() const { return kind <= Kind::kBackwardWeight; }
+  /// The pass that it is. Passes come first, in the order of their own kinds.
+  StagePass pass() const { return {static_cast<StagePass::Kind>(kind), stage, micro_batch}; }
 };
 
 /// By rank, in the order in which each did them.

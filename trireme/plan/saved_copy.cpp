@@ -34,7 +34,7 @@ int64_t first_share(int64_t numel, const Sharing& sharing) {
 
 /// Adds a unit to what each shard copies.
 void add_unit(const FlatLayout& unit, const Config& config, const Sharing& sharing,
-              const std::string& skipped, std::vector<int64_t>& by_shard) {
+              const std::string& skipped, std::vector<int64_t>& by_shard, bool counts_updates = true) {
   const int64_t moments = std::ssize(state_of(config.optim));
   // Ranks of local SGD have moments of their own.
   const bool local = config.parallel.comm_hook == CommHook::kLocalSgd;
@@ -47,23 +47,24 @@ void add_unit(const FlatLayout& unit, const Config& config, const Sharing& shari
       int64_t& bytes = by_shard[static_cast<size_t>(shard)];
       bytes += saved_piece_bytes(kFp32Bytes * first_share(part.size(), sharing)) +
                moments * saved_piece_bytes(kFp32Bytes * first_share(part.size(), of_moments));
-      if (part.begin == entry.offset) bytes += saved_piece_bytes(kInt64Bytes);
+      if (counts_updates && part.begin == entry.offset) bytes += saved_piece_bytes(kInt64Bytes);
     }
     if (!keeps_residual(config.parallel.comm_hook)) continue;
     for (int64_t& bytes : by_shard) bytes += saved_piece_bytes(kFp32Bytes * entry.numel);
   }
 }
 
-/// The stages of a rank of a pipeline. Tied embeddings are saved by the first stage.
+/// The stages of a rank of a pipeline. Tied embeddings are saved by the first stage, and the number of
+/// updates of a head that is spread by its first part.
 void add_stages(const Config& config, const ModelFacts& facts, const MeshShape& mesh, int64_t pp_rank,
                 const PipelinePlan& pipeline, const Sharing& sharing, std::vector<int64_t>& by_shard) {
   for (const int64_t stage : pipeline.schedule.stages_of(pp_rank)) {
     const bool has_copy = config.model.tie_embeddings && stage > 0;
     const std::string skipped = has_copy ? facts.units.front().params.front().name : std::string();
-    const std::vector<UnitSpec> units =
-        stage_units(config.model, facts, units_of_stage(pipeline.split, stage));
-    for (const UnitSpec& unit : units)
-      add_unit(flat_layout(unit, mesh.dp_size()), config, sharing, skipped, by_shard);
+    const UnitRange range = units_of_stage(pipeline.split, stage);
+    const bool counts_updates = !range.head_rows || range.head_rows->first == 0;
+    for (const UnitSpec& unit : stage_units(config.model, facts, range))
+      add_unit(flat_layout(unit, mesh.dp_size()), config, sharing, skipped, by_shard, counts_updates);
   }
 }
 

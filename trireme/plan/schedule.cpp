@@ -368,6 +368,7 @@ Schedule generate(ScheduleName name, const PipelineShape& shape) {
 
 int64_t Schedule::rank_of(int64_t stage, int64_t micro_batch) const {
   const auto count = static_cast<int64_t>(ranks.size());
+  if (is_head_part(stage)) return stage - stages;
   switch (placement) {
     case Placement::kLoop:
       return stage % count;
@@ -388,7 +389,7 @@ std::vector<int64_t> Schedule::ranks_of_stages() const {
 
 std::vector<int64_t> Schedule::stages_of(int64_t rank) const {
   std::vector<int64_t> here;
-  for (int64_t stage = 0; stage < stages; ++stage) {
+  for (int64_t stage = 0; stage < all_stages(); ++stage) {
     if (rank_of(stage, 0) == rank || rank_of(stage, micro_batches - 1) == rank) here.push_back(stage);
   }
   return here;
@@ -419,12 +420,13 @@ Schedule forward_only(const Schedule& schedule, int64_t micro_batches) {
                   .placement = schedule.placement,
                   .stages = schedule.stages,
                   .micro_batches = micro_batches,
-                  .ranks = {}};
+                  .ranks = {},
+                  .spread_head = schedule.spread_head};
   const auto ranks = std::ssize(schedule.ranks);
   result.ranks.resize(schedule.ranks.size());
   for (int64_t group = 0; group < micro_batches; group += ranks) {
     // One order of all passes, which every rank follows: none waits for ever.
-    for (int64_t stage = 0; stage < schedule.stages; ++stage) {
+    for (int64_t stage = 0; stage < result.all_stages(); ++stage) {
       for (int64_t micro_batch = group; micro_batch < std::min(group + ranks, micro_batches); ++micro_batch)
         result.ranks[static_cast<size_t>(result.rank_of(stage, micro_batch))].push_back(
             {PassKind::kForward, stage, micro_batch});

@@ -38,13 +38,19 @@ struct Schedule {
   int64_t stages = 1;
   int64_t micro_batches = 1;
   std::vector<std::vector<StagePass>> ranks;  ///< passes of each rank in their order
+  /// Every rank has a part of the vocabulary (spread_head.h): stages `stages` to all_stages(), one a rank.
+  bool spread_head = false;
+
+  /// With the parts of a head that is spread.
+  int64_t all_stages() const { return stages + (spread_head ? static_cast<int64_t>(ranks.size()) : 0); }
+  bool is_head_part(int64_t stage) const { return stage >= stages; }
 
   int64_t rank_of(int64_t stage, int64_t micro_batch) const;
-  /// Of each stage; where two have a copy, the lower one.
+  /// Of each stage but parts of the head; where two have a copy, the lower one.
   std::vector<int64_t> ranks_of_stages() const;
-  /// Those that `rank` has for any micro-batch, in rising order.
+  /// Those that `rank` has for any micro-batch, in rising order, its part of a head that is spread included.
   std::vector<int64_t> stages_of(int64_t rank) const;
-  /// Stages whose weights a rank holds; two copies count twice.
+  /// Stages whose weights a rank holds, without its part of the head; two copies count twice.
   int64_t stages_per_rank() const {
     return placement == Placement::kTwoWays ? 2 : stages / static_cast<int64_t>(ranks.size());
   }

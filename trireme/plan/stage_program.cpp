@@ -39,8 +39,8 @@ struct Part {
 class Merger {
  public:
   Merger(const Schedule& schedule, const StageProgram& actions, const std::vector<ProgramStage>& stages,
-         const EngineSetting& setting, int64_t boundary_bytes)
-      : schedule_(schedule), actions_(actions), boundary_bytes_(boundary_bytes) {
+         const EngineSetting& setting, const MessageBytes& bytes)
+      : schedule_(schedule), actions_(actions), bytes_(bytes) {
     held_ = schedule.placement == Placement::kTwoWays;
     for (const ProgramStage& stage : stages) {
       Part part{.stage = stage, .program = program_of(stage, setting)};
@@ -109,21 +109,41 @@ class Merger {
     whole_.passes.push_back(pass);
   }
 
-  /// A message names the stage that needs it; the one that made it sends. What arrives belongs to the pass
-  /// that follows, what leaves to the one before.
+  /// Where a message leaves or arrives: at the end of a stage are its output and what comes back for it.
+  struct StageEnd {
+    int64_t stage;
+    bool at_end;
+  };
+  StageEnd place_of(Message message, int64_t stage, bool sends) const {
+    const int64_t last = schedule_.stages - 1;
+    switch (message) {
+      case Message::kActivation:
+        return sends ? StageEnd{stage - 1, true} : StageEnd{stage, false};
+      case Message::kGradient:
+        return sends ? StageEnd{stage + 1, false} : StageEnd{stage, true};
+      case Message::kHidden:
+        return sends ? StageEnd{last, true} : StageEnd{stage, false};
+      case Message::kPart:
+        return sends ? StageEnd{stage, true} : StageEnd{last, true};
+      case Message::kTotals:
+        return sends ? StageEnd{last, true} : StageEnd{stage, true};
+    }
+    throw LogicError("[plan.stage_program] message {} has no place", static_cast<int>(message));
+  }
+
+  /// What arrives belongs to the pass that follows, what leaves to the one before.
   void transfer(const StageAction& action) {
-    const bool sends = action.kind == Kind::kSend, activation = action.message == Message::kActivation;
-    const int64_t made_by = activation ? action.stage - 1 : action.stage + 1;
-    const Part& part = part_of(sends ? made_by : action.stage);
-    const bool at_end = sends == activation;  // of the stage: outputs leave there, and their gradients come
-    const int64_t unit = part.first_unit + (at_end ? std::ssize(part.stage.units) - 1 : 0);
+    const bool sends = action.kind == Kind::kSend;
+    const StageEnd place = place_of(action.message, action.stage, sends);
+    const Part& part = part_of(place.stage);
+    const int64_t unit = part.first_unit + (place.at_end ? std::ssize(part.stage.units) - 1 : 0);
     Action message{.kind = sends ? ActionKind::kSend : ActionKind::kRecv,
                    .unit = unit,
                    .micro_batch = action.micro_batch,
                    .lane = sends ? Lane::kSend : Lane::kRecv,
                    .peer = action.peer};
     if (!sends) return arriving_.push_back(std::move(message));
-    message.transfers = {{Collective::kSend, 2, boundary_bytes_}};
+    message.transfers = {{Collective::kSend, 2, bytes_.of(action.message)}};
     whole_.actions.push_back(std::move(message));
     ++whole_.passes.back().end;
   }
@@ -141,15 +161,17 @@ class Merger {
 
   void add_receive_buffers() {
     for (const auto& [pool, count] : receive_buffers(actions_)) {
+      const auto& [stage, message] = pool;
+      const Part& part = part_of(place_of(message, stage, /*sends=*/false).stage);
       for (int64_t i = 0; i < count; ++i)
         whole_.buffers.push_back(
-            {.role = Role::kBoundary, .unit = part_of(pool.first).first_unit, .bytes = boundary_bytes_});
+            {.role = Role::kBoundary, .unit = part.first_unit, .bytes = bytes_.of(message)});
     }
   }
 
   const Schedule& schedule_;
   const StageProgram& actions_;
-  int64_t boundary_bytes_;
+  MessageBytes bytes_;
   bool held_;
   std::vector<Part> parts_;
   std::vector<Action> arriving_;
@@ -182,8 +204,8 @@ std::optional<int64_t> reducing_micro_batch(const Schedule& schedule, const Stag
 
 StepProgram stage_program(const Schedule& schedule, const StageProgram& actions,
                           const std::vector<ProgramStage>& stages, const EngineSetting& setting,
-                          int64_t boundary_bytes) {
-  return Merger(schedule, actions, stages, setting, boundary_bytes).run();
+                          const MessageBytes& bytes) {
+  return Merger(schedule, actions, stages, setting, bytes).run();
 }
 
 }  // namespace trireme::plan

@@ -17,12 +17,20 @@ struct ProgramStage {
   bool tied = false;  ///< a parameter of it has a copy in another stage
 };
 
-/// `actions` are those of the rank (lower()), `stages` all that it has in rising order, `boundary_bytes`
-/// those of what passes between two stages for a micro-batch. `setting` is the engines', over the ranks that
-/// hold a stage. Receive buffers belong to the first unit of their stage.
+/// Bytes of messages for a micro-batch.
+struct MessageBytes {
+  int64_t boundary = 0;          ///< what passes between two stages, and hidden states
+  int64_t part = 0, totals = 0;  ///< of a head that is spread
+  int64_t of(Message message) const {
+    return message == Message::kPart ? part : message == Message::kTotals ? totals : boundary;
+  }
+};
+
+/// `actions` are those of the rank (lower()), `stages` all that it has in rising order. `setting` is the
+/// engines', over the ranks that hold a stage. Receive buffers belong to the first unit of their stage.
 StepProgram stage_program(const Schedule& schedule, const StageProgram& actions,
                           const std::vector<ProgramStage>& stages, const EngineSetting& setting,
-                          int64_t boundary_bytes);
+                          const MessageBytes& bytes);
 
 /// That of a stage's engine: where two ranks have a copy of each stage both are data-parallel ranks of it.
 EngineSetting setting_in_stages(EngineSetting setting, const Schedule& schedule);

@@ -40,7 +40,10 @@ bool is_attention(const StagePart& part) {
 }
 
 StageSplit measured(std::vector<int64_t> first, const std::vector<StagePart>& parts, double spread_flops) {
-  StageSplit split{.of_halves = is_attention(parts.front()), .first = std::move(first), .flops = {}};
+  StageSplit split{.of_halves = is_attention(parts.front()),
+                   .first = std::move(first),
+                   .flops = {},
+                   .spread_flops = spread_flops};
   const auto stages = static_cast<double>(split.first.size() - 1);
   for (size_t stage = 0; stage + 1 < split.first.size(); ++stage) {
     double flops = spread_flops / stages;
@@ -170,33 +173,60 @@ StageSplit split_by_cost(const std::vector<StagePart>& parts, int64_t stages, do
   return ranks.empty() ? split : balanced(std::move(split), parts, spread_flops, ranks);
 }
 
-StageSplit split_by_blocks(const std::vector<StagePart>& parts, const std::vector<int64_t>& blocks) {
+StageSplit split_by_blocks(const std::vector<StagePart>& parts, const std::vector<int64_t>& blocks,
+                           double spread_flops) {
   const auto total = std::accumulate(blocks.begin(), blocks.end(), int64_t{0});
-  const auto there = std::ssize(parts) - (parts.back().name == kHeadUnit ? 1 : 0);
+  const bool has_head = parts.back().name == kHeadUnit;
+  const auto there = std::ssize(parts) - (has_head ? 1 : 0);
   if (total != there) {
     throw ConfigError("[plan.stages] stages of {} blocks have {}, the model {}; share out all of them",
                       fmt::join(blocks, ", "), total, there);
   }
-  const auto empty = std::find(blocks.begin(), blocks.end() - 1, 0);
-  if (empty != blocks.end() - 1) {
-    throw ConfigError(
-        "[plan.stages] stage {} of {} blocks would have nothing to do; give each at least 1, but for the "
-        "last, "
-        "which has the head",
-        empty - blocks.begin(), fmt::join(blocks, ", "));
+  const auto must_have = blocks.end() - (has_head ? 1 : 0);
+  const auto empty = std::find(blocks.begin(), must_have, 0);
+  if (empty != must_have) {
+    throw ConfigError("[plan.stages] stage {} of {} blocks would have nothing to do; give each at least 1{}",
+                      empty - blocks.begin(), fmt::join(blocks, ", "),
+                      has_head ? ", but for the last, which has the head" : "");
   }
   std::vector<int64_t> first = {0};
   for (const int64_t count : blocks) first.push_back(first.back() + count);
   first.back() = std::ssize(parts);
-  return measured(std::move(first), parts, 0.0);
+  return measured(std::move(first), parts, spread_flops);
+}
+
+std::vector<int64_t> share_rows(int64_t vocab_size, int64_t ranks) {
+  if (vocab_size < ranks) {
+    throw ConfigError(
+        "[plan.stages] {} ranks cannot share a vocabulary of {} rows; lower parallel.pp, or set "
+        "pipeline.spread_head=false",
+        ranks, vocab_size);
+  }
+  constexpr int64_t kAligned = 64;
+  const int64_t unit = vocab_size / ranks >= 16 * kAligned ? kAligned : 1;
+  std::vector<int64_t> rows;
+  for (int64_t rank = 0; rank < ranks; ++rank) rows.push_back(vocab_size / unit * rank / ranks * unit);
+  rows.push_back(vocab_size);
+  return rows;
 }
 
 /// A part of the split is a block, half a block, or the head.
 UnitRange units_of_stage(const StageSplit& split, int64_t stage) {
   const auto at = static_cast<size_t>(stage);
-  const int64_t begin = split.first[at], end = split.first[at + 1];
+  const bool spread = !split.head_rows.empty();
   const auto unit_of = [&](int64_t part) { return 1 + (split.of_halves ? part / 2 : part); };
+  if (const size_t stages = split.first.size() - 1; spread && at >= stages) {
+    const int64_t head = unit_of(split.first.back() - 1) + 1;
+    return {.first = head,
+            .end = head + 1,
+            .head_rows = std::pair(split.head_rows.at(at - stages), split.head_rows.at(at - stages + 1))};
+  }
+  const int64_t begin = split.first[at], end = split.first[at + 1];
   UnitRange range{.first = stage == 0 ? 0 : unit_of(begin), .end = unit_of(end - 1) + 1};
+  if (spread && at + 2 == split.first.size()) {
+    ++range.end;
+    range.norm_alone = true;
+  }
   if (!split.of_halves) return range;
   const bool ends_with_head = at + 2 == split.first.size() && end % 2 == 1;
   range.from_mlp = begin % 2 == 1;
@@ -225,6 +255,12 @@ std::vector<UnitSpec> stage_units(const ModelConfig& model, const ModelFacts& fa
     const bool mlp = range.from_mlp && unit == range.first,
                attention = range.to_attention && unit + 1 == count;
     units.push_back(mlp || attention ? half_of(whole, family, attention) : whole);
+  }
+  if (range.norm_alone)
+    std::erase_if(units.back().params, [&](const ParamSpec& param) { return !is_of_norm(param); });
+  if (range.head_rows) {
+    std::erase_if(units.back().params, is_of_norm);
+    units.back().params.front().shape.front() = range.head_rows->second - range.head_rows->first;
   }
   return units;
 }

@@ -1,7 +1,9 @@
 #pragma once
 // How a model is cut into the stages of a pipeline, by what its parts cost.
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "trireme/plan/model_facts.h"
@@ -29,6 +31,10 @@ struct StageSplit {
   bool of_halves = false;      ///< a part is half a block
   std::vector<int64_t> first;  ///< part with which each stage begins; one more than there are stages
   std::vector<double> flops;   ///< forward, for a token, by stage
+  /// Of a head that is spread over the ranks of a pipeline: the row of its weight with which each rank's part
+  /// begins, and their number; empty: the head is a part of the last stage.
+  std::vector<int64_t> head_rows = {};
+  double spread_flops = 0.0;  ///< of the whole of such a head; each stage counts an equal share of them
   /// The share of the work in the stage that has most of it.
   double busiest_share() const;
 };
@@ -42,16 +48,26 @@ StageSplit split_evenly(const std::vector<StagePart>& parts, int64_t stages, dou
 
 /// So many blocks in each stage; the head goes with the last one, which alone may have none. Throws
 /// ConfigError when that does not fit the parts.
-StageSplit split_by_blocks(const std::vector<StagePart>& parts, const std::vector<int64_t>& blocks);
+StageSplit split_by_blocks(const std::vector<StagePart>& parts, const std::vector<int64_t>& blocks,
+                           double spread_flops = 0.0);
+
+/// Rows of a vocabulary for each of `ranks`, as StageSplit::head_rows has them: as many, up to one, or where
+/// that is less than a sixteenth, to the next multiple of 64, which GPUs multiply faster. Throws ConfigError
+/// for fewer rows than ranks.
+std::vector<int64_t> share_rows(int64_t vocab_size, int64_t ranks);
 
 /// Units of nn::LanguageModel::units(), from the embedding, 0, over the blocks to the head.
 struct UnitRange {
   int64_t first = 0, end = 0;
   bool from_mlp = false;      ///< the attention of the first one is in the stage before
   bool to_attention = false;  ///< what follows attention in the last one is in the stage behind
+  bool norm_alone = false;    ///< of the head the final norm: the rest of it is spread
+  /// Of the head these rows of its weight, from `first` to `end`, and no norm; none: it is no such part.
+  std::optional<std::pair<int64_t, int64_t>> head_rows = {};
   bool operator==(const UnitRange&) const = default;
 };
-/// Those of a stage; the embedding goes with the first one.
+/// Those of a stage; the embedding goes with the first one. Behind the stages come the parts of a head that
+/// is spread, one a rank.
 UnitRange units_of_stage(const StageSplit& split, int64_t stage);
 /// The units of the engine of a stage: the root, which has no parameters in the middle of a model, and those
 /// in `range`. Of a tied head the last stage has a copy, in its root.

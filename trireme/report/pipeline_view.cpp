@@ -236,8 +236,8 @@ class Trace {
       return;
     }
     if (!measured) return;
-    const std::string message = fmt::format(
-        "{}{}{}", event.stage, event.message == plan::Message::kActivation ? "F" : "B", event.micro_batch);
+    const std::string message =
+        fmt::format("{}{}{}", event.stage, plan::letter_of(event.message), event.micro_batch);
     switch (event.kind) {
       case EventKind::kSend:
         return slice(passes_of(rank) + 1, "send " + message, "send", event.begin, event.end,
@@ -270,21 +270,19 @@ class Trace {
   /// From the pass that made a message to the one that needs it.
   void arrows(const StageEvents& events) {
     std::map<std::tuple<plan::Message, int64_t, int64_t>, std::pair<size_t, double>> made;
-    const auto each = [&](const auto& use) {
+    const auto each = [&](const auto& edges_of, const auto& use) {
       for (size_t rank = 0; rank < events.size(); ++rank) {
         for (const StageEvent& event : events[rank]) {
-          if (event.is_pass() && event.kind != EventKind::kBackwardWeight)
-            use(rank, event,
-                event.kind == EventKind::kForward ? plan::Message::kActivation : plan::Message::kGradient);
+          if (!event.is_pass()) continue;
+          for (const plan::StageEdge& edge : edges_of(report_.schedule, event.pass())) use(rank, event, edge);
         }
       }
     };
-    each([&](size_t rank, const StageEvent& event, plan::Message message) {
-      const int64_t to = event.stage + (message == plan::Message::kActivation ? 1 : -1);
-      made[{message, to, event.micro_batch}] = {rank, 0.5 * (event.begin + event.end)};
+    each(plan::made_by, [&](size_t rank, const StageEvent& event, const plan::StageEdge& edge) {
+      made[{edge.message, edge.stage, event.micro_batch}] = {rank, 0.5 * (event.begin + event.end)};
     });
-    each([&](size_t rank, const StageEvent& event, plan::Message message) {
-      const auto from = made.find({message, event.stage, event.micro_batch});
+    each(plan::needed_by, [&](size_t rank, const StageEvent& event, const plan::StageEdge& edge) {
+      const auto from = made.find({edge.message, edge.stage, event.micro_batch});
       if (from == made.end() || from->second.first == rank) return;
       const OrderedJson common = {{"name", "message"}, {"cat", "message"}, {"id", arrows_++}, {"pid", pid_}};
       OrderedJson begin = common, end = common;
@@ -310,7 +308,11 @@ std::vector<std::string> pass_kinds() {
 Bar bar_of(const Schedule& schedule, const StagePass& pass, double begin, double end) {
   const int64_t chunk = chunk_of(schedule, pass), stages = schedule.stages_per_rank();
   std::string label = plan::to_text(pass);
-  if (stages <= 2) {
+  const bool of_head = schedule.is_head_part(pass.stage);
+  if (of_head) {
+    const bool forward = pass.kind == StagePass::Kind::kForward;
+    label = fmt::format("{}{}", forward ? "H" : "h", pass.micro_batch);
+  } else if (stages <= 2) {
     label = label.substr(label.find_first_of("FBIW"));
     if (chunk == 1) label[0] = static_cast<char>(std::tolower(label[0]));
   }
@@ -318,7 +320,7 @@ Bar bar_of(const Schedule& schedule, const StagePass& pass, double begin, double
           .end = end,
           .label = std::move(label),
           .kind = static_cast<size_t>(pass.kind),
-          .shade = static_cast<double>(chunk) / static_cast<double>(stages)};
+          .shade = of_head ? 0.75 : static_cast<double>(chunk) / static_cast<double>(stages)};
 }
 
 std::string to_text(const PipelineReport& report, int64_t columns) {

@@ -56,12 +56,24 @@ struct MyPiece {
 
 using PieceBody = std::function<void(const MyPiece&)>;
 
+/// A piece of some rows as one of the whole tensor.
+parallel::StatePiece in_whole(parallel::StatePiece piece, const parallel::RowsOf& rows) {
+  const int64_t first = rows.first * (c10::multiply_integers(piece.shape) / piece.shape.front());
+  piece.shape.front() = rows.all;
+  piece.range = {piece.range.begin + first, piece.range.end + first};
+  return piece;
+}
+
 /// What this rank writes of a part: its share of what it holds.
 void visit_pieces(const TrainedModel::Part& part, const PieceBody& body) {
   using parallel::HeldBy;
   const auto [replica, replicas] = part.engine->replica();
-  parallel::visit_sharded_state(*part.engine, *part.optimizer, [&](const parallel::StatePiece& held) {
-    if (!held.param.empty() && held.param == part.saved_elsewhere) return;
+  parallel::visit_sharded_state(*part.engine, *part.optimizer, [&](const parallel::StatePiece& piece) {
+    if (!piece.param.empty() && piece.param == part.saved_elsewhere) return;
+    const auto rows = part.rows.find(piece.param);
+    if (rows != part.rows.end() && piece.shape.empty() && rows->second.first > 0) return;
+    const parallel::StatePiece held =
+        rows == part.rows.end() || piece.shape.empty() ? piece : in_whole(piece, rows->second);
     if (held.held_by == HeldBy::kAllRanks && part.engine->mesh().dp_rank != 0) return;
     Region region = Region::flat(held.shape, held.range);
     if (held.held_by == HeldBy::kReplicas) region = checkpoint::share_of(region, replica, replicas);
@@ -389,10 +401,10 @@ Checkpointing::Resumed Checkpointing::resume_from(const std::string& path) {
   check_batch(parts_, run, path);
   check_data(parts_, run, path);
   // A stage leaves to others what is theirs; that all together are the checkpoint's model says the config.
-  const parallel::LoadOptions options{.unexpected = config_.parallel.pp > 1};
+  const bool staged = config_.parallel.pp > 1;
   attempt([&] {
     for (const TrainedModel::Part& part : parts_.model->parts())
-      parallel::load_state(*part.engine, *part.optimizer, path, options);
+      parallel::load_state(*part.engine, *part.optimizer, path, {.unexpected = staged, .rows = part.rows});
   });
   return restore(path, state);
 }

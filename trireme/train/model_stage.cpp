@@ -3,6 +3,7 @@
 #include <set>
 
 #include "trireme/base/error.h"
+#include "trireme/nn/functional.h"
 #include "trireme/plan/model_facts.h"
 #include "trireme/plan/model_family.h"
 #include "trireme/plan/stages.h"
@@ -42,12 +43,18 @@ ModelStage::ModelStage(const plan::ModelConfig& config, plan::UnitRange range)
   for (const plan::UnitSpec& unit : units_of(config, range)) {
     for (const plan::ParamSpec& param : unit.params) names.insert(param.name);
   }
+  if (range.head_rows) {
+    at::Tensor weight = model_->head_weight();
+    const auto [first, end] = *range.head_rows;
+    weight.set_data(at::empty({end - first, weight.size(1)}, weight.options().requires_grad(false)));
+  }
   for (const auto& entry : model_->named_parameters()) {
     if (names.contains(entry.key())) register_under(*this, entry.key(), entry.value());
   }
 }
 
 at::Tensor ModelStage::forward(const at::Tensor& x) const {
+  TRIREME_CHECK(!range_.head_rows, "[train.model_stage] a part of the head has no output; call part()");
   return is_last() ? x : run(model_->units(), x);
 }
 
@@ -62,6 +69,7 @@ at::Tensor ModelStage::run(std::vector<nn::Unit> units, const at::Tensor& x) con
     units[last].name += plan::kAttentionHalf;
     units[last].forward = units[last].attention;
   }
+  if (range_.norm_alone) units[last] = model_->final_norm();
   return model_->run(std::span(units).subspan(first, last + 1 - first), x);
 }
 
@@ -71,8 +79,33 @@ at::Tensor ModelStage::loss(const at::Tensor& x, const nn::LossTarget& target) c
 }
 
 at::Tensor ModelStage::logits(const at::Tensor& x) const {
+  if (range_.head_rows)
+    return run_part([weight = model_->head_weight()](const at::Tensor& y) { return nn::logits(y, weight); },
+                    x);
   TRIREME_CHECK(is_last(), "[train.model_stage] units {} to {} have no logits", range_.first, range_.end);
   return run(model_->units(), x);
+}
+
+at::Tensor ModelStage::run_part(const nn::UnitForward& forward, const at::Tensor& hidden) const {
+  const nn::Unit unit{.name = plan::kHeadUnit, .forward = forward};
+  return model_->run(std::span(&unit, 1), hidden);
+}
+
+nn::VocabularyPart ModelStage::part(const at::Tensor& hidden, const nn::LossTarget& target) const {
+  TRIREME_CHECK(range_.head_rows, "[train.model_stage] units {} to {} are no part of the head", range_.first,
+                range_.end);
+  nn::VocabularyPart made;
+  made.stats = run_part(
+      [&, weight = model_->head_weight(), first = range_.head_rows->first](const at::Tensor& x) {
+        made = nn::vocabulary_part(x, weight, first, target);
+        return made.stats;
+      },
+      hidden);
+  return made;
+}
+
+int64_t ModelStage::first_element() const {
+  return range_.head_rows ? range_.head_rows->first * config_.d_model : 0;
 }
 
 void ModelStage::train(bool on) {
@@ -84,15 +117,19 @@ void ModelStage::fill(const nn::InitialWeights& initial) const {
   const at::NoGradGuard no_grad;
   for (const auto& entry : named_parameters()) {
     at::Tensor flat = entry.value().view({-1});
-    initial(entry.key(), 0, flat);
+    initial(entry.key(), first_element(), flat);
   }
 }
 
 std::shared_ptr<parallel::DataParallel> ModelStage::make_engine(
     const comm::Mesh& mesh, const parallel::Options& options, const nn::InitialWeights& initial,
     const plan::MemoryConfig& memory, const plan::Fp8Config& fp8, const nn::Fp8History* history) {
+  const auto of_part = [&initial, offset = first_element()](const std::string& name, int64_t first,
+                                                            at::Tensor& out) {
+    initial(name, offset + first, out);
+  };
   auto engine =
-      std::make_shared<parallel::DataParallel>(*this, units_of(config_, range_, fp8), mesh, options, initial);
+      std::make_shared<parallel::DataParallel>(*this, units_of(config_, range_, fp8), mesh, options, of_part);
   connect(*model_, *engine, memory, fp8, history);
   return engine;
 }

@@ -8,6 +8,7 @@
 
 #include "trireme/nn/init.h"
 #include "trireme/nn/language_model.h"
+#include "trireme/nn/vocabulary_part.h"
 #include "trireme/parallel/data_parallel.h"
 #include "trireme/plan/config.h"
 #include "trireme/plan/stages.h"
@@ -15,21 +16,26 @@
 namespace trireme::train {
 
 /// A range of a model's units, with their parameters and no others, under the model's own names. Where the
-/// head is tied, the last stage has a copy of the embeddings.
+/// head is tied, the last stage has a copy of the embeddings. Of a head that is spread a part has some rows
+/// of its weight.
 class ModelStage : public torch::nn::Module {
  public:
   /// `config` is complete (plan::complete). Parameters are uninitialised, fp32, on the CPU.
   ModelStage(const plan::ModelConfig& config, plan::UnitRange range);
 
-  /// Whether it has the head.
-  bool is_last() const { return range_.end == config_.n_layers + 2; }
+  /// Whether it has all of the head.
+  bool is_last() const {
+    return range_.end == config_.n_layers + 2 && !range_.norm_alone && !range_.head_rows;
+  }
   /// Tokens (B, T) int64 or (B, T, D) of the stage before -> (B, T, D). The last stage returns what it is
   /// given: all its units run in loss().
   at::Tensor forward(const at::Tensor& x) const;
   /// Of the last stage: what forward() returned -> mean cross-entropy in nats, scalar fp32.
   at::Tensor loss(const at::Tensor& x, const nn::LossTarget& target) const;
-  /// The same -> logits (B, T, V).
+  /// The same -> logits (B, T, V). Of a part of the head those of its rows, of the output of the last stage.
   at::Tensor logits(const at::Tensor& x) const;
+  /// Of a part of the head: the output of the last stage (B, T, D) -> nn::vocabulary_part().
+  nn::VocabularyPart part(const at::Tensor& hidden, const nn::LossTarget& target) const;
   /// Dropout as in training, or none.
   void train(bool on = true) override;
 
@@ -49,6 +55,9 @@ class ModelStage : public torch::nn::Module {
 
  private:
   at::Tensor run(std::vector<nn::Unit> units, const at::Tensor& x) const;
+  at::Tensor run_part(const nn::UnitForward& forward, const at::Tensor& hidden) const;
+  /// Of the only parameter of a part of the head, among those of the whole; 0 of other stages.
+  int64_t first_element() const;
 
   plan::ModelConfig config_;
   std::shared_ptr<nn::LanguageModel> model_;

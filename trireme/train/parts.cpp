@@ -124,8 +124,9 @@ void announce(const Parts& parts) {
   }
   if (config.parallel.pp > 1) {
     const plan::PipelinePlan plan = plan::plan_pipeline(config, batch);
-    log_info("stages  {} on {} ranks by {}, {} micro-batches", plan.schedule.stages, config.parallel.pp,
-             plan.schedule.name, plan.schedule.micro_batches);
+    log_info("stages  {} on {} ranks by {}, {} micro-batches{}", plan.schedule.stages, config.parallel.pp,
+             plan.schedule.name, plan.schedule.micro_batches,
+             plan.schedule.spread_head ? ", the head spread over all of them" : "");
   }
   if (has_attention(parts) && parts.on_gpu()) {
     log_info("kernels attention by {}, logits in parts of {} MiB", nn::name(attention_of(parts)),

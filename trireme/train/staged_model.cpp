@@ -39,7 +39,14 @@ StagedModel::StagedModel(const ModelSetup& setup)
       parts_.back().saved_elsewhere = ModelStage::tied_parameter(config_.model).value_or("");
     stage_of_part_.push_back(stage);
     stages_.push_back(module);
-    stages.push_back(parallel::make_stage(stage, module));
+    if (range.head_rows) {
+      const std::string& name = engine->units().back()->layout().entries().front().name;
+      parts_.back().rows[name] = {range.head_rows->first, config_.model.vocab_size};
+      stages.push_back({.index = stage, .module = module, .forward = {}, .part = part_function()});
+      part_ = module;
+    } else {
+      stages.push_back(parallel::make_stage(stage, module));
+    }
     stages.back().engine = engine;
     if (module->is_last()) last_ = module;
   }
@@ -61,12 +68,16 @@ StagedModel::~StagedModel() {
 
 /// Units of the whole model by stage, and who has which parameter; of tied embeddings the first stage.
 void StagedModel::name_units(const plan::ModelFacts& facts) {
-  for (int64_t stage = 0; stage < plan_.schedule.stages; ++stage) {
+  for (int64_t stage = 0; stage < plan_.schedule.all_stages(); ++stage) {
     first_unit_.push_back(units_.size());
     const auto range = plan::units_of_stage(plan_.split, stage);
     for (const plan::UnitSpec& unit : plan::stage_units(config_.model, facts, range)) {
-      units_.push_back(unit.name == plan::kRootUnit ? fmt::format("root of stage {}", stage) : unit.name);
-      for (const plan::ParamSpec& param : unit.params) owners_.emplace(param.name, Owner{stage, param.shape});
+      const bool repeats = unit.name == plan::kRootUnit || plan_.schedule.is_head_part(stage);
+      units_.push_back(repeats ? fmt::format("{} of stage {}", unit.name, stage) : unit.name);
+      for (const plan::ParamSpec& param : unit.params) {
+        std::vector<Owner>& owners = owners_[param.name];
+        if (owners.empty() || range.head_rows) owners.push_back({stage, param.shape});
+      }
     }
   }
 }
@@ -76,6 +87,13 @@ parallel::StageLoss StagedModel::loss_function() {
   if (!last_) return {};
   return [this, chunk = config_.memory.loss_chunk_mib << 20](const at::Tensor& x, const at::Tensor& targets) {
     return last_->loss(x, {.targets = targets, .chunk_bytes = chunk, .gradient_scale = scale_});
+  };
+}
+
+std::function<nn::VocabularyPart(const at::Tensor&, const at::Tensor&)> StagedModel::part_function() const {
+  return [this, chunk = config_.memory.loss_chunk_mib << 20](const at::Tensor& hidden,
+                                                             const at::Tensor& targets) {
+    return part_->part(hidden, {.targets = targets, .chunk_bytes = chunk});
   };
 }
 
@@ -93,7 +111,7 @@ at::Tensor StagedModel::run_passes(const std::function<data::Batch()>& next, dou
     const data::Batch batch = next();
     share = batch.share();
     if (has_first) inputs[i] = on_device(batch.inputs);
-    if (last_) targets[i] = on_device(batch.targets);
+    if (last_ || part_) targets[i] = on_device(batch.targets);
   }
   scale_ = scale * share;
   const at::Tensor mean = pipeline_->forward_backward(inputs, targets, std::vector<double>(count, scale_));
@@ -103,7 +121,7 @@ at::Tensor StagedModel::run_passes(const std::function<data::Batch()>& next, dou
 /// Tied embeddings count with the first stage. The copies of a stage that two ranks have are parts of one
 /// gradient.
 at::Tensor StagedModel::grad_squares() const {
-  at::Tensor squares = at::zeros({plan_.schedule.stages}, numbers_on(mesh_.world->device()));
+  at::Tensor squares = at::zeros({plan_.schedule.all_stages()}, numbers_on(mesh_.world->device()));
   const auto tied = ModelStage::tied_parameter(config_.model);
   for (size_t i = 0; i < parts_.size(); ++i) {
     const parallel::DataParallel& engine = *parts_[i].engine;
@@ -119,7 +137,7 @@ at::Tensor StagedModel::sum_over_ranks(const at::Tensor& squares) const {
   const parallel::DataParallel& engine = *parts_.front().engine;
   const int64_t dp = mesh_.shape.dp_size();
   at::Tensor sum = at::zeros({}, squares.options());
-  for (int64_t stage = 0; stage < plan_.schedule.stages; ++stage) {
+  for (int64_t stage = 0; stage < plan_.schedule.all_stages(); ++stage) {
     std::vector<at::Tensor> by_rank;
     for (const int64_t pp_rank : holders_of(stage))
       by_rank.push_back(squares.select(1, stage).narrow(0, pp_rank * dp, dp));
@@ -132,7 +150,7 @@ double StagedModel::sum_over_ranks(const std::vector<std::vector<double>>& squar
   const parallel::DataParallel& engine = *parts_.front().engine;
   const int64_t dp = mesh_.shape.dp_size();
   double sum = 0.0;
-  for (int64_t stage = 0; stage < plan_.schedule.stages; ++stage) {
+  for (int64_t stage = 0; stage < plan_.schedule.all_stages(); ++stage) {
     std::vector<double> by_rank;
     for (const int64_t pp_rank : holders_of(stage)) {
       for (int64_t rank = pp_rank * dp; rank < (pp_rank + 1) * dp; ++rank)
@@ -190,12 +208,14 @@ Scores StagedModel::evaluate(const std::vector<data::Batch>& batches, Guesses*) 
   return {.rows = all_rows, .loss = mean.item<double>() * all_rows};
 }
 
-/// The rank that has the last stage tells the others.
+/// The rank that has the last stage tells the others; of a head that is spread each has some.
 at::Tensor StagedModel::next_logits(const at::Tensor& tokens) {
   const c10::Device device = mesh_.world->device();
-  const at::Tensor made = pipeline_->infer(tokens.to(device), [this](const at::Tensor& x) {
-    return last_->logits(x).select(1, x.size(1) - 1).squeeze(0).to(at::kFloat).contiguous();
+  const ModelStage& head = part_ ? *part_ : *last_;
+  const at::Tensor made = pipeline_->infer(tokens.to(device), [&head](const at::Tensor& x) {
+    return head.logits(x).select(1, x.size(1) - 1).squeeze(0).to(at::kFloat).contiguous();
   });
+  if (part_) return joined_logits(made).to(at::kCPU);
   at::Tensor logits = made.defined() ? made
                                      : at::empty({config_.model.vocab_size},
                                                  at::TensorOptions().device(device).dtype(at::kFloat));
@@ -203,6 +223,20 @@ at::Tensor StagedModel::next_logits(const at::Tensor& tokens) {
   const plan::Schedule one = plan::forward_only(plan_.schedule, 1);
   mesh_.pp->broadcast(logits, one.rank_of(one.stages - 1, 0));
   return logits.to(at::kCPU);
+}
+
+/// Ranks have different numbers of rows, and gather as many as the one that has most.
+at::Tensor StagedModel::joined_logits(const at::Tensor& mine) const {
+  const std::vector<int64_t>& first = plan_.split.head_rows;
+  int64_t most = 0;
+  for (size_t rank = 0; rank + 1 < first.size(); ++rank) most = std::max(most, first[rank + 1] - first[rank]);
+  at::Tensor padded = at::zeros({most}, mine.options());
+  padded.narrow(0, 0, mine.size(0)).copy_(mine);
+  const at::Tensor all = comm::gather_rows(*mesh_.pp, padded);
+  std::vector<at::Tensor> rows;
+  for (size_t rank = 0; rank + 1 < first.size(); ++rank)
+    rows.push_back(all[static_cast<int64_t>(rank)].narrow(0, 0, first[rank + 1] - first[rank]));
+  return at::cat(rows);
 }
 
 std::vector<int32_t> StagedModel::generate(std::vector<int32_t> prompt, const SamplingOptions& options) {
@@ -217,26 +251,37 @@ void StagedModel::visit_weights(const Visitor& body) {
   const bool is_root = mesh_.world->rank() == 0;
   std::vector<parallel::DataParallel::Weights> readers;
   for (const Part& part : parts_) readers.emplace_back(*part.engine);
-  for (const auto& [name, owner] : owners_) {
-    const auto here = std::ranges::find(stage_of_part_, owner.stage);
-    at::Tensor weight;
-    if (here != stage_of_part_.end())
-      weight = readers[static_cast<size_t>(here - stage_of_part_.begin())].whole(name);
-    const int64_t from = plan_.schedule.rank_of(owner.stage, 0);
-    const auto options = at::TensorOptions().device(mesh_.world->device()).dtype(at::kFloat);
-    if (mesh_.dp_rank == 0 && from != 0 && mesh_.pp_rank == from) {
-      mesh_.pp->send(weight.to(options.device()).contiguous(), 0);
-    } else if (is_root && from != 0) {
-      weight = at::empty(owner.shape, options);
-      mesh_.pp->recv(weight, from);
-    }
-    if (is_root) body(name, weight.to(at::kCPU).contiguous());
+  for (const auto& [name, owners] : owners_) {
+    std::vector<at::Tensor> rows;
+    for (const Owner& owner : owners) rows.push_back(on_root(name, owner, readers));
+    if (is_root) body(name, rows.size() == 1 ? rows.front() : at::cat(rows));
   }
+}
+
+at::Tensor StagedModel::on_root(const std::string& name, const Owner& owner,
+                                std::vector<parallel::DataParallel::Weights>& readers) {
+  const auto here = std::ranges::find(stage_of_part_, owner.stage);
+  at::Tensor weight;
+  if (here != stage_of_part_.end())
+    weight = readers[static_cast<size_t>(here - stage_of_part_.begin())].whole(name);
+  const bool is_root = mesh_.world->rank() == 0;
+  const int64_t from = plan_.schedule.rank_of(owner.stage, 0);
+  const auto options = at::TensorOptions().device(mesh_.world->device()).dtype(at::kFloat);
+  if (mesh_.dp_rank == 0 && from != 0 && mesh_.pp_rank == from) {
+    mesh_.pp->send(weight.to(options.device()).contiguous(), 0);
+  } else if (is_root && from != 0) {
+    weight = at::empty(owner.shape, options);
+    mesh_.pp->recv(weight, from);
+  }
+  return is_root ? weight.to(at::kCPU).contiguous() : at::Tensor();
 }
 
 void StagedModel::save_weights(const std::string& path, const parallel::Notes& notes) {
   std::map<std::string, std::vector<int64_t>> shapes;
-  for (const auto& [name, owner] : owners_) shapes[name] = owner.shape;
+  for (const auto& [name, owners] : owners_) {
+    shapes[name] = owners.front().shape;
+    for (size_t i = 1; i < owners.size(); ++i) shapes[name].front() += owners[i].shape.front();
+  }
   parallel::save_weights(
       *mesh_.all, shapes, [this](const Visitor& body) { visit_weights(body); }, path, notes);
 }

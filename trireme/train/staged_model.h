@@ -33,12 +33,22 @@ class StagedModel : public TrainedModel {
   parallel::Pipeline& pipeline() { return *pipeline_; }
 
  private:
+  struct Owner {
+    int64_t stage;
+    std::vector<int64_t> shape;
+  };
   using Visitor = std::function<void(const std::string& name, const at::Tensor& weight)>;
   /// Calls body(name, fp32 CPU tensor) on rank 0 of the job for every parameter of the model, in name order,
   /// with one of them on its way at a time. Collective.
   void visit_weights(const Visitor& body);
+  /// This rank's fp32 weights of a stage on rank 0 of the job, undefined on others. Collective.
+  at::Tensor on_root(const std::string& name, const Owner& owner,
+                     std::vector<parallel::DataParallel::Weights>& readers);
   void name_units(const plan::ModelFacts& facts);
   parallel::StageLoss loss_function();
+  std::function<nn::VocabularyPart(const at::Tensor&, const at::Tensor&)> part_function() const;
+  /// (rows of this rank's part) logits -> (V) of all parts. Collective over the pipeline.
+  at::Tensor joined_logits(const at::Tensor& mine) const;
   at::Tensor on_device(const at::Tensor& tensor) const;
   /// (1, T) tokens -> (V) logits for the next one, fp32 on the CPU of every rank.
   at::Tensor next_logits(const at::Tensor& tokens);
@@ -50,16 +60,13 @@ class StagedModel : public TrainedModel {
   plan::PipelinePlan plan_;
   std::vector<std::shared_ptr<ModelStage>> stages_;  ///< of this rank
   std::vector<int64_t> stage_of_part_;               ///< by index of parts()
-  std::shared_ptr<ModelStage> last_;                 ///< null: this rank lacks it
+  std::shared_ptr<ModelStage> last_;                 ///< with the head; null: this rank lacks it
+  std::shared_ptr<ModelStage> part_;                 ///< of a head that is spread; null: it is not
   std::unique_ptr<parallel::Pipeline> pipeline_;
   double scale_ = 1.0;  ///< of the gradients of the step under way
   std::vector<std::string> units_;
-  std::vector<size_t> first_unit_;  ///< in units_, by stage
-  struct Owner {
-    int64_t stage;
-    std::vector<int64_t> shape;
-  };
-  std::map<std::string, Owner> owners_;  ///< of parameters
+  std::vector<size_t> first_unit_;                    ///< in units_, by stage
+  std::map<std::string, std::vector<Owner>> owners_;  ///< of parameters; several have rows, in this order
 };
 
 }  // namespace trireme::train

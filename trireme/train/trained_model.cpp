@@ -73,7 +73,8 @@ void TrainedModel::swap_averages() {
 }
 
 void TrainedModel::load_weights(const std::string& path, bool stages) {
-  for (const Part& part : parts_) parallel::load_weights(*part.engine, path, {.unexpected = stages});
+  for (const Part& part : parts_)
+    parallel::load_weights(*part.engine, path, {.unexpected = stages, .rows = part.rows});
 }
 
 std::unique_ptr<TrainedModel> make_trained_model(const ModelSetup& setup) {

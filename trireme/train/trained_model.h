@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -55,6 +56,9 @@ class TrainedModel {
     std::unique_ptr<optim::Optimizer> optimizer;
     /// A parameter that another stage has as well, and saves: tied embeddings.
     std::string saved_elsewhere = {};
+    /// Parameters that are rows of the model's, of whose optimizer the first rows' part saves the count of
+    /// updates.
+    std::map<std::string, parallel::RowsOf> rows = {};
   };
 
   virtual ~TrainedModel() = default;

@@ -1,0 +1,239 @@
+// A head that is spread over the ranks of a pipeline, of modules of one's own: the weights of the model in
+// one piece, and how all ranks end when a part of the head fails.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "tests/parallel/layouts.h"
+#include "tests/parallel/pipeline_net.h"
+#include "tests/support/refusal.h"
+#include "trireme/plan/spread_head.h"
+#include "trireme/plan/stages.h"
+
+namespace trireme {
+namespace {
+
+using plan::ScheduleName;
+using test::BlockStage;
+using test::PipelineRun;
+
+constexpr int64_t kClasses = 21;
+
+/// Rows of the head's weight.
+struct HeadRows : torch::nn::Module {
+  HeadRows(int64_t from, int64_t end) : first(from) {
+    weight = register_parameter(
+        "rows", test::random(11, {kClasses, test::Net::kWidth}, 0.5).narrow(0, from, end - from).clone());
+  }
+  nn::VocabularyPart part(const at::Tensor& hidden, const at::Tensor& targets) const {
+    if (fails_at >= 0 && calls++ == fails_at) throw DataError("a part that fails");
+    return nn::vocabulary_part(hidden, weight, first, {.targets = targets});
+  }
+  int64_t first, fails_at = -1;
+  mutable int64_t calls = 0;
+  at::Tensor weight;
+};
+
+at::Tensor targets_of(int64_t step) {
+  return test::random(5000 + static_cast<uint64_t>(step), {test::kRows})
+      .mul(1000.0)
+      .to(at::kLong)
+      .remainder(kClasses);
+}
+
+plan::Schedule spread_schedule(const PipelineRun& run) {
+  const plan::Schedule schedule = test::schedule_of(run);
+  return plan::spread_head(schedule, plan::with_head_parts(schedule, {}, 2.0, 1.0, 0.0));
+}
+
+/// A rank of a pipeline, ready for steps.
+struct SpreadRank {
+  SpreadRank(const std::shared_ptr<comm::World>& world, const PipelineRun& run, plan::Schedule made,
+             int64_t fails_on = -1)
+      : mesh(test::mesh_of(world, run)), schedule(std::move(made)) {
+    const auto rows = plan::share_rows(kClasses, run.pp);
+    for (const int64_t stage : schedule.stages_of(mesh.pp_rank)) {
+      if (!schedule.is_head_part(stage)) {
+        const auto cut = [&](int64_t i) { return i * test::kBlocks / schedule.stages; };
+        blocks.push_back(std::make_shared<BlockStage>(cut(stage), cut(stage + 1), false, run.recompute));
+        stages.push_back(parallel::make_stage(stage, blocks.back()));
+        continue;
+      }
+      const auto part = static_cast<size_t>(mesh.pp_rank);
+      head = std::make_shared<HeadRows>(rows[part], rows[part + 1]);
+      head->fails_at = mesh.pp_rank == fails_on ? 3 : -1;
+      stages.push_back(
+          {.index = stage, .module = head, .forward = {}, .part = [this](const auto& x, const auto& y) {
+             return head->part(x, y);
+           }});
+    }
+  }
+  parallel::Pipeline& make(const PipelineRun& run) {
+    pipeline = std::make_unique<parallel::Pipeline>(schedule, stages, parallel::StageLoss(), mesh,
+                                                    test::options_of(run, schedule));
+    return *pipeline;
+  }
+  at::Tensor mine(const at::Tensor& rows, int64_t dp) const {
+    return rows.chunk(dp)[static_cast<size_t>(mesh.dp_rank)];
+  }
+
+  comm::Mesh mesh;
+  plan::Schedule schedule;
+  std::vector<std::shared_ptr<BlockStage>> blocks;
+  std::shared_ptr<HeadRows> head;
+  std::vector<parallel::Stage> stages;
+  std::unique_ptr<parallel::Pipeline> pipeline;
+};
+
+test::PipelineOutcome train_spread(const PipelineRun& run) {
+  test::PipelineOutcome outcome;
+  std::mutex mutex;
+  std::map<int64_t, at::Tensor> rows;
+  test::run_ranks(run.pp * run.dp, [&](const std::shared_ptr<comm::World>& world) {
+    SpreadRank rank(world, run, spread_schedule(run));
+    parallel::Pipeline& pipeline = rank.make(run);
+    const auto optimizers =
+        pipeline.optimizers([](auto params) { return optim::build(test::descent(0.05), std::move(params)); });
+    for (int64_t step = 0; step < test::kPipelineSteps; ++step) {
+      const at::Tensor inputs = rank.mine(test::batch(3000, step), run.dp),
+                       targets = rank.mine(targets_of(step), run.dp);
+      const double ahead =
+          pipeline.evaluate(inputs.chunk(run.micro_batches), targets.chunk(run.micro_batches)).item<double>();
+      const double loss = pipeline.forward_backward(inputs, targets).item<double>();
+      EXPECT_NEAR(ahead, loss, 1e-6 * loss) << run.label();
+      const double norm = pipeline.clip_grad_norm(1.0);
+      pipeline.step(optimizers);
+      if (world->rank() != 0) continue;
+      outcome.losses.push_back(loss);
+      outcome.norms.push_back(norm);
+    }
+    for (const auto& engine : pipeline.engines()) {
+      const test::Weights weights = test::weights_of(*engine);
+      const std::lock_guard lock(mutex);
+      for (const auto& [name, weight] : weights)
+        (name == "rows" ? rows[rank.mesh.pp_rank] : outcome.weights[name]) = weight;
+    }
+  });
+  std::vector<at::Tensor> in_order;
+  for (const auto& [rank, part] : rows) in_order.push_back(part);
+  outcome.weights["rows"] = at::cat(in_order);
+  return outcome;
+}
+
+test::PipelineOutcome train_whole() {
+  BlockStage model(0, test::kBlocks, false, false);
+  HeadRows head(0, kClasses);
+  test::PipelineOutcome outcome;
+  for (int64_t step = 0; step < test::kPipelineSteps; ++step) {
+    model.zero_grad();
+    head.zero_grad();
+    const at::Tensor logits = at::matmul(model.run(test::batch(3000, step)), head.weight.t());
+    const at::Tensor loss = at::cross_entropy_loss(logits, targets_of(step));
+    loss.backward();
+    outcome.losses.push_back(loss.item<double>());
+    const at::NoGradGuard no_grad;
+    std::vector<at::Tensor> all = model.parameters();
+    all.push_back(head.weight);
+    double squares = 0.0;
+    for (const at::Tensor& param : all) squares += param.grad().to(at::kDouble).square().sum().item<double>();
+    outcome.norms.push_back(std::sqrt(squares));
+    for (const at::Tensor& param : all)
+      param.sub_(param.grad() * (0.05 * optim::clip_factor(std::sqrt(squares), 1.0)));
+  }
+  outcome.weights = test::copies(test::parameters_of(model));
+  outcome.weights["rows"] = head.weight.detach();
+  return outcome;
+}
+
+TEST(SpreadHead, TrainsAsInOnePieceUnderEverySchedule) {
+  at::set_num_threads(1);
+  for (const ScheduleName schedule : plan::all_values<ScheduleName>()) {
+    if (schedule == ScheduleName::kDualPipe) continue;
+    for (const int64_t pp : {2, 4}) {
+      const PipelineRun run{.schedule = schedule, .pp = pp, .chunks = plan::takes_chunks(schedule) ? 2 : 1};
+      const test::PipelineOutcome got = train_spread(run), wanted = train_whole();
+      ASSERT_EQ(got.weights.size(), wanted.weights.size());
+      for (const auto& [name, weight] : wanted.weights) {
+        const double size = weight.to(at::kDouble).norm().item<double>();
+        EXPECT_LE((got.weights.at(name) - weight).to(at::kDouble).norm().item<double>(), 1e-6 * size)
+            << run.label() << ": " << name;
+      }
+      for (size_t step = 0; step < wanted.losses.size(); ++step) {
+        EXPECT_NEAR(got.losses[step], wanted.losses[step], 1e-6 * wanted.losses[step]) << run.label();
+        EXPECT_NEAR(got.norms[step], wanted.norms[step], 4e-6 * wanted.norms[step]) << run.label();
+      }
+    }
+  }
+}
+
+TEST(SpreadHead, GoesWithEveryPolicy) {
+  at::set_num_threads(1);
+  const test::PipelineOutcome wanted = train_whole();
+  for (const char* policy : {"ddp", "zero1", "zero2", "fsdp"}) {
+    for (const ScheduleName schedule : {ScheduleName::k1F1B, ScheduleName::kZbV}) {
+      const PipelineRun run{.schedule = schedule, .dp = 2, .policy = policy};
+      const test::PipelineOutcome got = train_spread(run);
+      for (const auto& [name, weight] : wanted.weights) {
+        const double size = weight.to(at::kDouble).norm().item<double>();
+        EXPECT_LE((got.weights.at(name) - weight).to(at::kDouble).norm().item<double>(), 1e-6 * size)
+            << run.label() << ": " << name;
+      }
+    }
+  }
+}
+
+TEST(SpreadHead, EveryRankNamesThePartThatHasThrown) {
+  const PipelineRun run{.pp = 4};
+  std::vector<std::string> errors(4);
+  EXPECT_ANY_THROW(test::run_ranks(
+      4,
+      [&](const std::shared_ptr<comm::World>& world) {
+        SpreadRank rank(world, run, spread_schedule(run), /*fails_on=*/1);
+        try {
+          rank.make(run).forward_backward(test::batch(3000, 0), targets_of(0));
+        } catch (const std::exception& error) {
+          errors[static_cast<size_t>(world->rank())] = error.what();
+          throw;
+        }
+      },
+      /*timeout_s=*/4.0));
+  for (const std::string& error : errors) {
+    EXPECT_NE(error.find("stage 5 on rank 1 in 'forward 5F3'"), std::string::npos) << error;
+    EXPECT_NE(error.find("a part that fails"), std::string::npos) << error;
+  }
+}
+
+TEST(SpreadHead, RefusesWhatDoesNotFit) {
+  const PipelineRun run{};
+  const auto make = [&](const std::function<void(SpreadRank&)>& change, int64_t on) {
+    test::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+      SpreadRank rank(world, run, spread_schedule(run));
+      if (world->rank() == on) change(rank);
+      rank.make(run).forward_backward(test::batch(3000, 0), targets_of(0));
+    });
+  };
+  test::expect_refusal([&] { make([](SpreadRank& rank) { rank.stages.back().part = {}; }, 1); },
+                       {"stage 3 has no function of a part of the head"});
+  test::expect_refusal([&] { make([](SpreadRank& rank) { rank.stages.pop_back(); }, 0); },
+                       {"rank 0 was given stages 0, but has 0, 2 of the 4 stages"});
+  test::expect_refusal([&] { make([&](SpreadRank& rank) { rank.schedule = test::schedule_of(run); }, 1); },
+                       {"rank 1 was given another schedule"});
+}
+
+TEST(SpreadHead, AllRanksNeedTargets) {
+  const PipelineRun run{};
+  test::expect_refusal(
+      [&] {
+        test::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+          SpreadRank rank(world, run, spread_schedule(run));
+          rank.make(run).forward_backward(test::batch(3000, 0),
+                                          world->rank() == 0 ? at::Tensor() : targets_of(0));
+        });
+      },
+      {"rank 0", "0 micro-batches of targets"});
+}
+
+}  // namespace
+}  // namespace trireme

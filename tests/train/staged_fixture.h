@@ -1,0 +1,83 @@
+#pragma once
+// Runs in stages beside those of the model in one piece.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <map>
+#include <string>
+
+#include "tests/train/trainer_fixture.h"
+#include "trireme/checkpoint/safetensors.h"
+#include "trireme/plan/pipeline_report.h"
+
+namespace trireme::train {
+
+class StagedTest : public TrainerTest {
+ protected:
+  void SetUp() override {
+    TrainerTest::SetUp();
+    config_.model.n_layers = 4;
+    config_.data.seq_len = 16;
+    config_.train = {.steps = 6,
+                     .global_batch = 16,
+                     .micro_batch = 2,
+                     .val_every = 3,
+                     .val_batches = 2,
+                     .sample_tokens = 8};
+    config_.optim.lr = 2e-3;
+    config_.optim.eps = 1e-4;  // updates of gradients near 0 do not depend on how they were rounded
+    config_.model.max_seq_len = 16;
+  }
+
+  struct Outcome {
+    Recorder recorder;
+    std::map<std::string, at::Tensor> weights;
+    std::map<std::string, std::string> metadata;
+  };
+
+  /// A run on `pp` x `dp` ranks; pp=1 is the model in one piece with as many micro-batches.
+  Outcome outcome(int64_t pp, int64_t dp = 1) {
+    config_.parallel.pp = pp;
+    run(pp * dp);
+    const checkpoint::SafetensorsReader reader((folder_ / "weights.safetensors").string());
+    Outcome result{recorder_, {}, reader.metadata()};
+    for (const auto& [name, info] : reader.tensors()) result.weights[name] = reader.read(name);
+    std::filesystem::remove(folder_ / "weights.safetensors");
+    return result;
+  }
+
+  /// What two ranks did in a step.
+  plan::PipelineReport recorded_step() {
+    std::optional<plan::PipelineReport> report;
+    test::run_ranks(2, [&](std::shared_ptr<comm::World> world) {
+      TrainOptions mine = options();
+      mine.show_pipeline = [&](const plan::PipelineReport& made) { report = made; };
+      train(mine, world);
+    });
+    return report.value();
+  }
+
+  static void expect_near(const Outcome& got, const Outcome& wanted, const std::string& what) {
+    ASSERT_EQ(got.recorder.steps.size(), wanted.recorder.steps.size()) << what;
+    for (size_t i = 0; i < wanted.recorder.steps.size(); ++i) {
+      const StepRecord &a = got.recorder.steps[i], &b = wanted.recorder.steps[i];
+      EXPECT_NEAR(a.loss, b.loss, 1e-6 * b.loss) << what << ", step " << b.step;
+      EXPECT_NEAR(a.grad_norm, b.grad_norm, 4e-6 * b.grad_norm) << what << ", step " << b.step;
+      EXPECT_EQ(a.tokens, b.tokens) << what;
+      ASSERT_EQ(a.val_loss.has_value(), b.val_loss.has_value()) << what;
+      if (!b.val_loss) continue;
+      EXPECT_NEAR(*a.val_loss, *b.val_loss, 1e-6 * *b.val_loss) << what;
+    }
+    EXPECT_EQ(got.metadata, wanted.metadata) << what;
+    ASSERT_EQ(got.weights.size(), wanted.weights.size()) << what;
+    double difference = 0.0, size = 0.0;
+    for (const auto& [name, weight] : wanted.weights) {
+      ASSERT_TRUE(got.weights.contains(name)) << what << ": " << name;
+      difference += (got.weights.at(name) - weight).to(at::kDouble).square().sum().item<double>();
+      size += weight.to(at::kDouble).square().sum().item<double>();
+    }
+    EXPECT_LE(std::sqrt(difference / size), 1e-6) << what;
+  }
+};
+
+}  // namespace trireme::train

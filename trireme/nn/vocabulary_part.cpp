@@ -1,0 +1,188 @@
+#include "trireme/nn/vocabulary_part.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "trireme/kernels/cross_entropy.h"
+#include "trireme/kernels/matmul.h"
+#include "trireme/nn/autograd.h"
+
+namespace trireme::nn {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+constexpr int64_t kStats = 3;
+constexpr double kNoLogit = -std::numeric_limits<double>::infinity();
+
+/// Columns of a message that hold the stats.
+int64_t stat_columns(at::ScalarType dtype) {
+  return kStats * static_cast<int64_t>(sizeof(float) / c10::elementSize(dtype));
+}
+
+/// The stats of a message (N, 2 D + k) -> (N, 3), a view.
+at::Tensor stats_of(const at::Tensor& message) {
+  const at::Tensor numbers = message.view(at::kFloat);
+  return numbers.narrow(1, numbers.size(1) - kStats, kStats);
+}
+
+/// Where targets are in a part of `rows` rows from `first` on.
+struct Place {
+  at::Tensor here;  ///< (N) bool
+  at::Tensor row;   ///< (N, 1) int64; 0 where it is elsewhere
+};
+
+Place place_of(const at::Tensor& targets, int64_t first, int64_t rows) {
+  const at::Tensor row = targets - first;
+  at::Tensor here = row.ge(0).logical_and_(row.lt(rows));
+  return {here, row.masked_fill(here.logical_not(), 0).unsqueeze(1)};
+}
+
+/// Tokens of which logits are in fp32 at once, twice.
+int64_t tokens_at_once(int64_t chunk_bytes, const at::Tensor& logits) {
+  const int64_t bytes = 2 * static_cast<int64_t>(sizeof(float)) * logits.size(1);
+  return std::clamp<int64_t>(chunk_bytes / bytes, 1, std::max<int64_t>(1, logits.size(0)));
+}
+
+/// Calls body(first token, how many) for parts of the tokens.
+template <typename Body>
+void in_chunks(int64_t chunk_bytes, const at::Tensor& logits, const Body& body) {
+  const int64_t all = logits.size(0), chunk = tokens_at_once(chunk_bytes, logits);
+  for (int64_t from = 0; from < all; from += chunk) body(from, std::min(chunk, all - from));
+}
+
+class VocabularyPartFunction : public Function<VocabularyPartFunction> {
+ public:
+  static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                               const at::Tensor& targets, int64_t first, int64_t chunk_bytes,
+                               bool wants_gradient) {
+    const at::Tensor rows = x.reshape({-1, x.size(-1)}).contiguous();
+    const at::Tensor logits = kernels::product(rows, weight.t());
+    const int64_t tokens = rows.size(0), width = rows.size(1);
+    const Place place = place_of(targets.reshape({-1}), first, weight.size(0));
+    const auto numbers = x.options().dtype(at::kFloat).requires_grad(false);
+    at::Tensor stats = at::empty({kStats, tokens}, numbers);
+    at::Tensor message = wants_gradient ? at::empty({tokens, 2 * width + stat_columns(x.scalar_type())},
+                                                    x.options().requires_grad(false))
+                                        : at::empty({0}, numbers);
+    at::Tensor most = stats[0], sum = stats[1], wanted = stats[2];
+    in_chunks(chunk_bytes, logits, [&](int64_t from, int64_t count) {
+      const at::Tensor part = logits.narrow(0, from, count).to(at::kFloat, false, /*copy=*/true);
+      const at::Tensor here = place.here.narrow(0, from, count), row = place.row.narrow(0, from, count);
+      const at::Tensor largest = part.amax(1, /*keepdim=*/true);
+      most.narrow(0, from, count).copy_(largest.squeeze(1));
+      wanted.narrow(0, from, count)
+          .copy_(part.gather(1, row).squeeze(1).masked_fill_(here.logical_not(), kNoLogit));
+      const at::Tensor powers = part.sub_(largest).exp_();
+      sum.narrow(0, from, count).copy_(powers.sum(1));
+      if (!wants_gradient) return;
+      // The target's is exact in join_vocabulary(): where it is nearly all of the sum, the gradient is what
+      // is left of its row.
+      powers.scatter_(1, row, powers.gather(1, row).masked_fill_(here.unsqueeze(1), 0.0));
+      at::Tensor into = message.narrow(0, from, count);
+      into.narrow(1, 0, width).copy_(kernels::product(powers.to(weight.scalar_type()), weight));
+      into.narrow(1, width, width)
+          .copy_(weight.index_select(0, row.squeeze(1)).masked_fill_(here.logical_not().unsqueeze(1), 0.0));
+    });
+    if (wants_gradient) {
+      stats_of(message).copy_(stats.t());
+      context->save_for_backward({rows, weight, logits, place.here, place.row});
+      context->saved_data["chunk_bytes"] = chunk_bytes;
+    }
+    context->mark_non_differentiable({message});
+    return {stats, message};
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    refuse_create_graph("nn.vocabulary_part");
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &rows = saved[0], &weight = saved[1], &logits = saved[2], &here = saved[3],
+                     &row = saved[4];
+    variable_list result(6);
+    if (!weight.requires_grad()) return result;
+    const at::Tensor most = grads[0][0].unsqueeze(1), scale = grads[0][2].unsqueeze(1),
+                     scale_per_sum = scale / grads[0][1].unsqueeze(1);
+    GradTarget target(weight, AddsTo::kFp32Too, GradTarget::kAsItIs);
+    at::Tensor& into = target.tensor();
+    bool adds = target.adds();
+    in_chunks(context->saved_data["chunk_bytes"].toInt(), logits, [&](int64_t from, int64_t count) {
+      const auto of = [&](const at::Tensor& all) { return all.narrow(0, from, count); };
+      at::Tensor d_logits = of(logits).to(at::kFloat, false, /*copy=*/true);
+      d_logits.sub_(of(most)).exp_().mul_(of(scale_per_sum));
+      d_logits.scatter_add_(1, of(row), of(scale).neg() * of(here).unsqueeze(1));
+      kernels::matmul(into, d_logits.to(rows.scalar_type()).t(), of(rows), {}, adds ? into : at::Tensor());
+      adds = true;
+    });
+    result[1] = target.reported();
+    return result;
+  }
+};
+
+/// What the sums of all parts are together; stats (parts, 3, N).
+struct Totals {
+  at::Tensor most, sum, wanted;  ///< (N)
+  at::Tensor kept;               ///< (N) bool: tokens whose target is not ignored
+};
+
+Totals totals_of(const at::Tensor& stats, const at::Tensor& targets) {
+  const at::Tensor most = stats.select(1, 0).amax(0);
+  Totals totals{.most = most,
+                .sum = (stats.select(1, 1) * (stats.select(1, 0) - most).exp_()).sum(0),
+                .wanted = stats.select(1, 2).amax(0),
+                .kept = targets.reshape({-1}).ne(kernels::kIgnoredTarget)};
+  const at::Tensor lost = totals.kept.logical_and(totals.wanted.eq(kNoLogit));
+  if (lost.is_cpu() && lost.any().item<bool>()) {
+    const int64_t token = lost.nonzero()[0][0].item<int64_t>();
+    throw DataError(
+        "[nn.cross_entropy] the target of row {} is {}, which no part of the vocabulary has; give classes of "
+        "the model, or {} for rows without a loss",
+        token, targets.reshape({-1})[token].item<int64_t>(), kernels::kIgnoredTarget);
+  }
+  return totals;
+}
+
+at::Tensor mean_loss_of(const Totals& totals) {
+  const at::Tensor losses = totals.most + totals.sum.log() - totals.wanted;
+  return losses.masked_fill(totals.kept.logical_not(), 0.0).sum() / totals.kept.sum(at::kFloat);
+}
+
+}  // namespace
+
+VocabularyPart vocabulary_part(const at::Tensor& x, const at::Tensor& weight, int64_t first,
+                               const LossTarget& target) {
+  TRIREME_CHECK(x.numel() / x.size(-1) == target.targets.numel(),
+                "[nn.vocabulary_part] {} tokens, {} targets", x.numel() / x.size(-1), target.targets.numel());
+  const bool wants_gradient = at::GradMode::is_enabled();
+  const variable_list made =
+      VocabularyPartFunction::apply(x, weight, target.targets, first, target.chunk_bytes, wants_gradient);
+  return {made[0], wants_gradient ? made[1] : at::Tensor()};
+}
+
+JoinedVocabulary join_vocabulary(const std::vector<at::Tensor>& messages, const at::Tensor& targets,
+                                 int64_t width, double scale) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> of_parts;
+  for (const at::Tensor& message : messages) of_parts.push_back(stats_of(message).t());
+  const at::Tensor stats = at::stack(of_parts);
+  const Totals totals = totals_of(stats, targets);
+  const at::Tensor row_scale =
+      totals.kept.to(at::kFloat).mul_(scale) / totals.kept.sum(at::kFloat).clamp_min(1.0);
+  const at::Tensor per_sum = row_scale / totals.sum;
+  const at::Tensor of_target = ((totals.wanted - totals.most).exp_() / totals.sum).sub_(1.0).mul_(row_scale);
+  at::Tensor gradient = at::zeros({stats.size(2), width}, stats.options());
+  for (size_t part = 0; part < messages.size(); ++part) {
+    const at::Tensor factor = (of_parts[part][0] - totals.most).exp_().mul_(per_sum);
+    gradient.addcmul_(messages[part].narrow(1, 0, width).to(at::kFloat), factor.unsqueeze(1));
+    gradient.addcmul_(messages[part].narrow(1, width, width).to(at::kFloat), of_target.unsqueeze(1));
+  }
+  return {mean_loss_of(totals), gradient.to(messages.front().scalar_type()),
+          at::stack({totals.most, totals.sum, row_scale})};
+}
+
+at::Tensor joined_loss(const at::Tensor& stats, const at::Tensor& targets) {
+  return mean_loss_of(totals_of(stats, targets));
+}
+
+}  // namespace trireme::nn
