@@ -1,6 +1,5 @@
 #pragma once
-// What a classifier makes of the images that are held out: how often each class was taken for which, and its
-// worst mistakes.
+// How a classifier does on the held-out images: its confusion matrix and its worst mistakes.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -16,10 +15,10 @@ struct Picture {
 struct Classification {
   /// An image that was taken for another class.
   struct Mistake {
-    int64_t sample = 0;              ///< its place among those that are held out
-    int64_t truth = 0, guess = 0;    ///< classes
+    int64_t sample = 0;              ///< index among the held-out images
+    int64_t truth = 0, guess = 0;    ///< indices of classes
     double loss = 0.0;               ///< in nats: -log(truth_probability)
-    double guess_probability = 0.0;  ///< of the likeliest class, which is `guess`
+    double guess_probability = 0.0;  ///< of `guess`, the likeliest class
     double truth_probability = 0.0;
     std::string name = {};  ///< a file, or a place in one
     Picture picture = {};   ///< as the model saw it; without pixels where it could not be read again
@@ -27,11 +26,11 @@ struct Classification {
 
   int64_t step = 0;                  ///< optimizer steps that the model had made
   std::vector<std::string> classes;  ///< names
-  /// Images by (true class, predicted class), a row for each true class. Empty: there are more classes than
-  /// a matrix is kept for.
+  /// How many images have each (true class, predicted class), a row for each true class. Empty when there are
+  /// more classes than a matrix is kept for.
   std::vector<int64_t> confusion;
-  int64_t images = 0, right = 0;  ///< that were validated, and whose class was predicted
-  int64_t not_finite = 0;         ///< of them, with logits that are not finite: in no row, and no mistake
+  int64_t images = 0, right = 0;  ///< images validated, and how many were classified right
+  int64_t not_finite = 0;         ///< of `images`: logits were not finite; in no row, and no Mistake
   std::vector<Mistake> worst;     ///< the mistakes with the largest losses, largest first
 };
 

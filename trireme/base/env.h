@@ -30,8 +30,9 @@ class Environment {
   std::map<std::string, std::string> variables_;
 };
 
-/// Sets a variable of this process, for a library that takes no other word, unless it is set. Readers in
-/// other threads must not be at work: call it before the library's first use.
+/// Sets an environment variable of this process unless it is set already, for a library that can be
+/// configured in no other way. No other thread may read the environment meanwhile: call it before the
+/// library's first use.
 void set_process_default(const std::string& name, const std::string& value);
 
 /// `${XDG_CACHE_HOME:-~/.cache}/trireme`, where tokenised data lives. Throws EnvironmentError without a home.

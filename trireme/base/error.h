@@ -50,7 +50,7 @@ using OutOfMemory = TypedError<ExitCode::kOutOfMemory>;
 using CommError = TypedError<ExitCode::kCommunication>;
 using NumericsError = TypedError<ExitCode::kNumerics>;
 using DataError = TypedError<ExitCode::kCorruptData>;
-/// A broken invariant: a defect of the program that calls or of Trireme itself.
+/// A broken invariant: a bug in the calling program or in Trireme.
 using LogicError = TypedError<ExitCode::kFailed>;
 
 /// The text of errno value `error`, thread-safe.

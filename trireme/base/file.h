@@ -30,15 +30,16 @@ class MappedFile {
 /// The file's bytes. Throws EnvironmentError naming path and cause.
 std::string read_file(const std::string& path);
 
-/// Writes a file of a new name beside it, fsyncs and renames, so that readers see the old file or the new one
-/// and nothing between; a symbolic link stays and leads to the new one. What is_special_file() is written as
-/// it is. Throws EnvironmentError (disk full, read-only, ...) and leaves an existing file untouched.
+/// Writes a temporary file beside `path`, fsyncs and renames it, so that readers see the old file or the new
+/// one and nothing between. A symbolic link stays, and its target is replaced. A special file
+/// (is_special_file()) is written in place. Throws EnvironmentError (disk full, read-only, ...) and leaves an
+/// existing regular file untouched.
 void write_file_atomic(const std::string& path, std::string_view content);
 
-/// Whether there is something that is neither a regular file nor a folder: a pipe, a terminal, /dev/null.
+/// Whether `path` exists and is neither a regular file nor a folder: a pipe, a terminal, /dev/null.
 bool is_special_file(const std::string& path);
 
-/// What symbolic links at `path` lead to, whether that is there or not; `path` where it is none.
+/// The target of the symbolic link `path`, whether it exists or not; `path` itself when it is no link.
 std::string follow_links(const std::string& path);
 
 /// mkdir -p. Throws EnvironmentError.
@@ -61,8 +62,8 @@ class LineFile {
 /// write() until everything is out; throws EnvironmentError naming `path`.
 void write_all(int fd, const void* data, size_t size, const std::string& path);
 
-/// The same at the end of a file, which stays as it was when not everything fits, so that a later record does
-/// not begin in the middle of this one.
+/// write_all() at the end of a file. When that fails, the file is cut back to its old size, so that the next
+/// record does not follow a part of this one.
 void append_all(int fd, const void* data, size_t size, const std::string& path);
 
 }  // namespace trireme

@@ -29,29 +29,30 @@ struct Flight {
 
 class FlightRecord {
  public:
-  /// Operations of a rank that are kept.
+  /// Operations that are kept for each rank.
   static constexpr size_t kKept = 8;
 
-  /// Of `ranks` ranks. Throws EnvironmentError where there is no memory for it.
+  /// A new record for `ranks` ranks. Throws EnvironmentError when there is no memory for it.
   static FlightRecord make(int64_t ranks);
-  /// The one behind a descriptor that a launcher has handed on, for `rank`. Throws EnvironmentError when it
-  /// is none, or has no such rank.
+  /// Opens, as `rank`, the record behind a descriptor that the launcher has handed on. Throws
+  /// EnvironmentError when the descriptor is no record, or the record has no such rank.
   static FlightRecord open(int descriptor, int64_t rank);
   FlightRecord(FlightRecord&& other) noexcept;
   FlightRecord& operator=(FlightRecord&&) = delete;
   ~FlightRecord();
 
-  /// To be handed on; closes on exec.
+  /// For the launcher to hand on to its ranks; closes on exec.
   int descriptor() const { return descriptor_; }
 
-  /// `entry` is the newest of this rank; the same operation in another state takes its place. Copies a few
-  /// words. One thread at a time.
+  /// Records the newest operation of this rank; a note of the same operation in another state replaces the
+  /// one before. `now`: seconds since 1970. Copies a few words. One thread at a time.
   void note(char state, std::string_view operation, int64_t sequence, std::string_view group,
             std::string_view subject, double now) noexcept;
-  /// This rank has made a group of `ranks`. As note().
+  /// Records that this rank has made a group of the global ranks `ranks`. Groups beyond 16, and those whose
+  /// list of ranks takes more than 215 characters, are not kept. One thread at a time, as note().
   void note_group(std::string_view name, const std::vector<int64_t>& ranks) noexcept;
 
-  /// Of each rank. What a rank was just writing when it died is left out.
+  /// What is known, by rank. An entry that a rank was writing when it died is left out.
   std::vector<Flight> read() const;
 
  private:

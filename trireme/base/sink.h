@@ -8,8 +8,8 @@
 
 namespace trireme {
 
-/// One optimizer step. Times in milliseconds, memory in bytes, losses in nats per token; of images an image
-/// is a token.
+/// One optimizer step. Times in milliseconds, memory in bytes, losses in nats per token; for models of images
+/// an image is a token.
 struct StepRecord {
   int64_t step = 0;        ///< 1 after the first optimizer step
   double loss = 0.0;       ///< mean over the global batch
@@ -17,20 +17,21 @@ struct StepRecord {
   double lr = 0.0;
   int64_t tokens = 0;            ///< seen so far by all ranks
   double tokens_per_s = 0.0;     ///< all ranks together
-  double tflops_per_rank = 0.0;  ///< TFLOP/s that each rank does of the model's; 0: not known
+  double tflops_per_rank = 0.0;  ///< the model's TFLOP/s on each rank; 0: not known
   double step_ms = 0.0;          ///< from the end of the step before, or from its beginning after a pause
   int64_t peak_bytes = 0;        ///< largest rank: allocator peak on a GPU, resident peak on a CPU
   int64_t active_bytes = 0;      ///< largest rank: peak with freed blocks that are still in use; 0 on a CPU
   int64_t reserved_bytes = 0;    ///< largest rank: allocator's reserved peak on a GPU, 0 on a CPU
-  std::optional<double> loss_scale = {};  ///< where the loss is scaled: what this step's was multiplied by
+  std::optional<double> loss_scale = {};  ///< what the loss was multiplied by; none: it is not scaled
   bool skipped = false;                   ///< its gradients overflowed and were not applied
   std::optional<double> val_loss;         ///< when this step validated
-  std::optional<double> val_top1 = {}, val_top5 = {};  ///< when it did, of images: shares that were right
-  /// Of rank 0: gathering and reducing, and the part of it that computation waited for. None: not measured;
-  /// on a GPU every StepRecord of train.log_every has them, on a CPU all have, a rank alone has none.
+  std::optional<double> val_top1 = {}, val_top5 = {};  ///< likewise, of images: accuracies in [0, 1]
+  /// Time of rank 0 in gathers and reductions, and the part of it that computation waited for. None: not
+  /// measured. They are measured on a CPU in every step, on a GPU every train.log_every steps, unless that is
+  /// 1, and in the last step, and never without data parallelism.
   std::optional<double> communication_ms = {}, exposed_ms = {};
-  /// What training has waited for the checkpoint of this step, with async until its copy was made. None:
-  /// there was none.
+  /// How long training waited for the checkpoint of this step; with checkpoint.async, until its copy was
+  /// made. None: this step saved no checkpoint.
   std::optional<double> checkpoint_ms = {};
 
   double steps_per_s() const { return step_ms > 0.0 ? 1e3 / step_ms : 0.0; }
@@ -41,25 +42,26 @@ struct StepRecord {
   }
 };
 
-/// What a run's parallel layout cost rank 0, beside what plan/memory.h says it should.
+/// What a run's parallel layout cost rank 0, next to what plan/memory.h predicts.
 struct RunCost {
   struct State {
     int64_t parameters = 0, gradients = 0, optimizer = 0;
     int64_t total() const { return parameters + gradients + optimizer; }
   };
   State predicted, measured;               ///< bytes held between steps
-  int64_t predicted_wire_bytes = 0;        ///< sent in a step, hooks not counted
+  int64_t predicted_wire_bytes = 0;        ///< sent in a step; what communication hooks save is not counted
   int64_t measured_wire_bytes = 0;         ///< sent in the last step
-  int64_t predicted_activation_bytes = 0;  ///< kept for backward by one micro-batch, but for the loss
-  /// From torch's allocator, at the end of a forward pass: what it has taken and kept. None: not measured,
-  /// as the profiler listened.
+  int64_t predicted_activation_bytes = 0;  ///< kept for backward by one micro-batch, without the loss
+  /// Measured by torch's allocator: bytes that a forward pass took and still held at its end. None: not
+  /// measured, since the profiler ran.
   std::optional<int64_t> measured_activation_bytes = {};
-  /// Of the largest rank's copy that saves are written from, and of rank 0's; 0: nothing was saved.
+  /// The copy that checkpoints are written from: predicted for the largest rank, measured on rank 0. 0:
+  /// nothing was saved.
   int64_t predicted_copy_bytes = 0, measured_copy_bytes = 0;
   int64_t predicted_gathered_bytes = 0;  ///< whole parameters and gradients of units in flight
   int64_t baseline_bytes = 0;            ///< resident before there was a model; 0 on a GPU
-  int64_t predicted_peak_bytes = 0;      ///< of what peak_bytes is
-  /// As of the last step's StepRecord.
+  int64_t predicted_peak_bytes = 0;      ///< for RunSummary::peak_bytes
+  /// As in the StepRecord of the last step.
   std::optional<double> communication_ms = {}, exposed_ms = {};
 };
 
@@ -83,11 +85,11 @@ struct RunSummary {
   RunCost cost;
   std::string sample;             ///< generated text, empty when none was asked for
   std::string weights_path;       ///< where the final weights were written; empty: nowhere
-  std::string best_weights_path;  ///< where those of the best validation are; empty: not kept
-  int64_t best_step = 0;          ///< that was validated
+  std::string best_weights_path;  ///< where the weights of the best validation are; empty: not kept
+  int64_t best_step = 0;          ///< the step of that validation
   int64_t resumed_at = 0;         ///< step of the checkpoint that the run went on from; 0: none
   int64_t checkpoints = 0;        ///< written
-  int64_t checkpoints_late = 0;   ///< left out, as the one before was still being written
+  int64_t checkpoints_late = 0;   ///< skipped, since the one before was still being written
   int64_t checkpoints_failed = 0;
   int stop_signal = 0;  ///< the signal that ended the run early; 0: none
 };
@@ -97,10 +99,10 @@ struct RunSummary {
 class Sink {
  public:
   virtual ~Sink() = default;
-  /// Before all others: the step that the run ends with.
+  /// Called before the other functions: the run ends with step `steps`.
   virtual void begin([[maybe_unused]] int64_t steps) {}
-  /// The run goes on behind step `step` of an earlier one: what was recorded of later steps is void. Returns
-  /// false where `step` itself should have been recorded and was not: the run was killed before that.
+  /// The run goes on after step `step` of an earlier attempt: records of later steps are void. Returns false
+  /// when the record of `step` itself is missing, because the run was killed before it was written.
   virtual bool resume([[maybe_unused]] int64_t step) { return true; }
   virtual void record(const StepRecord& step) = 0;
   virtual void finish(const RunSummary& summary) = 0;

@@ -28,7 +28,7 @@ class Checkpoint {
   const std::string& path() const { return folder_.path(); }
   const Commit& commit() const { return commit_; }
   const Index& index() const { return index_; }
-  /// Of tensor `name`; throws DataError when there is none.
+  /// What is stored of tensor `name`; throws DataError when there is none of that name.
   const StoredTensor& tensor(const std::string& name) const;
   /// The run's own JSON. Throws DataError when it is damaged.
   std::string state() const;
@@ -38,7 +38,8 @@ class Checkpoint {
   /// Thread-safe.
   void read(const std::string& name, const Region& region, void* out) const;
 
-  /// Reads every byte; what is wrong, one message a file or piece. `progress` hears of the bytes read so far.
+  /// Reads every byte; returns what is wrong, one message a file or piece. `progress` is called with the
+  /// bytes read so far.
   std::vector<std::string> verify(const std::function<void(int64_t bytes)>& progress = {}) const;
 
  private:
@@ -63,12 +64,12 @@ class Checkpoint {
 struct Newest {
   std::unique_ptr<Checkpoint> checkpoint;
   std::vector<std::string> passed_over;
-  int64_t damaged = 0;  ///< of these; saves of the others did not come to an end
+  int64_t damaged = 0;  ///< of passed_over: damaged; the others are saves that did not complete
 };
 /// Whether a checkpoint can be opened and its files are there.
 bool is_complete(const Folder& parent, const std::string& name);
 
-/// Looks at those older than `older_than`, a name of list_checkpoints(); empty: at all.
+/// The newest one older than `older_than`, a name of list_checkpoints(); empty: of all.
 Newest newest_checkpoint(const Folder& folder, const std::string& older_than = {});
 
 }  // namespace trireme::checkpoint

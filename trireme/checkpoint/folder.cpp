@@ -35,7 +35,7 @@ void check_name(std::string_view name) {
   TRIREME_CHECK(is_file_name(name), "[checkpoint.folder] '{:.200}' cannot be a file name", name);
 }
 
-/// Of something whose name came from a file, which may be missing or not what it should be.
+/// Opens something whose name came from a file; it may be missing, or not be what it should be.
 Descriptor open_inside(int folder, const std::string& name, int flags, const std::string& path) {
   if (!is_file_name(name)) {
     throw DataError(

@@ -22,15 +22,15 @@ class Descriptor {
   ~Descriptor();
   int get() const { return fd_; }
   bool is_open() const { return fd_ >= 0; }
-  /// Closes and returns errno of that, 0 for none.
+  /// Closes the descriptor; returns the errno of close(), 0 for none.
   int close();
 
  private:
   int fd_ = -1;
 };
 
-/// A regular file, read by ranges. Its size is that of when it was opened; a file that has shrunk since is an
-/// error of read() and no signal, as it would be under a memory map.
+/// A regular file, read by ranges. Its size is that at opening; when the file has shrunk since, read()
+/// throws, where a memory map would raise a signal.
 class InputFile {
  public:
   /// Follows links, for files that a user names. Throws EnvironmentError when it cannot be opened, DataError
@@ -43,7 +43,7 @@ class InputFile {
   /// Bytes [offset, offset + bytes) to `out`. Thread-safe. Throws DataError when they are not there or the
   /// disk cannot read them.
   void read(int64_t offset, void* out, int64_t bytes) const;
-  /// All of it. Throws DataError when it is longer than `limit`.
+  /// The whole file. Throws DataError when it is longer than `limit` bytes.
   std::string text(int64_t limit) const;
 
  private:
@@ -59,7 +59,7 @@ class OutputFile {
 
   const std::string& path() const { return path_; }
   int64_t size() const { return size_; }  ///< bytes appended so far
-  /// Asks the file system for `bytes` in all, where it can tell at once that they do not fit.
+  /// Reserves `bytes` in all, where the file system can: it then says at once when they do not fit.
   void reserve(int64_t bytes);
   void append(const void* data, int64_t bytes);
   /// What was written is on the disk when this returns; the file is closed.

@@ -304,7 +304,7 @@ Commit parse_commit(std::string_view text, const std::string& path) {
                       .generation = count_of(document, "generation", path),
                       .index_bytes = count_of(document, "index_bytes", path),
                       .index_digest = hash_of(value_of(document, "index_xxh3", path), "index_xxh3", path)};
-  // What reads the same may still have other bytes; those have no other digest to tell.
+  // A text that reads the same may still have other bytes, and no digest covers this file.
   if (format_commit(commit) != text) fail_json(path, "it is not as it was written");
   return commit;
 }

@@ -11,7 +11,8 @@
 
 namespace trireme::checkpoint {
 
-/// Bytes of a piece that have a digest of their own, counted from its start: what is read to verify less.
+/// Each chunk of so many bytes of a piece, counted from its start, has a digest of its own, so that reading a
+/// part verifies only the chunks around it.
 inline constexpr int64_t kChunkBytes = int64_t{4} << 20;
 
 struct StoredFile {
@@ -50,21 +51,22 @@ struct Index {
   int64_t bytes() const;  ///< of all tensors
 };
 
-/// One line of JSON a tensor.
+/// The index as text: JSON with a line for each tensor.
 std::string format_index(const Index& index);
 
-/// Parses and checks what can be without the files: names, dtypes and shapes that can be, pieces within their
-/// tensors and files, digests for every byte of the data. Throws DataError naming `path` and the tensor.
+/// Parses an index and checks what can be checked without the files: names, dtypes and shapes are possible,
+/// pieces lie within their tensors and files, every byte of the data has a digest. Throws DataError naming
+/// `path` and the tensor.
 Index parse_index(std::string_view text, const std::string& path);
 
 /// Proves that the pieces cover every element of every tensor once. Throws DataError naming the tensor.
 void check_coverage(const Index& index, const std::string& path);
 
-/// Adds the files and pieces of `part`. Throws DataError when both do not belong to one checkpoint, or have a
-/// tensor of one name that differs.
+/// Adds the files and pieces of `part`. Throws DataError when the two do not belong to one checkpoint, or
+/// disagree about a tensor.
 void merge(Index& index, const Index& part, const std::string& path);
 
-/// Whoever holds this holds a checkpoint that was whole when it was written.
+/// The proof that a checkpoint was whole when it was written.
 struct Commit {
   int64_t step = 0;
   int64_t generation = 0;
@@ -73,7 +75,7 @@ struct Commit {
 };
 
 std::string format_commit(const Commit& commit);
-/// Takes nothing but what format_commit() makes. Throws DataError naming `path`.
+/// Accepts only what format_commit() makes. Throws DataError naming `path`.
 Commit parse_commit(std::string_view text, const std::string& path);
 
 }  // namespace trireme::checkpoint

@@ -176,7 +176,7 @@ std::vector<std::vector<FileEntry>> split(const Source& source, const std::vecto
   return files;
 }
 
-/// The rows of a tensor that file `index` of `count` has; what has no rows to share is the first one's.
+/// The rows of a tensor that file `index` of `count` has; a tensor without rows goes whole to the first file.
 Region rows_of(const Shape& shape, int64_t index, int64_t count) {
   const bool shared = !shape.empty() && *checked_numel(shape) > 0;
   if (!shared) return index == 0 ? Region::whole(shape) : Region::flat(shape, {0, 0});

@@ -15,14 +15,14 @@ namespace trireme::checkpoint {
 
 inline constexpr const char* kModelConfigName = "config.json";
 
-/// Whether `path` is a folder with safetensors files that is no checkpoint of ours, or should be one: of what
-/// has a config.json or files of weights as pickles, open_model_folder() says what is missing.
+/// Whether `path` is a folder with safetensors files, a config.json or pickles of weights, and no checkpoint
+/// of ours. Where safetensors files are missing, open_model_folder() says so.
 bool is_model_folder(const std::string& path);
 
-/// Its tensors. With a config.json of a family known here they have the names of plan::describe(): constants,
-/// and a head that is tied and stored all the same, are left out. Files are read by ranges when they are
-/// asked for. Throws DataError naming files and tensors: an index that names what is not there, or leads out
-/// of the folder, a tensor in two files, boxes that do not make up a tensor.
+/// Opens the folder's tensors. With a config.json of a family known here they have the names of
+/// plan::describe(); constants, and a tied head that is stored all the same, are left out. Files are read by
+/// ranges when tensors are. Throws DataError naming files and tensors: an index that names what is not there,
+/// or leads out of the folder, a tensor in two files, boxes that do not make up a tensor.
 std::unique_ptr<Source> open_model_folder(const std::string& path);
 
 /// The folder's config.json. Throws DataError when there is none, or it is damaged.
@@ -34,14 +34,15 @@ void check_tied_head(const std::string& path);
 /// Throws DataError when `path` has the name of a pickle, which can run any program when it is read.
 void refuse_pickle(const std::string& path);
 
-/// Files of a tokenizer and of how to generate text, in a fixed order: those that `from` has, and the others.
+/// Files of a tokenizer and of settings for generating text, in a fixed order: those that the folder has, and
+/// the others.
 struct CarriedFiles {
   std::vector<std::string> there, missing;
   /// Whether transformers can make a tokenizer of them.
   bool make_tokenizer() const;
 };
 CarriedFiles carried_files(const std::string& from);
-/// Copies one of them.
+/// Copies one of these files.
 void carry_file(const std::string& from, const std::string& name, const Folder& to);
 
 struct ModelFolderOptions {

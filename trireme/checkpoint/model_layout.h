@@ -1,6 +1,6 @@
 #pragma once
-// What the headers, the index and the config.json of a folder say of its tensors: where each is, and that it
-// is there once. Knows nothing of files, so that it can be fuzzed alone. Private to model_folder.cpp.
+// What the headers, the index and the config.json of a folder say of its tensors: where each is, and that
+// each is there once. Knows nothing of files, so that it can be fuzzed alone. Private to model_folder.cpp.
 #include <cstdint>
 #include <map>
 #include <nlohmann/json_fwd.hpp>
@@ -24,7 +24,7 @@ inline constexpr const char* kDcpBoxStart = "saved_offsets";
 /// Names of tensors by the file that has them.
 using FilesIndex = std::map<std::string, std::set<std::string>>;
 
-/// Of a model.safetensors.index.json. Throws DataError naming `path`: files that are none of its folder, too.
+/// Parses a model.safetensors.index.json. Throws DataError naming `path`, also for files outside its folder.
 FilesIndex parse_files_index(std::string_view text, const std::string& path);
 
 class ModelLayout {
@@ -39,8 +39,9 @@ class ModelLayout {
   /// `path`: of the folder.
   explicit ModelLayout(std::string path) : path_(std::move(path)) {}
 
-  /// What an index says must be in the file, and nothing else; a file that no index names has what it has.
-  /// The metadata of DCP says where its boxes begin. Throws DataError naming the file and tensors.
+  /// Adds the tensors of a file. A file that the index names must have exactly the tensors listed there; one
+  /// that it does not name may have any. The metadata of DCP says where its boxes begin. Throws DataError
+  /// naming the file and tensors.
   void add_file(const std::string& path, const SafetensorsHeader& header, int64_t data_begin,
                 const FilesIndex& index);
   /// Throws DataError naming the tensor whose boxes do not cover it once. After the last file.
@@ -50,7 +51,7 @@ class ModelLayout {
 
   const std::map<std::string, SourceTensor>& tensors() const { return tensors_; }
   const std::vector<Box>& boxes_of(const std::string& tensor) const { return boxes_.at(tensor); }
-  /// Of the first file whose entries are whole tensors.
+  /// The metadata of the first file whose entries are whole tensors.
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
  private:

@@ -8,9 +8,9 @@ namespace trireme::checkpoint {
 
 class NewFolder {
  public:
-  /// Makes a folder beside `path` to write to, under a name of its own. `replaces`: a folder of files that is
-  /// called so may give way to the new one. Throws EnvironmentError when there is one all the same, or
-  /// something that is no folder of files, ConfigError for a name that cannot be.
+  /// Makes a folder beside `path` to write to, under a name of its own. `replaces`: commit() may replace a
+  /// folder at `path` that holds files alone. Throws EnvironmentError when there is anything else at `path`,
+  /// ConfigError when `path` ends in no valid name.
   NewFolder(const std::string& path, bool replaces);
   /// Removes what has not been committed.
   ~NewFolder();
@@ -18,8 +18,8 @@ class NewFolder {
   NewFolder& operator=(const NewFolder&) = delete;
 
   const Folder& folder() const { return folder_; }
-  /// It has the name that it was made for when this returns, also after a power failure. Files were finished
-  /// before. Once.
+  /// Gives the folder its name `path`, which survives a power failure once this returns. To be called once,
+  /// after its files were finished.
   void commit();
 
  private:

@@ -25,7 +25,7 @@ struct ShardSpec {
   int64_t step = 0;
   int64_t generation = 0;
   std::vector<PieceSpec> pieces;                ///< those without elements are left out
-  std::map<std::string, std::string> metadata;  ///< the same on all ranks, or of other keys
+  std::map<std::string, std::string> metadata;  ///< ranks with the same key have the same value
   std::string state;  ///< JSON that only this rank needs again, such as a random generator's; empty: none
 };
 

@@ -88,7 +88,7 @@ bool selected(const Conversion& how, const std::string& name) {
   return !how.select || how.select(name);
 }
 
-/// Asked for in the order of a file, one tensor's part after the other.
+/// Reads pieces for a file, in the order in which the file has them.
 class PartReader {
  public:
   PartReader(const Source& source, const std::vector<PieceSpec>& pieces) : source_(source), pieces_(pieces) {}

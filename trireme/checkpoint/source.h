@@ -42,9 +42,9 @@ class Source {
   std::string path_;
 };
 
-/// A folder with safetensors files of others is opened as model_folder.h says, any other one as a checkpoint,
-/// and what is no folder as a safetensors file. Throws EnvironmentError when there is nothing, DataError when
-/// it is damaged or a pickle.
+/// Opens a folder with safetensors files of other programs as model_folder.h says, any other folder as a
+/// checkpoint, and anything else as a safetensors file. Throws EnvironmentError when there is nothing,
+/// DataError when it is damaged or a pickle.
 std::unique_ptr<Source> open_source(const std::string& path);
 
 /// How the contents of two sources differ.

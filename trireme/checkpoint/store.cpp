@@ -143,7 +143,8 @@ std::string temporary_name(int64_t step, int64_t generation, int64_t attempt) {
 
 namespace {
 
-/// What somebody else has put into it keeps a folder that nobody reads, and no run from starting.
+/// A folder that cannot be removed, because somebody has put other things into it, stays and keeps no run
+/// from starting.
 void sweep(const Folder& folder, const std::string& name) {
   try {
     folder.remove(name);
@@ -166,7 +167,7 @@ Folder Store::begin(const std::string& temporary) {
   return folder_.create_folder(temporary);
 }
 
-/// A run that was taken for dead and is not must not commit behind the back of its successor.
+/// A run that was wrongly taken for dead must not commit after its successor has begun.
 void Store::check_generation() const {
   if (const int64_t noted = noted_generation(folder_); noted > generation_) {
     throw EnvironmentError(
@@ -213,7 +214,7 @@ void Store::abandon(const std::string& temporary) noexcept {
   }
 }
 
-/// Its commit goes first, at once, and nothing is ever half of it.
+/// The rename takes away its name at once, so no reader ever finds half of a checkpoint.
 void Store::remove_checkpoint(const std::string& name) {
   const std::string doomed = fmt::format("{}removed-{}", kTemporaryPrefix, name);
   folder_.remove(doomed);
@@ -229,8 +230,7 @@ std::vector<std::string> Store::prune(int64_t keep) {
   std::ranges::reverse(all);
   int64_t kept = 0;
   for (const Listed& entry : all) {
-    // Older ones go only when as many newer ones have been read back; damaged ones stay for people to look
-    // at.
+    // Older ones go only when `keep` newer ones have been read back; damaged ones stay for people to look at.
     if (entry.commit && kept < keep) {
       kept += is_complete(folder_, entry.name) ? 1 : 0;
       continue;

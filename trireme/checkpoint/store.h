@@ -34,15 +34,15 @@ struct Listed {
   bool unfinished = false;       ///< it has no COMMIT.json at all
 };
 
-/// All of them, oldest first: by the generation of the run that wrote them, then by step. Those without a
-/// commit come first.
+/// All checkpoints in `folder`, oldest first: by the generation of the run that wrote them, then by step.
+/// Those without a commit come first.
 std::vector<Listed> list_checkpoints(const Folder& folder);
 
 /// Where a run's ranks write step `step` until it is committed. `attempt` counts saves of a run, so that no
 /// name comes twice.
 std::string temporary_name(int64_t step, int64_t generation, int64_t attempt);
 
-/// The one that writes, on the rank that commits.
+/// The folder of checkpoints of a run that writes, on the rank that commits.
 class Store {
  public:
   /// Makes the folder, takes its lock and the next generation, and removes what runs that died have left half
@@ -69,8 +69,9 @@ class Store {
   std::string commit(const Work& work);
   void abandon(const std::string& temporary) noexcept;
 
-  /// Removes all but the `keep` newest that can be read, with what has no commit. 0 keeps all.
-  /// Returns their names.
+  /// Once `keep` checkpoints can be read, removes those older than the `keep` newest of these, and those
+  /// without a COMMIT.json; those with a damaged one stay. 0 keeps all. Returns the names of the removed
+  /// ones.
   std::vector<std::string> prune(int64_t keep);
 
  private:

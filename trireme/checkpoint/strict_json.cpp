@@ -15,11 +15,11 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int64_t kMaxDepth = 16;
-/// Our indexes have fewer values in as many bytes as are read, so what their writer may write, this takes.
+/// An index of kMaxJsonBytes has fewer values, so whatever may be written can be read.
 constexpr int64_t kMaxValues = kMaxJsonBytes / 4;
 
-/// Refuses what no index of ours has, before there is memory for it. A parser with a callback could do so on
-/// the way, but looks at all elements of a list again behind each one that is an object.
+/// Refuses what no index of ours has, before memory is taken for it. A parser with a callback could do so
+/// while it parses, but it looks at all elements of a list again after each one that is an object.
 class Guard : public nlohmann::json_sax<Json> {
  public:
   explicit Guard(const std::string& path) : path_(path) {}

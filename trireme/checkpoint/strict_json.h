@@ -9,7 +9,7 @@
 
 namespace trireme::checkpoint {
 
-/// Of a file of JSON: no longer one is read, and hence none is written.
+/// The most bytes of a file of JSON: longer ones are not read, and hence not written.
 inline constexpr int64_t kMaxJsonBytes = int64_t{64} << 20;
 
 /// The document. Throws DataError naming `path`: broken JSON, invalid UTF-8, a key twice in one object, more
@@ -18,7 +18,7 @@ nlohmann::json parse_json(std::string_view text, const std::string& path);
 
 /// The value of `key`. Throws DataError naming both when `object` has none or is no object.
 const nlohmann::json& value_of(const nlohmann::json& object, const char* key, const std::string& path);
-/// Likewise, of a number that is whole and not negative; a text; a hash as 16 hex digits.
+/// Likewise, where the value must be a whole number that is not negative; a text; a hash of 16 hex digits.
 int64_t count_of(const nlohmann::json& object, const char* key, const std::string& path);
 std::string text_of(const nlohmann::json& object, const char* key, const std::string& path);
 uint64_t hash_of(const nlohmann::json& value, const char* key, const std::string& path);
@@ -27,7 +27,7 @@ uint64_t hash_of(const nlohmann::json& value, const char* key, const std::string
 void refuse_other_keys(const nlohmann::json& object, std::initializer_list<const char*> known,
                        const std::string& path);
 
-/// For what JSON cannot say: the file is damaged, or is not what it should be.
+/// Throws DataError naming `path` and `reason`: the file is damaged, or not what it should be.
 [[noreturn]] void fail_json(const std::string& path, std::string_view reason);
 
 }  // namespace trireme::checkpoint

@@ -19,7 +19,7 @@ struct FileEntry {
   int64_t bytes() const;
 };
 
-/// What all of a source's tensor becomes under its own name.
+/// The entry of a whole tensor of the source, under its own name.
 FileEntry whole_entry(const Source& source, const std::string& tensor);
 
 /// Entries with wide elements come first, so that each starts at a multiple of its element's size. Holds some

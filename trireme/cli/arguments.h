@@ -17,8 +17,8 @@ std::vector<std::string> take_overrides(std::vector<std::string>& arguments);
 /// verb there. One that belongs to the program stays.
 void drop_program_mark(std::vector<std::string>& arguments);
 
-/// Makes two words of the "--resume=" of `train`, which CLI11 takes for a "--resume" without a word: its
-/// variable was not set.
+/// Splits the "--resume=" of `train`, whose shell variable was empty, into two words: CLI11 would take it for
+/// a "--resume" without a value.
 void keep_empty_word(std::vector<std::string>& arguments);
 
 /// Throws UsageError when the first word is no verb of `app`, naming the nearest.

@@ -20,7 +20,7 @@ struct Check {
 /// The worker, its libraries, and its devices against the `gpus` that the driver shows. Runs the worker.
 std::vector<Check> check_worker(const Environment& environment, int gpus);
 
-/// What variables of NCCL mean depends on.
+/// Facts of the host on which the effect of NCCL's variables depends.
 struct HostNetwork {
   int gpus = 0;
   std::vector<std::string> interfaces,

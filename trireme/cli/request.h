@@ -57,7 +57,7 @@ struct DataOptions {
   std::string action;  ///< make_digits, info or bench
   std::string path;
   std::string format = "cifar10";   ///< or mnist
-  int64_t train = 0, test = 10000;  ///< images; 0: as many as the set has whose form they take
+  int64_t train = 0, test = 10000;  ///< images; 0: as many as the set they imitate
   int64_t seed = 42, threads = 1;
   std::string fonts;                             ///< a folder; empty: those of the system
   std::string sheet;                             ///< a picture of the first images; empty: none

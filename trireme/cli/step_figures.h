@@ -43,7 +43,7 @@ class StepMemory {
 /// Why the passes of this step are not recorded as CUDA graphs; empty: nothing is known to be in the way.
 std::string obstacle_to_recording(const StepView& view);
 
-/// Whose place in the pipeline a program is of; that of rank 0 where nobody asked for one.
+/// The pipeline rank of global rank `rank`; of rank 0 where none is given.
 int64_t pp_rank_of(const RunPlan& run, std::optional<int64_t> rank);
 
 /// Elements of a unit's flat layout that a rank has for itself.

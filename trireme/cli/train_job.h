@@ -57,10 +57,10 @@ struct ResumePoint {
   std::string checkpoint;     ///< one of its checkpoints; empty: the newest that is whole
 };
 
-/// What TrainJob::resume stands for, none if that is empty; a job without a config gets that of the run.
-/// "auto" is the newest run of the config's name that has a checkpoint and does not run now, if that has not
-/// come to its end, and else a new one. Throws ConfigError when anything else is not there, EnvironmentError
-/// when it runs now.
+/// What TrainJob::resume stands for; none if it is empty. A job without a config gets the config of the run.
+/// "auto" is the newest run with the config's name that has a checkpoint and does not run now, unless that
+/// run has come to its end: then a new run. Throws ConfigError when it names a run or checkpoint that is not
+/// there, EnvironmentError when the run runs now.
 std::optional<ResumePoint> find_resume_point(TrainJob& job, const Front& front);
 
 /// What workers are told.

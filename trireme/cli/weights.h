@@ -10,7 +10,7 @@
 
 namespace trireme::cli {
 
-/// Of an imported run: what came with its weights.
+/// The folder of an imported run with the files that came with its weights.
 inline constexpr const char* kImported = "hugging_face";
 
 /// Makes model.weights a path from the root, so that it means the same elsewhere.
@@ -25,15 +25,16 @@ struct FoundWeights {
   std::string path;            ///< for checkpoint::open_source()
   plan::ModelConfig model;     ///< complete
   std::string came_with = {};  ///< a folder with the tokenizer's files; empty: not known
-  std::string lost = {};       ///< where that should be, if it is not there any more
+  std::string lost = {};       ///< where that folder should be, if it is gone
 };
 
-/// Of a run: its final weights where its last attempt has written them, else its newest checkpoint that is
-/// whole; empty: it has neither.
+/// The path of a run's weights: the final ones where its last attempt has written them, else its newest
+/// checkpoint that is whole; empty: it has neither.
 std::string weights_of_run(const report::RunDirectory& run);
 
-/// Of a run (as weights_of_run() has it), a checkpoint, a Hugging Face folder, or with `config`, a YAML file,
-/// anything with tensors. Throws ConfigError when there is none, or it does not say what model it is of.
+/// The weights that `word` names: a run's (weights_of_run()), a checkpoint, a Hugging Face folder or, with
+/// the YAML file `config`, anything with tensors. Throws ConfigError when there are none, or nothing says
+/// what model they are of.
 FoundWeights find_weights(const std::string& word, const std::string& config, const Front& front);
 
 }  // namespace trireme::cli

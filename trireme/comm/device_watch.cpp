@@ -14,8 +14,8 @@ namespace trireme::comm {
 namespace {
 
 constexpr auto kPoll = std::chrono::milliseconds(100);
-/// A peer may have done its part of the operation before it went: so long the device may still come to its
-/// end.
+/// How long after the loss of a peer the device may still finish the operation: the peer may have done its
+/// part before.
 constexpr double kLastChance_s = 1.0;
 
 }  // namespace
@@ -71,7 +71,8 @@ void DeviceWatch::run() {
   if (verdict) expired_(verdict->operation, verdict->elapsed_s, verdict->reason);
 }
 
-/// Why the oldest operation will not be done, if that is so. Throws when the device has failed.
+/// The verdict on the oldest operation when it is late or cannot end; none otherwise. Throws when the device
+/// has failed.
 std::optional<DeviceWatch::Verdict> DeviceWatch::look(std::unique_lock<std::mutex>& lock) {
   retire_finished();
   if (pending_.empty()) return std::nullopt;

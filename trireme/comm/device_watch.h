@@ -45,8 +45,8 @@ class DeviceWatch {
  public:
   /// Why the device would wait in vain, in words; empty while nothing is known. Does not throw.
   using LostPeer = std::function<std::string()>;
-  /// Called from the watch's thread, at most once: `operation` has run for `elapsed_s`, and will not be done
-  /// because of `reason`; an empty one means the deadline. Does not throw.
+  /// Called from the watch's thread, at most once: `operation` has run for `elapsed_s` and will not end,
+  /// because of `reason`; an empty reason means the deadline. Does not throw.
   using Expired =
       std::function<void(const Operation& operation, double elapsed_s, const std::string& reason)>;
 

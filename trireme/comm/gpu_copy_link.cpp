@@ -40,7 +40,7 @@ using State = ProgressBoard::State;
 constexpr auto kPollEvery = std::chrono::microseconds(10);
 constexpr auto kReleaseAgain = std::chrono::milliseconds(20);
 constexpr double kAskAfterPeer_s = 0.1;
-/// A peer may have enqueued its copy before it went: so long it may still arrive.
+/// How long after the loss of a peer a tensor may still arrive: the peer may have enqueued its copy before.
 constexpr double kLateArrival_s = 1.0;
 
 void check(cudaError_t error, const char* call) {
@@ -255,7 +255,7 @@ void CopyReceiver::announce(void* announcement) {
       if (count == 0) owned->places->wait(std::chrono::milliseconds(100));
     }
   } catch (const std::exception&) {
-    // The sender has gone; who waits for its tensor is told by the watch.
+    // The sender has gone; the watch tells whoever waits for its tensor.
   }
 }
 
@@ -303,10 +303,10 @@ at::Tensor CopyReceiver::wait() {
   return arriving;
 }
 
-/// So that nothing on this GPU waits for the other process for long. While CUDA loads a kernel, maps memory
-/// or has no room for another launch, it waits for what runs on the GPU and keeps other threads out: if that
-/// waits for the other process, which does the same, neither goes on. The word wraps around; what was waited
-/// for is less than half a turn behind.
+/// The host waits for the tensor, so that nothing on this GPU waits for the other process for long. While
+/// CUDA loads a kernel, maps memory or has no room for another launch, it waits for the work on the GPU and
+/// keeps other threads out: if that work waits for the other process, and the other process does the same,
+/// neither goes on. The word wraps around; numbers that were waited for are less than half a turn behind.
 void CopyReceiver::wait_on_host(const Operation& operation) {
   const double started = monotonic_seconds();
   double asked = started;

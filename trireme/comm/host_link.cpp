@@ -126,7 +126,7 @@ void HostLink::move_all(Bytes bytes, const Move& move) {
       lost.clear();
       continue;
     }
-    // What a process has written before it died could still be read, but nothing was left.
+    // Bytes that a process wrote before it died are still read, but none are left.
     if (!lost.empty()) throw std::runtime_error(lost);
     const auto before = Clock::now();
     stream_->wait(kLookAround);

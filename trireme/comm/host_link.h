@@ -79,7 +79,8 @@ class HostLink : public Link {
   HostLink(LinkEnd end, std::unique_ptr<ByteStream> stream)
       : end_(std::move(end)), stream_(std::move(stream)) {}
 
-  /// Constructors of ends call start() last, destructors stop() first: the thread uses what they override.
+  /// Constructors of ends call start() last, their destructors stop() first: the thread calls functions that
+  /// they override.
   void start() {
     thread_ = std::thread([this] { run(); });
   }
@@ -96,7 +97,7 @@ class HostLink : public Link {
 
   /// Moves the next parcel, on the thread, without `mutex_`. What it throws ends the link.
   virtual void carry(const Parcel& parcel) = 0;
-  /// For carry(): they wait for as long as the link lives and the other process runs.
+  /// For carry(): they wait as long as the link lives and the other process runs.
   void read_all(std::span<std::byte> bytes);
   void write_all(std::span<const std::byte> bytes);
   /// For carry(): the other end has a tensor that is not the parcel's equal.

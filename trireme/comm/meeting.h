@@ -33,7 +33,7 @@ class StoreLost : public CommError {
 /// meeting, and StoreLost.
 std::vector<std::string> meet(c10d::Store& store, const Meeting& meeting, const std::string& text);
 
-/// Whoever waits there is to wait no longer, be it that ranks are missing.
+/// Ends the wait of all ranks at the meeting, even if ranks are missing.
 void end_meeting(c10d::Store& store, const Meeting& meeting) noexcept;
 
 /// Waits for one key. Returns false when `timeout_s` passed; throws c10::Error when the store was lost.

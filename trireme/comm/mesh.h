@@ -16,7 +16,8 @@ struct Mesh {
   std::shared_ptr<Group> all;        ///< every rank
   std::shared_ptr<Group> shard;      ///< along dp_shard: parameters are split over it
   std::shared_ptr<Group> replicate;  ///< along dp_replicate
-  std::shared_ptr<Group> dp;  ///< both data-parallel axes; the same object as an axis that alone makes it up
+  /// Both data-parallel axes; the same object as `shard` or `replicate` when the other axis has size 1.
+  std::shared_ptr<Group> dp;
   std::shared_ptr<Group> pp;  ///< along pp: one rank of each stage; its group ranks are pp_rank
   int64_t dp_rank = 0;        ///< within the stage
   int64_t pp_rank = 0;

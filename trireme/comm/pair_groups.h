@@ -22,11 +22,12 @@ class PairGroups {
   /// The first one that both ends have, as unused() of the sender and the receiver says; from now on it is in
   /// use. None: there is none.
   std::shared_ptr<Group> take(const std::string& senders, const std::string& receivers);
-  /// A new one, which is in use.
+  /// Adds a new group, which is in use.
   void add(const std::string& name, int64_t from, int64_t to, std::shared_ptr<Group> group);
-  /// A link has ended. A group that `can_go_on` not ends with it.
+  /// A link has ended. `can_go_on` false: its group ends with it.
   void give_back(const std::shared_ptr<Group>& group, bool can_go_on);
-  /// Other ranks are lost, for whom ending a group would wait: they last as long as the process.
+  /// Other ranks are lost, and ending a group would wait for them: the groups are kept until the process
+  /// ends.
   void abandon();
 
  private:

@@ -26,7 +26,7 @@ bool has_died(const ProcessId& process);
 /// Equal for processes that see each other's pids and can open each other's descriptors and memory.
 std::string host_identity();
 
-/// When the process was started, in clock ticks since boot; 0 when it is gone, be it as a zombie.
+/// When the process was started, in clock ticks since boot; 0 when it is gone or a zombie.
 uint64_t started_at(pid_t pid);
 
 }  // namespace trireme::comm

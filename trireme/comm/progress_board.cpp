@@ -286,7 +286,7 @@ ProgressBoard::Report ProgressBoard::collect_report(const Operation& operation,
     std::string about = describe_sighting(ranks[i], texts[i], operation, wall_seconds(), subject);
     about.empty() ? beside.push_back(ranks[i]) : phrases.push_back(std::move(about));
     const std::optional<Sighting> seen = parse_sighting(texts[i]);
-    // One that was last seen in what this rank is past has been silent since.
+    // A rank that was last seen in an operation which this rank has passed has been silent since.
     const bool is_stale = seen && seen->group == operation.group && seen->sequence < operation.sequence;
     all_inside = all_inside && seen && is_inside(*seen) && !is_stale;
   }

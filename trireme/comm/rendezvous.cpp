@@ -202,7 +202,7 @@ c10::intrusive_ptr<c10d::Store> open_store(const plan::WorldSpec& spec, const st
   return c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(store));
 }
 
-/// Per place in a job, since ranks may be threads of one process.
+/// How many worlds were joined, by place in a job, since ranks may be threads of one process.
 struct Joins {
   std::mutex mutex;
   std::map<std::string, int64_t> counts;
@@ -214,8 +214,8 @@ std::string place_of(const plan::WorldSpec& spec) {
                      spec.restart, spec.rank);
 }
 
-/// What every key of the world begins with: other jobs at the same store, earlier attempts of this one,
-/// worlds that its processes have joined before, and processes that do not know the job's key use other keys.
+/// The prefix of the world's keys. Other jobs at the same store, earlier attempts of this job, worlds that
+/// its processes have joined before, and processes that do not know the job's key have other prefixes.
 std::string store_prefix(const plan::WorldSpec& spec) {
   return fmt::format("trireme/{}/{}/{}", spec.job_key, spec.restart, joins_so_far(spec));
 }
@@ -250,7 +250,7 @@ void claim_rank(BoundedStore& store, int64_t rank) {
   const ProcessId own = own_process();
   const std::string key = fmt::format("is/{}", rank), mine = fmt::format("{} {}", to_text(own), host_name());
   std::string there = store.compareSet(key, "", mine);
-  // One of this host that has died may have been started again.
+  // A process of this host that has died may have been started again.
   if (there != mine && has_died(parse_process(there))) there = store.compareSet(key, there, mine);
   if (there == mine) return;
   throw CommError(

@@ -11,8 +11,8 @@ class SharedPages {
  public:
   /// `bytes` of zeros; none where there is not so much memory.
   static std::unique_ptr<SharedPages> make(size_t bytes);
-  /// The same memory as that with this text(); none when it cannot be mapped here, as on another host, or
-  /// when its maker has gone.
+  /// Maps the memory whose text() this is; none when it cannot be mapped here, as on another host, or when
+  /// its maker has gone.
   static std::unique_ptr<SharedPages> open(const std::string& text, size_t bytes);
   SharedPages(const SharedPages&) = delete;
   SharedPages& operator=(const SharedPages&) = delete;

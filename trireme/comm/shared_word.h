@@ -13,7 +13,7 @@ class SharedWord {
  public:
   /// Zero at first. None where the current GPU cannot reach memory that processes share.
   static std::unique_ptr<SharedWord> make();
-  /// The same word as that with this text(); none when it cannot be mapped here.
+  /// Maps the word whose text() this is; none when it cannot be mapped here.
   static std::unique_ptr<SharedWord> open(const std::string& text);
   SharedWord(const SharedWord&) = delete;
   SharedWord& operator=(const SharedWord&) = delete;
@@ -23,7 +23,7 @@ class SharedWord {
   std::string text() const;
   /// Makes `stream` (a cudaStream_t) wait for `value` or up to 2^31 - 1 more; numbers wrap around.
   void wait_for(uint32_t value, void* stream) const;
-  /// Enqueues a write, behind which all can see what the stream has done before.
+  /// Enqueues a write; whoever sees it also sees what the stream has written before.
   void write(uint32_t value, void* stream) const;
   void write_from_host(uint32_t value);
   uint32_t value() const;

@@ -26,7 +26,7 @@ namespace trireme::comm {
 namespace {
 
 using Word = std::array<char, 32>;
-/// Strangers may connect, too: so long one of them can hold up the writer.
+/// How long a stranger that connects can hold up the writer.
 constexpr double kGreeting_s = 2.0;
 
 int milliseconds_until(double deadline) {
@@ -196,7 +196,7 @@ std::unique_ptr<ByteStream> open_socket_stream(const std::string& offer, double 
         "[comm.make_link] no connection to {}:{} ({}); does a firewall let the ranks' ports through?",
         address, port, error);
   }
-  // A new connection has room for so few bytes.
+  // A new connection always has room for these few bytes.
   if (::send(socket.get(), word.data(), word.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(word.size())) {
     throw CommError("[comm.make_link] {}:{} closed the connection", address, port);
   }

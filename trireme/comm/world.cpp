@@ -89,8 +89,8 @@ void ignore_broken_pipes() {
   if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
 }
 
-/// Exchanges builds and processes with all other ranks. The store ends with its host: one that gives up lets
-/// the others read why first.
+/// Exchanges builds and processes with all other ranks. The store ends with its host, so a host that gives up
+/// first lets the others read why.
 void arrive(World::Seat& seat, const std::string& where, double timeout_s) {
   const Meeting meeting{.op = "comm.join",
                         .where = where,
@@ -133,7 +133,7 @@ std::shared_ptr<ProgressBoard> make_board(const World::Seat& seat) {
   }
 }
 
-/// What a launcher of this host reads when ranks have died. It is a help, and no reason not to train.
+/// The record that a launcher of this host reads when ranks have died; training goes on without it.
 std::shared_ptr<FlightRecord> launchers_record(int64_t rank) {
   const auto descriptor = Environment::process().get_int("TRIREME_FLIGHT_FD");
   if (!descriptor) return nullptr;
@@ -193,8 +193,8 @@ c10::intrusive_ptr<c10d::Store> connecting_store(const c10::intrusive_ptr<c10d::
   return c10::make_intrusive<c10d::PrefixStore>(meeting.place, store);
 }
 
-/// `lost` says why a rank of the group need not be waited for. Returns why there is no backend, if it is so.
-/// NCCL is called by this thread, whose GPU is the rank's.
+/// `lost` says why a rank of the group need not be waited for. Returns why there is no backend; empty: there
+/// is one. NCCL is called by this thread, whose GPU is the rank's.
 std::string connect(const BackendSpec& spec, const std::function<std::string()>& lost,
                     c10::intrusive_ptr<c10d::Backend>& backend) {
   try {
@@ -227,8 +227,8 @@ std::shared_ptr<World> World::join(const plan::WorldSpec& spec, c10::Device devi
     try {
       return std::make_shared<World>(take_seat(spec, device, timeout_s, peers, deadline));
     } catch (const StoreLost&) {
-      // A rank that joins its next world may still find the store of the last, which its host is about to
-      // end.
+      // A rank that joins its next world may still find the store of its last world, which the store's host
+      // is about to end.
       const bool has_joined = joins_so_far(spec) > 0 && spec.rank != 0;
       if (!has_joined || monotonic_seconds() >= deadline) throw;
     }
@@ -379,7 +379,7 @@ void World::announce(const std::string& key, const std::string& text) noexcept {
     };
     store_->compareSet("told/" + key, {}, bytes(text));
   } catch (const std::exception&) {
-    // Who fails has something else to say.
+    // A rank that fails has its own error to report.
   }
 }
 

@@ -30,10 +30,10 @@ class World {
   /// Meets the other ranks at the address in `spec`. Blocks until all have arrived or `timeout_s` has passed;
   /// throws CommError that names the address, the time waited and the ranks that are missing, or that the
   /// port is in use. The store listens on loopback when master_addr is a loopback name, else on that address
-  /// only. A process may join further worlds, all ranks equally many, and two at a time where the launcher
-  /// has passed a socket on. Throws CommError when another process has come as this rank, EnvironmentError
-  /// when ranks are of different builds, LogicError for a deadline beyond a day. SIGPIPE is ignored from here
-  /// on unless the program handles it.
+  /// only. A process may join further worlds if every rank joins equally many, and be in two at a time if the
+  /// launcher has passed on a listening socket. Throws CommError when another process has joined as this
+  /// rank, EnvironmentError when ranks run different builds, LogicError for a deadline beyond a day. SIGPIPE
+  /// is ignored from here on unless the program handles it.
   static std::shared_ptr<World> join(const plan::WorldSpec& spec, c10::Device device, double timeout_s,
                                      PeerOptions peers = {});
 
@@ -42,14 +42,15 @@ class World {
   /// and as join().
   static std::shared_ptr<World> join_environment(double timeout_s = 300.0);
 
-  /// The same over a given store: ranks as threads in tests.
+  /// join() over a given store, for ranks that are threads of a test.
   static std::shared_ptr<World> join_store(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size,
                                            c10::Device device, double timeout_s, PeerOptions peers = {});
 
-  /// Tells all ranks `text`, the first that anybody has told under `key`. Nobody waits. Does not throw: it is
-  /// for ranks that fail.
+  /// Publishes `text` under `key` to all ranks; only the first text under a key counts. Waits for no other
+  /// rank. Does not throw: ranks that fail call it.
   void announce(const std::string& key, const std::string& text) noexcept;
-  /// What was told under `key` so far; empty: nothing, or the store is lost.
+  /// The text announced under `key` by now; empty: there is none, or the store is lost. Does not wait for
+  /// one.
   std::string announced(const std::string& key) noexcept;
 
   struct Seat;  ///< what joining found out
@@ -67,12 +68,13 @@ class World {
   /// Collective over those ranks: each calls it with the same arguments, and all groups are made in the same
   /// order. Throws CommError that names the ranks that did not come, LogicError when the ranks make no group.
   std::shared_ptr<Group> make_group(const std::string& name, const std::vector<int64_t>& ranks);
-  /// With its own way to use peer memory instead of the world's.
+  /// The same, with `peers` instead of the world's options.
   std::shared_ptr<Group> make_group(const std::string& name, const std::vector<int64_t>& ranks,
                                     PeerOptions peers);
 
-  /// The text that rank 0 publishes under `key`, for all. At most 4 MiB. Blocks up to the deadline; throws
-  /// CommError.
+  /// Returns rank 0's `text_on_root`, of at most 4 MiB, on all ranks. Collective over the world, with a `key`
+  /// that all ranks share. Blocks up to the deadline, then throws CommError; rank 0 throws LogicError for a
+  /// longer text.
   std::string share_from_root(const std::string& key, const std::string& text_on_root);
 
  private:

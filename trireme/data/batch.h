@@ -12,13 +12,13 @@ struct Batch {
   /// Of text (B, T) int64, inputs shifted by one. Of images (B) int64, or (B, classes) fp32 that sum to 1
   /// where labels are smoothed or pictures mixed.
   at::Tensor targets;
-  /// How many count. 0: there are none; of text B is 1 then, and the row stands for one that is not there.
+  /// How many rows count. 0: none does; a batch of text then has B = 1, and its row is only a placeholder.
   int64_t rows = 0;
-  int64_t step_rows = 0;              ///< of the step on all ranks together, broken pictures included
+  int64_t step_rows = 0;              ///< rows of the step on all ranks together, broken pictures included
   int64_t step_passes = 0;            ///< micro-batches of each rank in the step; 0: as many as in any other
-  std::vector<int64_t> samples = {};  ///< of images: the place in their set of each row that counts
+  std::vector<int64_t> samples = {};  ///< of images: index in the ImageSet of each row that counts
 
-  /// What the mean over this batch counts for in the mean over the step.
+  /// The weight of this batch's mean in the mean over the step.
   double share() const { return static_cast<double>(rows) / static_cast<double>(step_rows); }
 };
 

@@ -23,7 +23,7 @@ class Dataset {
   int64_t tokens() const { return tokens_; }
   int64_t seq_len() const { return seq_len_; }
   int64_t vocab_size() const { return vocab_size_; }
-  /// Of all tokens, from the checksums that are kept with them: another text has another one.
+  /// A hash of all tokens, made from the checksums stored with them: other tokens give another hash.
   uint64_t digest() const;
 
   /// Copies the seq_len + 1 tokens of sample `index`. Throws DataError naming file and chunk when a checksum
@@ -31,7 +31,7 @@ class Dataset {
   void read(int64_t index, std::span<int64_t> tokens) const;
 
  private:
-  /// Tokens from number `begin` of the split on.
+  /// Copies the tokens of the split from index `begin` on.
   void read_tokens(int64_t begin, std::span<int64_t> tokens) const;
   void check_ids(int64_t index, std::span<const int64_t> tokens) const;
 

@@ -18,7 +18,7 @@ struct LoaderOptions {
   int64_t cursor = 0;    ///< global position of the first sample; a multiple of global_batch
   int64_t prefetch = 4;  ///< micro-batches held ready
   bool pin_memory = false;
-  int64_t vocab_size = 0;  ///< tokens from here on are an error of next(), a DataError; 0: all are taken
+  int64_t vocab_size = 0;  ///< next() throws DataError for a token at or above it; 0: no check
 };
 
 /// Yields global_batch / dp_size / micro_batch micro-batches per step, for ever. An error of the background

@@ -12,10 +12,10 @@ namespace trireme::data {
 /// Holds the lock until destroyed. The file stays, for removing it would let two holders in.
 class FileLock {
  public:
-  /// Waits while the holder shows signs of life, and says for whom when it takes long. While it waits it
-  /// calls `while_waiting` 50 times a second, with true when the holder has shown one since; what that throws
-  /// ends the wait. Throws EnvironmentError naming the holder's process id after `timeout_s` without one, or
-  /// when the file cannot be created.
+  /// Waits while the holder shows signs of life, and logs for whom when it takes long. While it waits it
+  /// calls `while_waiting` 50 times a second, with `alive` true when the holder has shown a sign of life
+  /// since the last call; what that throws ends the wait. Throws EnvironmentError naming the holder's process
+  /// id after `timeout_s` without a sign of life, or when the file cannot be created.
   FileLock(
       const std::string& path, double timeout_s,
       const std::function<void(bool alive)>& while_waiting = [](bool) {});

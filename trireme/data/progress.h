@@ -31,7 +31,7 @@ class ProgressMeter {
     ++progress_.beats;
     tell();
   }
-  /// A chance to give up, without headway.
+  /// Calls on_progress without counting headway: a chance to give up.
   void tell() const {
     if (on_progress_) on_progress_(progress_);
   }

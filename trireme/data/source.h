@@ -24,9 +24,9 @@ struct Source {
 };
 
 /// Lists `path`, a text file or a folder, recursively. Hidden entries, empty and special files are left out,
-/// and so are symbolic links inside the folder: what they name inside it is listed anyway, what lies outside
-/// was not asked for. Throws ConfigError when the path is missing, not for this user, neither file nor
-/// folder, or holds no text; DataError when its disk fails.
+/// and so are symbolic links inside the folder: files inside the folder are listed anyway, and files outside
+/// were not asked for. Throws ConfigError when the path is missing, not readable by this user, neither file
+/// nor folder, or holds no text; DataError when its disk fails.
 Source list_source(const std::string& path, const OnProgress& on_progress = {});
 
 }  // namespace trireme::data

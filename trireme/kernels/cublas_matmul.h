@@ -45,7 +45,7 @@ struct MatmulCall {
 /// it tries algorithms, unless a graph is being captured. Throws Error when cuBLASLt knows no algorithm.
 void matmul(const MatmulCall& call);
 
-/// Returns what it was.
+/// Switches trying algorithms on or off (kernels::MatmulTuning); returns the old setting.
 bool set_matmul_tuning(bool on);
 
 }  // namespace trireme::kernels::cuda

@@ -128,8 +128,8 @@ int code_for_current_gpu();
 /// no class makes both NaN.
 int cross_entropy(float* loss, void* logits, const int64_t* targets, int64_t rows, int64_t classes,
                   int64_t stride, float scale, bool want_gradient, Dtype dtype, void* stream);
-/// The same of bf16 logits in rows of whole 16 bytes, which stay: gradients (rows, stride) are e5m2, 1 as the
-/// largest of the format.
+/// The same for bf16 logits, which stay as they are; rows are multiples of 16 bytes. gradients (rows, stride)
+/// are e5m2, with 1 as the largest number of the format.
 int cross_entropy_fp8(float* loss, void* gradients, const void* logits, const int64_t* targets, int64_t rows,
                       int64_t classes, int64_t stride, void* stream);
 
@@ -154,17 +154,17 @@ struct Fp8Output {
   void* values = nullptr;
   float* scale = nullptr;
 };
-/// What is cast: a matrix in memory, or one that is computed on the way, rounded to bf16, for spans of a
-/// tensor with `seen` and of blocks of rows.
+/// What is cast: a matrix in memory, or one that is computed during the cast and rounded to bf16, which needs
+/// scales of a tensor with `seen`, or of blocks of rows.
 enum class Fp8Of {
   kValues,         ///< x (rows, columns)
   kSwiglu,         ///< of x (rows, 2 * columns), gate beside up
   kSwigluGradient  ///< of x (rows, columns), gate beside up, for dy (rows, columns / 2)
 };
-/// amax: that of the tensor, or of each row and then of each column; unused where spans are blocks. `seen`,
-/// not nullptr, may go with the one of a tensor, which what is cast need not keep to then: it is raised to
-/// the largest magnitude, values beyond become the largest of the format, and those that are not finite NaN,
-/// with some beside them.
+/// amax: of the tensor, or of each row and then of each column; unused where spans are blocks. With a `seen`
+/// that is not nullptr, for spans of a tensor alone, amax may come from other values: `seen` is raised to the
+/// largest magnitude, values beyond amax become the largest of the format, and values that are not finite
+/// become NaN, with some of their neighbours.
 struct Fp8CastCall {
   const void* x;
   const float* amax;
@@ -184,7 +184,7 @@ int fp8_transpose(void* out, const void* x, int64_t rows, int64_t columns, void*
 
 /// out = the larger of what it holds and the largest magnitude; NaN where there is one.
 int fp8_amax_part(float* out, const float* x, int64_t count, void* stream);
-/// bytes (count) of e4m3. seen nullptr: amax is of all that shares the scale.
+/// bytes (count) of e4m3. seen nullptr: amax is that of all elements that share the scale.
 int fp8_cast_part(void* bytes, const float* x, const float* amax, float* seen, int64_t count, void* stream);
 
 // Random numbers (normal.cu), as in normal.h.

@@ -22,8 +22,8 @@ void set_gpu(int64_t index);
 /// Waits until everything enqueued on the current GPU is done; returns at once on a CPU-only build.
 void synchronize_gpu();
 
-/// Lets GPUs copy to and from host memory at their own pace, and ends that. pin() returns a cudaError_t; 0:
-/// done.
+/// pin() page-locks `bytes` of host memory, so that GPUs copy to and from it without the host; unpin() ends
+/// that. pin() returns a cudaError_t, 0 for success.
 int pin(void* data, int64_t bytes);
 void unpin(void* data);
 
@@ -40,8 +40,8 @@ struct MemoryPeak {
 /// Peaks of the caching allocator of the current GPU since the process started.
 MemoryPeak gpu_memory_peak();
 
-/// What the driver would still give on the current GPU, in bytes, with what the caching allocator keeps
-/// unused; 0 without one.
+/// Free memory of the current GPU in bytes: what the driver still gives, and what the caching allocator holds
+/// unused; 0 without a GPU.
 int64_t gpu_memory_free();
 
 /// Largest resident set of this process so far, in bytes (CPU ranks).

@@ -16,10 +16,10 @@ void matmul(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at:
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias = {},
                    const at::Tensor& addend = {});
 
-/// While one lives: whether the first product of each large shape on a GPU tries the algorithms that cuBLASLt
-/// proposes and keeps the fastest of those with the same bits as its first; otherwise, and for shapes after
-/// the first few hundred, that first one is used. For the whole process; without one it is on. A change
-/// forgets what was chosen.
+/// Switches tuning on or off while it lives; without one it is on. With tuning, the first product of each
+/// large shape on a GPU tries the algorithms that cuBLASLt proposes, and keeps the fastest of those that give
+/// the same bits as the first proposal. Without, and for shapes after the first few hundred, the first
+/// proposal is used. For the whole process. A change forgets what was chosen.
 class MatmulTuning {
  public:
   explicit MatmulTuning(bool on);

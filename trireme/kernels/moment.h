@@ -9,7 +9,7 @@
 
 namespace trireme::kernels {
 
-/// One number of each element.
+/// One number for each element of a range.
 class Moment {
  public:
   /// Zeros.
@@ -20,7 +20,8 @@ class Moment {
 
   /// (count) fp32: the memory itself for kFp32, else a copy.
   at::Tensor read() const;
-  /// Values (count) fp32, each rounded to the nearest that the format has: what read() gave stays as it is.
+  /// Stores values (count) fp32, each rounded to the nearest number of the format; values from read() are
+  /// stored exactly.
   void write(const at::Tensor& values) const;
 
   MomentFormat format() const { return format_; }

@@ -17,14 +17,15 @@ enum class MomentFormat {
   kInt8  ///< kMomentBlock neighbours share a power of two, as in MXINT8 (OCP Microscaling Formats, 2023)
 };
 
-/// What a number is: one of any sign, or a sum of squares, of which kInt8 keeps the root, and never zero for
-/// one that is not.
+/// What a number is: of any sign, or a sum of squares. kInt8 keeps the roots of squares, and rounds none that
+/// is not zero to zero.
 enum class MomentKind { kSigned, kSquares };
 
-/// Elements that are rounded together. They begin at multiples of it in their parameter.
+/// How many elements form a block, which is rounded together. Blocks begin at multiples of it in their
+/// parameter.
 constexpr int64_t kMomentBlock = 8;
 
-/// Random bits for the elements of one block and one of the optimizer's numbers, 16 for each.
+/// Random bits for one block of one of the optimizer's numbers, 16 for each element.
 class MomentBits {
  public:
   constexpr MomentBits(uint64_t key, int64_t block, int number)

@@ -18,7 +18,7 @@ namespace detail {
 
 constexpr uint64_t kTwoTo52 = 0x4330000000000000ull;  // as the bits of a double
 
-/// Of an integer below 2^52; unlike a conversion it vectorises everywhere.
+/// Converts an integer below 2^52; unlike a conversion by the compiler it vectorises everywhere.
 static constexpr double to_double(uint64_t integer) {
   return std::bit_cast<double>(integer | kTwoTo52) - 0x1p52;
 }

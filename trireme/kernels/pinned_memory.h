@@ -10,7 +10,7 @@ namespace trireme::kernels {
 
 class PinnedMemory {
  public:
-  /// Sizes are multiples of it: the kernel's huge pages, where it has them.
+  /// Sizes are multiples of this, the size of the kernel's huge pages.
   static constexpr int64_t kPage = int64_t{2} << 20;
 
   PinnedMemory() = default;
@@ -25,7 +25,7 @@ class PinnedMemory {
 
   void* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
-  /// Why it is ordinary memory instead, which a GPU copies to while the host waits; empty: it is pinned.
+  /// Why it is ordinary memory instead, for which the host waits while a GPU copies; empty: it is pinned.
   const std::string& problem() const { return problem_; }
 
  private:

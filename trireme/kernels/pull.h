@@ -21,7 +21,7 @@ struct PullBox {
 /// In host memory that the GPU can reach.
 struct PullState {
   uint32_t stop;       ///< the host sets it: kernels that wait give up
-  uint32_t odd_rank;   ///< a group rank in another operation than this one, plus one; 0: none
+  uint32_t odd_rank;   ///< 1 + a group rank that is in another operation than this rank; 0: none
   uint32_t odd_round;  ///< the round in which that was seen
   uint32_t odd_channel;
 };
@@ -43,7 +43,7 @@ struct PullCall {
 int pull_sum(float* output, int64_t count, bool bf16, const PullCall& call, void* stream);
 /// output (size * bytes) = the inputs (bytes) in the order of ranks.
 int pull_gather(void* output, int64_t bytes, const PullCall& call, void* stream);
-/// The two ends of a call whose bytes are moved by others in between (copy engines).
+/// The begin and the end of a call whose bytes copy engines move in between.
 int pull_begin(const PullCall& call, void* stream);
 int pull_end(const PullCall& call, void* stream);
 

@@ -3,11 +3,11 @@
 
 namespace trireme::kernels {
 
-/// While one lives, every operation of this process repeats its bits, or throws where it cannot: attention
-/// runs backward in a fixed order (nn/attention.h), matrix products always take cuBLASLt's first algorithm,
-/// and torch's own operations are told so (at::Context::setDeterministicAlgorithms, and the same of cuDNN).
-/// For the whole process; ranks that are threads may each hold one. The last one gives torch back its
-/// settings.
+/// While a Repeatable(true) lives, every operation of this process repeats its bits, or throws where it
+/// cannot: attention runs backward in a fixed order (nn/attention.h), matrix products always take cuBLASLt's
+/// first algorithm, and torch's own operations are told so (at::Context::setDeterministicAlgorithms, and the
+/// same of cuDNN). For the whole process; ranks that are threads may each hold one. The last one restores
+/// torch's settings.
 class Repeatable {
  public:
   explicit Repeatable(bool on);
@@ -19,8 +19,8 @@ class Repeatable {
   bool on_;
 };
 
-/// While one lives, cuDNN tries the algorithms of each convolution of a new shape and keeps the fastest,
-/// whose bits may be others in the next run. For the whole process.
+/// While a TunedConvolutions(true) lives, cuDNN tries the algorithms of each convolution of a new shape and
+/// keeps the fastest, which may be another one, with other bits, in the next run. For the whole process.
 class TunedConvolutions {
  public:
   explicit TunedConvolutions(bool on);

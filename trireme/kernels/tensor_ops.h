@@ -4,9 +4,9 @@
 // and on one device; outputs have their final shape. Nothing here is differentiable. On a GPU everything is
 // enqueued on the current stream.
 //
-// `amax` (1) fp32, where a function takes it: on a GPU it is raised to the largest magnitude in y or, of a
-// backward, in what comes first, so that fp8_amax() need not read that again. NaN is above all. A CPU leaves
-// it as it is.
+// `amax` (1) fp32, where a function takes it: on a GPU it is raised to the largest magnitude in y or, in a
+// backward function, in its first output, so that fp8_amax() need not read that tensor again. NaN is above
+// all. A CPU leaves it as it is.
 #include <ATen/core/Tensor.h>
 
 #include "trireme/kernels/moment.h"
@@ -55,7 +55,7 @@ void batch_norm_backward(at::Tensor& dx, at::Tensor& d_residual, const GradientO
                          const GradientOut& d_bias, const at::Tensor& dy, const at::Tensor& x,
                          const at::Tensor& y, const at::Tensor& weight, const at::Tensor& statistics,
                          bool relu);
-/// Whether they take x, which may be none of images.
+/// Whether batch_norm_forward() and its backward take x, which may be any tensor.
 bool can_batch_norm(const at::Tensor& x);
 
 /// On a CPU, as in group_norm.h, of images (B, C, H, W) whose channels are innermost in memory. statistics

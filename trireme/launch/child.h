@@ -52,7 +52,8 @@ class Child {
   void signal(int number) const noexcept;        ///< to the process
   void signal_group(int number) const noexcept;  ///< to it and to what it started
 
-  /// Whether what it started in its group still runs, after its own end or before. Reads the process table.
+  /// Whether processes that it started in its group still run, whether or not it has ended itself. Reads the
+  /// process table.
   bool group_goes_on() const;
 
   /// Waits for the end, kills what it left behind in its group, and releases the pid.

@@ -9,12 +9,13 @@
 
 namespace trireme::launch {
 
-/// The ranks for which `rank` waited in its last operation, since they had not come as far: empty when it was
-/// in none, or when nothing is known of its group.
+/// The ranks for which `rank` waited in its last operation, since they had not begun it; empty when it was in
+/// no operation, or when the ranks of the group are not known.
 std::vector<int64_t> missed_by(const JobEnd& end, int64_t rank);
 
-/// The rank that the failure began with: where a rank lost its peers one that had to be killed since it did
-/// not stop, before others one that was missed; else that of `end.cause`, which there must be.
+/// The rank with which the failure began. When `end.cause` lost a peer, it is a rank that had to be killed
+/// since it did not stop, preferably one for which the cause waited. Otherwise, or when no rank had to be
+/// killed, it is the rank of the cause. There must be a cause.
 int64_t first_to_fail(const JobEnd& end);
 
 /// Why the job failed: "rank 1 (pid 7) was killed by signal 9 (SIGKILL)", "rank 0 (pid 6) exited with code 5

@@ -18,7 +18,7 @@ struct RankExit {
   ProcessEnd end;
   bool asked = false;    ///< the launcher had told it to stop
   bool starved = false;  ///< the kernel killed it for want of memory
-  char stuck = 0;        ///< did not stop: the letter of its state in /proc when it was killed; 0: it did
+  char stuck = 0;        ///< state letter of /proc when it was killed since it did not stop; 0: it stopped
   double at = 0.0;       ///< seconds of the monotonic clock when its end was seen
 };
 

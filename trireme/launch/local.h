@@ -23,14 +23,15 @@ struct LocalJob {
   std::string log_dir;      ///< rank-N.log files go here; empty: none
   double grace_s = 5.0;     ///< from a rank's failure to the SIGKILL of those that still run
   double stop_s = 120.0;    ///< from a SIGTERM or SIGINT to the SIGKILL of ranks that have not stopped
-  /// Ranks that end with the code of a typed error have said why, or one of them has for all. Then those that
-  /// lost them are not shown, and nothing is added once all have ended by themselves.
+  /// The program is one of ours: a rank that exits with the code of a typed error has printed why. Then the
+  /// output of ranks that only lost a peer is not shown, and the launcher adds nothing once all ranks have
+  /// ended by themselves.
   bool explains_failures = false;
   std::string stop_notice = {};  ///< logged when the first SIGTERM or SIGINT is passed on; empty: nothing
   /// What to change, asked when the kernel has killed a rank for want of memory; empty: there is no advice.
   std::function<std::string()> memory_advice = {};
   std::string kernel_counters = "/proc/vmstat";  ///< where "oom_kill" counts such processes
-  double starved_s = 10.0;  ///< a rank that is killed later after the kernel killed any is none of them
+  double starved_s = 10.0;  ///< a SIGKILL this soon after a kill by the kernel counts as the kernel's
 };
 
 struct JobEnd {
@@ -48,10 +49,10 @@ class Launcher {
   /// Throws EnvironmentError when the process is out of descriptors.
   Launcher() = default;
 
-  /// As run_local(), with what it knows of the end.
+  /// Runs as run_local() does, and returns all that is known of the end.
   JobEnd run(const LocalJob& job);
 
-  /// Waits for `seconds`, or until a signal asks to stop: then SIGINT or SIGTERM.
+  /// Waits for `seconds`, or until a signal asks to stop, which it returns: SIGINT or SIGTERM.
   std::optional<int> pause(double seconds);
 
  private:
@@ -64,10 +65,10 @@ class Launcher {
 ///
 /// Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR=127.0.0.1, MASTER_PORT,
 /// TRIREME_LAUNCHER=trireme, TRIREME_JOB_KEY (random, the same for all), and OMP_NUM_THREADS (cores / ranks)
-/// unless set. The launcher binds the
-/// rendezvous socket to a free loopback port itself and rank 0 inherits it as TRIREME_LISTEN_FD, so that no
-/// port is ever guessed. stdin of all ranks is empty. All inherit TRIREME_FLIGHT_FD, where they note what
-/// they do, for who asks when one has died.
+/// unless set. The launcher binds the rendezvous socket to a free loopback port itself and rank 0 inherits it
+/// as TRIREME_LISTEN_FD, so that no port is ever guessed. stdin of all ranks is empty. All inherit
+/// TRIREME_FLIGHT_FD, a record (base/flight_record.h) in which they note their operations; the launcher reads
+/// it when a rank has died.
 ///
 /// stdout of rank 0 passes through untouched; stderr of every rank and stdout of ranks above 0 go to stderr
 /// line by line, prefixed "[r1] " (rank 0 unprefixed), and all of it to log_dir. A line that several ranks
@@ -75,12 +76,13 @@ class Launcher {
 /// passes as it comes, so that it may draw a progress bar: it inherits the terminal as TRIREME_TTY_FD, to ask
 /// for its width whenever it draws, and the one behind stdout as TRIREME_OUT_TTY_FD.
 ///
-/// SIGINT and SIGTERM are forwarded once to all ranks, which finish what they began; when the process of a
-/// rank ends of it, as a shell does, what that started is sent SIGTERM and finishes likewise. Ranks that
-/// still run `stop_s` later are named and killed; a second signal kills at once, unless it comes within a
-/// second of the first: terminals and launchers around this one often send the same request twice. Ranks run
-/// in their own process groups. Their processes die with the launcher (PDEATHSIG), whatever happens to it;
-/// what these started dies with them, but not when the launcher itself is ended by SIGKILL.
+/// SIGINT and SIGTERM are forwarded once to all ranks, which finish what they began; when the signal ends a
+/// rank's process at once, as it does a shell, the processes that it started are sent SIGTERM and finish
+/// likewise. Ranks that still run `stop_s` later are named and killed; a second signal kills at once, unless
+/// it comes within a second of the first: terminals and launchers around this one often send the same request
+/// twice. Ranks run in their own process groups. A rank's process dies with the launcher (PDEATHSIG),
+/// whatever happens to it. The processes that it started die with it, unless the launcher itself was ended by
+/// SIGKILL.
 ///
 /// Throws ConfigError for impossible numbers and EnvironmentError when the program, a log or a process cannot
 /// be had; ranks that were started by then are killed.

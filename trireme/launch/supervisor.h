@@ -22,13 +22,13 @@ struct Rank {
   Child child;
   Fd out, err;
   bool asked = false;  ///< told to stop
-  bool ended = false;  ///< its process has, and what that started still runs
+  bool ended = false;  ///< its process has ended, but processes that it started still run
   char stuck = 0;      ///< as RankExit has it
 };
 
 class Supervisor {
  public:
-  /// All must outlive this.
+  /// All arguments must outlive this.
   Supervisor(Tee& tee, SignalTrap& signals, const LocalJob& job) : tee_(tee), signals_(signals), job_(job) {}
 
   void add(Rank rank) { ranks_.push_back(std::move(rank)); }
@@ -69,7 +69,7 @@ class Supervisor {
   const LocalJob& job_;
   std::vector<Rank> ranks_;
   int64_t running_ = 0;
-  int64_t starved_before_ = 0;  ///< processes that the kernel had killed for want of memory a while ago
+  int64_t starved_before_ = 0;  ///< kills by the kernel for want of memory, at the look before the last
   int64_t starved_lately_ = 0;  ///< and at the last look
   double next_look_ = 0.0;
   std::vector<RankExit> exits_;       ///< all, in the order seen

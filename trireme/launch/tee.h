@@ -49,7 +49,7 @@ class Tee {
   std::optional<double> next_due() const { return held_ ? std::nullopt : merger_.next_due(); }
   /// While held, lines wait however long they have waited; settle() shows them all the same.
   void hold(bool on) { held_ = on; }
-  /// From now on, and of what still waits, only lines of `ranks` are shown; the logs get all.
+  /// From now on only lines of `ranks` are shown, also of those that still wait; the logs get all lines.
   void show_only(std::vector<int64_t> ranks);
   /// Shows every line that still waits for equal ones and ends an open line. Call it before the launcher
   /// writes a log line of its own.

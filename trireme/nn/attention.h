@@ -38,7 +38,8 @@ enum class AttentionBackend {
   kCudnnFlash,    ///< cuDNN forward, FlashAttention backward, which torch can ask for a fixed order
   kAten           ///< what ATen picks; told to, it picks what repeats its bits
 };
-/// Where kernels::must_repeat(), one whose bits repeat at every length and head size:
+/// The backend for these inputs. Where kernels::must_repeat() holds, one whose bits repeat at every length
+/// and head size:
 /// - bf16 and fp16 with heads of a multiple of 8 up to 128: kCudnnOrdered on compute capability 9.0 (where
 ///   cuDNN has no such plan its backward is kCudnnFlash's), kCudnnFlash on others from 8.0 on;
 /// - bf16 and fp16 with other heads up to 256 (192 on 8.6, 8.9 and 12.x), or with dropout: kAten, which picks
@@ -47,7 +48,7 @@ enum class AttentionBackend {
 ///   block, or for grouped heads plain products and a softmax.
 AttentionBackend attention_backend(at::Device device, at::ScalarType dtype, int64_t length, int64_t head_dim,
                                    double dropout);
-/// For people.
+/// The backend's name, for people.
 std::string_view name(AttentionBackend backend);
 /// Whether two backward passes over the same inputs give the same bits.
 bool repeats_bits(AttentionBackend backend, int64_t length);

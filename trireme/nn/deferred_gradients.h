@@ -1,6 +1,6 @@
 #pragma once
-// Backward in two halves, as zero-bubble pipelines want it (Qi et al. 2024): what flows on to the layers
-// before at once, gradients of weights when their time has come.
+// Backward in two halves, as zero-bubble pipelines want it (Qi et al. 2024): the backward pass computes the
+// gradients that flow on to earlier layers, and run() computes the gradients of weights later.
 //
 //   nn::DeferredGradients later;
 //   {
@@ -17,8 +17,9 @@
 
 namespace trireme::nn {
 
-/// Gradients of weights and biases that are still to be computed, of one stage and micro-batch. Several may
-/// be filled and wait at once; run() may be called by any thread, after the backward pass.
+/// Gradients of weights and biases that are still to be computed, of one stage and micro-batch. Several
+/// DeferredGradients may be filled and wait at once; run() may be called by any thread, after the backward
+/// pass.
 ///
 /// Deferred are the weights and biases of linear(), linear_group(), add_norm_linear() and activated_linear().
 /// All else comes with the first half: gradients of inputs, norms, embeddings and the head (logits(),
@@ -38,8 +39,8 @@ class DeferredGradients {
   DeferredGradients(const DeferredGradients&) = delete;
   DeferredGradients& operator=(const DeferredGradients&) = delete;
 
-  /// Backward passes that this thread begins while it lives, and those that begin within them, defer to
-  /// `store`; of nested scopes the innermost counts. On a GPU, too, where autograd has threads of its own.
+  /// While a Scope lives, backward passes that this thread begins, and those that begin within them, defer to
+  /// `store`, also on a GPU, where autograd has threads of its own. Of nested scopes the innermost counts.
   class Scope {
    public:
     explicit Scope(DeferredGradients& store);
@@ -48,16 +49,16 @@ class DeferredGradients {
     c10::DebugInfoGuard guard_;
   };
 
-  /// Computes what was deferred, in the order in which backward came to it, on the current stream of
-  /// the weights' device, which must be that of the backward pass. Inputs and gradients that are no longer
-  /// needed are freed on the way. Throws LogicError when one of them was written to since; what comes after
-  /// it is then still deferred.
+  /// Computes what was deferred, in the order in which backward came to it, on the current stream of the
+  /// weights' device, which must be that of the backward pass. Inputs and gradients that are no longer needed
+  /// are freed on the way. Throws LogicError when one of these tensors was written to since; the operations
+  /// after it are then still deferred.
   void run();
 
   /// Linear operations whose gradients are deferred.
   int64_t count() const;
-  /// Of all tensors that are kept for them, memory that several share counted once, and that of `but_for` not
-  /// at all.
+  /// Bytes of the tensors kept for them; memory that several tensors share counts once, and the memory of
+  /// `but_for` not at all.
   int64_t bytes(const at::Tensor& but_for = {}) const;
 
  private:

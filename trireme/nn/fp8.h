@@ -12,11 +12,11 @@ namespace trireme::nn {
 using plan::BlockLayer;
 using plan::kBlockLayers;
 
-/// Delayed scaling of a layer, or of all layers of a block one after another: magnitudes of inputs, of
-/// gradients of outputs and of weights, fp32 of kMagnitudes a layer.
+/// Delayed scaling of a layer, or of all layers of a block one after another. Each tensor has, in fp32,
+/// kMagnitudes values a layer: the magnitude of inputs, of gradients of outputs, and of weights.
 struct Fp8Layer {
   static constexpr int64_t kMagnitudes = 3;
-  at::Tensor amax;  ///< to scale by; undefined: by the largest of what is cast
+  at::Tensor amax;  ///< to scale by; undefined: scales come from the cast values
   at::Tensor seen;  ///< raised by the casts of a step; undefined: scaling is not delayed
 
   Fp8Layer at(BlockLayer layer) const;

@@ -10,28 +10,29 @@
 
 namespace trireme::nn {
 
-/// Of the linear layers of all blocks of a model, on one device. On a GPU everything is enqueued on the
-/// current stream.
+/// The largest magnitudes in the linear layers of all blocks of a model, on one device. On a GPU everything
+/// is enqueued on the current stream.
 class Fp8History {
  public:
-  /// Of so many steps. Throws LogicError for numbers below 1.
+  /// A history of the last `steps` steps of `blocks` blocks. Throws LogicError for numbers below 1.
   Fp8History(int64_t blocks, int64_t steps, at::Device device);
 
-  /// `recipe` for the layers of a block: their casts raise what the step has seen, and are scaled by the
+  /// `recipe` with delayed scaling for the layers of `block`: their casts raise seen(), and are scaled by the
   /// history once there is one.
   Fp8Recipe of_block(Fp8Recipe recipe, int64_t block) const;
 
-  /// What casts of this step have seen, int32 whose order is that of the magnitudes: ranks that hold parts of
-  /// a step, or other blocks, take the largest before end_step().
+  /// The largest magnitudes that casts of this step have seen: (layers) int32, the bits of fp32, which have
+  /// the same order. Ranks that compute parts of a step, or other blocks, take the maximum over all of them
+  /// before end_step().
   at::Tensor seen() const;
-  /// What was seen becomes part of the history, and the next step is scaled by it. Magnitudes that are not
-  /// finite, and zeros, leave a layer the one of the step before.
+  /// Adds seen() to the history, which scales the next step. A magnitude that is zero or not finite is
+  /// replaced by that of the step before.
   void end_step();
 
   /// (steps, layers) fp32 on the CPU, the newest first; (0, layers) before the first step.
   at::Tensor saved() const;
-  /// Goes on from what saved() gave, also another number of steps. False: it is of another model, or has no
-  /// magnitude of a layer of `blocks`, and nothing has changed.
+  /// Goes on from what saved() gave, which may have another number of steps. Returns false, and changes
+  /// nothing, when that is of another model or lacks a magnitude of a layer of `blocks`.
   bool restore(const at::Tensor& saved, const std::function<bool(int64_t block)>& blocks);
 
  private:

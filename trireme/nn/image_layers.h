@@ -17,7 +17,7 @@ struct After {
   at::Tensor residual = {};  ///< as y
   bool relu = false;
 };
-/// Over y itself.
+/// Applies `after` to y in place, and returns y.
 at::Tensor apply_after(at::Tensor y, const After& after);
 
 /// A normalisation of channels: its module has the parameters and buffers.
@@ -25,7 +25,7 @@ struct NormLayer {
   std::shared_ptr<torch::nn::Module> module;
   std::function<at::Tensor(const at::Tensor& x, Statistics statistics, const After& after)> apply;
 };
-/// Makes one for so many channels.
+/// Makes a norm for so many channels.
 using NormMaker = std::function<NormLayer(int64_t channels)>;
 
 class Conv2d : public torch::nn::Module {
@@ -45,9 +45,9 @@ class Conv2d : public torch::nn::Module {
   int64_t stride_, padding_;
 };
 
-/// Over the samples and positions of x (Ioffe and Szegedy 2015), as torch.nn.BatchNorm2d with its defaults.
-/// A batch of no samples leaves its statistics alone.
-/// Statistics are fp32 whatever the dtype of x and of the parameters.
+/// Over the samples and positions of x (Ioffe and Szegedy 2015), as torch.nn.BatchNorm2d with its defaults. A
+/// batch of no samples leaves running statistics alone. Statistics are fp32 whatever the dtype of x and of
+/// the parameters.
 class BatchNorm : public torch::nn::Module {
  public:
   explicit BatchNorm(int64_t channels);

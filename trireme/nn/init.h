@@ -25,7 +25,7 @@ void initial_values(const plan::ParamSpec& param, uint64_t seed, int64_t first, 
 class InitialWeights {
  public:
   InitialWeights(const plan::ModelConfig& config, uint64_t seed);
-  /// Of any model, by its units.
+  /// The initial weights of any model, from its units.
   InitialWeights(const std::vector<plan::UnitSpec>& units, uint64_t seed);
 
   /// As initial_values(). Throws LogicError for a name that the model does not have.

@@ -9,7 +9,8 @@
 
 namespace trireme::nn {
 
-/// Whether casts need it: not without FP8, nor with scales of rows or blocks, or of earlier steps.
+/// Whether casts need the largest magnitude: not without FP8, nor with scales of rows or blocks or from
+/// earlier steps.
 bool asks_for_amax(const std::optional<Fp8Recipe>& fp8);
 
 /// (1) fp32 zero for the kernel that writes `output` to raise (kernels/tensor_ops.h). Undefined where nobody

@@ -49,7 +49,8 @@ at::Tensor shaped(const at::Tensor& rows, const at::Tensor& like);
 /// input (n, in) -> (n, sum of out_i), plus `residual` of any shape with as many elements, unless undefined
 at::Tensor apply_linear(const LinearParams& params, const kernels::Fp8Source& input,
                         const at::Tensor& residual, LinearKept& kept, KeepInput keep);
-/// What was not kept, from the same input; amax as apply_linear() left it.
+/// The input's factor when apply_linear() did not keep it, from the same input; amax as apply_linear() left
+/// it.
 Factor input_factor(const LinearParams& params, const kernels::Fp8Source& input,
                     const at::Tensor& input_amax);
 /// dy (n, out); amax undefined: not known yet
@@ -63,13 +64,13 @@ at::Tensor input_gradient(const LinearParams& params, const at::Tensor& weight_a
 /// for parameters that want none.
 torch::autograd::variable_list add_parameter_gradients(const LinearParams& params, const Factor& input,
                                                        const Factor& dy);
-/// The same for the functions of backward: now, or later where DeferredGradients::Scope says so; then nothing
-/// is returned for any of them.
+/// add_parameter_gradients() for backward functions: now or, under a DeferredGradients::Scope, later; then it
+/// returns undefined tensors.
 torch::autograd::variable_list deferrable_parameter_gradients(const LinearParams& params, const Factor& input,
                                                               const Factor& dy);
 
-/// A context keeps what linear layers hold, and gives it back in backward. `saved` are the tensors of the
-/// function itself.
+/// Keeps in an autograd context what linear layers need in backward, and restores it there. `saved`: tensors
+/// of the function itself.
 struct SavedLinear {
   const LinearParams& params;
   const LinearKept& kept;

@@ -36,8 +36,8 @@ using UnitRunner = std::function<at::Tensor(const Unit& unit, const at::Tensor& 
 
 inline constexpr int64_t kLossChunkBytes = int64_t{1} << 30;
 
-/// What makes the head a loss; the options are those of linear_cross_entropy(), which computes that of a
-/// language model on a GPU.
+/// Makes the head a loss. The options are those of linear_cross_entropy(), which computes a language model's
+/// loss on a GPU.
 struct LossTarget {
   at::Tensor targets;  ///< int64: (B, T) of tokens, or (B) of images
   int64_t chunk_bytes = kLossChunkBytes;
@@ -46,7 +46,7 @@ struct LossTarget {
 
 /// How a block computes.
 struct BlockOptions {
-  bool recompute_cheap = false;  ///< outputs of norms and activations again in backward
+  bool recompute_cheap = false;  ///< compute outputs of norms and activations again in backward
   std::optional<Fp8Recipe> fp8 = {};
 
   std::optional<Fp8Recipe> fp8_of(BlockLayer layer) const {
@@ -74,16 +74,16 @@ class Model : public torch::nn::Module {
     return run(units({targets, chunk_bytes, gradient_scale}), inputs);
   }
 
-  /// None: units run by themselves.
+  /// Without a runner units run by themselves.
   void set_unit_runner(UnitRunner runner) { runner_ = std::move(runner); }
   const UnitRunner& unit_runner() const { return runner_; }
   /// Block 0 and every `every`-th after it compute outputs of norms and activations again in backward instead
-  /// of keeping them; 0: no block does. Models whose record says that nothing is cheap pay no heed.
+  /// of keeping them; 0: no block does. Models whose record says that nothing is cheap ignore it.
   void recompute_cheap(int64_t every) { cheap_every_ = every; }
-  /// The linear layers of these blocks are multiplied in FP8 while the model trains; what is evaluated may
-  /// have any number of rows. Models whose record has no such layers pay no heed. Scales are delayed by
-  /// `history`, which outlives passes; nullptr: they are not. `head`: so is a language model's head that is a
-  /// loss, by scales of what is cast.
+  /// The linear layers of the blocks for which `blocks` is true are multiplied in FP8 while the model trains;
+  /// in evaluation they are not, so that inputs may have any number of rows. Models whose record has no such
+  /// layers ignore it. `history`, which must outlive passes, delays scales; nullptr: they are dynamic.
+  /// `head`: the head of a language model is multiplied in FP8, too, where it is a loss, with dynamic scales.
   void use_fp8(const Fp8Recipe& recipe, std::function<bool(int64_t block)> blocks,
                const Fp8History* history = nullptr, bool head = false) {
     fp8_ = recipe;
@@ -94,7 +94,7 @@ class Model : public torch::nn::Module {
 
  protected:
   BlockOptions block_options(size_t block) const;
-  /// None: the head is multiplied in the dtype of its weight.
+  /// How the head is multiplied; none: in the dtype of its weight.
   std::optional<Fp8Recipe> head_fp8() const { return is_training() && fp8_head_ ? fp8_ : std::nullopt; }
 
  private:

@@ -37,15 +37,15 @@ bool has_lender(const at::Tensor& param);
 at::Tensor claim_gradient(const at::Tensor& param);
 /// Whether claim_gradient() would return memory.
 bool can_claim_gradient(const at::Tensor& param);
-/// Of the gradient that `param` has, or of what is lent for it; else its own.
+/// The dtype of the gradient that `param` has, or of the memory lent for it; else of `param`.
 at::ScalarType gradient_dtype(const at::Tensor& param);
 /// The gradient that `param` has, for the caller to add to on the current stream; undefined: none.
 at::Tensor gradient_to_add_to(const at::Tensor& param);
 
-/// Lends the weights of a linear layer as the FP8 matrix that is multiplied: `first`, and those that follow
-/// it in memory and are multiplied as one with it, (out, in) or (in, out) as they are kept. While the matrix
-/// has memory it is what is multiplied, and their own need not be there. One that is not defined() takes it
-/// back.
+/// Lends a linear layer the FP8 matrix of its weights, for it to multiply with: `first` is its first weight,
+/// and the matrix stands for that and the weights that follow in memory and are multiplied as one with it,
+/// (out, in) or (in, out) as they are stored. While the matrix has memory the layer uses it, and the weights
+/// themselves need none. A matrix that is not defined() takes back what was lent.
 void lend_fp8(const at::Tensor& first, const kernels::Fp8Matrix& matrix);
 kernels::Fp8Matrix lent_fp8(const at::Tensor& first);
 
@@ -67,8 +67,8 @@ void call_before_backward(const at::Tensor& y, std::function<void()> callback);
 /// returned, and no longer than the leaf's dtype and device.
 std::shared_ptr<torch::autograd::Node> call_when_complete(const at::Tensor& leaf,
                                                           std::function<void()> callback);
-/// Whether a backward pass over what is computed from `leaf` now would still call it: set_data() may have
-/// ended that.
+/// Whether backward passes over what is computed from `leaf` from now on would still call the callback of
+/// `watch`: set_data() may have ended that.
 bool is_watched(const at::Tensor& leaf, const std::shared_ptr<torch::autograd::Node>& watch);
 
 /// Called before an operator runs, on its thread, with the tokens of the marked storages among its arguments,

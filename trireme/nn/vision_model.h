@@ -18,7 +18,8 @@ class VisionModel : public Model {
   /// blocks; the head, -> logits (B, classes), all in the dtype of the parameters.
   std::vector<Unit> units() override;
   /// The same with the head as the loss: mean cross-entropy in nats, scalar fp32. targets: (B) int64 classes,
-  /// or (B, classes) probabilities in a floating dtype. In training mode with the config's label smoothing.
+  /// or (B, classes) probabilities in a floating dtype. In training mode the loss has the config's label
+  /// smoothing.
   std::vector<Unit> units(const LossTarget& target) override;
 
  protected:
@@ -34,9 +35,9 @@ class VisionModel : public Model {
   plan::VisionConfig config_;
 };
 
-/// The model that `config` describes, parameters uninitialised, fp32, on the CPU. `sync_batch` makes its
-/// norms where the config asks for those of all ranks, of which this room knows nothing. Throws ConfigError
-/// as plan::check().
+/// The model that `config` describes, parameters uninitialised, fp32, on the CPU. `sync_batch` makes the
+/// norms when the config asks for batch norms over all ranks, of which this room knows nothing. Throws
+/// ConfigError as plan::check().
 std::shared_ptr<VisionModel> build(const plan::VisionConfig& config, const NormMaker& sync_batch = {});
 
 }  // namespace trireme::nn

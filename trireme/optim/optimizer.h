@@ -78,22 +78,23 @@ class Optimizer {
     begin_step();
     for (size_t i = 0; i < size(); ++i) update(i, grad_scale);
   }
-  /// From now on these parts of parameter `index` are updated: some of those given to build(), which are
-  /// frozen meanwhile, may be missing.
+  /// From now on only these parts of parameter `index` are updated. Parts given to build() that are frozen
+  /// meanwhile may be missing.
   virtual void set_segments(size_t index, std::vector<Segment> segments) = 0;
-  /// Parameter `index` and its average over the steps so far (plan::OptimConfig::ema) change places, where
-  /// there was a step. On a GPU the work is enqueued on the current stream. Throws LogicError where no
-  /// averages are kept.
+  /// Exchanges the values of parameter `index` with their average over the steps so far
+  /// (plan::OptimConfig::ema); does nothing before the first step. On a GPU the work is enqueued on the
+  /// current stream. Throws LogicError where no averages are kept.
   virtual void swap_average(size_t index) = 0;
   /// Bytes of optimizer state that this rank holds.
   virtual int64_t state_bytes() const = 0;
-  /// The numbers that are kept of every element, as in the optimizer's record, such as "exp_avg".
+  /// Names of the numbers that the optimizer keeps for every element, as in its record, such as "exp_avg".
   virtual std::vector<std::string_view> state_names() const = 0;
-  /// Number `number` of the elements in `range` of parameter `index`, fp32: the state itself where it is kept
-  /// so, else a copy. Zeros at first, averages the masters.
+  /// State `number`, counted in state_names(), of the elements `range` of parameter `index`: (elements of the
+  /// range) fp32, the state itself where that is fp32, else a copy. Before the first step moments are zeros
+  /// and averages the masters.
   virtual at::Tensor state(size_t index, size_t number, const plan::Range& range) const = 0;
-  /// `values` (elements of the range) fp32 become the state, rounded where it has fewer bits: what state()
-  /// gave stays as it was.
+  /// Replaces that state by `values` (elements of the range) fp32, rounded where it has fewer bits; values
+  /// that state() returned are restored exactly.
   virtual void set_state(size_t index, size_t number, const plan::Range& range, const at::Tensor& values) = 0;
   /// How many steps were begun.
   virtual int64_t steps() const = 0;
@@ -122,8 +123,8 @@ struct SgdOptions {
   bool nesterov = false;  ///< the gradient is looked at where momentum leads (Nesterov 1983)
   plan::OptimState state = plan::OptimState::kFp32;
 };
-/// Gradient descent with momentum; weight decay is added to the gradient. Throws ConfigError for Nesterov's
-/// without momentum.
+/// Gradient descent with momentum; weight decay is added to the gradient. Throws ConfigError for Nesterov
+/// momentum without momentum.
 std::unique_ptr<Optimizer> sgd(std::vector<FlatParam> params, const SgdOptions& options = {});
 
 /// The optimizer that `config.name` says, with the state of its record in plan/optimizer.h.

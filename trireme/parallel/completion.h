@@ -32,19 +32,20 @@ class Completion {
 
   /// Before a backward pass.
   void begin();
-  /// Notes that the parameter has its gradient; whether all of its unit have theirs. Throws LogicError that
-  /// names it when it had one before in this pass.
+  /// Notes that the parameter has its gradient; returns whether all parameters of its unit have theirs.
+  /// Throws LogicError that names the parameter when it had a gradient before in this pass.
   bool take(size_t unit, size_t param);
   /// Throws LogicError that names parameters which took no part in this step.
   void check_all_used(int64_t rank) const;
   /// At the end of a step.
   void forget();
 
-  /// What took part in the step so far.
+  /// Parameters that took part in the step so far.
   const Flags& used() const { return used_; }
   void set_used(Flags used) { used_ = std::move(used); }
 
-  /// Watches what the parameter's gradient goes through from now on, after set_data() may have changed it.
+  /// Watches the parameter's gradient anew, after set_data() may have given the parameter another gradient
+  /// accumulator.
   void follow(size_t unit, size_t param);
 
  private:

@@ -244,9 +244,9 @@ class PowerSgd : public LateStart {
     return right;
   }
 
-  /// Those that shrink; what lies between them travels whole. Their first right factors are the same on every
-  /// rank. A sum that every rank receives costs twice the bytes of one that is scattered, so a unit whose
-  /// matrices would save less than that has no factors and is reduced plainly.
+  /// Chooses the matrices that factors make smaller; elements between these travel whole. The first right
+  /// factors are the same on every rank. A sum that every rank receives costs twice the bytes of one that is
+  /// scattered, so a unit whose matrices would save less than that has no factors and is reduced plainly.
   void choose_matrices(const at::Tensor& grad) {
     chosen_ = true;
     const auto saves = [&](int64_t travels, int64_t numel) {

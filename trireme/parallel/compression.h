@@ -24,7 +24,7 @@ struct HookOptions {
   int64_t local_steps = 8;  ///< local SGD: steps between averages
 };
 
-/// What a compressor remembers of one parameter.
+/// What a compressor remembers for one parameter.
 struct HookState {
   at::Tensor owed;    ///< (elements of the parameter) fp32: what this rank has yet to send; none: nothing yet
   at::Tensor factor;  ///< PowerSGD: (columns, rank) fp32, where its next step begins, equal on all ranks
@@ -39,21 +39,22 @@ class Compressor {
   /// fp32 or bf16, in units that do not change from step to step. What the compressor remembers stays as it
   /// was until commit(); further reductions of the step go on from what this one left out. Collective.
   virtual void reduce(comm::Group& group, at::Tensor& shard, const at::Tensor& grad) = 0;
-  /// The gradient that was reduced was applied: what it left out is owed from now on.
+  /// The reduced gradient was applied: what the reduction left out is owed from now on.
   virtual void commit() {}
-  /// It was not, and counts for nothing.
+  /// The reduced gradient was not applied: what the reduction left out is forgotten.
   virtual void discard() {}
   /// What is still owed to later steps (n m) fp32; undefined before the first commit() and for hooks that owe
   /// nothing.
   virtual at::Tensor error() const { return {}; }
-  /// What it remembers of a parameter of the layout, in its own memory.
+  /// What the compressor remembers for a parameter of the layout; its tensors share the compressor's memory.
   virtual HookState state(const plan::FlatEntry&) const { return {}; }
-  /// From now on it remembers this of the unit's parameters, in the layout's order; copies on the gradient's
-  /// device are made.
+  /// Replaces what the compressor remembers, an entry for each parameter in the layout's order; tensors are
+  /// copied to the gradient's device.
   virtual void set_state(const std::vector<HookState>&) {}
 };
 
-/// None for hooks that do not change how a gradient is summed. `layout` must outlive it.
+/// The compressor of a unit with this layout, which must outlive it; null for hooks that do not change how a
+/// gradient is summed.
 std::unique_ptr<Compressor> make_compressor(const HookOptions& options, const plan::FlatLayout& layout);
 
 }  // namespace trireme::parallel

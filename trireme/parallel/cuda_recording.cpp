@@ -57,7 +57,8 @@ class CudaRecording final : public Recording {
 
   void record(const std::function<void()>& work) override {
     TRIREME_CHECK(!recorded_, "[parallel.recording] a recording is made once");
-    // What ran before holds memory that the recorded work needs, in a pool of its own, a second time.
+    // Work that ran before has left memory in the cache, and the recorded work needs as much again in a pool
+    // of its own.
     c10::cuda::device_synchronize();
     c10::cuda::CUDACachingAllocator::emptyCache();
     try {

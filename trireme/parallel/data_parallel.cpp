@@ -82,7 +82,8 @@ void DataParallel::end_backward_range() {
   in_backward_range_ = false;
 }
 
-/// Tokens are units whose parameters are used, and behind them units whose pieces are.
+/// A token below the number of units is a unit whose parameters are used; a larger one, less that number, is
+/// a unit whose pieces are used.
 void DataParallel::touched(const std::vector<size_t>& tokens) {
   std::vector<size_t> units;
   for (const size_t token : tokens) {
@@ -168,7 +169,7 @@ void DataParallel::accumulate(const at::Tensor& output, const at::Tensor& grad_o
   differentiate(output, grad_output, /*last=*/false);
 }
 
-/// Returns what the loss of the micro-batch is multiplied with.
+/// Returns the factor for the loss of the micro-batch.
 double DataParallel::begin_micro_batch(double weight, at::ScalarType loss) {
   check_usable();
   check_not_evaluating("backward");
@@ -189,7 +190,8 @@ double DataParallel::begin_micro_batch(double weight, at::ScalarType loss) {
   return mean_.add(weight, loss);
 }
 
-/// What a hook owes to later steps has to be in units that those steps have as well, so it is given means.
+/// A hook carries over to later steps what it has not sent, so it is given means: sums could be scaled
+/// differently in each step.
 bool DataParallel::averages_before_hook() const {
   const Hook hook = options_.hook.hook;
   return hook != Hook::kNone && hook != Hook::kLocalSgd && options_.reduce_when == ReduceWhen::kOncePerStep;
@@ -200,7 +202,7 @@ void DataParallel::begin_sums(bool last_micro_batch) {
   if (last_micro_batch && averages_before_hook()) shared_.before_hook = mean_.settle_before_sum();
 }
 
-/// A backward pass, or what stands for one: when it throws, for whatever reason, the step is forgotten.
+/// Runs a backward pass, or what replaces one: when it throws, for whatever reason, the step is forgotten.
 template <typename Body>
 void DataParallel::in_backward(const Body& body) {
   try {
@@ -267,7 +269,8 @@ void DataParallel::finish_step() {
   complete_gradient();
 }
 
-/// After an exception some parameters have gradients and some units are being reduced: nothing of it counts.
+/// After an exception some parameters have gradients and some units are being reduced: all of that is
+/// dropped.
 void DataParallel::abandon_step() noexcept {
   try {
     // Streams that autograd did not join may still write to gradients.

@@ -44,8 +44,8 @@ class DataParallel {
   /// unsharded from the start of a forward pass to the end of backward. With kRunUnit they are in the order
   /// of a forward pass, and the last one stays unsharded for its backward, which follows. `module` must
   /// outlive this. Collective. Throws ConfigError as checked() of options.h, LogicError that names what does
-  /// not fit, and EnvironmentError when libtorch is not what the engine was made for. A user's module
-  /// (Options::users_module) has its parameters then.
+  /// not fit, and EnvironmentError when libtorch is not what the engine was made for. When the constructor
+  /// throws, a user's module (Options::users_module) has its parameters back.
   DataParallel(torch::nn::Module& module, const std::vector<plan::UnitSpec>& units, const comm::Mesh& mesh,
                const Options& options, const Initializer& initializer, UseFrom use_from = UseFrom::kRunUnit);
   /// With Options::users_module the module gets its parameters back: memory of their own with the values of
@@ -55,69 +55,75 @@ class DataParallel {
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
 
-  /// Runs a unit of the module, which may have other ones where those here are buckets: unshards it, calls
-  /// `forward`, reshards it unless it is the root, and arranges the same for backward. `begins_pass` with the
-  /// first unit of every forward pass, also of validation: then the root or all buckets are unsharded, with
-  /// what was written to parameters since.
+  /// Runs a unit of the module (any of its own, where units() are buckets): unshards it, calls `forward`,
+  /// reshards it unless it is the root, and arranges the same for backward. `begins_pass`: it is the first
+  /// unit of a forward pass, also of validation; begin_forward() is called first. Collective where parameters
+  /// are sharded, and as begin_forward().
   at::Tensor run_unit(const std::string& unit, const at::Tensor& x,
                       const std::function<at::Tensor(const at::Tensor&)>& forward, bool begins_pass);
 
-  /// Before a forward pass that follows another one with no backward pass between them, as in pipelines;
-  /// run_unit() does so by itself.
+  /// Takes over what was written to parameters, and unshards the root or all buckets. To be called before a
+  /// forward pass that follows another one without a backward pass between them, as in pipelines; run_unit()
+  /// calls it with `begins_pass`. Collective where parameters are sharded, or an optimizer of torch has made
+  /// an update.
   void begin_forward();
   /// Differentiates `loss` in the last or only micro-batch of a step and reduces gradients as they become
   /// complete. Forward and backward of a step are called on one stream of the device, any one. The gradient
   /// is the mean over all micro-batches of all ranks by `weight`, or their sum (Options::average): with a
   /// loss that is the mean over n rows, the weight n gives the mean over all rows. A loss in bf16 or fp16
-  /// counts with its weight as that dtype rounds it. At its end the current stream has waited for all
-  /// reductions; gradients that every rank then gathers are waited for by step(). Throws LogicError that
-  /// names parameters without gradient, and when nobody has used the gradient of the step before. When the
-  /// pass itself throws, for whatever reason, the step is forgotten as by skip_step(): repeat it from its
+  /// counts with its weight as that dtype rounds it. When it returns, the current stream waits for all
+  /// reductions; where every rank then gathers the reduced gradient, step() waits for that. Throws LogicError
+  /// that names parameters without gradient, and when nobody has used the gradient of the step before. When
+  /// the pass itself throws, for whatever reason, the step is forgotten as by skip_step(): repeat it from its
   /// first micro-batch, on all ranks. Collective.
   void backward(const at::Tensor& loss, double weight = 1.0);
-  /// The same for a micro-batch that others of the step follow.
+  /// backward() for a micro-batch that other micro-batches of the step follow. Collective where parameters
+  /// are sharded, or gradients are reduced after every micro-batch.
   void accumulate(const at::Tensor& loss, double weight = 1.0);
-  /// The same for an output of the module that is no loss: `grad_output`, of its shape, is the gradient of
-  /// the loss that another engine has differentiated with the same weight.
+  /// backward() and accumulate() for an output of the module that is no loss: `grad_output`, of its shape, is
+  /// the gradient of a loss that another engine has differentiated with the same weight.
   void backward(const at::Tensor& output, const at::Tensor& grad_output, double weight);
   void accumulate(const at::Tensor& output, const at::Tensor& grad_output, double weight);
-  /// Runs `compute`, which adds to grad() of parameters what an earlier accumulate() of the step has put off.
+  /// Runs `compute`, which adds to grad() of parameters the gradients that an earlier accumulate() of the
+  /// step has deferred (nn::DeferredGradients).
   void accumulate_deferred(const std::function<void()>& compute);
   /// Ends a step of which all micro-batches were accumulated, as backward() does. Collective.
   void reduce_accumulated();
-  /// What has been accumulated on this rank for a parameter, of its shape: fp32, in place, for whoever adds
-  /// to it before reduce_accumulated(). Throws LogicError when there is nothing.
+  /// The gradient accumulated on this rank for a parameter: fp32, of its shape, in place, so that callers can
+  /// add to it before reduce_accumulated(). Throws LogicError when nothing was accumulated.
   at::Tensor accumulated_gradient(const std::string& parameter);
   /// Takes part in a micro-batch of the other ranks for which this one has no data: same collectives,
-  /// gradients of zero, no weight. Throws LogicError before this rank's first whole step, and where
-  /// parameters are sharded before the first one since some of them were frozen or thawed.
+  /// gradients of zero, no weight. Collective as backward() or accumulate(). Throws LogicError before this
+  /// rank's first whole step and, where parameters are sharded, before its first step since some of them were
+  /// frozen or thawed.
   void shadow_micro_batch(bool last_micro_batch = true);
   /// Whether `mine` is true on any data-parallel rank: ends loops over uneven data together. Collective; the
   /// host waits.
   bool any_rank(bool mine) const;
 
-  /// fp64 scalar on the device: sum of squares of this rank's part of the gradient. Parts of all ranks make
-  /// up the gradient.
+  /// Sum of squares of this rank's part of the gradient, fp64 scalar on the device. The parts of all ranks
+  /// make up the gradient.
   at::Tensor grad_squares() const { return unit_grad_squares().sum(); }
-  /// (units) of it, in the order of units().
+  /// The same by unit: (units) fp64, in the order of units().
   at::Tensor unit_grad_squares() const;
-  /// fp64 scalar: the same for one parameter; 0 when it is frozen.
+  /// The same for one parameter: fp64 scalar; 0 when it is frozen.
   at::Tensor param_grad_squares(const std::string& parameter) const;
   double local_grad_squares() const { return grad_squares().item<double>(); }
-  /// The sum of one number per data-parallel rank, in an order that no policy changes.
+  /// Adds up one number for each data-parallel rank, in an order that no policy changes. No communication.
   double sum_over_ranks(const std::vector<double>& by_dp_rank) const;
   at::Tensor sum_over_ranks(const at::Tensor& by_dp_rank) const;  // (ranks) -> ()
-  /// Euclidean norm of the whole gradient, or of all but the parameters `without`. Under local SGD the root
-  /// of the mean of the squares of all ranks' norms, no less than the norm of their mean. Collective; the
+  /// Euclidean norm of the whole gradient, without the parameters `without`. Under local SGD it is the root
+  /// mean square of the ranks' norms, which is no less than the norm of their mean gradient. Collective; the
   /// host waits.
   double grad_norm(const std::vector<std::string>& without = {}) const;
   /// Scales the gradient down to a norm of at most `max_norm` and returns the norm that it had, as
   /// torch.nn.utils.clip_grad_norm_ does for a module on one rank. Collective; the host waits. Throws
   /// LogicError unless max_norm is positive, and when there is no complete gradient.
   double clip_grad_norm(double max_norm);
-  /// Multiplies the gradient, as clip_grad_norm() does.
+  /// Multiplies the gradient by `factor`. No communication. Throws LogicError when there is no complete
+  /// gradient.
   void scale_gradient(double factor);
-  /// A parameter whose gradient is not finite on this rank; empty: none.
+  /// The name of a parameter whose gradient is not finite on this rank; empty: there is none.
   std::string nonfinite_parameter() const;
 
   /// For optim::adamw() and its like: this rank's part of the parameters that require gradients, in the
@@ -132,12 +138,13 @@ class DataParallel {
   void check_own(const optim::Optimizer& optimizer, const char* operation) const;
   /// Whether a parameter required a gradient when optimizer_params() was called.
   bool optimizes(size_t unit, size_t param) const { return optimized_.at(unit)[param]; }
-  /// step() with gradients that are multiplied by `grad_scale`, too.
+  /// step() with gradients that are multiplied by `grad_scale` first.
   void step_scaled(optim::Optimizer& optimizer, const optim::GradScale& grad_scale);
 
   /// Parameters and their averages over steps, which `optimizer` keeps (plan::OptimConfig::ema), change
   /// places: once to evaluate or save the averages, and once more before training goes on, to the same bits.
-  /// Between steps. Collective. Throws LogicError where no averages are kept.
+  /// Between steps. Collective. Throws LogicError where no averages are kept, and when a gradient waits for
+  /// its update.
   void swap_averages(optim::Optimizer& optimizer);
 
   /// For optimizers of torch: this rank's part of the fp32 masters of parameters that require gradients, by
@@ -146,20 +153,21 @@ class DataParallel {
   /// itself (AdamW, SGD, Adagrad, RMSprop), and under ddp for all. From then on gradients go to these tensors
   /// only.
   std::vector<std::pair<std::string, at::Tensor>> named_optimizer_tensors();
-  /// Those of the names for which `select` is true; none given: all.
+  /// Those tensors for whose names `select` is true; without `select` all.
   std::vector<at::Tensor> optimizer_tensors(const std::function<bool(const std::string&)>& select = {});
-  /// Calls optimizer.step() and gives the module what it wrote. optimizer.step() alone does as well: then the
-  /// engine notices when the module is used next. Throws LogicError when there is no complete gradient, and
-  /// when the optimizer did not touch optimizer_tensors(). Collective.
+  /// Calls optimizer.step() and passes its updates on to the module. A plain optimizer.step() works, too: the
+  /// engine then passes them on when the module is used next. Throws LogicError when there is no complete
+  /// gradient, and when the optimizer did not touch optimizer_tensors(). Collective.
   void step(torch::optim::Optimizer& optimizer);
 
-  /// Forgets the step under way: gradients of all its micro-batches, reduced or not, and what was to be done
-  /// about them. Also after an exception in a forward pass.
+  /// Forgets the step under way: the gradients of all its micro-batches, reduced or not, and collectives that
+  /// were still to come. To be called on all ranks, also after an exception in a forward pass.
   void skip_step();
 
-  /// Whether the kernels of a pass can be recorded (recording.h) and launched again in place of it, in the
-  /// order of the passes of a step, each kind of pass recorded in one and the same step: the module announces
-  /// its units, and ranks talk to each other at the ends of steps alone, or not before units are complete.
+  /// Whether passes can be recorded (recording.h): their kernels are then launched in place of later passes,
+  /// in the order of a step's passes, all kinds of which must be recorded in one and the same step. That
+  /// needs a module that announces its units, and ranks that communicate only at the ends of steps, or not
+  /// before units are complete.
   bool can_be_recorded() const;
   /// Before the first recording, between steps: from now on parameters stay whole and gradients keep their
   /// memory, also under policies that free them. Collective; all ranks do so, recorded or not.
@@ -167,9 +175,9 @@ class DataParallel {
   bool stays_in_place() const { return stays_; }
   /// Bytes that stay_in_place() takes on this rank.
   int64_t bytes_to_stay() const;
-  /// What the host keeps between two passes of a step, beside what is in buffers. A launched recording needs
-  /// set_progress() of what progress() was after the pass that was recorded, and a pass that failed before
-  /// any of its kernels ran is taken back by that of before.
+  /// What the host keeps between two passes of a step, beside the buffers. After launching a recording, call
+  /// set_progress() with what progress() returned after the recorded pass. To take back a pass that failed
+  /// before any of its kernels ran, call it with what progress() returned before that pass.
   struct Progress {
     std::vector<FlatUnit::Progress> units;
     Completion::Flags used;
@@ -179,12 +187,14 @@ class DataParallel {
   };
   Progress progress() const;
   void set_progress(const Progress& progress);
-  /// After a recording of a step's last pass was launched: reduces units beside the launch as it completes
-  /// them, and the current stream waits for that. Collective, in the order of ranks whose pass was run.
+  /// After a recording of a step's last pass was launched: reduces units beside the launch, as it completes
+  /// them, and the current stream waits for that. Collective; the order of reductions is that of ranks that
+  /// ran the pass.
   void reduce_launched() { executor_.reduce_launched(); }
 
-  /// Local SGD: every rank takes the mean of all ranks' parameters now. step() does so every
-  /// HookOptions::local_steps steps after the last time, and whoever ends training in between. Collective.
+  /// Local SGD: every rank takes the mean of all ranks' parameters now. step() calls it
+  /// HookOptions::local_steps steps after the last average; call it when training ends in between.
+  /// Collective.
   void average_parameters();
   /// Throws LogicError when ranks of local SGD have weights of their own.
   void check_together(const char* operation) const;
@@ -194,8 +204,9 @@ class DataParallel {
   [[nodiscard]] Evaluation evaluate(Keep keep = Keep::kWhole) { return Evaluation(*this, keep); }
 
   /// Keeps all units unsharded while it lives: for many forward passes in a row without gradients, or where
-  /// ranks run passes in different orders. May nest. Parameters are as `form` says: whoever does not read
-  /// their memory past the module leaves matrices in FP8 that the module multiplies so.
+  /// ranks run passes in different orders. May nest. `form`: the form of the parameters. Code that does not
+  /// read their memory itself takes Whole::kAsUsed, which leaves matrices in FP8 where the module multiplies
+  /// them so. Constructor and destructor are collective where parameters are sharded.
   class Held {
    public:
     explicit Held(DataParallel& engine, Whole form = Whole::kReadable);
@@ -207,11 +218,12 @@ class DataParallel {
     DataParallel& engine_;
   };
 
-  /// Whole weights one by one, of which those of one unit are gathered at a time.
+  /// Whole weights, one parameter at a time; one unit is gathered at a time.
   class Weights {
    public:
     explicit Weights(DataParallel& engine);
-    /// A copy, fp32, on the CPU. Collective; units that follow each other are gathered once.
+    /// A copy of a whole parameter: fp32, of its shape, on the CPU. Collective. Parameters of one unit that
+    /// are asked for in a row gather it once.
     at::Tensor whole(const std::string& parameter);
 
    private:
@@ -224,17 +236,18 @@ class DataParallel {
   /// names comes once, by its first (aliases()). Gathers one unit at a time. Collective.
   void visit_weights(const std::function<void(const std::string&, const at::Tensor&)>& body);
 
-  /// What others than the engine have written to parameters of the module (in place, or by set_data() as
-  /// torch::load does) counts from now on, on every rank alike. Every call that uses parameters begins with
-  /// it. Throws LogicError naming a parameter whose dtype, device or shape was changed.
+  /// Takes over what code outside the engine has written to parameters of the module (in place, or by
+  /// set_data() as torch::load does); every rank must have written the same. Every call that uses parameters
+  /// begins with it. Throws LogicError naming a parameter whose dtype, device or shape was changed.
   void take_writes();
 
-  /// Replaces the values of parameters whose names `select` takes: this rank reads the elements that it
-  /// keeps, all of them where parameters are whole. No communication: ranks load the same.
+  /// Replaces the values of parameters whose names `select` accepts, by those that `values` writes: this rank
+  /// reads the elements that it keeps, all of them where parameters are whole. No communication: every rank
+  /// loads the same values.
   void load_values(const std::function<bool(const std::string&)>& select, const Initializer& values);
 
-  /// What the communication hook remembers of the parameters of a unit, in their order, becomes this. Ranks
-  /// do so together.
+  /// Replaces what the communication hook remembers for the parameters of a unit, an entry for each in their
+  /// order. All ranks call it.
   void set_hook_state(size_t unit, const std::vector<HookState>& params);
 
   const torch::nn::Module& module() const { return module_; }
@@ -242,13 +255,14 @@ class DataParallel {
   const comm::Mesh& mesh() const { return mesh_; }
   /// The other names of parameters that the module has under several: alias -> name in units().
   const std::map<std::string, std::string>& aliases() const { return aliases_; }
-  /// The units, to look at.
+  /// The units, for reading.
   const std::vector<const FlatUnit*>& units() const { return views_; }
   /// Reductions that this rank has begun, one a unit.
   int64_t reductions() const { return executor_.reductions(); }
   /// What this rank does in a step of two micro-batches: the plan at first, then what the module did last.
   const plan::StepProgram& program() const { return executor_.program(); }
-  /// Which of how many ranks with an equal part of parameters and optimizer state this one is.
+  /// This rank's index among the ranks that hold the same part of parameters and optimizer state, and their
+  /// count.
   struct Replica {
     int64_t index, count;
   };
@@ -257,19 +271,21 @@ class DataParallel {
   plan::StateBytes state_bytes() const;
   /// One line: policy, ranks, parameters, units, and how much of the parameters is gathered at once at most.
   std::string summary() const;
-  /// The same, a table of the units with their bytes, and what a rank holds between steps. For people; equal
-  /// on all ranks but for what this one holds.
+  /// summary(), a table of the units with their bytes, and what this rank holds between steps. For people;
+  /// the same on all ranks but for the last.
   std::string describe() const;
   /// Bytes of all parameters in the dtype of computation, padding included.
   int64_t whole_bytes() const;
-  /// The most of them that a step has whole at once: the root and the largest units, as many as are in use or
-  /// gathered ahead; all where the policy keeps them whole.
+  /// The most of these bytes that a step has whole at once: the root, and the largest units, as many as are
+  /// in use or gathered ahead; all of them where the policy keeps parameters whole.
   int64_t most_gathered_bytes() const;
-  /// Sent by this rank so far for gradients and parameters, counted where it is sent (comm::Group::traffic).
+  /// Bytes that this rank has sent so far for gradients and parameters, counted where they are sent
+  /// (comm::Group::traffic).
   int64_t sent_bytes() const;
-  /// Bytes of the device that this rank holds beside the allocator of torch, for peers to read.
+  /// Bytes of device memory that this rank holds outside torch's allocator, for peers to read.
   int64_t symmetric_bytes() const;
-  /// From now on communication is timed; take_times() returns what came since its last call.
+  /// Switches the timing of communication on or off. take_times() returns the times since its last call; the
+  /// host waits for the device.
   void measure(bool on);
   CommTimes take_times();
 

@@ -29,7 +29,7 @@ void DataParallel::check_own(const optim::Optimizer& optimizer, const char* oper
       operation, mesh_.world->rank(), optimizer.size(), units_.size());
 }
 
-/// What does not require a gradient now is left out of the update, as by optimizers of torch.
+/// Leaves parameters that do not require a gradient now out of the update, as torch's optimizers do.
 void DataParallel::follow_frozen(optim::Optimizer& optimizer) {
   const Completion::Flags& trainable = completion_.trainable();
   if (trainable == updated_) return;
@@ -82,8 +82,9 @@ void DataParallel::step(torch::optim::Optimizer& optimizer) {
       mesh_.world->rank());
 }
 
-/// Gives the module what was written to optimizer_tensors() since the last time. Collective where something
-/// was, which is on all ranks: each has a piece, if an empty one, of every parameter.
+/// Passes on to the module what was written to optimizer_tensors() since the last call. Collective when
+/// something was written; that is so on all ranks or none, since each rank has a piece of every parameter, if
+/// an empty one.
 void DataParallel::notice_update() {
   if (!std::exchange(pieces_written_, false)) return;
   const at::NoGradGuard no_grad;

@@ -69,10 +69,10 @@ DataParallel::~DataParallel() {
   if (options_.users_module) give_back();
 }
 
-/// Where gradients travel as they are, GPUs of one host sum them where they lie. Ranks must agree on the
-/// piece of memory that a unit gets: pieces that blocks take turns with are all as large as the largest one,
-/// so that they come round in one order. Operators may complete units in any order, and buckets are not
-/// freed.
+/// Memory for gradients that GPUs of one host sum in place, which needs gradients that travel in the dtype of
+/// computation. Ranks must give a unit the same piece of this memory. So pieces that blocks share in turn are
+/// all as large as the largest block: then every rank takes them in the same order. There is no such memory
+/// for gradients that are freed by unit when operators may complete units in any order, or units are buckets.
 std::optional<StoragePool> DataParallel::symmetric_pool(const std::vector<plan::UnitSpec>& units) const {
   const bool as_they_are = options_.compute == options_.reduce && options_.hook.hook == Hook::kNone &&
                            options_.reduction == Reduction::kOrdered;
@@ -115,8 +115,8 @@ UnitGroups DataParallel::make_groups() const {
   return groups;
 }
 
-/// Checks what can be checked before memory is taken. What fails later leaves a user's module as it was,
-/// whose memory lives until then anyway: `initializer` reads it.
+/// Checks what can be checked before memory is taken. A later failure gives a user's module its old memory
+/// back, which is still there since `initializer` reads from it.
 std::vector<std::unique_ptr<FlatUnit>> DataParallel::make_units(const std::vector<plan::UnitSpec>& specs,
                                                                 const Initializer& initializer) {
   nn::check_torch_internals();
@@ -169,8 +169,8 @@ plan::EngineSetting DataParallel::setting() const {
           .stays = stays_};
 }
 
-/// Notices what optimizers of torch write to pieces. Buckets are used without a word, so they are watched as
-/// well where an update has to reach them.
+/// Notices what optimizers of torch write to pieces. Nothing announces the use of buckets, so they are
+/// watched as well when an update has to reach them.
 void DataParallel::watch_updates() {
   if (handed_out_) return;
   if (!touch_) make_watch();

@@ -51,7 +51,8 @@ CommTimes DataParallel::take_times() {
   return times;
 }
 
-/// Means exchange the weights of ranks at the end of a pass.
+/// For means ranks exchange the weights of their micro-batches at the end of a pass, which cannot be
+/// recorded.
 bool DataParallel::can_be_recorded() const {
   const bool exchanges_weights = options_.average == Average::kMean && mesh_.dp->size() > 1;
   return use_from_ != UseFrom::kOperators && options_.hook.hook == Hook::kNone && !handed_out_ &&

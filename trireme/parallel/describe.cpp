@@ -86,7 +86,7 @@ int64_t DataParallel::whole_bytes() const {
   return sum;
 }
 
-/// Of a module that announces nothing before it runs, as if it used units in their order.
+/// A module that announces nothing before it runs is taken to use its units in their order.
 int64_t DataParallel::most_gathered_bytes() const {
   plan::EngineSetting asked = setting();
   if (use_from_ == UseFrom::kOperators) asked.use_from = UseFrom::kRunUnit;

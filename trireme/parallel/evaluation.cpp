@@ -88,7 +88,7 @@ std::string Evaluation::in_words(Code code) const {
   return fmt::format("{} {}", gathers(code) ? "gathers" : "frees", engine_.units_[unit_of(code)]->name());
 }
 
-/// What every rank does next, equal on all that have a batch.
+/// What every rank does next, by rank; throws unless all ranks with a batch do the same.
 std::vector<Evaluation::Code> Evaluation::exchange(Code mine) const {
   const comm::Subject subject(*engine_.mesh_.dp, "the order of units in evaluate()");
   std::vector<Code> codes;

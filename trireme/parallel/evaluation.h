@@ -41,12 +41,12 @@ class Evaluation {
 
   /// Whether this rank runs a forward pass now, for the batch that it has (`mine`). A rank without a batch
   /// gets the answer false: at once under kWhole, and under kByUnit when no rank has a batch any more.
-  /// Collective under kByUnit, where every rank calls it until it is false. Throws LogicError on all ranks
-  /// that names what they ran, when it was not the same.
+  /// Collective under kByUnit, where every rank calls it until it is false. Throws LogicError on all ranks,
+  /// naming what they ran, when they did not run the same units.
   bool next(bool mine);
 
-  /// The sum of all ranks' `sum` over that of their `weight`; the host waits. Collective. Throws LogicError
-  /// when the weights are all 0.
+  /// The sum of all ranks' `sum` divided by the sum of their `weight`; the host waits. Collective. Throws
+  /// LogicError when the weights are all 0.
   double mean(double sum, double weight) const;
 
  private:

@@ -101,8 +101,8 @@ void Executor::begin_backward(bool last) {
   prepare_gradients_ahead();
 }
 
-/// Functions of ours write gradients into memory that is lent before; that of a block when backward reaches
-/// it.
+/// Our autograd functions write gradients into memory that must be lent before; blocks get theirs when
+/// backward reaches them.
 void Executor::prepare_gradients_ahead() {
   if (setting_.use_from == UseFrom::kBuckets) {
     for (const auto& unit : units_) unit->prepare_gradients();
@@ -137,7 +137,7 @@ void Executor::complete(size_t index) {
   complete_[index] = true;
   reduce_late();
   advance();
-  // Its gradients may need none of its parameters, so that nothing has announced its backward pass.
+  // The unit's gradients may need none of its parameters; then nothing has announced its backward pass.
   const bool unannounced = next_ < end_ && program_->actions[next_].kind == ActionKind::kBackward &&
                            program_->actions[next_].unit == static_cast<int64_t>(index);
   if (!unannounced) return;
@@ -145,8 +145,8 @@ void Executor::complete(size_t index) {
   advance();
 }
 
-/// Issues what the program lists before the next action of that kind, which is about to run; false: the
-/// program does not list it any more.
+/// Issues what the program lists before the next action of that kind on the unit, which is about to run.
+/// Returns false when the program does not list such an action any more.
 bool Executor::advance_to(ActionKind kind, size_t index) {
   for (size_t at = next_; at < end_; ++at) {
     const Action& action = program_->actions[at];
@@ -179,7 +179,7 @@ bool Executor::is_due(const Action& action) const {
   }
 }
 
-/// The module is past this action: what is not due yet is done when it is.
+/// The module is past this action: if it is not due yet, it is done once it is due.
 void Executor::pass(const Action& action) {
   if (action.computes()) return;
   if (is_due(action)) return issue(action);
@@ -338,8 +338,8 @@ void Executor::set_reductions(std::vector<int64_t> order) {
   write_programs();
 }
 
-/// Ranks without data go on with the order that they have: what others record must not differ from it in
-/// what is gathered.
+/// Ranks without data replay the order that they have recorded, so it must gather the same units as the order
+/// of the other ranks.
 void Executor::follow_freezing() {
   if (setting_.gathers()) recorded_ = false;
   write_programs();

@@ -45,7 +45,7 @@ class Executor {
   /// is gathered.
   void end_without_units();
 
-  /// Both passes without computing anything, for a rank that has no data.
+  /// Issues what a forward and a backward pass issue, but computes nothing, for a rank that has no data.
   void replay(bool last);
   /// Whether there was a whole backward pass whose order replay() can take.
   bool can_replay() const { return recorded_; }
@@ -53,18 +53,18 @@ class Executor {
   /// Units in the order in which they are updated.
   const std::vector<size_t>& update_order() const { return update_order_; }
 
-  /// Forgets the pass under way; waits for the reductions that it has begun.
+  /// Forgets the pass under way; waits for the reductions that the pass has begun.
   void abandon();
   /// A pass was launched as a recording, which has done all of it but for communication.
   void end_launched_pass() { in_flight_.clear(); }
   /// Units keep their memory from now on (DataParallel::stay_in_place()).
   void stay_in_place();
-  /// What the last pass of a step put off when it was recorded, in the order in which it would have been
-  /// issued; the current stream waits for the reductions.
+  /// Issues the reductions that the last pass of a step put off when it was recorded, in the order in which
+  /// it would have issued them; the current stream waits for them.
   void reduce_launched();
 
-  /// The order in which this rank has completed units in the last backward pass, those that it has not used
-  /// at the end; and the one that all ranks take from now on.
+  /// completions(): the units in the order in which this rank completed them in the last backward pass,
+  /// unused ones last. set_reductions(): the order in which all ranks reduce from now on.
   std::vector<int64_t> completions() const;
   void set_reductions(std::vector<int64_t> order);
   /// Parameters were frozen or thawed.
@@ -76,7 +76,7 @@ class Executor {
   /// Called before a unit is gathered or freed, while no pass trains.
   using Observer = std::function<void(bool gathers, size_t unit)>;
   void observe(Observer observer) { observer_ = std::move(observer); }
-  /// What Observer saw on another rank.
+  /// Does what an Observer saw on another rank.
   void follow(bool gathers, size_t unit);
 
   /// The program of a step of two micro-batches, as it is interpreted.

@@ -31,7 +31,7 @@ FlatUnit::FlatUnit(const plan::UnitSpec& spec, std::vector<std::pair<std::string
   fill_master(initializer);
   if (at::Tensor copy = compute_copy(); copy.defined()) copy.copy_(master_);
   adopt();
-  // Peers read what stays, so ranks must have taken the same pieces of memory, in the order of units.
+  // Peers read gradients that stay, so all ranks must take the same pieces of memory, in the order of units.
   if (!(shared_.symmetric && keeps_gradients())) shared_.gradients().free(full_grads_);
   publish_update();
 }
@@ -86,7 +86,7 @@ void FlatUnit::allocate_buffers() {
   grad_squares_ = at::zeros({}, fp32.dtype(at::kDouble));
 }
 
-/// For what other ranks gather.
+/// Zeros in memory that other ranks gather from.
 at::Tensor FlatUnit::symmetric_zeros(int64_t count, at::ScalarType dtype) const {
   return groups_.shard->symmetric_empty(count, dtype).zero_();
 }
@@ -117,7 +117,7 @@ bool FlatUnit::trainable() const {
   return std::ranges::any_of(params_, [](const auto& param) { return param.second.requires_grad(); });
 }
 
-/// What this rank sends where parameters are gathered, not as they were used in forward.
+/// What this rank sends when parameters are gathered from shards, not from the slices kept after forward.
 at::Tensor FlatUnit::kept_shard(bool in_bytes) const {
   if (in_bytes) return fp8_->shard();
   return fp8_ ? master_.to(options_.compute) : compute_shard_;
@@ -140,8 +140,8 @@ void FlatUnit::start_unshard(Whole form) {
   unsharding_ = true;
 }
 
-/// Recordings of a step are launched in the order in which they were made, so the first wait serves them all:
-/// it is for the last thing that happens to the parameters between steps.
+/// Recordings of a step are launched in the order in which they were made, so one wait, in the first, serves
+/// them all: for the last thing that happens to the parameters between steps.
 void FlatUnit::follow_update() {
   const bool records = is_recording(options_.device);
   if (records && std::exchange(update_recorded_, true)) return;
@@ -222,8 +222,8 @@ void FlatUnit::average_parameters() {
   if (at::Tensor copy = compute_copy(); copy.defined()) copy.copy_(master_);
 }
 
-/// What receives the updated master in the compute dtype; undefined: parameters are computed with as they
-/// are.
+/// The tensor that receives the updated master in the compute dtype; undefined: there is none, since the
+/// master itself is used or FP8 bytes are made from it.
 at::Tensor FlatUnit::compute_copy() const {
   if (fp32_compute() || fp8_) return {};
   const plan::Range range = optimizer_range();

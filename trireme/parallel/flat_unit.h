@@ -43,7 +43,7 @@ struct Shared {
   StoragePool& gradients() { return symmetric ? *symmetric : storage; }
 };
 
-/// In which form the parameters of a unit are whole. Where nothing is gathered in FP8 there is one.
+/// In which form the parameters of a unit are whole. Where nothing is gathered in FP8 both are the same.
 enum class Whole {
   kAsUsed,   ///< as the module multiplies now, in FP8 or not
   kReadable  ///< in the dtype of computation
@@ -62,11 +62,12 @@ class FlatUnit {
   const std::vector<std::pair<std::string, at::Tensor>>& params() const { return params_; }
   /// What all parameters are views of.
   const at::Tensor& storage_owner() const { return full_params_; }
-  /// What a communication hook remembers, by params().
+  /// What the communication hook remembers, by params().
   std::vector<HookState> hook_state() const;
   void set_hook_state(const std::vector<HookState>& params);
 
-  /// Whether its parameters are whole here, or about to be. Layers cast what is readable themselves.
+  /// Whether the parameters are whole on this rank in `form`, or about to be. Readable ones also serve as
+  /// used: layers then cast them themselves.
   bool is_whole(Whole form = Whole::kAsUsed) const {
     return has_storage(full_params_) || (in_bytes(form) && has_storage(fp8_->whole()));
   }
@@ -90,22 +91,23 @@ class FlatUnit {
   /// Bytes that stay_in_place() would take.
   int64_t bytes_to_stay() const;
 
-  /// Before a backward pass: what others have left in `grad()` of parameters does not count. `last`: of a
-  /// step.
+  /// Before a backward pass: drops what others have left in grad() of parameters, unless this step has
+  /// gradients already. `last`: it is the last pass of a step.
   void begin_backward(bool last);
   /// Allocates the full gradients and lends them to the parameters, unless this step has gradients already.
-  /// Where micro-batches follow that are to be added to bf16 or fp16 gradients, it is their fp32 sum.
+  /// Where gradients are bf16 or fp16 and several micro-batches are added up in fp32, it lends that fp32 sum
+  /// instead.
   void prepare_gradients();
   /// The gradient of parameter `index` is complete: copies it to its place unless it was computed there.
   void take_gradient(size_t index);
   /// After a backward pass, on the stream of reductions: sums gradients over the ranks into this rank's fp32
   /// range, at the end of a step or after every micro-batch as the options say. Collective when it reduces.
   void start_reduce(bool last_micro_batch);
-  /// Whether a reduction that is started now comes later, by start_launched_reduce(): the pass is being
-  /// recorded, and other ranks take part.
+  /// Whether a reduction is put off to start_launched_reduce(): the pass is being recorded, and other ranks
+  /// take part.
   bool puts_reduction_off() const;
-  /// The reduction of a last micro-batch whose pass was launched as a recording, as soon as the launch has
-  /// completed the gradients. Collective.
+  /// Starts the reduction of a last micro-batch whose pass was launched as a recording; it runs as soon as
+  /// the launch has completed the gradients. Collective.
   void start_launched_reduce();
   /// The current stream waits for the reduction; the policy's gradients are freed.
   void finish_reduce();
@@ -115,13 +117,13 @@ class FlatUnit {
   void wait_for_sum();
 
   /// fp64 scalar on the device: sum of squares of the reduced gradient over this rank's piece. The pieces of
-  /// all ranks make up the unit. Under local SGD a rank's piece is its whole gradient, and counts as one of
-  /// as many as there are ranks. Valid after finish_reduce() of the last micro-batch.
+  /// all ranks make up the unit. Under local SGD a rank's piece is its whole gradient, and its squares are
+  /// divided by the number of ranks. Valid after finish_reduce() of the last micro-batch.
   const at::Tensor& grad_squares() const { return grad_squares_; }
   /// The same over parameter `index` alone, until parameters are used again.
   at::Tensor grad_squares_of(size_t index) const;
-  /// What has been accumulated for parameter `index` on this rank, of its shape: fp32, in place. Throws
-  /// LogicError when there is nothing.
+  /// The gradient accumulated on this rank for parameter `index`: fp32, of its shape, in place. Throws
+  /// LogicError when nothing was accumulated.
   at::Tensor accumulated_gradient(size_t index) const;
   /// A parameter whose reduced gradient is not finite in this rank's range; empty: none, or parameters have
   /// been used since.
@@ -138,7 +140,7 @@ class FlatUnit {
     size_t param;  ///< in params()
     at::Tensor master;
   };
-  /// One a parameter, on every rank, from this call on.
+  /// Makes pieces(): one for each parameter, on every rank.
   void make_pieces();
   const std::vector<Piece>& pieces() const { return pieces_; }
   /// After the last micro-batch: waits for the sum, multiplies it by `factor` and shows it as the fp32 grad()
@@ -154,8 +156,8 @@ class FlatUnit {
   /// After the last backward pass, for a unit that is frozen: nothing of earlier steps or micro-batches is
   /// left.
   void clear_gradients();
-  /// Ends the step: the module shall see the parameters as of the event `updated`. Begins to all-gather them,
-  /// or frees the old ones. Collective.
+  /// Ends the step: the module sees the parameters as they are at the event `updated`. Begins to all-gather
+  /// them, or frees the old ones. Collective.
   void publish_update(const SideStream::Event& updated = {});
   /// The event at the end of the last update.
   const SideStream::Event& updated() const { return updated_; }
@@ -177,7 +179,8 @@ class FlatUnit {
   plan::Range optimizer_range() const;
   /// The elements of parameter `index` in it, counted as there; often none.
   plan::Range owned_part(size_t index) const;
-  /// This rank's fp32 master, optimizer_range(); writes of others are in it after take_writes().
+  /// This rank's fp32 master of optimizer_range(). What others wrote to parameters is in it after
+  /// take_writes().
   const at::Tensor& master() const { return master_; }
   /// Ranges like optimizer_range() of all ranks, put together (layout().numel()) on every rank; `local`
   /// itself where the policy keeps them whole. Collective.
@@ -185,24 +188,25 @@ class FlatUnit {
   /// gather() of the master, with what others have written. Collective.
   at::Tensor full_master();
 
-  /// What others than the engine have written to parameters since this was last called becomes this rank's
-  /// master and what is gathered from it; the other parameters keep their masters. Ranks write the same.
+  /// Takes over what code outside the engine has written to parameters since the last call: copies it to this
+  /// rank's master, and to what is gathered from that. The other parameters keep their masters. Every rank
+  /// must have written the same.
   void take_writes();
-  /// The next take_writes() takes the parameter at element `offset` of the unit.
+  /// The next take_writes() takes over the parameter at element `offset` of the unit.
   void note_write(int64_t offset);
   /// Whether parameter `index` is a view of the unit: set_data() may have given it other memory.
   bool is_in_place(size_t index) const;
-  /// Takes the values of one that is not, as after torch::load, and makes it a view again. Throws LogicError
-  /// naming it when its dtype, device or shape has changed.
+  /// Takes over the values of a parameter that is not in place, as after torch::load, and makes it a view
+  /// again. Throws LogicError naming it when its dtype, device or shape has changed.
   void take_replaced(size_t index);
   /// Replaces the values of parameter `index`: this rank reads the elements that it keeps, all of them where
-  /// parameters are whole. No communication: ranks load the same.
+  /// parameters are whole. No communication: every rank loads the same values.
   void load(size_t index, const Initializer& values);
   /// Gives every parameter memory of its own, in the dtype that it had at first, with the master's values.
-  /// Collective for policies that shard the master, unless they `may_gather` not: then parameters that are
-  /// not whole here stay as they are. Ends the use of this unit.
+  /// Collective for policies that shard the master; with `may_gather` false nothing is gathered, and
+  /// parameters that are not whole here stay as they are. Ends the use of this unit.
   void give_back(bool may_gather);
-  /// Whoever uses memory of parameters that are not whole is told `reason`, from now on.
+  /// From now on using the memory of parameters that are not whole throws with `reason`.
   void refuse_use(const std::string& reason);
 
   /// What this rank holds at the end of a step; moments are the optimizer's.

@@ -161,7 +161,7 @@ void FlatUnit::reduce(bool last_micro_batch) {
   if (last_micro_batch) measure_gradient();
 }
 
-/// Beside the reductions of units to come; only the update waits for it.
+/// Runs beside the reductions of units to come; only the update waits for it.
 void FlatUnit::gather_sum() {
   const auto gather = [this] {
     const comm::Subject subject(*groups_.shard, name_);
@@ -190,8 +190,8 @@ plan::Range FlatUnit::measured_range() const {
   return {first, first + size};
 }
 
-/// The squares of ranks add up. Local SGD: to those of the mean rank, which are no less than those of the
-/// mean gradient.
+/// The squares of ranks add up. Under local SGD the sum is the mean over the ranks' squares, which is no less
+/// than the square of the mean gradient.
 void FlatUnit::measure(at::Tensor& squares, const plan::Range& part) const {
   kernels::sum_of_squares(squares, reduced_.narrow(0, part.begin - optimizer_range().begin, part.size()));
   if (reduces_locally()) squares.div_(static_cast<double>(groups_.shard->size()));

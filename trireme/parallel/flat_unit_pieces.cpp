@@ -20,7 +20,7 @@ at::Tensor piece_of(const at::Tensor& flat, const plan::Range& range, const plan
 void FlatUnit::make_pieces() {
   if (!pieces_.empty()) return;
   const at::NoGradGuard no_grad;
-  // A storage of their own over the master's memory: whoever watches it sees what is done to pieces alone.
+  // A storage of its own over the master's memory: watching it shows writes to pieces alone.
   const at::Tensor masters = at::from_blob(
       master_.mutable_data_ptr(), master_.sizes(), [master = master_](void*) {}, master_.options());
   for (size_t i = 0; i < params_.size(); ++i)

@@ -108,8 +108,8 @@ void FlatUnit::check_replacement(size_t index) const {
       c10::toString(options_.compute), fmt::join(entry.shape, ", "), full_params_.device().str());
 }
 
-/// `values`, elements of the unit from `first` on, become this rank's master, what is gathered from it, and
-/// what the module sees where that is here.
+/// Copies `values`, elements of the unit from `first` on, to this rank's master, to what is gathered from it,
+/// and to what the module sees where that has memory.
 void FlatUnit::take_values(size_t index, const at::Tensor& values, int64_t first) {
   const at::NoGradGuard no_grad;
   SideStream::follow(updated_, options_.device);

@@ -59,14 +59,15 @@ void Fp8Weights::lend(const std::vector<std::pair<std::string, at::Tensor>>& par
   }
 }
 
-/// The elements of a tensor of `range` that are in `of`, counted in the unit.
+/// The elements of `local`, a tensor of range_, that lie in `of`; both ranges are of the unit.
 at::Tensor Fp8Weights::part(const at::Tensor& local, const plan::Range& of) const {
   const plan::Range common = plan::intersect(range_, of);
   return local.narrow(0, common.size() > 0 ? common.begin - range_.begin : 0, common.size());
 }
 
-/// int32 whose order is that of what they stand for: the largest magnitudes in this rank's parts of matrices,
-/// by layer, then the bits of its part of the rest. What it has nothing of is smaller than all.
+/// What this rank adds to an exchange by maximum, int32: the bits of the largest magnitudes in its parts of
+/// matrices, by layer, which have the order of the magnitudes; then the bits of its part of the rest, and the
+/// smallest number for elements of other ranks.
 at::Tensor Fp8Weights::own_contribution(const at::Tensor& master) const {
   at::Tensor own = at::full({plan::kBlockLayers + rest_.numel()}, std::numeric_limits<int32_t>::min(),
                             rest_.options().dtype(at::kInt));

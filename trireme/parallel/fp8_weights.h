@@ -20,27 +20,30 @@ namespace trireme::parallel {
 
 class Fp8Weights {
  public:
-  /// Of `spec`, laid out as `layout` for the ranks of `group`, of which this one has `range`. Collective.
+  /// The parameters of `spec`, laid out as `layout` over the ranks of `group`; this rank has `range`.
+  /// Collective.
   Fp8Weights(const plan::UnitSpec& spec, const plan::FlatLayout& layout, const plan::Range& range,
              comm::Group& group, const Options& options);
 
-  /// All bytes (numel) uint8 of the unit, those of the rest without a meaning; its storage comes and goes.
+  /// The unit's matrices as FP8 bytes, (numel) uint8; elements of the rest have no meaning. Its storage comes
+  /// and goes.
   const at::Tensor& whole() const { return whole_; }
-  /// What this rank has of them, for others to gather.
+  /// This rank's part of whole(), which the ranks gather.
   const at::Tensor& shard() const { return shard_; }
-  /// Of what is kept from step to step.
+  /// Bytes that are kept from step to step.
   int64_t bytes() const { return static_cast<int64_t>(shard_.nbytes() + rest_.nbytes()); }
 
   /// Whether parameter `index` is one of the rest.
   bool is_whole(size_t index) const { return places_[index].has_value(); }
-  /// One of the rest, of its shape: a view of what stays.
+  /// A parameter of the rest, of its shape: a view of the memory that stays.
   at::Tensor whole_parameter(size_t index) const;
   /// Lends each matrix to the linear layer that multiplies with it, for as long as this lives.
   void lend(const std::vector<std::pair<std::string, at::Tensor>>& params) const;
 
-  /// Masters have changed: shard, scales and the rest are not theirs any more.
+  /// Masters have changed: shard, scales and the rest are out of date.
   void expire() { current_ = false; }
-  /// Makes them anew from `master`, fp32 of `range`, if they are not; on the current stream. Collective then.
+  /// Makes them anew from `master`, the fp32 values of `range`, when they are out of date; on the current
+  /// stream. Collective in that case.
   void refresh(comm::Group& group, const at::Tensor& master);
 
  private:

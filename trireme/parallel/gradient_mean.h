@@ -16,11 +16,11 @@ class GradientMean {
   GradientMean(comm::Group& ranks, Average average, c10::Device device)
       : ranks_(ranks), average_(average), device_(device) {}
 
-  /// Throws LogicError unless `weight` is one that add() takes.
+  /// Throws LogicError for a weight that add() does not take.
   void check(double weight, at::ScalarType loss) const;
-  /// A micro-batch of `weight` begins; returns what its loss, of dtype `loss`, is multiplied with. Ranks
-  /// divide before they add, so that sums keep the range of one rank's gradient. bf16 and fp16 round the
-  /// factor, so the mean counts the weight that is left of it.
+  /// A micro-batch of `weight` begins; returns the factor for its loss of dtype `loss`. Ranks divide before
+  /// they add, so that sums keep the range of one rank's gradient. bf16 and fp16 round the factor, so the
+  /// mean counts the weight that is left of it.
   double add(double weight, at::ScalarType loss = at::kFloat);
   /// After the last micro-batch. Collective for means; a GPU's host does not wait. Throws LogicError on a CPU
   /// when all weights are 0; on a GPU the gradient is 0 then.
@@ -31,16 +31,16 @@ class GradientMean {
   /// Forgets the micro-batches of this step.
   void drop() { weight_sum_ = 0.0; }
 
-  /// What reduced gradients are multiplied with when they are applied; and for their norm, on a device in
-  /// fp64.
+  /// What reduced gradients are multiplied by when they are applied, and what their norm is multiplied by; on
+  /// a device the latter is fp64.
   const optim::GradScale& to_update() const { return to_update_; }
   double to_norm() const;
-  /// Multiplies the gradient; `applied`: whoever has it did so.
+  /// The gradient is multiplied by `factor`; `applied`: the gradients themselves were multiplied already.
   void scale(double factor, bool applied);
-  /// The mean was applied to gradients that others have.
+  /// The mean was applied to gradients that were handed out: to_update() is 1 from now on.
   void hand_out() { to_update_ = {}; }
 
-  /// What a launched recording sets to what it was after the pass that was recorded.
+  /// After a recording is launched this must be set to what it was after the recorded pass.
   struct State {
     double weight_sum = 0.0;
     optim::GradScale to_update = {}, to_norm = {};

@@ -15,7 +15,7 @@ std::string owed_name(int64_t dp_rank, const std::string& param) {
   return optimizer_name(kOwed + std::to_string(dp_rank), param);
 }
 
-/// The ranks of the saved run of whose debts this rank has to know: all of them until one is not in the file.
+/// How many ranks of the saved run owe something for `param`: their tensors are in the file, numbered from 0.
 int64_t ranks_that_owe(const StateReader& reader, const std::string& param) {
   int64_t ranks = 0;
   while (reader.file_has(owed_name(ranks, param))) ++ranks;
@@ -69,7 +69,7 @@ void read_hook_state(const StateReader& reader, DataParallel& engine) {
     for (const plan::FlatEntry& entry : unit.layout().entries()) {
       HookState& state = states.emplace_back();
       const int64_t owing = ranks_that_owe(reader, entry.name);
-      // Every rank has an equal memory, so that one owes nothing is 0, and not nothing.
+      // All ranks have the same tensors, so a rank that owes nothing has zeros and not an undefined tensor.
       if (owing > 0) state.owed = at::zeros({entry.numel}, on_device);
       for (int64_t rank = ranks.rank(); rank < owing; rank += ranks.size())
         state.owed += reader.read(owed_name(rank, entry.name), {0, entry.numel}).to(on_device);

@@ -11,10 +11,10 @@
 namespace trireme::parallel {
 
 std::string local_name(int64_t dp_rank, const std::string& kind, const std::string& param);
-/// Looks for them in a file, which need not have any; returns whether it has.
+/// Lets a file have these moments of a parameter; returns whether it has any.
 bool allow_local_state(StateReader& reader, const std::string& kind, const plan::FlatEntry& entry);
-/// Elements `range` of this rank's, (range.size()) on the CPU: where another number of ranks has saved, the
-/// mean of all. Undefined where the file has none.
+/// Elements `range` of this rank's moments, (range.size()) fp32 on the CPU; when another number of ranks
+/// saved the file, the mean over all of these. Undefined when the file has none.
 at::Tensor read_local_state(const StateReader& reader, const comm::Group& ranks, const std::string& kind,
                             const plan::FlatEntry& entry, const plan::Range& range);
 

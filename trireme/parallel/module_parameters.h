@@ -1,5 +1,6 @@
 #pragma once
-// The parameters of a torch module as the engine sees them: one a tensor, however often it is registered.
+// The parameters of a torch module as the engine sees them: one for each tensor, however often it is
+// registered.
 #include <ATen/core/Tensor.h>
 
 #include <string>
@@ -21,7 +22,7 @@ struct ModuleParameter {
 std::vector<ModuleParameter> module_parameters(const torch::nn::Module& module);
 
 /// Throws LogicError with both names when two different parameters, or a parameter and a buffer, overlap in
-/// memory: what one of them becomes the other would not see.
+/// memory: an update of one would not reach the other.
 void check_separate_memory(const torch::nn::Module& module);
 
 }  // namespace trireme::parallel

@@ -9,7 +9,8 @@
 namespace trireme::parallel {
 namespace {
 
-/// Of an optimizer over the engine's flat units: one tensor of each kind a unit, one number of steps.
+/// The state of an optimizer over the engine's flat units: one tensor of each kind for a unit, and one number
+/// of steps.
 class FlatState : public OptimizerState {
  public:
   FlatState(DataParallel& engine, optim::Optimizer& optimizer) : engine_(engine), optimizer_(optimizer) {
@@ -55,7 +56,7 @@ class FlatState : public OptimizerState {
     return {part.begin - begin, part.end - begin};
   }
 
-  /// What an optimizer that has made no step has of a parameter.
+  /// The state of a parameter in an optimizer that has made no step.
   at::Tensor first_value(size_t unit, size_t kind, const plan::Range& place) const {
     const at::Tensor master = engine_.units()[unit]->master().narrow(0, place.begin, place.size());
     return kinds_[kind] == plan::kAverageState ? master : at::zeros_like(master);

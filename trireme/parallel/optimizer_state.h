@@ -16,9 +16,9 @@ class Optimizer;
 
 namespace trireme::parallel {
 
-/// Of one parameter: this rank's part of each kind, in the order of OptimizerState::kinds(); an undefined
-/// tensor where there is none, an empty one where this rank has no elements. step: updates so far; kNoStep
-/// where that is not counted or there are none.
+/// The state of one parameter. pieces: this rank's part of each kind, in the order of
+/// OptimizerState::kinds(); undefined where there is no state, empty where this rank has no elements. step:
+/// updates so far; kNoStep where they are not counted or there were none.
 struct ParamState {
   static constexpr int64_t kNoStep = -1;
   std::vector<at::Tensor> pieces;
@@ -28,18 +28,18 @@ struct ParamState {
 class OptimizerState {
  public:
   virtual ~OptimizerState() = default;
-  /// For messages: what it is.
+  /// The optimizer's name in messages.
   virtual std::string name() const = 0;
   /// The kinds of fp32 numbers that it keeps for elements of parameters.
   virtual const std::vector<std::string>& kinds() const = 0;
   /// Whether it cannot go on without `kind` where a parameter has state.
   virtual bool needs(size_t kind) const = 0;
-  /// Whether it has state of a parameter before the first step, and cannot begin without.
+  /// Whether it has state of a parameter even before the first step, and needs it to begin.
   virtual bool has_always(size_t unit, size_t param) const = 0;
   virtual ParamState get(size_t unit, size_t param) const = 0;
-  /// `state` of this rank's part of a parameter, (elements) fp32 on the device, becomes the optimizer's.
+  /// Makes `state`, of this rank's part of a parameter, (elements) fp32 on the device, the optimizer's state.
   virtual void set(size_t unit, size_t param, ParamState state) = 0;
-  /// After all of them.
+  /// To be called after the last set().
   virtual void end_of_set() {}
 };
 

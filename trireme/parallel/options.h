@@ -44,7 +44,8 @@ struct Options {
   Unused unused = Unused::kError;
   Average average = Average::kMean;
   HookOptions hook = {};
-  /// Of units whose matrices are gathered in FP8 (plan::UnitSpec::fp8_block); none: scales are dynamic.
+  /// Delayed scales of units whose matrices are gathered in FP8 (plan::UnitSpec::fp8_block); none: scales are
+  /// dynamic.
   Fp8Scales fp8_scales = {};
   /// The module is its user's: all writes to its parameters are watched for, and at its end the engine gives
   /// them back, which is collective where they are sharded.

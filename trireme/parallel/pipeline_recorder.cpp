@@ -141,7 +141,7 @@ void PipelineRecorder::mark() {
   gpu_moments_[marked_++].record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
 }
 
-/// A GPU's are told by how long they came before an event that the host sees pass.
+/// A GPU's moments are found by how long they came before an event that the host sees pass.
 std::vector<double> PipelineRecorder::moments() {
   if (device_.is_cpu()) return host_moments_;
   if (marked_ == 0) return {};

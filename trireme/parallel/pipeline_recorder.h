@@ -24,8 +24,9 @@ class PipelineRecorder {
   PipelineRecorder(const PipelineRecorder&) = delete;
   PipelineRecorder& operator=(const PipelineRecorder&) = delete;
 
-  /// A step, while it lives: forgets the one before, and counts what torch's allocators give out, unless
-  /// somebody else listens to them (kernels::AllocationWatch, torch's profiler). With no recorder nothing.
+  /// Records a step while it lives: forgets the step before, and counts what torch's allocators give out,
+  /// unless somebody else listens to them (kernels::AllocationWatch, torch's profiler). Without a recorder it
+  /// does nothing.
   class Step {
    public:
     explicit Step(PipelineRecorder* recorder);
@@ -36,7 +37,7 @@ class PipelineRecorder {
    private:
     PipelineRecorder* recorder_;
   };
-  /// An event, from construction to destruction. With no recorder nothing.
+  /// Records an event, from construction to destruction. Without a recorder it does nothing.
   class Span {
    public:
     Span(PipelineRecorder* recorder, const plan::StageAction& action);
@@ -75,8 +76,8 @@ class PipelineRecorder {
   std::unique_ptr<kernels::AllocationWatch> watch_;
 };
 
-/// What is to be added to the monotonic clock of each rank of the group to get that of its first, and by how
-/// much that may be wrong; ranks of one host share a clock. Collective; the host waits.
+/// For each rank of the group, what must be added to its monotonic clock to get the clock of the first rank,
+/// and how wrong that may be; ranks of one host share a clock. Collective; the host waits.
 std::vector<plan::ClockOffset> align_clocks(comm::Group& group);
 
 /// Every rank's events on the clock of the first. Collective; the host waits.

@@ -24,8 +24,8 @@ class Recording {
   virtual void launch() = 0;
 };
 
-/// Makes recordings that share the memory of their temporaries, so one of them runs at a time. What one
-/// leaves to another must be held by a tensor until the other is recorded.
+/// Makes recordings that share the memory of their temporaries, so one of them runs at a time. A result that
+/// one recording leaves to another must be held by a tensor until the other is recorded.
 using RecordingMaker = std::function<std::unique_ptr<Recording>()>;
 RecordingMaker recordings();
 
@@ -39,8 +39,8 @@ bool is_recording(c10::Device device);
 /// Inside of a recording: whenever it is launched, the current stream waits for what `event` (c10::Event::
 /// eventId()), recorded outside, then marks. The event must outlive the recording.
 void wait_for_outside(void* event);
-/// The other way round: whenever it is launched, what waits for `event` outside from then on waits for what
-/// has been recorded so far.
+/// The other way round: whenever it is launched, work outside that waits for `event` from then on waits for
+/// the work recorded so far.
 void mark_for_outside(void* event);
 
 }  // namespace trireme::parallel

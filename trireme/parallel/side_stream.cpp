@@ -126,7 +126,7 @@ CommTimes SideStream::take_times() {
   CommTimes times = host_times_;
   host_times_ = {};
   const double exposed = total_ms(exposed_);
-  // Without a stream of its own all of the work was waited for.
+  // Without a stream of its own, computation waited for all of the work.
   times += {stream_ ? total_ms(busy_) : exposed, exposed};
   return times;
 }

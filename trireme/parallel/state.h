@@ -41,16 +41,18 @@ struct StatePiece {
   bool passes_change_it = false;  ///< forward and backward passes do, not only updates
 };
 
-/// This rank's pieces: of parameters what it updates, and of buffers all. The pieces of all ranks cover every
-/// tensor; ranks that hold the same hold equal pieces, but for buffers that each rank changes by itself. No
-/// communication. Throws LogicError between two averages of local SGD, when ranks have weights of their own.
+/// This rank's pieces: the part of the parameters that it updates, and all buffers. The pieces of all ranks
+/// cover every tensor; ranks that hold the same hold equal pieces, but for buffers that each rank changes by
+/// itself. No communication. Throws LogicError between two averages of local SGD, when ranks have weights of
+/// their own.
 std::vector<StatePiece> sharded_state(DataParallel& engine);
 /// The same with the optimizer's state, of the engine's optimizer or one of torch over
 /// DataParallel::optimizer_tensors(): AdamW, Adam, SGD, RMSprop or Adagrad. Throws LogicError that names the
 /// type of any other.
 std::vector<StatePiece> sharded_state(DataParallel& engine, optim::Optimizer& optimizer);
 std::vector<StatePiece> sharded_state(DataParallel& engine, torch::optim::Optimizer& optimizer);
-/// A piece at a time, so that of state in fewer bits than fp32 only one is in memory as fp32.
+/// Calls body with one piece of sharded_state() at a time: of state in fewer bits than fp32 only one fp32
+/// copy is in memory.
 void visit_sharded_state(DataParallel& engine, optim::Optimizer& optimizer,
                          const std::function<void(const StatePiece&)>& body);
 

@@ -13,7 +13,7 @@ namespace trireme::parallel {
 /// Frees the storage of `tensor`, which must own it whole. Touching its views afterwards throws.
 void free_storage(const at::Tensor& tensor);
 
-/// Gives it memory again, uninitialised; does nothing when it has some.
+/// Gives `tensor` memory again, uninitialised; does nothing when it has memory.
 void allocate_storage(const at::Tensor& tensor);
 
 bool has_storage(const at::Tensor& tensor);

@@ -34,13 +34,12 @@ class SyncBatchNorm : public torch::nn::Module {
 
   /// x (N, C) or (N, C, ...) of fp32, bf16 or fp16 -> the same shape and dtype; statistics are fp32 or wider.
   ///
-  /// In training mode collective over the group, with any N on each rank, also 0: one all_gather of
-  /// (2C + 1) fp64 values here, and one all_reduce of (2C) fp32 values in backward where x needs a gradient.
-  /// The gradients of weight and bias are this rank's part; the data-parallel engine adds them up. In
-  /// evaluation mode there is no communication. Throws LogicError for other shapes and dtypes, for fewer than
-  /// two values per channel over all ranks in training mode, and from a backward pass that is to be
-  /// differentiated itself. `updates` false leaves running statistics as they are, for a pass that computes
-  /// again what one before it did.
+  /// In training mode collective over the group, with any N on each rank, also 0: one all_gather of (2C + 1)
+  /// fp64 values here, and one all_reduce of (2C) fp32 values in backward where x needs a gradient. The
+  /// gradients of weight and bias are this rank's part; the data-parallel engine adds them up. In evaluation
+  /// mode there is no communication. Throws LogicError for other shapes and dtypes, for fewer than two values
+  /// per channel over all ranks in training mode, and from a backward pass that is to be differentiated
+  /// itself. `updates` false leaves running statistics as they are, for a pass that repeats an earlier one.
   at::Tensor forward(const at::Tensor& x, bool updates = true);
 
   at::Tensor weight, bias;               ///< (C); undefined unless affine

@@ -10,9 +10,9 @@
 namespace trireme::parallel {
 namespace {
 
-/// A collective of so little takes as long as one of nothing.
+/// A collective of so few elements takes as long as an empty one.
 constexpr int64_t kFewElements = 4096;
-/// As shares of a module: one part in so many.
+/// Shares of a module's elements: one part in so many.
 constexpr int64_t kEnter = 4, kUnit = 100, kLeftInRoot = 10;
 
 bool is_container(const torch::nn::Module& module) {
@@ -48,7 +48,7 @@ int64_t mean_child(const ModuleSize& module) {
   return count == 0 ? 0 : sum / count;
 }
 
-/// Of the outermost containers in `module` the largest mean_child().
+/// The largest mean_child() of the outermost containers in `module`.
 int64_t largest_blocks(const ModuleSize& module) {
   if (module.container) return mean_child(module);
   int64_t largest = 0;

@@ -1,6 +1,6 @@
 #pragma once
-// Which submodules fully_shard() makes units of where nobody names them: by their structure and size, which
-// are the same on all ranks.
+// Which submodules fully_shard() makes units of when options name none: it goes by their structure and size,
+// which are the same on all ranks.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -11,7 +11,7 @@ class Module;
 
 namespace trireme::parallel {
 
-/// A module as the choice sees it. A parameter with several names counts where its first one is.
+/// A module as choose_blocks() sees it. A parameter with several names counts where its first name is.
 struct ModuleSize {
   std::string name = {};                  ///< under its parent
   int64_t direct = 0;                     ///< elements of the parameters that it registers itself
@@ -23,13 +23,13 @@ struct ModuleSize {
 /// The sizes of `module` and its submodules, the same on all ranks.
 ModuleSize sizes_of(const torch::nn::Module& module);
 
-/// Paths of submodules, none within another, for one unit each; what is left stays in the root. From the root
-/// down, a submodule with more than a quarter of all elements is entered, and so is one whose containers hold
-/// children that are large enough for units. What is not entered is a unit when it has at least
-/// `min_unit_numel` elements. 0 chooses that number: 1% of the module, or what the units from containers have
-/// on average if that is more, and less where a tenth of the module would stay in the root because of it, but
-/// some thousand elements; children of containers that are entered need no more than half of what these have
-/// on average.
+/// Paths of submodules, none within another, for one unit each; all other parameters stay in the root. From
+/// the root down, a submodule is entered when it has more than a quarter of all elements, or when its
+/// containers hold children that are large enough for units. A submodule that is not entered becomes a unit
+/// when it has at least `min_unit_numel` elements. 0 chooses that number: 1% of the module or, if that is
+/// more, the average size of the units from containers; but less when a tenth of the module would otherwise
+/// stay in the root, down to some thousand elements. A child of an entered container needs no more than half
+/// of the average of that container's children.
 std::vector<std::string> choose_blocks(const ModuleSize& module, int64_t min_unit_numel = 0);
 
 }  // namespace trireme::parallel

@@ -93,7 +93,7 @@ Options engine_options(const WrapOptions& options, const std::string& policy, co
           .users_module = true};
 }
 
-/// What has to be the same on all ranks, a line each.
+/// All that must be the same on all ranks, a line each.
 std::vector<std::string> description_of(const Module& module, const WrapOptions& options,
                                         const Options& engine) {
   const HookOptions& hook = engine.hook;
@@ -125,7 +125,8 @@ std::string text_of_first(std::string text, const comm::Mesh& mesh) {
   return {static_cast<const char*>(host.const_data_ptr()), text.size()};
 }
 
-/// Parameters are told apart by their order alone once they travel, so ranks compare before any does.
+/// Collectives tell parameters apart only by their order, so ranks compare their modules before the first
+/// one.
 void check_alike(const std::vector<std::string>& lines, const comm::Mesh& mesh, const char* operation) {
   const std::string mine = join(lines, "\n");
   const uint64_t hash = xxh3(mine);

@@ -61,7 +61,7 @@ std::unique_ptr<DataParallel> fully_shard(torch::nn::Module& module, const comm:
 void sync_buffers(torch::nn::Module& module, const comm::Mesh& mesh);
 
 /// The units of fully_shard(): the root, then one a block, in the order of `blocks` or, where that is empty,
-/// of choose_blocks(). A parameter with several names belongs where its first one is; a unit that would be
+/// of choose_blocks(). A parameter with several names belongs where its first name is; a unit that would be
 /// empty is left out.
 std::vector<plan::UnitSpec> block_units(const torch::nn::Module& module,
                                         const std::vector<std::string>& blocks, int64_t min_unit_numel = 0);

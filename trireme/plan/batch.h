@@ -17,9 +17,9 @@ struct BatchPlan {
 /// Solves for the accumulation; micro_batch = 0 means one pass. Throws ConfigError that prints the equation
 /// with all numbers and the nearest valid settings.
 BatchPlan plan_batch(int64_t global_batch, int64_t micro_batch, int64_t dp_size);
-/// That of a run: a pipeline has as many micro-batches as pipeline.micro_batches, its schedule or
-/// train.micro_batch says, or else about four times as many as ranks. Throws as above, and when two of them
-/// disagree.
+/// The batch of a run. The micro-batches of a pipeline are those of pipeline.micro_batches, of its schedule
+/// or of train.micro_batch; if none says a number, about four times as many as ranks. Throws as above, and
+/// when two of these disagree.
 BatchPlan plan_batch(const Config& config, const MeshShape& mesh);
 
 }  // namespace trireme::plan

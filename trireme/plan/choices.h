@@ -137,13 +137,13 @@ template <>
 inline constexpr auto kNames<CommHook> = std::to_array<std::string_view>({"none", "fp16", "int8", "topk",
                                                                           "powersgd", "local_sgd"});
 
-/// How the numbers are kept that an optimizer has of each element, rounded at random to what has fewer bits
-/// than fp32; kInt8: eight neighbours share a power of two (kernels/moment_format.h).
+/// In how many bits an optimizer keeps its numbers for each element. Formats with fewer bits than fp32 are
+/// rounded to at random; kInt8: eight neighbours share a power of two (kernels/moment_format.h).
 enum class OptimState { kFp32, kBf16, kInt8 };
 template <>
 inline constexpr auto kNames<OptimState> = std::to_array<std::string_view>({"fp32", "bf16", "int8"});
 
-/// Of parameters and activations.
+/// The dtype of parameters and activations.
 enum class Dtype { kFp32, kBf16, kFp16 };
 template <>
 inline constexpr auto kNames<Dtype> = std::to_array<std::string_view>({"fp32", "bf16", "fp16"});
@@ -159,8 +159,8 @@ template <>
 inline constexpr auto kNames<Fp8> = std::to_array<std::string_view>({"off", "tensorwise", "rowwise",
                                                                      "blockwise"});
 
-/// Where the scales of activations and gradients come from: from what is cast, or from the largest of the
-/// steps before, so that nothing must be read before it is cast.
+/// Where the scales of activations and gradients come from: from the tensor that is cast, or from the largest
+/// magnitudes of earlier steps, so that a tensor need not be read before it is cast.
 enum class Fp8Scales { kDynamic, kDelayed };
 template <>
 inline constexpr auto kNames<Fp8Scales> = std::to_array<std::string_view>({"dynamic", "delayed"});
@@ -175,17 +175,17 @@ enum class Fp8Fast { kNone, kForward, kAll };
 template <>
 inline constexpr auto kNames<Fp8Fast> = std::to_array<std::string_view>({"none", "forward", "all"});
 
-/// What becomes of a run whose device or shapes have no FP8; kEmulate: a CPU computes the same.
+/// What a run does when its device or shapes have no FP8; kEmulate: a CPU computes the same numbers.
 enum class Fp8Fallback { kAbort, kBf16, kEmulate };
 template <>
 inline constexpr auto kNames<Fp8Fallback> = std::to_array<std::string_view>({"abort", "bf16", "emulate"});
 
-/// Of gradients on the wire; kAuto: as parameters, fp32 for fp16.
-/// Of the sum of several micro-batches.
+/// The dtype in which gradients of several micro-batches are added up.
 enum class SumDtype { kFp32, kCompute };
 template <>
 inline constexpr auto kNames<SumDtype> = std::to_array<std::string_view>({"fp32", "compute"});
 
+/// The dtype of gradients on the wire; kAuto: that of parameters, but fp32 for fp16.
 enum class ReduceDtype { kAuto, kFp32, kBf16 };
 template <>
 inline constexpr auto kNames<ReduceDtype> = std::to_array<std::string_view>({"auto", "fp32", "bf16"});
@@ -195,13 +195,13 @@ enum class LossScaling { kAuto, kDynamic, kNone };
 template <>
 inline constexpr auto kNames<LossScaling> = std::to_array<std::string_view>({"auto", "dynamic", "none"});
 
-/// What backward computes again instead of keeping it; kCheap: outputs of norms and activations, and nothing
-/// of attention and products; kAuto: that or nothing, as settle_recompute() decides.
+/// What backward computes again instead of keeping it; kCheap: outputs of norms and activations, but not
+/// attention and matrix products; kAuto: kCheap or kNone, as settle_recompute() decides.
 enum class Recompute { kAuto, kNone, kCheap, kBlock };
 template <>
 inline constexpr auto kNames<Recompute> = std::to_array<std::string_view>({"auto", "none", "cheap", "block"});
 
-/// What gathers over peer memory of GPUs: kernels, or copy engines.
+/// What copies the bytes of an all-gather over peer memory of GPUs: kernels, or copy engines.
 enum class GatherBy { kAuto, kKernels, kCopies };
 template <>
 inline constexpr auto kNames<GatherBy> = std::to_array<std::string_view>({"auto", "kernels", "copies"});

@@ -7,7 +7,7 @@
 
 namespace trireme::plan {
 
-/// All of them, sorted: "fsdp.sharding_strategy", ...
+/// All such keys, sorted: "fsdp.sharding_strategy", ...
 std::vector<std::string> alias_keys();
 
 /// `given` in our own keys; itself where its key is none of the aliases.

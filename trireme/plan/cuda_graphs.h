@@ -1,5 +1,5 @@
 #pragma once
-// Whether the passes of a run can be recorded as CUDA graphs: what the config alone says about it.
+// Whether the passes of a run can be recorded as CUDA graphs, as far as the config alone tells.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -9,11 +9,11 @@
 namespace trireme::plan {
 
 /// Steps that run before anything is recorded: libraries make their handles and plans in them, and all but
-/// the first, which takes its time, tell whether recording pays.
+/// the first, which is slow, are measured to see whether recording pays.
 inline constexpr int64_t kStepsBeforeRecording = 4;
 
 /// Why train.cuda_graphs cannot be honoured for `config` with so many data-parallel ranks, on a GPU or not;
-/// empty when it can. Read off the step program where it says so. A recording repeats kernels on the same
+/// empty when it can. Where possible it is read off the step program. A recording repeats kernels on the same
 /// memory with the same numbers, so nothing in a pass may wait for other ranks, come from the host, or lie
 /// elsewhere in the next step. Ranks reduce gradients beside a launched pass, and gather parameters before
 /// it.
@@ -25,8 +25,8 @@ std::string cuda_graphs_obstacle(const Config& config, bool gpu, int64_t ranks);
 /// that loses its core for a moment spoils a single one.
 bool device_waits_for_host(std::vector<double> lags);
 
-/// Whether `bytes` more than now may stay on a GPU that has so many free, for recordings that nobody asked
-/// for: a recording takes memory for activations a second time.
+/// Whether recordings that nobody asked for may take `bytes` more of a GPU with `free_bytes` free: they need
+/// memory for activations a second time.
 bool may_stay(int64_t bytes, int64_t free_bytes);
 
 }  // namespace trireme::plan

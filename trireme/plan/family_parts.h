@@ -13,7 +13,7 @@ extern const ModelFamilyRecord kGpt2Record, kLlamaRecord, kMlpRecord, kResNetRec
 /// 1000 (Nguyen and Salazar 2019).
 ParamSpec matrix(const ModelConfig& model, std::string name, std::vector<int64_t> shape,
                  std::optional<BlockLayer> layer = {});
-/// One that ends a residual branch: its deviation is divided by sqrt(2 n_layers) (Radford et al. 2019).
+/// A matrix that ends a residual branch: its deviation is divided by sqrt(2 n_layers) (Radford et al. 2019).
 ParamSpec residual_matrix(const ModelConfig& model, std::string name, std::vector<int64_t> shape,
                           BlockLayer layer);
 /// A vector of ones, as norms begin.

@@ -53,7 +53,8 @@ class FlatLayout {
   int64_t used_ = 0;  ///< elements that belong to parameters
 };
 
-/// Of a unit; where its matrices may travel in FP8, what starts at 16 bytes of bf16 starts at 16 of FP8, too.
+/// The layout of a unit. When its matrices may travel in FP8, parameters start at multiples of 16 bytes in
+/// FP8 as well as in bf16.
 FlatLayout flat_layout(const UnitSpec& unit, int64_t shards);
 
 }  // namespace trireme::plan

@@ -11,15 +11,15 @@ namespace trireme::plan {
 /// Whether the linear layers of block `block` of `blocks` are multiplied in FP8.
 bool multiplies_in_fp8(const Fp8Config& fp8, int64_t block, int64_t blocks);
 
-/// Whether its matrices travel in FP8 where they are gathered: one scale a matrix can be agreed on by ranks
-/// that hold parts of it.
+/// Whether the block's matrices travel in FP8 where they are gathered: ranks that hold parts of a matrix can
+/// only agree on one scale for all of it.
 bool gathers_fp8(const Fp8Config& fp8, int64_t block, int64_t blocks);
 
-/// Sizes of what is multiplied must be multiples of this: 16 bytes, or a block of scales.
+/// Sizes of matrices that are multiplied must be multiples of this: 16 bytes, or the block of a scale.
 int64_t fp8_multiple(Fp8 recipe);
 
-/// Why the matrices of the blocks, or the tokens of a micro-batch of so many rows, have sizes that are none;
-/// with what to set instead. Empty: they have not, or nothing is multiplied in FP8.
+/// Which matrix of the blocks, or number of tokens in a micro-batch of `micro_batch` rows, is no multiple of
+/// fp8_multiple(), and what to set instead. Empty: all are, or nothing is multiplied in FP8.
 std::string fp8_obstacle(const Config& config, const ModelFacts& facts, int64_t micro_batch);
 
 }  // namespace trireme::plan

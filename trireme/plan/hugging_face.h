@@ -22,24 +22,25 @@ ModelConfig from_hugging_face(const nlohmann::json& config, const std::string& p
 /// Throws ConfigError when transformers has no such model.
 nlohmann::ordered_json to_hugging_face(const ModelConfig& model, std::string_view dtype);
 
-/// What tensors of a folder are called here.
+/// Our names for the tensors of a folder.
 class HuggingFaceNames {
  public:
   /// `tensors`: all of the folder. Takes any `config` that is an object; of a family that is not known here
   /// names stay as they are.
   HuggingFaceNames(const nlohmann::json& config, const std::set<std::string>& tensors);
 
-  /// None: the tensor is no parameter, but a constant that is computed here, or a head that is tied.
+  /// Our name of a tensor; none: it is no parameter, but a constant that is computed here, or a head that is
+  /// tied.
   std::optional<std::string> operator()(const std::string& tensor) const;
-  /// A head that is tied and stored all the same has this name, as the parameter that it should equal.
+  /// The name of a tied head that is stored all the same.
   static constexpr const char* kHead = "lm_head.weight";
-  /// Of the parameter that a tied head is; empty: no head is tied.
+  /// The name of the parameter that the head is tied to; empty: the head is not tied.
   const std::string& tied_to() const { return tied_to_; }
 
  private:
   std::optional<ModelFamily> family_;
   std::string tied_to_;
-  std::string prefix_;  ///< of what was saved without its head
+  std::string prefix_;  ///< of names in a model that was saved without its head
 };
 
 }  // namespace trireme::plan

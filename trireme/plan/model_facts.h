@@ -22,7 +22,7 @@ struct ParamSpec {
   std::vector<int64_t> shape;  ///< as stored in Hugging Face checkpoints of the family
   InitialValues initial = {};
   bool decays = shape.size() >= 2;       ///< weight decay applies; unless said otherwise, to matrices
-  std::optional<BlockLayer> layer = {};  ///< of a block, whose weight it is or a part of
+  std::optional<BlockLayer> layer = {};  ///< the linear layer of a block that it is a weight of
   int64_t numel() const;
 };
 
@@ -35,13 +35,13 @@ struct UnitSpec {
   int64_t numel() const;
 };
 
-/// Behind the name of a block: a unit that is the block's attention, or all that follows it.
+/// Suffixes of a block's name, for units that are its attention, or the rest of the block.
 inline constexpr const char* kAttentionHalf = ".attention";
 inline constexpr const char* kMlpHalf = ".mlp";
 inline constexpr const char* kRootUnit = "root";
 inline constexpr const char* kHeadUnit = "head";
 
-/// Of models of images a token is an image.
+/// In models of images a token is an image.
 struct ModelFacts {
   /// In forward order: the root (embeddings), the blocks, the head (final norm, output matrix). The
   /// parameters of a tied head are in the root.
@@ -56,12 +56,12 @@ struct ModelFacts {
 /// What one token keeps in a block, or in a half of one.
 struct BlockBytes {
   int64_t saved = 0;  ///< activations, for backward
-  /// Of a backward pass in two halves, from the one for the input to that for the weights: what linear layers
-  /// have taken, and the gradients of what they have made.
+  /// Kept from the backward pass for the input to that for the weights, where they are apart: inputs of
+  /// linear layers, and gradients of their outputs.
   int64_t between_halves = 0;
 };
 enum class BlockPart { kWhole, kAttention, kRest };
-/// `model` is complete, and one of text.
+/// `model` is complete (see complete()) and a language model.
 BlockBytes block_bytes(const ModelConfig& model, const PrecisionConfig& precision, const MemoryConfig& memory,
                        int64_t layer, BlockPart part = BlockPart::kWhole);
 

@@ -58,7 +58,7 @@ struct ModelFamilyRecord {
 
 const ModelFamilyRecord& record_of(ModelFamily family);
 
-/// Those that read text, in the order of the enumerators.
+/// The families that read text, in the order of the enumerators.
 std::vector<ModelFamily> language_families();
 
 }  // namespace trireme::plan

@@ -14,7 +14,8 @@ struct OptimizerRecord {
   OptimizerName name;
   /// Numbers kept for each element of a parameter, zero at first: one tensor a name.
   std::span<const std::string_view> state;
-  /// Those of them that are never negative, since they sum squares: in few bits their roots are kept.
+  /// Those of `state` that are never negative, since they sum squares; formats with few bits keep their
+  /// roots.
   std::span<const std::string_view> squares;
   /// Config keys that it reads and others do not.
   std::span<const std::string_view> keys;
@@ -25,11 +26,11 @@ const OptimizerRecord& record_of(OptimizerName name);
 /// The average of a parameter over its updates, which optim.ema asks for.
 inline constexpr std::string_view kAverageState = "average";
 
-/// The state of its record, and the average behind it where the config asks for one.
+/// The state of the optimizer's record, then the average if the config asks for one.
 std::vector<std::string_view> state_of(const OptimConfig& config);
 
-/// Bytes of state of FlatLayout::kAlignment elements: in fewer bits than fp32 they may share some. Averages
-/// are in fp32.
+/// Bytes of state of FlatLayout::kAlignment elements, which may share bytes in formats with fewer bits than
+/// fp32. Averages are in fp32.
 int64_t state_bytes_of_block(const OptimConfig& config);
 
 }  // namespace trireme::plan

@@ -36,11 +36,11 @@ struct Policy {
 std::span<const Policy> policies();
 
 /// The row of a label as a user writes it. A name alone means its first row. Throws ConfigError with the
-/// nearest name when there is none.
+/// nearest name when no row has that label.
 const Policy& find_policy(std::string_view label);
 
-/// The row of a name, and of fsdp the one of `sharding`; kAuto is the first. Throws LogicError where there is
-/// none.
+/// The row of a name and, for fsdp, of `sharding`; kAuto means the first row. Throws LogicError where there
+/// is none.
 const Policy& find_policy(PolicyName name, Sharding sharding = Sharding::kAuto);
 
 /// The row that a config asks for, with its parallel.reshard_after_forward. parallel.sharding=auto is

@@ -13,25 +13,25 @@ namespace trireme::plan {
 /// Bytes that each piece of the copy begins at a multiple of.
 inline constexpr int64_t kSavedAlignment = 64;
 
-/// `bytes` of a piece with what is left free behind it.
+/// Bytes of a piece of `bytes` with its padding.
 constexpr int64_t saved_piece_bytes(int64_t bytes) {
   return (bytes + kSavedAlignment - 1) / kSavedAlignment * kSavedAlignment;
 }
 
-/// Whether `hook` keeps what it could not send for later steps.
+/// Whether `hook` keeps what it did not send for later steps (error feedback).
 bool keeps_residual(CommHook hook);
 
 /// Whether saves are written from the state itself, without a copy: training waits for them, and the state is
 /// in the host's memory as it is saved.
 bool saves_in_place(const Config& config, Device device);
 
-/// Bytes of the copy of the data-parallel rank that copies most, in a pipeline of those with `pp_rank`:
+/// Bytes of the largest copy of a data-parallel rank, in a pipeline among the ranks with `pp_rank`:
 /// parameters in fp32, the optimizer's state and its number of updates, shared by the ranks that hold the
-/// same, and what a hook of this rank may owe; without PowerSGD's factors and other buffers. 0 where
-/// checkpoint.every is. It stays from the first save on, a pinned one from the beginning.
+/// same, and what a hook of this rank may owe; without PowerSGD's factors and other buffers. 0 when
+/// checkpoint.every is 0. The memory is held from the first save on, pinned memory from the beginning.
 int64_t saved_copy_bytes(const Config& config, const ModelFacts& facts, const MeshShape& mesh,
                          int64_t pp_rank = 0);
-/// The same where plan_pipeline() has given `pipeline`; without one it is not looked at.
+/// The same with `pipeline`, the result of plan_pipeline(), which is ignored without a pipeline.
 int64_t saved_copy_bytes(const Config& config, const ModelFacts& facts, const MeshShape& mesh,
                          const PipelinePlan& pipeline, int64_t pp_rank);
 

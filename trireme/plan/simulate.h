@@ -1,6 +1,6 @@
 #pragma once
-// A pipeline schedule in time: when each pass of each rank runs for given costs, what is idle, and how much
-// is in flight.
+// A pipeline schedule in time: when each pass of each rank runs for given costs, when ranks idle, and how
+// many activations are in flight.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -14,10 +14,10 @@ struct PassCosts {
   std::vector<double> forward = {1.0};
   std::vector<double> backward_input = {1.0};
   std::vector<double> backward_weight = {1.0};
-  double transfer = 0.0;                         ///< from a rank to another: latency and bytes over bandwidth
+  double transfer = 0.0;                         ///< of one message: latency, and bytes over bandwidth
   std::vector<double> activation_bytes = {1.0};  ///< of a micro-batch, from forward to backward
-  /// Of one, from the backward pass for the input to that for the weights: more than its activations where
-  /// these are computed again. None: as many.
+  /// Of a micro-batch, from the backward pass for the input to that for the weights: more than
+  /// activation_bytes where activations are computed again. Empty: as many.
   std::vector<double> between_halves_bytes = {};
   double memory_limit = 0.0;  ///< bytes of activations a rank; 0: none
   /// Passes that overlap (StagePass::with_next) begin together and take this share of their sum; 0: one runs
@@ -46,8 +46,8 @@ struct Simulation {
   double efficiency() const;
 };
 
-/// By how many bytes of activations a pass changes what its rank holds, once it is over; a forward pass holds
-/// its own from its begin.
+/// By how many bytes a pass changes the activations that its rank holds, once it is over; a forward pass
+/// holds its own from its begin.
 double growth(const StagePass& pass, const PassCosts& costs);
 
 /// Ranks run their passes in order, each as soon as its rank is free and what it needs has arrived. Throws
@@ -59,8 +59,8 @@ Simulation simulate(const Schedule& schedule, const PassCosts& costs = {});
 /// where there is one device. Of two copies of the model one is left.
 Schedule on_one_rank(const Schedule& schedule);
 
-/// The same order of forward and backward passes, with those for the weights wherever a rank would wait, for
-/// these costs: for the next input to arrive, or for memory to be given back.
+/// The same order of forward and backward passes, with passes for the weights put where a rank would wait
+/// under these costs: for the next input to arrive, or for memory to be given back.
 Schedule fill_weights(const Schedule& without_weights, const PassCosts& costs);
 
 /// A schedule for these costs: every rank runs what is ready, backward before forward before weights, and

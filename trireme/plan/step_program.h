@@ -87,8 +87,8 @@ inline constexpr auto kNames<Role> = std::to_array<std::string_view>({"parameter
                                                                       "master", "moments", "gradients", "sum",
                                                                       "reduced", "activations", "boundary"});
 
-/// Memory of a role, for one stretch of the step: one that comes and goes is in the list as often as it
-/// comes.
+/// Memory of a role, for one stretch of the step. Memory that comes and goes several times has an entry for
+/// each time.
 struct Buffer {
   static constexpr int64_t kAlways = -1;
 
@@ -97,8 +97,9 @@ struct Buffer {
   int64_t micro_batch = Action::kOnceAStep;
   int64_t bytes = 0;
   std::optional<Role> part_of = {};  ///< it lies in the unit's buffer of that role and adds no memory
-  /// The actions before which it gets memory and after which it loses it; kAlways: it has it from step to
-  /// step. from > to: from there to the end of the step, and on to `to` in the next.
+  /// The buffer gets its memory before action `from` and loses it after action `to`; kAlways: it has memory
+  /// from step to step. from > to: it has memory from `from` to the end of the step, and on to `to` of the
+  /// next step.
   int64_t from = kAlways, to = kAlways;
   bool operator==(const Buffer&) const = default;
 
@@ -127,12 +128,12 @@ struct ProgramUnit {
   int64_t numel = 0;  ///< of its flat layout, padding included
   bool trainable = true;
   int64_t activation_bytes = 0;  ///< of a micro-batch, kept for backward; 0 where it is not known
-  /// Of a micro-batch whose backward pass comes in two halves, from the first to the second.
+  /// Kept by a micro-batch from the first to the second half of its backward pass, where that has two.
   int64_t between_halves_bytes = 0;
   std::optional<Fp8Unit> fp8 = {};
   bool operator==(const ProgramUnit&) const = default;
 };
-/// Units as `setting` lays them out; `activation_bytes` a unit, or none.
+/// Units as `setting` lays them out; `activation_bytes`: one number for each unit, or empty.
 std::vector<ProgramUnit> program_units(const std::vector<UnitSpec>& units, const EngineSetting& setting,
                                        const std::vector<int64_t>& activation_bytes = {});
 
@@ -143,11 +144,12 @@ struct StepProgram {
   std::vector<Pass> passes;
   bool operator==(const StepProgram&) const = default;
 
-  /// With so many micro-batches the one in the middle stands for any number of them.
+  /// Micro-batches of a program that stands for a longer step: the one in the middle stands for any number of
+  /// them.
   static constexpr int64_t kMicroBatchesShown = 3;
   int64_t wire_bytes() const;
-  /// Of a step with `micro_batches`, where this program has as many or kMicroBatchesShown; at most what 64
-  /// bits hold.
+  /// Bytes sent in a step of `micro_batches`, of which this program has all or kMicroBatchesShown; limited to
+  /// what 64 bits hold.
   int64_t wire_bytes(int64_t micro_batches) const;
 };
 
@@ -169,8 +171,8 @@ struct UseOrder {
   std::vector<int64_t> reductions;
   bool operator==(const UseOrder&) const = default;
 };
-/// Units one after the other, and back; those that are in no order of their own (buckets) are complete in the
-/// order of their list.
+/// Units one after the other, and back. Buckets, which follow no order of the module, are complete in the
+/// order of the list.
 UseOrder declared_order(const std::vector<ProgramUnit>& units, UseFrom use_from);
 
 /// How many reductions run beside computation before it waits for the oldest: more would only hold more
@@ -202,19 +204,19 @@ struct HeldBytes {
   int64_t operator[](Role role) const { return by_role[static_cast<size_t>(role)]; }
   int64_t total() const;
 };
-/// What has memory from step to step.
+/// Bytes of the buffers that have memory from step to step.
 HeldBytes kept_bytes(const StepProgram& program);
-/// What has memory while each action is issued.
+/// Bytes of the buffers that have memory while an action is issued, by action.
 std::vector<HeldBytes> held_bytes(const StepProgram& program);
 
 /// Why the passes of `program` cannot be recorded and launched again, naming the first action in the way;
 /// empty: they can. A recording repeats kernels on the same memory, so nothing in a pass may wait for other
-/// ranks or move memory. What ranks reduce in the last backward pass of a step does not: it comes beside the
-/// launch. Nor do parameters that the passes gather: they stay whole, and are gathered after the update.
+/// ranks or move memory. Two things are no obstacle: reductions in the last backward pass of a step, which
+/// run beside the launch, and gathers of parameters, which then stay whole and are gathered after the update.
 std::string recording_obstacle(const StepProgram& program);
 
-/// Whether the bytes of all buffers, and of all transfers, add up inside 64 bits, as whatever is counted from
-/// them then does.
+/// Whether the bytes of all buffers, and those of all transfers, add up within 64 bits; then every sum
+/// counted from them fits, too.
 bool has_countable_bytes(const StepProgram& program);
 
 /// Throws LogicError naming the first action that uses a buffer without memory, reduces gradients that are

@@ -1,6 +1,6 @@
 #pragma once
-// Which flat buffers a rank keeps for a unit, who is a part of whom, and which keep their memory from step to
-// step. The engine allocates by it, and the step program counts by it.
+// Which flat buffers a rank keeps for a unit, which are parts of others, and which keep their memory from
+// step to step. The engine allocates by it, and the step program counts by it.
 #include <cstdint>
 #include <optional>
 
@@ -66,10 +66,10 @@ struct Fp8Unit {
   /// rest, four bytes each.
   int64_t exchanged() const { return kBlockLayers + rest; }
 };
-/// None: all of it travels in the dtype of computation.
+/// A unit's matrices in FP8; none: all of it travels in the dtype of computation.
 std::optional<Fp8Unit> fp8_unit(const UnitSpec& unit);
 
-/// Where a rank has what belongs to a unit. Sizes in elements, but for those in bytes.
+/// How a rank lays out the buffers of a unit. Sizes are in elements unless their name says bytes.
 struct UnitBuffers {
   /// `numel` is that of the unit's flat layout, padding included.
   UnitBuffers(int64_t numel, const EngineSetting& setting, const std::optional<Fp8Unit>& fp8 = {});

@@ -22,7 +22,7 @@ struct WorldSpec {
   int64_t restart = 0;       ///< prefixes store keys, so that a restarted job meets no stale ones
   int64_t listen_fd = -1;    ///< a listening socket inherited from our launcher, rank 0 only
 
-  /// Ranks that are on this host at least: as the launcher says, else this one and those before it.
+  /// The least number of ranks on this host: what the launcher says, else this rank and those before it.
   int64_t ranks_here() const { return local_world_size > 0 ? local_world_size : local_rank + 1; }
 };
 

@@ -12,11 +12,11 @@
 
 namespace trireme::report {
 
-/// A chart has colours for so many lines; further ones are dashed.
+/// How many colours a chart has for its lines; further lines are dashed.
 inline constexpr size_t kChartColours = 8;
 
-/// A line with more points than these has places that several of them share: it is their mean, and a band
-/// spans their smallest and largest.
+/// How many places a line has. When it has more points, those of one place are drawn as their mean, with a
+/// band from their smallest to their largest.
 inline constexpr size_t kMostBins = 488;
 
 struct ChartLine {
@@ -54,12 +54,12 @@ Markup draw_chart(const Chart& chart);
 /// none has a point. SVG.
 std::string charts_as_svg(const std::string& title, const std::vector<Chart>& charts);
 
-/// Of lines in such a picture; pages have them in their style, too.
+/// The colours of lines in such a picture; the style of pages has the same.
 inline constexpr std::array<std::string_view, kChartColours> kLineColours = {
     "#0072b2", "#d55e00", "#009e73", "#b65c97", "#b8860b", "#56a0d3", "#6b4fbb", "#7a7a7a"};
 
-/// As a <figure>, how often values lie where. Marks are on the axis of values. What lies beyond three times
-/// the range between the 5% and the 95% quantile is counted in the first or the last bar.
+/// A histogram, drawn as a <figure>. Marks are on the axis of values. Values beyond three times the range
+/// between the 5% and the 95% quantile are counted in the first or the last bar.
 struct Distribution {
   std::string title;
   std::string of = {};

@@ -1,5 +1,5 @@
 #pragma once
-// What a model makes of held-out images, for people and for programs: its confusion matrix, a sheet of its
+// How a model classifies held-out images, for people and for programs: its confusion matrix, a sheet of its
 // worst mistakes, and both as JSON.
 #include <string>
 
@@ -15,7 +15,8 @@ std::string draw_confusion(const Classification& classification);
 /// The worst mistakes with their pictures, what the model took each for, and how likely it found that. SVG.
 std::string draw_mistakes(const Classification& classification);
 
-/// Both: {schema, step, images, right, not_finite, classes, confusion (a row for each true class), mistakes}.
+/// As JSON: {schema, step, images, right, not_finite, classes, confusion (a row for each true class),
+/// mistakes}.
 std::string to_json(const Classification& classification);
 
 /// Writes pictures/confusion.svg, where there is a matrix, pictures/mistakes.svg and validation.json. Throws

@@ -15,7 +15,7 @@ struct ConfigEntry {
 
 std::vector<ConfigEntry> read_config_entries(const std::string& yaml);
 
-/// The other way round, origins in a column.
+/// The text of a config.yaml with these entries, origins in a column.
 std::string config_text(const std::vector<ConfigEntry>& entries);
 
 /// `yaml` with the origins of `before` for all values that are the same in both.

@@ -13,7 +13,7 @@ struct ConsoleOptions {
   int64_t total_steps = 0;  ///< until Sink::begin() tells
   int64_t log_every = 10;
   int64_t ranks = 1;
-  bool reads_images = false;  ///< which count as tokens in records
+  bool reads_images = false;  ///< images count as tokens in records
   double peak_flops = 0.0;    ///< of one rank's device at the compute dtype; 0: MFU is left out
   bool json = false;          ///< every step as a JSON line on stdout, the summary last
   bool quiet = false;         ///< no progress bar

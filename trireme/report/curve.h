@@ -18,7 +18,7 @@ struct Curve {
   }
 };
 
-/// Neighbouring points of a curve as one: nothing that is smallest or largest is lost.
+/// Neighbouring points of a curve as one point, which keeps their smallest and largest values.
 struct Bin {
   double first = 0.0, last = 0.0;            ///< x of the first and the last of them
   double low = 0.0, high = 0.0, mean = 0.0;  ///< of those that are finite
@@ -30,8 +30,8 @@ struct Bin {
 /// A bin for each point, or where there are more than `most` at most that many, over equal parts of x.
 std::vector<Bin> bins_of(const Curve& curve, size_t most);
 
-/// The value below which a share of `values` lies (0.5: the median), straight between two of them; none of
-/// none. Values that are not finite are left out.
+/// The value below which a share of `values` lies (0.5: the median), interpolated between neighbours; none
+/// when there are no values. Values that are not finite are left out.
 std::optional<double> quantile(std::vector<double> values, double share);
 
 }  // namespace trireme::report

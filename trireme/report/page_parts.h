@@ -32,7 +32,7 @@ struct PageTable {
 };
 Markup draw_table(const PageTable& table);
 
-/// What, and what it is, a line each.
+/// A list of facts: each line is a name and its value.
 Markup draw_facts(const std::vector<std::pair<std::string, std::string>>& facts);
 
 /// "finished", coloured.

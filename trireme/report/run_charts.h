@@ -14,7 +14,7 @@ std::string sharing_note(const std::vector<RunRecord>& runs);
 /// All that one run recorded. Keys of metrics.jsonl that no chart is made for get one each.
 Markup draw_run_charts(const RunRecord& run);
 
-/// Of these the training curves, as a picture by itself: losses, accuracy, learning rate, gradient norm, step
+/// The training curves of a run as a picture by itself: losses, accuracy, learning rate, gradient norm, step
 /// time and throughput. Empty when there is no step. SVG.
 std::string draw_training_curves(const RunRecord& run);
 

@@ -37,7 +37,7 @@ struct AttemptEnd {
   std::optional<int64_t> rank = {};  ///< whose failure that was
 };
 
-/// As manifest.json has it.
+/// An attempt as manifest.json has it.
 struct Attempt {
   std::string started, ended;        ///< UTC; `ended` is empty while it goes on, or when its launcher died
   std::optional<int> exit_code;      ///< likewise
@@ -61,30 +61,31 @@ class RunDirectory {
   const std::string& path() const { return path_; }
   std::string file(const std::string& relative) const { return path_ + "/" + relative; }
 
-  /// As its manifest says; none: the run still goes on, or was killed with its launcher.
+  /// The exit code in the manifest; none: the run still goes on, or was killed with its launcher.
   std::optional<int> exit_code() const;
 
-  /// A run goes on in it: set_summary_aside() of the attempt before, and note_attempt().
+  /// A new attempt goes on in this directory: set_summary_aside() for the attempt before, then
+  /// note_attempt().
   void reopen() const;
-  /// The summary.json of an attempt, from 1, becomes summary.attempt-N.json: it would speak for a run that
-  /// may end without one.
+  /// Renames the summary.json of attempt `attempt`, counted from 1, to summary.attempt-N.json: the run goes
+  /// on, and may end without a summary.
   void set_summary_aside(int64_t attempt) const;
-  /// manifest.json has no end and no exit code any more, and one attempt more. A `latest` beside the run
-  /// points at it.
+  /// Adds an attempt to manifest.json and clears its end time and exit code. A link `latest` beside the run
+  /// is made to point at it.
   void note_attempt() const;
 
-  /// The attempt that goes on has resumed after `step`: manifest.json gets that, and how many steps were
-  /// lost. Called before metrics.jsonl is cut.
+  /// Notes in manifest.json that the current attempt has resumed after `step`, and how many steps were lost.
+  /// Called before metrics.jsonl is cut.
   void note_resumed(int64_t step) const;
 
-  /// From the first to the one that goes on, or was the last.
+  /// All attempts, the current or last one at the end.
   std::vector<Attempt> attempts() const;
 
   /// The last step of metrics.jsonl; none: it has none.
   std::optional<int64_t> last_step() const;
 
-  /// The config that the run goes on with. One with other values that was there stays as
-  /// config.attempt-N.yaml, of the attempt before; values that are the same keep the origins that it says.
+  /// Makes `yaml` the config that the run goes on with. An earlier config with other values stays as
+  /// config.attempt-N.yaml of the attempt before; values that did not change keep the origins that it gives.
   /// The same for schedule.csv; an empty `schedule` leaves it.
   void replace_config(const std::string& yaml, const std::string& schedule = {}) const;
 
@@ -118,18 +119,18 @@ std::unique_ptr<Sink> make_run_files_sink(const RunDirectory& run, std::string c
 /// GPUs.
 std::unique_ptr<Sink> make_tensorboard_sink(const RunDirectory& run);
 
-/// pictures/curves.svg, at the end, of all that metrics.jsonl has by then: a sink behind that of the run's
-/// files. `name` is its title.
+/// Writes pictures/curves.svg at the end, of all that metrics.jsonl has by then: it must come after the sink
+/// of the run's files. `name` is its title.
 std::unique_ptr<Sink> make_curves_sink(const RunDirectory& run, std::string name);
 
 /// One StepRecord as one line of JSON, and the summary object. Non-finite numbers are strings; null stands
-/// where nothing was measured. A step has step, loss, grad_norm, lr, tokens, tokens_per_s,
-/// tflops_per_rank, step_ms, steps_per_s, communication_ms, exposed_ms, communication_share (exposed_ms /
-/// step_ms), peak_bytes; on a GPU active_bytes and reserved_bytes; loss_scale and skipped under loss scaling;
-/// val_loss when it validated, of images val_top1 and val_top5, shares that were right; images count as
-/// tokens; checkpoint_ms, what it waited for, when it was saved. The summary has what RunSummary and RunCost
-/// have, with predicted and measured numbers side by side; its weights is the path of the final ones or null,
-/// its stop_signal the number of the signal that ended the run early or null.
+/// where nothing was measured. A step has step, loss, grad_norm, lr, tokens, tokens_per_s, tflops_per_rank,
+/// step_ms, steps_per_s, communication_ms, exposed_ms, communication_share (exposed_ms / step_ms),
+/// peak_bytes; on a GPU active_bytes and reserved_bytes; loss_scale and skipped under loss scaling; val_loss
+/// when it validated, of images val_top1 and val_top5, shares that were right; images count as tokens;
+/// checkpoint_ms, what it waited for, when it was saved. The summary has what RunSummary and RunCost have,
+/// with predicted and measured numbers side by side; its weights is the path of the final ones or null, its
+/// stop_signal the number of the signal that ended the run early or null.
 std::string to_json_line(const StepRecord& record);
 std::string to_json_line(const RunSummary& summary);
 

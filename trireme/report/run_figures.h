@@ -32,13 +32,13 @@ struct RunFigures {
   std::optional<double> loss;          ///< of the last step
   std::optional<AtStep> val_loss, best_val_loss;
   std::optional<AtStep> val_top1, val_top5, best_val_top1;  ///< shares
-  /// Medians over steps after the warm-up, and what 90% of the steps lie between of the first.
+  /// Medians over steps after the warm-up; tokens_range: from the 5% to the 95% quantile of tokens_per_s.
   std::optional<double> tokens_per_s, step_ms, step_ms_p95, communication_ms, exposed_ms, exposed_share;
   std::optional<Interval> tokens_range;
-  int64_t timed_steps = 0;  ///< that these are of
+  int64_t timed_steps = 0;  ///< steps after the warm-up
   int64_t tokens = 0;       ///< trained on
   int64_t peak_bytes = 0;
-  double wall_s = 0.0;  ///< of the last attempt that came to an end in order; 0: of none
+  double wall_s = 0.0;  ///< of the last attempt; 0: it has written no summary
   std::string weights_digest, why_bits_vary;
 };
 RunFigures figures_of(const RunRecord& run);

@@ -11,10 +11,10 @@
 namespace trireme::report {
 
 struct RunLayout {
-  std::vector<std::pair<std::string, std::string>> rows;  ///< what, and in words
+  std::vector<std::pair<std::string, std::string>> rows;  ///< name, and value in words
   std::optional<plan::RankBytes> predicted;               ///< memory of the rank that needs most
   double flops_per_token = 0.0;                           ///< 0: not known
-  std::string problem;                                    ///< why this is not all; empty: it is
+  std::string problem;                                    ///< why parts are missing; empty: none are
 };
 
 /// Never throws for what a config says: a run of another version may have one that this one does not read.

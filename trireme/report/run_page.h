@@ -1,5 +1,5 @@
 #pragma once
-// Of a page, what one run or several fill it with.
+// The contents of a page about one run, or about several.
 #include <string>
 #include <vector>
 

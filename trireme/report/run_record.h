@@ -28,7 +28,7 @@ struct Metrics {
   const Curve& curve(const std::string& key) const;
 };
 
-/// Of the text of a metrics.jsonl. A line needs a "step" and may have any keys with numbers; "NaN",
+/// Reads the metrics.jsonl at `path`. A line needs a "step" and may have any keys with numbers; "NaN",
 /// "Infinity" and "-Infinity" are numbers, null is none.
 Metrics read_metrics(const std::string& path);
 
@@ -69,13 +69,13 @@ struct RunRecord {
   std::vector<std::string> problems;  ///< a sentence each: files that are damaged, or too large to show
 
   const Attempt& last_attempt() const { return attempts.back(); }
-  /// Of config.yaml; empty: there is none.
+  /// The value of `key` in config.yaml; empty: there is none.
   std::string config_value(const std::string& key) const;
 };
 
 /// What the run has read: "images", which its records count as tokens, or "tokens".
 std::string counted_in(const RunRecord& run);
-/// "images" where all have read images; others count tokens, for which an image stands, too.
+/// "images" when all runs have read images; else "tokens", where an image counts as a token.
 std::string counted_in(const std::vector<RunRecord>& runs);
 
 /// Throws ConfigError and DataError as RunDirectory::open(); all else that is wrong is in `problems`.

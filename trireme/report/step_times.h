@@ -16,13 +16,13 @@ inline constexpr size_t kLeastSteps = 5;
 /// format.
 std::vector<double> steady_step_ms(const std::string& run_directory);
 
-/// The middle one, half way between two; none of none.
+/// The median; half way between the two in the middle; none when there are no values.
 std::optional<double> median(std::vector<double> values);
 
-/// Bounds within which the median of what `values` were drawn from lies with a probability of 95%, whatever
-/// their distribution: order statistics around the middle (Conover, Practical Nonparametric Statistics, 3.2).
-/// The values must not depend on each other, as steps of one run do. Below kLeastForInterval values, which
-/// cannot say that much, the smallest and the largest.
+/// The 95% confidence interval of the median of the distribution that `values` were drawn from, whatever that
+/// is: order statistics around the middle (Conover, Practical Nonparametric Statistics, 3.2). The values must
+/// not depend on each other, as steps of one run do. Below kLeastForInterval values, which cannot say that
+/// much, the smallest and the largest.
 struct Interval {
   double low = 0.0, high = 0.0;
 };

@@ -9,10 +9,10 @@
 
 namespace trireme::report {
 
-// Of pictures on white.
+// Colours for pictures on white.
 inline constexpr std::string_view kInk = "#1b1f24", kQuietInk = "#5b6470", kBadInk = "#b3261e";
 
-/// A document of so many points, white, with a sans-serif font.
+/// A document of `width` by `height` points, white, with a sans-serif font.
 std::string svg_document(double width, double height, const Markup& content);
 
 struct SvgText {

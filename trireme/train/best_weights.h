@@ -19,7 +19,7 @@ class BestWeights {
   /// there are none a smaller loss. A disk that fails is a warning. Collective.
   void keep(int64_t step, const Validation& found, TrainedModel& model);
 
-  /// Of the file; 0: there is none.
+  /// The step of the weights in the file; 0: there is no file.
   int64_t step() const { return step_; }
   /// Rank 0 knows.
   const std::string& path() const { return path_; }

@@ -24,8 +24,8 @@ namespace trireme::train {
 
 class Checkpointing {
  public:
-  /// All must outlive this. With checkpoint.every rank 0 takes the folder's lock. Collective. Throws
-  /// EnvironmentError on all ranks when the folder cannot be used, or another run writes to it.
+  /// All arguments must outlive this. With checkpoint.every rank 0 takes the folder's lock. Collective.
+  /// Throws EnvironmentError on all ranks when the folder cannot be used, or another run writes to it.
   Checkpointing(const TrainOptions& options, Parts& parts, precision::LossScaler& scaler);
   /// Waits for the thread, and for the parts of other ranks as finish() does unless give_up() was called; a
   /// save that does not come to its end is a warning.
@@ -37,33 +37,35 @@ class Checkpointing {
   struct Resumed {
     int64_t step = 0;  ///< 0: from the beginning
     double loss = 0.0;
-    /// Of that step, without what comes behind the save; none: an old checkpoint.
+    /// The record of that step, without what is measured after the save; none: the checkpoint is of an old
+    /// version.
     std::optional<StepRecord> record = {};
   };
-  /// Model, optimizer, loader, loss scale and random numbers become those of the checkpoint that the options
-  /// ask for; of several the newest that can be read whole, with a warning for each that cannot. Collective.
-  /// Throws ConfigError that names keys when it belongs to another config, DataError when none can be read.
+  /// Restores model, optimizer, loader, loss scale and random numbers from the checkpoint that the options
+  /// ask for, or else from the newest that can be read whole, with a warning for each that cannot.
+  /// Collective. Throws ConfigError that names keys when the checkpoint belongs to another config, DataError
+  /// when none can be read.
   Resumed resume();
 
   bool enabled() const { return config_.checkpoint.every > 0 && !folder_.empty(); }
   bool is_due(int64_t step) const { return enabled() && step % config_.checkpoint.every == 0; }
   /// Whether what ranks hold after the step is one state; ranks of local SGD differ between averages.
   bool can_save(int64_t step) const;
-  /// Saves the state after the step, and its record: a run that is killed before that is published can
-  /// publish it when it goes on. Returns the milliseconds that training has waited; none when the save before
-  /// is still being written, or cannot begin. A save that fails is a warning: training goes on. `last`:
-  /// nothing may be left out, and it is on the disk when this returns. Collective.
+  /// Saves the state after the step, and the step's record: a run that is killed before it has published the
+  /// record can do so when it goes on. Returns the milliseconds that training has waited; none when the save
+  /// before is still being written, or this one cannot begin. A save that fails is a warning: training goes
+  /// on. `last`: the save is not skipped, and is on the disk when this returns. Collective.
   std::optional<double> save(const StepRecord& record, bool last);
   /// To be called before anything changes parameters or the optimizer's state: the current stream goes on
-  /// when what is being saved has been copied.
+  /// when the state that is being saved has been copied.
   void before_update() {
     if (copy_) copy_->follow();
   }
 
-  /// What was saved is on the disk when this returns, or known not to be. Collective.
+  /// Waits until the save under way is on the disk, or known to have failed. Collective.
   void finish();
 
-  /// Of host memory that this rank's copy of what it saves takes; 0: there is none.
+  /// Bytes of host memory that this rank's copy of the state takes; 0: there is no copy.
   int64_t copy_bytes() const { return copy_ ? copy_->bytes() : 0; }
   int64_t written() const { return written_; }  ///< rank 0 knows
   int64_t late() const { return late_; }

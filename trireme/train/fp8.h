@@ -9,10 +9,11 @@
 
 namespace trireme::train {
 
-/// None: nothing is multiplied in FP8.
+/// How linear layers are multiplied; none: nothing is multiplied in FP8.
 std::optional<nn::Fp8Recipe> recipe_of(const plan::Fp8Config& config);
 
-/// What an engine that gathers matrices in FP8 casts them by; `history` may be nullptr and must outlive it.
+/// The scales by which an engine that gathers matrices in FP8 casts them; `history` may be nullptr and must
+/// outlive the engine.
 parallel::Fp8Scales scales_of(const nn::Fp8History* history);
 
 /// `config`, without FP8 where its shapes or this rank's device have none and precision.fp8_fallback is bf16,

@@ -44,7 +44,8 @@ Mistake mistake_of(const double* numbers) {
           .truth_probability = numbers[5]};
 }
 
-/// The worst of all ranks; places that a rank has no mistake for hold a sample below 0.
+/// The worst mistakes of all ranks. A rank with fewer than kMostMistakes fills up its list with samples below
+/// 0.
 std::vector<Mistake> worst_of(comm::Group& group, const std::vector<Mistake>& mine) {
   std::vector<double> numbers;
   for (const Mistake& mistake : mine) append_numbers(mistake, numbers);

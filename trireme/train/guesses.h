@@ -19,11 +19,11 @@ class Guesses {
 
   explicit Guesses(int64_t classes);
 
-  /// Rows with logits (B, classes) and targets (B) int64 on one device, which are these samples.
+  /// Counts B rows: logits (B, classes), targets (B) int64 on the same device, and their `samples`.
   void add(const at::Tensor& logits, const at::Tensor& targets, const std::vector<int64_t>& samples);
 
-  /// Of the rows of all ranks, whichever has had them: the same on each. Without what only the data knows:
-  /// names and pictures. Collective.
+  /// The classification of the rows of all ranks, the same on each, whichever rank had a row. Without names
+  /// and pictures, which only the data has. Collective.
   Classification of_all_ranks(comm::Group& group) const;
 
  private:
@@ -35,7 +35,7 @@ class Guesses {
   std::vector<Classification::Mistake> worst_;  ///< of these rows, largest loss first
 };
 
-/// Names of classes and of samples, and their pictures.
+/// Adds the names of classes and of samples, and the samples' pictures.
 void describe(Classification& classification, const RunData& data);
 
 }  // namespace trireme::train

@@ -11,7 +11,7 @@ namespace trireme::train {
 class Moment {
  public:
   explicit Moment(c10::Device device);
-  /// Both of one device; the host waits for them.
+  /// Seconds from `earlier`, on the same device, to this; the host waits for both.
   double seconds_after(const Moment& earlier) const;
 
  private:

@@ -42,8 +42,8 @@ bool Passes::measures_lag() const {
          steps_ <= plan::kStepsBeforeRecording;
 }
 
-/// The host began to enqueue this step's passes at `began` and has just enqueued the last. What it costs to
-/// wait for a device that is done is no lag.
+/// The host began to enqueue this step's passes at `began` and has just enqueued the last. The time that a
+/// wait takes when the device is done already does not count.
 void Passes::measure_lag(double began) {
   const double enqueued = monotonic_seconds();
   const c10::Stream stream = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
@@ -131,8 +131,8 @@ void Passes::take_in(const data::Batch& batch) {
   targets_.copy_(batch.targets, /*non_blocking=*/true);
 }
 
-/// Whether the pass could be recorded. Nothing has run then; nor has it otherwise, and the engine is as it
-/// was before.
+/// Records the pass; returns whether that was possible. No kernel has run in either case, and the engine is
+/// as it was before.
 bool Passes::record(double scale, Kind kind) {
   const parallel::DataParallel::Progress before = engine_.progress();
   Recorded& recorded = kinds_[kind];
@@ -164,7 +164,7 @@ at::Tensor Passes::launch(Recorded& recorded, Kind kind) {
 void Passes::give_up(const std::string& reason) {
   log_warning("train.cuda_graphs: passes cannot be recorded ({}); training goes on without", reason);
   options_.make_recording = {};
-  // What was launched may still use the memory of its recording.
+  // Launched passes may still use the memory of their recordings.
   if (device_.is_cuda()) kernels::synchronize_gpu();
   kinds_ = {};
 }

@@ -19,20 +19,20 @@ namespace trireme::train {
 
 class Passes {
  public:
-  /// kDeviceIdles: only when the device waits for its host (plan::device_waits_for_host), measured in the
-  /// steps before recording, at whose ends the host then waits for the device; otherwise recordings would
-  /// only hold memory.
+  /// When passes are recorded. kDeviceIdles: only when the device waits for its host
+  /// (plan::device_waits_for_host), since recordings would else only hold memory. That is measured in the
+  /// steps before recording, at whose ends the host then waits for the device.
   enum class When { kAlways, kDeviceIdles };
 
   struct Options {
     int64_t accumulation = 1;  ///< passes a step
-    int64_t rows = 0;          ///< of a micro-batch; passes with fewer, which may be, are never recorded
-    int64_t step_rows = 0;     ///< of all ranks; nor are passes of a step with fewer, which weigh more in it
+    int64_t rows = 0;          ///< of a micro-batch; passes with fewer rows are never recorded
+    int64_t step_rows = 0;     ///< of all ranks; nor are passes of a step with fewer, whose rows weigh more
     int64_t loss_chunk_bytes = nn::kLossChunkBytes;
     /// With it, passes are recorded after plan::kStepsBeforeRecording steps: the engine can be recorded
     /// (DataParallel::can_be_recorded()), it was built while parallel::recording_stream() was the current
-    /// stream, and steps run on that one. What cannot be recorded runs without, after one warning that says
-    /// why. All data-parallel ranks have it or none.
+    /// stream, and steps run on that one. Passes that cannot be recorded run as usual, after one warning that
+    /// says why. Set on all data-parallel ranks or on none.
     parallel::RecordingMaker make_recording = {};
     When when = When::kAlways;
   };
@@ -41,15 +41,15 @@ class Passes {
   Passes(nn::Model& model, parallel::DataParallel& engine, c10::Device device, Options options);
 
   /// One pass for each micro-batch of the step (data::Batch::step_passes) that next() gives, gradients
-  /// reduced at the end of the last: a step but for the update. Each counts by its share of the step, and
-  /// gradients come multiplied by `scale`. Returns the sum of the losses by their shares, an fp64 scalar on
+  /// reduced at the end of the last: a step without its update. Each counts by its share of the step, and
+  /// gradients are multiplied by `scale`. Returns the sum of the losses by their shares, an fp64 scalar on
   /// the device. Collective.
   at::Tensor run(const std::function<data::Batch()>& next, double scale);
 
-  /// Whether forward passes are asked from now on what they keep for backward.
+  /// Switches the measuring of activation_bytes() on or off.
   void measure_activations(bool on) { measures_ = on; }
-  /// Bytes that torch's allocator gave out in a forward pass and that are still held at its end, of the
-  /// largest pass that was asked; 0: none was.
+  /// Bytes that torch's allocator gave out in a forward pass and that were still held at its end, in the
+  /// largest measured pass; 0: none was measured.
   int64_t activation_bytes() const { return activation_bytes_; }
 
   /// Kinds of passes that are launched from now on instead of being run.

@@ -138,8 +138,8 @@ std::vector<Word> exchange(const TrainOptions& run, const comm::Mesh& mesh, cons
   return words;
 }
 
-/// Waits until every rank has heard of a failure: who ends before another has read its last message is taken
-/// for lost.
+/// Waits until every rank has heard of a failure: a rank that ends before others have read its last message
+/// would be taken for lost.
 void part(const comm::Mesh& mesh) {
   try {
     comm::gather_scalars(*mesh.all, {0.0});
@@ -148,8 +148,8 @@ void part(const comm::Mesh& mesh) {
   }
 }
 
-/// Ends the preparation on all ranks when one has failed or was sent a signal. Of several that have failed
-/// the first one speaks.
+/// Ends the preparation on all ranks when one has failed or was sent a signal. Of several that have failed,
+/// the first rank throws its own error.
 void check_words(const std::vector<Word>& words, const comm::Mesh& mesh, const Preparation::State& mine) {
   const int signal = std::ranges::max_element(words, {}, &Word::signal)->signal;
   if (signal != 0) throw Stopped(signal);
@@ -161,7 +161,7 @@ void check_words(const std::vector<Word>& words, const comm::Mesh& mesh, const P
   throw FailedElsewhere(static_cast<ExitCode>(failed->exit_code), speaker);
 }
 
-/// Throws when nothing moves for too long, and tells people what does.
+/// Throws when no rank makes headway for too long, and logs the headway.
 class Watch {
  public:
   Watch(const TrainOptions& run, const comm::Mesh& mesh)
@@ -189,8 +189,8 @@ class Watch {
   }
 
  private:
-  /// Of text that one rank reads, twice: once to choose what is held out, once to tokenise. Of digits that it
-  /// draws.
+  /// Headway in words. A rank reads text twice, once to choose what is held out and once to tokenise; images
+  /// it draws.
   std::string how_far(const Word& word) const {
     if (word.total == 0.0) return "looking for its files";
     if (draws_) return fmt::format("{:.0f} of {:.0f} images drawn", word.done, word.total);
@@ -227,7 +227,7 @@ void check_length(const plan::Config& config, const RunData& data, const comm::M
       config.optim.warmup_steps, steps, config.train.epochs);
 }
 
-/// Runs what fails on all ranks or on none; the first one says how.
+/// Runs a check that fails on all ranks or on none; rank 0 throws its own error.
 void check_alike(const comm::Mesh& mesh, const std::function<void()>& check) {
   try {
     check();

@@ -50,7 +50,7 @@ class RunData {
   virtual void check_fits(const plan::ModelConfig& model) const = 0;
   /// Training samples.
   virtual int64_t samples() const = 0;
-  /// Of what is trained on: other data has another one.
+  /// A hash of the training data: other data has another hash.
   virtual uint64_t digest() const = 0;
 
   // How epochs and steps of so many samples fit: unless said otherwise, a step may hold the last samples of
@@ -62,19 +62,19 @@ class RunData {
   virtual int64_t steps_for(int64_t epochs, int64_t global_batch) const {
     return (epochs * samples() + global_batch - 1) / global_batch;
   }
-  /// From the beginning of a step on.
+  /// Micro-batches from the beginning of step options.first_step on.
   virtual Feed feed(const FeedOptions& options) const = 0;
 
   virtual int64_t val_samples() const = 0;
-  /// Of at most `most` samples, each counted once; options.first_step has no meaning.
+  /// Micro-batches of at most `most` held-out samples, each counted once; options.first_step is ignored.
   virtual ValidationFeed validation(int64_t most, const FeedOptions& options) const = 0;
 
-  // Of data with labels, for people.
+  // For people, about data with labels.
 
   virtual std::vector<std::string> classes() const { return {}; }  ///< names
-  /// Of what is held out: a file, or a place in one.
+  /// The name of a held-out sample: a file, or a place in one.
   virtual std::string held_out_name([[maybe_unused]] int64_t sample) const { return {}; }
-  /// As models see it. Throws data::BrokenImage when its file cannot be read.
+  /// A held-out sample as models see it. Throws data::BrokenImage when its file cannot be read.
   virtual Picture held_out_picture([[maybe_unused]] int64_t sample) const { return {}; }
   /// Why there is nothing to validate on although the config asks for it, and what to do; empty: it does not.
   virtual std::string why_no_validation() const { return {}; }
@@ -83,8 +83,9 @@ class RunData {
   RunData() = default;
 };
 
-/// As run.config.data says: prepares what has to be, and opens it. `on_progress` hears of headway; what it
-/// throws ends this. Throws ConfigError and DataError that name files, EnvironmentError when disks fail.
+/// Prepares the data that run.config.data names, if necessary, and opens it. `on_progress` is called as
+/// preparation makes headway; what it throws ends this. Throws ConfigError and DataError that name files,
+/// EnvironmentError when disks fail.
 std::shared_ptr<const RunData> open_run_data(const TrainOptions& run, const data::OnProgress& on_progress);
 
 // One for each kind of data.

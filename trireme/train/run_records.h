@@ -14,12 +14,12 @@ inline constexpr int64_t kWarmupSteps = 10;
 
 class RunRecords {
  public:
-  /// Of a run that goes on behind step `resumed_at`, whose loss was `loss`; 0: from the beginning. `parts`
-  /// must outlive this.
+  /// The records of a run that goes on after step `resumed_at`, whose loss was `loss`; 0: the run begins.
+  /// `parts` must outlive this.
   RunRecords(const Parts& parts, int64_t resumed_at, double loss);
 
-  /// Sinks void what they have recorded of later steps. Returns false where one lacks the step that the run
-  /// goes on behind.
+  /// Sinks void what they have recorded of later steps. Returns false when one lacks the step after which the
+  /// run goes on.
   bool begin();
   /// A sink that cannot record is a warning, the first time.
   void record(const StepRecord& step);
@@ -39,7 +39,8 @@ class RunRecords {
   double started_;
 };
 
-/// What was predicted for this rank, between steps: without activations and what units take turns with.
+/// The cost predicted for this rank between steps: without activations, and without memory that units share
+/// in turn.
 RunCost predicted_cost(const Parts& parts);
 
 }  // namespace trireme::train

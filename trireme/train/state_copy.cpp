@@ -63,9 +63,10 @@ void StateCopy::reserve(int64_t bytes) {
   keep(kernels::PinnedMemory(bytes));
 }
 
-/// Copies what there is memory for. Returns the bytes of everything.
+/// Copies the tensors for which there is memory. Returns the bytes that all of them need.
 int64_t StateCopy::copy(const std::function<void(const Add&)>& visit, std::vector<at::Tensor>& copies) {
-  // What is decoded for a copy is decoded on its stream, too, so that its memory may be used again there.
+  // State that is decoded for a copy is decoded on the stream of copies, so that its memory can be used again
+  // there.
   std::optional<c10::StreamGuard> guard;
   if (stream_) guard.emplace(*stream_);
   int64_t bytes = 0;

@@ -25,18 +25,19 @@ class StateCopy {
   StateCopy(const StateCopy&) = delete;
   StateCopy& operator=(const StateCopy&) = delete;
 
-  /// A tensor of the device, and whether passes change it and not updates alone.
+  /// Takes a tensor of the device, and whether passes change it, and not only updates.
   using Add = std::function<void(const at::Tensor& values, bool passes_change_it)>;
-  /// Copies of what `visit` adds, in its order, until the next take(). The device must be idle. On a GPU
-  /// their bytes arrive later, but at once where passes change anything. `visit` is called again when there
-  /// was too little memory. Throws EnvironmentError when the host has none.
+  /// Copies the tensors that `visit` adds and returns the copies in its order; they last until the next
+  /// take(). The device must be idle. On a GPU their bytes arrive later, unless passes change one of the
+  /// tensors: then the host waits for them. `visit` is called again when there was too little memory. Throws
+  /// EnvironmentError when the host has none.
   std::vector<at::Tensor> take(const std::function<void(const Add&)>& visit);
   /// The current stream may change the state from here on.
   void follow();
   /// The host waits until all bytes are there. From any thread.
   void wait() const;
 
-  /// Of what was copied last.
+  /// Bytes of the last copy.
   int64_t bytes() const { return bytes_; }
 
  private:

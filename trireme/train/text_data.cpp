@@ -101,7 +101,7 @@ ValidationFeed TextData::validation(int64_t most, const FeedOptions& options) co
   return {.next = next, .batches = (largest_part + at_once - 1) / at_once};
 }
 
-/// What gives validation a sequence, where that can be had.
+/// Advice on how validation gets at least one sequence.
 std::string TextData::longer_validation() const {
   const auto text = static_cast<double>(corpus_.train_tokens + corpus_.val_tokens);
   const double share = std::ceil(120.0 * static_cast<double>(config_.data.seq_len + 1) / text) / 100.0;

@@ -20,7 +20,7 @@ size_t stages_in(size_t columns, const Parts& parts) {
   return columns - kStages - parts.model->units().size();
 }
 
-/// Failures that the device met come to light when the host has waited for it.
+/// Throws for failures of collectives that the device met: they show once the host has waited for it.
 void check_groups(const comm::Mesh& mesh) {
   for (comm::Group* group :
        {mesh.all.get(), mesh.dp.get(), mesh.pp.get(), mesh.shard.get(), mesh.replicate.get()}) {

@@ -1,5 +1,5 @@
 #pragma once
-// What all ranks have to say about a step once its gradients are there: one exchange of a few numbers.
+// The totals of a step over all ranks, once its gradients are there: one exchange of a few numbers.
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
 

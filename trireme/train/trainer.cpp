@@ -151,8 +151,8 @@ void Trainer::begin_with_weights() {
   if (options_.announce && parts_.is_root()) log_info("weights from {}", config_.model.weights);
 }
 
-/// The one before those that are traced, if there is one: tracing takes time, and the tracer's watch over
-/// memory is the recorder's.
+/// The step before the traced ones, if there is one: tracing takes time, and the tracer and the recorder
+/// watch the allocator at the same place.
 int64_t Trainer::step_to_record() const {
   if (profiled_ == 0 || config_.parallel.pp == 1) return 0;
   return std::max(first_profiled_ - 1, resumed_.step + 1);
@@ -161,11 +161,11 @@ int64_t Trainer::step_to_record() const {
 std::string Trainer::where_not_finite(const StepTotals& totals) const {
   const std::string name = under_way_.empty() ? model_.nonfinite_parameter() : std::string();
   if (!name.empty()) return fmt::format(" (rank {}: the gradient of {})", parts_.world->rank(), name);
-  // The gradients may be gone already: the totals know the unit.
+  // The gradients may be overwritten already; the totals have the unit's name.
   return runs_ahead_ && !totals.not_finite.empty() ? fmt::format(" ({})", totals.not_finite) : std::string();
 }
 
-/// Ranks whose part of the gradient is finite have nothing to tell.
+/// Warns on ranks whose part of the gradient is not finite.
 void Trainer::report_overflow(const Enqueued& step) const {
   const std::string where = where_not_finite(step.totals);
   if (where.empty()) return;
@@ -183,7 +183,7 @@ void Trainer::check_finite(const Enqueued& step) const {
       step.step, loss, grad_norm, where_not_finite(step.totals), config_.optim.lr);
 }
 
-/// What follows belongs to the time of the next step.
+/// Ends the time of the step: what follows counts for the next one.
 void Trainer::end_time_of(Enqueued& step) {
   step.over.emplace(parts_.world->device());
   if (!parts_.on_gpu() && times_communication(step.step)) step.communication = model_.take_times();
@@ -236,7 +236,7 @@ Enqueued Trainer::begin(int64_t index) {
     model_.take_times();  // of the update before the pause
   }
   model_.measure(times_communication(index));
-  // The first step also takes what later ones only use again.
+  // Not the first step, which also allocates memory that later steps use again.
   model_.measure_activations(profiled_ == 0 &&
                              index == std::min<int64_t>(resumed_.step + 2, config_.train.steps));
   return {.step = index,
@@ -288,7 +288,7 @@ bool Trainer::pauses_after(int64_t step) const {
 }
 
 /// Whether the host goes on only when this step is over: it is the last, its end is measured, or a pause
-/// follows. The same on all ranks, which else would see a stop signal at different steps.
+/// follows. The same on all ranks, which would otherwise see a stop signal at different steps.
 bool Trainer::waits_for(int64_t step) const {
   return !runs_ahead_ || step == resumed_.step + 1 || step == config_.train.steps || pauses_after(step);
 }
@@ -344,7 +344,8 @@ void Trainer::settle(size_t left) {
   }
 }
 
-/// What comes behind the save of a step. `ends`: whether the run ended with it before this.
+/// What follows the save of a step: validation, and its record. `ends`: the run was known to end with the
+/// step when it was saved.
 void Trainer::complete(StepRecord& record, bool ends) {
   if (under_way_.empty() && validates_after(record.step)) validate(record);
   if (under_way_.empty() && !ends && ends_after(record.step)) end_early(record);
@@ -353,7 +354,7 @@ void Trainer::complete(StepRecord& record, bool ends) {
   records_.record(record);
 }
 
-/// A signal came in the pause behind the step.
+/// A stop signal came in the pause after the step.
 void Trainer::end_early(StepRecord& record) {
   if (record.checkpoint_ms) {
     checkpoints_.finish();
@@ -373,7 +374,8 @@ void Trainer::keep_weights() {
   }
 }
 
-/// Of the averages of the parameters where they are kept. Nothing is noted when a signal came meanwhile.
+/// Validates the averages of the parameters where they are kept. The record stays without results when a
+/// signal came meanwhile.
 void Trainer::validate(StepRecord& record) {
   const auto told_to_stop = [this] {
     result_.stop_signal = signal_of_any_rank(options_, parts_.mesh);
@@ -454,8 +456,8 @@ void Trainer::report_pipeline() {
   if (parts_.is_root() && report && options_.show_pipeline) options_.show_pipeline(*report);
 }
 
-/// What was recorded of steps that are made again goes, and a step that was saved but not yet recorded is
-/// completed; a run that was complete has nothing to add.
+/// Drops the records of steps that are made again, and completes a step that was saved but not yet recorded;
+/// a run that was complete has nothing to add.
 void Trainer::begin_records() {
   const bool recorded = records_.begin();
   if (!resumed_.record) return;

@@ -26,12 +26,14 @@ struct TrainOptions {
   std::string checkpoint_dir;
   /// Go on from the newest checkpoint there that is whole, or begin where there is none.
   bool resume = false;
-  /// Go on from this one, instead; rank 0's counts.
+  /// Go on from this checkpoint instead; rank 0's counts.
   std::string resume_from;
   std::string trace_path;  ///< where rank 0 writes the trace of train.profile_steps
-  /// Of a pipeline: rank 0 is told of a step beside those of train.profile_steps, recorded on all ranks.
+  /// In a pipeline: called on rank 0 with the report of one step, recorded on all ranks next to
+  /// train.profile_steps.
   std::function<void(const plan::PipelineReport&)> show_pipeline = {};
-  /// Of images: a rank that has it is told what the model makes of all that is validated at the end.
+  /// In a run on images: called at the end, on ranks that set it, with the classification of all images that
+  /// were validated.
   std::function<void(const Classification&)> show_guesses = {};
   std::vector<Sink*> sinks;  ///< called on rank 0 only
   /// Non-zero on any rank: the run ends. Steps that are enqueued are finished and the weights written;
@@ -39,9 +41,9 @@ struct TrainOptions {
   const std::atomic<int>* stop_signal = nullptr;
   int64_t local_ranks = 1;  ///< of this host, which share its memory
   bool announce = true;     ///< rank 0 logs what is about to run
-  /// Whether the next step is enqueued before the totals of this one are read; none: on a GPU. What is seen
-  /// in totals, such as a stop signal, then takes effect a step later, on all ranks alike. Never where the
-  /// loss is scaled dynamically: whether a step is applied is decided from its totals.
+  /// Whether the next step is enqueued before the totals of this one are read; none: on a GPU. What totals
+  /// tell, such as a stop signal, then takes effect a step later, on all ranks alike. Ignored where the loss
+  /// is scaled dynamically: whether a step is applied is decided from its totals.
   std::optional<bool> run_ahead = {};
 };
 

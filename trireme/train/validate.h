@@ -14,9 +14,9 @@ struct Validation {
   std::optional<double> top1, top5;  ///< shares of images; none: of text
 };
 
-/// Over at most `samples` samples of what `data` holds out, each counted once. Batches are as those of
-/// training. Before each round it asks `gives_up`, which answers alike on all ranks; none: it did. `guesses`,
-/// if there are any, get the rows of this rank. Collective.
+/// Validates on at most `samples` held-out samples of `data`, each counted once, in batches as in training.
+/// Before each round it calls `gives_up`, which must answer alike on all ranks; when it is true the result is
+/// none. `guesses`, unless null, gets the rows of this rank. Collective.
 std::optional<Validation> validate(
     TrainedModel& model, const RunData& data, int64_t samples, const FeedOptions& batches,
     const comm::Mesh& mesh, const std::function<bool()>& gives_up = [] { return false; },

@@ -11,7 +11,7 @@
 
 namespace trireme::data {
 
-/// What can be wrong with one file of many, told without its name.
+/// One image file of many cannot be read; what() gives the reason without the file's name.
 class BrokenImage : public std::exception {
  public:
   explicit BrokenImage(std::string what) : what_(std::move(what)) {}
@@ -21,31 +21,34 @@ class BrokenImage : public std::exception {
   std::string what_;
 };
 
-/// More pixels than a photograph has; a header that says so would only take memory.
+/// Files with more pixels are refused: no photograph has so many, and decoding would only take memory.
 inline constexpr int64_t kMostPixels = int64_t{1} << 28;
 
 struct DecodeOptions {
   int64_t channels = 3;  ///< 1 (luma) or 3 (RGB); transparency is dropped
-  /// JPEG files may come smaller, by a power of two that leaves both sides at least so long; 0: as they are.
+  /// JPEG files may be decoded at 1/2, 1/4 or 1/8 of their size, as long as both sides keep this many pixels;
+  /// 0: at full size.
   int64_t least_side = 0;
-  /// Called once; empty: all of it. Of JPEG files only the part and what lies above it are decoded.
+  /// Chooses the part to return, called once with the decoded shape; empty: the whole picture. Of JPEG files
+  /// only the part and what lies above it are decoded.
   PartChooser part = {};
 };
 
-/// By its first bytes. Throws BrokenImage when it is neither JPEG nor PNG, damaged where it is decoded, cut
-/// off or too large, and EnvironmentError when this build lacks the library.
+/// Decodes a JPEG or PNG file, told apart by its first bytes. Throws BrokenImage when it is neither, damaged
+/// where it is decoded, cut off or too large, and EnvironmentError when this build lacks the library.
 Image decode_image(std::span<const std::byte> bytes, const DecodeOptions& options = {});
 
 Image decode_jpeg(std::span<const std::byte> bytes, const DecodeOptions& options);
-/// The whole picture, whatever part is asked for.
+/// Decodes the whole picture: `options.part` is ignored.
 Image decode_png(std::span<const std::byte> bytes, const DecodeOptions& options);
 
-/// RGB to luma as ITU-R BT.601 weighs it; equal channels stay what they are.
+/// Turns RGB into luma with the weights of ITU-R BT.601, in place; a grey pixel keeps its value.
 void drop_colours(Image& image);
 
-/// 1 or 3 channels, 8 bits.
+/// The bytes of a PNG file with 1 or 3 channels of 8 bits.
 std::string encode_png(const Image& image);
-/// `quality` 1 to 100; `chroma` rows and columns share a sample of colour, 1 or, as cameras do, 2.
+/// The bytes of a JPEG file. `quality`: 1 to 100. A sample of colour stands for `chroma` x `chroma` pixels:
+/// 1, or 2 as cameras do.
 std::string encode_jpeg(const Image& image, int quality, int chroma = 1);
 
 }  // namespace trireme::data

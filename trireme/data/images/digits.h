@@ -36,7 +36,7 @@ struct MadeDigits {
 
 /// TrueType and OpenType files in a folder and below it, sorted by file name.
 std::vector<std::string> fonts_below(const std::string& folder);
-/// Those of this system.
+/// The font files of this system.
 std::vector<std::string> system_fonts();
 
 /// Writes the files and, last, digits.json, which says what they are made from. An image is a pure function
@@ -54,7 +54,7 @@ class DigitPainter {
 
   /// "DejaVu Sans Bold" of each file that has all ten digits.
   const std::vector<std::string>& fonts() const;
-  /// Files of them.
+  /// The files of these fonts.
   const std::vector<std::string>& files() const;
   Image draw(int64_t digit, DigitFormat format, SampleDraws& draws);
 

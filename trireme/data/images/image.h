@@ -32,10 +32,10 @@ inline ImagePart all_of(const ImageShape& shape) {
   return {.top = 0, .left = 0, .height = shape.height, .width = shape.width};
 }
 
-/// Which part is wanted of a picture that has this shape as it is decoded.
+/// Chooses a part of a picture from its shape after decoding.
 using PartChooser = std::function<ImagePart(const ImageShape&)>;
 
-/// `part` alone.
+/// Returns only `part` of the image.
 Image cut(Image image, const ImagePart& part);
 
 /// Random numbers of one sample in one epoch: a pure function of (seed, epoch, sample), so that no rank and

@@ -1,7 +1,7 @@
 #pragma once
-// Batches of images for one data-parallel rank, prepared by background threads a few steps ahead. What a row
-// holds depends on the seed and its place in the epoch alone: on any number of ranks and threads a step sees
-// the same numbers.
+// Batches of images for one data-parallel rank, prepared by background threads a few steps ahead. The
+// contents of a row depend only on the seed and the row's place in the epoch: a step sees the same numbers on
+// any number of ranks and threads.
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -20,14 +20,14 @@ enum class EpochEnd {
   kRunOn   ///< a step with those and the first rows of the next epoch
 };
 
-/// Pictures of a set that could not be read, each told and counted once, whichever loaders meet it.
-/// Thread-safe.
+/// The pictures of a set that could not be read, each counted once, whichever loaders meet it. The first few
+/// are logged. Thread-safe.
 class BrokenImages {
  public:
-  /// More than `most` of them are an error; 0: a hundredth of all, at least 8.
+  /// note() throws once there are more than `most`; 0: a hundredth of the set, at least 8.
   explicit BrokenImages(std::shared_ptr<const ImageSet> images, int64_t most = 0);
 
-  /// Throws DataError when there are too many.
+  /// Picture `index` could not be read because of `error`. Throws DataError when there are too many.
   void note(int64_t index, const std::exception& error);
   int64_t count() const;
 
@@ -45,9 +45,9 @@ struct ImageLoaderOptions {
   ImageTransform transform;
   double label_smoothing = 0.0;  ///< share of the target that all classes divide among them
   double mixup = 0.0;            ///< alpha of the mixture with another picture; 0: none; at most 1
-  /// Training takes the next picture instead of one that cannot be read; else its row is left out.
+  /// true, for training: the next picture replaces one that cannot be read. false: its row is left out.
   bool replace_broken = true;
-  std::shared_ptr<BrokenImages> broken = {};  ///< of this rank's loaders of the images; none: its own
+  std::shared_ptr<BrokenImages> broken = {};  ///< shared by this rank's loaders of the images; null: its own
   int64_t global_batch = 0;
   int64_t micro_batch = 0;
   int64_t dp_rank = 0;
@@ -58,13 +58,13 @@ struct ImageLoaderOptions {
   bool pin_memory = false;
 };
 
-/// Of ceil(images / global_batch) steps with EpochEnd::kShort; with kRunOn epochs end within steps.
+/// Steps of an epoch with EpochEnd::kShort: ceil(images / global_batch). With kRunOn epochs end within steps.
 int64_t steps_per_epoch(int64_t images, int64_t global_batch);
 
-/// Yields global_batch / dp_size / micro_batch micro-batches per step, for ever, and of a short step only as
-/// many as its rows need (Batch::step_passes), the same number on all ranks; its rows are divided among ranks
-/// and their micro-batches as evenly as can be, so that one may have none. An error of a thread is thrown by
-/// the call of next() whose batch it concerns, and by all later ones.
+/// Yields global_batch / dp_size / micro_batch micro-batches per step, for ever. A short step has only as
+/// many micro-batches as its rows need (Batch::step_passes), the same number on all ranks; its rows are
+/// divided among ranks and micro-batches as evenly as possible, so that a micro-batch may have none. An error
+/// of a thread is thrown by the call of next() whose batch it concerns, and by all later ones.
 class ImageLoader {
  public:
   ImageLoader(std::shared_ptr<const ImageSet> images, const ImageLoaderOptions& options);

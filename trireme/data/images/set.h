@@ -20,21 +20,23 @@ class ImageSet {
   ImageSet& operator=(const ImageSet&) = delete;
 
   int64_t size() const { return static_cast<int64_t>(labels_.size()); }
-  /// Names; a label is a place in it.
+  /// Names of the classes, indexed by label.
   const std::vector<std::string>& classes() const { return classes_; }
   int64_t label(int64_t index) const { return labels_[static_cast<size_t>(index)]; }
-  /// Of every image; none: they differ.
+  /// The shape that all images have; none: their shapes differ.
   const std::optional<ImageShape>& shape() const { return shape_; }
-  /// The image, where its file allows it smaller with both sides at least `least_side`, which saves decoding
-  /// (0: as it is). Throws BrokenImage when the file of one image of many cannot be read.
+  /// Decodes image `index`: at a smaller size where its format allows that and both sides keep `least_side`
+  /// pixels, which saves time (0: at full size). Throws BrokenImage when the file of one image of many cannot
+  /// be read.
   virtual Image read(int64_t index, int64_t least_side = 0) const = 0;
-  /// The same of a part of it: `choose` is called once, with the shape that read() gives.
+  /// Decodes a part of the image: `choose` is called once, with the shape that read() gives. Throws as
+  /// read().
   virtual Image read_part(int64_t index, int64_t least_side, const PartChooser& choose) const {
     Image image = read(index, least_side);
     const ImagePart part = choose(image.shape);
     return cut(std::move(image), part);
   }
-  /// For messages: a file, or a place in one.
+  /// The image's name in messages: a file, or a place in one.
   virtual std::string name(int64_t index) const = 0;
 
  protected:
@@ -57,13 +59,14 @@ struct ImageOptions {
   int64_t channels = 3;       ///< of images in folders: 1 or 3
 };
 
-/// Looks what `path` holds: data_batch_1.bin and so on; train.bin; train-images-idx3-ubyte, packed or not;
-/// train/CLASS/ with val/CLASS/ or test/CLASS/; CLASS/. Also one folder deeper where archives put it. Throws
-/// ConfigError when it holds none of these, and DataError naming file and place when files are cut off, have
-/// other sizes than they say, labels out of range, classes without images or splits of other classes.
+/// Opens the images below `path` in whichever format they are: data_batch_1.bin and so on; train.bin;
+/// train-images-idx3-ubyte, packed or not; train/CLASS/ with val/CLASS/ or test/CLASS/; CLASS/. Also one
+/// folder deeper where archives put it. Throws ConfigError when it holds none of these, and DataError naming
+/// file and place when files are cut off, have other sizes than they say, labels out of range, classes
+/// without images or splits of other classes.
 ImageSplits open_images(const ImageOptions& options);
 
-// One for each format; none: `folder` holds nothing of it.
+// Each opens one format; none: `folder` holds no images of that format.
 std::optional<ImageSplits> open_cifar(const std::string& folder);
 std::optional<ImageSplits> open_idx(const std::string& folder);
 std::optional<ImageSplits> open_class_folders(const ImageOptions& options);

@@ -9,21 +9,24 @@
 namespace trireme::data {
 
 struct ImageTransform {
-  ImageShape shape;  ///< of what comes out; channels as of what goes in
-  /// By channel, of pixels in [0, 1]: (pixel - mean) / deviation comes out.
+  ImageShape shape;  ///< of the output; the input has the same number of channels
+  /// By channel, for pixels in [0, 1]: the output is (pixel - mean) / deviation.
   std::vector<double> mean, deviation;
   /// Without a random resized crop, pictures of another size are resized so that this part of their shorter
   /// side remains when their centre is cut out.
   double centre = 0.875;
   // What training varies; validation leaves it out.
-  int64_t pad = 0;            ///< black pixels at each side, out of which a crop of the old size is drawn
-  bool flip = false;          ///< mirror every second picture
-  bool resized_crop = false;  ///< a part of any place, of these areas and of 3/4 to 4/3 as wide as high
+  int64_t pad = 0;    ///< black pixels at each side, out of which a crop of the old size is drawn
+  bool flip = false;  ///< mirror half of the pictures, drawn at random
+  /// Crop a part at a random place, with a share of the area in [least_area, 1] and a ratio of width to
+  /// height in [3/4, 4/3], and resize it.
+  bool resized_crop = false;
   double least_area = 0.08;
 
-  /// Without what varies.
+  /// A copy without the random parts.
   ImageTransform fixed() const;
-  /// Both sides that a picture needs so that nothing is lost, 0: all that it has. For ImageSet::read().
+  /// How long both sides of a decoded picture must be so that the output loses nothing; 0: full size. For
+  /// ImageSet::read().
   int64_t least_side() const;
 };
 
@@ -33,20 +36,21 @@ struct PixelRoom {
   int64_t channel = 0, row = 0, column = 0;
 };
 
-/// What of a picture comes out, and how.
+/// Which part of a picture becomes the output, and how.
 struct ImageView {
   ImagePart part;
   bool mirrored = false;
   bool keeps_size = false;  ///< the whole picture as it is, moved by (down, right); else `part` resized
   int64_t down = 0, right = 0;
 };
-/// Of a picture of this shape.
+/// Draws the view of a picture of this shape.
 ImageView draw_view(const ImageTransform& transform, const ImageShape& shape, SampleDraws& draws);
-/// `part` is the view's part of the picture. Throws LogicError when the channels differ.
+/// Writes the output; `part` holds the view's part of the picture. Throws LogicError when the channels
+/// differ.
 void write_view(const Image& part, const ImageView& view, const ImageTransform& transform,
                 const PixelRoom& out);
 
-/// Both, of a whole picture.
+/// draw_view() and write_view() for a whole picture.
 void transform_image(const Image& image, const ImageTransform& transform, SampleDraws& draws,
                      const PixelRoom& out);
 
