@@ -7,6 +7,9 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "trireme/base/error.h"
 
@@ -69,6 +72,20 @@ TEST(FlightRecord, CutsTextsAndLeavesOutWhatDoesNotFit) {
   EXPECT_FALSE(flight.groups.contains("huge"));
   EXPECT_TRUE(flight.groups.contains("group 0"));
   EXPECT_LT(flight.groups.size(), 100u);
+}
+
+TEST(FlightRecord, KeepsTheRanksOfLargeGroups) {
+  const FlightRecord record = FlightRecord::make(1);
+  FlightRecord mine = FlightRecord::open(record.descriptor(), 0);
+  std::map<std::string, std::vector<int64_t>> groups = {
+      {"one", {7}}, {"two", {3, 5}}, {"mixed", {0, 2, 3, 9}}};
+  for (int64_t rank = 0; rank < 4096; ++rank) {
+    groups["all"].push_back(rank);
+    if (rank % 8 == 3) groups["every eighth"].push_back(rank);
+    if (rank % 512 < 64) groups["neighbours of hosts"].push_back(rank);
+  }
+  for (const auto& [name, ranks] : groups) mine.note_group(name, ranks);
+  EXPECT_EQ(record.read()[0].groups, groups);
 }
 
 TEST(FlightRecord, RefusesDescriptorsThatAreNone) {

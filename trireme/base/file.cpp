@@ -109,8 +109,11 @@ std::string follow_links(const std::string& path) {
   constexpr int kMostLinks = 40;  // as the kernel
   std::error_code error;
   fs::path target = path;
-  for (int i = 0; i < kMostLinks && fs::is_symlink(target, error); ++i)
-    target = target.parent_path() / fs::read_symlink(target, error);
+  for (int i = 0; i < kMostLinks && fs::is_symlink(target, error); ++i) {
+    const fs::path next = fs::read_symlink(target, error);
+    if (error) break;  // it has gone in the meantime
+    target = target.parent_path() / next;
+  }
   return target.string();
 }
 

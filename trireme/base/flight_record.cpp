@@ -9,7 +9,10 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
+#include <optional>
+#include <string_view>
 #include <utility>
 
 #include "trireme/base/error.h"
@@ -18,7 +21,7 @@
 namespace trireme {
 namespace {
 
-constexpr uint64_t kMagic = 0x7472697265666c31;  // "triref" and the version of what follows
+constexpr uint64_t kMagic = 0x7472697265666c32;  // "triref" and the version of what follows
 constexpr size_t kGroups = 16;
 
 template <size_t kSize>
@@ -53,19 +56,52 @@ struct Entry {
 
 struct GroupRanks {
   Text<40> name;
-  Text<216> ranks;  ///< "0,2,4"; one that does not fit is not kept
+  Text<216> ranks;  ///< to_words(); a group whose ranks do not fit is not kept
 };
 
-/// Ranks as numbers; none where the text is no list of numbers.
+constexpr int64_t kMostRanks = 1'000'000;
+
+/// "0,2,8-15,16-64/8": ranks one by one, and runs of at least three as their first, last and step.
+std::string to_words(const std::vector<int64_t>& ranks) {
+  std::string text;
+  for (size_t i = 0; i < ranks.size();) {
+    const int64_t step = i + 1 < ranks.size() ? ranks[i + 1] - ranks[i] : 0;
+    size_t last = i;
+    while (step > 0 && last + 1 < ranks.size() && ranks[last + 1] - ranks[last] == step) ++last;
+    if (last < i + 2) last = i;
+    text += (text.empty() ? "" : ",") + std::to_string(ranks[i]);
+    if (last > i) text += "-" + std::to_string(ranks[last]);
+    if (last > i && step > 1) text += "/" + std::to_string(step);
+    i = last + 1;
+  }
+  return text;
+}
+
+/// Takes the number that the text begins with; none: it begins with something else.
+std::optional<int64_t> take_number(std::string_view& text) {
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || number < 0 || number > kMostRanks) return std::nullopt;
+  text.remove_prefix(static_cast<size_t>(end - text.data()));
+  return number;
+}
+
+/// What to_words() has written; no ranks where it was something else, or cut.
 std::vector<int64_t> to_ranks(const std::string& text) {
   std::vector<int64_t> ranks;
   for (const std::string& word : split(text, ',')) {
-    int64_t rank = 0;
-    for (const char digit : word) {
-      if (digit < '0' || digit > '9' || rank > 1'000'000) return {};
-      rank = 10 * rank + (digit - '0');
-    }
-    ranks.push_back(rank);
+    std::string_view rest = word;
+    const auto take_behind = [&](char mark) {
+      if (!rest.starts_with(mark)) return std::optional<int64_t>();
+      rest.remove_prefix(1);
+      return take_number(rest);
+    };
+    const auto first = take_number(rest);
+    if (!first) return {};
+    const int64_t last = take_behind('-').value_or(*first), step = take_behind('/').value_or(1);
+    if (!rest.empty() || step == 0) return {};
+    for (int64_t rank = *first; rank <= last && std::ssize(ranks) < kMostRanks; rank += step)
+      ranks.push_back(rank);
   }
   return ranks;
 }
@@ -166,8 +202,7 @@ void FlightRecord::note_group(std::string_view name, const std::vector<int64_t>&
   const uint32_t count = slot.groups.load(std::memory_order_relaxed);
   uint32_t place = 0;
   while (place < count && !holds(slot.group[place].name, name)) ++place;
-  std::string text;
-  for (const int64_t rank : ranks) text += (text.empty() ? "" : ",") + std::to_string(rank);
+  const std::string text = to_words(ranks);
   if (place == kGroups || text.size() >= sizeof(slot.group[place].ranks)) return;
   put(slot.group[place].ranks, text);
   put(slot.group[place].name, name);
