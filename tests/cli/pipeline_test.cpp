@@ -75,6 +75,21 @@ TEST(Pipeline, DrawsAHeadThatIsSpread) {
   EXPECT_GT(cut["even"]["efficiency_1f1b"], 0.8);
 }
 
+/// As a run of that config would be cut.
+TEST(Pipeline, StagesAreThoseOfAConfigThatSpreadsTheHead) {
+  const FrontProcess front;
+  const std::string untied = "--model.tie_embeddings=false", spread = "--pipeline.spread_head=true";
+  const auto stages = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> args = {"pipeline", "stages", "--model.preset=mini-gpt-153m", untied};
+    args.insert(args.end(), more.begin(), more.end());
+    return front.run(args);
+  };
+  EXPECT_EQ(stages({spread, "--json"}).json(), stages({"--spread-head", "--json"}).json());
+  // Two blocks of 12 d^2 + 13 d, and a quarter of 50257 rows of the head, of d = 1024.
+  const std::string out = stages({spread}).out;
+  EXPECT_TRUE(contains(out, "38.1M")) << out;
+}
+
 TEST(Pipeline, ReadsWhatItWrites) {
   const FrontProcess front;
   const std::string file = front.file("mine.csv"), svg = front.file("mine.svg");

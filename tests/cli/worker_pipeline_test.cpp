@@ -64,6 +64,10 @@ TEST_F(Worker, BenchPipelineSpreadsTheHead) {
     EXPECT_NEAR(rows[i]["loss"].get<double>(), loss, 1e-6 * loss) << rows[i];
     EXPECT_NEAR(rows[i]["grad_norm"].get<double>(), norm, 4e-6 * norm) << rows[i];
     EXPECT_EQ(rows[i]["loss"], rows[0]["loss"]) << "one order of micro-batches, so the same bits";
+    // Of the same unit, what a rank's stages take.
+    const double without = plain[i]["simulated_makespan"].get<double>();
+    EXPECT_GT(rows[i]["simulated_makespan"].get<double>(), without) << rows[i];
+    EXPECT_LT(rows[i]["simulated_makespan"].get<double>(), 5.0 * without) << rows[i];
   }
   EXPECT_TRUE(contains(rows[2]["refused"].get<std::string>(), "a copy of each stage on two ranks"));
   EXPECT_EQ(front_.run(command + Words{"--pipeline.spread_head=true", "--model.tie_embeddings=true"}).code,

@@ -132,6 +132,18 @@ TEST(VocabularyPart, RefusesTargetsThatNoPartHas) {
   test::expect_refusal([&] { in_parts(given, {0, kVocabulary}, 1.0); }, {"12 tokens, 9 targets"});
 }
 
+/// A run that diverges says that its numbers are not finite, and not that its data are damaged.
+TEST(VocabularyPart, ATargetWhoseLogitIsNegativeInfinityHasNoFiniteLoss) {
+  Case given = case_of(at::kFloat);
+  given.x.fill_(1e30);
+  given.weight.fill_(1.0);
+  given.weight[3].fill_(-1e30);
+  given.targets.fill_(3);
+  const Outcome got = in_parts(given, {0, 20, kVocabulary}, 1.0);
+  EXPECT_FALSE(got.loss.isfinite().item<bool>());
+  EXPECT_FALSE(got.d_x.isfinite().any().item<bool>());
+}
+
 TEST(VocabularyPart, IsAsLargeAsPlanned) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     const Case given = case_of(dtype);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <mutex>
 
 #include "tests/parallel/layouts.h"
@@ -222,6 +223,62 @@ TEST(SpreadHead, RefusesWhatDoesNotFit) {
                        {"rank 1 was given another schedule"});
 }
 
+TEST(SpreadHead, AllRanksRefuseToEvaluateATargetThatNoPartHas) {
+  const PipelineRun run{.pp = 4};
+  test::run_ranks(
+      4,
+      [&](const std::shared_ptr<comm::World>& world) {
+        SpreadRank rank(world, run, spread_schedule(run));
+        parallel::Pipeline& pipeline = rank.make(run);
+        at::Tensor targets = targets_of(0).clone();
+        targets[1] = kClasses;
+        test::expect_refusal([&] { pipeline.evaluate({test::batch(3000, 0)}, {targets}); },
+                             {"behind forward passes", "the target of row 1 is 21, which no part"});
+      },
+      /*timeout_s=*/4.0);
+}
+
+/// Micro-batches of any number of rows, some of whose targets are ignored, and with sends that block.
+TEST(SpreadHead, WeighsMicroBatchesByTheirTargets) {
+  at::set_num_threads(1);
+  constexpr int64_t kIgnored = -100;
+  const std::vector<int64_t> rows = {5, 20, 3, 20};
+  at::Tensor targets = targets_of(0).clone();
+  targets.narrow(0, 3, 9).fill_(kIgnored);
+  const auto inputs_of_parts = test::batch(3000, 0).split_with_sizes(rows),
+             targets_of_parts = targets.split_with_sizes(rows);
+  std::vector<double> weights;
+  for (const at::Tensor& part : targets_of_parts) weights.push_back(part.ne(kIgnored).sum().item<double>());
+  BlockStage whole(0, test::kBlocks, false, false);
+  HeadRows whole_head(0, kClasses);
+  const at::Tensor wanted = at::cross_entropy_loss(
+      at::matmul(whole.run(test::batch(3000, 0)), whole_head.weight.t()), targets, {}, 1, kIgnored);
+  wanted.backward();
+  double squares = 0.0;
+  for (const auto& params : {whole.parameters(), whole_head.parameters()}) {
+    for (const at::Tensor& param : params)
+      squares += param.grad().to(at::kDouble).square().sum().item<double>();
+  }
+  for (const ScheduleName name : plan::all_values<ScheduleName>()) {
+    if (name == ScheduleName::kDualPipe) continue;
+    const PipelineRun run{.schedule = name,
+                          .chunks = plan::takes_chunks(name) ? 2 : 1,
+                          .micro_batches = static_cast<int64_t>(rows.size())};
+    test::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+      SpreadRank rank(world, run, spread_schedule(run));
+      parallel::Pipeline& pipeline = rank.make(run);
+      for (int repeat = 0; repeat < 3; ++repeat) {
+        const at::Tensor loss = pipeline.forward_backward(inputs_of_parts, targets_of_parts, weights);
+        EXPECT_NEAR(loss.item<double>(), wanted.item<double>(), 1e-6 * wanted.item<double>()) << run.label();
+        EXPECT_NEAR(pipeline.grad_norm(), std::sqrt(squares), 1e-6 * std::sqrt(squares)) << run.label();
+        pipeline.skip_step();
+        const at::Tensor seen = pipeline.evaluate(inputs_of_parts, targets_of_parts, weights);
+        EXPECT_NEAR(seen.item<double>(), wanted.item<double>(), 1e-6 * wanted.item<double>()) << run.label();
+      }
+    });
+  }
+}
+
 TEST(SpreadHead, AllRanksNeedTargets) {
   const PipelineRun run{};
   test::expect_refusal(
@@ -233,6 +290,15 @@ TEST(SpreadHead, AllRanksNeedTargets) {
         });
       },
       {"rank 0", "0 micro-batches of targets"});
+  test::expect_refusal(
+      [&] {
+        test::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+          SpreadRank rank(world, run, spread_schedule(run));
+          rank.make(run).forward_backward(
+              test::batch(3000, 0), world->rank() == 0 ? targets_of(0).narrow(0, 0, 24) : targets_of(0));
+        });
+      },
+      {"rank 0 was given 48 rows of inputs, and rank 0 24 of targets"});
 }
 
 }  // namespace

@@ -233,8 +233,9 @@ Json to_json(const plan::StageSplit& split, const std::vector<plan::StagePart>& 
   return {{"stages", stages}, {"efficiency_1f1b", efficiency_of(split, micro_batches)}};
 }
 
+/// `of_head` are the parameters of a head that is spread, of which each stage's rank has a share.
 void print_split(std::string_view title, const plan::StageSplit& split,
-                 const std::vector<plan::StagePart>& parts, int64_t micro_batches) {
+                 const std::vector<plan::StagePart>& parts, int64_t of_head, int64_t micro_batches) {
   const auto count = static_cast<double>(split.flops.size());
   const double efficiency = efficiency_of(split, micro_batches), share = split.busiest_share();
   double all = 0.0;
@@ -245,7 +246,7 @@ void print_split(std::string_view title, const plan::StageSplit& split,
                        {"work", report::Align::kRight},
                        {"parameters", report::Align::kRight}});
   for (size_t stage = 0; stage < split.flops.size(); ++stage) {
-    int64_t params = 0;
+    int64_t params = of_head / std::ssize(split.flops);
     for (int64_t part = split.first[stage]; part < split.first[stage + 1]; ++part)
       params += parts[static_cast<size_t>(part)].params;
     const auto begin = static_cast<size_t>(split.first[stage]),
@@ -271,8 +272,9 @@ int stages(const StageOptions& options, const Front& front) {
           .config;
   const plan::ModelConfig model = plan::complete(config.model, config.data.seq_len);
   const plan::ModelFacts facts = plan::describe(model, config.data.seq_len, config.precision, config.memory);
-  const auto parts = plan::stage_parts(model, facts, options.spread_head);
-  const double spread = options.spread_head ? plan::head_flops(model) : 0.0;
+  const bool spreads = options.spread_head || config.pipeline.spread_head;
+  const auto parts = plan::stage_parts(model, facts, spreads);
+  const double spread = spreads ? plan::head_flops(model) : 0.0;
   const plan::StageSplit even = plan::split_evenly(parts, options.stages, spread),
                          best = plan::split_by_cost(parts, options.stages, spread);
   if (options.json) {
@@ -283,9 +285,10 @@ int stages(const StageOptions& options, const Front& front) {
                            .dump(2));
     return 0;
   }
-  print_split("the same number of blocks each", even, parts, options.micro_batches);
+  const int64_t of_head = spreads && !model.tie_embeddings ? model.vocab_size * model.d_model : 0;
+  print_split("the same number of blocks each", even, parts, of_head, options.micro_batches);
   if (even.first == best.first) return 0;
-  print_split("\ncut by cost", best, parts, options.micro_batches);
+  print_split("\ncut by cost", best, parts, of_head, options.micro_batches);
   return 0;
 }
 

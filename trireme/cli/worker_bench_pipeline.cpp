@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,7 @@
 #include "trireme/plan/pipeline.h"
 #include "trireme/plan/schedule.h"
 #include "trireme/plan/simulate.h"
+#include "trireme/plan/spread_head.h"
 #include "trireme/plan/stages.h"
 #include "trireme/report/pipeline_view.h"
 #include "trireme/report/step_times.h"
@@ -61,12 +63,18 @@ struct Measured {
   double recording_share() const { return report::median(recorded_ms).value_or(0.0) / median_ms() - 1.0; }
 };
 
-/// Stages that take equally long, and F, I and W of a rank that do.
-plan::Simulation simulate_ideal(const plan::Schedule& schedule) {
-  const double share = static_cast<double>(schedule.ranks.size()) / static_cast<double>(schedule.stages);
+/// Stages that take equally long, and F, I and W of a rank that do, each 1; a head that is spread takes by
+/// FLOPs what it does beside them.
+plan::Simulation simulate_ideal(const plan::PipelinePlan& planned) {
+  const auto& [schedule, split] = planned;
+  const auto ranks = static_cast<double>(schedule.ranks.size());
   plan::PassCosts costs;
-  costs.forward = costs.backward_input = costs.backward_weight = {share};
-  return plan::simulate(schedule, costs);
+  costs.forward = costs.backward_input =
+      costs.backward_weight = {ranks / static_cast<double>(schedule.stages)};
+  if (!schedule.spread_head) return plan::simulate(schedule, costs);
+  const double all = std::accumulate(split.flops.begin(), split.flops.end(), 0.0),
+               head = ranks * split.spread_flops / (all - split.spread_flops);
+  return plan::simulate(schedule, plan::with_head_parts(schedule, costs, 2.0 * head, head, 0.0));
 }
 
 class PipelineBench {
@@ -263,9 +271,7 @@ Measured PipelineBench::measure(ScheduleName name) {
     return measured;
   }
   const auto& [schedule, split] = planned;
-  const plan::Simulation simulation = schedule.spread_head
-                                          ? plan::simulate(schedule, plan::flops_of_passes(planned))
-                                          : simulate_ideal(schedule);
+  const plan::Simulation simulation = simulate_ideal(planned);
   measured.stages = schedule.stages;
   measured.makespan = simulation.makespan;
   measured.efficiency = simulation.efficiency();

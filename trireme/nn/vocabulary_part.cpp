@@ -16,6 +16,7 @@ using torch::autograd::variable_list;
 
 constexpr int64_t kStats = 3;
 constexpr double kNoLogit = -std::numeric_limits<double>::infinity();
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 /// Columns of a message that hold the stats.
 int64_t stat_columns(at::ScalarType dtype) {
@@ -73,8 +74,9 @@ class VocabularyPartFunction : public Function<VocabularyPartFunction> {
       const at::Tensor here = place.here.narrow(0, from, count), row = place.row.narrow(0, from, count);
       const at::Tensor largest = part.amax(1, /*keepdim=*/true);
       most.narrow(0, from, count).copy_(largest.squeeze(1));
-      wanted.narrow(0, from, count)
-          .copy_(part.gather(1, row).squeeze(1).masked_fill_(here.logical_not(), kNoLogit));
+      at::Tensor of_target = part.gather(1, row).squeeze(1);
+      of_target.masked_fill_(of_target.eq(kNoLogit), kNan).masked_fill_(here.logical_not(), kNoLogit);
+      wanted.narrow(0, from, count).copy_(of_target);
       const at::Tensor powers = part.sub_(largest).exp_();
       sum.narrow(0, from, count).copy_(powers.sum(1));
       if (!wants_gradient) return;

@@ -17,8 +17,8 @@ namespace trireme::nn {
 
 struct VocabularyPart {
   /// (3, N) fp32: the largest logit of a token, the sum of the exponentials of its logits less that, and the
-  /// target's logit, -inf where that is in another part. Backward with JoinedVocabulary::totals in place of
-  /// its gradient gives the weight's gradient, and none of the input.
+  /// target's logit: -inf where that is in another part, and NaN for one of -inf. Backward with
+  /// JoinedVocabulary::totals in place of its gradient gives the weight's gradient, and none of the input.
   at::Tensor stats;
   /// (N, 2 D + k), in the input's dtype, for join_vocabulary(): exponentials times weight without the
   /// target's, the target's row of the weight, stats. Undefined where gradients are off.

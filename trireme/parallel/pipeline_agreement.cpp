@@ -84,8 +84,8 @@ void check_alike(const std::vector<std::vector<double>>& rows, const comm::Mesh&
     if (!inputs || !targets || rows[*inputs][kInputs] < 0.0 || rows[*targets][kTargets] < 0.0) return;
     if (rows[*inputs][kInputs] == rows[*targets][kTargets]) return;
     throw ConfigError(
-        "[parallel.pipeline] rank {} was given {} rows of inputs, and rank {}, which has the last stage, {} "
-        "of targets; give both the same samples",
+        "[parallel.pipeline] rank {} was given {} rows of inputs, and rank {} {} of targets; give both the "
+        "same samples",
         ranks[*inputs], rows[*inputs][kInputs], ranks[*targets], rows[*targets][kTargets]);
   };
   for (size_t i = 0; i < rows.size(); ++i) {
