@@ -121,6 +121,7 @@ class GreedyRank {
   std::vector<Waiting> forward_, input_;
   PutOff weights_;
 };
+
 }  // namespace
 
 Schedule fill_weights(const Schedule& without_weights, const PassCosts& costs) {
