@@ -49,17 +49,23 @@ class Worker : public ::testing::Test {
     }
   }
 
-  /// What is started next is the second of two ranks of a launcher whose first never answers.
-  void lose_peers() {
-    const launch::ListenSocket& first = first_rank_.emplace(launch::listen_on_loopback());
-    const std::pair<const char*, const char*> variables[] = {{"RANK", "1"},
-                                                             {"WORLD_SIZE", "2"},
-                                                             {"LOCAL_RANK", "1"},
-                                                             {"LOCAL_WORLD_SIZE", "2"},
+  /// What is started next is a rank of another launcher on this host.
+  void become_rank(int rank, int world_size, int port) {
+    const std::string mine = std::to_string(rank), all = std::to_string(world_size);
+    const std::pair<const char*, std::string> variables[] = {{"RANK", mine},
+                                                             {"WORLD_SIZE", all},
+                                                             {"LOCAL_RANK", mine},
+                                                             {"LOCAL_WORLD_SIZE", all},
+                                                             {"MASTER_PORT", std::to_string(port)},
                                                              {"MASTER_ADDR", "127.0.0.1"},
                                                              {"TORCHELASTIC_RUN_ID", "x"}};
     for (const auto& [name, value] : variables) front_.set(name, value);
-    front_.set("MASTER_PORT", std::to_string(first.port));
+  }
+
+  /// What is started next is the second of two ranks of a launcher whose first never answers.
+  void lose_peers() {
+    const launch::ListenSocket& first = first_rank_.emplace(launch::listen_on_loopback());
+    become_rank(1, 2, first.port);
   }
 
   /// The worker has loaded its libraries, and waits for the first rank.

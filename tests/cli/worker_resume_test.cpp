@@ -46,15 +46,8 @@ TEST_F(Worker, ARunThatWasToGoOnIsPreemptedBeforeItsRanksHaveMet) {
 
 /// torchrun kills what is left of an attempt and starts the same command again.
 TEST_F(Worker, ARankThatAnotherLauncherStartsAgainGoesOnWithResume) {
-  const std::pair<const char*, const char*> variables[] = {{"RANK", "0"},
-                                                           {"WORLD_SIZE", "1"},
-                                                           {"LOCAL_RANK", "0"},
-                                                           {"LOCAL_WORLD_SIZE", "1"},
-                                                           {"MASTER_PORT", "0"},
-                                                           {"MASTER_ADDR", "127.0.0.1"},
-                                                           {"TORCHELASTIC_RUN_ID", "x"},
-                                                           {"TORCHELASTIC_RESTART_COUNT", "0"}};
-  for (const auto& [name, value] : variables) front_.set(name, value);
+  become_rank(0, 1, 0);
+  front_.set("TORCHELASTIC_RESTART_COUNT", "0");
   const Words command = kTiny + Words{"--checkpoint.every=100", "--checkpoint.keep=0", "--resume=auto"};
   {
     auto training = front_.start(command + Words{"--train.steps=1000000"});

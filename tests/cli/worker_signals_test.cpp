@@ -44,14 +44,7 @@ TEST_F(Worker, CtrlCAndSigtermKeepTheWeights) {
 
 /// A rank that another launcher started answers signals by itself.
 TEST_F(Worker, ARankOfAnotherLauncherSaysThatItStopsAndTakesAPairOfSignalsForOne) {
-  const std::pair<const char*, const char*> variables[] = {{"RANK", "0"},
-                                                           {"WORLD_SIZE", "1"},
-                                                           {"LOCAL_RANK", "0"},
-                                                           {"LOCAL_WORLD_SIZE", "1"},
-                                                           {"MASTER_PORT", "0"},
-                                                           {"MASTER_ADDR", "127.0.0.1"},
-                                                           {"TORCHELASTIC_RUN_ID", "x"}};
-  for (const auto& [name, value] : variables) front_.set(name, value);
+  become_rank(0, 1, 0);
   auto training = front_.start(kTiny + Words{"--train.steps=1000000"});
   wait_until([&] { return std::filesystem::exists(front_.file("runs/latest")) && steps().size() >= 2; });
   training.signal(SIGINT);

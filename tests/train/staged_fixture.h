@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "tests/train/trainer_fixture.h"
 #include "trireme/checkpoint/safetensors.h"
@@ -55,6 +56,29 @@ class StagedTest : public TrainerTest {
       train(mine, world);
     });
     return report.value();
+  }
+
+  /// State and wire bytes of short runs on 2 x 2 ranks are those of the stage's program.
+  void expect_counted(const std::vector<plan::ScheduleName>& schedules) {
+    using plan::PolicyName;
+    config_.train.steps = 3;
+    config_.train.val_batches = 0;
+    config_.train.sample_tokens = 0;
+    for (const plan::ScheduleName schedule : schedules) {
+      for (const PolicyName policy : {PolicyName::kDdp, PolicyName::kZero1, PolicyName::kFsdp}) {
+        for (const plan::Dtype compute : {plan::Dtype::kFp32, plan::Dtype::kBf16}) {
+          config_.pipeline.schedule = schedule;
+          config_.parallel.policy = policy;
+          config_.precision.compute = compute;
+          const RunCost cost = outcome(2, 2).recorder.summary.cost;
+          const std::string what = fmt::format("{}, {}, {}", schedule, policy, compute);
+          EXPECT_EQ(cost.measured_wire_bytes, cost.predicted_wire_bytes) << what;
+          EXPECT_EQ(cost.measured.parameters, cost.predicted.parameters) << what;
+          EXPECT_EQ(cost.measured.gradients, cost.predicted.gradients) << what;
+          EXPECT_EQ(cost.measured.optimizer, cost.predicted.optimizer) << what;
+        }
+      }
+    }
   }
 
   static void expect_near(const Outcome& got, const Outcome& wanted, const std::string& what) {
