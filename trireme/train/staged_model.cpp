@@ -211,9 +211,9 @@ Scores StagedModel::evaluate(const std::vector<data::Batch>& batches, Guesses*) 
 /// The rank that has the last stage tells the others; of a head that is spread each has some.
 at::Tensor StagedModel::next_logits(const at::Tensor& tokens) {
   const c10::Device device = mesh_.world->device();
-  const ModelStage& head = part_ ? *part_ : *last_;
-  const at::Tensor made = pipeline_->infer(tokens.to(device), [&head](const at::Tensor& x) {
-    return head.logits(x).select(1, x.size(1) - 1).squeeze(0).to(at::kFloat).contiguous();
+  const ModelStage* const head = part_ ? part_.get() : last_.get();
+  const at::Tensor made = pipeline_->infer(tokens.to(device), [head](const at::Tensor& x) {
+    return head->logits(x).select(1, x.size(1) - 1).squeeze(0).to(at::kFloat).contiguous();
   });
   if (part_) return joined_logits(made).to(at::kCPU);
   at::Tensor logits = made.defined() ? made
