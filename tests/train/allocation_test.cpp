@@ -127,13 +127,9 @@ TEST(AllocatedState, IsWhatThePlanSaysBesideWhatUnitsTakeTurnsWith) {
 }
 
 /// Bytes a token keeps beside those of plan::ModelFacts, which leaves out the loss: final norm (input and
-/// output) and logits, and in fp32 the probabilities of attention on a CPU in place of a log-sum-exp a head.
-double kept_for_the_loss(const plan::ModelConfig& config, plan::Recompute recompute, int64_t length,
-                         int64_t element_bytes) {
-  const bool probabilities =
-      element_bytes == 4 && config.family != plan::ModelFamily::kMlp && recompute != plan::Recompute::kBlock;
-  return static_cast<double>(element_bytes * (2 * config.d_model + config.vocab_size)) +
-         (probabilities ? static_cast<double>(4 * config.n_layers * config.n_heads * (length - 1)) : 0.0);
+/// output) and logits.
+double kept_for_the_loss(const plan::ModelConfig& config, int64_t element_bytes) {
+  return static_cast<double>(element_bytes * (2 * config.d_model + config.vocab_size));
 }
 
 int64_t held_after_forward(const plan::ModelConfig& config, const plan::ModelFacts& facts,
@@ -161,12 +157,11 @@ TEST(AllocatedActivations, AreWhatThePlanSaysBesideTheLoss) {
       for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
         if (recompute == plan::Recompute::kCheap && family == plan::ModelFamily::kMlp) continue;
         const plan::ModelConfig config = model_of(family, kLength);
-        const plan::ModelFacts facts =
-            plan::describe(config, kLength, {.compute = dtype_of(compute)}, {.recompute = recompute});
+        const plan::ModelFacts facts = plan::describe(config, kLength, {.compute = dtype_of(compute)},
+                                                      {.recompute = recompute}, plan::Device::kCpu);
         const double expected =
             kRows * kLength *
-            (facts.saved_bytes_per_token +
-             kept_for_the_loss(config, recompute, kLength, plan::bytes_of(dtype_of(compute))));
+            (facts.saved_bytes_per_token + kept_for_the_loss(config, plan::bytes_of(dtype_of(compute))));
         const auto held =
             static_cast<double>(held_after_forward(config, facts, compute, recompute, kRows, kLength));
         SCOPED_TRACE(fmt::format("{} {} {}", family, recompute, dtype_of(compute)));

@@ -15,6 +15,7 @@
 #include "trireme/kernels/repeatable.h"
 #include "trireme/kernels/tensor_ops.h"
 #include "trireme/nn/autograd.h"
+#include "trireme/plan/model_facts.h"
 
 namespace trireme::nn {
 namespace {
@@ -53,9 +54,6 @@ void rotate(at::Tensor& packed, const AttentionShape& shape, const at::Tensor& c
   if (!cosine.defined()) return;
   kernels::rope_inplace(packed, cosine, sine, shape.heads + shape.kv_heads, shape.head_dim, direction);
 }
-
-/// Longest sequence whose probabilities are kept for backward instead of being computed again.
-constexpr int64_t kShort = 512;
 
 /// Short fp32 sequences: our own kernel on the packed projection.
 class ShortAttentionFunction : public Function<ShortAttentionFunction> {
@@ -261,8 +259,8 @@ AttentionBackend attention_backend(at::Device device, at::ScalarType dtype, int6
                                    double dropout) {
   if (dropout > 0.0) return AttentionBackend::kAten;
   if (device.is_cpu()) {
-    return dtype == at::kFloat && length <= kShort ? AttentionBackend::kShortCpu
-                                                   : AttentionBackend::kBlockedCpu;
+    return dtype == at::kFloat && length <= plan::kKeptProbabilities ? AttentionBackend::kShortCpu
+                                                                     : AttentionBackend::kBlockedCpu;
   }
   static const bool modern = !kernels::gpus().empty() && kernels::gpus().front().major >= kCudnnCapability;
   const bool fits =

@@ -154,24 +154,31 @@ void sum_rows(float* row, const Image& image, const Taps& down, int64_t y) {
 /// Three channels and one of the neighbour, in one register.
 using Lanes = float __attribute__((vector_size(16)));
 
-/// A row of three channels resized to `width` pixels, of which the one that output `x` of `across` makes
-/// comes at `first + x * step`. kTaps 0: any number.
+/// A row of three channels resized to `width` pixels at `out`, three values each, one pixel after the other.
+/// kTaps 0: any number.
 template <int kTaps>
-void resize_row(const float* row, const Taps& across, int64_t width, const Lanes& factor, const Lanes& offset,
-                float* first, int64_t step) {
+void resize_row(const float* row, const Taps& across, int64_t width, bool mirrored, const Lanes& factor,
+                const Lanes& offset, float* out) {
   const int64_t taps = kTaps == 0 ? across.count : kTaps;
-  const float* weights = across.weights.data();
-  for (int64_t x = 0; x < width; ++x, weights += taps) {
+  const auto pixel = [&](int64_t place) {
+    const int64_t x = mirrored ? width - 1 - place : place;
     const float* const from = row + across.first[static_cast<size_t>(x)] * 3;
+    const float* const weights = across.weights.data() + x * taps;
     Lanes sum = {};
     for (int64_t tap = 0; tap < taps; ++tap) {
       Lanes values;
       std::memcpy(&values, from + tap * 3, sizeof(values));
       sum += weights[tap] * values;
     }
-    sum = sum * factor + offset;
-    std::memcpy(first + x * step, &sum, 3 * sizeof(float));
+    return sum * factor + offset;
+  };
+  // One store takes four lanes: the fourth is the first value of the next pixel, which is written after it.
+  for (int64_t place = 0; place + 1 < width; ++place) {
+    const Lanes sum = pixel(place);
+    std::memcpy(out + place * 3, &sum, sizeof(sum));
   }
+  const Lanes sum = pixel(width - 1);
+  std::memcpy(out + (width - 1) * 3, &sum, 3 * sizeof(float));
 }
 
 /// Row by row first, where neighbours lie beside each other.
@@ -179,35 +186,35 @@ void resize(const Image& image, bool mirrored, const ImageShape& shape, const Sc
             const PixelRoom& out) {
   const Taps down = taps(image.shape.height, shape.height), across = taps(image.shape.width, shape.width);
   const int64_t channels = shape.channels;
-  const bool in_lanes = channels == 3 && out.channel == 1;
+  const bool in_lanes = channels == 3 && out.channel == 1 && out.column == 3;
   Lanes factor = {}, offset = {};
   for (int64_t channel = 0; in_lanes && channel < channels; ++channel) {
     factor[channel] = scale.factor[static_cast<size_t>(channel)];
     offset[channel] = scale.offset[static_cast<size_t>(channel)];
   }
-  const int64_t step = mirrored ? -out.column : out.column;
   std::vector<float> row(static_cast<size_t>((image.shape.width + across.count) * channels + 1), 0.0F);
   for (int64_t y = 0; y < shape.height; ++y) {
     sum_rows(row.data(), image, down, y);
-    float* const first = out.values + y * out.row + (mirrored ? (shape.width - 1) * out.column : 0);
+    float* const first = out.values + y * out.row;
     if (in_lanes && across.count <= kMostTaps) {
       with_constant(across.count, [&](auto taps) {
-        resize_row<taps()>(row.data(), across, shape.width, factor, offset, first, step);
+        resize_row<taps()>(row.data(), across, shape.width, mirrored, factor, offset, first);
       });
       continue;
     }
     if (in_lanes) {
-      resize_row<0>(row.data(), across, shape.width, factor, offset, first, step);
+      resize_row<0>(row.data(), across, shape.width, mirrored, factor, offset, first);
       continue;
     }
     for (int64_t x = 0; x < shape.width; ++x) {
       const float* const from = row.data() + across.first[static_cast<size_t>(x)] * channels;
       const float* const weights = across.weights_of(x);
+      float* const to = first + (mirrored ? shape.width - 1 - x : x) * out.column;
       for (int64_t channel = 0; channel < channels; ++channel) {
         float sum = 0.0F;
         for (int64_t tap = 0; tap < across.count; ++tap) sum += weights[tap] * from[tap * channels + channel];
         const auto c = static_cast<size_t>(channel);
-        first[x * step + channel * out.channel] = sum * scale.factor[c] + scale.offset[c];
+        to[channel * out.channel] = sum * scale.factor[c] + scale.offset[c];
       }
     }
   }
