@@ -262,9 +262,10 @@ at::Tensor plain_attention(const at::Tensor& qkv, const AttentionShape& shape, d
 }
 
 TEST_F(Functional, AttentionMatchesItsDefinition) {
-  for (const int64_t length : {1, 17, 64, 150, 520}) {  // one block, several, and beyond the short kernel
+  for (const int64_t length : {1, 17, 64, 150, 520}) {  // one tile, several, and several blocks of them
     for (const AttentionShape& shape :
-         {AttentionShape{4, 4, 8}, AttentionShape{4, 2, 8}, AttentionShape{6, 1, 16}}) {
+         {AttentionShape{4, 4, 8}, AttentionShape{4, 2, 8}, AttentionShape{6, 1, 16},
+          AttentionShape{2, 1, 36}, AttentionShape{1, 1, 64}}) {
       for (const double theta : {0.0, 10000.0}) {
         if (length > 150 && (shape.kv_heads != 2 || theta == 0.0)) continue;
         const at::Tensor qkv = leaf_of({2, length, (shape.heads + 2 * shape.kv_heads) * shape.head_dim});
@@ -276,6 +277,19 @@ TEST_F(Functional, AttentionMatchesItsDefinition) {
       }
     }
   }
+}
+
+TEST_F(Functional, AttentionInBf16RoundsItsInputsAndOutputsAlone) {
+  const AttentionShape shape{4, 2, 16};
+  const at::Tensor given = at::randn({2, 70, 8 * 16}).to(at::kBFloat16);
+  const at::Tensor narrow = given.clone().requires_grad_(), wide = given.to(at::kFloat).requires_grad_();
+  const at::Tensor output = causal_attention(narrow + 0, shape, {});
+  const at::Tensor expected = plain_attention(wide, shape, 0.0);
+  const at::Tensor d_output = at::randn_like(output);
+  output.backward(d_output);
+  expected.backward(d_output.to(at::kFloat));
+  EXPECT_LT(difference(output.detach(), expected.detach()), 4e-3);
+  EXPECT_LT(difference(narrow.grad(), wide.grad()), 4e-3);
 }
 
 TEST_F(Functional, CrossEntropyMatchesAten) {

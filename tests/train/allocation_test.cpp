@@ -157,8 +157,8 @@ TEST(AllocatedActivations, AreWhatThePlanSaysBesideTheLoss) {
       for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
         if (recompute == plan::Recompute::kCheap && family == plan::ModelFamily::kMlp) continue;
         const plan::ModelConfig config = model_of(family, kLength);
-        const plan::ModelFacts facts = plan::describe(config, kLength, {.compute = dtype_of(compute)},
-                                                      {.recompute = recompute}, plan::Device::kCpu);
+        const plan::ModelFacts facts =
+            plan::describe(config, kLength, {.compute = dtype_of(compute)}, {.recompute = recompute});
         const double expected =
             kRows * kLength *
             (facts.saved_bytes_per_token + kept_for_the_loss(config, plan::bytes_of(dtype_of(compute))));

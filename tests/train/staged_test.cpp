@@ -108,7 +108,6 @@ TEST_F(StagedTest, HoldsBetweenPassesWhatTheProgramOfTheStageSays) {
   config_.parallel.pp = 2;
   for (const plan::ModelFamily family : plan::language_families()) {
     for (const ScheduleName schedule : {ScheduleName::k1F1B, ScheduleName::kZbH1, ScheduleName::kZbV}) {
-      // In fp32 attention keeps its probabilities as well.
       config_.precision.compute = schedule == ScheduleName::kZbH1 ? plan::Dtype::kBf16 : plan::Dtype::kFp32;
       for (const plan::Recompute recompute :
            {plan::Recompute::kNone, plan::Recompute::kCheap, plan::Recompute::kBlock}) {

@@ -4,6 +4,7 @@
 
 #include "trireme/kernels/parallel.h"
 #include "trireme/kernels/scalar_math.h"
+#include "trireme/kernels/store.h"
 
 namespace trireme::kernels {
 
@@ -17,7 +18,7 @@ void swiglu_forward(Scalar* y, const Scalar* gate_up, int64_t rows, int64_t widt
 #pragma omp simd
       for (int64_t i = 0; i < width; ++i) {
         const float g = static_cast<float>(gate[i]);
-        out[i] = static_cast<Scalar>(g * sigmoid(g) * static_cast<float>(up[i]));
+        store(out[i], g * sigmoid(g) * static_cast<float>(up[i]));
       }
     }
   });
@@ -39,8 +40,8 @@ void swiglu_backward(Scalar* d_gate_up, const Scalar* dy, const Scalar* gate_up,
         const float u = static_cast<float>(up[i]);
         const float d = static_cast<float>(grad[i]);
         const float s = sigmoid(g);
-        d_gate[i] = static_cast<Scalar>(d * u * s * (1.0f + g * (1.0f - s)));
-        d_up[i] = static_cast<Scalar>(d * g * s);
+        store(d_gate[i], d * u * s * (1.0f + g * (1.0f - s)));
+        store(d_up[i], d * g * s);
       }
     }
   });
@@ -58,7 +59,7 @@ void gelu_forward(Scalar* y, const Scalar* x, int64_t count) {
     for (int64_t i = first; i < last; ++i) {
       const float v = static_cast<float>(x[i]);
       const float inner = kRootTwoOverPi * (v + kCubic * v * v * v);
-      y[i] = static_cast<Scalar>(0.5f * v * (1.0f + tanh_approx(inner)));
+      store(y[i], 0.5f * v * (1.0f + tanh_approx(inner)));
     }
   });
 }
@@ -72,7 +73,7 @@ void gelu_backward(Scalar* dx, const Scalar* dy, const Scalar* x, int64_t count)
       const float t = tanh_approx(kRootTwoOverPi * (v + kCubic * v * v * v));
       const float inner_slope = kRootTwoOverPi * (1.0f + 3.0f * kCubic * v * v);
       const float slope = 0.5f * (1.0f + t) + 0.5f * v * (1.0f - t * t) * inner_slope;
-      dx[i] = static_cast<Scalar>(static_cast<float>(dy[i]) * slope);
+      store(dx[i], static_cast<float>(dy[i]) * slope);
     }
   });
 }

@@ -1,6 +1,6 @@
 #pragma once
-// Causal attention for short sequences on the CPU: the probabilities of one head fit the second-level cache,
-// so they are computed by plain matrix products and kept for backward. fp32.
+// Causal attention on the CPU in fp32. Only what lies on and below the diagonal is computed, up to whole
+// tiles; backward computes the probabilities again (FlashAttention: Dao et al. 2022).
 #include <cstdint>
 
 namespace trireme::kernels {
@@ -14,12 +14,12 @@ struct AttentionSizes {
   int64_t row() const { return (heads + 2 * kv_heads) * head_dim; }  ///< floats of qkv per token
 };
 
-/// qkv (B, T, row()) holds query, key and value heads; out (B, T, H * head_dim); probs (B, H, T, T) receives
-/// the probabilities on and below the diagonal, and is undefined above it.
-void attention_forward(float* out, float* probs, const float* qkv, const AttentionSizes& sizes);
+/// qkv (B, T, row()) holds query, key and value heads; out (B, T, H * head_dim); log_sums (B, H, T) receives
+/// the log of the sum of exp(score) of each query, for backward.
+void attention_forward(float* out, float* log_sums, const float* qkv, const AttentionSizes& sizes);
 
 /// d_qkv (B, T, row()) is written whole.
-void attention_backward(float* d_qkv, const float* d_out, const float* qkv, const float* probs,
+void attention_backward(float* d_qkv, const float* d_out, const float* qkv, const float* log_sums,
                         const AttentionSizes& sizes);
 
 }  // namespace trireme::kernels

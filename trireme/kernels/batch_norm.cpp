@@ -7,6 +7,7 @@
 
 #include "trireme/kernels/channel_sums.h"
 #include "trireme/kernels/parallel.h"
+#include "trireme/kernels/store.h"
 
 namespace trireme::kernels {
 namespace {
@@ -87,8 +88,8 @@ void batch_norm_backward(const BatchNormBackward<Scalar>& call) {
       const auto i = static_cast<size_t>(c);
       const float sum = sums[i], product = sums[i + static_cast<size_t>(channels)];
       const auto rows = static_cast<float>(call.rows);
-      call.d_weight[c] = static_cast<Scalar>(static_cast<float>(call.d_weight[c]) + product * rstd[c]);
-      call.d_bias[c] = static_cast<Scalar>(static_cast<float>(call.d_bias[c]) + sum);
+      store(call.d_weight[c], static_cast<float>(call.d_weight[c]) + product * rstd[c]);
+      store(call.d_bias[c], static_cast<float>(call.d_bias[c]) + sum);
       scales[i] = static_cast<float>(call.weight[c]) * rstd[c];
       slopes[i] = -scales[i] * rstd[c] * rstd[c] * (product / rows);
       shifts[i] = -scales[i] * (sum / rows) - slopes[i] * mean[c];
@@ -101,9 +102,9 @@ void batch_norm_backward(const BatchNormBackward<Scalar>& call) {
 #pragma omp simd
           for (int64_t c = 0; c < channels; ++c) {
             const float dz = gradient_at(begin + c);
-            call.dx[begin + c] = static_cast<Scalar>(
-                scale[c] * dz + (slope[c] * static_cast<float>(call.x[begin + c]) + shift[c]));
-            if constexpr (decltype(residual)::value) call.d_residual[begin + c] = static_cast<Scalar>(dz);
+            store(call.dx[begin + c],
+                  scale[c] * dz + (slope[c] * static_cast<float>(call.x[begin + c]) + shift[c]));
+            if constexpr (decltype(residual)::value) store(call.d_residual[begin + c], dz);
           }
         }
       });

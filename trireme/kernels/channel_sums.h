@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "trireme/kernels/store.h"
+
 namespace trireme::kernels {
 
 /// Two terms of an element.
@@ -68,7 +70,7 @@ void write_normalised(Scalar* y, const Scalar* x, const Scalar* residual, const 
           float value = static_cast<float>(in[c]) * scale[c] + shift[c];
           if constexpr (decltype(adds)::value) value += static_cast<float>(other[c]);
           if constexpr (decltype(cuts)::value) value = positive_part(value);
-          out[c] = static_cast<Scalar>(value);
+          store(out[c], value);
         }
       }
     });

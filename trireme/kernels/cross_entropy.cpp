@@ -9,6 +9,7 @@
 #include "trireme/base/error.h"
 #include "trireme/kernels/parallel.h"
 #include "trireme/kernels/scalar_math.h"
+#include "trireme/kernels/store.h"
 
 namespace trireme::kernels {
 namespace {
@@ -53,9 +54,9 @@ void cross_entropy(float* loss, Scalar* logits, const int64_t* targets, int64_t 
       const float of_target = exp_approx(static_cast<float>(z[target]) - top) * inverse - 1.0f;
 #pragma omp simd
       for (int64_t i = 0; i < classes; ++i) {
-        z[i] = static_cast<Scalar>(exp_approx(static_cast<float>(z[i]) - top) * inverse);
+        store(z[i], exp_approx(static_cast<float>(z[i]) - top) * inverse);
       }
-      z[target] = static_cast<Scalar>(of_target);
+      store(z[target], of_target);
     }
   });
 }

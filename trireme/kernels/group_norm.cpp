@@ -7,6 +7,7 @@
 
 #include "trireme/kernels/channel_sums.h"
 #include "trireme/kernels/parallel.h"
+#include "trireme/kernels/store.h"
 
 namespace trireme::kernels {
 namespace {
@@ -118,9 +119,8 @@ void group_norm_backward(const GroupNormBackward<Scalar>& call) {
 #pragma omp simd
             for (int64_t c = 0; c < channels; ++c) {
               const float dz = gradient_at(row * channels + c);
-              dx[c] = static_cast<Scalar>(scale[c] * dz +
-                                          (slope[c] * static_cast<float>(x[row * channels + c]) + shift[c]));
-              if constexpr (decltype(residual)::value) d_residual[c] = static_cast<Scalar>(dz);
+              store(dx[c], scale[c] * dz + (slope[c] * static_cast<float>(x[row * channels + c]) + shift[c]));
+              if constexpr (decltype(residual)::value) store(d_residual[c], dz);
             }
           }
         });
@@ -133,8 +133,8 @@ void group_norm_backward(const GroupNormBackward<Scalar>& call) {
       bias += by_image[place(image * 2 * channels + c)];
       weight += by_image[place((image * 2 + 1) * channels + c)];
     }
-    call.d_bias[c] = static_cast<Scalar>(static_cast<float>(call.d_bias[c]) + static_cast<float>(bias));
-    call.d_weight[c] = static_cast<Scalar>(static_cast<float>(call.d_weight[c]) + static_cast<float>(weight));
+    store(call.d_bias[c], static_cast<float>(call.d_bias[c]) + static_cast<float>(bias));
+    store(call.d_weight[c], static_cast<float>(call.d_weight[c]) + static_cast<float>(weight));
   }
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "trireme/kernels/parallel.h"
+#include "trireme/kernels/store.h"
 
 namespace trireme::kernels {
 namespace {
@@ -16,7 +17,7 @@ void add_partials(Scalar* total, const std::vector<float>& partial, int64_t widt
   for (int64_t i = 0; i < width; ++i) {
     float sum = 0.0f;
     for (int64_t cut = 0; cut < kCuts; ++cut) sum += partial[static_cast<size_t>(cut * width + i)];
-    total[i] = static_cast<Scalar>(static_cast<float>(total[i]) + sum);
+    store(total[i], static_cast<float>(total[i]) + sum);
   }
 }
 
@@ -39,7 +40,7 @@ void rms_norm_forward(Scalar* y, float* rstd, const Scalar* x, const Scalar* wei
       const float r = 1.0f / std::sqrt(squares / static_cast<float>(width) + eps);
       rstd[row] = r;
       for (int64_t i = 0; i < width; ++i) {
-        out[i] = static_cast<Scalar>(static_cast<float>(in[i]) * r * static_cast<float>(weight[i]));
+        store(out[i], static_cast<float>(in[i]) * r * static_cast<float>(weight[i]));
       }
     }
   });
@@ -66,7 +67,7 @@ void rms_norm_backward(Scalar* dx, Scalar* dweight, const Scalar* dy, const Scal
         const float g = static_cast<float>(grad[i]);
         const float v = static_cast<float>(in[i]);
         dw[i] += g * v * r;
-        out[i] = static_cast<Scalar>(r * (g * static_cast<float>(weight[i]) - v * scale));
+        store(out[i], r * (g * static_cast<float>(weight[i]) - v * scale));
       }
     }
   });
@@ -96,7 +97,7 @@ void layer_norm_forward(Scalar* y, float* mean, float* rstd, const Scalar* x, co
       rstd[row] = r;
       for (int64_t i = 0; i < width; ++i) {
         const float normal = (static_cast<float>(in[i]) - m) * r;
-        out[i] = static_cast<Scalar>(normal * static_cast<float>(weight[i]) + static_cast<float>(bias[i]));
+        store(out[i], normal * static_cast<float>(weight[i]) + static_cast<float>(bias[i]));
       }
     }
   });
@@ -133,7 +134,7 @@ void layer_norm_backward(Scalar* dx, Scalar* dweight, Scalar* dbias, const Scala
         const float normal = (static_cast<float>(in[i]) - m) * r;
         dw[i] += g * normal;
         db[i] += g;
-        out[i] = static_cast<Scalar>(r * (g * static_cast<float>(weight[i]) - mean_g - normal * mean_dot));
+        store(out[i], r * (g * static_cast<float>(weight[i]) - mean_g - normal * mean_dot));
       }
     }
   });

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "trireme/kernels/parallel.h"
+#include "trireme/kernels/store.h"
 
 namespace trireme::kernels {
 namespace {
@@ -14,7 +15,7 @@ namespace {
 void store_bf16(void* copy, const float* param, int64_t first, int64_t last) {
   if (copy == nullptr) return;
   auto* out = static_cast<c10::BFloat16*>(copy);
-  for (int64_t i = first; i < last; ++i) out[i] = param[i];
+  for (int64_t i = first; i < last; ++i) store(out[i], param[i]);
 }
 
 /// Elements whose moments are in fp32 at a time, where memory has them in fewer bits.

@@ -3,6 +3,7 @@
 #include <c10/util/BFloat16.h>
 
 #include "trireme/kernels/parallel.h"
+#include "trireme/kernels/store.h"
 
 namespace trireme::kernels {
 
@@ -22,8 +23,8 @@ void rope_inplace(Scalar* x, const float* cosine, const float* sine, int64_t row
           const float a = static_cast<float>(low[i]);
           const float b = static_cast<float>(high[i]);
           const float sin_i = direction * s[i];
-          low[i] = static_cast<Scalar>(a * c[i] - b * sin_i);
-          high[i] = static_cast<Scalar>(b * c[i] + a * sin_i);
+          store(low[i], a * c[i] - b * sin_i);
+          store(high[i], b * c[i] + a * sin_i);
         }
       }
     }

@@ -15,7 +15,6 @@
 #include "trireme/kernels/repeatable.h"
 #include "trireme/kernels/tensor_ops.h"
 #include "trireme/nn/autograd.h"
-#include "trireme/plan/model_facts.h"
 
 namespace trireme::nn {
 namespace {
@@ -36,27 +35,14 @@ Heads split_heads(const at::Tensor& packed, const AttentionShape& shape) {
           heads.narrow(1, shape.heads + shape.kv_heads, shape.kv_heads)};
 }
 
-/// Each key/value head repeated for its group of query heads: (B, K, T, hd) -> (B, H, T, hd).
-at::Tensor repeat_kv(const at::Tensor& heads, int64_t group) {
-  if (group == 1) return heads;
-  return heads.unsqueeze(2)
-      .expand({heads.size(0), heads.size(1), group, heads.size(2), heads.size(3)})
-      .reshape({heads.size(0), heads.size(1) * group, heads.size(2), heads.size(3)});
-}
-
-at::Tensor sum_groups(const at::Tensor& heads, int64_t group) {
-  if (group == 1) return heads;
-  return heads.view({heads.size(0), heads.size(1) / group, group, heads.size(2), heads.size(3)}).sum(2);
-}
-
 void rotate(at::Tensor& packed, const AttentionShape& shape, const at::Tensor& cosine, const at::Tensor& sine,
             float direction) {
   if (!cosine.defined()) return;
   kernels::rope_inplace(packed, cosine, sine, shape.heads + shape.kv_heads, shape.head_dim, direction);
 }
 
-/// Short fp32 sequences: our own kernel on the packed projection.
-class ShortAttentionFunction : public Function<ShortAttentionFunction> {
+/// Our own kernel on the packed projection, in fp32 whatever the dtype of that.
+class CpuAttentionFunction : public Function<CpuAttentionFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& qkv_in,
                             const std::optional<at::Tensor>& cosine_in,
@@ -66,59 +52,36 @@ class ShortAttentionFunction : public Function<ShortAttentionFunction> {
     at::Tensor qkv = qkv_in.contiguous();
     const kernels::AttentionSizes sizes{qkv.size(0), qkv.size(1), n_heads, kv_heads, head_dim};
     rotate(qkv, {n_heads, kv_heads, head_dim}, cosine, sine, 1.0f);
-    at::Tensor output = at::empty({sizes.batch, sizes.length, n_heads * head_dim}, qkv.options());
-    at::Tensor probs = at::empty({sizes.batch, n_heads, sizes.length, sizes.length}, qkv.options());
-    kernels::attention_forward(output.data_ptr<float>(), probs.data_ptr<float>(), qkv.data_ptr<float>(),
+    const at::Tensor wide = qkv.to(at::kFloat);
+    at::Tensor output = at::empty({sizes.batch, sizes.length, n_heads * head_dim}, wide.options());
+    at::Tensor log_sums = at::empty({sizes.batch, n_heads, sizes.length}, wide.options());
+    kernels::attention_forward(output.data_ptr<float>(), log_sums.data_ptr<float>(), wide.data_ptr<float>(),
                                sizes);
-    context->save_for_backward({qkv, cosine, sine, probs});
+    context->save_for_backward({qkv, cosine, sine, log_sums});
     context->saved_data["kv_heads"] = kv_heads;
-    return output;
+    return output.to(qkv.scalar_type());
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
     refuse_create_graph("nn.attention");
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor &qkv = saved[0], &cosine = saved[1], &sine = saved[2], &probs = saved[3];
-    const int64_t heads = probs.size(1), kv_heads = context->saved_data["kv_heads"].toInt();
+    const at::Tensor &qkv = saved[0], &cosine = saved[1], &sine = saved[2], &log_sums = saved[3];
+    const int64_t heads = log_sums.size(1), kv_heads = context->saved_data["kv_heads"].toInt();
     const int64_t head_dim = grads[0].size(2) / heads;
-    const at::Tensor d_output = grads[0].contiguous();
-    at::Tensor d_qkv = at::empty_like(qkv);
-    kernels::attention_backward(d_qkv.data_ptr<float>(), d_output.data_ptr<float>(), qkv.data_ptr<float>(),
-                                probs.data_ptr<float>(),
+    const at::Tensor d_output = grads[0].to(at::kFloat).contiguous(), wide = qkv.to(at::kFloat);
+    at::Tensor d_wide = at::empty_like(wide);
+    kernels::attention_backward(d_wide.data_ptr<float>(), d_output.data_ptr<float>(), wide.data_ptr<float>(),
+                                log_sums.data_ptr<float>(),
                                 {qkv.size(0), qkv.size(1), heads, kv_heads, head_dim});
+    at::Tensor d_qkv = d_wide.to(qkv.scalar_type());
     rotate(d_qkv, {heads, kv_heads, head_dim}, cosine, sine, -1.0f);
     return {d_qkv, {}, {}, {}, {}, {}};
   }
 };
 
-/// ATen's blocked attention on a CPU.
-struct Blocked {
-  /// {output, what backward needs besides}
-  static variable_list forward(const Heads& heads, int64_t group) {
-    const auto [output, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(
-        heads.query, repeat_kv(heads.key, group), repeat_kv(heads.value, group), 0.0, true);
-    return {output, logsumexp};
-  }
-
-  /// `kept` is what forward returned. Writes d_qkv, turned back where there is a rotation.
-  static void backward(at::Tensor& d_qkv, const at::Tensor& d_output, const Heads& heads,
-                       const variable_list& kept, const AttentionShape& shape, const at::Tensor& cosine,
-                       const at::Tensor& sine) {
-    const int64_t group = shape.heads / shape.kv_heads;
-    const auto [d_query, d_key, d_value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-        d_output, heads.query, repeat_kv(heads.key, group), repeat_kv(heads.value, group), kept[0], kept[1],
-        0.0, true);
-    Heads d_heads = split_heads(d_qkv, shape);
-    d_heads.query.copy_(d_query);
-    d_heads.key.copy_(sum_groups(d_key, group));
-    d_heads.value.copy_(sum_groups(d_value, group));
-    rotate(d_qkv, shape, cosine, sine, -1.0f);
-  }
-};
-
 /// cuDNN's attention, which knows groups of query heads; bf16 and fp16 on a GPU.
 struct Cudnn {
-  static variable_list forward(const Heads& heads, int64_t) {
+  static variable_list forward(const Heads& heads) {
     const auto [output, logsumexp, first_q, first_k, max_q, max_k, seed, offset, mask] =
         at::_scaled_dot_product_cudnn_attention(heads.query, heads.key, heads.value, {},
                                                 /*compute_log_sumexp=*/true, 0.0, /*is_causal=*/true);
@@ -140,7 +103,7 @@ struct Cudnn {
 /// query's gradient in the order in which blocks arrive, and torch does not pass on the wish for another one;
 /// FlashAttention's gives each block a sum of its own and adds those in their order.
 struct CudnnFlash {
-  static variable_list forward(const Heads& heads, int64_t group) { return Cudnn::forward(heads, group); }
+  static variable_list forward(const Heads& heads) { return Cudnn::forward(heads); }
 
   static void backward(at::Tensor& d_qkv, const at::Tensor& d_output, const Heads& heads,
                        const variable_list& kept, const AttentionShape& shape, const at::Tensor& cosine,
@@ -156,7 +119,7 @@ struct CudnnFlash {
 
 /// cuDNN in both directions, backward by a graph of ours that adds in a fixed order.
 struct CudnnOrdered {
-  static variable_list forward(const Heads& heads, int64_t group) { return Cudnn::forward(heads, group); }
+  static variable_list forward(const Heads& heads) { return Cudnn::forward(heads); }
 
   static void backward(at::Tensor& d_qkv, const at::Tensor& d_output, const Heads& heads,
                        const variable_list& kept, const AttentionShape& shape, const at::Tensor& cosine,
@@ -185,7 +148,7 @@ class FusedAttentionFunction : public Function<FusedAttentionFunction<Backend>> 
     const AttentionShape shape{n_heads, kv_heads, head_dim};
     at::Tensor qkv = qkv_in.contiguous();
     rotate(qkv, shape, cosine, sine, 1.0f);
-    const variable_list kept = Backend::forward(split_heads(qkv, shape), n_heads / kv_heads);
+    const variable_list kept = Backend::forward(split_heads(qkv, shape));
     variable_list saved = {qkv, cosine, sine};
     saved.insert(saved.end(), kept.begin(), kept.end());
     context->save_for_backward(std::move(saved));
@@ -258,10 +221,7 @@ RopeTable make_rope_table(int64_t seq_len, int64_t head_dim, double theta, at::D
 AttentionBackend attention_backend(at::Device device, at::ScalarType dtype, int64_t length, int64_t head_dim,
                                    double dropout) {
   if (dropout > 0.0) return AttentionBackend::kAten;
-  if (device.is_cpu()) {
-    return dtype == at::kFloat && length <= plan::kKeptProbabilities ? AttentionBackend::kShortCpu
-                                                                     : AttentionBackend::kBlockedCpu;
-  }
+  if (device.is_cpu()) return AttentionBackend::kCpu;
   static const bool modern = !kernels::gpus().empty() && kernels::gpus().front().major >= kCudnnCapability;
   const bool fits =
       dtype != at::kFloat && length > 1 && head_dim % kCudnnHeadDims == 0 && head_dim <= kCudnnMaxHeadDim;
@@ -275,10 +235,8 @@ AttentionBackend attention_backend(at::Device device, at::ScalarType dtype, int6
 
 std::string_view name(AttentionBackend backend) {
   switch (backend) {
-    case AttentionBackend::kShortCpu:
-      return "kept probabilities";
-    case AttentionBackend::kBlockedCpu:
-      return "blocked";
+    case AttentionBackend::kCpu:
+      return "tiles in fp32";
     case AttentionBackend::kCudnn:
       return "cuDNN";
     case AttentionBackend::kCudnnOrdered:
@@ -293,8 +251,7 @@ std::string_view name(AttentionBackend backend) {
 
 bool repeats_bits(AttentionBackend backend, int64_t length) {
   switch (backend) {
-    case AttentionBackend::kShortCpu:
-    case AttentionBackend::kBlockedCpu:
+    case AttentionBackend::kCpu:
     case AttentionBackend::kCudnnOrdered:
     case AttentionBackend::kCudnnFlash:
       return true;
@@ -311,10 +268,8 @@ at::Tensor causal_attention(const at::Tensor& qkv, const AttentionShape& shape, 
   const auto [heads, kv_heads, head_dim] = shape;
   const auto cosine = optional(rope.cosine), sine = optional(rope.sine);
   switch (attention_backend(qkv.device(), qkv.scalar_type(), qkv.size(1), head_dim, dropout)) {
-    case AttentionBackend::kShortCpu:
-      return ShortAttentionFunction::apply(qkv, cosine, sine, heads, kv_heads, head_dim);
-    case AttentionBackend::kBlockedCpu:
-      return FusedAttentionFunction<Blocked>::apply(qkv, cosine, sine, heads, kv_heads, head_dim);
+    case AttentionBackend::kCpu:
+      return CpuAttentionFunction::apply(qkv, cosine, sine, heads, kv_heads, head_dim);
     case AttentionBackend::kCudnn:
       return FusedAttentionFunction<Cudnn>::apply(qkv, cosine, sine, heads, kv_heads, head_dim);
     case AttentionBackend::kCudnnOrdered:

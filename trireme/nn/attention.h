@@ -31,8 +31,7 @@ RopeTable make_rope_table(int64_t seq_len, int64_t head_dim, double theta, at::D
 
 /// What computes attention.
 enum class AttentionBackend {
-  kShortCpu,    ///< our own, which keeps the probabilities
-  kBlockedCpu,  ///< ATen's blocks on a CPU
+  kCpu,  ///< our own, in fp32 (kernels/attention.h)
   kCudnn,
   kCudnnOrdered,  ///< cuDNN, whose backward adds in a fixed order
   kCudnnFlash,    ///< cuDNN forward, FlashAttention backward, which torch can ask for a fixed order

@@ -64,7 +64,7 @@ BlockBytes kept_by_unit(const UnitSpec& unit, const Config& config, const ModelF
   const auto found = std::ranges::find(facts.units, block, &UnitSpec::name);
   const int64_t layer = found - facts.units.begin() - 1;
   if (layer < 0 || layer >= config.model.n_layers) return {};
-  return block_bytes(config.model, config.precision, config.memory, layer, facts.probability_bytes,
+  return block_bytes(config.model, config.precision, config.memory, layer,
                      attention ? BlockPart::kAttention
                      : rest    ? BlockPart::kRest
                                : BlockPart::kWhole);
@@ -313,8 +313,7 @@ std::vector<RankBytes> bytes_by_pp_rank(const Config& given, int64_t ranks, Devi
   const Config config = settle_recompute(given, device);
   const MeshShape mesh = MeshShape::fit(config.parallel, ranks);
   const BatchPlan batch = plan_batch(config, mesh);
-  const ModelFacts facts =
-      describe(config.model, config.data.seq_len, config.precision, config.memory, device);
+  const ModelFacts facts = describe(config.model, config.data.seq_len, config.precision, config.memory);
   const EngineSetting setting = engine_setting(config, mesh, batch.accumulation, device);
   const PipelinePlan plan = plan_if_any(config, batch);
   std::vector<RankBytes> all;

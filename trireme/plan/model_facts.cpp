@@ -43,11 +43,10 @@ LinearFeatures operator+(const LinearFeatures& a, const LinearFeatures& b) {
   return {.taken = a.taken + b.taken, .made = a.made + b.made, .biased = a.biased + b.biased};
 }
 
-double saved_bytes(const ModelConfig& model, const PrecisionConfig& precision, const MemoryConfig& memory,
-                   int64_t probability_bytes) {
+double saved_bytes(const ModelConfig& model, const PrecisionConfig& precision, const MemoryConfig& memory) {
   double bytes = 0.0;
   for (int64_t layer = 0; layer < model.n_layers; ++layer)
-    bytes += static_cast<double>(block_bytes(model, precision, memory, layer, probability_bytes).saved);
+    bytes += static_cast<double>(block_bytes(model, precision, memory, layer).saved);
   return bytes;
 }
 
@@ -65,7 +64,7 @@ int64_t UnitSpec::numel() const {
 /// A block, or a half of one, that is computed again keeps its input. With FP8 the inputs of linear layers
 /// are kept in one byte an element: what is cheap to compute again, and attention's output beside itself.
 BlockBytes block_bytes(const ModelConfig& model, const PrecisionConfig& precision, const MemoryConfig& memory,
-                       int64_t layer, int64_t probability_bytes, BlockPart part) {
+                       int64_t layer, BlockPart part) {
   const ModelFamilyRecord& family = record_of(model.family);
   const int64_t element = bytes_of(precision.compute);
   const bool attends = part != BlockPart::kRest, again = layer % memory.recompute_every == 0,
@@ -85,21 +84,10 @@ BlockBytes block_bytes(const ModelConfig& model, const PrecisionConfig& precisio
   if (cheap > 0 && part == BlockPart::kAttention) cheap -= element * rest.taken;
   if (cheap > 0 && part == BlockPart::kRest) cheap = element * rest.taken;
   bytes.saved = element * (linears.taken + linears.made) - cheap;
-  if (attends) {
-    bytes.saved +=
-        family.saved_bytes(model, element) - element * (whole.taken + whole.made) + probability_bytes;
-  }
+  if (attends) bytes.saved += family.saved_bytes(model, element) - element * (whole.taken + whole.made);
   if (attends && fp8) bytes.saved += model.d_model;
   if (!again || memory.recompute != Recompute::kCheap) bytes.saved += fp8 ? cheap / element : cheap;
   return bytes;
-}
-
-/// Dropout takes torch's attention, of which nothing is known here.
-int64_t attention_probability_bytes(const ModelConfig& model, int64_t seq_len,
-                                    const PrecisionConfig& precision, Device device) {
-  const bool keeps = device == Device::kCpu && precision.compute == Dtype::kFp32 && model.dropout == 0.0 &&
-                     record_of(model.family).attends && seq_len <= kKeptProbabilities;
-  return keeps ? bytes_of(Dtype::kFp32) * model.n_heads * (seq_len - 1) : 0;
 }
 
 ModelConfig complete(ModelConfig model, int64_t seq_len) {
@@ -111,7 +99,7 @@ ModelConfig complete(ModelConfig model, int64_t seq_len) {
 }
 
 ModelFacts describe(const ModelConfig& incomplete, int64_t seq_len, const PrecisionConfig& precision,
-                    const MemoryConfig& memory, Device device) {
+                    const MemoryConfig& memory) {
   const ModelConfig model = complete(incomplete, seq_len);
   if (reads_images(model.family)) {
     VisionFacts vision = describe(model.vision, precision, memory);
@@ -127,8 +115,7 @@ ModelFacts describe(const ModelConfig& incomplete, int64_t seq_len, const Precis
   const bool attends = record_of(model.family).attends;
   const double attention = attends ? static_cast<double>(seq_len * model.d_model * model.n_layers) : 0.0;
   facts.flops_per_token = 6.0 * static_cast<double>(facts.matmul_params) + 6.0 * attention;
-  facts.probability_bytes = attention_probability_bytes(model, seq_len, precision, device);
-  facts.saved_bytes_per_token = saved_bytes(model, precision, memory, facts.probability_bytes);
+  facts.saved_bytes_per_token = saved_bytes(model, precision, memory);
   return facts;
 }
 

@@ -51,7 +51,6 @@ struct ModelFacts {
   /// Forward and backward: 6 matmul_params, and with attention 6 T heads head_dim L (causal half).
   double flops_per_token = 0.0;
   double saved_bytes_per_token = 0.0;  ///< activations kept for backward, all layers, at the compute dtype
-  int64_t probability_bytes = 0;       ///< of these what attention_probability_bytes() says, in one block
 };
 
 /// What one token keeps in a block, or in a half of one.
@@ -62,21 +61,13 @@ struct BlockBytes {
   int64_t between_halves = 0;
 };
 enum class BlockPart { kWhole, kAttention, kRest };
-/// `model` is complete (see complete()) and a language model; `probability_bytes`: see ModelFacts.
+/// `model` is complete (see complete()) and a language model.
 BlockBytes block_bytes(const ModelConfig& model, const PrecisionConfig& precision, const MemoryConfig& memory,
-                       int64_t layer, int64_t probability_bytes, BlockPart part = BlockPart::kWhole);
+                       int64_t layer, BlockPart part = BlockPart::kWhole);
 
-/// The longest sequence of which attention in fp32 on a CPU keeps the probabilities for backward.
-inline constexpr int64_t kKeptProbabilities = 512;
-/// What one token keeps of them in a block, in place of a log-sum-exp for each head; 0 where attention
-/// computes them again.
-int64_t attention_probability_bytes(const ModelConfig& model, int64_t seq_len,
-                                    const PrecisionConfig& precision, Device device);
-
-/// `seq_len` is T above, `device` kCpu or kCuda. Fields left at 0 in `model` take their defaults first (see
-/// complete()).
+/// `seq_len` is T above. Fields left at 0 in `model` take their defaults first (see complete()).
 ModelFacts describe(const ModelConfig& model, int64_t seq_len, const PrecisionConfig& precision = {},
-                    const MemoryConfig& memory = {}, Device device = Device::kCuda);
+                    const MemoryConfig& memory = {});
 
 /// `model` with its 0-means-default fields filled in.
 ModelConfig complete(ModelConfig model, int64_t seq_len);

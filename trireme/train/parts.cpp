@@ -33,8 +33,7 @@ Parts::Parts(const TrainOptions& run, std::shared_ptr<comm::World> joined, bool 
       world(std::move(joined)),
       mesh(comm::make_mesh(world, plan::MeshShape::fit(config.parallel, world->size()))),
       batch(plan::plan_batch(config, mesh.shape)),
-      facts(plan::describe(config.model, config.data.seq_len, config.precision, config.memory,
-                           world->device().is_cuda() ? plan::Device::kCuda : plan::Device::kCpu)),
+      facts(plan::describe(config.model, config.data.seq_len, config.precision, config.memory)),
       data(prepare_data(run, mesh)),
       validates(config.train.val_batches > 0 && data->val_samples() > 0),
       records_passes(records) {
