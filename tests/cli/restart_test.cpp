@@ -122,7 +122,7 @@ TEST(Restart, ABudgetThatIsUsedUpSaysEachCauseAndEndsWithTheLast) {
   for (const char* part :
        {"--max-restarts 2 is used up", "attempt 1: rank 0 (pid ", "(SIGABRT)", "attempt 2: rank 0 (pid ",
         "exited with code 3 (machine or installation unusable)", "attempt 3: rank 0 (pid ",
-        "exited with code 5 (lost a peer or a deadline)", "'trireme train --resume runs/tiny-"})
+        "exited with code 5 (lost a peer or timed out)", "'trireme train --resume runs/tiny-"})
     EXPECT_TRUE(contains(outcome.err, part)) << part << " in:\n" << outcome.err;
   EXPECT_EQ(front.manifest()["exit_code"], 5);
 }

@@ -108,8 +108,7 @@ TEST(ProgressBoard, ADamagedEntryIsPartOfTheReport) {
     for (const int64_t rank : {0, 1}) ProgressBoard::enter(*store, rank);
     store->set("progress/1", std::string(text));
     ProgressBoard board(store, 0);
-    EXPECT_EQ(board.report_failure(kMine, {0, 1}).text, "rank 1 has left an entry that makes no sense")
-        << text;
+    EXPECT_EQ(board.report_failure(kMine, {0, 1}).text, "rank 1 left an unreadable progress entry") << text;
   }
 }
 

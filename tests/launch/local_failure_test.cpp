@@ -117,8 +117,7 @@ TEST(LocalFailure, ARankThatTheKernelKilledForWantOfMemoryIsOutOfMemory) {
   const Outcome outcome = run(job);
   EXPECT_EQ(outcome.code, 4);
   EXPECT_TRUE(says(outcome,
-                   "was killed by the kernel, which had no memory left; stopping the other rank. Try a "
-                   "smaller model"))
+                   "was killed by the kernel because memory ran out; stopping the other rank. Try a smaller model"))
       << outcome.err;
   EXPECT_FALSE(says(outcome, "lost")) << "its peers know less: " << outcome.err;
   job.args = {"1:kill=9", "sleep=30"};

@@ -168,7 +168,7 @@ TEST_F(Fp8Run, WithoutTheHardwareItEndsOrGoesOnInBf16) {
   fp8().fallback = plan::Fp8Fallback::kAbort;
   for (const plan::Fp8 recipe : kRecipes) {
     test::expect_refusal([&] { digest(recipe, 1); },
-                         {"a CPU multiplies no FP8 matrices", "precision.fp8_fallback to bf16"});
+                         {"FP8 matrix multiplication needs a GPU", "precision.fp8_fallback to bf16"});
   }
 }
 

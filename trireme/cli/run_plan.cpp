@@ -101,7 +101,7 @@ plan::Config with_possible_fp8(plan::Config config, plan::Device device, const p
   std::string why = plan::fp8_obstacle(config, facts, batch.micro_batch);
   const bool lacks_gpu =
       why.empty() && device == plan::Device::kCpu && fp8.fallback != plan::Fp8Fallback::kEmulate;
-  if (lacks_gpu) why = "a CPU multiplies no FP8 matrices; set precision.fp8 to off";
+  if (lacks_gpu) why = "FP8 matrix multiplication needs a GPU; set precision.fp8 to off";
   if (why.empty()) return config;
   if (fp8.fallback != plan::Fp8Fallback::kBf16) {
     throw ConfigError("[cli.train] precision.fp8={}: {}, or precision.fp8_fallback to bf16{}", fp8.recipe,

@@ -31,7 +31,7 @@ std::string progress_of(const RunFigures& figures) {
   return with_commas(figures.steps) + of + " steps";
 }
 
-/// "exit code 5 (lost a peer or a deadline)"; empty while there is none.
+/// "exit code 5 (lost a peer or timed out)"; empty while there is none.
 std::string exit_of(const Attempt& attempt, const PageOptions& options) {
   if (!attempt.exit_code) return {};
   return fmt::format("exit code {}{}", *attempt.exit_code, options.meaning(*attempt.exit_code));
