@@ -147,8 +147,8 @@ TEST(TrainData, APathWithoutTextIsAConfigErrorBeforeAnythingStarts) {
   write_file_atomic(front.file("empty.txt"), "");
   make_directories(front.file("folder"));
   const BadPath paths[] = {{"nowhere.txt", "there is no " + front.file("nowhere.txt")},
-                           {"empty.txt", "holds no text"},
-                           {"folder", "holds no text"},
+                           {"empty.txt", "has no text"},
+                           {"folder", "has no text"},
                            {"/dev/null", "neither a file nor a folder"}};
   for (const BadPath& path : paths) {
     for (const char* dry : {"--quiet", "--dry-run"}) {

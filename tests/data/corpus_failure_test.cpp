@@ -165,7 +165,7 @@ TEST(PrepareCorpusFailure, PreparesADamagedCacheAgain) {
     const PreparedCorpus again = prepare_corpus(options_for(scratch, "text"));
     const std::string log = ::testing::internal::GetCapturedStderr();
     EXPECT_FALSE(again.from_cache);
-    EXPECT_NE(log.find("prepared again"), std::string::npos) << log;
+    EXPECT_NE(log.find("preparing it again"), std::string::npos) << log;
     EXPECT_EQ(testing::read_text(again.folder, "train"), "some text of some length");
     EXPECT_TRUE(prepare_corpus(options_for(scratch, "text")).from_cache);
   }

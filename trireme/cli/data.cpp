@@ -87,7 +87,7 @@ int get(GetOptions options, const Front& front) {
   log_info("{}", found->what);
   log_info("licence {}", found->licence);
   if (packed && fs::exists(unpacked)) {
-    log_info("{} is there already", unpacked.string());
+    log_info("{} exists already", unpacked.string());
     fmt::print("{}\n", out);
     return 0;
   }

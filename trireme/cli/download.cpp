@@ -85,7 +85,7 @@ void download(const Remote& remote, const std::string& path, const Environment& 
   if (!is_right(remote, part)) {
     const std::string found = fmt::format("{} bytes with SHA-256 {}", size_of(part), sum_of(part));
     fs::remove(part);
-    throw DataError("[cli.data] {} is not the file that it was: {} came instead of {} bytes with SHA-256 {}",
+    throw DataError("[cli.data] {} is not the expected file: got {} instead of {} bytes with SHA-256 {}",
                     remote.url, found, remote.bytes, remote.sha256);
   }
   fs::rename(part, path);

@@ -31,9 +31,8 @@ int make_digits(const Request& request) {
       options.fonts.empty() ? data::system_fonts() : data::fonts_below(options.fonts);
   if (fonts.empty()) {
     throw EnvironmentError(
-        "[cli.data] there are no TrueType or OpenType files in {}; install fonts-dejavu-core, or name a "
-        "folder "
-        "of fonts with --fonts",
+        "[cli.data] there are no TrueType or OpenType files in {}; install fonts-dejavu-core, or pass a "
+        "folder of fonts with --fonts",
         folder);
   }
   const data::MadeDigits made =

@@ -273,7 +273,7 @@ Json to_json(const precision::LossScaler::State& state) {
 
 precision::LossScaler::State scaler_state(const Json& json, const std::string& path) {
   const Json& scale = checkpoint::value_of(json, "scale", path);
-  if (!scale.is_number()) checkpoint::fail_json(path, "'scale' is no number");
+  if (!scale.is_number()) checkpoint::fail_json(path, "'scale' is not a number");
   return {.scale = scale.get<double>(),
           .patience = checkpoint::count_of(json, "patience", path),
           .good_steps = checkpoint::count_of(json, "good_steps", path),
