@@ -61,7 +61,7 @@ TEST(Ckpt, InspectsTheNewestOfARunThatIsWhole) {
   const TwoCheckpoints fixture;
   fs::remove(fixture.step(20) + "/shard-00003.safetensors");
   const Outcome outcome = fixture.front.run({"ckpt", "inspect", fixture.folder, "--json"});
-  EXPECT_TRUE(contains(outcome.err, "passed over step-00000020")) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "skipped step-00000020")) << outcome.err;
   EXPECT_EQ(outcome.json()["step"], 10);
   EXPECT_EQ(outcome.json()["tensors"]["embedding"]["shape"], (std::vector<int64_t>{53, 12}));
   EXPECT_EQ(outcome.json()["state"]["run"]["step"], 10);

@@ -69,7 +69,7 @@ TEST(PrepareCorpusFailure, NamesSizesOfACorpusShorterThanOneSequence) {
   const std::string message =
       testing::message_of<ConfigError>([&] { prepare_corpus(options_for(scratch, "short")); });
   EXPECT_NE(message.find("4 training tokens"), std::string::npos) << message;
-  EXPECT_NE(message.find("the 5 of one sequence"), std::string::npos) << message;
+  EXPECT_NE(message.find("one sequence needs 5"), std::string::npos) << message;
   EXPECT_NE(message.find(scratch.path("short")), std::string::npos) << message;
   scratch.write("enough", "abcde");
   EXPECT_EQ(prepare_corpus(options_for(scratch, "enough")).train_tokens, 5);

@@ -70,7 +70,7 @@ std::string find_source(const std::string& word, const Front& front) {
     return word;
   const std::string folder = checkpoints_of(word, front);
   const checkpoint::Newest newest = checkpoint::newest_checkpoint(Folder(folder));
-  for (const std::string& reason : newest.passed_over) log_warning("passed over {}", reason);
+  for (const std::string& reason : newest.passed_over) log_warning("skipped {}", reason);
   if (newest.checkpoint) return newest.checkpoint->path();
   if (newest.passed_over.empty()) {
     const std::string final_weights = folder + "/final/model.safetensors";

@@ -149,7 +149,7 @@ std::string weights_of_run(const report::RunDirectory& run) {
   const std::string folder = run.file("checkpoints");
   if (!is_there(folder)) return {};
   const checkpoint::Newest newest = checkpoint::newest_checkpoint(checkpoint::Folder(folder));
-  for (const std::string& reason : newest.passed_over) log_warning("passed over {}", reason);
+  for (const std::string& reason : newest.passed_over) log_warning("skipped {}", reason);
   return newest.checkpoint ? newest.checkpoint->path() : std::string();
 }
 
