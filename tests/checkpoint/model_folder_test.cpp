@@ -232,7 +232,7 @@ TEST(Fit, NamesWhatIsMissingMisshapenAndTooMuch) {
   tensors["transformer.wte.weight"].shape = {17, 8};
   tensors.erase("transformer.ln_f.bias");
   const std::string message = message_of<DataError>([&] { check_fit(Numbers(tensors), facts); });
-  EXPECT_TRUE(says(message, "transformer.wte.weight is BF16 [17, 8], the model has [16, 8]")) << message;
+  EXPECT_TRUE(says(message, "transformer.wte.weight is BF16 [17, 8], but [16, 8] in the model")) << message;
   EXPECT_TRUE(says(message, "1 missing: transformer.ln_f.bias")) << message;
   EXPECT_TRUE(says(message, "1 not in the model: bias.of.others")) << message;
 }

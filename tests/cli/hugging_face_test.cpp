@@ -240,7 +240,7 @@ TEST(HuggingFaceVerbs, WeightsThatDoNotFitARunAreRefusedBeforeItBegins) {
   EXPECT_TRUE(contains(other.err, "other values of model.rope_theta")) << other.err;
   const Outcome shape = dry_run({"--model.d_ff=32"});
   EXPECT_EQ(shape.code, 7);
-  EXPECT_TRUE(contains(shape.err, "BF16 [24, 16], the model has [32, 16]")) << shape.err;
+  EXPECT_TRUE(contains(shape.err, "BF16 [24, 16], but [32, 16] in the model")) << shape.err;
   EXPECT_EQ(dry_run({"--model.weights=nowhere"}).code, 2);
 }
 

@@ -31,7 +31,8 @@ TEST(Pipeline, ComparesWhatStaysWithinALimit) {
   EXPECT_TRUE(contains(out, "\ngreedy ")) << out;
   const auto none = front.run({"pipeline", "compare", "--limit", "0.1"});
   EXPECT_EQ(none.code, 0) << none.err;
-  EXPECT_TRUE(contains(none.out, "greedy: [plan.schedule] rank 0 cannot go on within 0.1")) << none.out;
+  EXPECT_TRUE(contains(none.out, "greedy: [plan.schedule] rank 0 cannot continue within a limit of 0.1"))
+      << none.out;
 }
 
 TEST(Pipeline, PlacesStagesAsConfigsDo) {
@@ -150,7 +151,7 @@ TEST(Lab, RefusesWhatCannotBe) {
            {{"lab", "pipeline_1f1b", "--micro-batches", "8", "--micro-batch-size", "4"},
             "are not a batch of 64"},
            {{"lab", "pipeline_dualpipe", "--micro-batches", "16", "--window", "6"},
-            "windows of 6 do not divide 16"},
+            "a window of 6 does not divide 16"},
            {{"lab", "pipeline_dualpipe", "--stages", "3"}, "even number of ranks"},
            {{"lab", "pipeline_1f1b", "--stages", "1"}, "needs two stages"}}) {
     const auto result = front.run(arguments);
@@ -169,7 +170,7 @@ TEST(Pipeline, RefusesWhatCannotBe) {
            {{"pipeline", "compare", "--transfer", "nan"}, "'nan' is no number from 0 to 1e+12"},
            {{"pipeline", "compare", "--transfer", "1e308"}, "'1e308' is no number from 0"},
            {{"pipeline", "show", "dualpipe", "--ranks", "3"}, "even number of ranks"},
-           {{"pipeline", "show", "gpipe", "--limit", "4"}, "more than the limit of 4"},
+           {{"pipeline", "show", "gpipe", "--limit", "4"}, "but the limit is 4"},
            {{"pipeline", "show", "greedy", "--limit", "0.5"}, "raise the limit"},
            {{"pipeline", "show", "gpipe", "--ranks", "1024", "--micro-batches", "4096"},
             "at most 976 micro-batches"},

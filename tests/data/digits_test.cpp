@@ -147,7 +147,7 @@ TEST(DigitFonts, AreAskedForWhereThereAreNone) {
 
 TEST(DigitCounts, HaveALeast) {
   const auto make = [] { make_digits({.folder = "/tmp/no", .train = 9, .fonts = {}}); };
-  EXPECT_NE(message_of<ConfigError>(make).find("--train 9 is not 10"), std::string::npos);
+  EXPECT_NE(message_of<ConfigError>(make).find("--train is 9, but must be from 10"), std::string::npos);
 }
 
 }  // namespace
