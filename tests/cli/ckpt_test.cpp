@@ -87,7 +87,7 @@ TEST(Ckpt, OfARunWithoutCheckpointsThereAreFinalWeightsOrNothing) {
   const auto expect_none = [&](const char* verb) {
     const Outcome outcome = fixture.front.run({"ckpt", verb, "none"});
     EXPECT_EQ(outcome.code, 2) << verb << outcome.out << outcome.err;
-    EXPECT_TRUE(contains(outcome.err, "holds no checkpoints")) << verb << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, "has no checkpoints")) << verb << outcome.err;
   };
   expect_none("verify");
   expect_none("inspect");

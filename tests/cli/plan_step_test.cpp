@@ -332,10 +332,10 @@ TEST(PlanStep, RefusesWhatCannotBe) {
       {{"--modl.preset=gpt-tiny"}, "did you mean 'model.preset'?"},
       {{"--lr=1"}, "did you mean '--optim.lr'?"},
       {{"--alll"}, "did you mean '--all'?"},
-      {{"-n", "0"}, "give 1 or more"},
+      {{"-n", "0"}, "must be 1 or more"},
       {{"-n", "3", "--train.global_batch=8"}, "global_batch"},
-      {{"--rank", "2", "-n", "2"}, "give 0 to 1"},
-      {{"--rank", "-1"}, "give 0 to 1"},
+      {{"--rank", "2", "-n", "2"}, "use 0 to 1"},
+      {{"--rank", "-1"}, "use 0 to 1"},
       {{"--text", "--json"}, "excludes"},
       {{"/no/such.yaml"}, "/no/such.yaml"},
   };

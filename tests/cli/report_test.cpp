@@ -86,10 +86,10 @@ TEST_F(Report, SaysWhereAPageCannotBe) {
   make_run("tiny");
   const Outcome folder = front_.run({"report", "tiny", "-o", "."});
   EXPECT_EQ(folder.code, 2);
-  EXPECT_TRUE(contains(folder.err, "is a folder; name a file")) << folder.err;
+  EXPECT_TRUE(contains(folder.err, "is a folder; give a file")) << folder.err;
   const Outcome missing = front_.run({"report", "tiny", "-o", "a/b.html"});
   EXPECT_EQ(missing.code, 2);
-  EXPECT_TRUE(contains(missing.err, "there is no folder")) << missing.err;
+  EXPECT_TRUE(contains(missing.err, "does not exist")) << missing.err;
   // Nobody may make a file there, root neither.
   EXPECT_EQ(front_.run({"report", "tiny", "-o", "/proc/report.html"}).code, 3);
 }

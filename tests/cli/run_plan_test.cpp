@@ -91,7 +91,7 @@ TEST(PlanRun, SaysWhatSavesCopy) {
     const std::string text = to_text(run, config, 0);
     const bool pinned = device == Device::kCuda;
     EXPECT_NE(text.find("every 7 steps: "), std::string::npos) << text;
-    EXPECT_EQ(text.find("pinned memory of the host") != std::string::npos, pinned) << text;
+    EXPECT_EQ(text.find("pinned host memory") != std::string::npos, pinned) << text;
     EXPECT_EQ(text.find("copied for a checkpoint") != std::string::npos, !pinned) << text;
     const auto json = nlohmann::json::parse(to_json(run, config));
     const int64_t copied = json["checkpoint_copy_per_rank"]["bytes"];

@@ -132,7 +132,7 @@ TEST(TrainRun, SaysWhereARunIsThatEndedWithoutASummary) {
             "run     " + run + " ended with code 6 (NaN or infinity); its logs are in " + run + "/logs");
   front.set_worker("exit 130");
   const Outcome stopped = front.run({"train", "--device=cpu", "-n", "1", "--quiet"});
-  EXPECT_TRUE(contains(stopped.err, "was stopped before it had weights to keep; 'trireme train runs/"))
+  EXPECT_TRUE(contains(stopped.err, "was stopped before it had saved any weights; 'trireme train runs/"))
       << stopped.err;
 }
 
@@ -180,8 +180,7 @@ TEST(TrainData, APathThatIsMeantFromTheConfigFileIsPointedOut) {
   write_file_atomic(front.file("mine/run.yaml"), "data:\n  path: text.txt\n");
   const Outcome outcome = front.run({"train", "mine/run.yaml", "--device=cpu", "--dry-run"});
   EXPECT_EQ(outcome.code, 2);
-  EXPECT_TRUE(contains(outcome.err, "beside the config file there is " + front.file("mine/text.txt")))
-      << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "did you mean " + front.file("mine/text.txt"))) << outcome.err;
 }
 
 }  // namespace

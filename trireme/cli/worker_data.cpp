@@ -60,7 +60,7 @@ int make_digits(const Request& request) {
     return 0;
   }
   log_info("{} {} + {} digits from {} fonts, digest {}",
-           made.was_there ? "there already:" : "drawn:", with_commas(made.train), with_commas(made.test),
+           made.was_there ? "found:" : "drawn:", with_commas(made.train), with_commas(made.test),
            made.fonts.size(), made.digest);
   std::cout << options.path << "\n";
   return 0;
