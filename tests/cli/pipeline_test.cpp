@@ -163,7 +163,7 @@ TEST(Lab, RefusesWhatCannotBe) {
 TEST(Pipeline, RefusesWhatCannotBe) {
   const FrontProcess front;
   for (const auto& [arguments, words] : std::vector<std::pair<std::vector<std::string>, std::string>>{
-           {{"pipeline", "show", "2f2b"}, "no schedule '2f2b'"},
+           {{"pipeline", "show", "2f2b"}, "there is no schedule '2f2b'"},
            {{"pipeline", "show"}, "--from"},
            {{"pipeline", "compare", "--costs", "nan,1,1"}, "'nan' is not a positive number up to 1e+12"},
            {{"pipeline", "compare", "--costs", "0,1,1"}, "'0' is not a positive number"},
