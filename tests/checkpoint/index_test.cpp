@@ -121,9 +121,9 @@ TEST(Index, RefusesHostileOnesAndSaysWhy) {
 TEST(Index, RefusesPiecesThatDoNotCover) {
   const struct {
     std::string from, to, reason;
-  } cases[] = {{"\"range\":[6,12]", "\"range\":[5,11]", "tensor 'w' [3, 4] elements 5 to 6 are there twice"},
-               {"\"range\":[0,6]", "\"range\":[1,7]", "tensor 'w' [3, 4] elements 0 to 1 are missing"},
-               {"\"start\":[0,2]", "\"start\":[0,1]", "tensor 'c' [2, 3] elements 1 to 2 are there twice"}};
+  } cases[] = {{"\"range\":[6,12]", "\"range\":[5,11]", "tensor 'w' [3, 4]: elements 5 to 6 occur twice"},
+               {"\"range\":[0,6]", "\"range\":[1,7]", "tensor 'w' [3, 4]: elements 0 to 1 are missing"},
+               {"\"start\":[0,2]", "\"start\":[0,1]", "tensor 'c' [2, 3]: elements 1 to 2 occur twice"}};
   for (const auto& hostile : cases) {
     const Index index = parse_index(changed(hostile.from, hostile.to), "index.json");
     const std::string message = message_of<DataError>([&] { check_coverage(index, "index.json"); });

@@ -87,7 +87,7 @@ TEST(ModelFolder, AnIndexThatDoesNotFitIsRefused) {
   fixture.index({{"first", "a.safetensors"}, {"second", "b.safetensors"}});
   EXPECT_TRUE(says(fixture.refusal(), "lists elsewhere or not at all: second")) << fixture.refusal();
   fixture.index({{"first", "a.safetensors"}, {"second", "a.safetensors"}, {"third", "a.safetensors"}});
-  EXPECT_TRUE(says(fixture.refusal(), "it lacks what model.safetensors.index.json says is here: third"))
+  EXPECT_TRUE(says(fixture.refusal(), "it lacks tensors that model.safetensors.index.json lists: third"))
       << fixture.refusal();
   fixture.index({{"first", "c.safetensors"}});
   EXPECT_TRUE(says(fixture.refusal(), "c.safetensors")) << fixture.refusal();

@@ -115,7 +115,7 @@ TEST(PlanStep, OneMicroBatchStandsForMore) {
   };
   EXPECT_EQ(sent(8) - sent(3), 5 * (sent(3) - sent(2)));
   const std::string out = front.run(step(with(words, {"--train.global_batch=16"}))).out;
-  EXPECT_TRUE(contains(out, "8 a step, of which 1 stands for 1 to 6 and 2 is the last")) << out;
+  EXPECT_TRUE(contains(out, "8 per step, of which 1 stands for 1 to 6 and 2 is the last")) << out;
 }
 
 TEST(PlanStep, FoldsWhatRepeats) {

@@ -74,7 +74,7 @@ TEST_F(Report, RefusesWhatIsNoRun) {
   EXPECT_EQ(front_.run({"report"}).code, 2);
   const Outcome nowhere = front_.run({"report", "nowhere"});
   EXPECT_EQ(nowhere.code, 2);
-  EXPECT_TRUE(contains(nowhere.err, "there is no run 'nowhere'")) << nowhere.err;
+  EXPECT_TRUE(contains(nowhere.err, "no run 'nowhere' was found")) << nowhere.err;
   const Outcome empty = front_.run({"report", "empty"});
   EXPECT_EQ(empty.code, 2);
   EXPECT_TRUE(contains(empty.err, "it has no manifest.json")) << empty.err;

@@ -150,7 +150,7 @@ TEST(ProgressBoard, FailureIsPublishedAtOnceAndNamesTheSilentRank) {
   const std::string text = mine.report_failure(kMine, {0, 1, 2}).text;
   other.join();
   EXPECT_LT(monotonic_seconds() - started, 2.5);
-  EXPECT_EQ(text, "rank 2 has not been seen since it joined; rank 1 waits in it too");
+  EXPECT_EQ(text, "rank 2 has not been seen since it joined; rank 1 is waiting in it too");
   EXPECT_TRUE(mine.failed());
 }
 

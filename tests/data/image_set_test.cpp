@@ -135,7 +135,7 @@ TEST(IdxSet, RefusesDamage) {
   const std::string whole = idx_images(3, 5, 4);
   with_images(idx_labels({1, 0, 2}) + std::string(20, '\0'), "begins with 0x00000801 instead of 0x00000803");
   with_images(whole.substr(0, 10), "ends within its header, after 10 bytes");
-  with_images(whole.substr(0, whole.size() - 1), "says 60 bytes (3 x 5 x 4) and holds 59");
+  with_images(whole.substr(0, whole.size() - 1), "should have 60 bytes (3 x 5 x 4) but has 59");
   with_images(whole + "x", "holds 61");
   with_images(idx_header(0x803, {3, 0, 4}), "0 pixels, which is out of range");
   with_images(idx_header(0x803, {0xffffffffU, 0xffffffffU, 0xffffffffU}), "pixels, which is out of range");

@@ -333,7 +333,7 @@ TEST_F(RunPage, PicturesOfImagesHaveTitlesAndTheirOwnText) {
   const std::string page = page_of({run});
   for (const char* text : {"Confusion matrix", "pictures/confusion.svg", "Worst mistakes",
                            "9 of 10 held-out images are classified correctly (90.0%), after step 0",
-                           "<cat> taken for dog: 1 of 5 (20.0%)", "The one mistake among 10"})
+                           "<cat> predicted as dog: 1 of 5 (20.0%)", "The one mistake among 10"})
     EXPECT_TRUE(says(page, text)) << text;
 }
 

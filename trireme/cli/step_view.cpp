@@ -316,7 +316,7 @@ std::string StepText::peak() const {
 std::string StepText::ranges() const {
   report::Table table({{fmt::format("rank {}", *view_.rank)},
                        {"elements", Align::kRight},
-                       {"stores from", Align::kRight},
+                       {"keeps from", Align::kRight},
                        {"to", Align::kRight},
                        {"updates from", Align::kRight},
                        {"to", Align::kRight}});

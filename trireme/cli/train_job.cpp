@@ -115,7 +115,7 @@ void check_memory(const RunPlan& plan, const plan::Config& config) {
                       plan::memory_advice(config, plan.ranks, plan.device));
   }
   if (!plan.fits()) {
-    log_warning("as predicted it {}; 'trireme train --dry-run' shows what takes it",
+    log_warning("by prediction this run {}; 'trireme train --dry-run' shows what needs the memory",
                 fit_text(plan, plan.needed.peak()));
   }
 }

@@ -384,12 +384,12 @@ void print(const std::vector<Measured>& all, const BenchPipelineOptions& run, in
   }
   fmt::print("{}{}", step_table(measured, tokens).to_string(), left_out);
   fmt::print(
-      "ms: forward and backward of a step, the slowest rank, median; bytes by rank; ideal bubble: "
-      "simulated,\n"
-      "for passes and stages that take equally long\n\n{}"
-      "a step of median length, from its first event to the end of its last pass; simulated: for the costs "
-      "that\n"
-      "it had; idle and its causes: of all ranks' time\n",
+      "ms: median time of forward and backward per step, slowest rank; bytes: per rank; ideal bubble: "
+      "simulated\n"
+      "with equal times for all passes and stages\n\n"
+      "{}a step of median length, from its first event to the end of its last pass; simulated: with its "
+      "measured\n"
+      "costs; idle and its causes: shares of the time of all ranks\n",
       idle_table(measured).to_string());
   if (!run.details && measured.size() > 1) return;
   const int64_t terminal = terminal_columns(STDOUT_FILENO), columns = terminal > 0 ? terminal : kColumns;
