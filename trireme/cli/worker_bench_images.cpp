@@ -181,18 +181,18 @@ int worker_bench_images(const Request& request) {
                     {"whole_per_s", each.whole},
                     {"ratio", median_of(each.whole) / median_of(each.alone)}});
   }
-  std::cout
-      << Json{{"schema", "trireme.bench.images/1"},
-              {"command", request.command},
-              {"version", kVersion},
-              {"side", options.side},
-              {"images", options.images},
-              {"clock", "processor time of the process, one thread at work"},
-              {"alone", "decode_image(): libjpeg-turbo into a new buffer, scaled as in the whole pipeline"},
-              {"whole", "ImageLoader: read, decode, random resized crop, flip, normalise, into a batch"},
-              {"cases", rows}}
-             .dump(2)
-      << "\n";
+  std::cout << Json{{"schema", "trireme.bench.images/1"},
+                    {"command", request.command},
+                    {"version", kVersion},
+                    {"side", options.side},
+                    {"images", options.images},
+                    {"clock", "processor time of the process, one thread at work"},
+                    {"alone", "decode_image(): libjpeg-turbo into a new buffer, scaled as in the whole way"},
+                    {"whole",
+                     "ImageLoader: read, decode, random resized crop, flip, normalise, into a batch"},
+                    {"cases", rows}}
+                   .dump(2)
+            << "\n";
   return 0;
 }
 
