@@ -6,18 +6,18 @@ root=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")
 
 usage() {
   cat <<'TEXT'
-Usage: ./trireme.sh [options] VERB [arguments]   run 'trireme VERB ...', built first when needed
+Usage: ./trireme.sh [options] VERB [arguments]   run 'trireme VERB ...', building it first if needed
        ./trireme.sh [options] test [arguments]   build all tests and run ctest with these arguments
 
 Options, before the verb only:
   --preset NAME   a configuration of CMakePresets.json (default: release)
-  --build-only    set up and build, run nothing ('--build-only test' builds the tests too)
-  --clean         remove build/NAME first; alone: only that
-  --help          this text; './trireme.sh help' is the help of trireme itself
+  --build-only    set up and build, but run nothing ('--build-only test' also builds the tests)
+  --clean         remove build/NAME first; without a verb, do only that
+  --help          print this text; './trireme.sh help' prints the help of trireme itself
 
 Missing distribution packages are installed with apt-get (asking for sudo when needed). libtorch 2.11 is taken from
 TRIREME_TORCH_DIR, or a Python on PATH that has it, or installed into ${XDG_CACHE_HOME:-~/.cache}/trireme.
-Exit codes: 1 the build failed, 2 wrong usage, 3 the machine lacks something (the message says what);
+Exit codes: 1 the build failed, 2 wrong usage, 3 something is missing on this machine (the message says what);
 otherwise those of the command.
 TEXT
 }
@@ -106,7 +106,7 @@ while (($#)); do
   esac
   shift
 done
-[[ $preset =~ ^[A-Za-z0-9][A-Za-z0-9_-]*$ ]] || refuse "'$preset' is not the name of a preset. Fix: --preset release."
+[[ $preset =~ ^[A-Za-z0-9][A-Za-z0-9_-]*$ ]] || refuse "'$preset' is not a valid preset name. Fix: --preset release."
 build=$root/build/$preset
 if ((cleaning)); then
   clean

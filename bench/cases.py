@@ -109,15 +109,15 @@ def peers_of(policy: str, wanted: str | None, python: str, device: str = "cuda")
     if wanted is None:
         problem = import_error(python, "deepspeed") if has_stage else None
         if problem:
-            say(f"{policy}: the peer is PyTorch, {python} has no DeepSpeed: {problem}")
+            say(f"{policy}: the peer is PyTorch, since {python} has no DeepSpeed: {problem}")
         return ["deepspeed" if has_stage and not problem else "best" if device == "cuda" else "torch"]
     names = wanted.split(",")
     known = (*TORCH_PEERS, *OTHER_PEERS, *(with_fp8(name) for name in TORCH_PEERS))
     if unknown := set(names) - set(known):
-        raise BenchError(EXIT_USAGE, f"no peer {min(unknown)}; there are {', '.join(known)}")
+        raise BenchError(EXIT_USAGE, f"there is no peer {min(unknown)}; choose from {', '.join(known)}")
     names = [name for name in names if name != "deepspeed" or has_stage]
     if not names:
-        raise BenchError(EXIT_USAGE, f"DeepSpeed has no {policy}, only {', '.join(ZERO_STAGES)}; "
+        raise BenchError(EXIT_USAGE, f"DeepSpeed does not support {policy}, only {', '.join(ZERO_STAGES)}; "
                                      "add torch to --peer")
     if "deepspeed" in names and (problem := import_error(python, "deepspeed")):
         raise BenchError(EXIT_ENVIRONMENT, f"{python} has no DeepSpeed: {problem}")
@@ -130,7 +130,7 @@ def tried_by_best(policy: str, ranks: int, fp8: str, python: str) -> list[str]:
     if fp8:
         if problem := import_error(python, "torchao.float8"):
             raise BenchError(EXIT_ENVIRONMENT, f"{python} has no torchao for the peers in FP8: {problem}; "
-                                               "install it or name a --peer")
+                                               "install it, or choose a --peer")
         names += [with_fp8(name) for name in names]
     return names
 
@@ -149,7 +149,7 @@ def peer_program(name: str, policy: str, ranks: int, device: str) -> list[str]:
         return [f"{PEERS}/deepspeed_train.py", f"--stage={ZERO_STAGES[policy]}"]
     strategy = strategy_of(name, policy, ranks)
     if strategy is None:
-        raise BenchError(EXIT_USAGE, f"{name} is for one rank"
+        raise BenchError(EXIT_USAGE, f"{name} supports one rank only"
                                      f"{' or ddp' if name == 'torch-whole' else ''}, not {policy} on {ranks}")
     compiles = TORCH_PEERS[name] if device == "cuda" else []
     return [f"{PEERS}/torch_train.py", f"--strategy={strategy}", *compiles]
@@ -270,7 +270,7 @@ def with_case_options(arguments: argparse.Namespace, text: str) -> argparse.Name
         try:
             setattr(changed, key, CASE_OPTIONS[key](value.replace("+", ",")))
         except (KeyError, ValueError):
-            raise BenchError(EXIT_USAGE, f'"{option}" is no option of a case; there are '
+            raise BenchError(EXIT_USAGE, f'"{option}" is not an option of a case; choose from '
                                          f"{', '.join(CASE_OPTIONS)}") from None
     return changed
 
@@ -286,7 +286,7 @@ def training_cases(arguments: argparse.Namespace) -> list[Case]:
         own = with_case_options(arguments, ":".join(options))
         peers = peers_of(policy, own.peer, own.python, DEVICES[own.mode][0])
         if not own.fp8 and any(peer.endswith("-fp8") for peer in peers):
-            raise BenchError(EXIT_USAGE, f"peers in FP8 are for ours in FP8; give {model} fp8=RECIPE or --fp8")
+            raise BenchError(EXIT_USAGE, f"FP8 peers need FP8 on our side; give {model} fp8=RECIPE, or use --fp8")
         cases += [training_case(model, policy, world, against, own) for world in ranks for against in peers]
     return cases
 

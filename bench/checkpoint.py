@@ -112,9 +112,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "bench/results/checkpoint_2cores.json")
     parser.add_argument("--disk", type=Path, help="folder on the disk to write to (default: that of temporary files)")
-    parser.add_argument("--model", default="gpt2-124m", help="preset that is saved (default: gpt2-124m)")
+    parser.add_argument("--model", default="gpt2-124m", help="preset to save (default: gpt2-124m)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", choices=["write", "overhead"], help="measure this alone")
+    parser.add_argument("--only", choices=["write", "overhead"], help="measure only this")
     options = parser.parse_args()
     try:
         with tempfile.TemporaryDirectory(dir=options.disk) as scratch:

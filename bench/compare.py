@@ -88,7 +88,7 @@ def check_programs(cases: Sequence[Case]) -> None:
     """Before anything is measured, rather than an hour into the matrix."""
     for program in sorted({side.command[0] for case in cases for side in (case.ours, case.peer)}):
         if not (shutil.which(program) or shutil.which(str(ROOT / program))):
-            raise BenchError(EXIT_ENVIRONMENT, f"there is no program {program}; build it, or name "
+            raise BenchError(EXIT_ENVIRONMENT, f"there is no program {program}; build it, or choose "
                                                "another with --bin or --python")
 
 
@@ -98,7 +98,7 @@ def check_torch(arguments: argparse.Namespace) -> None:
     if arguments.mode == "pair" or own:
         return
     if problem := import_error(arguments.python, "torch"):
-        raise BenchError(EXIT_ENVIRONMENT, f"{arguments.python} cannot import torch for the peers: {problem}; name a "
+        raise BenchError(EXIT_ENVIRONMENT, f"{arguments.python} cannot import torch for the peers: {problem}; choose a "
                                            "Python that can with --python")
 
 
@@ -204,7 +204,7 @@ def measure_beside(cases: Sequence[Case], book: Book, budget: Budget) -> None:
     names = visible_gpus()
     most = max(case.ranks for case in cases)
     if most > len(names):
-        raise BenchError(EXIT_ENVIRONMENT, f"a case wants {most} GPUs, and there are {len(names)}")
+        raise BenchError(EXIT_ENVIRONMENT, f"a case needs {most} GPUs, but there are {len(names)}")
     indexed = sorted(enumerate(cases), key=lambda item: -item[1].ranks)
     for index, case in indexed:
         if case.ranks == len(names):
@@ -228,54 +228,54 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("mode", nargs="?", choices=MODES, default="pair")
-    parser.add_argument("--out", type=Path, help="default: bench/results/MODE.json")
+    parser.add_argument("--out", type=Path, help="result file (default: bench/results/MODE.json)")
     parser.add_argument("--alternations", type=int, default=5)
-    parser.add_argument("--warmup", type=int, help="steps dropped, at least 10, which is the default (vision: 20)")
-    parser.add_argument("--steps", type=int, default=50, help="steps kept (not for two commands, nor for vision)")
-    parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for one run")
-    parser.add_argument("--trial-seconds", type=float, help="for one candidate of --peer best (--timeout)")
-    parser.add_argument("--commit", help="for the file, where the sources came without their repository")
-    parser.add_argument("--require", type=float, default=0.0, help="exit 8 if a ratio is below")
-    parser.add_argument("--peer", help="of two commands: the second command line; cpu: eager, compile, best; gpu and "
+    parser.add_argument("--warmup", type=int, help="warm-up steps to drop, at least 10 (default: 10; vision: 20)")
+    parser.add_argument("--steps", type=int, default=50, help="steps to measure (not for two commands, nor for vision)")
+    parser.add_argument("--timeout", type=float, default=1800.0, help="time limit of a run in seconds")
+    parser.add_argument("--trial-seconds", type=float, help="time limit of a candidate of --peer best (default: --timeout)")
+    parser.add_argument("--commit", help="commit to record, if the sources are not in a repository")
+    parser.add_argument("--require", type=float, default=0.0, help="exit with code 8 if a ratio is below this")
+    parser.add_argument("--peer", help="two commands: the second command line; cpu: eager, compile, best; gpu and "
                                        "cpu-smoke: torch, torch-amp, torch-whole, torch-eager, "
-                                       "deepspeed, replicas, bf16, best or several, with commas (default of gpu: "
+                                       "deepspeed, replicas, bf16, best, or several separated by commas (default of gpu: "
                                        "deepspeed for ZeRO where it is installed, else best); vision and "
                                        "vision-cpu: see above")
     pair = parser.add_argument_group("two commands")
-    pair.add_argument("--ours", help="command line")
+    pair.add_argument("--ours", help="the first command line")
     pair.add_argument("--metric", default="tokens_per_s", help="JSON key; higher is better")
     pair.add_argument("--label", default="")
-    matrix = parser.add_argument_group("all but two commands")
+    matrix = parser.add_argument_group("all modes except two commands")
     matrix.add_argument("--bin", default="./build/release/bin/trireme")
-    matrix.add_argument("--python", default=sys.executable, help="one that has torch")
+    matrix.add_argument("--python", default=sys.executable, help="a Python that has torch")
     matrix.add_argument("--ours-args", default="", help='more arguments: --ours-args="--seed=1"')
     matrix.add_argument("--peer-args", default="", help='more arguments: --peer-args="--compile"')
     cpu = parser.add_argument_group("cpu")
     cpu.add_argument("--models", default="gpt-tiny,llama-tiny")
     cpu.add_argument("--global-batch", type=int, default=16)
-    cpu.add_argument("--policy", default="ddp", help="ours; the peer is DDP")
+    cpu.add_argument("--policy", default="ddp", help="policy of our side; the peer uses DDP")
     images = parser.add_argument_group("vision and vision-cpu")
-    images.add_argument("--data-dir", default=str(ROOT / "build" / "bench-data"), help="where images are made and kept")
+    images.add_argument("--data-dir", default=str(ROOT / "build" / "bench-data"), help="folder in which images are made and kept")
     gpu = parser.add_argument_group("gpu, cpu-smoke and vision")
     gpu.add_argument("--beside", action="store_true",
                      help="run cases at the same time on different GPUs")
-    gpu.add_argument("--budget-seconds", type=float, help="begin nothing that would end later")
+    gpu.add_argument("--budget-seconds", type=float, help="start nothing that would end after so many seconds")
     gpu.add_argument("--cases", help=", ".join(f'{mode}: "{options["cases"]}"' for mode, options in
                                                (DEFAULTS | {"cpu-smoke": SMOKE}).items()))
     gpu.add_argument("--seq", type=int, help=f"gpu: {GPU['seq']}, cpu-smoke: {SMOKE['seq']}")
     gpu.add_argument("--micro-batch", type=int, default=4)
     gpu.add_argument("--fp8", default="", metavar="RECIPE",
-                     help="gpu: precision.fp8 of ours; best then tries torchao's FP8, too")
+                     help="gpu: precision.fp8 of our side; best then also tries torchao's FP8")
     gpu.add_argument("--losses", type=int, default=0, metavar="N",
                      help="first compare the losses of N steps from the same start, 10 or more; "
-                          "five more runs a case, weights in $TMPDIR")
+                          "takes five more runs per case, with weights in $TMPDIR")
     gpu.add_argument("--loss-bound", type=float, default=0.02, metavar="NATS",
-                     help="exit 8 if the first losses differ by more, or the means of the last 10 "
-                          "by more than this and than the peer's from two seeds")
+                     help="exit with code 8 if the first losses differ by more than this, or the means of the last 10 "
+                          "by more than this and more than the peer's from two seeds")
     gpu.add_argument("--gemm", action="store_true",
                      help="also measure a matrix product of 8192^3 in bf16 (cpu-smoke: 1024^3)")
     gpu.add_argument("--profile", type=int, default=0, metavar="N",
-                     help="then trace N steps of ours in a run of its own: GPU time a step by "
+                     help="then profile N steps of our side in a separate run: GPU time per step by "
                           "groups of kernels")
     arguments = parser.parse_args(words)
     for key, value in ({"warmup": 10} | DEFAULTS.get(arguments.mode, SMOKE)).items():

@@ -51,7 +51,7 @@ def ways_of(text: str) -> dict[str, list[str]]:
         name, _, options = part.partition(":")
         ways[name.strip()] = shlex.split(options)
     if len(ways) < 2:
-        raise BenchError(EXIT_USAGE, "--ways names the reference and at least one other way, with ; between them")
+        raise BenchError(EXIT_USAGE, "--ways needs the reference and at least one other way, separated by ;")
     return ways
 
 
@@ -61,7 +61,7 @@ def text_of(arguments: argparse.Namespace, folder: Path) -> Path:
         return Path(arguments.text).resolve()
     root = output_of([arguments.python, "-c", "import torch; print(torch.__path__[0])"])
     if not root:
-        raise BenchError(EXIT_ENVIRONMENT, f"{arguments.python} has no torch, whose sources are the text; give --text")
+        raise BenchError(EXIT_ENVIRONMENT, f"{arguments.python} has no torch, whose sources are the default text; pass --text")
     target = folder / "sources.txt"
     with target.open("w") as out:
         for path in sorted(Path(root).rglob("*.py")):
@@ -106,15 +106,15 @@ def judge(runs: list[dict], last: int) -> dict:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default=CONFIG, help="of all runs: arguments of 'trireme train'")
-    parser.add_argument("--ways", default=WAYS, help="what they differ in")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of the reference")
-    parser.add_argument("--last", type=int, default=50, help="steps whose mean loss is compared")
-    parser.add_argument("--text", help="file or folder of text")
+    parser.add_argument("--config", default=CONFIG, help="arguments of 'trireme train' for all runs")
+    parser.add_argument("--ways", default=WAYS, help="names and arguments in which the runs differ")
+    parser.add_argument("--seeds", type=int, default=3, help="number of reference runs, each with its own seed")
+    parser.add_argument("--last", type=int, default=50, help="number of last steps whose mean loss is compared")
+    parser.add_argument("--text", help="file or folder of training text")
     parser.add_argument("--bin", default="./build/release/bin/trireme")
     parser.add_argument("--python", default=sys.executable)
-    parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for one run")
-    parser.add_argument("--commit", help="for the file, where the sources came without their repository")
+    parser.add_argument("--timeout", type=float, default=1800.0, help="time limit of a run in seconds")
+    parser.add_argument("--commit", help="commit to record, if the sources are not in a repository")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "curves.json")
     return parser.parse_args()
 

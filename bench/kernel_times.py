@@ -8,7 +8,7 @@ from dataclasses import replace
 from programs import EXIT_FAILED, BenchError, Side, run_program, say, with_options
 
 WARMUP = 10  # steps that `trireme train --profile` lets pass, when there are as many
-LINE = re.compile(r"profile (?:([\d.]+) ms a step, ([\d.]+) ms idle(.*)|without GPU kernels)"
+LINE = re.compile(r"profile (?:([\d.]+) ms a step, ([\d.]+) ms idle(.*)|only CPU operators[^;]*)"
                   r"; open ")
 GROUP = re.compile(r"; ([^;]+) ([\d.]+) ms \((\d+)\)")
 

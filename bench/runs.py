@@ -82,7 +82,7 @@ def metric_samples(objects: Sequence[dict], metric: str, warmup: int) -> list[fl
     if steps:
         kept = [float(item[metric]) for item in steps if item["step"] > warmup]
         if not kept:
-            raise BenchError(EXIT_FAILED, f"none of {len(steps)} steps is after the warm-up")
+            raise BenchError(EXIT_FAILED, f"all {len(steps)} steps belong to the warm-up")
         return kept
     for item in reversed(objects):
         if metric in item:
@@ -233,7 +233,7 @@ class Measurement:
             say(f"  trial of {name}: {trials[name]:,.0f}")
         chosen = max(trials, key=trials.__getitem__)
         if not trials[chosen]:
-            raise BenchError(EXIT_FAILED, "no peer runs")
+            raise BenchError(EXIT_FAILED, "no peer could be run")
         self.peer = with_compile_cache(self.case.candidates[chosen], self.cache)
         self.extra |= {"against": chosen, "trials": trials}
 
@@ -280,7 +280,7 @@ class Measurement:
             self.alternate()
         except OutOfTime:
             self.extra["stopped"] = "the time was over"
-            say(f"  {case.title()}: the time is over after {len(self.alternations)} alternations")
+            say(f"  {case.title()}: time ran out after {len(self.alternations)} alternations")
         if not self.alternations:
             return case.label | self.extra | {"alternations": []}
         result = self.result()

@@ -114,18 +114,18 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--micro-batch", type=int, default=1)
     parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--save-after", type=lambda text: [int(step) for step in text.split(",")], default=[20],
-                        help="steps, multiples of the first")
+                        help="steps after which to save; multiples of the first")
     parser.add_argument("--modes", type=lambda text: text.split(","), default=["async", "pinned"],
-                        help="of the peer (default: async,pinned)")
+                        help="save modes of the peer (default: async,pinned)")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no program after so long")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no program after so many seconds")
     parser.add_argument("--timeout", type=float, default=600.0)
     parser.add_argument("--bin", default="./build/release/bin/trireme")
-    parser.add_argument("--python", default=sys.executable, help="one that has torch")
+    parser.add_argument("--python", default=sys.executable, help="a Python that has torch")
     parser.add_argument("--ours-args", type=shlex.split, default=[])
     parser.add_argument("--peer-args", type=shlex.split, default=[])
     parser.add_argument("--disk", type=Path, help="folder to save in (default: that of temporary files)")
-    parser.add_argument("--commit", help="of the sources, where there is no repository")
+    parser.add_argument("--commit", help="commit to record, if the sources are not in a repository")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     if any(step % options.save_after[0] != 0 for step in options.save_after):
@@ -141,7 +141,7 @@ def main() -> int:
               "machine": describe_machine(options.python), "model": options.model, "ranks": options.ranks,
               "rounds": []}
     if not Path(options.bin).exists():
-        say(f"there is no {options.bin}; build it, or give --bin")
+        say(f"{options.bin} does not exist; build it, or set --bin")
         return EXIT_ENVIRONMENT
     code = 0
     with tempfile.TemporaryDirectory(dir=options.disk) as scratch:

@@ -329,7 +329,7 @@ def with_tables(page: Path) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--check", action="store_true", help="only check that the tables are up to date")
     check = parser.parse_args().check
     stale = []
     try:

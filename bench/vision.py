@@ -61,16 +61,16 @@ def read_case(text: str) -> tuple[Work, list[int]]:
     model, _, rest = text.strip().partition(":")
     worlds, _, options = rest.partition(":")
     if model not in WORKS:
-        raise BenchError(EXIT_USAGE, f'no model "{model}"; there are {", ".join(WORKS)}')
+        raise BenchError(EXIT_USAGE, f'there is no model "{model}"; choose from {", ".join(WORKS)}')
     values = vars(WORKS[model]).copy()
     for option in filter(None, options.split(",")):
         key, _, value = option.partition("=")
         if key not in OPTIONS:
-            raise BenchError(EXIT_USAGE, f'"{option}" is no option of a case; there are {", ".join(OPTIONS)}')
+            raise BenchError(EXIT_USAGE, f'"{option}" is not an option of a case; choose from {", ".join(OPTIONS)}')
         try:
             values[key] = type(values[key])(value)
         except ValueError:
-            raise BenchError(EXIT_USAGE, f'"{option}": {key} is of type {type(values[key]).__name__}') from None
+            raise BenchError(EXIT_USAGE, f'"{option}": {key} must be of type {type(values[key]).__name__}') from None
     try:
         ranks = [int(world) for world in worlds.split(",")]
     except ValueError:
@@ -136,7 +136,7 @@ def prepare(work: Work, arguments: argparse.Namespace) -> None:
         except BenchError as error:
             if command is last:
                 raise
-            say(f"  {error}; taking what {PEERS}/make_pictures.py draws")
+            say(f"  {error}; using what {PEERS}/make_pictures.py draws")
     unfinished.rename(folder)
 
 
@@ -164,7 +164,7 @@ def peer_options(name: str, device: str) -> list[str]:
     """What the peer program is told for "bf16-autotune-inner" and its like."""
     precision, mode, *suffixes = name.split("-") if "-" in name else (name, "")
     if precision not in PRECISIONS[device] or mode not in MODES or not set(suffixes) <= set(SUFFIXES):
-        raise BenchError(EXIT_USAGE, f"no peer {name}; take PRECISION-MODE[-inner][-contiguous] of "
+        raise BenchError(EXIT_USAGE, f"there is no peer {name}; use PRECISION-MODE[-inner][-contiguous] of "
                                      f"{', '.join(PRECISIONS[device])} and {', '.join(MODES)}, or best[/NAME...]")
     return [f"--precision={precision}", f"--mode={mode.replace('_', '-')}", *(SUFFIXES[word] for word in suffixes)]
 

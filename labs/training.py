@@ -40,17 +40,17 @@ def numbers(text):
     try:
         found = [int(word) for word in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is no list of numbers such as 1,2") from None
+        raise argparse.ArgumentTypeError(f"'{text}' is not a list of numbers such as 1,2") from None
     if not found or min(found) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' has no rank or less than one; give numbers such as 1,2")
+        raise argparse.ArgumentTypeError(f"'{text}' has a number below 1, or none; give numbers such as 1,2")
     return found
 
 
 def parsed(parser):
     """The command line, with --repeats, --out and --trireme too, and as `overrides` what stands behind --."""
-    parser.add_argument("--repeats", type=int, default=3, help="times that all runs are made, in turns")
-    parser.add_argument("--out", type=pathlib.Path, help="file for what was measured, as JSON")
-    parser.add_argument("--trireme", default=str(ROOT / "trireme.sh"), help="the command, if not this project's")
+    parser.add_argument("--repeats", type=int, default=3, help="how often all runs are repeated, in turns")
+    parser.add_argument("--out", type=pathlib.Path, help="JSON file for the measurements")
+    parser.add_argument("--trireme", default=str(ROOT / "trireme.sh"), help="the trireme command (default: that of this project)")
     parser.usage = f"{parser.format_usage().removeprefix('usage: ').rstrip()} [-- arguments of 'trireme train']"
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)

@@ -247,7 +247,7 @@ def check_reports(directory: Path, attempts: list[dict], fault: Fault, errors: s
     """Each attempt that failed has a report that speaks of all ranks, and the first blames the one that was hit."""
     for number, attempt in enumerate(attempts[:-1], 1):
         path = directory / f"crash-{number}.txt"
-        if fault.kind == "disk" and not path.exists() and "there is no crash report" in errors:
+        if fault.kind == "disk" and not path.exists() and "the crash report could not be written" in errors:
             continue
         report = path.read_text()
         silent = [rank for rank in range(RANKS) if f"\n  rank {rank} (pid " not in report]
@@ -262,7 +262,7 @@ def check_manifest(directory: Path, fault: Fault, errors: str) -> list[dict]:
     """A disk that is full when a run ends takes no word of that, and the run says so."""
     manifest = json.loads((directory / "manifest.json").read_text())
     attempts = manifest["attempts"]
-    warned = fault.kind == "disk" and "the manifest does not say how the run ended" in errors
+    warned = fault.kind == "disk" and "the manifest could not record how the run ended" in errors
     require(manifest["exit_code"] == 0 or warned, f"the manifest says exit code {manifest['exit_code']}")
     for before, after in zip(attempts, attempts[1:]):
         require(bool(before["cause"]) and before["exit_code"] not in (None, 0), f"an attempt has no cause: {before}")

@@ -70,7 +70,7 @@ def main() -> None:
     add_options(parser)
     parser.add_argument("--stage", type=int, default=2, choices=[1, 2, 3])
     parser.add_argument("--bucket", type=int, default=50_000_000,
-                        help="elements that are reduced or gathered at once")
+                        help="elements to reduce or gather at once")
     options = parser.parse_args()
     if options.device == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # before deepspeed is imported

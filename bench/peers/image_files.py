@@ -152,7 +152,7 @@ class Parts(Sampler):
 
     def __init__(self, images: int, batch: int, part: int, rank: int, world: int, seed: int) -> None:
         if images < batch * world:
-            raise SystemExit(f"{images} images are less than a batch of {batch} on each of {world} ranks")
+            raise SystemExit(f"{images} images are fewer than a batch of {batch} on each of {world} ranks")
         self.images, self.batch, self.part = images, batch, part
         self.rank, self.world, self.seed = rank, world, seed
 

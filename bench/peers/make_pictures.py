@@ -84,9 +84,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--images", type=int, default=5120)
     parser.add_argument("--classes", type=int, default=1000)
-    parser.add_argument("--side", type=int, default=256, help="shortest side; others are up to a quarter longer")
+    parser.add_argument("--side", type=int, default=256, help="shorter side in pixels; the other is up to a quarter longer")
     parser.add_argument("--seed", type=int, default=3)
-    parser.add_argument("--cifar", action="store_true", help="CIFAR-10's binary files")
+    parser.add_argument("--cifar", action="store_true", help="write CIFAR-10's binary files instead")
     options = parser.parse_args()
     if not 1 <= options.classes <= options.images:
         parser.error("--classes is at least 1 and at most --images")

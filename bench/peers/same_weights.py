@@ -72,5 +72,5 @@ def load_weights(model: nn.Module, path: str | Path, family: str) -> None:
         if name == "pos.weight":
             value = value[: len(parameter)]  # no window reaches the positions after them
         if value.shape != parameter.shape:
-            raise ValueError(f"{name} is {tuple(parameter.shape)}, ours {tuple(value.shape)}")
+            raise ValueError(f"{name} is {tuple(parameter.shape)}, but ours is {tuple(value.shape)}")
         parameter.copy_(value)

@@ -22,8 +22,8 @@ STEPS_AFTER = 2  # that are timed together with a save
 def add_save_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--save", default="", choices=["", *MODES], help="how the state is saved")
     parser.add_argument("--save-after", type=lambda text: [int(step) for step in text.split(",")], default=[],
-                        metavar="STEP,...", help="steps after which it is, of all from 1 on")
-    parser.add_argument("--save-to", default="", help="folder for what is saved")
+                        metavar="STEP,...", help="steps after which it is saved, counted from 1")
+    parser.add_argument("--save-to", default="", help="folder for the saved state")
 
 
 class Saver:

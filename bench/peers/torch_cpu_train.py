@@ -276,7 +276,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", choices=MODELS, default="gpt-tiny")
     parser.add_argument("--threads", type=int, default=1, help="intra-op threads of each rank")
     parser.add_argument("--micro-batch", type=int, default=0,
-                        help="sequences per forward of a rank; 0: global batch / ranks")
+                        help="sequences per forward pass of a rank; 0: global batch / ranks")
     parser.add_argument("--global-batch", type=int, default=16)
     parser.add_argument("--steps", type=int, default=50, help="timed steps")
     parser.add_argument("--warmup", type=int, default=10)
@@ -286,10 +286,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--no-clip", dest="clip", action="store_false")
     parser.add_argument("--bucket-mb", type=float, default=25.0, help="DDP's bucket_cap_mb")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
-    parser.add_argument("--text", type=Path, default=headers, help="file or folder, read as bytes")
+    parser.add_argument("--text", type=Path, default=headers, help="file or folder of text, read as bytes")
     parser.add_argument("--max-bytes", type=int, default=8 << 20)
     parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument("--json", action="store_true", help="the result as one line of JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as one line of JSON")
     return parser.parse_args()
 
 

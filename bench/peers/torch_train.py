@@ -147,11 +147,11 @@ def main() -> None:
     add_options(parser)
     parser.add_argument("--strategy", default="fsdp2", choices=STRATEGIES)
     parser.add_argument("--fp8", default="", choices=["", "tensorwise", "rowwise"])
-    parser.add_argument("--fp8-head", action="store_true", help="with --fp8 the head as well")
+    parser.add_argument("--fp8-head", action="store_true", help="with --fp8: the head too")
     parser.add_argument("--whole", action="store_true",
                         help="compile the model and its loss as one (amp and ddp)")
     parser.add_argument("--ac", action="store_true", help="recompute each block")
-    parser.add_argument("--sdpa", default="", help="an SDPBackend by name")
+    parser.add_argument("--sdpa", default="", help="name of an SDPBackend")
     add_save_options(parser)
     options = parser.parse_args()
     if options.whole and (options.compile or options.strategy not in ("amp", "ddp")):

@@ -35,7 +35,7 @@ def blocks_of(depth: int) -> tuple[int, ...]:
         return DEPTHS[depth]
     count, rest = divmod(depth - 2, 6)
     if count < 1 or rest:
-        raise SystemExit(f"no residual network has {depth} layers; take {', '.join(map(str, DEPTHS))} or 6 n + 2")
+        raise SystemExit(f"no ResNet has {depth} layers; use {', '.join(map(str, DEPTHS))} or 6 n + 2")
     return (count,) * 3
 
 

@@ -45,7 +45,8 @@ at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& labels) {
 int main(int argc, char** argv) try {
   const std::string name = argc > 1 ? argv[1] : "1f1b";
   const auto known = plan::parse<plan::ScheduleName>(name);
-  if (!known) throw std::runtime_error("no schedule '" + name + "'; 'trireme pipeline compare' lists them");
+  if (!known)
+    throw std::runtime_error("there is no schedule '" + name + "'; 'trireme pipeline compare' lists them");
   const auto world = trireme::comm::World::join_environment();
   plan::ParallelConfig axes;
   axes.pp = world->size();

@@ -358,7 +358,7 @@ bool shared(const comm::Mesh& mesh) {
 bool failed = false;
 
 void expect(bool holds, const std::string& what) {
-  if (!holds) std::cerr << "not so: " << what << "\n";
+  if (!holds) std::cerr << "failed: " << what << "\n";
   failed = failed || !holds;
 }
 
@@ -378,14 +378,17 @@ void run(const comm::Mesh& mesh, const std::string& folder) {
   expect(close(ragged(mesh), single, 1e-5), "weighted micro-batches have the mean of the batch");
   const auto [loss, wanted] = validation(mesh);
   expect(std::abs(loss - wanted) <= 1e-5 * wanted, "validation counts every row once");
-  expect(close(groups(mesh), our_optimizer(mesh), 1e-5), "groups of torch's optimizer and of ours");
+  expect(close(groups(mesh), our_optimizer(mesh), 1e-5),
+         "parameter groups of torch's optimizer and of ours agree");
   expect(close(resumed(mesh, folder + "/state"), sharded, 0.0), "a resumed run has the same bits");
-  expect(close(weights_from_file(mesh, folder + "/weights"), weights_of(*Net()), 0.0), "weights come back");
+  expect(close(weights_from_file(mesh, folder + "/weights"), weights_of(*Net()), 0.0),
+         "weights load back unchanged");
   expect(uneven(mesh) == mesh.dp->size(), "uneven ranks end together");
   const Weights two = frozen(mesh, 2), five = frozen(mesh, 5);
   const std::string first = "blocks.0.0.weight", second = "blocks.1.0.weight", third = "blocks.2.0.weight";
-  expect(at::equal(five.at(first), weights_of(*Net()).at(first)), "what was frozen before stays");
-  expect(at::equal(five.at(second), two.at(second)), "what is frozen while training stays from then on");
+  expect(at::equal(five.at(first), weights_of(*Net()).at(first)), "what was frozen before stays unchanged");
+  expect(at::equal(five.at(second), two.at(second)),
+         "what is frozen during training stays unchanged from then on");
   expect(!at::equal(five.at(third), two.at(third)), "the rest is trained");
   expect(shared(mesh), "a tensor with two names is one parameter");
   expect(close(mixed_precision(mesh), single, 2e-2), "bf16 is near fp32");

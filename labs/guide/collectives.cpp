@@ -105,7 +105,7 @@ class Examples {
     const std::chrono::duration<double, std::milli> waited = std::chrono::steady_clock::now() - began;
     const auto all = comm::gather_scalars(*table_, {waited.count()});
     if (r_ != 0) return;
-    fmt::print("barrier: rank 0 comes 50 ms late\n");
+    fmt::print("barrier: rank 0 arrives 50 ms late\n");
     for (int64_t rank = 0; rank < n_; ++rank) fmt::print("  rank {}  waited {:.1f} ms\n", rank, all[rank][0]);
   }
 

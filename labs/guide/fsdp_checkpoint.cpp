@@ -32,7 +32,7 @@ int64_t resume(parallel::DataParallel& engine, trireme::optim::Optimizer& optimi
     fmt::print("step {}: {} ranks resume with weights {}\n", notes.at("step"), engine.mesh().world->size(),
                weights);
   if (weights != notes.at("weights"))
-    throw std::runtime_error("they are not what was saved: " + notes.at("weights"));
+    throw std::runtime_error("the weights differ from those that were saved: " + notes.at("weights"));
   return std::stol(notes.at("step"));
 }
 

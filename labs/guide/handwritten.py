@@ -73,8 +73,8 @@ def write_idx(folder, name, digits):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("data/handwritten"))
-    parser.add_argument("--val", type=int, default=297, help="digits that are held out")
-    parser.add_argument("--seed", type=int, default=1, help="of their order")
+    parser.add_argument("--val", type=int, default=297, help="number of held-out digits")
+    parser.add_argument("--seed", type=int, default=1, help="seed of their order")
     options = parser.parse_args()
     path = find_digits()
     if not path:

@@ -84,10 +84,10 @@ def in_text(rows):
 
 def command_line():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("config", nargs="?", default=str(ROOT / "configs/quickstart.yaml"), help="what is trained")
+    parser.add_argument("config", nargs="?", default=str(ROOT / "configs/quickstart.yaml"), help="config to train")
     parser.add_argument("--ranks", type=numbers, default=[1, 2], help="numbers of ranks, such as 1,2,4")
-    parser.add_argument("--batch", type=int, default=16, help="samples of a rank a step in weak scaling")
-    parser.add_argument("--steps", type=int, default=50, help="of each run")
+    parser.add_argument("--batch", type=int, default=16, help="samples per rank and step in weak scaling")
+    parser.add_argument("--steps", type=int, default=50, help="steps per run")
     options = parsed(parser)
     for name in ("batch", "steps"):
         if getattr(options, name) < 1:

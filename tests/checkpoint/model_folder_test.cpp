@@ -85,9 +85,9 @@ TEST(ModelFolder, AnIndexThatDoesNotFitIsRefused) {
   fixture.file("a.safetensors", {"first", "second"});
   fixture.file("b.safetensors", {"second"});
   fixture.index({{"first", "a.safetensors"}, {"second", "b.safetensors"}});
-  EXPECT_TRUE(says(fixture.refusal(), "puts elsewhere or nowhere: second")) << fixture.refusal();
+  EXPECT_TRUE(says(fixture.refusal(), "lists elsewhere or not at all: second")) << fixture.refusal();
   fixture.index({{"first", "a.safetensors"}, {"second", "a.safetensors"}, {"third", "a.safetensors"}});
-  EXPECT_TRUE(says(fixture.refusal(), "it lacks what model.safetensors.index.json says is here: third"))
+  EXPECT_TRUE(says(fixture.refusal(), "it lacks tensors that model.safetensors.index.json lists: third"))
       << fixture.refusal();
   fixture.index({{"first", "c.safetensors"}});
   EXPECT_TRUE(says(fixture.refusal(), "c.safetensors")) << fixture.refusal();
@@ -108,11 +108,11 @@ TEST(ModelFolder, NothingOutsideTheFolderIsOpened) {
         std::string(".."), std::string("sub/a.safetensors"), std::string(".a.safetensors"),
         std::string("a.safetensors\n"), std::string("a.bin")}) {
     fixture.index({{"first", name}});
-    EXPECT_TRUE(says(fixture.refusal(), "is no safetensors file of this folder")) << fixture.refusal();
+    EXPECT_TRUE(says(fixture.refusal(), "is not a safetensors file in this folder")) << fixture.refusal();
   }
   fs::create_symlink(target, fixture.path + "/a.safetensors");
   fixture.index({{"first", "a.safetensors"}});
-  EXPECT_TRUE(says(fixture.refusal(), "is a link")) << fixture.refusal();
+  EXPECT_TRUE(says(fixture.refusal(), "is a symbolic link")) << fixture.refusal();
 }
 
 /// "snapshots/REVISION/NAME" are links to "blobs/HASH".
@@ -232,9 +232,9 @@ TEST(Fit, NamesWhatIsMissingMisshapenAndTooMuch) {
   tensors["transformer.wte.weight"].shape = {17, 8};
   tensors.erase("transformer.ln_f.bias");
   const std::string message = message_of<DataError>([&] { check_fit(Numbers(tensors), facts); });
-  EXPECT_TRUE(says(message, "transformer.wte.weight is BF16 [17, 8], the model has [16, 8]")) << message;
+  EXPECT_TRUE(says(message, "transformer.wte.weight is BF16 [17, 8], but [16, 8] in the model")) << message;
   EXPECT_TRUE(says(message, "1 missing: transformer.ln_f.bias")) << message;
-  EXPECT_TRUE(says(message, "1 that the model does not have: bias.of.others")) << message;
+  EXPECT_TRUE(says(message, "1 not in the model: bias.of.others")) << message;
 }
 
 float from_bits(uint32_t bits) {

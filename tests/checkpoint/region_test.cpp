@@ -141,8 +141,8 @@ TEST(Region, CoverageNamesTheElements) {
   EXPECT_EQ(coverage(shape, {}), "elements 0 to 10 are missing");
   EXPECT_EQ(coverage(shape, {flat(0, 3), flat(7, 10)}), "elements 3 to 7 are missing");
   EXPECT_EQ(coverage(shape, {flat(0, 9)}), "elements 9 to 10 are missing");
-  EXPECT_EQ(coverage(shape, {flat(0, 6), flat(4, 10)}), "elements 4 to 6 are there twice");
-  EXPECT_EQ(coverage(shape, {flat(0, 10), Region::box({1, 0}, {1, 1})}), "elements 5 to 6 are there twice");
+  EXPECT_EQ(coverage(shape, {flat(0, 6), flat(4, 10)}), "elements 4 to 6 occur twice");
+  EXPECT_EQ(coverage(shape, {flat(0, 10), Region::box({1, 0}, {1, 1})}), "elements 5 to 6 occur twice");
   EXPECT_EQ(coverage({0, 5}, {}), "");
 }
 

@@ -186,13 +186,13 @@ TEST(Store, RefusesPartsThatDoNotMakeAWhole) {
       write_rank(save.folder,
                  rank == 3 ? Layout{.replicas = 4, .shards = 1, .stages = 1, .tensor = 1} : kFour, rank, 5,
                  1);
-    EXPECT_NE(message_of<DataError>([&] { save.commit(); }).find("of tensor '"), std::string::npos);
+    EXPECT_NE(message_of<DataError>([&] { save.commit(); }).find("(tensor '"), std::string::npos);
     save.expect_nothing_committed();
   }
   {
     Begun save;  // one of another step
     for (int64_t rank = 0; rank < 4; ++rank) write_rank(save.folder, kFour, rank, rank == 1 ? 6 : 5, 1);
-    EXPECT_NE(message_of<DataError>([&] { save.commit(); }).find("is of step 6"), std::string::npos);
+    EXPECT_NE(message_of<DataError>([&] { save.commit(); }).find("is from step 6"), std::string::npos);
     save.expect_nothing_committed();
   }
   {

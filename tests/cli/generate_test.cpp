@@ -107,8 +107,8 @@ TEST(Generate, SaysWhichRunLacksWeightsAndWhyItEnded) {
   const std::pair<std::optional<int>, const char*> ends[] = {
       {6, "it ended with code 6 (NaN or infinity)"},
       {130, "it ended with code 130 (interrupted)"},
-      {std::nullopt, "it still goes on, or was killed"},
-      {0, "it finished and was told to keep none"}};
+      {std::nullopt, "it is still running, or was killed"},
+      {0, "it finished, but was configured to save none"}};
   for (const auto& [code, why] : ends) {
     const auto run = make_run(front, "tiny", code, false);
     const std::string folder = std::filesystem::path(run.path()).filename().string();

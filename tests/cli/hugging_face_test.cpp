@@ -159,21 +159,20 @@ TEST_F(FineTuned, SaysWhyThereIsNoTokenizer) {
   const Outcome gone = exported(run);
   EXPECT_EQ(gone.code, 0);
   EXPECT_EQ(gone.json()["carried_from"], nullptr);
-  for (const char* part :
-       {"out has no tokenizer: ", "tiny-llama, with which the run began, is not there any more",
-        "--tokenizer FOLDER"})
+  for (const char* part : {"out has no tokenizer, because ",
+                           "tiny-llama, which the run started from, no longer exists", "--tokenizer FOLDER"})
     EXPECT_TRUE(contains(gone.err, part)) << part << " in: " << gone.err;
   fs::rename(moved, fixture_.folder);
   fs::remove(fixture_.folder + "/tokenizer.json");
   EXPECT_TRUE(contains(exported(run).err, "tiny-llama has no tokenizer.json, tokenizer.model, "));
   fixture_.write("vocab.json", "{}");
-  EXPECT_TRUE(contains(exported(run).err, "has no tokenizer: "));
+  EXPECT_TRUE(contains(exported(run).err, "has no tokenizer, because "));
   fixture_.write("merges.txt", "");
-  EXPECT_FALSE(contains(exported(run).err, "has no tokenizer: "));
+  EXPECT_FALSE(contains(exported(run).err, "has no tokenizer, because "));
   const std::string alone = fixture_.front.file("alone.safetensors");
   ASSERT_EQ(fixture_.front.run({"ckpt", "convert", fixture_.folder, alone}).code, 0);
   const Outcome unknown = exported(tuned(alone));
-  EXPECT_TRUE(contains(unknown.err, "these weights did not begin as a Hugging Face folder")) << unknown.err;
+  EXPECT_TRUE(contains(unknown.err, "these weights did not come from a Hugging Face folder")) << unknown.err;
 }
 
 TEST(HuggingFaceVerbs, AnExportedFolderIsReplacedOnlyWhenAsked) {
@@ -240,7 +239,7 @@ TEST(HuggingFaceVerbs, WeightsThatDoNotFitARunAreRefusedBeforeItBegins) {
   EXPECT_TRUE(contains(other.err, "other values of model.rope_theta")) << other.err;
   const Outcome shape = dry_run({"--model.d_ff=32"});
   EXPECT_EQ(shape.code, 7);
-  EXPECT_TRUE(contains(shape.err, "BF16 [24, 16], the model has [32, 16]")) << shape.err;
+  EXPECT_TRUE(contains(shape.err, "BF16 [24, 16], but [32, 16] in the model")) << shape.err;
   EXPECT_EQ(dry_run({"--model.weights=nowhere"}).code, 2);
 }
 

@@ -53,7 +53,8 @@ TEST(Launch, SaysThatASignalIsPassedOn) {
   running.signal(SIGINT);
   const Outcome outcome = running.wait(20.0);
   EXPECT_EQ(outcome.code, 130) << outcome.err;
-  EXPECT_TRUE(contains(outcome.err, "passed on to all ranks; again to kill them now\n")) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "signal passed on to all ranks; send it again to kill them now\n"))
+      << outcome.err;
 }
 
 TEST(Launch, WritesALogARank) {
@@ -70,10 +71,10 @@ TEST(Launch, SaysWhatIsWrongWithTheCommandLine) {
     EXPECT_EQ(outcome.code, 2);
     EXPECT_TRUE(contains(outcome.err, part)) << outcome.err;
   };
-  refused({"launch"}, "no program to start");
+  refused({"launch"}, "no program was given");
   refused({"launch", "--rank", "3", "./x"}, "unknown option '--rank'");
   refused({"launch", "-n", "2", "no-such-program"}, "'no-such-program' is no program");
-  refused({"launch", "-n", "0", "sh"}, "[cli.ranks] -n 0 is not a number of ranks");
+  refused({"launch", "-n", "0", "sh"}, "[cli.ranks] -n is 0, but must be 1 or more");
   refused({"launch", "-n", "99999999999999999999", "sh"}, "99999999999999999999 does not fit");
 }
 

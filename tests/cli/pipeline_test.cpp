@@ -31,7 +31,8 @@ TEST(Pipeline, ComparesWhatStaysWithinALimit) {
   EXPECT_TRUE(contains(out, "\ngreedy ")) << out;
   const auto none = front.run({"pipeline", "compare", "--limit", "0.1"});
   EXPECT_EQ(none.code, 0) << none.err;
-  EXPECT_TRUE(contains(none.out, "greedy: [plan.schedule] rank 0 cannot go on within 0.1")) << none.out;
+  EXPECT_TRUE(contains(none.out, "greedy: [plan.schedule] rank 0 cannot continue within a limit of 0.1"))
+      << none.out;
 }
 
 TEST(Pipeline, PlacesStagesAsConfigsDo) {
@@ -69,7 +70,7 @@ TEST(Pipeline, DrawsAHeadThatIsSpread) {
   EXPECT_DOUBLE_EQ(shown["makespan"], 3.0 + 3.0 + 1.0 + 6.0 + 6.0 + 0.5);
   const auto refused = front.run({"pipeline", "show", "1f1b", "--head", "1", "--csv"});
   EXPECT_EQ(refused.code, 2);
-  EXPECT_TRUE(contains(refused.err, "leave --head out")) << refused.err;
+  EXPECT_TRUE(contains(refused.err, "remove --head")) << refused.err;
   const auto cut =
       front.run({"pipeline", "stages", "--model.preset=mini-gpt-153m", "--spread-head", "--json"}).json();
   EXPECT_GT(cut["even"]["efficiency_1f1b"], 0.8);
@@ -150,7 +151,7 @@ TEST(Lab, RefusesWhatCannotBe) {
            {{"lab", "pipeline_1f1b", "--micro-batches", "8", "--micro-batch-size", "4"},
             "are not a batch of 64"},
            {{"lab", "pipeline_dualpipe", "--micro-batches", "16", "--window", "6"},
-            "windows of 6 do not divide 16"},
+            "a window of 6 does not divide 16"},
            {{"lab", "pipeline_dualpipe", "--stages", "3"}, "even number of ranks"},
            {{"lab", "pipeline_1f1b", "--stages", "1"}, "needs two stages"}}) {
     const auto result = front.run(arguments);
@@ -162,14 +163,14 @@ TEST(Lab, RefusesWhatCannotBe) {
 TEST(Pipeline, RefusesWhatCannotBe) {
   const FrontProcess front;
   for (const auto& [arguments, words] : std::vector<std::pair<std::vector<std::string>, std::string>>{
-           {{"pipeline", "show", "2f2b"}, "no schedule '2f2b'"},
+           {{"pipeline", "show", "2f2b"}, "there is no schedule '2f2b'"},
            {{"pipeline", "show"}, "--from"},
-           {{"pipeline", "compare", "--costs", "nan,1,1"}, "'nan' is no positive number up to 1e+12"},
-           {{"pipeline", "compare", "--costs", "0,1,1"}, "'0' is no positive number"},
-           {{"pipeline", "compare", "--transfer", "nan"}, "'nan' is no number from 0 to 1e+12"},
-           {{"pipeline", "compare", "--transfer", "1e308"}, "'1e308' is no number from 0"},
+           {{"pipeline", "compare", "--costs", "nan,1,1"}, "'nan' is not a positive number up to 1e+12"},
+           {{"pipeline", "compare", "--costs", "0,1,1"}, "'0' is not a positive number"},
+           {{"pipeline", "compare", "--transfer", "nan"}, "'nan' is not a number from 0 to 1e+12"},
+           {{"pipeline", "compare", "--transfer", "1e308"}, "'1e308' is not a number from 0"},
            {{"pipeline", "show", "dualpipe", "--ranks", "3"}, "even number of ranks"},
-           {{"pipeline", "show", "gpipe", "--limit", "4"}, "more than the limit of 4"},
+           {{"pipeline", "show", "gpipe", "--limit", "4"}, "but the limit is 4"},
            {{"pipeline", "show", "greedy", "--limit", "0.5"}, "raise the limit"},
            {{"pipeline", "show", "gpipe", "--ranks", "1024", "--micro-batches", "4096"},
             "at most 976 micro-batches"},

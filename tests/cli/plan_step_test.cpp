@@ -60,7 +60,7 @@ TEST(PlanStep, HasALineForEveryAction) {
     EXPECT_TRUE(contains(rows[at], format_bytes(held))) << rows[at];
     EXPECT_TRUE(contains(rows[at], format_bytes(action["held_bytes_after"].get<double>()))) << rows[at];
   }
-  EXPECT_TRUE(contains(out, "CUDA graphs  no: tensors live on the CPU")) << out;
+  EXPECT_TRUE(contains(out, "CUDA graphs  no: training runs on the CPU")) << out;
 }
 
 TEST(PlanStep, AddsUpWhatItLists) {
@@ -115,7 +115,7 @@ TEST(PlanStep, OneMicroBatchStandsForMore) {
   };
   EXPECT_EQ(sent(8) - sent(3), 5 * (sent(3) - sent(2)));
   const std::string out = front.run(step(with(words, {"--train.global_batch=16"}))).out;
-  EXPECT_TRUE(contains(out, "8 a step, of which 1 stands for 1 to 6 and 2 is the last")) << out;
+  EXPECT_TRUE(contains(out, "8 per step, of which 1 stands for 1 to 6 and 2 is the last")) << out;
 }
 
 TEST(PlanStep, FoldsWhatRepeats) {
@@ -277,10 +277,11 @@ TEST_F(PlanStepCheck, ReadsWhatItWrites) {
 
 TEST_F(PlanStepCheck, SaysWhichLineCannotBeRead) {
   for (const auto& [text, said] :
-       {std::pair<std::string, std::string>{replaced("forward", "foreword"), "'foreword' is none of forward"},
+       {std::pair<std::string, std::string>{replaced("forward", "foreword"),
+                                            "'foreword' is not one of forward"},
         {replaced("trainable", "trainble"), "'trainble' is neither trainable nor frozen"},
-        {replaced("         197,632 ", "        -197,632 "), "'-197632' is no number of 0 or more"},
-        {replaced("    2 unshard", "    3 unshard"), "there is an action 3 above"},
+        {replaced("         197,632 ", "        -197,632 "), "'-197632' is not a number of 0 or more"},
+        {replaced("    2 unshard", "    3 unshard"), "action 3 is used already"},
         {replaced("from 0 to 31", "from 0 to 99"), "there is no action 99"},
         {replaced(line_of(14), ""), "there is no action 14"},
         {"hello", "an action comes before"}}) {
@@ -309,7 +310,7 @@ TEST_F(PlanStepCheck, SaysWhichActionCannotBe) {
           {replaced("update          root           ", "update          *              "),
            "units are updated one by one"},
           {replaced("update          root           ", "update          transformer.h.1"),
-           "action 33, update of transformer.h.1: it comes twice"},
+           "action 33, update of transformer.h.1: it occurs twice"},
       }) {
     const Outcome outcome = check(text);
     EXPECT_EQ(outcome.code, 1) << said;
@@ -331,10 +332,10 @@ TEST(PlanStep, RefusesWhatCannotBe) {
       {{"--modl.preset=gpt-tiny"}, "did you mean 'model.preset'?"},
       {{"--lr=1"}, "did you mean '--optim.lr'?"},
       {{"--alll"}, "did you mean '--all'?"},
-      {{"-n", "0"}, "give 1 or more"},
+      {{"-n", "0"}, "must be 1 or more"},
       {{"-n", "3", "--train.global_batch=8"}, "global_batch"},
-      {{"--rank", "2", "-n", "2"}, "give 0 to 1"},
-      {{"--rank", "-1"}, "give 0 to 1"},
+      {{"--rank", "2", "-n", "2"}, "use 0 to 1"},
+      {{"--rank", "-1"}, "use 0 to 1"},
       {{"--text", "--json"}, "excludes"},
       {{"/no/such.yaml"}, "/no/such.yaml"},
   };

@@ -74,7 +74,7 @@ TEST_F(Report, RefusesWhatIsNoRun) {
   EXPECT_EQ(front_.run({"report"}).code, 2);
   const Outcome nowhere = front_.run({"report", "nowhere"});
   EXPECT_EQ(nowhere.code, 2);
-  EXPECT_TRUE(contains(nowhere.err, "there is no run 'nowhere'")) << nowhere.err;
+  EXPECT_TRUE(contains(nowhere.err, "no run 'nowhere' was found")) << nowhere.err;
   const Outcome empty = front_.run({"report", "empty"});
   EXPECT_EQ(empty.code, 2);
   EXPECT_TRUE(contains(empty.err, "it has no manifest.json")) << empty.err;
@@ -86,10 +86,10 @@ TEST_F(Report, SaysWhereAPageCannotBe) {
   make_run("tiny");
   const Outcome folder = front_.run({"report", "tiny", "-o", "."});
   EXPECT_EQ(folder.code, 2);
-  EXPECT_TRUE(contains(folder.err, "is a folder; name a file")) << folder.err;
+  EXPECT_TRUE(contains(folder.err, "is a folder; give a file")) << folder.err;
   const Outcome missing = front_.run({"report", "tiny", "-o", "a/b.html"});
   EXPECT_EQ(missing.code, 2);
-  EXPECT_TRUE(contains(missing.err, "there is no folder")) << missing.err;
+  EXPECT_TRUE(contains(missing.err, "does not exist")) << missing.err;
   // Nobody may make a file there, root neither.
   EXPECT_EQ(front_.run({"report", "tiny", "-o", "/proc/report.html"}).code, 3);
 }

@@ -72,8 +72,8 @@ TEST(Restart, ARankThatIsKilledStartsAllRanksAgainInTheSameRun) {
   EXPECT_TRUE(contains(first["cause"], "was killed by signal 9 (SIGKILL)")) << first;
   EXPECT_LE(first["ended"].get<std::string>(), json["attempts"][1]["started"].get<std::string>());
   EXPECT_EQ(json["attempts"][1]["exit_code"], 0);
-  EXPECT_TRUE(contains(outcome.err, "restart 1 of 1 in 0 s: begins at step 1")) << outcome.err;
-  EXPECT_TRUE(contains(outcome.err, "started again 1 time, 0 steps made again: attempt 1: rank 1 (pid "))
+  EXPECT_TRUE(contains(outcome.err, "restart 1 of 1 in 0 s: starts at step 1")) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "restarted 1 time, 0 steps repeated: attempt 1: rank 1 (pid "))
       << outcome.err;
 }
 
@@ -90,7 +90,7 @@ TEST(Restart, WhatCouldNotBeWrittenOfAnAttemptIsWrittenLater) {
                "exit 0"));
   const Outcome outcome = front.run(kRun + Words{"-n", "1", "--max-restarts", "2"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_TRUE(contains(outcome.err, "the manifest does not say how the run ended: ")) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "the manifest could not record how the run ended: ")) << outcome.err;
   const auto json = front.manifest();
   EXPECT_EQ(json["exit_code"], 0);
   ASSERT_EQ(json["attempts"].size(), 3u) << json;
@@ -122,7 +122,7 @@ TEST(Restart, ABudgetThatIsUsedUpSaysEachCauseAndEndsWithTheLast) {
   for (const char* part :
        {"--max-restarts 2 is used up", "attempt 1: rank 0 (pid ", "(SIGABRT)", "attempt 2: rank 0 (pid ",
         "exited with code 3 (machine or installation unusable)", "attempt 3: rank 0 (pid ",
-        "exited with code 5 (lost a peer or a deadline)", "'trireme train --resume runs/tiny-"})
+        "exited with code 5 (lost a peer or timed out)", "'trireme train --resume runs/tiny-"})
     EXPECT_TRUE(contains(outcome.err, part)) << part << " in:\n" << outcome.err;
   EXPECT_EQ(front.manifest()["exit_code"], 5);
 }
@@ -149,8 +149,8 @@ TEST(Restart, ACheckpointGivesTheBudgetBackOnlyWhenItIsFurtherThanAllBefore) {
   const Outcome outcome = front.run(kRun + Words{"-n", "1", "--max-restarts", "2"});
   EXPECT_EQ(outcome.code, 5);
   for (const char* part :
-       {"restart 1 of 2 in 0 s: goes on after step 2", "restart 2 of 2 in 0 s: goes on after step 1",
-        "restart 1 of 2 in 0 s: goes on after step 4"})
+       {"restart 1 of 2 in 0 s: continues after step 2", "restart 2 of 2 in 0 s: continues after step 1",
+        "restart 1 of 2 in 0 s: continues after step 4"})
     EXPECT_TRUE(contains(outcome.err, part)) << part << " in:\n" << outcome.err;
   EXPECT_TRUE(was_made(front, 5));
   EXPECT_FALSE(was_made(front, 6));

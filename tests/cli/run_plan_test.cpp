@@ -35,7 +35,7 @@ TEST(ChooseRanks, RefusesMoreRanksThanGpusAndNamesBothNumbers) {
   EXPECT_EQ(choose_ranks(4, Device::kCuda, 4), 4);
   const std::string message = refusal_of<ConfigError>([] { choose_ranks(5, Device::kCuda, 4); });
   EXPECT_NE(message.find("-n 5"), std::string::npos) << message;
-  EXPECT_NE(message.find("GPUs: 4"), std::string::npos) << message;
+  EXPECT_NE(message.find("GPUs (4)"), std::string::npos) << message;
   EXPECT_NE(message.find("use -n 4"), std::string::npos) << message;
 }
 
@@ -77,7 +77,7 @@ TEST(PlanRun, SaysWhatIsComputedAgain) {
   }
   const auto [blocks, of_blocks] =
       planned({"model.preset=llama-8b", "memory.recompute=block", "memory.recompute_every=2"}, Device::kCuda);
-  EXPECT_NE(blocks.find("whole blocks, in one of 2 blocks"), std::string::npos) << blocks;
+  EXPECT_NE(blocks.find("whole blocks, in one of every 2 blocks"), std::string::npos) << blocks;
   EXPECT_EQ(of_blocks, "block");
 }
 
@@ -91,7 +91,7 @@ TEST(PlanRun, SaysWhatSavesCopy) {
     const std::string text = to_text(run, config, 0);
     const bool pinned = device == Device::kCuda;
     EXPECT_NE(text.find("every 7 steps: "), std::string::npos) << text;
-    EXPECT_EQ(text.find("pinned memory of the host") != std::string::npos, pinned) << text;
+    EXPECT_EQ(text.find("pinned host memory") != std::string::npos, pinned) << text;
     EXPECT_EQ(text.find("copied for a checkpoint") != std::string::npos, !pinned) << text;
     const auto json = nlohmann::json::parse(to_json(run, config));
     const int64_t copied = json["checkpoint_copy_per_rank"]["bytes"];

@@ -111,8 +111,8 @@ TEST(TrainDryRun, ARunThatDoesNotFitEndsWithCode4AndSaysByHowMuch) {
   const Outcome plan = front.run(dry);
   EXPECT_EQ(plan.code, 4) << plan.err;
   EXPECT_TRUE(contains(plan.out, "memory       does not fit: ")) << plan.out;
-  EXPECT_TRUE(contains(plan.out, " TiB a rank x 2 on ")) << plan.out;
-  EXPECT_TRUE(contains(plan.err, "Try, in this order and together: ")) << plan.err;
+  EXPECT_TRUE(contains(plan.out, " TiB per rank x 2 on ")) << plan.out;
+  EXPECT_TRUE(contains(plan.err, "Try these in order, and combine them if needed: ")) << plan.err;
   dry.push_back("--json");
   EXPECT_EQ(front.run(dry).json()["memory"]["fits"], false);
   const Outcome real = front.run(command);

@@ -49,7 +49,7 @@ TEST(TrainJoin, FiveVariablesByHandAreEnough) {
   for (const auto& [name, value] : variables) front.set(name, value);
   const Outcome outcome = front.run({"train", "--device=cpu", "--dry-run"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_TRUE(contains(outcome.out, "a rank x 1 on ")) << outcome.out;
+  EXPECT_TRUE(contains(outcome.out, "per rank x 1 on ")) << outcome.out;
 }
 
 TEST(TrainJoin, ChecksTheBatchAgainstTheWorldItJoins) {

@@ -125,7 +125,7 @@ TEST(TrainResume, ARunThatIsRunningIsRefusedAndStaysAsItIs) {
     const Outcome outcome = front.run({"train", "-n", "1", "--resume", what});
     EXPECT_EQ(outcome.code, 3) << outcome.err;
     EXPECT_TRUE(contains(outcome.err, run + " is running: process 4711")) << outcome.err;
-    EXPECT_TRUE(contains(outcome.err, "end it first")) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, "stop it first")) << outcome.err;
     EXPECT_FALSE(std::filesystem::exists(front.file("request-0")));
   }
   EXPECT_EQ(read_file(run + "/manifest.json"), manifest_before);
@@ -195,7 +195,7 @@ TEST(TrainResume, ADryRunIsOfTheRunThatGoesOn) {
   const Outcome outcome = front.run(Words{"train"} + dry + Words{"--resume", run});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(outcome.json(), expected);
-  EXPECT_TRUE(contains(outcome.err, "would go on in runs/tiny-")) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "would continue runs/tiny-")) << outcome.err;
   EXPECT_EQ(read_file(run + "/manifest.json"), manifest_before);
   EXPECT_EQ(front.run(Words{"train"} + dry + Words{"--resume", "nothing"}).code, 2);
 }
@@ -207,7 +207,7 @@ TEST(TrainResume, AnEmptyWordIsRefused) {
                              Words{"--resume", "", "--dry-run"}}) {
     const Outcome outcome = front.run(kTinyRun + words);
     EXPECT_EQ(outcome.code, 2) << outcome.err;
-    EXPECT_TRUE(contains(outcome.err, "--resume was given an empty word")) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, "--resume has an empty value")) << outcome.err;
   }
   EXPECT_FALSE(std::filesystem::exists(front.file("started")));
   EXPECT_FALSE(std::filesystem::exists(front.file("runs")));

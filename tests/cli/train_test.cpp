@@ -132,7 +132,7 @@ TEST(TrainRun, SaysWhereARunIsThatEndedWithoutASummary) {
             "run     " + run + " ended with code 6 (NaN or infinity); its logs are in " + run + "/logs");
   front.set_worker("exit 130");
   const Outcome stopped = front.run({"train", "--device=cpu", "-n", "1", "--quiet"});
-  EXPECT_TRUE(contains(stopped.err, "was stopped before it had weights to keep; 'trireme train runs/"))
+  EXPECT_TRUE(contains(stopped.err, "was stopped before it had saved any weights; 'trireme train runs/"))
       << stopped.err;
 }
 
@@ -147,8 +147,8 @@ TEST(TrainData, APathWithoutTextIsAConfigErrorBeforeAnythingStarts) {
   write_file_atomic(front.file("empty.txt"), "");
   make_directories(front.file("folder"));
   const BadPath paths[] = {{"nowhere.txt", "there is no " + front.file("nowhere.txt")},
-                           {"empty.txt", "holds no text"},
-                           {"folder", "holds no text"},
+                           {"empty.txt", "has no text"},
+                           {"folder", "has no text"},
                            {"/dev/null", "neither a file nor a folder"}};
   for (const BadPath& path : paths) {
     for (const char* dry : {"--quiet", "--dry-run"}) {
@@ -180,8 +180,7 @@ TEST(TrainData, APathThatIsMeantFromTheConfigFileIsPointedOut) {
   write_file_atomic(front.file("mine/run.yaml"), "data:\n  path: text.txt\n");
   const Outcome outcome = front.run({"train", "mine/run.yaml", "--device=cpu", "--dry-run"});
   EXPECT_EQ(outcome.code, 2);
-  EXPECT_TRUE(contains(outcome.err, "beside the config file there is " + front.file("mine/text.txt")))
-      << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "did you mean " + front.file("mine/text.txt"))) << outcome.err;
 }
 
 }  // namespace

@@ -167,7 +167,8 @@ TEST(Streams, ResultsThatStdoutDidNotTakeEndWithThree) {
                             "train --dry-run -n 1", "version >&-;exit $?"}) {
     EXPECT_EQ(code_of(fmt::format("exec 2>{} >/dev/full; $T {}", said, words)), 3) << words;
     const std::string text = read_file(said);
-    EXPECT_TRUE(contains(text, "error: [base.streams] standard output did not take all results")) << text;
+    EXPECT_TRUE(contains(text, "error: [base.streams] could not write all results to standard output"))
+        << text;
     EXPECT_EQ(std::ranges::count(text, '\n'), 1) << text;
   }
 }

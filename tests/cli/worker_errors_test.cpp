@@ -35,7 +35,7 @@ TEST_F(Worker, OneClearLineForWhatAUserHardlyMeant) {
   } cases[] = {
       {{"--model.vocab_size=50257"}, "note    byte tokens use 256 of model.vocab_size=50,257 rows"},
       {{"--data.path=small.txt"},
-       "warning: nothing is validated: data.val_fraction=0.02 of 700 tokens holds out"},
+       "warning: validation is off: data.val_fraction=0.02 of 700 tokens holds out"},
   };
   for (const auto& one : cases) {
     const Outcome outcome = front_.run(kTiny + Words{"-n", "1", "--train.steps=1"} + one.more);
@@ -90,7 +90,7 @@ TEST_F(Worker, OutOfHostMemoryIsExitCode4WithAdvice) {
                                                    "--model.n_layers=32", "--model.n_heads=16"});
   EXPECT_EQ(outcome.code, 4) << outcome.err;
   EXPECT_TRUE(contains(outcome.err, "the host is out of memory")) << outcome.err;
-  EXPECT_TRUE(contains(outcome.err, "Try, in this order and together: ")) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "Try these in order, and combine them if needed: ")) << outcome.err;
 }
 
 TEST_F(Worker, OutOfHostMemoryOfTwoRanksIsOneMessage) {

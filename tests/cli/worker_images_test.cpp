@@ -49,7 +49,7 @@ TEST_F(Worker, TrainsOnDigitsByEpochs) {
                        "--train.epochs=2",
                        "--train.global_batch=32"};
   const Outcome plan = front_.run(train + Words{"--dry-run"});
-  EXPECT_TRUE(contains(plan.out, "32 a step, 2 epochs")) << plan.out << plan.err;
+  EXPECT_TRUE(contains(plan.out, "32 per step, 2 epochs")) << plan.out << plan.err;
   const Outcome run = front_.run(train + Words{"--json"});
   ASSERT_EQ(run.code, 0) << run.err;
   std::vector<nlohmann::json> steps;
@@ -63,7 +63,8 @@ TEST_F(Worker, TrainsOnDigitsByEpochs) {
   const Outcome text = front_.run(train);
   EXPECT_TRUE(contains(text.out, "img/s")) << text.out;
   EXPECT_TRUE(contains(text.err, "100 + 20 images of 10 classes")) << text.err;
-  EXPECT_TRUE(contains(text.err, "pictures of what was mistaken for what in runs/")) << text.err;
+  EXPECT_TRUE(contains(text.err, "pictures of the confusion matrix and the worst mistakes in runs/"))
+      << text.err;
   const auto validation = nlohmann::json::parse(read_file(front_.file("runs/latest/validation.json")));
   EXPECT_EQ(validation["images"], 20);
   EXPECT_EQ(validation["right"], std::llround(20.0 * steps.back()["val_top1"].get<double>()))
@@ -81,7 +82,7 @@ TEST_F(Worker, TrainsOnDigitsByEpochs) {
 TEST_F(Worker, RefusesFoldersWithoutImages) {
   const Outcome outcome = front_.run({"data", "info", "."});
   EXPECT_EQ(outcome.code, 2) << outcome.err;
-  EXPECT_TRUE(contains(outcome.err, "holds no images")) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "has no images")) << outcome.err;
 }
 
 }  // namespace

@@ -262,7 +262,7 @@ TEST(Deadline, MakingAGroupEndsWhenTheStoreIsSilent) {
           world->make_group("tp", {0, 1});
         });
         EXPECT_LT(monotonic_seconds() - started, 1.0 + comm::kStoreAnswer_s + 2.0);
-        expect_mentioned(error, {"[comm.make_group]", "lost the store", "out of reach"});
+        expect_mentioned(error, {"[comm.make_group]", "connection to the store", "reachable"});
       },
       1.0, 60.0, true, store);
   store->thaw();

@@ -213,7 +213,7 @@ TEST_F(GpuMemory, RanksInDifferentOperationsAreToldWhich) {
       const std::string text = error.what();
       fmt::print(stderr, "{}\n", text);
       const bool named = text.find(rank == 0 ? "for layers.3" : "for layers.4") != std::string::npos &&
-                         text.find("another operation on group rank") != std::string::npos;
+                         text.find("a different operation on group rank") != std::string::npos;
       return named && monotonic_seconds() - started < 10.0 ? 0 : 2;
     }
     return 1;

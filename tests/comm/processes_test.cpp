@@ -120,7 +120,7 @@ TEST(Processes, ARankThatComesTwiceIsNamedAtOnce) {
       join(spec_of(process == 2 ? 1 : process, 3, port), process == 2 ? 20.0 : 3.0);
     };
     if (process == 2)
-      return expect_comm_error(joining, {"two processes came as rank 1", "on host", "RANK of its own"}, 5.0);
+      return expect_comm_error(joining, {"two processes joined as rank 1", "on host", "its own RANK"}, 5.0);
     return expect_comm_error(joining, {"rank 2 of 3"}, 7.0);
   };
   EXPECT_EQ(fork_ranks(3, body), (Codes{0, 0, 0}));
@@ -144,7 +144,8 @@ TEST(Processes, NobodyListeningNamesTheAddress) {
   const int64_t port = free_port();
   const auto body = [&](int64_t) {
     return expect_comm_error([&] { join(spec_of(1, 2, port), 1.0); },
-                             {fmt::format("127.0.0.1:{}", port), "rank 1 of 2", "is rank 0 running"}, 4.0);
+                             {fmt::format("127.0.0.1:{}", port), "rank 1 of 2", "check that rank 0 runs"},
+                             4.0);
   };
   EXPECT_EQ(fork_ranks(1, body), (Codes{0}));
 }
@@ -165,7 +166,7 @@ TEST(Processes, APortThatAcceptsAndSaysNothingIsGivenUp) {
   const auto body = [&](int64_t) {
     return expect_comm_error(
         [&] { join(spec_of(1, 2, listener.port), 1.0); },
-        {fmt::format("found no store at 127.0.0.1:{}", listener.port), "something else listen"}, 3.0);
+        {fmt::format("found no store at 127.0.0.1:{}", listener.port), "nothing else listens"}, 3.0);
   };
   EXPECT_EQ(fork_ranks(1, body), (Codes{0}));
   ::close(listener.fd);
@@ -183,7 +184,7 @@ TEST(Processes, AFrozenHostOfTheStoreHoldsNobodyPastTheDeadline) {
     if (rank == 0) ::raise(SIGSTOP);
     const int code = expect_comm_error(
         [&] { group->all_reduce(tensor, comm::ReduceOp::kSum); },
-        {"all_reduce #3 of group dp", fmt::format("rank 0 at 127.0.0.1:{}", port), "is frozen"}, 5.0);
+        {"all_reduce #3 of group dp", fmt::format("rank 0 at 127.0.0.1:{}", port), "hangs"}, 5.0);
     if (rank == 1) std::this_thread::sleep_for(std::chrono::seconds(1));  // rank 2 is about to report, too
     if (rank == 1) ::kill(rank0, SIGKILL);
     return code;

@@ -108,8 +108,7 @@ TEST(ProgressBoard, ADamagedEntryIsPartOfTheReport) {
     for (const int64_t rank : {0, 1}) ProgressBoard::enter(*store, rank);
     store->set("progress/1", std::string(text));
     ProgressBoard board(store, 0);
-    EXPECT_EQ(board.report_failure(kMine, {0, 1}).text, "rank 1 has left an entry that makes no sense")
-        << text;
+    EXPECT_EQ(board.report_failure(kMine, {0, 1}).text, "rank 1 left an unreadable progress entry") << text;
   }
 }
 
@@ -151,7 +150,7 @@ TEST(ProgressBoard, FailureIsPublishedAtOnceAndNamesTheSilentRank) {
   const std::string text = mine.report_failure(kMine, {0, 1, 2}).text;
   other.join();
   EXPECT_LT(monotonic_seconds() - started, 2.5);
-  EXPECT_EQ(text, "rank 2 has not been seen since it joined; rank 1 waits in it too");
+  EXPECT_EQ(text, "rank 2 has not been seen since it joined; rank 1 is waiting in it too");
   EXPECT_TRUE(mine.failed());
 }
 

@@ -84,15 +84,15 @@ TEST(CifarSet, RefusesDamage) {
   scratch.write("data_batch_1.bin", cifar_record(0, {3}) + cifar_record(1, {10}));
   expect_refusal<DataError>(scratch, "image 1 of " + scratch.path("data_batch_1.bin") + " has label 10");
   scratch.write("data_batch_1.bin", cifar_record(0, {3}).substr(1));
-  expect_refusal<DataError>(scratch, "holds 3072 bytes, no multiple of the 3073");
+  expect_refusal<DataError>(scratch, "has 3072 bytes, which is not a multiple of the 3073");
   scratch.write("data_batch_1.bin", "");
-  expect_refusal<DataError>(scratch, "holds 0 bytes");
+  expect_refusal<DataError>(scratch, "has 0 bytes");
   scratch.write("data_batch_1.bin", cifar_record(0, {3}));
   scratch.write("data_batch_3.bin", cifar_record(0, {3}));
   expect_refusal<DataError>(scratch, "but no " + scratch.path("data_batch_2.bin"));
   std::filesystem::remove(scratch.path("data_batch_3.bin"));
   scratch.write("batches.meta.txt", "cat\ndog\n");
-  expect_refusal<DataError>(scratch, "names 2 classes, CIFAR-10 has 10");
+  expect_refusal<DataError>(scratch, "names 2 classes, but CIFAR-10 has 10");
 }
 
 // idx
@@ -135,10 +135,10 @@ TEST(IdxSet, RefusesDamage) {
   const std::string whole = idx_images(3, 5, 4);
   with_images(idx_labels({1, 0, 2}) + std::string(20, '\0'), "begins with 0x00000801 instead of 0x00000803");
   with_images(whole.substr(0, 10), "ends within its header, after 10 bytes");
-  with_images(whole.substr(0, whole.size() - 1), "says 60 bytes (3 x 5 x 4) and holds 59");
+  with_images(whole.substr(0, whole.size() - 1), "should have 60 bytes (3 x 5 x 4) but has 59");
   with_images(whole + "x", "holds 61");
-  with_images(idx_header(0x803, {3, 0, 4}), "0 pixels long");
-  with_images(idx_header(0x803, {0xffffffffU, 0xffffffffU, 0xffffffffU}), "pixels long");
+  with_images(idx_header(0x803, {3, 0, 4}), "0 pixels, which is out of range");
+  with_images(idx_header(0x803, {0xffffffffU, 0xffffffffU, 0xffffffffU}), "pixels, which is out of range");
   with_images(idx_images(2, 5, 4), "has 2 images");
   const std::string gz = packed(whole);
   with_images(gz.substr(0, gz.size() - 9), "is cut off");
@@ -151,15 +151,15 @@ TEST(IdxSet, RefusesLabelsThatCannotBe) {
   const Scratch scratch;
   write_mnist(scratch);
   scratch.write("train-labels-idx1-ubyte", idx_labels({1, 0, 200}));
-  expect_refusal<DataError>(scratch, "has label 200, but none has label 2");
+  expect_refusal<DataError>(scratch, "has label 200, but no image has label 2");
   write_mnist(scratch);
   scratch.write("t10k-images-idx3-ubyte", idx_images(1, 5, 4));
   expect_refusal<DataError>(scratch, "but no t10k-labels-idx1-ubyte");
   scratch.write("t10k-labels-idx1-ubyte", idx_labels({3}));
-  expect_refusal<DataError>(scratch, "has label 3, and those of training end at 2");
+  expect_refusal<DataError>(scratch, "has label 3, but training labels end at 2");
   scratch.write("t10k-labels-idx1-ubyte", idx_labels({0}));
   scratch.write("t10k-images-idx3-ubyte", idx_images(1, 4, 5));
-  expect_refusal<DataError>(scratch, "training images of 1 x 5 x 4 and test images of 1 x 4 x 5");
+  expect_refusal<DataError>(scratch, "training images of 1 x 5 x 4 but test images of 1 x 4 x 5");
 }
 
 TEST(Unpacking, StopsAtItsLimitAndReadsSeveralMembers) {
@@ -221,7 +221,7 @@ TEST(FolderSet, RefusesClassesWithoutImagesAndOtherClasses) {
   const Scratch scratch;
   write_png(scratch, "train/cat/z.png", 0);
   std::filesystem::create_directories(scratch.path("train/dog"));
-  expect_refusal<DataError>(scratch, scratch.path("train/dog") + " holds no JPEG or PNG file");
+  expect_refusal<DataError>(scratch, scratch.path("train/dog") + " has no JPEG or PNG file");
   write_png(scratch, "train/dog/z.png", 0);
   write_png(scratch, "val/cat/z.png", 0);
   expect_refusal<DataError>(scratch, "class dog has no folder in " + scratch.path("val"));
@@ -261,7 +261,7 @@ TEST(ImageSets, NamesWhatItLookedFor) {
   const Scratch scratch;
   expect_refusal<ConfigError>(scratch, "neither data_batch_1.bin (CIFAR-10)");
   const std::string message = message_of<ConfigError>([&] { open_images({.path = scratch.path("no")}); });
-  EXPECT_TRUE(has(message, "is no folder")) << message;
+  EXPECT_TRUE(has(message, "is not a folder")) << message;
 }
 
 }  // namespace

@@ -43,9 +43,9 @@ TEST(CrashReport, ARankThatStandsStillIsTheCauseAndNotTheOneThatNoticed) {
   EXPECT_TRUE(missed_by(end, 1).empty()) << "it waits for nobody";
   EXPECT_EQ(first_to_fail(end), 1);
   EXPECT_EQ(cause_in_words(end),
-            "rank 0 (pid 100) exited with code 5 (lost a peer or a deadline): it waited for rank 1 in "
-            "all_gather #7 of group dp; rank 1 (pid 101) did not stop when it was told to and was killed (it "
-            "had been stopped by a signal)");
+            "rank 0 (pid 100) exited with code 5 (lost a peer or timed out): it was waiting for rank 1 in "
+            "all_gather #7 of group dp; rank 1 (pid 101) did not stop when told to and was killed (it had "
+            "been stopped by a signal)");
 }
 
 TEST(CrashReport, ARankMayStandStillInsideOfWhatTheOthersWaitIn) {
@@ -60,15 +60,14 @@ TEST(CrashReport, SaysOfEachRankHowItEndedAndWhatItDidLast) {
   EXPECT_EQ(
       crash_report(frozen(), 1000.0),
       cause_in_words(frozen()) +
-          "\n\nEach rank, and what it did last:\n"
-          "  rank 0 (pid 100) exited with code 5 (lost a peer or a deadline)\n"
-          "    it gave up all_gather #7 of group dp 1.0 s before, where it waited for rank 1\n"
+          "\n\nWhat each rank was doing last:\n"
+          "  rank 0 (pid 100) exited with code 5 (lost a peer or timed out)\n"
+          "    it gave up on all_gather #7 of group dp 1.0 s earlier, waiting for rank 1\n"
           "    before that: all_gather #6 of group dp\n"
-          "  rank 1 (pid 101) did not stop when it was told to and was killed (it had been stopped by a "
-          "signal)\n"
-          "    it had done all_gather #6 of group dp 10.0 s before\n"
-          "  rank 2 (pid 102) exited with code 5 (lost a peer or a deadline)\n"
-          "    it gave up all_gather #7 of group dp 0.5 s before, where it waited for rank 1\n");
+          "  rank 1 (pid 101) did not stop when told to and was killed (it had been stopped by a signal)\n"
+          "    it had finished all_gather #6 of group dp 10.0 s earlier\n"
+          "  rank 2 (pid 102) exited with code 5 (lost a peer or timed out)\n"
+          "    it gave up on all_gather #7 of group dp 0.5 s earlier, waiting for rank 1\n");
 }
 
 TEST(CrashReport, OneThatWasKilledIsTheCauseWhereverItWas) {
@@ -81,8 +80,8 @@ TEST(CrashReport, OneThatWasKilledIsTheCauseWhereverItWas) {
   EXPECT_EQ(first_to_fail(end), 2);
   EXPECT_EQ(cause_in_words(end), "rank 2 (pid 102) was killed by signal 9 (SIGKILL)");
   const std::string report = crash_report(end, 1000.0);
-  EXPECT_TRUE(contains(
-      report, "it was in all_gather #7 for blocks.1 of group dp for 2.0 s, where it waited for rank 2"))
+  EXPECT_TRUE(
+      contains(report, "it was in all_gather #7 for blocks.1 of group dp for 2.0 s, waiting for rank 2"))
       << report;
 }
 
@@ -93,8 +92,8 @@ TEST(CrashReport, KnowsLessWhereRanksHadNotMetOrNothingWasKept) {
   EXPECT_EQ(cause_in_words(end), describe(*end.cause));
   end.flights = {{.joined = true}, {}};
   const std::string report = crash_report(end, 1000.0);
-  EXPECT_TRUE(contains(report, "it had exchanged nothing yet\n")) << report;
-  EXPECT_TRUE(contains(report, "it had not joined the other ranks yet, or is alone\n")) << report;
+  EXPECT_TRUE(contains(report, "it had not communicated yet\n")) << report;
+  EXPECT_TRUE(contains(report, "it had not joined the other ranks yet, or it is the only rank\n")) << report;
   end.flights = {{.joined = true, .entries = {in('f', 7, 0.0)}}, {.joined = true}};
   EXPECT_TRUE(missed_by(end, 0).empty()) << "nobody knows who is in its group";
   EXPECT_THROW(cause_in_words({.code = 0}), LogicError);

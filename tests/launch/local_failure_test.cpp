@@ -116,9 +116,9 @@ TEST(LocalFailure, ARankThatTheKernelKilledForWantOfMemoryIsOutOfMemory) {
   job.memory_advice = [] { return "Try a smaller model"; };
   const Outcome outcome = run(job);
   EXPECT_EQ(outcome.code, 4);
-  EXPECT_TRUE(says(outcome,
-                   "was killed by the kernel, which had no memory left; stopping the other rank. Try a "
-                   "smaller model"))
+  EXPECT_TRUE(
+      says(outcome,
+           "was killed by the kernel because memory ran out; stopping the other rank. Try a smaller model"))
       << outcome.err;
   EXPECT_FALSE(says(outcome, "lost")) << "its peers know less: " << outcome.err;
   job.args = {"1:kill=9", "sleep=30"};

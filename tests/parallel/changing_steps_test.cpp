@@ -210,7 +210,7 @@ TEST(RefusedCalls, RecomputingABlockThatRunsTwiceIsRefusedByName) {
       Recomputed net(7);
       const auto engine = wrap(net, mesh_of(world), {.policy = policy});
       expect_refusal([&] { engine->backward(loss_of(net, 0, world->rank())); },
-                     {"blocks.1", "several times in one backward pass", "recompute"});
+                     {"blocks.1", "more than once in one backward pass", "recompute"});
     });
   }
 }
@@ -228,7 +228,7 @@ TEST(RefusedCalls, OfBackwardDoNotCountInTheMean) {
     const auto optimizer = optim::build(descent(kChangingRate), engine->optimizer_params());
     for (int64_t step = 0; step < 2; ++step) {
       engine->backward(loss_of(net, step, 0));
-      expect_refusal([&] { engine->backward(loss_of(net, step, 0)); }, {"nobody has used the gradient"});
+      expect_refusal([&] { engine->backward(loss_of(net, step, 0)); }, {"was never used"});
       engine->step(*optimizer);
     }
     expect_close(weights_of(*engine), copies(parameters_of(plain)), "after refused calls");
@@ -243,12 +243,12 @@ TEST(RefusedCalls, AShadowNeedsAWholeStepAndWhereUnitsAreGatheredOneSinceTheyWer
       const auto optimizer = optim::build(descent(kChangingRate), engine->optimizer_params());
       const auto shadow = [&] { engine->shadow_micro_batch(); };
       engine->accumulate(loss_of(net, 0, world->rank()));
-      expect_refusal(shadow, {"no step yet"});
+      expect_refusal(shadow, {"has not run a step"});
       engine->backward(loss_of(net, 0, world->rank()));
       engine->step(*optimizer);
       set_trained(*net.blocks[1], false);
       if (plan::find_policy(policy).shard_parameters) {
-        expect_refusal(shadow, {"frozen or thawed"});
+        expect_refusal(shadow, {"frozen or unfrozen"});
         return;
       }
       world->rank() == 0 ? engine->backward(loss_of(net, 1, 0)) : shadow();

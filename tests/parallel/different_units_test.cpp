@@ -39,10 +39,10 @@ void expect_advice(const std::string& error, const std::vector<std::string>& wor
   for (const std::string& word : words)
     EXPECT_NE(error.find(word), std::string::npos) << word << " in " << error;
   for (const char* advice :
-       {"the ranks are all there", "same units", "engine.evaluate()", "any_rank()", "shadow_micro_batch()"}) {
+       {"all ranks are present", "same units", "engine.evaluate()", "any_rank()", "shadow_micro_batch()"}) {
     EXPECT_NE(error.find(advice), std::string::npos) << advice << " in " << error;
   }
-  for (const char* wrong : {"not there", "raise the timeout"})
+  for (const char* wrong : {"missing rank", "raise the timeout"})
     EXPECT_EQ(error.find(wrong), std::string::npos) << wrong << " in " << error;
 }
 

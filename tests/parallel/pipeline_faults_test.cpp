@@ -162,8 +162,9 @@ TEST(PipelineFaults, NamesBothStagesWhereShapesDoNotFit) {
     rank.step(test::kRows / 2);
   });
   for (const std::string& error : changed)
-    EXPECT_NE(error.find("stage 0 has made (3, 10) Float for micro-batch 0, but stage 1 takes (6, 10) Float"),
-              std::string::npos)
+    EXPECT_NE(
+        error.find("stage 0 produced (3, 10) Float for micro-batch 0, but stage 1 received (6, 10) Float"),
+        std::string::npos)
         << error;
 }
 

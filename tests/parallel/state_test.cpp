@@ -124,7 +124,7 @@ TEST(State, OfAnotherOptimizerOrNoneIsRefused) {
                              {"optimizer.exp_avg.", "missing", "optimizer.momentum_buffer.", "unexpected"});
     parallel::load_weights(*engine, path);
     parallel::save_weights(*engine, path);
-    expect_thrown<DataError>([&] { parallel::load_state(*engine, *first, path); }, {"no optimizer's state"});
+    expect_thrown<DataError>([&] { parallel::load_state(*engine, *first, path); }, {"no optimizer state"});
   });
 }
 
@@ -212,7 +212,7 @@ TEST(State, OfLocalSgdIsSavedWhereRanksHaveAveraged) {
         net, mesh_of(world), {.hook = {.hook = parallel::Hook::kLocalSgd, .local_steps = 2}});
     const auto optimizer = optim::build(momentum(), engine->optimizer_params());
     train_steps(net, *engine, *optimizer, 0, 1);
-    const std::vector<std::string> words = {"1 steps after their last average", "average_parameters()"};
+    const std::vector<std::string> words = {"1 steps after the last averaging", "average_parameters()"};
     expect_refusal([&] { parallel::save_weights(*engine, path); }, words);
     expect_refusal([&] { parallel::save_state(*engine, *optimizer, path); }, words);
     expect_refusal([&] { parallel::full_state(*engine); }, words);

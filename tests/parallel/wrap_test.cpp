@@ -314,16 +314,16 @@ TEST(Wrap, RefusesWhatItCannotTake) {
         [&] {
           parallel::fully_shard(net, mesh, {.blocks = {"blocks", "blocks.1"}});
         },
-        {"blocks.1", "within block blocks"});
+        {"blocks.1", "inside block blocks"});
     const auto engine = parallel::data_parallel(net, mesh);
-    expect_refusal([&] { parallel::data_parallel(net, mesh); }, {"wrapped already"});
+    expect_refusal([&] { parallel::data_parallel(net, mesh); }, {"has been wrapped before"});
     expect_refusal([&] { loss_sum(net, inputs(0), targets(0)).backward(); }, {"engine.backward(loss)"});
     torch::nn::Module empty;
     expect_refusal([&] { parallel::data_parallel(empty, mesh); }, {"no parameters"});
     torch::nn::Module single;  // fills its unit without padding
     single.register_parameter("weight", at::ones({8, 8}));
     const auto wrapped = parallel::data_parallel(single, mesh);
-    expect_refusal([&] { parallel::data_parallel(single, mesh); }, {"wrapped already"});
+    expect_refusal([&] { parallel::data_parallel(single, mesh); }, {"has been wrapped before"});
     Net integers(7);
     integers.head = integers.register_parameter("steps", at::zeros({2}, at::kLong), false);
     expect_refusal([&] { parallel::data_parallel(integers, mesh); }, {"steps", "Long", "floating point"});
@@ -384,7 +384,7 @@ TEST(Wrap, RefusesModulesAndOptionsThatAreNotRankZeros) {
     const auto refuses = [&](torch::nn::Module& module, const parallel::WrapOptions& options,
                              const std::vector<std::string>& words) {
       expect_refusal([&] { parallel::data_parallel(module, mesh, options); },
-                     first ? std::vector<std::string>{"rank 1 wraps another module than rank 0"} : words);
+                     first ? std::vector<std::string>{"rank 1 wraps a different module than rank 0"} : words);
     };
     torch::nn::Module order, shapes, frozen, same, fewer;
     for (const char* name : {first ? "a" : "b", first ? "b" : "a"})

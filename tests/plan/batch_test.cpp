@@ -44,7 +44,7 @@ TEST(BatchPlan, ZeroMicroBatchIsOnePass) {
 
 TEST(BatchPlan, RefusesGlobalBatchThatDoesNotDivide) {
   const std::string message = refusal(10, 4, 2);
-  EXPECT_NE(message.find("global_batch 10 = micro_batch 4 x accumulation ? x 2 ranks does not divide"),
+  EXPECT_NE(message.find("global_batch 10 cannot be split into micro_batch 4 x accumulation x 2 ranks"),
             std::string::npos)
       << message;
   EXPECT_NE(message.find("train.global_batch to 8 or 16"), std::string::npos) << message;

@@ -135,7 +135,7 @@ TEST(ConfigErrors, ShapesThatAreNoConfigAreRefused) {
   test::expect_mentions(of_text("train:\n  steps: {a: 1}\n"), {"'train.steps' has keys below it"});
   test::expect_mentions(of_text("train:\n  steps:\n"), {"<text>:2:3", "'train.steps' has no value"});
   test::expect_mentions(of_text("seed: 1\n---\nseed: 2\n"), {"more than one YAML document"});
-  test::expect_mentions(of_text("? [a, b]\n: 1\n"), {"a key must be a word"});
+  test::expect_mentions(of_text("? [a, b]\n: 1\n"), {"a key must be a plain word"});
 }
 
 TEST(ConfigErrors, MalformedYamlNamesLineAndColumn) {
@@ -148,7 +148,7 @@ TEST(ConfigErrors, ATabIsCalledATab) {
   for (const char* text : {"name: a\n\tseed: 1\n", "train:\n\tsteps: 3\n", "train:\n \tsteps: 3\n",
                            "# first\ntrain:\n  steps: 3\n\tval_every: 4\n"}) {
     const std::string message = of_text(text);
-    test::expect_mentions(message, {"indented with a tab", "use blanks"});
+    test::expect_mentions(message, {"indented with a tab", "use spaces"});
     const size_t line = std::string(text).starts_with("#") ? 4 : 2;
     test::expect_mentions(message, {fmt::format("<text>:{}: ", line)});
   }
@@ -218,7 +218,7 @@ TEST(ConfigErrors, DropoutIsForGpt2AndBelowOne) {
 TEST(ConfigErrors, AxesWithoutAnEngineAreRefused) {
   for (const char* key : {"parallel.tp", "parallel.cp"}) {
     test::expect_mentions(of_overrides({std::string(key) + "=2"}),
-                          {std::string(key) + "=2", "dp_replicate, dp_shard and pp only", "set it to 1"});
+                          {std::string(key) + "=2", "only dp_replicate, dp_shard and pp", "set it to 1"});
   }
   EXPECT_EQ(of_overrides({"parallel.dp_shard=2", "parallel.dp_replicate=2"}), "accepted");
 }
@@ -240,7 +240,7 @@ TEST(ConfigErrors, WhatDoesNotGoWithPipelinesIsRefused) {
   test::expect_mentions(with_pp({"pipeline.split=3,3"}), {"pipeline.split=3,3", "model.n_layers=4"});
   EXPECT_EQ(with_pp({"pipeline.split=3,1"}), "accepted");
   test::expect_mentions(with_pp({"pipeline.split=3,x"}),
-                        {"pipeline.split", "cost, even or the number of blocks"});
+                        {"pipeline.split", "cost, even, or the number of blocks"});
   test::expect_mentions(with_pp({"pipeline.schedule=zbv"}), {"pipeline.schedule", "zb_v"});
   test::expect_mentions(of_overrides({"parallel.schedule=zb_v"}),
                         {"'parallel.schedule'", "pipeline.schedule"});
@@ -298,7 +298,7 @@ TEST(ConfigErrors, ReshardingNeedsAWordOrANumberOfRanks) {
   for (const char* wrong : {"0", "yes", "-1", "2x", "", "1.5"}) {
     test::expect_mentions(of_overrides({std::string("parallel.reshard_after_forward=") + wrong}),
                           {std::string("parallel.reshard_after_forward='") + wrong + "'",
-                           "--parallel.reshard", "auto, true, false or a number of ranks"});
+                           "--parallel.reshard", "auto, true, false, or a number of ranks"});
   }
 }
 
@@ -413,10 +413,10 @@ TEST(ConfigErrors, CountsWhoseProductsWouldOverflowAreRefused) {
   test::expect_mentions(of_overrides({"parallel.policy=ddp", "parallel.bucket_mib=1e14"}),
                         {"parallel.bucket_mib", "out of range"});
   test::expect_mentions(of_overrides({"parallel.reshard_after_forward=9223372036854775807"}),
-                        {"parallel.reshard_after_forward", "number of ranks, up to 1000000"});
+                        {"parallel.reshard_after_forward", "number of ranks up to 1000000"});
   test::expect_mentions(
       of_overrides({"pipeline.split=9223372036854775807,9223372036854775807,6", "parallel.pp=3"}),
-      {"pipeline.split", "each up to 10000"});
+      {"pipeline.split", "(up to 10000)"});
 }
 
 }  // namespace

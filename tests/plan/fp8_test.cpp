@@ -66,14 +66,14 @@ TEST(Fp8Plan, ContradictionsAreRefusedWithAWayOut) {
                 HasSubstr("set parallel.comm_hook to none"));
   }
   EXPECT_THAT(refusal_of(with_fp8({"model.n_layers=4", "precision.fp8_skip=first,4"})),
-              HasSubstr("names block 4"));
+              HasSubstr("lists block 4"));
   EXPECT_THAT(refusal_of(with_fp8({"precision.fp8=e4m3"})), HasSubstr("tensorwise"));
   for (const char* recipe : {"precision.fp8=rowwise", "precision.fp8=blockwise"}) {
     EXPECT_THAT(refusal_of(with_fp8({recipe, "precision.fp8_scaling=delayed"})),
                 HasSubstr("set precision.fp8=tensorwise or precision.fp8_scaling=dynamic"));
   }
   EXPECT_THAT(refusal_of(with_fp8({"precision.fp8_scaling=delayed", "parallel.comm_hook=local_sgd"})),
-              HasSubstr("do not meet in each; set precision.fp8_scaling=dynamic"));
+              HasSubstr("do not communicate in every step; set precision.fp8_scaling=dynamic"));
   EXPECT_THAT(refusal_of(with_fp8({"precision.fp8_scaling=delayed", "precision.fp8_history=0"})),
               HasSubstr("precision.fp8_history"));
   EXPECT_NO_THROW(given(with_fp8({"precision.fp8_scaling=delayed"})));
@@ -89,15 +89,15 @@ TEST(Fp8Plan, ShapesThatAreNoMultipleAreNamed) {
   EXPECT_EQ(obstacle(fits, 2), "");
   EXPECT_THAT(
       obstacle({"model.d_model=120", "model.n_heads=4"}, 4),
-      HasSubstr("transformer.h.0.attn.c_attn.weight is 120 x 360, and sizes must be multiples of 16"));
+      HasSubstr("transformer.h.0.attn.c_attn.weight is 120 x 360, but sizes must be multiples of 16"));
   EXPECT_THAT(obstacle({"model.d_model=128", "model.d_ff=500"}, 4),
               HasSubstr("mlp.c_fc.weight is 128 x 500"));
   EXPECT_THAT(obstacle({"model.d_model=128", "data.seq_len=33"}, 3),
-              HasSubstr("3 x 33 = 99 tokens, and that must be a multiple of 16"));
+              HasSubstr("3 x 33 = 99 tokens, which must be a multiple of 16"));
   auto blocks = fits;
   blocks.emplace_back("precision.fp8=blockwise");
   EXPECT_EQ(obstacle(blocks, 2), "");
-  EXPECT_THAT(obstacle(blocks, 1), HasSubstr("64 tokens, and that must be a multiple of 128"));
+  EXPECT_THAT(obstacle(blocks, 1), HasSubstr("64 tokens, which must be a multiple of 128"));
   const Config off = given({"model.d_model=120", "model.n_heads=4"});
   EXPECT_EQ(fp8_obstacle(off, facts_of(off), 1), "") << "without FP8 every shape will do";
 }

@@ -122,7 +122,7 @@ TEST(HuggingFaceConfig, WhatTheModelCannotBeIsRefusedByName) {
            {"rope_scaling", R"({"rope_type":"llama3","factor":2.0})",
             "rope_scaling.low_freq_factor is missing"},
            {"quantization_config", R"({"bits":4})", "quantization_config="},
-           {"sliding_window", "4096", "sliding_window=4096 is not known"},
+           {"sliding_window", "4096", "sliding_window=4096 is not supported"},
            {"architectures", R"(["LlamaForSequenceClassification"])", "architectures="},
            {"model_type", "\"mistral\"", "model_type=\"mistral\""},
            {"num_hidden_layers", "-1", "num_hidden_layers=-1"},

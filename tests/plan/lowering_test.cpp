@@ -152,10 +152,10 @@ TEST(Lowering, RefusesSchedulesThatCannotRun) {
   const auto lower_csv = [](const char* text) { lower(from_csv(text, Placement::kLoop, "mine"), 0); };
   test::expect_refusal([&] { lower_csv("0F0,0B0\n1F0"); }, {"rank 1 never runs 1I0"});
   test::expect_refusal([&] { lower_csv("0F0,0F0,0B0\n1F0,1B0"); }, {"rank 0 runs 0F0 twice"});
-  test::expect_refusal([&] { lower_csv("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0"); }, {"waits for ever"});
+  test::expect_refusal([&] { lower_csv("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0"); }, {"deadlock"});
   test::expect_refusal(
       [] { lower(from_csv("0F0,0B0,4F0,4B0\n1F0,1B0,2F0,2B0,3F0,3B0", Placement::kV, "mine"), 0); },
-      {"stage 4", "5 stages on 2 ranks", "two stages a rank"});
+      {"stage 4", "5 stages on 2 ranks", "two stages per rank"});
   EXPECT_THROW(lower(make_schedule(ScheduleName::kGpipe, {2, 2, 1}), 2), LogicError);
 }
 
@@ -179,14 +179,14 @@ TEST(Lowering, CheckerNamesWhatIsWrong) {
       [](StageProgram& program) {
         program.insert(first(program, Kind::kSend), *first(program, Kind::kSend));
       },
-      "rank 1: 'send 2F0 to 2' is not there to send");
+      "rank 1: 'send 2F0 to 2' sends what has not been computed");
   expect_refused([](StageProgram& program) { program.erase(first(program, Kind::kTake)); },
                  "rank 1: 'forward 1F0' has no input");
   expect_refused([](StageProgram& program) { program.erase(first(program, Kind::kPost)); },
                  "rank 1: 'take 1F0 from 0 in 0' is not the oldest post");
   expect_refused([](StageProgram& program) { first(program, Kind::kPost)[1].buffer = 0; },
-                 "'post 1F1 from 0 in 0' meets a buffer in use");
-  expect_refused([](StageProgram& program) { program.resize(program.size() - 2); }, "waits for ever");
+                 "'post 1F1 from 0 in 0' uses a buffer that is in use");
+  expect_refused([](StageProgram& program) { program.resize(program.size() - 2); }, "deadlock");
   expect_refused(
       [](StageProgram& program) {
         std::rotate(first(program, Kind::kTake, Message::kGradient),

@@ -258,7 +258,7 @@ TEST(MemoryAdvice, LeavesOutWhatDoesNotHelpOrIsRefused) {
   config.optim.state = OptimState::kBf16;
   const auto advises = [&](std::string_view words) {
     const std::string advice = memory_advice(config, 2, Device::kCpu);
-    EXPECT_NE(advice.find("together: " + std::string(words)), std::string::npos)
+    EXPECT_NE(advice.find("if needed: " + std::string(words)), std::string::npos)
         << words << " in: " << advice;
   };
   config.train.global_batch = 2;

@@ -187,7 +187,7 @@ TEST(PipelinePlan, RefusesMoreStagesThanBlocksAndMoreRanksThanRows) {
     more.insert(more.end(), spread.begin(), spread.end());
     return more;
   };
-  test::expect_mentions(refusal(with({"parallel.pp=5"}), 5), {"5 stages", "4 blocks to share out"});
+  test::expect_mentions(refusal(with({"parallel.pp=5"}), 5), {"5 stages", "4 blocks to distribute"});
   test::expect_refusal([] { share_rows(3, 4); }, {"4 ranks", "3 rows", "spread_head=false"});
   test::expect_mentions(refusal(with({"parallel.pp=2", "pipeline.split=4,0"}), 2),
                         {"stage 1", "nothing to do"});

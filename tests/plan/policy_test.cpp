@@ -72,7 +72,7 @@ TEST(Policy, AfterForwardParametersAreFreedKeptOrSharedByNeighbours) {
   EXPECT_EQ(reshard("2"), 2);
   EXPECT_EQ(reshard("4"), Policy::kSameRanks) << "four of four ranks are all of them";
   for (const char* wrong : {"3", "8"}) {
-    EXPECT_NE(refusal(config_of("fsdp", "auto", wrong), mesh).find("divisor of the 4 ranks"),
+    EXPECT_NE(refusal(config_of("fsdp", "auto", wrong), mesh).find("does not divide the 4 ranks"),
               std::string::npos)
         << wrong;
   }
@@ -86,7 +86,7 @@ TEST(Policy, RowsThatDoNotFitTheMeshAreRefused) {
             std::string::npos);
   EXPECT_NE(refusal(config_of("ddp", "full_shard"), mesh_of(1, 2)).find("is for parallel.policy=fsdp"),
             std::string::npos);
-  EXPECT_NE(refusal(config_of("zero1", "auto", "true"), mesh_of(1, 2)).find("means nothing"),
+  EXPECT_NE(refusal(config_of("zero1", "auto", "true"), mesh_of(1, 2)).find("has no effect"),
             std::string::npos);
 }
 

@@ -68,7 +68,7 @@ TEST(Schedule, InWindowsKeepsFewInFlightAndCostsBubbles) {
       [] {
         make_windowed_schedule(ScheduleName::kGpipe, {2, 16, 1}, 5);
       },
-      {"windows of 5", "16 micro-batches"});
+      {"a window of 5", "16 micro-batches"});
 }
 
 TEST(Schedule, RunsEveryPassOnceAndWaitsForNothingInVain) {
@@ -107,7 +107,7 @@ TEST(Schedule, SaysHowManyMicroBatchesItNeeds) {
                        {"at least 8", "there are 6 micro-batches on 4 ranks"});
   test::expect_refusal(make(ScheduleName::kDualPipeV, {4, 7}), {"at least 8", "there are 7"});
   test::expect_refusal(make(ScheduleName::kInterleaved1F1B, {4, 9, 2}),
-                       {"9 micro-batches", "take a multiple of 4"});
+                       {"9 micro-batches", "use a multiple of 4"});
 }
 
 /// Formulas for balanced stages, no transfer, and enough micro-batches: the bubble of a step.
@@ -239,7 +239,7 @@ TEST(Simulate, NamesTheFirstPassThatIsWrong) {
   expect_unrunnable(csv("0F0,0B0\n,"), {}, "rank 1 has no stage");
   expect_unrunnable(csv("0F0,0F1,0B0\n1F0,1F1,1B0,1B1"), {}, "rank 0 never runs 0I1");
   expect_unrunnable(csv("0F0,0B0,1F0\n1B0"), {}, "rank 0 runs 1F0, but stage 1 is on rank 1");
-  expect_unrunnable(csv("0B0,0F0\n1F0,1B0"), {}, "waits for ever: rank 0 at 0B0, rank 1 at 1F0");
+  expect_unrunnable(csv("0B0,0F0\n1F0,1B0"), {}, "deadlocks: rank 0 at 0B0, rank 1 at 1F0");
   expect_unrunnable(csv("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0"), {}, "rank 0 at 0B0, rank 1 at 1F1");
   PassCosts small;
   small.memory_limit = 1.5;

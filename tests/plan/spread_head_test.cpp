@@ -194,7 +194,7 @@ TEST(SpreadHead, RefusesTwoWaysAndHalvesOfParts) {
                        {"dualpipe has a copy of each stage", "spread_head=false"});
   Schedule forced = two_ways;
   forced.spread_head = true;
-  test::expect_refusal([&] { simulate(forced); }, {"stages that go one way"});
+  test::expect_refusal([&] { simulate(forced); }, {"stages in one direction"});
   const Schedule schedule = make_schedule(ScheduleName::k1F1B, {2, 2, 1});
   Schedule spread = spread_head(schedule, costs_with_head(schedule, 1.0).spread);
   const auto part = std::ranges::find(spread.ranks[1], StagePass{PassKind::kBackward, 3, 0});

@@ -199,7 +199,7 @@ TEST(StageProgram, TheVerifierFindsASendOfWhatWasNotComputed) {
   const auto send = std::ranges::find(program.actions, ActionKind::kSend, &Action::kind);
   ASSERT_NE(send, program.actions.end());
   send->micro_batch = 3;
-  test::expect_refusal([&] { verify(program); }, {"send", "micro-batch 3", "nothing to send"});
+  test::expect_refusal([&] { verify(program); }, {"send", "micro-batch 3", "not computed anything to send"});
 }
 
 }  // namespace

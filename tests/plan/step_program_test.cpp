@@ -239,7 +239,7 @@ TEST(Verify, NamesTheFirstActionThatCannotBe) {
          swap_actions(program, place_of(program, ActionKind::kBackward, "h.1"),
                       place_of(program, ActionKind::kReduce, "h.1"));
        }},
-      {"it comes twice",
+      {"it occurs twice",
        [&](StepProgram& program) {
          const int64_t reduce = place_of(program, ActionKind::kReduce, "head");
          program.actions[static_cast<size_t>(reduce) + 1] = program.actions[static_cast<size_t>(reduce)];
@@ -251,20 +251,20 @@ TEST(Verify, NamesTheFirstActionThatCannotBe) {
        }},
       {"root is never updated",
        [&](StepProgram& program) { program = without(program, ActionKind::kUpdate, "root"); }},
-      {"its gradients were not reduced before",
+      {"its gradients have not been reduced",
        [&](StepProgram& program) { program = without(program, ActionKind::kReduce, "root"); }},
-      {"beyond 64 bits",
+      {"exceed 64 bits",
        [](StepProgram& program) {
          program.buffers.front().bytes = program.buffers.back().bytes = std::numeric_limits<int64_t>::max();
        }},
-      {"beyond 64 bits", [](StepProgram& program) { program.actions.front().transfers.front().bytes = -1; }},
+      {"exceed 64 bits", [](StepProgram& program) { program.actions.front().transfers.front().bytes = -1; }},
       {"units are updated one by one",
        [](StepProgram& program) { program.actions.back().unit = Action::kWholeModel; }},
-      {"forward of h.0 in micro-batch 0: parameters of h.0 were not gathered before",
+      {"forward of h.0 in micro-batch 0: the parameters of h.0 have not been gathered",
        [&](StepProgram& program) { program = without(program, ActionKind::kUnshard, "h.0"); }},
       {"passes cover", [&](StepProgram& program) { --program.passes.back().end; }},
       {"there are 4 units", [&](StepProgram& program) { program.actions.front().unit = 4; }},
-      {"there was no forward pass of it before",
+      {"its forward pass has not run",
        [&](StepProgram& program) { program = without(program, ActionKind::kForward, "h.0"); }}};
   for (const Damage& damage : damages) {
     StepProgram damaged = whole;
@@ -282,11 +282,11 @@ TEST(StepText, SaysWhichLineItCannotRead) {
     return damaged;
   };
   const std::pair<std::string, std::string> cases[] = {
-      {replaced("buffer shard", "buffer sharp"), "'sharp' is none of parameters, shard"},
-      {replaced("pass forward", "pass forwards"), "'forwards' is none of forward, backward"},
+      {replaced("buffer shard", "buffer sharp"), "'sharp' is not one of parameters, shard"},
+      {replaced("pass forward", "pass forwards"), "'forwards' is not one of forward, backward"},
       {replaced("all_gather/4:", "all_gather:"), "write COLLECTIVE/RANKS:BYTES"},
       {replaced("kept", "keeps"), "expected 'kept' or 'from A to B'"},
-      {"unit a", "it has 2 words"},
+      {"unit a", "it has only 2 words"},
       {"    0 compute forward a m0 - -", "an action comes before the first 'pass'"}};
   for (const auto& [damaged, said] : cases) {
     try {

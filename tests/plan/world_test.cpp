@@ -144,7 +144,7 @@ TEST(World, MpiOnOneHostNeedsNoAddress) {
 
 TEST(World, MpiAcrossHostsNeedsAnAddress) {
   for (const Variables& job : {kOpenMpi, kPmi}) {
-    test::expect_mentions(refusal(job), {"half set", "missing MASTER_ADDR MASTER_PORT"});
+    test::expect_mentions(refusal(job), {"only partly set", "missing MASTER_ADDR MASTER_PORT"});
     test::expect_mentions(refusal(job + Variables{{"MASTER_ADDR", "node1"}}),
                           {"MASTER_ADDR=node1", "missing MASTER_PORT"});
   }
@@ -189,7 +189,7 @@ TEST(World, SlurmLocalSizeFallsBackToFlagsAndThenIsMissing) {
   EXPECT_EQ(detect(bare + Variables{{"SLURM_NTASKS_PER_NODE", "4"}}).local_world_size, 4);
   EXPECT_EQ(detect(bare + Variables{{"SLURM_NNODES", "1"}}).local_world_size, 8);
   test::expect_mentions(refusal(bare + Variables{{"SLURM_NNODES", "2"}}),
-                        {"half set", "missing SLURM_NTASKS_PER_NODE"});
+                        {"only partly set", "missing SLURM_NTASKS_PER_NODE"});
 }
 
 TEST(World, ShellsOfSlurmAreNoRanks) {
@@ -220,7 +220,7 @@ TEST(World, SrunInsideAnInteractiveAllocationIsSeenByEveryRank) {
 TEST(World, BatchScriptOfSeveralTasksMustCallSrun) {
   const Variables script =
       without(kSlurm + Variables{{"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}}, "SLURM_STEP_ID");
-  test::expect_mentions(refusal(script), {"half set", "SLURM_STEP_ID", "srun"});
+  test::expect_mentions(refusal(script), {"only partly set", "SLURM_STEP_ID", "srun"});
 }
 
 TEST(World, EveryHalfSetListsWhatIsPresentAndWhatIsMissing) {
@@ -234,7 +234,7 @@ TEST(World, EveryHalfSetListsWhatIsPresentAndWhatIsMissing) {
   for (size_t job = 0; job < std::size(complete); ++job) {
     for (const std::string& name : needed[job]) {
       const std::string message = refusal(without(complete[job], name));
-      test::expect_mentions(message, {"half set"});
+      test::expect_mentions(message, {"only partly set"});
       const size_t missing = message.find("missing ");
       ASSERT_NE(missing, std::string::npos) << message;
       EXPECT_NE(message.find(name, missing), std::string::npos) << message;
@@ -341,7 +341,8 @@ TEST(World, OurLauncherHasTheLastWord) {
 TEST(World, PmiOfSrunIsCompletedBySlurm) {
   const Variables echo = {{"PMI_RANK", "5"}, {"PMI_SIZE", "8"}};
   expect_rank_5_of_8(detect(kSlurm + echo), "slurm");
-  test::expect_mentions(refusal(kSlurm + echo + Variables{{"PMI_RANK", "4"}}), {"half set", "PMI_RANK=4"});
+  test::expect_mentions(refusal(kSlurm + echo + Variables{{"PMI_RANK", "4"}}),
+                        {"only partly set", "PMI_RANK=4"});
 }
 
 TEST(Nodelist, FirstHostOfEveryForm) {

@@ -70,10 +70,10 @@ TEST(Confusion, HasCountsAndSharesOfRows) {
   all.classes = {"cat", "dog"};
   const std::string svg = draw_confusion(all);
   expect_part_of_a_page(svg);
-  for (const char* text :
-       {">78 of 80 held-out images are right (97.5%), after step 1,200<", ">39<", ">97.5%<", ">1<", ">2.5%<",
-        "<title>cat: 39 of 40 (97.5%) right</title>", "<title>cat taken for dog: 1 of 40 (2.5%)</title>",
-        ">cat for dog: 1 (2.5%)<", ">dog: 97.5% of 40<"})
+  for (const char* text : {">78 of 80 held-out images are classified correctly (97.5%), after step 1,200<",
+                           ">39<", ">97.5%<", ">1<", ">2.5%<", "<title>cat: 39 of 40 (97.5%) correct</title>",
+                           "<title>cat predicted as dog: 1 of 40 (2.5%)</title>", ">cat as dog: 1 (2.5%)<",
+                           ">dog: 97.5% of 40<"})
     EXPECT_NE(svg.find(text), std::string::npos) << text;
 }
 
@@ -100,7 +100,7 @@ TEST(Confusion, SaysSoWhenNothingIsMistakenAndWhenAClassHasNoImage) {
   all.images = all.right = 10;
   const std::string svg = draw_confusion(all);
   expect_part_of_a_page(svg);
-  EXPECT_NE(svg.find("No image was taken for another class."), std::string::npos);
+  EXPECT_NE(svg.find("No image was misclassified."), std::string::npos);
   EXPECT_EQ(occurrences(svg, ">5</text>"), 4) << "two cells and two rows";
   EXPECT_EQ(occurrences(svg, ">0</text>"), 1);
   EXPECT_EQ(occurrences(svg, ">-</text>"), 1) << "of no image no share is right";
@@ -117,7 +117,7 @@ TEST(Confusion, OfNothingIsThereAndOfTooManyClassesIsNot) {
 TEST(Confusion, CountsWhatIsNotFinite) {
   Classification all = classified(3, 5, 5);
   all.not_finite = 2;
-  EXPECT_NE(draw_confusion(all).find("2 with logits that are not finite are in no row."), std::string::npos);
+  EXPECT_NE(draw_confusion(all).find("2 with non-finite logits are not counted."), std::string::npos);
 }
 
 TEST(Classes, AreTextWhateverTheyAreCalled) {
@@ -143,7 +143,7 @@ TEST(Mistakes, ShowPicturesWithWhatTheyWereTakenForAndAre) {
   expect_part_of_a_page(svg);
   for (const char* text : {">The 2 worst of 6 mistakes among 30 held-out images, after step 1,200<",
                            ">class1, 87.5%<", ">is class0, &lt;0.1%<", ">class2, 87.5%<", ">is class1, 6.2%<",
-                           "<title>val/a &lt;b&gt;.png: class0 taken for class1, loss 11.51</title>"})
+                           "<title>val/a &lt;b&gt;.png: class0 predicted as class1, loss 11.51</title>"})
     EXPECT_NE(svg.find(text), std::string::npos) << text;
   EXPECT_EQ(occurrences(svg, "href=\"data:image/png;base64," + base64(to_png(all.worst[0].picture)) + "\""),
             2);

@@ -56,7 +56,8 @@ plan::PipelineReport some_step() {
 
 TEST(PipelineView, TableHasMeasuredBesideSimulated) {
   const std::string text = to_text(some_step());
-  EXPECT_NE(text.find("1f1b, a step: 10.200 ms, simulated for its costs 9.400 ms"), std::string::npos)
+  EXPECT_NE(text.find("1f1b, a step: 10.200 ms, simulated with the measured costs 9.400 ms"),
+            std::string::npos)
       << text;
   EXPECT_NE(text.find("schedule  imbalance  communication  host"), std::string::npos) << text;
   EXPECT_NE(text.find("2.00 MiB"), std::string::npos) << "two micro-batches in flight\n" << text;
@@ -78,7 +79,7 @@ TEST(PipelineView, JsonHasSecondsAndBytes) {
 TEST(PipelineView, PictureHasTheSimulatedStepAboveTheMeasuredOneAndCausesOfGaps) {
   const Timeline timeline = timeline_of(some_step());
   ASSERT_EQ(timeline.rows.size(), 4u);
-  EXPECT_EQ(timeline.rows[0].heading.rfind("simulated for its costs", 0), 0u);
+  EXPECT_EQ(timeline.rows[0].heading.rfind("simulated with the measured costs", 0), 0u);
   EXPECT_EQ(timeline.rows[2].heading.rfind("measured: 10.20 ms", 0), 0u);
   EXPECT_TRUE(timeline.rows[0].gaps.empty());
   double idle = 0.0;

@@ -123,7 +123,7 @@ TEST_F(RunPage, SaysWhatARunWasAndHowItEnded) {
                            "40 of 40 steps in 47.4 s",
                            "trireme train -n 2",
                            "0123456789abcdef",
-                           "an equal run ends with the same bits",
+                           "an identical run gives the same bits",
                            "20.0k",
                            "102 ms",
                            "310 MiB",
@@ -146,7 +146,7 @@ TEST_F(RunPage, SaysWhatARunWasAndHowItEnded) {
     EXPECT_TRUE(says(page, text)) << text;
   }
   for (const char* text :
-       {"Loss scale", "Checkpoint stalls", "Validation accuracy", "What ranks said", "Pictures"})
+       {"Loss scale", "Checkpoint stalls", "Validation accuracy", "Last log lines", "Pictures"})
     EXPECT_FALSE(says(page, text)) << text << ": this run has none";
 }
 
@@ -177,7 +177,7 @@ TEST_F(RunPage, ShowsAttemptsCausesAndCrashReports) {
   for (const char* text : {"failed", "30 of 40 steps, exit code 5 (lost a peer)", "rank 0 lost rank 1",
                            "rank 1 (pid 7) was killed by signal 9 (SIGKILL)", "exit code 137", "crash-1.txt",
                            "all_gather #41 & <waiting>", "the end of logs/rank-1.log", "the last words",
-                           "attempt 2 went on after step 20"})
+                           "attempt 2 continued after step 20"})
     EXPECT_TRUE(says(page, text)) << text;
   EXPECT_EQ(figures_of(read_run(run.path())).timed_steps, 15) << "25 - 5 lost - 10, and half of 10";
 }
@@ -185,7 +185,7 @@ TEST_F(RunPage, ShowsAttemptsCausesAndCrashReports) {
 TEST_F(RunPage, AnInterruptedRunCanGoOnAndARunningOneHasNoEnd) {
   const auto run = make("stopped");
   record(run, 1, 12);
-  EXPECT_TRUE(says(page_of({run}), "it still goes on, or was killed with its launcher"));
+  EXPECT_TRUE(says(page_of({run}), "it is still running, or was killed with its launcher"));
   run.finish(75);
   const std::string page = page_of({run});
   EXPECT_TRUE(says(page, "interrupted"));
@@ -219,8 +219,7 @@ TEST_F(RunPage, NamesDamagedLinesAndUsesTheOthers) {
   const std::string page = page_of({run});
   EXPECT_TRUE(says(page,
                    "metrics.jsonl: 4 lines are damaged and left out: line 5 is no JSON, line 6 is empty, "
-                   "line 7 is no object, "
-                   "line 8 has no step."));
+                   "line 7 is not an object, line 8 has no step."));
   EXPECT_TRUE(says(page, "metrics.jsonl ends inside a line"));
   const Metrics metrics = read_metrics(path);
   EXPECT_EQ(metrics.steps.size(), 30u);
@@ -239,7 +238,7 @@ TEST_F(RunPage, OfStepsMadeTwiceTheLaterCounts) {
   const Metrics metrics = read_metrics(run.file("metrics.jsonl"));
   EXPECT_EQ(metrics.steps, (std::vector<double>{1, 2, 3, 4, 5}));
   EXPECT_TRUE(std::ranges::is_sorted(metrics.curve("loss").y)) << "those of the first pass are gone";
-  EXPECT_TRUE(says(page_of({run}), "2 steps that were made again later"));
+  EXPECT_TRUE(says(page_of({run}), "2 steps that were repeated later"));
 }
 
 TEST_F(RunPage, LossesThatAreNotFiniteAreShownAsSuch) {
@@ -260,7 +259,7 @@ TEST_F(RunPage, LossesThatAreNotFiniteAreShownAsSuch) {
   run.finish(6);
   const std::string page = page_of({run});
   EXPECT_TRUE(says(page, "Loss scale"));
-  EXPECT_TRUE(says(page, "One step was skipped, as gradients overflowed: step 6."));
+  EXPECT_TRUE(says(page, "One step was skipped because gradients overflowed: step 6."));
   EXPECT_TRUE(says(page, "NaN"));
   EXPECT_TRUE(says(page, "1 value is not finite"));
 }
@@ -317,7 +316,7 @@ TEST_F(RunPage, PicturesOfTheRunAreInside) {
   const std::string page = page_of({run});
   EXPECT_NE(page.find("data:image/png;base64," + base64(png)), std::string::npos);
   EXPECT_NE(page.find(svg), std::string::npos);
-  EXPECT_TRUE(says(page, "pictures/broken.png is no PNG."));
+  EXPECT_TRUE(says(page, "pictures/broken.png is not a PNG."));
   EXPECT_FALSE(says(page, "notes.txt"));
 }
 
@@ -333,8 +332,8 @@ TEST_F(RunPage, PicturesOfImagesHaveTitlesAndTheirOwnText) {
   write_classification(all, run);
   const std::string page = page_of({run});
   for (const char* text : {"Confusion matrix", "pictures/confusion.svg", "Worst mistakes",
-                           "9 of 10 held-out images are right (90.0%), after step 0",
-                           "<cat> taken for dog: 1 of 5 (20.0%)", "The one mistake among 10"})
+                           "9 of 10 held-out images are classified correctly (90.0%), after step 0",
+                           "<cat> predicted as dog: 1 of 5 (20.0%)", "The one mistake among 10"})
     EXPECT_TRUE(says(page, text)) << text;
 }
 
@@ -372,7 +371,7 @@ TEST_F(RunPage, AChangedConfigIsSaid) {
   run.reopen();
   run.replace_config(yaml_of({"name=grown", "train.steps=60", "optim.lr=1e-3"}));
   const std::string page = page_of({run});
-  EXPECT_TRUE(says(page, "Changed when the run went on:"));
+  EXPECT_TRUE(says(page, "Changed when the run was resumed:"));
   EXPECT_NE(page.find("<td>train.steps</td>\n<td>40</td>\n<td>60</td>"), std::string::npos) << page;
 }
 

@@ -239,7 +239,7 @@ class Profile(unittest.TestCase):
                        "some thing": {"ms": 2.06, "calls": 36}}})
 
     def test_without_a_gpu_there_are_no_groups(self):
-        found = kernel_times.parse_profile("profile without GPU kernels; open a b/trace.json in chrome://tracing or Perfetto\n")
+        found = kernel_times.parse_profile("profile only CPU operators: there are no GPU kernels to sum up; open a b/trace.json in chrome://tracing or Perfetto\n")
         self.assertEqual(found, {"step_ms": None, "idle_ms": None, "groups": {}})
 
     def test_no_line_is_an_error(self):

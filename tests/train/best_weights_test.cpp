@@ -116,7 +116,7 @@ TEST_F(BestWeightsOfARun, ThatCannotBeWrittenAreAWarning) {
   ::testing::internal::CaptureStderr();
   run(2);
   const std::string log = ::testing::internal::GetCapturedStderr();
-  EXPECT_NE(log.find("are not kept"), std::string::npos) << log;
+  EXPECT_NE(log.find("are not saved"), std::string::npos) << log;
   EXPECT_EQ(recorder_.summary.steps, 8);
   EXPECT_EQ(recorder_.summary.best_step, 0);
 }

@@ -168,7 +168,7 @@ TEST_F(Fp8Run, WithoutTheHardwareItEndsOrGoesOnInBf16) {
   fp8().fallback = plan::Fp8Fallback::kAbort;
   for (const plan::Fp8 recipe : kRecipes) {
     test::expect_refusal([&] { digest(recipe, 1); },
-                         {"a CPU multiplies no FP8 matrices", "precision.fp8_fallback to bf16"});
+                         {"FP8 matrix multiplication needs a GPU", "precision.fp8_fallback to bf16"});
   }
 }
 
@@ -177,7 +177,7 @@ TEST_F(Fp8Run, ShapesThatDoNotFitEndItOrGoOnInBf16) {
   const std::string bf16 = digest(plan::Fp8::kOff);
   EXPECT_NE(digest(plan::Fp8::kTensorwise), bf16);
   test::expect_refusal([&] { digest(plan::Fp8::kBlockwise, 1); },
-                       {"2 x 32 = 64 tokens", "multiple of 128", "set train.micro_batch or data.seq_len to"});
+                       {"2 x 32 = 64 tokens", "multiple of 128", "change train.micro_batch or data.seq_len"});
   fp8().fallback = plan::Fp8Fallback::kBf16;
   EXPECT_EQ(digest(plan::Fp8::kBlockwise), bf16);
 }

@@ -14,7 +14,7 @@
 namespace trireme::train {
 namespace {
 
-constexpr const char* kRecorded = "recorded and launched";
+constexpr const char* kRecorded = "are recorded as CUDA graphs";
 
 class GpuGraphs : public TrainerTest {
  protected:

@@ -289,7 +289,7 @@ TEST_F(ImageRuns, RefuseToGoOnWithStepsOfAnotherSize) {
   config_.train.rank_batch = 3;
   config_.checkpoint.every = 2;
   train_on(2, 2);
-  expect_refused("6 samples a step, and this one has 3", 1, /*resume=*/true);
+  expect_refused("6 samples per step, but this run has 3", 1, /*resume=*/true);
 }
 
 TEST_F(ImageRuns, AreRefusedWhereTheModelCannotReadTheImages) {

@@ -98,7 +98,7 @@ TEST_F(PrepareTest, EndsWhenNothingMoves) {
     run_impatiently();
     FAIL() << "nobody waits for ever";
   } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("no headway"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("no progress"), std::string::npos) << error.what();
     EXPECT_EQ(error.exit_code(), ExitCode::kEnvironment);
   }
   EXPECT_LT(monotonic_seconds() - began, 5.0);

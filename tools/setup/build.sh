@@ -16,14 +16,14 @@ check_preset() {
   local names
   names=$(cd "$root" && cmake --list-presets | sed -n 's/^ *"\([^"]*\)".*/\1/p') || exit 3
   [[ $'\n'$names$'\n' == *$'\n'$preset$'\n'* ]] ||
-    die 2 "there is no preset '$preset'. Fix: one of ${names//$'\n'/, }."
+    die 2 "there is no preset '$preset'. Fix: use one of ${names//$'\n'/, }."
 }
 
 check_cmake() {
   local version
   version=$(cmake --version | sed -n '1s/[^0-9]*\([0-9.]*\).*/\1/p')
   [[ $(printf '%s\n' 3.25 "$version" | sort -V | head -n 1) == 3.25 ]] ||
-    die 3 "cmake $version was found, and 3.25 or newer is needed. Fix: put a newer one on PATH ('pip install cmake' has it)."
+    die 3 "cmake $version was found, but 3.25 or newer is needed. Fix: put a newer one on PATH ('pip install cmake' installs one)."
 }
 
 # resolve_settings: sets the array `settings` and installs what it takes.

@@ -9,18 +9,18 @@ cache=${XDG_CACHE_HOME:-$HOME/.cache}/trireme
 # torch_problem DIR NEED: why the torch in DIR does not serve (need: cpu or cuda); nothing when it does.
 torch_problem() {
   local line version='' site=${1%/*}
-  [[ -r $1/version.py ]] || { echo "no torch is there (version.py is missing)" && return; }
+  [[ -r $1/version.py ]] || { echo "it has no torch (version.py is missing)" && return; }
   while read -r line; do
     [[ $line =~ ^__version__\ =\ [\'\"]([^\'\"]+) ]] && version=${BASH_REMATCH[1]}
   done <"$1/version.py"
   if [[ $version != "${torch_release%.*}".* ]]; then
-    echo "it is torch ${version:-of unknown version}, and Trireme needs ${torch_release%.*}.x"
+    echo "it is torch ${version:-of unknown version}, but Trireme needs ${torch_release%.*}.x"
   elif [[ ! -e $1/lib/libtorch_cpu.so || ! -e $1/include/ATen/ATen.h ]]; then
     echo "its C++ libraries or headers are missing"
   elif [[ ! -e $site/nvidia/cu13/lib/libcudart.so.13 && ! -e /usr/local/cuda/lib64/libcudart.so.13 ]]; then
     echo "libcudart.so.13, which its libraries load, is neither beside it nor in /usr/local/cuda"
   elif [[ $2 == cuda && ! (-e $1/lib/libtorch_cuda.so && -e $site/nvidia/nccl/lib/libnccl.so.2 && -d $site/nvidia/cudnn) ]]; then
-    echo "the CUDA libraries (NCCL, cuDNN) are not beside it, and this build uses the GPU"
+    echo "the CUDA libraries (NCCL, cuDNN) are not beside it, but this build uses the GPU"
   fi
 }
 

@@ -151,8 +151,9 @@ FlightRecord FlightRecord::make(int64_t ranks) {
   }
   const std::string cause = errno_text(full != 0 ? full : errno);
   if (descriptor >= 0) ::close(descriptor);
-  throw EnvironmentError("[base.flight_record] no memory of {} bytes to share with ranks: {}; free some",
-                         bytes, cause);
+  throw EnvironmentError(
+      "[base.flight_record] cannot allocate {} bytes of shared memory for the ranks: {}; free some memory",
+      bytes, cause);
 }
 
 FlightRecord FlightRecord::open(int descriptor, int64_t rank) {
@@ -168,7 +169,8 @@ FlightRecord FlightRecord::open(int descriptor, int64_t rank) {
     if (data != MAP_FAILED) ::munmap(data, bytes);
     if (own >= 0) ::close(own);
     throw EnvironmentError(
-        "[base.flight_record] descriptor {} is no record with a place for rank {}; unset what names it",
+        "[base.flight_record] file descriptor {} is not a flight record with a slot for rank {}; unset "
+        "TRIREME_FLIGHT_FD",
         descriptor, rank);
   }
   FlightRecord record(data, bytes, own, rank);

@@ -34,8 +34,8 @@ int flush_results(int code) {
   const int error = std::fflush(stdout) == 0 ? 0 : errno;
   if ((error == 0 && !failed_before) || reader_left(STDOUT_FILENO)) return code;
   write_stderr(
-      fmt::format("error: [base.streams] standard output did not take all results{}{}; make room where it "
-                  "leads, or redirect it elsewhere\n",
+      fmt::format("error: [base.streams] could not write all results to standard output{}{}; free space at "
+                  "its destination or redirect it elsewhere\n",
                   error == 0 ? "" : ": ", error == 0 ? "" : errno_text(error)));
   return code != 0 ? code : static_cast<int>(ExitCode::kEnvironment);
 }

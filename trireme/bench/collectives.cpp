@@ -170,7 +170,7 @@ double CollectiveTimes::median_ms() const {
 
 std::vector<CollectiveTimes> time_collectives(const std::shared_ptr<comm::World>& world,
                                               const std::vector<int64_t>& mib, int64_t rounds) {
-  TRIREME_CHECK(rounds >= 1, "[bench.collectives] {} rounds", rounds);
+  TRIREME_CHECK(rounds >= 1, "[bench.collectives] {} rounds requested; run at least 1", rounds);
   Bench bench(world);
   for (const int64_t size : mib) bench.add_size(size);
   return bench.run(rounds);

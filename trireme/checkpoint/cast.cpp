@@ -75,7 +75,8 @@ bool can_cast(std::string_view from, std::string_view to) {
 
 int64_t cast(std::string_view from_dtype, const void* from, std::string_view to_dtype, void* to,
              int64_t count) {
-  TRIREME_CHECK(can_cast(from_dtype, to_dtype), "[checkpoint.cast] {} to {}", from_dtype, to_dtype);
+  TRIREME_CHECK(can_cast(from_dtype, to_dtype), "[checkpoint.cast] cannot cast {} to {}", from_dtype,
+                to_dtype);
   const int64_t size = safetensors_itemsize(to_dtype);
   if (from_dtype == to_dtype) {
     std::memcpy(to, from, static_cast<size_t>(count * size));

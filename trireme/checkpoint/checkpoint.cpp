@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kMaxCommitBytes = 4096;
 
 [[noreturn]] void damaged(const std::string& path, std::string_view what) {
-  throw DataError("[checkpoint.read] {}: {}; the checkpoint is damaged, take another one", path, what);
+  throw DataError("[checkpoint.read] {}: {}; the checkpoint is damaged; use another one", path, what);
 }
 
 Commit read_commit(const Folder& folder) {
@@ -27,9 +27,11 @@ Commit read_commit(const Folder& folder) {
 Index read_index(const Folder& folder, const Commit& commit) {
   const InputFile file = folder.open_file(kIndexName);
   if (file.size() != commit.index_bytes)
-    damaged(file.path(), fmt::format("{} bytes, {} were committed", file.size(), commit.index_bytes));
+    damaged(file.path(),
+            fmt::format("it has {} bytes, but {} were committed", file.size(), commit.index_bytes));
   const std::string text = file.text(kMaxJsonBytes);
-  if (xxh3(text) != commit.index_digest) damaged(file.path(), "its bytes are not those that were committed");
+  if (xxh3(text) != commit.index_digest)
+    damaged(file.path(), "its bytes differ from those that were committed");
   Index index = parse_index(text, file.path());
   if (index.step != commit.step || index.generation != commit.generation)
     damaged(file.path(), "it belongs to another commit");
@@ -68,7 +70,7 @@ class ChunkReader {
   void load(int64_t chunk, int64_t length, char* out) const {
     file_.read(piece_.offset + chunk * kChunkBytes, out, length);
     if (xxh3(out, static_cast<size_t>(length)) == piece_.digests[static_cast<size_t>(chunk)]) return;
-    damaged(file_.path(), fmt::format("bytes {} to {}, of tensor '{}', are not those that were written",
+    damaged(file_.path(), fmt::format("bytes {} to {} (tensor '{}') differ from those that were written",
                                       piece_.offset + chunk * kChunkBytes,
                                       piece_.offset + chunk * kChunkBytes + length, tensor_));
   }
@@ -97,7 +99,7 @@ Checkpoint::Checkpoint(Folder folder)
 
 void Checkpoint::check_size(size_t file, const InputFile& input) const {
   if (const int64_t bytes = index_.files[file].bytes; input.size() != bytes)
-    damaged(input.path(), fmt::format("{} bytes, {} were written", input.size(), bytes));
+    damaged(input.path(), fmt::format("it has {} bytes, but {} were written", input.size(), bytes));
 }
 
 void Checkpoint::check_files() const {
@@ -109,7 +111,7 @@ const StoredTensor& Checkpoint::tensor(const std::string& name) const {
   const auto found = index_.tensors.find(name);
   if (found != index_.tensors.end()) return found->second;
   throw DataError(
-      "[checkpoint.read] {} holds no tensor '{}' among {}; check that the checkpoint belongs to this model",
+      "[checkpoint.read] {} has no tensor '{}' among its {}; check that the checkpoint belongs to this model",
       path(), name, index_.tensors.size());
 }
 
@@ -118,7 +120,7 @@ std::string Checkpoint::state() const {
   const InputFile file = folder_.open_file(index_.state.name);
   std::string text = file.text(kMaxJsonBytes);
   if (static_cast<int64_t>(text.size()) != index_.state.bytes || xxh3(text) != index_.state.header_digest)
-    damaged(file.path(), "its bytes are not those that were written");
+    damaged(file.path(), "its bytes differ from those that were written");
   return text;
 }
 
@@ -129,7 +131,7 @@ void Checkpoint::check_header(size_t file, const InputFile& input) const {
   std::string preamble(static_cast<size_t>(stored.header_bytes), '\0');
   input.read(0, preamble.data(), stored.header_bytes);
   if (xxh3(preamble) != stored.header_digest)
-    damaged(input.path(), "the bytes of its header are not those that were written");
+    damaged(input.path(), "its header differs from the one that was written");
   if (stored.header_bytes < kHeaderLengthBytes) damaged(input.path(), "it has no header");
   const SafetensorsHeader header =
       parse_safetensors_header(std::string_view(preamble).substr(kHeaderLengthBytes),
@@ -141,11 +143,11 @@ void Checkpoint::check_header(size_t file, const InputFile& input) const {
     if (entry == header.tensors.end() || entry->second.dtype != tensor->second.dtype ||
         entry->second.begin != begin || entry->second.end != begin + bytes)
       damaged(input.path(),
-              fmt::format("its header has no such piece of tensor '{}' as the index", tensor->first));
+              fmt::format("its header and the index disagree about a piece of tensor '{}'", tensor->first));
   }
   if (held_[file].size() != header.tensors.size())
-    damaged(input.path(),
-            fmt::format("{} entries, the index knows {}", header.tensors.size(), held_[file].size()));
+    damaged(input.path(), fmt::format("its header has {} entries, but the index lists {}",
+                                      header.tensors.size(), held_[file].size()));
 }
 
 std::shared_ptr<const InputFile> Checkpoint::open(size_t file) const {

@@ -32,7 +32,7 @@ void check_fit(const Source& source, const plan::ModelFacts& facts, bool may_hav
     if (found == source.tensors().end()) {
       missing.push_back(name);
     } else if (found->second.shape != param->shape || !can_cast(found->second.dtype, "F32")) {
-      wrong.push_back(fmt::format("{} is {} [{}], the model has [{}]", name, found->second.dtype,
+      wrong.push_back(fmt::format("{} is {} [{}], but [{}] in the model", name, found->second.dtype,
                                   fmt::join(found->second.shape, ", "), fmt::join(param->shape, ", ")));
     }
   }
@@ -43,11 +43,11 @@ void check_fit(const Source& source, const plan::ModelFacts& facts, bool may_hav
   if (!wrong.empty()) problems.push_back(some_of(wrong));
   if (!missing.empty()) problems.push_back(fmt::format("{} missing: {}", missing.size(), some_of(missing)));
   if (!extra.empty() && !may_have_more)
-    problems.push_back(fmt::format("{} that the model does not have: {}", extra.size(), some_of(extra)));
+    problems.push_back(fmt::format("{} not in the model: {}", extra.size(), some_of(extra)));
   if (problems.empty()) return;
   throw DataError(
-      "[checkpoint.fit] {} does not hold the weights of this model: {}; check that both belong "
-      "together",
+      "[checkpoint.fit] {} does not have the weights of this model: {}; check that the checkpoint and the "
+      "config belong together",
       source.path(), join(problems, "; "));
 }
 

@@ -22,7 +22,7 @@ constexpr int kReadFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
 
 const char* advice(int error) {
   if (error == ENOSPC || error == EDQUOT) return "free some space or choose another folder";
-  if (error == EROFS || error == EACCES || error == EPERM) return "choose a folder that can be written";
+  if (error == EROFS || error == EACCES || error == EPERM) return "choose a writable folder";
   return "check the path and the disk";
 }
 
@@ -32,22 +32,22 @@ const char* advice(int error) {
 }
 
 void check_name(std::string_view name) {
-  TRIREME_CHECK(is_file_name(name), "[checkpoint.folder] '{:.200}' cannot be a file name", name);
+  TRIREME_CHECK(is_file_name(name), "[checkpoint.folder] '{:.200}' is not a valid file name", name);
 }
 
 /// Opens something whose name came from a file; it may be missing, or not be what it should be.
 Descriptor open_inside(int folder, const std::string& name, int flags, const std::string& path) {
   if (!is_file_name(name)) {
     throw DataError(
-        "[checkpoint.folder] '{:.200}' cannot be the name of a file of a checkpoint: 1 to 128 of letters, "
-        "digits, '.', '_' and '-' can, with no dot first",
+        "[checkpoint.folder] '{:.200}' is not a valid name for a checkpoint file; names are 1 to 128 "
+        "letters, digits, '.', '_' or '-' and do not start with a dot",
         name);
   }
   const int fd = ::openat(folder, name.c_str(), kReadFlags | O_NOFOLLOW | flags);
   if (fd >= 0) return Descriptor(fd);
   if (errno == ENOENT || errno == ELOOP || errno == ENOTDIR || errno == ENXIO || errno == EIO) {
-    throw DataError("[checkpoint.folder] {}: {}; the checkpoint is not whole, take another one", path,
-                    errno == ELOOP ? "is a link, which is not followed" : errno_text(errno));
+    throw DataError("[checkpoint.folder] {}: {}; the checkpoint is incomplete, use another one", path,
+                    errno == ELOOP ? "is a symbolic link, which is not followed" : errno_text(errno));
   }
   fail("open", path, errno);
 }
@@ -73,12 +73,13 @@ InputFile::InputFile(Descriptor file, std::string path) : file_(std::move(file))
   struct stat info {};
   if (::fstat(file_.get(), &info) != 0) fail("stat", path_, errno);
   if (!S_ISREG(info.st_mode))
-    throw DataError("[checkpoint.folder] {} is no regular file; name the file itself", path_);
+    throw DataError("[checkpoint.folder] {} is not a regular file; give the path of the file itself", path_);
   size_ = static_cast<int64_t>(info.st_size);
 }
 
 void InputFile::read(int64_t offset, void* out, int64_t bytes) const {
-  TRIREME_CHECK(offset >= 0 && bytes >= 0, "[checkpoint.folder] {}: {} bytes at {}", path_, bytes, offset);
+  TRIREME_CHECK(offset >= 0 && bytes >= 0, "[checkpoint.folder] {}: cannot read {} bytes at {}", path_, bytes,
+                offset);
   char* next = static_cast<char*>(out);
   while (bytes > 0) {
     const ssize_t count = ::pread(file_.get(), next, static_cast<size_t>(bytes), offset);
@@ -88,7 +89,7 @@ void InputFile::read(int64_t offset, void* out, int64_t bytes) const {
                       offset, path_, errno_text(errno));
     }
     if (count == 0) {
-      throw DataError("[checkpoint.folder] {} ends at byte {}, {} more are wanted; the file is truncated",
+      throw DataError("[checkpoint.folder] {} ends at byte {}, but {} more are needed; the file is truncated",
                       path_, offset, bytes);
     }
     next += count;
@@ -99,7 +100,7 @@ void InputFile::read(int64_t offset, void* out, int64_t bytes) const {
 
 std::string InputFile::text(int64_t limit) const {
   if (size_ > limit) {
-    throw DataError("[checkpoint.folder] {} has {} bytes, at most {} are read; it is no file of a checkpoint",
+    throw DataError("[checkpoint.folder] {} has {} bytes, but the limit is {}; it is not a checkpoint file",
                     path_, size_, limit);
   }
   std::string text(static_cast<size_t>(size_), '\0');

@@ -61,9 +61,9 @@ class Parser {
     refuse_other_keys(
         document, {"schema", "step", "generation", "chunk", "files", "state", "metadata", "tensors"}, path_);
     if (const std::string schema = text_of(document, "schema", path_); schema != kSchema)
-      fail_json(path_, fmt::format("schema '{:.80}' is not the '{}' that is read here", schema, kSchema));
+      fail_json(path_, fmt::format("schema is '{:.80}', but this version reads '{}'", schema, kSchema));
     if (count_of(document, "chunk", path_) != kChunkBytes)
-      fail_json(path_, fmt::format("chunks of digests other than {} bytes", kChunkBytes));
+      fail_json(path_, fmt::format("digests are not over chunks of {} bytes", kChunkBytes));
     index_.step = count_of(document, "step", path_);
     index_.generation = count_of(document, "generation", path_);
     take_files(value_of(document, "files", path_));
@@ -86,7 +86,7 @@ class Parser {
     std::vector<int64_t> result;
     for (const Json& number : list) {
       if (!number.is_number_unsigned() || number.get<uint64_t>() > uint64_t{1} << 62)
-        fail(fmt::format("has a '{}' that is no number of 62 bits", key));
+        fail(fmt::format("has a '{}' with something other than numbers of 62 bits", key));
       result.push_back(number.get<int64_t>());
     }
     return result;
@@ -99,14 +99,14 @@ class Parser {
                     .header_bytes = count_of(object, "header_bytes", path_),
                     .header_digest = hash_of(value_of(object, "header_xxh3", path_), "header_xxh3", path_)};
     if (!is_file_name(file.name))
-      fail(fmt::format("'{:.200}' cannot be the name of a file of a checkpoint", file.name));
+      fail(fmt::format("'{:.200}' is not a valid name for a checkpoint file", file.name));
     if (file.header_bytes > file.bytes)
-      fail(fmt::format("file {} has {} bytes and a header of {}", file.name, file.bytes, file.header_bytes));
+      fail(fmt::format("file {} has {} bytes but a header of {}", file.name, file.bytes, file.header_bytes));
     return file;
   }
 
   void take_files(const Json& list) {
-    if (!list.is_array() || list.size() > kMaxFiles) fail("'files' is no list of at most 65536");
+    if (!list.is_array() || list.size() > kMaxFiles) fail("'files' is not a list of at most 65536");
     std::set<std::string> names;
     for (const Json& object : list) {
       index_.files.push_back(file_of(object));
@@ -116,18 +116,20 @@ class Parser {
   }
 
   void take_metadata(const Json& object) {
-    if (!object.is_object()) fail("'metadata' is no object");
+    if (!object.is_object()) fail("'metadata' is not an object");
     for (const auto& [key, value] : object.items()) {
-      if (!value.is_string()) fail(fmt::format("the metadata '{:.80}' is no text", key));
+      if (!value.is_string()) fail(fmt::format("the metadata '{:.80}' is not a string", key));
       index_.metadata.emplace(key, value.get<std::string>());
     }
   }
 
   void take_tensors(const Json& object) {
-    if (!object.is_object() || object.size() > kMaxTensors) fail("'tensors' is no object of at most 1000000");
+    if (!object.is_object() || object.size() > kMaxTensors)
+      fail("'tensors' is not an object of at most 1000000 entries");
     for (const auto& [name, value] : object.items()) {
       name_ = name;
-      if (name.empty() || name.size() > kMaxNameBytes) fail("has a name of none or more than 1024 bytes");
+      if (name.empty() || name.size() > kMaxNameBytes)
+        fail("has an empty name or one of more than 1024 bytes");
       if (printable(name) != name) fail("has a name with control characters");
       take_tensor(value);
     }
@@ -140,7 +142,7 @@ class Parser {
     tensor.dtype = text_of(object, "dtype", path_);
     tensor.shape = numbers(object, "shape");
     const int64_t itemsize = safetensors_itemsize(tensor.dtype);
-    if (itemsize == 0) fail(fmt::format("has dtype '{:.20}', which is not known here", tensor.dtype));
+    if (itemsize == 0) fail(fmt::format("has unknown dtype '{:.20}'", tensor.dtype));
     const auto numel = checked_numel(tensor.shape);
     int64_t bytes = 0;
     if (!numel || __builtin_mul_overflow(*numel, itemsize, &bytes))
@@ -172,11 +174,11 @@ class Parser {
 
   void check_place(const StoredPiece& piece, int64_t itemsize) const {
     if (piece.file >= index_.files.size())
-      fail(fmt::format("is in file {} of {}", piece.file, index_.files.size()));
+      fail(fmt::format("is in file {}, but there are only {}", piece.file, index_.files.size()));
     const StoredFile& file = index_.files[piece.file];
     const int64_t bytes = piece.region.numel() * itemsize;
     if (piece.offset < file.header_bytes || piece.offset > file.bytes || bytes > file.bytes - piece.offset) {
-      fail(fmt::format("has {} bytes at {} of {}, whose data are bytes {} to {}", bytes, piece.offset,
+      fail(fmt::format("has {} bytes at {} of {}, whose data span bytes {} to {}", bytes, piece.offset,
                        file.name, file.header_bytes, file.bytes));
     }
   }
@@ -202,12 +204,12 @@ class Parser {
       int64_t end = index_.files[i].header_bytes;
       for (const plan::Range& place : places[i]) {
         if (place.begin != end)
-          fail(fmt::format("a piece of {} begins at byte {}, the one before it ends at {}",
+          fail(fmt::format("a piece of {} begins at byte {}, but the previous one ends at {}",
                            index_.files[i].name, place.begin, end));
         end = place.end;
       }
       if (end != index_.files[i].bytes)
-        fail(fmt::format("the pieces of {} end at byte {}, the file at {}", index_.files[i].name, end,
+        fail(fmt::format("the pieces of {} end at byte {}, but the file at {}", index_.files[i].name, end,
                          index_.files[i].bytes));
     }
   }
@@ -259,30 +261,31 @@ void check_coverage(const Index& index, const std::string& path) {
     for (const StoredPiece& piece : tensor.pieces) regions.push_back(&piece.region);
     if (const std::string reason = coverage_error(tensor.shape, regions); !reason.empty()) {
       throw DataError(
-          "[checkpoint.index] {}: of tensor '{}' [{}] {}; the checkpoint is not whole, take another one",
-          path, name, fmt::join(tensor.shape, ", "), reason);
+          "[checkpoint.index] {}: tensor '{}' [{}]: {}; the checkpoint is incomplete, use another one", path,
+          name, fmt::join(tensor.shape, ", "), reason);
     }
   }
 }
 
 void merge(Index& index, const Index& part, const std::string& path) {
   if (part.step != index.step || part.generation != index.generation) {
-    throw DataError("[checkpoint.index] {} is of step {} and generation {}, the checkpoint of {} and {}",
-                    path, part.step, part.generation, index.step, index.generation);
+    throw DataError(
+        "[checkpoint.index] {} is from step {} and generation {}, but the checkpoint is from {} and {}", path,
+        part.step, part.generation, index.step, index.generation);
   }
   const size_t first_file = index.files.size();
   for (const StoredFile& file : part.files) {
     const auto known = std::ranges::find(index.files, file.name, &StoredFile::name);
     if (known != index.files.end())
-      throw DataError("[checkpoint.index] {}: another rank has written {}, too", path, file.name);
+      throw DataError("[checkpoint.index] {}: another rank has also written {}", path, file.name);
     index.files.push_back(file);
   }
   for (const auto& [name, tensor] : part.tensors) {
     const auto [known, is_new] =
         index.tensors.try_emplace(name, StoredTensor{tensor.dtype, tensor.shape, {}});
     if (known->second.dtype != tensor.dtype || known->second.shape != tensor.shape) {
-      throw DataError("[checkpoint.index] {}: tensor '{}' is {} [{}], on another rank {} [{}]", path, name,
-                      tensor.dtype, fmt::join(tensor.shape, ", "), known->second.dtype,
+      throw DataError("[checkpoint.index] {}: tensor '{}' is {} [{}], but {} [{}] on another rank", path,
+                      name, tensor.dtype, fmt::join(tensor.shape, ", "), known->second.dtype,
                       fmt::join(known->second.shape, ", "));
     }
     for (StoredPiece piece : tensor.pieces) {
@@ -305,7 +308,7 @@ Commit parse_commit(std::string_view text, const std::string& path) {
                       .index_bytes = count_of(document, "index_bytes", path),
                       .index_digest = hash_of(value_of(document, "index_xxh3", path), "index_xxh3", path)};
   // A text that reads the same may still have other bytes, and no digest covers this file.
-  if (format_commit(commit) != text) fail_json(path, "it is not as it was written");
+  if (format_commit(commit) != text) fail_json(path, "its bytes differ from those that were written");
   return commit;
 }
 

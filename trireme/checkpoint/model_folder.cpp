@@ -67,7 +67,7 @@ void refuse_without_weights(const Folder& folder) {
     if (is_pickle(name)) pickles.push_back(name);
   }
   if (!pickles.empty()) refuse_pickle(folder.path_of(pickles.front()));
-  throw DataError("[checkpoint.model_folder] {} holds no safetensors files; name the folder of the weights",
+  throw DataError("[checkpoint.model_folder] {} has no safetensors files; give the folder with the weights",
                   folder.path());
 }
 
@@ -207,7 +207,7 @@ Json read_model_config(const std::string& path) {
   const Folder folder(path);
   const InputFile file = open_inside(folder, kModelConfigName);
   Json config = parse_json(file.text(kMaxJsonBytes), file.path());
-  if (!config.is_object()) fail_json(file.path(), "it is no object");
+  if (!config.is_object()) fail_json(file.path(), "it is not a JSON object");
   return config;
 }
 
@@ -229,8 +229,8 @@ void refuse_pickle(const std::string& path) {
   std::error_code error;
   if (!is_pickle(path) || !fs::is_regular_file(path, error)) return;
   throw DataError(
-      "[checkpoint.model_folder] {} is a pickle, which can run any program when it is read; convert it to "
-      "safetensors with what wrote it, such as save_pretrained() of transformers",
+      "[checkpoint.model_folder] {} is a pickle, which can execute arbitrary code when loaded; convert it to "
+      "safetensors with the tool that wrote it, such as save_pretrained() of transformers",
       path);
 }
 

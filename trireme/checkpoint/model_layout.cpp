@@ -34,7 +34,7 @@ Region region_of(const Json& starts, const std::string& entry, const Shape& shap
   const bool fits = start.is_array() && start.size() == shape.size() && std::ranges::all_of(start, can_be) &&
                     std::ranges::all_of(shape, [](int64_t size) { return size < kFurthest; });
   if (!fits)
-    fail_json(path, fmt::format("'{}' of '{:.80}' is no place in its {} dimensions", kDcpBoxStart, entry,
+    fail_json(path, fmt::format("'{}' of '{:.80}' is not an offset in {} dimensions", kDcpBoxStart, entry,
                                 shape.size()));
   return Region::box(start.get<Shape>(), shape);
 }
@@ -49,16 +49,16 @@ void compare_with_index(const std::string& path, const SafetensorsHeader& header
     if (!listed.contains(tensor)) extra.push_back(tensor);
   }
   if (!missing.empty())
-    unusable_folder(path, fmt::format("it lacks what {} says is here: {}", kFilesIndex, some_of(missing)));
+    unusable_folder(path, fmt::format("it lacks tensors that {} lists: {}", kFilesIndex, some_of(missing)));
   if (!extra.empty())
-    unusable_folder(
-        path, fmt::format("it holds what {} puts elsewhere or nowhere: {}", kFilesIndex, some_of(extra)));
+    unusable_folder(path, fmt::format("it has tensors that {} lists elsewhere or not at all: {}", kFilesIndex,
+                                      some_of(extra)));
 }
 
 }  // namespace
 
 void unusable_folder(const std::string& path, const std::string& reason) {
-  throw DataError("[checkpoint.model_folder] {}: {}; get the folder again from where it came", path,
+  throw DataError("[checkpoint.model_folder] {}: {}; fetch the folder again from its source", path,
                   printable(reason));
 }
 
@@ -68,11 +68,11 @@ FilesIndex parse_files_index(std::string_view text, const std::string& path) {
   if (!map.is_object() || map.empty()) fail_json(path, "'weight_map' names no tensors");
   FilesIndex files;
   for (const auto& [tensor, name] : map.items()) {
-    if (!name.is_string()) fail_json(path, fmt::format("the file of '{:.80}' is no text", tensor));
+    if (!name.is_string()) fail_json(path, fmt::format("the file of '{:.80}' is not a string", tensor));
     const std::string file = name.get<std::string>();
     if (!is_file_name(file) || !file.ends_with(".safetensors"))
       unusable_folder(
-          path, fmt::format("'{:.80}' should be in '{:.200}', which is no safetensors file of this folder",
+          path, fmt::format("'{:.80}' should be in '{:.200}', which is not a safetensors file in this folder",
                             tensor, file));
     files[file].insert(tensor);
   }
@@ -128,7 +128,7 @@ void ModelLayout::take_names(const Json& config) {
     const auto ours = rename(name);
     if (!ours) continue;
     if (!tensors.emplace(*ours, tensor).second)
-      unusable_folder(path_, fmt::format("two tensors are parameter '{:.80}'", *ours));
+      unusable_folder(path_, fmt::format("two tensors map to parameter '{:.80}'", *ours));
     boxes.emplace(*ours, std::move(boxes_.at(name)));
   }
   tensors_ = std::move(tensors);

@@ -30,8 +30,7 @@ std::string name_of(const std::string& path) {
   std::string name = fs::path(without_slashes(path)).filename();
   if (is_file_name(name)) return name;
   throw ConfigError(
-      "[checkpoint.new_folder] '{}' cannot be the name of a folder here; use letters, digits, '.', '_' and "
-      "'-'",
+      "[checkpoint.new_folder] '{}' is not a valid folder name here; use letters, digits, '.', '_' and '-'",
       name);
 }
 
@@ -43,7 +42,7 @@ void check_replaceable(const std::string& path) {
     replaceable &= entry.symlink_status().type() == fs::file_type::regular;
   if (replaceable && !error) return;
   throw EnvironmentError(
-      "[checkpoint.new_folder] {} is no folder that holds files alone, and is not replaced; name another one",
+      "[checkpoint.new_folder] {} is not a folder of plain files and is not replaced; choose another name",
       path);
 }
 
@@ -52,7 +51,7 @@ void check_free(const std::string& path, bool replaces) {
   if (!fs::exists(fs::symlink_status(path, error))) return;
   if (replaces) return check_replaceable(path);
   throw EnvironmentError(
-      "[checkpoint.new_folder] {} is there already; name another folder, or replace it with --force", path);
+      "[checkpoint.new_folder] {} exists already; choose another folder, or replace it with --force", path);
 }
 
 Folder make(const Folder& parent, const std::string& name, const std::string& temporary, bool replaces) {

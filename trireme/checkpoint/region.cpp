@@ -67,11 +67,11 @@ std::string misfit(const Region& region, const Shape& shape) {
                        fmt::join(shape, ", "));
   };
   if (region.start.size() != shape.size() || region.extent.size() != shape.size())
-    return say("has other dimensions than those");
+    return say("differs in the number of dimensions from that");
   for (size_t dim = 0; dim < shape.size(); ++dim) {
     const int64_t start = region.start[dim], extent = region.extent[dim];
     if (start < 0 || extent < 0 || start > shape[dim] || extent > shape[dim] - start)
-      return say("leaves the tensor");
+      return say("reaches outside the tensor");
   }
   const plan::Range& range = region.range;
   if (range.begin < 0 || range.end < range.begin || range.end > product(region.extent))
@@ -163,7 +163,7 @@ std::string coverage_error(const Shape& shape, const std::vector<const Region*>&
     const Run run = cursors[index].run();
     if (run.begin > covered) return fmt::format("elements {} to {} are missing", covered, run.begin);
     if (run.begin < covered)
-      return fmt::format("elements {} to {} are there twice", run.begin, std::min(covered, run.end()));
+      return fmt::format("elements {} to {} occur twice", run.begin, std::min(covered, run.end()));
     covered = run.end();
     cursors[index].next();
     if (!cursors[index].done()) next.push(index);
@@ -173,7 +173,7 @@ std::string coverage_error(const Shape& shape, const std::vector<const Region*>&
 }
 
 Region share_of(const Region& region, int64_t index, int64_t count) {
-  TRIREME_CHECK(0 <= index && index < count, "[checkpoint.region] share {} of {}", index, count);
+  TRIREME_CHECK(0 <= index && index < count, "[checkpoint.region] there is no share {} of {}", index, count);
   Region share = region;
   const int64_t each = region.numel() / count, more = region.numel() % count;
   share.range.begin = region.range.begin + index * each + std::min(index, more);

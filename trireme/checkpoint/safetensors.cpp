@@ -37,7 +37,7 @@ constexpr std::array<DtypeName, 10> kDtypes = {{{"F64", at::kDouble},
 
 at::ScalarType dtype_of(std::string_view name) {
   const auto* found = std::ranges::find(kDtypes, name, &DtypeName::name);
-  TRIREME_CHECK(found != kDtypes.end(), "[checkpoint.safetensors] dtype '{}'", name);
+  TRIREME_CHECK(found != kDtypes.end(), "[checkpoint.safetensors] unknown dtype '{}'", name);
   return found->dtype;
 }
 
@@ -46,9 +46,8 @@ at::ScalarType dtype_of(std::string_view name) {
 std::string safetensors_dtype(at::ScalarType dtype, const std::string& tensor) {
   const auto* found = std::ranges::find(kDtypes, dtype, &DtypeName::dtype);
   TRIREME_CHECK(found != kDtypes.end(),
-                "[checkpoint.safetensors] tensor '{}' has dtype {}, which has no name in the "
-                "format",
-                tensor, c10::toString(dtype));
+                "[checkpoint.safetensors] tensor '{}' has dtype {}, which the format cannot store", tensor,
+                c10::toString(dtype));
   return found->name;
 }
 
@@ -58,8 +57,8 @@ void check_bools(const at::Tensor& tensor, const std::string& name, const std::s
   const auto* bytes = static_cast<const unsigned char*>(tensor.const_data_ptr());
   if (std::any_of(bytes, bytes + tensor.numel(), [](unsigned char byte) { return byte > 1; })) {
     throw DataError(
-        "[checkpoint.safetensors] {}: tensor '{}' of BOOL holds a byte other than 0 and 1; get the file "
-        "again from where it came",
+        "[checkpoint.safetensors] {}: tensor '{}' of BOOL has a byte other than 0 and 1; fetch the file "
+        "again from its source",
         path, name);
   }
 }
@@ -102,8 +101,8 @@ SafetensorsHeader place(const std::map<std::string, TensorInfo>& tensors,
                         const std::map<std::string, std::string>& metadata) {
   std::vector<std::pair<int64_t, std::string>> order;  // (minus element size, name)
   for (const auto& [name, info] : tensors) {
-    TRIREME_CHECK(name != "__metadata__", "[checkpoint.safetensors] '{}' is reserved and names no tensor",
-                  name);
+    TRIREME_CHECK(name != "__metadata__",
+                  "[checkpoint.safetensors] '{}' is reserved and cannot name a tensor", name);
     order.emplace_back(-static_cast<int64_t>(c10::elementSize(info.dtype)), name);
   }
   std::ranges::sort(order);
@@ -142,7 +141,8 @@ const TensorInfo& SafetensorsReader::info_of(const std::string& name) const {
   const auto found = tensors_.find(name);
   if (found != tensors_.end()) return found->second;
   throw DataError(
-      "[checkpoint.safetensors] {} holds no tensor '{}' among {}; check that the file belongs to this model",
+      "[checkpoint.safetensors] {} has no tensor '{}' among its {}; check that the file belongs to this "
+      "model",
       path(), name, tensors_.size());
 }
 
@@ -154,8 +154,8 @@ at::Tensor SafetensorsReader::read(const std::string& name) const {
 at::Tensor SafetensorsReader::read_range(const std::string& name, int64_t begin, int64_t end) const {
   const TensorInfo& info = info_of(name);
   TRIREME_CHECK(0 <= begin && begin <= end && end <= c10::multiply_integers(info.shape),
-                "[checkpoint.safetensors] {}: elements {} to {} of tensor '{}' [{}]", path(), begin, end,
-                name, fmt::join(info.shape, ", "));
+                "[checkpoint.safetensors] {}: elements {} to {} are outside tensor '{}' [{}]", path(), begin,
+                end, name, fmt::join(info.shape, ", "));
   at::Tensor tensor = at::empty({end - begin}, at::TensorOptions().dtype(info.dtype));
   if (tensor.numel() == 0) return tensor;
   source_->read(name, Region::flat(info.shape, {begin, end}), tensor.mutable_data_ptr());
@@ -201,7 +201,7 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path,
                                      const std::map<std::string, std::string>& metadata)
     : impl_(std::make_unique<Impl>()) {
   if (is_special_file(path))
-    throw ConfigError("[checkpoint.safetensors] {} is no regular file; name a file", path);
+    throw ConfigError("[checkpoint.safetensors] {} is not a regular file; give a path for one", path);
   impl_->path = follow_links(path);
   impl_->temporary = temporary_of(impl_->path);
   impl_->header = place(tensors, metadata);
@@ -213,25 +213,25 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path,
 SafetensorsWriter::~SafetensorsWriter() = default;
 
 void SafetensorsWriter::write(const std::string& name, const at::Tensor& tensor) {
-  TRIREME_CHECK(impl_->fd >= 0, "[checkpoint.safetensors] '{}' written to {} after commit()", name,
+  TRIREME_CHECK(impl_->fd >= 0, "[checkpoint.safetensors] '{}' is written to {} after commit()", name,
                 impl_->path);
   const auto declared = impl_->declared.find(name);
   TRIREME_CHECK(declared != impl_->declared.end(), "[checkpoint.safetensors] '{}' was not declared", name);
   const TensorInfo& info = declared->second;
   TRIREME_CHECK(tensor.scalar_type() == info.dtype && tensor.sizes() == at::IntArrayRef(info.shape),
-                "[checkpoint.safetensors] '{}' was declared as {} [{}], written as {} [{}]", name,
+                "[checkpoint.safetensors] '{}' was declared as {} [{}] but is written as {} [{}]", name,
                 c10::toString(info.dtype), fmt::join(info.shape, ", "), c10::toString(tensor.scalar_type()),
                 fmt::join(tensor.sizes(), ", "));
-  TRIREME_CHECK(impl_->missing.erase(name) == 1, "[checkpoint.safetensors] '{}' was written before", name);
+  TRIREME_CHECK(impl_->missing.erase(name) == 1, "[checkpoint.safetensors] '{}' was already written", name);
   const at::Tensor local = tensor.detach().to(at::kCPU).contiguous();
   write_at(impl_->fd, impl_->data_begin + impl_->header.tensors.at(name).begin, local.const_data_ptr(),
            static_cast<int64_t>(local.nbytes()), impl_->temporary);
 }
 
 void SafetensorsWriter::commit() {
-  TRIREME_CHECK(impl_->fd >= 0, "[checkpoint.safetensors] {} was committed before", impl_->path);
+  TRIREME_CHECK(impl_->fd >= 0, "[checkpoint.safetensors] {} was already committed", impl_->path);
   TRIREME_CHECK(impl_->missing.empty(),
-                "[checkpoint.safetensors] {} of {} tensors of {} were not written, first '{}'",
+                "[checkpoint.safetensors] {} of {} tensors of {} were not written, the first is '{}'",
                 impl_->missing.size(), impl_->declared.size(), impl_->path, *impl_->missing.begin());
   impl_->close();
   sync_folder_of(impl_->path);

@@ -14,14 +14,15 @@ namespace {
 std::string read_preamble(const InputFile& file) {
   uint64_t length = 0;
   if (file.size() < kHeaderLengthBytes) {
-    throw DataError("[checkpoint.safetensors] {}: {} bytes are too few for a header; the file is truncated",
-                    file.path(), file.size());
+    throw DataError(
+        "[checkpoint.safetensors] {}: its {} bytes are too few for a header; the file is truncated",
+        file.path(), file.size());
   }
   file.read(0, &length, sizeof length);
   if (length > static_cast<uint64_t>(std::min(kMaxHeaderBytes, file.size() - kHeaderLengthBytes))) {
     throw DataError(
-        "[checkpoint.safetensors] {}: header of {} bytes in a file of {} (at most {} are allowed); the file "
-        "is truncated or not a safetensors file",
+        "[checkpoint.safetensors] {}: a header of {} bytes in a file of {} (the limit is {}); the file is "
+        "truncated or not a safetensors file",
         file.path(), length, file.size(), kMaxHeaderBytes);
   }
   std::string preamble(sizeof length + length, '\0');
@@ -42,8 +43,8 @@ SafetensorsFile::SafetensorsFile(InputFile file) : file_(std::move(file)) {
 void SafetensorsFile::read(const std::string& name, int64_t first, void* out, int64_t bytes) const {
   const HeaderEntry& entry = header_.tensors.at(name);
   TRIREME_CHECK(0 <= first && 0 <= bytes && bytes <= entry.end - entry.begin - first,
-                "[checkpoint.safetensors] {}: {} bytes at {} of tensor '{}', which has {}", path(), bytes,
-                first, name, entry.end - entry.begin);
+                "[checkpoint.safetensors] {}: cannot read {} bytes at {} of tensor '{}', which has {}",
+                path(), bytes, first, name, entry.end - entry.begin);
   file_.read(data_begin_ + entry.begin + first, out, bytes);
 }
 

@@ -49,7 +49,7 @@ class HeaderEvents final : public nlohmann::json_sax<Json> {
   bool start_object(size_t) override {
     ++depth_;
     if (depth_ == 1 || (depth_ == 2 && !in_array_)) return true;
-    return fail("nested deeper than the format allows");
+    return fail("is nested deeper than the format allows");
   }
 
   bool key(std::string& key) override { return depth_ == 1 ? start_entry(key) : start_field(key); }
@@ -62,7 +62,7 @@ class HeaderEvents final : public nlohmann::json_sax<Json> {
 
   bool string(std::string& value) override {
     if (depth_ == 2 && name_ == kMetadata) return take_metadata(value);
-    if (depth_ != 2 || in_array_ || field_ != "dtype") return fail("has a string where none belongs");
+    if (depth_ != 2 || in_array_ || field_ != "dtype") return fail("has an unexpected string");
     entry().dtype = value;
     return true;
   }
@@ -71,11 +71,11 @@ class HeaderEvents final : public nlohmann::json_sax<Json> {
     const bool fits =
         depth_ == 2 && !in_array_ && name_ != kMetadata && (field_ == "shape" || field_ == "data_offsets");
     in_array_ = true;
-    return fits || fail("has an array where none belongs");
+    return fits || fail("has an unexpected array");
   }
 
   bool number_unsigned(number_unsigned_t value) override {
-    if (!in_array_) return fail("has a number where none belongs");
+    if (!in_array_) return fail("has an unexpected number");
     if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
       return fail("has a number beyond 63 bits");
     if (numbers_.size() == kMaxHeaderDims) return fail("has more than 64 dimensions");
@@ -99,9 +99,7 @@ class HeaderEvents final : public nlohmann::json_sax<Json> {
   bool null() override { return fail("has a null"); }
   bool boolean(bool) override { return fail("has a boolean"); }
   bool number_integer(number_integer_t) override { return fail("has a negative number"); }
-  bool number_float(number_float_t, const std::string&) override {
-    return fail("has a number that is not whole");
-  }
+  bool number_float(number_float_t, const std::string&) override { return fail("has a fractional number"); }
   bool binary(Json::binary_t&) override { return fail("has binary data"); }
   bool parse_error(size_t, const std::string&, const Json::exception& error) override {
     reason_ = error.what();
@@ -115,7 +113,7 @@ class HeaderEvents final : public nlohmann::json_sax<Json> {
     name_ = name;
     fields_.clear();
     if (name.size() > kMaxHeaderName) return fail("has a name longer than 1024 bytes");
-    if (!names_.insert(name).second) return fail("comes twice");
+    if (!names_.insert(name).second) return fail("is listed twice");
     return names_.size() <= kMaxHeaderTensors || fail("is one tensor too many: the limit is 1000000");
   }
 
@@ -151,7 +149,7 @@ class HeaderEvents final : public nlohmann::json_sax<Json> {
 };
 
 [[noreturn]] void malformed(const std::string& path, std::string_view reason) {
-  throw DataError("[checkpoint.safetensors] {}: bad header: {}; get the file again from where it came", path,
+  throw DataError("[checkpoint.safetensors] {}: bad header: {}; fetch the file again from its source", path,
                   printable(reason));
 }
 
@@ -169,14 +167,14 @@ int64_t checked_bytes(const HeaderEntry& entry) {
 
 void check_entry(const std::string& path, const std::string& name, const HeaderEntry& entry) {
   if (safetensors_itemsize(entry.dtype) == 0) {
-    malformed(path,
-              fmt::format("tensor '{:.80}' has dtype '{:.20}', which is not known here", name, entry.dtype));
+    malformed(path, fmt::format("tensor '{:.80}' has unknown dtype '{:.20}'", name, entry.dtype));
   }
   const int64_t bytes = checked_bytes(entry);
   if (bytes < 0) malformed(path, fmt::format("the shape of tensor '{:.80}' overflows 63 bits", name));
   if (entry.end < entry.begin || entry.end - entry.begin != bytes) {
-    malformed(path, fmt::format("tensor '{:.80}' of {} {} needs {} bytes, data_offsets are [{}, {}]", name,
-                                entry.dtype, fmt::join(entry.shape, "x"), bytes, entry.begin, entry.end));
+    malformed(path,
+              fmt::format("tensor '{:.80}' of {} {} needs {} bytes, but data_offsets are [{}, {}]", name,
+                          entry.dtype, fmt::join(entry.shape, "x"), bytes, entry.begin, entry.end));
   }
 }
 
@@ -195,14 +193,14 @@ void check_coverage(const std::string& path, const SafetensorsHeader& header, in
   for (const Named* entry : by_offset(header)) {
     if (entry->second.begin != end) {
       malformed(path,
-                fmt::format("tensor '{:.80}' starts at byte {} of the data, the one before it ends at {}",
+                fmt::format("tensor '{:.80}' starts at byte {} of the data, but the previous one ends at {}",
                             entry->first, entry->second.begin, end));
     }
     end = entry->second.end;
   }
   if (end != data_bytes) {
-    malformed(path,
-              fmt::format("the tensors take {} bytes, the file has {} after the header", end, data_bytes));
+    malformed(path, fmt::format("the tensors take {} bytes, but the file has {} after the header", end,
+                                data_bytes));
   }
 }
 
@@ -230,7 +228,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t data_b
                                            const std::string& path) {
   if (!json.starts_with('{')) malformed(path, "it does not start with '{'");
   // The parser takes a zero byte for the end and would leave what follows unread.
-  if (json.find('\0') != std::string_view::npos) malformed(path, "it holds a zero byte");
+  if (json.find('\0') != std::string_view::npos) malformed(path, "it contains a zero byte");
   HeaderEvents events;
   if (!Json::sax_parse(json.begin(), json.end(), &events)) malformed(path, events.reason());
   SafetensorsHeader header = events.take();
@@ -253,8 +251,9 @@ std::string safetensors_preamble(const SafetensorsHeader& header) {
   const int64_t padded = (unpadded + kDataAlignment - 1) / kDataAlignment * kDataAlignment;
   json.append(static_cast<size_t>(padded - unpadded), ' ');
   const uint64_t length = json.size();
-  TRIREME_CHECK(length <= kMaxHeaderBytes, "[checkpoint.safetensors] header of {} bytes for {} tensors",
-                length, header.tensors.size());
+  TRIREME_CHECK(length <= kMaxHeaderBytes,
+                "[checkpoint.safetensors] the header of {} bytes for {} tensors is too long", length,
+                header.tensors.size());
   std::string bytes(sizeof length, '\0');
   std::memcpy(bytes.data(), &length, sizeof length);
   return bytes + json;

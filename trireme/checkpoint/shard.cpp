@@ -48,7 +48,7 @@ Shape entry_shape(const Region& region) {
 
 void check_piece(const PieceSpec& piece) {
   TRIREME_CHECK(safetensors_itemsize(piece.dtype) > 0 && checked_numel(piece.shape),
-                "[checkpoint.shard] tensor '{}' is {} [{}]", piece.tensor, piece.dtype,
+                "[checkpoint.shard] tensor '{}' of {} [{}] cannot be stored", piece.tensor, piece.dtype,
                 fmt::join(piece.shape, ", "));
   TRIREME_CHECK(misfit(piece.region, piece.shape).empty(), "[checkpoint.shard] tensor '{}': {}", piece.tensor,
                 misfit(piece.region, piece.shape));
@@ -163,12 +163,11 @@ Reports collect_reports(const Folder& folder, int64_t step, int64_t generation, 
     });
     if (missing.empty()) break;
     if (cancelled && cancelled())
-      throw EnvironmentError("[checkpoint.shard] the save of step {} was given up", step);
+      throw EnvironmentError("[checkpoint.shard] the save of step {} was abandoned", step);
     if (monotonic_seconds() > deadline) {
       throw EnvironmentError(
-          "[checkpoint.shard] ranks {} have not written their parts of step {} in {:.0f} s; check their "
-          "disks "
-          "and that all see {}",
+          "[checkpoint.shard] ranks {} have not written their parts of step {} within {:.0f} s; check their "
+          "disks, and that every rank sees the same {}",
           fmt::join(missing, ", "), step, seconds, folder.path());
     }
     std::this_thread::sleep_for(kPollEvery);

@@ -181,13 +181,12 @@ std::string convert_to_checkpoint(const Source& source, const std::string& paren
 
 void convert_to_file(const Source& source, const std::string& path, const Conversion& how) {
   if (is_special_file(path))
-    throw ConfigError("[checkpoint.convert] {} is no regular file; name a file", path);
+    throw ConfigError("[checkpoint.convert] {} is not a regular file; give a path for one", path);
   const std::filesystem::path target(follow_links(path));
   const std::string name = target.filename();
   if (!is_file_name(name))
     throw ConfigError(
-        "[checkpoint.convert] '{}' cannot be the name of a file here; use letters, digits, '.', "
-        "'_' and '-'",
+        "[checkpoint.convert] '{}' is not a valid file name here; use letters, digits, '.', '_' and '-'",
         name);
   const Folder folder(target.has_parent_path() ? target.parent_path().string() : ".");
   std::vector<FileEntry> entries;

@@ -35,15 +35,14 @@ Descriptor take_lock(const Folder& folder) {
   const std::string path = folder.path_of(kLockName);
   Descriptor lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
   if (!lock.is_open())
-    throw EnvironmentError("[checkpoint.store] cannot open {}: {}; choose a folder that can be written", path,
+    throw EnvironmentError("[checkpoint.store] cannot open {}: {}; choose a writable folder", path,
                            errno_text(errno));
   if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     char holder[64] = {};
     [[maybe_unused]] const ssize_t got = ::pread(lock.get(), holder, sizeof holder - 1, 0);
     throw EnvironmentError(
-        "[checkpoint.store] another run (process {}) writes checkpoints to {}; end it first, or give this "
-        "run "
-        "a folder of its own",
+        "[checkpoint.store] another run (process {}) is writing checkpoints to {}; stop it first, or give "
+        "this run its own folder",
         holder, folder.path());
   }
   const std::string mine = std::to_string(::getpid());
@@ -91,8 +90,8 @@ std::string compose_state(const std::string& run, const std::map<int64_t, std::s
 void check_readable(const char* name, const std::string& content) {
   if (static_cast<int64_t>(content.size()) <= kMaxJsonBytes) return;
   throw EnvironmentError(
-      "[checkpoint.store] {} would have {} bytes, and no more than {} are read; save from fewer ranks, or "
-      "convert to fewer files",
+      "[checkpoint.store] {} would have {} bytes, but the limit is {}; save from fewer ranks, or convert to "
+      "fewer files",
       name, content.size(), kMaxJsonBytes);
 }
 
@@ -107,8 +106,7 @@ Listed listed(const Folder& folder, const std::string& name) {
   try {
     const Folder inside = folder.open_folder(name);
     entry.unfinished = !inside.has(kCommitName);
-    if (entry.unfinished)
-      throw DataError("[checkpoint.store] {}: its save did not come to an end", inside.path());
+    if (entry.unfinished) throw DataError("[checkpoint.store] {}: this save was not finished", inside.path());
     const InputFile file = inside.open_file(kCommitName);
     entry.commit = parse_commit(file.text(kMaxSmallFile), file.path());
   } catch (const Error& error) {
@@ -171,8 +169,8 @@ Folder Store::begin(const std::string& temporary) {
 void Store::check_generation() const {
   if (const int64_t noted = noted_generation(folder_); noted > generation_) {
     throw EnvironmentError(
-        "[checkpoint.store] a later run (generation {}) has taken {} over from this one ({}), which saves no "
-        "more; end it",
+        "[checkpoint.store] a later run (generation {}) has taken over {} from this one ({}), which no "
+        "longer saves; stop this run",
         noted, folder_.path(), generation_);
   }
 }

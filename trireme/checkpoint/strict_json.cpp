@@ -36,7 +36,7 @@ class Guard : public nlohmann::json_sax<Json> {
   bool start_object(size_t) override { return open(); }
   bool end_object() override { return close(); }
   bool key(string_t& key) override {
-    if (!keys_.back().insert(key).second) fail_json(path_, fmt::format("the key '{:.80}' comes twice", key));
+    if (!keys_.back().insert(key).second) fail_json(path_, fmt::format("the key '{:.80}' occurs twice", key));
     return count();
   }
   bool parse_error(size_t, const std::string&, const Json::exception& error) override {
@@ -45,7 +45,7 @@ class Guard : public nlohmann::json_sax<Json> {
 
  private:
   bool count() {
-    if (++values_ > kMaxValues) fail_json(path_, fmt::format("it holds more than {} values", kMaxValues));
+    if (++values_ > kMaxValues) fail_json(path_, fmt::format("it has more than {} values", kMaxValues));
     return true;
   }
   bool open() {
@@ -67,13 +67,13 @@ class Guard : public nlohmann::json_sax<Json> {
 }  // namespace
 
 void fail_json(const std::string& path, std::string_view reason) {
-  throw DataError("[checkpoint.json] {}: {}; the file is damaged, take another checkpoint", path,
+  throw DataError("[checkpoint.json] {}: {}; the file is damaged, use another checkpoint", path,
                   printable(reason));
 }
 
 Json parse_json(std::string_view text, const std::string& path) {
   // The parser takes a zero byte for the end and would leave what follows unread.
-  if (text.find('\0') != std::string_view::npos) fail_json(path, "it holds a zero byte");
+  if (text.find('\0') != std::string_view::npos) fail_json(path, "it contains a zero byte");
   Guard guard(path);
   Json::sax_parse(text.begin(), text.end(), &guard);
   try {
@@ -84,7 +84,8 @@ Json parse_json(std::string_view text, const std::string& path) {
 }
 
 const Json& value_of(const Json& object, const char* key, const std::string& path) {
-  if (!object.is_object()) fail_json(path, fmt::format("what should have '{}' is no object", key));
+  if (!object.is_object())
+    fail_json(path, fmt::format("the value that should have '{}' is not an object", key));
   const auto found = object.find(key);
   if (found == object.end()) fail_json(path, fmt::format("'{}' is missing", key));
   return *found;
@@ -94,13 +95,13 @@ int64_t count_of(const Json& object, const char* key, const std::string& path) {
   const Json& value = value_of(object, key, path);
   if (!value.is_number_unsigned() ||
       value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
-    fail_json(path, fmt::format("'{}' is no whole number of 63 bits", key));
+    fail_json(path, fmt::format("'{}' is not an integer of 63 bits", key));
   return value.get<int64_t>();
 }
 
 std::string text_of(const Json& object, const char* key, const std::string& path) {
   const Json& value = value_of(object, key, path);
-  if (!value.is_string()) fail_json(path, fmt::format("'{}' is no text", key));
+  if (!value.is_string()) fail_json(path, fmt::format("'{}' is not a string", key));
   return value.get<std::string>();
 }
 
@@ -108,16 +109,16 @@ uint64_t hash_of(const Json& value, const char* key, const std::string& path) {
   const auto* text = value.get_ptr<const Json::string_t*>();
   const auto digit = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
   if (text == nullptr || text->size() != 16 || !std::ranges::all_of(*text, digit))
-    fail_json(path, fmt::format("'{}' holds what is no hash of 16 hex digits", key));
+    fail_json(path, fmt::format("'{}' has something other than a hash of 16 hex digits", key));
   return std::stoull(*text, nullptr, 16);
 }
 
 void refuse_other_keys(const Json& object, std::initializer_list<const char*> known,
                        const std::string& path) {
-  if (!object.is_object()) fail_json(path, "an object is something else");
+  if (!object.is_object()) fail_json(path, "an object is expected but something else is there");
   for (const auto& [key, value] : object.items()) {
     if (std::ranges::find(known, key) == known.end())
-      fail_json(path, fmt::format("the key '{:.80}' is not known", key));
+      fail_json(path, fmt::format("the key '{:.80}' is unknown", key));
   }
 }
 

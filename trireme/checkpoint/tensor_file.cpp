@@ -21,7 +21,7 @@ SafetensorsHeader header_of(const std::vector<FileEntry>& entries,
             .insert({entry.name,
                      {.dtype = entry.dtype, .shape = entry.region.extent, .begin = begin, .end = end}})
             .second;
-    TRIREME_CHECK(is_new, "[checkpoint.write] two entries are called '{}'", entry.name);
+    TRIREME_CHECK(is_new, "[checkpoint.write] two entries have the name '{}'", entry.name);
   }
   return header;
 }
@@ -37,7 +37,7 @@ void append_entry(OutputFile& file, const Source& source, const FileEntry& entry
     cast_to.resize(static_cast<size_t>(part.numel() * safetensors_itemsize(entry.dtype)));
     if (cast(dtype, stored.data(), entry.dtype, cast_to.data(), part.numel()) > 0)
       throw NumericsError(
-          "[checkpoint.write] tensor '{}' of {} has numbers that {} cannot hold; choose another dtype",
+          "[checkpoint.write] tensor '{}' of {} has values that {} cannot represent; choose another dtype",
           entry.tensor, source.path(), entry.dtype);
     file.append(cast_to.data(), static_cast<int64_t>(cast_to.size()));
   }

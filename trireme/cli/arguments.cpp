@@ -202,7 +202,7 @@ void check_leftovers(const CLI::App& app) {
   if (leftovers.empty()) return;
   const std::string& word = leftovers.front();
   const CLI::App& verb = innermost(app);
-  const std::string help = fmt::format("'{} --help' shows what it takes", parsed_path(app));
+  const std::string help = fmt::format("see '{} --help'", parsed_path(app));
   if (!word.starts_with("-")) {
     throw UsageError(fmt::format("[cli] unexpected argument '{}'", word),
                      suggestion(word, verb_names(verb)) + help);
@@ -215,8 +215,9 @@ void check_leftovers(const CLI::App& app) {
 
 void add_config_file(CLI::App& verb, std::string& path) {
   CLI::Option* const argument =
-      verb.add_option("CONFIG", path, "YAML file; none: defaults and overrides")->option_text(" ");
-  verb.add_option("--config", path, "The same")->option_text("FILE")->excludes(argument);
+      verb.add_option("CONFIG", path, "YAML config file; without one, defaults and overrides apply")
+          ->option_text(" ");
+  verb.add_option("--config", path, "Same as CONFIG")->option_text("FILE")->excludes(argument);
 }
 
 std::string shell_line(const std::vector<std::string>& words) {

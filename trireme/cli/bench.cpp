@@ -29,8 +29,8 @@ std::vector<int64_t> sizes_of(const std::string& text) {
     int64_t size = 0;
     const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), size);
     if (error != std::errc() || end != word.data() + word.size() || size < 1 || size > kMaxMib) {
-      throw UsageError(fmt::format("[cli.bench] --mib: '{}' is no size from 1 to {}", word, kMaxMib),
-                       "write MiB by comma: --mib 32,128");
+      throw UsageError(fmt::format("[cli.bench] --mib: '{}' is not a size from 1 to {}", word, kMaxMib),
+                       "write sizes in MiB, separated by commas: --mib 32,128");
     }
     sizes.push_back(size);
   }
@@ -42,7 +42,8 @@ int bench_comm(const CommOptions& options, Front& front) {
   const plan::Device device = choose_device(plan::Device::kAuto, gpus);
   const int64_t ranks = choose_ranks(options.ranks, device, gpus);
   if (ranks < 2) {
-    throw ConfigError("[cli.bench] collectives need two ranks, -n is {}; give -n 2 or more", ranks);
+    throw ConfigError("[cli.bench] collectives need at least two ranks, but -n is {}; use -n 2 or more",
+                      ranks);
   }
   Request request{
       .verb = "bench_comm", .config = "", .run_dir = "", .command = front.command, .json = options.json};
@@ -53,14 +54,15 @@ int bench_comm(const CommOptions& options, Front& front) {
 
 void add_bench_comm(CLI::App& verb, Front& front) {
   auto options = std::make_shared<CommOptions>();
-  CLI::App* comm = verb.add_subcommand("comm", "How long our collectives take, beside the backend's");
+  CLI::App* comm = verb.add_subcommand("comm", "Time Trireme's collectives beside the backend's own");
   comm->add_option("-n,--ranks", options->ranks, "Ranks to start (default: all GPUs, else 2)")
       ->option_text("RANKS");
-  comm->add_option("--mib", options->mib, "Sizes of the whole tensor, by comma")->option_text("LIST");
-  comm->add_option("--rounds", options->rounds, "Alternations of all cases; medians are shown")
+  comm->add_option("--mib", options->mib, "Sizes of the whole tensor in MiB, separated by commas")
+      ->option_text("LIST");
+  comm->add_option("--rounds", options->rounds, "Rounds over all cases; medians are shown")
       ->option_text("N")
       ->check(CLI::Range(1, 1000));
-  comm->add_flag("--json", options->json, "One JSON document with all samples");
+  comm->add_flag("--json", options->json, "Print one JSON document with all samples");
   comm->footer(
       "GB/s: the bytes that one rank receives in the operation (nccl-tests' bus bandwidth), over the median\n"
       "time.\n"

@@ -9,23 +9,25 @@ namespace trireme::cli {
 void add_bench_images(CLI::App& bench, Front& front) {
   auto request = std::make_shared<Request>();
   DataOptions& options = request->data;
-  CLI::App* images = bench.add_subcommand("images", "JPEG files a second and core, beside the decoder alone");
+  CLI::App* images =
+      bench.add_subcommand("images", "Measure JPEG files per second and core, beside the bare decoder");
   images->add_option("PATH", options.path, "Folders of JPEG files (default: generated ones)")
       ->option_text(" ");
-  images->add_option("--side", options.side, "Pixels of a side of what comes out")
+  images->add_option("--side", options.side, "Height and width of the output images, in pixels")
       ->option_text("N")
       ->check(CLI::Range(8, 4096));
-  images->add_option("--images", options.images, "Files that a round takes")
+  images->add_option("--images", options.images, "Files per round")
       ->option_text("N")
       ->check(CLI::Range(8, 1'000'000));
-  images->add_option("--rounds", options.rounds, "Alternations; medians are shown")
+  images->add_option("--rounds", options.rounds, "Rounds; medians are shown")
       ->option_text("N")
       ->check(CLI::Range(1, 1000));
-  images->add_flag("--json", request->json, "One JSON document with all samples");
+  images->add_flag("--json", request->json, "Print one JSON document with all samples");
   images->footer(
-      "The way: read, decode (the part that is shown, smaller by 2, 4 or 8 where it may be), random resized\n"
-      "crop, flip, normalise, into a batch. Rates are by the processor's time of one thread, so other\n"
-      "programs do not count.\n"
+      "Measured: read, decode (only the part that is needed, scaled down by 2, 4 or 8 where possible), "
+      "random\n"
+      "resized crop, flip, normalise, copy into a batch. Rates are per CPU second of one thread, so other\n"
+      "programs do not matter.\n"
       "Example:\n"
       "  trireme bench images --side 224");
   images->callback([request, &front] {

@@ -63,9 +63,9 @@ int bench_memory(const BenchRuns& options, Front& front) {
 
 void add_bench_memory(CLI::App& bench, Front& front) {
   auto options = std::make_shared<BenchRuns>();
-  CLI::App* memory = bench.add_subcommand(
-      "memory",
-      "What each data-parallel policy holds and sends, predicted and measured, each in its own ranks");
+  CLI::App* memory = bench.add_subcommand("memory",
+                                          "Measure the memory and traffic of each data-parallel policy "
+                                          "beside the predictions, each in its own ranks");
   add_options(*memory, *options);
   memory->footer(
       "Any config key can be given as --section.key=value. docs/performance.md explains the columns.\n"

@@ -31,10 +31,10 @@ struct PipelineBenchOptions {
   std::vector<Dimension> dimensions = {{"--layers", "model.n_layers", 8, "Blocks"},
                                        {"--dim", "model.d_model", 64, "Width"},
                                        {"--heads", "model.n_heads", 4, "Attention heads"},
-                                       {"--kv-heads", "model.n_kv_heads", 2, "Heads of keys and values"},
+                                       {"--kv-heads", "model.n_kv_heads", 2, "Key and value heads"},
                                        {"--ffn", "model.d_ff", 176, "Width inside the MLP"},
-                                       {"--vocab", "model.vocab_size", 256, "Tokens of the vocabulary"},
-                                       {"--seq", "data.seq_len", 32, "Tokens of a sequence"}};
+                                       {"--vocab", "model.vocab_size", 256, "Size of the vocabulary"},
+                                       {"--seq", "data.seq_len", 32, "Tokens per sequence"}};
   BenchPipelineOptions run;
   bool json = false;
 };
@@ -63,9 +63,8 @@ plan::ResolvedConfig config_of(const PipelineBenchOptions& options, const Front&
 void check_gpus(int64_t ranks, plan::Device device, int gpus) {
   if (device != plan::Device::kCuda || ranks <= gpus) return;
   throw ConfigError(
-      "[cli.bench] {} ranks, and this machine has {} GPUs; give -n {}, or --study {} for the stages of {} "
-      "ranks "
-      "on one GPU, one after the other",
+      "[cli.bench] {} ranks were requested, but this machine has {} GPUs; use -n {}, or --study {} to run "
+      "the stages of {} ranks one after the other on one GPU",
       ranks, gpus, gpus, ranks, ranks);
 }
 
@@ -75,9 +74,8 @@ int64_t ranks_of(const PipelineBenchOptions& options, plan::Device device, int g
     return choose_ranks(options.ranks, device, gpus);
   }
   if (options.ranks.value_or(1) != 1) {
-    throw ConfigError(
-        "[cli.bench] --study {} has all stages on one rank, and -n is {}; leave one of them out",
-        options.run.study, *options.ranks);
+    throw ConfigError("[cli.bench] --study {} puts all stages on one rank, but -n is {}; remove one of them",
+                      options.run.study, *options.ranks);
   }
   return 1;
 }
@@ -87,11 +85,9 @@ void check_ranks(const plan::ParallelConfig& parallel, int64_t ranks, bool study
   if (study && replicas == 1) return;
   if (ranks % replicas == 0 && ranks / replicas >= 2) return;
   throw ConfigError(
-      "[cli.bench] a pipeline needs two ranks or more for each of {} data-parallel ranks "
-      "(parallel.dp_replicate={} "
-      "x parallel.dp_shard={}), and there are {}; give a multiple of {} that is at least {} as -n, or "
-      "--study P "
-      "for the stages of P ranks on one",
+      "[cli.bench] a pipeline needs at least two ranks for each of {} data-parallel ranks "
+      "(parallel.dp_replicate={} x parallel.dp_shard={}), but there are {}; set -n to a multiple of {} that "
+      "is at least {}, or use --study P to run the stages of P ranks on one",
       replicas, parallel.dp_replicate, parallel.dp_shard, ranks, replicas, 2 * replicas);
 }
 
@@ -117,41 +113,40 @@ void add_counts(CLI::App& verb, BenchPipelineOptions& run) {
   const auto add = [&](const char* option, int64_t& value, int64_t least, const char* help) {
     verb.add_option(option, value, help)->option_text("N")->check(CLI::Range(least, int64_t{4096}));
   };
-  add("--micro-batches", run.micro_batches, 1, "Micro-batches of a step");
-  add("--micro-batch-size", run.micro_batch_size, 1, "Sequences of a micro-batch");
-  add("--chunks", run.chunks, 1, "Stages a rank, of interleaved schedules");
-  add("--steps", run.steps, 1, "Steps that are measured; medians are shown");
-  add("--warmup", run.warmup, 0, "Steps before");
-  add("--study", run.study, 2, "The stages of N ranks on one device, one after the other, for study");
+  add("--micro-batches", run.micro_batches, 1, "Micro-batches per step");
+  add("--micro-batch-size", run.micro_batch_size, 1, "Sequences per micro-batch");
+  add("--chunks", run.chunks, 1, "Stages per rank, for interleaved schedules");
+  add("--steps", run.steps, 1, "Measured steps; medians are shown");
+  add("--warmup", run.warmup, 0, "Warm-up steps");
+  add("--study", run.study, 2, "Run the stages of N ranks on one device, one after the other, for study");
 }
 
 }  // namespace
 
 void add_bench_pipeline(CLI::App& bench, Front& front) {
   auto options = std::make_shared<PipelineBenchOptions>();
-  CLI::App* verb = bench.add_subcommand("pipeline", "How long a step takes under pipeline schedules");
+  CLI::App* verb = bench.add_subcommand("pipeline", "Measure the step time of pipeline schedules");
   verb->add_option("-n,--ranks", options->ranks, "Ranks to start (default: all GPUs, else 2)")
       ->option_text("RANKS");
-  verb->add_option("--schedules", options->schedules, "By comma; 'trireme pipeline compare' lists them")
+  verb->add_option("--schedules", options->schedules,
+                   "Separated by commas; 'trireme pipeline compare' lists them")
       ->option_text("LIST");
   for (Dimension& dimension : options->dimensions) {
     verb->add_option(dimension.option, dimension.value, fmt::format("{} ({})", dimension.help, dimension.key))
         ->option_text("N");
   }
   add_counts(*verb, options->run);
-  verb->add_option(
-          "--timeline", options->run.timeline,
-          "Write what a step did, under the simulated one: SCHEDULE.svg, and SCHEDULE.trace.json for "
-          "ui.perfetto.dev")
+  verb->add_option("--timeline", options->run.timeline,
+                   "Write the measured and the simulated step there: SCHEDULE.svg, and SCHEDULE.trace.json "
+                   "for ui.perfetto.dev")
       ->option_text("DIR");
   verb->add_flag("--details", options->run.details,
-                 "Tables by rank and stage, and the step as text, for every schedule");
-  verb->add_flag("--json", options->json, "One JSON document with all samples");
+                 "Print tables by rank and stage, and the step as text, for every schedule");
+  verb->add_flag("--json", options->json, "Print one JSON document with all samples");
   verb->footer(
-      "A Llama in bf16 on random tokens: forward and backward passes of a step without an update. The "
-      "config's\n"
-      "device and seed and its keys of model, precision, memory, parallel and comm count, given as\n"
-      "--section.key=value.\n"
+      "A Llama in bf16 on random tokens: forward and backward of a step, without the update. device, seed "
+      "and\n"
+      "the config keys of model, precision, memory, parallel and comm apply, given as --section.key=value.\n"
       "Example:\n"
       "  trireme bench pipeline -n 2 --schedules 1f1b,zb_v --micro-batches 16");
   verb->callback(

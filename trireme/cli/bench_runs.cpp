@@ -13,10 +13,11 @@ void add_options(CLI::App& verb, BenchRuns& options) {
   verb.add_option("-n,--ranks", options.ranks, "Ranks to start (default: all GPUs, else 2)")
       ->option_text("RANKS");
   verb.add_option("--policies", options.policies,
-                  fmt::format("Rows of 'trireme plan policy', by comma (default: {})", options.policies))
+                  fmt::format("Policies of 'trireme plan policy', separated by commas (default: {})",
+                              options.policies))
       ->option_text("LIST");
   verb.add_option("--run-dir", options.run_dir, "Parent of the run directories")->option_text("DIR");
-  verb.add_flag("--json", options.json, "One JSON document");
+  verb.add_flag("--json", options.json, "Print one JSON document");
 }
 
 std::vector<plan::Policy> policies_of(const BenchRuns& options) {
@@ -49,7 +50,7 @@ BenchResult train_once(const BenchRun& run, const BenchRuns& options, Front& fro
     }
     return {.code = finished.code, .run_directory = finished.run_directory};
   } catch (const OutOfMemory& error) {
-    write_stderr(fmt::format("bench: {} is not run: {}\n", run.label, error.what()));
+    write_stderr(fmt::format("bench: skipping {}: {}\n", run.label, error.what()));
     return {.code = static_cast<int>(ExitCode::kOutOfMemory), .run_directory = ""};
   }
 }

@@ -120,10 +120,10 @@ std::string settings_of(const SpeedCase& one) {
 
 std::string recommendation(const SpeedCase& best, int64_t step_tokens) {
   const report::Interval interval = best.interval(step_tokens);
-  return fmt::format("recommended: {}  ({} tok/s, {} to {}, peak {}: the least memory of the fastest ones)\n",
-                     settings_of(best), format_count(*best.tokens_per_s(step_tokens)),
-                     format_count(interval.low), format_count(interval.high),
-                     format_bytes(static_cast<double>(best.peak_bytes)));
+  return fmt::format(
+      "recommended: {}  ({} tok/s, {} to {}, peak {}: of the fastest, the one with the least memory)\n",
+      settings_of(best), format_count(*best.tokens_per_s(step_tokens)), format_count(interval.low),
+      format_count(interval.high), format_bytes(static_cast<double>(best.peak_bytes)));
 }
 
 void print_table(const std::vector<SpeedCase>& cases, int64_t step_tokens, int64_t rounds) {
@@ -204,26 +204,26 @@ int bench_speed(const SpeedOptions& options, Front& front) {
 void add_bench_speed(CLI::App& bench, Front& front) {
   auto options = std::make_shared<SpeedOptions>();
   CLI::App* speed = bench.add_subcommand(
-      "speed", "Tokens/s of each policy with each micro-batch, each in its own ranks, and which to take");
+      "speed", "Measure tokens/s of each policy and micro-batch, each in its own ranks, and recommend one");
   add_options(*speed, options->runs);
   speed
       ->add_option("--micro-batches", options->micro_batches,
-                   "Sizes by comma (default: the config's, its half, its quarter)")
+                   "Sizes, separated by commas (default: that of the config, half and a quarter of it)")
       ->delimiter(',')
       ->option_text("LIST")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
-  speed->add_option("--steps", options->steps, "Steps a run, warm-up included (default: 20)")
+  speed->add_option("--steps", options->steps, "Steps per run, including warm-up (default: 20)")
       ->option_text("N")
       ->check(CLI::Range(static_cast<int64_t>(report::kLeastSteps), int64_t{1'000'000}));
-  speed->add_option("--rounds", options->rounds, "Runs of each case, taking turns (default: 2)")
+  speed->add_option("--rounds", options->rounds, "Runs of each case, alternating (default: 2)")
       ->option_text("N")
       ->check(CLI::Range(1, 1000));
   speed->footer(
-      "The global batch stays as the config says. A round's speed is the median of its steps without the "
-      "first\n"
-      "quarter; tok/s is the median of the rounds, 'from' and 'to' are the slowest and the fastest of them, "
-      "and\n"
-      "from six rounds on the bounds of a 95% interval. docs/performance.md says more.\n"
+      "The global batch is that of the config. The speed of a round is the median over its steps without "
+      "the\n"
+      "first quarter; tok/s is the median of the rounds, 'from' and 'to' are the slowest and the fastest "
+      "round,\n"
+      "or the bounds of a 95% interval with six rounds or more. See docs/performance.md.\n"
       "Any config key can be given as --section.key=value.\n"
       "Example:\n"
       "  trireme bench speed configs/quickstart.yaml --policies ddp,zero2 --micro-batches 4,8");

@@ -50,7 +50,8 @@ std::vector<std::string> as_strings(const Environment& environment) {
 struct Pipe {
   Pipe() {
     if (::pipe2(ends, O_CLOEXEC) != 0) {
-      throw EnvironmentError("[cli.child] cannot make a pipe: {}; raise 'ulimit -n'", errno_text(errno));
+      throw EnvironmentError("[cli.child] cannot create a pipe: {}; raise the open-file limit (ulimit -n)",
+                             errno_text(errno));
     }
   }
   ~Pipe() {

@@ -59,7 +59,8 @@ std::string checkpoints_of(const std::string& word, const Front& front) {
       .file("checkpoints");
 }
 
-constexpr const char* kNone = "[cli.ckpt] {} holds no checkpoints; checkpoint.every makes a run write them";
+constexpr const char* kNone =
+    "[cli.ckpt] {} has no checkpoints; set checkpoint.every to make a run write them";
 
 /// A checkpoint or a safetensors file by its path, or the newest checkpoint of a run that is whole; of a run
 /// without checkpoints its final weights.
@@ -70,16 +71,15 @@ std::string find_source(const std::string& word, const Front& front) {
     return word;
   const std::string folder = checkpoints_of(word, front);
   const checkpoint::Newest newest = checkpoint::newest_checkpoint(Folder(folder));
-  for (const std::string& reason : newest.passed_over) log_warning("passed over {}", reason);
+  for (const std::string& reason : newest.passed_over) log_warning("skipped {}", reason);
   if (newest.checkpoint) return newest.checkpoint->path();
   if (newest.passed_over.empty()) {
     const std::string final_weights = folder + "/final/model.safetensors";
     if (!fs::is_regular_file(final_weights, error)) throw ConfigError(kNone, folder);
-    log_info("{} holds no checkpoints; taking {}", folder, final_weights);
+    log_info("{} has no checkpoints; using {}", folder, final_weights);
     return final_weights;
   }
-  throw DataError("[cli.ckpt] {} holds no checkpoint that is whole; 'trireme ckpt list' shows what there is",
-                  folder);
+  throw DataError("[cli.ckpt] {} has no intact checkpoint; 'trireme ckpt list' shows what there is", folder);
 }
 
 std::string format_size(int64_t bytes) {
@@ -246,7 +246,7 @@ int diff(const CkptOptions& options, const Front& front) {
 
 void check_files(const CkptOptions& options) {
   if (options.files >= 1 && options.files <= 65536) return;
-  throw ConfigError("[cli.ckpt] --files {} is not 1 to 65536", options.files);
+  throw ConfigError("[cli.ckpt] --files is {}, but must be from 1 to 65536", options.files);
 }
 
 /// As PyTorch's distributed checkpoint reads it.
@@ -279,10 +279,11 @@ int convert(const CkptOptions& options, const Front& front) {
   if (options.to == "dcp") {
     convert_to_dcp(*source, options, how);
   } else if (!options.to.empty()) {
-    throw ConfigError("[cli.ckpt] --to {} is unknown; it can be dcp", options.to);
+    throw ConfigError("[cli.ckpt] --to {} is unknown; only dcp is supported", options.to);
   } else if (options.other.ends_with(".safetensors")) {
     if (options.files != 1)
-      throw ConfigError("[cli.ckpt] --files {} and one file {}; name a folder", options.files, options.other);
+      throw ConfigError("[cli.ckpt] --files {} cannot be used with the single file {}; give a folder",
+                        options.files, options.other);
     checkpoint::convert_to_file(*source, options.other, how);
   } else {
     check_files(options);
@@ -298,7 +299,7 @@ int convert(const CkptOptions& options, const Front& front) {
 
 int prune(const CkptOptions& options, const Front& front) {
   if (options.keep < 1)
-    throw ConfigError("[cli.ckpt] --keep {} would leave nothing; give 1 or more", options.keep);
+    throw ConfigError("[cli.ckpt] --keep {} would remove every checkpoint; use 1 or more", options.keep);
   checkpoint::Store store(checkpoints_of(options.path, front));
   const std::vector<std::string> removed = store.prune(options.keep);
   if (options.json) {
@@ -317,7 +318,7 @@ using Action = int (*)(const CkptOptions&, const Front&);
 CLI::App* add_verb(CLI::App& ckpt, Front& front, const std::shared_ptr<CkptOptions>& options,
                    const char* name, const char* text, Action action) {
   CLI::App* verb = ckpt.add_subcommand(name, text);
-  verb->add_flag("--json", options->json, "One JSON document");
+  verb->add_flag("--json", options->json, "Print one JSON document");
   verb->callback([options, &front, action] {
     front.action = [options, &front, action] { return action(*options, front); };
   });
@@ -332,36 +333,39 @@ CLI::Option* add_path(CLI::App* verb, const char* name, std::string& path, const
 
 void add_ckpt(CLI::App& app, Front& front) {
   auto options = std::make_shared<CkptOptions>();
-  CLI::App* ckpt =
-      app.add_subcommand("ckpt", "Look at checkpoints, verify, compare, convert and remove them");
+  CLI::App* ckpt = app.add_subcommand("ckpt", "Inspect, verify, compare, convert and remove checkpoints");
   ckpt->require_subcommand(1);
-  constexpr const char* kRun = "Run directory, its --name, 'latest', or a folder of checkpoints";
+  constexpr const char* kRun = "Run directory, name of a run, 'latest', or a folder of checkpoints";
   constexpr const char* kOne =
-      "Checkpoint, safetensors file, folder of Hugging Face or DCP, or run (its newest checkpoint that is "
-      "whole; of a run without any its final weights)";
-  CLI::App* verb = add_verb(*ckpt, front, options, "list", "Checkpoints of a run, oldest first", list);
+      "Checkpoint, safetensors file, Hugging Face or DCP folder, or run (its newest intact checkpoint, or "
+      "its final weights if it has none)";
+  CLI::App* verb =
+      add_verb(*ckpt, front, options, "list", "List the checkpoints of a run, oldest first", list);
   add_path(verb, "RUN", options->path, kRun);
-  verb = add_verb(*ckpt, front, options, "inspect", "What a checkpoint or a safetensors file holds", inspect);
+  verb = add_verb(*ckpt, front, options, "inspect", "Show the contents of a checkpoint or safetensors file",
+                  inspect);
   add_path(verb, "PATH", options->path, kOne);
   verb = add_verb(*ckpt, front, options, "verify",
-                  "Read every byte and compare digests; exit code 7: damaged", verify);
-  add_path(verb, "PATH", options->path, "Checkpoint, or run: all of its checkpoints");
-  verb = add_verb(*ckpt, front, options, "diff", "Compare two, bit for bit; exit code 8: they differ", diff);
+                  "Read every byte and check it against the digests; exit code 7 if damaged", verify);
+  add_path(verb, "PATH", options->path, "Checkpoint, or a run to verify all of its checkpoints");
+  verb =
+      add_verb(*ckpt, front, options, "diff", "Compare two, bit for bit; exit code 8 if they differ", diff);
   add_path(verb, "A", options->path, kOne);
   add_path(verb, "B", options->other, kOne);
-  verb = add_verb(*ckpt, front, options, "convert", "Write one as another number of files, or as one file",
-                  convert);
+  verb = add_verb(*ckpt, front, options, "convert",
+                  "Rewrite a checkpoint as another number of files, or as a single file", convert);
   add_path(verb, "FROM", options->path, kOne);
   add_path(verb, "TO", options->other, "FILE.safetensors, or a folder of checkpoints");
   verb->add_option("--files", options->files, "Files of the new checkpoint (default: 1)")->option_text("N");
-  verb->add_option("--to", options->to, "dcp: a folder that PyTorch's HuggingFaceStorageReader reads")
+  verb->add_option("--to", options->to,
+                   "dcp: write a folder that PyTorch's HuggingFaceStorageReader can read")
       ->option_text("FORMAT");
   verb->add_flag("--force", options->force, "With --to: replace TO if it is a folder of files");
-  verb->add_flag("--weights-only", options->weights_only, "Leave the optimizer's state out");
+  verb->add_flag("--weights-only", options->weights_only, "Leave out the optimizer state");
   add_hugging_face(*ckpt, front);
-  verb = add_verb(*ckpt, front, options, "prune", "Remove all but the newest that are whole", prune);
+  verb = add_verb(*ckpt, front, options, "prune", "Remove all but the newest intact checkpoints", prune);
   add_path(verb, "RUN", options->path, kRun);
-  verb->add_option("--keep", options->keep, "How many stay")->required()->option_text("N");
+  verb->add_option("--keep", options->keep, "Number of checkpoints to keep")->required()->option_text("N");
 }
 
 }  // namespace trireme::cli

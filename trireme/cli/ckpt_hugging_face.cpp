@@ -139,7 +139,7 @@ int64_t parse_size(const std::string& text) {
     if (error == std::errc() && word == unit.word && bytes >= 1.0 && bytes <= 1e18)
       return static_cast<int64_t>(bytes);
   }
-  throw ConfigError("[cli.ckpt] --max-shard-size {} is no size; write it as 5GB, 500MB or 2GiB", text);
+  throw ConfigError("[cli.ckpt] --max-shard-size {} is not a size; write it as 5GB, 500MB or 2GiB", text);
 }
 
 /// Of the files: the one that all parameters have, else that of training.
@@ -166,18 +166,19 @@ void carry_tokens(const std::string& from, Json& config) {
 /// What transformers finds beside the weights, and what it does not.
 void tell_carried(const FoundWeights& found, const checkpoint::CarriedFiles& carried,
                   const std::string& out) {
-  constexpr const char* kAdvice = "--tokenizer FOLDER copies the files of one";
+  constexpr const char* kAdvice = "copy one with --tokenizer FOLDER";
   const std::string& from = found.came_with;
   if (from.empty() && found.lost.empty()) {
-    log_warning("{} has no tokenizer: these weights did not begin as a Hugging Face folder; {}", out,
+    log_warning("{} has no tokenizer, because these weights did not come from a Hugging Face folder; {}", out,
                 kAdvice);
   } else if (from.empty()) {
-    log_warning("{} has no tokenizer: {}, with which the run began, is not there any more; {}", out,
+    log_warning("{} has no tokenizer, because {}, which the run started from, no longer exists; {}", out,
                 found.lost, kAdvice);
   } else if (!carried.make_tokenizer()) {
-    log_warning("{} has no tokenizer: {} has no {}; {}", out, from, join(carried.missing, ", "), kAdvice);
+    log_warning("{} has no tokenizer, because {} has no {}; {}", out, from, join(carried.missing, ", "),
+                kAdvice);
   } else {
-    log_info("carried {} from {}{}{}", join(carried.there, ", "), from,
+    log_info("copied {} from {}{}{}", join(carried.there, ", "), from,
              carried.missing.empty() ? "" : ", which has no ", join(carried.missing, ", "));
   }
 }
@@ -226,35 +227,36 @@ CLI::App* add_verb(CLI::App& ckpt, Front& front, const char* name, const char* t
 
 void add_import(CLI::App& ckpt, Front& front) {
   auto options = std::make_shared<ImportOptions>();
-  CLI::App* verb = add_verb(ckpt, front, "import-hf", "Make a run of a Hugging Face folder (Llama, GPT-2)",
+  CLI::App* verb = add_verb(ckpt, front, "import-hf", "Make a run from a Hugging Face folder (Llama, GPT-2)",
                             [options, &front] { return import_hf(*options, front); });
-  verb->add_option("FOLDER", options->folder, "With config.json and safetensors files")
+  verb->add_option("FOLDER", options->folder, "Folder with config.json and safetensors files")
       ->required()
       ->option_text(" ");
-  verb->add_option("--name", options->name, "Of the run (default: the folder's)")->option_text("NAME");
-  verb->add_option("--ignore", options->ignored, "Keys of config.json that are left out of account")
-      ->option_text("KEY...");
-  verb->add_flag("--drop-extra", options->drop_extra, "Leave out tensors that the model does not have");
-  verb->add_flag("--json", options->json, "One JSON document");
+  verb->add_option("--name", options->name, "Name of the run (default: that of the folder)")
+      ->option_text("NAME");
+  verb->add_option("--ignore", options->ignored, "Keys of config.json to ignore")->option_text("KEY...");
+  verb->add_flag("--drop-extra", options->drop_extra, "Drop tensors that the model does not have");
+  verb->add_flag("--json", options->json, "Print one JSON document");
 }
 
 void add_export(CLI::App& ckpt, Front& front) {
   auto options = std::make_shared<ExportOptions>();
-  CLI::App* verb = add_verb(ckpt, front, "export-hf", "Write a folder that Hugging Face's transformers loads",
-                            [options, &front] { return export_hf(*options, front); });
-  verb->add_option("WEIGHTS", options->weights, "Run, checkpoint, or with --config anything with tensors")
+  CLI::App* verb =
+      add_verb(ckpt, front, "export-hf", "Write a folder that Hugging Face transformers can load",
+               [options, &front] { return export_hf(*options, front); });
+  verb->add_option("WEIGHTS", options->weights, "Run or checkpoint; with --config, any source of weights")
       ->required()
       ->option_text(" ");
-  verb->add_option("OUT", options->out, "Folder that does not exist yet")->required()->option_text(" ");
-  verb->add_option("--dtype", options->dtype, "fp32, bf16 or fp16 (default: as they are)")
+  verb->add_option("OUT", options->out, "Folder to create")->required()->option_text(" ");
+  verb->add_option("--dtype", options->dtype, "fp32, bf16 or fp16 (default: unchanged)")
       ->option_text("DTYPE");
-  verb->add_option("--max-shard-size", options->max_shard_size, "Of a file (default: 5GB)")
+  verb->add_option("--max-shard-size", options->max_shard_size, "Largest size of a file (default: 5GB)")
       ->option_text("SIZE");
   verb->add_option("--tokenizer", options->tokenizer, "Folder whose tokenizer files are copied")
       ->option_text("FOLDER");
-  verb->add_option("--config", options->config, "YAML of the model")->option_text("FILE");
+  verb->add_option("--config", options->config, "YAML config of the model")->option_text("FILE");
   verb->add_flag("--force", options->force, "Replace OUT if it is a folder of files");
-  verb->add_flag("--json", options->json, "One JSON document");
+  verb->add_flag("--json", options->json, "Print one JSON document");
 }
 
 }  // namespace

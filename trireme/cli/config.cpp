@@ -81,9 +81,9 @@ void add_show(CLI::App& verb, Front& front) {
   auto options = std::make_shared<ShowOptions>();
   CLI::App* show_verb = verb.add_subcommand("show", "Print the resolved config as YAML");
   add_config_file(*show_verb, options->path);
-  show_verb->add_flag("--origin", options->origin, "Say where each value came from");
-  show_verb->add_flag("--json", options->json, "One JSON document");
-  show_verb->footer("Overrides as for 'train': --section.key=value.");
+  show_verb->add_flag("--origin", options->origin, "Show where each value came from");
+  show_verb->add_flag("--json", options->json, "Print one JSON document");
+  show_verb->footer("Any config key can be given as --section.key=value.");
   show_verb->callback(
       [options, &front] { front.action = [options, &front] { return show(*options, front); }; });
 }
@@ -91,14 +91,15 @@ void add_show(CLI::App& verb, Front& front) {
 void add_schema(CLI::App& verb, Front& front) {
   auto json = std::make_shared<bool>(false);
   CLI::App* schema_verb = verb.add_subcommand("schema", "Print the JSON schema of config files, for editors");
-  schema_verb->add_flag("--json", *json, "Changes nothing: the schema is JSON");
+  schema_verb->add_flag("--json", *json, "Accepted, but has no effect: the schema is JSON already");
   schema_verb->callback([json, &front] { front.action = schema; });
 }
 
 void add_keys(CLI::App& verb, Front& front) {
   auto json = std::make_shared<bool>(false);
-  CLI::App* keys_verb = verb.add_subcommand("keys", "List every key with type, default, range and meaning");
-  keys_verb->add_flag("--json", *json, "One JSON document");
+  CLI::App* keys_verb =
+      verb.add_subcommand("keys", "List every key with its type, default, range and meaning");
+  keys_verb->add_flag("--json", *json, "Print one JSON document");
   keys_verb->callback([json, &front] { front.action = [json] { return keys(*json); }; });
 }
 

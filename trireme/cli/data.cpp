@@ -77,8 +77,8 @@ int get(GetOptions options, const Front& front) {
   const auto& all = published();
   const auto found = std::ranges::find(all, options.name, &Published::name);
   if (found == all.end()) {
-    throw UsageError(fmt::format("[cli.data] nothing is known of '{}'", options.name),
-                     "take cifar10, cifar100 or mnist");
+    throw UsageError(fmt::format("[cli.data] there is no data set '{}'", options.name),
+                     "choose cifar10, cifar100 or mnist");
   }
   const std::string base = options.from.empty() ? found->base : options.from + "/";
   const std::string out = options.out.empty() ? "data/" + options.name : options.out;
@@ -87,7 +87,7 @@ int get(GetOptions options, const Front& front) {
   log_info("{}", found->what);
   log_info("licence {}", found->licence);
   if (packed && fs::exists(unpacked)) {
-    log_info("{} is there already", unpacked.string());
+    log_info("{} exists already; nothing to do", unpacked.string());
     fmt::print("{}\n", out);
     return 0;
   }
@@ -105,14 +105,13 @@ int get(GetOptions options, const Front& front) {
 
 void add_get(CLI::App& data, Front& front) {
   auto options = std::make_shared<GetOptions>();
-  CLI::App* verb = data.add_subcommand("get", "Download a public set, with its sum checked");
+  CLI::App* verb = data.add_subcommand("get", "Download a public data set and check its checksum");
   verb->add_option("NAME", options->name, "cifar10, cifar100 or mnist")->required()->option_text(" ");
-  verb->add_option("--out", options->out, "Folder (data/NAME)")->option_text("DIR");
-  verb->add_option("--from", options->from, "A mirror: the address of the folder that holds the same files")
-      ->option_text("URL");
+  verb->add_option("--out", options->out, "Folder (default: data/NAME)")->option_text("DIR");
+  verb->add_option("--from", options->from, "URL of a mirror folder with the same files")->option_text("URL");
   verb->footer(
-      "Says size and licence first. What was interrupted goes on where it ended; files that are there and\n"
-      "right are not taken again. Uses the programs curl and tar.\n"
+      "Prints size and licence first. An interrupted download continues where it stopped; files that are\n"
+      "complete are not downloaded again. Needs the programs curl and tar.\n"
       "Example:\n"
       "  trireme data get cifar10");
   verb->callback([options, &front] { front.action = [options, &front] { return get(*options, front); }; });
@@ -122,27 +121,27 @@ void add_make(CLI::App& data, Front& front) {
   auto request = std::make_shared<Request>();
   DataOptions& options = request->data;
   options.threads = std::max<int64_t>(1, std::thread::hardware_concurrency());
-  CLI::App* make = data.add_subcommand("make", "Make a set that needs no network");
+  CLI::App* make = data.add_subcommand("make", "Make a data set without a network");
   make->require_subcommand(1);
-  CLI::App* verb = make->add_subcommand("digits", "Ten digits drawn from this system's fonts");
-  verb->add_option("--out", options.path, "Folder (data/digits-FORMAT)")->option_text("DIR");
+  CLI::App* verb = make->add_subcommand("digits", "Draw digits from this system's fonts");
+  verb->add_option("--out", options.path, "Folder (default: data/digits-FORMAT)")->option_text("DIR");
   verb->add_option("--format", options.format, "cifar10: 3 x 32 x 32 in colour; mnist: 1 x 28 x 28")
       ->check(CLI::IsMember({"cifar10", "mnist"}));
-  verb->add_option("--train", options.train, "Images to train with (50000; mnist: 60000)")
+  verb->add_option("--train", options.train, "Training images (default: 50000; mnist: 60000)")
       ->option_text("N")
       ->check(CLI::PositiveNumber);  // 0 stands for what is not given
-  verb->add_option("--test", options.test, "Images to validate with (10000)")->option_text("N");
-  verb->add_option("--seed", options.seed, "Of all that is drawn")
+  verb->add_option("--test", options.test, "Validation images (default: 10000)")->option_text("N");
+  verb->add_option("--seed", options.seed, "Seed of the drawings")
       ->option_text("N")
       ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
   verb->add_option("--fonts", options.fonts,
-                   "TrueType or OpenType files in this folder instead of the system's")
+                   "Use the TrueType or OpenType files in this folder instead of the system's")
       ->option_text("DIR");
-  verb->add_flag("--json", request->json, "One JSON document");
+  verb->add_flag("--json", request->json, "Print one JSON document");
   verb->footer(
-      "Files have the format of CIFAR-10's binary version or of MNIST, and none of their images. The same "
-      "seed,\n"
-      "fonts and FreeType give the same bytes; digits.json beside them says what they were made from.\n"
+      "The files have the format of CIFAR-10's binary version or of MNIST, but none of their images. The "
+      "same\n"
+      "seed, fonts and FreeType give the same bytes; digits.json records what they were made from.\n"
       "Example:\n"
       "  trireme data make digits --format mnist");
   verb->callback([request, &front] {
@@ -158,13 +157,13 @@ void add_make(CLI::App& data, Front& front) {
 
 void add_info(CLI::App& data, Front& front) {
   auto request = std::make_shared<Request>();
-  CLI::App* verb = data.add_subcommand("info", "What a folder of images holds, read as training reads it");
+  CLI::App* verb = data.add_subcommand("info", "Show what training would read from a folder of images");
   verb->add_option("PATH", request->data.path, "Folder of CIFAR, MNIST or image files")
       ->required()
       ->option_text(" ");
   verb->add_option("--sheet", request->data.sheet, "Write a PNG with the first images of each class here")
       ->option_text("FILE");
-  verb->add_flag("--json", request->json, "One JSON document");
+  verb->add_flag("--json", request->json, "Print one JSON document");
   verb->callback([request, &front] {
     front.action = [request, &front]() -> int {
       request->verb = "data";
@@ -177,7 +176,7 @@ void add_info(CLI::App& data, Front& front) {
 }  // namespace
 
 void add_data(CLI::App& app, Front& front) {
-  CLI::App* data = app.add_subcommand("data", "Get, make and look at sets of images");
+  CLI::App* data = app.add_subcommand("data", "Download, make and inspect image data sets");
   data->require_subcommand(1);
   add_get(*data, front);
   add_make(*data, front);

@@ -18,8 +18,9 @@ namespace {
 namespace fs = std::filesystem;
 
 const char* fix_of(bool images) {
-  return images ? "set data.path to a folder of images ('trireme data get cifar10' makes one), or 'builtin'"
-                : "set data.path to a text file, a folder of them, or 'builtin'";
+  return images
+             ? "set data.path to a folder of images (such as from 'trireme data get cifar10'), or 'builtin'"
+             : "set data.path to a text file, a folder of them, or 'builtin'";
 }
 
 /// The fix for a path that is meant from the folder of the config file, else empty.
@@ -27,8 +28,9 @@ std::string beside_config(const fs::path& path, const std::string& config_file) 
   std::error_code ignored;
   if (config_file.empty() || path.is_absolute()) return "";
   const fs::path there = fs::absolute(fs::path(config_file).parent_path() / path).lexically_normal();
-  return fs::exists(there, ignored) ? fmt::format("; beside the config file there is {}", there.string())
-                                    : "";
+  return fs::exists(there, ignored)
+             ? fmt::format("; did you mean {}, beside the config file?", there.string())
+             : "";
 }
 
 bool holds_files(const fs::path& folder) {
@@ -50,7 +52,7 @@ void settle_data_path(plan::Config& config, const std::string& config_file) {
   const bool folder = fs::is_directory(status), images = plan::reads_images(config.model.family);
   const char* const fix = fix_of(images);
   if (!fs::exists(status)) {
-    throw ConfigError("[cli.data] data.path={}: there is no {}{}; {}", given.string(), path.string(),
+    throw ConfigError("[cli.data] data.path={}: {} does not exist{}; {}", given.string(), path.string(),
                       beside_config(given, config_file), fix);
   }
   if (::access(path.c_str(), folder ? R_OK | X_OK : R_OK) != 0) {
@@ -62,11 +64,11 @@ void settle_data_path(plan::Config& config, const std::string& config_file) {
                       path.string(), fix);
   }
   if (images && !folder) {
-    throw ConfigError("[cli.data] data.path={}: {} is a file, and images are read from folders; {}",
+    throw ConfigError("[cli.data] data.path={}: {} is a file, but images are read from folders; {}",
                       given.string(), path.string(), fix);
   }
   if (folder ? !holds_files(path) : fs::file_size(path, ignored) == 0) {
-    throw ConfigError("[cli.data] data.path={}: {} holds no {}; {}", given.string(), path.string(),
+    throw ConfigError("[cli.data] data.path={}: {} has no {}; {}", given.string(), path.string(),
                       images ? "images" : "text", fix);
   }
   config.data.path = path.string();
@@ -89,7 +91,7 @@ void settle_schedule_path(plan::ResolvedConfig& resolved, const std::string& con
     there.clear();  // another one, too
   }
   if (there == read_file(copy.string())) return;
-  log_info("schedule {} is not what the run had any more; its copy {} counts", file, copy.string());
+  log_info("schedule {} has changed since the run began; using the run's copy {}", file, copy.string());
   file = copy.lexically_normal().string();
 }
 

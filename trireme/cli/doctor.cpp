@@ -58,10 +58,9 @@ int doctor(bool json, const Front& front) {
 
 void add_doctor(CLI::App& app, Front& front) {
   auto json = std::make_shared<bool>(false);
-  CLI::App* verb =
-      app.add_subcommand("doctor", "Check this machine and this build, with a fix for what is wrong");
-  verb->add_flag("--json", *json, "One JSON document");
-  verb->footer("Exit code 3 when a check says FAIL.");
+  CLI::App* verb = app.add_subcommand("doctor", "Check this machine and this build, and suggest fixes");
+  verb->add_flag("--json", *json, "Print one JSON document");
+  verb->footer("Exit code 3 if a check fails.");
   verb->callback([json, &front] { front.action = [json, &front] { return doctor(*json, front); }; });
 }
 

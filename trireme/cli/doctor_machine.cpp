@@ -139,7 +139,7 @@ Check check_shared_memory() {
     return {.name = "/dev/shm",
             .verdict = Verdict::kWarn,
             .found = errno_text(errno),
-            .fix = "mount a tmpfs there"};
+            .fix = "mount a tmpfs at /dev/shm"};
   }
   const auto size = static_cast<int64_t>(info.f_blocks * info.f_frsize);
   if (size >= kNeeded) return {.name = "/dev/shm", .found = bytes_text(size), .fix = ""};
@@ -195,7 +195,7 @@ Check check_disk(const std::string& runs_root) {
   if (!fs::is_directory(place) || ::access(place.c_str(), W_OK) != 0 ||
       ::statvfs(place.c_str(), &info) != 0) {
     check.verdict = Verdict::kFail;
-    check.found += " cannot be written";
+    check.found += " is not writable";
     check.fix = "choose another folder with --run-dir or TRIREME_RUN_DIR";
     return check;
   }
@@ -238,7 +238,7 @@ Check check_launcher(const Environment& environment) {
     return {.name = "launcher",
             .verdict = Verdict::kFail,
             .found = error.what(),
-            .fix = "unset the variables that are left over from another job"};
+            .fix = "unset the variables left over from another job"};
   }
 }
 

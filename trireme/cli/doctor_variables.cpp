@@ -47,7 +47,7 @@ using Explain = std::function<Effect(const std::string& value, const HostNetwork
 Explain on_switch(std::string off, Explain on) {
   return [off = std::move(off), on = std::move(on)](const std::string& value, const HostNetwork& host) {
     const auto number = whole_number(value);
-    if (!number) return Effect{"is no number, so NCCL ignores it", "give it 0 or 1"};
+    if (!number) return Effect{"is not a number, so NCCL ignores it", "set it to 0 or 1"};
     return *number == 0 ? Effect{off, ""} : on(value, host);
   };
 }
@@ -64,12 +64,12 @@ Explain warns(std::string found, std::string fix) {
 
 Effect without_peer_access(const std::string&, const HostNetwork& host) {
   if (host.gpus < 2) {
-    return {"turns off copies from GPU to GPU; this host has no two GPUs", ""};
+    return {"turns off direct copies between GPUs; no effect here, since this host has fewer than two", ""};
   }
   return {fmt::format("the {} GPUs here exchange data through host memory instead of NVLink or PCIe, several "
                       "times slower",
                       host.gpus),
-          "unset it, unless copies between these GPUs are known to fail"};
+          "unset it, unless direct copies between these GPUs are known to fail"};
 }
 
 Effect without_shared_memory(const std::string&, const HostNetwork& host) {
@@ -80,9 +80,9 @@ Effect without_shared_memory(const std::string&, const HostNetwork& host) {
 
 Effect without_infiniband(const std::string&, const HostNetwork& host) {
   if (host.infiniband.empty()) return {"turns off InfiniBand and RoCE, which this host does not have", ""};
-  return {
-      fmt::format("other hosts are reached over sockets although this one has {}", or_none(host.infiniband)),
-      "unset it, unless these adapters are not connected to the other hosts"};
+  return {fmt::format("other hosts are reached over TCP sockets although this host has {}",
+                      or_none(host.infiniband)),
+          "unset it, unless these adapters are not connected to the other hosts"};
 }
 
 /// "eth,ib" are prefixes, "=eth0" exact names, "^docker" what to leave out.
@@ -103,8 +103,8 @@ Effect chosen_devices(const std::string& value, const std::vector<std::string>& 
     if (is_listed(name) != excludes) used.push_back(name);
   }
   if (!used.empty()) return {fmt::format("NCCL uses {} {} of this host", what, join(used, ", ")), ""};
-  return {fmt::format("fits none of the {}s of this host ({})", what, or_none(present)),
-          fmt::format("name one of them, or unset it and NCCL picks an {} by itself", what)};
+  return {fmt::format("matches none of the {}s of this host ({})", what, or_none(present)),
+          fmt::format("set it to one of them, or unset it to let NCCL pick an {}", what)};
 }
 
 Effect chosen_interfaces(const std::string& value, const HostNetwork& host) {
@@ -119,11 +119,11 @@ Effect peer_distance(const std::string& value, const HostNetwork&) {
   constexpr std::string_view kLevels[] = {"LOC", "NVL", "PIX", "PXB", "PHB", "SYS",
                                           "0",   "1",   "2",   "3",   "4",   "5"};
   if (std::ranges::find(kLevels, value) == std::end(kLevels)) {
-    return {"is none of NCCL's distances, so NCCL ignores it", "give it LOC, NVL, PIX, PXB, PHB or SYS"};
+    return {"is not one of NCCL's distances, so NCCL ignores it", "set it to LOC, NVL, PIX, PXB, PHB or SYS"};
   }
   if (value == "LOC" || value == "0")
-    return {"no two GPUs copy to each other directly", "give it NVL or more"};
-  return {"limits how far apart GPUs may be that copy to each other directly", ""};
+    return {"turns off direct copies between GPUs", "set it to NVL or farther"};
+  return {"limits the distance over which GPUs copy to each other directly", ""};
 }
 
 /// How many of something NCCL's sockets have: 1 to `most`.
@@ -131,14 +131,14 @@ Explain socket_count(std::string what, int64_t most) {
   return [what = std::move(what), most](const std::string& value, const HostNetwork&) {
     const auto number = whole_number(value);
     if (number && *number >= 1 && *number <= most) return Effect{"sets the number of " + what, ""};
-    return Effect{fmt::format("is no number from 1 to {}", most), "give it one, or unset it"};
+    return Effect{fmt::format("is not a number from 1 to {}", most), "set it to one, or unset it"};
   };
 }
 
 Effect log_level(const std::string& value, const HostNetwork&) {
   if (value == "TRACE" || value == "INFO") {
-    return {"NCCL writes a log of its set-up and calls to stdout, between the results",
-            "set NCCL_DEBUG_FILE as well, or unset it when the question is answered"};
+    return {"NCCL logs its set-up and calls to stdout, among the results",
+            "set NCCL_DEBUG_FILE too, or unset it when you are done debugging"};
   }
   return {"NCCL writes its version and warnings", ""};
 }
@@ -151,55 +151,52 @@ struct Known {
 const std::vector<Known>& known_variables() {
   static const std::vector<Known> table = {
       {"NCCL_P2P_DISABLE",
-       on_switch("leaves copies from GPU to GPU on, as they are by default", without_peer_access)},
+       on_switch("leaves direct copies between GPUs on, as by default", without_peer_access)},
       {"NCCL_P2P_LEVEL", peer_distance},
-      {"NCCL_SHM_DISABLE", on_switch("leaves shared memory on, as it is by default", without_shared_memory)},
-      {"NCCL_IB_DISABLE", on_switch("leaves InfiniBand on, as it is by default", without_infiniband)},
+      {"NCCL_SHM_DISABLE", on_switch("leaves shared memory on, as by default", without_shared_memory)},
+      {"NCCL_IB_DISABLE", on_switch("leaves InfiniBand on, as by default", without_infiniband)},
       {"NCCL_IB_HCA", chosen_adapters},
       {"NCCL_SOCKET_IFNAME", chosen_interfaces},
-      {"NCCL_SOCKET_NTHREADS",
-       socket_count("threads that serve each connection over sockets; nothing where InfiniBand is used", 16)},
+      {"NCCL_SOCKET_NTHREADS", socket_count("threads per socket connection; no effect with InfiniBand", 16)},
       {"NCCL_NSOCKS_PERTHREAD",
-       socket_count("sockets of each thread of NCCL_SOCKET_NTHREADS; their product may be 64 at most", 64)},
+       socket_count("sockets per thread of NCCL_SOCKET_NTHREADS; the product can be at most 64", 64)},
       {"NCCL_NET_GDR_LEVEL",
-       says("limits how far a network adapter may be from a GPU whose memory it reads")},
-      {"NCCL_NET", says("names the network plugin; NCCL fails where it is not installed")},
+       says("limits the distance between a network adapter and a GPU whose memory it reads")},
+      {"NCCL_NET", says("selects the network plugin; NCCL fails if it is not installed")},
       {"NCCL_DEBUG", log_level},
-      {"NCCL_DEBUG_SUBSYS", says("picks what NCCL_DEBUG=INFO writes about; nothing without it")},
-      {"NCCL_DEBUG_FILE", says("is where the log of NCCL_DEBUG goes")},
-      {"NCCL_ALGO",
-       warns("fixes NCCL's algorithm for all sizes; the sums of comm.reduction=backend change in "
-             "their last bits, ours do not",
-             "unset it outside of measurements: NCCL picks by size")},
+      {"NCCL_DEBUG_SUBSYS", says("selects what NCCL_DEBUG=INFO logs; no effect without it")},
+      {"NCCL_DEBUG_FILE", says("sets the file for the log of NCCL_DEBUG")},
+      {"NCCL_ALGO", warns("fixes NCCL's algorithm for all sizes; this changes the last bits of sums with "
+                          "comm.reduction=backend, but not with ordered",
+                          "unset it except for measurements: NCCL chooses by size")},
       {"NCCL_PROTO", warns("fixes NCCL's protocol for all sizes; LL and LL128 are slow for large tensors",
-                           "unset it outside of measurements: NCCL picks by size")},
+                           "unset it except for measurements: NCCL chooses by size")},
       {"NCCL_NVLS_ENABLE",
-       says("0 turns off reductions inside the NVLink switch, which round otherwise than rings")},
+       says("0 turns off reductions in the NVLink switch, which round differently from rings")},
       {"NCCL_MIN_NCHANNELS",
-       says("takes at least so many multiprocessors from computation beside a collective")},
-      {"NCCL_MAX_NCHANNELS", says("leaves more multiprocessors to computation, and slows large collectives")},
+       says("reserves at least this many multiprocessors for a collective, at the expense of computation")},
+      {"NCCL_MAX_NCHANNELS", says("leaves more multiprocessors to computation, but slows large collectives")},
       {"NCCL_BUFFSIZE", says("sets NCCL's buffers, a few MiB of GPU memory per channel and peer")},
       {"NCCL_CUMEM_ENABLE", says("chooses how NCCL allocates the memory that peers map")},
-      {"NCCL_CROSS_NIC", says("says whether a ring may change adapters between hosts")},
-      {"NCCL_TOPO_FILE", says("replaces what NCCL finds out about this machine by a file")},
+      {"NCCL_CROSS_NIC", says("sets whether a ring may switch adapters between hosts")},
+      {"NCCL_TOPO_FILE", says("replaces the topology that NCCL detects with a file")},
       {"CUDA_DEVICE_MAX_CONNECTIONS",
-       says("sets how many hardware queues there are between host and GPU; our streams are ordered by events "
-            "and need no value")},
+       says("sets the number of hardware queues between host and GPU; Trireme's streams are ordered by "
+            "events and need no particular value")},
       {"CUDA_LAUNCH_BLOCKING",
-       on_switch("has no effect", warns("the host waits for every kernel, so nothing on a GPU runs beside "
-                                        "anything else",
-                                        "unset it when the question is answered"))},
-      {"GLOO_SOCKET_IFNAME",
-       says("has no effect: ranks take the interface from which packets to MASTER_ADDR leave")},
+       on_switch("has no effect", warns("the host waits for every kernel, so nothing overlaps on a GPU",
+                                        "unset it when you are done debugging"))},
+      {"GLOO_SOCKET_IFNAME", says("has no effect: ranks use the interface that routes to MASTER_ADDR")},
       {"TORCH_NCCL_ASYNC_ERROR_HANDLING",
        on_switch(
-           "leaves deadlines to us, as our ranks do by default",
-           warns("torch's watchdog ends the process at an error before we can say which rank is missing",
-                 "unset it: comm.timeout_s is the deadline"))},
+           "leaves timeouts to Trireme, as by default",
+           warns("torch's watchdog ends the process on an error before Trireme can say which rank is missing",
+                 "unset it: comm.timeout_s sets the timeout"))},
       {"TORCH_NCCL_BLOCKING_WAIT",
-       on_switch("has no effect",
-                 warns("the host waits for every collective, so none runs beside computation", "unset it"))},
-      {"TORCH_DISTRIBUTED_DEBUG", says("has no effect: our groups do not go through torch's wrapper")},
+       on_switch(
+           "has no effect",
+           warns("the host waits for every collective, so none overlaps with computation", "unset it"))},
+      {"TORCH_DISTRIBUTED_DEBUG", says("has no effect: Trireme's groups do not use torch's wrapper")},
       {"TORCH_CPP_LOG_LEVEL", says("sets how much torch logs")},
   };
   return table;
@@ -209,7 +206,7 @@ Check check_variable(const std::string& name, const std::string& value, const Ho
   const auto known = std::ranges::find(known_variables(), name, &Known::name);
   if (known == known_variables().end()) {
     return {.name = name,
-            .found = "is set; what it does is in the documentation of NCCL, Gloo or torch",
+            .found = "is set; see the documentation of NCCL, Gloo or torch for what it does",
             .fix = ""};
   }
   Effect effect = known->explain(value, host);
@@ -240,8 +237,9 @@ std::vector<Check> check_variables(const Environment& environment, const HostNet
     }
   }
   if (checks.empty()) {
-    checks.push_back(
-        {.name = "variables", .found = "none of NCCL, Gloo, CUDA or torch.distributed is set", .fix = ""});
+    checks.push_back({.name = "variables",
+                      .found = "no variable of NCCL, Gloo, CUDA or torch.distributed is set",
+                      .fix = ""});
   }
   return checks;
 }

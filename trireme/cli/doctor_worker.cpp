@@ -46,8 +46,8 @@ Check check_torch(const Json& probe) {
   if (release(loaded) == release(kTorchVersion)) return {.name = "torch", .found = loaded, .fix = ""};
   return {.name = "torch",
           .verdict = Verdict::kFail,
-          .found = fmt::format("loaded {}, built with {}", loaded, kTorchVersion),
-          .fix = fmt::format("pip install torch=={}, or build again", release(kTorchVersion))};
+          .found = fmt::format("loaded {}, but built with {}", loaded, kTorchVersion),
+          .fix = fmt::format("pip install torch=={}, or rebuild", release(kTorchVersion))};
 }
 
 std::string device_text(const Json& devices) {
@@ -71,14 +71,14 @@ Check check_gpus(const Json& probe, int gpus) {
   if (!kHasCuda) {
     return {.name = "GPUs",
             .verdict = Verdict::kWarn,
-            .found = fmt::format("the driver shows {}, this build has no CUDA", gpus),
+            .found = fmt::format("the driver shows {}, but this build has no CUDA", gpus),
             .fix = "build with -DTRIREME_CUDA=ON (needs nvcc)"};
   }
   if (usable < gpus) {
     return {.name = "GPUs",
             .verdict = Verdict::kFail,
-            .found = fmt::format("the driver shows {}, torch can use {}", gpus, usable),
-            .fix = "update the NVIDIA driver to one for CUDA 13"};
+            .found = fmt::format("the driver shows {}, but torch can use {}", gpus, usable),
+            .fix = "update the NVIDIA driver to a version for CUDA 13"};
   }
   return {.name = "GPUs", .found = fmt::format("{}: {}", usable, device_text(devices)), .fix = ""};
 }
@@ -96,12 +96,12 @@ Check failed_worker(const std::string& found, const std::string& fix) {
 /// What a worker that gave no answer says about itself.
 Check silent_worker(const std::string& path, const ChildOutput& output) {
   if (output.timed_out) {
-    return failed_worker(fmt::format("{} did not answer in {:.0f} s", path, kProbeTimeout),
-                         "run it by hand with the argument 'probe'");
+    return failed_worker(fmt::format("{} did not answer within {:.0f} s", path, kProbeTimeout),
+                         "run it by hand with the argument 'probe' to see why");
   }
   return failed_worker(fmt::format("{} exited with code {}: {}", path, output.exit_code,
                                    last_line(output.err, "it printed nothing")),
-                       "install torch where it was at build time, or build again");
+                       "install torch where it was at build time, or rebuild");
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ std::string find_program(const std::string& name, const Environment& environment
     const std::string path = folder + "/" + name;
     if (!folder.empty() && ::access(path.c_str(), X_OK) == 0) return path;
   }
-  throw EnvironmentError("[cli.data] there is no program '{0}' on PATH; apt install {0}", name);
+  throw EnvironmentError("[cli.data] the program '{0}' is not on PATH; apt install {0}", name);
 }
 
 /// -1: there is none.
@@ -76,16 +76,15 @@ void download(const Remote& remote, const std::string& path, const Environment& 
     }
     if (output.exit_code != 0) {
       throw EnvironmentError(
-          "[cli.data] {} did not come ({}); try again, which goes on where this has ended, or put the file "
-          "at "
-          "{} yourself ({} bytes, SHA-256 {})",
-          remote.url, last_line(output.err, "no word from curl"), path, remote.bytes, remote.sha256);
+          "[cli.data] {} could not be downloaded ({}); try again, which continues where this stopped, or put "
+          "the file at {} yourself ({} bytes, SHA-256 {})",
+          remote.url, last_line(output.err, "curl printed nothing"), path, remote.bytes, remote.sha256);
     }
   }
   if (!is_right(remote, part)) {
     const std::string found = fmt::format("{} bytes with SHA-256 {}", size_of(part), sum_of(part));
     fs::remove(part);
-    throw DataError("[cli.data] {} is not the file that it was: {} came instead of {} bytes with SHA-256 {}",
+    throw DataError("[cli.data] {} is not the expected file: got {} instead of {} bytes with SHA-256 {}",
                     remote.url, found, remote.bytes, remote.sha256);
   }
   fs::rename(part, path);
@@ -96,13 +95,14 @@ void unpack(const std::string& archive, const std::string& folder, const std::st
   const fs::path target = fs::path(parent) / folder;
   std::string name = (fs::path(parent) / ".unpacking-XXXXXX").string();
   if (::mkdtemp(name.data()) == nullptr)
-    throw EnvironmentError("[cli.data] no folder can be made in {}: {}", parent, errno_text(errno));
+    throw EnvironmentError("[cli.data] cannot create a folder in {}: {}", parent, errno_text(errno));
   const ChildOutput output =
       run_child(find_program("tar", environment), {"-xzf", archive, "-C", name, "--no-same-owner"},
                 environment, kMostSeconds);
   std::error_code error;
   if (output.exit_code == 0) fs::rename(fs::path(name) / folder, target, error);
-  const std::string why = output.exit_code != 0 ? last_line(output.err, "no word from tar") : error.message();
+  const std::string why =
+      output.exit_code != 0 ? last_line(output.err, "tar printed nothing") : error.message();
   const bool failed = output.exit_code != 0 || error;
   fs::remove_all(name, error);
   if (failed)

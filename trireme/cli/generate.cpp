@@ -19,14 +19,15 @@ struct GenerateRun {
 
 void check(const GenerateOptions& options) {
   if (options.max_tokens < 1 || options.max_tokens > kMostTokens) {
-    throw ConfigError("[cli.generate] --max-tokens {} is not 1 to {}", options.max_tokens, kMostTokens);
+    throw ConfigError("[cli.generate] --max-tokens is {}, but must be from 1 to {}", options.max_tokens,
+                      kMostTokens);
   }
   if (!std::isfinite(options.temperature) || options.temperature < 0.0) {
-    throw ConfigError("[cli.generate] --temperature {} is not usable; give 0 (greedy) or more",
+    throw ConfigError("[cli.generate] --temperature is {}, but must be 0 (greedy) or more",
                       options.temperature);
   }
   if (options.top_k < 0) {
-    throw ConfigError("[cli.generate] --top-k {} is negative; give 0 (all tokens) or more", options.top_k);
+    throw ConfigError("[cli.generate] --top-k is {}, but must be 0 (all tokens) or more", options.top_k);
   }
 }
 
@@ -59,18 +60,20 @@ void add_generate(CLI::App& app, Front& front) {
   auto options = std::make_shared<GenerateRun>();
   GenerateOptions& generate_options = options->generate;
   CLI::App* verb = app.add_subcommand("generate", "Continue a text with the weights of a run");
-  verb->add_option("RUN", generate_options.run, "Run directory, its --name, or 'latest'")
+  verb->add_option("RUN", generate_options.run, "Run directory, name of a run, or 'latest'")
       ->required()
       ->option_text(" ");
   verb->add_option("--prompt", generate_options.prompt, "Text to continue")->option_text("TEXT");
   verb->add_option("--max-tokens", generate_options.max_tokens, "Tokens to generate (default: 256)")
       ->option_text("N");
-  verb->add_option("--temperature", generate_options.temperature, "Randomness; 0: greedy (default: 0.8)")
+  verb->add_option("--temperature", generate_options.temperature,
+                   "Sampling temperature; 0: greedy (default: 0.8)")
       ->option_text("T");
-  verb->add_option("--top-k", generate_options.top_k, "Sample among the K likeliest; 0: all (default)")
+  verb->add_option("--top-k", generate_options.top_k,
+                   "Sample from the K most likely tokens; 0: all (default)")
       ->option_text("K");
-  verb->add_option("--seed", generate_options.seed, "Of the sampling (default: 42)")->option_text("S");
-  verb->add_flag("--json", options->json, "One JSON document");
+  verb->add_option("--seed", generate_options.seed, "Seed of the sampling (default: 42)")->option_text("S");
+  verb->add_flag("--json", options->json, "Print one JSON document");
   verb->callback(
       [options, &front] { front.action = [options, &front] { return generate(*options, front); }; });
 }

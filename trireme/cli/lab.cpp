@@ -55,10 +55,9 @@ Target target_of(const std::string& given) {
   if (name == "dualpipev") name = "dualpipe_v";
   const auto schedule = plan::parse<ScheduleName>(name);
   if (!schedule) {
-    throw UsageError(
-        fmt::format("[cli.lab] there is no lab '{}'", given),
-        "take pipeline_gpipe, pipeline_1f1b, pipeline_dualpipe, pipeline_dualpipev, or pipeline_ with "
-        "another schedule of 'trireme pipeline compare'");
+    throw UsageError(fmt::format("[cli.lab] there is no lab '{}'", given),
+                     "choose pipeline_gpipe, pipeline_1f1b, pipeline_dualpipe, pipeline_dualpipev, or "
+                     "pipeline_ with another schedule of 'trireme pipeline compare'");
   }
   target.schedule = *schedule;
   return target;
@@ -91,18 +90,17 @@ int64_t micro_batches_of(const LabOptions& options, int64_t usual) {
   int64_t count = options.micro_batches.value_or(divisor(batch, usual));
   if (options.micro_batch_size) {
     if (options.micro_batches && *options.micro_batches * *options.micro_batch_size != batch) {
-      throw ConfigError(
-          "[cli.lab] {} micro-batches of {} are not a batch of {}; leave one of the options out",
-          *options.micro_batches, *options.micro_batch_size, batch);
+      throw ConfigError("[cli.lab] {} micro-batches of {} are not a batch of {}; remove one of the options",
+                        *options.micro_batches, *options.micro_batch_size, batch);
     }
     count = batch / *options.micro_batch_size;
     if (count * *options.micro_batch_size != batch) {
-      throw ConfigError("[cli.lab] micro-batches of {} do not divide a batch of {}; take a divisor",
+      throw ConfigError("[cli.lab] micro-batches of {} do not divide a batch of {}; use a divisor",
                         *options.micro_batch_size, batch);
     }
   }
   if (count < 1 || batch % count != 0) {
-    throw ConfigError("[cli.lab] {} micro-batches do not divide a batch of {}; take a divisor", count, batch);
+    throw ConfigError("[cli.lab] {} micro-batches do not divide a batch of {}; use a divisor", count, batch);
   }
   return count;
 }
@@ -128,7 +126,7 @@ int lab(LabOptions options, const Front& front) {
   const Target target = target_of(options.name);
   options.run.ranks = options.stages.value_or(target.stages.value_or(2));
   if (options.run.ranks < 2)
-    throw ConfigError("[cli.lab] a pipeline needs two stages, --stages is {}; give 2 or more",
+    throw ConfigError("[cli.lab] a pipeline needs at least two stages, but --stages is {}; use 2 or more",
                       options.run.ranks);
   const plan::ResolvedConfig config =
       plan::load({.path = "", .text = "", .overrides = front.overrides}, front.environment);
@@ -136,9 +134,8 @@ int lab(LabOptions options, const Front& front) {
   const plan::Device device = choose_device(config.config.device, gpus);
   if (!options.run.study && device == plan::Device::kCuda && options.run.ranks > gpus) {
     throw ConfigError(
-        "[cli.lab] {} stages, and this machine has {} GPUs; give --stages {}, or --study for all stages on "
-        "one GPU, "
-        "one after the other",
+        "[cli.lab] {} stages were requested, but this machine has {} GPUs; use --stages {}, or --study to "
+        "run all stages one after the other on one GPU",
         options.run.ranks, gpus, gpus);
   }
   const int64_t ranks = options.run.study ? 1 : choose_ranks(options.run.ranks, device, gpus);
@@ -161,7 +158,7 @@ int lab(LabOptions options, const Front& front) {
 void add_lab(CLI::App& app, Front& front) {
   auto options = std::make_shared<LabOptions>();
   CLI::App* verb =
-      app.add_subcommand("lab", "One thing in two ways, side by side: pipeline schedules of an MLP");
+      app.add_subcommand("lab", "Compare a baseline and an optimized pipeline of an MLP, side by side");
   verb->add_option("NAME", options->name,
                    "pipeline_gpipe, pipeline_1f1b, pipeline_dualpipe or pipeline_dualpipev")
       ->option_text(" ")
@@ -171,27 +168,28 @@ void add_lab(CLI::App& app, Front& front) {
   const auto count = [&](const char* names, auto& value, const char* help) {
     verb->add_option(names, value, help)->option_text("N")->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   };
-  count("--stages,--n-stages", options->stages, "Ranks of the pipeline (2)");
-  count("--steps", options->run.steps, "Steps that are measured");
-  count("--batch-size", options->run.batch_size, "Rows of a step");
+  count("--stages,--n-stages", options->stages, "Ranks of the pipeline (default: 2)");
+  count("--steps", options->run.steps, "Measured steps");
+  count("--batch-size", options->run.batch_size, "Rows per step");
   count("--micro-batches,--micro-batch-target", options->micro_batches,
-        "Micro-batches of a step (the fewest that work, optimized: four times as many, 8 at least)");
-  count("--micro-batch-size", options->micro_batch_size, "Rows of a micro-batch, instead");
-  count(
-      "--window,--dual-window", options->window,
-      "Micro-batches in flight at most: one window behind the other (the fewest that work, optimized: all)");
+        "Micro-batches per step (default: the fewest that work; optimized: four times as many, at least 8)");
+  count("--micro-batch-size", options->micro_batch_size, "Rows per micro-batch, instead of --micro-batches");
+  count("--window,--dual-window", options->window,
+        "Most micro-batches in flight, one window after another (default: the fewest that work; optimized: "
+        "all)");
   count("--width,--hidden-dim", options->run.width, "Width of the hidden layers");
   count("--depth", options->run.depth, "Hidden layers");
-  verb->add_option("--lr,--learning-rate", options->run.lr, "Of AdamW")->check(CLI::Range(0.0, 1.0));
-  verb->add_flag("--study", options->run.study, "All stages on one device, one after the other");
+  verb->add_option("--lr,--learning-rate", options->run.lr, "Learning rate of AdamW")
+      ->check(CLI::Range(0.0, 1.0));
+  verb->add_flag("--study", options->run.study, "Run all stages on one device, one after the other");
   verb->add_option("--timeline", options->run.timeline, "Write baseline.svg, baseline.trace.json, ... here")
       ->option_text("DIR");
-  verb->add_flag("--json", options->json, "One JSON document");
+  verb->add_flag("--json", options->json, "Print one JSON document");
   verb->footer(
-      "An MLP on random numbers. baseline: few micro-batches, sends that block; optimized: small ones, sends "
-      "that do\n"
-      "not, deep windows. The same weights, batches and learning rate for both. --device and --seed are the "
-      "config's.\n"
+      "Trains an MLP on random numbers. baseline: few micro-batches and blocking sends; optimized: small\n"
+      "micro-batches, non-blocking sends and deep windows. Both use the same weights, batches and learning "
+      "rate.\n"
+      "--device and --seed are config keys.\n"
       "Examples:\n"
       "  trireme lab pipeline_gpipe --mode optimized --steps 4 --micro-batch-size 8 --n-stages 2\n"
       "  trireme lab pipeline_dualpipe --steps 8 --dual-window 16");

@@ -43,14 +43,14 @@ std::string program_path(const std::string& word, const Environment& environment
     if (runs(word)) return std::filesystem::absolute(word).string();
   }
   throw ConfigError(
-      "[cli.launch] '{}' is no program that can be run, neither as a path nor in PATH; check its name", word);
+      "[cli.launch] '{}' is not an executable program, neither as a path nor in PATH; check its name", word);
 }
 
 int launch_program(const LaunchOptions& options, const std::vector<std::string>& words, const Front& front) {
   if (words.empty() || words.front().starts_with("-")) {
-    throw UsageError(words.empty() ? "[cli.launch] there is no program to start"
+    throw UsageError(words.empty() ? "[cli.launch] no program was given"
                                    : fmt::format("[cli.launch] unknown option '{}'", words.front()),
-                     "write trireme launch -n RANKS PROGRAM ARGUMENTS...");
+                     "write: trireme launch -n RANKS PROGRAM ARGUMENTS...");
   }
   const int gpus = kHasCuda ? gpu_count() : 0;
   const plan::Device device = choose_device(plan::Device::kAuto, gpus);
@@ -59,24 +59,24 @@ int launch_program(const LaunchOptions& options, const std::vector<std::string>&
                             .ranks = choose_ranks(options.ranks, device, gpus),
                             .environment = front.environment,
                             .log_dir = options.log_dir,
-                            .stop_notice = "passed on to all ranks; again to kill them now"});
+                            .stop_notice = "signal passed on to all ranks; send it again to kill them now"});
 }
 
 }  // namespace
 
 void add_launch(CLI::App& app, Front& front) {
   auto options = std::make_shared<LaunchOptions>();
-  CLI::App* verb = app.add_subcommand("launch", "Start a program of yours as ranks of this machine");
+  CLI::App* verb = app.add_subcommand("launch", "Start your own program as ranks on this machine");
   auto formatter = std::make_shared<ProgramUsage>();
   formatter->column_width(app.get_formatter()->get_column_width());
   verb->formatter(formatter);
   verb->prefix_command();  // what follows the program's name is the program's
   verb->add_option("-n,--ranks", options->ranks, "Ranks to start (default: all GPUs, else 2)")
       ->option_text("RANKS");
-  verb->add_option("--log-dir", options->log_dir, "Folder for one log a rank")->option_text("DIR");
+  verb->add_option("--log-dir", options->log_dir, "Folder for one log file per rank")->option_text("DIR");
   verb->footer(
       "The program finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT;\n"
-      "comm::World::join_environment() reads them. One rank fails: the others are stopped.\n"
+      "comm::World::join_environment() reads them. If one rank fails, the others are stopped.\n"
       "Example:\n"
       "  trireme launch -n 4 ./own_module");
   verb->callback([verb, options, &front] {

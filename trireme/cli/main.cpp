@@ -16,11 +16,10 @@ namespace {
 constexpr const char* kExamples =
     "Examples:\n"
     "  trireme train -n 2 --model.preset=gpt-tiny --train.steps=50\n"
-    "  trireme generate latest --prompt 'int main('\n"
-    "\n"
+    "  trireme generate latest --prompt 'int main('\n\n"
     "Exit codes: 0 ok, 1 failed, 2 usage or config, 3 environment, 4 out of memory, 5 communication, 6 "
     "numerics,\n"
-    "7 corrupt data, 8 comparison failed, 75 preempted and saved, 128+N ended by signal N (130 Ctrl-C, 143 "
+    "7 corrupt data, 8 comparison failed, 75 preempted and saved, 128+N killed by signal N (130 Ctrl-C, 143 "
     "SIGTERM).";
 
 void describe(CLI::App& app, Front& front) {
@@ -68,15 +67,14 @@ void parse(CLI::App& app, std::vector<std::string> arguments) {
     throw;
   } catch (const CLI::ParseError& error) {
     check_leftovers(app);  // knows the nearest name, which is worth more than CLI11's answer
-    throw UsageError(fmt::format("[cli] {}", error.what()),
-                     fmt::format("'{} --help' shows what it takes", parsed_path(app)));
+    throw UsageError(fmt::format("[cli] {}", error.what()), fmt::format("see '{} --help'", parsed_path(app)));
   }
 }
 
 int run(const std::vector<std::string>& words) {
   Front front{
       .environment = Environment::process(), .command = shell_line(words), .overrides = {}, .action = {}};
-  CLI::App app("Distributed training in C++ on libtorch: data parallelism from one config to many ranks.",
+  CLI::App app("Distributed training in C++ on libtorch: data and pipeline parallelism from one config file.",
                "trireme");
   describe(app, front);
   refuse_numbers_that_do_not_fit(app);
@@ -91,7 +89,7 @@ int run(const std::vector<std::string>& words) {
     return app.exit(help);
   }
   check_leftovers(app);
-  TRIREME_CHECK(front.action != nullptr, "[cli] no verb took '{}'", front.command);
+  TRIREME_CHECK(front.action != nullptr, "[cli] no command handled '{}'", front.command);
   return front.action();
 }
 

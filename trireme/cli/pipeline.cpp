@@ -88,7 +88,7 @@ plan::Schedule chosen(const PipelineOptions& options, const std::string& name) {
   if (const auto known = plan::parse<ScheduleName>(name)) return plan::make_schedule(*known, options.shape);
   std::string names;
   for (const ScheduleName known : plan::all_values<ScheduleName>()) names += fmt::format("{}, ", known);
-  throw ConfigError("[cli.pipeline] there is no schedule '{}'; take one of {}{}", name, names, kGreedy);
+  throw ConfigError("[cli.pipeline] there is no schedule '{}'; choose one of {}{}", name, names, kGreedy);
 }
 
 std::string numbers(double low, double high) {
@@ -168,9 +168,9 @@ int compare(const PipelineOptions& options) {
                        {"long", Align::kRight},
                        {"bubble", Align::kRight},
                        {"busy", Align::kRight},
-                       {"in flight a rank", Align::kRight},
-                       {"weights a rank", Align::kRight},
-                       {"what it does"}});
+                       {"in flight per rank", Align::kRight},
+                       {"weights per rank", Align::kRight},
+                       {"description"}});
   Json rows = Json::array();
   std::string left_out;
   const auto add = [&](plan::Schedule given, std::string_view summary) {
@@ -194,15 +194,15 @@ int compare(const PipelineOptions& options) {
   };
   for (const ScheduleName name : plan::all_values<ScheduleName>())
     add_if_possible(plan::name(name), plan::summary(name));
-  add_if_possible(kGreedy, "made for these costs");
+  add_if_possible(kGreedy, "built for these costs");
   if (options.json) {
     fmt::print("{}\n", Json{{"schema", "trireme.pipelines/1"}, {"schedules", rows}}.dump(2));
     return 0;
   }
-  fmt::print("{} ranks, {} micro-batches, a rank's forward {:g}, backward {:g} + {:g}, transfer {:g}\n{}",
+  fmt::print("{} ranks, {} micro-batches, per rank: forward {:g}, backward {:g} + {:g}, transfer {:g}\n{}",
              options.shape.ranks, options.shape.micro_batches, options.costs[0], options.costs[1],
              options.costs[2], options.transfer, table.to_string(terminal_columns(STDOUT_FILENO)));
-  if (!left_out.empty()) fmt::print("left out\n{}", left_out);
+  if (!left_out.empty()) fmt::print("not possible\n{}", left_out);
   return 0;
 }
 
@@ -260,8 +260,8 @@ void print_split(std::string_view title, const plan::StageSplit& split,
              table.to_string());
   if (share * count > 1.05) {
     fmt::print(
-        "stage {} has {:.1f}% of the work, where {:.1f}% would be its share: with any schedule ranks are at "
-        "most {:.1f}% busy\n",
+        "stage {} has {:.1f}% of the work, but an equal share would be {:.1f}%: with any schedule, ranks are "
+        "at most {:.1f}% busy\n",
         busiest, 100.0 * share, 100.0 / count, 100.0 / (share * count));
   }
 }
@@ -286,7 +286,7 @@ int stages(const StageOptions& options, const Front& front) {
     return 0;
   }
   const int64_t of_head = spreads && !model.tie_embeddings ? model.vocab_size * model.d_model : 0;
-  print_split("the same number of blocks each", even, parts, of_head, options.micro_batches);
+  print_split("equal numbers of blocks", even, parts, of_head, options.micro_batches);
   if (even.first == best.first) return 0;
   print_split("\ncut by cost", best, parts, of_head, options.micro_batches);
   return 0;
@@ -294,14 +294,14 @@ int stages(const StageOptions& options, const Front& front) {
 
 void add_stages(CLI::App& verb, Front& front) {
   auto options = std::make_shared<StageOptions>();
-  CLI::App* cut = verb.add_subcommand("stages", "Where a model is cut into stages, and how busy they are");
+  CLI::App* cut = verb.add_subcommand("stages", "Show how a model is cut into stages, and how busy they are");
   add_config_file(*cut, options->config);
   cut->add_option("--stages", options->stages, "Stages")->check(CLI::Range(1, 1024));
-  cut->add_option("--micro-batches", options->micro_batches, "Micro-batches of a step")
+  cut->add_option("--micro-batches", options->micro_batches, "Micro-batches per step")
       ->check(CLI::Range(1, 4096));
   cut->add_flag("--spread-head", options->spread_head,
                 "Every rank computes a share of the vocabulary (pipeline.spread_head)");
-  cut->add_flag("--json", options->json, "One JSON document");
+  cut->add_flag("--json", options->json, "Print one JSON document");
   cut->footer(
       "Any config key can be given as --section.key=value.\n"
       "Example:\n"
@@ -317,7 +317,7 @@ CLI::Validator number(bool positive) {
     const bool is_good = CLI::detail::lexical_cast(text, given) && given >= 0.0 && given <= kMost &&
                          !(positive && given == 0.0);
     return is_good ? std::string()
-                   : fmt::format("'{}' is no {} {:g}", text,
+                   : fmt::format("'{}' is not a {} {:g}", text,
                                  positive ? "positive number up to" : "number from 0 to", kMost);
   };
   return CLI::Validator(check, "");
@@ -326,61 +326,62 @@ CLI::Validator number(bool positive) {
 void add_shape(CLI::App& verb, PipelineOptions& options) {
   verb.add_option("--ranks,--stages", options.shape.ranks, "Ranks of the pipeline")
       ->check(CLI::Range(1, 1024));
-  verb.add_option("--micro-batches", options.shape.micro_batches, "Micro-batches of a step")
+  verb.add_option("--micro-batches", options.shape.micro_batches, "Micro-batches per step")
       ->check(CLI::Range(1, 4096));
-  verb.add_option("--chunks", options.shape.chunks, "Stages a rank, of interleaved schedules")
+  verb.add_option("--chunks", options.shape.chunks, "Stages per rank, for interleaved schedules")
       ->check(CLI::Range(1, 64));
   verb.add_option("--costs", options.costs,
-                  "F,I,W: a rank's time for a micro-batch: forward, backward for the input, for the weights")
+                  "F,I,W: time of a rank per micro-batch for forward, backward for the input, and backward "
+                  "for the weights")
       ->delimiter(',')
       ->expected(3)
       ->check(number(/*positive=*/true));
-  verb.add_option("--transfer", options.transfer, "Time from a rank to the next")
+  verb.add_option("--transfer", options.transfer, "Transfer time from one rank to the next")
       ->check(number(/*positive=*/false));
   verb.add_option("--limit", options.limit,
-                  "Activations that a rank may hold, in micro-batches of all its stages: another schedule is "
-                  "refused, or left out of the comparison, "
-                  "greedy is made within it (0: no limit)")
+                  "Limit of the activations on a rank, in micro-batches of all its stages; a schedule above "
+                  "it is refused, or left out of the comparison, and greedy stays within it (0: no limit)")
       ->check(number(/*positive=*/false));
-  verb.add_option(
-          "--head", options.head,
-          "Time of a whole head for a micro-batch, forward and backward, of which every rank computes "
-          "its share of the vocabulary (0: there is none beside the costs)")
+  verb.add_option("--head", options.head,
+                  "Time of the whole head per micro-batch, forward and backward, spread over the ranks by "
+                  "vocabulary (0: the head is part of --costs)")
       ->check(number(/*positive=*/false));
-  verb.add_flag("--json", options.json, "One JSON document");
+  verb.add_flag("--json", options.json, "Print one JSON document");
 }
 
 }  // namespace
 
 void add_pipeline(CLI::App& app, Front& front) {
-  CLI::App* verb = app.add_subcommand("pipeline", "Draw and compare pipeline schedules, simulated");
+  CLI::App* verb = app.add_subcommand("pipeline", "Simulate, draw and compare pipeline schedules");
   verb->require_subcommand(1);
   auto options = std::make_shared<PipelineOptions>();
-  CLI::App* drawn = verb->add_subcommand("show", "One schedule in time");
-  drawn->add_option("SCHEDULE", options->schedule, "A name that 'pipeline compare' lists")->option_text(" ");
+  CLI::App* drawn = verb->add_subcommand("show", "Draw one schedule over time");
+  drawn->add_option("SCHEDULE", options->schedule, "Schedule that 'pipeline compare' lists")
+      ->option_text(" ");
   add_shape(*drawn, *options);
   drawn->add_option("--from", options->file,
-                    "A schedule of your own: a line a rank, passes like 2F3 with commas");
-  drawn->add_option("--placement", options->placement, "Where stages are: loop, v or two_ways")
+                    "Your own schedule: one line per rank, with passes such as 2F3 separated by commas");
+  drawn->add_option("--placement", options->placement, "Placement of stages on ranks: loop, v or two_ways")
       ->check(CLI::IsMember({"loop", "v", "two_ways", "two-ways"}));
-  drawn->add_option("--svg", options->svg, "Write the picture to this file, too");
-  drawn->add_option("--columns", options->columns, "Width of the text (default: the terminal's, else 200)")
+  drawn->add_option("--svg", options->svg, "Also write the picture to this file");
+  drawn
+      ->add_option("--columns", options->columns, "Width of the text (default: that of the terminal, or 200)")
       ->option_text("N")
       ->check(CLI::Range(40, 10000));
-  drawn->add_flag("--csv", options->csv, "The passes, as --from reads them");
+  drawn->add_flag("--csv", options->csv, "Print the passes in the form that --from reads");
   drawn->callback([options, &front] {
     front.action = [options] {
       if (options->csv && options->head > 0.0)
-        throw UsageError("--csv writes passes of stages, and --head adds others to them",
-                         "leave --head out: --from and pipeline.spread_head add its passes again");
+        throw UsageError("--csv writes the passes of stages only, but --head adds others",
+                         "remove --head: --from and pipeline.spread_head add its passes again");
       if (options->schedule.empty() == options->file.empty())
-        throw UsageError("name one schedule, or a file with --from",
+        throw UsageError("give one schedule, or a file with --from",
                          "'trireme pipeline compare' lists the names");
       return show(*options);
     };
   });
   auto compared = std::make_shared<PipelineOptions>();
-  CLI::App* table = verb->add_subcommand("compare", "All schedules for the same costs");
+  CLI::App* table = verb->add_subcommand("compare", "Compare all schedules for the same costs");
   add_shape(*table, *compared);
   table->callback([compared, &front] { front.action = [compared] { return compare(*compared); }; });
   add_stages(*verb, front);

@@ -68,11 +68,11 @@ void print_table(const std::vector<plan::Policy>& rows) {
 
 void add_plan(CLI::App& app, Front& front) {
   auto options = std::make_shared<PolicyOptions>();
-  CLI::App* verb = app.add_subcommand("plan", "Show what strategies do, without starting anything");
+  CLI::App* verb = app.add_subcommand("plan", "Show what a strategy does, without running it");
   verb->require_subcommand(1);
-  CLI::App* policy = verb->add_subcommand("policy", "What each data-parallel policy shards and frees");
-  policy->add_option("NAME", options->name, "Only this row")->option_text(" ");
-  policy->add_flag("--json", options->json, "One JSON document");
+  CLI::App* policy = verb->add_subcommand("policy", "Show what each data-parallel policy shards and frees");
+  policy->add_option("NAME", options->name, "Show only this policy")->option_text(" ");
+  policy->add_flag("--json", options->json, "Print one JSON document");
   policy->callback([options, &front] {
     front.action = [options] {
       const auto rows = chosen(*options);

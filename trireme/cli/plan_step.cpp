@@ -28,9 +28,9 @@ StepView view_for(const StepOptions& options, const Front& front) {
     return planned_step(prepared.config.config, prepared.plan, options.rank);
   }
   if (!front.overrides.empty()) {
-    throw UsageError(fmt::format("[cli.plan] --check reads a program, which {} changes nothing of",
-                                 front.overrides.front()),
-                     "drop one of them");
+    throw UsageError(
+        fmt::format("[cli.plan] --check reads a program, on which {} has no effect", front.overrides.front()),
+        "remove one of them");
   }
   return step_from_text(read_file(options.file), options.file);
 }
@@ -52,22 +52,22 @@ int step(const StepOptions& options, const Front& front) {
 void add_plan_step(CLI::App& plan, Front& front) {
   auto options = std::make_shared<StepOptions>();
   CLI::App* verb = plan.add_subcommand(
-      "step", "What a rank does in a step: every action, what it sends, and the memory that it has then");
+      "step", "Show what a rank does in a step: every action, what it sends, and the memory it then holds");
   add_config_file(*verb, options->job.config);
   CLI::Option* const ranks =
       verb->add_option("-n,--ranks", options->job.ranks, "Ranks of the run (default: all GPUs, else 2)")
           ->option_text("RANKS");
   CLI::Option* const rank =
       verb->add_option("--rank", options->rank,
-                       "This rank of a pipeline (default: the first), and its elements of each unit")
+                       "Show this rank of a pipeline (default: the first), and its elements of each unit")
           ->option_text("R");
-  CLI::Option* const text =
-      verb->add_flag("--text", options->text, "The program in exact numbers, as --check reads it");
-  verb->add_flag("--json", options->json, "One JSON document")->excludes(text);
-  verb->add_flag("--all", options->all, "A line for every action: nothing that repeats is folded");
+  CLI::Option* const text = verb->add_flag(
+      "--text", options->text, "Print the program with exact numbers, in the form that --check reads");
+  verb->add_flag("--json", options->json, "Print one JSON document")->excludes(text);
+  verb->add_flag("--all", options->all, "Print a line for every action, without folding repetitions");
   verb->add_option("--check", options->file,
-                   "A program that --text wrote and you changed: exit code 2 names the line that cannot be "
-                   "read, 1 the first action that cannot be")
+                   "Check a program that --text wrote and you edited: exit code 2 if a line cannot be read, "
+                   "1 if an action is not valid")
       ->option_text("FILE")
       ->excludes(ranks)
       ->excludes(rank)

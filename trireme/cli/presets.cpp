@@ -59,7 +59,7 @@ void add_presets(CLI::App& app, Front& front) {
   auto json = std::make_shared<bool>(false);
   CLI::App* verb =
       app.add_subcommand("presets", "List the built-in models (use one with --model.preset=NAME)");
-  verb->add_flag("--json", *json, "One JSON document");
+  verb->add_flag("--json", *json, "Print one JSON document");
   verb->callback([json, &front] {
     front.action = [json] {
       *json ? print_json() : print_table();

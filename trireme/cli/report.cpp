@@ -46,12 +46,13 @@ std::string output_path(const ReportOptions& options, const report::RunRecord& f
   const fs::path folder = fs::absolute(options.output).parent_path();
   std::error_code ignored;
   if (fs::is_directory(options.output, ignored) || options.output.ends_with('/')) {
-    throw ConfigError("[cli.report] --output {} is a folder; name a file, such as {}", options.output,
+    throw ConfigError("[cli.report] --output {} is a folder; give a file, such as {}", options.output,
                       (fs::path(options.output) / "report.html").string());
   }
   if (!fs::is_directory(folder, ignored)) {
-    throw ConfigError("[cli.report] --output {}: there is no folder {}; make it, or name another file",
-                      options.output, folder.string());
+    throw ConfigError(
+        "[cli.report] --output {}: the folder {} does not exist; create it, or give another file",
+        options.output, folder.string());
   }
   return options.output;
 }
@@ -61,7 +62,7 @@ void write_page(const std::string& path, const std::string& page, bool chosen) {
     write_file_atomic(path, page);
   } catch (const EnvironmentError& error) {
     if (chosen) throw;
-    throw EnvironmentError("{}; --output FILE puts the page elsewhere", error.what());
+    throw EnvironmentError("{}; write the page elsewhere with --output FILE", error.what());
   }
 }
 
@@ -125,20 +126,20 @@ int report_runs(const ReportOptions& options, const Front& front) {
 
 void add_report(CLI::App& app, Front& front) {
   auto options = std::make_shared<ReportOptions>();
-  CLI::App* verb =
-      app.add_subcommand("report", "One HTML page about a run, or about several beside each other");
-  verb->add_option("RUN", options->runs,
-                   "A run directory, the name of a run, or 'latest'; several are compared")
+  CLI::App* verb = app.add_subcommand("report", "Write an HTML page about a run, or comparing several");
+  verb->add_option("RUN", options->runs, "Run directory, name of a run, or 'latest'; several are compared")
       ->required()
       ->option_text("...");
-  verb->add_option("-o,--output", options->output, "The page (report.html in the first run's directory)")
+  verb->add_option("-o,--output", options->output,
+                   "Path of the page (default: report.html in the directory of the first run)")
       ->option_text("FILE");
   verb->add_option("--run-dir", options->run_dir, "Parent of the run directories")->option_text("DIR");
-  verb->add_flag("--json", options->json, "Write the page, and print the runs' figures as one JSON document");
+  verb->add_flag("--json", options->json,
+                 "Write the page, and also print the figures of the runs as one JSON document");
   verb->footer(
-      "Of runs in any state: finished, interrupted, failed, under way. The page needs no network and runs no "
-      "script;\n"
-      "pictures/*.svg and *.png of a run are inside it.\n"
+      "Works for runs in any state: finished, interrupted, failed or running. The page needs no network and "
+      "no\n"
+      "scripts, and includes pictures/*.svg and *.png of the run.\n"
       "Examples:\n"
       "  trireme report latest\n"
       "  trireme report runs/ddp-* runs/fsdp-* -o compared.html");

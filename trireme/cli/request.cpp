@@ -35,7 +35,7 @@ Request request_from_json(const std::string& text) {
     return nlohmann::json::parse(text).get<Request>();
   } catch (const nlohmann::json::exception& error) {
     throw LogicError(
-        "[cli.request] TRIREME_REQUEST does not hold a request ({}); start the worker through 'trireme'",
+        "[cli.request] TRIREME_REQUEST is not a valid request ({}); start the worker through 'trireme'",
         error.what());
   }
 }

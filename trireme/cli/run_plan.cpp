@@ -28,7 +28,7 @@ std::string batch_equation(const plan::BatchPlan& batch, bool reads_images) {
 }
 
 std::string state_text(const plan::StateBytes& state) {
-  return fmt::format("{} a rank: parameters {}, gradients {}, optimizer {}", bytes_text(state.total()),
+  return fmt::format("{} per rank: parameters {}, gradients {}, optimizer {}", bytes_text(state.total()),
                      bytes_text(state.parameters), bytes_text(state.gradients), bytes_text(state.optimizer));
 }
 
@@ -52,7 +52,7 @@ std::string pipeline_text(const plan::PipelinePlan& plan, int64_t n_layers) {
 std::string peak_text(const plan::RankBytes& needed) {
   const bool copies = needed.saved_copy > 0 && needed.pinned_copy == 0;
   return fmt::format(
-      "{} a rank: model state, {}{} gathered and not yet reduced, {} activations, {}{} logits, {} the "
+      "{} per rank: model state, {}{} gathered or not yet reduced, {} activations, {}{} logits, {} for the "
       "process",
       bytes_text(needed.peak()),
       copies ? fmt::format("{} copied for a checkpoint, ", bytes_text(needed.saved_copy)) : "",
@@ -65,8 +65,8 @@ std::string peak_text(const plan::RankBytes& needed) {
 std::string data_text(const RunPlan& run, const plan::Config& config) {
   const int64_t step = run.batch.global_batch * config.data.seq_len;
   if (config.train.epochs > 0)
-    return fmt::format("{} a step, {} epochs", with_commas(step), config.train.epochs);
-  return fmt::format("{} a step, {} in {} steps", with_commas(step),
+    return fmt::format("{} per step, {} epochs", with_commas(step), config.train.epochs);
+  return fmt::format("{} per step, {} in {} steps", with_commas(step),
                      format_count(static_cast<double>(step) * static_cast<double>(config.train.steps)),
                      config.train.steps);
 }
@@ -74,10 +74,9 @@ std::string data_text(const RunPlan& run, const plan::Config& config) {
 /// "every 100 steps: 1.21 GiB a rank copied to pinned host memory, which takes 2.00 GiB".
 std::string copy_text(const RunPlan& run, const plan::CheckpointConfig& config) {
   const std::string every =
-      fmt::format("every {} steps: {} a rank copied to ", config.every, bytes_text(run.needed.saved_copy));
-  if (run.needed.pinned_copy == 0) return every + "memory, and kept there for the next";
-  return every +
-         fmt::format("pinned memory of the host, which takes {} of it", bytes_text(run.needed.pinned_copy));
+      fmt::format("every {} steps: {} per rank copied to ", config.every, bytes_text(run.needed.saved_copy));
+  if (run.needed.pinned_copy == 0) return every + "memory, which is kept for the next one";
+  return every + fmt::format("{} of pinned host memory", bytes_text(run.needed.pinned_copy));
 }
 
 /// What backward computes again; empty: nothing.
@@ -85,7 +84,7 @@ std::string recompute_text(const RunPlan& run, const plan::Config& config) {
   if (run.recompute == plan::Recompute::kNone) return "";
   std::string text = run.recompute == plan::Recompute::kBlock ? "whole blocks" : "norms and activations";
   if (config.memory.recompute_every > 1)
-    text += fmt::format(", in one of {} blocks", config.memory.recompute_every);
+    text += fmt::format(", in one of every {} blocks", config.memory.recompute_every);
   if (config.memory.recompute == plan::Recompute::kAuto)
     text +=
         fmt::format(" (memory.recompute=auto: about {:.1f}% of a step)", 100.0 * plan::cheap_cost(config));
@@ -101,11 +100,11 @@ plan::Config with_possible_fp8(plan::Config config, plan::Device device, const p
   std::string why = plan::fp8_obstacle(config, facts, batch.micro_batch);
   const bool lacks_gpu =
       why.empty() && device == plan::Device::kCpu && fp8.fallback != plan::Fp8Fallback::kEmulate;
-  if (lacks_gpu) why = "a CPU multiplies no FP8 matrices; set precision.fp8 to off";
+  if (lacks_gpu) why = "FP8 matrix multiplication needs a GPU; set precision.fp8 to off";
   if (why.empty()) return config;
   if (fp8.fallback != plan::Fp8Fallback::kBf16) {
     throw ConfigError("[cli.train] precision.fp8={}: {}, or precision.fp8_fallback to bf16{}", fp8.recipe,
-                      why, lacks_gpu ? ", or to emulate for what a GPU would compute" : "");
+                      why, lacks_gpu ? ", or to emulate to compute the same numbers on the CPU" : "");
   }
   fp8.recipe = plan::Fp8::kOff;
   return config;
@@ -132,11 +131,10 @@ plan::Device choose_device(plan::Device device, int gpus) {
 int64_t choose_ranks(std::optional<int64_t> asked, plan::Device device, int gpus) {
   constexpr int64_t kCpuRanks = 2;
   if (!asked) return device == Device::kCuda ? gpus : kCpuRanks;
-  if (*asked < 1) throw ConfigError("[cli.ranks] -n {} is not a number of ranks; give 1 or more", *asked);
+  if (*asked < 1) throw ConfigError("[cli.ranks] -n is {}, but must be 1 or more", *asked);
   if (device == Device::kCuda && *asked > gpus) {
-    throw ConfigError(
-        "[cli.ranks] -n {} asks for more ranks than there are GPUs: {}; use -n {}, or --device=cpu", *asked,
-        gpus, gpus);
+    throw ConfigError("[cli.ranks] -n {} is more ranks than there are GPUs ({}); use -n {}, or --device=cpu",
+                      *asked, gpus, gpus);
   }
   return *asked;
 }
@@ -144,8 +142,8 @@ int64_t choose_ranks(std::optional<int64_t> asked, plan::Device device, int gpus
 RunPlan plan_run(const plan::Config& given, plan::Device device, int64_t ranks, DeviceMemory there) {
   if (device == Device::kCpu && given.precision.compute == plan::Dtype::kFp16) {
     throw ConfigError(
-        "[cli.train] precision.compute=fp16 on the CPU, whose kernels know fp32 and bf16; use bf16, or a "
-        "GPU");
+        "[cli.train] precision.compute=fp16 is not supported on the CPU, only fp32 and bf16 are; use bf16, "
+        "or a GPU");
   }
   RunPlan run{.device = device,
               .ranks = ranks,
@@ -170,7 +168,7 @@ RunPlan plan_run(const plan::Config& given, plan::Device device, int64_t ranks, 
 
 std::string fit_text(const RunPlan& run, int64_t rank_bytes) {
   if (run.there.bytes == 0) return "";
-  return fmt::format("{}: {} a rank x {} on {}", run.exceeds(rank_bytes) ? "does not fit" : "fits",
+  return fmt::format("{}: {} per rank x {} on {}", run.exceeds(rank_bytes) ? "does not fit" : "fits",
                      bytes_text(rank_bytes), run.there.ranks, bytes_text(run.there.bytes));
 }
 
@@ -202,7 +200,7 @@ std::string to_text(const RunPlan& run, const plan::Config& config, int64_t colu
   table.add_row(
       {"model", fmt::format("{}, {} parameters", config.model.family, with_commas(run.facts.params))});
   table.add_row({"compute", fmt::format("{} FLOPs {}", format_count(run.facts.flops_per_token),
-                                        images ? "an image" : "a token")});
+                                        images ? "per image" : "per token")});
   if (run.pipeline) {
     table.add_row({"pipeline", pipeline_text(*run.pipeline, config.model.n_layers)});
     for (size_t rank = 0; rank < run.by_pp_rank.size(); ++rank) {

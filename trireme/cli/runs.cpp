@@ -31,15 +31,15 @@ bool has(const report::RunDirectory& run, const Wanted& wanted) {
 /// "it ended with code 6 (NaN or infinity)".
 std::string how_it_ended(const report::RunDirectory& run) {
   const auto code = run.exit_code();
-  if (!code) return "it still goes on, or was killed";
-  if (*code == 0) return "it finished and was told to keep none";
+  if (!code) return "it is still running, or was killed";
+  if (*code == 0) return "it finished, but was configured to save none";
   return fmt::format("it ended with code {}{}", *code, launch::meaning(*code));
 }
 
 report::RunDirectory open_with(const std::string& path, const Wanted& wanted) {
   report::RunDirectory run = report::RunDirectory::open(path);
   if (has(run, wanted)) return run;
-  throw ConfigError("[cli.runs] {} has no {} ({}): {}; name another run", run.path(), wanted.what,
+  throw ConfigError("[cli.runs] {} has no {} ({}): {}; choose another run", run.path(), wanted.what,
                     wanted.file, how_it_ended(run));
 }
 
@@ -49,7 +49,7 @@ report::RunDirectory newest_with(const std::vector<std::string>& paths, const st
   for (const std::string& path : paths) {
     report::RunDirectory run = report::RunDirectory::open(path);
     if (has(run, wanted)) {
-      if (!passed_over.empty()) log_info("{}; taking {}", passed_over, run.path());
+      if (!passed_over.empty()) log_info("{}; using {}", passed_over, run.path());
       return run;
     }
     if (passed_over.empty())
@@ -69,8 +69,9 @@ report::RunDirectory find_run(const std::string& word, const std::string& root, 
   const auto runs = report::list_runs(root, latest ? "" : word);
   if (!runs.empty()) return newest_with(runs, word, root, wanted);
   if (fs::exists(word)) return report::RunDirectory::open(word);  // says why it is none
-  throw ConfigError("[cli.runs] there is no run '{}', neither at {} nor below {}; 'trireme train' makes them",
-                    word, real_path(word), real_path(root));
+  throw ConfigError(
+      "[cli.runs] no run '{}' was found, neither at {} nor below {}; 'trireme train' makes runs", word,
+      real_path(word), real_path(root));
 }
 
 }  // namespace trireme::cli

@@ -129,7 +129,7 @@ std::string StepText::heading() const {
     table.add_row(
         {"lanes",
          setting.beside
-             ? fmt::format("communication beside computation; parallel.prefetch={}", setting.prefetch)
+             ? fmt::format("communication overlaps with computation; parallel.prefetch={}", setting.prefetch)
              : std::string("one action after the other: communication has no stream of its own")});
   }
   if (view_.planned && view_.planned->run.pipeline) {
@@ -146,8 +146,8 @@ std::string StepText::heading() const {
   const std::string more = some ? fmt::format(", of which 1 stands for 1 to {} and {} is the last",
                                               view_.micro_batches - shown + 1, shown - 1)
                                 : "";
-  table.add_row({"micro-batches", fmt::format("{} a step{}", view_.micro_batches, more)});
-  table.add_row({"state", fmt::format("{} from step to step", bytes_text(memory_.state()))});
+  table.add_row({"micro-batches", fmt::format("{} per step{}", view_.micro_batches, more)});
+  table.add_row({"state", fmt::format("{} kept between steps", bytes_text(memory_.state()))});
   return table.to_string(columns_);
 }
 
@@ -281,7 +281,7 @@ std::string StepText::totals() const {
   if (sent.boundaries > 0) of_what += fmt::format(", between stages {}", bytes_text(sent.boundaries));
   const std::string obstacle = obstacle_to_recording(view_);
   const Action& action = action_at(program_, memory_.peak());
-  report::Table table({{"a step"}, {"of a rank"}});
+  report::Table table({{"per step"}, {"on a rank"}});
   table.add_row(
       {"sends", sent.total() == 0 ? "nothing" : fmt::format("{}: {}", bytes_text(sent.total()), of_what)});
   table.add_row({"peak", fmt::format("{} at {}, {} of {}", bytes_text(memory_.total(memory_.peak())),
@@ -289,8 +289,8 @@ std::string StepText::totals() const {
   if (view_.planned) {
     const RunPlan& run = view_.planned->run;
     const plan::RankBytes& needed = run.by_pp_rank[static_cast<size_t>(pp_rank_of(run, view_.rank))];
-    table.add_row({"beside it", fmt::format("logits {}, the process {}, as predicted",
-                                            bytes_text(needed.logits), bytes_text(needed.baseline))});
+    table.add_row({"in addition", fmt::format("predicted: logits {}, process {}", bytes_text(needed.logits),
+                                              bytes_text(needed.baseline))});
   }
   table.add_row({"CUDA graphs", obstacle.empty() ? "passes can be recorded" : "no: " + obstacle});
   return table.to_string(columns_);
@@ -339,7 +339,8 @@ std::string StepText::to_string() {
 
 StepView planned_step(const plan::Config& config, const RunPlan& run, std::optional<int64_t> rank) {
   if (rank && (*rank < 0 || *rank >= run.ranks)) {
-    throw ConfigError("[cli.plan] --rank {} of {} ranks; give 0 to {}", *rank, run.ranks, run.ranks - 1);
+    throw ConfigError("[cli.plan] --rank {} is outside {} ranks; use 0 to {}", *rank, run.ranks,
+                      run.ranks - 1);
   }
   const auto setting = plan::engine_setting(config, run.mesh, run.batch.accumulation, run.device);
   return {.program = plan::config_program(config, run.facts, run.batch, setting, pp_rank_of(run, rank)),

@@ -41,18 +41,18 @@ int print_plan(const RunPlan& run, const plan::Config& config, bool json) {
 /// A launcher started this process as one of its ranks: check, then become that rank.
 int become_rank(TrainArguments options, Front& front, const plan::WorldSpec& world) {
   if (options.job.ranks && *options.job.ranks != world.world_size) {
-    throw ConfigError("[cli.train] -n {} against the {} ranks that {} started; drop -n", *options.job.ranks,
-                      world.world_size, world.launcher);
+    throw ConfigError("[cli.train] -n {} contradicts the {} ranks that {} started; remove -n",
+                      *options.job.ranks, world.world_size, world.launcher);
   }
   if (options.summary) {
-    throw ConfigError("[cli.train] --summary is printed by our own launcher; under {} read summary.json",
-                      world.launcher);
+    throw ConfigError(
+        "[cli.train] --summary works only with Trireme's own launcher; under {}, read summary.json",
+        world.launcher);
   }
   if (options.job.restarts.most > 0) {
     throw ConfigError(
-        "[cli.train] --max-restarts is for ranks that this command starts; these are started by {}, which "
-        "starts them again: give it its own option, and this command --resume, so that they go on where they "
-        "were",
+        "[cli.train] --max-restarts works only for ranks that this command starts, but these were started by "
+        "{}; use its own restart option, and pass --resume to this command so that training continues",
         world.launcher);
   }
   const std::optional<ResumePoint> resume = find_resume_point(options.job, front);
@@ -114,7 +114,7 @@ int dry_run(TrainJob job, const Front& front) {
   check_weights(resume, prepared.config.config);
   if (resume && !job.quiet) {
     const std::string& run = resume->run_directory;
-    log_info("resume  {}", run.empty() ? "would begin a new run" : "would go on in " + report::as_typed(run));
+    log_info("resume  {}", run.empty() ? "would start a new run" : "would continue " + report::as_typed(run));
   }
   return print_plan(prepared.plan, prepared.config.config, job.json);
 }
@@ -123,8 +123,8 @@ int dry_run(TrainJob job, const Front& front) {
 void check_resume_word(const TrainJob& job, bool given) {
   if (!given || !job.resume.empty()) return;
   throw UsageError(
-      "[cli.train] --resume was given an empty word",
-      "write --resume=auto, a run or a checkpoint; in a script look at the variable that it comes from");
+      "[cli.train] --resume has an empty value",
+      "write --resume=auto, a run or a checkpoint; in a script, check the variable that sets it");
 }
 
 int train(const TrainArguments& options, Front& front) {
@@ -149,36 +149,35 @@ void add_train(CLI::App& app, Front& front) {
   verb->add_option("--run-dir", options->job.run_dir,
                    "Parent of run directories (default: $TRIREME_RUN_DIR, else ./runs)")
       ->option_text("DIR");
-  CLI::Option* const resume = verb->add_option(
-      "--resume", options->job.resume,
-      "Go on in a run: auto (the newest of this name unless it has finished, else a new one; default), "
-      "latest, RUN or a checkpoint");
+  CLI::Option* const resume =
+      verb->add_option("--resume", options->job.resume,
+                       "Continue a run: auto (the default: the newest run of this name unless it has "
+                       "finished, else a new one), latest, RUN or a checkpoint");
   resume->option_text("[WHAT]")->expected(0, 1)->default_str("auto");
-  verb->add_option(
-          "--max-restarts", options->job.restarts.most,
-          "Restart all ranks from the newest checkpoint when one dies, hangs or loses its peers, at most N "
-          "times without a new checkpoint in between (default: 0)")
+  verb->add_option("--max-restarts", options->job.restarts.most,
+                   "If a rank dies, hangs or loses its peers, restart all ranks from the newest checkpoint, "
+                   "at most N times without a new checkpoint in between (default: 0)")
       ->option_text("N")
       ->check(CLI::Range(0, 1'000'000));
   verb->add_option("--restart-delay", options->job.restarts.first_delay_s,
                    "Seconds before the first restart (default: 1); doubled for each further one, up to 60")
       ->option_text("SECONDS")
       ->check(CLI::Range(0.0, 3600.0));
-  verb->add_flag("--json", options->job.json, "One JSON object a step on stdout, the summary last");
-  verb->add_flag("--quiet,-q", options->job.quiet, "No start-up lines and no progress bar");
-  verb->add_flag(
-      "--dry-run", options->dry_run,
-      "Print ranks, mesh, batch, stages of a pipeline, model and memory of each; start nothing; exit code 4 "
-      "when it does not fit");
+  verb->add_flag("--json", options->job.json,
+                 "Print one JSON object per step on stdout, and the summary last");
+  verb->add_flag("--quiet,-q", options->job.quiet, "Print no start-up information and no progress bar");
+  verb->add_flag("--dry-run", options->dry_run,
+                 "Print ranks, mesh, batch, pipeline stages, model and memory without starting anything; "
+                 "exit code 4 if it does not fit");
   verb->add_flag(
       "--summary", options->summary,
-      "At the end a table: bytes held and sent, predicted and measured, beside the other policies");
+      "Print a table at the end: bytes held and sent, predicted and measured, beside the other policies");
   verb->add_option("--profile", options->profile,
-                   "Trace this many steps and show where the GPU's time goes (train.profile_steps)")
+                   "Profile this many steps and show where GPU time goes (train.profile_steps)")
       ->option_text("STEPS");
   verb->footer(
       "Any config key can be given as --section.key=value; 'trireme config keys' lists them.\n"
-      "Under torchrun --no-python, srun or mpirun it joins the ranks that they start.\n"
+      "Under torchrun --no-python, srun or mpirun, it joins the ranks that those start.\n"
       "Examples:\n"
       "  trireme train configs/quickstart.yaml --train.steps=50\n"
       "  trireme train configs/quickstart.yaml --checkpoint.every=100 --max-restarts 3\n"

@@ -118,7 +118,7 @@ int Attempts::run() {
     if (end.signal != 0) return stopped(end.signal, end);
     const double delay = restarts_.take();
     log_warning("restart {} of {} in {:.3g} s: {}", restarts_.used(), restarts_.most(), delay,
-                saved_.step > 0 ? fmt::format("goes on after step {}", saved_.step) : "begins at step 1");
+                saved_.step > 0 ? fmt::format("continues after step {}", saved_.step) : "starts at step 1");
     if (const auto signal = launcher_.pause(delay)) return stopped(*signal, end);
     go_on();
   }
@@ -144,8 +144,7 @@ launch::JobEnd Attempts::run_once() {
 bool Attempts::goes_again(const launch::JobEnd& end) {
   if (restarts_.most() == 0 || !end.cause) return false;
   if (!launch::may_start_again(end)) {
-    log_info("not started again: what ends with code {}{} would end so again", end.code,
-             launch::meaning(end.code));
+    log_info("not restarted: exit code {}{} would recur", end.code, launch::meaning(end.code));
     return false;
   }
   note_progress();
@@ -170,7 +169,7 @@ void Attempts::go_on() {
     log_warning("{}", error.what());
   }
   ++attempt_;
-  write("the manifest does not say that the run goes on", [this] { directory_.note_attempt(); });
+  write("the manifest could not record that the run continues", [this] { directory_.note_attempt(); });
 }
 
 /// A run that can go on was preempted, unless a user pressed Ctrl-C.
@@ -182,7 +181,7 @@ int Attempts::code_of_stop(int signal) const {
 int Attempts::stopped(int signal, const launch::JobEnd& end) {
   const int code = code_of_stop(signal);
   record({.exit_code = code,
-          .cause = fmt::format("{}; told to stop before it was started again", cause_of(end)),
+          .cause = fmt::format("{}; stopped before it was restarted", cause_of(end)),
           .rank = launch::first_to_fail(end)});
   return code;
 }
@@ -199,7 +198,7 @@ void Attempts::write(const char* problem, std::function<void()> write) {
 }
 
 void Attempts::record(const report::AttemptEnd& end) {
-  write("the manifest does not say how the run ended", [this, end] { directory_.finish(end); });
+  write("the manifest could not record how the run ended", [this, end] { directory_.finish(end); });
 }
 
 /// What the ranks did last is known to this process alone, and only now.
@@ -209,9 +208,9 @@ void Attempts::write_crash_report(const launch::JobEnd& end) {
   const std::string text = fmt::format("attempt {} ended {}: {}", attempt_,
                                        last_step ? fmt::format("after step {}", *last_step) : "before a step",
                                        launch::crash_report(end, wall_seconds()));
-  write("there is no crash report", [path, text] {
+  write("the crash report could not be written", [path, text] {
     write_file_atomic(path, text);
-    log_info("crash   what each rank did last is in {}", report::as_typed(path));
+    log_info("crash   what each rank was doing last is in {}", report::as_typed(path));
   });
 }
 
@@ -221,9 +220,8 @@ void Attempts::say_used_up() const {
   std::vector<std::string> causes;
   for (size_t i = first; i < all.size(); ++i) causes.push_back(told(all[i], i + 1));
   log_error(
-      "[cli.train] not started again: --max-restarts {} is used up, and no further checkpoint came of it. "
-      "{}. "
-      "Once the cause is gone 'trireme train --resume {}' goes on",
+      "[cli.train] not restarted: --max-restarts {} is used up without a new checkpoint. {}. Once the cause "
+      "is fixed, continue with 'trireme train --resume {}'",
       restarts_.most(), join(causes, "; "), report::as_typed(directory_.path()));
 }
 
@@ -237,9 +235,8 @@ void Attempts::say_attempts() const {
     if (i > attempts_before_) lost += all[i].steps_lost.value_or(0);
     if (i + 1 < all.size()) failures.push_back(told(all[i], i + 1));
   }
-  log_info("run     started again {}, {} made again: {}",
-           counted(static_cast<int64_t>(failures.size()), "time"), counted(lost, "step"),
-           join(failures, "; "));
+  log_info("run     restarted {}, {} repeated: {}", counted(static_cast<int64_t>(failures.size()), "time"),
+           counted(lost, "step"), join(failures, "; "));
 }
 
 }  // namespace

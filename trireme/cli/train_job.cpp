@@ -39,10 +39,11 @@ void say_how_it_ended(const report::RunDirectory& directory, int code) {
   const bool by_signal = code == static_cast<int>(ExitCode::kInterrupted) || code == 128 + SIGTERM;
   if (code == static_cast<int>(ExitCode::kPreempted) ||
       (by_signal && std::filesystem::exists(directory.file(kCheckpointsMark)))) {
-    log_info("run     {} was stopped; 'trireme train --resume {}' goes on", run, run);
+    log_info("run     {} was stopped; 'trireme train --resume {}' continues it", run, run);
   } else if (by_signal) {
     log_info(
-        "run     {} was stopped before it had weights to keep; 'trireme train {}/config.yaml' trains again",
+        "run     {} was stopped before it had saved any weights; 'trireme train {}/config.yaml' starts it "
+        "again",
         run, run);
   } else {
     log_info("run     {} ended with code {}{}; its logs are in {}/logs", run, code, launch::meaning(code),
@@ -66,7 +67,7 @@ std::string newest_unfinished(const std::string& root, const std::string& name) 
     const report::RunDirectory run = report::RunDirectory::open(path);
     if (!std::filesystem::exists(run.file(kCheckpointsMark))) continue;
     if (run.is_running()) {
-      log_info("resume  passed over {}, which is running", report::as_typed(path));
+      log_info("resume  skipped {}, which is running", report::as_typed(path));
       continue;
     }
     return run.exit_code() == 0 ? std::string() : path;
@@ -79,16 +80,16 @@ void refuse_running(const std::string& path) {
   const report::RunDirectory run = report::RunDirectory::open(path);
   if (!run.is_running()) return;
   throw EnvironmentError(
-      "[cli.train] {} is running: process {} writes its checkpoints; end it first, or name another run", path,
-      read_file(run.file("checkpoints/LOCK")));
+      "[cli.train] {} is running: process {} writes its checkpoints; stop it first, or choose another run",
+      path, read_file(run.file("checkpoints/LOCK")));
 }
 
 /// Of --resume, which takes the word behind it.
 void refuse_file(const std::string& word) {
   if (!std::filesystem::is_regular_file(word)) return;
   throw ConfigError(
-      "[cli.train] --resume {}: that is a file, and neither a run nor a checkpoint; if it is the config, put "
-      "--resume last, or write --resume=auto",
+      "[cli.train] --resume {}: this is a file, not a run or a checkpoint; if it is the config, put --resume "
+      "last, or write --resume=auto",
       word);
 }
 
@@ -114,7 +115,7 @@ void check_memory(const RunPlan& plan, const plan::Config& config) {
                       plan::memory_advice(config, plan.ranks, plan.device));
   }
   if (!plan.fits()) {
-    log_warning("as predicted it {}; 'trireme train --dry-run' shows what takes it",
+    log_warning("by prediction this run {}; 'trireme train --dry-run' shows what needs the memory",
                 fit_text(plan, plan.needed.peak()));
   }
 }

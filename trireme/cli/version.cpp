@@ -33,8 +33,8 @@ std::string version_line() {
 
 void add_version(CLI::App& app, Front& front) {
   auto json = std::make_shared<bool>(false);
-  CLI::App* verb = app.add_subcommand("version", "What this build is");
-  verb->add_flag("--json", *json, "One JSON document");
+  CLI::App* verb = app.add_subcommand("version", "Print the version and what this build contains");
+  verb->add_flag("--json", *json, "Print one JSON document");
   verb->callback([json, &front] { front.action = [json] { return version(*json); }; });
 }
 

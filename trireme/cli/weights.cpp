@@ -61,8 +61,8 @@ void check_same_model(const plan::Config& config) {
   for (const std::string& key : plan::differing_keys(theirs, config)) keys.push_back(key);
   if (keys.empty()) return;
   throw ConfigError(
-      "[cli.weights] model.weights={} is of a model with other values of {}; 'trireme ckpt import-hf {}' "
-      "writes a config that fits",
+      "[cli.weights] model.weights={} belongs to a model with other values of {}; 'trireme ckpt import-hf "
+      "{}' writes a matching config",
       config.model.weights, join(keys, ", "), config.model.weights);
 }
 
@@ -110,7 +110,8 @@ FoundWeights of_checkpoint(const std::string& path) {
   const auto state = checkpoint::parse_json(found.state(), path);
   const auto run = state.find("run");
   if (run == state.end() || !run->is_object() || !run->contains("config"))
-    throw ConfigError("[cli.weights] {} does not say what model it is of; add --config CONFIG.yaml", path);
+    throw ConfigError("[cli.weights] {} does not record which model it belongs to; add --config CONFIG.yaml",
+                      path);
   const plan::Config config = load_config("", checkpoint::text_of(*run, "config", path));
   FoundWeights weights{path, complete_model(config)};
   find_origin(weights, config, fs::path(path).parent_path().parent_path());
@@ -132,7 +133,7 @@ FoundWeights of_run(const std::string& word, const Front& front) {
   const std::string path = weights_of_run(run);
   if (path.empty())
     throw ConfigError(
-        "[cli.weights] {} has neither final weights of its last attempt nor a checkpoint that is whole; name "
+        "[cli.weights] {} has neither final weights of its last attempt nor an intact checkpoint; choose "
         "another run",
         run.path());
   if (checkpoint::is_checkpoint(path)) return of_checkpoint(path);
@@ -149,7 +150,7 @@ std::string weights_of_run(const report::RunDirectory& run) {
   const std::string folder = run.file("checkpoints");
   if (!is_there(folder)) return {};
   const checkpoint::Newest newest = checkpoint::newest_checkpoint(checkpoint::Folder(folder));
-  for (const std::string& reason : newest.passed_over) log_warning("passed over {}", reason);
+  for (const std::string& reason : newest.passed_over) log_warning("skipped {}", reason);
   return newest.checkpoint ? newest.checkpoint->path() : std::string();
 }
 
@@ -166,7 +167,7 @@ void check_weights(const std::optional<ResumePoint>& resume, const plan::Config&
   if (path.empty() || goes_on) return;
   if (!is_there(path))
     throw ConfigError(
-        "[cli.weights] model.weights={}: there is nothing; name a Hugging Face folder, a checkpoint or a "
+        "[cli.weights] model.weights={} does not exist; set it to a Hugging Face folder, a checkpoint or a "
         "safetensors file",
         path);
   const auto source = checkpoint::open_source(path);
@@ -184,7 +185,8 @@ FoundWeights find_weights(const std::string& word, const std::string& config, co
   } else if (is_there(word + "/index.json")) {
     found = of_checkpoint(fs::canonical(word));
   } else if (fs::is_regular_file(word) || checkpoint::is_model_folder(word)) {
-    throw ConfigError("[cli.weights] {} does not say what model it is of; add --config CONFIG.yaml", word);
+    throw ConfigError("[cli.weights] {} does not record which model it belongs to; add --config CONFIG.yaml",
+                      word);
   } else {
     found = of_run(word, front);
   }

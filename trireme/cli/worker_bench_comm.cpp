@@ -45,7 +45,7 @@ std::string to_text(const Times& times) {
 int worker_bench_comm(const Request& request, const Environment& environment) {
   const plan::WorldSpec spec = plan::detect_world(environment);
   const auto device = plan::parse<plan::Device>(request.bench_comm.device);
-  TRIREME_CHECK(device, "[cli.bench] the request names no device: '{}'", request.bench_comm.device);
+  TRIREME_CHECK(device, "[cli.bench] the request has no valid device: '{}'", request.bench_comm.device);
   const auto world = comm::World::join(spec, comm::take_device(*device, spec), 300.0);
   const Times times = bench::time_collectives(world, request.bench_comm.mib, request.bench_comm.rounds);
   if (world->rank() != 0) return 0;

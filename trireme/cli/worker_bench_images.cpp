@@ -105,7 +105,7 @@ double rate_alone(const std::vector<std::string>& files, int64_t least_side) {
         data::decode_image(std::as_bytes(std::span(file)), {.channels = 3, .least_side = least_side});
     pixels += image.shape.width;
   }
-  TRIREME_CHECK(pixels > 0, "[cli.bench] empty images");
+  TRIREME_CHECK(pixels > 0, "[cli.bench] an image has no pixels");
   return static_cast<double>(files.size()) / (processor_seconds() - began);
 }
 
@@ -163,7 +163,7 @@ int worker_bench_images(const Request& request) {
     report::Table table({{"JPEG files"},
                          {"bytes", Align::kRight},
                          {"decoder alone", Align::kRight},
-                         {"whole way", Align::kRight},
+                         {"whole pipeline", Align::kRight},
                          {"ratio", Align::kRight}});
     for (const ImageCase& each : cases)
       table.add_row({each.name, fmt::format("{:.0f}", each.mean_bytes),

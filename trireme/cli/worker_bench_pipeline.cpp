@@ -244,10 +244,10 @@ void PipelineBench::run(parallel::Pipeline& pipeline, const plan::Schedule& simu
 plan::PipelinePlan PipelineBench::plan_of(ScheduleName name) const {
   const bool spread = config_.pipeline.spread_head;
   if (spread && (config_.model.tie_embeddings || run_.study > 0)) {
-    throw ConfigError("[cli.bench] pipeline.spread_head=true with {}; leave one of them out",
-                      run_.study > 0
-                          ? fmt::format("--study {}, which has all ranks' stages on one", run_.study)
-                          : std::string("model.tie_embeddings=true, where the head is the first stage's"));
+    throw ConfigError(
+        "[cli.bench] pipeline.spread_head=true cannot be combined with {}; remove one of them",
+        run_.study > 0 ? fmt::format("--study {}, which runs the stages of all ranks on one", run_.study)
+                       : std::string("model.tie_embeddings=true, where the head belongs to the first stage"));
   }
   const int64_t ranks = run_.study > 0 ? run_.study : mesh_.pp->size();
   plan::PipelinePlan plan{.schedule = plan::make_schedule(name, {ranks, run_.micro_batches, run_.chunks}),
@@ -325,8 +325,8 @@ report::Table step_table(const std::vector<Measured>& all, int64_t tokens) {
                        {"tokens/s", Align::kRight},
                        {"ideal bubble", Align::kRight},
                        {"loss", Align::kRight},
-                       {"sent a step"},
-                       {"memory of a step"},
+                       {"sent per step"},
+                       {"memory per step"},
                        {"peak"}});
   for (const Measured& one : all) {
     table.add_row({one.schedule, std::to_string(one.stages), fmt::format("{:.1f}", one.median_ms()),
@@ -369,7 +369,7 @@ void print(const std::vector<Measured>& all, const BenchPipelineOptions& run, in
     if (one.refused.empty()) {
       measured.push_back(one);
     } else {
-      left_out += fmt::format("{} was left out: {}\n", one.schedule, one.refused);
+      left_out += fmt::format("{} was skipped: {}\n", one.schedule, one.refused);
     }
   }
   if (measured.empty()) {
@@ -378,18 +378,18 @@ void print(const std::vector<Measured>& all, const BenchPipelineOptions& run, in
   }
   if (run.study > 0) {
     fmt::print(
-        "for study: the stages of {} ranks on one device, one after the other; what {} ranks would do is "
-        "simulated for the costs that they have here\n",
+        "for study: the stages of {} ranks run on one device, one after the other; {} ranks are simulated "
+        "with the costs measured here\n",
         run.study, run.study);
   }
   fmt::print("{}{}", step_table(measured, tokens).to_string(), left_out);
   fmt::print(
-      "ms: forward and backward of a step, the slowest rank, median; bytes by rank; ideal bubble: "
-      "simulated,\n"
-      "for passes and stages that take equally long\n\n{}"
-      "a step of median length, from its first event to the end of its last pass; simulated: for the costs "
-      "that\n"
-      "it had; idle and its causes: of all ranks' time\n",
+      "ms: median time of forward and backward per step, slowest rank; bytes: per rank; ideal bubble: "
+      "simulated\n"
+      "with equal times for all passes and stages\n\n"
+      "{}a step of median length, from its first event to the end of its last pass; simulated: with its "
+      "measured\n"
+      "costs; idle and its causes: shares of the time of all ranks\n",
       idle_table(measured).to_string());
   if (!run.details && measured.size() > 1) return;
   const int64_t terminal = terminal_columns(STDOUT_FILENO), columns = terminal > 0 ? terminal : kColumns;
@@ -411,7 +411,7 @@ int worker_bench_pipeline(const Request& request, const Environment& environment
   const BenchPipelineOptions& run = request.bench_pipeline;
   const plan::WorldSpec spec = plan::detect_world(environment);
   const auto device = plan::parse<plan::Device>(run.device);
-  TRIREME_CHECK(device, "[cli.bench] the request names no device: '{}'", run.device);
+  TRIREME_CHECK(device, "[cli.bench] the request has no valid device: '{}'", run.device);
   const plan::Config config =
       plan::load({.path = {}, .text = request.config, .overrides = {}}, Environment()).config;
   const auto world = comm::World::join(spec, comm::take_device(*device, spec), config.comm.timeout_s,
@@ -420,7 +420,7 @@ int worker_bench_pipeline(const Request& request, const Environment& environment
   std::vector<Measured> all;
   for (const std::string& name : run.schedules) {
     const auto schedule = plan::parse<ScheduleName>(name);
-    TRIREME_CHECK(schedule, "[cli.bench] the request names no schedule: '{}'", name);
+    TRIREME_CHECK(schedule, "[cli.bench] the request has no valid schedule: '{}'", name);
     all.push_back(bench.measure(*schedule));
   }
   const bool any = std::ranges::any_of(all, [](const Measured& one) { return one.refused.empty(); });

@@ -31,9 +31,8 @@ int make_digits(const Request& request) {
       options.fonts.empty() ? data::system_fonts() : data::fonts_below(options.fonts);
   if (fonts.empty()) {
     throw EnvironmentError(
-        "[cli.data] there are no TrueType or OpenType files in {}; install fonts-dejavu-core, or name a "
-        "folder "
-        "of fonts with --fonts",
+        "[cli.data] there are no TrueType or OpenType files in {}; install fonts-dejavu-core, or pass a "
+        "folder of fonts with --fonts",
         folder);
   }
   const data::MadeDigits made =
@@ -61,7 +60,7 @@ int make_digits(const Request& request) {
     return 0;
   }
   log_info("{} {} + {} digits from {} fonts, digest {}",
-           made.was_there ? "there already:" : "drawn:", with_commas(made.train), with_commas(made.test),
+           made.was_there ? "found:" : "drawn:", with_commas(made.train), with_commas(made.test),
            made.fonts.size(), made.digest);
   std::cout << options.path << "\n";
   return 0;

@@ -21,13 +21,13 @@ int worker_generate(const Request& request) {
       plan::load({.path = run.file("config.yaml"), .text = {}, .overrides = {}}, Environment()).config;
   if (plan::reads_images(config.model.family)) {
     throw ConfigError(
-        "[cli.generate] {} trained a model of images ({}), which writes no text; name a run on text",
+        "[cli.generate] {} trained an image model ({}), which generates no text; choose a run on text",
         run.path(), config.model.family);
   }
   const std::string prompt = options.prompt.empty() ? config.train.sample_prompt : options.prompt;
   if (prompt.empty())
     throw ConfigError(
-        "[cli.generate] neither --prompt nor train.sample_prompt of {} has any text; give --prompt",
+        "[cli.generate] both --prompt and train.sample_prompt of {} are empty; pass --prompt TEXT",
         run.path());
   const auto model = nn::build(config.model);
   parallel::load_weights(*model, options.weights);

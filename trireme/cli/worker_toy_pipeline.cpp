@@ -107,7 +107,7 @@ Arm::Arm(const std::shared_ptr<comm::World>& world, const ToyPipelineOptions& ru
          const ToyPipelineMode& given)
     : mode(given), world_(world), mesh_(pipeline_mesh(world)) {
   const auto name = plan::parse<plan::ScheduleName>(run.schedule);
-  TRIREME_CHECK(name, "[cli.lab] the request names no schedule: '{}'", run.schedule);
+  TRIREME_CHECK(name, "[cli.lab] the request has no valid schedule: '{}'", run.schedule);
   simulated_ = plan::make_windowed_schedule(*name, {run.ranks, mode.micro_batches, 1}, mode.window);
   const plan::Schedule schedule = run.study ? plan::on_one_rank(simulated_) : simulated_;
   const plan::StageSplit split = split_of(run, schedule.stages);
@@ -184,9 +184,9 @@ std::string table_of(const std::vector<std::unique_ptr<Arm>>& arms, const ToyPip
   row("micro-batches", [&](const Arm& arm) {
     return fmt::format("{} of {} rows", arm.mode.micro_batches, run.batch_size / arm.mode.micro_batches);
   });
-  row("in flight at most", [](const Arm& arm) { return std::to_string(arm.mode.window); });
-  row("sends", [](const Arm& arm) { return std::string(arm.mode.blocking ? "block" : "go on"); });
-  row("ms a step", [](const Arm& arm) { return fmt::format("{:.2f}", median_ms(arm)); });
+  row("most in flight", [](const Arm& arm) { return std::to_string(arm.mode.window); });
+  row("sends", [](const Arm& arm) { return std::string(arm.mode.blocking ? "block" : "do not block"); });
+  row("ms per step", [](const Arm& arm) { return fmt::format("{:.2f}", median_ms(arm)); });
   row("rows/s", [&](const Arm& arm) {
     return format_count(1e3 * static_cast<double>(run.batch_size) / median_ms(arm));
   });
@@ -231,8 +231,8 @@ Json to_json(const Arm& arm, const ToyPipelineOptions& run) {
 void print(const std::vector<std::unique_ptr<Arm>>& arms, const ToyPipelineOptions& run) {
   if (run.study) {
     fmt::print(
-        "for study: the stages of {} ranks on one device, one after the other; idle, simulated is that of {} "
-        "ranks with the costs that stages have here\n",
+        "for study: the stages of {} ranks run on one device, one after the other; \"idle, simulated\" is "
+        "that of {} ranks with the costs measured here\n",
         run.ranks, run.ranks);
   }
   fmt::print("{}", table_of(arms, run));
@@ -248,7 +248,7 @@ int worker_toy_pipeline(const Request& request, const Environment& environment) 
   const ToyPipelineOptions& run = request.toy_pipeline;
   const plan::WorldSpec spec = plan::detect_world(environment);
   const auto device = plan::parse<plan::Device>(run.device);
-  TRIREME_CHECK(device, "[cli.lab] the request names no device: '{}'", run.device);
+  TRIREME_CHECK(device, "[cli.lab] the request has no valid device: '{}'", run.device);
   const plan::Config config =
       plan::load({.path = {}, .text = request.config, .overrides = {}}, Environment()).config;
   const auto world = comm::World::join(spec, comm::take_device(*device, spec), config.comm.timeout_s,

@@ -138,8 +138,7 @@ comm::PeerOptions peer_options(const plan::CommConfig& config) {
 /// A full disk costs the picture, not the run.
 void show_pipeline(const plan::PipelineReport& report, const report::RunDirectory& run) {
   const std::string folder = run.file("traces");
-  log_info("profile of a step of the pipeline:\n{}",
-           report::to_text(report, terminal_columns(STDERR_FILENO)));
+  log_info("profile of one pipeline step:\n{}", report::to_text(report, terminal_columns(STDERR_FILENO)));
   try {
     report::write_pictures(report, folder, "pipeline");
     log_info("profile in {0}/pipeline.svg; open {0}/pipeline.trace.json in Perfetto",
@@ -154,9 +153,10 @@ void show_guesses(const Classification& guesses, const report::RunDirectory& run
   try {
     report::write_classification(guesses, run);
     if (announce)
-      log_info("pictures of what was mistaken for what in {}", report::as_typed(run.file("pictures")));
+      log_info("pictures of the confusion matrix and the worst mistakes in {}",
+               report::as_typed(run.file("pictures")));
   } catch (const EnvironmentError& error) {
-    log_warning("pictures of what was mistaken for what were not written: {}", error.what());
+    log_warning("pictures of the confusion matrix and the worst mistakes were not written: {}", error.what());
   }
 }
 

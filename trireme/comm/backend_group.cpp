@@ -38,11 +38,11 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
 
 constexpr const char* kLate = "passed its deadline";
 constexpr const char* kRankMissing =
-    "look at the log of the rank that is not there, and raise the timeout if it is only slow";
+    "look at the log of the missing rank, and raise the timeout if it is only slow";
 constexpr const char* kRanksDiverged =
-    "the ranks are all there but ran different things, as when one has no batch left or takes another way "
-    "through the model; all ranks must run the same units in the same order: over uneven data validate "
-    "within engine.evaluate(), and train with any_rank() and shadow_micro_batch()";
+    "all ranks are present but ran different operations, as when one has no batch left or takes another path "
+    "through the model; all ranks must run the same units in the same order: with uneven data, validate "
+    "within engine.evaluate() and train with any_rank() and shadow_micro_batch()";
 
 bool is_disagreement(const std::exception& error) {
   return dynamic_cast<const Disagreement*>(&error) != nullptr;
@@ -69,7 +69,7 @@ c10d::ReduceOp::RedOpType to_torch(ReduceOp op) {
     case ReduceOp::kMin:
       return c10d::ReduceOp::MIN;
   }
-  throw LogicError("[comm.all_reduce] reduce operation {} is none of the table", static_cast<int>(op));
+  throw LogicError("[comm.all_reduce] unknown reduce operation {}", static_cast<int>(op));
 }
 
 int to_int(int64_t rank) {
@@ -427,8 +427,9 @@ at::Tensor BackendGroup::scratch(int64_t bytes) {
 
 /// Sends `mine`, at most kMaxExchanged bytes, to all ranks over the backend; returns all texts by group rank.
 std::vector<std::string> BackendGroup::exchange(const std::string& mine) {
-  TRIREME_CHECK(mine.size() <= kMaxExchanged, "[comm.symmetric_empty] {} bytes are too many to exchange",
-                mine.size());
+  TRIREME_CHECK(mine.size() <= kMaxExchanged,
+                "[comm.symmetric_empty] a message of {} bytes is too long to exchange; the limit is {}",
+                mine.size(), kMaxExchanged);
   at::Tensor row = at::zeros({kMaxExchanged}, at::kByte);
   std::copy(mine.begin(), mine.end(), row.mutable_data_ptr<uint8_t>());
   row = row.to(spec_.device);

@@ -66,8 +66,8 @@ std::string share(const at::Tensor& tensor, Place& place) {
     return shared.handle;
   } catch (const std::exception& error) {
     throw LogicError(
-        "[comm.recv] the memory of the posted tensor cannot be shared ({}); post a tensor that torch's "
-        "allocator has made",
+        "[comm.recv] the memory of the posted tensor cannot be shared ({}); post a tensor allocated by "
+        "torch's allocator",
         cause_of(error));
   }
 }
@@ -324,7 +324,7 @@ void CopyReceiver::wait_on_host(const Operation& operation) {
   while (static_cast<int32_t>(arrived_->value() - static_cast<uint32_t>(operation.sequence)) < 0) {
     check_alive();
     const double now = monotonic_seconds();
-    if (now - started > end_.timeout_s) give_up(now, fmt::format("waited in vain for rank {}", end_.peer()));
+    if (now - started > end_.timeout_s) give_up(now, fmt::format("gave up waiting for rank {}", end_.peer()));
     if (now - asked > kAskAfterPeer_s) {
       asked = now;
       const std::string lost = end_.news->about({end_.peer()});
@@ -355,7 +355,7 @@ void CopyReceiver::abort(const Operation& operation, double elapsed_s, const std
     const auto found = subjects_.find(operation.sequence);
     if (found != subjects_.end()) subject = found->second;
   }
-  const std::string what = reason.empty() ? fmt::format("waited in vain for rank {}", end_.peer()) : reason;
+  const std::string what = reason.empty() ? fmt::format("gave up waiting for rank {}", end_.peer()) : reason;
   const std::string text = end_.report(operation, subject, what, elapsed_s, kLookAtThatRank);
   {
     const std::lock_guard lock(failure_mutex_);

@@ -268,7 +268,7 @@ void GpuMemory::check() const {
   const std::lock_guard lock(operations_mutex_);
   const auto& operations = channels_[state->odd_channel].operations;
   const auto known = operations.find(round);
-  throw Disagreement(fmt::format("is '{}' here but another operation on group rank {}",
+  throw Disagreement(fmt::format("is '{}' here but a different operation on group rank {}",
                                  known == operations.end() ? "?" : known->second, state->odd_rank - 1));
 }
 

@@ -53,8 +53,9 @@ void LinkEnd::throw_other_end(const char* operation) const {
 
 void LinkEnd::throw_nothing_posted() const {
   throw LogicError(
-      "[comm.recv] rank {} waits on link {} for a tensor that it has not posted; call post() first", rank(),
-      name);
+      "[comm.recv] rank {} waits on link {} for a tensor for which it has not called post(); call post() "
+      "first",
+      rank(), name);
 }
 
 std::string LinkEnd::report(const Operation& operation, const std::string& subject, const std::string& what,
@@ -118,7 +119,7 @@ template <typename Bytes, typename Move>
 void HostLink::move_all(Bytes bytes, const Move& move) {
   std::string lost;
   while (!bytes.empty()) {
-    if (stopping_) throw std::runtime_error("it was closed here");
+    if (stopping_) throw std::runtime_error("it was closed on this rank");
     const size_t count = move(bytes);
     bytes = bytes.subspan(count);
     if (count > 0) {
@@ -144,7 +145,7 @@ void HostLink::write_all(std::span<const std::byte> bytes) {
 }
 
 void HostLink::throw_mismatch(int64_t sequence, int64_t bytes, int64_t dtype) const {
-  throw Mismatch(fmt::format("does not fit: rank {} {} {} bytes of {} as #{}", end_.peer(),
+  throw Mismatch(fmt::format("does not match: rank {} {} {} bytes of {} as #{}", end_.peer(),
                              end_.sends ? "expects" : "sent", bytes,
                              c10::toString(static_cast<c10::ScalarType>(dtype)), sequence));
 }
@@ -183,7 +184,7 @@ void HostLink::fail(std::unique_lock<std::mutex>& lock, const char* operation, c
                     double waited_s) {
   if (failure_.empty()) {
     const bool mismatch = mismatch_;
-    const std::string what = lost_.empty() ? fmt::format("waited in vain for rank {}", end_.peer())
+    const std::string what = lost_.empty() ? fmt::format("gave up waiting for rank {}", end_.peer())
                              : mismatch    ? lost_
                                            : fmt::format("lost rank {}: {}", end_.peer(), lost_);
     lock.unlock();

@@ -164,7 +164,8 @@ void HostMemory::sleep_until_arrived(int64_t rank, double met_at) const {
     const timespec pause{.tv_sec = 0, .tv_nsec = std::min(kLookAround_ns, 1 + std::lround(remaining * 1e9))};
     if (sleep_while(peer.round, round, pause)) continue;
     if (started_at(peer.pid) != peer.started && !has_reached(peer.round.load(), round_)) {
-      throw std::runtime_error(fmt::format("process {} of group rank {} has died", peer.pid.load(), rank));
+      throw std::runtime_error(
+          fmt::format("process {} of group rank {} is no longer running", peer.pid.load(), rank));
     }
   }
 }

@@ -16,8 +16,8 @@ constexpr const char* kThroughMemory = "memory";
 void check_ends(const World& world, int64_t from, int64_t to) {
   const auto inside = [&](int64_t rank) { return rank >= 0 && rank < world.size(); };
   TRIREME_CHECK(inside(from) && inside(to) && from != to && (world.rank() == from || world.rank() == to),
-                "[comm.make_link] from rank {} to rank {}, made by rank {} in a world of {}: the two must "
-                "differ, be in the world, and make it themselves",
+                "[comm.make_link] a link from rank {} to rank {} was requested on rank {} in a world of {}; "
+                "the two ranks must differ and be in the world, and only they can make it",
                 from, to, world.rank(), world.size());
 }
 
@@ -35,7 +35,7 @@ std::unique_ptr<ByteStream> listen(c10d::Store& store, Meeting meeting, const st
 std::unique_ptr<ByteStream> connect(c10d::Store& store, Meeting meeting) {
   const std::string offers = meet(store, meeting, "").back();
   const size_t end = offers.find('\n');
-  TRIREME_CHECK(end != std::string::npos, "[comm.make_link] '{}' is no offer", offers);
+  TRIREME_CHECK(end != std::string::npos, "[comm.make_link] '{}' is not a valid offer", offers);
   std::unique_ptr<ByteStream> stream = open_memory_stream(offers.substr(0, end));
   const bool through_memory = stream != nullptr;
   if (!stream) stream = open_socket_stream(offers.substr(end + 1), meeting.timeout_s);

@@ -82,8 +82,8 @@ Entries wait_until_complete(c10d::Store& store, const Meeting& meeting) {
 
 [[noreturn]] void throw_store_lost(const Meeting& meeting, const c10::Error& error) {
   throw StoreLost(
-      "[{}] rank {} lost the store {} while it waited for the others ({}); has the rank or the agent "
-      "that hosts it died, or is its host out of reach?",
+      "[{}] rank {} lost the connection to the store while waiting for the other ranks {} ({}); check that "
+      "the rank or agent that hosts the store is still running and that its host is reachable",
       meeting.op, meeting.rank, meeting.where, cause_of(error));
 }
 

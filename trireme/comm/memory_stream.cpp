@@ -65,10 +65,10 @@ class MemoryStream final : public ByteStream {
 /// copy(in_ring, in_span, count) for up to two pieces, since the ring has an end.
 template <typename Copy>
 size_t MemoryStream::move(size_t wanted, const Copy& copy) {
-  if (own_.closed.load() != 0) throw std::runtime_error("it was closed here");
+  if (own_.closed.load() != 0) throw std::runtime_error("it was closed on this rank");
   const bool alone = other_.closed.load() != 0;  // read first: the other end may move bytes and then close
   const auto count = static_cast<uint32_t>(std::min<size_t>({wanted, movable(), kPieceBytes}));
-  if (alone && (writes_ || count == 0)) throw std::runtime_error("its end was closed");
+  if (alone && (writes_ || count == 0)) throw std::runtime_error("the rank closed it");
   if (count == 0) return 0;
   const uint32_t moved = own_.moved.load(), first = moved % kRingBytes;
   const uint32_t before_end = std::min(count, kRingBytes - first);

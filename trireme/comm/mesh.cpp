@@ -24,7 +24,7 @@ std::vector<int64_t> all_ranks(int64_t size) {
 
 Mesh make_mesh(std::shared_ptr<World> world, const plan::MeshShape& shape) {
   TRIREME_CHECK(shape.world_size() == world->size(),
-                "[comm.make_mesh] the mesh {} has {} ranks, the world has {}", shape.to_string(),
+                "[comm.make_mesh] the mesh {} needs {} ranks, but the world has {}", shape.to_string(),
                 shape.world_size(), world->size());
   const int64_t rank = world->rank();
   Mesh mesh;

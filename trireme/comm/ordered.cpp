@@ -35,14 +35,14 @@ void check_ordered(const Call& call, const at::Tensor& output, const at::Tensor&
   const bool travels = input.scalar_type() == at::kFloat || input.scalar_type() == at::kBFloat16;
   if (output.scalar_type() != at::kFloat || !travels) {
     throw LogicError(
-        "[comm.reduce_scatter_ordered] output is {}, input is {} in group {}; output must be float, input "
-        "float or bfloat16",
+        "[comm.reduce_scatter_ordered] output is {} and input is {} in group {}; output must be float, and "
+        "input float or bfloat16",
         c10::toString(output.scalar_type()), c10::toString(input.scalar_type()), call.group);
   }
   if (output.numel() * call.size != input.numel()) {
     throw LogicError(
-        "[comm.reduce_scatter_ordered] input has {} elements, output has {} in group {} of {} ranks: "
-        "needed is input = ranks * output; pad to a multiple of the group",
+        "[comm.reduce_scatter_ordered] input has {} elements and output has {} in group {} of {} ranks, but "
+        "input must be ranks * output; pad to a multiple of the group size",
         input.numel(), output.numel(), call.group, call.size);
   }
 }

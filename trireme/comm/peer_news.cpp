@@ -25,7 +25,7 @@ std::string PeerNews::about(const std::vector<int64_t>& ranks) const noexcept {
       if (found == neighbours_.end()) continue;
       const ProcessId& process = found->second;
       if (started_at(process.pid) != process.started)
-        return fmt::format("rank {} (process {}) has died", rank, process.pid);
+        return fmt::format("rank {} (process {}) is no longer running", rank, process.pid);
     }
     return board_->heard_about(ranks);
   } catch (const std::exception&) {

@@ -52,8 +52,9 @@ bool is_same(const Sighting& seen, const Operation& mine, std::string_view subje
 
 std::string join_phrases(std::vector<std::string> phrases, const std::vector<int64_t>& beside) {
   if (!beside.empty()) {
-    phrases.push_back(beside.size() == 1 ? fmt::format("rank {} waits in it too", beside.front())
-                                         : fmt::format("ranks {} wait in it too", fmt::join(beside, ", ")));
+    phrases.push_back(beside.size() == 1
+                          ? fmt::format("rank {} is waiting in it too", beside.front())
+                          : fmt::format("ranks {} are waiting in it too", fmt::join(beside, ", ")));
   }
   return fmt::format("{}", fmt::join(phrases, "; "));
 }
@@ -88,7 +89,7 @@ std::string describe_sighting(int64_t rank, const std::string& text, const Opera
                               std::string_view subject) {
   if (text.empty()) return fmt::format("rank {} has not been seen since it joined", rank);
   const std::optional<Sighting> seen = parse_sighting(text);
-  if (!seen) return fmt::format("rank {} has left an entry that makes no sense", rank);
+  if (!seen) return fmt::format("rank {} left an unreadable progress entry", rank);
   if (is_same(*seen, operation, subject)) return {};
   if (seen->state == State::kLeft)
     return fmt::format("rank {} left the job {:.0f} s ago", rank, now - seen->since);
@@ -264,7 +265,7 @@ ProgressBoard::Report ProgressBoard::report_failure(const Operation& operation,
     publish_failure(operation, subject);
     return collect_report(operation, ranks, subject);
   } catch (const std::exception& error) {
-    return {fmt::format("where the others are could not be found out ({})", error.what())};
+    return {fmt::format("the progress of the other ranks could not be read ({})", error.what())};
   }
 }
 
@@ -278,7 +279,7 @@ ProgressBoard::Report ProgressBoard::collect_report(const Operation& operation,
   bool all_inside = !lost;
   if (lost) {
     const std::lock_guard lock(mutex_);
-    phrases.push_back(fmt::format("the store is lost ({}), so {} has died, is frozen, or is out of reach",
+    phrases.push_back(fmt::format("the store is lost ({}), so {} has exited, hangs, or is unreachable",
                                   lost_because_, options_.host));
   }
   for (size_t i = 0; i < ranks.size(); ++i) {

@@ -55,8 +55,8 @@ Addresses resolve(const std::string& host, int64_t port, int type) {
   const int status = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (status != 0) {
     throw CommError(
-        "[comm.join] host '{}' of MASTER_ADDR does not resolve ({}); set it to a name or an address that "
-        "every host knows",
+        "[comm.join] host '{}' of MASTER_ADDR does not resolve ({}); set it to a name or address that "
+        "resolves on every host",
         host, ::gai_strerror(status));
   }
   return {found, &::freeaddrinfo};
@@ -109,9 +109,8 @@ void warn_if_unreachable(const plan::WorldSpec& spec, const addrinfo& address) {
   const bool one_host = spec.local_world_size == 0 || spec.local_world_size >= spec.world_size;
   if (one_host || !is_loopback(address.ai_addr)) return;
   log_warning(
-      "MASTER_ADDR '{}' is {} here, which ranks of other hosts cannot reach ({} of {} ranks are counted as "
-      "local); "
-      "set it to the address of a network interface if they do not arrive",
+      "MASTER_ADDR '{}' resolves to {} here, which ranks on other hosts cannot reach (only {} of {} ranks "
+      "are local); set it to the address of a network interface if they do not join",
       spec.master_addr, numeric(address.ai_addr, address.ai_addrlen), spec.local_world_size, spec.world_size);
 }
 
@@ -132,8 +131,8 @@ int64_t port_of(int fd) {
   socklen_t size = sizeof address;
   if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) {
     throw CommError(
-        "[comm.join] file descriptor {} is not the listening socket it should be ({}); the launcher must "
-        "pass it on open",
+        "[comm.join] file descriptor {} is not a listening socket ({}); the launcher must pass its listening "
+        "socket to rank 0 open",
         fd, errno_text(errno));
   }
   // sin_port and sin6_port have the same offset.
@@ -223,8 +222,8 @@ std::string store_prefix(const plan::WorldSpec& spec) {
 [[noreturn]] void throw_no_store(const plan::WorldSpec& spec, const std::string& host, double waited_s,
                                  const c10::Error& error) {
   throw CommError(
-      "[comm.join] rank {} of {} found no store at {}:{} within {:.1f} s ({}); is rank 0 running there, "
-      "does a firewall let the port through, and does something else listen on it?",
+      "[comm.join] rank {} of {} found no store at {}:{} within {:.1f} s ({}); check that rank 0 runs there, "
+      "that no firewall blocks the port, and that nothing else listens on it",
       spec.rank, spec.world_size, host, spec.master_port, waited_s, cause_of(error));
 }
 
@@ -254,8 +253,8 @@ void claim_rank(BoundedStore& store, int64_t rank) {
   if (there != mine && has_died(parse_process(there))) there = store.compareSet(key, there, mine);
   if (there == mine) return;
   throw CommError(
-      "[comm.join] two processes came as rank {}: process {} on host {} and process {} on host {}; give each "
-      "a RANK of its own, and start all ranks again",
+      "[comm.join] two processes joined as rank {}: process {} on host {} and process {} on host {}; give "
+      "each its own RANK, and start all ranks again",
       rank, parse_process(there).pid, there.substr(there.rfind(' ') + 1), own.pid, host_name());
 }
 

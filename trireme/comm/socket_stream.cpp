@@ -69,7 +69,8 @@ Addresses resolve(const std::string& address, const std::string& port) {
   addrinfo* found = nullptr;
   const int status = ::getaddrinfo(address.c_str(), port.c_str(), &hints, &found);
   if (status != 0) {
-    throw CommError("[comm.make_link] {}:{} is no address ({})", address, port, ::gai_strerror(status));
+    throw CommError("[comm.make_link] {}:{} is not a valid address ({})", address, port,
+                    ::gai_strerror(status));
   }
   return {found, &::freeaddrinfo};
 }
@@ -90,7 +91,7 @@ class SocketStream final : public ByteStream {
   }
   size_t read(std::span<std::byte> bytes) override {
     const ssize_t count = ::recv(socket_.get(), bytes.data(), bytes.size(), 0);
-    if (count == 0 && !bytes.empty()) throw std::runtime_error("its end was closed");
+    if (count == 0 && !bytes.empty()) throw std::runtime_error("the rank closed it");
     return counted(count);
   }
   void wait(std::chrono::milliseconds limit) override {
@@ -193,7 +194,7 @@ std::unique_ptr<ByteStream> open_socket_stream(const std::string& offer, double 
   const std::string error = connect(socket, *resolved, timeout_s);
   if (!error.empty()) {
     throw CommError(
-        "[comm.make_link] no connection to {}:{} ({}); does a firewall let the ranks' ports through?",
+        "[comm.make_link] no connection to {}:{} ({}); check that no firewall blocks the ranks' ports",
         address, port, error);
   }
   // A new connection always has room for these few bytes.

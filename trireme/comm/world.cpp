@@ -75,8 +75,9 @@ std::vector<ProcessId> read_greetings(const std::vector<std::string>& greetings)
   for (size_t r = 0; r < greetings.size(); ++r) {
     const std::string build = build_of(greetings[r]), first = build_of(greetings[0]);
     if (build != first) {
-      throw EnvironmentError("[comm.join] rank {} is {}, rank 0 is {}; install the same build on every host",
-                             r, build, first);
+      throw EnvironmentError(
+          "[comm.join] rank {} runs {}, but rank 0 runs {}; install the same build on every host", r, build,
+          first);
     }
     processes.push_back(parse_process(greetings[r].substr(std::min(build.size() + 1, greetings[r].size()))));
   }
@@ -113,8 +114,10 @@ void arrive(World::Seat& seat, const std::string& where, double timeout_s) {
     }
     throw;
   } catch (const c10::Error& error) {
-    throw StoreLost("[comm.join] rank {} lost the store {} ({}); has the process that hosts it died?",
-                    seat.rank, where, cause_of(error));
+    throw StoreLost(
+        "[comm.join] rank {} lost the connection to the store {} ({}); check that the process that hosts it "
+        "is still running",
+        seat.rank, where, cause_of(error));
   }
 }
 
@@ -128,8 +131,9 @@ std::shared_ptr<ProgressBoard> make_board(const World::Seat& seat) {
                                .record = seat.record,
                                .hurry = [store] { store->limit_answer(kReportAnswer_s); }});
   } catch (const c10::Error& error) {
-    throw CommError("[comm.join] rank {} lost the store ({}); has {} died?", seat.rank, cause_of(error),
-                    seat.store_host);
+    throw CommError(
+        "[comm.join] rank {} lost the connection to the store ({}); check that {} is still running",
+        seat.rank, cause_of(error), seat.store_host);
   }
 }
 
@@ -168,7 +172,7 @@ World::Seat take_seat(const plan::WorldSpec& spec, c10::Device device, double ti
 void check_deadline(double timeout_s) {
   constexpr double kLongest_s = 86400.0;  // torch counts in nanoseconds, and nobody waits for longer
   TRIREME_CHECK(timeout_s > 0.0 && timeout_s <= kLongest_s,
-                "[comm.join] a deadline of {} s is not possible; give one of up to {} s", timeout_s,
+                "[comm.join] the timeout is {} s; it must be above 0 and at most {} s", timeout_s,
                 kLongest_s);
 }
 
@@ -179,9 +183,8 @@ void check_ranks(const std::string& name, const std::vector<int64_t>& ranks, int
   const bool inside = !sorted.empty() && sorted.front() >= 0 && sorted.back() < size;
   const bool member = std::binary_search(sorted.begin(), sorted.end(), rank);
   TRIREME_CHECK(unique && inside && member,
-                "[comm.make_group] group {} with ranks ({}), made by rank {} in a world of {}: ranks must "
-                "differ, be in "
-                "the world and include the caller",
+                "[comm.make_group] group {} of ranks ({}) was requested on rank {} in a world of {}; the "
+                "ranks must differ, be in the world and include this one",
                 name, fmt::join(ranks, ", "), rank, size);
 }
 
@@ -249,7 +252,7 @@ c10::Device take_device(plan::Device device, const plan::WorldSpec& spec) {
 
 std::shared_ptr<World> World::join_store(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size,
                                          c10::Device device, double timeout_s, PeerOptions peers) {
-  TRIREME_CHECK(rank >= 0 && rank < size, "[comm.join] rank {} of {}", rank, size);
+  TRIREME_CHECK(rank >= 0 && rank < size, "[comm.join] rank {} is outside a world of {} ranks", rank, size);
   check_deadline(timeout_s);
   Seat seat{.rank = rank, .size = size, .device = device, .timeout_s = timeout_s, .peers = peers};
   if (size > 1) seat.store = c10::make_intrusive<BoundedStore>([store] { return store; }, kStoreAnswer_s);
@@ -335,7 +338,7 @@ std::shared_ptr<Group> World::make_group(const std::string& name, const std::vec
     const double waited_s = monotonic_seconds() - started;
     throw CommError(
         "[comm.make_group] connecting group {} of ranks ({}) {} on rank {} after {:.1f} s (deadline {:g} s): "
-        "{}; look at the log of the rank that is not there, and raise the timeout if it is only slow",
+        "{}; look at the log of the missing rank, and raise the timeout if it is only slow",
         name, fmt::join(ranks, ", "), gave_up, rank_, waited_s, timeout_s_,
         board_->report_failure({"make_group", uses_[use], name}, ranks).text);
   }
@@ -353,7 +356,7 @@ std::string World::share_from_root(const std::string& key, const std::string& te
   try {
     if (rank_ == 0) {
       TRIREME_CHECK(text_on_root.size() <= kMaxSharedBytes,
-                    "[comm.share_from_root] '{}' has {} bytes, at most {} fit", key, text_on_root.size(),
+                    "[comm.share_from_root] '{}' has {} bytes, but the limit is {}", key, text_on_root.size(),
                     kMaxSharedBytes);
       store_->set(place, text_on_root);
       return text_on_root;
@@ -361,8 +364,9 @@ std::string World::share_from_root(const std::string& key, const std::string& te
     if (wait_for_keys(*store_, {place}, timeout_s_)) return store_->get_to_str(place);
   } catch (const c10::Error& error) {
     throw CommError(
-        "[comm.share_from_root] rank {} lost the store while it shared '{}' ({}); has rank 0 died?", rank_,
-        key, cause_of(error));
+        "[comm.share_from_root] rank {} lost the connection to the store while sharing '{}' ({}); check that "
+        "rank 0 is still running",
+        rank_, key, cause_of(error));
   }
   const Operation waiting{"share_from_root", uses_["share/" + key], key};
   throw CommError(

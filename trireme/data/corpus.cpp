@@ -36,8 +36,8 @@ void check_options(const CorpusOptions& options) {
   }
   if (options.path == "builtin" && options.builtin_root.empty()) {
     throw ConfigError(
-        "[data.corpus] data.path=builtin stands for the C++ headers of libtorch, and there are none here; "
-        "set data.path to a text file or folder");
+        "[data.corpus] data.path=builtin means the C++ headers of libtorch, but there are none here; set "
+        "data.path to a text file or folder");
   }
   TRIREME_CHECK(!options.cache_dir.empty(), "[data.corpus] cache_dir is empty");
 }
@@ -99,7 +99,7 @@ std::optional<TokenIndex> find_prepared(const std::string& folder) {
     check_sizes(folder, index);
     return index;
   } catch (const DataError& error) {
-    log_warning("{}; it is prepared again", error.what());
+    log_warning("{}; preparing it again", error.what());
     return std::nullopt;
   }
 }
@@ -151,7 +151,7 @@ void remove_abandoned(const std::string& cache) {
     try {
       if (FileLock::try_take(folder.replace_extension(kLock).string())) remove_folder(unfinished);
     } catch (const EnvironmentError& error) {
-      log_warning("{}; {} stays", error.what(), unfinished);  // perhaps another user's
+      log_warning("{}; {} is left in place", error.what(), unfinished);  // perhaps another user's
     }
   }
 }
@@ -199,8 +199,8 @@ void require_one_sequence(const TokenIndex& index, int64_t seq_len) {
   const int64_t tokens = index.splits.at("train").tokens;
   if (tokens > seq_len) return;
   throw ConfigError(
-      "[data.corpus] {} ({}) gives {} training tokens, fewer than the {} of one sequence (data.seq_len={} "
-      "and one to predict); use a longer text, a smaller data.seq_len or a smaller data.val_fraction",
+      "[data.corpus] {} ({}) gives {} training tokens, but one sequence needs {} (data.seq_len={} plus one "
+      "to predict); use a longer text, a smaller data.seq_len or a smaller data.val_fraction",
       index.source, describe(index), tokens, seq_len + 1, seq_len);
 }
 

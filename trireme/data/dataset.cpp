@@ -22,7 +22,7 @@ const SplitEntry& find_split(const TokenIndex& index, const std::string& folder,
 
 Dataset::Dataset(const std::string& folder, const std::string& split, int64_t seq_len)
     : folder_(folder), seq_len_(seq_len) {
-  TRIREME_CHECK(seq_len >= 1, "[data.dataset] seq_len={}", seq_len);
+  TRIREME_CHECK(seq_len >= 1, "[data.dataset] seq_len={} must be at least 1", seq_len);
   const TokenIndex index = read_index(folder);
   const int64_t token_bytes = bytes_per_token(index.vocab_size);
   vocab_size_ = index.vocab_size;
@@ -49,15 +49,17 @@ void Dataset::check_ids(int64_t index, std::span<const int64_t> tokens) const {
       std::ranges::find_if(tokens, [this](int64_t id) { return id < 0 || id >= vocab_size_; });
   if (beyond == tokens.end()) return;
   throw DataError(
-      "[data.dataset] {}: token {} of sample {} is outside the vocabulary of {} of its index.json; delete "
+      "[data.dataset] {}: token {} of sample {} is outside the vocabulary of {} in its index.json; delete "
       "the folder and prepare the data again",
       folder_, *beyond, index, vocab_size_);
 }
 
 void Dataset::read(int64_t index, std::span<int64_t> tokens) const {
-  TRIREME_CHECK(index >= 0 && index < samples_, "[data.dataset] sample {} of {}", index, samples_);
+  TRIREME_CHECK(index >= 0 && index < samples_, "[data.dataset] there is no sample {} among {}", index,
+                samples_);
   TRIREME_CHECK(static_cast<int64_t>(tokens.size()) == seq_len_ + 1,
-                "[data.dataset] room for {} tokens, seq_len={}", tokens.size(), seq_len_);
+                "[data.dataset] the buffer has {} tokens, but must have seq_len + 1 with seq_len={}",
+                tokens.size(), seq_len_);
   read_tokens(index * seq_len_, tokens);
   check_ids(index, tokens);
 }

@@ -88,7 +88,7 @@ void check_split(const std::string& path, const SplitEntry& split) {
     if (tokens > kMaxTokens) break;
   }
   if (tokens != split.tokens)
-    bad_index(path, fmt::format("shards add up to {} tokens of {}", tokens, split.tokens));
+    bad_index(path, fmt::format("its shards have {} tokens in all, but it says {}", tokens, split.tokens));
 }
 
 void check_index(const std::string& path, const TokenIndex& index) {
@@ -131,7 +131,8 @@ TokenIndex read_index(const std::string& folder) {
   try {
     const Json json = Json::parse(text);
     const std::string schema = json.at("schema");
-    if (schema != kSchema) bad_index(path, fmt::format("schema '{}' is not '{}'", schema, kSchema));
+    if (schema != kSchema)
+      bad_index(path, fmt::format("schema is '{}', but this version reads '{}'", schema, kSchema));
     TokenIndex index = parse_index(json);
     check_index(path, index);
     return index;

@@ -19,23 +19,23 @@ namespace {
 void check_options(const Dataset& dataset, const LoaderOptions& options) {
   if (dataset.size() == 0) {
     throw DataError(
-        "[data.loader] the split holds {} tokens, fewer than the {} of one sequence; use a longer text, a "
-        "smaller data.seq_len or another data.val_fraction",
+        "[data.loader] the split has {} tokens, but one sequence needs {}; use a longer text, a smaller "
+        "data.seq_len or another data.val_fraction",
         dataset.tokens(), dataset.seq_len() + 1);
   }
   TRIREME_CHECK(options.sampler.samples >= 1 && options.sampler.samples <= dataset.size(),
-                "[data.loader] sampler over {} samples, the dataset holds {}", options.sampler.samples,
-                dataset.size());
+                "[data.loader] the sampler covers {} samples, but the dataset has {}",
+                options.sampler.samples, dataset.size());
   TRIREME_CHECK(options.dp_rank >= 0 && options.dp_rank < options.dp_size,
-                "[data.loader] dp_rank={} dp_size={}", options.dp_rank, options.dp_size);
+                "[data.loader] dp_rank={} is outside dp_size={}", options.dp_rank, options.dp_size);
   TRIREME_CHECK(options.micro_batch >= 1 && options.global_batch >= 1 &&
                     options.global_batch % (options.dp_size * options.micro_batch) == 0,
-                "[data.loader] global_batch={} is no multiple of dp_size={} x micro_batch={}",
+                "[data.loader] global_batch={} is not a multiple of dp_size={} x micro_batch={}",
                 options.global_batch, options.dp_size, options.micro_batch);
   TRIREME_CHECK(options.cursor >= 0 && options.cursor % options.global_batch == 0,
-                "[data.loader] cursor={} is no multiple of global_batch={}", options.cursor,
+                "[data.loader] cursor={} is not a multiple of global_batch={}", options.cursor,
                 options.global_batch);
-  TRIREME_CHECK(options.prefetch >= 1, "[data.loader] prefetch={}", options.prefetch);
+  TRIREME_CHECK(options.prefetch >= 1, "[data.loader] prefetch={} must be at least 1", options.prefetch);
 }
 
 /// A device would read and write beside its tables, or its loss would be NaN.
@@ -45,8 +45,8 @@ void check_tokens(std::span<const int64_t> tokens, int64_t sample, int64_t vocab
   const auto found = std::ranges::find_if(tokens, outside);
   if (found == tokens.end()) return;
   throw DataError(
-      "[data.loader] token {} at position {} of sample {} is outside of the model's vocabulary of {}; "
-      "train with model.vocab_size={} or more, or prepare the data with the model's tokenizer",
+      "[data.loader] token {} at position {} of sample {} is outside the model's vocabulary of {}; train "
+      "with model.vocab_size={} or more, or prepare the data with the model's tokenizer",
       *found, found - tokens.begin(), sample, vocab_size, *found + 1);
 }
 

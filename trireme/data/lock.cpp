@@ -58,13 +58,13 @@ void wait_for_lock(int fd, const std::string& path, double timeout_s,
     const bool alive = std::exchange(sign, latest) != latest;
     if (alive) alive_at = now;
     if (!said && now - began > kSilence_s) {
-      log_info("[data.lock] process {} holds {}; waiting for it", read_file(path), path);
+      log_info("[data.lock] waiting for process {}, which holds {}", read_file(path), path);
       said = true;
     }
     if (now - alive_at > timeout_s) {
       throw EnvironmentError(
-          "[data.lock] process {} still holds {} and has shown no life for {:.0f} s; wait for it or end it, "
-          "and run again",
+          "[data.lock] process {} still holds {} but has not updated it for {:.0f} s; wait for it or stop "
+          "it, then run again",
           read_file(path), path, timeout_s);
     }
     while_waiting(alive);

@@ -27,11 +27,12 @@ MappedFile map_text(const Source& source, const SourceFile& file) {
   try {
     text = MappedFile(path);
   } catch (const EnvironmentError& error) {
-    throw DataError("[data.corpus] {}; make the file readable, or take it out of the folder", error.what());
+    throw DataError("[data.corpus] {}; make the file readable, or remove it from the folder", error.what());
   }
   if (static_cast<int64_t>(text.bytes().size()) != file.bytes) {
     throw DataError(
-        "[data.corpus] {} changed while it was read: {} bytes, now {}; run again when nobody writes to it",
+        "[data.corpus] {} changed while it was read: it had {} bytes and now has {}; run again when nothing "
+        "writes to it",
         path, file.bytes, text.bytes().size());
   }
   return text;
@@ -138,7 +139,7 @@ TokenIndex pack(const Source& source, const Tokenizer& tokenizer, double val_fra
   meter.expect(kPasses * source.bytes);
   const Survey found = survey(source, val_fraction, meter);
   if (!found.not_utf8.empty()) {
-    log_warning("[data.corpus] {} is not UTF-8 (the first such file); its bytes are taken as they are",
+    log_warning("[data.corpus] {} is not UTF-8 (the first such file); its bytes are used as they are",
                 found.not_utf8);
   }
   TokenIndex index{.tokenizer = tokenizer.name(),

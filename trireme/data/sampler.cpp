@@ -27,7 +27,8 @@ uint64_t feistel(uint64_t value, int half_bits, uint64_t key) {
 }  // namespace
 
 int64_t permuted(int64_t position, int64_t size, uint64_t seed, int64_t epoch) {
-  TRIREME_CHECK(position >= 0 && position < size, "[data.sampler] position {} of {}", position, size);
+  TRIREME_CHECK(position >= 0 && position < size, "[data.sampler] there is no position {} among {}", position,
+                size);
   const auto limit = static_cast<uint64_t>(size);
   const int half_bits = (std::bit_width(limit - 1) + 1) / 2;
   const uint64_t key = mix64(seed, static_cast<uint64_t>(epoch));
@@ -40,7 +41,8 @@ int64_t permuted(int64_t position, int64_t size, uint64_t seed, int64_t epoch) {
 
 std::vector<int64_t> sample_indices(const SamplerOptions& options, int64_t begin, int64_t count) {
   TRIREME_CHECK(options.samples >= 1 && begin >= 0 && count >= 0,
-                "[data.sampler] samples={} begin={} count={}", options.samples, begin, count);
+                "[data.sampler] samples={} must be at least 1, begin={} and count={} at least 0",
+                options.samples, begin, count);
   std::vector<int64_t> indices;
   indices.reserve(static_cast<size_t>(count));
   for (int64_t position = begin; position < begin + count; ++position) {

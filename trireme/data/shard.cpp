@@ -94,8 +94,9 @@ SplitWriter::SplitWriter(std::string folder, std::string split, const SplitForma
   TRIREME_CHECK(format.vocab_size >= 1 && format.chunk_tokens >= 1 &&
                     format.shard_tokens >= format.chunk_tokens &&
                     format.shard_tokens % format.chunk_tokens == 0,
-                "[data.shard] vocab_size={} chunk_tokens={} shard_tokens={}", format.vocab_size,
-                format.chunk_tokens, format.shard_tokens);
+                "[data.shard] vocab_size={}, chunk_tokens={} and shard_tokens={} must be at least 1, and "
+                "shard_tokens a multiple of chunk_tokens",
+                format.vocab_size, format.chunk_tokens, format.shard_tokens);
 }
 
 int64_t SplitWriter::room_in_chunk() const {
@@ -112,7 +113,7 @@ void SplitWriter::append(std::span<const int32_t> tokens) {
     if (outside >= 0) {
       throw DataError(
           "[data.shard] token {} is outside the vocabulary of {}; the tokenizer and its vocabulary do not "
-          "belong together",
+          "match",
           tokens[static_cast<size_t>(outside)], format_.vocab_size);
     }
     tokens = tokens.subspan(count);
@@ -188,11 +189,10 @@ int64_t TokenShard::read_chunk_tokens(const ShardEntry& entry) const {
                       header.token_bytes == static_cast<uint64_t>(token_bytes_) && chunk_tokens >= 1 &&
                       (entry.tokens - 1) / chunk_tokens + 1 == entry.chunks;
   if (!agrees) {
-    damaged(file_.path(),
-            fmt::format("header says {} tokens of {} bytes in chunks of {}, index.json says {} tokens of "
-                        "{} bytes in {} chunks",
-                        header.tokens, header.token_bytes, header.chunk_tokens, entry.tokens, token_bytes_,
-                        entry.chunks));
+    damaged(file_.path(), fmt::format("the header says {} tokens of {} bytes in chunks of {}, but index.json "
+                                      "says {} tokens of {} bytes in {} chunks",
+                                      header.tokens, header.token_bytes, header.chunk_tokens, entry.tokens,
+                                      token_bytes_, entry.chunks));
   }
   return chunk_tokens;
 }
@@ -225,7 +225,8 @@ uint64_t TokenShard::digest() const {
 void TokenShard::read(int64_t begin, std::span<int64_t> out) const {
   if (out.empty()) return;
   const int64_t last = begin + static_cast<int64_t>(out.size()) - 1;
-  TRIREME_CHECK(begin >= 0 && last < tokens_, "[data.shard] tokens {} to {} of {}", begin, last, tokens_);
+  TRIREME_CHECK(begin >= 0 && last < tokens_, "[data.shard] tokens {} to {} are outside its {}", begin, last,
+                tokens_);
   for (int64_t chunk = begin / chunk_tokens_; chunk <= last / chunk_tokens_; ++chunk) verify(chunk);
   const auto convert = token_bytes_ == 2 ? widen<uint16_t> : widen<uint32_t>;
   convert(token_address(begin), out);

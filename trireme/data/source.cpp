@@ -97,8 +97,8 @@ void list_folder(Source& source, const OnProgress& on_progress) {
   walk.run();
   if (source.files.empty()) {
     throw ConfigError(
-        "[data.source] folder {} holds no text (hidden and empty files do not count; {} symbolic links "
-        "were not followed); set data.path to a text file or a folder of them",
+        "[data.source] folder {} has no text (hidden and empty files do not count; {} symbolic links were "
+        "not followed); set data.path to a text file or a folder of them",
         source.path, walk.links());
   }
   std::ranges::sort(source.files, {}, &SourceFile::name);

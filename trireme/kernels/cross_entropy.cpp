@@ -19,8 +19,8 @@ void check_targets(const int64_t* targets, int64_t rows, int64_t classes) {
     const int64_t target = targets[row];
     if ((target >= 0 && target < classes) || target == kIgnoredTarget) continue;
     throw DataError(
-        "[kernels.cross_entropy] target {} of row {} is none of the {} classes; use targets from 0 to {}, or "
-        "{} for rows without a loss",
+        "[kernels.cross_entropy] target {} of row {} is outside the {} classes; use targets from 0 to {}, or "
+        "{} to leave a row out of the loss",
         target, row, classes, classes - 1, kIgnoredTarget);
   }
 }

@@ -103,7 +103,8 @@ struct Problem {
 
 template <typename Value>
 void set(Problem& problem, cublasLtMatmulDescAttributes_t attribute, const Value& value) {
-  check(cublasLtMatmulDescSetAttribute(&problem.operation, attribute, &value, sizeof(value)), "an attribute");
+  check(cublasLtMatmulDescSetAttribute(&problem.operation, attribute, &value, sizeof(value)),
+        "setting an attribute");
 }
 
 void describe(cublasLtMatrixLayoutOpaque_t& layout, cudaDataType type, int64_t rows, int64_t columns,
@@ -154,7 +155,7 @@ Problem problem_of(const MatmulCall& call) {
   const cudaDataType b_type = call.fp8 ? in_cuda(call.fp8->b.format) : type;
   const auto operation = [](const Matrix& matrix) { return matrix.transposed ? CUBLAS_OP_T : CUBLAS_OP_N; };
   Problem problem;
-  check(cublasLtMatmulDescInit(&problem.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "an operation");
+  check(cublasLtMatmulDescInit(&problem.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "creating the operation");
   set(problem, CUBLASLT_MATMUL_DESC_TRANSA, operation(call.b));
   set(problem, CUBLASLT_MATMUL_DESC_TRANSB, operation(call.a));
   if (call.bias != nullptr) {
@@ -198,7 +199,7 @@ std::vector<Algorithm> proposals(Problem& problem, const MatmulCall& call, int w
     const cublasLtMatmulHeuristicResult_t& result = results[static_cast<size_t>(i)];
     if (result.state == CUBLAS_STATUS_SUCCESS) algorithms.push_back({result.algo, result.workspaceSize});
   }
-  TRIREME_CHECK(!algorithms.empty(), "[kernels.matmul] cuBLASLt refuses its own proposals");
+  TRIREME_CHECK(!algorithms.empty(), "[kernels.matmul] cuBLASLt rejects every algorithm that it proposed");
   return algorithms;
 }
 

@@ -19,11 +19,11 @@ void check_code(int64_t index) {
   if (status == cudaSuccess) return;
   const GpuInfo gpu = gpus()[static_cast<size_t>(index)];
   if (status != cudaErrorNoKernelImageForDevice && status != cudaErrorUnsupportedPtxVersion) {
-    throw EnvironmentError("[kernels.device] GPU {} ({}) does not run: {}; nvidia-smi may know more", index,
+    throw EnvironmentError("[kernels.device] GPU {} ({}) cannot be used: {}; check it with nvidia-smi", index,
                            gpu.name, gpu_error_text(status));
   }
   throw EnvironmentError(
-      "[kernels.device] GPU {} ({}) has compute capability {}.{}, and this build holds kernels for {} only; "
+      "[kernels.device] GPU {} ({}) has compute capability {}.{}, but this build has kernels for {} only; "
       "build with -DTRIREME_CUDA_ARCHS={}{}, or set device=cpu",
       index, gpu.name, gpu.major, gpu.minor, TRIREME_CUDA_ARCHS, gpu.major, gpu.minor);
 }
@@ -45,8 +45,8 @@ void set_gpu(int64_t index) {
   const int count = c10::cuda::device_count();
   if (index >= count) {
     throw EnvironmentError(
-        "[kernels.device] GPU {} was asked for, but this process sees {}; start fewer ranks or "
-        "check CUDA_VISIBLE_DEVICES",
+        "[kernels.device] GPU {} was requested, but this process sees {} GPUs; start fewer ranks or check "
+        "CUDA_VISIBLE_DEVICES",
         index, count);
   }
   c10::cuda::set_device(static_cast<c10::DeviceIndex>(index));

@@ -41,12 +41,12 @@ class Descriptor {
                   const std::vector<Value>& values) {
     check(
         cudnnBackendSetAttribute(descriptor_, name, type, static_cast<int64_t>(values.size()), values.data()),
-        "an attribute");
+        "setting an attribute");
     return *this;
   }
   template <typename Value>
   Descriptor& set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, const Value& value) {
-    check(cudnnBackendSetAttribute(descriptor_, name, type, 1, &value), "an attribute");
+    check(cudnnBackendSetAttribute(descriptor_, name, type, 1, &value), "setting an attribute");
     return *this;
   }
   Descriptor& set(cudnnBackendAttributeName_t name, const Descriptor& other) {
@@ -323,7 +323,7 @@ class Plan {
       int64_t count = 0;
       check(cudnnBackendGetAttribute(plan_->get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64,
                                      1, &count, &workspace_),
-            "the size of a workspace");
+            "reading the workspace size");
       return true;
     }
     return false;

@@ -28,16 +28,16 @@ void launched_fp8(int error, const char* operation) {
 
 void check_matrix(const at::Tensor& x) {
   TRIREME_CHECK(x.dim() == 2 && x.is_contiguous() && x.scalar_type() == at::kBFloat16,
-                "[kernels.fp8] ({}) {}: a contiguous bf16 matrix is needed", fmt::join(x.sizes(), ", "),
-                c10::toString(x.scalar_type()));
+                "[kernels.fp8] the tensor is ({}) of {}; it must be a contiguous bf16 matrix",
+                fmt::join(x.sizes(), ", "), c10::toString(x.scalar_type()));
 }
 
 void check_input(const at::Tensor& x, Fp8Scaling scaling) {
   const int64_t multiple = fp8_multiple(scaling);
   check_matrix(x);
   TRIREME_CHECK(x.size(0) % multiple == 0 && x.size(1) % multiple == 0,
-                "[kernels.fp8] ({}): both sizes must be multiples of {}", fmt::join(x.sizes(), ", "),
-                multiple);
+                "[kernels.fp8] the matrix is ({}); both sizes must be multiples of {}",
+                fmt::join(x.sizes(), ", "), multiple);
 }
 
 int64_t blocks(int64_t size) {
@@ -120,21 +120,22 @@ void check_source(const Fp8Source& source, const Fp8Cast& cast, const at::Tensor
   check_input(source.x(), cast.scaling);
   if (source.dy().defined()) check_input(source.dy(), cast.scaling);
   const int64_t multiple = fp8_multiple(cast.scaling);
-  TRIREME_CHECK(source.columns() % multiple == 0, "[kernels.fp8] {} columns: they must be a multiple of {}",
+  TRIREME_CHECK(source.columns() % multiple == 0,
+                "[kernels.fp8] the matrix has {} columns; the number must be a multiple of {}",
                 source.columns(), multiple);
   TRIREME_CHECK(!seen.defined() || cast.scaling == Fp8Scaling::kTensor,
-                "[kernels.fp8] only the magnitude of a tensor can be another one's");
-  TRIREME_CHECK(
-      !source.is_swiglu() || seen.defined() || (cast.scaling == Fp8Scaling::kBlock && !cast.weight),
-      "[kernels.fp8] SwiGLU is cast on the way with scales of blocks of rows, or of earlier values");
+                "[kernels.fp8] only tensorwise scaling can use a magnitude from elsewhere");
+  TRIREME_CHECK(!source.is_swiglu() || seen.defined() || (cast.scaling == Fp8Scaling::kBlock && !cast.weight),
+                "[kernels.fp8] SwiGLU can be fused into the cast only with blockwise scaling of activations "
+                "or with a magnitude from elsewhere");
 }
 
 void check_part(const at::Tensor& x) {
   constexpr int64_t kMultiple = 8;
-  TRIREME_CHECK(
-      x.scalar_type() == at::kFloat && x.is_contiguous() && x.numel() % kMultiple == 0,
-      "[kernels.fp8] {} elements {}: a part of weights is contiguous fp32, a multiple of {} of them",
-      x.numel(), c10::toString(x.scalar_type()), kMultiple);
+  TRIREME_CHECK(x.scalar_type() == at::kFloat && x.is_contiguous() && x.numel() % kMultiple == 0,
+                "[kernels.fp8] a part of the weights has {} elements of {}; it must be contiguous fp32 and a "
+                "multiple of {} elements",
+                x.numel(), c10::toString(x.scalar_type()), kMultiple);
 }
 
 /// In fp32 and in the order in which the GPU's kernel computes.
@@ -180,7 +181,7 @@ void check_product(const at::Tensor& out, const Fp8Matrix& a, const Fp8Matrix& b
   };
   TRIREME_CHECK(a.values.size(1) == b.values.size(1) && out.size(0) == a.values.size(0) &&
                     out.size(1) == b.values.size(0) && out.is_contiguous(),
-                "[kernels.fp8_matmul] ({}) @ ({})^T into ({}): sizes do not fit",
+                "[kernels.fp8_matmul] ({}) @ ({})^T into ({}): the sizes do not match",
                 fmt::join(a.values.sizes(), ", "), fmt::join(b.values.sizes(), ", "),
                 fmt::join(out.sizes(), ", "));
   TRIREME_CHECK(
@@ -277,7 +278,8 @@ void raise_fp8_amax(at::Tensor& amax, const at::Tensor& x) {
 void fp8_cast_part(at::Tensor& bytes, const at::Tensor& x, const at::Tensor& amax, const at::Tensor& seen) {
   check_part(x);
   TRIREME_CHECK(bytes.numel() == x.numel() && bytes.is_contiguous() && bytes.scalar_type() == at::kByte,
-                "[kernels.fp8] {} elements into {} bytes", x.numel(), bytes.numel());
+                "[kernels.fp8] cannot write {} elements to a buffer of {}; it needs as many contiguous bytes",
+                x.numel(), bytes.numel());
   if (x.is_cuda()) {
     float* const to_raise = seen.defined() ? seen.mutable_data_ptr<float>() : nullptr;
     launched_fp8(cuda::fp8_cast_part(bytes.mutable_data_ptr(), x.const_data_ptr<float>(),
@@ -297,7 +299,8 @@ at::Tensor fp8_scale(const at::Tensor& amax) {
 
 Fp8Matrix fp8_transposed(const Fp8Matrix& matrix) {
   const at::Tensor& values = matrix.values;
-  TRIREME_CHECK(matrix.span == Fp8Span::kTensor, "[kernels.fp8] only a matrix of one scale is transposed");
+  TRIREME_CHECK(matrix.span == Fp8Span::kTensor,
+                "[kernels.fp8] only a matrix with a single scale can be transposed");
   if (!values.is_cuda())
     return {values.view(at::kByte).t().contiguous().view(values.scalar_type()), matrix.scale};
   Fp8Matrix turned{at::empty({values.size(1), values.size(0)}, values.options()), matrix.scale};
@@ -369,15 +372,15 @@ void fp8_matmul(at::Tensor& out, const Fp8Matrix& a, const Fp8Matrix& b, bool fa
 }
 
 std::string fp8_lack(const at::Device& device, Fp8Scaling scaling) {
-  if (!device.is_cuda()) return "a CPU multiplies no FP8 matrices";
+  if (!device.is_cuda()) return "FP8 matrix multiplication needs a GPU";
   const GpuInfo gpu = gpus().at(static_cast<size_t>(device.index()));
   const int capability = 10 * gpu.major + gpu.minor;
   constexpr int kAda = 89, kHopper = 90;
   const bool any = scaling == Fp8Scaling::kTensor;
   if (any ? capability >= kAda : capability == kHopper) return {};
-  return fmt::format("{} has compute capability {}.{}, and cuBLASLt multiplies FP8 with a scale a {}",
-                     gpu.name, gpu.major, gpu.minor,
-                     any ? "tensor from 8.9 on" : "row or block on 9.0 alone");
+  return fmt::format("{} has compute capability {}.{}, but cuBLASLt supports FP8 with {}", gpu.name,
+                     gpu.major, gpu.minor,
+                     any ? "a scale per tensor from 8.9 only" : "a scale per row or block on 9.0 only");
 }
 
 }  // namespace trireme::kernels

@@ -47,14 +47,14 @@ std::optional<cuda::MatmulCall> as_call(at::Tensor& out, const at::Tensor& a, co
 void check(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias,
            const at::Tensor& addend) {
   TRIREME_CHECK(a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0),
-                "[kernels.matmul] ({}) @ ({}): matrices whose inner sizes are equal are needed",
+                "[kernels.matmul] ({}) @ ({}): both must be matrices, with equal inner sizes",
                 fmt::join(a.sizes(), ", "), fmt::join(b.sizes(), ", "));
   const std::array<int64_t, 2> sizes = {a.size(0), b.size(1)};
   const auto check_one = [&](const at::Tensor& tensor, const char* name, at::IntArrayRef wanted) {
     if (!tensor.defined()) return;
     TRIREME_CHECK(tensor.sizes() == wanted && (wanted.empty() || tensor.is_contiguous()),
-                  "[kernels.matmul] {} is ({}){}, but ({}) and contiguous is needed", name,
-                  fmt::join(tensor.sizes(), ", "), tensor.is_contiguous() ? "" : " with gaps",
+                  "[kernels.matmul] {} is ({}){}; it must be ({}) and contiguous", name,
+                  fmt::join(tensor.sizes(), ", "), tensor.is_contiguous() ? "" : " and not contiguous",
                   fmt::join(wanted, ", "));
   };
   check_one(out, "out", sizes);
@@ -63,7 +63,7 @@ void check(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, cons
   const auto check_same = [](const at::Tensor& tensor, const at::Tensor& with) {
     if (!tensor.defined()) return;
     TRIREME_CHECK(tensor.scalar_type() == with.scalar_type() && tensor.device() == with.device(),
-                  "[kernels.matmul] {} on {} with {} on {}: one dtype and one device are needed",
+                  "[kernels.matmul] {} on {} with {} on {}: both must have the same dtype and device",
                   c10::toString(tensor.scalar_type()), tensor.device().str(),
                   c10::toString(with.scalar_type()), with.device().str());
   };

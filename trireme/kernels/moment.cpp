@@ -52,10 +52,10 @@ Moment::Moment(MomentFormat format, MomentKind kind, at::Tensor values, at::Tens
     : format_(format), kind_(kind), values_(std::move(values)), exponents_(std::move(exponents)) {}
 
 Moment Moment::part(int64_t begin, int64_t end) const {
-  TRIREME_CHECK(
-      format_ == MomentFormat::kFp32 || begin % kMomentBlock == 0,
-      "[kernels.moment] elements from {} on: in fewer bits than fp32 they begin at a multiple of {}", begin,
-      kMomentBlock);
+  TRIREME_CHECK(format_ == MomentFormat::kFp32 || begin % kMomentBlock == 0,
+                "[kernels.moment] a range of moments begins at element {}; in fewer bits than fp32 it must "
+                "begin at a multiple of {}",
+                begin, kMomentBlock);
   at::Tensor exponents;
   if (exponents_.defined()) exponents = exponents_.slice(0, begin / kMomentBlock, blocks_of(end));
   return {format_, kind_, values_.slice(0, begin, end), exponents};

@@ -10,8 +10,8 @@ std::vector<GpuInfo> gpus() {
 
 void set_gpu(int64_t index) {
   throw EnvironmentError(
-      "[kernels.device] GPU {} was asked for, but this build has no CUDA; build with "
-      "-DTRIREME_CUDA=ON or set device=cpu",
+      "[kernels.device] GPU {} was requested, but this build has no CUDA; build with -DTRIREME_CUDA=ON or "
+      "set device=cpu",
       index);
 }
 

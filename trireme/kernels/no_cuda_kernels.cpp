@@ -8,7 +8,7 @@ namespace trireme::kernels::cuda {
 namespace {
 
 [[noreturn]] void absent(const char* operation) {
-  throw LogicError("[kernels.{}] a tensor on a GPU in a build without CUDA", operation);
+  throw LogicError("[kernels.{}] the tensor is on a GPU, but this build has no CUDA", operation);
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ PinnedMemory::PinnedMemory(int64_t bytes) {
   void* const data =
       ::mmap(nullptr, static_cast<size_t>(size), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) {
-    throw EnvironmentError("[kernels.pinned_memory] {} bytes of host memory are not there: {}", size,
+    throw EnvironmentError("[kernels.pinned_memory] cannot allocate {} bytes of host memory: {}", size,
                            std::strerror(errno));
   }
   data_ = data;

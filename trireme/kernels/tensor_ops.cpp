@@ -439,8 +439,8 @@ void rope_inplace(at::Tensor& packed, const at::Tensor& cosine, const at::Tensor
 void pack_head_gradients(at::Tensor& packed, const at::Tensor& query, const at::Tensor& key,
                          const at::Tensor& value, const at::Tensor& cosine, const at::Tensor& sine) {
   const auto heads_of = [](const at::Tensor& heads) {
-    TRIREME_CHECK(heads.stride(3) == 1, "[kernels.pack_head_gradients] head_dim has stride {}",
-                  heads.stride(3));
+    TRIREME_CHECK(heads.stride(3) == 1,
+                  "[kernels.pack_head_gradients] head_dim has stride {}, but it must be 1", heads.stride(3));
     return cuda::HeadGradient{data(heads), heads.size(1), heads.stride(0), heads.stride(1), heads.stride(2)};
   };
   launched(cuda::pack_head_gradients(mutable_data(packed), heads_of(query), heads_of(key), heads_of(value),

@@ -104,16 +104,15 @@ Child::Child(const ChildSpec& spec) {
   if (pid_ == 0) become(spec, image, parent, report.write.get());
   if (pid_ < 0) {
     throw EnvironmentError(
-        "[launch] cannot start a process: {}; raise the limit of processes (ulimit -u) or start "
-        "fewer ranks",
+        "[launch] cannot start a process: {}; raise the process limit (ulimit -u) or start fewer ranks",
         errno_text(errno));
   }
   running_ = true;
   report.write.close();
   if (const int error = exec_result(report.read.get()); error != 0) {
     reap();
-    throw EnvironmentError("[launch] cannot run {}: {}; check that it exists and may be executed",
-                           spec.program, errno_text(error));
+    throw EnvironmentError("[launch] cannot run {}: {}; check that it exists and is executable", spec.program,
+                           errno_text(error));
   }
   pidfd_ = open_pidfd(pid_);
 }

@@ -44,27 +44,27 @@ std::string_view state_in_words(char letter) {
     case 't':
       return "it had been stopped by a signal";
     case 'D':
-      return "it was in a call of the kernel that does not end";
+      return "it was blocked in a kernel call";
     case 'R':
       return "it was computing";
     case 'S':
       return "it was waiting for something";
     default:
-      return "what it did is not known";
+      return "its state is unknown";
   }
 }
 
 std::string ending(const RankExit& exit) {
   if (exit.stuck == 0) return describe(exit);
-  return fmt::format("rank {} (pid {}) did not stop when it was told to and was killed ({})", exit.rank,
-                     exit.pid, state_in_words(exit.stuck));
+  return fmt::format("rank {} (pid {}) did not stop when told to and was killed ({})", exit.rank, exit.pid,
+                     state_in_words(exit.stuck));
 }
 
 std::string what_it_did(const FlightEntry& entry, const std::vector<int64_t>& missed, double now) {
   const double age = std::max(0.0, now - entry.since);
-  if (entry.state == 'd') return fmt::format("had done {} {:.1f} s before", name_of(entry), age);
-  const std::string whom = missed.empty() ? "" : ", where it waited for " + numbers(missed);
-  return entry.state == 'f' ? fmt::format("gave up {} {:.1f} s before{}", name_of(entry), age, whom)
+  if (entry.state == 'd') return fmt::format("had finished {} {:.1f} s earlier", name_of(entry), age);
+  const std::string whom = missed.empty() ? "" : ", waiting for " + numbers(missed);
+  return entry.state == 'f' ? fmt::format("gave up on {} {:.1f} s earlier{}", name_of(entry), age, whom)
                             : fmt::format("was in {} for {:.1f} s{}", name_of(entry), age, whom);
 }
 
@@ -79,8 +79,8 @@ std::string about_rank(const JobEnd& end, const RankExit& exit, double now) {
   const Flight* const flight = flight_of(end, exit.rank);
   if (flight == nullptr) return text;
   if (flight->entries.empty()) {
-    return text + (flight->joined ? "    it had exchanged nothing yet\n"
-                                  : "    it had not joined the other ranks yet, or is alone\n");
+    return text + (flight->joined ? "    it had not communicated yet\n"
+                                  : "    it had not joined the other ranks yet, or it is the only rank\n");
   }
   return text + "    it " + what_it_did(flight->entries.back(), missed_by(end, exit.rank), now) + "\n" +
          earlier(*flight);
@@ -104,7 +104,7 @@ std::vector<int64_t> missed_by(const JobEnd& end, int64_t rank) {
 }
 
 int64_t first_to_fail(const JobEnd& end) {
-  TRIREME_CHECK(end.cause, "[launch.first_to_fail] asked for the first of no failures");
+  TRIREME_CHECK(end.cause, "[launch.first_to_fail] there are no failures to take the first of");
   if (exit_code(*end.cause) != static_cast<int>(ExitCode::kCommunication)) return end.cause->rank;
   const std::vector<int64_t> missed = missed_by(end, end.cause->rank);
   std::vector<int64_t> stuck;
@@ -118,12 +118,12 @@ int64_t first_to_fail(const JobEnd& end) {
 }
 
 std::string cause_in_words(const JobEnd& end) {
-  TRIREME_CHECK(end.cause, "[launch.cause_in_words] asked for the cause of no failure");
+  TRIREME_CHECK(end.cause, "[launch.cause_in_words] there is no failure to name the cause of");
   const RankExit& cause = *end.cause;
   std::string text = describe(cause);
   if (exit_code(cause) != static_cast<int>(ExitCode::kCommunication)) return text;
   if (const std::vector<int64_t> missed = missed_by(end, cause.rank); !missed.empty()) {
-    text += fmt::format(": it waited for {} in {}", numbers(missed),
+    text += fmt::format(": it was waiting for {} in {}", numbers(missed),
                         name_of(*waiting_in(flight_of(end, cause.rank))));
   }
   for (const RankExit& exit : end.exits) {
@@ -133,7 +133,7 @@ std::string cause_in_words(const JobEnd& end) {
 }
 
 std::string crash_report(const JobEnd& end, double now) {
-  std::string text = cause_in_words(end) + "\n\nEach rank, and what it did last:\n";
+  std::string text = cause_in_words(end) + "\n\nWhat each rank was doing last:\n";
   std::vector<RankExit> exits = end.exits;
   std::ranges::sort(exits, {}, &RankExit::rank);
   for (const RankExit& exit : exits) text += about_rank(end, exit, now);

@@ -19,8 +19,8 @@ std::vector<int64_t> missed_by(const JobEnd& end, int64_t rank);
 int64_t first_to_fail(const JobEnd& end);
 
 /// Why the job failed: "rank 1 (pid 7) was killed by signal 9 (SIGKILL)", "rank 0 (pid 6) exited with code 5
-/// (lost a peer or a deadline): it waited for rank 1 in all_gather #41 of group dp; rank 1 (pid 7) did not
-/// stop when it was told to and was killed (it had been stopped by a signal)". There must be a cause.
+/// (lost a peer or timed out): it was waiting for rank 1 in all_gather #41 of group dp; rank 1 (pid 7) did
+/// not /// stop when told to and was killed (it had been stopped by a signal)". There must be a cause.
 std::string cause_in_words(const JobEnd& end);
 
 /// The cause, and of each rank how it ended and its last operations with their age in seconds at `now`

@@ -32,7 +32,7 @@ std::string_view meaning(int code) {
     case ExitCode::kOutOfMemory:
       return " (out of memory)";
     case ExitCode::kCommunication:
-      return " (lost a peer or a deadline)";
+      return " (lost a peer or timed out)";
     case ExitCode::kNumerics:
       return " (NaN or infinity)";
     case ExitCode::kCorruptData:
@@ -67,13 +67,13 @@ bool stopped_in_order(const RankExit& exit) {
 }
 
 const RankExit& culprit(std::span<const RankExit> failures) {
-  TRIREME_CHECK(!failures.empty(), "[launch.culprit] asked for the culprit of no failures");
+  TRIREME_CHECK(!failures.empty(), "[launch.culprit] there are no failures to find the culprit of");
   return *std::ranges::min_element(failures, {}, order_of_blame);
 }
 
 std::string describe(const RankExit& exit, bool ours) {
   const std::string who = fmt::format("rank {} (pid {})", exit.rank, exit.pid);
-  if (exit.starved) return who + " was killed by the kernel, which had no memory left";
+  if (exit.starved) return who + " was killed by the kernel because memory ran out";
   if (exit.end.signal == 0)
     return fmt::format("{} exited with code {}{}", who, exit.end.code, ours ? meaning(exit.end.code) : "");
   return fmt::format("{} was killed by signal {} ({})", who, exit.end.signal, signal_name(exit.end.signal));
@@ -82,9 +82,9 @@ std::string describe(const RankExit& exit, bool ours) {
 std::string hint(const RankExit& exit) {
   if (exit.starved) return "";
   if (exit.end.signal == SIGKILL)
-    return "; unless somebody sent it, the kernel's OOM killer did (see dmesg): lower the memory use";
+    return "; unless someone sent this signal, the kernel's OOM killer did (see dmesg): reduce memory use";
   if (exit.end.signal == SIGBUS)
-    return "; a full /dev/shm or a truncated file under a memory map are the usual causes";
+    return "; the usual causes are a full /dev/shm or a memory-mapped file that was truncated";
   return "";
 }
 

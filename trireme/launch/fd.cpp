@@ -17,7 +17,7 @@ void Fd::close() noexcept {
 Pipe make_pipe() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) {
-    throw EnvironmentError("[launch] cannot make a pipe: {}; raise the limit of open files (ulimit -n)",
+    throw EnvironmentError("[launch] cannot create a pipe: {}; raise the open-file limit (ulimit -n)",
                            errno_text(errno));
   }
   Pipe pipe{.read = Fd(ends[0]), .write = Fd(ends[1])};

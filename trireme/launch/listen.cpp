@@ -24,7 +24,7 @@ void check(bool ok, const char* action) {
 
 ListenSocket listen_on_loopback() {
   ListenSocket made{.fd = Fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0))};
-  check(made.fd.open(), "make");
+  check(made.fd.open(), "create");
   const int on = 1;
   check(::setsockopt(made.fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0, "set up");
   sockaddr_in address{};
@@ -34,7 +34,7 @@ ListenSocket listen_on_loopback() {
   auto* generic = reinterpret_cast<sockaddr*>(&address);
   check(::bind(made.fd.get(), generic, size) == 0, "bind");
   check(::listen(made.fd.get(), kBacklog) == 0, "listen on");
-  check(::getsockname(made.fd.get(), generic, &size) == 0, "name");
+  check(::getsockname(made.fd.get(), generic, &size) == 0, "read the address of");
   made.port = ntohs(address.sin_port);
   return made;
 }

@@ -20,10 +20,10 @@ namespace trireme::launch {
 namespace {
 
 void check(const LocalJob& job) {
-  if (job.ranks < 1) throw ConfigError("[launch] {} ranks were asked for; start at least 1", job.ranks);
+  if (job.ranks < 1) throw ConfigError("[launch] {} ranks requested; start at least 1", job.ranks);
   if (!(job.grace_s >= 0 && job.stop_s >= 0)) {
-    throw ConfigError("[launch] {} s of grace and {} s to stop are not possible; use 0 or more", job.grace_s,
-                      job.stop_s);
+    throw ConfigError("[launch] the grace time is {} s and the stop time {} s; both must be 0 or more",
+                      job.grace_s, job.stop_s);
   }
 }
 

@@ -51,7 +51,7 @@ void Outlet::fail(int error) {
   queue_.clear();
   written_ = 0;
   if (!hung_up_)
-    log_warning("[launch] cannot write {}: {}; it is dropped from here on", name_, errno_text(error));
+    log_warning("[launch] cannot write to {}: {}; further output to it is dropped", name_, errno_text(error));
 }
 
 }  // namespace trireme::launch

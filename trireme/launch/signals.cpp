@@ -44,7 +44,8 @@ SignalTrap::SignalTrap() {
   const sigset_t set = trapped_signals();
   fd_ = Fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!fd_.open())
-    throw EnvironmentError("[launch] cannot make a signalfd: {}; raise ulimit -n", errno_text(errno));
+    throw EnvironmentError("[launch] cannot create a signalfd: {}; raise the open-file limit (ulimit -n)",
+                           errno_text(errno));
   ::pthread_sigmask(SIG_BLOCK, &set, &old_mask_);
   // A parent that ignores SIGCHLD passes that on; children would then vanish without an exit code.
   struct sigaction standard {};

@@ -31,7 +31,7 @@ void RankLog::append(std::string_view line) {
     file_->append(text);
   } catch (const EnvironmentError& error) {
     file_.reset();
-    log_warning("{}; the job goes on without {}", error.what(), path_);
+    log_warning("{}; the job continues without {}", error.what(), path_);
   }
 }
 

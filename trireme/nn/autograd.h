@@ -47,8 +47,8 @@ class GradTarget {
 inline void refuse_create_graph(std::string_view function) {
   if (!at::GradMode::is_enabled()) return;
   throw LogicError(
-      "[{}] backward was called with create_graph, but has no derivative itself; call it without, or use "
-      "torch's own modules and functions",
+      "[{}] backward was called with create_graph=true, but this function has no second derivative; call "
+      "backward without create_graph, or use torch's own modules and functions",
       function);
 }
 

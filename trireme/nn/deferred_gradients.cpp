@@ -78,8 +78,8 @@ void add_gradient(const at::Tensor& param, const at::Tensor& reported) {
 
 void compute(const Entry& entry) {
   TRIREME_CHECK(entry.input.is_unchanged() && entry.dy.is_unchanged(),
-                "[nn.deferred_gradients] {} that the gradient of a {} weight needs was written to between "
-                "backward and run(); run() first, or write to other memory",
+                "[nn.deferred_gradients] {} needed for the gradient of a {} weight was modified between "
+                "backward and run(); call run() first, or write to other memory",
                 entry.input.is_unchanged() ? "an output's gradient" : "the input",
                 fmt::join(entry.weights.front().sizes(), "x"));
   const variable_list reported = add_parameter_gradients({entry.weights, entry.bias, entry.in_out, entry.fp8},

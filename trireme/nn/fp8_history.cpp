@@ -15,7 +15,7 @@ constexpr int64_t kOfBlock = kBlockLayers * Fp8Layer::kMagnitudes;
 }  // namespace
 
 Fp8History::Fp8History(int64_t blocks, int64_t steps, at::Device device) {
-  TRIREME_CHECK(blocks > 0 && steps > 0, "[nn.fp8_history] {} blocks and {} steps: at least one of each",
+  TRIREME_CHECK(blocks > 0 && steps > 0, "[nn.fp8_history] {} blocks and {} steps; both must be at least 1",
                 blocks, steps);
   const auto options = at::TensorOptions().device(device).dtype(at::kFloat);
   const int64_t layers = blocks * kOfBlock;

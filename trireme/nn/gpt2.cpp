@@ -89,10 +89,10 @@ Gpt2::Gpt2(const plan::ModelConfig& config) : dropout_(config.dropout) {
 
 at::Tensor Gpt2::embedded(const at::Tensor& tokens) {
   const int64_t length = tokens.size(1);
-  TRIREME_CHECK(length <= positions_->weight.size(0),
-                "[nn.gpt2] {} tokens in a row, but only {} positions; raise "
-                "model.max_seq_len",
-                length, positions_->weight.size(0));
+  TRIREME_CHECK(
+      length <= positions_->weight.size(0),
+      "[nn.gpt2] a sequence of {} tokens is longer than the model's {} positions; raise model.max_seq_len",
+      length, positions_->weight.size(0));
   const at::Tensor x = tokens_->forward(tokens) + positions_->weight.narrow(0, 0, length);
   return dropout_ > 0.0 && is_training() ? at::dropout(x, dropout_, true) : x;
 }

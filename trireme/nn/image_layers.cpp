@@ -16,9 +16,8 @@ constexpr int64_t kSafeChannels = 8;
 void check_values_per_channel(const at::Tensor& x) {
   if (x.numel() > x.size(1)) return;
   throw ConfigError(
-      "[nn.batch_norm] a batch of shape ({}) has one value per channel, and a variance needs 2; raise the "
-      "micro-"
-      "batch or the size of images, or use another norm",
+      "[nn.batch_norm] a batch of shape ({}) has one value per channel, but a variance needs at least 2; "
+      "raise the micro-batch or the image size, or use another norm",
       fmt::join(x.sizes(), ", "));
 }
 

@@ -30,7 +30,7 @@ InitialWeights::InitialWeights(const std::vector<plan::UnitSpec>& units, uint64_
 
 void InitialWeights::operator()(const std::string& name, int64_t first, at::Tensor& out) const {
   const auto found = params_.find(name);
-  TRIREME_CHECK(found != params_.end(), "[nn.init] the model's record has no parameter {}", name);
+  TRIREME_CHECK(found != params_.end(), "[nn.init] the model description has no parameter {}", name);
   initial_values(found->second, seed_, first, out);
 }
 

@@ -45,9 +45,8 @@ at::Tensor per_kept(const at::Tensor& sum, const at::Tensor& kept) {
 void spend_gradients(AutogradContext& context, std::string_view function) {
   if (context.saved_data.count("spent") != 0) {
     throw LogicError(
-        "[{}] backward was called twice for one loss, whose gradient the first call used up; compute the "
-        "loss "
-        "again, or call backward once for the sum",
+        "[{}] backward was called twice on one loss, but the first call consumed its gradient; compute the "
+        "loss again, or call backward once on the sum",
         function);
   }
   context.saved_data["spent"] = true;
@@ -242,7 +241,8 @@ class LinearCrossEntropyFunction : public Function<LinearCrossEntropyFunction> {
 };
 
 void check_targets(const at::Tensor& rows, const at::Tensor& targets) {
-  TRIREME_CHECK(rows.numel() / rows.size(-1) == targets.numel(), "[nn.cross_entropy] {} rows, {} targets",
+  TRIREME_CHECK(rows.numel() / rows.size(-1) == targets.numel(),
+                "[nn.cross_entropy] {} rows but {} targets; each row needs one target",
                 rows.numel() / rows.size(-1), targets.numel());
 }
 

@@ -48,7 +48,7 @@ void check_loans() {
   at::Tensor param = leaf_of(2.0f);
   param.set_data(flat.narrow(0, 2, 2).fill_(2.0f));
   lend_gradient(param, memory);
-  expect(has_lender(param), "what lends a gradient stays with its parameter");
+  expect(has_lender(param), "the lender of a gradient stays with its parameter");
   expect(!has_lender(param.detach()), "a detached copy does not take over what was lent to its parameter");
   int completed = 0;
   const auto accumulator = call_when_complete(param, [&] { ++completed; });
@@ -60,7 +60,7 @@ void check_loans() {
   pass();
   (param * x).sum().backward();
   expect(completed == 3 && param.grad().is_alias_of(memory) && memory[0].item<float>() == 9.0f,
-         "autograd adds to a gradient that is there in place");
+         "autograd adds to an existing gradient in place");
   expect(param.is_alias_of(flat), "a parameter stays a view of the memory that it was given");
 }
 
@@ -111,7 +111,8 @@ void check_writes() {
   param.set_data(flat.narrow(0, 2, 2));
   const int64_t version = param._version();
   flat.fill_(1.0f);
-  expect(param._version() == version, "a write to a flat buffer is none to the parameters in it");
+  expect(param._version() == version,
+         "a write to a flat buffer leaves the version of the parameters in it alone");
   TouchWatch watch([](const std::vector<size_t>&) {},
                    [&](size_t, int64_t offset) { writes += offset == 2 ? 1 : 100; });
   watch.mark(param, 0);
@@ -121,7 +122,7 @@ void check_writes() {
   expect(writes == 1 && param._version() == version, "a write through data() is noticed by its operator");
   const at::NoGradGuard no_grad;
   param.fill_(4.0f);
-  expect(param._version() > version, "a write to a parameter counts its version");
+  expect(param._version() > version, "a write to a parameter increases its version");
 }
 
 bool is_refused(const at::Tensor& tensor, const std::string& reason) {

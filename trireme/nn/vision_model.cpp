@@ -19,7 +19,8 @@ NormMaker norms_of(const plan::VisionConfig& config, const NormMaker& sync_batch
     case plan::ImageNorm::kSyncBatch:
       break;
   }
-  TRIREME_CHECK(sync_batch, "[nn.build] norm={} without something that makes such norms", config.norm);
+  TRIREME_CHECK(sync_batch, "[nn.build] norm={} needs a factory for such norms, but none was passed",
+                config.norm);
   return sync_batch;
 }
 
@@ -49,9 +50,8 @@ at::Tensor VisionModel::as_input(const at::Tensor& images, const at::Tensor& wei
   if (images.dim() != 4 || images.size(1) != config_.channels || images.size(2) != config_.image_size ||
       images.size(3) != config_.image_size) {
     throw ConfigError(
-        "[nn.vision_model] images are ({}), and the model takes (B, {}, {}, {}); change the data or the "
-        "model's "
-        "channels and image_size",
+        "[nn.vision_model] images have shape ({}), but the model takes (B, {}, {}, {}); change the data, or "
+        "the model's channels and image_size",
         fmt::join(images.sizes(), ", "), config_.channels, config_.image_size, config_.image_size);
   }
   const auto layout = config_.channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;

@@ -58,8 +58,8 @@ std::vector<Segment> FlatOptimizer::as_updated(std::vector<Segment> segments) co
   for (const Segment& segment : segments) {
     TRIREME_CHECK(
         segment.range.begin % kernels::kMomentBlock == 0 && segment.first % kernels::kMomentBlock == 0,
-        "[optim] a segment begins at element {} of a range and {} of its parameter; with optim.state={} both "
-        "must be multiples of {}",
+        "[optim] a segment begins at element {} of its range and element {} of its parameter; with "
+        "optim.state={} both must be multiples of {}",
         segment.range.begin, segment.first, plan::name(config_.state), kernels::kMomentBlock);
   }
   return segments;
@@ -133,7 +133,7 @@ void FlatOptimizer::average(at::Tensor& average, const at::Tensor& master) const
 }
 
 void FlatOptimizer::swap_average(size_t index) {
-  TRIREME_CHECK(config_.ema > 0.0, "[optim] no averages are kept: optim.ema is 0");
+  TRIREME_CHECK(config_.ema > 0.0, "[optim] there is no weight average to swap in: optim.ema is 0");
   if (steps_ == 0) return;  // there are none yet
   const FlatParam& param = params_[index];
   for (const Segment& segment : param.segments) {

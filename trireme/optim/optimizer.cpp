@@ -41,7 +41,9 @@ std::unique_ptr<Optimizer> adamw(std::vector<FlatParam> params, const AdamWOptio
 
 std::unique_ptr<Optimizer> sgd(std::vector<FlatParam> params, const SgdOptions& options) {
   if (options.nesterov && options.momentum == 0.0)
-    throw ConfigError("[optim.sgd] Nesterov's momentum with momentum=0; raise it");
+    throw ConfigError(
+        "[optim.sgd] Nesterov momentum needs momentum > 0, but it is 0; raise momentum or set nesterov to "
+        "false");
   return build({.name = plan::OptimizerName::kSgd,
                 .state = options.state,
                 .lr = options.lr,

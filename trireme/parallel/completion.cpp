@@ -64,8 +64,8 @@ void Completion::begin() {
 bool Completion::take(size_t unit, size_t param) {
   TRIREME_CHECK(
       awaited_[unit][param],
-      "[parallel.backward] parameter {} was differentiated several times in one backward pass, as "
-      "when a block that is recomputed runs twice; recompute around all uses of it at once, or none",
+      "[parallel.backward] parameter {} got its gradient more than once in one backward pass, as happens "
+      "when a recomputed block runs twice; recompute around all of its uses at once, or around none",
       units_[unit]->params()[param].first);
   used_[unit][param] = true;
   awaited_[unit][param] = false;
@@ -82,7 +82,7 @@ void Completion::check_all_used(int64_t rank) const {
   }
   if (names.empty()) return;
   throw LogicError(
-      "[parallel.backward] rank {}: {} parameters took no part in the loss of this step: {}; use them, set "
+      "[parallel.backward] rank {}: {} parameters did not contribute to this step's loss: {}; use them, set "
       "requires_grad to false, or allow it with Unused::kZero",
       rank, names.size(), some_names(names));
 }

@@ -313,7 +313,7 @@ std::unique_ptr<Compressor> make_compressor(const HookOptions& options, const pl
     case Hook::kPowerSgd:
       return std::make_unique<PowerSgd>(options, layout);
   }
-  throw LogicError("[parallel.compression] hook {} is none of the table", static_cast<int>(options.hook));
+  throw LogicError("[parallel.compression] unknown hook {}", static_cast<int>(options.hook));
 }
 
 }  // namespace trireme::parallel

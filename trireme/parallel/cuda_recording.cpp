@@ -56,7 +56,7 @@ class CudaRecording final : public Recording {
   explicit CudaRecording(c10::MempoolId_t pool) : pool_(pool) {}
 
   void record(const std::function<void()>& work) override {
-    TRIREME_CHECK(!recorded_, "[parallel.recording] a recording is made once");
+    TRIREME_CHECK(!recorded_, "[parallel.recording] this recording was already made");
     // Work that ran before has left memory in the cache, and the recorded work needs as much again in a pool
     // of its own.
     c10::cuda::device_synchronize();
@@ -74,7 +74,7 @@ class CudaRecording final : public Recording {
   }
 
   void launch() override {
-    TRIREME_CHECK(recorded_, "[parallel.recording] there is nothing to launch");
+    TRIREME_CHECK(recorded_, "[parallel.recording] nothing has been recorded that could be launched");
     graph_.replay();
   }
 

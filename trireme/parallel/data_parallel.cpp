@@ -17,7 +17,7 @@ namespace trireme::parallel {
 size_t DataParallel::index_of(const std::string& unit) const {
   const auto found = index_.find(unit);
   TRIREME_CHECK(found != index_.end(),
-                "[parallel.data_parallel] the model ran a unit '{}' that was not declared", unit);
+                "[parallel.data_parallel] the model ran unit '{}', which was not declared", unit);
   return found->second;
 }
 
@@ -27,7 +27,7 @@ std::pair<size_t, size_t> DataParallel::place_of(const std::string& parameter) c
     const auto found = std::ranges::find(params, parameter, &std::pair<std::string, at::Tensor>::first);
     if (found != params.end()) return {unit, static_cast<size_t>(found - params.begin())};
   }
-  throw LogicError("[parallel.data_parallel] there is no parameter {}; take a name of units()", parameter);
+  throw LogicError("[parallel.data_parallel] there is no parameter {}; use a name from units()", parameter);
 }
 
 void DataParallel::begin_forward() {
@@ -178,10 +178,10 @@ double DataParallel::begin_micro_batch(double weight, at::ScalarType loss) {
   take_writes();
   if (complete_) {
     throw LogicError(
-        "[parallel.backward] rank {}: nobody has used the gradient of the step before: optimizers of torch "
-        "update engine->optimizer_tensors(), not the module's parameters, whose grad() is undefined; or call "
-        "engine->step(optimizer), engine->skip_step() to drop it, engine->accumulate(loss) for micro-batches "
-        "that are not the last",
+        "[parallel.backward] rank {}: the gradient of the previous step was never used: build torch "
+        "optimizers over engine->optimizer_tensors(), not over the module's parameters, whose grad() is "
+        "undefined; or call engine->step(optimizer), engine->skip_step() to drop the gradient, or "
+        "engine->accumulate(loss) for every micro-batch but the last",
         mesh_.world->rank());
   }
   if (completion_.follow_freezing()) executor_.follow_freezing();
@@ -284,8 +284,8 @@ void DataParallel::abandon_step() noexcept {
 void DataParallel::check_usable() const {
   if (broken_.empty()) return;
   throw LogicError(
-      "[parallel.data_parallel] rank {}: a step failed and could not be forgotten ({}); start again from "
-      "saved weights",
+      "[parallel.data_parallel] rank {}: a step failed and could not be undone ({}); restart from saved "
+      "weights",
       mesh_.world->rank(), broken_);
 }
 
@@ -303,9 +303,8 @@ void DataParallel::agree_on_order() {
 void DataParallel::shadow_micro_batch(bool last_micro_batch) {
   if (completion_.follow_freezing()) executor_.follow_freezing();
   TRIREME_CHECK(order_agreed_ && executor_.can_replay(),
-                "[parallel.shadow_micro_batch] rank {} has no step yet whose collectives it could repeat, or "
-                "none since "
-                "parameters were frozen or thawed; give every rank at least one batch",
+                "[parallel.shadow_micro_batch] rank {} has not run a step whose collectives it could repeat, "
+                "or not since parameters were frozen or unfrozen; give every rank at least one batch",
                 mesh_.world->rank());
   begin_micro_batch(0.0);
   const at::NoGradGuard no_grad;

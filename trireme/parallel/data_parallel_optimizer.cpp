@@ -24,8 +24,8 @@ void DataParallel::check_own(const optim::Optimizer& optimizer, const char* oper
     own = optimizer.master(unit).is_same(units_[unit]->master());
   if (own) return;
   throw LogicError(
-      "[parallel.{}] rank {}: the optimizer updates {} units of another engine, not the {} of this one, as "
-      "when the module was wrapped again since; make it from this engine's optimizer_params()",
+      "[parallel.{}] rank {}: the optimizer updates the {} units of another engine, not the {} of this one, "
+      "as happens when the module was wrapped again; build it from this engine's optimizer_params()",
       operation, mesh_.world->rank(), optimizer.size(), units_.size());
 }
 
@@ -37,7 +37,7 @@ void DataParallel::follow_frozen(optim::Optimizer& optimizer) {
     for (size_t i = 0; i < trainable[unit].size(); ++i) {
       TRIREME_CHECK(!trainable[unit][i] || optimized_[unit][i],
                     "[parallel.step] parameter {} did not require a gradient when optimizer_params() was "
-                    "called; make the optimizer anew after thawing it",
+                    "called; build the optimizer again after unfreezing it",
                     units_[unit]->params()[i].first);
     }
     if (trainable[unit] != updated_[unit]) optimizer.set_segments(unit, units_[unit]->segments(group_rule_));
@@ -46,8 +46,9 @@ void DataParallel::follow_frozen(optim::Optimizer& optimizer) {
 }
 
 std::vector<std::pair<std::string, at::Tensor>> DataParallel::named_optimizer_tensors() {
-  TRIREME_CHECK(handed_out_ || !complete_,
-                "[parallel.optimizer_tensors] a gradient is there already; call it before backward()");
+  TRIREME_CHECK(
+      handed_out_ || !complete_,
+      "[parallel.optimizer_tensors] a gradient exists already; call optimizer_tensors() before backward()");
   watch_updates();
   handed_out_ = true;
   std::vector<std::pair<std::string, at::Tensor>> tensors;
@@ -77,8 +78,7 @@ void DataParallel::step(torch::optim::Optimizer& optimizer) {
   if (!complete_) return;
   throw LogicError(
       "[parallel.step] rank {}: the optimizer changed none of engine->optimizer_tensors(); build it over "
-      "them, "
-      "not over the module's parameters, and call zero_grad() before backward() if at all",
+      "them, not over the module's parameters, and call zero_grad(), if at all, before backward()",
       mesh_.world->rank());
 }
 

@@ -21,13 +21,12 @@ NamedTensors take_params(const plan::UnitSpec& unit, std::map<std::string, at::T
   for (const plan::ParamSpec& spec : unit.params) {
     const auto found = left.find(spec.name);
     TRIREME_CHECK(found != left.end(),
-                  "[parallel.data_parallel] unit {} names parameter {}, which the module does not have, has "
-                  "under another name first, or another unit took",
+                  "[parallel.data_parallel] unit {} lists parameter {}, but the module does not have it, "
+                  "registers it first under another name, or another unit lists it too",
                   unit.name, spec.name);
     TRIREME_CHECK(found->second.sizes() == at::IntArrayRef(spec.shape),
-                  "[parallel.data_parallel] parameter {} has "
-                  "shape {}, expected {}",
-                  spec.name, fmt::join(found->second.sizes(), "x"), fmt::join(spec.shape, "x"));
+                  "[parallel.data_parallel] parameter {} has shape {}, but {} is expected", spec.name,
+                  fmt::join(found->second.sizes(), "x"), fmt::join(spec.shape, "x"));
     TRIREME_CHECK(found->second.is_leaf(), "[parallel.data_parallel] parameter {} is not a leaf tensor",
                   spec.name);
     params.emplace_back(spec.name, found->second);
@@ -122,7 +121,7 @@ std::vector<std::unique_ptr<FlatUnit>> DataParallel::make_units(const std::vecto
   nn::check_torch_internals();
   TRIREME_CHECK(!specs.empty(), "[parallel.data_parallel] there are no units");
   TRIREME_CHECK(use_from_ != UseFrom::kBuckets || !options_.policy.shard_parameters,
-                "[parallel.data_parallel] {} frees parameters by unit, so units cannot be buckets",
+                "[parallel.data_parallel] {} frees parameters unit by unit, so units cannot be buckets",
                 options_.policy.label());
   std::map<std::string, at::Tensor> left;
   for (const ModuleParameter& param : module_parameters(module_)) {

@@ -101,7 +101,7 @@ void DataParallel::check_complete(const char* operation) const {
   if (complete_) return;
   throw LogicError(
       "[parallel.{}] rank {}: there is no complete gradient since the last update, or the backward pass "
-      "failed; call backward() for the last micro-batch first (accumulate() is for the others)",
+      "failed; call backward() for the last micro-batch first (use accumulate() for the others)",
       operation, mesh_.world->rank());
 }
 
@@ -113,9 +113,9 @@ void DataParallel::step_scaled(optim::Optimizer& optimizer, const optim::GradSca
   const at::NoGradGuard no_grad;
   const kernels::TraceRange range("update");
   check_complete("step");
-  TRIREME_CHECK(
-      !handed_out_,
-      "[parallel.step] the gradients went to optimizer_tensors(); step with the optimizer over them");
+  TRIREME_CHECK(!handed_out_,
+                "[parallel.step] the gradients were handed out by optimizer_tensors(); step with the "
+                "optimizer built over them");
   check_own(optimizer, "step");
   follow_frozen(optimizer);
   complete_ = false;
@@ -138,7 +138,8 @@ void DataParallel::swap_averages(optim::Optimizer& optimizer) {
   check_usable();
   check_not_evaluating("swap_averages");
   check_own(optimizer, "swap_averages");
-  TRIREME_CHECK(!complete_, "[parallel.swap_averages] a gradient waits for its update; call step() first");
+  TRIREME_CHECK(!complete_,
+                "[parallel.swap_averages] a gradient has not been applied yet; call step() first");
   take_writes();
   for (size_t unit = 0; unit < units_.size(); ++unit) {
     FlatUnit& flat = *units_[unit];
@@ -179,9 +180,8 @@ void DataParallel::average_parameters() {
 void DataParallel::check_together(const char* operation) const {
   if (steps_apart_ == 0 || mesh_.dp->size() == 1) return;
   throw LogicError(
-      "[parallel.{}] rank {}: ranks of local SGD have weights of their own, {} steps after their last "
-      "average; "
-      "call engine->average_parameters() on all of them first",
+      "[parallel.{}] rank {}: the ranks of local SGD have different weights, {} steps after the last "
+      "averaging; call engine->average_parameters() on all of them first",
       operation, mesh_.world->rank(), steps_apart_);
 }
 

@@ -119,8 +119,8 @@ std::string DataParallel::describe() const {
   const std::string masters =
       state.optimizer > 0 ? fmt::format("fp32 masters of {}, ", bytes(state.optimizer)) : "";
   return fmt::format(
-      "{}\n{}between steps a rank holds parameters of {}, {}gradients of {}, and the optimizer's moments; "
-      "gradients travel in {}\n",
+      "{}\n{}between steps a rank holds parameters of {}, {}gradients of {} and the optimizer's moments; "
+      "gradients are sent as {}\n",
       summary(), table_of(rows_of(units_, options_.compute, setting().gathers() ? groups_.shard->size() : 1)),
       bytes(state.parameters), masters, bytes(state.gradients), dtype_name(options_.reduce));
 }

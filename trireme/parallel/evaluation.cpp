@@ -31,8 +31,8 @@ size_t unit_of(int64_t code) {
 void DataParallel::check_not_evaluating(const char* operation) const {
   if (evaluation_ == nullptr) return;
   throw LogicError(
-      "[parallel.{}] rank {} is in the scope of engine.evaluate(), where nothing is trained and no second "
-      "evaluation begins; end the scope first",
+      "[parallel.{}] rank {} is inside the scope of engine.evaluate(), where neither training nor a second "
+      "evaluation is allowed; end the scope first",
       operation, mesh_.world->rank());
 }
 
@@ -100,9 +100,9 @@ std::vector<Evaluation::Code> Evaluation::exchange(Code mine) const {
   if (other == codes.end()) return codes;
   const std::vector<int64_t>& ranks = engine_.mesh_.dp->ranks();
   throw LogicError(
-      "[parallel.evaluate] rank {} {} where rank {} {}; with Keep::kByUnit all ranks with a batch run the "
-      "same units in the same order between two calls of next(): run the same code for every batch, or use "
-      "Keep::kWhole",
+      "[parallel.evaluate] rank {} {} where rank {} {}; with Keep::kByUnit all ranks with a batch must run "
+      "the same units in the same order between two calls of next(): run the same code for every batch, or "
+      "use Keep::kWhole",
       ranks[static_cast<size_t>(other - codes.begin())], in_words(*other),
       ranks[static_cast<size_t>(first - codes.begin())], in_words(*first));
 }

@@ -170,9 +170,8 @@ void FlatUnit::reshard() {
   if (has_storage(full_params_)) {
     shared_.storage.free(full_params_);
     refuse_use(
-        "are sharded and not gathered on this rank; hold them (parallel::DataParallel::Held) for code that "
-        "reads their memory, and write them with parallel::save_weights(engine, path) in place of "
-        "torch::save");
+        "are sharded and not gathered on this rank; hold them with parallel::DataParallel::Held while code "
+        "reads their memory, and save them with parallel::save_weights(engine, path) instead of torch::save");
   }
   forward_slice_.reset();
 }

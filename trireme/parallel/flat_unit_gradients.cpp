@@ -80,7 +80,7 @@ at::Tensor FlatUnit::reduced_shard() const {
 }
 
 at::Tensor FlatUnit::accumulated_gradient(size_t index) const {
-  TRIREME_CHECK(gradients_live_, "[parallel.flat_unit] unit {} has no gradient of this step yet", name_);
+  TRIREME_CHECK(gradients_live_, "[parallel.flat_unit] unit {} has no gradient in this step yet", name_);
   return view_of(gradients(), index);
 }
 

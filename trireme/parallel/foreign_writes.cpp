@@ -45,7 +45,7 @@ void DataParallel::give_back() noexcept {
   try {
     if (gathers) notice_update();
   } catch (const std::exception& error) {
-    log_warning("[parallel.data_parallel] rank {}: the last update reached no other rank: {}",
+    log_warning("[parallel.data_parallel] rank {}: the last update did not reach the other ranks: {}",
                 mesh_.world->rank(), error.what());
     gathers = false;
   }

@@ -24,7 +24,7 @@ Fp8Weights::Fp8Weights(const plan::UnitSpec& spec, const plan::FlatLayout& layou
       entries_(layout.entries()),
       places_(entries_.size()) {
   TRIREME_CHECK(options.compute == at::kBFloat16,
-                "[parallel.fp8_weights] unit {} is computed in {}, but FP8 is cast from bf16", spec.name,
+                "[parallel.fp8_weights] unit {} computes in {}, but FP8 is cast from bf16", spec.name,
                 c10::toString(options.compute));
   int64_t rest = 0;
   for (size_t i = 0; i < entries_.size(); ++i) {

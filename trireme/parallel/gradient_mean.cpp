@@ -23,15 +23,14 @@ double GradientMean::factor_of(double weight, at::ScalarType loss) const {
 
 void GradientMean::check(double weight, at::ScalarType loss) const {
   TRIREME_CHECK(weight >= 0.0 && std::isfinite(weight),
-                "[parallel.backward] rank {}: a micro-batch has the weight {}; give it a number of rows or "
-                "tokens, or leave it out",
+                "[parallel.backward] rank {}: a micro-batch has the weight {}, which must be finite and at "
+                "least 0; pass its number of rows or tokens, or leave it out",
                 ranks_.ranks()[static_cast<size_t>(ranks_.rank())], weight);
   const double factor = factor_of(weight, loss);
-  TRIREME_CHECK(
-      std::isfinite(factor) && (factor > 0.0) == (weight > 0.0),
-      "[parallel.backward] rank {}: a micro-batch has the weight {}, by which a loss in {} cannot be "
-      "multiplied; divide all weights by one number, only their ratios count in a mean",
-      ranks_.ranks()[static_cast<size_t>(ranks_.rank())], weight, c10::toString(loss));
+  TRIREME_CHECK(std::isfinite(factor) && (factor > 0.0) == (weight > 0.0),
+                "[parallel.backward] rank {}: a micro-batch has the weight {}, which is out of range for a "
+                "loss in {}; divide all weights by one number, since only their ratios count in a mean",
+                ranks_.ranks()[static_cast<size_t>(ranks_.rank())], weight, c10::toString(loss));
 }
 
 double GradientMean::add(double weight, at::ScalarType loss) {
@@ -49,7 +48,9 @@ void GradientMean::settle() {
   const at::Tensor weights = ranks_.size() > 1 ? comm::gather_rows(ranks_, own).sum() : own.sum();
   if (device_.is_cpu()) {
     const double sum = weights.item<double>();
-    TRIREME_CHECK(sum > 0.0, "[parallel.backward] all micro-batches of this step have the weight 0");
+    TRIREME_CHECK(sum > 0.0,
+                  "[parallel.backward] all micro-batches of this step have the weight 0; give at least one a "
+                  "weight above 0");
     to_update_.host = to_norm_.host = ranks / sum;
   } else {
     to_norm_.device = at::where(weights > 0.0, ranks / weights, 0.0);

@@ -15,8 +15,8 @@ namespace {
 void refuse_shared_memory(const std::string& first, const std::string& second,
                           const torch::nn::Module& module) {
   throw LogicError(
-      "[parallel.module_parameters] {} and {} of {} are different tensors in one memory, such as a view or a "
-      "detached copy of a parameter; register the same tensor under both names to share it, or clone it",
+      "[parallel.module_parameters] {} and {} of {} are different tensors that share memory, such as a view "
+      "or a detached copy of a parameter; register the same tensor under both names to share it, or clone it",
       first, second, module.name());
 }
 

@@ -10,7 +10,7 @@ namespace {
 
 template <typename Value>
 void require(bool holds, const char* key, const Value& value, const char* wanted) {
-  if (!holds) throw ConfigError("[parallel.options] {} is {}; give {}", key, value, wanted);
+  if (!holds) throw ConfigError("[parallel.options] {} is {}; set it to {}", key, value, wanted);
 }
 
 void check_dtype(const char* key, at::ScalarType dtype) {
@@ -21,7 +21,7 @@ void check_dtype(const char* key, at::ScalarType dtype) {
 void check_hook(const HookOptions& hook) {
   require(hook.rank >= 1, "hook.rank", hook.rank, "1 or more columns");
   require(hook.density > 0.0 && hook.density <= 1.0, "hook.density", hook.density,
-          "a share above 0 and at most 1");
+          "a fraction above 0 and at most 1");
   require(hook.start_step >= 0, "hook.start_step", hook.start_step, "0 or more steps");
   require(hook.local_steps >= 1, "hook.local_steps", hook.local_steps, "1 or more steps");
 }
@@ -33,20 +33,19 @@ const Options& checked(const Options& options) {
   check_dtype("compute", options.compute);
   check_dtype("reduce", options.reduce);
   require(options.prefetch >= 0, "prefetch", options.prefetch, "0 or more units");
-  require(
-      options.reduce_when == ReduceWhen::kOncePerStep || options.average == Average::kSum ||
-          !plan::keeps_residual(options.hook.hook),
-      "reduce_when", options.reduce_when,
-      "once where the gradient is a mean and the hook keeps what it could not send: the weight of a step, "
-      "in which that is counted, is known in its last micro-batch");
+  require(options.reduce_when == ReduceWhen::kOncePerStep || options.average == Average::kSum ||
+              !plan::keeps_residual(options.hook.hook),
+          "reduce_when", options.reduce_when,
+          "kOncePerStep, because the gradient is a mean and the hook carries over what it could not send, "
+          "which needs the weight of the whole step");
   const bool local = options.hook.hook == Hook::kLocalSgd;
   if (options.hook.hook == Hook::kNone ||
       (!options.policy.hybrid && !(local && options.policy.shard_optimizer)))
     return options;
-  throw ConfigError("[parallel.options] {} does not go with {}: {}",
+  throw ConfigError("[parallel.options] {} cannot be combined with {}: {}",
                     local ? "local SGD" : "a communication hook", options.policy.label(),
                     local
-                        ? "ranks that train alone need everything themselves; use ddp"
+                        ? "each rank trains alone and needs all parameters and optimizer state; use ddp"
                         : "hooks reduce over all data-parallel ranks at once; use a policy without replicas");
 }
 

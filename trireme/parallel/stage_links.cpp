@@ -63,20 +63,19 @@ void StageLinks::check_shape(const StageAction& action, const Boundary& before, 
   if (now == before) return;
   if (action.message != Message::kActivation) {
     throw LogicError(
-        "[parallel.pipeline] '{}' has {} for micro-batch {}, and had {} since the first step; give every "
-        "step "
-        "micro-batches of the same shapes",
+        "[parallel.pipeline] '{}' has {} for micro-batch {}, but had {} in the first step; use micro-batches "
+        "of the same shapes in every step",
         plan::to_text(action), now.in_words(), action.micro_batch, before.in_words());
   }
   throw LogicError(
-      "[parallel.pipeline] stage {} has made {} for micro-batch {}, but stage {} takes {} since the first "
-      "step; "
-      "give every step micro-batches of the same shapes",
+      "[parallel.pipeline] stage {} produced {} for micro-batch {}, but stage {} received {} in the first "
+      "step; use micro-batches of the same shapes in every step",
       action.stage - 1, now.in_words(), action.micro_batch, action.stage, before.in_words());
 }
 
 void StageLinks::send_shape(comm::Link& link, const at::Tensor& tensor) const {
-  TRIREME_CHECK(tensor.dim() <= kMostDims, "[parallel.pipeline] a stage made a tensor of {} dimensions",
+  TRIREME_CHECK(tensor.dim() <= kMostDims,
+                "[parallel.pipeline] a stage produced a tensor of {} dimensions, which is too many",
                 tensor.dim());
   std::vector<int64_t> numbers(kShapeNumbers, 0);
   numbers[0] = static_cast<int64_t>(tensor.scalar_type());

@@ -33,8 +33,9 @@ void agree_on_failure(comm::Group& ranks, const std::exception_ptr& mine, const 
   if (mine) std::rethrow_exception(mine);
   for (size_t rank = 0; rank < failed.size(); ++rank) {
     if (failed[rank][0] > 0.0)
-      throw EnvironmentError("[parallel.state_file] rank {} could not {} {}; its message says why",
-                             ranks.ranks()[rank], action, path.empty() ? "its file" : path);
+      throw EnvironmentError(
+          "[parallel.state_file] rank {} could not {} {}; see its own message for the cause",
+          ranks.ranks()[rank], action, path.empty() ? "its file" : path);
   }
 }
 
@@ -159,8 +160,8 @@ Notes load(DataParallel& engine, OptimizerState* optimizer, const std::string& p
     want_weights(*reader, engine);
     if (optimizer != nullptr && !reader->metadata().contains(kStateMark))
       throw DataError(
-          "[parallel.state_file] {} holds weights and no optimizer's state; load it with load_weights, or "
-          "save with save_state",
+          "[parallel.state_file] {} has weights but no optimizer state; load it with load_weights, or save "
+          "with save_state",
           path);
     if (optimizer != nullptr) want_optimizer(*reader, engine, *optimizer);
     reader->check(options, /*ignores_optimizer=*/optimizer == nullptr);
@@ -176,7 +177,8 @@ void check_free(const torch::nn::Module& module) {
   for (const ModuleParameter& param : module_parameters(module)) {
     if (nn::has_lender(param.tensor))
       throw LogicError(
-          "[parallel.state_file] parameter {} of {} is an engine's; pass the engine in place of the module",
+          "[parallel.state_file] parameter {} of {} belongs to an engine; pass the engine instead of the "
+          "module",
           param.name, module.name());
   }
 }

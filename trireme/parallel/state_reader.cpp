@@ -29,7 +29,7 @@ bool StateReader::find(const std::string& wanted, const std::string& name) {
   used_.insert(name);
   if (!found_.emplace(wanted, name).second) return true;
   if (stored->second.shape != want.shape || !converts(stored->second.dtype, want.dtype)) {
-    misfits_.push_back(fmt::format("{} is {} in the file, {} here", name,
+    misfits_.push_back(fmt::format("{} is {} in the file but {} here", name,
                                    describe(stored->second.dtype, stored->second.shape),
                                    describe(want.dtype, want.shape)));
   }
@@ -87,8 +87,8 @@ void StateReader::check(const LoadOptions& options, bool ignores_optimizer) cons
     problems.push_back(fmt::format("{} unexpected: {}", unexpected.size(), some_names(unexpected)));
   if (problems.empty()) return;
   throw DataError(
-      "[parallel.state_file] {} does not fit: {}; load the file of this module and optimizer, or say in "
-      "LoadOptions what may be missing or unexpected",
+      "[parallel.state_file] {} does not match: {}; load the file of this module and optimizer, or allow "
+      "missing or unexpected entries in LoadOptions",
       file_.path(), join(problems, "; "));
 }
 

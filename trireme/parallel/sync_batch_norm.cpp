@@ -186,22 +186,22 @@ SyncBatchNorm::SyncBatchNorm(int64_t features, std::shared_ptr<comm::Group> grou
                              const SyncBatchNormOptions& options)
     : features_(features), group_(std::move(group)), options_(options) {
   if (features < 1) {
-    throw LogicError("[parallel.sync_batch_norm] features is {}; give the number of channels, at least 1",
+    throw LogicError("[parallel.sync_batch_norm] features is {}; pass the number of channels, at least 1",
                      features);
   }
   if (!group_) {
     throw LogicError(
-        "[parallel.sync_batch_norm] there is no group for {} channels; give the ranks that share a batch, "
+        "[parallel.sync_batch_norm] there is no group for {} channels; pass the ranks that share a batch, "
         "such as Mesh::dp",
         features);
   }
   if (!(options.eps >= 0.0)) {
-    throw LogicError("[parallel.sync_batch_norm] eps is {}; give a small number, at least 0", options.eps);
+    throw LogicError("[parallel.sync_batch_norm] eps is {}; pass a small number, at least 0", options.eps);
   }
   if (options.momentum && !(*options.momentum >= 0.0 && *options.momentum <= 1.0)) {
     throw LogicError(
-        "[parallel.sync_batch_norm] momentum is {}; give the weight of the newest batch, from 0 to 1, or "
-        "none to weigh all batches alike",
+        "[parallel.sync_batch_norm] momentum is {}; pass the weight of the newest batch, from 0 to 1, or "
+        "nothing to weight all batches equally",
         *options.momentum);
   }
   if (options.affine) {
@@ -229,7 +229,7 @@ at::Tensor SyncBatchNorm::forward(const at::Tensor& x_in, bool updates) {
 
 void SyncBatchNorm::check_input(const at::Tensor& x) const {
   if (x.dim() < 2 || x.size(1) != features_) {
-    throw LogicError("[parallel.sync_batch_norm] x has shape ({}); needed is (N, {}) or (N, {}, ...)",
+    throw LogicError("[parallel.sync_batch_norm] x has shape ({}), but must have (N, {}) or (N, {}, ...)",
                      fmt::join(x.sizes(), ", "), features_, features_);
   }
   const at::ScalarType dtype = x.scalar_type();
@@ -245,8 +245,8 @@ void SyncBatchNorm::check_count(const at::Tensor& x, const Moments& moments) con
   const auto count = moments.count.item<int64_t>();
   if (count > 1) return;
   throw LogicError(
-      "[parallel.sync_batch_norm] all {} ranks of group {} have {} values per channel together (x is ({}) on "
-      "this one), and a variance needs 2; give a larger batch, or call eval()",
+      "[parallel.sync_batch_norm] the {} ranks of group {} have {} values per channel in all (x is ({}) on "
+      "this one), but a variance needs at least 2; use a larger batch, or call eval()",
       group_->size(), group_->name(), count, fmt::join(x.sizes(), ", "));
 }
 

@@ -107,8 +107,8 @@ std::vector<std::vector<at::Tensor>> pieces_of(DataParallel& engine,
       const auto place = places.find(tensor.unsafeGetTensorImpl());
       if (place == places.end())
         throw LogicError(
-            "[parallel.state] the optimizer has a tensor [{}] that is none of engine->optimizer_tensors(); "
-            "build it over them, and save tensors of your own apart",
+            "[parallel.state] the optimizer has a tensor [{}] that is not one of "
+            "engine->optimizer_tensors(); build it over them, and save your own tensors separately",
             fmt::join(tensor.sizes(), ", "));
       pieces[place->second.first][place->second.second] = tensor;
     }
@@ -193,8 +193,8 @@ std::unique_ptr<OptimizerState> state_of(DataParallel& engine, torch::optim::Opt
   if (dynamic_cast<Adagrad*>(&optimizer) != nullptr)
     return std::make_unique<TorchState<AdagradParamState, AdagradOptions>>(engine, optimizer);
   throw LogicError(
-      "[parallel.state] the state of {} is not known here; use AdamW, Adam, SGD, RMSprop or Adagrad, or "
-      "keep it with torch::save on every rank and save_weights() beside it",
+      "[parallel.state] the state of {} cannot be saved here; use AdamW, Adam, SGD, RMSprop or Adagrad, or "
+      "save it with torch::save on every rank, beside save_weights()",
       c10::demangle(typeid(optimizer).name()));
 }
 

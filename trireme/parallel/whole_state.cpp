@@ -44,8 +44,9 @@ WholeState::WholeState(DataParallel& engine, const OptimizerState* optimizer)
 }
 
 void WholeState::declare(const std::string& name, StateTensor tensor) {
-  TRIREME_CHECK(tensors_.emplace(name, std::move(tensor)).second,
-                "[parallel.state] two tensors of the training state are named {}; rename the module's", name);
+  TRIREME_CHECK(
+      tensors_.emplace(name, std::move(tensor)).second,
+      "[parallel.state] two tensors of the training state are named {}; rename the one of the module", name);
 }
 
 /// A rank that owns no element of a parameter does not know what the optimizer has of it.

@@ -40,13 +40,13 @@ void check_parameters(const Module& module, const char* operation) {
   for (const auto& [name, aliases, param] : params) {
     if (nn::has_lender(param)) {
       throw LogicError(
-          "[parallel.{}] parameter {} of {} is an engine's: the module has been wrapped already; end that "
-          "engine first",
+          "[parallel.{}] parameter {} of {} already belongs to an engine, so the module has been wrapped "
+          "before; destroy that engine first",
           operation, name, module.name());
     }
     if (!param.is_floating_point() || param.device() != first.device()) {
       throw LogicError(
-          "[parallel.{}] parameter {} is {} on {}, but {} is {} on {}; make them floating point, on one "
+          "[parallel.{}] parameter {} is {} on {}, but {} is {} on {}; all must be floating point and on one "
           "device",
           operation, name, c10::toString(param.scalar_type()), param.device().str(), params.front().name,
           c10::toString(first.scalar_type()), first.device().str());
@@ -76,9 +76,9 @@ Initializer values_of(const Module& module, const comm::Mesh& mesh) {
 
 Options engine_options(const WrapOptions& options, const std::string& policy, const comm::Mesh& mesh) {
   if (!(options.bucket_mib > 0.0))
-    throw ConfigError("[parallel.options] bucket_mib is {}; give a size above 0", options.bucket_mib);
+    throw ConfigError("[parallel.options] bucket_mib is {}; set it above 0", options.bucket_mib);
   if (options.min_unit_numel < 0)
-    throw ConfigError("[parallel.options] min_unit_numel is {}; give 0 or more elements",
+    throw ConfigError("[parallel.options] min_unit_numel is {}; set it to 0 or more elements",
                       options.min_unit_numel);
   return {.policy = plan::find_policy(policy),
           .compute = options.compute,
@@ -138,15 +138,15 @@ void check_alike(const std::vector<std::string>& lines, const comm::Mesh& mesh, 
   const std::string first = text_of_first(mine, mesh);
   if (first == mine) {
     throw LogicError(
-        "[parallel.{}] rank {} wraps another module than rank {}, or with other options; its "
-        "message says the first difference",
+        "[parallel.{}] rank {} wraps a different module than rank {}, or with different options; its message "
+        "names the first difference",
         operation, mesh.dp->ranks()[static_cast<size_t>(other - hashes.begin())], rank);
   }
   const std::vector<std::string> others = split(first, '\n');
   const auto differs = std::ranges::mismatch(lines, others);
   throw LogicError(
       "[parallel.{}] ranks wrap different modules: rank {} has '{}' where rank {} has '{}'; build the same "
-      "module with the same options on all ranks, parameters registered in one order",
+      "module with the same options on all ranks, and register parameters in the same order",
       operation, rank, *differs.in1, first_rank, *differs.in2);
 }
 
@@ -163,8 +163,8 @@ void announce(const DataParallel& engine, const Module& module, const comm::Mesh
   log_info("fully_shard: {}, {}; engine->describe() lists the units", module.name(), engine.summary());
   if (engine.units().size() > 1) return;
   log_warning(
-      "[parallel.fully_shard] all of {} is one unit, so its parameters are gathered at once; name paths of "
-      "submodules in WrapOptions::blocks, or lower WrapOptions::min_unit_numel",
+      "[parallel.fully_shard] all of {} is one unit, so its parameters are all gathered at once; list "
+      "submodule paths in WrapOptions::blocks, or lower WrapOptions::min_unit_numel",
       module.name());
 }
 
@@ -178,7 +178,8 @@ std::vector<plan::UnitSpec> block_units(const Module& module, const std::vector<
   for (const std::string& block : blocks) {
     for (const std::string& other : blocks) {
       TRIREME_CHECK(&other == &block || !(block + ".").starts_with(other + "."),
-                    "[parallel.fully_shard] block {} lies within block {}; name one of them", block, other);
+                    "[parallel.fully_shard] block {} is inside block {}; list only one of them", block,
+                    other);
     }
     units.push_back({block, {}});
   }
@@ -197,7 +198,7 @@ std::vector<plan::UnitSpec> block_units(const Module& module, const std::vector<
   for (size_t i = 0; i < blocks.size(); ++i) {
     TRIREME_CHECK(
         has_parameters[i],
-        "[parallel.fully_shard] there is no block {} with parameters in {}; name paths of submodules",
+        "[parallel.fully_shard] there is no block {} with parameters in {}; list paths of its submodules",
         blocks[i], module.name());
   }
   // A block whose parameters all have their first name elsewhere lies in the units of that place.

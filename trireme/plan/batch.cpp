@@ -33,7 +33,7 @@ std::string nearest_divisors(int64_t value, int64_t wanted) {
     fix += fmt::format(", or train.micro_batch to {}", nearest_divisors(global_batch / dp_size, micro_batch));
   }
   throw ConfigError(
-      "[plan.batch] global_batch {} = micro_batch {} x accumulation ? x {} ranks does not divide; {}",
+      "[plan.batch] global_batch {} cannot be split into micro_batch {} x accumulation x {} ranks; {}",
       global_batch, micro_batch == 0 ? "?" : std::to_string(micro_batch), dp_size, fix);
 }
 
@@ -58,8 +58,9 @@ BatchPlan plan_batch(const Config& config, const MeshShape& mesh) {
     const int64_t scheduled = read_schedule(config.pipeline.file, config.pipeline.placement).micro_batches;
     if (wanted != 0 && wanted != scheduled) {
       throw ConfigError(
-          "[plan.batch] pipeline.micro_batches={}, but the schedule of {} has {}; remove the former", wanted,
-          config.pipeline.file, scheduled);
+          "[plan.batch] pipeline.micro_batches={}, but the schedule in {} has {}; remove "
+          "pipeline.micro_batches",
+          wanted, config.pipeline.file, scheduled);
     }
     wanted = scheduled;
   }
@@ -67,9 +68,8 @@ BatchPlan plan_batch(const Config& config, const MeshShape& mesh) {
   const int64_t global_batch = by_rank ? train.rank_batch * dp_size : train.global_batch;
   if (by_rank && train.micro_batch > 0 && train.rank_batch % train.micro_batch != 0) {
     throw ConfigError(
-        "[plan.batch] train.rank_batch={} is no multiple of train.micro_batch={}; set train.rank_batch to "
-        "{}, "
-        "or train.micro_batch to {}",
+        "[plan.batch] train.rank_batch={} is not a multiple of train.micro_batch={}; set train.rank_batch to "
+        "{}, or train.micro_batch to {}",
         train.rank_batch, train.micro_batch, nearest_multiples(train.rank_batch, train.micro_batch),
         nearest_divisors(train.rank_batch, train.micro_batch));
   }
@@ -100,10 +100,10 @@ BatchPlan plan_batch(const Config& config, const MeshShape& mesh) {
 }
 
 BatchPlan plan_batch(int64_t global_batch, int64_t micro_batch, int64_t dp_size) {
-  TRIREME_CHECK(dp_size >= 1, "[plan.batch] dp_size={}", dp_size);
+  TRIREME_CHECK(dp_size >= 1, "[plan.batch] dp_size={} must be at least 1", dp_size);
   if (global_batch < 1 || micro_batch < 0) {
     throw ConfigError(
-        "[plan.batch] train.global_batch={}, train.micro_batch={}: they must be at least 1 and 0",
+        "[plan.batch] train.global_batch={} must be at least 1 and train.micro_batch={} at least 0",
         global_batch, micro_batch);
   }
   if (global_batch % dp_size != 0) throw_indivisible(global_batch, micro_batch, dp_size);

@@ -8,8 +8,8 @@ namespace trireme::plan {
 
 std::vector<UnitSpec> make_buckets(const std::vector<ParamSpec>& params, int64_t element_bytes,
                                    int64_t cap_bytes) {
-  TRIREME_CHECK(element_bytes > 0 && cap_bytes > 0, "[plan.buckets] element_bytes={} cap_bytes={}",
-                element_bytes, cap_bytes);
+  TRIREME_CHECK(element_bytes > 0 && cap_bytes > 0,
+                "[plan.buckets] element_bytes={} and cap_bytes={} must be above 0", element_bytes, cap_bytes);
   std::vector<UnitSpec> buckets;
   int64_t room = 0;
   for (size_t i = params.size(); i-- > 0;) {

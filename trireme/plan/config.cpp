@@ -43,14 +43,14 @@ std::string read_config_file(const std::string& path) {
                       preset_hint(path));
   }
   if (std::filesystem::is_directory(path)) {
-    throw ConfigError("[plan.config] '{}' is a folder; name the YAML file in it", path);
+    throw ConfigError("[plan.config] '{}' is a folder; give a YAML file in it", path);
   }
   return read_text_file(path, kMaxFileBytes);
 }
 
 Assignments from_yaml(const ConfigSources& sources) {
   TRIREME_CHECK(sources.path.empty() || sources.text.empty(),
-                "[plan.config] both a path and a text were given");
+                "[plan.config] both a path and a text were given; pass one of them");
   if (!sources.path.empty()) return read_yaml(read_config_file(sources.path), sources.path);
   return read_yaml(sources.text, "<text>");
 }
@@ -174,7 +174,7 @@ class Resolver {
     if constexpr (std::is_same_v<Value, DataKind>) open = open || member == DataKind::kAuto;
     if (said_so && !open) {
       throw ConfigError(
-          "[plan.config] {}, but {}={} ({}), of which {} follows; remove it or choose another model",
+          "[plan.config] {}, but {}={} ({}), which implies {}; remove it or choose another model",
           said(resolved_.origins, key, member), from, format_value(find({from, {}, origin})),
           resolved_.origins.at(from), value);
     }

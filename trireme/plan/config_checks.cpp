@@ -56,8 +56,9 @@ class Checker {
   void check_sample() const {
     const TrainConfig& train = config_.train;
     if (train.sample_tokens == 0 || !train.sample_prompt.empty()) return;
-    throw ConfigError("[plan.config] {}, but {} has no text to continue; give it some, or set the first to 0",
-                      said("train.sample_tokens", train.sample_tokens), said("train.sample_prompt", "\"\""));
+    throw ConfigError(
+        "[plan.config] {}, but {} has no text to continue; set a prompt, or set train.sample_tokens to 0",
+        said("train.sample_tokens", train.sample_tokens), said("train.sample_prompt", "\"\""));
   }
 
   void check_loss_scale() const {
@@ -65,8 +66,8 @@ class Checker {
     const CommHook hook = config_.parallel.comm_hook;
     if (scales_loss(precision) && keeps_residual(hook)) {
       throw ConfigError(
-          "[plan.config] {} keeps what it could not send, which an overflow of the scaled loss would spoil "
-          "for good; use none or fp16, or precision.compute=bf16",
+          "[plan.config] {} carries over what it could not send, and an overflow of the scaled loss would "
+          "corrupt that for good; use none or fp16, or precision.compute=bf16",
           said("parallel.comm_hook", hook));
     }
     if (precision.loss_scale.minimum > precision.loss_scale.initial) {
@@ -87,21 +88,20 @@ class Checker {
                         said("model.family", model_.family));
     }
     if (precision.compute != Dtype::kBf16) {
-      throw ConfigError(
-          "[plan.config] {} casts from bf16 and sums to bf16, but {}; set precision.compute to bf16", asked,
-          said("precision.compute", precision.compute));
+      throw ConfigError("[plan.config] {} casts from and sums to bf16, but {}; set precision.compute to bf16",
+                        asked, said("precision.compute", precision.compute));
     }
     const CommHook hook = config_.parallel.comm_hook;
     if (hook != CommHook::kNone && hook != CommHook::kLocalSgd) {
       throw ConfigError(
-          "[plan.config] {} with {}: gradients that come from eight bits are not rounded again on the wire; "
-          "set parallel.comm_hook to none",
+          "[plan.config] {} with {}: gradients computed in 8 bits are not compressed again for sending; set "
+          "parallel.comm_hook to none",
           asked, said("parallel.comm_hook", hook));
     }
     check_fp8_scales(asked, hook);
     for (const int64_t block : fp8.skip.blocks) {
       if (block < model_.n_layers) continue;
-      throw ConfigError("[plan.config] {} names block {}, but {} end with {}",
+      throw ConfigError("[plan.config] {} lists block {}, but with {} the last block is {}; remove it",
                         said("precision.fp8_skip", to_text(fp8.skip)), block,
                         said("model.n_layers", model_.n_layers), model_.n_layers - 1);
     }
@@ -113,14 +113,14 @@ class Checker {
     const std::string delayed = said("precision.fp8_scaling", fp8.scales);
     if (fp8.recipe != Fp8::kTensorwise) {
       throw ConfigError(
-          "[plan.config] {} with {}: scales of rows and blocks come from what is cast; set "
+          "[plan.config] {} with {}: scales per row or block always come from the tensor that is cast; set "
           "precision.fp8=tensorwise or precision.fp8_scaling=dynamic",
           delayed, asked);
     }
     if (hook == CommHook::kLocalSgd) {
       throw ConfigError(
-          "[plan.config] {} compares magnitudes of all ranks after each step, and with {} they do not meet "
-          "in each; set precision.fp8_scaling=dynamic",
+          "[plan.config] {} compares magnitudes across ranks after every step, but with {} ranks do not "
+          "communicate in every step; set precision.fp8_scaling=dynamic",
           delayed, said("parallel.comm_hook", hook));
     }
   }
@@ -131,33 +131,33 @@ class Checker {
     const std::string asked = said("train.deterministic", config_.train.deterministic);
     if (config_.comm.reduction == Reduction::kBackend) {
       throw ConfigError(
-          "[plan.config] {} cannot be honoured with {}, which adds in an order that NCCL or Gloo chooses; "
-          "use comm.reduction=ordered",
+          "[plan.config] {} is not possible with {}, where NCCL or Gloo chooses the order of summation; use "
+          "comm.reduction=ordered",
           asked, said("comm.reduction", config_.comm.reduction));
     }
     if (config_.parallel.comm_hook == CommHook::kPowerSgd) {
       throw ConfigError(
-          "[plan.config] {} cannot be honoured with {}, whose factors NCCL or Gloo adds in an order of its "
-          "own; use another hook or none",
+          "[plan.config] {} is not possible with {}, whose factors NCCL or Gloo sums in its own order; use "
+          "another hook or none",
           asked, said("parallel.comm_hook", config_.parallel.comm_hook));
     }
   }
 
   void check_recompute() const {
     if (config_.memory.recompute != Recompute::kCheap || family_.cheap_bytes != nullptr) return;
-    throw ConfigError("[plan.config] {} has nothing to leave out in family {}; use block or none",
+    throw ConfigError("[plan.config] {} has nothing to recompute in family {}; use block or none",
                       said("memory.recompute", config_.memory.recompute), model_.family);
   }
 
   void check_heads() const {
     const auto heads = said("model.n_heads", model_.n_heads);
     if (model_.d_model % model_.n_heads != 0) {
-      throw ConfigError("[plan.config] {} is no multiple of {}; set model.d_model to {}",
+      throw ConfigError("[plan.config] {} is not a multiple of {}; set model.d_model to {}",
                         said("model.d_model", model_.d_model), heads,
                         (model_.d_model / model_.n_heads + 1) * model_.n_heads);
     }
     if (model_.n_heads % model_.n_kv_heads != 0) {
-      throw ConfigError("[plan.config] {} is no multiple of {}; set model.n_kv_heads to a divisor of {}",
+      throw ConfigError("[plan.config] {} is not a multiple of {}; set model.n_kv_heads to a divisor of {}",
                         heads, said("model.n_kv_heads", model_.n_kv_heads), model_.n_heads);
     }
   }
@@ -213,8 +213,8 @@ class Checker {
         "model.label_smoothing", "model.channels_last", "data.pad",         "data.flip",
         "data.resized_crop",     "data.least_area",     "data.mixup",       "data.threads"};
     const std::string family = said("model.family", model_.family);
-    if (config_.data.kind == DataKind::kText) return refuse_keys(kOfImages, "models of images", family);
-    refuse_keys(kOfText, "models of text", family);
+    if (config_.data.kind == DataKind::kText) return refuse_keys(kOfImages, "image models", family);
+    refuse_keys(kOfText, "text models", family);
     const DataConfig& data = config_.data;
     if (data.least_area != DataConfig{}.least_area && !data.resized_crop) {
       throw ConfigError(
@@ -235,7 +235,8 @@ class Checker {
   void check_checkpoints() const {
     if (config_.checkpoint.best && config_.train.val_batches == 0) {
       throw ConfigError(
-          "[plan.config] {} keeps the weights of the best validation, but {} validates nothing; raise it",
+          "[plan.config] {} keeps the weights of the best validation, but {} turns validation off; raise "
+          "train.val_batches",
           said("checkpoint.best", true), said("train.val_batches", config_.train.val_batches));
     }
     const CommHook hook = config_.parallel.comm_hook;
@@ -245,15 +246,15 @@ class Checker {
     if (!config_.checkpoint.best) return;
     if (config_.train.val_every == 0) {
       throw ConfigError(
-          "[plan.config] {} keeps weights where an epoch ends, but with {} ranks have weights of their own "
+          "[plan.config] {} saves weights at the end of an epoch, but with {} the weights of ranks differ "
           "there; set train.val_every to a multiple of {}",
           said("checkpoint.best", true), said("parallel.comm_hook", hook),
           said("parallel.local_steps", local_steps));
     }
     if (config_.optim.ema > 0.0) {
       throw ConfigError(
-          "[plan.config] {} keeps the averages of {}, of which with {} every rank has its own; set "
-          "optim.ema to 0 or checkpoint.best to false",
+          "[plan.config] {} saves the averaged weights of {}, but with {} every rank has its own average; "
+          "set optim.ema to 0 or checkpoint.best to false",
           said("checkpoint.best", true), said("optim.ema", config_.optim.ema),
           said("parallel.comm_hook", hook));
     }
@@ -266,16 +267,15 @@ class Checker {
     const int64_t local_steps = config_.parallel.local_steps;
     if (every % local_steps != 0) {
       throw ConfigError(
-          "[plan.config] {} is no multiple of {}: with {} ranks have weights of their own between averages; "
+          "[plan.config] {} is not a multiple of {}: with {} the weights of ranks differ between averagings; "
           "set {} to {}",
           said(key, every), said("parallel.local_steps", local_steps), said("parallel.comm_hook", hook), key,
           (every / local_steps + 1) * local_steps);
     }
     if (scales_loss(config_.precision)) {
       throw ConfigError(
-          "[plan.config] weights are kept by {} with {} and a loss that is scaled: steps that overflow are "
-          "skipped by ranks that then average later; use precision.compute=bf16, or keep no weights but the "
-          "last",
+          "[plan.config] {} saves weights with {} and loss scaling, but a rank that skips a step on overflow "
+          "averages later than the others; use precision.compute=bf16, or save only the final weights",
           said(key, every), said("parallel.comm_hook", hook));
     }
   }
@@ -288,8 +288,9 @@ class Checker {
     }
     check_steps_keys();
     if (optim.nesterov && optim.momentum == 0.0) {
-      throw ConfigError("[plan.config] {} needs momentum, but {}; raise it or remove optim.nesterov",
-                        said("optim.nesterov", optim.nesterov), said("optim.momentum", optim.momentum));
+      throw ConfigError(
+          "[plan.config] {} needs momentum, but {}; raise optim.momentum or remove optim.nesterov",
+          said("optim.nesterov", optim.nesterov), said("optim.momentum", optim.momentum));
     }
     if (config_.train.epochs == 0 && optim.warmup_steps > config_.train.steps) {
       throw ConfigError("[plan.config] {} is above {}; lower it or train longer",
@@ -331,7 +332,8 @@ class Checker {
     for (const auto& [key, value] : axes) {
       if (value == 1) continue;
       throw ConfigError(
-          "[plan.config] {}: this build splits work along dp_replicate, dp_shard and pp only; set it to 1",
+          "[plan.config] {} is not supported yet: only dp_replicate, dp_shard and pp can be above 1; set it "
+          "to 1",
           said(key, value));
     }
   }
@@ -343,8 +345,8 @@ class Checker {
     const Policy& policy = find_policy(parallel.policy, has_rows ? parallel.sharding : Sharding::kAuto);
     if (!policy.shard_parameters) return;
     throw ConfigError(
-        "[plan.config] {} with {}, which frees parameters by block; set parallel.bucket_mib to 0, or "
-        "parallel.policy to ddp, zero1 or zero2",
+        "[plan.config] {} cannot be used with {}, which frees parameters block by block; set "
+        "parallel.bucket_mib to 0, or parallel.policy to ddp, zero1 or zero2",
         said("parallel.bucket_mib", parallel.bucket_mib), said("parallel.policy", parallel.policy));
   }
 

@@ -58,7 +58,7 @@ std::string_view expected_type(const Field& field) {
 
 [[noreturn]] void throw_wrong_type(const Field& field, std::string_view text, std::string_view origin) {
   const std::string allowed = allowed_values(field);
-  throw ConfigError("[plan.config] {}='{}' ({}) is not {}; give it {}{}", field.key, text, origin,
+  throw ConfigError("[plan.config] {}='{}' ({}) is not {}; set it to {}{}", field.key, text, origin,
                     expected_type(field), expected_type(field), allowed.empty() ? "" : ", " + allowed);
 }
 

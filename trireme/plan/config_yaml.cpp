@@ -44,8 +44,7 @@ class YamlReader {
     std::set<std::string> seen;
     for (const auto& entry : map) {
       const std::string at = place(name_, entry.first.Mark());
-      if (!entry.first.IsScalar())
-        throw ConfigError("[plan.config] {}: a key must be a word; give it a name", at);
+      if (!entry.first.IsScalar()) throw ConfigError("[plan.config] {}: a key must be a plain word", at);
       const std::string word = entry.first.Scalar();
       if (!seen.insert(word).second) {
         throw ConfigError("[plan.config] {}: '{}' is given twice; remove one", at, prefix + word);
@@ -63,7 +62,7 @@ class YamlReader {
     } else if (value.IsScalar()) {
       assignments_.push_back({key, value.Scalar(), at});
     } else {
-      throw ConfigError("[plan.config] {}: '{}' has {}; give it one value", at, key,
+      throw ConfigError("[plan.config] {}: '{}' has {}; give it a single value", at, key,
                         value.IsNull()  ? "no value"
                         : value.IsMap() ? "keys below it"
                                         : "a list");
@@ -103,7 +102,8 @@ class YamlReader {
   [[noreturn]] void throw_dotted(const std::string& key, const std::string& at) const {
     const size_t dot = key.find('.');
     throw ConfigError(
-        "[plan.config] {}: unknown key '{}'{}; in YAML a section nests: '{}:' and below it, indented, '{}:'",
+        "[plan.config] {}: unknown key '{}'{}; in YAML, keys of a section are nested: write '{}:' and below "
+        "it, indented, '{}:'",
         at, key, keys_.contains(key) ? "" : suggest_key(key), key.substr(0, dot), key.substr(dot + 1));
   }
 
@@ -166,7 +166,7 @@ YAML::Node parse(const std::string& text, const std::string& name) {
   } catch (const YAML::Exception& error) {
     if (const size_t line = line_with_tab(text)) {
       throw ConfigError(
-          "[plan.config] {}:{}: the line is indented with a tab, which YAML does not allow; use blanks", name,
+          "[plan.config] {}:{}: the line is indented with a tab, which YAML does not allow; use spaces", name,
           line);
     }
     throw ConfigError("[plan.config] {}: not valid YAML: {}; correct the file", place(name, error.mark),

@@ -5,7 +5,8 @@
 namespace trireme::plan {
 
 int64_t wire_bytes(Collective collective, int64_t bytes, int64_t ranks) {
-  TRIREME_CHECK(bytes >= 0 && ranks >= 1, "[plan.cost] bytes={} ranks={}", bytes, ranks);
+  TRIREME_CHECK(bytes >= 0 && ranks >= 1, "[plan.cost] bytes={} must be at least 0 and ranks={} at least 1",
+                bytes, ranks);
   switch (collective) {
     case Collective::kAllReduce:
       return 2 * (bytes - bytes / ranks);
@@ -21,11 +22,11 @@ int64_t wire_bytes(Collective collective, int64_t bytes, int64_t ranks) {
     case Collective::kBarrier:
       return 0;
   }
-  throw LogicError("[plan.cost] collective {} is none of the table", static_cast<int>(collective));
+  throw LogicError("[plan.cost] unknown collective {}", static_cast<int>(collective));
 }
 
 int64_t steps(Collective collective, int64_t ranks) {
-  TRIREME_CHECK(ranks >= 1, "[plan.cost] ranks={}", ranks);
+  TRIREME_CHECK(ranks >= 1, "[plan.cost] ranks={} must be at least 1", ranks);
   switch (collective) {
     case Collective::kAllReduce:
       return 2 * (ranks - 1);
@@ -40,7 +41,7 @@ int64_t steps(Collective collective, int64_t ranks) {
     case Collective::kBarrier:
       return ranks == 1 ? 0 : 1;
   }
-  throw LogicError("[plan.cost] collective {} is none of the table", static_cast<int>(collective));
+  throw LogicError("[plan.cost] unknown collective {}", static_cast<int>(collective));
 }
 
 }  // namespace trireme::plan

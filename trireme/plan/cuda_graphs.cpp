@@ -29,17 +29,17 @@ std::string settings_behind(const Config& config, int64_t ranks) {
   const PrecisionConfig& precision = config.precision;
   if (ranks > 1) return {};
   if (wire_dtype(precision) != precision.compute) {
-    return fmt::format(", since they change their dtype: precision.compute={}, precision.reduce={}",
+    return fmt::format(", because their dtype changes: precision.compute={}, precision.reduce={}",
                        precision.compute, precision.reduce);
   }
-  return fmt::format(", since parallel.reduce_when={}", config.parallel.reduce_when);
+  return fmt::format(", because parallel.reduce_when={}", config.parallel.reduce_when);
 }
 
 /// What several ranks do together in the middle of passes.
 std::string communication_in_passes(const Config& config, int64_t ranks) {
   if (ranks == 1) return {};
   if (reads_images(config.model.family) && config.model.vision.norm == ImageNorm::kSyncBatch)
-    return fmt::format("{} ranks add up statistics within a pass (model.norm=sync_batch)", ranks);
+    return fmt::format("{} ranks sum statistics within a pass (model.norm=sync_batch)", ranks);
   if (config.precision.fp8.recipe != Fp8::kOff)
     return fmt::format("{} ranks exchange scales within a pass (precision.fp8={})", ranks,
                        config.precision.fp8.recipe);
@@ -53,11 +53,11 @@ std::string communication_in_passes(const Config& config, int64_t ranks) {
 
 std::string cuda_graphs_obstacle(const Config& config, bool gpu, int64_t ranks) {
   const ParallelConfig& parallel = config.parallel;
-  if (!gpu) return "tensors live on the CPU";
+  if (!gpu) return "training runs on the CPU";
   if (parallel.pp > 1) {
     return fmt::format("passes wait for other stages of the pipeline (parallel.pp={})", parallel.pp);
   }
-  if (scales_loss(config.precision)) return "the scale of the loss changes between steps (precision.scaling)";
+  if (scales_loss(config.precision)) return "the loss scale changes between steps (precision.scaling)";
   if (parallel.comm_hook != CommHook::kNone) {
     return fmt::format("gradients pass through a hook (parallel.comm_hook={})", parallel.comm_hook);
   }
@@ -65,11 +65,11 @@ std::string cuda_graphs_obstacle(const Config& config, bool gpu, int64_t ranks) 
   if (const std::string obstacle = recording_obstacle(step_of(config, ranks)); !obstacle.empty())
     return obstacle + settings_behind(config, ranks);
   if (config.memory.recompute == Recompute::kBlock && config.model.dropout > 0.0) {
-    return "blocks that are computed again draw the same random numbers again (memory.recompute=block with "
+    return "recomputed blocks must draw the same random numbers again (memory.recompute=block with "
            "model.dropout)";
   }
   if (config.train.epochs == 0 && config.train.steps <= kStepsBeforeRecording) {
-    return fmt::format("the first {} steps run without and train.steps={}", kStepsBeforeRecording,
+    return fmt::format("the first {} steps run without them and train.steps={}", kStepsBeforeRecording,
                        config.train.steps);
   }
   return {};

@@ -13,8 +13,8 @@ int64_t round_up(int64_t value, int64_t multiple) {
 
 FlatLayout::FlatLayout(const std::vector<ParamSpec>& params, int64_t shards, int64_t alignment)
     : shards_(shards) {
-  TRIREME_CHECK(shards >= 1 && alignment >= 1, "[plan.flat_layout] shards={} alignment={}", shards,
-                alignment);
+  TRIREME_CHECK(shards >= 1 && alignment >= 1,
+                "[plan.flat_layout] shards={} and alignment={} must be at least 1", shards, alignment);
   int64_t offset = 0;
   for (const ParamSpec& param : params) {
     offset = round_up(offset, alignment);
@@ -29,7 +29,7 @@ const FlatEntry& FlatLayout::entry(const std::string& name) const {
   for (const FlatEntry& candidate : entries_) {
     if (candidate.name == name) return candidate;
   }
-  throw LogicError("[plan.flat_layout] no parameter '{}' among {}", name, entries_.size());
+  throw LogicError("[plan.flat_layout] there is no parameter '{}' among {}", name, entries_.size());
 }
 
 FlatLayout flat_layout(const UnitSpec& unit, int64_t shards) {

@@ -33,17 +33,16 @@ std::string fp8_obstacle(const Config& config, const ModelFacts& facts, int64_t 
       const auto fits = [multiple](int64_t size) { return size % multiple == 0; };
       if (param.shape.size() != 2 || std::ranges::all_of(param.shape, fits)) continue;
       return fmt::format(
-          "{} is {}, and sizes must be multiples of {}; set model.d_model, model.n_heads, model.n_kv_heads "
-          "or "
-          "model.d_ff to others",
+          "{} is {}, but sizes must be multiples of {}; change model.d_model, model.n_heads, "
+          "model.n_kv_heads or model.d_ff",
           param.name, fmt::join(param.shape, " x "), multiple);
     }
   }
   const int64_t tokens = micro_batch * config.data.seq_len;
   if (tokens % multiple == 0) return {};
   return fmt::format(
-      "a micro-batch has {} x {} = {} tokens, and that must be a multiple of {}; set train.micro_batch or "
-      "data.seq_len to another number",
+      "a micro-batch has {} x {} = {} tokens, which must be a multiple of {}; change train.micro_batch or "
+      "data.seq_len",
       micro_batch, config.data.seq_len, tokens, multiple);
 }
 

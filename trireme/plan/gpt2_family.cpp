@@ -55,12 +55,13 @@ void check(const Config& config, const Origins& origins) {
   const ModelConfig& model = config.model;
   if (model.n_kv_heads != model.n_heads) {
     throw ConfigError(
-        "[plan.config] {} differs from {}, but gpt2 has one key and value per head; set it to 0",
+        "[plan.config] {} differs from {}, but gpt2 has one key and value head per query head; set "
+        "model.n_kv_heads to 0",
         said(origins, "model.n_kv_heads", model.n_kv_heads), said(origins, "model.n_heads", model.n_heads));
   }
   if (model.max_seq_len < config.data.seq_len) {
     throw ConfigError(
-        "[plan.config] {} has no positions for {}; set model.max_seq_len to 0 or to at least {}",
+        "[plan.config] {} has too few positions for {}; set model.max_seq_len to 0 or to at least {}",
         said(origins, "model.max_seq_len", model.max_seq_len),
         said(origins, "data.seq_len", config.data.seq_len), config.data.seq_len);
   }

@@ -106,7 +106,7 @@ class Keys {
     if (value == nullptr) return otherwise ? *otherwise : missing<int64_t>(key, 1);
     const bool fits = !value->is_number_unsigned() || value->get<uint64_t>() <= uint64_t{1} << 62;
     if (value->is_number_integer() && fits && value->get<int64_t>() > 0) return value->get<int64_t>();
-    return wrong<int64_t>(key, *value, "must be a positive whole number of 62 bits", 1);
+    return wrong<int64_t>(key, *value, "must be a positive integer of at most 62 bits", 1);
   }
   double number(const std::string& key, std::optional<double> otherwise = {}) {
     const Json* value = find(key);
@@ -130,7 +130,7 @@ class Keys {
     }
     std::vector<std::string> words;
     for (const Value& one : possible) words.push_back(shown(Json(one)));
-    wrong<int>(key, *value, fmt::format("can be {} only", join(words, " or ")), 0);
+    wrong<int>(key, *value, fmt::format("can only be {}", join(words, " or ")), 0);
   }
 
   template <typename Value>
@@ -149,7 +149,7 @@ class Keys {
     for (const auto& [key, value] : object_.items()) {
       const bool inert = value.is_null() || key.starts_with('_');
       if (known_.contains(key) || without_.contains(prefix_ + key) || inert) continue;
-      problems_.push_back(fmt::format("{}{}={} is not known here", prefix_, key, shown(value)));
+      problems_.push_back(fmt::format("{}{}={} is not supported", prefix_, key, shown(value)));
     }
   }
   void know(std::string_view key) { known_.emplace(key); }
@@ -189,7 +189,7 @@ void read_rope(Keys& keys, ModelConfig& model, const std::set<std::string>& with
     model.rope_high_freq_factor = rope.number("high_freq_factor");
     model.rope_original_len = rope.count("original_max_position_embeddings");
   } else if (word != "default") {
-    rope.wrong<int>(type != nullptr ? "rope_type" : "type", word, "can be \"default\" or \"llama3\" only", 0);
+    rope.wrong<int>(type != nullptr ? "rope_type" : "type", word, "can only be \"default\" or \"llama3\"", 0);
     return;  // its other keys are of that type
   }
   rope.refuse_others();
@@ -213,7 +213,7 @@ ModelConfig read_llama(Keys& keys, const std::set<std::string>& without, std::ve
   keys.must_be<double>("attention_dropout", {0.0});
   keys.must_be<double>("partial_rotary_factor", {1.0});
   if (const Json* size = keys.find("head_dim"); size != nullptr && *size != model.d_model / model.n_heads)
-    keys.wrong<int>("head_dim", *size, "can be hidden_size / num_attention_heads only", 0);
+    keys.wrong<int>("head_dim", *size, "can only be hidden_size / num_attention_heads", 0);
   return model;
 }
 
@@ -228,7 +228,7 @@ ModelConfig read_gpt2(Keys& keys, const std::set<std::string>& without, std::vec
   model.vocab_size = keys.count("vocab_size");
   model.max_seq_len = keys.count("n_positions");
   if (const Json* context = keys.find("n_ctx"); context != nullptr && *context != model.max_seq_len)
-    keys.wrong<int>("n_ctx", *context, "can be n_positions only", 0);
+    keys.wrong<int>("n_ctx", *context, "can only be n_positions", 0);
   model.norm_eps = keys.number("layer_norm_epsilon", 1e-5);
   model.tie_embeddings = keys.flag("tie_word_embeddings", true);
   model.dropout = keys.number("resid_pdrop", 0.1);
@@ -265,9 +265,8 @@ const Family* family_of(const Json& config) {
 const Family& known_family(const Json& config, const std::string& path) {
   if (const Family* family = family_of(config)) return *family;
   const Json type = config.is_object() ? config.value("model_type", Json()) : Json();
-  throw ConfigError(
-      "[plan.hugging_face] {}: model_type={} is not known here; it can be \"llama\" or \"gpt2\"", path,
-      shown(type));
+  throw ConfigError("[plan.hugging_face] {}: model_type={} is not supported; it can be \"llama\" or \"gpt2\"",
+                    path, shown(type));
 }
 
 void check_architectures(Keys& keys, const Family& family) {
@@ -277,7 +276,7 @@ void check_architectures(Keys& keys, const Family& family) {
       (names->at(0) == family.model || names->at(0) == family.body))
     return;
   keys.wrong<int>("architectures", *names,
-                  fmt::format("can be \"{}\" or \"{}\" only", family.model, family.body), 0);
+                  fmt::format("can only be \"{}\" or \"{}\"", family.model, family.body), 0);
 }
 
 /// Ranges and rules of our own keys.
@@ -288,7 +287,7 @@ void check_as_config(const ModelConfig& model, const std::string& path) {
   try {
     load({.path = {}, .text = to_yaml({config, {}}), .overrides = {}}, Environment());
   } catch (const ConfigError& error) {
-    throw ConfigError("[plan.hugging_face] {}: no model can be made of it: {}", path, error.what());
+    throw ConfigError("[plan.hugging_face] {} does not give a valid model: {}", path, error.what());
   }
 }
 
@@ -354,8 +353,8 @@ ModelConfig from_hugging_face(const Json& config, const std::string& path,
   keys.refuse_others();
   if (!problems.empty()) {
     throw ConfigError(
-        "[plan.hugging_face] {} describes what no {} here is: {}; 'trireme ckpt import-hf --ignore KEY' "
-        "leaves one out",
+        "[plan.hugging_face] {} describes an unsupported variant of {}: {}; 'trireme ckpt import-hf --ignore "
+        "KEY' ignores a key",
         path, family.type, join(problems, "; "));
   }
   check_as_config(model, path);

@@ -60,7 +60,7 @@ int64_t cheap_bytes(const ModelConfig& model, int64_t element_bytes) {
 void check_scaling(const ModelConfig& model, const Origins& origins) {
   if (model.rope_scaling == RopeScaling::kNone || model.rope_low_freq_factor < model.rope_high_freq_factor)
     return;
-  throw ConfigError("[plan.config] {} is not below {}; the published models have 1 and 4",
+  throw ConfigError("[plan.config] {} must be below {}; the published models have 1 and 4",
                     said(origins, "model.rope_low_freq_factor", model.rope_low_freq_factor),
                     said(origins, "model.rope_high_freq_factor", model.rope_high_freq_factor));
 }
@@ -70,7 +70,7 @@ void check(const Config& config, const Origins& origins) {
   check_scaling(model, origins);
   if (head_dim(model) % 2 == 0) return;
   throw ConfigError(
-      "[plan.config] {} / {} = {} is odd, but rotary embeddings turn pairs; make the head size even",
+      "[plan.config] {} / {} = {} is odd, but rotary embeddings rotate pairs; make the head size even",
       said(origins, "model.d_model", model.d_model), said(origins, "model.n_heads", model.n_heads),
       head_dim(model));
 }

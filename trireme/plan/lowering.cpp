@@ -143,9 +143,10 @@ class Poster {
 };
 
 StageProgram with_posts(const Schedule& schedule, int64_t rank, int64_t ahead) {
-  TRIREME_CHECK(rank >= 0 && rank < static_cast<int64_t>(schedule.ranks.size()) && ahead >= 0,
-                "[plan.lower] rank {} of a schedule for {} ranks, {} buffers ahead", rank,
-                schedule.ranks.size(), ahead);
+  TRIREME_CHECK(
+      rank >= 0 && rank < static_cast<int64_t>(schedule.ranks.size()) && ahead >= 0,
+      "[plan.lower] there is no program for rank {} of a schedule for {} ranks with {} buffers ahead", rank,
+      schedule.ranks.size(), ahead);
   const StageProgram bare = without_posts(schedule, rank);
   const LastUse last_use(schedule);
   Poster poster(schedule, bare, ahead);

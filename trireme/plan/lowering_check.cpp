@@ -36,7 +36,7 @@ class Check {
         sends_(sends),
         ranks_(programs.size()) {
     TRIREME_CHECK(programs.size() == schedule.ranks.size(),
-                  "[plan.check_programs] {} programs for a schedule of {} ranks", programs.size(),
+                  "[plan.check_programs] there are {} programs for a schedule of {} ranks", programs.size(),
                   schedule.ranks.size());
   }
 
@@ -79,7 +79,8 @@ class Check {
   }
 
   void send(size_t rank, const StageAction& action) {
-    require(ranks_[rank].to_send.erase(item_of(action)) == 1, rank, action, "is not there to send");
+    require(ranks_[rank].to_send.erase(item_of(action)) == 1, rank, action,
+            "sends what has not been computed");
     const int64_t to = action.message == Message::kPart ? schedule_.stages - 1 : action.stage;
     require(action.peer == schedule_.rank_of(to, action.micro_batch), rank, action, "goes to the wrong rank");
     in_flight_[{static_cast<int64_t>(rank), action.peer}].push_back(action);
@@ -88,7 +89,7 @@ class Check {
   void post(size_t rank, const StageAction& action) {
     const auto [place, is_free] = ranks_[rank].buffers.emplace(
         std::tuple{action.stage, action.message, action.buffer}, action.micro_batch);
-    require(is_free, rank, action, "meets a buffer in use");
+    require(is_free, rank, action, "uses a buffer that is in use");
     ranks_[rank].posted[action.peer].push_back(action);
   }
 
@@ -100,7 +101,7 @@ class Check {
     auto& line = in_flight_[{action.peer, static_cast<int64_t>(rank)}];
     if (line.empty()) return false;
     if (item_of(line.front()) != item_of(action))
-      refuse(rank, action, fmt::format("meets '{}'", to_text(line.front())));
+      refuse(rank, action, fmt::format("is matched by '{}'", to_text(line.front())));
     line.pop_front();
     posted.pop_front();
     ranks_[rank].here.insert(item_of(action));
@@ -111,10 +112,10 @@ class Check {
     RankState& state = ranks_[rank];
     const auto has = [&](Kind kind) { return state.ran.contains({kind, action.stage, action.micro_batch}); };
     if (action.kind == Kind::kBackwardWeight) {
-      require(has(Kind::kBackwardInput), rank, action, "comes before the pass for the input");
+      require(has(Kind::kBackwardInput), rank, action, "runs before the backward pass for the input");
     } else {
       const bool forward = action.kind == Kind::kForward;
-      require(forward || has(Kind::kForward), rank, action, "comes before its forward pass");
+      require(forward || has(Kind::kForward), rank, action, "runs before its forward pass");
       const StagePass pass = pass_of(action);
       for (const StageEdge& need : needed_by(schedule_, pass))
         require(state.here.erase({need.message, need.stage, action.micro_batch}) == 1, rank, action,
@@ -123,7 +124,7 @@ class Check {
       if (last_use_.trains() || !schedule_.is_head_part(action.stage)) hand_on(rank, pass);
     }
     require(state.ran.insert({action.kind, action.stage, action.micro_batch}).second, rank, action,
-            "comes twice");
+            "occurs twice");
     for (const auto& [stage, message] : last_use_.of(action)) {
       std::erase_if(state.buffers, [&, stage = stage, message = message](const auto& buffer) {
         return std::get<0>(buffer.first) == stage && std::get<1>(buffer.first) == message &&
@@ -155,22 +156,22 @@ class Check {
       waiting +=
           fmt::format("{}rank {} at '{}'", waiting.empty() ? "" : ", ", rank, to_text(programs_[rank][next]));
     }
-    if (!waiting.empty()) throw LogicError("[plan.check_programs] waits for ever: {}", waiting);
+    if (!waiting.empty()) throw LogicError("[plan.check_programs] the programs deadlock: {}", waiting);
     for (size_t rank = 0; rank < ranks_.size(); ++rank) check_left(rank);
   }
 
   void check_left(size_t rank) const {
     const RankState& state = ranks_[rank];
     TRIREME_CHECK(state.ran.size() == schedule_.ranks[rank].size(),
-                  "[plan.check_programs] rank {} runs {} passes, the schedule has {}", rank, state.ran.size(),
-                  schedule_.ranks[rank].size());
+                  "[plan.check_programs] rank {} runs {} passes, but the schedule has {}", rank,
+                  state.ran.size(), schedule_.ranks[rank].size());
     TRIREME_CHECK(state.to_send.empty() && state.here.empty() && state.buffers.empty(),
-                  "[plan.check_programs] rank {} ends with {} messages not sent, {} not used, {} buffers in "
-                  "use",
+                  "[plan.check_programs] rank {} ends with {} messages not sent, {} not used and {} buffers "
+                  "still in use",
                   rank, state.to_send.size(), state.here.size(), state.buffers.size());
     for (const auto& [pair, line] : in_flight_) {
-      TRIREME_CHECK(line.empty(), "[plan.check_programs] nobody takes '{}' of rank {}", to_text(line.front()),
-                    pair.first);
+      TRIREME_CHECK(line.empty(), "[plan.check_programs] no rank receives '{}' of rank {}",
+                    to_text(line.front()), pair.first);
     }
   }
 

@@ -125,7 +125,7 @@ StageProgram program_from_text(std::string_view text) {
     const auto action = parse_action(line);
     if (!action) {
       throw ConfigError(
-          "[plan.program_from_text] line {}: '{}' is no action; write 'forward 2F3', 'send 2F3 to 1' or "
+          "[plan.program_from_text] line {}: '{}' is not an action; write 'forward 2F3', 'send 2F3 to 1' or "
           "'take 2F3 from 1 in 0'",
           number, line.substr(0, 60));
     }

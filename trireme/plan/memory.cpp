@@ -215,8 +215,8 @@ StepProgram checked_program(const Config& config, const ModelFacts& facts, const
   StepProgram program = unchecked_program(config, facts, batch, setting, plan, pp_rank);
   if (!has_countable_bytes(program)) {
     throw ConfigError(
-        "[plan.memory] a step of micro-batches of {} x data.seq_len={} through {:g} parameters takes more "
-        "bytes than 64 bits count; lower these, model.d_model or model.n_layers",
+        "[plan.memory] a step with micro-batches of {} x data.seq_len={} and {:g} parameters needs more "
+        "bytes than 64 bits can count; lower these, model.d_model or model.n_layers",
         batch.micro_batch, config.data.seq_len, static_cast<double>(facts.params));
   }
   return program;
@@ -337,7 +337,7 @@ std::string memory_advice(const Config& given, int64_t ranks, Device device) {
   const auto bytes = [](int64_t count) { return format_bytes(static_cast<double>(count)); };
   const bool staged = config.parallel.pp > 1;
   std::string text = fmt::format(
-      "Predicted a rank: model state {}, gathered and not yet reduced {}, activations of {} of {} {}{}. ",
+      "Predicted per rank: model state {}, gathered or not yet reduced {}, activations of {} of {} {}{}. ",
       bytes(needed.state.total()), bytes(needed.gathered),
       staged ? "all micro-batches in flight," : "a micro-batch", batch.micro_batch, staged ? "each, " : "",
       bytes(needed.activations));
@@ -387,7 +387,7 @@ std::string memory_advice(const Config& given, int64_t ranks, Device device) {
   }
   if (staged) fixes.emplace_back("another pipeline.schedule or pipeline.split");
   fixes.emplace_back("a shorter data.seq_len, or more ranks");
-  return text + "Try, in this order and together: " + join(fixes, "; ");
+  return text + "Try these in order, and combine them if needed: " + join(fixes, "; ");
 }
 
 }  // namespace trireme::plan

@@ -22,7 +22,7 @@ int64_t product(const MeshShape::Coordinates& sizes) {
 void check_sizes(const MeshShape::Coordinates& sizes) {
   for (size_t axis = 0; axis < kAxes; ++axis) {
     if (sizes[axis] >= 1) continue;
-    throw ConfigError("[plan.mesh] parallel.{}={} is not a size; give it 1 or more", kAxisNames[axis],
+    throw ConfigError("[plan.mesh] parallel.{}={} is not a valid size; set it to 1 or more", kAxisNames[axis],
                       sizes[axis]);
   }
 }
@@ -31,8 +31,8 @@ void check_sizes(const MeshShape::Coordinates& sizes) {
 int64_t remaining_ranks(const MeshShape::Coordinates& sizes, int64_t others, int64_t world_size) {
   if (world_size % others == 0) return world_size / others;
   throw ConfigError(
-      "[plan.mesh] {} = {} without dp_shard does not divide the world size {}; start a multiple of {} ranks "
-      "or make an axis smaller",
+      "[plan.mesh] {} = {} (without dp_shard) does not divide the world size {}; start a multiple of {} "
+      "ranks or make an axis smaller",
       product_text(sizes), others, world_size, others);
 }
 
@@ -43,7 +43,7 @@ MeshShape::MeshShape(const Coordinates& sizes) : sizes_(sizes) {
 }
 
 MeshShape MeshShape::fit(const ParallelConfig& parallel, int64_t world_size) {
-  TRIREME_CHECK(world_size >= 1, "[plan.mesh] world_size={}", world_size);
+  TRIREME_CHECK(world_size >= 1, "[plan.mesh] world_size={} must be at least 1", world_size);
   constexpr auto kShard = static_cast<size_t>(Axis::kDpShard);
   Coordinates sizes = {parallel.pp, parallel.dp_replicate, parallel.dp_shard, parallel.cp, parallel.tp};
   const bool fill = sizes[kShard] == 0;
@@ -53,7 +53,7 @@ MeshShape MeshShape::fit(const ParallelConfig& parallel, int64_t world_size) {
   if (product(sizes) != world_size) {
     throw ConfigError(
         "[plan.mesh] {} = {} ranks, but the world has {}; start {} ranks or set parallel.dp_shard=0, which "
-        "takes what the other axes leave",
+        "takes the ranks that the other axes leave",
         product_text(sizes), product(sizes), world_size, product(sizes));
   }
   return MeshShape(sizes);
@@ -64,7 +64,8 @@ int64_t MeshShape::world_size() const {
 }
 
 MeshShape::Coordinates MeshShape::coordinates(int64_t rank) const {
-  TRIREME_CHECK(rank >= 0 && rank < world_size(), "[plan.mesh] rank {} of {}", rank, world_size());
+  TRIREME_CHECK(rank >= 0 && rank < world_size(), "[plan.mesh] rank {} is outside a mesh of {} ranks", rank,
+                world_size());
   Coordinates result{};
   for (size_t axis = kAxes; axis-- > 0;) {
     result[axis] = rank % sizes_[axis];
@@ -76,8 +77,9 @@ MeshShape::Coordinates MeshShape::coordinates(int64_t rank) const {
 int64_t MeshShape::rank(const Coordinates& coordinates) const {
   int64_t result = 0;
   for (size_t axis = 0; axis < kAxes; ++axis) {
-    TRIREME_CHECK(coordinates[axis] >= 0 && coordinates[axis] < sizes_[axis], "[plan.mesh] {}={} of {}",
-                  kAxisNames[axis], coordinates[axis], sizes_[axis]);
+    TRIREME_CHECK(coordinates[axis] >= 0 && coordinates[axis] < sizes_[axis],
+                  "[plan.mesh] {}={} is outside an axis of {}", kAxisNames[axis], coordinates[axis],
+                  sizes_[axis]);
     result = result * sizes_[axis] + coordinates[axis];
   }
   return result;

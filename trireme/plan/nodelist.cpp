@@ -19,9 +19,8 @@ bool is_host_character(char c) {
 
 [[noreturn]] void throw_malformed(const std::string& nodelist, std::string_view reason) {
   throw ConfigError(
-      "[plan.world] host list '{}' is malformed: {}; it should look like node[01-03,07],gpu5 (set "
-      "MASTER_ADDR to name "
-      "the host of rank 0 yourself)",
+      "[plan.world] host list '{}' is malformed: {}; it should look like node[01-03,07],gpu5 (or set "
+      "MASTER_ADDR to the host of rank 0 yourself)",
       nodelist, reason);
 }
 
@@ -53,7 +52,7 @@ std::string first_host_of_nodelist(const std::string& nodelist) {
       throw_malformed(nodelist, fmt::format("'{}' cannot be part of a host name", nodelist[at]));
     }
   }
-  if (host.empty()) throw_malformed(nodelist, "it names no host");
+  if (host.empty()) throw_malformed(nodelist, "it has no host");
   return host;
 }
 

@@ -27,8 +27,8 @@ std::string byte_tokens_note(const Config& config) {
   if (!model.weights.empty()) {
     if (model.vocab_size == kBytes) return {};
     return fmt::format(
-        "text is read as bytes (data.tokenizer=byte), not as tokens of the {} that model.weights={} were "
-        "trained with",
+        "text is read as bytes (data.tokenizer=byte), not as tokens of the vocabulary of {} that "
+        "model.weights={} were trained with",
         with_commas(model.vocab_size), model.weights);
   }
   if (model.vocab_size < 2 * kBytes) return {};

@@ -47,8 +47,9 @@ void check_lengths(const Schedule& schedule, const PassCosts& costs) {
                              &costs.activation_bytes, &costs.between_halves_bytes}) {
     if (values == &costs.between_halves_bytes && values->empty()) continue;
     if (values->size() != 1 && values->size() != stages) {
-      throw ConfigError("[plan.simulate] {} costs for {} stages; give one for all, or one each",
-                        values->size(), stages);
+      throw ConfigError(
+          "[plan.simulate] there are {} costs for {} stages; give one for all stages, or one for each",
+          values->size(), stages);
     }
   }
 }

@@ -15,10 +15,10 @@ void check_stages(const Config& config, int64_t stages) {
   const bool spread = config.pipeline.spread_head;
   if (stages <= config.model.n_layers + (spread ? 0 : 1)) return;
   throw ConfigError(
-      "[plan.pipeline] {} stages, but the model has {} blocks{} to share out; lower "
+      "[plan.pipeline] there are {} stages, but the model has only {} blocks{} to distribute; lower "
       "parallel.pp={}{}, or raise model.n_layers",
       stages, config.model.n_layers, spread ? "" : " and the head", config.parallel.pp,
-      stages > config.parallel.pp ? " or the stages that a rank has (pipeline.chunks, pipeline.schedule)"
+      stages > config.parallel.pp ? " or the number of stages per rank (pipeline.chunks, pipeline.schedule)"
                                   : "");
 }
 
@@ -31,14 +31,14 @@ Schedule schedule_of(const Config& config, int64_t micro_batches) {
       return make_schedule(pipeline.schedule, {ranks, micro_batches, pipeline.chunks});
     } catch (const ConfigError& error) {
       throw ConfigError(
-          "{} (parallel.pp); set pipeline.micro_batches or train.global_batch accordingly, or take another "
+          "{} (parallel.pp); set pipeline.micro_batches or train.global_batch accordingly, or use another "
           "pipeline.schedule",
           error.what());
     }
   }
   Schedule schedule = read_schedule(pipeline.file, pipeline.placement);
   if (std::ssize(schedule.ranks) != ranks) {
-    throw ConfigError("[plan.pipeline] the schedule of {} is for {} ranks; set parallel.pp={} (now {})",
+    throw ConfigError("[plan.pipeline] the schedule in {} is for {} ranks; set parallel.pp={} (now {})",
                       pipeline.file, schedule.ranks.size(), schedule.ranks.size(), ranks);
   }
   simulate(schedule);
@@ -56,7 +56,7 @@ StageSplit split_of(const Config& config, const Schedule& schedule) {
   if (cut.kind == StageCut::Kind::kEven) return split_evenly(parts, stages, spread);
   if (std::ssize(cut.blocks) != stages) {
     throw ConfigError(
-        "[plan.pipeline] pipeline.split={} cuts the model into {} stages, the schedule has {}; give {} "
+        "[plan.pipeline] pipeline.split={} cuts the model into {} stages, but the schedule has {}; give {} "
         "numbers",
         to_text(cut), cut.blocks.size(), stages, stages);
   }
@@ -71,7 +71,7 @@ Schedule read_schedule(const std::string& file, Placement placement) {
     text = read_text_file(file, kMostBytes);
   } catch (const EnvironmentError& error) {
     throw ConfigError(
-        "[plan.pipeline] the schedule '{}' cannot be read: {}; name a CSV file (pipeline.file, --from)", file,
+        "[plan.pipeline] the schedule '{}' cannot be read: {}; give a CSV file (pipeline.file, --from)", file,
         error.what());
   }
   return from_csv(text, placement, file);

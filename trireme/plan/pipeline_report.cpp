@@ -49,7 +49,7 @@ struct Ends {
 
 void check_events(const Schedule& schedule, const StageEvents& events) {
   TRIREME_CHECK(events.size() == schedule.ranks.size(),
-                "[plan.report_step] events of {} ranks for a schedule of {}", events.size(),
+                "[plan.report_step] there are events of {} ranks for a schedule of {}", events.size(),
                 schedule.ranks.size());
   for (size_t rank = 0; rank < events.size(); ++rank) {
     size_t next = 0;
@@ -58,8 +58,10 @@ void check_events(const Schedule& schedule, const StageEvents& events) {
       if (!event.is_pass()) continue;
       const bool fits = next < passes.size() && event_kind_of(passes[next]) == event.kind &&
                         passes[next].stage == event.stage && passes[next].micro_batch == event.micro_batch;
-      TRIREME_CHECK(fits, "[plan.report_step] pass {} of rank {} is not that of {}: stage {}, micro-batch {}",
-                    next, rank, schedule.name, event.stage, event.micro_batch);
+      TRIREME_CHECK(
+          fits,
+          "[plan.report_step] pass {} of rank {} differs from the schedule {}: stage {}, micro-batch {}",
+          next, rank, schedule.name, event.stage, event.micro_batch);
       ++next;
     }
     TRIREME_CHECK(next == passes.size(), "[plan.report_step] rank {} recorded {} of {} passes of {}", rank,

@@ -20,11 +20,11 @@ constexpr Policy kPolicies[] = {
     {PolicyName::kZero2, Sharding::kAuto, true, true, false, kKept, false,
      "zero1, and full gradients freed once reduced"},
     {PolicyName::kZero3, Sharding::kAuto, true, true, true, kSame, false,
-     "parameters sharded as well; gathered for forward and for backward"},
-    {PolicyName::kFsdp, Sharding::kFullShard, true, true, true, kSame, false, "the same row as zero3"},
+     "parameters sharded as well, and gathered for forward and for backward"},
+    {PolicyName::kFsdp, Sharding::kFullShard, true, true, true, kSame, false, "the same as zero3"},
     {PolicyName::kFsdp, Sharding::kShardGradOp, true, true, true, kKept, false,
      "full_shard, but parameters stay gathered from forward to backward"},
-    {PolicyName::kFsdp, Sharding::kNoShard, false, false, false, kKept, false, "the same row as ddp"},
+    {PolicyName::kFsdp, Sharding::kNoShard, false, false, false, kKept, false, "the same as ddp"},
     {PolicyName::kFsdp, Sharding::kHybridShard, true, true, true, kSame, true,
      "full_shard along dp_shard; shards of gradients reduced along dp_replicate"},
     {PolicyName::kFsdp, Sharding::kHybridShardZero2, true, true, true, kKept, true,
@@ -59,16 +59,16 @@ int64_t reshard_of(const Policy& policy, const ReshardAfterForward& asked, int64
   if (asked.kind == Kind::kAsPolicy) return policy.reshard_after_forward;
   if (!policy.shard_parameters) {
     throw ConfigError(
-        "[plan.policy] parallel.reshard_after_forward={} means nothing to {}, which keeps parameters whole; "
-        "leave it at auto",
+        "[plan.policy] parallel.reshard_after_forward={} has no effect with {}, which does not shard "
+        "parameters; leave it at auto",
         to_text(asked), policy.label());
   }
   if (asked.kind == Kind::kFree) return kSame;
   if (asked.kind == Kind::kKeep) return kKept;
   if (asked.ranks < 1 || shard_ranks % asked.ranks != 0) {
     throw ConfigError(
-        "[plan.policy] parallel.reshard_after_forward={} is no divisor of the {} ranks that {} shards over; "
-        "give a divisor, true or false",
+        "[plan.policy] parallel.reshard_after_forward={} does not divide the {} ranks that {} shards over; "
+        "set it to a divisor, true or false",
         asked.ranks, shard_ranks, policy.label());
   }
   return asked.ranks == shard_ranks ? kSame : asked.ranks;
@@ -99,7 +99,7 @@ const Policy& find_policy(PolicyName name, Sharding sharding) {
   for (const Policy& policy : kPolicies) {
     if (policy.name == name && (sharding == Sharding::kAuto || policy.sharding == sharding)) return policy;
   }
-  throw LogicError("[plan.policy] {} has no row {}", name, sharding);
+  throw LogicError("[plan.policy] {} has no sharding {}", name, sharding);
 }
 
 Policy resolve_policy(const ParallelConfig& parallel, const MeshShape& mesh) {

@@ -51,16 +51,17 @@ ModelConfig mlp() {
 
 std::vector<Preset> make_presets() {
   std::vector<Preset> table = {
-      {"gpt-tiny", "0.84M parameters over bytes: learns text on two CPU cores in a minute",
+      {"gpt-tiny", "0.84M parameters, byte tokens: learns text on two CPU cores in a minute",
        gpt2(4, 128, 4, 256, 0)},
       {"gpt2-124m", "GPT-2 small, 124,439,808 parameters", gpt2(12, 768, 12, 50257, 1024)},
       {"gpt2-1.5b", "GPT-2 XL, 1,557,611,200 parameters", gpt2(48, 1600, 25, 50257, 1024)},
       {"mini-gpt-153m", "8 wide layers of 1024, 153,283,584 parameters", gpt2(8, 1024, 16, 50257, 1024)},
       {"mini-gpt-512m", "8 wide layers of 2048, 507,893,760 parameters", gpt2(8, 2048, 16, 50257, 1024)},
-      {"llama-tiny", "0.77M parameters over bytes, grouped-query attention", llama_tiny()},
+      {"llama-tiny", "0.77M parameters, byte tokens, grouped-query attention", llama_tiny()},
       {"llama-1b", "Llama 3.2 1B, 1,235,814,400 parameters", llama(16, 2048, 32, 8, 8192)},
       {"llama-8b", "Llama 3 8B, 8,030,261,248 parameters", llama_8b()},
-      {"mlp", "residual feed-forward over the previous byte, 0.56M parameters: no attention", mlp()},
+      {"mlp", "residual feed-forward network on the previous byte, without attention, 0.56M parameters",
+       mlp()},
   };
   for (const VisionPreset& preset : vision_presets()) {
     ModelConfig model{.family = preset.model.family};

@@ -112,8 +112,8 @@ Schedule interleaved(const PipelineShape& shape, bool zero_bubble) {
   const int64_t rounds = std::max<int64_t>(1, shape.micro_batches / ranks);
   if (shape.micro_batches % rounds != 0) {
     throw ConfigError(
-        "[plan.schedule] {} micro-batches do not divide into {} rounds of the same size for {} ranks; take a "
-        "multiple of {}",
+        "[plan.schedule] {} micro-batches do not divide into {} equal rounds for {} ranks; use a multiple of "
+        "{}",
         shape.micro_batches, rounds, ranks, ranks);
   }
   const int64_t per_round = shape.micro_batches / rounds, all = shape.micro_batches * chunks;
@@ -300,8 +300,8 @@ std::vector<StagePass> dual_phases(DualOrder order, int64_t half, int64_t near, 
 
 void check(bool right, ScheduleName name, const PipelineShape& shape, std::string_view wanted) {
   if (right) return;
-  throw ConfigError("[plan.schedule] {} takes {}; there are {} micro-batches on {} ranks", plan::name(name),
-                    wanted, shape.micro_batches, shape.ranks);
+  throw ConfigError("[plan.schedule] {} needs {}, but there are {} micro-batches on {} ranks",
+                    plan::name(name), wanted, shape.micro_batches, shape.ranks);
 }
 
 /// DeepSeek-V3, 2024: the model twice, in opposite directions; forward passes of one overlap backward passes
@@ -399,8 +399,8 @@ void check_size(int64_t stages, int64_t micro_batches) {
   constexpr int64_t kMost = 1'000'000;
   if (stages <= kMost / micro_batches) return;
   throw ConfigError(
-      "[plan.schedule] {} stages x {} micro-batches are more than the {} forward passes that are planned "
-      "for; take at most {} micro-batches",
+      "[plan.schedule] {} stages x {} micro-batches exceed the limit of {} forward passes; use at most {} "
+      "micro-batches",
       stages, micro_batches, kMost, kMost / stages);
 }
 
@@ -445,35 +445,35 @@ std::string_view summary(ScheduleName name) {
     case ScheduleName::kGpipe:
       return "all forward passes, then all backward passes";
     case ScheduleName::k1F1B:
-      return "one forward, one backward; in flight only as many micro-batches as ranks follow";
+      return "alternating forward and backward passes; at most one micro-batch in flight per remaining rank";
     case ScheduleName::kInterleaved1F1B:
-      return "1f1b with several stages a rank: the bubble divided by their number";
+      return "1f1b with several stages per rank, which divides the bubble by their number";
     case ScheduleName::kLoopedBfs:
-      return "several stages a rank, all micro-batches through one before the next";
+      return "several stages per rank; all micro-batches pass one stage before the next";
     case ScheduleName::kZbH1:
-      return "backward for weights fills the bubble; memory of 1f1b";
+      return "the weight part of backward fills the bubble; memory of 1f1b";
     case ScheduleName::kZbH2:
-      return "forward passes fill it as well; twice that memory";
+      return "zb_h1 with more forward passes in the bubble; twice its memory";
     case ScheduleName::kInterleavedZb:
-      return "zb_h1 with several stages a rank";
+      return "zb_h1 with several stages per rank";
     case ScheduleName::kZbV:
-      return "two stages a rank, there and back; memory of 1f1b on every rank";
+      return "two stages per rank, placed in a V; the memory of 1f1b on every rank";
     case ScheduleName::kVHalf:
-      return "there and back with half of that memory";
+      return "zb_v with half of its memory";
     case ScheduleName::kVMin:
-      return "there and back with a third of it";
+      return "zb_v with a third of its memory";
     case ScheduleName::kDualPipe:
       return "two copies of the model in opposite directions; forward and backward overlap";
     case ScheduleName::kDualPipeV:
-      return "one copy, there and back; forward and backward overlap";
+      return "one copy, placed in a V; forward and backward overlap";
   }
   return {};
 }
 
 Schedule make_windowed_schedule(ScheduleName name, const PipelineShape& shape, int64_t window) {
   if (window < 1 || shape.micro_batches % window != 0) {
-    throw ConfigError("[plan.schedule] windows of {} do not divide {} micro-batches; take a divisor", window,
-                      shape.micro_batches);
+    throw ConfigError("[plan.schedule] a window of {} does not divide {} micro-batches; use a divisor",
+                      window, shape.micro_batches);
   }
   const Schedule one = make_schedule(name, {shape.ranks, window, shape.chunks});
   Schedule all = one;

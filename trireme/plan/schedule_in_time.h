@@ -38,8 +38,8 @@ Schedule scheduled_in_time(const Schedule& given, const PassCosts& costs, const 
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     if (ranks[rank].done()) continue;
     throw ConfigError(
-        "[plan.schedule] rank {} cannot go on within {:g} of activations; raise the limit, or take "
-        "more ranks or smaller micro-batches",
+        "[plan.schedule] rank {} cannot continue within a limit of {:g} for activations; raise the limit, or "
+        "use more ranks or smaller micro-batches",
         rank, costs.memory_limit);
   }
   return schedule;

@@ -51,7 +51,8 @@ std::vector<StagePass> parse_line(std::string_view line, size_t number) {
     const auto pass = parse_pass(cell);
     if (!pass) {
       throw ConfigError(
-          "[plan.schedule] line {}: '{}' is no pass; write stage, one of F, B, I, W, and micro-batch: 2F3",
+          "[plan.schedule] line {}: '{}' is not a pass; write the stage, one of F, B, I, W, and the "
+          "micro-batch, such as 2F3",
           number, cell.substr(0, 40));
     }
     passes.push_back(*pass);
@@ -98,11 +99,11 @@ Schedule from_csv(std::string_view text, Placement placement, std::string name) 
       schedule.micro_batches = std::max(schedule.micro_batches, pass.micro_batch + 1);
     }
   }
-  if (schedule.stages == 0) throw ConfigError("[plan.schedule] {} holds no passes", schedule.name);
+  if (schedule.stages == 0) throw ConfigError("[plan.schedule] {} has no passes", schedule.name);
   if (schedule.stages * schedule.micro_batches > passes) {
     throw ConfigError(
         "[plan.schedule] {} has passes of stage {} and of micro-batch {}, but only {} passes; number stages "
-        "and micro-batches from 0, and give every micro-batch its passes through every stage",
+        "and micro-batches from 0, and pass every micro-batch through every stage",
         schedule.name, schedule.stages - 1, schedule.micro_batches - 1, passes);
   }
   return schedule;

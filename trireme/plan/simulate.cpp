@@ -20,14 +20,16 @@ void check_placement(const Schedule& schedule) {
         schedule.stages - 1, schedule.stages, ranks, schedule.micro_batches, wanted);
   };
   if (schedule.placement == Placement::kLoop && schedule.stages < ranks)
-    refuse(fmt::format("rank {} has no stage: give it passes of one, or take fewer ranks", schedule.stages));
+    refuse(fmt::format("rank {} has no stage: give it passes of one, or use fewer ranks", schedule.stages));
   if (schedule.placement == Placement::kV && schedule.stages != 2 * ranks)
-    refuse("there and back take two stages a rank");
+    refuse("a placement in a V needs two stages per rank");
   if (schedule.placement == Placement::kTwoWays &&
       (schedule.stages != ranks || ranks % 2 != 0 || schedule.micro_batches % 2 != 0))
-    refuse("two ways take as many stages as ranks, and even numbers of ranks and micro-batches");
+    refuse(
+        "a placement in two directions needs as many stages as ranks, and even numbers of ranks and "
+        "micro-batches");
   if (schedule.placement == Placement::kTwoWays && schedule.spread_head)
-    refuse("a head of which each rank has a part needs stages that go one way");
+    refuse("a head that is spread over the ranks needs stages in one direction");
 }
 
 /// Every pass once, on its rank.
@@ -40,14 +42,14 @@ void check_complete(const Schedule& schedule) {
     for (const StagePass& pass : schedule.ranks[rank]) {
       if (pass.stage < 0 || pass.stage >= schedule.all_stages() || pass.micro_batch < 0 ||
           pass.micro_batch >= schedule.micro_batches) {
-        throw ConfigError("[plan.simulate] rank {}: {} is outside of {} stages and {} micro-batches", rank,
+        throw ConfigError("[plan.simulate] rank {}: {} is outside {} stages and {} micro-batches", rank,
                           to_text(pass), schedule.all_stages(), schedule.micro_batches);
       }
       const bool half = pass.kind == PassKind::kBackwardInput || pass.kind == PassKind::kBackwardWeight;
       if (schedule.is_head_part(pass.stage) && half) {
         throw ConfigError(
-            "[plan.simulate] rank {} runs {}, but stage {} is a part of the head, whose backward pass has no "
-            "halves; write {}",
+            "[plan.simulate] rank {} runs {}, but stage {} is a part of the head, whose backward pass is not "
+            "split; write {}",
             rank, to_text(pass), pass.stage, to_text({PassKind::kBackward, pass.stage, pass.micro_batch}));
       }
       if (schedule.rank_of(pass.stage, pass.micro_batch) != static_cast<int64_t>(rank)) {
@@ -96,7 +98,7 @@ Simulation collect(std::vector<RankClock>& clocks) {
     waiting += fmt::format("{}rank {} at {}", waiting.empty() ? "" : ", ", rank,
                            to_text(schedule.ranks[rank][next[rank]]));
   }
-  throw ConfigError("[plan.simulate] {} waits for ever: {}", schedule.name, waiting);
+  throw ConfigError("[plan.simulate] {} deadlocks: {}", schedule.name, waiting);
 }
 
 /// Runs the pass number `next` of a rank, and the one that overlaps it, if what they need has run; returns
@@ -122,8 +124,8 @@ size_t advance(const std::vector<StagePass>& passes, size_t next, Progress& prog
 void check_memory(const RankClock& clock, size_t rank, const StagePass& pass, const PassCosts& costs) {
   if (fits(clock.held(), costs)) return;
   throw ConfigError(
-      "[plan.simulate] rank {} holds {:g} of activations after {}, more than the limit of {:g}; raise that",
-      rank, clock.held(), to_text(pass), costs.memory_limit);
+      "[plan.simulate] rank {} holds {:g} of activations after {}, but the limit is {:g}; raise it", rank,
+      clock.held(), to_text(pass), costs.memory_limit);
 }
 
 }  // namespace

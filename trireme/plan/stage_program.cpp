@@ -24,7 +24,7 @@ Pass::Kind kind_of(Kind kind) {
     case Kind::kTake:
       break;
   }
-  throw LogicError("[plan.stage_program] action {} is no pass", static_cast<int>(kind));
+  throw LogicError("[plan.stage_program] action {} is not a pass", static_cast<int>(kind));
 }
 
 /// A stage's own program, of which passes are taken one after the other.
@@ -83,7 +83,7 @@ class Merger {
   Part& part_of(int64_t stage) {
     const auto found =
         std::ranges::find_if(parts_, [&](const Part& part) { return part.stage.index == stage; });
-    TRIREME_CHECK(found != parts_.end(), "[plan.stage_program] stage {} is not one of this rank", stage);
+    TRIREME_CHECK(found != parts_.end(), "[plan.stage_program] stage {} does not belong to this rank", stage);
     return *found;
   }
   static const Pass& pass_of(const Part& part) { return part.program.passes.at(part.next); }

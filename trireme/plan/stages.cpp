@@ -31,8 +31,9 @@ UnitSpec half_of(UnitSpec block, const ModelFamilyRecord& family, bool attention
 void check_stages(const std::vector<StagePart>& parts, int64_t stages) {
   const auto count = static_cast<int64_t>(parts.size());
   if (stages >= 1 && stages <= count) return;
-  throw ConfigError("[plan.stages] {} stages, but the model has {} parts to share out; take 1 to {} stages",
-                    stages, count, count);
+  throw ConfigError(
+      "[plan.stages] there are {} stages, but the model has {} parts to distribute; use 1 to {} stages",
+      stages, count, count);
 }
 
 bool is_attention(const StagePart& part) {
@@ -64,7 +65,7 @@ std::vector<StagePart> stage_parts(const ModelConfig& model, const ModelFacts& f
                                    CutAt cut_at) {
   if (reads_images(model.family)) {
     throw ConfigError(
-        "[plan.stages] {} reads images, and stages are cut from models of text only; choose another "
+        "[plan.stages] {} reads images, but only text models can be cut into stages; choose another "
         "model.family or model.preset",
         model.family);
   }
@@ -179,15 +180,16 @@ StageSplit split_by_blocks(const std::vector<StagePart>& parts, const std::vecto
   const bool has_head = parts.back().name == kHeadUnit;
   const auto there = std::ssize(parts) - (has_head ? 1 : 0);
   if (total != there) {
-    throw ConfigError("[plan.stages] stages of {} blocks have {}, the model {}; share out all of them",
-                      fmt::join(blocks, ", "), total, there);
+    throw ConfigError(
+        "[plan.stages] stages of {} blocks have {} in all, but the model has {}; distribute exactly those",
+        fmt::join(blocks, ", "), total, there);
   }
   const auto must_have = blocks.end() - (has_head ? 1 : 0);
   const auto empty = std::find(blocks.begin(), must_have, 0);
   if (empty != must_have) {
     throw ConfigError("[plan.stages] stage {} of {} blocks would have nothing to do; give each at least 1{}",
                       empty - blocks.begin(), fmt::join(blocks, ", "),
-                      has_head ? ", but for the last, which has the head" : "");
+                      has_head ? ", except the last, which has the head" : "");
   }
   std::vector<int64_t> first = {0};
   for (const int64_t count : blocks) first.push_back(first.back() + count);

@@ -75,7 +75,7 @@ void Verifier::demand(bool holds, const char* what) const {
 
 void Verifier::demand_memory(Role role, int64_t unit, int64_t micro_batch) const {
   if (has(role, unit, micro_batch)) return;
-  demand(false, fmt::format("{} of {} have no memory here", role, name_of(unit)).c_str());
+  demand(false, fmt::format("the {} of {} have no memory here", role, name_of(unit)).c_str());
 }
 
 void Verifier::demand_gradients(int64_t unit) const {
@@ -88,7 +88,7 @@ void Verifier::demand_whole(int64_t unit) const {
     return buffer.role == Role::kParameters && buffer.unit == unit && buffer.is_kept();
   });
   if (kept || gathered_.contains(unit)) return;
-  demand(false, fmt::format("parameters of {} were not gathered before", name_of(unit)).c_str());
+  demand(false, fmt::format("the parameters of {} have not been gathered", name_of(unit)).c_str());
 }
 
 void Verifier::check_ranges() const {
@@ -97,12 +97,13 @@ void Verifier::check_ranges() const {
   for (const Pass& pass : program_.passes) {
     if (pass.begin != end || pass.end < pass.begin) {
       throw LogicError(
-          "[plan.step_program] a {} pass covers actions {} to {} where the one before ends at {}", pass.kind,
+          "[plan.step_program] a {} pass covers actions {} to {}, but the previous one ends at {}", pass.kind,
           pass.begin, pass.end, end);
     }
     end = pass.end;
   }
-  if (end != count) throw LogicError("[plan.step_program] passes cover {} of {} actions", end, count);
+  if (end != count)
+    throw LogicError("[plan.step_program] the passes cover only {} of {} actions", end, count);
   const auto is_action = [&](int64_t at) { return at >= 0 && at < count; };
   for (const Buffer& buffer : program_.buffers) {
     const bool inside = buffer.is_kept() || (is_action(buffer.from) && is_action(buffer.to));
@@ -120,7 +121,7 @@ void Verifier::check_ranges() const {
 
 void Verifier::check_sizes() const {
   if (has_countable_bytes(program_)) return;
-  throw LogicError("[plan.step_program] the bytes of its buffers or transfers are beyond 64 bits");
+  throw LogicError("[plan.step_program] the bytes of its buffers or transfers exceed 64 bits");
 }
 
 void Verifier::check_compute(const Action& action) {
@@ -133,15 +134,15 @@ void Verifier::check_compute(const Action& action) {
     return;
   }
   if (action.kind != ActionKind::kBackwardWeight) {
-    demand(forwards_[key] > 0, "there was no forward pass of it before");
+    demand(forwards_[key] > 0, "its forward pass has not run");
     if (knows_activations(unit) && backwards_[key] == 0) demand_memory(Role::kActivations, unit, micro_batch);
     ++backwards_[key];
   } else {
-    demand(backwards_[key] > 0, "there was no backward_input of it before");
+    demand(backwards_[key] > 0, "its backward_input has not run");
     if (keeps_between_halves(unit)) demand_memory(Role::kActivations, unit, micro_batch);
   }
   if (action.kind == ActionKind::kBackwardInput) return;
-  demand(action.kind == ActionKind::kBackward || weights_[key] == 0, "it comes twice");
+  demand(action.kind == ActionKind::kBackward || weights_[key] == 0, "it occurs twice");
   ++weights_[key];
   for_units(unit, [&](int64_t each) {
     if (program_.units[static_cast<size_t>(each)].trainable) demand_gradients(each);
@@ -170,7 +171,7 @@ void Verifier::check_action() {
       demand(weights_[key] > 0 || weights_[{Action::kWholeModel, action.micro_batch}] > 0 ||
                  (action.micro_batch == Action::kOnceAStep && is_through(unit)),
              "its gradients are not complete");
-      demand(++taken_[key] == 1, "it comes twice");
+      demand(++taken_[key] == 1, "it occurs twice");
       demand_gradients(unit);
       if (action.kind == ActionKind::kAccumulate) return;
       demand_memory(Role::kReduced, unit);
@@ -178,12 +179,12 @@ void Verifier::check_action() {
       return;
     }
     case ActionKind::kGatherSum:
-      return demand(reduced_[unit], "it was not reduced before");
+      return demand(reduced_[unit], "it has not been reduced");
     case ActionKind::kUpdate:
       demand(unit != Action::kWholeModel, "units are updated one by one");
       demand(!program_.units[static_cast<size_t>(unit)].trainable || reduced_[unit],
-             "its gradients were not reduced before");
-      demand(!std::exchange(updated_[unit], true), "it comes twice");
+             "its gradients have not been reduced");
+      demand(!std::exchange(updated_[unit], true), "it occurs twice");
       return demand_memory(Role::kReduced, unit);
     case ActionKind::kUnshard:
       gathered_.insert(unit);
@@ -192,7 +193,7 @@ void Verifier::check_action() {
       gathered_.erase(unit);
       return demand_memory(Role::kParameters, unit);
     case ActionKind::kSend:
-      return demand(forwards_[{unit, action.micro_batch}] > 0, "it has computed nothing to send before");
+      return demand(forwards_[{unit, action.micro_batch}] > 0, "it has not computed anything to send");
     default:
       return;
   }
@@ -209,8 +210,9 @@ void Verifier::check_end() const {
     if (key.first == Action::kWholeModel || !program_.units[static_cast<size_t>(key.first)].trainable)
       continue;
     if (backwards_.contains(key) && weights_.contains(key)) continue;
-    throw LogicError("[plan.step_program] {} has a forward pass in micro-batch {} and no whole backward pass",
-                     name_of(key.first), key.second);
+    throw LogicError(
+        "[plan.step_program] {} has a forward pass in micro-batch {} but no complete backward pass",
+        name_of(key.first), key.second);
   }
 }
 
@@ -316,7 +318,7 @@ std::string recording_obstacle(const StepProgram& program) {
   for (const Buffer& buffer : program.buffers) {
     const bool comes = buffer.role == Role::kParameters || buffer.role == Role::kGradients;
     if (!communicates && !buffer.is_kept() && comes) {
-      return fmt::format("{} of {} get their memory within a pass", buffer.role,
+      return fmt::format("the {} of {} are allocated within a pass", buffer.role,
                          program.units[static_cast<size_t>(buffer.unit)].name);
     }
   }

@@ -67,7 +67,7 @@ class StepReader {
     throw ConfigError("[plan.step_program] line {} '{}': {}", line_number_, line_, what);
   }
   const std::string& word(size_t index) const {
-    if (index >= words_.size()) fail(fmt::format("it has {} words, expected more", words_.size()));
+    if (index >= words_.size()) fail(fmt::format("it has only {} words", words_.size()));
     return words_[index];
   }
   int64_t number(std::string text) const;
@@ -98,7 +98,7 @@ int64_t StepReader::number(std::string text) const {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value < 0)
-    fail(fmt::format("'{}' is no number of 0 or more", text));
+    fail(fmt::format("'{}' is not a number of 0 or more", text));
   return value;
 }
 
@@ -106,13 +106,13 @@ template <Choice Enum>
 Enum StepReader::choice(const std::string& word) const {
   if (const auto value = parse<Enum>(word)) return *value;
   std::vector<std::string> known(kNames<Enum>.begin(), kNames<Enum>.end());
-  fail(fmt::format("'{}' is none of {}", word, join(known, ", ")));
+  fail(fmt::format("'{}' is not one of {}", word, join(known, ", ")));
 }
 
 int64_t StepReader::unit(const std::string& name) const {
   if (name == "*") return Action::kWholeModel;
   const auto found = std::ranges::find(program_.units, name, &ProgramUnit::name);
-  if (found == program_.units.end()) fail(fmt::format("there is no unit '{}' above", name));
+  if (found == program_.units.end()) fail(fmt::format("unit '{}' is not declared above", name));
   return found - program_.units.begin();
 }
 
@@ -122,7 +122,7 @@ std::vector<Transfer> StepReader::transfers(const std::string& word) const {
   for (const std::string& part : split(word, '+')) {
     const size_t slash = part.find('/'), colon = part.find(':');
     if (slash == std::string::npos || colon == std::string::npos || colon < slash)
-      fail(fmt::format("'{}' is no transfer; write COLLECTIVE/RANKS:BYTES", part));
+      fail(fmt::format("'{}' is not a transfer; write COLLECTIVE/RANKS:BYTES", part));
     result.push_back({choice<Collective>(part.substr(0, slash)),
                       number(part.substr(slash + 1, colon - slash - 1)), number(part.substr(colon + 1))});
   }
@@ -187,7 +187,7 @@ void StepReader::read_pass() {
 void StepReader::read_action() {
   if (program_.passes.empty()) fail("an action comes before the first 'pass'");
   if (!places_.emplace(number(word(0)), std::ssize(program_.actions)).second)
-    fail(fmt::format("there is an action {} above", word(0)));
+    fail(fmt::format("action {} is used already", word(0)));
   program_.actions.push_back({.kind = choice<ActionKind>(word(2)),
                               .unit = unit(word(3)),
                               .micro_batch = micro_batch(word(4)),

@@ -13,8 +13,9 @@ std::string read_text_file(const std::string& path, size_t limit) {
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   if (!file.is_open() || file.bad()) return read_file(path);  // says what is wrong with it
   if (!file.eof()) {
-    throw ConfigError("[plan.text_file] '{}' has more than {} bytes, which nobody writes; name another file",
-                      path, limit);
+    throw ConfigError(
+        "[plan.text_file] '{}' has more than {} bytes, the limit for such a file; give another file", path,
+        limit);
   }
   text.resize(static_cast<size_t>(file.gcount()));
   return text;

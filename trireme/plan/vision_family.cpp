@@ -9,14 +9,15 @@ namespace {
 void check_images(const Config& config, const Origins& origins) {
   if (config.parallel.pp > 1) {
     throw ConfigError(
-        "[plan.config] {}, but {} reads images, and stages are cut from models of text only; "
-        "set parallel.pp to 1",
+        "[plan.config] {}, but {} reads images, and only text models can be cut into stages; set parallel.pp "
+        "to 1",
         said(origins, "parallel.pp", config.parallel.pp), said(origins, "model.family", config.model.family));
   }
   if (config.train.sample_tokens > 0) {
-    throw ConfigError("[plan.config] {}, but {} reads images and writes no text; set it to 0",
-                      said(origins, "train.sample_tokens", config.train.sample_tokens),
-                      said(origins, "model.family", config.model.family));
+    throw ConfigError(
+        "[plan.config] {}, but {} reads images and generates no text; set train.sample_tokens to 0",
+        said(origins, "train.sample_tokens", config.train.sample_tokens),
+        said(origins, "model.family", config.model.family));
   }
 }
 

@@ -224,10 +224,7 @@ void check_resnet(const VisionConfig& model) {
   if (!depth) {
     const int64_t nearest = std::max<int64_t>(8, (model.depth + 1) / 6 * 6 + 2);
     throw ConfigError(
-        "[plan.vision] model.depth={}: there is no such residual network; take 18, 34, 50, 101, 152 or 6 n + "
-        "2, "
-        "such "
-        "as {}",
+        "[plan.vision] model.depth={} is not a ResNet depth; use 18, 34, 50, 101, 152 or 6 n + 2, such as {}",
         model.depth, nearest);
   }
   if (model.norm != ImageNorm::kGroup) return;
@@ -256,11 +253,11 @@ std::span<const VisionPreset> vision_presets() {
         resnet(18, 64, ImageStem::kCifar)},
        {"resnet50-cifar", "ResNet-50 with a 3x3 stem, 23,520,842 parameters",
         resnet(50, 64, ImageStem::kCifar)},
-       {"resnet18", "ResNet-18 as torchvision has it, 11,689,512 parameters",
+       {"resnet18", "ResNet-18 as in torchvision, 11,689,512 parameters",
         resnet(18, 64, ImageStem::kImageNet)},
-       {"resnet34", "ResNet-34 as torchvision has it, 21,797,672 parameters",
+       {"resnet34", "ResNet-34 as in torchvision, 21,797,672 parameters",
         resnet(34, 64, ImageStem::kImageNet)},
-       {"resnet50", "ResNet-50 as torchvision has it (v1.5), 25,557,032 parameters",
+       {"resnet50", "ResNet-50 as in torchvision (v1.5), 25,557,032 parameters",
         resnet(50, 64, ImageStem::kImageNet)},
        {"lenet",
         "LeNet-5 with ReLU and max pooling for MNIST, 61,706 parameters",
@@ -275,7 +272,7 @@ const VisionPreset& find_vision_preset(std::string_view name) {
     names.emplace_back(preset.name);
   }
   const std::string near = nearest_name(name, names);
-  throw ConfigError("[plan.vision] there is no model '{}'{}; take one of {}", name,
+  throw ConfigError("[plan.vision] there is no model '{}'{}; choose one of {}", name,
                     near.empty() ? "" : fmt::format(", did you mean '{}'?", near), join(names, ", "));
 }
 
@@ -304,11 +301,11 @@ void check(const VisionConfig& model) {
   check_positive("image_size", model.image_size);
   check_positive("classes", model.classes);
   if (!(model.label_smoothing >= 0.0 && model.label_smoothing < 1.0)) {
-    throw ConfigError("[plan.vision] model.label_smoothing={} is not from 0 to below 1; change it",
+    throw ConfigError("[plan.vision] model.label_smoothing={} must be at least 0 and below 1",
                       model.label_smoothing);
   }
   if (const int64_t least = least_image_size(model); model.image_size < least) {
-    throw ConfigError("[plan.vision] model.image_size={} leaves nothing after {}'s layers; take at least {}",
+    throw ConfigError("[plan.vision] model.image_size={} is too small for the layers of {}; use at least {}",
                       model.image_size, model.family, least);
   }
   if (model.family == ModelFamily::kResNet) check_resnet(model);
@@ -316,7 +313,7 @@ void check(const VisionConfig& model) {
 
 ResNetShape resnet_shape(const VisionConfig& model) {
   const std::optional<Depth> depth = depth_of(model.depth);
-  TRIREME_CHECK(depth, "[plan.vision] no residual network has {} layers", model.depth);
+  TRIREME_CHECK(depth, "[plan.vision] no ResNet has {} layers", model.depth);
   ResNetShape shape{.bottleneck = depth->bottleneck, .blocks = {}, .features = model.width};
   int64_t middle = model.width;
   for (size_t stage = 0; stage < depth->blocks.size(); ++stage) {

@@ -250,7 +250,8 @@ std::string listing(const Claim& claim) {
 void check_complete(const Claim& claim) {
   if (claim.missing.empty()) return;
   throw ConfigError(
-      "[plan.world] the variables of {} are half set: present {}; missing {}; set those, or unset the rest",
+      "[plan.world] the variables of {} are only partly set: present {}; missing {}; set the missing ones, "
+      "or unset the others",
       claim.spec.launcher, claim.present.empty() ? "none" : listing(claim), join(claim.missing, " "));
 }
 
@@ -263,8 +264,8 @@ void check_range(const Claim& claim) {
   const bool port = spec.master_port >= (spec.world_size > 1 ? 1 : 0) && spec.master_port <= 65535;
   if (ranks && locals && port && spec.restart >= 0) return;
   throw ConfigError(
-      "[plan.world] the variables of {} are out of range: {}; a rank is 0 to size-1, no host has more ranks "
-      "than the world, and a port is 1 to 65535",
+      "[plan.world] the variables of {} are out of range: {}; a rank must be 0 to size-1, a host cannot have "
+      "more ranks than the world, and a port must be 1 to 65535",
       spec.launcher, listing(claim));
 }
 
@@ -308,7 +309,7 @@ std::string job_key(const Environment& environment) {
   constexpr size_t kLongest = 256;
   std::string key = environment.get("TRIREME_JOB_KEY").value_or("");
   if (key.size() <= kLongest) return key;
-  throw ConfigError("[plan.world] TRIREME_JOB_KEY has {} characters, at most {} are possible; use 32 of them",
+  throw ConfigError("[plan.world] TRIREME_JOB_KEY has {} characters, but at most {} are allowed; use 32",
                     key.size(), kLongest);
 }
 
@@ -319,8 +320,9 @@ WorldSpec detect_world(const Environment& environment) {
   if (claims.empty()) {
     if (const auto rank = environment.get("PMIX_RANK")) {
       throw ConfigError(
-          "[plan.world] PMIX_RANK={} says that this is one of several processes, but not of how many; start "
-          "with mpirun, srun or torchrun, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT",
+          "[plan.world] PMIX_RANK={} says that this is one of several processes, but not how many there are; "
+          "start with mpirun, srun or torchrun, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, "
+          "MASTER_PORT",
           *rank);
     }
     return {.launcher = "none"};

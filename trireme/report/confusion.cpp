@@ -112,20 +112,20 @@ class ConfusionPicture {
         of_.images > 0 ? static_cast<double>(of_.right) / static_cast<double>(of_.images) : 0.0;
     std::string below = "Rows: true class. Columns: predicted class.";
     if (classes_ <= kMostWithShares) {
-      below += " A cell: images, and their share of the row.";
+      below += " Cells: number of images, and their share of the row.";
     } else if (classes_ <= kMostWithCounts) {
-      below += " A cell: images; point at one for its share of the row.";
+      below += " Cells: number of images; hover over one for its share of the row.";
     } else if (has_names()) {
-      below += " Point at a cell for its images and their share of the row.";
+      below += " Hover over a cell for its number of images and their share of the row.";
     } else {
       below += " Classes in the order of their names.";
     }
     if (of_.not_finite > 0)
-      below += fmt::format(" {} with logits that are not finite are in no row.", with_commas(of_.not_finite));
-    return svg_text(
-               {.x = kMargin, .y = 26.0, .size = 15.0, .bold = true},
-               fmt::format("{} of {} held-out images are right ({}), after step {}", with_commas(of_.right),
-                           with_commas(of_.images), share_text(right), with_commas(of_.step))) +
+      below += fmt::format(" {} with non-finite logits are not counted.", with_commas(of_.not_finite));
+    return svg_text({.x = kMargin, .y = 26.0, .size = 15.0, .bold = true},
+                    fmt::format("{} of {} held-out images are classified correctly ({}), after step {}",
+                                with_commas(of_.right), with_commas(of_.images), share_text(right),
+                                with_commas(of_.step))) +
            svg_text({.x = kMargin, .y = 46.0, .colour = kQuietInk}, below);
   }
 
@@ -177,8 +177,8 @@ class ConfusionPicture {
   std::string said(int64_t truth, int64_t guess) const {
     const std::string part = fmt::format("{} of {} ({})", with_commas(count(truth, guess)),
                                          with_commas(total(truth)), share_text(share(truth, guess)));
-    return truth == guess ? fmt::format("{}: {} right", name(truth), part)
-                          : fmt::format("{} taken for {}: {}", name(truth), name(guess), part);
+    return truth == guess ? fmt::format("{}: {} correct", name(truth), part)
+                          : fmt::format("{} predicted as {}: {}", name(truth), name(guess), part);
   }
 
   /// Names before and above, counts and shares of rows behind.
@@ -286,7 +286,7 @@ class ConfusionPicture {
     std::vector<std::string> taken, hard;
     const double column = (width_ - 3.0 * kMargin) / 2.0, room = (column - 150.0) / 2.0;
     for (const Pair& pair : confusions()) {
-      taken.push_back(fmt::format("{} for {}: {} ({})", fitted(name(pair.truth), room, 12.0),
+      taken.push_back(fmt::format("{} as {}: {} ({})", fitted(name(pair.truth), room, 12.0),
                                   fitted(name(pair.guess), room, 12.0), with_commas(pair.count),
                                   share_text(share(pair.truth, pair.guess))));
     }
@@ -295,12 +295,12 @@ class ConfusionPicture {
                                  share_text(share(truth, truth)), with_commas(total(truth))));
     }
     if (taken.empty()) {
-      const Markup drawn = svg_text({.x = kMargin, .y = y_}, "No image was taken for another class.");
+      const Markup drawn = svg_text({.x = kMargin, .y = y_}, "No image was misclassified.");
       y_ += kLineHeight;
       return drawn;
     }
-    const Markup drawn = list(kMargin, "Most often taken for another", taken) +
-                         list(2.0 * kMargin + column, "Least often right", hard);
+    const Markup drawn = list(kMargin, "Most frequent confusions", taken) +
+                         list(2.0 * kMargin + column, "Lowest accuracy", hard);
     y_ += kLineHeight * static_cast<double>(std::max(taken.size(), hard.size()) + 1);
     return drawn;
   }

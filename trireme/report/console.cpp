@@ -29,7 +29,7 @@ class Lines {
       write_all(STDOUT_FILENO, line.data(), line.size(), "standard output");
     } catch (const EnvironmentError& error) {
       lost_ = true;
-      log_warning("no more lines are printed: {}; the run goes on", error.what());
+      log_warning("step lines can no longer be printed: {}; the run continues", error.what());
     }
   }
 

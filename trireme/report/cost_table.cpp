@@ -89,7 +89,7 @@ std::string cost_table(const std::vector<CostRow>& rows, int64_t columns) {
   for (const CostRow& row : rows) table.add_row(cells(row, rows));
   std::string text = table.to_string(columns);
   if (std::ranges::any_of(rows, [](const CostRow& row) { return row.measured && !row.step_ms; })) {
-    text += fmt::format("step ms: runs of fewer than {} steps cannot tell; raise train.steps\n", kLeastSteps);
+    text += fmt::format("step ms: needs runs of at least {} steps; raise train.steps\n", kLeastSteps);
   }
   return text;
 }

@@ -37,7 +37,8 @@ class CurvesSink final : public Sink {
     const uintmax_t size = std::filesystem::file_size(metrics, error);
     if (error) return;
     if (size > kMostMetrics) {
-      log_info("curves of {} are left to trireme report", format_bytes(static_cast<double>(size)));
+      log_info("no picture of the curves is drawn from {} of metrics; use trireme report",
+               format_bytes(static_cast<double>(size)));
       return;
     }
     RunRecord record;

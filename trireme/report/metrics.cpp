@@ -25,8 +25,8 @@ class MetricsReader {
   void add_line(const std::string& line) {
     ++number_;
     const Json json = Json::parse(line, nullptr, false);
-    if (json.is_discarded()) return note_damage(line.empty() ? "is empty" : "is no JSON");
-    if (!json.is_object()) return note_damage("is no object");
+    if (json.is_discarded()) return note_damage(line.empty() ? "is empty" : "is not JSON");
+    if (!json.is_object()) return note_damage("is not an object");
     const auto step = json.find("step");
     if (step == json.end() || !step->is_number_integer()) return note_damage("has no step");
     add_record(json, step->get<double>());

@@ -41,7 +41,7 @@ Markup draw_tile(const Classification& of, const Classification::Mistake& one, d
   const std::string& truth = of.classes.at(static_cast<size_t>(one.truth));
   const std::string& guess = of.classes.at(static_cast<size_t>(one.guess));
   Markup tile =
-      element("title", fmt::format("{}: {} taken for {}, loss {:.4g}", one.name, truth, guess, one.loss));
+      element("title", fmt::format("{}: {} predicted as {}, loss {:.4g}", one.name, truth, guess, one.loss));
   tile += one.picture.pixels.empty()
               ? svg_rect(x, y, kTileSide, kTileSide, "#e4e7eb")
               : svg_image(x, y, kTileSide, kTileSide, shrunk(one.picture, kMostPixels));
@@ -56,8 +56,7 @@ Markup draw_tile(const Classification& of, const Classification::Mistake& one, d
 std::string draw_mistakes(const Classification& classification) {
   const auto& worst = classification.worst;
   const std::string below =
-      worst.empty() ? ""
-                    : "Red: what the model took it for, and how likely it found that. Below: what it is.";
+      worst.empty() ? "" : "Red: the predicted class and its probability. Below: the true class.";
   Markup drawn =
       svg_text({.x = kSheetMargin, .y = 26.0, .size = 15.0, .bold = true}, title_of(classification)) +
       svg_text({.x = kSheetMargin, .y = 46.0, .colour = kQuietInk}, below);

@@ -146,10 +146,9 @@ class SvgCheck {
 struct KnownPicture {
   std::string_view name, title;
 };
-constexpr auto kKnownPictures =
-    std::to_array<KnownPicture>({{"pictures/confusion.svg", "Confusion matrix"},
-                                 {"pictures/mistakes.svg", "Worst mistakes"},
-                                 {"traces/pipeline.svg", "A step of the pipeline"}});
+constexpr auto kKnownPictures = std::to_array<KnownPicture>({{"pictures/confusion.svg", "Confusion matrix"},
+                                                             {"pictures/mistakes.svg", "Worst mistakes"},
+                                                             {"traces/pipeline.svg", "One pipeline step"}});
 
 Markup caption_of(const std::string& name) {
   const auto known = std::ranges::find(kKnownPictures, name, &KnownPicture::name);

@@ -162,7 +162,7 @@ std::vector<Bar> bars_of(const Schedule& schedule, const std::vector<StageEvent>
 }
 
 std::string heading(const PipelineReport& report, bool measured) {
-  if (!measured) return "simulated for its costs";
+  if (!measured) return "simulated with the measured costs";
   return report.schedule.ranks.size() == report.simulated.ranks.size()
              ? "measured"
              : fmt::format("measured, for study: all {} stages on one device, one after the other",
@@ -199,7 +199,7 @@ class Trace {
   void add(bool measured) {
     pid_ = measured ? 0 : 1;
     const StageEvents& events = measured ? report_.events : report_.ideal;
-    name("process_name", 0, measured ? "measured" : "simulated for its costs");
+    name("process_name", 0, measured ? "measured" : "simulated with the measured costs");
     for (size_t rank = 0; rank < events.size(); ++rank) {
       name("thread_name", passes_of(rank), fmt::format("rank {}", rank));
       if (measured)
@@ -324,12 +324,12 @@ Bar bar_of(const Schedule& schedule, const StagePass& pass, double begin, double
 }
 
 std::string to_text(const PipelineReport& report, int64_t columns) {
-  std::string text =
-      fmt::format("{}, a step: {} ms, simulated for its costs {} ms; {:.1f}% idle, simulated {:.1f}%\n",
-                  report.schedule.name, ms(report.measured.seconds), ms(report.predicted.seconds),
-                  100.0 * report.measured.idle_share(), 100.0 * report.predicted.idle_share());
+  std::string text = fmt::format(
+      "{}, one step: {} ms, simulated with the measured costs {} ms; {:.1f}% idle, simulated {:.1f}%\n",
+      report.schedule.name, ms(report.measured.seconds), ms(report.predicted.seconds),
+      100.0 * report.measured.idle_share(), 100.0 * report.predicted.idle_share());
   if (report.clock_error_s > 0.0)
-    text += fmt::format("clocks of ranks differ by up to {} ms\n", ms(report.clock_error_s));
+    text += fmt::format("the clocks of the ranks differ by up to {} ms\n", ms(report.clock_error_s));
   return text + rank_table(report, columns) + stage_table(report, columns);
 }
 

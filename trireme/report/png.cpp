@@ -70,8 +70,8 @@ std::string to_png(const Picture& picture) {
   const int64_t line = picture.width * picture.channels;
   TRIREME_CHECK((picture.channels == 1 || picture.channels == 3) && picture.width >= 1 &&
                     picture.height >= 1 && std::ssize(picture.pixels) == picture.height * line,
-                "[report.png] {} bytes of a picture of {} x {} x {}", picture.pixels.size(), picture.height,
-                picture.width, picture.channels);
+                "[report.png] {} bytes do not make a picture of {} x {} x {}", picture.pixels.size(),
+                picture.height, picture.width, picture.channels);
   std::string lines;
   for (int64_t row = 0; row < picture.height; ++row) {
     lines += '\0';  // no filter

@@ -45,7 +45,7 @@ constexpr Quantity kActive = {"active_bytes", "active peak", "", "", Unit::kByte
 constexpr Quantity kReserved = {"reserved_bytes", "reserved peak",        "", "",
                                 Unit::kBytes,     Chart::Scale::kFromZero};
 constexpr Quantity kBusy = {"communication_ms",  "busy",
-                            "Communication",     "time of a step, rank 0",
+                            "Communication",     "time per step, rank 0",
                             Unit::kMilliseconds, Chart::Scale::kFromZero};
 constexpr Quantity kExposed = {"exposed_ms", "computation waited for it", "",
                                "",           Unit::kMilliseconds,         Chart::Scale::kFromZero};
@@ -54,7 +54,7 @@ constexpr Quantity kShare = {"communication_share",       "exposed",    "Exposed
 constexpr Quantity kLossScale = {"loss_scale", "loss scale", "Loss scale",
                                  "",           Unit::kCount, Chart::Scale::kAutoFromZero};
 constexpr Quantity kStall = {"checkpoint_ms",     "wait",
-                             "Checkpoint stalls", "what training waited for a save",
+                             "Checkpoint stalls", "time that training waited for a save",
                              Unit::kMilliseconds, Chart::Scale::kFromZero};
 
 /// Of a chart with the first of them.
@@ -72,7 +72,7 @@ std::vector<ChartMark> marks_of(const RunRecord& run) {
     const auto& from = run.attempts[i].resumed_from;
     if (!from || *from <= 0) continue;
     marks.push_back(
-        {static_cast<double>(*from) + 0.5, fmt::format("attempt {} went on after step {}", i + 1, *from)});
+        {static_cast<double>(*from) + 0.5, fmt::format("attempt {} continued after step {}", i + 1, *from)});
   }
   return marks;
 }
@@ -115,7 +115,7 @@ std::string skipped_note(const RunRecord& run) {
   std::vector<std::string> steps;
   for (size_t i = 0; i < std::min(kShown, skipped.size()); ++i)
     steps.push_back(with_commas(static_cast<int64_t>(skipped[i])));
-  return fmt::format("{} skipped, as gradients overflowed: step{} {}{}.",
+  return fmt::format("{} skipped because gradients overflowed: step{} {}{}.",
                      skipped.size() == 1 ? "One step was" : with_commas(std::ssize(skipped)) + " steps were",
                      skipped.size() == 1 ? "" : "s", join(steps, ", "),
                      skipped.size() > kShown ? ", ..." : "");
@@ -222,8 +222,8 @@ std::string sharing_note(const std::vector<RunRecord>& runs) {
   for (const RunRecord& run : runs) most = std::max(most, run.metrics.steps.size());
   if (most <= kMostBins) return {};
   return fmt::format(
-      "{} steps are drawn in {} places: a line is the mean of the steps that share one, its band spans their "
-      "smallest and largest value.",
+      "{} steps are drawn at {} positions: a line is the mean of the steps at a position, its band spans "
+      "their smallest and largest values.",
       with_commas(static_cast<int64_t>(most)), kMostBins);
 }
 

@@ -129,14 +129,14 @@ OrderedJson read_manifest(const std::string& run) {
   const std::string path = run + "/manifest.json";
   if (!fs::exists(path)) {
     throw ConfigError(
-        "[report.run_dir] {} is not a run directory: it has no manifest.json; name a folder below "
-        "runs/ or 'latest'",
+        "[report.run_dir] {} is not a run directory: it has no manifest.json; give a folder below runs/ or "
+        "'latest'",
         run);
   }
   const OrderedJson json = OrderedJson::parse(read_file(path), nullptr, false);
   if (!json.is_object() || !json.contains("schema") || json["schema"] != kSchema) {
     throw DataError(
-        "[report.run_dir] {} is damaged or of another version: no JSON object with schema '{}'; "
+        "[report.run_dir] {} is damaged or from another version: it has no JSON object with schema '{}'; "
         "restore it, or choose another run",
         path, kSchema);
   }
@@ -231,7 +231,7 @@ RunDirectory RunDirectory::open(const std::string& path) {
   const fs::path real = fs::canonical(path, error);  // follows `latest`, which may move while we read
   if (error) {
     throw ConfigError(
-        "[report.run_dir] there is no run at {}: {}; name a folder that 'trireme train' has made",
+        "[report.run_dir] no run was found at {}: {}; give a run directory made by 'trireme train'",
         fs::absolute(path).lexically_normal().string(), error.message());
   }
   read_manifest(real.string());

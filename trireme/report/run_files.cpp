@@ -27,7 +27,7 @@ int64_t drop_steps_after(const std::string& path, int64_t step) {
     kept = begin = end + 1;
   }
   if (kept != text.size() && ::truncate(path.c_str(), static_cast<off_t>(kept)) != 0)
-    throw EnvironmentError("[report.run_files] cannot cut {}: {}; check its permissions", path,
+    throw EnvironmentError("[report.run_files] cannot truncate {}: {}; check its permissions", path,
                            errno_text(errno));
   return last;
 }
@@ -60,7 +60,8 @@ class RunFilesSink final : public Sink {
     try {
       run_.note_resumed(step);
     } catch (const EnvironmentError& error) {
-      log_warning("the manifest does not say that the run went on after step {}: {}", step, error.what());
+      log_warning("the manifest could not record that the run continued after step {}: {}", step,
+                  error.what());
     }
   }
 

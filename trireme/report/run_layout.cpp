@@ -26,7 +26,7 @@ std::string model_text(const plan::Config& config, const plan::ModelFacts& facts
                                    : fmt::format("{} layers of width {}", model.n_layers, model.d_model);
   return fmt::format("{}{}{}, {}, {} parameters, {} FLOPs {}", model.family, model.preset.empty() ? "" : " ",
                      model.preset, shape, with_commas(facts.params), format_count(facts.flops_per_token),
-                     images ? "an image" : "a token");
+                     images ? "per image" : "per token");
 }
 
 std::string precision_text(const plan::Config& config) {

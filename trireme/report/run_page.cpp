@@ -31,7 +31,7 @@ std::string progress_of(const RunFigures& figures) {
   return with_commas(figures.steps) + of + " steps";
 }
 
-/// "exit code 5 (lost a peer or a deadline)"; empty while there is none.
+/// "exit code 5 (lost a peer or timed out)"; empty while there is none.
 std::string exit_of(const Attempt& attempt, const PageOptions& options) {
   if (!attempt.exit_code) return {};
   return fmt::format("exit code {}{}", *attempt.exit_code, options.meaning(*attempt.exit_code));
@@ -63,7 +63,7 @@ std::string how_it_ended(const RunRecord& run, const RunFigures& figures, const 
       text += " so far";
       break;
     case RunState::kNoEnd:
-      text += "; it still goes on, or was killed with its launcher";
+      text += "; it is still running, or was killed together with its launcher";
       break;
   }
   if (!last.ended.empty()) {
@@ -76,7 +76,7 @@ std::string how_it_ended(const RunRecord& run, const RunFigures& figures, const 
 
 Markup draw_attempts(const RunRecord& run, const PageOptions& options) {
   if (run.attempts.size() < 2) return {};
-  PageTable table{.titles = {"attempt", "end", "went on after", "last step", "made again", "began", "ended"},
+  PageTable table{.titles = {"attempt", "end", "resumed after", "last step", "repeated", "began", "ended"},
                   .rows = {},
                   .style = "attempts"};
   const auto number = [](const std::optional<int64_t>& value) { return value ? with_commas(*value) : "-"; };
@@ -163,7 +163,7 @@ Markup speed_cards(const RunRecord& run, const RunFigures& figures, const RunLay
   const double per_rank =
       figures.tokens_per_s.value_or(0.0) / static_cast<double>(std::max<int64_t>(1, run.facts.ranks));
   if (layout.flops_per_token > 0.0 && per_rank > 0.0) {
-    cards += card("compute", flops_text(per_rank * layout.flops_per_token), "by each rank");
+    cards += card("compute", flops_text(per_rank * layout.flops_per_token), "per rank");
   }
   return cards;
 }
@@ -188,7 +188,7 @@ Markup end_cards(const RunRecord& run, const RunFigures& figures, const RunLayou
                   "from the start of the process");
   if (!figures.weights_digest.empty()) {
     cards += card("weights", element("code", figures.weights_digest),
-                  figures.why_bits_vary.empty() ? "an equal run ends with the same bits"
+                  figures.why_bits_vary.empty() ? "an identical run gives the same bits"
                                                 : "bits may vary: " + figures.why_bits_vary);
   }
   return cards;
@@ -205,7 +205,7 @@ Markup draw_ends(const RunRecord& run) {
   for (const NamedText& report : run.crash_reports) texts += folded(report.name, element("pre", report.text));
   for (const NamedText& log : run.log_ends)
     texts += folded("the end of " + log.name, element("pre", log.text));
-  return section("What ranks said at the end", texts);
+  return section("Last log lines of the ranks", texts);
 }
 
 /// A part of memory; 0: not known.
@@ -258,8 +258,8 @@ Markup draw_memory(const RunRecord& run, const RunLayout& layout) {
          share_bar(part.predicted, most, "expected c0") + share_bar(part.measured, most, "c0")});
   }
   return draw_table(table) + element("p", {{"class", "note"}},
-                                     "Of rank 0, but for the peak, which is the largest rank's. Outlined: "
-                                     "predicted; filled: measured.");
+                                     "Values of rank 0, except the peak, which is that of the largest rank. "
+                                     "Outlined: predicted; filled: measured.");
 }
 
 Facts wire_facts(const RunRecord& run) {
@@ -267,23 +267,23 @@ Facts wire_facts(const RunRecord& run) {
   if (!run.summary) return facts;
   const RunSummary& summary = *run.summary;
   if (summary.cost.measured_wire_bytes > 0 || summary.cost.predicted_wire_bytes > 0) {
-    facts.emplace_back("sent by rank 0 in a step",
+    facts.emplace_back("sent by rank 0 per step",
                        fmt::format("{} predicted, {} measured", bytes_of(summary.cost.predicted_wire_bytes),
                                    bytes_of(summary.cost.measured_wire_bytes)));
   }
   std::vector<std::string> peaks;
   for (const int64_t bytes : summary.peak_bytes_by_pp_rank) peaks.push_back(bytes_of(bytes));
-  if (!peaks.empty()) facts.emplace_back("peak by rank of the pipeline", join(peaks, ", "));
+  if (!peaks.empty()) facts.emplace_back("peak by pipeline rank", join(peaks, ", "));
   if (summary.checkpoints + summary.checkpoints_late + summary.checkpoints_failed > 0) {
     facts.emplace_back(
         "checkpoints",
-        fmt::format("{} written, {} left out as the one before was being written, {} failed",
+        fmt::format("{} written, {} skipped because the previous one was still being written, {} failed",
                     summary.checkpoints, summary.checkpoints_late, summary.checkpoints_failed));
   }
   if (!summary.weights_path.empty()) facts.emplace_back("weights", summary.weights_path);
   if (!summary.best_weights_path.empty())
     facts.emplace_back("best weights",
-                       fmt::format("{}, of step {}", summary.best_weights_path, summary.best_step));
+                       fmt::format("{}, step {}", summary.best_weights_path, summary.best_step));
   return facts;
 }
 
@@ -293,7 +293,7 @@ Markup draw_layout(const RunRecord& run, const RunLayout& layout) {
   Markup content = facts.empty() ? Markup() : draw_facts(facts);
   if (!layout.problem.empty())
     content +=
-        element("p", {{"class", "warn"}}, "This version cannot work out the layout again: " + layout.problem);
+        element("p", {{"class", "warn"}}, "This version cannot reconstruct the layout: " + layout.problem);
   return section("Layout", content);
 }
 
@@ -339,7 +339,8 @@ Markup config_changes(const RunRecord& run) {
       if (value != before.value) table.rows.push_back({before.key, before.value, value, "after " + name});
     }
   }
-  return table.rows.empty() ? Markup() : element("p", "Changed when the run went on:") + draw_table(table);
+  return table.rows.empty() ? Markup()
+                            : element("p", "Changed when the run was resumed:") + draw_table(table);
 }
 
 Markup draw_config(const RunRecord& run) {
@@ -348,7 +349,7 @@ Markup draw_config(const RunRecord& run) {
   std::ranges::copy_if(run.config, std::back_inserter(given), was_given);
   Markup content = config_changes(run);
   if (!given.empty())
-    content += folded(fmt::format("{} values that were given", given.size()), config_table(given));
+    content += folded(fmt::format("{} values that were set", given.size()), config_table(given));
   content += run.config.empty()
                  ? folded("config.yaml", element("pre", run.config_yaml))
                  : folded(fmt::format("all {} values", run.config.size()), config_table(run.config));

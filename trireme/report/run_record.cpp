@@ -200,7 +200,7 @@ class RunReader {
     if (metrics.ends_inside_a_line)
       note("metrics.jsonl ends inside a line: it is being written, or its writer was killed.");
     if (metrics.made_again > 0) {
-      note(fmt::format("metrics.jsonl has {} that were made again later; the later record counts.",
+      note(fmt::format("metrics.jsonl has {} that were repeated later; the later record counts.",
                        metrics.made_again == 1 ? "1 step" : with_commas(metrics.made_again) + " steps"));
     }
   }
@@ -212,7 +212,7 @@ class RunReader {
     if (json.is_object()) {
       record_.summary = read_summary(json);
     } else {
-      note("summary.json is damaged: it holds no JSON object.");
+      note("summary.json is damaged: it has no JSON object.");
     }
   }
 
@@ -271,15 +271,15 @@ class RunReader {
     const uintmax_t size = fs::file_size(path, error);
     if (error) return;
     if (size > kLargestPicture || picture_bytes_ + size > kAllPictures) {
-      note(fmt::format("{} is too large for the page: {}, pictures before it {}.", name,
+      note(fmt::format("{} is too large for the page: {}, after {} of other pictures.", name,
                        format_bytes(static_cast<double>(size)),
                        format_bytes(static_cast<double>(picture_bytes_))));
       return;
     }
     picture_bytes_ += size;
     std::string content = text_of(name);
-    if (!svg && !content.starts_with("\x89PNG\r\n\x1a\n")) return note(name + " is no PNG.");
-    if (svg && content.find("<svg") == std::string::npos) return note(name + " is no SVG.");
+    if (!svg && !content.starts_with("\x89PNG\r\n\x1a\n")) return note(name + " is not a PNG.");
+    if (svg && content.find("<svg") == std::string::npos) return note(name + " is not an SVG.");
     record_.pictures.push_back({.name = name, .svg = svg, .content = std::move(content)});
   }
 

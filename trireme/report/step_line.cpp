@@ -135,7 +135,7 @@ std::string whereabouts(const RunSummary& summary, const std::string& run, bool 
   if (kept && !reads_images)
     text += fmt::format("'trireme generate {}' continues a text with these weights; ", run);
   if (summary.checkpoints > 0 || summary.resumed_at > 0)
-    return text + fmt::format("'trireme train --resume {}' goes on from its last checkpoint", run);
+    return text + fmt::format("'trireme train --resume {}' continues from its last checkpoint", run);
   return text + fmt::format("'trireme train {}/config.yaml' trains again, from step 1", run);
 }
 

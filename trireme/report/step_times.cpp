@@ -17,7 +17,7 @@ std::vector<double> steady_step_ms(const std::string& run_directory) {
     for (std::string line; std::getline(file, line);)
       values.push_back(nlohmann::json::parse(line).at("step_ms"));
   } catch (const nlohmann::json::exception& error) {
-    throw DataError("[report.steps] {} does not hold the steps of a run ({}); run it again", path,
+    throw DataError("[report.steps] {} does not have the steps of a run ({}); run it again", path,
                     error.what());
   }
   if (values.size() < kLeastSteps) return {};

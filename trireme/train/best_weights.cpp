@@ -27,7 +27,7 @@ Number number_in(const parallel::Notes& notes, const char* key, const std::strin
         read.ec == std::errc() && read.ptr == end)
       return number;
   }
-  throw DataError("[train.best_weights] {} does not say its {}", path, key);
+  throw DataError("[train.best_weights] {} has no {}", path, key);
 }
 
 }  // namespace
@@ -42,8 +42,7 @@ BestWeights::BestWeights(std::string path, bool resumes, const comm::Mesh& mesh)
       score = number_in<double>(notes, "score", path_);
       step = std::isfinite(score) ? static_cast<double>(number_in<int64_t>(notes, "step", path_)) : 0.0;
     } catch (const Error& error) {
-      log_warning("the best weights so far are unknown: {}; the next validation's replace them",
-                  error.what());
+      log_warning("the best weights so far are unknown: {}; the next validation replaces them", error.what());
     }
   }
   const auto at_root = comm::gather_scalars(*mesh.all, {step, score}).front();
@@ -59,7 +58,7 @@ void BestWeights::keep(int64_t step, const Validation& found, TrainedModel& mode
                                {"score", fmt::format("{}", score)},
                                {"val_loss", fmt::format("{}", found.loss)}});
   } catch (const EnvironmentError& error) {
-    if (is_root_) log_warning("the best weights so far are not kept: {}; training goes on", error.what());
+    if (is_root_) log_warning("the best weights so far are not saved: {}; training continues", error.what());
     return;
   }
   score_ = score;

@@ -119,11 +119,11 @@ void check_config(const Parts& parts, const plan::Config& then, const std::strin
     (must_be_equal(key) || (key == "optim.ema" && other_state) ? refused : noted).push_back(key);
   if (!refused.empty()) {
     throw ConfigError(
-        "[train.resume] {} was written by a run with other values of {}; give them as they were, or begin a "
-        "run of its own",
+        "[train.resume] {} was written by a run with other values of {}; use the same values, or start a new "
+        "run",
         path, join(refused, ", "));
   }
-  if (!noted.empty() && parts.is_root()) log_info("resume  with other values of {}", join(noted, ", "));
+  if (!noted.empty() && parts.is_root()) log_info("resume  with changed values of {}", join(noted, ", "));
 }
 
 /// With train.rank_batch other ranks make other steps.
@@ -132,9 +132,8 @@ void check_batch(const Parts& parts, const Json& state, const std::string& path)
   const int64_t then = checkpoint::count_of(state, "global_batch", path), now = parts.batch.global_batch;
   if (then == now) return;
   throw ConfigError(
-      "[train.resume] {} was written by a run of {} samples a step, and this one has {}; go on on as many "
-      "ranks, "
-      "or with train.rank_batch={}",
+      "[train.resume] {} was written by a run with {} samples per step, but this run has {}; use as many "
+      "ranks as before, or set train.rank_batch={}",
       path, then, now, then / parts.batch.dp_size);
 }
 
@@ -143,8 +142,8 @@ void check_steps(const Parts& parts, const Json& state, const std::string& path)
   const int64_t done = checkpoint::count_of(state, "step", path);
   const plan::TrainConfig& train = parts.config.train;
   if (done <= train.steps) return;
-  throw ConfigError("[train.resume] {} is of step {}, and this run ends with step {} ({}); raise that", path,
-                    done, train.steps,
+  throw ConfigError("[train.resume] {} is from step {}, but this run ends with step {}; raise {}", path, done,
+                    train.steps,
                     train.epochs > 0 ? fmt::format("train.epochs={}", train.epochs) : "train.steps");
 }
 
@@ -153,9 +152,8 @@ void check_data(const Parts& parts, const Json& state, const std::string& path) 
   const std::string then = checkpoint::text_of(state, "data", path), now = hex64(parts.data->digest());
   if (samples == parts.data->samples() && then == now) return;
   throw ConfigError(
-      "[train.resume] {} was written by a run on {} samples with digest {}; data.path has {} now, with "
-      "digest "
-      "{}; give it the same data",
+      "[train.resume] {} was written by a run on {} samples with digest {}, but data.path now has {} with "
+      "digest {}; use the same data",
       path, samples, then, parts.data->samples(), now);
 }
 
@@ -168,7 +166,7 @@ std::string to_hex(const at::Tensor& bytes) {
 
 at::Tensor from_hex(const std::string& hex, const char* what, const std::string& path) {
   if (hex.size() % 2 != 0 || hex.find_first_not_of("0123456789abcdef") != std::string::npos)
-    checkpoint::fail_json(path, fmt::format("{} is no hex", what));
+    checkpoint::fail_json(path, fmt::format("{} is not hexadecimal", what));
   at::Tensor bytes = at::empty({static_cast<int64_t>(hex.size() / 2)}, at::kByte);
   for (size_t i = 0; i < hex.size() / 2; ++i)
     bytes.mutable_data_ptr<uint8_t>()[i] = static_cast<uint8_t>(std::stoi(hex.substr(2 * i, 2), nullptr, 16));
@@ -197,7 +195,8 @@ SavedRandom saved_random(const Parts& parts, const Json& document, const std::st
   const Json& ranks = checkpoint::value_of(document, "ranks", path);
   const Json& run = checkpoint::value_of(document, "run", path);
   const std::string rank = std::to_string(parts.world->rank());
-  if (checkpoint::count_of(run, "ranks", path) != parts.world->size()) return {{}, "on other ranks"};
+  if (checkpoint::count_of(run, "ranks", path) != parts.world->size())
+    return {{}, "on another number of ranks"};
   if (!ranks.is_object() || !ranks.contains(rank)) return {{}, "from a checkpoint without random numbers"};
   return {
       from_hex(checkpoint::text_of(ranks.at(rank), "random", path), "the state of a random generator", path)};
@@ -215,7 +214,7 @@ void restore_random(const Parts& parts, const Json& document, int64_t step, cons
     if (saved.state.numel() == generator.get_state().numel()) return generator.set_state(saved.state);
     saved.lost = "on another device";
   }
-  if (parts.is_root()) log_info("resume  {}: dropout goes on with other masks", saved.lost);
+  if (parts.is_root()) log_info("resume  {}: dropout continues with different masks", saved.lost);
   at::manual_seed(
       static_cast<uint64_t>(parts.config.seed + step * parts.world->size() + parts.world->rank()));
 }
@@ -234,10 +233,10 @@ at::Tensor history_of(const Json& run, const std::string& path) {
   if (rows == run.end() || !rows->is_array() || rows->empty()) return {};
   std::vector<at::Tensor> steps;
   for (const Json& row : *rows) {
-    if (!row.is_string()) checkpoint::fail_json(path, "the history of FP8 is no hex");
-    steps.push_back(from_hex(row.get<std::string>(), "the history of FP8", path));
+    if (!row.is_string()) checkpoint::fail_json(path, "the FP8 history is not hexadecimal");
+    steps.push_back(from_hex(row.get<std::string>(), "the FP8 history", path));
     if (steps.back().numel() % 4 != 0 || steps.back().numel() != steps.front().numel())
-      checkpoint::fail_json(path, "the history of FP8 has rows of different or odd sizes");
+      checkpoint::fail_json(path, "the FP8 history has rows of different or odd sizes");
   }
   return at::stack(steps).view(at::kFloat);
 }
@@ -253,8 +252,8 @@ void restore_history(Parts& parts, const Json& run, const std::string& path) {
   if (saved.defined() && history->restore(saved, blocks)) return;
   if (parts.is_root())
     log_warning(
-        "resume  {} has no history of the layers that precision.fp8_scaling=delayed scales by; the first "
-        "step is scaled by its own values",
+        "resume  {} has no FP8 history for precision.fp8_scaling=delayed; the first step is scaled by its "
+        "own values",
         path);
 }
 
@@ -273,7 +272,7 @@ Json to_json(const precision::LossScaler::State& state) {
 
 precision::LossScaler::State scaler_state(const Json& json, const std::string& path) {
   const Json& scale = checkpoint::value_of(json, "scale", path);
-  if (!scale.is_number()) checkpoint::fail_json(path, "'scale' is no number");
+  if (!scale.is_number()) checkpoint::fail_json(path, "'scale' is not a number");
   return {.scale = scale.get<double>(),
           .patience = checkpoint::count_of(json, "patience", path),
           .good_steps = checkpoint::count_of(json, "good_steps", path),
@@ -338,7 +337,7 @@ std::string Checkpointing::choose(const std::string& older_than) {
   std::error_code error;
   if (parts_.is_root() && std::filesystem::is_directory(folder_, error)) {
     const checkpoint::Newest newest = checkpoint::newest_checkpoint(checkpoint::Folder(folder_), older_than);
-    for (const std::string& reason : newest.passed_over) log_warning("resume  passed over {}", reason);
+    for (const std::string& reason : newest.passed_over) log_warning("resume  skipped {}", reason);
     if (newest.checkpoint) {
       path = newest.checkpoint->path();
     } else if (newest.damaged > 0 || !older_than.empty()) {
@@ -357,14 +356,14 @@ Checkpointing::Resumed Checkpointing::resume() {
     if (path.empty()) return {};
     if (path == "?") {
       throw DataError(
-          "[train.resume] none of the checkpoints in {} can be read; 'trireme ckpt list' says why. Take them "
-          "away to begin at step 1",
+          "[train.resume] none of the checkpoints in {} can be read; 'trireme ckpt list' says why. Remove "
+          "them to start at step 1",
           folder_);
     }
     try {
       return resume_from(path);
     } catch (const DataError& error) {
-      if (parts_.is_root()) log_warning("resume  {}; trying the one before", error.what());
+      if (parts_.is_root()) log_warning("resume  {}; trying the previous one", error.what());
     }
     older_than = std::filesystem::path(path).filename();
   }
@@ -416,8 +415,8 @@ Checkpointing::Resumed Checkpointing::restore(const std::string& path, const std
   Resumed resumed{.step = checkpoint::count_of(run, "step", path)};
   if (enabled() && !can_save(resumed.step)) {
     throw ConfigError(
-        "[train.resume] {} is of step {}, which is no multiple of parallel.local_steps={}: ranks would not "
-        "have averaged when they save; give a divisor of it, or set checkpoint.every to 0",
+        "[train.resume] {} is from step {}, which is not a multiple of parallel.local_steps={}, so ranks "
+        "would save between two averagings; use a divisor of that step, or set checkpoint.every to 0",
         path, resumed.step, config_.parallel.local_steps);
   }
   if (const auto loss = run.find("loss"); loss != run.end() && loss->is_number()) resumed.loss = *loss;
@@ -513,7 +512,7 @@ void Checkpointing::prune() {
   try {
     store_->prune(config_.checkpoint.keep);
   } catch (const Error& error) {
-    log_warning("an old checkpoint stays: {}", error.what());
+    log_warning("an old checkpoint was not removed: {}", error.what());
   }
 }
 
@@ -531,7 +530,7 @@ bool Checkpointing::settle() {
   unsettled_ = false;
   if (any_rank(!error_.empty())) {
     ++failed_;
-    if (!error_.empty()) log_warning("a checkpoint was not written: {}; training goes on", error_);
+    if (!error_.empty()) log_warning("a checkpoint was not written: {}; training continues", error_);
     if (store_) store_->abandon(temporary_);  // others may have written to it after this rank's thread did so
   }
   error_.clear();
@@ -545,7 +544,7 @@ bool Checkpointing::begin_folder(const std::string& temporary) {
       store_->begin(temporary);
     } catch (const Error& error) {
       problem = error.what();
-      log_warning("no checkpoint can be written: {}; training goes on", problem);
+      log_warning("checkpoints cannot be written: {}; training continues", problem);
     }
   }
   return !any_rank(!problem.empty());

@@ -14,7 +14,7 @@ at::ScalarType dtype_of(plan::Dtype dtype) {
     case plan::Dtype::kFp16:
       return at::kHalf;
   }
-  throw LogicError("[train.engine_options] dtype {} is none of the table", static_cast<int>(dtype));
+  throw LogicError("[train.engine_options] unknown dtype {}", static_cast<int>(dtype));
 }
 
 parallel::Options engine_options(const plan::Config& config, const comm::Mesh& mesh,

@@ -27,12 +27,12 @@ void check_enough_memory(const TrainOptions& run, const comm::World& world) {
   if (device.is_cuda()) {
     const int64_t there = kernels::gpus().at(static_cast<size_t>(device.index())).memory_bytes;
     if (needed <= there) return;
-    throw OutOfMemory("[train] a rank needs at least {}, and its GPU has {}. {}", in_text(needed),
+    throw OutOfMemory("[train] a rank needs at least {}, but its GPU has {}. {}", in_text(needed),
                       in_text(there), plan::memory_advice(run.config, world.size(), kind));
   }
   const int64_t there = host_memory();
   if (needed <= there / run.local_ranks) return;
-  throw OutOfMemory("[train] a rank needs at least {}, and this host has {} for {} of them. {}",
+  throw OutOfMemory("[train] a rank needs at least {}, but this host has {} for its {} ranks. {}",
                     in_text(needed), in_text(there), run.local_ranks,
                     plan::memory_advice(run.config, world.size(), kind));
 }

@@ -58,14 +58,14 @@ plan::Config settle_fp8(plan::Config config, const comm::World& world) {
       fmt::format("[train.fp8] precision.fp8={} on {}", fp8.recipe, world.device().str());
   if (fp8.fallback == plan::Fp8Fallback::kBf16) {
     if (world.rank() == 0)
-      log_warning("{}: {}; training goes on in bf16", what, shape.empty() ? lack : shape);
+      log_warning("{}: {}; training continues in bf16", what, shape.empty() ? lack : shape);
     fp8.recipe = plan::Fp8::kOff;
     return config;
   }
   if (!shape.empty()) throw ConfigError("{}: {}, or precision.fp8_fallback to bf16", what, shape);
   throw EnvironmentError(
-      "{}: {}; set precision.fp8 to off, or precision.fp8_fallback to bf16 to go on in bf16{}", what, lack,
-      world.device().is_cuda() ? "" : " or to emulate for the same numbers from a CPU");
+      "{}: {}; set precision.fp8 to off, or precision.fp8_fallback to bf16 to continue in bf16{}", what, lack,
+      world.device().is_cuda() ? "" : ", or to emulate to compute the same numbers on a CPU");
 }
 
 }  // namespace trireme::train

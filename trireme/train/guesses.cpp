@@ -61,13 +61,13 @@ std::vector<Mistake> worst_of(comm::Group& group, const std::vector<Mistake>& mi
 }  // namespace
 
 Guesses::Guesses(int64_t classes) : classes_(classes) {
-  TRIREME_CHECK(classes >= 1, "[train.guesses] {} classes", classes);
+  TRIREME_CHECK(classes >= 1, "[train.guesses] {} classes; at least 1 is needed", classes);
   if (classes <= kMostClasses) counts_.resize(static_cast<size_t>(classes * classes), 0.0);
 }
 
 void Guesses::add(const at::Tensor& logits, const at::Tensor& targets, const std::vector<int64_t>& samples) {
   TRIREME_CHECK(logits.dim() == 2 && logits.size(1) == classes_ && logits.size(0) == std::ssize(samples),
-                "[train.guesses] logits of {} rows and {} classes for {} samples of {} classes",
+                "[train.guesses] logits of {} rows and {} classes do not match {} samples of {} classes",
                 logits.size(0), logits.size(1), samples.size(), classes_);
   const at::Tensor target = targets.unsqueeze(1);                    // (B, 1)
   const at::Tensor guess = logits.argmax(1, /*keepdim=*/true);       // (B, 1), of equal ones the first

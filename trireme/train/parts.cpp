@@ -22,7 +22,7 @@ bool can_record(const plan::Config& config, const comm::World& world) {
   const std::string obstacle = plan::cuda_graphs_obstacle(config, world.device().is_cuda(), ranks);
   const bool asked_for = config.train.cuda_graphs == plan::CudaGraphs::kOn;
   if (!obstacle.empty() && asked_for && world.rank() == 0) {
-    log_warning("train.cuda_graphs=on has no effect: {}; training goes on without", obstacle);
+    log_warning("train.cuda_graphs=on has no effect: {}; training continues without them", obstacle);
   }
   return obstacle.empty();
 }
@@ -47,7 +47,7 @@ Parts::Parts(const TrainOptions& run, std::shared_ptr<comm::World> joined, bool 
 
 void Parts::look_for_validation() {
   const std::string why = data->why_no_validation();
-  if (!why.empty() && is_root()) log_warning("nothing is validated: {}", why);
+  if (!why.empty() && is_root()) log_warning("validation is off: {}", why);
 }
 
 FeedOptions Parts::feed_options() const {

@@ -29,7 +29,7 @@ std::string text_of(const std::exception& error) {
 Passes::Passes(nn::Model& model, parallel::DataParallel& engine, c10::Device device, Options options)
     : model_(model), engine_(engine), device_(device), options_(std::move(options)), copies_(device) {
   if (options_.make_recording && !engine_.can_be_recorded()) {
-    give_up("the engine communicates within a pass, or moves what it reads");
+    give_up("the engine communicates within a pass, or moves memory that the pass reads");
   }
 }
 
@@ -162,7 +162,7 @@ at::Tensor Passes::launch(Recorded& recorded, Kind kind) {
 }
 
 void Passes::give_up(const std::string& reason) {
-  log_warning("train.cuda_graphs: passes cannot be recorded ({}); training goes on without", reason);
+  log_warning("train.cuda_graphs: passes cannot be recorded ({}); training continues without", reason);
   options_.make_recording = {};
   // Launched passes may still use the memory of their recordings.
   if (device_.is_cuda()) kernels::synchronize_gpu();

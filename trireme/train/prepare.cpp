@@ -179,8 +179,8 @@ class Watch {
     const Word& furthest = *std::ranges::max_element(words, {}, &Word::done);
     if (now - moved_at_ > timeout_s_) {
       throw EnvironmentError(
-          "[train.data] preparing {} has made no headway for {:.1f} s (comm.timeout_s), after {}; is its "
-          "disk or network file system alive?",
+          "[train.data] preparing {} has made no progress for {:.1f} s (comm.timeout_s), after {}; check its "
+          "disk or network file system",
           path_, timeout_s_, how_far(furthest));
     }
     if (!speaks_ || now < report_at_) return;
@@ -210,9 +210,8 @@ void check_same_data(const std::vector<Word>& words, const RunData& data) {
     const RunData::Sizes &theirs = words[rank].sizes, &first = words[0].sizes;
     if (theirs == first) continue;
     throw DataError(
-        "[train.data] rank {} has {} + {} {} (training + held out), rank 0 has {} + {}; give every host the "
-        "same "
-        "data",
+        "[train.data] rank {} has {} + {} {} (training + held out), but rank 0 has {} + {}; give every host "
+        "the same data",
         rank, theirs.train, theirs.val, data.counted(), first.train, first.val);
   }
 }

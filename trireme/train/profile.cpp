@@ -128,7 +128,7 @@ std::string kernel_group(const std::string& name) {
 }
 
 std::string to_text(const KernelProfile& profile) {
-  if (profile.groups.empty()) return "of CPU operators: there are no GPU kernels to sum up";
+  if (profile.groups.empty()) return "only CPU operators: there are no GPU kernels to sum up";
   std::string text = fmt::format("{:.2f} ms a step, {:.2f} ms idle", profile.step_ms, profile.idle_ms);
   for (const KernelGroup& group : profile.groups) {
     text += fmt::format("; {} {:.2f} ms ({})", group.name, group.ms, group.calls);

@@ -56,14 +56,14 @@ void RunRecords::record(const StepRecord& step) {
       sinks_[i]->record(step);
     } catch (const EnvironmentError& error) {
       if (lost_[i]++ == 0)
-        log_warning("step {} is not recorded: {}; training goes on", step.step, error.what());
+        log_warning("step {} is not recorded: {}; training continues", step.step, error.what());
     }
   }
 }
 
 void RunRecords::report_lost() const {
   const int64_t lost = std::accumulate(lost_.begin(), lost_.end(), int64_t{0});
-  if (lost > 0) log_warning("{} records of steps could not be written; the weights are complete", lost);
+  if (lost > 0) log_warning("{} step records could not be written; the weights are complete", lost);
 }
 
 void RunRecords::finish() {

@@ -28,12 +28,12 @@ std::optional<double> number_if_any(const Json& json, const char* key, const std
   if (value.is_number()) return value.get<double>();
   const std::string word = checkpoint::text_of(json, key, path);
   if (word == "inf" || word == "-inf" || word == "nan") return std::strtod(word.c_str(), nullptr);
-  checkpoint::fail_json(path, fmt::format("'{}' is no number", key));
+  checkpoint::fail_json(path, fmt::format("'{}' is not a number", key));
 }
 
 double number_of(const Json& json, const char* key, const std::string& path) {
   if (const auto number = number_if_any(json, key, path)) return *number;
-  checkpoint::fail_json(path, fmt::format("'{}' is no number", key));
+  checkpoint::fail_json(path, fmt::format("'{}' is not a number", key));
 }
 
 }  // namespace

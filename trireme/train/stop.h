@@ -20,7 +20,7 @@ int signal_of_any_rank(const TrainOptions& options, const comm::Mesh& mesh);
 class FailedElsewhere : public Error {
  public:
   FailedElsewhere(ExitCode code, int64_t rank)
-      : Error(code, fmt::format("[train] rank {} has failed; its own message says why", rank)) {}
+      : Error(code, fmt::format("[train] rank {} failed; see its own message for the cause", rank)) {}
 };
 
 /// Thrown on every rank alike where a signal ends a run before its first step.

@@ -113,7 +113,7 @@ std::string TextData::longer_validation() const {
 std::string TextData::why_no_validation() const {
   if (val_ || config_.data.val_fraction == 0.0) return {};
   return fmt::format(
-      "data.val_fraction={} of {} tokens holds out {}, fewer than the {} of one sequence; {}, or set "
+      "data.val_fraction={} of {} tokens holds out {}, but one sequence needs {}; {}, or set "
       "train.val_batches=0",
       config_.data.val_fraction, corpus_.train_tokens + corpus_.val_tokens, corpus_.val_tokens,
       config_.data.seq_len + 1, longer_validation());

@@ -169,7 +169,7 @@ std::string Trainer::where_not_finite(const StepTotals& totals) const {
 void Trainer::report_overflow(const Enqueued& step) const {
   const std::string where = where_not_finite(step.totals);
   if (where.empty()) return;
-  log_warning("step {}: gradients overflow at loss scale {:g}{}; the step is skipped, the scale is now {:g}",
+  log_warning("step {}: gradients overflow at loss scale {:g}{}; skipping the step, the scale is now {:g}",
               step.step, step.loss_scale, where, scaler_.scale());
 }
 
@@ -178,8 +178,8 @@ void Trainer::check_finite(const Enqueued& step) const {
   const bool may_overflow = scaler_.enabled() && scaler_.overflows_in_a_row() < kMostOverflowsInARow;
   if (std::isfinite(loss) && (std::isfinite(grad_norm) || may_overflow)) return;
   throw NumericsError(
-      "[train.step] step {}: loss {} and gradient norm {} are not both finite{}; lower optim.lr (now "
-      "{}), raise optim.warmup_steps or check the data",
+      "[train.step] step {}: loss {} or gradient norm {} is not finite{}; lower optim.lr (now {}), raise "
+      "optim.warmup_steps or check the data",
       step.step, loss, grad_norm, where_not_finite(step.totals), config_.optim.lr);
 }
 
@@ -251,7 +251,7 @@ void Trainer::end(Enqueued&& step) {
   const int64_t index = step.step;
   under_way_.push_back(std::move(step));
   if (index == plan::kStepsBeforeRecording + 1 && model_.recorded_passes() > 0 && options_.announce) {
-    log_info("graphs  {} kinds of pass are recorded and launched as one piece from now on",
+    log_info("graphs  {} kinds of pass are recorded as CUDA graphs and replayed from now on",
              model_.recorded_passes());
   }
 }
@@ -515,7 +515,7 @@ void refuse_indeterminism(const std::exception& error) {
   const std::string text = from_torch->what_without_backtrace();
   const size_t place = text.find(kNotDeterministic);
   if (place == std::string::npos) return;
-  throw ConfigError("[train] train.deterministic=true cannot be honoured: {}; set it to false",
+  throw ConfigError("[train] train.deterministic=true is not possible: {}; set it to false",
                     text.substr(0, place + kNotDeterministic.size()));
 }
 

@@ -20,7 +20,7 @@ Scores sum_over_ranks(const Scores& mine, const comm::Mesh& mesh) {
 std::optional<Validation> validate(TrainedModel& model, const RunData& data, int64_t samples,
                                    const FeedOptions& batches, const comm::Mesh& mesh,
                                    const std::function<bool()>& gives_up, Guesses* guesses) {
-  TRIREME_CHECK(samples >= 1, "[train.validate] {} samples", samples);
+  TRIREME_CHECK(samples >= 1, "[train.validate] {} samples; at least 1 is needed", samples);
   const ValidationFeed feed = data.validation(samples, batches);
   const int64_t at_once = model.batches_at_once();
   model.sync_buffers();

@@ -60,8 +60,7 @@ std::string prepare_builtin_digits(const BuiltinDigits& wanted) {
   std::vector<std::string> fonts = system_fonts();
   if (fonts.empty()) {
     throw EnvironmentError(
-        "[data.digits] data.path=builtin stands for digits drawn from this system's fonts, and there are "
-        "none; "
+        "[data.digits] data.path=builtin means digits drawn from this system's fonts, but there are none; "
         "install fonts-dejavu-core, or set data.path to a folder of images (trireme data get cifar10)");
   }
   const std::string folder = wanted.cache_dir + "/data/" + name_of(wanted, fonts);

@@ -44,7 +44,7 @@ std::vector<std::string> class_names(const std::string& folder, const CifarForma
     for (int64_t label = 0; label < format.classes; ++label) names.push_back(std::to_string(label));
   }
   if (static_cast<int64_t>(names.size()) != format.classes) {
-    throw DataError("[data.cifar] {} names {} classes, {} has {}", path, names.size(), format.name,
+    throw DataError("[data.cifar] {} names {} classes, but {} has {}", path, names.size(), format.name,
                     format.classes);
   }
   return names;
@@ -81,16 +81,18 @@ class CifarSet : public ImageSet {
     MappedFile file(path);
     const auto bytes = static_cast<int64_t>(file.bytes().size());
     if (bytes == 0 || bytes % record_ != 0) {
-      throw DataError("[data.cifar] {} holds {} bytes, no multiple of the {} of one image; get it again",
-                      path, bytes, record_);
+      throw DataError(
+          "[data.cifar] {} has {} bytes, which is not a multiple of the {} of one image; download it again",
+          path, bytes, record_);
     }
     begins_.push_back(size());
     for (int64_t record = 0; record < bytes / record_; ++record) {
       const auto at = static_cast<size_t>(record * record_ + format_.label_bytes - 1);
       const auto label = static_cast<int32_t>(file.bytes()[at]);
       if (label >= format_.classes) {
-        throw DataError("[data.cifar] image {} of {} has label {}; those of {} end at {}", record, path,
-                        label, format_.name, format_.classes - 1);
+        throw DataError(
+            "[data.cifar] image {} of {} has label {}, but labels of {} end at {}; download it again", record,
+            path, label, format_.name, format_.classes - 1);
       }
       labels_.push_back(label);
     }
@@ -118,7 +120,7 @@ std::vector<std::string> batch_files(const std::string& folder) {
   constexpr int64_t kBatches = 5;  // of the set that everybody has
   for (int64_t number = static_cast<int64_t>(paths.size()) + 2; number <= kBatches; ++number) {
     if (is_file(path_of(number))) {
-      throw DataError("[data.cifar] there is {}, but no {}; get it again", path_of(number),
+      throw DataError("[data.cifar] {} exists but {} does not; download the data again", path_of(number),
                       path_of(static_cast<int64_t>(paths.size()) + 1));
     }
   }

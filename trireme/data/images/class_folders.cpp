@@ -60,8 +60,10 @@ FilesByClass list_classes(const fs::path& root) {
 void check_none_empty(const FilesByClass& found, const fs::path& root) {
   for (const auto& [name, files] : found) {
     if (!files.empty()) continue;
-    throw DataError("[data.images] {} holds no JPEG or PNG file; remove it, or it is a class without images",
-                    (root / name).string());
+    throw DataError(
+        "[data.images] {} has no JPEG or PNG file, so this class has no images; add some or remove the "
+        "folder",
+        (root / name).string());
   }
 }
 
@@ -71,7 +73,7 @@ class FolderSet : public ImageSet {
       : root_(std::move(root)), channels_(channels) {
     if (channels != 1 && channels != 3) {
       throw ConfigError(
-          "[data.images] files in {} are read in grey or in colours, but model.channels={}; set "
+          "[data.images] images in {} are read as grayscale or RGB, but model.channels={}; set "
           "model.channels=1 or 3",
           root_.string(), channels);
     }
@@ -113,8 +115,9 @@ class FolderSet : public ImageSet {
 void check_classes(const FilesByClass& has, const FilesByClass& found, const fs::path& root) {
   for (const auto& [name, files] : has) {
     if (found.contains(name)) continue;
-    throw DataError("[data.images] class {} has no folder in {}; training and validation need the same", name,
-                    root.string());
+    throw DataError(
+        "[data.images] class {} has no folder in {}; training and validation need the same classes", name,
+        root.string());
   }
 }
 

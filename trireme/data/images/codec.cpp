@@ -25,7 +25,7 @@ Image decode_image(std::span<const std::byte> bytes, const DecodeOptions& option
     return decode_jpeg(bytes, options);
   if (starts_with(bytes, std::to_array<unsigned char>({0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'})))
     return decode_png_part(bytes, options);
-  throw BrokenImage(bytes.empty() ? "it is empty" : "it begins neither as JPEG nor as PNG");
+  throw BrokenImage(bytes.empty() ? "it is empty" : "it is neither a JPEG nor a PNG");
 }
 
 Image cut(Image image, const ImagePart& part) {

@@ -20,7 +20,8 @@ constexpr double kUnits = 64.0;      // of FreeType's coordinates in a pixel
 class FontLibrary {
  public:
   FontLibrary() {
-    if (FT_Init_FreeType(&handle) != 0) throw EnvironmentError("[data.digits] FreeType does not start");
+    if (FT_Init_FreeType(&handle) != 0)
+      throw EnvironmentError("[data.digits] FreeType cannot be initialized");
   }
   ~FontLibrary() { FT_Done_FreeType(handle); }
   FontLibrary(const FontLibrary&) = delete;
@@ -39,7 +40,7 @@ class Outline {
   Outline(FT_Library library, const FT_Outline& of) : library_(library) {
     const auto points = static_cast<FT_UInt>(of.n_points);
     if (FT_Outline_New(library, points, of.n_contours, &handle) != 0)
-      throw OutOfMemory("[data.digits] no memory for an outline of {} points", points);
+      throw OutOfMemory("[data.digits] not enough memory for an outline of {} points", points);
     FT_Outline_Copy(&of, &handle);
   }
   ~Outline() { FT_Outline_Done(library_, &handle); }
@@ -185,7 +186,7 @@ class DigitPainter::Impl {
     if (faces_.empty()) {
       throw ConfigError(
           "[data.digits] none of {} font files has all ten digits as outlines; install fonts-dejavu-core, or "
-          "name a folder of TrueType or OpenType fonts with --fonts",
+          "pass a folder of TrueType or OpenType fonts with --fonts",
           files.size());
     }
   }
@@ -198,8 +199,8 @@ class DigitPainter::Impl {
     const int64_t side = grey ? 28 : 32;
     const double usual = grey ? 20.0 : 23.0;
     const auto font = static_cast<size_t>(draws.below(static_cast<int64_t>(faces_.size())));
-    TRIREME_CHECK(load_digit(faces_[font].get(), digit), "[data.digits] {} has lost its {}", files_[font],
-                  digit);
+    TRIREME_CHECK(load_digit(faces_[font].get(), digit), "[data.digits] {} no longer has the digit {}",
+                  files_[font], digit);
     const std::vector<uint8_t> cover =
         render(faces_[font]->glyph->outline, side, usual * draws.uniform(0.75, 1.1), draws);
     return grey ? paint_grey(cover, side, draws) : paint_coloured(cover, side, draws);
@@ -231,7 +232,7 @@ class DigitPainter::Impl {
     bitmap.num_grays = 256;
     bitmap.pixel_mode = FT_PIXEL_MODE_GRAY;
     const FT_Error error = FT_Outline_Get_Bitmap(library_.handle, &outline.handle, &bitmap);
-    TRIREME_CHECK(error == 0, "[data.digits] FreeType's error {} while it renders", error);
+    TRIREME_CHECK(error == 0, "[data.digits] FreeType failed to render: error {}", error);
     return cover;
   }
 

@@ -177,8 +177,8 @@ void check_digit_options(const DigitOptions& options) {
   constexpr int64_t kMost = 10'000'000;
   for (const auto& [name, count] : {std::pair{"--train", options.train}, std::pair{"--test", options.test}}) {
     if (count >= 10 && count <= kMost) continue;
-    throw ConfigError("[data.digits] {} {} is not 10 to {}; each digit is drawn equally often", name, count,
-                      kMost);
+    throw ConfigError("[data.digits] {} is {}, but must be from 10 to {}; each digit is drawn equally often",
+                      name, count, kMost);
   }
 }
 
@@ -198,12 +198,12 @@ std::string digest_there(const std::string& folder, const Json& wanted) {
   std::error_code error;
   if (!fs::exists(folder, error)) return {};
   if (!fs::is_directory(folder, error))
-    throw ConfigError("[data.digits] {} is no folder; name another --out", folder);
+    throw ConfigError("[data.digits] {} is not a folder; choose another --out", folder);
   if (fs::is_empty(folder, error)) return {};
   const std::string path = folder + "/" + kRecord;
   if (!fs::exists(path, error)) {
     throw ConfigError(
-        "[data.digits] {} holds other files, which would be mixed with these; name another --out", folder);
+        "[data.digits] {} has other files, which would be mixed with these; choose another --out", folder);
   }
   Json record = Json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
   if (!record.is_object()) throw DataError("[data.digits] {} is damaged; remove the folder", path);
@@ -212,7 +212,8 @@ std::string digest_there(const std::string& folder, const Json& wanted) {
   record.erase("digest");
   if (record == wanted) return digest;
   throw ConfigError(
-      "[data.digits] {} holds digits of other numbers, seed or fonts ({}); name another --out, or remove it",
+      "[data.digits] {} has digits made with other counts, another seed or other fonts ({}); choose another "
+      "--out, or remove the folder",
       folder, path);
 }
 

@@ -15,7 +15,9 @@ constexpr int kGzip = 16 + MAX_WBITS;  // a gzip header and trailer around the s
 /// Ends zlib's state with the scope.
 class Inflater {
  public:
-  Inflater() { TRIREME_CHECK(inflateInit2(&stream, kGzip) == Z_OK, "[data.gzip] zlib does not start"); }
+  Inflater() {
+    TRIREME_CHECK(inflateInit2(&stream, kGzip) == Z_OK, "[data.gzip] zlib cannot be initialized");
+  }
   ~Inflater() { inflateEnd(&stream); }
   Inflater(const Inflater&) = delete;
   Inflater& operator=(const Inflater&) = delete;
@@ -41,15 +43,16 @@ std::string unpack(const std::string& bytes, const std::string& path, int64_t li
     const int result = inflate(&stream, Z_NO_FLUSH);
     text.resize(before + kStep - stream.avail_out);
     if (static_cast<int64_t>(text.size()) > limit) {
-      throw DataError("[data.gzip] {} unpacks to more than {} bytes; it is not the file that it seems", path,
-                      limit);
+      throw DataError(
+          "[data.gzip] {} unpacks to more than {} bytes, so it is not the expected file; download it again",
+          path, limit);
     }
     if (result == Z_STREAM_END) {
       if (stream.avail_in == 0) return text;
       inflateReset(&stream);  // a file may hold several members
     } else if (result != Z_OK) {
-      throw DataError("[data.gzip] {} is {} after {} of {} bytes; get it again", path,
-                      result == Z_BUF_ERROR ? "cut off" : "damaged", bytes.size() - stream.avail_in,
+      throw DataError("[data.gzip] {} is {} after {} of {} bytes; download it again", path,
+                      result == Z_BUF_ERROR ? "truncated" : "damaged", bytes.size() - stream.avail_in,
                       bytes.size());
     }
   }
@@ -59,14 +62,15 @@ std::string unpack(const std::string& bytes, const std::string& path, int64_t li
 
 std::string read_unpacked(const std::string& path, int64_t limit) {
   std::string bytes = read_file(path);
-  if (bytes.size() >= size_t{1} << 32) throw DataError("[data.gzip] {} is larger than 4 GiB", path);
+  if (bytes.size() >= size_t{1} << 32)
+    throw DataError("[data.gzip] {} is larger than the limit of 4 GiB", path);
   return is_gzip(bytes) ? unpack(bytes, path, limit) : std::move(bytes);
 }
 
 std::string packed(const std::string& text) {
   z_stream stream = {};
   TRIREME_CHECK(deflateInit2(&stream, Z_BEST_SPEED, Z_DEFLATED, kGzip, 8, Z_DEFAULT_STRATEGY) == Z_OK,
-                "[data.gzip] zlib does not start");
+                "[data.gzip] zlib cannot be initialized");
   std::string bytes(deflateBound(&stream, static_cast<uLong>(text.size())), '\0');
   stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
   stream.avail_in = static_cast<uInt>(text.size());
@@ -75,7 +79,8 @@ std::string packed(const std::string& text) {
   const int result = deflate(&stream, Z_FINISH);
   bytes.resize(stream.total_out);
   deflateEnd(&stream);
-  TRIREME_CHECK(result == Z_STREAM_END, "[data.gzip] zlib packs {} bytes and says {}", text.size(), result);
+  TRIREME_CHECK(result == Z_STREAM_END, "[data.gzip] zlib failed to compress {} bytes: error {}", text.size(),
+                result);
   return bytes;
 }
 

@@ -32,7 +32,8 @@ uint32_t big_endian(const std::string& bytes, size_t at) {
 IdxFile read_idx(const std::string& path, size_t dims) {
   IdxFile file{.path = path, .dims = {}, .bytes = read_unpacked(path, kMostIdxBytes), .header = 4 + 4 * dims};
   if (file.bytes.size() < file.header)
-    throw DataError("[data.idx] {} ends within its header, after {} bytes", path, file.bytes.size());
+    throw DataError("[data.idx] {} ends within its header, after {} bytes; download it again", path,
+                    file.bytes.size());
   constexpr uint32_t kBytes = 0x0800;
   if (big_endian(file.bytes, 0) != (kBytes | dims)) {
     throw DataError("[data.idx] {} begins with {:#010x} instead of {:#010x} (bytes in {} dimensions)", path,
@@ -42,12 +43,13 @@ IdxFile read_idx(const std::string& path, size_t dims) {
   for (size_t dim = 0; dim < dims; ++dim) {
     file.dims.push_back(big_endian(file.bytes, 4 + 4 * dim));
     if (dim > 0 && (file.dims[dim] < 1 || file.dims[dim] > kMostSide))
-      throw DataError("[data.idx] {} says that its images are {} pixels long", path, file.dims[dim]);
+      throw DataError("[data.idx] {} says that an image side has {} pixels, which is out of range", path,
+                      file.dims[dim]);
     bytes *= file.dims[dim];  // below 2^32 * 2^28
   }
   const auto held = static_cast<int64_t>(file.bytes.size() - file.header);
   if (held != bytes) {
-    throw DataError("[data.idx] {} says {} bytes ({}) and holds {}; get it again", path, bytes,
+    throw DataError("[data.idx] {} should have {} bytes ({}) but has {}; download it again", path, bytes,
                     fmt::join(file.dims, " x "), held);
   }
   return file;
@@ -58,8 +60,8 @@ class IdxSet : public ImageSet {
   /// `classes` of the training split; 0: this is it.
   IdxSet(IdxFile images, const IdxFile& labels, int64_t classes) : images_(std::move(images)) {
     if (images_.dims[0] != labels.dims[0] || images_.dims[0] == 0) {
-      throw DataError("[data.idx] {} has {} images and {} has {} labels", images_.path, images_.dims[0],
-                      labels.path, labels.dims[0]);
+      throw DataError("[data.idx] {} has {} images but {} has {} labels; each image needs one", images_.path,
+                      images_.dims[0], labels.path, labels.dims[0]);
     }
     shape_ = ImageShape{.channels = 1, .height = images_.dims[1], .width = images_.dims[2]};
     for (size_t at = labels.header; at < labels.bytes.size(); ++at)
@@ -69,7 +71,7 @@ class IdxSet : public ImageSet {
       check_all_occur(labels.path, last);
       classes = last + 1;
     } else if (last >= classes) {
-      throw DataError("[data.idx] image {} of {} has label {}, and those of training end at {}",
+      throw DataError("[data.idx] image {} of {} has label {}, but training labels end at {}",
                       std::ranges::find(labels_, last) - labels_.begin(), labels.path, last, classes - 1);
     }
     for (int64_t label = 0; label < classes; ++label) classes_.push_back(std::to_string(label));
@@ -93,7 +95,7 @@ class IdxSet : public ImageSet {
     for (const int32_t label : labels_) occurs[static_cast<size_t>(label)] = true;
     const auto absent = std::ranges::find(occurs, false);
     if (absent == occurs.end()) return;
-    throw DataError("[data.idx] image {} of {} has label {}, but none has label {}; get it again",
+    throw DataError("[data.idx] image {} of {} has label {}, but no image has label {}; download it again",
                     std::ranges::find(labels_, last) - labels_.begin(), path, last, absent - occurs.begin());
   }
 
@@ -119,7 +121,7 @@ std::shared_ptr<IdxSet> open_split(const std::string& folder, const std::string&
   const std::string labels = find_idx(folder, split, "labels", 1);
   if (images.empty() && labels.empty()) return nullptr;
   if (images.empty() || labels.empty()) {
-    throw DataError("[data.idx] there is {}, but no {}-{}-ubyte beside it; get both",
+    throw DataError("[data.idx] {} exists, but no {}-{}-ubyte beside it; download both",
                     images.empty() ? labels : images, split, images.empty() ? "images-idx3" : "labels-idx1");
   }
   return std::make_shared<IdxSet>(read_idx(images, 3), read_idx(labels, 1), classes);
@@ -132,8 +134,8 @@ std::optional<ImageSplits> open_idx(const std::string& folder) {
   if (!train) return std::nullopt;
   const auto test = open_split(folder, "t10k", static_cast<int64_t>(train->classes().size()));
   if (test && test->shape() != train->shape()) {
-    throw DataError("[data.idx] {} holds training images of {} and test images of {}", folder,
-                    train->shape()->to_string(), test->shape()->to_string());
+    throw DataError("[data.idx] {} has training images of {} but test images of {}; both must have one size",
+                    folder, train->shape()->to_string(), test->shape()->to_string());
   }
   return ImageSplits{.train = train, .val = test, .format = "idx", .folder = folder};
 }

@@ -171,7 +171,7 @@ Image decode_jpeg(std::span<const std::byte> bytes, const DecodeOptions& options
       &jpeg, jpeg_destroy_decompress);
   Image image;
   if (!decompress(jpeg, errors, bytes, options, image)) throw BrokenImage(errors.text.data());
-  if (errors.cut_off) throw BrokenImage("its data end before the picture does");
+  if (errors.cut_off) throw BrokenImage("its data ends before the image is complete");
   if (image.shape.channels == 4) mix_inks(image);
   if (image.shape.channels == 3 && options.channels == 1) drop_colours(image);
   return image;

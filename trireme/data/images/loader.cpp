@@ -28,19 +28,20 @@ constexpr uint64_t kMixing = 0x6d69787570ULL;
 constexpr int64_t kNamedBroken = 8;
 
 void check_image_options(const ImageSet& images, const ImageLoaderOptions& options) {
-  TRIREME_CHECK(images.size() >= 1, "[data.loader] no images");
+  TRIREME_CHECK(images.size() >= 1, "[data.loader] the set has no images");
   TRIREME_CHECK(options.dp_rank >= 0 && options.dp_rank < options.dp_size,
-                "[data.loader] dp_rank={} dp_size={}", options.dp_rank, options.dp_size);
+                "[data.loader] dp_rank={} is outside dp_size={}", options.dp_rank, options.dp_size);
   TRIREME_CHECK(options.micro_batch >= 1 && options.global_batch >= 1 &&
                     options.global_batch % (options.dp_size * options.micro_batch) == 0,
-                "[data.loader] global_batch={} is no multiple of dp_size={} x micro_batch={}",
+                "[data.loader] global_batch={} is not a multiple of dp_size={} x micro_batch={}",
                 options.global_batch, options.dp_size, options.micro_batch);
   TRIREME_CHECK(options.first_step >= 0 && options.prefetch >= 1 && options.threads >= 1,
-                "[data.loader] first_step={} prefetch={} threads={}", options.first_step, options.prefetch,
-                options.threads);
+                "[data.loader] first_step={} must be at least 0, prefetch={} and threads={} at least 1",
+                options.first_step, options.prefetch, options.threads);
   TRIREME_CHECK(options.label_smoothing >= 0.0 && options.label_smoothing < 1.0 && options.mixup >= 0.0 &&
                     options.mixup <= 1.0,
-                "[data.loader] label_smoothing={} mixup={}", options.label_smoothing, options.mixup);
+                "[data.loader] label_smoothing={} must be in [0, 1) and mixup={} in [0, 1]",
+                options.label_smoothing, options.mixup);
 }
 
 /// A row of a step: a place in the order of an epoch.
@@ -212,12 +213,12 @@ void BrokenImages::note(int64_t index, const std::exception& error) {
   const auto count = std::ssize(indices_);
   if (count > most_) {
     throw DataError(
-        "[data.loader] {} of {} images cannot be read, the last of them {}: {}; mend or remove them", count,
+        "[data.loader] {} of {} images cannot be read, the last of them {}: {}; repair or remove them", count,
         images_->size(), images_->name(index), error.what());
   }
   if (count <= kNamedBroken) {
-    log_warning("{} is skipped: {}{}", images_->name(index), error.what(),
-                count == kNamedBroken ? "; further ones are only counted" : "");
+    log_warning("skipping {}: {}{}", images_->name(index), error.what(),
+                count == kNamedBroken ? "; further skipped images are only counted" : "");
   }
 }
 

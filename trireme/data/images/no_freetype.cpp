@@ -7,8 +7,8 @@ class DigitPainter::Impl {};
 
 DigitPainter::DigitPainter(const std::vector<std::string>&) {
   throw EnvironmentError(
-      "[data.digits] this build draws no digits; install libfreetype-dev and build again, or copy a folder "
-      "that 'trireme data make digits' wrote elsewhere");
+      "[data.digits] this build cannot draw digits; install libfreetype-dev and rebuild, or copy a folder "
+      "that 'trireme data make digits' wrote on another machine");
 }
 
 DigitPainter::~DigitPainter() = default;

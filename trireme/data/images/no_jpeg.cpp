@@ -5,8 +5,7 @@ namespace trireme::data {
 namespace {
 
 [[noreturn]] void refuse_jpeg() {
-  throw EnvironmentError(
-      "[data.images] this build reads and writes no JPEG; install libjpeg-dev and build again");
+  throw EnvironmentError("[data.images] this build has no JPEG support; install libjpeg-dev and rebuild");
 }
 
 }  // namespace

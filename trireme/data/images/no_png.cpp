@@ -5,8 +5,7 @@ namespace trireme::data {
 namespace {
 
 [[noreturn]] void refuse_png() {
-  throw EnvironmentError(
-      "[data.images] this build reads and writes no PNG; install libpng-dev and build again");
+  throw EnvironmentError("[data.images] this build has no PNG support; install libpng-dev and rebuild");
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ std::optional<ImageSplits> open_packed(const std::string& folder) {
 ImageSplits open_images(const ImageOptions& options) {
   std::error_code ignored;
   if (!fs::is_directory(options.path, ignored)) {
-    throw ConfigError("[data.images] {} is no folder; name one that holds CIFAR, idx or image files",
+    throw ConfigError("[data.images] {} is not a folder; set data.path to one with CIFAR, idx or image files",
                       options.path);
   }
   for (const char* inside : kInside) {
@@ -39,9 +39,9 @@ ImageSplits open_images(const ImageOptions& options) {
                            error.code().message());
   }
   throw ConfigError(
-      "[data.images] {} holds no images: neither data_batch_1.bin (CIFAR-10), train.bin (CIFAR-100) nor "
-      "train-images-idx3-ubyte (MNIST), nor a folder for each class of JPEG or PNG files; 'trireme data make "
-      "digits' or 'trireme data get' make what trains",
+      "[data.images] {} has no images: neither data_batch_1.bin (CIFAR-10), train.bin (CIFAR-100) nor "
+      "train-images-idx3-ubyte (MNIST), nor a folder for each class of JPEG or PNG files; get a data set "
+      "with 'trireme data make digits' or 'trireme data get'",
       options.path);
 }
 

@@ -245,7 +245,8 @@ void check_channels(const Image& image, const ImageTransform& transform) {
   const auto channels = static_cast<size_t>(transform.shape.channels);
   TRIREME_CHECK(image.shape.channels == transform.shape.channels && transform.mean.size() == channels &&
                     transform.deviation.size() == channels,
-                "[data.transform] an image of {} for {}, means of {} and deviations of {} channels",
+                "[data.transform] an image of {} does not match a transform for {} with means of {} and "
+                "deviations of {} channels",
                 image.shape.to_string(), transform.shape.to_string(), transform.mean.size(),
                 transform.deviation.size());
 }
@@ -307,7 +308,7 @@ void transform_image(const Image& image, const ImageTransform& transform, Sample
 
 /// Jöhnk's way (1964), in logarithms so that a small alpha does not end at 0 / 0.
 double mixing_share(double alpha, SampleDraws& draws) {
-  TRIREME_CHECK(alpha > 0.0 && alpha <= 1.0, "[data.transform] mixup of {}", alpha);
+  TRIREME_CHECK(alpha > 0.0 && alpha <= 1.0, "[data.transform] mixup={} is outside (0, 1]", alpha);
   for (;;) {
     const double first = std::log(1.0 - draws.uniform()) / alpha;
     const double second = std::log(1.0 - draws.uniform()) / alpha;
