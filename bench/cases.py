@@ -158,20 +158,21 @@ def peer_program(name: str, policy: str, ranks: int, device: str) -> list[str]:
 # Modes
 
 
-def cpu_case(model: str, ranks: int, threads: int, arguments: argparse.Namespace) -> Case:
+def cpu_case(model: str, dtype: str, ranks: int, threads: int, arguments: argparse.Namespace) -> Case:
     steps, warmup, batch = arguments.steps, arguments.warmup, arguments.global_batch
     environment = {"OMP_NUM_THREADS": str(threads)}
     ours = [
         arguments.bin, "train", f"--model.preset={model}", "-n", str(ranks), "--json",
         f"--train.steps={warmup + steps}", f"--train.global_batch={batch}", "--device=cpu",
         "--data.seq_len=128", "--train.val_batches=0", "--optim.lr=3e-3",
-        "--optim.schedule=cosine", f"--parallel.policy={arguments.policy}",
+        "--optim.schedule=cosine", f"--parallel.policy={arguments.policy}", f"--precision.compute={dtype}",
         *shlex.split(arguments.ours_args),
     ]
     def peer(name: str) -> Side:
         words = torchrun(arguments.python, ranks) + [
             f"{PEERS}/torch_cpu_train.py", f"--model={model}", f"--threads={threads}", "--json",
             f"--steps={steps}", f"--warmup={warmup}", f"--global-batch={batch}", "--lr=3e-3",
+            f"--dtype={dtype}",
             *CPU_PEERS[name], *shlex.split(arguments.peer_args),
         ]
         return Side(words, "tokens_per_s", environment=environment)
@@ -179,7 +180,7 @@ def cpu_case(model: str, ranks: int, threads: int, arguments: argparse.Namespace
     against = arguments.peer or "best"
     tried = list(CPU_PEERS) if against == "best" else [against]
     return Case(
-        label={"model": model, "device": "cpu", "ranks": ranks, "threads": threads, "against": tried[0]},
+        label={"model": model, "dtype": dtype, "device": "cpu", "ranks": ranks, "threads": threads, "against": tried[0]},
         unit="tokens/s of all ranks",
         ours=Side(ours, "tokens_per_s", environment=environment),
         peer=peer(tried[0]),
@@ -190,8 +191,9 @@ def cpu_case(model: str, ranks: int, threads: int, arguments: argparse.Namespace
 def cpu_cases(arguments: argparse.Namespace) -> list[Case]:
     worlds = [(1, 1), (1, 2), (2, 1)]
     return [
-        cpu_case(model, ranks, threads, arguments)
+        cpu_case(model, dtype, ranks, threads, arguments)
         for model in arguments.models.split(",")
+        for dtype in arguments.dtypes.split(",")
         for ranks, threads in worlds
     ]
 

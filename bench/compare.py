@@ -252,6 +252,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     matrix.add_argument("--peer-args", default="", help='more arguments: --peer-args="--compile"')
     cpu = parser.add_argument_group("cpu")
     cpu.add_argument("--models", default="gpt-tiny,llama-tiny")
+    cpu.add_argument("--dtypes", default="fp32", help="fp32, bf16 or both; PyTorch's bf16 is autocast")
     cpu.add_argument("--global-batch", type=int, default=16)
     cpu.add_argument("--policy", default="ddp", help="policy of our side; the peer uses DDP")
     images = parser.add_argument_group("vision and vision-cpu")
@@ -298,6 +299,8 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--beside is for gpu and vision")
     if arguments.budget_seconds and arguments.mode not in ("gpu", "vision", "vision-cpu"):
         parser.error("--budget-seconds is for gpu, vision and vision-cpu")
+    if set(arguments.dtypes.split(",")) - {"fp32", "bf16"}:
+        parser.error(f"--dtypes is fp32, bf16 or fp32,bf16, not {arguments.dtypes}")
     if arguments.mode == "cpu" and arguments.peer not in (None, "best", *CPU_PEERS):
         parser.error(f"--peer of cpu is one of best, {', '.join(CPU_PEERS)}")
     return arguments

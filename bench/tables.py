@@ -221,7 +221,7 @@ def ladder(names: Sequence[str]) -> str:
 
 
 def cpu(names: Sequence[str]) -> str:
-    rows = [[case["model"] + f" ({'; '.join(doubts(file))})" * bool(doubts(file)), f"{case['ranks']} x {case['threads']}", f"{case['ours']['median']:,.0f}",
+    rows = [[", ".join(filter(None, (case["model"], case.get("dtype")))) + f" ({'; '.join(doubts(file))})" * bool(doubts(file)), f"{case['ranks']} x {case['threads']}", f"{case['ours']['median']:,.0f}",
              MODES[case.get("against", "eager")], f"{case['peer']['median']:,.0f}", f"**{case['ratio']:.2f}**",
              f"{case['ratio_min']:.2f} to {case['ratio_max']:.2f}", startup(case)]
             for file in map(read, names) for case in file["cases"]]

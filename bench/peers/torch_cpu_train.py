@@ -1,4 +1,4 @@
-"""The PyTorch peer on CPUs: trains gpt-tiny or llama-tiny in fp32 and prints a line of JSON.
+"""The PyTorch peer on CPUs: trains gpt-tiny or llama-tiny in fp32, or by autocast in bf16, and prints a line of JSON.
 
     torch_cpu_train.py --model gpt-tiny --threads 2
     python -m torch.distributed.run --standalone --nproc-per-node 2 torch_cpu_train.py --threads 1
@@ -201,14 +201,15 @@ def wrap(
     )
 
 
-def train_step(net: nn.Module, optimizer: torch.optim.AdamW, parts: Tensor, clip: bool) -> Tensor:
+def train_step(net: nn.Module, optimizer: torch.optim.AdamW, parts: Tensor, clip: bool, casts: bool) -> Tensor:
     """One optimizer step over (accumulation, micro_batch, T + 1) ids; returns this rank's loss."""
     total = torch.zeros(())
     for index, part in enumerate(parts):
         last = index == len(parts) - 1
         waits = hasattr(net, "no_sync") and not last
         with net.no_sync() if waits else contextlib.nullcontext():
-            loss = net(part[:, :-1], part[:, 1:]) / len(parts)
+            with torch.autocast("cpu", torch.bfloat16, enabled=casts):
+                loss = net(part[:, :-1], part[:, 1:]) / len(parts)
             loss.backward()
         total += loss.detach()
     if clip:
@@ -239,7 +240,7 @@ def train(arguments: argparse.Namespace, rank: int, world: int) -> dict:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, arguments)
         parts = batches[step].unflatten(0, (accumulation, micro_batch))
-        loss = train_step(net, optimizer, parts, arguments.clip)
+        loss = train_step(net, optimizer, parts, arguments.clip, arguments.dtype == "bf16")
         step_ms.append((time.perf_counter() - begin) * 1e3)
         losses.append(loss.item())
         if step == 0 and rank == 0 and arguments.json:
@@ -286,6 +287,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--no-clip", dest="clip", action="store_false")
     parser.add_argument("--bucket-mb", type=float, default=25.0, help="DDP's bucket_cap_mb")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="bf16: autocast, with fp32 weights")
     parser.add_argument("--text", type=Path, default=headers, help="file or folder of text, read as bytes")
     parser.add_argument("--max-bytes", type=int, default=8 << 20)
     parser.add_argument("--seed", type=int, default=42)

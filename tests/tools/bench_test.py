@@ -274,6 +274,16 @@ class Peers(unittest.TestCase):
             self.assertEqual(self.peers_of(policy, None, "nothing there"), (["best"], ""))
             self.assertEqual(cases.peers_of(policy, None, "python3", "cpu"), ["torch"], "nothing is compiled there")
 
+    def test_on_cpus_both_sides_compute_in_the_dtypes_asked_for(self):
+        arguments = compare.parse_arguments(["cpu", "--models", "gpt-tiny", "--dtypes", "fp32,bf16", "--peer", "eager"])
+        dtypes = []
+        for case in cases.cpu_cases(arguments):
+            dtype = case.label["dtype"]
+            dtypes.append(dtype)
+            self.assertIn(f"--precision.compute={dtype}", case.ours.command)
+            self.assertIn(f"--dtype={dtype}", case.peer.command)
+        self.assertEqual(sorted(set(dtypes)), ["bf16", "fp32"])
+
     def test_on_cpus_it_is_the_faster_of_eager_and_compiled(self):
         def case_of(*words):
             return cases.cpu_cases(compare.parse_arguments(["cpu", "--bin", "x", "--python", "p", *words]))[0]
@@ -506,6 +516,7 @@ def curves_table(result):
 class Commands(unittest.TestCase):
     def test_options_are_refused_where_they_mean_nothing(self):
         for words in (["--ours", "a", "--peer", "b", "--profile", "4"], ["cpu", "--peer", "torch"],
+                      ["cpu", "--dtypes", "fp16"],
                       ["cpu", "--gemm"], ["gpu", "--losses", "5"], ["gpu", "--warmup", "9"],
                       ["gpu", "--losses", "10", "--peer", "torch,replicas"]):
             with contextlib.redirect_stderr(io.StringIO()), self.assertRaises(SystemExit) as left:
