@@ -22,6 +22,8 @@
 
 namespace trireme::train {
 
+class SavedRun;
+
 class Checkpointing {
  public:
   /// All arguments must outlive this. With checkpoint.every rank 0 takes the folder's lock. Collective.
@@ -81,13 +83,12 @@ class Checkpointing {
 
   void agree_on_folder();
   Resumed resume_from(const std::string& path);
-  Resumed restore(const std::string& path, const std::string& state);
+  Resumed restore(const SavedRun& run, const std::string& path);
   std::string choose(const std::string& older_than);
   bool any_rank(bool mine) const;
   bool settle();
   bool begin_folder(const std::string& temporary);
   checkpoint::ShardSpec snapshot(int64_t step);
-  std::string run_state(const StepRecord& record) const;
   void write(const checkpoint::ShardSpec& spec, const std::string& temporary, const std::string& state);
   void fail(const std::string& temporary, const std::string& reason);
   void prune();

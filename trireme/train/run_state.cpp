@@ -1,0 +1,267 @@
+#include "trireme/train/run_state.h"
+
+#include <ATen/ATen.h>
+
+#include <mutex>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "trireme/base/error.h"
+#include "trireme/base/hash.h"
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/checkpoint/strict_json.h"
+#include "trireme/plan/fp8.h"
+#include "trireme/plan/optimizer.h"
+#include "trireme/train/saved_record.h"
+
+namespace trireme::train {
+namespace {
+
+using Json = nlohmann::json;
+
+/// Keys without which the same steps cannot go on. What a run may change, such as its ranks, policy, kernels
+/// or when it ends, is not among them.
+bool must_be_equal(const std::string& key) {
+  static const std::set<std::string> keys = {
+      "seed",       "data.tokenizer",     "data.seq_len",     "data.val_fraction",
+      "data.pad",   "data.flip",          "data.least_area",  "data.resized_crop",
+      "data.mixup", "train.global_batch", "train.rank_batch", "optim.name"};
+  static const std::set<std::string> free = {"model.preset", "model.dropout", "model.weights"};
+  return keys.contains(key) || (key.starts_with("model.") && !free.contains(key));
+}
+
+plan::Config config_of(const Json& run, const std::string& path) {
+  const std::string yaml = checkpoint::text_of(run, "config", path);
+  return plan::load({.path = {}, .text = yaml, .overrides = {}}, Environment()).config;
+}
+
+void check_config(const Parts& parts, const plan::Config& then, const std::string& path) {
+  // Averages of other steps than all are none, so they neither begin here nor end.
+  const bool other_state = plan::state_of(then.optim) != plan::state_of(parts.config.optim);
+  std::vector<std::string> refused, noted;
+  for (const std::string& key : plan::differing_keys(then, parts.config))
+    (must_be_equal(key) || (key == "optim.ema" && other_state) ? refused : noted).push_back(key);
+  if (!refused.empty()) {
+    throw ConfigError(
+        "[train.resume] {} was written by a run with other values of {}; use the same values, or start a new "
+        "run",
+        path, join(refused, ", "));
+  }
+  if (!noted.empty() && parts.is_root()) log_info("resume  with changed values of {}", join(noted, ", "));
+}
+
+/// With train.rank_batch other ranks make other steps.
+void check_batch(const Parts& parts, const Json& run, const std::string& path) {
+  if (!run.contains("global_batch")) return;
+  const int64_t then = checkpoint::count_of(run, "global_batch", path), now = parts.batch.global_batch;
+  if (then == now) return;
+  throw ConfigError(
+      "[train.resume] {} was written by a run with {} samples per step, but this run has {}; use as many "
+      "ranks as before, or set train.rank_batch={}",
+      path, then, now, then / parts.batch.dp_size);
+}
+
+/// A run that is to end before its checkpoint would do nothing, and look as if it had.
+void check_steps(const Parts& parts, const Json& run, const std::string& path) {
+  const int64_t done = checkpoint::count_of(run, "step", path);
+  const plan::TrainConfig& train = parts.config.train;
+  if (done <= train.steps) return;
+  throw ConfigError("[train.resume] {} is from step {}, but this run ends with step {}; raise {}", path, done,
+                    train.steps,
+                    train.epochs > 0 ? fmt::format("train.epochs={}", train.epochs) : "train.steps");
+}
+
+void check_data(const Parts& parts, const Json& run, const std::string& path) {
+  const int64_t samples = checkpoint::count_of(run, "samples", path);
+  const std::string then = checkpoint::text_of(run, "data", path), now = hex64(parts.data->digest());
+  if (samples == parts.data->samples() && then == now) return;
+  throw ConfigError(
+      "[train.resume] {} was written by a run on {} samples with digest {}, but data.path now has {} with "
+      "digest {}; use the same data",
+      path, samples, then, parts.data->samples(), now);
+}
+
+std::string to_hex(const at::Tensor& bytes) {
+  std::string hex;
+  const auto* next = bytes.const_data_ptr<uint8_t>();
+  for (int64_t i = 0; i < bytes.numel(); ++i) hex += fmt::format("{:02x}", next[i]);
+  return hex;
+}
+
+at::Tensor from_hex(const std::string& hex, const char* what, const std::string& path) {
+  if (hex.size() % 2 != 0 || hex.find_first_not_of("0123456789abcdef") != std::string::npos)
+    checkpoint::fail_json(path, fmt::format("{} is not hexadecimal", what));
+  at::Tensor bytes = at::empty({static_cast<int64_t>(hex.size() / 2)}, at::kByte);
+  for (size_t i = 0; i < hex.size() / 2; ++i)
+    bytes.mutable_data_ptr<uint8_t>()[i] = static_cast<uint8_t>(std::stoi(hex.substr(2 * i, 2), nullptr, 16));
+  return bytes;
+}
+
+at::Generator generator_of(const c10::Device& device) {
+  return at::globalContext().defaultGenerator(device);
+}
+
+/// The state that this rank has saved, as far as it goes on; else why not.
+struct SavedRandom {
+  at::Tensor state;
+  const char* lost = nullptr;
+};
+
+SavedRandom saved_random(const Parts& parts, const Json& document, const std::string& path) {
+  const Json& ranks = checkpoint::value_of(document, "ranks", path);
+  const Json& run = checkpoint::value_of(document, "run", path);
+  const std::string rank = std::to_string(parts.world->rank());
+  if (checkpoint::count_of(run, "ranks", path) != parts.world->size())
+    return {{}, "on another number of ranks"};
+  if (!ranks.is_object() || !ranks.contains(rank)) return {{}, "from a checkpoint without random numbers"};
+  return {
+      from_hex(checkpoint::text_of(ranks.at(rank), "random", path), "the state of a random generator", path)};
+}
+
+/// Where it cannot go on with the masks that would have come, it begins new ones, and not those that the run
+/// has begun with.
+void restore_random(const Parts& parts, const Json& document, int64_t step, const std::string& path) {
+  if (parts.config.model.dropout == 0.0) return;
+  SavedRandom saved = saved_random(parts, document, path);
+  if (saved.state.defined()) {
+    at::Generator generator = generator_of(parts.world->device());
+    const std::lock_guard lock(generator.mutex());
+    // Generators of CPUs and of GPUs have states of other sizes.
+    if (saved.state.numel() == generator.get_state().numel()) return generator.set_state(saved.state);
+    saved.lost = "on another device";
+  }
+  if (parts.is_root()) log_info("resume  {}: dropout continues with different masks", saved.lost);
+  at::manual_seed(
+      static_cast<uint64_t>(parts.config.seed + step * parts.world->size() + parts.world->rank()));
+}
+
+/// Rows of steps, of hexadecimal fp32.
+Json to_json(const nn::Fp8History& history) {
+  const at::Tensor saved = history.saved();
+  Json rows = Json::array();
+  for (int64_t step = 0; step < saved.size(0); ++step) rows.push_back(to_hex(saved[step].view(at::kByte)));
+  return rows;
+}
+
+/// Undefined: there is none in it, or one that is no matrix.
+at::Tensor history_of(const Json& run, const std::string& path) {
+  const auto rows = run.find("fp8_history");
+  if (rows == run.end() || !rows->is_array() || rows->empty()) return {};
+  std::vector<at::Tensor> steps;
+  for (const Json& row : *rows) {
+    if (!row.is_string()) checkpoint::fail_json(path, "the FP8 history is not hexadecimal");
+    steps.push_back(from_hex(row.get<std::string>(), "the FP8 history", path));
+    if (steps.back().numel() % 4 != 0 || steps.back().numel() != steps.front().numel())
+      checkpoint::fail_json(path, "the FP8 history has rows of different or odd sizes");
+  }
+  return at::stack(steps).view(at::kFloat);
+}
+
+void restore_history(Parts& parts, const Json& run, const std::string& path) {
+  nn::Fp8History* const history = parts.model->fp8_history();
+  if (history == nullptr) return;
+  const plan::Config& config = parts.config;
+  const auto blocks = [&](int64_t block) {
+    return plan::multiplies_in_fp8(config.precision.fp8, block, config.model.n_layers);
+  };
+  const at::Tensor saved = history_of(run, path);
+  if (saved.defined() && history->restore(saved, blocks)) return;
+  if (parts.is_root())
+    log_warning(
+        "resume  {} has no FP8 history for precision.fp8_scaling=delayed; the first step is scaled by its "
+        "own values",
+        path);
+}
+
+/// A run that did not scale has no scale to go on with, and a first scale that is given anew is meant.
+bool scale_goes_on(const plan::PrecisionConfig& then, const plan::PrecisionConfig& now) {
+  return plan::scales_loss(then) && then.loss_scale.initial == now.loss_scale.initial;
+}
+
+Json to_json(const precision::LossScaler::State& state) {
+  return {{"scale", state.scale},
+          {"patience", state.patience},
+          {"good_steps", state.good_steps},
+          {"overflows_in_a_row", state.overflows_in_a_row},
+          {"skipped", state.skipped}};
+}
+
+precision::LossScaler::State scaler_state(const Json& json, const std::string& path) {
+  const Json& scale = checkpoint::value_of(json, "scale", path);
+  if (!scale.is_number()) checkpoint::fail_json(path, "'scale' is not a number");
+  return {.scale = scale.get<double>(),
+          .patience = checkpoint::count_of(json, "patience", path),
+          .good_steps = checkpoint::count_of(json, "good_steps", path),
+          .overflows_in_a_row = checkpoint::count_of(json, "overflows_in_a_row", path),
+          .skipped = checkpoint::count_of(json, "skipped", path)};
+}
+
+}  // namespace
+
+std::string run_state(const Parts& parts, const precision::LossScaler& scaler, const StepRecord& record) {
+  const plan::Config& config = parts.config;
+  const int64_t cursor = parts.data->samples_in(record.step, parts.batch.global_batch);
+  const nn::Fp8History* const history = parts.model->fp8_history();
+  return Json{{"step", record.step},
+              {"cursor", cursor},
+              {"tokens", cursor * config.data.seq_len},
+              {"loss", record.loss},
+              {"record", record_to_json(record)},
+              {"global_batch", parts.batch.global_batch},
+              {"samples", parts.data->samples()},
+              {"data", hex64(parts.data->digest())},
+              {"ranks", parts.world->size()},
+              {"mesh", parts.mesh.shape.to_string()},
+              {"policy", plan::resolve_policy(config.parallel, parts.mesh.shape).label()},
+              {"loss_scaler", to_json(scaler.state())},
+              {"fp8_history", history != nullptr ? to_json(*history) : Json::array()},
+              {"config", plan::to_yaml({config, {}})}}
+      .dump();
+}
+
+std::string rank_state(const Parts& parts) {
+  if (parts.config.model.dropout == 0.0) return {};
+  at::Generator generator = generator_of(parts.world->device());
+  const std::lock_guard lock(generator.mutex());
+  return Json{{"random", to_hex(generator.get_state())}}.dump();
+}
+
+SavedRun::SavedRun(const std::string& state, std::string path)
+    : document_(checkpoint::parse_json(state, path)), path_(std::move(path)) {}
+
+const Json& SavedRun::run() const {
+  return checkpoint::value_of(document_, "run", path_);
+}
+
+void SavedRun::check(const Parts& parts) const {
+  check_config(parts, config_of(run(), path_), path_);
+  check_steps(parts, run(), path_);
+  check_batch(parts, run(), path_);
+  check_data(parts, run(), path_);
+}
+
+int64_t SavedRun::step() const {
+  return checkpoint::count_of(run(), "step", path_);
+}
+
+double SavedRun::loss() const {
+  const auto loss = run().find("loss");
+  return loss != run().end() && loss->is_number() ? loss->get<double>() : 0.0;
+}
+
+std::optional<StepRecord> SavedRun::record() const {
+  const auto record = run().find("record");
+  if (record == run().end()) return std::nullopt;
+  return record_from_json(*record, step(), loss(), path_);
+}
+
+void SavedRun::restore(Parts& parts, precision::LossScaler& scaler) const {
+  if (scale_goes_on(config_of(run(), path_).precision, parts.config.precision))
+    scaler.set_state(scaler_state(checkpoint::value_of(run(), "loss_scaler", path_), path_));
+  restore_random(parts, document_, step(), path_);
+  restore_history(parts, run(), path_);
+}
+
+}  // namespace trireme::train
