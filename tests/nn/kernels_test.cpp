@@ -5,15 +5,19 @@
 #include <c10/util/BFloat16.h>
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <memory>
 #include <vector>
 
+#include "trireme/base/file.h"
 #include "trireme/base/hash.h"
+#include "trireme/kernels/matmul.h"
 #include "trireme/kernels/norm.h"
 #include "trireme/kernels/optimizer.h"
 #include "trireme/kernels/repeatable.h"
 #include "trireme/kernels/scalar_math.h"
+#include "trireme/kernels/store.h"
 
 namespace trireme::kernels {
 namespace {
@@ -43,6 +47,30 @@ TEST(ScalarMath, SigmoidAndTanhSaturate) {
   EXPECT_FLOAT_EQ(tanh_approx(1000.0f), 1.0f);
   EXPECT_FLOAT_EQ(tanh_approx(-1000.0f), -1.0f);
 }
+
+/// Every 251st bit pattern: finite numbers of all sizes, ties, infinities, NaN.
+TEST(Store, RoundsToBf16AsTorchDoes) {
+  for (uint64_t bits = 0; bits <= 0xffffffffU; bits += 251) {
+    const auto value = std::bit_cast<float>(static_cast<uint32_t>(bits));
+    c10::BFloat16 stored;
+    store(stored, value);
+    ASSERT_EQ(stored.x, c10::BFloat16(value).x) << value;
+  }
+  for (const uint32_t bits : {0x3f808000U, 0x3f818000U, 0x7f7fffffU, 0x7f800000U, 0xff800000U, 0x7fc00001U}) {
+    c10::BFloat16 stored;
+    store(stored, std::bit_cast<float>(bits));
+    EXPECT_EQ(stored.x, c10::BFloat16(std::bit_cast<float>(bits)).x) << bits;
+  }
+}
+
+#ifdef __x86_64__
+TEST(CpuMultipliesBf16, WhereTheSystemListsTheInstructions) {
+  const std::string listed = read_file("/proc/cpuinfo");
+  const bool has =
+      listed.find(" avx512_bf16") != std::string::npos || listed.find(" amx_bf16") != std::string::npos;
+  EXPECT_EQ(cpu_multiplies_bf16(), has);
+}
+#endif
 
 TEST(AdamW, FollowsTheFormulaInDouble) {
   constexpr size_t count = 1003;

@@ -1,8 +1,10 @@
 #include "trireme/kernels/matmul.h"
 
 #include <ATen/ATen.h>
+#include <ATen/cpu/Utils.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
 
@@ -107,6 +109,16 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& b
   at::Tensor out = at::empty({a.size(0), b.size(1)}, a.options());
   matmul(out, a, b, bias, addend);
   return out;
+}
+
+bool cpu_multiplies_bf16() {
+  const auto known = at::cpu::get_cpu_capabilities();
+  const auto architecture = known.find("architecture");
+  if (architecture == known.end() || architecture->second.toStringRef() != "x86_64") return true;
+  return std::ranges::any_of(std::array{"avx512_bf16", "amx_bf16"}, [&](const char* instructions) {
+    const auto found = known.find(instructions);
+    return found != known.end() && found->second.toBool();
+  });
 }
 
 MatmulTuning::MatmulTuning(bool on) : before_(cuda::set_matmul_tuning(on)) {}

@@ -16,6 +16,11 @@ void matmul(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at:
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias = {},
                    const at::Tensor& addend = {});
 
+/// Whether this processor has instructions for products of bf16 (AVX512-BF16 or AMX). Without them such
+/// products are slower than those of fp32. Always true on processors other than x86-64, about which torch
+/// says nothing.
+bool cpu_multiplies_bf16();
+
 /// Switches tuning on or off while it lives; without one it is on. With tuning, the first product of each
 /// large shape on a GPU tries the algorithms that cuBLASLt proposes, and keeps the fastest of those that give
 /// the same bits as the first proposal. Without, and for shapes after the first few hundred, the first

@@ -6,6 +6,7 @@
 
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
+#include "trireme/kernels/matmul.h"
 #include "trireme/nn/attention.h"
 #include "trireme/plan/cuda_graphs.h"
 #include "trireme/plan/model_family.h"
@@ -136,6 +137,12 @@ void announce(const Parts& parts) {
   for (const std::string& note :
        plan::notes(config, parts.on_gpu() ? plan::Device::kCuda : plan::Device::kCpu)) {
     log_info("note    {}", note);
+  }
+  if (!parts.on_gpu() && config.precision.compute == plan::Dtype::kBf16 && !kernels::cpu_multiplies_bf16()) {
+    log_info(
+        "note    this processor has no instructions for bf16 (AVX512-BF16, AMX); precision.compute=fp32 "
+        "would be "
+        "faster");
   }
   if (parts.on_gpu() && batch.dp_size > 1) {
     log_info("comm    {}", parts.model->symmetric_bytes() > 0
