@@ -110,7 +110,7 @@ rm "$scratch/second/nvidia/cu13/lib/libcudart.so.13"
 type -ap python3 | while read -r python; do env -u PYTHONPATH "$python" -c 'import torch' 2>/dev/null && exit 1; done &&
   expect unwritable-cache 3 'cannot create.*Fix:' env -u TRIREME_TORCH_DIR PYTHONPATH= "${front[@]}" --preset dev --build-only
 
-expect unknown-preset 2 "no preset 'swift'. Fix: use one of release,  " "$project/trireme.sh" --preset swift 0
+expect unknown-preset 2 "no preset 'swift'. Fix: use one of release, " "$project/trireme.sh" --preset swift 0
 expect preset-is-a-name 2 'not a valid preset name' "$project/trireme.sh" --preset ../.. --clean
 expect preset-without-name 2 'needs a name' "$project/trireme.sh" --preset
 mkdir "$scratch/old python"
