@@ -186,7 +186,7 @@ TEST(Store, RefusesPartsThatDoNotMakeAWhole) {
       write_rank(save.folder,
                  rank == 3 ? Layout{.replicas = 4, .shards = 1, .stages = 1, .tensor = 1} : kFour, rank, 5,
                  1);
-    EXPECT_NE(message_of<DataError>([&] { save.commit(); }).find("(tensor '"), std::string::npos);
+    EXPECT_NE(message_of<DataError>([&] { save.commit(); }).find("tensor '"), std::string::npos);
     save.expect_nothing_committed();
   }
   {

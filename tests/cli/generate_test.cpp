@@ -71,7 +71,7 @@ TEST(Generate, LatestIsTheLatestRunThatHasWeights) {
                                           good.path()));
   EXPECT_TRUE(contains(outcome.err, failed.path() +
                                         " has no weights: it ended with code 6 (NaN or infinity); "
-                                        "taking " +
+                                        "using " +
                                         good.path()))
       << outcome.err;
 }

@@ -139,7 +139,7 @@ TEST_F(FineTuned, HasTheTokenizerOfTheFolderThatItBeganWith) {
   const std::string checkpoint = saves + "/checkpoints/step-00000000";
   ASSERT_TRUE(fs::exists(checkpoint + "/COMMIT.json")) << converted.out;
   const std::string files = "generation_config.json, tokenizer.json, tokenizer_config.json";
-  const std::string said = "carried " + files + " from " + fs::canonical(fixture_.folder).string() +
+  const std::string said = "copied " + files + " from " + fs::canonical(fixture_.folder).string() +
                            ", which has no tokenizer.model, special_tokens_map.json, ";
   for (const std::string& run : {first, tuned(fixture_.folder + "/model.safetensors"),
                                  tuned(first + "/checkpoints/final/model.safetensors"), tuned(checkpoint)}) {

@@ -73,7 +73,7 @@ TEST(Launch, SaysWhatIsWrongWithTheCommandLine) {
   };
   refused({"launch"}, "no program was given");
   refused({"launch", "--rank", "3", "./x"}, "unknown option '--rank'");
-  refused({"launch", "-n", "2", "no-such-program"}, "'no-such-program' is no program");
+  refused({"launch", "-n", "2", "no-such-program"}, "'no-such-program' is not an executable program");
   refused({"launch", "-n", "0", "sh"}, "[cli.ranks] -n is 0, but must be 1 or more");
   refused({"launch", "-n", "99999999999999999999", "sh"}, "99999999999999999999 does not fit");
 }

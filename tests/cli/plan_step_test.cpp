@@ -296,22 +296,22 @@ TEST_F(PlanStepCheck, SaysWhichLineCannotBeRead) {
 }
 
 TEST_F(PlanStepCheck, SaysWhichActionCannotBe) {
-  for (
-      const auto& [text, said] : {
-          std::pair<std::string, std::string>{
-              replaced("from 13 to 14", "from 14 to 14"),
-              "action 13, backward of transformer.h.3 in micro-batch 0: gradients of transformer.h.3 have no "
-              "memory here"},
-          {replaced("from 3 to 25", "from 3 to 17"),
-           "action 25, backward of transformer.h.0 in micro-batch 0: activations of transformer.h.0 have no"},
-          {replaced(line_of(13) + line_of(14), line_of(14) + line_of(13)),
-           "action 13, reduce of transformer.h.3 in micro-batch 0: its gradients are not complete"},
-          {replaced(line_of(32), ""), "transformer.h.0 is never updated"},
-          {replaced("update          root           ", "update          *              "),
-           "units are updated one by one"},
-          {replaced("update          root           ", "update          transformer.h.1"),
-           "action 33, update of transformer.h.1: it occurs twice"},
-      }) {
+  for (const auto& [text, said] : {
+           std::pair<std::string, std::string>{replaced("from 13 to 14", "from 14 to 14"),
+                                               "action 13, backward of transformer.h.3 in micro-batch 0: the "
+                                               "gradients of transformer.h.3 have no "
+                                               "memory here"},
+           {replaced("from 3 to 25", "from 3 to 17"),
+            "action 25, backward of transformer.h.0 in micro-batch 0: the activations of transformer.h.0 "
+            "have no"},
+           {replaced(line_of(13) + line_of(14), line_of(14) + line_of(13)),
+            "action 13, reduce of transformer.h.3 in micro-batch 0: its gradients are not complete"},
+           {replaced(line_of(32), ""), "transformer.h.0 is never updated"},
+           {replaced("update          root           ", "update          *              "),
+            "units are updated one by one"},
+           {replaced("update          root           ", "update          transformer.h.1"),
+            "action 33, update of transformer.h.1: it occurs twice"},
+       }) {
     const Outcome outcome = check(text);
     EXPECT_EQ(outcome.code, 1) << said;
     EXPECT_EQ(outcome.out, "");

@@ -69,7 +69,7 @@ TEST_F(Worker, ExitCodesSayWhatWentWrong) {
     const char* says;
   } cases[] = {
       {{"--parallel.bucket_mib=1"}, 2, "parallel.bucket_mib=1"},
-      {{"--train.global_batch=5"}, 2, "does not divide"},
+      {{"--train.global_batch=5"}, 2, "cannot be split"},
       {{"--optim.lr=1e30", "--train.grad_clip=0"}, 6, "the gradient of transformer."},
       {{"--data.path=nowhere.txt"}, 2, "nowhere.txt"},
       {{"--model.n_layers=10000", "--model.d_model=100000", "--model.n_heads=10"},

@@ -241,7 +241,7 @@ TEST_P(Frozen, AStoreThatIsSilentDoesNotHoldTheReportOfATimeout) {
         const std::string error = comm_error([&] { group->all_reduce(tensor, ReduceOp::kSum); });
         EXPECT_LT(monotonic_seconds() - started, kDeadline_s + 3.5);
         expect_mentioned(error,
-                         {"all_reduce #2 of group dp", "the store is lost", "did not answer", "frozen"});
+                         {"all_reduce #2 of group dp", "the store is lost", "did not answer", "hangs"});
         ++failed;
       },
       kDeadline_s, 60.0, GetParam(), store);
@@ -279,7 +279,7 @@ TEST(Join, RefusesARankOfAnotherBuild) {
     World::join_store(store, 0, 2, c10::kCPU, 5.0);
     ADD_FAILURE() << "a mixture of builds was accepted";
   } catch (const EnvironmentError& error) {
-    expect_mentioned(error.what(), {"rank 1 is trireme 99.0, torch 1.0", "same build"});
+    expect_mentioned(error.what(), {"rank 1 runs trireme 99.0, torch 1.0", "same build"});
   }
   other.join();
 }
