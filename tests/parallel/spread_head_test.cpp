@@ -303,3 +303,36 @@ TEST(SpreadHead, AllRanksNeedTargets) {
 
 }  // namespace
 }  // namespace trireme
+/// Another pipeline of the same job fails: what it waits for does not come, and it says why.
+TEST(SpreadHead, OtherPipelinesSayWhyAnEvaluationHasFailed) {
+  for (const bool spread : {true, false}) {
+    const PipelineRun run{.dp = 2};
+    std::vector<std::string> errors(4);
+    EXPECT_ANY_THROW(test::run_ranks(
+        4,
+        [&](const std::shared_ptr<comm::World>& world) {
+          SpreadRank rank(world, run, spread ? spread_schedule(run) : test::schedule_of(run));
+          const auto loss = [](const at::Tensor& output, const at::Tensor& targets) {
+            if (targets.max().item<int64_t>() == kClasses) throw DataError("a class that is not there");
+            return output.sum();
+          };
+          parallel::Pipeline pipeline(rank.schedule, rank.stages, loss, rank.mesh,
+                                      test::options_of(run, rank.schedule));
+          at::Tensor targets = targets_of(0).clone();
+          if (rank.mesh.dp_rank == 1) targets[1] = kClasses;
+          try {
+            pipeline.evaluate({test::batch(3000, 0)}, {targets});
+          } catch (const std::exception& error) {
+            errors[static_cast<size_t>(world->rank())] = error.what();
+            throw;
+          }
+        },
+        /*timeout_s=*/4.0));
+    for (const std::string& error : errors) {
+      EXPECT_NE(error.find(spread ? "the target of row 1 is 21" : "a class that is not there"),
+                std::string::npos)
+          << error;
+    }
+  }
+}
+

@@ -122,7 +122,8 @@ class Pipeline {
   /// The mean loss of micro-batches, of any number and any shapes, by their weights: forward passes alone,
   /// without gradients. Vectors are of the same length on all ranks, tensors that are not used there may be
   /// undefined; a weight of 0 stands for a rank that has run out of data. fp64 scalar, on every rank. May
-  /// come between any two steps; dropout is the modules' own. Collective over the mesh; the host waits.
+  /// come between any two steps; dropout is the modules' own. Refusals and errors are as in
+  /// forward_backward(), and ranks agree each time. Collective over the mesh; the host waits.
   at::Tensor evaluate(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& targets,
                       const std::vector<double>& weights = {});
   /// One batch through all stages without gradients: what `last` makes of the output of the last one, on a
@@ -249,6 +250,8 @@ class Pipeline {
   /// What `pass` has made, in the messages of that kind.
   void hand_on(const plan::StagePass& pass, plan::Message message, const at::Tensor& tensor);
   void send(const plan::StageAction& action);
+  /// Runs what ranks do together outside of passes. When that throws, the pipeline fails `where`.
+  void behind_passes(const char* where, const std::function<void()>& body);
   at::Tensor arrived(plan::Message message, int64_t stage, int64_t micro_batch);
   void reduce_rest();
   void sum_tied();
