@@ -81,7 +81,7 @@ Pipeline::Pipeline(plan::Schedule schedule, std::vector<Stage> stages, StageLoss
     take_stages(std::move(stages));
     find_ties();
   });
-  check_tied_sizes(gather_unless_refused(refusal, tied_sizes()));
+  take_tied_sizes(gather_unless_refused(refusal, tied_sizes()));
   stage_mesh_ = stage_mesh(schedule_, mesh_);
   make_ties();
   make_engines();
@@ -159,6 +159,7 @@ void Pipeline::make_engines() {
     }
     if (stage.engine) engines_.push_back(stage.engine);
   }
+  round_ties_alike();
 }
 
 void Pipeline::plan_reductions() {

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "trireme/base/error.h"
+#include "trireme/plan/flat_layout.h"
 #include "trireme/plan/model_family.h"
 
 namespace trireme::plan {
@@ -195,15 +196,16 @@ StageSplit split_by_blocks(const std::vector<StagePart>& parts, const std::vecto
   return measured(std::move(first), parts, spread_flops);
 }
 
-std::vector<int64_t> share_rows(int64_t vocab_size, int64_t ranks) {
-  if (vocab_size < ranks) {
+std::vector<int64_t> share_rows(int64_t vocab_size, int64_t ranks, int64_t width) {
+  constexpr int64_t kAligned = 64, kBlock = FlatLayout::kAlignment;
+  const int64_t least = kBlock / std::gcd(kBlock, width),
+                unit = vocab_size / ranks >= 16 * kAligned ? kAligned : least;
+  if (vocab_size / unit < ranks) {
     throw ConfigError(
-        "[plan.stages] {} ranks cannot share a vocabulary of {} rows; lower parallel.pp, or set "
-        "pipeline.spread_head=false",
-        ranks, vocab_size);
+        "[plan.stages] {} ranks cannot share a vocabulary of {} rows, {} or more each; lower parallel.pp, or "
+        "set pipeline.spread_head=false",
+        ranks, vocab_size, unit);
   }
-  constexpr int64_t kAligned = 64;
-  const int64_t unit = vocab_size / ranks >= 16 * kAligned ? kAligned : 1;
   std::vector<int64_t> rows;
   for (int64_t rank = 0; rank < ranks; ++rank) rows.push_back(vocab_size / unit * rank / ranks * unit);
   rows.push_back(vocab_size);

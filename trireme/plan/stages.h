@@ -52,9 +52,10 @@ StageSplit split_by_blocks(const std::vector<StagePart>& parts, const std::vecto
                            double spread_flops = 0.0);
 
 /// Rows of a vocabulary for each of `ranks`, as StageSplit::head_rows has them: as many, up to one, or where
-/// that is less than a sixteenth, to the next multiple of 64, which GPUs multiply faster. Throws ConfigError
-/// for fewer rows than ranks.
-std::vector<int64_t> share_rows(int64_t vocab_size, int64_t ranks);
+/// that is less than a sixteenth, to the next multiple of 64, which GPUs multiply faster. Rows have `width`
+/// elements, of which each rank's begin at a multiple of 8, where optimizers round blocks of state in few
+/// bits. Throws ConfigError for fewer rows than ranks can share so.
+std::vector<int64_t> share_rows(int64_t vocab_size, int64_t ranks, int64_t width = 8);
 
 /// Units of nn::LanguageModel::units(), from the embedding, 0, over the blocks to the head.
 struct UnitRange {
