@@ -79,8 +79,7 @@ void Pipeline::find_ties() {
     for (const int64_t stage : {tie.stage, tie.other_stage}) {
       TRIREME_CHECK(stage >= 0 && stage < schedule_.all_stages(),
                     "[parallel.pipeline] {} of stage {} is tied to {} of stage {}, but the {} stages of {} "
-                    "are numbered "
-                    "from 0; name stages that are there",
+                    "are numbered from 0; name stages that are there",
                     tie.name, tie.stage, tie.other_name, tie.other_stage, schedule_.all_stages(),
                     schedule_.name);
     }
