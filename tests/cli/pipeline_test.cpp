@@ -81,14 +81,17 @@ TEST(Pipeline, StagesAreThoseOfAConfigThatSpreadsTheHead) {
   const FrontProcess front;
   const std::string untied = "--model.tie_embeddings=false", spread = "--pipeline.spread_head=true";
   const auto stages = [&](const std::vector<std::string>& more) {
-    std::vector<std::string> args = {"pipeline", "stages", "--model.preset=mini-gpt-153m", untied};
+    std::vector<std::string> args = {"pipeline", "stages", "--model.preset=mini-gpt-153m"};
     args.insert(args.end(), more.begin(), more.end());
     return front.run(args);
   };
-  EXPECT_EQ(stages({spread, "--json"}).json(), stages({"--spread-head", "--json"}).json());
-  // Two blocks of 12 d^2 + 13 d, and a quarter of 50257 rows of the head, of d = 1024.
-  const std::string out = stages({spread}).out;
-  EXPECT_TRUE(contains(out, "38.1M")) << out;
+  EXPECT_EQ(stages({untied, spread, "--json"}).json(), stages({untied, "--spread-head", "--json"}).json());
+  // Two blocks of 12 d^2 + 13 d, and a quarter of 50257 rows of the head, of d = 1024, which is a copy where
+  // the head is tied.
+  for (const char* tied : {"--model.tie_embeddings=false", "--model.tie_embeddings=true"}) {
+    const std::string out = stages({tied, spread}).out;
+    EXPECT_TRUE(contains(out, "38.1M")) << out;
+  }
 }
 
 TEST(Pipeline, ReadsWhatItWrites) {

@@ -81,6 +81,21 @@ TEST(VocabularyPart, GivesTheLossAndTheGradientsOfTheWhole) {
   }
 }
 
+/// As torch has it, and the kernel for a vocabulary in one piece.
+TEST(VocabularyPart, IgnoredTokensCountForNothingWhateverTheirLogitsAre) {
+  Case given = case_of(at::kFloat), finite = case_of(at::kFloat);
+  for (Case* each : {&given, &finite}) each->targets.narrow(1, 0, 2).fill_(-100);
+  given.x.narrow(1, 0, 1).fill_(3e38);  // logits of infinity and NaN
+  finite.x.narrow(1, 0, 1).fill_(1.0);
+  const Outcome got = in_parts(given, {0, 19, kVocabulary}, 0.25),
+                wanted = in_parts(finite, {0, 19, kVocabulary}, 0.25);
+  EXPECT_FALSE(at::matmul(given.x, given.weight.t()).isfinite().all().item<bool>());
+  EXPECT_TRUE(at::equal(got.loss, wanted.loss));
+  EXPECT_TRUE(at::equal(got.d_x, wanted.d_x));
+  EXPECT_TRUE(at::equal(got.d_weight, wanted.d_weight));
+  EXPECT_EQ(got.d_x.narrow(1, 0, 2).abs().max().item<double>(), 0.0);
+}
+
 /// Logits of several hundreds: the target is nearly all of the sum, and what is left of the gradient small.
 TEST(VocabularyPart, StaysExactWhereTheModelIsSure) {
   Case given = case_of(at::kFloat, 100.0);

@@ -134,26 +134,31 @@ TEST(PipelinePlan, EveryParameterIsInOneStageAndTiedEmbeddingsInTwo) {
   }
 }
 
+/// Of the embeddings, beside those of the first stage, where the head is tied.
 TEST(PipelinePlan, EveryRowOfASpreadHeadIsInOnePart) {
-  for (const int64_t vocabulary : {301, 50257, 50304}) {
+  const auto expect_rows = [](int64_t vocabulary, bool tied) {
     const Config config =
-        config_with({"parallel.pp=3", "model.tie_embeddings=false", "train.global_batch=12",
+        config_with({"parallel.pp=3", fmt::format("model.tie_embeddings={}", tied), "train.global_batch=12",
                      "pipeline.spread_head=true", fmt::format("model.vocab_size={}", vocabulary)});
     const ModelFacts facts = describe(config.model, config.data.seq_len);
+    const std::string weight = tied ? facts.units.front().params.front().name : "lm_head.weight";
     const PipelinePlan plan = plan_of(config, 3);
     ASSERT_EQ(plan.schedule.all_stages(), 6);
     std::map<std::string, int64_t> numel, wanted;
     for (int64_t stage = 0; stage < plan.schedule.all_stages(); ++stage) {
       const UnitRange range = units_of_stage(plan.split, stage);
+      const bool has_rows = plan.schedule.is_head_part(stage) || (tied && stage == 0);
       for (const UnitSpec& unit : stage_units(config.model, facts, range)) {
         for (const ParamSpec& param : unit.params) {
-          EXPECT_EQ(param.name == "lm_head.weight", plan.schedule.is_head_part(stage)) << param.name;
+          EXPECT_TRUE(has_rows || param.name != weight) << stage;
+          EXPECT_TRUE(param.name == weight || !plan.schedule.is_head_part(stage)) << param.name;
           numel[param.name] += param.numel();
         }
       }
     }
     for (const UnitSpec& unit : facts.units) {
-      for (const ParamSpec& param : unit.params) wanted[param.name] = param.numel();
+      for (const ParamSpec& param : unit.params)
+        wanted[param.name] = param.name == weight && tied ? 2 * param.numel() : param.numel();
     }
     EXPECT_EQ(numel, wanted);
     const auto& rows = plan.split.head_rows;
@@ -163,7 +168,32 @@ TEST(PipelinePlan, EveryRowOfASpreadHeadIsInOnePart) {
                   vocabulary < 1024 ? 1.0 : 128.0);
       EXPECT_EQ(rows[part] % (vocabulary < 1024 ? 1 : 64), 0);
     }
+  };
+  for (const int64_t vocabulary : {301, 50257, 50304}) {
+    for (const bool tied : {false, true}) expect_rows(vocabulary, tied);
   }
+}
+
+/// Optimizers round blocks of 8 elements of state in few bits, and a block is in one part.
+TEST(PipelinePlan, PartsOfASpreadHeadBeginAtMultiplesOfEightElements) {
+  EXPECT_EQ(share_rows(21, 2, 8), (std::vector<int64_t>{0, 10, 21}));
+  EXPECT_EQ(share_rows(21, 2, 12), (std::vector<int64_t>{0, 10, 21}));
+  EXPECT_EQ(share_rows(22, 2, 12), (std::vector<int64_t>{0, 10, 22}));
+  EXPECT_EQ(share_rows(21, 2, 10), (std::vector<int64_t>{0, 8, 21}));
+  EXPECT_EQ(share_rows(21, 2, 9), (std::vector<int64_t>{0, 8, 21}));
+  test::expect_refusal([] { share_rows(15, 2, 9); }, {"2 ranks", "15 rows, 8 or more each"});
+}
+
+/// Rings add up elements in an order of their own for each place in a buffer.
+TEST(PipelinePlan, RefusesSumsOfCopiesInDifferentOrders) {
+  const auto refused = [](const char* tied, int64_t ranks) {
+    return refusal({"parallel.pp=2", "train.global_batch=24", "pipeline.micro_batches=2",
+                    "comm.reduction=backend", fmt::format("model.tie_embeddings={}", tied)},
+                   ranks);
+  };
+  test::expect_mentions(refused("true", 6), {"comm.reduction=backend", "3 data-parallel ranks", "ordered"});
+  EXPECT_EQ(refused("true", 4), "accepted");
+  EXPECT_EQ(refused("false", 6), "accepted");
 }
 
 /// Blocks are shared out alone, and 1f1b waits for no rank that has the head.

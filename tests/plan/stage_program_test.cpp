@@ -66,20 +66,41 @@ TEST(StageProgram, IsWholeWithAHeadThatIsSpread) {
   for (const ScheduleName schedule : all_values<ScheduleName>()) {
     if (schedule == ScheduleName::kDualPipe) continue;
     for (const char* policy : {"ddp", "zero1", "fsdp"}) {
-      const Planned planned =
-          plan_of({"parallel.pp=2", "pipeline.micro_batches=8", "model.n_layers=6",
-                   "model.tie_embeddings=false", "pipeline.spread_head=true",
-                   fmt::format("pipeline.schedule={}", schedule), fmt::format("parallel.policy={}", policy)},
-                  4);
-      for (const StepProgram& program : planned.programs) {
-        EXPECT_NO_THROW(verify(program)) << fmt::format("{}, {}", schedule, policy);
-        EXPECT_EQ(step_program_from_text(to_text(program)), program);
-        const auto of_head = std::ranges::count_if(
-            program.units, [](const ProgramUnit& unit) { return unit.name.starts_with("head of rank"); });
-        EXPECT_EQ(of_head, 1);
+      for (const bool tied : {false, true}) {
+        const Planned planned = plan_of(
+            {"parallel.pp=2", "pipeline.micro_batches=8", "model.n_layers=6",
+             fmt::format("model.tie_embeddings={}", tied), "pipeline.spread_head=true",
+             fmt::format("pipeline.schedule={}", schedule), fmt::format("parallel.policy={}", policy)},
+            4);
+        for (const StepProgram& program : planned.programs) {
+          EXPECT_NO_THROW(verify(program)) << fmt::format("{}, {}, tied {}", schedule, policy, tied);
+          EXPECT_EQ(step_program_from_text(to_text(program)), program);
+          const auto of_head = std::ranges::count_if(
+              program.units, [](const ProgramUnit& unit) { return unit.name.starts_with("head of rank"); });
+          EXPECT_EQ(of_head, 1);
+        }
       }
     }
   }
+}
+
+/// Stages with copies of tied embeddings reduce when both have been summed, behind all passes: the first one
+/// and all parts of a head that is spread, and no other.
+TEST(StageProgram, StagesWithCopiesReduceBehindAllPasses) {
+  const auto reductions = [](bool tied, bool spread) {
+    const Planned planned = plan_of(
+        {"parallel.pp=4", "pipeline.micro_batches=8", "model.n_layers=8", "pipeline.schedule=1f1b",
+         fmt::format("model.tie_embeddings={}", tied), fmt::format("pipeline.spread_head={}", spread)},
+        8);
+    std::vector<int64_t> passes;
+    for (const StepProgram& program : planned.programs)
+      passes.push_back(std::ranges::count(program.passes, Pass::Kind::kReduce, &Pass::kind));
+    return passes;
+  };
+  EXPECT_EQ(reductions(false, false), (std::vector<int64_t>{0, 0, 0, 0}));
+  EXPECT_EQ(reductions(true, false), (std::vector<int64_t>{1, 0, 0, 1}));
+  EXPECT_EQ(reductions(false, true), (std::vector<int64_t>{0, 0, 0, 0}));
+  EXPECT_EQ(reductions(true, true), (std::vector<int64_t>{2, 1, 1, 1}));
 }
 
 TEST(StageProgram, HoldsActivationsOfAsManyMicroBatchesAsTheSchedule) {

@@ -69,12 +69,10 @@ TEST_F(Resume, GoesOnInOtherStages) {
   }
 }
 
-/// The head is one tensor in the checkpoint, whoever has rows of it.
+/// The head is one tensor in the checkpoint, or the embeddings are, whoever has rows of it.
 TEST_F(Resume, GoesOnWithAHeadThatIsSpreadOrNotAnyMore) {
   config_.model.n_layers = 4;
-  config_.model.tie_embeddings = false;
   config_.optim.eps = 1e-4;
-  const double loss = run(1, false).summary.final_loss;
   struct Layout {
     int64_t pp;
     bool spread;
@@ -86,18 +84,40 @@ TEST_F(Resume, GoesOnWithAHeadThatIsSpreadOrNotAnyMore) {
     config_.pipeline.spread_head = layout.spread;
     return layout.pp;
   };
-  for (const auto& [from, to] : others) {
-    const std::string what = fmt::format("pp={} {} to pp={} {}", from.pp, from.spread, to.pp, to.spread);
+  for (const bool tied : {false, true}) {
+    config_.model.tie_embeddings = tied;
     std::filesystem::remove_all(checkpoints());
-    const int64_t done = run(lay_out(from), false, 5).summary.steps;
-    const TrainResult result = run(lay_out(to), true);
-    EXPECT_EQ(result.summary.resumed_at, done) << what;
-    EXPECT_NEAR(result.summary.final_loss, loss, 1e-5 * loss) << what;
+    const double loss = run(lay_out({1, false}), false).summary.final_loss;
+    for (const auto& [from, to] : others) {
+      const std::string what =
+          fmt::format("pp={} {} to pp={} {}, tied {}", from.pp, from.spread, to.pp, to.spread, tied);
+      std::filesystem::remove_all(checkpoints());
+      const int64_t done = run(lay_out(from), false, 5).summary.steps;
+      const TrainResult result = run(lay_out(to), true);
+      EXPECT_EQ(result.summary.resumed_at, done) << what;
+      EXPECT_NEAR(result.summary.final_loss, loss, 1e-5 * loss) << what;
+    }
   }
+}
+
+/// Copies of tied embeddings are not saved: they and their state go on with what the first stage has, to the
+/// same bits.
+TEST_F(Resume, IsExactWithAHeadThatIsSpread) {
+  config_.model.n_layers = 4;
   config_.train.micro_batch = 1;
   config_.parallel.policy = plan::PolicyName::kFsdp;
-  lay_out({2, true});
-  expect_exact(4, "spread");
+  config_.parallel.pp = 2;
+  config_.pipeline.spread_head = true;
+  config_.model.tie_embeddings = false;
+  expect_exact(4, "untied");
+  config_.model.tie_embeddings = true;
+  config_.model.vocab_size += 3;
+  expect_exact(4, "tied");
+  config_.optim.ema = 0.8;
+  for (const plan::OptimState state : {plan::OptimState::kBf16, plan::OptimState::kInt8}) {
+    config_.optim.state = state;
+    expect_exact(4, fmt::format("tied, {}", plan::name(state)));
+  }
 }
 
 /// Policies agree bit for bit on the same ranks; other ranks add gradients in another order.

@@ -141,7 +141,10 @@ TEST_F(Resume, TheCopyOfASaveIsAsLargeAsPredicted) {
   }
   SCOPED_TRACE("of parts of a head");
   config_.pipeline.spread_head = true;
-  expect_as_predicted(4);
+  for (const bool tied : {true, false}) {
+    config_.model.tie_embeddings = tied;
+    expect_as_predicted(4);
+  }
 }
 
 TEST_F(Resume, ASaveThatTrainingWaitsForNeedsNoCopy) {

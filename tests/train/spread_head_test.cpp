@@ -28,58 +28,78 @@ class SpreadHeadRun : public StagedTest {
     config_.pipeline.spread_head = true;
     config_.model.vocab_size += 3;  // parts of different sizes
   }
+
+  /// With a head of its own weight, and with one that is the embeddings.
+  template <typename Body>
+  void untied_and_tied(const Body& body) {
+    for (const bool tied : {false, true}) {
+      SCOPED_TRACE(tied ? "tied" : "untied");
+      config_.model.tie_embeddings = tied;
+      body();
+    }
+  }
 };
 
 TEST_F(SpreadHeadRun, LearnsWhatTheModelInOnePieceLearns) {
-  const Outcome whole = outcome(1);
-  for (const ScheduleName schedule : kSchedules) {
-    config_.pipeline.schedule = schedule;
-    for (const int64_t pp : {2, 4}) {
-      if (pp == 4 && schedule != ScheduleName::k1F1B && schedule != ScheduleName::kZbH1) continue;
-      const Outcome spread = outcome(pp);
-      const std::string what = fmt::format("{}, pp={}", schedule, pp);
-      expect_near(spread, whole, what);
-      EXPECT_EQ(spread.recorder.summary.sample, whole.recorder.summary.sample) << what;
+  untied_and_tied([&] {
+    const Outcome whole = outcome(1);
+    for (const ScheduleName schedule : kSchedules) {
+      config_.pipeline.schedule = schedule;
+      for (const int64_t pp : {2, 4}) {
+        if (pp == 4 && schedule != ScheduleName::k1F1B && schedule != ScheduleName::kZbH1) continue;
+        const Outcome spread = outcome(pp);
+        const std::string what = fmt::format("{}, pp={}", schedule, pp);
+        expect_near(spread, whole, what);
+        EXPECT_EQ(spread.recorder.summary.sample, whole.recorder.summary.sample) << what;
+      }
     }
-  }
+  });
 }
 
 TEST_F(SpreadHeadRun, LearnsTheSameWithEveryPolicyInsideStages) {
-  config_.train.sample_tokens = 0;
-  for (const PolicyName policy :
-       {PolicyName::kDdp, PolicyName::kZero1, PolicyName::kZero2, PolicyName::kFsdp}) {
-    config_.parallel.policy = policy;
-    expect_near(outcome(2, 2), outcome(1, 2), std::string(plan::name(policy)));
-  }
+  untied_and_tied([&] {
+    config_.train.sample_tokens = 0;
+    for (const PolicyName policy :
+         {PolicyName::kDdp, PolicyName::kZero1, PolicyName::kZero2, PolicyName::kFsdp}) {
+      config_.parallel.policy = policy;
+      expect_near(outcome(2, 2), outcome(1, 2), std::string(plan::name(policy)));
+    }
+  });
 }
 
 TEST_F(SpreadHeadRun, SchedulesOfOneOrderEndWithTheSameBits) {
-  config_.train.sample_tokens = 0;
-  const Outcome first = outcome(2);
-  for (const ScheduleName schedule : kSchedules) {
-    config_.pipeline.schedule = schedule;
-    if (schedule == ScheduleName::kLoopedBfs) continue;
-    EXPECT_EQ(outcome(2).recorder.summary.weights_digest, first.recorder.summary.weights_digest)
-        << plan::name(schedule);
-  }
+  untied_and_tied([&] {
+    config_.train.sample_tokens = 0;
+    config_.pipeline.schedule = ScheduleName::k1F1B;
+    const Outcome first = outcome(2);
+    for (const ScheduleName schedule : kSchedules) {
+      config_.pipeline.schedule = schedule;
+      if (schedule == ScheduleName::kLoopedBfs) continue;
+      EXPECT_EQ(outcome(2).recorder.summary.weights_digest, first.recorder.summary.weights_digest)
+          << plan::name(schedule);
+    }
+  });
 }
 
 TEST_F(SpreadHeadRun, LearnsTheSameInBf16RecomputedAndWithAScaledLoss) {
-  config_.train.sample_tokens = 0;
-  const Outcome plain = outcome(2);
-  config_.memory.recompute = plan::Recompute::kBlock;
-  EXPECT_EQ(outcome(2).recorder.summary.weights_digest, plain.recorder.summary.weights_digest);
-  config_.memory.recompute = plan::Recompute::kNone;
-  config_.precision.scaling = plan::LossScaling::kDynamic;
-  EXPECT_EQ(outcome(2).recorder.summary.weights_digest, plain.recorder.summary.weights_digest);
-  config_.precision.scaling = plan::LossScaling::kAuto;
-  config_.precision.compute = plan::Dtype::kBf16;
-  const double whole = outcome(1).recorder.steps.back().loss;
-  EXPECT_NEAR(outcome(2).recorder.steps.back().loss, whole, 1e-3 * whole);
+  untied_and_tied([&] {
+    config_.train.sample_tokens = 0;
+    config_.precision.compute = plan::Dtype::kFp32;
+    const Outcome plain = outcome(2);
+    config_.memory.recompute = plan::Recompute::kBlock;
+    EXPECT_EQ(outcome(2).recorder.summary.weights_digest, plain.recorder.summary.weights_digest);
+    config_.memory.recompute = plan::Recompute::kNone;
+    config_.precision.scaling = plan::LossScaling::kDynamic;
+    EXPECT_EQ(outcome(2).recorder.summary.weights_digest, plain.recorder.summary.weights_digest);
+    config_.precision.scaling = plan::LossScaling::kAuto;
+    config_.precision.compute = plan::Dtype::kBf16;
+    const double whole = outcome(1).recorder.steps.back().loss;
+    EXPECT_NEAR(outcome(2).recorder.steps.back().loss, whole, 1e-3 * whole);
+  });
 }
 
 TEST_F(SpreadHeadRun, CountsStateAndWireBytesFromTheProgramOfTheStage) {
-  expect_counted({ScheduleName::k1F1B, ScheduleName::kZbV});
+  untied_and_tied([&] { expect_counted({ScheduleName::k1F1B, ScheduleName::kZbV}); });
 }
 
 /// By torch's allocator, as in the test of stages with a head of their own.
@@ -91,7 +111,7 @@ TEST_F(SpreadHeadRun, HoldsBetweenPassesWhatTheProgramOfTheStageSays) {
   config_.train.sample_tokens = config_.train.val_batches = 0;
   config_.precision.compute = plan::Dtype::kBf16;
   config_.parallel.pp = 2;
-  for (const plan::ModelFamily family : plan::language_families()) {
+  const auto expect_held = [&](plan::ModelFamily family) {
     for (const ScheduleName schedule : {ScheduleName::k1F1B, ScheduleName::kZbH1, ScheduleName::kZbV}) {
       config_.model.family = family;
       config_.pipeline.schedule = schedule;
@@ -107,7 +127,10 @@ TEST_F(SpreadHeadRun, HoldsBetweenPassesWhatTheProgramOfTheStageSays) {
         EXPECT_GT(logits, 0.0) << what;
       }
     }
-  }
+  };
+  untied_and_tied([&] {
+    for (const plan::ModelFamily family : plan::language_families()) expect_held(family);
+  });
 }
 
 TEST_F(SpreadHeadRun, TellsWhatAStepDid) {
@@ -141,10 +164,12 @@ TEST_F(SpreadHeadRun, DropoutIsForTrainingOnly) {
 }
 
 TEST_F(SpreadHeadRun, ANonFiniteGradientNamesTheRankAndTheParameter) {
-  config_.optim.lr = 1e30;
-  config_.train.grad_clip = 0.0;
-  config_.parallel.pp = 2;
-  test::expect_refusal([&] { run(2); }, {"step ", "the gradient of "});
+  untied_and_tied([&] {
+    config_.optim.lr = 1e30;
+    config_.train.grad_clip = 0.0;
+    config_.parallel.pp = 2;
+    test::expect_refusal([&] { run(2); }, {"step ", "the gradient of "});
+  });
 }
 
 }  // namespace

@@ -233,7 +233,8 @@ Json to_json(const plan::StageSplit& split, const std::vector<plan::StagePart>& 
   return {{"stages", stages}, {"efficiency_1f1b", efficiency_of(split, micro_batches)}};
 }
 
-/// `of_head` are the parameters of a head that is spread, of which each stage's rank has a share.
+/// `of_head` are the parameters of a head that is spread, of which each stage's rank has a share, or where it
+/// is tied a copy of that.
 void print_split(std::string_view title, const plan::StageSplit& split,
                  const std::vector<plan::StagePart>& parts, int64_t of_head, int64_t micro_batches) {
   const auto count = static_cast<double>(split.flops.size());
@@ -285,7 +286,7 @@ int stages(const StageOptions& options, const Front& front) {
                            .dump(2));
     return 0;
   }
-  const int64_t of_head = spreads && !model.tie_embeddings ? model.vocab_size * model.d_model : 0;
+  const int64_t of_head = spreads ? model.vocab_size * model.d_model : 0;
   print_split("equal numbers of blocks", even, parts, of_head, options.micro_batches);
   if (even.first == best.first) return 0;
   print_split("\ncut by cost", best, parts, of_head, options.micro_batches);

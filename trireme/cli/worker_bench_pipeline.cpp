@@ -146,8 +146,7 @@ std::unique_ptr<parallel::Pipeline> PipelineBench::make_pipeline(const plan::Sch
   }
   parallel::PipelineOptions options;
   options.data_parallel.average = parallel::Average::kMean;
-  if (const auto name = ModelStage::tied_parameter(config_.model))
-    options.tied = {{.stage = 0, .name = *name, .other_stage = schedule.stages - 1, .other_name = *name}};
+  options.tied = ModelStage::ties(config_.model, {schedule, split});
   const auto loss = [last, chunk = config_.memory.loss_chunk_mib << 20](const at::Tensor& x,
                                                                         const at::Tensor& targets) {
     return last->loss(x, {.targets = targets, .chunk_bytes = chunk});
@@ -243,11 +242,12 @@ void PipelineBench::run(parallel::Pipeline& pipeline, const plan::Schedule& simu
 
 plan::PipelinePlan PipelineBench::plan_of(ScheduleName name) const {
   const bool spread = config_.pipeline.spread_head;
-  if (spread && (config_.model.tie_embeddings || run_.study > 0)) {
+  if (spread && run_.study > 0) {
     throw ConfigError(
-        "[cli.bench] pipeline.spread_head=true cannot be combined with {}; remove one of them",
-        run_.study > 0 ? fmt::format("--study {}, which runs the stages of all ranks on one", run_.study)
-                       : std::string("model.tie_embeddings=true, where the head belongs to the first stage"));
+        "[cli.bench] pipeline.spread_head=true cannot be combined with --study {}, which runs the stages of "
+        "all "
+        "ranks on one; remove one of them",
+        run_.study);
   }
   const int64_t ranks = run_.study > 0 ? run_.study : mesh_.pp->size();
   plan::PipelinePlan plan{.schedule = plan::make_schedule(name, {ranks, run_.micro_batches, run_.chunks}),
@@ -257,7 +257,7 @@ plan::PipelinePlan PipelineBench::plan_of(ScheduleName name) const {
   plan.split =
       plan::split_by_cost(parts, plan.schedule.stages, spread ? plan::head_flops(config_.model) : 0.0,
                           plan.schedule.ranks_of_stages());
-  if (spread) plan::spread_head(plan, config_.model.vocab_size);
+  if (spread) plan::spread_head(plan, config_.model);
   return plan;
 }
 

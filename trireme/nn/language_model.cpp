@@ -58,8 +58,7 @@ std::vector<Unit> LanguageModel::units(const LossTarget& target) {
 }
 
 Unit LanguageModel::final_norm() {
-  const Head head = this->head();
-  return {.name = plan::kHeadUnit, .forward = head.norm, .has_parameters = !head.tied};
+  return {.name = plan::kHeadUnit, .forward = head().norm};
 }
 
 std::shared_ptr<LanguageModel> build(const plan::ModelConfig& config) {

@@ -16,7 +16,8 @@ class LanguageModel : public Model {
   std::vector<Unit> units() override;
   /// The same with the head as the loss: (B, T, D) -> mean cross-entropy in nats, scalar fp32.
   std::vector<Unit> units(const LossTarget& target) override;
-  /// Of units() the head without its product, whose other part may be elsewhere: (B, T, D) -> (B, T, D).
+  /// Of units() the head without its product, whose other part may be elsewhere: (B, T, D) -> (B, T, D), with
+  /// the parameters of the norm as a unit of their own.
   Unit final_norm();
   at::Tensor head_weight() { return head().weight; }  ///< (V, D)
 

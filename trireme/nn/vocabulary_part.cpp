@@ -113,6 +113,7 @@ class VocabularyPartFunction : public Function<VocabularyPartFunction> {
       const auto of = [&](const at::Tensor& all) { return all.narrow(0, from, count); };
       at::Tensor d_logits = of(logits).to(at::kFloat, false, /*copy=*/true);
       d_logits.sub_(of(most)).exp_().mul_(of(scale_per_sum));
+      d_logits.masked_fill_(of(scale).eq(0.0), 0.0);  // of ignored targets, whatever their logits are
       d_logits.scatter_add_(1, of(row), of(scale).neg() * of(here).unsqueeze(1));
       kernels::matmul(into, d_logits.to(rows.scalar_type()).t(), of(rows), {}, adds ? into : at::Tensor());
       adds = true;
@@ -179,6 +180,7 @@ JoinedVocabulary join_vocabulary(const std::vector<at::Tensor>& messages, const 
     gradient.addcmul_(messages[part].narrow(1, 0, width).to(at::kFloat), factor.unsqueeze(1));
     gradient.addcmul_(messages[part].narrow(1, width, width).to(at::kFloat), of_target.unsqueeze(1));
   }
+  gradient.masked_fill_(totals.kept.logical_not().unsqueeze(1), 0.0);  // whatever their logits are
   return {mean_loss_of(totals), gradient.to(messages.front().scalar_type()),
           at::stack({totals.most, totals.sum, row_scale})};
 }

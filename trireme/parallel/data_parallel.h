@@ -129,6 +129,10 @@ class DataParallel {
   /// For optim::adamw() and its like: this rank's part of the parameters that require gradients, in the
   /// groups of `rule`. Parameters that are frozen later stay as they are until they are thawed.
   std::vector<optim::FlatParam> optimizer_params(const GroupRule& rule = {});
+  /// Optimizers that are made from now on and keep their state in few bits round that of `parameter` as if it
+  /// were the elements of one called `name` from element `first` on, a multiple of 8: so copies of rows of a
+  /// parameter stay equal to it. Throws LogicError for a parameter that is not there.
+  void round_as(const std::string& parameter, const std::string& name, int64_t first);
   /// Updates unit by unit, and begins to all-gather each updated one where the policy keeps parameters whole;
   /// the next forward pass waits for the units that it uses. Throws LogicError when there is no complete
   /// gradient since the last update, when the optimizer is another engine's, and names a parameter that it

@@ -18,6 +18,11 @@ std::vector<optim::FlatParam> DataParallel::optimizer_params(const GroupRule& ru
   return params;
 }
 
+void DataParallel::round_as(const std::string& parameter, const std::string& name, int64_t first) {
+  const auto [unit, index] = place_of(parameter);
+  units_[unit]->round_as(index, name, first);
+}
+
 void DataParallel::check_own(const optim::Optimizer& optimizer, const char* operation) const {
   bool own = optimizer.size() == units_.size();
   for (size_t unit = 0; own && unit < units_.size(); ++unit)

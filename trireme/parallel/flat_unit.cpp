@@ -24,6 +24,7 @@ FlatUnit::FlatUnit(const plan::UnitSpec& spec, std::vector<std::pair<std::string
       buffers_(layout_.numel(), setting, fp8_unit_),
       alone_(setting.alone()) {
   const at::NoGradGuard no_grad;
+  for (const plan::FlatEntry& entry : layout_.entries()) rounded_as_.push_back({xxh3(entry.name), 0});
   compressor_ = make_compressor(options_.hook, layout_);
   if (buffers_.in_fp8)
     fp8_ = std::make_unique<Fp8Weights>(spec, layout_, shard_range(), *groups_.shard, options_);
@@ -245,10 +246,14 @@ std::vector<optim::Segment> FlatUnit::segments(const GroupRule& rule) const {
                                               : optim::Group{.decay_factor = 0.0};
     segments.push_back({.range = {part.begin - range.begin, part.end - range.begin},
                         .group = group,
-                        .key = xxh3(entry.name),
-                        .first = part.begin - entry.offset});
+                        .key = rounded_as_[i].key,
+                        .first = rounded_as_[i].first + part.begin - entry.offset});
   }
   return segments;
+}
+
+void FlatUnit::round_as(size_t index, const std::string& name, int64_t first) {
+  rounded_as_.at(index) = {xxh3(name), first};
 }
 
 void FlatUnit::publish_update(const SideStream::Event& updated) {

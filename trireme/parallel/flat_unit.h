@@ -133,6 +133,8 @@ class FlatUnit {
   /// none: ParamSpec::decays says what decays.
   optim::FlatParam optimizer_param(const GroupRule& rule = {}) const;
   std::vector<optim::Segment> segments(const GroupRule& rule) const;
+  /// As DataParallel::round_as(), for parameter `index`.
+  void round_as(size_t index, const std::string& name, int64_t first);
 
   /// This rank's part of the fp32 master of a parameter, for optimizers that take tensors: whole and of the
   /// parameter's shape, or a range of it, (n), which may be empty.
@@ -258,6 +260,12 @@ class FlatUnit {
   void measure(at::Tensor& squares, const plan::Range& part) const;
   void measure_gradient();
 
+  /// Of a parameter, what decides how optimizers round its state.
+  struct RoundedAs {
+    uint64_t key;   ///< of the name
+    int64_t first;  ///< place of its first element
+  };
+
   std::string name_;
   std::vector<std::pair<std::string, at::Tensor>> params_;
   Options options_;
@@ -285,6 +293,7 @@ class FlatUnit {
   std::vector<at::ScalarType> wrapped_dtypes_;  ///< of parameters before they were the engine's
   std::vector<int64_t> versions_;               ///< of parameters when their values were the master's
   std::vector<bool> written_;                   ///< parameters written to past their version
+  std::vector<RoundedAs> rounded_as_;           ///< by params()
   std::unique_ptr<Compressor> compressor_;
   std::vector<Piece> pieces_;
 

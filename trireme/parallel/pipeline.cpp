@@ -81,7 +81,7 @@ Pipeline::Pipeline(plan::Schedule schedule, std::vector<Stage> stages, StageLoss
     take_stages(std::move(stages));
     find_ties();
   });
-  check_tied_sizes(gather_unless_refused(refusal, tied_sizes()));
+  take_tied_sizes(gather_unless_refused(refusal, tied_sizes()));
   stage_mesh_ = stage_mesh(schedule_, mesh_);
   make_ties();
   make_engines();
@@ -159,6 +159,7 @@ void Pipeline::make_engines() {
     }
     if (stage.engine) engines_.push_back(stage.engine);
   }
+  round_ties_alike();
 }
 
 void Pipeline::plan_reductions() {
@@ -207,7 +208,9 @@ at::Tensor Pipeline::step_on(Batch batch, const std::exception_ptr& refusal) {
   finish_ = [this](const at::Tensor& output, int64_t micro_batch) { return loss_of(output, micro_batch); };
   for (StageAtWork& stage : stages_) stage.reduced = false;
   run_program(schedule_, program_);
-  return mean_loss();
+  at::Tensor mean;
+  behind_passes("at the end of a step", [&] { mean = mean_loss(); });
+  return mean;
 }
 
 at::Tensor Pipeline::loss_of(const at::Tensor& output, int64_t micro_batch) const {
@@ -225,12 +228,26 @@ at::Tensor Pipeline::evaluate(const std::vector<at::Tensor>& inputs, const std::
     run_forward({inputs, targets, weights}, [&](const at::Tensor& hidden, int64_t micro_batch) {
       return mine.part(hidden, batch_.targets.at(static_cast<size_t>(micro_batch))).stats;
     });
-    join_losses(targets);
-    return mean_loss();
+  } else {
+    run_forward({inputs, targets, weights}, [this](const at::Tensor& output, int64_t micro_batch) {
+      return loss_of(output, micro_batch);
+    });
   }
-  run_forward({inputs, targets, weights},
-              [this](const at::Tensor& output, int64_t micro_batch) { return loss_of(output, micro_batch); });
-  return mean_loss();
+  at::Tensor mean;
+  behind_passes("behind forward passes", [&] {
+    if (schedule_.spread_head) join_losses(targets);
+    mean = mean_loss();
+  });
+  return mean;
+}
+
+/// Where several pipelines are data-parallel, one that fails leaves the others waiting here.
+void Pipeline::behind_passes(const char* where, const std::function<void()>& body) {
+  try {
+    body();
+  } catch (...) {
+    fail(fmt::format("rank {} {}", mesh_.world->rank(), where), std::current_exception());
+  }
 }
 
 at::Tensor Pipeline::infer(const at::Tensor& inputs,
@@ -251,10 +268,10 @@ void Pipeline::run_forward(Batch batch, const Finish& finish) {
   batch_ = std::move(batch);
   finish_ = finish;
   const StageLinks::Shapes of_steps = links_->exchange_shapes({});
-  links_->flush();
+  behind_passes("before forward passes", [&] { links_->flush(); });
   const int64_t sent_before = links_->sent_bytes();
   run_program(forwards, plan::lower_forward(forwards, rank(), options_.ahead));
-  links_->flush();
+  behind_passes("behind forward passes", [&] { links_->flush(); });
   sent_beside_ += links_->sent_bytes() - sent_before;
   links_->exchange_shapes(of_steps);
 }

@@ -64,12 +64,24 @@ using StageLoss = std::function<at::Tensor(const at::Tensor& output, const at::T
 
 /// A parameter of which two stages have a copy, such as embeddings that are the head as well. Both start with
 /// the values of the first, and get the sum of both gradients. They are frozen (requires_grad) and thawed
-/// together, between steps; while they are frozen nothing is summed.
+/// together, between steps; while they are frozen nothing is summed. Of a head that is spread each part is
+/// tied to its rows of the embeddings:
+///
+///   for (int64_t part = 0; part < ranks; ++part)
+///     options.tied.push_back({.stage = 0, .name = "embeddings", .other_stage = schedule.stages + part,
+///                             .other_name = "rows", .first_row = first_rows[part]});
+///
+/// Copies stay equal to the bit under optimizers that treat each element by itself, and under those of optim/
+/// with state in few bits when they are made after the pipeline: from then on the other copy's is rounded as
+/// that of the first (DataParallel::round_as()). Rows begin at a multiple of 8 elements then.
 struct TiedParameter {
   int64_t stage = 0;
   std::string name;  ///< as DataParallel::units() has it
   int64_t other_stage = 0;
   std::string other_name;
+  /// The other copy, (R, ...), is of R rows of the first one, (N, ...), from this row on; none: of all of it.
+  /// A row has one other copy at most.
+  std::optional<int64_t> first_row = {};
 };
 
 /// The mesh of the engines of stages: that of the pipeline, or where two ranks have a copy of each stage
@@ -122,7 +134,8 @@ class Pipeline {
   /// The mean loss of micro-batches, of any number and any shapes, by their weights: forward passes alone,
   /// without gradients. Vectors are of the same length on all ranks, tensors that are not used there may be
   /// undefined; a weight of 0 stands for a rank that has run out of data. fp64 scalar, on every rank. May
-  /// come between any two steps; dropout is the modules' own. Collective over the mesh; the host waits.
+  /// come between any two steps; dropout is the modules' own. Refusals and errors are as in
+  /// forward_backward(), and ranks agree each time. Collective over the mesh; the host waits.
   at::Tensor evaluate(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& targets,
                       const std::vector<double>& weights = {});
   /// One batch through all stages without gradients: what `last` makes of the output of the last one, on a
@@ -183,6 +196,7 @@ class Pipeline {
   /// Of a TiedParameter, what this rank has.
   struct Tie {
     at::Tensor first, other;             ///< the copies; undefined: not here
+    int64_t rows = 0;                    ///< of the first one that are tied
     std::shared_ptr<comm::Group> group;  ///< with the rank of the other copy; null: there is none
   };
   using Place = std::pair<int64_t, int64_t>;  ///< stage and micro-batch
@@ -204,12 +218,17 @@ class Pipeline {
   /// Of what this rank has, before ranks wait for each other. Throws LogicError for a tie of what is not
   /// there.
   void find_ties();
-  /// Elements of each copy of each tied parameter, and -1 where this rank has none.
+  /// Elements and rows of each copy of each tied parameter, and -1 where this rank has none.
   std::vector<double> tied_sizes() const;
-  /// Throws LogicError, on all ranks, for copies of different sizes.
-  void check_tied_sizes(const std::vector<std::vector<double>>& by_rank) const;
+  /// Takes over how many rows are tied. Throws LogicError, on all ranks, for copies that do not fit each
+  /// other, and rows that would have several others.
+  void take_tied_sizes(const std::vector<std::vector<double>>& by_rank);
   void make_ties();
-  void start_equal(comm::Group& group, const at::Tensor& mine, bool has_engine) const;
+  /// What is tied of the first copy, or of something of its shape.
+  at::Tensor tied_rows(size_t tie, const at::Tensor& first) const;
+  /// Optimizers that are made from now on round both copies alike.
+  void round_ties_alike();
+  void start_equal(comm::Group& group, const at::Tensor& mine) const;
   /// A number for each copy of each tied parameter: whether this rank has it frozen, and -1 where it has
   /// none.
   std::vector<double> frozen_ties() const;
@@ -231,6 +250,8 @@ class Pipeline {
   at::Tensor step_on(Batch batch, const std::exception_ptr& refusal);
   void run_forward(Batch batch, const Finish& finish);
   void run_program(const plan::Schedule& schedule, const plan::StageProgram& program);
+  /// Runs what ranks do together outside of passes. When that throws, the pipeline fails `where`.
+  void behind_passes(const char* where, const std::function<void()>& body);
   at::Tensor loss_of(const at::Tensor& output, int64_t micro_batch) const;
   double loss_scale(double weight) const;
   PipelineRecorder* recording() const;

@@ -20,11 +20,56 @@ at::Tensor find_parameter(const Stage& stage, const std::string& name) {
                    name);
 }
 
-void check_same_size(const TiedParameter& tie, int64_t numel, int64_t other_numel) {
-  TRIREME_CHECK(
-      numel == other_numel,
-      "[parallel.pipeline] {} of stage {} has {} elements, and {} of stage {}, to which it is tied, {}",
-      tie.name, tie.stage, numel, tie.other_name, tie.other_stage, other_numel);
+int64_t rows_of(const at::Tensor& parameter) {
+  return parameter.dim() > 0 ? parameter.size(0) : 1;
+}
+
+/// A copy of a tied parameter.
+struct CopySize {
+  int64_t numel = -1, rows = -1;
+};
+
+void check_sizes(const TiedParameter& tie, const CopySize& first, const CopySize& other) {
+  if (!tie.first_row) {
+    TRIREME_CHECK(
+        first.numel == other.numel,
+        "[parallel.pipeline] {} of stage {} has {} elements, and {} of stage {}, to which it is tied, {}; "
+        "make both as large, or say of which rows the other is a copy (TiedParameter::first_row)",
+        tie.name, tie.stage, first.numel, tie.other_name, tie.other_stage, other.numel);
+    return;
+  }
+  const int64_t row = *tie.first_row;
+  TRIREME_CHECK(row >= 0 && other.rows >= 1 && row <= first.rows - other.rows,
+                "[parallel.pipeline] {} of stage {} has {} rows, and {} of stage {} is tied to those from {} "
+                "to {}; name rows that are there",
+                tie.name, tie.stage, first.rows, tie.other_name, tie.other_stage, row, row + other.rows);
+  TRIREME_CHECK(first.numel / first.rows == other.numel / other.rows,
+                "[parallel.pipeline] a row of {} of stage {} has {} elements, and one of {} of stage {}, to "
+                "which it is tied, {}; make rows of both as large",
+                tie.name, tie.stage, first.numel / first.rows, tie.other_name, tie.other_stage,
+                other.numel / other.rows);
+}
+
+/// Sums of two copies at a time would leave one of three behind.
+void check_apart(const TiedParameter& tie, int64_t rows, const TiedParameter& later, int64_t later_rows) {
+  const auto is_other_of = [](const TiedParameter& one, int64_t stage, const std::string& name) {
+    return one.other_stage == stage && one.other_name == name;
+  };
+  const bool chained = is_other_of(tie, later.stage, later.name) || is_other_of(later, tie.stage, tie.name) ||
+                       is_other_of(tie, later.other_stage, later.other_name);
+  TRIREME_CHECK(!chained,
+                "[parallel.pipeline] {} of stage {} is tied to {} of stage {}, and {} of stage {} to {} of "
+                "stage {}: a copy would have two others; tie all copies to one first parameter, each to rows "
+                "of its own",
+                tie.name, tie.stage, tie.other_name, tie.other_stage, later.name, later.stage,
+                later.other_name, later.other_stage);
+  if (tie.stage != later.stage || tie.name != later.name) return;
+  const int64_t begin = tie.first_row.value_or(0), later_begin = later.first_row.value_or(0);
+  TRIREME_CHECK(begin + rows <= later_begin || later_begin + later_rows <= begin,
+                "[parallel.pipeline] rows {} to {} of {} of stage {} are tied to {} of stage {}, and rows {} "
+                "to {} to {} of stage {}; tie each row to one other copy",
+                begin, begin + rows, tie.name, tie.stage, tie.other_name, tie.other_stage, later_begin,
+                later_begin + later_rows, later.other_name, later.other_stage);
 }
 
 }  // namespace
@@ -32,10 +77,11 @@ void check_same_size(const TiedParameter& tie, int64_t numel, int64_t other_nume
 void Pipeline::find_ties() {
   for (const TiedParameter& tie : options_.tied) {
     for (const int64_t stage : {tie.stage, tie.other_stage}) {
-      TRIREME_CHECK(stage >= 0 && stage < schedule_.stages,
+      TRIREME_CHECK(stage >= 0 && stage < schedule_.all_stages(),
                     "[parallel.pipeline] {} of stage {} is tied to {} of stage {}, but the {} stages of {} "
                     "are numbered from 0; name stages that are there",
-                    tie.name, tie.stage, tie.other_name, tie.other_stage, schedule_.stages, schedule_.name);
+                    tie.name, tie.stage, tie.other_name, tie.other_stage, schedule_.all_stages(),
+                    schedule_.name);
     }
     Tie& here = ties_.emplace_back();
     const Stage *const first = stage_here(tie.stage), *const other = stage_here(tie.other_stage);
@@ -45,23 +91,36 @@ void Pipeline::find_ties() {
 }
 
 std::vector<double> Pipeline::tied_sizes() const {
-  std::vector<double> sizes(2 * options_.tied.size(), -1.0);
-  for (size_t tie = 0; tie < ties_.size(); ++tie) {
-    if (ties_[tie].first.defined()) sizes[2 * tie] = static_cast<double>(ties_[tie].first.numel());
-    if (ties_[tie].other.defined()) sizes[2 * tie + 1] = static_cast<double>(ties_[tie].other.numel());
+  std::vector<double> sizes;
+  for (const Tie& tie : ties_) {
+    for (const at::Tensor& copy : {tie.first, tie.other}) {
+      sizes.push_back(copy.defined() ? static_cast<double>(copy.numel()) : -1.0);
+      sizes.push_back(copy.defined() ? static_cast<double>(rows_of(copy)) : -1.0);
+    }
   }
   return sizes;
 }
 
-void Pipeline::check_tied_sizes(const std::vector<std::vector<double>>& by_rank) const {
+void Pipeline::take_tied_sizes(const std::vector<std::vector<double>>& by_rank) {
+  const auto most = [&](size_t column) {
+    double found = -1.0;
+    for (const std::vector<double>& sizes : by_rank) found = std::max(found, sizes[column]);
+    return static_cast<int64_t>(found);
+  };
   for (size_t tie = 0; tie < options_.tied.size(); ++tie) {
-    double first = -1.0, other = -1.0;
-    for (const std::vector<double>& sizes : by_rank) {
-      first = std::max(first, sizes[2 * tie]);
-      other = std::max(other, sizes[2 * tie + 1]);
-    }
-    check_same_size(options_.tied[tie], static_cast<int64_t>(first), static_cast<int64_t>(other));
+    const CopySize first{most(4 * tie), most(4 * tie + 1)}, other{most(4 * tie + 2), most(4 * tie + 3)};
+    check_sizes(options_.tied[tie], first, other);
+    ties_[tie].rows = options_.tied[tie].first_row ? other.rows : first.rows;
   }
+  for (size_t tie = 0; tie < ties_.size(); ++tie) {
+    for (size_t later = tie + 1; later < ties_.size(); ++later)
+      check_apart(options_.tied[tie], ties_[tie].rows, options_.tied[later], ties_[later].rows);
+  }
+}
+
+at::Tensor Pipeline::tied_rows(size_t tie, const at::Tensor& first) const {
+  const auto& row = options_.tied[tie].first_row;
+  return row ? first.narrow(0, *row, ties_[tie].rows) : first;
 }
 
 /// Copies on two ranks need a group of the two. Where a rank has both, no other does, or both directions of a
@@ -73,25 +132,34 @@ void Pipeline::make_ties() {
     const Stage *const first = stage_here(tie.stage), *const other = stage_here(tie.other_stage);
     if (first != nullptr && other != nullptr) {
       const at::NoGradGuard no_grad;
-      if (!other->engine) here.other.detach().copy_(here.first);
+      if (!other->engine) here.other.detach().copy_(tied_rows(i, here.first.detach()));
     } else if (first != nullptr || other != nullptr) {
       const auto rank_of = [&](int64_t stage) {
         return mesh_.pp->ranks()[static_cast<size_t>(schedule_.rank_of(stage, 0))];
       };
       here.group = mesh_.world->make_group("tied", {rank_of(tie.stage), rank_of(tie.other_stage)});
-      const Stage& stage = first != nullptr ? *first : *other;
-      start_equal(*here.group, first != nullptr ? here.first : here.other, stage.engine != nullptr);
+      if ((first != nullptr ? first : other)->engine) continue;  // its values may have no memory now
+      start_equal(*here.group, first != nullptr ? tied_rows(i, here.first.detach()) : here.other.detach());
     }
   }
 }
 
-/// The values of `mine`, which is an engine's already or not, are those of the tie's first stage.
-void Pipeline::start_equal(comm::Group& group, const at::Tensor& mine, bool has_engine) const {
+void Pipeline::round_ties_alike() {
+  for (size_t i = 0; i < ties_.size(); ++i) {
+    const TiedParameter& tie = options_.tied[i];
+    Stage* const other = stage_here(tie.other_stage);
+    if (other == nullptr || !other->engine) continue;
+    const int64_t width = ties_[i].other.numel() / std::max<int64_t>(1, rows_of(ties_[i].other));
+    other->engine->round_as(tie.other_name, tie.name, tie.first_row.value_or(0) * width);
+  }
+}
+
+/// The values of `mine` are those of the tie's first stage.
+void Pipeline::start_equal(comm::Group& group, const at::Tensor& mine) const {
   const at::NoGradGuard no_grad;
-  if (has_engine) return;
-  at::Tensor values = mine.detach().to(mesh_.world->device()).contiguous();
+  at::Tensor values = mine.to(mesh_.world->device()).contiguous();
   group.broadcast(values, 0);
-  mine.detach().copy_(values);
+  mine.copy_(values);
 }
 
 std::vector<double> Pipeline::frozen_ties() const {
@@ -139,15 +207,15 @@ void Pipeline::sum_tied() {
     Stage *const first = stage_here(tie.stage), *const other = stage_here(tie.other_stage);
     if (first == nullptr && other == nullptr) continue;
     if (!(first != nullptr ? ties_[i].first : ties_[i].other).requires_grad()) continue;
+    at::Tensor of_first, of_other;
+    if (first != nullptr) of_first = tied_rows(i, first->engine->accumulated_gradient(tie.name));
+    if (other != nullptr) of_other = other->engine->accumulated_gradient(tie.other_name);
     if (first != nullptr && other != nullptr) {
-      at::Tensor sum = first->engine->accumulated_gradient(tie.name),
-                 copy = other->engine->accumulated_gradient(tie.other_name);
-      copy.copy_(sum.add_(copy));
-      continue;
+      of_other.copy_(of_first.add_(of_other));
+    } else {
+      at::Tensor& mine = first != nullptr ? of_first : of_other;
+      ties_[i].group->all_reduce(mine, comm::ReduceOp::kSum);
     }
-    at::Tensor mine = first != nullptr ? first->engine->accumulated_gradient(tie.name)
-                                       : other->engine->accumulated_gradient(tie.other_name);
-    ties_[i].group->all_reduce(mine, comm::ReduceOp::kSum);
   }
 }
 

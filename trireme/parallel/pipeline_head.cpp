@@ -44,15 +44,11 @@ at::Tensor Pipeline::join_parts(const at::Tensor& output, int64_t micro_batch) {
 /// that all refuse the same targets, and they stay with the rank that has the last stage.
 void Pipeline::join_losses(const std::vector<at::Tensor>& targets) {
   const at::NoGradGuard no_grad;
-  try {
-    for (auto& [micro_batch, stats] : finished_) {
-      const at::Tensor mine = stats.reshape({-1});
-      const at::Tensor all = mesh_.pp->size() > 1 ? comm::gather_rows(*mesh_.pp, mine) : mine.unsqueeze(0);
-      stats = nn::joined_loss(all.view({-1, stats.size(0), stats.size(1)}),
-                              targets.at(static_cast<size_t>(micro_batch)));
-    }
-  } catch (...) {
-    fail(fmt::format("rank {} behind forward passes", mesh_.world->rank()), std::current_exception());
+  for (auto& [micro_batch, stats] : finished_) {
+    const at::Tensor mine = stats.reshape({-1});
+    const at::Tensor all = mesh_.pp->size() > 1 ? comm::gather_rows(*mesh_.pp, mine) : mine.unsqueeze(0);
+    stats = nn::joined_loss(all.view({-1, stats.size(0), stats.size(1)}),
+                            targets.at(static_cast<size_t>(micro_batch)));
   }
   if (stage_here(schedule_.stages - 1) == nullptr) finished_.clear();
 }

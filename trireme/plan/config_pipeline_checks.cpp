@@ -12,12 +12,6 @@ namespace {
 void check_spread_head(const Config& config, const Origins& origins) {
   const PipelineConfig& pipeline = config.pipeline;
   const std::string spread = said(origins, "pipeline.spread_head", true);
-  if (config.model.tie_embeddings) {
-    throw ConfigError(
-        "[plan.config] {} with {}: the head is the embeddings then, which the first stage looks up as a "
-        "whole; set model.tie_embeddings=false or pipeline.spread_head=false",
-        spread, said(origins, "model.tie_embeddings", config.model.tie_embeddings));
-  }
   const bool two_ways = pipeline.file.empty() ? pipeline.schedule == ScheduleName::kDualPipe
                                               : pipeline.placement == Placement::kTwoWays;
   if (two_ways) {

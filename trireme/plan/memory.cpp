@@ -118,12 +118,13 @@ StepProgram pipeline_program(const Config& config, const ModelFacts& facts, cons
   for (const int64_t index : plan.schedule.stages_of(pp_rank)) {
     std::vector<UnitSpec> units = stage_units(config.model, facts, units_of_stage(plan.split, index));
     units.front().name = fmt::format("{} of stage {}", kRootUnit, index);
-    if (plan.schedule.is_head_part(index))
-      units.back().name = fmt::format("{} of rank {}", kHeadUnit, pp_rank);
-    const bool is_end = index == 0 || index + 1 == plan.schedule.stages;
+    const bool is_part = plan.schedule.is_head_part(index);
+    if (is_part) units.back().name = fmt::format("{} of rank {}", kHeadUnit, pp_rank);
+    const bool has_copy =
+        index == 0 || (plan.schedule.spread_head ? is_part : index + 1 == plan.schedule.stages);
     stages.push_back({.index = index,
                       .units = units_of_program(units, config, facts, batch, setting, plan.schedule, index),
-                      .tied = config.model.tie_embeddings && is_end});
+                      .tied = config.model.tie_embeddings && has_copy});
   }
   const int64_t boundary =
       at_most_62_bits(static_cast<double>(batch.micro_batch * config.data.seq_len) *

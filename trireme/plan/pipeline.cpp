@@ -45,6 +45,18 @@ Schedule schedule_of(const Config& config, int64_t micro_batches) {
   return schedule;
 }
 
+/// Rings add up the elements of a buffer in an order that depends on their place in it, and copies of tied
+/// embeddings have other places than the embeddings.
+void check_copies(const Config& config, const BatchPlan& batch) {
+  const bool in_one_order = config.comm.reduction == Reduction::kOrdered || batch.dp_size <= 2;
+  if (!config.model.tie_embeddings || in_one_order) return;
+  throw ConfigError(
+      "[plan.pipeline] comm.reduction=backend with model.tie_embeddings=true, stages and {} data-parallel "
+      "ranks: the gradients of the copies of the embeddings would be added up in different orders, and the "
+      "copies would drift apart; set comm.reduction=ordered",
+      batch.dp_size);
+}
+
 StageSplit split_of(const Config& config, const Schedule& schedule) {
   const StageCut& cut = config.pipeline.split;
   const int64_t stages = schedule.stages;
@@ -83,16 +95,17 @@ std::string schedule_text(const Config& config) {
 }
 
 PipelinePlan plan_pipeline(const Config& config, const BatchPlan& batch) {
+  check_copies(config, batch);
   PipelinePlan plan;
   plan.schedule = schedule_of(config, batch.accumulation);
   check_stages(config, plan.schedule.stages);
   plan.split = split_of(config, plan.schedule);
-  if (config.pipeline.spread_head) spread_head(plan, config.model.vocab_size);
+  if (config.pipeline.spread_head) spread_head(plan, config.model);
   return plan;
 }
 
-void spread_head(PipelinePlan& plan, int64_t vocab_size) {
-  plan.split.head_rows = share_rows(vocab_size, std::ssize(plan.schedule.ranks));
+void spread_head(PipelinePlan& plan, const ModelConfig& model) {
+  plan.split.head_rows = share_rows(model.vocab_size, std::ssize(plan.schedule.ranks), model.d_model);
   plan.schedule = spread_head(plan.schedule, flops_of_passes(plan));
 }
 

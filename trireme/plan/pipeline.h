@@ -21,11 +21,11 @@ PassCosts flops_of_passes(const PipelinePlan& plan);
 
 /// Every rank of the plan's schedule gets rows of a head whose FLOPs its split has spread. Throws ConfigError
 /// as spread_head() and share_rows().
-void spread_head(PipelinePlan& plan, int64_t vocab_size);
+void spread_head(PipelinePlan& plan, const ModelConfig& model);
 
 /// For parallel.pp above 1 and a complete config. Throws ConfigError that says which key to change when the
 /// schedule does not take that many micro-batches, cannot run, is too large to plan, or has more stages than
-/// the model has parts.
+/// the model has parts, and where copies of tied embeddings would not stay equal.
 PipelinePlan plan_pipeline(const Config& config, const BatchPlan& batch);
 
 /// The schedule of a CSV file. Throws ConfigError when it cannot be read.

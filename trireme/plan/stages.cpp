@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "trireme/base/error.h"
+#include "trireme/plan/flat_layout.h"
 #include "trireme/plan/model_family.h"
 
 namespace trireme::plan {
@@ -197,15 +198,16 @@ StageSplit split_by_blocks(const std::vector<StagePart>& parts, const std::vecto
   return measured(std::move(first), parts, spread_flops);
 }
 
-std::vector<int64_t> share_rows(int64_t vocab_size, int64_t ranks) {
-  if (vocab_size < ranks) {
+std::vector<int64_t> share_rows(int64_t vocab_size, int64_t ranks, int64_t width) {
+  constexpr int64_t kAligned = 64, kBlock = FlatLayout::kAlignment;
+  const int64_t least = kBlock / std::gcd(kBlock, width),
+                unit = vocab_size / ranks >= 16 * kAligned ? kAligned : least;
+  if (vocab_size / unit < ranks) {
     throw ConfigError(
-        "[plan.stages] {} ranks cannot share a vocabulary of {} rows; lower parallel.pp, or set "
-        "pipeline.spread_head=false",
-        ranks, vocab_size);
+        "[plan.stages] {} ranks cannot share a vocabulary of {} rows, {} or more each; lower parallel.pp, or "
+        "set pipeline.spread_head=false",
+        ranks, vocab_size, unit);
   }
-  constexpr int64_t kAligned = 64;
-  const int64_t unit = vocab_size / ranks >= 16 * kAligned ? kAligned : 1;
   std::vector<int64_t> rows;
   for (int64_t rank = 0; rank < ranks; ++rank) rows.push_back(vocab_size / unit * rank / ranks * unit);
   rows.push_back(vocab_size);
@@ -243,12 +245,15 @@ std::vector<UnitSpec> stage_units(const ModelConfig& model, const ModelFacts& fa
   const auto is_of_norm = [&](const ParamSpec& param) {
     return std::ranges::find(norm, param.name, &ParamSpec::name) != norm.end();
   };
+  const bool spread = range.norm_alone || range.head_rows.has_value();
   UnitSpec root{kRootUnit, {}};
   if (has_embeddings) root.params = facts.units.front().params;
   if (model.tie_embeddings) {
     std::erase_if(root.params, is_of_norm);
-    if (has_head && !has_embeddings) root.params.push_back(facts.units.front().params.front());
-    if (has_head) root.params.insert(root.params.end(), norm.begin(), norm.end());
+    if (has_head && !spread) {
+      if (!has_embeddings) root.params.push_back(facts.units.front().params.front());
+      root.params.insert(root.params.end(), norm.begin(), norm.end());
+    }
   }
   std::vector<UnitSpec> units = {std::move(root)};
   const int64_t count = std::min(range.end, std::ssize(facts.units));
@@ -258,12 +263,13 @@ std::vector<UnitSpec> stage_units(const ModelConfig& model, const ModelFacts& fa
                attention = range.to_attention && unit + 1 == count;
     units.push_back(mlp || attention ? half_of(whole, family, attention) : whole);
   }
-  if (range.norm_alone)
-    std::erase_if(units.back().params, [&](const ParamSpec& param) { return !is_of_norm(param); });
-  if (range.head_rows) {
-    std::erase_if(units.back().params, is_of_norm);
-    units.back().params.front().shape.front() = range.head_rows->second - range.head_rows->first;
-  }
+  if (!spread) return units;
+  if (model.tie_embeddings) units.push_back({kHeadUnit, {}});
+  UnitSpec& head = units.back();
+  const ParamSpec weight =
+      model.tie_embeddings ? facts.units.front().params.front() : facts.units.back().params.back();
+  head.params = range.norm_alone ? norm : std::vector<ParamSpec>{weight};
+  if (range.head_rows) head.params.front().shape.front() = range.head_rows->second - range.head_rows->first;
   return units;
 }
 

@@ -52,9 +52,10 @@ StageSplit split_by_blocks(const std::vector<StagePart>& parts, const std::vecto
                            double spread_flops = 0.0);
 
 /// Rows of a vocabulary for each of `ranks`, as StageSplit::head_rows has them: as many, up to one, or where
-/// that is less than a sixteenth, to the next multiple of 64, which GPUs multiply faster. Throws ConfigError
-/// for fewer rows than ranks.
-std::vector<int64_t> share_rows(int64_t vocab_size, int64_t ranks);
+/// that is less than a sixteenth, to the next multiple of 64, which GPUs multiply faster. Rows have `width`
+/// elements, of which each rank's begin at a multiple of 8, where optimizers round blocks of state in few
+/// bits. Throws ConfigError for fewer rows than ranks can share so.
+std::vector<int64_t> share_rows(int64_t vocab_size, int64_t ranks, int64_t width = 8);
 
 /// Units of nn::LanguageModel::units(), from the embedding, 0, over the blocks to the head.
 struct UnitRange {
@@ -70,7 +71,9 @@ struct UnitRange {
 /// is spread, one a rank.
 UnitRange units_of_stage(const StageSplit& split, int64_t stage);
 /// The units of the engine of a stage: the root, which has no parameters in the middle of a model, and those
-/// in `range`. Of a tied head the last stage has a copy, in its root.
+/// in `range`. Of a tied head the last stage has a copy, in its root. Where the head is spread, tied or not,
+/// the final norm is a unit of its own, and each part another one, of rows of the head's weight or of the
+/// embeddings to which that is tied.
 std::vector<UnitSpec> stage_units(const ModelConfig& model, const ModelFacts& facts, UnitRange range);
 
 /// Forward FLOPs for a token of the head's product.

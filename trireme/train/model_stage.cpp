@@ -130,6 +130,10 @@ std::shared_ptr<parallel::DataParallel> ModelStage::make_engine(
   };
   auto engine =
       std::make_shared<parallel::DataParallel>(*this, units_of(config_, range_, fp8), mesh, options, of_part);
+  if (range_.head_rows) {
+    const std::string weight = named_parameters().begin()->key();
+    engine->round_as(weight, weight, first_element());
+  }
   connect(*model_, *engine, memory, fp8, history);
   return engine;
 }
@@ -137,6 +141,23 @@ std::shared_ptr<parallel::DataParallel> ModelStage::make_engine(
 std::optional<std::string> ModelStage::tied_parameter(const plan::ModelConfig& config) {
   if (!config.tie_embeddings) return std::nullopt;
   return plan::record_of(config.family).embeddings(config).front().name;
+}
+
+std::vector<parallel::TiedParameter> ModelStage::ties(const plan::ModelConfig& config,
+                                                      const plan::PipelinePlan& pipeline) {
+  const auto name = tied_parameter(config);
+  if (!name) return {};
+  const plan::Schedule& schedule = pipeline.schedule;
+  if (!schedule.spread_head)
+    return {{.stage = 0, .name = *name, .other_stage = schedule.stages - 1, .other_name = *name}};
+  std::vector<parallel::TiedParameter> ties;
+  for (int64_t part = schedule.stages; part < schedule.all_stages(); ++part)
+    ties.push_back({.stage = 0,
+                    .name = *name,
+                    .other_stage = part,
+                    .other_name = *name,
+                    .first_row = plan::units_of_stage(pipeline.split, part).head_rows->first});
+  return ties;
 }
 
 }  // namespace trireme::train

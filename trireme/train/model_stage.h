@@ -5,19 +5,22 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "trireme/nn/init.h"
 #include "trireme/nn/language_model.h"
 #include "trireme/nn/vocabulary_part.h"
 #include "trireme/parallel/data_parallel.h"
+#include "trireme/parallel/pipeline.h"
 #include "trireme/plan/config.h"
+#include "trireme/plan/pipeline.h"
 #include "trireme/plan/stages.h"
 
 namespace trireme::train {
 
-/// A range of a model's units, with their parameters and no others, under the model's own names. Where the
-/// head is tied, the last stage has a copy of the embeddings. Of a head that is spread a part has some rows
-/// of its weight.
+/// A range of a model's units, with their parameters and no others, under the model's own names. Of a head
+/// that is spread a part has some rows of its weight. Where the head is tied, the last stage has a copy of
+/// the embeddings, or each part one of its rows of them.
 class ModelStage : public torch::nn::Module {
  public:
   /// `config` is complete (plan::complete). Parameters are uninitialised, fp32, on the CPU.
@@ -50,8 +53,11 @@ class ModelStage : public torch::nn::Module {
                                                       const plan::Fp8Config& fp8 = {},
                                                       const nn::Fp8History* history = nullptr);
 
-  /// The embeddings that the first and the last stage share; none: the head is not tied.
+  /// The embeddings that the head is, too; none: the head is not tied.
   static std::optional<std::string> tied_parameter(const plan::ModelConfig& config);
+  /// The copies of them that stages other than the first one have.
+  static std::vector<parallel::TiedParameter> ties(const plan::ModelConfig& config,
+                                                   const plan::PipelinePlan& pipeline);
 
  private:
   at::Tensor run(std::vector<nn::Unit> units, const at::Tensor& x) const;

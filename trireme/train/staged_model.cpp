@@ -35,7 +35,7 @@ StagedModel::StagedModel(const ModelSetup& setup)
     const auto engine = module->make_engine(engine_mesh, engine_options(config_, mesh_, fp8_history()),
                                             initial, config_.memory, config_.precision.fp8, fp8_history());
     parts_.push_back({engine, optim::build(config_.optim, engine->optimizer_params())});
-    if (stage > 0 && module->is_last())
+    if (stage > 0 && (module->is_last() || range.head_rows))
       parts_.back().saved_elsewhere = ModelStage::tied_parameter(config_.model).value_or("");
     stage_of_part_.push_back(stage);
     stages_.push_back(module);
@@ -54,8 +54,7 @@ StagedModel::StagedModel(const ModelSetup& setup)
   parallel::PipelineOptions options;
   options.data_parallel.average = parallel::Average::kSum;  // as engine_options() has it
   options.ahead = config_.pipeline.ahead;
-  if (const auto name = ModelStage::tied_parameter(config_.model))
-    options.tied = {{.stage = 0, .name = *name, .other_stage = schedule.stages - 1, .other_name = *name}};
+  options.tied = ModelStage::ties(config_.model, plan_);
   pipeline_ =
       std::make_unique<parallel::Pipeline>(schedule, std::move(stages), loss_function(), mesh_, options);
 }
@@ -76,7 +75,8 @@ void StagedModel::name_units(const plan::ModelFacts& facts) {
       units_.push_back(repeats ? fmt::format("{} of stage {}", unit.name, stage) : unit.name);
       for (const plan::ParamSpec& param : unit.params) {
         std::vector<Owner>& owners = owners_[param.name];
-        if (owners.empty() || range.head_rows) owners.push_back({stage, param.shape});
+        const bool has_rows = range.head_rows && !config_.model.tie_embeddings;
+        if (owners.empty() || has_rows) owners.push_back({stage, param.shape});
       }
     }
   }
@@ -122,12 +122,11 @@ at::Tensor StagedModel::run_passes(const std::function<data::Batch()>& next, dou
 /// gradient.
 at::Tensor StagedModel::grad_squares() const {
   at::Tensor squares = at::zeros({plan_.schedule.all_stages()}, numbers_on(mesh_.world->device()));
-  const auto tied = ModelStage::tied_parameter(config_.model);
   for (size_t i = 0; i < parts_.size(); ++i) {
     const parallel::DataParallel& engine = *parts_[i].engine;
     at::Tensor mine = engine.grad_squares();
-    const bool counts_elsewhere = tied && stages_[i]->is_last() && plan_.schedule.stages > 1;
-    if (counts_elsewhere) mine = (mine - engine.param_grad_squares(*tied)).clamp_min(0.0);  // by rounding
+    if (const std::string& copy = parts_[i].saved_elsewhere; !copy.empty())
+      mine = (mine - engine.param_grad_squares(copy)).clamp_min(0.0);  // by rounding
     squares[stage_of_part_[i]].copy_(mine);
   }
   return squares;
