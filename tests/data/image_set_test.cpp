@@ -89,7 +89,7 @@ TEST(CifarSet, RefusesDamage) {
   expect_refusal<DataError>(scratch, "has 0 bytes");
   scratch.write("data_batch_1.bin", cifar_record(0, {3}));
   scratch.write("data_batch_3.bin", cifar_record(0, {3}));
-  expect_refusal<DataError>(scratch, "but no " + scratch.path("data_batch_2.bin"));
+  expect_refusal<DataError>(scratch, scratch.path("data_batch_2.bin") + " does not");
   std::filesystem::remove(scratch.path("data_batch_3.bin"));
   scratch.write("batches.meta.txt", "cat\ndog\n");
   expect_refusal<DataError>(scratch, "names 2 classes, but CIFAR-10 has 10");
@@ -136,7 +136,7 @@ TEST(IdxSet, RefusesDamage) {
   with_images(idx_labels({1, 0, 2}) + std::string(20, '\0'), "begins with 0x00000801 instead of 0x00000803");
   with_images(whole.substr(0, 10), "ends within its header, after 10 bytes");
   with_images(whole.substr(0, whole.size() - 1), "should have 60 bytes (3 x 5 x 4) but has 59");
-  with_images(whole + "x", "holds 61");
+  with_images(whole + "x", "but has 61");
   with_images(idx_header(0x803, {3, 0, 4}), "0 pixels, which is out of range");
   with_images(idx_header(0x803, {0xffffffffU, 0xffffffffU, 0xffffffffU}), "pixels, which is out of range");
   with_images(idx_images(2, 5, 4), "has 2 images");

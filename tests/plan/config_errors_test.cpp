@@ -373,7 +373,7 @@ TEST(ConfigErrors, CheckpointsOfLocalSgdAreSavedWhereRanksHaveAveraged) {
       of_overrides({"checkpoint.every=12", "parallel.local_steps=8", local}),
       {"checkpoint.every=12", "parallel.local_steps=8", local, "set checkpoint.every to 16"});
   test::expect_mentions(of_overrides({"checkpoint.every=16", "precision.compute=fp16", local}),
-                        {"checkpoint.every=16", local, "scaled", "bf16"});
+                        {"checkpoint.every=16", local, "loss scaling", "bf16"});
   EXPECT_EQ(of_overrides({"checkpoint.every=16", "parallel.local_steps=8", local}), "accepted");
   EXPECT_EQ(of_overrides({"checkpoint.every=0", "parallel.local_steps=7", local}), "accepted");
   for (const char* hook : {"none", "fp16", "int8", "topk", "powersgd"})

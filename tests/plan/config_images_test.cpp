@@ -53,8 +53,8 @@ struct Refused {
 
 TEST(ImageConfig, RefusesWhatBelongsToTheOtherKind) {
   const Refused all[] = {
-      {"model:\n  preset: lenet\ndata:\n  kind: text\n", "of which images follows"},
-      {"data:\n  kind: images\n", "of which text follows"},
+      {"model:\n  preset: lenet\ndata:\n  kind: text\n", "which implies images"},
+      {"data:\n  kind: images\n", "which implies text"},
       {"model:\n  preset: lenet\ndata:\n  seq_len: 128\n", "data.seq_len=128"},
       {"model:\n  preset: lenet\n  vocab_size: 256\n", "which implies 10"},
       {"model:\n  preset: lenet\n  rope_factor: 2\n", "model.rope_factor=2"},

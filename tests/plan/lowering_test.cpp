@@ -174,7 +174,7 @@ StageProgram::iterator first(StageProgram& program, Kind kind, Message message =
 
 TEST(Lowering, CheckerNamesWhatIsWrong) {
   expect_refused([](StageProgram& program) { program.erase(first(program, Kind::kSend)); },
-                 "rank 2: 'take 2F0 from 1 in 0' meets 'send 2F1 to 2'");
+                 "rank 2: 'take 2F0 from 1 in 0' is matched by 'send 2F1 to 2'");
   expect_refused(
       [](StageProgram& program) {
         program.insert(first(program, Kind::kSend), *first(program, Kind::kSend));

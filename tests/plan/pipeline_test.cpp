@@ -65,7 +65,7 @@ TEST(PipelinePlan, RefusesMicroBatchesThatDoNotFit) {
       refusal(
           {"parallel.pp=4", "pipeline.schedule=dualpipe_v", "pipeline.micro_batches=4", "model.n_layers=8"},
           4),
-      {"dualpipe_v takes at least 8 micro-batches", "there are 4", "pipeline.micro_batches"});
+      {"dualpipe_v needs at least 8 micro-batches", "there are 4", "pipeline.micro_batches"});
   test::expect_mentions(refusal({"parallel.pp=2"}, 3), {"pp=2", "does not divide the world size 3"});
 }
 

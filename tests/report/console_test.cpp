@@ -233,7 +233,7 @@ TEST(Console, AnInterruptedRunWithCheckpointsGoesOn) {
   testing::internal::CaptureStdout();
   make_console_sink(options)->finish(summary);
   const std::string out = testing::internal::GetCapturedStdout();
-  EXPECT_TRUE(contains(out, "'trireme train --resume /runs/tiny' goes on")) << out;
+  EXPECT_TRUE(contains(out, "'trireme train --resume /runs/tiny' continues")) << out;
 }
 
 TEST(Console, AnInterruptedRunOnImagesContinuesNoText) {
@@ -244,7 +244,7 @@ TEST(Console, AnInterruptedRunOnImagesContinuesNoText) {
   EXPECT_TRUE(contains(whereabouts(summary, "/runs/tiny"), "trireme generate"));
   const std::string text = whereabouts(summary, "/runs/tiny", true);
   EXPECT_FALSE(contains(text, "trireme generate")) << text;
-  EXPECT_TRUE(contains(text, "\nnext    'trireme train --resume /runs/tiny' goes on")) << text;
+  EXPECT_TRUE(contains(text, "\nnext    'trireme train --resume /runs/tiny' continues")) << text;
 }
 
 TEST(Console, JsonIsOneObjectAStepAndNothingElse) {

@@ -56,7 +56,7 @@ plan::PipelineReport some_step() {
 
 TEST(PipelineView, TableHasMeasuredBesideSimulated) {
   const std::string text = to_text(some_step());
-  EXPECT_NE(text.find("1f1b, a step: 10.200 ms, simulated with the measured costs 9.400 ms"),
+  EXPECT_NE(text.find("1f1b, one step: 10.200 ms, simulated with the measured costs 9.400 ms"),
             std::string::npos)
       << text;
   EXPECT_NE(text.find("schedule  imbalance  communication  host"), std::string::npos) << text;

@@ -185,7 +185,7 @@ TEST_F(RunPage, ShowsAttemptsCausesAndCrashReports) {
 TEST_F(RunPage, AnInterruptedRunCanGoOnAndARunningOneHasNoEnd) {
   const auto run = make("stopped");
   record(run, 1, 12);
-  EXPECT_TRUE(says(page_of({run}), "it is still running, or was killed with its launcher"));
+  EXPECT_TRUE(says(page_of({run}), "it is still running, or was killed together with its launcher"));
   run.finish(75);
   const std::string page = page_of({run});
   EXPECT_TRUE(says(page, "interrupted"));
@@ -218,7 +218,7 @@ TEST_F(RunPage, NamesDamagedLinesAndUsesTheOthers) {
   write_file_atomic(path, text + "{\"step\": 31, \"loss\": 0.1");
   const std::string page = page_of({run});
   EXPECT_TRUE(says(page,
-                   "metrics.jsonl: 4 lines are damaged and left out: line 5 is no JSON, line 6 is empty, "
+                   "metrics.jsonl: 4 lines are damaged and left out: line 5 is not JSON, line 6 is empty, "
                    "line 7 is not an object, line 8 has no step."));
   EXPECT_TRUE(says(page, "metrics.jsonl ends inside a line"));
   const Metrics metrics = read_metrics(path);
