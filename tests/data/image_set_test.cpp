@@ -141,7 +141,7 @@ TEST(IdxSet, RefusesDamage) {
   with_images(idx_header(0x803, {0xffffffffU, 0xffffffffU, 0xffffffffU}), "pixels, which is out of range");
   with_images(idx_images(2, 5, 4), "has 2 images");
   const std::string gz = packed(whole);
-  with_images(gz.substr(0, gz.size() - 9), "is cut off");
+  with_images(gz.substr(0, gz.size() - 9), "is truncated after");
   std::string damaged = gz;
   damaged[damaged.size() - 6] ^= 0x55;  // of the checksum
   with_images(damaged, "is damaged");

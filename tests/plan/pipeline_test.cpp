@@ -196,6 +196,25 @@ TEST(PipelinePlan, RefusesSumsOfCopiesInDifferentOrders) {
   EXPECT_EQ(refused("false", 6), "accepted");
 }
 
+/// int8, topk and powersgd choose by buffer; casts and averages of parameters treat each element by itself.
+TEST(PipelinePlan, RefusesHooksThatCompressCopiesDifferently) {
+  const auto with_hook = [](CommHook hook, bool tied) {
+    return refusal(
+        {"parallel.pp=2", "train.global_batch=8", "pipeline.micro_batches=2", "parallel.policy=ddp",
+         fmt::format("parallel.comm_hook={}", hook), fmt::format("model.tie_embeddings={}", tied)},
+        4);
+  };
+  for (const CommHook hook : all_values<CommHook>()) {
+    const bool by_buffer = hook == CommHook::kInt8 || hook == CommHook::kTopK || hook == CommHook::kPowerSgd;
+    EXPECT_EQ(with_hook(hook, false), "accepted") << name(hook);
+    if (by_buffer) {
+      test::expect_mentions(with_hook(hook, true), {"drift apart", "tie_embeddings", "fp16"});
+    } else {
+      EXPECT_EQ(with_hook(hook, true), "accepted") << name(hook);
+    }
+  }
+}
+
 /// Blocks are shared out alone, and 1f1b waits for no rank that has the head.
 TEST(PipelinePlan, ASpreadHeadKeepsRanksBusy) {
   const auto busy = [](const char* spread) {

@@ -45,11 +45,22 @@ Schedule schedule_of(const Config& config, int64_t micro_batches) {
   return schedule;
 }
 
-/// Rings add up the elements of a buffer in an order that depends on their place in it, and copies of tied
-/// embeddings have other places than the embeddings.
+/// Rings add up the elements of a buffer in an order that depends on their place in it, and hooks that
+/// compress choose scales, elements or factors by buffer. Copies of tied embeddings have other places and
+/// neighbours than the embeddings.
 void check_copies(const Config& config, const BatchPlan& batch) {
+  if (!config.model.tie_embeddings || config.parallel.pp == 1) return;
+  const CommHook hook = config.parallel.comm_hook;
+  if (hook == CommHook::kInt8 || hook == CommHook::kTopK || hook == CommHook::kPowerSgd) {
+    throw ConfigError(
+        "[plan.pipeline] parallel.comm_hook={} with model.tie_embeddings=true and stages: the gradients of "
+        "the "
+        "copies of the embeddings would be compressed differently, and the copies would drift apart; set "
+        "parallel.comm_hook to none or fp16, or model.tie_embeddings to false",
+        hook);
+  }
   const bool in_one_order = config.comm.reduction == Reduction::kOrdered || batch.dp_size <= 2;
-  if (!config.model.tie_embeddings || in_one_order) return;
+  if (in_one_order) return;
   throw ConfigError(
       "[plan.pipeline] comm.reduction=backend with model.tie_embeddings=true, stages and {} data-parallel "
       "ranks: the gradients of the copies of the embeddings would be added up in different orders, and the "
