@@ -274,6 +274,21 @@ TEST(SpreadHead, TiedCopiesStayEqualToTheBit) {
   }
 }
 
+TEST(SpreadHead, TiesAreRefusedWithHooksThatCompressByBuffer) {
+  const PipelineRun run{.tied = true};
+  const auto make = [&](plan::CommHook hook) {
+    test::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+      SpreadRank rank(world, run, spread_schedule(run));
+      parallel::PipelineOptions options;
+      options.tied = rank.ties();
+      options.data_parallel.hook.hook = hook;
+      rank.make(options);
+    });
+  };
+  test::expect_refusal([&] { make(plan::CommHook::kInt8); }, {"hook int8 with tied", "drift apart"});
+  make(plan::CommHook::kFp16);
+}
+
 TEST(SpreadHead, AllRanksRefuseTiesThatDoNotFit) {
   const PipelineRun run{.tied = true};
   const auto make = [&](const std::function<void(std::vector<parallel::TiedParameter>&)>& change) {

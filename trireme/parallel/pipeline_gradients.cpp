@@ -8,6 +8,7 @@
 #include "trireme/base/error.h"
 #include "trireme/parallel/module_parameters.h"
 #include "trireme/parallel/pipeline.h"
+#include "trireme/plan/pipeline.h"
 
 namespace trireme::parallel {
 namespace {
@@ -75,6 +76,12 @@ void check_apart(const TiedParameter& tie, int64_t rows, const TiedParameter& la
 }  // namespace
 
 void Pipeline::find_ties() {
+  const plan::CommHook hook = options_.data_parallel.hook.hook;
+  TRIREME_CHECK(
+      options_.tied.empty() || plan::keeps_copies_equal(hook),
+      "[parallel.pipeline] hook {} with tied parameters: the gradients of the copies would be compressed "
+      "differently, and the copies would drift apart; use none, fp16 or local_sgd",
+      hook);
   for (const TiedParameter& tie : options_.tied) {
     for (const int64_t stage : {tie.stage, tie.other_stage}) {
       TRIREME_CHECK(stage >= 0 && stage < schedule_.all_stages(),

@@ -45,19 +45,16 @@ Schedule schedule_of(const Config& config, int64_t micro_batches) {
   return schedule;
 }
 
-/// Rings add up the elements of a buffer in an order that depends on their place in it, and hooks that
-/// compress choose scales, elements or factors by buffer. Copies of tied embeddings have other places and
-/// neighbours than the embeddings.
+/// Rings add up the elements of a buffer in an order that depends on their place in it, and copies of tied
+/// embeddings have other places than the embeddings.
 void check_copies(const Config& config, const BatchPlan& batch) {
   if (!config.model.tie_embeddings || config.parallel.pp == 1) return;
-  const CommHook hook = config.parallel.comm_hook;
-  if (hook == CommHook::kInt8 || hook == CommHook::kTopK || hook == CommHook::kPowerSgd) {
+  if (!keeps_copies_equal(config.parallel.comm_hook)) {
     throw ConfigError(
-        "[plan.pipeline] parallel.comm_hook={} with model.tie_embeddings=true and stages: the gradients of "
-        "the "
-        "copies of the embeddings would be compressed differently, and the copies would drift apart; set "
-        "parallel.comm_hook to none or fp16, or model.tie_embeddings to false",
-        hook);
+        "[plan.pipeline] parallel.comm_hook={} with model.tie_embeddings=true and stages: the gradients "
+        "of the copies of the embeddings would be compressed differently, and the copies would drift apart; "
+        "set parallel.comm_hook to none or fp16, or model.tie_embeddings to false",
+        config.parallel.comm_hook);
   }
   const bool in_one_order = config.comm.reduction == Reduction::kOrdered || batch.dp_size <= 2;
   if (in_one_order) return;
@@ -103,6 +100,10 @@ Schedule read_schedule(const std::string& file, Placement placement) {
 std::string schedule_text(const Config& config) {
   if (config.parallel.pp == 1 || config.pipeline.file.empty()) return {};
   return to_csv(read_schedule(config.pipeline.file, config.pipeline.placement));
+}
+
+bool keeps_copies_equal(CommHook hook) {
+  return hook != CommHook::kInt8 && hook != CommHook::kTopK && hook != CommHook::kPowerSgd;
 }
 
 PipelinePlan plan_pipeline(const Config& config, const BatchPlan& batch) {

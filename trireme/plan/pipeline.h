@@ -23,6 +23,10 @@ PassCosts flops_of_passes(const PipelinePlan& plan);
 /// as spread_head() and share_rows().
 void spread_head(PipelinePlan& plan, const ModelConfig& model);
 
+/// Whether gradients that a hook sends stay equal where two stages have copies of a parameter. Those that
+/// choose scales, elements or factors by buffer see a copy beside other neighbours.
+bool keeps_copies_equal(CommHook hook);
+
 /// For parallel.pp above 1 and a complete config. Throws ConfigError that says which key to change when the
 /// schedule does not take that many micro-batches, cannot run, is too large to plan, or has more stages than
 /// the model has parts, and where copies of tied embeddings would not stay equal.
