@@ -90,7 +90,7 @@ TEST(Confusion, IsDrawnForTwoToAThousandClasses) {
     EXPECT_EQ(occurrences(svg, ">class1</text>"), cells ? 2 : 0) << "beside its row and above its column";
     EXPECT_EQ(occurrences(svg, ">3</text>"), classes <= 24 ? classes : 0) << "numbers where they fit";
     EXPECT_EQ(occurrences(svg, "data:image/png;base64,"), cells ? 0 : 1);
-    EXPECT_EQ(occurrences(svg, ">class1 as class0: 1 (25.0%)<"), 1);
+    EXPECT_EQ(occurrences(svg, ">class0 as class1: 1 (25.0%)<"), 1);
   }
 }
 
