@@ -30,7 +30,7 @@ int64_t round_up(int64_t count, int64_t step) {
   return (count + step - 1) / step * step;
 }
 
-/// Floats for rows that begin at vectors, uninitialised but where an allocator zeroes.
+/// Memory for rows that begin at whole vectors, zeros at first.
 class Scratch {
  public:
   explicit Scratch(int64_t floats) : vectors_(static_cast<size_t>(round_up(floats, kLanes) / kLanes)) {}
@@ -133,7 +133,7 @@ void unpack(float* to, int64_t stride, const float* from, int64_t padded, int64_
     for (int64_t i = 0; i < width; ++i) to[row * stride + i] = factor * from[row * padded + i];
 }
 
-// Loops over scores take whole vectors, beyond `count` scores that count as nothing.
+// Loops over scores take whole vectors: those beyond `count` are set to what adds nothing.
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 /// exp(score - largest score) of the first `count` in place, zeros up to `columns`; and what makes
@@ -186,7 +186,7 @@ struct Head {
   int64_t query, key, value, out, log_sums;
 };
 
-/// HeadRows and columns of what a thread works on: those of the problem, up to whole tiles.
+/// Rows and columns of what a thread works on: those of the problem, up to whole tiles.
 struct Padded {
   explicit Padded(const AttentionSizes& sizes)
       : length(round_up(round_up(sizes.length, kRows), kLanes)), width(round_up(sizes.head_dim, kLanes)) {}
