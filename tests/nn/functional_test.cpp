@@ -279,6 +279,14 @@ TEST_F(Functional, AttentionMatchesItsDefinition) {
   }
 }
 
+TEST_F(Functional, AttentionInDoubleStaysDouble) {
+  const AttentionShape shape{2, 1, 8};
+  const at::Tensor qkv = at::randn({1, 20, 4 * 8}, at::kDouble).requires_grad_();
+  expect_same(
+      {qkv}, [&] { return causal_attention(qkv + 0, shape, {}); },
+      [&] { return plain_attention(qkv, shape, 0.0); }, 1e-13);
+}
+
 TEST_F(Functional, AttentionInBf16RoundsItsInputsAndOutputsAlone) {
   const AttentionShape shape{4, 2, 16};
   const at::Tensor given = at::randn({2, 70, 8 * 16}).to(at::kBFloat16);

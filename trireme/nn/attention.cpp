@@ -221,7 +221,7 @@ RopeTable make_rope_table(int64_t seq_len, int64_t head_dim, double theta, at::D
 AttentionBackend attention_backend(at::Device device, at::ScalarType dtype, int64_t length, int64_t head_dim,
                                    double dropout) {
   if (dropout > 0.0) return AttentionBackend::kAten;
-  if (device.is_cpu()) return AttentionBackend::kCpu;
+  if (device.is_cpu()) return dtype == at::kDouble ? AttentionBackend::kAten : AttentionBackend::kCpu;
   static const bool modern = !kernels::gpus().empty() && kernels::gpus().front().major >= kCudnnCapability;
   const bool fits =
       dtype != at::kFloat && length > 1 && head_dim % kCudnnHeadDims == 0 && head_dim <= kCudnnMaxHeadDim;
