@@ -12,12 +12,13 @@
 #include <cuda_runtime_api.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <map>
-#include <optional>
 #include <sstream>
 #include <thread>
 
@@ -310,7 +311,8 @@ at::Tensor CopyReceiver::wait() {
 void CopyReceiver::wait_on_host(const Operation& operation) {
   const double started = monotonic_seconds();
   double asked = started;
-  std::optional<double> lost_at;
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  double lost_at = kNever;
   const auto give_up = [&](double now, const std::string& what) {
     const std::string& subject = subjects_.at(operation.sequence);
     const std::string text = end_.report(operation, subject, what, now - started, kLookAtThatRank);
@@ -328,9 +330,8 @@ void CopyReceiver::wait_on_host(const Operation& operation) {
     if (now - asked > kAskAfterPeer_s) {
       asked = now;
       const std::string lost = end_.news->about({end_.peer()});
-      if (lost.empty()) lost_at.reset();
-      if (!lost.empty() && !lost_at) lost_at = now;
-      if (lost_at && now - *lost_at >= kLateArrival_s) give_up(now, "lost a peer: " + lost);
+      lost_at = lost.empty() ? kNever : std::min(lost_at, now);
+      if (now - lost_at >= kLateArrival_s) give_up(now, "lost a peer: " + lost);
     }
     std::this_thread::sleep_for(kPollEvery);
   }
