@@ -244,9 +244,8 @@ plan::PipelinePlan PipelineBench::plan_of(ScheduleName name) const {
   const bool spread = config_.pipeline.spread_head;
   if (spread && run_.study > 0) {
     throw ConfigError(
-        "[cli.bench] pipeline.spread_head=true cannot be combined with --study {}, which runs the stages of "
-        "all "
-        "ranks on one; remove one of them",
+        "[cli.bench] pipeline.spread_head=true cannot be combined with --study {}, which runs the stages "
+        "of all ranks on one; remove one of them",
         run_.study);
   }
   const int64_t ranks = run_.study > 0 ? run_.study : mesh_.pp->size();

@@ -11,6 +11,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
+#include "trireme/base/round_up.h"
 
 namespace trireme::data {
 namespace {
@@ -21,10 +22,6 @@ static_assert(std::endian::native == std::endian::little,
 constexpr std::array<char, 8> kMagic = {'T', 'R', 'I', 'T', 'O', 'K', 'E', 'N'};
 constexpr uint32_t kVersion = 1;
 constexpr int64_t kHeaderBytes = sizeof(ShardHeader);
-
-int64_t round_up(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 int64_t checksums_offset(int64_t tokens, int64_t token_bytes) {
   return kHeaderBytes + round_up(tokens * token_bytes, int64_t{sizeof(uint64_t)});

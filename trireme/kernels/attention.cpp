@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "trireme/base/round_up.h"
 #include "trireme/kernels/scalar_math.h"
 
 namespace trireme::kernels {
@@ -25,10 +26,6 @@ using Vector = float __attribute__((vector_size(kLanes * sizeof(float))));
 
 /// Query rows whose probabilities backward has at a time.
 constexpr int64_t kBlock = 8 * kRows;
-
-int64_t round_up(int64_t count, int64_t step) {
-  return (count + step - 1) / step * step;
-}
 
 /// Memory for rows that begin at whole vectors, zeros at first.
 class Scratch {

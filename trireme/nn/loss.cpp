@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "trireme/base/round_up.h"
 #include "trireme/kernels/cross_entropy.h"
 #include "trireme/kernels/matmul.h"
 #include "trireme/kernels/tensor_ops.h"
@@ -25,10 +26,6 @@ using torch::autograd::variable_list;
 int64_t alignment_of(const std::optional<Fp8Recipe>& fp8) {
   constexpr int64_t kAligned = 64;
   return fp8 ? std::max(kAligned, kernels::fp8_multiple(fp8->scaling)) : kAligned;
-}
-
-int64_t aligned(int64_t count, int64_t alignment) {
-  return (count + alignment - 1) / alignment * alignment;
 }
 
 /// Rows that count, as an fp32 scalar on the device, so that the host need not wait for it.
@@ -184,7 +181,7 @@ class LinearCrossEntropyFunction : public Function<LinearCrossEntropyFunction> {
                             const std::optional<Fp8Recipe>& fp8, bool want_gradient) {
     const at::Tensor rows = as_rows(x).contiguous(), wanted = targets.reshape({-1});
     const int64_t alignment = alignment_of(fp8);
-    const int64_t count = rows.size(0), classes = weight.size(0), stride = aligned(classes, alignment);
+    const int64_t count = rows.size(0), classes = weight.size(0), stride = round_up(classes, alignment);
     const int64_t row_bytes = stride * static_cast<int64_t>(x.element_size());
     const int64_t chunk = std::clamp<int64_t>(chunk_bytes / row_bytes / alignment * alignment, alignment,
                                               std::max(count, alignment));

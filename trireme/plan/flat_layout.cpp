@@ -1,15 +1,9 @@
 #include "trireme/plan/flat_layout.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/round_up.h"
 
 namespace trireme::plan {
-namespace {
-
-int64_t round_up(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
-}  // namespace
 
 FlatLayout::FlatLayout(const std::vector<ParamSpec>& params, int64_t shards, int64_t alignment)
     : shards_(shards) {

@@ -140,9 +140,8 @@ void announce(const Parts& parts) {
   }
   if (!parts.on_gpu() && config.precision.compute == plan::Dtype::kBf16 && !kernels::cpu_multiplies_bf16()) {
     log_info(
-        "note    this processor has no instructions for bf16 (AVX512-BF16, AMX); precision.compute=fp32 "
-        "would be "
-        "faster");
+        "note    this processor has no instructions for bf16 (AVX512-BF16, AMX); "
+        "precision.compute=fp32 would be faster");
   }
   if (parts.on_gpu() && batch.dp_size > 1) {
     log_info("comm    {}", parts.model->symmetric_bytes() > 0
