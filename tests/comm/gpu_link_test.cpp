@@ -203,6 +203,40 @@ bool has(const std::string& text, const std::string& words) {
   return text.find(words) != std::string::npos;
 }
 
+/// The receiver joins a collective behind the tensor, for which the sender's GPU waits: the tensor must not
+/// need the sender's host any more, which may be kept out of CUDA meanwhile.
+TEST_P(GpuLinks, WhatIsSettledArrivesThoughTheSendersGpuWaitsForTheReceiver) {
+  const auto body = [&](int64_t rank) {
+    constexpr int64_t kCount = 16 * kMiB;
+    const auto world = join(rank);
+    const auto group = world->make_group("all", {0, 1});
+    const c10::Device device = world->device();
+    const Ends ends(*world);
+    Expectations expect;
+    at::Tensor sum = at::ones({1}, device);
+    group->all_reduce(sum, comm::ReduceOp::kSum);  // connects the ranks
+    for (int64_t round = 0; round < 4; ++round) {
+      const at::Tensor sent = pattern(round, kCount, at::kFloat);
+      if (rank == 0) {
+        ends.out->send(sent.to(device));
+        ends.out->settle();
+        group->all_reduce(sum, comm::ReduceOp::kSum);
+        kernels::synchronize_gpu();
+      } else {
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        const at::Tensor into =
+            at::empty({kCount * (round + 1)}, at::TensorOptions(device)).narrow(0, 0, kCount);
+        ends.in->post(into);
+        expect.is_true(same(ends.in->wait(), sent), fmt::format("round {}", round));
+        group->all_reduce(sum, comm::ReduceOp::kSum);
+      }
+    }
+    expect.is_true(sum.item<float>() == 32.0F, "the collectives have run");
+    return expect.code();
+  };
+  EXPECT_EQ(fork_ranks(2, body, 90.0), (Codes{0, 0}));
+}
+
 TEST_P(GpuLinks, ATensorThatNeverComesIsNamedAndTheProcessLives) {
   const auto body = [&](int64_t rank) {
     const auto world = join(rank, 3.0);

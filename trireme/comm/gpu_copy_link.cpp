@@ -91,6 +91,7 @@ class CopySender final : public HostLink {
   ~CopySender() override;
 
   void send(const at::Tensor& tensor) override;
+  void settle() override { wait_until_carried(); }
   void flush() override;
 
  private:

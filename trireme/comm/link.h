@@ -44,6 +44,11 @@ class Link {
   /// waits for those that run: start such processes with CUDA_MODULE_LOADING=EAGER.
   virtual at::Tensor wait() = 0;
 
+  /// On the sender. The host waits until the receiver has posted for everything that was sent, so that no
+  /// message needs this host any more to leave. Call it before work of the GPU that waits for other ranks,
+  /// such as a collective, which may wait for what this rank was to send. Nothing to wait for where tensors
+  /// leave without a host.
+  virtual void settle() {}
   /// The host waits until everything that was sent has left, or all that was waited for has arrived, and
   /// throws what went wrong on the way. Destroying an end waits likewise, but does not throw.
   virtual void flush() = 0;

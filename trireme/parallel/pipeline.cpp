@@ -299,6 +299,7 @@ void Pipeline::run_program(const plan::Schedule& schedule, const plan::StageProg
       run(action);
     }
     at = nullptr;
+    links_->settle();  // the collectives that follow wait on the GPU
     if (at::GradMode::is_enabled()) {
       const PipelineRecorder::Span span(recording(), plan::StageEvent::Kind::kReduce);
       blocks_ = options_.blocking_sends;  // shapes are known from now on

@@ -124,6 +124,10 @@ at::Tensor StageLinks::buffer_for(const StageAction& action) {
   return buffer.narrow(0, 0, numel).view(shape.sizes);
 }
 
+void StageLinks::settle() {
+  for (const auto& [peer, link] : outgoing_) link->settle();
+}
+
 void StageLinks::flush() {
   for (const auto& [peer, link] : outgoing_) link->flush();
 }

@@ -49,6 +49,8 @@ class StageLinks {
   /// programs, on all ranks.
   Shapes exchange_shapes(Shapes shapes) { return std::exchange(shapes_, std::move(shapes)); }
 
+  /// As comm::Link::settle(), for all links.
+  void settle();
   /// The host waits until everything that was sent has left.
   void flush();
   /// Bytes that this rank has sent.
