@@ -223,7 +223,7 @@ TEST(PipelinePlan, ASpreadHeadKeepsRanksBusy) {
                              "pipeline.micro_batches=16", "train.global_batch=16",
                              fmt::format("pipeline.spread_head={}", spread)}),
                 4);
-    return simulate(plan.schedule, flops_of_passes(plan)).efficiency();
+    return simulate(plan.schedule, work_of_passes(plan)).efficiency();
   };
   EXPECT_GT(busy("true"), 0.9);
   EXPECT_LT(busy("false"), 0.7);

@@ -216,7 +216,7 @@ struct StageOptions {
 double efficiency_of(const plan::StageSplit& split, int64_t micro_batches) {
   const auto stages = static_cast<int64_t>(split.flops.size());
   const plan::PipelinePlan cut{plan::make_schedule(ScheduleName::k1F1B, {stages, micro_batches, 1}), split};
-  const plan::PassCosts costs = plan::flops_of_passes(cut);
+  const plan::PassCosts costs = plan::work_of_passes(cut);
   const bool spread = split.spread_flops > 0.0;
   return plan::simulate(spread ? plan::spread_head(cut.schedule, costs) : cut.schedule, costs).efficiency();
 }
@@ -238,9 +238,8 @@ Json to_json(const plan::StageSplit& split, const std::vector<plan::StagePart>& 
 void print_split(std::string_view title, const plan::StageSplit& split,
                  const std::vector<plan::StagePart>& parts, int64_t of_head, int64_t micro_batches) {
   const auto count = static_cast<double>(split.flops.size());
-  const double efficiency = efficiency_of(split, micro_batches), share = split.busiest_share();
-  double all = 0.0;
-  for (const double flops : split.flops) all += flops;
+  const double efficiency = efficiency_of(split, micro_batches);
+  const std::vector<double> shares = split.shares();
   report::Table table({{"stage", report::Align::kRight},
                        {"from"},
                        {"to"},
@@ -253,10 +252,11 @@ void print_split(std::string_view title, const plan::StageSplit& split,
     const auto begin = static_cast<size_t>(split.first[stage]),
                end = static_cast<size_t>(split.first[stage + 1]);
     table.add_row({std::to_string(stage), parts[begin].name, parts[end - 1].name,
-                   fmt::format("{:.1f}%", 100.0 * split.flops[stage] / all),
+                   fmt::format("{:.1f}%", 100.0 * shares[stage]),
                    fmt::format("{:.1f}M", 1e-6 * static_cast<double>(params))});
   }
-  const auto busiest = std::ranges::max_element(split.flops) - split.flops.begin();
+  const auto busiest = std::ranges::max_element(shares) - shares.begin();
+  const double share = shares[static_cast<size_t>(busiest)];
   fmt::print("{}: 1f1b with {} micro-batches is {:.1f}% busy\n{}", title, micro_batches, 100.0 * efficiency,
              table.to_string());
   if (share * count > 1.05) {

@@ -32,7 +32,7 @@ std::string state_text(const plan::StateBytes& state) {
                      bytes_text(state.parameters), bytes_text(state.gradients), bytes_text(state.optimizer));
 }
 
-/// "1f1b, 2 stages of 3.5, 0.5 blocks, the last with the head, 8 micro-batches; by FLOPs 88.9% busy".
+/// "1f1b, 2 stages of 3.5, 0.5 blocks, the last with the head, 8 micro-batches; estimated 88.9% busy".
 std::string pipeline_text(const plan::PipelinePlan& plan, int64_t n_layers) {
   std::vector<std::string> blocks;
   for (int64_t stage = 0; stage < plan.schedule.stages; ++stage) {
@@ -42,11 +42,11 @@ std::string pipeline_text(const plan::PipelinePlan& plan, int64_t n_layers) {
     const double beyond = 0.5 * ((range.from_mlp ? 1.0 : 0.0) + (range.to_attention ? 1.0 : 0.0));
     blocks.push_back(fmt::format("{:g}", whole - beyond));
   }
-  return fmt::format("{}, {} stages of {} blocks, {}, {} micro-batches; by FLOPs {:.1f}% busy",
+  return fmt::format("{}, {} stages of {} blocks, {}, {} micro-batches; estimated {:.1f}% busy",
                      plan.schedule.name, plan.schedule.stages, join(blocks, ", "),
                      plan.schedule.spread_head ? "the head spread over all ranks" : "the last with the head",
                      plan.schedule.micro_batches,
-                     100.0 * plan::simulate(plan.schedule, plan::flops_of_passes(plan)).efficiency());
+                     100.0 * plan::simulate(plan.schedule, plan::work_of_passes(plan)).efficiency());
 }
 
 std::string peak_text(const plan::RankBytes& needed) {

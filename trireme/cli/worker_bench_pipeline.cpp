@@ -63,8 +63,8 @@ struct Measured {
   double recording_share() const { return report::median(recorded_ms).value_or(0.0) / median_ms() - 1.0; }
 };
 
-/// Stages that take equally long, and F, I and W of a rank that do, each 1; a head that is spread takes by
-/// FLOPs what it does beside them.
+/// Stages that take equally long, and F, I and W of a rank that do, each 1. With a head that is spread they
+/// take what the order of passes was made for, on average over the stages.
 plan::Simulation simulate_ideal(const plan::PipelinePlan& planned) {
   const auto& [schedule, split] = planned;
   const auto ranks = static_cast<double>(schedule.ranks.size());
@@ -72,9 +72,17 @@ plan::Simulation simulate_ideal(const plan::PipelinePlan& planned) {
   costs.forward = costs.backward_input =
       costs.backward_weight = {ranks / static_cast<double>(schedule.stages)};
   if (!schedule.spread_head) return plan::simulate(schedule, costs);
-  const double all = std::accumulate(split.flops.begin(), split.flops.end(), 0.0),
-               head = ranks * split.spread_flops / (all - split.spread_flops);
-  return plan::simulate(schedule, plan::with_head_parts(schedule, costs, 2.0 * head, head, 0.0));
+  costs = plan::work_of_passes(planned);
+  double of_rank = 0.0;
+  for (auto* values : {&costs.forward, &costs.backward_input, &costs.backward_weight}) {
+    const auto end = values->begin() + schedule.stages;
+    const double all = std::accumulate(values->begin(), end, 0.0);
+    std::fill(values->begin(), end, all / static_cast<double>(schedule.stages));
+    of_rank += all / ranks;
+  }
+  for (auto* values : {&costs.forward, &costs.backward_input, &costs.backward_weight})
+    for (double& value : *values) value *= 3.0 / of_rank;
+  return plan::simulate(schedule, costs);
 }
 
 class PipelineBench {
@@ -385,7 +393,7 @@ void print(const std::vector<Measured>& all, const BenchPipelineOptions& run, in
   fmt::print(
       "ms: median time of forward and backward per step, slowest rank; bytes: per rank; ideal bubble: "
       "simulated\n"
-      "with equal times for all passes and stages\n\n"
+      "with equal times for all passes and stages, with a head that is spread for all stages\n\n"
       "{}a step of median length, from its first event to the end of its last pass; simulated: with its "
       "measured\n"
       "costs; idle and its causes: shares of the time of all ranks\n",

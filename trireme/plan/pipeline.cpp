@@ -118,15 +118,21 @@ PipelinePlan plan_pipeline(const Config& config, const BatchPlan& batch) {
 
 void spread_head(PipelinePlan& plan, const ModelConfig& model) {
   plan.split.head_rows = share_rows(model.vocab_size, std::ssize(plan.schedule.ranks), model.d_model);
-  plan.schedule = spread_head(plan.schedule, flops_of_passes(plan));
+  plan.schedule = spread_head(plan.schedule, work_of_passes(plan));
 }
 
-PassCosts flops_of_passes(const PipelinePlan& plan) {
+PassCosts work_of_passes(const PipelinePlan& plan) {
   PassCosts costs;
-  std::vector<double> flops = plan.split.flops;
-  for (double& each : flops) each -= plan.split.spread_flops / static_cast<double>(plan.split.flops.size());
-  costs.forward = costs.backward_input = costs.backward_weight = flops;
-  if (plan.split.spread_flops == 0.0) return costs;
+  costs.forward = costs.backward_input = costs.backward_weight = {};
+  const StageSplit& split = plan.split;
+  const double of_head = split.spread_flops / static_cast<double>(split.flops.size());
+  for (size_t stage = 0; stage < split.flops.size(); ++stage) {
+    const PassWork work = work_of(split.flops[stage] - of_head, split.attention[stage]);
+    costs.forward.push_back(work.forward);
+    costs.backward_input.push_back(work.backward_input);
+    costs.backward_weight.push_back(work.backward_weight);
+  }
+  if (split.spread_flops == 0.0) return costs;
   return with_head_parts(plan.schedule, costs, 2.0 * plan.split.spread_flops, plan.split.spread_flops, 0.0);
 }
 

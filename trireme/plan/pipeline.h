@@ -15,9 +15,9 @@ struct PipelinePlan {
   StageSplit split;
 };
 
-/// What passes of the plan's stages take, by their FLOPs for a token: forward passes and both halves of
-/// backward alike, and of a part of the head two products forward and one backward.
-PassCosts flops_of_passes(const PipelinePlan& plan);
+/// What passes of the plan's stages take: their work_of(), and of a part of the head two products forward and
+/// one backward.
+PassCosts work_of_passes(const PipelinePlan& plan);
 
 /// Every rank of the plan's schedule gets rows of a head whose FLOPs its split has spread. Throws ConfigError
 /// as spread_head() and share_rows().

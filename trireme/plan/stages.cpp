@@ -48,15 +48,25 @@ StageSplit measured(std::vector<int64_t> first, const std::vector<StagePart>& pa
                    .spread_flops = spread_flops};
   const auto stages = static_cast<double>(split.first.size() - 1);
   for (size_t stage = 0; stage + 1 < split.first.size(); ++stage) {
-    double flops = spread_flops / stages;
-    for (int64_t part = split.first[stage]; part < split.first[stage + 1]; ++part)
+    double flops = spread_flops / stages, attention = 0.0;
+    for (int64_t part = split.first[stage]; part < split.first[stage + 1]; ++part) {
       flops += parts[static_cast<size_t>(part)].flops;
+      attention += parts[static_cast<size_t>(part)].attention;
+    }
     split.flops.push_back(flops);
+    split.attention.push_back(attention);
   }
   return split;
 }
 
 }  // namespace
+
+PassWork work_of(double flops, double attention) {
+  // cuDNN's kernels beside products of a Llama's block, on an H200: causal, heads of 128, 4,096 tokens.
+  constexpr double kForward = 1.3, kBackward = 3.9;
+  const double products = flops - attention;
+  return {products + kForward * attention, products + kBackward * attention, products};
+}
 
 double head_flops(const ModelConfig& model) {
   return 2.0 * static_cast<double>(model.vocab_size) * static_cast<double>(model.d_model);
@@ -78,8 +88,8 @@ std::vector<StagePart> stage_parts(const ModelConfig& model, const ModelFacts& f
   std::vector<StagePart> parts;
   for (int64_t layer = 0; layer < model.n_layers; ++layer) {
     const UnitSpec& unit = facts.units[static_cast<size_t>(1 + layer)];
-    const auto add = [&](const UnitSpec& of, double more_flops) {
-      parts.push_back({of.name, 2.0 * static_cast<double>(matrix_params(of)) + more_flops, of.numel()});
+    const auto add = [&](const UnitSpec& of, double attends) {
+      parts.push_back({of.name, 2.0 * static_cast<double>(matrix_params(of)) + attends, of.numel(), attends});
     };
     if (halves) {
       add(half_of(unit, family, true), attention);
@@ -96,9 +106,15 @@ std::vector<StagePart> stage_parts(const ModelConfig& model, const ModelFacts& f
   return parts;
 }
 
-double StageSplit::busiest_share() const {
-  const double all = std::accumulate(flops.begin(), flops.end(), 0.0);
-  return all > 0.0 ? *std::ranges::max_element(flops) / all : 1.0;
+std::vector<double> StageSplit::shares() const {
+  std::vector<double> shares;
+  double all = 0.0;
+  for (size_t stage = 0; stage < flops.size(); ++stage) {
+    shares.push_back(work(stage).all());
+    all += shares.back();
+  }
+  for (double& share : shares) share = all > 0.0 ? share / all : 1.0 / static_cast<double>(shares.size());
+  return shares;
 }
 
 namespace {
@@ -106,13 +122,18 @@ namespace {
 /// What is to be small: the work of the busiest rank, how unequal ranks are, the largest stage.
 std::tuple<double, double, double> unevenness(const StageSplit& split, const std::vector<int64_t>& ranks) {
   std::map<int64_t, double> work;
-  for (size_t stage = 0; stage < ranks.size(); ++stage) work[ranks[stage]] += split.flops[stage];
-  double busiest = 0.0, squares = 0.0;
-  for (const auto& [rank, flops] : work) {
-    busiest = std::max(busiest, flops);
-    squares += flops * flops;
+  double largest = 0.0;
+  for (size_t stage = 0; stage < ranks.size(); ++stage) {
+    const double of_stage = split.work(stage).all();
+    work[ranks[stage]] += of_stage;
+    largest = std::max(largest, of_stage);
   }
-  return {busiest, squares, *std::ranges::max_element(split.flops)};
+  double busiest = 0.0, squares = 0.0;
+  for (const auto& [rank, of_rank] : work) {
+    busiest = std::max(busiest, of_rank);
+    squares += of_rank * of_rank;
+  }
+  return {busiest, squares, largest};
 }
 
 /// Moves cuts part by part, and two of them at once, as long as that helps the ranks.
@@ -148,8 +169,9 @@ StageSplit split_by_cost(const std::vector<StagePart>& parts, int64_t stages, do
                          const std::vector<int64_t>& ranks) {
   check_stages(parts, stages);
   const size_t count = parts.size(), wanted = static_cast<size_t>(stages);
-  std::vector<double> before(count + 1, 0.0);  // FLOPs of the parts before this one
-  for (size_t part = 0; part < count; ++part) before[part + 1] = before[part] + parts[part].flops;
+  std::vector<double> before(count + 1, 0.0);  // work of the parts before this one
+  for (size_t part = 0; part < count; ++part)
+    before[part + 1] = before[part] + work_of(parts[part].flops, parts[part].attention).all();
   // best[s][n]: the smallest possible largest stage when the first n parts make s stages.
   constexpr double kNone = std::numeric_limits<double>::infinity();
   std::vector<std::vector<double>> best(wanted + 1, std::vector<double>(count + 1, kNone));

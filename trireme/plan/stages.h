@@ -12,10 +12,21 @@ namespace trireme::plan {
 
 /// A part of a model that stays in one stage.
 struct StagePart {
-  std::string name;    ///< of the unit
-  double flops = 0.0;  ///< forward, for a token
-  int64_t params = 0;  ///< of a tied head its copy of the embeddings
+  std::string name;        ///< of the unit
+  double flops = 0.0;      ///< forward, for a token
+  int64_t params = 0;      ///< of a tied head its copy of the embeddings
+  double attention = 0.0;  ///< of `flops`: scores, and values times them, which have no weights
 };
+
+/// What passes take: FLOPs for a token of matrix products that take as long.
+struct PassWork {
+  double forward = 0.0, backward_input = 0.0, backward_weight = 0.0;
+  double all() const { return forward + backward_input + backward_weight; }
+};
+/// Of forward passes of `flops`, `attention` among them. A product costs as much in each pass. Attention is
+/// slower than that, has no backward pass for weights, and in the one for its input five products for two of
+/// forward.
+PassWork work_of(double flops, double attention);
 
 /// Where stages may begin: at blocks, or also between a block's attention and the rest of it, where the
 /// family can.
@@ -28,19 +39,21 @@ std::vector<StagePart> stage_parts(const ModelConfig& model, const ModelFacts& f
                                    bool spread_head = false, CutAt cut_at = CutAt::kBlocks);
 
 struct StageSplit {
-  bool of_halves = false;      ///< a part is half a block
-  std::vector<int64_t> first;  ///< part with which each stage begins; one more than there are stages
-  std::vector<double> flops;   ///< forward, for a token, by stage
+  bool of_halves = false;              ///< a part is half a block
+  std::vector<int64_t> first;          ///< part with which each stage begins; one more than there are stages
+  std::vector<double> flops;           ///< forward, for a token, by stage
+  std::vector<double> attention = {};  ///< of `flops`, those of attention
   /// Of a head that is spread over the ranks of a pipeline: the row of its weight with which each rank's part
   /// begins, and their number; empty: the head is a part of the last stage.
   std::vector<int64_t> head_rows = {};
   double spread_flops = 0.0;  ///< of the whole of such a head; each stage counts an equal share of them
-  /// The share of the work in the stage that has most of it.
-  double busiest_share() const;
+  PassWork work(size_t stage) const { return work_of(flops[stage], attention[stage]); }
+  /// The share of all work in each stage.
+  std::vector<double> shares() const;
 };
 
-/// Cuts where the largest stage is smallest. With `ranks`, the rank of each stage, where the rank that has
-/// most work has least of it. Throws ConfigError when there are more stages than parts.
+/// Cuts where the stage with most work has least of it. With `ranks`, the rank of each stage, where the rank
+/// that has most work has least of it. Throws ConfigError when there are more stages than parts.
 StageSplit split_by_cost(const std::vector<StagePart>& parts, int64_t stages, double spread_flops = 0.0,
                          const std::vector<int64_t>& ranks = {});
 /// As many blocks in each stage as in the others, or one more, and the head with the last.
