@@ -1,10 +1,10 @@
 // A vocabulary in parts gives the loss and the gradients of the whole.
 #include "trireme/nn/vocabulary_part.h"
 
-#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "tests/nn/vocabulary_cases.h"
 #include "tests/support/refusal.h"
 #include "trireme/nn/functional.h"
 #include "trireme/nn/loss.h"
@@ -15,52 +15,10 @@ namespace {
 
 constexpr int64_t kTokens = 12, kWidth = 8, kVocabulary = 37;
 
-struct Case {
-  at::Tensor x, weight, targets;
-};
-
-Case case_of(at::ScalarType dtype, double size = 1.0) {
+HeadCase case_of(at::ScalarType dtype, double size = 1.0) {
   at::manual_seed(5);
   return {(at::randn({3, 4, kWidth}) * size).to(dtype), at::randn({kVocabulary, kWidth}).to(dtype),
           at::randint(kVocabulary, {3, 4}, at::kLong)};
-}
-
-struct Outcome {
-  at::Tensor loss, d_x, d_weight;
-};
-
-Outcome in_one_piece(const Case& given, double scale) {
-  const at::Tensor x = given.x.to(at::kDouble).requires_grad_(true),
-                   weight = given.weight.to(at::kDouble).requires_grad_(true);
-  const at::Tensor rows = at::matmul(x, weight.t()).reshape({-1, kVocabulary});
-  const at::Tensor loss = at::cross_entropy_loss(rows, given.targets.reshape({-1}));
-  (loss * scale).backward();
-  return {loss.detach(), x.grad(), weight.grad()};
-}
-
-Outcome in_parts(const Case& given, const std::vector<int64_t>& first, double scale,
-                 int64_t chunk_bytes = kLossChunkBytes) {
-  std::vector<at::Tensor> messages, weights;
-  std::vector<VocabularyPart> parts;
-  for (size_t i = 0; i + 1 < first.size(); ++i) {
-    weights.push_back(
-        given.weight.narrow(0, first[i], first[i + 1] - first[i]).detach().clone().requires_grad_(true));
-    parts.push_back(vocabulary_part(given.x, weights.back(), first[i],
-                                    {.targets = given.targets, .chunk_bytes = chunk_bytes}));
-    messages.push_back(parts.back().message);
-  }
-  const JoinedVocabulary joined = join_vocabulary(messages, given.targets, kWidth, scale);
-  std::vector<at::Tensor> gradients;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    parts[i].stats.backward(joined.totals);
-    gradients.push_back(weights[i].grad());
-  }
-  return {joined.loss, joined.gradient.view(given.x.sizes()), at::cat(gradients)};
-}
-
-double relative_error(const at::Tensor& got, const at::Tensor& wanted) {
-  const at::Tensor difference = got.to(at::kDouble) - wanted.to(at::kDouble);
-  return difference.norm().item<double>() / wanted.to(at::kDouble).norm().item<double>();
 }
 
 TEST(VocabularyPart, GivesTheLossAndTheGradientsOfTheWhole) {
@@ -68,9 +26,9 @@ TEST(VocabularyPart, GivesTheLossAndTheGradientsOfTheWhole) {
        {std::vector<int64_t>{0, kVocabulary}, {0, 19, kVocabulary}, {0, 1, 20, 36, kVocabulary}}) {
     for (const bool ignores : {false, true}) {
       for (const int64_t chunk_bytes : {int64_t{1}, int64_t{1000}, kLossChunkBytes}) {
-        Case given = case_of(at::kFloat);
+        HeadCase given = case_of(at::kFloat);
         if (ignores) given.targets.narrow(1, 0, 2).fill_(-100);
-        const Outcome wanted = in_one_piece(given, 0.25), got = in_parts(given, first, 0.25, chunk_bytes);
+        const HeadOutcome wanted = in_one_piece(given, 0.25), got = in_parts(given, first, 0.25, chunk_bytes);
         const std::string what =
             fmt::format("{} parts, ignores {}, {} bytes", first.size() - 1, ignores, chunk_bytes);
         EXPECT_NEAR(got.loss.item<double>(), wanted.loss.item<double>(), 1e-6) << what;
@@ -83,12 +41,12 @@ TEST(VocabularyPart, GivesTheLossAndTheGradientsOfTheWhole) {
 
 /// As torch has it, and the kernel for a vocabulary in one piece.
 TEST(VocabularyPart, IgnoredTokensCountForNothingWhateverTheirLogitsAre) {
-  Case given = case_of(at::kFloat), finite = case_of(at::kFloat);
-  for (Case* each : {&given, &finite}) each->targets.narrow(1, 0, 2).fill_(-100);
+  HeadCase given = case_of(at::kFloat), finite = case_of(at::kFloat);
+  for (HeadCase* each : {&given, &finite}) each->targets.narrow(1, 0, 2).fill_(-100);
   given.x.narrow(1, 0, 1).fill_(3e38);  // logits of infinity and NaN
   finite.x.narrow(1, 0, 1).fill_(1.0);
-  const Outcome got = in_parts(given, {0, 19, kVocabulary}, 0.25),
-                wanted = in_parts(finite, {0, 19, kVocabulary}, 0.25);
+  const HeadOutcome got = in_parts(given, {0, 19, kVocabulary}, 0.25),
+                    wanted = in_parts(finite, {0, 19, kVocabulary}, 0.25);
   EXPECT_FALSE(at::matmul(given.x, given.weight.t()).isfinite().all().item<bool>());
   EXPECT_TRUE(at::equal(got.loss, wanted.loss));
   EXPECT_TRUE(at::equal(got.d_x, wanted.d_x));
@@ -98,17 +56,17 @@ TEST(VocabularyPart, IgnoredTokensCountForNothingWhateverTheirLogitsAre) {
 
 /// Logits of several hundreds: the target is nearly all of the sum, and what is left of the gradient small.
 TEST(VocabularyPart, StaysExactWhereTheModelIsSure) {
-  Case given = case_of(at::kFloat, 100.0);
+  HeadCase given = case_of(at::kFloat, 100.0);
   given.targets = at::matmul(given.x, given.weight.t()).argmax(-1);
-  const Outcome wanted = in_one_piece(given, 1.0), got = in_parts(given, {0, 10, kVocabulary}, 1.0);
+  const HeadOutcome wanted = in_one_piece(given, 1.0), got = in_parts(given, {0, 10, kVocabulary}, 1.0);
   EXPECT_NEAR(got.loss.item<double>(), wanted.loss.item<double>(), 1e-4);
   EXPECT_LE((got.d_x.to(at::kDouble) - wanted.d_x).abs().max().item<double>(), 1e-5);
   EXPECT_LE((got.d_weight.to(at::kDouble) - wanted.d_weight).abs().max().item<double>(), 1e-4);
 }
 
 TEST(VocabularyPart, RoundsInBf16AsTheWholeDoes) {
-  const Case given = case_of(at::kBFloat16);
-  const Outcome wanted = in_one_piece(given, 1.0), got = in_parts(given, {0, 16, kVocabulary}, 1.0);
+  const HeadCase given = case_of(at::kBFloat16);
+  const HeadOutcome wanted = in_one_piece(given, 1.0), got = in_parts(given, {0, 16, kVocabulary}, 1.0);
   EXPECT_EQ(got.d_x.scalar_type(), at::kBFloat16);
   EXPECT_NEAR(got.loss.item<double>(), wanted.loss.item<double>(), 2e-2 * wanted.loss.item<double>());
   EXPECT_LE(relative_error(got.d_x, wanted.d_x), 1e-2);
@@ -116,13 +74,13 @@ TEST(VocabularyPart, RoundsInBf16AsTheWholeDoes) {
 }
 
 TEST(VocabularyPart, AddsToAGradientAndKnowsTheLossWithoutOne) {
-  const Case given = case_of(at::kFloat);
+  const HeadCase given = case_of(at::kFloat);
   const at::Tensor weight = given.weight.clone().requires_grad_(true);
   for (int i = 0; i < 2; ++i) {
     const VocabularyPart part = vocabulary_part(given.x, weight, 0, {.targets = given.targets});
     part.stats.backward(join_vocabulary({part.message}, given.targets, kWidth, 1.0).totals);
   }
-  const Outcome wanted = in_one_piece(given, 1.0);
+  const HeadOutcome wanted = in_one_piece(given, 1.0);
   EXPECT_LE(relative_error(weight.grad() / 2, wanted.d_weight), 1e-6);
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> stats;
@@ -136,7 +94,7 @@ TEST(VocabularyPart, AddsToAGradientAndKnowsTheLossWithoutOne) {
 }
 
 TEST(VocabularyPart, RefusesTargetsThatNoPartHas) {
-  Case given = case_of(at::kFloat);
+  HeadCase given = case_of(at::kFloat);
   given.targets[1][1] = kVocabulary;
   test::expect_refusal(
       [&] {
@@ -149,19 +107,19 @@ TEST(VocabularyPart, RefusesTargetsThatNoPartHas) {
 
 /// A run that diverges says that its numbers are not finite, and not that its data are damaged.
 TEST(VocabularyPart, ATargetWhoseLogitIsNegativeInfinityHasNoFiniteLoss) {
-  Case given = case_of(at::kFloat);
+  HeadCase given = case_of(at::kFloat);
   given.x.fill_(1e30);
   given.weight.fill_(1.0);
   given.weight[3].fill_(-1e30);
   given.targets.fill_(3);
-  const Outcome got = in_parts(given, {0, 20, kVocabulary}, 1.0);
+  const HeadOutcome got = in_parts(given, {0, 20, kVocabulary}, 1.0);
   EXPECT_FALSE(got.loss.isfinite().item<bool>());
   EXPECT_FALSE(got.d_x.isfinite().any().item<bool>());
 }
 
 TEST(VocabularyPart, IsAsLargeAsPlanned) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-    const Case given = case_of(dtype);
+    const HeadCase given = case_of(dtype);
     const at::Tensor weight = given.weight.clone().requires_grad_(true);
     const VocabularyPart part = vocabulary_part(given.x, weight, 0, {.targets = given.targets});
     const plan::HeadPartBytes planned =

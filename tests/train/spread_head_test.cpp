@@ -141,12 +141,13 @@ TEST_F(SpreadHeadRun, TellsWhatAStepDid) {
   const plan::PipelineReport report = recorded_step();
   ASSERT_EQ(report.measured.stages.size(), 4u) << "two stages and two parts of the head";
   const double tokens = 2.0 * static_cast<double>(config_.data.seq_len),
-               hidden = tokens * static_cast<double>(config_.model.d_model) * 4.0, stats = tokens * 12.0;
+               hidden = tokens * static_cast<double>(config_.model.d_model) * 4.0, totals = tokens * 12.0,
+               part = 2.0 * hidden + tokens * 16.0;
   for (size_t rank = 0; rank < 2; ++rank) {
     const auto passes = std::ranges::count_if(report.events[rank], &plan::StageEvent::is_pass);
     EXPECT_EQ(passes, 4 * 8) << "forward and backward of a stage and of a part, of 8 micro-batches";
     // One rank sends activations and its part, the other gradients, hidden states and totals.
-    const double wanted = rank == 0 ? hidden + 2.0 * hidden + stats : 2.0 * hidden + stats;
+    const double wanted = rank == 0 ? hidden + part : 2.0 * hidden + totals;
     EXPECT_EQ(report.measured.ranks[rank].sent_bytes, 8.0 * wanted);
     const auto& causes = report.measured.ranks[rank].idle_causes;
     EXPECT_NEAR(std::accumulate(causes.begin(), causes.end(), 0.0), report.measured.ranks[rank].idle, 1e-6);

@@ -18,13 +18,14 @@ constexpr int kUnroll = 4;  // packs that a thread has in flight
 template <typename Scalar>
 struct Task {
   float* loss;
-  Scalar* logits;
+  const Scalar* logits;
   const int64_t* targets;
   int64_t rows, classes, stride;
   float scale;
   bool want_gradient;
   int64_t cached = 0;
   uint8_t* narrow = nullptr;  ///< e5m2 (rows, stride), for gradients that do not go over the logits
+  Scalar* out = nullptr;      ///< (rows, stride), where what is made of the logits goes; may be these
 };
 
 /// Sets the lanes from `valid` on.
@@ -48,6 +49,7 @@ class Row {
 
   __device__ Row(const Task<Scalar>& task, int64_t row, void* cache)
       : logits_(task.logits + row * task.stride),
+        out_(task.out + row * task.stride),
         cache_(static_cast<RawValues*>(cache)),
         classes_(task.classes),
         cached_(task.cached) {
@@ -94,7 +96,7 @@ class Row {
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) values.set(lane, gradients[lane]);
       if constexpr (!kWhole) fill_from(values, valid(index), 0.0f);
-      values.store(logits_ + index * kLanes);
+      values.store(out_ + index * kLanes);
     }
   }
   __device__ float logit(int64_t column) const {
@@ -104,7 +106,7 @@ class Row {
     if constexpr (kNarrow) {
       narrow_[column] = narrowed(gradient);
     } else {
-      logits_[column] = from_float<Scalar>(gradient);
+      out_[column] = from_float<Scalar>(gradient);
     }
   }
 
@@ -116,7 +118,8 @@ class Row {
     return __nv_cvt_float_to_fp8(gradient, __NV_SATFINITE, __NV_E5M2);
   }
 
-  Scalar* logits_;
+  const Scalar* logits_;
+  Scalar* out_;
   uint8_t* narrow_ = nullptr;
   RawValues* cache_;
   int64_t classes_, cached_;
@@ -196,7 +199,7 @@ __device__ Statistics first_pass(const Row<Scalar, kLanes, kNarrow>& row, int64_
   return {top, block_sum<kThreads>(sum, sums)};
 }
 
-/// The gradients of the row become factor * exp(logit - shift), padding included.
+/// What is made of the row becomes factor * exp(logit - shift), and 0 in padding.
 template <int kThreads, typename Scalar, int kLanes, bool kNarrow>
 __device__ void second_pass(const Row<Scalar, kLanes, kNarrow>& row, int64_t packs, float shift,
                             float factor) {
@@ -219,7 +222,7 @@ __device__ void second_pass(const Row<Scalar, kLanes, kNarrow>& row, int64_t pac
   });
 }
 
-/// The gradients of all classes become `value`, of padding zero.
+/// What is made of all classes becomes `value`, of padding zero.
 template <int kThreads, typename Scalar, int kLanes, bool kNarrow>
 __device__ void write_everywhere(const Row<Scalar, kLanes, kNarrow>& row, int64_t packs, float value) {
   float values[kLanes];
@@ -254,14 +257,60 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) cross_entropy_rows(
   }
 }
 
-template <int kThreads, int kLanes, bool kNarrow, typename Scalar>
-int launch(const Task<Scalar>& task, int64_t cache_bytes, void* stream) {
-  const auto kernel = cross_entropy_rows<kThreads, kLanes, kNarrow, Scalar>;
+/// A part of a vocabulary, from class `first` on, and what is found out of its logits by token.
+struct Part {
+  int64_t first;
+  float *top, *sum, *target;
+};
+/// With what is known of the whole vocabulary; `scale` is that of the token's loss.
+struct GivenPart {
+  int64_t first;
+  const float *top, *sum, *scale;
+};
+
+/// One block per row; task.out are exponentials, or with want_gradient false there are none.
+template <int kThreads, int kLanes, typename Scalar>
+__global__ void __launch_bounds__(kThreads, 1024 / kThreads) part_rows(Task<Scalar> task, Part part) {
+  extern __shared__ int4 cache[];
+  const Row<Scalar, kLanes, false> row(task, blockIdx.x, cache);
+  const int64_t target = task.targets[blockIdx.x] - part.first;
+  const bool here = target >= 0 && target < task.classes;
+  const auto [top, sum] = first_pass<kThreads>(row, (task.classes + kLanes - 1) / kLanes);
+  if (threadIdx.x == 0) {
+    const float logit = here ? row.logit(target) : -INFINITY;
+    part.top[blockIdx.x] = top;
+    part.sum[blockIdx.x] = sum;
+    part.target[blockIdx.x] = here && logit == -INFINITY ? NAN : logit;
+  }
+  if (!task.want_gradient) return;
+  second_pass<kThreads>(row, task.stride / kLanes, reference(top), 1.0f);
+  __syncthreads();  // the target's goes over what another thread wrote
+  if (here && threadIdx.x == 0) row.set(target, 0.0f);
+}
+
+/// One block per row.
+template <int kThreads, int kLanes, typename Scalar>
+__global__ void __launch_bounds__(kThreads, 1024 / kThreads)
+    part_gradient_rows(Task<Scalar> task, GivenPart part) {
+  const Row<Scalar, kLanes, false> row(task, blockIdx.x, nullptr);
+  const int64_t target = task.targets[blockIdx.x] - part.first, packs = task.stride / kLanes;
+  const float top = part.top[blockIdx.x], scale = part.scale[blockIdx.x];
+  if (scale == 0.0f) return write_everywhere<kThreads>(row, packs, 0.0f);  // whatever the logits are
+  const float factor = scale / part.sum[blockIdx.x];
+  second_pass<kThreads>(row, packs, top, factor);
+  if (target < 0 || target >= task.classes) return;
+  __syncthreads();  // the target's gradient goes over what another thread wrote
+  if (threadIdx.x == 0) row.set(target, factor * exponential<Scalar>(row.logit(target) - top) - scale);
+}
+
+template <typename Kernel, typename Scalar, typename... More>
+int launch(Kernel* kernel, int threads, const Task<Scalar>& task, int64_t cache_bytes, void* stream,
+           const More&... more) {
   const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                   static_cast<int>(cache_bytes));
   if (status != cudaSuccess) return status;
-  kernel<<<static_cast<unsigned>(task.rows), kThreads, static_cast<size_t>(cache_bytes), as_stream(stream)>>>(
-      task);
+  kernel<<<static_cast<unsigned>(task.rows), static_cast<unsigned>(threads), static_cast<size_t>(cache_bytes),
+           as_stream(stream)>>>(task, more...);
   return cudaGetLastError();
 }
 
@@ -275,16 +324,58 @@ int64_t shared_limit() {
   return bytes - kOther;
 }
 
-template <int kLanes, bool kNarrow, typename Scalar>
-int launch_with_cache(Task<Scalar> task, void* stream) {
+/// body(threads, cache bytes) for kernels of 1024 or 512 threads, whose number is a constant.
+template <int kLanes, typename Scalar, typename Body>
+int with_cache(Task<Scalar>& task, const Body& body) {
   constexpr int64_t kPackBytes = kLanes * static_cast<int64_t>(sizeof(Scalar));
   const int64_t limit = shared_limit();
   const int64_t row_packs = (task.classes + kLanes - 1) / kLanes;
   task.cached = task.want_gradient ? std::min(row_packs, limit / kPackBytes) : 0;
   const int64_t cache_bytes = task.cached * kPackBytes;
   // Where a multiprocessor's shared memory has room for two rows, their two passes overlap.
-  return cache_bytes > limit / 2 ? launch<1024, kLanes, kNarrow>(task, cache_bytes, stream)
-                                 : launch<512, kLanes, kNarrow>(task, cache_bytes, stream);
+  return cache_bytes > limit / 2 ? body(std::integral_constant<int, 1024>{}, cache_bytes)
+                                 : body(std::integral_constant<int, 512>{}, cache_bytes);
+}
+
+template <int kLanes, bool kNarrow, typename Scalar>
+int launch_rows(Task<Scalar> task, void* stream) {
+  return with_cache<kLanes>(task, [&](auto threads, int64_t cache_bytes) {
+    constexpr int kThreads = decltype(threads)::value;
+    return launch(cross_entropy_rows<kThreads, kLanes, kNarrow, Scalar>, kThreads, task, cache_bytes, stream);
+  });
+}
+
+template <int kLanes, typename Scalar>
+int launch_part(Task<Scalar> task, const Part& part, void* stream) {
+  return with_cache<kLanes>(task, [&](auto threads, int64_t cache_bytes) {
+    constexpr int kThreads = decltype(threads)::value;
+    return launch(part_rows<kThreads, kLanes, Scalar>, kThreads, task, cache_bytes, stream, part);
+  });
+}
+
+/// One block per token, which adds up what all parts of the vocabulary have of its gradient.
+template <int kThreads, int kLanes, typename Scalar>
+__global__ void join_rows(Scalar* gradient, VocabularyMessages messages, const float* factors,
+                          const float* of_target, const float* scale, int64_t tokens, int64_t width) {
+  const int64_t token = blockIdx.x;
+  const float target = of_target[token];
+  const bool ignored = scale[token] == 0.0f;
+  for (int64_t column = threadIdx.x * kLanes; column < width; column += kThreads * kLanes) {
+    float sums[kLanes] = {};
+    for (int part = 0; part < messages.count; ++part) {
+      const auto* const row = static_cast<const Scalar*>(messages.data[part]) + token * messages.stride;
+      const float factor = factors[part * tokens + token];
+      Pack<Scalar, kLanes> others, of_row;
+      others.load(row + column);
+      of_row.load(row + width + column);
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) sums[lane] += others[lane] * factor + of_row[lane] * target;
+    }
+    Pack<Scalar, kLanes> result;
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) result.set(lane, ignored ? 0.0f : sums[lane]);
+    result.store(gradient + token * width + column);
+  }
 }
 
 }  // namespace
@@ -294,11 +385,17 @@ int cross_entropy(float* loss, void* logits, const int64_t* targets, int64_t row
   if (rows == 0) return cudaSuccess;
   return dispatch(dtype, [&](auto scalar) {
     using Scalar = decltype(scalar);
-    const Task<Scalar> task{loss,         static_cast<Scalar*>(logits), targets, rows, classes, stride, scale,
-                            want_gradient};
+    const Task<Scalar> task{.loss = loss,
+                            .logits = static_cast<Scalar*>(logits),
+                            .targets = targets,
+                            .rows = rows,
+                            .classes = classes,
+                            .stride = stride,
+                            .scale = scale,
+                            .want_gradient = want_gradient,
+                            .out = static_cast<Scalar*>(logits)};
     const bool packed = packs({logits}, stride * static_cast<int64_t>(sizeof(Scalar)));
-    return packed ? launch_with_cache<kFullPack<Scalar>, false>(task, stream)
-                  : launch_with_cache<1, false>(task, stream);
+    return packed ? launch_rows<kFullPack<Scalar>, false>(task, stream) : launch_rows<1, false>(task, stream);
   });
 }
 
@@ -308,7 +405,7 @@ int cross_entropy_fp8(float* loss, void* gradients, const void* logits, const in
   if (rows == 0) return cudaSuccess;
   if (!packs({logits}, stride * static_cast<int64_t>(sizeof(Scalar)))) return cudaErrorInvalidValue;
   const Task<Scalar> task{.loss = loss,
-                          .logits = static_cast<Scalar*>(const_cast<void*>(logits)),
+                          .logits = static_cast<const Scalar*>(logits),
                           .targets = targets,
                           .rows = rows,
                           .classes = classes,
@@ -316,7 +413,65 @@ int cross_entropy_fp8(float* loss, void* gradients, const void* logits, const in
                           .scale = largest(Fp8Format::kE5m2),
                           .want_gradient = true,
                           .narrow = static_cast<uint8_t*>(gradients)};
-  return launch_with_cache<kFullPack<Scalar>, true>(task, stream);
+  return launch_rows<kFullPack<Scalar>, true>(task, stream);
+}
+
+int vocabulary_part(void* powers, float* top, float* sum, float* target, const void* logits,
+                    const int64_t* targets, int64_t first, int64_t rows, int64_t classes, Dtype dtype,
+                    void* stream) {
+  if (rows == 0) return cudaSuccess;
+  return dispatch(dtype, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    const Task<Scalar> task{.logits = static_cast<const Scalar*>(logits),
+                            .targets = targets,
+                            .rows = rows,
+                            .classes = classes,
+                            .stride = classes,
+                            .want_gradient = powers != nullptr,
+                            .out = static_cast<Scalar*>(powers)};
+    const Part part{.first = first, .top = top, .sum = sum, .target = target};
+    const bool packed = packs({logits, powers}, classes * static_cast<int64_t>(sizeof(Scalar)));
+    return packed ? launch_part<kFullPack<Scalar>>(task, part, stream) : launch_part<1>(task, part, stream);
+  });
+}
+
+int vocabulary_part_gradient(void* gradients, const void* logits, const int64_t* targets, int64_t first,
+                             const float* top, const float* sum, const float* scale, int64_t rows,
+                             int64_t classes, Dtype dtype, void* stream) {
+  constexpr int kThreads = 512;
+  if (rows == 0) return cudaSuccess;
+  return dispatch(dtype, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    const Task<Scalar> task{.logits = static_cast<const Scalar*>(logits),
+                            .targets = targets,
+                            .rows = rows,
+                            .classes = classes,
+                            .stride = classes,
+                            .out = static_cast<Scalar*>(gradients)};
+    const GivenPart part{.first = first, .top = top, .sum = sum, .scale = scale};
+    const bool packed = packs({logits, gradients}, classes * static_cast<int64_t>(sizeof(Scalar)));
+    return packed ? launch(part_gradient_rows<kThreads, kFullPack<Scalar>, Scalar>, kThreads, task, 0, stream,
+                           part)
+                  : launch(part_gradient_rows<kThreads, 1, Scalar>, kThreads, task, 0, stream, part);
+  });
+}
+
+int join_vocabulary(void* gradient, const VocabularyMessages& messages, const float* factors,
+                    const float* of_target, const float* scale, int64_t tokens, int64_t width, Dtype dtype,
+                    void* stream) {
+  constexpr int kThreads = 256;
+  if (tokens == 0) return cudaSuccess;
+  return dispatch(dtype, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    constexpr auto kBytes = static_cast<int64_t>(sizeof(Scalar));
+    bool packed = packs({gradient}, width * kBytes) && packs({}, messages.stride * kBytes);
+    for (int part = 0; part < messages.count; ++part) packed = packed && packs({messages.data[part]}, 0);
+    const auto kernel =
+        packed ? join_rows<kThreads, kFullPack<Scalar>, Scalar> : join_rows<kThreads, 1, Scalar>;
+    kernel<<<static_cast<unsigned>(tokens), kThreads, 0, as_stream(stream)>>>(
+        static_cast<Scalar*>(gradient), messages, factors, of_target, scale, tokens, width);
+    return cudaGetLastError();
+  });
 }
 
 }  // namespace trireme::kernels::cuda

@@ -133,6 +133,31 @@ int cross_entropy(float* loss, void* logits, const int64_t* targets, int64_t row
 int cross_entropy_fp8(float* loss, void* gradients, const void* logits, const int64_t* targets, int64_t rows,
                       int64_t classes, int64_t stride, void* stream);
 
+/// The logits (rows, classes) of a part of a vocabulary, from class `first` on: by row the largest, the sum
+/// of exp(logit - largest), and the target's logit, -inf where another part has it and NaN for -inf. powers
+/// (rows, classes): the exponentials, 0 for the target; null: not wanted.
+int vocabulary_part(void* powers, float* top, float* sum, float* target, const void* logits,
+                    const int64_t* targets, int64_t first, int64_t rows, int64_t classes, Dtype dtype,
+                    void* stream);
+/// gradients (rows, classes) = scale * (exp(logit - top) / sum - onehot(target)), of rows of scale 0 zero;
+/// top, sum and scale (rows) are those of the whole vocabulary.
+int vocabulary_part_gradient(void* gradients, const void* logits, const int64_t* targets, int64_t first,
+                             const float* top, const float* sum, const float* scale, int64_t rows,
+                             int64_t classes, Dtype dtype, void* stream);
+/// What the parts of a vocabulary have made: (tokens, stride) each, of which the first 2 * width columns
+/// count.
+struct VocabularyMessages {
+  static constexpr int kMost = 64;
+  const void* data[kMost] = {};
+  int count = 0;
+  int64_t stride = 0;
+};
+/// gradient (tokens, width): for each message its first columns times factors (count, tokens), plus those
+/// behind them times of_target (tokens); zero where scale (tokens) is, whatever is there.
+int join_vocabulary(void* gradient, const VocabularyMessages& messages, const float* factors,
+                    const float* of_target, const float* scale, int64_t tokens, int64_t width, Dtype dtype,
+                    void* stream);
+
 // Scaling (scale.cu).
 
 /// y (count) = factor * x, or with `adds` y += factor * x; factor is an fp32 scalar on the GPU. y may be x,

@@ -79,6 +79,18 @@ int cross_entropy_fp8(float*, void*, const void*, const int64_t*, int64_t, int64
 int cross_entropy(float*, void*, const int64_t*, int64_t, int64_t, int64_t, float, bool, Dtype, void*) {
   absent("cross_entropy");
 }
+int vocabulary_part(void*, float*, float*, float*, const void*, const int64_t*, int64_t, int64_t, int64_t,
+                    Dtype, void*) {
+  absent("vocabulary_part");
+}
+int vocabulary_part_gradient(void*, const void*, const int64_t*, int64_t, const float*, const float*,
+                             const float*, int64_t, int64_t, Dtype, void*) {
+  absent("vocabulary_part_gradient");
+}
+int join_vocabulary(void*, const VocabularyMessages&, const float*, const float*, const float*, int64_t,
+                    int64_t, Dtype, void*) {
+  absent("join_vocabulary");
+}
 int scale(void*, Dtype, const void*, const float*, bool, int64_t, Dtype, void*) {
   absent("scale");
 }

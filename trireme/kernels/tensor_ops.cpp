@@ -468,6 +468,40 @@ void cross_entropy(at::Tensor& loss, at::Tensor& logits, const at::Tensor& targe
   if (want_gradient && scale != 1.0) logits.mul_(scale);
 }
 
+void vocabulary_part(at::Tensor& powers, at::Tensor& stats, const at::Tensor& logits,
+                     const at::Tensor& targets, int64_t first) {
+  float* const top = floats(stats);
+  const int64_t apart = stats.stride(0);
+  launched(cuda::vocabulary_part(mutable_data(powers), top, top + apart, top + 2 * apart, data(logits),
+                                 targets.const_data_ptr<int64_t>(), first, logits.size(0), logits.size(1),
+                                 dtype_of(logits), current_stream()),
+           "vocabulary_part");
+}
+
+void vocabulary_part_gradient(at::Tensor& gradients, const at::Tensor& logits, const at::Tensor& targets,
+                              int64_t first, const at::Tensor& totals) {
+  const float* const top = floats(totals);
+  const int64_t apart = totals.stride(0);
+  launched(
+      cuda::vocabulary_part_gradient(mutable_data(gradients), data(logits), targets.const_data_ptr<int64_t>(),
+                                     first, top, top + apart, top + 2 * apart, logits.size(0), logits.size(1),
+                                     dtype_of(logits), current_stream()),
+      "vocabulary_part_gradient");
+}
+
+bool join_vocabulary(at::Tensor& gradient, const std::vector<at::Tensor>& messages, const at::Tensor& factors,
+                     const at::Tensor& of_target, const at::Tensor& scale) {
+  cuda::VocabularyMessages given{.count = static_cast<int>(messages.size()),
+                                 .stride = messages.front().stride(0)};
+  if (messages.size() > std::size(given.data)) return false;
+  std::ranges::transform(messages, given.data, data);
+  launched(
+      cuda::join_vocabulary(mutable_data(gradient), given, floats(factors), floats(of_target), floats(scale),
+                            gradient.size(0), gradient.size(1), dtype_of(gradient), current_stream()),
+      "join_vocabulary");
+  return true;
+}
+
 void scale(at::Tensor& y, const at::Tensor& x, const at::Tensor& factor) {
   if (!x.is_cuda()) {
     if (!y.is_same(x)) y.copy_(x);

@@ -111,6 +111,22 @@ void pack_head_gradients(at::Tensor& packed, const at::Tensor& query, const at::
 void cross_entropy(at::Tensor& loss, at::Tensor& logits, const at::Tensor& targets, double scale,
                    bool want_gradient);
 
+/// On a GPU, for logits (n, classes) of a part of a vocabulary that begins with class `first`, contiguous.
+/// stats (3, n) fp32, whose rows may be apart: the largest, the sum of exp(logit - largest), the target's
+/// logit; that is -inf where another part has it, and NaN for -inf. powers (n, classes): those exponentials,
+/// and 0 for the target; undefined: not wanted.
+void vocabulary_part(at::Tensor& powers, at::Tensor& stats, const at::Tensor& logits,
+                     const at::Tensor& targets, int64_t first);
+/// On a GPU. gradients (n, classes) = scale * (exp(logit - largest) / sum - onehot(target)), zero where scale
+/// is; totals (3, n) fp32, whose rows may be apart: largest and sum of the whole vocabulary, and scale.
+void vocabulary_part_gradient(at::Tensor& gradients, const at::Tensor& logits, const at::Tensor& targets,
+                              int64_t first, const at::Tensor& totals);
+/// On a GPU. gradient (n, width) = for all messages (n, k) the sum of their first `width` columns times
+/// factors (messages, n), and of as many behind them times of_target (n); zero where scale (n) is. False:
+/// there are more messages than a launch takes.
+bool join_vocabulary(at::Tensor& gradient, const std::vector<at::Tensor>& messages, const at::Tensor& factors,
+                     const at::Tensor& of_target, const at::Tensor& scale);
+
 /// y = factor * x, and y += factor * x; factor is an fp32 scalar on the device. y may be fp32 whatever x is.
 void scale(at::Tensor& y, const at::Tensor& x, const at::Tensor& factor);
 void add_scaled(at::Tensor& y, const at::Tensor& x, const at::Tensor& factor);

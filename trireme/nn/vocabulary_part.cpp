@@ -5,6 +5,7 @@
 
 #include "trireme/kernels/cross_entropy.h"
 #include "trireme/kernels/matmul.h"
+#include "trireme/kernels/tensor_ops.h"
 #include "trireme/nn/autograd.h"
 
 namespace trireme::nn {
@@ -15,12 +16,13 @@ using torch::autograd::Function;
 using torch::autograd::variable_list;
 
 constexpr int64_t kStats = 3;
+constexpr int64_t kStatBytes = 16;  ///< of a message: rows begin where GPUs load 16 bytes at once
 constexpr double kNoLogit = -std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 /// Columns of a message that hold the stats.
 int64_t stat_columns(at::ScalarType dtype) {
-  return kStats * static_cast<int64_t>(sizeof(float) / c10::elementSize(dtype));
+  return kStatBytes / static_cast<int64_t>(c10::elementSize(dtype));
 }
 
 /// The stats of a message (N, 2 D + k) -> (N, 3), a view.
@@ -41,10 +43,12 @@ Place place_of(const at::Tensor& targets, int64_t first, int64_t rows) {
   return {here, row.masked_fill(here.logical_not(), 0).unsqueeze(1)};
 }
 
-/// Tokens of which logits are in fp32 at once, twice.
+/// Tokens of which something is made of the logits at once: on a GPU as much as these, else fp32, twice.
 int64_t tokens_at_once(int64_t chunk_bytes, const at::Tensor& logits) {
-  const int64_t bytes = 2 * static_cast<int64_t>(sizeof(float)) * logits.size(1);
-  return std::clamp<int64_t>(chunk_bytes / bytes, 1, std::max<int64_t>(1, logits.size(0)));
+  const auto of_logit = logits.is_cuda() ? static_cast<int64_t>(logits.element_size())
+                                         : 2 * static_cast<int64_t>(sizeof(float));
+  return std::clamp<int64_t>(chunk_bytes / (of_logit * logits.size(1)), 1,
+                             std::max<int64_t>(1, logits.size(0)));
 }
 
 /// Calls body(first token, how many) for parts of the tokens.
@@ -54,44 +58,78 @@ void in_chunks(int64_t chunk_bytes, const at::Tensor& logits, const Body& body) 
   for (int64_t from = 0; from < all; from += chunk) body(from, std::min(chunk, all - from));
 }
 
+/// exp(logit - largest) of logits (n, R), 0 for the target, undefined where nobody wants them; stats (3, n).
+/// The target's is exact in join_vocabulary(): where it is nearly all of the sum, the gradient is what is
+/// left of its row.
+at::Tensor powers_of(const at::Tensor& logits, const at::Tensor& targets, int64_t first, at::Tensor stats,
+                     bool wanted) {
+  if (logits.is_cuda()) {
+    at::Tensor powers = wanted ? at::empty_like(logits) : at::Tensor();
+    kernels::vocabulary_part(powers, stats, logits, targets, first);
+    return powers;
+  }
+  const Place place = place_of(targets, first, logits.size(1));
+  const at::Tensor part = logits.to(at::kFloat, false, /*copy=*/true);
+  const at::Tensor largest = part.amax(1, /*keepdim=*/true);
+  stats[0].copy_(largest.squeeze(1));
+  at::Tensor of_target = part.gather(1, place.row).squeeze(1);
+  of_target.masked_fill_(of_target.eq(kNoLogit), kNan).masked_fill_(place.here.logical_not(), kNoLogit);
+  stats[2].copy_(of_target);
+  const at::Tensor powers = part.sub_(largest).exp_();
+  stats[1].copy_(powers.sum(1));
+  if (!wanted) return {};
+  powers.scatter_(1, place.row, powers.gather(1, place.row).masked_fill_(place.here.unsqueeze(1), 0.0));
+  return powers.to(logits.scalar_type());
+}
+
+/// Of logits (n, R), in their dtype; totals (3, n) are those of the whole vocabulary.
+at::Tensor logit_gradients(const at::Tensor& logits, const at::Tensor& targets, int64_t first,
+                           const at::Tensor& totals) {
+  if (logits.is_cuda()) {
+    at::Tensor gradients = at::empty_like(logits);
+    kernels::vocabulary_part_gradient(gradients, logits, targets, first, totals);
+    return gradients;
+  }
+  const Place place = place_of(targets, first, logits.size(1));
+  const at::Tensor scale = totals[2].unsqueeze(1);
+  at::Tensor gradients = logits.to(at::kFloat, false, /*copy=*/true);
+  gradients.sub_(totals[0].unsqueeze(1)).exp_().mul_(scale / totals[1].unsqueeze(1));
+  gradients.masked_fill_(scale.eq(0.0), 0.0);  // of ignored targets, whatever their logits are
+  gradients.scatter_add_(1, place.row, scale.neg() * place.here.unsqueeze(1));
+  return gradients.to(logits.scalar_type());
+}
+
 class VocabularyPartFunction : public Function<VocabularyPartFunction> {
  public:
   static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
-                               const at::Tensor& targets, int64_t first, int64_t chunk_bytes,
+                               const at::Tensor& targets_in, int64_t first, int64_t chunk_bytes,
                                bool wants_gradient) {
     const at::Tensor rows = x.reshape({-1, x.size(-1)}).contiguous();
+    const at::Tensor targets = targets_in.reshape({-1}).contiguous();
     const at::Tensor logits = kernels::product(rows, weight.t());
     const int64_t tokens = rows.size(0), width = rows.size(1);
-    const Place place = place_of(targets.reshape({-1}), first, weight.size(0));
     const auto numbers = x.options().dtype(at::kFloat).requires_grad(false);
     at::Tensor stats = at::empty({kStats, tokens}, numbers);
     at::Tensor message = wants_gradient ? at::empty({tokens, 2 * width + stat_columns(x.scalar_type())},
                                                     x.options().requires_grad(false))
                                         : at::empty({0}, numbers);
-    at::Tensor most = stats[0], sum = stats[1], wanted = stats[2];
     in_chunks(chunk_bytes, logits, [&](int64_t from, int64_t count) {
-      const at::Tensor part = logits.narrow(0, from, count).to(at::kFloat, false, /*copy=*/true);
-      const at::Tensor here = place.here.narrow(0, from, count), row = place.row.narrow(0, from, count);
-      const at::Tensor largest = part.amax(1, /*keepdim=*/true);
-      most.narrow(0, from, count).copy_(largest.squeeze(1));
-      at::Tensor of_target = part.gather(1, row).squeeze(1);
-      of_target.masked_fill_(of_target.eq(kNoLogit), kNan).masked_fill_(here.logical_not(), kNoLogit);
-      wanted.narrow(0, from, count).copy_(of_target);
-      const at::Tensor powers = part.sub_(largest).exp_();
-      sum.narrow(0, from, count).copy_(powers.sum(1));
+      const at::Tensor wanted = targets.narrow(0, from, count);
+      const at::Tensor powers = powers_of(logits.narrow(0, from, count), wanted, first,
+                                          stats.narrow(1, from, count), wants_gradient);
       if (!wants_gradient) return;
-      // The target's is exact in join_vocabulary(): where it is nearly all of the sum, the gradient is what
-      // is left of its row.
-      powers.scatter_(1, row, powers.gather(1, row).masked_fill_(here.unsqueeze(1), 0.0));
+      const Place place = place_of(wanted, first, weight.size(0));
       at::Tensor into = message.narrow(0, from, count);
-      into.narrow(1, 0, width).copy_(kernels::product(powers.to(weight.scalar_type()), weight));
+      into.narrow(1, 0, width).copy_(kernels::product(powers, weight));
       into.narrow(1, width, width)
-          .copy_(weight.index_select(0, row.squeeze(1)).masked_fill_(here.logical_not().unsqueeze(1), 0.0));
+          .copy_(weight.index_select(0, place.row.squeeze(1))
+                     .masked_fill_(place.here.logical_not().unsqueeze(1), 0.0));
     });
     if (wants_gradient) {
       stats_of(message).copy_(stats.t());
-      context->save_for_backward({rows, weight, logits, place.here, place.row});
+      context->save_for_backward({rows, weight, logits, targets});
       context->saved_data["chunk_bytes"] = chunk_bytes;
+      context->saved_data["first"] = first;
     }
     context->mark_non_differentiable({message});
     return {stats, message};
@@ -100,22 +138,17 @@ class VocabularyPartFunction : public Function<VocabularyPartFunction> {
   static variable_list backward(AutogradContext* context, variable_list grads) {
     refuse_create_graph("nn.vocabulary_part");
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor &rows = saved[0], &weight = saved[1], &logits = saved[2], &here = saved[3],
-                     &row = saved[4];
+    const at::Tensor &rows = saved[0], &weight = saved[1], &logits = saved[2], &targets = saved[3];
     variable_list result(6);
     if (!weight.requires_grad()) return result;
-    const at::Tensor most = grads[0][0].unsqueeze(1), scale = grads[0][2].unsqueeze(1),
-                     scale_per_sum = scale / grads[0][1].unsqueeze(1);
     GradTarget target(weight, AddsTo::kFp32Too, GradTarget::kAsItIs);
     at::Tensor& into = target.tensor();
     bool adds = target.adds();
     in_chunks(context->saved_data["chunk_bytes"].toInt(), logits, [&](int64_t from, int64_t count) {
-      const auto of = [&](const at::Tensor& all) { return all.narrow(0, from, count); };
-      at::Tensor d_logits = of(logits).to(at::kFloat, false, /*copy=*/true);
-      d_logits.sub_(of(most)).exp_().mul_(of(scale_per_sum));
-      d_logits.masked_fill_(of(scale).eq(0.0), 0.0);  // of ignored targets, whatever their logits are
-      d_logits.scatter_add_(1, of(row), of(scale).neg() * of(here).unsqueeze(1));
-      kernels::matmul(into, d_logits.to(rows.scalar_type()).t(), of(rows), {}, adds ? into : at::Tensor());
+      const at::Tensor d_logits =
+          logit_gradients(logits.narrow(0, from, count), targets.narrow(0, from, count),
+                          context->saved_data["first"].toInt(), grads[0].narrow(1, from, count));
+      kernels::matmul(into, d_logits.t(), rows.narrow(0, from, count), {}, adds ? into : at::Tensor());
       adds = true;
     });
     result[1] = target.reported();
@@ -146,6 +179,25 @@ Totals totals_of(const at::Tensor& stats, const at::Tensor& targets) {
   return totals;
 }
 
+/// The gradient (n, width) of the input: of each message what it has of the others times factors (parts, n),
+/// and the target's row times of_target (n); 0 where scale (n) is, whatever the logits are.
+at::Tensor added_up(const std::vector<at::Tensor>& messages, const at::Tensor& factors,
+                    const at::Tensor& of_target, const at::Tensor& scale, int64_t width) {
+  const at::Tensor& one = messages.front();
+  if (one.is_cuda()) {
+    at::Tensor gradient = at::empty({one.size(0), width}, one.options());
+    if (kernels::join_vocabulary(gradient, messages, factors, of_target, scale)) return gradient;
+  }
+  at::Tensor sum = at::zeros({one.size(0), width}, factors.options());
+  for (size_t part = 0; part < messages.size(); ++part) {
+    sum.addcmul_(messages[part].narrow(1, 0, width).to(at::kFloat),
+                 factors[static_cast<int64_t>(part)].unsqueeze(1));
+    sum.addcmul_(messages[part].narrow(1, width, width).to(at::kFloat), of_target.unsqueeze(1));
+  }
+  sum.masked_fill_(scale.eq(0.0).unsqueeze(1), 0.0);
+  return sum.to(one.scalar_type());
+}
+
 at::Tensor mean_loss_of(const Totals& totals) {
   const at::Tensor losses = totals.most + totals.sum.log() - totals.wanted;
   return losses.masked_fill(totals.kept.logical_not(), 0.0).sum() / totals.kept.sum(at::kFloat);
@@ -174,14 +226,8 @@ JoinedVocabulary join_vocabulary(const std::vector<at::Tensor>& messages, const 
       totals.kept.to(at::kFloat).mul_(scale) / totals.kept.sum(at::kFloat).clamp_min(1.0);
   const at::Tensor per_sum = row_scale / totals.sum;
   const at::Tensor of_target = ((totals.wanted - totals.most).exp_() / totals.sum).sub_(1.0).mul_(row_scale);
-  at::Tensor gradient = at::zeros({stats.size(2), width}, stats.options());
-  for (size_t part = 0; part < messages.size(); ++part) {
-    const at::Tensor factor = (of_parts[part][0] - totals.most).exp_().mul_(per_sum);
-    gradient.addcmul_(messages[part].narrow(1, 0, width).to(at::kFloat), factor.unsqueeze(1));
-    gradient.addcmul_(messages[part].narrow(1, width, width).to(at::kFloat), of_target.unsqueeze(1));
-  }
-  gradient.masked_fill_(totals.kept.logical_not().unsqueeze(1), 0.0);  // whatever their logits are
-  return {mean_loss_of(totals), gradient.to(messages.front().scalar_type()),
+  const at::Tensor factors = (stats.select(1, 0) - totals.most).exp_().mul_(per_sum).contiguous();
+  return {mean_loss_of(totals), added_up(messages, factors, of_target, row_scale, width),
           at::stack({totals.most, totals.sum, row_scale})};
 }
 

@@ -21,13 +21,13 @@ struct VocabularyPart {
   /// JoinedVocabulary::totals in place of its gradient gives the weight's gradient, and none of the input.
   at::Tensor stats;
   /// (N, 2 D + k), in the input's dtype, for join_vocabulary(): exponentials times weight without the
-  /// target's, the target's row of the weight, stats. Undefined where gradients are off.
+  /// target's, the target's row of the weight, and in k, 16 bytes, stats. Undefined where gradients are off.
   at::Tensor message;
 };
 
 /// x (..., D) and weight (R, D) of one dtype, fp32, bf16 or fp16; targets int64 as LossTarget has them.
 /// Products are those of that dtype, sums over the vocabulary fp32. For backward x and the logits (N, R) are
-/// kept, in that dtype; what is fp32 of logits takes at most `target.chunk_bytes` at a time.
+/// kept, in that dtype; what is made of the logits takes at most `target.chunk_bytes` at a time.
 /// Throws LogicError where there are not as many targets as tokens.
 VocabularyPart vocabulary_part(const at::Tensor& x, const at::Tensor& weight, int64_t first,
                                const LossTarget& target);

@@ -26,7 +26,7 @@ PassCosts with_head_parts(const Schedule& schedule, PassCosts costs, double forw
 
 /// Bytes of what a part of the head and the last stage send each other for a micro-batch of `tokens`, and of
 /// what a part of `rows` rows keeps of it from its forward to its backward pass, beside its input: logits in
-/// the dtype of computation, where each target is, sums, and its message, until that has left.
+/// the dtype of computation, targets, sums, and its message, until that has left.
 struct HeadPartBytes {
   int64_t part = 0, totals = 0, kept = 0;
 };
