@@ -94,6 +94,22 @@ TEST(Pipeline, StagesAreThoseOfAConfigThatSpreadsTheHead) {
   }
 }
 
+TEST(Pipeline, ADryRunSaysWhatASpreadHeadIsWorth) {
+  const FrontProcess front;
+  const auto plan = [&](const char* spread) {
+    const auto shown = front.run({"train", "--model.preset=mini-gpt-153m", "--device=cpu", "--parallel.pp=4",
+                                  "-n", "4", "--pipeline.micro_batches=8", "--train.global_batch=8",
+                                  "--dry-run", fmt::format("--pipeline.spread_head={}", spread)});
+    return shown.out + shown.err;
+  };
+  const std::string with = plan("true"), told = "times as long as with the head in the last stage";
+  EXPECT_TRUE(contains(with, "a step is estimated 0.")) << with << ": the head is worth four blocks of eight";
+  EXPECT_TRUE(contains(with, told)) << with;
+  const std::string without = plan("false");
+  EXPECT_TRUE(contains(without, "the last with the head")) << without;
+  EXPECT_FALSE(contains(without, told)) << without;
+}
+
 TEST(Pipeline, ReadsWhatItWrites) {
   const FrontProcess front;
   const std::string file = front.file("mine.csv"), svg = front.file("mine.svg");

@@ -203,8 +203,8 @@ bool has(const std::string& text, const std::string& words) {
   return text.find(words) != std::string::npos;
 }
 
-/// The receiver joins a collective behind the tensor, for which the sender's GPU waits: the tensor must not
-/// need the sender's host any more, which may be kept out of CUDA meanwhile.
+/// The receiver joins a collective behind the tensor, for which the sender's GPU waits. A copy that the
+/// sender enqueues while its GPU waits so may not leave before the wait ends.
 TEST_P(GpuLinks, WhatIsSettledArrivesThoughTheSendersGpuWaitsForTheReceiver) {
   const auto body = [&](int64_t rank) {
     constexpr int64_t kCount = 16 * kMiB;

@@ -14,6 +14,7 @@
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
 #include "trireme/plan/notes.h"
+#include "trireme/plan/presets.h"
 
 namespace trireme::plan {
 namespace {
@@ -211,6 +212,41 @@ TEST(PipelinePlan, RefusesHooksThatCompressCopiesDifferently) {
       test::expect_mentions(with_hook(hook, true), {"drift apart", "tie_embeddings", "fp16"});
     } else {
       EXPECT_EQ(with_hook(hook, true), "accepted") << name(hook);
+    }
+  }
+}
+
+/// Balanced ranks alone do not make a step short: stages of one rank that are unequal hold up the others.
+TEST(PipelinePlan, CutsAreMadeForTheSchedule) {
+  ModelConfig model = find_preset("llama-8b").model;
+  model.n_layers = 16;
+  model = complete(model, 4096);
+  const auto parts = stage_parts(model, describe(model, 4096), false, CutAt::kHalves);
+  for (const ScheduleName name :
+       {ScheduleName::k1F1B, ScheduleName::kInterleaved1F1B, ScheduleName::kZbH1, ScheduleName::kZbV}) {
+    for (const int64_t ranks : {2, 4, 8}) {
+      const Schedule schedule = make_schedule(name, {ranks, 16, 2});
+      const auto seconds = [&](const StageSplit& split) {
+        return simulate(schedule, work_of_passes({schedule, split})).makespan;
+      };
+      const StageSplit cut = split_for(schedule, parts),
+                       balanced = split_by_cost(parts, schedule.stages, 0.0, schedule.ranks_of_stages());
+      const double now = seconds(cut), before = seconds(balanced);
+      EXPECT_LE(now, before) << schedule.name << ", " << ranks;
+      if (name == ScheduleName::kZbV && ranks == 4) {
+        EXPECT_LT(now, 0.95 * before);
+      }
+      EXPECT_EQ(cut.first.front(), 0);
+      EXPECT_EQ(cut.first.back(), std::ssize(parts));
+      EXPECT_EQ(std::ranges::adjacent_find(cut.first, std::greater_equal()), cut.first.end());
+      for (size_t moved = 1; moved + 1 < cut.first.size(); ++moved) {
+        for (const int64_t by : {-1, 1}) {
+          std::vector<int64_t> first = cut.first;
+          first[moved] += by;
+          if (std::ranges::adjacent_find(first, std::greater_equal()) != first.end()) continue;
+          EXPECT_GE(seconds(cut_at(first, parts, 0.0)), now * (1.0 - 1e-6)) << schedule.name << ", " << ranks;
+        }
+      }
     }
   }
 }

@@ -49,6 +49,19 @@ std::string pipeline_text(const plan::PipelinePlan& plan, int64_t n_layers) {
                      100.0 * plan::simulate(plan.schedule, plan::work_of_passes(plan)).efficiency());
 }
 
+double estimated_step(const plan::PipelinePlan& plan) {
+  return plan::simulate(plan.schedule, plan::work_of_passes(plan)).makespan;
+}
+
+/// What a head that is spread is worth; empty where there is none.
+std::string spread_head_text(const RunPlan& run, plan::Config config) {
+  if (!run.pipeline->schedule.spread_head) return {};
+  config.pipeline.spread_head = false;
+  const double without = estimated_step(plan::plan_pipeline(config, run.batch));
+  return fmt::format("; a step is estimated {:.2f} times as long as with the head in the last stage",
+                     estimated_step(*run.pipeline) / without);
+}
+
 std::string peak_text(const plan::RankBytes& needed) {
   const bool copies = needed.saved_copy > 0 && needed.pinned_copy == 0;
   return fmt::format(
@@ -202,7 +215,8 @@ std::string to_text(const RunPlan& run, const plan::Config& config, int64_t colu
   table.add_row({"compute", fmt::format("{} FLOPs {}", format_count(run.facts.flops_per_token),
                                         images ? "per image" : "per token")});
   if (run.pipeline) {
-    table.add_row({"pipeline", pipeline_text(*run.pipeline, config.model.n_layers)});
+    table.add_row(
+        {"pipeline", pipeline_text(*run.pipeline, config.model.n_layers) + spread_head_text(run, config)});
     for (size_t rank = 0; rank < run.by_pp_rank.size(); ++rank) {
       const plan::RankBytes& bytes = run.by_pp_rank[rank];
       table.add_row(

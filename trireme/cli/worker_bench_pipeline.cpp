@@ -261,9 +261,7 @@ plan::PipelinePlan PipelineBench::plan_of(ScheduleName name) const {
                           .split = {}};
   const plan::ModelFacts facts = plan::describe(config_.model, config_.data.seq_len);
   const auto parts = plan::stage_parts(config_.model, facts, spread, plan::CutAt::kHalves);
-  plan.split =
-      plan::split_by_cost(parts, plan.schedule.stages, spread ? plan::head_flops(config_.model) : 0.0,
-                          plan.schedule.ranks_of_stages());
+  plan.split = plan::split_for(plan.schedule, parts, spread ? plan::head_flops(config_.model) : 0.0);
   if (spread) plan::spread_head(plan, config_.model);
   return plan;
 }

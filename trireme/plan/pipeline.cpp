@@ -1,5 +1,8 @@
 #include "trireme/plan/pipeline.h"
 
+#include <algorithm>
+#include <functional>
+
 #include "trireme/base/error.h"
 #include "trireme/plan/simulate.h"
 #include "trireme/plan/spread_head.h"
@@ -9,6 +12,9 @@ namespace trireme::plan {
 namespace {
 
 constexpr size_t kMostBytes = size_t{16} << 20;  ///< of a schedule's file
+/// When a model is cut: about a tenth of a second.
+constexpr int64_t kMostSimulatedPasses = 1'000'000;
+constexpr int64_t kMoves[] = {-1, 1, -2, 2};  ///< of a cut, in parts
 
 /// Before a schedule of that size is made.
 void check_stages(const Config& config, int64_t stages) {
@@ -72,7 +78,7 @@ StageSplit split_of(const Config& config, const Schedule& schedule) {
   const auto parts = stage_parts(config.model, describe(config.model, config.data.seq_len),
                                  config.pipeline.spread_head, by_cost ? CutAt::kHalves : CutAt::kBlocks);
   const double spread = config.pipeline.spread_head ? head_flops(config.model) : 0.0;
-  if (by_cost) return split_by_cost(parts, stages, spread, schedule.ranks_of_stages());
+  if (by_cost) return split_for(schedule, parts, spread);
   if (cut.kind == StageCut::Kind::kEven) return split_evenly(parts, stages, spread);
   if (std::ssize(cut.blocks) != stages) {
     throw ConfigError(
@@ -84,6 +90,43 @@ StageSplit split_of(const Config& config, const Schedule& schedule) {
 }
 
 }  // namespace
+
+StageSplit split_for(const Schedule& schedule, const std::vector<StagePart>& parts, double spread_flops) {
+  StageSplit split = split_by_cost(parts, schedule.stages, spread_flops, schedule.ranks_of_stages());
+  if (spread_flops > 0.0) return split;
+  const auto passes = 3 * schedule.stages * schedule.micro_batches;
+  int64_t left = kMostSimulatedPasses / passes;
+  const auto seconds_of = [&](const StageSplit& one) {
+    --left;
+    return simulate(schedule, work_of_passes({schedule, one})).makespan;
+  };
+  double seconds = seconds_of(split);
+  const auto try_move = [&](size_t one, int64_t by, size_t other, int64_t also_by) {
+    std::vector<int64_t> first = split.first;
+    first[one] += by;
+    first[other] += also_by;
+    if (left <= 0 || std::ranges::adjacent_find(first, std::greater_equal()) != first.end()) return false;
+    StageSplit moved = cut_at(std::move(first), parts, spread_flops);
+    const double now = seconds_of(moved);
+    if (now >= seconds * (1.0 - 1e-9)) return false;
+    split = std::move(moved);
+    seconds = now;
+    return true;
+  };
+  const size_t end = split.first.size() - 1;
+  for (bool better = true; better && left > 0;) {
+    better = false;
+    for (size_t one = 1; one < end; ++one)
+      for (const int64_t by : kMoves) better = try_move(one, by, one, 0) || better;
+    for (size_t one = 1; one < end && !better; ++one) {
+      for (size_t other = one + 1; other < end; ++other) {
+        for (const int64_t by : kMoves)
+          for (const int64_t also_by : kMoves) better = try_move(one, by, other, also_by) || better;
+      }
+    }
+  }
+  return split;
+}
 
 Schedule read_schedule(const std::string& file, Placement placement) {
   std::string text;
@@ -125,9 +168,7 @@ PassCosts work_of_passes(const PipelinePlan& plan) {
   PassCosts costs;
   costs.forward = costs.backward_input = costs.backward_weight = {};
   const StageSplit& split = plan.split;
-  const double of_head = split.spread_flops / static_cast<double>(split.flops.size());
-  for (size_t stage = 0; stage < split.flops.size(); ++stage) {
-    const PassWork work = work_of(split.flops[stage] - of_head, split.attention[stage]);
+  for (const PassWork& work : split.work) {
     costs.forward.push_back(work.forward);
     costs.backward_input.push_back(work.backward_input);
     costs.backward_weight.push_back(work.backward_weight);

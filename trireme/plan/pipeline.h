@@ -19,6 +19,12 @@ struct PipelinePlan {
 /// one backward.
 PassCosts work_of_passes(const PipelinePlan& plan);
 
+/// Where a model of these parts is cut for `schedule`: cuts that balance ranks move, one or two at a time, as
+/// long as the simulated step becomes shorter; of large schedules as long as it takes no more than about a
+/// tenth of a second. Stages of a model whose head is spread are balanced alone. Throws as split_by_cost().
+StageSplit split_for(const Schedule& schedule, const std::vector<StagePart>& parts,
+                     double spread_flops = 0.0);
+
 /// Every rank of the plan's schedule gets rows of a head whose FLOPs its split has spread. Throws ConfigError
 /// as spread_head() and share_rows().
 void spread_head(PipelinePlan& plan, const ModelConfig& model);

@@ -41,31 +41,38 @@ bool is_attention(const StagePart& part) {
   return part.name.ends_with(kAttentionHalf);
 }
 
-StageSplit measured(std::vector<int64_t> first, const std::vector<StagePart>& parts, double spread_flops) {
+}  // namespace
+
+PassWork& PassWork::operator+=(const PassWork& other) {
+  forward += other.forward;
+  backward_input += other.backward_input;
+  backward_weight += other.backward_weight;
+  return *this;
+}
+
+PassWork work_of(const StagePart& part) {
+  // cuDNN's kernels beside products of a Llama's block, on an H200: causal, heads of 128, 4,096 tokens.
+  constexpr double kForward = 1.3, kBackward = 3.9;
+  if (part.name == kHeadUnit) return {.forward = 3.0 * part.flops};
+  const double products = part.flops - part.attention;
+  return {products + kForward * part.attention, products + kBackward * part.attention, products};
+}
+
+StageSplit cut_at(std::vector<int64_t> first, const std::vector<StagePart>& parts, double spread_flops) {
   StageSplit split{.of_halves = is_attention(parts.front()),
                    .first = std::move(first),
                    .flops = {},
                    .spread_flops = spread_flops};
   const auto stages = static_cast<double>(split.first.size() - 1);
   for (size_t stage = 0; stage + 1 < split.first.size(); ++stage) {
-    double flops = spread_flops / stages, attention = 0.0;
+    double& flops = split.flops.emplace_back(spread_flops / stages);
+    PassWork& work = split.work.emplace_back();
     for (int64_t part = split.first[stage]; part < split.first[stage + 1]; ++part) {
       flops += parts[static_cast<size_t>(part)].flops;
-      attention += parts[static_cast<size_t>(part)].attention;
+      work += work_of(parts[static_cast<size_t>(part)]);
     }
-    split.flops.push_back(flops);
-    split.attention.push_back(attention);
   }
   return split;
-}
-
-}  // namespace
-
-PassWork work_of(double flops, double attention) {
-  // cuDNN's kernels beside products of a Llama's block, on an H200: causal, heads of 128, 4,096 tokens.
-  constexpr double kForward = 1.3, kBackward = 3.9;
-  const double products = flops - attention;
-  return {products + kForward * attention, products + kBackward * attention, products};
 }
 
 double head_flops(const ModelConfig& model) {
@@ -106,11 +113,15 @@ std::vector<StagePart> stage_parts(const ModelConfig& model, const ModelFacts& f
   return parts;
 }
 
+double StageSplit::all_work(size_t stage) const {
+  return work[stage].all() + 3.0 * spread_flops / static_cast<double>(work.size());
+}
+
 std::vector<double> StageSplit::shares() const {
   std::vector<double> shares;
   double all = 0.0;
   for (size_t stage = 0; stage < flops.size(); ++stage) {
-    shares.push_back(work(stage).all());
+    shares.push_back(all_work(stage));
     all += shares.back();
   }
   for (double& share : shares) share = all > 0.0 ? share / all : 1.0 / static_cast<double>(shares.size());
@@ -124,7 +135,7 @@ std::tuple<double, double, double> unevenness(const StageSplit& split, const std
   std::map<int64_t, double> work;
   double largest = 0.0;
   for (size_t stage = 0; stage < ranks.size(); ++stage) {
-    const double of_stage = split.work(stage).all();
+    const double of_stage = split.all_work(stage);
     work[ranks[stage]] += of_stage;
     largest = std::max(largest, of_stage);
   }
@@ -152,7 +163,7 @@ StageSplit balanced(StageSplit split, const std::vector<StagePart>& parts, doubl
           first[one] += by;
           if (other != one) first[other] += also_by;
           if (!is_valid(first)) continue;
-          StageSplit moved = measured(std::move(first), parts, spread_flops);
+          StageSplit moved = cut_at(std::move(first), parts, spread_flops);
           if (unevenness(moved, ranks) >= unevenness(split, ranks)) continue;
           split = std::move(moved);
           better = true;
@@ -170,8 +181,7 @@ StageSplit split_by_cost(const std::vector<StagePart>& parts, int64_t stages, do
   check_stages(parts, stages);
   const size_t count = parts.size(), wanted = static_cast<size_t>(stages);
   std::vector<double> before(count + 1, 0.0);  // work of the parts before this one
-  for (size_t part = 0; part < count; ++part)
-    before[part + 1] = before[part] + work_of(parts[part].flops, parts[part].attention).all();
+  for (size_t part = 0; part < count; ++part) before[part + 1] = before[part] + work_of(parts[part]).all();
   // best[s][n]: the smallest possible largest stage when the first n parts make s stages.
   constexpr double kNone = std::numeric_limits<double>::infinity();
   std::vector<std::vector<double>> best(wanted + 1, std::vector<double>(count + 1, kNone));
@@ -193,7 +203,7 @@ StageSplit split_by_cost(const std::vector<StagePart>& parts, int64_t stages, do
     first[stage] = static_cast<int64_t>(end);
     end = cut[stage][end];
   }
-  StageSplit split = measured(std::move(first), parts, spread_flops);
+  StageSplit split = cut_at(std::move(first), parts, spread_flops);
   return ranks.empty() ? split : balanced(std::move(split), parts, spread_flops, ranks);
 }
 
@@ -217,7 +227,7 @@ StageSplit split_by_blocks(const std::vector<StagePart>& parts, const std::vecto
   std::vector<int64_t> first = {0};
   for (const int64_t count : blocks) first.push_back(first.back() + count);
   first.back() = std::ssize(parts);
-  return measured(std::move(first), parts, spread_flops);
+  return cut_at(std::move(first), parts, spread_flops);
 }
 
 std::vector<int64_t> share_rows(int64_t vocab_size, int64_t ranks, int64_t width) {
@@ -306,7 +316,7 @@ StageSplit split_evenly(const std::vector<StagePart>& parts, int64_t stages, dou
     first[static_cast<size_t>(stage + 1)] = first[static_cast<size_t>(stage)] + here;
   }
   first.back() = count;
-  return measured(std::move(first), parts, spread_flops);
+  return cut_at(std::move(first), parts, spread_flops);
 }
 
 }  // namespace trireme::plan

@@ -22,11 +22,12 @@ struct StagePart {
 struct PassWork {
   double forward = 0.0, backward_input = 0.0, backward_weight = 0.0;
   double all() const { return forward + backward_input + backward_weight; }
+  PassWork& operator+=(const PassWork& other);
 };
-/// Of forward passes of `flops`, `attention` among them. A product costs as much in each pass. Attention is
-/// slower than that, has no backward pass for weights, and in the one for its input five products for two of
-/// forward.
-PassWork work_of(double flops, double attention);
+/// A product costs as much in each pass. Attention is slower than that, has no backward pass for weights, and
+/// in the one for its input five products for two of forward. The head makes its gradients together with the
+/// loss, as on GPUs.
+PassWork work_of(const StagePart& part);
 
 /// Where stages may begin: at blocks, or also between a block's attention and the rest of it, where the
 /// family can.
@@ -39,18 +40,21 @@ std::vector<StagePart> stage_parts(const ModelConfig& model, const ModelFacts& f
                                    bool spread_head = false, CutAt cut_at = CutAt::kBlocks);
 
 struct StageSplit {
-  bool of_halves = false;              ///< a part is half a block
-  std::vector<int64_t> first;          ///< part with which each stage begins; one more than there are stages
-  std::vector<double> flops;           ///< forward, for a token, by stage
-  std::vector<double> attention = {};  ///< of `flops`, those of attention
+  bool of_halves = false;           ///< a part is half a block
+  std::vector<int64_t> first;       ///< part with which each stage begins; one more than there are stages
+  std::vector<double> flops;        ///< forward, for a token, by stage
+  std::vector<PassWork> work = {};  ///< by stage, without its share of a head that is spread
   /// Of a head that is spread over the ranks of a pipeline: the row of its weight with which each rank's part
   /// begins, and their number; empty: the head is a part of the last stage.
   std::vector<int64_t> head_rows = {};
   double spread_flops = 0.0;  ///< of the whole of such a head; each stage counts an equal share of them
-  PassWork work(size_t stage) const { return work_of(flops[stage], attention[stage]); }
+  /// All passes of a stage and of its share of a head that is spread.
+  double all_work(size_t stage) const;
   /// The share of all work in each stage.
   std::vector<double> shares() const;
 };
+/// That begins its stages with these parts, one more than there are stages.
+StageSplit cut_at(std::vector<int64_t> first, const std::vector<StagePart>& parts, double spread_flops);
 
 /// Cuts where the stage with most work has least of it. With `ranks`, the rank of each stage, where the rank
 /// that has most work has least of it. Throws ConfigError when there are more stages than parts.
