@@ -1,60 +1,61 @@
 #!/usr/bin/env python3
-"""Ours against PyTorch or DeepSpeed, alternating: A B, B A, A B, ... on one machine, each run a
-fresh process.
+"""Compares the speed of trireme with PyTorch's or DeepSpeed's on this machine.
+
+Both programs run in turns (A B, B A, A B, ...), each run in a fresh process. A run's value is the median of its
+steps after the warm-up. The result is the median of the ratios ours / peer of all alternations, so a machine that
+becomes slower between two alternations does not change it. A ratio above 1 means that ours is faster.
 
     bench/compare.py cpu [--peer eager] [--out FILE]
     bench/compare.py gpu --cases "llama-1b:fsdp:1,2,4;gpt2-124m:fsdp:1:seq=1024,micro_batch=64"
                          [--peer best] [--beside] [--budget-seconds N] [--losses N] [--gemm] [--profile N]
-    bench/compare.py cpu-smoke --losses 20     the same with tiny models in fp32 on CPUs
+    bench/compare.py cpu-smoke --losses 20     the comparison of GPUs with tiny models in fp32 on CPUs
     bench/compare.py vision [--cases "resnet50:1:augment=1;resnet18-cifar:1,2"] [--peer best/amp-compile/bf16-autotune]
                          [--budget-seconds N] [--trial-seconds N] [--profile N]
     bench/compare.py vision-cpu                small_resnet in fp32 on CPUs
     bench/compare.py --ours CMD --peer CMD --out FILE [--metric tokens_per_s] [--label NAME]
 
-Either command prints JSON lines on stdout. Objects with "step" are steps: those after the warm-up
-are the run's samples, and the run's value is their median. Without steps, the last object that
-has the metric gives the value, and its "samples" the samples. The ratio is ours / peer, higher is
-better for us; the result is the median of the ratios of the alternations, so that a machine that
-slows down between alternations does not decide.
+Programs of your own (--ours, --peer) print JSON lines on stdout. A line with "step" is a step. If no line has one, the
+last line that has the metric gives the value, and its "samples" the samples.
 
-The peer is PyTorch, or for zero1, zero2 and zero3 DeepSpeed where --python can import it; --peer
-names one, or several for a case of each. "torch" compiles blocks and loss, "torch-amp" does so
-without a wrapper on one GPU, "torch-whole" compiles the whole model (one GPU, or ddp); "best" tries
-those that a case allows for a few steps and is measured as the fastest of them, which is the default
-on GPUs, and on CPUs with the peers "eager" and "compile" (the whole model). All GPU peers use
-fused AdamW, expandable segments, fresh random tokens each step, and an FSDP2 root that is not
-resharded. "--peer replicas" is our own program instead, on every GPU alone at the same time (with
---ours-args, too): what there would be if communication cost nothing; "--peer bf16" our own without --fp8.
-With --fp8 a peer may be NAME-fp8, converted by torchao, and "best" tries those, too.
+Peers of text models:
+    torch         compiles blocks and loss
+    torch-amp     the same without a wrapper, on one GPU
+    torch-whole   compiles the whole model with its loss, on one GPU or under ddp
+    eager, compile   on CPUs; "compile" compiles the whole model
+    deepspeed     the default for zero1, zero2 and zero3 where --python can import it
+    best          tries the ones that a case allows for a few steps, and measures the fastest; the default otherwise
+    replicas      our own program on every GPU alone, all at once: what there would be if communication cost nothing
+                  (--ours-args count here too)
+    bf16          our own program without --fp8
+    NAME-fp8      with --fp8: that peer, converted by torchao; "best" tries these as well
+--peer may name several, each of which becomes a case. All peers on GPUs use fused AdamW, expandable segments, new
+random tokens in each step, and an FSDP2 root that is not resharded.
 
-Models of images (vision.py, peers/torch_vision.py) read the same files on both sides, each through
-its own input pipeline, and a case keeps a second ratio, to what the same peer does in the same process
-with batches that are on the device already. A run's value is the rate of all its steps together, so
-that waiting for data counts. Peers are PRECISION-MODE: amp (autocast), bf16 (weights, too, with fp32
-masters) or fp32, and eager, compile, graphs (reduce-overhead), autotune (max-autotune) or
-autotune_nographs, with -inner compiled inside of DDP, with -contiguous channels first; "best" tries
-the usual ones, best/NAME/NAME those named. Options of a case: batch, steps, images, augment, peer
-("+" between several), policy, threads, norm, depth, width and others that vision.py lists. Files are
-made once, in --data-dir.
+Peers of image models are PRECISION-MODE. PRECISION is amp (autocast), bf16 (weights as well, with fp32 masters) or
+fp32. MODE is eager, compile, graphs (reduce-overhead), autotune (max-autotune) or autotune_nographs; "-inner" behind it
+compiles inside of DDP, and "-contiguous" puts channels first. "best" tries the usual ones, best/NAME/NAME the ones
+named. Both sides read the same files, which are made once in --data-dir, each through its own input pipeline. A run's
+value is the rate of all its steps together, so that waiting for data counts. A case keeps a second ratio: to the same
+peer process on batches that are on the device already. Options of a case are batch, steps, images, augment, peer ("+"
+between several), policy, threads, norm, depth, width, and others that vision.py lists.
 
-With --beside cases that do not need all GPUs run beside each other, each on GPUs of its own. With
---budget-seconds nothing is begun that would not end in time; the file holds what was finished, and
-is written after each alternation.
-With --losses N both sides first train N steps on the same tokens from the same weights, and the
-peer once more from the weights of another seed; the case keeps all losses. For speed each side
-then reads its own data: ours text, the peer random tokens. Models of images train on as many as a step
-takes, as they are, so that their order does not matter; only on CIFAR's files.
+--beside          runs cases that do not need all GPUs at the same time, each on GPUs of its own
+--budget-seconds  starts nothing that would not end in time; FILE is written after each alternation and holds what was
+                  finished
+--losses N        first trains both sides for N steps on the same tokens from the same weights, and the peer once more
+                  from the weights of another seed; the case keeps all losses. Speed is then measured with data of each
+                  side's own: text for ours, random tokens for the peer. Image models train on as many images as a step
+                  takes, unchanged, so that their order does not matter; CIFAR's files alone can do that
 
-The start-up of every run is kept, too: from starting the program, launcher included, to its first
-line with "step". A case gives the peer an empty folder for what torch.compile caches, so that the
-first run compiles and later ones do not; the median of those is "warm".
+The start-up of a run is the time from starting the program, launcher included, to its first line with "step". The
+peer's compile cache is empty in the first run of a case ("first") and filled in later ones, whose median is "warm".
 
-TFLOP/s are 6 x (matmul weights of blocks and head) + 6 x T x heads x head_dim x layers per token,
-counted on our model for both sides; MFU is their part of 989.4 TFLOP/s, an H100's or H200's.
+TFLOP/s count 6 x (matmul weights of blocks and head) + 6 x T x heads x head_dim x layers for a token, of our model for
+both sides. MFU is relative to 989.4 TFLOP/s, an H100's or H200's.
 
-The file holds commit, machine, settings, commands, environment and every sample. Exit codes: 0 measured,
-1 a command failed, 2 usage, 3 a program is missing, 8 a ratio is below --require or losses do not
-agree.
+FILE holds commit, machine, settings, commands, environment and every sample.
+Exit codes: 0 measured, 1 a command failed, 2 wrong usage, 3 a program is missing, 8 a ratio is below --require or
+losses do not agree.
 """
 
 from __future__ import annotations

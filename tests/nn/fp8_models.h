@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "tests/support/relative_error.h"
 #include "trireme/nn/deferred_gradients.h"
 #include "trireme/nn/init.h"
 #include "trireme/nn/language_model.h"
@@ -16,11 +17,6 @@
 #include "trireme/plan/model_facts.h"
 
 namespace trireme::nn {
-
-/// Relative distance.
-inline double distance(const at::Tensor& a, const at::Tensor& b) {
-  return ((a.to(at::kDouble) - b.to(at::kDouble)).norm() / b.to(at::kDouble).norm()).item<double>();
-}
 
 using Gradients = std::map<std::string, at::Tensor>;
 

@@ -242,8 +242,8 @@ TEST(Fp8Linear, OutputAndGradientsAreNearThoseOfBf16InBothLayouts) {
       };
       const auto wanted = results({}), got = results(recipe);
       for (size_t i = 0; i < 3; ++i) {
-        EXPECT_LT(distance(got[i], wanted[i]), kFp8Distance) << i << " in_out " << !out_in;
-        EXPECT_GT(distance(got[i], wanted[i]), 1e-3) << i << ": that is no FP8";
+        EXPECT_LT(test::relative_error(got[i], wanted[i]), kFp8Distance) << i << " in_out " << !out_in;
+        EXPECT_GT(test::relative_error(got[i], wanted[i]), 1e-3) << i << ": that is no FP8";
       }
       EXPECT_TRUE(at::equal(got[3], wanted[3])) << "of the bias, which no product is part of";
       EXPECT_TRUE(at::equal(got[4], wanted[4])) << "of the residual";
@@ -272,9 +272,9 @@ TEST(Fp8Head, LossAndGradientsAreNearThoseOfBf16) {
       const auto [wanted, wanted_dx, wanted_dw] = results({});
       const auto [got, dx, dw] = results(recipe);
       EXPECT_NEAR(got, wanted, 0.01 * wanted) << classes;
-      EXPECT_LT(distance(dx, wanted_dx), kHeadDistance) << classes;
-      EXPECT_LT(distance(dw, wanted_dw), kHeadDistance) << classes;
-      EXPECT_GT(distance(dw, wanted_dw), 1e-3) << classes << ": that is no FP8";
+      EXPECT_LT(test::relative_error(dx, wanted_dx), kHeadDistance) << classes;
+      EXPECT_LT(test::relative_error(dw, wanted_dw), kHeadDistance) << classes;
+      EXPECT_GT(test::relative_error(dw, wanted_dw), 1e-3) << classes << ": that is no FP8";
     }
   }
 }
@@ -288,8 +288,8 @@ TEST(Fp8Head, GradientsOfManyClassesAreNotLost) {
   linear_cross_entropy(x, weight, at::zeros({128}, at::kLong), 1 << 30, 1.0, Fp8Recipe{}).backward();
   // Every class but the first has the same: the mean of x over V.
   const at::Tensor mean = x.to(at::kFloat).mean(0) / kClasses;
-  EXPECT_LT(distance(weight.grad()[1], mean), 0.15);
-  EXPECT_LT(distance(weight.grad()[kClasses - 1], mean), 0.15);
+  EXPECT_LT(test::relative_error(weight.grad()[1], mean), 0.15);
+  EXPECT_LT(test::relative_error(weight.grad()[kClasses - 1], mean), 0.15);
 }
 
 class Fp8Models : public testing::TestWithParam<plan::ModelFamily> {};
@@ -305,7 +305,7 @@ TEST_P(Fp8Models, LossAndEveryGradientAreNearThoseOfBf16) {
       EXPECT_NEAR(got.loss, wanted.loss, 0.02);
       EXPECT_NE(got.loss, wanted.loss);
       for (const auto& [name, gradient] : wanted.gradients) {
-        EXPECT_LT(distance(got.gradients.at(name), gradient), 0.25) << name << " head " << head;
+        EXPECT_LT(test::relative_error(got.gradients.at(name), gradient), 0.25) << name << " head " << head;
       }
     }
   }

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <tuple>
 
+#include "tests/support/relative_error.h"
 #include "trireme/kernels/device.h"
 #include "trireme/kernels/repeatable.h"
 #include "trireme/nn/attention.h"
@@ -81,10 +82,6 @@ Result exactly(const Problem& problem) {
   return {output, d_qkv};
 }
 
-double relative_error(const at::Tensor& got, const at::Tensor& wanted) {
-  return ((got.to(at::kDouble) - wanted).norm() / wanted.norm()).item<double>();
-}
-
 /// Twice the spacing of numbers near 1: the result is rounded once, and so are probabilities and their
 /// gradients on their way into tensor cores, each by half a spacing at most.
 double bound_of(at::ScalarType type) {
@@ -103,13 +100,14 @@ TEST_P(GpuAttention, FollowsTheFormulaAtTheSizesOfModels) {
         const Result got = compute(problem);
         SCOPED_TRACE(fmt::format("T {}, head size {}, {}", length, head_dim,
                                  name(attention_backend(at::kCUDA, type(), length, head_dim, 0.0))));
-        EXPECT_LT(relative_error(got.output, exact.output), bound_of(type()));
+        EXPECT_LT(test::relative_error(got.output, exact.output), bound_of(type()));
         const int64_t queries = 4 * head_dim, keys = 2 * head_dim;
         for (const auto& [part, first, width] : {std::tuple("queries", int64_t{0}, queries),
                                                  {"keys", queries, keys},
                                                  {"values", queries + keys, keys}}) {
-          EXPECT_LT(relative_error(got.d_qkv.narrow(2, first, width), exact.d_qkv.narrow(2, first, width)),
-                    bound_of(type()))
+          EXPECT_LT(
+              test::relative_error(got.d_qkv.narrow(2, first, width), exact.d_qkv.narrow(2, first, width)),
+              bound_of(type()))
               << part;
         }
       }

@@ -35,7 +35,8 @@ TEST_F(GpuFp8, ModelsAreThoseOfTheCpu) {
         EXPECT_NEAR(gpu.loss, cpu.loss, head ? 1e-2 : 5e-3);
         for (const auto& [name, gradient] : cpu.gradients) {
           // Sums in another order round other values up or down.
-          EXPECT_LT(distance(gpu.gradients.at(name).cpu(), gradient), 0.25) << name << " head " << head;
+          EXPECT_LT(test::relative_error(gpu.gradients.at(name).cpu(), gradient), 0.25)
+              << name << " head " << head;
         }
       }
     }
@@ -64,7 +65,8 @@ TEST_F(GpuFp8, GradientsOfLogitsAreThoseOfTheCpu) {
     const auto [loss, gradients] = results(at::kCPU);
     const auto [gpu_loss, gpu_gradients] = results(at::kCUDA);
     EXPECT_LT((gpu_loss - loss).abs().max().item<double>(), 1e-3) << classes;
-    EXPECT_LT(distance(gpu_gradients, gradients), 0.03) << classes;  // a CPU rounds to bf16 before
+    EXPECT_LT(test::relative_error(gpu_gradients, gradients), 0.03)
+        << classes;  // a CPU rounds to bf16 before
     EXPECT_EQ(gpu_gradients[5].abs().max().item<double>(), 0.0) << "an ignored row";
     EXPECT_EQ(gpu_gradients.slice(1, classes).abs().sum().item<double>(), 0.0) << "padding";
   }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tests/nn/vocabulary_cases.h"
+#include "tests/support/relative_error.h"
 #include "trireme/kernels/device.h"
 
 namespace trireme::nn {
@@ -46,8 +47,8 @@ TEST_F(GpuVocabularyPart, GivesTheLossAndTheGradientsOfTheWhole) {
                             width, vocabulary, first.size() - 1, ignores, chunk_bytes);
             const double loss = wanted.loss.item<double>();
             EXPECT_NEAR(got.loss.item<double>(), loss, loss_bound * loss) << what;
-            EXPECT_LE(relative_error(got.d_x, wanted.d_x), bound) << what;
-            EXPECT_LE(relative_error(got.d_weight, wanted.d_weight), bound) << what;
+            EXPECT_LE(test::relative_error(got.d_x, wanted.d_x), bound) << what;
+            EXPECT_LE(test::relative_error(got.d_weight, wanted.d_weight), bound) << what;
           }
         }
       }

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "tests/support/relative_error.h"
 #include "trireme/base/file.h"
 #include "trireme/checkpoint/fit.h"
 #include "trireme/checkpoint/model_folder.h"
@@ -53,10 +54,6 @@ at::Tensor logits_of(const std::string& folder, const at::Tensor& tokens) {
   return model->forward(tokens);
 }
 
-double relative_error(const at::Tensor& value, const at::Tensor& reference) {
-  return ((value - reference).norm() / reference.norm()).item<double>();
-}
-
 void expect_equal(const std::string& a, const std::string& b) {
   for (const auto& difference : checkpoint::compare(*checkpoint::open_source(a), *checkpoint::open_source(b)))
     ADD_FAILURE() << a << " and " << b << ": " << difference.tensor << " " << difference.what;
@@ -69,7 +66,7 @@ TEST(HuggingFace, ModelsOfTransformersGiveTheSameLogits) {
   for (const std::string& folder : folders) {
     const SafetensorsReader reference(folder + "/case.safetensors");
     const at::Tensor logits = logits_of(folder + "/model", reference.read("tokens"));
-    EXPECT_LE(relative_error(logits, reference.read("logits")), kTolerance) << folder;
+    EXPECT_LE(test::relative_error(logits, reference.read("logits")), kTolerance) << folder;
   }
 }
 

@@ -8,6 +8,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "tests/support/relative_error.h"
 #include "tests/support/spawn.h"
 #include "trireme/base/file.h"
 #include "trireme/checkpoint/safetensors.h"
@@ -48,11 +49,6 @@ Case read_case(const std::string& name) {
   return result;
 }
 
-double relative_l2(const at::Tensor& value, const at::Tensor& reference) {
-  return ((value.to(at::kDouble) - reference.to(at::kDouble)).norm() / reference.to(at::kDouble).norm())
-      .item<double>();
-}
-
 /// In fp32 our values must be within `kFp32` of PyTorch's. In bf16 two right implementations differ by more
 /// than each differs from fp64, so both are measured against that: all tensors of a kind together may be
 /// `kNoWorse` times as far from it as PyTorch's, a single one, which may have only 32 elements, `kOneTensor`
@@ -68,11 +64,12 @@ class Judge {
       const std::string key = name.empty() ? kind : kind + "/" + name;
       const at::Tensor peer = reference_.tensors->read(key);
       if (!reference_.bf16) {
-        EXPECT_LT(relative_l2(value, peer), kFp32) << key;
+        EXPECT_LT(test::relative_error(value, peer), kFp32) << key;
         continue;
       }
       const at::Tensor exact = reference_.tensors->read("exact/" + key);
-      const double our_error = relative_l2(value, exact), peer_error = relative_l2(peer, exact);
+      const double our_error = test::relative_error(value, exact),
+                   peer_error = test::relative_error(peer, exact);
       EXPECT_LT(our_error, kOneTensor * peer_error) << key;
       ours += our_error * our_error;
       peers += peer_error * peer_error;
@@ -88,11 +85,12 @@ class Judge {
       return at::tensor(reference_.settings[key].get<std::vector<double>>(), at::kDouble);
     };
     if (!reference_.bf16) {
-      EXPECT_LT(relative_l2(got, series(name)), kFp32) << name;
+      EXPECT_LT(test::relative_error(got, series(name)), kFp32) << name;
       return;
     }
     const at::Tensor exact = series("exact_" + name);
-    EXPECT_LT(relative_l2(got, exact), kOneTensor * relative_l2(series(name), exact)) << name;
+    EXPECT_LT(test::relative_error(got, exact), kOneTensor * test::relative_error(series(name), exact))
+        << name;
   }
 
  private:

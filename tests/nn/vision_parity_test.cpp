@@ -9,6 +9,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "tests/support/relative_error.h"
 #include "tests/support/spawn.h"
 #include "trireme/base/file.h"
 #include "trireme/checkpoint/safetensors.h"
@@ -45,11 +46,6 @@ struct VisionCase {
   plan::VisionConfig model;
 };
 
-double distance(const at::Tensor& value, const at::Tensor& reference) {
-  const at::Tensor exact = reference.to(at::kDouble);
-  return ((value.to(at::kDouble) - exact).norm() / exact.norm()).item<double>();
-}
-
 /// What two right implementations in fp32 may differ by: as much as each differs from fp64.
 double allowed(const VisionCase& reference) {
   return std::max(1e-5, 2.0 * reference.settings["noise"].get<double>());
@@ -58,13 +54,14 @@ double allowed(const VisionCase& reference) {
 void expect_equal(const VisionCase& reference, const std::string& kind, const Tensors& values) {
   for (const auto& [name, value] : values) {
     const std::string key = name.empty() ? kind : kind + "/" + name;
-    EXPECT_LT(distance(value, reference.tensors.read(key)), allowed(reference)) << key;
+    EXPECT_LT(test::relative_error(value, reference.tensors.read(key)), allowed(reference)) << key;
   }
 }
 
 void expect_series(const VisionCase& reference, const std::string& name, const std::vector<double>& values) {
   const auto wanted = reference.settings[name].get<std::vector<double>>();
-  EXPECT_LT(distance(at::tensor(values, at::kDouble), at::tensor(wanted, at::kDouble)), allowed(reference))
+  EXPECT_LT(test::relative_error(at::tensor(values, at::kDouble), at::tensor(wanted, at::kDouble)),
+            allowed(reference))
       << name;
 }
 

@@ -47,9 +47,4 @@ inline HeadOutcome in_parts(const HeadCase& given, const std::vector<int64_t>& f
   return {joined.loss, joined.gradient.view(given.x.sizes()), at::cat(gradients)};
 }
 
-inline double relative_error(const at::Tensor& got, const at::Tensor& wanted) {
-  const at::Tensor difference = got.to(at::kDouble) - wanted.to(at::kDouble);
-  return difference.norm().item<double>() / wanted.to(at::kDouble).norm().item<double>();
-}
-
 }  // namespace trireme::nn

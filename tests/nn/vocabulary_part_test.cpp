@@ -6,6 +6,7 @@
 
 #include "tests/nn/vocabulary_cases.h"
 #include "tests/support/refusal.h"
+#include "tests/support/relative_error.h"
 #include "trireme/nn/functional.h"
 #include "trireme/nn/loss.h"
 #include "trireme/plan/spread_head.h"
@@ -32,8 +33,8 @@ TEST(VocabularyPart, GivesTheLossAndTheGradientsOfTheWhole) {
         const std::string what =
             fmt::format("{} parts, ignores {}, {} bytes", first.size() - 1, ignores, chunk_bytes);
         EXPECT_NEAR(got.loss.item<double>(), wanted.loss.item<double>(), 1e-6) << what;
-        EXPECT_LE(relative_error(got.d_x, wanted.d_x), 1e-6) << what;
-        EXPECT_LE(relative_error(got.d_weight, wanted.d_weight), 1e-6) << what;
+        EXPECT_LE(test::relative_error(got.d_x, wanted.d_x), 1e-6) << what;
+        EXPECT_LE(test::relative_error(got.d_weight, wanted.d_weight), 1e-6) << what;
       }
     }
   }
@@ -69,8 +70,8 @@ TEST(VocabularyPart, RoundsInBf16AsTheWholeDoes) {
   const HeadOutcome wanted = in_one_piece(given, 1.0), got = in_parts(given, {0, 16, kVocabulary}, 1.0);
   EXPECT_EQ(got.d_x.scalar_type(), at::kBFloat16);
   EXPECT_NEAR(got.loss.item<double>(), wanted.loss.item<double>(), 2e-2 * wanted.loss.item<double>());
-  EXPECT_LE(relative_error(got.d_x, wanted.d_x), 1e-2);
-  EXPECT_LE(relative_error(got.d_weight, wanted.d_weight), 1e-2);
+  EXPECT_LE(test::relative_error(got.d_x, wanted.d_x), 1e-2);
+  EXPECT_LE(test::relative_error(got.d_weight, wanted.d_weight), 1e-2);
 }
 
 TEST(VocabularyPart, AddsToAGradientAndKnowsTheLossWithoutOne) {
@@ -81,7 +82,7 @@ TEST(VocabularyPart, AddsToAGradientAndKnowsTheLossWithoutOne) {
     part.stats.backward(join_vocabulary({part.message}, given.targets, kWidth, 1.0).totals);
   }
   const HeadOutcome wanted = in_one_piece(given, 1.0);
-  EXPECT_LE(relative_error(weight.grad() / 2, wanted.d_weight), 1e-6);
+  EXPECT_LE(test::relative_error(weight.grad() / 2, wanted.d_weight), 1e-6);
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> stats;
   for (const auto& [first, rows] : {std::pair<int64_t, int64_t>{0, 20}, {20, 17}}) {

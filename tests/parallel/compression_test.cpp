@@ -1,5 +1,6 @@
 // Hooks against the exact sum, against what they owe, and against training without any.
 #include "trireme/parallel/compression.h"
+#include "tests/support/relative_error.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -70,10 +71,6 @@ Result run_hook(const HookOptions& options, int64_t steps, bool peer_memory = tr
   return result;
 }
 
-double relative(const at::Tensor& got, const at::Tensor& wanted) {
-  return ((got.to(at::kDouble) - wanted).norm() / wanted.norm()).item<double>();
-}
-
 TEST(Compression, NothingIsLostBetweenWhatWasSentAndWhatIsOwed) {
   constexpr int64_t kSteps = 4;
   const int64_t count = layout().numel();
@@ -85,7 +82,7 @@ TEST(Compression, NothingIsLostBetweenWhatWasSentAndWhatIsOwed) {
           run_hook({.hook = hook, .rank = 2, .density = 0.05, .start_step = 0}, kSteps, true, reductions);
       at::Tensor total = result.owed.to(at::kDouble);
       for (const at::Tensor& sum : result.sums) total = total + sum;
-      EXPECT_LT(relative(total, wanted), 1e-5) << static_cast<int>(hook);
+      EXPECT_LT(test::relative_error(total, wanted), 1e-5) << static_cast<int>(hook);
       EXPECT_GT(result.owed.abs().max().item<double>(), 0.0) << "it was lossy: " << static_cast<int>(hook);
     }
   }
@@ -94,7 +91,8 @@ TEST(Compression, NothingIsLostBetweenWhatWasSentAndWhatIsOwed) {
 TEST(Compression, ErrorsStayWithinTheirBounds) {
   const int64_t count = layout().numel();
   const at::Tensor wanted = exact_sum(0, count);
-  EXPECT_LT(relative(run_hook({.hook = Hook::kFp16}, 1).sums[0], wanted), 5e-4);  // half an ulp of 11 bits
+  EXPECT_LT(test::relative_error(run_hook({.hook = Hook::kFp16}, 1).sums[0], wanted),
+            5e-4);  // half an ulp of 11 bits
   const at::Tensor int8 = run_hook({.hook = Hook::kInt8}, 1).sums[0];
   // Half a step of amax / 127 per rank, with amax at most 0.5.
   EXPECT_LT((int8.to(at::kDouble) - wanted).abs().max().item<double>(), kRanks * 0.5 * 0.5 / 127.0 * 1.001);
@@ -102,10 +100,11 @@ TEST(Compression, ErrorsStayWithinTheirBounds) {
 
 TEST(Compression, WithNothingLeftOutTheSumIsExact) {
   const at::Tensor wanted = exact_sum(0, layout().numel());
-  EXPECT_LT(relative(run_hook({.hook = Hook::kTopK, .density = 1.0, .start_step = 0}, 1).sums[0], wanted),
+  EXPECT_LT(test::relative_error(run_hook({.hook = Hook::kTopK, .density = 1.0, .start_step = 0}, 1).sums[0],
+                                 wanted),
             1e-6);
   const Result late = run_hook({.hook = Hook::kPowerSgd, .rank = 1, .start_step = 1}, 1);
-  EXPECT_LT(relative(late.sums[0], wanted), 1e-6) << "before start_step";
+  EXPECT_LT(test::relative_error(late.sums[0], wanted), 1e-6) << "before start_step";
 }
 
 TEST(Compression, PowerSgdFindsASumOfLowRankExactly) {
@@ -121,7 +120,7 @@ TEST(Compression, PowerSgdFindsASumOfLowRankExactly) {
     at::Tensor shard = at::empty({flat.shard_numel()}), whole = at::empty({flat.numel()});
     compressor->reduce(*group, shard, outer(world->rank()));
     group->all_gather(whole, shard);
-    EXPECT_LT(relative(whole, (outer(0) + outer(1) + outer(2)).to(at::kDouble)), 1e-5);
+    EXPECT_LT(test::relative_error(whole, (outer(0) + outer(1) + outer(2)).to(at::kDouble)), 1e-5);
   });
 }
 

@@ -270,7 +270,8 @@ struct GivenPart {
 
 /// One block per row; task.out are exponentials, or with want_gradient false there are none.
 template <int kThreads, int kLanes, typename Scalar>
-__global__ void __launch_bounds__(kThreads, 1024 / kThreads) part_rows(Task<Scalar> task, Part part) {
+__global__ void __launch_bounds__(kThreads, 1024 / kThreads)
+    vocabulary_part_rows(Task<Scalar> task, Part part) {
   extern __shared__ int4 cache[];
   const Row<Scalar, kLanes, false> row(task, blockIdx.x, cache);
   const int64_t target = task.targets[blockIdx.x] - part.first;
@@ -291,7 +292,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) part_rows(Task<Scal
 /// One block per row.
 template <int kThreads, int kLanes, typename Scalar>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
-    part_gradient_rows(Task<Scalar> task, GivenPart part) {
+    vocabulary_gradient_rows(Task<Scalar> task, GivenPart part) {
   const Row<Scalar, kLanes, false> row(task, blockIdx.x, nullptr);
   const int64_t target = task.targets[blockIdx.x] - part.first, packs = task.stride / kLanes;
   const float top = part.top[blockIdx.x], scale = part.scale[blockIdx.x];
@@ -349,14 +350,15 @@ template <int kLanes, typename Scalar>
 int launch_part(Task<Scalar> task, const Part& part, void* stream) {
   return with_cache<kLanes>(task, [&](auto threads, int64_t cache_bytes) {
     constexpr int kThreads = decltype(threads)::value;
-    return launch(part_rows<kThreads, kLanes, Scalar>, kThreads, task, cache_bytes, stream, part);
+    return launch(vocabulary_part_rows<kThreads, kLanes, Scalar>, kThreads, task, cache_bytes, stream, part);
   });
 }
 
 /// One block per token, which adds up what all parts of the vocabulary have of its gradient.
 template <int kThreads, int kLanes, typename Scalar>
-__global__ void join_rows(Scalar* gradient, VocabularyMessages messages, const float* factors,
-                          const float* of_target, const float* scale, int64_t tokens, int64_t width) {
+__global__ void vocabulary_join_rows(Scalar* gradient, VocabularyMessages messages, const float* factors,
+                                     const float* of_target, const float* scale, int64_t tokens,
+                                     int64_t width) {
   const int64_t token = blockIdx.x;
   const float target = of_target[token];
   const bool ignored = scale[token] == 0.0f;
@@ -450,9 +452,9 @@ int vocabulary_part_gradient(void* gradients, const void* logits, const int64_t*
                             .out = static_cast<Scalar*>(gradients)};
     const GivenPart part{.first = first, .top = top, .sum = sum, .scale = scale};
     const bool packed = packs({logits, gradients}, classes * static_cast<int64_t>(sizeof(Scalar)));
-    return packed ? launch(part_gradient_rows<kThreads, kFullPack<Scalar>, Scalar>, kThreads, task, 0, stream,
-                           part)
-                  : launch(part_gradient_rows<kThreads, 1, Scalar>, kThreads, task, 0, stream, part);
+    return packed ? launch(vocabulary_gradient_rows<kThreads, kFullPack<Scalar>, Scalar>, kThreads, task, 0,
+                           stream, part)
+                  : launch(vocabulary_gradient_rows<kThreads, 1, Scalar>, kThreads, task, 0, stream, part);
   });
 }
 
@@ -466,8 +468,8 @@ int join_vocabulary(void* gradient, const VocabularyMessages& messages, const fl
     constexpr auto kBytes = static_cast<int64_t>(sizeof(Scalar));
     bool packed = packs({gradient}, width * kBytes) && packs({}, messages.stride * kBytes);
     for (int part = 0; part < messages.count; ++part) packed = packed && packs({messages.data[part]}, 0);
-    const auto kernel =
-        packed ? join_rows<kThreads, kFullPack<Scalar>, Scalar> : join_rows<kThreads, 1, Scalar>;
+    const auto kernel = packed ? vocabulary_join_rows<kThreads, kFullPack<Scalar>, Scalar>
+                               : vocabulary_join_rows<kThreads, 1, Scalar>;
     kernel<<<static_cast<unsigned>(tokens), kThreads, 0, as_stream(stream)>>>(
         static_cast<Scalar*>(gradient), messages, factors, of_target, scale, tokens, width);
     return cudaGetLastError();

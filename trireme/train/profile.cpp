@@ -22,7 +22,7 @@ using torch::profiler::impl::ProfilerConfig;
 using torch::profiler::impl::ProfilerState;
 
 /// What names of kernels contain, in the order in which it is looked for.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 53> kMarks = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 54> kMarks = {{
     {"vectorized_gather", "embedding"},
     {"nccl", "communication"},
     {"sum_kernel<", "communication"},
@@ -54,6 +54,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 53> kMarks =
     {"cutlass", "GEMM"},
     {"splitK", "GEMM"},
     {"cross_entropy", "loss"},
+    {"vocabulary_", "loss"},
     {"scale_kernel", "loss"},
     {"norm", "norm"},
     {"add_partial_rows", "norm"},
