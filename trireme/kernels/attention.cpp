@@ -9,33 +9,22 @@
 
 #include "trireme/base/round_up.h"
 #include "trireme/kernels/scalar_math.h"
+#include "trireme/kernels/vectors.h"
 
 namespace trireme::kernels {
 namespace {
 
-// A tile of a product is kRows x 2 vectors of kLanes floats in registers, beside two vectors of B and an
-// element of A.
+// A tile of a product is kRows x 2 vectors in registers, beside two vectors of B and an element of A.
 #if defined(__AVX512F__)
-constexpr int64_t kLanes = 16, kRows = 8;
+constexpr int64_t kRows = 8;
 #elif defined(__AVX__)
-constexpr int64_t kLanes = 8, kRows = 6;
+constexpr int64_t kRows = 6;
 #else
-constexpr int64_t kLanes = 4, kRows = 4;
+constexpr int64_t kRows = 4;
 #endif
-using Vector = float __attribute__((vector_size(kLanes * sizeof(float))));
 
 /// Query rows whose probabilities backward has at a time.
 constexpr int64_t kBlock = 8 * kRows;
-
-/// Memory for rows that begin at whole vectors, zeros at first.
-class Scratch {
- public:
-  explicit Scratch(int64_t floats) : vectors_(static_cast<size_t>(round_up(floats, kLanes) / kLanes)) {}
-  float* data() { return reinterpret_cast<float*>(vectors_.data()); }
-
- private:
-  std::vector<Vector> vectors_;
-};
 
 /// Element (row, step) is `data[row * row_stride + step * step_stride]`.
 struct Left {
@@ -46,17 +35,6 @@ struct Right {
   const float* data;
   int64_t stride;  ///< floats from one row to the next
 };
-
-/// Any place of a float.
-using Unaligned =
-    float __attribute__((vector_size(kLanes * sizeof(float)), aligned(alignof(float)), may_alias));
-
-Vector load(const float* from) {
-  return *reinterpret_cast<const Unaligned*>(from);
-}
-void store(float* to, Vector values) {
-  *reinterpret_cast<Unaligned*>(to) = values;
-}
 
 /// C (kRows, kVectors x kLanes) = A B, or is added to. As BLIS's micro-kernel (Van Zee, van de Geijn 2015).
 /// Loops over the tile are unrolled, so that it stays in registers.

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "trireme/base/error.h"
+#include "trireme/kernels/cpu_matmul.h"
 #include "trireme/kernels/cublas_matmul.h"
 
 namespace trireme::kernels {
@@ -44,6 +45,31 @@ std::optional<cuda::MatmulCall> as_call(at::Tensor& out, const at::Tensor& a, co
                           .bias = bias.defined() ? bias.const_data_ptr() : nullptr,
                           .addend = addend.defined() ? addend.const_data_ptr() : nullptr,
                           .out = out.mutable_data_ptr()};
+}
+
+MatrixView view_of(const cuda::Matrix& matrix) {
+  const auto* const data = static_cast<const float*>(matrix.data);
+  return matrix.transposed ? MatrixView{data, 1, matrix.stride} : MatrixView{data, matrix.stride, 1};
+}
+
+/// By our own kernel, where that is the faster one; else false.
+bool multiplied(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias,
+                const at::Tensor& addend) {
+  const bool is_fp32 = out.scalar_type() == at::kFloat && a.scalar_type() == at::kFloat;
+  if (!out.is_cpu() || !is_fp32 || out.numel() == 0 || a.numel() == 0) return false;
+  const std::optional<cuda::Matrix> left = as_matrix(a), right = as_matrix(b);
+  if (!left || !right || !multiplies_faster(view_of(*left))) return false;
+  const auto times = [&](const at::Tensor& start, int64_t stride) {
+    multiply(out.mutable_data_ptr<float>(), view_of(*left), view_of(*right), a.size(0), b.size(1), a.size(1),
+             start.defined() ? start.const_data_ptr<float>() : nullptr, stride);
+  };
+  if (addend.defined()) {
+    times(addend, out.size(1));
+    if (bias.defined()) out.add_(bias);
+  } else {
+    times(bias, 0);
+  }
+  return true;
 }
 
 void check(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias,
@@ -94,6 +120,7 @@ void matmul(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at:
             const at::Tensor& addend) {
   check(out, a, b, bias, addend);
   if (const auto call = as_call(out, a, b, bias, addend)) return cuda::matmul(*call);
+  if (multiplied(out, a, b, bias, addend)) return;
   if (out.scalar_type() != a.scalar_type()) return matmul_into_fp32(out, a, b, addend);
   if (addend.defined() && addend.const_data_ptr() == out.const_data_ptr()) {
     out.addmm_(a, b);
