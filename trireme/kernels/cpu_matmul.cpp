@@ -109,7 +109,7 @@ void pack_columns(float* to, const MatrixView& b, int64_t columns, int64_t inner
   }
 }
 
-/// A product, and the part of it that one thread computes.
+/// The part of a product that one thread computes.
 struct Task {
   float* out;
   int64_t out_stride;
@@ -118,7 +118,7 @@ struct Task {
   int64_t m, n, k;
 };
 
-/// Columns of B, packed, that are multiplied with all rows of the task.
+/// All rows of the task times `columns` columns of B, which are packed.
 void multiply_block(const Task& task, const float* packed, int64_t columns, int64_t inner) {
   const bool transposed = task.a.column_stride != 1;
   const Tiles& tiles = transposed ? kTransposed : kPlain;
