@@ -2,6 +2,7 @@
 // Vectors of floats as wide as the processor that a kernel is compiled for. Only for CPU kernels, which are
 // compiled with TRIREME_CPU_ARCH.
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "trireme/base/round_up.h"
@@ -16,15 +17,15 @@ inline constexpr int64_t kLanes = 8;
 inline constexpr int64_t kLanes = 4;
 #endif
 using Vector = float __attribute__((vector_size(kLanes * sizeof(float))));
-/// At any place of a float.
-using UnalignedVector =
-    float __attribute__((vector_size(kLanes * sizeof(float)), aligned(alignof(float)), may_alias));
 
+/// From and to any place of a float.
 inline Vector load(const float* from) {
-  return *reinterpret_cast<const UnalignedVector*>(from);
+  Vector values;
+  std::memcpy(&values, from, sizeof(values));
+  return values;
 }
 inline void store(float* to, Vector values) {
-  *reinterpret_cast<UnalignedVector*>(to) = values;
+  std::memcpy(to, &values, sizeof(values));
 }
 
 /// Memory for rows that begin at whole vectors, zeros at first.
