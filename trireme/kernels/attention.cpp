@@ -36,23 +36,13 @@ struct Right {
   int64_t stride;  ///< floats from one row to the next
 };
 
-/// C (kRows, kVectors x kLanes) = A B, or is added to. As BLIS's micro-kernel (Van Zee, van de Geijn 2015).
-/// Loops over the tile are unrolled, so that it stays in registers.
+/// C (kRows, kVectors x kLanes) = A B, or is added to.
 template <int kVectors, bool kAdds>
 void multiply_tile(float* c, int64_t c_stride, Left a, Right b, int64_t inner) {
   Vector sums[kRows][kVectors] = {};
-  for (int64_t step = 0; step < inner; ++step) {
-    Vector values[kVectors];
-#pragma GCC unroll 2
-    for (int vector = 0; vector < kVectors; ++vector)
-      values[vector] = load(b.data + step * b.stride + vector * kLanes);
-#pragma GCC unroll 8
-    for (int64_t row = 0; row < kRows; ++row) {
-      const float factor = a.data[row * a.row_stride + step * a.step_stride];
-#pragma GCC unroll 2
-      for (int vector = 0; vector < kVectors; ++vector) sums[row][vector] += factor * values[vector];
-    }
-  }
+  add_product(
+      sums, [&](int64_t row, int64_t step) { return a.data[row * a.row_stride + step * a.step_stride]; },
+      b.data, b.stride, inner);
 #pragma GCC unroll 8
   for (int64_t row = 0; row < kRows; ++row) {
 #pragma GCC unroll 2

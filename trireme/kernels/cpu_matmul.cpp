@@ -41,22 +41,16 @@ struct TileRows {
   int64_t stride;
 };
 
-/// C (kRows, kTileColumns) = start + A B for packed B (inner, kTileColumns). As BLIS's micro-kernel (Van Zee,
-/// van de Geijn 2015). Loops over the tile are unrolled, so that it stays in registers.
+/// C (kRows, kTileColumns) = start + A B for packed B (inner, kTileColumns).
 template <int kRows, bool kTransposed>
 void tile(float* c, int64_t c_stride, Start start, TileRows a, const float* b, int64_t inner) {
   Vector sums[kRows][kTileVectors] = {};
-  for (int64_t step = 0; step < inner; ++step, b += kTileColumns) {
-    Vector values[kTileVectors];
-#pragma GCC unroll 2
-    for (int vector = 0; vector < kTileVectors; ++vector) values[vector] = load(b + vector * kLanes);
-#pragma GCC unroll 12
-    for (int64_t row = 0; row < kRows; ++row) {
-      const float factor = kTransposed ? a.data[step * a.stride + row] : a.data[row * a.stride + step];
-#pragma GCC unroll 2
-      for (int vector = 0; vector < kTileVectors; ++vector) sums[row][vector] += factor * values[vector];
-    }
-  }
+  add_product(
+      sums,
+      [&](int64_t row, int64_t step) {
+        return kTransposed ? a.data[step * a.stride + row] : a.data[row * a.stride + step];
+      },
+      b, kTileColumns, inner);
 #pragma GCC unroll 12
   for (int64_t row = 0; row < kRows; ++row) {
 #pragma GCC unroll 2

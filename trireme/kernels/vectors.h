@@ -28,6 +28,25 @@ inline void store(float* to, Vector values) {
   std::memcpy(to, &values, sizeof(values));
 }
 
+/// A tile of a product, in registers: sums (kRows, kVectors) += A B, where a(row, step) is an element of A,
+/// and rows of B, kVectors vectors each, lie b_stride floats apart. As BLIS's micro-kernel (Van Zee, van de
+/// Geijn 2015): loops over the tile are unrolled, so that it stays in registers.
+template <int64_t kRows, int kVectors, typename Left>
+[[gnu::always_inline]] inline void add_product(Vector (&sums)[kRows][kVectors], const Left& a, const float* b,
+                                               int64_t b_stride, int64_t inner) {
+  for (int64_t step = 0; step < inner; ++step, b += b_stride) {
+    Vector values[kVectors];
+#pragma GCC unroll 2
+    for (int vector = 0; vector < kVectors; ++vector) values[vector] = load(b + vector * kLanes);
+#pragma GCC unroll 12
+    for (int64_t row = 0; row < kRows; ++row) {
+      const float factor = a(row, step);
+#pragma GCC unroll 2
+      for (int vector = 0; vector < kVectors; ++vector) sums[row][vector] += factor * values[vector];
+    }
+  }
+}
+
 /// Memory for rows that begin at whole vectors, zeros at first.
 class Scratch {
  public:
