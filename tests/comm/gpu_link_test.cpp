@@ -15,6 +15,7 @@
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/link.h"
+#include "trireme/comm/shared_word.h"
 
 namespace trireme {
 namespace {
@@ -232,6 +233,29 @@ TEST_P(GpuLinks, WhatIsSettledArrivesThoughTheSendersGpuWaitsForTheReceiver) {
       }
     }
     expect.is_true(sum.item<float>() == 32.0F, "the collectives have run");
+    return expect.code();
+  };
+  EXPECT_EQ(fork_ranks(2, body, 90.0), (Codes{0, 0}));
+}
+
+/// Streams of torch's pool may be held up by what other processes do, also by the receiver.
+TEST_P(GpuLinks, WaitForNothingOnOtherStreams) {
+  const auto body = [&](int64_t rank) {
+    constexpr int kStreamsOfPool = 32;
+    const auto world = join(rank);
+    const c10::Device device = world->device();
+    const Ends ends(*world);
+    const auto held = comm::SharedWord::make();
+    for (int i = 0; i < kStreamsOfPool; ++i) {
+      held->wait_for(1, c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device.index()).stream());
+    }
+    const at::Tensor into = at::empty({12}, device);
+    ends.in->post(into);
+    ends.out->send(pattern(rank, 12, at::kFloat).to(device));
+    Expectations expect;
+    expect.is_true(same(ends.in->wait(), pattern(1 - rank, 12, at::kFloat)), "the tensor");
+    held->write_from_host(1);
+    kernels::synchronize_gpu();
     return expect.code();
   };
   EXPECT_EQ(fork_ranks(2, body, 90.0), (Codes{0, 0}));

@@ -27,6 +27,7 @@
 #include "trireme/comm/cause.h"
 #include "trireme/comm/device_watch.h"
 #include "trireme/comm/gpu_link.h"
+#include "trireme/comm/own_stream.h"
 #include "trireme/comm/peer_news.h"
 #include "trireme/comm/progress_board.h"
 #include "trireme/comm/shared_word.h"
@@ -73,10 +74,6 @@ std::string share(const at::Tensor& tensor, Place& place) {
   }
 }
 
-c10::cuda::CUDAStream stream_of_link(c10::Device device) {
-  return c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device.index());
-}
-
 class CopySender final : public HostLink {
  public:
   /// `peer` is some memory of the receiver: while it is mapped the GPUs stay connected.
@@ -85,7 +82,7 @@ class CopySender final : public HostLink {
       : HostLink(std::move(end), std::move(places)),
         arrived_(std::move(arrived)),
         peer_(std::move(peer)),
-        copies_(stream_of_link(end_.device)) {
+        copies_(end_.device) {
     start();
   }
   ~CopySender() override;
@@ -106,7 +103,7 @@ class CopySender final : public HostLink {
 
   std::unique_ptr<SharedWord> arrived_;
   std::shared_ptr<void> peer_;
-  c10::cuda::CUDAStream copies_;
+  OwnStream copies_;
   std::deque<at::cuda::CUDAEvent> ready_;                ///< of the parcels that were not carried
   std::deque<Leaving> leaving_;                          ///< carried, and perhaps not copied yet
   std::map<std::string, std::shared_ptr<void>> mapped_;  ///< the receiver's memory, by handle
@@ -120,7 +117,7 @@ CopySender::~CopySender() {
   }
   stop();
   try {
-    copies_.synchronize();  // nothing holds up its copies but the computation before them
+    copies_.get().synchronize();  // nothing holds up its copies but the computation before them
   } catch (const std::exception&) {
     // The device has failed, and the next call that uses it throws.
   }
@@ -147,7 +144,7 @@ void CopySender::send(const at::Tensor& tensor) {
 
 void CopySender::flush() {
   wait_until_carried();
-  copies_.synchronize();
+  copies_.get().synchronize();
   drop_left();
 }
 
@@ -171,16 +168,16 @@ void CopySender::carry(const Parcel& parcel) {
   Leaving leaving{.tensor = parcel.tensor, .left = {}};
   {
     const std::lock_guard lock(mutex_);
-    ready_.front().block(copies_);
+    ready_.front().block(copies_.get());
     ready_.pop_front();
   }
   if (parcel.bytes() > 0) {
     check(cudaMemcpyAsync(map(handle, place.offset), parcel.data, static_cast<size_t>(parcel.bytes()),
-                          cudaMemcpyDeviceToDevice, copies_),
+                          cudaMemcpyDeviceToDevice, copies_.get()),
           "cudaMemcpyAsync");
   }
-  arrived_->write(static_cast<uint32_t>(parcel.sequence), copies_.stream());
-  leaving.left.record(copies_);
+  arrived_->write(static_cast<uint32_t>(parcel.sequence), copies_.get().stream());
+  leaving.left.record(copies_.get());
   const std::lock_guard lock(mutex_);
   leaving_.push_back(std::move(leaving));
 }
@@ -188,10 +185,7 @@ void CopySender::carry(const Parcel& parcel) {
 class CopyReceiver final : public Link {
  public:
   CopyReceiver(LinkEnd end, std::shared_ptr<ByteStream> places, std::unique_ptr<SharedWord> arrived)
-      : end_(std::move(end)),
-        places_(std::move(places)),
-        arrived_(std::move(arrived)),
-        stream_(stream_of_link(end_.device)) {
+      : end_(std::move(end)), places_(std::move(places)), arrived_(std::move(arrived)), stream_(end_.device) {
     watch_ = std::make_unique<DeviceWatch>(
         watched_gpu(end_.device), end_.timeout_s, [this] { return end_.news->about({end_.peer()}); },
         [this](const Operation& operation, double elapsed_s, const std::string& reason) {
@@ -221,7 +215,7 @@ class CopyReceiver final : public Link {
   LinkEnd end_;
   std::shared_ptr<ByteStream> places_;
   std::unique_ptr<SharedWord> arrived_;
-  c10::cuda::CUDAStream stream_;
+  OwnStream stream_;
   at::cuda::CUDAEvent before_, waited_;
   std::deque<at::Tensor> posted_;  ///< and not waited for
   int64_t posts_ = 0, waits_ = 0;
@@ -236,7 +230,7 @@ CopyReceiver::~CopyReceiver() {
   if (!posted_.empty() || failed_) places_->close();  // nobody is to write there any more
   try {
     // Host functions and waits use what is destroyed here; the watch ends waits in vain.
-    stream_.synchronize();
+    stream_.get().synchronize();
     waited_.synchronize();
   } catch (const std::exception&) {
     // The device has failed, and the next call that uses it throws.
@@ -274,8 +268,8 @@ void CopyReceiver::post(const at::Tensor& into) {
   announcement->places = places_;
   announcement->text = std::string(reinterpret_cast<const char*>(&place), sizeof place) + handle;
   before_.record(c10::cuda::getCurrentCUDAStream(end_.device.index()));
-  before_.block(stream_);
-  check(cudaLaunchHostFunc(stream_, &CopyReceiver::announce, announcement.get()), "cudaLaunchHostFunc");
+  before_.block(stream_.get());
+  check(cudaLaunchHostFunc(stream_.get(), &CopyReceiver::announce, announcement.get()), "cudaLaunchHostFunc");
   static_cast<void>(announcement.release());
   ++posts_;
   posted_.push_back(into);

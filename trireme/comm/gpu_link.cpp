@@ -18,6 +18,7 @@
 #include "trireme/comm/cause.h"
 #include "trireme/comm/gpu_link.h"
 #include "trireme/comm/group.h"
+#include "trireme/comm/own_stream.h"
 #include "trireme/comm/pair_groups.h"
 
 namespace trireme::comm {
@@ -29,10 +30,7 @@ constexpr int64_t kSender = 0, kReceiver = 1;  // group ranks
 class GpuLink final : public Link {
  public:
   GpuLink(LinkEnd end, std::shared_ptr<Group> pair, std::shared_ptr<PairGroups> pairs)
-      : end_(std::move(end)),
-        pairs_(std::move(pairs)),
-        pair_(std::move(pair)),
-        stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, end_.device.index())) {
+      : end_(std::move(end)), pairs_(std::move(pairs)), pair_(std::move(pair)), stream_(end_.device) {
     connect();
   }
   GpuLink(const GpuLink&) = delete;
@@ -63,7 +61,7 @@ class GpuLink final : public Link {
   std::deque<at::Tensor> posted_;  ///< and not waited for
   std::shared_ptr<PairGroups> pairs_;
   std::shared_ptr<Group> pair_;  ///< behind the tensors: it ends what still uses them
-  c10::cuda::CUDAStream stream_;
+  OwnStream stream_;
   at::cuda::CUDAEvent before_;
   at::cuda::CUDAEvent last_;  ///< behind what was sent, or waited for, last
   std::string subject_;       ///< of the last operation
@@ -86,7 +84,7 @@ GpuLink::~GpuLink() {
 void GpuLink::connect() {
   at::Tensor probe = at::zeros({1}, at::TensorOptions(end_.device).dtype(at::kByte));
   enqueue(probe, [&] { end_.sends ? pair_->send(probe, kReceiver) : pair_->recv(probe, kSender); });
-  last_.record(stream_);
+  last_.record(stream_.get());
   wait_on_host();
   parcels_.clear();
   connecting_bytes_ = bytes_of_group();
@@ -97,15 +95,15 @@ template <typename Enqueue>
 void GpuLink::enqueue(const at::Tensor& tensor, const Enqueue& body) {
   const c10::cuda::CUDAGuard device(end_.device);
   before_.record(c10::cuda::getCurrentCUDAStream(end_.device.index()));
-  before_.block(stream_);
-  const c10::cuda::CUDAStreamGuard stream(stream_);
+  before_.block(stream_.get());
+  const c10::cuda::CUDAStreamGuard stream(stream_.get());
   subject_ = tensor_in_words(tensor);
   ++operations_;
   const Subject named(*pair_, subject_);
   body();
   Parcel& parcel = parcels_.emplace_back();
   parcel.tensor = tensor;
-  parcel.moved.record(stream_);
+  parcel.moved.record(stream_.get());
 }
 
 void GpuLink::drop_sent() {
@@ -116,7 +114,7 @@ void GpuLink::send(const at::Tensor& tensor) {
   if (!end_.sends) end_.throw_other_end("send");
   drop_sent();
   enqueue(tensor.detach(), [&] { pair_->send(tensor, kReceiver); });
-  last_.record(stream_);
+  last_.record(stream_.get());
 }
 
 void GpuLink::post(const at::Tensor& into) {
