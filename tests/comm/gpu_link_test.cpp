@@ -238,23 +238,24 @@ TEST_P(GpuLinks, WhatIsSettledArrivesThoughTheSendersGpuWaitsForTheReceiver) {
   EXPECT_EQ(fork_ranks(2, body, 90.0), (Codes{0, 0}));
 }
 
-/// Streams of torch's pool may be held up by what other processes do, also by the receiver.
-TEST_P(GpuLinks, WaitForNothingOnOtherStreams) {
+/// A stream of torch's pool may be held up by what other processes do, also by the receiver.
+TEST_P(GpuLinks, WaitForNoStreamOfThePool) {
   const auto body = [&](int64_t rank) {
-    constexpr int kStreamsOfPool = 32;
+    constexpr uint32_t kStreamsOfPool = 32;
     const auto world = join(rank);
     const c10::Device device = world->device();
     const Ends ends(*world);
     const auto held = comm::SharedWord::make();
-    for (int i = 0; i < kStreamsOfPool; ++i) {
-      held->wait_for(1, c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device.index()).stream());
-    }
-    const at::Tensor into = at::empty({12}, device);
-    ends.in->post(into);
-    ends.out->send(pattern(rank, 12, at::kFloat).to(device));
     Expectations expect;
-    expect.is_true(same(ends.in->wait(), pattern(1 - rank, 12, at::kFloat)), "the tensor");
-    held->write_from_host(1);
+    for (uint32_t i = 1; i <= kStreamsOfPool; ++i) {
+      held->wait_for(i, c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device.index()).stream());
+      const at::Tensor into = at::empty({12}, device);
+      ends.in->post(into);
+      ends.out->send(pattern(rank + i, 12, at::kFloat).to(device));
+      expect.is_true(same(ends.in->wait(), pattern(1 - rank + i, 12, at::kFloat)),
+                     fmt::format("tensor {}", i));
+      held->write_from_host(i);
+    }
     kernels::synchronize_gpu();
     return expect.code();
   };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <vector>
 
 #include "trireme/base/error.h"
 #include "trireme/plan/simulate.h"
@@ -101,12 +102,22 @@ StageSplit split_for(const Schedule& schedule, const std::vector<StagePart>& par
     return simulate(schedule, work_of_passes({schedule, one})).makespan;
   };
   double seconds = seconds_of(split);
+  const auto most_work = [ranks = schedule.ranks_of_stages(),
+                          count = schedule.ranks.size()](const StageSplit& one) {
+    std::vector<double> work(count);
+    for (size_t stage = 0; stage < ranks.size(); ++stage) {
+      work[static_cast<size_t>(ranks[stage])] += one.all_work(stage);
+    }
+    return std::ranges::max(work);
+  };
+  const double allowed = most_work(split) * (1.0 + 1e-9);
   const auto try_move = [&](size_t one, int64_t by, size_t other, int64_t also_by) {
     std::vector<int64_t> first = split.first;
     first[one] += by;
     first[other] += also_by;
     if (left <= 0 || std::ranges::adjacent_find(first, std::greater_equal()) != first.end()) return false;
     StageSplit moved = cut_at(std::move(first), parts, spread_flops);
+    if (most_work(moved) > allowed) return false;
     const double now = seconds_of(moved);
     if (now >= seconds * (1.0 - 1e-9)) return false;
     split = std::move(moved);
