@@ -45,9 +45,10 @@ class Link {
   virtual at::Tensor wait() = 0;
 
   /// On the sender. The host waits until the receiver has posted for everything that was sent, so that no
-  /// message needs this host any more to leave. Call it before work of the GPU that waits for other ranks,
-  /// such as a collective, which may wait for what this rank was to send. Nothing to wait for where tensors
-  /// leave without a host.
+  /// message needs this host any more to leave. Call it before a collective: while CUDA loads a kernel for
+  /// what comes behind it, CUDA waits for the collective and lets no other thread enqueue a message, for
+  /// which the receiver may be waiting before it joins. Nothing to wait for where tensors leave without a
+  /// host.
   virtual void settle() {}
   /// The host waits until everything that was sent has left, or all that was waited for has arrived, and
   /// throws what went wrong on the way. Destroying an end waits likewise, but does not throw.
