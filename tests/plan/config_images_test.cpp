@@ -61,7 +61,9 @@ TEST(ImageConfig, RefusesWhatBelongsToTheOtherKind) {
       {"model:\n  depth: 50\n", "is for image models"},
       {"data:\n  flip: true\n", "is for image models"},
       {"model:\n  preset: lenet\ndata:\n  least_area: 0.5\n", "without data.resized_crop"},
-      {"model:\n  preset: lenet\nparallel:\n  pp: 2\n", "set parallel.pp to 1"},
+      {"model:\n  preset: lenet\nparallel:\n  pp: 2\npipeline:\n  spread_head: true\n", "cannot be spread"},
+      {"model:\n  preset: resnet18\nparallel:\n  pp: 2\npipeline:\n  schedule: dualpipe\n",
+       "running statistics"},
       {"model:\n  preset: lenet\ntrain:\n  sample_tokens: 5\n", "generates no text"},
       {"model:\n  preset: lenet\nmemory:\n  recompute: cheap\n", "nothing to recompute"},
       {"model:\n  family: resnet\n  depth: 21\n", "model.depth=21"},
@@ -72,10 +74,19 @@ TEST(ImageConfig, RefusesWhatBelongsToTheOtherKind) {
   }
 }
 
-TEST(ImageConfig, StagesAreCutFromModelsOfText) {
+TEST(ImageConfig, StagesShareOutWhatUnitsCost) {
   const Config config = load_text("model:\n  preset: resnet18-cifar\n").config;
-  test::expect_refusal([&] { stage_parts(config.model, describe(config.model, 1), false, CutAt::kBlocks); },
-                       {"resnet reads images"});
+  const ModelFacts facts = describe(config.model, 1);
+  const auto parts = stage_parts(config.model, facts, false, CutAt::kHalves);
+  ASSERT_EQ(parts.size(), 9u) << "eight blocks, the first with the stem, and the head";
+  double flops = 0.0;
+  for (const StagePart& part : parts) flops += part.flops;
+  EXPECT_EQ(3.0 * flops, facts.flops_per_token);
+  const StageSplit split = split_by_cost(parts, 2);
+  EXPECT_NEAR(split.shares().front(), 0.5, 0.07);
+  const auto units = stage_units(config.model, facts, units_of_stage(split, 1));
+  for (const BufferSpec& buffer : buffers_of(config.model.vision, units))
+    EXPECT_TRUE(buffer.name.starts_with("layer3") || buffer.name.starts_with("layer4")) << buffer.name;
 }
 
 TEST(ImageConfig, BatchesOfRanksGrowWithThem) {

@@ -200,14 +200,14 @@ void load_weights(DataParallel& engine, const std::string& path, const LoadOptio
   load(engine, nullptr, path, options);
 }
 
-void save_weights(comm::Group& all, const std::map<std::string, std::vector<int64_t>>& shapes,
-                  const WeightVisit& visit, const std::string& path, const Notes& notes) {
+void save_weights(comm::Group& all, const TensorInfos& infos, const WeightVisit& visit,
+                  const std::string& path, const Notes& notes) {
   std::unique_ptr<checkpoint::SafetensorsWriter> writer;
   std::exception_ptr error;
   if (all.rank() == 0) {
     error = error_of([&] {
       std::map<std::string, StateTensor> tensors;
-      for (const auto& [name, shape] : shapes) tensors[name] = {shape, at::kFloat};
+      for (const auto& [name, info] : infos) tensors[name] = {info.first, info.second};
       writer = open_file(tensors, {}, path, /*has_optimizer=*/false, notes);
     });
   }

@@ -49,10 +49,12 @@ void save_weights(DataParallel& engine, const std::string& path, const Notes& no
 /// Calls its argument with one weight after the other, on rank 0.
 using WeightVisit =
     std::function<void(const std::function<void(const std::string& name, const at::Tensor& weight)>&)>;
-/// Writes fp32 weights of these shapes that come from more than one engine, as rank 0 is given them. `visit`
-/// is called on every rank and gives them all to the first. Collective over `all`.
-void save_weights(comm::Group& all, const std::map<std::string, std::vector<int64_t>>& shapes,
-                  const WeightVisit& visit, const std::string& path, const Notes& notes = {});
+/// Shapes and dtypes by name.
+using TensorInfos = std::map<std::string, std::pair<std::vector<int64_t>, at::ScalarType>>;
+/// Writes fp32 weights, and buffers, that come from more than one engine, as rank 0 is given them. `visit` is
+/// called on every rank and gives them all to the first. Collective over `all`.
+void save_weights(comm::Group& all, const TensorInfos& infos, const WeightVisit& visit,
+                  const std::string& path, const Notes& notes = {});
 /// What was noted beside weights or a state. By one process alone. Throws DataError when it is no such file.
 Notes read_notes(const std::string& path);
 /// Parameters and buffers take the values of `path`, at any time: before the first step, between steps, or

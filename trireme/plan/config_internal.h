@@ -3,6 +3,7 @@
 // plan/config*.cpp.
 #include <fmt/format.h>
 
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -46,5 +47,7 @@ std::string said(const Origins& origins, const std::string& key, const Value& va
 void check_config(const Config& config, const Origins& origins);
 /// Those of runs in stages.
 void check_pipeline(const Config& config, const Origins& origins);
+/// The key and value by which ranks have two copies of each stage, one a direction; none: they have not.
+std::optional<std::string> said_two_ways(const Config& config, const Origins& origins);
 
 }  // namespace trireme::plan

@@ -10,18 +10,13 @@ namespace trireme::plan {
 namespace {
 
 void check_spread_head(const Config& config, const Origins& origins) {
-  const PipelineConfig& pipeline = config.pipeline;
   const std::string spread = said(origins, "pipeline.spread_head", true);
-  const bool two_ways = pipeline.file.empty() ? pipeline.schedule == ScheduleName::kDualPipe
-                                              : pipeline.placement == Placement::kTwoWays;
-  if (two_ways) {
+  if (const auto two_ways = said_two_ways(config, origins)) {
     throw ConfigError(
         "[plan.config] {} with {}: micro-batches leave the model on two ranks, and all others would have "
         "to serve both at once; take a schedule of stages that go one way, such as dualpipe_v, or set "
         "pipeline.spread_head=false",
-        spread,
-        pipeline.file.empty() ? said(origins, "pipeline.schedule", pipeline.schedule)
-                              : said(origins, "pipeline.placement", pipeline.placement));
+        spread, *two_ways);
   }
   const CommHook hook = config.parallel.comm_hook;
   if (keeps_residual(hook) || hook == CommHook::kLocalSgd) {
@@ -41,6 +36,16 @@ void check_spread_head(const Config& config, const Origins& origins) {
 }
 
 }  // namespace
+
+std::optional<std::string> said_two_ways(const Config& config, const Origins& origins) {
+  const PipelineConfig& pipeline = config.pipeline;
+  if (!pipeline.file.empty()) {
+    if (pipeline.placement != Placement::kTwoWays) return std::nullopt;
+    return said(origins, "pipeline.placement", pipeline.placement);
+  }
+  if (pipeline.schedule != ScheduleName::kDualPipe) return std::nullopt;
+  return said(origins, "pipeline.schedule", pipeline.schedule);
+}
 
 void check_pipeline(const Config& config, const Origins& origins) {
   const ParallelConfig& parallel = config.parallel;

@@ -84,6 +84,30 @@ std::vector<ProgramUnit> units_of_head_part(const std::vector<UnitSpec>& units, 
   return result;
 }
 
+std::vector<ProgramUnit> units_of_images(const std::vector<UnitSpec>& units, const BatchPlan& batch,
+                                         const EngineSetting& setting) {
+  std::vector<ProgramUnit> result = program_units(units, setting);
+  for (size_t i = 0; i < result.size(); ++i) {
+    result[i].activation_bytes =
+        at_most_62_bits(static_cast<double>(batch.micro_batch) * units[i].image.saved_bytes);
+  }
+  return result;
+}
+
+/// By stage, what it gives the next one.
+std::vector<int64_t> boundaries_of(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
+                                   const PipelinePlan& plan) {
+  const auto tokens = static_cast<double>(batch.micro_batch * config.data.seq_len);
+  const double of_token = static_cast<double>(config.model.d_model * bytes_of(config.precision.compute));
+  std::vector<int64_t> bytes;
+  for (int64_t stage = 0; stage < plan.schedule.stages; ++stage) {
+    const auto last = static_cast<size_t>(units_of_stage(plan.split, stage).end) - 1;
+    const bool images = reads_images(config.model.family);
+    bytes.push_back(at_most_62_bits(tokens * (images ? facts.units[last].image.output_bytes : of_token)));
+  }
+  return bytes;
+}
+
 /// What each unit of stage `index`, the root first, keeps of a micro-batch. What a stage makes waits for
 /// backward, where it is also the input of the next one of this rank; what comes from another rank is in a
 /// receive buffer, the gradient of the last block's output included. The final norm keeps its input.
@@ -94,6 +118,7 @@ std::vector<ProgramUnit> units_of_program(const std::vector<UnitSpec>& units, co
   const auto tokens = static_cast<double>(batch.micro_batch * config.data.seq_len);
   const int64_t width = config.model.d_model * bytes_of(config.precision.compute);
   if (schedule.is_head_part(index)) return units_of_head_part(units, config, batch, setting);
+  if (reads_images(config.model.family)) return units_of_images(units, batch, setting);
   const bool is_last = index + 1 == schedule.stages;
   const auto from_other_rank = [&](int64_t neighbour) {
     return schedule.rank_of(neighbour, 0) != schedule.rank_of(index, 0);
@@ -126,12 +151,10 @@ StepProgram pipeline_program(const Config& config, const ModelFacts& facts, cons
                       .units = units_of_program(units, config, facts, batch, setting, plan.schedule, index),
                       .tied = config.model.tie_embeddings && has_copy});
   }
-  const int64_t boundary =
-      at_most_62_bits(static_cast<double>(batch.micro_batch * config.data.seq_len) *
-                      static_cast<double>(config.model.d_model * bytes_of(config.precision.compute)));
   const HeadPartBytes parts = part_bytes(config, batch, 0);
-  return stage_program(plan.schedule, lower(plan.schedule, pp_rank, config.pipeline.ahead), stages, setting,
-                       {.boundary = boundary, .part = parts.part, .totals = parts.totals});
+  return stage_program(
+      plan.schedule, lower(plan.schedule, pp_rank, config.pipeline.ahead), stages, setting,
+      {.boundaries = boundaries_of(config, facts, batch, plan), .part = parts.part, .totals = parts.totals});
 }
 
 /// Micro-batches at once between their forward and backward pass through a stage of `rank`.
@@ -246,7 +269,11 @@ RankBytes bytes_of_rank(const Config& config, const ModelFacts& facts, const Bat
     return bytes;
   }
   const int64_t in_flight = most_in_flight(plan.schedule, pp_rank, plan.schedule.stages - 1);
-  bytes.logits = in_flight == 0 ? 0 : kept_by_loss(config, tokens, in_flight, device);
+  if (in_flight == 0) {
+    bytes.logits = 0;
+  } else if (!reads_images(config.model.family)) {
+    bytes.logits = kept_by_loss(config, tokens, in_flight, device);
+  }
   return bytes;
 }
 

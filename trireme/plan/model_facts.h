@@ -27,11 +27,19 @@ struct ParamSpec {
 };
 
 /// A group of parameters that is gathered, reduced and freed together.
+/// What a unit of a model of images costs for one image.
+struct ImageCosts {
+  double flops = 0.0;        ///< forward
+  double saved_bytes = 0.0;  ///< kept for backward, at the compute dtype
+  double output_bytes = 0.0;
+};
+
 struct UnitSpec {
   std::string name;               ///< kRootUnit, the block's module path, "transformer.h.0", or kHeadUnit
   std::vector<ParamSpec> params;  ///< in flat-buffer order
   /// The number of a block whose matrices travel in FP8 where they are gathered (Fp8Config::gather).
   std::optional<int64_t> fp8_block = {};
+  ImageCosts image = {};
   int64_t numel() const;
 };
 

@@ -143,7 +143,7 @@ class Merger {
                    .lane = sends ? Lane::kSend : Lane::kRecv,
                    .peer = action.peer};
     if (!sends) return arriving_.push_back(std::move(message));
-    message.transfers = {{Collective::kSend, 2, bytes_.of(action.message)}};
+    message.transfers = {{Collective::kSend, 2, bytes_.of(action.message, action.stage)}};
     whole_.actions.push_back(std::move(message));
     ++whole_.passes.back().end;
   }
@@ -165,7 +165,7 @@ class Merger {
       const Part& part = part_of(place_of(message, stage, /*sends=*/false).stage);
       for (int64_t i = 0; i < count; ++i)
         whole_.buffers.push_back(
-            {.role = Role::kBoundary, .unit = part.first_unit, .bytes = bytes_.of(message)});
+            {.role = Role::kBoundary, .unit = part.first_unit, .bytes = bytes_.of(message, stage)});
     }
   }
 
@@ -200,6 +200,22 @@ std::optional<int64_t> reducing_micro_batch(const Schedule& schedule, const Stag
     if (action.kind == Kind::kBackward) last = action.micro_batch;
   }
   return last;
+}
+
+int64_t MessageBytes::of(Message message, int64_t stage) const {
+  switch (message) {
+    case Message::kActivation:
+      return boundaries.at(static_cast<size_t>(stage) - 1);
+    case Message::kGradient:
+      return boundaries.at(static_cast<size_t>(stage));
+    case Message::kHidden:
+      return boundaries.back();
+    case Message::kPart:
+      return part;
+    case Message::kTotals:
+      return totals;
+  }
+  throw LogicError("[plan.stage_program] message {} has no size", static_cast<int>(message));
 }
 
 StepProgram stage_program(const Schedule& schedule, const StageProgram& actions,

@@ -19,11 +19,10 @@ struct ProgramStage {
 
 /// Bytes of messages for a micro-batch.
 struct MessageBytes {
-  int64_t boundary = 0;          ///< what passes between two stages, and hidden states
-  int64_t part = 0, totals = 0;  ///< of a head that is spread
-  int64_t of(Message message) const {
-    return message == Message::kPart ? part : message == Message::kTotals ? totals : boundary;
-  }
+  std::vector<int64_t> boundaries = {};  ///< by stage, what it gives the next one, or a head that is spread
+  int64_t part = 0, totals = 0;          ///< of a head that is spread
+  /// `stage` receives it.
+  int64_t of(Message message, int64_t stage) const;
 };
 
 /// `actions` are those of the rank (lower()), `stages` all that it has in rising order. `setting` is the

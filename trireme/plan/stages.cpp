@@ -37,6 +37,18 @@ void check_stages(const std::vector<StagePart>& parts, int64_t stages) {
       stages, count, count);
 }
 
+/// The stem goes with the first block.
+std::vector<StagePart> parts_of_images(const ModelFacts& facts) {
+  std::vector<StagePart> parts;
+  for (size_t unit = 1; unit < facts.units.size(); ++unit) {
+    const UnitSpec& spec = facts.units[unit];
+    parts.push_back({.name = spec.name, .flops = spec.image.flops, .params = spec.numel()});
+  }
+  parts.front().flops += facts.units.front().image.flops;
+  parts.front().params += facts.units.front().numel();
+  return parts;
+}
+
 bool is_attention(const StagePart& part) {
   return part.name.ends_with(kAttentionHalf);
 }
@@ -81,12 +93,7 @@ double head_flops(const ModelConfig& model) {
 
 std::vector<StagePart> stage_parts(const ModelConfig& model, const ModelFacts& facts, bool spread_head,
                                    CutAt cut_at) {
-  if (reads_images(model.family)) {
-    throw ConfigError(
-        "[plan.stages] {} reads images, but only text models can be cut into stages; choose another "
-        "model.family or model.preset",
-        model.family);
-  }
+  if (reads_images(model.family)) return parts_of_images(facts);
   const ModelFamilyRecord& family = record_of(model.family);
   const bool halves = cut_at == CutAt::kHalves && family.attention_params > 0;
   const auto layers = static_cast<double>(model.n_layers);
@@ -273,7 +280,8 @@ UnitRange units_of_stage(const StageSplit& split, int64_t stage) {
 std::vector<UnitSpec> stage_units(const ModelConfig& model, const ModelFacts& facts, UnitRange range) {
   const bool has_head = range.end == model.n_layers + 2, has_embeddings = range.first == 0;
   const ModelFamilyRecord& family = record_of(model.family);
-  const std::vector<ParamSpec> norm = family.final_norm(model);
+  const std::vector<ParamSpec> norm =
+      family.final_norm != nullptr ? family.final_norm(model) : std::vector<ParamSpec>();
   const auto is_of_norm = [&](const ParamSpec& param) {
     return std::ranges::find(norm, param.name, &ParamSpec::name) != norm.end();
   };

@@ -33,9 +33,9 @@ PassWork work_of(const StagePart& part);
 /// family can.
 enum class CutAt { kBlocks, kHalves };
 
-/// Embeddings with the first block, the other blocks, the head; `model` is complete, `facts` are its. With
-/// `spread_head` the head's product is no part: every stage computes a share of the vocabulary. Throws
-/// ConfigError for models of images.
+/// Embeddings or the stem with the first block, the other blocks, the head; `model` is complete, `facts` are
+/// its. With `spread_head`, of models of text, the head's product is no part: every stage computes a share of
+/// the vocabulary. Blocks of models of images have no halves.
 std::vector<StagePart> stage_parts(const ModelConfig& model, const ModelFacts& facts,
                                    bool spread_head = false, CutAt cut_at = CutAt::kBlocks);
 
@@ -74,7 +74,7 @@ StageSplit split_by_blocks(const std::vector<StagePart>& parts, const std::vecto
 /// bits. Throws ConfigError for fewer rows than ranks can share so.
 std::vector<int64_t> share_rows(int64_t vocab_size, int64_t ranks, int64_t width = 8);
 
-/// Units of nn::LanguageModel::units(), from the embedding, 0, over the blocks to the head.
+/// Units of nn::Model::units(), from what comes before the blocks, 0, over the blocks to the head.
 struct UnitRange {
   int64_t first = 0, end = 0;
   bool from_mlp = false;      ///< the attention of the first one is in the stage before

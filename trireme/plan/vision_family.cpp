@@ -6,13 +6,28 @@
 namespace trireme::plan {
 namespace {
 
-void check_images(const Config& config, const Origins& origins) {
-  if (config.parallel.pp > 1) {
+void check_stages(const Config& config, const Origins& origins) {
+  const std::string family = said(origins, "model.family", config.model.family);
+  if (config.pipeline.spread_head) {
     throw ConfigError(
-        "[plan.config] {}, but {} reads images, and only text models can be cut into stages; set parallel.pp "
-        "to 1",
-        said(origins, "parallel.pp", config.parallel.pp), said(origins, "model.family", config.model.family));
+        "[plan.config] {} with {}, whose head is small and cannot be spread; set pipeline.spread_head to "
+        "false",
+        said(origins, "pipeline.spread_head", true), family);
   }
+  const auto two_ways = said_two_ways(config, origins);
+  const bool has_statistics =
+      config.model.family == ModelFamily::kResNet && config.model.vision.norm != ImageNorm::kGroup;
+  if (two_ways && has_statistics) {
+    throw ConfigError(
+        "[plan.config] {} with {}: two ranks would have a copy of each norm, with running statistics of half "
+        "of the micro-batches; take a schedule of stages that go one way, such as dualpipe_v, or set "
+        "model.norm=group",
+        *two_ways, said(origins, "model.norm", config.model.vision.norm));
+  }
+}
+
+void check_images(const Config& config, const Origins& origins) {
+  if (config.parallel.pp > 1) check_stages(config, origins);
   if (config.train.sample_tokens > 0) {
     throw ConfigError(
         "[plan.config] {}, but {} reads images and generates no text; set train.sample_tokens to 0",

@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "trireme/base/error.h"
@@ -83,10 +84,12 @@ class Recorder {
       keep(model_.width);
       keep_bytes(8 * model_.width * size_ * size_);  // where each maximum was
     }
+    give(model_.width * size_ * size_);
     for (size_t i = 0; i < shape.blocks.size(); ++i) block(shape, i);
     begin(kHeadUnit);
     keep_bytes(element_bytes_ * shape.features);
     linear("fc", model_.classes, shape.features);
+    give(model_.classes);
     return finish();
   }
 
@@ -104,9 +107,11 @@ class Recorder {
       linear(name, kLeNetFeatures[layer], in);
       in = kLeNetFeatures[layer];
       keep_bytes(element_bytes_ * in);
+      give(in);
     }
     begin(kHeadUnit);
     linear("fc3", model_.classes, in);
+    give(model_.classes);
     return finish();
   }
 
@@ -115,10 +120,13 @@ class Recorder {
     facts_.units.push_back({unit, {}});
     keeps_ = true;
   }
+  /// The unit's output.
+  void give(int64_t elements) { costs().output_bytes = static_cast<double>(element_bytes_ * elements); }
+  ImageCosts& costs() { return facts_.units.back().image; }
   std::vector<ParamSpec>& params() { return facts_.units.back().params; }
 
   void keep_bytes(int64_t bytes) {
-    if (keeps_) facts_.saved_bytes_per_image += static_cast<double>(bytes);
+    if (keeps_) costs().saved_bytes += static_cast<double>(bytes);
   }
   /// An activation of so many channels at the size of the moment.
   void keep(int64_t channels) { keep_bytes(element_bytes_ * channels * size_ * size_); }
@@ -129,7 +137,7 @@ class Recorder {
   }
 
   void multiply(int64_t weights, int64_t positions) {
-    facts_.flops_per_image += 6.0 * static_cast<double>(weights) * static_cast<double>(positions);
+    costs().flops += 2.0 * static_cast<double>(weights) * static_cast<double>(positions);
   }
 
   /// size_ is that of its output.
@@ -162,6 +170,7 @@ class Recorder {
     size_ /= 2;
     keep(out);
     keep_bytes(8 * out * size_ * size_);
+    give(out * size_ * size_);
   }
 
   void block(const ResNetShape& shape, size_t index) {
@@ -193,10 +202,15 @@ class Recorder {
     }
     keeps_ = true;
     keep(block.out);
+    give(block.out * size_ * size_);
   }
 
   VisionFacts finish() {
-    for (const UnitSpec& unit : facts_.units) facts_.params += unit.numel();
+    for (const UnitSpec& unit : facts_.units) {
+      facts_.params += unit.numel();
+      facts_.flops_per_image += 3.0 * unit.image.flops;
+      facts_.saved_bytes_per_image += unit.image.saved_bytes;
+    }
     return std::move(facts_);
   }
 
@@ -294,6 +308,16 @@ VisionFacts describe(const VisionConfig& model, const PrecisionConfig& precision
   check(model);
   Recorder recorder(model, precision, memory);
   return model.family == ModelFamily::kLeNet ? recorder.lenet() : recorder.resnet();
+}
+
+std::vector<BufferSpec> buffers_of(const VisionConfig& model, std::span<const UnitSpec> units) {
+  const auto layer_of = [](const std::string& name) { return name.substr(0, name.rfind('.')); };
+  std::set<std::string> layers;
+  for (const UnitSpec& unit : units)
+    for (const ParamSpec& param : unit.params) layers.insert(layer_of(param.name));
+  std::vector<BufferSpec> buffers = describe(model).buffers;
+  std::erase_if(buffers, [&](const BufferSpec& buffer) { return !layers.contains(layer_of(buffer.name)); });
+  return buffers;
 }
 
 void check(const VisionConfig& model) {

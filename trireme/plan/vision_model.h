@@ -43,6 +43,9 @@ struct VisionFacts {
 VisionFacts describe(const VisionConfig& model, const PrecisionConfig& precision = {},
                      const MemoryConfig& memory = {});
 
+/// Those of the layers that have parameters in `units`.
+std::vector<BufferSpec> buffers_of(const VisionConfig& model, std::span<const UnitSpec> units);
+
 /// Throws ConfigError that names the key, its value and what would do: a depth that no network has, sizes
 /// below 1, images too small for the model, groups that do not divide the channels.
 void check(const VisionConfig& model);

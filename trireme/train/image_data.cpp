@@ -82,9 +82,11 @@ class ImageData : public RunData {
   void check_fits(const plan::ModelConfig& model) const override;
   int64_t samples() const override { return splits_.train->size(); }
   uint64_t digest() const override { return digest_; }
-  /// The last step of an epoch is shorter than the others.
+  /// The last step of an epoch is shorter than the others, but for stages, which take micro-batches of one
+  /// shape: there it goes on with the next epoch.
   int64_t samples_in(int64_t steps, int64_t global_batch) const override;
   int64_t steps_for(int64_t epochs, int64_t global_batch) const override {
+    if (runs_on()) return RunData::steps_for(epochs, global_batch);
     return epochs * data::steps_per_epoch(samples(), global_batch);
   }
   Feed feed(const FeedOptions& options) const override;
@@ -96,6 +98,7 @@ class ImageData : public RunData {
 
  private:
   data::ImageLoaderOptions loader_options(const FeedOptions& options) const;
+  bool runs_on() const { return config_.parallel.pp > 1; }
 
   plan::Config config_;
   data::ImageSplits splits_;
@@ -136,6 +139,7 @@ void ImageData::check_fits(const plan::ModelConfig& config) const {
 }
 
 int64_t ImageData::samples_in(int64_t steps, int64_t global_batch) const {
+  if (runs_on()) return RunData::samples_in(steps, global_batch);
   const int64_t epoch = data::steps_per_epoch(samples(), global_batch);
   return steps / epoch * samples() + steps % epoch * global_batch;
 }
@@ -156,7 +160,9 @@ data::ImageLoaderOptions ImageData::loader_options(const FeedOptions& options) c
 }
 
 Feed ImageData::feed(const FeedOptions& options) const {
-  const auto loader = std::make_shared<data::ImageLoader>(splits_.train, loader_options(options));
+  data::ImageLoaderOptions varied = loader_options(options);
+  if (runs_on()) varied.epoch_end = data::EpochEnd::kRunOn;
+  const auto loader = std::make_shared<data::ImageLoader>(splits_.train, varied);
   return [loader] { return loader->next(); };
 }
 
@@ -172,7 +178,9 @@ ValidationFeed ImageData::validation(int64_t most, const FeedOptions& options) c
   const int64_t rounds = std::min(data::steps_per_epoch(val_samples(), fixed.global_batch),
                                   std::max<int64_t>(1, most / fixed.global_batch));
   const auto loader = std::make_shared<data::ImageLoader>(splits_.val, fixed);
-  return {.next = [loader] { return loader->next(); }, .batches = rounds};
+  // Stages take several batches at once, perhaps more than there are.
+  return {.next = [loader, left = rounds]() mutable { return left-- > 0 ? loader->next() : data::Batch(); },
+          .batches = rounds};
 }
 
 Picture ImageData::held_out_picture(int64_t sample) const {

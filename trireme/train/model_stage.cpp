@@ -7,6 +7,7 @@
 #include "trireme/plan/model_facts.h"
 #include "trireme/plan/model_family.h"
 #include "trireme/plan/stages.h"
+#include "trireme/plan/vision_model.h"
 #include "trireme/train/connect.h"
 
 namespace trireme::train {
@@ -15,16 +16,19 @@ namespace {
 /// A module in the tree of a stage.
 struct Branch : torch::nn::Module {};
 
-/// Parameters have the names of their modules in front.
-void register_under(torch::nn::Module& module, const std::string& name, const at::Tensor& parameter) {
+/// A module of the tree, and a name in it.
+struct Place {
+  torch::nn::Module& module;
+  std::string name;
+};
+
+/// Parameters and buffers have the names of their modules in front.
+Place place_of(torch::nn::Module& module, const std::string& name) {
   const size_t dot = name.find('.');
-  if (dot == std::string::npos) {
-    module.register_parameter(name, parameter);
-    return;
-  }
+  if (dot == std::string::npos) return {module, name};
   const std::string child = name.substr(0, dot);
   if (!module.named_children().contains(child)) module.register_module(child, std::make_shared<Branch>());
-  register_under(*module.named_children()[child], name.substr(dot + 1), parameter);
+  return place_of(*module.named_children()[child], name.substr(dot + 1));
 }
 
 std::vector<plan::UnitSpec> units_of(const plan::ModelConfig& config, plan::UnitRange range,
@@ -34,23 +38,44 @@ std::vector<plan::UnitSpec> units_of(const plan::ModelConfig& config, plan::Unit
 
 }  // namespace
 
-ModelStage::ModelStage(const plan::ModelConfig& config, plan::UnitRange range)
-    : config_(config), model_(nn::build(config)), range_(range) {
+ModelStage::ModelStage(const plan::ModelConfig& config, plan::UnitRange range,
+                       std::shared_ptr<nn::Model> model)
+    : config_(config), model_(model ? std::move(model) : nn::build(config)), range_(range) {
   TRIREME_CHECK(0 <= range.first && range.first < range.end && range.end <= config.n_layers + 2,
                 "[train.model_stage] units {} to {} of a model that has {}", range.first, range.end,
                 config.n_layers + 2);
-  std::set<std::string> names;
-  for (const plan::UnitSpec& unit : units_of(config, range)) {
-    for (const plan::ParamSpec& param : unit.params) names.insert(param.name);
-  }
   if (range.head_rows) {
-    at::Tensor weight = model_->head_weight();
+    at::Tensor weight = text().head_weight();
     const auto [first, end] = *range.head_rows;
     weight.set_data(at::empty({end - first, weight.size(1)}, weight.options().requires_grad(false)));
   }
-  for (const auto& entry : model_->named_parameters()) {
-    if (names.contains(entry.key())) register_under(*this, entry.key(), entry.value());
+  adopt(units_of(config, range));
+}
+
+/// What these units have becomes this module's, under the same names.
+void ModelStage::adopt(const std::vector<plan::UnitSpec>& units) {
+  std::set<std::string> names;
+  for (const plan::UnitSpec& unit : units) {
+    for (const plan::ParamSpec& param : unit.params) names.insert(param.name);
   }
+  if (plan::reads_images(config_.family)) {
+    for (const plan::BufferSpec& buffer : plan::buffers_of(config_.vision, units)) names.insert(buffer.name);
+  }
+  for (const auto& entry : model_->named_parameters()) {
+    if (!names.contains(entry.key())) continue;
+    const auto [module, name] = place_of(*this, entry.key());
+    module.register_parameter(name, entry.value());
+  }
+  for (const auto& entry : model_->named_buffers()) {
+    if (!names.contains(entry.key())) continue;
+    const auto [module, name] = place_of(*this, entry.key());
+    module.register_buffer(name, entry.value());
+  }
+}
+
+/// Messages between ranks are contiguous.
+bool ModelStage::moves_channels() const {
+  return plan::reads_images(config_.family) && config_.vision.channels_last;
 }
 
 at::Tensor ModelStage::forward(const at::Tensor& x) const {
@@ -69,8 +94,12 @@ at::Tensor ModelStage::run(std::vector<nn::Unit> units, const at::Tensor& x) con
     units[last].name += plan::kAttentionHalf;
     units[last].forward = units[last].attention;
   }
-  if (range_.norm_alone) units[last] = model_->final_norm();
-  return model_->run(std::span(units).subspan(first, last + 1 - first), x);
+  if (range_.norm_alone) units[last] = text().final_norm();
+  const bool arrives = range_.first > 0 && moves_channels() && x.dim() == 4;
+  const at::Tensor y =
+      model_->run(std::span(units).subspan(first, last + 1 - first), arrives ? x.permute({0, 3, 1, 2}) : x);
+  const bool leaves = last + 1 < units.size() && moves_channels() && y.dim() == 4;
+  return leaves ? y.permute({0, 2, 3, 1}) : y;
 }
 
 at::Tensor ModelStage::loss(const at::Tensor& x, const nn::LossTarget& target) const {
@@ -80,7 +109,7 @@ at::Tensor ModelStage::loss(const at::Tensor& x, const nn::LossTarget& target) c
 
 at::Tensor ModelStage::logits(const at::Tensor& x) const {
   if (range_.head_rows)
-    return run_part([weight = model_->head_weight()](const at::Tensor& y) { return nn::logits(y, weight); },
+    return run_part([weight = text().head_weight()](const at::Tensor& y) { return nn::logits(y, weight); },
                     x);
   TRIREME_CHECK(is_last(), "[train.model_stage] units {} to {} have no logits", range_.first, range_.end);
   return run(model_->units(), x);
@@ -96,7 +125,7 @@ nn::VocabularyPart ModelStage::part(const at::Tensor& hidden, const nn::LossTarg
                 range_.end);
   nn::VocabularyPart made;
   made.stats = run_part(
-      [&, weight = model_->head_weight(), first = range_.head_rows->first](const at::Tensor& x) {
+      [&, weight = text().head_weight(), first = range_.head_rows->first](const at::Tensor& x) {
         made = nn::vocabulary_part(x, weight, first, target);
         return made.stats;
       },

@@ -1,5 +1,5 @@
 #pragma once
-// A language model cut into the stages of a pipeline (parallel/pipeline.h).
+// A model cut into the stages of a pipeline (parallel/pipeline.h).
 #include <torch/nn/module.h>
 
 #include <memory>
@@ -23,19 +23,23 @@ namespace trireme::train {
 /// the embeddings, or each part one of its rows of them.
 class ModelStage : public torch::nn::Module {
  public:
-  /// `config` is complete (plan::complete). Parameters are uninitialised, fp32, on the CPU.
-  ModelStage(const plan::ModelConfig& config, plan::UnitRange range);
+  /// `config` is complete (plan::complete), `model` what it describes, of which this uses some; null, for
+  /// text: a new one. Parameters are uninitialised, fp32, on the CPU.
+  ModelStage(const plan::ModelConfig& config, plan::UnitRange range,
+             std::shared_ptr<nn::Model> model = nullptr);
 
   /// Whether it has all of the head.
   bool is_last() const {
     return range_.end == config_.n_layers + 2 && !range_.norm_alone && !range_.head_rows;
   }
-  /// Tokens (B, T) int64 or (B, T, D) of the stage before -> (B, T, D). The last stage returns what it is
-  /// given: all its units run in loss().
+  /// Tokens (B, T) int64 or (B, T, D) of the stage before -> (B, T, D); of models of images what their units
+  /// take and give, where channels are the last of four dimensions between stages of a model in that layout.
+  /// The last stage returns what it is given: all its units run in loss().
   at::Tensor forward(const at::Tensor& x) const;
   /// Of the last stage: what forward() returned -> mean cross-entropy in nats, scalar fp32.
   at::Tensor loss(const at::Tensor& x, const nn::LossTarget& target) const;
-  /// The same -> logits (B, T, V). Of a part of the head those of its rows, of the output of the last stage.
+  /// The same -> logits (B, ..., V). Of a part of the head those of its rows, of the output of the last
+  /// stage.
   at::Tensor logits(const at::Tensor& x) const;
   /// Of a part of the head: the output of the last stage (B, T, D) -> nn::vocabulary_part().
   nn::VocabularyPart part(const at::Tensor& hidden, const nn::LossTarget& target) const;
@@ -60,13 +64,16 @@ class ModelStage : public torch::nn::Module {
                                                    const plan::PipelinePlan& pipeline);
 
  private:
+  nn::LanguageModel& text() const { return dynamic_cast<nn::LanguageModel&>(*model_); }
+  void adopt(const std::vector<plan::UnitSpec>& units);
+  bool moves_channels() const;
   at::Tensor run(std::vector<nn::Unit> units, const at::Tensor& x) const;
   at::Tensor run_part(const nn::UnitForward& forward, const at::Tensor& hidden) const;
   /// Of the only parameter of a part of the head, among those of the whole; 0 of other stages.
   int64_t first_element() const;
 
   plan::ModelConfig config_;
-  std::shared_ptr<nn::LanguageModel> model_;
+  std::shared_ptr<nn::Model> model_;
   plan::UnitRange range_;
 };
 

@@ -8,11 +8,20 @@
 #include "trireme/base/hash.h"
 #include "trireme/nn/init.h"
 #include "trireme/parallel/state_file.h"
+#include "trireme/parallel/wrap.h"
 #include "trireme/plan/stages.h"
+#include "trireme/plan/vision_model.h"
 #include "trireme/train/engine_options.h"
+#include "trireme/train/guesses.h"
+#include "trireme/train/image_model.h"
 
 namespace trireme::train {
 namespace {
+
+/// Counts, which have no shape, and statistics.
+at::ScalarType dtype_of_buffer(const std::vector<int64_t>& shape) {
+  return shape.empty() ? at::kLong : at::kFloat;
+}
 
 at::TensorOptions numbers_on(c10::Device device) {
   return at::TensorOptions().device(device).dtype(at::kDouble);
@@ -24,14 +33,15 @@ StagedModel::StagedModel(const ModelSetup& setup)
     : TrainedModel(setup),
       config_(setup.config),
       mesh_(setup.mesh),
+      micro_batch_(setup.batch.micro_batch),
       plan_(plan::plan_pipeline(setup.config, setup.batch)) {
   const plan::Schedule& schedule = plan_.schedule;
-  const nn::InitialWeights initial(config_.model, static_cast<uint64_t>(config_.seed));
+  const nn::InitialWeights initial(setup.facts.units, static_cast<uint64_t>(config_.seed));
   const comm::Mesh engine_mesh = parallel::stage_mesh(schedule, mesh_);
   std::vector<parallel::Stage> stages;
   for (const int64_t stage : schedule.stages_of(mesh_.pp_rank)) {
     const plan::UnitRange range = plan::units_of_stage(plan_.split, stage);
-    const auto module = std::make_shared<ModelStage>(config_.model, range);
+    const auto module = std::make_shared<ModelStage>(config_.model, range, image_model_of(engine_mesh));
     const auto engine = module->make_engine(engine_mesh, engine_options(config_, mesh_, fp8_history()),
                                             initial, config_.memory, config_.precision.fp8, fp8_history());
     parts_.push_back({engine, optim::build(config_.optim, engine->optimizer_params())});
@@ -59,6 +69,16 @@ StagedModel::StagedModel(const ModelSetup& setup)
       std::make_unique<parallel::Pipeline>(schedule, std::move(stages), loss_function(), mesh_, options);
 }
 
+/// None of text. Of text stages make their own.
+std::shared_ptr<nn::Model> StagedModel::image_model_of(const comm::Mesh& mesh) const {
+  if (!reads_images()) return nullptr;
+  return make_image_model(config_.model.vision, mesh);
+}
+
+bool StagedModel::reads_images() const {
+  return plan::reads_images(config_.model.family);
+}
+
 /// Engines refer to the stages.
 StagedModel::~StagedModel() {
   pipeline_.reset();
@@ -70,7 +90,12 @@ void StagedModel::name_units(const plan::ModelFacts& facts) {
   for (int64_t stage = 0; stage < plan_.schedule.all_stages(); ++stage) {
     first_unit_.push_back(units_.size());
     const auto range = plan::units_of_stage(plan_.split, stage);
-    for (const plan::UnitSpec& unit : plan::stage_units(config_.model, facts, range)) {
+    const std::vector<plan::UnitSpec> units = plan::stage_units(config_.model, facts, range);
+    if (reads_images()) {
+      for (const plan::BufferSpec& buffer : plan::buffers_of(config_.model.vision, units))
+        buffer_owners_[buffer.name] = {stage, buffer.shape};
+    }
+    for (const plan::UnitSpec& unit : units) {
       const bool repeats = unit.name == plan::kRootUnit || plan_.schedule.is_head_part(stage);
       units_.push_back(repeats ? fmt::format("{} of stage {}", unit.name, stage) : unit.name);
       for (const plan::ParamSpec& param : unit.params) {
@@ -86,6 +111,10 @@ void StagedModel::name_units(const plan::ModelFacts& facts) {
 parallel::StageLoss StagedModel::loss_function() {
   if (!last_) return {};
   return [this, chunk = config_.memory.loss_chunk_mib << 20](const at::Tensor& x, const at::Tensor& targets) {
+    if (counting_) {
+      count(last_->logits(x), targets);
+      return at::zeros({}, targets.options().dtype(at::kFloat));
+    }
     return last_->loss(x, {.targets = targets, .chunk_bytes = chunk, .gradient_scale = scale_});
   };
 }
@@ -187,9 +216,53 @@ void StagedModel::set_training(bool on) {
   for (const auto& stage : stages_) stage->train(on);
 }
 
-/// Rank 0 counts for all.
-/// Stages are those of text models, whose tokens nobody wants to see guessed.
-Scores StagedModel::evaluate(const std::vector<data::Batch>& batches, Guesses*) {
+/// Stages share no buffers, so each follows the first of its data-parallel ranks.
+void StagedModel::sync_buffers() {
+  for (size_t i = 0; i < stages_.size(); ++i) parallel::sync_buffers(*stages_[i], parts_[i].engine->mesh());
+}
+
+/// Rows of messages are alike, so rows of a batch that are missing repeat its first one, or are zeros where
+/// it has none, and count for nothing. Their places travel with the targets: (B, 2), the class and the number
+/// of the sample, -1 of such rows.
+Scores StagedModel::evaluate_images(const std::vector<data::Batch>& batches, Guesses* guesses) {
+  const int64_t rows = micro_batch_;
+  const plan::VisionConfig& model = config_.model.vision;
+  std::vector<at::Tensor> inputs, targets;
+  for (const data::Batch& batch : batches) {
+    at::Tensor images = at::zeros({rows, model.channels, model.image_size, model.image_size});
+    at::Tensor known = at::full({rows, 2}, -1, at::kLong);
+    if (batch.rows > 0) {
+      images.narrow(0, 0, batch.rows).copy_(batch.inputs);
+      known.narrow(0, 0, batch.rows).select(1, 0).copy_(batch.targets);
+      for (int64_t row = 0; row < batch.rows; ++row)
+        known[row][1] = batch.samples.at(static_cast<size_t>(row));
+    }
+    inputs.push_back(on_device(images));
+    targets.push_back(on_device(known));
+  }
+  counting_ = {.scores = {}, .guesses = guesses};
+  set_training(false);
+  pipeline_->evaluate(inputs, targets, std::vector<double>(batches.size(), 1.0));
+  set_training(true);
+  return std::exchange(counting_, std::nullopt)->scores;
+}
+
+void StagedModel::count(const at::Tensor& logits, const at::Tensor& targets) {
+  const at::Tensor known = targets.to(at::kCPU);
+  const int64_t rows = known.select(1, 1).ge(0).sum().item<int64_t>();
+  if (rows == 0) return;
+  const at::Tensor right = targets.narrow(0, 0, rows).select(1, 0).contiguous(),
+                   guessed = logits.narrow(0, 0, rows);
+  counting_->scores += score_images(guessed, right);
+  if (counting_->guesses == nullptr) return;
+  std::vector<int64_t> samples;
+  for (int64_t row = 0; row < rows; ++row) samples.push_back(known[row][1].item<int64_t>());
+  counting_->guesses->add(guessed, right, samples);
+}
+
+/// Of tokens, which nobody wants to see guessed, rank 0 counts for all.
+Scores StagedModel::evaluate(const std::vector<data::Batch>& batches, Guesses* guesses) {
+  if (reads_images()) return evaluate_images(batches, guesses);
   std::vector<at::Tensor> inputs, targets;
   std::vector<int64_t> rows;
   double all_rows = 0.0;
@@ -252,20 +325,33 @@ void StagedModel::visit_weights(const Visitor& body) {
   for (const Part& part : parts_) readers.emplace_back(*part.engine);
   for (const auto& [name, owners] : owners_) {
     std::vector<at::Tensor> rows;
-    for (const Owner& owner : owners) rows.push_back(on_root(name, owner, readers));
+    for (const Owner& owner : owners) {
+      const auto here = std::ranges::find(stage_of_part_, owner.stage);
+      at::Tensor mine;
+      if (here != stage_of_part_.end())
+        mine = readers[static_cast<size_t>(here - stage_of_part_.begin())].whole(name);
+      rows.push_back(on_root(mine, owner, at::kFloat));
+    }
     if (is_root) body(name, rows.size() == 1 ? rows.front() : at::cat(rows));
   }
 }
 
-at::Tensor StagedModel::on_root(const std::string& name, const Owner& owner,
-                                std::vector<parallel::DataParallel::Weights>& readers) {
-  const auto here = std::ranges::find(stage_of_part_, owner.stage);
-  at::Tensor weight;
-  if (here != stage_of_part_.end())
-    weight = readers[static_cast<size_t>(here - stage_of_part_.begin())].whole(name);
+void StagedModel::visit_buffers(const Visitor& body) {
+  for (const auto& [name, owner] : buffer_owners_) {
+    const auto here = std::ranges::find(stage_of_part_, owner.stage);
+    at::Tensor mine;
+    if (here != stage_of_part_.end())
+      mine = stages_[static_cast<size_t>(here - stage_of_part_.begin())]->named_buffers()[name];
+    const at::Tensor buffer = on_root(mine, owner, dtype_of_buffer(owner.shape));
+    if (mesh_.world->rank() == 0) body(name, buffer);
+  }
+}
+
+at::Tensor StagedModel::on_root(const at::Tensor& mine, const Owner& owner, at::ScalarType dtype) {
   const bool is_root = mesh_.world->rank() == 0;
   const int64_t from = plan_.schedule.rank_of(owner.stage, 0);
-  const auto options = at::TensorOptions().device(mesh_.world->device()).dtype(at::kFloat);
+  const auto options = at::TensorOptions().device(mesh_.world->device()).dtype(dtype);
+  at::Tensor weight = mine;
   if (mesh_.dp_rank == 0 && from != 0 && mesh_.pp_rank == from) {
     mesh_.pp->send(weight.to(options.device()).contiguous(), 0);
   } else if (is_root && from != 0) {
@@ -276,13 +362,17 @@ at::Tensor StagedModel::on_root(const std::string& name, const Owner& owner,
 }
 
 void StagedModel::save_weights(const std::string& path, const parallel::Notes& notes) {
-  std::map<std::string, std::vector<int64_t>> shapes;
+  parallel::TensorInfos infos;
   for (const auto& [name, owners] : owners_) {
-    shapes[name] = owners.front().shape;
-    for (size_t i = 1; i < owners.size(); ++i) shapes[name].front() += owners[i].shape.front();
+    auto& [shape, dtype] = infos[name] = {owners.front().shape, at::kFloat};
+    for (size_t i = 1; i < owners.size(); ++i) shape.front() += owners[i].shape.front();
   }
-  parallel::save_weights(
-      *mesh_.all, shapes, [this](const Visitor& body) { visit_weights(body); }, path, notes);
+  for (const auto& [name, owner] : buffer_owners_) infos[name] = {owner.shape, dtype_of_buffer(owner.shape)};
+  const auto visit = [this](const Visitor& body) {
+    visit_weights(body);
+    visit_buffers(body);
+  };
+  parallel::save_weights(*mesh_.all, infos, visit, path, notes);
 }
 
 std::string StagedModel::weights_digest() {

@@ -1,6 +1,7 @@
 #pragma once
 // A model in stages: pipelines, with data parallelism inside the stages.
 #include <map>
+#include <optional>
 #include <set>
 
 #include "trireme/parallel/pipeline.h"
@@ -25,6 +26,7 @@ class StagedModel : public TrainedModel {
   void record_steps(bool on) override { pipeline_->record(on); }
   std::optional<plan::PipelineReport> step_report() override { return pipeline_->report(); }
   int64_t batches_at_once() const override { return plan_.schedule.micro_batches; }
+  void sync_buffers() override;
   Scores evaluate(const std::vector<data::Batch>& batches, Guesses* guesses) override;
   std::vector<int32_t> generate(std::vector<int32_t> prompt, const SamplingOptions& options) override;
   void save_weights(const std::string& path, const parallel::Notes& notes) override;
@@ -41,11 +43,16 @@ class StagedModel : public TrainedModel {
   /// Calls body(name, fp32 CPU tensor) on rank 0 of the job for every parameter of the model, in name order,
   /// with one of them on its way at a time. Collective.
   void visit_weights(const Visitor& body);
-  /// This rank's fp32 weights of a stage on rank 0 of the job, undefined on others. Collective.
-  at::Tensor on_root(const std::string& name, const Owner& owner,
-                     std::vector<parallel::DataParallel::Weights>& readers);
+  /// The same for buffers, in their dtypes.
+  void visit_buffers(const Visitor& body);
+  /// `mine`, which the first data-parallel rank of a stage has, on rank 0 of the job; undefined on others.
+  at::Tensor on_root(const at::Tensor& mine, const Owner& owner, at::ScalarType dtype);
   void name_units(const plan::ModelFacts& facts);
+  bool reads_images() const;
+  std::shared_ptr<nn::Model> image_model_of(const comm::Mesh& mesh) const;
   parallel::StageLoss loss_function();
+  Scores evaluate_images(const std::vector<data::Batch>& batches, Guesses* guesses);
+  void count(const at::Tensor& logits, const at::Tensor& targets);
   std::function<nn::VocabularyPart(const at::Tensor&, const at::Tensor&)> part_function() const;
   /// (rows of this rank's part) logits -> (V) of all parts. Collective over the pipeline.
   at::Tensor joined_logits(const at::Tensor& mine) const;
@@ -57,6 +64,7 @@ class StagedModel : public TrainedModel {
 
   const plan::Config& config_;
   comm::Mesh mesh_;
+  int64_t micro_batch_;
   plan::PipelinePlan plan_;
   std::vector<std::shared_ptr<ModelStage>> stages_;  ///< of this rank
   std::vector<int64_t> stage_of_part_;               ///< by index of parts()
@@ -67,6 +75,13 @@ class StagedModel : public TrainedModel {
   std::vector<std::string> units_;
   std::vector<size_t> first_unit_;                    ///< in units_, by stage
   std::map<std::string, std::vector<Owner>> owners_;  ///< of parameters; several have rows, in this order
+  std::map<std::string, Owner> buffer_owners_;
+  /// Of the images that are evaluated now; none in training.
+  struct Counting {
+    Scores scores;
+    Guesses* guesses;
+  };
+  std::optional<Counting> counting_;
 };
 
 }  // namespace trireme::train

@@ -1,9 +1,22 @@
 #include "trireme/train/trained_model.h"
 
+#include <ATen/ATen.h>
+
+#include "trireme/nn/loss.h"
+#include "trireme/nn/top_k.h"
 #include "trireme/train/staged_model.h"
 #include "trireme/train/whole_model.h"
 
 namespace trireme::train {
+
+Scores score_images(const at::Tensor& logits, const at::Tensor& targets) {
+  const auto number = [](const at::Tensor& scalar) { return scalar.to(at::kDouble).item<double>(); };
+  const auto rows = static_cast<double>(logits.size(0));
+  return {.rows = rows,
+          .loss = rows * number(nn::cross_entropy(logits.to(at::kFloat), targets)),
+          .top1 = number(nn::top_k_hits(logits, targets, 1)),
+          .top5 = number(nn::top_k_hits(logits, targets, 5))};
+}
 
 TrainedModel::TrainedModel(const ModelSetup& setup) : all_ranks_(setup.mesh.all) {
   const plan::Fp8Config& fp8 = setup.config.precision.fp8;

@@ -47,6 +47,9 @@ struct Scores {
   }
 };
 
+/// Of B >= 1 images: logits (B, classes), targets (B) int64 on the same device.
+Scores score_images(const at::Tensor& logits, const at::Tensor& targets);
+
 class Guesses;
 
 class TrainedModel {

@@ -4,8 +4,6 @@
 
 #include "trireme/nn/init.h"
 #include "trireme/nn/language_model.h"
-#include "trireme/nn/loss.h"
-#include "trireme/nn/top_k.h"
 #include "trireme/parallel/state_file.h"
 #include "trireme/parallel/wrap.h"
 #include "trireme/plan/buckets.h"
@@ -43,10 +41,6 @@ std::shared_ptr<nn::Model> make_model(const ModelSetup& setup) {
   const plan::ModelConfig& model = setup.config.model;
   if (plan::reads_images(model.family)) return make_image_model(model.vision, setup.mesh);
   return nn::build(model);
-}
-
-double number(const at::Tensor& scalar) {
-  return scalar.to(at::kDouble).item<double>();
 }
 
 }  // namespace
@@ -107,16 +101,13 @@ Scores WholeModel::evaluate(const std::vector<data::Batch>& batches, Guesses* gu
     const at::Tensor inputs = batch.inputs.to(device_), targets = batch.targets.to(device_);
     const auto rows = static_cast<double>(batch.rows);
     if (!reads_images_) {
-      sum += {.rows = rows, .loss = rows * number(model_->loss(inputs, targets))};
+      sum += {.rows = rows, .loss = rows * model_->loss(inputs, targets).to(at::kDouble).item<double>()};
       continue;
     }
     const at::Tensor logits = model_->forward(inputs);
     if (batch.rows == 0) continue;
     if (guesses != nullptr) guesses->add(logits, targets, batch.samples);
-    sum += {.rows = rows,
-            .top1 = number(nn::top_k_hits(logits, targets, 1)),
-            .top5 = number(nn::top_k_hits(logits, targets, 5))};
-    sum.loss += rows * number(nn::cross_entropy(logits.to(at::kFloat), targets));
+    sum += score_images(logits, targets);
   }
   return sum;
 }

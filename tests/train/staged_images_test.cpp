@@ -1,0 +1,145 @@
+// Models of images in stages: what they learn, keep and write is what the model in one piece does.
+#include <fmt/format.h>
+
+#include "tests/train/image_fixture.h"
+#include "trireme/checkpoint/safetensors.h"
+
+namespace trireme::train {
+namespace {
+
+using plan::ImageNorm;
+using plan::PolicyName;
+using plan::ScheduleName;
+
+class StagedImages : public ImageRuns {
+ protected:
+  void SetUp() override {
+    ImageRuns::SetUp();
+    write_split("train", 48);  // whole steps, which are the same in stages and without
+    config_.train = {.epochs = 1, .global_batch = 8, .micro_batch = 2, .val_every = 3, .val_batches = 100};
+  }
+
+  struct Outcome {
+    Recorder recorder;
+    std::vector<std::string> guesses;
+    std::map<std::string, at::Tensor> tensors;  ///< of the file of weights
+  };
+  Outcome outcome(int64_t pp, int64_t dp = 1) {
+    config_.parallel.pp = pp;
+    train_on(pp * dp);
+    Outcome made{recorder_, {}, {}};
+    for (const Classification& guessed : guessed_) made.guesses.push_back(counted(guessed));
+    const checkpoint::SafetensorsReader file(options().weights_path);
+    for (const auto& [name, info] : file.tensors()) made.tensors[name] = file.read(name);
+    return made;
+  }
+
+  static void expect_near(const Outcome& got, const Outcome& wanted) {
+    ASSERT_EQ(got.recorder.steps.size(), wanted.recorder.steps.size());
+    for (size_t i = 0; i < wanted.recorder.steps.size(); ++i) {
+      const StepRecord &a = got.recorder.steps[i], &b = wanted.recorder.steps[i];
+      SCOPED_TRACE(fmt::format("step {}", b.step));
+      EXPECT_NEAR(a.loss, b.loss, 2e-6 * b.loss);
+      EXPECT_NEAR(a.grad_norm, b.grad_norm, 2e-5 * b.grad_norm);
+      EXPECT_EQ(a.tokens, b.tokens);
+      EXPECT_EQ(a.val_top1, b.val_top1);
+      EXPECT_EQ(a.val_top5, b.val_top5);
+      ASSERT_EQ(a.val_loss.has_value(), b.val_loss.has_value());
+      if (b.val_loss) {
+        EXPECT_NEAR(*a.val_loss, *b.val_loss, 1e-5 * *b.val_loss);
+      }
+    }
+    EXPECT_EQ(got.guesses, wanted.guesses);
+    ASSERT_EQ(got.tensors.size(), wanted.tensors.size());
+    for (const auto& [name, tensor] : wanted.tensors) {
+      ASSERT_TRUE(got.tensors.contains(name)) << name;
+      const at::Tensor& mine = got.tensors.at(name);
+      ASSERT_EQ(mine.scalar_type(), tensor.scalar_type()) << name;
+      const double size = tensor.to(at::kDouble).norm().item<double>();
+      EXPECT_LE((mine.to(at::kDouble) - tensor.to(at::kDouble)).norm().item<double>(), 2e-5 * size + 1e-6)
+          << name;
+    }
+  }
+};
+
+TEST_F(StagedImages, LearnWhatTheModelInOnePieceLearns) {
+  for (const ImageNorm norm : {ImageNorm::kGroup, ImageNorm::kBatch, ImageNorm::kSyncBatch}) {
+    config_.model.vision.norm = norm;
+    const Outcome whole = outcome(1), of_two = outcome(1, 2);
+    for (const int64_t pp : {2, 4}) {
+      SCOPED_TRACE(fmt::format("norm={}, pp={}", norm, pp));
+      expect_near(outcome(pp), whole);
+    }
+    for (const PolicyName policy : {PolicyName::kDdp, PolicyName::kFsdp}) {
+      SCOPED_TRACE(fmt::format("norm={}, {} of two ranks inside two stages", norm, policy));
+      config_.parallel.policy = policy;
+      expect_near(outcome(2, 2), of_two);
+    }
+    config_.parallel.policy = PolicyName::kDdp;
+  }
+}
+
+TEST_F(StagedImages, LearnTheSameUnderEverySchedule) {
+  const Outcome first = outcome(2);
+  for (const ScheduleName schedule : plan::all_values<ScheduleName>()) {
+    SCOPED_TRACE(plan::name(schedule));
+    config_.pipeline.schedule = schedule;
+    expect_near(outcome(2), first);
+  }
+}
+
+TEST_F(StagedImages, LearnTheSameOfOtherNetworksLayoutsAndMixtures) {
+  config_.data.mixup = 0.4;
+  config_.model.vision.label_smoothing = 0.1;
+  config_.model.vision.channels_last = false;
+  config_.memory.recompute = plan::Recompute::kBlock;
+  config_.model.vision.norm = ImageNorm::kBatch;
+  expect_near(outcome(2), outcome(1));
+}
+
+/// Micro-batches of a pipeline have one shape, so a step takes the rest of an epoch and the beginning of the
+/// next; held-out images are counted once in any case.
+TEST_F(StagedImages, StepsRunOnOverEpochs) {
+  write_split("train", kTrained);
+  config_.train.epochs = 2;
+  config_.parallel.pp = 2;
+  train_on(2);
+  ASSERT_EQ(recorder_.steps.size(), 6u) << "of 8 of 44 images";
+  for (const StepRecord& step : recorder_.steps) {
+    EXPECT_EQ(step.tokens, step.step * 8);
+    if (!step.val_top1) continue;
+    const double hits = *step.val_top1 * kHeldOut;
+    EXPECT_NEAR(hits, std::round(hits), 1e-9);
+  }
+  EXPECT_TRUE(recorder_.steps.back().val_top1);
+  EXPECT_EQ(guessed_.back().images, kHeldOut);
+}
+
+TEST_F(StagedImages, ResumeWithTheirRunningStatistics) {
+  config_.model.vision.norm = ImageNorm::kBatch;
+  config_.checkpoint.every = 2;
+  const Outcome whole = outcome(2);
+  train_on(2, /*stop_at=*/4);
+  train_on(2, 0, /*resume=*/true);
+  EXPECT_EQ(recorder_.summary.weights_digest, whole.recorder.summary.weights_digest);
+  const checkpoint::SafetensorsReader file(options().weights_path);
+  for (const auto& [name, tensor] : whole.tensors) EXPECT_TRUE(file.read(name).equal(tensor)) << name;
+}
+
+TEST_F(StagedImages, CountStateAndWireBytesFromTheProgramOfTheStage) {
+  config_.train.val_batches = 0;
+  for (const PolicyName policy : {PolicyName::kDdp, PolicyName::kZero1, PolicyName::kFsdp}) {
+    config_.parallel.policy = policy;
+    for (const int64_t dp : {1, 2}) {
+      SCOPED_TRACE(fmt::format("{}, {} ranks of a stage", policy, dp));
+      const RunCost cost = outcome(2, dp).recorder.summary.cost;
+      EXPECT_EQ(cost.measured_wire_bytes, cost.predicted_wire_bytes);
+      EXPECT_EQ(cost.measured.parameters, cost.predicted.parameters);
+      EXPECT_EQ(cost.measured.gradients, cost.predicted.gradients);
+      EXPECT_EQ(cost.measured.optimizer, cost.predicted.optimizer);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace trireme::train
