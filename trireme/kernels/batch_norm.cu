@@ -8,8 +8,8 @@
 namespace trireme::kernels::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int64_t kSumBlocks = 4 * 132;  // constants, so that the order of sums does not depend on the GPU
+constexpr int kThreads = 256, kBlocks = 4;  // of a multiprocessor
+constexpr int64_t kSumBlocks = 4 * 132;     // constants, so that the order of sums does not depend on the GPU
 constexpr int64_t kElementBlocks = 16 * 132;
 constexpr int kFinalChannels = 8, kFinalRows = 64;
 
@@ -30,18 +30,64 @@ struct Tiles {
   dim3 block() const { return {static_cast<unsigned>(across), static_cast<unsigned>(down)}; }
 };
 
-/// The rows and the pack of channels of a thread.
+/// The pack of channels and the rows of a thread.
 template <int kLanes>
 struct Place {
-  int64_t channel, first, step;
+  int64_t channel;
+  uint32_t channels, first, step, end;  // 32 bits, as registers are few
   bool inside;
 
-  __device__ explicit Place(int64_t channels)
+  __device__ Place(int64_t rows, int64_t row_channels)
       : channel((static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kLanes),
-        first(static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y),
-        step(static_cast<int64_t>(gridDim.y) * blockDim.y),
-        inside(channel < channels) {}
+        channels(static_cast<uint32_t>(row_channels)),
+        first(blockIdx.y * blockDim.y + threadIdx.y),
+        step(gridDim.y * blockDim.y),
+        end(static_cast<uint32_t>(rows)),
+        inside(channel < row_channels) {}
+  __device__ int64_t offset(uint32_t row) const {
+    return channel + static_cast<int64_t>(static_cast<uint64_t>(row) * channels);
+  }
 };
+
+/// Calls body(what Loaded::load() has read, where) for a thread's rows in their order, of which kInFlight are
+/// read at a time.
+template <typename Loaded, int kInFlight, int kLanes, typename Call, typename Body>
+__device__ void for_rows(const Place<kLanes>& place, const Call& call, const Body& body) {
+#pragma unroll 1
+  for (uint32_t row = place.first; row < place.end; row += kInFlight * place.step) {
+    Loaded loaded[kInFlight];
+#pragma unroll
+    for (int u = 0; u < kInFlight; ++u) {
+      if (row + u * place.step < place.end) loaded[u].load(call, place.offset(row + u * place.step));
+    }
+#pragma unroll
+    for (int u = 0; u < kInFlight; ++u) {
+      if (row + u * place.step < place.end) body(loaded[u], place.offset(row + u * place.step));
+    }
+  }
+}
+
+/// The same, where registers allow it, with the next row under way as soon as one is done. Its registers are
+/// those of the row that is done: loading earlier would cost copies that wait for what is under way.
+template <typename Loaded, int kInFlight, int kLanes, typename Call, typename Body>
+__device__ void for_rows_ahead(const Place<kLanes>& place, const Call& call, const Body& body) {
+  Loaded loaded[kInFlight];
+  const auto load = [&](int u, uint32_t row) {
+    if (row < place.end) loaded[u].load(call, place.offset(row));
+  };
+#pragma unroll
+  for (int u = 0; u < kInFlight; ++u) load(u, place.first + u * place.step);
+#pragma unroll 1
+  for (uint32_t row = place.first; row < place.end;) {
+#pragma unroll
+    for (int u = 0; u < kInFlight; ++u) {
+      if (row >= place.end) return;
+      body(loaded[u], place.offset(row));
+      load(u, row + kInFlight * place.step);
+      row += place.step;
+    }
+  }
+}
 
 /// Adds up the threads of a block that have the same channels, into row blockIdx.y of partial (chunks, 2, C).
 template <int kLanes>
@@ -87,35 +133,36 @@ __device__ float2 total_of(const float* partial, int64_t chunks, int64_t channel
   return sums[row][threadIdx.x];
 }
 
+/// What forward reads of a row.
+template <typename Scalar, int kLanes, bool kResidual>
+struct Inputs {
+  RawPack<Scalar, kLanes> x, residual;
+
+  __device__ void load(const BatchNormForward& call, int64_t at) {
+    x.load(static_cast<const Scalar*>(call.x) + at);
+    if constexpr (kResidual) residual.load(static_cast<const Scalar*>(call.residual) + at);
+  }
+};
+
 /// Sums of x - shift and of its squares, where shift is the first row: near the mean, so that little cancels.
 template <typename Scalar, int kLanes>
-__global__ void __launch_bounds__(kThreads)
-    forward_sums(float* partial, const Scalar* __restrict__ x, int64_t rows, int64_t channels) {
-  const Place<kLanes> place(channels);
+__global__ void __launch_bounds__(kThreads, kBlocks) forward_sums(BatchNormForward call, float* partial) {
+  const Place<kLanes> place(call.rows, call.channels);
   float one[kLanes] = {}, two[kLanes] = {};
   if (place.inside) {
     Pack<Scalar, kLanes> shift;
-    shift.load(x + place.channel);
-    constexpr int kInFlight = 4;
-    for (int64_t row = place.first; row < rows; row += kInFlight * place.step) {
-      RawPack<Scalar, kLanes> raw[kInFlight];
-#pragma unroll
-      for (int u = 0; u < kInFlight; ++u) {
-        if (row + u * place.step < rows) raw[u].load(x + (row + u * place.step) * channels + place.channel);
+    shift.load(static_cast<const Scalar*>(call.x) + place.channel);
+    using Row = Inputs<Scalar, kLanes, /*kResidual=*/false>;
+    for_rows_ahead<Row, /*kInFlight=*/4>(place, call, [&](const Row& row, int64_t) {
+      const auto x = row.x.pack();
+      for (int j = 0; j < kLanes; ++j) {
+        const float value = x[j] - shift[j];
+        one[j] += value;
+        two[j] += value * value;
       }
-#pragma unroll
-      for (int u = 0; u < kInFlight; ++u) {
-        if (row + u * place.step >= rows) break;
-        const auto values = raw[u].pack();
-        for (int j = 0; j < kLanes; ++j) {
-          const float value = values[j] - shift[j];
-          one[j] += value;
-          two[j] += value * value;
-        }
-      }
-    }
+    });
   }
-  store_sums(one, two, place, channels, partial);
+  store_sums(one, two, place, call.channels, partial);
 }
 
 // Rows of the statistics; scale * x + shift is the norm of x.
@@ -173,104 +220,91 @@ __global__ void __launch_bounds__(kFinalChannels* kFinalRows)
 }
 
 template <typename Scalar, int kLanes, bool kResidual, bool kRelu>
-__global__ void __launch_bounds__(kThreads) forward_elements(BatchNormForward call) {
-  const Place<kLanes> place(call.channels);
+__global__ void __launch_bounds__(kThreads, kBlocks) forward_elements(BatchNormForward call) {
+  const Place<kLanes> place(call.rows, call.channels);
   if (!place.inside) return;
   const PerChannel<kLanes> scale(call.statistics + kScale * call.channels, place.channel);
   const PerChannel<kLanes> shift(call.statistics + kShift * call.channels, place.channel);
-  const Scalar* const x = static_cast<const Scalar*>(call.x);
-  const Scalar* const residual = static_cast<const Scalar*>(call.residual);
-#pragma unroll 2
-  for (int64_t row = place.first; row < call.rows; row += place.step) {
-    const int64_t at = row * call.channels + place.channel;
-    RawPack<Scalar, kLanes> raw, other;
-    raw.load(x + at);
-    if constexpr (kResidual) other.load(residual + at);
-    const auto values = raw.pack();
+  using Row = Inputs<Scalar, kLanes, kResidual>;
+  for_rows_ahead<Row, kResidual ? 2 : 4>(place, call, [&](const Row& row, int64_t at) {
+    const auto x = row.x.pack();
     Pack<Scalar, kLanes> y;
     for (int j = 0; j < kLanes; ++j) {
-      float value = __fmaf_rn(values[j], scale[j], shift[j]);
-      if constexpr (kResidual) value += other.pack()[j];
+      float value = __fmaf_rn(x[j], scale[j], shift[j]);
+      if constexpr (kResidual) value += row.residual.pack()[j];
       if constexpr (kRelu) value = positive_part(value);
       y.set(j, value);
     }
     y.store(static_cast<Scalar*>(call.y) + at);
-  }
+  });
 }
 
 /// What came behind the norm.
 enum class Behind { kNothing, kRelu, kResidualAndRelu };
 
-/// The gradient of what the norm gave: of its outputs, where ReLU let them pass. Without a residual that is
-/// seen from x, which is read anyway.
+/// What backward reads of a row.
 template <typename Scalar, int kLanes, Behind kBehind>
-class NormGradient {
- public:
-  __device__ NormGradient(const BatchNormBackward& call, const Place<kLanes>& place)
-      : scale_(call.statistics + kScale * call.channels, place.channel),
-        shift_(call.statistics + kShift * call.channels, place.channel) {}
+struct Outputs {
+  RawPack<Scalar, kLanes> x, dy, y;
 
-  struct Loaded {
-    RawPack<Scalar, kLanes> x, dy, y;
-
-    __device__ void load(const BatchNormBackward& call, int64_t at) {
-      x.load(static_cast<const Scalar*>(call.x) + at);
-      dy.load(static_cast<const Scalar*>(call.dy) + at);
-      if constexpr (kBehind == Behind::kResidualAndRelu) y.load(static_cast<const Scalar*>(call.y) + at);
-    }
-  };
-
-  __device__ Pack<Scalar, kLanes> of(const Loaded& loaded, const Pack<Scalar, kLanes>& x) const {
-    auto gradient = loaded.dy.pack();
-    if constexpr (kBehind == Behind::kRelu) {
-      for (int j = 0; j < kLanes; ++j) {
-        const Scalar y = from_float<Scalar>(__fmaf_rn(x[j], scale_[j], shift_[j]));
-        if (to_float(y) <= 0.0f) gradient.set(j, 0.0f);
-      }
-    } else if constexpr (kBehind == Behind::kResidualAndRelu) {
-      const auto y = loaded.y.pack();
-      for (int j = 0; j < kLanes; ++j) {
-        if (y[j] <= 0.0f) gradient.set(j, 0.0f);
-      }
-    }
-    return gradient;
+  __device__ void load(const BatchNormBackward& call, int64_t at) {
+    x.load(static_cast<const Scalar*>(call.x) + at);
+    dy.load(static_cast<const Scalar*>(call.dy) + at);
+    if constexpr (kBehind == Behind::kResidualAndRelu) y.load(static_cast<const Scalar*>(call.y) + at);
   }
-
- private:
-  PerChannel<kLanes> scale_, shift_;  // of ReLU alone; the compiler leaves them out elsewhere
 };
 
-/// Sums of the gradient and of its product with x - mean.
+/// The gradient of what the norm gave: of its outputs, where ReLU let them pass. Without a residual that is
+/// seen from x, which is read anyway; scale and shift are used there alone.
 template <typename Scalar, int kLanes, Behind kBehind>
-__global__ void __launch_bounds__(kThreads) backward_sums(BatchNormBackward call, float* partial) {
-  const Place<kLanes> place(call.channels);
+__device__ Pack<Scalar, kLanes> norm_gradient(const Outputs<Scalar, kLanes, kBehind>& row,
+                                              const PerChannel<kLanes>& scale,
+                                              const PerChannel<kLanes>& shift) {
+  const auto x = row.x.pack();
+  auto gradient = row.dy.pack();
+  for (int j = 0; j < kLanes; ++j) {
+    if constexpr (kBehind == Behind::kRelu) {
+      const Scalar seen = from_float<Scalar>(__fmaf_rn(x[j], scale[j], shift[j]));
+      if (to_float(seen) <= 0.0f) gradient.set(j, 0.0f);
+    } else if constexpr (kBehind == Behind::kResidualAndRelu) {
+      if (row.y.pack()[j] <= 0.0f) gradient.set(j, 0.0f);
+    }
+  }
+  return gradient;
+}
+
+/// Sums of the gradient and of its product with x - mean. Behind a residual the gradient is the residual's
+/// too, and is stored: the elements then read it alone.
+template <typename Scalar, int kLanes, Behind kBehind>
+__global__ void __launch_bounds__(kThreads, kBlocks) backward_sums(BatchNormBackward call, float* partial) {
+  __shared__ alignas(16) float means[32 * kLanes];  // of the block's channels, as registers are few
+  const Place<kLanes> place(call.rows, call.channels);
+  const int lane = static_cast<int>(threadIdx.x) * kLanes;
+  if (threadIdx.y == 0 && place.inside) {
+    for (int j = 0; j < kLanes; ++j)
+      means[lane + j] = call.statistics[kMean * call.channels + place.channel + j];
+  }
+  __syncthreads();
   float one[kLanes] = {}, two[kLanes] = {};
   if (place.inside) {
-    const NormGradient<Scalar, kLanes, kBehind> gradient(call, place);
-    const PerChannel<kLanes> mean(call.statistics + kMean * call.channels, place.channel);
-    constexpr int kInFlight = 2;
-    for (int64_t row = place.first; row < call.rows; row += kInFlight * place.step) {
-      typename NormGradient<Scalar, kLanes, kBehind>::Loaded loaded[kInFlight];
-#pragma unroll
-      for (int u = 0; u < kInFlight; ++u) {
-        if (row + u * place.step >= call.rows) break;
-        loaded[u].load(call, (row + u * place.step) * call.channels + place.channel);
+    const PerChannel<kLanes> scale(call.statistics + kScale * call.channels, place.channel);
+    const PerChannel<kLanes> shift(call.statistics + kShift * call.channels, place.channel);
+    using Row = Outputs<Scalar, kLanes, kBehind>;
+    for_rows<Row, /*kInFlight=*/2>(place, call, [&](const Row& row, int64_t at) {
+      asm volatile("" ::: "memory");  // else the means are moved to registers
+      const PerChannel<kLanes> mean(means, lane);
+      const auto x = row.x.pack(), dz = norm_gradient(row, scale, shift);
+      for (int j = 0; j < kLanes; ++j) {
+        one[j] += dz[j];
+        two[j] += dz[j] * (x[j] - mean[j]);
       }
-#pragma unroll
-      for (int u = 0; u < kInFlight; ++u) {
-        if (row + u * place.step >= call.rows) break;
-        const auto x = loaded[u].x.pack(), dz = gradient.of(loaded[u], x);
-        for (int j = 0; j < kLanes; ++j) {
-          one[j] += dz[j];
-          two[j] += dz[j] * (x[j] - mean[j]);
-        }
-      }
-    }
+      if constexpr (kBehind == Behind::kResidualAndRelu) dz.store(static_cast<Scalar*>(call.d_residual) + at);
+    });
   }
   store_sums(one, two, place, call.channels, partial);
 }
 
-/// dx = scratch[0] * dz + scratch[1] * x + scratch[2].
+/// dx = scale * dz + scratch[0] * x + scratch[1].
 template <typename Scalar>
 __global__ void __launch_bounds__(kFinalChannels* kFinalRows)
     backward_coefficients(BatchNormBackward call, const float* partial, int64_t chunks) {
@@ -287,30 +321,25 @@ __global__ void __launch_bounds__(kFinalChannels* kFinalRows)
   put(call.d_bias, sum.x, call.adds_to_bias);
   const float scale = call.statistics[kScale * channels + c];
   const float slope = -scale * rstd * rstd * (sum.y / rows);
-  call.scratch[c] = scale;
-  call.scratch[channels + c] = slope;
-  call.scratch[2 * channels + c] = -scale * (sum.x / rows) - slope * mean;
+  call.scratch[c] = slope;
+  call.scratch[channels + c] = -scale * (sum.x / rows) - slope * mean;
 }
 
 template <typename Scalar, int kLanes, Behind kBehind>
-__global__ void __launch_bounds__(kThreads) backward_elements(BatchNormBackward call) {
-  const Place<kLanes> place(call.channels);
+__global__ void __launch_bounds__(kThreads, kBlocks) backward_elements(BatchNormBackward call) {
+  const Place<kLanes> place(call.rows, call.channels);
   if (!place.inside) return;
-  const NormGradient<Scalar, kLanes, kBehind> gradient(call, place);
-  const PerChannel<kLanes> scale(call.scratch, place.channel);
-  const PerChannel<kLanes> slope(call.scratch + call.channels, place.channel);
-  const PerChannel<kLanes> shift(call.scratch + 2 * call.channels, place.channel);
-#pragma unroll 2
-  for (int64_t row = place.first; row < call.rows; row += place.step) {
-    const int64_t at = row * call.channels + place.channel;
-    typename NormGradient<Scalar, kLanes, kBehind>::Loaded loaded;
-    loaded.load(call, at);
-    const auto x = loaded.x.pack(), dz = gradient.of(loaded, x);
+  const PerChannel<kLanes> scale(call.statistics + kScale * call.channels, place.channel);
+  const PerChannel<kLanes> shift(call.statistics + kShift * call.channels, place.channel);
+  const PerChannel<kLanes> slope(call.scratch, place.channel);
+  const PerChannel<kLanes> offset(call.scratch + call.channels, place.channel);
+  using Row = Outputs<Scalar, kLanes, kBehind>;
+  for_rows<Row, /*kInFlight=*/2>(place, call, [&](const Row& row, int64_t at) {
+    const auto x = row.x.pack(), dz = norm_gradient(row, scale, shift);
     Pack<Scalar, kLanes> dx;
-    for (int j = 0; j < kLanes; ++j) dx.set(j, scale[j] * dz[j] + (slope[j] * x[j] + shift[j]));
+    for (int j = 0; j < kLanes; ++j) dx.set(j, scale[j] * dz[j] + (slope[j] * x[j] + offset[j]));
     dx.store(static_cast<Scalar*>(call.dx) + at);
-    if constexpr (kBehind == Behind::kResidualAndRelu) dz.store(static_cast<Scalar*>(call.d_residual) + at);
-  }
+  });
 }
 
 /// Calls body(bool constant) for `value`.
@@ -326,8 +355,7 @@ int run_forward(const BatchNormForward& call, cudaStream_t stream) {
   const Tiles sums(call.rows, packs, kSumBlocks), elements(call.rows, packs, kElementBlocks);
   float* const partial = call.scratch;
   const dim3 final_grid(static_cast<unsigned>((call.channels + kFinalChannels - 1) / kFinalChannels));
-  forward_sums<Scalar, kLanes><<<sums.grid(), sums.block(), 0, stream>>>(
-      partial, static_cast<const Scalar*>(call.x), call.rows, call.channels);
+  forward_sums<Scalar, kLanes><<<sums.grid(), sums.block(), 0, stream>>>(call, partial);
   forward_statistics<Scalar>
       <<<final_grid, dim3(kFinalChannels, kFinalRows), 0, stream>>>(call, partial, sums.chunks);
   with_constant(call.residual != nullptr, [&](auto residual) {
@@ -344,19 +372,23 @@ int run_backward(const BatchNormBackward& call, cudaStream_t stream) {
   constexpr int kLanes = kFullPack<Scalar>;
   const int64_t packs = call.channels / kLanes;
   const Tiles sums(call.rows, packs, kSumBlocks), elements(call.rows, packs, kElementBlocks);
-  float* const partial = call.scratch + 3 * call.channels;
+  float* const partial = call.scratch + 2 * call.channels;
   const dim3 final_grid(static_cast<unsigned>((call.channels + kFinalChannels - 1) / kFinalChannels));
   backward_sums<Scalar, kLanes, kBehind><<<sums.grid(), sums.block(), 0, stream>>>(call, partial);
   backward_coefficients<Scalar>
       <<<final_grid, dim3(kFinalChannels, kFinalRows), 0, stream>>>(call, partial, sums.chunks);
-  backward_elements<Scalar, kLanes, kBehind><<<elements.grid(), elements.block(), 0, stream>>>(call);
+  constexpr bool kStored = kBehind == Behind::kResidualAndRelu;
+  BatchNormBackward rest = call;
+  if (kStored) rest.dy = call.d_residual;
+  backward_elements<Scalar, kLanes, kStored ? Behind::kNothing : kBehind>
+      <<<elements.grid(), elements.block(), 0, stream>>>(rest);
   return cudaGetLastError();
 }
 
 }  // namespace
 
 int64_t batch_norm_scratch(int64_t channels) {
-  return (3 + 2 * kSumBlocks) * channels;
+  return (2 + 2 * kSumBlocks) * channels;
 }
 
 int batch_norm_forward(const BatchNormForward& call, Dtype dtype, void* stream) {

@@ -45,9 +45,9 @@ int64_t column_scratch(int64_t width);
 
 // Batch norms (batch_norm.cu), as in batch_norm.h.
 
-/// channels is a multiple of 16 bytes, pointers to elements are aligned to 16, and rows are at least 2.
-/// `scratch`: batch_norm_scratch(channels) floats, aligned to 16 bytes. `statistics` (4, channels): mean,
-/// rstd, and the scale and shift that make x normal. `batches` (nullptr: none) counts calls.
+/// channels is a multiple of 16 bytes, pointers to elements are aligned to 16, and rows are at least 2 and fit
+/// in 31 bits. `scratch`: batch_norm_scratch(channels) floats, aligned to 16 bytes. `statistics` (4, channels):
+/// mean, rstd, and the scale and shift that make x normal. `batches` (nullptr: none) counts calls.
 struct BatchNormForward {
   void* y;
   float* statistics;

@@ -197,7 +197,8 @@ bool can_batch_norm(const at::Tensor& x) {
   if (!x.is_cuda()) return x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16;
   const bool known =
       x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf;
-  return known && x.size(1) * static_cast<int64_t>(x.element_size()) % 16 == 0 &&
+  const bool counted = x.numel() / x.size(1) <= std::numeric_limits<int32_t>::max();
+  return known && counted && x.size(1) * static_cast<int64_t>(x.element_size()) % 16 == 0 &&
          reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
 }
 
