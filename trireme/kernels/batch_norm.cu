@@ -44,6 +44,17 @@ struct Place {
         step(gridDim.y * blockDim.y),
         end(static_cast<uint32_t>(rows)),
         inside(channel < row_channels) {}
+  /// Neighbouring rows for each block, and the last rows for the first one: the sums, which all blocks take
+  /// from the first rows to the last, have left those in the cache.
+  __device__ static Place from_the_end(int64_t rows, int64_t channels) {
+    Place place(rows, channels);
+    const uint32_t each = (place.end + gridDim.y - 1) / gridDim.y;
+    const uint32_t begin = (gridDim.y - 1 - blockIdx.y) * each;
+    place.first = begin + threadIdx.y;
+    place.step = blockDim.y;
+    place.end = min(place.end, begin + each);
+    return place;
+  }
   __device__ int64_t offset(uint32_t row) const {
     return channel + static_cast<int64_t>(static_cast<uint64_t>(row) * channels);
   }
@@ -221,7 +232,7 @@ __global__ void __launch_bounds__(kFinalChannels* kFinalRows)
 
 template <typename Scalar, int kLanes, bool kResidual, bool kRelu>
 __global__ void __launch_bounds__(kThreads, kBlocks) forward_elements(BatchNormForward call) {
-  const Place<kLanes> place(call.rows, call.channels);
+  const auto place = Place<kLanes>::from_the_end(call.rows, call.channels);
   if (!place.inside) return;
   const PerChannel<kLanes> scale(call.statistics + kScale * call.channels, place.channel);
   const PerChannel<kLanes> shift(call.statistics + kShift * call.channels, place.channel);
@@ -327,7 +338,7 @@ __global__ void __launch_bounds__(kFinalChannels* kFinalRows)
 
 template <typename Scalar, int kLanes, Behind kBehind>
 __global__ void __launch_bounds__(kThreads, kBlocks) backward_elements(BatchNormBackward call) {
-  const Place<kLanes> place(call.rows, call.channels);
+  const auto place = Place<kLanes>::from_the_end(call.rows, call.channels);
   if (!place.inside) return;
   const PerChannel<kLanes> scale(call.statistics + kScale * call.channels, place.channel);
   const PerChannel<kLanes> shift(call.statistics + kShift * call.channels, place.channel);
