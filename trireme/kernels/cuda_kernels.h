@@ -45,9 +45,9 @@ int64_t column_scratch(int64_t width);
 
 // Batch norms (batch_norm.cu), as in batch_norm.h.
 
-/// channels is a multiple of 16 bytes, pointers to elements are aligned to 16, and rows are at least 2 and fit
-/// in 31 bits. `scratch`: batch_norm_scratch(channels) floats, aligned to 16 bytes. `statistics` (4, channels):
-/// mean, rstd, and the scale and shift that make x normal. `batches` (nullptr: none) counts calls.
+/// channels is a multiple of 16 bytes, pointers to elements are aligned to 16, and rows are at least 2 and
+/// fit in 31 bits. `scratch`: batch_norm_scratch(channels) floats, aligned to 16 bytes. `statistics` (4,
+/// channels): mean, rstd, and the scale and shift that make x normal. `batches` (nullptr: none) counts calls.
 struct BatchNormForward {
   void* y;
   float* statistics;
@@ -72,6 +72,19 @@ struct BatchNormBackward {
 };
 int batch_norm_backward(const BatchNormBackward& call, Dtype dtype, void* stream);
 int64_t batch_norm_scratch(int64_t channels);
+
+// Weights of convolutions (conv_weights.cu).
+
+/// (out, channels, positions) contiguous, or channels-last: (out, positions, channels) in memory.
+struct ConvWeights {
+  static constexpr int64_t kMostPositions = 128;
+  int64_t out, channels, positions;
+};
+/// `to` channels-last = `from` contiguous.
+int turn_conv_weights(void* to, const void* from, const ConvWeights& shape, Dtype dtype, void* stream);
+/// `to` contiguous = `from` channels-last, or with `adds` += it; `to` may be fp32 whatever `dtype` is.
+int add_conv_weights(void* to, Dtype to_dtype, const void* from, bool adds, const ConvWeights& shape,
+                     Dtype dtype, void* stream);
 
 // Maxima (max_pool.cu).
 

@@ -47,6 +47,12 @@ int batch_norm_backward(const BatchNormBackward&, Dtype, void*) {
 int64_t batch_norm_scratch(int64_t) {
   absent("batch_norm_scratch");
 }
+int turn_conv_weights(void*, const void*, const ConvWeights&, Dtype, void*) {
+  absent("turn_conv_weights");
+}
+int add_conv_weights(void*, Dtype, const void*, bool, const ConvWeights&, Dtype, void*) {
+  absent("add_conv_weights");
+}
 int max_pool_forward(const MaxPool&, void*, uint8_t*, const void*, Dtype, void*) {
   absent("max_pool_forward");
 }

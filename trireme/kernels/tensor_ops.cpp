@@ -72,6 +72,15 @@ at::Tensor scratch(const at::Tensor& like, int64_t floats) {
   return at::empty({floats}, like.options().dtype(at::kFloat));
 }
 
+/// Whether dtype_of() knows the dtype.
+bool has_kernels(const at::Tensor& x) {
+  return x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf;
+}
+
+cuda::ConvWeights conv_weights_of(const at::Tensor& weight) {
+  return {.out = weight.size(0), .channels = weight.size(1), .positions = weight.size(2) * weight.size(3)};
+}
+
 cuda::MaxPool max_pool_of(const at::Tensor& x, const at::Tensor& y, const PoolWindow& window) {
   return {.images = x.size(0),
           .channels = x.size(1),
@@ -195,10 +204,8 @@ bool can_batch_norm(const at::Tensor& x) {
   if (x.dim() != 4 || x.numel() < 2 * x.size(1) || !x.is_contiguous(at::MemoryFormat::ChannelsLast))
     return false;
   if (!x.is_cuda()) return x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16;
-  const bool known =
-      x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf;
   const bool counted = x.numel() / x.size(1) <= std::numeric_limits<int32_t>::max();
-  return known && counted && x.size(1) * static_cast<int64_t>(x.element_size()) % 16 == 0 &&
+  return has_kernels(x) && counted && x.size(1) * static_cast<int64_t>(x.element_size()) % 16 == 0 &&
          reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
 }
 
@@ -331,6 +338,24 @@ void group_norm_backward(at::Tensor& dx, at::Tensor& d_residual, at::Tensor& d_w
                                  .weight = weight.const_data_ptr<Scalar>(),
                                  .statistics = floats(statistics)});
   });
+}
+
+void turn_conv_weights(at::Tensor& turned, const at::Tensor& weight) {
+  launched(cuda::turn_conv_weights(mutable_data(turned), data(weight), conv_weights_of(weight),
+                                   dtype_of(weight), current_stream()),
+           "turn_conv_weights");
+}
+
+void add_conv_weights(const GradientOut& to, const at::Tensor& gradient) {
+  at::Tensor sum = to.tensor;
+  launched(cuda::add_conv_weights(mutable_data(sum), dtype_of(sum), data(gradient), to.adds,
+                                  conv_weights_of(gradient), dtype_of(gradient), current_stream()),
+           "add_conv_weights");
+}
+
+bool can_turn(const at::Tensor& weight) {
+  return weight.is_cuda() && weight.dim() == 4 && weight.is_contiguous() && has_kernels(weight) &&
+         weight.size(2) * weight.size(3) <= cuda::ConvWeights::kMostPositions;
 }
 
 bool can_max_pool(const at::Tensor& x) {

@@ -74,6 +74,12 @@ void group_norm_backward(at::Tensor& dx, at::Tensor& d_residual, at::Tensor& d_w
 /// Whether they take x.
 bool can_group_norm(const at::Tensor& x);
 
+/// On a GPU, for weights of convolutions (out, in, kernel, kernel) that can_turn(): turned, channels-last, =
+/// weight, contiguous; and a gradient, channels-last, goes to `to`, contiguous, which may be fp32.
+void turn_conv_weights(at::Tensor& turned, const at::Tensor& weight);
+void add_conv_weights(const GradientOut& to, const at::Tensor& gradient);
+bool can_turn(const at::Tensor& weight);
+
 /// On a GPU, as in cuda_kernels.h, of images whose channels are innermost in memory; taken (as y) uint8.
 struct PoolWindow {
   int64_t kernel, stride, padding;

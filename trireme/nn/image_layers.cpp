@@ -5,6 +5,7 @@
 #include "trireme/base/error.h"
 #include "trireme/kernels/tensor_ops.h"
 #include "trireme/nn/batch_norm.h"
+#include "trireme/nn/convolution.h"
 #include "trireme/nn/group_norm.h"
 
 namespace trireme::nn {
@@ -60,6 +61,7 @@ at::Tensor Conv2d::forward(const at::Tensor& x) const {
     };
     return at::conv2d(every(every(x, 2), 3), weight, bias);
   }
+  if (!bias.defined()) return conv2d(x, weight, stride_, padding_);
   return at::conv2d(x, weight, bias, {stride_, stride_}, {padding_, padding_});
 }
 

@@ -22,7 +22,7 @@ using torch::profiler::impl::ProfilerConfig;
 using torch::profiler::impl::ProfilerState;
 
 /// What names of kernels contain, in the order in which it is looked for.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 54> kMarks = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 55> kMarks = {{
     {"vectorized_gather", "embedding"},
     {"nccl", "communication"},
     {"sum_kernel<", "communication"},
@@ -35,6 +35,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 54> kMarks =
     {"implicit_gemm", "convolution"},
     {"ImplicitGemmConvolution", "convolution"},
     {"fprop_optimized", "convolution"},
+    {"conv_weights", "convolution"},
     {"forward_sums", "norm"},
     {"backward_sums", "norm"},
     {"forward_statistics", "norm"},
