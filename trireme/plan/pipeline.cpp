@@ -23,10 +23,11 @@ void check_stages(const Config& config, int64_t stages) {
   if (stages <= config.model.n_layers + (spread ? 0 : 1)) return;
   throw ConfigError(
       "[plan.pipeline] there are {} stages, but the model has only {} blocks{} to distribute; lower "
-      "parallel.pp={}{}, or raise model.n_layers",
+      "parallel.pp={}{}, or raise model.{}",
       stages, config.model.n_layers, spread ? "" : " and the head", config.parallel.pp,
       stages > config.parallel.pp ? " or the number of stages per rank (pipeline.chunks, pipeline.schedule)"
-                                  : "");
+                                  : "",
+      reads_images(config.model.family) ? "depth" : "n_layers");
 }
 
 Schedule schedule_of(const Config& config, int64_t micro_batches) {

@@ -5,23 +5,14 @@
 #include <algorithm>
 #include <utility>
 
-#include "trireme/base/hash.h"
 #include "trireme/nn/init.h"
-#include "trireme/parallel/state_file.h"
-#include "trireme/parallel/wrap.h"
 #include "trireme/plan/stages.h"
 #include "trireme/plan/vision_model.h"
 #include "trireme/train/engine_options.h"
-#include "trireme/train/guesses.h"
 #include "trireme/train/image_model.h"
 
 namespace trireme::train {
 namespace {
-
-/// Counts, which have no shape, and statistics.
-at::ScalarType dtype_of_buffer(const std::vector<int64_t>& shape) {
-  return shape.empty() ? at::kLong : at::kFloat;
-}
 
 at::TensorOptions numbers_on(c10::Device device) {
   return at::TensorOptions().device(device).dtype(at::kDouble);
@@ -69,7 +60,7 @@ StagedModel::StagedModel(const ModelSetup& setup)
       std::make_unique<parallel::Pipeline>(schedule, std::move(stages), loss_function(), mesh_, options);
 }
 
-/// None of text. Of text stages make their own.
+/// Null of text, of which each stage makes its own.
 std::shared_ptr<nn::Model> StagedModel::image_model_of(const comm::Mesh& mesh) const {
   if (!reads_images()) return nullptr;
   return make_image_model(config_.model.vision, mesh);
@@ -216,70 +207,6 @@ void StagedModel::set_training(bool on) {
   for (const auto& stage : stages_) stage->train(on);
 }
 
-/// Stages share no buffers, so each follows the first of its data-parallel ranks.
-void StagedModel::sync_buffers() {
-  for (size_t i = 0; i < stages_.size(); ++i) parallel::sync_buffers(*stages_[i], parts_[i].engine->mesh());
-}
-
-/// Rows of messages are alike, so rows of a batch that are missing repeat its first one, or are zeros where
-/// it has none, and count for nothing. Their places travel with the targets: (B, 2), the class and the number
-/// of the sample, -1 of such rows.
-Scores StagedModel::evaluate_images(const std::vector<data::Batch>& batches, Guesses* guesses) {
-  const int64_t rows = micro_batch_;
-  const plan::VisionConfig& model = config_.model.vision;
-  std::vector<at::Tensor> inputs, targets;
-  for (const data::Batch& batch : batches) {
-    at::Tensor images = at::zeros({rows, model.channels, model.image_size, model.image_size});
-    at::Tensor known = at::full({rows, 2}, -1, at::kLong);
-    if (batch.rows > 0) {
-      images.narrow(0, 0, batch.rows).copy_(batch.inputs);
-      known.narrow(0, 0, batch.rows).select(1, 0).copy_(batch.targets);
-      for (int64_t row = 0; row < batch.rows; ++row)
-        known[row][1] = batch.samples.at(static_cast<size_t>(row));
-    }
-    inputs.push_back(on_device(images));
-    targets.push_back(on_device(known));
-  }
-  counting_ = {.scores = {}, .guesses = guesses};
-  set_training(false);
-  pipeline_->evaluate(inputs, targets, std::vector<double>(batches.size(), 1.0));
-  set_training(true);
-  return std::exchange(counting_, std::nullopt)->scores;
-}
-
-void StagedModel::count(const at::Tensor& logits, const at::Tensor& targets) {
-  const at::Tensor known = targets.to(at::kCPU);
-  const int64_t rows = known.select(1, 1).ge(0).sum().item<int64_t>();
-  if (rows == 0) return;
-  const at::Tensor right = targets.narrow(0, 0, rows).select(1, 0).contiguous(),
-                   guessed = logits.narrow(0, 0, rows);
-  counting_->scores += score_images(guessed, right);
-  if (counting_->guesses == nullptr) return;
-  std::vector<int64_t> samples;
-  for (int64_t row = 0; row < rows; ++row) samples.push_back(known[row][1].item<int64_t>());
-  counting_->guesses->add(guessed, right, samples);
-}
-
-/// Of tokens, which nobody wants to see guessed, rank 0 counts for all.
-Scores StagedModel::evaluate(const std::vector<data::Batch>& batches, Guesses* guesses) {
-  if (reads_images()) return evaluate_images(batches, guesses);
-  std::vector<at::Tensor> inputs, targets;
-  std::vector<int64_t> rows;
-  double all_rows = 0.0;
-  for (const data::Batch& batch : batches) {
-    inputs.push_back(on_device(batch.inputs));
-    targets.push_back(on_device(batch.targets));
-    rows.push_back(batch.rows);
-    all_rows += static_cast<double>(batch.step_rows);
-  }
-  scale_ = 1.0;
-  set_training(false);
-  const at::Tensor mean = pipeline_->evaluate(inputs, targets, {rows.begin(), rows.end()});
-  set_training(true);
-  if (mesh_.world->rank() != 0) return {};
-  return {.rows = all_rows, .loss = mean.item<double>() * all_rows};
-}
-
 /// The rank that has the last stage tells the others; of a head that is spread each has some.
 at::Tensor StagedModel::next_logits(const at::Tensor& tokens) {
   const c10::Device device = mesh_.world->device();
@@ -317,74 +244,6 @@ std::vector<int32_t> StagedModel::generate(std::vector<int32_t> prompt, const Sa
                                                 std::move(prompt), options);
   set_training(true);
   return tokens;
-}
-
-void StagedModel::visit_weights(const Visitor& body) {
-  const bool is_root = mesh_.world->rank() == 0;
-  std::vector<parallel::DataParallel::Weights> readers;
-  for (const Part& part : parts_) readers.emplace_back(*part.engine);
-  for (const auto& [name, owners] : owners_) {
-    std::vector<at::Tensor> rows;
-    for (const Owner& owner : owners) {
-      const auto here = std::ranges::find(stage_of_part_, owner.stage);
-      at::Tensor mine;
-      if (here != stage_of_part_.end())
-        mine = readers[static_cast<size_t>(here - stage_of_part_.begin())].whole(name);
-      rows.push_back(on_root(mine, owner, at::kFloat));
-    }
-    if (is_root) body(name, rows.size() == 1 ? rows.front() : at::cat(rows));
-  }
-}
-
-void StagedModel::visit_buffers(const Visitor& body) {
-  for (const auto& [name, owner] : buffer_owners_) {
-    const auto here = std::ranges::find(stage_of_part_, owner.stage);
-    at::Tensor mine;
-    if (here != stage_of_part_.end())
-      mine = stages_[static_cast<size_t>(here - stage_of_part_.begin())]->named_buffers()[name];
-    const at::Tensor buffer = on_root(mine, owner, dtype_of_buffer(owner.shape));
-    if (mesh_.world->rank() == 0) body(name, buffer);
-  }
-}
-
-at::Tensor StagedModel::on_root(const at::Tensor& mine, const Owner& owner, at::ScalarType dtype) {
-  const bool is_root = mesh_.world->rank() == 0;
-  const int64_t from = plan_.schedule.rank_of(owner.stage, 0);
-  const auto options = at::TensorOptions().device(mesh_.world->device()).dtype(dtype);
-  at::Tensor weight = mine;
-  if (mesh_.dp_rank == 0 && from != 0 && mesh_.pp_rank == from) {
-    mesh_.pp->send(weight.to(options.device()).contiguous(), 0);
-  } else if (is_root && from != 0) {
-    weight = at::empty(owner.shape, options);
-    mesh_.pp->recv(weight, from);
-  }
-  return is_root ? weight.to(at::kCPU).contiguous() : at::Tensor();
-}
-
-void StagedModel::save_weights(const std::string& path, const parallel::Notes& notes) {
-  parallel::TensorInfos infos;
-  for (const auto& [name, owners] : owners_) {
-    auto& [shape, dtype] = infos[name] = {owners.front().shape, at::kFloat};
-    for (size_t i = 1; i < owners.size(); ++i) shape.front() += owners[i].shape.front();
-  }
-  for (const auto& [name, owner] : buffer_owners_) infos[name] = {owner.shape, dtype_of_buffer(owner.shape)};
-  const auto visit = [this](const Visitor& body) {
-    visit_weights(body);
-    visit_buffers(body);
-  };
-  parallel::save_weights(*mesh_.all, infos, visit, path, notes);
-}
-
-std::string StagedModel::weights_digest() {
-  StreamingHash hash;
-  visit_weights(
-      [&](const std::string&, const at::Tensor& weight) { hash.update(weight.data_ptr(), weight.nbytes()); });
-  // In halves, which doubles hold exactly.
-  const uint64_t mine = hash.digest();
-  constexpr uint64_t kHalf = uint64_t{1} << 32;
-  const auto words = comm::gather_scalars(
-      *mesh_.all, {static_cast<double>(mine / kHalf), static_cast<double>(mine % kHalf)});
-  return hex64(static_cast<uint64_t>(words[0][0]) * kHalf + static_cast<uint64_t>(words[0][1]));
 }
 
 }  // namespace trireme::train
