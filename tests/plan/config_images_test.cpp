@@ -84,6 +84,12 @@ TEST(ImageConfig, StagesShareOutWhatUnitsCost) {
   EXPECT_EQ(3.0 * flops, facts.flops_per_token);
   const StageSplit split = split_by_cost(parts, 2);
   EXPECT_NEAR(split.shares().front(), 0.5, 0.07);
+  double saved = 0.0;
+  for (const int64_t stage : {0, 1}) {
+    for (const UnitSpec& unit : stage_units(config.model, facts, units_of_stage(split, stage)))
+      saved += unit.image.saved_bytes;
+  }
+  EXPECT_EQ(saved, facts.saved_bytes_per_token);
   const auto units = stage_units(config.model, facts, units_of_stage(split, 1));
   for (const BufferSpec& buffer : buffers_of(config.model.vision, units))
     EXPECT_TRUE(buffer.name.starts_with("layer3") || buffer.name.starts_with("layer4")) << buffer.name;

@@ -287,7 +287,8 @@ std::vector<UnitSpec> stage_units(const ModelConfig& model, const ModelFacts& fa
   };
   const bool spread = range.norm_alone || range.head_rows.has_value();
   UnitSpec root{kRootUnit, {}};
-  if (has_embeddings) root.params = facts.units.front().params;
+  if (has_embeddings)
+    root = {.name = kRootUnit, .params = facts.units.front().params, .image = facts.units.front().image};
   if (model.tie_embeddings) {
     std::erase_if(root.params, is_of_norm);
     if (has_head && !spread) {
