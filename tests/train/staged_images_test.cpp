@@ -3,6 +3,8 @@
 
 #include "tests/train/image_fixture.h"
 #include "trireme/checkpoint/safetensors.h"
+#include "trireme/plan/memory.h"
+#include "trireme/plan/pipeline_report.h"
 
 namespace trireme::train {
 namespace {
@@ -124,6 +126,32 @@ TEST_F(StagedImages, ResumeWithTheirRunningStatistics) {
   EXPECT_EQ(recorder_.summary.weights_digest, whole.recorder.summary.weights_digest);
   const checkpoint::SafetensorsReader file(options().weights_path);
   for (const auto& [name, tensor] : whole.tensors) EXPECT_TRUE(file.read(name).equal(tensor)) << name;
+}
+
+/// By torch's allocator.
+TEST_F(StagedImages, HoldBetweenPassesWhatTheProgramOfTheStageSays) {
+  config_.model.vision.width = 16;
+  config_.model = plan::complete(config_.model, 1);
+  config_.train = {.steps = 3, .global_batch = 48, .micro_batch = 12, .profile_steps = 1};
+  config_.parallel.pp = 2;
+  for (const ImageNorm norm : {ImageNorm::kGroup, ImageNorm::kBatch}) {
+    for (const plan::Recompute recompute : {plan::Recompute::kNone, plan::Recompute::kBlock}) {
+      config_.model.vision.norm = norm;
+      config_.memory.recompute = recompute;
+      std::optional<plan::PipelineReport> report;
+      test::run_ranks(2, [&](std::shared_ptr<comm::World> world) {
+        TrainOptions mine = options();
+        mine.show_pipeline = [&](const plan::PipelineReport& made) { report = made; };
+        train(mine, world);
+      });
+      const auto planned = plan::bytes_by_pp_rank(config_, 2, plan::Device::kCpu);
+      for (size_t rank = 0; rank < 2; ++rank) {
+        SCOPED_TRACE(fmt::format("norm={}, recompute={}, rank {}", norm, recompute, rank));
+        const double measured = report.value().measured.ranks[rank].peak_bytes;
+        EXPECT_NEAR(measured / static_cast<double>(planned[rank].activations), 1.0, 0.05);
+      }
+    }
+  }
 }
 
 TEST_F(StagedImages, CountStateAndWireBytesFromTheProgramOfTheStage) {

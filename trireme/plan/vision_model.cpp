@@ -178,7 +178,8 @@ class Recorder {
     begin(block.name);
     const auto every = static_cast<size_t>(memory_.recompute_every);
     // A block that is computed again keeps its input, the output of the one before, and nothing else.
-    keeps_ = memory_.recompute != Recompute::kBlock || index % every != 0;
+    const bool keeps_inside = memory_.recompute != Recompute::kBlock || index % every != 0;
+    keeps_ = keeps_inside;
     int64_t in = block.in;
     const auto layer = [&](int number, int64_t out, int64_t kernel, bool activated) {
       conv(fmt::format("{}.conv{}", block.name, number), out, in, kernel);
@@ -200,7 +201,8 @@ class Recorder {
       conv(block.name + ".downsample.0", block.out, block.in, 1);
       norm(block.name + ".downsample.1", block.out);
     }
-    keeps_ = true;
+    // Of the last block's output the head needs nothing but the mean.
+    keeps_ = keeps_inside || index + 1 < shape.blocks.size();
     keep(block.out);
     give(block.out * size_ * size_);
   }
