@@ -25,9 +25,7 @@ Scores StagedModel::evaluate_images(const std::vector<data::Batch>& batches, Gue
     at::Tensor known = at::full({rows, 2}, -1, at::kLong);
     if (batch.rows > 0) {
       images.narrow(0, 0, batch.rows).copy_(batch.inputs);
-      known.narrow(0, 0, batch.rows).select(1, 0).copy_(batch.targets);
-      for (int64_t row = 0; row < batch.rows; ++row)
-        known[row][1] = batch.samples.at(static_cast<size_t>(row));
+      known.narrow(0, 0, batch.rows).copy_(at::stack({batch.targets, at::tensor(batch.samples)}, 1));
     }
     inputs.push_back(on_device(images));
     targets.push_back(on_device(known));
@@ -40,16 +38,15 @@ Scores StagedModel::evaluate_images(const std::vector<data::Batch>& batches, Gue
 }
 
 void StagedModel::count(const at::Tensor& logits, const at::Tensor& targets) {
-  const at::Tensor known = targets.to(at::kCPU);
-  const int64_t rows = known.select(1, 1).ge(0).sum().item<int64_t>();
+  const at::Tensor samples = targets.select(1, 1).to(at::kCPU).contiguous();
+  const int64_t rows = samples.ge(0).sum().item<int64_t>();
   if (rows == 0) return;
   const at::Tensor right = targets.narrow(0, 0, rows).select(1, 0).contiguous(),
                    guessed = logits.narrow(0, 0, rows);
   counting_->scores += score_images(guessed, right);
   if (counting_->guesses == nullptr) return;
-  std::vector<int64_t> samples;
-  for (int64_t row = 0; row < rows; ++row) samples.push_back(known[row][1].item<int64_t>());
-  counting_->guesses->add(guessed, right, samples);
+  const auto* const first = samples.const_data_ptr<int64_t>();
+  counting_->guesses->add(guessed, right, {first, first + rows});
 }
 
 /// Of tokens, which nobody wants to see guessed, rank 0 counts for all.
