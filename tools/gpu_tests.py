@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Runs all tests with a GPU label, one process for each test program, and records each result.
+"""Runs all tests with a GPU label, a few processes for each test program, and records each result.
 
     tools/gpu_tests.py [--build build/release] [--out bench/results/gpu_tests.json] [--commit ID]
 
-Programs are found through ctest's labels: gpu1, gpu2 and gpu4 say how many GPUs one takes. Each gets GPUs of its
-own (CUDA_VISIBLE_DEVICES), so on a machine with several GPUs programs run beside each other; a program that asks for
-more than there are runs on all, and its tests say themselves that they are skipped. A lock in the temporary folder
-keeps a second run of this script away until this one is over.
+Programs are found through ctest's labels: gpu1, gpu2 and gpu4 say how many GPUs one takes. A program's tests are dealt
+out to as many processes as can have GPUs of their own at the same time (googletest's shards; CUDA_VISIBLE_DEVICES). A
+program that asks for more GPUs than there are runs on all, and its tests say themselves that they are skipped. A lock
+in the temporary folder keeps a second run of this script away until this one is over.
 
 Exit codes: 0 all passed or were skipped, 1 a test failed or a program crashed, 3 there is no GPU, no ctest or no
 test program.
@@ -53,6 +53,18 @@ class Program:
         return int(LABEL.fullmatch(self.label)[1])
 
 
+@dataclass(frozen=True)
+class Shard:
+    """The tests of a program whose number, modulo `of`, is `index`."""
+    program: Program
+    index: int
+    of: int
+
+    def environment(self, gpus: list[int]) -> dict[str, str]:
+        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), "OMP_NUM_THREADS": "1",
+                "GTEST_TOTAL_SHARDS": str(self.of), "GTEST_SHARD_INDEX": str(self.index)}
+
+
 class EnvironmentProblem(Exception):
     """Why nothing can be run here."""
 
@@ -79,6 +91,15 @@ def find_programs(build: Path) -> list[Program]:
     if not found:
         raise EnvironmentProblem(f"no test in {build} has a label gpu1, gpu2 or gpu4; it was built without CUDA")
     return sorted(found, key=lambda program: (-program.gpus, program.path))
+
+
+def deal_out(programs: list[Program], gpus: int) -> list[Shard]:
+    """Those that take most GPUs first."""
+    shards = []
+    for program in programs:
+        count = max(1, gpus // program.gpus)
+        shards += [Shard(program, index, count) for index in range(count)]
+    return shards
 
 
 def find_gpus() -> list[dict[str, str]]:
@@ -128,21 +149,22 @@ def parse_report(report: Path, program: Program) -> list[dict]:
     return results
 
 
-def run_program(program: Program, pool: GpuPool, timeout: float) -> list[dict]:
+def run_shard(shard: Shard, pool: GpuPool, timeout: float) -> list[dict]:
+    program = shard.program
     with pool.take(program.gpus) as gpus, tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        environment = os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), "OMP_NUM_THREADS": "1"}
         began = time.monotonic()
         try:
-            done = subprocess.run([program.path, f"--gtest_output=xml:{report}"], env=environment, cwd=folder,
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                                  timeout=timeout)
+            done = subprocess.run([program.path, f"--gtest_output=xml:{report}"],
+                                  env=os.environ | shard.environment(gpus), cwd=folder, stdout=subprocess.PIPE,
+                                  stderr=subprocess.STDOUT, text=True, errors="replace", timeout=timeout)
             code, text = done.returncode, done.stdout
         except subprocess.TimeoutExpired as error:
             code, text = None, (error.stdout or b"").decode(errors="replace")
         seconds = time.monotonic() - began
         name = Path(program.path).name
-        print(f"{name:24} GPU {','.join(map(str, gpus))}  {seconds:6.1f} s  exit {code}", file=sys.stderr)
+        print(f"{name:24} {shard.index + 1} of {shard.of}  GPU {','.join(map(str, gpus)):9} {seconds:6.1f} s  exit {code}",
+              file=sys.stderr)
         results = parse_report(report, program) if report.exists() else []
         if any(entry["result"] == "failed" for entry in results):
             print(text[-6000:], file=sys.stderr)
@@ -170,11 +192,11 @@ def run_all(arguments: argparse.Namespace) -> int:
     gpus = find_gpus()
     if not gpus:
         raise EnvironmentProblem("nvidia-smi lists no GPU")
-    programs = find_programs(arguments.build.resolve())
+    shards = deal_out(find_programs(arguments.build.resolve()), len(gpus))
     pool = GpuPool(len(gpus))
     began = time.monotonic()
-    with only_run(), concurrent.futures.ThreadPoolExecutor(len(programs)) as threads:
-        parts = list(threads.map(lambda program: run_program(program, pool, arguments.timeout), programs))
+    with only_run(), concurrent.futures.ThreadPoolExecutor(len(shards)) as threads:
+        parts = list(threads.map(lambda shard: run_shard(shard, pool, arguments.timeout), shards))
     tests = sorted((test for part in parts for test in part), key=lambda test: (test["program"], test["name"]))
     counts = collections.Counter(test["result"] for test in tests)
     record = describe_commit(arguments.commit) | {
@@ -203,7 +225,7 @@ def main() -> int:
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "release")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "gpu_tests.json")
     parser.add_argument("--commit", help="recorded where the sources came without their repository")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds for one program")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds for one process")
     try:
         return run_all(parser.parse_args())
     except EnvironmentProblem as problem:

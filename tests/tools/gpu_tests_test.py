@@ -16,13 +16,14 @@ PASSES = """
     import sys, os, time, pathlib
     report = next(word for word in sys.argv if word.startswith("--gtest_output=xml:")).partition(":")[2]
     log = pathlib.Path(__file__).parent / "log"
+    shard = os.environ["GTEST_SHARD_INDEX"]
     with log.open("a") as out: out.write(f"begin {os.environ['CUDA_VISIBLE_DEVICES']}\\n")
     time.sleep(0.3)
     with log.open("a") as out: out.write(f"end {os.environ['CUDA_VISIBLE_DEVICES']}\\n")
     pathlib.Path(report).write_text('''<testsuites><testsuite>
-      <testcase name="A" status="run" time="0.5" classname="Suite" />
+      <testcase name="A%s" status="run" time="0.5" classname="Suite" />
       <testcase name="B" status="run" time="0" classname="Suite"><skipped message="file.cpp:7&#x0A;no GPU" /></testcase>
-    </testsuite></testsuites>''')
+    </testsuite></testsuites>''' % shard)
 """
 FAILS = """
     import sys, pathlib
@@ -74,7 +75,7 @@ class Record(unittest.TestCase):
         self.assertEqual((record["commit"], record["driver"], record["device"]),
                          ("abc", "580.1", "1 x NVIDIA Some"))
         self.assertEqual([(test["name"], test["result"], test["seconds"]) for test in record["tests"]],
-                         [("Suite.A", "passed", 0.5), ("Suite.B", "skipped", 0.0)])
+                         [("Suite.A0", "passed", 0.5), ("Suite.B", "skipped", 0.0)])
         self.assertEqual(record["tests"][1]["reason"], "no GPU")
         self.assertEqual((self.folder / "log").read_text().count("begin"), 1)
 
@@ -87,6 +88,16 @@ class Record(unittest.TestCase):
         self.assertEqual((found["Suite.C"]["result"], found["Suite.C"]["reason"]), ("failed", "1 is not 2"))
         self.assertEqual(found["Suite.D"]["result"], "crashed")
         self.assertEqual(record["counts"], {"failed": 1, "crashed": 1})
+
+    def test_a_program_has_as_many_processes_as_there_are_gpus_for(self):
+        self.add("test_one", "gpu1", PASSES)
+        self.add("test_two", "gpu2", PASSES)
+        self.add("test_four", "gpu4", PASSES)
+        done, record = self.run_script(gpus=3)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        ran = sorted((test["program"], test["name"]) for test in record["tests"] if test["result"] == "passed")
+        self.assertEqual(ran, [("test_four", "Suite.A0"), ("test_one", "Suite.A0"), ("test_one", "Suite.A1"),
+                               ("test_one", "Suite.A2"), ("test_two", "Suite.A0")])
 
     def test_programs_share_no_gpu(self):
         for name in ("test_a", "test_b", "test_c"):

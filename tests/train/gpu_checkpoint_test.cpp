@@ -3,8 +3,9 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
-#include <iterator>
+#include <string>
 
 #include "tests/train/trainer_fixture.h"
 #include "trireme/kernels/device.h"
@@ -49,8 +50,10 @@ class GpuCheckpoint : public TrainerTest {
     TrainOptions mine = options();
     mine.checkpoint_dir = checkpoints();
     train(mine, world);
-    std::ifstream file(checkpoints() + "/step-00000002/shard-00000.safetensors", std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
+    const std::string path = checkpoints() + "/step-00000002/shard-00000.safetensors";
+    std::string bytes(std::filesystem::file_size(path), '\0');
+    std::ifstream(path, std::ios::binary).read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    return bytes;
   }
 };
 

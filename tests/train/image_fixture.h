@@ -78,24 +78,34 @@ class ImageRuns : public TrainerTest {
     std::ofstream(base + "-labels-idx1-ubyte", std::ios::binary) << labels;
   }
 
-  /// Trains; a signal comes when step `stop_at` is recorded, 0: never.
-  TrainResult train_on(int64_t ranks, int64_t stop_at = 0, bool resume = false) {
-    at::set_num_threads(1);
+  /// Trains as one rank of `world`; a signal comes when step `stop_at` is recorded, 0: never. Rank 0 records.
+  TrainResult train_in(const std::shared_ptr<comm::World>& world, int64_t stop_at = 0, bool resume = false) {
+    StopAfter stopper(stop_at, stop_);
+    TrainOptions mine = options();
+    mine.resume = resume;
+    if (world->rank() == 0) {
+      mine.sinks = {&recorder_, &stopper};
+      mine.stop_signal = &stop_;
+      mine.checkpoint_dir = (folder_ / "checkpoints").string();
+      mine.show_guesses = [this](const Classification& all) { guessed_.push_back(all); };
+    }
+    return train(mine, world);
+  }
+
+  void forget_records() {
     recorder_ = {};
     guessed_.clear();
     stop_ = 0;
-    StopAfter stopper(stop_at, stop_);
+  }
+
+  /// Trains on `ranks` threads.
+  TrainResult train_on(int64_t ranks, int64_t stop_at = 0, bool resume = false) {
+    at::set_num_threads(1);
+    forget_records();
     TrainResult result;
     test::run_ranks(ranks, [&](std::shared_ptr<comm::World> world) {
-      TrainOptions mine = options();
-      mine.sinks = {&recorder_, &stopper};
-      mine.stop_signal = world->rank() == 0 ? &stop_ : nullptr;
-      mine.checkpoint_dir = world->rank() == 0 ? (folder_ / "checkpoints").string() : std::string();
-      mine.resume = resume;
-      if (world->rank() == 0)
-        mine.show_guesses = [this](const Classification& all) { guessed_.push_back(all); };
       try {
-        const TrainResult outcome = train(mine, world);
+        const TrainResult outcome = train_in(world, stop_at, resume);
         if (world->rank() == 0) result = outcome;
       } catch (const FailedElsewhere&) {
       }
