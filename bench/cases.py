@@ -146,7 +146,8 @@ def strategy_of(peer: str, policy: str, ranks: int) -> str | None:
 
 def peer_program(name: str, policy: str, ranks: int, device: str) -> list[str]:
     if name == "deepspeed":
-        return [f"{PEERS}/deepspeed_train.py", f"--stage={ZERO_STAGES[policy]}"]
+        compiles = TORCH_PEERS["torch"] if device == "cuda" else []
+        return [f"{PEERS}/deepspeed_train.py", f"--stage={ZERO_STAGES[policy]}", *compiles]
     strategy = strategy_of(name, policy, ranks)
     if strategy is None:
         raise BenchError(EXIT_USAGE, f"{name} supports one rank only"

@@ -102,14 +102,13 @@ def lacks(case: dict, file: dict) -> list[str]:
     """What users of PyTorch can switch on, and this peer did not."""
     command, found = case["peer"]["command"], []
     alone = case.get("ranks", 1) == 1
-    if "deepspeed_train.py" in command and "--compile" not in command:
-        found.append("compiled blocks and loss")
-    if "torch_train.py" in command:
+    if re.search("(torch|deepspeed)_train.py", command):
         whole = "--whole" in command
         if not (whole or re.search(r"--compile\b(?!-)", command)):
             found.append("compiled blocks")
         if not (whole or "--compile-loss" in command):
             found.append("compiled loss")
+    if "torch_train.py" in command:
         # The program that wrote no commit resharded the root and read the same few batches again.
         if "commit" not in file:
             found += ["fresh tokens"] + (["a root that stays gathered"] if "fsdp2" in command else [])

@@ -47,6 +47,8 @@ def train(setup: Setup) -> None:
     if options.compile:
         for block in model.blocks:
             block.compile()  # in place: stage 3 looks at the modules themselves
+    if options.compile_loss:
+        model.loss_of = torch.compile(model.loss_of, fullgraph=True)
     optimizer = torch.optim.AdamW(**adamw_arguments(setup, model.parameters()))
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=engine_config(setup))
 

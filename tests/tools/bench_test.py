@@ -323,8 +323,8 @@ class Peers(unittest.TestCase):
         self.assertEqual(torch_1.peer.command[:5],
                          ["py", "bench/peers/torch_train.py", "--strategy=fsdp2-nores", "--compile",
                           "--compile-loss"])
-        self.assertEqual(deepspeed_1.peer.command[:3],
-                         ["py", "bench/peers/deepspeed_train.py", "--stage=2"])
+        self.assertEqual(deepspeed_1.peer.command[:5],
+                         ["py", "bench/peers/deepspeed_train.py", "--stage=2", "--compile", "--compile-loss"])
         self.assertEqual(torch_1.peer.environment["WORLD_SIZE"], "1")
         for case in (torch_2, deepspeed_2):
             self.assertIn("torch.distributed.run", case.peer.command)
@@ -720,7 +720,7 @@ class Tables(unittest.TestCase):
         self.assertEqual(self.lacks(f"{strong.format('ddp')} --whole --dtype=bf16", ranks=2),
                          ["gradients sent in bf16"])
         self.assertEqual(self.lacks("PYTORCH_ALLOC_CONF=expandable_segments:True deepspeed_train.py --stage=2", ranks=2),
-                         ["compiled blocks and loss"])
+                         ["compiled blocks", "compiled loss"])
 
     def test_a_peer_without_nvls_or_that_recomputes_says_so(self):
         sharded = "PYTORCH_ALLOC_CONF=expandable_segments:True torch_train.py --strategy=fsdp2 --compile --compile-loss"
