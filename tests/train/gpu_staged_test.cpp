@@ -12,7 +12,7 @@ namespace {
 using plan::ScheduleName;
 
 /// Whether ranks write into each other's memory; else messages travel over NCCL.
-class GpuStaged : public StagedTest, public testing::WithParamInterface<bool> {
+class GpuStaged : public StagedTest, public ::testing::WithParamInterface<bool> {
  protected:
   void SetUp() override {
     if (test::count_gpus() < 2) GTEST_SKIP() << "two GPUs are needed";
