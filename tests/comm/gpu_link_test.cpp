@@ -238,7 +238,8 @@ TEST_P(GpuLinks, WhatIsSettledArrivesThoughTheSendersGpuWaitsForTheReceiver) {
   EXPECT_EQ(fork_ranks(2, body, 90.0), (Codes{0, 0}));
 }
 
-/// A stream of torch's pool may be held up by what other processes do, also by the receiver.
+/// A stream of torch's pool may be held up by what other processes do, also by the receiver. NCCL's kernels
+/// are on such a stream, but of the other priority.
 TEST_P(GpuLinks, WaitForNoStreamOfThePool) {
   const auto body = [&](int64_t rank) {
     constexpr uint32_t kStreamsOfPool = 32;
@@ -260,6 +261,25 @@ TEST_P(GpuLinks, WaitForNoStreamOfThePool) {
     return expect.code();
   };
   EXPECT_EQ(fork_ranks(2, body, 90.0), (Codes{0, 0}));
+}
+
+/// The sender, who is told where it lies, may copy to it at any time.
+TEST(GpuCopyLinks, MemoryThatWasPostedInVainIsNotUsedAgain) {
+  if (test::count_gpus() < 2) GTEST_SKIP() << "two GPUs are needed";
+  const int64_t port = test::free_port();
+  const auto body = [&](int64_t rank) {
+    const auto world = test::join_gpus(rank, 2, port, /*timeout_s=*/20.0);
+    auto link = make_link(*world, 1, 0);
+    if (rank == 1) return 0;
+    const auto allocate = [&] { return at::empty({12 * kMiB}, at::TensorOptions(world->device())); };
+    at::Tensor posted = allocate();
+    const void* const memory = posted.const_data_ptr();
+    link->post(posted);
+    posted = at::Tensor();
+    link.reset();
+    return allocate().const_data_ptr() == memory ? 1 : 0;
+  };
+  EXPECT_EQ(fork_ranks(2, body, 60.0), (Codes{0, 0}));
 }
 
 TEST_P(GpuLinks, ATensorThatNeverComesIsNamedAndTheProcessLives) {

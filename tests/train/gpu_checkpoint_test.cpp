@@ -31,7 +31,7 @@ class GpuCheckpoint : public TrainerTest {
     config_.precision.compute = plan::Dtype::kBf16;
     config_.data.seq_len = 16;
     config_.model = plan::complete(model, config_.data.seq_len);
-    config_.train = {.steps = 5, .global_batch = 1, .val_batches = 0, .sample_tokens = 0};
+    config_.train = {.steps = 3, .global_batch = 1, .val_batches = 0, .sample_tokens = 0};
     config_.checkpoint = {.final_weights = false, .every = 2, .keep = 0};
   }
   void TearDown() override {
@@ -40,7 +40,7 @@ class GpuCheckpoint : public TrainerTest {
 
   std::string checkpoints() const { return (folder_ / "checkpoints").string(); }
 
-  /// The bytes of the checkpoint after step 2, of a run that went on to step 5.
+  /// The bytes of the checkpoint after step 2, of a run that went on to step 3.
   std::string saved_after_two_steps(bool async) {
     config_.checkpoint.async = async;
     std::filesystem::remove_all(checkpoints());

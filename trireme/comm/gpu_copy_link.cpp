@@ -21,6 +21,7 @@
 #include <map>
 #include <sstream>
 #include <thread>
+#include <vector>
 
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
@@ -217,7 +218,7 @@ class CopyReceiver final : public Link {
   std::unique_ptr<SharedWord> arrived_;
   OwnStream stream_;
   at::cuda::CUDAEvent before_, waited_;
-  std::deque<at::Tensor> posted_;  ///< and not waited for
+  std::deque<at::Tensor> posted_;  ///< and not arrived
   int64_t posts_ = 0, waits_ = 0;
   std::mutex failure_mutex_;
   std::map<int64_t, std::string> subjects_;  ///< of what the GPU may still wait for, by number
@@ -226,8 +227,18 @@ class CopyReceiver final : public Link {
   std::unique_ptr<DeviceWatch> watch_;  ///< last, so that its thread ends before what it uses
 };
 
+/// For as long as this process lives. The sender may have enqueued a copy to a posted tensor behind hours of
+/// computation before it learns that nobody waits for it.
+void keep_for_good(const std::deque<at::Tensor>& posted) {
+  static std::mutex mutex;
+  static auto& kept = *new std::vector<at::Tensor>;
+  const std::lock_guard lock(mutex);
+  kept.insert(kept.end(), posted.begin(), posted.end());
+}
+
 CopyReceiver::~CopyReceiver() {
   if (!posted_.empty() || failed_) places_->close();  // nobody is to write there any more
+  keep_for_good(posted_);
   try {
     // Host functions and waits use what is destroyed here; the watch ends waits in vain.
     stream_.get().synchronize();
@@ -281,8 +292,7 @@ at::Tensor CopyReceiver::wait() {
   const c10::cuda::CUDAGuard device(end_.device);
   const c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream(end_.device.index());
   const Operation operation{"recv", ++waits_, end_.name};
-  at::Tensor arriving = std::move(posted_.front());
-  posted_.pop_front();
+  at::Tensor arriving = posted_.front();
   const std::string subject = tensor_in_words(arriving);
   {
     const std::lock_guard lock(failure_mutex_);
@@ -292,6 +302,7 @@ at::Tensor CopyReceiver::wait() {
   }
   end_.board->note(State::kInside, operation, subject);
   wait_on_host(operation);
+  posted_.pop_front();
   arrived_->wait_for(static_cast<uint32_t>(waits_), current.stream());
   watch_->enqueued(operation);
   waited_.record(current);

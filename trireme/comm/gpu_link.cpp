@@ -1,7 +1,8 @@
-// Links between GPUs over NCCL: a communicator and a stream for each direction, so that a receive that waits
-// holds up neither computation nor the other direction. A receive is a kernel that occupies its GPU until the
-// tensor has come, so it is enqueued only when somebody waits for it, and the host waits, too: what computes
-// goes on until then, and CUDA is not asked for anything meanwhile.
+// Links between GPUs over NCCL: a communicator for each direction, whose kernels torch enqueues on a stream
+// that it took from its pool for that communicator, so that a receive that waits holds up neither computation
+// nor, up to 32 communicators in a process, the other direction. A receive is a kernel that occupies its GPU
+// until the tensor has come, so it is enqueued only when somebody waits for it, and the host waits, too: what
+// computes goes on until then, and CUDA is not asked for anything meanwhile.
 #include <ATen/core/Tensor.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/ops/zeros.h>

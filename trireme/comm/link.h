@@ -18,8 +18,8 @@ class World;
 ///
 /// On a CPU a thread moves the bytes while the host computes: through memory on one host, where PeerOptions
 /// allow that, else over TCP. On GPUs of one host that map each other's memory the sender's copy engine
-/// writes into the posted tensor, which torch's allocator must have made; else they travel over NCCL, on a
-/// stream of the link.
+/// writes into the posted tensor, which torch's allocator must have made; else they travel over NCCL, on the
+/// stream that torch gave the communicator: one of 32, which it hands out again to others after that.
 ///
 /// All throw LogicError for arguments that do not fit, or on the end that they are not for, and CommError
 /// that names the other rank, the operation and what it carried when the other rank is lost, or when nothing
@@ -37,7 +37,8 @@ class Link {
 
   /// On the receiver. The next tensor of the sender may arrive in `into` from now on, on a GPU once the
   /// current stream has come here; nobody uses it until wait(). Returns at once. Several may be posted; they
-  /// arrive in the order of posts, and each is waited for before the link is destroyed.
+  /// arrive in the order of posts, and each is waited for before the link is destroyed. On a GPU memory of
+  /// tensors that were not, as after an error, is never used again: a late copy may still arrive there.
   virtual void post(const at::Tensor& into) = 0;
   /// The host and the current stream go on when the oldest posted tensor that was not waited for has arrived.
   /// Returns that tensor. Over NCCL what was sent occupies the GPU until it has left, and loading a kernel
