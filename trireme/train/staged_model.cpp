@@ -30,27 +30,8 @@ StagedModel::StagedModel(const ModelSetup& setup)
   const nn::InitialWeights initial(setup.facts.units, static_cast<uint64_t>(config_.seed));
   const comm::Mesh engine_mesh = parallel::stage_mesh(schedule, mesh_);
   std::vector<parallel::Stage> stages;
-  for (const int64_t stage : schedule.stages_of(mesh_.pp_rank)) {
-    const plan::UnitRange range = plan::units_of_stage(plan_.split, stage);
-    const auto module = std::make_shared<ModelStage>(config_.model, range, image_model_of(engine_mesh));
-    const auto engine = module->make_engine(engine_mesh, engine_options(config_, mesh_, fp8_history()),
-                                            initial, config_.memory, config_.precision.fp8, fp8_history());
-    parts_.push_back({engine, optim::build(config_.optim, engine->optimizer_params())});
-    if (stage > 0 && (module->is_last() || range.head_rows))
-      parts_.back().saved_elsewhere = ModelStage::tied_parameter(config_.model).value_or("");
-    stage_of_part_.push_back(stage);
-    stages_.push_back(module);
-    if (range.head_rows) {
-      const std::string& name = engine->units().back()->layout().entries().front().name;
-      parts_.back().rows[name] = {range.head_rows->first, config_.model.vocab_size};
-      stages.push_back({.index = stage, .module = module, .forward = {}, .part = part_function()});
-      part_ = module;
-    } else {
-      stages.push_back(parallel::make_stage(stage, module));
-    }
-    stages.back().engine = engine;
-    if (module->is_last()) last_ = module;
-  }
+  for (const int64_t stage : schedule.stages_of(mesh_.pp_rank))
+    stages.push_back(add_stage(stage, engine_mesh, initial));
   name_units(setup.facts);
   parallel::PipelineOptions options;
   options.data_parallel.average = parallel::Average::kSum;  // as engine_options() has it
@@ -58,6 +39,33 @@ StagedModel::StagedModel(const ModelSetup& setup)
   options.tied = ModelStage::ties(config_.model, plan_);
   pipeline_ =
       std::make_unique<parallel::Pipeline>(schedule, std::move(stages), loss_function(), mesh_, options);
+}
+
+parallel::Stage StagedModel::add_stage(int64_t stage, const comm::Mesh& engine_mesh,
+                                       const nn::InitialWeights& initial) {
+  const plan::UnitRange range = plan::units_of_stage(plan_.split, stage);
+  const auto module = std::make_shared<ModelStage>(config_.model, range, image_model_of(engine_mesh));
+  const auto engine = module->make_engine(engine_mesh, engine_options(config_, mesh_, fp8_history()), initial,
+                                          config_.memory, config_.precision.fp8, fp8_history());
+  stages_.push_back(module);
+  stage_of_engine_.push_back(stage);
+  Part& part = parts_.emplace_back();
+  part.engine = engine;
+  part.optimizer = optim::build(config_.optim, engine->optimizer_params());
+  if (stage > 0 && (module->is_last() || range.head_rows))
+    part.saved_elsewhere = ModelStage::tied_parameter(config_.model).value_or("");
+  if (module->is_last()) last_ = module;
+  parallel::Stage made;
+  if (range.head_rows) {
+    const std::string& name = engine->units().back()->layout().entries().front().name;
+    part.rows[name] = {range.head_rows->first, config_.model.vocab_size};
+    head_part_ = module;
+    made = {.index = stage, .module = module, .forward = {}, .part = head_part_function()};
+  } else {
+    made = parallel::make_stage(stage, module);
+  }
+  made.engine = engine;
+  return made;
 }
 
 /// Null of text, of which each stage makes its own.
@@ -110,10 +118,11 @@ parallel::StageLoss StagedModel::loss_function() {
   };
 }
 
-std::function<nn::VocabularyPart(const at::Tensor&, const at::Tensor&)> StagedModel::part_function() const {
+std::function<nn::VocabularyPart(const at::Tensor&, const at::Tensor&)> StagedModel::head_part_function()
+    const {
   return [this, chunk = config_.memory.loss_chunk_mib << 20](const at::Tensor& hidden,
                                                              const at::Tensor& targets) {
-    return part_->part(hidden, {.targets = targets, .chunk_bytes = chunk});
+    return head_part_->part(hidden, {.targets = targets, .chunk_bytes = chunk});
   };
 }
 
@@ -124,14 +133,14 @@ at::Tensor StagedModel::on_device(const at::Tensor& tensor) const {
 /// The first rank of each pipeline counts its losses.
 at::Tensor StagedModel::run_passes(const std::function<data::Batch()>& next, double scale) {
   const auto count = static_cast<size_t>(plan_.schedule.micro_batches);
-  const bool has_first = stage_of_part_.front() == 0;
+  const bool has_first = stage_of_engine_.front() == 0;
   std::vector<at::Tensor> inputs(count), targets(count);
   double share = 0.0;  // of a micro-batch, of which all have as many rows
   for (size_t i = 0; i < count; ++i) {
     const data::Batch batch = next();
     share = batch.share();
     if (has_first) inputs[i] = on_device(batch.inputs);
-    if (last_ || part_) targets[i] = on_device(batch.targets);
+    if (last_ || head_part_) targets[i] = on_device(batch.targets);
   }
   scale_ = scale * share;
   const at::Tensor mean = pipeline_->forward_backward(inputs, targets, std::vector<double>(count, scale_));
@@ -147,7 +156,7 @@ at::Tensor StagedModel::grad_squares() const {
     at::Tensor mine = engine.grad_squares();
     if (const std::string& copy = parts_[i].saved_elsewhere; !copy.empty())
       mine = (mine - engine.param_grad_squares(copy)).clamp_min(0.0);  // by rounding
-    squares[stage_of_part_[i]].copy_(mine);
+    squares[stage_of_engine_[i]].copy_(mine);
   }
   return squares;
 }
@@ -191,7 +200,7 @@ at::Tensor StagedModel::unit_grad_squares() const {
   at::Tensor squares = at::zeros({std::ssize(units_)}, options);
   for (size_t i = 0; i < parts_.size(); ++i) {
     const at::Tensor mine = parts_[i].engine->unit_grad_squares();
-    const auto first = static_cast<int64_t>(first_unit_[static_cast<size_t>(stage_of_part_[i])]);
+    const auto first = static_cast<int64_t>(first_unit_[static_cast<size_t>(stage_of_engine_[i])]);
     squares.narrow(0, first, mine.numel()).copy_(mine);
   }
   return squares;
@@ -210,11 +219,11 @@ void StagedModel::set_training(bool on) {
 /// The rank that has the last stage tells the others; of a head that is spread each has some.
 at::Tensor StagedModel::next_logits(const at::Tensor& tokens) {
   const c10::Device device = mesh_.world->device();
-  const ModelStage* const head = part_ ? part_.get() : last_.get();
+  const ModelStage* const head = head_part_ ? head_part_.get() : last_.get();
   const at::Tensor made = pipeline_->infer(tokens.to(device), [head](const at::Tensor& x) {
     return head->logits(x).select(1, x.size(1) - 1).squeeze(0).to(at::kFloat).contiguous();
   });
-  if (part_) return joined_logits(made).to(at::kCPU);
+  if (head_part_) return joined_logits(made).to(at::kCPU);
   at::Tensor logits = made.defined() ? made
                                      : at::empty({config_.model.vocab_size},
                                                  at::TensorOptions().device(device).dtype(at::kFloat));

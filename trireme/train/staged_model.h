@@ -47,13 +47,15 @@ class StagedModel : public TrainedModel {
   void visit_buffers(const Visitor& body);
   /// `mine`, which the first data-parallel rank of a stage has, on rank 0 of the job; undefined on others.
   at::Tensor on_root(const at::Tensor& mine, const Owner& owner, at::ScalarType dtype);
+  /// With its module, engine and optimizer, which this rank keeps from now on.
+  parallel::Stage add_stage(int64_t stage, const comm::Mesh& engine_mesh, const nn::InitialWeights& initial);
   void name_units(const plan::ModelFacts& facts);
   bool reads_images() const;
   std::shared_ptr<nn::Model> image_model_of(const comm::Mesh& mesh) const;
   parallel::StageLoss loss_function();
   Scores evaluate_images(const std::vector<data::Batch>& batches, Guesses* guesses);
   void count(const at::Tensor& logits, const at::Tensor& targets);
-  std::function<nn::VocabularyPart(const at::Tensor&, const at::Tensor&)> part_function() const;
+  std::function<nn::VocabularyPart(const at::Tensor&, const at::Tensor&)> head_part_function() const;
   /// (rows of this rank's part) logits -> (V) of all parts. Collective over the pipeline.
   at::Tensor joined_logits(const at::Tensor& mine) const;
   at::Tensor on_device(const at::Tensor& tensor) const;
@@ -67,9 +69,9 @@ class StagedModel : public TrainedModel {
   int64_t micro_batch_;
   plan::PipelinePlan plan_;
   std::vector<std::shared_ptr<ModelStage>> stages_;  ///< of this rank
-  std::vector<int64_t> stage_of_part_;               ///< by index of parts()
+  std::vector<int64_t> stage_of_engine_;             ///< by index of parts()
   std::shared_ptr<ModelStage> last_;                 ///< with the head; null: this rank lacks it
-  std::shared_ptr<ModelStage> part_;                 ///< of a head that is spread; null: it is not
+  std::shared_ptr<ModelStage> head_part_;            ///< of a head that is spread; null: it is not
   std::unique_ptr<parallel::Pipeline> pipeline_;
   double scale_ = 1.0;  ///< of the gradients of the step under way
   std::vector<std::string> units_;

@@ -24,10 +24,10 @@ void StagedModel::visit_weights(const Visitor& body) {
   for (const auto& [name, owners] : owners_) {
     std::vector<at::Tensor> rows;
     for (const Owner& owner : owners) {
-      const auto here = std::ranges::find(stage_of_part_, owner.stage);
+      const auto here = std::ranges::find(stage_of_engine_, owner.stage);
       at::Tensor mine;
-      if (here != stage_of_part_.end())
-        mine = readers[static_cast<size_t>(here - stage_of_part_.begin())].whole(name);
+      if (here != stage_of_engine_.end())
+        mine = readers[static_cast<size_t>(here - stage_of_engine_.begin())].whole(name);
       rows.push_back(on_root(mine, owner, at::kFloat));
     }
     if (is_root) body(name, rows.size() == 1 ? rows.front() : at::cat(rows));
@@ -36,10 +36,10 @@ void StagedModel::visit_weights(const Visitor& body) {
 
 void StagedModel::visit_buffers(const Visitor& body) {
   for (const auto& [name, owner] : buffer_owners_) {
-    const auto here = std::ranges::find(stage_of_part_, owner.stage);
+    const auto here = std::ranges::find(stage_of_engine_, owner.stage);
     at::Tensor mine;
-    if (here != stage_of_part_.end())
-      mine = stages_[static_cast<size_t>(here - stage_of_part_.begin())]->named_buffers()[name];
+    if (here != stage_of_engine_.end())
+      mine = stages_[static_cast<size_t>(here - stage_of_engine_.begin())]->named_buffers()[name];
     const at::Tensor buffer = on_root(mine, owner, dtype_of_buffer(owner.shape));
     if (mesh_.world->rank() == 0) body(name, buffer);
   }
