@@ -72,6 +72,7 @@ class ImageData : public RunData {
         threads_(threads_of(run)),
         transform_(transform_of(run.config, statistics_of(*splits_.train))),
         digest_(digest_of(*splits_.train)),
+        held_out_digest_(splits_.val ? digest_of(*splits_.val) : 0),
         broken_(std::make_shared<data::BrokenImages>(splits_.train)),
         broken_val_(splits_.val ? std::make_shared<data::BrokenImages>(splits_.val) : nullptr) {}
 
@@ -82,6 +83,7 @@ class ImageData : public RunData {
   void check_fits(const plan::ModelConfig& model) const override;
   int64_t samples() const override { return splits_.train->size(); }
   uint64_t digest() const override { return digest_; }
+  uint64_t held_out_digest() const override { return held_out_digest_; }
   /// The last step of an epoch is shorter than the others, but for stages, which take micro-batches of one
   /// shape: there it goes on with the next epoch.
   int64_t samples_in(int64_t steps, int64_t global_batch) const override;
@@ -104,7 +106,7 @@ class ImageData : public RunData {
   data::ImageSplits splits_;
   int64_t threads_;
   data::ImageTransform transform_;
-  uint64_t digest_;
+  uint64_t digest_, held_out_digest_;
   std::shared_ptr<data::BrokenImages> broken_, broken_val_;  ///< told once, however many loaders meet them
 };
 

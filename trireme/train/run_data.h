@@ -52,6 +52,8 @@ class RunData {
   virtual int64_t samples() const = 0;
   /// A hash of the training data: other data has another hash.
   virtual uint64_t digest() const = 0;
+  /// The same of the held-out data; 0: there is none.
+  virtual uint64_t held_out_digest() const { return 0; }
 
   // How epochs and steps of so many samples fit: unless said otherwise, a step may hold the last samples of
   // one epoch and the first of the next.

@@ -33,6 +33,7 @@
 #include "trireme/train/parts.h"
 #include "trireme/train/profile.h"
 #include "trireme/train/run_records.h"
+#include "trireme/train/same_config.h"
 #include "trireme/train/stop.h"
 #include "trireme/train/totals.h"
 #include "trireme/train/validate.h"
@@ -525,6 +526,7 @@ TrainResult train(const TrainOptions& given, std::shared_ptr<comm::World> world)
   const int64_t ranks = world->size();
   const plan::Device device = world->device().is_cuda() ? plan::Device::kCuda : plan::Device::kCpu;
   try {
+    check_same_config(given.config, *world);
     TrainOptions options = given;
     options.config = plan::settle_recompute(settle_fp8(given.config, *world), device);
     check_enough_memory(options, *world);
