@@ -238,7 +238,8 @@ void check_same_data(const std::vector<Word>& words, const RunData& data, const 
 void check_length(const plan::Config& config, const RunData& data, const comm::Mesh& mesh) {
   if (config.train.epochs == 0) return;
   const int64_t batch = plan::plan_batch(config, mesh.shape).global_batch;
-  const int64_t steps = data.steps_for(config.train.epochs, batch);
+  const int64_t steps =
+      data.steps_for(config.train.epochs, {.global_batch = batch, .runs_on = begins_running_on(config)});
   if (config.optim.warmup_steps <= steps) return;
   throw ConfigError(
       "[train.data] optim.warmup_steps={} is above the {} steps of train.epochs={}; lower it or train longer",

@@ -312,9 +312,7 @@ StepRecord Trainer::settle_oldest() {
   if (config_.parallel.pp > 1)
     records_.summary().peak_bytes_by_pp_rank.assign(totals.peak_by_pp_rank.begin(),
                                                     totals.peak_by_pp_rank.end());
-  const auto tokens_in = [this](int64_t steps) {
-    return parts_.data->samples_in(steps, parts_.batch.global_batch) * config_.data.seq_len;
-  };
+  const auto tokens_in = [this](int64_t steps) { return parts_.samples_in(steps) * config_.data.seq_len; };
   const int64_t tokens = tokens_in(step.step);
   return {.step = step.step,
           .loss = totals.loss,
