@@ -243,6 +243,24 @@ TEST(HuggingFaceVerbs, WeightsThatDoNotFitARunAreRefusedBeforeItBegins) {
   EXPECT_EQ(dry_run({"--model.weights=nowhere"}).code, 2);
 }
 
+TEST(HuggingFaceVerbs, ARunsFolderStandsForItsWeights) {
+  const ForeignFolder fixture;
+  const std::string run = fixture.imported(), config = run + "/config.yaml";
+  const auto dry_run = [&](const std::string& weights) {
+    return fixture.front.run(
+        {"train", config, "--dry-run", "--device=cpu", "-n", "1", "--model.weights=" + weights});
+  };
+  const Outcome its_own = dry_run(run + "/");
+  EXPECT_EQ(its_own.code, 0) << its_own.err;
+  fs::remove(run + "/checkpoints/final/model.safetensors");
+  const Outcome of_nothing = dry_run(run);
+  EXPECT_EQ(of_nothing.code, 2);
+  EXPECT_TRUE(contains(of_nothing.err, "neither final weights")) << of_nothing.err;
+  const Outcome no_run = dry_run(fixture.front.file("runs"));
+  EXPECT_EQ(no_run.code, 2);
+  EXPECT_TRUE(contains(no_run.err, "a folder without weights")) << no_run.err;
+}
+
 TEST(HuggingFaceVerbs, DcpIsWrittenAndReadBack) {
   const ForeignFolder fixture;
   const std::string out = fixture.front.file("dcp");

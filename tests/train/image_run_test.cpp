@@ -4,7 +4,9 @@
 #include <set>
 
 #include "tests/train/image_fixture.h"
+#include "trireme/checkpoint/fit.h"
 #include "trireme/checkpoint/safetensors.h"
+#include "trireme/checkpoint/source.h"
 
 namespace trireme::train {
 namespace {
@@ -24,6 +26,29 @@ TEST_F(ImageRuns, CountEverySampleOfAnEpochOnceAndValidateAfterIt) {
     EXPECT_EQ(step.val_top5, 1.0) << "there are three classes";
   }
   EXPECT_EQ(result.summary.final_val_top1, recorder_.steps.back().val_top1);
+}
+
+/// What is checked before ranks are started is what they then read.
+TEST_F(ImageRuns, BeginWithWeightsOfARunWithTheSameNormAlone) {
+  config_.train.epochs = 1;
+  const auto fits = [&] {
+    checkpoint::check_fit(*checkpoint::open_source(config_.model.weights), plan::describe(config_.model, 1));
+  };
+  for (const plan::ImageNorm norm : {plan::ImageNorm::kBatch, plan::ImageNorm::kGroup}) {
+    const bool batch = norm == plan::ImageNorm::kBatch;
+    config_.model.weights.clear();
+    config_.model.vision.norm = norm;
+    const std::string digest = train_on(1).summary.weights_digest;
+    config_.model.weights = (folder_ / (batch ? "batch.safetensors" : "group.safetensors")).string();
+    std::filesystem::copy_file(options().weights_path, config_.model.weights);
+    EXPECT_NO_THROW(fits());
+    config_.optim.lr = 0.0;
+    config_.optim.weight_decay = 0.0;
+    EXPECT_EQ(train_on(1).summary.weights_digest, digest) << "parameters that do not move";
+    config_.optim.lr = 0.05;
+    config_.model.vision.norm = batch ? plan::ImageNorm::kGroup : plan::ImageNorm::kBatch;
+    test::expect_refusal(fits, {"running_mean", batch ? "set model.norm=batch" : "set model.norm=group"});
+  }
 }
 
 TEST_F(ImageRuns, LearnWhatTheImagesShow) {

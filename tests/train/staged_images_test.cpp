@@ -63,6 +63,60 @@ TEST_F(StagedImages, StepsRunOnOverEpochs) {
   EXPECT_EQ(guessed_.back().images, kHeldOut);
 }
 
+/// With stages or without, a step has the images that it would have had.
+TEST_F(StagedImages, GoOnWithTheSameImagesWithoutStages) {
+  write_split("train", kTrained);
+  config_.train.epochs = 2;
+  config_.train.val_every = 0;
+  config_.checkpoint.every = 1;
+  const std::vector<StepRecord> whole = outcome(2).recorder.steps;
+  ASSERT_EQ(whole.size(), 6u);
+  std::filesystem::remove_all(folder_ / "checkpoints");
+  config_.parallel.pp = 2;
+  train_on(2, /*stop_at=*/2);
+  size_t next = recorder_.steps.size();
+  ASSERT_LT(next, 4u);
+  config_.parallel.pp = 1;
+  for (const int64_t stop_at : {4, 0}) {
+    train_on(1, stop_at, /*resume=*/true);
+    for (const StepRecord& step : recorder_.steps) {
+      ASSERT_LT(next, whole.size());
+      SCOPED_TRACE(fmt::format("step {}", whole[next].step));
+      EXPECT_EQ(step.step, whole[next].step);
+      EXPECT_EQ(step.tokens, whole[next].tokens);
+      EXPECT_EQ(step.lr, whole[next].lr);
+      EXPECT_NEAR(step.loss, whole[next].loss, 1e-5 * whole[next].loss);
+      ++next;
+    }
+  }
+  EXPECT_EQ(next, whole.size());
+}
+
+TEST_F(StagedImages, GoOnAfterStepsWithoutStagesOnlyWhereThoseAreWhole) {
+  config_.train.epochs = 2;
+  config_.checkpoint.every = 1;
+  const std::vector<StepRecord> whole = outcome(1).recorder.steps;
+  for (const int64_t images : {int64_t{48}, kTrained}) {
+    SCOPED_TRACE(images);
+    write_split("train", static_cast<uint32_t>(images));
+    std::filesystem::remove_all(folder_ / "checkpoints");
+    config_.parallel.pp = 1;
+    train_on(1, /*stop_at=*/2);
+    const size_t done = recorder_.steps.size();
+    config_.parallel.pp = 2;
+    if (images != 48) {
+      expect_refused("(6 of 8 images)", 2, /*resume=*/true);
+      continue;
+    }
+    train_on(2, 0, /*resume=*/true);
+    ASSERT_EQ(recorder_.steps.size(), whole.size() - done);
+    for (size_t i = done; i < whole.size(); ++i) {
+      EXPECT_EQ(recorder_.steps[i - done].tokens, whole[i].tokens);
+      EXPECT_NEAR(recorder_.steps[i - done].loss, whole[i].loss, 1e-5 * whole[i].loss);
+    }
+  }
+}
+
 TEST_F(StagedImages, ResumeWithTheirRunningStatistics) {
   config_.model.vision.norm = ImageNorm::kBatch;
   config_.checkpoint.every = 2;

@@ -1,5 +1,6 @@
 #include "trireme/checkpoint/fit.h"
 
+#include <algorithm>
 #include <map>
 
 #include "trireme/base/error.h"
@@ -11,6 +12,46 @@ namespace trireme::checkpoint {
 namespace {
 
 constexpr const char* kOptimizerPrefix = "optimizer.";
+constexpr const char* kBelongTogether = "check that the checkpoint and the config belong together";
+
+/// What a model has under a name.
+struct Wanted {
+  Shape shape;
+  bool counts = false;  ///< a whole number, which nothing converts to
+
+  bool takes(const std::string& dtype) const { return counts ? dtype == "I64" : can_cast(dtype, "F32"); }
+};
+
+std::map<std::string, Wanted> wanted_by(const plan::ModelFacts& facts) {
+  std::map<std::string, Wanted> wanted;
+  for (const plan::UnitSpec& unit : facts.units) {
+    for (const plan::ParamSpec& param : unit.params) wanted[param.name] = {param.shape};
+  }
+  for (const plan::BufferSpec& buffer : facts.buffers)
+    wanted[buffer.name] = {buffer.shape, buffer.shape.empty()};
+  return wanted;
+}
+
+/// Running statistics of batch norm, as torch calls them.
+bool are_statistics(const std::vector<std::string>& names) {
+  return !names.empty() && std::ranges::all_of(names, [](const std::string& name) {
+    return name.ends_with(".running_mean") || name.ends_with(".running_var") ||
+           name.ends_with(".num_batches_tracked");
+  });
+}
+
+/// The parameters of batch norm and of group norm have the same names and shapes.
+const char* advice(const std::vector<std::string>& missing, const std::vector<std::string>& extra) {
+  if (are_statistics(missing) && extra.empty())
+    return "these are running statistics of batch norm, so the weights are of a model with another norm: set "
+           "model.norm=group, or take weights that were trained with batch norm";
+  if (are_statistics(extra) && missing.empty())
+    return "these are running statistics, so the weights are of a model with batch norm: set "
+           "model.norm=batch "
+           "or model.norm=sync_batch";
+  return kBelongTogether;
+}
+
 }  // namespace
 
 std::vector<std::string> parameter_names(const plan::ModelFacts& facts) {
@@ -22,33 +63,30 @@ std::vector<std::string> parameter_names(const plan::ModelFacts& facts) {
 }
 
 void check_fit(const Source& source, const plan::ModelFacts& facts, bool may_have_more) {
-  std::map<std::string, const plan::ParamSpec*> params;
-  for (const plan::UnitSpec& unit : facts.units) {
-    for (const plan::ParamSpec& param : unit.params) params.emplace(param.name, &param);
-  }
+  const std::map<std::string, Wanted> wanted = wanted_by(facts);
   std::vector<std::string> missing, extra, wrong;
-  for (const auto& [name, param] : params) {
+  for (const auto& [name, want] : wanted) {
     const auto found = source.tensors().find(name);
     if (found == source.tensors().end()) {
       missing.push_back(name);
-    } else if (found->second.shape != param->shape || !can_cast(found->second.dtype, "F32")) {
-      wrong.push_back(fmt::format("{} is {} [{}], but [{}] in the model", name, found->second.dtype,
-                                  fmt::join(found->second.shape, ", "), fmt::join(param->shape, ", ")));
+    } else if (found->second.shape != want.shape || !want.takes(found->second.dtype)) {
+      wrong.push_back(fmt::format("{} is {} [{}], but {}[{}] in the model", name, found->second.dtype,
+                                  fmt::join(found->second.shape, ", "), want.counts ? "I64 " : "",
+                                  fmt::join(want.shape, ", ")));
     }
   }
   for (const auto& [name, tensor] : source.tensors()) {
-    if (!params.contains(name) && !name.starts_with(kOptimizerPrefix)) extra.push_back(name);
+    if (!wanted.contains(name) && !name.starts_with(kOptimizerPrefix)) extra.push_back(name);
   }
+  if (may_have_more) extra.clear();
   std::vector<std::string> problems;
   if (!wrong.empty()) problems.push_back(some_of(wrong));
   if (!missing.empty()) problems.push_back(fmt::format("{} missing: {}", missing.size(), some_of(missing)));
-  if (!extra.empty() && !may_have_more)
+  if (!extra.empty())
     problems.push_back(fmt::format("{} not in the model: {}", extra.size(), some_of(extra)));
   if (problems.empty()) return;
-  throw DataError(
-      "[checkpoint.fit] {} does not have the weights of this model: {}; check that the checkpoint and the "
-      "config belong together",
-      source.path(), join(problems, "; "));
+  throw DataError("[checkpoint.fit] {} does not have the weights of this model: {}; {}", source.path(),
+                  join(problems, "; "), wrong.empty() ? advice(missing, extra) : kBelongTogether);
 }
 
 }  // namespace trireme::checkpoint

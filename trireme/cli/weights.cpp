@@ -20,6 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* kManifest = "manifest.json";  // of a run
 constexpr const char* kFinal = "checkpoints/final/model.safetensors";
 
 bool is_there(const std::string& path) {
@@ -159,6 +160,9 @@ void settle_weights_path(plan::Config& config) {
   if (path.empty()) return;
   path = fs::absolute(path).lexically_normal().string();
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  if (!is_there(path + "/" + kManifest)) return;
+  if (const std::string found = weights_of_run(report::RunDirectory::open(path)); !found.empty())
+    path = found;
 }
 
 void check_weights(const std::optional<ResumePoint>& resume, const plan::Config& config) {
@@ -167,9 +171,19 @@ void check_weights(const std::optional<ResumePoint>& resume, const plan::Config&
   if (path.empty() || goes_on) return;
   if (!is_there(path))
     throw ConfigError(
-        "[cli.weights] model.weights={} does not exist; set it to a Hugging Face folder, a checkpoint or a "
-        "safetensors file",
+        "[cli.weights] model.weights={} does not exist; set it to a run, a Hugging Face folder, a checkpoint "
+        "or "
+        "a safetensors file",
         path);
+  if (fs::is_directory(path) && !checkpoint::is_checkpoint(path) && !checkpoint::is_model_folder(path)) {
+    throw ConfigError(
+        "[cli.weights] model.weights={} is {}; set it to a run that has weights, a Hugging Face folder, a "
+        "checkpoint or a safetensors file",
+        path,
+        is_there(path + "/" + kManifest)
+            ? "a run with neither final weights of its last attempt nor an intact checkpoint"
+            : "a folder without weights");
+  }
   const auto source = checkpoint::open_source(path);
   if (describes_itself(path)) check_same_model(config);
   checkpoint::check_fit(*source, plan::describe(config.model, config.data.seq_len));

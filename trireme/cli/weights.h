@@ -13,7 +13,8 @@ namespace trireme::cli {
 /// The folder of an imported run with the files that came with its weights.
 inline constexpr const char* kImported = "hugging_face";
 
-/// Makes model.weights a path from the root, so that it means the same elsewhere.
+/// Makes model.weights a path from the root, so that it means the same elsewhere; of a run that of its
+/// weights (weights_of_run()), if it has any.
 void settle_weights_path(plan::Config& config);
 
 /// Throws ConfigError when a new run's model.weights is not there or is of a model with other keys, DataError

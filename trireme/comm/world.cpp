@@ -375,6 +375,17 @@ std::string World::share_from_root(const std::string& key, const std::string& te
       rank_, timeout_s_, key, board_->report_failure(waiting, {0}).text);
 }
 
+std::vector<std::string> World::gather_texts(const std::string& key, const std::string& text) {
+  if (size_ == 1) return {text};
+  const Meeting meeting{.op = "comm.gather_texts",
+                        .where = fmt::format("to exchange '{}'", key),
+                        .place = unique_place("gather/" + key),
+                        .ranks = ranks_below(size_),
+                        .rank = rank_,
+                        .timeout_s = timeout_s_};
+  return meet(*store_, meeting, text);
+}
+
 void World::announce(const std::string& key, const std::string& text) noexcept {
   if (size_ == 1) return;
   try {

@@ -76,6 +76,10 @@ class World {
   /// that all ranks share. Blocks up to the deadline, then throws CommError; rank 0 throws LogicError for a
   /// longer text.
   std::string share_from_root(const std::string& key, const std::string& text_on_root);
+  /// Returns every rank's `text`, by rank: a handful of calls of the store for each rank. All texts together
+  /// have at most 4 MiB. Collective over the world, with a `key` that all ranks share. Blocks up to the
+  /// deadline, then throws CommError that names the ranks that did not come.
+  std::vector<std::string> gather_texts(const std::string& key, const std::string& text);
 
  private:
   friend std::shared_ptr<Link> make_link(World& world, int64_t from, int64_t to);

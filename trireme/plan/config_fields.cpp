@@ -136,8 +136,8 @@ void add_model(Table& table, ModelConfig& model) {
   table.push_back(number("model.rope_original_len", model.rope_original_len, 1,
                          "llama3: sequence length of the original pretraining, in tokens", 1e8));
   table.push_back(text("model.weights", model.weights,
-                       "initial weights: a Hugging Face folder, a checkpoint or a safetensors file; empty: "
-                       "random values from the seed"));
+                       "initial weights: a run, a Hugging Face folder, a checkpoint or a safetensors file; "
+                       "empty: random values from the seed"));
 }
 
 /// Sizes keep products of them inside 64 bits.

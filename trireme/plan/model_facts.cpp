@@ -104,6 +104,7 @@ ModelFacts describe(const ModelConfig& incomplete, int64_t seq_len, const Precis
   if (reads_images(model.family)) {
     VisionFacts vision = describe(model.vision, precision, memory);
     return {.units = std::move(vision.units),
+            .buffers = std::move(vision.buffers),
             .params = vision.params,
             .matmul_params = 0,
             .flops_per_token = vision.flops_per_image,

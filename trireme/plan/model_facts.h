@@ -43,6 +43,12 @@ struct UnitSpec {
   int64_t numel() const;
 };
 
+/// What a module keeps beside its parameters: running statistics of batch norm.
+struct BufferSpec {
+  std::string name;            ///< "layer1.0.bn1.running_mean"
+  std::vector<int64_t> shape;  ///< empty: a count, int64; else fp32
+};
+
 /// Suffixes of a block's name, for units that are its attention, or the rest of the block.
 inline constexpr const char* kAttentionHalf = ".attention";
 inline constexpr const char* kMlpHalf = ".mlp";
@@ -54,7 +60,8 @@ struct ModelFacts {
   /// In forward order: the root (embeddings), the blocks, the head (final norm, output matrix). The
   /// parameters of a tied head are in the root.
   std::vector<UnitSpec> units;
-  int64_t params = 0;         ///< tied weights counted once
+  std::vector<BufferSpec> buffers = {};  ///< of models of images
+  int64_t params = 0;                    ///< tied weights counted once
   int64_t matmul_params = 0;  ///< blocks and head, no embedding lookup, no norms, no biases; of images: 0
   /// Forward and backward: 6 matmul_params, and with attention 6 T heads head_dim L (causal half).
   double flops_per_token = 0.0;

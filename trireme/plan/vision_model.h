@@ -23,12 +23,6 @@ std::span<const VisionPreset> vision_presets();
 /// Throws ConfigError with the nearest name when there is none of that name.
 const VisionPreset& find_vision_preset(std::string_view name);
 
-/// What a module keeps beside its parameters: running statistics of batch norm.
-struct BufferSpec {
-  std::string name;            ///< "layer1.0.bn1.running_mean"
-  std::vector<int64_t> shape;  ///< empty: a count, int64; else fp32
-};
-
 struct VisionFacts {
   /// In forward order: the root (stem), the blocks, the head.
   std::vector<UnitSpec> units;

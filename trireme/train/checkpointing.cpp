@@ -203,6 +203,7 @@ Checkpointing::Resumed Checkpointing::resume_from(const std::string& path) {
   std::optional<SavedRun> run;
   attempt([&] { run.emplace(checkpoint::Checkpoint(path).state(), path); });
   run->check(parts_);
+  run->keep_steps(parts_);
   // A stage leaves to others what is theirs; that all together are the checkpoint's model says the config.
   const bool staged = config_.parallel.pp > 1;
   attempt([&] {

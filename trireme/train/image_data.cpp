@@ -72,6 +72,7 @@ class ImageData : public RunData {
         threads_(threads_of(run)),
         transform_(transform_of(run.config, statistics_of(*splits_.train))),
         digest_(digest_of(*splits_.train)),
+        held_out_digest_(splits_.val ? digest_of(*splits_.val) : 0),
         broken_(std::make_shared<data::BrokenImages>(splits_.train)),
         broken_val_(splits_.val ? std::make_shared<data::BrokenImages>(splits_.val) : nullptr) {}
 
@@ -82,12 +83,11 @@ class ImageData : public RunData {
   void check_fits(const plan::ModelConfig& model) const override;
   int64_t samples() const override { return splits_.train->size(); }
   uint64_t digest() const override { return digest_; }
-  /// The last step of an epoch is shorter than the others, but for stages, which take micro-batches of one
-  /// shape: there it goes on with the next epoch.
-  int64_t samples_in(int64_t steps, int64_t global_batch) const override;
-  int64_t steps_for(int64_t epochs, int64_t global_batch) const override {
-    if (runs_on()) return RunData::steps_for(epochs, global_batch);
-    return epochs * data::steps_per_epoch(samples(), global_batch);
+  uint64_t held_out_digest() const override { return held_out_digest_; }
+  int64_t samples_in(int64_t steps, const FeedOptions& options) const override;
+  int64_t steps_for(int64_t epochs, const FeedOptions& options) const override {
+    if (options.runs_on) return RunData::steps_for(epochs, options);
+    return epochs * data::steps_per_epoch(samples(), options.global_batch);
   }
   Feed feed(const FeedOptions& options) const override;
   int64_t val_samples() const override { return splits_.val ? splits_.val->size() : 0; }
@@ -98,13 +98,12 @@ class ImageData : public RunData {
 
  private:
   data::ImageLoaderOptions loader_options(const FeedOptions& options) const;
-  bool runs_on() const { return config_.parallel.pp > 1; }
 
   plan::Config config_;
   data::ImageSplits splits_;
   int64_t threads_;
   data::ImageTransform transform_;
-  uint64_t digest_;
+  uint64_t digest_, held_out_digest_;
   std::shared_ptr<data::BrokenImages> broken_, broken_val_;  ///< told once, however many loaders meet them
 };
 
@@ -138,10 +137,10 @@ void ImageData::check_fits(const plan::ModelConfig& config) const {
       splits_.folder, shape->to_string(), model.image_size, fix);
 }
 
-int64_t ImageData::samples_in(int64_t steps, int64_t global_batch) const {
-  if (runs_on()) return RunData::samples_in(steps, global_batch);
-  const int64_t epoch = data::steps_per_epoch(samples(), global_batch);
-  return steps / epoch * samples() + steps % epoch * global_batch;
+int64_t ImageData::samples_in(int64_t steps, const FeedOptions& options) const {
+  if (options.runs_on) return RunData::samples_in(steps, options);
+  const int64_t epoch = data::steps_per_epoch(samples(), options.global_batch);
+  return steps / epoch * samples() + steps % epoch * options.global_batch;
 }
 
 data::ImageLoaderOptions ImageData::loader_options(const FeedOptions& options) const {
@@ -161,7 +160,7 @@ data::ImageLoaderOptions ImageData::loader_options(const FeedOptions& options) c
 
 Feed ImageData::feed(const FeedOptions& options) const {
   data::ImageLoaderOptions varied = loader_options(options);
-  if (runs_on()) varied.epoch_end = data::EpochEnd::kRunOn;
+  if (options.runs_on) varied.epoch_end = data::EpochEnd::kRunOn;
   const auto loader = std::make_shared<data::ImageLoader>(splits_.train, varied);
   return [loader] { return loader->next(); };
 }

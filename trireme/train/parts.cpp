@@ -36,14 +36,20 @@ Parts::Parts(const TrainOptions& run, std::shared_ptr<comm::World> joined, bool 
       batch(plan::plan_batch(config, mesh.shape)),
       facts(plan::describe(config.model, config.data.seq_len, config.precision, config.memory)),
       data(prepare_data(run, mesh)),
+      runs_on(begins_running_on(config)),
       validates(config.train.val_batches > 0 && data->val_samples() > 0),
       records_passes(records) {
   at::manual_seed(
       static_cast<uint64_t>(config.seed + world->rank()));  // dropout; weights have their own source
-  if (config.train.epochs > 0) config.train.steps = data->steps_for(config.train.epochs, batch.global_batch);
+  run_on(runs_on);
   if (config.train.val_batches > 0) look_for_validation();
   open_feed(0);
   model = make_trained_model({config, facts, batch, mesh, records_passes});
+}
+
+void Parts::run_on(bool over_epochs) {
+  runs_on = over_epochs;
+  if (config.train.epochs > 0) config.train.steps = data->steps_for(config.train.epochs, feed_options());
 }
 
 void Parts::look_for_validation() {
@@ -56,6 +62,7 @@ FeedOptions Parts::feed_options() const {
           .micro_batch = batch.micro_batch,
           .dp_rank = mesh.dp_rank,
           .dp_size = batch.dp_size,
+          .runs_on = runs_on,
           .pin_memory = on_gpu()};
 }
 
@@ -68,9 +75,7 @@ void Parts::open_feed(int64_t step) {
 
 bool Parts::epoch_ends_with(int64_t step) const {
   if (config.train.epochs == 0) return false;
-  const auto epochs_in = [this](int64_t steps) {
-    return data->samples_in(steps, batch.global_batch) / data->samples();
-  };
+  const auto epochs_in = [this](int64_t steps) { return samples_in(steps) / data->samples(); };
   return epochs_in(step) > epochs_in(step - 1);
 }
 

@@ -24,6 +24,11 @@ struct Parts {
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;
 
+  /// Steps of this run go on over epochs, or do not (FeedOptions::runs_on); with epochs, it has as many steps
+  /// as that makes. Before open_feed().
+  void run_on(bool over_epochs);
+  /// Training samples that the first `steps` steps see.
+  int64_t samples_in(int64_t steps) const { return data->samples_in(steps, feed_options()); }
   /// Reads the training data from the step behind step `step` on.
   void open_feed(int64_t step);
   FeedOptions feed_options() const;
@@ -40,6 +45,7 @@ struct Parts {
   plan::BatchPlan batch;
   plan::ModelFacts facts;
   std::shared_ptr<const RunData> data;
+  bool runs_on;         ///< as run_on() said
   bool validates;       ///< there is something to validate on, and the config asks for it
   bool records_passes;  ///< as can_record() said
   std::unique_ptr<TrainedModel> model;

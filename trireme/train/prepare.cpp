@@ -15,6 +15,7 @@
 
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
+#include "trireme/base/hash.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/plan/batch.h"
@@ -115,17 +116,28 @@ struct Word {
   int signal = 0;
   double headway = 0.0, done = 0.0, total = 0.0;
   RunData::Sizes sizes = {};
+  uint64_t digest = 0, held_out_digest = 0;
 };
+
+/// In halves, which doubles hold exactly.
+constexpr uint64_t kHalf = uint64_t{1} << 32;
 
 std::vector<Word> exchange(const TrainOptions& run, const comm::Mesh& mesh, const Preparation::State& mine) {
   std::vector<Word> words;
   const auto number = [](auto value) { return static_cast<double>(value); };
   const RunData::Sizes sizes = mine.data ? mine.data->sizes() : RunData::Sizes();
+  const uint64_t digest = mine.data ? mine.data->digest() : 0;
+  const uint64_t held_out = mine.data ? mine.data->held_out_digest() : 0;
   const std::vector<double> told = {
       number(mine.over),          number(mine.error ? exit_code_of(mine.error) : 0),
       number(signal_heard(run)),  number(mine.headway),
       number(mine.progress.done), number(mine.progress.total),
-      number(sizes.train),        number(sizes.val)};
+      number(sizes.train),        number(sizes.val),
+      number(digest / kHalf),     number(digest % kHalf),
+      number(held_out / kHalf),   number(held_out % kHalf)};
+  const auto whole = [](double upper, double lower) {
+    return static_cast<uint64_t>(upper) * kHalf + static_cast<uint64_t>(lower);
+  };
   for (const std::vector<double>& heard : comm::gather_scalars(*mesh.all, told)) {
     words.push_back({.over = heard[0] != 0.0,
                      .exit_code = static_cast<int>(heard[1]),
@@ -133,7 +145,9 @@ std::vector<Word> exchange(const TrainOptions& run, const comm::Mesh& mesh, cons
                      .headway = heard[3],
                      .done = heard[4],
                      .total = heard[5],
-                     .sizes = {static_cast<int64_t>(heard[6]), static_cast<int64_t>(heard[7])}});
+                     .sizes = {static_cast<int64_t>(heard[6]), static_cast<int64_t>(heard[7])},
+                     .digest = whole(heard[8], heard[9]),
+                     .held_out_digest = whole(heard[10], heard[11])});
   }
   return words;
 }
@@ -205,21 +219,27 @@ class Watch {
   double report_at_ = monotonic_seconds() + kFirstReport_s;
 };
 
-void check_same_data(const std::vector<Word>& words, const RunData& data) {
+/// Throws on all ranks alike.
+void check_same_data(const std::vector<Word>& words, const RunData& data, const comm::Mesh& mesh) {
+  const auto described = [&](const Word& word) {
+    return fmt::format("{} + {} {} with digests {} + {}", word.sizes.train, word.sizes.val, data.counted(),
+                       hex64(word.digest), hex64(word.held_out_digest));
+  };
   for (size_t rank = 1; rank < words.size(); ++rank) {
-    const RunData::Sizes &theirs = words[rank].sizes, &first = words[0].sizes;
+    const std::string theirs = described(words[rank]), first = described(words[0]);
     if (theirs == first) continue;
+    part(mesh);
     throw DataError(
-        "[train.data] rank {} has {} + {} {} (training + held out), but rank 0 has {} + {}; give every host "
-        "the same data",
-        rank, theirs.train, theirs.val, data.counted(), first.train, first.val);
+        "[train.data] rank {} has {} (training + held out), but rank 0 has {}; give every host the same data",
+        rank, theirs, first);
   }
 }
 
 void check_length(const plan::Config& config, const RunData& data, const comm::Mesh& mesh) {
   if (config.train.epochs == 0) return;
   const int64_t batch = plan::plan_batch(config, mesh.shape).global_batch;
-  const int64_t steps = data.steps_for(config.train.epochs, batch);
+  const int64_t steps =
+      data.steps_for(config.train.epochs, {.global_batch = batch, .runs_on = begins_running_on(config)});
   if (config.optim.warmup_steps <= steps) return;
   throw ConfigError(
       "[train.data] optim.warmup_steps={} is above the {} steps of train.epochs={}; lower it or train longer",
@@ -249,8 +269,8 @@ std::shared_ptr<const RunData> prepare_data(const TrainOptions& run, const comm:
     check_words(words, mesh, mine);
     watch.look(words);
     if (!std::ranges::all_of(words, &Word::over)) continue;
+    check_same_data(words, *mine.data, mesh);
     check_alike(mesh, [&] {
-      check_same_data(words, *mine.data);
       mine.data->check_fits(run.config.model);
       check_length(run.config, *mine.data, mesh);
     });

@@ -19,8 +19,16 @@ struct FeedOptions {
   int64_t global_batch = 0, micro_batch = 0;
   int64_t dp_rank = 0, dp_size = 1;
   int64_t first_step = 0;  ///< of the run; steps before it are left out
+  /// Of images: a step that holds the last ones of an epoch goes on with the next epoch, instead of being
+  /// short. Text always runs on.
+  bool runs_on = false;
   bool pin_memory = false;
 };
+
+/// Whether steps of a new run go on over epochs: stages take micro-batches of one shape.
+inline bool begins_running_on(const plan::Config& config) {
+  return config.parallel.pp > 1;
+}
 
 /// Micro-batches to validate on, one a call, as many on every rank; `rows` of a batch count.
 struct ValidationFeed {
@@ -52,15 +60,19 @@ class RunData {
   virtual int64_t samples() const = 0;
   /// A hash of the training data: other data has another hash.
   virtual uint64_t digest() const = 0;
+  /// The same of the held-out data; 0: there is none.
+  virtual uint64_t held_out_digest() const { return 0; }
 
-  // How epochs and steps of so many samples fit: unless said otherwise, a step may hold the last samples of
-  // one epoch and the first of the next.
+  // How epochs and steps fit: unless said otherwise, a step may hold the last samples of one epoch and the
+  // first of the next. Of the options global_batch and runs_on count.
 
   /// Training samples that the first `steps` steps of a run see.
-  virtual int64_t samples_in(int64_t steps, int64_t global_batch) const { return steps * global_batch; }
+  virtual int64_t samples_in(int64_t steps, const FeedOptions& options) const {
+    return steps * options.global_batch;
+  }
   /// The first so many steps that hold all samples `epochs` times.
-  virtual int64_t steps_for(int64_t epochs, int64_t global_batch) const {
-    return (epochs * samples() + global_batch - 1) / global_batch;
+  virtual int64_t steps_for(int64_t epochs, const FeedOptions& options) const {
+    return (epochs * samples() + options.global_batch - 1) / options.global_batch;
   }
   /// Micro-batches from the beginning of step options.first_step on.
   virtual Feed feed(const FeedOptions& options) const = 0;

@@ -41,8 +41,10 @@ void check_config(const Parts& parts, const plan::Config& then, const std::strin
   // Averages of other steps than all are none, so they neither begin here nor end.
   const bool other_state = plan::state_of(then.optim) != plan::state_of(parts.config.optim);
   std::vector<std::string> refused, noted;
-  for (const std::string& key : plan::differing_keys(then, parts.config))
+  for (const std::string& key : plan::differing_keys(then, parts.config)) {
+    if (key == "train.steps" && parts.config.train.epochs > 0) continue;  // nobody has set it
     (must_be_equal(key) || (key == "optim.ema" && other_state) ? refused : noted).push_back(key);
+  }
   if (!refused.empty()) {
     throw ConfigError(
         "[train.resume] {} was written by a run with other values of {}; use the same values, or start a new "
@@ -71,6 +73,17 @@ void check_steps(const Parts& parts, const Json& run, const std::string& path) {
   throw ConfigError("[train.resume] {} is from step {}, but this run ends with step {}; raise {}", path, done,
                     train.steps,
                     train.epochs > 0 ? fmt::format("train.epochs={}", train.epochs) : "train.steps");
+}
+
+/// Stages need whole steps. Where all steps are whole anyway, there is no difference.
+void check_epochs(const Parts& parts, bool ran_on, const std::string& path) {
+  const int64_t samples = parts.data->samples(), batch = parts.batch.global_batch;
+  if (ran_on || parts.config.parallel.pp == 1 || samples % batch == 0) return;
+  throw ConfigError(
+      "[train.resume] {} was written by a run whose last step of an epoch is short ({} of {} images), which "
+      "steps in stages cannot be: later steps would have other images; go on with parallel.pp=1, or start a "
+      "new run",
+      path, samples % batch, batch);
 }
 
 void check_data(const Parts& parts, const Json& run, const std::string& path) {
@@ -202,7 +215,7 @@ precision::LossScaler::State scaler_state(const Json& json, const std::string& p
 
 std::string run_state(const Parts& parts, const precision::LossScaler& scaler, const StepRecord& record) {
   const plan::Config& config = parts.config;
-  const int64_t cursor = parts.data->samples_in(record.step, parts.batch.global_batch);
+  const int64_t cursor = parts.samples_in(record.step);
   const nn::Fp8History* const history = parts.model->fp8_history();
   return Json{{"step", record.step},
               {"cursor", cursor},
@@ -210,6 +223,7 @@ std::string run_state(const Parts& parts, const precision::LossScaler& scaler, c
               {"loss", record.loss},
               {"record", record_to_json(record)},
               {"global_batch", parts.batch.global_batch},
+              {"runs_on", parts.runs_on},
               {"samples", parts.data->samples()},
               {"data", hex64(parts.data->digest())},
               {"ranks", parts.world->size()},
@@ -237,9 +251,22 @@ const Json& SavedRun::run() const {
 
 void SavedRun::check(const Parts& parts) const {
   check_config(parts, config_of(run(), path_), path_);
-  check_steps(parts, run(), path_);
   check_batch(parts, run(), path_);
   check_data(parts, run(), path_);
+}
+
+bool SavedRun::ran_on() const {
+  const auto ran_on = run().find("runs_on");
+  if (ran_on != run().end() && ran_on->is_boolean()) return ran_on->get<bool>();
+  return begins_running_on(config_of(run(), path_));  // the checkpoint is of an old version
+}
+
+void SavedRun::keep_steps(Parts& parts) const {
+  if (plan::reads_images(parts.config.model.family)) {
+    check_epochs(parts, ran_on(), path_);
+    parts.run_on(ran_on() || begins_running_on(parts.config));
+  }
+  check_steps(parts, run(), path_);
 }
 
 int64_t SavedRun::step() const {

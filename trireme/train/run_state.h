@@ -24,8 +24,11 @@ class SavedRun {
   SavedRun(const std::string& state, std::string path);
 
   /// Throws ConfigError where this run cannot make the steps that follow: its model, data, batch or optimizer
-  /// are others, or it ends before.
+  /// are others.
   void check(const Parts& parts) const;
+  /// Steps go on over epochs, or do not, as those before. Throws ConfigError where stages cannot, and where
+  /// the run ends before.
+  void keep_steps(Parts& parts) const;
   int64_t step() const;
   double loss() const;  ///< 0: it is not known
   /// Of that step, without what is measured after the save; none: the checkpoint is of an old version.
@@ -35,6 +38,7 @@ class SavedRun {
 
  private:
   const nlohmann::json& run() const;
+  bool ran_on() const;
 
   nlohmann::json document_;
   std::string path_;

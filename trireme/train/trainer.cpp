@@ -33,6 +33,7 @@
 #include "trireme/train/parts.h"
 #include "trireme/train/profile.h"
 #include "trireme/train/run_records.h"
+#include "trireme/train/same_config.h"
 #include "trireme/train/stop.h"
 #include "trireme/train/totals.h"
 #include "trireme/train/validate.h"
@@ -311,9 +312,7 @@ StepRecord Trainer::settle_oldest() {
   if (config_.parallel.pp > 1)
     records_.summary().peak_bytes_by_pp_rank.assign(totals.peak_by_pp_rank.begin(),
                                                     totals.peak_by_pp_rank.end());
-  const auto tokens_in = [this](int64_t steps) {
-    return parts_.data->samples_in(steps, parts_.batch.global_batch) * config_.data.seq_len;
-  };
+  const auto tokens_in = [this](int64_t steps) { return parts_.samples_in(steps) * config_.data.seq_len; };
   const int64_t tokens = tokens_in(step.step);
   return {.step = step.step,
           .loss = totals.loss,
@@ -525,6 +524,7 @@ TrainResult train(const TrainOptions& given, std::shared_ptr<comm::World> world)
   const int64_t ranks = world->size();
   const plan::Device device = world->device().is_cuda() ? plan::Device::kCuda : plan::Device::kCpu;
   try {
+    check_same_config(given.config, *world);
     TrainOptions options = given;
     options.config = plan::settle_recompute(settle_fp8(given.config, *world), device);
     check_enough_memory(options, *world);

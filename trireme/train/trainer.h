@@ -55,9 +55,10 @@ struct TrainResult {
 
 /// Trains for config.train.steps steps, writes the weights, and then validates and generates the sample.
 /// Collective over the world. A sink that cannot record a step is warned about and asked again for the next:
-/// a full disk under metrics does not cost the weights. Throws DataError, NumericsError (loss or gradient not
-/// finite, naming the step), CommError, OutOfMemory (also before anything begins, when memory cannot be
-/// enough), EnvironmentError when weights or summary cannot be written.
+/// a full disk under metrics does not cost the weights. Throws ConfigError on every rank when their configs
+/// differ (same_config.h), DataError, NumericsError (loss or gradient not finite, naming the step),
+/// CommError, OutOfMemory (also before anything begins, when memory cannot be enough), EnvironmentError when
+/// weights or summary cannot be written.
 TrainResult train(const TrainOptions& options, std::shared_ptr<comm::World> world);
 
 }  // namespace trireme::train

@@ -52,7 +52,7 @@ struct ImageLoaderOptions {
   int64_t micro_batch = 0;
   int64_t dp_rank = 0;
   int64_t dp_size = 1;
-  int64_t first_step = 0;  ///< of the run; each epoch has steps_per_epoch()
+  int64_t first_step = 0;  ///< of the run, whose steps have had one EpochEnd from its beginning on
   int64_t prefetch = 4;    ///< micro-batches held ready
   int64_t threads = 1;
   bool pin_memory = false;
