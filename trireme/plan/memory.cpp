@@ -43,12 +43,12 @@ int64_t sum_of(std::initializer_list<int64_t> terms) {
 }
 
 /// Kept by each unit for backward: blocks share what the model keeps.
-std::vector<int64_t> unit_activations(const ModelFacts& facts, int64_t tokens) {
+std::vector<int64_t> unit_activations(const ModelFacts& facts, int64_t tokens, Device device) {
   std::vector<int64_t> bytes(facts.units.size());
   const bool has_head = facts.units.back().name == kHeadUnit;
   const auto blocks = std::ssize(bytes) - 1 - (has_head ? 1 : 0);
   for (int64_t block = 1; block <= blocks; ++block)
-    bytes[static_cast<size_t>(block)] = activation_bytes(facts, tokens) / blocks;
+    bytes[static_cast<size_t>(block)] = activation_bytes(facts, tokens, device) / blocks;
   return bytes;
 }
 
@@ -87,9 +87,12 @@ std::vector<ProgramUnit> units_of_head_part(const std::vector<UnitSpec>& units, 
 std::vector<ProgramUnit> units_of_images(const std::vector<UnitSpec>& units, const BatchPlan& batch,
                                          const EngineSetting& setting) {
   std::vector<ProgramUnit> result = program_units(units, setting);
+  const auto images = static_cast<double>(batch.micro_batch);
   for (size_t i = 0; i < result.size(); ++i) {
-    result[i].activation_bytes =
-        at_most_62_bits(static_cast<double>(batch.micro_batch) * units[i].image.saved_bytes);
+    const ImageCosts& costs = units[i].image;
+    const SavedOnGpu saved =
+        setting.device == Device::kCuda ? costs.saved_on_gpu : SavedOnGpu{.of_image = costs.saved_bytes};
+    result[i].activation_bytes = at_most_62_bits(images * saved.of_image + saved.of_micro_batch);
   }
   return result;
 }
@@ -189,11 +192,15 @@ int64_t kept_by_loss(const Config& config, int64_t tokens, int64_t in_flight, De
   return at_most_62_bits(part + fp8_copies_of_head(config, part) + count * (rows + vocab) * width * bytes);
 }
 
-/// A part of the head has some of its logits in fp32, twice, and as exponentials in the dtype of computation.
-int64_t at_work_on_part(const Config& config, int64_t tokens, int64_t rows) {
-  const auto at_once = std::min(static_cast<double>(tokens) * static_cast<double>(rows) * 2.0 * kFp32Bytes,
-                                static_cast<double>(config.memory.loss_chunk_mib << 20));
-  return at_most_62_bits(at_once * (1.0 + static_cast<double>(bytes_of(config.precision.compute)) / 8.0));
+/// A part of the head has some of its logits as exponentials or gradients in the dtype of computation, and on
+/// a CPU in fp32, twice, as well.
+int64_t at_work_on_part(const Config& config, int64_t tokens, int64_t rows, Device device) {
+  const auto logits = static_cast<double>(tokens) * static_cast<double>(rows),
+             element = static_cast<double>(bytes_of(config.precision.compute)),
+             chunk = static_cast<double>(config.memory.loss_chunk_mib << 20);
+  if (device == Device::kCuda) return at_most_62_bits(std::min(logits * element, chunk));
+  constexpr double kTwice = 2.0 * kFp32Bytes;
+  return at_most_62_bits(std::min(logits * kTwice, chunk) * (1.0 + element / kTwice));
 }
 
 /// Of a model in one piece: what it keeps counts the head's input, and models of images have whole logits.
@@ -230,7 +237,8 @@ StepProgram unchecked_program(const Config& config, const ModelFacts& facts, con
   const bool buckets = setting.use_from == UseFrom::kBuckets;
   const std::vector<ProgramUnit> units = program_units(
       specs, setting,
-      buckets ? std::vector<int64_t>() : unit_activations(facts, batch.micro_batch * config.data.seq_len));
+      buckets ? std::vector<int64_t>()
+              : unit_activations(facts, batch.micro_batch * config.data.seq_len, setting.device));
   return step_program(units, shown, declared_order(units, setting.use_from));
 }
 
@@ -252,7 +260,7 @@ RankBytes bytes_of_rank(const Config& config, const ModelFacts& facts, const Bat
   const int64_t tokens = batch.micro_batch * config.data.seq_len;
   RankBytes bytes{.state = state_bytes(program),
                   .gathered = gathered_bytes(program),
-                  .activations = activation_bytes(facts, tokens),
+                  .activations = activation_bytes(facts, tokens, device),
                   .logits = logits_of_whole(config, tokens, device),
                   .baseline = process_baseline(device)};
   const MeshShape mesh = MeshShape::fit(config.parallel, batch.dp_size * config.parallel.pp);
@@ -265,7 +273,7 @@ RankBytes bytes_of_rank(const Config& config, const ModelFacts& facts, const Bat
   if (plan.schedule.spread_head) {
     const auto& rows = plan.split.head_rows;
     bytes.logits = at_work_on_part(
-        config, tokens, rows[static_cast<size_t>(pp_rank) + 1] - rows[static_cast<size_t>(pp_rank)]);
+        config, tokens, rows[static_cast<size_t>(pp_rank) + 1] - rows[static_cast<size_t>(pp_rank)], device);
     return bytes;
   }
   const int64_t in_flight = most_in_flight(plan.schedule, pp_rank, plan.schedule.stages - 1);
@@ -313,8 +321,10 @@ int64_t gathered_bytes(const StepProgram& program) {
   return most;
 }
 
-int64_t activation_bytes(const ModelFacts& facts, int64_t tokens) {
-  return at_most_62_bits(facts.saved_bytes_per_token * static_cast<double>(tokens));
+int64_t activation_bytes(const ModelFacts& facts, int64_t tokens, Device device) {
+  SavedOnGpu saved{.of_image = facts.saved_bytes_per_token};
+  if (device == Device::kCuda && facts.saved_on_gpu) saved = *facts.saved_on_gpu;
+  return at_most_62_bits(saved.of_image * static_cast<double>(tokens) + saved.of_micro_batch);
 }
 
 int64_t process_baseline(Device device) {
@@ -414,7 +424,8 @@ std::string memory_advice(const Config& given, int64_t ranks, Device device) {
     consider("optim.state=bf16", [](Config& next) { next.optim.state = OptimState::kBf16; });
   }
   if (staged) fixes.emplace_back("another pipeline.schedule or pipeline.split");
-  fixes.emplace_back("a shorter data.seq_len, or more ranks");
+  fixes.emplace_back(reads_images(config.model.family) ? "more ranks"
+                                                       : "a shorter data.seq_len, or more ranks");
   return text + "Try these in order, and combine them if needed: " + join(fixes, "; ");
 }
 

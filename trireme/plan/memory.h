@@ -79,7 +79,7 @@ StepProgram config_program(const Config& config, const ModelFacts& facts, const 
 /// change, cheapest first, each with the predicted peak of a rank after it and the changes before it.
 std::string memory_advice(const Config& config, int64_t ranks, Device device);
 
-/// Bytes that a micro-batch of `tokens` tokens keeps for backward.
-int64_t activation_bytes(const ModelFacts& facts, int64_t tokens);
+/// Bytes that a micro-batch of `tokens` tokens keeps for backward on `device`, kCpu or kCuda.
+int64_t activation_bytes(const ModelFacts& facts, int64_t tokens, Device device = Device::kCpu);
 
 }  // namespace trireme::plan
