@@ -140,7 +140,8 @@ std::vector<ProgramUnit> units_of_program(const std::vector<UnitSpec>& units, co
 }
 
 StepProgram pipeline_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
-                             const EngineSetting& given, const PipelinePlan& plan, int64_t pp_rank) {
+                             const EngineSetting& given, const PipelinePlan& plan, const StageProgram& passes,
+                             int64_t pp_rank) {
   const EngineSetting setting = setting_in_stages(given, plan.schedule);
   std::vector<ProgramStage> stages;
   for (const int64_t index : plan.schedule.stages_of(pp_rank)) {
@@ -156,7 +157,7 @@ StepProgram pipeline_program(const Config& config, const ModelFacts& facts, cons
   }
   const HeadPartBytes parts = part_bytes(config, batch, 0);
   return stage_program(
-      plan.schedule, lower(plan.schedule, pp_rank, config.pipeline.ahead), stages, setting,
+      plan.schedule, passes, stages, setting,
       {.boundaries = boundaries_of(config, facts, batch, plan), .part = parts.part, .totals = parts.totals});
 }
 
@@ -228,8 +229,9 @@ PipelinePlan plan_if_any(const Config& config, const BatchPlan& batch) {
 }
 
 StepProgram unchecked_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
-                              const EngineSetting& setting, const PipelinePlan& plan, int64_t pp_rank) {
-  if (config.parallel.pp > 1) return pipeline_program(config, facts, batch, setting, plan, pp_rank);
+                              const EngineSetting& setting, const PipelinePlan& plan,
+                              const StageProgram& passes, int64_t pp_rank) {
+  if (config.parallel.pp > 1) return pipeline_program(config, facts, batch, setting, plan, passes, pp_rank);
   // More micro-batches repeat the second of three.
   EngineSetting shown = setting;
   shown.accumulation = std::min(batch.accumulation, StepProgram::kMicroBatchesShown);
@@ -242,9 +244,11 @@ StepProgram unchecked_program(const Config& config, const ModelFacts& facts, con
   return step_program(units, shown, declared_order(units, setting.use_from));
 }
 
+/// `plan` and `passes`, what a rank of its schedule does, are empty where there is no pipeline.
 StepProgram checked_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
-                            const EngineSetting& setting, const PipelinePlan& plan, int64_t pp_rank) {
-  StepProgram program = unchecked_program(config, facts, batch, setting, plan, pp_rank);
+                            const EngineSetting& setting, const PipelinePlan& plan,
+                            const StageProgram& passes, int64_t pp_rank) {
+  StepProgram program = unchecked_program(config, facts, batch, setting, plan, passes, pp_rank);
   if (!has_countable_bytes(program)) {
     throw ConfigError(
         "[plan.memory] a step with micro-batches of {} x data.seq_len={} and {:g} parameters needs more "
@@ -285,6 +289,27 @@ RankBytes bytes_of_rank(const Config& config, const ModelFacts& facts, const Bat
   return bytes;
 }
 
+/// `passes`: of each rank of `plan`, as checked_program() takes them.
+std::vector<RankBytes> bytes_of_ranks(const Config& given, int64_t ranks, Device device,
+                                      const PipelinePlan& plan, const std::vector<StageProgram>& passes) {
+  const Config config = settle_recompute(given, device);
+  const MeshShape mesh = MeshShape::fit(config.parallel, ranks);
+  const BatchPlan batch = plan_batch(config, mesh);
+  const ModelFacts facts = describe(config.model, config.data.seq_len, config.precision, config.memory);
+  const EngineSetting setting = engine_setting(config, mesh, batch.accumulation, device);
+  std::vector<RankBytes> all;
+  for (int64_t pp_rank = 0; pp_rank < config.parallel.pp; ++pp_rank) {
+    const StepProgram program =
+        checked_program(config, facts, batch, setting, plan, passes[static_cast<size_t>(pp_rank)], pp_rank);
+    all.push_back(bytes_of_rank(config, facts, batch, program, device, plan, pp_rank));
+  }
+  return all;
+}
+
+RankBytes largest_of(const std::vector<RankBytes>& ranks) {
+  return *std::ranges::max_element(ranks, {}, &RankBytes::peak);
+}
+
 /// The largest that a rank's batch divides into of at most half the size.
 int64_t smaller_micro_batch(const BatchPlan& batch) {
   int64_t size = batch.micro_batch / 2;
@@ -296,7 +321,10 @@ int64_t smaller_micro_batch(const BatchPlan& batch) {
 
 StepProgram config_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
                            const EngineSetting& setting, int64_t pp_rank) {
-  return checked_program(config, facts, batch, setting, plan_if_any(config, batch), pp_rank);
+  if (config.parallel.pp == 1) return checked_program(config, facts, batch, setting, {}, {}, pp_rank);
+  const PipelinePlan plan = plan_pipeline(config, batch);
+  return checked_program(config, facts, batch, setting, plan,
+                         lower(plan.schedule, pp_rank, config.pipeline.ahead), pp_rank);
 }
 
 StateBytes state_bytes(const StepProgram& program) {
@@ -343,23 +371,19 @@ int64_t RankBytes::peak() const {
 }
 
 RankBytes rank_bytes(const Config& config, int64_t ranks, Device device) {
-  const std::vector<RankBytes> all = bytes_by_pp_rank(config, ranks, device);
-  return *std::ranges::max_element(all, {}, &RankBytes::peak);
+  return largest_of(bytes_by_pp_rank(config, ranks, device));
 }
 
-std::vector<RankBytes> bytes_by_pp_rank(const Config& given, int64_t ranks, Device device) {
-  const Config config = settle_recompute(given, device);
-  const MeshShape mesh = MeshShape::fit(config.parallel, ranks);
-  const BatchPlan batch = plan_batch(config, mesh);
-  const ModelFacts facts = describe(config.model, config.data.seq_len, config.precision, config.memory);
-  const EngineSetting setting = engine_setting(config, mesh, batch.accumulation, device);
-  const PipelinePlan plan = plan_if_any(config, batch);
-  std::vector<RankBytes> all;
-  for (int64_t pp_rank = 0; pp_rank < config.parallel.pp; ++pp_rank) {
-    const StepProgram program = checked_program(config, facts, batch, setting, plan, pp_rank);
-    all.push_back(bytes_of_rank(config, facts, batch, program, device, plan, pp_rank));
-  }
-  return all;
+std::vector<RankBytes> bytes_by_pp_rank(const Config& config, int64_t ranks, Device device) {
+  const BatchPlan batch = plan_batch(config, MeshShape::fit(config.parallel, ranks));
+  return bytes_by_pp_rank(config, ranks, device, plan_if_any(config, batch));
+}
+
+std::vector<RankBytes> bytes_by_pp_rank(const Config& config, int64_t ranks, Device device,
+                                        const PipelinePlan& pipeline) {
+  std::vector<StageProgram> passes(1);
+  if (config.parallel.pp > 1) passes = lower_all(pipeline.schedule, config.pipeline.ahead);
+  return bytes_of_ranks(config, ranks, device, pipeline, passes);
 }
 
 RankBytes rank_bytes(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
@@ -371,9 +395,18 @@ std::string memory_advice(const Config& given, int64_t ranks, Device device) {
   Config config = settle_recompute(given, device);
   const MeshShape mesh = MeshShape::fit(config.parallel, ranks);
   const BatchPlan batch = plan_batch(config, mesh);
-  const RankBytes needed = rank_bytes(config, ranks, device);
-  const auto bytes = [](int64_t count) { return format_bytes(static_cast<double>(count)); };
   const bool staged = config.parallel.pp > 1;
+  // Only another number of micro-batches changes what ranks of a pipeline do.
+  PipelinePlan plan = plan_if_any(config, batch);
+  std::vector<StageProgram> passes(1);
+  if (staged) passes = lower_all(plan.schedule, config.pipeline.ahead);
+  const auto bytes_with = [&](const Config& changed) {
+    const bool same = plan_batch(changed, mesh).accumulation == plan.schedule.micro_batches;
+    return staged && !same ? rank_bytes(changed, ranks, device)
+                           : largest_of(bytes_of_ranks(changed, ranks, device, plan, passes));
+  };
+  const RankBytes needed = bytes_with(config);
+  const auto bytes = [](int64_t count) { return format_bytes(static_cast<double>(count)); };
   std::string text = fmt::format(
       "Predicted per rank: model state {}, gathered or not yet reduced {}, activations of {} of {} {}{}. ",
       bytes(needed.state.total()), bytes(needed.gathered),
@@ -386,7 +419,7 @@ std::string memory_advice(const Config& given, int64_t ranks, Device device) {
     change(changed);
     try {
       check_config(changed);
-      const int64_t peak = rank_bytes(changed, ranks, device).peak();
+      const int64_t peak = bytes_with(changed).peak();
       if (peak >= least) return;
       config = std::move(changed), least = peak;
       fixes.push_back(fmt::format("{} ({})", words, bytes(peak)));
