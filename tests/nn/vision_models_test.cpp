@@ -104,6 +104,28 @@ TEST(VisionModels, GiveTheSameLogitsInBothLayouts) {
   }
 }
 
+/// Memory of one channel is of both layouts, and only strides tell which is meant.
+TEST(VisionModels, RunImagesOfOneChannelInTheLayoutOfTheConfig) {
+  constexpr auto kLast = at::MemoryFormat::ChannelsLast;
+  VisionConfig config = small_resnet();
+  config.channels = 1;
+  config.channels_last = true;
+  const auto model = make(config);
+  const at::Tensor images = images_for(config, 4);
+  const int64_t size = config.image_size;
+  const at::Tensor strided = images.as_strided(images.sizes(), {size * size, 1, size, 1});
+  ASSERT_EQ(images.suggest_memory_format(), at::MemoryFormat::Contiguous);
+  ASSERT_EQ(strided.suggest_memory_format(), kLast);
+  model->set_unit_runner([&](const Unit& unit, const at::Tensor& x, bool) {
+    const at::Tensor y = unit.forward(x);
+    if (y.dim() == 4) {
+      EXPECT_EQ(y.suggest_memory_format(), kLast) << unit.name;
+    }
+    return y;
+  });
+  EXPECT_TRUE(at::equal(model->forward(images), model->forward(strided)));
+}
+
 TEST(VisionModels, KeepTheBytesThatThePlanPredicts) {
   constexpr int64_t kBatch = 8;
   for (VisionConfig config : small_models()) {

@@ -28,6 +28,7 @@ struct PipelineRun {
   double clip = 0.0;
   at::ScalarType compute = at::kFloat;
   std::set<int64_t> frozen_steps = {};  ///< in which the embeddings are frozen, and a head that is tied
+  std::vector<parallel::TiedParameter> more_ties = {};
 
   std::string label() const {
     return fmt::format(
@@ -108,6 +109,7 @@ inline parallel::PipelineOptions options_of(const PipelineRun& run, const plan::
   options.data_parallel.min_unit_numel = 100;
   if (run.tied && schedule.stages > 1)
     options.tied = {{.stage = 0, .name = "embed", .other_stage = schedule.stages - 1, .other_name = "head"}};
+  options.tied.insert(options.tied.end(), run.more_ties.begin(), run.more_ties.end());
   return options;
 }
 

@@ -223,6 +223,25 @@ TEST(PipelineFaults, WhatIsWrongWithATieAllRanksSay) {
   }
 }
 
+/// Whoever has an engine broadcasts no values, and the rank of the other copy would wait for them.
+TEST(PipelineFaults, AnEngineForOneOfTwoTiedCopiesAllRanksRefuse) {
+  const PipelineRun run{.pp = 3, .tied = true};
+  const plan::Schedule schedule = test::schedule_of(run);
+  for (const int64_t stage : {0, 2}) {
+    test::run_ranks(3, [&](const std::shared_ptr<comm::World>& world) {
+      const comm::Mesh mesh = test::mesh_of(world, run);
+      std::vector<parallel::Stage> stages;
+      const auto modules = test::stages_of(schedule, mesh.pp_rank, run, stages);
+      if (mesh.pp_rank == stage) stages[0].engine = parallel::data_parallel(*stages[0].module, mesh);
+      test::expect_refusal(
+          [&] {
+            parallel::Pipeline(schedule, stages, test::squared_error, mesh, test::options_of(run, schedule));
+          },
+          {"embed of stage 0 is tied to head of stage 2", "Stage::engine"});
+    });
+  }
+}
+
 /// Whoever has one copy alone cannot see the other one; whoever has both can, and hosts agree on steps or
 /// not.
 TEST(PipelineFaults, AFrozenCopyOfAParameterThatIsTrainedElsewhereIsRefusedByAllRanks) {

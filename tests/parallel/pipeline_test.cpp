@@ -101,6 +101,25 @@ TEST(Law3, TiedParametersAndRecomputeChangeNothing) {
   }
 }
 
+/// Copies on ranks of the same half of the pipeline, of both halves, and on the same two ranks; with sums
+/// over as many ranks as make no whole tree.
+TEST(Law3, AnyTwoStagesMayBeTiedInBothDirections) {
+  for (const int64_t other : {1, 2, 3}) {
+    PipelineRun run{.pp = 4, .dp = 3, .policy = "zero2"};
+    run.more_ties = {{.stage = 0,
+                      .name = "block00.w1",
+                      .other_stage = other,
+                      .other_name = fmt::format("block{:02}.w1", 4 * other)}};
+    const PipelineOutcome one_way = test::train(run);
+    run.schedule = ScheduleName::kDualPipe;
+    const PipelineOutcome two_ways = test::train(run);
+    expect_near(two_ways, one_way, run.label());
+    EXPECT_TRUE(
+        at::equal(two_ways.weights.at("block00.w1"), two_ways.weights.at(run.more_ties.front().other_name)))
+        << "stages 0 and " << other;
+  }
+}
+
 /// Stages 1 and 3 of four have nothing to train.
 TEST(Pipeline, HasStagesWithoutParameters) {
   struct Plain : torch::nn::Module {

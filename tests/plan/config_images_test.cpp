@@ -47,6 +47,28 @@ TEST(ImageConfig, PredictsMemoryAsOfAnyModel) {
   EXPECT_LT(rank_bytes(config, 4, Device::kCpu).state.total(), bytes.state.total());
 }
 
+/// A GPU keeps weights of convolutions in another layout for each micro-batch, of any size.
+TEST(ImageConfig, PredictsWhatEachMicroBatchInFlightKeepsOnAGpu) {
+  const auto more_on_gpu = [](const std::string& text) {
+    const Config config =
+        load_text("model:\n  preset: resnet18-cifar\nprecision:\n  compute: bf16\n" + text).config;
+    const int64_t ranks = config.parallel.pp;
+    const auto on_gpu = bytes_by_pp_rank(config, ranks, Device::kCuda),
+               on_cpu = bytes_by_pp_rank(config, ranks, Device::kCpu);
+    std::vector<int64_t> more;
+    for (size_t rank = 0; rank < on_gpu.size(); ++rank)
+      more.push_back(on_gpu[rank].activations - on_cpu[rank].activations);
+    return more;
+  };
+  constexpr int64_t kTurned = 2 * 10'987'200;
+  EXPECT_EQ(more_on_gpu("train:\n  global_batch: 64\n"), std::vector<int64_t>{kTurned});
+  for (const int64_t micro_batch : {1, 8}) {
+    const auto more = more_on_gpu(
+        fmt::format("train:\n  global_batch: 64\n  micro_batch: {}\nparallel:\n  pp: 2\n", micro_batch));
+    EXPECT_EQ(more[0] / 2 + more[1], kTurned) << "the first rank of two has two in flight";
+  }
+}
+
 struct Refused {
   const char *text, *said;
 };

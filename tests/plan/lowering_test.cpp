@@ -9,18 +9,12 @@
 
 #include "tests/plan/schedules.h"
 #include "tests/support/refusal.h"
+#include "trireme/plan/spread_head.h"
 
 namespace trireme::plan {
 namespace {
 
 using Kind = StageAction::Kind;
-
-std::vector<StageProgram> lower_all(const Schedule& schedule, int64_t ahead = 1) {
-  std::vector<StageProgram> programs;
-  for (size_t rank = 0; rank < schedule.ranks.size(); ++rank)
-    programs.push_back(lower(schedule, static_cast<int64_t>(rank), ahead));
-  return programs;
-}
 
 /// Calls `body` with every schedule of up to 8 ranks, 16 micro-batches and 3 chunks that there is.
 void for_all_schedules(const std::function<void(const Schedule&, const std::string&)>& body) {
@@ -50,6 +44,17 @@ TEST(Lowering, RunsToItsEndOnAllRanksForEverySchedule) {
     for (const int64_t ahead : {0, 1, 4})
       EXPECT_NO_THROW(check_programs(schedule, lower_all(schedule, ahead))) << what << ", ahead " << ahead;
   });
+}
+
+TEST(Lowering, OfAllRanksIsThatOfEach) {
+  const Schedule plain = make_schedule(ScheduleName::kInterleaved1F1B, {3, 6, 2});
+  for (const Schedule& schedule : {plain, spread_head(plain, with_head_parts(plain, {}, 2.0, 1.0, 0.0))}) {
+    for (const int64_t ahead : {0, 2}) {
+      const std::vector<StageProgram> all = lower_all(schedule, ahead);
+      for (int64_t rank = 0; rank < 3; ++rank)
+        EXPECT_EQ(to_text(all.at(static_cast<size_t>(rank))), to_text(lower(schedule, rank, ahead)));
+    }
+  }
 }
 
 /// Both ends of a boundary that send to each other at once block each other if neither has posted.

@@ -164,6 +164,20 @@ TEST(RankBytes, AddUpToThePeakAndNeverOverflow) {
   EXPECT_EQ(beyond.peak(), most);
 }
 
+TEST(RankBytes, OfASpreadHeadHaveLogitsAtWorkAsTheDeviceComputesThem) {
+  Config config = load({.overrides = {"parallel.pp=2", "pipeline.spread_head=true", "precision.compute=bf16",
+                                      "model.vocab_size=4096", "data.seq_len=128", "train.global_batch=8",
+                                      "train.micro_batch=2"}},
+                       Environment())
+                      .config;
+  constexpr int64_t kLogits = 2 * 128 * 2048;  // micro-batch x data.seq_len x rows of a rank
+  EXPECT_EQ(rank_bytes(config, 2, Device::kCuda).logits, 2 * kLogits) << "exponentials, or gradients";
+  EXPECT_EQ(rank_bytes(config, 2, Device::kCpu).logits, (4 + 4 + 2) * kLogits) << "and fp32, twice";
+  config.memory.loss_chunk_mib = 1;
+  config.train.micro_batch = 4;
+  EXPECT_EQ(rank_bytes(config, 2, Device::kCuda).logits, 1 << 20);
+}
+
 TEST(SavedCopy, IsNoneWhereTheStateItselfIsWritten) {
   Config config;
   config.model = complete(config.model, config.data.seq_len);
@@ -270,6 +284,13 @@ TEST(MemoryAdvice, LeavesOutWhatDoesNotHelpOrIsRefused) {
   config.train.micro_batch = 7;  // halves are no part of 7
   config.parallel.reduce_when = ReduceWhen::kEveryMicroBatch;
   advises("train.micro_batch=1 (");
+}
+
+TEST(MemoryAdvice, OfModelsOfImagesSpeaksOfNoSequences) {
+  const Config config = load({.overrides = {"model.preset=resnet18"}}, Environment()).config;
+  const std::string advice = memory_advice(config, 2, Device::kCuda);
+  EXPECT_EQ(advice.find("seq_len"), std::string::npos) << advice;
+  EXPECT_TRUE(advice.ends_with("; more ranks")) << advice;
 }
 
 TEST(MemoryAdvice, OfAPipelineChangesTheKeyThatSaysHowLargeMicroBatchesAre) {

@@ -13,6 +13,7 @@
 #include "tests/support/refusal.h"
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
+#include "trireme/plan/cut_work.h"
 #include "trireme/plan/notes.h"
 #include "trireme/plan/presets.h"
 
@@ -263,6 +264,33 @@ TEST(PipelinePlan, CutsAreMadeForTheSchedule) {
       }
     }
   }
+}
+
+/// Equal stages must compare as equal after any way of cuts, or the search would follow rounding.
+TEST(PipelinePlan, WorkOfMovedCutsIsThatOfCutsMadeThereToTheBit) {
+  ModelConfig model = complete(find_preset("llama-8b").model, 4096);
+  const auto parts = stage_parts(model, describe(model, 4096), false, CutAt::kHalves);
+  const Schedule schedule = make_schedule(ScheduleName::kZbV, {4, 8});
+  const double spread = head_flops(model);
+  CutWork cut(parts, split_evenly(parts, schedule.stages).first, schedule.ranks_of_stages(), spread);
+  int64_t moved = 0;
+  for (size_t step = 0; step < 2000; ++step) {
+    const CutMove one{1 + step % 7, static_cast<int64_t>(step % 5) - 2},
+        other{1 + step / 7 % 7, one.cut == 1 + step / 7 % 7 ? 0 : static_cast<int64_t>(step % 3) - 1};
+    const std::vector<int64_t> before = cut.first();
+    if (!cut.move(one, other)) {
+      EXPECT_EQ(cut.first(), before);
+    } else if (step % 4 == 0) {
+      cut.undo(one, other);
+      EXPECT_EQ(cut.first(), before);
+    } else {
+      ++moved;
+    }
+    const StageSplit made = cut_at(cut.first(), parts, spread);
+    for (size_t stage = 0; stage < 8; ++stage) ASSERT_EQ(cut.of_stages()[stage], made.all_work(stage));
+    ASSERT_EQ(std::ranges::max(cut.of_ranks()), most_work(made, schedule));
+  }
+  EXPECT_GT(moved, 200);
 }
 
 /// Blocks are shared out alone, and 1f1b waits for no rank that has the head.

@@ -129,6 +129,33 @@ TEST(VisionModel, KeepsLessWhereBlocksAreComputedAgain) {
   EXPECT_LT(kept({.compute = Dtype::kBf16}, {}), 0.53 * all) << "places of maxima keep their size";
 }
 
+/// As nn/convolution.cpp and nn/max_pool.cpp keep it where images are channels-last.
+TEST(VisionModel, KeepsTurnedWeightsAndNoInputOfAPoolOnAGpu) {
+  VisionConfig model = find_vision_preset("resnet18").model;
+  double turned = 0.0;
+  for (const UnitSpec& unit : describe(model).units) {
+    for (const ParamSpec& param : unit.params)
+      if (param.shape.size() == 4 && param.shape[2] > 1) turned += static_cast<double>(param.numel());
+  }
+  constexpr double kRelu = 64.0 * 112 * 112, kPlaces = 64.0 * 56 * 56;
+  for (const Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
+    const auto element = static_cast<double>(bytes_of(dtype));
+    const auto difference = [&] {
+      const VisionFacts facts = describe(model, {.compute = dtype});
+      return facts.saved_on_gpu.of_image - facts.saved_bytes_per_image;
+    };
+    model.channels_last = true;
+    model.norm = ImageNorm::kBatch;
+    EXPECT_EQ(describe(model, {.compute = dtype}).saved_on_gpu.of_micro_batch, element * turned);
+    EXPECT_EQ(difference(), -element * kRelu - 7.0 * kPlaces);
+    model.norm = ImageNorm::kGroup;  // whose backward pass reads what ReLU has made
+    EXPECT_EQ(difference(), -7.0 * kPlaces);
+    model.channels_last = false;
+    EXPECT_EQ(describe(model, {.compute = dtype}).saved_on_gpu.of_micro_batch, 0.0);
+    EXPECT_EQ(difference(), 0.0);
+  }
+}
+
 std::string refusal_of(const VisionConfig& model) {
   try {
     check(model);

@@ -173,9 +173,9 @@ RunPlan plan_run(const plan::Config& given, plan::Device device, int64_t ranks, 
   const plan::Config config = plan::settle_recompute(with_possible_fp8(given, device, run.batch), device);
   run.recompute = config.memory.recompute;
   run.facts = plan::describe(config.model, config.data.seq_len, config.precision, config.memory);
-  run.by_pp_rank = plan::bytes_by_pp_rank(config, ranks, device);
-  run.needed = *std::ranges::max_element(run.by_pp_rank, {}, &plan::RankBytes::peak);
   if (config.parallel.pp > 1) run.pipeline = plan::plan_pipeline(config, run.batch);
+  run.by_pp_rank = plan::bytes_by_pp_rank(config, ranks, device, run.pipeline.value_or(plan::PipelinePlan()));
+  run.needed = *std::ranges::max_element(run.by_pp_rank, {}, &plan::RankBytes::peak);
   return run;
 }
 

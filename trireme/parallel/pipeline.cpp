@@ -81,7 +81,7 @@ Pipeline::Pipeline(plan::Schedule schedule, std::vector<Stage> stages, StageLoss
     take_stages(std::move(stages));
     find_ties();
   });
-  take_tied_sizes(gather_unless_refused(refusal, tied_sizes()));
+  take_tied_copies(gather_unless_refused(refusal, tied_copies()));
   stage_mesh_ = stage_mesh(schedule_, mesh_);
   make_ties();
   make_engines();

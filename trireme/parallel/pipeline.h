@@ -218,11 +218,12 @@ class Pipeline {
   /// Of what this rank has, before ranks wait for each other. Throws LogicError for a tie of what is not
   /// there.
   void find_ties();
-  /// Elements and rows of each copy of each tied parameter, and -1 where this rank has none.
-  std::vector<double> tied_sizes() const;
+  /// Of each copy of each tied parameter its elements, its rows, and 1 where its stage came with an engine,
+  /// else 0; each -1 where this rank has none.
+  std::vector<double> tied_copies();
   /// Takes over how many rows are tied. Throws LogicError, on all ranks, for copies that do not fit each
-  /// other, and rows that would have several others.
-  void take_tied_sizes(const std::vector<std::vector<double>>& by_rank);
+  /// other, of which one alone came with an engine, and rows that would have several others.
+  void take_tied_copies(const std::vector<std::vector<double>>& by_rank);
   void make_ties();
   /// What is tied of the first copy, or of something of its shape.
   at::Tensor tied_rows(size_t tie, const at::Tensor& first) const;

@@ -51,6 +51,17 @@ void check_sizes(const TiedParameter& tie, const CopySize& first, const CopySize
                 other.numel / other.rows);
 }
 
+/// `has` are whether each rank was given an engine for its copies: a number of 0 or 1 for each. Of copies
+/// with engines the giver has made the values equal, and of others the pipeline does.
+void check_engines(const TiedParameter& tie, const std::vector<double>& has) {
+  TRIREME_CHECK(
+      std::ranges::adjacent_find(has, std::ranges::not_equal_to()) == has.end(),
+      "[parallel.pipeline] {} of stage {} is tied to {} of stage {}, and an engine was given for one "
+      "of the two copies and not for the other; give both stages one (Stage::engine) on all ranks, "
+      "or neither of them",
+      tie.name, tie.stage, tie.other_name, tie.other_stage);
+}
+
 /// Sums of two copies at a time would leave one of three behind.
 void check_apart(const TiedParameter& tie, int64_t rows, const TiedParameter& later, int64_t later_rows) {
   const auto is_other_of = [](const TiedParameter& one, int64_t stage, const std::string& name) {
@@ -97,26 +108,39 @@ void Pipeline::find_ties() {
   }
 }
 
-std::vector<double> Pipeline::tied_sizes() const {
-  std::vector<double> sizes;
-  for (const Tie& tie : ties_) {
-    for (const at::Tensor& copy : {tie.first, tie.other}) {
-      sizes.push_back(copy.defined() ? static_cast<double>(copy.numel()) : -1.0);
-      sizes.push_back(copy.defined() ? static_cast<double>(rows_of(copy)) : -1.0);
-    }
+std::vector<double> Pipeline::tied_copies() {
+  std::vector<double> copies;
+  const auto add = [&](const at::Tensor& copy, int64_t stage) {
+    const bool here = copy.defined();
+    copies.push_back(here ? static_cast<double>(copy.numel()) : -1.0);
+    copies.push_back(here ? static_cast<double>(rows_of(copy)) : -1.0);
+    copies.push_back(here ? (stage_here(stage)->engine ? 1.0 : 0.0) : -1.0);
+  };
+  for (size_t i = 0; i < ties_.size(); ++i) {
+    add(ties_[i].first, options_.tied[i].stage);
+    add(ties_[i].other, options_.tied[i].other_stage);
   }
-  return sizes;
+  return copies;
 }
 
-void Pipeline::take_tied_sizes(const std::vector<std::vector<double>>& by_rank) {
+void Pipeline::take_tied_copies(const std::vector<std::vector<double>>& by_rank) {
+  constexpr size_t kNumel = 0, kRows = 1, kEngine = 2, kColumns = 3;  // of a copy
   const auto most = [&](size_t column) {
     double found = -1.0;
-    for (const std::vector<double>& sizes : by_rank) found = std::max(found, sizes[column]);
+    for (const std::vector<double>& copies : by_rank) found = std::max(found, copies[column]);
     return static_cast<int64_t>(found);
   };
   for (size_t tie = 0; tie < options_.tied.size(); ++tie) {
-    const CopySize first{most(4 * tie), most(4 * tie + 1)}, other{most(4 * tie + 2), most(4 * tie + 3)};
+    const size_t at_first = 2 * tie * kColumns, at_other = at_first + kColumns;
+    const CopySize first{most(at_first + kNumel), most(at_first + kRows)},
+        other{most(at_other + kNumel), most(at_other + kRows)};
     check_sizes(options_.tied[tie], first, other);
+    std::vector<double> has_engine;
+    for (const std::vector<double>& copies : by_rank) {
+      for (const size_t at : {at_first, at_other})
+        if (copies[at + kEngine] >= 0.0) has_engine.push_back(copies[at + kEngine]);
+    }
+    check_engines(options_.tied[tie], has_engine);
     ties_[tie].rows = options_.tied[tie].first_row ? other.rows : first.rows;
   }
   for (size_t tie = 0; tie < ties_.size(); ++tie) {
@@ -131,7 +155,8 @@ at::Tensor Pipeline::tied_rows(size_t tie, const at::Tensor& first) const {
 }
 
 /// Copies on two ranks need a group of the two. Where a rank has both, no other does, or both directions of a
-/// model in two ways do.
+/// model in two ways do. Otherwise the lower ranks of both stages make one group then, and the higher ones
+/// another: they have the same place in the sums of their stages, whose order decides about the last bit.
 void Pipeline::make_ties() {
   for (size_t i = 0; i < ties_.size(); ++i) {
     const TiedParameter& tie = options_.tied[i];
@@ -141,8 +166,11 @@ void Pipeline::make_ties() {
       const at::NoGradGuard no_grad;
       if (!other->engine) here.other.detach().copy_(tied_rows(i, here.first.detach()));
     } else if (first != nullptr || other != nullptr) {
+      const bool lower = 2 * rank() < mesh_.pp->size();
       const auto rank_of = [&](int64_t stage) {
-        return mesh_.pp->ranks()[static_cast<size_t>(schedule_.rank_of(stage, 0))];
+        const auto [low, high] =
+            std::minmax({schedule_.rank_of(stage, 0), schedule_.rank_of(stage, schedule_.micro_batches - 1)});
+        return mesh_.pp->ranks()[static_cast<size_t>(lower ? low : high)];
       };
       here.group = mesh_.world->make_group("tied", {rank_of(tie.stage), rank_of(tie.other_stage)});
       if ((first != nullptr ? first : other)->engine) continue;  // its values may have no memory now

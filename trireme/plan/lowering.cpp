@@ -4,6 +4,7 @@
 #include <deque>
 #include <set>
 #include <tuple>
+#include <utility>
 
 #include "trireme/base/error.h"
 #include "trireme/plan/simulate.h"
@@ -31,24 +32,36 @@ StageAction action_of(Kind kind, const StageEdge& edge, int64_t micro_batch, int
   return {kind, edge.stage, micro_batch, edge.message, peer};
 }
 
-/// Passes, sends and takes in their order; buffers come later.
-StageProgram without_posts(const Schedule& schedule, int64_t rank) {
-  // Of forward passes alone parts of the head leave what they make.
+/// Messages that a rank takes, by peer, in the order in which that sends them.
+using Incoming = std::map<int64_t, std::deque<StageAction>>;
+
+/// What a pass makes. Of forward passes alone parts of the head leave what they make.
+std::vector<StageEdge> edges_of(const Schedule& schedule, const StagePass& pass, bool trains) {
+  if (!trains && schedule.is_head_part(pass.stage)) return {};
+  return made_by(schedule, pass);
+}
+
+/// Of all ranks.
+std::vector<Incoming> messages_of(const Schedule& schedule) {
   const bool trains = LastUse(schedule).trains();
-  const auto edges_of = [&](const StagePass& pass) {
-    return trains || !schedule.is_head_part(pass.stage) ? made_by(schedule, pass) : std::vector<StageEdge>();
-  };
-  std::map<int64_t, std::deque<StageAction>> incoming;  // by peer, in the order in which it sends
+  std::vector<Incoming> incoming(schedule.ranks.size());
   for (size_t peer = 0; peer < schedule.ranks.size(); ++peer) {
     const auto from = static_cast<int64_t>(peer);
-    if (from == rank) continue;
     for (const StagePass& pass : schedule.ranks[peer]) {
-      for (const StageEdge& edge : edges_of(pass)) {
-        if (schedule.rank_of(edge.to, pass.micro_batch) == rank)
-          incoming[from].push_back(action_of(Kind::kTake, edge, pass.micro_batch, from));
+      for (const StageEdge& edge : edges_of(schedule, pass, trains)) {
+        const int64_t to = schedule.rank_of(edge.to, pass.micro_batch);
+        if (to == from) continue;
+        incoming[static_cast<size_t>(to)][from].push_back(
+            action_of(Kind::kTake, edge, pass.micro_batch, from));
       }
     }
   }
+  return incoming;
+}
+
+/// Passes, sends and takes in their order; buffers come later.
+StageProgram without_posts(const Schedule& schedule, int64_t rank, Incoming incoming) {
+  const bool trains = LastUse(schedule).trains();
   StageProgram program;
   std::set<std::tuple<Message, int64_t, int64_t>> taken;
   for (const StagePass& pass : schedule.ranks[static_cast<size_t>(rank)]) {
@@ -65,7 +78,7 @@ StageProgram without_posts(const Schedule& schedule, int64_t rank) {
       }
     }
     program.push_back({kind_of(pass), pass.stage, pass.micro_batch});
-    for (const StageEdge& made : edges_of(pass)) {
+    for (const StageEdge& made : edges_of(schedule, pass, trains)) {
       const int64_t peer = schedule.rank_of(made.to, pass.micro_batch);
       if (peer != rank) program.push_back(action_of(Kind::kSend, made, pass.micro_batch, peer));
     }
@@ -142,12 +155,8 @@ class Poster {
   std::map<std::tuple<int64_t, Message, int64_t>, int64_t> used_;
 };
 
-StageProgram with_posts(const Schedule& schedule, int64_t rank, int64_t ahead) {
-  TRIREME_CHECK(
-      rank >= 0 && rank < static_cast<int64_t>(schedule.ranks.size()) && ahead >= 0,
-      "[plan.lower] there is no program for rank {} of a schedule for {} ranks with {} buffers ahead", rank,
-      schedule.ranks.size(), ahead);
-  const StageProgram bare = without_posts(schedule, rank);
+StageProgram with_posts(const Schedule& schedule, int64_t rank, int64_t ahead, Incoming incoming) {
+  const StageProgram bare = without_posts(schedule, rank, std::move(incoming));
   const LastUse last_use(schedule);
   Poster poster(schedule, bare, ahead);
   StageProgram program;
@@ -164,6 +173,15 @@ StageProgram with_posts(const Schedule& schedule, int64_t rank, int64_t ahead) {
     if (action.peer < 0 && poster.give_back(last_use.of(action), action.micro_batch)) gave_back = true;
   }
   return program;
+}
+
+/// `rank`'s alone.
+StageProgram with_posts(const Schedule& schedule, int64_t rank, int64_t ahead) {
+  TRIREME_CHECK(
+      rank >= 0 && rank < static_cast<int64_t>(schedule.ranks.size()) && ahead >= 0,
+      "[plan.lower] there is no program for rank {} of a schedule for {} ranks with {} buffers ahead", rank,
+      schedule.ranks.size(), ahead);
+  return with_posts(schedule, rank, ahead, std::move(messages_of(schedule)[static_cast<size_t>(rank)]));
 }
 
 }  // namespace
@@ -204,9 +222,10 @@ std::vector<StageEdge> needed_by(const Schedule& schedule, const StagePass& pass
 }
 
 LastUse::LastUse(const Schedule& schedule) : schedule_(schedule) {
-  for (const auto& passes : schedule.ranks) {
-    for (const StagePass& pass : passes) trains_ = trains_ || pass.kind != StagePass::Kind::kForward;
-  }
+  trains_ = std::ranges::any_of(schedule.ranks, [](const std::vector<StagePass>& passes) {
+    return std::ranges::any_of(passes,
+                               [](const StagePass& pass) { return pass.kind != StagePass::Kind::kForward; });
+  });
 }
 
 std::vector<Pool> LastUse::of(const StageAction& pass) const {
@@ -227,6 +246,15 @@ std::vector<Pool> LastUse::of(const StageAction& pass) const {
 StageProgram lower(const Schedule& schedule, int64_t rank, int64_t ahead) {
   simulate(schedule);
   return with_posts(schedule, rank, ahead);
+}
+
+std::vector<StageProgram> lower_all(const Schedule& schedule, int64_t ahead) {
+  simulate(schedule);
+  std::vector<Incoming> incoming = messages_of(schedule);
+  std::vector<StageProgram> programs;
+  for (size_t rank = 0; rank < schedule.ranks.size(); ++rank)
+    programs.push_back(with_posts(schedule, static_cast<int64_t>(rank), ahead, std::move(incoming[rank])));
+  return programs;
 }
 
 StageProgram lower_forward(const Schedule& forwards, int64_t rank, int64_t ahead) {

@@ -56,6 +56,8 @@ using StageProgram = std::vector<StageAction>;
 /// needed. Each rank posts what another sends in the order of its sends. Throws ConfigError as simulate() for
 /// a schedule that cannot run, LogicError for a rank that it lacks.
 StageProgram lower(const Schedule& schedule, int64_t rank, int64_t ahead = 1);
+/// The programs of all ranks, in less time.
+std::vector<StageProgram> lower_all(const Schedule& schedule, int64_t ahead = 1);
 
 /// The same for forward passes alone (forward_only()): a receive buffer is in use to the end of its pass.
 StageProgram lower_forward(const Schedule& forwards, int64_t rank, int64_t ahead = 1);

@@ -43,12 +43,12 @@ int64_t sum_of(std::initializer_list<int64_t> terms) {
 }
 
 /// Kept by each unit for backward: blocks share what the model keeps.
-std::vector<int64_t> unit_activations(const ModelFacts& facts, int64_t tokens) {
+std::vector<int64_t> unit_activations(const ModelFacts& facts, int64_t tokens, Device device) {
   std::vector<int64_t> bytes(facts.units.size());
   const bool has_head = facts.units.back().name == kHeadUnit;
   const auto blocks = std::ssize(bytes) - 1 - (has_head ? 1 : 0);
   for (int64_t block = 1; block <= blocks; ++block)
-    bytes[static_cast<size_t>(block)] = activation_bytes(facts, tokens) / blocks;
+    bytes[static_cast<size_t>(block)] = activation_bytes(facts, tokens, device) / blocks;
   return bytes;
 }
 
@@ -87,9 +87,12 @@ std::vector<ProgramUnit> units_of_head_part(const std::vector<UnitSpec>& units, 
 std::vector<ProgramUnit> units_of_images(const std::vector<UnitSpec>& units, const BatchPlan& batch,
                                          const EngineSetting& setting) {
   std::vector<ProgramUnit> result = program_units(units, setting);
+  const auto images = static_cast<double>(batch.micro_batch);
   for (size_t i = 0; i < result.size(); ++i) {
-    result[i].activation_bytes =
-        at_most_62_bits(static_cast<double>(batch.micro_batch) * units[i].image.saved_bytes);
+    const ImageCosts& costs = units[i].image;
+    const SavedOnGpu saved =
+        setting.device == Device::kCuda ? costs.saved_on_gpu : SavedOnGpu{.of_image = costs.saved_bytes};
+    result[i].activation_bytes = at_most_62_bits(images * saved.of_image + saved.of_micro_batch);
   }
   return result;
 }
@@ -137,7 +140,8 @@ std::vector<ProgramUnit> units_of_program(const std::vector<UnitSpec>& units, co
 }
 
 StepProgram pipeline_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
-                             const EngineSetting& given, const PipelinePlan& plan, int64_t pp_rank) {
+                             const EngineSetting& given, const PipelinePlan& plan, const StageProgram& passes,
+                             int64_t pp_rank) {
   const EngineSetting setting = setting_in_stages(given, plan.schedule);
   std::vector<ProgramStage> stages;
   for (const int64_t index : plan.schedule.stages_of(pp_rank)) {
@@ -153,7 +157,7 @@ StepProgram pipeline_program(const Config& config, const ModelFacts& facts, cons
   }
   const HeadPartBytes parts = part_bytes(config, batch, 0);
   return stage_program(
-      plan.schedule, lower(plan.schedule, pp_rank, config.pipeline.ahead), stages, setting,
+      plan.schedule, passes, stages, setting,
       {.boundaries = boundaries_of(config, facts, batch, plan), .part = parts.part, .totals = parts.totals});
 }
 
@@ -189,11 +193,15 @@ int64_t kept_by_loss(const Config& config, int64_t tokens, int64_t in_flight, De
   return at_most_62_bits(part + fp8_copies_of_head(config, part) + count * (rows + vocab) * width * bytes);
 }
 
-/// A part of the head has some of its logits in fp32, twice, and as exponentials in the dtype of computation.
-int64_t at_work_on_part(const Config& config, int64_t tokens, int64_t rows) {
-  const auto at_once = std::min(static_cast<double>(tokens) * static_cast<double>(rows) * 2.0 * kFp32Bytes,
-                                static_cast<double>(config.memory.loss_chunk_mib << 20));
-  return at_most_62_bits(at_once * (1.0 + static_cast<double>(bytes_of(config.precision.compute)) / 8.0));
+/// A part of the head has some of its logits as exponentials or gradients in the dtype of computation, and on
+/// a CPU in fp32, twice, as well.
+int64_t at_work_on_part(const Config& config, int64_t tokens, int64_t rows, Device device) {
+  const auto logits = static_cast<double>(tokens) * static_cast<double>(rows),
+             element = static_cast<double>(bytes_of(config.precision.compute)),
+             chunk = static_cast<double>(config.memory.loss_chunk_mib << 20);
+  if (device == Device::kCuda) return at_most_62_bits(std::min(logits * element, chunk));
+  constexpr double kTwice = 2.0 * kFp32Bytes;
+  return at_most_62_bits(std::min(logits * kTwice, chunk) * (1.0 + element / kTwice));
 }
 
 /// Of a model in one piece: what it keeps counts the head's input, and models of images have whole logits.
@@ -221,8 +229,9 @@ PipelinePlan plan_if_any(const Config& config, const BatchPlan& batch) {
 }
 
 StepProgram unchecked_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
-                              const EngineSetting& setting, const PipelinePlan& plan, int64_t pp_rank) {
-  if (config.parallel.pp > 1) return pipeline_program(config, facts, batch, setting, plan, pp_rank);
+                              const EngineSetting& setting, const PipelinePlan& plan,
+                              const StageProgram& passes, int64_t pp_rank) {
+  if (config.parallel.pp > 1) return pipeline_program(config, facts, batch, setting, plan, passes, pp_rank);
   // More micro-batches repeat the second of three.
   EngineSetting shown = setting;
   shown.accumulation = std::min(batch.accumulation, StepProgram::kMicroBatchesShown);
@@ -230,13 +239,16 @@ StepProgram unchecked_program(const Config& config, const ModelFacts& facts, con
   const bool buckets = setting.use_from == UseFrom::kBuckets;
   const std::vector<ProgramUnit> units = program_units(
       specs, setting,
-      buckets ? std::vector<int64_t>() : unit_activations(facts, batch.micro_batch * config.data.seq_len));
+      buckets ? std::vector<int64_t>()
+              : unit_activations(facts, batch.micro_batch * config.data.seq_len, setting.device));
   return step_program(units, shown, declared_order(units, setting.use_from));
 }
 
+/// `plan` and `passes`, what a rank of its schedule does, are empty where there is no pipeline.
 StepProgram checked_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
-                            const EngineSetting& setting, const PipelinePlan& plan, int64_t pp_rank) {
-  StepProgram program = unchecked_program(config, facts, batch, setting, plan, pp_rank);
+                            const EngineSetting& setting, const PipelinePlan& plan,
+                            const StageProgram& passes, int64_t pp_rank) {
+  StepProgram program = unchecked_program(config, facts, batch, setting, plan, passes, pp_rank);
   if (!has_countable_bytes(program)) {
     throw ConfigError(
         "[plan.memory] a step with micro-batches of {} x data.seq_len={} and {:g} parameters needs more "
@@ -252,7 +264,7 @@ RankBytes bytes_of_rank(const Config& config, const ModelFacts& facts, const Bat
   const int64_t tokens = batch.micro_batch * config.data.seq_len;
   RankBytes bytes{.state = state_bytes(program),
                   .gathered = gathered_bytes(program),
-                  .activations = activation_bytes(facts, tokens),
+                  .activations = activation_bytes(facts, tokens, device),
                   .logits = logits_of_whole(config, tokens, device),
                   .baseline = process_baseline(device)};
   const MeshShape mesh = MeshShape::fit(config.parallel, batch.dp_size * config.parallel.pp);
@@ -265,7 +277,7 @@ RankBytes bytes_of_rank(const Config& config, const ModelFacts& facts, const Bat
   if (plan.schedule.spread_head) {
     const auto& rows = plan.split.head_rows;
     bytes.logits = at_work_on_part(
-        config, tokens, rows[static_cast<size_t>(pp_rank) + 1] - rows[static_cast<size_t>(pp_rank)]);
+        config, tokens, rows[static_cast<size_t>(pp_rank) + 1] - rows[static_cast<size_t>(pp_rank)], device);
     return bytes;
   }
   const int64_t in_flight = most_in_flight(plan.schedule, pp_rank, plan.schedule.stages - 1);
@@ -275,6 +287,27 @@ RankBytes bytes_of_rank(const Config& config, const ModelFacts& facts, const Bat
     bytes.logits = kept_by_loss(config, tokens, in_flight, device);
   }
   return bytes;
+}
+
+/// `passes`: of each rank of `plan`, as checked_program() takes them.
+std::vector<RankBytes> bytes_of_ranks(const Config& given, int64_t ranks, Device device,
+                                      const PipelinePlan& plan, const std::vector<StageProgram>& passes) {
+  const Config config = settle_recompute(given, device);
+  const MeshShape mesh = MeshShape::fit(config.parallel, ranks);
+  const BatchPlan batch = plan_batch(config, mesh);
+  const ModelFacts facts = describe(config.model, config.data.seq_len, config.precision, config.memory);
+  const EngineSetting setting = engine_setting(config, mesh, batch.accumulation, device);
+  std::vector<RankBytes> all;
+  for (int64_t pp_rank = 0; pp_rank < config.parallel.pp; ++pp_rank) {
+    const StepProgram program =
+        checked_program(config, facts, batch, setting, plan, passes[static_cast<size_t>(pp_rank)], pp_rank);
+    all.push_back(bytes_of_rank(config, facts, batch, program, device, plan, pp_rank));
+  }
+  return all;
+}
+
+RankBytes largest_of(const std::vector<RankBytes>& ranks) {
+  return *std::ranges::max_element(ranks, {}, &RankBytes::peak);
 }
 
 /// The largest that a rank's batch divides into of at most half the size.
@@ -288,7 +321,10 @@ int64_t smaller_micro_batch(const BatchPlan& batch) {
 
 StepProgram config_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
                            const EngineSetting& setting, int64_t pp_rank) {
-  return checked_program(config, facts, batch, setting, plan_if_any(config, batch), pp_rank);
+  if (config.parallel.pp == 1) return checked_program(config, facts, batch, setting, {}, {}, pp_rank);
+  const PipelinePlan plan = plan_pipeline(config, batch);
+  return checked_program(config, facts, batch, setting, plan,
+                         lower(plan.schedule, pp_rank, config.pipeline.ahead), pp_rank);
 }
 
 StateBytes state_bytes(const StepProgram& program) {
@@ -313,8 +349,10 @@ int64_t gathered_bytes(const StepProgram& program) {
   return most;
 }
 
-int64_t activation_bytes(const ModelFacts& facts, int64_t tokens) {
-  return at_most_62_bits(facts.saved_bytes_per_token * static_cast<double>(tokens));
+int64_t activation_bytes(const ModelFacts& facts, int64_t tokens, Device device) {
+  SavedOnGpu saved{.of_image = facts.saved_bytes_per_token};
+  if (device == Device::kCuda && facts.saved_on_gpu) saved = *facts.saved_on_gpu;
+  return at_most_62_bits(saved.of_image * static_cast<double>(tokens) + saved.of_micro_batch);
 }
 
 int64_t process_baseline(Device device) {
@@ -333,23 +371,19 @@ int64_t RankBytes::peak() const {
 }
 
 RankBytes rank_bytes(const Config& config, int64_t ranks, Device device) {
-  const std::vector<RankBytes> all = bytes_by_pp_rank(config, ranks, device);
-  return *std::ranges::max_element(all, {}, &RankBytes::peak);
+  return largest_of(bytes_by_pp_rank(config, ranks, device));
 }
 
-std::vector<RankBytes> bytes_by_pp_rank(const Config& given, int64_t ranks, Device device) {
-  const Config config = settle_recompute(given, device);
-  const MeshShape mesh = MeshShape::fit(config.parallel, ranks);
-  const BatchPlan batch = plan_batch(config, mesh);
-  const ModelFacts facts = describe(config.model, config.data.seq_len, config.precision, config.memory);
-  const EngineSetting setting = engine_setting(config, mesh, batch.accumulation, device);
-  const PipelinePlan plan = plan_if_any(config, batch);
-  std::vector<RankBytes> all;
-  for (int64_t pp_rank = 0; pp_rank < config.parallel.pp; ++pp_rank) {
-    const StepProgram program = checked_program(config, facts, batch, setting, plan, pp_rank);
-    all.push_back(bytes_of_rank(config, facts, batch, program, device, plan, pp_rank));
-  }
-  return all;
+std::vector<RankBytes> bytes_by_pp_rank(const Config& config, int64_t ranks, Device device) {
+  const BatchPlan batch = plan_batch(config, MeshShape::fit(config.parallel, ranks));
+  return bytes_by_pp_rank(config, ranks, device, plan_if_any(config, batch));
+}
+
+std::vector<RankBytes> bytes_by_pp_rank(const Config& config, int64_t ranks, Device device,
+                                        const PipelinePlan& pipeline) {
+  std::vector<StageProgram> passes(1);
+  if (config.parallel.pp > 1) passes = lower_all(pipeline.schedule, config.pipeline.ahead);
+  return bytes_of_ranks(config, ranks, device, pipeline, passes);
 }
 
 RankBytes rank_bytes(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
@@ -361,9 +395,18 @@ std::string memory_advice(const Config& given, int64_t ranks, Device device) {
   Config config = settle_recompute(given, device);
   const MeshShape mesh = MeshShape::fit(config.parallel, ranks);
   const BatchPlan batch = plan_batch(config, mesh);
-  const RankBytes needed = rank_bytes(config, ranks, device);
-  const auto bytes = [](int64_t count) { return format_bytes(static_cast<double>(count)); };
   const bool staged = config.parallel.pp > 1;
+  // Only another number of micro-batches changes what ranks of a pipeline do.
+  PipelinePlan plan = plan_if_any(config, batch);
+  std::vector<StageProgram> passes(1);
+  if (staged) passes = lower_all(plan.schedule, config.pipeline.ahead);
+  const auto bytes_with = [&](const Config& changed) {
+    const bool same = plan_batch(changed, mesh).accumulation == plan.schedule.micro_batches;
+    return staged && !same ? rank_bytes(changed, ranks, device)
+                           : largest_of(bytes_of_ranks(changed, ranks, device, plan, passes));
+  };
+  const RankBytes needed = bytes_with(config);
+  const auto bytes = [](int64_t count) { return format_bytes(static_cast<double>(count)); };
   std::string text = fmt::format(
       "Predicted per rank: model state {}, gathered or not yet reduced {}, activations of {} of {} {}{}. ",
       bytes(needed.state.total()), bytes(needed.gathered),
@@ -376,7 +419,7 @@ std::string memory_advice(const Config& given, int64_t ranks, Device device) {
     change(changed);
     try {
       check_config(changed);
-      const int64_t peak = rank_bytes(changed, ranks, device).peak();
+      const int64_t peak = bytes_with(changed).peak();
       if (peak >= least) return;
       config = std::move(changed), least = peak;
       fixes.push_back(fmt::format("{} ({})", words, bytes(peak)));
@@ -414,7 +457,8 @@ std::string memory_advice(const Config& given, int64_t ranks, Device device) {
     consider("optim.state=bf16", [](Config& next) { next.optim.state = OptimState::kBf16; });
   }
   if (staged) fixes.emplace_back("another pipeline.schedule or pipeline.split");
-  fixes.emplace_back("a shorter data.seq_len, or more ranks");
+  fixes.emplace_back(reads_images(config.model.family) ? "more ranks"
+                                                       : "a shorter data.seq_len, or more ranks");
   return text + "Try these in order, and combine them if needed: " + join(fixes, "; ");
 }
 

@@ -7,6 +7,7 @@
 
 #include "trireme/plan/batch.h"
 #include "trireme/plan/model_facts.h"
+#include "trireme/plan/pipeline.h"
 #include "trireme/plan/step_program.h"
 
 namespace trireme::plan {
@@ -65,6 +66,9 @@ RankBytes rank_bytes(const Config& config, int64_t ranks, Device device);
 /// The same for each rank of a pipeline; one entry without a pipeline. memory.recompute=auto counts as
 /// settle_recompute() resolves it.
 std::vector<RankBytes> bytes_by_pp_rank(const Config& config, int64_t ranks, Device device);
+/// The same with `pipeline`, the result of plan_pipeline(), which is ignored without a pipeline.
+std::vector<RankBytes> bytes_by_pp_rank(const Config& config, int64_t ranks, Device device,
+                                        const PipelinePlan& pipeline);
 /// The same from facts, batch and `program` (config_program()) that are known already.
 RankBytes rank_bytes(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
                      const StepProgram& program, Device device, int64_t pp_rank = 0);
@@ -79,7 +83,7 @@ StepProgram config_program(const Config& config, const ModelFacts& facts, const 
 /// change, cheapest first, each with the predicted peak of a rank after it and the changes before it.
 std::string memory_advice(const Config& config, int64_t ranks, Device device);
 
-/// Bytes that a micro-batch of `tokens` tokens keeps for backward.
-int64_t activation_bytes(const ModelFacts& facts, int64_t tokens);
+/// Bytes that a micro-batch of `tokens` tokens keeps for backward on `device`, kCpu or kCuda.
+int64_t activation_bytes(const ModelFacts& facts, int64_t tokens, Device device = Device::kCpu);
 
 }  // namespace trireme::plan

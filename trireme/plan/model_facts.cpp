@@ -108,7 +108,8 @@ ModelFacts describe(const ModelConfig& incomplete, int64_t seq_len, const Precis
             .params = vision.params,
             .matmul_params = 0,
             .flops_per_token = vision.flops_per_image,
-            .saved_bytes_per_token = vision.saved_bytes_per_image};
+            .saved_bytes_per_token = vision.saved_bytes_per_image,
+            .saved_on_gpu = vision.saved_on_gpu};
   }
   ModelFacts facts{.units = units_of(model, precision.fp8)};
   for (const UnitSpec& unit : facts.units) facts.params += unit.numel();

@@ -26,14 +26,21 @@ struct ParamSpec {
   int64_t numel() const;
 };
 
-/// A group of parameters that is gathered, reduced and freed together.
+/// What a model of images, or a unit of one, keeps for backward on a GPU, at the compute dtype.
+struct SavedOnGpu {
+  double of_image = 0.0;
+  double of_micro_batch = 0.0;  ///< whatever its size: weights of convolutions in another layout
+};
+
 /// What a unit of a model of images costs for one image.
 struct ImageCosts {
   double flops = 0.0;        ///< forward
-  double saved_bytes = 0.0;  ///< kept for backward, at the compute dtype
+  double saved_bytes = 0.0;  ///< kept for backward on a CPU, at the compute dtype
+  SavedOnGpu saved_on_gpu = {};
   double output_bytes = 0.0;
 };
 
+/// A group of parameters that is gathered, reduced and freed together.
 struct UnitSpec {
   std::string name;               ///< kRootUnit, the block's module path, "transformer.h.0", or kHeadUnit
   std::vector<ParamSpec> params;  ///< in flat-buffer order
@@ -66,6 +73,7 @@ struct ModelFacts {
   /// Forward and backward: 6 matmul_params, and with attention 6 T heads head_dim L (causal half).
   double flops_per_token = 0.0;
   double saved_bytes_per_token = 0.0;  ///< activations kept for backward, all layers, at the compute dtype
+  std::optional<SavedOnGpu> saved_on_gpu = {};  ///< where that differs: of models of images
 };
 
 /// What one token keeps in a block, or in a half of one.

@@ -1,10 +1,11 @@
 #include "trireme/plan/pipeline.h"
 
 #include <algorithm>
-#include <functional>
+#include <utility>
 #include <vector>
 
 #include "trireme/base/error.h"
+#include "trireme/plan/cut_work.h"
 #include "trireme/plan/simulate.h"
 #include "trireme/plan/spread_head.h"
 #include "trireme/plan/text_file.h"
@@ -15,7 +16,6 @@ namespace {
 constexpr size_t kMostBytes = size_t{16} << 20;  ///< of a schedule's file
 /// When a model is cut: about a tenth of a second.
 constexpr int64_t kMostSimulatedPasses = 1'000'000;
-constexpr int64_t kMoves[] = {-1, 1, -2, 2};  ///< of a cut, in parts
 
 /// Before a schedule of that size is made.
 void check_stages(const Config& config, int64_t stages) {
@@ -91,53 +91,87 @@ StageSplit split_of(const Config& config, const Schedule& schedule) {
   return split_by_blocks(parts, cut.blocks, spread);
 }
 
+PassCosts costs_of(const std::vector<PassWork>& by_stage) {
+  PassCosts costs;
+  costs.forward = costs.backward_input = costs.backward_weight = {};
+  for (const PassWork& work : by_stage) {
+    costs.forward.push_back(work.forward);
+    costs.backward_input.push_back(work.backward_input);
+    costs.backward_weight.push_back(work.backward_weight);
+  }
+  return costs;
+}
+
+/// Cuts that move as long as the simulated step becomes shorter.
+class CutSearch {
+ public:
+  CutSearch(const Schedule& schedule, const std::vector<StagePart>& parts, std::vector<int64_t> first)
+      : schedule_(schedule),
+        cut_(parts, std::move(first), schedule.ranks_of_stages(), /*spread_flops=*/0.0),
+        allowed_(std::ranges::max(cut_.of_ranks()) * (1.0 + kTolerance)),
+        left_(kMostSimulatedPasses / (3 * schedule.stages * schedule.micro_batches)),
+        seconds_(simulated()) {}
+
+  /// The part with which each stage begins.
+  const std::vector<int64_t>& run() {
+    while (left_ > 0 && (move_one() || move_two())) {
+    }
+    return cut_.first();
+  }
+
+ private:
+  static constexpr double kTolerance = 1e-9;
+  static constexpr int64_t kMoves[] = {-1, 1, -2, 2};  ///< of a cut, in parts
+
+  double simulated() {
+    --left_;
+    return simulate(schedule_, costs_of(cut_.work())).makespan;
+  }
+
+  bool try_move(const CutMove& one, const CutMove& other) {
+    if (left_ <= 0 || !cut_.move(one, other)) return false;
+    if (cut_.most_beside(one, other) <= allowed_) {
+      if (const double now = simulated(); now < seconds_ * (1.0 - kTolerance)) {
+        seconds_ = now;
+        return true;
+      }
+    }
+    cut_.undo(one, other);
+    return false;
+  }
+
+  bool move_one() {
+    bool better = false;
+    for (size_t one = 1; one < cut_.cuts(); ++one) {
+      for (const int64_t by : kMoves) better = try_move({one, by}, {one, 0}) || better;
+    }
+    return better;
+  }
+
+  bool move_two() {
+    bool better = false;
+    for (size_t one = 1; one < cut_.cuts() && !better; ++one) {
+      for (size_t other = one + 1; other < cut_.cuts(); ++other) {
+        for (const int64_t by : kMoves)
+          for (const int64_t also_by : kMoves) better = try_move({one, by}, {other, also_by}) || better;
+      }
+    }
+    return better;
+  }
+
+  const Schedule& schedule_;
+  CutWork cut_;
+  double allowed_;  ///< of a rank: GPUs at their power limit slow down when they never idle
+  int64_t left_;    ///< simulations
+  double seconds_;
+};
+
 }  // namespace
 
 StageSplit split_for(const Schedule& schedule, const std::vector<StagePart>& parts, double spread_flops) {
   StageSplit split = split_by_cost(parts, schedule.stages, spread_flops, schedule.ranks_of_stages());
   if (spread_flops > 0.0) return split;
-  const auto passes = 3 * schedule.stages * schedule.micro_batches;
-  int64_t left = kMostSimulatedPasses / passes;
-  const auto seconds_of = [&](const StageSplit& one) {
-    --left;
-    return simulate(schedule, work_of_passes({schedule, one})).makespan;
-  };
-  double seconds = seconds_of(split);
-  const auto most_work = [ranks = schedule.ranks_of_stages(),
-                          count = schedule.ranks.size()](const StageSplit& one) {
-    std::vector<double> work(count);
-    for (size_t stage = 0; stage < ranks.size(); ++stage) {
-      work[static_cast<size_t>(ranks[stage])] += one.all_work(stage);
-    }
-    return std::ranges::max(work);
-  };
-  const double allowed = most_work(split) * (1.0 + 1e-9);
-  const auto try_move = [&](size_t one, int64_t by, size_t other, int64_t also_by) {
-    std::vector<int64_t> first = split.first;
-    first[one] += by;
-    first[other] += also_by;
-    if (left <= 0 || std::ranges::adjacent_find(first, std::greater_equal()) != first.end()) return false;
-    StageSplit moved = cut_at(std::move(first), parts, spread_flops);
-    if (most_work(moved) > allowed) return false;
-    const double now = seconds_of(moved);
-    if (now >= seconds * (1.0 - 1e-9)) return false;
-    split = std::move(moved);
-    seconds = now;
-    return true;
-  };
-  const size_t end = split.first.size() - 1;
-  for (bool better = true; better && left > 0;) {
-    better = false;
-    for (size_t one = 1; one < end; ++one)
-      for (const int64_t by : kMoves) better = try_move(one, by, one, 0) || better;
-    for (size_t one = 1; one < end && !better; ++one) {
-      for (size_t other = one + 1; other < end; ++other) {
-        for (const int64_t by : kMoves)
-          for (const int64_t also_by : kMoves) better = try_move(one, by, other, also_by) || better;
-      }
-    }
-  }
-  return split;
+  return cut_at(CutSearch(schedule, parts, std::move(split.first)).run(), parts, spread_flops);
 }
 
 Schedule read_schedule(const std::string& file, Placement placement) {
@@ -177,16 +211,10 @@ void spread_head(PipelinePlan& plan, const ModelConfig& model) {
 }
 
 PassCosts work_of_passes(const PipelinePlan& plan) {
-  PassCosts costs;
-  costs.forward = costs.backward_input = costs.backward_weight = {};
   const StageSplit& split = plan.split;
-  for (const PassWork& work : split.work) {
-    costs.forward.push_back(work.forward);
-    costs.backward_input.push_back(work.backward_input);
-    costs.backward_weight.push_back(work.backward_weight);
-  }
+  PassCosts costs = costs_of(split.work);
   if (split.spread_flops == 0.0) return costs;
-  return with_head_parts(plan.schedule, costs, 2.0 * plan.split.spread_flops, plan.split.spread_flops, 0.0);
+  return with_head_parts(plan.schedule, std::move(costs), 2.0 * split.spread_flops, split.spread_flops, 0.0);
 }
 
 }  // namespace trireme::plan

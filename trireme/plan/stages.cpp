@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
-#include <map>
 #include <numeric>
 #include <tuple>
 
 #include "trireme/base/error.h"
+#include "trireme/plan/cut_work.h"
 #include "trireme/plan/flat_layout.h"
 #include "trireme/plan/model_family.h"
 
@@ -138,47 +138,37 @@ std::vector<double> StageSplit::shares() const {
 namespace {
 
 /// What is to be small: the work of the busiest rank, how unequal ranks are, the largest stage.
-std::tuple<double, double, double> unevenness(const StageSplit& split, const std::vector<int64_t>& ranks) {
-  std::map<int64_t, double> work;
-  double largest = 0.0;
-  for (size_t stage = 0; stage < ranks.size(); ++stage) {
-    const double of_stage = split.all_work(stage);
-    work[ranks[stage]] += of_stage;
-    largest = std::max(largest, of_stage);
-  }
-  double busiest = 0.0, squares = 0.0;
-  for (const auto& [rank, of_rank] : work) {
-    busiest = std::max(busiest, of_rank);
-    squares += of_rank * of_rank;
-  }
-  return {busiest, squares, largest};
+std::tuple<double, double, double> unevenness(const CutWork& cut) {
+  double squares = 0.0;
+  for (const double of_rank : cut.of_ranks()) squares += of_rank * of_rank;
+  return {std::ranges::max(cut.of_ranks()), squares, std::ranges::max(cut.of_stages())};
 }
 
 /// Moves cuts part by part, and two of them at once, as long as that helps the ranks.
-StageSplit balanced(StageSplit split, const std::vector<StagePart>& parts, double spread_flops,
-                    const std::vector<int64_t>& ranks) {
-  const size_t cuts = split.first.size() - 1;
-  const auto is_valid = [&](const std::vector<int64_t>& first) {
-    return std::ranges::adjacent_find(first, std::greater_equal()) == first.end();
+std::vector<int64_t> balanced(CutWork cut) {
+  auto least = unevenness(cut);
+  const auto try_move = [&](const CutMove& one, const CutMove& other) {
+    if (!cut.move(one, other)) return false;
+    // Most moves load a rank beside them too much, which is seen without looking at all of them.
+    if (cut.most_beside(one, other) <= std::get<0>(least)) {
+      if (const auto now = unevenness(cut); now < least) {
+        least = now;
+        return true;
+      }
+    }
+    cut.undo(one, other);
+    return false;
   };
   for (bool better = true; better;) {
     better = false;
-    for (size_t one = 1; one < cuts; ++one) {
-      for (size_t other = one; other < cuts; ++other) {
-        for (const auto& [by, also_by] : {std::pair(-1, 0), {1, 0}, {-1, -1}, {-1, 1}, {1, -1}, {1, 1}}) {
-          std::vector<int64_t> first = split.first;
-          first[one] += by;
-          if (other != one) first[other] += also_by;
-          if (!is_valid(first)) continue;
-          StageSplit moved = cut_at(std::move(first), parts, spread_flops);
-          if (unevenness(moved, ranks) >= unevenness(split, ranks)) continue;
-          split = std::move(moved);
-          better = true;
-        }
+    for (size_t one = 1; one < cut.cuts(); ++one) {
+      for (size_t other = one; other < cut.cuts(); ++other) {
+        for (const auto& [by, also_by] : {std::pair(-1, 0), {1, 0}, {-1, -1}, {-1, 1}, {1, -1}, {1, 1}})
+          better = try_move({one, by}, {other, other == one ? 0 : also_by}) || better;
       }
     }
   }
-  return split;
+  return cut.first();
 }
 
 }  // namespace
@@ -210,8 +200,8 @@ StageSplit split_by_cost(const std::vector<StagePart>& parts, int64_t stages, do
     first[stage] = static_cast<int64_t>(end);
     end = cut[stage][end];
   }
-  StageSplit split = cut_at(std::move(first), parts, spread_flops);
-  return ranks.empty() ? split : balanced(std::move(split), parts, spread_flops, ranks);
+  if (!ranks.empty()) first = balanced({parts, std::move(first), ranks, spread_flops});
+  return cut_at(std::move(first), parts, spread_flops);
 }
 
 StageSplit split_by_blocks(const std::vector<StagePart>& parts, const std::vector<int64_t>& blocks,

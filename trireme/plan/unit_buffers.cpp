@@ -25,7 +25,8 @@ EngineSetting engine_setting(const Config& config, const MeshShape& mesh, int64_
           .hook = parallel.comm_hook,
           .prefetch = parallel.prefetch,
           .beside = parallel.overlap && device == Device::kCuda,
-          .use_from = parallel.bucket_mib > 0.0 ? UseFrom::kBuckets : UseFrom::kRunUnit};
+          .use_from = parallel.bucket_mib > 0.0 ? UseFrom::kBuckets : UseFrom::kRunUnit,
+          .device = device};
 }
 
 std::optional<Fp8Unit> fp8_unit(const UnitSpec& unit) {

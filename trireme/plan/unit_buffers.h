@@ -35,6 +35,7 @@ struct EngineSetting {
   bool beside = false;  ///< communication runs beside computation
   UseFrom use_from = UseFrom::kRunUnit;
   bool stays = false;  ///< whole parameters and gradients keep their memory, for passes that are recorded
+  Device device = Device::kCpu;  ///< or kCuda
 
   int64_t shard_ranks() const { return policy.shard_ranks(mesh); }
   int64_t replicas() const { return mesh.dp_size() / shard_ranks(); }

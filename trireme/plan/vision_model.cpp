@@ -78,11 +78,10 @@ class Recorder {
     if (!small) size_ = halved(size_);
     conv("conv1", model_.width, model_.channels, small ? 3 : 7);
     norm("bn1", model_.width);
-    keep(model_.width);  // the ReLU's output
-    if (!small) {
-      size_ = halved(size_);
-      keep(model_.width);
-      keep_bytes(8 * model_.width * size_ * size_);  // where each maximum was
+    if (small) {
+      keep(model_.width);  // the ReLU's output
+    } else {
+      pooled_relu();
     }
     give(model_.width * size_ * size_);
     for (size_t i = 0; i < shape.blocks.size(); ++i) block(shape, i);
@@ -125,11 +124,32 @@ class Recorder {
   ImageCosts& costs() { return facts_.units.back().image; }
   std::vector<ParamSpec>& params() { return facts_.units.back().params; }
 
-  void keep_bytes(int64_t bytes) {
-    if (keeps_) costs().saved_bytes += static_cast<double>(bytes);
+  void keep_bytes(int64_t bytes) { keep_bytes(bytes, bytes); }
+  void keep_bytes(int64_t on_cpu, int64_t on_gpu) {
+    if (!keeps_) return;
+    costs().saved_bytes += static_cast<double>(on_cpu);
+    costs().saved_on_gpu.of_image += static_cast<double>(on_gpu);
   }
-  /// An activation of so many channels at the size of the moment.
-  void keep(int64_t channels) { keep_bytes(element_bytes_ * channels * size_ * size_); }
+  /// Of an activation of so many channels at the size of the moment.
+  int64_t activation(int64_t channels) const { return element_bytes_ * channels * size_ * size_; }
+  void keep(int64_t channels) { keep_bytes(activation(channels)); }
+
+  /// Whether our own kernels run on a GPU: rows of channels that they load 16 bytes at a time.
+  bool has_kernels(int64_t channels) const {
+    return model_.channels_last && channels * element_bytes_ % 16 == 0;
+  }
+
+  /// Behind the stem's norm, a ReLU and a maximum over 3x3, with the place of each maximum. Our kernel needs
+  /// a byte for that and not its input, and our batch norm sees from its own where ReLU let values pass.
+  void pooled_relu() {
+    const int64_t width = model_.width, relu = activation(width);
+    const bool kernels = has_kernels(width), batch_norm = model_.norm == ImageNorm::kBatch;
+    keep_bytes(relu, kernels && batch_norm ? 0 : relu);
+    size_ = halved(size_);
+    const int64_t places = width * size_ * size_;
+    keep(width);
+    keep_bytes(8 * places, kernels ? places : 8 * places);
+  }
 
   /// An image comes as fp32 in the layout of the model; in another dtype it is the model's own.
   void keep_image() {
@@ -140,10 +160,14 @@ class Recorder {
     costs().flops += 2.0 * static_cast<double>(weights) * static_cast<double>(positions);
   }
 
-  /// size_ is that of its output.
+  /// size_ is that of its output. On a GPU each micro-batch keeps the weight as its layout wants it, which
+  /// for 1x1 is the weight itself.
   void conv(const std::string& name, int64_t out, int64_t in, int64_t kernel) {
     params().push_back(convolution(name, out, in, kernel));
-    multiply(params().back().numel(), size_ * size_);
+    const int64_t weights = params().back().numel();
+    multiply(weights, size_ * size_);
+    if (keeps_ && model_.channels_last && kernel > 1)
+      costs().saved_on_gpu.of_micro_batch += static_cast<double>(element_bytes_ * weights);
   }
 
   /// A norm of what a convolution gave, which it keeps.
@@ -212,6 +236,8 @@ class Recorder {
       facts_.params += unit.numel();
       facts_.flops_per_image += 3.0 * unit.image.flops;
       facts_.saved_bytes_per_image += unit.image.saved_bytes;
+      facts_.saved_on_gpu.of_image += unit.image.saved_on_gpu.of_image;
+      facts_.saved_on_gpu.of_micro_batch += unit.image.saved_on_gpu.of_micro_batch;
     }
     return std::move(facts_);
   }

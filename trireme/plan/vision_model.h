@@ -30,7 +30,8 @@ struct VisionFacts {
   int64_t params = 0;
   /// Forward and backward: 6 for each product of a weight with a value, of convolutions and linear layers.
   double flops_per_image = 0.0;
-  double saved_bytes_per_image = 0.0;  ///< activations kept for backward, at the compute dtype
+  double saved_bytes_per_image = 0.0;  ///< activations kept for backward on a CPU, at the compute dtype
+  SavedOnGpu saved_on_gpu = {};
 };
 
 /// Throws ConfigError as check().
