@@ -145,6 +145,69 @@ TEST(TrainResume, AutoPassesOverARunThatIsRunning) {
   EXPECT_EQ(read_file(run + "/manifest.json"), manifest_before);
 }
 
+TEST(TrainResume, WhatRanksRefuseLeavesTheRunAsItIs) {
+  FrontProcess front;
+  front.set_worker(recorder(0));
+  EXPECT_EQ(front.run(kTinyRun).code, 0);
+  leave_checkpoints(front);
+  const std::string run = newest_run(front);
+  write_file_atomic(run + "/summary.json", "{}");
+  const std::string manifest = read_file(run + "/manifest.json");
+  front.set_worker(recorder(2));
+  EXPECT_EQ(front.run({"train", "-n", "1", "--resume", run, "--max-restarts=2"}).code, 2);
+  EXPECT_EQ(last_request(front).attempt, 2);
+  EXPECT_EQ(read_file(run + "/manifest.json"), manifest);
+  EXPECT_EQ(read_file(run + "/summary.json"), "{}");
+  // Nor does it make the run one that is to be taken up.
+  front.set_worker(recorder(6));
+  EXPECT_EQ(front.run({"train", "-n", "1", "--resume", run}).code, 6);
+  front.set_worker(recorder(0));
+  EXPECT_EQ(front.run(kTinyRun + Words{"--resume"}).code, 0);
+  EXPECT_NE(newest_run(front), run);
+  EXPECT_FALSE(last_request(front).resume);
+}
+
+TEST(TrainResume, OfTwoAtOnceTheSecondIsRefusedAndLeavesTheRunToTheFirst) {
+  FrontProcess front, other;
+  const std::string run = leave_unfinished_run(front);
+  other.set_worker("touch started");
+  front.set_worker(": > up; while [ ! -e go ]; do sleep 0.02; done; exit 0");
+  auto first = front.start({"train", "-n", "1", "--resume", run});
+  while (!std::filesystem::exists(front.file("up"))) ::usleep(5'000);
+  const std::string manifest = read_file(run + "/manifest.json");
+  const Outcome second = other.run({"train", "-n", "1", "--resume", run});
+  EXPECT_EQ(second.code, 3) << second.err;
+  EXPECT_TRUE(contains(second.err, run + " is running: process ")) << second.err;
+  EXPECT_FALSE(std::filesystem::exists(other.file("started")));
+  EXPECT_EQ(read_file(run + "/manifest.json"), manifest);
+  write_file_atomic(front.file("go"), "");
+  EXPECT_EQ(first.wait(20.0).code, 0);
+  const auto json = front.manifest();
+  ASSERT_EQ(json["attempts"].size(), 2u) << json;
+  EXPECT_EQ(json["attempts"][1]["exit_code"], 0);
+}
+
+TEST(TrainResume, SaysOnHowManyRanksItGoesOnAndHowToKeepThem) {
+  FrontProcess front;
+  front.set_worker(recorder(75));
+  const Words words = {"train", "--device=cpu", "-n", "2", "--name=tiny", "--train.global_batch=4"};
+  const Outcome began = front.run(words);
+  EXPECT_TRUE(contains(began.err, " -n 2' continues it")) << began.err;
+  EXPECT_EQ(last_request(front).ranks, 2);
+  leave_checkpoints(front);
+  const Words resume = {"train", "--resume", newest_run(front), "-n"};
+  const Outcome fewer = front.run(resume + Words{"1"});
+  EXPECT_TRUE(contains(fewer.err, "resume  on 1 rank, 2 before\n")) << fewer.err;
+  EXPECT_EQ(front.manifest()["attempts"][1]["ranks"], 1);
+  EXPECT_EQ(front.manifest()["ranks"], 1);
+  const Outcome same = front.run(resume + Words{"1"});
+  EXPECT_FALSE(contains(same.err, " before\n")) << same.err;
+  const Outcome planned = front.run(resume + Words{"2", "--dry-run"});
+  EXPECT_TRUE(contains(planned.err, " on 2 ranks, 1 before\n")) << planned.err;
+  const Outcome chosen = front.run({"train", "--resume", newest_run(front)});
+  EXPECT_FALSE(contains(chosen.err, " -n ")) << chosen.err;
+}
+
 TEST(TrainResume, AutoDoesNotGoBackBehindARunThatHasFinished) {
   FrontProcess front;
   const std::string older = leave_unfinished_run(front);

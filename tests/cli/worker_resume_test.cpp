@@ -21,9 +21,13 @@ Words saving(int steps) {
 TEST_F(Worker, ARunThatGoesOnKeepsTheConfigThatItGoesOnWith) {
   ASSERT_EQ(front_.run(saving(2)).code, 0);
   const std::string first = read_file(run_file("config.yaml"));
+  const std::string manifest = read_file(run_file("manifest.json"));
+  const std::string summary = read_file(run_file("summary.json"));
   const Words resume = {"train", "-n", "1", "--resume=latest"};
   EXPECT_EQ(front_.run(resume + Words{"--model.n_layers=3", "--train.steps=4"}).code, 2);
   EXPECT_EQ(read_file(run_file("config.yaml")), first) << "its checkpoint refuses the other model";
+  EXPECT_EQ(read_file(run_file("manifest.json")), manifest);
+  EXPECT_EQ(read_file(run_file("summary.json")), summary);
   const Outcome outcome = front_.run(resume + Words{"--train.steps=4"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(steps().size(), 4u);
@@ -32,7 +36,7 @@ TEST_F(Worker, ARunThatGoesOnKeepsTheConfigThatItGoesOnWith) {
   EXPECT_TRUE(contains(second, "# --train.steps\n")) << second;
   EXPECT_FALSE(contains(second, "config.yaml:"))
       << "what stayed came from where it came from before: " << second;
-  EXPECT_EQ(read_file(run_file("config.attempt-2.yaml")), first);
+  EXPECT_EQ(read_file(run_file("config.attempt-1.yaml")), first);
 }
 
 TEST_F(Worker, ARunThatWasToGoOnIsPreemptedBeforeItsRanksHaveMet) {

@@ -84,6 +84,21 @@ TEST(LocalOutput, AFullDiskEndsTheLogAndNotTheJob) {
   EXPECT_EQ(read_file(dir.file("rank-0.log")), "fine\n");
 }
 
+TEST(LocalOutput, AFullDiskBehindStdoutLetsTheJobFinishAndFailsIt) {
+  const TempDir dir;
+  const Fd full(::open("/dev/full", O_WRONLY | O_CLOEXEC));
+  LocalJob job = child_job(1, {"out=one", "sleep=0.1", "out=two", "err=finished"});
+  job.log_dir = dir.path();
+  const Outcome outcome = JobProcess(job, full.get()).wait();
+  EXPECT_EQ(outcome.code, 3) << outcome.err;
+  EXPECT_EQ(read_file(dir.file("rank-0.log")).size(), std::string("one\ntwo\nfinished\n").size());
+  const size_t warning = outcome.err.find("cannot write to standard output");
+  EXPECT_NE(warning, std::string::npos) << outcome.err;
+  EXPECT_EQ(outcome.err.find("cannot write to", warning + 1), std::string::npos) << outcome.err;
+  job.args.emplace_back("exit=7");
+  EXPECT_EQ(JobProcess(job, full.get()).wait().code, 7) << "a rank's own failure says more";
+}
+
 TEST(LocalOutput, AReaderWhoLeavesStopsRankZeroAsInAnyPipe) {
   const TempDir dir;
   int ends[2];

@@ -1,5 +1,6 @@
 #include "trireme/report/console.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -234,6 +235,12 @@ TEST(Console, AnInterruptedRunWithCheckpointsGoesOn) {
   make_console_sink(options)->finish(summary);
   const std::string out = testing::internal::GetCapturedStdout();
   EXPECT_TRUE(contains(out, "'trireme train --resume /runs/tiny' continues")) << out;
+  for (const int64_t checkpoints : {1, 0}) {
+    summary.checkpoints = checkpoints;
+    EXPECT_TRUE(contains(whereabouts(summary, "/runs/tiny", false, 4),
+                         checkpoints > 0 ? "'trireme train --resume /runs/tiny -n 4' continues"
+                                         : "'trireme train /runs/tiny/config.yaml -n 4' trains again"));
+  }
 }
 
 TEST(Console, AnInterruptedRunOnImagesContinuesNoText) {
@@ -262,6 +269,7 @@ TEST(Console, AStandardOutputThatNobodyReadsIsOneWarningAndNoError) {
   for (const bool json : {false, true}) {
     ConsoleOptions options = kOptions;
     options.json = json;
+    options.on_lost = [] { ADD_FAILURE() << "nobody has lost anything"; };
     int ends[2];
     ASSERT_EQ(::pipe(ends), 0);
     ::close(ends[0]);
@@ -280,6 +288,39 @@ TEST(Console, AStandardOutputThatNobodyReadsIsOneWarningAndNoError) {
     for (const int fd : {out, ends[1]}) ::close(fd);
     EXPECT_EQ(split(testing::internal::GetCapturedStderr(), '\n').size(), 2u) << "a line and what follows it";
   }
+}
+
+TEST(Console, AFullStandardOutputIsOneWarningAndTold) {
+  int told = 0;
+  ConsoleOptions options = kOptions;
+  options.on_lost = [&] { ++told; };
+  const int full = ::open("/dev/full", O_WRONLY | O_CLOEXEC), out = ::dup(STDOUT_FILENO);
+  testing::internal::CaptureStderr();
+  ::dup2(full, STDOUT_FILENO);
+  {
+    const auto sink = make_console_sink(options);
+    sink->record(some_step(1));
+    sink->finish({});
+  }
+  ::dup2(out, STDOUT_FILENO);
+  for (const int fd : {out, full}) ::close(fd);
+  EXPECT_EQ(split(testing::internal::GetCapturedStderr(), '\n').size(), 2u) << "a line and what follows it";
+  EXPECT_EQ(told, 1);
+}
+
+TEST(Console, CountsTheStepsOfThisAttempt) {
+  RunSummary summary;
+  summary.wall_s = 0.301;
+  const auto line_of = [&](int64_t resumed_at, int64_t steps) {
+    summary.resumed_at = resumed_at;
+    summary.steps = steps;
+    const std::string line = done_line(summary, 28);
+    return line.substr(0, line.find("  "));
+  };
+  EXPECT_EQ(line_of(0, 28), "done 28 steps in 301 ms");
+  EXPECT_EQ(line_of(15, 28), "done 13 steps (16 to 28) in 301 ms");
+  EXPECT_EQ(line_of(27, 28), "done 1 step (28) in 301 ms");
+  EXPECT_EQ(line_of(28, 28), "done 0 steps (28 was the last) in 301 ms");
 }
 
 TEST(Console, SaysWhenAnEqualRunMayEndWithAnotherDigest) {

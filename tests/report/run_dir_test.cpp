@@ -25,6 +25,11 @@ const Manifest kManifest = {.command = "trireme train -n 2",
                             .mesh = "dp_shard=2",
                             .ranks = 2};
 
+/// Another attempt begins.
+void go_on(const RunDirectory& run, const Manifest& manifest = kManifest) {
+  run.begin_attempt(std::ssize(run.attempts()) + 1, manifest);
+}
+
 /// The message of the Error that `action` throws, empty when it throws none.
 template <typename Expected, typename Action>
 std::string message_of(Action action) {
@@ -190,7 +195,7 @@ TEST(RunDirectory, KnowsHowItsRunEnded) {
   EXPECT_FALSE(run.exit_code());
   run.finish(130);
   EXPECT_EQ(run.exit_code(), 130);
-  run.reopen();
+  go_on(run);
   EXPECT_FALSE(run.exit_code());
   EXPECT_EQ(read_json(run.file("manifest.json"))["attempts"][0]["exit_code"], 130);
   run.finish(0);
@@ -205,7 +210,7 @@ TEST(RunDirectory, ItsAttemptsSayHowTheyEndedAndWhatWasLost) {
   EXPECT_FALSE(run.attempts()[0].resumed_from);
   write_file_atomic(run.file("metrics.jsonl"), "{\"step\": 6}\n{\"step\": 7}\n{\"step\": 8, \"lo");
   run.finish({.exit_code = 137, .cause = "rank 1 was killed", .rank = 1});
-  run.reopen();
+  go_on(run);
   run.note_resumed(4);
   const std::vector<Attempt> attempts = run.attempts();
   ASSERT_EQ(attempts.size(), 2u);
@@ -227,43 +232,43 @@ TEST(RunDirectory, AManifestWithoutAttemptsHasTheOneOfTheRun) {
   auto json = read_json(run.file("manifest.json"));
   json.erase("attempts");
   write_file_atomic(run.file("manifest.json"), json.dump());
-  run.reopen();
+  go_on(run);
   ASSERT_EQ(run.attempts().size(), 2u);
   EXPECT_EQ(run.attempts()[0].started, json["started"].get<std::string>());
   EXPECT_EQ(run.attempts()[0].exit_code, 75);
 }
 
-TEST(RunDirectory, ReopenMovesLatestAndTheSummaryOfTheAttemptBefore) {
+TEST(RunDirectory, AnotherAttemptMovesLatestAndTheSummaryOfTheOneBefore) {
   const TemporaryFolder root;
   const auto first = RunDirectory::create(root.path(), "first", kManifest);
   const auto second = RunDirectory::create(root.path(), "second", kManifest);
   write_file_atomic(first.file("summary.json"), "{}");
   first.finish(130);
-  first.reopen();
+  go_on(first);
   EXPECT_TRUE(fs::equivalent(root.file("latest"), first.path()));
   EXPECT_EQ(list_runs(root.path()), (std::vector<std::string>{first.path(), second.path()}));
   EXPECT_FALSE(fs::exists(first.file("summary.json")));
   EXPECT_EQ(read_file(first.file("summary.attempt-1.json")), "{}");
   first.finish(75);
-  first.reopen();  // the attempt before has left none
+  go_on(first);  // the attempt before has left none
   EXPECT_FALSE(fs::exists(first.file("summary.attempt-2.json")));
 }
 
-TEST(RunDirectory, ReopenMakesNoLatestWhereThereIsNone) {
+TEST(RunDirectory, AnotherAttemptMakesNoLatestWhereThereIsNone) {
   const TemporaryFolder root;
   const auto run = RunDirectory::create(root.path(), "moved", kManifest);
   fs::remove(root.file("latest"));
-  run.reopen();
+  go_on(run);
   EXPECT_FALSE(fs::exists(fs::symlink_status(root.file("latest"))));
 }
 
 TEST(RunDirectory, KeepsTheConfigsThatItsAttemptsHadBefore) {
   const TemporaryFolder root;
   const auto run = RunDirectory::create(root.path(), "tiny", kManifest);
-  run.reopen();
+  go_on(run);
   run.replace_config(kManifest.config_yaml);
   EXPECT_FALSE(fs::exists(run.file("config.attempt-1.yaml"))) << "nothing has changed";
-  run.reopen();
+  go_on(run);
   run.replace_config("train:\n  steps: 9\n");
   EXPECT_EQ(read_file(run.file("config.yaml")), "train:\n  steps: 9\n");
   EXPECT_EQ(read_file(run.file("config.attempt-2.yaml")), kManifest.config_yaml);
@@ -278,7 +283,7 @@ TEST(RunDirectory, KeepsTheSchedulesThatItsAttemptsHadBefore) {
   manifest.schedule = "0F0,0B0\n";
   const auto run = RunDirectory::create(root.path(), "tiny", manifest);
   EXPECT_EQ(read_file(run.file(kScheduleFile)), manifest.schedule);
-  run.reopen();
+  go_on(run);
   run.replace_config(manifest.config_yaml, manifest.schedule);
   run.replace_config(manifest.config_yaml);
   EXPECT_FALSE(fs::exists(run.file("schedule.attempt-1.csv"))) << "nothing has changed";
@@ -287,16 +292,87 @@ TEST(RunDirectory, KeepsTheSchedulesThatItsAttemptsHadBefore) {
   EXPECT_EQ(read_file(run.file("schedule.attempt-1.csv")), manifest.schedule);
 }
 
-TEST(RunDirectory, IsRunningWhileSomeoneHoldsItsLock) {
+TEST(RunDirectory, IsRunningWhileSomeoneHoldsALockOfIts) {
   const TemporaryFolder root;
   const auto run = RunDirectory::create(root.path(), "tiny", kManifest);
-  EXPECT_FALSE(run.is_running());
+  EXPECT_FALSE(run.holder());
   const int lock = ::open(run.file("checkpoints/LOCK").c_str(), O_RDWR | O_CREAT, 0644);
-  EXPECT_FALSE(run.is_running());
+  EXPECT_FALSE(run.holder());
   ASSERT_EQ(::flock(lock, LOCK_EX | LOCK_NB), 0);
-  EXPECT_TRUE(run.is_running());
+  EXPECT_TRUE(run.writer());
+  EXPECT_TRUE(run.holder());
   ::close(lock);
-  EXPECT_FALSE(run.is_running());
+  EXPECT_FALSE(run.holder());
+  {
+    const auto held = run.hold();
+    ASSERT_TRUE(held);
+    EXPECT_FALSE(run.hold()) << "one process writes to a run";
+    EXPECT_EQ(run.holder(), std::to_string(::getpid()));
+    EXPECT_FALSE(run.writer());
+  }
+  EXPECT_FALSE(run.holder());
+  EXPECT_TRUE(run.hold());
+}
+
+TEST(RunDirectory, AnAttemptBeginsOnce) {
+  const TemporaryFolder root;
+  const auto run = RunDirectory::create(root.path(), "tiny", kManifest);
+  write_file_atomic(run.file("summary.json"), "{}");
+  run.finish(0);
+  const std::string before = read_file(run.file("manifest.json"));
+  run.begin_attempt(1, kManifest);
+  EXPECT_EQ(read_file(run.file("manifest.json")), before);
+  EXPECT_TRUE(fs::exists(run.file("summary.json")));
+  run.begin_attempt(2, kManifest);
+  const std::string second = read_file(run.file("manifest.json"));
+  EXPECT_EQ(run.attempts().size(), 2u);
+  EXPECT_FALSE(fs::exists(run.file("summary.json")));
+  run.begin_attempt(2, kManifest);
+  EXPECT_EQ(read_file(run.file("manifest.json")), second);
+}
+
+TEST(RunDirectory, EachAttemptHasItsLayoutAndTheRunThatOfTheLast) {
+  const TemporaryFolder root;
+  const auto run = RunDirectory::create(root.path(), "tiny", kManifest);
+  Manifest wider = kManifest;
+  wider.command = "trireme train --resume tiny -n 4";
+  wider.mesh = "dp_shard=4";
+  wider.ranks = 4;
+  go_on(run, wider);
+  const std::vector<Attempt> attempts = run.attempts();
+  EXPECT_EQ(attempts[0].ranks, 2);
+  EXPECT_EQ(attempts[0].mesh, "dp_shard=2");
+  EXPECT_EQ(attempts[0].command, kManifest.command);
+  EXPECT_EQ(attempts[1].ranks, 4);
+  EXPECT_EQ(attempts[1].mesh, "dp_shard=4");
+  EXPECT_EQ(attempts[1].device, "cpu");
+  EXPECT_EQ(attempts[1].command, wider.command);
+  const auto json = read_json(run.file("manifest.json"));
+  EXPECT_EQ(json["ranks"], 4);
+  EXPECT_EQ(json["mesh"], "dp_shard=4");
+  EXPECT_EQ(json["command"], kManifest.command) << "what began it";
+}
+
+TEST(RunDirectory, HasFinishedUntilALaterAttemptHasMovedItsEnd) {
+  const TemporaryFolder root;
+  const auto run = RunDirectory::create(root.path(), "tiny", kManifest);
+  const auto records_end_with = [&](int64_t step) {
+    write_file_atomic(run.file("metrics.jsonl"), fmt::format("{{\"step\": {}}}\n", step));
+  };
+  records_end_with(20);
+  run.finish(75);
+  EXPECT_FALSE(run.has_finished());
+  go_on(run);
+  run.finish(0);
+  EXPECT_TRUE(run.has_finished());
+  go_on(run);
+  EXPECT_TRUE(run.has_finished()) << "nothing has been trained since";
+  run.finish(2);
+  EXPECT_TRUE(run.has_finished());
+  for (const int64_t step : {30, 10}) {
+    records_end_with(step);
+    EXPECT_FALSE(run.has_finished()) << step;
+  }
 }
 
 TEST(RunDirectory, RefusesARootThatIsAFile) {

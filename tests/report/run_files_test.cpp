@@ -53,17 +53,25 @@ TEST(RunFiles, StepsThatAreMadeAgainAreThereOnce) {
     EXPECT_EQ(nlohmann::json::parse(lines[static_cast<size_t>(i - 1)])["step"], i);
 }
 
-TEST(RunFiles, TheConfigChangesWithTheFirstStepThatGoesOn) {
+TEST(RunFiles, TheRunChangesWhenItGoesOn) {
   const TemporaryFolder root;
   Manifest manifest;
   manifest.config_yaml = "name: a\n";
   const auto run = RunDirectory::create(root.path(), "run", manifest);
-  run.reopen();
-  const auto sink = make_run_files_sink(run, "name: b\n");
+  write_file_atomic(run.file("summary.json"), "{}");
+  run.finish(0);
+  const std::string before = read_file(run.file("manifest.json"));
+  manifest.config_yaml = "name: b\n";
+  const auto sink = make_run_files_sink(run, {.attempt = 2, .manifest = manifest});
   EXPECT_EQ(read_file(run.file("config.yaml")), "name: a\n") << "its checkpoint may refuse the other one";
+  EXPECT_EQ(read_file(run.file("manifest.json")), before);
+  EXPECT_TRUE(std::filesystem::exists(run.file("summary.json")));
   sink->resume(4);
   EXPECT_EQ(read_file(run.file("config.yaml")), "name: b\n");
   EXPECT_EQ(read_file(run.file("config.attempt-1.yaml")), "name: a\n");
+  EXPECT_FALSE(std::filesystem::exists(run.file("summary.json")));
+  ASSERT_EQ(run.attempts().size(), 2u);
+  EXPECT_EQ(run.attempts()[1].resumed_from, 4);
 }
 
 TEST(RunFiles, SummaryAppearsAtTheEndOnly) {

@@ -36,12 +36,21 @@ class RunPage : public ::testing::Test {
   RunDirectory make(const std::string& name, std::vector<std::string> overrides = {}) {
     overrides.push_back("name=" + name);
     overrides.emplace_back("train.steps=40");
-    return RunDirectory::create(root_.path(), name,
-                                {.command = "trireme train -n 2",
-                                 .config_yaml = yaml_of(std::move(overrides)),
-                                 .device = "cpu",
-                                 .mesh = "dp_shard=2",
-                                 .ranks = 2});
+    Manifest manifest = of_ranks(2);
+    manifest.config_yaml = yaml_of(std::move(overrides));
+    return RunDirectory::create(root_.path(), name, manifest);
+  }
+
+  static Manifest of_ranks(int64_t ranks) {
+    return {.command = fmt::format("trireme train -n {}", ranks),
+            .config_yaml = "",
+            .device = "cpu",
+            .mesh = fmt::format("dp_shard={}", ranks),
+            .ranks = ranks};
+  }
+
+  static void go_on(const RunDirectory& run, int64_t ranks = 2) {
+    run.begin_attempt(std::ssize(run.attempts()) + 1, of_ranks(ranks));
   }
 
   static StepRecord step(int64_t number) {
@@ -169,7 +178,7 @@ TEST_F(RunPage, ShowsAttemptsCausesAndCrashReports) {
   run.finish({.exit_code = 137, .cause = "rank 1 (pid 7) was killed by signal 9 (SIGKILL)", .rank = 1});
   write_file_atomic(run.file("crash-1.txt"), "rank 0: all_gather #41 & <waiting>\n");
   write_file_atomic(run.file("logs/rank-1.log"), "the last words\n");
-  run.reopen();
+  go_on(run);
   run.note_resumed(20);
   record(run, 21, 30);
   run.finish({.exit_code = 5, .cause = "rank 0 lost rank 1", .rank = 1});
@@ -180,6 +189,19 @@ TEST_F(RunPage, ShowsAttemptsCausesAndCrashReports) {
                            "attempt 2 continued after step 20"})
     EXPECT_TRUE(says(page, text)) << text;
   EXPECT_EQ(figures_of(read_run(run.path())).timed_steps, 15) << "25 - 5 lost - 10, and half of 10";
+}
+
+TEST_F(RunPage, ShowsTheLayoutThatTheLastAttemptHadAndThoseBefore) {
+  const auto run = make("wider", {"train.global_batch=8"});
+  record(run, 1, 20);
+  run.finish(75);
+  go_on(run, 4);
+  record(run, 21, 40);
+  run.finish(0);
+  const std::string page = page_of({run});
+  for (const char* text : {"4 on cpu, mesh dp_shard=4", "x 4 data-parallel ranks", "trireme train -n 2",
+                           "trireme train -n 4", "2, dp_shard=2", "4, dp_shard=4"})
+    EXPECT_TRUE(says(page, text)) << text;
 }
 
 TEST_F(RunPage, AnInterruptedRunCanGoOnAndARunningOneHasNoEnd) {
@@ -368,7 +390,7 @@ TEST_F(RunPage, AChangedConfigIsSaid) {
   const auto run = make("grown", {"optim.lr=1e-3"});
   record(run, 1, 10);
   run.finish(75);
-  run.reopen();
+  go_on(run);
   run.replace_config(yaml_of({"name=grown", "train.steps=60", "optim.lr=1e-3"}));
   const std::string page = page_of({run});
   EXPECT_TRUE(says(page, "Changed when the run was resumed:"));

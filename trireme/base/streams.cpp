@@ -11,15 +11,6 @@
 #include "trireme/base/error.h"
 
 namespace trireme {
-namespace {
-
-/// The other end of the pipe or socket behind `fd` is closed.
-bool reader_left(int fd) {
-  pollfd stream{fd, POLLOUT, 0};
-  return ::poll(&stream, 1, 0) == 1 && (stream.revents & (POLLERR | POLLHUP)) != 0;
-}
-
-}  // namespace
 
 void hold_standard_streams() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
@@ -27,6 +18,11 @@ void hold_standard_streams() {
     // The lowest number that is free is this one.
     [[maybe_unused]] const int held = ::open("/dev/null", fd == STDERR_FILENO ? O_WRONLY : O_RDONLY);
   }
+}
+
+bool reader_left(int fd) {
+  pollfd stream{fd, POLLOUT, 0};
+  return ::poll(&stream, 1, 0) == 1 && (stream.revents & (POLLERR | POLLHUP)) != 0;
 }
 
 int flush_results(int code) {

@@ -13,6 +13,9 @@ void hold_standard_streams();
 /// not arrive, which it says on stderr. A reader that has left, such as `head`, is no error.
 int flush_results(int code);
 
+/// The other end of the pipe or socket behind `fd` is closed.
+bool reader_left(int fd);
+
 /// Writes to stderr in one write call; a stderr that takes nothing is no error.
 void write_stderr(std::string_view text);
 

@@ -16,9 +16,9 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchPipelineOptions, device, schedules, micr
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ToyPipelineMode, name, micro_batches, window, blocking)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ToyPipelineOptions, device, schedule, modes, ranks, batch_size, width,
                                    depth, steps, seed, lr, study, timeline)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Request, verb, config, run_dir, runs_root, resume, resume_from, finishes,
-                                   command, json, quiet, silent, generate, data, bench_comm, bench_pipeline,
-                                   toy_pipeline)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Request, verb, config, run_dir, runs_root, resume, resume_from, attempt,
+                                   ranks, finishes, command, json, quiet, silent, generate, data, bench_comm,
+                                   bench_pipeline, toy_pipeline)
 
 std::string to_json(const Request& request) {
   try {

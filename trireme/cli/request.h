@@ -71,6 +71,8 @@ struct Request {
   std::string runs_root = "runs";
   bool resume = false;           ///< go on from a checkpoint of `run_dir`
   std::string resume_from = {};  ///< this one; empty: the newest that is whole
+  int64_t attempt = 0;           ///< as report::Continuation has it, of `run_dir`
+  int64_t ranks = 0;             ///< that the user asked the launcher for; 0: it chose
   bool finishes = true;          ///< the worker completes the run directory's manifest, and says where it is
   std::string command;           ///< the user's command line, for the manifest
   bool json = false;             ///< results as JSON lines on stdout

@@ -114,7 +114,11 @@ int dry_run(TrainJob job, const Front& front) {
   check_weights(resume, prepared.config.config);
   if (resume && !job.quiet) {
     const std::string& run = resume->run_directory;
-    log_info("resume  {}", run.empty() ? "would start a new run" : "would continue " + report::as_typed(run));
+    const std::string ranks =
+        run.empty() ? "" : changed_ranks(report::RunDirectory::open(run), prepared.plan.ranks);
+    log_info("resume  {}{}{}",
+             run.empty() ? "would start a new run" : "would continue " + report::as_typed(run),
+             ranks.empty() ? "" : " ", ranks);
   }
   return print_plan(prepared.plan, prepared.config.config, job.json);
 }

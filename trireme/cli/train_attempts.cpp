@@ -71,15 +71,19 @@ bool was_cut_short(const launch::JobEnd& end) {
 class Attempts {
  public:
   Attempts(launch::LocalJob job, Request request, const Environment& environment,
-           const report::RunDirectory& directory, const RestartOptions& options)
+           const report::RunDirectory& directory, const report::Continuation& next,
+           const RestartOptions& options)
       : job_(std::move(job)),
         request_(std::move(request)),
         environment_(environment),
         directory_(directory),
         restarts_(options.most, options.first_delay_s),
         saved_(saved_in(directory)),
-        attempts_before_(directory.attempts().size() - 1),
-        attempt_(attempts_before_ + 1) {}
+        manifest_(next.manifest),
+        attempts_before_(next.attempt - 1),
+        attempt_(next.attempt) {
+    request_.attempt = attempt_;
+  }
 
   int run();
 
@@ -91,6 +95,7 @@ class Attempts {
   int code_of_stop(int signal) const;
   int stopped(int signal, const launch::JobEnd& end);
   void write(const char* problem, std::function<void()> write);
+  bool refused(int code) const;
   void record(const report::AttemptEnd& end);
   void write_crash_report(const launch::JobEnd& end);
   void say_used_up() const;
@@ -103,8 +108,9 @@ class Attempts {
   launch::Launcher launcher_;
   launch::Restarts restarts_;
   Saved saved_;
-  size_t attempts_before_;                       ///< of earlier commands
-  size_t attempt_;                               ///< the one under way, from 1
+  const report::Manifest& manifest_;
+  int64_t attempts_before_;                      ///< of earlier commands
+  int64_t attempt_;                              ///< the one under way, from 1
   std::deque<std::function<void()>> unwritten_;  ///< to the run directory, in order
 };
 
@@ -113,7 +119,8 @@ int Attempts::run() {
     const launch::JobEnd end = run_once();
     if (!goes_again(end)) {
       say_attempts();
-      return end.code;
+      // The run is whole, and the manifest says so.
+      return end.code == 0 && end.output_lost ? static_cast<int>(ExitCode::kEnvironment) : end.code;
     }
     if (end.signal != 0) return stopped(end.signal, end);
     const double delay = restarts_.take();
@@ -132,7 +139,7 @@ launch::JobEnd Attempts::run_once() {
     record({.exit_code = end.code,
             .cause = cause_of(end),
             .rank = end.cause ? std::optional(launch::first_to_fail(end)) : std::nullopt});
-    if (launch::may_start_again(end)) write_crash_report(end);
+    if (launch::may_start_again(end) && !refused(end.code)) write_crash_report(end);
     return end;
   } catch (const Error& error) {
     record({.exit_code = static_cast<int>(error.exit_code()), .cause = error.what(), .rank = {}});
@@ -163,13 +170,15 @@ void Attempts::note_progress() {
 
 void Attempts::go_on() {
   request_.resume = true;
+  request_.attempt = 0;  // begun here, in its turn
   try {
-    directory_.set_summary_aside(static_cast<int64_t>(attempt_));
+    directory_.set_summary_aside(attempt_);
   } catch (const EnvironmentError& error) {
     log_warning("{}", error.what());
   }
   ++attempt_;
-  write("the manifest could not record that the run continues", [this] { directory_.note_attempt(); });
+  write("the manifest could not record that the run continues",
+        [this] { directory_.note_attempt(manifest_); });
 }
 
 /// A run that can go on was preempted, unless a user pressed Ctrl-C.
@@ -197,8 +206,20 @@ void Attempts::write(const char* problem, std::function<void()> write) {
   }
 }
 
+/// Whether ranks did not go on with the run: it ended before they had taken up its checkpoint, because that
+/// belongs to another config, or another process writes to it.
+bool Attempts::refused(int code) const {
+  const bool takes_up = request_.attempt > 1;  // another command's run
+  if (!takes_up || std::ssize(directory_.attempts()) >= attempt_) return false;
+  return code == static_cast<int>(ExitCode::kUsage) || directory_.writer();
+}
+
 void Attempts::record(const report::AttemptEnd& end) {
-  write("the manifest could not record how the run ended", [this, end] { directory_.finish(end); });
+  if (refused(end.exit_code)) return;
+  write("the manifest could not record how the run ended", [this, end, number = attempt_] {
+    directory_.begin_attempt(number, manifest_);
+    directory_.finish(end);
+  });
 }
 
 /// What the ranks did last is known to this process alone, and only now.
@@ -221,18 +242,20 @@ void Attempts::say_used_up() const {
   for (size_t i = first; i < all.size(); ++i) causes.push_back(told(all[i], i + 1));
   log_error(
       "[cli.train] not restarted: --max-restarts {} is used up without a new checkpoint. {}. Once the cause "
-      "is fixed, continue with 'trireme train --resume {}'",
-      restarts_.most(), join(causes, "; "), report::as_typed(directory_.path()));
+      "is fixed, continue with '{}'",
+      restarts_.most(), join(causes, "; "),
+      report::resume_command(report::as_typed(directory_.path()), request_.ranks));
 }
 
 /// Of a run that was started again.
 void Attempts::say_attempts() const {
   const std::vector<report::Attempt> all = directory_.attempts();
-  if (all.size() < attempts_before_ + 2) return;
+  if (std::ssize(all) < attempts_before_ + 2) return;
   std::vector<std::string> failures;
   int64_t lost = 0;
-  for (size_t i = attempts_before_; i < all.size(); ++i) {
-    if (i > attempts_before_) lost += all[i].steps_lost.value_or(0);
+  const auto first = static_cast<size_t>(attempts_before_);
+  for (size_t i = first; i < all.size(); ++i) {
+    if (i > first) lost += all[i].steps_lost.value_or(0);
     if (i + 1 < all.size()) failures.push_back(told(all[i], i + 1));
   }
   log_info("run     restarted {}, {} repeated: {}", counted(static_cast<int64_t>(failures.size()), "time"),
@@ -242,8 +265,9 @@ void Attempts::say_attempts() const {
 }  // namespace
 
 int run_attempts(launch::LocalJob job, Request request, const Environment& environment,
-                 const report::RunDirectory& directory, const RestartOptions& options) {
-  return Attempts(std::move(job), std::move(request), environment, directory, options).run();
+                 const report::RunDirectory& directory, const report::Continuation& next,
+                 const RestartOptions& options) {
+  return Attempts(std::move(job), std::move(request), environment, directory, next, options).run();
 }
 
 }  // namespace trireme::cli

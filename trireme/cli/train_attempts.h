@@ -15,11 +15,14 @@ struct RestartOptions {
       1.0;  ///< before the first of them; each further one waits twice as long, at most 60 s
 };
 
-/// Runs `job` in `directory` to its end, again after failures that launch::may_start_again() knows, and
-/// leaves in the manifest how each attempt ended. `request` is what its ranks are told beside `environment`;
-/// later attempts are told to resume. Returns the exit code of the last attempt; that of a signal where one
-/// came between two. Throws EnvironmentError when ranks cannot be started.
+/// Runs `job` in `directory`, of which this process has the lock, to its end, again after failures that
+/// launch::may_start_again() knows, and leaves in the manifest how each attempt ended. The first is
+/// `next.attempt`; where ranks refuse to go on, the run stays as it was. `request` is what ranks are told
+/// beside `environment`; later attempts are told to resume. Returns the exit code of the last attempt; that
+/// of a signal where one came between two; kEnvironment where all went well but lines on stdout were lost.
+/// Throws EnvironmentError when ranks cannot be started.
 int run_attempts(launch::LocalJob job, Request request, const Environment& environment,
-                 const report::RunDirectory& directory, const RestartOptions& options);
+                 const report::RunDirectory& directory, const report::Continuation& next,
+                 const RestartOptions& options);
 
 }  // namespace trireme::cli

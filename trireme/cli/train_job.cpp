@@ -33,18 +33,16 @@ void say_where(const report::RunDirectory& directory, const plan::Config& config
 }
 
 /// Of a run that could not say so itself.
-void say_how_it_ended(const report::RunDirectory& directory, int code) {
+void say_how_it_ended(const report::RunDirectory& directory, int code, int64_t ranks) {
   if (code == 0 || std::filesystem::exists(directory.file("summary.json"))) return;
   const std::string run = report::as_typed(directory.path());
   const bool by_signal = code == static_cast<int>(ExitCode::kInterrupted) || code == 128 + SIGTERM;
   if (code == static_cast<int>(ExitCode::kPreempted) ||
       (by_signal && std::filesystem::exists(directory.file(kCheckpointsMark)))) {
-    log_info("run     {} was stopped; 'trireme train --resume {}' continues it", run, run);
+    log_info("run     {} was stopped; '{}' continues it", run, report::resume_command(run, ranks));
   } else if (by_signal) {
-    log_info(
-        "run     {} was stopped before it had saved any weights; 'trireme train {}/config.yaml' starts it "
-        "again",
-        run, run);
+    log_info("run     {} was stopped before it had saved any weights; '{}' starts it again", run,
+             report::again_command(run, ranks));
   } else {
     log_info("run     {} ended with code {}{}; its logs are in {}/logs", run, code, launch::meaning(code),
              run);
@@ -66,22 +64,32 @@ std::string newest_unfinished(const std::string& root, const std::string& name) 
   for (const std::string& path : report::list_runs(root, name)) {
     const report::RunDirectory run = report::RunDirectory::open(path);
     if (!std::filesystem::exists(run.file(kCheckpointsMark))) continue;
-    if (run.is_running()) {
+    if (run.holder()) {
       log_info("resume  skipped {}, which is running", report::as_typed(path));
       continue;
     }
-    return run.exit_code() == 0 ? std::string() : path;
+    return run.has_finished() ? std::string() : path;
   }
   return {};
 }
 
 /// Whose folder and records a second process would damage.
-void refuse_running(const std::string& path) {
-  const report::RunDirectory run = report::RunDirectory::open(path);
-  if (!run.is_running()) return;
-  throw EnvironmentError(
-      "[cli.train] {} is running: process {} writes its checkpoints; stop it first, or choose another run",
-      path, read_file(run.file("checkpoints/LOCK")));
+EnvironmentError is_running(const report::RunDirectory& run, const std::string& process) {
+  return EnvironmentError(
+      "[cli.train] {} is running: process {} writes to it; stop it first, or choose another run", run.path(),
+      process);
+}
+
+void refuse_running(const report::RunDirectory& run) {
+  if (const auto process = run.holder()) throw is_running(run, *process);
+}
+
+/// From before this process changes anything in the run until it ends.
+report::RunLock hold(const report::RunDirectory& run) {
+  std::optional<report::RunLock> lock = run.hold();
+  if (!lock) throw is_running(run, run.holder().value_or("unknown"));
+  if (const auto process = run.writer()) throw is_running(run, *process);
+  return std::move(*lock);
 }
 
 /// Of --resume, which takes the word behind it.
@@ -96,10 +104,8 @@ void refuse_file(const std::string& word) {
 /// A new run directory, or the one that a run goes on in.
 report::RunDirectory directory_for(const Request& request, const std::string& name,
                                    const report::Manifest& manifest) {
-  if (request.run_dir.empty()) return report::RunDirectory::create(request.runs_root, name, manifest);
-  report::RunDirectory directory = report::RunDirectory::open(request.run_dir);
-  directory.reopen();
-  return directory;
+  return request.run_dir.empty() ? report::RunDirectory::create(request.runs_root, name, manifest)
+                                 : report::RunDirectory::open(request.run_dir);
 }
 
 }  // namespace
@@ -147,6 +153,12 @@ int run_workers(const Request& request, Environment environment, plan::Device de
                             .stop_s = kStopSeconds});
 }
 
+std::string changed_ranks(const report::RunDirectory& run, int64_t ranks) {
+  const int64_t before = run.attempts().back().ranks;
+  if (before == 0 || before == ranks) return {};
+  return fmt::format("on {} rank{}, {} before", ranks, ranks == 1 ? "" : "s", before);
+}
+
 std::optional<ResumePoint> find_resume_point(TrainJob& job, const Front& front) {
   if (job.resume.empty()) return std::nullopt;
   const std::string root = runs_root(job, front);
@@ -162,7 +174,7 @@ std::optional<ResumePoint> find_resume_point(TrainJob& job, const Front& front) 
     point.run_directory =
         find_run(job.resume, root, {.what = "checkpoints", .file = kCheckpointsMark}).path();
   }
-  if (!point.run_directory.empty()) refuse_running(point.run_directory);
+  if (!point.run_directory.empty()) refuse_running(report::RunDirectory::open(point.run_directory));
   if (job.config.empty() && !point.run_directory.empty()) job.config = point.run_directory + "/config.yaml";
   return point;
 }
@@ -175,6 +187,7 @@ Request train_request(const TrainJob& job, const Front& front, const plan::Resol
           .runs_root = runs_root(job, front),
           .resume = resume && !(resume->run_directory.empty() && resume->checkpoint.empty()),
           .resume_from = resume ? resume->checkpoint : "",
+          .ranks = job.ranks.value_or(0),
           .command = front.command,
           .json = job.json,
           .quiet = job.quiet,
@@ -209,15 +222,22 @@ FinishedJob run_train_job(TrainJob job, Front& front) {
   Request request = train_request(job, front, prepared.config, resume);
   request.finishes = false;
   const RunPlan& run = prepared.plan;
-  const auto directory = directory_for(request, prepared.config.config.name,
-                                       {.command = front.command,
-                                        .config_yaml = request.config,
-                                        .device = std::string(plan::name(run.device)),
-                                        .mesh = run.mesh.to_string(),
-                                        .ranks = run.ranks,
-                                        .schedule = plan::schedule_text(prepared.config.config)});
+  report::Continuation next{.manifest = {.command = front.command,
+                                         .config_yaml = request.config,
+                                         .device = std::string(plan::name(run.device)),
+                                         .mesh = run.mesh.to_string(),
+                                         .ranks = run.ranks,
+                                         .schedule = plan::schedule_text(prepared.config.config)}};
+  const bool goes_on = !request.run_dir.empty();
+  const auto directory = directory_for(request, prepared.config.config.name, next.manifest);
+  const report::RunLock lock = hold(directory);
+  next.attempt = std::ssize(directory.attempts()) + (goes_on ? 1 : 0);
   request.run_dir = directory.path();
-  if (!job.quiet && !job.silent) say_where(directory, prepared.config.config);
+  if (!job.quiet && !job.silent) {
+    say_where(directory, prepared.config.config);
+    const std::string ranks = goes_on ? changed_ranks(directory, run.ranks) : std::string();
+    if (!ranks.empty()) log_info("resume  {}", ranks);
+  }
   Environment environment = front.environment;
   prepare_torch(environment, run.device);
   const int code = run_attempts(
@@ -229,8 +249,8 @@ FinishedJob run_train_job(TrainJob job, Front& front) {
        .explains_failures = true,
        .stop_notice = "stopping after this step; again to abort now",
        .memory_advice = [&] { return plan::memory_advice(prepared.config.config, run.ranks, run.device); }},
-      request, environment, directory, job.restarts);
-  if (!job.silent) say_how_it_ended(directory, code);
+      request, environment, directory, next, job.restarts);
+  if (!job.silent) say_how_it_ended(directory, code, request.ranks);
   return {code, directory.path(), std::move(prepared)};
 }
 

@@ -63,6 +63,9 @@ struct ResumePoint {
 /// there, EnvironmentError when the run runs now.
 std::optional<ResumePoint> find_resume_point(TrainJob& job, const Front& front);
 
+/// "on 2 ranks, 4 before" where the last attempt at `run` had another number than `ranks`; else empty.
+std::string changed_ranks(const report::RunDirectory& run, int64_t ranks);
+
 /// What workers are told.
 Request train_request(const TrainJob& job, const Front& front, const plan::ResolvedConfig& resolved,
                       const std::optional<ResumePoint>& resume);

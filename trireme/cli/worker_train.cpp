@@ -78,21 +78,25 @@ void install_joining_handlers(bool resumes) {
   ::signal(SIGUSR1, end_preempted);
 }
 
+report::Manifest manifest_of(const Request& request, const plan::Config& config, const comm::World& world) {
+  return {.command = request.command,
+          .config_yaml = request.config,
+          .device = world.device().is_cuda() ? "cuda" : "cpu",
+          .mesh = plan::MeshShape::fit(config.parallel, world.size()).to_string(),
+          .ranks = world.size(),
+          .schedule = plan::schedule_text(config)};
+}
+
 report::RunDirectory run_directory(const Request& request, const plan::Config& config,
-                                   const comm::World& world) {
-  if (!request.run_dir.empty()) {
-    report::RunDirectory run = report::RunDirectory::open(request.run_dir);
-    if (request.finishes) run.reopen();
-    return run;
-  }
-  return report::RunDirectory::create(
-      request.runs_root, config.name,
-      {.command = request.command,
-       .config_yaml = request.config,
-       .device = world.device().is_cuda() ? "cuda" : "cpu",
-       .mesh = plan::MeshShape::fit(config.parallel, world.size()).to_string(),
-       .ranks = world.size(),
-       .schedule = plan::schedule_text(config)});
+                                   const report::Manifest& manifest) {
+  if (!request.run_dir.empty()) return report::RunDirectory::open(request.run_dir);
+  return report::RunDirectory::create(request.runs_root, config.name, manifest);
+}
+
+/// Whoever completes the manifest counts the attempts.
+int64_t attempt_at(const report::RunDirectory& run, const Request& request) {
+  if (!request.finishes) return request.attempt;
+  return std::ssize(run.attempts()) + (request.run_dir.empty() ? 0 : 1);
 }
 
 /// The width of the terminal whose descriptor our launcher names, else of the one behind `otherwise`.
@@ -116,6 +120,7 @@ report::ConsoleOptions console_options(const Request& request, const plan::Confi
   options.json = request.json;
   options.quiet = request.quiet;
   options.run = run.path();
+  options.ranks_asked = request.ranks;
   options.bar_columns = columns_behind(environment, "TRIREME_TTY_FD", -1);
   options.line_columns = columns_behind(environment, "TRIREME_OUT_TTY_FD", STDOUT_FILENO);
   return options;
@@ -184,9 +189,13 @@ int worker_train(const Request& request, const Environment& environment) {
   options.announce = !request.quiet && !request.silent;
   options.resume = request.resume;
   std::optional<report::RunDirectory> run;
+  report::Continuation next;
+  bool output_lost = false;
   std::vector<std::unique_ptr<Sink>> sinks;
   if (world->rank() == 0) {
-    run = run_directory(request, config, *world);
+    next.manifest = manifest_of(request, config, *world);
+    run = run_directory(request, config, next.manifest);
+    next.attempt = attempt_at(*run, request);
     options.weights_path = run->file("checkpoints/final/model.safetensors");
     options.best_weights_path = run->file("checkpoints/best/model.safetensors");
     options.checkpoint_dir = run->file("checkpoints");
@@ -196,21 +205,27 @@ int worker_train(const Request& request, const Environment& environment) {
     options.show_guesses = [&run, &options](const Classification& guesses) {
       show_guesses(guesses, *run, options.announce);
     };
-    sinks.push_back(report::make_run_files_sink(*run, request.resume ? request.config : "",
-                                                request.resume ? plan::schedule_text(config) : ""));
+    sinks.push_back(report::make_run_files_sink(*run, next));
     sinks.push_back(report::make_tensorboard_sink(*run));
     sinks.push_back(report::make_curves_sink(*run, config.name));
     if (request.finishes && options.announce) log_info("run     {}", report::as_typed(run->path()));
-    if (!request.silent)
-      sinks.push_back(report::make_console_sink(console_options(request, config, *world, environment, *run)));
+    if (!request.silent) {
+      report::ConsoleOptions console = console_options(request, config, *world, environment, *run);
+      console.on_lost = [&output_lost] { output_lost = true; };
+      sinks.push_back(report::make_console_sink(console));
+    }
     for (const auto& sink : sinks) options.sinks.push_back(sink.get());
   }
   const train::TrainResult result = train::train(options, world);
   const bool nothing_kept = result.stop_signal != 0 && result.summary.steps == 0;
   if (run && request.finishes && nothing_kept) log_info("stopped before the first step");
   const int code = exit_code(result, request.resume);
-  if (run && request.finishes) run->finish(code);
-  return code;
+  if (run && request.finishes) {
+    run->begin_attempt(next.attempt, next.manifest);  // a signal may have come before the checkpoint
+    run->finish(code);
+  }
+  // The run is whole, whatever was not told of it.
+  return code == 0 && output_lost ? static_cast<int>(ExitCode::kEnvironment) : code;
 }
 
 }  // namespace trireme::cli

@@ -129,7 +129,8 @@ std::optional<int> Launcher::pause(double seconds) {
 }
 
 int run_local(const LocalJob& job) {
-  return Launcher().run(job).code;
+  const JobEnd end = Launcher().run(job);
+  return end.code == 0 && end.output_lost ? static_cast<int>(ExitCode::kEnvironment) : end.code;
 }
 
 }  // namespace trireme::launch

@@ -39,7 +39,8 @@ struct JobEnd {
   std::optional<RankExit> cause = {};  ///< the failure that decides the code; none: there was none
   std::vector<RankExit> exits = {};    ///< of all ranks, in the order seen
   std::vector<Flight> flights = {};    ///< by rank; empty where there was no memory to keep them
-  int signal = 0;                      ///< SIGINT or SIGTERM that asked the launcher to stop; 0: none
+  bool output_lost = false;  ///< stdout did not take all that rank 0 wrote, though somebody reads it
+  int signal = 0;            ///< SIGINT or SIGTERM that asked the launcher to stop; 0: none
 };
 
 /// Runs jobs one after the other. As long as it lives, signals to stop are input to it: also one that comes
@@ -61,7 +62,8 @@ class Launcher {
 };
 
 /// Runs the job to its end and returns its exit code: 0 when all ranks returned 0, else that of the first
-/// rank that failed (128+N for signal N, kOutOfMemory for one that the kernel killed for want of memory).
+/// rank that failed (128+N for signal N, kOutOfMemory for one that the kernel killed for want of memory), and
+/// kEnvironment where none failed but output of rank 0 was lost.
 ///
 /// Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR=127.0.0.1, MASTER_PORT,
 /// TRIREME_LAUNCHER=trireme, TRIREME_JOB_KEY (random, the same for all), and OMP_NUM_THREADS (cores / ranks)

@@ -23,6 +23,8 @@ class Outlet {
   bool choked() const { return queue_.size() - written_ > kChoked; }
   /// Whether the reader has closed its end: everything written from now on is dropped.
   bool hung_up() const { return hung_up_; }
+  /// Whether bytes were dropped for another reason, as on a full disk.
+  bool lost() const { return broken_ && !hung_up_; }
 
  private:
   static constexpr size_t kChoked = 256 << 10;

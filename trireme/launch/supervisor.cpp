@@ -50,7 +50,12 @@ JobEnd Supervisor::run() {
     tee_.tick(monotonic_seconds());
   }
   finish_output();
-  return {.code = verdict(), .cause = cause_, .exits = exits_, .flights = {}, .signal = forwarded_};
+  return {.code = verdict(),
+          .cause = cause_,
+          .exits = exits_,
+          .flights = {},
+          .output_lost = tee_.out().lost(),
+          .signal = forwarded_};
 }
 
 void Supervisor::wait_for_events() {

@@ -11,6 +11,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
+#include "trireme/base/streams.h"
 #include "trireme/base/utf8.h"
 #include "trireme/report/run_dir.h"
 #include "trireme/report/step_line.h"
@@ -22,6 +23,8 @@ namespace {
 /// whose records are in its directory.
 class Lines {
  public:
+  explicit Lines(std::function<void()> on_lost) : on_lost_(std::move(on_lost)) {}
+
   void print(std::string line) {
     if (lost_) return;
     line += '\n';
@@ -30,10 +33,12 @@ class Lines {
     } catch (const EnvironmentError& error) {
       lost_ = true;
       log_warning("step lines can no longer be printed: {}; the run continues", error.what());
+      if (on_lost_ && !reader_left(STDOUT_FILENO)) on_lost_();
     }
   }
 
  private:
+  std::function<void()> on_lost_;
   bool lost_ = false;
 };
 
@@ -95,6 +100,8 @@ class Bar {
 
 class JsonConsole final : public Sink {
  public:
+  explicit JsonConsole(const ConsoleOptions& options) : lines_(options.on_lost) {}
+
   void record(const StepRecord& step) override { lines_.print(to_json_line(step)); }
   void finish(const RunSummary& summary) override { lines_.print(to_json_line(summary)); }
 
@@ -104,7 +111,7 @@ class JsonConsole final : public Sink {
 
 class TextConsole final : public Sink {
  public:
-  explicit TextConsole(const ConsoleOptions& options) : options_(options) {
+  explicit TextConsole(const ConsoleOptions& options) : options_(options), lines_(options.on_lost) {
     if (width(options.bar_columns) > 0 && !options.quiet) bar_.emplace();
   }
 
@@ -127,7 +134,7 @@ class TextConsole final : public Sink {
       RunSummary typed = summary;
       if (!typed.weights_path.empty()) typed.weights_path = as_typed(typed.weights_path);
       if (!typed.best_weights_path.empty()) typed.best_weights_path = as_typed(typed.best_weights_path);
-      lines_.print(whereabouts(typed, as_typed(options_.run), options_.reads_images));
+      lines_.print(whereabouts(typed, as_typed(options_.run), options_.reads_images, options_.ranks_asked));
     }
     if (!summary.sample.empty()) lines_.print("sample:\n" + printable(summary.sample));
   }
@@ -162,7 +169,7 @@ class TextConsole final : public Sink {
 }  // namespace
 
 std::unique_ptr<Sink> make_console_sink(const ConsoleOptions& options) {
-  if (options.json) return std::make_unique<JsonConsole>();
+  if (options.json) return std::make_unique<JsonConsole>(options);
   return std::make_unique<TextConsole>(options);
 }
 

@@ -18,6 +18,9 @@ struct ConsoleOptions {
   bool json = false;          ///< every step as a JSON line on stdout, the summary last
   bool quiet = false;         ///< no progress bar
   std::string run = {};       ///< its directory; empty: it is not named
+  int64_t ranks_asked = 0;    ///< for resume_command()
+  /// Called once when a line could not be written to stdout though somebody reads it, as on a full disk.
+  std::function<void()> on_lost = {};
   /// The width of the terminal behind stderr, asked whenever the bar is drawn; none, or 0: there is no
   /// terminal and hence no bar.
   std::function<int64_t()> bar_columns = {};
@@ -30,7 +33,7 @@ struct ConsoleOptions {
 ///  20.8 steps/s  peak 61.2 MiB  eta 18 s", in a terminal of less than 100 columns shorter; then one line
 /// "done ..." or "interrupted ...", where the weights are, how to go on after an interruption, and the sample
 /// when there is one. The terminal, when there is one: a progress bar redrawn in place. Where stdout cannot
-/// be written a warning says so, and nothing more is printed.
+/// be written a warning says so, and nothing more is printed (ConsoleOptions::on_lost).
 std::unique_ptr<Sink> make_console_sink(const ConsoleOptions& options);
 
 }  // namespace trireme::report

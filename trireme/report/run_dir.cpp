@@ -1,7 +1,5 @@
 #include "trireme/report/run_dir.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -25,6 +23,7 @@ namespace fs = std::filesystem;
 using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::string_view kSchema = "trireme.manifest/1";
+constexpr const char* kLockFile = "LOCK";
 
 [[noreturn]] void fail(std::string_view action, const std::string& path, int error) {
   throw EnvironmentError("[report.run_dir] cannot {} {}: {}; choose another folder with --run-dir", action,
@@ -96,6 +95,20 @@ OrderedJson started_attempt(const OrderedJson& started) {
           {"rank", nullptr},    {"last_step", nullptr}, {"resumed_from", nullptr}, {"steps_lost", nullptr}};
 }
 
+/// The device and how many ranks of it, in which layout.
+void put_layout(OrderedJson& json, const Manifest& manifest) {
+  json["device"] = manifest.device;
+  json["ranks"] = manifest.ranks;
+  json["mesh"] = manifest.mesh;
+}
+
+OrderedJson started_attempt(const OrderedJson& started, const Manifest& manifest) {
+  OrderedJson attempt = started_attempt(started);
+  attempt["command"] = manifest.command;
+  put_layout(attempt, manifest);
+  return attempt;
+}
+
 OrderedJson started_manifest(const std::string& name, const Manifest& manifest) {
   const Machine machine = describe_machine();
   OrderedJson json;
@@ -109,13 +122,11 @@ OrderedJson started_manifest(const std::string& name, const Manifest& manifest) 
   json["cores"] = machine.cores;
   json["memory_bytes"] = machine.memory_bytes;
   json["kernel"] = machine.kernel;
-  json["device"] = manifest.device;
-  json["ranks"] = manifest.ranks;
-  json["mesh"] = manifest.mesh;
+  put_layout(json, manifest);
   json["started"] = utc_timestamp();
   json["ended"] = nullptr;
   json["exit_code"] = nullptr;
-  json["attempts"] = OrderedJson::array({started_attempt(json["started"])});
+  json["attempts"] = OrderedJson::array({started_attempt(json["started"], manifest)});
   return json;
 }
 
@@ -181,7 +192,11 @@ Attempt to_attempt(const OrderedJson& json) {
           .rank = value_if_any<int64_t>(json, "rank"),
           .last_step = value_if_any<int64_t>(json, "last_step"),
           .resumed_from = value_if_any<int64_t>(json, "resumed_from"),
-          .steps_lost = value_if_any<int64_t>(json, "steps_lost")};
+          .steps_lost = value_if_any<int64_t>(json, "steps_lost"),
+          .command = text_if_any(json, "command"),
+          .device = text_if_any(json, "device"),
+          .mesh = text_if_any(json, "mesh"),
+          .ranks = value_if_any<int64_t>(json, "ranks").value_or(0)};
 }
 
 template <typename Value>
@@ -252,6 +267,22 @@ std::string as_typed(const std::string& path) {
   return below ? relative.string() : path;
 }
 
+namespace {
+
+std::string ranks_option(int64_t ranks) {
+  return ranks > 0 ? fmt::format(" -n {}", ranks) : "";
+}
+
+}  // namespace
+
+std::string resume_command(const std::string& run, int64_t ranks) {
+  return fmt::format("trireme train --resume {}{}", run, ranks_option(ranks));
+}
+
+std::string again_command(const std::string& run, int64_t ranks) {
+  return fmt::format("trireme train {}/config.yaml{}", run, ranks_option(ranks));
+}
+
 std::vector<std::string> list_runs(const std::string& root, const std::string& name) {
   std::vector<std::pair<std::string, std::string>> found;  // when it started, where it is
   std::error_code ignored;
@@ -269,9 +300,18 @@ std::vector<std::string> list_runs(const std::string& root, const std::string& n
   return paths;
 }
 
-void RunDirectory::reopen() const {
-  set_summary_aside(std::ssize(attempts()));
-  note_attempt();
+bool RunDirectory::has_finished() const {
+  const std::vector<Attempt> all = attempts();
+  if (all.back().exit_code == 0) return true;
+  const auto end =
+      std::find_if(all.rbegin(), all.rend(), [](const Attempt& attempt) { return attempt.exit_code == 0; });
+  return end != all.rend() && end->last_step == last_step();
+}
+
+void RunDirectory::begin_attempt(int64_t number, const Manifest& manifest) const {
+  if (std::ssize(attempts()) >= number) return;
+  set_summary_aside(number - 1);
+  note_attempt(manifest);
 }
 
 void RunDirectory::set_summary_aside(int64_t attempt) const {
@@ -280,10 +320,11 @@ void RunDirectory::set_summary_aside(int64_t attempt) const {
     fail("rename", summary, errno);
 }
 
-void RunDirectory::note_attempt() const {
+void RunDirectory::note_attempt(const Manifest& manifest) const {
   OrderedJson json = read_manifest(path_);
   last_attempt(json);
-  json["attempts"].push_back(started_attempt(utc_timestamp()));
+  json["attempts"].push_back(started_attempt(utc_timestamp(), manifest));
+  put_layout(json, manifest);
   json["ended"] = nullptr;
   json["exit_code"] = nullptr;
   write_manifest(path_, json);
@@ -306,13 +347,17 @@ void RunDirectory::replace_config(const std::string& yaml, const std::string& sc
   write_file_atomic(config, with_origins_of(before, yaml));
 }
 
-bool RunDirectory::is_running() const {
-  const int lock = ::open(file("checkpoints/LOCK").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-  if (lock < 0) return false;
-  // Shared, so that several who look at once do not take each other for the run.
-  const bool held = ::flock(lock, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-  ::close(lock);
-  return held;
+std::optional<RunLock> RunDirectory::hold() const {
+  return RunLock::take(file(kLockFile));
+}
+
+std::optional<std::string> RunDirectory::holder() const {
+  const auto launcher = RunLock::holder(file(kLockFile));
+  return launcher ? launcher : writer();
+}
+
+std::optional<std::string> RunDirectory::writer() const {
+  return RunLock::holder(file("checkpoints/LOCK"));
 }
 
 void RunDirectory::note_resumed(int64_t step) const {

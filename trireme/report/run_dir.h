@@ -5,6 +5,7 @@
 // and of images { validation.json pictures/confusion.svg pictures/mistakes.svg } (classification_view.h).
 // Images in pictures/, and traces/pipeline.svg, are shown by report.html (trireme report), which draws curves
 // itself.
+// LOCK is locked by the launcher while the run goes on (run_lock.h).
 // What a later attempt replaces stays as config.attempt-N.yaml, schedule.attempt-N.csv and
 // summary.attempt-N.json.
 #include <cstdint>
@@ -15,6 +16,7 @@
 
 #include "trireme/base/file.h"
 #include "trireme/base/sink.h"
+#include "trireme/report/run_lock.h"
 
 namespace trireme::report {
 
@@ -47,6 +49,9 @@ struct Attempt {
   std::optional<int64_t>
       resumed_from;                   ///< the step that it went on after; 0: it began again; none: the first
   std::optional<int64_t> steps_lost;  ///< recorded before that step was gone back to, so made again
+  /// As Manifest has them; empty and 0: the manifest is of an old version.
+  std::string command, device, mesh;
+  int64_t ranks = 0;
 };
 
 class RunDirectory {
@@ -64,15 +69,19 @@ class RunDirectory {
   /// The exit code in the manifest; none: the run still goes on, or was killed with its launcher.
   std::optional<int> exit_code() const;
 
-  /// A new attempt goes on in this directory: set_summary_aside() for the attempt before, then
-  /// note_attempt().
-  void reopen() const;
+  /// Whether the run has come to its end and is still as that attempt has left it: one that was refused or
+  /// trained nothing later does not count.
+  bool has_finished() const;
+
+  /// Attempt `number`, counted from 1, goes on in this directory: set_summary_aside() for the attempt before,
+  /// then note_attempt(). Nothing where manifest.json has that attempt already.
+  void begin_attempt(int64_t number, const Manifest& manifest) const;
   /// Renames the summary.json of attempt `attempt`, counted from 1, to summary.attempt-N.json: the run goes
   /// on, and may end without a summary.
   void set_summary_aside(int64_t attempt) const;
-  /// Adds an attempt to manifest.json and clears its end time and exit code. A link `latest` beside the run
-  /// is made to point at it.
-  void note_attempt() const;
+  /// Adds an attempt to manifest.json, whose device, mesh and ranks become those of the run, and clears the
+  /// end time and exit code. A link `latest` beside the run is made to point at it.
+  void note_attempt(const Manifest& manifest) const;
 
   /// Notes in manifest.json that the current attempt has resumed after `step`, and how many steps were lost.
   /// Called before metrics.jsonl is cut.
@@ -89,8 +98,12 @@ class RunDirectory {
   /// The same for schedule.csv; an empty `schedule` leaves it.
   void replace_config(const std::string& yaml, const std::string& schedule = {}) const;
 
-  /// Whether a process holds checkpoints/LOCK, as a run does while it can save.
-  bool is_running() const;
+  /// Makes this process the one that writes to the run; none: another one does. Throws EnvironmentError.
+  std::optional<RunLock> hold() const;
+  /// The number of the process that does, or that writes its checkpoints (writer()); none: it does not run.
+  std::optional<std::string> holder() const;
+  /// The number of the process that holds checkpoints/LOCK, as a run does while it can save.
+  std::optional<std::string> writer() const;
 
   /// Completes manifest.json with the end time and the exit code, and its last attempt with its end.
   void finish(const AttemptEnd& end) const;
@@ -104,14 +117,25 @@ class RunDirectory {
 /// `path` as a user would type it: relative where it lies below the current folder.
 std::string as_typed(const std::string& path);
 
+/// How a user goes on with `run`, given as typed, and how to begin it again: "trireme train --resume RUN -n
+/// 4". `ranks` as the user asked for them; 0: as many as there are by default.
+std::string resume_command(const std::string& run, int64_t ranks);
+std::string again_command(const std::string& run, int64_t ranks);
+
 /// Paths of the run directories below `root`, newest first: by when they last began or went on. With a name
 /// only those that were made with it.
 std::vector<std::string> list_runs(const std::string& root, const std::string& name = {});
 
-/// metrics.jsonl and summary.json: a line of to_json_line() a step, and one at the end. `config_yaml` becomes
-/// config.yaml once the run has gone on from a checkpoint, and `schedule` schedule.csv; empty: they stay.
-std::unique_ptr<Sink> make_run_files_sink(const RunDirectory& run, std::string config_yaml = {},
-                                          std::string schedule = {});
+/// What a run goes on with.
+struct Continuation {
+  int64_t attempt = 0;  ///< the number of the attempt, which begins when the run has gone on; 0: it has begun
+  /// Its config_yaml becomes config.yaml, and its schedule schedule.csv; empty: they stay.
+  Manifest manifest = {};
+};
+
+/// metrics.jsonl and summary.json: a line of to_json_line() a step, and one at the end. `next` takes effect
+/// once the run has gone on from a checkpoint: one that the checkpoint refuses leaves the run as it was.
+std::unique_ptr<Sink> make_run_files_sink(const RunDirectory& run, Continuation next = {});
 
 /// tensorboard/events.out.tfevents.*: scalars loss, val_loss, grad_norm, lr, tokens_per_s, step_ms,
 /// steps_per_s, peak_bytes; tflops_per_rank, loss_scale, communication_ms, exposed_ms and communication_share

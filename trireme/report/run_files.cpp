@@ -34,18 +34,19 @@ int64_t drop_steps_after(const std::string& path, int64_t step) {
 
 class RunFilesSink final : public Sink {
  public:
-  RunFilesSink(RunDirectory run, std::string config_yaml, std::string schedule)
+  RunFilesSink(RunDirectory run, Continuation next)
       : run_(std::move(run)),
-        config_yaml_(std::move(config_yaml)),
-        schedule_(std::move(schedule)),
+        next_(std::move(next)),
         metrics_path_(run_.file("metrics.jsonl")),
         metrics_(metrics_path_),
         summary_path_(run_.file("summary.json")) {}
 
-  /// A config that the checkpoint refuses never gets here: the run keeps the one that it can go on with.
+  /// What the checkpoint refuses never gets here: the run stays as it is.
   bool resume(int64_t step) override {
-    if (!config_yaml_.empty()) run_.replace_config(config_yaml_, schedule_);
-    note_resumed(step);
+    const bool begun = begin_attempt();
+    const Manifest& manifest = next_.manifest;
+    if (!manifest.config_yaml.empty()) run_.replace_config(manifest.config_yaml, manifest.schedule);
+    if (begun) note_resumed(step);
     return drop_steps_after(metrics_path_, step) == step;
   }
   void record(const StepRecord& step) override { metrics_.append(to_json_line(step)); }
@@ -56,6 +57,17 @@ class RunFilesSink final : public Sink {
 
  private:
   /// A manifest that cannot be written, as on a full disk, is no reason to end a run.
+  bool begin_attempt() const {
+    if (next_.attempt == 0) return true;
+    try {
+      run_.begin_attempt(next_.attempt, next_.manifest);
+      return true;
+    } catch (const EnvironmentError& error) {
+      log_warning("the manifest could not record that the run continues: {}", error.what());
+      return false;
+    }
+  }
+
   void note_resumed(int64_t step) const {
     try {
       run_.note_resumed(step);
@@ -66,7 +78,7 @@ class RunFilesSink final : public Sink {
   }
 
   RunDirectory run_;
-  std::string config_yaml_, schedule_;
+  Continuation next_;
   std::string metrics_path_;
   LineFile metrics_;
   std::string summary_path_;
@@ -74,9 +86,8 @@ class RunFilesSink final : public Sink {
 
 }  // namespace
 
-std::unique_ptr<Sink> make_run_files_sink(const RunDirectory& run, std::string config_yaml,
-                                          std::string schedule) {
-  return std::make_unique<RunFilesSink>(run, std::move(config_yaml), std::move(schedule));
+std::unique_ptr<Sink> make_run_files_sink(const RunDirectory& run, Continuation next) {
+  return std::make_unique<RunFilesSink>(run, std::move(next));
 }
 
 }  // namespace trireme::report

@@ -74,20 +74,38 @@ std::string how_it_ended(const RunRecord& run, const RunFigures& figures, const 
   return text;
 }
 
+/// "4, dp_shard=2 pp=2".
+std::string ranks_of(const Attempt& attempt) {
+  return attempt.ranks == 0 ? "-" : fmt::format("{}, {}", attempt.ranks, attempt.mesh);
+}
+
+/// Each command that another attempt was made with, once.
+std::vector<std::string> commands_of(const RunRecord& run) {
+  std::vector<std::string> commands = {run.facts.command};
+  for (const Attempt& attempt : run.attempts) commands.push_back(attempt.command);
+  std::vector<std::string> different;
+  for (const std::string& command : commands) {
+    if (!command.empty() && std::ranges::find(different, command) == different.end())
+      different.push_back(command);
+  }
+  return different;
+}
+
 Markup draw_attempts(const RunRecord& run, const PageOptions& options) {
   if (run.attempts.size() < 2) return {};
-  PageTable table{.titles = {"attempt", "end", "resumed after", "last step", "repeated", "began", "ended"},
-                  .rows = {},
-                  .style = "attempts"};
+  PageTable table{
+      .titles = {"attempt", "ranks", "end", "resumed after", "last step", "repeated", "began", "ended"},
+      .rows = {},
+      .style = "attempts"};
   const auto number = [](const std::optional<int64_t>& value) { return value ? with_commas(*value) : "-"; };
   for (size_t i = 0; i < run.attempts.size(); ++i) {
     const Attempt& attempt = run.attempts[i];
     std::string end = exit_of(attempt, options);
     const std::string cause = cause_beside(attempt, options);
     if (!cause.empty()) end += (end.empty() ? "" : ": ") + cause;
-    table.rows.push_back({std::to_string(i + 1), end.empty() ? "-" : end, number(attempt.resumed_from),
-                          number(attempt.last_step), number(attempt.steps_lost), time_text(attempt.started),
-                          time_text(attempt.ended)});
+    table.rows.push_back({std::to_string(i + 1), ranks_of(attempt), end.empty() ? "-" : end,
+                          number(attempt.resumed_from), number(attempt.last_step), number(attempt.steps_lost),
+                          time_text(attempt.started), time_text(attempt.ended)});
   }
   return draw_table(table);
 }
@@ -98,7 +116,7 @@ Markup draw_head(const RunRecord& run, const RunFigures& figures, const PageOpti
   head += element("p", how_it_ended(run, figures, options));
   const std::string cause = cause_beside(last, options);
   if (last.exit_code != 0 && !cause.empty()) head += element("p", {{"class", "cause"}}, cause);
-  if (!run.facts.command.empty()) head += element("p", element("code", run.facts.command));
+  for (const std::string& command : commands_of(run)) head += element("p", element("code", command));
   head += element("p", {{"class", "quiet"}},
                   run.folder + (run.facts.started.empty() ? "" : ", began " + time_text(run.facts.started)));
   for (const std::string& problem : run.problems) head += element("p", {{"class", "warn"}}, problem);

@@ -147,7 +147,7 @@ class RunReader {
     record_.folder = fs::path(run_.path()).filename().string();
     record_.facts = read_facts(Json::parse(read_file(run_.file("manifest.json")), nullptr, false));
     record_.attempts = run_.attempts();
-    record_.running = run_.is_running();
+    record_.running = run_.holder().has_value();
     record_.config_yaml = text_of("config.yaml");
     record_.config = read_config_entries(record_.config_yaml);
     record_.name = unquoted(record_.config_value("name"));

@@ -56,7 +56,7 @@ struct RunRecord {
   std::string name;    ///< of the config; of the folder where the config does not say
   RunFacts facts;
   std::vector<Attempt> attempts;  ///< one at least
-  bool running = false;           ///< a process holds its checkpoints
+  bool running = false;           ///< a process writes to it
   Metrics metrics;
   std::string written;  ///< UTC, when metrics.jsonl was last written to; empty: there is none
   std::optional<RunSummary> summary;

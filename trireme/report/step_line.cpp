@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "trireme/base/text.h"
+#include "trireme/report/run_dir.h"
 
 namespace trireme::report {
 namespace {
@@ -75,6 +76,15 @@ std::string memory_text(const StepRecord& record) {
   return text;
 }
 
+/// Steps that this attempt has made.
+std::string done_text(const RunSummary& summary) {
+  const int64_t made = summary.steps - summary.resumed_at;
+  if (summary.resumed_at == 0) return fmt::format("done {} steps", made);
+  if (made == 0) return fmt::format("done 0 steps ({} was the last)", summary.steps);
+  return made == 1 ? fmt::format("done 1 step ({})", summary.steps)
+                   : fmt::format("done {} steps ({} to {})", made, summary.resumed_at + 1, summary.steps);
+}
+
 }  // namespace
 
 std::string format_eta(double seconds) {
@@ -110,7 +120,7 @@ std::string short_step_line(const StepRecord& record, const ConsoleOptions& opti
 std::string done_line(const RunSummary& summary, int64_t total_steps, bool reads_images) {
   const std::string time = format_duration(summary.wall_s);
   std::string line = summary.stop_signal == 0
-                         ? fmt::format("done {} steps in {}", summary.steps, time)
+                         ? fmt::format("{} in {}", done_text(summary), time)
                          : fmt::format("interrupted by {} after step {} of {}, in {}",
                                        signal_name(summary.stop_signal), summary.steps, total_steps, time);
   line += "  loss " + loss_text(summary.final_loss);
@@ -124,7 +134,7 @@ std::string done_line(const RunSummary& summary, int64_t total_steps, bool reads
   return line;
 }
 
-std::string whereabouts(const RunSummary& summary, const std::string& run, bool reads_images) {
+std::string whereabouts(const RunSummary& summary, const std::string& run, bool reads_images, int64_t ranks) {
   const bool kept = !summary.weights_path.empty();
   std::string text = kept ? "weights " + summary.weights_path
                           : fmt::format("run     {}, without weights (checkpoint.final_weights=false)", run);
@@ -135,8 +145,8 @@ std::string whereabouts(const RunSummary& summary, const std::string& run, bool 
   if (kept && !reads_images)
     text += fmt::format("'trireme generate {}' continues a text with these weights; ", run);
   if (summary.checkpoints > 0 || summary.resumed_at > 0)
-    return text + fmt::format("'trireme train --resume {}' continues from its last checkpoint", run);
-  return text + fmt::format("'trireme train {}/config.yaml' trains again, from step 1", run);
+    return text + fmt::format("'{}' continues from its last checkpoint", resume_command(run, ranks));
+  return text + fmt::format("'{}' trains again, from step 1", again_command(run, ranks));
 }
 
 std::string progress_bar(const StepRecord& record, int64_t total_steps, std::optional<double> eta_s,

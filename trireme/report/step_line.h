@@ -17,12 +17,14 @@ std::string short_step_line(const StepRecord& record, const ConsoleOptions& opti
                             std::optional<double> eta_s);
 
 /// "done 400 steps in 18.2 s  loss 1.9321  val 2.0110  12.3k tok/s  peak 61.2 MiB  weights 0123456789abcdef",
-/// or "interrupted by SIGINT after step 57 of 400, in 2.60 s ...".
+/// "done 13 steps (16 to 28) in 2.60 s ..." of a run that went on, or "interrupted by SIGINT after step 57 of
+/// 400, in 2.60 s ...".
 std::string done_line(const RunSummary& summary, int64_t total_steps, bool reads_images = false);
 
 /// Where the run and its weights are, and after an interruption how to go on; a line each, without the last
-/// newline. `run` is its directory.
-std::string whereabouts(const RunSummary& summary, const std::string& run, bool reads_images = false);
+/// newline. `run` is its directory, and `ranks` as resume_command() has it.
+std::string whereabouts(const RunSummary& summary, const std::string& run, bool reads_images = false,
+                        int64_t ranks = 0);
 
 /// "[#####...............] 100/400  loss 3.1207  12.3k tok/s  eta 18 s", at most `columns` wide.
 std::string progress_bar(const StepRecord& record, int64_t total_steps, std::optional<double> eta_s,
