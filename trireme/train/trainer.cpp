@@ -144,7 +144,7 @@ Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world
       baseline_bytes_(baseline_bytes) {
   if (resumed_.step == 0 && !config_.model.weights.empty()) begin_with_weights();
   if (config_.checkpoint.best && parts_.validates)
-    best_.emplace(options.best_weights_path, resumed_.step > 0, parts_.mesh);
+    best_.emplace(options.best_weights_path, resumed_.step, parts_.mesh);
 }
 
 void Trainer::begin_with_weights() {
