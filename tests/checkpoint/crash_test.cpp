@@ -157,6 +157,26 @@ TEST(Crash, AnErrorOfTheDiskAtAnyCallFailsOneSaveOnly) {
   expect_survives_error(EIO);
 }
 
+/// On a full disk the note itself may find no room.
+TEST(Crash, ARankThatFailsIsHeardOfWhicheverCallOfItsNoteFails) {
+  for (int64_t at = 1; at <= 8; ++at) {
+    SCOPED_TRACE(at);
+    const Scratch scratch;
+    Store store(scratch.path("checkpoints"));
+    const std::string temporary = temporary_name(5, 1, 1);
+    const Folder folder = store.begin(temporary);
+    plan_fault({.fault = Fault::kError, .at = at, .error = ENOSPC});
+    report_failure(folder.path(), 1, "the disk is full");
+    end_faults();
+    const std::string message = message_of<EnvironmentError>([&] {
+      store.commit({.temporary = temporary, .step = 5, .ranks = 2, .state = "{}", .seconds = 0.05});
+    });
+    const bool why = message.find("rank 1 could not write its part: the disk is full") != std::string::npos;
+    const bool where = message.find("rank 1 could not write its part: there was") != std::string::npos;
+    EXPECT_TRUE(why || where) << message;
+  }
+}
+
 TEST(Crash, ShortWritesAreContinued) {
   const CrashPlace place;
   const int64_t calls = calls_of_a_save();

@@ -88,7 +88,7 @@ TEST_F(BestWeightsOfARun, AreNeverThoseOfALossThatIsNoNumber) {
     const plan::ModelFacts facts = plan::describe(config_.model, config_.data.seq_len);
     const plan::BatchPlan batch = plan::plan_batch(config_, mesh.shape);
     NoModel model({config_, facts, batch, mesh});
-    BestWeights best(options().best_weights_path, /*resumes=*/false, mesh);
+    BestWeights best(options().best_weights_path, /*done=*/0, mesh);
     const auto keep = [&](int64_t step, double loss) {
       Validation found;
       found.loss = loss;

@@ -9,6 +9,8 @@
 #include "trireme/base/file.h"
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/checkpoint/safetensors.h"
+#include "trireme/plan/mesh_shape.h"
+#include "trireme/train/best_weights.h"
 
 namespace trireme::train {
 namespace {
@@ -89,6 +91,32 @@ TEST_F(Resume, AScoreThatIsNoNumberIsNoneOfBefore) {
   const std::string path = options().best_weights_path;
   checkpoint::SafetensorsWriter(path, {}, {{"note.step", "3"}, {"note.score", "nan"}}).commit();
   EXPECT_GT(run(2, true).summary.best_step, 4);
+}
+
+/// Weights of a branch that was left would never be displaced where the other branch is worse.
+TEST_F(Resume, TheBestWeightsAreOfStepsThatTheRunHasMade) {
+  config_.checkpoint.best = true;
+  config_.checkpoint.keep = 0;
+  config_.train.val_every = 1;
+  config_.train.steps = 8;
+  run(2, false);
+  ASSERT_GT(recorder_.summary.best_step, 4);
+  const std::string path = options().best_weights_path;
+  test::run_ranks(1, [&](const std::shared_ptr<comm::World>& world) {
+    const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape::fit({}, 1));
+    EXPECT_EQ(BestWeights(path, 8, mesh).step(), recorder_.summary.best_step);
+    const BestWeights undone(path, 4, mesh);
+    EXPECT_EQ(undone.step(), 0);
+    EXPECT_FALSE(std::filesystem::exists(path));
+    EXPECT_TRUE(std::filesystem::exists(undone.aside())) << "until there are others";
+    std::filesystem::rename(undone.aside(), path);
+  });
+  resume_from_ = checkpoints() + "/step-00000004";
+  config_.optim.lr = 0.0;
+  run(2, true);
+  EXPECT_EQ(recorder_.summary.best_step, 5) << "the first of steps that learn nothing";
+  EXPECT_TRUE(std::filesystem::exists(path));
+  EXPECT_FALSE(std::filesystem::exists(path + ".undone"));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/support/refusal.h"
 #include "tests/train/resume_fixture.h"
 #include "trireme/base/env.h"
 #include "trireme/base/file.h"
@@ -45,6 +46,25 @@ TEST_F(Resume, GoesOnWithHooksOnOtherRanks) {
   run(2, false, 5);
   config_.parallel.comm_hook = plan::CommHook::kNone;
   EXPECT_LT(run(2, true).summary.final_loss, loss);
+}
+
+/// Which keys make a step's samples is of no consequence.
+TEST_F(Resume, GoesOnWithAsManySamplesOfAStepMadeOtherwise) {
+  config_.train.micro_batch = 1;
+  const double loss = run(2, false).summary.final_loss;
+  std::filesystem::remove_all(checkpoints());
+  config_.train.global_batch = 16;  // counts only where there is no rank_batch
+  config_.train.rank_batch = 4;
+  run(2, false, 3);
+  test::expect_refusal(
+      [&] { run(1, true); },
+      {"8 samples per step", "has 4 (train.rank_batch=4 x 1 data-parallel ranks)", "set train.rank_batch=8"});
+  config_.train.rank_batch = 8;
+  run(1, true, 7);
+  config_.train.rank_batch = 0;
+  test::expect_refusal([&] { run(2, true); }, {"has 16;", "set train.global_batch=8"});
+  config_.train.global_batch = 8;
+  EXPECT_NEAR(run(2, true).summary.final_loss, loss, 1e-3 * loss);
 }
 
 /// Stages of other numbers round gradients otherwise.

@@ -155,6 +155,28 @@ TEST_F(TrainerTest, WeightsAreThereBeforeTheLastValidation) {
   EXPECT_EQ(looker.there, (std::vector<bool>{false, false, true})) << "steps 10, 20 and 30 of 30";
 }
 
+TEST_F(TrainerTest, TheLastStepIsValidatedAndRecordedWhereWeightsCannotBeWritten) {
+  config_.train.steps = 4;
+  std::ofstream(folder_ / "full") << "a file where a folder should be";
+  std::vector<std::string> said(2);
+  test::run_ranks(2, [&](std::shared_ptr<comm::World> world) {
+    TrainOptions mine = options();
+    mine.weights_path = (folder_ / "full" / "weights.safetensors").string();
+    try {
+      train(mine, world);
+    } catch (const FailedElsewhere& error) {
+      EXPECT_EQ(error.exit_code(), ExitCode::kEnvironment);
+      said.at(static_cast<size_t>(world->rank())) = "elsewhere";
+    } catch (const EnvironmentError& error) {
+      said.at(static_cast<size_t>(world->rank())) = error.what();
+    }
+  });
+  EXPECT_NE(said[0].find("full"), std::string::npos) << said[0];
+  EXPECT_EQ(said[1], "elsewhere") << "rank 0 alone writes them";
+  ASSERT_EQ(recorder_.steps.size(), 4u);
+  EXPECT_TRUE(recorder_.steps.back().val_loss.has_value());
+}
+
 /// A validation of an hour, were it not for the signal that comes once it has begun.
 TEST_F(TrainerTest, ASignalEndsAValidationAndKeepsTheWeights) {
   config_.train = {.steps = 4, .global_batch = 2, .val_every = 2, .val_batches = 1'000'000};

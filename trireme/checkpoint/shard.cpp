@@ -135,9 +135,12 @@ void write_shard(const Folder& folder, const ShardSpec& spec, const PieceSource&
 
 void report_failure(const std::string& folder, int64_t rank, const std::string& reason) noexcept {
   try {
-    OutputFile file = Folder(folder).create_file(failure_name(rank));
-    file.append(reason.data(), static_cast<int64_t>(reason.size()));
-    file.finish();
+    const Folder inside(folder);
+    try {
+      inside.write_file(failure_name(rank), reason);
+    } catch (const EnvironmentError&) {
+      inside.create_file(failure_name(rank));  // a full disk may have room for a name
+    }
   } catch (const std::exception&) {  // the one who waits hears of it by its deadline
   }
 }
@@ -153,8 +156,9 @@ Reports collect_reports(const Folder& folder, int64_t step, int64_t generation, 
   for (;;) {
     std::erase_if(missing, [&](int64_t rank) {
       if (folder.has(failure_name(rank))) {
+        const std::string reason = folder.open_file(failure_name(rank)).text(int64_t{1} << 16);
         throw EnvironmentError("[checkpoint.shard] rank {} could not write its part: {}", rank,
-                               folder.open_file(failure_name(rank)).text(int64_t{1} << 16));
+                               reason.empty() ? "there was no room to say why; see its own message" : reason);
       }
       if (!folder.has(report_name(rank))) return false;
       const InputFile file = folder.open_file(report_name(rank));

@@ -4,9 +4,11 @@
 #include <c10/util/Logging.h>
 #include <malloc.h>
 
+#include <chrono>
 #include <cstdio>
 #include <exception>
 #include <limits>
+#include <thread>
 
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
@@ -57,11 +59,15 @@ int report(const std::exception& error) {
   return static_cast<int>(ExitCode::kFailed);
 }
 
+/// The rank that knows the cause ends first, since the launcher names the first one that fails.
+constexpr auto kSpeakerFirst = std::chrono::seconds(1);
+
 int answer() {
   try {
     return run(Environment::process());
   } catch (const train::FailedElsewhere& error) {
     log_debug("{}", error.what());
+    std::this_thread::sleep_for(kSpeakerFirst);
     return static_cast<int>(error.exit_code());
   } catch (const Error& error) {
     log_error("{}", error.what());

@@ -32,15 +32,17 @@ Number number_in(const parallel::Notes& notes, const char* key, const std::strin
 
 }  // namespace
 
-BestWeights::BestWeights(std::string path, bool resumes, const comm::Mesh& mesh)
+BestWeights::BestWeights(std::string path, int64_t done, const comm::Mesh& mesh)
     : path_(std::move(path)), is_root_(mesh.world->rank() == 0) {
-  if (!resumes) return;
+  if (done == 0) return;
   double step = 0.0, score = 0.0;
   if (is_root_ && std::filesystem::exists(path_)) {
     try {
       const parallel::Notes notes = parallel::read_notes(path_);
       score = number_in<double>(notes, "score", path_);
-      step = std::isfinite(score) ? static_cast<double>(number_in<int64_t>(notes, "step", path_)) : 0.0;
+      const auto noted = number_in<int64_t>(notes, "step", path_);
+      step = std::isfinite(score) && noted <= done ? static_cast<double>(noted) : 0.0;
+      if (noted > done) put_aside(noted, done);
     } catch (const Error& error) {
       log_warning("the best weights so far are unknown: {}; the next validation replaces them", error.what());
     }
@@ -48,6 +50,24 @@ BestWeights::BestWeights(std::string path, bool resumes, const comm::Mesh& mesh)
   const auto at_root = comm::gather_scalars(*mesh.all, {step, score}).front();
   step_ = static_cast<int64_t>(at_root[0]);
   if (step_ > 0) score_ = at_root[1];
+}
+
+void BestWeights::put_aside(int64_t step, int64_t done) const {
+  std::error_code error;
+  std::filesystem::rename(path_, aside(), error);
+  if (error) {
+    log_warning(
+        "the best weights so far are of step {}, which comes again after step {}, and cannot be put aside: "
+        "{}; "
+        "the next validation replaces them",
+        step, done, error.message());
+  } else {
+    log_info(
+        "resume  the best weights so far are of step {}, which comes again after step {}; they stay in {} "
+        "until the "
+        "next validation",
+        step, done, aside());
+  }
 }
 
 void BestWeights::keep(int64_t step, const Validation& found, TrainedModel& model) {
@@ -63,6 +83,8 @@ void BestWeights::keep(int64_t step, const Validation& found, TrainedModel& mode
   }
   score_ = score;
   step_ = step;
+  std::error_code error;
+  if (is_root_) std::filesystem::remove(aside(), error);
 }
 
 }  // namespace trireme::train

@@ -12,8 +12,10 @@ namespace trireme::train {
 
 class BestWeights {
  public:
-  /// `path` is rank 0's. A run that resumes goes on from the file that is there. Collective.
-  BestWeights(std::string path, bool resumes, const comm::Mesh& mesh);
+  /// `path` is rank 0's. A run that goes on after step `done` (0: it begins) goes on from the file that is
+  /// there, unless its weights are of a later step: that one is made again, so the file is put aside
+  /// (aside()) until there is another. Collective.
+  BestWeights(std::string path, int64_t done, const comm::Mesh& mesh);
 
   /// Writes the weights as they are now when `found` is better than all before: more images right, or where
   /// there are none a smaller loss. A disk that fails is a warning. Collective.
@@ -23,8 +25,12 @@ class BestWeights {
   int64_t step() const { return step_; }
   /// Rank 0 knows.
   const std::string& path() const { return path_; }
+  /// Where weights of steps that are made again wait for the next ones.
+  std::string aside() const { return path_ + ".undone"; }
 
  private:
+  void put_aside(int64_t step, int64_t done) const;
+
   std::string path_;
   bool is_root_;
   int64_t step_ = 0;

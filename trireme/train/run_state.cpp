@@ -22,12 +22,11 @@ namespace {
 using Json = nlohmann::json;
 
 /// Keys without which the same steps cannot go on. What a run may change, such as its ranks, policy, kernels
-/// or when it ends, is not among them.
+/// or when it ends, is not among them; of keys for the batch counts what they make (check_batch()).
 bool must_be_equal(const std::string& key) {
   static const std::set<std::string> keys = {
-      "seed",       "data.tokenizer",     "data.seq_len",     "data.val_fraction",
-      "data.pad",   "data.flip",          "data.least_area",  "data.resized_crop",
-      "data.mixup", "train.global_batch", "train.rank_batch", "optim.name"};
+      "seed",      "data.tokenizer",  "data.seq_len",      "data.val_fraction", "data.pad",
+      "data.flip", "data.least_area", "data.resized_crop", "data.mixup",        "optim.name"};
   static const std::set<std::string> free = {"model.preset", "model.dropout", "model.weights"};
   return keys.contains(key) || (key.starts_with("model.") && !free.contains(key));
 }
@@ -54,15 +53,27 @@ void check_config(const Parts& parts, const plan::Config& then, const std::strin
   if (!noted.empty() && parts.is_root()) log_info("resume  with changed values of {}", join(noted, ", "));
 }
 
-/// With train.rank_batch other ranks make other steps.
-void check_batch(const Parts& parts, const Json& run, const std::string& path) {
-  if (!run.contains("global_batch")) return;
-  const int64_t then = checkpoint::count_of(run, "global_batch", path), now = parts.batch.global_batch;
+/// Samples of a step, whether train.global_batch says so or train.rank_batch and the ranks.
+void check_batch(const Parts& parts, const Json& run, const plan::Config& config_then,
+                 const std::string& path) {
+  const int64_t now = parts.batch.global_batch;
+  const bool is_saved = run.contains("global_batch");  // not in checkpoints of old versions
+  const int64_t then =
+      is_saved ? checkpoint::count_of(run, "global_batch", path) : config_then.train.global_batch;
   if (then == now) return;
+  const int64_t by_rank = parts.config.train.rank_batch;
+  std::string fix = fmt::format("train.global_batch={}", then);
+  if (by_rank > 0) {
+    fix = then % parts.batch.dp_size == 0 ? fmt::format("train.rank_batch={}", then / parts.batch.dp_size)
+                                          : fmt::format("train.rank_batch=0 and {}", fix);
+  }
   throw ConfigError(
-      "[train.resume] {} was written by a run with {} samples per step, but this run has {}; use as many "
-      "ranks as before, or set train.rank_batch={}",
-      path, then, now, then / parts.batch.dp_size);
+      "[train.resume] {} was written by a run with {} samples per step, but this run has {}{}; set {}", path,
+      then, now,
+      by_rank > 0
+          ? fmt::format(" (train.rank_batch={} x {} data-parallel ranks)", by_rank, parts.batch.dp_size)
+          : std::string(),
+      fix);
 }
 
 /// A run that is to end before its checkpoint would do nothing, and look as if it had.
@@ -250,8 +261,9 @@ const Json& SavedRun::run() const {
 }
 
 void SavedRun::check(const Parts& parts) const {
-  check_config(parts, config_of(run(), path_), path_);
-  check_batch(parts, run(), path_);
+  const plan::Config then = config_of(run(), path_);
+  check_config(parts, then, path_);
+  check_batch(parts, run(), then, path_);
   check_data(parts, run(), path_);
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <exception>
 #include <optional>
 #include <utility>
 
@@ -122,7 +123,8 @@ class Trainer {
   std::optional<Moment> since_;     ///< when the last of the others was over; none: there was a pause
   TrainResult result_;
   bool weights_kept_ = false;
-  int64_t step_wire_bytes_ = 0;  ///< sent by this rank in the last step
+  std::exception_ptr weights_error_;  ///< why they could not be written; the run fails when it is recorded
+  int64_t step_wire_bytes_ = 0;       ///< sent by this rank in the last step
   int64_t baseline_bytes_;
   std::optional<parallel::CommTimes> step_times_;  ///< of the last step that was settled
 };
@@ -144,7 +146,7 @@ Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world
       baseline_bytes_(baseline_bytes) {
   if (resumed_.step == 0 && !config_.model.weights.empty()) begin_with_weights();
   if (config_.checkpoint.best && parts_.validates)
-    best_.emplace(options.best_weights_path, resumed_.step > 0, parts_.mesh);
+    best_.emplace(options.best_weights_path, resumed_.step, parts_.mesh);
 }
 
 void Trainer::begin_with_weights() {
@@ -363,13 +365,18 @@ void Trainer::end_early(StepRecord& record) {
   keep_weights();
 }
 
+/// Rank 0 writes them, and all ranks hear of a disk that fails.
 void Trainer::keep_weights() {
   if (weights_kept_) return;
   weights_kept_ = true;
   checkpoints_.before_update();
   model_.average_parameters();
-  if (config_.checkpoint.final_weights) {
+  if (!config_.checkpoint.final_weights) return;
+  try {
     model_.save_weights(options_.weights_path);
+  } catch (const EnvironmentError& error) {
+    weights_error_ = parts_.is_root() ? std::current_exception()
+                                      : std::make_exception_ptr(FailedElsewhere(error.exit_code(), 0));
   }
 }
 
@@ -481,6 +488,7 @@ RunCost Trainer::cost() const {
 void Trainer::finish() {
   RunSummary& summary = records_.summary();
   keep_weights();
+  if (weights_error_) std::rethrow_exception(weights_error_);
   summary.weights_digest = model_.weights_digest();
   summary.why_bits_vary = why_bits_vary(parts_);
   summary.cost = cost();
