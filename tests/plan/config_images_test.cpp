@@ -84,6 +84,7 @@ TEST(ImageConfig, RefusesWhatBelongsToTheOtherKind) {
       {"data:\n  flip: true\n", "is for image models"},
       {"model:\n  preset: lenet\ndata:\n  least_area: 0.5\n", "without data.resized_crop"},
       {"model:\n  preset: lenet\nparallel:\n  pp: 2\npipeline:\n  spread_head: true\n", "cannot be spread"},
+      {"model:\n  preset: lenet\npipeline:\n  spread_head: true\n", "cannot be spread"},
       {"model:\n  preset: resnet18\nparallel:\n  pp: 2\npipeline:\n  schedule: dualpipe\n",
        "running statistics"},
       {"model:\n  preset: lenet\ntrain:\n  sample_tokens: 5\n", "generates no text"},
