@@ -90,12 +90,9 @@ TEST(ProgressBoard, ARankInAGroupWithOthersMayWaitForOneOfThose) {
     if (passed > 0) board.note(State::kDone, {"all_gather", passed, "pp"});
     return board.report_failure(kMine, {0, 1}).cause;
   };
-  for (const State state : {State::kInside, State::kFailed}) {
-    EXPECT_EQ(cause(state, {}), Cause::kElsewhere) << "of which this rank is none";
-    EXPECT_EQ(cause(state, {0, 2}), Cause::kElsewhere) << "one of the same name";
-    EXPECT_EQ(cause(state, {0, 1, 2}), Cause::kElsewhere);
-    EXPECT_EQ(cause(state, {1, 0}), Cause::kDiverged) << "each waits for the other";
-  }
+  EXPECT_EQ(cause(State::kInside, {}), Cause::kElsewhere) << "of which this rank is none";
+  EXPECT_EQ(cause(State::kFailed, {0, 2}), Cause::kElsewhere) << "one of the same name";
+  EXPECT_EQ(cause(State::kInside, {1, 0}), Cause::kDiverged) << "each waits for the other";
   EXPECT_EQ(cause(State::kInside, {0, 1, 2}, 6), Cause::kElsewhere);
   EXPECT_EQ(cause(State::kInside, {0, 1, 2}, 7), Cause::kMissing) << "it has been silent since";
   EXPECT_EQ(cause(State::kFailed, {0, 1, 2}, 7), Cause::kElsewhere) << "its own message says why";
