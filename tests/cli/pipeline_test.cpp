@@ -3,8 +3,15 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 #include "tests/cli/front_process.h"
+#include "tests/cli/recording_worker.h"
+#include "trireme/base/env.h"
+#include "trireme/base/file.h"
+#include "trireme/cli/request.h"
+#include "trireme/plan/config.h"
+#include "trireme/plan/presets.h"
 #include "trireme/plan/schedule.h"
 
 namespace trireme::cli {
@@ -21,6 +28,21 @@ TEST(Pipeline, ComparesAllSchedules) {
   const std::string out = front.run({"pipeline", "compare", "--ranks", "3", "--micro-batches", "4"}).out;
   EXPECT_TRUE(contains(out, "\nzb_v ")) << out;
   EXPECT_TRUE(contains(out, "not possible\ndualpipe: ")) << out;
+}
+
+/// Bubbles of docs/pipelines.md: (p/2-1)(F+2I-W) and (p-1)(F+2I-W)/2.
+TEST(Pipeline, ComparesSchedulesWhosePassesOverlap) {
+  const FrontProcess front;
+  const auto rows = front.run({"pipeline", "compare", "--overlap", "1", "--json"}).json()["schedules"];
+  std::map<std::string, double> bubbles;
+  for (const auto& row : rows) bubbles[row["schedule"]] = row["bubble"];
+  EXPECT_DOUBLE_EQ(bubbles.at("dualpipe"), 2.0);
+  EXPECT_DOUBLE_EQ(bubbles.at("dualpipe_v"), 3.0);
+  EXPECT_DOUBLE_EQ(bubbles.at("1f1b"), 9.0);
+  for (const char* bad : {"nan", "-0.1", "1.1"}) {
+    const auto refused = front.run({"pipeline", "compare", "--overlap", bad});
+    EXPECT_EQ(refused.code, 2) << bad;
+  }
 }
 
 TEST(Pipeline, ComparesWhatStaysWithinALimit) {
@@ -94,6 +116,15 @@ TEST(Pipeline, StagesAreThoseOfAConfigThatSpreadsTheHead) {
   }
 }
 
+TEST(Pipeline, TheHeadOfAModelOfImagesIsNotSpreadAsInTraining) {
+  const FrontProcess front;
+  for (const char* asked : {"--spread-head", "--pipeline.spread_head=true"}) {
+    const auto refused = front.run({"pipeline", "stages", "--model.preset=resnet18", asked});
+    EXPECT_EQ(refused.code, 2) << refused.out;
+    EXPECT_TRUE(contains(refused.err, "cannot be spread")) << refused.err;
+  }
+}
+
 TEST(Pipeline, ADryRunSaysWhatASpreadHeadIsWorth) {
   const FrontProcess front;
   const auto plan = [&](const char* spread) {
@@ -157,6 +188,32 @@ TEST(Pipeline, CutsAModelIntoStagesByCost) {
   const auto refused = front.run({"pipeline", "stages", "--model.preset=mini-gpt-153m", "--stages", "10"});
   EXPECT_EQ(refused.code, 2);
   EXPECT_TRUE(contains(refused.err, "1 to 9 stages")) << refused.err;
+}
+
+TEST(BenchPipeline, TakesThePresetThatIsNamedAndElseItsOwnModel) {
+  FrontProcess front;
+  front.set_worker(recorder(0));
+  const auto model_of = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> args = {"bench", "pipeline", "-n", "2", "--device=cpu"};
+    args.insert(args.end(), more.begin(), more.end());
+    const auto ended = front.run(args);
+    EXPECT_EQ(ended.code, 0) << ended.err;
+    const std::string text = request_from_json(read_file(front.file("request-0"))).config;
+    return plan::load({.text = text}, Environment()).config.model;
+  };
+  const plan::ModelConfig own = model_of({"--ffn", "96"});
+  EXPECT_EQ(own.d_model, 64);
+  EXPECT_EQ(own.d_ff, 96);
+  EXPECT_EQ(own.family, plan::ModelFamily::kLlama);
+  const plan::ModelConfig preset = plan::find_preset("gpt2-124m").model;
+  const plan::ModelConfig named = model_of({"--model.preset=gpt2-124m", "--layers", "6"});
+  EXPECT_EQ(named.n_layers, 6) << "what is given wins";
+  EXPECT_EQ(named.d_model, preset.d_model);
+  EXPECT_EQ(named.vocab_size, preset.vocab_size);
+  EXPECT_EQ(named.family, preset.family);
+  const auto refused = front.run({"bench", "pipeline", "-n", "2", "--device=cpu", "--model.preset=resnet18"});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_TRUE(contains(refused.err, "reads images")) << refused.err;
 }
 
 TEST(Lab, RefusesWhatCannotBe) {

@@ -7,6 +7,7 @@
 #include "trireme/base/build_info.h"
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
+#include "trireme/cli/words.h"
 #include "trireme/plan/model_facts.h"
 
 namespace trireme::cli {
@@ -104,6 +105,23 @@ TEST(PlanRun, SaysWhatSavesCopy) {
       sum += key == "total" ? 0 : value.get<int64_t>();
     EXPECT_EQ(json["peak_bytes_per_rank"]["total"], sum);
   }
+}
+
+/// The first stage of a network has the largest images, and the last one most of the weights.
+TEST(PlanRun, SaysWhatTheRankCopiesThatCopiesMost) {
+  const plan::Config config = plan::load({.overrides = {"model.preset=resnet18-cifar", "parallel.pp=2",
+                                                        "checkpoint.every=7", "train.global_batch=2048"}},
+                                         Environment())
+                                  .config;
+  const RunPlan run = plan_run(config, Device::kCuda, 2);
+  const int64_t first = run.by_pp_rank[0].saved_copy, last = run.by_pp_rank[1].saved_copy;
+  ASSERT_GT(last, 2 * first);
+  ASSERT_EQ(run.needed.saved_copy, first) << "which needs most memory";
+  const auto json = nlohmann::json::parse(to_json(run, config));
+  EXPECT_EQ(json["checkpoint_copy_per_rank"]["bytes"], last);
+  EXPECT_EQ(json["checkpoint_copy_per_rank"]["host_bytes"], run.by_pp_rank[1].pinned_copy);
+  const std::string text = to_text(run, config, 0);
+  EXPECT_NE(text.find(bytes_text(last) + " per rank copied to"), std::string::npos) << text;
 }
 
 TEST(PlanRun, RefusesFp8ThatCannotBeOrPlansForBf16) {

@@ -59,7 +59,8 @@ TEST(ProgressBoard, RanksInDifferentOperationsHaveDiverged) {
       ranks.push_back(static_cast<int64_t>(ranks.size()));
     }
     ProgressBoard::enter(*store, 0);
-    return ProgressBoard(store, 0).report_failure(kMine, ranks, "blocks.1").diverged;
+    return ProgressBoard(store, 0).report_failure(kMine, ranks, "blocks.1").cause ==
+           ProgressBoard::Cause::kDiverged;
   };
   const auto in = [](State state, const char* operation, const char* subject) {
     return to_text({state, 41, operation, "dp", kNow, subject});
@@ -74,8 +75,27 @@ TEST(ProgressBoard, RanksInDifferentOperationsHaveDiverged) {
       << "one left";
   EXPECT_FALSE(diverged({to_text({State::kInside, 40, "all_gather", "dp", kNow, ""})}))
       << "last seen in what is over, it has been silent since";
-  EXPECT_TRUE(diverged({to_text({State::kInside, 40, "all_gather", "pp", kNow, ""})}));
   EXPECT_FALSE(diverged({in(State::kInside, "barrier", ""), ""})) << "one was never seen";
+}
+
+/// Of ranks 0 and 1 in one group, where the second is in another one.
+TEST(ProgressBoard, ARankInAGroupWithOthersMayWaitForOneOfThose) {
+  using Cause = ProgressBoard::Cause;
+  const auto cause = [](State state, const std::vector<int64_t>& other, int64_t passed = 0) {
+    const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
+    ProgressBoard::enter(*store, 0);
+    store->set("progress/1", to_text({state, 7, "all_gather", "pp", kNow, ""}));
+    ProgressBoard board(store, 0);
+    if (!other.empty()) board.note_group("pp", other);
+    if (passed > 0) board.note(State::kDone, {"all_gather", passed, "pp"});
+    return board.report_failure(kMine, {0, 1}).cause;
+  };
+  EXPECT_EQ(cause(State::kInside, {}), Cause::kElsewhere) << "of which this rank is none";
+  EXPECT_EQ(cause(State::kFailed, {0, 2}), Cause::kElsewhere) << "one of the same name";
+  EXPECT_EQ(cause(State::kInside, {1, 0}), Cause::kDiverged) << "each waits for the other";
+  EXPECT_EQ(cause(State::kInside, {0, 1, 2}, 6), Cause::kElsewhere);
+  EXPECT_EQ(cause(State::kInside, {0, 1, 2}, 7), Cause::kMissing) << "it has been silent since";
+  EXPECT_EQ(cause(State::kFailed, {0, 1, 2}, 7), Cause::kElsewhere) << "its own message says why";
 }
 
 TEST(ProgressBoard, SaysNothingOfARankInTheSameOperation) {

@@ -69,6 +69,38 @@ TEST(ImageConfig, PredictsWhatEachMicroBatchInFlightKeepsOnAGpu) {
   }
 }
 
+/// Of C channels a row of 2 C + 1 fp64 numbers for each other rank forward, and 2 C fp32 sums backward.
+TEST(ImageConfig, NormsOverRanksAreCountedOnTheWire) {
+  const auto sent = [](const std::string& norm, const std::string& more, int64_t ranks, Device device) {
+    const Config config = load_text("model:\n  family: resnet\n  depth: 8\n  width: 8\n  norm: " + norm +
+                                    "\ntrain:\n  global_batch: 48\n  micro_batch: 4\n" + more)
+                              .config;
+    const MeshShape mesh = MeshShape::fit(config.parallel, ranks);
+    const BatchPlan batch = plan_batch(config, mesh);
+    const ModelFacts facts = describe(config.model, 1, config.precision, config.memory);
+    const StepProgram program =
+        config_program(config, facts, batch, engine_setting(config, mesh, batch.accumulation, device));
+    EXPECT_NO_THROW(verify(program));
+    return program.wire_bytes(batch.accumulation);
+  };
+  const auto of_norms = [&](const std::string& more, int64_t ranks, Device device = Device::kCpu) {
+    return sent("sync_batch", more, ranks, device) - sent("batch", more, ranks, device);
+  };
+  constexpr int64_t kChannels = 21 * 8, kNorms = 9;
+  constexpr int64_t kRows = 8 * (2 * kChannels + kNorms), kSums = 8 * kChannels;
+  EXPECT_EQ(of_norms("", 1), 0);
+  EXPECT_EQ(of_norms("", 2), 6 * (kRows + kSums)) << "six micro-batches";
+  EXPECT_EQ(of_norms("parallel:\n  policy: ddp\n  bucket_mib: 1\n", 2), 6 * (kRows + kSums));
+  EXPECT_EQ(of_norms("", 3), 4 * 2 * (kRows + kSums)) << "read in the memory of two others";
+  EXPECT_EQ(of_norms("comm:\n  peer_memory: false\n", 4), 3 * (3 * kRows + 3 * kSums / 2)) << "a ring";
+  EXPECT_EQ(of_norms("", 4, Device::kCuda), 3 * (3 * kRows + 3 * kSums / 2));
+  const int64_t stem = 8 * (2 * 8 + 1);
+  EXPECT_EQ(of_norms("memory:\n  recompute: block\n", 2), 6 * (2 * kRows - stem + kSums));
+  const int64_t first = of_norms("parallel:\n  pp: 2\n  policy: ddp\n", 4);
+  EXPECT_GT(first, 0);
+  EXPECT_LT(first, 6 * (kRows + kSums)) << "of the norms of the first stage";
+}
+
 struct Refused {
   const char *text, *said;
 };
@@ -84,6 +116,7 @@ TEST(ImageConfig, RefusesWhatBelongsToTheOtherKind) {
       {"data:\n  flip: true\n", "is for image models"},
       {"model:\n  preset: lenet\ndata:\n  least_area: 0.5\n", "without data.resized_crop"},
       {"model:\n  preset: lenet\nparallel:\n  pp: 2\npipeline:\n  spread_head: true\n", "cannot be spread"},
+      {"model:\n  preset: lenet\npipeline:\n  spread_head: true\n", "cannot be spread"},
       {"model:\n  preset: resnet18\nparallel:\n  pp: 2\npipeline:\n  schedule: dualpipe\n",
        "running statistics"},
       {"model:\n  preset: lenet\ntrain:\n  sample_tokens: 5\n", "generates no text"},

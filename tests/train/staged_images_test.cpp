@@ -169,5 +169,17 @@ TEST_F(StagedImages, CountStateAndWireBytesFromTheProgramOfTheStage) {
   }
 }
 
+TEST_F(StagedImages, CountWhatNormsOverRanksSend) {
+  config_.train.val_batches = 0;
+  config_.model.vision.norm = ImageNorm::kSyncBatch;
+  for (const plan::Recompute recompute : {plan::Recompute::kNone, plan::Recompute::kBlock}) {
+    config_.memory.recompute = recompute;
+    for (const int64_t stages : {1, 2}) {
+      const RunCost cost = outcome(stages, 2).recorder.summary.cost;
+      EXPECT_EQ(cost.measured_wire_bytes, cost.predicted_wire_bytes) << stages << " stages, " << recompute;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace trireme::train

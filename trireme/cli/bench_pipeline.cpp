@@ -2,6 +2,9 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "trireme/base/build_info.h"
 #include "trireme/base/file.h"
@@ -21,8 +24,9 @@ using plan::ScheduleName;
 struct Dimension {
   const char* option;
   const char* key;
-  int64_t value;
+  int64_t usual;
   const char* help;
+  std::optional<int64_t> given = {};
 };
 
 struct PipelineBenchOptions {
@@ -50,14 +54,35 @@ std::vector<std::string> schedules_of(const std::string& text) {
   return names;
 }
 
-/// The user's keys win over those that the bench sets.
+bool names_preset(const Front& front) {
+  static constexpr std::string_view kKey = "model.preset=";
+  const bool by_key = std::ranges::any_of(front.overrides, [](const std::string& text) {
+    return text.starts_with(kKey) && text.size() > kKey.size();
+  });
+  return by_key || !front.environment.get("TRIREME__MODEL__PRESET").value_or("").empty();
+}
+
+/// The user's keys win over those that the bench sets, and a preset over the bench's own model.
 plan::ResolvedConfig config_of(const PipelineBenchOptions& options, const Front& front) {
-  std::vector<std::string> overrides = {"model.family=llama", "model.tie_embeddings=false",
-                                        "parallel.policy=ddp", "precision.compute=bf16"};
-  for (const Dimension& dimension : options.dimensions)
-    overrides.push_back(fmt::format("{}={}", dimension.key, dimension.value));
+  const bool has_preset = names_preset(front);
+  std::vector<std::string> overrides = {"parallel.policy=ddp", "precision.compute=bf16"};
+  if (!has_preset) {
+    overrides.emplace_back("model.family=llama");
+    overrides.emplace_back("model.tie_embeddings=false");
+  }
+  for (const Dimension& dimension : options.dimensions) {
+    const bool of_model = std::string_view(dimension.key).starts_with("model.");
+    if (has_preset && of_model && !dimension.given) continue;
+    overrides.push_back(fmt::format("{}={}", dimension.key, dimension.given.value_or(dimension.usual)));
+  }
   overrides.insert(overrides.end(), front.overrides.begin(), front.overrides.end());
-  return plan::load({.path = "", .text = "", .overrides = overrides}, front.environment);
+  plan::ResolvedConfig config =
+      plan::load({.path = "", .text = "", .overrides = overrides}, front.environment);
+  if (!plan::reads_images(config.config.model.family)) return config;
+  throw ConfigError(
+      "[cli.bench] model.family={} reads images, but the bench passes random tokens through stages; name a "
+      "language model (model.preset, model.family)",
+      config.config.model.family);
 }
 
 void check_gpus(int64_t ranks, plan::Device device, int gpus) {
@@ -132,7 +157,7 @@ void add_bench_pipeline(CLI::App& bench, Front& front) {
                    "Separated by commas; 'trireme pipeline compare' lists them")
       ->option_text("LIST");
   for (Dimension& dimension : options->dimensions) {
-    verb->add_option(dimension.option, dimension.value, fmt::format("{} ({})", dimension.help, dimension.key))
+    verb->add_option(dimension.option, dimension.given, fmt::format("{} ({})", dimension.help, dimension.key))
         ->option_text("N");
   }
   add_counts(*verb, options->run);
@@ -147,6 +172,7 @@ void add_bench_pipeline(CLI::App& bench, Front& front) {
       "A Llama in bf16 on random tokens: forward and backward of a step, without the update. device, seed "
       "and\n"
       "the config keys of model, precision, memory, parallel and comm apply, given as --section.key=value.\n"
+      "With --model.preset=NAME the model is that one, changed by the options and keys that are given.\n"
       "Example:\n"
       "  trireme bench pipeline -n 2 --schedules 1f1b,zb_v --micro-batches 16");
   verb->callback(

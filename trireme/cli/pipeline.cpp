@@ -34,7 +34,7 @@ struct PipelineOptions {
   std::string schedule, file, svg, placement = "loop";
   plan::PipelineShape shape{4, 8, 1};
   std::vector<double> costs = {1.0, 1.0, 1.0};
-  double transfer = 0.0, limit = 0.0, head = 0.0;
+  double transfer = 0.0, overlap = 0.0, limit = 0.0, head = 0.0;
   std::optional<int64_t> columns = {};  ///< none: those of the terminal
   bool json = false, csv = false;
 };
@@ -48,6 +48,7 @@ plan::PassCosts costs_for(const PipelineOptions& options, int64_t stages) {
   costs.backward_weight = {options.costs[2] * share};
   costs.activation_bytes = {share};
   costs.transfer = options.transfer;
+  costs.overlapped_share = options.overlap;
   costs.memory_limit = options.limit;
   return costs;
 }
@@ -199,9 +200,10 @@ int compare(const PipelineOptions& options) {
     fmt::print("{}\n", Json{{"schema", "trireme.pipelines/1"}, {"schedules", rows}}.dump(2));
     return 0;
   }
-  fmt::print("{} ranks, {} micro-batches, per rank: forward {:g}, backward {:g} + {:g}, transfer {:g}\n{}",
+  const std::string overlap = options.overlap > 0.0 ? fmt::format(", overlap {:g}", options.overlap) : "";
+  fmt::print("{} ranks, {} micro-batches, per rank: forward {:g}, backward {:g} + {:g}, transfer {:g}{}\n{}",
              options.shape.ranks, options.shape.micro_batches, options.costs[0], options.costs[1],
-             options.costs[2], options.transfer, table.to_string(terminal_columns(STDOUT_FILENO)));
+             options.costs[2], options.transfer, overlap, table.to_string(terminal_columns(STDOUT_FILENO)));
   if (!left_out.empty()) fmt::print("not possible\n{}", left_out);
   return 0;
 }
@@ -268,12 +270,13 @@ void print_split(std::string_view title, const plan::StageSplit& split,
 }
 
 int stages(const StageOptions& options, const Front& front) {
+  std::vector<std::string> overrides = front.overrides;
+  if (options.spread_head) overrides.emplace_back("pipeline.spread_head=true");
   const plan::Config config =
-      plan::load({.path = options.config, .text = "", .overrides = front.overrides}, front.environment)
-          .config;
+      plan::load({.path = options.config, .text = "", .overrides = overrides}, front.environment).config;
   const plan::ModelConfig model = plan::complete(config.model, config.data.seq_len);
   const plan::ModelFacts facts = plan::describe(model, config.data.seq_len, config.precision, config.memory);
-  const bool spreads = options.spread_head || config.pipeline.spread_head;
+  const bool spreads = config.pipeline.spread_head;
   const auto parts = plan::stage_parts(model, facts, spreads);
   const double spread = spreads ? plan::head_flops(model) : 0.0;
   const plan::StageSplit even = plan::split_evenly(parts, options.stages, spread),
@@ -311,15 +314,14 @@ void add_stages(CLI::App& verb, Front& front) {
 }
 
 /// CLI11's own checks let "nan" pass, and infinite times have no order.
-CLI::Validator number(bool positive) {
-  static constexpr double kMost = 1e12;
-  const auto check = [positive](std::string& text) {
+CLI::Validator number(bool positive, double most = 1e12) {
+  const auto check = [positive, most](std::string& text) {
     double given = 0.0;
-    const bool is_good = CLI::detail::lexical_cast(text, given) && given >= 0.0 && given <= kMost &&
+    const bool is_good = CLI::detail::lexical_cast(text, given) && given >= 0.0 && given <= most &&
                          !(positive && given == 0.0);
     return is_good ? std::string()
                    : fmt::format("'{}' is not a {} {:g}", text,
-                                 positive ? "positive number up to" : "number from 0 to", kMost);
+                                 positive ? "positive number up to" : "number from 0 to", most);
   };
   return CLI::Validator(check, "");
 }
@@ -339,6 +341,10 @@ void add_shape(CLI::App& verb, PipelineOptions& options) {
       ->check(number(/*positive=*/true));
   verb.add_option("--transfer", options.transfer, "Transfer time from one rank to the next")
       ->check(number(/*positive=*/false));
+  verb.add_option("--overlap", options.overlap,
+                  "Share of the sum of their times that a forward and a backward pass take which a schedule "
+                  "overlaps, such as dualpipe (0: one runs after the other)")
+      ->check(number(/*positive=*/false, /*most=*/1.0));
   verb.add_option("--limit", options.limit,
                   "Limit of the activations on a rank, in micro-batches of all its stages; a schedule above "
                   "it is refused, or left out of the comparison, and greedy stays within it (0: no limit)")

@@ -84,12 +84,17 @@ std::string data_text(const RunPlan& run, const plan::Config& config) {
                      config.train.steps);
 }
 
-/// "every 100 steps: 1.21 GiB a rank copied to pinned host memory, which takes 2.00 GiB".
-std::string copy_text(const RunPlan& run, const plan::CheckpointConfig& config) {
+/// The rank that copies most for a checkpoint, which need not be the one that needs most memory.
+const plan::RankBytes& largest_copy(const RunPlan& run) {
+  return *std::ranges::max_element(run.by_pp_rank, {}, &plan::RankBytes::saved_copy);
+}
+
+/// "every 100 steps: 1.21 GiB per rank copied to 2.00 GiB of pinned host memory".
+std::string copy_text(const plan::RankBytes& bytes, const plan::CheckpointConfig& config) {
   const std::string every =
-      fmt::format("every {} steps: {} per rank copied to ", config.every, bytes_text(run.needed.saved_copy));
-  if (run.needed.pinned_copy == 0) return every + "memory, which is kept for the next one";
-  return every + fmt::format("{} of pinned host memory", bytes_text(run.needed.pinned_copy));
+      fmt::format("every {} steps: {} per rank copied to ", config.every, bytes_text(bytes.saved_copy));
+  if (bytes.pinned_copy == 0) return every + "memory, which is kept for the next one";
+  return every + fmt::format("{} of pinned host memory", bytes_text(bytes.pinned_copy));
 }
 
 /// What backward computes again; empty: nothing.
@@ -229,7 +234,8 @@ std::string to_text(const RunPlan& run, const plan::Config& config, int64_t colu
   }
   if (const std::string again = recompute_text(run, config); !again.empty())
     table.add_row({"recomputed", again});
-  if (run.needed.saved_copy > 0) table.add_row({"checkpoints", copy_text(run, config.checkpoint)});
+  if (const plan::RankBytes& copy = largest_copy(run); copy.saved_copy > 0)
+    table.add_row({"checkpoints", copy_text(copy, config.checkpoint)});
   if (const std::string fit = fit_text(run, run.needed.peak()); !fit.empty()) table.add_row({"memory", fit});
   for (const std::string& note : plan::notes(config, run.device)) table.add_row({"note", note});
   return table.to_string(columns);
@@ -253,9 +259,10 @@ std::string to_json(const RunPlan& run, const plan::Config& config) {
     if (bytes.saved_copy > 0) peak["checkpoint_copy"] = bytes.pinned_copy > 0 ? 0 : bytes.saved_copy;
     return peak;
   };
-  const Json copy = {{"bytes", run.needed.saved_copy},
-                     {"host_bytes", std::max(run.needed.saved_copy, run.needed.pinned_copy)},
-                     {"pinned", run.needed.pinned_copy > 0}};
+  const plan::RankBytes& most = largest_copy(run);
+  const Json copy = {{"bytes", most.saved_copy},
+                     {"host_bytes", std::max(most.saved_copy, most.pinned_copy)},
+                     {"pinned", most.pinned_copy > 0}};
   Json pipeline;
   if (run.pipeline) {
     pipeline = {{"schedule", run.pipeline->schedule.name},

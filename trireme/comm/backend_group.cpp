@@ -44,6 +44,22 @@ constexpr const char* kRanksDiverged =
     "through the model; all ranks must run the same units in the same order: with uneven data, validate "
     "within engine.evaluate() and train with any_rank() and shadow_micro_batch()";
 
+constexpr const char* kRankElsewhere =
+    "all ranks are present, but one of them waits or has failed in a group with others: look first at the "
+    "message of that rank, which says for whom";
+
+const char* advice_for(ProgressBoard::Cause cause) {
+  switch (cause) {
+    case ProgressBoard::Cause::kDiverged:
+      return kRanksDiverged;
+    case ProgressBoard::Cause::kElsewhere:
+      return kRankElsewhere;
+    case ProgressBoard::Cause::kMissing:
+      break;
+  }
+  return kRankMissing;
+}
+
 bool is_disagreement(const std::exception& error) {
   return dynamic_cast<const Disagreement*>(&error) != nullptr;
 }
@@ -241,7 +257,7 @@ void BackendGroup::record_failure(const Operation& operation, const std::string&
   failure_ =
       fmt::format("[comm.{}] {} {} on rank {} after {:.1f} s (deadline {:g} s): {}; {}", operation.name,
                   in_words(operation, subject), what, spec_.ranks[static_cast<size_t>(spec_.rank)], elapsed_s,
-                  spec_.timeout_s, others.text, disagrees || others.diverged ? kRanksDiverged : kRankMissing);
+                  spec_.timeout_s, others.text, disagrees ? kRanksDiverged : advice_for(others.cause));
   failed_ = true;
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <algorithm>
 #include <sstream>
 #include <utility>
 
@@ -120,6 +121,8 @@ void ProgressBoard::note(State state, const Operation& operation, std::string_vi
   current_.subject = subject;
   current_.since = now;
   changed_ = true;
+  if (const auto group = groups_.find(operation.group); group != groups_.end() && state == State::kDone)
+    group->second.passed = operation.sequence;
   if (options_.record) {
     options_.record->note(static_cast<char>(state), operation.name, operation.sequence, operation.group,
                           subject, now);
@@ -128,6 +131,7 @@ void ProgressBoard::note(State state, const Operation& operation, std::string_vi
 
 void ProgressBoard::note_group(std::string_view name, const std::vector<int64_t>& ranks) {
   const std::lock_guard lock(mutex_);
+  groups_.insert_or_assign(std::string(name), OwnGroup{.ranks = ranks});
   if (options_.record) options_.record->note_group(name, ranks);
 }
 
@@ -265,8 +269,26 @@ ProgressBoard::Report ProgressBoard::report_failure(const Operation& operation,
     publish_failure(operation, subject);
     return collect_report(operation, ranks, subject);
   } catch (const std::exception& error) {
-    return {fmt::format("the progress of the other ranks could not be read ({})", error.what())};
+    return {.text = fmt::format("the progress of the other ranks could not be read ({})", error.what())};
   }
+}
+
+/// A rank that was last seen in an operation which this rank has passed has been silent since.
+ProgressBoard::Cause ProgressBoard::cause_at(int64_t rank, const std::optional<Sighting>& seen,
+                                             const Operation& operation,
+                                             const std::vector<int64_t>& ranks) const {
+  if (!seen || !is_inside(*seen)) return Cause::kMissing;
+  if (seen->group == operation.group)
+    return seen->sequence < operation.sequence ? Cause::kMissing : Cause::kDiverged;
+  const auto is_among = [](const std::vector<int64_t>& all) {
+    return [&all](int64_t one) { return std::ranges::find(all, one) != all.end(); };
+  };
+  const std::lock_guard lock(mutex_);
+  const auto own = groups_.find(seen->group);
+  // Groups of other ranks may have the name of one of this rank.
+  if (own == groups_.end() || !is_among(own->second.ranks)(rank)) return Cause::kElsewhere;
+  if (seen->state == State::kInside && seen->sequence <= own->second.passed) return Cause::kMissing;
+  return std::ranges::all_of(own->second.ranks, is_among(ranks)) ? Cause::kDiverged : Cause::kElsewhere;
 }
 
 ProgressBoard::Report ProgressBoard::collect_report(const Operation& operation,
@@ -276,7 +298,7 @@ ProgressBoard::Report ProgressBoard::collect_report(const Operation& operation,
   std::vector<std::string> phrases;
   std::vector<int64_t> beside;
   const bool lost = store_lost();
-  bool all_inside = !lost;
+  bool missing = lost, elsewhere = false;
   if (lost) {
     const std::lock_guard lock(mutex_);
     phrases.push_back(fmt::format("the store is lost ({}), so {} has exited, hangs, or is unreachable",
@@ -286,13 +308,13 @@ ProgressBoard::Report ProgressBoard::collect_report(const Operation& operation,
     if (ranks[i] == rank_ || (texts[i].empty() && lost)) continue;
     std::string about = describe_sighting(ranks[i], texts[i], operation, wall_seconds(), subject);
     about.empty() ? beside.push_back(ranks[i]) : phrases.push_back(std::move(about));
-    const std::optional<Sighting> seen = parse_sighting(texts[i]);
-    // A rank that was last seen in an operation which this rank has passed has been silent since.
-    const bool is_stale = seen && seen->group == operation.group && seen->sequence < operation.sequence;
-    all_inside = all_inside && seen && is_inside(*seen) && !is_stale;
+    const Cause cause = cause_at(ranks[i], parse_sighting(texts[i]), operation, ranks);
+    missing = missing || cause == Cause::kMissing;
+    elsewhere = elsewhere || cause == Cause::kElsewhere;
   }
-  const bool diverged = all_inside && !phrases.empty();
-  return {join_phrases(std::move(phrases), beside), diverged};
+  Cause cause = elsewhere ? Cause::kElsewhere : Cause::kDiverged;
+  if (missing || phrases.empty()) cause = Cause::kMissing;
+  return {join_phrases(std::move(phrases), beside), cause};
 }
 
 }  // namespace trireme::comm

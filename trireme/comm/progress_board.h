@@ -45,11 +45,16 @@ class ProgressBoard {
     std::string subject = {};  ///< what the operation works on; may be empty
   };
 
+  /// What keeps the other ranks from an operation.
+  enum class Cause {
+    kMissing,   ///< one of them has left, is silent or slow
+    kDiverged,  ///< each is in some operation, and not all in the same one: nobody is missing or slow
+    kElsewhere  ///< the same, but one is in a group with others, and may wait for one of those
+  };
   /// Where the other ranks are, seen from one that failed.
   struct Report {
     std::string text;
-    /// Each of them is in some operation, and not all in the same one: nobody is missing or slow.
-    bool diverged = false;
+    Cause cause = Cause::kMissing;
   };
 
   struct Options {
@@ -74,7 +79,8 @@ class ProgressBoard {
   /// Costs a lock and a copy of a few words; called before and after every operation.
   void note(State state, const Operation& operation, std::string_view subject = {});
 
-  /// This rank has made a group of `ranks`: whoever reads the record knows for whom it waits there.
+  /// This rank has made a group of `ranks`: whoever reads the record knows for whom it waits there, and
+  /// reports know who else is in it.
   void note_group(std::string_view name, const std::vector<int64_t>& ranks);
 
   /// Publishes that `operation` failed here, gives the others of `ranks` up to 2 s to publish the same, and
@@ -101,8 +107,17 @@ class ProgressBoard {
   void mark_store_lost(const std::exception& error);
   Report collect_report(const Operation& operation, const std::vector<int64_t>& ranks,
                         std::string_view subject);
+  /// Of `rank`, one of `ranks`, that was last seen so.
+  Cause cause_at(int64_t rank, const std::optional<Sighting>& seen, const Operation& operation,
+                 const std::vector<int64_t>& ranks) const;
   bool read(const std::vector<int64_t>& ranks, std::vector<std::string>& texts);
   std::vector<std::string> read_when_settled(const std::vector<int64_t>& ranks);
+
+  /// A group of which this rank is.
+  struct OwnGroup {
+    std::vector<int64_t> ranks;
+    int64_t passed = 0;  ///< the last of its operations that this rank has left
+  };
 
   c10::intrusive_ptr<c10d::Store> store_;
   int64_t rank_;
@@ -111,6 +126,7 @@ class ProgressBoard {
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   Sighting current_;
+  std::map<std::string, OwnGroup, std::less<>> groups_;
   std::map<int64_t, std::string> heard_;  ///< failures of other ranks, in words
   std::string lost_because_;              ///< what the store's last call threw
   bool changed_ = false, failed_ = false, store_lost_ = false, stopping_ = false;

@@ -78,8 +78,9 @@ __device__ void for_rows(const Place<kLanes>& place, const Call& call, const Bod
   }
 }
 
-/// The same, where registers allow it, with the next row under way as soon as one is done. Its registers are
-/// those of the row that is done: loading earlier would cost copies that wait for what is under way.
+/// As for_rows(), but a row's registers are loaded again as soon as body() is done with it, so that kInFlight
+/// loads are always under way. Loading a row before its registers are free would need a second set of them,
+/// and a copy between the two that waits for the load.
 template <typename Loaded, int kInFlight, int kLanes, typename Call, typename Body>
 __device__ void for_rows_ahead(const Place<kLanes>& place, const Call& call, const Body& body) {
   Loaded loaded[kInFlight];

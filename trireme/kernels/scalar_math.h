@@ -7,7 +7,8 @@
 
 namespace trireme::kernels {
 
-/// e^x; saturates to 0 and to about 2.4e38 instead of underflowing and overflowing.
+/// e^x; below x = -87, and for -inf, it stays at 1.6e-38, and above 88.3 at about 2.2e38: it gives neither 0
+/// nor inf.
 /// Cody-Waite reduction and the minimax polynomial of Cephes' expf (Moshier 1992).
 inline float exp_approx(float x) {
   x = x < -87.0f ? -87.0f : (x > 88.3f ? 88.3f : x);

@@ -89,8 +89,9 @@ class DataParallel {
   void accumulate_deferred(const std::function<void()>& compute);
   /// Ends a step of which all micro-batches were accumulated, as backward() does. Collective.
   void reduce_accumulated();
-  /// The gradient accumulated on this rank for a parameter: fp32, of its shape, in place, so that callers can
-  /// add to it before reduce_accumulated(). Throws LogicError when nothing was accumulated.
+  /// The gradient accumulated on this rank for a parameter: of its shape, in the dtype in which micro-batches
+  /// are added up (Options::accumulate), in place, so that callers can add to it before reduce_accumulated().
+  /// Throws LogicError when nothing was accumulated.
   at::Tensor accumulated_gradient(const std::string& parameter);
   /// Takes part in a micro-batch of the other ranks for which this one has no data: same collectives,
   /// gradients of zero, no weight. Collective as backward() or accumulate(). Throws LogicError before this

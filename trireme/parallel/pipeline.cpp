@@ -194,15 +194,15 @@ at::Tensor Pipeline::forward_backward(const std::vector<at::Tensor>& inputs,
 }
 
 at::Tensor Pipeline::step_on(Batch batch, const std::exception_ptr& refusal) {
-  agree(batch, refusal ? refusal : error_of([&] {
-          TRIREME_CHECK(
-              at::GradMode::is_enabled(),
-              "[parallel.pipeline] rank {}: gradients are off, and a step differentiates; call it outside "
-              "of at::NoGradGuard",
-              mesh_.world->rank());
-          check_ties({frozen_ties()}, {mesh_.world->rank()});
-        }),
-        /*always=*/false);
+  const auto refused = refusal ? refusal : error_of([&] {
+    TRIREME_CHECK(
+        at::GradMode::is_enabled(),
+        "[parallel.pipeline] rank {}: gradients are off, and a step differentiates; call it outside "
+        "of at::NoGradGuard",
+        mesh_.world->rank());
+    check_ties({frozen_ties()}, {mesh_.world->rank()});
+  });
+  agree(Before::kStep, batch, refused);
   step_agreed_ = true;
   batch_ = std::move(batch);
   finish_ = [this](const at::Tensor& output, int64_t micro_batch) { return loss_of(output, micro_batch); };
@@ -264,7 +264,7 @@ void Pipeline::run_forward(Batch batch, const Finish& finish) {
   check_usable();
   const at::NoGradGuard no_grad;
   const plan::Schedule forwards = plan::forward_only(schedule_, std::ssize(batch.inputs));
-  agree(batch, error_of([&] { check_batch(batch, forwards); }), /*always=*/true);
+  agree(Before::kForwards, batch, error_of([&] { check_batch(batch, forwards); }));
   batch_ = std::move(batch);
   finish_ = finish;
   const StageLinks::Shapes of_steps = links_->exchange_shapes({});

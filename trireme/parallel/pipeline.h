@@ -247,7 +247,9 @@ class Pipeline {
   /// What all ranks give as `mine`, by rank. What one refuses all do; `refusal` is this rank's; null: none.
   std::vector<std::vector<double>> gather_unless_refused(const std::exception_ptr& refusal,
                                                          std::vector<double> mine);
-  void agree(const Batch& batch, const std::exception_ptr& refusal, bool always);
+  /// Before what ranks agree: a step, where they may do so before the first one only, or forward passes.
+  enum class Before { kStep, kForwards };
+  void agree(Before what, const Batch& batch, const std::exception_ptr& refusal);
   at::Tensor step_on(Batch batch, const std::exception_ptr& refusal);
   void run_forward(Batch batch, const Finish& finish);
   void run_program(const plan::Schedule& schedule, const plan::StageProgram& program);

@@ -156,15 +156,16 @@ void Pipeline::check_batch(const Batch& batch, const plan::Schedule& schedule) c
 
 /// Ranks that go on while another one refuses would wait for it until the deadline. On a GPU the host would
 /// wait for the device in each step, so it tells others that have begun instead.
-void Pipeline::agree(const Batch& batch, const std::exception_ptr& refusal, bool always) {
+void Pipeline::agree(Before what, const Batch& batch, const std::exception_ptr& refusal) {
+  const bool forwards = what == Before::kForwards;
   const bool alone = mesh_.all->size() == 1;
   const bool each_step = options_.agrees_each_step.value_or(mesh_.world->device().is_cpu());
-  if (alone || !(always || !step_agreed_ || each_step)) {
+  if (alone || !(forwards || !step_agreed_ || each_step)) {
     if (refusal && !alone) fail(fmt::format("rank {} refuses a step", mesh_.world->rank()), refusal);
     if (refusal) std::rethrow_exception(refusal);
     return;
   }
-  const double count = always ? static_cast<double>(batch.inputs.size()) : 0.0;  // a step checks it
+  const double count = forwards ? static_cast<double>(batch.inputs.size()) : 0.0;  // a step checks it
   std::vector<double> mine = {static_cast<double>(batch.rows[0]), static_cast<double>(batch.rows[1]),
                               fingerprint(batch.weights), count};
   const auto given = std::ssize(mine);
@@ -172,7 +173,7 @@ void Pipeline::agree(const Batch& batch, const std::exception_ptr& refusal, bool
   mine.insert(mine.end(), frozen.begin(), frozen.end());
   auto rows = gather_unless_refused(refusal, std::move(mine));
   check_alike(rows, mesh_);
-  if (always) return;  // no gradients
+  if (forwards) return;  // no gradients
   for (auto& row : rows) row.erase(row.begin(), row.begin() + given);
   check_ties(rows, mesh_.all->ranks());
 }

@@ -1,4 +1,5 @@
 // Schedules for given costs: what is ready first.
+#include <algorithm>
 #include <deque>
 #include <optional>
 #include <ranges>

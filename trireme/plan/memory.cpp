@@ -139,11 +139,45 @@ std::vector<ProgramUnit> units_of_program(const std::vector<UnitSpec>& units, co
   return result;
 }
 
+/// What norms over all data-parallel ranks send within a pass of a unit, as parallel/sync_batch_norm.cpp has
+/// it: a mean, a sum of squares and a count in fp64 of every channel forward, two sums in fp32 backward.
+void add_norm_transfers(Action& action, const ImageCosts& costs, const Config& config,
+                        const EngineSetting& setting) {
+  constexpr int64_t kFp64Bytes = 8;
+  const int64_t ranks = setting.mesh.dp_size();
+  const bool forward = action.kind == ActionKind::kForward;
+  // Ranks that share the host's memory read what is as small as this, of all others.
+  const bool read = setting.device == Device::kCpu && config.comm.peer_memory;
+  Transfer gathered{Collective::kAllGather, ranks, 0}, summed{Collective::kAllReduce, ranks, 0};
+  for (const int64_t channels : costs.synced_channels) {
+    const int64_t row = kFp64Bytes * (2 * channels + 1), sums = 2 * kFp32Bytes * channels;
+    if (forward || costs.computed_again) gathered.bytes += (ranks - 1) * row;
+    if (!forward) summed.bytes += read ? (ranks - 1) * sums : wire_bytes(summed.collective, sums, ranks);
+  }
+  for (const Transfer& transfer : {gathered, summed})
+    if (transfer.bytes > 0) action.transfers.push_back(transfer);
+}
+
+/// `costs`: of each unit of the program; where its units are buckets, of those that the model has.
+void add_norm_transfers(StepProgram& program, const std::vector<ImageCosts>& costs, const Config& config,
+                        const EngineSetting& setting) {
+  if (setting.mesh.dp_size() == 1) return;
+  for (Action& action : program.actions) {
+    if (!action.computes() || action.kind == ActionKind::kBackwardWeight) continue;
+    if (action.unit != Action::kWholeModel) {
+      add_norm_transfers(action, costs[static_cast<size_t>(action.unit)], config, setting);
+    } else {
+      for (const ImageCosts& unit : costs) add_norm_transfers(action, unit, config, setting);
+    }
+  }
+}
+
 StepProgram pipeline_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
                              const EngineSetting& given, const PipelinePlan& plan, const StageProgram& passes,
                              int64_t pp_rank) {
   const EngineSetting setting = setting_in_stages(given, plan.schedule);
   std::vector<ProgramStage> stages;
+  std::vector<ImageCosts> costs;
   for (const int64_t index : plan.schedule.stages_of(pp_rank)) {
     std::vector<UnitSpec> units = stage_units(config.model, facts, units_of_stage(plan.split, index));
     units.front().name = fmt::format("{} of stage {}", kRootUnit, index);
@@ -151,14 +185,17 @@ StepProgram pipeline_program(const Config& config, const ModelFacts& facts, cons
     if (is_part) units.back().name = fmt::format("{} of rank {}", kHeadUnit, pp_rank);
     const bool has_copy =
         index == 0 || (plan.schedule.spread_head ? is_part : index + 1 == plan.schedule.stages);
+    for (const UnitSpec& unit : units) costs.push_back(unit.image);
     stages.push_back({.index = index,
                       .units = units_of_program(units, config, facts, batch, setting, plan.schedule, index),
                       .tied = config.model.tie_embeddings && has_copy});
   }
   const HeadPartBytes parts = part_bytes(config, batch, 0);
-  return stage_program(
+  StepProgram program = stage_program(
       plan.schedule, passes, stages, setting,
       {.boundaries = boundaries_of(config, facts, batch, plan), .part = parts.part, .totals = parts.totals});
+  add_norm_transfers(program, costs, config, setting);
+  return program;
 }
 
 /// Micro-batches at once between their forward and backward pass through a stage of `rank`.
@@ -241,7 +278,11 @@ StepProgram unchecked_program(const Config& config, const ModelFacts& facts, con
       specs, setting,
       buckets ? std::vector<int64_t>()
               : unit_activations(facts, batch.micro_batch * config.data.seq_len, setting.device));
-  return step_program(units, shown, declared_order(units, setting.use_from));
+  StepProgram program = step_program(units, shown, declared_order(units, setting.use_from));
+  std::vector<ImageCosts> costs;
+  for (const UnitSpec& unit : facts.units) costs.push_back(unit.image);
+  add_norm_transfers(program, costs, config, setting);
+  return program;
 }
 
 /// `plan` and `passes`, what a rank of its schedule does, are empty where there is no pipeline.

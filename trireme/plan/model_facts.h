@@ -38,6 +38,8 @@ struct ImageCosts {
   double saved_bytes = 0.0;  ///< kept for backward on a CPU, at the compute dtype
   SavedOnGpu saved_on_gpu = {};
   double output_bytes = 0.0;
+  std::vector<int64_t> synced_channels = {};  ///< of each norm over all data-parallel ranks, of any batch
+  bool computed_again = false;                ///< in backward
 };
 
 /// A group of parameters that is gathered, reduced and freed together.

@@ -25,8 +25,9 @@ struct PassWork {
   PassWork& operator+=(const PassWork& other);
 };
 /// A product costs as much in each pass. Attention is slower than that, has no backward pass for weights, and
-/// in the one for its input five products for two of forward. The head makes its gradients together with the
-/// loss, as on GPUs.
+/// in the one for its input five products for two of forward. All of the head counts as forward: of models of
+/// text it makes its gradients together with the loss, as on GPUs, and in models of images it is too small
+/// to matter when.
 PassWork work_of(const StagePart& part);
 
 /// Where stages may begin: at blocks, or also between a block's attention and the rest of it, where the

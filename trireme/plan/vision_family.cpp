@@ -7,13 +7,6 @@ namespace trireme::plan {
 namespace {
 
 void check_stages(const Config& config, const Origins& origins) {
-  const std::string family = said(origins, "model.family", config.model.family);
-  if (config.pipeline.spread_head) {
-    throw ConfigError(
-        "[plan.config] {} with {}, whose head is small and cannot be spread; set pipeline.spread_head to "
-        "false",
-        said(origins, "pipeline.spread_head", true), family);
-  }
   const auto two_ways = said_two_ways(config, origins);
   const bool has_statistics =
       config.model.family == ModelFamily::kResNet && config.model.vision.norm != ImageNorm::kGroup;
@@ -27,6 +20,12 @@ void check_stages(const Config& config, const Origins& origins) {
 }
 
 void check_images(const Config& config, const Origins& origins) {
+  if (config.pipeline.spread_head) {
+    throw ConfigError(
+        "[plan.config] {} with {}, whose head is small and cannot be spread; set pipeline.spread_head to "
+        "false",
+        said(origins, "pipeline.spread_head", true), said(origins, "model.family", config.model.family));
+  }
   if (config.parallel.pp > 1) check_stages(config, origins);
   if (config.train.sample_tokens > 0) {
     throw ConfigError(

@@ -175,6 +175,7 @@ class Recorder {
     params().push_back({name + ".weight", {channels}, {.mean = 1.0}});
     params().push_back({name + ".bias", {channels}});
     keep(channels);
+    if (model_.norm == ImageNorm::kSyncBatch) costs().synced_channels.push_back(channels);
     if (model_.norm == ImageNorm::kGroup) return;
     facts_.buffers.push_back({name + ".running_mean", {channels}});
     facts_.buffers.push_back({name + ".running_var", {channels}});
@@ -204,6 +205,7 @@ class Recorder {
     // A block that is computed again keeps its input, the output of the one before, and nothing else.
     const bool keeps_inside = memory_.recompute != Recompute::kBlock || index % every != 0;
     keeps_ = keeps_inside;
+    costs().computed_again = !keeps_inside;
     int64_t in = block.in;
     const auto layer = [&](int number, int64_t out, int64_t kernel, bool activated) {
       conv(fmt::format("{}.conv{}", block.name, number), out, in, kernel);
