@@ -120,6 +120,27 @@ TEST(Ckpt, ConvertFollowsLinksAndReplacesNoPipe) {
   EXPECT_TRUE(fs::is_fifo(fixture.front.file("pipe.safetensors")));
 }
 
+TEST(Ckpt, ConvertReplacesNothingUnaskedAndTakesAnyName) {
+  const TwoCheckpoints fixture;
+  const auto convert = [&](const std::string& name, const Words& more) {
+    return fixture.front.run(Words{"ckpt", "convert", fixture.step(10), name} + more);
+  };
+  const std::string file = "gr\u00fc\u00dfe und mehr.safetensors", folder = "f\u00fcr dcp";
+  for (const auto& [name, words] : {std::pair(file, Words{}), std::pair(folder, Words{"--to=dcp"})}) {
+    ASSERT_EQ(convert(name, words).code, 0) << name;
+    const auto tensors = checkpoint::open_source(fixture.front.file(name))->tensors().size();
+    EXPECT_EQ(tensors, checkpoint::open_source(fixture.step(10))->tensors().size());
+    const Outcome again = convert(name, words);
+    EXPECT_EQ(again.code, 3) << again.err;
+    EXPECT_TRUE(contains(again.err, "exists already; choose another ")) << again.err;
+    EXPECT_TRUE(contains(again.err, "or replace it with --force")) << again.err;
+    EXPECT_EQ(convert(name, words + Words{"--force"}).code, 0);
+  }
+  write_file_atomic(fixture.front.file("mine.safetensors"), "mine");
+  EXPECT_EQ(convert("mine.safetensors", {}).code, 3);
+  EXPECT_EQ(read_file(fixture.front.file("mine.safetensors")), "mine");
+}
+
 TEST(Ckpt, DiffComparesWhateverTheLayoutAndExitsWith8) {
   const TwoCheckpoints fixture;
   const Outcome equal = fixture.front.run({"ckpt", "diff", fixture.step(10), fixture.step(20)});

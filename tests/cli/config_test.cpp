@@ -27,6 +27,16 @@ TEST(ConfigShow, TakesEveryFormOfOverride) {
   EXPECT_EQ(resolved(front, {"--model.tie_embeddings", "--train.steps=7"})["model"]["tie_embeddings"], true);
 }
 
+TEST(ConfigShow, TakesTheKeysOfOtherTrainers) {
+  const FrontProcess front;
+  for (const Words& words : {Words{"--strategy=ddp"}, Words{"--strategy", "ddp"}})
+    EXPECT_EQ(resolved(front, words)["parallel"]["policy"], "ddp");
+  EXPECT_EQ(resolved(front, {"--training.log_interval=7"})["train"]["log_every"], 7);
+  const Outcome bad = front.run({"config", "show", "--strategy=none-such"});
+  EXPECT_EQ(bad.code, 2);
+  EXPECT_TRUE(contains(bad.err, "--strategy")) << bad.err;
+}
+
 TEST(ConfigShow, AnOverrideDoesNotSwallowTheConfigFile) {
   const FrontProcess front;
   write_file_atomic(front.file("c.yaml"), "train:\n  steps: 3\n");

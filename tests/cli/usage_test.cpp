@@ -7,9 +7,11 @@
 #include <cstdlib>
 
 #include "tests/cli/front_process.h"
+#include "tests/cli/recording_worker.h"
 #include "trireme/base/build_info.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
+#include "trireme/cli/request.h"
 
 namespace trireme::cli {
 namespace {
@@ -153,6 +155,34 @@ TEST(Usage, MistakesExitWithTwoAndSayWhatIsNear) {
     EXPECT_TRUE(contains(outcome.err, "\nhint: ")) << outcome.err;
     EXPECT_TRUE(contains(outcome.err, mistake.hint)) << outcome.err;
   }
+}
+
+/// What they may be knows who makes them.
+TEST(DataMake, NumbersThatAreGivenAreThoseThatAreAskedFor) {
+  FrontProcess front;
+  front.set_worker(recorder(0));
+  const auto asked = [&](const Words& more) {
+    EXPECT_EQ(front.run(Words{"data", "make", "digits"} + more).code, 0);
+    return request_from_json(read_file(front.file("request-none"))).data.train;
+  };
+  EXPECT_EQ(asked({}), 50000);
+  EXPECT_EQ(asked({"--format=mnist"}), 60000);
+  for (const int64_t count : {0, -5, 70}) EXPECT_EQ(asked({"--train", std::to_string(count)}), count);
+}
+
+/// Training goes on without a place for its lines, and the run is whole.
+TEST(Streams, LinesOfTrainingThatStdoutDidNotTakeEndWithThree) {
+  FrontProcess front;
+  front.set_worker("echo a line\nsleep 0.1\necho another");
+  const std::string line = "cd " + front.file("") +
+                           " && PATH=/usr/bin:/bin ./bin/trireme train -n 1 --device=cpu --quiet > /dev/full "
+                           "2> said";
+  EXPECT_EQ(WEXITSTATUS(std::system(line.c_str())), 3);
+  const std::string said = read_file(front.file("said"));
+  const size_t warning = said.find("cannot write to standard output");
+  EXPECT_NE(warning, std::string::npos) << said;
+  EXPECT_EQ(said.find("cannot write to", warning + 1), std::string::npos) << said;
+  EXPECT_EQ(front.manifest()["exit_code"], 0);
 }
 
 /// The exit code of a line of shell in which $T is the command.

@@ -14,7 +14,8 @@ namespace trireme::cli {
 namespace {
 
 TEST_F(Worker, CtrlCAndSigtermKeepTheWeights) {
-  for (const int number : {SIGINT, SIGTERM}) {
+  for (const auto& [number, name] : {std::pair(SIGINT, "SIGINT"), std::pair(SIGTERM, "SIGTERM"),
+                                     std::pair(SIGUSR1, "SIGUSR1"), std::pair(SIGHUP, "SIGHUP")}) {
     auto training =
         front_.start(kTiny + Words{"--train.steps=1000000", "-n", "2", "--name", std::to_string(number)});
     wait_until([&] {
@@ -29,7 +30,6 @@ TEST_F(Worker, CtrlCAndSigtermKeepTheWeights) {
     EXPECT_EQ(outcome.code, 128 + number) << outcome.err;
     EXPECT_TRUE(contains(outcome.err, "stopping after this step; again to abort now")) << outcome.err;
     const std::string run = "runs/" + std::filesystem::read_symlink(front_.file("runs/latest")).string();
-    const char* const name = number == SIGINT ? "SIGINT" : "SIGTERM";
     for (const std::string& part :
          {fmt::format("\ninterrupted by {} after step {} of 1000000, in ", name, steps().size()),
           "\nweights " + run + "/checkpoints/final/model.safetensors\n",

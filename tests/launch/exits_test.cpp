@@ -22,9 +22,10 @@ TEST(ExitCode, IsThatOfTheProcessOr128PlusTheSignal) {
   for (int number : {SIGKILL, SIGSEGV, SIGTERM}) EXPECT_EQ(exit_code(with_signal(0, number)), 128 + number);
 }
 
-TEST(StoppedInOrder, HoldsForInterruptedTerminatedAndPreempted) {
+TEST(StoppedInOrder, HoldsForTheSignalsThatAskToStopAndForPreempted) {
   for (int code = 0; code < 256; ++code) {
-    EXPECT_EQ(stopped_in_order(with_code(0, code)), code == 130 || code == 143 || code == 75) << code;
+    const bool in_order = code == 129 || code == 130 || code == 138 || code == 143 || code == 75;
+    EXPECT_EQ(stopped_in_order(with_code(0, code)), in_order) << code;
   }
   EXPECT_TRUE(stopped_in_order(with_signal(0, SIGINT)));
   EXPECT_TRUE(stopped_in_order(with_signal(0, SIGTERM)));

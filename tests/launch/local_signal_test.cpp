@@ -89,8 +89,35 @@ TEST_F(LocalSignal, ProgramsWithoutHandlersEndByTheSignal) {
   EXPECT_EQ(after_signal(job_of(2, {}, {"sleep=30"}), SIGTERM).code, 128 + SIGTERM);
 }
 
-TEST_F(LocalSignal, AVanishedTerminalCountsAsSigterm) {
-  EXPECT_EQ(after_signal(job_of(2, {"trap=TERM 75"}, {"sleep=30"}), SIGHUP).code, 75);
+TEST_F(LocalSignal, IsPassedOnAsItCame) {
+  const auto code_of = [&](const std::vector<std::string>& before, int number) {
+    for (const char* rank : {"rank-0", "rank-1"}) std::filesystem::remove(dir_.file(rank));
+    const Outcome outcome = after_signal(job_of(2, before, {"sleep=30"}), number);
+    EXPECT_EQ(outcome.err, "");
+    return outcome.code;
+  };
+  EXPECT_EQ(code_of({"trap=HUP 75"}, SIGHUP), 75);
+  EXPECT_EQ(code_of({"trap=USR1 75"}, SIGUSR1), 75);
+  for (const int number : {SIGHUP, SIGUSR1})
+    EXPECT_EQ(code_of({}, number), 128 + number) << "of programs without handlers";
+}
+
+TEST_F(LocalSignal, SigusrOneOfAProgramIsItsOwnAndStopsNothing) {
+  LocalJob job = job_of(1, {"trap=USR1 say"}, {"await-files=" + dir_.file("done-%r")});
+  job.usr1_stops = false;
+  job.stop_s = 0.1;
+  job.stop_notice = "stopping";
+  JobProcess process(job);
+  wait_for_ranks(job);
+  for (int i = 0; i < 2; ++i) {
+    process.signal(SIGUSR1);
+    ::usleep(200'000);
+  }
+  write_file_atomic(dir_.file("done-0"), "");
+  const Outcome outcome = process.wait();
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, "heard\nheard\n");
+  EXPECT_EQ(outcome.err, "");
 }
 
 TEST_F(LocalSignal, RanksThatFinishAllTheSameMakeASuccess) {

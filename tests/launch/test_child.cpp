@@ -37,13 +37,27 @@ void sleep_seconds(const std::string& text) {
   std::this_thread::sleep_for(std::chrono::duration<double>(std::stod(text)));
 }
 
-/// "INT 130": exit with 130 on SIGINT. "TERM ignore": as if nothing had been sent.
+int signal_of(const std::string& name) {
+  const std::pair<const char*, int> names[] = {
+      {"INT", SIGINT}, {"TERM", SIGTERM}, {"USR1", SIGUSR1}, {"HUP", SIGHUP}};
+  for (const auto& [known, number] : names) {
+    if (name == known) return number;
+  }
+  throw std::runtime_error("no signal " + name);
+}
+
+/// "INT 130": exit with 130 on SIGINT. "TERM ignore": as if nothing had been sent. "USR1 say": print a line.
 void trap(const std::string& text) {
   const size_t blank = text.find(' ');
-  const int number = text.substr(0, blank) == "INT" ? SIGINT : SIGTERM;
+  const int number = signal_of(text.substr(0, blank));
   const std::string action = text.substr(blank + 1);
   if (action == "ignore") {
     std::signal(number, SIG_IGN);
+    return;
+  }
+  if (action == "say") {
+    std::signal(number,
+                [](int) { [[maybe_unused]] const ssize_t out = ::write(STDOUT_FILENO, "heard\n", 6); });
     return;
   }
   exit_code_on_signal = std::stoi(action);

@@ -28,6 +28,22 @@ TEST(Notes, NameABatchThatAnotherKeyOverrules) {
   EXPECT_EQ(notes(config, Device::kCpu)[0], "train.global_batch=12 has no effect with train.rank_batch=8");
 }
 
+TEST(Notes, NameEachKeyThatHasNoEffect) {
+  Config config;
+  config.train.epochs = 1;
+  EXPECT_TRUE(notes(config, Device::kCpu).empty());
+  config.train.steps = 1000;
+  EXPECT_EQ(
+      notes(config, Device::kCpu),
+      std::vector<std::string>{"train.steps=1000 has no effect with train.epochs=1; set train.epochs to 0"});
+  config.train.epochs = 0;
+  config.pipeline.schedule = ScheduleName::kZbV;
+  config.pipeline.spread_head = true;
+  EXPECT_EQ(notes(config, Device::kCpu).size(), 2u);
+  config.parallel.pp = 2;
+  EXPECT_TRUE(notes(config, Device::kCpu).empty());
+}
+
 TEST(Notes, CountNoUnusedRowsOfAModelOfImagesOrOneThatComesWithWeights) {
   Config images;
   images.model.family = ModelFamily::kResNet;

@@ -21,9 +21,12 @@ enum class ExitCode : int {
   kNumerics = 6,       ///< NaN or infinity
   kCorruptData = 7,    ///< data or checkpoint damaged or unusable
   kComparison = 8,     ///< a requested comparison did not hold
-  kPreempted = 75,     ///< SIGTERM honoured, state saved: run again
+  kPreempted = 75,     ///< a signal but Ctrl-C honoured, state saved: run again
   kInterrupted = 130,  ///< Ctrl-C honoured, run directory complete
 };
+
+/// Whether `code` says that SIGINT, SIGTERM, SIGUSR1 or SIGHUP asked a process to stop: 128 + that number.
+bool is_stop_code(int code);
 
 /// Base of all errors that a user can meet.
 class Error : public std::runtime_error {

@@ -28,10 +28,8 @@ std::string without_slashes(std::string path) {
 
 std::string name_of(const std::string& path) {
   std::string name = fs::path(without_slashes(path)).filename();
-  if (is_file_name(name)) return name;
-  throw ConfigError(
-      "[checkpoint.new_folder] '{}' is not a valid folder name here; use letters, digits, '.', '_' and '-'",
-      name);
+  if (!name.empty() && name != "." && name != "..") return name;
+  throw ConfigError("[checkpoint.new_folder] '{}' does not end in the name of a new folder; add one", path);
 }
 
 /// What Folder::remove() can remove, so that nothing else is lost by mistake.
@@ -74,7 +72,7 @@ int rename_to_free(const std::string& from, const std::string& to) {
 NewFolder::NewFolder(const std::string& path, bool replaces)
     : parent_(parent_of(without_slashes(path))),
       name_(name_of(path)),
-      temporary_(fmt::format("{:.100}.tmp-{}", name_, ::getpid())),
+      temporary_(fmt::format("trireme-{}.tmp", ::getpid())),
       replaces_(replaces),
       folder_(make(parent_, name_, temporary_, replaces)) {}
 

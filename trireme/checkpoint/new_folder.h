@@ -10,7 +10,7 @@ class NewFolder {
  public:
   /// Makes a folder beside `path` to write to, under a name of its own. `replaces`: commit() may replace a
   /// folder at `path` that holds files alone. Throws EnvironmentError when there is anything else at `path`,
-  /// ConfigError when `path` ends in no valid name.
+  /// ConfigError when `path` ends in no name.
   NewFolder(const std::string& path, bool replaces);
   /// Removes what has not been committed.
   ~NewFolder();

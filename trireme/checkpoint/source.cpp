@@ -183,11 +183,10 @@ void convert_to_file(const Source& source, const std::string& path, const Conver
   if (is_special_file(path))
     throw ConfigError("[checkpoint.convert] {} is not a regular file; give a path for one", path);
   const std::filesystem::path target(follow_links(path));
-  const std::string name = target.filename();
-  if (!is_file_name(name))
-    throw ConfigError(
-        "[checkpoint.convert] '{}' is not a valid file name here; use letters, digits, '.', '_' and '-'",
-        name);
+  if (!how.replaces && std::filesystem::exists(target)) {
+    throw EnvironmentError(
+        "[checkpoint.convert] {} exists already; choose another file, or replace it with --force", path);
+  }
   const Folder folder(target.has_parent_path() ? target.parent_path().string() : ".");
   std::vector<FileEntry> entries;
   for (const auto& [tensor, info] : source.tensors()) {
@@ -196,7 +195,11 @@ void convert_to_file(const Source& source, const std::string& path, const Conver
   const std::string temporary = fmt::format("trireme-{}.tmp", ::getpid());
   try {
     write_tensor_file(folder, temporary, source, std::move(entries), metadata_of(source, how));
-    folder.rename(temporary, name);
+    // A name that a user gives may be any; Folder's are those that a checkpoint may name.
+    if (::rename(folder.path_of(temporary).c_str(), target.c_str()) != 0) {
+      throw EnvironmentError("[checkpoint.convert] cannot rename {} to {}: {}; choose another name",
+                             folder.path_of(temporary), target.string(), errno_text(errno));
+    }
   } catch (...) {
     folder.remove(temporary);
     throw;

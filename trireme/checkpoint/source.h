@@ -63,11 +63,13 @@ struct Conversion {
   int64_t files = 1;
   int64_t step = 0;
   std::string state = "{}";  ///< JSON
+  bool replaces = false;     ///< convert_to_file() replaces a file that is there
 };
 /// Writes a checkpoint in the folder of checkpoints `parent`, every tensor in equal parts over its files.
 /// Returns its name.
 std::string convert_to_checkpoint(const Source& source, const std::string& parent, const Conversion& how);
-/// Writes one safetensors file that is there complete or not at all.
+/// Writes one safetensors file that is there complete or not at all. Throws EnvironmentError where there is a
+/// file already.
 void convert_to_file(const Source& source, const std::string& path, const Conversion& how);
 
 }  // namespace trireme::checkpoint

@@ -8,6 +8,7 @@
 
 #include "trireme/base/text.h"
 #include "trireme/plan/config.h"
+#include "trireme/plan/config_aliases.h"
 
 namespace trireme::cli {
 namespace {
@@ -97,7 +98,6 @@ constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
     {"--optimizer", "--optim.name"},
     {"--output_dir", "--run-dir"},
     {"--sequence_length", "--data.seq_len"},
-    {"--strategy", "--parallel.policy"},
     {"--warmup", "--optim.warmup_steps"},
     {"--world_size", "--ranks"},
 };
@@ -145,7 +145,8 @@ std::string shell_word(const std::string& word) {
 std::vector<std::string> take_overrides(std::vector<std::string>& arguments) {
   std::vector<std::string> overrides;
   if (!takes_overrides(arguments)) return overrides;
-  const std::map<std::string, bool> keys = config_keys();
+  std::map<std::string, bool> keys = config_keys();
+  for (const std::string& alias : plan::alias_keys()) keys.emplace(alias, false);
   std::vector<std::string> rest;
   for (size_t i = 0; i < arguments.size(); ++i) {
     const std::string& argument = arguments[i];

@@ -265,7 +265,7 @@ void convert_to_dcp(const checkpoint::Source& source, const CkptOptions& options
 int convert(const CkptOptions& options, const Front& front) {
   const std::string from = find_source(options.path, front);
   const auto source = checkpoint::open_source(from);
-  checkpoint::Conversion how{.files = options.files};
+  checkpoint::Conversion how{.files = options.files, .replaces = options.force};
   if (options.weights_only) {
     how.select = [](const std::string& name) { return !name.starts_with(kOptimizerPrefix); };
     how.without = {kStateMark};
@@ -360,7 +360,7 @@ void add_ckpt(CLI::App& app, Front& front) {
   verb->add_option("--to", options->to,
                    "dcp: write a folder that PyTorch's HuggingFaceStorageReader can read")
       ->option_text("FORMAT");
-  verb->add_flag("--force", options->force, "With --to: replace TO if it is a folder of files");
+  verb->add_flag("--force", options->force, "Replace TO if it is a file, or with --to a folder of files");
   verb->add_flag("--weights-only", options->weights_only, "Leave out the optimizer state");
   add_hugging_face(*ckpt, front);
   verb = add_verb(*ckpt, front, options, "prune", "Remove all but the newest intact checkpoints", prune);

@@ -127,9 +127,9 @@ void add_make(CLI::App& data, Front& front) {
   verb->add_option("--out", options.path, "Folder (default: data/digits-FORMAT)")->option_text("DIR");
   verb->add_option("--format", options.format, "cifar10: 3 x 32 x 32 in colour; mnist: 1 x 28 x 28")
       ->check(CLI::IsMember({"cifar10", "mnist"}));
-  verb->add_option("--train", options.train, "Training images (default: 50000; mnist: 60000)")
-      ->option_text("N")
-      ->check(CLI::PositiveNumber);  // 0 stands for what is not given
+  CLI::Option* const train =
+      verb->add_option("--train", options.train, "Training images (default: 50000; mnist: 60000)");
+  train->option_text("N");
   verb->add_option("--test", options.test, "Validation images (default: 10000)")->option_text("N");
   verb->add_option("--seed", options.seed, "Seed of the drawings")
       ->option_text("N")
@@ -144,9 +144,11 @@ void add_make(CLI::App& data, Front& front) {
       "seed, fonts and FreeType give the same bytes; digits.json records what they were made from.\n"
       "Example:\n"
       "  trireme data make digits --format mnist");
-  verb->callback([request, &front] {
-    front.action = [request, &front]() -> int {
+  verb->callback([request, train, &front] {
+    front.action = [request, train, &front]() -> int {
       DataOptions& wanted = request->data;
+      // As many as the set has whose files these look like.
+      if (train->count() == 0) wanted.train = wanted.format == "mnist" ? 60000 : 50000;
       if (wanted.path.empty()) wanted.path = "data/digits-" + wanted.format;
       request->verb = "data";
       wanted.action = "make_digits";

@@ -59,6 +59,7 @@ int launch_program(const LaunchOptions& options, const std::vector<std::string>&
                             .ranks = choose_ranks(options.ranks, device, gpus),
                             .environment = front.environment,
                             .log_dir = options.log_dir,
+                            .usr1_stops = false,
                             .stop_notice = "signal passed on to all ranks; send it again to kill them now"});
 }
 
@@ -77,6 +78,7 @@ void add_launch(CLI::App& app, Front& front) {
   verb->footer(
       "The program finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT;\n"
       "comm::World::join_environment() reads them. If one rank fails, the others are stopped.\n"
+      "SIGUSR1 is passed on to the ranks each time; SIGTERM, SIGINT and SIGHUP once, and they have 120 s.\n"
       "Example:\n"
       "  trireme launch -n 4 ./own_module");
   verb->callback([verb, options, &front] {

@@ -56,8 +56,8 @@ struct ToyPipelineOptions {
 struct DataOptions {
   std::string action;  ///< make_digits, info or bench
   std::string path;
-  std::string format = "cifar10";   ///< or mnist
-  int64_t train = 0, test = 10000;  ///< images; 0: as many as the set they imitate
+  std::string format = "cifar10";       ///< or mnist
+  int64_t train = 50000, test = 10000;  ///< images
   int64_t seed = 42, threads = 1;
   std::string fonts;                             ///< a folder; empty: those of the system
   std::string sheet;                             ///< a picture of the first images; empty: none

@@ -1,6 +1,5 @@
 #include "trireme/cli/train_job.h"
 
-#include <csignal>
 #include <filesystem>
 
 #include "trireme/base/build_info.h"
@@ -36,7 +35,7 @@ void say_where(const report::RunDirectory& directory, const plan::Config& config
 void say_how_it_ended(const report::RunDirectory& directory, int code, int64_t ranks) {
   if (code == 0 || std::filesystem::exists(directory.file("summary.json"))) return;
   const std::string run = report::as_typed(directory.path());
-  const bool by_signal = code == static_cast<int>(ExitCode::kInterrupted) || code == 128 + SIGTERM;
+  const bool by_signal = is_stop_code(code);
   if (code == static_cast<int>(ExitCode::kPreempted) ||
       (by_signal && std::filesystem::exists(directory.file(kCheckpointsMark)))) {
     log_info("run     {} was stopped; '{}' continues it", run, report::resume_command(run, ranks));

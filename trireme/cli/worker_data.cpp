@@ -38,9 +38,7 @@ int make_digits(const Request& request) {
   const data::MadeDigits made =
       data::make_digits({.folder = options.path,
                          .format = grey ? data::DigitFormat::kMnist : data::DigitFormat::kCifar10,
-                         .train = options.train > 0 ? options.train
-                                  : grey            ? 60000
-                                                    : 50000,
+                         .train = options.train,
                          .test = options.test,
                          .seed = static_cast<uint64_t>(options.seed),
                          .threads = options.threads,

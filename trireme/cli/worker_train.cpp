@@ -53,9 +53,16 @@ extern "C" void remember_signal(int number) {
   ::raise(number);  // delivered when this handler returns
 }
 
-/// SIGINT, SIGTERM and SIGUSR1 end the run with its weights written (train::TrainOptions::stop_signal);
-/// another one, a second or more later, ends the process at once. `answers`: this rank says so, since its
-/// launcher does not.
+/// SIGHUP stays ignored under nohup, which is how a user asks for it.
+bool is_ignored(int number) {
+  struct sigaction action {};
+  ::sigaction(number, nullptr, &action);
+  return action.sa_handler == SIG_IGN;
+}
+
+/// SIGINT, SIGTERM, SIGUSR1 and SIGHUP end the run with its weights written
+/// (train::TrainOptions::stop_signal); another one, a second or more later, ends the process at once.
+/// `answers`: this rank says so, since its launcher does not.
 void install_signal_handlers(bool answers) {
   answers_signals = answers;
   struct sigaction action {};
@@ -65,6 +72,7 @@ void install_signal_handlers(bool answers) {
   sigaction(SIGINT, &action, nullptr);
   ::signal(SIGPIPE, SIG_IGN);            // who reads no more lines does not end the run
   sigaction(SIGUSR1, &action, nullptr);  // Slurm's --signal=USR1@60 comes before its SIGTERM
+  if (!is_ignored(SIGHUP)) sigaction(SIGHUP, &action, nullptr);
 }
 
 /// A run that goes on from a checkpoint has it to keep, however early it ends.
@@ -76,6 +84,7 @@ void install_joining_handlers(bool resumes) {
   if (!resumes) return;
   ::signal(SIGTERM, end_preempted);
   ::signal(SIGUSR1, end_preempted);
+  if (!is_ignored(SIGHUP)) ::signal(SIGHUP, end_preempted);
 }
 
 report::Manifest manifest_of(const Request& request, const plan::Config& config, const comm::World& world) {

@@ -9,12 +9,13 @@
 #include "trireme/base/error.h"
 
 namespace trireme::launch {
-namespace {
 
 std::string signal_name(int number) {
   const char* name = ::sigabbrev_np(number);
   return name == nullptr ? "unnamed" : fmt::format("SIG{}", name);
 }
+
+namespace {
 
 auto order_of_blame(const RankExit& exit) {
   const bool lost_a_peer = exit_code(exit) == static_cast<int>(ExitCode::kCommunication);
@@ -62,8 +63,7 @@ int exit_code(const RankExit& exit) {
 
 bool stopped_in_order(const RankExit& exit) {
   const int code = exit_code(exit);
-  return code == static_cast<int>(ExitCode::kInterrupted) || code == static_cast<int>(ExitCode::kPreempted) ||
-         code == 128 + SIGTERM;
+  return code == static_cast<int>(ExitCode::kPreempted) || is_stop_code(code);
 }
 
 const RankExit& culprit(std::span<const RankExit> failures) {

@@ -32,7 +32,10 @@ std::string_view meaning(int code);
 /// errors but kCommunication.
 bool explains_itself(const RankExit& exit);
 
-/// 130, 143 or 75: the rank heeded a signal and stopped in good order.
+/// "SIGTERM".
+std::string signal_name(int number);
+
+/// is_stop_code() or 75: the rank heeded a signal and stopped in good order.
 bool stopped_in_order(const RankExit& exit);
 
 /// The exit that most likely caused the others: not asked to stop before asked, a signal before an exit code,

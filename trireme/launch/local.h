@@ -22,12 +22,13 @@ struct LocalJob {
   Environment environment;  ///< base environment; the rank variables are added
   std::string log_dir;      ///< rank-N.log files go here; empty: none
   double grace_s = 5.0;     ///< from a rank's failure to the SIGKILL of those that still run
-  double stop_s = 120.0;    ///< from a SIGTERM or SIGINT to the SIGKILL of ranks that have not stopped
+  double stop_s = 120.0;    ///< from a signal to stop to the SIGKILL of ranks that have not stopped
+  bool usr1_stops = true;   ///< SIGUSR1 is one; else it is passed on to the ranks each time, and no more
   /// The program is one of ours: a rank that exits with the code of a typed error has printed why. Then the
   /// output of ranks that only lost a peer is not shown, and the launcher adds nothing once all ranks have
   /// ended by themselves.
   bool explains_failures = false;
-  std::string stop_notice = {};  ///< logged when the first SIGTERM or SIGINT is passed on; empty: nothing
+  std::string stop_notice = {};  ///< logged when the first signal to stop is passed on; empty: nothing
   /// What to change, asked when the kernel has killed a rank for want of memory; empty: there is no advice.
   std::function<std::string()> memory_advice = {};
   std::string kernel_counters = "/proc/vmstat";  ///< where "oom_kill" counts such processes
@@ -40,7 +41,7 @@ struct JobEnd {
   std::vector<RankExit> exits = {};    ///< of all ranks, in the order seen
   std::vector<Flight> flights = {};    ///< by rank; empty where there was no memory to keep them
   bool output_lost = false;  ///< stdout did not take all that rank 0 wrote, though somebody reads it
-  int signal = 0;            ///< SIGINT or SIGTERM that asked the launcher to stop; 0: none
+  int signal = 0;            ///< that asked the launcher to stop; 0: none
 };
 
 /// Runs jobs one after the other. As long as it lives, signals to stop are input to it: also one that comes
@@ -53,7 +54,7 @@ class Launcher {
   /// Runs as run_local() does, and returns all that is known of the end.
   JobEnd run(const LocalJob& job);
 
-  /// Waits for `seconds`, or until a signal asks to stop, which it returns: SIGINT or SIGTERM.
+  /// Waits for `seconds`, or until a signal asks to stop, which it returns.
   std::optional<int> pause(double seconds);
 
  private:
@@ -78,7 +79,8 @@ class Launcher {
 /// passes as it comes, so that it may draw a progress bar: it inherits the terminal as TRIREME_TTY_FD, to ask
 /// for its width whenever it draws, and the one behind stdout as TRIREME_OUT_TTY_FD.
 ///
-/// SIGINT and SIGTERM are forwarded once to all ranks, which finish what they began; when the signal ends a
+/// SIGINT, SIGTERM, SIGHUP and, with usr1_stops, SIGUSR1 ask to stop: they are forwarded once, each as it is,
+/// to all ranks, which finish what they began; when the signal ends a
 /// rank's process at once, as it does a shell, the processes that it started are sent SIGTERM and finish
 /// likewise. Ranks that still run `stop_s` later are named and killed; a second signal kills at once, unless
 /// it comes within a second of the first: terminals and launchers around this one often send the same request

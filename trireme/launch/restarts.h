@@ -9,8 +9,9 @@ namespace trireme::launch {
 /// Whether the same job may succeed when it is started again: a rank was killed by a signal, for want of
 /// memory as well, since the memory of a host is shared; it lost a peer or a deadline (kCommunication), its
 /// machine (kEnvironment), or failed with a code that says nothing, as when a GPU is lost. Not when nothing
-/// failed, when a rank was told to stop (130, 143, 75), nor for what would come again: kUsage, kOutOfMemory
-/// of its own, kNumerics, kCorruptData, kComparison. Whether the launcher was told to stop is for the caller.
+/// failed, when a rank was told to stop (stopped_in_order()), nor for what would come again: kUsage,
+/// kOutOfMemory of its own, kNumerics, kCorruptData, kComparison. Whether the launcher was told to stop is
+/// for the caller.
 bool may_start_again(const JobEnd& end);
 
 /// How often a job is started again, and after how long. A budget bounds attempts that get nowhere: progress

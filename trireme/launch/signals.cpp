@@ -62,8 +62,7 @@ SignalTrap::~SignalTrap() {
 std::optional<int> SignalTrap::next() {
   signalfd_siginfo info{};
   while (::read(fd_.get(), &info, sizeof info) == sizeof info) {
-    if (info.ssi_signo == SIGINT) return SIGINT;
-    if (info.ssi_signo == SIGTERM || info.ssi_signo == SIGHUP || info.ssi_signo == SIGUSR1) return SIGTERM;
+    if (info.ssi_signo != SIGPIPE) return static_cast<int>(info.ssi_signo);
   }
   return std::nullopt;
 }
@@ -73,6 +72,7 @@ sigset_t SignalTrap::child_mask() const {
   sigdelset(&mask, SIGINT);
   sigdelset(&mask, SIGTERM);
   sigdelset(&mask, SIGUSR1);
+  sigdelset(&mask, SIGHUP);
   return mask;
 }
 

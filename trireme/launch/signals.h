@@ -7,8 +7,9 @@
 
 namespace trireme::launch {
 
-/// While it lives, SIGINT, SIGTERM and SIGHUP of the calling thread are read from fd(), and writing to a
-/// closed pipe gives EPIPE. A process with several threads must have blocked these signals in the others.
+/// While it lives, SIGINT, SIGTERM, SIGUSR1 and SIGHUP of the calling thread are read from fd(), and writing
+/// to a closed pipe gives EPIPE. A process with several threads must have blocked these signals in the
+/// others.
 class SignalTrap {
  public:
   SignalTrap();
@@ -18,8 +19,7 @@ class SignalTrap {
 
   int fd() const { return fd_.get(); }
 
-  /// The next request to stop, SIGINT or SIGTERM (a terminal that went away counts as SIGTERM); nothing when
-  /// there is none. Does not block.
+  /// The next of these; nothing when there is none. Does not block.
   std::optional<int> next();
 
   /// The mask that a new program starts with.

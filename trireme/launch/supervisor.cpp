@@ -159,7 +159,9 @@ void Supervisor::collect_without_pidfds() {
 
 void Supervisor::take_signals() {
   while (const auto number = signals_.next()) {
-    if (forwarded_ == 0) {
+    if (*number == SIGUSR1 && !job_.usr1_stops) {
+      for (const Rank& rank : ranks_) rank.child.signal(*number);
+    } else if (forwarded_ == 0) {
       forward(*number);
     } else if (killed_by_ == 0 && monotonic_seconds() - *forwarded_at_ >= kSameRequest) {
       killed_by_ = *number;
@@ -257,7 +259,7 @@ void Supervisor::advance_stop() {
     kill_stubborn(fmt::format("within {} s", job_.grace_s));
   } else if (has_passed(forwarded_at_, job_.stop_s)) {
     killed_by_ = forwarded_;
-    kill_stubborn(fmt::format("within {} s of {}", job_.stop_s, forwarded_ == SIGINT ? "SIGINT" : "SIGTERM"));
+    kill_stubborn(fmt::format("within {} s of {}", job_.stop_s, signal_name(forwarded_)));
   }
 }
 

@@ -7,16 +7,17 @@
 namespace trireme::plan {
 namespace {
 
-/// A key of the section pipeline that was given where there is no pipeline; empty: none.
-std::string unused_pipeline_key(const Config& config) {
+/// Keys of the section pipeline that were given where there is no pipeline.
+std::vector<std::string> unused_pipeline_keys(const Config& config) {
   if (config.parallel.pp > 1) return {};
   Config given = config, defaults;
   const std::vector<Field> values = fields(given), unset = fields(defaults);
+  std::vector<std::string> keys;
   for (size_t i = 0; i < values.size(); ++i) {
     if (values[i].key.starts_with("pipeline.") && value_of(values[i]) != value_of(unset[i]))
-      return values[i].key;
+      keys.push_back(values[i].key);
   }
-  return {};
+  return keys;
 }
 
 /// What byte tokens mean for a model of another vocabulary; empty: nothing.
@@ -49,9 +50,12 @@ std::vector<std::string> notes(const Config& config, Device device) {
     found.push_back(fmt::format("train.global_batch={} has no effect with train.rank_batch={}",
                                 train.global_batch, train.rank_batch));
   }
-  if (const std::string key = unused_pipeline_key(config); !key.empty()) {
-    found.push_back(fmt::format("{} has no effect with parallel.pp=1", key));
+  if (train.epochs > 0 && train.steps != TrainConfig{}.steps) {
+    found.push_back(fmt::format("train.steps={} has no effect with train.epochs={}; set train.epochs to 0",
+                                train.steps, train.epochs));
   }
+  for (const std::string& key : unused_pipeline_keys(config))
+    found.push_back(fmt::format("{} has no effect with parallel.pp=1", key));
   if (config.train.profile_steps > 0 && device == Device::kCpu) {
     found.push_back(fmt::format(
         "train.profile_steps={} without a GPU traces CPU operators; there are no kernels to sum up",

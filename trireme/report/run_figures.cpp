@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <csignal>
 
 #include "trireme/base/error.h"
 
@@ -10,7 +9,7 @@ namespace trireme::report {
 namespace {
 
 bool was_heeded(int code) {
-  return code == static_cast<int>(ExitCode::kPreempted) || code == 128 + SIGINT || code == 128 + SIGTERM;
+  return code == static_cast<int>(ExitCode::kPreempted) || is_stop_code(code);
 }
 
 std::optional<AtStep> last_of(const Curve& curve) {

@@ -140,7 +140,7 @@ void announce(const Parts& parts) {
   }
   if (const std::string why = why_bits_vary(parts); !why.empty()) log_info("bits    may vary: {}", why);
   for (const std::string& note :
-       plan::notes(config, parts.on_gpu() ? plan::Device::kCuda : plan::Device::kCpu)) {
+       plan::notes(parts.options.config, parts.on_gpu() ? plan::Device::kCuda : plan::Device::kCpu)) {
     log_info("note    {}", note);
   }
   if (!parts.on_gpu() && config.precision.compute == plan::Dtype::kBf16 && !kernels::cpu_multiplies_bf16()) {
