@@ -9,8 +9,8 @@
 namespace trireme::cli {
 
 /// Takes `--section.key=value`, `--section.key value` and the same for keys without a section (`--name=x`),
-/// ours or of other trainers, out of `arguments` (verb first) and returns them as "key=value". A boolean key alone means true. Verbs
-/// without a config keep their arguments. Throws UsageError when a value is missing.
+/// ours or of other trainers, out of `arguments` (verb first) and returns them as "key=value". A boolean key
+/// alone means true. Verbs without a config keep their arguments. Throws UsageError when a value is missing.
 std::vector<std::string> take_overrides(std::vector<std::string>& arguments);
 
 /// Takes the "--" between the options of `launch` and its program out of `arguments`: CLI11 would end the
