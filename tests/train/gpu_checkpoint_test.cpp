@@ -75,7 +75,8 @@ TEST_F(GpuCheckpoint, MemoryIsPinnedAndNoLargerThanPlanned) {
   EXPECT_EQ(memory.bytes(), plan::pinned_bytes(wanted));
   const auto* bytes = static_cast<const char*>(memory.data());
   EXPECT_EQ(std::count(bytes, bytes + memory.bytes(), 0), memory.bytes());
-  const at::Tensor on_gpu = at::zeros({1}, at::kCUDA);  // before its first, torch takes all memory for pageable
+  // Before its first tensor on a GPU, torch takes all memory for pageable.
+  const at::Tensor on_gpu = at::zeros({1}, at::kCUDA);
   EXPECT_TRUE(at::from_blob(memory.data(), {memory.bytes()}, at::kByte).is_pinned());
   const kernels::PinnedMemory moved = std::move(memory);
   EXPECT_EQ(moved.data(), bytes);
