@@ -175,8 +175,9 @@ TEST_F(StagedImages, CountWhatNormsOverRanksSend) {
   for (const plan::Recompute recompute : {plan::Recompute::kNone, plan::Recompute::kBlock}) {
     config_.memory.recompute = recompute;
     for (const int64_t stages : {1, 2}) {
+      SCOPED_TRACE(fmt::format("{} stages, recompute={}", stages, recompute));
       const RunCost cost = outcome(stages, 2).recorder.summary.cost;
-      EXPECT_EQ(cost.measured_wire_bytes, cost.predicted_wire_bytes) << stages << " stages, " << recompute;
+      EXPECT_EQ(cost.measured_wire_bytes, cost.predicted_wire_bytes);
     }
   }
 }
