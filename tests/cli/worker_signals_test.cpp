@@ -33,7 +33,7 @@ TEST_F(Worker, CtrlCAndSigtermKeepTheWeights) {
     for (const std::string& part :
          {fmt::format("\ninterrupted by {} after step {} of 1000000, in ", name, steps().size()),
           "\nweights " + run + "/checkpoints/final/model.safetensors\n",
-          "'trireme train " + run + "/config.yaml' trains again"})
+          "'trireme train " + run + "/config.yaml -n 2' trains again"})
       EXPECT_TRUE(contains(outcome.out, part)) << part << " in:\n" << outcome.out;
     EXPECT_LT(monotonic_seconds() - began, 10.0);
     EXPECT_EQ(read_json(run_file("manifest.json"))["exit_code"], 128 + number);

@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -62,8 +63,23 @@ bool names_preset(const Front& front) {
   return by_key || !front.environment.get("TRIREME__MODEL__PRESET").value_or("").empty();
 }
 
+/// By the keys that name a model alone: those that the bench sets may not fit a model of images.
+void refuse_images(const Front& front) {
+  std::vector<std::string> names;
+  std::ranges::copy_if(front.overrides, std::back_inserter(names), [](const std::string& text) {
+    return text.starts_with("model.preset=") || text.starts_with("model.family=");
+  });
+  const auto named = plan::load({.path = "", .text = "", .overrides = names}, front.environment);
+  if (!plan::reads_images(named.config.model.family)) return;
+  throw ConfigError(
+      "[cli.bench] model.family={} reads images, but the bench passes random tokens through stages; name a "
+      "language model (model.preset, model.family)",
+      named.config.model.family);
+}
+
 /// The user's keys win over those that the bench sets, and a preset over the bench's own model.
 plan::ResolvedConfig config_of(const PipelineBenchOptions& options, const Front& front) {
+  refuse_images(front);
   const bool has_preset = names_preset(front);
   std::vector<std::string> overrides = {"parallel.policy=ddp", "precision.compute=bf16"};
   if (!has_preset) {
@@ -76,13 +92,7 @@ plan::ResolvedConfig config_of(const PipelineBenchOptions& options, const Front&
     overrides.push_back(fmt::format("{}={}", dimension.key, dimension.given.value_or(dimension.usual)));
   }
   overrides.insert(overrides.end(), front.overrides.begin(), front.overrides.end());
-  plan::ResolvedConfig config =
-      plan::load({.path = "", .text = "", .overrides = overrides}, front.environment);
-  if (!plan::reads_images(config.config.model.family)) return config;
-  throw ConfigError(
-      "[cli.bench] model.family={} reads images, but the bench passes random tokens through stages; name a "
-      "language model (model.preset, model.family)",
-      config.config.model.family);
+  return plan::load({.path = "", .text = "", .overrides = overrides}, front.environment);
 }
 
 void check_gpus(int64_t ranks, plan::Device device, int gpus) {

@@ -92,7 +92,9 @@ std::vector<ProgramUnit> units_of_images(const std::vector<UnitSpec>& units, con
     const ImageCosts& costs = units[i].image;
     const SavedOnGpu saved =
         setting.device == Device::kCuda ? costs.saved_on_gpu : SavedOnGpu{.of_image = costs.saved_bytes};
-    result[i].activation_bytes = at_most_62_bits(images * saved.of_image + saved.of_micro_batch);
+    const bool is_first = i == 1 && units.front().params.empty();  // behind a root without the stem
+    const double arrived = is_first ? saved.of_first_unit : 0.0;
+    result[i].activation_bytes = at_most_62_bits(images * saved.of_image + saved.of_micro_batch + arrived);
   }
   return result;
 }

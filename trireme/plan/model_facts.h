@@ -30,6 +30,7 @@ struct ParamSpec {
 struct SavedOnGpu {
   double of_image = 0.0;
   double of_micro_batch = 0.0;  ///< whatever its size: weights of convolutions in another layout
+  double of_first_unit = 0.0;   ///< of a micro-batch, more where its input comes from another stage
 };
 
 /// What a unit of a model of images costs for one image.

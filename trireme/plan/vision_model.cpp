@@ -117,7 +117,7 @@ class Recorder {
  private:
   void begin(const std::string& unit) {
     facts_.units.push_back({unit, {}});
-    keeps_ = true;
+    keeps_ = at_input_ = true;
   }
   /// The unit's output.
   void give(int64_t elements) { costs().output_bytes = static_cast<double>(element_bytes_ * elements); }
@@ -134,9 +134,13 @@ class Recorder {
   int64_t activation(int64_t channels) const { return element_bytes_ * channels * size_ * size_; }
   void keep(int64_t channels) { keep_bytes(activation(channels)); }
 
+  /// Whether activations behind the first norm are channels-last on a GPU, where ATen's group norm gives
+  /// others.
+  bool stays_channels_last() const { return model_.channels_last && model_.norm != ImageNorm::kGroup; }
+
   /// Whether our own kernels run on a GPU: rows of channels that they load 16 bytes at a time.
   bool has_kernels(int64_t channels) const {
-    return model_.channels_last && channels * element_bytes_ % 16 == 0;
+    return stays_channels_last() && channels * element_bytes_ % 16 == 0;
   }
 
   /// Behind the stem's norm, a ReLU and a maximum over 3x3, with the place of each maximum. Our kernel needs
@@ -160,14 +164,21 @@ class Recorder {
     costs().flops += 2.0 * static_cast<double>(weights) * static_cast<double>(positions);
   }
 
-  /// size_ is that of its output. On a GPU each micro-batch keeps the weight as its layout wants it, which
-  /// for 1x1 is the weight itself.
+  /// size_ is that of its output. On a GPU each micro-batch keeps the weight as the layout of the input wants
+  /// it, which for 1x1 is the weight itself.
   void conv(const std::string& name, int64_t out, int64_t in, int64_t kernel) {
     params().push_back(convolution(name, out, in, kernel));
     const int64_t weights = params().back().numel();
     multiply(weights, size_ * size_);
-    if (keeps_ && model_.channels_last && kernel > 1)
-      costs().saved_on_gpu.of_micro_batch += static_cast<double>(element_bytes_ * weights);
+    const bool is_first = std::exchange(at_input_, false);  // of its unit
+    if (!keeps_ || !model_.channels_last || kernel == 1) return;
+    const auto turned = static_cast<double>(element_bytes_ * weights);
+    const bool is_stem = facts_.units.size() == 1;
+    if (is_stem || stays_channels_last()) {
+      costs().saved_on_gpu.of_micro_batch += turned;
+    } else if (is_first) {
+      costs().saved_on_gpu.of_first_unit = turned;  // between stages activations travel channels-last
+    }
   }
 
   /// A norm of what a convolution gave, which it keeps.
@@ -250,6 +261,7 @@ class Recorder {
   VisionFacts facts_;
   int64_t size_ = model_.image_size;
   bool keeps_ = true;
+  bool at_input_ = true;  ///< no convolution of the unit has come yet
 };
 
 void check_positive(std::string_view key, int64_t value) {
