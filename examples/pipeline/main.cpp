@@ -1,7 +1,6 @@
 // A residual MLP of your own torch::nn modules as a pipeline over all ranks: trireme launch -n 2 ./pipeline
 // With a schedule's name and the number of stages a rank: trireme launch -n 2 ./pipeline interleaved_1f1b 2
 #include <torch/torch.h>
-
 #include <iostream>
 
 #include "trireme/comm/mesh.h"
