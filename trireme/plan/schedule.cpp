@@ -463,9 +463,9 @@ std::string_view summary(ScheduleName name) {
     case ScheduleName::kVMin:
       return "zb_v with a third of its memory";
     case ScheduleName::kDualPipe:
-      return "two copies of the model in opposite directions; forward and backward overlap";
+      return "two copies of the model in opposite directions; forward and backward passes in pairs";
     case ScheduleName::kDualPipeV:
-      return "one copy, placed in a V; forward and backward overlap";
+      return "one copy, placed in a V; forward and backward passes in pairs";
   }
   return {};
 }
