@@ -172,8 +172,7 @@ void check_weights(const std::optional<ResumePoint>& resume, const plan::Config&
   if (!is_there(path))
     throw ConfigError(
         "[cli.weights] model.weights={} does not exist; set it to a run, a Hugging Face folder, a checkpoint "
-        "or "
-        "a safetensors file",
+        "or a safetensors file",
         path);
   if (fs::is_directory(path) && !checkpoint::is_checkpoint(path) && !checkpoint::is_model_folder(path)) {
     throw ConfigError(

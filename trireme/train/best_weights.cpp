@@ -58,14 +58,12 @@ void BestWeights::put_aside(int64_t step, int64_t done) const {
   if (error) {
     log_warning(
         "the best weights so far are of step {}, which comes again after step {}, and cannot be put aside: "
-        "{}; "
-        "the next validation replaces them",
+        "{}; the next validation replaces them",
         step, done, error.message());
   } else {
     log_info(
         "resume  the best weights so far are of step {}, which comes again after step {}; they stay in {} "
-        "until the "
-        "next validation",
+        "until the next validation",
         step, done, aside());
   }
 }
