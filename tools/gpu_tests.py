@@ -4,9 +4,10 @@
     tools/gpu_tests.py [--build build/release] [--out bench/results/gpu_tests.json] [--commit ID]
 
 Programs are found through ctest's labels: gpu1, gpu2 and gpu4 say how many GPUs one takes. A program's tests are dealt
-out to as many processes as can have GPUs of their own at the same time (googletest's shards; CUDA_VISIBLE_DEVICES). A
-program that asks for more GPUs than there are runs on all, and its tests say themselves that they are skipped. A lock
-in the temporary folder keeps a second run of this script away until this one is over.
+out to as many processes as have GPUs at the same time (googletest's shards; CUDA_VISIBLE_DEVICES). A process that takes
+one GPU has it alone. Two processes that take several share theirs: their tests mostly wait, for ranks to start and for
+deadlines. A program that asks for more GPUs than there are runs on all, and its tests say themselves that they are
+skipped. A lock in the temporary folder keeps a second run of this script away until this one is over.
 
 Exit codes: 0 all passed or were skipped, 1 a test failed or a program crashed, 3 there is no GPU, no ctest or no
 test program.
@@ -41,6 +42,7 @@ from machine import describe_commit  # noqa: E402
 
 LABEL = re.compile(r"gpu(\d+)")
 EXIT_FAILED, EXIT_ENVIRONMENT = 1, 3
+PLACES = 2  # on a GPU, for processes that take several GPUs
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,11 @@ class Program:
     def gpus(self) -> int:
         return int(LABEL.fullmatch(self.label)[1])
 
+    @property
+    def places(self) -> int:
+        """Taken on each of its GPUs."""
+        return PLACES if self.gpus == 1 else 1
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -60,8 +67,8 @@ class Shard:
     index: int
     of: int
 
-    def environment(self, gpus: list[int]) -> dict[str, str]:
-        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), "OMP_NUM_THREADS": "1",
+    def environment(self, gpus: list[int], threads: int) -> dict[str, str]:
+        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), "OMP_NUM_THREADS": str(threads),
                 "GTEST_TOTAL_SHARDS": str(self.of), "GTEST_SHARD_INDEX": str(self.index)}
 
 
@@ -97,7 +104,7 @@ def deal_out(programs: list[Program], gpus: int) -> list[Shard]:
     """Those that take most GPUs first."""
     shards = []
     for program in programs:
-        count = max(1, gpus // program.gpus)
+        count = max(1, gpus // program.gpus * PLACES // program.places)
         shards += [Shard(program, index, count) for index in range(count)]
     return shards
 
@@ -112,21 +119,31 @@ class GpuPool:
     """Hands out GPUs by their number."""
 
     def __init__(self, count: int) -> None:
-        self._free = list(range(count))
-        self._count = count
+        self._free = [PLACES] * count
         self._changed = threading.Condition()
 
+    def _take(self, program: Program) -> list[int]:
+        """Those with most free places; empty while there are too few."""
+        fitting = [gpu for gpu, free in enumerate(self._free) if free >= program.places]
+        wanted = min(program.gpus, len(self._free))
+        if len(fitting) < wanted:
+            return []
+        taken = sorted(sorted(fitting, key=lambda gpu: -self._free[gpu])[:wanted])
+        for gpu in taken:
+            self._free[gpu] -= program.places
+        return taken
+
     @contextmanager
-    def take(self, wanted: int) -> Iterator[list[int]]:
-        wanted = min(wanted, self._count)
+    def take(self, program: Program) -> Iterator[list[int]]:
         with self._changed:
-            self._changed.wait_for(lambda: len(self._free) >= wanted)
-            taken, self._free = self._free[:wanted], self._free[wanted:]
+            while not (taken := self._take(program)):
+                self._changed.wait()
         try:
             yield taken
         finally:
             with self._changed:
-                self._free = sorted(self._free + taken)
+                for gpu in taken:
+                    self._free[gpu] += program.places
                 self._changed.notify_all()
 
 
@@ -149,14 +166,15 @@ def parse_report(report: Path, program: Program) -> list[dict]:
     return results
 
 
-def run_shard(shard: Shard, pool: GpuPool, timeout: float) -> list[dict]:
+def run_shard(shard: Shard, pool: GpuPool, threads: int, timeout: float) -> list[dict]:
+    """`threads`: that each of its processes computes with on the CPU."""
     program = shard.program
-    with pool.take(program.gpus) as gpus, tempfile.TemporaryDirectory() as folder:
+    with pool.take(program) as gpus, tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         began = time.monotonic()
         try:
             done = subprocess.run([program.path, f"--gtest_output=xml:{report}"],
-                                  env=os.environ | shard.environment(gpus), cwd=folder, stdout=subprocess.PIPE,
+                                  env=os.environ | shard.environment(gpus, threads), cwd=folder, stdout=subprocess.PIPE,
                                   stderr=subprocess.STDOUT, text=True, errors="replace", timeout=timeout)
             code, text = done.returncode, done.stdout
         except subprocess.TimeoutExpired as error:
@@ -194,9 +212,10 @@ def run_all(arguments: argparse.Namespace) -> int:
         raise EnvironmentProblem("nvidia-smi lists no GPU")
     shards = deal_out(find_programs(arguments.build.resolve()), len(gpus))
     pool = GpuPool(len(gpus))
+    threads = max(1, len(os.sched_getaffinity(0)) // (len(gpus) * PLACES))
     began = time.monotonic()
-    with only_run(), concurrent.futures.ThreadPoolExecutor(len(shards)) as threads:
-        parts = list(threads.map(lambda shard: run_shard(shard, pool, arguments.timeout), shards))
+    with only_run(), concurrent.futures.ThreadPoolExecutor(len(shards)) as workers:
+        parts = list(workers.map(lambda shard: run_shard(shard, pool, threads, arguments.timeout), shards))
     tests = sorted((test for part in parts for test in part), key=lambda test: (test["program"], test["name"]))
     counts = collections.Counter(test["result"] for test in tests)
     record = describe_commit(arguments.commit) | {

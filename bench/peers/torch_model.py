@@ -29,7 +29,7 @@ MODELS = {
     "gpt-tiny": Shape(128, 4, 4, 4, 512, 256, True, "gpt"),
     "llama-tiny": Shape(128, 4, 4, 2, 352, 256, True, "llama"),
     "gpt2-124m": Shape(768, 12, 12, 12, 3072, 50304, True, "gpt"),
-    "gpt-154m": Shape(1024, 8, 16, 16, 4096, 50257, True, "gpt"),
+    "mini-gpt-153m": Shape(1024, 8, 16, 16, 4096, 50304, True, "gpt"),
     "llama-1b": Shape(2048, 16, 32, 8, 8192, 128256, True, "llama"),
     "llama-3b": Shape(3072, 28, 24, 8, 8192, 128256, True, "llama"),
     "llama-6b": Shape(4096, 24, 32, 8, 14336, 128256, False, "llama"),  # llama-8b with 24 layers

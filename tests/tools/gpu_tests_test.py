@@ -1,4 +1,5 @@
 """The record of GPU tests: with programs that stand for ctest, nvidia-smi and test programs. What survival.py refuses."""
+import collections
 import contextlib
 import io
 import json
@@ -97,22 +98,32 @@ class Record(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         ran = sorted((test["program"], test["name"]) for test in record["tests"] if test["result"] == "passed")
         self.assertEqual(ran, [("test_four", "Suite.A0"), ("test_one", "Suite.A0"), ("test_one", "Suite.A1"),
-                               ("test_one", "Suite.A2"), ("test_two", "Suite.A0")])
+                               ("test_one", "Suite.A2"), ("test_two", "Suite.A0"), ("test_two", "Suite.A1")])
 
-    def test_programs_share_no_gpu(self):
+    def test_only_processes_that_take_several_gpus_share_them_two_at_a_time(self):
         for name in ("test_a", "test_b", "test_c"):
             self.add(name, "gpu1", PASSES)
         self.add("test_d", "gpu2", PASSES)
+        self.add("test_e", "gpu2", PASSES)
         done, _ = self.run_script(gpus=2)
         self.assertEqual(done.returncode, 0, done.stderr)
-        held = set()
+        held = collections.Counter()  # by the GPUs of a process
+        together = set()
         for line in (self.folder / "log").read_text().splitlines():
             event, _, gpus = line.partition(" ")
-            if event == "begin":
-                self.assertFalse(held & set(gpus.split(",")), "two programs on one GPU")
-                held |= set(gpus.split(","))
-            else:
-                held -= set(gpus.split(","))
+            held[gpus] += 1 if event == "begin" else -1
+            together.add(tuple(sorted(held.elements())))
+        self.assertLessEqual(together, {(), ("0",), ("1",), ("0", "1"), ("0,1",), ("0,1", "0,1")})
+
+    def test_two_processes_of_two_gpus_share_both(self):
+        sys.dont_write_bytecode = True
+        sys.path.insert(0, str(SCRIPT.parent))
+        import gpu_tests
+        pool = gpu_tests.GpuPool(3)
+        one, two = gpu_tests.Program("one", "gpu1"), gpu_tests.Program("two", "gpu2")
+        with pool.take(two) as first, pool.take(one) as alone, pool.take(two) as second:
+            self.assertEqual((first, alone, second), ([0, 1], [2], [0, 1]))
+            self.assertEqual(pool._take(one), [])
 
     def test_says_what_is_missing(self):
         done, record = self.run_script(gpus=0)

@@ -50,6 +50,7 @@ class GpuStaged : public StagedTest, public ::testing::WithParamInterface<bool> 
       }
       for (const auto schedule : {ScheduleName::k1F1B, ScheduleName::kInterleaved1F1B, ScheduleName::kZbV}) {
         for (const bool spread : {false, true}) {
+          if (!GetParam() && spread != tied) continue;  // what differs over NCCL is how messages travel
           config_.pipeline.schedule = schedule;
           config_.pipeline.spread_head = spread;
           if (rank == 0) {
