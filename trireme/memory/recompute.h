@@ -11,7 +11,8 @@ namespace trireme::memory {
 /// bits if `forward` computes the same bits twice. What `forward` refers to must live until backward is done.
 /// `draws` false promises that `forward` draws no random numbers: the generator's state is not kept, and the
 /// pass can be recorded as a CUDA graph. `again`, unless empty, is what backward calls instead of `forward`:
-/// the same function of x and of parameters without the effects that must not come twice.
+/// the same function of x and of parameters without the effects that must not come twice; only its gradients
+/// are used, so the values that it returns may be any.
 at::Tensor recomputed(const at::Tensor& x, const std::function<at::Tensor(const at::Tensor&)>& forward,
                       bool draws = true, const std::function<at::Tensor(const at::Tensor&)>& again = {});
 

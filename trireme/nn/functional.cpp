@@ -17,13 +17,13 @@ class LinearFunction : public Function<LinearFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, at::TensorList weights,
                             const std::optional<at::Tensor>& bias_in, bool in_out,
                             const std::optional<at::Tensor>& residual, bool deferrable,
-                            const std::optional<Fp8Recipe>& fp8) {
+                            const std::optional<Fp8Recipe>& fp8, Output output, KeepInput keep) {
     const at::Tensor bias = bias_in.value_or(at::Tensor());
     const LinearParams params{weights, bias, in_out, fp8};
     LinearKept kept;
     kept.input_amax = noted_amax(x, fp8);
     const at::Tensor y =
-        apply_linear(params, as_rows(x), residual.value_or(at::Tensor()), kept, KeepInput::kYes);
+        apply_linear(params, as_rows(x), residual.value_or(at::Tensor()), kept, keep, output);
     save(*context, {}, {{params, kept}});
     context->saved_data["deferrable"] = deferrable;
     context->saved_data["adds"] = residual.has_value();
@@ -46,7 +46,7 @@ class LinearFunction : public Function<LinearFunction> {
     result.insert(result.end(), reported.begin(), reported.end());
     result.emplace_back();  // in_out
     result.push_back(context->saved_data["adds"].toBool() ? grads[0] : at::Tensor());
-    result.resize(result.size() + 2);  // deferrable, fp8
+    result.resize(result.size() + 4);  // deferrable, fp8, output, keep
     return result;
   }
 };
@@ -158,20 +158,21 @@ class EmbeddingFunction : public Function<EmbeddingFunction> {
 }  // namespace
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, WeightLayout layout,
-                  const at::Tensor& residual, const std::optional<Fp8Recipe>& fp8) {
+                  const at::Tensor& residual, const std::optional<Fp8Recipe>& fp8, Output output) {
   return LinearFunction::apply(x, at::TensorList(weight), optional(bias), layout == WeightLayout::kInOut,
-                               optional(residual), /*deferrable=*/true, fp8);
+                               optional(residual), /*deferrable=*/true, fp8, output, keep_for_backward());
 }
 
 at::Tensor logits(const at::Tensor& x, const at::Tensor& weight) {
   const std::optional<at::Tensor> absent;
   return LinearFunction::apply(x, at::TensorList(weight), absent, false, absent, /*deferrable=*/false,
-                               std::optional<Fp8Recipe>());
+                               std::optional<Fp8Recipe>(), Output::kRead, keep_for_backward());
 }
 
 at::Tensor linear_group(const at::Tensor& x, at::TensorList weights, const std::optional<Fp8Recipe>& fp8) {
   const std::optional<at::Tensor> absent;
-  return LinearFunction::apply(x, weights, absent, false, absent, /*deferrable=*/true, fp8);
+  return LinearFunction::apply(x, weights, absent, false, absent, /*deferrable=*/true, fp8, Output::kRead,
+                               keep_for_backward());
 }
 
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& delta,

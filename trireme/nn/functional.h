@@ -16,12 +16,16 @@ namespace trireme::nn {
 /// Which way a weight matrix lies: (out, in) as in torch.nn.Linear, or (in, out) as in GPT-2's Conv1D.
 enum class WeightLayout { kOutIn, kInOut };
 
+/// What becomes of a function's output. kUnread: only backward needs the call, so the output has its shape
+/// but no values, and the product that would make them is left out.
+enum class Output { kRead, kUnread };
+
 /// x (..., in) -> (..., out), plus `residual` (..., out). `bias` and `residual` may be undefined. `fp8`: the
 /// products of forward and backward are FP8; x and weights are bf16 then, and in, out and the number of rows
 /// of x multiples of kernels::fp8_multiple().
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                   WeightLayout layout = WeightLayout::kOutIn, const at::Tensor& residual = {},
-                  const std::optional<Fp8Recipe>& fp8 = {});
+                  const std::optional<Fp8Recipe>& fp8 = {}, Output output = Output::kRead);
 
 /// x (..., D), weight (V, D) -> (..., V). The gradient of the weight is never deferred
 /// (deferred_gradients.h), since that of an embedding may be added to it.

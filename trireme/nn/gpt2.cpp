@@ -69,7 +69,8 @@ at::Tensor Gpt2Block::feed_forward(const at::Tensor& x, const at::Tensor& attend
   }
   const auto [h, normed] = ln_2_->add_forward(x, attended, in);
   const at::Tensor inner = nn::gelu(up_->forward(normed, {}, in), out);
-  return drops() ? h + dropped(down_->forward(inner, {}, out)) : down_->forward(inner, h, out);
+  return drops() ? h + dropped(down_->forward(inner, {}, out))
+                 : down_->forward(inner, h, out, options.output);
 }
 
 Gpt2::Gpt2(const plan::ModelConfig& config) : dropout_(config.dropout) {
@@ -102,12 +103,17 @@ std::vector<Unit> Gpt2::body() {
   std::vector<Unit> units{
       {plan::kRootUnit, [this](const at::Tensor& tokens) { return embedded(tokens); }, draws}};
   for (size_t i = 0; i < blocks_.size(); ++i) {
+    const auto run = [this, i](Output output) {
+      return
+          [this, i, output](const at::Tensor& x) { return blocks_[i]->forward(x, block_options(i, output)); };
+    };
     units.push_back(
         {.name = "transformer.h." + std::to_string(i),
-         .forward = [this, i](const at::Tensor& x) { return blocks_[i]->forward(x, block_options(i)); },
+         .forward = run(Output::kRead),
          .draws = draws,
          .attention = [this, i](const at::Tensor& x) { return blocks_[i]->attention(x, block_options(i)); },
-         .mlp = [this, i](const at::Tensor& x) { return blocks_[i]->mlp(x, block_options(i)); }});
+         .mlp = [this, i](const at::Tensor& x) { return blocks_[i]->mlp(x, block_options(i)); },
+         .again = run(Output::kUnread)});
   }
   return units;
 }

@@ -12,8 +12,8 @@ class Linear : public torch::nn::Module {
   Linear(int64_t in, int64_t out, bool with_bias, WeightLayout layout = WeightLayout::kOutIn);
   /// (..., in) -> (..., out), plus `residual`, which may be undefined
   at::Tensor forward(const at::Tensor& x, const at::Tensor& residual = {},
-                     const std::optional<Fp8Recipe>& fp8 = {}) const {
-    return linear(x, weight, bias, layout_, residual, fp8);
+                     const std::optional<Fp8Recipe>& fp8 = {}, Output output = Output::kRead) const {
+    return linear(x, weight, bias, layout_, residual, fp8, output);
   }
 
   at::Tensor weight;

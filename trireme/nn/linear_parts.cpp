@@ -145,6 +145,10 @@ Fp8Source contiguous(const Fp8Source& source) {
 
 }  // namespace
 
+KeepInput keep_for_backward() {
+  return at::GradMode::is_enabled() ? KeepInput::kYes : KeepInput::kNo;
+}
+
 at::Tensor as_rows(const at::Tensor& x) {
   return x.reshape({-1, x.size(-1)});
 }
@@ -156,13 +160,17 @@ at::Tensor shaped(const at::Tensor& rows, const at::Tensor& like) {
 }
 
 at::Tensor apply_linear(const LinearParams& params, const Fp8Source& input, const at::Tensor& residual,
-                        LinearKept& kept, KeepInput keep) {
+                        LinearKept& kept, KeepInput keep, Output output) {
   const WeightSizes sizes(params.weights);
   const int64_t width = params.in_out ? sizes.columns : sizes.rows;
-  const at::Tensor addend = with_sizes_of_output(residual, input.rows(), width);
+  const bool read = output == Output::kRead, keeps = keep == KeepInput::kYes;
+  const at::Tensor addend = with_sizes_of_output(read ? residual : at::Tensor(), input.rows(), width);
+  const auto unread = [&] { return at::empty({1, 1}, input.x().options()).expand({input.rows(), width}); };
   if (!params.fp8) {
-    const at::Tensor weight = joined(params.weights), rows = input.computed();
-    if (keep == KeepInput::kYes) kept.input.rows = rows;
+    const at::Tensor rows = input.computed();
+    if (keeps) kept.input.rows = rows;
+    if (!read) return unread();
+    const at::Tensor weight = joined(params.weights);
     return kernels::product(rows, params.in_out ? weight : weight.t(), params.bias, addend);
   }
   const Fp8Recipe& recipe = *params.fp8;
@@ -172,10 +180,11 @@ at::Tensor apply_linear(const LinearParams& params, const Fp8Source& input, cons
     kept.weight_amax = recipe.layer.weight_amax();
   }
   if (!kept.input_amax.defined()) kept.input_amax = kernels::fp8_amax(rows.x(), recipe.scaling);
-  const Fp8Copies of_input = kernels::fp8_cast(rows, kept.input_amax, cast_of(recipe),
-                                               keep == KeepInput::kYes ? Fp8Copy::kBoth : Fp8Copy::kPlain,
-                                               recipe.layer.input_seen());
+  const Fp8Copy copy = !read ? Fp8Copy::kTransposed : keeps ? Fp8Copy::kBoth : Fp8Copy::kPlain;
+  const Fp8Copies of_input =
+      kernels::fp8_cast(rows, kept.input_amax, cast_of(recipe), copy, recipe.layer.input_seen());
   kept.input.columns = of_input.transposed;
+  if (!read) return unread();
   at::Tensor out = at::empty({rows.rows(), width}, rows.x().options());
   kernels::fp8_matmul(out, of_input.plain, weights_in_fp8(params, kept.weight_amax, params.in_out),
                       recipe.fast_forward, params.bias, addend);

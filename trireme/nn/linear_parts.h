@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "trireme/nn/fp8.h"
+#include "trireme/nn/functional.h"
 
 namespace trireme::nn {
 
@@ -40,6 +41,8 @@ struct OutputGradient {
 };
 
 enum class KeepInput { kNo, kYes };
+/// For a function of autograd about to be called; inside of it grad mode is off in any case.
+KeepInput keep_for_backward();
 
 /// (..., features) -> (n, features)
 at::Tensor as_rows(const at::Tensor& x);
@@ -48,7 +51,8 @@ at::Tensor shaped(const at::Tensor& rows, const at::Tensor& like);
 
 /// input (n, in) -> (n, sum of out_i), plus `residual` of any shape with as many elements, unless undefined
 at::Tensor apply_linear(const LinearParams& params, const kernels::Fp8Source& input,
-                        const at::Tensor& residual, LinearKept& kept, KeepInput keep);
+                        const at::Tensor& residual, LinearKept& kept, KeepInput keep,
+                        Output output = Output::kRead);
 /// The input's factor when apply_linear() did not keep it, from the same input; amax as apply_linear() left
 /// it.
 Factor input_factor(const LinearParams& params, const kernels::Fp8Source& input,

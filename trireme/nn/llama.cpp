@@ -60,9 +60,10 @@ at::Tensor LlamaBlock::feed_forward(const at::Tensor& x, const at::Tensor& atten
   }
   const auto [h, normed] = mlp_norm_->add_forward(x, attended, in);
   if (casts_swiglu(in))
-    return swiglu_feed_forward(normed, {gate_->weight, up_->weight}, down_->weight, h, *in, *out);
+    return swiglu_feed_forward(normed, {gate_->weight, up_->weight}, down_->weight, h, *in, *out,
+                               options.output);
   const at::Tensor gate_up = linear_group(normed, {gate_->weight, up_->weight}, in);
-  return down_->forward(swiglu(gate_up, out), h, out);
+  return down_->forward(swiglu(gate_up, out), h, out, options.output);
 }
 
 namespace {
@@ -107,15 +108,19 @@ std::vector<Unit> Llama::body() {
     const auto rope_of = [this](const at::Tensor& x) -> const RopeTable& {
       return rope(x.size(1), x.device());
     };
-    units.push_back(
-        {.name = "model.layers." + std::to_string(i),
-         .forward = [this, i, rope_of](
-                        const at::Tensor& x) { return blocks_[i]->forward(x, rope_of(x), block_options(i)); },
-         .attention =
-             [this, i, rope_of](const at::Tensor& x) {
-               return blocks_[i]->attention(x, rope_of(x), block_options(i));
-             },
-         .mlp = [this, i](const at::Tensor& x) { return blocks_[i]->mlp(x, block_options(i)); }});
+    const auto run = [this, i, rope_of](Output output) {
+      return [this, i, rope_of, output](const at::Tensor& x) {
+        return blocks_[i]->forward(x, rope_of(x), block_options(i, output));
+      };
+    };
+    units.push_back({.name = "model.layers." + std::to_string(i),
+                     .forward = run(Output::kRead),
+                     .attention =
+                         [this, i, rope_of](const at::Tensor& x) {
+                           return blocks_[i]->attention(x, rope_of(x), block_options(i));
+                         },
+                     .mlp = [this, i](const at::Tensor& x) { return blocks_[i]->mlp(x, block_options(i)); },
+                     .again = run(Output::kUnread)});
   }
   return units;
 }

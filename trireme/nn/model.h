@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "trireme/nn/fp8_history.h"
+#include "trireme/nn/functional.h"
 
 namespace trireme::nn {
 
@@ -26,7 +27,8 @@ struct Unit {
   /// Of a block: the two functions that forward does one after the other, where a model may be cut in two.
   UnitForward attention = {}, mlp = {};
   /// What backward calls to compute the unit again, where forward also changes something, such as running
-  /// statistics, that must not change twice; empty: forward.
+  /// statistics, that must not change twice, or ends with a product that backward does not need: the values
+  /// it returns may be any. Empty: forward.
   UnitForward again = {};
 };
 
@@ -48,6 +50,7 @@ struct LossTarget {
 struct BlockOptions {
   bool recompute_cheap = false;  ///< compute outputs of norms and activations again in backward
   std::optional<Fp8Recipe> fp8 = {};
+  Output output = Output::kRead;  ///< kUnread: the last product is left out where nothing follows it
 
   std::optional<Fp8Recipe> fp8_of(BlockLayer layer) const {
     std::optional<Fp8Recipe> recipe = fp8;
@@ -93,7 +96,7 @@ class Model : public torch::nn::Module {
   }
 
  protected:
-  BlockOptions block_options(size_t block) const;
+  BlockOptions block_options(size_t block, Output output = Output::kRead) const;
   /// How the head is multiplied; none: in the dtype of its weight.
   std::optional<Fp8Recipe> head_fp8() const { return is_training() && fp8_head_ ? fp8_ : std::nullopt; }
 

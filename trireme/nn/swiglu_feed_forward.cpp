@@ -15,13 +15,12 @@ class SwigluFeedForwardFunction : public Function<SwigluFeedForwardFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, at::TensorList gate_up,
                             const at::Tensor& down, const at::Tensor& residual, const Fp8Recipe& in,
-                            const Fp8Recipe& out) {
+                            const Fp8Recipe& out, Output output, KeepInput keep) {
     const at::Tensor no_bias;
     const LinearParams first{gate_up, no_bias, false, in}, second{at::TensorList(down), no_bias, false, out};
     LinearKept of_first, of_second;
-    const at::Tensor hidden = apply_linear(first, as_rows(x), {}, of_first, KeepInput::kYes);
-    const at::Tensor y =
-        apply_linear(second, Fp8Source::swiglu(hidden), residual, of_second, KeepInput::kYes);
+    const at::Tensor hidden = apply_linear(first, as_rows(x), {}, of_first, keep);
+    const at::Tensor y = apply_linear(second, Fp8Source::swiglu(hidden), residual, of_second, keep, output);
     save(*context, {hidden}, {{first, of_first}, {second, of_second}});
     return shaped(y, x);
   }
@@ -50,7 +49,7 @@ class SwigluFeedForwardFunction : public Function<SwigluFeedForwardFunction> {
     result.insert(result.end(), d_gate_up.begin(), d_gate_up.end() - 1);  // without the bias
     result.push_back(d_down.front());
     result.push_back(grads[0]);        // residual
-    result.resize(result.size() + 2);  // in, out
+    result.resize(result.size() + 4);  // in, out, output, keep
     return result;
   }
 };
@@ -62,8 +61,9 @@ bool casts_swiglu(const std::optional<Fp8Recipe>& fp8) {
 }
 
 at::Tensor swiglu_feed_forward(const at::Tensor& x, at::TensorList gate_up, const at::Tensor& down,
-                               const at::Tensor& residual, const Fp8Recipe& in, const Fp8Recipe& out) {
-  return SwigluFeedForwardFunction::apply(x, gate_up, down, residual, in, out);
+                               const at::Tensor& residual, const Fp8Recipe& in, const Fp8Recipe& out,
+                               Output output) {
+  return SwigluFeedForwardFunction::apply(x, gate_up, down, residual, in, out, output, keep_for_backward());
 }
 
 }  // namespace trireme::nn

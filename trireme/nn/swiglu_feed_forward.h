@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "trireme/nn/fp8.h"
+#include "trireme/nn/functional.h"
 
 namespace trireme::nn {
 
@@ -16,6 +17,7 @@ bool casts_swiglu(const std::optional<Fp8Recipe>& fp8);
 /// Gives the bits of linear(swiglu(linear_group(x)), down, residual) with the recipes `in` and `out`, for
 /// both of which casts_swiglu() holds.
 at::Tensor swiglu_feed_forward(const at::Tensor& x, at::TensorList gate_up, const at::Tensor& down,
-                               const at::Tensor& residual, const Fp8Recipe& in, const Fp8Recipe& out);
+                               const at::Tensor& residual, const Fp8Recipe& in, const Fp8Recipe& out,
+                               Output output = Output::kRead);
 
 }  // namespace trireme::nn

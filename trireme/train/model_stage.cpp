@@ -89,10 +89,12 @@ at::Tensor ModelStage::run(std::vector<nn::Unit> units, const at::Tensor& x) con
   if (range_.from_mlp) {
     units[first].name += plan::kMlpHalf;
     units[first].forward = units[first].mlp;
+    units[first].again = {};
   }
   if (range_.to_attention) {
     units[last].name += plan::kAttentionHalf;
     units[last].forward = units[last].attention;
+    units[last].again = {};
   }
   if (range_.norm_alone) units[last] = text().final_norm();
   const bool arrives = range_.first > 0 && moves_channels() && x.dim() == 4;
