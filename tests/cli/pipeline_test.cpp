@@ -30,6 +30,26 @@ TEST(Pipeline, ComparesAllSchedules) {
   EXPECT_TRUE(contains(out, "not possible\ndualpipe: ")) << out;
 }
 
+/// (p-1)(F+I+W)/v of bubble, with the v that pipeline.chunks has in a run unless --chunks says otherwise.
+TEST(Pipeline, InterleavedSchedulesHaveAsManyStagesARankAsInTraining) {
+  const FrontProcess front;
+  const auto bubbles = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"pipeline", "compare", "--json"});
+    std::map<std::string, double> found;
+    for (const auto& row : front.run(more).json()["schedules"]) found[row["schedule"]] = row["bubble"];
+    return found;
+  };
+  const int64_t chunks = plan::PipelineConfig{}.chunks;
+  for (const auto& [asked, v] : std::vector<std::pair<std::vector<std::string>, int64_t>>{
+           {{}, chunks}, {{"--chunks", "1"}, 1}, {{"--chunks", "4"}, 4}}) {
+    const auto found = bubbles(asked);
+    for (const char* name : {"interleaved_1f1b", "looped_bfs"})
+      EXPECT_DOUBLE_EQ(found.at(name), 9.0 / static_cast<double>(v)) << name;
+    EXPECT_DOUBLE_EQ(found.at("1f1b"), 9.0);
+    EXPECT_DOUBLE_EQ(found.at("zb_h1"), 3.0);
+  }
+}
+
 /// Bubbles of docs/pipelines.md: (p/2-1)(F+2I-W) and (p-1)(F+2I-W)/2.
 TEST(Pipeline, ComparesSchedulesWhosePassesOverlap) {
   const FrontProcess front;

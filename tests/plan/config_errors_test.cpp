@@ -367,21 +367,48 @@ TEST(ConfigErrors, BucketsNeedParametersThatStayWhole) {
   EXPECT_EQ(of_overrides({"parallel.bucket_mib=0", "parallel.policy=fsdp"}), "accepted");
 }
 
+TEST(ConfigErrors, HooksArePairedWithPoliciesThatTheEngineRunsThemUnder) {
+  const auto with = [](const std::string& hook, const std::string& policy, int64_t replicas) {
+    return of_overrides({"parallel.comm_hook=" + hook, "parallel.policy=" + policy,
+                         fmt::format("parallel.dp_replicate={}", replicas)});
+  };
+  for (const char* hook : {"fp16", "int8", "topk", "powersgd"}) {
+    for (const char* policy : {"ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp:no_shard"})
+      EXPECT_EQ(with(hook, policy, 1), "accepted") << hook << " with " << policy;
+    for (const char* policy : {"fsdp:hybrid_shard", "fsdp:hybrid_shard_zero2", "fsdp"}) {
+      test::expect_mentions(
+          with(hook, policy, 2),
+          {fmt::format("parallel.comm_hook={} (--parallel.comm_hook)", hook),
+           "cannot be combined with parallel.policy=fsdp:hybrid_shard", "use a policy without replicas"});
+    }
+    EXPECT_EQ(with(hook, "ddp", 2), "accepted") << hook;
+  }
+  for (const char* policy : {"ddp", "fsdp:no_shard"}) {
+    for (const int64_t replicas : {1, 2})
+      EXPECT_EQ(with("local_sgd", policy, replicas), "accepted") << policy;
+  }
+  for (const char* policy : {"zero1", "zero2", "zero3", "fsdp", "fsdp:shard_grad_op", "fsdp:hybrid_shard"}) {
+    test::expect_mentions(with("local_sgd", policy, 2),
+                          {"parallel.comm_hook=local_sgd", "each rank trains alone", "use ddp"});
+  }
+  EXPECT_EQ(with("none", "fsdp:hybrid_shard", 2), "accepted");
+}
+
 TEST(ConfigErrors, CheckpointsOfLocalSgdAreSavedWhereRanksHaveAveraged) {
-  const std::string local = "parallel.comm_hook=local_sgd";
+  const std::string local = "parallel.comm_hook=local_sgd", ddp = "parallel.policy=ddp";
   test::expect_mentions(
       of_overrides({"checkpoint.every=12", "parallel.local_steps=8", local}),
       {"checkpoint.every=12", "parallel.local_steps=8", local, "set checkpoint.every to 16"});
   test::expect_mentions(of_overrides({"checkpoint.every=16", "precision.compute=fp16", local}),
                         {"checkpoint.every=16", local, "loss scaling", "bf16"});
-  EXPECT_EQ(of_overrides({"checkpoint.every=16", "parallel.local_steps=8", local}), "accepted");
-  EXPECT_EQ(of_overrides({"checkpoint.every=0", "parallel.local_steps=7", local}), "accepted");
+  EXPECT_EQ(of_overrides({"checkpoint.every=16", "parallel.local_steps=8", local, ddp}), "accepted");
+  EXPECT_EQ(of_overrides({"checkpoint.every=0", "parallel.local_steps=7", local, ddp}), "accepted");
   for (const char* hook : {"none", "fp16", "int8", "topk", "powersgd"})
     EXPECT_EQ(of_overrides({"checkpoint.every=5", std::string("parallel.comm_hook=") + hook}), "accepted");
   const auto best = [&](std::vector<std::string> overrides) {
     for (const char* more : {"checkpoint.best=true", "train.val_batches=1", "parallel.local_steps=8"})
       overrides.emplace_back(more);
-    overrides.push_back(local);
+    overrides.insert(overrides.end(), {local, ddp});
     return of_overrides(overrides);
   };
   test::expect_mentions(best({"train.val_every=12"}), {"train.val_every=12", "set train.val_every to 16"});

@@ -77,7 +77,8 @@ TEST(Fp8Plan, ContradictionsAreRefusedWithAWayOut) {
   EXPECT_THAT(refusal_of(with_fp8({"precision.fp8_scaling=delayed", "precision.fp8_history=0"})),
               HasSubstr("precision.fp8_history"));
   EXPECT_NO_THROW(given(with_fp8({"precision.fp8_scaling=delayed"})));
-  EXPECT_NO_THROW(given(with_fp8({"parallel.comm_hook=local_sgd", "precision.fp8_skip=3"})));
+  EXPECT_NO_THROW(
+      given(with_fp8({"parallel.comm_hook=local_sgd", "parallel.policy=ddp", "precision.fp8_skip=3"})));
 }
 
 TEST(Fp8Plan, ShapesThatAreNoMultipleAreNamed) {

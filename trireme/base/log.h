@@ -9,9 +9,11 @@ namespace trireme {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError, kSilent };
 
-/// Process-wide settings: the lowest level that is printed and the prefix of every line, such as "[r1] ".
+/// The lowest level that is printed from now on, of the whole process.
 void set_log_level(LogLevel level);
+/// The lowest level that is printed.
 LogLevel log_level();
+/// The prefix of every line, such as "[r1] "; empty: none.
 void set_log_prefix(std::string prefix);
 
 /// Parses "debug", "info", "warning", "error" or "silent"; throws ConfigError for anything else.
@@ -20,6 +22,8 @@ LogLevel parse_log_level(std::string_view text);
 /// Writes one line in one write call, so that lines of threads and ranks never mix.
 void log_line(LogLevel level, std::string_view text);
 
+/// A line with fmt's format and arguments, if its level is printed. Debug and info lines are formatted only
+/// then.
 template <typename... Args>
 void log_debug(fmt::format_string<Args...> format, Args&&... args) {
   if (log_level() <= LogLevel::kDebug)

@@ -104,7 +104,11 @@ class Sink {
   /// The run goes on after step `step` of an earlier attempt: records of later steps are void. Returns false
   /// when the record of `step` itself is missing, because the run was killed before it was written.
   virtual bool resume([[maybe_unused]] int64_t step) { return true; }
+  /// Called once after every step, in rising order of steps. A resumed run begins with the step after its
+  /// checkpoint, or with the checkpoint's own step where resume() returned false.
   virtual void record(const StepRecord& step) = 0;
+  /// Called once, after the last record(), by a run that was not ended by an error. A run that a signal ended
+  /// has RunSummary::stop_signal.
   virtual void finish(const RunSummary& summary) = 0;
 };
 

@@ -57,9 +57,11 @@ void add_bench_comm(CLI::App& verb, Front& front) {
   CLI::App* comm = verb.add_subcommand("comm", "Time Trireme's collectives beside the backend's own");
   comm->add_option("-n,--ranks", options->ranks, "Ranks to start (default: all GPUs, else 2)")
       ->option_text("RANKS");
-  comm->add_option("--mib", options->mib, "Sizes of the whole tensor in MiB, separated by commas")
+  comm->add_option("--mib", options->mib,
+                   with_default("Sizes of the whole tensor in MiB, separated by commas", options->mib))
       ->option_text("LIST");
-  comm->add_option("--rounds", options->rounds, "Rounds over all cases; medians are shown")
+  comm->add_option("--rounds", options->rounds,
+                   with_default("Rounds over all cases; medians are shown", options->rounds))
       ->option_text("N")
       ->check(CLI::Range(1, 1000));
   comm->add_flag("--json", options->json, "Print one JSON document with all samples");

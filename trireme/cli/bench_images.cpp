@@ -13,13 +13,15 @@ void add_bench_images(CLI::App& bench, Front& front) {
       bench.add_subcommand("images", "Measure JPEG files per second and core, beside the bare decoder");
   images->add_option("PATH", options.path, "Folders of JPEG files (default: generated ones)")
       ->option_text(" ");
-  images->add_option("--side", options.side, "Height and width of the output images, in pixels")
+  images
+      ->add_option("--side", options.side,
+                   with_default("Height and width of the output images, in pixels", options.side))
       ->option_text("N")
       ->check(CLI::Range(8, 4096));
-  images->add_option("--images", options.images, "Files per round")
+  images->add_option("--images", options.images, with_default("Files per round", options.images))
       ->option_text("N")
       ->check(CLI::Range(8, 1'000'000));
-  images->add_option("--rounds", options.rounds, "Rounds; medians are shown")
+  images->add_option("--rounds", options.rounds, with_default("Rounds; medians are shown", options.rounds))
       ->option_text("N")
       ->check(CLI::Range(1, 1000));
   images->add_flag("--json", request->json, "Print one JSON document with all samples");

@@ -145,15 +145,21 @@ int bench_pipeline(const PipelineBenchOptions& options, const Front& front) {
 }
 
 void add_counts(CLI::App& verb, BenchPipelineOptions& run) {
+  constexpr int64_t kMost = 4096;
   const auto add = [&](const char* option, int64_t& value, int64_t least, const char* help) {
-    verb.add_option(option, value, help)->option_text("N")->check(CLI::Range(least, int64_t{4096}));
+    verb.add_option(option, value, with_default(help, value))
+        ->option_text("N")
+        ->check(CLI::Range(least, kMost));
   };
   add("--micro-batches", run.micro_batches, 1, "Micro-batches per step");
   add("--micro-batch-size", run.micro_batch_size, 1, "Sequences per micro-batch");
-  add("--chunks", run.chunks, 1, "Stages per rank, for interleaved schedules");
+  add("--chunks", run.chunks, 1, "Stages per rank, for interleaved_1f1b, interleaved_zb and looped_bfs");
   add("--steps", run.steps, 1, "Measured steps; medians are shown");
   add("--warmup", run.warmup, 0, "Warm-up steps");
-  add("--study", run.study, 2, "Run the stages of N ranks on one device, one after the other, for study");
+  verb.add_option("--study", run.study,
+                  "Run the stages of N ranks on one device, one after the other, for study")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{2}, kMost));
 }
 
 }  // namespace
@@ -163,11 +169,13 @@ void add_bench_pipeline(CLI::App& bench, Front& front) {
   CLI::App* verb = bench.add_subcommand("pipeline", "Measure the step time of pipeline schedules");
   verb->add_option("-n,--ranks", options->ranks, "Ranks to start (default: all GPUs, else 2)")
       ->option_text("RANKS");
-  verb->add_option("--schedules", options->schedules,
-                   "Separated by commas; 'trireme pipeline compare' lists them")
+  verb->add_option(
+          "--schedules", options->schedules,
+          with_default("Separated by commas; 'trireme pipeline compare' lists them", options->schedules))
       ->option_text("LIST");
   for (Dimension& dimension : options->dimensions) {
-    verb->add_option(dimension.option, dimension.given, fmt::format("{} ({})", dimension.help, dimension.key))
+    verb->add_option(dimension.option, dimension.given,
+                     with_default(fmt::format("{} ({})", dimension.help, dimension.key), dimension.usual))
         ->option_text("N");
   }
   add_counts(*verb, options->run);

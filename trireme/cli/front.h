@@ -1,6 +1,8 @@
 #pragma once
 // What the verbs of the front command share: the command line, the environment, and the action that the
 // parsed verb chose.
+#include <fmt/format.h>
+
 #include <functional>
 #include <string>
 #include <utility>
@@ -60,6 +62,12 @@ void add_version(CLI::App& app, Front& front);
 /// Adds the config file to `verb`, as the argument CONFIG and as the option --config FILE, of which one may
 /// be given.
 void add_config_file(CLI::App& verb, std::string& path);
+
+/// The help of an option with its default.
+template <typename Value>
+std::string with_default(const std::string& help, const Value& value) {
+  return fmt::format("{} (default: {})", help, value);
+}
 
 /// "trireme 0.1.0 (Release, GNU 12.2.0, torch 2.11.0, CUDA)".
 std::string version_line();

@@ -160,26 +160,30 @@ void add_lab(CLI::App& app, Front& front) {
   CLI::App* verb =
       app.add_subcommand("lab", "Compare a baseline and an optimized pipeline of an MLP, side by side");
   verb->add_option("NAME", options->name,
-                   "pipeline_gpipe, pipeline_1f1b, pipeline_dualpipe or pipeline_dualpipev")
+                   "pipeline_gpipe, pipeline_1f1b, pipeline_dualpipe, pipeline_dualpipev, or pipeline_ with "
+                   "another schedule of 'trireme pipeline compare'; also as "
+                   "labs/train_distributed:1f1b_2stages, which sets --stages, too")
       ->option_text(" ")
       ->required();
-  verb->add_option("--mode", options->mode, "baseline, optimized or both")
+  verb->add_option("--mode", options->mode, with_default("baseline, optimized or both", options->mode))
       ->check(CLI::IsMember({"baseline", "optimized", "both"}));
-  const auto count = [&](const char* names, auto& value, const char* help) {
+  const auto count = [&](const char* names, auto& value, const std::string& help) {
     verb->add_option(names, value, help)->option_text("N")->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   };
   count("--stages,--n-stages", options->stages, "Ranks of the pipeline (default: 2)");
-  count("--steps", options->run.steps, "Measured steps");
-  count("--batch-size", options->run.batch_size, "Rows per step");
+  count("--steps", options->run.steps, with_default("Measured steps", options->run.steps));
+  count("--batch-size", options->run.batch_size, with_default("Rows per step", options->run.batch_size));
   count("--micro-batches,--micro-batch-target", options->micro_batches,
         "Micro-batches per step (default: the fewest that work; optimized: four times as many, at least 8)");
   count("--micro-batch-size", options->micro_batch_size, "Rows per micro-batch, instead of --micro-batches");
   count("--window,--dual-window", options->window,
         "Most micro-batches in flight, one window after another (default: the fewest that work; optimized: "
         "all)");
-  count("--width,--hidden-dim", options->run.width, "Width of the hidden layers");
-  count("--depth", options->run.depth, "Hidden layers");
-  verb->add_option("--lr,--learning-rate", options->run.lr, "Learning rate of AdamW")
+  count("--width,--hidden-dim", options->run.width,
+        with_default("Width of the hidden layers", options->run.width));
+  count("--depth", options->run.depth, with_default("Hidden layers", options->run.depth));
+  verb->add_option("--lr,--learning-rate", options->run.lr,
+                   with_default("Learning rate of AdamW", options->run.lr))
       ->check(CLI::Range(0.0, 1.0));
   verb->add_flag("--study", options->run.study, "Run all stages on one device, one after the other");
   verb->add_option("--timeline", options->run.timeline, "Write baseline.svg, baseline.trace.json, ... here")

@@ -11,6 +11,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/terminal.h"
 #include "trireme/cli/front.h"
+#include "trireme/plan/config.h"
 #include "trireme/plan/pipeline.h"
 #include "trireme/plan/schedule.h"
 #include "trireme/plan/simulate.h"
@@ -33,6 +34,7 @@ constexpr int64_t kColumnsOfFiles = 200;  ///< where stdout is no terminal
 struct PipelineOptions {
   std::string schedule, file, svg, placement = "loop";
   plan::PipelineShape shape{4, 8, 1};
+  std::optional<int64_t> chunks = {};  ///< none: as pipeline.chunks, of schedules that interleave stages
   std::vector<double> costs = {1.0, 1.0, 1.0};
   double transfer = 0.0, overlap = 0.0, limit = 0.0, head = 0.0;
   std::optional<int64_t> columns = {};  ///< none: those of the terminal
@@ -77,16 +79,21 @@ Placement placement_of(std::string word) {
 
 plan::Schedule greedy(const PipelineOptions& options) {
   const Placement placement = placement_of(options.placement);
-  const int64_t ranks = options.shape.ranks;
-  const int64_t stages = placement == Placement::kLoop ? ranks * options.shape.chunks
-                         : placement == Placement::kV  ? 2 * ranks
-                                                       : ranks;
-  return plan::greedy_schedule(options.shape, placement, costs_for(options, stages));
+  plan::PipelineShape shape = options.shape;
+  shape.chunks = options.chunks.value_or(1);
+  const int64_t stages = placement == Placement::kLoop ? shape.ranks * shape.chunks
+                         : placement == Placement::kV  ? 2 * shape.ranks
+                                                       : shape.ranks;
+  return plan::greedy_schedule(shape, placement, costs_for(options, stages));
 }
 
 plan::Schedule chosen(const PipelineOptions& options, const std::string& name) {
   if (name == kGreedy) return greedy(options);
-  if (const auto known = plan::parse<ScheduleName>(name)) return plan::make_schedule(*known, options.shape);
+  if (const auto known = plan::parse<ScheduleName>(name)) {
+    plan::PipelineShape shape = options.shape;
+    if (plan::takes_chunks(*known)) shape.chunks = options.chunks.value_or(plan::PipelineConfig{}.chunks);
+    return plan::make_schedule(*known, shape);
+  }
   std::string names;
   for (const ScheduleName known : plan::all_values<ScheduleName>()) names += fmt::format("{}, ", known);
   throw ConfigError("[cli.pipeline] there is no schedule '{}'; choose one of {}{}", name, names, kGreedy);
@@ -300,8 +307,10 @@ void add_stages(CLI::App& verb, Front& front) {
   auto options = std::make_shared<StageOptions>();
   CLI::App* cut = verb.add_subcommand("stages", "Show how a model is cut into stages, and how busy they are");
   add_config_file(*cut, options->config);
-  cut->add_option("--stages", options->stages, "Stages")->check(CLI::Range(1, 1024));
-  cut->add_option("--micro-batches", options->micro_batches, "Micro-batches per step")
+  cut->add_option("--stages", options->stages, with_default("Stages", options->stages))
+      ->check(CLI::Range(1, 1024));
+  cut->add_option("--micro-batches", options->micro_batches,
+                  with_default("Micro-batches per step", options->micro_batches))
       ->check(CLI::Range(1, 4096));
   cut->add_flag("--spread-head", options->spread_head,
                 "Every rank computes a share of the vocabulary (pipeline.spread_head)");
@@ -327,31 +336,39 @@ CLI::Validator number(bool positive, double most = 1e12) {
 }
 
 void add_shape(CLI::App& verb, PipelineOptions& options) {
-  verb.add_option("--ranks,--stages", options.shape.ranks, "Ranks of the pipeline")
+  verb.add_option("--ranks,--stages", options.shape.ranks,
+                  with_default("Ranks of the pipeline", options.shape.ranks))
       ->check(CLI::Range(1, 1024));
-  verb.add_option("--micro-batches", options.shape.micro_batches, "Micro-batches per step")
+  verb.add_option("--micro-batches", options.shape.micro_batches,
+                  with_default("Micro-batches per step", options.shape.micro_batches))
       ->check(CLI::Range(1, 4096));
-  verb.add_option("--chunks", options.shape.chunks, "Stages per rank, for interleaved schedules")
+  verb.add_option(
+          "--chunks", options.chunks,
+          fmt::format("Stages per rank, for interleaved_1f1b, interleaved_zb and looped_bfs (default: "
+                      "{}), and for greedy in a loop (default: 1)",
+                      plan::PipelineConfig{}.chunks))
+      ->option_text("N")
       ->check(CLI::Range(1, 64));
   verb.add_option("--costs", options.costs,
                   "F,I,W: time of a rank per micro-batch for forward, backward for the input, and backward "
-                  "for the weights")
+                  "for the weights (default: 1,1,1)")
       ->delimiter(',')
       ->expected(3)
       ->check(number(/*positive=*/true));
-  verb.add_option("--transfer", options.transfer, "Transfer time from one rank to the next")
+  verb.add_option("--transfer", options.transfer, "Transfer time from one rank to the next (default: 0)")
       ->check(number(/*positive=*/false));
   verb.add_option("--overlap", options.overlap,
                   "Share of the sum of their times that a forward and a backward pass take which a schedule "
-                  "overlaps, such as dualpipe (0: one runs after the other)")
+                  "overlaps, such as dualpipe (default: 0, one runs after the other)")
       ->check(number(/*positive=*/false, /*most=*/1.0));
-  verb.add_option("--limit", options.limit,
-                  "Limit of the activations on a rank, in micro-batches of all its stages; a schedule above "
-                  "it is refused, or left out of the comparison, and greedy stays within it (0: no limit)")
+  verb.add_option(
+          "--limit", options.limit,
+          "Limit of the activations on a rank, in micro-batches of all its stages; a schedule above "
+          "it is refused, or left out of the comparison, and greedy stays within it (default: 0, no limit)")
       ->check(number(/*positive=*/false));
   verb.add_option("--head", options.head,
                   "Time of the whole head per micro-batch, forward and backward, spread over the ranks by "
-                  "vocabulary (0: the head is part of --costs)")
+                  "vocabulary (default: 0, the head is part of --costs)")
       ->check(number(/*positive=*/false));
   verb.add_flag("--json", options.json, "Print one JSON document");
 }
@@ -368,7 +385,9 @@ void add_pipeline(CLI::App& app, Front& front) {
   add_shape(*drawn, *options);
   drawn->add_option("--from", options->file,
                     "Your own schedule: one line per rank, with passes such as 2F3 separated by commas");
-  drawn->add_option("--placement", options->placement, "Placement of stages on ranks: loop, v or two_ways")
+  drawn
+      ->add_option("--placement", options->placement,
+                   with_default("Placement of stages on ranks: loop, v or two_ways", options->placement))
       ->check(CLI::IsMember({"loop", "v", "two_ways", "two-ways"}));
   drawn->add_option("--svg", options->svg, "Also write the picture to this file");
   drawn

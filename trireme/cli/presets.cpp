@@ -39,7 +39,7 @@ void print_json() {
 void print_table() {
   report::Table table({{"name"},
                        {"family"},
-                       {"layers", Align::kRight},
+                       {"blocks", Align::kRight},
                        {"d_model", Align::kRight},
                        {"heads", Align::kRight},
                        {"parameters", Align::kRight},

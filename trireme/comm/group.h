@@ -73,8 +73,11 @@ class Group {
   virtual void all_to_all(at::Tensor& output, const at::Tensor& input) = 0;
   /// From group rank `root` to all. bytes S
   virtual void broadcast(at::Tensor& tensor, int64_t root) = 0;
-  /// On a CPU it returns when the other side has taken the tensor with recv.
+  /// To group rank `to`, which calls recv() with as many bytes; sends to one rank arrive in their order. On a
+  /// CPU it returns when the other side has taken the tensor; on a GPU it is enqueued. bytes S
   virtual void send(const at::Tensor& tensor, int64_t to) = 0;
+  /// Overwrites all of `tensor` with what group rank `from` sends; shape and dtype are the sender's. On a CPU
+  /// it returns when the tensor is complete; on a GPU it is enqueued. bytes S
   virtual void recv(at::Tensor& tensor, int64_t from) = 0;
   /// The host waits until every rank of the group has arrived.
   virtual void barrier() = 0;

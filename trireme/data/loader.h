@@ -21,12 +21,18 @@ struct LoaderOptions {
   int64_t vocab_size = 0;  ///< next() throws DataError for a token at or above it; 0: no check
 };
 
-/// Yields global_batch / dp_size / micro_batch micro-batches per step, for ever. An error of the background
-/// thread is thrown by the next call of next().
+/// Yields global_batch / dp_size / micro_batch micro-batches per step, for ever.
 class Loader {
  public:
+  /// Starts the background thread. Throws DataError when the dataset has no sample, and LogicError for
+  /// options that do not fit each other or the dataset.
   Loader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options);
+  /// Stops the thread and waits for it.
   ~Loader();
+  /// The next micro-batch of this rank: inputs and targets (micro_batch, seq_len) int64 on the CPU, pinned
+  /// with pin_memory. Waits until the thread has one ready. Rethrows an error of the thread, such as
+  /// DataError for damaged data or a token outside the vocabulary, when the batches that it completed before
+  /// have been taken, and in every call after that. For one thread at a time.
   Batch next();
 
  private:

@@ -10,7 +10,9 @@ namespace trireme::kernels {
 /// torch's settings.
 class Repeatable {
  public:
+  /// `on` false: changes nothing. Thread-safe.
   explicit Repeatable(bool on);
+  /// Gives its hold back.
   ~Repeatable();
   Repeatable(const Repeatable&) = delete;
   Repeatable& operator=(const Repeatable&) = delete;
@@ -23,7 +25,9 @@ class Repeatable {
 /// keeps the fastest, which may be another one, with other bits, in the next run. For the whole process.
 class TunedConvolutions {
  public:
+  /// `on` false: changes nothing.
   explicit TunedConvolutions(bool on);
+  /// Restores the setting that it found.
   ~TunedConvolutions();
   TunedConvolutions(const TunedConvolutions&) = delete;
   TunedConvolutions& operator=(const TunedConvolutions&) = delete;

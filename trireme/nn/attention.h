@@ -26,6 +26,8 @@ struct RopeStretch {
   double low_freq = 1.0, high_freq = 4.0;
   int64_t original_len = 8192;
 };
+/// The table of positions 0 to seq_len - 1 on `device`; `head_dim` is even, `theta` the base of the
+/// frequencies (model.rope_theta).
 RopeTable make_rope_table(int64_t seq_len, int64_t head_dim, double theta, at::Device device,
                           const RopeStretch& stretch = {});
 

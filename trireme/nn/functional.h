@@ -39,16 +39,19 @@ at::Tensor linear_group(const at::Tensor& x, at::TensorList weights,
 // `fp8` of norms and activations: how the linear layers beside them multiply. Where those ask for the largest
 // magnitude of what they cast, the kernel that writes it finds it (known_amax.h).
 
-/// Over the last dimension, which has the size of `weight`.
+/// x (..., D) / sqrt(mean(x^2) + eps) * weight, over the last dimension: (..., D) in x's dtype; weight (D).
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+/// (x - mean) / sqrt(variance + eps) * weight + bias, over the last dimension: x (..., D) -> (..., D) in x's
+/// dtype; weight and bias (D).
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps);
 
 /// The residual stream and its norm in one pass each way: {x + delta, norm(x + delta)}. An undefined delta
 /// counts as zero; the first result is then x itself, and its gradient joins that of the norm without a pass
-/// of its own.
+/// of its own. x and delta (..., D) -> two tensors (..., D) in their dtype; weight (D).
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& delta,
                                                const at::Tensor& weight, double eps,
                                                const std::optional<Fp8Recipe>& fp8 = {});
+/// The same with layer_norm(); bias (D).
 std::pair<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::Tensor& delta,
                                                  const at::Tensor& weight, const at::Tensor& bias, double eps,
                                                  const std::optional<Fp8Recipe>& fp8 = {});
@@ -59,7 +62,7 @@ at::Tensor embedding(const at::Tensor& indices, const at::Tensor& weight);
 
 /// silu(gate) * up of x = gate | up: (..., 2F) -> (..., F).
 at::Tensor swiglu(const at::Tensor& x, const std::optional<Fp8Recipe>& fp8 = {});
-/// GELU, tanh form.
+/// GELU, tanh form, of each element: (...) -> (...) in x's dtype.
 at::Tensor gelu(const at::Tensor& x, const std::optional<Fp8Recipe>& fp8 = {});
 
 }  // namespace trireme::nn

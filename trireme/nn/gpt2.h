@@ -11,6 +11,7 @@ namespace trireme::nn {
 
 class Gpt2Block : public torch::nn::Module {
  public:
+  /// `config` is complete (plan::complete). Parameters are uninitialised, fp32, on the CPU.
   explicit Gpt2Block(const plan::ModelConfig& config);
   /// (B, T, D) -> (B, T, D)
   at::Tensor forward(const at::Tensor& x, const BlockOptions& options = {});
@@ -33,6 +34,8 @@ class Gpt2Block : public torch::nn::Module {
 
 class Gpt2 : public LanguageModel {
  public:
+  /// `config` is complete (plan::complete), of family gpt2. Parameters are uninitialised, fp32, on the CPU. A
+  /// forward pass throws LogicError for sequences longer than config.max_seq_len.
   explicit Gpt2(const plan::ModelConfig& config);
 
  private:

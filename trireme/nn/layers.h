@@ -9,6 +9,8 @@ namespace trireme::nn {
 
 class Linear : public torch::nn::Module {
  public:
+  /// `weight` (out, in), or (in, out) with WeightLayout::kInOut, and `bias` (out) if `with_bias`: fp32 on the
+  /// CPU.
   Linear(int64_t in, int64_t out, bool with_bias, WeightLayout layout = WeightLayout::kOutIn);
   /// (..., in) -> (..., out), plus `residual`, which may be undefined
   at::Tensor forward(const at::Tensor& x, const at::Tensor& residual = {},
@@ -17,7 +19,7 @@ class Linear : public torch::nn::Module {
   }
 
   at::Tensor weight;
-  at::Tensor bias;  ///< undefined without one
+  at::Tensor bias;  ///< (out); undefined without one
 
  private:
   WeightLayout layout_;
@@ -25,6 +27,7 @@ class Linear : public torch::nn::Module {
 
 class Embedding : public torch::nn::Module {
  public:
+  /// `weight` (rows, width), fp32 on the CPU.
   Embedding(int64_t rows, int64_t width);
   at::Tensor forward(const at::Tensor& indices) const;  // (...) int64 -> (..., width)
 
@@ -33,6 +36,8 @@ class Embedding : public torch::nn::Module {
 
 class LayerNorm : public torch::nn::Module {
  public:
+  /// Over a last dimension of `width`; `eps` is added to the variance. `weight` and `bias` (width), fp32 on
+  /// the CPU.
   LayerNorm(int64_t width, double eps);
   at::Tensor forward(const at::Tensor& x) const { return layer_norm(x, weight, bias, eps_); }
   /// {x + delta, norm of it}
@@ -42,7 +47,7 @@ class LayerNorm : public torch::nn::Module {
   }
   Norm norm() const { return {weight, bias, eps_}; }
 
-  at::Tensor weight, bias;
+  at::Tensor weight, bias;  ///< (width)
 
  private:
   double eps_;
@@ -50,6 +55,7 @@ class LayerNorm : public torch::nn::Module {
 
 class RmsNorm : public torch::nn::Module {
  public:
+  /// Over a last dimension of `width`; `eps` is added to the mean square. `weight` (width), fp32 on the CPU.
   RmsNorm(int64_t width, double eps);
   at::Tensor forward(const at::Tensor& x) const { return rms_norm(x, weight, eps_); }
   /// {x + delta, norm of it}
@@ -59,7 +65,7 @@ class RmsNorm : public torch::nn::Module {
   }
   Norm norm() const { return {weight, {}, eps_}; }
 
-  at::Tensor weight;
+  at::Tensor weight;  ///< (width)
 
  private:
   double eps_;

@@ -12,6 +12,7 @@ namespace trireme::nn {
 
 class LlamaBlock : public torch::nn::Module {
  public:
+  /// `config` is complete (plan::complete). Parameters are uninitialised, fp32, on the CPU.
   explicit LlamaBlock(const plan::ModelConfig& config);
   /// (B, T, D) -> (B, T, D)
   at::Tensor forward(const at::Tensor& x, const RopeTable& rope, const BlockOptions& options = {});
@@ -32,6 +33,7 @@ class LlamaBlock : public torch::nn::Module {
 
 class Llama : public LanguageModel {
  public:
+  /// `config` is complete (plan::complete), of family llama. Parameters are uninitialised, fp32, on the CPU.
   explicit Llama(const plan::ModelConfig& config);
 
  private:

@@ -11,8 +11,10 @@ namespace trireme::nn {
 
 class MlpBlock : public torch::nn::Module {
  public:
+  /// `config` is complete (plan::complete). Parameters are uninitialised, fp32, on the CPU.
   explicit MlpBlock(const plan::ModelConfig& config);
-  at::Tensor forward(const at::Tensor& x);  // (B, T, D) -> (B, T, D)
+  /// (B, T, D) -> (B, T, D)
+  at::Tensor forward(const at::Tensor& x);
 
  private:
   std::shared_ptr<RmsNorm> norm_;
@@ -21,6 +23,7 @@ class MlpBlock : public torch::nn::Module {
 
 class Mlp : public LanguageModel {
  public:
+  /// `config` is complete (plan::complete), of family mlp. Parameters are uninitialised, fp32, on the CPU.
   explicit Mlp(const plan::ModelConfig& config);
 
  private:

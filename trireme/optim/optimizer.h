@@ -70,6 +70,7 @@ class Optimizer {
   /// Updates parameter `index` of those given to build(); its gradient is multiplied by `grad_scale` first.
   /// On a GPU the work is enqueued on the current stream.
   virtual void update(size_t index, const GradScale& grad_scale) = 0;
+  /// How many parameters (FlatParam) it was made for.
   virtual size_t size() const = 0;
   /// FlatParam::master of parameter `index`.
   virtual const at::Tensor& master(size_t index) const = 0;
@@ -98,6 +99,8 @@ class Optimizer {
   virtual void set_state(size_t index, size_t number, const plan::Range& range, const at::Tensor& values) = 0;
   /// How many steps were begun.
   virtual int64_t steps() const = 0;
+  /// To be called with set_state(), between steps: the next step is number `steps` + 1, by which AdamW
+  /// corrects its moments.
   virtual void set_steps(int64_t steps) = 0;
 
  private:

@@ -190,7 +190,9 @@ class DataParallel {
     bool complete = false;
     GradientMean::State mean;
   };
+  /// Where the step under way is on this rank, of the host alone: does not wait for the GPU.
   Progress progress() const;
+  /// Makes the host go on from `progress`, which progress() of this engine returned; not collective.
   void set_progress(const Progress& progress);
   /// After a recording of a step's last pass was launched: reduces units beside the launch, as it completes
   /// them, and the current stream waits for that. Collective; the order of reductions is that of ranks that

@@ -1,6 +1,6 @@
 #include "trireme/parallel/options.h"
 
-#include <string>
+#include <string_view>
 
 #include "trireme/base/error.h"
 #include "trireme/plan/saved_copy.h"
@@ -38,15 +38,11 @@ const Options& checked(const Options& options) {
           "reduce_when", options.reduce_when,
           "kOncePerStep, because the gradient is a mean and the hook carries over what it could not send, "
           "which needs the weight of the whole step");
-  const bool local = options.hook.hook == Hook::kLocalSgd;
-  if (options.hook.hook == Hook::kNone ||
-      (!options.policy.hybrid && !(local && options.policy.shard_optimizer)))
-    return options;
+  const std::string_view obstacle = plan::hook_obstacle(options.policy, options.hook.hook);
+  if (obstacle.empty()) return options;
   throw ConfigError("[parallel.options] {} cannot be combined with {}: {}",
-                    local ? "local SGD" : "a communication hook", options.policy.label(),
-                    local
-                        ? "each rank trains alone and needs all parameters and optimizer state; use ddp"
-                        : "hooks reduce over all data-parallel ranks at once; use a policy without replicas");
+                    options.hook.hook == Hook::kLocalSgd ? "local SGD" : "a communication hook",
+                    options.policy.label(), obstacle);
 }
 
 }  // namespace trireme::parallel

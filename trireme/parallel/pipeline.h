@@ -54,6 +54,8 @@ struct Stage {
   std::shared_ptr<DataParallel> engine = {};
 };
 
+/// Stage `index` of the schedule with `module`, whose forward(at::Tensor) takes a tensor and returns one. The
+/// stage shares ownership of the module; Pipeline makes its engine.
 template <typename Module>
 Stage make_stage(int64_t index, std::shared_ptr<Module> module) {
   return {index, module, [&forward = *module](const at::Tensor& x) { return forward.forward(x); }};

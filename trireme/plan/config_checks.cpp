@@ -38,6 +38,7 @@ class Checker {
     check_deterministic();
     check_engine();
     check_buckets();
+    check_hook();
     if (config_.parallel.pp > 1) check_pipeline(config_, origins_);
   }
 
@@ -341,13 +342,21 @@ class Checker {
   void check_buckets() const {
     const ParallelConfig& parallel = config_.parallel;
     if (parallel.bucket_mib == 0.0) return;
-    const bool has_rows = parallel.policy == PolicyName::kFsdp;
-    const Policy& policy = find_policy(parallel.policy, has_rows ? parallel.sharding : Sharding::kAuto);
-    if (!policy.shard_parameters) return;
+    if (!row_of(parallel).shard_parameters) return;
     throw ConfigError(
         "[plan.config] {} cannot be used with {}, which frees parameters block by block; set "
         "parallel.bucket_mib to 0, or parallel.policy to ddp, zero1 or zero2",
         said("parallel.bucket_mib", parallel.bucket_mib), said("parallel.policy", parallel.policy));
+  }
+
+  void check_hook() const {
+    const ParallelConfig& parallel = config_.parallel;
+    const Policy& policy = row_of(parallel);
+    const std::string_view obstacle = hook_obstacle(policy, parallel.comm_hook);
+    if (obstacle.empty()) return;
+    throw ConfigError("[plan.config] {} cannot be combined with {}: {}",
+                      said("parallel.comm_hook", parallel.comm_hook), said("parallel.policy", policy.label()),
+                      obstacle);
   }
 
   const Config& config_;

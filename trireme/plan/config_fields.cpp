@@ -196,9 +196,11 @@ void add_train(Table& table, TrainConfig& train) {
   table.push_back(
       number("train.rank_batch", train.rank_batch, 0,
              "sequences or images per step on each data-parallel rank; replaces global_batch unless 0", 1e9));
-  table.push_back(
-      number("train.micro_batch", train.micro_batch, 0,
-             "sequences or images per forward pass of a rank; 0: global_batch / data-parallel ranks", 1e9));
+  table.push_back(number("train.micro_batch", train.micro_batch, 0,
+                         "sequences or images per forward pass of a rank; 0: global_batch / data-parallel "
+                         "ranks, with parallel.pp "
+                         "divided by pipeline.micro_batches or into about 4 micro-batches per rank",
+                         1e9));
   table.push_back(number("train.grad_clip", train.grad_clip, 0,
                          "global L2 norm to which gradients are clipped; 0: no clipping"));
   table.push_back(number("train.val_every", train.val_every, 0,
@@ -331,9 +333,10 @@ void add_precision(Table& table, PrecisionConfig& precision) {
   Fp8Config& fp8 = precision.fp8;
   table.push_back(
       choice("precision.fp8", fp8.recipe, "compute the linear layers of blocks in FP8: what shares a scale"));
-  table.push_back(choice("precision.fp8_scaling", fp8.scales,
-                         "tensorwise: take scales of activations and gradients from the tensor that is cast, "
-                         "or (delayed) from earlier steps"));
+  table.push_back(
+      choice("precision.fp8_scaling", fp8.scales,
+             "tensorwise: take the scale of an activation, a gradient or a weight from the tensor that "
+             "is cast, or (delayed) from earlier steps"));
   table.push_back(number("precision.fp8_history", fp8.history, 1,
                          "delayed: number of earlier steps that a scale is taken from", 1024));
   table.push_back(choice("precision.fp8_gradients", fp8.gradients, "fp8: format of output gradients"));
@@ -362,8 +365,10 @@ void add_memory(Table& table, MemoryConfig& memory) {
 void add_checkpoint(Table& table, CheckpointConfig& checkpoint) {
   table.push_back(flag("checkpoint.final_weights", checkpoint.final_weights,
                        "save the weights of the finished run as safetensors"));
-  table.push_back(flag("checkpoint.best", checkpoint.best,
-                       "save the weights with the best validation loss (the averaged ones with optim.ema)"));
+  table.push_back(
+      flag("checkpoint.best", checkpoint.best,
+           "save the weights of the best validation: for text the lowest loss, for images the most "
+           "correct (with optim.ema the averaged weights)"));
   table.push_back(number("checkpoint.every", checkpoint.every, 0,
                          "steps between the checkpoints for --resume; 0: none", kMostSteps));
   table.push_back(number("checkpoint.keep", checkpoint.keep, 0, "checkpoints to keep; 0: all", 1e9));

@@ -33,7 +33,11 @@ class MeshShape {
   /// Data-parallel ranks: dp_replicate * dp_shard.
   int64_t dp_size() const { return size(Axis::kDpReplicate) * size(Axis::kDpShard); }
 
+  /// Place of global rank `rank` on each axis, in the order of Axis. Throws LogicError for a rank outside the
+  /// mesh.
   Coordinates coordinates(int64_t rank) const;
+  /// The global rank at these coordinates, the inverse of coordinates(). Throws LogicError for one outside
+  /// its axis.
   int64_t rank(const Coordinates& coordinates) const;
   /// Index of `rank` among the data-parallel ranks, 0 to dp_size()-1.
   int64_t dp_rank(int64_t rank) const;

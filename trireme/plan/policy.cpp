@@ -32,9 +32,9 @@ constexpr Policy kPolicies[] = {
 };
 
 /// parallel.sharding with auto resolved.
-Sharding sharding_of(const ParallelConfig& parallel, const MeshShape& mesh) {
+Sharding sharding_of(const ParallelConfig& parallel, int64_t dp_replicate) {
   if (parallel.policy != PolicyName::kFsdp || parallel.sharding != Sharding::kAuto) return parallel.sharding;
-  return mesh.size(Axis::kDpReplicate) > 1 ? Sharding::kHybridShard : Sharding::kFullShard;
+  return dp_replicate > 1 ? Sharding::kHybridShard : Sharding::kFullShard;
 }
 
 void check_axes(const Policy& policy, const MeshShape& mesh) {
@@ -102,16 +102,31 @@ const Policy& find_policy(PolicyName name, Sharding sharding) {
   throw LogicError("[plan.policy] {} has no sharding {}", name, sharding);
 }
 
+const Policy& row_of(const ParallelConfig& parallel) {
+  if (parallel.policy != PolicyName::kFsdp) return find_policy(parallel.policy);
+  return find_policy(parallel.policy, sharding_of(parallel, parallel.dp_replicate));
+}
+
 Policy resolve_policy(const ParallelConfig& parallel, const MeshShape& mesh) {
   if (parallel.policy != PolicyName::kFsdp && parallel.sharding != Sharding::kAuto) {
     throw ConfigError(
         "[plan.policy] parallel.sharding={} is for parallel.policy=fsdp, not {}; leave it at auto",
         parallel.sharding, parallel.policy);
   }
-  Policy policy = find_policy(parallel.policy, sharding_of(parallel, mesh));
+  Policy policy = find_policy(parallel.policy, sharding_of(parallel, mesh.size(Axis::kDpReplicate)));
   check_axes(policy, mesh);
   policy.reshard_after_forward = reshard_of(policy, parallel.reshard_after_forward, policy.shard_ranks(mesh));
   return policy;
+}
+
+std::string_view hook_obstacle(const Policy& policy, CommHook hook) {
+  if (hook == CommHook::kNone) return {};
+  if (hook == CommHook::kLocalSgd) {
+    if (!policy.hybrid && !policy.shard_optimizer) return {};
+    return "each rank trains alone and needs all parameters and optimizer state; use ddp";
+  }
+  if (!policy.hybrid) return {};
+  return "hooks reduce over all data-parallel ranks at once; use a policy without replicas";
 }
 
 }  // namespace trireme::plan

@@ -43,8 +43,15 @@ const Policy& find_policy(std::string_view label);
 /// is none.
 const Policy& find_policy(PolicyName name, Sharding sharding = Sharding::kAuto);
 
+/// The row that a config asks for, before its mesh is known. parallel.sharding=auto is hybrid_shard where
+/// parallel.dp_replicate is above 1, else full_shard; policies with one row ignore parallel.sharding.
+const Policy& row_of(const ParallelConfig& parallel);
+
 /// The row that a config asks for, with its parallel.reshard_after_forward. parallel.sharding=auto is
 /// hybrid_shard on a mesh with replicas, else full_shard. Throws ConfigError when row and mesh do not fit.
 Policy resolve_policy(const ParallelConfig& parallel, const MeshShape& mesh);
+
+/// Why `hook` cannot be combined with `policy`, and what to do instead; empty: it can.
+std::string_view hook_obstacle(const Policy& policy, CommHook hook);
 
 }  // namespace trireme::plan

@@ -45,6 +45,8 @@ struct Schedule {
   int64_t all_stages() const { return stages + (spread_head ? static_cast<int64_t>(ranks.size()) : 0); }
   bool is_head_part(int64_t stage) const { return stage >= stages; }
 
+  /// The rank that runs `stage` (below all_stages()) for `micro_batch`. The micro-batch only matters where
+  /// two ranks have a copy of the stage (Placement::kTwoWays).
   int64_t rank_of(int64_t stage, int64_t micro_batch) const;
   /// Of each stage but parts of the head; where two have a copy, the lower one.
   std::vector<int64_t> ranks_of_stages() const;

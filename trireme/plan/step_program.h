@@ -223,9 +223,10 @@ bool has_countable_bytes(const StepProgram& program);
 /// not complete, comes twice, or is missing.
 void verify(const StepProgram& program);
 
-/// One line a unit, buffer, pass and action; columns line up. step_program_from_text() reads it back, actions
-/// in the order of their lines; throws ConfigError that names the line.
+/// One line a unit, buffer, pass and action; columns line up. step_program_from_text() reads it back.
 std::string to_text(const StepProgram& program);
+/// The program that such a text describes, with its actions in the order of their lines, numbered anew.
+/// Throws ConfigError that names a line that cannot be read; verify() checks the rest.
 StepProgram step_program_from_text(std::string_view text);
 
 }  // namespace trireme::plan

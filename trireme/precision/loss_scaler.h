@@ -18,6 +18,7 @@ class LossScaler {
   double scale() const { return scale_; }
   /// Steps in a row whose gradients were not finite.
   int64_t overflows_in_a_row() const { return overflows_in_a_row_; }
+  /// All steps so far whose gradients were not finite.
   int64_t skipped() const { return skipped_; }
 
   /// What a resumed run goes on with.
@@ -25,7 +26,9 @@ class LossScaler {
     double scale = 1.0;
     int64_t patience = 0, good_steps = 0, overflows_in_a_row = 0, skipped = 0;
   };
+  /// To be saved between two steps.
   State state() const { return {scale_, patience_, good_steps_, overflows_in_a_row_, skipped_}; }
+  /// Goes on from `state`; nothing where the scaler is not enabled. Every rank sets the same state.
   void set_state(const State& state);
 
   /// To be called once a step, with whether its gradients were finite; if not, the caller skips the update.

@@ -117,9 +117,10 @@ class RunDirectory {
 /// `path` as a user would type it: relative where it lies below the current folder.
 std::string as_typed(const std::string& path);
 
-/// How a user goes on with `run`, given as typed, and how to begin it again: "trireme train --resume RUN -n
-/// 4". `ranks` as the user asked for them; 0: as many as there are by default.
+/// How a user goes on with `run`, given as typed: "trireme train --resume RUN -n 4". `ranks` as the user
+/// asked for them; 0: as many as there are by default.
 std::string resume_command(const std::string& run, int64_t ranks);
+/// "trireme train RUN/config.yaml -n 4".
 std::string again_command(const std::string& run, int64_t ranks);
 
 /// Paths of the run directories below `root`, newest first: by when they last began or went on. With a name
@@ -156,6 +157,7 @@ std::unique_ptr<Sink> make_curves_sink(const RunDirectory& run, std::string name
 /// with predicted and measured numbers side by side; its weights is the path of the final ones or null, its
 /// stop_signal the number of the signal that ended the run early or null.
 std::string to_json_line(const StepRecord& record);
+/// The summary as one line, without a newline.
 std::string to_json_line(const RunSummary& summary);
 
 }  // namespace trireme::report

@@ -29,6 +29,7 @@ class BrokenImages {
 
   /// Picture `index` could not be read because of `error`. Throws DataError when there are too many.
   void note(int64_t index, const std::exception& error);
+  /// Pictures noted so far.
   int64_t count() const;
 
  private:
@@ -67,8 +68,15 @@ int64_t steps_per_epoch(int64_t images, int64_t global_batch);
 /// of a thread is thrown by the call of next() whose batch it concerns, and by all later ones.
 class ImageLoader {
  public:
+  /// Starts the threads. Throws LogicError for options that do not fit each other, and for a set without
+  /// images.
   ImageLoader(std::shared_ptr<const ImageSet> images, const ImageLoaderOptions& options);
+  /// Stops the threads and waits for them.
   ~ImageLoader();
+  /// The next micro-batch of this rank: inputs (B, C, H, W) fp32, channels last in memory, and targets (B)
+  /// int64, or (B, classes) fp32 with label smoothing or mixup; both on the CPU, pinned with pin_memory.
+  /// Waits until the threads have made it. Throws DataError when too many pictures cannot be read. For one
+  /// thread at a time.
   Batch next();
   /// Pictures that this loader, and those that share its BrokenImages, could not read so far.
   int64_t broken() const;
@@ -83,6 +91,7 @@ struct PixelStatistics {
   std::vector<double> mean, deviation;
   int64_t images = 0;  ///< that could be read
 };
+/// Reads the images in this call; those that cannot be read are left out. `most` is at least 1.
 PixelStatistics measure_pixels(const ImageSet& images, int64_t most);
 
 }  // namespace trireme::data
