@@ -141,7 +141,8 @@ class VocabularyPartFunction : public Function<VocabularyPartFunction> {
     const at::Tensor &rows = saved[0], &weight = saved[1], &logits = saved[2], &targets = saved[3];
     variable_list result(6);
     if (!weight.requires_grad()) return result;
-    GradTarget target(weight, AddsTo::kFp32Too, GradTarget::kAsItIs);
+    const bool is_written = logits.size(0) > 0;
+    GradTarget target(weight, AddsTo::kFp32Too, is_written ? GradTarget::kAsItIs : GradTarget::kZeroed);
     at::Tensor& into = target.tensor();
     bool adds = target.adds();
     in_chunks(context->saved_data["chunk_bytes"].toInt(), logits, [&](int64_t from, int64_t count) {
