@@ -59,8 +59,8 @@ void in_chunks(int64_t chunk_bytes, const at::Tensor& logits, const Body& body) 
 }
 
 /// exp(logit - largest) of logits (n, R), 0 for the target, undefined where nobody wants them; stats (3, n).
-/// The target's is exact in join_vocabulary(): where it is nearly all of the sum, the gradient is what is
-/// left of its row.
+/// The target's power is left out here and join_vocabulary() adds what it makes of the gradient in fp32:
+/// rounded to bf16, a probability near 1 would leave no gradient.
 at::Tensor powers_of(const at::Tensor& logits, const at::Tensor& targets, int64_t first, at::Tensor stats,
                      bool wanted) {
   if (logits.is_cuda()) {
