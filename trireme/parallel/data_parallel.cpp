@@ -92,11 +92,9 @@ void DataParallel::touched(const std::vector<size_t>& tokens) {
       continue;
     }
     const size_t unit = token - units_.size();
-    TRIREME_CHECK(
-        unit < units_.size(),
-        "[parallel.data_parallel] an operator used what is marked {}, but {} units have marks below "
-        "{}",
-        token, units_.size(), 2 * units_.size());
+    TRIREME_CHECK(unit < units_.size(),
+                  "[parallel.data_parallel] an operator used what is marked {}, beyond the marks of {} units",
+                  token, units_.size());
     units_[unit]->take_writes();  // an optimizer goes on from what others have written
   }
   if (units.empty()) return;
