@@ -9,7 +9,6 @@
 
 #include "tests/support/engine_on_model.h"
 #include "trireme/kernels/device.h"
-#include "trireme/parallel/side_stream.h"
 
 namespace trireme::parallel {
 namespace {
@@ -93,46 +92,6 @@ TEST(GpuEngine, MayBeBuiltOnOneStreamAndUsedOnAnother) {
           << policy << " overlap " << overlap;
     }
   }
-}
-
-/// Torch hands the streams of its pool out again after 32.
-TEST(GpuSideStream, IsNobodyElses) {
-  if (kernels::gpus().empty()) GTEST_SKIP() << "no GPU";
-  const c10::Device device(c10::kCUDA, 0);
-  const c10::impl::VirtualGuardImpl streams(device.type());
-  const auto stream_of = [&](SideStream& side) {
-    c10::Stream stream = streams.getStream(device);
-    side.run([&] { stream = streams.getStream(device); });
-    return stream;
-  };
-  SideStream one(device, /*beside=*/true), other(device, /*beside=*/true);
-  const c10::Stream first = stream_of(one), second = stream_of(other);
-  EXPECT_NE(first, second);
-  EXPECT_NE(first, streams.getStream(device));
-  for (int i = 0; i < 64; ++i) {
-    for (const bool high : {false, true}) {
-      const c10::Stream pooled = streams.getStreamFromGlobalPool(device, high);
-      EXPECT_TRUE(pooled != first && pooled != second) << "stream " << i;
-    }
-  }
-}
-
-/// 1 GiB is written many times: longer than the end of a side takes.
-TEST(GpuSideStream, EndsAfterItsWork) {
-  if (kernels::gpus().empty()) GTEST_SKIP() << "no GPU";
-  const c10::Device device(c10::kCUDA, 0);
-  const at::Tensor values = at::zeros({int64_t{1} << 28}, at::TensorOptions(device));
-  c10::Event done(device.type());
-  {
-    SideStream side(device, /*beside=*/true);
-    side.run([&] {
-      at::Tensor written = values;
-      for (int i = 0; i < 100; ++i) written.add_(1.0);
-      done.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
-    });
-  }
-  EXPECT_TRUE(done.query());
-  EXPECT_EQ(values[0].item<float>(), 100.0f);
 }
 
 }  // namespace

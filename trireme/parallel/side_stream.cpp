@@ -26,7 +26,9 @@ double total_ms(std::vector<std::pair<c10::Event, c10::Event>>& spans) {
 }  // namespace
 
 SideStream::SideStream(c10::Device device, bool beside) : device_(device) {
-  if (beside && !device.is_cpu()) stream_ = own_stream(device);
+  if (!beside || device.is_cpu()) return;
+  stream_ =
+      c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true);
 }
 
 c10::Stream SideStream::current() const {

@@ -25,10 +25,6 @@ struct CommTimes {
   double hidden_share() const { return busy_ms > 0.0 ? 1.0 - exposed_ms / busy_ms : 0.0; }
 };
 
-/// A stream of a GPU that nobody else enqueues on, of high priority, unlike torch's, which it hands out
-/// again. Its last owner waits for the work on it, unless an exception ends that one as well.
-std::shared_ptr<const c10::Stream> own_stream(c10::Device device);
-
 class SideStream {
  public:
   /// The end of a piece of work. A default one has nothing to wait for.
@@ -75,7 +71,7 @@ class SideStream {
   Event run_and_move(const std::function<void()>& work, const Event& after, Event event, bool beside);
 
   c10::Device device_;
-  std::shared_ptr<const c10::Stream> stream_;  ///< none: work runs on the current one
+  std::optional<c10::Stream> stream_;  ///< none: work runs on the current one
   bool measures_ = false;
   std::vector<Span> busy_, exposed_;
   CommTimes host_times_;  ///< on a CPU
