@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/nan_memory.h"
 #include "trireme/base/error.h"
 #include "trireme/nn/attention.h"
 #include "trireme/nn/loss.h"
@@ -347,6 +348,22 @@ TEST_F(Functional, IgnoredRowsLeaveTheMeanAsInTorch) {
       EXPECT_NEAR(our_loss, loss, 1e-5 * loss) << ignored;
       EXPECT_LT(difference(our_d_x, d_x), 1e-5) << ignored;
       EXPECT_LT(difference(our_d_weight, d_weight), 1e-5) << ignored;
+    }
+  }
+}
+
+TEST_F(Functional, AMeanOverNoRowsHasGradientsOfZero) {
+  const test::NanMemory nan_memory;
+  ASSERT_TRUE(at::empty({4}).isnan().all().item<bool>());
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t classes : {64, 61}) {
+      const at::Tensor x = at::zeros({0, 12}, dtype).requires_grad_(),
+                       weight = at::ones({classes, 12}, dtype).requires_grad_();
+      const at::Tensor loss = mean_loss(LossBy::kParts, x, weight, at::zeros({0}, at::kLong));
+      loss.backward();
+      EXPECT_TRUE(std::isnan(loss.item<double>()));
+      EXPECT_EQ(x.grad().sizes(), x.sizes());
+      EXPECT_TRUE(at::equal(weight.grad(), at::zeros_like(weight))) << classes << " classes";
     }
   }
 }

@@ -5,9 +5,15 @@
 #include <c10/util/BFloat16.h>
 #include <gtest/gtest.h>
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <bit>
 #include <cmath>
+#include <cstdlib>
+#include <fstream>
 #include <memory>
+#include <system_error>
 #include <vector>
 
 #include "trireme/base/file.h"
@@ -15,6 +21,7 @@
 #include "trireme/kernels/matmul.h"
 #include "trireme/kernels/norm.h"
 #include "trireme/kernels/optimizer.h"
+#include "trireme/kernels/pinned_memory.h"
 #include "trireme/kernels/repeatable.h"
 #include "trireme/kernels/scalar_math.h"
 #include "trireme/kernels/store.h"
@@ -152,6 +159,38 @@ TEST(Norms, ParameterGradientsAreTheSameForAnyNumberOfThreads) {
   const auto four = gradient(4);
   at::set_num_threads(before);
   EXPECT_EQ(one, four);
+}
+
+int64_t address_space() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t pages = 0;
+  statm >> pages;
+  return pages * ::sysconf(_SC_PAGESIZE);
+}
+
+/// Address space for the memory is there, but not for the stack of a thread. Ends with 0 where nothing is
+/// left of it.
+[[noreturn]] void take_without_threads() {
+  constexpr int64_t kBytes = int64_t{64} << 20, kTooFewForAStack = int64_t{1} << 20;
+  const int64_t before = address_space();
+  rlimit limit{};
+  ::getrlimit(RLIMIT_AS, &limit);
+  limit.rlim_cur = static_cast<rlim_t>(before + kBytes + kTooFewForAStack);
+  ::setrlimit(RLIMIT_AS, &limit);
+  try {
+    const PinnedMemory memory(kBytes);
+  } catch (const std::system_error&) {
+    std::_Exit(address_space() - before < kBytes / 2 ? 0 : 1);
+  }
+  std::_Exit(2);
+}
+
+TEST(PinnedMemory, IsGivenBackWhereNoThreadCanTouchIt) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers take address space of their own";
+#endif
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(take_without_threads(), testing::ExitedWithCode(0), "");
 }
 
 TEST(Repeatable, TellsTorchWhileTheLastOneLivesAndGivesItsSettingsBack) {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/nn/vocabulary_cases.h"
+#include "tests/support/nan_memory.h"
 #include "tests/support/refusal.h"
 #include "tests/support/relative_error.h"
 #include "trireme/nn/functional.h"
@@ -92,6 +93,20 @@ TEST(VocabularyPart, AddsToAGradientAndKnowsTheLossWithoutOne) {
     stats.push_back(part.stats);
   }
   EXPECT_NEAR(joined_loss(at::stack(stats), given.targets).item<double>(), wanted.loss.item<double>(), 1e-6);
+}
+
+TEST(VocabularyPart, NoTokensHaveGradientsOfZero) {
+  const test::NanMemory nan_memory;
+  ASSERT_TRUE(at::empty({4}).isnan().all().item<bool>());
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    HeadCase given = case_of(dtype);
+    given.x = given.x.narrow(0, 0, 0);
+    given.targets = given.targets.narrow(0, 0, 0);
+    const HeadOutcome got = in_parts(given, {0, 19, kVocabulary}, 0.25);
+    EXPECT_TRUE(got.loss.isnan().item<bool>()) << "a mean over no rows";
+    EXPECT_EQ(got.d_x.numel(), 0);
+    EXPECT_TRUE(at::equal(got.d_weight, at::zeros_like(given.weight))) << c10::toString(dtype);
+  }
 }
 
 TEST(VocabularyPart, RefusesTargetsThatNoPartHas) {

@@ -6,6 +6,7 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include "tests/support/refusal.h"
 #include "trireme/base/error.h"
 #include "trireme/plan/optimizer.h"
 
@@ -110,6 +111,28 @@ TEST_P(EveryOptimizer, UpdatesParametersInAnyOrder) {
     return at::stack({params[0].master, params[1].master, params[2].master});
   };
   EXPECT_TRUE(at::equal(trained(false), trained(true)));
+}
+
+TEST_P(EveryOptimizer, MultipliesGradientsByAScaleOnTheDeviceAsWell) {
+  const at::Tensor start = at::randn({40}), gradient = at::randn({40});
+  const auto trained = [&](double host, const at::Tensor& device) {
+    const FlatParam param{.master = start.clone(), .grad = gradient, .copy = {}, .segments = kSegments};
+    const auto optimizer = build(config_of(GetParam()), {param});
+    GradScale scale = host;
+    scale.device = device;
+    for (int step = 0; step < 2; ++step) optimizer->step(scale);
+    return param.master;
+  };
+  // Powers of two: the order of the factors rounds nothing.
+  EXPECT_TRUE(at::equal(trained(0.5, at::scalar_tensor(0.25, at::kFloat)), trained(0.125, {})));
+}
+
+TEST_P(EveryOptimizer, RefusesACopyInFp16OnACpu) {
+  const at::Tensor master = at::randn({40});
+  const auto optimizer = build(
+      config_of(GetParam()),
+      {{.master = master, .grad = at::randn({40}), .copy = master.to(at::kHalf), .segments = kSegments}});
+  test::expect_refusal([&] { optimizer->step(); }, {"copy", "Half", "BFloat16"});
 }
 
 INSTANTIATE_TEST_SUITE_P(Optimizers, EveryOptimizer,

@@ -56,6 +56,46 @@ TEST(OwnLoopCorners, TwoEnginesInOneLoopDoNotMeet) {
   }
 }
 
+/// The teacher follows the student, which is drawn back to it.
+void blend(const Net& teacher, const Net& student) {
+  const at::NoGradGuard no_grad;
+  const std::vector<at::Tensor> slow = teacher.parameters(), fast = student.parameters();
+  for (size_t i = 0; i < slow.size(); ++i) slow[i].lerp_(fast[i], 0.25);
+  for (size_t i = 0; i < slow.size(); ++i) fast[i].lerp_(slow[i], 0.125);
+}
+
+TEST(OwnLoopCorners, AnOperatorOnParametersOfTwoEnginesReachesBoth) {
+  Net teacher(7), student(8);
+  for (int64_t step = 0; step < kSteps; ++step) {
+    student.zero_grad();
+    (loss_sum(student, inputs(step), targets(step)) / static_cast<double>(kBatch)).backward();
+    {
+      const at::NoGradGuard no_grad;
+      for (at::Tensor& param : student.parameters()) param.sub_(param.grad() * kCornerRate);
+    }
+    blend(teacher, student);
+  }
+  const Weights wanted = copies(parameters_of(teacher)), others = copies(parameters_of(student));
+  for (const bool teacher_has_more : {false, true}) {
+    run_ranks(2, [&](std::shared_ptr<World> world) {
+      const comm::Mesh mesh = mesh_of(world);
+      Net slow(7), fast(8);
+      const std::vector<std::string> few = {"blocks.1"},
+                                     many = {"blocks.0", "blocks.1", "blocks.2", "blocks.3"};
+      const auto first = parallel::fully_shard(slow, mesh, {.blocks = teacher_has_more ? many : few});
+      const auto second = parallel::fully_shard(fast, mesh, {.blocks = teacher_has_more ? few : many});
+      const auto optimizer = optim::build(descent(kCornerRate), second->optimizer_params());
+      for (int64_t step = 0; step < kSteps; ++step) {
+        second->backward(loss_of(fast, step, mesh));
+        second->step(*optimizer);
+        blend(slow, fast);
+      }
+      expect_close(weights_of(*first), wanted, "teacher");
+      expect_close(weights_of(*second), others, "student");
+    });
+  }
+}
+
 TEST(OwnLoopCorners, TwoOptimizersShareAnEngineAndEachHasASchedule) {
   const auto is_second = [](const std::string& name) { return name.starts_with("blocks.2"); };
   const auto train = [&](SGD& some, SGD& rest, const auto& differentiate) {

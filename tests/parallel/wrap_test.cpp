@@ -343,11 +343,15 @@ TEST(Wrap, RefusesOptionsOutOfTheirBounds) {
     refuses({.hook = {.density = std::nan("")}}, {"hook.density is nan"});
     refuses({.hook = {.start_step = -1}}, {"hook.start_step is -1"});
     refuses({.compute = at::kInt}, {"compute is Int", "BFloat16"});
-    refuses({.reduce = at::kDouble}, {"reduce is Double"});
+    refuses({.compute = at::kHalf}, {"compute is Half", "Float or BFloat16", "CPU"});
+    refuses({.reduce = at::kDouble}, {"reduce is Double", "Float or BFloat16"});
+    refuses({.reduce = at::kHalf}, {"reduce is Half", "Float or BFloat16", "fixed order"});
     refuses({.prefetch = -1}, {"prefetch is -1"});
     refuses({.bucket_mib = 0.0}, {"bucket_mib is 0"});
     expect_refusal([&] { parallel::fully_shard(net, mesh, {.min_unit_numel = -1}); },
                    {"min_unit_numel is -1"});
+    EXPECT_NO_THROW(parallel::checked({.reduce = at::kHalf, .reduction = parallel::Reduction::kBackend}));
+    EXPECT_NO_THROW(parallel::checked({.compute = at::kHalf, .device = at::kCUDA}));
     const auto engine = parallel::data_parallel(net, mesh);
   });
 }

@@ -2,6 +2,7 @@
 // backward.
 #include "trireme/plan/fp8.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -125,10 +126,11 @@ TEST(Fp8Plan, InputsOfProductsAreKeptInAByte) {
 }
 
 TEST(Fp8Memory, HeadCastsItsWeightAndGradientsOfLogitsTwice) {
-  const auto logits = [](std::vector<std::string> overrides) {
-    std::vector<std::string> all = {"model.family=llama",  "model.d_model=256",    "model.n_layers=2",
-                                    "model.n_heads=4",     "model.vocab_size=512", "data.seq_len=128",
-                                    "train.micro_batch=2", "train.global_batch=2", "precision.compute=bf16"};
+  const auto logits = [](std::vector<std::string> overrides, int64_t vocab = 512) {
+    std::vector<std::string> all = {
+        "model.family=llama",   "model.d_model=256",      "model.n_layers=2",
+        "model.n_heads=4",      "data.seq_len=128",       "train.micro_batch=2",
+        "train.global_batch=2", "precision.compute=bf16", fmt::format("model.vocab_size={}", vocab)};
     all.insert(all.end(), overrides.begin(), overrides.end());
     return rank_bytes(given(all), 1, Device::kCuda).logits;
   };
@@ -138,6 +140,9 @@ TEST(Fp8Memory, HeadCastsItsWeightAndGradientsOfLogitsTwice) {
   EXPECT_EQ(logits({"precision.fp8_head=true"}), part + gradients);
   EXPECT_EQ(logits({"precision.fp8=rowwise", "precision.fp8_head=true"}),
             2 * part + 2 * 512 * 256 + gradients);
+  // Blocks of 128 add 64 rows to 576, in a copy in bf16.
+  EXPECT_EQ(logits({"precision.fp8=blockwise", "precision.fp8_head=true"}, 576),
+            2 * (256 * 640 * 2) + 2 * 640 * 256 + 640 * 256 * 2 + (256 + 640) * 256 * 2);
 }
 
 }  // namespace

@@ -158,6 +158,10 @@ TEST(RankBytes, AddUpToThePeakAndNeverOverflow) {
   const int64_t tokens = 8 * 128, vocab = 1 << 20, width = config.model.d_model;
   EXPECT_EQ(rank_bytes(config, 2, Device::kCuda).logits, (1 << 20) + (tokens + vocab) * width * 4)
       << "a GPU holds logits in parts, and the gradients of what made them";
+  config.model.vocab_size = vocab - 63;
+  EXPECT_EQ(rank_bytes(config, 2, Device::kCuda).logits,
+            (1 << 20) + vocab * width * 4 + (tokens + vocab) * width * 4)
+      << "and a copy of the weight, with rows of zeros up to a multiple of 64";
   const int64_t most = std::numeric_limits<int64_t>::max();
   const RankBytes beyond{.state = {most / 2, 0, most / 2}, .activations = most / 2};
   EXPECT_EQ(beyond.least(), most);

@@ -20,7 +20,7 @@ class OwnStream {
     if (error == cudaSuccess) {
       error = cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, highest);
     }
-    TRIREME_CHECK(error == cudaSuccess, "[comm.link] no stream could be made on {}: {}", device.str(),
+    TRIREME_CHECK(error == cudaSuccess, "[comm.own_stream] no stream could be made on {}: {}", device.str(),
                   cudaGetErrorString(error));
     index_ = device.index();
   }

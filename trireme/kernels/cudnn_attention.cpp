@@ -75,9 +75,9 @@ struct Node {
 /// A graph of cuDNN's operations under construction.
 class Graph {
  public:
-  enum class Lies { kInMemory, kOnHost, kNowhere };  ///< kNowhere: between two operations of one kernel
+  enum class Storage { kDevice, kHost, kVirtual };  ///< kVirtual: none, between two operations of one kernel
 
-  Node& tensor(cudnnDataType_t type, const Sizes& dims, const Sizes& strides, Lies lies) {
+  Node& tensor(cudnnDataType_t type, const Sizes& dims, const Sizes& strides, Storage storage) {
     auto node = std::make_unique<Node>();
     node->uid = static_cast<int64_t>(nodes_.size()) + 1;
     node->dims = dims;
@@ -88,8 +88,8 @@ class Graph {
         .set(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, strides)
         .set(CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, node->uid)
         .set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, kAlignment)
-        .set(CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, lies == Lies::kNowhere)
-        .set(CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, lies == Lies::kOnHost)
+        .set(CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, storage == Storage::kVirtual)
+        .set(CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, storage == Storage::kHost)
         .finalize();
     nodes_.push_back(std::move(node));
     return *nodes_.back();
@@ -97,9 +97,9 @@ class Graph {
   /// Between operations, without gaps unless strides are given.
   Node& between(cudnnDataType_t type, const Sizes& dims, Sizes strides = {}) {
     if (strides.empty()) strides = {dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3], 1};
-    return tensor(type, dims, strides, Lies::kNowhere);
+    return tensor(type, dims, strides, Storage::kVirtual);
   }
-  Node& number() { return tensor(CUDNN_DATA_FLOAT, {1, 1, 1, 1}, {1, 1, 1, 1}, Lies::kOnHost); }
+  Node& number() { return tensor(CUDNN_DATA_FLOAT, {1, 1, 1, 1}, {1, 1, 1, 1}, Storage::kHost); }
 
   void matmul(const Node& a, const Node& b, const Node& c) {
     const Descriptor& how = kept(CUDNN_BACKEND_MATMUL_DESCRIPTOR)
@@ -175,104 +175,149 @@ struct Problem {
   auto operator<=>(const Problem&) const = default;
 };
 
-/// The names of the graph's tensors that a call binds to memory.
-struct Names {
-  int64_t query, key, value, output, d_output, logsumexp, d_query, d_key, d_value, row_sums, scale, one,
-      hidden;
-};
-
 Node& heads(Graph& graph, cudnnDataType_t type, const Sizes& sizes) {
   return graph.tensor(type, {sizes.begin(), sizes.begin() + 4}, {sizes.begin() + 4, sizes.end()},
-                      Graph::Lies::kInMemory);
+                      Graph::Storage::kDevice);
 }
 
 /// The same memory with the last two dimensions exchanged.
 Node& turned(Graph& graph, cudnnDataType_t type, const Sizes& sizes) {
   return graph.tensor(type, {sizes[0], sizes[1], sizes[3], sizes[2]},
-                      {sizes[4], sizes[5], sizes[7], sizes[6]}, Graph::Lies::kInMemory);
+                      {sizes[4], sizes[5], sizes[7], sizes[6]}, Graph::Storage::kDevice);
 }
 
-/// With P = exp(scale Q K^T - logsumexp) below the diagonal, D = the row sums of dO * O and
-/// dS = scale P * (dO V^T - D): dV = P^T dO, dK = dS^T Q, dQ = dS K. Dao et al. 2022.
-Names describe(Graph& graph, const Problem& problem) {
-  const cudnnDataType_t type = problem.bf16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_HALF;
-  const int64_t batch = problem.query[0], count = problem.query[1], length = problem.query[2],
-                width = problem.query[3];
-  const int64_t kv_heads = problem.key[1];
-  const Sizes square = {batch, count, length, length}, rows = {batch, count, length, 1};
-  const Sizes square_turned = {count * length * length, length * length, 1, length};
-  const Sizes row_strides = {count * length, length, 1, 1};
-  const auto scores = [&](cudnnDataType_t of = CUDNN_DATA_FLOAT) -> Node& {
-    return graph.between(of, square);
+/// Sizes of the scores and of a number for each of their rows, and the dtype of what a call binds.
+struct Shape {
+  explicit Shape(const Problem& problem)
+      : type(problem.bf16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_HALF),
+        batch(problem.query[0]),
+        count(problem.query[1]),
+        length(problem.query[2]),
+        width(problem.query[3]),
+        kv_heads(problem.key[1]) {}
+
+  Sizes square() const { return {batch, count, length, length}; }
+  Sizes square_turned() const { return {count * length * length, length * length, 1, length}; }  ///< strides
+  Sizes rows() const { return {batch, count, length, 1}; }
+  Sizes row_strides() const { return {count * length, length, 1, 1}; }
+
+  cudnnDataType_t type;
+  int64_t batch, count, length, width, kv_heads;  ///< count: of query heads
+};
+
+/// The tensors that a call binds to memory; `key` and `value` with their last two dimensions exchanged.
+struct Ends {
+  Node &query, &key, &value, &output, &d_output, &logsumexp, &d_query, &d_key, &d_value, &scale, &one,
+      &hidden, &row_sums;
+};
+
+/// Made in the order in which they are listed, which gives them their names.
+Ends ends_of(Graph& graph, const Problem& problem, const Shape& shape) {
+  const auto row_numbers = [&]() -> Node& {
+    return graph.tensor(CUDNN_DATA_FLOAT, shape.rows(), shape.row_strides(), Graph::Storage::kDevice);
   };
+  return {.query = heads(graph, shape.type, problem.query),
+          .key = turned(graph, shape.type, problem.key),
+          .value = turned(graph, shape.type, problem.value),
+          .output = heads(graph, shape.type, problem.output),
+          .d_output = heads(graph, shape.type, problem.d_output),
+          .logsumexp = row_numbers(),
+          .d_query = heads(graph, shape.type, problem.d_query),
+          .d_key = heads(graph, shape.type, problem.d_key),
+          .d_value = heads(graph, shape.type, problem.d_value),
+          .scale = graph.number(),
+          .one = graph.number(),
+          .hidden = graph.number(),
+          .row_sums = row_numbers()};
+}
 
-  Node& query = heads(graph, type, problem.query);
-  Node& key = turned(graph, type, problem.key);
-  Node& value = turned(graph, type, problem.value);
-  Node& output = heads(graph, type, problem.output);
-  Node& d_output = heads(graph, type, problem.d_output);
-  Node& logsumexp = graph.tensor(CUDNN_DATA_FLOAT, rows, row_strides, Graph::Lies::kInMemory);
-  Node& d_query = heads(graph, type, problem.d_query);
-  Node& d_key = heads(graph, type, problem.d_key);
-  Node& d_value = heads(graph, type, problem.d_value);
-  Node &scale = graph.number(), &one = graph.number(), &hidden = graph.number();
-  Node& row_sums = graph.tensor(CUDNN_DATA_FLOAT, rows, row_strides, Graph::Lies::kInMemory);
-
-  Node& products = graph.between(CUDNN_DATA_FLOAT, {batch, count, length, width},
+/// D, the row sums of dO * O.
+void sum_rows(Graph& graph, const Shape& shape, const Ends& ends) {
+  const int64_t count = shape.count, length = shape.length, width = shape.width;
+  Node& products = graph.between(CUDNN_DATA_FLOAT, {shape.batch, count, length, width},
                                  {count * length * width, length * width, count * width, 1});
-  graph.pointwise(CUDNN_POINTWISE_MUL, d_output, &output, products);
-  Node& sums = graph.between(CUDNN_DATA_FLOAT, rows, row_strides);
+  graph.pointwise(CUDNN_POINTWISE_MUL, ends.d_output, &ends.output, products);
+  Node& sums = graph.between(CUDNN_DATA_FLOAT, shape.rows(), shape.row_strides());
   graph.sum(products, sums);
-  graph.pointwise(CUDNN_POINTWISE_MUL, sums, &one, row_sums);
+  graph.pointwise(CUDNN_POINTWISE_MUL, sums, &ends.one, ends.row_sums);
+}
 
+/// P = exp(scale Q K^T - logsumexp), 0 above the diagonal.
+Node& probabilities_of(Graph& graph, const Shape& shape, const Ends& ends) {
+  const auto scores = [&](cudnnDataType_t of = CUDNN_DATA_FLOAT) -> Node& {
+    return graph.between(of, shape.square());
+  };
   Node &raw = scores(), &scaled = scores(), &shifted = scores();
-  graph.matmul(query, key, raw);
-  graph.pointwise(CUDNN_POINTWISE_MUL, raw, &scale, scaled);
-  graph.pointwise(CUDNN_POINTWISE_SUB, scaled, &logsumexp, shifted);
+  graph.matmul(ends.query, ends.key, raw);
+  graph.pointwise(CUDNN_POINTWISE_MUL, raw, &ends.scale, scaled);
+  graph.pointwise(CUDNN_POINTWISE_SUB, scaled, &ends.logsumexp, shifted);
   Node &row = scores(CUDNN_DATA_INT32), &column = scores(CUDNN_DATA_INT32),
        &seen = scores(CUDNN_DATA_BOOLEAN);
   graph.pointwise(CUDNN_POINTWISE_GEN_INDEX, shifted, nullptr, row, nullptr, CUDNN_DATA_FLOAT, 2);
   graph.pointwise(CUDNN_POINTWISE_GEN_INDEX, shifted, nullptr, column, nullptr, CUDNN_DATA_FLOAT, 3);
   graph.pointwise(CUDNN_POINTWISE_CMP_GE, row, &column, seen, nullptr, CUDNN_DATA_BOOLEAN);
   Node &masked = scores(), &probabilities = scores();
-  graph.pointwise(CUDNN_POINTWISE_BINARY_SELECT, shifted, &hidden, masked, &seen);
+  graph.pointwise(CUDNN_POINTWISE_BINARY_SELECT, shifted, &ends.hidden, masked, &seen);
   graph.pointwise(CUDNN_POINTWISE_EXP, masked, nullptr, probabilities);
-
-  // A head of keys and values has the sum over its query heads.
-  const auto into_keys = [&](Node& left, const Node& right, const Node& result) {
-    if (kv_heads == count) return graph.matmul(left, right, result);
-    Node& of_each = graph.between(type, {batch, count, length, width});
-    graph.matmul(left, right, of_each);
-    graph.sum(of_each, result);
-  };
-  Node& probabilities_turned = graph.between(type, square, square_turned);
-  graph.transpose(probabilities, probabilities_turned);
-  into_keys(probabilities_turned, d_output, d_value);
-
-  Node &d_probabilities = scores(), &centred = scores(), &d_shifted = scores(), &d_scores = scores();
-  graph.matmul(d_output, value, d_probabilities);
-  graph.pointwise(CUDNN_POINTWISE_SUB, d_probabilities, &row_sums, centred);
-  graph.pointwise(CUDNN_POINTWISE_MUL, centred, &probabilities, d_shifted);
-  graph.pointwise(CUDNN_POINTWISE_MUL, d_shifted, &scale, d_scores);
-  Node& d_scores_turned = graph.between(type, square, square_turned);
-  graph.transpose(d_scores, d_scores_turned);
-  into_keys(d_scores_turned, query, d_key);
-
-  // Straight into the output: a sum in memory between blocks is what would add in their order of arrival.
-  Node& key_rows = graph.between(CUDNN_DATA_FLOAT, {batch, kv_heads, length, width},
-                                 {problem.key[4], problem.key[5], problem.key[6], problem.key[7]});
-  graph.transpose(key, key_rows);
-  graph.matmul(d_scores, key_rows, d_query);
-  return {query.uid, key.uid,     value.uid,    output.uid, d_output.uid, logsumexp.uid, d_query.uid,
-          d_key.uid, d_value.uid, row_sums.uid, scale.uid,  one.uid,      hidden.uid};
+  return probabilities;
 }
+
+/// dS = scale P * (dO V^T - D).
+Node& d_scores_of(Graph& graph, const Shape& shape, const Ends& ends, const Node& probabilities) {
+  const auto scores = [&]() -> Node& { return graph.between(CUDNN_DATA_FLOAT, shape.square()); };
+  Node &d_probabilities = scores(), &centred = scores(), &d_shifted = scores(), &d_scores = scores();
+  graph.matmul(ends.d_output, ends.value, d_probabilities);
+  graph.pointwise(CUDNN_POINTWISE_SUB, d_probabilities, &ends.row_sums, centred);
+  graph.pointwise(CUDNN_POINTWISE_MUL, centred, &probabilities, d_shifted);
+  graph.pointwise(CUDNN_POINTWISE_MUL, d_shifted, &ends.scale, d_scores);
+  return d_scores;
+}
+
+/// result = scores^T right. A head of keys and values has the sum over its query heads.
+void multiply_into_keys(Graph& graph, const Shape& shape, const Node& scores, const Node& right,
+                        const Node& result) {
+  Node& scores_turned = graph.between(shape.type, shape.square(), shape.square_turned());
+  graph.transpose(scores, scores_turned);
+  if (shape.kv_heads == shape.count) return graph.matmul(scores_turned, right, result);
+  Node& of_each = graph.between(shape.type, {shape.batch, shape.count, shape.length, shape.width});
+  graph.matmul(scores_turned, right, of_each);
+  graph.sum(of_each, result);
+}
+
+/// result = scores K, straight into the output: a sum in memory between blocks is what would add in their
+/// order of arrival. `key`: dims and strides of K.
+void multiply_into_queries(Graph& graph, const Shape& shape, const Node& scores, const Node& key_turned,
+                           const Sizes& key, const Node& result) {
+  Node& key_rows = graph.between(CUDNN_DATA_FLOAT, {shape.batch, shape.kv_heads, shape.length, shape.width},
+                                 {key[4], key[5], key[6], key[7]});
+  graph.transpose(key_turned, key_rows);
+  graph.matmul(scores, key_rows, result);
+}
+
+/// With P, D and dS as above: dV = P^T dO, dK = dS^T Q, dQ = dS K. Dao et al. 2022.
+Ends describe(Graph& graph, const Problem& problem) {
+  const Shape shape(problem);
+  const Ends ends = ends_of(graph, problem, shape);
+  sum_rows(graph, shape, ends);
+  const Node& probabilities = probabilities_of(graph, shape, ends);
+  multiply_into_keys(graph, shape, probabilities, ends.d_output, ends.d_value);
+  const Node& d_scores = d_scores_of(graph, shape, ends, probabilities);
+  multiply_into_keys(graph, shape, d_scores, ends.query, ends.d_key);
+  multiply_into_queries(graph, shape, d_scores, ends.key, problem.key, ends.d_query);
+  return ends;
+}
+
+/// The memory of a tensor of the graph in a call.
+struct Binding {
+  const Node& tensor;
+  void* memory;
+};
 
 class Plan {
  public:
   /// Nothing where no engine takes the graph.
   static std::unique_ptr<Plan> make(const Problem& problem, cudnnHandle_t handle) {
-    auto plan = std::unique_ptr<Plan>(new Plan);
-    plan->names_ = describe(plan->graph_, problem);
+    auto plan = std::unique_ptr<Plan>(new Plan(problem));
     plan->whole_.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, plan->graph_.operations())
         .set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, handle);
     if (plan->whole_.try_finalize() != CUDNN_STATUS_SUCCESS) return nullptr;
@@ -282,9 +327,15 @@ class Plan {
     return plan->take_first(handle) ? std::move(plan) : nullptr;
   }
 
-  const Names& names() const { return names_; }
+  const Ends& ends() const { return ends_; }
 
-  void run(cudnnHandle_t handle, const std::vector<int64_t>& uids, const std::vector<void*>& pointers) const {
+  void run(cudnnHandle_t handle, const std::vector<Binding>& bindings) const {
+    std::vector<int64_t> uids;
+    std::vector<void*> pointers;
+    for (const auto& [tensor, memory] : bindings) {
+      uids.push_back(tensor.uid);
+      pointers.push_back(memory);
+    }
     const c10::DataPtr memory =
         c10::cuda::CUDACachingAllocator::get()->allocate(static_cast<size_t>(workspace_));
     Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
@@ -296,7 +347,7 @@ class Plan {
   }
 
  private:
-  Plan() = default;
+  explicit Plan(const Problem& problem) : ends_(describe(graph_, problem)) {}
 
   /// The first proposal that can be built and does not say of itself that its bits vary.
   bool take_first(cudnnHandle_t handle) {
@@ -348,7 +399,7 @@ class Plan {
   }
 
   Graph graph_;
-  Names names_{};
+  Ends ends_;  ///< of the graph
   Descriptor whole_{CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR};
   Descriptor heuristics_{CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR};
   std::unique_ptr<Descriptor> plan_;
@@ -388,21 +439,35 @@ bool run_part(const Part& part, AttentionGradients& gradients, const at::Tensor&
                    d_key = part.key_heads(gradients.key), d_value = part.key_heads(gradients.value);
   const at::Tensor logsumexp = part.queries(pass.logsumexp).contiguous();
   const cudnnHandle_t handle = at::native::getCudnnHandle();
-  const Plan* const plan = plan_of(
-      {sizes_of(query), sizes_of(key), sizes_of(value), sizes_of(output), sizes_of(d_out), sizes_of(d_query),
-       sizes_of(d_key), sizes_of(d_value), query.scalar_type() == at::kBFloat16, query.get_device()},
-      handle);
+  const Plan* const plan = plan_of({.query = sizes_of(query),
+                                    .key = sizes_of(key),
+                                    .value = sizes_of(value),
+                                    .output = sizes_of(output),
+                                    .d_output = sizes_of(d_out),
+                                    .d_query = sizes_of(d_query),
+                                    .d_key = sizes_of(d_key),
+                                    .d_value = sizes_of(d_value),
+                                    .bf16 = query.scalar_type() == at::kBFloat16,
+                                    .device = query.get_device()},
+                                   handle);
   if (plan == nullptr) return false;
   const at::Tensor row_sums = at::empty_like(logsumexp);
   float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(query.size(3))));
   float one = 1.0f, hidden = std::numeric_limits<float>::lowest();
-  const Names& names = plan->names();
-  plan->run(handle,
-            {names.query, names.key, names.value, names.output, names.d_output, names.logsumexp,
-             names.d_query, names.d_key, names.d_value, names.row_sums, names.scale, names.one, names.hidden},
-            {query.data_ptr(), key.data_ptr(), value.data_ptr(), output.data_ptr(), d_out.data_ptr(),
-             logsumexp.data_ptr(), d_query.data_ptr(), d_key.data_ptr(), d_value.data_ptr(),
-             row_sums.data_ptr(), &scale, &one, &hidden});
+  const Ends& ends = plan->ends();
+  plan->run(handle, {{ends.query, query.data_ptr()},
+                     {ends.key, key.data_ptr()},
+                     {ends.value, value.data_ptr()},
+                     {ends.output, output.data_ptr()},
+                     {ends.d_output, d_out.data_ptr()},
+                     {ends.logsumexp, logsumexp.data_ptr()},
+                     {ends.d_query, d_query.data_ptr()},
+                     {ends.d_key, d_key.data_ptr()},
+                     {ends.d_value, d_value.data_ptr()},
+                     {ends.row_sums, row_sums.data_ptr()},
+                     {ends.scale, &scale},
+                     {ends.one, &one},
+                     {ends.hidden, &hidden}});
   return true;
 }
 
@@ -418,8 +483,11 @@ bool ordered_attention_backward(AttentionGradients& gradients, const at::Tensor&
                 sequences = keys < kv_heads ? 1 : std::min(fit / kv_heads, batch);
   for (int64_t first = 0; first < batch; first += sequences) {
     for (int64_t first_key = 0; first_key < kv_heads; first_key += keys) {
-      const Part part{first, std::min(sequences, batch - first), first_key,
-                      std::min(keys, kv_heads - first_key), group};
+      const Part part{.first = first,
+                      .count = std::min(sequences, batch - first),
+                      .first_key = first_key,
+                      .keys = std::min(keys, kv_heads - first_key),
+                      .group = group};
       if (!run_part(part, gradients, d_output, pass)) {
         TRIREME_CHECK(first == 0 && first_key == 0, "[kernels.cudnn_attention] no plan for the last part");
         return false;

@@ -33,10 +33,10 @@ __device__ unsigned high(unsigned word) {
 
 /// What a thread has of a tile: in each turn kGroup rows of kLanes columns. Lanes 0 to 15 of a warp have one
 /// group of rows, the others the next.
-struct Place {
+struct ThreadTile {
   int part, column, group[kTurns];
 
-  __device__ Place() {
+  __device__ ThreadTile() {
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
     part = lane % kHalf;
     column = part * kLanes;
@@ -125,17 +125,18 @@ struct Source {
   /// take(turn, r, packs) for each of this thread's packs, one of each output; zeros beyond the matrices.
   /// Sizes are multiples of 16, so a group of rows is inside or outside as a whole.
   template <typename Take>
-  __device__ void visit(const Tile& tile, const Place& place, int64_t rows, const Take& take) const {
+  __device__ void visit(const Tile& tile, const ThreadTile& thread, int64_t rows, const Take& take) const {
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-      const int64_t row = tile.row + place.group[turn] * kGroup;
-      const bool inside = row < rows && tile.has_column(place.column);
+      const int64_t row = tile.row + thread.group[turn] * kGroup;
+      const bool inside = row < rows && tile.has_column(thread.column);
       RawPack<Bf16, kLanes> raw[kGroup][Function::kInputs];
 #pragma unroll
       for (int r = 0; r < kGroup; ++r) {
 #pragma unroll
         for (int i = 0; i < Function::kInputs; ++i) {
-          const Bf16* const from = inputs[i].data + (row + r) * inputs[i].stride + tile.column + place.column;
+          const Bf16* const from =
+              inputs[i].data + (row + r) * inputs[i].stride + tile.column + thread.column;
           inside ? raw[r][i].load(from) : raw[r][i].assign(Pack<Bf16, kLanes>{});
         }
       }
@@ -156,9 +157,9 @@ struct Source {
   }
 
   /// The tile of each output.
-  __device__ void load(Loaded (&loaded)[Function::kOutputs], const Tile& tile, const Place& place,
+  __device__ void load(Loaded (&loaded)[Function::kOutputs], const Tile& tile, const ThreadTile& thread,
                        int64_t rows) const {
-    visit(tile, place, rows, [&](int turn, int r, const uint4(&words)[Function::kOutputs]) {
+    visit(tile, thread, rows, [&](int turn, int r, const uint4(&words)[Function::kOutputs]) {
 #pragma unroll
       for (int i = 0; i < Function::kOutputs; ++i) loaded[i].rows[turn][r] = words[i];
     });
@@ -170,13 +171,13 @@ struct Source {
 class TileMaxima {
  public:
   /// All threads of the block come here, and synchronise afterwards.
-  __device__ void find(const Loaded& loaded, const Place& place) {
-    find_rows(loaded, place);
+  __device__ void find(const Loaded& loaded, const ThreadTile& thread) {
+    find_rows(loaded, thread);
 #pragma unroll
     for (int i = 0; i < kLanes / 2; ++i) {
       const unsigned mine = loaded.column_max(i);
       const unsigned both = __vmaxu2(mine, __shfl_xor_sync(0xffffffffu, mine, kHalf));
-      if (threadIdx.x % 32 < kHalf) columns_[threadIdx.x / 32][place.column / 2 + i] = both;
+      if (threadIdx.x % 32 < kHalf) columns_[threadIdx.x / 32][thread.column / 2 + i] = both;
     }
   }
 
@@ -193,7 +194,7 @@ class TileMaxima {
  private:
   /// A lane has parts of kRows rows. In each exchange it gives half of them away and gets the other lane's
   /// parts of those that it keeps, until it has all of one row.
-  __device__ void find_rows(const Loaded& loaded, const Place& place) {
+  __device__ void find_rows(const Loaded& loaded, const ThreadTile& thread) {
     constexpr int kRows = kTurns * kGroup;
     unsigned most[kRows];
 #pragma unroll
@@ -202,7 +203,7 @@ class TileMaxima {
 #pragma unroll
     for (int kept = kRows / 2; kept > 0; kept /= 2) {
       const int distance = kept * kHalf / kRows;
-      const bool upper = (place.part & distance) != 0;
+      const bool upper = (thread.part & distance) != 0;
 #pragma unroll
       for (int i = 0; i < kept; ++i) {
         const unsigned given = upper ? most[i] : most[i + kept], keeps = upper ? most[i + kept] : most[i];
@@ -212,8 +213,8 @@ class TileMaxima {
     }
     most[0] = larger(most[0], __shfl_xor_sync(0xffffffffu, most[0], 1));
     static_assert(kHalf == 2 * kRows);
-    if (place.part % 2 == 0)
-      rows_[(place.group[0] + row / kGroup * 2 * kWarps) * kGroup + row % kGroup] = most[0];
+    if (thread.part % 2 == 0)
+      rows_[(thread.group[0] + row / kGroup * 2 * kWarps) * kGroup + row % kGroup] = most[0];
   }
 
   unsigned rows_[kSide];
@@ -239,10 +240,10 @@ __global__ void __launch_bounds__(kThreads)
     amax_rows(float* of_rows, float* of_columns, const Bf16* x, int64_t rows, int64_t columns) {
   __shared__ TileMaxima maxima;
   const Tile tile(columns, 0);
-  const Place place;
+  const ThreadTile thread;
   Loaded loaded[1];
-  Source<Identity>{{{x, columns}}}.load(loaded, tile, place, rows);
-  maxima.find(loaded[0], place);
+  Source<Identity>{{{x, columns}}}.load(loaded, tile, thread, rows);
+  maxima.find(loaded[0], thread);
   __syncthreads();
   const int64_t row = tile.row + threadIdx.x, column = tile.column + threadIdx.x - kSide;
   if (threadIdx.x < kSide) {
@@ -361,24 +362,24 @@ struct Shared {
 
 /// bytes_of(turn, r): those of a pack of the plain copy.
 template <typename BytesOf>
-__device__ void write_plain(const Fp8CastCall& call, const Tile& tile, const Place& place,
+__device__ void write_plain(const Fp8CastCall& call, const Tile& tile, const ThreadTile& thread,
                             const BytesOf& bytes_of) {
-  if (call.plain.values == nullptr || !tile.has_column(place.column)) return;
+  if (call.plain.values == nullptr || !tile.has_column(thread.column)) return;
   auto* const out = static_cast<uint8_t*>(call.plain.values);
 #pragma unroll
   for (int turn = 0; turn < kTurns; ++turn) {
-    const int64_t row = tile.row + place.group[turn] * kGroup;
+    const int64_t row = tile.row + thread.group[turn] * kGroup;
     if (row >= call.rows) continue;
 #pragma unroll
     for (int r = 0; r < kGroup; ++r) {
-      *reinterpret_cast<uint2*>(out + (row + r) * call.columns + tile.at(place.column)) = bytes_of(turn, r);
+      *reinterpret_cast<uint2*>(out + (row + r) * call.columns + tile.at(thread.column)) = bytes_of(turn, r);
     }
   }
 }
 
 /// words_of(turn, words): of a group of rows, those of the transposed copy, one for each lane of a pack.
 template <typename WordsOf>
-__device__ void write_transposed(const Fp8CastCall& call, const Tile& tile, const Place& place,
+__device__ void write_transposed(const Fp8CastCall& call, const Tile& tile, const ThreadTile& thread,
                                  Shared& shared, const WordsOf& words_of) {
   if (call.transposed.values == nullptr) return;
 #pragma unroll
@@ -387,7 +388,7 @@ __device__ void write_transposed(const Fp8CastCall& call, const Tile& tile, cons
     words_of(turn, words);
 #pragma unroll
     for (int lane = 0; lane < kLanes; ++lane)
-      shared.turned[word_in_tile(place.column + lane, place.group[turn])] = words[lane];
+      shared.turned[word_in_tile(thread.column + lane, thread.group[turn])] = words[lane];
   }
   __syncthreads();
   auto* const out = static_cast<uint8_t*>(call.transposed.values);
@@ -401,10 +402,10 @@ __device__ void write_transposed(const Fp8CastCall& call, const Tile& tile, cons
   }
 }
 
-__device__ void write_narrow(const Fp8CastCall& call, const Tile& tile, const Place& place,
+__device__ void write_narrow(const Fp8CastCall& call, const Tile& tile, const ThreadTile& thread,
                              const Narrow& narrow, Shared& shared) {
-  write_plain(call, tile, place, [&](int turn, int r) { return narrow.rows[turn][r]; });
-  write_transposed(call, tile, place, shared, [&](int turn, unsigned(&words)[kLanes]) {
+  write_plain(call, tile, thread, [&](int turn, int r) { return narrow.rows[turn][r]; });
+  write_transposed(call, tile, thread, shared, [&](int turn, unsigned(&words)[kLanes]) {
     const auto& rows = narrow.rows[turn];
     unsigned left[kGroup], right[kGroup];
     transpose({rows[0].x, rows[1].x, rows[2].x, rows[3].x}, left);
@@ -416,10 +417,10 @@ __device__ void write_narrow(const Fp8CastCall& call, const Tile& tile, const Pl
 
 /// A scale for each row and each column of a tile.
 template <Fp8Span kSpan, __nv_fp8_interpretation_t kFormat>
-__device__ void cast_by_rows(const Fp8CastCall& call, const Tile& tile, const Place& place,
+__device__ void cast_by_rows(const Fp8CastCall& call, const Tile& tile, const ThreadTile& thread,
                              const Loaded& loaded, Shared& shared, float largest_value) {
   if constexpr (kSpan == Fp8Span::kRowBlock) {
-    shared.maxima.find(loaded, place);
+    shared.maxima.find(loaded, thread);
     __syncthreads();
   }
   const float amax = counted(amax_of_span<kSpan>(call, tile, shared.maxima));
@@ -428,13 +429,13 @@ __device__ void cast_by_rows(const Fp8CastCall& call, const Tile& tile, const Pl
   (threadIdx.x < kSide ? inverses.of_row[threadIdx.x] : inverses.of_column[threadIdx.x - kSide]) =
       largest_value / amax;
   __syncthreads();
-  write_plain(call, tile, place, [&](int turn, int r) {
-    return narrowed<kFormat>(loaded.rows[turn][r], inverses.of_row[place.group[turn] * kGroup + r]);
+  write_plain(call, tile, thread, [&](int turn, int r) {
+    return narrowed<kFormat>(loaded.rows[turn][r], inverses.of_row[thread.group[turn] * kGroup + r]);
   });
-  write_transposed(call, tile, place, shared, [&](int turn, unsigned(&words)[kLanes]) {
+  write_transposed(call, tile, thread, shared, [&](int turn, unsigned(&words)[kLanes]) {
 #pragma unroll
     for (int lane = 0; lane < kLanes; ++lane) {
-      const float by = inverses.of_column[place.column + lane];
+      const float by = inverses.of_column[thread.column + lane];
       const auto v = [&](int r) { return loaded.at(turn, r, lane) * by; };
       words[lane] = word_of<kFormat>(v(0), v(1), v(2), v(3));
     }
@@ -444,8 +445,8 @@ __device__ void cast_by_rows(const Fp8CastCall& call, const Tile& tile, const Pl
 /// One scale for all, known beforehand: what is loaded becomes bytes at once. With kSees `seen` is raised,
 /// and a pack that is not finite becomes NaN.
 template <__nv_fp8_interpretation_t kFormat, typename Function, bool kSees>
-__device__ void cast_by_tensor(const Fp8CastCall& call, const Source<Function>& source, const Place& place,
-                               Shared& shared, float largest_value) {
+__device__ void cast_by_tensor(const Fp8CastCall& call, const Source<Function>& source,
+                               const ThreadTile& thread, Shared& shared, float largest_value) {
   constexpr unsigned kInfinity = 0x7f800000u;
   const int64_t width = call.columns / Function::kOutputs;
   const float amax = counted(*call.amax), by = largest_value / amax;
@@ -460,14 +461,14 @@ __device__ void cast_by_tensor(const Fp8CastCall& call, const Source<Function>& 
   };
   if constexpr (std::is_same_v<Function, Identity>) {
     Loaded loaded[1];  // so that all loads are in flight at once
-    source.load(loaded, Tile(width, 0), place, call.rows);
+    source.load(loaded, Tile(width, 0), thread, call.rows);
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
 #pragma unroll
       for (int r = 0; r < kGroup; ++r) narrow_one(0, turn, r, loaded[0].rows[turn][r]);
     }
   } else {
-    source.visit(Tile(width, 0), place, call.rows,
+    source.visit(Tile(width, 0), thread, call.rows,
                  [&](int turn, int r, const uint4(&words)[Function::kOutputs]) {
 #pragma unroll
                    for (int i = 0; i < Function::kOutputs; ++i) narrow_one(i, turn, r, words[i]);
@@ -480,7 +481,7 @@ __device__ void cast_by_tensor(const Fp8CastCall& call, const Source<Function>& 
 #pragma unroll
   for (int i = 0; i < Function::kOutputs; ++i) {
     if (i > 0) __syncthreads();
-    write_narrow(call, Tile(width, i * width), place, narrow[i], shared);
+    write_narrow(call, Tile(width, i * width), thread, narrow[i], shared);
   }
 }
 
@@ -488,13 +489,13 @@ template <Fp8Span kSpan, __nv_fp8_interpretation_t kFormat, typename Function, b
 __global__ void __launch_bounds__(kThreads)
     cast_tiles(Fp8CastCall call, Source<Function> source, float largest_value) {
   __shared__ Shared shared;
-  const Place place;
+  const ThreadTile thread;
   if constexpr (kSpan == Fp8Span::kTensor) {
-    cast_by_tensor<kFormat, Function, kSees>(call, source, place, shared, largest_value);
+    cast_by_tensor<kFormat, Function, kSees>(call, source, thread, shared, largest_value);
   } else {
     const int64_t width = call.columns / Function::kOutputs;
     Loaded loaded[Function::kOutputs];
-    source.load(loaded, Tile(width, 0), place, call.rows);
+    source.load(loaded, Tile(width, 0), thread, call.rows);
 #pragma unroll
     for (int i = 0; i < Function::kOutputs; ++i) {
       if (i > 0) __syncthreads();
@@ -509,9 +510,9 @@ __global__ void __launch_bounds__(kThreads)
           for (int r = 0; r < kGroup; ++r)
             narrow.rows[turn][r] = narrowed<kFormat>(loaded[i].rows[turn][r], largest_value / amax);
         }
-        write_narrow(call, tile, place, narrow, shared);
+        write_narrow(call, tile, thread, narrow, shared);
       } else {
-        cast_by_rows<kSpan, kFormat>(call, tile, place, loaded[i], shared, largest_value);
+        cast_by_rows<kSpan, kFormat>(call, tile, thread, loaded[i], shared, largest_value);
       }
     }
   }
@@ -520,21 +521,21 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads) turn_tiles(Fp8CastCall call) {
   __shared__ Shared shared;
   const Tile tile(call.columns, 0);
-  const Place place;
+  const ThreadTile thread;
   const auto* const x = static_cast<const uint8_t*>(call.x);
   Narrow narrow;
 #pragma unroll
   for (int turn = 0; turn < kTurns; ++turn) {
-    const int64_t row = tile.row + place.group[turn] * kGroup;
-    const bool inside = row < call.rows && tile.has_column(place.column);
+    const int64_t row = tile.row + thread.group[turn] * kGroup;
+    const bool inside = row < call.rows && tile.has_column(thread.column);
 #pragma unroll
     for (int r = 0; r < kGroup; ++r) {
       const auto* const from =
-          reinterpret_cast<const uint2*>(x + (row + r) * call.columns + tile.at(place.column));
+          reinterpret_cast<const uint2*>(x + (row + r) * call.columns + tile.at(thread.column));
       narrow.rows[turn][r] = inside ? *from : make_uint2(0, 0);
     }
   }
-  write_narrow(call, tile, place, narrow, shared);
+  write_narrow(call, tile, thread, narrow, shared);
 }
 
 unsigned tiles_of(int64_t rows, int64_t columns) {

@@ -36,7 +36,8 @@ void touch_by_threads(std::byte* data, int64_t bytes) {
 
 }  // namespace
 
-PinnedMemory::PinnedMemory(int64_t bytes) {
+// Where this throws after the first constructor, the destructor gives the memory back.
+PinnedMemory::PinnedMemory(int64_t bytes) : PinnedMemory() {
   if (bytes <= 0) return;
   const int64_t size = (bytes + kPage - 1) / kPage * kPage;
   void* const data =
@@ -49,18 +50,21 @@ PinnedMemory::PinnedMemory(int64_t bytes) {
   bytes_ = size;
   ::madvise(data, static_cast<size_t>(size), MADV_HUGEPAGE);  // where the kernel has them
   touch_by_threads(static_cast<std::byte*>(data), size);
-  if (const int status = pin(data, size); status != 0) problem_ = gpu_error_text(status);
+  const int status = pin(data, size);
+  pinned_ = status == 0;
+  if (!pinned_) problem_ = gpu_error_text(status);
 }
 
 PinnedMemory::~PinnedMemory() {
   if (data_ == nullptr) return;
-  if (problem_.empty()) unpin(data_);
+  if (pinned_) unpin(data_);
   ::munmap(data_, static_cast<size_t>(bytes_));
 }
 
 void PinnedMemory::swap(PinnedMemory& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
+  std::swap(pinned_, other.pinned_);
   std::swap(problem_, other.problem_);
 }
 

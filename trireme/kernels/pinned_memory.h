@@ -14,7 +14,8 @@ class PinnedMemory {
   static constexpr int64_t kPage = int64_t{2} << 20;
 
   PinnedMemory() = default;
-  /// At least `bytes` of zeros. Throws EnvironmentError when the system has not so much address space.
+  /// At least `bytes` of zeros. Throws EnvironmentError when the system has not so much address space,
+  /// std::system_error when it has no thread to spare.
   explicit PinnedMemory(int64_t bytes);
   PinnedMemory(PinnedMemory&& other) noexcept { swap(other); }
   PinnedMemory& operator=(PinnedMemory&& other) noexcept {
@@ -33,6 +34,7 @@ class PinnedMemory {
 
   void* data_ = nullptr;
   int64_t bytes_ = 0;
+  bool pinned_ = false;
   std::string problem_;
 };
 

@@ -68,6 +68,17 @@ cuda::Dtype copy_dtype(const at::Tensor& copy, const at::Tensor& grad) {
   return dtype_of(copy.defined() ? copy : grad);
 }
 
+/// `step` for a CPU, whose kernels take all factors as one and write copies in bf16 alone.
+template <typename Step>
+Step step_on_cpu(Step step, const at::Tensor& copy, const at::Tensor& grad_scale) {
+  TRIREME_CHECK(!copy.defined() || copy.scalar_type() == at::kBFloat16,
+                "[kernels.optimizer] the copy of the parameters is {}, and a CPU updates only copies in "
+                "BFloat16; compute in BFloat16 or Float",
+                c10::toString(copy.scalar_type()));
+  if (grad_scale.defined()) step.grad_scale *= grad_scale.item<float>();
+  return step;
+}
+
 at::Tensor scratch(const at::Tensor& like, int64_t floats) {
   return at::empty({floats}, like.options().dtype(at::kFloat));
 }
@@ -572,9 +583,10 @@ void adamw(at::Tensor& param, const MomentsOfRange& moments, const at::Tensor& g
                                 copy_dtype(copy, grad), parts, step, floats(grad_scale), current_stream()),
                     "adamw");
   }
+  const AdamWStep here = step_on_cpu(step, copy, grad_scale);
   on_cpu(grad, [&](auto scalar) {
     using Scalar = decltype(scalar);
-    adamw(floats(param), raw(moments), grad.const_data_ptr<Scalar>(), mutable_data(copy), parts, step);
+    adamw(floats(param), raw(moments), grad.const_data_ptr<Scalar>(), mutable_data(copy), parts, here);
   });
 }
 
@@ -585,9 +597,10 @@ void sgd(at::Tensor& param, const MomentsOfRange& moments, const at::Tensor& gra
                               copy_dtype(copy, grad), parts, step, floats(grad_scale), current_stream()),
                     "sgd");
   }
+  const SgdStep here = step_on_cpu(step, copy, grad_scale);
   on_cpu(grad, [&](auto scalar) {
     using Scalar = decltype(scalar);
-    sgd(floats(param), raw(moments), grad.const_data_ptr<Scalar>(), mutable_data(copy), parts, step);
+    sgd(floats(param), raw(moments), grad.const_data_ptr<Scalar>(), mutable_data(copy), parts, here);
   });
 }
 

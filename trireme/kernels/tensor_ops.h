@@ -145,8 +145,8 @@ void fill_normal(at::Tensor& out, uint64_t key, int64_t first, double deviation)
 void embedding_backward(at::Tensor& d_weight, const at::Tensor& dy, const at::Tensor& tokens);
 
 /// As in optimizer.h, over the parts of param (n) fp32; grad (n) fp32 or the dtype of `copy` (undefined:
-/// none), which receives the parameters. `grad_scale` (undefined: 1), an fp32 scalar on the GPU, multiplies
-/// every gradient besides step.grad_scale; a CPU knows only the latter.
+/// none), which receives the parameters: in bf16 or fp16, on a CPU in bf16 alone. `grad_scale` (undefined:
+/// 1), an fp32 scalar on the device, multiplies every gradient besides step.grad_scale.
 void adamw(at::Tensor& param, const MomentsOfRange& moments, const at::Tensor& grad, at::Tensor& copy,
            std::span<const UpdatePart> parts, const AdamWStep& step, const at::Tensor& grad_scale = {});
 void sgd(at::Tensor& param, const MomentsOfRange& moments, const at::Tensor& grad, at::Tensor& copy,

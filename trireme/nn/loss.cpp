@@ -193,6 +193,7 @@ class LinearCrossEntropyFunction : public Function<LinearCrossEntropyFunction> {
     at::Tensor loss = at::empty({count}, x.options().dtype(at::kFloat));
     at::Tensor d_rows = want_gradient ? at::empty_like(rows) : at::Tensor();
     at::Tensor d_weight = want_gradient ? at::empty_like(aligned_weight) : at::Tensor();
+    if (want_gradient && count == 0) d_weight.zero_();  // there is no part that would write it
     for (int64_t first = 0; first < count; first += chunk) {
       const int64_t part = std::min(chunk, count - first);
       const at::Tensor in = rows.narrow(0, first, part);

@@ -19,7 +19,8 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets);
 /// cross_entropy(x @ weight^T, targets) of x (..., D) and weight (V, D), with logits that exist only in parts
 /// of at most `chunk_bytes`: gradients are computed in the forward pass, while a part is there, and scaled in
 /// backward. They are kept multiplied by `gradient_scale`, which should be near what backward brings: fp16
-/// loses small ones otherwise. As in Liger Kernel (Hsu et al. 2024).
+/// loses small ones otherwise. As in Liger Kernel (Hsu et al. 2024). The gradient of the weight is a sum over
+/// the parts: the product of each is summed in fp32 and rounded to the weight's dtype as it is added.
 /// With `fp8`, of bf16 alone, the three products take FP8: x and the weight in e4m3, gradients of logits in
 /// e5m2 whatever the recipe says, since most of them are far below the largest, which is known beforehand and
 /// decides the scale. The sum over the vocabulary keeps all its bits.

@@ -71,8 +71,8 @@ std::shared_ptr<torch::autograd::Node> call_when_complete(const at::Tensor& leaf
 /// `watch`: set_data() may have ended that.
 bool is_watched(const at::Tensor& leaf, const std::shared_ptr<torch::autograd::Node>& watch);
 
-/// Called before an operator runs, on its thread, with the tokens of the marked storages among its arguments,
-/// each once. May give the storages memory; must not use marked tensors itself.
+/// Called before an operator runs, on its thread, with the tokens of the storages among its arguments that
+/// its own watch has marked, each once. May give the storages memory; must not use marked tensors itself.
 using Touched = std::function<void(const std::vector<size_t>& tokens)>;
 
 /// From now on whoever asks for the memory of `tensor` or of a tensor that shares it, by data_ptr() or by

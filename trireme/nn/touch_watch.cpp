@@ -51,15 +51,16 @@ Registry& registry() {
   return instance;
 }
 
-/// Tokens by the watch that wants them; nearly always one watch and one token.
+/// What an operator uses, by the watch that wants to know: tokens mean nothing to another one. Nearly always
+/// it is one watch and one token.
 class Found {
  public:
   void look_at(const at::Tensor& tensor, bool is_written) {
     if (!tensor.defined() || !tensor.unsafeGetTensorImpl()->key_set().has(kKey)) return;
     Registry::Entry entry{};
     if (!registry().find(tensor.storage().unsafeGetStorageImpl(), entry)) return;
-    touched_ = entry.touched;
-    if (std::ranges::find(tokens_, entry.token) == tokens_.end()) tokens_.push_back(entry.token);
+    std::vector<size_t>& tokens = tokens_of(entry.touched);
+    if (std::ranges::find(tokens, entry.token) == tokens.end()) tokens.push_back(entry.token);
     if (is_written && *entry.written) writes_.push_back({entry, tensor.storage_offset()});
   }
   void look_at(const c10::IValue& value, bool is_written) {
@@ -71,17 +72,26 @@ class Found {
     }
   }
   void report() const {
-    if (touched_ != nullptr) (*touched_)(tokens_);
+    for (const Use& use : uses_) (*use.touched)(use.tokens);
     for (const Write& write : writes_) (*write.entry.written)(write.entry.token, write.offset);
   }
 
  private:
+  struct Use {
+    const Touched* touched;
+    std::vector<size_t> tokens;
+  };
   struct Write {
     Registry::Entry entry;
     int64_t offset;
   };
-  const Touched* touched_ = nullptr;
-  std::vector<size_t> tokens_;
+
+  std::vector<size_t>& tokens_of(const Touched* touched) {
+    const auto known = std::ranges::find(uses_, touched, &Use::touched);
+    return known != uses_.end() ? known->tokens : uses_.emplace_back(Use{touched, {}}).tokens;
+  }
+
+  std::vector<Use> uses_;
   std::vector<Write> writes_;
 };
 

@@ -59,8 +59,8 @@ void in_chunks(int64_t chunk_bytes, const at::Tensor& logits, const Body& body) 
 }
 
 /// exp(logit - largest) of logits (n, R), 0 for the target, undefined where nobody wants them; stats (3, n).
-/// The target's is exact in join_vocabulary(): where it is nearly all of the sum, the gradient is what is
-/// left of its row.
+/// The target's power is left out here and join_vocabulary() adds what it makes of the gradient in fp32:
+/// rounded to bf16, a probability near 1 would leave no gradient.
 at::Tensor powers_of(const at::Tensor& logits, const at::Tensor& targets, int64_t first, at::Tensor stats,
                      bool wanted) {
   if (logits.is_cuda()) {
@@ -141,7 +141,8 @@ class VocabularyPartFunction : public Function<VocabularyPartFunction> {
     const at::Tensor &rows = saved[0], &weight = saved[1], &logits = saved[2], &targets = saved[3];
     variable_list result(6);
     if (!weight.requires_grad()) return result;
-    GradTarget target(weight, AddsTo::kFp32Too, GradTarget::kAsItIs);
+    const bool is_written = logits.size(0) > 0;
+    GradTarget target(weight, AddsTo::kFp32Too, is_written ? GradTarget::kAsItIs : GradTarget::kZeroed);
     at::Tensor& into = target.tensor();
     bool adds = target.adds();
     in_chunks(context->saved_data["chunk_bytes"].toInt(), logits, [&](int64_t from, int64_t count) {

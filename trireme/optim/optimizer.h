@@ -40,9 +40,9 @@ std::vector<Segment> merged(const std::vector<Segment>& segments);
 
 /// What an optimizer updates on this rank: a flat range of fp32 masters with its gradients.
 struct FlatParam {
-  at::Tensor master;              ///< (n) fp32, updated in place
-  at::Tensor grad;                ///< (n) fp32, or the dtype of `copy`
-  at::Tensor copy;                ///< (n) bf16 that receives the updated values; undefined: none
+  at::Tensor master;  ///< (n) fp32, updated in place
+  at::Tensor grad;    ///< (n) fp32, or the dtype of `copy`
+  at::Tensor copy;    ///< (n) bf16, on GPUs also fp16, that receives the updated values; undefined: none
   std::vector<Segment> segments;  ///< cover what belongs to parameters; padding is left out
 };
 
@@ -50,7 +50,7 @@ struct FlatParam {
 struct GradScale {
   GradScale(double factor = 1.0) : host(factor) {}  // NOLINT: a number is a scale
   double host;
-  at::Tensor device = {};  ///< a second factor, an fp32 scalar on the GPU; undefined: 1
+  at::Tensor device = {};  ///< a second factor, an fp32 scalar on the device; undefined: 1
 };
 
 /// Updates the flat ranges that it was made for. Made by adamw(), sgd() or build().

@@ -89,9 +89,13 @@ void DataParallel::touched(const std::vector<size_t>& tokens) {
   for (const size_t token : tokens) {
     if (token < units_.size()) {
       units.push_back(token);
-    } else {
-      units_[token - units_.size()]->take_writes();  // an optimizer goes on from what others have written
+      continue;
     }
+    const size_t unit = token - units_.size();
+    TRIREME_CHECK(unit < units_.size(),
+                  "[parallel.data_parallel] an operator used what is marked {}, beyond the marks of {} units",
+                  token, units_.size());
+    units_[unit]->take_writes();  // an optimizer goes on from what others have written
   }
   if (units.empty()) return;
   if (!in_backward_ && (complete_ || !current_)) notice_update();

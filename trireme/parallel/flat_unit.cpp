@@ -141,16 +141,17 @@ void FlatUnit::start_unshard(Whole form) {
   unsharding_ = true;
 }
 
-/// Recordings of a step are launched in the order in which they were made, so one wait, in the first, serves
-/// them all: for the last thing that happens to the parameters between steps.
-void FlatUnit::follow_update() {
+/// The current stream goes on after the last update of the parameters. Where it records, after the last thing
+/// that happens to them between steps, which may be that they are gathered; and only once since the update,
+/// because recordings of a step are launched in the order in which they were made.
+void FlatUnit::wait_for_update() {
   const bool records = is_recording(options_.device);
   if (records && std::exchange(update_recorded_, true)) return;
   SideStream::follow(records && gathers_updates() ? unsharded_ : updated_, options_.device);
 }
 
 void FlatUnit::finish_unshard() {
-  if (!unsharding_ || is_recording(options_.device)) return follow_update();
+  if (!unsharding_ || is_recording(options_.device)) return wait_for_update();
   shared_.unshard.wait(unsharded_);
   unsharding_ = false;
 }

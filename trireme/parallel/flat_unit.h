@@ -240,7 +240,7 @@ class FlatUnit {
   void allocate_buffers();
   at::Tensor symmetric_zeros(int64_t count, at::ScalarType dtype) const;
   void adopt();
-  void follow_update();
+  void wait_for_update();
   void finish_unshard();
   bool has_writes() const;
   void note_versions();

@@ -19,7 +19,7 @@ void FlatUnit::begin_backward(bool last) {
 void FlatUnit::prepare_gradients() {
   if (gradients_live_ || !trainable()) return;
   finish_reduce();
-  follow_update();  // it may still read the last step's gradients
+  wait_for_update();  // it may still read the last step's gradients
   SideStream::follow(sum_gathered_, options_.device);
   if (adds_up_ && buffers_.sums_micro_batches_apart) {
     whole_sum_ = at::empty(full_grads_.sizes(), full_grads_.options().dtype(at::kFloat));

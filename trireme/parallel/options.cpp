@@ -1,5 +1,6 @@
 #include "trireme/parallel/options.h"
 
+#include <string>
 #include <string_view>
 
 #include "trireme/base/error.h"
@@ -9,13 +10,15 @@ namespace trireme::parallel {
 namespace {
 
 template <typename Value>
-void require(bool holds, const char* key, const Value& value, const char* wanted) {
+void require(bool holds, const char* key, const Value& value, std::string_view wanted) {
   if (!holds) throw ConfigError("[parallel.options] {} is {}; set it to {}", key, value, wanted);
 }
 
-void check_dtype(const char* key, at::ScalarType dtype) {
-  require(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf, key, c10::toString(dtype),
-          "Float, BFloat16 or Half");
+/// `no_half`: what does not take Half here; empty: it is taken.
+void check_dtype(const char* key, at::ScalarType dtype, const std::string& no_half) {
+  const bool takes_half = no_half.empty();
+  require(dtype == at::kFloat || dtype == at::kBFloat16 || (takes_half && dtype == at::kHalf), key,
+          c10::toString(dtype), takes_half ? "Float, BFloat16 or Half" : "Float or BFloat16, as " + no_half);
 }
 
 void check_hook(const HookOptions& hook) {
@@ -30,8 +33,9 @@ void check_hook(const HookOptions& hook) {
 
 const Options& checked(const Options& options) {
   check_hook(options.hook);
-  check_dtype("compute", options.compute);
-  check_dtype("reduce", options.reduce);
+  check_dtype("compute", options.compute, options.device.is_cpu() ? "updates on a CPU need" : "");
+  check_dtype("reduce", options.reduce,
+              options.reduction == Reduction::kOrdered ? "sums in a fixed order need" : "");
   require(options.prefetch >= 0, "prefetch", options.prefetch, "0 or more units");
   require(options.reduce_when == ReduceWhen::kOncePerStep || options.average == Average::kSum ||
               !plan::keeps_residual(options.hook.hook),

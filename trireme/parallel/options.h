@@ -33,8 +33,9 @@ using Fp8Scales = std::function<nn::Fp8Layer(int64_t block, plan::BlockLayer lay
 /// WrapOptions (wrap.h) as the engine reads them.
 struct Options {
   plan::Policy policy = plan::find_policy(plan::PolicyName::kFsdp);
-  at::ScalarType compute = at::kFloat;                ///< of parameters and gradients as the module sees them
-  at::ScalarType reduce = at::kFloat;                 ///< of gradients on the wire; ordered sums are fp32
+  /// Of parameters and gradients as the module sees them; Half on GPUs alone.
+  at::ScalarType compute = at::kFloat;
+  at::ScalarType reduce = at::kFloat;  ///< of gradients on the wire; Half with Reduction::kBackend alone
   plan::SumDtype accumulate = plan::SumDtype::kFp32;  ///< of the gradients of several micro-batches
   at::Device device = at::kCPU;
   bool overlap = true;   ///< communication on streams of its own, units unsharded ahead

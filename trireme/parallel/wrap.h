@@ -32,9 +32,10 @@ struct WrapOptions {
   /// fully_shard without blocks: fewest elements of a unit; 0: by the size of the module.
   int64_t min_unit_numel = 0;
   double bucket_mib = 25.0;  ///< data_parallel: cap of a bucket
-  at::ScalarType compute =
-      at::kFloat;  ///< of parameters and gradients as the module sees them; masters are fp32
-  at::ScalarType reduce = at::kFloat;                 ///< of gradients on the wire; ordered sums are fp32
+  /// Of parameters and gradients as the module sees them: Float, BFloat16 or, on GPUs, Half. Masters are
+  /// fp32.
+  at::ScalarType compute = at::kFloat;
+  at::ScalarType reduce = at::kFloat;                 ///< of gradients on the wire: Float or BFloat16
   plan::SumDtype accumulate = plan::SumDtype::kFp32;  ///< of the gradients of several micro-batches
   bool overlap = true;                                ///< communication beside computation, on GPUs
   int64_t prefetch = 1;              ///< with overlap: how many units are gathered ahead of the one in use

@@ -12,11 +12,13 @@
 #include <vector>
 
 #include "trireme/base/error.h"
+#include "trireme/base/round_up.h"
 #include "trireme/base/text.h"
 #include "trireme/plan/batch.h"
 #include "trireme/plan/buckets.h"
 #include "trireme/plan/cost.h"
 #include "trireme/plan/flat_layout.h"
+#include "trireme/plan/fp8.h"
 #include "trireme/plan/model_family.h"
 #include "trireme/plan/optimizer.h"
 #include "trireme/plan/pipeline.h"
@@ -211,25 +213,36 @@ int64_t most_in_flight(const Schedule& schedule, int64_t rank, int64_t stage) {
   return most;
 }
 
-/// What a head in FP8 casts beside the `logits` bytes of bf16 that there are at once: their gradients and its
-/// weight, each twice with a byte for an element.
-double fp8_copies_of_head(const Config& config, double logits) {
-  const Fp8Config& fp8 = config.precision.fp8;
-  if (fp8.recipe == Fp8::kOff || !fp8.head) return 0.0;
-  return logits +
-         2.0 * static_cast<double>(config.model.vocab_size) * static_cast<double>(config.model.d_model);
+bool has_fp8_head(const Config& config) {
+  return config.precision.fp8.recipe != Fp8::kOff && config.precision.fp8.head;
+}
+
+/// Rows of the head's weight as a GPU multiplies it: nn/loss.cpp adds some of zeros to be faster.
+int64_t padded_vocab(const Config& config) {
+  constexpr int64_t kAligned = 64;
+  const int64_t multiple = has_fp8_head(config) ? fp8_multiple(config.precision.fp8.recipe) : 1;
+  return round_up(config.model.vocab_size, std::max(kAligned, multiple));
+}
+
+/// What a head whose weight has `weight` elements casts to FP8 beside the `logits` bytes of bf16 that there
+/// are at once: their gradients and its weight, each twice with a byte for an element.
+double fp8_copies_of_head(const Config& config, double logits, double weight) {
+  return has_fp8_head(config) ? logits + 2.0 * weight : 0.0;
 }
 
 /// A CPU keeps the logits of each micro-batch and what made them. A GPU computes them in parts and keeps the
-/// gradients of what the head multiplies.
+/// gradients of what the head multiplies; meanwhile it has a copy of a weight that lacks rows.
 int64_t kept_by_loss(const Config& config, int64_t tokens, int64_t in_flight, Device device) {
-  const auto vocab = static_cast<double>(config.model.vocab_size),
-             width = static_cast<double>(config.model.d_model),
+  const auto width = static_cast<double>(config.model.d_model),
              bytes = static_cast<double>(bytes_of(config.precision.compute));
   const auto rows = static_cast<double>(tokens), count = static_cast<double>(in_flight);
-  if (device == Device::kCpu) return at_most_62_bits(count * rows * (vocab + width) * bytes);
+  if (device == Device::kCpu)
+    return at_most_62_bits(count * rows * (static_cast<double>(config.model.vocab_size) + width) * bytes);
+  const auto vocab = static_cast<double>(padded_vocab(config));
   const double part = std::min(rows * vocab * bytes, static_cast<double>(config.memory.loss_chunk_mib << 20));
-  return at_most_62_bits(part + fp8_copies_of_head(config, part) + count * (rows + vocab) * width * bytes);
+  const double copy = padded_vocab(config) == config.model.vocab_size ? 0.0 : vocab * width * bytes;
+  return at_most_62_bits(part + fp8_copies_of_head(config, part, vocab * width) + copy +
+                         count * (rows + vocab) * width * bytes);
 }
 
 /// A part of the head has some of its logits as exponentials or gradients in the dtype of computation, and on
