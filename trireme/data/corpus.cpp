@@ -149,7 +149,9 @@ void remove_abandoned(const std::string& cache) {
   for (std::filesystem::path folder : unfinished_in(cache)) {
     const std::string unfinished = folder.string();
     try {
-      if (FileLock::try_take(folder.replace_extension(kLock).string())) remove_folder(unfinished);
+      // The name keeps the lock until the folder is gone: whoever takes it then may make the folder anew.
+      if (const auto lock = FileLock::try_take(folder.replace_extension(kLock).string()))
+        remove_folder(unfinished);
     } catch (const EnvironmentError& error) {
       log_warning("{}; {} is left in place", error.what(), unfinished);  // perhaps another user's
     }
