@@ -6,15 +6,13 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <utility>
 
+#include "trireme/base/descriptor.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 
 namespace trireme::data {
-
-Descriptor::~Descriptor() {
-  if (fd_ >= 0) ::close(fd_);
-}
 
 void throw_errno(std::string_view action, const std::string& path, int error) {
   throw EnvironmentError(

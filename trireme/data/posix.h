@@ -1,28 +1,10 @@
 #pragma once
-// What the writers of this room share: a descriptor that closes itself, syncs by path, and folders that are
-// there complete or not at all.
+// What the writers of this room share: errors, syncs by path, and folders that are there complete or not at
+// all.
 #include <string>
 #include <string_view>
-#include <utility>
 
 namespace trireme::data {
-
-/// Owns a file descriptor; -1: none.
-class Descriptor {
- public:
-  explicit Descriptor(int fd = -1) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Descriptor();
-  int get() const { return fd_; }
-  explicit operator bool() const { return fd_ >= 0; }
-
- private:
-  int fd_;
-};
 
 /// Throws EnvironmentError "cannot <action> <path>: <text of errno>".
 [[noreturn]] void throw_errno(std::string_view action, const std::string& path, int error);
