@@ -19,12 +19,14 @@
 #include <exception>
 #include <limits>
 #include <map>
+#include <optional>
 #include <sstream>
 #include <thread>
 #include <vector>
 
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
+#include "trireme/base/hex.h"
 #include "trireme/comm/cause.h"
 #include "trireme/comm/device_watch.h"
 #include "trireme/comm/gpu_link.h"
@@ -383,13 +385,11 @@ std::shared_ptr<void> map_probe(const std::string& offer, c10::Device device) {
   std::string hex;
   // A process cannot map its own memory a second time.
   if (!(words >> pid >> hex) || pid == ::getpid()) return {};
-  std::string handle;
-  for (size_t i = 0; i + 1 < hex.size(); i += 2) {
-    handle += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
-  }
+  const std::optional<std::string> handle = from_hex(hex);
+  if (!handle) return {};
   try {
     const c10::cuda::CUDAGuard guard(device);
-    return getIpcDevPtr(handle);
+    return getIpcDevPtr(*handle);
   } catch (const std::exception&) {
     static_cast<void>(cudaGetLastError());
     return {};
@@ -399,11 +399,8 @@ std::shared_ptr<void> map_probe(const std::string& offer, c10::Device device) {
 /// "pid handle" of some memory of this process's allocator; empty when it cannot be shared.
 std::string offer_probe(const at::Tensor& probe) {
   try {
-    std::string text = fmt::format("{} ", ::getpid());
-    for (const char byte : shareIpcHandle(probe.storage().mutable_data()).handle) {
-      text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
-    }
-    return text;
+    const std::string handle = shareIpcHandle(probe.storage().mutable_data()).handle;
+    return fmt::format("{} {}", ::getpid(), to_hex(handle.data(), handle.size()));
   } catch (const std::exception&) {
     static_cast<void>(cudaGetLastError());
     return {};
