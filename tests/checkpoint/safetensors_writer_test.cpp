@@ -133,6 +133,34 @@ TEST(SafetensorsWriter, KeepsTheOldFileAndRemovesTheTemporaryWithoutCommit) {
   EXPECT_EQ(files_in(scratch), 1u);
 }
 
+TEST(SafetensorsWriter, TwoOfOnePathDoNotDisturbEachOther) {
+  const Scratch scratch;
+  const std::string path = scratch.path("m.safetensors");
+  const Tensors first = {{"a", at::ones({2})}}, second = {{"b", at::full({3}, 7.0)}};
+  SafetensorsWriter late(path, infos(second), {});
+  write_all_of(path, first);
+  EXPECT_TRUE(same_bits(SafetensorsReader(path).read("a"), first.at("a")));
+  late.write("b", second.at("b"));
+  EXPECT_TRUE(same_bits(SafetensorsReader(path).read("a"), first.at("a"))) << "the other one is not done";
+  { const SafetensorsWriter given_up(path, infos(first), {}); }
+  late.commit();
+  const SafetensorsReader reader(path);
+  EXPECT_EQ(reader.tensors().size(), 1u);
+  EXPECT_TRUE(same_bits(reader.read("b"), second.at("b")));
+  EXPECT_EQ(files_in(scratch), 1u);
+}
+
+TEST(SafetensorsWriter, RemovesWhatKilledWritersOfItsPathLeft) {
+  const Scratch scratch;
+  const std::string path = scratch.path("m.safetensors");
+  for (const char* name : {".m.safetensors.1-0.trireme-tmp", ".m.safetensors.4711-12.trireme-tmp"})
+    scratch.write(name, "half of a file");
+  scratch.write(".other.safetensors.1-0.trireme-tmp", "half of another file");
+  write_all_of(path, {{"a", at::ones({2})}});
+  EXPECT_EQ(files_in(scratch), 2u);
+  EXPECT_TRUE(std::filesystem::exists(scratch.path(".other.safetensors.1-0.trireme-tmp")));
+}
+
 TEST(SafetensorsWriter, RefusesToCommitWithTensorsMissing) {
   const Scratch scratch;
   SafetensorsWriter writer(scratch.path("m"), {{"a", {at::kFloat, {1}}}, {"b", {at::kFloat, {1}}}}, {});

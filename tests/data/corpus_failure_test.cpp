@@ -1,11 +1,15 @@
 #include <gtest/gtest.h>
+#include <sys/inotify.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "tests/data/scratch.h"
 #include "tests/data/tokens.h"
@@ -213,6 +217,46 @@ TEST(PrepareCorpusFailure, ClearsWhatAKilledProcessLeftOfAnotherCorpus) {
   prepare_corpus(options_for(scratch, "text"));
   EXPECT_FALSE(std::filesystem::exists(data + "0123456789abcdef.tmp"));
   EXPECT_TRUE(std::filesystem::exists(data + "fedcba9876543210.tmp")) << "its process is alive";
+}
+
+/// The names in a folder that were removed, or closed after writing, in the order in which that happened.
+class FolderEvents {
+ public:
+  explicit FolderEvents(const std::string& folder) {
+    EXPECT_GE(::inotify_add_watch(fd_, folder.c_str(), IN_DELETE | IN_CLOSE_WRITE), 0) << folder;
+  }
+  FolderEvents(const FolderEvents&) = delete;
+  FolderEvents& operator=(const FolderEvents&) = delete;
+  ~FolderEvents() { ::close(fd_); }
+
+  std::vector<std::string> names() const {
+    std::vector<std::string> names;
+    alignas(inotify_event) char buffer[1 << 16];
+    const ssize_t size = ::read(fd_, buffer, sizeof buffer);
+    for (ssize_t at = 0; at < size;) {
+      const auto* event = reinterpret_cast<const inotify_event*>(buffer + at);
+      names.emplace_back(event->name);
+      at += static_cast<ssize_t>(sizeof(inotify_event)) + event->len;
+    }
+    return names;
+  }
+
+ private:
+  int fd_ = ::inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+};
+
+TEST(PrepareCorpusFailure, HoldsTheLockOfAnAbandonedFolderUntilTheFolderIsGone) {
+  const Scratch scratch;
+  scratch.write("text", "some text of some length");
+  std::filesystem::create_directories(scratch.path("cache/data/0123456789abcdef.tmp/half"));
+  const FolderEvents events(scratch.path("cache/data"));
+  prepare_corpus(options_for(scratch, "text"));
+  const std::vector<std::string> names = events.names();
+  const auto removed = std::ranges::find(names, "0123456789abcdef.tmp");
+  const auto let_go = std::ranges::find(names, "0123456789abcdef.lock");
+  EXPECT_NE(removed, names.end());
+  EXPECT_NE(let_go, names.end());
+  EXPECT_LT(removed, let_go);
 }
 
 TEST(PrepareCorpusConcurrency, TwoProcessesPrepareOnceAndAgree) {

@@ -12,7 +12,7 @@
 
 #include "tests/launch/job_process.h"
 #include "trireme/base/file.h"
-#include "trireme/launch/fd.h"
+#include "trireme/launch/pipe.h"
 
 namespace trireme::launch {
 namespace {
@@ -86,7 +86,7 @@ TEST(LocalOutput, AFullDiskEndsTheLogAndNotTheJob) {
 
 TEST(LocalOutput, AFullDiskBehindStdoutLetsTheJobFinishAndFailsIt) {
   const TempDir dir;
-  const Fd full(::open("/dev/full", O_WRONLY | O_CLOEXEC));
+  const Descriptor full(::open("/dev/full", O_WRONLY | O_CLOEXEC));
   LocalJob job = child_job(1, {"out=one", "sleep=0.1", "out=two", "err=finished"});
   job.log_dir = dir.path();
   const Outcome outcome = JobProcess(job, full.get()).wait();
@@ -104,7 +104,7 @@ TEST(LocalOutput, AReaderWhoLeavesStopsRankZeroAsInAnyPipe) {
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
   ::close(ends[0]);
-  const Fd write_end(ends[1]);
+  const Descriptor write_end(ends[1]);
   LocalJob job =
       child_job(1, {"out=one", "sleep=0.2", "out=two", "sleep=0.2", "out=three", "sleep=0.2", "out=four"});
   job.log_dir = dir.path();
@@ -146,8 +146,8 @@ std::string on_terminal(const LocalJob& job, const std::function<void(int)>& mea
   int master = -1, slave = -1;
   const winsize size{.ws_row = 24, .ws_col = 100, .ws_xpixel = 0, .ws_ypixel = 0};
   EXPECT_EQ(::openpty(&master, &slave, nullptr, nullptr, &size), 0);
-  const Fd screen(master);
-  Fd line(slave);
+  const Descriptor screen(master);
+  Descriptor line(slave);
   JobProcess process(job, -1, line.get());
   line.close();
   if (meanwhile) meanwhile(screen.get());

@@ -55,7 +55,7 @@ double evaluate(const Net& net, parallel::DataParallel& engine, const comm::Mesh
 int64_t gathered_bytes(const parallel::DataParallel& engine) {
   int64_t bytes = 0;
   for (const auto& unit : engine.units())
-    bytes += static_cast<int64_t>(unit->storage_owner().storage().nbytes());
+    bytes += static_cast<int64_t>(unit->params().front().second.storage().nbytes());
   return bytes;
 }
 

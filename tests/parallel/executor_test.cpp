@@ -116,7 +116,7 @@ Held held_by(const DataParallel& engine, bool gathers) {
   for (const FlatUnit* unit : engine.units()) {
     const plan::StateBytes state = unit->state_bytes();
     if (gathers && unit->is_whole())
-      held.parameters += static_cast<int64_t>(unit->storage_owner().storage().nbytes());
+      held.parameters += static_cast<int64_t>(unit->params().front().second.storage().nbytes());
     held.gradients += state.gradients;
   }
   return held;

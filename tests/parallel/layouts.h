@@ -47,7 +47,7 @@ inline std::unique_ptr<parallel::DataParallel> wrap_as(Net& net, const comm::Mes
 inline void backward_of(const Net& net, parallel::DataParallel& engine, int64_t step) {
   const int64_t ranks = engine.mesh().dp->size();
   const auto rank = static_cast<size_t>(engine.mesh().dp_rank);
-  const at::ScalarType dtype = engine.units()[0]->storage_owner().scalar_type();
+  const at::ScalarType dtype = engine.units()[0]->params().front().second.scalar_type();
   const at::Tensor x = inputs(step).chunk(ranks)[rank].to(dtype),
                    y = targets(step).chunk(ranks)[rank].to(dtype);
   const auto rows = static_cast<double>(x.size(0));

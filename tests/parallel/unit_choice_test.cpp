@@ -240,7 +240,7 @@ TEST(UnitChoice, FullyShardUsesItAndSaysSo) {
     const auto gathered = [&] {
       int64_t bytes = 0;
       for (const auto& unit : engine->units())
-        bytes += static_cast<int64_t>(unit->storage_owner().storage().nbytes());
+        bytes += static_cast<int64_t>(unit->params().front().second.storage().nbytes());
       most = std::max(most, bytes);
     };
     at::Tensor x = random(1, {3, 64});

@@ -45,7 +45,7 @@ TEST(Wrap, FullyShardHoldsOneBlockAtATime) {
     ASSERT_EQ(engine->units().size(), 5u) << "the root and four blocks";
     const auto gathered = [&] {
       int64_t count = 0;
-      for (const auto& unit : engine->units()) count += unit->storage_owner().storage().nbytes() > 0;
+      for (const auto& unit : engine->units()) count += unit->params().front().second.storage().nbytes() > 0;
       return count;
     };
     EXPECT_EQ(gathered(), 0);

@@ -22,24 +22,16 @@ namespace {
   throw EnvironmentError("[base.file] cannot {} {}: {}; {}", action, path, errno_text(error), fix);
 }
 
-/// Owns a descriptor for the length of a scope.
-struct Descriptor {
-  int fd;
-  ~Descriptor() {
-    if (fd >= 0) ::close(fd);
-  }
-};
-
 }  // namespace
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
-  const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
-  if (file.fd < 0) fail("open", path, errno);
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) fail("open", path, errno);
   struct stat info {};
-  if (::fstat(file.fd, &info) != 0) fail("stat", path, errno);
+  if (::fstat(file.get(), &info) != 0) fail("stat", path, errno);
   size_ = static_cast<size_t>(info.st_size);
   if (size_ == 0) return;
-  void* address = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.fd, 0);
+  void* address = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.get(), 0);
   if (address == MAP_FAILED) fail("map", path, errno);
   data_ = static_cast<const std::byte*>(address);
 }
@@ -60,16 +52,16 @@ MappedFile::~MappedFile() {
 }
 
 std::string read_file(const std::string& path) {
-  const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
-  if (file.fd < 0) fail("open", path, errno);
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) fail("open", path, errno);
   struct stat info {};
-  if (::fstat(file.fd, &info) != 0) fail("stat", path, errno);
+  if (::fstat(file.get(), &info) != 0) fail("stat", path, errno);
   if (S_ISDIR(info.st_mode)) fail("read", path, EISDIR);
   std::string content;
   content.reserve(static_cast<size_t>(info.st_size));
   char buffer[1 << 16];
   for (;;) {
-    const ssize_t count = ::read(file.fd, buffer, sizeof buffer);
+    const ssize_t count = ::read(file.get(), buffer, sizeof buffer);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail("read", path, errno);
     if (count == 0) return content;
@@ -123,8 +115,8 @@ namespace {
 Descriptor create_beside(const std::string& path, std::string& name) {
   for (int attempt = 0;; ++attempt) {
     name = fmt::format("{}.{}-{}.tmp", path, ::getpid(), attempt);
-    const int fd = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-    if (fd >= 0) return {fd};
+    Descriptor file(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+    if (file) return file;
     if (errno != EEXIST) fail("create", name, errno);
   }
 }
@@ -133,16 +125,16 @@ Descriptor create_beside(const std::string& path, std::string& name) {
 
 void write_file_atomic(const std::string& path, std::string_view content) {
   if (is_special_file(path)) {
-    const Descriptor file{::open(path.c_str(), O_WRONLY | O_CLOEXEC)};
-    if (file.fd < 0) fail("open", path, errno);
-    return write_all(file.fd, content.data(), content.size(), path);
+    const Descriptor file(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
+    if (!file) fail("open", path, errno);
+    return write_all(file.get(), content.data(), content.size(), path);
   }
   const std::string target = follow_links(path);
   std::string temporary;
   const Descriptor file = create_beside(target, temporary);
   try {
-    write_all(file.fd, content.data(), content.size(), temporary);
-    if (::fsync(file.fd) != 0) fail("sync", temporary, errno);
+    write_all(file.get(), content.data(), content.size(), temporary);
+    if (::fsync(file.get()) != 0) fail("sync", temporary, errno);
     if (::rename(temporary.c_str(), target.c_str()) != 0) fail("rename to", target, errno);
   } catch (...) {
     ::unlink(temporary.c_str());
@@ -157,18 +149,14 @@ void make_directories(const std::string& path) {
 }
 
 LineFile::LineFile(const std::string& path)
-    : path_(path), fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644)) {
-  if (fd_ < 0) fail("open", path, errno);
-}
-
-LineFile::~LineFile() {
-  ::close(fd_);
+    : path_(path), file_(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644)) {
+  if (!file_) fail("open", path, errno);
 }
 
 void LineFile::append(std::string_view line) {
   std::string text(line);
   text += '\n';
-  append_all(fd_, text.data(), text.size(), path_);
+  append_all(file_.get(), text.data(), text.size(), path_);
 }
 
 }  // namespace trireme

@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "trireme/base/descriptor.h"
+
 namespace trireme {
 
 /// A read-only memory map of a whole file. Movable. An empty file maps to an empty span.
@@ -49,14 +51,11 @@ void make_directories(const std::string& path);
 class LineFile {
  public:
   explicit LineFile(const std::string& path);
-  ~LineFile();
-  LineFile(const LineFile&) = delete;
-  LineFile& operator=(const LineFile&) = delete;
   void append(std::string_view line);  ///< adds the newline
 
  private:
   std::string path_;
-  int fd_ = -1;
+  Descriptor file_;
 };
 
 /// write() until everything is out; throws EnvironmentError naming `path`.

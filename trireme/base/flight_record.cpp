@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -16,6 +15,7 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/base/shared_memory.h"
 #include "trireme/base/text.h"
 
 namespace trireme {
@@ -118,18 +118,17 @@ struct FlightRecord::Slot {
   std::array<Entry, kKept> entry;
 };
 
-FlightRecord::FlightRecord(void* data, size_t bytes, int descriptor, int64_t rank)
-    : data_(data), bytes_(bytes), descriptor_(descriptor), rank_(rank) {}
+FlightRecord::FlightRecord(void* data, size_t bytes, Descriptor memory, int64_t rank)
+    : data_(data), bytes_(bytes), memory_(std::move(memory)), rank_(rank) {}
 
 FlightRecord::FlightRecord(FlightRecord&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),
       bytes_(other.bytes_),
-      descriptor_(std::exchange(other.descriptor_, -1)),
+      memory_(std::move(other.memory_)),
       rank_(other.rank_) {}
 
 FlightRecord::~FlightRecord() {
   if (data_ != nullptr) ::munmap(data_, bytes_);
-  if (descriptor_ >= 0) ::close(descriptor_);
 }
 
 FlightRecord::Slot* FlightRecord::slots() const {
@@ -138,22 +137,16 @@ FlightRecord::Slot* FlightRecord::slots() const {
 
 FlightRecord FlightRecord::make(int64_t ranks) {
   const size_t bytes = sizeof(Slot) * static_cast<size_t>(ranks);
-  const int descriptor = ::memfd_create("trireme-flights", MFD_CLOEXEC);
-  // It returns its error, and leaves errno alone.
-  const int full = descriptor < 0 ? 0 : ::posix_fallocate(descriptor, 0, static_cast<off_t>(bytes));
-  if (descriptor >= 0 && full == 0) {
-    void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-    if (data != MAP_FAILED) {
-      FlightRecord record(data, bytes, descriptor, -1);
-      record.slots()[0].magic = kMagic;
-      return record;
-    }
+  Descriptor memory = make_shared_memory("trireme-flights", bytes);
+  void* const data = memory ? map_shared_memory(memory, bytes) : nullptr;
+  if (data == nullptr) {
+    throw EnvironmentError(
+        "[base.flight_record] cannot allocate {} bytes of shared memory for the ranks: {}; free some memory",
+        bytes, errno_text(errno));
   }
-  const std::string cause = errno_text(full != 0 ? full : errno);
-  if (descriptor >= 0) ::close(descriptor);
-  throw EnvironmentError(
-      "[base.flight_record] cannot allocate {} bytes of shared memory for the ranks: {}; free some memory",
-      bytes, cause);
+  FlightRecord record(data, bytes, std::move(memory), -1);
+  record.slots()[0].magic = kMagic;
+  return record;
 }
 
 FlightRecord FlightRecord::open(int descriptor, int64_t rank) {
@@ -162,18 +155,16 @@ FlightRecord FlightRecord::open(int descriptor, int64_t rank) {
   const bool fits = rank >= 0 && ::fstat(descriptor, &file) == 0 && S_ISREG(file.st_mode) &&
                     static_cast<size_t>(file.st_size) >= needed;
   const auto bytes = static_cast<size_t>(file.st_size);
-  const int own = fits ? ::fcntl(descriptor, F_DUPFD_CLOEXEC, 3) : -1;
-  void* const data =
-      own < 0 ? MAP_FAILED : ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, own, 0);
-  if (data == MAP_FAILED || static_cast<const Slot*>(data)->magic != kMagic) {
-    if (data != MAP_FAILED) ::munmap(data, bytes);
-    if (own >= 0) ::close(own);
+  Descriptor own(fits ? ::fcntl(descriptor, F_DUPFD_CLOEXEC, 3) : -1);
+  void* const data = own ? map_shared_memory(own, bytes) : nullptr;
+  if (data == nullptr || static_cast<const Slot*>(data)->magic != kMagic) {
+    if (data != nullptr) ::munmap(data, bytes);
     throw EnvironmentError(
         "[base.flight_record] file descriptor {} is not a flight record with a slot for rank {}; unset "
         "TRIREME_FLIGHT_FD",
         descriptor, rank);
   }
-  FlightRecord record(data, bytes, own, rank);
+  FlightRecord record(data, bytes, std::move(own), rank);
   record.slots()[rank].joined = 1;
   return record;
 }

@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "trireme/base/descriptor.h"
+
 namespace trireme {
 
 /// One operation of a rank. Texts are cut to what the memory holds.
@@ -42,7 +44,7 @@ class FlightRecord {
   ~FlightRecord();
 
   /// For the launcher to hand on to its ranks; closes on exec.
-  int descriptor() const { return descriptor_; }
+  int descriptor() const { return memory_.get(); }
 
   /// Records the newest operation of this rank; a note of the same operation in another state replaces the
   /// one before. `now`: seconds since 1970. Copies a few words. One thread at a time.
@@ -57,12 +59,12 @@ class FlightRecord {
 
  private:
   struct Slot;
-  FlightRecord(void* data, size_t bytes, int descriptor, int64_t rank);
+  FlightRecord(void* data, size_t bytes, Descriptor memory, int64_t rank);
   Slot* slots() const;
 
   void* data_;
   size_t bytes_;
-  int descriptor_;
+  Descriptor memory_;
   int64_t rank_;
 };
 

@@ -54,18 +54,9 @@ Descriptor open_inside(int folder, const std::string& name, int flags, const std
 
 }  // namespace
 
-Descriptor::~Descriptor() {
-  close();
-}
-
-int Descriptor::close() {
-  if (fd_ < 0) return 0;
-  return ::close(std::exchange(fd_, -1)) == 0 ? 0 : errno;
-}
-
 InputFile::InputFile(const std::string& path) : path_(path) {
   file_ = Descriptor(::open(path.c_str(), kReadFlags));
-  if (!file_.is_open()) fail("open", path, errno);
+  if (!file_) fail("open", path, errno);
   *this = InputFile(std::move(file_), path);
 }
 
@@ -148,7 +139,7 @@ bool is_file_name(std::string_view name) {
 
 Folder::Folder(const std::string& path) : path_(path) {
   folder_ = Descriptor(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!folder_.is_open()) fail("open folder", path, errno);
+  if (!folder_) fail("open folder", path, errno);
 }
 
 std::vector<std::string> Folder::names() const {

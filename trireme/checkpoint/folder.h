@@ -7,27 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "trireme/base/descriptor.h"
+
 namespace trireme::checkpoint {
-
-/// Owns an open descriptor; -1: none.
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Descriptor();
-  int get() const { return fd_; }
-  bool is_open() const { return fd_ >= 0; }
-  /// Closes the descriptor; returns the errno of close(), 0 for none.
-  int close();
-
- private:
-  int fd_ = -1;
-};
 
 /// A regular file, read by ranges. Its size is that at opening; when the file has shrunk since, read()
 /// throws, where a memory map would raise a signal.

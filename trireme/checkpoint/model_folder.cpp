@@ -137,19 +137,13 @@ class FolderSource : public Source {
 };
 
 bool equal_tensors(const Source& source, const std::string& a, const std::string& b) {
-  const SourceTensor& tensor = source.tensors().at(a);
-  if (tensor != source.tensors().at(b)) return false;
-  constexpr int64_t kPart = int64_t{1} << 20;
-  std::vector<char> left, right;
-  for (int64_t begin = 0; begin < tensor.numel(); begin += kPart) {
-    const Region part = Region::flat(tensor.shape, {begin, std::min(tensor.numel(), begin + kPart)});
-    left.resize(static_cast<size_t>(part.numel() * safetensors_itemsize(tensor.dtype)));
-    right.resize(left.size());
-    source.read(a, part, left.data());
-    source.read(b, part, right.data());
-    if (left != right) return false;
-  }
-  return true;
+  if (source.tensors().at(a) != source.tensors().at(b)) return false;
+  bool equal = true;
+  read_both(source, a, source, b, [&](std::span<const char> left, std::span<const char> right) {
+    equal = std::ranges::equal(left, right);
+    return equal;
+  });
+  return equal;
 }
 
 FileEntry entry_of(const Source& source, const std::string& tensor, const std::string& dtype) {

@@ -1,14 +1,9 @@
 #include "trireme/checkpoint/safetensors.h"
 
 #include <ATen/ATen.h>
-#include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstdio>
-#include <filesystem>
 #include <set>
 #include <utility>
 
@@ -16,6 +11,7 @@
 #include "trireme/base/file.h"
 #include "trireme/checkpoint/safetensors_header.h"
 #include "trireme/checkpoint/source.h"
+#include "trireme/checkpoint/unfinished_file.h"
 
 namespace trireme::checkpoint {
 namespace {
@@ -61,39 +57,6 @@ void check_bools(const at::Tensor& tensor, const std::string& name, const std::s
         "again from its source",
         path, name);
   }
-}
-
-[[noreturn]] void fail_write(std::string_view action, const std::string& path, int error) {
-  throw EnvironmentError(
-      "[checkpoint.safetensors] cannot {} {}: {}; free some space or choose another folder", action, path,
-      errno_text(error));
-}
-
-void write_at(int fd, int64_t offset, const void* data, int64_t size, const std::string& path) {
-  const char* next = static_cast<const char*>(data);
-  while (size > 0) {
-    const ssize_t count = ::pwrite(fd, next, static_cast<size_t>(size), offset);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) fail_write("write", path, errno);
-    next += count;
-    offset += count;
-    size -= count;
-  }
-}
-
-/// Always the same, so that a run that was killed while it wrote leaves one at most.
-std::string temporary_of(const std::filesystem::path& path) {
-  return path.parent_path() / fmt::format(".{}.trireme-tmp", path.filename().string());
-}
-
-void sync_folder_of(const std::string& path) {
-  const std::filesystem::path parent = std::filesystem::path(path).parent_path();
-  const std::string folder = parent.empty() ? "." : parent.string();
-  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) fail_write("open", folder, errno);
-  const int error = ::fsync(fd) == 0 ? 0 : errno;
-  ::close(fd);
-  if (error != 0) fail_write("sync", folder, error);
 }
 
 /// Places the tensors: wide elements first, so that each starts at a multiple of its own size.
@@ -164,57 +127,39 @@ at::Tensor SafetensorsReader::read_range(const std::string& name, int64_t begin,
 }
 
 struct SafetensorsWriter::Impl {
-  std::string path, temporary;
-  SafetensorsHeader header;
-  std::map<std::string, TensorInfo> declared;
-  std::set<std::string> missing;  ///< declared and not yet written
-  int64_t data_begin = 0;
-  int fd = -1;
-
-  ~Impl() {
-    if (fd < 0) return;
-    ::close(fd);
-    ::unlink(temporary.c_str());
-  }
-
-  void open() {
+  Impl(std::string final_path, const std::map<std::string, TensorInfo>& tensors,
+       const std::map<std::string, std::string>& metadata)
+      : path(std::move(final_path)), header(place(tensors, metadata)), declared(tensors), file(path) {
+    for (const auto& [name, info] : tensors) missing.insert(name);
     const std::string bytes = safetensors_preamble(header);
     data_begin = static_cast<int64_t>(bytes.size());
     int64_t data_bytes = 0;
     for (const auto& [name, entry] : header.tensors) data_bytes = std::max(data_bytes, entry.end);
-    ::unlink(temporary.c_str());  // of a process that has ended half-way
-    fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-    if (fd < 0) fail_write("create", path, errno);
-    if (::ftruncate(fd, data_begin + data_bytes) != 0) fail_write("resize", temporary, errno);
-    write_at(fd, 0, bytes.data(), data_begin, temporary);
+    file.resize(data_begin + data_bytes);
+    file.write(0, bytes.data(), data_begin);
   }
 
-  void close() {
-    if (::fsync(fd) != 0) fail_write("sync", temporary, errno);
-    if (::rename(temporary.c_str(), path.c_str()) != 0) fail_write("rename to", path, errno);
-    ::close(std::exchange(fd, -1));
-  }
+  std::string path;
+  SafetensorsHeader header;
+  std::map<std::string, TensorInfo> declared;
+  std::set<std::string> missing;  ///< declared and not yet written
+  int64_t data_begin = 0;
+  UnfinishedFile file;
 };
 
 SafetensorsWriter::SafetensorsWriter(const std::string& path,
                                      const std::map<std::string, TensorInfo>& tensors,
-                                     const std::map<std::string, std::string>& metadata)
-    : impl_(std::make_unique<Impl>()) {
+                                     const std::map<std::string, std::string>& metadata) {
   if (is_special_file(path))
     throw ConfigError("[checkpoint.safetensors] {} is not a regular file; give a path for one", path);
-  impl_->path = follow_links(path);
-  impl_->temporary = temporary_of(impl_->path);
-  impl_->header = place(tensors, metadata);
-  impl_->declared = tensors;
-  for (const auto& [name, info] : tensors) impl_->missing.insert(name);
-  impl_->open();
+  impl_ = std::make_unique<Impl>(follow_links(path), tensors, metadata);
 }
 
 SafetensorsWriter::~SafetensorsWriter() = default;
 
 void SafetensorsWriter::write(const std::string& name, const at::Tensor& tensor) {
-  TRIREME_CHECK(impl_->fd >= 0, "[checkpoint.safetensors] '{}' is written to {} after commit()", name,
-                impl_->path);
+  TRIREME_CHECK(!impl_->file.is_finished(), "[checkpoint.safetensors] '{}' is written to {} after commit()",
+                name, impl_->path);
   const auto declared = impl_->declared.find(name);
   TRIREME_CHECK(declared != impl_->declared.end(), "[checkpoint.safetensors] '{}' was not declared", name);
   const TensorInfo& info = declared->second;
@@ -224,17 +169,16 @@ void SafetensorsWriter::write(const std::string& name, const at::Tensor& tensor)
                 fmt::join(tensor.sizes(), ", "));
   TRIREME_CHECK(impl_->missing.erase(name) == 1, "[checkpoint.safetensors] '{}' was already written", name);
   const at::Tensor local = tensor.detach().to(at::kCPU).contiguous();
-  write_at(impl_->fd, impl_->data_begin + impl_->header.tensors.at(name).begin, local.const_data_ptr(),
-           static_cast<int64_t>(local.nbytes()), impl_->temporary);
+  impl_->file.write(impl_->data_begin + impl_->header.tensors.at(name).begin, local.const_data_ptr(),
+                    static_cast<int64_t>(local.nbytes()));
 }
 
 void SafetensorsWriter::commit() {
-  TRIREME_CHECK(impl_->fd >= 0, "[checkpoint.safetensors] {} was already committed", impl_->path);
+  TRIREME_CHECK(!impl_->file.is_finished(), "[checkpoint.safetensors] {} was already committed", impl_->path);
   TRIREME_CHECK(impl_->missing.empty(),
                 "[checkpoint.safetensors] {} of {} tensors of {} were not written, the first is '{}'",
                 impl_->missing.size(), impl_->declared.size(), impl_->path, *impl_->missing.begin());
-  impl_->close();
-  sync_folder_of(impl_->path);
+  impl_->file.finish();
 }
 
 }  // namespace trireme::checkpoint

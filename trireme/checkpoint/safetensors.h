@@ -47,18 +47,22 @@ class SafetensorsReader {
 };
 
 /// Declares all tensors first, then takes their contents one by one, so that nobody holds the whole model.
-/// The file appears under its name (temporary + fsync + rename) only in commit(); when that name is a
-/// symbolic link, the link's target is replaced. Throws ConfigError for a pipe or a device, EnvironmentError
-/// when the disk fails.
+/// The file appears under its name only in commit(); when that name is a symbolic link, the link's target is
+/// replaced. Several writers of one name do not disturb each other: each replaces what was there before.
+/// Throws ConfigError for a pipe or a device, EnvironmentError when the disk fails.
 class SafetensorsWriter {
  public:
+  /// Creates a hidden file of its own beside `path` (".NAME.PROCESS-N.trireme-tmp"), of the full length. A
+  /// process that is killed before commit() leaves it there, and the next writer of `path` removes it.
   SafetensorsWriter(const std::string& path, const std::map<std::string, TensorInfo>& tensors,
                     const std::map<std::string, std::string>& metadata);
+  /// Without commit(), removes what was written; what was at `path` before stays.
   ~SafetensorsWriter();
   /// `tensor`: on any device, of the declared dtype and shape; the host waits for a copy from a GPU. Throws
   /// LogicError for a name that was not declared or was written before, and for another dtype or shape.
   void write(const std::string& name, const at::Tensor& tensor);
-  /// Throws LogicError when a declared tensor was not written.
+  /// Puts what was written onto the disk and gives it its name. Throws LogicError when a declared tensor was
+  /// not written.
   void commit();
 
  private:

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "trireme/base/error.h"
-#include "trireme/base/hash.h"
 
 namespace trireme::checkpoint {
 namespace {
@@ -35,7 +34,6 @@ std::string read_preamble(const InputFile& file) {
 SafetensorsFile::SafetensorsFile(InputFile file) : file_(std::move(file)) {
   const std::string preamble = read_preamble(file_);
   data_begin_ = static_cast<int64_t>(preamble.size());
-  preamble_digest_ = xxh3(preamble);
   header_ = parse_safetensors_header(std::string_view(preamble).substr(kHeaderLengthBytes),
                                      file_.size() - data_begin_, file_.path());
 }

@@ -17,8 +17,7 @@ class SafetensorsFile {
   const std::string& path() const { return file_.path(); }
   const InputFile& file() const { return file_; }
   const SafetensorsHeader& header() const { return header_; }
-  int64_t data_begin() const { return data_begin_; }             ///< bytes before the data: length and JSON
-  uint64_t preamble_digest() const { return preamble_digest_; }  ///< XXH3 of them
+  int64_t data_begin() const { return data_begin_; }  ///< bytes before the data: length and JSON
   /// Bytes [first, first + bytes) of a tensor of the header. Thread-safe. Throws as InputFile::read().
   void read(const std::string& name, int64_t first, void* out, int64_t bytes) const;
 
@@ -26,7 +25,6 @@ class SafetensorsFile {
   InputFile file_;
   SafetensorsHeader header_;
   int64_t data_begin_ = 0;
-  uint64_t preamble_digest_ = 0;
 };
 
 }  // namespace trireme::checkpoint

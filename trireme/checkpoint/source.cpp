@@ -62,25 +62,21 @@ std::string describe(const SourceTensor& tensor) {
 /// Reads the same tensor of both, part by part.
 Difference compare_tensor(const std::string& name, const Source& a, const Source& b) {
   const SourceTensor& tensor = a.tensors().at(name);
-  const int64_t itemsize = safetensors_itemsize(tensor.dtype), numel = tensor.numel();
+  const auto itemsize = static_cast<size_t>(safetensors_itemsize(tensor.dtype));
   Difference difference{.tensor = name, .what = {}};
-  std::vector<char> left, right;
-  for (int64_t begin = 0; begin < numel; begin += kPartNumel) {
-    const Region part = Region::flat(tensor.shape, {begin, std::min(numel, begin + kPartNumel)});
-    left.resize(static_cast<size_t>(part.numel() * itemsize));
-    right.resize(left.size());
-    a.read(name, part, left.data());
-    b.read(name, part, right.data());
-    if (left == right) continue;
-    for (size_t at = 0; at < left.size(); at += static_cast<size_t>(itemsize)) {
-      if (std::memcmp(&left[at], &right[at], static_cast<size_t>(itemsize)) == 0) continue;
+  read_both(a, name, b, name, [&](std::span<const char> left, std::span<const char> right) {
+    if (std::ranges::equal(left, right)) return true;
+    for (size_t at = 0; at < left.size(); at += itemsize) {
+      if (std::memcmp(&left[at], &right[at], itemsize) == 0) continue;
       ++difference.elements;
       const double distance =
           std::abs(number_at(tensor.dtype, &left[at]) - number_at(tensor.dtype, &right[at]));
       if (distance > difference.largest) difference.largest = distance;
     }
-  }
-  if (difference.elements > 0) difference.what = fmt::format("{} of {} elements", difference.elements, numel);
+    return true;
+  });
+  if (difference.elements > 0)
+    difference.what = fmt::format("{} of {} elements", difference.elements, tensor.numel());
   return difference;
 }
 
@@ -121,6 +117,22 @@ std::unique_ptr<Source> open_source(const std::string& path) {
   if (is_model_folder(path)) return open_model_folder(path);
   if (std::filesystem::is_directory(path, error)) return std::make_unique<CheckpointSource>(path);
   return std::make_unique<FileSource>(path);
+}
+
+void read_both(const Source& a, const std::string& tensor_of_a, const Source& b,
+               const std::string& tensor_of_b,
+               const std::function<bool(std::span<const char> left, std::span<const char> right)>& body) {
+  const SourceTensor& tensor = a.tensors().at(tensor_of_a);
+  const int64_t itemsize = safetensors_itemsize(tensor.dtype), numel = tensor.numel();
+  std::vector<char> left, right;
+  for (int64_t begin = 0; begin < numel; begin += kPartNumel) {
+    const Region part = Region::flat(tensor.shape, {begin, std::min(numel, begin + kPartNumel)});
+    left.resize(static_cast<size_t>(part.numel() * itemsize));
+    right.resize(left.size());
+    a.read(tensor_of_a, part, left.data());
+    b.read(tensor_of_b, part, right.data());
+    if (!body(left, right)) return;
+  }
 }
 
 std::vector<Difference> compare(const Source& a, const Source& b) {

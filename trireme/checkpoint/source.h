@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,6 +47,12 @@ class Source {
 /// checkpoint, and anything else as a safetensors file. Throws EnvironmentError when there is nothing,
 /// DataError when it is damaged or a pickle.
 std::unique_ptr<Source> open_source(const std::string& path);
+
+/// Reads two tensors of one dtype and shape part by part. `body` gets the bytes of the same elements of both,
+/// and says whether to go on.
+void read_both(const Source& a, const std::string& tensor_of_a, const Source& b,
+               const std::string& tensor_of_b,
+               const std::function<bool(std::span<const char> left, std::span<const char> right)>& body);
 
 /// How the contents of two sources differ.
 struct Difference {

@@ -34,7 +34,7 @@ Folder make_folder(const std::string& path) {
 Descriptor take_lock(const Folder& folder) {
   const std::string path = folder.path_of(kLockName);
   Descriptor lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
-  if (!lock.is_open())
+  if (!lock)
     throw EnvironmentError("[checkpoint.store] cannot open {}: {}; choose a writable folder", path,
                            errno_text(errno));
   if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {

@@ -11,6 +11,7 @@
 #include <filesystem>
 
 #include "trireme/base/clock.h"
+#include "trireme/base/descriptor.h"
 #include "trireme/base/error.h"
 
 namespace trireme::cli {
@@ -49,26 +50,16 @@ std::vector<std::string> as_strings(const Environment& environment) {
 /// A pipe whose ends do not leak into other children.
 struct Pipe {
   Pipe() {
+    int ends[2];
     if (::pipe2(ends, O_CLOEXEC) != 0) {
       throw EnvironmentError("[cli.child] cannot create a pipe: {}; raise the open-file limit (ulimit -n)",
                              errno_text(errno));
     }
+    read = Descriptor(ends[0]);
+    write = Descriptor(ends[1]);
   }
-  ~Pipe() {
-    close_write();
-    ::close(ends[0]);
-  }
-  Pipe(const Pipe&) = delete;
-  Pipe& operator=(const Pipe&) = delete;
-  void close_write() {
-    if (ends[1] >= 0) ::close(ends[1]);
-    ends[1] = -1;
-  }
-  int read_end() const { return ends[0]; }
-  int write_end() const { return ends[1]; }
 
- private:
-  int ends[2] = {-1, -1};
+  Descriptor read, write;
 };
 
 pid_t spawn(const std::string& program, const std::vector<std::string>& args, const Environment& environment,
@@ -79,8 +70,8 @@ pid_t spawn(const std::string& program, const std::vector<std::string>& args, co
   CStrings envp(as_strings(environment));
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, out.write_end(), STDOUT_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, err.write_end(), STDERR_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, out.write.get(), STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, err.write.get(), STDERR_FILENO);
   pid_t pid = 0;
   const int error = posix_spawn(&pid, program.c_str(), &actions, nullptr, argv.data(), envp.data());
   posix_spawn_file_actions_destroy(&actions);
@@ -156,10 +147,10 @@ ChildOutput run_child(const std::string& program, const std::vector<std::string>
   Pipe out;
   Pipe err;
   const pid_t pid = spawn(program, args, environment, out, err);
-  out.close_write();
-  err.close_write();
+  out.write.close();
+  err.write.close();
   ChildOutput output;
-  output.timed_out = !read_both(out.read_end(), err.read_end(), monotonic_seconds() + timeout_s, output);
+  output.timed_out = !read_both(out.read.get(), err.read.get(), monotonic_seconds() + timeout_s, output);
   if (output.timed_out) ::kill(pid, SIGKILL);
   output.exit_code = wait_for(pid);
   return output;

@@ -16,6 +16,7 @@
 #include <optional>
 #include <sstream>
 
+#include "trireme/base/descriptor.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/doctor.h"
@@ -210,18 +211,18 @@ Check check_disk(const std::string& runs_root) {
 /// Binds a port of the loopback interface, as every local run does.
 Check check_loopback() {
   Check check{.name = "loopback", .found = "a port of 127.0.0.1 can be bound", .fix = ""};
-  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  const bool bound = fd >= 0 && ::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 &&
-                     ::listen(fd, 1) == 0;
+  const bool bound = socket &&
+                     ::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 &&
+                     ::listen(socket.get(), 1) == 0;
   if (!bound) {
     check.verdict = Verdict::kFail;
     check.found = "no port of 127.0.0.1 can be bound: " + errno_text(errno);
     check.fix = "bring the interface up: ip link set lo up";
   }
-  if (fd >= 0) ::close(fd);
   return check;
 }
 

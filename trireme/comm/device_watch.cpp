@@ -17,6 +17,9 @@ constexpr auto kPoll = std::chrono::milliseconds(100);
 /// How long after the loss of a peer the device may still finish the operation: the peer may have done its
 /// part before.
 constexpr double kLastChance_s = 1.0;
+/// How often an operation may look late to the host alone. A process that was stopped for a while finds
+/// operations late that its device finished long ago: it waits for the device's answer, but not for ever.
+constexpr int64_t kLooksWithoutAnswer = 10;
 
 }  // namespace
 
@@ -26,7 +29,8 @@ DeviceWatch::DeviceWatch(std::unique_ptr<WatchedDevice> device, double timeout_s
       timeout_s_(timeout_s),
       lost_peer_(std::move(lost_peer)),
       expired_(std::move(expired)),
-      thread_([this] { run(); }) {}
+      asks_device_([this] { ask_device(); }),
+      keeps_deadline_([this] { keep_deadline(); }) {}
 
 DeviceWatch::~DeviceWatch() {
   {
@@ -34,52 +38,125 @@ DeviceWatch::~DeviceWatch() {
     stopping_ = true;
   }
   wake_.notify_all();
-  thread_.join();
+  keeps_deadline_.join();
+  asks_device_.join();
 }
 
 void DeviceWatch::enqueued(const Operation& operation) {
   if (!device_->takes_events()) return;
-  const std::lock_guard lock(mutex_);
-  std::unique_ptr<DeviceEvent> event;
-  if (spare_.empty()) {
-    event = device_->make_event();
-  } else {
-    event = std::move(spare_.back());
-    spare_.pop_back();
+  std::unique_ptr<DeviceEvent> event = spare_event();
+  std::list<Pending>::iterator place;
+  {
+    const std::lock_guard lock(mutex_);
+    place = pending_.insert(pending_.end(), {nullptr, operation, monotonic_seconds()});
   }
-  event->record();
-  pending_.push_back({std::move(event), operation, monotonic_seconds()});
+  try {
+    event->record();
+  } catch (const std::exception&) {
+    const std::lock_guard lock(mutex_);
+    pending_.erase(place);
+    throw;
+  }
+  const std::lock_guard lock(mutex_);
+  place->event = std::move(event);
 }
 
-void DeviceWatch::run() {
+std::unique_ptr<DeviceEvent> DeviceWatch::spare_event() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!spare_.empty()) {
+      std::unique_ptr<DeviceEvent> event = std::move(spare_.back());
+      spare_.pop_back();
+      return event;
+    }
+  }
+  return device_->make_event();
+}
+
+/// Makes the calling thread one that may use the device; none when the device has failed.
+std::shared_ptr<void> DeviceWatch::enter() {
+  try {
+    return device_->enter_thread();
+  } catch (const std::exception& error) {
+    const std::lock_guard lock(mutex_);
+    device_failure_ = cause_of(error);
+    return nullptr;
+  }
+}
+
+void DeviceWatch::ask_device() {
+  std::shared_ptr<void> entered;
+  std::unique_lock lock(mutex_);
+  while (!wake_.wait_for(lock, kPoll, [this] { return stopping_; })) {
+    if (!entered) {
+      lock.unlock();
+      entered = enter();
+      lock.lock();
+    }
+    while (entered && !stopping_ && retire_oldest(lock)) {
+    }
+    if (device_failure_) return;
+  }
+}
+
+/// Whether the device has come past the oldest operation, which then no longer is.
+bool DeviceWatch::retire_oldest(std::unique_lock<std::mutex>& lock) {
+  if (pending_.empty() || !pending_.front().event) return false;
+  DeviceEvent& event = *pending_.front().event;
+  const double asked = monotonic_seconds();
+  bool passed = false;
+  std::optional<std::string> failure;
+  lock.unlock();
+  try {
+    passed = event.passed();
+  } catch (const std::exception& error) {
+    failure = cause_of(error);
+  }
+  lock.lock();
+  if (failure) device_failure_ = failure;
+  if (!passed) {
+    asked_at_ = asked;
+    return false;
+  }
+  spare_.push_back(std::move(pending_.front().event));
+  pending_.pop_front();
+  last_done_ = monotonic_seconds();
+  return true;
+}
+
+void DeviceWatch::keep_deadline() {
   std::optional<Verdict> verdict;
   std::shared_ptr<void> entered;
   {
     std::unique_lock lock(mutex_);
-    while (!wake_.wait_for(lock, kPoll, [this] { return stopping_; })) {
-      try {
-        if (!entered) entered = device_->enter_thread();
-        verdict = look(lock);
-      } catch (const std::exception& error) {
-        verdict = {.operation = pending_.empty() ? Operation{"device", 0, "?"} : pending_.front().operation,
-                   .elapsed_s = 0.0,
-                   .reason = fmt::format("failed on its device ({})", cause_of(error))};
+    while (!verdict && !wake_.wait_for(lock, kPoll, [this] { return stopping_; })) {
+      if (!entered) {  // what ends the operation uses the device
+        lock.unlock();
+        entered = enter();
+        lock.lock();
       }
-      if (verdict) break;
+      verdict = look(lock);
     }
   }
   if (verdict) expired_(verdict->operation, verdict->elapsed_s, verdict->reason);
 }
 
-/// The verdict on the oldest operation when it is late or cannot end; none otherwise. Throws when the device
-/// has failed.
+/// The verdict on the oldest operation when it is late, cannot end or the device has failed; none otherwise.
 std::optional<DeviceWatch::Verdict> DeviceWatch::look(std::unique_lock<std::mutex>& lock) {
-  retire_finished();
-  if (pending_.empty()) return std::nullopt;
+  if (device_failure_) {
+    return Verdict{.operation = pending_.empty() ? Operation{"device", 0, "?"} : pending_.front().operation,
+                   .elapsed_s = 0.0,
+                   .reason = fmt::format("failed on its device ({})", *device_failure_)};
+  }
+  if (pending_.empty()) {
+    late_looks_ = 0;
+    return std::nullopt;
+  }
   const double now = monotonic_seconds();
-  const Pending& oldest = pending_.front();
-  const double elapsed = now - std::max(oldest.since, last_done_);
-  if (elapsed >= timeout_s_) return Verdict{oldest.operation, elapsed, {}};
+  const double begun = std::max(pending_.front().since, last_done_), deadline = begun + timeout_s_;
+  late_looks_ = now >= deadline ? late_looks_ + 1 : 0;
+  if (late_looks_ > 0 && (asked_at_ >= deadline || late_looks_ >= kLooksWithoutAnswer))
+    return Verdict{pending_.front().operation, now - begun, {}};
   lock.unlock();  // it reads files, and operations shall not wait for that
   const std::string lost = lost_peer_();
   lock.lock();
@@ -88,16 +165,8 @@ std::optional<DeviceWatch::Verdict> DeviceWatch::look(std::unique_lock<std::mute
     return std::nullopt;
   }
   if (!peer_lost_at_) peer_lost_at_ = now;
-  if (now - std::max(*peer_lost_at_, last_done_) < kLastChance_s) return std::nullopt;
-  return Verdict{oldest.operation, elapsed, fmt::format("lost a peer: {}", lost)};
-}
-
-void DeviceWatch::retire_finished() {
-  while (!pending_.empty() && pending_.front().event->passed()) {
-    spare_.push_back(std::move(pending_.front().event));
-    pending_.pop_front();
-    last_done_ = monotonic_seconds();
-  }
+  if (pending_.empty() || now - std::max(*peer_lost_at_, last_done_) < kLastChance_s) return std::nullopt;
+  return Verdict{pending_.front().operation, now - begun, fmt::format("lost a peer: {}", lost)};
 }
 
 }  // namespace trireme::comm

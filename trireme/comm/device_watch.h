@@ -4,8 +4,8 @@
 #include <c10/core/Device.h>
 
 #include <condition_variable>
-#include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -21,9 +21,10 @@ namespace trireme::comm {
 class DeviceEvent {
  public:
   virtual ~DeviceEvent() = default;
-  /// Moves behind everything on the current stream.
+  /// Moves behind everything on the current stream. Blocks while the device takes no more work, for ever when
+  /// it hangs.
   virtual void record() = 0;
-  /// Whether the device has come past it. Throws when the device has failed.
+  /// Whether the device has come past it. Throws when the device has failed. May block while record() does.
   virtual bool passed() = 0;
 };
 
@@ -41,12 +42,14 @@ class WatchedDevice {
 /// Throws LogicError in a build without CUDA.
 std::unique_ptr<WatchedDevice> watched_gpu(c10::Device device);
 
+/// Two threads: one asks the device how far it has come, which blocks when a hung operation has filled the
+/// device's queue. The other keeps the deadline and asks after peers by what the host knows.
 class DeviceWatch {
  public:
   /// Why the device would wait in vain, in words; empty while nothing is known. Does not throw.
   using LostPeer = std::function<std::string()>;
-  /// Called from the watch's thread, at most once: `operation` has run for `elapsed_s` and will not end,
-  /// because of `reason`; an empty reason means the deadline. Does not throw.
+  /// Called from the thread that keeps the deadline, at most once: `operation` has run for `elapsed_s` and
+  /// will not end, because of `reason`; an empty reason means the deadline. Does not throw.
   using Expired =
       std::function<void(const Operation& operation, double elapsed_s, const std::string& reason)>;
 
@@ -56,12 +59,12 @@ class DeviceWatch {
   ~DeviceWatch();
 
   /// `operation` was enqueued on the current stream. Its clock starts now, or when the operation before it is
-  /// done, whichever is later.
+  /// done, whichever is later. Blocks as DeviceEvent::record(); the deadline is kept meanwhile.
   void enqueued(const Operation& operation);
 
  private:
   struct Pending {
-    std::unique_ptr<DeviceEvent> event;
+    std::unique_ptr<DeviceEvent> event;  ///< none while it is recorded
     Operation operation;
     double since;
   };
@@ -71,22 +74,28 @@ class DeviceWatch {
     std::string reason;
   };
 
-  void run();
-  void retire_finished();
+  std::unique_ptr<DeviceEvent> spare_event();
+  void keep_deadline();
+  void ask_device();
+  bool retire_oldest(std::unique_lock<std::mutex>& lock);
+  std::shared_ptr<void> enter();
   std::optional<Verdict> look(std::unique_lock<std::mutex>& lock);
 
   std::unique_ptr<WatchedDevice> device_;
   double timeout_s_;
   LostPeer lost_peer_;
   Expired expired_;
-  std::mutex mutex_;
+  std::mutex mutex_;  ///< nobody calls the device while holding it
   std::condition_variable wake_;
-  std::deque<Pending> pending_;
+  std::list<Pending> pending_;  ///< oldest first; only ask_device() removes one that has its event
   std::vector<std::unique_ptr<DeviceEvent>> spare_;
+  std::optional<std::string> device_failure_;
   double last_done_ = 0.0;
+  double asked_at_ = 0.0;   ///< when the device was last asked and said that the oldest is not done
+  int64_t late_looks_ = 0;  ///< in a row
   std::optional<double> peer_lost_at_;
   bool stopping_ = false;
-  std::thread thread_;
+  std::thread asks_device_, keeps_deadline_;
 };
 
 }  // namespace trireme::comm

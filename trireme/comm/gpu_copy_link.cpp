@@ -19,12 +19,14 @@
 #include <exception>
 #include <limits>
 #include <map>
+#include <optional>
 #include <sstream>
 #include <thread>
 #include <vector>
 
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
+#include "trireme/base/hex.h"
 #include "trireme/comm/cause.h"
 #include "trireme/comm/device_watch.h"
 #include "trireme/comm/gpu_link.h"
@@ -383,13 +385,11 @@ std::shared_ptr<void> map_probe(const std::string& offer, c10::Device device) {
   std::string hex;
   // A process cannot map its own memory a second time.
   if (!(words >> pid >> hex) || pid == ::getpid()) return {};
-  std::string handle;
-  for (size_t i = 0; i + 1 < hex.size(); i += 2) {
-    handle += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
-  }
+  const std::optional<std::string> handle = from_hex(hex);
+  if (!handle) return {};
   try {
     const c10::cuda::CUDAGuard guard(device);
-    return getIpcDevPtr(handle);
+    return getIpcDevPtr(*handle);
   } catch (const std::exception&) {
     static_cast<void>(cudaGetLastError());
     return {};
@@ -399,15 +399,41 @@ std::shared_ptr<void> map_probe(const std::string& offer, c10::Device device) {
 /// "pid handle" of some memory of this process's allocator; empty when it cannot be shared.
 std::string offer_probe(const at::Tensor& probe) {
   try {
-    std::string text = fmt::format("{} ", ::getpid());
-    for (const char byte : shareIpcHandle(probe.storage().mutable_data()).handle) {
-      text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
-    }
-    return text;
+    const std::string handle = shareIpcHandle(probe.storage().mutable_data()).handle;
+    return fmt::format("{} {}", ::getpid(), to_hex(handle.data(), handle.size()));
   } catch (const std::exception&) {
     static_cast<void>(cudaGetLastError());
     return {};
   }
+}
+
+/// Sends a text to the other end and returns the one that it sent.
+using Exchange = std::function<std::string(const std::string& mine)>;
+
+/// Whether it works at both ends.
+bool works_for_both(bool works, const Exchange& exchange) {
+  constexpr const char* kYes = "yes";
+  return exchange(works ? kYes : "") == kYes && works;
+}
+
+/// The sender reads where tensors lie, so it makes the stream.
+std::shared_ptr<Link> make_sender(const LinkEnd& end, const Exchange& exchange) {
+  const std::unique_ptr<StreamOffer> places = offer_memory_stream();
+  const std::string offer = exchange(places ? places->text() : "");
+  const size_t line = offer.find('\n');
+  auto word = line == std::string::npos ? nullptr : SharedWord::open(offer.substr(0, line));
+  std::shared_ptr<void> peer = word ? map_probe(offer.substr(line + 1), end.device) : nullptr;
+  if (!works_for_both(places && word && peer, exchange)) return nullptr;
+  return std::make_shared<CopySender>(end, places->accept(end.timeout_s), std::move(word), std::move(peer));
+}
+
+/// The receiver makes the word, and offers the probe, which lives until the sender has tried to map it.
+std::shared_ptr<Link> make_receiver(const LinkEnd& end, const Exchange& exchange, const at::Tensor& probe) {
+  auto word = SharedWord::make();
+  const std::string offered = word ? word->text() + "\n" + offer_probe(probe) : "";
+  std::shared_ptr<ByteStream> places = open_memory_stream(exchange(offered));
+  if (!works_for_both(places && word, exchange)) return nullptr;
+  return std::make_shared<CopyReceiver>(end, std::move(places), std::move(word));
 }
 
 }  // namespace
@@ -415,25 +441,8 @@ std::string offer_probe(const at::Tensor& probe) {
 std::shared_ptr<Link> make_gpu_copy_link(
     const LinkEnd& end, const std::function<std::string(const std::string& mine)>& exchange) {
   const c10::cuda::CUDAGuard guard(end.device);
-  constexpr const char* kYes = "yes";
   const at::Tensor probe = at::empty({1}, at::TensorOptions(end.device));
-  // The sender reads where tensors lie, so it makes the stream; the receiver makes the word and the probe.
-  if (end.sends) {
-    const std::unique_ptr<StreamOffer> places = offer_memory_stream();
-    const std::string offer = exchange(places ? places->text() : "");
-    const size_t line = offer.find('\n');
-    auto word = line == std::string::npos ? nullptr : SharedWord::open(offer.substr(0, line));
-    std::shared_ptr<void> peer = word ? map_probe(offer.substr(line + 1), end.device) : nullptr;
-    const bool works = places && word && peer;
-    if (exchange(works ? kYes : "") != kYes || !works) return nullptr;
-    return std::make_shared<CopySender>(end, places->accept(end.timeout_s), std::move(word), std::move(peer));
-  }
-  auto word = SharedWord::make();
-  const std::string offered = word ? word->text() + "\n" + offer_probe(probe) : "";
-  std::shared_ptr<ByteStream> places = open_memory_stream(exchange(offered));
-  const bool works = places && word;
-  if (exchange(works ? kYes : "") != kYes || !works) return nullptr;
-  return std::make_shared<CopyReceiver>(end, std::move(places), std::move(word));
+  return end.sends ? make_sender(end, exchange) : make_receiver(end, exchange, probe);
 }
 
 }  // namespace trireme::comm

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -16,6 +17,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
+#include "trireme/base/hex.h"
 #include "trireme/comm/gpu_call.h"
 #include "trireme/comm/peer_memory.h"
 #include "trireme/comm/process_id.h"
@@ -33,20 +35,6 @@ constexpr int kGatherChannel = 0, kReduceChannel = 1;
 constexpr uint32_t kRoundsRemembered = 1024;
 /// With more ranks, kernels are faster: copy engines copy from one peer after the other.
 constexpr int64_t kMostRanksForCopies = 2;
-
-std::string to_hex(const cudaIpcMemHandle_t& handle) {
-  std::string text;
-  for (const char byte : handle.reserved) text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
-  return text;
-}
-
-cudaIpcMemHandle_t from_hex(const std::string& text) {
-  cudaIpcMemHandle_t handle{};
-  for (size_t i = 0; i < sizeof(handle.reserved) && 2 * i + 1 < text.size(); ++i) {
-    handle.reserved[i] = static_cast<char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
-  }
-  return handle;
-}
 
 /// Memory that every rank of a group has allocated, all of it mapped into this process.
 class Segment {
@@ -69,7 +57,7 @@ class Segment {
     cudaIpcMemHandle_t handle{};
     if (own_ == nullptr || !succeeds(cudaIpcGetMemHandle(&handle, own_))) return {};
     return fmt::format("{} {} {} {}", ::getpid(), device_.index(), reinterpret_cast<uintptr_t>(own_),
-                       to_hex(handle));
+                       to_hex(handle.reserved, sizeof handle.reserved));
   }
 
   /// Maps the memory of all ranks from their texts. Returns false when one cannot be mapped.
@@ -92,17 +80,20 @@ class Segment {
     pid_t pid = 0;
     int device = 0;
     uintptr_t address = 0;
-    std::string handle;
-    if (!(std::istringstream(text) >> pid >> device >> address >> handle)) return nullptr;
+    std::string hex;
+    if (!(std::istringstream(text) >> pid >> device >> address >> hex)) return nullptr;
     if (pid == ::getpid()) {  // ranks that are threads have one address space
       const cudaError_t error = cudaDeviceEnablePeerAccess(device, 0);
       if (error == cudaErrorPeerAccessAlreadyEnabled) cudaGetLastError();
       const bool reaches = error == cudaErrorPeerAccessAlreadyEnabled || succeeds(error);
       return reaches ? reinterpret_cast<void*>(address) : nullptr;
     }
+    const std::optional<std::string> bytes = from_hex(hex);
+    cudaIpcMemHandle_t handle{};
+    if (!bytes || bytes->size() != sizeof handle.reserved) return nullptr;
+    std::memcpy(handle.reserved, bytes->data(), bytes->size());
     void* memory = nullptr;
-    if (!succeeds(cudaIpcOpenMemHandle(&memory, from_hex(handle), cudaIpcMemLazyEnablePeerAccess)))
-      return nullptr;
+    if (!succeeds(cudaIpcOpenMemHandle(&memory, handle, cudaIpcMemLazyEnablePeerAccess))) return nullptr;
     opened_.push_back(memory);
     return memory;
   }

@@ -8,6 +8,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -124,5 +125,9 @@ std::vector<std::vector<double>> gather_scalars(Group& group, const std::vector<
 at::Tensor gather_rows(Group& group, const at::Tensor& values);
 /// (n, k) fp64 as numbers; the host waits for them.
 std::vector<std::vector<double>> to_numbers(const at::Tensor& rows);
+/// A 64-bit word for gather_scalars(): its upper and its lower half, which doubles hold exactly.
+std::array<double, 2> in_halves(uint64_t word);
+/// The word that in_halves() has taken apart.
+uint64_t from_halves(double upper, double lower);
 
 }  // namespace trireme::comm

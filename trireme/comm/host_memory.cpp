@@ -18,7 +18,9 @@
 #include <thread>
 
 #include "trireme/base/clock.h"
+#include "trireme/base/descriptor.h"
 #include "trireme/base/error.h"
+#include "trireme/base/shared_memory.h"
 #include "trireme/comm/futex.h"
 #include "trireme/comm/peer_memory.h"
 #include "trireme/comm/process_id.h"
@@ -227,31 +229,19 @@ void HostMemory::reduce_scatter_ordered(at::Tensor& output, const at::Tensor& in
 class HostMemoryOffer final : public MemoryOffer {
  public:
   /// Group rank 0 makes the memory.
-  HostMemoryOffer(int64_t rank, int64_t size);
-  HostMemoryOffer(const HostMemoryOffer&) = delete;
-  HostMemoryOffer& operator=(const HostMemoryOffer&) = delete;
-  ~HostMemoryOffer() override {
-    if (descriptor_ >= 0) ::close(descriptor_);
-  }
+  HostMemoryOffer(int64_t rank, int64_t size)
+      : rank_(rank),
+        size_(size),
+        memory_(rank == 0 ? make_shared_memory("trireme", total_bytes(size)) : Descriptor()) {}
   std::string text() const override {
-    return fmt::format("{} {} {}", host_identity(), ::getpid(), descriptor_);
+    return fmt::format("{} {} {}", host_identity(), ::getpid(), memory_.get());
   }
   std::unique_ptr<PeerMemory> accept(const std::vector<std::string>& offers, double timeout_s) override;
 
  private:
   int64_t rank_, size_;
-  int descriptor_ = -1;
+  Descriptor memory_;
 };
-
-HostMemoryOffer::HostMemoryOffer(int64_t rank, int64_t size) : rank_(rank), size_(size) {
-  if (rank_ != 0) return;
-  descriptor_ = static_cast<int>(::memfd_create("trireme", MFD_CLOEXEC));
-  // Reserves the pages now: without enough memory this fails here, and not with SIGBUS at the first write.
-  if (descriptor_ >= 0 && ::posix_fallocate(descriptor_, 0, static_cast<off_t>(total_bytes(size_))) != 0) {
-    ::close(descriptor_);
-    descriptor_ = -1;
-  }
-}
 
 std::unique_ptr<PeerMemory> HostMemoryOffer::accept(const std::vector<std::string>& offers,
                                                     double timeout_s) {
@@ -261,11 +251,9 @@ std::unique_ptr<PeerMemory> HostMemoryOffer::accept(const std::vector<std::strin
   const bool same_host =
       std::ranges::all_of(offers, [&](const std::string& offer) { return offer.starts_with(host + " "); });
   if (host.empty() || !same_host || descriptor < 0 || size_ > kMaxRanks) return {};
-  const int file = ::open(fmt::format("/proc/{}/fd/{}", pid, descriptor).c_str(), O_RDWR | O_CLOEXEC);
-  if (file < 0) return {};
-  void* const memory = ::mmap(nullptr, total_bytes(size_), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  ::close(file);
-  if (memory == MAP_FAILED) return {};
+  const Descriptor file(::open(fmt::format("/proc/{}/fd/{}", pid, descriptor).c_str(), O_RDWR | O_CLOEXEC));
+  void* const memory = file ? map_shared_memory(file, total_bytes(size_)) : nullptr;
+  if (memory == nullptr) return {};
   return std::make_unique<HostMemory>(memory, rank_, size_, timeout_s);
 }
 

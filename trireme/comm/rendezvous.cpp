@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "trireme/base/clock.h"
+#include "trireme/base/descriptor.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/cause.h"
@@ -29,21 +30,6 @@ namespace {
 
 /// Beyond the timeout that torch is given for connecting.
 constexpr double kConnectSlack_s = 0.5;
-
-class Socket {
- public:
-  explicit Socket(int fd) : fd_(fd) {}
-  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Socket& operator=(Socket&&) = delete;
-  ~Socket() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  int fd() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
@@ -83,14 +69,14 @@ std::string canonical_host(const std::string& host) {
   return host == "localhost" ? "127.0.0.1" : host;
 }
 
-Socket listen_at(const addrinfo& address) {
-  Socket socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+Descriptor listen_at(const addrinfo& address) {
+  Descriptor socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1;
   // A restarted job finds its port in TIME_WAIT.
-  ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  const bool listens =
-      ::bind(socket.fd(), address.ai_addr, address.ai_addrlen) == 0 && ::listen(socket.fd(), SOMAXCONN) == 0;
-  return listens ? std::move(socket) : Socket(-1);
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  const bool listens = ::bind(socket.get(), address.ai_addr, address.ai_addrlen) == 0 &&
+                       ::listen(socket.get(), SOMAXCONN) == 0;
+  return listens ? std::move(socket) : Descriptor();
 }
 
 [[noreturn]] void throw_bind_error(const std::string& host, int64_t port, int error) {
@@ -114,13 +100,13 @@ void warn_if_unreachable(const plan::WorldSpec& spec, const addrinfo& address) {
       spec.master_addr, numeric(address.ai_addr, address.ai_addrlen), spec.local_world_size, spec.world_size);
 }
 
-Socket listen_on(const plan::WorldSpec& spec, const std::string& host) {
+Descriptor listen_on(const plan::WorldSpec& spec, const std::string& host) {
   const Addresses addresses = resolve(host, spec.master_port, SOCK_STREAM);
   int error = 0;
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
     warn_if_unreachable(spec, *address);
-    Socket socket = listen_at(*address);
-    if (socket.fd() >= 0) return socket;
+    Descriptor socket = listen_at(*address);
+    if (socket) return socket;
     error = errno;
   }
   throw_bind_error(host, spec.master_port, error);
@@ -140,33 +126,33 @@ int64_t port_of(int fd) {
 }
 
 /// An inherited socket stays open for worlds that this process joins later.
-Socket inherited_or_own(const plan::WorldSpec& spec, const std::string& host) {
+Descriptor inherited_or_own(const plan::WorldSpec& spec, const std::string& host) {
   if (spec.listen_fd < 0) return listen_on(spec, host);
   const int fd = static_cast<int>(spec.listen_fd);
   port_of(fd);
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
-  return Socket(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
+  return Descriptor(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
 }
 
 /// The address of the interface from which packets to `host` leave.
 std::string own_address_towards(const std::string& host, int64_t port) {
   const Addresses addresses = resolve(host, port, SOCK_DGRAM);
-  const Socket socket(::socket(addresses->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const Descriptor socket(::socket(addresses->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   sockaddr_storage own{};
   socklen_t size = sizeof own;
   // Connecting a datagram socket sends nothing; it only looks up the route.
-  if (::connect(socket.fd(), addresses->ai_addr, addresses->ai_addrlen) != 0 ||
-      ::getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&own), &size) != 0) {
+  if (::connect(socket.get(), addresses->ai_addr, addresses->ai_addrlen) != 0 ||
+      ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &size) != 0) {
     throw CommError("[comm.join] there is no route to {} ({}); check MASTER_ADDR and the network", host,
                     errno_text(errno));
   }
   return numeric(reinterpret_cast<const sockaddr*>(&own), size);
 }
 
-c10::intrusive_ptr<c10d::Store> host_store(const std::string& host, Socket socket,
+c10::intrusive_ptr<c10d::Store> host_store(const std::string& host, Descriptor socket,
                                            c10d::TCPStoreOptions options) {
   options.isServer = true;
-  options.port = static_cast<uint16_t>(port_of(socket.fd()));
+  options.port = static_cast<uint16_t>(port_of(socket.get()));
   options.masterListenFd = socket.release();
   // Two worlds at once on an inherited socket share one server: two would take each other's connections.
   options.multiTenant = true;

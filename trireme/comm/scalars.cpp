@@ -3,6 +3,11 @@
 #include "trireme/comm/group.h"
 
 namespace trireme::comm {
+namespace {
+
+constexpr uint64_t kHalf = uint64_t{1} << 32;
+
+}  // namespace
 
 at::Tensor gather_rows(Group& group, const at::Tensor& values) {
   at::Tensor all = at::empty({group.size(), values.numel()}, values.options());
@@ -24,6 +29,14 @@ std::vector<std::vector<double>> gather_scalars(Group& group, const std::vector<
   std::vector<std::vector<double>> numbers = to_numbers(rows);
   group.check();
   return numbers;
+}
+
+std::array<double, 2> in_halves(uint64_t word) {
+  return {static_cast<double>(word / kHalf), static_cast<double>(word % kHalf)};
+}
+
+uint64_t from_halves(double upper, double lower) {
+  return static_cast<uint64_t>(upper) * kHalf + static_cast<uint64_t>(lower);
 }
 
 }  // namespace trireme::comm

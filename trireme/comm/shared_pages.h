@@ -4,6 +4,9 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <utility>
+
+#include "trireme/base/descriptor.h"
 
 namespace trireme::comm {
 
@@ -24,13 +27,13 @@ class SharedPages {
   std::string text() const;
 
  private:
-  SharedPages(void* data, size_t bytes, int descriptor)
-      : data_(data), bytes_(bytes), descriptor_(descriptor) {}
-  static std::unique_ptr<SharedPages> map(int descriptor, size_t bytes);
+  SharedPages(void* data, size_t bytes, Descriptor memory)
+      : data_(data), bytes_(bytes), memory_(std::move(memory)) {}
+  static std::unique_ptr<SharedPages> map(Descriptor memory, size_t bytes);
 
   void* data_;
   size_t bytes_;
-  int descriptor_;
+  Descriptor memory_;
 };
 
 }  // namespace trireme::comm

@@ -6,7 +6,6 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -19,6 +18,7 @@
 #include <utility>
 
 #include "trireme/base/clock.h"
+#include "trireme/base/descriptor.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/byte_stream.h"
 
@@ -32,23 +32,6 @@ constexpr double kGreeting_s = 2.0;
 int milliseconds_until(double deadline) {
   return static_cast<int>(std::lround(1000.0 * std::clamp(deadline - monotonic_seconds(), 0.0, 86400.0)));
 }
-
-class Descriptor {
- public:
-  explicit Descriptor(int value = -1) : value_(value) {}
-  Descriptor(Descriptor&& other) noexcept : value_(std::exchange(other.value_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(value_, other.value_);
-    return *this;
-  }
-  ~Descriptor() {
-    if (value_ >= 0) ::close(value_);
-  }
-  int get() const { return value_; }
-
- private:
-  int value_;
-};
 
 /// False once `deadline` has passed; a signal in between does not end the wait.
 bool is_ready(const Descriptor& socket, short events, double deadline) {
@@ -135,7 +118,7 @@ class SocketStreamOffer final : public StreamOffer {
     const double deadline = monotonic_seconds() + timeout_s;
     while (is_ready(socket_, POLLIN, deadline)) {
       Descriptor socket(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (socket.get() >= 0 && knows_the_word(socket)) {
+      if (socket && knows_the_word(socket)) {
         return std::make_unique<SocketStream>(std::move(socket), /*writes=*/false);
       }
     }

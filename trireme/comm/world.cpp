@@ -219,6 +219,49 @@ std::string connect(const BackendSpec& spec, const std::function<std::string()>&
   }
 }
 
+/// `use` counts the groups of this name and these ranks.
+c10::intrusive_ptr<c10d::Backend> connect_or_throw(const BackendSpec& spec, int64_t use, ProgressBoard& board,
+                                                   const PeerNews& news) {
+  c10::intrusive_ptr<c10d::Backend> backend;
+  const double started = monotonic_seconds();
+  const std::string gave_up = connect(
+      spec, [&] { return news.about(spec.ranks); }, backend);
+  if (gave_up.empty()) return backend;
+  const double waited_s = monotonic_seconds() - started;
+  throw CommError(
+      "[comm.make_group] connecting group {} of ranks ({}) {} on rank {} after {:.1f} s (deadline {:g} s): "
+      "{}; look at the log of the missing rank, and raise the timeout if it is only slow",
+      spec.name, fmt::join(spec.ranks, ", "), gave_up, spec.ranks[static_cast<size_t>(spec.rank)], waited_s,
+      spec.timeout_s, board.report_failure({"make_group", use, spec.name}, spec.ranks).text);
+}
+
+/// What the ranks of a group offer each other of their memory.
+struct MemoryOffers {
+  std::unique_ptr<MemoryOffer> mine;  ///< none: this rank keeps its memory to itself
+  std::vector<std::string> all;       ///< by group rank
+};
+
+MemoryOffers exchange_offers(c10d::Store& store, const Meeting& meeting, const BackendSpec& spec,
+                             const PeerOptions& options) {
+  MemoryOffers offers;
+  if (options.share) {
+    const auto size = static_cast<int64_t>(spec.ranks.size());
+    offers.mine = offer_memory(spec.rank, size, spec.device, options.gather);
+  }
+  offers.all = meet(store, meeting, offers.mine ? offers.mine->text() : "");
+  return offers;
+}
+
+/// The memory of the other ranks where every rank has mapped it; none otherwise. All ranks have connected
+/// when this returns: a rank that drops the group at once breaks nobody's connections.
+std::unique_ptr<PeerMemory> agree_on_peers(c10d::Store& store, const Meeting& meeting,
+                                           const MemoryOffers& offers) {
+  auto peers = offers.mine ? offers.mine->accept(offers.all, meeting.timeout_s) : nullptr;
+  const std::vector<std::string> have_peers = meet(store, meeting, peers ? "shares memory" : "");
+  if (std::ranges::count(have_peers, "") > 0) peers.reset();
+  return peers;
+}
+
 }  // namespace
 
 std::shared_ptr<World> World::join(const plan::WorldSpec& spec, c10::Device device, double timeout_s,
@@ -323,30 +366,12 @@ std::shared_ptr<Group> World::make_group(const std::string& name, const std::vec
                   .ranks = ranks,
                   .rank = rank_,
                   .timeout_s = timeout_s_};
-  const std::unique_ptr<MemoryOffer> offer =
-      peer_options.share
-          ? offer_memory(group_rank, static_cast<int64_t>(ranks.size()), device_, peer_options.gather)
-          : nullptr;
-  const std::vector<std::string> offers = meet(*store_, meeting, offer ? offer->text() : "");
+  const MemoryOffers offers = exchange_offers(*store_, meeting, spec, peer_options);
   meeting.place = place + "/connect";
   spec.store = connecting_store(store_, meeting, device_);
-  c10::intrusive_ptr<c10d::Backend> backend;
-  const double started = monotonic_seconds();
-  const std::string gave_up = connect(
-      spec, [&] { return news_->about(ranks); }, backend);
-  if (!gave_up.empty()) {
-    const double waited_s = monotonic_seconds() - started;
-    throw CommError(
-        "[comm.make_group] connecting group {} of ranks ({}) {} on rank {} after {:.1f} s (deadline {:g} s): "
-        "{}; look at the log of the missing rank, and raise the timeout if it is only slow",
-        name, fmt::join(ranks, ", "), gave_up, rank_, waited_s, timeout_s_,
-        board_->report_failure({"make_group", uses_[use], name}, ranks).text);
-  }
-  auto peers = offer ? offer->accept(offers, timeout_s_) : nullptr;
-  // A rank may drop the group at once: only after all have connected, or it would break their connections.
+  auto backend = connect_or_throw(spec, uses_[use], *board_, *news_);
   meeting.place = place + "/connected";
-  const std::vector<std::string> have_peers = meet(*store_, meeting, peers ? "shares memory" : "");
-  if (std::ranges::count(have_peers, "") > 0) peers.reset();
+  auto peers = agree_on_peers(*store_, meeting, offers);
   return make_backend_group(std::move(spec), std::move(backend), std::move(peers), board_, news_);
 }
 

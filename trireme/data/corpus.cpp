@@ -2,8 +2,6 @@
 
 #include <sys/stat.h>
 
-#include <cerrno>
-#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -17,6 +15,7 @@
 #include "trireme/data/index.h"
 #include "trireme/data/lock.h"
 #include "trireme/data/packer.h"
+#include "trireme/data/posix.h"
 #include "trireme/data/shard.h"
 #include "trireme/data/source.h"
 #include "trireme/data/tokenizer.h"
@@ -104,36 +103,6 @@ std::optional<TokenIndex> find_prepared(const std::string& folder) {
   }
 }
 
-void remove_folder(const std::string& path) {
-  std::error_code error;
-  std::filesystem::remove_all(path, error);
-  if (error) throw_errno("remove", path, error.value());
-}
-
-/// A folder that is gone at the end of the scope unless it got its final name.
-class TemporaryFolder {
- public:
-  explicit TemporaryFolder(std::string path) : path_(std::move(path)) {
-    remove_folder(path_);  // of a process that died
-    make_directories(path_);
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  const std::string& path() const { return path_; }
-
-  void commit(const std::string& final_path) {
-    sync_path(path_);
-    remove_folder(final_path);
-    if (std::rename(path_.c_str(), final_path.c_str()) != 0) throw_errno("rename to", final_path, errno);
-    sync_path(std::filesystem::path(final_path).parent_path());
-  }
-
- private:
-  std::string path_;
-};
-
 /// Folders in `cache` that are being prepared, or whose preparation was cut off.
 std::vector<std::filesystem::path> unfinished_in(const std::string& cache) {
   std::vector<std::filesystem::path> folders;
@@ -149,7 +118,9 @@ void remove_abandoned(const std::string& cache) {
   for (std::filesystem::path folder : unfinished_in(cache)) {
     const std::string unfinished = folder.string();
     try {
-      if (FileLock::try_take(folder.replace_extension(kLock).string())) remove_folder(unfinished);
+      // The name keeps the lock until the folder is gone: whoever takes it then may make the folder anew.
+      if (const auto lock = FileLock::try_take(folder.replace_extension(kLock).string()))
+        remove_folder(unfinished);
     } catch (const EnvironmentError& error) {
       log_warning("{}; {} is left in place", error.what(), unfinished);  // perhaps another user's
     }

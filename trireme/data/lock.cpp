@@ -14,6 +14,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
+#include "trireme/data/posix.h"
 
 namespace trireme::data {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "trireme/data/posix.h"
+#include "trireme/base/descriptor.h"
 
 namespace trireme::data {
 

@@ -12,6 +12,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
 #include "trireme/base/round_up.h"
+#include "trireme/data/posix.h"
 
 namespace trireme::data {
 namespace {

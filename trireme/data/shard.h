@@ -11,7 +11,6 @@
 
 #include "trireme/base/file.h"
 #include "trireme/data/index.h"
-#include "trireme/data/posix.h"
 
 namespace trireme::data {
 

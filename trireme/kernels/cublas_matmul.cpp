@@ -315,8 +315,8 @@ class Choices {
     const std::lock_guard lock(mutex_);
     chosen_.insert_or_assign(key, algorithm);
   }
-  /// Whether algorithms may be tried for `key` once more. Counts as a try.
-  bool admit(const Key& key) {
+  /// Takes one of the tries of `key`; false: none is left.
+  bool take_try(const Key& key) {
     const std::lock_guard lock(mutex_);
     if (tries_.size() >= kMostContests && !tries_.contains(key)) return false;
     return ++tries_[key] <= kMostTries;
@@ -343,7 +343,7 @@ Algorithm choose(const Key& key, Problem& problem, const MatmulCall& call) {
   const bool capturing = c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
   const std::vector<Algorithm> algorithms = proposals(problem, call, kProposals);
   const bool tries =
-      tuning && !must_repeat() && !capturing && call.m * call.n >= kSmallestTuned && choices().admit(key);
+      tuning && !must_repeat() && !capturing && call.m * call.n >= kSmallestTuned && choices().take_try(key);
   if (!tries) {
     if (!capturing) choices().keep(key, algorithms.front());
     return algorithms.front();

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "trireme/base/env.h"
-#include "trireme/launch/fd.h"
+#include "trireme/launch/pipe.h"
 
 namespace trireme::launch {
 
@@ -61,7 +61,7 @@ class Child {
 
  private:
   pid_t pid_ = -1;
-  Fd pidfd_;
+  Descriptor pidfd_;
   bool running_ = false;
 };
 

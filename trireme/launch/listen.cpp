@@ -23,8 +23,8 @@ void check(bool ok, const char* action) {
 }  // namespace
 
 ListenSocket listen_on_loopback() {
-  ListenSocket made{.fd = Fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0))};
-  check(made.fd.open(), "create");
+  ListenSocket made{.fd = Descriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0))};
+  check(static_cast<bool>(made.fd), "create");
   const int on = 1;
   check(::setsockopt(made.fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0, "set up");
   sockaddr_in address{};

@@ -3,12 +3,12 @@
 // process can take it.
 #include <cstdint>
 
-#include "trireme/launch/fd.h"
+#include "trireme/launch/pipe.h"
 
 namespace trireme::launch {
 
 struct ListenSocket {
-  Fd fd;  ///< closes on exec, except in the child that is told to keep it
+  Descriptor fd;  ///< closes on exec, except in the child that is told to keep it
   int64_t port = 0;
 };
 

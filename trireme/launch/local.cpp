@@ -34,8 +34,8 @@ std::string random_key() {
 }
 
 /// Another descriptor of the terminal behind `fd`; closed when `fd` is none.
-Fd terminal_of(int fd) {
-  return ::isatty(fd) == 0 ? Fd() : Fd(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
+Descriptor terminal_of(int fd) {
+  return ::isatty(fd) == 0 ? Descriptor() : Descriptor(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
 }
 
 /// Without it a crash is told in fewer words.
@@ -50,15 +50,15 @@ std::optional<FlightRecord> make_flights(int64_t ranks) {
 
 /// What all ranks of a job share.
 struct Stage {
-  Stage(const LocalJob& of, const Fd& nothing, const SignalTrap& trap)
+  Stage(const LocalJob& of, const Descriptor& nothing, const SignalTrap& trap)
       : job(of), null(nothing), signals(trap) {}
   const LocalJob& job;
-  const Fd& null;
+  const Descriptor& null;
   const SignalTrap& signals;
   ListenSocket socket = listen_on_loopback();
   const std::string job_key = random_key();
   const int64_t threads = std::max<int64_t>(1, usable_cores() / job.ranks);
-  const Fd err_terminal = terminal_of(STDERR_FILENO), out_terminal = terminal_of(STDOUT_FILENO);
+  const Descriptor err_terminal = terminal_of(STDERR_FILENO), out_terminal = terminal_of(STDOUT_FILENO);
   const std::optional<FlightRecord> flights = make_flights(job.ranks);
 };
 
@@ -104,7 +104,7 @@ Rank start_rank(const Stage& stage, int64_t rank) {
 JobEnd Launcher::run(const LocalJob& job) {
   check(job);
   Stage stage(job, null_, signals_);
-  Tee tee({.ranks = job.ranks, .log_dir = job.log_dir, .terminal = stage.err_terminal.open()});
+  Tee tee({.ranks = job.ranks, .log_dir = job.log_dir, .terminal = static_cast<bool>(stage.err_terminal)});
   Supervisor supervisor(tee, signals_, job);
   for (int64_t rank = 0; rank < job.ranks; ++rank) {
     supervisor.add(start_rank(stage, rank));

@@ -10,7 +10,7 @@
 #include "trireme/base/env.h"
 #include "trireme/base/flight_record.h"
 #include "trireme/launch/exits.h"
-#include "trireme/launch/fd.h"
+#include "trireme/launch/pipe.h"
 #include "trireme/launch/signals.h"
 
 namespace trireme::launch {
@@ -58,7 +58,7 @@ class Launcher {
   std::optional<int> pause(double seconds);
 
  private:
-  const Fd null_ = open_null();  ///< first, since it also fills descriptors 0 to 2
+  const Descriptor null_ = open_null();  ///< first, since it also fills descriptors 0 to 2
   SignalTrap signals_;
 };
 

@@ -42,8 +42,8 @@ void forget_pending_sigpipe() {
 
 SignalTrap::SignalTrap() {
   const sigset_t set = trapped_signals();
-  fd_ = Fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!fd_.open())
+  fd_ = Descriptor(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!fd_)
     throw EnvironmentError("[launch] cannot create a signalfd: {}; raise the open-file limit (ulimit -n)",
                            errno_text(errno));
   ::pthread_sigmask(SIG_BLOCK, &set, &old_mask_);

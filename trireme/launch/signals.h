@@ -3,7 +3,7 @@
 #include <csignal>
 #include <optional>
 
-#include "trireme/launch/fd.h"
+#include "trireme/launch/pipe.h"
 
 namespace trireme::launch {
 
@@ -28,7 +28,7 @@ class SignalTrap {
  private:
   sigset_t old_mask_{};
   struct sigaction old_child_action_ {};
-  Fd fd_;
+  Descriptor fd_;
 };
 
 }  // namespace trireme::launch

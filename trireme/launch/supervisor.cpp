@@ -22,7 +22,7 @@ constexpr double kQuiet = 2.0;  ///< after a failure: ranks report it and end by
 constexpr double kSameRequest = 1.0;  ///< signals within so many seconds are one request to stop
 constexpr double kPollWithoutPidfd = 0.02;
 
-Fd& pipe_of(Rank& rank, Stream stream) {
+Descriptor& pipe_of(Rank& rank, Stream stream) {
   return stream == Stream::kOut ? rank.out : rank.err;
 }
 
@@ -94,7 +94,7 @@ std::optional<double> Supervisor::seconds_to_next_deadline(double now) const {
 /// others.
 void Supervisor::take_output(Rank& rank, Stream stream) {
   std::array<char, 1 << 16> buffer;
-  Fd& pipe = pipe_of(rank, stream);
+  Descriptor& pipe = pipe_of(rank, stream);
   const ssize_t count = ::read(pipe.get(), buffer.data(), buffer.size());
   const double now = monotonic_seconds();
   if (count > 0) tee_.feed(rank.rank, stream, {buffer.data(), static_cast<size_t>(count)}, now);
@@ -109,8 +109,8 @@ void Supervisor::take_output(Rank& rank, Stream stream) {
 /// Reads what an ended rank has left in its pipe. It does not wait for the end of the stream: a daemon that
 /// the rank started may hold the pipe open for ever.
 void Supervisor::drain(Rank& rank, Stream stream) {
-  Fd& pipe = pipe_of(rank, stream);
-  if (!pipe.open()) return;
+  Descriptor& pipe = pipe_of(rank, stream);
+  if (!pipe) return;
   std::array<char, 1 << 16> buffer;
   constexpr int kMostReads = 64;  // a pipe holds 64 KiB, enlarged ones a few MiB
   for (int i = 0; i < kMostReads; ++i) {

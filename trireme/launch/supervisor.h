@@ -20,7 +20,7 @@ namespace trireme::launch {
 struct Rank {
   int64_t rank = 0;
   Child child;
-  Fd out, err;
+  Descriptor out, err;
   bool asked = false;  ///< told to stop
   bool ended = false;  ///< its process has ended, but processes that it started still run
   char stuck = 0;      ///< as RankExit has it

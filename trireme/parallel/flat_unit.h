@@ -59,9 +59,8 @@ class FlatUnit {
 
   const std::string& name() const { return name_; }
   const plan::FlatLayout& layout() const { return layout_; }
+  /// All are views of one flat buffer, whose storage is empty while the parameters are not whole.
   const std::vector<std::pair<std::string, at::Tensor>>& params() const { return params_; }
-  /// What all parameters are views of.
-  const at::Tensor& storage_owner() const { return full_params_; }
   /// What the communication hook remembers, by params().
   std::vector<HookState> hook_state() const;
   void set_hook_state(const std::vector<HookState>& params);

@@ -129,9 +129,8 @@ std::string text_of_first(std::string text, const comm::Mesh& mesh) {
 /// one.
 void check_alike(const std::vector<std::string>& lines, const comm::Mesh& mesh, const char* operation) {
   const std::string mine = join(lines, "\n");
-  const uint64_t hash = xxh3(mine);
-  const auto hashes = comm::gather_scalars(
-      *mesh.dp, {static_cast<double>(hash >> 32), static_cast<double>(hash & 0xffffffff)});
+  const auto [upper, lower] = comm::in_halves(xxh3(mine));
+  const auto hashes = comm::gather_scalars(*mesh.dp, {upper, lower});
   const auto other = std::ranges::find_if(hashes, [&](const auto& rank) { return rank != hashes.front(); });
   if (other == hashes.end()) return;
   const int64_t first_rank = mesh.dp->ranks().front(), rank = mesh.world->rank();

@@ -48,22 +48,26 @@ int64_t micro_batches_for(int64_t per_rank, int64_t pp) {
   return best;
 }
 
+/// As the pipeline's keys have it; 0: they say nothing, or there is no pipeline.
+int64_t micro_batches_wanted(const Config& config, int64_t pp) {
+  const int64_t wanted = pp > 1 ? config.pipeline.micro_batches : 0;
+  if (pp == 1 || config.pipeline.file.empty()) return wanted;
+  const int64_t scheduled = read_schedule(config.pipeline.file, config.pipeline.placement).micro_batches;
+  if (wanted != 0 && wanted != scheduled) {
+    throw ConfigError(
+        "[plan.batch] pipeline.micro_batches={}, but the schedule in {} has {}; remove "
+        "pipeline.micro_batches",
+        wanted, config.pipeline.file, scheduled);
+  }
+  return scheduled;
+}
+
 }  // namespace
 
 BatchPlan plan_batch(const Config& config, const MeshShape& mesh) {
   const TrainConfig& train = config.train;
   const int64_t dp_size = mesh.dp_size(), pp = mesh.size(Axis::kPp);
-  int64_t wanted = pp > 1 ? config.pipeline.micro_batches : 0;
-  if (pp > 1 && !config.pipeline.file.empty()) {
-    const int64_t scheduled = read_schedule(config.pipeline.file, config.pipeline.placement).micro_batches;
-    if (wanted != 0 && wanted != scheduled) {
-      throw ConfigError(
-          "[plan.batch] pipeline.micro_batches={}, but the schedule in {} has {}; remove "
-          "pipeline.micro_batches",
-          wanted, config.pipeline.file, scheduled);
-    }
-    wanted = scheduled;
-  }
+  int64_t wanted = micro_batches_wanted(config, pp);
   const bool by_rank = train.rank_batch > 0;
   const int64_t global_batch = by_rank ? train.rank_batch * dp_size : train.global_batch;
   if (by_rank && train.micro_batch > 0 && train.rank_batch % train.micro_batch != 0) {

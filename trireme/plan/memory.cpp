@@ -373,6 +373,60 @@ int64_t smaller_micro_batch(const BatchPlan& batch) {
   return size;
 }
 
+/// What a run may change to need less memory.
+struct Remedy {
+  std::function<bool(const Config&)> applies;
+  std::string words;  ///< keys and their new values
+  std::function<void(Config&)> change;
+};
+
+/// Of batches with more than one sequence in a micro-batch.
+Remedy smaller_micro_batches(const Config& config, const BatchPlan& batch) {
+  const int64_t size = smaller_micro_batch(batch), count = batch.micro_batch * batch.accumulation / size;
+  const bool has_size = config.train.micro_batch > 0;
+  const bool by_count = config.parallel.pp > 1 && (config.pipeline.micro_batches > 0 || !has_size);
+  const bool by_size = has_size || !by_count;
+  std::vector<std::string> keys;
+  if (by_count) keys.push_back(fmt::format("pipeline.micro_batches={}", count));
+  if (by_size) keys.push_back(fmt::format("train.micro_batch={}", size));
+  return {.applies = [](const Config&) { return true; },
+          .words = join(keys, " with "),
+          .change =
+              [=](Config& next) {
+                if (by_count) next.pipeline.micro_batches = count;
+                if (by_size) next.train.micro_batch = size;
+              }};
+}
+
+/// In the order in which they are tried, each on top of those that helped before it.
+std::vector<Remedy> remedies(const Config& config, const MeshShape& mesh, const BatchPlan& batch) {
+  std::vector<Remedy> all = {
+      {.applies =
+           [](const Config& now) {
+             return now.memory.recompute == Recompute::kNone &&
+                    record_of(now.model.family).cheap_bytes != nullptr;
+           },
+       .words = "memory.recompute=cheap",
+       .change = [](Config& next) { next.memory.recompute = Recompute::kCheap; }},
+      {.applies =
+           [accumulates = batch.accumulation > 1](const Config& now) {
+             return accumulates && now.parallel.reduce_when == ReduceWhen::kOncePerStep;
+           },
+       .words = "parallel.reduce_when=every_micro_batch",
+       .change = [](Config& next) { next.parallel.reduce_when = ReduceWhen::kEveryMicroBatch; }},
+      {.applies = [](const Config& now) { return now.memory.recompute != Recompute::kBlock; },
+       .words = "memory.recompute=block",
+       .change = [](Config& next) { next.memory.recompute = Recompute::kBlock; }},
+      {.applies = [&mesh](const Config& now) { return !resolve_policy(now.parallel, mesh).shard_parameters; },
+       .words = "parallel.policy=fsdp",
+       .change = [](Config& next) { next.parallel.policy = PolicyName::kFsdp; }}};
+  if (batch.micro_batch > 1) all.push_back(smaller_micro_batches(config, batch));
+  all.push_back({.applies = [](const Config& now) { return now.optim.state == OptimState::kFp32; },
+                 .words = "optim.state=bf16",
+                 .change = [](Config& next) { next.optim.state = OptimState::kBf16; }});
+  return all;
+}
+
 }  // namespace
 
 StepProgram config_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
@@ -470,47 +524,19 @@ std::string memory_advice(const Config& given, int64_t ranks, Device device) {
       bytes(needed.activations));
   std::vector<std::string> fixes;
   int64_t least = needed.peak();
-  const auto consider = [&](std::string words, const auto& change) {
+  for (const Remedy& remedy : remedies(config, mesh, batch)) {
+    if (!remedy.applies(config)) continue;
     Config changed = config;
-    change(changed);
+    remedy.change(changed);
     try {
       check_config(changed);
       const int64_t peak = bytes_with(changed).peak();
-      if (peak >= least) return;
+      if (peak >= least) continue;
       config = std::move(changed), least = peak;
-      fixes.push_back(fmt::format("{} ({})", words, bytes(peak)));
+      fixes.push_back(fmt::format("{} ({})", remedy.words, bytes(peak)));
     } catch (const ConfigError&) {
-      return;  // something else that the run asks for forbids it
+      continue;  // something else that the run asks for forbids it
     }
-  };
-  if (config.memory.recompute == Recompute::kNone && record_of(config.model.family).cheap_bytes != nullptr) {
-    consider("memory.recompute=cheap", [](Config& next) { next.memory.recompute = Recompute::kCheap; });
-  }
-  if (config.parallel.reduce_when == ReduceWhen::kOncePerStep && batch.accumulation > 1) {
-    consider("parallel.reduce_when=every_micro_batch",
-             [](Config& next) { next.parallel.reduce_when = ReduceWhen::kEveryMicroBatch; });
-  }
-  if (config.memory.recompute != Recompute::kBlock) {
-    consider("memory.recompute=block", [](Config& next) { next.memory.recompute = Recompute::kBlock; });
-  }
-  if (!resolve_policy(config.parallel, mesh).shard_parameters) {
-    consider("parallel.policy=fsdp", [](Config& next) { next.parallel.policy = PolicyName::kFsdp; });
-  }
-  if (batch.micro_batch > 1) {
-    const int64_t size = smaller_micro_batch(batch), count = batch.micro_batch * batch.accumulation / size;
-    const bool has_size = config.train.micro_batch > 0;
-    const bool by_count = staged && (config.pipeline.micro_batches > 0 || !has_size);
-    const bool by_size = has_size || !by_count;
-    std::vector<std::string> keys;
-    if (by_count) keys.push_back(fmt::format("pipeline.micro_batches={}", count));
-    if (by_size) keys.push_back(fmt::format("train.micro_batch={}", size));
-    consider(join(keys, " with "), [&](Config& next) {
-      if (by_count) next.pipeline.micro_batches = count;
-      if (by_size) next.train.micro_batch = size;
-    });
-  }
-  if (config.optim.state == OptimState::kFp32) {
-    consider("optim.state=bf16", [](Config& next) { next.optim.state = OptimState::kBf16; });
   }
   if (staged) fixes.emplace_back("another pipeline.schedule or pipeline.split");
   fixes.emplace_back(reads_images(config.model.family) ? "more ranks"

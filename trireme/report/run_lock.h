@@ -5,17 +5,12 @@
 #include <string>
 #include <utility>
 
+#include "trireme/base/descriptor.h"
+
 namespace trireme::report {
 
 class RunLock {
  public:
-  RunLock(RunLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  RunLock& operator=(RunLock&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~RunLock();
-
   /// Makes the file at `path` where there is none, locks it and writes the number of this process into it;
   /// none: another process has locked it. Where the file system has no locks there is nothing to hold, and
   /// everybody gets one. Throws EnvironmentError when the file cannot be opened.
@@ -26,8 +21,9 @@ class RunLock {
   static std::optional<std::string> holder(const std::string& path);
 
  private:
-  explicit RunLock(int fd) : fd_(fd) {}
-  int fd_;
+  explicit RunLock(Descriptor file) : file_(std::move(file)) {}
+
+  Descriptor file_;
 };
 
 }  // namespace trireme::report

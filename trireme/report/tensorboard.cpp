@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "trireme/base/descriptor.h"
 #include "trireme/base/error.h"
 #include "trireme/report/crc32c.h"
 #include "trireme/report/machine.h"
@@ -79,24 +80,22 @@ std::string frame(std::string_view data) {
 class RecordFile {
  public:
   explicit RecordFile(std::string path)
-      : path_(std::move(path)), fd_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644)) {
-    if (fd_ < 0) {
+      : path_(std::move(path)),
+        file_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644)) {
+    if (!file_) {
       throw EnvironmentError("[report.tensorboard] cannot open {}: {}; check the folder and its permissions",
                              path_, errno_text(errno));
     }
   }
-  ~RecordFile() { ::close(fd_); }
-  RecordFile(const RecordFile&) = delete;
-  RecordFile& operator=(const RecordFile&) = delete;
 
   void append(std::string_view data) {
     const std::string record = frame(data);
-    append_all(fd_, record.data(), record.size(), path_);
+    append_all(file_.get(), record.data(), record.size(), path_);
   }
 
  private:
   std::string path_;
-  int fd_;
+  Descriptor file_;
 };
 
 /// TensorBoard takes any file with "tfevents" in its name; time, host and process keep two writers apart.

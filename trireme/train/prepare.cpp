@@ -119,25 +119,24 @@ struct Word {
   uint64_t digest = 0, held_out_digest = 0;
 };
 
-/// In halves, which doubles hold exactly.
-constexpr uint64_t kHalf = uint64_t{1} << 32;
-
 std::vector<Word> exchange(const TrainOptions& run, const comm::Mesh& mesh, const Preparation::State& mine) {
   std::vector<Word> words;
   const auto number = [](auto value) { return static_cast<double>(value); };
   const RunData::Sizes sizes = mine.data ? mine.data->sizes() : RunData::Sizes();
-  const uint64_t digest = mine.data ? mine.data->digest() : 0;
-  const uint64_t held_out = mine.data ? mine.data->held_out_digest() : 0;
-  const std::vector<double> told = {
-      number(mine.over),          number(mine.error ? exit_code_of(mine.error) : 0),
-      number(signal_heard(run)),  number(mine.headway),
-      number(mine.progress.done), number(mine.progress.total),
-      number(sizes.train),        number(sizes.val),
-      number(digest / kHalf),     number(digest % kHalf),
-      number(held_out / kHalf),   number(held_out % kHalf)};
-  const auto whole = [](double upper, double lower) {
-    return static_cast<uint64_t>(upper) * kHalf + static_cast<uint64_t>(lower);
-  };
+  const auto digest = comm::in_halves(mine.data ? mine.data->digest() : 0);
+  const auto held_out = comm::in_halves(mine.data ? mine.data->held_out_digest() : 0);
+  const std::vector<double> told = {number(mine.over),
+                                    number(mine.error ? exit_code_of(mine.error) : 0),
+                                    number(signal_heard(run)),
+                                    number(mine.headway),
+                                    number(mine.progress.done),
+                                    number(mine.progress.total),
+                                    number(sizes.train),
+                                    number(sizes.val),
+                                    digest[0],
+                                    digest[1],
+                                    held_out[0],
+                                    held_out[1]};
   for (const std::vector<double>& heard : comm::gather_scalars(*mesh.all, told)) {
     words.push_back({.over = heard[0] != 0.0,
                      .exit_code = static_cast<int>(heard[1]),
@@ -146,8 +145,8 @@ std::vector<Word> exchange(const TrainOptions& run, const comm::Mesh& mesh, cons
                      .done = heard[4],
                      .total = heard[5],
                      .sizes = {static_cast<int64_t>(heard[6]), static_cast<int64_t>(heard[7])},
-                     .digest = whole(heard[8], heard[9]),
-                     .held_out_digest = whole(heard[10], heard[11])});
+                     .digest = comm::from_halves(heard[8], heard[9]),
+                     .held_out_digest = comm::from_halves(heard[10], heard[11])});
   }
   return words;
 }

@@ -2,13 +2,17 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <iterator>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
 
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
+#include "trireme/base/hex.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/checkpoint/strict_json.h"
@@ -107,19 +111,15 @@ void check_data(const Parts& parts, const Json& run, const std::string& path) {
       path, samples, then, parts.data->samples(), now);
 }
 
-std::string to_hex(const at::Tensor& bytes) {
-  std::string hex;
-  const auto* next = bytes.const_data_ptr<uint8_t>();
-  for (int64_t i = 0; i < bytes.numel(); ++i) hex += fmt::format("{:02x}", next[i]);
-  return hex;
+std::string hex_of(const at::Tensor& bytes) {
+  return to_hex(bytes.const_data_ptr<uint8_t>(), static_cast<size_t>(bytes.numel()));
 }
 
-at::Tensor from_hex(const std::string& hex, const char* what, const std::string& path) {
-  if (hex.size() % 2 != 0 || hex.find_first_not_of("0123456789abcdef") != std::string::npos)
-    checkpoint::fail_json(path, fmt::format("{} is not hexadecimal", what));
-  at::Tensor bytes = at::empty({static_cast<int64_t>(hex.size() / 2)}, at::kByte);
-  for (size_t i = 0; i < hex.size() / 2; ++i)
-    bytes.mutable_data_ptr<uint8_t>()[i] = static_cast<uint8_t>(std::stoi(hex.substr(2 * i, 2), nullptr, 16));
+at::Tensor bytes_of(const std::string& hex, const char* what, const std::string& path) {
+  const std::optional<std::string> read = from_hex(hex);
+  if (!read) checkpoint::fail_json(path, fmt::format("{} is not hexadecimal", what));
+  at::Tensor bytes = at::empty({std::ssize(*read)}, at::kByte);
+  std::ranges::copy(*read, bytes.mutable_data_ptr<uint8_t>());
   return bytes;
 }
 
@@ -141,7 +141,7 @@ SavedRandom saved_random(const Parts& parts, const Json& document, const std::st
     return {{}, "on another number of ranks"};
   if (!ranks.is_object() || !ranks.contains(rank)) return {{}, "from a checkpoint without random numbers"};
   return {
-      from_hex(checkpoint::text_of(ranks.at(rank), "random", path), "the state of a random generator", path)};
+      bytes_of(checkpoint::text_of(ranks.at(rank), "random", path), "the state of a random generator", path)};
 }
 
 /// Where it cannot go on with the masks that would have come, it begins new ones, and not those that the run
@@ -165,7 +165,7 @@ void restore_random(const Parts& parts, const Json& document, int64_t step, cons
 Json to_json(const nn::Fp8History& history) {
   const at::Tensor saved = history.saved();
   Json rows = Json::array();
-  for (int64_t step = 0; step < saved.size(0); ++step) rows.push_back(to_hex(saved[step].view(at::kByte)));
+  for (int64_t step = 0; step < saved.size(0); ++step) rows.push_back(hex_of(saved[step].view(at::kByte)));
   return rows;
 }
 
@@ -176,7 +176,7 @@ at::Tensor history_of(const Json& run, const std::string& path) {
   std::vector<at::Tensor> steps;
   for (const Json& row : *rows) {
     if (!row.is_string()) checkpoint::fail_json(path, "the FP8 history is not hexadecimal");
-    steps.push_back(from_hex(row.get<std::string>(), "the FP8 history", path));
+    steps.push_back(bytes_of(row.get<std::string>(), "the FP8 history", path));
     if (steps.back().numel() % 4 != 0 || steps.back().numel() != steps.front().numel())
       checkpoint::fail_json(path, "the FP8 history has rows of different or odd sizes");
   }
@@ -250,7 +250,7 @@ std::string rank_state(const Parts& parts) {
   if (parts.config.model.dropout == 0.0) return {};
   at::Generator generator = generator_of(parts.world->device());
   const std::lock_guard lock(generator.mutex());
-  return Json{{"random", to_hex(generator.get_state())}}.dump();
+  return Json{{"random", hex_of(generator.get_state())}}.dump();
 }
 
 SavedRun::SavedRun(const std::string& state, std::string path)

@@ -77,12 +77,9 @@ std::string StagedModel::weights_digest() {
   StreamingHash hash;
   visit_weights(
       [&](const std::string&, const at::Tensor& weight) { hash.update(weight.data_ptr(), weight.nbytes()); });
-  // In halves, which doubles hold exactly.
-  const uint64_t mine = hash.digest();
-  constexpr uint64_t kHalf = uint64_t{1} << 32;
-  const auto words = comm::gather_scalars(
-      *mesh_.all, {static_cast<double>(mine / kHalf), static_cast<double>(mine % kHalf)});
-  return hex64(static_cast<uint64_t>(words[0][0]) * kHalf + static_cast<uint64_t>(words[0][1]));
+  const auto [upper, lower] = comm::in_halves(hash.digest());
+  const auto words = comm::gather_scalars(*mesh_.all, {upper, lower});
+  return hex64(comm::from_halves(words[0][0], words[0][1]));
 }
 
 }  // namespace trireme::train

@@ -7,6 +7,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/hash.h"
 #include "trireme/data/lock.h"
+#include "trireme/data/posix.h"
 
 namespace trireme::data {
 namespace {
@@ -30,28 +31,21 @@ std::string name_of(const BuiltinDigits& wanted, const std::vector<std::string>&
 /// Holds the lock of `folder`.
 void draw_digits(const BuiltinDigits& wanted, std::vector<std::string> fonts, const std::string& folder,
                  FileLock& lock) {
-  const std::string unfinished = folder + ".tmp";
-  fs::remove_all(unfinished);
+  TemporaryFolder unfinished(folder + ".tmp");
   ProgressMeter meter(wanted.on_progress);
   meter.expect(wanted.train + wanted.test);
   int64_t drawn = 0;
-  try {
-    make_digits({.folder = unfinished,
-                 .format = wanted.format,
-                 .train = wanted.train,
-                 .test = wanted.test,
-                 .threads = wanted.threads,
-                 .fonts = std::move(fonts),
-                 .on_progress = [&](int64_t done, int64_t) {
-                   lock.show_life();
-                   meter.add(done - std::exchange(drawn, done));
-                 }});
-    fs::rename(unfinished, folder);
-  } catch (...) {
-    std::error_code ignored;
-    fs::remove_all(unfinished, ignored);
-    throw;
-  }
+  make_digits({.folder = unfinished.path(),
+               .format = wanted.format,
+               .train = wanted.train,
+               .test = wanted.test,
+               .threads = wanted.threads,
+               .fonts = std::move(fonts),
+               .on_progress = [&](int64_t done, int64_t) {
+                 lock.show_life();
+                 meter.add(done - std::exchange(drawn, done));
+               }});
+  unfinished.commit(folder);
 }
 
 }  // namespace
