@@ -18,7 +18,8 @@ TEST(Recompute, TrainsTheSameBitsUnderEveryPolicy) {
       for (const auto compute : {at::kFloat, at::kBFloat16}) {
         TinyRun run{.policy = policy, .family = family, .steps = 4, .accumulation = 2, .compute = compute};
         const std::string kept = train_tiny(run).digest;
-        for (const plan::Recompute recompute : {plan::Recompute::kBlock, plan::Recompute::kCheap}) {
+        for (const plan::Recompute recompute :
+             {plan::Recompute::kBlock, plan::Recompute::kAllButAttention, plan::Recompute::kCheap}) {
           run.recompute = recompute;
           EXPECT_EQ(train_tiny(run).digest, kept)
               << plan::name(family) << " " << policy << " " << name(recompute);

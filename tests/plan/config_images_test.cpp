@@ -121,6 +121,8 @@ TEST(ImageConfig, RefusesWhatBelongsToTheOtherKind) {
        "running statistics"},
       {"model:\n  preset: lenet\ntrain:\n  sample_tokens: 5\n", "generates no text"},
       {"model:\n  preset: lenet\nmemory:\n  recompute: cheap\n", "nothing to recompute"},
+      {"model:\n  preset: lenet\nmemory:\n  recompute: all_but_attention\n", "no attention"},
+      {"model:\n  preset: gpt-tiny\n  dropout: 0.1\nmemory:\n  recompute: all_but_attention\n", "dropout"},
       {"model:\n  family: resnet\n  depth: 21\n", "model.depth=21"},
       {"model:\n  preset: small-resnet20\n  norm: group\n  norm_groups: 5\n", "model.norm_groups=5"}};
   for (const Refused& one : all) {

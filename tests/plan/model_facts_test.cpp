@@ -206,6 +206,8 @@ TEST(ModelFacts, SavedBytesOfLlamaFollowTheBlockFormulaAtTwoBytes) {
                    32 * (h * (12 + 4 * k) + 6 * f + 4 * a) - 11 * (4 * h + 2 * f));
   const MemoryConfig block{.recompute = Recompute::kBlock};
   EXPECT_DOUBLE_EQ(describe(m, 8192, bf16, block).saved_bytes_per_token, 32 * 2 * h);
+  const MemoryConfig but_attention{.recompute = Recompute::kAllButAttention};
+  EXPECT_DOUBLE_EQ(describe(m, 8192, bf16, but_attention).saved_bytes_per_token, 32 * (4 * h + 4 * a));
 }
 
 TEST(ModelFacts, SavedBytesDoubleWithTheElementExceptTheLogSumExp) {

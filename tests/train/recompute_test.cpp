@@ -48,12 +48,13 @@ TEST_F(RecomputeEvery, ComputesOneInSoManyBlocksAgainAndChangesNoBit) {
     for (const int64_t every : {1, 2, 3, 5}) {
       const int64_t blocks = (kLayers + every - 1) / every * kSteps * kMicroBatches;
       config_.memory.recompute_every = every;
-      for (const plan::Recompute recompute : {plan::Recompute::kBlock, plan::Recompute::kCheap}) {
+      for (const plan::Recompute recompute :
+           {plan::Recompute::kBlock, plan::Recompute::kAllButAttention, plan::Recompute::kCheap}) {
         config_.memory.recompute = recompute;
         const CountRecomputation counting;
         run(1);
         EXPECT_EQ(recorder_.summary.weights_digest, kept) << plan::name(recompute) << " every " << every;
-        const bool whole = recompute == plan::Recompute::kBlock;
+        const bool whole = plan::computes_blocks_again(recompute);
         EXPECT_EQ(whole_blocks, whole ? blocks : 0) << plan::name(family) << " every " << every;
         EXPECT_EQ(norms, whole ? 0 : 2 * blocks) << plan::name(family) << " every " << every;
       }

@@ -100,7 +100,8 @@ std::string copy_text(const plan::RankBytes& bytes, const plan::CheckpointConfig
 /// What backward computes again; empty: nothing.
 std::string recompute_text(const RunPlan& run, const plan::Config& config) {
   if (run.recompute == plan::Recompute::kNone) return "";
-  std::string text = run.recompute == plan::Recompute::kBlock ? "whole blocks" : "norms and activations";
+  std::string text = plan::computes_blocks_again(run.recompute) ? "whole blocks" : "norms and activations";
+  if (run.recompute == plan::Recompute::kAllButAttention) text += " but for attention";
   if (config.memory.recompute_every > 1)
     text += fmt::format(", in one of every {} blocks", config.memory.recompute_every);
   if (config.memory.recompute == plan::Recompute::kAuto)

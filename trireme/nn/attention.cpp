@@ -8,6 +8,7 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 
 #include <numbers>
+#include <utility>
 
 #include "trireme/kernels/attention.h"
 #include "trireme/kernels/cudnn_attention.h"
@@ -41,25 +42,36 @@ void rotate(at::Tensor& packed, const AttentionShape& shape, const at::Tensor& c
   kernels::rope_inplace(packed, cosine, sine, shape.heads + shape.kv_heads, shape.head_dim, direction);
 }
 
+/// What `compute` returns, unless an earlier call has left it in `kept`.
+template <typename Compute>
+variable_list kept_or_computed(KeptAttention* kept, const Compute& compute) {
+  if (kept == nullptr) return compute();
+  if (!kept->tensors.empty()) return std::exchange(kept->tensors, {});
+  return kept->tensors = compute();
+}
+
 /// Our own kernel on the packed projection, in fp32 whatever the dtype of that.
 class CpuAttentionFunction : public Function<CpuAttentionFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& qkv_in,
                             const std::optional<at::Tensor>& cosine_in,
                             const std::optional<at::Tensor>& sine_in, int64_t n_heads, int64_t kv_heads,
-                            int64_t head_dim) {
+                            int64_t head_dim, KeptAttention* kept) {
     const at::Tensor cosine = cosine_in.value_or(at::Tensor()), sine = sine_in.value_or(at::Tensor());
     at::Tensor qkv = qkv_in.contiguous();
     const kernels::AttentionSizes sizes{qkv.size(0), qkv.size(1), n_heads, kv_heads, head_dim};
     rotate(qkv, {n_heads, kv_heads, head_dim}, cosine, sine, 1.0f);
-    const at::Tensor wide = qkv.to(at::kFloat);
-    at::Tensor output = at::empty({sizes.batch, sizes.length, n_heads * head_dim}, wide.options());
-    at::Tensor log_sums = at::empty({sizes.batch, n_heads, sizes.length}, wide.options());
-    kernels::attention_forward(output.data_ptr<float>(), log_sums.data_ptr<float>(), wide.data_ptr<float>(),
-                               sizes);
-    context->save_for_backward({qkv, cosine, sine, log_sums});
+    const variable_list results = kept_or_computed(kept, [&]() -> variable_list {
+      const at::Tensor wide = qkv.to(at::kFloat);
+      at::Tensor output = at::empty({sizes.batch, sizes.length, n_heads * head_dim}, wide.options());
+      at::Tensor log_sums = at::empty({sizes.batch, n_heads, sizes.length}, wide.options());
+      kernels::attention_forward(output.data_ptr<float>(), log_sums.data_ptr<float>(), wide.data_ptr<float>(),
+                                 sizes);
+      return {output.to(qkv.scalar_type()), log_sums};
+    });
+    context->save_for_backward({qkv, cosine, sine, results[1]});
     context->saved_data["kv_heads"] = kv_heads;
-    return output.to(qkv.scalar_type());
+    return results[0];
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
@@ -75,7 +87,7 @@ class CpuAttentionFunction : public Function<CpuAttentionFunction> {
                                 {qkv.size(0), qkv.size(1), heads, kv_heads, head_dim});
     at::Tensor d_qkv = d_wide.to(qkv.scalar_type());
     rotate(d_qkv, {heads, kv_heads, head_dim}, cosine, sine, -1.0f);
-    return {d_qkv, {}, {}, {}, {}, {}};
+    return {d_qkv, {}, {}, {}, {}, {}, {}};
   }
 };
 
@@ -143,17 +155,18 @@ class FusedAttentionFunction : public Function<FusedAttentionFunction<Backend>> 
   static at::Tensor forward(AutogradContext* context, const at::Tensor& qkv_in,
                             const std::optional<at::Tensor>& cosine_in,
                             const std::optional<at::Tensor>& sine_in, int64_t n_heads, int64_t kv_heads,
-                            int64_t head_dim) {
+                            int64_t head_dim, KeptAttention* kept) {
     const at::Tensor cosine = cosine_in.value_or(at::Tensor()), sine = sine_in.value_or(at::Tensor());
     const AttentionShape shape{n_heads, kv_heads, head_dim};
     at::Tensor qkv = qkv_in.contiguous();
     rotate(qkv, shape, cosine, sine, 1.0f);
-    const variable_list kept = Backend::forward(split_heads(qkv, shape));
+    const variable_list results =
+        kept_or_computed(kept, [&] { return Backend::forward(split_heads(qkv, shape)); });
     variable_list saved = {qkv, cosine, sine};
-    saved.insert(saved.end(), kept.begin(), kept.end());
+    saved.insert(saved.end(), results.begin(), results.end());
     context->save_for_backward(std::move(saved));
     context->saved_data["shape"] = std::vector<int64_t>{n_heads, kv_heads, head_dim};
-    return kept[0].transpose(1, 2).reshape({qkv.size(0), qkv.size(1), n_heads * head_dim});
+    return results[0].transpose(1, 2).reshape({qkv.size(0), qkv.size(1), n_heads * head_dim});
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
@@ -167,7 +180,7 @@ class FusedAttentionFunction : public Function<FusedAttentionFunction<Backend>> 
         grads[0].reshape({qkv.size(0), qkv.size(1), shape.heads, shape.head_dim}).transpose(1, 2);
     at::Tensor d_qkv = at::empty_like(qkv);
     Backend::backward(d_qkv, d_output, split_heads(qkv, shape), kept, shape, cosine, sine);
-    return {d_qkv, {}, {}, {}, {}, {}};
+    return {d_qkv, {}, {}, {}, {}, {}, {}};
   }
 };
 
@@ -264,18 +277,18 @@ bool repeats_bits(AttentionBackend backend, int64_t length) {
 }
 
 at::Tensor causal_attention(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope,
-                            double dropout) {
+                            double dropout, KeptAttention* kept) {
   const auto [heads, kv_heads, head_dim] = shape;
   const auto cosine = optional(rope.cosine), sine = optional(rope.sine);
   switch (attention_backend(qkv.device(), qkv.scalar_type(), qkv.size(1), head_dim, dropout)) {
     case AttentionBackend::kCpu:
-      return CpuAttentionFunction::apply(qkv, cosine, sine, heads, kv_heads, head_dim);
+      return CpuAttentionFunction::apply(qkv, cosine, sine, heads, kv_heads, head_dim, kept);
     case AttentionBackend::kCudnn:
-      return FusedAttentionFunction<Cudnn>::apply(qkv, cosine, sine, heads, kv_heads, head_dim);
+      return FusedAttentionFunction<Cudnn>::apply(qkv, cosine, sine, heads, kv_heads, head_dim, kept);
     case AttentionBackend::kCudnnOrdered:
-      return FusedAttentionFunction<CudnnOrdered>::apply(qkv, cosine, sine, heads, kv_heads, head_dim);
+      return FusedAttentionFunction<CudnnOrdered>::apply(qkv, cosine, sine, heads, kv_heads, head_dim, kept);
     case AttentionBackend::kCudnnFlash:
-      return FusedAttentionFunction<CudnnFlash>::apply(qkv, cosine, sine, heads, kv_heads, head_dim);
+      return FusedAttentionFunction<CudnnFlash>::apply(qkv, cosine, sine, heads, kv_heads, head_dim, kept);
     case AttentionBackend::kAten:
       break;
   }

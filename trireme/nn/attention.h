@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 namespace trireme::nn {
 
@@ -54,10 +55,17 @@ std::string_view name(AttentionBackend backend);
 /// Whether two backward passes over the same inputs give the same bits.
 bool repeats_bits(AttentionBackend backend, int64_t length);
 
+/// What attention leaves for a second call with the same qkv, which backward makes where it computes a block
+/// again. Empty before the first call; the second takes what is there instead of computing it.
+struct KeptAttention {
+  std::vector<at::Tensor> tensors;  ///< the output, and what the backend needs beside it
+};
+
 /// qkv (B, T, (heads + 2 kv_heads) * head_dim), query | key | value heads -> (B, T, heads * head_dim).
 /// `rope` may hold undefined tensors: no rotation. qkv is consumed: its memory may be overwritten.
-/// `dropout` is the probability of dropping an attention weight.
+/// `dropout` is the probability of dropping an attention weight. `kept` may be nullptr; kAten leaves it
+/// empty.
 at::Tensor causal_attention(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope,
-                            double dropout = 0.0);
+                            double dropout = 0.0, KeptAttention* kept = nullptr);
 
 }  // namespace trireme::nn

@@ -44,7 +44,7 @@ std::pair<at::Tensor, at::Tensor> Gpt2Block::attend(const at::Tensor& x, const B
   const auto fp8 = options.fp8_of(BlockLayer::kQkv), out_fp8 = options.fp8_of(BlockLayer::kAttentionOutput);
   const auto out = [&](const at::Tensor& qkv) {
     const at::Tensor attended =
-        causal_attention(qkv, {heads_, heads_, head_dim_}, {}, drops() ? dropout_ : 0.0);
+        causal_attention(qkv, {heads_, heads_, head_dim_}, {}, drops() ? dropout_ : 0.0, options.attention);
     return dropped(attention_out_->forward(attended, {}, out_fp8));
   };
   if (options.recompute_cheap) {
@@ -103,17 +103,18 @@ std::vector<Unit> Gpt2::body() {
   std::vector<Unit> units{
       {plan::kRootUnit, [this](const at::Tensor& tokens) { return embedded(tokens); }, draws}};
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    const auto run = [this, i](Output output) {
-      return
-          [this, i, output](const at::Tensor& x) { return blocks_[i]->forward(x, block_options(i, output)); };
+    const auto run = [this, i](const at::Tensor& x, Output output, KeptAttention* kept) {
+      return blocks_[i]->forward(x, block_options(i, output, kept));
     };
     units.push_back(
         {.name = "transformer.h." + std::to_string(i),
-         .forward = run(Output::kRead),
+         .forward = [run](const at::Tensor& x) { return run(x, Output::kRead, nullptr); },
          .draws = draws,
          .attention = [this, i](const at::Tensor& x) { return blocks_[i]->attention(x, block_options(i)); },
          .mlp = [this, i](const at::Tensor& x) { return blocks_[i]->mlp(x, block_options(i)); },
-         .again = run(Output::kUnread)});
+         .again = [run](const at::Tensor& x) { return run(x, Output::kUnread, nullptr); },
+         .keeping = [run](const at::Tensor& x, Output output,
+                          KeptAttention& kept) { return run(x, output, &kept); }});
   }
   return units;
 }

@@ -37,7 +37,7 @@ std::pair<at::Tensor, at::Tensor> LlamaBlock::attend(const at::Tensor& x, const 
                                                      const BlockOptions& options) {
   const auto fp8 = options.fp8_of(BlockLayer::kQkv), out_fp8 = options.fp8_of(BlockLayer::kAttentionOutput);
   const auto out = [&](const at::Tensor& qkv) {
-    return output_->forward(causal_attention(qkv, shape_, rope), {}, out_fp8);
+    return output_->forward(causal_attention(qkv, shape_, rope, 0.0, options.attention), {}, out_fp8);
   };
   if (options.recompute_cheap) {
     const auto [residual, qkv] =
@@ -108,19 +108,19 @@ std::vector<Unit> Llama::body() {
     const auto rope_of = [this](const at::Tensor& x) -> const RopeTable& {
       return rope(x.size(1), x.device());
     };
-    const auto run = [this, i, rope_of](Output output) {
-      return [this, i, rope_of, output](const at::Tensor& x) {
-        return blocks_[i]->forward(x, rope_of(x), block_options(i, output));
-      };
+    const auto run = [this, i, rope_of](const at::Tensor& x, Output output, KeptAttention* kept) {
+      return blocks_[i]->forward(x, rope_of(x), block_options(i, output, kept));
     };
     units.push_back({.name = "model.layers." + std::to_string(i),
-                     .forward = run(Output::kRead),
+                     .forward = [run](const at::Tensor& x) { return run(x, Output::kRead, nullptr); },
                      .attention =
                          [this, i, rope_of](const at::Tensor& x) {
                            return blocks_[i]->attention(x, rope_of(x), block_options(i));
                          },
                      .mlp = [this, i](const at::Tensor& x) { return blocks_[i]->mlp(x, block_options(i)); },
-                     .again = run(Output::kUnread)});
+                     .again = [run](const at::Tensor& x) { return run(x, Output::kUnread, nullptr); },
+                     .keeping = [run](const at::Tensor& x, Output output,
+                                      KeptAttention& kept) { return run(x, output, &kept); }});
   }
   return units;
 }

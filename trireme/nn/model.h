@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "trireme/nn/attention.h"
 #include "trireme/nn/fp8_history.h"
 #include "trireme/nn/functional.h"
 
@@ -30,6 +31,9 @@ struct Unit {
   /// statistics, that must not change twice, or ends with a product that backward does not need: the values
   /// it returns may be any. Empty: forward.
   UnitForward again = {};
+  /// Of a block that attends: forward, or with an output that is kUnread `again`, the first call of which
+  /// keeps attention's output for the second.
+  std::function<at::Tensor(const at::Tensor& x, Output output, KeptAttention& kept)> keeping = {};
 };
 
 /// Called by the model to run a unit that has parameters on x; returns unit.forward(x). `begins_pass`: it is
@@ -51,6 +55,7 @@ struct BlockOptions {
   bool recompute_cheap = false;  ///< compute outputs of norms and activations again in backward
   std::optional<Fp8Recipe> fp8 = {};
   Output output = Output::kRead;  ///< kUnread: the last product is left out where nothing follows it
+  KeptAttention* attention = nullptr;
 
   std::optional<Fp8Recipe> fp8_of(BlockLayer layer) const {
     std::optional<Fp8Recipe> recipe = fp8;
@@ -96,7 +101,8 @@ class Model : public torch::nn::Module {
   }
 
  protected:
-  BlockOptions block_options(size_t block, Output output = Output::kRead) const;
+  BlockOptions block_options(size_t block, Output output = Output::kRead,
+                             KeptAttention* attention = nullptr) const;
   /// How the head is multiplied; none: in the dtype of its weight.
   std::optional<Fp8Recipe> head_fp8() const { return is_training() && fp8_head_ ? fp8_ : std::nullopt; }
 

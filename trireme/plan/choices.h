@@ -196,10 +196,15 @@ template <>
 inline constexpr auto kNames<LossScaling> = std::to_array<std::string_view>({"auto", "dynamic", "none"});
 
 /// What backward computes again instead of keeping it; kCheap: outputs of norms and activations, but not
-/// attention and matrix products; kAuto: kCheap or kNone, as settle_recompute() decides.
-enum class Recompute { kAuto, kNone, kCheap, kBlock };
+/// attention and matrix products; kBlock: all of a block; kAllButAttention: all of it but the output of its
+/// attention; kAuto: kCheap or kNone, as settle_recompute() decides.
+enum class Recompute { kAuto, kNone, kCheap, kAllButAttention, kBlock };
 template <>
-inline constexpr auto kNames<Recompute> = std::to_array<std::string_view>({"auto", "none", "cheap", "block"});
+inline constexpr auto kNames<Recompute> = std::to_array<std::string_view>({"auto", "none", "cheap",
+                                                                           "all_but_attention", "block"});
+constexpr bool computes_blocks_again(Recompute recompute) {
+  return recompute == Recompute::kAllButAttention || recompute == Recompute::kBlock;
+}
 
 /// What copies the bytes of an all-gather over peer memory of GPUs: kernels, or copy engines.
 enum class GatherBy { kAuto, kKernels, kCopies };

@@ -145,9 +145,21 @@ class Checker {
   }
 
   void check_recompute() const {
-    if (config_.memory.recompute != Recompute::kCheap || family_.cheap_bytes != nullptr) return;
-    throw ConfigError("[plan.config] {} has nothing to recompute in family {}; use block or none",
-                      said("memory.recompute", config_.memory.recompute), model_.family);
+    const std::string asked = said("memory.recompute", config_.memory.recompute);
+    if (config_.memory.recompute == Recompute::kCheap && family_.cheap_bytes == nullptr) {
+      throw ConfigError("[plan.config] {} has nothing to recompute in family {}; use block or none", asked,
+                        model_.family);
+    }
+    if (config_.memory.recompute != Recompute::kAllButAttention) return;
+    if (!family_.attends) {
+      throw ConfigError("[plan.config] {} finds no attention in family {}; use block or none", asked,
+                        model_.family);
+    }
+    if (model_.dropout > 0.0) {
+      throw ConfigError(
+          "[plan.config] {} cannot keep the output of attention with {}; use block, cheap or none", asked,
+          said("model.dropout", model_.dropout));
+    }
   }
 
   void check_heads() const {

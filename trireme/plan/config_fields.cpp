@@ -355,7 +355,8 @@ void add_precision(Table& table, PrecisionConfig& precision) {
 void add_memory(Table& table, MemoryConfig& memory) {
   table.push_back(choice("memory.recompute", memory.recompute,
                          "what backward recomputes instead of keeping it in memory; cheap: norms and "
-                         "activations; auto: cheap on GPUs where it costs less than 1%"));
+                         "activations; block: whole blocks; all_but_attention: whole blocks, but for the "
+                         "output of attention; auto: cheap on GPUs where it costs less than 1%"));
   table.push_back(number("memory.recompute_every", memory.recompute_every, 1,
                          "recompute in one of this many blocks", 1e4));
   table.push_back(number("memory.loss_chunk_mib", memory.loss_chunk_mib, 1,

@@ -61,7 +61,8 @@ int64_t UnitSpec::numel() const {
                          [](int64_t sum, const ParamSpec& param) { return sum + param.numel(); });
 }
 
-/// A block, or a half of one, that is computed again keeps its input. With FP8 the inputs of linear layers
+/// A block, or a half of one, that is computed again keeps its input; a whole block may keep attention's
+/// output and an fp32 log-sum-exp a head, too. With FP8 the inputs of linear layers
 /// are kept in one byte an element: what is cheap to compute again, and attention's output beside itself.
 BlockBytes block_bytes(const ModelConfig& model, const PrecisionConfig& precision, const MemoryConfig& memory,
                        int64_t layer, BlockPart part) {
@@ -76,8 +77,10 @@ BlockBytes block_bytes(const ModelConfig& model, const PrecisionConfig& precisio
   BlockBytes bytes;
   bytes.between_halves = fp8 ? linears.taken + linears.made + element * linears.biased
                              : element * (linears.taken + linears.made);
-  if (again && memory.recompute == Recompute::kBlock) {
+  if (again && computes_blocks_again(memory.recompute)) {
     bytes.saved = element * model.d_model;
+    if (memory.recompute == Recompute::kAllButAttention && part == BlockPart::kWhole)
+      bytes.saved += element * model.d_model + 4 * model.n_heads;
     return bytes;
   }
   int64_t cheap = family.cheap_bytes == nullptr ? 0 : family.cheap_bytes(model, element);

@@ -83,19 +83,20 @@ at::Tensor ModelStage::forward(const at::Tensor& x) const {
   return is_last() ? x : run(model_->units(), x);
 }
 
+namespace {
+
+/// A half of a block. What computes the block again does not compute the half.
+nn::Unit half_of(const nn::Unit& block, const char* half, const nn::UnitForward& forward) {
+  return {.name = block.name + half, .forward = forward, .draws = block.draws};
+}
+
+}  // namespace
+
 /// This stage's of the model's units.
 at::Tensor ModelStage::run(std::vector<nn::Unit> units, const at::Tensor& x) const {
   const auto first = static_cast<size_t>(range_.first), last = static_cast<size_t>(range_.end) - 1;
-  if (range_.from_mlp) {
-    units[first].name += plan::kMlpHalf;
-    units[first].forward = units[first].mlp;
-    units[first].again = {};
-  }
-  if (range_.to_attention) {
-    units[last].name += plan::kAttentionHalf;
-    units[last].forward = units[last].attention;
-    units[last].again = {};
-  }
+  if (range_.from_mlp) units[first] = half_of(units[first], plan::kMlpHalf, units[first].mlp);
+  if (range_.to_attention) units[last] = half_of(units[last], plan::kAttentionHalf, units[last].attention);
   if (range_.norm_alone) units[last] = text().final_norm();
   const bool arrives = range_.first > 0 && moves_channels() && x.dim() == 4;
   const at::Tensor y =
