@@ -199,10 +199,10 @@ TEST(Collectives, GatherScalarsKeepsEveryBitOfAWordInHalves) {
     const uint64_t words[] = {0, 1, 0xffffffff, uint64_t{1} << 32, 0x0123456789abcdef, ~uint64_t{0}};
     for (const uint64_t word : words) {
       const uint64_t mine = word ^ static_cast<uint64_t>(group->rank());
-      const auto [upper, lower] = in_halves(mine);
+      const auto [upper, lower] = comm::in_halves(mine);
       const auto rows = gather_scalars(*group, {upper, lower});
       for (size_t rank = 0; rank < rows.size(); ++rank)
-        EXPECT_EQ(from_halves(rows[rank][0], rows[rank][1]), word ^ rank);
+        EXPECT_EQ(comm::from_halves(rows[rank][0], rows[rank][1]), word ^ rank);
     }
   });
 }
