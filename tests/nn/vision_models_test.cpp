@@ -213,27 +213,50 @@ TEST(VisionModels, OfNoImagesHaveNoLossGradientsOfZeroAndTheStatisticsThatTheyHa
   }
 }
 
-TEST(ConvLayer, WithAStrideIsTorchsInAnyWidth) {
-  for (const int64_t in : {1, 3, 4, 6, 8, 12}) {
-    for (const int64_t side : {7, 8}) {
-      Conv2d conv({.out = 2 * in, .in = in, .kernel = 1, .stride = 2});
-      {
-        const at::NoGradGuard no_grad;
-        conv.weight.normal_();
+/// A 1x1 convolution with a stride, forward and backward, against torch's in fp64.
+void check_strided_point(int64_t in, int64_t out, int64_t batch, int64_t side) {
+  Conv2d conv({.out = out, .in = in, .kernel = 1, .stride = 2});
+  {
+    const at::NoGradGuard no_grad;
+    conv.weight.normal_();
+  }
+  const at::Tensor x =
+      at::randn({batch, in, side, side}).contiguous(at::MemoryFormat::ChannelsLast).requires_grad_();
+  const at::Tensor wide_x = x.detach().to(at::kDouble).requires_grad_(),
+                   wide_weight = conv.weight.detach().to(at::kDouble).requires_grad_();
+  const at::Tensor y = conv.forward(x), wanted = at::conv2d(wide_x, wide_weight, {}, {2, 2});
+  const at::Tensor dy = at::randn_like(y);
+  y.backward(dy);
+  wanted.backward(dy.to(at::kDouble));
+  const auto is_close = [](const at::Tensor& got, const at::Tensor& wide) {
+    return at::allclose(got.to(at::kDouble), wide, 1e-4, 1e-4);
+  };
+  EXPECT_TRUE(is_close(y, wanted));
+  EXPECT_TRUE(is_close(x.grad(), wide_x.grad()));
+  EXPECT_TRUE(is_close(conv.weight.grad(), wide_weight.grad()));
+}
+
+// What writes beyond its memory ends this program, at once or where the memory is freed.
+TEST(ConvLayer, WithAStrideIsTorchsInAnyWidthOnAnyNumberOfThreads) {
+  struct Widths {
+    int64_t in, out;
+  };
+  std::vector<Widths> all = {{8, 8}, {8, 9}, {16, 24}, {24, 32}, {16, 32}};
+  for (const int64_t in : {1, 3, 4, 6, 8, 9, 10, 12, 14, 15, 18, 20}) all.push_back({in, 2 * in});
+  const int threads_before = at::get_num_threads();
+  for (const int threads : {1, 2, 3, 4}) {
+    at::set_num_threads(threads);
+    for (const Widths widths : all) {
+      for (const int64_t batch : {1, 7}) {
+        for (const int64_t side : {7, 16}) {
+          SCOPED_TRACE(fmt::format("{} to {} channels, {} images of side {}, {} threads", widths.in,
+                                   widths.out, batch, side, threads));
+          check_strided_point(widths.in, widths.out, batch, side);
+        }
       }
-      const at::Tensor x =
-          at::randn({8, in, side, side}).contiguous(at::MemoryFormat::ChannelsLast).requires_grad_();
-      const at::Tensor wide_x = x.detach().to(at::kDouble).requires_grad_(),
-                       wide_weight = conv.weight.detach().to(at::kDouble).requires_grad_();
-      const at::Tensor y = conv.forward(x), wanted = at::conv2d(wide_x, wide_weight, {}, {2, 2});
-      const at::Tensor dy = at::randn_like(y);
-      y.backward(dy);
-      wanted.backward(dy.to(at::kDouble));
-      EXPECT_TRUE(at::allclose(y.to(at::kDouble), wanted, 1e-4, 1e-4)) << in;
-      EXPECT_TRUE(at::allclose(x.grad().to(at::kDouble), wide_x.grad(), 1e-4, 1e-4)) << in;
-      EXPECT_TRUE(at::allclose(conv.weight.grad().to(at::kDouble), wide_weight.grad(), 1e-4, 1e-4)) << in;
     }
   }
+  at::set_num_threads(threads_before);
 }
 
 TEST(BatchNormLayer, EqualsTorchsInTrainingAndEvaluation) {

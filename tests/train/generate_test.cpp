@@ -52,6 +52,17 @@ TEST(Generate, TopKNeverLeavesTheKMostLikely) {
   EXPECT_EQ(steps, (std::set<int32_t>{1, 2}));
 }
 
+TEST(Generate, TakesOnlyTokensThatTheTokenizerKnows) {
+  Counting model;
+  for (const double temperature : {0.0, 5.0}) {
+    const SamplingOptions options{.max_tokens = 300, .temperature = temperature, .vocab_size = 6};
+    const std::vector<int32_t> tokens = generate(model, {3}, options, at::kCPU);
+    EXPECT_LT(std::ranges::max(tokens), 6) << temperature;
+    const SamplingOptions more{.max_tokens = 300, .temperature = temperature, .vocab_size = 11};
+    EXPECT_EQ(std::ranges::max(generate(model, {3}, more, at::kCPU)), 9) << temperature;
+  }
+}
+
 TEST(Generate, IsDeterministicInTheSeedAndFollowsTheDistribution) {
   Counting model;
   const SamplingOptions options{.max_tokens = 2000, .temperature = 1.0, .seed = 5};

@@ -43,6 +43,12 @@ TEST_F(TrainerTest, LearnsAndRecordsEveryStep) {
   EXPECT_TRUE(std::filesystem::exists(folder_ / "weights.safetensors"));
 }
 
+TEST_F(TrainerTest, SamplesTextAlsoWithMoreTokensThanTheTokenizerKnows) {
+  config_.model.vocab_size = 4096;
+  config_.train = {.steps = 1, .global_batch = 2, .val_batches = 0, .sample_tokens = 40};
+  EXPECT_EQ(run(1).summary.sample.size(), 41u) << "the prompt and 40 bytes";
+}
+
 TEST_F(TrainerTest, SameWeightsForDdpAndFsdpAndNearlySameLossForOneRank) {
   config_.parallel.policy = plan::PolicyName::kDdp;
   const TrainResult ddp = run(4);

@@ -41,6 +41,7 @@ int worker_generate(const Request& request) {
                                                       {.max_tokens = options.max_tokens,
                                                        .temperature = options.temperature,
                                                        .top_k = options.top_k,
+                                                       .vocab_size = tokenizer->vocab_size(),
                                                        .seed = static_cast<uint64_t>(options.seed),
                                                        .context = config.data.seq_len},
                                                       device);

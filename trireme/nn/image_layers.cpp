@@ -12,7 +12,7 @@ namespace trireme::nn {
 namespace {
 
 constexpr double kEps = 1e-5, kMomentum = 0.1;
-constexpr int64_t kSafeChannels = 8;
+constexpr int64_t kCpuVector = 16;  ///< channels that oneDNN takes together
 
 void check_values_per_channel(const at::Tensor& x) {
   if (x.numel() > x.size(1)) return;
@@ -53,9 +53,11 @@ Conv2d::Conv2d(const Shape& shape) : stride_(shape.stride), padding_(shape.paddi
 }
 
 at::Tensor Conv2d::forward(const at::Tensor& x) const {
-  // Of few channels, oneDNN's gradient of a 1x1 weight with a stride writes beyond its memory on CPUs.
+  // With a stride, oneDNN's gradient of a 1x1 weight writes beyond its memory where channels do not fill
+  // whole vectors. A convolution of the positions that the stride leaves has the same values.
   const bool only_skips = weight.size(2) == 1 && weight.size(3) == 1 && stride_ > 1 && padding_ == 0;
-  if (x.is_cpu() && only_skips && x.size(1) < kSafeChannels) {
+  const bool fills_vectors = weight.size(0) % kCpuVector == 0 && weight.size(1) % kCpuVector == 0;
+  if (x.is_cpu() && only_skips && !fills_vectors) {
     const auto every = [this](const at::Tensor& whole, int64_t dim) {
       return whole.slice(dim, /*start=*/0, /*end=*/std::nullopt, stride_);
     };

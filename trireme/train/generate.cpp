@@ -8,6 +8,12 @@
 namespace trireme::train {
 namespace {
 
+/// The logits of tokens that the tokenizer knows: a model may have rows for more, which training leaves as
+/// likely as chance made them.
+at::Tensor known(const at::Tensor& logits, int64_t vocab_size) {
+  return vocab_size > 0 ? logits.narrow(0, 0, std::min(vocab_size, logits.size(0))) : logits;
+}
+
 /// The token that `uniform` in [0, 1) picks from softmax(logits / temperature) over the top_k most likely.
 int32_t pick(const at::Tensor& logits, const SamplingOptions& options, double uniform) {
   if (options.temperature == 0.0) return static_cast<int32_t>(logits.argmax().item<int64_t>());
@@ -40,9 +46,9 @@ std::vector<int32_t> generate(const NextLogits& next_logits, std::vector<int32_t
     const int64_t seen = std::min(options.context, static_cast<int64_t>(tokens.size()));
     const at::Tensor window =
         at::from_blob(tokens.data() + tokens.size() - static_cast<size_t>(seen), {1, seen}, at::kInt);
+    const at::Tensor logits = known(next_logits(window.to(at::kLong)), options.vocab_size);
     const uint64_t bits = mix64(options.seed, static_cast<uint64_t>(i));
-    tokens.push_back(
-        pick(next_logits(window.to(at::kLong)), options, static_cast<double>(bits >> 11) * 0x1.0p-53));
+    tokens.push_back(pick(logits, options, static_cast<double>(bits >> 11) * 0x1.0p-53));
   }
   tokens.erase(tokens.begin(), tokens.begin() + static_cast<int64_t>(prompt_size));
   return tokens;

@@ -12,6 +12,7 @@ struct SamplingOptions {
   int64_t max_tokens = 256;
   double temperature = 0.8;  ///< 0: always the most likely token
   int64_t top_k = 0;         ///< sample among the k most likely; 0: all
+  int64_t vocab_size = 0;    ///< tokens from here on are never taken, as no tokenizer knows them; 0: all are
   uint64_t seed = 42;
   int64_t context = 128;                ///< the model sees the last `context` tokens
   std::function<bool()> gives_up = {};  ///< asked before each token; true: no more are made

@@ -420,6 +420,7 @@ std::string Trainer::sample() {
   std::vector<int32_t> prompt = tokenizer->encode(config_.train.sample_prompt);
   const auto told_to_stop = [this] { return signal_of_any_rank(options_, parts_.mesh) != 0; };
   const std::vector<int32_t> tokens = model_.generate(prompt, {.max_tokens = config_.train.sample_tokens,
+                                                               .vocab_size = tokenizer->vocab_size(),
                                                                .seed = static_cast<uint64_t>(config_.seed),
                                                                .context = config_.data.seq_len,
                                                                .gives_up = told_to_stop});
