@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <limits>
 #include <numeric>
 
 #include "tests/support/sockets.h"
@@ -72,6 +73,44 @@ TEST(Collectives, AllReduceTakesMaximumAndMinimum) {
       group->all_reduce(least, ReduceOp::kMin);
       expect_same_bytes(most, counting(group->size() - 1, kCount, type));
       expect_same_bytes(least, counting(0, kCount, type));
+    }
+  });
+}
+
+TEST(Collectives, MaximaAndMinimaKeepNanAndTheOrderOfAllNumbers) {
+  for_world_sizes([](std::shared_ptr<World> world) {
+    const auto group = everyone(*world);
+    const double nan = std::numeric_limits<double>::quiet_NaN(),
+                 inf = std::numeric_limits<double>::infinity();
+    for (const int64_t count : {int64_t{8}, int64_t{70000}}) {  // by one gather, and by the backend's ring
+      for (const auto type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+        for (int64_t with_nan = 0; with_nan < group->size(); ++with_nan) {
+          at::Tensor mine = at::zeros({count}, type);
+          const auto rank = static_cast<double>(group->rank());
+          mine.narrow(0, 0, 6).copy_(
+              at::tensor({group->rank() == with_nan ? nan : 1.0, -1.0 - rank, rank - 0.5,
+                          rank == 0.0 ? inf : 0.0, rank == 0.0 ? -inf : 0.0, rank * 1e-3},
+                         at::kDouble));
+          at::Tensor most = mine.clone(), least = mine.clone();
+          group->all_reduce(most, ReduceOp::kMax);
+          group->all_reduce(least, ReduceOp::kMin);
+          const double last = static_cast<double>(group->size() - 1);
+          const auto expected = [&](const std::vector<double>& head) {
+            at::Tensor all = at::zeros({count}, type);
+            all.narrow(0, 0, 5).copy_(at::tensor(head, at::kDouble));
+            return all;
+          };
+          EXPECT_TRUE(most[0].isnan().item<bool>() && least[0].isnan().item<bool>()) << count << type;
+          EXPECT_TRUE(
+              at::equal(most.narrow(0, 1, 4),
+                        expected({0.0, -1.0, last - 0.5, inf, last > 0.0 ? 0.0 : -inf}).narrow(0, 1, 4)));
+          EXPECT_TRUE(
+              at::equal(least.narrow(0, 1, 4),
+                        expected({0.0, -1.0 - last, -0.5, last > 0.0 ? 0.0 : inf, -inf}).narrow(0, 1, 4)));
+          EXPECT_TRUE(at::equal(most[5], at::tensor(last * 1e-3, at::kDouble).to(type)));
+          EXPECT_EQ(most.narrow(0, 6, count - 6).count_nonzero().item<int64_t>(), 0);
+        }
+      }
     }
   });
 }

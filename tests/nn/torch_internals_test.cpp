@@ -9,6 +9,9 @@ namespace trireme::nn {
 namespace {
 
 TEST(TorchInternals, AreAsTheEngineNeedsThem) {
+  c10::set_default_dtype(caffe2::TypeMeta::Make<double>());  // a program may have changed it
+  EXPECT_NO_THROW(check_torch_internals());
+  c10::set_default_dtype(caffe2::TypeMeta::Make<float>());
   EXPECT_NO_THROW(check_torch_internals());
   const at::NoGradGuard no_grad;
   EXPECT_NO_THROW(check_torch_internals()) << "wherever it is called first";

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/parallel/plain_net.h"
+#include "tests/parallel/layouts.h"
 #include "tests/support/spawn.h"
 #include "trireme/base/error.h"
 
@@ -247,6 +247,65 @@ TEST(OwnLoopCorners, MicroBatchesWithoutWeightCountForNothing) {
       engine->backward(loss_of(net, 0, mesh));
       engine->step(*optimizer);
     });
+  }
+}
+
+TEST(OwnLoopCorners, ALossIsOneNumberOfAnyShapeAndOthersAreRefused) {
+  run_ranks(2, [](std::shared_ptr<World> world) {
+    const comm::Mesh mesh = mesh_of(world);
+    for (const char* policy : kCornerPolicies) {
+      Net net(7), same(7);
+      const auto engine = wrap(net, mesh, {.policy = policy}), other = wrap(same, mesh, {.policy = policy});
+      SGD optimizer(engine->optimizer_tensors(), SGDOptions(kCornerRate));
+      SGD as_scalars(other->optimizer_tensors(), SGDOptions(kCornerRate));
+      engine->accumulate(loss_of(net, 0, mesh).view({1}));
+      other->accumulate(loss_of(same, 0, mesh));
+      expect_refusal([&] { engine->backward(at::Tensor()); }, {"[parallel.backward]", "undefined"});
+      expect_refusal([&] { engine->backward(net.forward(inputs(0))); }, {"no scalar", "(12, 3)", "mean()"});
+      expect_refusal([&] { engine->accumulate(loss_of(net, 1, mesh).detach()); },
+                     {"[parallel.backward]", "does not require a gradient"});
+      expect_refusal([&] { engine->backward(at::Tensor(), at::ones({2}), 1.0); }, {"output", "undefined"});
+      engine->backward(loss_of(net, 1, mesh).view({1, 1}));  // refused calls took nothing away
+      other->backward(loss_of(same, 1, mesh));
+      engine->step(optimizer);
+      other->step(as_scalars);
+      expect_equal(weights_of(*engine), weights_of(*other), policy);
+    }
+  });
+}
+
+/// Makes `dtype` that of tensors for which none is named, while this lives.
+class DefaultDtype {
+ public:
+  explicit DefaultDtype(at::ScalarType dtype) { c10::set_default_dtype(c10::scalarTypeToTypeMeta(dtype)); }
+  ~DefaultDtype() { c10::set_default_dtype(before_); }
+  DefaultDtype(const DefaultDtype&) = delete;
+  DefaultDtype& operator=(const DefaultDtype&) = delete;
+
+ private:
+  caffe2::TypeMeta before_ = c10::get_default_dtype();
+};
+
+TEST(OwnLoopCorners, AnotherDefaultDtypeChangesNothing) {
+  Net plain(7);
+  const Weights wanted = reference(plain, kCornerRate);
+  for (const at::ScalarType dtype : {at::kDouble, at::kBFloat16}) {
+    for (const char* policy : kCornerPolicies) {
+      std::vector<std::shared_ptr<Net>> nets = {std::make_shared<Net>(7), std::make_shared<Net>(7)};
+      const DefaultDtype other(dtype);
+      run_ranks(2, [&](std::shared_ptr<World> world) {
+        const comm::Mesh mesh = mesh_of(world);
+        Net& net = *nets[static_cast<size_t>(world->rank())];
+        const auto engine = wrap(net, mesh, {.policy = policy});
+        const auto optimizer = optim::sgd(engine->optimizer_params(), {.lr = kCornerRate});
+        for (int64_t step = 0; step < kSteps; ++step) {
+          engine->backward(loss_of(net, step, mesh));
+          EXPECT_GT(engine->clip_grad_norm(1e9), 0.0);
+          engine->step(*optimizer);
+        }
+        expect_close(weights_of(*engine), wanted, policy);
+      });
+    }
   }
 }
 

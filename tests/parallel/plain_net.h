@@ -16,7 +16,7 @@
 namespace trireme::test {
 
 inline at::Tensor random(uint64_t seed, at::IntArrayRef shape, double scale = 1.0) {
-  at::Tensor values = at::empty(shape);
+  at::Tensor values = at::empty(shape, at::kFloat);
   auto* const out = values.mutable_data_ptr<float>();
   for (int64_t i = 0; i < values.numel(); ++i) {
     out[i] = static_cast<float>(

@@ -167,6 +167,29 @@ TEST(Weights, ThatDoNotFitAreNamedAndChangeNothing) {
   expect_thrown<DataError>([&] { parallel::load_weights(net, path); }, {"head", "[10, 4]", "[10, 3]"});
 }
 
+TEST(Weights, ForABufferThatNothingCanBeWrittenToChangeNothing) {
+  const std::string path = scratch("expanded.safetensors");
+  Net other(3);
+  other.register_buffer("scale", at::ones({4}));
+  parallel::save_weights(other, path);
+  const auto with_buffer = [](Net& net) { net.register_buffer("scale", at::zeros({1}).expand({4})); };
+  run_ranks(2, [&](std::shared_ptr<World> world) {
+    Net net(7);
+    with_buffer(net);
+    const auto engine = wrap_as(net, mesh_of(world), Layout{"fsdp"});
+    const Weights before = weights_of(*engine);
+    expect_thrown<LogicError>([&] { parallel::load_weights(*engine, path); },
+                              {"[parallel.state_file]", "scale [4]", "clone()"});
+    expect_equal(weights_of(*engine), before, "refused");
+  });
+  Net net(7);
+  with_buffer(net);
+  const Weights before = copies(parameters_of(net));
+  expect_thrown<LogicError>([&] { parallel::load_weights(net, path); },
+                            {"[parallel.state_file]", "scale [4]"});
+  expect_equal(copies(parameters_of(net)), before, "refused");
+}
+
 TEST(Weights, ThatCannotBeWrittenOrReadAreAnErrorOnAllRanksAtOnce) {
   run_ranks(3, [](std::shared_ptr<World> world) {
     const comm::Mesh mesh = mesh_of(world);

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <new>
 
 #include "tests/parallel/plain_net.h"
@@ -348,11 +349,37 @@ TEST(Wrap, RefusesOptionsOutOfTheirBounds) {
     refuses({.reduce = at::kHalf}, {"reduce is Half", "Float or BFloat16", "fixed order"});
     refuses({.prefetch = -1}, {"prefetch is -1"});
     refuses({.bucket_mib = 0.0}, {"bucket_mib is 0"});
+    refuses({.bucket_mib = -1.0}, {"bucket_mib is -1"});
+    refuses({.bucket_mib = std::numeric_limits<double>::quiet_NaN()}, {"bucket_mib is nan"});
     expect_refusal([&] { parallel::fully_shard(net, mesh, {.min_unit_numel = -1}); },
                    {"min_unit_numel is -1"});
     EXPECT_NO_THROW(parallel::checked({.reduce = at::kHalf, .reduction = parallel::Reduction::kBackend}));
     EXPECT_NO_THROW(parallel::checked({.compute = at::kHalf, .device = at::kCUDA}));
     const auto engine = parallel::data_parallel(net, mesh);
+  });
+}
+
+TEST(Wrap, ABucketMayBeOfAnySize) {
+  run_ranks(1, [](std::shared_ptr<World> world) {
+    for (const double mib : {1e30, std::numeric_limits<double>::infinity()}) {
+      Net net(7);
+      EXPECT_EQ(wrap(net, mesh_of(world), {.policy = "ddp", .bucket_mib = mib})->units().size(), 1u) << mib;
+    }
+  });
+}
+
+TEST(Wrap, RefusesWhatNothingCanBeWrittenTo) {
+  run_ranks(2, [](std::shared_ptr<World> world) {
+    const comm::Mesh mesh = mesh_of(world);
+    Net net(7);
+    net.register_buffer("scale", at::full({2}, static_cast<double>(world->rank()), at::kFloat));
+    net.register_buffer("shift", at::zeros({1}, at::kFloat).expand({4}));
+    expect_refusal([&] { parallel::sync_buffers(net, mesh); },
+                   {"[parallel.sync_buffers]", "shift [4]", "clone()"});
+    EXPECT_EQ(net.named_buffers()["scale"][0].item<float>(), static_cast<float>(world->rank()));
+    Net wide(7);
+    wide.register_parameter("gain", at::ones({1}, at::kFloat).expand({3}));
+    expect_refusal([&] { wrap(wide, mesh, {.policy = "ddp"}); }, {"[parallel.data_parallel]", "gain [3]"});
   });
 }
 

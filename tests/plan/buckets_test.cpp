@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
 
@@ -30,6 +32,13 @@ TEST(Buckets, HoldEveryParameterOnceFromTheLastToTheFirst) {
     }
     EXPECT_EQ(left, 0u);
   }
+}
+
+TEST(Buckets, HaveCapsOfAnySize) {
+  EXPECT_EQ(bucket_bytes(25.0), int64_t{25} << 20);
+  EXPECT_EQ(bucket_bytes(1e-9), 1);
+  for (const double mib : {1e13, 1e30, std::numeric_limits<double>::infinity()})
+    EXPECT_EQ(bucket_bytes(mib), std::numeric_limits<int64_t>::max()) << mib;
 }
 
 TEST(Buckets, CloseAsSoonAsTheyReachTheirCap) {

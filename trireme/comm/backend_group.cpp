@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <mutex>
 #include <utility>
 
@@ -88,6 +89,25 @@ c10d::ReduceOp::RedOpType to_torch(ReduceOp op) {
   throw LogicError("[comm.all_reduce] unknown reduce operation {}", static_cast<int>(op));
 }
 
+/// Integers in the order of the numbers whose bits these are, and back: the sign stays, and the other bits of
+/// negative numbers turn.
+at::Tensor turned_below_zero(const at::Tensor& bits) {
+  const int64_t places = 8 * static_cast<int64_t>(bits.element_size()) - 1;
+  const int64_t others = bits.scalar_type() == at::kLong ? std::numeric_limits<int64_t>::max()
+                                                         : std::numeric_limits<int32_t>::max();
+  return at::bitwise_xor(bits, at::bitwise_and(at::bitwise_right_shift(bits, places), others));
+}
+
+/// Floating-point numbers as integers of the same order, of which NaN is the largest for a maximum and the
+/// least for a minimum.
+at::Tensor as_integers(const at::Tensor& values, ReduceOp op) {
+  const bool is_double = values.scalar_type() == at::kDouble;
+  const at::Tensor wide = is_double ? values : values.to(at::kFloat);
+  const at::Tensor integers = turned_below_zero(wide.view(is_double ? at::kLong : at::kInt));
+  const int64_t most = is_double ? std::numeric_limits<int64_t>::max() : std::numeric_limits<int32_t>::max();
+  return integers.masked_fill(wide.isnan(), op == ReduceOp::kMax ? most : -most - 1);
+}
+
 int to_int(int64_t rank) {
   return static_cast<int>(rank);
 }
@@ -140,6 +160,7 @@ class BackendGroup final : public Group {
   int64_t moved_bytes() const { return given_bytes_ + (peers_ ? peers_->moved_bytes() : 0); }
   template <typename Start>
   void run(Collective kind, int64_t bytes, const Start& start);
+  void all_reduce_in_order(at::Tensor& tensor, ReduceOp op);
   void reduce_among_peers(at::Tensor& tensor, ReduceOp op);
   std::string about_subject() const;
   bool serve(Collective kind, const at::Tensor& input) const { return peers_ && peers_->serves(kind, input); }
@@ -291,6 +312,7 @@ void BackendGroup::abort(const Operation& operation, double elapsed_s, const std
 void BackendGroup::all_reduce(at::Tensor& tensor, ReduceOp op) {
   check_tensor(call(Collective::kAllReduce), "tensor", tensor);
   check_reducible(call(Collective::kAllReduce), tensor);
+  if (op != ReduceOp::kSum && tensor.is_floating_point()) return all_reduce_in_order(tensor, op);
   run(Collective::kAllReduce, bytes_in(tensor), [&]() -> c10::intrusive_ptr<c10d::Work> {
     if (serve(Collective::kAllReduce, tensor) && bytes_in(tensor) <= kSmallBytes) {
       reduce_among_peers(tensor, op);
@@ -304,6 +326,16 @@ void BackendGroup::all_reduce(at::Tensor& tensor, ReduceOp op) {
     given_bytes_ += 2 * (bytes_in(tensor) - bytes_in(tensor) / size());
     return backend_->allreduce(tensors, options);
   });
+}
+
+/// Backends compare floating-point numbers in ways that lose a NaN.
+void BackendGroup::all_reduce_in_order(at::Tensor& tensor, ReduceOp op) {
+  const at::NoGradGuard no_grad;
+  at::Tensor values = tensor.variable_data();
+  at::Tensor integers = as_integers(values, op);
+  all_reduce(integers, op);
+  values.copy_(
+      turned_below_zero(integers).view(tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat));
 }
 
 void BackendGroup::reduce_among_peers(at::Tensor& tensor, ReduceOp op) {

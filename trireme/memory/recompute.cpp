@@ -1,12 +1,17 @@
 #include "trireme/memory/recompute.h"
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/custom_class.h>
 
+#include <array>
 #include <mutex>
 #include <optional>
 #include <utility>
+
+#include "trireme/base/error.h"
 
 namespace trireme::memory {
 namespace {
@@ -34,6 +39,50 @@ class RandomState {
   at::Tensor state_;
 };
 
+/// A thread's settings of autocast, which decide in which dtype operators compute.
+class AutocastState {
+ public:
+  AutocastState() {
+    for (size_t i = 0; i < kDevices.size(); ++i) {
+      enabled_[i] = at::autocast::is_autocast_enabled(kDevices[i]);
+      dtype_[i] = at::autocast::get_autocast_dtype(kDevices[i]);
+    }
+  }
+  void set() const {
+    for (size_t i = 0; i < kDevices.size(); ++i) {
+      at::autocast::set_autocast_enabled(kDevices[i], enabled_[i]);
+      at::autocast::set_autocast_dtype(kDevices[i], dtype_[i]);
+    }
+    at::autocast::set_autocast_cache_enabled(caches_);
+  }
+  /// Copies of weights that a pass without gradients has cast know nothing of the weights: a pass with
+  /// gradients must not find them in the cache.
+  AutocastState without_cache() const {
+    AutocastState state = *this;
+    state.caches_ = false;
+    return state;
+  }
+
+ private:
+  static constexpr std::array kDevices = {at::kCPU, at::kCUDA};
+
+  std::array<bool, kDevices.size()> enabled_{};
+  std::array<at::ScalarType, kDevices.size()> dtype_{};
+  bool caches_ = at::autocast::is_autocast_cache_enabled();
+};
+
+/// Sets this thread's autocast to `wanted`, and back to what it was when this is destroyed.
+class RestoredAutocast {
+ public:
+  explicit RestoredAutocast(const AutocastState& wanted) { wanted.set(); }
+  ~RestoredAutocast() { before_.set(); }
+  RestoredAutocast(const RestoredAutocast&) = delete;
+  RestoredAutocast& operator=(const RestoredAutocast&) = delete;
+
+ private:
+  AutocastState before_;
+};
+
 /// Sets the generator to `wanted`, and back to what it was when this is destroyed.
 class Restored {
  public:
@@ -53,7 +102,25 @@ struct Forward : torch::CustomClassHolder {
   }
   Body call, call_again;
   std::optional<RandomState> random;  ///< none: `call` draws nothing
+  AutocastState autocast = AutocastState().without_cache();
 };
+
+/// Backward below runs a pass of its own, which neither records a graph nor knows of which tensors the
+/// outer pass wants gradients.
+void check_pass() {
+  if (at::GradMode::is_enabled()) {
+    throw LogicError(
+        "[memory.recomputed] backward was called with create_graph=true, but a recomputed function has no "
+        "second derivative; call backward without create_graph, or call the function without recomputed()");
+  }
+  if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
+    throw LogicError(
+        "[memory.recomputed] gradients were asked for of certain tensors only (torch::autograd::grad, or "
+        "backward with inputs), but a recomputed function adds to grad() of all parameters that it uses; "
+        "call "
+        "backward without inputs, or call the function without recomputed()");
+  }
+}
 
 class RecomputedFunction : public Function<RecomputedFunction> {
  public:
@@ -64,10 +131,12 @@ class RecomputedFunction : public Function<RecomputedFunction> {
     context->save_for_backward({x});
     context->saved_data["forward"] = c10::IValue::make_capsule(forward);
     context->saved_data["x_requires_grad"] = x.requires_grad();
+    const RestoredAutocast autocast(forward->autocast);
     return forward->call(x);  // autograd is off in here
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
+    check_pass();
     const auto forward =
         c10::static_intrusive_pointer_cast<Forward>(context->saved_data["forward"].toCapsule());
     const at::AutoGradMode record(true);
@@ -77,6 +146,7 @@ class RecomputedFunction : public Function<RecomputedFunction> {
     {
       std::optional<Restored> restored;
       if (forward->random) restored.emplace(*forward->random);
+      const RestoredAutocast autocast(forward->autocast);
       y = forward->call_again(x);
     }
     if (y.requires_grad()) y.backward(grads[0]);  // else all that `forward` uses is frozen
@@ -88,7 +158,8 @@ class RecomputedFunction : public Function<RecomputedFunction> {
 
 at::Tensor recomputed(const at::Tensor& x, const Body& forward, bool draws, const Body& again) {
   if (!at::GradMode::is_enabled()) return forward(x);
-  const at::Tensor always = at::empty({0}, x.options()).requires_grad_();
+  const at::Tensor always =
+      at::empty({0}, at::TensorOptions().device(x.device()).dtype(at::kFloat)).requires_grad_();
   return RecomputedFunction::apply(x, always,
                                    c10::make_intrusive<Forward>(forward, again, x.device(), draws));
 }

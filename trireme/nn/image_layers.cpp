@@ -48,8 +48,9 @@ at::Tensor apply_after(at::Tensor y, const After& after) {
 }
 
 Conv2d::Conv2d(const Shape& shape) : stride_(shape.stride), padding_(shape.padding) {
-  weight = register_parameter("weight", at::empty({shape.out, shape.in, shape.kernel, shape.kernel}));
-  if (shape.with_bias) bias = register_parameter("bias", at::empty({shape.out}));
+  weight =
+      register_parameter("weight", at::empty({shape.out, shape.in, shape.kernel, shape.kernel}, at::kFloat));
+  if (shape.with_bias) bias = register_parameter("bias", at::empty({shape.out}, at::kFloat));
 }
 
 at::Tensor Conv2d::forward(const at::Tensor& x) const {
@@ -68,10 +69,10 @@ at::Tensor Conv2d::forward(const at::Tensor& x) const {
 }
 
 BatchNorm::BatchNorm(int64_t channels) {
-  weight = register_parameter("weight", at::empty({channels}));
-  bias = register_parameter("bias", at::empty({channels}));
-  running_mean = register_buffer("running_mean", at::zeros({channels}));
-  running_var = register_buffer("running_var", at::ones({channels}));
+  weight = register_parameter("weight", at::empty({channels}, at::kFloat));
+  bias = register_parameter("bias", at::empty({channels}, at::kFloat));
+  running_mean = register_buffer("running_mean", at::zeros({channels}, at::kFloat));
+  running_var = register_buffer("running_var", at::ones({channels}, at::kFloat));
   num_batches_tracked = register_buffer("num_batches_tracked", at::zeros({}, at::kLong));
 }
 
@@ -110,8 +111,8 @@ at::Tensor BatchNorm::unfused(const at::Tensor& x, Statistics statistics) {
 }
 
 GroupNorm::GroupNorm(int64_t groups, int64_t channels) : groups_(groups) {
-  weight = register_parameter("weight", at::empty({channels}));
-  bias = register_parameter("bias", at::empty({channels}));
+  weight = register_parameter("weight", at::empty({channels}, at::kFloat));
+  bias = register_parameter("bias", at::empty({channels}, at::kFloat));
 }
 
 at::Tensor GroupNorm::forward(const at::Tensor& x, const After& after) const {

@@ -23,7 +23,7 @@ void expect(bool holds, const char* assumption) {
 }
 
 at::Tensor leaf_of(float value) {
-  return at::full({2}, value).requires_grad_();
+  return at::full({2}, value, at::kFloat).requires_grad_();
 }
 
 /// x * w, whose backward writes the gradient of w past autograd.
@@ -44,7 +44,8 @@ struct WritesPastAutograd : torch::autograd::Function<WritesPastAutograd> {
 };
 
 void check_loans() {
-  const at::Tensor flat = at::zeros({4}), memory = at::full({2}, 7.0f), x = leaf_of(3.0f);
+  const at::Tensor flat = at::zeros({4}, at::kFloat), memory = at::full({2}, 7.0f, at::kFloat),
+                   x = leaf_of(3.0f);
   at::Tensor param = leaf_of(2.0f);
   param.set_data(flat.narrow(0, 2, 2).fill_(2.0f));
   lend_gradient(param, memory);
@@ -66,7 +67,7 @@ void check_loans() {
 
 /// bf16 gradients of several micro-batches are added up in fp32.
 void check_sums() {
-  const at::Tensor sum = at::full({2}, 1.0f), x = at::full({2}, 1.0f / 512, at::kBFloat16);
+  const at::Tensor sum = at::full({2}, 1.0f, at::kFloat), x = at::full({2}, 1.0f / 512, at::kBFloat16);
   at::Tensor param = at::ones({2}, at::kBFloat16).requires_grad_();
   param.mutable_grad() = sum;
   (param * x).sum().backward();
@@ -107,7 +108,7 @@ void check_touches() {
 void check_writes() {
   int writes = 0;
   at::Tensor param = leaf_of(2.0f);
-  const at::Tensor flat = at::zeros({4});
+  const at::Tensor flat = at::zeros({4}, at::kFloat);
   param.set_data(flat.narrow(0, 2, 2));
   const int64_t version = param._version();
   flat.fill_(1.0f);
@@ -134,7 +135,7 @@ bool is_refused(const at::Tensor& tensor, const std::string& reason) {
 }
 
 void check_refusals() {
-  const at::Tensor flat = at::zeros({4}), part = flat.narrow(0, 2, 2);
+  const at::Tensor flat = at::zeros({4}, at::kFloat), part = flat.narrow(0, 2, 2);
   refuse_access(flat, "a reason");
   expect(is_refused(part, "a reason"), "a storage refuses access with a reason that it was given");
   allow_access(flat);

@@ -115,7 +115,10 @@ struct AdamWOptions {
   double weight_decay = 1e-2;
   plan::OptimState state = plan::OptimState::kFp32;
 };
-/// Decoupled weight decay (Loshchilov and Hutter, 2019).
+/// Decoupled weight decay (Loshchilov and Hutter, 2019). Steps are counted for all parameters together, where
+/// torch counts them for each: a parameter whose first update comes late, since it was frozen until then,
+/// begins with moments of zero and the bias corrections of a late step. With the default betas its first
+/// updates are then up to 6.6 times as large as in torch.
 std::unique_ptr<Optimizer> adamw(std::vector<FlatParam> params, const AdamWOptions& options = {});
 
 /// As torch.optim.SGD has it, defaults included; `state`: how momentum is kept.

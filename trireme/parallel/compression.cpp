@@ -235,7 +235,7 @@ class PowerSgd : public LateStart {
   }
 
   static at::Tensor first_right(const plan::FlatEntry& entry, int64_t columns, int64_t rank) {
-    at::Tensor right = at::empty({columns, rank});
+    at::Tensor right = at::empty({columns, rank}, at::kFloat);
     auto* const out = right.mutable_data_ptr<float>();
     for (int64_t i = 0; i < right.numel(); ++i) {
       const uint64_t bits = mix64(static_cast<uint64_t>(entry.offset) + 1, static_cast<uint64_t>(i));

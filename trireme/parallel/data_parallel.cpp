@@ -153,22 +153,46 @@ void DataParallel::go_back_to_stream(c10::OptionalStreamGuard& guard) const {
   guard.reset_stream(*stream_);
 }
 
+/// Before the micro-batch begins, so that a refused one changes nothing.
+void DataParallel::check_output(const at::Tensor& output, bool is_loss) const {
+  const char* const what = is_loss ? "loss" : "output";
+  const int64_t rank = mesh_.world->rank();
+  if (!output.defined())
+    throw LogicError(
+        "[parallel.backward] rank {}: the {} is an undefined tensor; pass what the module has computed", rank,
+        what);
+  if (!output.requires_grad())
+    throw LogicError(
+        "[parallel.backward] rank {}: the {} does not require a gradient, as when it was computed under "
+        "NoGradGuard, was detached, or depends on no parameter that requires one; compute it with gradients",
+        rank, what);
+  if (is_loss && output.numel() != 1)
+    throw LogicError(
+        "[parallel.backward] rank {}: the loss is no scalar but has the shape ({}); reduce it to one number "
+        "with mean() or sum()",
+        rank, fmt::join(output.sizes(), ", "));
+}
+
 void DataParallel::backward(const at::Tensor& loss, double weight) {
+  check_output(loss, /*is_loss=*/true);
   const double scale = begin_micro_batch(weight, loss.scalar_type());
-  differentiate(loss, at::full({}, scale, loss.options().requires_grad(false)), /*last=*/true);
+  differentiate(loss, at::full_like(loss.detach(), scale), /*last=*/true);
 }
 
 void DataParallel::accumulate(const at::Tensor& loss, double weight) {
+  check_output(loss, /*is_loss=*/true);
   const double scale = begin_micro_batch(weight, loss.scalar_type());
-  differentiate(loss, at::full({}, scale, loss.options().requires_grad(false)), /*last=*/false);
+  differentiate(loss, at::full_like(loss.detach(), scale), /*last=*/false);
 }
 
 void DataParallel::backward(const at::Tensor& output, const at::Tensor& grad_output, double weight) {
+  check_output(output, /*is_loss=*/false);
   begin_micro_batch(weight);
   differentiate(output, grad_output, /*last=*/true);
 }
 
 void DataParallel::accumulate(const at::Tensor& output, const at::Tensor& grad_output, double weight) {
+  check_output(output, /*is_loss=*/false);
   begin_micro_batch(weight);
   differentiate(output, grad_output, /*last=*/false);
 }

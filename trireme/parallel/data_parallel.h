@@ -67,15 +67,15 @@ class DataParallel {
   /// calls it with `begins_pass`. Collective where parameters are sharded, or an optimizer of torch has made
   /// an update.
   void begin_forward();
-  /// Differentiates `loss` in the last or only micro-batch of a step and reduces gradients as they become
-  /// complete. Forward and backward of a step are called on one stream of the device, any one. The gradient
-  /// is the mean over all micro-batches of all ranks by `weight`, or their sum (Options::average): with a
-  /// loss that is the mean over n rows, the weight n gives the mean over all rows. A loss in bf16 or fp16
-  /// counts with its weight as that dtype rounds it. When it returns, the current stream waits for all
-  /// reductions; where every rank then gathers the reduced gradient, step() waits for that. Throws LogicError
-  /// that names parameters without gradient, and when nobody has used the gradient of the step before. When
-  /// the pass itself throws, for whatever reason, the step is forgotten as by skip_step(): repeat it from its
-  /// first micro-batch, on all ranks. Collective.
+  /// Differentiates `loss`, one number, in the last or only micro-batch of a step and reduces gradients as
+  /// they become complete. Forward and backward of a step are called on one stream of the device, any one.
+  /// The gradient is the mean over all micro-batches of all ranks by `weight`, or their sum
+  /// (Options::average): with a loss that is the mean over n rows, the weight n gives the mean over all rows.
+  /// A loss in bf16 or fp16 counts with its weight as that dtype rounds it. When it returns, the current
+  /// stream waits for all reductions; where every rank then gathers the reduced gradient, step() waits for
+  /// that. Throws LogicError for what is no loss with a graph, that names parameters without gradient, and
+  /// when nobody has used the gradient of the step before. When the pass itself throws, for whatever reason,
+  /// the step is forgotten as by skip_step(): repeat it from its first micro-batch, on all ranks. Collective.
   void backward(const at::Tensor& loss, double weight = 1.0);
   /// backward() for a micro-batch that other micro-batches of the step follow. Collective where parameters
   /// are sharded, or gradients are reduced after every micro-batch.
@@ -113,9 +113,10 @@ class DataParallel {
   /// Adds up one number for each data-parallel rank, in an order that no policy changes. No communication.
   double sum_over_ranks(const std::vector<double>& by_dp_rank) const;
   at::Tensor sum_over_ranks(const at::Tensor& by_dp_rank) const;  // (ranks) -> ()
-  /// Euclidean norm of the whole gradient, without the parameters `without`. Under local SGD it is the root
-  /// mean square of the ranks' norms, which is no less than the norm of their mean gradient. Collective; the
-  /// host waits.
+  /// Euclidean norm of the whole gradient, without the parameters `without`. Where gradients were handed out
+  /// by optimizer_tensors() it is that of their grad() as it is now, so what others have written there
+  /// counts. Under local SGD it is the root mean square of the ranks' norms, which is no less than the norm of
+  /// their mean gradient. Collective; the host waits.
   double grad_norm(const std::vector<std::string>& without = {}) const;
   /// Scales the gradient down to a norm of at most `max_norm` and returns the norm that it had, as
   /// torch.nn.utils.clip_grad_norm_ does for a module on one rank. Collective; the host waits. Throws
@@ -161,9 +162,15 @@ class DataParallel {
   /// Those tensors for whose names `select` is true; without `select` all.
   std::vector<at::Tensor> optimizer_tensors(const std::function<bool(const std::string&)>& select = {});
   /// Calls optimizer.step() and passes its updates on to the module. A plain optimizer.step() works, too: the
-  /// engine then passes them on when the module is used next. Throws LogicError when there is no complete
-  /// gradient, and when the optimizer did not touch optimizer_tensors(). Collective.
+  /// engine then passes them on when an operator or a call of the engine uses the module next, or by
+  /// notice_update(). Throws LogicError when there is no complete gradient, and when the optimizer did not
+  /// touch optimizer_tensors(). Collective.
   void step(torch::optim::Optimizer& optimizer);
+  /// Passes on to the module what was written to optimizer_tensors() since the last call, as by a plain
+  /// optimizer.step(). To be called before code that the engine does not see reads the module's parameters:
+  /// torch::save and data_ptr() find those before the update, unless masters and parameters are the same
+  /// memory (fp32 under ddp). Collective when something was written.
+  void notice_update();
 
   /// Forgets the step under way: the gradients of all its micro-batches, reduced or not, and collectives that
   /// were still to come. To be called on all ranks, also after an exception in a forward pass.
@@ -331,12 +338,13 @@ class DataParallel {
   void in_backward(const Body& body);
   void finish_step();
   void complete_gradient();
-  void notice_update();
+  double handed_out_norm(const std::vector<std::string>& without) const;
   void end_update();
   void unshard_held();
   void check_complete(const char* operation) const;
   void follow_frozen(optim::Optimizer& optimizer);
   void abandon_step() noexcept;
+  void check_output(const at::Tensor& output, bool is_loss) const;
   void check_usable() const;
   void check_not_evaluating(const char* operation) const;
   void agree_on_order();

@@ -87,9 +87,8 @@ void DataParallel::step(torch::optim::Optimizer& optimizer) {
       mesh_.world->rank());
 }
 
-/// Passes on to the module what was written to optimizer_tensors() since the last call. Collective when
-/// something was written; that is so on all ranks or none, since each rank has a piece of every parameter, if
-/// an empty one.
+/// Something was written on all ranks or none, since each rank has a piece of every parameter, if an empty
+/// one.
 void DataParallel::notice_update() {
   if (!std::exchange(pieces_written_, false)) return;
   const at::NoGradGuard no_grad;

@@ -169,11 +169,12 @@ plan::EngineSetting DataParallel::setting() const {
 }
 
 /// Notices what optimizers of torch write to pieces. Nothing announces the use of buckets, so they are
-/// watched as well when an update has to reach them.
+/// watched as well when an update has to reach them, or has to be averaged first.
 void DataParallel::watch_updates() {
   if (handed_out_) return;
   if (!touch_) make_watch();
-  const bool in_place = options_.compute == at::kFloat && !options_.policy.shard_optimizer;
+  const bool in_place = options_.compute == at::kFloat && !options_.policy.shard_optimizer &&
+                        options_.hook.hook != Hook::kLocalSgd;
   for (size_t unit = 0; unit < units_.size(); ++unit) {
     if (use_from_ == UseFrom::kBuckets && !in_place) mark_params(unit);
     units_[unit]->make_pieces();

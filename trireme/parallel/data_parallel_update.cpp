@@ -52,12 +52,29 @@ at::Tensor DataParallel::sum_over_ranks(const at::Tensor& by_dp_rank) const {
 }
 
 double DataParallel::grad_norm(const std::vector<std::string>& without) const {
+  if (handed_out_ && complete_) return handed_out_norm(without);
   double mine = local_grad_squares();
   for (const std::string& parameter : without) mine -= param_grad_squares(parameter).item<double>();
   if (mine < 0.0) mine = 0.0;  // by rounding; what is not finite stays so
   std::vector<double> squares;
   for (const auto& rank : comm::gather_scalars(*mesh_.dp, {mine})) squares.push_back(rank[0]);
   return std::sqrt(sum_over_ranks(squares)) * mean_.to_norm();
+}
+
+/// Measures again, since others may have edited what was handed out, and torch's own clip_grad_value_() does
+/// so past the version counters that would tell.
+double DataParallel::handed_out_norm(const std::vector<std::string>& without) const {
+  std::vector<at::Tensor> of_units;
+  for (const auto& unit : units_) of_units.push_back(unit->piece_grad_squares());
+  double mine = at::stack(of_units).sum().item<double>();
+  for (const std::string& parameter : without) {
+    const auto [unit, index] = place_of(parameter);
+    mine -= units_[unit]->piece_grad_squares_of(index).item<double>();
+  }
+  if (mine < 0.0) mine = 0.0;  // by rounding; what is not finite stays so
+  std::vector<double> squares;
+  for (const auto& rank : comm::gather_scalars(*mesh_.dp, {mine})) squares.push_back(rank[0]);
+  return std::sqrt(sum_over_ranks(squares));
 }
 
 double DataParallel::clip_grad_norm(double max_norm) {
@@ -173,6 +190,7 @@ void DataParallel::skip_step() {
 
 void DataParallel::average_parameters() {
   if (options_.hook.hook != Hook::kLocalSgd) return;
+  notice_update();
   for (const auto& unit : units_) unit->average_parameters();
   steps_apart_ = 0;
 }

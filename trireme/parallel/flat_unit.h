@@ -149,6 +149,9 @@ class FlatUnit {
   void show_piece_gradients(const optim::GradScale& factor);
   /// Multiplies what show_piece_gradients() showed.
   void scale_piece_gradients(double factor);
+  /// As grad_squares() and grad_squares_of(), of the gradients that pieces have now.
+  at::Tensor piece_grad_squares() const;
+  at::Tensor piece_grad_squares_of(size_t index) const;
   void hide_piece_gradients();
   /// publish_update() of what was written to the pieces on the current stream.
   void publish_pieces();
@@ -258,6 +261,7 @@ class FlatUnit {
   plan::Range measured_range() const;
   void measure(at::Tensor& squares, const plan::Range& part) const;
   void measure_gradient();
+  bool shows_reduced() const;
 
   /// Of a parameter, what decides how optimizers round its state.
   struct RoundedAs {

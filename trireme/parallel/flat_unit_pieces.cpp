@@ -1,6 +1,9 @@
 // A unit's masters and gradients as tensors a parameter, for optimizers that know nothing of flat ranges.
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
+#include "trireme/kernels/tensor_ops.h"
 #include "trireme/parallel/flat_unit.h"
 #include "trireme/parallel/gradient_mean.h"
 
@@ -40,7 +43,8 @@ void FlatUnit::show_piece_gradients(const optim::GradScale& factor) {
       grad = grad.to(at::kFloat);
       multiply(grad, factor);
     }
-    piece.master.mutable_grad() = grad;
+    // Not a view for autograd: zero_grad() of torch's optimizers cannot detach one in place.
+    piece.master.mutable_grad() = grad.variable_data();
   }
 }
 
@@ -49,6 +53,37 @@ void FlatUnit::scale_piece_gradients(double factor) {
   for (Piece& piece : pieces_) {
     if (at::Tensor grad = piece.master.grad(); grad.defined()) grad.mul_(factor);
   }
+}
+
+at::Tensor FlatUnit::piece_grad_squares_of(size_t index) const {
+  const at::NoGradGuard no_grad;
+  at::Tensor squares = at::zeros_like(grad_squares_);
+  const at::Tensor& grad = pieces_[index].master.grad();
+  const plan::Range owned = owned_part(index), part = plan::intersect(measured_range(), owned);
+  if (!grad.defined() || part.size() == 0) return squares;
+  const at::Tensor flat = grad.to(at::kFloat).reshape({-1});
+  kernels::sum_of_squares(squares, flat.narrow(0, part.begin - owned.begin, part.size()));
+  return reduces_locally() ? squares.div_(static_cast<double>(groups_.shard->size())) : squares;
+}
+
+at::Tensor FlatUnit::piece_grad_squares() const {
+  at::Tensor sum = at::zeros_like(grad_squares_);
+  if (shows_reduced()) {
+    measure(sum, measured_range());  // in one go, as at the reduction, so that policies agree
+    return sum;
+  }
+  for (const Piece& piece : pieces_) sum.add_(piece_grad_squares_of(piece.param));
+  return sum;
+}
+
+/// Whether the gradients of pieces are what was reduced, in its place, although perhaps with other values.
+bool FlatUnit::shows_reduced() const {
+  if (!trainable() || reduced_.scalar_type() != at::kFloat || !has_storage(reduced_)) return false;
+  return std::ranges::all_of(pieces_, [this](const Piece& piece) {
+    const at::Tensor& grad = piece.master.grad();
+    const at::Tensor place = piece_of(reduced_, optimizer_range(), layout_.entries()[piece.param]);
+    return grad.defined() && grad.is_set_to(place);
+  });
 }
 
 void FlatUnit::hide_piece_gradients() {

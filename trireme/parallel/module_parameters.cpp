@@ -1,5 +1,6 @@
 #include "trireme/parallel/module_parameters.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <torch/nn/module.h>
 
 #include <map>
@@ -72,6 +73,14 @@ void check_separate_memory(const torch::nn::Module& module) {
         seen.insert(buffer.unsafeGetTensorImpl()).second)
       occupy(entry.key(), buffer);
   }
+}
+
+void check_writable(const std::string& name, const at::Tensor& tensor, const char* operation) {
+  if (at::has_internal_overlap(tensor) != at::MemOverlap::Yes) return;
+  throw LogicError(
+      "[{}] several elements of {} [{}] share one place in memory, as expand() makes it, so nothing can be "
+      "written to it; register its clone() in the module",
+      operation, name, fmt::join(tensor.sizes(), ", "));
 }
 
 }  // namespace trireme::parallel

@@ -25,4 +25,8 @@ std::vector<ModuleParameter> module_parameters(const torch::nn::Module& module);
 /// memory: an update of one would not reach the other.
 void check_separate_memory(const torch::nn::Module& module);
 
+/// Throws LogicError unless each element of `tensor`, called `name`, has memory of its own, which tensors
+/// made by expand() do not have: nothing can be written to these. `operation` as "parallel.load".
+void check_writable(const std::string& name, const at::Tensor& tensor, const char* operation);
+
 }  // namespace trireme::parallel

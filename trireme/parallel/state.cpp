@@ -14,6 +14,7 @@ namespace {
 using Body = std::function<void(const StatePiece&)>;
 
 void visit_pieces(DataParallel& engine, const OptimizerState* optimizer, const Body& body) {
+  engine.notice_update();
   engine.check_together("sharded_state");
   engine.take_writes();
   for (size_t unit = 0; unit < engine.units().size(); ++unit) {

@@ -43,8 +43,8 @@ struct StatePiece {
 
 /// This rank's pieces: the part of the parameters that it updates, and all buffers. The pieces of all ranks
 /// cover every tensor; ranks that hold the same hold equal pieces, but for buffers that each rank changes by
-/// itself. No communication. Throws LogicError between two averages of local SGD, when ranks have weights of
-/// their own.
+/// itself. No communication, but for an update by a plain optimizer.step() (DataParallel::notice_update).
+/// Throws LogicError between two averages of local SGD, when ranks have weights of their own.
 std::vector<StatePiece> sharded_state(DataParallel& engine);
 /// The same with the optimizer's state, of the engine's optimizer or one of torch over
 /// DataParallel::optimizer_tensors(): AdamW, Adam, SGD, RMSprop or Adagrad. Throws LogicError that names the

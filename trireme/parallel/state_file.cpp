@@ -153,6 +153,7 @@ Notes notes_in(const std::map<std::string, std::string>& metadata) {
 Notes load(DataParallel& engine, OptimizerState* optimizer, const std::string& path,
            const LoadOptions& options) {
   const at::NoGradGuard no_grad;
+  engine.notice_update();
   std::unique_ptr<StateReader> reader;
   const std::exception_ptr error = error_of([&] {
     engine.take_writes();
@@ -262,6 +263,7 @@ void load_weights(torch::nn::Module& module, const std::string& path, const Load
   StateReader reader(path);
   const auto params = module_parameters(module);
   for (const ModuleParameter& param : params) {
+    check_writable(param.name, param.tensor, "parallel.state_file");
     reader.want(param.name, param.tensor.sizes().vec(), param.tensor.scalar_type());
     for (const std::string& alias : param.aliases) reader.allow_alias(alias, param.name);
   }

@@ -6,6 +6,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/parallel/module_parameters.h"
 #include "trireme/parallel/some_names.h"
 #include "trireme/parallel/whole_state.h"
 
@@ -62,7 +63,10 @@ void StateReader::want(const std::string& name, const std::vector<int64_t>& shap
 
 void StateReader::want_buffers(const torch::nn::Module& module) {
   const ModuleBuffers buffers = module_buffers(module);
-  for (const auto& [name, buffer] : buffers.tensors) want(name, buffer.sizes().vec(), buffer.scalar_type());
+  for (const auto& [name, buffer] : buffers.tensors) {
+    want(name, buffer.sizes().vec(), buffer.scalar_type());
+    if (has(name)) check_writable(name, buffer, "parallel.state_file");
+  }
   for (const auto& [alias, name] : buffers.aliases) allow_alias(alias, name);
 }
 

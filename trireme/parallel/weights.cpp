@@ -11,6 +11,7 @@ namespace trireme::parallel {
 
 DataParallel::Weights::Weights(DataParallel& engine) : engine_(engine) {
   const at::NoGradGuard no_grad;
+  engine_.notice_update();
   engine_.take_writes();
 }
 

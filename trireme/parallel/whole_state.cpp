@@ -30,6 +30,7 @@ ModuleBuffers module_buffers(const torch::nn::Module& module) {
 
 WholeState::WholeState(DataParallel& engine, const OptimizerState* optimizer)
     : engine_(engine), optimizer_(optimizer), aliases_(engine.aliases()) {
+  engine.notice_update();
   engine.check_together("state");
   engine.take_writes();
   for (const auto& unit : engine.units()) {

@@ -51,6 +51,7 @@ void check_parameters(const Module& module, const char* operation) {
           operation, name, c10::toString(param.scalar_type()), param.device().str(), params.front().name,
           c10::toString(first.scalar_type()), first.device().str());
     }
+    check_writable(name, param, fmt::format("parallel.{}", operation).c_str());
   }
   check_separate_memory(module);
 }
@@ -217,9 +218,8 @@ std::unique_ptr<DataParallel> data_parallel(Module& module, const comm::Mesh& me
   check_alike(description_of(module, options, checked(engine)), mesh, "data_parallel");
   const Initializer initializer = values_of(module, mesh);
   move_buffers(module, engine.device);
-  const auto cap = static_cast<int64_t>(options.bucket_mib * (1 << 20));
-  const auto units =
-      plan::make_buckets(param_specs(module), c10::elementSize(engine.compute), std::max<int64_t>(1, cap));
+  const auto units = plan::make_buckets(param_specs(module), c10::elementSize(engine.compute),
+                                        plan::bucket_bytes(options.bucket_mib));
   return std::make_unique<DataParallel>(module, units, mesh, engine, initializer, UseFrom::kBuckets);
 }
 
@@ -237,10 +237,13 @@ std::unique_ptr<DataParallel> fully_shard(Module& module, const comm::Mesh& mesh
 }
 
 void sync_buffers(Module& module, const comm::Mesh& mesh) {
+  std::vector<at::Tensor> buffers;
   for (const auto& entry : module.named_buffers()) {
-    if (entry.value().defined() && entry.value().is_floating_point())
-      broadcast_from_root(entry.value(), mesh);
+    if (!entry.value().defined() || !entry.value().is_floating_point()) continue;
+    check_writable(entry.key(), entry.value(), "parallel.sync_buffers");
+    buffers.push_back(entry.value());
   }
+  for (const at::Tensor& buffer : buffers) broadcast_from_root(buffer, mesh);
 }
 
 }  // namespace trireme::parallel

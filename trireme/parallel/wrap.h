@@ -31,7 +31,7 @@ struct WrapOptions {
   std::vector<std::string> blocks = {};
   /// fully_shard without blocks: fewest elements of a unit; 0: by the size of the module.
   int64_t min_unit_numel = 0;
-  double bucket_mib = 25.0;  ///< data_parallel: cap of a bucket
+  double bucket_mib = 25.0;  ///< data_parallel: cap of a bucket, above 0; infinity: none but the first's
   /// Of parameters and gradients as the module sees them: Float, BFloat16 or, on GPUs, Half. Masters are
   /// fp32.
   at::ScalarType compute = at::kFloat;
@@ -58,7 +58,8 @@ std::unique_ptr<DataParallel> data_parallel(torch::nn::Module& module, const com
 std::unique_ptr<DataParallel> fully_shard(torch::nn::Module& module, const comm::Mesh& mesh,
                                           const WrapOptions& options = {});
 
-/// Floating-point buffers take rank 0's values: running statistics of BatchNorm. Collective.
+/// Floating-point buffers take rank 0's values: running statistics of BatchNorm. Collective. Throws
+/// LogicError naming a buffer that nothing can be written to, before any is changed.
 void sync_buffers(torch::nn::Module& module, const comm::Mesh& mesh);
 
 /// The units of fully_shard(): the root, then one a block, in the order of `blocks` or, where that is empty,

@@ -1,6 +1,7 @@
 #include "trireme/plan/buckets.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "trireme/base/error.h"
 
@@ -24,13 +25,19 @@ std::vector<UnitSpec> make_buckets(const std::vector<ParamSpec>& params, int64_t
   return buckets;
 }
 
+int64_t bucket_bytes(double mib) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  const double bytes = mib * (1 << 20);
+  if (bytes >= static_cast<double>(kMost)) return kMost;
+  return std::max<int64_t>(1, static_cast<int64_t>(bytes));
+}
+
 std::vector<UnitSpec> engine_units(const Config& config, const ModelFacts& facts) {
   if (config.parallel.bucket_mib == 0.0) return facts.units;
   std::vector<ParamSpec> params;
   for (const UnitSpec& unit : facts.units)
     params.insert(params.end(), unit.params.begin(), unit.params.end());
-  const auto cap = static_cast<int64_t>(config.parallel.bucket_mib * (1 << 20));
-  return make_buckets(params, bytes_of(config.precision.compute), std::max<int64_t>(1, cap));
+  return make_buckets(params, bytes_of(config.precision.compute), bucket_bytes(config.parallel.bucket_mib));
 }
 
 }  // namespace trireme::plan

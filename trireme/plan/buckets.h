@@ -17,6 +17,10 @@ inline constexpr int64_t kFirstBucketBytes = int64_t{1} << 20;
 std::vector<UnitSpec> make_buckets(const std::vector<ParamSpec>& params, int64_t element_bytes,
                                    int64_t cap_bytes);
 
+/// A cap of `mib` MiB in bytes: at least 1, and the largest number where there is no larger one, as for
+/// infinity.
+int64_t bucket_bytes(double mib);
+
 /// The units that the engine works on under `config`: those of `facts`, or buckets of parallel.bucket_mib.
 std::vector<UnitSpec> engine_units(const Config& config, const ModelFacts& facts);
 

@@ -21,7 +21,7 @@ Scores StagedModel::evaluate_images(const std::vector<data::Batch>& batches, Gue
   const plan::VisionConfig& model = config_.model.vision;
   std::vector<at::Tensor> inputs, targets;
   for (const data::Batch& batch : batches) {
-    at::Tensor images = at::zeros({rows, model.channels, model.image_size, model.image_size});
+    at::Tensor images = at::zeros({rows, model.channels, model.image_size, model.image_size}, at::kFloat);
     at::Tensor known = at::full({rows, 2}, -1, at::kLong);
     if (batch.rows > 0) {
       images.narrow(0, 0, batch.rows).copy_(batch.inputs);
