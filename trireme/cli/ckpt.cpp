@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -257,6 +258,7 @@ void convert_to_dcp(const checkpoint::Source& source, const CkptOptions& options
   for (const auto& [name, tensor] : source.tensors()) {
     if (!how.select || how.select(name)) tensors.push_back(name);
   }
+  if (options.force) check_replaceable(options.other);
   checkpoint::NewFolder out(options.other, options.force);
   checkpoint::write_dcp_files(out.folder(), source, tensors, options.files);
   out.commit();
@@ -331,6 +333,20 @@ CLI::Option* add_path(CLI::App* verb, const char* name, std::string& path, const
 
 }  // namespace
 
+void check_replaceable(const std::string& path, const std::string& beside) {
+  std::error_code error;
+  if (!fs::is_directory(path, error) || fs::is_empty(path, error)) return;  // NewFolder knows what to do
+  const auto entries = fs::directory_iterator(path, error);
+  const bool has_weights = std::any_of(
+      entries, fs::directory_iterator(),
+      [](const fs::directory_entry& entry) { return entry.path().extension() == ".safetensors"; });
+  if (has_weights && (beside.empty() || fs::exists(path + "/" + beside, error))) return;
+  throw EnvironmentError(
+      "[cli.ckpt] {} is neither empty nor an earlier export (safetensors files{}{}), so --force does not "
+      "replace it; choose another folder, or remove this one yourself",
+      path, beside.empty() ? "" : " and ", beside);
+}
+
 void add_ckpt(CLI::App& app, Front& front) {
   auto options = std::make_shared<CkptOptions>();
   CLI::App* ckpt = app.add_subcommand("ckpt", "Inspect, verify, compare, convert and remove checkpoints");
@@ -360,7 +376,8 @@ void add_ckpt(CLI::App& app, Front& front) {
   verb->add_option("--to", options->to,
                    "dcp: write a folder that PyTorch's HuggingFaceStorageReader can read")
       ->option_text("FORMAT");
-  verb->add_flag("--force", options->force, "Replace TO if it is a file, or with --to a folder of files");
+  verb->add_flag("--force", options->force,
+                 "Replace TO if it is a file, or with --to an empty folder or an earlier export");
   verb->add_flag("--weights-only", options->weights_only, "Leave out the optimizer state");
   add_hugging_face(*ckpt, front);
   verb = add_verb(*ckpt, front, options, "prune", "Remove all but the newest intact checkpoints", prune);

@@ -194,6 +194,7 @@ int export_hf(const ExportOptions& options, const Front& front) {
   const std::vector<std::string> names = checkpoint::parameter_names(facts);
   Json config = plan::to_hugging_face(found.model, dtype_of(*weights, names, dtype));
   carry_tokens(found.came_with, config);
+  if (options.force) check_replaceable(options.out, checkpoint::kModelConfigName);
   checkpoint::NewFolder out(options.out, options.force);
   checkpoint::write_model_files(out.folder(), *weights, names,
                                 {.dtype = dtype, .max_file_bytes = max_file_bytes});
@@ -255,7 +256,7 @@ void add_export(CLI::App& ckpt, Front& front) {
   verb->add_option("--tokenizer", options->tokenizer, "Folder whose tokenizer files are copied")
       ->option_text("FOLDER");
   verb->add_option("--config", options->config, "YAML config of the model")->option_text("FILE");
-  verb->add_flag("--force", options->force, "Replace OUT if it is a folder of files");
+  verb->add_flag("--force", options->force, "Replace OUT if it is empty or an earlier export");
   verb->add_flag("--json", options->json, "Print one JSON document");
 }
 
