@@ -238,9 +238,15 @@ TEST(HuggingFaceVerbs, WeightsThatDoNotFitARunAreRefusedBeforeItBegins) {
   EXPECT_EQ(other.code, 2);
   EXPECT_TRUE(contains(other.err, "other values of model.rope_theta")) << other.err;
   const Outcome shape = dry_run({"--model.d_ff=32"});
-  EXPECT_EQ(shape.code, 7);
+  EXPECT_EQ(shape.code, 2) << "nothing is damaged";
   EXPECT_TRUE(contains(shape.err, "BF16 [24, 16], but [32, 16] in the model")) << shape.err;
   EXPECT_EQ(dry_run({"--model.weights=nowhere"}).code, 2);
+  const std::string dcp = fixture.front.file("dcp");
+  ASSERT_EQ(fixture.front.run({"ckpt", "convert", fixture.folder, dcp, "--to", "dcp"}).code, 0);
+  EXPECT_EQ(dry_run({"--model.weights=" + dcp}).code, 0);
+  const Outcome layers = dry_run({"--model.weights=" + dcp, "--model.n_layers=3"});
+  EXPECT_EQ(layers.code, 2);
+  EXPECT_TRUE(contains(layers.err, "missing: ")) << layers.err;
 }
 
 TEST(HuggingFaceVerbs, ARunsFolderStandsForItsWeights) {

@@ -67,6 +67,16 @@ void check_same_model(const plan::Config& config) {
       config.model.weights, join(keys, ", "), config.model.weights);
 }
 
+/// Of weights that do not say which model they are of: where they do not fit, the config is wrong, not the
+/// file.
+void check_fit_to(const plan::Config& config, const checkpoint::Source& weights) {
+  try {
+    checkpoint::check_fit(weights, plan::describe(config.model, config.data.seq_len));
+  } catch (const DataError& error) {
+    throw ConfigError("{}", error.what());
+  }
+}
+
 plan::Config load_config(const std::string& path, const std::string& text) {
   return plan::load({.path = path, .text = text, .overrides = {}}, Environment()).config;
 }
@@ -184,7 +194,8 @@ void check_weights(const std::optional<ResumePoint>& resume, const plan::Config&
             : "a folder without weights");
   }
   const auto source = checkpoint::open_source(path);
-  if (describes_itself(path)) check_same_model(config);
+  if (!describes_itself(path)) return check_fit_to(config, *source);
+  check_same_model(config);
   checkpoint::check_fit(*source, plan::describe(config.model, config.data.seq_len));
 }
 

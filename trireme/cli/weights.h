@@ -17,8 +17,9 @@ inline constexpr const char* kImported = "hugging_face";
 /// weights (weights_of_run()), if it has any.
 void settle_weights_path(plan::Config& config);
 
-/// Throws ConfigError when a new run's model.weights is not there or is of a model with other keys, DataError
-/// when it does not hold the weights of the run's model. A run that goes on does not need them.
+/// Throws ConfigError when a new run's model.weights is not there or is of another model, DataError when a
+/// folder that says which model it has does not hold the weights of that. A run that goes on does not need
+/// them.
 void check_weights(const std::optional<ResumePoint>& resume, const plan::Config& config);
 
 /// Where weights are, and what model they are of.
