@@ -261,6 +261,7 @@ TEST(Pipeline, RefusesWhatCannotBe) {
   for (const auto& [arguments, words] : std::vector<std::pair<std::vector<std::string>, std::string>>{
            {{"pipeline", "show", "2f2b"}, "there is no schedule '2f2b'"},
            {{"pipeline", "show"}, "--from"},
+           {{"pipeline", "show", "1f1b", "--json", "--csv"}, "--json excludes --csv"},
            {{"pipeline", "compare", "--costs", "nan,1,1"}, "'nan' is not a positive number up to 1e+12"},
            {{"pipeline", "compare", "--costs", "0,1,1"}, "'0' is not a positive number"},
            {{"pipeline", "compare", "--transfer", "nan"}, "'nan' is not a number from 0 to 1e+12"},

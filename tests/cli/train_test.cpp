@@ -146,7 +146,8 @@ TEST(TrainData, APathWithoutTextIsAConfigErrorBeforeAnythingStarts) {
   front.set_worker("touch started");
   write_file_atomic(front.file("empty.txt"), "");
   make_directories(front.file("folder"));
-  const BadPath paths[] = {{"nowhere.txt", front.file("nowhere.txt") + " does not exist"},
+  const BadPath paths[] = {{"", "data.path is empty"},
+                           {"nowhere.txt", front.file("nowhere.txt") + " does not exist"},
                            {"empty.txt", "has no text"},
                            {"folder", "has no text"},
                            {"/dev/null", "neither a file nor a folder"}};

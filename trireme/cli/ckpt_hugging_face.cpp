@@ -42,6 +42,11 @@ std::string name_of(const ImportOptions& options) {
   return fs::weakly_canonical(fs::absolute(options.folder)).filename().string();
 }
 
+/// By the rule for the key `name`.
+std::string checked_name(const std::string& name) {
+  return plan::load({.path = "", .text = "", .overrides = {"name=" + name}}, Environment()).config.name;
+}
+
 void fill(const report::RunDirectory& run, plan::Config config, const checkpoint::Source& weights,
           const std::string& from) {
   const std::string file = run.file("checkpoints/final/model.safetensors");
@@ -61,7 +66,7 @@ void fill(const report::RunDirectory& run, plan::Config config, const checkpoint
 
 int import_hf(const ImportOptions& options, const Front& front) {
   plan::Config config;
-  config.name = name_of(options);
+  config.name = checked_name(name_of(options));
   const std::set<std::string> ignored(options.ignored.begin(), options.ignored.end());
   config.model = plan::from_hugging_face(checkpoint::read_model_config(options.folder),
                                          options.folder + "/" + checkpoint::kModelConfigName, ignored);

@@ -49,6 +49,12 @@ class Checker {
   }
 
   void check_run_name() const {
+    if (config_.name == "latest") {
+      throw ConfigError(
+          "[plan.config] {} cannot name a run, because commands take 'latest' for the newest one; choose "
+          "another name",
+          said("name", config_.name));
+    }
     if (!config_.name.empty() && config_.name.find('/') == std::string::npos) return;
     throw ConfigError("[plan.config] {} cannot name a directory; use one or more characters without '/'",
                       said("name", config_.name));
