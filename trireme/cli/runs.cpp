@@ -4,6 +4,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/text.h"
 #include "trireme/launch/exits.h"
 
 namespace trireme::cli {
@@ -45,19 +46,18 @@ report::RunDirectory open_with(const std::string& path, const Wanted& wanted) {
 
 report::RunDirectory newest_with(const std::vector<std::string>& paths, const std::string& word,
                                  const std::string& root, const Wanted& wanted) {
-  std::string passed_over;
+  std::vector<std::string> passed_over;
   for (const std::string& path : paths) {
     report::RunDirectory run = report::RunDirectory::open(path);
     if (has(run, wanted)) {
-      if (!passed_over.empty()) log_info("{}; using {}", passed_over, run.path());
+      if (!passed_over.empty()) log_info("{}; using {}", join(passed_over, "; "), run.path());
       return run;
     }
-    if (passed_over.empty())
-      passed_over = fmt::format("{} has no {}: {}", run.path(), wanted.what, how_it_ended(run));
+    passed_over.push_back(fmt::format("{} has no {}: {}", run.path(), wanted.what, how_it_ended(run)));
   }
   const std::string which = word == "latest" ? "runs" : fmt::format("runs named '{}'", word);
   throw ConfigError("[cli.runs] none of the {} {} below {} has {} ({}); the latest: {}", paths.size(), which,
-                    real_path(root), wanted.what, wanted.file, passed_over);
+                    real_path(root), wanted.what, wanted.file, passed_over.front());
 }
 
 }  // namespace

@@ -34,6 +34,16 @@ struct FoundWeights {
 /// checkpoint that is whole; empty: it has neither.
 std::string weights_of_run(const report::RunDirectory& run);
 
+/// A run, and the path of its weights.
+struct RunWeights {
+  report::RunDirectory run;
+  std::string path;
+};
+
+/// The run that `word` names (find_run()) and has weights (weights_of_run()). Throws ConfigError when there
+/// is none.
+RunWeights find_run_weights(const std::string& word, const Front& front);
+
 /// The weights that `word` names: a run's (weights_of_run()), a checkpoint, a Hugging Face folder or, with
 /// the YAML file `config`, anything with tensors. Throws ConfigError when there are none, or nothing says
 /// what model they are of.
