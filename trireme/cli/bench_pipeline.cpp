@@ -187,9 +187,11 @@ void add_bench_pipeline(CLI::App& bench, Front& front) {
                  "Print tables by rank and stage, and the step as text, for every schedule");
   verb->add_flag("--json", options->json, "Print one JSON document with all samples");
   verb->footer(
-      "A Llama in bf16 on random tokens: forward and backward of a step, without the update. device, seed "
-      "and\n"
-      "the config keys of model, precision, memory, parallel and comm apply, given as --section.key=value.\n"
+      "A Llama in bf16 on random tokens: forward and backward of a step, without the update. Config keys "
+      "that\n"
+      "apply, given as --section.key=value: device, seed, model.*, data.seq_len, parallel.*, memory.*, "
+      "comm.*,\n"
+      "pipeline.spread_head, and precision.compute, reduce and accumulate; others are refused.\n"
       "With --model.preset=NAME the model is that one, changed by the options and keys that are given.\n"
       "Example:\n"
       "  trireme bench pipeline -n 2 --schedules 1f1b,zb_v --micro-batches 16");

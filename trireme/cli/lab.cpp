@@ -193,7 +193,8 @@ void add_lab(CLI::App& app, Front& front) {
       "Trains an MLP on random numbers. baseline: few micro-batches and blocking sends; optimized: small\n"
       "micro-batches, non-blocking sends and deep windows. Both use the same weights, batches and learning "
       "rate.\n"
-      "--device and --seed are config keys.\n"
+      "Config keys that apply: device, seed, comm.timeout_s, comm.peer_memory and comm.gather; others are "
+      "refused.\n"
       "Examples:\n"
       "  trireme lab pipeline_gpipe --mode optimized --steps 4 --micro-batch-size 8 --n-stages 2\n"
       "  trireme lab pipeline_dualpipe --steps 8 --dual-window 16");

@@ -63,6 +63,12 @@ report::RunDirectory newest_with(const std::vector<std::string>& paths, const st
 }  // namespace
 
 report::RunDirectory find_run(const std::string& word, const std::string& root, const Wanted& wanted) {
+  if (word.empty()) {
+    throw ConfigError(
+        "[cli.runs] the word for a run is empty; name a run, its folder or 'latest', and in a script check "
+        "the "
+        "variable that holds it");
+  }
   const bool latest = word == "latest";
   if (is_run(word)) return open_with(word, wanted);
   if (!latest && is_run(root + "/" + word)) return open_with(root + "/" + word, wanted);
