@@ -8,6 +8,7 @@
 #include "tests/cli/front_process.h"
 #include "tests/cli/recording_worker.h"
 #include "trireme/base/env.h"
+#include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/cli/request.h"
 #include "trireme/plan/config.h"
@@ -236,10 +237,33 @@ TEST(BenchPipeline, TakesThePresetThatIsNamedAndElseItsOwnModel) {
   EXPECT_TRUE(contains(refused.err, "reads images")) << refused.err;
 }
 
+/// It passes random numbers, which no tokenizer makes.
+TEST(BenchPipeline, TakesAVocabularyOfAnySize) {
+  FrontProcess front;
+  front.set_worker(recorder(0));
+  const Outcome ended = front.run({"bench", "pipeline", "-n", "2", "--device=cpu", "--vocab", "64"});
+  ASSERT_EQ(ended.code, 0) << ended.err;
+  const std::string text = request_from_json(read_file(front.file("request-0"))).config;
+  EXPECT_EQ(plan::load({.text = text, .tokenizes = false}, Environment()).config.model.vocab_size, 64);
+  EXPECT_THROW(plan::load({.text = text}, Environment()), ConfigError) << "training reads bytes";
+}
+
+TEST(BenchPipeline, SaysWhichSchedulesThereAre) {
+  const FrontProcess front;
+  const auto said = [&](const char* name) {
+    const Outcome refused = front.run({"bench", "pipeline", "--schedules", name});
+    EXPECT_EQ(refused.code, 2) << name;
+    return refused.err;
+  };
+  EXPECT_TRUE(contains(said("2f2b"), "choose from gpipe, 1f1b, ")) << said("2f2b");
+  EXPECT_TRUE(contains(said("greedy"), "'greedy' is made for given costs")) << said("greedy");
+}
+
 TEST(Lab, RefusesWhatCannotBe) {
   const FrontProcess front;
   for (const auto& [arguments, words] : std::vector<std::pair<std::vector<std::string>, std::string>>{
            {{"lab", "pipeline_2f2b"}, "there is no lab 'pipeline_2f2b'"},
+           {{"lab", "pipeline_greedy"}, "but greedy"},
            {{"lab", "pipeline_1f1b", "--mode", "best"}, "best"},
            {{"lab", "pipeline_1f1b", "--micro-batches", "5"}, "5 micro-batches do not divide a batch of 64"},
            {{"lab", "pipeline_1f1b", "--micro-batch-size", "7"},
