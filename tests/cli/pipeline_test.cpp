@@ -37,7 +37,8 @@ TEST(Pipeline, InterleavedSchedulesHaveAsManyStagesARankAsInTraining) {
   const auto bubbles = [&](std::vector<std::string> more) {
     more.insert(more.begin(), {"pipeline", "compare", "--json"});
     std::map<std::string, double> found;
-    for (const auto& row : front.run(more).json()["schedules"]) found[row["schedule"]] = row["bubble"];
+    const auto rows = front.run(more).json()["schedules"];
+    for (const auto& row : rows) found[row["schedule"]] = row["bubble"];
     return found;
   };
   const int64_t chunks = plan::PipelineConfig{}.chunks;
