@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 
 #include "tests/checkpoint/saved.h"
 #include "tests/cli/front_process.h"
@@ -204,6 +205,67 @@ TEST(Ckpt, PruneKeepsTheNewestAndRefusesWhileARunWrites) {
   const Outcome pruned = fixture.front.run({"ckpt", "prune", fixture.folder, "--keep", "1", "--json"});
   EXPECT_EQ(pruned.json()["removed"], std::vector<std::string>{"step-00000010"});
   EXPECT_TRUE(fs::exists(fixture.step(20)));
+}
+
+/// What makes a run one to go on with, or one without final weights, is a checkpoint.
+TEST(Ckpt, PruneLeavesARunWithoutCheckpointsAsItIs) {
+  const TwoCheckpoints fixture;
+  const auto run = report::RunDirectory::create(fixture.front.file("runs"), "none", {});
+  const std::string weights = run.file("checkpoints/final/model.safetensors");
+  fs::create_directory(run.file("checkpoints/final"));
+  ASSERT_EQ(fixture.front.run({"ckpt", "convert", fixture.step(10), weights}).code, 0);
+  for (const std::string& word : {std::string("none"), std::string("latest"), run.path()}) {
+    const Outcome outcome = fixture.front.run({"ckpt", "prune", word, "--keep", "1"});
+    EXPECT_EQ(outcome.code, 2) << word << outcome.out << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, "has no checkpoints")) << outcome.err;
+  }
+  const auto entries = fs::directory_iterator(run.file("checkpoints"));
+  EXPECT_EQ(std::distance(entries, {}), 1) << "final alone";
+}
+
+TEST(Ckpt, PruneBeginsNoGeneration) {
+  const TwoCheckpoints fixture;
+  const std::string before = read_file(fixture.folder + "/GENERATION");
+  EXPECT_EQ(fixture.front.run({"ckpt", "prune", fixture.folder, "--keep", "1"}).code, 0);
+  EXPECT_EQ(read_file(fixture.folder + "/GENERATION"), before);
+}
+
+TEST(Ckpt, LatestIsTheNewestRunThatHasWhatIsAskedFor) {
+  const TwoCheckpoints fixture;
+  const auto good = report::RunDirectory::create(fixture.front.file("runs"), "good", {});
+  fs::copy(fixture.folder, good.file("checkpoints"), fs::copy_options::recursive);
+  const auto failed = report::RunDirectory::create(fixture.front.file("runs"), "failed", {});
+  failed.finish(6);
+  const auto empty = report::RunDirectory::create(fixture.front.file("runs"), "empty", {});
+  empty.finish(0);
+  for (const Words& words : {Words{"list", "latest"}, Words{"verify", "latest"}, Words{"inspect", "latest"},
+                             Words{"prune", "latest", "--keep", "1"}}) {
+    const Outcome outcome = fixture.front.run(Words{"ckpt"} + words + Words{"--json"});
+    EXPECT_EQ(outcome.code, 0) << words[0] << outcome.err;
+    EXPECT_TRUE(contains(outcome.out, good.path())) << words[0] << outcome.out;
+    for (const std::string& part :
+         {failed.path() + " has no checkpoints", empty.path() + " has no checkpoints",
+          std::string("it ended with code 6"), "using " + good.path()})
+      EXPECT_TRUE(contains(outcome.err, part)) << words[0] << " " << part << " in: " << outcome.err;
+  }
+  EXPECT_FALSE(fs::exists(good.file("checkpoints/step-00000010")));
+  EXPECT_TRUE(fs::exists(good.file("checkpoints/step-00000020")));
+}
+
+TEST(Ckpt, ForceReplacesNoFolderThatIsNoExport) {
+  const TwoCheckpoints fixture;
+  const std::string notes = fixture.front.file("notes");
+  fs::create_directory(notes);
+  const auto convert = [&] {
+    return fixture.front.run({"ckpt", "convert", fixture.step(10), notes, "--to=dcp", "--force"});
+  };
+  write_file_atomic(notes + "/thesis.txt", "mine");
+  const Outcome refused = convert();
+  EXPECT_EQ(refused.code, 3) << refused.err;
+  EXPECT_TRUE(contains(refused.err, "nor an earlier export")) << refused.err;
+  EXPECT_EQ(read_file(notes + "/thesis.txt"), "mine");
+  fs::remove(notes + "/thesis.txt");
+  EXPECT_EQ(convert().code, 0) << "an empty one";
 }
 
 TEST(Ckpt, SaysWhatIsNotThere) {

@@ -112,6 +112,7 @@ TEST(Train, RefusesBadConfigsBeforeAnythingStarts) {
       {{"-n", "2", "--train.global_batch=16", "--train.micro_batch=3"}, {"global_batch 16", "micro_batch 3"}},
       {{"-n", "3", "--parallel.dp_shard=2", "--train.global_batch=6"}, {"dp_shard", "2", "3"}},
       {{"-n", "0"}, {"-n is 0"}},
+      {{"--name=latest"}, {"name=latest", "choose another name"}},
   };
   for (const Refusal& refusal : refusals) {
     Words words = {"train", "--device=cpu"};

@@ -76,6 +76,30 @@ TEST(Generate, LatestIsTheLatestRunThatHasWeights) {
       << outcome.err;
 }
 
+TEST(Generate, NamesEveryRunThatItPassesOver) {
+  FrontProcess front;
+  front.set_worker(kRecorder);
+  make_run(front, "good", 0, true);
+  const auto failed = make_run(front, "failed", 6, false);
+  const auto interrupted = make_run(front, "interrupted", 130, false);
+  const Outcome outcome = front.run({"generate", "latest", "--prompt="});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  for (const std::string& part : {failed.path() + " has no weights: it ended with code 6",
+                                  interrupted.path() + " has no weights: it ended with code 130"})
+    EXPECT_TRUE(contains(outcome.err, part)) << part << " in: " << outcome.err;
+  EXPECT_EQ(request_from_json(read_file(front.file("request"))).generate.prompt, "");
+}
+
+/// That a run has begun to write there is no checkpoint.
+TEST(Generate, TakesTheFinalWeightsOfARunThatHasSavedNothingElse) {
+  FrontProcess front;
+  front.set_worker(kRecorder);
+  const auto run = make_run(front, "tiny", 0, true);
+  write_file_atomic(run.file("checkpoints/GENERATION"), "1\n");
+  const Outcome outcome = front.run({"generate", "tiny"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+}
+
 /// What an attempt before has left is no weights of a run that goes on, or has ended without any.
 TEST(Generate, TakesNoFinalWeightsOfAnEarlierAttempt) {
   FrontProcess front;

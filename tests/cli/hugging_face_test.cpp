@@ -189,6 +189,41 @@ TEST(HuggingFaceVerbs, AnExportedFolderIsReplacedOnlyWhenAsked) {
   EXPECT_FALSE(fs::exists(out + "2"));
 }
 
+TEST(HuggingFaceVerbs, ForceReplacesNoFolderThatIsNoExport) {
+  const ForeignFolder fixture;
+  const std::string out = fixture.front.file("mine");
+  fs::create_directory(out);
+  const auto exported = [&] {
+    return fixture.front.run({"ckpt", "export-hf", fixture.folder, out, "--force"});
+  };
+  EXPECT_EQ(exported().code, 0) << "an empty one";
+  EXPECT_EQ(exported().code, 0) << "its own";
+  fs::remove(out + "/config.json");
+  const Outcome refused = exported();
+  EXPECT_EQ(refused.code, 3) << refused.err;
+  EXPECT_TRUE(contains(refused.err, "nor an earlier export")) << refused.err;
+  EXPECT_TRUE(fs::exists(out + "/model.safetensors"));
+}
+
+TEST(HuggingFaceVerbs, LatestIsTheNewestRunThatHasWeights) {
+  ForeignFolder fixture;
+  const std::string run = fixture.imported();
+  fixture.front.set_worker("exit 6");
+  EXPECT_EQ(fixture.front.run({"train", "--device=cpu", "-n", "1", "--name=failed"}).code, 6);
+  const Outcome outcome = fixture.front.run({"ckpt", "export-hf", "latest", fixture.front.file("out")});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "has no weights: it ended with code 6")) << outcome.err;
+  expect_equal(fixture.front.file("out"), fixture.folder);
+}
+
+TEST(HuggingFaceVerbs, NoRunIsCalledLatest) {
+  const ForeignFolder fixture;
+  const Outcome imported = fixture.front.run({"ckpt", "import-hf", fixture.folder, "--name", "latest"});
+  EXPECT_EQ(imported.code, 2);
+  EXPECT_TRUE(contains(imported.err, "choose another name")) << imported.err;
+  EXPECT_EQ(fixture.runs(), 0u);
+}
+
 TEST(HuggingFaceVerbs, WhatCannotBeImportedLeavesNoRun) {
   const ForeignFolder fixture;
   auto config = nlohmann::json::parse(text_of(fixture.folder + "/config.json"));
@@ -238,9 +273,15 @@ TEST(HuggingFaceVerbs, WeightsThatDoNotFitARunAreRefusedBeforeItBegins) {
   EXPECT_EQ(other.code, 2);
   EXPECT_TRUE(contains(other.err, "other values of model.rope_theta")) << other.err;
   const Outcome shape = dry_run({"--model.d_ff=32"});
-  EXPECT_EQ(shape.code, 7);
+  EXPECT_EQ(shape.code, 2) << "nothing is damaged";
   EXPECT_TRUE(contains(shape.err, "BF16 [24, 16], but [32, 16] in the model")) << shape.err;
   EXPECT_EQ(dry_run({"--model.weights=nowhere"}).code, 2);
+  const std::string dcp = fixture.front.file("dcp");
+  ASSERT_EQ(fixture.front.run({"ckpt", "convert", fixture.folder, dcp, "--to", "dcp"}).code, 0);
+  EXPECT_EQ(dry_run({"--model.weights=" + dcp}).code, 0);
+  const Outcome layers = dry_run({"--model.weights=" + dcp, "--model.n_layers=3"});
+  EXPECT_EQ(layers.code, 2);
+  EXPECT_TRUE(contains(layers.err, "missing: ")) << layers.err;
 }
 
 TEST(HuggingFaceVerbs, ARunsFolderStandsForItsWeights) {

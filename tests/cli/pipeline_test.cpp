@@ -8,6 +8,7 @@
 #include "tests/cli/front_process.h"
 #include "tests/cli/recording_worker.h"
 #include "trireme/base/env.h"
+#include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/cli/request.h"
 #include "trireme/plan/config.h"
@@ -36,7 +37,8 @@ TEST(Pipeline, InterleavedSchedulesHaveAsManyStagesARankAsInTraining) {
   const auto bubbles = [&](std::vector<std::string> more) {
     more.insert(more.begin(), {"pipeline", "compare", "--json"});
     std::map<std::string, double> found;
-    for (const auto& row : front.run(more).json()["schedules"]) found[row["schedule"]] = row["bubble"];
+    const auto rows = front.run(more).json()["schedules"];
+    for (const auto& row : rows) found[row["schedule"]] = row["bubble"];
     return found;
   };
   const int64_t chunks = plan::PipelineConfig{}.chunks;
@@ -236,10 +238,33 @@ TEST(BenchPipeline, TakesThePresetThatIsNamedAndElseItsOwnModel) {
   EXPECT_TRUE(contains(refused.err, "reads images")) << refused.err;
 }
 
+/// It passes random numbers, which no tokenizer makes.
+TEST(BenchPipeline, TakesAVocabularyOfAnySize) {
+  FrontProcess front;
+  front.set_worker(recorder(0));
+  const Outcome ended = front.run({"bench", "pipeline", "-n", "2", "--device=cpu", "--vocab", "64"});
+  ASSERT_EQ(ended.code, 0) << ended.err;
+  const std::string text = request_from_json(read_file(front.file("request-0"))).config;
+  EXPECT_EQ(plan::load({.text = text, .tokenizes = false}, Environment()).config.model.vocab_size, 64);
+  EXPECT_THROW(plan::load({.text = text}, Environment()), ConfigError) << "training reads bytes";
+}
+
+TEST(BenchPipeline, SaysWhichSchedulesThereAre) {
+  const FrontProcess front;
+  const auto said = [&](const char* name) {
+    const Outcome refused = front.run({"bench", "pipeline", "--schedules", name});
+    EXPECT_EQ(refused.code, 2) << name;
+    return refused.err;
+  };
+  EXPECT_TRUE(contains(said("2f2b"), "choose from gpipe, 1f1b, ")) << said("2f2b");
+  EXPECT_TRUE(contains(said("greedy"), "'greedy' is made for given costs")) << said("greedy");
+}
+
 TEST(Lab, RefusesWhatCannotBe) {
   const FrontProcess front;
   for (const auto& [arguments, words] : std::vector<std::pair<std::vector<std::string>, std::string>>{
            {{"lab", "pipeline_2f2b"}, "there is no lab 'pipeline_2f2b'"},
+           {{"lab", "pipeline_greedy"}, "but greedy"},
            {{"lab", "pipeline_1f1b", "--mode", "best"}, "best"},
            {{"lab", "pipeline_1f1b", "--micro-batches", "5"}, "5 micro-batches do not divide a batch of 64"},
            {{"lab", "pipeline_1f1b", "--micro-batch-size", "7"},
@@ -261,6 +286,7 @@ TEST(Pipeline, RefusesWhatCannotBe) {
   for (const auto& [arguments, words] : std::vector<std::pair<std::vector<std::string>, std::string>>{
            {{"pipeline", "show", "2f2b"}, "there is no schedule '2f2b'"},
            {{"pipeline", "show"}, "--from"},
+           {{"pipeline", "show", "1f1b", "--json", "--csv"}, "--json excludes --csv"},
            {{"pipeline", "compare", "--costs", "nan,1,1"}, "'nan' is not a positive number up to 1e+12"},
            {{"pipeline", "compare", "--costs", "0,1,1"}, "'0' is not a positive number"},
            {{"pipeline", "compare", "--transfer", "nan"}, "'nan' is not a number from 0 to 1e+12"},

@@ -345,7 +345,8 @@ TEST(PlanStep, RefusesWhatCannotBe) {
     EXPECT_EQ(outcome.out, "") << join(mistake.words, " ");
     EXPECT_TRUE(contains(outcome.err, mistake.said)) << outcome.err;
   }
-  const Mistake checks[] = {{{"--check", "/no/such"}, "/no/such", 3},
+  const Mistake checks[] = {{{"--check", "/no/such"}, "/no/such does not exist"},
+                            {{"--check", ""}, "--check has an empty value"},
                             {{"--check", "a", "-n", "2"}, "excludes"},
                             {{"--check", "a", "b.yaml"}, "excludes"},
                             {{"--check", "a", "--train.steps=3"}, "train.steps=3"}};

@@ -11,6 +11,7 @@
 #include "tests/cli/recording_worker.h"
 #include "trireme/base/env.h"
 #include "trireme/base/file.h"
+#include "trireme/checkpoint/index.h"
 #include "trireme/cli/request.h"
 #include "trireme/plan/config.h"
 
@@ -27,10 +28,11 @@ std::string run_directory(const FrontProcess& front) {
   return std::filesystem::canonical(named.is_absolute() ? named.string() : front.file(named));
 }
 
-/// What the first save leaves in the newest run.
+/// What tells of the first save in the newest run.
 void leave_checkpoints(const FrontProcess& front) {
-  make_directories(front.file("runs/latest/checkpoints"));
-  write_file_atomic(front.file("runs/latest/checkpoints/GENERATION"), "1\n");
+  const std::string folder = front.file("runs/latest/checkpoints/step-00000001");
+  make_directories(folder);
+  write_file_atomic(folder + "/COMMIT.json", checkpoint::format_commit({.step = 1, .generation = 1}));
 }
 
 TEST(TrainRun, ResumesTheNewestUnfinishedRunOfItsName) {
@@ -79,6 +81,23 @@ TEST(TrainRun, ResumesARunByItsNameWithItsConfig) {
   EXPECT_EQ(front.run({"train", "-n", "1", "--resume", "runs/latest/checkpoints/step-00000002"}).code, 0);
   EXPECT_TRUE(last_request(front).resume_from.ends_with("checkpoints/step-00000002"));
   EXPECT_EQ(front.run({"train", "-n", "1", "--resume", "nothing"}).code, 2);
+}
+
+/// A run begins to write to the folder of its checkpoints long before it has one.
+TEST(TrainRun, ARunThatHasSavedNothingIsNoneToGoOnWith) {
+  FrontProcess front;
+  front.set_worker(recorder(5));
+  const Words words = {"train", "--device=cpu", "-n", "1", "--name=tiny", "--train.steps=3"};
+  EXPECT_EQ(front.run(words).code, 5);
+  const std::string first = run_directory(front);
+  make_directories(first + "/checkpoints/step-00000001");
+  write_file_atomic(first + "/checkpoints/GENERATION", "1\n");
+  const Outcome named = front.run({"train", "-n", "1", "--resume", "tiny"});
+  EXPECT_EQ(named.code, 2);
+  EXPECT_TRUE(contains(named.err, "has no checkpoints")) << named.err;
+  EXPECT_EQ(front.run(words + Words{"--resume"}).code, 5);
+  EXPECT_NE(run_directory(front), first);
+  EXPECT_FALSE(last_request(front).resume);
 }
 
 const Words kTinyRun = {"train", "--device=cpu", "-n", "1", "--name=tiny", "--train.steps=3"};

@@ -136,6 +136,20 @@ TEST(TrainRun, SaysWhereARunIsThatEndedWithoutASummary) {
       << stopped.err;
 }
 
+/// A program that reads the lines of JSON finds nothing else among them.
+TEST(TrainRun, TheTableOfASummaryStaysOutOfTheJson) {
+  FrontProcess front;
+  front.set_worker("echo '{\"step\": 1}'\n" + leave_summary());
+  const Words words = {"train", "--device=cpu", "-n", "1", "--summary", "--quiet"};
+  const Outcome json = front.run(words + Words{"--json"});
+  EXPECT_EQ(json.code, 0) << json.err;
+  EXPECT_EQ(json.out, "{\"step\": 1}\n");
+  EXPECT_TRUE(contains(json.err, "policy")) << json.err;
+  const Outcome text = front.run(words);
+  EXPECT_TRUE(contains(text.out, "policy")) << text.out;
+  EXPECT_EQ(text.err, "");
+}
+
 struct BadPath {
   std::string path;
   std::string says;
@@ -146,7 +160,8 @@ TEST(TrainData, APathWithoutTextIsAConfigErrorBeforeAnythingStarts) {
   front.set_worker("touch started");
   write_file_atomic(front.file("empty.txt"), "");
   make_directories(front.file("folder"));
-  const BadPath paths[] = {{"nowhere.txt", front.file("nowhere.txt") + " does not exist"},
+  const BadPath paths[] = {{"", "data.path is empty"},
+                           {"nowhere.txt", front.file("nowhere.txt") + " does not exist"},
                            {"empty.txt", "has no text"},
                            {"folder", "has no text"},
                            {"/dev/null", "neither a file nor a folder"}};

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 
 #include "tests/cli/front_process.h"
 #include "tests/cli/recording_worker.h"
@@ -155,6 +156,66 @@ TEST(Usage, MistakesExitWithTwoAndSayWhatIsNear) {
     EXPECT_TRUE(contains(outcome.err, "\nhint: ")) << outcome.err;
     EXPECT_TRUE(contains(outcome.err, mistake.hint)) << outcome.err;
   }
+}
+
+/// A key that has no effect would make a user believe that it had one.
+TEST(Usage, KeysThatAVerbDoesNotReadAreRefused) {
+  FrontProcess front;
+  front.set_worker("touch started");
+  const Mistake mistakes[] = {
+      {{"lab", "pipeline_1f1b", "--precision.compute=bf16"},
+       "'trireme lab' does not read precision.compute",
+       "device, seed, comm.timeout_s, comm.peer_memory, comm.gather"},
+      {{"lab", "pipeline_1f1b", "--model.preset", "gpt-tiny"}, "does not read model.preset", "device, seed"},
+      {{"lab", "pipeline_1f1b", "--train.steps=3"}, "does not read train.steps", "device, seed"},
+      {{"bench", "pipeline", "--optim.lr=7"}, "does not read optim.lr", "model.*"},
+      {{"bench", "pipeline", "--training.learning_rate=7"},
+       "does not read training.learning_rate",
+       "model.*"},
+      {{"bench", "pipeline", "--model.weights=x"}, "does not read model.weights", "model.*"},
+      {{"bench", "pipeline", "--lr=7"}, "unknown option '--lr'", "trireme bench pipeline --help"},
+      {{"bench", "comm", "--model.n_layers=0"},
+       "unknown option '--model.n_layers'",
+       "'trireme bench comm' takes no config keys"},
+      {{"bench", "images", "--train.steps=3"},
+       "unknown option '--train.steps'",
+       "'trireme bench images' takes no config keys"},
+      {{"pipeline", "show", "1f1b", "--train.steps=3"},
+       "unknown option '--train.steps'",
+       "'trireme pipeline show' takes no config keys"},
+      {{"report", "g", "--seed=3"}, "unknown option '--seed'", "'trireme report' takes no config keys"},
+  };
+  for (const Mistake& mistake : mistakes) {
+    const Outcome outcome = front.run(mistake.words);
+    EXPECT_EQ(outcome.code, 2) << join(mistake.words, " ") << outcome.out;
+    EXPECT_TRUE(contains(outcome.err, mistake.said)) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, mistake.hint)) << outcome.err;
+    EXPECT_FALSE(contains(outcome.err, "did you mean")) << outcome.err;
+  }
+  EXPECT_FALSE(std::filesystem::exists(front.file("started")));
+  for (const Words& words : {Words{"lab", "pipeline_1f1b", "--device=cpu", "--seed=3", "--comm.timeout_s=9"},
+                             Words{"bench", "pipeline", "-n", "2", "--device=cpu", "--precision.compute=fp32",
+                                   "--parallel.policy=zero1", "--pipeline.spread_head=true"}})
+    EXPECT_EQ(front.run(words).code, 0) << join(words, " ");
+}
+
+/// A script's variable that is not set must not delete the newest run's checkpoints.
+TEST(Usage, EmptyWordsAreRefused) {
+  FrontProcess front;
+  front.set_worker("touch started");
+  write_file_atomic(front.file("c.yaml"), "seed: 7\n");
+  for (const Words& words :
+       {Words{"ckpt", "prune", "", "--keep", "1"}, Words{"ckpt", "list", ""}, Words{"ckpt", "inspect", ""},
+        Words{"ckpt", "verify", ""}, Words{"ckpt", "export-hf", "", "out"}, Words{"ckpt", "diff", "a", ""},
+        Words{"generate", ""}, Words{"report", ""}, Words{"train", ""}, Words{"train", "--run-dir", ""},
+        Words{"train", "--run-dir=", "c.yaml"}, Words{"config", "show", ""},
+        Words{"config", "show", "--config="}, Words{"plan", "step", "--check", ""},
+        Words{"data", "make", "digits", "--out", ""}, Words{"data", "make", "digits", "--out="}}) {
+    const Outcome outcome = front.run(words);
+    EXPECT_EQ(outcome.code, 2) << join(words, " ") << outcome.out;
+    EXPECT_TRUE(contains(outcome.err, " has an empty value\n")) << outcome.err;
+  }
+  EXPECT_FALSE(std::filesystem::exists(front.file("started")));
 }
 
 /// What they may be knows who makes them.

@@ -135,6 +135,12 @@ std::vector<Listed> list_checkpoints(const Folder& folder) {
   return all;
 }
 
+bool has_checkpoint(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(path, error)) return false;
+  return !std::ranges::all_of(list_checkpoints(Folder(path)), &Listed::unfinished);
+}
+
 std::string temporary_name(int64_t step, int64_t generation, int64_t attempt) {
   return fmt::format("{}{:08}-g{}-a{}", kTemporaryPrefix, step, generation, attempt);
 }
@@ -143,22 +149,58 @@ namespace {
 
 /// A folder that cannot be removed, because somebody has put other things into it, stays and keeps no run
 /// from starting.
-void sweep(const Folder& folder, const std::string& name) {
-  try {
-    folder.remove(name);
-  } catch (const Error&) {
-    // A later run tries again.
+void sweep(const Folder& folder) {
+  for (const std::string& name : folder.names()) {
+    if (!name.starts_with(kTemporaryPrefix) || !is_file_name(name)) continue;
+    try {
+      folder.remove(name);
+    } catch (const Error&) {
+      // A later run tries again.
+    }
   }
+}
+
+/// The rename takes away its name at once, so no reader ever finds half of a checkpoint.
+void remove_checkpoint(const Folder& folder, const std::string& name) {
+  const std::string doomed = fmt::format("{}removed-{}", kTemporaryPrefix, name);
+  folder.remove(doomed);
+  folder.rename(name, doomed);
+  folder.sync();
+  folder.remove(doomed);
+}
+
+std::vector<std::string> prune_locked(const Folder& folder, int64_t keep) {
+  std::vector<std::string> removed;
+  if (keep <= 0) return removed;
+  std::vector<Listed> all = list_checkpoints(folder);
+  std::ranges::reverse(all);
+  int64_t kept = 0;
+  for (const Listed& entry : all) {
+    // Older ones go only when `keep` newer ones have been read back; damaged ones stay for people to look at.
+    if (entry.commit && kept < keep) {
+      kept += is_complete(folder, entry.name) ? 1 : 0;
+      continue;
+    }
+    if (kept < keep || (!entry.commit && !entry.unfinished)) continue;
+    remove_checkpoint(folder, entry.name);
+    removed.push_back(entry.name);
+  }
+  return removed;
 }
 
 }  // namespace
 
+std::vector<std::string> prune_checkpoints(const std::string& path, int64_t keep) {
+  const Folder folder(path);
+  const Descriptor lock = take_lock(folder);
+  sweep(folder);
+  return prune_locked(folder, keep);
+}
+
 Store::Store(const std::string& path) : folder_(make_folder(path)), lock_(take_lock(folder_)) {
   generation_ = last_generation(folder_) + 1;
   folder_.write_file(kGenerationName, std::to_string(generation_) + "\n");
-  for (const std::string& name : folder_.names()) {
-    if (name.starts_with(kTemporaryPrefix) && is_file_name(name)) sweep(folder_, name);
-  }
+  sweep(folder_);
 }
 
 Folder Store::begin(const std::string& temporary) {
@@ -212,32 +254,8 @@ void Store::abandon(const std::string& temporary) noexcept {
   }
 }
 
-/// The rename takes away its name at once, so no reader ever finds half of a checkpoint.
-void Store::remove_checkpoint(const std::string& name) {
-  const std::string doomed = fmt::format("{}removed-{}", kTemporaryPrefix, name);
-  folder_.remove(doomed);
-  folder_.rename(name, doomed);
-  folder_.sync();
-  folder_.remove(doomed);
-}
-
 std::vector<std::string> Store::prune(int64_t keep) {
-  std::vector<std::string> removed;
-  if (keep <= 0) return removed;
-  std::vector<Listed> all = list_checkpoints(folder_);
-  std::ranges::reverse(all);
-  int64_t kept = 0;
-  for (const Listed& entry : all) {
-    // Older ones go only when `keep` newer ones have been read back; damaged ones stay for people to look at.
-    if (entry.commit && kept < keep) {
-      kept += is_complete(folder_, entry.name) ? 1 : 0;
-      continue;
-    }
-    if (kept < keep || (!entry.commit && !entry.unfinished)) continue;
-    remove_checkpoint(entry.name);
-    removed.push_back(entry.name);
-  }
-  return removed;
+  return prune_locked(folder_, keep);
 }
 
 }  // namespace trireme::checkpoint

@@ -38,6 +38,15 @@ struct Listed {
 /// Those without a commit come first.
 std::vector<Listed> list_checkpoints(const Folder& folder);
 
+/// Whether a save to the folder `path`, which may not be there, was ever committed, be it damaged since. That
+/// a run has begun to write there proves no checkpoint.
+bool has_checkpoint(const std::string& path);
+
+/// Store::prune() of the folder `path` of a run that does not write: takes its lock, and removes what runs
+/// that died have left half written, but begins no generation. Throws EnvironmentError when another process
+/// holds the lock.
+std::vector<std::string> prune_checkpoints(const std::string& path, int64_t keep);
+
 /// Where a run's ranks write step `step` until it is committed. `attempt` counts saves of a run, so that no
 /// name comes twice.
 std::string temporary_name(int64_t step, int64_t generation, int64_t attempt);
@@ -76,7 +85,6 @@ class Store {
 
  private:
   void check_generation() const;
-  void remove_checkpoint(const std::string& name);
 
   Folder folder_;
   Descriptor lock_;

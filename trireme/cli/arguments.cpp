@@ -23,13 +23,68 @@ std::map<std::string, bool> config_keys() {
   return keys;
 }
 
-bool takes_overrides(const std::vector<std::string>& arguments) {
-  if (arguments.empty()) return false;
-  if (arguments[0] == "train" || arguments[0] == "bench" || arguments[0] == "lab") return true;
-  if (arguments.size() < 2) return false;
-  return (arguments[0] == "config" && arguments[1] == "show") ||
-         (arguments[0] == "pipeline" && arguments[1] == "stages") ||
-         (arguments[0] == "plan" && arguments[1] == "step");
+/// A verb that takes config keys.
+struct ConfigVerb {
+  std::string_view name;
+  std::vector<std::string_view> reads = {};  ///< keys, and sections with a dot at the end; empty: all
+  std::vector<std::string_view> but = {};    ///< keys of these sections that it does not read
+};
+
+const std::vector<ConfigVerb>& config_verbs() {
+  static const std::vector<ConfigVerb> verbs = {
+      {"train"},
+      {"bench memory"},
+      {"bench speed"},
+      {"bench pipeline",
+       {"device", "seed", "model.", "data.seq_len", "parallel.", "pipeline.spread_head", "precision.compute",
+        "precision.reduce", "precision.accumulate", "memory.", "comm."},
+       {"model.weights", "parallel.bucket_mib", "parallel.pp"}},
+      {"config show"},
+      {"pipeline stages"},
+      {"plan step"},
+      {"lab", {"device", "seed", "comm.timeout_s", "comm.peer_memory", "comm.gather"}}};
+  return verbs;
+}
+
+bool reads(const ConfigVerb& verb, const std::string& key) {
+  const auto is_in = [&key](std::string_view one) {
+    return one.ends_with('.') ? key.starts_with(one) : key == one;
+  };
+  return verb.reads.empty() ||
+         (std::ranges::any_of(verb.reads, is_in) && std::ranges::none_of(verb.but, is_in));
+}
+
+/// "device, seed, model.*".
+std::string keys_read(const ConfigVerb& verb) {
+  std::vector<std::string> words;
+  for (const std::string_view one : verb.reads)
+    words.push_back(fmt::format("{}{}", one, one.ends_with('.') ? "*" : ""));
+  return join(words, ", ");
+}
+
+/// None where the verb called `name` takes no config keys.
+const ConfigVerb* config_verb(std::string_view name) {
+  const auto found = std::ranges::find(config_verbs(), name, &ConfigVerb::name);
+  return found == config_verbs().end() ? nullptr : &*found;
+}
+
+const ConfigVerb* config_verb_of(const std::vector<std::string>& arguments) {
+  if (arguments.empty()) return nullptr;
+  const auto is_word = [](const std::string& argument) { return !argument.starts_with("-"); };
+  const auto second = std::find_if(arguments.begin() + 1, arguments.end(), is_word);
+  const ConfigVerb* const verb = config_verb(arguments[0]);
+  return verb != nullptr || second == arguments.end() ? verb : config_verb(arguments[0] + " " + *second);
+}
+
+/// Throws UsageError for "name=value" that `verb` has no use for. What is no key goes on: the config knows
+/// the nearest one.
+void check_is_read(const ConfigVerb& verb, const std::map<std::string, bool>& keys, const std::string& name,
+                   const std::string& value) {
+  for (const plan::Assignment& ours : plan::in_our_keys({.key = name, .text = value, .origin = {}})) {
+    if (!keys.contains(ours.key) || reads(verb, ours.key)) continue;
+    throw UsageError(fmt::format("[cli.arguments] 'trireme {}' does not read {}", verb.name, name),
+                     fmt::format("remove it; the config keys that have an effect are {}", keys_read(verb)));
+  }
 }
 
 bool is_boolean_word(std::string_view word) {
@@ -68,11 +123,6 @@ std::vector<std::string> option_names(const CLI::App& app) {
   return names;
 }
 
-bool takes_config(const CLI::App& verb) {
-  constexpr std::string_view kVerbs[] = {"train", "memory", "speed", "show", "stages", "step"};
-  return std::ranges::find(kVerbs, verb.get_name()) != std::end(kVerbs);
-}
-
 /// What other trainers call what a key or an option of ours sets.
 constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
     {"--batch", "--train.global_batch"},
@@ -104,10 +154,11 @@ constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
 
 /// What the unknown option `name` may stand for: the nearest option, and where there is a config the nearest
 /// key, a key by its last part ("--steps"), or by what others call it.
-std::vector<std::string> likely_options(const std::string& name, const CLI::App& verb) {
+std::vector<std::string> likely_options(const std::string& name, const CLI::App& verb,
+                                        const ConfigVerb* config) {
   std::map<std::string, std::vector<std::string>> meanings;
   for (const std::string& option : option_names(verb)) meanings[option] = {option};
-  if (takes_config(verb)) {
+  if (config != nullptr) {
     for (const auto& [key, boolean] : config_keys()) {
       meanings["--" + key] = {"--" + key};
       const size_t dot = key.find('.');
@@ -120,7 +171,14 @@ std::vector<std::string> likely_options(const std::string& name, const CLI::App&
   std::string word = name;
   if (word.size() > 2) std::replace(word.begin() + 2, word.end(), '-', '_');
   const std::string near = meanings.contains(word) ? word : nearest_name(name, candidates);
-  return near.empty() ? std::vector<std::string>() : meanings.at(near);
+  if (near.empty()) return {};
+  std::vector<std::string> likely = meanings.at(near);
+  const std::vector<std::string> options = option_names(verb);
+  std::erase_if(likely, [&](const std::string& one) {
+    const bool is_option = std::ranges::find(options, one) != options.end();
+    return !is_option && !reads(*config, one.substr(2));
+  });
+  return likely;
 }
 
 /// "did you mean 'X'? " or nothing.
@@ -144,8 +202,10 @@ std::string shell_word(const std::string& word) {
 
 std::vector<std::string> take_overrides(std::vector<std::string>& arguments) {
   std::vector<std::string> overrides;
-  if (!takes_overrides(arguments)) return overrides;
-  std::map<std::string, bool> keys = config_keys();
+  const ConfigVerb* const verb = config_verb_of(arguments);
+  if (verb == nullptr) return overrides;
+  const std::map<std::string, bool> ours = config_keys();
+  std::map<std::string, bool> keys = ours;
   for (const std::string& alias : plan::alias_keys()) keys.emplace(alias, false);
   std::vector<std::string> rest;
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -163,6 +223,7 @@ std::vector<std::string> take_overrides(std::vector<std::string>& arguments) {
     // A dotted name that is no key goes along: the config knows the nearest key.
     const std::string value = equals != std::string::npos ? argument.substr(equals + 1)
                                                           : following_value(arguments, i, name, boolean);
+    check_is_read(*verb, ours, name, value);
     overrides.push_back(name + "=" + value);
   }
   arguments = std::move(rest);
@@ -189,12 +250,16 @@ void drop_program_mark(std::vector<std::string>& arguments) {
   }
 }
 
-void keep_empty_word(std::vector<std::string>& arguments) {
-  if (arguments.empty() || arguments[0] != "train") return;
-  const auto found = std::ranges::find(arguments, "--resume=");
-  if (found == arguments.end()) return;
-  *found = "--resume";
-  arguments.insert(found + 1, "");
+void keep_empty_words(std::vector<std::string>& arguments) {
+  if (arguments.empty() || arguments[0] == "launch") return;
+  std::vector<std::string> kept;
+  for (std::string& word : arguments) {
+    const bool is_empty = word.starts_with("--") && word.find('=') == word.size() - 1;
+    if (is_empty) word.pop_back();
+    kept.push_back(std::move(word));
+    if (is_empty) kept.emplace_back();
+  }
+  arguments = std::move(kept);
 }
 
 void check_leftovers(const CLI::App& app) {
@@ -209,7 +274,15 @@ void check_leftovers(const CLI::App& app) {
                      suggestion(word, verb_names(verb)) + help);
   }
   const std::string name = word.substr(0, word.find('='));
-  const std::vector<std::string> likely = likely_options(name, verb);
+  const std::string path = parsed_path(app);
+  const ConfigVerb* const config = config_verb(path.substr(path.find(' ') + 1));
+  const bool is_key = name.starts_with("--") && config_keys().contains(name.substr(2));
+  if (is_key && verb_names(verb).empty()) {
+    const char* const why = config == nullptr ? "takes no config keys" : "takes config keys behind its name";
+    throw UsageError(fmt::format("[cli] unknown option '{}'", name),
+                     fmt::format("'{}' {}; {}", path, why, help));
+  }
+  const std::vector<std::string> likely = likely_options(name, verb, config);
   const std::string meant = likely.empty() ? "" : fmt::format("did you mean '{}'? ", join(likely, "' or '"));
   throw UsageError(fmt::format("[cli] unknown option '{}'", name), meant + help);
 }

@@ -10,16 +10,17 @@ namespace trireme::cli {
 
 /// Takes `--section.key=value`, `--section.key value` and the same for keys without a section (`--name=x`),
 /// ours or of other trainers, out of `arguments` (verb first) and returns them as "key=value". A boolean key
-/// alone means true. Verbs without a config keep their arguments. Throws UsageError when a value is missing.
+/// alone means true. Verbs without a config keep their arguments. Throws UsageError when a value is missing,
+/// and for a key that the verb does not read.
 std::vector<std::string> take_overrides(std::vector<std::string>& arguments);
 
 /// Takes the "--" between the options of `launch` and its program out of `arguments`: CLI11 would end the
 /// verb there. One that belongs to the program stays.
 void drop_program_mark(std::vector<std::string>& arguments);
 
-/// Splits the "--resume=" of `train`, whose shell variable was empty, into two words: CLI11 would take it for
-/// a "--resume" without a value.
-void keep_empty_word(std::vector<std::string>& arguments);
+/// Splits an option such as "--run-dir=", whose shell variable was empty, into two words: CLI11 would take
+/// the next word for its value. The words of `launch` stay, which may be those of its program.
+void keep_empty_words(std::vector<std::string>& arguments);
 
 /// Throws UsageError when the first word is no verb of `app`, naming the nearest.
 void check_verb(const CLI::App& app, const std::vector<std::string>& arguments);

@@ -41,22 +41,32 @@ Json to_json(const report::CostRow& row) {
 }
 
 int bench_memory(const BenchRuns& options, Front& front) {
+  const std::vector<plan::Policy> policies = policies_of(options);
+  std::vector<BenchRun> runs;
+  for (const plan::Policy& policy : policies)
+    runs.push_back({.label = policy.label(), .overrides = overrides_of(policy)});
+  check_runs(runs, options, front);
   std::vector<report::CostRow> rows;
-  for (const plan::Policy& policy : policies_of(options)) {
-    const BenchRun run{.label = policy.label(), .overrides = overrides_of(policy)};
-    const BenchResult result = train_once(run, options, front);
-    if (result.code != 0) return result.code;
-    rows.push_back(report::read_cost(
-        result.run_directory, policy.sharding == plan::Sharding::kFullShard ? "fsdp" : policy.label()));
+  int code = 0;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const BenchResult result = train_once(runs[i], options, front);
+    if (result.code == 0) {
+      const bool fsdp = policies[i].sharding == plan::Sharding::kFullShard;
+      rows.push_back(report::read_cost(result.run_directory, fsdp ? "fsdp" : policies[i].label()));
+      continue;
+    }
+    code = result.code;
+    if (code != static_cast<int>(ExitCode::kOutOfMemory)) break;  // another policy may need less
   }
+  if (rows.empty()) return code;
   if (!options.json) {
     fmt::print("{}", report::cost_table(rows, terminal_columns(STDOUT_FILENO)));
-    return 0;
+    return code;
   }
   Json document = {{"schema", "trireme.bench_memory/2"}, {"command", front.command}, {"rows", Json::array()}};
   for (const report::CostRow& row : rows) document["rows"].push_back(to_json(row));
   fmt::print("{}\n", document.dump(2));
-  return 0;
+  return code;
 }
 
 }  // namespace
@@ -68,6 +78,8 @@ void add_bench_memory(CLI::App& bench, Front& front) {
                                           "beside the predictions, each in its own ranks");
   add_options(*memory, *options);
   memory->footer(
+      "Every policy is checked before the first one runs. If a run fails, the rows that were measured are\n"
+      "printed, and the exit code is that of the failure; after one that does not fit the others still run.\n"
       "Any config key can be given as --section.key=value. docs/performance.md explains the columns.\n"
       "Example:\n"
       "  trireme bench memory configs/quickstart.yaml -n 4 --train.steps=20");

@@ -47,10 +47,17 @@ struct PipelineBenchOptions {
 std::vector<std::string> schedules_of(const std::string& text) {
   std::vector<std::string> names = split(text, ',');
   for (const std::string& name : names) {
-    if (!plan::parse<ScheduleName>(name)) {
-      throw UsageError(fmt::format("[cli.bench] --schedules: there is no schedule '{}'", name),
-                       "'trireme pipeline compare' lists them");
+    if (plan::parse<ScheduleName>(name)) continue;
+    if (name == "greedy") {
+      throw UsageError(
+          "[cli.bench] --schedules: 'greedy' is made for given costs, and is not measured",
+          "'trireme pipeline show greedy --csv' writes it as a file that 'trireme train' takes as "
+          "pipeline.file");
     }
+    std::vector<std::string> known;
+    for (const ScheduleName one : plan::all_values<ScheduleName>()) known.emplace_back(plan::name(one));
+    throw UsageError(fmt::format("[cli.bench] --schedules: there is no schedule '{}'", name),
+                     fmt::format("choose from {}", join(known, ", ")));
   }
   return names;
 }
@@ -92,7 +99,7 @@ plan::ResolvedConfig config_of(const PipelineBenchOptions& options, const Front&
     overrides.push_back(fmt::format("{}={}", dimension.key, dimension.given.value_or(dimension.usual)));
   }
   overrides.insert(overrides.end(), front.overrides.begin(), front.overrides.end());
-  return plan::load({.path = "", .text = "", .overrides = overrides}, front.environment);
+  return plan::load({.path = "", .text = "", .overrides = overrides, .tokenizes = false}, front.environment);
 }
 
 void check_gpus(int64_t ranks, plan::Device device, int gpus) {
@@ -169,9 +176,9 @@ void add_bench_pipeline(CLI::App& bench, Front& front) {
   CLI::App* verb = bench.add_subcommand("pipeline", "Measure the step time of pipeline schedules");
   verb->add_option("-n,--ranks", options->ranks, "Ranks to start (default: all GPUs, else 2)")
       ->option_text("RANKS");
-  verb->add_option(
-          "--schedules", options->schedules,
-          with_default("Separated by commas; 'trireme pipeline compare' lists them", options->schedules))
+  verb->add_option("--schedules", options->schedules,
+                   with_default("Separated by commas; 'trireme pipeline compare' lists them (all but greedy)",
+                                options->schedules))
       ->option_text("LIST");
   for (Dimension& dimension : options->dimensions) {
     verb->add_option(dimension.option, dimension.given,
@@ -187,9 +194,11 @@ void add_bench_pipeline(CLI::App& bench, Front& front) {
                  "Print tables by rank and stage, and the step as text, for every schedule");
   verb->add_flag("--json", options->json, "Print one JSON document with all samples");
   verb->footer(
-      "A Llama in bf16 on random tokens: forward and backward of a step, without the update. device, seed "
-      "and\n"
-      "the config keys of model, precision, memory, parallel and comm apply, given as --section.key=value.\n"
+      "A Llama in bf16 on random tokens: forward and backward of a step, without the update. Config keys "
+      "that\n"
+      "apply, given as --section.key=value: device, seed, model.*, data.seq_len, parallel.*, memory.*, "
+      "comm.*,\n"
+      "pipeline.spread_head, and precision.compute, reduce and accumulate; others are refused.\n"
       "With --model.preset=NAME the model is that one, changed by the options and keys that are given.\n"
       "Example:\n"
       "  trireme bench pipeline -n 2 --schedules 1f1b,zb_v --micro-batches 16");

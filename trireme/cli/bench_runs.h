@@ -38,13 +38,17 @@ struct BenchRun {
 /// The keys that make a run one of `policy`, and those that leave out what is not measured.
 std::vector<std::string> overrides_of(const plan::Policy& policy);
 
+/// Throws ConfigError or EnvironmentError for the first of `runs` that would be refused, so that none is
+/// measured in vain. One that does not fit into memory is not refused.
+void check_runs(const std::vector<BenchRun>& runs, const BenchRuns& options, const Front& front);
+
 struct BenchResult {
-  int code = 0;               ///< of the ranks; kOutOfMemory also where they were not started
+  int code = 0;               ///< of the ranks, or of the error that kept them from being started
   std::string run_directory;  ///< empty: they were not started
 };
 
-/// Trains, without output but for a line about what runs; what a failed run says itself is shown. Throws as
-/// run_train_job(), but for OutOfMemory.
+/// Trains, without output but for lines about what runs and why it could not; what a failed run says itself
+/// is shown.
 BenchResult train_once(const BenchRun& run, const BenchRuns& options, Front& front);
 
 }  // namespace trireme::cli

@@ -81,6 +81,13 @@ BenchRun run_of(const SpeedCase& one, const SpeedOptions& options, int64_t round
   return run;
 }
 
+/// As the first round has them.
+std::vector<BenchRun> runs_of(const std::vector<SpeedCase>& cases, const SpeedOptions& options) {
+  std::vector<BenchRun> runs;
+  for (const SpeedCase& one : cases) runs.push_back(run_of(one, options, 1));
+  return runs;
+}
+
 /// Rounds take turns over the cases, so that a machine that grows slower does so for all. Returns the exit
 /// code of a run that failed otherwise than by memory, else 0.
 int measure(std::vector<SpeedCase>& cases, const SpeedOptions& options, Front& front) {
@@ -126,7 +133,9 @@ std::string recommendation(const SpeedCase& best, int64_t step_tokens) {
       format_count(interval.high), format_bytes(static_cast<double>(best.peak_bytes)));
 }
 
-void print_table(const std::vector<SpeedCase>& cases, int64_t step_tokens, int64_t rounds) {
+/// `best` may be null: then no case is recommended.
+void print_table(const std::vector<SpeedCase>& cases, const SpeedCase* best, int64_t step_tokens,
+                 int64_t rounds) {
   using report::Align;
   report::Table table({{"policy"},
                        {"micro-batch", Align::kRight},
@@ -149,9 +158,7 @@ void print_table(const std::vector<SpeedCase>& cases, int64_t step_tokens, int64
                    std::to_string(one.step_ms.size()), format_bytes(static_cast<double>(one.peak_bytes))});
   }
   fmt::print("{}", table.to_string(terminal_columns(STDOUT_FILENO)));
-  if (const SpeedCase* const best = recommended(cases, step_tokens)) {
-    fmt::print("{}", recommendation(*best, step_tokens));
-  }
+  if (best != nullptr) fmt::print("{}", recommendation(*best, step_tokens));
 }
 
 Json to_json(const SpeedCase& one, int64_t step_tokens) {
@@ -168,16 +175,16 @@ Json to_json(const SpeedCase& one, int64_t step_tokens) {
   return row;
 }
 
-void print_json(const std::vector<SpeedCase>& cases, int64_t step_tokens, const std::string& command) {
+void print_json(const std::vector<SpeedCase>& cases, const SpeedCase* best, int64_t step_tokens,
+                const std::string& command) {
   Json document = {{"schema", "trireme.bench_speed/1"},
                    {"command", command},
                    {"tokens_per_step", step_tokens},
                    {"rows", Json::array()},
                    {"recommended", Json()}};
   for (const SpeedCase& one : cases) document["rows"].push_back(to_json(one, step_tokens));
-  if (const SpeedCase* const best = recommended(cases, step_tokens)) {
+  if (best != nullptr)
     document["recommended"] = {{"policy", best->policy.label()}, {"micro_batch", best->micro_batch}};
-  }
   fmt::print("{}\n", document.dump(2));
 }
 
@@ -188,13 +195,19 @@ int bench_speed(const SpeedOptions& options, Front& front) {
                                                   .run_dir = options.runs.run_dir},
                                                  front);
   std::vector<SpeedCase> cases = cases_of(options, prepared.plan.batch);
-  if (const int code = measure(cases, options, front); code != 0) return code;
+  check_runs(runs_of(cases, options), options.runs, front);
+  const int code = measure(cases, options, front);
+  std::erase_if(cases, [](const SpeedCase& one) { return !one.out_of_memory && one.round_ms.empty(); });
+  if (cases.empty()) return code;
   const int64_t step_tokens = prepared.plan.batch.global_batch * prepared.config.config.data.seq_len;
+  // Cases that were not measured as often as others, or not at all, cannot be told from slower ones.
+  const SpeedCase* const best = code == 0 ? recommended(cases, step_tokens) : nullptr;
   if (options.runs.json) {
-    print_json(cases, step_tokens, front.command);
+    print_json(cases, best, step_tokens, front.command);
   } else {
-    print_table(cases, step_tokens, options.rounds);
+    print_table(cases, best, step_tokens, options.rounds);
   }
+  if (code != 0) return code;
   const bool none_ran = std::ranges::all_of(cases, &SpeedCase::out_of_memory);
   return static_cast<int>(none_ran ? ExitCode::kOutOfMemory : ExitCode::kOk);
 }
@@ -224,6 +237,9 @@ void add_bench_speed(CLI::App& bench, Front& front) {
       "first quarter; tok/s is the median of the rounds, 'from' and 'to' are the slowest and the fastest "
       "round,\n"
       "or the bounds of a 95% interval with six rounds or more. See docs/performance.md.\n"
+      "Every case is checked before the first one runs. If a run fails, what was measured is printed without "
+      "a\n"
+      "recommendation, and the exit code is that of the failure.\n"
       "Any config key can be given as --section.key=value.\n"
       "Example:\n"
       "  trireme bench speed configs/quickstart.yaml --policies ddp,zero2 --micro-batches 4,8");

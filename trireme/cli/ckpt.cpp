@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -44,23 +45,29 @@ struct CkptOptions {
   bool json = false;
 };
 
+constexpr const char* kFinalWeights = "final/model.safetensors";
+
+/// Whole or not.
 bool holds_checkpoints(const std::string& path) {
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(path, error)) {
-    if (entry.path().filename().string().starts_with("step-")) return true;
-  }
-  return false;
+  return fs::is_directory(path, error) && !checkpoint::list_checkpoints(Folder(path)).empty();
 }
 
-/// Of a run, by any of its names, or the folder itself.
-std::string checkpoints_of(const std::string& word, const Front& front) {
+/// Of a run, by any of its names, or the folder itself. `or_weights`: a run with its final weights alone
+/// counts.
+std::string checkpoints_of(const std::string& word, const Front& front, bool or_weights = false) {
   if (holds_checkpoints(word)) return word;
-  return find_run(word, front.runs_root(), {.what = "checkpoints", .file = "checkpoints"})
-      .file("checkpoints");
+  const auto is_there = [or_weights](const report::RunDirectory& run) {
+    const std::string folder = run.file("checkpoints");
+    std::error_code error;
+    return holds_checkpoints(folder) ||
+           (or_weights && fs::is_regular_file(folder + "/" + kFinalWeights, error));
+  };
+  const Wanted wanted{.what = or_weights ? "checkpoints or final weights" : "checkpoints",
+                      .file = or_weights ? "checkpoints/step-*, checkpoints/final" : "checkpoints/step-*",
+                      .is_there = is_there};
+  return find_run(word, front.runs_root(), wanted).file("checkpoints");
 }
-
-constexpr const char* kNone =
-    "[cli.ckpt] {} has no checkpoints; set checkpoint.every to make a run write them";
 
 /// A checkpoint or a safetensors file by its path, or the newest checkpoint of a run that is whole; of a run
 /// without checkpoints its final weights.
@@ -69,13 +76,12 @@ std::string find_source(const std::string& word, const Front& front) {
   if (checkpoint::is_checkpoint(word) || fs::is_regular_file(word, error) ||
       checkpoint::is_model_folder(word))
     return word;
-  const std::string folder = checkpoints_of(word, front);
+  const std::string folder = checkpoints_of(word, front, /*or_weights=*/true);
   const checkpoint::Newest newest = checkpoint::newest_checkpoint(Folder(folder));
   for (const std::string& reason : newest.passed_over) log_warning("skipped {}", reason);
   if (newest.checkpoint) return newest.checkpoint->path();
   if (newest.passed_over.empty()) {
-    const std::string final_weights = folder + "/final/model.safetensors";
-    if (!fs::is_regular_file(final_weights, error)) throw ConfigError(kNone, folder);
+    const std::string final_weights = folder + "/" + kFinalWeights;
     log_info("{} has no checkpoints; using {}", folder, final_weights);
     return final_weights;
   }
@@ -192,7 +198,6 @@ int verify(const CkptOptions& options, const Front& front) {
     const Folder folder(checkpoints_of(options.path, front));
     for (const Listed& listed : checkpoint::list_checkpoints(folder))
       paths.push_back(folder.path_of(listed.name));
-    if (paths.empty()) throw ConfigError(kNone, folder.path());
   }
   Json rows = Json::array();
   bool good = true;
@@ -257,6 +262,7 @@ void convert_to_dcp(const checkpoint::Source& source, const CkptOptions& options
   for (const auto& [name, tensor] : source.tensors()) {
     if (!how.select || how.select(name)) tensors.push_back(name);
   }
+  if (options.force) check_replaceable(options.other);
   checkpoint::NewFolder out(options.other, options.force);
   checkpoint::write_dcp_files(out.folder(), source, tensors, options.files);
   out.commit();
@@ -300,16 +306,15 @@ int convert(const CkptOptions& options, const Front& front) {
 int prune(const CkptOptions& options, const Front& front) {
   if (options.keep < 1)
     throw ConfigError("[cli.ckpt] --keep {} would remove every checkpoint; use 1 or more", options.keep);
-  checkpoint::Store store(checkpoints_of(options.path, front));
-  const std::vector<std::string> removed = store.prune(options.keep);
+  const Folder folder(checkpoints_of(options.path, front));
+  const std::vector<std::string> removed = checkpoint::prune_checkpoints(folder.path(), options.keep);
   if (options.json) {
     fmt::print(
         "{}\n",
-        Json{{"schema", "trireme.ckpt.prune/1"}, {"folder", store.folder().path()}, {"removed", removed}}
-            .dump(2));
+        Json{{"schema", "trireme.ckpt.prune/1"}, {"folder", folder.path()}, {"removed", removed}}.dump(2));
     return 0;
   }
-  for (const std::string& name : removed) fmt::print("removed {}\n", store.folder().path_of(name));
+  for (const std::string& name : removed) fmt::print("removed {}\n", folder.path_of(name));
   return 0;
 }
 
@@ -330,6 +335,20 @@ CLI::Option* add_path(CLI::App* verb, const char* name, std::string& path, const
 }
 
 }  // namespace
+
+void check_replaceable(const std::string& path, const std::string& beside) {
+  std::error_code error;
+  if (!fs::is_directory(path, error) || fs::is_empty(path, error)) return;  // NewFolder knows what to do
+  const auto entries = fs::directory_iterator(path, error);
+  const bool has_weights = std::any_of(
+      entries, fs::directory_iterator(),
+      [](const fs::directory_entry& entry) { return entry.path().extension() == ".safetensors"; });
+  if (has_weights && (beside.empty() || fs::exists(path + "/" + beside, error))) return;
+  throw EnvironmentError(
+      "[cli.ckpt] {} is neither empty nor an earlier export (safetensors files{}{}), so --force does not "
+      "replace it; choose another folder, or remove this one yourself",
+      path, beside.empty() ? "" : " and ", beside);
+}
 
 void add_ckpt(CLI::App& app, Front& front) {
   auto options = std::make_shared<CkptOptions>();
@@ -360,7 +379,8 @@ void add_ckpt(CLI::App& app, Front& front) {
   verb->add_option("--to", options->to,
                    "dcp: write a folder that PyTorch's HuggingFaceStorageReader can read")
       ->option_text("FORMAT");
-  verb->add_flag("--force", options->force, "Replace TO if it is a file, or with --to a folder of files");
+  verb->add_flag("--force", options->force,
+                 "Replace TO if it is a file, or with --to an empty folder or an earlier export");
   verb->add_flag("--weights-only", options->weights_only, "Leave out the optimizer state");
   add_hugging_face(*ckpt, front);
   verb = add_verb(*ckpt, front, options, "prune", "Remove all but the newest intact checkpoints", prune);

@@ -1,5 +1,6 @@
 #pragma once
-// The verbs of `trireme ckpt` that have files of their own.
+// The verbs of `trireme ckpt` that have files of their own, and what they share.
+#include <string>
 
 namespace CLI {
 class App;
@@ -8,6 +9,10 @@ class App;
 namespace trireme::cli {
 
 struct Front;
+
+/// Throws EnvironmentError when --force would replace at `path` a folder that is neither empty nor an earlier
+/// export, which has safetensors files and the file `beside`, if one is named.
+void check_replaceable(const std::string& path, const std::string& beside = {});
 
 /// import-hf and export-hf.
 void add_hugging_face(CLI::App& ckpt, Front& front);

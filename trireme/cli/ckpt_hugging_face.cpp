@@ -42,6 +42,11 @@ std::string name_of(const ImportOptions& options) {
   return fs::weakly_canonical(fs::absolute(options.folder)).filename().string();
 }
 
+/// By the rule for the key `name`.
+std::string checked_name(const std::string& name) {
+  return plan::load({.path = "", .text = "", .overrides = {"name=" + name}}, Environment()).config.name;
+}
+
 void fill(const report::RunDirectory& run, plan::Config config, const checkpoint::Source& weights,
           const std::string& from) {
   const std::string file = run.file("checkpoints/final/model.safetensors");
@@ -61,7 +66,7 @@ void fill(const report::RunDirectory& run, plan::Config config, const checkpoint
 
 int import_hf(const ImportOptions& options, const Front& front) {
   plan::Config config;
-  config.name = name_of(options);
+  config.name = checked_name(name_of(options));
   const std::set<std::string> ignored(options.ignored.begin(), options.ignored.end());
   config.model = plan::from_hugging_face(checkpoint::read_model_config(options.folder),
                                          options.folder + "/" + checkpoint::kModelConfigName, ignored);
@@ -194,6 +199,7 @@ int export_hf(const ExportOptions& options, const Front& front) {
   const std::vector<std::string> names = checkpoint::parameter_names(facts);
   Json config = plan::to_hugging_face(found.model, dtype_of(*weights, names, dtype));
   carry_tokens(found.came_with, config);
+  if (options.force) check_replaceable(options.out, checkpoint::kModelConfigName);
   checkpoint::NewFolder out(options.out, options.force);
   checkpoint::write_model_files(out.folder(), *weights, names,
                                 {.dtype = dtype, .max_file_bytes = max_file_bytes});
@@ -255,7 +261,7 @@ void add_export(CLI::App& ckpt, Front& front) {
   verb->add_option("--tokenizer", options->tokenizer, "Folder whose tokenizer files are copied")
       ->option_text("FOLDER");
   verb->add_option("--config", options->config, "YAML config of the model")->option_text("FILE");
-  verb->add_flag("--force", options->force, "Replace OUT if it is a folder of files");
+  verb->add_flag("--force", options->force, "Replace OUT if it is empty or an earlier export");
   verb->add_flag("--json", options->json, "Print one JSON document");
 }
 

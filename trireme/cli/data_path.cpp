@@ -45,12 +45,14 @@ bool holds_files(const fs::path& folder) {
 
 void settle_data_path(plan::Config& config, const std::string& config_file) {
   if (config.data.path == "builtin") return;
+  const bool images = plan::reads_images(config.model.family);
+  const char* const fix = fix_of(images);
+  if (config.data.path.empty()) throw ConfigError("[cli.data] data.path is empty; {}", fix);
   const fs::path given = config.data.path;
   const fs::path path = fs::absolute(given).lexically_normal();
   std::error_code ignored;
   const fs::file_status status = fs::status(path, ignored);
-  const bool folder = fs::is_directory(status), images = plan::reads_images(config.model.family);
-  const char* const fix = fix_of(images);
+  const bool folder = fs::is_directory(status);
   if (!fs::exists(status)) {
     throw ConfigError("[cli.data] data.path={}: {} does not exist{}; {}", given.string(), path.string(),
                       beside_config(given, config_file), fix);

@@ -4,7 +4,6 @@
 
 #include "trireme/cli/child.h"
 #include "trireme/cli/front.h"
-#include "trireme/cli/runs.h"
 #include "trireme/cli/weights.h"
 
 namespace trireme::cli {
@@ -41,16 +40,10 @@ int generate(const GenerateRun& options, const Front& front) {
                   .json = options.json,
                   .quiet = false,
                   .generate = options.generate};
-  std::string& weights = request.generate.weights;
-  const auto run = find_run(options.generate.run, front.runs_root(),
-                            {.what = "weights",
-                             .file = "final weights or a checkpoint",
-                             .is_there = [&](const report::RunDirectory& candidate) {
-                               weights = weights_of_run(candidate);
-                               return !weights.empty();
-                             }});
-  request.run_dir = run.path();
-  request.generate.run = run.path();
+  const RunWeights found = find_run_weights(options.generate.run, front);
+  request.run_dir = found.run.path();
+  request.generate.run = found.run.path();
+  request.generate.weights = found.path;
   exec_worker(front.environment, request);
 }
 

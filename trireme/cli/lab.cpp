@@ -57,7 +57,7 @@ Target target_of(const std::string& given) {
   if (!schedule) {
     throw UsageError(fmt::format("[cli.lab] there is no lab '{}'", given),
                      "choose pipeline_gpipe, pipeline_1f1b, pipeline_dualpipe, pipeline_dualpipev, or "
-                     "pipeline_ with another schedule of 'trireme pipeline compare'");
+                     "pipeline_ with another schedule of 'trireme pipeline compare' but greedy");
   }
   target.schedule = *schedule;
   return target;
@@ -161,7 +161,7 @@ void add_lab(CLI::App& app, Front& front) {
       app.add_subcommand("lab", "Compare a baseline and an optimized pipeline of an MLP, side by side");
   verb->add_option("NAME", options->name,
                    "pipeline_gpipe, pipeline_1f1b, pipeline_dualpipe, pipeline_dualpipev, or pipeline_ with "
-                   "another schedule of 'trireme pipeline compare'; also as "
+                   "another schedule of 'trireme pipeline compare' but greedy; also as "
                    "labs/train_distributed:1f1b_2stages, which sets --stages, too")
       ->option_text(" ")
       ->required();
@@ -193,7 +193,8 @@ void add_lab(CLI::App& app, Front& front) {
       "Trains an MLP on random numbers. baseline: few micro-batches and blocking sends; optimized: small\n"
       "micro-batches, non-blocking sends and deep windows. Both use the same weights, batches and learning "
       "rate.\n"
-      "--device and --seed are config keys.\n"
+      "Config keys that apply: device, seed, comm.timeout_s, comm.peer_memory and comm.gather; others are "
+      "refused.\n"
       "Examples:\n"
       "  trireme lab pipeline_gpipe --mode optimized --steps 4 --micro-batch-size 8 --n-stages 2\n"
       "  trireme lab pipeline_dualpipe --steps 8 --dual-window 16");

@@ -71,6 +71,19 @@ void parse(CLI::App& app, std::vector<std::string> arguments) {
   }
 }
 
+/// An empty word is mostly a variable that a script has not set, and must not stand for a default. A prompt
+/// may be empty, and --resume says itself what to write.
+void refuse_empty_words(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    const std::string name = option->get_name();
+    const bool may_be_empty = name == "--prompt" || option->get_expected_min() == 0;
+    if (may_be_empty || std::ranges::find(option->results(), "") == option->results().end()) continue;
+    throw UsageError(fmt::format("[cli] {} has an empty value", name),
+                     "give it a value, or leave it out; in a script, check the variable that sets it");
+  }
+  for (const CLI::App* verb : app.get_subcommands()) refuse_empty_words(*verb);
+}
+
 int run(const std::vector<std::string>& words) {
   Front front{
       .environment = Environment::process(), .command = shell_line(words), .overrides = {}, .action = {}};
@@ -82,13 +95,14 @@ int run(const std::vector<std::string>& words) {
   check_verb(app, arguments);
   front.overrides = take_overrides(arguments);
   drop_program_mark(arguments);
-  keep_empty_word(arguments);
+  keep_empty_words(arguments);
   try {
     parse(app, arguments);
   } catch (const CLI::Success& help) {
     return app.exit(help);
   }
   check_leftovers(app);
+  refuse_empty_words(app);
   TRIREME_CHECK(front.action != nullptr, "[cli] no command handled '{}'", front.command);
   return front.action();
 }

@@ -394,7 +394,8 @@ void add_pipeline(CLI::App& app, Front& front) {
       ->add_option("--columns", options->columns, "Width of the text (default: that of the terminal, or 200)")
       ->option_text("N")
       ->check(CLI::Range(40, 10000));
-  drawn->add_flag("--csv", options->csv, "Print the passes in the form that --from reads");
+  drawn->add_flag("--csv", options->csv, "Print the passes in the form that --from reads")
+      ->excludes("--json");
   drawn->callback([options, &front] {
     front.action = [options] {
       if (options->csv && options->head > 0.0)

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 
 #include "trireme/base/file.h"
@@ -31,6 +32,9 @@ StepView view_for(const StepOptions& options, const Front& front) {
     throw UsageError(
         fmt::format("[cli.plan] --check reads a program, on which {} has no effect", front.overrides.front()),
         "remove one of them");
+  }
+  if (!std::filesystem::exists(options.file)) {
+    throw ConfigError("[cli.plan] --check {} does not exist; give a file that --text wrote", options.file);
   }
   return step_from_text(read_file(options.file), options.file);
 }

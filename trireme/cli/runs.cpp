@@ -4,6 +4,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/text.h"
 #include "trireme/launch/exits.h"
 
 namespace trireme::cli {
@@ -45,24 +46,29 @@ report::RunDirectory open_with(const std::string& path, const Wanted& wanted) {
 
 report::RunDirectory newest_with(const std::vector<std::string>& paths, const std::string& word,
                                  const std::string& root, const Wanted& wanted) {
-  std::string passed_over;
+  std::vector<std::string> passed_over;
   for (const std::string& path : paths) {
     report::RunDirectory run = report::RunDirectory::open(path);
     if (has(run, wanted)) {
-      if (!passed_over.empty()) log_info("{}; using {}", passed_over, run.path());
+      if (!passed_over.empty()) log_info("{}; using {}", join(passed_over, "; "), run.path());
       return run;
     }
-    if (passed_over.empty())
-      passed_over = fmt::format("{} has no {}: {}", run.path(), wanted.what, how_it_ended(run));
+    passed_over.push_back(fmt::format("{} has no {}: {}", run.path(), wanted.what, how_it_ended(run)));
   }
   const std::string which = word == "latest" ? "runs" : fmt::format("runs named '{}'", word);
   throw ConfigError("[cli.runs] none of the {} {} below {} has {} ({}); the latest: {}", paths.size(), which,
-                    real_path(root), wanted.what, wanted.file, passed_over);
+                    real_path(root), wanted.what, wanted.file, passed_over.front());
 }
 
 }  // namespace
 
 report::RunDirectory find_run(const std::string& word, const std::string& root, const Wanted& wanted) {
+  if (word.empty()) {
+    throw ConfigError(
+        "[cli.runs] the word for a run is empty; name a run, its folder or 'latest', and in a script check "
+        "the "
+        "variable that holds it");
+  }
   const bool latest = word == "latest";
   if (is_run(word)) return open_with(word, wanted);
   if (!latest && is_run(root + "/" + word)) return open_with(root + "/" + word, wanted);

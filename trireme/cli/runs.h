@@ -18,7 +18,7 @@ struct Wanted {
 /// The run that `word` names: the path of a run directory, its folder name below `root`, the name it was
 /// given by --name, or "latest". Of several with that name, and of "latest", the newest that has what is
 /// wanted; the log says which newer ones were passed over, and why they ended. Throws ConfigError, with real
-/// folders, when there is none.
+/// folders, when there is none, and when `word` is empty.
 report::RunDirectory find_run(const std::string& word, const std::string& root, const Wanted& wanted);
 
 }  // namespace trireme::cli

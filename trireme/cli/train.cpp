@@ -6,6 +6,7 @@
 
 #include "trireme/base/build_info.h"
 #include "trireme/base/log.h"
+#include "trireme/base/streams.h"
 #include "trireme/base/terminal.h"
 #include "trireme/cli/arguments.h"
 #include "trireme/cli/child.h"
@@ -90,8 +91,9 @@ int join_world(const TrainArguments& options, Front& front, const plan::WorldSpe
   }
 }
 
-/// What the other rows of the policy table would cost the same run, beside what this one did.
-std::string summary_of(const FinishedJob& finished) {
+/// What the other rows of the policy table would cost the same run, beside what this one did, in at most
+/// `columns`.
+std::string summary_of(const FinishedJob& finished, int64_t columns) {
   const PreparedJob& prepared = finished.prepared;
   const plan::Config& config = prepared.config.config;
   const std::string chosen = plan::resolve_policy(config.parallel, prepared.plan.mesh).label();
@@ -104,7 +106,7 @@ std::string summary_of(const FinishedJob& finished) {
       rows.push_back(predicted_cost(config, prepared.plan, policy));
     }
   }
-  return report::cost_table(rows, terminal_columns(STDOUT_FILENO));
+  return report::cost_table(rows, columns);
 }
 
 /// What a run would be, without one; of --resume, what going on would be.
@@ -136,8 +138,11 @@ int train(const TrainArguments& options, Front& front) {
   if (world.launcher != "none") return join_world(options, front, world);
   if (options.dry_run) return dry_run(options.job, front);
   const FinishedJob finished = run_train_job(options.job, front);
-  if (options.summary && finished.code == 0) {
-    fmt::print("{}", summary_of(finished));
+  if (!options.summary || finished.code != 0) return finished.code;
+  if (options.job.json) {
+    write_stderr(summary_of(finished, terminal_columns(STDERR_FILENO)));  // stdout is for JSON alone
+  } else {
+    fmt::print("{}", summary_of(finished, terminal_columns(STDOUT_FILENO)));
   }
   return finished.code;
 }
@@ -173,9 +178,10 @@ void add_train(CLI::App& app, Front& front) {
   verb->add_flag("--dry-run", options->dry_run,
                  "Print ranks, mesh, batch, pipeline stages, model and memory without starting anything; "
                  "exit code 4 if it does not fit");
-  verb->add_flag(
-      "--summary", options->summary,
-      "Print a table at the end: bytes held and sent, predicted and measured, beside the other policies");
+  verb->add_flag("--summary", options->summary,
+                 "Print a table at the end: bytes held and sent, predicted and measured, beside the other "
+                 "policies; with "
+                 "--json on stderr");
   verb->add_option("--profile", options->profile,
                    "Profile this many steps and show where GPU time goes (train.profile_steps)")
       ->option_text("STEPS");

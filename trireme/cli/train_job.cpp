@@ -21,8 +21,9 @@
 namespace trireme::cli {
 namespace {
 
-/// The file that a run's checkpoints always have beside them.
-constexpr const char* kCheckpointsMark = "checkpoints/GENERATION";
+bool can_go_on(const report::RunDirectory& run) {
+  return checkpoint::has_checkpoint(run.file("checkpoints"));
+}
 
 /// Before the first line of any rank.
 void say_where(const report::RunDirectory& directory, const plan::Config& config) {
@@ -36,8 +37,7 @@ void say_how_it_ended(const report::RunDirectory& directory, int code, int64_t r
   if (code == 0 || std::filesystem::exists(directory.file("summary.json"))) return;
   const std::string run = report::as_typed(directory.path());
   const bool by_signal = is_stop_code(code);
-  if (code == static_cast<int>(ExitCode::kPreempted) ||
-      (by_signal && std::filesystem::exists(directory.file(kCheckpointsMark)))) {
+  if (code == static_cast<int>(ExitCode::kPreempted) || (by_signal && can_go_on(directory))) {
     log_info("run     {} was stopped; '{}' continues it", run, report::resume_command(run, ranks));
   } else if (by_signal) {
     log_info("run     {} was stopped before it had saved any weights; '{}' starts it again", run,
@@ -62,7 +62,7 @@ std::string config_name(const TrainJob& job, const Front& front) {
 std::string newest_unfinished(const std::string& root, const std::string& name) {
   for (const std::string& path : report::list_runs(root, name)) {
     const report::RunDirectory run = report::RunDirectory::open(path);
-    if (!std::filesystem::exists(run.file(kCheckpointsMark))) continue;
+    if (!can_go_on(run)) continue;
     if (run.holder()) {
       log_info("resume  skipped {}, which is running", report::as_typed(path));
       continue;
@@ -170,8 +170,8 @@ std::optional<ResumePoint> find_resume_point(TrainJob& job, const Front& front) 
     if (std::filesystem::exists(run / "manifest.json")) point.run_directory = run;
   } else {
     refuse_file(job.resume);
-    point.run_directory =
-        find_run(job.resume, root, {.what = "checkpoints", .file = kCheckpointsMark}).path();
+    const Wanted wanted{.what = "checkpoints", .file = "checkpoints/step-*", .is_there = can_go_on};
+    point.run_directory = find_run(job.resume, root, wanted).path();
   }
   if (!point.run_directory.empty()) refuse_running(report::RunDirectory::open(point.run_directory));
   if (job.config.empty() && !point.run_directory.empty()) job.config = point.run_directory + "/config.yaml";

@@ -67,6 +67,16 @@ void check_same_model(const plan::Config& config) {
       config.model.weights, join(keys, ", "), config.model.weights);
 }
 
+/// Of weights that do not say which model they are of: where they do not fit, the config is wrong, not the
+/// file.
+void check_fit_to(const plan::Config& config, const checkpoint::Source& weights) {
+  try {
+    checkpoint::check_fit(weights, plan::describe(config.model, config.data.seq_len));
+  } catch (const DataError& error) {
+    throw ConfigError("{}", error.what());
+  }
+}
+
 plan::Config load_config(const std::string& path, const std::string& text) {
   return plan::load({.path = path, .text = text, .overrides = {}}, Environment()).config;
 }
@@ -124,19 +134,13 @@ FoundWeights of_checkpoint(const std::string& path) {
 bool final_weights_count(const report::RunDirectory& run) {
   if (!is_there(run.file(kFinal))) return false;
   const std::string summary = run.file("summary.json");
-  if (!is_there(summary)) return !is_there(run.file("checkpoints/GENERATION"));
+  if (!is_there(summary)) return !checkpoint::has_checkpoint(run.file("checkpoints"));
   const auto json = nlohmann::json::parse(read_file(summary), nullptr, false);
   return json.is_object() && json.contains("weights") && json["weights"].is_string();
 }
 
 FoundWeights of_run(const std::string& word, const Front& front) {
-  const auto run = find_run(word, front.runs_root(), {.what = "weights", .file = "checkpoints"});
-  const std::string path = weights_of_run(run);
-  if (path.empty())
-    throw ConfigError(
-        "[cli.weights] {} has neither final weights of its last attempt nor an intact checkpoint; choose "
-        "another run",
-        run.path());
+  const auto [run, path] = find_run_weights(word, front);
   if (checkpoint::is_checkpoint(path)) return of_checkpoint(path);
   const plan::Config config = load_config(run.file("config.yaml"), "");
   FoundWeights weights{path, complete_model(config)};
@@ -153,6 +157,18 @@ std::string weights_of_run(const report::RunDirectory& run) {
   const checkpoint::Newest newest = checkpoint::newest_checkpoint(checkpoint::Folder(folder));
   for (const std::string& reason : newest.passed_over) log_warning("skipped {}", reason);
   return newest.checkpoint ? newest.checkpoint->path() : std::string();
+}
+
+RunWeights find_run_weights(const std::string& word, const Front& front) {
+  std::string path;
+  const auto has_weights = [&path](const report::RunDirectory& candidate) {
+    path = weights_of_run(candidate);
+    return !path.empty();
+  };
+  report::RunDirectory run =
+      find_run(word, front.runs_root(),
+               {.what = "weights", .file = "final weights or a checkpoint", .is_there = has_weights});
+  return {std::move(run), path};
 }
 
 void settle_weights_path(plan::Config& config) {
@@ -184,7 +200,8 @@ void check_weights(const std::optional<ResumePoint>& resume, const plan::Config&
             : "a folder without weights");
   }
   const auto source = checkpoint::open_source(path);
-  if (describes_itself(path)) check_same_model(config);
+  if (!describes_itself(path)) return check_fit_to(config, *source);
+  check_same_model(config);
   checkpoint::check_fit(*source, plan::describe(config.model, config.data.seq_len));
 }
 

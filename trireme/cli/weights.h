@@ -17,8 +17,9 @@ inline constexpr const char* kImported = "hugging_face";
 /// weights (weights_of_run()), if it has any.
 void settle_weights_path(plan::Config& config);
 
-/// Throws ConfigError when a new run's model.weights is not there or is of a model with other keys, DataError
-/// when it does not hold the weights of the run's model. A run that goes on does not need them.
+/// Throws ConfigError when a new run's model.weights is not there or is of another model, DataError when a
+/// folder that says which model it has does not hold the weights of that. A run that goes on does not need
+/// them.
 void check_weights(const std::optional<ResumePoint>& resume, const plan::Config& config);
 
 /// Where weights are, and what model they are of.
@@ -32,6 +33,16 @@ struct FoundWeights {
 /// The path of a run's weights: the final ones where its last attempt has written them, else its newest
 /// checkpoint that is whole; empty: it has neither.
 std::string weights_of_run(const report::RunDirectory& run);
+
+/// A run, and the path of its weights.
+struct RunWeights {
+  report::RunDirectory run;
+  std::string path;
+};
+
+/// The run that `word` names (find_run()) and has weights (weights_of_run()). Throws ConfigError when there
+/// is none.
+RunWeights find_run_weights(const std::string& word, const Front& front);
 
 /// The weights that `word` names: a run's (weights_of_run()), a checkpoint, a Hugging Face folder or, with
 /// the YAML file `config`, anything with tensors. Throws ConfigError when there are none, or nothing says

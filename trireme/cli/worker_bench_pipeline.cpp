@@ -418,7 +418,8 @@ int worker_bench_pipeline(const Request& request, const Environment& environment
   const auto device = plan::parse<plan::Device>(run.device);
   TRIREME_CHECK(device, "[cli.bench] the request has no valid device: '{}'", run.device);
   const plan::Config config =
-      plan::load({.path = {}, .text = request.config, .overrides = {}}, Environment()).config;
+      plan::load({.path = {}, .text = request.config, .overrides = {}, .tokenizes = false}, Environment())
+          .config;
   const auto world = comm::World::join(spec, comm::take_device(*device, spec), config.comm.timeout_s,
                                        {.share = config.comm.peer_memory, .gather = config.comm.gather});
   PipelineBench bench(world, config, run);

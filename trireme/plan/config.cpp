@@ -209,7 +209,7 @@ ResolvedConfig load(const ConfigSources& sources, const Environment& environment
   resolver.apply_preset(assignments);
   for (const Assignment& assignment : assignments) resolver.apply(assignment);
   resolver.complete_model();
-  check_config(resolver.resolved().config, resolver.resolved().origins);
+  check_config(resolver.resolved().config, resolver.resolved().origins, sources.tokenizes);
   return resolver.resolved();
 }
 

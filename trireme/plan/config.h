@@ -317,6 +317,7 @@ struct ConfigSources {
   std::string path = "";                    ///< a YAML file; empty: none
   std::string text = "";                    ///< YAML text instead of a file, named "<text>" in messages
   std::vector<std::string> overrides = {};  ///< "section.key=value", without dashes
+  bool tokenizes = true;  ///< false: tokens are random, and no tokenizer limits their number
 };
 
 /// Reads, merges and checks. Throws ConfigError (exit 2) that names key, value, line:column, nearest name or

@@ -26,7 +26,6 @@ class Checker {
     if (family_.check != nullptr) family_.check(config_, origins_);
     check_dropout();
     check_rotation();
-    check_vocabulary();
     check_kind();
     check_schedule();
     check_checkpoints();
@@ -42,6 +41,14 @@ class Checker {
     if (config_.parallel.pp > 1) check_pipeline(config_, origins_);
   }
 
+  void check_vocabulary() const {
+    if (config_.data.kind == DataKind::kImages) return;
+    if (config_.data.tokenizer != Tokenizer::kByte || model_.vocab_size >= 256) return;
+    throw ConfigError(
+        "[plan.config] {} is too small for {}, which makes 256 tokens; set model.vocab_size to 256 or more",
+        said("model.vocab_size", model_.vocab_size), said("data.tokenizer", config_.data.tokenizer));
+  }
+
  private:
   template <typename Value>
   std::string said(const std::string& key, const Value& value) const {
@@ -49,6 +56,12 @@ class Checker {
   }
 
   void check_run_name() const {
+    if (config_.name == "latest") {
+      throw ConfigError(
+          "[plan.config] {} cannot name a run, because commands take 'latest' for the newest one; choose "
+          "another name",
+          said("name", config_.name));
+    }
     if (!config_.name.empty() && config_.name.find('/') == std::string::npos) return;
     throw ConfigError("[plan.config] {} cannot name a directory; use one or more characters without '/'",
                       said("name", config_.name));
@@ -236,14 +249,6 @@ class Checker {
     }
   }
 
-  void check_vocabulary() const {
-    if (config_.data.kind == DataKind::kImages) return;
-    if (config_.data.tokenizer != Tokenizer::kByte || model_.vocab_size >= 256) return;
-    throw ConfigError(
-        "[plan.config] {} is too small for {}, which makes 256 tokens; set model.vocab_size to 256 or more",
-        said("model.vocab_size", model_.vocab_size), said("data.tokenizer", config_.data.tokenizer));
-  }
-
   /// A checkpoint has one value of each weight, and ranks of local SGD agree on it when they have averaged.
   void check_checkpoints() const {
     if (config_.checkpoint.best && config_.train.val_batches == 0) {
@@ -379,8 +384,10 @@ class Checker {
 
 }  // namespace
 
-void check_config(const Config& config, const Origins& origins) {
-  Checker(config, origins).check_all();
+void check_config(const Config& config, const Origins& origins, bool tokenizes) {
+  const Checker checker(config, origins);
+  checker.check_all();
+  if (tokenizes) checker.check_vocabulary();
 }
 
 void check_config(const Config& config) {

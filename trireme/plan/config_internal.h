@@ -43,8 +43,9 @@ std::string said(const Origins& origins, const std::string& key, const Value& va
   return fmt::format("{}={} ({})", key, value, origins.at(key));
 }
 
-/// Rules between fields; `config` is complete. Throws ConfigError naming the keys, their values and origins.
-void check_config(const Config& config, const Origins& origins);
+/// Rules between fields; `config` is complete; `tokenizes` as in ConfigSources. Throws ConfigError naming the
+/// keys, their values and origins.
+void check_config(const Config& config, const Origins& origins, bool tokenizes = true);
 /// Those of runs in stages.
 void check_pipeline(const Config& config, const Origins& origins);
 /// The key and value by which ranks have two copies of each stage, one a direction; none: they have not.
