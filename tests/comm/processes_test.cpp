@@ -1,7 +1,9 @@
 // Joining over TCP with ranks as processes, and what they say when one of them is missing or dies.
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -11,6 +13,7 @@
 
 #include "tests/comm/processes.h"
 #include "trireme/base/clock.h"
+#include "trireme/base/cores.h"
 #include "trireme/comm/group.h"
 #include "trireme/comm/world.h"
 
@@ -53,6 +56,43 @@ TEST(Processes, JoinOverTcpAndReduce) {
   const int64_t port = free_port();
   EXPECT_EQ(fork_ranks(3, [&](int64_t rank) { return sum_of_ranks(*join(spec_of(rank, 3, port))); }),
             (Codes{0, 0, 0}));
+}
+
+std::vector<size_t> own_cores() {
+  cpu_set_t mask;
+  EXPECT_EQ(::sched_getaffinity(0, sizeof mask, &mask), 0);
+  std::vector<size_t> cores;
+  for (size_t core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &mask)) cores.push_back(core);
+  }
+  return cores;
+}
+
+/// Threads of two ranks after joining, by rank. Each is bound to the core that is its own, if there are any.
+Codes threads_of_two(const char* omp_num_threads, const std::vector<size_t>& cores = {}) {
+  const int64_t port = free_port();
+  return fork_ranks(2, [&](int64_t rank) {
+    ::unsetenv("OMP_NUM_THREADS");
+    if (omp_num_threads != nullptr) ::setenv("OMP_NUM_THREADS", omp_num_threads, 1);
+    if (!cores.empty()) {
+      cpu_set_t mask;
+      CPU_ZERO(&mask);
+      CPU_SET(cores[static_cast<size_t>(rank)], &mask);
+      ::sched_setaffinity(0, sizeof mask, &mask);
+    }
+    at::set_num_threads(50);
+    const auto world = join(spec_of(rank, 2, port));
+    return sum_of_ranks(*world) == 0 ? at::get_num_threads() : 99;
+  });
+}
+
+TEST(Processes, DivideTheCoresThatTheyShareUnlessTheyWereToldTheirThreads) {
+  const int half = static_cast<int>(std::max<int64_t>(1, usable_cores() / 2));
+  EXPECT_EQ(threads_of_two(nullptr), (Codes{half, half}));
+  EXPECT_EQ(threads_of_two("3"), (Codes{50, 50}));
+  const std::vector<size_t> cores = own_cores();
+  if (cores.size() < 2) return;
+  EXPECT_EQ(threads_of_two(nullptr, cores), (Codes{50, 50})) << "torch's own number for bound ranks";
 }
 
 TEST(Processes, JoinOnASocketInheritedFromTheLauncher) {

@@ -1,63 +1,15 @@
-// The parts that decide what a rank is told: cores, environment, socket.
+// The parts that decide what a rank is told: environment, socket.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
-#include <sched.h>
 #include <sys/socket.h>
 
-#include <filesystem>
-#include <fstream>
-
 #include "tests/launch/job_process.h"
-#include "trireme/launch/cores.h"
 #include "trireme/launch/listen.h"
 #include "trireme/launch/rank_env.h"
 
 namespace trireme::launch {
 namespace {
-
-TEST(Cores, QuotaIsTimePerPeriod) {
-  EXPECT_EQ(quota_of_cpu_max("150000 100000"), 1.5);
-  EXPECT_EQ(quota_of_cpu_max("50000 100000\n"), 0.5);
-}
-
-TEST(Cores, NoQuotaWhereNoneIsSet) {
-  for (const char* text : {"max 100000", "", "100000", "1000 0", "0 1000", "-1 100000", "many 100000"}) {
-    EXPECT_EQ(quota_of_cpu_max(text), std::nullopt) << text;
-  }
-}
-
-TEST(Cores, AreBoundedByTheQuotaOfAGroupAroundThisProcess) {
-  const TempDir root;
-  std::filesystem::create_directories(root.file("proc/self"));
-  std::filesystem::create_directories(root.file("sys/fs/cgroup/job/step"));
-  std::filesystem::create_directories(root.file("sys/fs/cgroup/cpu/job"));
-  std::ofstream(root.file("proc/self/cgroup")) << "0::/job/step\n3:cpu,cpuacct:/job\n";
-  EXPECT_EQ(usable_cores(root.path()), usable_cores("/nowhere"));
-  std::ofstream(root.file("sys/fs/cgroup/cpu/job/cpu.cfs_quota_us")) << "-1\n";
-  std::ofstream(root.file("sys/fs/cgroup/cpu/job/cpu.cfs_period_us")) << "100000\n";
-  EXPECT_EQ(usable_cores(root.path()), usable_cores("/nowhere"));
-  std::ofstream(root.file("sys/fs/cgroup/cpu/job/cpu.cfs_quota_us")) << "150000\n";
-  EXPECT_EQ(usable_cores(root.path()), 1) << "version 1";
-  std::ofstream(root.file("sys/fs/cgroup/cpu/job/cpu.cfs_quota_us")) << "-1\n";
-  std::ofstream(root.file("sys/fs/cgroup/job/cpu.max")) << "100000 100000\n";
-  EXPECT_EQ(usable_cores(root.path()), 1) << "version 2";
-}
-
-TEST(Cores, FollowTheAffinityMask) {
-  cpu_set_t before;
-  ASSERT_EQ(::sched_getaffinity(0, sizeof before, &before), 0);
-  EXPECT_GE(usable_cores(), 1);
-  EXPECT_LE(usable_cores(), CPU_COUNT(&before));
-  int first = 0;
-  while (!CPU_ISSET(first, &before)) ++first;
-  cpu_set_t one;
-  CPU_ZERO(&one);
-  CPU_SET(first, &one);
-  ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
-  EXPECT_EQ(usable_cores(), 1);
-  ::sched_setaffinity(0, sizeof before, &before);
-}
 
 TEST(RankEnvironment, AddsThePlaceAndKeepsTheRest) {
   const Environment base({{"HOME", "/home/me"}, {"RANK", "7"}});

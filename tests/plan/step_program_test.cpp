@@ -274,6 +274,90 @@ TEST(Verify, NamesTheFirstActionThatCannotBe) {
   }
 }
 
+/// That of four ranks under a policy, in fp32 and in bf16.
+std::vector<StepProgram> on_four_ranks(const char* policy) {
+  std::vector<StepProgram> programs;
+  for (const int64_t bytes : {4, 2}) {
+    programs.push_back(test::planned_step(kUnits, {.policy = find_policy(policy),
+                                                   .mesh = MeshShape({1, 1, 4, 1, 1}),
+                                                   .compute_bytes = bytes,
+                                                   .wire_bytes = bytes}));
+  }
+  return programs;
+}
+
+void expect_verdict(const StepProgram& program, const std::string& wanted) {
+  EXPECT_NE(verdict(program).find(wanted), std::string::npos) << wanted << "\nsaid: " << verdict(program);
+}
+
+TEST(Verify, RanksThatUpdatePartsOfWholeParametersGatherThem) {
+  for (const char* policy : {"zero1", "zero2"}) {
+    for (const StepProgram& program : on_four_ranks(policy)) {
+      ASSERT_EQ(verdict(program), "");
+      expect_verdict(without(program, ActionKind::kUnshard, "h.1"),
+                     "this rank updates a part of h.1, and nothing unshards it afterwards");
+    }
+  }
+}
+
+TEST(Verify, ParametersThatWereUpdatedByPartsAreNotUsedBeforeTheyAreGathered) {
+  StepProgram program = on_four_ranks("zero1").front();
+  const int64_t unshard = place_of(program, ActionKind::kUnshard, "root");
+  program.actions[static_cast<size_t>(unshard)] = {.kind = ActionKind::kForward, .unit = 0, .micro_batch = 1};
+  expect_verdict(program, "the parameters of root have not been gathered");
+}
+
+TEST(Verify, RanksThatUpdateAllOfAUnitGatherItsSum) {
+  for (const StepProgram& program : on_four_ranks("ddp")) {
+    ASSERT_EQ(verdict(program), "");
+    expect_verdict(without(program, ActionKind::kGatherSum, "h.0"),
+                   "it updates 33024 of the 33024 elements of h.0, but this rank has the sum of 8256");
+    StepProgram alone = program;
+    for (Action& action : alone.actions) {
+      if (action.kind == ActionKind::kGatherSum) action.transfers.clear();
+    }
+    expect_verdict(alone, "this rank has the sum of 2000");
+  }
+}
+
+TEST(Verify, UpdatesNeedMastersAndMomentsThatStayFromStepToStep) {
+  for (const char* policy : {"ddp", "zero1", "zero2", "fsdp"}) {
+    for (const StepProgram& program : on_four_ranks(policy)) {
+      for (const Role role : {Role::kMaster, Role::kMoments}) {
+        const auto is_it = [&](const Buffer& buffer) { return buffer.role == role && buffer.unit == 2; };
+        StepProgram damaged = program;
+        std::erase_if(damaged.buffers, is_it);
+        expect_verdict(damaged, fmt::format("the {} of h.1 are not kept", role));
+        damaged = program;
+        Buffer& buffer = *std::ranges::find_if(damaged.buffers, is_it);
+        buffer.from = buffer.to = std::ssize(damaged.actions) - 1;
+        expect_verdict(damaged, fmt::format("the {} of h.1 are not kept", role));
+      }
+    }
+  }
+}
+
+TEST(Verify, GathersNeedTheShardThatARankKeeps) {
+  for (StepProgram program : on_four_ranks("fsdp")) {
+    std::erase_if(program.buffers,
+                  [](const Buffer& buffer) { return buffer.role == Role::kShard && buffer.unit == 1; });
+    expect_verdict(program, "the shard of h.0 have no memory here");
+  }
+}
+
+TEST(Verify, NoBufferIsThereTwiceAtATime) {
+  for (const char* policy : {"ddp", "zero1", "zero2", "fsdp"}) {
+    for (const StepProgram& program : on_four_ranks(policy)) {
+      for (const Buffer& buffer : program.buffers) {
+        StepProgram damaged = program;
+        damaged.buffers.push_back(buffer);
+        expect_verdict(damaged, fmt::format("the {} of {} have two buffers at the same time", buffer.role,
+                                            program.units[static_cast<size_t>(buffer.unit)].name));
+      }
+    }
+  }
+}
+
 TEST(StepText, SaysWhichLineItCannotRead) {
   const std::string text = to_text(test::planned_step(kUnits, sharded_on_four()));
   const auto replaced = [&](const std::string& from, const std::string& to) {

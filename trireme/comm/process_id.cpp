@@ -1,9 +1,11 @@
 #include "trireme/comm/process_id.h"
 
 #include <fmt/format.h>
+#include <sched.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <sstream>
 
@@ -15,6 +17,14 @@ std::string first_line(const std::string& path) {
   std::string line;
   std::getline(file, line);
   return line;
+}
+
+bool shares_cores(pid_t pid) {
+  cpu_set_t ours, theirs, both;
+  if (::sched_getaffinity(0, sizeof ours, &ours) != 0) return true;
+  if (::sched_getaffinity(pid, sizeof theirs, &theirs) != 0) return true;
+  CPU_AND(&both, &ours, &theirs);
+  return CPU_COUNT(&both) > 0;
 }
 
 }  // namespace
@@ -36,6 +46,12 @@ ProcessId parse_process(const std::string& text) {
 bool has_died(const ProcessId& process) {
   if (process.pid <= 0 || process.started == 0 || process.host != host_identity()) return false;
   return started_at(process.pid) != process.started;
+}
+
+int64_t processes_on_our_cores(const std::vector<ProcessId>& processes) {
+  const std::string host = host_identity();
+  return std::ranges::count_if(
+      processes, [&](const ProcessId& process) { return process.host == host && shares_cores(process.pid); });
 }
 
 std::string host_identity() {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace trireme::comm {
 
@@ -22,6 +23,10 @@ ProcessId parse_process(const std::string& text);
 
 /// Whether the process has ended; false for a process of another host, of which nothing is known here.
 bool has_died(const ProcessId& process);
+
+/// How many of `processes`, this one among them, may run on cores of this one: those of this host whose
+/// affinity mask has a core of ours, or of which nothing is known.
+int64_t processes_on_our_cores(const std::vector<ProcessId>& processes);
 
 /// Equal for processes that see each other's pids and can open each other's descriptors and memory.
 std::string host_identity();

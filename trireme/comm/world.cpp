@@ -1,5 +1,6 @@
 #include "trireme/comm/world.h"
 
+#include <ATen/Parallel.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -15,6 +16,7 @@
 
 #include "trireme/base/build_info.h"
 #include "trireme/base/clock.h"
+#include "trireme/base/cores.h"
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
 #include "trireme/base/flight_record.h"
@@ -149,6 +151,15 @@ std::shared_ptr<FlightRecord> launchers_record(int64_t rank) {
   }
 }
 
+/// Torch would take all cores of each rank's affinity mask, and threads of ranks that share cores wait for
+/// each other. Ranks that were bound to cores of their own keep these, and OMP_NUM_THREADS is the user's
+/// word.
+void share_cores(const std::vector<ProcessId>& processes) {
+  if (Environment::process().get("OMP_NUM_THREADS")) return;
+  const int64_t sharing = processes_on_our_cores(processes);
+  if (sharing > 1) at::set_num_threads(static_cast<int>(std::max<int64_t>(1, usable_cores() / sharing)));
+}
+
 World::Seat take_seat(const plan::WorldSpec& spec, c10::Device device, double timeout_s, PeerOptions peers,
                       double deadline) {
   Rendezvous met = open_rendezvous(spec, deadline - monotonic_seconds());
@@ -165,6 +176,7 @@ World::Seat take_seat(const plan::WorldSpec& spec, c10::Device device, double ti
       .processes = {},
       .record = spec.launcher == "trireme" ? launchers_record(spec.rank) : nullptr};
   arrive(seat, "at " + met.where, deadline - monotonic_seconds());
+  share_cores(seat.processes);
   note_join(spec);
   return seat;
 }

@@ -33,7 +33,8 @@ class World {
   /// only. A process may join further worlds if every rank joins equally many, and be in two at a time if the
   /// launcher has passed on a listening socket. Throws CommError when another process has joined as this
   /// rank, EnvironmentError when ranks run different builds, LogicError for a deadline beyond a day. SIGPIPE
-  /// is ignored from here on unless the program handles it.
+  /// is ignored from here on unless the program handles it. Unless OMP_NUM_THREADS is set, torch's operators
+  /// use as many threads as this rank has cores, those that it shares with other ranks divided among them.
   static std::shared_ptr<World> join(const plan::WorldSpec& spec, c10::Device device, double timeout_s,
                                      PeerOptions peers = {});
 

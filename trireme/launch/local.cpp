@@ -7,9 +7,9 @@
 #include <random>
 
 #include "trireme/base/clock.h"
+#include "trireme/base/cores.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
-#include "trireme/launch/cores.h"
 #include "trireme/launch/listen.h"
 #include "trireme/launch/poll_set.h"
 #include "trireme/launch/rank_env.h"

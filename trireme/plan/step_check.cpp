@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "trireme/base/error.h"
 #include "trireme/plan/step_program.h"
@@ -31,6 +32,7 @@ class Verifier {
   void for_units(int64_t unit, const Body& body) const;
   void check_ranges() const;
   void check_sizes() const;
+  void check_overlaps() const;
   void check_action();
   void check_compute(const Action& action);
   bool is_through(int64_t unit) const;
@@ -39,13 +41,21 @@ class Verifier {
   void demand_whole(int64_t unit) const;
   void demand_memory(Role role, int64_t unit, int64_t micro_batch = Action::kOnceAStep) const;
   void demand_gradients(int64_t unit) const;
+  bool has_kept(Role role, int64_t unit) const;
+  int64_t elements(Role role, int64_t unit) const;
+  void reduce(const Action& action);
+  void gather_sum(const Action& action);
+  void unshard(int64_t unit);
+  void update(int64_t unit);
 
   const StepProgram& program_;
   int64_t at_ = 0;
   std::map<std::pair<int64_t, int64_t>, int> forwards_, backwards_, weights_,
-      taken_;  ///< by unit and micro-batch
-  std::map<int64_t, bool> reduced_, updated_;
+      taken_;                          ///< by unit and micro-batch
+  std::map<int64_t, int64_t> summed_;  ///< by unit that was reduced: elements of which this rank has the sum
+  std::set<int64_t> updated_;
   std::set<int64_t> gathered_;  ///< units whose parameters were, and are not freed yet
+  std::set<int64_t> stale_;     ///< units of whose whole parameters this rank has updated a part alone
 };
 
 bool Verifier::has(Role role, int64_t unit, int64_t micro_batch) const {
@@ -84,11 +94,23 @@ void Verifier::demand_gradients(int64_t unit) const {
 
 void Verifier::demand_whole(int64_t unit) const {
   demand_memory(Role::kParameters, unit);
-  const bool kept = std::ranges::any_of(program_.buffers, [&](const Buffer& buffer) {
-    return buffer.role == Role::kParameters && buffer.unit == unit && buffer.is_kept();
-  });
-  if (kept || gathered_.contains(unit)) return;
+  const bool whole = has_kept(Role::kParameters, unit) || gathered_.contains(unit);
+  if (whole && !stale_.contains(unit)) return;
   demand(false, fmt::format("the parameters of {} have not been gathered", name_of(unit)).c_str());
+}
+
+bool Verifier::has_kept(Role role, int64_t unit) const {
+  return std::ranges::any_of(program_.buffers, [&](const Buffer& buffer) {
+    return buffer.role == role && buffer.unit == unit && buffer.is_kept();
+  });
+}
+
+/// fp32 numbers in the buffer of a role that has memory now.
+int64_t Verifier::elements(Role role, int64_t unit) const {
+  const auto found = std::ranges::find_if(program_.buffers, [&](const Buffer& buffer) {
+    return buffer.role == role && buffer.unit == unit && buffer.has_memory_at(at_);
+  });
+  return found == program_.buffers.end() ? 0 : found->bytes / kFp32Bytes;
 }
 
 void Verifier::check_ranges() const {
@@ -122,6 +144,30 @@ void Verifier::check_ranges() const {
 void Verifier::check_sizes() const {
   if (has_countable_bytes(program_)) return;
   throw LogicError("[plan.step_program] the bytes of its buffers or transfers exceed 64 bits");
+}
+
+/// No two buffers of a unit hold the same at the same time.
+void Verifier::check_overlaps() const {
+  std::map<std::tuple<Role, int64_t, int64_t>, std::vector<const Buffer*>> alike;
+  for (const Buffer& buffer : program_.buffers) {
+    if (buffer.role != Role::kBoundary)
+      alike[{buffer.role, buffer.unit, buffer.micro_batch}].push_back(&buffer);
+  }
+  const auto overlap = [](const Buffer& a, const Buffer& b) {
+    return a.is_kept() || b.is_kept() || a.has_memory_at(b.from) || b.has_memory_at(a.from);
+  };
+  for (const auto& [key, buffers] : alike) {
+    for (size_t i = 1; i < buffers.size(); ++i) {
+      const Buffer& buffer = *buffers[i];
+      const auto end = buffers.begin() + static_cast<int64_t>(i);
+      const auto other = std::find_if(buffers.begin(), end,
+                                      [&](const Buffer* earlier) { return overlap(*earlier, buffer); });
+      if (other == end) continue;
+      throw LogicError(
+          "[plan.step_program] the {} of {} have two buffers at the same time, of {} and {} bytes; leave one",
+          buffer.role, name_of(buffer.unit), (*other)->bytes, buffer.bytes);
+    }
+  }
 }
 
 void Verifier::check_compute(const Action& action) {
@@ -160,6 +206,62 @@ bool Verifier::is_through(int64_t unit) const {
   return any;
 }
 
+/// Behind an all-to-all each rank has the sum of a part, which an all-gather makes whole.
+int64_t summed_by(const Action& action, int64_t elements, int64_t whole) {
+  for (const Transfer& transfer : action.transfers) {
+    const int64_t ranks = std::max<int64_t>(transfer.ranks, 1);
+    if (transfer.collective == Collective::kAllToAll || transfer.collective == Collective::kReduceScatter)
+      elements /= ranks;
+    if (transfer.collective == Collective::kAllGather)
+      elements = elements > whole / ranks ? whole : elements * ranks;
+  }
+  return elements;
+}
+
+void Verifier::reduce(const Action& action) {
+  demand_memory(Role::kReduced, action.unit);
+  const int64_t whole = program_.units[static_cast<size_t>(action.unit)].numel;
+  summed_[action.unit] = summed_by(action, whole, whole);
+}
+
+void Verifier::gather_sum(const Action& action) {
+  const auto summed = summed_.find(action.unit);
+  demand(summed != summed_.end(), "it has not been reduced");
+  const int64_t whole = program_.units[static_cast<size_t>(action.unit)].numel;
+  summed->second = summed_by(action, summed->second, whole);
+}
+
+void Verifier::unshard(int64_t unit) {
+  demand_memory(Role::kParameters, unit);
+  if (!has_kept(Role::kParameters, unit)) demand_memory(Role::kShard, unit);
+  gathered_.insert(unit);
+  stale_.erase(unit);
+}
+
+/// The optimizer changes as many elements of a unit as the reduced gradient has.
+void Verifier::update(int64_t unit) {
+  demand(unit != Action::kWholeModel, "units are updated one by one");
+  const ProgramUnit& updated = program_.units[static_cast<size_t>(unit)];
+  const auto summed = summed_.find(unit);
+  demand(!updated.trainable || summed != summed_.end(), "its gradients have not been reduced");
+  demand(updated_.insert(unit).second, "it occurs twice");
+  demand_memory(Role::kReduced, unit);
+  if (!updated.trainable) return;
+  for (const Role role : {Role::kMaster, Role::kMoments}) {
+    if (!has_kept(role, unit))
+      demand(false, fmt::format("the {} of {} are not kept", role, updated.name).c_str());
+  }
+  const int64_t changed = elements(Role::kReduced, unit), master = elements(Role::kMaster, unit);
+  if (summed->second != changed || master != changed) {
+    demand(false, fmt::format("it updates {} of the {} elements of {}, but this rank has the sum of {} and "
+                              "masters of {}",
+                              changed, updated.numel, updated.name, summed->second, master)
+                      .c_str());
+  }
+  const bool holds_whole = has_kept(Role::kParameters, unit) || gathered_.contains(unit);
+  if (changed < updated.numel && holds_whole) stale_.insert(unit);
+}
+
 void Verifier::check_action() {
   const Action& action = program_.actions[static_cast<size_t>(at_)];
   const int64_t unit = action.unit;
@@ -174,23 +276,17 @@ void Verifier::check_action() {
       demand(++taken_[key] == 1, "it occurs twice");
       demand_gradients(unit);
       if (action.kind == ActionKind::kAccumulate) return;
-      demand_memory(Role::kReduced, unit);
-      reduced_[unit] = true;
-      return;
+      return reduce(action);
     }
     case ActionKind::kGatherSum:
-      return demand(reduced_[unit], "it has not been reduced");
+      return gather_sum(action);
     case ActionKind::kUpdate:
-      demand(unit != Action::kWholeModel, "units are updated one by one");
-      demand(!program_.units[static_cast<size_t>(unit)].trainable || reduced_[unit],
-             "its gradients have not been reduced");
-      demand(!std::exchange(updated_[unit], true), "it occurs twice");
-      return demand_memory(Role::kReduced, unit);
+      return update(unit);
     case ActionKind::kUnshard:
-      gathered_.insert(unit);
-      return demand_memory(Role::kParameters, unit);
+      return unshard(unit);
     case ActionKind::kReshard:
       gathered_.erase(unit);
+      if (!has_kept(Role::kParameters, unit)) stale_.erase(unit);
       return demand_memory(Role::kParameters, unit);
     case ActionKind::kSend:
       return demand(forwards_[{unit, action.micro_batch}] > 0, "it has not computed anything to send");
@@ -202,9 +298,15 @@ void Verifier::check_action() {
 void Verifier::check_end() const {
   if (!trains()) return;
   for (int64_t unit = 0; unit < std::ssize(program_.units); ++unit) {
-    if (program_.units[static_cast<size_t>(unit)].trainable && !reduced_.contains(unit))
+    if (program_.units[static_cast<size_t>(unit)].trainable && !summed_.contains(unit))
       throw LogicError("[plan.step_program] the gradients of {} are never reduced", name_of(unit));
     if (!updated_.contains(unit)) throw LogicError("[plan.step_program] {} is never updated", name_of(unit));
+    if (stale_.contains(unit)) {
+      throw LogicError(
+          "[plan.step_program] this rank updates a part of {}, and nothing unshards it afterwards: the next "
+          "step would begin with parameters that other ranks have changed meanwhile",
+          name_of(unit));
+    }
   }
   for (const auto& [key, count] : forwards_) {
     if (key.first == Action::kWholeModel || !program_.units[static_cast<size_t>(key.first)].trainable)
@@ -219,6 +321,7 @@ void Verifier::check_end() const {
 void Verifier::run() {
   check_ranges();
   check_sizes();
+  check_overlaps();
   for (at_ = 0; at_ < std::ssize(program_.actions); ++at_) check_action();
   check_end();
 }

@@ -219,8 +219,9 @@ std::string recording_obstacle(const StepProgram& program);
 /// counted from them fits, too.
 bool has_countable_bytes(const StepProgram& program);
 
-/// Throws LogicError naming the first action that uses a buffer without memory, reduces gradients that are
-/// not complete, comes twice, or is missing.
+/// Throws LogicError naming the first action that uses a buffer without memory or parameters that other ranks
+/// have changed meanwhile, reduces gradients that are not complete, updates elements of which this rank has
+/// no sum over the ranks, comes twice, or is missing; or a buffer that is there twice.
 void verify(const StepProgram& program);
 
 /// One line a unit, buffer, pass and action; columns line up. step_program_from_text() reads it back.

@@ -1,4 +1,4 @@
-#include "trireme/launch/cores.h"
+#include "trireme/base/cores.h"
 
 #include <sched.h>
 
@@ -10,7 +10,7 @@
 
 #include "trireme/base/host.h"
 
-namespace trireme::launch {
+namespace trireme {
 namespace {
 
 int64_t cores_in_affinity_mask() {
@@ -52,4 +52,4 @@ int64_t usable_cores(const std::string& root) {
   return std::max<int64_t>(1, cores);
 }
 
-}  // namespace trireme::launch
+}  // namespace trireme

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace trireme::launch {
+namespace trireme {
 
 /// The quota in cores of a cgroup-v2 file cpu.max ("150000 100000" is 1.5), or nothing for "max" and
 /// unreadable text.
@@ -15,4 +15,4 @@ std::optional<double> quota_of_cpu_max(std::string_view text);
 /// system are looked for under `root`.
 int64_t usable_cores(const std::string& root = "");
 
-}  // namespace trireme::launch
+}  // namespace trireme
