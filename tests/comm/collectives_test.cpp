@@ -94,20 +94,16 @@ TEST(Collectives, MaximaAndMinimaKeepNanAndTheOrderOfAllNumbers) {
           at::Tensor most = mine.clone(), least = mine.clone();
           group->all_reduce(most, ReduceOp::kMax);
           group->all_reduce(least, ReduceOp::kMin);
-          const double last = static_cast<double>(group->size() - 1);
-          const auto expected = [&](const std::vector<double>& head) {
-            at::Tensor all = at::zeros({count}, type);
-            all.narrow(0, 0, 5).copy_(at::tensor(head, at::kDouble));
-            return all;
+          const auto last = static_cast<double>(group->size() - 1);
+          const auto others = [](const at::Tensor& all) { return all.narrow(0, 1, 5); };
+          const auto wanted = [&](const std::vector<double>& values) {
+            return at::tensor(values, at::kDouble).to(type);
           };
           EXPECT_TRUE(most[0].isnan().item<bool>() && least[0].isnan().item<bool>()) << count << type;
           EXPECT_TRUE(
-              at::equal(most.narrow(0, 1, 4),
-                        expected({0.0, -1.0, last - 0.5, inf, last > 0.0 ? 0.0 : -inf}).narrow(0, 1, 4)));
+              at::equal(others(most), wanted({-1.0, last - 0.5, inf, last > 0.0 ? 0.0 : -inf, last * 1e-3})));
           EXPECT_TRUE(
-              at::equal(least.narrow(0, 1, 4),
-                        expected({0.0, -1.0 - last, -0.5, last > 0.0 ? 0.0 : inf, -inf}).narrow(0, 1, 4)));
-          EXPECT_TRUE(at::equal(most[5], at::tensor(last * 1e-3, at::kDouble).to(type)));
+              at::equal(others(least), wanted({-1.0 - last, -0.5, last > 0.0 ? 0.0 : inf, -inf, 0.0})));
           EXPECT_EQ(most.narrow(0, 6, count - 6).count_nonzero().item<int64_t>(), 0);
         }
       }
