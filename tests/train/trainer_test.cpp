@@ -100,6 +100,24 @@ TEST_F(TrainerTest, RunningAheadChangesNoRecordAndNoWeight) {
   }
 }
 
+/// Also where the last step follows a validation, which leaves parameters gathered, or is the first.
+TEST_F(TrainerTest, SendsInAFullStepWhatIsPredicted) {
+  struct Case {
+    int64_t steps, val_every;
+  };
+  config_.train.sample_tokens = 0;
+  for (const auto policy : {plan::PolicyName::kZero1, plan::PolicyName::kZero3}) {
+    config_.parallel.policy = policy;
+    for (const Case& run_of : {Case{1, 0}, Case{3, 1}, Case{4, 0}}) {
+      config_.train.steps = run_of.steps;
+      config_.train.val_every = run_of.val_every;
+      const RunCost cost = run(2).summary.cost;
+      EXPECT_EQ(cost.measured_wire_bytes, cost.predicted_wire_bytes)
+          << run_of.steps << " steps, validated every " << run_of.val_every;
+    }
+  }
+}
+
 TEST_F(TrainerTest, RunningAheadTimesStepsFromEndToEnd) {
   run_ahead_ = true;
   const TrainResult result = run(2);

@@ -285,7 +285,7 @@ Facts wire_facts(const RunRecord& run) {
   if (!run.summary) return facts;
   const RunSummary& summary = *run.summary;
   if (summary.cost.measured_wire_bytes > 0 || summary.cost.predicted_wire_bytes > 0) {
-    facts.emplace_back("sent by rank 0 per step",
+    facts.emplace_back("sent by a rank per step",
                        fmt::format("{} predicted, {} measured", bytes_of(summary.cost.predicted_wire_bytes),
                                    bytes_of(summary.cost.measured_wire_bytes)));
   }
