@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string_view>
 #include <type_traits>
@@ -136,6 +137,8 @@ enum class CommHook {
 template <>
 inline constexpr auto kNames<CommHook> = std::to_array<std::string_view>({"none", "fp16", "int8", "topk",
                                                                           "powersgd", "local_sgd"});
+/// Elements that share a scale of four bytes under kInt8.
+inline constexpr int64_t kInt8ScaleBlock = 256;
 /// Whether gradients are reduced plainly in the first steps (parallel.hook_start).
 constexpr bool starts_late(CommHook hook) {
   return hook == CommHook::kTopK || hook == CommHook::kPowerSgd;

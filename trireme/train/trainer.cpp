@@ -499,15 +499,16 @@ RunCost Trainer::cost() const {
   const plan::StateBytes held = model_.state_bytes();
   cost.measured = {held.parameters, held.gradients, held.optimizer};
   // Ranks of a pipeline send and are predicted to send different amounts, and all may have different rows.
-  const auto ranks = comm::gather_scalars(*parts_.mesh.all, {static_cast<double>(step_wire_bytes_),
-                                                             static_cast<double>(cost.predicted_wire_bytes),
-                                                             static_cast<double>(model_.activation_bytes())});
+  const auto ranks =
+      comm::gather_scalars(*parts_.mesh.all, {static_cast<double>(step_wire_bytes_),
+                                              static_cast<double>(cost.predicted_wire_bytes.value_or(0)),
+                                              static_cast<double>(model_.activation_bytes())});
   const auto largest = [&](size_t place) {
     const auto rank = std::ranges::max_element(ranks, {}, [&](const auto& row) { return row[place]; });
     return static_cast<int64_t>((*rank)[place]);
   };
   cost.measured_wire_bytes = largest(0);
-  cost.predicted_wire_bytes = largest(1);
+  if (cost.predicted_wire_bytes) cost.predicted_wire_bytes = largest(1);
   if (const int64_t kept = largest(2); kept > 0) cost.measured_activation_bytes = kept;
   cost.measured_copy_bytes = checkpoints_.copy_bytes();
   cost.baseline_bytes = baseline_bytes_;
