@@ -105,6 +105,43 @@ TEST(StepProgram, OneOfThreeMicroBatchesStandsForMore) {
   });
 }
 
+TEST(StepProgram, HooksSendGradientsInFewerBytes) {
+  constexpr int64_t kWhole = 8000 + 2 * 33024 + 16000;
+  EngineSetting setting = sharded_on_four();
+  setting.compute_bytes = setting.wire_bytes = 4;
+  setting.policy = find_policy("zero2");
+  const auto sent = [&](CommHook hook) {
+    setting.hook = hook;
+    const StepProgram program = test::planned_step(kUnits, setting);
+    if (hook_obstacle(setting.policy, hook).empty()) {
+      EXPECT_EQ(verdict(program), "");
+    }
+    return sent_bytes(program, setting, 1);
+  };
+  const int64_t gathered = 4 * kWhole / 4 * 3;  // of four bytes, three quarters go to others
+  EXPECT_EQ(sent(CommHook::kNone), 2 * gathered);
+  EXPECT_EQ(sent(CommHook::kFp16), gathered + gathered / 2);
+  const int64_t blocks = 8 + 2 * 33 + 16;  // of 256 in shards of 2000, 8256 and 4000 elements
+  EXPECT_EQ(sent(CommHook::kInt8), gathered + 3 * blocks * (256 + 4));
+  EXPECT_EQ(sent(CommHook::kTopK), std::nullopt);
+  EXPECT_EQ(sent(CommHook::kPowerSgd), std::nullopt);
+  EXPECT_EQ(sent(CommHook::kLocalSgd), std::nullopt) << "ranks that shard cannot train alone";
+  setting.policy = find_policy("ddp");
+  EXPECT_EQ(sent(CommHook::kLocalSgd), 2 * gathered) << "an average of fp32 masters";
+}
+
+TEST(StepProgram, BackendsSumInTheDtypeOfTheWire) {
+  EngineSetting setting = sharded_on_four();
+  setting.policy = find_policy("zero2");
+  const int64_t ordered = test::planned_step(kUnits, setting).wire_bytes();
+  setting.reduction = Reduction::kBackend;
+  const StepProgram on_cpus = test::planned_step(kUnits, setting);
+  EXPECT_EQ(verdict(on_cpus), "");
+  EXPECT_EQ(on_cpus.wire_bytes(), ordered + ordered / 2) << "Gloo reduces all of it everywhere";
+  setting.device = Device::kCuda;
+  EXPECT_EQ(test::planned_step(kUnits, setting).wire_bytes(), ordered);
+}
+
 TEST(StepProgram, GathersAheadOnlyBesideComputation) {
   EngineSetting setting = sharded_on_four();
   const auto at_forward_of = [&](const char* unit) {

@@ -28,6 +28,15 @@ TEST_F(ImageRuns, CountEverySampleOfAnEpochOnceAndValidateAfterIt) {
   EXPECT_EQ(result.summary.final_val_top1, recorder_.steps.back().val_top1);
 }
 
+/// The last step has 4 images in 2 micro-batches, all others 6 in 3.
+TEST_F(ImageRuns, MeasureWhatAFullStepSendsThoughTheLastIsShort) {
+  config_.train.epochs = 1;
+  config_.train.micro_batch = 1;
+  config_.parallel.policy = plan::PolicyName::kFsdp;
+  const RunCost cost = train_on(2).summary.cost;
+  EXPECT_EQ(cost.measured_wire_bytes, cost.predicted_wire_bytes);
+}
+
 /// What is checked before ranks are started is what they then read.
 TEST_F(ImageRuns, BeginWithWeightsOfARunWithTheSameNormAlone) {
   config_.train.epochs = 1;

@@ -100,6 +100,54 @@ TEST_F(TrainerTest, RunningAheadChangesNoRecordAndNoWeight) {
   }
 }
 
+/// Also where the last step follows a validation, which leaves parameters gathered, or is the first.
+TEST_F(TrainerTest, SendsInAFullStepWhatIsPredicted) {
+  struct Case {
+    int64_t steps, val_every;
+  };
+  config_.train.sample_tokens = 0;
+  for (const auto policy : {plan::PolicyName::kZero1, plan::PolicyName::kZero3}) {
+    config_.parallel.policy = policy;
+    for (const Case& run_of : {Case{1, 0}, Case{3, 1}, Case{4, 0}}) {
+      config_.train.steps = run_of.steps;
+      config_.train.val_every = run_of.val_every;
+      const RunCost cost = run(2).summary.cost;
+      EXPECT_EQ(cost.measured_wire_bytes, cost.predicted_wire_bytes)
+          << run_of.steps << " steps, validated every " << run_of.val_every;
+    }
+  }
+}
+
+TEST_F(TrainerTest, SendsWhatIsPredictedAlsoWhereGradientsTravelInAnotherWay) {
+  struct Case {
+    plan::PolicyName policy;
+    plan::CommHook hook;
+    plan::Reduction reduction = plan::Reduction::kOrdered;
+  };
+  using plan::CommHook;
+  using plan::PolicyName;
+  config_.train.steps = 5;
+  config_.train.val_every = 0;
+  config_.train.sample_tokens = 0;
+  config_.parallel.local_steps = 2;
+  config_.parallel.hook_start = 2;
+  for (const Case& run_of :
+       {Case{PolicyName::kDdp, CommHook::kFp16}, Case{PolicyName::kZero2, CommHook::kFp16},
+        Case{PolicyName::kDdp, CommHook::kInt8}, Case{PolicyName::kZero3, CommHook::kInt8},
+        Case{PolicyName::kDdp, CommHook::kLocalSgd}, Case{PolicyName::kDdp, CommHook::kTopK},
+        Case{PolicyName::kZero3, CommHook::kTopK}, Case{PolicyName::kDdp, CommHook::kPowerSgd},
+        Case{PolicyName::kZero3, CommHook::kNone, plan::Reduction::kBackend}}) {
+    SCOPED_TRACE(fmt::format("{} {} {}", run_of.policy, run_of.hook, run_of.reduction));
+    config_.parallel.policy = run_of.policy;
+    config_.parallel.comm_hook = run_of.hook;
+    config_.comm.reduction = run_of.reduction;
+    const RunCost cost = run(2).summary.cost;
+    EXPECT_GT(cost.measured_wire_bytes, 0);
+    EXPECT_EQ(cost.predicted_wire_bytes.has_value(), !plan::starts_late(run_of.hook));
+    EXPECT_EQ(cost.predicted_wire_bytes.value_or(cost.measured_wire_bytes), cost.measured_wire_bytes);
+  }
+}
+
 TEST_F(TrainerTest, RunningAheadTimesStepsFromEndToEnd) {
   run_ahead_ = true;
   const TrainResult result = run(2);

@@ -42,18 +42,20 @@ struct StepRecord {
   }
 };
 
-/// What a run's parallel layout cost rank 0, next to what plan/memory.h predicts.
+/// What a run's parallel layout cost a rank, rank 0 where nothing else is said, next to what plan/memory.h
+/// predicts.
 struct RunCost {
   struct State {
     int64_t parameters = 0, gradients = 0, optimizer = 0;
     int64_t total() const { return parameters + gradients + optimizer; }
   };
-  State predicted, measured;               ///< bytes held between steps
-  int64_t predicted_wire_bytes = 0;        ///< sent in a step; what communication hooks save is not counted
-  int64_t measured_wire_bytes = 0;         ///< sent in the last step
+  State predicted, measured;  ///< bytes held between steps
+  /// Sent in a step, with local SGD in one that averages. None: no formula tells for this communication hook.
+  std::optional<int64_t> predicted_wire_bytes = 0;
+  int64_t measured_wire_bytes = 0;         ///< sent in a full step by the rank that sends most
   int64_t predicted_activation_bytes = 0;  ///< kept for backward by one micro-batch, without the loss
-  /// Measured by torch's allocator: bytes that a forward pass took and still held at its end. None: not
-  /// measured, since the profiler ran.
+  /// Measured by torch's allocator: bytes that a forward pass took and still held at its end, on the rank
+  /// where that was most. None: not measured, since the profiler ran.
   std::optional<int64_t> measured_activation_bytes = {};
   /// The copy that checkpoints are written from: predicted for the largest rank, measured on rank 0. 0:
   /// nothing was saved.

@@ -30,7 +30,7 @@ Json to_json(const report::CostRow& row) {
   return {{"policy", row.policy},
           {"state_bytes", {{"measured", to_json(cost.measured)}, {"predicted", to_json(cost.predicted)}}},
           {"wire_bytes_per_step",
-           {{"measured", cost.measured_wire_bytes}, {"predicted", cost.predicted_wire_bytes}}},
+           {{"measured", cost.measured_wire_bytes}, {"predicted", number(cost.predicted_wire_bytes)}}},
           {"gathered_bytes_predicted", cost.predicted_gathered_bytes},
           {"activation_bytes_predicted", cost.predicted_activation_bytes},
           {"activation_bytes_measured", number(cost.measured_activation_bytes)},

@@ -200,7 +200,7 @@ report::CostRow predicted_cost(const plan::Config& config, const RunPlan& run, c
   report::CostRow row;
   row.policy = policy.label();
   row.cost.predicted = {state.parameters, state.gradients, state.optimizer};
-  row.cost.predicted_wire_bytes = program.wire_bytes(run.batch.accumulation);
+  row.cost.predicted_wire_bytes = plan::sent_bytes(program, setting, run.batch.accumulation);
   row.cost.predicted_activation_bytes = needed.activations;
   row.cost.predicted_gathered_bytes = needed.gathered;
   row.cost.predicted_peak_bytes = needed.peak() - (run.device == Device::kCuda ? needed.baseline : 0);

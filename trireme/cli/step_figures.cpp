@@ -32,9 +32,17 @@ int64_t sent_for(const StepView& view, std::initializer_list<ActionKind> kinds) 
 }  // namespace
 
 Sent sent_by(const StepView& view) {
-  return {.parameters = sent_for(view, {ActionKind::kUnshard}),
-          .gradients = sent_for(view, {ActionKind::kReduce, ActionKind::kGatherSum}),
-          .boundaries = sent_for(view, {ActionKind::kSend, ActionKind::kRecv})};
+  Sent sent{.parameters = sent_for(view, {ActionKind::kUnshard}),
+            .gradients = sent_for(view, {ActionKind::kReduce, ActionKind::kGatherSum}),
+            .boundaries = sent_for(view, {ActionKind::kSend, ActionKind::kRecv})};
+  if (!view.planned) return sent;
+  const auto& [config, run] = *view.planned;
+  const auto setting = plan::engine_setting(config, run.mesh, run.batch.accumulation, run.device);
+  const std::optional<int64_t> all = plan::sent_bytes(view.program, setting, view.micro_batches);
+  if (!all) sent.gradients.reset();
+  // What no action of the program sends are averages.
+  if (all) sent.parameters += *all - view.program.wire_bytes(view.micro_batches);
+  return sent;
 }
 
 StepMemory::StepMemory(const StepProgram& program)

@@ -12,10 +12,14 @@ namespace trireme::cli {
 
 std::string unit_name(const plan::StepProgram& program, int64_t unit);
 
-/// Bytes that a rank sends a step.
+/// Bytes that a rank sends a step. With local SGD parameters are those of a step that averages them.
 struct Sent {
-  int64_t parameters, gradients, boundaries;
-  int64_t total() const { return parameters + gradients + boundaries; }
+  int64_t parameters;
+  std::optional<int64_t> gradients;  ///< none: no formula tells for the communication hook
+  int64_t boundaries;
+  std::optional<int64_t> total() const {
+    return gradients ? std::optional(parameters + *gradients + boundaries) : std::nullopt;
+  }
 };
 
 Sent sent_by(const StepView& view);

@@ -107,6 +107,7 @@ class StepText {
   std::string wide_table(const std::vector<Row>& rows) const;
   std::string narrow_table(const std::vector<Row>& rows) const;
   const Pass* earlier_like(const Pass& pass) const;
+  std::string hook_note() const;
   std::string totals() const;
   std::string peak() const;
   std::string ranges() const;
@@ -274,16 +275,27 @@ std::string StepText::passes() {
   return text;
 }
 
+/// Which of the steps is meant where a communication hook makes them differ.
+std::string StepText::hook_note() const {
+  if (!view_.planned || view_.planned->run.mesh.dp_size() == 1) return "";
+  const plan::ParallelConfig& parallel = view_.planned->config.parallel;
+  if (parallel.comm_hook == plan::CommHook::kLocalSgd)
+    return fmt::format(" (every {} steps)", parallel.local_steps);
+  if (plan::starts_late(parallel.comm_hook))
+    return fmt::format(" (reductions are those before {} starts)", parallel.comm_hook);
+  return "";
+}
+
 std::string StepText::totals() const {
   const Sent sent = sent_by(view_);
-  std::string of_what =
-      fmt::format("parameters {}, gradients {}", bytes_text(sent.parameters), bytes_text(sent.gradients));
+  std::string of_what = fmt::format("parameters {}, gradients {}", bytes_text(sent.parameters),
+                                    sent.gradients ? bytes_text(*sent.gradients) : "-");
   if (sent.boundaries > 0) of_what += fmt::format(", between stages {}", bytes_text(sent.boundaries));
   const std::string obstacle = obstacle_to_recording(view_);
   const Action& action = action_at(program_, memory_.peak());
   report::Table table({{"per step"}, {"on a rank"}});
-  table.add_row(
-      {"sends", sent.total() == 0 ? "nothing" : fmt::format("{}: {}", bytes_text(sent.total()), of_what)});
+  const std::string all = sent.total() ? bytes_text(*sent.total()) : "-";
+  table.add_row({"sends", sent.total() == 0 ? "nothing" : fmt::format("{}: {}", all, of_what) + hook_note()});
   table.add_row({"peak", fmt::format("{} at {}, {} of {}", bytes_text(memory_.total(memory_.peak())),
                                      memory_.peak(), action.kind, unit_name(program_, action.unit))});
   if (view_.planned) {

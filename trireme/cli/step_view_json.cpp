@@ -111,10 +111,11 @@ std::string to_json(const StepView& view) {
   json["units"] = units_json(view);
   json["buffers"] = buffers_json(view.program);
   json["passes"] = passes_json(view.program, memory);
+  const auto known = [](std::optional<int64_t> bytes) { return bytes ? Json(*bytes) : Json(); };
   json["sent_bytes_per_step"] = {{"parameters", sent.parameters},
-                                 {"gradients", sent.gradients},
+                                 {"gradients", known(sent.gradients)},
                                  {"boundaries", sent.boundaries},
-                                 {"total", sent.total()}};
+                                 {"total", known(sent.total())}};
   json["peak"] = {{"action", memory.peak()}, {"held_bytes", json_of(memory.at(memory.peak()))}};
   json["recording_obstacle"] = obstacle.empty() ? Json() : Json(obstacle);
   return json.dump(2);

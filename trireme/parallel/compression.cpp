@@ -14,8 +14,6 @@
 namespace trireme::parallel {
 namespace {
 
-constexpr int64_t kScaleBlock = 256;
-
 /// The sum of rows (n, m) fp32 in the order of kernels/tree_sum.h.
 at::Tensor tree_of_rows(const at::Tensor& rows) {
   const int64_t count = rows.size(0);
@@ -79,10 +77,11 @@ class Int8 : public WithError {
   using WithError::WithError;
   void reduce(comm::Group& group, at::Tensor& shard, const at::Tensor& grad) override {
     const int64_t ranks = group.size(), count = shard.numel();
-    const int64_t blocks = (count + kScaleBlock - 1) / kScaleBlock;
+    const int64_t blocks = (count + plan::kInt8ScaleBlock - 1) / plan::kInt8ScaleBlock;
     const at::Tensor all = wanted(grad);
-    const at::Tensor padded = at::constant_pad_nd(all.view({ranks, count}), {0, blocks * kScaleBlock - count})
-                                  .view({ranks, blocks, -1});
+    const at::Tensor padded =
+        at::constant_pad_nd(all.view({ranks, count}), {0, blocks * plan::kInt8ScaleBlock - count})
+            .view({ranks, blocks, -1});
     at::Tensor scales = padded.abs().amax(2, /*keepdim=*/true).div_(127.0);  // (n, blocks, 1)
     at::Tensor codes = (padded / scales.clamp_min(1e-38)).round_().clamp_(-127, 127).to(at::kChar);
     const at::Tensor sent = (codes.to(at::kFloat) * scales).view({ranks, -1}).narrow(1, 0, count);

@@ -294,7 +294,7 @@ class DataParallel {
   /// in use or gathered ahead; all of them where the policy keeps parameters whole.
   int64_t most_gathered_bytes() const;
   /// Bytes that this rank has sent so far for gradients and parameters, counted where they are sent
-  /// (comm::Group::traffic).
+  /// (comm::Group::traffic), without broadcasts, by which ranks agree now and then.
   int64_t sent_bytes() const;
   /// Bytes of device memory that this rank holds outside torch's allocator, for peers to read.
   int64_t symmetric_bytes() const;

@@ -162,10 +162,12 @@ plan::EngineSetting DataParallel::setting() const {
           .reduces_once = options_.reduce_when == ReduceWhen::kOncePerStep,
           .sums_in_fp32 = options_.accumulate == plan::SumDtype::kFp32,
           .hook = options_.hook.hook,
+          .reduction = options_.reduction,
           .prefetch = options_.prefetch,
           .beside = beside_,
           .use_from = use_from_,
-          .stays = stays_};
+          .stays = stays_,
+          .device = options_.device.is_cpu() ? plan::Device::kCpu : plan::Device::kCuda};
 }
 
 /// Notices what optimizers of torch write to pieces. Nothing announces the use of buckets, so they are

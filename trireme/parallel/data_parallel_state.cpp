@@ -23,7 +23,9 @@ plan::StateBytes DataParallel::state_bytes() const {
 int64_t DataParallel::sent_bytes() const {
   int64_t bytes = 0;
   for (const comm::Group* group : groups()) {
-    for (const auto& [kind, traffic] : group->traffic()) bytes += traffic.bytes;
+    for (const auto& [kind, traffic] : group->traffic()) {
+      if (kind != plan::Collective::kBroadcast) bytes += traffic.bytes;  // what ranks agree on once
+    }
   }
   return bytes;
 }

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string_view>
 #include <type_traits>
@@ -136,6 +137,12 @@ enum class CommHook {
 template <>
 inline constexpr auto kNames<CommHook> = std::to_array<std::string_view>({"none", "fp16", "int8", "topk",
                                                                           "powersgd", "local_sgd"});
+/// Elements that share a scale of four bytes under kInt8.
+inline constexpr int64_t kInt8ScaleBlock = 256;
+/// Whether gradients are reduced plainly in the first steps (parallel.hook_start).
+constexpr bool starts_late(CommHook hook) {
+  return hook == CommHook::kTopK || hook == CommHook::kPowerSgd;
+}
 
 /// In how many bits an optimizer keeps its numbers for each element. Formats with fewer bits than fp32 are
 /// rounded to at random; kInt8: eight neighbours share a power of two (kernels/moment_format.h).

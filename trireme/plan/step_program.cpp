@@ -16,6 +16,20 @@ namespace {
 
 using Event = UseOrder::Event;
 
+/// Of a unit's whole gradient as it travels. Hooks that start late send it as it is until then.
+int64_t gradient_bytes(const EngineSetting& setting, const UnitBuffers& memory) {
+  switch (setting.hook) {
+    case CommHook::kFp16:
+      return 2 * memory.whole;
+    case CommHook::kInt8: {
+      const int64_t blocks = (memory.shard + kInt8ScaleBlock - 1) / kInt8ScaleBlock;
+      return setting.shard_ranks() * blocks * (kInt8ScaleBlock + kFp32Bytes);
+    }
+    default:
+      return setting.wire_bytes * memory.whole;
+  }
+}
+
 /// Writes a program action by action and knows what has memory meanwhile.
 class Writer {
  public:
@@ -75,6 +89,7 @@ class Writer {
   void complete(int64_t unit, bool last);
   void reduce_ready(bool last);
   void reduce(int64_t unit, bool last);
+  std::vector<Transfer> reduction(const UnitBuffers& memory) const;
   void finish_reductions(size_t left);
   std::vector<int64_t> completions() const;
   std::vector<int64_t> backward_uses() const;
@@ -324,22 +339,34 @@ void Writer::reduce_ready(bool last) {
     reduce(order_.reductions[launched_++], last);
 }
 
-/// fp32 numbers of a shard travel between replicas after they were summed.
+std::vector<Transfer> Writer::reduction(const UnitBuffers& memory) const {
+  if (setting_.reduces_locally()) return {};
+  const int64_t shards = setting_.shard_ranks(), replicas = setting_.replicas();
+  const auto sent = [](Collective collective, int64_t ranks, int64_t bytes) {
+    return Transfer{collective, ranks, plan::wire_bytes(collective, bytes, ranks)};
+  };
+  if (setting_.reduction == Reduction::kBackend && setting_.hook == CommHook::kNone) {
+    Transfer scatter = sent(Collective::kReduceScatter, shards, setting_.wire_bytes * memory.whole);
+    // torch's Gloo reduces all of it on every rank.
+    if (setting_.device == Device::kCpu) scatter.bytes *= 2;
+    return {scatter, sent(Collective::kAllReduce, replicas, setting_.wire_bytes * memory.shard)};
+  }
+  // fp32 numbers of a shard travel between replicas after they were summed.
+  const int64_t shard = kFp32Bytes * memory.shard;
+  return {sent(Collective::kAllToAll, shards, gradient_bytes(setting_, memory)),
+          sent(Collective::kAllToAll, replicas, shard), sent(Collective::kAllGather, replicas, shard)};
+}
+
 void Writer::reduce(int64_t unit, bool last) {
   const UnitBuffers& memory = this->memory(unit);
   if (!reduces(last)) return add(ActionKind::kAccumulate, unit, Lane::kCompute);
   if (is_open(Role::kSum, unit) && copies_sum()) hold_whole_gradients(unit);
-  const int64_t shards = setting_.shard_ranks(), replicas = setting_.replicas();
-  const int64_t whole = setting_.wire_bytes * memory.whole, shard = kFp32Bytes * memory.shard;
   reduced_[unit] = next();
-  std::vector<Transfer> transfers = {
-      {Collective::kAllToAll, shards, plan::wire_bytes(Collective::kAllToAll, whole, shards)},
-      {Collective::kAllToAll, replicas, plan::wire_bytes(Collective::kAllToAll, shard, replicas)},
-      {Collective::kAllGather, replicas, plan::wire_bytes(Collective::kAllGather, shard, replicas)}};
-  if (setting_.reduces_locally()) transfers.clear();
-  add(ActionKind::kReduce, unit, Lane::kReduce, std::move(transfers));
-  if (last && setting_.gathers_sum())
-    add(ActionKind::kGatherSum, unit, Lane::kUnshard, gather(kFp32Bytes * memory.whole, shards));
+  add(ActionKind::kReduce, unit, Lane::kReduce, reduction(memory));
+  if (last && setting_.gathers_sum()) {
+    add(ActionKind::kGatherSum, unit, Lane::kUnshard,
+        gather(kFp32Bytes * memory.whole, setting_.shard_ranks()));
+  }
   in_flight_.push_back(unit);
   finish_reductions(setting_.beside ? static_cast<size_t>(kReductionsInFlight) : 0);
 }
@@ -478,6 +505,21 @@ int64_t StepProgram::wire_bytes(int64_t micro_batches) const {
   const bool beyond =
       __builtin_mul_overflow(repeated, middle, &sum) || __builtin_add_overflow(sum, wire_bytes(), &sum);
   return beyond ? std::numeric_limits<int64_t>::max() : sum;
+}
+
+std::optional<int64_t> sent_bytes(const StepProgram& program, const EngineSetting& setting,
+                                  int64_t micro_batches) {
+  const int64_t ranks = setting.shard_ranks();
+  if (!hook_obstacle(setting.policy, setting.hook).empty()) return std::nullopt;
+  if (starts_late(setting.hook) && ranks > 1) return std::nullopt;
+  int64_t sent = program.wire_bytes(micro_batches);
+  for (const ProgramUnit& unit : program.units) {
+    if (!setting.reduces_locally()) break;
+    const int64_t bytes = kFp32Bytes * unit.numel;
+    sent +=
+        wire_bytes(Collective::kAllToAll, bytes, ranks) + wire_bytes(Collective::kAllGather, bytes, ranks);
+  }
+  return sent;
 }
 
 int64_t HeldBytes::total() const {

@@ -197,6 +197,12 @@ StepProgram step_program(const std::vector<ProgramUnit>& units, const EngineSett
 StepProgram inference_program(const std::vector<ProgramUnit>& units, const EngineSetting& setting,
                               const UseOrder& order);
 
+/// Bytes that a rank sends in a step of `micro_batches`, as StepProgram::wire_bytes() has it; with local SGD
+/// in a step that averages. None where the hook's are in no formula (topk, powersgd), or where it cannot be
+/// combined with the policy.
+std::optional<int64_t> sent_bytes(const StepProgram& program, const EngineSetting& setting,
+                                  int64_t micro_batches);
+
 /// Bytes by role, of a rank at one moment.
 struct HeldBytes {
   std::array<int64_t, kNames<Role>.size()> by_role{};

@@ -23,6 +23,7 @@ EngineSetting engine_setting(const Config& config, const MeshShape& mesh, int64_
           .reduces_once = parallel.reduce_when == ReduceWhen::kOncePerStep,
           .sums_in_fp32 = config.precision.accumulate == SumDtype::kFp32,
           .hook = parallel.comm_hook,
+          .reduction = config.comm.reduction,
           .prefetch = parallel.prefetch,
           .beside = parallel.overlap && device == Device::kCuda,
           .use_from = parallel.bucket_mib > 0.0 ? UseFrom::kBuckets : UseFrom::kRunUnit,

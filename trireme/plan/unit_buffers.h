@@ -30,6 +30,7 @@ struct EngineSetting {
   bool reduces_once = true;      ///< a step; else after every micro-batch
   bool sums_in_fp32 = true;      ///< gradients of micro-batches; else in the dtype of computation
   CommHook hook = CommHook::kNone;
+  Reduction reduction = Reduction::kOrdered;
   int64_t prefetch =
       1;                ///< units that are unsharded ahead of the one in use, where communication runs beside
   bool beside = false;  ///< communication runs beside computation

@@ -77,7 +77,7 @@ std::vector<std::string> cells(const CostRow& row, const std::vector<CostRow>& r
           if_measured(bytes_text(row.peak_bytes)),
           bytes_text(cost.predicted_peak_bytes),
           if_measured(bytes_text(cost.measured_wire_bytes)),
-          bytes_text(cost.predicted_wire_bytes),
+          cost.predicted_wire_bytes ? bytes_text(*cost.predicted_wire_bytes) : kNothing,
           row.step_ms ? fmt::format("{:.1f}", *row.step_ms) : kNothing,
           if_measured(hidden(cost))};
 }
@@ -101,7 +101,8 @@ CostRow read_cost(const std::string& run_directory, const std::string& policy) {
     CostRow row{.policy = policy, .cost = {}, .measured = true, .peak_bytes = json.at("peak_bytes")};
     row.cost.predicted = read_state(json.at("state_bytes").at("predicted"));
     row.cost.measured = read_state(json.at("state_bytes").at("measured"));
-    row.cost.predicted_wire_bytes = json.at("wire_bytes_per_step").at("predicted");
+    const Json& sent = json.at("wire_bytes_per_step").at("predicted");
+    row.cost.predicted_wire_bytes = sent.is_null() ? std::nullopt : std::optional(sent.get<int64_t>());
     row.cost.measured_wire_bytes = json.at("wire_bytes_per_step").at("measured");
     row.cost.predicted_activation_bytes = json.at("activation_bytes").at("predicted");
     if (const Json& measured = json.at("activation_bytes").at("measured"); !measured.is_null())

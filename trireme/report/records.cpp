@@ -78,7 +78,8 @@ std::string to_json_line(const RunSummary& summary) {
   };
   json["state_bytes"] = {{"predicted", state(summary.cost.predicted)},
                          {"measured", state(summary.cost.measured)}};
-  json["wire_bytes_per_step"] = {{"predicted", summary.cost.predicted_wire_bytes},
+  const auto& sent = summary.cost.predicted_wire_bytes;
+  json["wire_bytes_per_step"] = {{"predicted", sent ? OrderedJson(*sent) : OrderedJson()},
                                  {"measured", summary.cost.measured_wire_bytes}};
   const auto& activations = summary.cost.measured_activation_bytes;
   json["activation_bytes"] = {{"predicted", summary.cost.predicted_activation_bytes},

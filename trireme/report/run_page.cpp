@@ -284,9 +284,10 @@ Facts wire_facts(const RunRecord& run) {
   Facts facts;
   if (!run.summary) return facts;
   const RunSummary& summary = *run.summary;
-  if (summary.cost.measured_wire_bytes > 0 || summary.cost.predicted_wire_bytes > 0) {
-    facts.emplace_back("sent by rank 0 per step",
-                       fmt::format("{} predicted, {} measured", bytes_of(summary.cost.predicted_wire_bytes),
+  const std::optional<int64_t> predicted = summary.cost.predicted_wire_bytes;
+  if (summary.cost.measured_wire_bytes > 0 || predicted.value_or(0) > 0) {
+    facts.emplace_back("sent by a rank per step",
+                       fmt::format("{}{} measured", predicted ? bytes_of(*predicted) + " predicted, " : "",
                                    bytes_of(summary.cost.measured_wire_bytes)));
   }
   std::vector<std::string> peaks;

@@ -75,7 +75,10 @@ RunCost read_run_cost(const Json& json) {
   RunCost cost;
   cost.predicted = state_at(state, "predicted");
   cost.measured = state_at(state, "measured");
-  cost.predicted_wire_bytes = integer_at(wire, "predicted");
+  if (const auto sent = wire.find("predicted"); sent != wire.end() && sent->is_null())
+    cost.predicted_wire_bytes.reset();
+  else
+    cost.predicted_wire_bytes = integer_at(wire, "predicted");
   cost.measured_wire_bytes = integer_at(wire, "measured");
   cost.predicted_activation_bytes = integer_at(activations, "predicted");
   if (const int64_t bytes = integer_at(activations, "measured"); bytes > 0)

@@ -91,7 +91,7 @@ RunCost predicted_cost(const Parts& parts) {
   if (on_gpu) needed.baseline = 0;  // beside the allocator, whose peak is what is measured
   RunCost cost;
   cost.predicted = {needed.state.parameters, needed.state.gradients, needed.state.optimizer};
-  cost.predicted_wire_bytes = program.wire_bytes(parts.batch.accumulation);
+  cost.predicted_wire_bytes = plan::sent_bytes(program, setting, parts.batch.accumulation);
   cost.predicted_activation_bytes = needed.activations;
   cost.predicted_copy_bytes = needed.saved_copy;
   cost.predicted_gathered_bytes = needed.gathered;

@@ -60,6 +60,7 @@ struct Enqueued {
   double lr = 0.0;
   double loss_scale = 1.0;
   int64_t sent_before = 0;  ///< bytes that this rank had sent when the step began
+  bool stayed = false;      ///< units kept their memory then
   bool applied = true;
   std::optional<TotalsOnTheWay> arriving = {};
   std::optional<Moment> over = {};
@@ -80,6 +81,8 @@ class Trainer {
   void enqueue(int64_t index);
   Enqueued begin(int64_t index);
   void end(Enqueued&& step);
+  void count_sent(const Enqueued& step);
+  bool measures_activations(int64_t step) const;
   void end_time_of(Enqueued& step);
   void update_at_once(Enqueued& step, const at::Tensor& rows);
   void update_if_finite(Enqueued& step, const at::Tensor& rows);
@@ -124,7 +127,8 @@ class Trainer {
   TrainResult result_;
   bool weights_kept_ = false;
   std::exception_ptr weights_error_;  ///< why they could not be written; the run fails when it is recorded
-  int64_t step_wire_bytes_ = 0;       ///< sent by this rank in the last step
+  int64_t step_wire_bytes_ = 0;       ///< sent by this rank in a full step
+  bool sends_anew_ = true;            ///< the next step is the first that communicates as all after it
   int64_t baseline_bytes_;
   std::optional<parallel::CommTimes> step_times_;  ///< of the last step that was settled
 };
@@ -239,17 +243,34 @@ Enqueued Trainer::begin(int64_t index) {
     model_.take_times();  // of the update before the pause
   }
   model_.measure(times_communication(index));
-  // Not the first step, which also allocates memory that later steps use again.
-  model_.measure_activations(profiled_ == 0 &&
-                             index == std::min<int64_t>(resumed_.step + 2, config_.train.steps));
+  model_.measure_activations(measures_activations(index));
   return {.step = index,
           .lr = optim::learning_rate(config_.optim, index, config_.train.steps),
           .loss_scale = scaler_.scale(),
-          .sent_before = model_.sent_bytes()};
+          .sent_before = model_.sent_bytes(),
+          .stayed = model_.stays_in_place()};
+}
+
+/// Not of the first step, which also allocates memory that later steps use again; and of two, since the one
+/// that ends an epoch may have fewer rows.
+bool Trainer::measures_activations(int64_t step) const {
+  const int64_t first = std::min<int64_t>(resumed_.step + 2, config_.train.steps);
+  return profiled_ == 0 && (step == first || step == first + 1);
+}
+
+/// A full step sends most: the one that ends an epoch may have fewer micro-batches, and the one behind a
+/// validation finds parameters that are gathered already. Steps before hooks start, or before units keep
+/// their memory, are not those of the run.
+void Trainer::count_sent(const Enqueued& step) {
+  const int64_t sent = model_.sent_bytes() - step.sent_before;
+  step_wire_bytes_ = sends_anew_ ? sent : std::max(step_wire_bytes_, sent);
+  const plan::ParallelConfig& parallel = config_.parallel;
+  const bool hook_starts = plan::starts_late(parallel.comm_hook) && step.step == parallel.hook_start;
+  sends_anew_ = hook_starts || step.stayed != model_.stays_in_place();
 }
 
 void Trainer::end(Enqueued&& step) {
-  step_wire_bytes_ = model_.sent_bytes() - step.sent_before;
+  count_sent(step);
   model_.measure(false);
   const int64_t index = step.step;
   under_way_.push_back(std::move(step));
@@ -477,8 +498,18 @@ RunCost Trainer::cost() const {
   RunCost cost = predicted_cost(parts_);
   const plan::StateBytes held = model_.state_bytes();
   cost.measured = {held.parameters, held.gradients, held.optimizer};
-  cost.measured_wire_bytes = step_wire_bytes_;
-  if (model_.activation_bytes() > 0) cost.measured_activation_bytes = model_.activation_bytes();
+  // Ranks of a pipeline send and are predicted to send different amounts, and all may have different rows.
+  const auto ranks =
+      comm::gather_scalars(*parts_.mesh.all, {static_cast<double>(step_wire_bytes_),
+                                              static_cast<double>(cost.predicted_wire_bytes.value_or(0)),
+                                              static_cast<double>(model_.activation_bytes())});
+  const auto largest = [&](size_t place) {
+    const auto rank = std::ranges::max_element(ranks, {}, [&](const auto& row) { return row[place]; });
+    return static_cast<int64_t>((*rank)[place]);
+  };
+  cost.measured_wire_bytes = largest(0);
+  if (cost.predicted_wire_bytes) cost.predicted_wire_bytes = largest(1);
+  if (const int64_t kept = largest(2); kept > 0) cost.measured_activation_bytes = kept;
   cost.measured_copy_bytes = checkpoints_.copy_bytes();
   cost.baseline_bytes = baseline_bytes_;
   cost.communication_ms = busy_ms(step_times_);
