@@ -117,8 +117,9 @@ def lacks(case: dict, file: dict) -> list[str]:
         if not alone and "--strategy=ddp" in command and "--dtype=bf16" in command:
             found.append("gradients sent in bf16")
         ours = case["ours"].get("settings", {}).get("memory", {})
-        if "--ac" in command.split() and ours.get("recompute", "block") != "block":
-            found.append("activations that are kept")
+        if "--ac" in command.split() and (recompute := ours.get("recompute", "block")) != "block":
+            found.append("attention that is not computed again" if recompute == "all_but_attention"
+                         else "activations that are kept")
     if "expandable_segments:True" not in command:
         found.append("expandable segments")
     if not alone and without_nvls(file):
