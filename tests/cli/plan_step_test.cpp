@@ -87,6 +87,26 @@ TEST(PlanStep, AddsUpWhatItLists) {
   }
 }
 
+TEST(PlanStep, SaysWhatHooksSendWhereAFormulaTells) {
+  const FrontProcess front;
+  const auto of_hook = [&](const char* hook, const char* policy = "ddp") {
+    return step({"-n", "4", "--model.preset=gpt-tiny", fmt::format("--parallel.policy={}", policy),
+                 fmt::format("--parallel.comm_hook={}", hook)});
+  };
+  const auto sent = [&](const char* hook) {
+    return front.run(with(of_hook(hook), {"--json"})).json()["sent_bytes_per_step"];
+  };
+  const auto plain = sent("none");
+  const auto gradients = plain["gradients"].get<int64_t>();
+  EXPECT_EQ(sent("fp16")["gradients"], gradients / 4 * 3) << "half of it is the sum that ddp gathers";
+  EXPECT_EQ(sent("local_sgd")["parameters"], gradients);
+  EXPECT_EQ(sent("local_sgd")["gradients"], 0);
+  EXPECT_TRUE(sent("topk")["gradients"].is_null());
+  EXPECT_TRUE(sent("topk")["total"].is_null());
+  EXPECT_TRUE(contains(front.run(of_hook("local_sgd")).out, "(every 8 steps)"));
+  EXPECT_TRUE(contains(front.run(of_hook("topk", "zero3")).out, "gradients - ("));
+}
+
 TEST(PlanStep, KeepsBetweenStepsWhatADryRunPredicts) {
   const FrontProcess front;
   const auto dry = front.run(with({"train", "--device=cpu", "--dry-run", "--json"}, kTiny)).json();

@@ -163,6 +163,21 @@ TEST(CostTable, ReadsBackWhatARunHasWritten) {
   EXPECT_EQ(row.step_ms, 60.0) << "the median of steps 3 to 9";
 }
 
+/// Of hooks for which no formula tells what they send.
+TEST(CostTable, HasNoNumberWhereBytesAreNotPredicted) {
+  const TemporaryFolder folder;
+  const auto run = RunDirectory::create(
+      folder.path(), "tiny", {.command = "", .config_yaml = "", .device = "cpu", .mesh = "", .ranks = 2});
+  RunSummary summary;
+  summary.cost = cost_of(1, 2, 3);
+  summary.cost.predicted_wire_bytes.reset();
+  make_run_files_sink(run)->finish(summary);
+  const CostRow row = read_cost(run.path(), "ddp");
+  EXPECT_FALSE(row.cost.predicted_wire_bytes.has_value());
+  EXPECT_EQ(cell(cost_table({row}), "predicted sent/step"), "-");
+  EXPECT_EQ(cell(cost_table({row}), "sent/step"), "5.00 MiB");
+}
+
 TEST(CostTable, ARunWithoutItsSummaryIsNamed) {
   const TemporaryFolder folder;
   const auto run = RunDirectory::create(

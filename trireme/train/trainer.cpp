@@ -129,6 +129,7 @@ class Trainer {
   std::exception_ptr weights_error_;  ///< why they could not be written; the run fails when it is recorded
   int64_t step_wire_bytes_ = 0;       ///< sent by this rank in a full step
   bool sends_anew_ = true;            ///< the next step is the first that communicates as all after it
+  bool counts_first_ = false;         ///< the full step is the first of the run
   int64_t baseline_bytes_;
   std::optional<parallel::CommTimes> step_times_;  ///< of the last step that was settled
 };
@@ -260,10 +261,16 @@ bool Trainer::measures_activations(int64_t step) const {
 
 /// A full step sends most: the one that ends an epoch may have fewer micro-batches, and the one behind a
 /// validation finds parameters that are gathered already. Steps before hooks start, or before units keep
-/// their memory, are not those of the run.
+/// their memory, are not those of the run, nor is the first, in which ranks agree on more, where another one
+/// begins like it.
 void Trainer::count_sent(const Enqueued& step) {
   const int64_t sent = model_.sent_bytes() - step.sent_before;
-  step_wire_bytes_ = sends_anew_ ? sent : std::max(step_wire_bytes_, sent);
+  const bool is_first = step.step == resumed_.step + 1;
+  const int64_t samples = parts_.samples_in(step.step) - parts_.samples_in(step.step - 1);
+  const bool is_full = samples == parts_.batch.global_batch && !validates_after(step.step - 1);
+  const bool replaces = sends_anew_ || (counts_first_ && is_full);
+  step_wire_bytes_ = replaces ? sent : std::max(step_wire_bytes_, sent);
+  counts_first_ = is_first || (counts_first_ && !replaces);
   const plan::ParallelConfig& parallel = config_.parallel;
   const bool hook_starts = plan::starts_late(parallel.comm_hook) && step.step == parallel.hook_start;
   sends_anew_ = hook_starts || step.stayed != model_.stays_in_place();
