@@ -116,7 +116,7 @@ void check_pass() {
   if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
     throw LogicError(
         "[memory.recomputed] gradients were asked for of certain tensors only (torch::autograd::grad, or "
-        "backward with inputs), but a recomputed function adds to grad() of all parameters that it uses; call "
+        "backward with inputs), but a recomputed function adds to grad() of all of its parameters; call "
         "backward without inputs, or call the function without recomputed()");
   }
 }

@@ -155,6 +155,7 @@ void DataParallel::go_back_to_stream(c10::OptionalStreamGuard& guard) const {
 
 /// Before the micro-batch begins, so that a refused one changes nothing.
 void DataParallel::check_output(const at::Tensor& output, bool is_loss) const {
+  check_not_evaluating("backward");
   const char* const what = is_loss ? "loss" : "output";
   const int64_t rank = mesh_.world->rank();
   if (!output.defined())
