@@ -103,8 +103,9 @@ Check check_cores(const Environment& environment) {
     check.fix = fmt::format("unset OMP_NUM_THREADS, or set it to 1..{}", usable);
   } else if (!threads && usable < affinity) {
     check.verdict = Verdict::kWarn;
-    check.fix =
-        fmt::format("export OMP_NUM_THREADS={}: without it the ranks share all {} cores", usable, affinity);
+    check.fix = fmt::format(
+        "export OMP_NUM_THREADS={}: without it the ranks divide {} cores, more than the quota gives", usable,
+        affinity);
   }
   return check;
 }
