@@ -79,7 +79,7 @@ BlockBytes block_bytes(const ModelConfig& model, const PrecisionConfig& precisio
                              : element * (linears.taken + linears.made);
   if (again && computes_blocks_again(memory.recompute)) {
     bytes.saved = element * model.d_model;
-    if (memory.recompute == Recompute::kAllButAttention && part == BlockPart::kWhole)
+    if (memory.recompute == Recompute::kAllButAttention && part == BlockPart::kWhole && family.attends)
       bytes.saved += element * model.d_model + 4 * model.n_heads;
     return bytes;
   }
