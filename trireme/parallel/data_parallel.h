@@ -115,8 +115,8 @@ class DataParallel {
   at::Tensor sum_over_ranks(const at::Tensor& by_dp_rank) const;  // (ranks) -> ()
   /// Euclidean norm of the whole gradient, without the parameters `without`. Where gradients were handed out
   /// by optimizer_tensors() it is that of their grad() as it is now, so what others have written there
-  /// counts. Under local SGD it is the root mean square of the ranks' norms, which is no less than the norm of
-  /// their mean gradient. Collective; the host waits.
+  /// counts. Under local SGD it is the root mean square of the ranks' norms, which is no less than the norm
+  /// of their mean gradient. Collective; the host waits.
   double grad_norm(const std::vector<std::string>& without = {}) const;
   /// Scales the gradient down to a norm of at most `max_norm` and returns the norm that it had, as
   /// torch.nn.utils.clip_grad_norm_ does for a module on one rank. Collective; the host waits. Throws
