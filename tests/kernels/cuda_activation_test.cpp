@@ -109,6 +109,10 @@ void run_gelu_backward(const at::Tensor& dx, const at::Tensor& dy, const at::Ten
                              current_stream(), nullptr, y.defined() ? y.data_ptr() : nullptr));
 }
 
+// Fewer rows than walkers and many more, ragged widths, and blocks of columns that end within a warp.
+const Matrix kMatricesOfRows[] = {{1, 1},       {1, 64},      {3, 7},    {130, 264},
+                                  {1000, 1001}, {5003, 3072}, {9, 14336}};
+
 const int64_t kCounts[] = {1, 7, 8, 1000, 1001, 8192, 8195, 100003};
 
 TEST_P(Gelu, ForwardFollowsTheFormula) {
@@ -147,6 +151,37 @@ TEST_P(Gelu, BackwardGivesTheBitsOfTheForwardAgain) {
     run_gelu_backward(beside, dy, x, y);
     EXPECT_TRUE(at::equal(beside, alone)) << count;
     EXPECT_TRUE(at::equal(y, run_gelu(x))) << count;
+  }
+}
+
+TEST_P(Gelu, ColumnSumsOfTheGradientAreThoseOfWhatIsStoredAndChangeNoBit) {
+  for (const Matrix& matrix : kMatricesOfRows) {
+    const at::Tensor plain = noise({matrix.rows, matrix.width}, type(), 5, 3.0);
+    const at::Tensor dy = noise({matrix.rows, matrix.width}, type(), 6);
+    for (const at::Tensor& x : {plain, unaligned(plain)}) {
+      const at::Tensor alone = at::full_like(x, NAN), wanted_y = at::full_like(x, NAN);
+      run_gelu_backward(alone, dy, x, wanted_y);
+      const auto run = [&](const at::Tensor& dx, const at::Tensor& y) {
+        const auto fp32 = x.options().dtype(at::kFloat);
+        at::Tensor sums = at::full({matrix.width}, NAN, fp32), amax = at::zeros({1}, fp32);
+        at::Tensor scratch = at::full({column_scratch(matrix.width)}, NAN, fp32);
+        EXPECT_EQ(0, gelu_backward_with_sums(dx.data_ptr(), sums.data_ptr<float>(), scratch.data_ptr<float>(),
+                                             dy.data_ptr(), x.data_ptr(), matrix.rows, matrix.width,
+                                             dtype_of(x.scalar_type()), current_stream(),
+                                             amax.data_ptr<float>(), y.defined() ? y.data_ptr() : nullptr));
+        EXPECT_EQ(amax.item<float>(), alone.abs().max().item<float>()) << matrix.name();
+        return sums;
+      };
+      const at::Tensor dx = at::full_like(x, NAN), y = at::full_like(x, NAN);
+      const at::Tensor sums = run(dx, y);
+      EXPECT_TRUE(at::equal(dx, alone)) << matrix.name();
+      EXPECT_TRUE(at::equal(y, wanted_y)) << matrix.name();
+      const at::Tensor exact = in_double(alone);
+      EXPECT_TRUE(
+          ((in_double(sums) - exact.sum(0)).abs() <= 4e-6 * exact.abs().sum(0) + 1e-30).all().item<bool>())
+          << matrix.name();
+      EXPECT_TRUE(at::equal(run(at::empty_like(x), {}), sums)) << matrix.name() << " run again";
+    }
   }
 }
 

@@ -72,8 +72,9 @@ struct Backward {
   at::Tensor dx, dweight, dbias, scratch;
 };
 
-/// Into `dx`, which may be dy or d_sum.
-Backward run_backward(const Case& c, const Inputs& in, const Forward& forward, const at::Tensor& dx) {
+/// Into `dx`, which may be dy or d_sum. dx_sums: as the kernel takes it, of a LayerNorm.
+Backward run_backward(const Case& c, const Inputs& in, const Forward& forward, const at::Tensor& dx,
+                      const at::Tensor& dx_sums = {}) {
   Backward out{dx, guarded_copy(in.dweight, c.shift), guarded_copy(in.dbias, c.shift),
                guarded({norm_scratch(c.width)}, at::kFloat, 0)};
   const at::Tensor& x = c.residual ? forward.sum : in.x;
@@ -81,7 +82,8 @@ Backward run_backward(const Case& c, const Inputs& in, const Forward& forward, c
       c.layer ? layer_norm_backward(pointer(out.dx), pointer(out.dweight), pointer(out.dbias),
                                     floats(out.scratch), pointer(in.dy), pointer(in.d_sum), pointer(x),
                                     pointer(in.weight), floats(forward.mean), floats(forward.rstd), c.rows,
-                                    c.width, dtype_of(c.type), current_stream())
+                                    c.width, dtype_of(c.type), current_stream(), nullptr,
+                                    dx_sums.defined() ? floats(dx_sums) : nullptr)
               : rms_norm_backward(pointer(out.dx), pointer(out.dweight), floats(out.scratch), pointer(in.dy),
                                   pointer(in.d_sum), pointer(x), pointer(in.weight), floats(forward.rstd),
                                   c.rows, c.width, dtype_of(c.type), current_stream());
@@ -225,6 +227,30 @@ TEST_P(CudaNorm, TheGradientMayReplaceWhatItIsMadeOf) {
       }
     }
   }
+}
+
+TEST_P(CudaNorm, ColumnSumsOfTheGradientAreThoseOfWhatIsStoredAndChangeNoBit) {
+  at::manual_seed(5);
+  for_sizes([&](int64_t rows, int64_t width) {
+    for (const int64_t shift : {0, 1}) {
+      const Case c{type(), true, rows, width, true, shift};
+      const Inputs in(c);
+      const Forward forward = run_forward(c, in);
+      const auto dx = [&] { return guarded(in.x.sizes(), c.type, c.shift); };
+      const Backward alone = run_backward(c, in, forward, dx());
+      const auto sums = [&] { return guarded({width}, at::kFloat, 0); };
+      const at::Tensor first = sums(), second = sums();
+      const Backward beside = run_backward(c, in, forward, dx(), first);
+      run_backward(c, in, forward, dx(), second);
+      EXPECT_TRUE(at::equal(beside.dx, alone.dx)) << c.name();
+      EXPECT_TRUE(at::equal(beside.dweight, alone.dweight)) << c.name();
+      EXPECT_TRUE(at::equal(beside.dbias, alone.dbias)) << c.name();
+      EXPECT_TRUE(at::equal(second, first)) << c.name() << " run again";
+      EXPECT_TRUE(guards_intact(first) && guards_intact(beside.scratch)) << c.name();
+      const at::Tensor exact = alone.dx.to(at::kDouble);
+      expect_within(first, exact.sum(0), kArithmetic * exact.abs().sum(0), c.name() + " sums");
+    }
+  });
 }
 
 TEST_P(CudaNorm, ColumnSumsAddToTheTotal) {

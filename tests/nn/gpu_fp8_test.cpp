@@ -8,7 +8,7 @@
 #include "tests/support/fp8_cases.h"
 #include "trireme/kernels/device.h"
 #include "trireme/nn/functional.h"
-#include "trireme/nn/known_amax.h"
+#include "trireme/nn/notes.h"
 
 namespace trireme::nn {
 namespace {

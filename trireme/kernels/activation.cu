@@ -2,6 +2,7 @@
 
 #include "trireme/kernels/activation.cuh"
 #include "trireme/kernels/amax.cuh"
+#include "trireme/kernels/column_sums.cuh"
 #include "trireme/kernels/vector.cuh"
 
 namespace trireme::kernels::cuda {
@@ -117,6 +118,75 @@ int map_array(Arguments<Scalar, Function> arguments, bool packed, int64_t count,
   return launch<Function, 1>(arguments, 1, count - head, stream);
 }
 
+/// Function on every element of (rows, width), with the sums over the rows of its first output in `partial`
+/// (walkers, width). As add_rows() walks, with fewer rows in flight, since there are more operands.
+template <typename Function, typename Scalar, int kLanes, bool kAmax>
+__global__ void __launch_bounds__(kColumnBlock)
+    map_columns(Arguments<Scalar, Function> arguments, float* __restrict__ partial, int64_t rows, int width) {
+  constexpr int kInFlight = 4;
+  const int column = (blockIdx.x * kColumnThreads + threadIdx.x) * kLanes;
+  const int64_t walkers = static_cast<int64_t>(gridDim.y) * kColumnRows;
+  const int64_t walker = static_cast<int64_t>(blockIdx.y) * kColumnRows + threadIdx.y;
+  float sums[kLanes] = {};
+  Amax amax;
+  for (int64_t row = column < width ? walker : rows; row < rows; row += kInFlight * walkers) {
+    RawPack<Scalar, kLanes> in[kInFlight][Function::kInputs];
+#pragma unroll
+    for (int u = 0; u < kInFlight; ++u) {
+      const int64_t at = (row + u * walkers) * width + column;
+#pragma unroll
+      for (int i = 0; i < Function::kInputs; ++i) {
+        if (row + u * walkers < rows) in[u][i].load(arguments.in[i].data + at);
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kInFlight; ++u) {
+      if (row + u * walkers >= rows) break;
+      Pack<Scalar, kLanes> out[Function::kOutputs];
+      map_pack<Function>(in[u], out);
+#pragma unroll
+      for (int i = 0; i < Function::kOutputs; ++i) {
+        out[i].store(arguments.out[i].data + (row + u * walkers) * width + column);
+      }
+      if constexpr (kAmax) amax.see(out[0]);
+      for (int j = 0; j < kLanes; ++j) sums[j] += out[0][j];
+    }
+  }
+  if constexpr (kAmax) amax.raise_by_warp(arguments.amax);
+  if (column >= width) return;
+  for (int j = 0; j < kLanes; ++j) partial[walker * width + column + j] = sums[j];
+}
+
+template <int kLanes, typename Function, typename Scalar>
+int launch_columns(const Arguments<Scalar, Function>& arguments, float* sums, float* partial, int64_t rows,
+                   int width, void* stream) {
+  const dim3 blocks = column_grid<kLanes>(rows, width);
+  const auto kernel = arguments.amax == nullptr ? map_columns<Function, Scalar, kLanes, false>
+                                                : map_columns<Function, Scalar, kLanes, true>;
+  kernel<<<blocks, dim3(kColumnThreads, kColumnRows), 0, as_stream(stream)>>>(arguments, partial, rows,
+                                                                              width);
+  const cudaError_t error = cudaGetLastError();
+  if (error != cudaSuccess) return error;
+  return launch_add_partial_rows(ColumnTotals<Scalar>{.sums = sums}, partial,
+                                 static_cast<int>(blocks.y) * kColumnRows, width, as_stream(stream));
+}
+
+/// Calls map with the arguments of a backward pass, which gives y again where it is not nullptr.
+template <typename Scalar, typename Map>
+int with_gelu_arguments(void* dx, const void* dy, const void* x, void* y, float* amax, const Map& map) {
+  const auto filled = [&](auto arguments) {
+    arguments.in[0] = {static_cast<const Scalar*>(x), 0};
+    arguments.in[1] = {static_cast<const Scalar*>(dy), 0};
+    arguments.out[0] = {static_cast<Scalar*>(dx), 0};
+    arguments.amax = amax;
+    return arguments;
+  };
+  if (y == nullptr) return map(filled(Arguments<Scalar, GeluBackward<Scalar>>{}));
+  auto again = filled(Arguments<Scalar, GeluBackward<Scalar, true>>{});
+  again.out[1] = {static_cast<Scalar*>(y), 0};
+  return map(again);
+}
+
 }  // namespace
 
 int swiglu_forward(void* y, const void* gate_up, int64_t rows, int64_t width, Dtype dtype, void* stream,
@@ -169,17 +239,23 @@ int gelu_backward(void* dx, const void* dy, const void* x, int64_t count, Dtype 
                   float* amax, void* y) {
   return dispatch(dtype, [&](auto scalar) {
     using Scalar = decltype(scalar);
-    const auto map = [&](auto arguments) {
-      arguments.in[0] = {static_cast<const Scalar*>(x), 0};
-      arguments.in[1] = {static_cast<const Scalar*>(dy), 0};
-      arguments.out[0] = {static_cast<Scalar*>(dx), 0};
-      arguments.amax = amax;
+    return with_gelu_arguments<Scalar>(dx, dy, x, y, amax, [&](const auto& arguments) {
       return map_array(arguments, packs({dx, dy, x, y}, 0), count, stream);
-    };
-    if (y == nullptr) return map(Arguments<Scalar, GeluBackward<Scalar>>{});
-    Arguments<Scalar, GeluBackward<Scalar, true>> again{};
-    again.out[1] = {static_cast<Scalar*>(y), 0};
-    return map(again);
+    });
+  });
+}
+
+int gelu_backward_with_sums(void* dx, float* dx_sums, float* scratch, const void* dy, const void* x,
+                            int64_t rows, int64_t width, Dtype dtype, void* stream, float* amax, void* y) {
+  if (rows == 0 || width == 0) return cudaSuccess;
+  return dispatch(dtype, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    return with_gelu_arguments<Scalar>(dx, dy, x, y, amax, [&](const auto& arguments) {
+      const bool packed = packs({dx, dy, x, y}, width * static_cast<int64_t>(sizeof(Scalar)));
+      const int columns = static_cast<int>(width);
+      return packed ? launch_columns<kFullPack<Scalar>>(arguments, dx_sums, scratch, rows, columns, stream)
+                    : launch_columns<1>(arguments, dx_sums, scratch, rows, columns, stream);
+    });
   });
 }
 

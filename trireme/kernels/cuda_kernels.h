@@ -4,7 +4,8 @@
 // unless strides are given; void pointers have the dtype of the argument `dtype`. Arithmetic is fp32. Sums
 // are taken in an order that depends on the sizes alone, so the same input gives the same bits every time.
 // `amax`, where a kernel takes one, is raised to the largest magnitude of what it writes first (y, dx,
-// d_gate_up); it is compared as bits of fp32, NaN above all, and not touched as nullptr.
+// d_gate_up); it is compared as bits of fp32, NaN above all, and not touched as nullptr. `dx_sums` (width),
+// unless nullptr, becomes the sum of the rows of dx as they are stored; without rows it is not touched.
 // Rows are vectorised where pointers and widths allow 16-byte accesses, and correct where they do not.
 #include <cstdint>
 
@@ -34,7 +35,7 @@ int layer_norm_forward(void* y, void* sum, float* mean, float* rstd, const void*
 int layer_norm_backward(void* dx, void* dweight, void* dbias, float* scratch, const void* dy,
                         const void* d_sum, const void* x, const void* weight, const float* mean,
                         const float* rstd, int64_t rows, int64_t width, Dtype dtype, void* stream,
-                        float* amax = nullptr);
+                        float* amax = nullptr, float* dx_sums = nullptr);
 int64_t norm_scratch(int64_t width);
 
 /// total (width, dtype) += the sum of the rows of x (rows, width): gradients of biases. `scratch`:
@@ -109,6 +110,10 @@ int swiglu_backward(void* d_gate_up, const void* dy, const void* gate_up, int64_
 int gelu_forward(void* y, const void* x, int64_t count, Dtype dtype, void* stream, float* amax = nullptr);
 int gelu_backward(void* dx, const void* dy, const void* x, int64_t count, Dtype dtype, void* stream,
                   float* amax = nullptr, void* y = nullptr);
+/// The same of (rows, width), with the sums of dx's rows. `scratch`: column_scratch(width) floats.
+int gelu_backward_with_sums(void* dx, float* dx_sums, float* scratch, const void* dy, const void* x,
+                            int64_t rows, int64_t width, Dtype dtype, void* stream, float* amax = nullptr,
+                            void* y = nullptr);
 
 // Rotary embedding (rope.cu), as in rope.h.
 

@@ -65,6 +65,11 @@ class Descriptor {
 
 using Sizes = std::vector<int64_t>;
 
+/// Strides of a tensor without gaps.
+Sizes packed(const Sizes& dims) {
+  return {dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3], 1};
+}
+
 /// A tensor of the graph; its name is its number.
 struct Node {
   std::unique_ptr<Descriptor> descriptor;
@@ -96,7 +101,7 @@ class Graph {
   }
   /// Between operations, without gaps unless strides are given.
   Node& between(cudnnDataType_t type, const Sizes& dims, Sizes strides = {}) {
-    if (strides.empty()) strides = {dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3], 1};
+    if (strides.empty()) strides = packed(dims);
     return tensor(type, dims, strides, Storage::kVirtual);
   }
   Node& number() { return tensor(CUDNN_DATA_FLOAT, {1, 1, 1, 1}, {1, 1, 1, 1}, Storage::kHost); }
@@ -171,6 +176,7 @@ class Graph {
 struct Problem {
   Sizes query, key, value, output, d_output, d_query, d_key, d_value;  ///< dims, then strides
   bool bf16 = true;
+  SumOrder order = SumOrder::kAny;
   int device = 0;
   auto operator<=>(const Problem&) const = default;
 };
@@ -198,6 +204,7 @@ struct Shape {
 
   Sizes square() const { return {batch, count, length, length}; }
   Sizes square_turned() const { return {count * length * length, length * length, 1, length}; }  ///< strides
+  Sizes queries() const { return {batch, count, length, width}; }
   Sizes rows() const { return {batch, count, length, 1}; }
   Sizes row_strides() const { return {count * length, length, 1, 1}; }
 
@@ -209,6 +216,7 @@ struct Shape {
 struct Ends {
   Node &query, &key, &value, &output, &d_output, &logsumexp, &d_query, &d_key, &d_value, &scale, &one,
       &hidden, &row_sums;
+  Node* d_query_sums;  ///< fp32; nullptr where the order of sums is fixed
 };
 
 /// Made in the order in which they are listed, which gives them their names.
@@ -228,7 +236,11 @@ Ends ends_of(Graph& graph, const Problem& problem, const Shape& shape) {
           .scale = graph.number(),
           .one = graph.number(),
           .hidden = graph.number(),
-          .row_sums = row_numbers()};
+          .row_sums = row_numbers(),
+          .d_query_sums = problem.order == SumOrder::kFixed
+                              ? nullptr
+                              : &graph.tensor(CUDNN_DATA_FLOAT, shape.queries(), packed(shape.queries()),
+                                              Graph::Storage::kDevice)};
 }
 
 /// D, the row sums of dO * O.
@@ -284,14 +296,15 @@ void multiply_into_keys(Graph& graph, const Shape& shape, const Node& scores, co
   graph.sum(of_each, result);
 }
 
-/// result = scores K, straight into the output: a sum in memory between blocks is what would add in their
-/// order of arrival. `key`: dims and strides of K.
-void multiply_into_queries(Graph& graph, const Shape& shape, const Node& scores, const Node& key_turned,
-                           const Sizes& key, const Node& result) {
+/// dQ = scores K. Through sums in memory, blocks add to them as they arrive. `key`: dims and strides of K.
+void multiply_into_queries(Graph& graph, const Shape& shape, const Node& scores, const Ends& ends,
+                           const Sizes& key) {
   Node& key_rows = graph.between(CUDNN_DATA_FLOAT, {shape.batch, shape.kv_heads, shape.length, shape.width},
                                  {key[4], key[5], key[6], key[7]});
-  graph.transpose(key_turned, key_rows);
-  graph.matmul(scores, key_rows, result);
+  graph.transpose(ends.key, key_rows);
+  if (ends.d_query_sums == nullptr) return graph.matmul(scores, key_rows, ends.d_query);
+  graph.matmul(scores, key_rows, *ends.d_query_sums);
+  graph.pointwise(CUDNN_POINTWISE_IDENTITY, *ends.d_query_sums, nullptr, ends.d_query);
 }
 
 /// With P, D and dS as above: dV = P^T dO, dK = dS^T Q, dQ = dS K. Dao et al. 2022.
@@ -303,7 +316,7 @@ Ends describe(Graph& graph, const Problem& problem) {
   multiply_into_keys(graph, shape, probabilities, ends.d_output, ends.d_value);
   const Node& d_scores = d_scores_of(graph, shape, ends, probabilities);
   multiply_into_keys(graph, shape, d_scores, ends.query, ends.d_key);
-  multiply_into_queries(graph, shape, d_scores, ends.key, problem.key, ends.d_query);
+  multiply_into_queries(graph, shape, d_scores, ends, problem.key);
   return ends;
 }
 
@@ -324,7 +337,7 @@ class Plan {
     plan->heuristics_.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, plan->whole_)
         .set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, CUDNN_HEUR_MODE_A);
     if (plan->heuristics_.try_finalize() != CUDNN_STATUS_SUCCESS) return nullptr;
-    return plan->take_first(handle) ? std::move(plan) : nullptr;
+    return plan->take_first(handle, problem.order == SumOrder::kFixed) ? std::move(plan) : nullptr;
   }
 
   const Ends& ends() const { return ends_; }
@@ -349,8 +362,8 @@ class Plan {
  private:
   explicit Plan(const Problem& problem) : ends_(describe(graph_, problem)) {}
 
-  /// The first proposal that can be built and does not say of itself that its bits vary.
-  bool take_first(cudnnHandle_t handle) {
+  /// The first proposal that can be built and, where bits must repeat, does not say of itself that they vary.
+  bool take_first(cudnnHandle_t handle, bool must_repeat) {
     constexpr int64_t kMost = 8;
     std::vector<std::unique_ptr<Descriptor>> proposals;
     std::vector<cudnnBackendDescriptor_t> raw;
@@ -366,7 +379,7 @@ class Plan {
     }
     for (int64_t i = 0; i < std::min(found, kMost); ++i) {
       const Descriptor& proposal = *proposals[static_cast<size_t>(i)];
-      if (bits_vary(proposal)) continue;
+      if (must_repeat && bits_vary(proposal)) continue;
       plan_ = std::make_unique<Descriptor>(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
       plan_->set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, handle)
           .set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, proposal);
@@ -432,7 +445,7 @@ struct Part {
 };
 
 bool run_part(const Part& part, AttentionGradients& gradients, const at::Tensor& d_output,
-              const AttentionPass& pass) {
+              const AttentionPass& pass, SumOrder order) {
   const at::Tensor query = part.queries(pass.query), key = part.key_heads(pass.key),
                    value = part.key_heads(pass.value), output = part.queries(pass.output),
                    d_out = part.queries(d_output), d_query = part.queries(gradients.query),
@@ -448,35 +461,46 @@ bool run_part(const Part& part, AttentionGradients& gradients, const at::Tensor&
                                     .d_key = sizes_of(d_key),
                                     .d_value = sizes_of(d_value),
                                     .bf16 = query.scalar_type() == at::kBFloat16,
+                                    .order = order,
                                     .device = query.get_device()},
                                    handle);
   if (plan == nullptr) return false;
   const at::Tensor row_sums = at::empty_like(logsumexp);
+  at::Tensor d_query_sums;
   float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(query.size(3))));
   float one = 1.0f, hidden = std::numeric_limits<float>::lowest();
   const Ends& ends = plan->ends();
-  plan->run(handle, {{ends.query, query.data_ptr()},
-                     {ends.key, key.data_ptr()},
-                     {ends.value, value.data_ptr()},
-                     {ends.output, output.data_ptr()},
-                     {ends.d_output, d_out.data_ptr()},
-                     {ends.logsumexp, logsumexp.data_ptr()},
-                     {ends.d_query, d_query.data_ptr()},
-                     {ends.d_key, d_key.data_ptr()},
-                     {ends.d_value, d_value.data_ptr()},
-                     {ends.row_sums, row_sums.data_ptr()},
-                     {ends.scale, &scale},
-                     {ends.one, &one},
-                     {ends.hidden, &hidden}});
+  std::vector<Binding> bindings{{ends.query, query.data_ptr()},
+                                {ends.key, key.data_ptr()},
+                                {ends.value, value.data_ptr()},
+                                {ends.output, output.data_ptr()},
+                                {ends.d_output, d_out.data_ptr()},
+                                {ends.logsumexp, logsumexp.data_ptr()},
+                                {ends.d_query, d_query.data_ptr()},
+                                {ends.d_key, d_key.data_ptr()},
+                                {ends.d_value, d_value.data_ptr()},
+                                {ends.row_sums, row_sums.data_ptr()},
+                                {ends.scale, &scale},
+                                {ends.one, &one},
+                                {ends.hidden, &hidden}};
+  if (ends.d_query_sums != nullptr) {
+    d_query_sums = at::empty(query.sizes(), row_sums.options());
+    bindings.push_back({*ends.d_query_sums, d_query_sums.data_ptr()});
+  }
+  plan->run(handle, bindings);
   return true;
 }
 
 }  // namespace
 
-bool ordered_attention_backward(AttentionGradients& gradients, const at::Tensor& d_output,
-                                const AttentionPass& pass) {
+bool attention_backward(AttentionGradients& gradients, const at::Tensor& d_output, const AttentionPass& pass,
+                        SumOrder order) {
   const int64_t batch = pass.query.size(0), kv_heads = pass.key.size(1), length = pass.query.size(2);
   const int64_t group = pass.query.size(1) / kv_heads;
+  if (order == SumOrder::kAny) {
+    return run_part({.first = 0, .count = batch, .first_key = 0, .keys = kv_heads, .group = group}, gradients,
+                    d_output, pass, order);
+  }
   const int64_t bytes = group * length * length * static_cast<int64_t>(pass.query.element_size());
   const int64_t fit = std::max<int64_t>(1, kScoreBytes / bytes);  // heads of keys at a time
   const int64_t keys = std::min(fit, kv_heads),
@@ -488,7 +512,7 @@ bool ordered_attention_backward(AttentionGradients& gradients, const at::Tensor&
                       .first_key = first_key,
                       .keys = std::min(keys, kv_heads - first_key),
                       .group = group};
-      if (!run_part(part, gradients, d_output, pass)) {
+      if (!run_part(part, gradients, d_output, pass, order)) {
         TRIREME_CHECK(first == 0 && first_key == 0, "[kernels.cudnn_attention] no plan for the last part");
         return false;
       }

@@ -1,6 +1,6 @@
 #pragma once
-// Backward of causal attention by cuDNN in a fixed order of additions. torch's own call of cuDNN cannot ask
-// for one.
+// Backward of causal attention by cuDNN as torch's own call of it cannot ask for: into memory of any strides,
+// and in a fixed order of additions.
 #include <ATen/core/Tensor.h>
 
 namespace trireme::kernels {
@@ -17,11 +17,14 @@ struct AttentionGradients {
   at::Tensor query, key, value;  ///< as the inputs
 };
 
-/// Writes the gradients for d_output (B, H, T, hd), enqueued on the current stream. The gradient of the
-/// scores lies in memory meanwhile, a part of the sequences and heads at a time, and the gradient of the
-/// queries is a product of its own, so nothing is added up between blocks. False, with nothing written, where
-/// cuDNN knows no such plan.
-bool ordered_attention_backward(AttentionGradients& gradients, const at::Tensor& d_output,
-                                const AttentionPass& pass);
+/// How the parts of the gradient of the queries that tiles of keys give are added up. kAny: in fp32, in the
+/// order in which blocks arrive. kFixed: the gradient of the scores lies in memory meanwhile, a part of the
+/// sequences and heads at a time, and that of the queries is a product of its own.
+enum class SumOrder { kAny, kFixed };
+
+/// Writes the gradients for d_output (B, H, T, hd), enqueued on the current stream. False, with nothing
+/// written, where cuDNN knows no such plan.
+bool attention_backward(AttentionGradients& gradients, const at::Tensor& d_output, const AttentionPass& pass,
+                        SumOrder order);
 
 }  // namespace trireme::kernels

@@ -26,7 +26,7 @@ int layer_norm_forward(void*, void*, float*, float*, const void*, const void*, c
   absent("layer_norm_forward");
 }
 int layer_norm_backward(void*, void*, void*, float*, const void*, const void*, const void*, const void*,
-                        const float*, const float*, int64_t, int64_t, Dtype, void*, float*) {
+                        const float*, const float*, int64_t, int64_t, Dtype, void*, float*, float*) {
   absent("layer_norm_backward");
 }
 int64_t norm_scratch(int64_t) {
@@ -70,6 +70,10 @@ int gelu_forward(void*, const void*, int64_t, Dtype, void*, float*) {
 }
 int gelu_backward(void*, const void*, const void*, int64_t, Dtype, void*, float*, void*) {
   absent("gelu_backward");
+}
+int gelu_backward_with_sums(void*, float*, float*, const void*, const void*, int64_t, int64_t, Dtype, void*,
+                            float*, void*) {
+  absent("gelu_backward_with_sums");
 }
 int rope_inplace(void*, const float*, const float*, int64_t, int64_t, int64_t, int64_t, int64_t, float, Dtype,
                  void*) {
@@ -151,7 +155,7 @@ bool set_matmul_tuning(bool on) {
 
 namespace trireme::kernels {
 
-bool ordered_attention_backward(AttentionGradients&, const at::Tensor&, const AttentionPass&) {
+bool attention_backward(AttentionGradients&, const at::Tensor&, const AttentionPass&, SumOrder) {
   return false;
 }
 

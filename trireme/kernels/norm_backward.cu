@@ -1,80 +1,18 @@
-// Gradients of RMSNorm and LayerNorm, and sums over columns. Gradients of weights are summed in two steps:
-// many walkers each sum some of the rows into a partial row of the scratch memory, then a second kernel sums
-// the partial rows.
+// Gradients of RMSNorm and LayerNorm, and sums over columns.
 #include <algorithm>
 
 #include "trireme/kernels/amax.cuh"
+#include "trireme/kernels/column_sums.cuh"
 #include "trireme/kernels/norm.cuh"
 
 namespace trireme::kernels::cuda {
 namespace {
 
-constexpr int kSms = 132;  // a constant, so that the order of sums does not depend on the GPU
-
-// Sums of rows.
-
-constexpr int kInFlight = 8;
-
-/// sums += every step-th row from `first` on, of the kLanes columns that `x` points at.
-template <int kLanes, typename Scalar>
-__device__ void add_rows(float (&sums)[kLanes], const Scalar* __restrict__ x, int64_t first, int64_t rows,
-                         int64_t step, int width) {
-  for (int64_t row = first; row < rows; row += kInFlight * step) {
-    RawPack<Scalar, kLanes> values[kInFlight];
-#pragma unroll
-    for (int u = 0; u < kInFlight; ++u) {
-      if (row + u * step < rows) values[u].load(x + (row + u * step) * width);
-    }
-#pragma unroll
-    for (int u = 0; u < kInFlight; ++u) {
-      if (row + u * step >= rows) break;
-      const auto value = values[u].pack();
-      for (int j = 0; j < kLanes; ++j) sums[j] += value[j];
-    }
-  }
-}
-
-constexpr int kTileColumns = 8;  // 32 bytes of each partial row
-constexpr int kTileRows = 64;
-constexpr int kTileThreads = kTileColumns * kTileRows;
-
-/// For one or two gradients: total_k (width) += the sum of the rows of partial[k] (rows, width).
-template <typename Scalar>
-__global__ void __launch_bounds__(kTileThreads)
-    add_partial_rows(Scalar* total0, Scalar* total1, const float* partial, int rows, int width) {
-  __shared__ float sums[kTileRows][kTileColumns];
-  const int x = threadIdx.x, y = threadIdx.y;
-  const int column = blockIdx.x * kTileColumns + x;
-  float sum[1] = {};
-  if (column < width) {
-    const float* from = partial + static_cast<int64_t>(blockIdx.y) * rows * width + column;
-    add_rows(sum, from, y, rows, kTileRows, width);
-  }
-  sums[y][x] = sum[0];
-  for (int half = kTileRows / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (y < half) sums[y][x] += sums[y + half][x];
-  }
-  if (y > 0 || column >= width) return;
-  Scalar* total = blockIdx.y == 0 ? total0 : total1;
-  total[column] = from_float<Scalar>(to_float(total[column]) + sums[0][x]);
-}
-
-/// total1 may be nullptr.
-template <typename Scalar>
-int launch_add_partial_rows(void* total0, void* total1, const float* partial, int rows, int width,
-                            cudaStream_t stream) {
-  const dim3 blocks((width + kTileColumns - 1) / kTileColumns, total1 == nullptr ? 1 : 2);
-  add_partial_rows<<<blocks, dim3(kTileColumns, kTileRows), 0, stream>>>(
-      static_cast<Scalar*>(total0), static_cast<Scalar*>(total1), partial, rows, width);
-  return cudaGetLastError();
-}
-
 // Backward.
 
 struct Backward {
   void* dx;
-  float* partial;  ///< (walkers, width) for dweight, then for dbias
+  float* partial;  ///< (walkers, width) for dweight, for dbias, and for dx_sums
   const void* dy;
   const void* d_sum;
   const void* x;
@@ -84,6 +22,7 @@ struct Backward {
   int64_t rows;
   int width;
   float* amax = nullptr;
+  float* dx_sums = nullptr;
 };
 
 /// Rows in work at once on the whole GPU: kMaxThreads threads on each SM.
@@ -146,7 +85,7 @@ class ColumnSums {
 /// Every walker takes each walkers-th row. The loads of the next row are under way while this one is summed;
 /// that is safe where dx is dy or d_sum, because only its own walker writes to a row. Products that are added
 /// are explicit, so that dx has the same bits with amax and without.
-template <bool kLayer, bool kAmax, typename Shape, typename Scalar>
+template <bool kLayer, bool kAmax, bool kSums, typename Shape, typename Scalar>
 __global__ void __launch_bounds__(Shape::kBlockThreads, kMaxThreads / Shape::kBlockThreads)
     norm_backward(Backward a) {
   __shared__ typename RowSum<Shape::kThreads>::Buffers buffers;
@@ -159,7 +98,9 @@ __global__ void __launch_bounds__(Shape::kBlockThreads, kMaxThreads / Shape::kBl
   weight.load(static_cast<const Scalar*>(a.weight), a.width);
   float* partial = a.partial + static_cast<int64_t>(walker) * a.width;
   ColumnSums<Shape> dweight(partial, a.width);
-  ColumnSums<Shape> dbias(partial + static_cast<int64_t>(walkers) * a.width, kLayer ? a.width : 0);
+  const int64_t kind = static_cast<int64_t>(walkers) * a.width;
+  ColumnSums<Shape> dbias(partial + kind, kLayer ? a.width : 0);
+  ColumnSums<Shape> dx_sums(partial + 2 * kind, kSums ? a.width : 0);
 
   Amax amax;
   Operands<kLayer, Shape, Scalar> next;
@@ -201,7 +142,10 @@ __global__ void __launch_bounds__(Shape::kBlockThreads, kMaxThreads / Shape::kBl
         for (int j = 0; j < Shape::kLanes; ++j) values[j] += d_sum[j];
       }
       Pack<Scalar, Shape::kLanes> out;
-      for (int j = 0; j < Shape::kLanes; ++j) out.set(j, values[j]);
+      for (int j = 0; j < Shape::kLanes; ++j) {
+        out.set(j, values[j]);
+        if constexpr (kSums) dx_sums.add(p, column, j, out[j], 1.0f);
+      }
       out.store(dx + column);
       if constexpr (kAmax) amax.see(out);
     });
@@ -209,6 +153,15 @@ __global__ void __launch_bounds__(Shape::kBlockThreads, kMaxThreads / Shape::kBl
   if constexpr (kAmax) amax.raise_by_warp(a.amax);
   dweight.store(a.width);
   if constexpr (kLayer) dbias.store(a.width);
+  if constexpr (kSums) dx_sums.store(a.width);
+}
+
+template <bool kLayer, bool kAmax, typename Shape, typename Scalar>
+auto norm_backward_kernel(bool sums) {
+  if constexpr (kLayer) {
+    if (sums) return norm_backward<kLayer, kAmax, true, Shape, Scalar>;
+  }
+  return norm_backward<kLayer, kAmax, false, Shape, Scalar>;
 }
 
 template <bool kLayer>
@@ -221,29 +174,23 @@ int launch_backward(const Backward& a, void* dweight, void* dbias, Dtype dtype, 
       using S = decltype(shape);
       const int64_t walkers = std::min<int64_t>(walkers_for(S::kThreads), a.rows);
       const auto blocks = static_cast<unsigned>((walkers + S::kRows - 1) / S::kRows);
-      const auto kernel = a.amax == nullptr ? norm_backward<kLayer, false, S, Scalar>
-                                            : norm_backward<kLayer, true, S, Scalar>;
+      const bool sums = a.dx_sums != nullptr;
+      const auto kernel = a.amax == nullptr ? norm_backward_kernel<kLayer, false, S, Scalar>(sums)
+                                            : norm_backward_kernel<kLayer, true, S, Scalar>(sums);
       kernel<<<blocks, dim3(S::kThreads, S::kRows), 0, as_stream(stream)>>>(a);
       const cudaError_t error = cudaGetLastError();
       if (error != cudaSuccess) return error;
-      return launch_add_partial_rows<Scalar>(dweight, dbias, a.partial, static_cast<int>(blocks) * S::kRows,
-                                             a.width, as_stream(stream));
+      const ColumnTotals<Scalar> totals{
+          .gradients = {static_cast<Scalar*>(dweight), static_cast<Scalar*>(dbias)},
+          .gradient_count = kLayer ? 2 : 1,
+          .sums = a.dx_sums};
+      return launch_add_partial_rows(totals, a.partial, static_cast<int>(blocks) * S::kRows, a.width,
+                                     as_stream(stream));
     });
   });
 }
 
 // Sums over columns.
-
-constexpr int kColumnThreads = 32;  // packs of a row
-constexpr int kColumnRows = 8;
-constexpr int kColumnBlock = kColumnThreads * kColumnRows;
-constexpr int kMaxColumnWalkers = 1024;
-
-/// Rows in work at once: enough for some 512 threads on each SM, in whole blocks. More packs, fewer walkers.
-constexpr int64_t column_walkers(int64_t packs) {
-  const int64_t walkers = std::clamp<int64_t>(kSms * kMaxThreads / packs, 1, kMaxColumnWalkers);
-  return (walkers + kColumnRows - 1) / kColumnRows * kColumnRows;
-}
 
 template <int kLanes, typename Scalar>
 __global__ void __launch_bounds__(kColumnBlock)
@@ -258,21 +205,14 @@ __global__ void __launch_bounds__(kColumnBlock)
 }
 
 template <int kLanes, typename Scalar>
-int launch_column_sums(void* total, float* partial, const Scalar* x, int64_t rows, int width,
+int launch_column_sums(Scalar* total, float* partial, const Scalar* x, int64_t rows, int width,
                        cudaStream_t stream) {
-  const int packs = (width + kLanes - 1) / kLanes;
-  const int64_t walkers = std::min(column_walkers(packs), rows);
-  const dim3 blocks((packs + kColumnThreads - 1) / kColumnThreads, (walkers + kColumnRows - 1) / kColumnRows);
+  const dim3 blocks = column_grid<kLanes>(rows, width);
   column_sums<kLanes><<<blocks, dim3(kColumnThreads, kColumnRows), 0, stream>>>(partial, x, rows, width);
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
-  return launch_add_partial_rows<Scalar>(total, nullptr, partial, static_cast<int>(blocks.y) * kColumnRows,
-                                         width, stream);
-}
-
-/// The packs of a row in the dtype with most lanes: fewest packs, and so most walkers.
-constexpr int64_t fewest_packs(int64_t width) {
-  return std::max<int64_t>(1, (width + 7) / 8);
+  return launch_add_partial_rows(ColumnTotals<Scalar>{.gradients = {total}, .gradient_count = 1}, partial,
+                                 static_cast<int>(blocks.y) * kColumnRows, width, stream);
 }
 
 }  // namespace
@@ -287,13 +227,14 @@ int rms_norm_backward(void* dx, void* dweight, float* scratch, const void* dy, c
 int layer_norm_backward(void* dx, void* dweight, void* dbias, float* scratch, const void* dy,
                         const void* d_sum, const void* x, const void* weight, const float* mean,
                         const float* rstd, int64_t rows, int64_t width, Dtype dtype, void* stream,
-                        float* amax) {
-  const Backward a{dx, scratch, dy, d_sum, x, weight, mean, rstd, rows, static_cast<int>(width), amax};
+                        float* amax, float* dx_sums) {
+  const Backward a{dx,   scratch, dy, d_sum, x, weight, mean, rstd, rows, static_cast<int>(width),
+                   amax, dx_sums};
   return launch_backward<true>(a, dweight, dbias, dtype, stream);
 }
 
 int64_t norm_scratch(int64_t width) {
-  return 2 * walkers_for(threads_for(fewest_packs(width))) * width;
+  return 3 * walkers_for(threads_for(fewest_packs(width))) * width;
 }
 
 int add_column_sums(void* total, float* scratch, const void* x, int64_t rows, int64_t width, Dtype dtype,
@@ -304,9 +245,10 @@ int add_column_sums(void* total, float* scratch, const void* x, int64_t rows, in
     const auto* values = static_cast<const Scalar*>(x);
     const int columns = static_cast<int>(width);
     return packs({x}, width * sizeof(Scalar))
-               ? launch_column_sums<kFullPack<Scalar>>(total, scratch, values, rows, columns,
-                                                       as_stream(stream))
-               : launch_column_sums<1>(total, scratch, values, rows, columns, as_stream(stream));
+               ? launch_column_sums<kFullPack<Scalar>>(static_cast<Scalar*>(total), scratch, values, rows,
+                                                       columns, as_stream(stream))
+               : launch_column_sums<1>(static_cast<Scalar*>(total), scratch, values, rows, columns,
+                                       as_stream(stream));
   });
 }
 

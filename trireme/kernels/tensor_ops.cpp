@@ -59,7 +59,7 @@ const float* floats(const at::Tensor& tensor) {
 }
 
 /// Where a kernel puts the largest magnitude of what it writes; nullptr: it does not look.
-float* raised(const at::Tensor& amax) {
+float* found(const at::Tensor& amax) {
   return amax.defined() ? amax.mutable_data_ptr<float>() : nullptr;
 }
 
@@ -136,7 +136,7 @@ void rms_norm_forward(at::Tensor& y, at::Tensor& sum, at::Tensor& rstd, const at
     return launched(
         cuda::rms_norm_forward(mutable_data(y), mutable_data(sum), floats(rstd), data(x), data(delta),
                                data(weight), rows.count, rows.width, static_cast<float>(eps), dtype_of(x),
-                               current_stream(), raised(amax)),
+                               current_stream(), found(amax)),
         "rms_norm");
   }
   const at::Tensor& in = summed(sum, x, delta);
@@ -156,7 +156,7 @@ void rms_norm_backward(at::Tensor& dx, at::Tensor& d_weight, const at::Tensor& d
     return launched(
         cuda::rms_norm_backward(mutable_data(dx), mutable_data(d_weight), floats(partial), data(dy),
                                 data(d_sum), data(x), data(weight), floats(rstd), rows.count, rows.width,
-                                dtype_of(x), current_stream(), raised(amax)),
+                                dtype_of(x), current_stream(), found(amax)),
         "rms_norm_backward");
   }
   on_cpu(x, [&](auto scalar) {
@@ -177,7 +177,7 @@ void layer_norm_forward(at::Tensor& y, at::Tensor& sum, at::Tensor& statistics, 
     return launched(
         cuda::layer_norm_forward(mutable_data(y), mutable_data(sum), mean, mean + rows.count, data(x),
                                  data(delta), data(weight), data(bias), rows.count, rows.width,
-                                 static_cast<float>(eps), dtype_of(x), current_stream(), raised(amax)),
+                                 static_cast<float>(eps), dtype_of(x), current_stream(), found(amax)),
         "layer_norm");
   }
   const at::Tensor& in = summed(sum, x, delta);
@@ -191,7 +191,7 @@ void layer_norm_forward(at::Tensor& y, at::Tensor& sum, at::Tensor& statistics, 
 
 void layer_norm_backward(at::Tensor& dx, at::Tensor& d_weight, at::Tensor& d_bias, const at::Tensor& dy,
                          const at::Tensor& d_sum, const at::Tensor& x, const at::Tensor& weight,
-                         const at::Tensor& statistics, const at::Tensor& amax) {
+                         const at::Tensor& statistics, const at::Tensor& amax, const at::Tensor& dx_sums) {
   const Rows rows(x);
   const float* const mean = floats(statistics);
   if (x.is_cuda()) {
@@ -199,7 +199,7 @@ void layer_norm_backward(at::Tensor& dx, at::Tensor& d_weight, at::Tensor& d_bia
     return launched(cuda::layer_norm_backward(mutable_data(dx), mutable_data(d_weight), mutable_data(d_bias),
                                               floats(partial), data(dy), data(d_sum), data(x), data(weight),
                                               mean, mean + rows.count, rows.count, rows.width, dtype_of(x),
-                                              current_stream(), raised(amax)),
+                                              current_stream(), found(amax), found(dx_sums)),
                     "layer_norm_backward");
   }
   on_cpu(x, [&](auto scalar) {
@@ -405,7 +405,7 @@ void swiglu_forward(at::Tensor& y, const at::Tensor& gate_up, const at::Tensor& 
   const Rows rows(y);
   if (y.is_cuda()) {
     return launched(cuda::swiglu_forward(mutable_data(y), data(gate_up), rows.count, rows.width, dtype_of(y),
-                                         current_stream(), raised(amax)),
+                                         current_stream(), found(amax)),
                     "swiglu");
   }
   on_cpu(y, [&](auto scalar) {
@@ -420,7 +420,7 @@ void swiglu_backward(at::Tensor& d_gate_up, const at::Tensor& dy, const at::Tens
   if (dy.is_cuda()) {
     return launched(
         cuda::swiglu_backward(mutable_data(d_gate_up), data(dy), data(gate_up), rows.count, rows.width,
-                              dtype_of(dy), current_stream(), raised(amax), mutable_data(y)),
+                              dtype_of(dy), current_stream(), found(amax), mutable_data(y)),
         "swiglu_backward");
   }
   if (y.defined()) swiglu_forward(y, gate_up);
@@ -434,7 +434,7 @@ void swiglu_backward(at::Tensor& d_gate_up, const at::Tensor& dy, const at::Tens
 void gelu_forward(at::Tensor& y, const at::Tensor& x, const at::Tensor& amax) {
   if (x.is_cuda()) {
     return launched(
-        cuda::gelu_forward(mutable_data(y), data(x), x.numel(), dtype_of(x), current_stream(), raised(amax)),
+        cuda::gelu_forward(mutable_data(y), data(x), x.numel(), dtype_of(x), current_stream(), found(amax)),
         "gelu");
   }
   on_cpu(x, [&](auto scalar) {
@@ -444,10 +444,18 @@ void gelu_forward(at::Tensor& y, const at::Tensor& x, const at::Tensor& amax) {
 }
 
 void gelu_backward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& amax,
-                   at::Tensor y) {
+                   at::Tensor y, const at::Tensor& dx_sums) {
+  if (x.is_cuda() && dx_sums.defined()) {
+    const Rows rows(x);
+    at::Tensor partial = scratch(x, cuda::column_scratch(rows.width));
+    return launched(cuda::gelu_backward_with_sums(mutable_data(dx), found(dx_sums), floats(partial), data(dy),
+                                                  data(x), rows.count, rows.width, dtype_of(x),
+                                                  current_stream(), found(amax), mutable_data(y)),
+                    "gelu_backward");
+  }
   if (x.is_cuda()) {
     return launched(cuda::gelu_backward(mutable_data(dx), data(dy), data(x), x.numel(), dtype_of(x),
-                                        current_stream(), raised(amax), mutable_data(y)),
+                                        current_stream(), found(amax), mutable_data(y)),
                     "gelu_backward");
   }
   if (y.defined()) gelu_forward(y, x);

@@ -6,7 +6,8 @@
 //
 // `amax` (1) fp32, where a function takes it: on a GPU it is raised to the largest magnitude in y or, in a
 // backward function, in its first output, so that fp8_amax() need not read that tensor again. NaN is above
-// all. A CPU leaves it as it is.
+// all. A CPU leaves it as it is. `dx_sums` (width) fp32, where a backward function takes it, becomes on a GPU
+// the sum of the rows of dx, which are at least one; a CPU leaves it as it is.
 #include <ATen/core/Tensor.h>
 
 #include "trireme/kernels/moment.h"
@@ -30,7 +31,8 @@ void layer_norm_forward(at::Tensor& y, at::Tensor& sum, at::Tensor& statistics, 
                         const at::Tensor& amax = {});
 void layer_norm_backward(at::Tensor& dx, at::Tensor& d_weight, at::Tensor& d_bias, const at::Tensor& dy,
                          const at::Tensor& d_sum, const at::Tensor& x, const at::Tensor& weight,
-                         const at::Tensor& statistics, const at::Tensor& amax = {});
+                         const at::Tensor& statistics, const at::Tensor& amax = {},
+                         const at::Tensor& dx_sums = {});
 
 /// Where the gradient of a parameter goes.
 struct GradientOut {
@@ -100,7 +102,7 @@ void swiglu_backward(at::Tensor& d_gate_up, const at::Tensor& dy, const at::Tens
                      const at::Tensor& amax = {}, at::Tensor y = {});
 void gelu_forward(at::Tensor& y, const at::Tensor& x, const at::Tensor& amax = {});
 void gelu_backward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& amax = {},
-                   at::Tensor y = {});
+                   at::Tensor y = {}, const at::Tensor& dx_sums = {});
 
 /// As in rope.h, of the first `heads` heads of each row of packed (B, T, stride).
 void rope_inplace(at::Tensor& packed, const at::Tensor& cosine, const at::Tensor& sine, int64_t heads,

@@ -91,8 +91,8 @@ class CpuAttentionFunction : public Function<CpuAttentionFunction> {
   }
 };
 
-/// cuDNN's attention, which knows groups of query heads; bf16 and fp16 on a GPU.
-struct Cudnn {
+/// cuDNN's attention as torch calls it; it knows groups of query heads. bf16 and fp16 on a GPU.
+struct TorchCudnn {
   static variable_list forward(const Heads& heads) {
     const auto [output, logsumexp, first_q, first_k, max_q, max_k, seed, offset, mask] =
         at::_scaled_dot_product_cudnn_attention(heads.query, heads.key, heads.value, {},
@@ -115,7 +115,7 @@ struct Cudnn {
 /// query's gradient in the order in which blocks arrive, and torch does not pass on the wish for another one;
 /// FlashAttention's gives each block a sum of its own and adds those in their order.
 struct CudnnFlash {
-  static variable_list forward(const Heads& heads) { return Cudnn::forward(heads); }
+  static variable_list forward(const Heads& heads) { return TorchCudnn::forward(heads); }
 
   static void backward(at::Tensor& d_qkv, const at::Tensor& d_output, const Heads& heads,
                        const variable_list& kept, const AttentionShape& shape, const at::Tensor& cosine,
@@ -129,23 +129,28 @@ struct CudnnFlash {
   }
 };
 
-/// cuDNN in both directions, backward by a graph of ours that adds in a fixed order.
-struct CudnnOrdered {
-  static variable_list forward(const Heads& heads) { return Cudnn::forward(heads); }
+/// cuDNN in both directions, backward by a graph of ours, straight into the packed gradient. Otherwise: for
+/// what cuDNN has no such plan.
+template <kernels::SumOrder kOrder, typename Otherwise>
+struct CudnnGraph {
+  static variable_list forward(const Heads& heads) { return TorchCudnn::forward(heads); }
 
   static void backward(at::Tensor& d_qkv, const at::Tensor& d_output, const Heads& heads,
                        const variable_list& kept, const AttentionShape& shape, const at::Tensor& cosine,
                        const at::Tensor& sine) {
     const at::Tensor logsumexp = kept[1].reshape({d_qkv.size(0), shape.heads, d_qkv.size(1)});
-    const Heads d_heads = split_heads(at::empty_like(d_qkv), shape);
+    const Heads d_heads = split_heads(d_qkv, shape);
     kernels::AttentionGradients gradients{d_heads.query, d_heads.key, d_heads.value};
-    if (!kernels::ordered_attention_backward(gradients, d_output,
-                                             {heads.query, heads.key, heads.value, kept[0], logsumexp})) {
-      return CudnnFlash::backward(d_qkv, d_output, heads, kept, shape, cosine, sine);
+    if (!kernels::attention_backward(gradients, d_output,
+                                     {heads.query, heads.key, heads.value, kept[0], logsumexp}, kOrder)) {
+      return Otherwise::backward(d_qkv, d_output, heads, kept, shape, cosine, sine);
     }
-    kernels::pack_head_gradients(d_qkv, d_heads.query, d_heads.key, d_heads.value, cosine, sine);
+    rotate(d_qkv, shape, cosine, sine, -1.0f);
   }
 };
+
+using Cudnn = CudnnGraph<kernels::SumOrder::kAny, TorchCudnn>;
+using CudnnOrdered = CudnnGraph<kernels::SumOrder::kFixed, CudnnFlash>;
 
 /// Rotation in place on the packed projection, then attention that computes its probabilities again in
 /// backward.
@@ -196,6 +201,7 @@ at::Tensor rotated(const at::Tensor& heads, const RopeTable& rope) {
 constexpr int64_t kCudnnHeadDims = 8, kCudnnMaxHeadDim = 128;
 constexpr int kCudnnCapability = 8;
 constexpr int kOrderedCapability = 9;  ///< where cuDNN has engines for a backward pass without sums in memory
+
 /// Keys of one tile of cuDNN's backward on Hopper: nothing is added up between blocks until there are more.
 constexpr int64_t kCudnnTile = 128;
 

@@ -1,3 +1,4 @@
+#include "trireme/nn/notes.h"
 #include "trireme/nn/torch_internals.h"
 
 #include <torch/csrc/autograd/function.h>
@@ -44,6 +45,7 @@ at::Tensor call_after_backward(const at::Tensor& x, std::function<void()> callba
   node->set_next_edges(torch::autograd::collect_next_edges(x));
   at::Tensor y = x.detach();
   torch::autograd::create_gradient_edge(y, std::move(node));
+  if (asks_for_gradient_sums(x)) ask_for_gradient_sums(y);
   return y;
 }
 

@@ -44,7 +44,7 @@ class Kept {
 class KeptFactor {
  public:
   explicit KeptFactor(const Factor& factor) : factor_(factor) {
-    for (const at::Tensor& tensor : {factor.rows, factor.columns.values, factor.columns.scale}) {
+    for (const at::Tensor& tensor : {factor.rows, factor.columns.values, factor.columns.scale, factor.sums}) {
       if (tensor.defined()) kept_.emplace_back(tensor);
     }
   }
@@ -141,8 +141,7 @@ variable_list deferrable_parameter_gradients(const LinearParams& params, const F
                                              const Factor& dy) {
   auto* const store = Deferral::store();
   if (store == nullptr) return add_parameter_gradients(params, input, dy);
-  const auto wanted = [](const at::Tensor& param) { return param.defined() && param.requires_grad(); };
-  if (std::ranges::any_of(params.weights, wanted) || wanted(params.bias)) {
+  if (std::ranges::any_of(params.weights, wants_gradient) || wants_gradient(params.bias)) {
     store->push(
         {params.weights.vec(), params.bias, params.in_out, params.fp8, KeptFactor(input), KeptFactor(dy)});
   }

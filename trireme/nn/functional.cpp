@@ -2,8 +2,8 @@
 
 #include "trireme/kernels/tensor_ops.h"
 #include "trireme/nn/autograd.h"
-#include "trireme/nn/known_amax.h"
 #include "trireme/nn/linear_parts.h"
+#include "trireme/nn/notes.h"
 
 namespace trireme::nn {
 namespace {
@@ -27,14 +27,16 @@ class LinearFunction : public Function<LinearFunction> {
     save(*context, {}, {{params, kept}});
     context->saved_data["deferrable"] = deferrable;
     context->saved_data["adds"] = residual.has_value();
-    return shaped(y, x);
+    const at::Tensor out = shaped(y, x);
+    if (keep == KeepInput::kYes && wants_gradient(bias)) ask_for_gradient_sums(out);
+    return out;
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
     refuse_create_graph("nn.linear");
     const RestoredLinear linear = restore(*context).linears.front();
     const LinearParams params = linear.params();
-    const OutputGradient dy = output_gradient(params, as_rows(grads[0]), noted_amax(grads[0], params.fp8));
+    const OutputGradient dy = output_gradient(params, grads[0]);
     variable_list result(1);
     if (context->needs_input_grad(0)) {
       result[0] = shaped(input_gradient(params, linear.kept.weight_amax, dy), grads[0]);
@@ -77,6 +79,7 @@ class AddNormFunction : public Function<AddNormFunction> {
     context->save_for_backward({delta.defined() ? sum : x, weight, bias, statistics});
     context->saved_data["adds"] = delta.defined();
     context->saved_data["asked_for_amax"] = asked_for_amax;
+    context->saved_data["asked_for_sums"] = asks_for_gradient_sums(delta_in.value_or(x_in));
     return {sum, y};
   }
 
@@ -93,8 +96,10 @@ class AddNormFunction : public Function<AddNormFunction> {
     variable_list result(6);
     if (bias.defined()) {
       GradTarget d_bias(bias);
+      const at::Tensor sums = sums_to_fill(dx, context->saved_data["asked_for_sums"].toBool());
       kernels::layer_norm_backward(dx, d_weight.tensor(), d_bias.tensor(), dy, d_sum, x, weight, statistics,
-                                   amax);
+                                   amax, sums);
+      note_column_sums(dx, sums);
       result[3] = d_bias.reported();
     } else {
       kernels::rms_norm_backward(dx, d_weight.tensor(), dy, d_sum, x, weight, statistics, amax);
@@ -122,6 +127,7 @@ class ActivationFunction : public Function<ActivationFunction> {
     context->save_for_backward({x});
     context->saved_data["gated"] = gated;
     context->saved_data["asked_for_amax"] = asked_for_amax;
+    context->saved_data["asked_for_sums"] = !gated && asks_for_gradient_sums(x_in);
     return y;
   }
 
@@ -131,9 +137,11 @@ class ActivationFunction : public Function<ActivationFunction> {
     const at::Tensor dy = grads[0].contiguous();
     at::Tensor dx = at::empty_like(x);
     const at::Tensor amax = amax_to_raise(dx, context->saved_data["asked_for_amax"].toBool());
+    const at::Tensor sums = sums_to_fill(dx, context->saved_data["asked_for_sums"].toBool());
     context->saved_data["gated"].toBool() ? kernels::swiglu_backward(dx, dy, x, amax)
-                                          : kernels::gelu_backward(dx, dy, x, amax);
+                                          : kernels::gelu_backward(dx, dy, x, amax, {}, sums);
     note_amax(dx, amax);
+    note_column_sums(dx, sums);
     return {dx, at::Tensor(), at::Tensor()};
   }
 };

@@ -37,7 +37,8 @@ at::Tensor linear_group(const at::Tensor& x, at::TensorList weights,
                         const std::optional<Fp8Recipe>& fp8 = {});
 
 // `fp8` of norms and activations: how the linear layers beside them multiply. Where those ask for the largest
-// magnitude of what they cast, the kernel that writes it finds it (known_amax.h).
+// magnitude of what they cast, the kernel that writes it finds it; on a GPU those of LayerNorm and GELU also
+// find the gradient of the bias of the layer before (notes.h).
 
 /// x (..., D) / sqrt(mean(x^2) + eps) * weight, over the last dimension: (..., D) in x's dtype; weight (D).
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);

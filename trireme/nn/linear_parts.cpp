@@ -8,6 +8,7 @@
 #include "trireme/kernels/matmul.h"
 #include "trireme/kernels/tensor_ops.h"
 #include "trireme/nn/autograd.h"
+#include "trireme/nn/notes.h"
 #include "trireme/nn/torch_internals.h"
 
 namespace trireme::nn {
@@ -51,10 +52,6 @@ struct WeightSizes {
     for (const at::Tensor& weight : weights) rows += weight.size(0);
   }
 };
-
-bool wants_gradient(const at::Tensor& param) {
-  return param.defined() && param.requires_grad();
-}
 
 bool has_memory(const at::Tensor& tensor) {
   return tensor.storage().nbytes() > 0;
@@ -149,6 +146,10 @@ KeepInput keep_for_backward() {
   return at::GradMode::is_enabled() ? KeepInput::kYes : KeepInput::kNo;
 }
 
+bool wants_gradient(const at::Tensor& param) {
+  return param.defined() && param.requires_grad();
+}
+
 at::Tensor as_rows(const at::Tensor& x) {
   return x.reshape({-1, x.size(-1)});
 }
@@ -200,8 +201,13 @@ Factor input_factor(const LinearParams& params, const Fp8Source& input, const at
               .transposed};
 }
 
-OutputGradient output_gradient(const LinearParams& params, const Fp8Source& dy, const at::Tensor& amax) {
-  if (!params.fp8) return {dy.computed(), {}, {}};
+OutputGradient output_gradient(const LinearParams& params, const at::Tensor& dy) {
+  return output_gradient(params, as_rows(dy), noted_amax(dy, params.fp8), noted_column_sums(dy));
+}
+
+OutputGradient output_gradient(const LinearParams& params, const Fp8Source& dy, const at::Tensor& amax,
+                               const at::Tensor& sums) {
+  if (!params.fp8) return {dy.computed(), {}, {}, sums};
   const Fp8Recipe& recipe = *params.fp8;
   const Fp8Source rows = contiguous(dy);
   const auto largest = [&] {
@@ -212,7 +218,8 @@ OutputGradient output_gradient(const LinearParams& params, const Fp8Source& dy, 
   const Fp8Copies copies =
       kernels::fp8_cast(rows, largest(), gradient_cast(recipe),
                         for_weights ? Fp8Copy::kBoth : Fp8Copy::kPlain, recipe.layer.gradient_seen());
-  return {wants_gradient(params.bias) ? rows.computed() : at::Tensor(), copies.plain, copies.transposed};
+  const bool rows_are_read = wants_gradient(params.bias) && !sums.defined();
+  return {rows_are_read ? rows.computed() : at::Tensor(), copies.plain, copies.transposed, sums};
 }
 
 at::Tensor input_gradient(const LinearParams& params, const at::Tensor& weight_amax,
@@ -237,8 +244,12 @@ variable_list add_parameter_gradients(const LinearParams& params, const Factor& 
         params.weights, params.in_out ? FactorProduct{input, dy, fast} : FactorProduct{dy, input, fast});
   }
   if (wants_gradient(params.bias)) {
-    GradTarget target(params.bias);
-    kernels::add_column_sums(target.tensor(), dy.rows.contiguous());
+    GradTarget target(params.bias, dy.sums.defined() ? GradTarget::kAsItIs : GradTarget::kZeroed);
+    if (!dy.sums.defined()) {
+      kernels::add_column_sums(target.tensor(), dy.rows.contiguous());
+    } else {
+      target.adds() ? target.tensor().add_(dy.sums) : target.tensor().copy_(dy.sums);
+    }
     reported.push_back(target.reported());
   } else {
     reported.emplace_back();

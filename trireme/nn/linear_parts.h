@@ -24,6 +24,7 @@ struct LinearParams {
 struct Factor {
   at::Tensor rows;
   kernels::Fp8Matrix columns;  ///< (features, n)
+  at::Tensor sums = {};        ///< over the rows, (features) fp32, where they are known
 };
 
 /// What apply_linear() leaves for backward.
@@ -36,13 +37,16 @@ struct LinearKept {
 struct OutputGradient {
   at::Tensor rows;
   kernels::Fp8Matrix plain, columns;
+  at::Tensor sums;  ///< over the rows, (out) fp32, where they are known
 
-  Factor factor() const { return {rows, columns}; }
+  Factor factor() const { return {rows, columns, sums}; }
 };
 
 enum class KeepInput { kNo, kYes };
 /// For a function of autograd about to be called; inside of it grad mode is off in any case.
 KeepInput keep_for_backward();
+
+bool wants_gradient(const at::Tensor& param);
 
 /// (..., features) -> (n, features)
 at::Tensor as_rows(const at::Tensor& x);
@@ -57,9 +61,11 @@ at::Tensor apply_linear(const LinearParams& params, const kernels::Fp8Source& in
 /// it.
 Factor input_factor(const LinearParams& params, const kernels::Fp8Source& input,
                     const at::Tensor& input_amax);
-/// dy (n, out); amax undefined: not known yet
+/// dy (..., out), with what is noted of it (notes.h)
+OutputGradient output_gradient(const LinearParams& params, const at::Tensor& dy);
+/// dy (n, out)
 OutputGradient output_gradient(const LinearParams& params, const kernels::Fp8Source& dy,
-                               const at::Tensor& amax);
+                               const at::Tensor& amax = {}, const at::Tensor& sums = {});
 /// -> (n, in)
 at::Tensor input_gradient(const LinearParams& params, const at::Tensor& weight_amax,
                           const OutputGradient& dy);

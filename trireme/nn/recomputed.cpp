@@ -2,8 +2,8 @@
 
 #include "trireme/kernels/tensor_ops.h"
 #include "trireme/nn/autograd.h"
-#include "trireme/nn/known_amax.h"
 #include "trireme/nn/linear_parts.h"
+#include "trireme/nn/notes.h"
 #include "trireme/nn/swiglu_feed_forward.h"
 
 namespace trireme::nn {
@@ -49,10 +49,12 @@ class NormLinearFunction : public Function<NormLinearFunction> {
     LinearKept kept;
     kept.input_amax = noted_amax(y, fp8);
     const at::Tensor out = shaped(apply_linear(params, as_rows(y), {}, kept, KeepInput::kNo), x);
+    if (wants_gradient(bias)) ask_for_gradient_sums(out);
     if (!delta.defined()) sum = x_in;
     save(*context, {delta.defined() ? sum : x, norm_weight, norm_bias, statistics}, {{params, kept}});
     context->saved_data["adds"] = delta.defined();
     context->saved_data["eps"] = eps;
+    context->saved_data["asked_for_sums"] = asks_for_gradient_sums(delta_in.value_or(x_in));
     return {sum, out};
   }
 
@@ -64,7 +66,7 @@ class NormLinearFunction : public Function<NormLinearFunction> {
     at::Tensor statistics = restored.saved[3], no_sum;
     const RestoredLinear& linear = restored.linears.front();
     const LinearParams params = linear.params();
-    const OutputGradient d_out = output_gradient(params, as_rows(grads[1]), noted_amax(grads[1], params.fp8));
+    const OutputGradient d_out = output_gradient(params, grads[1]);
 
     variable_list reported;
     {
@@ -82,8 +84,10 @@ class NormLinearFunction : public Function<NormLinearFunction> {
     variable_list result(5);
     if (norm_bias.defined()) {
       GradTarget d_bias(norm_bias);
+      const at::Tensor sums = sums_to_fill(dx, context->saved_data["asked_for_sums"].toBool());
       kernels::layer_norm_backward(dx, d_weight.tensor(), d_bias.tensor(), dy, d_sum, x, norm_weight,
-                                   statistics, amax);
+                                   statistics, amax, sums);
+      note_column_sums(dx, sums);
       result[3] = d_bias.reported();
     } else {
       kernels::rms_norm_backward(dx, d_weight.tensor(), dy, d_sum, x, norm_weight, statistics, amax);
@@ -138,7 +142,10 @@ class ActivatedLinearFunction : public Function<ActivatedLinearFunction> {
     save(*context, {x}, {{params, kept}});
     context->saved_data["gated"] = gated;
     context->saved_data["adds"] = residual.has_value();
-    return shaped(y, x);
+    context->saved_data["asked_for_sums"] = !gated && asks_for_gradient_sums(x_in);
+    const at::Tensor out = shaped(y, x);
+    if (wants_gradient(bias)) ask_for_gradient_sums(out);
+    return out;
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
@@ -148,14 +155,16 @@ class ActivatedLinearFunction : public Function<ActivatedLinearFunction> {
     const bool gated = context->saved_data["gated"].toBool();
     const RestoredLinear& linear = restored.linears.front();
     const LinearParams params = linear.params();
-    const OutputGradient d_out = output_gradient(params, as_rows(grads[0]), noted_amax(grads[0], params.fp8));
+    const OutputGradient d_out = output_gradient(params, grads[0]);
     at::Tensor dy = input_gradient(params, linear.kept.weight_amax, d_out);
     at::Tensor dx = at::empty_like(x), y;
     const at::Tensor amax = amax_to_raise(dx, asks_for_amax(params.fp8));
     const bool left_to_cast = gated && casts_swiglu(params.fp8);
     if (!left_to_cast) y = at::empty_like(dy);
-    gated ? kernels::swiglu_backward(dx, dy, x, amax, y) : kernels::gelu_backward(dx, dy, x, amax, y);
+    const at::Tensor sums = sums_to_fill(dx, context->saved_data["asked_for_sums"].toBool());
+    gated ? kernels::swiglu_backward(dx, dy, x, amax, y) : kernels::gelu_backward(dx, dy, x, amax, y, sums);
     note_amax(dx, amax);
+    note_column_sums(dx, sums);
     dy.reset();
     const Fp8Source activated = left_to_cast ? Fp8Source::swiglu(as_rows(x)) : Fp8Source(y);
     const variable_list reported = deferrable_parameter_gradients(

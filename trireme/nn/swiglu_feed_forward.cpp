@@ -33,12 +33,12 @@ class SwigluFeedForwardFunction : public Function<SwigluFeedForwardFunction> {
     at::Tensor d_activated;
     variable_list d_down;
     {
-      const OutputGradient dy = output_gradient(second, as_rows(grads[0]), {});
+      const OutputGradient dy = output_gradient(second, as_rows(grads[0]));
       d_activated = input_gradient(second, of_second.kept.weight_amax, dy);
       d_down = deferrable_parameter_gradients(second, of_second.kept.input, dy.factor());
     }
     const OutputGradient d_hidden =
-        output_gradient(first, Fp8Source::swiglu_gradient(restored.saved[0], d_activated), {});
+        output_gradient(first, Fp8Source::swiglu_gradient(restored.saved[0], d_activated));
     d_activated.reset();
     variable_list result(1);
     if (context->needs_input_grad(0)) {

@@ -61,6 +61,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 55> kMarks =
     {"add_partial_rows", "norm"},
     {"column_sums", "bias"},
     {"map_rows", "activation"},
+    {"map_columns", "activation"},
     {"update_parts", "optimizer"},
     {"update_blocks", "optimizer"},
     {"square_partials", "optimizer"},

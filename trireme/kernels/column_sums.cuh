@@ -1,0 +1,107 @@
+#pragma once
+// Sums over the columns of a matrix, in two steps: many walkers each sum some of the rows into a partial row
+// of scratch memory, then a second kernel sums the partial rows. Device code only; included by .cu files.
+#include <algorithm>
+
+#include "trireme/kernels/vector.cuh"
+
+namespace trireme::kernels::cuda {
+
+constexpr int kSms = 132;  // a constant, so that the order of sums does not depend on the GPU
+
+/// sums += every step-th row from `first` on, of the kLanes columns that `x` points at.
+template <int kLanes, typename Scalar>
+__device__ void add_rows(float (&sums)[kLanes], const Scalar* __restrict__ x, int64_t first, int64_t rows,
+                         int64_t step, int width) {
+  constexpr int kInFlight = 8;
+  for (int64_t row = first; row < rows; row += kInFlight * step) {
+    RawPack<Scalar, kLanes> values[kInFlight];
+#pragma unroll
+    for (int u = 0; u < kInFlight; ++u) {
+      if (row + u * step < rows) values[u].load(x + (row + u * step) * width);
+    }
+#pragma unroll
+    for (int u = 0; u < kInFlight; ++u) {
+      if (row + u * step >= rows) break;
+      const auto value = values[u].pack();
+      for (int j = 0; j < kLanes; ++j) sums[j] += value[j];
+    }
+  }
+}
+
+/// What becomes of the sums of partial rows: the first kinds of sums are added to gradients, the next one
+/// overwrites fp32.
+template <typename Scalar>
+struct ColumnTotals {
+  Scalar* gradients[2] = {};
+  int gradient_count = 0;
+  float* sums = nullptr;
+
+  unsigned kinds() const { return gradient_count + (sums != nullptr); }
+};
+
+constexpr int kTileColumns = 8;  // 32 bytes of each partial row
+constexpr int kTileRows = 64;
+constexpr int kTileThreads = kTileColumns * kTileRows;
+
+/// partial: (kinds, rows, width)
+template <typename Scalar>
+__global__ void __launch_bounds__(kTileThreads)
+    add_partial_rows(ColumnTotals<Scalar> totals, const float* partial, int rows, int width) {
+  __shared__ float sums[kTileRows][kTileColumns];
+  const int x = threadIdx.x, y = threadIdx.y, kind = blockIdx.y;
+  const int column = blockIdx.x * kTileColumns + x;
+  float sum[1] = {};
+  if (column < width) {
+    add_rows(sum, partial + static_cast<int64_t>(kind) * rows * width + column, y, rows, kTileRows, width);
+  }
+  sums[y][x] = sum[0];
+  for (int half = kTileRows / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (y < half) sums[y][x] += sums[y + half][x];
+  }
+  if (y > 0 || column >= width) return;
+  if (kind == totals.gradient_count) {
+    totals.sums[column] = sums[0][x];
+  } else {
+    Scalar& total = totals.gradients[kind][column];
+    total = from_float<Scalar>(to_float(total) + sums[0][x]);
+  }
+}
+
+template <typename Scalar>
+int launch_add_partial_rows(const ColumnTotals<Scalar>& totals, const float* partial, int rows, int width,
+                            cudaStream_t stream) {
+  const dim3 blocks((width + kTileColumns - 1) / kTileColumns, totals.kinds());
+  add_partial_rows<<<blocks, dim3(kTileColumns, kTileRows), 0, stream>>>(totals, partial, rows, width);
+  return cudaGetLastError();
+}
+
+// A grid of blocks that walk down columns: each thread has one pack of a row, and every walkers-th row.
+
+constexpr int kColumnThreads = 32;  // packs of a row
+constexpr int kColumnRows = 8;
+constexpr int kColumnBlock = kColumnThreads * kColumnRows;
+constexpr int kMaxColumnWalkers = 1024;
+
+/// Rows in work at once: enough for some 512 threads on each SM, in whole blocks. More packs, fewer walkers.
+constexpr int64_t column_walkers(int64_t packs) {
+  constexpr int kThreadsOfSm = 512;
+  const int64_t walkers = std::clamp<int64_t>(kSms * kThreadsOfSm / packs, 1, kMaxColumnWalkers);
+  return (walkers + kColumnRows - 1) / kColumnRows * kColumnRows;
+}
+
+/// For packs of kLanes elements.
+template <int kLanes>
+dim3 column_grid(int64_t rows, int width) {
+  const int packs = (width + kLanes - 1) / kLanes;
+  const int64_t walkers = std::min(column_walkers(packs), rows);
+  return dim3((packs + kColumnThreads - 1) / kColumnThreads, (walkers + kColumnRows - 1) / kColumnRows);
+}
+
+/// The packs of a row in the dtype with most lanes: fewest packs, and so most walkers.
+constexpr int64_t fewest_packs(int64_t width) {
+  return std::max<int64_t>(1, (width + 7) / 8);
+}
+
+}  // namespace trireme::kernels::cuda

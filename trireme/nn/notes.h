@@ -1,0 +1,39 @@
+#pragma once
+// What the kernel that wrote an activation or a gradient knows of it goes with the tensor to the linear layer
+// that would have to read it a second time to find it out: its largest magnitude, which casts to FP8 ask for,
+// and the sums over its columns, which are the gradient of a bias.
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+#include "trireme/nn/fp8.h"
+
+namespace trireme::nn {
+
+/// Whether casts need the largest magnitude: not without FP8, nor with scales of rows or blocks or from
+/// earlier steps.
+bool asks_for_amax(const std::optional<Fp8Recipe>& fp8);
+
+/// (1) fp32 zero for the kernel that writes `output` to raise (kernels/tensor_ops.h). Undefined where nobody
+/// asks, and on a CPU, whose kernels do not look.
+at::Tensor amax_to_raise(const at::Tensor& output, bool asked);
+
+/// `amax` is the largest magnitude of what `tensor` holds now; undefined: it is not known.
+void note_amax(const at::Tensor& tensor, at::Tensor amax);
+/// Undefined: casts do not need it, it is not known, or something wrote to the tensor since.
+at::Tensor noted_amax(const at::Tensor& tensor, const std::optional<Fp8Recipe>& fp8);
+
+/// A linear layer asks whoever uses its output to note the column sums of the gradient that it returns.
+void ask_for_gradient_sums(const at::Tensor& output);
+bool asks_for_gradient_sums(const at::Tensor& input);
+
+/// (width of `gradient`) fp32 for the kernel that writes `gradient` to fill. Undefined where nobody asks,
+/// where there are no rows, and on a CPU, whose kernels do not look.
+at::Tensor sums_to_fill(const at::Tensor& gradient, bool asked);
+
+/// `sums` are those over the columns of what `tensor` holds now; undefined: they are not known.
+void note_column_sums(const at::Tensor& tensor, at::Tensor sums);
+/// Undefined: they are not known, or something wrote to the tensor since.
+at::Tensor noted_column_sums(const at::Tensor& tensor);
+
+}  // namespace trireme::nn
