@@ -5,10 +5,9 @@
 
 Tests and their programs are those that ctest lists; the labels gpu1, gpu2 and gpu4 say how many GPUs a program takes.
 Its tests are dealt out to processes of about ten seconds each, by the seconds that the last record has for them. The
-longest process begins first, and the next one as soon as there is room for it. A GPU has six places (--places). A
-process that takes one GPU fills two of them, since it computes; one that takes several GPUs fills one on each, since it
-mostly waits: for ranks to start, for the host, for deadlines. A program that asks for more GPUs than there are runs on
-all, and its tests say themselves that they are skipped.
+longest process begins first, and the next one as soon as there is room for it. A GPU has places for six processes
+(--places): tests mostly wait, for the host, for ranks to start, for deadlines. A program that asks for more GPUs than
+there are runs on all, and its tests say themselves that they are skipped.
 
 Tests of suites whose name ends in "Alone" have their GPUs to themselves, and come first. They measure how busy the
 device is, or wait for the other GPU so often that sharing, which lets processes onto a GPU in turns of milliseconds,
@@ -51,8 +50,7 @@ LABEL = re.compile(r"gpu(\d+)")
 FILTER = "--gtest_filter="
 LAST_RECORD = ROOT / "bench" / "results" / "gpu_tests.json"
 EXIT_FAILED, EXIT_ENVIRONMENT = 1, 3
-PLACES = 6  # on a GPU
-PLACES_OF_ONE_GPU, PLACES_OF_SEVERAL = 2, 1  # that a process takes, on each of its GPUs
+PLACES = 6  # on a GPU; a process takes one on each of its GPUs, or all
 # Loading libtorch and CUDA takes a process one to two seconds: few enough of them, and many enough to spread evenly.
 SECONDS_OF_PROCESS = 10.0
 SECONDS_OF_UNKNOWN = 1.0  # of a test that the last record does not have
@@ -79,12 +77,6 @@ class Shard:
     tests: tuple[str, ...]
     expected_s: float
     alone: bool
-
-    def places(self, of_gpu: int) -> int:
-        """Taken on each of its GPUs, which have `of_gpu`."""
-        if self.alone:
-            return of_gpu
-        return min(of_gpu, PLACES_OF_ONE_GPU if self.program.gpus == 1 else PLACES_OF_SEVERAL)
 
 
 class EnvironmentProblem(Exception):
@@ -160,24 +152,26 @@ class GpuPool:
     """Places on GPUs, which are known by their number."""
 
     def __init__(self, count: int, places: int = PLACES) -> None:
-        self.places = places
+        self._places = places
         self._free = [places] * count
+
+    def _needed(self, shard: Shard) -> int:
+        return self._places if shard.alone else 1
 
     def take(self, shard: Shard) -> list[int]:
         """GPUs with most free places; empty while there are too few."""
-        places = shard.places(self.places)
-        fitting = [gpu for gpu, free in enumerate(self._free) if free >= places]
+        fitting = [gpu for gpu, free in enumerate(self._free) if free >= self._needed(shard)]
         wanted = min(shard.program.gpus, len(self._free))
         if len(fitting) < wanted:
             return []
         taken = sorted(sorted(fitting, key=lambda gpu: -self._free[gpu])[:wanted])
         for gpu in taken:
-            self._free[gpu] -= places
+            self._free[gpu] -= self._needed(shard)
         return taken
 
     def give_back(self, shard: Shard, gpus: list[int]) -> None:
         for gpu in gpus:
-            self._free[gpu] += shard.places(self.places)
+            self._free[gpu] += self._needed(shard)
 
 
 def run_shards(shards: list[Shard], pool: GpuPool, run: Callable[[Shard, list[int]], list[dict]]) -> list[dict]:
@@ -267,9 +261,8 @@ def run_all(arguments: argparse.Namespace) -> int:
         raise EnvironmentProblem("nvidia-smi lists no GPU")
     shards = deal_out(find_tests(arguments.build.resolve()), last_seconds(arguments.out, LAST_RECORD))
     pool = GpuPool(len(gpus), arguments.places)
-    # Ranks compute with one thread each.
-    computing = len(gpus) * max(1, arguments.places // PLACES_OF_ONE_GPU)
-    threads = max(1, len(os.sched_getaffinity(0)) // computing)
+    # Twice as many threads as cores: ranks, which are about half of the processes, never compute with more than one.
+    threads = max(1, 2 * len(os.sched_getaffinity(0)) // (len(gpus) * arguments.places))
     with only_run():
         began = time.monotonic()
         tests = run_shards(shards, pool, lambda shard, taken: run_shard(shard, taken, threads, arguments.timeout))
