@@ -321,13 +321,13 @@ TEST(GpuCopyLinks, MemoryThatWasPostedInVainIsNotUsedAgain) {
 TEST_P(GpuLinks, ATensorThatNeverComesIsNamedAndTheProcessLives) {
   const test::Gate seen;
   const auto body = [&](int64_t rank) {
-    const auto world = join(rank, 3.0);
+    const auto world = join(rank, 4.0);
     const Ends ends(*world);
     if (rank == 1) return seen.wait(20.0) ? 0 : 2;
-    const std::string error = error_of_waiting(*ends.in, world->device(), 8.0);
+    const std::string error = error_of_waiting(*ends.in, world->device(), 9.0);
     seen.open();
     return has(error, nth("recv", 1) + " for 16 bytes of Float (4) of group 1->0") &&
-                   has(error, "deadline 3 s")
+                   has(error, "deadline 4 s")
                ? 0
                : 1;
   };
