@@ -1,13 +1,19 @@
 #!/usr/bin/env python3
-"""Runs all tests with a GPU label, a few processes for each test program, and records each result.
+"""Runs all tests with a GPU label, several processes at a time on each GPU, and records each result.
 
-    tools/gpu_tests.py [--build build/release] [--out bench/results/gpu_tests.json] [--commit ID]
+    tools/gpu_tests.py [--build build/release] [--out bench/results/gpu_tests.json] [--commit ID] [--places 6]
 
-Programs are found through ctest's labels: gpu1, gpu2 and gpu4 say how many GPUs one takes. A program's tests are dealt
-out to as many processes as have GPUs at the same time (googletest's shards; CUDA_VISIBLE_DEVICES). A process that takes
-one GPU has it alone. Two processes that take several share theirs: their tests mostly wait, for ranks to start and for
-deadlines. A program that asks for more GPUs than there are runs on all, and its tests say themselves that they are
-skipped. A lock in the temporary folder keeps a second run of this script away until this one is over.
+Tests and their programs are those that ctest lists; the labels gpu1, gpu2 and gpu4 say how many GPUs a program takes.
+Its tests are dealt out to processes of about ten seconds each, by the seconds that the last record has for them. The
+longest process begins first, and the next one as soon as there is room for it. A GPU has places for six processes
+(--places): tests mostly wait, for the host, for ranks to start, for deadlines. A program that asks for more GPUs than
+there are runs on all, and its tests say themselves that they are skipped.
+
+Tests of suites whose name ends in "Alone" have their GPUs to themselves, and come first. They measure how busy the
+device is, or wait for the other GPU so often that sharing, which lets processes onto a GPU in turns of milliseconds,
+would make them take several times as long.
+
+A lock in the temporary folder keeps a second run of this script away until this one is over.
 
 Exit codes: 0 all passed or were skipped, 1 a test failed or a program crashed, 3 there is no GPU, no ctest or no
 test program.
@@ -21,15 +27,15 @@ import concurrent.futures
 import datetime
 import fcntl
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +47,13 @@ sys.path.insert(0, str(ROOT / "bench"))
 from machine import describe_commit  # noqa: E402
 
 LABEL = re.compile(r"gpu(\d+)")
+FILTER = "--gtest_filter="
+LAST_RECORD = ROOT / "bench" / "results" / "gpu_tests.json"
 EXIT_FAILED, EXIT_ENVIRONMENT = 1, 3
-PLACES = 2  # on a GPU, for processes that take several GPUs
+PLACES = 6  # on a GPU; a process takes one on each of its GPUs, or all
+# Loading libtorch and CUDA takes a process one to two seconds: few enough of them, and many enough to spread evenly.
+SECONDS_OF_PROCESS = 10.0
+SECONDS_OF_UNKNOWN = 1.0  # of a test that the last record does not have
 
 
 @dataclass(frozen=True)
@@ -51,25 +62,21 @@ class Program:
     label: str
 
     @property
-    def gpus(self) -> int:
-        return int(LABEL.fullmatch(self.label)[1])
+    def name(self) -> str:
+        return Path(self.path).name
 
     @property
-    def places(self) -> int:
-        """Taken on each of its GPUs."""
-        return PLACES if self.gpus == 1 else 1
+    def gpus(self) -> int:
+        return int(LABEL.fullmatch(self.label)[1])
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The tests of a program whose number, modulo `of`, is `index`."""
+    """Tests of a program that one process runs."""
     program: Program
-    index: int
-    of: int
-
-    def environment(self, gpus: list[int], threads: int) -> dict[str, str]:
-        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), "OMP_NUM_THREADS": str(threads),
-                "GTEST_TOTAL_SHARDS": str(self.of), "GTEST_SHARD_INDEX": str(self.index)}
+    tests: tuple[str, ...]
+    expected_s: float
+    alone: bool
 
 
 class EnvironmentProblem(Exception):
@@ -84,29 +91,55 @@ def output_of(command: list[str], **options) -> str:
         return ""
 
 
-def find_programs(build: Path) -> list[Program]:
-    """Test programs that ctest knows under a GPU label, those that take most GPUs first."""
+def find_tests(build: Path) -> dict[Program, list[str]]:
+    """Googletest's names of the tests that ctest knows under a GPU label."""
     listing = output_of(["ctest", "--test-dir", str(build), "--show-only=json-v1"])
     if not listing:
         raise EnvironmentProblem(f"ctest lists no tests in {build}; build it first, with CUDA and TRIREME_TESTS=ON")
-    found = set()
+    found: dict[Program, dict[str, None]] = {}
     for test in json.loads(listing)["tests"]:
         labels = next((item["value"] for item in test.get("properties", []) if item["name"] == "LABELS"), [])
         for label in filter(LABEL.fullmatch, labels):
-            if test.get("command"):
-                found.add(Program(test["command"][0], label))
+            if command := test.get("command"):
+                # Under sanitizers ctest's tests are whole programs.
+                named = [word.removeprefix(FILTER) for word in command if word.startswith(FILTER)] or ["*"]
+                found.setdefault(Program(command[0], label), {}).update(dict.fromkeys(named))
     if not found:
         raise EnvironmentProblem(f"no test in {build} has a label gpu1, gpu2 or gpu4; it was built without CUDA")
-    return sorted(found, key=lambda program: (-program.gpus, program.path))
+    return {program: list(tests) for program, tests in found.items()}
 
 
-def deal_out(programs: list[Program], gpus: int) -> list[Shard]:
-    """Those that take most GPUs first."""
+def last_seconds(*records: Path) -> dict[tuple[str, str], float]:
+    """By program and test, of the first record that exists."""
+    for record in records:
+        if record.exists():
+            tests = json.loads(record.read_text())["tests"]
+            return {(test["program"], test["name"]): test["seconds"] for test in tests}
+    return {}
+
+
+def runs_alone(test: str) -> bool:
+    """Parameters may stand before the name of the suite, and types behind it."""
+    return any(part.endswith("Alone") for part in test.partition(".")[0].split("/"))
+
+
+def deal_out(tests_of: dict[Program, list[str]], seconds: dict[tuple[str, str], float]) -> list[Shard]:
+    """In the order in which they should begin."""
     shards = []
-    for program in programs:
-        count = max(1, gpus // program.gpus * PLACES // program.places)
-        shards += [Shard(program, index, count) for index in range(count)]
-    return shards
+    for program, names in tests_of.items():
+        expected = {name: seconds.get((program.name, name), SECONDS_OF_UNKNOWN) for name in names}
+        for alone in (True, False):
+            mine = sorted((name for name in names if runs_alone(name) == alone), key=lambda name: -expected[name])
+            total = sum(expected[name] for name in mine)
+            hands: list[list[str]] = [[] for _ in range(math.ceil(max(total, 1.0) / SECONDS_OF_PROCESS))]
+            loads = [0.0] * len(hands)
+            for name in mine:
+                least = loads.index(min(loads))
+                hands[least].append(name)
+                loads[least] += expected[name]
+            shards += [Shard(program, tuple(hand), load, alone) for hand, load in zip(hands, loads) if hand]
+    return sorted(shards, key=lambda shard: (not shard.alone, -shard.program.gpus if shard.alone else 0,
+                                             -shard.expected_s, shard.program.path))
 
 
 def find_gpus() -> list[dict[str, str]]:
@@ -116,35 +149,45 @@ def find_gpus() -> list[dict[str, str]]:
 
 
 class GpuPool:
-    """Hands out GPUs by their number."""
+    """Places on GPUs, which are known by their number."""
 
-    def __init__(self, count: int) -> None:
-        self._free = [PLACES] * count
-        self._changed = threading.Condition()
+    def __init__(self, count: int, places: int = PLACES) -> None:
+        self._places = places
+        self._free = [places] * count
 
-    def _take(self, program: Program) -> list[int]:
-        """Those with most free places; empty while there are too few."""
-        fitting = [gpu for gpu, free in enumerate(self._free) if free >= program.places]
-        wanted = min(program.gpus, len(self._free))
+    def _needed(self, shard: Shard) -> int:
+        return self._places if shard.alone else 1
+
+    def take(self, shard: Shard) -> list[int]:
+        """GPUs with most free places; empty while there are too few."""
+        fitting = [gpu for gpu, free in enumerate(self._free) if free >= self._needed(shard)]
+        wanted = min(shard.program.gpus, len(self._free))
         if len(fitting) < wanted:
             return []
         taken = sorted(sorted(fitting, key=lambda gpu: -self._free[gpu])[:wanted])
         for gpu in taken:
-            self._free[gpu] -= program.places
+            self._free[gpu] -= self._needed(shard)
         return taken
 
-    @contextmanager
-    def take(self, program: Program) -> Iterator[list[int]]:
-        with self._changed:
-            while not (taken := self._take(program)):
-                self._changed.wait()
-        try:
-            yield taken
-        finally:
-            with self._changed:
-                for gpu in taken:
-                    self._free[gpu] += program.places
-                self._changed.notify_all()
+    def give_back(self, shard: Shard, gpus: list[int]) -> None:
+        for gpu in gpus:
+            self._free[gpu] += self._needed(shard)
+
+
+def run_shards(shards: list[Shard], pool: GpuPool, run: Callable[[Shard, list[int]], list[dict]]) -> list[dict]:
+    """Each begins when the pool has room for it; of several the first."""
+    waiting, running, results = list(shards), {}, []
+    with concurrent.futures.ThreadPoolExecutor(len(shards)) as workers:
+        while waiting or running:
+            for shard in list(waiting):
+                if gpus := pool.take(shard):
+                    waiting.remove(shard)
+                    running[workers.submit(run, shard, gpus)] = shard, gpus
+            done, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+            for future in done:
+                pool.give_back(*running.pop(future))
+                results += future.result()
+    return results
 
 
 def parse_report(report: Path, program: Program) -> list[dict]:
@@ -154,7 +197,7 @@ def parse_report(report: Path, program: Program) -> list[dict]:
         failures, skipped = case.findall("failure"), case.find("skipped")
         ran = case.get("status") == "run"
         result = "failed" if failures else "passed" if ran and skipped is None else "skipped"
-        entry = {"name": f"{case.get('classname')}.{case.get('name')}", "program": Path(program.path).name,
+        entry = {"name": f"{case.get('classname')}.{case.get('name')}", "program": program.name,
                  "label": program.label, "result": result, "seconds": float(case.get("time", 0))}
         if failures:
             entry["reason"] = "\n".join(failure.get("message", "") for failure in failures)[:2000]
@@ -166,31 +209,37 @@ def parse_report(report: Path, program: Program) -> list[dict]:
     return results
 
 
-def run_shard(shard: Shard, pool: GpuPool, threads: int, timeout: float) -> list[dict]:
+def run_shard(shard: Shard, gpus: list[int], threads: int, timeout: float) -> list[dict]:
     """`threads`: that each of its processes computes with on the CPU."""
     program = shard.program
-    with pool.take(program) as gpus, tempfile.TemporaryDirectory() as folder:
+    visible = ",".join(map(str, gpus))
+    with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         began = time.monotonic()
         try:
-            done = subprocess.run([program.path, f"--gtest_output=xml:{report}"],
-                                  env=os.environ | shard.environment(gpus, threads), cwd=folder, stdout=subprocess.PIPE,
-                                  stderr=subprocess.STDOUT, text=True, errors="replace", timeout=timeout)
+            done = subprocess.run([program.path, f"{FILTER}{':'.join(shard.tests)}", f"--gtest_output=xml:{report}"],
+                                  env=os.environ | {"CUDA_VISIBLE_DEVICES": visible, "OMP_NUM_THREADS": str(threads)},
+                                  cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                  errors="replace", timeout=timeout)
             code, text = done.returncode, done.stdout
         except subprocess.TimeoutExpired as error:
             code, text = None, (error.stdout or b"").decode(errors="replace")
         seconds = time.monotonic() - began
-        name = Path(program.path).name
-        print(f"{name:24} {shard.index + 1} of {shard.of}  GPU {','.join(map(str, gpus)):9} {seconds:6.1f} s  exit {code}",
-              file=sys.stderr)
+        print(f"{program.name:20} {len(shard.tests):3} tests{', alone' if shard.alone else '':7}  GPU {visible:7} "
+              f"{seconds:6.1f} s, expected {shard.expected_s:5.1f} s  exit {code}", file=sys.stderr)
         results = parse_report(report, program) if report.exists() else []
+        if code == 0:  # a filter that fits no test is no error for googletest
+            for name in set(shard.tests) - {"*"} - {entry["name"] for entry in results}:
+                results.append({"name": name, "program": program.name, "label": program.label, "result": "failed",
+                                "seconds": 0.0, "reason": "ctest lists it, but the program has no result for it"})
         if any(entry["result"] == "failed" for entry in results):
             print(text[-6000:], file=sys.stderr)
         elif code != 0:
             how = f"ran for more than {timeout:g} s" if code is None else f"ended with {code}"
             under_way = re.findall(r"\[ RUN +\] (\S+)", text)
-            results.append({"name": under_way[-1] if under_way else name, "program": name, "label": program.label,
-                            "result": "crashed", "seconds": seconds, "reason": f"{how}: {text[-2000:]}"})
+            results.append({"name": under_way[-1] if under_way else program.name, "program": program.name,
+                            "label": program.label, "result": "crashed", "seconds": seconds,
+                            "reason": f"{how}: {text[-2000:]}"})
             print(text[-6000:], file=sys.stderr)
         return results
 
@@ -210,20 +259,22 @@ def run_all(arguments: argparse.Namespace) -> int:
     gpus = find_gpus()
     if not gpus:
         raise EnvironmentProblem("nvidia-smi lists no GPU")
-    shards = deal_out(find_programs(arguments.build.resolve()), len(gpus))
-    pool = GpuPool(len(gpus))
-    threads = max(1, len(os.sched_getaffinity(0)) // (len(gpus) * PLACES))
-    began = time.monotonic()
-    with only_run(), concurrent.futures.ThreadPoolExecutor(len(shards)) as workers:
-        parts = list(workers.map(lambda shard: run_shard(shard, pool, threads, arguments.timeout), shards))
-    tests = sorted((test for part in parts for test in part), key=lambda test: (test["program"], test["name"]))
+    shards = deal_out(find_tests(arguments.build.resolve()), last_seconds(arguments.out, LAST_RECORD))
+    pool = GpuPool(len(gpus), arguments.places)
+    # Twice as many threads as cores: ranks, which are about half of the processes, never compute with more than one.
+    threads = max(1, 2 * len(os.sched_getaffinity(0)) // (len(gpus) * arguments.places))
+    with only_run():
+        began = time.monotonic()
+        tests = run_shards(shards, pool, lambda shard, taken: run_shard(shard, taken, threads, arguments.timeout))
+        seconds = time.monotonic() - began
+    tests.sort(key=lambda test: (test["program"], test["name"]))
     counts = collections.Counter(test["result"] for test in tests)
     record = describe_commit(arguments.commit) | {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "device": f"{len(gpus)} x {gpus[0]['name']}",
         "driver": gpus[0]["driver_version"],
         "build": arguments.build.name,
-        "seconds": round(time.monotonic() - began, 1),
+        "seconds": round(seconds, 1),
         "counts": dict(counts),
         "tests": tests,
     }
@@ -242,8 +293,9 @@ def run_all(arguments: argparse.Namespace) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "release")
-    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "gpu_tests.json")
+    parser.add_argument("--out", type=Path, default=LAST_RECORD)
     parser.add_argument("--commit", help="recorded where the sources came without their repository")
+    parser.add_argument("--places", type=int, default=PLACES, help="on a GPU, for processes that share it")
     parser.add_argument("--timeout", type=float, default=300, help="seconds for one process")
     try:
         return run_all(parser.parse_args())

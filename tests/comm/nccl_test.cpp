@@ -4,9 +4,6 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include <chrono>
-#include <thread>
-
 #include "tests/comm/gpu_ranks.h"
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
@@ -124,16 +121,14 @@ TEST_F(Nccl, TreeSumKernelHasTheBitsOfTheCpuForAnyNumberOfRanks) {
 
 TEST_F(Nccl, ARankThatNeverEntersIsNamedAndTheProcessLives) {
   const int64_t port = test::free_port();
+  const test::Gate seen;
   const auto body = [&](int64_t rank) {
-    const auto world = join(rank, port, 3.0);
+    const auto world = join(rank, port, 4.0);
     const auto group = world->make_group("dp", {0, 1});
     at::Tensor tensor = at::ones({4}, group->device());
     group->all_reduce(tensor, ReduceOp::kSum);
     kernels::synchronize_gpu();
-    if (rank == 1) {
-      std::this_thread::sleep_for(std::chrono::seconds(9));
-      return 0;
-    }
+    if (rank == 1) return seen.wait(20.0) ? 0 : 2;
     const double started = monotonic_seconds();
     try {
       group->all_reduce(tensor, ReduceOp::kSum);
@@ -142,10 +137,11 @@ TEST_F(Nccl, ARankThatNeverEntersIsNamedAndTheProcessLives) {
     } catch (const CommError& error) {
       const std::string text = error.what();
       const double waited = monotonic_seconds() - started;
+      seen.open();
       fmt::print(stderr, "after {:.1f} s: {}\n", waited, text);
       const bool named = text.find("all_reduce #2 of group dp") != std::string::npos &&
                          text.find("rank 1 was last seen before all_reduce #2") != std::string::npos;
-      return named && waited > 2.8 && waited < 8.0 ? 0 : 2;
+      return named && waited > 3.8 && waited < 9.0 ? 0 : 2;
     }
     return 1;
   };

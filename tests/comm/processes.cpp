@@ -5,8 +5,10 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -76,6 +78,24 @@ std::vector<int> fork_ranks(int64_t ranks, const std::function<int(int64_t rank)
   std::vector<int> codes;
   for (const pid_t pid : children) codes.push_back(wait_until(pid, deadline));
   return codes;
+}
+
+Gate::Gate() : event_(::eventfd(0, EFD_CLOEXEC)) {
+  if (event_ < 0) throw std::runtime_error("no eventfd");
+}
+
+Gate::~Gate() {
+  ::close(event_);
+}
+
+void Gate::open() const {
+  ::eventfd_write(event_, 1);
+}
+
+/// The event is not read, so that it is there for all.
+bool Gate::wait(double limit_s) const {
+  pollfd event{.fd = event_, .events = POLLIN, .revents = 0};
+  return ::poll(&event, 1, static_cast<int>(limit_s * 1000)) == 1;
 }
 
 int expect_comm_error(const std::function<void()>& call, const std::vector<std::string>& words,

@@ -14,6 +14,23 @@ namespace trireme::test {
 std::vector<int> fork_ranks(int64_t ranks, const std::function<int(int64_t rank)>& body,
                             double limit_s = 30.0);
 
+/// Made before ranks fork, opened by one of them, which lets the others go on: a rank that is to live as long
+/// as another one needs it.
+class Gate {
+ public:
+  Gate();
+  Gate(const Gate&) = delete;
+  Gate& operator=(const Gate&) = delete;
+  ~Gate();
+
+  void open() const;
+  /// False when nobody has opened it within `limit_s`.
+  bool wait(double limit_s) const;
+
+ private:
+  int event_;
+};
+
 /// 0 when `call` throws a CommError with all `words` within `limit_s`; says on stderr what is missing.
 int expect_comm_error(const std::function<void()>& call, const std::vector<std::string>& words,
                       double limit_s);

@@ -164,7 +164,7 @@ TEST_F(CudaFp8, ProductsAreThoseOfTheValuesTheyStandFor) {
     for (const auto& [m, n, k] : {Sizes{128, 256, 384}, Sizes{1024, 2048, 512}}) {
       const test::Fp8Operands operands = test::operands_of(one, m, n, k, at::kCUDA);
       const at::Tensor exact =
-          cuda::in_double(dequantized(operands.a)).mm(cuda::in_double(dequantized(operands.b)).t());
+          dequantized(operands.a).to(at::kDouble).mm(dequantized(operands.b).to(at::kDouble).t());
       for (const bool fast : {false, true}) {
         // Tensor cores keep 14 bits of partial sums: of the whole sum where fast, else of 128 terms.
         const double of_largest = fast ? 0x1.0p-9 : 0x1.0p-10;
@@ -176,11 +176,11 @@ TEST_F(CudaFp8, ProductsAreThoseOfTheValuesTheyStandFor) {
           fp8_matmul(out, operands.a, operands.b, fast);
           test::expect_near_product(out, exact, what, of_largest);
           fp8_matmul(sum, operands.a, operands.b, fast, {}, sum);
-          test::expect_near_product(sum, exact + cuda::in_double(addend), what + " in place", of_largest);
+          test::expect_near_product(sum, exact + addend.to(at::kDouble), what + " in place", of_largest);
           if (dtype == at::kFloat) continue;
           const at::Tensor bias = cuda::noise({n}, dtype, 4);
           fp8_matmul(out, operands.a, operands.b, fast, bias, addend);
-          test::expect_near_product(out, exact + cuda::in_double(bias) + cuda::in_double(addend),
+          test::expect_near_product(out, exact + bias.to(at::kDouble) + addend.to(at::kDouble),
                                     what + " with bias and addend", of_largest);
         }
       }

@@ -66,14 +66,14 @@ struct BatchNormTensors {
 
 /// The largest difference, over the largest value of `wanted`.
 inline double batch_norm_error(const at::Tensor& got, const at::Tensor& wanted) {
-  return (got.detach().to(at::kCPU, at::kDouble) - wanted).abs().max().item<double>() /
+  return (got.detach().to(at::kDouble) - wanted).abs().max().item<double>() /
          std::max(1e-3, wanted.abs().max().item<double>());
 }
 
 inline void check_batch_norm(const BatchNormCase& test, const c10::Device& device, at::ScalarType dtype) {
   BatchNormTensors ours(test, device, dtype);
   const auto wide = [](const at::Tensor& tensor) {
-    return tensor.defined() ? tensor.detach().to(at::kCPU, at::kDouble) : tensor;
+    return tensor.defined() ? tensor.detach().to(at::kDouble) : tensor;
   };
   at::Tensor x = wide(ours.x).requires_grad_(), weight = wide(ours.weight).requires_grad_(),
              bias = wide(ours.bias).requires_grad_(), residual = wide(ours.residual);

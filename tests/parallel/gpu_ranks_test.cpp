@@ -150,18 +150,20 @@ TEST(GpuRanks, EveryPolicyAndTransportGivesTheSameBits) {
   EXPECT_EQ(test::fork_ranks(2, body, 240.0), (std::vector<int>{0, 0}));
 }
 
-/// Each setting twice, on two ranks: all digests must be one.
-void expect_one_digest(const std::vector<Setting>& runs) {
+/// Each setting twice, on two ranks: all digests of a group of settings must be one.
+void expect_one_digest_each(const std::vector<std::vector<Setting>>& groups) {
   Meshes meshes;
   const auto body = [&](int64_t rank) {
     const kernels::Repeatable repeatable(true);
     test::Expectations expect;
-    std::string wanted;
-    for (const Setting& run : runs) {
-      for (int again = 0; again < 2; ++again) {
-        const std::string digest = train_and_digest(run, meshes.of(rank, run.peer_memory));
-        if (wanted.empty()) wanted = digest;
-        expect.is_true(digest == wanted, describe(run));
+    for (const std::vector<Setting>& runs : groups) {
+      std::string wanted;
+      for (const Setting& run : runs) {
+        for (int again = 0; again < 2; ++again) {
+          const std::string digest = train_and_digest(run, meshes.of(rank, run.peer_memory));
+          if (wanted.empty()) wanted = digest;
+          expect.is_true(digest == wanted, describe(run));
+        }
       }
     }
     return expect.code();
@@ -182,8 +184,7 @@ TEST(GpuRanks, EveryPolicyGivesTheSameBitsOfLongSequencesWhereKernelsMustRepeatT
     }
     short_fp32.push_back({.policy = policy, .family = plan::ModelFamily::kGpt2, .length = 250});
   }
-  expect_one_digest(long_bf16);
-  expect_one_digest(short_fp32);
+  expect_one_digest_each({long_bf16, short_fp32});
 }
 
 /// A module of one's own under torch's AdamW: micro-batches of 5 and 1 rows, clipped, the optimizer's own
@@ -237,13 +238,14 @@ bool is_gathered(nn::LanguageModel& model, const plan::UnitSpec& unit) {
 
 /// Three steps of fsdp; in the last two every block must find as many of the following ones gathered as
 /// `prefetch` says.
-std::string train_ahead(int64_t prefetch, std::shared_ptr<comm::World> world, test::Expectations& expect) {
+std::string train_ahead(int64_t prefetch, const comm::Mesh& mesh, test::Expectations& expect) {
+  const c10::Device device = mesh.world->device();
   const plan::ModelConfig config = plan::complete(
       {.family = plan::ModelFamily::kMlp, .n_layers = 5, .d_model = 64, .vocab_size = 256}, 32);
   const plan::ModelFacts facts = plan::describe(config, 32);
   test::EngineOnModel trained(
-      config, facts, world,
-      {.policy = plan::find_policy(plan::PolicyName::kFsdp), .device = world->device(), .prefetch = prefetch},
+      config, facts, mesh,
+      {.policy = plan::find_policy(plan::PolicyName::kFsdp), .device = device, .prefetch = prefetch},
       /*seed=*/3);
   int64_t step = 0;
   const auto check_ahead = [&](const std::string& name) {
@@ -267,10 +269,10 @@ std::string train_ahead(int64_t prefetch, std::shared_ptr<comm::World> world, te
       });
   const auto optimizer = optim::build({.lr = 1e-2}, trained.engine.optimizer_params());
   for (; step < 3; ++step) {
-    const at::Tensor tokens = (at::arange(4 * 33, at::kLong) * 7919 + step * 31 + world->rank())
+    const at::Tensor tokens = (at::arange(4 * 33, at::kLong) * 7919 + step * 31 + mesh.world->rank())
                                   .remainder(config.vocab_size)
                                   .view({4, 33})
-                                  .to(world->device());
+                                  .to(device);
     const at::Tensor loss =
         trained.model->loss(tokens.narrow(1, 0, 32).contiguous(), tokens.narrow(1, 1, 32).contiguous());
     trained.engine.backward(loss, 0.5);
@@ -282,15 +284,14 @@ std::string train_ahead(int64_t prefetch, std::shared_ptr<comm::World> world, te
 TEST(GpuRanks, UnitsAreGatheredAsFarAheadAsAskedWhichChangesNoBit) {
   if (test::count_gpus() < 2) GTEST_SKIP() << "two GPUs are needed";
   const std::vector<int64_t> depths = {0, 1, 2, 9};
-  std::vector<int64_t> ports;
-  for (size_t i = 0; i < depths.size(); ++i) ports.push_back(test::free_port());
+  Meshes meshes;
   const auto body = [&](int64_t rank) {
     test::Expectations expect;
     std::string wanted;
-    for (size_t i = 0; i < depths.size(); ++i) {
-      const std::string digest = train_ahead(depths[i], test::join_gpus(rank, 2, ports[i], 60.0), expect);
+    for (const int64_t depth : depths) {
+      const std::string digest = train_ahead(depth, meshes.of(rank, true), expect);
       if (wanted.empty()) wanted = digest;
-      expect.is_true(digest == wanted, fmt::format("prefetch {} gives the bits of prefetch 0", depths[i]));
+      expect.is_true(digest == wanted, fmt::format("prefetch {} gives the bits of prefetch 0", depth));
     }
     return expect.code();
   };

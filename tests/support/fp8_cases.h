@@ -84,7 +84,7 @@ inline Fp8Operands operands_of(const Fp8Product& product, int64_t m, int64_t n, 
 inline void expect_near_product(const at::Tensor& got, const at::Tensor& exact, const std::string& what,
                                 double of_largest = 1e-5) {
   const double rounding = got.scalar_type() == at::kBFloat16 ? 0x1.0p-8 : 1e-6;
-  const at::Tensor error = (got.cpu().to(at::kDouble) - exact).abs();
+  const at::Tensor error = (got.to(exact.device(), at::kDouble) - exact).abs();
   const at::Tensor allowed = rounding * 1.02 * exact.abs() + of_largest * exact.abs().max();
   EXPECT_LE((error - allowed).max().item<double>(), 0.0) << what;
 }

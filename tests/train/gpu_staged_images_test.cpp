@@ -50,6 +50,8 @@ class GpuStagedImages : public StagedImages {
                                                    c10::Device(c10::kCUDA, 0), /*timeout_s=*/60.0));
       }
       for (const auto schedule : {ScheduleName::k1F1B, ScheduleName::kInterleaved1F1B, ScheduleName::kZbV}) {
+        // What differs over NCCL is how messages travel.
+        if (!share && (norm == ImageNorm::kGroup) != (schedule == ScheduleName::kInterleaved1F1B)) continue;
         SCOPED_TRACE(fmt::format("{}, norm={}", schedule, norm));
         config_.pipeline.schedule = schedule;
         if (rank == 0) {
@@ -69,6 +71,7 @@ class GpuStagedImages : public StagedImages {
     config_.model.vision.width = 64;
     config_.model = plan::complete(config_.model, 1);
     config_.train = {.steps = 3, .global_batch = 48, .micro_batch = 12, .profile_steps = 1};
+    config_.train.deterministic = true;  // cuDNN's trials would take most of the time
     config_.parallel.pp = 2;
     for (const ImageNorm norm : {ImageNorm::kGroup, ImageNorm::kBatch}) {
       config_.model.vision.norm = norm;
