@@ -123,7 +123,7 @@ int map_array(Arguments<Scalar, Function> arguments, bool packed, int64_t count,
 template <typename Function, typename Scalar, int kLanes, bool kAmax>
 __global__ void __launch_bounds__(kColumnBlock)
     map_columns(Arguments<Scalar, Function> arguments, float* __restrict__ partial, int64_t rows, int width) {
-  constexpr int kInFlight = 4;
+  constexpr int kInFlight = 2;
   const int column = (blockIdx.x * kColumnThreads + threadIdx.x) * kLanes;
   const int64_t walkers = static_cast<int64_t>(gridDim.y) * kColumnRows;
   const int64_t walker = static_cast<int64_t>(blockIdx.y) * kColumnRows + threadIdx.y;
