@@ -5,6 +5,7 @@ set_property(CACHE TRIREME_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(TRIREME_CUDA_ARCHS "" CACHE STRING "CUDA architectures of our own kernels; empty: of the GPUs here, or all from sm_80 to sm_120")
 set(TRIREME_CPU_ARCH native CACHE STRING "-march of the CPU kernels; x86-64-v3 for a binary that travels")
 option(TRIREME_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
+option(TRIREME_TEST_SHARDS "Let the tests of a program with libtorch share a few processes: .ci/run saves minutes" OFF)
 option(TRIREME_INSTALL "Generate install rules" ${PROJECT_IS_TOP_LEVEL})
 option(TRIREME_WERROR "Treat warnings as errors" OFF)
 # A source's own includes are checked where it is compiled alone, so the preset for developers does that.

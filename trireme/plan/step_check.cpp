@@ -1,4 +1,4 @@
-// What a step program holds at each of its actions, and what is wrong with one.
+// What is wrong with a step program, and what keeps its passes from being recorded.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -328,58 +328,8 @@ void Verifier::run() {
 
 }  // namespace
 
-bool has_countable_bytes(const StepProgram& program) {
-  int64_t held = 0, sent = 0;
-  bool fits = true;
-  const auto add = [&](int64_t& sum, int64_t bytes) {
-    fits = fits && bytes >= 0 && !__builtin_add_overflow(sum, bytes, &sum);
-  };
-  for (const Buffer& buffer : program.buffers) add(held, buffer.bytes);
-  for (const Action& action : program.actions) {
-    for (const Transfer& transfer : action.transfers) add(sent, transfer.bytes);
-  }
-  return fits;
-}
-
 void verify(const StepProgram& program) {
   Verifier(program).run();
-}
-
-HeldBytes kept_bytes(const StepProgram& program) {
-  HeldBytes held;
-  for (const Buffer& buffer : program.buffers) {
-    if (buffer.is_kept() && !buffer.part_of) held[buffer.role] += buffer.bytes;
-  }
-  return held;
-}
-
-std::vector<HeldBytes> held_bytes(const StepProgram& program) {
-  const HeldBytes kept = kept_bytes(program);
-  const size_t count = program.actions.size();
-  std::vector<HeldBytes> changes(count + 1);  // between an action and the one before
-  const auto add = [&](const Buffer& buffer, size_t from, size_t end) {
-    changes[from][buffer.role] += buffer.bytes;
-    changes[end][buffer.role] -= buffer.bytes;
-  };
-  for (const Buffer& buffer : program.buffers) {
-    if (buffer.is_kept() || buffer.part_of) continue;
-    const auto from = static_cast<size_t>(buffer.from), end = static_cast<size_t>(buffer.to) + 1;
-    if (buffer.from <= buffer.to) {
-      add(buffer, from, end);
-    } else {
-      add(buffer, 0, end);
-      add(buffer, from, count);
-    }
-  }
-  std::vector<HeldBytes> held(count, kept);
-  for (size_t role = 0; role < kNames<Role>.size(); ++role) {
-    int64_t sum = 0;
-    for (size_t action = 0; action < count; ++action) {
-      sum += changes[action].by_role[role];
-      held[action].by_role[role] += sum;
-    }
-  }
-  return held;
 }
 
 namespace {

@@ -44,6 +44,9 @@ struct EngineSetting {
   /// Whether parameters come and go: they are sharded, and gathered when they are used.
   bool gathers() const { return shards_parameters() && !stays; }
   bool reduces_locally() const { return hook == CommHook::kLocalSgd; }
+  /// Whether fp32 sums of micro-batches become gradients of the dtype of computation again, in which they
+  /// travel.
+  bool copies_sum() const { return wire_as_computed && !reduces_locally(); }
   /// Whether this rank has no others to reduce with: its gradients are used as they are.
   bool alone() const {
     return mesh.dp_size() == 1 && reduces_once && hook == CommHook::kNone && wire_as_computed &&

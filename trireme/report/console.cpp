@@ -67,12 +67,12 @@ class EtaEstimator {
 /// A line of the terminal that is redrawn in place, with the cursor left at its start: a step line that
 /// overtakes the bar's removal on its way through another pipe then overwrites it. Losing the terminal is no
 /// reason to end a run: errors are ignored.
-class Bar {
+class ProgressBar {
  public:
-  Bar() = default;
-  ~Bar() { clear(); }
-  Bar(const Bar&) = delete;
-  Bar& operator=(const Bar&) = delete;
+  ProgressBar() = default;
+  ~ProgressBar() { clear(); }
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
 
   bool due() const { return monotonic_seconds() - drawn_at_ >= kPeriod; }
 
@@ -163,7 +163,7 @@ class TextConsole final : public Sink {
   ConsoleOptions options_;
   Lines lines_;
   EtaEstimator eta_;
-  std::optional<Bar> bar_;
+  std::optional<ProgressBar> bar_;
 };
 
 }  // namespace

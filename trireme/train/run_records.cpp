@@ -6,7 +6,6 @@
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
-#include "trireme/plan/memory.h"
 
 namespace trireme::train {
 namespace {
@@ -75,28 +74,6 @@ void RunRecords::finish() {
   summary_.wall_s = monotonic_seconds() - started_;
   report_lost();
   for (Sink* sink : sinks_) sink->finish(summary_);
-}
-
-RunCost predicted_cost(const Parts& parts) {
-  const plan::Config& config = parts.config;
-  const bool on_gpu = parts.on_gpu();
-  const plan::Device device = on_gpu ? plan::Device::kCuda : plan::Device::kCpu;
-  plan::EngineSetting setting =
-      plan::engine_setting(config, parts.mesh.shape, parts.batch.accumulation, device);
-  setting.stays = parts.model->stays_in_place();
-  const plan::StepProgram program =
-      plan::config_program(config, parts.facts, parts.batch, setting, parts.mesh.pp_rank);
-  plan::RankBytes needed =
-      plan::rank_bytes(config, parts.facts, parts.batch, program, device, parts.mesh.pp_rank);
-  if (on_gpu) needed.baseline = 0;  // beside the allocator, whose peak is what is measured
-  RunCost cost;
-  cost.predicted = {needed.state.parameters, needed.state.gradients, needed.state.optimizer};
-  cost.predicted_wire_bytes = plan::sent_bytes(program, setting, parts.batch.accumulation);
-  cost.predicted_activation_bytes = needed.activations;
-  cost.predicted_copy_bytes = needed.saved_copy;
-  cost.predicted_gathered_bytes = needed.gathered;
-  cost.predicted_peak_bytes = needed.peak();
-  return cost;
 }
 
 }  // namespace trireme::train

@@ -1,6 +1,5 @@
 #pragma once
-// What a run tells of itself: each step to the sinks of rank 0, and at the end a summary, with what the
-// parallel layout was predicted to cost.
+// What a run tells of itself: each step to the sinks of rank 0, and at the end a summary.
 #include <cstdint>
 #include <vector>
 
@@ -38,9 +37,5 @@ class RunRecords {
   std::vector<double> step_seconds_;  ///< after the warm-up
   double started_;
 };
-
-/// The cost predicted for this rank between steps: without activations, and without memory that units share
-/// in turn.
-RunCost predicted_cost(const Parts& parts);
 
 }  // namespace trireme::train

@@ -1,0 +1,26 @@
+#include "trireme/train/sent_bytes.h"
+
+#include <algorithm>
+
+namespace trireme::train {
+
+void SentBytes::begin_step() {
+  before_ = parts_.model->sent_bytes();
+  stayed_ = parts_.model->stays_in_place();
+}
+
+/// Steps before hooks start, or before units keep their memory, are not those of the run, nor is the first,
+/// in which ranks agree on more, where another one begins like it.
+void SentBytes::end_step(int64_t step) {
+  const int64_t sent = parts_.model->sent_bytes() - before_;
+  const int64_t samples = parts_.samples_in(step) - parts_.samples_in(step - 1);
+  const bool is_full = samples == parts_.batch.global_batch && !agenda_.validates_after(step - 1);
+  const bool replaces = begins_anew_ || (counts_first_ && is_full);
+  in_full_step_ = replaces ? sent : std::max(in_full_step_, sent);
+  counts_first_ = step == agenda_.first_step() || (counts_first_ && !replaces);
+  const plan::ParallelConfig& parallel = parts_.config.parallel;
+  const bool hook_starts = plan::starts_late(parallel.comm_hook) && step == parallel.hook_start;
+  begins_anew_ = hook_starts || stayed_ != parts_.model->stays_in_place();
+}
+
+}  // namespace trireme::train
