@@ -10,7 +10,7 @@ A table stands between two comments:
     ...
     <!-- end of table -->
 
-FILE lies in bench/results. Kinds: speed (compare.py gpu), fp8 (compare.py gpu --fp8), curves (curves.py), ladder
+FILE lies in bench/results; FILE:MODEL is the cases of one model in a file of "speed" or "fp8". Kinds: speed (compare.py gpu), fp8 (compare.py gpu --fp8), curves (curves.py), ladder
 (runs of trireme train --json), cpu (compare.py cpu), vision (compare.py vision and vision-cpu), collectives (trireme
 bench comm), memory (trireme bench memory), gpu-tests (tools/gpu_tests.py). A row of "speed" or "fp8" says what its peer
 lacks of what PyTorch's users can switch on. Rows whose sources are of no commit or differ from theirs, and rows that were
@@ -154,11 +154,15 @@ def peer_name(case: dict, file: dict) -> str:
 # Tables
 
 
-def measured_cases(names: Sequence[str]) -> Iterator[tuple[str, dict, dict]]:
+def measured_cases(words: Sequence[str]) -> Iterator[tuple[str, dict, dict]]:
     """Name of a file, the file, and a case of it that was measured."""
-    for name in names:
+    for word in words:
+        name, _, model = word.partition(":")
         file = read(name)
-        yield from ((name, file, case) for case in file["cases"] if case["alternations"])
+        cases = [case for case in file["cases"] if case["alternations"] and model in ("", case["model"])]
+        if not cases:
+            raise TableError(f"{word}: no such case was measured")
+        yield from ((name, file, case) for case in cases)
 
 
 def case_name(case: dict) -> str:
