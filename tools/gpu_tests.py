@@ -110,17 +110,17 @@ def find_tests(build: Path) -> dict[Program, list[str]]:
 
 
 def last_seconds(*records: Path) -> dict[tuple[str, str], float]:
-    """By program and test, of the first record that exists."""
+    """By program and test, of the first record that exists; of those that passed, since others may end early."""
     for record in records:
         if record.exists():
             tests = json.loads(record.read_text())["tests"]
-            return {(test["program"], test["name"]): test["seconds"] for test in tests}
+            return {(test["program"], test["name"]): test["seconds"] for test in tests if test["result"] == "passed"}
     return {}
 
 
 def runs_alone(test: str) -> bool:
-    """Parameters may stand before the name of the suite, and types behind it."""
-    return any(part.endswith("Alone") for part in test.partition(".")[0].split("/"))
+    """Parameters may stand before the name of the suite, and types behind it. A whole program may hold any suite."""
+    return test == "*" or any(part.endswith("Alone") for part in test.partition(".")[0].split("/"))
 
 
 def deal_out(tests_of: dict[Program, list[str]], seconds: dict[tuple[str, str], float]) -> list[Shard]:
@@ -297,8 +297,11 @@ def main() -> int:
     parser.add_argument("--commit", help="recorded where the sources came without their repository")
     parser.add_argument("--places", type=int, default=PLACES, help="on a GPU, for processes that share it")
     parser.add_argument("--timeout", type=float, default=300, help="seconds for one process")
+    arguments = parser.parse_args()
+    if arguments.places < 1:
+        parser.error(f"--places is {arguments.places}; a GPU has at least one")
     try:
-        return run_all(parser.parse_args())
+        return run_all(arguments)
     except EnvironmentProblem as problem:
         print(f"[tools.gpu_tests] {problem}", file=sys.stderr)
         return EXIT_ENVIRONMENT

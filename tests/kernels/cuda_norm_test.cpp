@@ -76,7 +76,10 @@ struct Backward {
 Backward run_backward(const Case& c, const Inputs& in, const Forward& forward, const at::Tensor& dx,
                       const at::Tensor& dx_sums = {}) {
   Backward out{dx, guarded_copy(in.dweight, c.shift), guarded_copy(in.dbias, c.shift),
-               guarded({norm_scratch(c.width)}, at::kFloat, 0)};
+               guarded({norm_scratch(c.width, !c.layer            ? 1
+                                              : dx_sums.defined() ? 3
+                                                                  : 2)},
+                       at::kFloat, 0)};
   const at::Tensor& x = c.residual ? forward.sum : in.x;
   const int error =
       c.layer ? layer_norm_backward(pointer(out.dx), pointer(out.dweight), pointer(out.dbias),
@@ -249,6 +252,13 @@ TEST_P(CudaNorm, ColumnSumsOfTheGradientAreThoseOfWhatIsStoredAndChangeNoBit) {
       EXPECT_TRUE(guards_intact(first) && guards_intact(beside.scratch)) << c.name();
       const at::Tensor exact = alone.dx.to(at::kDouble);
       expect_within(first, exact.sum(0), kArithmetic * exact.abs().sum(0), c.name() + " sums");
+
+      const at::Tensor total = at::zeros({width}, alone.dx.options());
+      const at::Tensor scratch = guarded({column_scratch(width)}, at::kFloat, 0);
+      EXPECT_EQ(add_column_sums(pointer(total), floats(scratch), pointer(alone.dx), rows, width, dtype(),
+                                current_stream()),
+                0);
+      EXPECT_TRUE(at::equal(first.to(type()), total)) << c.name() << " in the order of add_column_sums()";
     }
   });
 }

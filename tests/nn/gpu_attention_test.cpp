@@ -138,6 +138,23 @@ TEST_P(GpuAttention, RepeatsItsBitsAtEveryLengthAndHeadSizeWhereItMust) {
   }
 }
 
+TEST_P(GpuAttention, TakesGradientsOfAnyStrides) {
+  at::manual_seed(5);
+  for (const bool repeats : {false, true}) {
+    const kernels::Repeatable repeatable(repeats);
+    Problem problem(type(), 2, 96, {.heads = 4, .kv_heads = 2, .head_dim = 64});
+    const at::Tensor dense = problem.d_output;
+    const at::Tensor wanted = compute(problem).d_qkv;
+    problem.d_output = dense.transpose(1, 2).contiguous().transpose(1, 2);
+    EXPECT_TRUE(at::equal(compute(problem).d_qkv, wanted)) << "transposed";
+    const at::Tensor one = at::full({}, 0.5, dense.options());
+    problem.d_output = one.expand(dense.sizes());
+    const at::Tensor of_expanded = compute(problem).d_qkv;
+    problem.d_output = problem.d_output.contiguous();
+    EXPECT_TRUE(at::equal(of_expanded, compute(problem).d_qkv)) << "one number for all";
+  }
+}
+
 TEST_P(GpuAttention, RepeatsItsBitsWithDropoutWhereItMust) {
   const kernels::Repeatable repeatable(true);
   at::manual_seed(3);

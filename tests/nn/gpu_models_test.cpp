@@ -45,13 +45,22 @@ struct Halves {
   plan::Recompute recompute = plan::Recompute::kNone;
 };
 
+void set_recompute(LanguageModel& model, plan::Recompute recompute) {
+  if (recompute == plan::Recompute::kCheap) model.recompute_cheap(1);
+  if (recompute == plan::Recompute::kBlock) {
+    model.set_unit_runner([](const Unit& unit, const at::Tensor& x, bool begins_pass) {
+      return begins_pass ? unit.forward(x) : memory::recomputed(x, unit.forward);
+    });
+  }
+}
+
 /// `lends` gives the parameters memory for their gradients, as the engine does. Weights are rounded to
 /// `weights` first.
 Derivatives differentiate(const plan::ModelConfig& config, at::Device device, at::ScalarType dtype,
                           int64_t chunk_bytes, bool lends, at::ScalarType weights = at::kFloat,
                           const Halves& halves = {}) {
   const auto model = build(config);
-  if (halves.recompute == plan::Recompute::kCheap) model->recompute_cheap(1);
+  set_recompute(*model, halves.recompute);
   const InitialWeights initial(config, 7);
   for (const auto& entry : model->named_parameters()) {
     at::Tensor leaf = entry.value();
@@ -158,6 +167,24 @@ TEST_P(GpuModels, GiveTheSameBitsWhenGradientsOfWeightsAreDeferred) {
   }
 }
 
+TEST_P(GpuModels, GiveTheSameBitsWhateverIsComputedAgain) {
+  const plan::ModelConfig config = small(GetParam());
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const auto with = [&](plan::Recompute recompute) {
+      return differentiate(config, at::kCUDA, dtype, kLossChunkBytes, true, at::kFloat,
+                           {.recompute = recompute});
+    };
+    const Derivatives wanted = with(plan::Recompute::kNone);
+    for (const plan::Recompute recompute : {plan::Recompute::kCheap, plan::Recompute::kBlock}) {
+      const Derivatives again = with(recompute);
+      for (const auto& [name, grad] : wanted.grads) {
+        EXPECT_TRUE(at::equal(again.grads.at(name), grad))
+            << name << " in " << c10::toString(dtype) << ", recompute " << plan::name(recompute);
+      }
+    }
+  }
+}
+
 /// Bytes that a forward pass leaves allocated, without those of the logits.
 int64_t kept_bytes(const plan::ModelConfig& config, int64_t tokens, plan::Recompute recompute) {
   c10::cuda::CUDACachingAllocator::emptyCache();  // a block of an earlier test may be larger than what is
@@ -167,12 +194,7 @@ int64_t kept_bytes(const plan::ModelConfig& config, int64_t tokens, plan::Recomp
     at::Tensor leaf = entry.value();
     leaf.set_data(at::randn(entry.value().sizes()).mul_(0.02).to(at::kCUDA, at::kBFloat16));
   }
-  if (recompute == plan::Recompute::kCheap) model->recompute_cheap(1);
-  if (recompute == plan::Recompute::kBlock) {
-    model->set_unit_runner([](const Unit& unit, const at::Tensor& x, bool begins_pass) {
-      return begins_pass ? unit.forward(x) : memory::recomputed(x, unit.forward);
-    });
-  }
+  set_recompute(*model, recompute);
   const at::Tensor inputs = at::zeros({1, tokens}, at::TensorOptions(at::kCUDA).dtype(at::kLong));
   model->forward(inputs);  // tables and workspaces
   // What was asked for: the allocator gives out whole free blocks that are little larger.

@@ -103,6 +103,22 @@ TEST_F(GpuNotes, AGradientThatChangedOnItsWayIsSummedAnew) {
   check("written to", [](at::Tensor gradient) { return gradient.mul_(3.0); });
 }
 
+TEST_F(GpuNotes, BehindLayerNormSumsHaveTheSameBitsWithoutThem) {
+  for (const at::ScalarType type : {at::kBFloat16, at::kFloat}) {
+    for (at::Tensor* tensor : {&x, &weight, &bias, &scale, &shift}) {
+      *tensor = tensor->detach().to(type).requires_grad_();
+    }
+    const auto gradient = [&](bool copies) {
+      bias.mutable_grad() = at::Tensor();
+      const at::Tensor y = produced();
+      if (copies) y.register_hook([](const at::Tensor& passing) { return passing.clone(); });
+      normed(y).backward(x.detach());
+      return bias.grad();
+    };
+    EXPECT_TRUE(at::equal(gradient(false), gradient(true))) << c10::toString(type);
+  }
+}
+
 TEST_F(GpuNotes, TheGradientsOfSeveralUsesAreSummedTogether) {
   const at::Tensor y = produced();
   expect_sums(bias,

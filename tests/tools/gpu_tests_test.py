@@ -66,8 +66,9 @@ class Record(unittest.TestCase):
             command = [path, f"--gtest_filter={test}", "--gtest_also_run_disabled_tests"]
             self.tests.append({"name": f"{name}.{test}", "command": command, "properties": properties})
 
-    def write_record(self, program, seconds):
-        tests = [{"program": program, "name": name, "seconds": took} for name, took in seconds.items()]
+    def write_record(self, program, seconds, skipped=()):
+        tests = [{"program": program, "name": name, "seconds": took,
+                  "result": "skipped" if name in skipped else "passed"} for name, took in seconds.items()]
         (self.folder / "record.json").write_text(json.dumps({"tests": tests}))
 
     def together(self):
@@ -129,6 +130,15 @@ class Record(unittest.TestCase):
         self.assertEqual([line.split()[1] for line in begun], ["0,1", "0,1", "0,1", "0"])
         self.assertEqual(sorted(int(line.split()[2]) for line in begun[:3]), [1, 5, 6])
 
+    def test_the_seconds_of_a_test_that_was_skipped_are_not_known(self):
+        names = [f"Suite.T{index}" for index in range(25)]
+        self.add("test_two", "gpu2", PASSES, names)
+        self.write_record("test_two", dict.fromkeys(names, 0.0), skipped=names)
+        done, _ = self.run_script(gpus=2)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        begun = [line for line in (self.folder / "log").read_text().splitlines() if line.startswith("begin")]
+        self.assertEqual(len(begun), 3, "processes of ten tests that may take a second each")
+
     def test_one_record_of_all_programs_names_each_test_once(self):
         for name, label in (("test_one", "gpu1"), ("test_two", "gpu2"), ("test_four", "gpu4")):
             self.add(name, label, PASSES, ("Suite.A", "Suite.A", "Suite.B"))
@@ -186,6 +196,7 @@ class Record(unittest.TestCase):
         self.tests[0]["command"] = self.tests[0]["command"][:1]
         done, record = self.run_script()
         self.assertEqual([test["name"] for test in record["tests"]], ["Suite.C"], done.stderr)
+        self.assertIn("alone", done.stderr, "it may hold any suite")
 
     def test_says_what_is_missing(self):
         done, record = self.run_script(gpus=0)

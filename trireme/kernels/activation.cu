@@ -118,6 +118,13 @@ int map_array(Arguments<Scalar, Function> arguments, bool packed, int64_t count,
   return launch<Function, 1>(arguments, 1, count - head, stream);
 }
 
+/// For functions of two operands, whose loads take the registers of more walkers: some 512 threads on each
+/// SM, in whole blocks.
+constexpr int64_t walkers_of_two(int64_t packs) {
+  const int64_t walkers = std::clamp<int64_t>(kSms * 512 / packs, 1, 1024);
+  return (walkers + kColumnRows - 1) / kColumnRows * kColumnRows;
+}
+
 /// Function on every element of (rows, width), with the sums over the rows of its first output in `partial`
 /// (walkers, width). As add_rows() walks, with fewer rows in flight, since there are more operands.
 template <typename Function, typename Scalar, int kLanes, bool kAmax>
@@ -160,7 +167,8 @@ __global__ void __launch_bounds__(kColumnBlock)
 template <int kLanes, typename Function, typename Scalar>
 int launch_columns(const Arguments<Scalar, Function>& arguments, float* sums, float* partial, int64_t rows,
                    int width, void* stream) {
-  const dim3 blocks = column_grid<kLanes>(rows, width);
+  const int64_t walkers = std::min(walkers_of_two((width + kLanes - 1) / kLanes), rows);
+  const dim3 blocks = column_grid<kLanes>(walkers, width);
   const auto kernel = arguments.amax == nullptr ? map_columns<Function, Scalar, kLanes, false>
                                                 : map_columns<Function, Scalar, kLanes, true>;
   kernel<<<blocks, dim3(kColumnThreads, kColumnRows), 0, as_stream(stream)>>>(arguments, partial, rows,

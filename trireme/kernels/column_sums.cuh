@@ -3,6 +3,7 @@
 // of scratch memory, then a second kernel sums the partial rows. Device code only; included by .cu files.
 #include <algorithm>
 
+#include "trireme/kernels/norm.cuh"
 #include "trireme/kernels/vector.cuh"
 
 namespace trireme::kernels::cuda {
@@ -77,31 +78,34 @@ int launch_add_partial_rows(const ColumnTotals<Scalar>& totals, const float* par
   return cudaGetLastError();
 }
 
+/// Rows in work at once on the whole GPU: kMaxThreads threads on each SM, as many of them for a row as its
+/// packs keep busy.
+constexpr int walkers_for(int64_t packs) {
+  return kSms * kMaxThreads / threads_for(packs);
+}
+
+/// By width and dtype alone: whoever sums columns with so many walkers adds in the same order.
+template <typename Scalar>
+constexpr int walkers_of(int64_t width) {
+  return walkers_for((width + kFullPack<Scalar> - 1) / kFullPack<Scalar>);
+}
+
+/// Of the dtype with most: the one whose rows have fewest packs.
+constexpr int64_t most_walkers(int64_t width) {
+  return walkers_for((width + 7) / 8);
+}
+
 // A grid of blocks that walk down columns: each thread has one pack of a row, and every walkers-th row.
 
 constexpr int kColumnThreads = 32;  // packs of a row
 constexpr int kColumnRows = 8;
 constexpr int kColumnBlock = kColumnThreads * kColumnRows;
-constexpr int kMaxColumnWalkers = 1024;
 
-/// Rows in work at once: enough for some 512 threads on each SM, in whole blocks. More packs, fewer walkers.
-constexpr int64_t column_walkers(int64_t packs) {
-  constexpr int kThreadsOfSm = 512;
-  const int64_t walkers = std::clamp<int64_t>(kSms * kThreadsOfSm / packs, 1, kMaxColumnWalkers);
-  return (walkers + kColumnRows - 1) / kColumnRows * kColumnRows;
-}
-
-/// For packs of kLanes elements.
+/// For packs of kLanes elements. Its last row of blocks may have threads for more than `walkers`.
 template <int kLanes>
-dim3 column_grid(int64_t rows, int width) {
+dim3 column_grid(int64_t walkers, int width) {
   const int packs = (width + kLanes - 1) / kLanes;
-  const int64_t walkers = std::min(column_walkers(packs), rows);
   return dim3((packs + kColumnThreads - 1) / kColumnThreads, (walkers + kColumnRows - 1) / kColumnRows);
-}
-
-/// The packs of a row in the dtype with most lanes: fewest packs, and so most walkers.
-constexpr int64_t fewest_packs(int64_t width) {
-  return std::max<int64_t>(1, (width + 7) / 8);
 }
 
 }  // namespace trireme::kernels::cuda

@@ -24,11 +24,12 @@ int rms_norm_forward(void* y, void* sum, float* rstd, const void* x, const void*
                      int64_t rows, int64_t width, float eps, Dtype dtype, void* stream,
                      float* amax = nullptr);
 /// dx (rows, width) = d_sum + the gradient of the norm at x; d_sum may be nullptr, or dx or dy themselves.
-/// dweight (width, dtype) is added to. `scratch`: norm_scratch(width) floats.
+/// dweight (width, dtype) is added to. `scratch`: norm_scratch(width, 1) floats.
 int rms_norm_backward(void* dx, void* dweight, float* scratch, const void* dy, const void* d_sum,
                       const void* x, const void* weight, const float* rstd, int64_t rows, int64_t width,
                       Dtype dtype, void* stream, float* amax = nullptr);
-/// The same with mean and bias: y = (sum - mean) * rstd * weight + bias.
+/// The same with mean and bias: y = (sum - mean) * rstd * weight + bias. `scratch` of the backward pass:
+/// norm_scratch() of two kinds of sums, or of three with dx_sums, which are those of add_column_sums().
 int layer_norm_forward(void* y, void* sum, float* mean, float* rstd, const void* x, const void* delta,
                        const void* weight, const void* bias, int64_t rows, int64_t width, float eps,
                        Dtype dtype, void* stream, float* amax = nullptr);
@@ -36,7 +37,7 @@ int layer_norm_backward(void* dx, void* dweight, void* dbias, float* scratch, co
                         const void* d_sum, const void* x, const void* weight, const float* mean,
                         const float* rstd, int64_t rows, int64_t width, Dtype dtype, void* stream,
                         float* amax = nullptr, float* dx_sums = nullptr);
-int64_t norm_scratch(int64_t width);
+int64_t norm_scratch(int64_t width, int kinds);
 
 /// total (width, dtype) += the sum of the rows of x (rows, width): gradients of biases. `scratch`:
 /// column_scratch(width) floats.

@@ -329,7 +329,7 @@ struct Binding {
 class Plan {
  public:
   /// Nothing where no engine takes the graph.
-  static std::unique_ptr<Plan> make(const Problem& problem, cudnnHandle_t handle) {
+  static std::unique_ptr<Plan> make(const Problem& problem, cudnnHandle_t handle) try {
     auto plan = std::unique_ptr<Plan>(new Plan(problem));
     plan->whole_.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, plan->graph_.operations())
         .set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, handle);
@@ -338,6 +338,8 @@ class Plan {
         .set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, CUDNN_HEUR_MODE_A);
     if (plan->heuristics_.try_finalize() != CUDNN_STATUS_SUCCESS) return nullptr;
     return plan->take_first(handle, problem.order == SumOrder::kFixed) ? std::move(plan) : nullptr;
+  } catch (const LogicError&) {  // this version of cuDNN knows an operation otherwise
+    return nullptr;
   }
 
   const Ends& ends() const { return ends_; }
@@ -419,12 +421,22 @@ class Plan {
   int64_t workspace_ = 0;
 };
 
+/// Versions before these need help from the caller, which torch's own call gives them: sums in memory that
+/// are zero, and lengths that are padded to whole tiles.
+bool needs_help(const Problem& problem) {
+  constexpr size_t kClearsSums = 90600, kTakesAnyLength = 91501;
+  constexpr int64_t kTile = 128;
+  const size_t version = cudnnGetVersion();
+  return version < kClearsSums || (version < kTakesAnyLength && problem.key[2] % kTile != 0);
+}
+
 /// The plan of a problem; nullptr: there is none. By thread, since plans must not run on two at once.
 const Plan* plan_of(const Problem& problem, cudnnHandle_t handle) {
   thread_local std::map<Problem, std::unique_ptr<Plan>> plans;
   const auto found = plans.find(problem);
   if (found != plans.end()) return found->second.get();
-  return plans.emplace(problem, Plan::make(problem, handle)).first->second.get();
+  auto plan = needs_help(problem) ? nullptr : Plan::make(problem, handle);
+  return plans.emplace(problem, std::move(plan)).first->second.get();
 }
 
 Sizes sizes_of(const at::Tensor& tensor) {

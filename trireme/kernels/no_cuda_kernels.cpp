@@ -29,7 +29,7 @@ int layer_norm_backward(void*, void*, void*, float*, const void*, const void*, c
                         const float*, const float*, int64_t, int64_t, Dtype, void*, float*, float*) {
   absent("layer_norm_backward");
 }
-int64_t norm_scratch(int64_t) {
+int64_t norm_scratch(int64_t, int) {
   absent("norm_scratch");
 }
 int add_column_sums(void*, float*, const void*, int64_t, int64_t, Dtype, void*) {

@@ -25,11 +25,6 @@ struct Backward {
   float* dx_sums = nullptr;
 };
 
-/// Rows in work at once on the whole GPU: kMaxThreads threads on each SM.
-constexpr int walkers_for(int threads) {
-  return kSms * kMaxThreads / threads;
-}
-
 /// What one row of the backward pass reads.
 template <bool kLayer, typename Shape, typename Scalar>
 struct Operands {
@@ -172,7 +167,7 @@ int launch_backward(const Backward& a, void* dweight, void* dbias, Dtype dtype, 
     const bool packed = packs({a.dx, a.partial, a.dy, a.d_sum, a.x, a.weight}, a.width * sizeof(Scalar));
     return with_shape<Scalar>(packed, a.width, [&](auto shape) -> int {
       using S = decltype(shape);
-      const int64_t walkers = std::min<int64_t>(walkers_for(S::kThreads), a.rows);
+      const int64_t walkers = std::min<int64_t>(walkers_of<Scalar>(a.width), a.rows);
       const auto blocks = static_cast<unsigned>((walkers + S::kRows - 1) / S::kRows);
       const bool sums = a.dx_sums != nullptr;
       const auto kernel = a.amax == nullptr ? norm_backward_kernel<kLayer, false, S, Scalar>(sums)
@@ -194,11 +189,11 @@ int launch_backward(const Backward& a, void* dweight, void* dbias, Dtype dtype, 
 
 template <int kLanes, typename Scalar>
 __global__ void __launch_bounds__(kColumnBlock)
-    column_sums(float* __restrict__ partial, const Scalar* __restrict__ x, int64_t rows, int width) {
+    column_sums(float* __restrict__ partial, const Scalar* __restrict__ x, int64_t rows, int width,
+                int64_t walkers) {
   const int column = (blockIdx.x * kColumnThreads + threadIdx.x) * kLanes;
-  if (column >= width) return;
-  const int64_t walkers = static_cast<int64_t>(gridDim.y) * kColumnRows;
   const int64_t walker = static_cast<int64_t>(blockIdx.y) * kColumnRows + threadIdx.y;
+  if (column >= width || walker >= walkers) return;
   float sums[kLanes] = {};
   add_rows(sums, x + column, walker, rows, walkers, width);
   for (int j = 0; j < kLanes; ++j) partial[walker * width + column + j] = sums[j];
@@ -207,12 +202,14 @@ __global__ void __launch_bounds__(kColumnBlock)
 template <int kLanes, typename Scalar>
 int launch_column_sums(Scalar* total, float* partial, const Scalar* x, int64_t rows, int width,
                        cudaStream_t stream) {
-  const dim3 blocks = column_grid<kLanes>(rows, width);
-  column_sums<kLanes><<<blocks, dim3(kColumnThreads, kColumnRows), 0, stream>>>(partial, x, rows, width);
+  const int64_t walkers = std::min<int64_t>(walkers_of<Scalar>(width), rows);
+  const dim3 blocks = column_grid<kLanes>(walkers, width);
+  column_sums<kLanes>
+      <<<blocks, dim3(kColumnThreads, kColumnRows), 0, stream>>>(partial, x, rows, width, walkers);
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   return launch_add_partial_rows(ColumnTotals<Scalar>{.gradients = {total}, .gradient_count = 1}, partial,
-                                 static_cast<int>(blocks.y) * kColumnRows, width, stream);
+                                 static_cast<int>(walkers), width, stream);
 }
 
 }  // namespace
@@ -233,8 +230,8 @@ int layer_norm_backward(void* dx, void* dweight, void* dbias, float* scratch, co
   return launch_backward<true>(a, dweight, dbias, dtype, stream);
 }
 
-int64_t norm_scratch(int64_t width) {
-  return 3 * walkers_for(threads_for(fewest_packs(width))) * width;
+int64_t norm_scratch(int64_t width, int kinds) {
+  return kinds * most_walkers(width) * width;
 }
 
 int add_column_sums(void* total, float* scratch, const void* x, int64_t rows, int64_t width, Dtype dtype,
@@ -253,7 +250,7 @@ int add_column_sums(void* total, float* scratch, const void* x, int64_t rows, in
 }
 
 int64_t column_scratch(int64_t width) {
-  return column_walkers(fewest_packs(width)) * width;
+  return (most_walkers(width) + kColumnRows) * width;
 }
 
 }  // namespace trireme::kernels::cuda

@@ -152,7 +152,7 @@ void rms_norm_backward(at::Tensor& dx, at::Tensor& d_weight, const at::Tensor& d
                        const at::Tensor& amax) {
   const Rows rows(x);
   if (x.is_cuda()) {
-    at::Tensor partial = scratch(x, cuda::norm_scratch(rows.width));
+    at::Tensor partial = scratch(x, cuda::norm_scratch(rows.width, 1));
     return launched(
         cuda::rms_norm_backward(mutable_data(dx), mutable_data(d_weight), floats(partial), data(dy),
                                 data(d_sum), data(x), data(weight), floats(rstd), rows.count, rows.width,
@@ -195,7 +195,7 @@ void layer_norm_backward(at::Tensor& dx, at::Tensor& d_weight, at::Tensor& d_bia
   const Rows rows(x);
   const float* const mean = floats(statistics);
   if (x.is_cuda()) {
-    at::Tensor partial = scratch(x, cuda::norm_scratch(rows.width));
+    at::Tensor partial = scratch(x, cuda::norm_scratch(rows.width, dx_sums.defined() ? 3 : 2));
     return launched(cuda::layer_norm_backward(mutable_data(dx), mutable_data(d_weight), mutable_data(d_bias),
                                               floats(partial), data(dy), data(d_sum), data(x), data(weight),
                                               mean, mean + rows.count, rows.count, rows.width, dtype_of(x),

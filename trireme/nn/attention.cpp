@@ -182,7 +182,7 @@ class FusedAttentionFunction : public Function<FusedAttentionFunction<Backend>> 
     const std::vector<int64_t> sizes = context->saved_data["shape"].toIntVector();
     const AttentionShape shape{sizes[0], sizes[1], sizes[2]};
     const at::Tensor d_output =
-        grads[0].reshape({qkv.size(0), qkv.size(1), shape.heads, shape.head_dim}).transpose(1, 2);
+        grads[0].contiguous().view({qkv.size(0), qkv.size(1), shape.heads, shape.head_dim}).transpose(1, 2);
     at::Tensor d_qkv = at::empty_like(qkv);
     Backend::backward(d_qkv, d_output, split_heads(qkv, shape), kept, shape, cosine, sine);
     return {d_qkv, {}, {}, {}, {}, {}, {}};

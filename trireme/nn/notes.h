@@ -23,7 +23,9 @@ void note_amax(const at::Tensor& tensor, at::Tensor amax);
 /// Undefined: casts do not need it, it is not known, or something wrote to the tensor since.
 at::Tensor noted_amax(const at::Tensor& tensor, const std::optional<Fp8Recipe>& fp8);
 
-/// A linear layer asks whoever uses its output to note the column sums of the gradient that it returns.
+/// A linear layer asks whoever uses its output to note the column sums of the gradient that it returns. A
+/// note is lost where a block is computed again or a pipeline is cut, so those of LayerNorm, which may be on
+/// the other side, have the bits that kernels::add_column_sums() would find.
 void ask_for_gradient_sums(const at::Tensor& output);
 bool asks_for_gradient_sums(const at::Tensor& input);
 

@@ -33,7 +33,7 @@ class SwigluFeedForwardFunction : public Function<SwigluFeedForwardFunction> {
     at::Tensor d_activated;
     variable_list d_down;
     {
-      const OutputGradient dy = output_gradient(second, as_rows(grads[0]));
+      const OutputGradient dy = output_gradient(second, grads[0]);
       d_activated = input_gradient(second, of_second.kept.weight_amax, dy);
       d_down = deferrable_parameter_gradients(second, of_second.kept.input, dy.factor());
     }
