@@ -81,20 +81,16 @@ std::vector<int> fork_ranks(int64_t ranks, const std::function<int(int64_t rank)
 }
 
 Gate::Gate() : event_(::eventfd(0, EFD_CLOEXEC)) {
-  if (event_ < 0) throw std::runtime_error("no eventfd");
-}
-
-Gate::~Gate() {
-  ::close(event_);
+  if (!event_) throw std::runtime_error("no eventfd");
 }
 
 void Gate::open() const {
-  ::eventfd_write(event_, 1);
+  ::eventfd_write(event_.get(), 1);
 }
 
 /// The event is not read, so that it is there for all.
 bool Gate::wait(double limit_s) const {
-  pollfd event{.fd = event_, .events = POLLIN, .revents = 0};
+  pollfd event{.fd = event_.get(), .events = POLLIN, .revents = 0};
   return ::poll(&event, 1, static_cast<int>(limit_s * 1000)) == 1;
 }
 

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "trireme/base/descriptor.h"
+
 namespace trireme::test {
 
 /// Exit codes by rank of `ranks` forked processes that run `body` and return its result; 100 when it threw,
@@ -19,16 +21,13 @@ std::vector<int> fork_ranks(int64_t ranks, const std::function<int(int64_t rank)
 class Gate {
  public:
   Gate();
-  Gate(const Gate&) = delete;
-  Gate& operator=(const Gate&) = delete;
-  ~Gate();
 
   void open() const;
   /// False when nobody has opened it within `limit_s`.
   bool wait(double limit_s) const;
 
  private:
-  int event_;
+  Descriptor event_;
 };
 
 /// 0 when `call` throws a CommError with all `words` within `limit_s`; says on stderr what is missing.
