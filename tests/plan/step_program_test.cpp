@@ -256,7 +256,23 @@ StepProgram without(StepProgram program, ActionKind kind, const char* unit) {
     buffer.from -= buffer.from > place ? 1 : 0;
     buffer.to -= buffer.to >= place && !buffer.is_kept() ? 1 : 0;
   }
+  for (Action& action : program.actions) action.awaits -= action.awaits > place ? 1 : 0;
   return program;
+}
+
+/// Without the reduction of a unit and the wait for it.
+StepProgram without_reduction(StepProgram program, const char* unit) {
+  return without(without(std::move(program), ActionKind::kWait, unit), ActionKind::kReduce, unit);
+}
+
+TEST(Verify, GradientsAreNotAddedToWhileTheyAreReduced) {
+  EngineSetting often = sharded_on_four();
+  often.reduces_once = false;
+  often.accumulation = 2;
+  const StepProgram program = test::planned_step(kUnits, often);
+  ASSERT_EQ(verdict(program), "");
+  EXPECT_NE(verdict(without(program, ActionKind::kWait, "h.1")).find("its gradients are still being reduced"),
+            std::string::npos);
 }
 
 TEST(Verify, NamesTheFirstActionThatCannotBe) {
@@ -283,13 +299,27 @@ TEST(Verify, NamesTheFirstActionThatCannotBe) {
        }},
       {"the gradients of h.1 are never reduced",
        [&](StepProgram& program) {
-         program = without(program, ActionKind::kReduce, "h.1");
+         program = without_reduction(program, "h.1");
          program = without(program, ActionKind::kUpdate, "h.1");
        }},
       {"root is never updated",
        [&](StepProgram& program) { program = without(program, ActionKind::kUpdate, "root"); }},
       {"its gradients have not been reduced",
+       [&](StepProgram& program) { program = without_reduction(program, "root"); }},
+      {"is no reduction of root under way",
        [&](StepProgram& program) { program = without(program, ActionKind::kReduce, "root"); }},
+      {"is no reduction of h.1 under way",
+       [&](StepProgram& program) {
+         program.actions[static_cast<size_t>(place_of(program, ActionKind::kWait, "h.1"))].awaits = 0;
+       }},
+      {"nothing waits for action 21, the reduction of h.0",
+       [&](StepProgram& program) { program = without(program, ActionKind::kWait, "h.0"); }},
+      {"wait of h.1 in micro-batch 0: the gradients of h.1 have no memory here",
+       [&](StepProgram& program) {
+         const int64_t wait = place_of(program, ActionKind::kWait, "h.1");
+         for (Buffer& buffer : program.buffers)
+           buffer.to -= buffer.role == Role::kGradients && buffer.to == wait ? 1 : 0;
+       }},
       {"exceed 64 bits",
        [](StepProgram& program) {
          program.buffers.front().bytes = program.buffers.back().bytes = std::numeric_limits<int64_t>::max();

@@ -41,9 +41,11 @@ struct Run {
   int64_t end() const { return begin + actions(); }
 };
 
-bool repeats(const Action& first, const Action& later, int64_t shift) {
+/// `later` comes `actions` after `first` and does the same for the unit `shift` further.
+bool repeats(const Action& first, const Action& later, int64_t actions, int64_t shift) {
   Action shifted = first;
   shifted.unit += shift;
+  if (first.awaits >= 0) shifted.awaits += actions;
   return first.unit != Action::kWholeModel && shifted == later;
 }
 
@@ -53,7 +55,8 @@ Run extended(const StepProgram& program, Run run, int64_t end, int64_t peak) {
     if (run.end() <= peak && peak < run.end() + run.period) return run;
     for (int64_t at = 0; at < run.period; ++at) {
       const Action& first = action_at(program, run.begin + at);
-      if (!repeats(first, action_at(program, run.end() + at), run.step * run.times)) return run;
+      if (!repeats(first, action_at(program, run.end() + at), run.actions(), run.step * run.times))
+        return run;
     }
   }
   return run;
@@ -156,7 +159,8 @@ StepText::Row StepText::row(int64_t at) const {
   const Action& action = action_at(program_, at);
   return {.place = std::to_string(at),
           .lane = std::string(name(action.lane)),
-          .action = std::string(name(action.kind)),
+          .action = action.awaits < 0 ? std::string(name(action.kind))
+                                      : fmt::format("{} for {}", action.kind, action.awaits),
           .unit = unit_name(program_, action.unit),
           .micro_batch = micro_batch_text(action.micro_batch),
           .sent = action.wire_bytes(),
@@ -248,6 +252,7 @@ const Pass* StepText::earlier_like(const Pass& pass) const {
     for (int64_t at = pass.begin; same && at < pass.end; ++at) {
       Action action = action_at(program_, at - apart);
       if (action.micro_batch != Action::kOnceAStep) action.micro_batch = pass.micro_batch;
+      if (action.awaits >= 0) action.awaits += apart;
       same = action == action_at(program_, at);
     }
     if (same) return &earlier;

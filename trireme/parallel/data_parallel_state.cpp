@@ -82,7 +82,6 @@ DataParallel::Progress DataParallel::progress() const {
 }
 
 void DataParallel::set_progress(const Progress& progress) {
-  executor_.end_launched_pass();
   end_backward_range();
   for (size_t unit = 0; unit < units_.size(); ++unit) units_[unit]->set_progress(progress.units[unit]);
   completion_.set_used(progress.used);

@@ -47,6 +47,7 @@ void Executor::write_programs() {
 }
 
 void Executor::end_pass() {
+  late_.clear();
   program_ = nullptr;
   next_ = end_ = 0;
 }
@@ -92,7 +93,6 @@ void Executor::begin_backward(bool last) {
   trains_ = in_backward_ = true;
   begin(training_, plan::Pass::Kind::kBackward, last ? 1 : 0);
   seen_.backward.clear();
-  late_.clear();
   complete_.assign(units_.size(), false);
   for (const auto& unit : units_) unit->begin_backward(last);
   if (last && units_.front()->puts_reduction_off()) put_off_.clear();
@@ -135,7 +135,7 @@ void Executor::leave_backward(size_t index) {
 void Executor::complete(size_t index) {
   record(Event::Kind::kComplete, index);
   complete_[index] = true;
-  reduce_late();
+  issue_late();
   advance();
   // The unit's gradients may need none of its parameters; then nothing has announced its backward pass.
   const bool unannounced = next_ < end_ && program_->actions[next_].kind == ActionKind::kBackward &&
@@ -173,6 +173,7 @@ bool Executor::is_due(const Action& action) const {
     case ActionKind::kReduce:
       return complete_[index] && late_.empty();
     case ActionKind::kGatherSum:
+    case ActionKind::kWait:
       return late_.empty();
     default:
       return true;
@@ -183,9 +184,11 @@ bool Executor::is_due(const Action& action) const {
 void Executor::pass(const Action& action) {
   if (action.computes()) return;
   if (is_due(action)) return issue(action);
-  const auto index = static_cast<size_t>(action.unit);
-  if (action.kind == ActionKind::kReshard) states_[index] = State::kOutOfTurn;
-  if (action.kind == ActionKind::kReduce || action.kind == ActionKind::kAccumulate) late_.push_back(index);
+  if (action.kind == ActionKind::kReshard) {
+    states_[static_cast<size_t>(action.unit)] = State::kOutOfTurn;
+  } else {
+    late_.push_back(&action);
+  }
 }
 
 void Executor::pass_rest() {
@@ -205,11 +208,26 @@ void Executor::issue(const Action& action) {
       return reshard(index);
     case ActionKind::kAccumulate:
     case ActionKind::kReduce:
-      return reduce(index);
     case ActionKind::kGatherSum:
-      return gather_sum(index);
+    case ActionKind::kWait:
+      return issue_on_gradients(action);
     default:
       return;
+  }
+}
+
+/// A recording holds what computes; the launch of it issues the rest (reduce_launched()).
+void Executor::issue_on_gradients(const Action& action) {
+  FlatUnit& unit = this->unit(static_cast<size_t>(action.unit));
+  const bool put_off = last_ && unit.puts_reduction_off();
+  if (put_off) put_off_.push_back(action);
+  switch (action.kind) {
+    case ActionKind::kGatherSum:
+      return put_off ? void() : unit.gather_sum();
+    case ActionKind::kWait:
+      return put_off ? void() : unit.finish_reduce();
+    default:
+      return reduce(action);
   }
 }
 
@@ -219,59 +237,43 @@ void Executor::reshard(size_t index) {
   trains_ && !in_backward_ ? unit(index).reshard_after_forward() : unit(index).reshard();
 }
 
-void Executor::reduce_late() {
-  while (!late_.empty() && complete_[late_.front()]) {
-    reduce(late_.front());
-    if (last_ && setting_.gathers_sum()) gather_sum(late_.front());
-    late_.pop_front();
-  }
+void Executor::issue_late() {
+  const auto is_due_now = [this](const Action& action) {
+    const bool takes = action.kind == ActionKind::kReduce || action.kind == ActionKind::kAccumulate;
+    return !takes || complete_[static_cast<size_t>(action.unit)];
+  };
+  for (; !late_.empty() && is_due_now(*late_.front()); late_.pop_front()) issue_on_gradients(*late_.front());
 }
 
-void Executor::reduce(size_t index) {
-  FlatUnit& unit = this->unit(index);
+void Executor::reduce(const Action& action) {
+  FlatUnit& unit = this->unit(static_cast<size_t>(action.unit));
   const kernels::TraceRange range("reduce " + unit.name());
-  if (last_ || !setting_.reduces_once) {
+  if (action.kind == ActionKind::kReduce) {
     ++reductions_;
     unit.prepare_gradients();  // what took no part has gradients of zero
   }
   unit.start_reduce(last_);
-  if (last_ && unit.puts_reduction_off()) return put_off_.push_back({index, /*gathers_sum=*/false});
-  in_flight_.push_back(index);
-  finish_reductions(setting_.beside ? static_cast<size_t>(plan::kReductionsInFlight) : 0);
-}
-
-void Executor::gather_sum(size_t index) {
-  FlatUnit& unit = this->unit(index);
-  unit.puts_reduction_off() ? put_off_.push_back({index, /*gathers_sum=*/true}) : unit.gather_sum();
 }
 
 void Executor::reduce_launched() {
-  for (const auto& [index, gathers_sum] : put_off_) {
-    if (gathers_sum) {
-      unit(index).gather_sum();
-      continue;
+  for (const Action& action : put_off_) {
+    FlatUnit& unit = this->unit(static_cast<size_t>(action.unit));
+    if (action.kind == ActionKind::kGatherSum) {
+      unit.gather_sum();
+    } else if (action.kind == ActionKind::kWait) {
+      unit.finish_reduce();
+    } else {
+      const kernels::TraceRange range("reduce " + unit.name());
+      unit.start_launched_reduce();
     }
-    const kernels::TraceRange range("reduce " + unit(index).name());
-    unit(index).start_launched_reduce();
-    in_flight_.push_back(index);
-  }
-  finish_reductions(0);
-}
-
-/// The current stream waits for the reductions in flight, but for the last `left`.
-void Executor::finish_reductions(size_t left) {
-  while (in_flight_.size() > left) {
-    unit(in_flight_.front()).finish_reduce();
-    in_flight_.pop_front();
   }
 }
 
 void Executor::end_backward() {
   complete_.assign(units_.size(), true);
   std::ranges::fill(states_, State::kIdle);
-  reduce_late();
+  issue_late();
   pass_rest();
-  finish_reductions(0);
   free_units();
   end_pass();
   const bool same = recorded_ && seen_.forward == order_.forward && seen_.backward == order_.backward;
@@ -288,7 +290,6 @@ void Executor::end_without_units() {
     const Action& action = program_->actions[next_++];
     if (action.kind != ActionKind::kUnshard && action.kind != ActionKind::kReshard) pass(action);
   }
-  finish_reductions(0);
   in_backward_ = false;
   end_pass();
 }
@@ -303,15 +304,13 @@ void Executor::replay(bool last) {
     const bool lends = action.kind == ActionKind::kBackward && setting_.use_from == UseFrom::kRunUnit;
     lends ? unit(static_cast<size_t>(action.unit)).prepare_gradients() : pass(action);
   }
-  finish_reductions(0);
   free_units();
   end_pass();
 }
 
 void Executor::abandon() {
   end_pass();
-  late_.clear();
-  finish_reductions(0);
+  for (const auto& unit : units_) unit->finish_reduce();
   free_units();
 }
 

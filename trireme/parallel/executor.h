@@ -55,8 +55,6 @@ class Executor {
 
   /// Forgets the pass under way; waits for the reductions that the pass has begun.
   void abandon();
-  /// A pass was launched as a recording, which has done all of it but for communication.
-  void end_launched_pass() { in_flight_.clear(); }
   /// Units keep their memory from now on (DataParallel::stay_in_place()).
   void stay_in_place();
   /// Issues the reductions that the last pass of a step put off when it was recorded, in the order in which
@@ -99,11 +97,10 @@ class Executor {
   void pass(const plan::Action& action);
   void pass_rest();
   void issue(const plan::Action& action);
+  void issue_on_gradients(const plan::Action& action);
   void reshard(size_t unit);
-  void reduce(size_t unit);
-  void gather_sum(size_t unit);
-  void reduce_late();
-  void finish_reductions(size_t left);
+  void reduce(const plan::Action& action);
+  void issue_late();
   void free_units();
   void prepare_gradients_ahead();
   void record(plan::UseOrder::Event::Kind kind, size_t unit);
@@ -121,13 +118,9 @@ class Executor {
   bool trains_ = false, in_backward_ = false, last_ = false;
   std::vector<State> states_;   ///< by unit, in the pass under way
   std::vector<bool> complete_;  ///< by unit, in the backward pass under way
-  std::deque<size_t> late_;     ///< units whose reduction the program was past before they were complete
-  std::deque<size_t> in_flight_;
-  struct PutOff {
-    size_t unit;
-    bool gathers_sum;  ///< or reduces
-  };
-  std::vector<PutOff> put_off_;  ///< by the recording of a step's last pass
+  /// Actions on gradients that the program was past before the gradients were complete, in its order.
+  std::deque<const plan::Action*> late_;
+  std::vector<plan::Action> put_off_;  ///< actions on gradients, by the recording of a step's last pass
   int holds_ = 0;
   Observer observer_;
   int64_t reductions_ = 0;

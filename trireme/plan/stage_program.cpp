@@ -101,6 +101,7 @@ class Merger {
     for (int64_t at = pass.begin; at < pass.end; ++at) {
       Action action = part.program.actions[static_cast<size_t>(at)];
       if (action.unit != Action::kWholeModel) action.unit += part.first_unit;
+      if (action.awaits >= 0) action.awaits = part.place.at(static_cast<size_t>(action.awaits));
       part.place.push_back(std::ssize(whole_.actions));
       whole_.actions.push_back(std::move(action));
     }

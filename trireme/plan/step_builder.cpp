@@ -10,9 +10,16 @@ void StepBuilder::begin_pass(Pass::Kind kind, int64_t micro_batch) {
   micro_batch_ = micro_batch;
 }
 
-void StepBuilder::add(ActionKind kind, int64_t unit, Lane lane, std::vector<Transfer> transfers) {
+int64_t StepBuilder::add(ActionKind kind, int64_t unit, Lane lane, std::vector<Transfer> transfers) {
   std::erase_if(transfers, [](const Transfer& transfer) { return transfer.ranks == 1; });
   program_.actions.push_back({kind, unit, micro_batch_, lane, std::move(transfers)});
+  return next() - 1;
+}
+
+void StepBuilder::wait_for(int64_t awaited) {
+  const int64_t unit = program_.actions[static_cast<size_t>(awaited)].unit;
+  program_.actions.push_back(
+      {.kind = ActionKind::kWait, .unit = unit, .micro_batch = micro_batch_, .awaits = awaited});
 }
 
 void StepBuilder::open(Role role, int64_t unit, int64_t bytes, int64_t micro_batch) {

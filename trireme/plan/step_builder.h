@@ -15,12 +15,16 @@ class StepBuilder {
 
   const ProgramUnit& unit(int64_t unit) const { return program_.units[static_cast<size_t>(unit)]; }
   int64_t units() const { return std::ssize(program_.units); }
+  const Action& action(int64_t place) const { return program_.actions[static_cast<size_t>(place)]; }
   /// Of the pass under way.
   int64_t micro_batch() const { return micro_batch_; }
 
   /// The actions from now on belong to this pass.
   void begin_pass(Pass::Kind kind, int64_t micro_batch);
-  void add(ActionKind kind, int64_t unit, Lane lane, std::vector<Transfer> transfers = {});
+  /// Returns the place of the action.
+  int64_t add(ActionKind kind, int64_t unit, Lane lane, std::vector<Transfer> transfers = {});
+  /// Computation goes on once the action at `awaited` has run.
+  void wait_for(int64_t awaited);
   /// Memory from the next action on.
   void open(Role role, int64_t unit, int64_t bytes, int64_t micro_batch = Action::kOnceAStep);
   /// No memory after the last action; nothing happens where there is none.

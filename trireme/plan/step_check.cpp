@@ -45,13 +45,15 @@ class Verifier {
   int64_t elements(Role role, int64_t unit) const;
   void reduce(const Action& action);
   void gather_sum(const Action& action);
+  void wait(const Action& action);
   void unshard(int64_t unit);
   void update(int64_t unit);
 
   const StepProgram& program_;
   int64_t at_ = 0;
   std::map<std::pair<int64_t, int64_t>, int> forwards_, backwards_, weights_,
-      taken_;                          ///< by unit and micro-batch
+      taken_;                            ///< by unit and micro-batch
+  std::map<int64_t, int64_t> reducing_;  ///< by unit: its reduction, which nothing has waited for
   std::map<int64_t, int64_t> summed_;  ///< by unit that was reduced: elements of which this rank has the sum
   std::set<int64_t> updated_;
   std::set<int64_t> gathered_;  ///< units whose parameters were, and are not freed yet
@@ -189,6 +191,9 @@ void Verifier::check_compute(const Action& action) {
   }
   if (action.kind == ActionKind::kBackwardInput) return;
   demand(action.kind == ActionKind::kBackward || weights_[key] == 0, "it occurs twice");
+  for_units(unit, [&](int64_t each) {
+    demand(!reducing_.contains(each), "its gradients are still being reduced, and nothing waits for that");
+  });
   ++weights_[key];
   for_units(unit, [&](int64_t each) {
     if (program_.units[static_cast<size_t>(each)].trainable) demand_gradients(each);
@@ -222,6 +227,19 @@ void Verifier::reduce(const Action& action) {
   demand_memory(Role::kReduced, action.unit);
   const int64_t whole = program_.units[static_cast<size_t>(action.unit)].numel;
   summed_[action.unit] = summed_by(action, whole, whole);
+  demand(reducing_.emplace(action.unit, at_).second, "nothing has waited for its last reduction");
+}
+
+/// A reduction reads gradients until computation has waited for it.
+void Verifier::wait(const Action& action) {
+  const auto found = reducing_.find(action.unit);
+  if (found == reducing_.end() || found->second != action.awaits) {
+    demand(false, fmt::format("it waits for action {}, which is no reduction of {} under way", action.awaits,
+                              name_of(action.unit))
+                      .c_str());
+  }
+  demand_gradients(action.unit);
+  reducing_.erase(found);
 }
 
 void Verifier::gather_sum(const Action& action) {
@@ -280,6 +298,8 @@ void Verifier::check_action() {
     }
     case ActionKind::kGatherSum:
       return gather_sum(action);
+    case ActionKind::kWait:
+      return wait(action);
     case ActionKind::kUpdate:
       return update(unit);
     case ActionKind::kUnshard:
@@ -296,6 +316,11 @@ void Verifier::check_action() {
 }
 
 void Verifier::check_end() const {
+  if (!reducing_.empty()) {
+    const auto& [unit, action] = *reducing_.begin();
+    throw LogicError("[plan.step_program] nothing waits for action {}, the reduction of {}", action,
+                     name_of(unit));
+  }
   if (!trains()) return;
   for (int64_t unit = 0; unit < std::ssize(program_.units); ++unit) {
     if (program_.units[static_cast<size_t>(unit)].trainable && !summed_.contains(unit))

@@ -27,12 +27,13 @@ enum class ActionKind {
   kGatherSum,       ///< ranks that update all of a unit gather its sum
   kUpdate,
   kSend,
-  kRecv
+  kRecv,
+  kWait  ///< the lane goes on once another action has run (Action::awaits)
 };
 template <>
 inline constexpr auto kNames<ActionKind> = std::to_array<std::string_view>(
     {"unshard", "forward", "reshard", "backward", "backward_input", "backward_weight", "accumulate", "reduce",
-     "gather_sum", "update", "send", "recv"});
+     "gather_sum", "update", "send", "recv", "wait"});
 
 /// Actions of a lane run one after the other; lanes run beside each other where communication has streams of
 /// its own.
@@ -58,7 +59,8 @@ struct Action {
   int64_t micro_batch = kOnceAStep;
   Lane lane = Lane::kCompute;
   std::vector<Transfer> transfers = {};
-  int64_t peer = -1;  ///< rank of the pipeline that sends or receives
+  int64_t peer = -1;    ///< rank of the pipeline that sends or receives
+  int64_t awaits = -1;  ///< kWait: the action that must have run, a place in StepProgram::actions
   bool operator==(const Action&) const = default;
 
   /// Whether it is a forward or backward pass of a unit, or a part of one.

@@ -26,6 +26,10 @@ std::string micro_batch_text(int64_t micro_batch) {
   return micro_batch == Action::kOnceAStep ? "-" : fmt::format("m{}", micro_batch);
 }
 
+std::string number_text(int64_t number) {
+  return number < 0 ? "-" : fmt::format("{}", number);
+}
+
 std::string transfers_text(const Action& action) {
   std::vector<std::string> parts;
   for (const Transfer& transfer : action.transfers)
@@ -83,11 +87,12 @@ class StepReader {
   void read_pass();
   void read_action();
   void place_buffers();
+  void place_waits();
   int64_t place_of(int64_t action) const;
 
   StepProgram program_;
   std::map<int64_t, int64_t> places_;  ///< of actions, by the numbers that the text gives them
-  std::vector<std::pair<size_t, std::string>> buffer_lines_;
+  std::vector<std::pair<size_t, std::string>> buffer_lines_, action_lines_;
   std::string line_;
   size_t line_number_ = 0;
   std::vector<std::string> words_;
@@ -178,6 +183,15 @@ void StepReader::place_buffers() {
   }
 }
 
+void StepReader::place_waits() {
+  for (size_t index = 0; index < program_.actions.size(); ++index) {
+    Action& action = program_.actions[index];
+    if (action.awaits < 0) continue;
+    std::tie(line_number_, line_) = action_lines_[index];
+    action.awaits = place_of(action.awaits);
+  }
+}
+
 void StepReader::read_pass() {
   const auto at = std::ssize(program_.actions);
   if (!program_.passes.empty()) program_.passes.back().end = at;
@@ -193,7 +207,9 @@ void StepReader::read_action() {
                               .micro_batch = micro_batch(word(4)),
                               .lane = choice<Lane>(word(1)),
                               .transfers = transfers(word(5)),
-                              .peer = word(6) == "-" ? -1 : number(word(6))});
+                              .peer = word(6) == "-" ? -1 : number(word(6)),
+                              .awaits = word(7) == "-" ? -1 : number(word(7))});
+  action_lines_.emplace_back(line_number_, line_);
 }
 
 StepProgram StepReader::read(std::string_view text) {
@@ -214,6 +230,7 @@ StepProgram StepReader::read(std::string_view text) {
   }
   if (!program_.passes.empty()) program_.passes.back().end = std::ssize(program_.actions);
   place_buffers();
+  place_waits();
   return std::move(program_);
 }
 
@@ -242,16 +259,16 @@ std::string to_text(const StepProgram& program) {
   size_t transfers_width = 9;
   for (const Action& action : program.actions)
     transfers_width = std::max(transfers_width, transfers_text(action).size());
-  text += fmt::format("#{:>4} {:<8} {:<15} {:<{}} {:>3} {:<{}} {:>4}  memory\n", "", "lane", "action", "unit",
-                      width, "m", "transfers", transfers_width, "peer");
+  text += fmt::format("#{:>4} {:<8} {:<15} {:<{}} {:>3} {:<{}} {:>4} {:>6}  memory\n", "", "lane", "action",
+                      "unit", width, "m", "transfers", transfers_width, "peer", "awaits");
   for (const Pass& pass : program.passes) {
     text += fmt::format("pass {} {}\n", pass.kind, micro_batch_text(pass.micro_batch));
     for (int64_t at = pass.begin; at < pass.end; ++at) {
       const Action& action = program.actions[static_cast<size_t>(at)];
-      text += fmt::format("{:>5} {:<8} {:<15} {:<{}} {:>3} {:<{}} {:>4}  {}\n", at, action.lane, action.kind,
-                          unit_text(program, action.unit), width, micro_batch_text(action.micro_batch),
-                          transfers_text(action), transfers_width,
-                          action.peer < 0 ? "-" : fmt::format("{}", action.peer),
+      text += fmt::format("{:>5} {:<8} {:<15} {:<{}} {:>3} {:<{}} {:>4} {:>6}  {}\n", at, action.lane,
+                          action.kind, unit_text(program, action.unit), width,
+                          micro_batch_text(action.micro_batch), transfers_text(action), transfers_width,
+                          number_text(action.peer), number_text(action.awaits),
                           with_commas(held[static_cast<size_t>(at)].total()));
     }
   }

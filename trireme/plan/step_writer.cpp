@@ -176,6 +176,7 @@ void StepWriter::backward_weight_pass(int64_t micro_batch) {
     builder_.close(Role::kActivations, unit, builder_.micro_batch());
   }
   for (const int64_t unit : order_.reductions) reduce(unit, /*last=*/false);
+  finish_reductions(0);
 }
 
 void StepWriter::reduce_pass() {
@@ -209,24 +210,28 @@ void StepWriter::reduce_ready(bool last) {
 
 void StepWriter::reduce(int64_t unit, bool last) {
   const UnitBuffers& memory = this->memory(unit);
-  if (!reduces(last)) return builder_.add(ActionKind::kAccumulate, unit, Lane::kCompute);
+  if (!reduces(last)) {
+    builder_.add(ActionKind::kAccumulate, unit, Lane::kCompute);
+    return;
+  }
   if (builder_.is_open(Role::kSum, unit) && setting_.copies_sum()) hold_whole_gradients(unit);
-  builder_.add(ActionKind::kReduce, unit, Lane::kReduce, reduction_transfers(setting_, memory));
+  in_flight_.push_back(
+      builder_.add(ActionKind::kReduce, unit, Lane::kReduce, reduction_transfers(setting_, memory)));
   if (last && setting_.gathers_sum()) {
     builder_.add(ActionKind::kGatherSum, unit, Lane::kUnshard,
                  {gather_transfer(kFp32Bytes * memory.whole, setting_.shard_ranks())});
   }
-  in_flight_.push_back(unit);
   finish_reductions(setting_.beside ? static_cast<size_t>(kReductionsInFlight) : 0);
 }
 
 /// Computation waits for reductions in flight, but for the last `left`, whose gradients then lose their
 /// memory.
 void StepWriter::finish_reductions(size_t left) {
-  while (in_flight_.size() > left) {
-    builder_.close(Role::kGradients, in_flight_.front());
-    builder_.close(Role::kSum, in_flight_.front());
-    in_flight_.pop_front();
+  for (; in_flight_.size() > left; in_flight_.pop_front()) {
+    const int64_t unit = builder_.action(in_flight_.front()).unit;
+    builder_.wait_for(in_flight_.front());
+    builder_.close(Role::kGradients, unit);
+    builder_.close(Role::kSum, unit);
   }
 }
 

@@ -66,8 +66,8 @@ class StepWriter {
   std::set<int64_t> exchanged_;          ///< units gathered since the last update
   std::set<int64_t> begun_, completed_;  ///< units, in this backward pass
   size_t launched_ = 0;                  ///< of order_.reductions, in this backward pass
-  std::deque<int64_t> in_flight_;
-  bool adds_up_ = false;  ///< other micro-batches of the step follow the one under way
+  std::deque<int64_t> in_flight_;        ///< places of reductions that nothing has waited for
+  bool adds_up_ = false;                 ///< other micro-batches of the step follow the one under way
   bool held_ = false;
 };
 
