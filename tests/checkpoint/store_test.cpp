@@ -111,6 +111,95 @@ TEST(Store, TheLastRunCountsAndThenItsLastStep) {
   EXPECT_EQ(newest.checkpoint->path(), folder.path_of("step-00000300"));
 }
 
+Names names_of(const std::vector<Listed>& all) {
+  Names names;
+  for (const Listed& listed : all) names.push_back(listed.name);
+  return names;
+}
+
+/// A folder with a run's saves of these steps.
+void leave_saves(const Scratch& scratch, std::initializer_list<int64_t> steps) {
+  Store store(scratch.path("checkpoints"));
+  for (const int64_t step : steps) save(store, kFour, step);
+}
+
+const Names kThreeUndone = {"step-00000020.undone", "step-00000030.undone", "step-00000040.undone"};
+
+TEST(Store, WhatIsGoneBackFromIsSetAsideAndTakenUpByItsName) {
+  const Scratch scratch;
+  leave_saves(scratch, {10, 20, 30, 40});
+  scratch.write("checkpoints/step-00000050/index.json", "no commit");
+  const Folder folder(scratch.path("checkpoints"));
+  {
+    Store store(folder.path());
+    EXPECT_TRUE(store.go_back_to("step-00000040").size() == 1) << "the save of step 50 that did not end";
+    EXPECT_TRUE(store.go_back_to("step-00000040").empty());
+    EXPECT_EQ(store.go_back_to("step-00000010").size(), 3u);
+  }
+  EXPECT_EQ(names_of(list_checkpoints(folder)), Names{"step-00000010"});
+  EXPECT_EQ(newest_checkpoint(folder).checkpoint->commit().step, 10);
+  EXPECT_EQ(newest_checkpoint(folder).damaged, 0);
+  Store store(folder.path());
+  save(store, kFour, 20);
+  EXPECT_EQ(names_of(list_checkpoints(folder)), (Names{"step-00000010", "step-00000020"}));
+  const auto aside = store.go_back_to("step-00000040.undone");
+  ASSERT_EQ(aside.size(), 1u);
+  EXPECT_EQ(aside[0].name, "step-00000020");
+  EXPECT_EQ(aside[0].aside, "step-00000020.undone.2");
+  EXPECT_EQ(names_of(list_checkpoints(folder)), (Names{"step-00000010", "step-00000040"}));
+  EXPECT_EQ(newest_checkpoint(folder).checkpoint->commit().step, 40);
+  save(store, kFour, 44);
+  EXPECT_EQ(newest_checkpoint(folder).checkpoint->commit().step, 44);
+}
+
+/// Whatever number of names it had given when it was killed.
+TEST(Store, ARollbackThatAProcessDiedInCountsAtOnceAndIsEndedByTheNext) {
+  for (const size_t given : {0u, 1u, 2u, 3u}) {
+    const Scratch scratch;
+    leave_saves(scratch, {10, 20, 30, 40});
+    const Folder folder(scratch.path("checkpoints"));
+    scratch.write("checkpoints/ROLLBACK", "step-00000010\n");
+    for (size_t i = 0; i < given; ++i)
+      folder.rename(kThreeUndone[i].substr(0, kThreeUndone[i].find('.')), kThreeUndone[i]);
+    EXPECT_EQ(names_of(list_checkpoints(folder)), Names{"step-00000010"}) << given;
+    EXPECT_EQ(list_undone(folder).size(), 3u) << given;
+    EXPECT_EQ(newest_checkpoint(folder).checkpoint->commit().step, 10) << given;
+    const Store store(folder.path());
+    EXPECT_FALSE(folder.has("ROLLBACK"));
+    EXPECT_EQ(names_of(list_undone(folder)), kThreeUndone) << given;
+  }
+}
+
+TEST(Store, WhatWasSetAsideGoesWhenEnoughOfTheNewBranchCanBeRead) {
+  const Scratch scratch;
+  leave_saves(scratch, {10, 20, 30, 40});
+  Store store(scratch.path("checkpoints"));
+  store.go_back_to("step-00000030");
+  save(store, kFour, 35);
+  EXPECT_EQ(store.prune(2), (Names{"step-00000020", "step-00000010"})) << "the parent of step 35 stays";
+  EXPECT_EQ(names_of(list_checkpoints(store.folder())), (Names{"step-00000030", "step-00000035"}));
+  EXPECT_EQ(names_of(list_undone(store.folder())), Names{"step-00000040.undone"});
+  save(store, kFour, 36);
+  EXPECT_EQ(store.prune(2), (Names{"step-00000030", "step-00000040.undone"}));
+}
+
+TEST(Store, AClaimChangesNothing) {
+  const Scratch scratch;
+  leave_saves(scratch, {1});
+  scratch.write("checkpoints/LOCK", "4711");
+  scratch.write("checkpoints/tmp-00000007-g1-a1/shard-00000.safetensors", "half");
+  const Folder folder(scratch.path("checkpoints"));
+  const Names before = folder.names();
+  {
+    const Claim claim(folder.path());
+    EXPECT_EQ(claim.generation(), 2);
+    EXPECT_NE(message_of<EnvironmentError>([&] { Store(folder.path()); }), "") << "it holds the lock";
+  }
+  EXPECT_EQ(folder.names(), before);
+  EXPECT_EQ(folder.open_file("GENERATION").text(100), "1\n");
+  EXPECT_EQ(folder.open_file("LOCK").text(100), "4711");
+}
+
 TEST(Store, KeepsTheNewestThatCanBeRead) {
   const Scratch scratch;
   Store store(scratch.path("checkpoints"));

@@ -100,6 +100,30 @@ TEST(Generate, TakesTheFinalWeightsOfARunThatHasSavedNothingElse) {
   EXPECT_EQ(outcome.code, 0) << outcome.err;
 }
 
+TEST(Generate, LatestPassesOverRunsOnImages) {
+  FrontProcess front;
+  front.set_worker(kRecorder);
+  const auto text = make_run(front, "text", 0, true);
+  const auto images = make_run(front, "images", 0, true);
+  write_file_atomic(images.file("config.yaml"), "model: {family: resnet}\n");
+  const Outcome outcome = front.run({"generate", "latest"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "is passed over: its model reads images")) << outcome.err;
+  const Request request = request_from_json(read_file(front.file("request")));
+  EXPECT_TRUE(std::filesystem::equivalent(request.generate.run, text.path()));
+}
+
+TEST(Generate, LooksBelowTheFolderThatIsNamed) {
+  FrontProcess front;
+  front.set_worker(kRecorder);
+  make_run(front, "tiny", 0, true);
+  std::filesystem::rename(front.file("runs"), front.file("elsewhere"));
+  EXPECT_EQ(front.run({"generate", "tiny"}).code, 2);
+  EXPECT_EQ(front.run({"generate", "tiny", "--run-dir", "elsewhere"}).code, 0);
+  const Outcome list = front.run({"ckpt", "inspect", "tiny", "--run-dir=elsewhere"});
+  EXPECT_FALSE(contains(list.err, "no run 'tiny' was found")) << list.err;
+}
+
 /// What an attempt before has left is no weights of a run that goes on, or has ended without any.
 TEST(Generate, TakesNoFinalWeightsOfAnEarlierAttempt) {
   FrontProcess front;

@@ -15,9 +15,10 @@ inline std::string recorder(int code) {
 
 /// Lines of a worker that leave what a run of bytes and eight steps of a millisecond would have measured.
 inline std::string leave_summary() {
-  return "for step in 1 2 3 4 5 6 7 8; do echo \"{\\\"step\\\": $step, \\\"step_ms\\\": 1.0}\"; done "
-         "> runs/latest/metrics.jsonl\n"
-         "cat > runs/latest/summary.json << END\n"
+  return "run=$(printf %s \"$TRIREME_REQUEST\" | sed 's/.*\"run_dir\":\"\\([^\"]*\\)\".*/\\1/')\n"
+         "for step in 1 2 3 4 5 6 7 8; do echo \"{\\\"step\\\": $step, \\\"step_ms\\\": 1.0}\"; done "
+         "> \"$run\"/metrics.jsonl\n"
+         "cat > \"$run\"/summary.json << END\n"
          "{\"peak_bytes\": 8, \"baseline_bytes\": 1, \"predicted_peak_bytes\": 8,\n"
          " \"state_bytes\": {\"predicted\": {\"parameters\": 1, \"gradients\": 1, \"optimizer\": 2},\n"
          "                 \"measured\": {\"parameters\": 1, \"gradients\": 1, \"optimizer\": 2}},\n"

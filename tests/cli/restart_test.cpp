@@ -127,6 +127,57 @@ TEST(Restart, ABudgetThatIsUsedUpSaysEachCauseAndEndsWithTheLast) {
   EXPECT_EQ(front.manifest()["exit_code"], 5);
 }
 
+TEST(Restart, AFailureIsNamedInTheLastLinesWithTheCommandThatResumes) {
+  FrontProcess front;
+  prepare_checkpoint(front, 4, 1);
+  front.set_worker(
+      attempts("cp -r saved/* $run/checkpoints\n"
+               "echo \"12:34:56 error: [train] the loss of attempt $n is NaN; lower optim.lr\" >&2; exit 6"));
+  const Outcome outcome = front.run(kRun + Words{"-n", "1"});
+  EXPECT_EQ(outcome.code, 6);
+  const size_t error =
+      outcome.err.rfind("ended with code 6 (NaN or infinity): [train] the loss of attempt 1");
+  const size_t next = outcome.err.rfind("next    'trireme train --resume runs/tiny-");
+  ASSERT_NE(error, std::string::npos) << outcome.err;
+  ASSERT_NE(next, std::string::npos) << outcome.err;
+  EXPECT_LT(error, next);
+  EXPECT_EQ(front.manifest()["attempts"][0]["error"], "[train] the loss of attempt 1 is NaN; lower optim.lr");
+
+  front.set_worker(attempts("kill -9 $$"));  // it could say nothing
+  const Outcome killed = front.run(Words{"train", "-n", "1", "--resume=latest"});
+  EXPECT_TRUE(contains(killed.err, "ended with code 137: rank 0 (pid ")) << killed.err;
+  EXPECT_TRUE(front.manifest()["attempts"][1]["error"].is_null()) << "the log has that of the first attempt";
+}
+
+TEST(Restart, AManifestThatHasGoneKeepsNoRunFromGoingOn) {
+  FrontProcess front;
+  front.set_worker(
+      attempts("[ $n = 3 ] && exit 0\n[ $n = 1 ] && rm $run/manifest.json\n"
+               "[ $n = 2 ] && echo '{' > $run/manifest.json\nkill -9 $$"));
+  const Outcome outcome = front.run(kRun + Words{"-n", "1", "--max-restarts", "3"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "made again from memory")) << outcome.err;
+  const auto json = front.manifest();
+  ASSERT_EQ(json["attempts"].size(), 3u);
+  EXPECT_EQ(json["attempts"][0]["exit_code"], 137);
+  EXPECT_EQ(json["attempts"][2]["exit_code"], 0);
+  EXPECT_EQ(json["name"], "tiny");
+}
+
+TEST(Restart, ARunDirectoryThatWasMovedOrRemovedEndsTheRun) {
+  for (const char* loss : {"mv $(readlink -f $run) elsewhere", "rm -r $(readlink -f $run)",
+                           "d=$(readlink -f $run); rm -r $d; mkdir -p $d/checkpoints/final"}) {
+    for (const char* end : {"exit 0", "kill -9 $$"}) {
+      FrontProcess front;
+      front.set_worker(attempts(std::string(loss) + "\n" + end));
+      const Outcome outcome = front.run(kRun + Words{"-n", "1", "--max-restarts", "3"});
+      EXPECT_EQ(outcome.code, 3) << loss << end << outcome.err;
+      EXPECT_TRUE(contains(outcome.err, "was moved or removed")) << loss << end << outcome.err;
+      EXPECT_FALSE(was_made(front, 2)) << loss << end;
+    }
+  }
+}
+
 TEST(Restart, WhatWouldComeAgainAndWhatWasAskedForIsNotStartedAgain) {
   for (const int code : {0, 2, 4, 6, 7, 75, 130, 143}) {
     FrontProcess front;

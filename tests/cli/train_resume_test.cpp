@@ -2,9 +2,11 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
+#include <memory>
 #include <string>
 
 #include "tests/cli/front_process.h"
@@ -177,6 +179,10 @@ TEST(TrainResume, WhatRanksRefuseLeavesTheRunAsItIs) {
   EXPECT_EQ(last_request(front).attempt, 2);
   EXPECT_EQ(read_file(run + "/manifest.json"), manifest);
   EXPECT_EQ(read_file(run + "/summary.json"), "{}");
+  front.set_worker(recorder(7));  // all of its checkpoints are damaged
+  EXPECT_EQ(front.run({"train", "-n", "1", "--resume", run, "--max-restarts=2"}).code, 7);
+  EXPECT_EQ(read_file(run + "/manifest.json"), manifest);
+  EXPECT_EQ(read_file(run + "/summary.json"), "{}");
   // Nor does it make the run one that is to be taken up.
   front.set_worker(recorder(6));
   EXPECT_EQ(front.run({"train", "-n", "1", "--resume", run}).code, 6);
@@ -238,6 +244,113 @@ TEST(TrainResume, AutoDoesNotGoBackBehindARunThatHasFinished) {
   EXPECT_FALSE(last_request(front).resume);
   EXPECT_NE(newest_run(front), older);
   EXPECT_NE(newest_run(front), finished);
+}
+
+TEST(TrainResume, AutoSaysWhyItStartsANewRun) {
+  FrontProcess front;
+  front.set_worker(recorder(0));
+  const Words automatic = kTinyRun + Words{"--resume"};
+  const Outcome first = front.run(automatic);
+  EXPECT_TRUE(
+      contains(first.err, "starts a new run, because no run named 'tiny' below runs has a checkpoint"))
+      << first.err;
+  leave_checkpoints(front);
+  const std::string finished = std::filesystem::path(newest_run(front)).filename();
+  const Outcome dry = front.run(automatic + Words{"--dry-run"});
+  EXPECT_TRUE(contains(dry.err, "would start a new run, because runs/" + finished + " has finished"))
+      << dry.err;
+  const Outcome second = front.run(automatic + Words{"--quiet"});
+  EXPECT_TRUE(contains(second.err, "starts a new run, because runs/" + finished + " has finished"))
+      << second.err;
+}
+
+/// A short trial of a config, under its name, that has finished since.
+TEST(TrainResume, AutoPassesOverAFinishedRunThatWasAnotherJob) {
+  FrontProcess front;
+  const std::string real = leave_unfinished_run(front);
+  front.set_worker(recorder(0));
+  EXPECT_EQ(front.run(kTinyRun + Words{"--train.steps=2"}).code, 0);
+  leave_checkpoints(front);
+  const std::string trial = newest_run(front);
+  EXPECT_EQ(front.run(kTinyRun + Words{"--train.steps=5", "--resume"}).code, 0);
+  EXPECT_FALSE(last_request(front).resume) << "neither of them was to do that";
+  const Outcome outcome = front.run(kTinyRun + Words{"--resume"});
+  EXPECT_TRUE(last_request(front).resume) << outcome.err;
+  EXPECT_EQ(run_directory(front), real);
+  EXPECT_TRUE(contains(outcome.err, "passed over runs/")) << outcome.err;
+  EXPECT_NE(trial, real);
+}
+
+/// The launcher of the run was killed, so its number is still in the lock that nobody holds.
+TEST(TrainResume, WaitsForRanksWhoseLauncherWasKilled) {
+  FrontProcess front;
+  const std::string run = leave_unfinished_run(front);
+  write_file_atomic(run + "/LOCK", "4710");
+  for (const Words& what : {Words{"--resume"}, Words{"--resume", run}}) {
+    auto rank = std::make_unique<HeldLock>(run);
+    auto resuming = front.start(kTinyRun + what);
+    ::usleep(300'000);  // it would have been refused by then
+    rank.reset();
+    const Outcome outcome = resuming.wait(30.0);
+    EXPECT_EQ(outcome.code, 75) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, "waits for process 4711")) << outcome.err;
+    EXPECT_TRUE(last_request(front).resume);
+    EXPECT_EQ(run_directory(front), run);
+    EXPECT_EQ(read_file(run + "/LOCK"), "4710") << "as it was found";
+  }
+}
+
+TEST(TrainResume, ABadNeighbourKeepsNoRunFromGoingOn) {
+  FrontProcess front;
+  const std::string run = leave_unfinished_run(front);
+  std::filesystem::create_directories(front.file("runs/tiny-folder/manifest.json"));
+  make_directories(front.file("runs/tiny-pipe"));
+  ASSERT_EQ(::mkfifo(front.file("runs/tiny-pipe/manifest.json").c_str(), 0644), 0);
+  ASSERT_EQ(::mkfifo(front.file("runs/tiny-pipe/LOCK").c_str(), 0644), 0);
+  for (const char* word : {"auto", "latest", "tiny"}) {
+    const Outcome outcome = front.run(kTinyRun + Words{std::string("--resume=") + word});
+    EXPECT_EQ(outcome.code, 75) << word << outcome.err;
+    EXPECT_EQ(run_directory(front), run) << word;
+    EXPECT_TRUE(contains(outcome.err, "skipped runs/tiny-folder")) << word << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, "skipped runs/tiny-pipe")) << word << outcome.err;
+  }
+}
+
+TEST(TrainResume, ARunThatIsALinkGoesOn) {
+  FrontProcess front;
+  const std::string run = leave_unfinished_run(front);
+  const std::string name = std::filesystem::path(run).filename();
+  make_directories(front.file("disk"));
+  std::filesystem::rename(run, front.file("disk/" + name));
+  std::filesystem::create_symlink(front.file("disk/" + name), run);
+  for (const std::string& word : {std::string("auto"), std::string("latest"), std::string("tiny"), name,
+                                  "runs/" + name + "/checkpoints/step-00000001"}) {
+    write_file_atomic(front.file("disk/" + name + "/checkpoints/step-00000001/index.json"), "");
+    const Outcome outcome = front.run(kTinyRun + Words{"--resume=" + word});
+    EXPECT_EQ(outcome.code, 75) << word << outcome.err;
+    EXPECT_TRUE(last_request(front).resume) << word;
+    EXPECT_EQ(run_directory(front), front.file("disk/" + name)) << word;
+  }
+}
+
+TEST(TrainResume, SaysWhatWasRemoved) {
+  FrontProcess front;
+  front.set_worker(recorder(0));
+  EXPECT_EQ(front.run(kTinyRun + Words{"--checkpoint.every=1"}).code, 0);
+  const std::string run = newest_run(front);
+  EXPECT_TRUE(contains(front.run({"train", "--resume", run}).err, "was configured to save none"));
+  write_file_atomic(run + "/summary.json", R"({"weights": null, "checkpoints": {"written": 3}})");
+  const Outcome outcome = front.run({"train", "--resume", run});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_TRUE(contains(outcome.err, "what it had saved has been removed")) << outcome.err;
+}
+
+TEST(TrainRun, ANameThatNoFolderCanHaveIsRefused) {
+  FrontProcess front;
+  front.set_worker("touch started");
+  const Outcome outcome = front.run(kTinyRun + Words{"--name=" + std::string(300, 'x')});
+  EXPECT_EQ(outcome.code, 2) << outcome.err;
+  EXPECT_FALSE(std::filesystem::exists(front.file("started")));
 }
 
 TEST(TrainResume, LatestIsTheRunThatGoesOn) {

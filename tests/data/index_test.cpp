@@ -1,6 +1,7 @@
 #include "trireme/data/index.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <nlohmann/json.hpp>
 
@@ -112,6 +113,12 @@ TEST(TokenIndex, RefusesAMissingSplitATruncatedFileAndAnAbsentOne) {
   scratch.write("index.json", without_val.dump());
   const std::string message = testing::message_of<DataError>([&] { read_index(scratch.path("")); });
   EXPECT_NE(message.find("'val'"), std::string::npos) << message;
+}
+
+TEST(TokenIndex, APipeInItsPlaceIsRefusedAndNotWaitedFor) {
+  const testing::Scratch scratch;
+  ASSERT_EQ(::mkfifo(scratch.path("index.json").c_str(), 0644), 0);
+  EXPECT_THROW(read_index(scratch.path("")), DataError);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -187,6 +188,109 @@ TEST(ListRuns, TakesTheNameOfTheFolderWhereAManifestHasNone) {
   json.erase("name");
   write_file_atomic(run.file("manifest.json"), json.dump());
   EXPECT_EQ(list_runs(root.path(), "a b"), std::vector<std::string>{run.path()});
+}
+
+/// Makes the manifest say that the run has begun and gone on at `when`.
+void set_clock(const RunDirectory& run, const std::string& when) {
+  auto json = read_json(run.file("manifest.json"));
+  json["started"] = when;
+  for (auto& attempt : json["attempts"]) attempt["started"] = when;
+  write_file_atomic(run.file("manifest.json"), json.dump());
+}
+
+TEST(ListRuns, NoClockHasASayInTheirOrder) {
+  const TemporaryFolder root;
+  const auto first = RunDirectory::create(root.path(), "tiny", kManifest);
+  set_clock(first, "2999-01-01T00:00:00.000000Z");
+  const auto second = RunDirectory::create(root.path(), "tiny", kManifest);
+  using Paths = std::vector<std::string>;
+  EXPECT_EQ(list_runs(root.path()), (Paths{second.path(), first.path()}));
+  go_on(first);
+  set_clock(first, "1999-01-01T00:00:00.000000Z");
+  EXPECT_EQ(list_runs(root.path()), (Paths{first.path(), second.path()}));
+  EXPECT_EQ(RunDirectory::open(root.file("latest")).path(), first.path());
+}
+
+TEST(ListRuns, ALinkToARunElsewhereIsThatRun) {
+  const TemporaryFolder root, disk;
+  const auto moved = RunDirectory::create(root.path(), "tiny", kManifest);
+  const auto other = RunDirectory::create(root.path(), "tiny", kManifest);
+  const std::string name = fs::path(moved.path()).filename();
+  fs::copy(moved.path(), disk.file(name), fs::copy_options::recursive);
+  fs::remove_all(moved.path());
+  fs::create_symlink(disk.file(name), moved.path());
+  using Paths = std::vector<std::string>;
+  EXPECT_EQ(list_runs(root.path()), (Paths{other.path(), moved.path()}));
+  const auto opened = RunDirectory::open(moved.path());
+  EXPECT_EQ(opened.path(), moved.path());
+  go_on(opened);
+  EXPECT_EQ(list_runs(root.path()), (Paths{moved.path(), other.path()}));
+  EXPECT_EQ(RunDirectory::open(root.file("latest")).path(), moved.path());
+  EXPECT_EQ(RunDirectory::open(disk.file(name)).attempts().size(), 2u);
+}
+
+TEST(ListRuns, ABadNeighbourIsNamedAndKeepsNobodyFromTheOthers) {
+  const TemporaryFolder root;
+  const auto good = RunDirectory::create(root.path(), "tiny", kManifest);
+  fs::create_directories(root.file("a-folder/manifest.json"));
+  make_directories(root.file("a-pipe"));
+  ASSERT_EQ(::mkfifo(root.file("a-pipe/manifest.json").c_str(), 0644), 0);
+  make_directories(root.file("foreign"));
+  write_file_atomic(root.file("foreign/manifest.json"), "{\"name\": \"web app\"}");
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(list_runs(root.path()), std::vector<std::string>{good.path()});
+  const std::string told = ::testing::internal::GetCapturedStderr();
+  for (const char* name : {"a-folder", "a-pipe", "foreign"})
+    EXPECT_NE(told.find("skipped " + root.file(name)), std::string::npos) << told;
+  EXPECT_THROW(RunDirectory::open(root.file("a-pipe")), DataError);
+  ASSERT_EQ(::mkfifo(good.file("LOCK").c_str(), 0644), 0);
+  EXPECT_FALSE(good.holder()) << "and does not wait for a writer";
+}
+
+TEST(RunDirectory, AManifestThatHasGoneIsMadeAgain) {
+  for (const char* damage : {"gone", "", "{", "{}"}) {
+    const TemporaryFolder root;
+    const auto run = RunDirectory::create(root.path(), "tiny", kManifest);
+    const auto before = read_json(run.file("manifest.json"));
+    fs::remove(run.file("manifest.json"));
+    if (damage != std::string("gone")) write_file_atomic(run.file("manifest.json"), damage);
+    ::testing::internal::CaptureStderr();
+    go_on(run);
+    run.finish({.exit_code = 6, .cause = "rank 1 exited", .error = "[train] NaN", .rank = 1});
+    EXPECT_NE(::testing::internal::GetCapturedStderr().find("made again"), std::string::npos);
+    const auto after = read_json(run.file("manifest.json"));
+    EXPECT_EQ(after["started"], before["started"]) << damage;
+    ASSERT_EQ(after["attempts"].size(), 2u) << damage;
+    EXPECT_EQ(after["attempts"][1]["exit_code"], 6) << damage;
+    EXPECT_EQ(run.attempts()[1].error, "[train] NaN") << damage;
+  }
+}
+
+TEST(RunDirectory, AFolderThatWasMovedOrRemovedIsTheMachinesFault) {
+  const TemporaryFolder root;
+  const auto run = RunDirectory::create(root.path(), "tiny", kManifest);
+  fs::rename(run.path(), root.file("elsewhere"));
+  EXPECT_THROW(run.finish(0), EnvironmentError);
+  make_directories(run.path());  // by whoever writes weights there
+  EXPECT_THROW(run.finish(0), EnvironmentError);
+  EXPECT_FALSE(fs::exists(run.file("manifest.json")));
+}
+
+TEST(RunDirectory, AnAttemptSweepsWhatAKilledProcessLeft) {
+  const TemporaryFolder root;
+  const auto run = RunDirectory::create(root.path(), "tiny", kManifest);
+  write_file_atomic(run.file("manifest.json.4711-0.tmp"), "{");
+  write_file_atomic(run.file("mine.tmp"), "a note of the user's");
+  go_on(run);
+  EXPECT_FALSE(fs::exists(run.file("manifest.json.4711-0.tmp")));
+  EXPECT_TRUE(fs::exists(run.file("mine.tmp")));
+}
+
+TEST(RunDirectory, ANameThatNoFolderCanHaveIsRefused) {
+  const TemporaryFolder root;
+  EXPECT_THROW(RunDirectory::create(root.path(), std::string(300, 'x'), kManifest), ConfigError);
+  const auto longest = RunDirectory::create(root.path(), std::string(225, 'x'), kManifest);
+  EXPECT_EQ(fs::path(longest.path()).filename().string().size(), 247u);
 }
 
 TEST(RunDirectory, KnowsHowItsRunEnded) {

@@ -53,6 +53,36 @@ TEST(RunFiles, StepsThatAreMadeAgainAreThereOnce) {
     EXPECT_EQ(nlohmann::json::parse(lines[static_cast<size_t>(i - 1)])["step"], i);
 }
 
+/// What an editor or another program has put among the lines costs none of the good ones.
+TEST(RunFiles, ALineThatIsNoStepIsLeftOutAlone) {
+  const TemporaryFolder root;
+  const auto run = RunDirectory::create(root.path(), "run", {});
+  for (const char* line :
+       {"", "text", "[1,2]", "\xff\xfe", "{}", R"({"step":null})", R"({"step":"3"})", R"({"step":[3]})",
+        R"({"step":true})", R"({"step":3.7})", R"({"step":1e300})", R"({"step":-5})", R"({"step":0})",
+        R"({"step":18446744073709551615})", R"({"step":2})"}) {
+    std::string good;
+    for (int64_t i = 1; i <= 6; ++i) {
+      good += to_json_line(step(i)) + "\n";
+      if (i == 2) good += std::string(line) + "\n";
+    }
+    write_file_atomic(run.file("metrics.jsonl"), good);
+    EXPECT_EQ(run.last_step(), 6) << line;
+    const auto sink = make_run_files_sink(run);
+    ::testing::internal::CaptureStderr();
+    EXPECT_TRUE(sink->resume(5)) << line;
+    const std::string told = ::testing::internal::GetCapturedStderr();
+    EXPECT_NE(told.find("line 3 of " + run.file("metrics.jsonl")), std::string::npos) << line << told;
+    sink->record(step(6));
+    const auto lines = split(read_file(run.file("metrics.jsonl")), '\n');
+    ASSERT_EQ(lines.size(), 7u) << line;
+    for (int64_t i = 1; i <= 6; ++i)
+      EXPECT_EQ(lines[static_cast<size_t>(i - 1)], to_json_line(step(i))) << line;
+  }
+  write_file_atomic(run.file("metrics.jsonl"), "{\"step\":2}\n{\"step\":-5}\n");
+  EXPECT_EQ(run.last_step(), 2) << "the last that is a step";
+}
+
 TEST(RunFiles, TheRunChangesWhenItGoesOn) {
   const TemporaryFolder root;
   Manifest manifest;

@@ -167,7 +167,10 @@ StepRecord scalars_of_step(int64_t number) {
 TEST(Tensorboard, FirstRecordIsTheFileVersion) {
   const TemporaryFolder root;
   const auto run = RunDirectory::create(root.path(), "run", {});
+  std::filesystem::remove(run.file("tensorboard"));
   const auto sink = make_tensorboard_sink(run);
+  EXPECT_FALSE(std::filesystem::exists(run.file("tensorboard"))) << "the run may be refused yet";
+  sink->begin(1);
   const auto events = read_events(run);
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(events[0].file_version, "brain.Event:2");

@@ -50,6 +50,44 @@ TEST_F(Resume, GoesOnFromTheOneThatIsNamed) {
   EXPECT_THROW(run(2, true), Error);
 }
 
+TEST_F(Resume, ARunThatWentBackIsNotFoundInTheBranchThatItLeft) {
+  config_.checkpoint.keep = 0;
+  const std::string left = run(2, false).summary.weights_digest;
+  const auto names = [&] { return checkpoint::Folder(checkpoints()).names(); };
+  const std::vector<std::string> before = names();
+  resume_from_ = checkpoints() + "/step-00000004";
+  config_.seed += 1;
+  EXPECT_THROW(run(2, true), ConfigError);
+  EXPECT_EQ(names(), before) << "a resume that is refused sets nothing aside";
+  config_.seed -= 1;
+
+  config_.optim.lr *= 0.5;
+  config_.checkpoint.every = 0;  // it ends before it has saved anything
+  EXPECT_EQ(run(2, true, 6).summary.resumed_at, 4);
+  config_.checkpoint.every = 4;
+  resume_from_.clear();
+  const TrainResult again = run(2, true);
+  EXPECT_EQ(again.summary.resumed_at, 4);
+  EXPECT_NE(again.summary.weights_digest, left);
+
+  config_.optim.lr *= 2.0;
+  resume_from_ = checkpoints() + "/step-00000012.undone";
+  EXPECT_EQ(run(2, true).summary.weights_digest, left);
+  resume_from_.clear();
+  EXPECT_EQ(run(2, true).summary.resumed_at, 12);
+}
+
+/// Ten steps are its warm-up only where there are twenty.
+TEST_F(Resume, ARunThatIsStoppedEarlyHasASpeed) {
+  config_.train.steps = 400;
+  const TrainResult stopped = run(1, false, 2);
+  ASSERT_LT(stopped.summary.steps, 10);
+  EXPECT_GT(stopped.summary.steps_per_s, 0.0);
+  EXPECT_DOUBLE_EQ(
+      stopped.summary.tokens_per_s,
+      stopped.summary.steps_per_s * static_cast<double>(config_.train.global_batch * config_.data.seq_len));
+}
+
 TEST_F(Resume, ARunThatHasACheckpointIsResumableThoughItHasSavedNone) {
   run(2, false, 4);
   config_.checkpoint.every = 0;

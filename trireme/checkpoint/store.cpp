@@ -1,11 +1,6 @@
 #include "trireme/checkpoint/store.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -22,7 +17,9 @@ namespace {
 
 constexpr const char* kLockName = "LOCK";
 constexpr const char* kGenerationName = "GENERATION";
+constexpr const char* kRollbackName = "ROLLBACK";
 constexpr std::string_view kPrefix = "step-";
+constexpr std::string_view kUndone = ".undone";
 constexpr std::string_view kTemporaryPrefix = "tmp-";
 constexpr int64_t kMaxSmallFile = 4096;
 
@@ -31,24 +28,13 @@ Folder make_folder(const std::string& path) {
   return Folder(path);
 }
 
-Descriptor take_lock(const Folder& folder) {
+LockFile take_lock(const Folder& folder) {
   const std::string path = folder.path_of(kLockName);
-  Descriptor lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
-  if (!lock)
-    throw EnvironmentError("[checkpoint.store] cannot open {}: {}; choose a writable folder", path,
-                           errno_text(errno));
-  if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-    char holder[64] = {};
-    [[maybe_unused]] const ssize_t got = ::pread(lock.get(), holder, sizeof holder - 1, 0);
-    throw EnvironmentError(
-        "[checkpoint.store] another run (process {}) is writing checkpoints to {}; stop it first, or give "
-        "this run its own folder",
-        holder, folder.path());
-  }
-  const std::string mine = std::to_string(::getpid());
-  [[maybe_unused]] const int cut = ::ftruncate(lock.get(), 0);  // for people only
-  [[maybe_unused]] const ssize_t put = ::pwrite(lock.get(), mine.data(), mine.size(), 0);
-  return lock;
+  if (std::optional<LockFile> lock = LockFile::take(path)) return std::move(*lock);
+  throw EnvironmentError(
+      "[checkpoint.store] another run (process {}) is writing checkpoints to {}; stop it first, or give "
+      "this run its own folder",
+      LockFile::number_in(path), folder.path());
 }
 
 /// 0 when there is none, or nothing that can be read.
@@ -63,21 +49,17 @@ int64_t noted_generation(const Folder& folder) {
   return generation;
 }
 
-int64_t last_generation(const Folder& folder) {
-  int64_t last = noted_generation(folder);
-  for (const Listed& listed : list_checkpoints(folder)) {
-    if (listed.commit) last = std::max(last, listed.commit->generation);
-  }
-  return last;
-}
-
-/// A step that was saved before, by a run that went on from an earlier one, keeps its folder.
-std::string free_name(const Folder& folder, int64_t step) {
-  const std::string name = fmt::format("{}{:08}", kPrefix, step);
+/// `name`, or where that is taken the first of `name`.2, `name`.3 and so on that is free.
+std::string free_name(const Folder& folder, const std::string& name) {
   if (!folder.has(name)) return name;
   int64_t more = 2;
   while (folder.has(fmt::format("{}.{}", name, more))) ++more;
   return fmt::format("{}.{}", name, more);
+}
+
+/// A step that was saved before, by a run that went on from an earlier one, keeps its folder.
+std::string free_name(const Folder& folder, int64_t step) {
+  return free_name(folder, fmt::format("{}{:08}", kPrefix, step));
 }
 
 std::string compose_state(const std::string& run, const std::map<int64_t, std::string>& ranks) {
@@ -122,7 +104,13 @@ bool is_checkpoint(const std::string& path) {
   return std::filesystem::exists(path + "/" + kIndexName, error);
 }
 
-std::vector<Listed> list_checkpoints(const Folder& folder) {
+namespace {
+
+bool is_undone(const std::string& name) {
+  return name.find(kUndone) != std::string::npos;
+}
+
+std::vector<Listed> all_folders(const Folder& folder) {
   std::vector<Listed> all;
   for (const std::string& name : folder.names()) {
     if (name.starts_with(kPrefix) && is_file_name(name)) all.push_back(listed(folder, name));
@@ -133,6 +121,76 @@ std::vector<Listed> list_checkpoints(const Folder& folder) {
     return std::tuple(commit.generation, commit.step, entry.step, entry.name.size(), entry.name);
   });
   return all;
+}
+
+/// The checkpoint that a run goes back to; empty: no run does.
+std::string noted_rollback(const Folder& folder) {
+  if (!folder.has(kRollbackName)) return {};
+  try {
+    const std::string text = folder.open_file(kRollbackName).text(kMaxSmallFile);
+    return text.substr(0, text.find('\n'));
+  } catch (const DataError&) {
+    return {};
+  }
+}
+
+struct Branches {
+  std::vector<Listed> counting, undone;
+};
+
+/// Names alone tell what was set aside, but between the first and the last of these renames: until ROLLBACK
+/// has gone, what comes after the checkpoint that it names is set aside whatever it is called.
+Branches branches_with(const Folder& folder, const std::string& rollback) {
+  const std::vector<Listed> all = all_folders(folder);
+  const auto target = std::ranges::find(all, rollback, &Listed::name);
+  Branches found;
+  for (auto entry = all.begin(); entry != all.end(); ++entry) {
+    const bool later =
+        target != all.end() && (entry > target || (!entry->commit && entry->step > target->step));
+    const bool undone = entry != target && (later || is_undone(entry->name));
+    (undone ? found.undone : found.counting).push_back(*entry);
+  }
+  return found;
+}
+
+Branches branches(const Folder& folder) {
+  return branches_with(folder, noted_rollback(folder));
+}
+
+int64_t last_generation(const Folder& folder) {
+  int64_t last = noted_generation(folder);
+  for (const Listed& listed : all_folders(folder)) {
+    if (listed.commit) last = std::max(last, listed.commit->generation);
+  }
+  return last;
+}
+
+/// Gives the names that ROLLBACK asks for, if it is there.
+std::vector<Store::SetAside> finish_rollback(const Folder& folder) {
+  std::vector<Store::SetAside> done;
+  if (!folder.has(kRollbackName)) return done;
+  const std::string target = noted_rollback(folder);
+  for (const Listed& entry : branches_with(folder, target).undone) {
+    if (is_undone(entry.name)) continue;
+    done.push_back({.name = entry.name, .aside = free_name(folder, entry.name + std::string(kUndone))});
+    folder.rename(done.back().name, done.back().aside);
+  }
+  if (is_undone(target) && folder.has(target))
+    folder.rename(target, free_name(folder, listed(folder, target).step));
+  folder.sync();
+  folder.remove(kRollbackName);
+  folder.sync();
+  return done;
+}
+
+}  // namespace
+
+std::vector<Listed> list_checkpoints(const Folder& folder) {
+  return branches(folder).counting;
+}
+
+std::vector<Listed> list_undone(const Folder& folder) {
+  return branches(folder).undone;
 }
 
 bool has_checkpoint(const std::string& path) {
@@ -172,18 +230,27 @@ void remove_checkpoint(const Folder& folder, const std::string& name) {
 std::vector<std::string> prune_locked(const Folder& folder, int64_t keep) {
   std::vector<std::string> removed;
   if (keep <= 0) return removed;
-  std::vector<Listed> all = list_checkpoints(folder);
+  const auto remove = [&](const std::string& name) {
+    remove_checkpoint(folder, name);
+    removed.push_back(name);
+  };
+  auto [all, undone] = branches(folder);
   std::ranges::reverse(all);
-  int64_t kept = 0;
+  std::vector<int64_t> kept;  // their generations
+  const auto enough = [&] { return std::ssize(kept) >= keep; };
   for (const Listed& entry : all) {
     // Older ones go only when `keep` newer ones have been read back; damaged ones stay for people to look at.
-    if (entry.commit && kept < keep) {
-      kept += is_complete(folder, entry.name) ? 1 : 0;
+    if (entry.commit && !enough()) {
+      if (is_complete(folder, entry.name)) kept.push_back(entry.commit->generation);
       continue;
     }
-    if (kept < keep || (!entry.commit && !entry.unfinished)) continue;
-    remove_checkpoint(folder, entry.name);
-    removed.push_back(entry.name);
+    if (!enough() || (!entry.commit && !entry.unfinished)) continue;
+    remove(entry.name);
+  }
+  for (const Listed& entry : undone) {
+    if (!enough() || (!entry.commit && !entry.unfinished)) continue;
+    const int64_t generation = entry.commit ? entry.commit->generation : 0;
+    if (std::ranges::all_of(kept, [&](int64_t one) { return one > generation; })) remove(entry.name);
   }
   return removed;
 }
@@ -192,34 +259,47 @@ std::vector<std::string> prune_locked(const Folder& folder, int64_t keep) {
 
 std::vector<std::string> prune_checkpoints(const std::string& path, int64_t keep) {
   const Folder folder(path);
-  const Descriptor lock = take_lock(folder);
+  const LockFile lock = take_lock(folder);
+  finish_rollback(folder);
   sweep(folder);
   return prune_locked(folder, keep);
 }
 
-Store::Store(const std::string& path) : folder_(make_folder(path)), lock_(take_lock(folder_)) {
-  generation_ = last_generation(folder_) + 1;
-  folder_.write_file(kGenerationName, std::to_string(generation_) + "\n");
-  sweep(folder_);
+Claim::Claim(const std::string& path)
+    : folder_(make_folder(path)), lock_(take_lock(folder_)), generation_(last_generation(folder_) + 1) {}
+
+Store::Store(Claim claim) : claim_(std::move(claim)) {
+  folder().write_file(kGenerationName, std::to_string(generation()) + "\n");
+  finish_rollback(folder());
+  sweep(folder());
+}
+
+std::vector<Store::SetAside> Store::go_back_to(const std::string& name) {
+  const Branches then = branches_with(folder(), name);
+  if (!is_undone(name) && std::ranges::all_of(then.undone, is_undone, &Listed::name)) return {};
+  folder().write_file(kRollbackName, name + "\n");
+  folder().sync();
+  return finish_rollback(folder());
 }
 
 Folder Store::begin(const std::string& temporary) {
-  return folder_.create_folder(temporary);
+  return folder().create_folder(temporary);
 }
 
 /// A run that was wrongly taken for dead must not commit after its successor has begun.
 void Store::check_generation() const {
-  if (const int64_t noted = noted_generation(folder_); noted > generation_) {
+  if (const int64_t noted = noted_generation(folder()); noted > generation()) {
     throw EnvironmentError(
         "[checkpoint.store] a later run (generation {}) has taken over {} from this one ({}), which no "
         "longer saves; stop this run",
-        noted, folder_.path(), generation_);
+        noted, folder().path(), generation());
   }
 }
 
 std::string Store::commit(const Work& work) {
-  const Folder inside = folder_.open_folder(work.temporary);
-  Reports reports = collect_reports(inside, work.step, generation_, work.ranks, work.seconds, work.cancelled);
+  const Folder inside = folder().open_folder(work.temporary);
+  Reports reports =
+      collect_reports(inside, work.step, generation(), work.ranks, work.seconds, work.cancelled);
   check_coverage(reports.index, inside.path());
   const std::string state = compose_state(work.state, reports.states);
   reports.index.state = stored(kStateName, state);
@@ -232,16 +312,16 @@ std::string Store::commit(const Work& work) {
   remove_reports(inside, work.ranks);
   inside.sync();
   check_generation();
-  const std::string name = free_name(folder_, work.step);
-  folder_.rename(work.temporary, name);
-  folder_.sync();
+  const std::string name = free_name(folder(), work.step);
+  folder().rename(work.temporary, name);
+  folder().sync();
   try {
     inside.write_file(kCommitName, format_commit({.step = work.step,
-                                                  .generation = generation_,
+                                                  .generation = generation(),
                                                   .index_bytes = static_cast<int64_t>(index.size()),
                                                   .index_digest = xxh3(index)}));
   } catch (...) {
-    folder_.rename(name, work.temporary);  // to be abandoned, where a full disk may need the place
+    folder().rename(name, work.temporary);  // to be abandoned, where a full disk may need the place
     throw;
   }
   return name;
@@ -249,13 +329,13 @@ std::string Store::commit(const Work& work) {
 
 void Store::abandon(const std::string& temporary) noexcept {
   try {
-    if (folder_.has(temporary)) folder_.remove(temporary);
+    if (folder().has(temporary)) folder().remove(temporary);
   } catch (const std::exception&) {  // the next run sweeps it
   }
 }
 
 std::vector<std::string> Store::prune(int64_t keep) {
-  return prune_locked(folder_, keep);
+  return prune_locked(folder(), keep);
 }
 
 }  // namespace trireme::checkpoint

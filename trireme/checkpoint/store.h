@@ -5,6 +5,8 @@
 //   checkpoints/step-00000100/{COMMIT.json, index.json, state.json, shard-00000.safetensors, ...}
 //   checkpoints/tmp-...        being written, or left by a run that died: swept by the next one
 //   checkpoints/LOCK           held while a run writes; GENERATION: of the last run that did
+//   checkpoints/step-00000200.undone   set aside, because a run has gone back to an earlier one
+//   checkpoints/ROLLBACK       the one that a run goes back to, while later ones get those names
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -12,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "trireme/base/lock_file.h"
 #include "trireme/checkpoint/folder.h"
 #include "trireme/checkpoint/index.h"
 #include "trireme/checkpoint/shard.h"
@@ -34,9 +37,11 @@ struct Listed {
   bool unfinished = false;       ///< it has no COMMIT.json at all
 };
 
-/// All checkpoints in `folder`, oldest first: by the generation of the run that wrote them, then by step.
-/// Those without a commit come first.
+/// All checkpoints in `folder` that count, oldest first: by the generation of the run that wrote them, then
+/// by step. Those without a commit come first.
 std::vector<Listed> list_checkpoints(const Folder& folder);
+/// Those that were set aside when a run went back to an earlier one, in the same order.
+std::vector<Listed> list_undone(const Folder& folder);
 
 /// Whether a save to the folder `path`, which may not be there, was ever committed, be it damaged since. That
 /// a run has begun to write there proves no checkpoint.
@@ -51,15 +56,43 @@ std::vector<std::string> prune_checkpoints(const std::string& path, int64_t keep
 /// name comes twice.
 std::string temporary_name(int64_t step, int64_t generation, int64_t attempt);
 
+/// The lock of a folder of checkpoints, before anything in the folder changes: a run looks first whether it
+/// can go on from what is there.
+class Claim {
+ public:
+  /// Makes the folder and takes its lock. Throws EnvironmentError when another process holds it, naming it.
+  explicit Claim(const std::string& path);
+
+  /// What Store::generation() will be.
+  int64_t generation() const { return generation_; }
+
+ private:
+  friend class Store;
+
+  Folder folder_;
+  LockFile lock_;
+  int64_t generation_;
+};
+
 /// The folder of checkpoints of a run that writes, on the rank that commits.
 class Store {
  public:
-  /// Makes the folder, takes its lock and the next generation, and removes what runs that died have left half
-  /// written. Throws EnvironmentError when another process holds the lock, naming it.
-  explicit Store(const std::string& path);
+  /// Begins the next generation, ends a rollback that a run has died in, and removes what runs that died have
+  /// left half written.
+  explicit Store(Claim claim);
+  explicit Store(const std::string& path) : Store(Claim(path)) {}
 
-  const Folder& folder() const { return folder_; }
-  int64_t generation() const { return generation_; }
+  const Folder& folder() const { return claim_.folder_; }
+  int64_t generation() const { return claim_.generation_; }
+
+  /// A checkpoint that was set aside, under the name that it got.
+  struct SetAside {
+    std::string name, aside;
+  };
+  /// Makes checkpoint `name` the newest: all that come after it are set aside under names that end in
+  /// ".undone", and one that had such a name itself gets its own back. For everybody who lists checkpoints it
+  /// happens at once, and on the disk before this returns. Returns what was set aside.
+  std::vector<SetAside> go_back_to(const std::string& name);
 
   /// Makes the folder for a save; ranks may write to it when this has returned.
   Folder begin(const std::string& temporary);
@@ -79,16 +112,14 @@ class Store {
   void abandon(const std::string& temporary) noexcept;
 
   /// Once `keep` checkpoints can be read, removes those older than the `keep` newest of these, and those
-  /// without a COMMIT.json; those with a damaged one stay. 0 keeps all. Returns the names of the removed
-  /// ones.
+  /// without a COMMIT.json; those with a damaged one stay. One that was set aside goes when `keep` of later
+  /// generations can be read. 0 keeps all. Returns the names of the removed ones.
   std::vector<std::string> prune(int64_t keep);
 
  private:
   void check_generation() const;
 
-  Folder folder_;
-  Descriptor lock_;
-  int64_t generation_ = 0;
+  Claim claim_;
 };
 
 }  // namespace trireme::checkpoint

@@ -287,6 +287,14 @@ void check_leftovers(const CLI::App& app) {
   throw UsageError(fmt::format("[cli] unknown option '{}'", name), meant + help);
 }
 
+void add_run_dir(CLI::App& verb, Front& front) {
+  verb.add_option_function<std::string>(
+          "--run-dir",
+          [&front](const std::string& folder) { front.environment.set("TRIREME_RUN_DIR", folder); },
+          "Parent of run directories (default: $TRIREME_RUN_DIR, else ./runs)")
+      ->option_text("DIR");
+}
+
 void add_config_file(CLI::App& verb, std::string& path) {
   CLI::Option* const argument =
       verb.add_option("CONFIG", path, "YAML config file; without one, defaults and overrides apply")

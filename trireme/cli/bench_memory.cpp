@@ -82,7 +82,7 @@ void add_bench_memory(CLI::App& bench, Front& front) {
       "printed, and the exit code is that of the failure; after one that does not fit the others still run.\n"
       "Any config key can be given as --section.key=value. docs/performance.md explains the columns.\n"
       "Example:\n"
-      "  trireme bench memory configs/quickstart.yaml -n 4 --train.steps=20");
+      "  trireme bench memory configs/quickstart.yaml -n 4");
   memory->callback(
       [options, &front] { front.action = [options, &front] { return bench_memory(*options, front); }; });
 }

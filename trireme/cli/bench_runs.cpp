@@ -5,21 +5,34 @@
 #include "trireme/base/streams.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/child.h"
-#include "trireme/cli/train_job.h"
 #include "trireme/cli/weights.h"
+#include "trireme/report/step_times.h"
 
 namespace trireme::cli {
 namespace {
 
+std::string bench_root(const BenchRuns& options, const Front& front) {
+  return (options.run_dir.empty() ? front.runs_root() : options.run_dir) + "/bench";
+}
+
+/// Keys that leave out what is not measured: a run saves nothing, validates nothing and draws no sample.
+const std::vector<std::string> kMeasuresOnly = {
+    "train.epochs=0",       "train.val_batches=0", "train.sample_tokens=0", "train.profile_steps=0",
+    "optim.warmup_steps=0", "checkpoint.every=0",  "checkpoint.best=false", "checkpoint.final_weights=false"};
+
 TrainJob job_of(const BenchRun& run, const BenchRuns& options, const Front& front) {
   TrainJob job{.config = options.config,
-               .overrides = front.overrides,
+               .overrides = {fmt::format("train.steps={}", kBenchSteps)},
                .ranks = options.ranks,
-               .run_dir = options.run_dir,
+               .run_dir = bench_root(options, front),
                .json = false,
                .quiet = true,
                .silent = true};
-  job.overrides.insert(job.overrides.end(), run.overrides.begin(), run.overrides.end());
+  std::vector<std::string>& keys = job.overrides;
+  keys.insert(keys.end(), front.overrides.begin(), front.overrides.end());
+  if (options.steps) keys.push_back(fmt::format("train.steps={}", *options.steps));
+  keys.insert(keys.end(), kMeasuresOnly.begin(), kMeasuresOnly.end());
+  keys.insert(keys.end(), run.overrides.begin(), run.overrides.end());
   return job;
 }
 
@@ -33,7 +46,12 @@ void add_options(CLI::App& verb, BenchRuns& options) {
                   fmt::format("Policies of 'trireme plan policy', separated by commas (default: {})",
                               options.policies))
       ->option_text("LIST");
-  verb.add_option("--run-dir", options.run_dir, "Parent of the run directories")->option_text("DIR");
+  verb.add_option("--run-dir", options.run_dir, "Parent of bench/, where the runs lie")->option_text("DIR");
+  verb.add_option(
+          "--steps", options.steps,
+          fmt::format("Steps per run, including warm-up (default: --train.steps, else {})", kBenchSteps))
+      ->option_text("N")
+      ->check(CLI::Range(static_cast<int64_t>(report::kLeastSteps), int64_t{1'000'000}));
   verb.add_flag("--json", options.json, "Print one JSON document");
 }
 
@@ -45,8 +63,11 @@ std::vector<plan::Policy> policies_of(const BenchRuns& options) {
 
 std::vector<std::string> overrides_of(const plan::Policy& policy) {
   return {fmt::format("parallel.policy={}", policy.name),
-          fmt::format("parallel.sharding={}", policy.sharding), "checkpoint.final_weights=false",
-          "train.sample_tokens=0"};
+          fmt::format("parallel.sharding={}", policy.sharding)};
+}
+
+PreparedJob prepare(const BenchRuns& options, const Front& front) {
+  return prepare_train_job(job_of({}, options, front), front);
 }
 
 void check_runs(const std::vector<BenchRun>& runs, const BenchRuns& options, const Front& front) {

@@ -1,11 +1,13 @@
 #pragma once
-// Training runs that are there to be measured: one after the other, each in ranks of its own.
+// Training runs that are there to be measured: one after the other, each in ranks of its own. They lie in
+// bench/ below the folder of runs, where neither `latest` nor --resume nor a run's name finds them.
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "trireme/cli/front.h"
+#include "trireme/cli/train_job.h"
 #include "trireme/plan/policy.h"
 #include "trireme/report/cost_table.h"
 
@@ -15,12 +17,16 @@ class App;
 
 namespace trireme::cli {
 
+/// Steps of a run that nobody has set on the command line: a config is mostly for far more.
+inline constexpr int64_t kBenchSteps = 20;
+
 /// What the benches that train have in common on the command line.
 struct BenchRuns {
   std::string config;
   std::optional<int64_t> ranks;
   std::string policies = "ddp,zero1,zero2,zero3,fsdp:shard_grad_op";
   std::string run_dir;
+  std::optional<int64_t> steps;  ///< none: those of --train.steps, else kBenchSteps
   bool json = false;
 };
 
@@ -35,8 +41,11 @@ struct BenchRun {
   std::vector<std::string> overrides;  ///< "section.key=value"; they win over the user's
 };
 
-/// The keys that make a run one of `policy`, and those that leave out what is not measured.
+/// The keys that make a run one of `policy`.
 std::vector<std::string> overrides_of(const plan::Policy& policy);
+
+/// The config and the plan that all runs of a bench have in common. Throws ConfigError.
+PreparedJob prepare(const BenchRuns& options, const Front& front);
 
 /// Throws ConfigError or EnvironmentError for the first of `runs` that would be refused, so that none is
 /// measured in vain. One that does not fit into memory is not refused.

@@ -22,7 +22,6 @@ using Json = nlohmann::ordered_json;
 struct SpeedOptions {
   BenchRuns runs;
   std::vector<int64_t> micro_batches;
-  int64_t steps = 20;
   int64_t rounds = 2;
 };
 
@@ -71,13 +70,8 @@ BenchRun run_of(const SpeedCase& one, const SpeedOptions& options, int64_t round
   BenchRun run{.label = fmt::format("{}, micro-batch {}, round {} of {}", one.policy.label(), one.micro_batch,
                                     round, options.rounds),
                .overrides = overrides_of(one.policy)};
-  for (const std::string& setting :
-       {fmt::format("train.micro_batch={}", one.micro_batch), std::string("pipeline.micro_batches=0"),
-        fmt::format("train.steps={}", options.steps), std::string("train.epochs=0"),
-        std::string("train.val_batches=0"), std::string("train.profile_steps=0"),
-        std::string("optim.warmup_steps=0")}) {
-    run.overrides.push_back(setting);
-  }
+  run.overrides.push_back(fmt::format("train.micro_batch={}", one.micro_batch));
+  run.overrides.emplace_back("pipeline.micro_batches=0");
   return run;
 }
 
@@ -189,11 +183,7 @@ void print_json(const std::vector<SpeedCase>& cases, const SpeedCase* best, int6
 }
 
 int bench_speed(const SpeedOptions& options, Front& front) {
-  const PreparedJob prepared = prepare_train_job({.config = options.runs.config,
-                                                  .overrides = front.overrides,
-                                                  .ranks = options.runs.ranks,
-                                                  .run_dir = options.runs.run_dir},
-                                                 front);
+  const PreparedJob prepared = prepare(options.runs, front);
   std::vector<SpeedCase> cases = cases_of(options, prepared.plan.batch);
   check_runs(runs_of(cases, options), options.runs, front);
   const int code = measure(cases, options, front);
@@ -225,9 +215,6 @@ void add_bench_speed(CLI::App& bench, Front& front) {
       ->delimiter(',')
       ->option_text("LIST")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
-  speed->add_option("--steps", options->steps, "Steps per run, including warm-up (default: 20)")
-      ->option_text("N")
-      ->check(CLI::Range(static_cast<int64_t>(report::kLeastSteps), int64_t{1'000'000}));
   speed->add_option("--rounds", options->rounds, "Runs of each case, alternating (default: 2)")
       ->option_text("N")
       ->check(CLI::Range(1, 1000));

@@ -117,6 +117,10 @@ int list(const CkptOptions& options, const Front& front) {
   const Folder folder(checkpoints_of(options.path, front));
   Json rows = Json::array();
   for (const Listed& listed : checkpoint::list_checkpoints(folder)) rows.push_back(describe(folder, listed));
+  for (const Listed& listed : checkpoint::list_undone(folder)) {
+    rows.push_back(describe(folder, listed));
+    rows.back()["undone"] = true;
+  }
   if (options.json) {
     fmt::print(
         "{}\n",
@@ -135,7 +139,7 @@ int list(const CkptOptions& options, const Front& front) {
                    row.contains("generation") ? std::to_string(row["generation"].get<int64_t>()) : "",
                    complete ? format_size(row["bytes"]) : "",
                    complete ? std::to_string(row["files"].get<size_t>()) : "",
-                   complete ? "complete"
+                   complete ? row.contains("undone") ? "complete, set aside" : "complete"
                             : fmt::format("{}: {}", row["state"].get<std::string>(),
                                           row["problem"].get<std::string>())});
   }
@@ -196,8 +200,9 @@ int verify(const CkptOptions& options, const Front& front) {
     paths = {options.path};
   } else {
     const Folder folder(checkpoints_of(options.path, front));
-    for (const Listed& listed : checkpoint::list_checkpoints(folder))
-      paths.push_back(folder.path_of(listed.name));
+    for (const auto& all : {checkpoint::list_checkpoints(folder), checkpoint::list_undone(folder)}) {
+      for (const Listed& listed : all) paths.push_back(folder.path_of(listed.name));
+    }
   }
   Json rows = Json::array();
   bool good = true;
@@ -324,6 +329,7 @@ CLI::App* add_verb(CLI::App& ckpt, Front& front, const std::shared_ptr<CkptOptio
                    const char* name, const char* text, Action action) {
   CLI::App* verb = ckpt.add_subcommand(name, text);
   verb->add_flag("--json", options->json, "Print one JSON document");
+  add_run_dir(*verb, front);
   verb->callback([options, &front, action] {
     front.action = [options, &front, action] { return action(*options, front); };
   });

@@ -227,6 +227,7 @@ int export_hf(const ExportOptions& options, const Front& front) {
 CLI::App* add_verb(CLI::App& ckpt, Front& front, const char* name, const char* text,
                    std::function<int()> action) {
   CLI::App* verb = ckpt.add_subcommand(name, text);
+  add_run_dir(*verb, front);
   verb->callback([&front, action = std::move(action)] { front.action = action; });
   return verb;
 }

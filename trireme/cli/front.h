@@ -63,6 +63,9 @@ void add_version(CLI::App& app, Front& front);
 /// be given.
 void add_config_file(CLI::App& verb, std::string& path);
 
+/// Adds --run-dir to `verb`, where it looks for runs instead of in Front::runs_root().
+void add_run_dir(CLI::App& verb, Front& front);
+
 /// The help of an option with its default.
 template <typename Value>
 std::string with_default(const std::string& help, const Value& value) {

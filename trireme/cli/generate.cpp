@@ -5,6 +5,7 @@
 #include "trireme/cli/child.h"
 #include "trireme/cli/front.h"
 #include "trireme/cli/weights.h"
+#include "trireme/plan/model_family.h"
 
 namespace trireme::cli {
 namespace {
@@ -30,6 +31,17 @@ void check(const GenerateOptions& options) {
   }
 }
 
+/// Of `latest` and a name: the newest run on text is meant, whatever was trained on images since.
+std::string why_no_text(const report::RunDirectory& run) {
+  try {
+    const plan::Config config =
+        plan::load({.path = run.file("config.yaml"), .text = "", .overrides = {}}, Environment()).config;
+    return plan::reads_images(config.model.family) ? "its model reads images" : "";
+  } catch (const Error&) {
+    return "";  // the worker says what is wrong with it
+  }
+}
+
 int generate(const GenerateRun& options, const Front& front) {
   check(options.generate);
   Request request{.verb = "generate",
@@ -40,7 +52,7 @@ int generate(const GenerateRun& options, const Front& front) {
                   .json = options.json,
                   .quiet = false,
                   .generate = options.generate};
-  const RunWeights found = find_run_weights(options.generate.run, front);
+  const RunWeights found = find_run_weights(options.generate.run, front.runs_root(), why_no_text);
   request.run_dir = found.run.path();
   request.generate.run = found.run.path();
   request.generate.weights = found.path;
@@ -66,6 +78,7 @@ void add_generate(CLI::App& app, Front& front) {
                    "Sample from the K most likely tokens; 0: all (default)")
       ->option_text("K");
   verb->add_option("--seed", generate_options.seed, "Seed of the sampling (default: 42)")->option_text("S");
+  add_run_dir(*verb, front);
   verb->add_flag("--json", options->json, "Print one JSON document");
   verb->callback(
       [options, &front] { front.action = [options, &front] { return generate(*options, front); }; });

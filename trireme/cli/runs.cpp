@@ -1,8 +1,11 @@
 #include "trireme/cli/runs.h"
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/launch/exits.h"
@@ -23,14 +26,34 @@ bool is_run(const std::string& path) {
   return fs::exists(path + "/manifest.json", ignored);
 }
 
+bool contains(std::string_view text, std::string_view part) {
+  return text.find(part) != std::string_view::npos;
+}
+
 bool has(const report::RunDirectory& run, const Wanted& wanted) {
   if (wanted.is_there) return wanted.is_there(run);
   std::error_code ignored;
   return fs::exists(run.file(wanted.file), ignored);
 }
 
+/// Whether the run says that it has written what is wanted.
+bool has_saved(const report::RunDirectory& run, const Wanted& wanted) {
+  const std::string path = run.file("summary.json");
+  std::error_code error;
+  if (!fs::is_regular_file(path, error)) return false;
+  const auto summary = nlohmann::json::parse(read_file(path), nullptr, false);
+  if (!summary.is_object()) return false;
+  const auto weights = summary.find("weights"), saves = summary.find("checkpoints");
+  const bool kept_weights = weights != summary.end() && weights->is_string();
+  const bool saved =
+      saves != summary.end() && saves->is_object() && saves->contains("written") && saves->at("written") != 0;
+  return (contains(wanted.what, "checkpoints") && saved) ||
+         (contains(wanted.what, "weights") && kept_weights);
+}
+
 /// "it ended with code 6 (NaN or infinity)".
-std::string how_it_ended(const report::RunDirectory& run) {
+std::string how_it_ended(const report::RunDirectory& run, const Wanted& wanted) {
+  if (has_saved(run, wanted)) return "what it had saved has been removed";
   const auto code = run.exit_code();
   if (!code) return "it is still running, or was killed";
   if (*code == 0) return "it finished, but was configured to save none";
@@ -41,19 +64,27 @@ report::RunDirectory open_with(const std::string& path, const Wanted& wanted) {
   report::RunDirectory run = report::RunDirectory::open(path);
   if (has(run, wanted)) return run;
   throw ConfigError("[cli.runs] {} has no {} ({}): {}; choose another run", run.path(), wanted.what,
-                    wanted.file, how_it_ended(run));
+                    wanted.file, how_it_ended(run, wanted));
 }
 
 report::RunDirectory newest_with(const std::vector<std::string>& paths, const std::string& word,
                                  const std::string& root, const Wanted& wanted) {
   std::vector<std::string> passed_over;
   for (const std::string& path : paths) {
-    report::RunDirectory run = report::RunDirectory::open(path);
-    if (has(run, wanted)) {
-      if (!passed_over.empty()) log_info("{}; using {}", join(passed_over, "; "), run.path());
-      return run;
+    try {
+      report::RunDirectory run = report::RunDirectory::open(path);
+      const bool is_there = has(run, wanted);
+      const std::string why_not = is_there && wanted.why_not ? wanted.why_not(run) : std::string();
+      if (is_there && why_not.empty()) {
+        if (!passed_over.empty()) log_info("{}; using {}", join(passed_over, "; "), run.path());
+        return run;
+      }
+      passed_over.push_back(
+          is_there ? fmt::format("{} is passed over: {}", run.path(), why_not)
+                   : fmt::format("{} has no {}: {}", run.path(), wanted.what, how_it_ended(run, wanted)));
+    } catch (const Error& error) {
+      passed_over.push_back(fmt::format("{} cannot be read: {}", path, error.what()));
     }
-    passed_over.push_back(fmt::format("{} has no {}: {}", run.path(), wanted.what, how_it_ended(run)));
   }
   const std::string which = word == "latest" ? "runs" : fmt::format("runs named '{}'", word);
   throw ConfigError("[cli.runs] none of the {} {} below {} has {} ({}); the latest: {}", paths.size(), which,

@@ -62,8 +62,10 @@ int become_rank(TrainArguments options, Front& front, const plan::WorldSpec& wor
   plan::ResolvedConfig resolved = plan::load(sources, front.environment);
   settle_data_path(resolved.config, options.job.config);
   settle_schedule_path(resolved, options.job.config);
-  settle_weights_path(resolved.config);
+  settle_weights_path(resolved.config, runs_root(options.job, front));
   check_weights(resume, resolved.config);
+  if (resume && !resume->why_new.empty() && world.rank == 0)
+    log_info("resume  starts a new run, {}", resume->why_new);
   using plan::Device;
   const Device device = resolved.config.device;
   const Device expected = device != Device::kAuto ? device : kHasCuda ? Device::kCuda : Device::kCpu;
@@ -109,6 +111,10 @@ std::string summary_of(const FinishedJob& finished, int64_t columns) {
   return report::cost_table(rows, columns);
 }
 
+std::string would_start(const ResumePoint& resume) {
+  return fmt::format("would start a new run{}{}", resume.why_new.empty() ? "" : ", ", resume.why_new);
+}
+
 /// What a run would be, without one; of --resume, what going on would be.
 int dry_run(TrainJob job, const Front& front) {
   const std::optional<ResumePoint> resume = find_resume_point(job, front);
@@ -118,8 +124,7 @@ int dry_run(TrainJob job, const Front& front) {
     const std::string& run = resume->run_directory;
     const std::string ranks =
         run.empty() ? "" : changed_ranks(report::RunDirectory::open(run), prepared.plan.ranks);
-    log_info("resume  {}{}{}",
-             run.empty() ? "would start a new run" : "would continue " + report::as_typed(run),
+    log_info("resume  {}{}{}", run.empty() ? would_start(*resume) : "would continue " + report::as_typed(run),
              ranks.empty() ? "" : " ", ranks);
   }
   return print_plan(prepared.plan, prepared.config.config, job.json);

@@ -58,6 +58,21 @@ std::string told(const report::Attempt& attempt, size_t number) {
   return fmt::format("attempt {}: {}{}", number, attempt.cause.empty() ? "unknown" : attempt.cause, after);
 }
 
+/// The message of the last error that a rank has logged behind byte `begin` of its log; empty: there is none.
+std::string logged_error(const std::string& log, size_t begin) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(log, error)) return {};
+  constexpr std::string_view kMark = " error: ";
+  constexpr size_t kTimeOfDay = 8;  // "12:34:56"
+  std::string found;
+  const std::string text = read_file(log);
+  for (const std::string& line : split(std::string_view(text).substr(std::min(begin, text.size())), '\n')) {
+    const std::string rest = line.substr(std::min(kTimeOfDay, line.size()));
+    if (rest.starts_with(kMark)) found = rest.substr(kMark.size());
+  }
+  return found;
+}
+
 double wall_seconds() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
@@ -96,6 +111,8 @@ class Attempts {
   int stopped(int signal, const launch::JobEnd& end);
   void write(const char* problem, std::function<void()> write);
   bool refused(int code) const;
+  std::string log_of(int64_t rank) const { return directory_.file(fmt::format("logs/rank-{}.log", rank)); }
+  std::string error_of(const launch::JobEnd& end) const;
   void record(const report::AttemptEnd& end);
   void write_crash_report(const launch::JobEnd& end);
   void say_used_up() const;
@@ -111,12 +128,14 @@ class Attempts {
   const report::Manifest& manifest_;
   int64_t attempts_before_;                      ///< of earlier commands
   int64_t attempt_;                              ///< the one under way, from 1
+  std::vector<size_t> logged_;                   ///< by rank: bytes of its log before this attempt
   std::deque<std::function<void()>> unwritten_;  ///< to the run directory, in order
 };
 
 int Attempts::run() {
   for (;;) {
     const launch::JobEnd end = run_once();
+    directory_.check_there();  // no attempt can go on in a folder that has gone
     if (!goes_again(end)) {
       say_attempts();
       // The run is whole, and the manifest says so.
@@ -133,17 +152,36 @@ int Attempts::run() {
 
 launch::JobEnd Attempts::run_once() {
   job_.environment = worker_environment(environment_, request_);
+  logged_.clear();
+  for (int64_t rank = 0; rank < job_.ranks; ++rank) {
+    std::error_code absent;
+    const auto size = std::filesystem::file_size(log_of(rank), absent);
+    logged_.push_back(absent ? 0 : static_cast<size_t>(size));
+  }
   try {
     launch::JobEnd end = launcher_.run(job_);
     if (was_cut_short(end)) end.code = code_of_stop(end.signal);
     record({.exit_code = end.code,
             .cause = cause_of(end),
+            .error = error_of(end),
             .rank = end.cause ? std::optional(launch::first_to_fail(end)) : std::nullopt});
     if (launch::may_start_again(end) && !refused(end.code)) write_crash_report(end);
     return end;
   } catch (const Error& error) {
-    record({.exit_code = static_cast<int>(error.exit_code()), .cause = error.what(), .rank = {}});
+    record(
+        {.exit_code = static_cast<int>(error.exit_code()), .cause = error.what(), .error = {}, .rank = {}});
     throw;
+  }
+}
+
+/// What the rank that failed has said of it, unless a signal ended it.
+std::string Attempts::error_of(const launch::JobEnd& end) const {
+  if (!end.cause) return {};
+  const int64_t rank = launch::first_to_fail(end);
+  try {
+    return logged_error(log_of(rank), logged_.at(static_cast<size_t>(rank)));
+  } catch (const EnvironmentError&) {
+    return {};
   }
 }
 
@@ -164,8 +202,11 @@ void Attempts::note_progress() {
   const Saved before = std::exchange(saved_, saved_in(directory_));
   if (saved_.furthest > before.furthest) restarts_.note_progress();
   saved_.furthest = std::max(saved_.furthest, before.furthest);
-  // What was named was where this command was to begin; it has saved something newer since.
-  if (saved_.generation > before.generation) request_.resume_from.clear();
+  // What was named was where this command was to begin. It has saved something newer since, or what was named
+  // is the newest by now and has got its own name back.
+  std::error_code error;
+  if (saved_.generation > before.generation || !std::filesystem::exists(request_.resume_from, error))
+    request_.resume_from.clear();
 }
 
 void Attempts::go_on() {
@@ -191,6 +232,7 @@ int Attempts::stopped(int signal, const launch::JobEnd& end) {
   const int code = code_of_stop(signal);
   record({.exit_code = code,
           .cause = fmt::format("{}; stopped before it was restarted", cause_of(end)),
+          .error = error_of(end),
           .rank = launch::first_to_fail(end)});
   return code;
 }
@@ -207,11 +249,12 @@ void Attempts::write(const char* problem, std::function<void()> write) {
 }
 
 /// Whether ranks did not go on with the run: it ended before they had taken up its checkpoint, because that
-/// belongs to another config, or another process writes to it.
+/// belongs to another config or is damaged, or another process writes to it.
 bool Attempts::refused(int code) const {
   const bool takes_up = request_.attempt > 1;  // another command's run
   if (!takes_up || std::ssize(directory_.attempts()) >= attempt_) return false;
-  return code == static_cast<int>(ExitCode::kUsage) || directory_.writer();
+  return code == static_cast<int>(ExitCode::kUsage) || code == static_cast<int>(ExitCode::kCorruptData) ||
+         directory_.writer();
 }
 
 void Attempts::record(const report::AttemptEnd& end) {

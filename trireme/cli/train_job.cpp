@@ -1,8 +1,12 @@
 #include "trireme/cli/train_job.h"
 
+#include <algorithm>
+#include <chrono>
 #include <filesystem>
+#include <thread>
 
 #include "trireme/base/build_info.h"
+#include "trireme/base/clock.h"
 #include "trireme/base/file.h"
 #include "trireme/base/host.h"
 #include "trireme/base/log.h"
@@ -32,8 +36,20 @@ void say_where(const report::RunDirectory& directory, const plan::Config& config
       config.checkpoint.final_weights ? ", weights at the end in checkpoints/final/model.safetensors" : "");
 }
 
-/// Of a run that could not say so itself.
-void say_how_it_ended(const report::RunDirectory& directory, int code, int64_t ranks) {
+/// Of a run that failed after it had begun or gone on: the error itself, and how to go on.
+void say_failure(const report::RunDirectory& directory, int code, int64_t ranks) {
+  const std::string run = report::as_typed(directory.path());
+  const report::Attempt last = directory.attempts().back();
+  const bool was_killed = code > 128;  // an exit code says no more than its meaning
+  const std::string why = last.error.empty() && was_killed ? last.cause : last.error;
+  log_info("run     {} ended with code {}{}{}; its logs are in {}/logs", run, code, launch::meaning(code),
+           why.empty() ? "" : ": " + why, run);
+  if (can_go_on(directory))
+    log_info("next    '{}' continues from its last checkpoint", report::resume_command(run, ranks));
+}
+
+/// Of a run that could not say so itself. `took_part`: this command's ranks went on with it.
+void say_how_it_ended(const report::RunDirectory& directory, int code, int64_t ranks, bool took_part) {
   if (code == 0 || std::filesystem::exists(directory.file("summary.json"))) return;
   const std::string run = report::as_typed(directory.path());
   const bool by_signal = is_stop_code(code);
@@ -42,34 +58,98 @@ void say_how_it_ended(const report::RunDirectory& directory, int code, int64_t r
   } else if (by_signal) {
     log_info("run     {} was stopped before it had saved any weights; '{}' starts it again", run,
              report::again_command(run, ranks));
+  } else if (took_part) {
+    say_failure(directory, code, ranks);
   } else {
-    log_info("run     {} ended with code {}{}; its logs are in {}/logs", run, code, launch::meaning(code),
-             run);
+    log_info("run     {} stays as it was: the ranks ended with code {}{}; their logs are in {}/logs", run,
+             code, launch::meaning(code), run);
   }
 }
 
-std::string runs_root(const TrainJob& job, const Front& front) {
-  return job.run_dir.empty() ? front.runs_root() : job.run_dir;
+/// With paths as the config of a run has them.
+plan::Config asked_config(const TrainJob& job, const Front& front) {
+  plan::ResolvedConfig resolved =
+      plan::load({.path = job.config, .text = "", .overrides = job.overrides}, front.environment);
+  settle_data_path(resolved.config, job.config);
+  settle_schedule_path(resolved, job.config);
+  return resolved.config;
 }
 
-std::string config_name(const TrainJob& job, const Front& front) {
-  return plan::load({.path = job.config, .text = "", .overrides = job.overrides}, front.environment)
-      .config.name;
+/// Whether the run was made to do what `asked` says, and not something else under the same name.
+bool is_same_job(const report::RunDirectory& run, const plan::Config& asked) {
+  const plan::Config then =
+      plan::load({.path = run.file("config.yaml"), .text = "", .overrides = {}}, Environment()).config;
+  return std::ranges::all_of(plan::differing_keys(then, asked), [&](const std::string& key) {
+    return key == "device" && asked.device == plan::Device::kAuto;
+  });
 }
 
-/// Of the runs of that name that have checkpoints and do not run now, the newest; empty where that one has
-/// come to its end: what it has left behind is not taken up again.
-std::string newest_unfinished(const std::string& root, const std::string& name) {
-  for (const std::string& path : report::list_runs(root, name)) {
+/// Ranks whose launcher was killed notice it and end, but not at once.
+void await_orphan(const report::RunDirectory& run) {
+  constexpr double kLongest_s = 10.0;
+  constexpr auto kPause = std::chrono::milliseconds(20);
+  const auto process = run.orphan();
+  if (!process) return;
+  log_info("resume  waits for process {} of {} to end: its launcher was killed", *process,
+           report::as_typed(run.path()));
+  for (const double begin = monotonic_seconds(); run.orphan() && monotonic_seconds() < begin + kLongest_s;)
+    std::this_thread::sleep_for(kPause);
+}
+
+/// What `auto` stands for among runs of a name.
+class Candidates {
+ public:
+  explicit Candidates(const plan::Config& asked) : asked_(asked) {}
+
+  /// Whether the run at `path` is the one to go on with. They come newest first, and is_over() ends the
+  /// search.
+  bool takes(const std::string& path) {
     const report::RunDirectory run = report::RunDirectory::open(path);
-    if (!can_go_on(run)) continue;
+    if (!can_go_on(run)) return false;
+    await_orphan(run);
     if (run.holder()) {
       log_info("resume  skipped {}, which is running", report::as_typed(path));
-      continue;
+      return false;
     }
-    return run.has_finished() ? std::string() : path;
+    if (!run.has_finished()) {
+      // Behind a newer run that has finished only the very job that is asked for is meant.
+      if (!finished_.empty() && !is_same_job(run, asked_)) return false;
+      if (!finished_.empty())
+        log_info("resume  passed over {}, which has finished with another config", finished_);
+      return true;
+    }
+    if (finished_.empty()) finished_ = report::as_typed(path);
+    is_over_ = is_same_job(run, asked_);
+    if (is_over_) finished_ = report::as_typed(path);
+    return false;
   }
-  return {};
+
+  bool is_over() const { return is_over_; }
+  const std::string& finished() const { return finished_; }
+
+ private:
+  const plan::Config& asked_;
+  std::string finished_;  ///< as typed
+  bool is_over_ = false;
+};
+
+/// The run that `auto` stands for, or why there is none. A run that cannot be read is named, and keeps nobody
+/// from the others.
+ResumePoint find_automatically(const std::string& root, const plan::Config& asked) {
+  Candidates candidates(asked);
+  for (const std::string& path : report::list_runs(root, asked.name)) {
+    try {
+      if (candidates.takes(path)) return {.run_directory = path, .checkpoint = ""};
+    } catch (const Error& error) {
+      log_warning("resume  skipped {}: {}", report::as_typed(path), error.what());
+    }
+    if (candidates.is_over()) break;
+  }
+  std::string why = candidates.finished().empty()
+                        ? fmt::format("because no run named '{}' below {} has a checkpoint to go on from",
+                                      asked.name, report::as_typed(root))
+                        : fmt::format("because {} has finished", candidates.finished());
+  return {.run_directory = "", .checkpoint = "", .why_new = std::move(why)};
 }
 
 /// Whose folder and records a second process would damage.
@@ -80,12 +160,13 @@ EnvironmentError is_running(const report::RunDirectory& run, const std::string& 
 }
 
 void refuse_running(const report::RunDirectory& run) {
+  await_orphan(run);
   if (const auto process = run.holder()) throw is_running(run, *process);
 }
 
 /// From before this process changes anything in the run until it ends.
-report::RunLock hold(const report::RunDirectory& run) {
-  std::optional<report::RunLock> lock = run.hold();
+LockFile hold(const report::RunDirectory& run) {
+  std::optional<LockFile> lock = run.hold();
   if (!lock) throw is_running(run, run.holder().value_or("unknown"));
   if (const auto process = run.writer()) throw is_running(run, *process);
   return std::move(*lock);
@@ -100,6 +181,18 @@ void refuse_file(const std::string& word) {
       word);
 }
 
+/// A checkpoint that a run lies around is that run's, wherever a link to the run leads.
+ResumePoint at_checkpoint(const std::string& path) {
+  namespace fs = std::filesystem;
+  fs::path checkpoint = fs::absolute(path).lexically_normal();
+  if (!checkpoint.has_filename()) checkpoint = checkpoint.parent_path();
+  const fs::path run = checkpoint.parent_path().parent_path();
+  if (!fs::exists(run / "manifest.json")) return {.run_directory = "", .checkpoint = fs::canonical(path)};
+  const std::string directory = report::RunDirectory::open(run).path();
+  return {.run_directory = directory,
+          .checkpoint = fs::path(directory) / checkpoint.parent_path().filename() / checkpoint.filename()};
+}
+
 /// A new run directory, or the one that a run goes on in.
 report::RunDirectory directory_for(const Request& request, const std::string& name,
                                    const report::Manifest& manifest) {
@@ -108,6 +201,10 @@ report::RunDirectory directory_for(const Request& request, const std::string& na
 }
 
 }  // namespace
+
+std::string runs_root(const TrainJob& job, const Front& front) {
+  return job.run_dir.empty() ? front.runs_root() : job.run_dir;
+}
 
 DeviceMemory memory_for(plan::Device device, int64_t local_ranks) {
   if (device == plan::Device::kCuda) return {.bytes = gpu_memory(), .ranks = 1};
@@ -163,11 +260,9 @@ std::optional<ResumePoint> find_resume_point(TrainJob& job, const Front& front) 
   const std::string root = runs_root(job, front);
   ResumePoint point;
   if (job.resume == "auto") {
-    point.run_directory = newest_unfinished(root, config_name(job, front));
+    point = find_automatically(root, asked_config(job, front));
   } else if (checkpoint::is_checkpoint(job.resume)) {
-    point.checkpoint = std::filesystem::canonical(job.resume);
-    const std::filesystem::path run = std::filesystem::path(point.checkpoint).parent_path().parent_path();
-    if (std::filesystem::exists(run / "manifest.json")) point.run_directory = run;
+    point = at_checkpoint(job.resume);
   } else {
     refuse_file(job.resume);
     const Wanted wanted{.what = "checkpoints", .file = "checkpoints/step-*", .is_there = can_go_on};
@@ -206,7 +301,7 @@ PreparedJob prepare_train_job(const TrainJob& job, const Front& front) {
   }
   settle_data_path(config, job.config);
   settle_schedule_path(resolved, job.config);
-  settle_weights_path(config);
+  settle_weights_path(config, runs_root(job, front));
   const int64_t ranks = choose_ranks(job.ranks, device, gpus);
   const RunPlan run = plan_run(config, device, ranks, memory_for(device, ranks));
   return {std::move(resolved), run};
@@ -229,9 +324,11 @@ FinishedJob run_train_job(TrainJob job, Front& front) {
                                          .schedule = plan::schedule_text(prepared.config.config)}};
   const bool goes_on = !request.run_dir.empty();
   const auto directory = directory_for(request, prepared.config.config.name, next.manifest);
-  const report::RunLock lock = hold(directory);
+  const LockFile lock = hold(directory);
   next.attempt = std::ssize(directory.attempts()) + (goes_on ? 1 : 0);
   request.run_dir = directory.path();
+  if (resume && !resume->why_new.empty() && !job.silent)
+    log_info("resume  starts a new run, {}", resume->why_new);
   if (!job.quiet && !job.silent) {
     say_where(directory, prepared.config.config);
     const std::string ranks = goes_on ? changed_ranks(directory, run.ranks) : std::string();
@@ -249,7 +346,8 @@ FinishedJob run_train_job(TrainJob job, Front& front) {
        .stop_notice = "stopping after this step; again to abort now",
        .memory_advice = [&] { return plan::memory_advice(prepared.config.config, run.ranks, run.device); }},
       request, environment, directory, next, job.restarts);
-  if (!job.silent) say_how_it_ended(directory, code, request.ranks);
+  const bool took_part = std::ssize(directory.attempts()) >= next.attempt;
+  if (!job.silent) say_how_it_ended(directory, code, request.ranks, took_part);
   return {code, directory.path(), std::move(prepared)};
 }
 

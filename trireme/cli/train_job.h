@@ -42,6 +42,9 @@ struct FinishedJob {
 /// started.
 FinishedJob run_train_job(TrainJob job, Front& front);
 
+/// The parent of the job's run directory.
+std::string runs_root(const TrainJob& job, const Front& front);
+
 /// Resolves config, device and data path, and plans. Throws ConfigError.
 PreparedJob prepare_train_job(const TrainJob& job, const Front& front);
 
@@ -55,12 +58,15 @@ void check_memory(const RunPlan& plan, const plan::Config& config);
 struct ResumePoint {
   std::string run_directory;  ///< empty: there is none, and a new one begins
   std::string checkpoint;     ///< one of its checkpoints; empty: the newest that is whole
+  std::string why_new = {};   ///< where a new one begins: "because runs/... has finished"
 };
 
 /// What TrainJob::resume stands for; none if it is empty. A job without a config gets the config of the run.
 /// "auto" is the newest run with the config's name that has a checkpoint and does not run now, unless that
-/// run has come to its end: then a new run. Throws ConfigError when it names a run or checkpoint that is not
-/// there, EnvironmentError when the run runs now.
+/// run has come to its end: then an older one with the very config that is asked for now, if the newer ones
+/// had another, and else a new run. A run whose launcher was killed is waited for until its ranks have ended,
+/// for up to 10 s. Throws ConfigError when it names a run or checkpoint that is not there, EnvironmentError
+/// when the run runs now.
 std::optional<ResumePoint> find_resume_point(TrainJob& job, const Front& front);
 
 /// "on 2 ranks, 4 before" where the last attempt at `run` had another number than `ranks`; else empty.

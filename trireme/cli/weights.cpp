@@ -140,12 +140,22 @@ bool final_weights_count(const report::RunDirectory& run) {
 }
 
 FoundWeights of_run(const std::string& word, const Front& front) {
-  const auto [run, path] = find_run_weights(word, front);
+  const auto [run, path] = find_run_weights(word, front.runs_root());
   if (checkpoint::is_checkpoint(path)) return of_checkpoint(path);
   const plan::Config config = load_config(run.file("config.yaml"), "");
   FoundWeights weights{path, complete_model(config)};
   find_origin(weights, config, run.path());
   return weights;
+}
+
+}  // namespace
+
+namespace {
+
+/// Whether a word that is no path stands for a run, as other commands take it.
+bool names_run(const std::string& word, const std::string& root) {
+  if (word == "latest") return !report::list_runs(root).empty();
+  return is_there(root + "/" + word + "/" + kManifest) || !report::list_runs(root, word).empty();
 }
 
 }  // namespace
@@ -159,21 +169,28 @@ std::string weights_of_run(const report::RunDirectory& run) {
   return newest.checkpoint ? newest.checkpoint->path() : std::string();
 }
 
-RunWeights find_run_weights(const std::string& word, const Front& front) {
+RunWeights find_run_weights(const std::string& word, const std::string& root,
+                            std::function<std::string(const report::RunDirectory&)> why_not) {
   std::string path;
   const auto has_weights = [&path](const report::RunDirectory& candidate) {
     path = weights_of_run(candidate);
     return !path.empty();
   };
-  report::RunDirectory run =
-      find_run(word, front.runs_root(),
-               {.what = "weights", .file = "final weights or a checkpoint", .is_there = has_weights});
+  report::RunDirectory run = find_run(word, root,
+                                      {.what = "weights",
+                                       .file = "final weights or a checkpoint",
+                                       .is_there = has_weights,
+                                       .why_not = std::move(why_not)});
   return {std::move(run), path};
 }
 
-void settle_weights_path(plan::Config& config) {
+void settle_weights_path(plan::Config& config, const std::string& root) {
   std::string& path = config.model.weights;
   if (path.empty()) return;
+  if (!is_there(path) && names_run(path, root)) {
+    path = fs::absolute(find_run_weights(path, root).path).lexically_normal().string();
+    return;
+  }
   path = fs::absolute(path).lexically_normal().string();
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
   if (!is_there(path + "/" + kManifest)) return;

@@ -1,5 +1,6 @@
 #pragma once
 // Weights that a run begins with, or that leave one: what `model.weights` and `trireme ckpt export-hf` name.
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -13,9 +14,10 @@ namespace trireme::cli {
 /// The folder of an imported run with the files that came with its weights.
 inline constexpr const char* kImported = "hugging_face";
 
-/// Makes model.weights a path from the root, so that it means the same elsewhere; of a run that of its
-/// weights (weights_of_run()), if it has any.
-void settle_weights_path(plan::Config& config);
+/// Makes model.weights a path from the root, so that it means the same elsewhere. Of a run, by its folder,
+/// its name or 'latest' among the runs below `root`, it is that of its weights (weights_of_run()), if it has
+/// any.
+void settle_weights_path(plan::Config& config, const std::string& root);
 
 /// Throws ConfigError when a new run's model.weights is not there or is of another model, DataError when a
 /// folder that says which model it has does not hold the weights of that. A run that goes on does not need
@@ -40,9 +42,10 @@ struct RunWeights {
   std::string path;
 };
 
-/// The run that `word` names (find_run()) and has weights (weights_of_run()). Throws ConfigError when there
-/// is none.
-RunWeights find_run_weights(const std::string& word, const Front& front);
+/// The run below `root` that `word` names (find_run()) and has weights (weights_of_run()); `why_not` as
+/// Wanted has it. Throws ConfigError when there is none.
+RunWeights find_run_weights(const std::string& word, const std::string& root,
+                            std::function<std::string(const report::RunDirectory&)> why_not = {});
 
 /// The weights that `word` names: a run's (weights_of_run()), a checkpoint, a Hugging Face folder or, with
 /// the YAML file `config`, anything with tensors. Throws ConfigError when there are none, or nothing says

@@ -100,6 +100,7 @@ void check_index(const std::string& path, const TokenIndex& index) {
 }
 
 std::string read_text(const std::string& path) {
+  if (is_special_file(path)) bad_index(path, "it is not a regular file");  // a pipe keeps its readers waiting
   try {
     return read_file(path);
   } catch (const EnvironmentError& error) {

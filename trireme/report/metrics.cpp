@@ -27,9 +27,9 @@ class MetricsReader {
     const Json json = Json::parse(line, nullptr, false);
     if (json.is_discarded()) return note_damage(line.empty() ? "is empty" : "is not JSON");
     if (!json.is_object()) return note_damage("is not an object");
-    const auto step = json.find("step");
-    if (step == json.end() || !step->is_number_integer()) return note_damage("has no step");
-    add_record(json, step->get<double>());
+    const auto step = recorded_step(json);
+    if (!step) return note_damage("has no step");
+    add_record(json, static_cast<double>(*step));
   }
 
   Metrics take() { return std::move(metrics_); }

@@ -1,5 +1,6 @@
 #include "trireme/report/run_dir.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -9,12 +10,18 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <regex>
+#include <set>
+#include <tuple>
 
 #include "trireme/base/build_info.h"
 #include "trireme/base/clock.h"
+#include "trireme/base/descriptor.h"
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/report/config_entries.h"
 #include "trireme/report/machine.h"
+#include "trireme/report/recorded_number.h"
 
 namespace trireme::report {
 namespace {
@@ -24,6 +31,7 @@ using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::string_view kSchema = "trireme.manifest/1";
 constexpr const char* kLockFile = "LOCK";
+constexpr std::string_view kTemporaryLink = ".latest-";
 
 [[noreturn]] void fail(std::string_view action, const std::string& path, int error) {
   throw EnvironmentError("[report.run_dir] cannot {} {}: {}; choose another folder with --run-dir", action,
@@ -67,6 +75,14 @@ std::string random_id() {
 /// Makes a folder that did not exist before; mkdir is what decides between two runs that picked the same
 /// name.
 std::string make_unique_folder(const std::string& root, const std::string& name) {
+  // NAME_MAX, which the link that becomes `latest` must keep as well.
+  constexpr size_t kLongest = 255 - std::string_view("-00000000-000000Z-aaaa").size() - kTemporaryLink.size();
+  if (const size_t length = folder_safe(name).size(); length > kLongest) {
+    throw ConfigError(
+        "[report.run_dir] the name of the run has {} bytes, but its folder can have a name of at most {}; "
+        "choose a shorter name",
+        length, kLongest);
+  }
   constexpr int kAttempts = 100;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     const std::string path = fmt::format("{}/{}-{}-{}", root, folder_safe(name), utc_compact(), random_id());
@@ -81,7 +97,7 @@ std::string make_unique_folder(const std::string& root, const std::string& name)
 /// always one to follow.
 void point_latest(const std::string& root, const std::string& folder) {
   const std::string link = root + "/latest";
-  const std::string temporary = root + "/.latest-" + folder;
+  const std::string temporary = fmt::format("{}/{}{}", root, kTemporaryLink, folder);
   ::unlink(temporary.c_str());  // of a process that died here
   if (::symlink(folder.c_str(), temporary.c_str()) != 0) fail("create link", temporary, errno);
   if (::rename(temporary.c_str(), link.c_str()) == 0) return;
@@ -91,8 +107,9 @@ void point_latest(const std::string& root, const std::string& folder) {
 }
 
 OrderedJson started_attempt(const OrderedJson& started) {
-  return {{"started", started}, {"ended", nullptr},     {"exit_code", nullptr},    {"cause", nullptr},
-          {"rank", nullptr},    {"last_step", nullptr}, {"resumed_from", nullptr}, {"steps_lost", nullptr}};
+  return {{"started", started},   {"ended", nullptr},        {"exit_code", nullptr},
+          {"cause", nullptr},     {"error", nullptr},        {"rank", nullptr},
+          {"last_step", nullptr}, {"resumed_from", nullptr}, {"steps_lost", nullptr}};
 }
 
 /// The device and how many ranks of it, in which layout.
@@ -109,13 +126,14 @@ OrderedJson started_attempt(const OrderedJson& started, const Manifest& manifest
   return attempt;
 }
 
-OrderedJson started_manifest(const std::string& name, const Manifest& manifest) {
+OrderedJson started_manifest(const std::string& name, const Manifest& manifest, int64_t sequence) {
   const Machine machine = describe_machine();
   OrderedJson json;
   json["schema"] = kSchema;
   json["version"] = kVersion;
   json["torch"] = kTorchVersion;
   json["name"] = name;
+  json["sequence"] = sequence;
   json["command"] = manifest.command;
   json["hostname"] = machine.hostname;
   json["cpu"] = machine.cpu;
@@ -144,6 +162,8 @@ OrderedJson read_manifest(const std::string& run) {
         "'latest'",
         run);
   }
+  if (!fs::is_regular_file(path))  // a pipe would keep the reader waiting
+    throw DataError("[report.run_dir] {} is not a regular file; remove it, or choose another run", path);
   const OrderedJson json = OrderedJson::parse(read_file(path), nullptr, false);
   if (!json.is_object() || !json.contains("schema") || json["schema"] != kSchema) {
     throw DataError(
@@ -189,6 +209,7 @@ Attempt to_attempt(const OrderedJson& json) {
           .ended = text_if_any(json, "ended"),
           .exit_code = value_if_any<int>(json, "exit_code"),
           .cause = text_if_any(json, "cause"),
+          .error = text_if_any(json, "error"),
           .rank = value_if_any<int64_t>(json, "rank"),
           .last_step = value_if_any<int64_t>(json, "last_step"),
           .resumed_from = value_if_any<int64_t>(json, "resumed_from"),
@@ -227,34 +248,172 @@ bool is_called(const OrderedJson& manifest, const std::string& folder, const std
   return name_part(folder) == folder_safe(name);
 }
 
+fs::path target_of(const fs::path& link) {
+  return (link.parent_path() / fs::read_symlink(link)).lexically_normal();
+}
+
+bool lie_together(const fs::path& a, const fs::path& b) {
+  return fs::weakly_canonical(a.parent_path()) == fs::weakly_canonical(b.parent_path());
+}
+
+/// Where the run at `path` lies: what `latest` stands for beside it, but a link to another disk itself.
+std::string place_of(const std::string& path) {
+  constexpr int kMostLinks = 40;  // as the kernel
+  fs::path place = fs::absolute(path);
+  const bool goes_up = std::ranges::find(place, fs::path("..")) != place.end();
+  place = goes_up ? fs::canonical(place) : place.lexically_normal();
+  if (!place.has_filename()) place = place.parent_path();
+  std::error_code error;
+  for (int i = 0; i < kMostLinks && fs::is_symlink(place, error); ++i) {
+    const fs::path target = target_of(place);
+    if (!lie_together(place, target)) break;
+    place = target;
+  }
+  return (fs::canonical(place.parent_path()) / place.filename()).string();
+}
+
+/// What was made and renamed inside is on the disk when this returns, as far as the file system can say so.
+void sync_folder(const std::string& path) {
+  const Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder) ::fsync(folder.get());
+}
+
+struct Neighbour {
+  std::string path;
+  OrderedJson manifest;
+};
+
+/// The runs below `root`, in any order; `tells`: of those that cannot be read, which keep nobody from the
+/// rest.
+std::vector<Neighbour> read_neighbours(const std::string& root, bool tells) {
+  std::vector<Neighbour> found;
+  std::set<fs::path> seen;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(root, ignored)) {
+    try {
+      // `latest`, or another name of a run that is here as well.
+      if (entry.is_symlink(ignored) && lie_together(entry.path(), target_of(entry.path()))) continue;
+      if (!fs::exists(entry.path() / "manifest.json") || !seen.insert(fs::canonical(entry.path())).second)
+        continue;
+      found.push_back({entry.path().string(), read_manifest(entry.path().string())});
+    } catch (const std::exception& error) {
+      if (tells) log_warning("skipped {}: {}", entry.path().string(), error.what());
+    }
+  }
+  return found;
+}
+
+int64_t sequence_of(const OrderedJson& manifest) {
+  return value_if_any<int64_t>(manifest, "sequence").value_or(0);  // 0: of an old version
+}
+
+int64_t next_sequence(const std::string& root) {
+  int64_t last = 0;
+  for (const Neighbour& run : read_neighbours(root, false)) last = std::max(last, sequence_of(run.manifest));
+  return last + 1;
+}
+
+/// Removes what a process left that was killed while it replaced a file: "manifest.json.4711-0.tmp".
+void sweep_unfinished(const std::string& run) {
+  static const std::regex kUnfinished(R"(.+\.\d+-\d+\.tmp)");
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(run, ignored)) {
+    if (entry.is_regular_file(ignored) && std::regex_match(entry.path().filename().string(), kUnfinished))
+      fs::remove(entry.path(), ignored);
+  }
+}
+
 }  // namespace
+
+/// The manifest as this process last read or wrote it, and the folder that it is in.
+class RunDirectory::Known {
+ public:
+  explicit Known(const std::string& run)
+      : run_(run), folder_(::open(run.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)) {}
+
+  void check_there() const {
+    struct stat opened {
+    }, there{};
+    if (!folder_ || ::fstat(folder_.get(), &opened) != 0) return;
+    if (::stat(run_.c_str(), &there) == 0 && opened.st_dev == there.st_dev && opened.st_ino == there.st_ino)
+      return;
+    throw EnvironmentError(
+        "[report.run_dir] {} was moved or removed while it was in use, so its records are not complete; "
+        "leave "
+        "a run directory where it is until the run has ended",
+        run_);
+  }
+
+  OrderedJson read() {
+    check_there();
+    try {
+      manifest_ = read_manifest(run_);
+      lost_ = false;
+    } catch (const Error&) {
+      if (manifest_.is_null()) throw;
+      if (!std::exchange(lost_, true))
+        log_warning("{}/manifest.json has gone or is damaged; it is made again from memory", run_);
+    }
+    return manifest_;
+  }
+
+  void write(const OrderedJson& manifest) {
+    check_there();
+    manifest_ = manifest;
+    write_manifest(run_, manifest_);
+    lost_ = false;
+  }
+
+ private:
+  std::string run_;
+  Descriptor folder_;
+  OrderedJson manifest_;
+  bool lost_ = false;  ///< and that was said
+};
+
+RunDirectory::RunDirectory(std::string path)
+    : path_(std::move(path)), known_(std::make_shared<Known>(path_)) {}
+
+void RunDirectory::check_there() const {
+  known_->check_there();
+}
 
 RunDirectory RunDirectory::create(const std::string& root, const std::string& name,
                                   const Manifest& manifest) {
   make_directories(root);
+  const int64_t sequence = next_sequence(root);
   RunDirectory run(make_unique_folder(root, name));
   for (const char* folder : {"logs", "tensorboard", "checkpoints"}) make_directories(run.file(folder));
   write_file_atomic(run.file("config.yaml"), manifest.config_yaml);
   if (!manifest.schedule.empty()) write_file_atomic(run.file(kScheduleFile), manifest.schedule);
-  write_manifest(run.path_, started_manifest(name, manifest));
+  run.known_->write(started_manifest(name, manifest, sequence));
+  sync_folder(run.path_);
   point_latest(root, fs::path(run.path_).filename().string());
+  sync_folder(root);
   return run;
 }
 
 RunDirectory RunDirectory::open(const std::string& path) {
   std::error_code error;
-  const fs::path real = fs::canonical(path, error);  // follows `latest`, which may move while we read
+  std::string place;
+  try {
+    place = place_of(path);  // follows `latest`, which may move while we read
+    if (!fs::exists(place)) error = std::make_error_code(std::errc::no_such_file_or_directory);
+  } catch (const fs::filesystem_error& failed) {
+    error = failed.code();
+  }
   if (error) {
     throw ConfigError(
         "[report.run_dir] no run was found at {}: {}; give a run directory made by 'trireme train'",
         fs::absolute(path).lexically_normal().string(), error.message());
   }
-  read_manifest(real.string());
-  return RunDirectory(real.string());
+  RunDirectory run(place);
+  run.known_->read();
+  return run;
 }
 
 std::optional<int> RunDirectory::exit_code() const {
-  const OrderedJson json = read_manifest(path_);
+  const OrderedJson json = known_->read();
   const auto code = json.find("exit_code");
   if (code == json.end() || !code->is_number_integer()) return std::nullopt;
   return code->get<int>();
@@ -284,19 +443,15 @@ std::string again_command(const std::string& run, int64_t ranks) {
 }
 
 std::vector<std::string> list_runs(const std::string& root, const std::string& name) {
-  std::vector<std::pair<std::string, std::string>> found;  // when it started, where it is
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(root, ignored)) {
-    const std::string manifest = (entry.path() / "manifest.json").string();
-    if (entry.is_symlink(ignored) || !fs::exists(manifest, ignored)) continue;
-    const OrderedJson json = OrderedJson::parse(read_file(manifest), nullptr, false);
-    if (!json.is_object() || !(name.empty() || is_called(json, entry.path().filename().string(), name)))
-      continue;
-    found.emplace_back(last_start(json), entry.path().string());
+  using Order = std::tuple<int64_t, std::string, std::string>;  // runs of old versions have their start alone
+  std::vector<Order> found;
+  for (const auto& [path, manifest] : read_neighbours(root, true)) {
+    if (name.empty() || is_called(manifest, fs::path(path).filename().string(), name))
+      found.emplace_back(sequence_of(manifest), last_start(manifest), path);
   }
   std::ranges::sort(found, std::greater<>());
   std::vector<std::string> paths;
-  for (auto& [started, path] : found) paths.push_back(std::move(path));
+  for (auto& [sequence, started, path] : found) paths.push_back(std::move(path));
   return paths;
 }
 
@@ -321,14 +476,16 @@ void RunDirectory::set_summary_aside(int64_t attempt) const {
 }
 
 void RunDirectory::note_attempt(const Manifest& manifest) const {
-  OrderedJson json = read_manifest(path_);
+  OrderedJson json = known_->read();
   last_attempt(json);
   json["attempts"].push_back(started_attempt(utc_timestamp(), manifest));
   put_layout(json, manifest);
+  const fs::path path = path_;
+  json["sequence"] = next_sequence(path.parent_path().string());
   json["ended"] = nullptr;
   json["exit_code"] = nullptr;
-  write_manifest(path_, json);
-  const fs::path path = path_;
+  sweep_unfinished(path_);
+  known_->write(json);
   if (fs::is_symlink(path.parent_path() / "latest"))
     point_latest(path.parent_path().string(), path.filename().string());
 }
@@ -338,38 +495,44 @@ void RunDirectory::replace_config(const std::string& yaml, const std::string& sc
   const std::string scheduled = fs::exists(schedule_file) ? read_file(schedule_file) : std::string();
   if (!schedule.empty() && schedule != scheduled) {
     if (!scheduled.empty())
-      write_file_atomic(of_attempt(schedule_file, attempts_before(read_manifest(path_))), scheduled);
+      write_file_atomic(of_attempt(schedule_file, attempts_before(known_->read())), scheduled);
     write_file_atomic(schedule_file, schedule);
   }
   const std::string before = fs::exists(config) ? read_file(config) : yaml;
   if (same_values(before, yaml)) return;
-  write_file_atomic(of_attempt(config, attempts_before(read_manifest(path_))), before);
+  write_file_atomic(of_attempt(config, attempts_before(known_->read())), before);
   write_file_atomic(config, with_origins_of(before, yaml));
 }
 
-std::optional<RunLock> RunDirectory::hold() const {
-  return RunLock::take(file(kLockFile));
+std::optional<LockFile> RunDirectory::hold() const {
+  return LockFile::take(file(kLockFile));
 }
 
 std::optional<std::string> RunDirectory::holder() const {
-  const auto launcher = RunLock::holder(file(kLockFile));
+  const auto launcher = LockFile::holder(file(kLockFile));
   return launcher ? launcher : writer();
 }
 
 std::optional<std::string> RunDirectory::writer() const {
-  return RunLock::holder(file("checkpoints/LOCK"));
+  return LockFile::holder(file("checkpoints/LOCK"));
+}
+
+std::optional<std::string> RunDirectory::orphan() const {
+  const std::string lock = file(kLockFile);
+  if (LockFile::number_in(lock).empty() || LockFile::holder(lock)) return std::nullopt;
+  return writer();
 }
 
 void RunDirectory::note_resumed(int64_t step) const {
-  OrderedJson json = read_manifest(path_);
+  OrderedJson json = known_->read();
   OrderedJson& attempt = last_attempt(json);
   attempt["resumed_from"] = step;
   attempt["steps_lost"] = std::max<int64_t>(0, last_step().value_or(step) - step);
-  write_manifest(path_, json);
+  known_->write(json);
 }
 
 std::vector<Attempt> RunDirectory::attempts() const {
-  OrderedJson json = read_manifest(path_);
+  OrderedJson json = known_->read();
   last_attempt(json);
   std::vector<Attempt> all;
   for (const OrderedJson& attempt : json["attempts"]) all.push_back(to_attempt(attempt));
@@ -384,24 +547,22 @@ std::optional<int64_t> RunDirectory::last_step() const {
   for (size_t end = text.rfind('\n'); end != std::string::npos;) {
     const size_t begin = end == 0 ? std::string::npos : text.rfind('\n', end - 1);
     const size_t first = begin == std::string::npos ? 0 : begin + 1;
-    const OrderedJson line = OrderedJson::parse(text.substr(first, end - first), nullptr, false);
-    if (line.is_object()) {
-      if (const auto step = value_if_any<int64_t>(line, "step")) return step;
-    }
+    if (const auto step = step_of_line(text.substr(first, end - first))) return step;
     end = begin;
   }
   return std::nullopt;
 }
 
 void RunDirectory::finish(const AttemptEnd& end) const {
-  OrderedJson json = read_manifest(path_);
+  OrderedJson json = known_->read();
   OrderedJson& attempt = last_attempt(json);
   attempt["ended"] = json["ended"] = utc_timestamp();
   attempt["exit_code"] = json["exit_code"] = end.exit_code;
   if (!end.cause.empty()) attempt["cause"] = end.cause;
+  if (!end.error.empty()) attempt["error"] = end.error;
   attempt["rank"] = or_null(end.rank);
   attempt["last_step"] = or_null(last_step());
-  write_manifest(path_, json);
+  known_->write(json);
 }
 
 }  // namespace trireme::report

@@ -5,7 +5,7 @@
 // and of images { validation.json pictures/confusion.svg pictures/mistakes.svg } (classification_view.h).
 // Images in pictures/, and traces/pipeline.svg, are shown by report.html (trireme report), which draws curves
 // itself.
-// LOCK is locked by the launcher while the run goes on (run_lock.h).
+// LOCK is locked by the launcher while the run goes on (base/lock_file.h).
 // What a later attempt replaces stays as config.attempt-N.yaml, schedule.attempt-N.csv and
 // summary.attempt-N.json.
 #include <cstdint>
@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "trireme/base/file.h"
+#include "trireme/base/lock_file.h"
 #include "trireme/base/sink.h"
-#include "trireme/report/run_lock.h"
 
 namespace trireme::report {
 
@@ -36,6 +36,7 @@ inline constexpr const char* kScheduleFile = "schedule.csv";
 struct AttemptEnd {
   int exit_code = 0;
   std::string cause = {};            ///< in words; empty: its exit code says it all
+  std::string error = {};            ///< the message of the error itself; empty: nobody could write one
   std::optional<int64_t> rank = {};  ///< whose failure that was
 };
 
@@ -44,6 +45,7 @@ struct Attempt {
   std::string started, ended;        ///< UTC; `ended` is empty while it goes on, or when its launcher died
   std::optional<int> exit_code;      ///< likewise
   std::string cause;                 ///< as AttemptEnd has it
+  std::string error;                 ///< likewise
   std::optional<int64_t> rank;       ///< likewise
   std::optional<int64_t> last_step;  ///< the last that metrics.jsonl had when it ended
   std::optional<int64_t>
@@ -57,12 +59,16 @@ struct Attempt {
 class RunDirectory {
  public:
   /// Makes the folder (unique even for two runs in one second), config.yaml and manifest.json (with version,
-  /// machine, start time, exit_code null), and points `root`/latest at it. Throws EnvironmentError.
+  /// machine, start time, exit_code null), and points `root`/latest at it. Throws EnvironmentError, and
+  /// ConfigError for a name that is too long for a folder.
   static RunDirectory create(const std::string& root, const std::string& name, const Manifest& manifest);
   /// Opens an existing one. Throws ConfigError when `path` is not a run directory, DataError when its
-  /// manifest is damaged or of another version.
+  /// manifest is damaged or of another version. From then on a manifest that has gone or is damaged is made
+  /// again from what this process has read and written; where the folder itself was moved or removed, all
+  /// that reads or writes the manifest throws EnvironmentError.
   static RunDirectory open(const std::string& path);
 
+  /// Absolute. A run that a link in its parent folder stands for lies where the link is.
   const std::string& path() const { return path_; }
   std::string file(const std::string& relative) const { return path_ + "/" + relative; }
 
@@ -80,7 +86,8 @@ class RunDirectory {
   /// on, and may end without a summary.
   void set_summary_aside(int64_t attempt) const;
   /// Adds an attempt to manifest.json, whose device, mesh and ranks become those of the run, and clears the
-  /// end time and exit code. A link `latest` beside the run is made to point at it.
+  /// end time and exit code. The run becomes the newest of its parent folder, and a link `latest` there is
+  /// made to point at it. Files that a killed process has not finished are removed.
   void note_attempt(const Manifest& manifest) const;
 
   /// Notes in manifest.json that the current attempt has resumed after `step`, and how many steps were lost.
@@ -99,19 +106,28 @@ class RunDirectory {
   void replace_config(const std::string& yaml, const std::string& schedule = {}) const;
 
   /// Makes this process the one that writes to the run; none: another one does. Throws EnvironmentError.
-  std::optional<RunLock> hold() const;
+  std::optional<LockFile> hold() const;
   /// The number of the process that does, or that writes its checkpoints (writer()); none: it does not run.
   std::optional<std::string> holder() const;
   /// The number of the process that holds checkpoints/LOCK, as a run does while it can save.
   std::optional<std::string> writer() const;
+  /// writer() of a run whose launcher was killed: its ranks are about to end.
+  std::optional<std::string> orphan() const;
 
   /// Completes manifest.json with the end time and the exit code, and its last attempt with its end.
   void finish(const AttemptEnd& end) const;
   void finish(int exit_code) const { finish({.exit_code = exit_code}); }
 
+  /// Throws EnvironmentError when the folder that was opened is no longer at path().
+  void check_there() const;
+
  private:
-  explicit RunDirectory(std::string path) : path_(std::move(path)) {}
+  class Known;
+
+  explicit RunDirectory(std::string path);
+
   std::string path_;
+  std::shared_ptr<Known> known_;  ///< of the manifest, by this process
 };
 
 /// `path` as a user would type it: relative where it lies below the current folder.
@@ -123,8 +139,9 @@ std::string resume_command(const std::string& run, int64_t ranks);
 /// "trireme train RUN/config.yaml -n 4".
 std::string again_command(const std::string& run, int64_t ranks);
 
-/// Paths of the run directories below `root`, newest first: by when they last began or went on. With a name
-/// only those that were made with it.
+/// Paths of the run directories below `root`, newest first: by the sequence number that each got when it last
+/// began or went on, so that no clock has a say. With a name only those that were made with it. A link to a
+/// run elsewhere counts, and a folder whose manifest cannot be read is left out with a warning.
 std::vector<std::string> list_runs(const std::string& root, const std::string& name = {});
 
 /// What a run goes on with.

@@ -1,34 +1,62 @@
 // metrics.jsonl grows by one line a step; summary.json appears whole at the end.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <nlohmann/json.hpp>
+#include <filesystem>
+#include <optional>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/report/recorded_number.h"
 #include "trireme/report/run_dir.h"
 
 namespace trireme::report {
 namespace {
 
-/// Cuts off the lines of later steps, and one that a process could not finish. Returns the last step that is
-/// left, 0 for none.
+/// Leaves the lines of steps up to `step`, in rising order. What a process could not finish goes without a
+/// word; any other line that is none of ours is left out with a warning. Returns the last step that is left,
+/// 0 for none.
 int64_t drop_steps_after(const std::string& path, int64_t step) {
+  if (!std::filesystem::exists(path)) return 0;
   const std::string text = read_file(path);
-  size_t kept = 0;
-  int64_t last = 0;
+  std::string kept;
+  std::vector<std::string> foreign;  // their numbers
+  int64_t last = 0, number = 0;
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = text.find('\n', begin);
     if (end == std::string::npos) break;
-    const auto line = nlohmann::json::parse(text.substr(begin, end - begin), nullptr, false);
-    if (!line.is_object() || line.value("step", step + 1) > step) break;
-    last = line["step"];
-    kept = begin = end + 1;
+    const std::string_view line = std::string_view(text).substr(begin, end + 1 - begin);
+    const std::optional<int64_t> found = step_of_line(line);
+    ++number;
+    if (!found || (*found <= last && *found <= step)) {
+      foreign.push_back(std::to_string(number));
+    } else if (*found <= step) {
+      last = *found;
+      kept += line;
+    }
+    begin = end + 1;
   }
-  if (kept != text.size() && ::truncate(path.c_str(), static_cast<off_t>(kept)) != 0)
+  if (!foreign.empty()) {
+    constexpr size_t kShown = 5;
+    const bool all = foreign.size() <= kShown;
+    const size_t count = foreign.size();
+    foreign.resize(std::min(count, kShown));
+    log_warning("{} {} of {} {} not a record of a step in its turn, and {} left out{}",
+                all && count == 1 ? "line" : "lines", join(foreign, ", "), path, count == 1 ? "is" : "are",
+                count == 1 ? "is" : "are", all ? "" : fmt::format("; there are {} of them", count));
+  }
+  if (kept == text) return last;
+  if (!text.starts_with(kept)) {
+    write_file_atomic(path, kept);
+  } else if (::truncate(path.c_str(), static_cast<off_t>(kept.size())) != 0) {
     throw EnvironmentError("[report.run_files] cannot truncate {}: {}; check its permissions", path,
                            errno_text(errno));
+  }
   return last;
 }
 
@@ -38,7 +66,6 @@ class RunFilesSink final : public Sink {
       : run_(std::move(run)),
         next_(std::move(next)),
         metrics_path_(run_.file("metrics.jsonl")),
-        metrics_(metrics_path_),
         summary_path_(run_.file("summary.json")) {}
 
   /// What the checkpoint refuses never gets here: the run stays as it is.
@@ -47,9 +74,13 @@ class RunFilesSink final : public Sink {
     const Manifest& manifest = next_.manifest;
     if (!manifest.config_yaml.empty()) run_.replace_config(manifest.config_yaml, manifest.schedule);
     if (begun) note_resumed(step);
+    metrics_.reset();  // the file may be replaced
     return drop_steps_after(metrics_path_, step) == step;
   }
-  void record(const StepRecord& step) override { metrics_.append(to_json_line(step)); }
+  void record(const StepRecord& step) override {
+    if (!metrics_) metrics_.emplace(metrics_path_);
+    metrics_->append(to_json_line(step));
+  }
 
   void finish(const RunSummary& summary) override {
     write_file_atomic(summary_path_, to_json_line(summary) + "\n");
@@ -80,7 +111,7 @@ class RunFilesSink final : public Sink {
   RunDirectory run_;
   Continuation next_;
   std::string metrics_path_;
-  LineFile metrics_;
+  std::optional<LineFile> metrics_;  ///< opened for the first record: a run that is refused has none
   std::string summary_path_;
 };
 

@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <ctime>
+#include <optional>
 #include <protozero/pbf_writer.hpp>
 #include <span>
 #include <string_view>
@@ -13,6 +14,7 @@
 
 #include "trireme/base/descriptor.h"
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/report/crc32c.h"
 #include "trireme/report/machine.h"
 #include "trireme/report/run_dir.h"
@@ -104,13 +106,16 @@ std::string event_path(const RunDirectory& run) {
                               describe_machine().hostname, getpid()));
 }
 
+/// Its file is made when the run begins or goes on: one that is refused leaves none, and one whose folder was
+/// removed makes it again.
 class TensorboardSink final : public Sink {
  public:
-  explicit TensorboardSink(const RunDirectory& run) : file_(event_path(run)) {
-    file_.append(version_event());
-  }
+  explicit TensorboardSink(const RunDirectory& run) : run_(run) {}
+
+  void begin(int64_t) override { open(); }
 
   void record(const StepRecord& step) override {
+    open();
     std::vector<Scalar> scalars = {{"loss", step.loss},
                                    {"grad_norm", step.grad_norm},
                                    {"lr", step.lr},
@@ -129,13 +134,21 @@ class TensorboardSink final : public Sink {
     if (step.val_loss) scalars.emplace_back("val_loss", *step.val_loss);
     if (step.val_top1) scalars.emplace_back("val_top1", *step.val_top1);
     if (step.val_top5) scalars.emplace_back("val_top5", *step.val_top5);
-    file_.append(scalars_event(step.step, scalars));
+    file_->append(scalars_event(step.step, scalars));
   }
 
   void finish(const RunSummary&) override {}  // every record is already on its way to the disk
 
  private:
-  RecordFile file_;
+  void open() {
+    if (file_) return;
+    make_directories(run_.file("tensorboard"));
+    file_.emplace(event_path(run_));
+    file_->append(version_event());
+  }
+
+  RunDirectory run_;
+  std::optional<RecordFile> file_;
 };
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/text.h"
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/checkpoint/safetensors.h"
 #include "trireme/kernels/device.h"
@@ -110,7 +111,7 @@ void Checkpointing::agree_on_folder() {
   const bool writes = config_.checkpoint.every > 0 || options_.resume;  // a resumed run's records, at least
   if (parts_.is_root() && writes && !options_.checkpoint_dir.empty()) {
     try {
-      store_ = std::make_unique<checkpoint::Store>(options_.checkpoint_dir);
+      claim_.emplace(options_.checkpoint_dir);
     } catch (const Error&) {
       error = std::current_exception();
     }
@@ -118,7 +119,7 @@ void Checkpointing::agree_on_folder() {
   Json known{{"folder", options_.checkpoint_dir},
              {"wanted", options_.resume_from},
              {"resumes", options_.resume},
-             {"generation", store_ ? store_->generation() : 0},
+             {"generation", claim_ ? claim_->generation() : 0},
              {"failed", error != nullptr}};
   known = Json::parse(text_of_root(*parts_.mesh.all, parts_.is_root() ? known.dump() : std::string()));
   if (error) std::rethrow_exception(error);
@@ -127,6 +128,36 @@ void Checkpointing::agree_on_folder() {
   wanted_ = known["wanted"];
   resumes_ = known["resumes"];
   generation_ = known["generation"];
+}
+
+void Checkpointing::take_over() {
+  if (!uses_folder()) return;
+  std::exception_ptr error;
+  try {
+    if (claim_) {
+      store_ = std::make_unique<checkpoint::Store>(std::move(*claim_));
+      claim_.reset();
+      set_aside_later_ones();
+    }
+  } catch (const Error&) {
+    error = std::current_exception();
+  }
+  const bool failed = any_rank(error != nullptr);
+  if (error) std::rethrow_exception(error);
+  if (failed) throw FailedElsewhere(ExitCode::kEnvironment, 0);
+}
+
+/// A run that was told to go back must not be found in the branch that it left, however early it ends.
+void Checkpointing::set_aside_later_ones() {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path wanted = fs::weakly_canonical(wanted_, error);
+  if (wanted_.empty() || error || wanted.parent_path() != fs::weakly_canonical(folder_, error)) return;
+  std::vector<std::string> aside;
+  for (const auto& one : store_->go_back_to(wanted.filename().string())) aside.push_back(one.aside);
+  if (aside.empty()) return;
+  log_info("resume  later checkpoints were set aside as {}; '--resume {}/NAME' goes back to one",
+           join(aside, ", "), folder_);
 }
 
 bool Checkpointing::can_save(int64_t step) const {

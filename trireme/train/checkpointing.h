@@ -48,6 +48,9 @@ class Checkpointing {
   /// Collective. Throws ConfigError that names keys when the checkpoint belongs to another config, DataError
   /// when none can be read.
   Resumed resume();
+  /// Nothing refuses the run any more, so it takes the folder over: what was gone back from is set aside
+  /// before the first step. Collective. Throws EnvironmentError on all ranks when the disk fails.
+  void take_over();
 
   bool enabled() const { return config_.checkpoint.every > 0 && !folder_.empty(); }
   bool is_due(int64_t step) const { return enabled() && step % config_.checkpoint.every == 0; }
@@ -82,6 +85,8 @@ class Checkpointing {
   struct Outcome;
 
   void agree_on_folder();
+  bool uses_folder() const { return (config_.checkpoint.every > 0 || resumes_) && !folder_.empty(); }
+  void set_aside_later_ones();
   Resumed resume_from(const std::string& path);
   Resumed restore(const SavedRun& run, const std::string& path);
   std::string choose(const std::string& older_than);
@@ -101,7 +106,8 @@ class Checkpointing {
   std::string folder_;  ///< of the run's checkpoints
   std::string wanted_;  ///< the one to resume from, if it was named
   bool resumes_ = false;
-  std::unique_ptr<checkpoint::Store> store_;  ///< rank 0's, when checkpoints are written
+  std::optional<checkpoint::Claim> claim_;    ///< rank 0's, until take_over()
+  std::unique_ptr<checkpoint::Store> store_;  ///< rank 0's from then on, when checkpoints are written
   int64_t generation_ = 0;
   int64_t attempt_ = 0;
 

@@ -39,9 +39,7 @@ bool RunRecords::begin() {
 }
 
 void RunRecords::record(const StepRecord& step) {
-  const int64_t steps = parts_.config.train.steps - summary_.resumed_at;
-  if (step.step - summary_.resumed_at > std::min(kWarmupSteps, steps / 2))
-    step_seconds_.push_back(step.step_ms * 1e-3);
+  if (step.step > summary_.resumed_at) step_seconds_.push_back(step.step_ms * 1e-3);
   summary_.steps = step.step;
   summary_.final_loss = step.loss;
   summary_.peak_bytes = step.peak_bytes;
@@ -66,7 +64,9 @@ void RunRecords::report_lost() const {
 }
 
 void RunRecords::finish() {
-  if (const double seconds = median(step_seconds_); seconds > 0.0) {
+  // A run that was stopped early leaves out less, so that it has a speed as well.
+  const int64_t warmup = std::min(kWarmupSteps, std::ssize(step_seconds_) / 2);
+  if (const double seconds = median({step_seconds_.begin() + warmup, step_seconds_.end()}); seconds > 0.0) {
     summary_.steps_per_s = 1.0 / seconds;
     summary_.tokens_per_s =
         static_cast<double>(parts_.batch.global_batch * parts_.config.data.seq_len) / seconds;

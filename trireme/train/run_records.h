@@ -34,7 +34,7 @@ class RunRecords {
   const std::vector<Sink*> sinks_;  ///< of rank 0
   RunSummary summary_;
   std::vector<int64_t> lost_;         ///< records, by sink
-  std::vector<double> step_seconds_;  ///< after the warm-up
+  std::vector<double> step_seconds_;  ///< of all steps
   double started_;
 };
 

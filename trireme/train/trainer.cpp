@@ -129,9 +129,10 @@ TrainResult Trainer::run_steps() {
   return finish();
 }
 
-/// Drops the records of steps that are made again, and completes a step that was saved but not yet recorded;
-/// a run that was complete has nothing to add.
+/// From here on the run is changed. Drops the records of steps that are made again, and completes a step that
+/// was saved but not yet recorded; a run that was complete has nothing to add.
 void Trainer::begin_records() {
+  checkpoints_.take_over();
   const bool recorded = records_.begin();
   if (!resumed_.record) return;
   const bool root_has_it =
