@@ -150,9 +150,6 @@ TEST(IdxSet, RefusesDamage) {
 TEST(IdxSet, RefusesLabelsThatCannotBe) {
   const Scratch scratch;
   write_mnist(scratch);
-  scratch.write("train-labels-idx1-ubyte", idx_labels({1, 0, 200}));
-  expect_refusal<DataError>(scratch, "has label 200, but no image has label 2");
-  write_mnist(scratch);
   scratch.write("t10k-images-idx3-ubyte", idx_images(1, 5, 4));
   expect_refusal<DataError>(scratch, "but no t10k-labels-idx1-ubyte");
   scratch.write("t10k-labels-idx1-ubyte", idx_labels({3}));
@@ -160,6 +157,21 @@ TEST(IdxSet, RefusesLabelsThatCannotBe) {
   scratch.write("t10k-labels-idx1-ubyte", idx_labels({0}));
   scratch.write("t10k-images-idx3-ubyte", idx_images(1, 4, 5));
   expect_refusal<DataError>(scratch, "training images of 1 x 5 x 4 but test images of 1 x 4 x 5");
+}
+
+/// Letters of EMNIST have labels 1 to 26; a part of a set may lack any.
+TEST(IdxSet, KeepsClassesWithoutImagesAndNamesThem) {
+  const Scratch scratch;
+  write_mnist(scratch);
+  EXPECT_TRUE(open_images({.path = scratch.path("")}).notes.empty());
+  scratch.write("train-labels-idx1-ubyte", idx_labels({1, 4, 2}));
+  const ImageSplits splits = open_images({.path = scratch.path("")});
+  EXPECT_EQ(splits.train->classes(), (std::vector<std::string>{"0", "1", "2", "3", "4"}));
+  EXPECT_EQ(splits.train->label(1), 4);
+  ASSERT_EQ(splits.notes.size(), 1U);
+  EXPECT_TRUE(has(splits.notes[0], "go up to 4, so there are 5 classes, but no image has label 0, 3"))
+      << splits.notes[0];
+  EXPECT_TRUE(has(splits.why_no_val, "has no t10k-images-idx3-ubyte")) << splits.why_no_val;
 }
 
 TEST(Unpacking, StopsAtItsLimitAndReadsSeveralMembers) {
@@ -171,6 +183,10 @@ TEST(Unpacking, StopsAtItsLimitAndReadsSeveralMembers) {
                   "unpacks to more than 1048575 bytes"));
   scratch.write("two", packed("left ") + packed("right"));
   EXPECT_EQ(read_unpacked(scratch.path("two"), 100), "left right");
+  scratch.write("padded", packed("left") + std::string(700, '\0'));
+  EXPECT_EQ(read_unpacked(scratch.path("padded"), 100), "left") << "as gzip ignores blocks of a tape";
+  scratch.write("stray", packed("left") + std::string(7, '\0') + "x");
+  EXPECT_TRUE(has(message_of<DataError>([&] { read_unpacked(scratch.path("stray"), 100); }), "is damaged"));
 }
 
 // folders
@@ -228,6 +244,63 @@ TEST(FolderSet, RefusesClassesWithoutImagesAndOtherClasses) {
   write_png(scratch, "val/dog/z.png", 0);
   write_png(scratch, "val/mouse/z.png", 0);
   expect_refusal<DataError>(scratch, "class mouse has no folder in " + scratch.path("train"));
+}
+
+TEST(FolderSet, ReadsWhateverIsAJpegOrPngAndCountsTheRest) {
+  const Scratch scratch;
+  const std::string png = encode_png(pattern_image(0, {3, 6, 5}));
+  for (const char* name : {"a.jfif", "b.JPE", "c.png", "without-an-ending"})
+    scratch.write(fmt::format("cat/{}", name), png);
+  for (const char* name : {"a.webp", "b.webp", "deep/c.BMP", "README"})
+    scratch.write(fmt::format("cat/{}", name), "no");
+  scratch.write("loose.png", png);
+  std::filesystem::create_symlink("nowhere", scratch.path("cat/gone.png"));
+  const ImageSplits splits = open_images({.path = scratch.path("")});
+  ASSERT_EQ(splits.train->size(), 4);
+  for (int64_t i = 0; i < 4; ++i) expect_pattern(*splits.train, i, 0, {3, 6, 5});
+  ASSERT_EQ(splits.notes.size(), 2U);
+  EXPECT_TRUE(has(splits.notes[0], "5 files below " + scratch.path("") + " are not read")) << splits.notes[0];
+  EXPECT_TRUE(has(splits.notes[0], ": 1 .bmp, 2 .webp, 1 broken links, 1 without an ending; convert"))
+      << splits.notes[0];
+  EXPECT_TRUE(has(splits.notes[1], "1 picture in " + scratch.path("") + " is not read")) << splits.notes[1];
+  for (const char* name : {"a.jfif", "b.JPE", "c.png", "without-an-ending"})
+    std::filesystem::remove(scratch.path(fmt::format("cat/{}", name)));
+  expect_refusal<ConfigError>(scratch, "2 .webp");
+}
+
+TEST(FolderSet, SaysWhyNothingIsHeldOut) {
+  const Scratch scratch;
+  write_png(scratch, "train/cat/z.png", 0);
+  EXPECT_TRUE(has(open_images({.path = scratch.path("")}).why_no_val, "has no pictures in val/"));
+  write_png(scratch, "val/a.png", 0);
+  write_png(scratch, "val/b.png", 0);
+  write_png(scratch, "test/cat/a.png", 0);
+  const ImageSplits flat = open_images({.path = scratch.path("")});
+  EXPECT_EQ(flat.val, nullptr) << "test/ does not stand in for it";
+  EXPECT_TRUE(
+      has(flat.why_no_val, "the 2 pictures of " + scratch.path("val") + " are in no folder of a class"))
+      << flat.why_no_val;
+  const Scratch small;
+  write_png(small, "cat/z.png", 0);
+  EXPECT_TRUE(
+      has(open_images({.path = small.path(""), .val_fraction = 0.1}).why_no_val, "data.val_fraction=0.1"));
+  EXPECT_EQ(open_images({.path = small.path("")}).why_no_val, "") << "none was asked for";
+}
+
+TEST(FolderSet, TakesATrainForAClassAmongOthers) {
+  const Scratch scratch;
+  for (const char* name : {"bus", "car", "train"}) {
+    write_png(scratch, fmt::format("{}/day/a.png", name), 0);
+    write_png(scratch, fmt::format("{}/night/a.png", name), 1);
+  }
+  const ImageSplits classes = open_images({.path = scratch.path("")});
+  EXPECT_EQ(classes.train->classes(), (std::vector<std::string>{"bus", "car", "train"}));
+  EXPECT_EQ(classes.train->size(), 6);
+  write_png(scratch, "val/day/a.png", 0);
+  write_png(scratch, "val/night/a.png", 0);
+  EXPECT_EQ(open_images({.path = scratch.path("")}).train->classes(),
+            (std::vector<std::string>{"day", "night"}))
+      << "a held-out folder makes train/ a split";
 }
 
 TEST(FolderSet, IsReadWithOneOrThreeChannels) {

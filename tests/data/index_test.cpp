@@ -19,6 +19,8 @@ TokenIndex example() {
                    .source = "/corpus",
                    .source_files = 3,
                    .source_bytes = 150,
+                   .not_utf8_files = 1,
+                   .first_not_utf8 = "/corpus/b",
                    .val_fraction = 0.25,
                    .splits = {}};
   index.splits["train"] = {
@@ -36,6 +38,8 @@ TEST(TokenIndex, IsReadBackAsWritten) {
   EXPECT_EQ(index.source, "/corpus");
   EXPECT_EQ(index.source_files, 3);
   EXPECT_EQ(index.source_bytes, 150);
+  EXPECT_EQ(index.not_utf8_files, 1);
+  EXPECT_EQ(index.first_not_utf8, "/corpus/b");
   EXPECT_EQ(index.val_fraction, 0.25);
   EXPECT_EQ(index.documents(), 3);
   const SplitEntry& train = index.splits.at("train");

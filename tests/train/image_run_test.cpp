@@ -217,6 +217,19 @@ TEST_F(ImageRuns, RefuseToGoOnWithStepsOfAnotherSize) {
   expect_refused("6 samples per step, but this run has 3", 1, /*resume=*/true);
 }
 
+TEST_F(ImageRuns, SayWhyNothingIsValidatedAndWhatIsNotRead) {
+  std::filesystem::remove(folder_ / "images/t10k-images-idx3-ubyte");
+  std::filesystem::remove(folder_ / "images/t10k-labels-idx1-ubyte");
+  config_.train.epochs = 1;
+  ::testing::internal::CaptureStderr();
+  const TrainResult result = run(2);
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_FALSE(result.summary.final_val_loss.has_value());
+  const std::string said = "validation is off: " + config_.data.path + " has no t10k-images-idx3-ubyte";
+  EXPECT_NE(log.find(said), std::string::npos) << log;
+  EXPECT_EQ(log.find(said), log.rfind(said)) << "one rank speaks";
+}
+
 TEST_F(ImageRuns, AreRefusedWhereTheModelCannotReadTheImages) {
   config_.model.vision.classes = 4;
   expect_refused("3 classes, but model.classes=4");

@@ -150,6 +150,9 @@ void print_splits(const Json& document, const data::ImageSet& train) {
                    has_val ? std::to_string(document["val"]["by_class"][i].get<int64_t>()) : ""});
   }
   fmt::print("{}", table.to_string());
+  for (const auto& note : document["notes"]) log_warning("{}", note.get<std::string>());
+  if (const auto why = document["why_no_val"].get<std::string>(); !why.empty())
+    log_warning("there are no held-out images: {}", why);
 }
 
 int data_info(const Request& request) {
@@ -159,7 +162,9 @@ int data_info(const Request& request) {
                 {"folder", splits.folder},
                 {"format", splits.format},
                 {"classes", splits.train->classes()},
-                {"train", describe_split(*splits.train)}};
+                {"train", describe_split(*splits.train)},
+                {"notes", splits.notes},
+                {"why_no_val", splits.why_no_val}};
   if (splits.val) document["val"] = describe_split(*splits.val);
   if (!request.data.sheet.empty())
     write_file_atomic(request.data.sheet, data::encode_png(sheet_of(*splits.train)));

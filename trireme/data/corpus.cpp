@@ -23,7 +23,7 @@
 namespace trireme::data {
 namespace {
 
-constexpr uint64_t kFormatVersion = 2;  // of what pack() writes: a new one makes every cached corpus stale
+constexpr uint64_t kFormatVersion = 3;  // of what pack() writes: a new one makes every cached corpus stale
 constexpr const char* kUnfinished = ".tmp";
 constexpr const char* kLock = ".lock";
 constexpr double kLockTimeoutSeconds = 300.0;  // without a sign of life of the process that prepares
@@ -166,6 +166,17 @@ std::string describe(const TokenIndex& index) {
                      index.tokenizer);
 }
 
+std::string note_of(const TokenIndex& index) {
+  if (index.not_utf8_files == 0) return {};
+  return fmt::format(
+      "{} of {} not UTF-8, the first is {}; bytes are used as they are, so data that is no text should not "
+      "be "
+      "in data.path",
+      with_commas(index.not_utf8_files),
+      counted(index.source_files, "file") + (index.not_utf8_files == 1 ? " is" : " are"),
+      index.first_not_utf8);
+}
+
 void require_one_sequence(const TokenIndex& index, int64_t seq_len) {
   const int64_t tokens = index.splits.at("train").tokens;
   if (tokens > seq_len) return;
@@ -192,7 +203,8 @@ PreparedCorpus prepare_corpus(const CorpusOptions& options) {
           .train_tokens = index->splits.at("train").tokens,
           .val_tokens = index->splits.at("val").tokens,
           .vocab_size = index->vocab_size,
-          .from_cache = from_cache};
+          .from_cache = from_cache,
+          .note = note_of(*index)};
 }
 
 }  // namespace trireme::data

@@ -27,14 +27,14 @@ struct PreparedCorpus {
   int64_t val_tokens = 0;
   int64_t vocab_size = 0;  ///< ids are below it
   bool from_cache = false;
+  std::string note = {};  ///< that text is not UTF-8; empty: it is
 };
 
 /// Prepares, or finds in the cache. Safe against two processes preparing the same corpus at once: one waits
 /// as long as the other shows signs of life. A preparation that fails or is given up leaves nothing in the
 /// cache; what a killed one left, the next removes. Throws ConfigError (exit 2) when the corpus is missing,
 /// not readable by this user, empty or shorter than one sequence, naming path and sizes, and DataError (exit
-/// 7) when it cannot be read. Text that is not UTF-8 is taken as bytes, with one warning that names the first
-/// such file.
+/// 7) when it cannot be read. Text that is not UTF-8 is taken as bytes, and PreparedCorpus::note says so.
 PreparedCorpus prepare_corpus(const CorpusOptions& options);
 
 }  // namespace trireme::data

@@ -40,6 +40,7 @@ Json index_json(const TokenIndex& index) {
              {{"path", index.source},
               {"files", index.source_files},
               {"bytes", index.source_bytes},
+              {"not_utf8", {{"files", index.not_utf8_files}, {"first", index.first_not_utf8}}},
               {"val_fraction", index.val_fraction}}}};
   for (const auto& [name, split] : index.splits) json["splits"][name] = split_json(split);
   return json;
@@ -64,12 +65,14 @@ SplitEntry parse_split(const Json& json) {
 }
 
 TokenIndex parse_index(const Json& json) {
-  const Json& source = json.at("source");
+  const Json &source = json.at("source"), &not_utf8 = source.at("not_utf8");
   TokenIndex index{.tokenizer = json.at("tokenizer"),
                    .vocab_size = json.at("vocab_size"),
                    .source = source.at("path"),
                    .source_files = source.at("files"),
                    .source_bytes = source.at("bytes"),
+                   .not_utf8_files = not_utf8.at("files"),
+                   .first_not_utf8 = not_utf8.at("first"),
                    .val_fraction = source.at("val_fraction"),
                    .splits = {}};
   for (const auto& [name, split] : json.at("splits").items()) index.splits[name] = parse_split(split);

@@ -26,6 +26,8 @@ struct TokenIndex {
   std::string source;  ///< path of the text
   int64_t source_files = 0;
   int64_t source_bytes = 0;
+  int64_t not_utf8_files = 0;
+  std::string first_not_utf8 = {};  ///< path of the first of them
   double val_fraction = 0.0;
   std::map<std::string, SplitEntry> splits;  ///< "train" and "val"
   int64_t documents() const;

@@ -7,7 +7,6 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
-#include "trireme/base/log.h"
 #include "trireme/base/utf8.h"
 #include "trireme/data/documents.h"
 #include "trireme/data/held_out.h"
@@ -58,7 +57,8 @@ bool is_utf8_text(std::string_view text, ProgressMeter& meter) {
 /// What the first pass over a source finds out.
 struct Survey {
   HeldOut held_out;
-  std::string not_utf8;  ///< path of the first file that is not; empty: none
+  int64_t not_utf8_files = 0;
+  std::string first_not_utf8;  ///< path
 };
 
 Survey survey(const Source& source, double val_fraction, ProgressMeter& meter) {
@@ -67,7 +67,8 @@ Survey survey(const Source& source, double val_fraction, ProgressMeter& meter) {
   for (const SourceFile& file : source.files) {
     const MappedFile mapped = map_text(source, file);
     const std::string_view text = text_of(mapped);
-    if (!is_utf8_text(text, meter) && result.not_utf8.empty()) result.not_utf8 = source.path_of(file);
+    if (!is_utf8_text(text, meter) && result.not_utf8_files++ == 0)
+      result.first_not_utf8 = source.path_of(file);
     Documents documents(text, [&] { meter.beat(); });
     for (size_t index = 0; const auto document = documents.next(); ++index) {
       chooser.add(held_out_draw(file.name, index), static_cast<int64_t>(document->size()));
@@ -138,15 +139,13 @@ TokenIndex pack(const Source& source, const Tokenizer& tokenizer, double val_fra
   ProgressMeter meter(on_progress);
   meter.expect(kPasses * source.bytes);
   const Survey found = survey(source, val_fraction, meter);
-  if (!found.not_utf8.empty()) {
-    log_warning("[data.corpus] {} is not UTF-8 (the first such file); its bytes are used as they are",
-                found.not_utf8);
-  }
   TokenIndex index{.tokenizer = tokenizer.name(),
                    .vocab_size = tokenizer.vocab_size(),
                    .source = source.path,
                    .source_files = static_cast<int64_t>(source.files.size()),
                    .source_bytes = source.bytes,
+                   .not_utf8_files = found.not_utf8_files,
+                   .first_not_utf8 = found.first_not_utf8,
                    .val_fraction = val_fraction,
                    .splits = write_splits(source, tokenizer, found.held_out, folder, meter)};
   write_index(folder, index);

@@ -95,6 +95,8 @@ class ImageData : public RunData {
   std::vector<std::string> classes() const override { return splits_.train->classes(); }
   std::string held_out_name(int64_t sample) const override { return splits_.val->name(sample); }
   Picture held_out_picture(int64_t sample) const override;
+  std::string why_no_validation() const override { return splits_.why_no_val; }
+  std::vector<std::string> notes() const override { return splits_.notes; }
 
  private:
   data::ImageLoaderOptions loader_options(const FeedOptions& options) const;
@@ -116,8 +118,9 @@ void ImageData::check_fits(const plan::ModelConfig& config) const {
   const plan::VisionConfig& model = config.vision;
   const auto classes = static_cast<int64_t>(splits_.train->classes().size());
   if (classes != model.classes) {
-    throw ConfigError("[train.data] {} has {} classes, but model.classes={}; set model.classes={}",
-                      splits_.folder, classes, model.classes, classes);
+    const std::string notes = splits_.notes.empty() ? "" : " (" + join(splits_.notes, "; ") + ")";
+    throw ConfigError("[train.data] {} has {} classes{}, but model.classes={}; set model.classes={}",
+                      splits_.folder, classes, notes, model.classes, classes);
   }
   const auto& shape = splits_.train->shape();
   if (!shape) return;

@@ -42,7 +42,7 @@ Parts::Parts(const TrainOptions& run, std::shared_ptr<comm::World> joined, bool 
   at::manual_seed(
       static_cast<uint64_t>(config.seed + world->rank()));  // dropout; weights have their own source
   run_on(runs_on);
-  if (config.train.val_batches > 0) look_for_validation();
+  if (is_root()) warn_of_data();
   open_feed(0);
   model = make_trained_model({config, facts, batch, mesh, records_passes});
 }
@@ -52,9 +52,10 @@ void Parts::run_on(bool over_epochs) {
   if (config.train.epochs > 0) config.train.steps = data->steps_for(config.train.epochs, feed_options());
 }
 
-void Parts::look_for_validation() {
-  const std::string why = data->why_no_validation();
-  if (!why.empty() && is_root()) log_warning("validation is off: {}", why);
+void Parts::warn_of_data() const {
+  for (const std::string& note : data->notes()) log_warning("{}", note);
+  const std::string why = config.train.val_batches > 0 ? data->why_no_validation() : "";
+  if (!why.empty()) log_warning("validation is off: {}", why);
 }
 
 FeedOptions Parts::feed_options() const {

@@ -52,7 +52,7 @@ struct Parts {
   Feed next_batch;
 
  private:
-  void look_for_validation();
+  void warn_of_data() const;
 };
 
 /// Why two equal runs may end with different weights; empty when they cannot.

@@ -90,6 +90,8 @@ class RunData {
   virtual Picture held_out_picture([[maybe_unused]] int64_t sample) const { return {}; }
   /// Why there is nothing to validate on although the config asks for it, and what to do; empty: it does not.
   virtual std::string why_no_validation() const { return {}; }
+  /// What a user should know of the data before it is trained on, such as files that are not read: sentences.
+  virtual std::vector<std::string> notes() const { return {}; }
 
  protected:
   RunData() = default;

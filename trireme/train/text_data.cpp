@@ -54,6 +54,9 @@ class TextData : public RunData {
   int64_t val_samples() const override { return val_ ? val_->size() : 0; }
   ValidationFeed validation(int64_t most, const FeedOptions& options) const override;
   std::string why_no_validation() const override;
+  std::vector<std::string> notes() const override {
+    return corpus_.note.empty() ? std::vector<std::string>() : std::vector{corpus_.note};
+  }
 
  private:
   std::string longer_validation() const;

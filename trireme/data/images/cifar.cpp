@@ -134,7 +134,11 @@ ImageSplits make_splits(const CifarFormat& format, const std::string& folder,
                      .val = nullptr,
                      .format = format.name,
                      .folder = folder};
-  if (is_file(test)) splits.val = std::make_shared<CifarSet>(format, std::vector{test}, names);
+  if (is_file(test)) {
+    splits.val = std::make_shared<CifarSet>(format, std::vector{test}, names);
+  } else {
+    splits.why_no_val = test + " is not there; download it";
+  }
   return splits;
 }
 

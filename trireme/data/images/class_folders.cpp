@@ -3,11 +3,15 @@
 #include <array>
 #include <cctype>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <map>
+#include <span>
 #include <utility>
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/text.h"
 #include "trireme/data/held_out.h"
 #include "trireme/data/images/codec.h"
 #include "trireme/data/images/set.h"
@@ -20,41 +24,104 @@ namespace fs = std::filesystem;
 /// Names of the files of each class below a root, each relative to it.
 using FilesByClass = std::map<std::string, std::vector<std::string>>;
 
+/// What a folder of class folders holds.
+struct Listing {
+  FilesByClass classes;
+  std::map<std::string, int64_t> left_out;  ///< files of classes that are not read, by what they are
+  int64_t beside_classes = 0;               ///< pictures in the folder itself, which have no class
+};
+
 bool is_hidden(const fs::path& path) {
   return path.filename().string().starts_with(".");
 }
 
-bool has_image_name(const fs::path& path) {
+std::string ending_of(const fs::path& path) {
   std::string ending = path.extension().string();
   std::ranges::transform(ending, ending.begin(), [](unsigned char c) { return std::tolower(c); });
-  constexpr std::array<std::string_view, 3> kEndings = {".jpg", ".jpeg", ".png"};
+  return ending;
+}
+
+/// The first bytes of a file without an ending tell what it is; one that cannot be opened is no picture.
+bool begins_as_image(const fs::path& path) {
+  std::array<char, 16> begin{};
+  std::ifstream file(path, std::ios::binary);
+  file.read(begin.data(), begin.size());
+  return is_jpeg_or_png(std::as_bytes(std::span(begin.data(), static_cast<size_t>(file.gcount()))));
+}
+
+bool is_image(const fs::path& path) {
+  const std::string ending = ending_of(path);
+  if (ending.empty()) return begins_as_image(path);
+  constexpr std::array<std::string_view, 5> kEndings = {".jpg", ".jpeg", ".jpe", ".jfif", ".png"};
   return std::ranges::find(kEndings, ending) != kEndings.end();
+}
+
+std::string kind_of(const fs::directory_entry& entry) {
+  if (!entry.exists()) return "broken links";
+  const std::string ending = ending_of(entry.path());
+  return ending.empty() ? "without an ending" : ending;
 }
 
 /// Links to files are followed, for large sets are often made of them; links to folders only where they
 /// stand for a class.
-std::vector<std::string> images_below(const fs::path& root, const std::string& name) {
-  std::vector<std::string> files;
+void list_class(const fs::path& root, const std::string& name, Listing& listing) {
+  std::vector<std::string>& files = listing.classes[name];
   auto entry = fs::recursive_directory_iterator(root / name);
   for (; entry != fs::recursive_directory_iterator(); ++entry) {
     if (is_hidden(entry->path())) {
       entry.disable_recursion_pending();
-    } else if (has_image_name(entry->path()) && entry->is_regular_file()) {
+    } else if (entry->is_regular_file() && is_image(entry->path())) {
       files.push_back(entry->path().lexically_relative(root).string());
+    } else if (!entry->is_directory()) {
+      ++listing.left_out[kind_of(*entry)];
     }
   }
   std::ranges::sort(files);
-  return files;
 }
 
-FilesByClass list_classes(const fs::path& root) {
-  FilesByClass found;
+Listing list_classes(const fs::path& root) {
+  Listing listing;
   for (const auto& entry : fs::directory_iterator(root)) {
-    if (is_hidden(entry.path()) || !entry.is_directory()) continue;
-    const std::string name = entry.path().filename().string();
-    found[name] = images_below(root, name);
+    if (is_hidden(entry.path())) continue;
+    if (entry.is_directory()) list_class(root, entry.path().filename().string(), listing);
+    if (entry.is_regular_file() && is_image(entry.path())) ++listing.beside_classes;
   }
-  return found;
+  return listing;
+}
+
+bool holds_image(const fs::path& folder) {
+  auto entry = fs::recursive_directory_iterator(folder);
+  for (; entry != fs::recursive_directory_iterator(); ++entry) {
+    if (is_hidden(entry->path())) {
+      entry.disable_recursion_pending();
+    } else if (entry->is_regular_file() && is_image(entry->path())) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/// What of `root` is not read, as sentences for people.
+std::vector<std::string> notes_of(const fs::path& root, const Listing& listing) {
+  std::vector<std::string> notes;
+  int64_t files = 0;
+  std::vector<std::string> kinds;
+  for (const auto& [kind, count] : listing.left_out) {
+    files += count;
+    kinds.push_back(fmt::format("{} {}", with_commas(count), kind));
+  }
+  if (files > 0) {
+    notes.push_back(
+        fmt::format("{} below {} not read, for only JPEG and PNG are: {}; convert pictures among them to PNG",
+                    files == 1 ? "1 file" : with_commas(files) + " files",
+                    root.string() + (files == 1 ? " is" : " are"), join(kinds, ", ")));
+  }
+  if (const int64_t beside = listing.beside_classes; beside > 0) {
+    notes.push_back(fmt::format("{} in {} not read, outside the folders of classes; move {} into one",
+                                beside == 1 ? "1 picture" : with_commas(beside) + " pictures",
+                                root.string() + (beside == 1 ? " is" : " are"), beside == 1 ? "it" : "them"));
+  }
+  return notes;
 }
 
 void check_none_empty(const FilesByClass& found, const fs::path& root) {
@@ -142,45 +209,103 @@ int64_t count(const FilesByClass& found) {
   return files;
 }
 
-ImageSplits open_split_folders(const ImageOptions& options, const fs::path& root, const fs::path& val_root) {
-  const FilesByClass train = list_classes(root / "train");
-  check_none_empty(train, root / "train");
-  ImageSplits splits{.train = std::make_shared<FolderSet>(root / "train", train, options.channels),
+constexpr std::array<const char*, 3> kHeldOutFolders = {"val", "validation", "test"};
+
+/// The first of val/, validation/ and test/ that holds pictures; empty: none does.
+fs::path held_out_folder(const fs::path& root) {
+  std::error_code ignored;
+  for (const char* name : kHeldOutFolders) {
+    if (fs::is_directory(root / name, ignored) && holds_image(root / name)) return root / name;
+  }
+  return {};
+}
+
+/// A class may be called "train": other folders with pictures are then beside it, and no held-out ones.
+bool is_class_among_others(const fs::path& root) {
+  if (!held_out_folder(root).empty()) return false;
+  return std::ranges::any_of(fs::directory_iterator(root), [](const fs::directory_entry& entry) {
+    return !is_hidden(entry.path()) && entry.path().filename() != "train" && entry.is_directory() &&
+           holds_image(entry.path());
+  });
+}
+
+void append(std::vector<std::string>& notes, std::vector<std::string> more) {
+  std::ranges::move(more, std::back_inserter(notes));
+}
+
+void open_held_out(ImageSplits& splits, const FilesByClass& train, const fs::path& root, int64_t channels) {
+  const fs::path folder = held_out_folder(root);
+  if (folder.empty()) {
+    splits.why_no_val = fmt::format(
+        "{} has no pictures in val/, validation/ or test/; add such a folder with the classes of train/",
+        root.string());
+    return;
+  }
+  const Listing val = list_classes(folder);
+  if (count(val.classes) == 0) {
+    splits.why_no_val = fmt::format(
+        "the {} of {} are in no folder of a class, so their classes are unknown; sort them into {}/CLASS/, "
+        "with the classes of train/",
+        val.beside_classes == 1 ? "picture" : with_commas(val.beside_classes) + " pictures", folder.string(),
+        folder.string());
+    return;
+  }
+  check_none_empty(val.classes, folder);
+  check_classes(train, val.classes, folder);
+  check_classes(val.classes, train, root / "train");
+  append(splits.notes, notes_of(folder, val));
+  splits.val = std::make_shared<FolderSet>(folder, val.classes, channels);
+}
+
+ImageSplits open_split_folders(const ImageOptions& options, const fs::path& root, const Listing& train) {
+  check_none_empty(train.classes, root / "train");
+  ImageSplits splits{.train = std::make_shared<FolderSet>(root / "train", train.classes, options.channels),
                      .val = nullptr,
                      .format = "folders",
-                     .folder = options.path};
-  if (val_root.empty()) return splits;
-  const FilesByClass val = list_classes(val_root);
-  check_none_empty(val, val_root);
-  check_classes(train, val, val_root);
-  check_classes(val, train, root / "train");
-  splits.val = std::make_shared<FolderSet>(val_root, val, options.channels);
+                     .folder = options.path,
+                     .notes = notes_of(root / "train", train)};
+  open_held_out(splits, train.classes, root, options.channels);
   return splits;
+}
+
+std::string why_none_held_out(const ImageOptions& options) {
+  if (options.val_fraction == 0.0) return {};  // as asked for
+  return fmt::format(
+      "data.val_fraction={} of the images of each class in {} is less than half an image, or a class has one "
+      "image only; raise it, or set train.val_batches=0",
+      options.val_fraction, options.path);
 }
 
 }  // namespace
 
 std::optional<ImageSplits> open_class_folders(const ImageOptions& options) {
   const fs::path root = options.path;
-  const auto is_split = [&](const char* name) {
-    std::error_code ignored;
-    return fs::is_directory(root / name, ignored) && count(list_classes(root / name)) > 0;
-  };
-  if (is_split("train")) {
-    for (const char* val : {"val", "validation", "test"}) {
-      if (is_split(val)) return open_split_folders(options, root, root / val);
-    }
-    return open_split_folders(options, root, {});
+  std::error_code ignored;
+  if (fs::is_directory(root / "train", ignored)) {
+    const Listing train = list_classes(root / "train");
+    if (count(train.classes) > 0 && !is_class_among_others(root))
+      return open_split_folders(options, root, train);
   }
-  FilesByClass train = list_classes(root);
-  if (count(train) == 0) return std::nullopt;
-  check_none_empty(train, root);
-  const FilesByClass held = hold_out(train, options.val_fraction);
-  ImageSplits splits{.train = std::make_shared<FolderSet>(root, train, options.channels),
+  Listing all = list_classes(root);
+  if (count(all.classes) == 0) {
+    const std::vector<std::string> notes = notes_of(root, all);
+    if (notes.empty()) return std::nullopt;
+    throw ConfigError("[data.images] {} has no JPEG or PNG file in the folder of a class: {}", root.string(),
+                      join(notes, "; "));
+  }
+  check_none_empty(all.classes, root);
+  ImageSplits splits{.train = nullptr,
                      .val = nullptr,
                      .format = "folders",
-                     .folder = options.path};
-  if (count(held) > 0) splits.val = std::make_shared<FolderSet>(root, held, options.channels);
+                     .folder = options.path,
+                     .notes = notes_of(root, all)};
+  const FilesByClass held = hold_out(all.classes, options.val_fraction);
+  splits.train = std::make_shared<FolderSet>(root, all.classes, options.channels);
+  if (count(held) > 0) {
+    splits.val = std::make_shared<FolderSet>(root, held, options.channels);
+  } else {
+    splits.why_no_val = why_none_held_out(options);
+  }
   return splits;
 }
 

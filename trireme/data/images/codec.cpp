@@ -11,6 +11,14 @@ bool starts_with(std::span<const std::byte> bytes, const std::array<unsigned cha
   return bytes.size() >= kSize && std::memcmp(bytes.data(), mark.data(), kSize) == 0;
 }
 
+bool is_jpeg(std::span<const std::byte> bytes) {
+  return starts_with(bytes, std::to_array<unsigned char>({0xff, 0xd8, 0xff}));
+}
+
+bool is_png(std::span<const std::byte> bytes) {
+  return starts_with(bytes, std::to_array<unsigned char>({0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'}));
+}
+
 Image decode_png_part(std::span<const std::byte> bytes, const DecodeOptions& options) {
   Image image = decode_png(bytes, options);
   if (!options.part) return image;
@@ -20,11 +28,13 @@ Image decode_png_part(std::span<const std::byte> bytes, const DecodeOptions& opt
 
 }  // namespace
 
+bool is_jpeg_or_png(std::span<const std::byte> bytes) {
+  return is_jpeg(bytes) || is_png(bytes);
+}
+
 Image decode_image(std::span<const std::byte> bytes, const DecodeOptions& options) {
-  if (starts_with(bytes, std::to_array<unsigned char>({0xff, 0xd8, 0xff})))
-    return decode_jpeg(bytes, options);
-  if (starts_with(bytes, std::to_array<unsigned char>({0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'})))
-    return decode_png_part(bytes, options);
+  if (is_jpeg(bytes)) return decode_jpeg(bytes, options);
+  if (is_png(bytes)) return decode_png_part(bytes, options);
   throw BrokenImage(bytes.empty() ? "it is empty" : "it is neither a JPEG nor a PNG");
 }
 

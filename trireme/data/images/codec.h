@@ -34,6 +34,9 @@ struct DecodeOptions {
   PartChooser part = {};
 };
 
+/// Whether a file with these first bytes is a JPEG or PNG.
+bool is_jpeg_or_png(std::span<const std::byte> bytes);
+
 /// Decodes a JPEG or PNG file, told apart by its first bytes. Throws BrokenImage when it is neither, damaged
 /// where it is decoded, cut off or too large, and EnvironmentError when this build lacks the library.
 Image decode_image(std::span<const std::byte> bytes, const DecodeOptions& options = {});

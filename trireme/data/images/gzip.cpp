@@ -2,6 +2,8 @@
 
 #include <zlib.h>
 
+#include <algorithm>
+#include <span>
 #include <utility>
 
 #include "trireme/base/error.h"
@@ -48,7 +50,8 @@ std::string unpack(const std::string& bytes, const std::string& path, int64_t li
           path, limit);
     }
     if (result == Z_STREAM_END) {
-      if (stream.avail_in == 0) return text;
+      const auto rest = std::span(stream.next_in, stream.avail_in);
+      if (std::ranges::all_of(rest, [](Bytef byte) { return byte == 0; })) return text;  // as gzip does
       inflateReset(&stream);  // a file may hold several members
     } else if (result != Z_OK) {
       throw DataError("[data.gzip] {} is {} after {} of {} bytes; download it again", path,

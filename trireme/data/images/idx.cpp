@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/base/text.h"
 #include "trireme/data/images/gzip.h"
 #include "trireme/data/images/set.h"
 
@@ -68,7 +69,6 @@ class IdxSet : public ImageSet {
       labels_.push_back(static_cast<uint8_t>(labels.bytes[at]));
     const int32_t last = *std::ranges::max_element(labels_);
     if (classes == 0) {
-      check_all_occur(labels.path, last);
       classes = last + 1;
     } else if (last >= classes) {
       throw DataError("[data.idx] image {} of {} has label {}, but training labels end at {}",
@@ -88,17 +88,15 @@ class IdxSet : public ImageSet {
     return fmt::format("image {} of {}", index, images_.path);
   }
 
- private:
-  /// The file does not say how many classes there are: a label far from the others is damage.
-  void check_all_occur(const std::string& path, int32_t last) const {
-    std::vector<bool> occurs(static_cast<size_t>(last) + 1, false);
-    for (const int32_t label : labels_) occurs[static_cast<size_t>(label)] = true;
-    const auto absent = std::ranges::find(occurs, false);
-    if (absent == occurs.end()) return;
-    throw DataError("[data.idx] image {} of {} has label {}, but no image has label {}; download it again",
-                    std::ranges::find(labels_, last) - labels_.begin(), path, last, absent - occurs.begin());
+  /// Labels below the highest that no image has; the files do not say how many classes there are.
+  std::vector<std::string> empty_classes() const {
+    std::vector<std::string> absent = classes_;
+    for (const int32_t label : labels_) absent[static_cast<size_t>(label)].clear();
+    std::erase(absent, "");
+    return absent;
   }
 
+ private:
   const IdxFile images_;
 };
 
@@ -127,6 +125,19 @@ std::shared_ptr<IdxSet> open_split(const std::string& folder, const std::string&
   return std::make_shared<IdxSet>(read_idx(images, 3), read_idx(labels, 1), classes);
 }
 
+/// As in letters of EMNIST, whose labels begin at 1, and in parts of a set.
+std::vector<std::string> notes_of(const IdxSet& train, const std::string& folder) {
+  std::vector<std::string> absent = train.empty_classes();
+  if (absent.empty()) return {};
+  constexpr size_t kNamed = 8;
+  if (absent.size() > kNamed) {
+    absent.resize(kNamed);
+    absent.emplace_back("...");
+  }
+  return {fmt::format("training labels in {} go up to {}, so there are {} classes, but no image has label {}",
+                      folder, train.classes().back(), train.classes().size(), join(absent, ", "))};
+}
+
 }  // namespace
 
 std::optional<ImageSplits> open_idx(const std::string& folder) {
@@ -137,7 +148,13 @@ std::optional<ImageSplits> open_idx(const std::string& folder) {
     throw DataError("[data.idx] {} has training images of {} but test images of {}; both must have one size",
                     folder, train->shape()->to_string(), test->shape()->to_string());
   }
-  return ImageSplits{.train = train, .val = test, .format = "idx", .folder = folder};
+  return ImageSplits{
+      .train = train,
+      .val = test,
+      .format = "idx",
+      .folder = folder,
+      .notes = notes_of(*train, folder),
+      .why_no_val = test ? "" : folder + " has no t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte"};
 }
 
 }  // namespace trireme::data

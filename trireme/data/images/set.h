@@ -51,6 +51,9 @@ struct ImageSplits {
   std::shared_ptr<const ImageSet> val;  ///< none: nothing is held out
   std::string format;                   ///< "CIFAR-10", "CIFAR-100", "idx" or "folders"
   std::string folder;                   ///< where the files were found, inside what was asked for
+  /// What of the folder is not read, and classes without images, with what to do: sentences for people.
+  std::vector<std::string> notes = {};
+  std::string why_no_val = {};  ///< why there is no `val` although one was asked for; empty: none was
 };
 
 struct ImageOptions {
@@ -61,9 +64,10 @@ struct ImageOptions {
 
 /// Opens the images below `path` in whichever format they are: data_batch_1.bin and so on; train.bin;
 /// train-images-idx3-ubyte, packed or not; train/CLASS/ with val/CLASS/ or test/CLASS/; CLASS/. Also one
-/// folder deeper where archives put it. Throws ConfigError when it holds none of these, and DataError naming
-/// file and place when files are cut off, have other sizes than they say, labels out of range, classes
-/// without images or splits of other classes.
+/// folder deeper where archives put it. A folder train/ is a class where other folders with pictures, and no
+/// val/, validation/ or test/, are beside it. Throws ConfigError when it holds none of these, and DataError
+/// naming file and place when files are cut off, have other sizes than they say, labels out of range, class
+/// folders without images or splits of other classes.
 ImageSplits open_images(const ImageOptions& options);
 
 // Each opens one format; none: `folder` holds no images of that format.
