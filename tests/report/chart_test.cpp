@@ -76,6 +76,19 @@ TEST(Axis, OfOneValueHasRoomAroundIt) {
   EXPECT_NEAR(make_axis(7.0, 7.0, {.log = true}).place(7.0), 0.5, 1e-9);
 }
 
+TEST(Axis, OfSharesEndsAtAll) {
+  EXPECT_EQ(labels_of(1.0, 1.0, {.unit = Unit::kShare}).back(), "100%");
+  EXPECT_EQ(make_axis(1.0, 1.0, {.unit = Unit::kShare}).high, 1.0);
+  EXPECT_EQ(make_axis(0.97, 1.0, {.unit = Unit::kShare}).high, 1.0);
+  EXPECT_EQ(make_axis(0.0, 0.0, {.unit = Unit::kShare}).low, 0.0);
+  EXPECT_GT(make_axis(1.0, 1.2, {.unit = Unit::kShare}).high, 1.1) << "a share of more than all is shown";
+}
+
+TEST(Axis, OfCountsHasNoFractions) {
+  EXPECT_EQ(labels_of(1.0, 1.0, {.unit = Unit::kCount, .round_ends = false}), (Labels{"1"}));
+  EXPECT_EQ(labels_of(1.0, 3.0, {.unit = Unit::kCount, .round_ends = false}), (Labels{"1", "2", "3"}));
+}
+
 Curve noise(size_t points) {
   std::mt19937_64 random(3);
   std::normal_distribution<double> value;
@@ -171,6 +184,30 @@ TEST(Chart, ShowsWhereValuesAreNotFinite) {
   Curve none;
   none.add(1.0, kNaN);
   EXPECT_EQ(times_in(draw_chart(chart_with({{"loss", none}})), "1 value is not finite"), 1);
+}
+
+TEST(Chart, DrawsALineWiderThatAnotherCovers) {
+  const Curve curve = noise(9);
+  Curve other = curve;
+  const auto under = [&](const Curve& above) {
+    return times_in(draw_chart(chart_with({{"busy", curve}, {"waited", above}})), "class=\"line c0 under\"");
+  };
+  EXPECT_EQ(under(other), 1);
+  other.y[3] += 1.0;
+  EXPECT_EQ(under(other), 0);
+  EXPECT_EQ(times_in(draw_chart(chart_with({{"busy", curve}, {"waited", curve}})), "c1 under"), 0);
+}
+
+TEST(Chart, EventsStandByThemselvesFromZeroOn) {
+  Curve curve;
+  curve.add(200.0, 3.0);
+  curve.add(400.0, 5.0);
+  Chart chart = chart_with({{"wait", curve}});
+  chart.form = Chart::Form::kEvents;
+  const Markup drawn = draw_chart(chart);
+  EXPECT_EQ(times_in(drawn, "<path"), 0) << "nothing joins them";
+  EXPECT_EQ(times_in(drawn, "<line class=\"line c0\""), 2);
+  EXPECT_EQ(times_in(drawn, ">0<"), 1) << "the first step on the axis";
 }
 
 TEST(Chart, IsNotThereWithoutAPoint) {

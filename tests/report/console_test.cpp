@@ -177,19 +177,65 @@ TEST(Console, TheBarFollowsTheWidthOfTheTerminal) {
   EXPECT_TRUE(contains(testing::internal::GetCapturedStderr(), "\r" + full.substr(0, 29) + "\x1b[K"));
 }
 
-TEST(Console, StepLinesHaveAShortFormUnder100Columns) {
-  ConsoleOptions options = kOptions;
-  StepRecord record = some_step(20);
+/// A step as a GPU's, with all that a line can say.
+StepRecord long_step(int64_t step) {
+  StepRecord record = some_step(step);
+  record.tflops_per_rank = 0.0421;
+  record.active_bytes = record.reserved_bytes = int64_t{80} << 20;
   record.val_loss = 2.5;
-  const std::string full = show(options, {record}).out;
-  for (const int64_t columns : {0, 100, 200}) {
+  return record;
+}
+
+TEST(Console, StepLinesFitIntoAnyTerminal) {
+  ConsoleOptions options = kOptions;
+  const std::string full = show(options, {long_step(20)}).out;
+  size_t before = 0;
+  for (int64_t columns = 42; columns < std::ssize(full) + 2; ++columns) {
     options.line_columns = [columns] { return columns; };
-    EXPECT_EQ(show(options, {record}).out, full) << columns;
+    const std::string line = show(options, {long_step(20)}).out;
+    EXPECT_LE(std::ssize(line) - 1, columns) << line;
+    EXPECT_GE(line.size(), before) << "more room, no fewer words";
+    before = line.size();
+    EXPECT_TRUE(line.starts_with("step  20/400  loss 3.1207") && line.ends_with("  val 2.5000\n")) << line;
   }
-  options.line_columns = [] { return 99; };
-  const std::string narrow = show(options, {record}).out;
-  EXPECT_EQ(narrow, "step  20/400  loss 3.1207  12.3k tok/s   50.0 ms  61.0 MiB  eta 19 s  val 2.5000\n");
-  EXPECT_LE(narrow.size() - 1, 80u);
+  EXPECT_EQ(before, full.size());
+  options.line_columns = [] { return 80; };
+  EXPECT_EQ(show(options, {long_step(20)}).out,
+            "step  20/400  loss 3.1207  12.3k tok/s   50.0 ms  eta 19 s  val 2.5000\n");
+  options.line_columns = {};
+  EXPECT_EQ(show(options, {long_step(20)}).out, full);
+}
+
+TEST(Console, ColumnsStayWhereTheyAreOnceALineHadNoRoom) {
+  ConsoleOptions options = kOptions;
+  int64_t columns = 150;
+  options.line_columns = [&] { return columns; };
+  StepRecord plain = long_step(20);
+  plain.val_loss.reset();
+  plain.active_bytes = plain.reserved_bytes = 0;
+  testing::internal::CaptureStdout();
+  const auto sink = make_console_sink(options);
+  for (const StepRecord& record : {plain, long_step(20), plain}) sink->record(record);
+  columns = 200;
+  sink->record(plain);
+  const auto lines = split(testing::internal::GetCapturedStdout(), '\n');
+  ASSERT_EQ(lines.size(), 5u);
+  EXPECT_LT(lines[2].size(), lines[0].size());
+  EXPECT_TRUE(lines[1].starts_with(lines[2])) << lines[1] << "\n" << lines[2];
+  EXPECT_EQ(lines[3], lines[0]) << "the terminal is wider";
+}
+
+TEST(StepLine, KeepsItsColumnsHoweverFewFlopsThereAre) {
+  const auto place_of = [](double tflops) {
+    StepRecord record = some_step(20);
+    record.tflops_per_rank = tflops;
+    return step_line(record, kOptions, {}).find("TFLOP/s");
+  };
+  for (const double tflops : {2e-5, 0.0005, 0.0099, 0.0101, 0.5, 31.25, 412.0})
+    EXPECT_EQ(place_of(tflops), place_of(1.0)) << tflops;
+  StepRecord slow = some_step(20);
+  slow.tflops_per_rank = 0.0099;
+  EXPECT_TRUE(contains(step_line(slow, kOptions, {}), " 0.010 TFLOP/s/rank"));
 }
 
 TEST(Console, EndsWithWhereTheWeightsAre) {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <nlohmann/json.hpp>
 
 #include "tests/report/html_check.h"
 #include "tests/report/temporary_folder.h"
@@ -22,6 +23,8 @@
 
 namespace trireme::report {
 namespace {
+
+using Json = nlohmann::json;
 
 const PageOptions kPage = {
     .meaning = [](int code) { return std::string_view(code == 5 ? " (lost a peer)" : ""); }};
@@ -191,6 +194,29 @@ TEST_F(RunPage, ShowsAttemptsCausesAndCrashReports) {
   EXPECT_EQ(figures_of(read_run(run.path())).timed_steps, 15) << "25 - 5 lost - 10, and half of 10";
 }
 
+TEST_F(RunPage, AFailedRunNamesItsErrorAndHowToGoOn) {
+  const auto run = make("diverged");
+  record(run, 1, 25);
+  run.finish({.exit_code = 6, .cause = "rank 1 exited with code 6", .rank = 1});
+  const std::string error = "[train.step] step 26: the gradient of head.weight is NaN; lower optim.lr";
+  write_file_atomic(run.file("logs/rank-0.log"), "12:00:01 error: rank 1 is gone\n");
+  write_file_atomic(run.file("logs/rank-1.log"),
+                    "12:00:00 error: an earlier one\n12:00:01 error: " + error + "\n12:00:01 ended\n");
+  std::string page = page_of({run});
+  EXPECT_TRUE(says(page, error));
+  EXPECT_NE(page.find("<p class=\"cause\">" + Markup(error).html()), std::string::npos)
+      << "not in a log alone";
+  EXPECT_TRUE(says(page, again_command(run.path(), 2)));
+  make_directories(run.file("checkpoints/step-20"));
+  Json manifest = Json::parse(read_file(run.file("manifest.json")));
+  manifest["attempts"].back()["error"] = "[comm] as the launcher noted it";
+  write_file_atomic(run.file("manifest.json"), manifest.dump());
+  page = page_of({run});
+  EXPECT_NE(page.find("<p class=\"cause\">[comm] as the launcher noted it"), std::string::npos);
+  EXPECT_TRUE(says(page, resume_command(run.path(), 2)));
+  EXPECT_EQ(page.find("<p class=\"cause\">" + Markup(error).html()), std::string::npos);
+}
+
 TEST_F(RunPage, ShowsTheLayoutThatTheLastAttemptHadAndThoseBefore) {
   const auto run = make("wider", {"train.global_batch=8"});
   record(run, 1, 20);
@@ -297,10 +323,53 @@ TEST_F(RunPage, KeysOfOtherKindsOfTrainingHaveCurves) {
   }
   const std::string page = page_of({run});
   EXPECT_FALSE(says(page, "tokens/s"));
-  for (const char* text :
-       {"nats per image", "images/s of all ranks", "64 images", "Validation accuracy",
-        "top-1 at step 3: 35.0%", "top-5 at step 3: 99.0%", "top-1 accuracy", "55.0%", "ema_decay at step 3"})
+  for (const char* text : {"nats per image", "images/s of all ranks", "64 images", "Validation accuracy",
+                           "top-1 at step 3: 35.0%", "top-5 at step 3: 99.0%", "top-1 accuracy", "55.0%",
+                           "ema decay at step 3", "Ema decay"})
     EXPECT_TRUE(says(page, text)) << text;
+}
+
+TEST_F(RunPage, KnowsWhatEveryRunRecordsAndReadsTheRest) {
+  const auto run = make("compute");
+  {
+    const auto sink = make_run_files_sink(run);
+    for (int64_t number = 1; number <= 20; ++number) {
+      StepRecord record = step(number);
+      record.tflops_per_rank = 0.0625;
+      sink->record(record);
+    }
+  }
+  LineFile(run.file("metrics.jsonl"))
+      .append("{\"step\": 21, \"loss\": 1, \"reward_margin\": 2, \"queue_ms\": 1500}");
+  const std::string page = page_of({run});
+  for (const char* text : {"Compute", "TFLOP/s of one rank", "TFLOP/s at step 3: 0.0625", "Reward margin",
+                           "reward margin at step 21", "Queue", "queue at step 21: 1.50 s"})
+    EXPECT_TRUE(says(page, text)) << text;
+  EXPECT_FALSE(says(page, "tflops_per_rank"));
+}
+
+TEST_F(RunPage, TopFiveOfFiveClassesIsNotShown) {
+  for (const int classes : {5, 6}) {
+    const auto run = make("classes", {"model.preset=lenet", fmt::format("model.classes={}", classes)});
+    {
+      const auto sink = make_run_files_sink(run);
+      StepRecord record = step(10);
+      record.val_top1 = 0.5;
+      record.val_top5 = 1.0;
+      sink->record(record);
+    }
+    for (const std::string& page : {page_of({run}), page_of({run, finished("other")})})
+      EXPECT_EQ(says(page, "top-5"), classes > 5) << classes;
+  }
+}
+
+TEST_F(RunPage, OfOneStepThereIsNoDistribution) {
+  const auto run = make("short");
+  record(run, 1, 1);
+  const std::string page = page_of({run});
+  EXPECT_TRUE(says(page, "of one step"));
+  for (const char* text : {"Distribution of step times", "median of 1", "90% of this run's"})
+    EXPECT_FALSE(says(page, text)) << text;
 }
 
 TEST_F(RunPage, ARunOfEpochsHasTheStepsThatItsDataMakes) {
@@ -421,10 +490,29 @@ TEST_F(RunPage, ComparesWhatDiffers) {
   EXPECT_TRUE(says(page, "All ended with the same weights, bit for bit."));
   EXPECT_NE(page.find("<td>parallel.policy</td>\n<td>ddp</td>\n<td>fsdp</td>"), std::string::npos);
   EXPECT_EQ(page.find("<td>optim.lr</td>"), std::string::npos) << "it is equal";
-  EXPECT_TRUE(says(page, "20.0k (1.00x)"));
+  EXPECT_TRUE(says(page, "20.0k (1.00x, 1.00x to 1.00x)"));
   EXPECT_TRUE(says(page, "ddp at step 12: "));
   EXPECT_TRUE(says(page, "fsdp at step 12: "));
   EXPECT_TRUE(says(page, "Validation loss over time"));
+}
+
+TEST_F(RunPage, ImagesAndTokensHaveNoRatio) {
+  const auto text = finished("text"), images = finished("images", {"model.preset=lenet"});
+  const std::string page = page_of({text, images});
+  EXPECT_TRUE(says(page, "20.0k tokens/s"));
+  EXPECT_TRUE(says(page, "20.0k images/s"));
+  EXPECT_FALSE(says(page, "1.00x"));
+}
+
+TEST_F(RunPage, WhatFollowsFromOtherValuesIsFoldedAway) {
+  const auto text = finished("text", {"model.preset=gpt-tiny"}),
+             images = finished("images", {"model.preset=lenet"});
+  const std::string page = page_of({text, images});
+  const size_t begin = page.find("What differs"), fold = page.find("<details", begin);
+  ASSERT_NE(fold, std::string::npos);
+  const std::string shown = page.substr(begin, fold - begin);
+  EXPECT_NE(shown.find("<td>model.preset</td>"), std::string::npos) << shown;
+  EXPECT_EQ(shown.find("<td>model.image_size</td>"), std::string::npos) << shown;
 }
 
 TEST_F(RunPage, RunsOfOneNameAreToldApartByTheirFolders) {

@@ -125,8 +125,9 @@ class LineChart {
 
   /// Finds the axes; false: no line has a point, so nothing can be drawn.
   bool fit() {
-    const auto x = range([](const Bin& bin) { return std::pair(bin.first, bin.last); }, false);
+    auto x = range([](const Bin& bin) { return std::pair(bin.first, bin.last); }, false);
     if (!x) return false;
+    if (chart_.form == Chart::Form::kEvents) x->first = std::min(x->first, 0.0);
     frame_.x =
         make_axis(x->first, x->second, {.unit = chart_.x_unit, .round_ends = false, .most_ticks = kXTicks});
     const auto y = range([](const Bin& bin) { return std::pair(bin.low, bin.high); }, true);
@@ -225,8 +226,37 @@ class LineChart {
     return path + "Z";
   }
 
-  Markup draw_line(size_t index) const {
+  /// Whether a later line runs within a pixel of this one, wherever it has points.
+  bool is_covered(size_t index) const {
+    const std::vector<Bin>& below = bins_[index];
+    return std::any_of(
+        bins_.begin() + static_cast<std::ptrdiff_t>(index) + 1, bins_.end(),
+        [&](const std::vector<Bin>& above) {
+          return !below.empty() && std::ranges::equal(below, above, [&](const Bin& a, const Bin& b) {
+            return a.first == b.first && std::fabs(frame_.top(a.mean) - frame_.top(b.mean)) < 1.0;
+          });
+        });
+  }
+
+  Markup draw_events(size_t index) const {
     const std::string style = line_style(index);
+    Markup drawn;
+    for (const std::vector<Bin>& piece : pieces_of(index)) {
+      for (const Bin& bin : piece) {
+        const double x = frame_.left(bin.x()), y = frame_.top(bin.mean);
+        drawn += line_between("line " + style, x, kPlotBottom, x, y);
+        drawn +=
+            element("circle",
+                    {{"class", "dot " + style}, {"cx", place_text(x)}, {"cy", place_text(y)}, {"r", "2.2"}});
+      }
+    }
+    return drawn;
+  }
+
+  Markup draw_line(size_t index) const {
+    if (chart_.form == Chart::Form::kEvents) return draw_events(index);
+    const bool covered = is_covered(index);
+    const std::string style = line_style(index) + (covered ? " under" : "");
     Markup drawn;
     for (const std::vector<Bin>& piece : pieces_of(index)) {
       if (shares_points(index))
@@ -237,7 +267,9 @@ class LineChart {
         drawn += element("circle", {{"class", "dot " + style},
                                     {"cx", place_text(frame_.left(bin.x()))},
                                     {"cy", place_text(frame_.top(bin.mean))},
-                                    {"r", piece.size() == 1 ? "3" : "2.2"}});
+                                    {"r", covered             ? "5"
+                                          : piece.size() == 1 ? "3"
+                                                              : "2.2"}});
       }
     }
     return drawn;
@@ -326,7 +358,9 @@ constexpr double kBetween = 20.0, kHeadHeight = 44.0;
 std::string picture_style() {
   std::string style =
       ".grid{stroke:#e9ecf0}.axis{stroke:#5b6470;stroke-width:0.8}.line{fill:none;stroke-width:1.6;"
-      "stroke-linejoin:round}.band{fill-opacity:0.22}.dash1{stroke-dasharray:6 3}.dash2{stroke-dasharray:2 3}"
+      "stroke-linejoin:round}.line.under{stroke-width:5;stroke-opacity:0.45}.dot.under{fill-opacity:0.45}."
+      "band{fill-opacity:0.22}.dash1{stroke-"
+      "dasharray:6 3}.dash2{stroke-dasharray:2 3}"
       ".mark{stroke:#5b6470;stroke-width:1.4;stroke-dasharray:4 3}.bad{stroke:#b3261e;stroke-width:1.6}"
       ".hover{fill:#1b1f24;fill-opacity:0}.hover:hover{fill-opacity:0.12}"
       ".plot text{fill:#5b6470;font-size:12px}";
@@ -393,8 +427,9 @@ Markup draw_bars(const Frame& frame, const Bars& bars, Unit unit) {
     if (bars.counts[i] == 0) continue;
     const double begin = bars.low + bars.width * static_cast<double>(i), end = begin + bars.width;
     const double top = frame.top(static_cast<double>(bars.counts[i]));
-    const std::string said = fmt::format("{} to {}: {} steps", format_value(unit, begin),
-                                         format_value(unit, end), with_commas(bars.counts[i]));
+    const std::string said =
+        fmt::format("{} to {}: {} step{}", format_value(unit, begin), format_value(unit, end),
+                    with_commas(bars.counts[i]), bars.counts[i] == 1 ? "" : "s");
     drawn += element("rect",
                      {{"class", "bar c0"},
                       {"x", place_text(frame.left(begin))},

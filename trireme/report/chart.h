@@ -34,11 +34,14 @@ struct Chart {
   /// kAuto and kAutoFromZero are a log axis when all values are positive and the largest is 30 times the
   /// smallest, or 10 times the median.
   enum class Scale { kLinear, kFromZero, kAuto, kAutoFromZero };
+  /// kEvents: points that have nothing to do with each other, each at the end of a stem, over x from 0 on.
+  enum class Form { kLines, kEvents };
 
   std::string title;
   std::string of = {};  ///< behind the title: what is shown, "nats per token"
   Unit unit = Unit::kNumber;
   Scale scale = Scale::kLinear;
+  Form form = Form::kLines;
   std::vector<ChartLine> lines;
   std::vector<ChartMark> marks = {};
   Unit x_unit = Unit::kCount;
@@ -47,7 +50,8 @@ struct Chart {
 };
 
 /// A <figure>: title, legend where there are several lines, picture, and a note on values that are not
-/// finite. Empty when there is no line with a point. Hovering names steps and values.
+/// finite. A line that a later one covers is drawn wider. Empty when there is no line with a point. Hovering
+/// names steps and values.
 Markup draw_chart(const Chart& chart);
 
 /// The same charts as a picture by itself, two beside each other, in the colours of a light page. Empty when

@@ -31,12 +31,20 @@ std::string cell_in(Unit unit, const std::optional<AtStep>& at) {
   return at ? format_value(unit, at->value) : kNotThere;
 }
 
-/// "19.4k (1.08x)", beside what the first run has.
-std::string throughput_cell(const RunFigures& figures, const RunFigures& first, bool is_first) {
+/// "19.4k (1.08x, 1.05x to 1.10x)": beside the median of the first run, this run's median and 90% of its
+/// steps. Images and tokens have no ratio. `unit` stands behind the number.
+std::string throughput_cell(const RunFigures& figures, const RunFigures& first, bool compares,
+                            const std::string& unit) {
   std::string text = cell_of(figures.tokens_per_s, format_count);
-  if (!is_first && figures.tokens_per_s && first.tokens_per_s && *first.tokens_per_s > 0.0)
-    text += fmt::format(" ({:.2f}x)", *figures.tokens_per_s / *first.tokens_per_s);
-  return text;
+  if (figures.tokens_per_s) text += unit;
+  if (!compares || !figures.tokens_range || !first.tokens_per_s || *first.tokens_per_s <= 0.0) return text;
+  const double base = *first.tokens_per_s;
+  text += fmt::format(" ({:.2f}x", *figures.tokens_per_s / base);
+  if (figures.timed_steps > 1) {
+    text += fmt::format(", {:.2f}x to {:.2f}x", figures.tokens_range->low / base,
+                        figures.tokens_range->high / base);
+  }
+  return text + ")";
 }
 
 Markup draw_figures(const std::vector<RunRecord>& runs, const std::vector<std::string>& names) {
@@ -46,7 +54,8 @@ Markup draw_figures(const std::vector<RunRecord>& runs, const std::vector<std::s
       std::ranges::any_of(all, [](const RunFigures& run) { return run.val_top1.has_value(); });
   PageTable table{.titles = {"run", "", "steps", "loss", "val loss", "best"}, .rows = {}, .style = "numbers"};
   if (accuracy) table.titles.emplace_back("top-1");
-  const std::string throughput = counted_in(runs) + "/s";
+  const bool same = count_the_same(runs);
+  const std::string throughput = same ? counted_in(runs) + "/s" : "throughput";
   table.titles.emplace_back(throughput);
   for (const char* title : {"step time", "95% below", "exposed", "peak memory", "weights"})
     table.titles.emplace_back(title);
@@ -59,7 +68,9 @@ Markup draw_figures(const std::vector<RunRecord>& runs, const std::vector<std::s
                                cell_in(Unit::kNumber, run.val_loss),
                                cell_in(Unit::kNumber, run.best_val_loss)};
     if (accuracy) row.emplace_back(cell_in(Unit::kShare, run.val_top1));
-    row.emplace_back(throughput_cell(run, all.front(), i == 0));
+    const bool compares = i > 0 && counted_in(runs[i]) == counted_in(runs.front());
+    const std::string unit = same ? "" : " " + counted_in(runs[i]) + "/s";
+    row.emplace_back(throughput_cell(run, all.front(), compares, unit));
     row.emplace_back(cell_in(Unit::kMilliseconds, run.step_ms));
     row.emplace_back(cell_in(Unit::kMilliseconds, run.step_ms_p95));
     row.emplace_back(cell_in(Unit::kShare, run.exposed_share));
@@ -69,7 +80,9 @@ Markup draw_figures(const std::vector<RunRecord>& runs, const std::vector<std::s
   }
   return draw_table(table) +
          element("p", {{"class", "note"}},
-                 throughput + ", step time and exposed communication are medians without the warm-up.");
+                 throughput +
+                     ", step time and exposed communication are medians without the warm-up. In parentheses: "
+                     "beside the first run's median, this run's median and where 90% of its steps lie.");
 }
 
 /// Whether runs that ended with weights ended with the same ones.
@@ -84,47 +97,75 @@ std::string digest_note(const std::vector<RunRecord>& runs) {
 
 using Values = std::map<std::string, std::string>;
 
+struct Setting {
+  std::string key, value;
+  bool given = false;  ///< by a user or a machine; else a default, or derived from others
+};
+
 /// The config, and what of the machine and the launch may make a difference.
-std::vector<std::pair<std::string, std::string>> settings_of(const RunRecord& run) {
-  std::vector<std::pair<std::string, std::string>> settings = {{"ranks", std::to_string(run.facts.ranks)},
-                                                               {"mesh", run.facts.mesh},
-                                                               {"device", run.facts.device},
-                                                               {"host", run.facts.hostname},
-                                                               {"CPU", run.facts.cpu},
-                                                               {"trireme", run.facts.version},
-                                                               {"torch", run.facts.torch}};
+std::vector<Setting> settings_of(const RunRecord& run) {
+  const RunFacts& facts = run.facts;
+  std::vector<Setting> settings = {{"ranks", std::to_string(facts.ranks), true},
+                                   {"mesh", facts.mesh, true},
+                                   {"device", facts.device, true},
+                                   {"host", facts.hostname, true},
+                                   {"CPU", facts.cpu, true},
+                                   {"trireme", facts.version, true},
+                                   {"torch", facts.torch, true}};
   for (const ConfigEntry& entry : run.config) {
-    if (entry.key != "device") settings.emplace_back(entry.key, entry.value);
+    // An origin that is not said may be a user. model.preset stands for what it sets.
+    const bool given = entry.origin.empty() || (was_given(entry) && !entry.origin.starts_with("preset "));
+    if (entry.key != "device") settings.push_back({entry.key, entry.value, given});
   }
   return settings;
 }
 
-Markup draw_differences(const std::vector<RunRecord>& runs, const std::vector<std::string>& names) {
+/// What runs have for one key.
+struct Difference {
+  std::vector<Markup> row;
+  bool given = false;  ///< in one of them at least
+};
+
+std::vector<Difference> differences_between(const std::vector<RunRecord>& runs) {
   std::vector<std::string> keys;  // in the order in which they are met
-  std::set<std::string> known;
+  std::set<std::string> known, given;
   std::vector<Values> values;
   for (const RunRecord& run : runs) {
     values.emplace_back();
-    for (auto& [key, value] : settings_of(run)) {
-      if (known.insert(key).second) keys.push_back(key);
-      values.back()[key] = std::move(value);
+    for (Setting& setting : settings_of(run)) {
+      if (known.insert(setting.key).second) keys.push_back(setting.key);
+      if (setting.given) given.insert(setting.key);
+      values.back()[setting.key] = std::move(setting.value);
     }
   }
-  PageTable table{.titles = {"key"}, .rows = {}, .style = "config differs"};
-  for (size_t i = 0; i < runs.size(); ++i) table.titles.push_back(colour_box(i) + names[i]);
+  std::vector<Difference> differences;
   for (const std::string& key : keys) {
-    std::vector<Markup> row = {key};
+    Difference difference{.row = {key}, .given = given.contains(key)};
     std::set<std::string> different;
     for (const Values& of : values) {
       const auto found = of.find(key);
       different.insert(found == of.end() ? kNotThere : found->second);
-      row.emplace_back(found == of.end() ? kNotThere : found->second);
+      difference.row.emplace_back(found == of.end() ? kNotThere : found->second);
     }
-    if (different.size() > 1) table.rows.push_back(std::move(row));
+    if (different.size() > 1) differences.push_back(std::move(difference));
   }
-  if (table.rows.empty())
+  return differences;
+}
+
+Markup draw_differences(const std::vector<RunRecord>& runs, const std::vector<std::string>& names) {
+  PageTable given{.titles = {"key"}, .rows = {}, .style = "config differs"};
+  for (size_t i = 0; i < runs.size(); ++i) given.titles.push_back(colour_box(i) + names[i]);
+  PageTable derived = given;
+  for (Difference& difference : differences_between(runs))
+    (difference.given ? given : derived).rows.push_back(std::move(difference.row));
+  if (given.rows.empty() && derived.rows.empty())
     return element("p", "Nothing: ranks, machine, versions and every value of the config are equal.");
-  return draw_table(table);
+  Markup drawn = given.rows.empty() ? Markup() : draw_table(given);
+  if (!derived.rows.empty()) {
+    drawn += folded(fmt::format("{} more that are defaults, derived or a preset's", derived.rows.size()),
+                    draw_table(derived));
+  }
+  return drawn;
 }
 
 Markup draw_what_they_are(const std::vector<RunRecord>& runs, const std::vector<std::string>& names,

@@ -35,6 +35,10 @@ std::string without_blanks(std::string_view text) {
 
 }  // namespace
 
+bool was_given(const ConfigEntry& entry) {
+  return !entry.origin.empty() && entry.origin != "default" && !entry.origin.starts_with("derived");
+}
+
 std::vector<ConfigEntry> read_config_entries(const std::string& yaml) {
   std::vector<ConfigEntry> entries;
   std::string section;

@@ -13,6 +13,9 @@ struct ConfigEntry {
   std::string origin;  ///< the comment behind it: where it came from; empty: not said
 };
 
+/// Whether its origin says that somebody has set it: it is no default, and not derived from other values.
+bool was_given(const ConfigEntry& entry);
+
 std::vector<ConfigEntry> read_config_entries(const std::string& yaml);
 
 /// The text of a config.yaml with these entries, origins in a column.

@@ -140,14 +140,18 @@ class TextConsole final : public Sink {
   }
 
  private:
-  static constexpr int64_t kWide = 100;  ///< columns from which step lines say everything
-
   static int64_t width(const std::function<int64_t()>& columns) { return columns ? columns() : 0; }
 
-  std::string fitting_line(const StepRecord& step, std::optional<double> eta_s) const {
+  /// A line that does not wrap. What one line had no room for, later ones leave out as well, so that columns
+  /// stay where they are, until the terminal has another width.
+  std::string fitting_line(const StepRecord& step, std::optional<double> eta_s) {
     const int64_t columns = width(options_.line_columns);
-    const bool narrow = columns > 0 && columns < kWide;
-    return narrow ? short_step_line(step, options_, eta_s) : step_line(step, options_, eta_s);
+    if (columns != columns_) detail_ = kFullDetail;
+    columns_ = columns;
+    std::string line = step_line(step, options_, eta_s, detail_);
+    while (columns > 0 && std::ssize(line) > columns && detail_ > 0)
+      line = step_line(step, options_, eta_s, --detail_);
+    return line;
   }
 
   bool deserves_line(const StepRecord& step) const {
@@ -164,6 +168,8 @@ class TextConsole final : public Sink {
   Lines lines_;
   EtaEstimator eta_;
   std::optional<ProgressBar> bar_;
+  int64_t columns_ = 0;  ///< of the terminal at the last line; 0: there is none
+  int64_t detail_ = kFullDetail;
 };
 
 }  // namespace

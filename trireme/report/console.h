@@ -30,7 +30,7 @@ struct ConsoleOptions {
 
 /// stdout: a step line at step 1, every log_every steps, at validations and at the end:
 /// "step  20/400  loss 3.1207  gnorm  1.92  lr 3.0e-03  12.3k tok/s (6.15k/rank)  0.06 TFLOP/s/rank   48.1 ms
-///  20.8 steps/s  peak 61.2 MiB  eta 18 s", in a terminal of less than 100 columns shorter; then one line
+///  20.8 steps/s  peak 61.2 MiB  eta 18 s", in a terminal without what has no room; then one line
 /// "done ..." or "interrupted ...", where the weights are, how to go on after an interruption, and the sample
 /// when there is one. The terminal, when there is one: a progress bar redrawn in place. Where stdout cannot
 /// be written a warning says so, and nothing more is printed (ConsoleOptions::on_lost).

@@ -59,6 +59,8 @@ figcaption { margin-bottom: 4px; }
 .dash1 { stroke-dasharray: 6 3; } .dash2 { stroke-dasharray: 2 3; }
 .band { fill: var(--c); fill-opacity: 0.22; stroke: none; }
 .dot { fill: var(--c); stroke: none; }
+.line.under { stroke-width: 5; stroke-opacity: 0.45; }
+.dot.under { fill-opacity: 0.45; }
 .bar { fill: var(--c); fill-opacity: 0.8; }
 .mark { stroke: var(--quiet); stroke-width: 1.4; stroke-dasharray: 4 3; }
 .bad { stroke: var(--poor); stroke-width: 1.6; }
@@ -71,10 +73,13 @@ th, td { padding: 5px 18px 5px 0; border-bottom: 1px solid var(--rule); vertical
 .facts td:first-child { color: var(--quiet); white-space: nowrap; }
 .facts td, .config td { overflow-wrap: anywhere; }
 .config td { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: 13px; padding-top: 2px; padding-bottom: 2px; }
+.config td:first-child { white-space: nowrap; }
 .config td:last-child { color: var(--quiet); }
 .differs td:last-child { color: inherit; }
+.differs td:not(:first-child) { min-width: 90px; }
 .attempts td:not(:nth-child(2)), .attempts th { white-space: nowrap; }
 .attempts td:nth-child(2) { min-width: 200px; }
+.numbers td:first-child, .runs td:first-child { white-space: nowrap; }
 .runs td { min-width: 130px; overflow-wrap: anywhere; }
 .numbers td:not(:first-child), .numbers th:not(:first-child) { text-align: right; white-space: nowrap; }
 .memory td:first-child { white-space: nowrap; }

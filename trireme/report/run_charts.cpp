@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <set>
+#include <string_view>
 
 #include "trireme/base/text.h"
 #include "trireme/report/chart.h"
@@ -20,6 +21,7 @@ struct Quantity {
   const char* of;
   Unit unit;
   Chart::Scale scale;
+  Chart::Form form = Chart::Form::kLines;
 };
 
 constexpr Quantity kLoss = {"loss", "loss", "Loss", "", Unit::kNumber, Chart::Scale::kAuto};
@@ -37,6 +39,12 @@ constexpr Quantity kTokens = {"tokens_per_s",          "tokens/s",   "Throughput
                               "tokens/s of all ranks", Unit::kCount, Chart::Scale::kFromZero};
 constexpr Quantity kImages = {"tokens_per_s",          "images/s",   "Throughput",
                               "images/s of all ranks", Unit::kCount, Chart::Scale::kFromZero};
+/// Of runs of which some read tokens and others images.
+constexpr Quantity kBoth = {"tokens_per_s", "tokens/s or images/s",
+                            "Throughput",   "tokens/s or images/s of all ranks",
+                            Unit::kCount,   Chart::Scale::kFromZero};
+constexpr Quantity kFlops = {"tflops_per_rank",     "TFLOP/s",     "Compute",
+                             "TFLOP/s of one rank", Unit::kNumber, Chart::Scale::kFromZero};
 constexpr Quantity kStepMs = {"step_ms", "step time",         "Step time",
                               "",        Unit::kMilliseconds, Chart::Scale::kAutoFromZero};
 constexpr Quantity kPeak = {
@@ -55,7 +63,8 @@ constexpr Quantity kLossScale = {"loss_scale", "loss scale", "Loss scale",
                                  "",           Unit::kCount, Chart::Scale::kAutoFromZero};
 constexpr Quantity kStall = {"checkpoint_ms",     "wait",
                              "Checkpoint stalls", "time that training waited for a save",
-                             Unit::kMilliseconds, Chart::Scale::kFromZero};
+                             Unit::kMilliseconds, Chart::Scale::kFromZero,
+                             Chart::Form::kEvents};
 
 /// Of a chart with the first of them.
 Chart chart_of(const Quantity& quantity) {
@@ -63,6 +72,7 @@ Chart chart_of(const Quantity& quantity) {
           .of = quantity.of,
           .unit = quantity.unit,
           .scale = quantity.scale,
+          .form = quantity.form,
           .lines = {}};
 }
 
@@ -77,10 +87,17 @@ std::vector<ChartMark> marks_of(const RunRecord& run) {
   return marks;
 }
 
+/// What a run has recorded of it, and what says something.
+const Curve& curve_of(const RunRecord& run, const Quantity& quantity) {
+  static const Curve kNone;
+  return quantity.key == std::string_view(kTop5.key) && !top5_tells(run) ? kNone
+                                                                         : run.metrics.curve(quantity.key);
+}
+
 Chart chart_with(const RunRecord& run, const std::vector<Quantity>& quantities, const std::string& note) {
   Chart chart = chart_of(quantities.front());
   for (const Quantity& quantity : quantities) {
-    if (const Curve& curve = run.metrics.curve(quantity.key); !curve.empty())
+    if (const Curve& curve = curve_of(run, quantity); !curve.empty())
       chart.lines.push_back({quantity.name, curve});
   }
   chart.marks = marks_of(run);
@@ -95,6 +112,7 @@ Markup draw_quantities(const RunRecord& run, const std::vector<Quantity>& quanti
 
 Markup draw_step_times(const RunRecord& run) {
   std::vector<double> settled = settled_values(run, run.metrics.curve("step_ms"));
+  if (settled.size() < kLeastSteps) return {};  // the curve shows each of them
   const auto median = quantile(settled, 0.5), p95 = quantile(settled, 0.95);
   if (!median) return {};
   const size_t left_out = run.metrics.curve("step_ms").size() - settled.size();
@@ -138,6 +156,7 @@ bool has_a_chart(const std::string& key) {
                                               "lr",
                                               "grad_norm",
                                               "tokens_per_s",
+                                              "tflops_per_rank",
                                               "step_ms",
                                               "steps_per_s",
                                               "tokens",
@@ -152,14 +171,39 @@ bool has_a_chart(const std::string& key) {
   return kKeys.contains(key);
 }
 
+/// The unit that a key of metrics.jsonl ends with, if it does.
+Unit unit_of(const std::string& key) {
+  if (key.ends_with("_ms")) return Unit::kMilliseconds;
+  if (key.ends_with("_bytes")) return Unit::kBytes;
+  if (key.ends_with("_share")) return Unit::kShare;
+  if (key.ends_with("_per_s")) return Unit::kCount;
+  return Unit::kNumber;
+}
+
+/// "ema decay" of "ema_decay".
+std::string in_words(const std::string& key) {
+  std::string words = key;
+  for (const std::string_view unit : {"_ms", "_bytes"}) {
+    if (words.ends_with(unit) && words.size() > unit.size()) words.resize(words.size() - unit.size());
+  }
+  if (words.ends_with("_per_s")) words.replace(words.size() - 6, 6, "/s");
+  std::ranges::replace(words, '_', ' ');
+  return words;
+}
+
 Markup draw_others(const RunRecord& run) {
   Markup charts;
   for (const auto& [key, curve] : run.metrics.curves) {
     if (has_a_chart(key)) continue;
-    charts += draw_chart({.title = key,
-                          .unit = Unit::kNumber,
+    const std::string words = in_words(key);
+    std::string title = words;
+    if (!title.empty() && title[0] >= 'a' && title[0] <= 'z')
+      title[0] = static_cast<char>(title[0] - 'a' + 'A');
+    charts += draw_chart({.title = title,
+                          .of = key,
+                          .unit = unit_of(key),
                           .scale = Chart::Scale::kAuto,
-                          .lines = {{key, curve}},
+                          .lines = {{words, curve}},
                           .marks = marks_of(run)});
   }
   return charts;
@@ -175,13 +219,16 @@ const Quantity& throughput_in(const std::string& counted) {
   return counted == "images" ? kImages : kTokens;
 }
 
+const Quantity& throughput_of(const std::vector<RunRecord>& runs) {
+  return count_the_same(runs) ? throughput_in(counted_in(runs)) : kBoth;
+}
+
 Markup draw_over(const std::vector<RunRecord>& runs, const std::vector<std::string>& names,
                  const Quantity& quantity) {
   Chart chart = chart_of(quantity);
   bool any = false;
   for (size_t i = 0; i < runs.size(); ++i) {
-    chart.lines.push_back(
-        {names[i], runs[i].metrics.curve(quantity.key)});  // empty ones keep the colours in step
+    chart.lines.push_back({names[i], curve_of(runs[i], quantity)});  // empty ones keep the colours in step
     any = any || !chart.lines.back().curve.empty();
   }
   return any ? draw_chart(chart) : Markup();
@@ -239,6 +286,7 @@ Markup draw_run_charts(const RunRecord& run) {
   charts += draw_quantities(run, {kStepMs});
   charts += draw_step_times(run);
   charts += draw_quantities(run, {throughput_in(counted_in(run))});
+  charts += draw_quantities(run, {kFlops});
   charts += draw_quantities(run, {kPeak, kActive, kReserved});
   charts += draw_quantities(run, {kBusy, kExposed});
   charts += draw_quantities(run, {kShare});
@@ -263,8 +311,8 @@ Markup draw_compared_charts(const std::vector<RunRecord>& runs, const std::vecto
   Markup charts;
   for (const Quantity& quantity : {kLoss, kValLoss}) charts += draw_over(runs, names, quantity);
   charts += draw_loss_over_time(runs, names);
-  for (const Quantity& quantity : {kTop1, kTop5, throughput_in(counted_in(runs)), kStepMs, kShare, kPeak,
-                                   kGradNorm, kLr, kLossScale, kStall})
+  for (const Quantity& quantity :
+       {kTop1, kTop5, throughput_of(runs), kStepMs, kShare, kPeak, kGradNorm, kLr, kLossScale, kStall})
     charts += draw_over(runs, names, quantity);
   return charts.empty() ? charts : element("div", {{"class", "charts"}}, charts);
 }

@@ -88,6 +88,11 @@ std::vector<double> settled_values(const RunRecord& run, const Curve& curve) {
   return settled;
 }
 
+bool top5_tells(const RunRecord& run) {
+  constexpr int64_t kGuesses = 5;
+  return whole_number(run.config_value("model.classes")).value_or(kGuesses + 1) > kGuesses;
+}
+
 RunFigures figures_of(const RunRecord& run) {
   const Metrics& metrics = run.metrics;
   const auto settled = [&](const char* key) { return settled_values(run, metrics.curve(key)); };
@@ -100,7 +105,7 @@ RunFigures figures_of(const RunRecord& run) {
   figures.val_loss = last_of(metrics.curve("val_loss"));
   figures.best_val_loss = extreme_of(metrics.curve("val_loss"), true);
   figures.val_top1 = last_of(metrics.curve("val_top1"));
-  figures.val_top5 = last_of(metrics.curve("val_top5"));
+  if (top5_tells(run)) figures.val_top5 = last_of(metrics.curve("val_top5"));
   figures.best_val_top1 = extreme_of(metrics.curve("val_top1"), false);
   figures.tokens_per_s = quantile(settled("tokens_per_s"), 0.5);
   if (figures.tokens_per_s) {

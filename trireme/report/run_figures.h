@@ -43,6 +43,9 @@ struct RunFigures {
 };
 RunFigures figures_of(const RunRecord& run);
 
+/// Whether top-5 says anything: among five classes or fewer it is always 100%.
+bool top5_tells(const RunRecord& run);
+
 /// The values of `curve` at steps after the warm-up: without the first ten steps, or half of them where these
 /// are fewer, after each beginning of the run. They are what the run's own tokens_per_s is the median of.
 std::vector<double> settled_values(const RunRecord& run, const Curve& curve);

@@ -28,7 +28,8 @@ std::string at_step(double step) {
 /// "57 of 400 steps".
 std::string progress_of(const RunFigures& figures) {
   const std::string of = figures.total_steps ? " of " + with_commas(*figures.total_steps) : "";
-  return with_commas(figures.steps) + of + " steps";
+  const bool one = figures.total_steps.value_or(figures.steps) == 1;
+  return with_commas(figures.steps) + of + (one ? " step" : " steps");
 }
 
 /// "exit code 5 (lost a peer or timed out)"; empty while there is none.
@@ -110,12 +111,24 @@ Markup draw_attempts(const RunRecord& run, const PageOptions& options) {
   return draw_table(table);
 }
 
+/// How a run that has not finished goes on.
+Markup way_on(const RunRecord& run) {
+  const int64_t ranks = run.last_attempt().ranks;
+  return run.has_checkpoints
+             ? element("code", resume_command(run.path, ranks)) + " continues from its last checkpoint."
+             : element("code", again_command(run.path, ranks)) + " trains again, from step 1.";
+}
+
 Markup draw_head(const RunRecord& run, const RunFigures& figures, const PageOptions& options) {
   const Attempt& last = run.last_attempt();
   Markup head = element("h1", Markup(run.name) + state_pill(state_of_run(run)));
   head += element("p", how_it_ended(run, figures, options));
   const std::string cause = cause_beside(last, options);
   if (last.exit_code != 0 && !cause.empty()) head += element("p", {{"class", "cause"}}, cause);
+  if (last.exit_code.value_or(0) != 0) {
+    if (!run.error.empty() && run.error != cause) head += element("p", {{"class", "cause"}}, run.error);
+    head += element("p", way_on(run));
+  }
   for (const std::string& command : commands_of(run)) head += element("p", element("code", command));
   head += element("p", {{"class", "quiet"}},
                   run.folder + (run.facts.started.empty() ? "" : ", began " + time_text(run.facts.started)));
@@ -163,15 +176,17 @@ Markup speed_cards(const RunRecord& run, const RunFigures& figures, const RunLay
   Markup cards;
   if (figures.tokens_per_s) {
     std::string note;
-    if (figures.tokens_range)
+    if (figures.tokens_range && figures.timed_steps > 1)
       note = fmt::format("90% of this run's steps: {} to {}", format_count(figures.tokens_range->low),
                          format_count(figures.tokens_range->high));
     cards += card(counted_in(run) + "/s", format_count(*figures.tokens_per_s), note);
   }
   if (figures.step_ms) {
     cards += card("step time", format_value(Unit::kMilliseconds, *figures.step_ms),
-                  fmt::format("median of {} steps, 95% below {}", with_commas(figures.timed_steps),
-                              format_value(Unit::kMilliseconds, *figures.step_ms_p95)));
+                  figures.timed_steps == 1
+                      ? "of one step"
+                      : fmt::format("median of {} steps, 95% below {}", with_commas(figures.timed_steps),
+                                    format_value(Unit::kMilliseconds, *figures.step_ms_p95)));
   }
   if (figures.exposed_share && figures.communication_ms) {
     cards += card("exposed communication", format_value(Unit::kShare, *figures.exposed_share),
@@ -332,10 +347,6 @@ Markup draw_environment(const RunRecord& run) {
     add("versions", fmt::format("trireme {}, torch {}", facts.version, facts.torch));
   add("run directory", run.path);
   return rows.empty() ? Markup() : section("Environment", draw_facts(rows));
-}
-
-bool was_given(const ConfigEntry& entry) {
-  return !entry.origin.empty() && entry.origin != "default" && !entry.origin.starts_with("derived");
 }
 
 Markup config_table(const std::vector<ConfigEntry>& entries) {

@@ -148,7 +148,8 @@ class RunReader {
   RunRecord read() {
     record_.path = run_.path();
     record_.folder = fs::path(run_.path()).filename().string();
-    record_.facts = read_facts(Json::parse(read_file(run_.file("manifest.json")), nullptr, false));
+    const Json manifest = Json::parse(read_file(run_.file("manifest.json")), nullptr, false);
+    record_.facts = read_facts(manifest);
     record_.attempts = run_.attempts();
     record_.running = run_.holder().has_value();
     record_.config_yaml = text_of("config.yaml");
@@ -160,6 +161,9 @@ class RunReader {
     take_numbered("config.attempt-", ".yaml", record_.earlier_configs);
     take_numbered("crash-", ".txt", record_.crash_reports);
     take_log_ends();
+    record_.error = error_in(manifest);
+    if (record_.error.empty()) record_.error = error_in_logs();
+    record_.has_checkpoints = finds_checkpoints();
     take_pictures();
     return std::move(record_);
   }
@@ -241,6 +245,37 @@ class RunReader {
     }
   }
 
+  /// The error that the launcher has noted of the last attempt.
+  static std::string error_in(const Json& manifest) {
+    const auto attempts = manifest.find("attempts");
+    if (attempts == manifest.end() || !attempts->is_array() || attempts->empty()) return {};
+    return attempts->back().is_object() ? string_at(attempts->back(), "error") : std::string();
+  }
+
+  /// The message of the last line "12:34:56 error: ..." of the rank that failed.
+  std::string error_in_logs() const {
+    const std::string name = fmt::format("logs/rank-{}.log", record_.last_attempt().rank.value_or(0));
+    const auto log = std::ranges::find(record_.log_ends, name, &NamedText::name);
+    if (log == record_.log_ends.end()) return {};
+    constexpr std::string_view kMark = " error: ";
+    constexpr size_t kTimeOfDay = 8;
+    std::string found;
+    for (const std::string& line : split(log->text, '\n')) {
+      if (line.size() > kTimeOfDay && line.compare(kTimeOfDay, kMark.size(), kMark) == 0)
+        found = line.substr(kTimeOfDay + kMark.size());
+    }
+    return found;
+  }
+
+  bool finds_checkpoints() const {
+    std::error_code ignored;
+    for (const auto& entry : fs::directory_iterator(run_.file("checkpoints"), ignored)) {
+      const std::string name = entry.path().filename().string();
+      if (name.starts_with("step-") && name.find('.') == std::string::npos) return true;
+    }
+    return false;
+  }
+
   std::string end_of_file(const std::string& name) const {
     std::ifstream file(run_.file(name), std::ios::binary | std::ios::ate);
     if (!file) return {};
@@ -301,6 +336,11 @@ std::string RunRecord::config_value(const std::string& key) const {
 std::string counted_in(const RunRecord& run) {
   const bool images = run.config_value("data.kind") == "images" || !run.metrics.curve("val_top1").empty();
   return images ? "images" : "tokens";
+}
+
+bool count_the_same(const std::vector<RunRecord>& runs) {
+  return std::ranges::all_of(
+      runs, [&](const RunRecord& run) { return counted_in(run) == counted_in(runs.front()); });
 }
 
 std::string counted_in(const std::vector<RunRecord>& runs) {

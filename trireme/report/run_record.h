@@ -57,6 +57,8 @@ struct RunRecord {
   RunFacts facts;
   std::vector<Attempt> attempts;  ///< one at least
   bool running = false;           ///< a process writes to it
+  std::string error;              ///< the last error of the last attempt in its own words; empty: not known
+  bool has_checkpoints = false;   ///< that it can go on from
   Metrics metrics;
   std::string written;  ///< UTC, when metrics.jsonl was last written to; empty: there is none
   std::optional<RunSummary> summary;
@@ -75,6 +77,8 @@ struct RunRecord {
 
 /// What the run has read: "images", which its records count as tokens, or "tokens".
 std::string counted_in(const RunRecord& run);
+/// Whether all runs have read images, or all have read tokens.
+bool count_the_same(const std::vector<RunRecord>& runs);
 /// "images" when all runs have read images; else "tokens", where an image counts as a token.
 std::string counted_in(const std::vector<RunRecord>& runs);
 

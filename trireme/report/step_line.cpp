@@ -29,12 +29,13 @@ std::string loss_text(double loss) {
   return fmt::format("{:.{}f}", loss, size < 9.99995 ? 4 : size < 99.9995 ? 3 : size < 999.995 ? 2 : 1);
 }
 
-/// Three digits in at most five characters: 0.06, 1.92, 48.1, 350, 2e+06, 3e-04.
+/// At most three digits in at most five characters: 0.006, 0.06, 1.92, 48.1, 350, 2e+06, 3e-04.
 std::string short_number(double value) {
   if (!std::isfinite(value)) return non_finite(value);
   const double size = std::fabs(value);
-  if (size != 0.0 && (size < 0.00995 || size >= 99999.5)) return fmt::format("{:.0e}", value);
-  return fmt::format("{:.{}f}", value, size < 9.995 ? 2 : size < 99.95 ? 1 : 0);
+  if (size != 0.0 && (size < 0.00095 || size >= 99999.5)) return fmt::format("{:.0e}", value);
+  const bool tiny = size != 0.0 && size < 0.00995;
+  return fmt::format("{:.{}f}", value, tiny ? 3 : size < 9.995 ? 2 : size < 99.95 ? 1 : 0);
 }
 
 std::string rate_text(double tokens_per_s) {
@@ -61,25 +62,23 @@ std::string step_text(int64_t step, int64_t total) {
 /// TFLOP/s of one rank, and its share of the device's peak where that is known.
 std::string flops_text(double tflops_per_rank, const ConsoleOptions& options) {
   if (tflops_per_rank <= 0.0) return "";
-  std::string text = fmt::format("  {:>4} TFLOP/s/rank", short_number(tflops_per_rank));
+  std::string text = fmt::format("  {:>5} TFLOP/s/rank", short_number(tflops_per_rank));
   if (options.peak_flops > 0.0)
     text += fmt::format("  mfu {:>4.1f}%", 100.0 * 1e12 * tflops_per_rank / options.peak_flops);
   return text;
 }
 
-std::string memory_text(const StepRecord& record) {
-  std::string text = "peak " + format_bytes(static_cast<double>(record.peak_bytes));
-  if (record.reserved_bytes > 0) {
-    text += fmt::format(" ({} active, {} reserved)", format_bytes(static_cast<double>(record.active_bytes)),
-                        format_bytes(static_cast<double>(record.reserved_bytes)));
-  }
-  return text;
+/// What the allocator has beside the peak; empty without one.
+std::string memory_detail(const StepRecord& record) {
+  if (record.reserved_bytes == 0) return {};
+  return fmt::format(" ({} active, {} reserved)", format_bytes(static_cast<double>(record.active_bytes)),
+                     format_bytes(static_cast<double>(record.reserved_bytes)));
 }
 
 /// Steps that this attempt has made.
 std::string done_text(const RunSummary& summary) {
   const int64_t made = summary.steps - summary.resumed_at;
-  if (summary.resumed_at == 0) return fmt::format("done {} steps", made);
+  if (summary.resumed_at == 0) return fmt::format("done {} step{}", made, made == 1 ? "" : "s");
   if (made == 0) return fmt::format("done 0 steps ({} was the last)", summary.steps);
   return made == 1 ? fmt::format("done 1 step ({})", summary.steps)
                    : fmt::format("done {} steps ({} to {})", made, summary.resumed_at + 1, summary.steps);
@@ -91,29 +90,27 @@ std::string format_eta(double seconds) {
   return seconds < 99.5 ? fmt::format("{:.0f} s", seconds) : format_duration(seconds);
 }
 
-std::string step_line(const StepRecord& record, const ConsoleOptions& options, std::optional<double> eta_s) {
+std::string step_line(const StepRecord& record, const ConsoleOptions& options, std::optional<double> eta_s,
+                      int64_t detail) {
+  std::string line;
+  const auto add = [&](int64_t from_detail, const std::string& text) {
+    if (detail >= from_detail) line += text;
+  };
+  add(0, fmt::format("step {}  loss {:>6}", step_text(record.step, options.total_steps),
+                     loss_text(record.loss)));
+  add(5, fmt::format("  gnorm {:>5}", short_number(record.grad_norm)));
+  add(6, fmt::format("  lr {:.1e}", record.lr));
+  add(1, fmt::format("  {:>5} {}", rate_text(record.tokens_per_s), rate_unit(options.reads_images)));
   const double per_rank = record.tokens_per_s / static_cast<double>(std::max<int64_t>(options.ranks, 1));
-  std::string line = fmt::format("step {}  loss {:>6}  gnorm {:>5}  lr {:.1e}  {:>5} {} ({:>5}/rank)",
-                                 step_text(record.step, options.total_steps), loss_text(record.loss),
-                                 short_number(record.grad_norm), record.lr, rate_text(record.tokens_per_s),
-                                 rate_unit(options.reads_images), rate_text(per_rank));
-  line += flops_text(record.tflops_per_rank, options);
-  line += fmt::format("  {:>5} ms  {:>5} steps/s  {}", short_number(record.step_ms),
-                      short_number(record.steps_per_s()), memory_text(record));
-  if (eta_s && *eta_s > 0.0) line += "  eta " + format_eta(*eta_s);
-  if (record.loss_scale) line += fmt::format("  scale {:g}", *record.loss_scale);
-  if (record.skipped) line += " (skipped)";
-  return line + validation_text(record.val_loss, record.val_top1);
-}
-
-std::string short_step_line(const StepRecord& record, const ConsoleOptions& options,
-                            std::optional<double> eta_s) {
-  std::string line = fmt::format(
-      "step {}  loss {:>6}  {:>5} {}  {:>5} ms  {:>8}", step_text(record.step, options.total_steps),
-      loss_text(record.loss), rate_text(record.tokens_per_s), rate_unit(options.reads_images),
-      short_number(record.step_ms), format_bytes(static_cast<double>(record.peak_bytes)));
-  if (eta_s && *eta_s > 0.0) line += "  eta " + format_eta(*eta_s);
-  if (record.skipped) line += " (skipped)";
+  add(9, fmt::format(" ({:>5}/rank)", rate_text(per_rank)));
+  add(7, flops_text(record.tflops_per_rank, options));
+  add(3, fmt::format("  {:>5} ms", short_number(record.step_ms)));
+  add(8, fmt::format("  {:>5} steps/s", short_number(record.steps_per_s())));
+  add(4, "  peak " + format_bytes(static_cast<double>(record.peak_bytes)));
+  add(10, memory_detail(record));
+  if (eta_s && *eta_s > 0.0) add(2, "  eta " + format_eta(*eta_s));
+  if (record.loss_scale) add(5, fmt::format("  scale {:g}", *record.loss_scale));
+  if (record.skipped) add(0, " (skipped)");
   return line + validation_text(record.val_loss, record.val_top1);
 }
 

@@ -8,13 +8,13 @@
 
 namespace trireme::report {
 
-/// Without newline. `eta_s` seconds to go; left out when there is no estimate or nothing left to do.
-std::string step_line(const StepRecord& record, const ConsoleOptions& options, std::optional<double> eta_s);
+/// How much step lines say: everything, down to 0: step, loss and validation alone.
+inline constexpr int64_t kFullDetail = 10;
 
-/// The same in less than 80 columns: step, loss, tokens/s, time, peak, and when there are, ETA and
-/// validation.
-std::string short_step_line(const StepRecord& record, const ConsoleOptions& options,
-                            std::optional<double> eta_s);
+/// Without newline. `eta_s` seconds to go; left out when there is no estimate or nothing left to do. Each
+/// level of `detail` below kFullDetail leaves out one thing more, the least needed first.
+std::string step_line(const StepRecord& record, const ConsoleOptions& options, std::optional<double> eta_s,
+                      int64_t detail = kFullDetail);
 
 /// "done 400 steps in 18.2 s  loss 1.9321  val 2.0110  12.3k tok/s  peak 61.2 MiB  weights 0123456789abcdef",
 /// "done 13 steps (16 to 28) in 2.60 s ..." of a run that went on, or "interrupted by SIGINT after step 57 of

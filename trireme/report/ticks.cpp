@@ -111,9 +111,15 @@ Axis log_axis(double low, double high, const AxisOptions& options) {
 
 Axis linear_axis(double low, double high, const AxisOptions& options, double factor) {
   if (options.from_zero) low = std::min(low, 0.0);
+  const bool share = options.unit == Unit::kShare && low >= 0.0 && high <= 1.0;
   widen(low, high);
+  if (share) {
+    low = std::max(low, 0.0);
+    high = std::min(high, 1.0);
+  }
   Axis axis{.low = low, .high = high, .log = false, .ticks = {}, .labels = {}, .suffix = {}};
-  const double step = round_step((high - low) / factor, options.most_ticks - 1) * factor;
+  double step = round_step((high - low) / factor, options.most_ticks - 1) * factor;
+  if (options.unit == Unit::kCount) step = std::max(step, 1.0);  // there are no halves of steps
   if (options.round_ends) {
     const double slack = 1e-9;
     axis.low = std::floor(low / step + slack) * step;

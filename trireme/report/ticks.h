@@ -28,7 +28,8 @@ struct AxisOptions {
 };
 
 /// An axis for values from `low` to `high`, finite, and on one that is log positive. Ticks are 1, 2 or 5
-/// times a power of 10 of what the labels count; over several decades of a log axis powers of 10 alone.
+/// times a power of 10 of what the labels count, of counts at least 1 apart; shares end at 0% and 100%; over
+/// several decades of a log axis powers of 10 alone.
 Axis make_axis(double low, double high, const AxisOptions& options);
 
 /// A value for people, in the form of the console: three or four digits and the unit.
