@@ -72,6 +72,7 @@ plan::Config asked_config(const TrainJob& job, const Front& front) {
       plan::load({.path = job.config, .text = "", .overrides = job.overrides}, front.environment);
   settle_data_path(resolved.config, job.config);
   settle_schedule_path(resolved, job.config);
+  settle_weights_path(resolved.config, runs_root(job, front));
   return resolved.config;
 }
 

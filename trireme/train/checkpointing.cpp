@@ -157,7 +157,7 @@ void Checkpointing::set_aside_later_ones() {
   for (const auto& one : store_->go_back_to(wanted.filename().string())) aside.push_back(one.aside);
   if (aside.empty()) return;
   log_info("resume  later checkpoints were set aside as {}; '--resume {}/NAME' goes back to one",
-           join(aside, ", "), folder_);
+           trireme::join(aside, ", "), folder_);
 }
 
 bool Checkpointing::can_save(int64_t step) const {
