@@ -193,6 +193,57 @@ TEST(SavedCopy, IsNoneWhereTheStateItselfIsWritten) {
   EXPECT_GT(rank_bytes(config, 2, Device::kCpu).saved_copy, 0) << "moments are written in fp32";
 }
 
+TEST(RankBytes, AddUpEveryTermOnce) {
+  // Powers of two: a sum shows which terms it has.
+  RankBytes bytes{.state = {.parameters = 1, .gradients = 2, .optimizer = 4},
+                  .gathered = 8,
+                  .activations = 16,
+                  .boundaries = 32,
+                  .logits = 64,
+                  .baseline = 128,
+                  .saved_copy = 256};
+  EXPECT_EQ(bytes.peak(), 511);
+  EXPECT_EQ(bytes.least(), 1 + 2 + 4 + 256) << "more than parameters, optimizer, activations and boundaries";
+  bytes.activations = 1024;
+  EXPECT_EQ(bytes.least(), 1 + 4 + 1024 + 32);
+  bytes.pinned_copy = 256;
+  EXPECT_EQ(bytes.peak(), 1 + 2 + 4 + 8 + 1024 + 32 + 64 + 128) << "the copy is in the host's memory";
+}
+
+TEST(RankBytes, OnlyTheLastStageHasLogits) {
+  Config config =
+      load({.overrides = {"model.preset=gpt-tiny", "parallel.pp=2", "train.global_batch=8"}}, Environment())
+          .config;
+  const std::vector<RankBytes> ranks = bytes_by_pp_rank(config, 2, Device::kCpu);
+  ASSERT_EQ(ranks.size(), 2U);
+  EXPECT_EQ(ranks[0].logits, 0);
+  EXPECT_GT(ranks[1].logits, 0);
+}
+
+/// What replicas cannot divide is copied by the first of them; local SGD has moments on each.
+TEST(SavedCopy, RoundsSharesUpAndKeepsTheMomentsOfLocalSgdWhole) {
+  // 50 and 150 numbers among 3 replicas: shares of 17 and 50, in pieces of 64 bytes.
+  const Config config = load({.overrides = {"model.d_model=50", "model.n_heads=2", "parallel.policy=ddp",
+                                            "checkpoint.every=8", "train.global_batch=12"}},
+                             Environment())
+                            .config;
+  const auto expected = [&](int64_t of_parameters, int64_t of_moments) {
+    int64_t bytes = 0;
+    for (const UnitSpec& unit : describe(config.model, config.data.seq_len).units) {
+      for (const ParamSpec& param : unit.params) {
+        const int64_t count = param.numel();
+        bytes += saved_piece_bytes(4 * ((count + of_parameters - 1) / of_parameters)) +
+                 2 * saved_piece_bytes(4 * ((count + of_moments - 1) / of_moments)) + saved_piece_bytes(8);
+      }
+    }
+    return bytes;
+  };
+  EXPECT_EQ(rank_bytes(config, 3, Device::kCpu).saved_copy, expected(3, 3));
+  Config local = config;
+  local.parallel.comm_hook = CommHook::kLocalSgd;
+  EXPECT_EQ(rank_bytes(local, 3, Device::kCpu).saved_copy, expected(3, 1));
+}
+
 /// Each rank copies its share of the fp32 parameters and of two moments, whatever the policy.
 TEST(SavedCopy, IsAShareOfTheWholeState) {
   Config config;

@@ -151,6 +151,80 @@ TEST(Schedule, HasThePublishedBubble) {
   }
 }
 
+/// The table of docs/pipelines.md, in passes of a whole rank that take equally long.
+TEST(Schedule, KeepsTheTableOfItsPageOnAnyNumberOfRanks) {
+  struct Row {
+    ScheduleName name;
+    std::function<double(double p)> bubble;  ///< empty: the page gives no formula
+    std::function<double(double p, double m)> most_in_flight;
+    std::function<bool(int64_t p, int64_t m)> holds;  ///< the page's condition
+    double overlapped_share = 0.0;
+  };
+  const auto always = [](int64_t, int64_t) { return true; };
+  const auto filled = [](int64_t p, int64_t m) { return m >= p; };
+  const auto filled_twice = [](int64_t p, int64_t m) { return m >= 2 * p - 1; };
+  const auto evenly_filled = [](int64_t p, int64_t m) { return p % 2 == 0 && m >= p; };
+  const Row table[] = {
+      {ScheduleName::kGpipe, [](double p) { return 3 * (p - 1); }, [](double, double m) { return m; },
+       always},
+      {ScheduleName::k1F1B, [](double p) { return 3 * (p - 1); },
+       [](double p, double m) { return std::min(p, m); }, always},
+      {ScheduleName::kZbH1, [](double p) { return p - 1; }, [](double p, double) { return p; }, filled},
+      {ScheduleName::kZbH2, {}, [](double p, double m) { return std::min(2 * p, m); }, filled},
+      {ScheduleName::kZbV, [](double p) { return (p - 1) / 2; }, [](double p, double) { return p; },
+       filled_twice},
+      {ScheduleName::kVHalf, [](double p) { return 1.5 * (p - 1); },
+       [](double p, double) { return p / 2 + 1; }, evenly_filled},
+      {ScheduleName::kVMin, {}, [](double p, double) { return std::floor((p + 4) / 3); }, filled},
+      {ScheduleName::kDualPipe, [](double p) { return p - 2; }, [](double p, double) { return p + 1; },
+       always, 1.0},
+      {ScheduleName::kDualPipeV, [](double p) { return p - 1; }, [](double p, double) { return p + 0.5; },
+       always, 1.0},
+  };
+  for (const Row& row : table) {
+    for (int64_t ranks = 2; ranks <= 16; ++ranks) {
+      for (const int64_t micro_batches : {ranks, ranks + 1, 2 * ranks - 2, 2 * ranks, 3 * ranks, 4 * ranks}) {
+        const PipelineShape shape{ranks, micro_batches, 1};
+        if (!takes(row.name, shape) || !row.holds(ranks, micro_batches)) continue;
+        const Schedule schedule = make_schedule(row.name, shape);
+        PassCosts costs = unit_costs(schedule);
+        costs.overlapped_share = row.overlapped_share;
+        const Simulation simulation = simulate(schedule, costs);
+        const auto p = static_cast<double>(ranks), m = static_cast<double>(micro_batches);
+        const std::string what = fmt::format("{} on {}, {} micro-batches", row.name, ranks, micro_batches);
+        if (row.bubble) EXPECT_NEAR(simulation.bubble(), row.bubble(p), kNear) << what;
+        EXPECT_NEAR(std::ranges::max(peaks(simulation)), row.most_in_flight(p, m), kNear) << what;
+      }
+    }
+  }
+}
+
+TEST(Schedule, WithSeveralStagesARankKeepsTheTableOfItsPage) {
+  for (int64_t ranks = 2; ranks <= 16; ++ranks) {
+    for (const int64_t rounds : {1, 2, 3}) {
+      for (int64_t chunks = 1; chunks <= 4; ++chunks) {
+        const PipelineShape shape{ranks, rounds * ranks, chunks};
+        const auto p = static_cast<double>(ranks), m = static_cast<double>(rounds * ranks),
+                   v = static_cast<double>(chunks);
+        const std::string what = fmt::format("{} ranks, {} rounds, {} chunks", ranks, rounds, chunks);
+        const auto simulated = [&](ScheduleName name) {
+          const Schedule schedule = make_schedule(name, shape);
+          return simulate(schedule, unit_costs(schedule));
+        };
+        const Simulation zero_bubble = simulated(ScheduleName::kInterleavedZb),
+                         plain = simulated(ScheduleName::kInterleaved1F1B),
+                         breadth_first = simulated(ScheduleName::kLoopedBfs);
+        EXPECT_NEAR(zero_bubble.bubble(), (p - 1) / v, kNear) << what;
+        EXPECT_NEAR(std::ranges::max(peaks(zero_bubble)), p, kNear) << what;
+        EXPECT_NEAR(plain.bubble(), 3 * (p - 1) / v, kNear) << what;
+        EXPECT_NEAR(peaks(plain)[0], std::min(m, ((v - 1) * p + 2 * (p - 1) + 1) / v), kNear) << what;
+        EXPECT_NEAR(breadth_first.bubble(), 3 * (p - 1) / v, kNear) << what;
+        EXPECT_NEAR(std::ranges::max(peaks(breadth_first)), m, kNear) << what;
+      }
+    }
+  }
+}
+
 struct Golden {
   ScheduleName name;
   PipelineShape shape;
@@ -248,6 +322,29 @@ TEST(Simulate, NamesTheFirstPassThatIsWrong) {
   PassCosts uneven;
   uneven.forward = {1.0, 2.0, 3.0};
   expect_unrunnable(make_schedule(ScheduleName::kGpipe, {2, 4, 1}), uneven, "3 costs for 2 stages");
+}
+
+TEST(Simulate, CountsWhatBothPassesOfAPairHold) {
+  const Schedule pair = csv("0F0,0F1+0B0,0B1\n1F0,1B0,1F1,1B1");
+  PassCosts costs;
+  costs.overlapped_share = 1.0;
+  costs.memory_limit = 2.0;
+  EXPECT_EQ(simulate(pair, costs).ranks[0].peak_bytes, 2.0);
+  costs.memory_limit = 1.0;
+  expect_unrunnable(pair, costs, "rank 0 holds 2 of activations after 0F1");
+  costs.overlapped_share = 0.0;
+  expect_unrunnable(pair, costs, "rank 0 holds 2 of activations after 0F1");
+}
+
+TEST(Simulate, OverlapsAForwardPassWithABackwardPassAndNothingElse) {
+  expect_unrunnable(csv("0F0+0F1,0B0,0B1\n1F0,1B0,1F1,1B1"), {}, "rank 0 overlaps 0F0+0F1");
+  expect_unrunnable(csv("0F0,0F1,0B0+0B1\n1F0,1B0,1F1,1B1"), {}, "rank 0 overlaps 0B0+0B1");
+  expect_unrunnable(csv("0F0,0F1,0I0+0W0,0B1\n1F0,1B0,1F1,1B1"), {}, "rank 0 overlaps 0I0+0W0");
+  Schedule ends = csv("0F0,0B0");
+  ends.ranks[0].back().with_next = true;
+  expect_unrunnable(ends, {}, "nothing follows 0B0");
+  for (const char* broken : {"0F0,0B0+", "+0F0,0B0", "0F0,0F1+,0B0,0B1", "0F0,0F1,+0B0,0B1", "0F0++0B0", "+"})
+    EXPECT_THROW(csv(broken), ConfigError) << broken;
 }
 
 TEST(Simulate, ReadsSchedulesOfOnesOwn) {

@@ -156,6 +156,53 @@ TEST(StepProgram, GathersAheadOnlyBesideComputation) {
   EXPECT_EQ(at_forward_of("h.0"), kRoot + 2 * kBlock);
   setting.prefetch = 2;
   EXPECT_EQ(at_forward_of("h.0"), kRoot + 2 * kBlock + kHead);
+  for (const int64_t prefetch : {3, 4}) {
+    setting.prefetch = prefetch;
+    const StepProgram program = test::planned_step(kUnits, setting);
+    const auto before_the_root = program.actions.begin() + place_of(program, ActionKind::kForward, "root");
+    const auto gathered = std::count_if(program.actions.begin(), before_the_root, [](const Action& action) {
+      return action.kind == ActionKind::kUnshard;
+    });
+    EXPECT_EQ(gathered, std::min<int64_t>(prefetch + 1, std::ssize(kUnits))) << prefetch;
+  }
+}
+
+TEST(StepProgram, SlicesBetweenForwardAndBackwardAreOfTheRanksThatShareThem) {
+  EngineSetting setting = sharded_on_four();
+  for (const int64_t together : {2, 4}) {
+    setting.policy.reshard_after_forward = together;
+    const StepProgram program = test::planned_step(kUnits, setting);
+    const auto slice = std::ranges::find_if(program.buffers, [](const Buffer& buffer) {
+      return buffer.role == Role::kSlice && buffer.unit == 1;
+    });
+    ASSERT_NE(slice, program.buffers.end()) << together;
+    EXPECT_EQ(slice->bytes, 2 * 33024 / together);
+  }
+}
+
+/// The sum that was reduced last is still being gathered: it is updated behind as many other parameters as it
+/// has, and no later.
+TEST(StepProgram, TheUnitThatWasReducedLastIsUpdatedALittleLater) {
+  EngineSetting setting = sharded_on_four();
+  setting.policy = find_policy("ddp");
+  setting.beside = true;
+  const auto units = program_units(kUnits, setting);
+  UseOrder order = declared_order(units, setting.use_from);
+  const auto updates = [&](std::vector<int64_t> reductions) {
+    order.reductions = std::move(reductions);
+    std::vector<int64_t> updated;
+    for (const Action& action : step_program(units, setting, order).actions) {
+      if (action.kind == ActionKind::kUpdate) updated.push_back(action.unit);
+    }
+    return updated;
+  };
+  ASSERT_TRUE(setting.gathers_sum());
+  // In reverse they are root, h.0, h.1, head: the 8,000 of the root wait for the 33,024 of h.0.
+  EXPECT_EQ(updates({3, 2, 1, 0}), (std::vector<int64_t>{1, 0, 2, 3}));
+  // The 16,000 of the head, which come second, wait for those of h.0 as well.
+  EXPECT_EQ(updates({0, 2, 1, 3}), (std::vector<int64_t>{0, 1, 3, 2}));
+  // The 33,024 of h.0 wait for those of h.1, and the head has its turn behind them.
+  EXPECT_EQ(updates({0, 3, 2, 1}), (std::vector<int64_t>{0, 2, 1, 3}));
 }
 
 TEST(StepProgram, UnitsThatWereUsedTwiceAreGatheredTwice) {

@@ -42,11 +42,19 @@ std::string_view without_blanks(std::string_view text) {
 
 std::vector<StagePass> parse_line(std::string_view line, size_t number) {
   std::vector<StagePass> passes;
+  bool joined = false;  // a plus sign stands before the cell
   for (size_t begin = 0; begin <= line.size();) {
     const size_t end = std::min(line.find_first_of(",+", begin), line.size());
     const std::string_view cell = without_blanks(line.substr(begin, end - begin));
     const bool joins = end < line.size() && line[end] == '+';
     begin = end + 1;
+    if (cell.empty() && (joins || joined)) {
+      throw ConfigError(
+          "[plan.schedule] line {}: '+' has no pass {} it; write a forward and a backward pass that overlap, "
+          "such as 0F3+0B1, or remove it",
+          number, joined ? "after" : "before");
+    }
+    joined = joins;
     if (cell.empty()) continue;
     const auto pass = parse_pass(cell);
     if (!pass) {

@@ -32,6 +32,30 @@ void check_placement(const Schedule& schedule) {
     refuse("a head that is spread over the ranks needs stages in one direction");
 }
 
+/// Passes that overlap are a forward and a backward pass, as in DualPipe.
+void check_pairs(const Schedule& schedule) {
+  for (size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
+    const std::vector<StagePass>& passes = schedule.ranks[rank];
+    for (size_t i = 0; i < passes.size(); ++i) {
+      if (!passes[i].with_next) continue;
+      if (i + 1 == passes.size()) {
+        throw ConfigError("[plan.simulate] rank {}: nothing follows {} that it could overlap; remove the '+'",
+                          rank, to_text(passes[i]));
+      }
+      const StagePass& next = passes[i + 1];
+      const bool forward_then_backward =
+          passes[i].kind == PassKind::kForward &&
+          (next.kind == PassKind::kBackward || next.kind == PassKind::kBackwardInput);
+      if (forward_then_backward && !next.with_next) continue;
+      throw ConfigError(
+          "[plan.simulate] rank {} overlaps {}+{}; only a forward pass and the backward pass after it "
+          "overlap, "
+          "such as 0F3+0B1",
+          rank, to_text(passes[i]), to_text(next));
+    }
+  }
+}
+
 /// Every pass once, on its rank.
 void check_complete(const Schedule& schedule) {
   struct Seen {
@@ -101,31 +125,35 @@ Simulation collect(std::vector<RankClock>& clocks) {
   throw ConfigError("[plan.simulate] {} deadlocks: {}", schedule.name, waiting);
 }
 
+void check_memory(const RankClock& clock, size_t rank, const StagePass& pass, const PassCosts& costs) {
+  if (fits(clock.held(), costs)) return;
+  throw ConfigError(
+      "[plan.simulate] rank {} holds {:g} of activations after {}, but the limit is {:g}; raise it", rank,
+      clock.held(), to_text(pass), costs.memory_limit);
+}
+
 /// Runs the pass number `next` of a rank, and the one that overlaps it, if what they need has run; returns
-/// how many ran.
-size_t advance(const std::vector<StagePass>& passes, size_t next, Progress& progress, RankClock& clock,
+/// how many ran. Throws ConfigError where one of them exceeds the limit of memory.
+size_t advance(const Schedule& schedule, size_t rank, size_t next, Progress& progress, RankClock& clock,
                const PassCosts& costs) {
+  const std::vector<StagePass>& passes = schedule.ranks[rank];
   if (next == passes.size()) return 0;
   const StagePass& pass = passes[next];
   const bool pair = pass.with_next && costs.overlapped_share > 0.0 && next + 1 < passes.size();
   const double ready = std::max(progress.ready(pass), pair ? progress.ready(passes[next + 1]) : 0.0);
   if (ready == kNever) return 0;
   const double begin = std::max(ready, clock.free_at());
+  const auto run = [&](const StagePass& one, double seconds) {
+    progress.end(one, clock.run(one, begin, seconds, costs));
+    check_memory(clock, rank, one, costs);
+  };
   if (!pair) {
-    progress.end(pass, clock.run(pass, begin, duration(pass, costs), costs));
+    run(pass, duration(pass, costs));
     return 1;
   }
   const double seconds = costs.overlapped_share * (duration(pass, costs) + duration(passes[next + 1], costs));
-  for (const StagePass& half : {pass, passes[next + 1]})
-    progress.end(half, clock.run(half, begin, seconds, costs));
+  for (const StagePass& half : {pass, passes[next + 1]}) run(half, seconds);
   return 2;
-}
-
-void check_memory(const RankClock& clock, size_t rank, const StagePass& pass, const PassCosts& costs) {
-  if (fits(clock.held(), costs)) return;
-  throw ConfigError(
-      "[plan.simulate] rank {} holds {:g} of activations after {}, but the limit is {:g}; raise it", rank,
-      clock.held(), to_text(pass), costs.memory_limit);
 }
 
 }  // namespace
@@ -146,6 +174,7 @@ Simulation simulate(const Schedule& schedule, const PassCosts& costs) {
   check_lengths(schedule, costs);
   check_placement(schedule);
   check_complete(schedule);
+  check_pairs(schedule);
   Progress progress(schedule, costs);
   std::vector<RankClock> clocks(schedule.ranks.size());
   std::vector<size_t> next(schedule.ranks.size(), 0);
@@ -153,8 +182,7 @@ Simulation simulate(const Schedule& schedule, const PassCosts& costs) {
   for (bool moved = true; moved;) {
     moved = false;
     for (size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
-      while (const size_t count = advance(schedule.ranks[rank], next[rank], progress, clocks[rank], costs)) {
-        check_memory(clocks[rank], rank, schedule.ranks[rank][next[rank]], costs);
+      while (const size_t count = advance(schedule, rank, next[rank], progress, clocks[rank], costs)) {
         next[rank] += count;
         moved = true;
       }
