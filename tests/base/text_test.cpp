@@ -98,10 +98,23 @@ TEST(NearestName, OfTwoAsNearIsTheOneWhoseEndIsMissing) {
     EXPECT_EQ(nearest_name("step", names), "steps");
 }
 
-TEST(NearestName, AcceptsDistanceUpToOnePlusAThirdOfTheLength) {
-  const std::vector<std::string> names = {"abcdef"};
-  EXPECT_EQ(nearest_name("xyzdef", names), "abcdef");  // distance 3 = 1 + 6/3
-  EXPECT_EQ(nearest_name("wxyzef", names), "");        // distance 4
+TEST(NearestName, AcceptsAThirdOfTheLettersWrong) {
+  const std::vector<std::string> names = {"abcdef", "data", "--flip"};
+  EXPECT_EQ(nearest_name("xycdef", names), "abcdef");
+  EXPECT_EQ(nearest_name("xyzdef", names), "") << "half of them";
+  EXPECT_EQ(nearest_name("dat", names), "data") << "one at least";
+  EXPECT_EQ(nearest_name("do", names), "");
+}
+
+TEST(NearestName, CountsExchangedNeighboursOnce) {
+  EXPECT_EQ(nearest_name("tset", std::vector<std::string>{"test"}), "test");
+  EXPECT_EQ(nearest_name("stpe", std::vector<std::string>{"step"}), "step");
+}
+
+TEST(NearestName, CountsNoDashesBeforeAnOption) {
+  EXPECT_EQ(nearest_name("--fsdp", std::vector<std::string>{"--flip"}), "");
+  EXPECT_EQ(nearest_name("--flp", std::vector<std::string>{"--flip"}), "--flip");
+  EXPECT_EQ(nearest_name("--", std::vector<std::string>{"--flip"}), "");
 }
 
 TEST(NearestName, IsEmptyWhenNothingIsNear) {

@@ -63,6 +63,29 @@ TEST(ConfigShow, LaterSourcesWinAndAreNamed) {
   EXPECT_EQ(config["optim"]["name"]["origin"], "default");
 }
 
+TEST(ConfigShow, SaysWhatAPresetReplacesAndWhatIsCut) {
+  const FrontProcess front;
+  write_file_atomic(
+      front.file("c.yaml"),
+      "model: {family: resnet, depth: 8}\ntrain: {steps: 90}\noptim: {name: sgd, warmup_steps: 9}\n");
+  const Words words = {"c.yaml", "--model.preset=resnet18-cifar", "--train.steps=5", "--device=cpu"};
+  const auto expect_notes = [](const std::string& text) {
+    EXPECT_TRUE(contains(text, "(--model.preset) replaces model.depth=8 (c.yaml:1:25)")) << text;
+    EXPECT_TRUE(contains(text, "optim.warmup_steps=9 (c.yaml:3:20) is cut to train.steps=5")) << text;
+  };
+  const Outcome shown = front.run(Words{"config", "show", "--origin"} + words);
+  expect_notes(shown.err);
+  EXPECT_TRUE(contains(shown.out, "weight_decay: 0.0 ")) << shown.out;
+  EXPECT_TRUE(contains(shown.out, "# derived: optim.name")) << shown.out;
+  const Outcome planned = front.run(Words{"train", "--dry-run", "--json"} + words);
+  ASSERT_EQ(planned.code, 0) << planned.err;
+  EXPECT_EQ(planned.json()["params"], 11173962);
+  ASSERT_EQ(planned.json()["notes"].size(), 2U);
+  expect_notes(planned.json()["notes"].dump());
+  const Outcome table = front.run(Words{"train", "--dry-run"} + words);
+  EXPECT_TRUE(contains(table.out, "resnet resnet18-cifar, 11,173,962 parameters")) << table.out;
+}
+
 TEST(ConfigShow, YamlReadsBackToTheSameConfig) {
   const FrontProcess front;
   const Words odd = {"--train.sample_prompt=a: b # \"c\"\n", "--optim.lr=1e-7", "--model.preset=llama-tiny"};

@@ -68,10 +68,14 @@ TEST(ConfigErrors, WrongTypesNameKeyValuePlaceAndType) {
 }
 
 TEST(ConfigErrors, NumbersMustBeWholeFiniteAndInRange) {
-  for (const char* value : {"1.5", "9223372036854775808", "1e30", "0x10", "", "nan", "1_000"}) {
+  for (const char* value : {"1.5", "1e30", "0x10", "", "nan", "1_000", "+", "++1", "+-1"}) {
     test::expect_mentions(of_overrides({std::string("seed=") + value}), {"seed='", "whole number"});
   }
-  for (const char* value : {"nan", "inf", "-inf", "1e999", "3e-4x"}) {
+  for (const char* value : {"9223372036854775808", "99999999999999999999", "-9223372036854775809"}) {
+    test::expect_mentions(of_overrides({std::string("seed=") + value}),
+                          {std::string("seed=") + value, "out of range", "0 to 1e+18"});
+  }
+  for (const char* value : {"nan", "inf", "-inf", "1e999", "3e-4x", "+-1e-3"}) {
     test::expect_mentions(of_overrides({std::string("optim.lr=") + value}), {"optim.lr='", "finite number"});
   }
 }
@@ -109,6 +113,15 @@ TEST(ConfigErrors, EveryChoiceIsEnforcedAndListed) {
   }
 }
 
+TEST(ConfigErrors, WordsOfOthersSuggestOurs) {
+  test::expect_mentions(of_overrides({"precision.compute=bfloat16"}), {"did you mean 'bf16'?"});
+  test::expect_mentions(of_overrides({"precision.compute=Float16"}), {"did you mean 'fp16'?"});
+  test::expect_mentions(of_overrides({"precision.compute=half"}), {"did you mean 'fp16'?"});
+  test::expect_mentions(of_overrides({"parallel.policy=FSDP"}), {"did you mean 'fsdp'?"});
+  test::expect_mentions(of_overrides({"data.kind=cifar-10"}), {"did you mean 'images'?"});
+  EXPECT_EQ(of_overrides({"optim.schedule=bfloat16"}).find("did you mean"), std::string::npos);
+}
+
 TEST(ConfigErrors, WrongChoiceSuggestsTheNearest) {
   test::expect_mentions(of_text("parallel:\n  policy: zero\n"), {"<text>:2:3", "did you mean 'zero1'"});
   test::expect_mentions(of_overrides({"model.preset=gpt-tny"}), {"did you mean 'gpt-tiny'"});
@@ -142,6 +155,11 @@ TEST(ConfigErrors, MalformedYamlNamesLineAndColumn) {
   test::expect_mentions(of_text("train:\n  steps: [1, 2\n"), {"<text>:", "not valid YAML"});
   test::expect_mentions(of_text("name: \"open\n"), {"<text>:", "not valid YAML"});
   test::expect_mentions(of_text("name: *nowhere\n"), {"<text>:1:", "not valid YAML"});
+}
+
+TEST(ConfigErrors, AMergeKeyIsCalledOne) {
+  test::expect_mentions(of_text("base: &b\ntrain:\n  <<: *b\n"), {"<text>:1:1"});
+  test::expect_mentions(of_text("train:\n  <<: {steps: 3}\n"), {"<text>:2:3", "merge keys"});
 }
 
 TEST(ConfigErrors, ATabIsCalledATab) {

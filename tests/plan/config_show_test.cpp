@@ -181,7 +181,7 @@ TEST(ConfigSchema, DescribesEveryFieldAndNothingElse) {
 TEST(ConfigHelp, HasOneAlignedLineAKey) {
   Config table;
   const std::vector<Field> all = fields(table);
-  std::vector<std::string> lines = split(describe_fields(), '\n');
+  std::vector<std::string> lines = split(describe_fields(all), '\n');
   ASSERT_EQ(lines.back(), "");
   lines.pop_back();
   ASSERT_EQ(lines.size(), all.size());
@@ -192,6 +192,20 @@ TEST(ConfigHelp, HasOneAlignedLineAKey) {
     for (const std::string& choice : all[i].choices)
       EXPECT_NE(lines[i].find(choice), std::string::npos) << lines[i];
   }
+}
+
+TEST(ConfigHelp, ShowsTheKeysThatAWordIsIn) {
+  Config table;
+  const auto named = [&](const char* word) {
+    std::vector<std::string> keys;
+    for (const Field& field : fields_named(fields(table), word)) keys.push_back(field.key);
+    return keys;
+  };
+  EXPECT_EQ(named("warmup"), std::vector<std::string>{"optim.warmup_steps"});
+  EXPECT_EQ(named("Val-Every"), std::vector<std::string>{"train.val_every"});
+  EXPECT_EQ(named("pipeline.").size(), 8U);
+  EXPECT_TRUE(named("nothing").empty());
+  EXPECT_EQ(named("").size(), fields(table).size());
 }
 
 TEST(ConfigShow, NamesTheKeysThatDiffer) {

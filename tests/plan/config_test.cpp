@@ -8,6 +8,8 @@
 #include <filesystem>
 #include <map>
 #include <set>
+#include <utility>
+#include <vector>
 
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
@@ -131,15 +133,106 @@ TEST(Config, PrecedenceRisesFromPresetOverFileAndEnvironmentToOverrides) {
             8);
 }
 
-TEST(Config, PresetFromAnySourceRanksBelowTheFile) {
-  const std::string yaml = "model: {n_layers: 5}";
-  const ResolvedConfig by_override = load({.text = yaml, .overrides = {"model.preset=llama-tiny"}}, kNothing);
-  EXPECT_EQ(by_override.config.model.n_layers, 5);
-  EXPECT_EQ(by_override.config.model.family, ModelFamily::kLlama);
-  const ResolvedConfig by_variable =
-      load({.text = yaml}, Environment(Variables{{"TRIREME__MODEL__PRESET", "llama-tiny"}}));
-  EXPECT_EQ(by_variable.config.model.n_layers, 5);
-  EXPECT_EQ(by_variable.config.model.n_kv_heads, 2);
+TEST(Config, APresetRanksBelowTheKeysOfItsOwnSourceAndAboveTheShapeOfEarlierOnes) {
+  const std::string yaml = "model: {n_layers: 5, dropout: 0.1, weights: here}";
+  const auto of_variables = [&](Variables variables, std::vector<std::string> overrides = {}) {
+    return load({.text = yaml, .overrides = std::move(overrides)}, Environment(std::move(variables)));
+  };
+  const ResolvedConfig by_override = of_variables({}, {"model.preset=gpt2-124m"});
+  EXPECT_EQ(by_override.config.model.n_layers, 12);
+  EXPECT_EQ(by_override.config.model.dropout, 0.1) << "no part of the shape";
+  EXPECT_EQ(by_override.config.model.weights, "here");
+  EXPECT_EQ(by_override.origins.at("model.n_layers"), "preset gpt2-124m");
+  EXPECT_EQ(by_override.origins.at("model.dropout"), "<text>:1:22");
+  ASSERT_EQ(by_override.notes.size(), 1U);
+  EXPECT_EQ(by_override.notes[0],
+            "model.preset=gpt2-124m (--model.preset) replaces model.n_layers=5 (<text>:1:9)");
+
+  const ResolvedConfig by_variable = of_variables({{"TRIREME__MODEL__PRESET", "gpt2-124m"}});
+  EXPECT_EQ(by_variable.config.model.n_layers, 12);
+  EXPECT_EQ(
+      of_variables({{"TRIREME__MODEL__PRESET", "gpt2-124m"}}, {"model.n_layers=7"}).config.model.n_layers, 7);
+  const ResolvedConfig together = of_variables({}, {"model.n_layers=7", "model.preset=gpt2-124m"});
+  EXPECT_EQ(together.config.model.n_layers, 7) << "keys of one source stand above its preset, in any order";
+  ASSERT_EQ(together.notes.size(), 1U) << "the preset replaced the 5 first";
+  EXPECT_TRUE(load({.text = "model: {n_layers: 12}", .overrides = {"model.preset=gpt2-124m"}}, kNothing)
+                  .notes.empty())
+      << "nothing was replaced by another value";
+}
+
+TEST(Config, APresetOfImagesReplacesNetworksAndKeepsWhatTheImagesAre) {
+  const std::string yaml =
+      "model: {family: resnet, depth: 8, width: 8, norm: group, classes: 3, image_size: 64, label_smoothing: "
+      "0.1}";
+  const ResolvedConfig resolved =
+      load({.text = yaml, .overrides = {"model.preset=resnet18-cifar"}}, kNothing);
+  const VisionConfig& model = resolved.config.model.vision;
+  EXPECT_EQ(model.depth, 18);
+  EXPECT_EQ(model.width, 64);
+  EXPECT_EQ(model.norm, ImageNorm::kBatch);
+  EXPECT_EQ(model.classes, 3);
+  EXPECT_EQ(model.image_size, 64);
+  EXPECT_EQ(model.label_smoothing, 0.1);
+  ASSERT_EQ(resolved.notes.size(), 1U);
+  for (const char* key : {"model.depth=8", "model.width=8", "model.norm=group"})
+    EXPECT_NE(resolved.notes[0].find(key), std::string::npos) << resolved.notes[0];
+  const Config lenet = load({.text = yaml, .overrides = {"model.preset=lenet"}}, kNothing).config;
+  EXPECT_EQ(lenet.model.family, ModelFamily::kLeNet);
+}
+
+TEST(Config, APresetOfTextRunsOverAFileOfAnotherShape) {
+  for (const char* preset : {"llama-8b", "gpt2-1.5b", "resnet18-cifar"}) {
+    const std::string override = std::string("model.preset=") + preset;
+    EXPECT_NO_THROW(load({.text = "model: {family: gpt2, n_heads: 2, n_kv_heads: 2, d_model: 64, d_ff: 128}",
+                          .overrides = {override}},
+                         kNothing))
+        << preset;
+  }
+}
+
+TEST(Config, AResolvedPresetReadsBackWithTheKeysThatChangedIt) {
+  const ResolvedConfig resolved =
+      load({.overrides = {"model.preset=gpt-tiny", "model.n_layers=3"}}, kNothing);
+  const ResolvedConfig again = load({.text = to_yaml(resolved)}, kNothing);
+  EXPECT_EQ(again.config.model.n_layers, 3);
+  EXPECT_TRUE(again.notes.empty());
+}
+
+TEST(Config, WeightDecayIsThatWhichTheOptimizerUsuallyHas) {
+  EXPECT_EQ(from_text("").optim.weight_decay, 0.1);
+  EXPECT_EQ(from_text("optim: {name: sgd}").optim.weight_decay, 0.0);
+  EXPECT_EQ(from_text("training: {optimizer: sgd}").optim.weight_decay, 0.0) << "keys of other trainers";
+  EXPECT_EQ(from_text("optim: {name: sgd, weight_decay: 0.1}").optim.weight_decay, 0.1)
+      << "as old runs have it";
+  const ResolvedConfig sgd = load({.overrides = {"optim.name=sgd"}}, kNothing);
+  EXPECT_EQ(sgd.origins.at("optim.weight_decay"), "derived: optim.name");
+  EXPECT_EQ(load({}, kNothing).origins.at("optim.weight_decay"), "derived: optim.name");
+  EXPECT_EQ((OptimConfig{.name = OptimizerName::kSgd}.weight_decay), 0.0) << "of programs as well";
+  for (const OptimizerName name : all_values<OptimizerName>()) {
+    EXPECT_EQ(from_override("optim.name=" + std::string(plan::name(name))).optim.weight_decay,
+              usual_weight_decay(name));
+  }
+}
+
+TEST(Config, AWarmUpEndsWithARunThatALaterSourceHasShortened) {
+  const std::string yaml = "train: {steps: 400}\noptim: {warmup_steps: 20}\n";
+  const auto with = [&](std::vector<std::string> overrides) {
+    return load({.text = yaml, .overrides = std::move(overrides)}, kNothing);
+  };
+  const ResolvedConfig cut = with({"train.steps=6"});
+  EXPECT_EQ(cut.config.optim.warmup_steps, 6);
+  EXPECT_EQ(cut.origins.at("optim.warmup_steps"), "derived: train.steps");
+  ASSERT_EQ(cut.notes.size(), 1U);
+  EXPECT_EQ(cut.notes[0], "optim.warmup_steps=20 (<text>:2:9) is cut to train.steps=6 (--train.steps)");
+  EXPECT_EQ(with({"train.steps=20"}).config.optim.warmup_steps, 20);
+  EXPECT_TRUE(with({"train.steps=20"}).notes.empty());
+  EXPECT_THROW(with({"train.steps=6", "optim.warmup_steps=7"}), ConfigError) << "both from one source";
+  EXPECT_THROW(with({"optim.warmup_steps=401"}), ConfigError) << "the warm-up has the last word";
+  // A file that counts in epochs, tried for a few steps.
+  const ResolvedConfig epochs =
+      load({.text = "train: {epochs: 3}\noptim: {warmup_steps: 200}\n", .overrides = {"train.epochs=0"}},
+           kNothing);
+  EXPECT_EQ(epochs.config.optim.warmup_steps, TrainConfig{}.steps);
 }
 
 TEST(Config, LastPresetWins) {
@@ -202,6 +295,12 @@ TEST(Config, BooleansHaveSixWords) {
   for (const char* word : {"false", "no", "0", "False"}) {
     EXPECT_FALSE(from_override(std::string("model.tie_embeddings=") + word).model.tie_embeddings) << word;
   }
+}
+
+TEST(Config, NumbersMayHaveAPlusSign) {
+  EXPECT_EQ(from_text("optim: {lr: +1e-3}").optim.lr, 1e-3);
+  EXPECT_EQ(from_text("train: {steps: +7}").train.steps, 7);
+  EXPECT_EQ(from_text("train: {steps: +1e3}").train.steps, 1000);
 }
 
 TEST(Config, IntegersMayBeWrittenAsWholeFloats) {

@@ -61,6 +61,18 @@ TEST(Notes, CountNoUnusedRowsOfAModelOfImagesOrOneThatComesWithWeights) {
   EXPECT_TRUE(notes(imported, Device::kCpu).empty()) << "trained on bytes";
 }
 
+TEST(Notes, NameADecayThatKeepsSgdFromLearning) {
+  Config config;
+  config.optim.weight_decay = 0.1;
+  EXPECT_TRUE(notes(config, Device::kCpu).empty()) << "as usual with adamw";
+  config.optim.name = OptimizerName::kSgd;
+  const auto found = notes(config, Device::kCpu);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_NE(found[0].find("optim.weight_decay=0.1"), std::string::npos) << found[0];
+  config.optim.weight_decay = 5e-4;
+  EXPECT_TRUE(notes(config, Device::kCpu).empty());
+}
+
 TEST(Notes, NameAProfileWithoutAGpu) {
   Config config;
   config.train.profile_steps = 2;

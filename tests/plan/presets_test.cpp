@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <utility>
 
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
@@ -54,6 +55,20 @@ TEST(Presets, AllLoadAsAConfig) {
     EXPECT_EQ(resolved.config.model.d_model, preset.model.d_model) << preset.name;
     EXPECT_EQ(resolved.config.model.preset, preset.name);
   }
+}
+
+TEST(Presets, AModelIsCalledByItsPresetAndWhatChangedIt) {
+  const auto text = [](std::vector<std::string> overrides) {
+    const Config config = load({.overrides = std::move(overrides)}, Environment()).config;
+    return preset_text(config.model, config.data.seq_len);
+  };
+  for (const Preset& preset : presets()) EXPECT_EQ(text({"model.preset=" + preset.name}), preset.name);
+  EXPECT_EQ(text({}), "custom");
+  EXPECT_EQ(text({"model.preset=gpt-tiny", "model.n_layers=3", "data.seq_len=64"}),
+            "gpt-tiny, changed: n_layers");
+  EXPECT_EQ(text({"model.preset=resnet18-cifar", "model.depth=8", "model.width=16"}),
+            "resnet18-cifar, changed: depth, width");
+  EXPECT_EQ(text({"model.preset=lenet", "model.weights=here"}), "lenet");
 }
 
 TEST(Presets, UnknownNameSuggestsTheNearest) {

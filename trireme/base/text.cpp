@@ -13,19 +13,25 @@
 namespace trireme {
 namespace {
 
+/// Letters to insert, remove or replace, and neighbours to exchange, until `a` is `b`.
 size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
+  std::vector<std::vector<size_t>> edits(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  for (size_t i = 0; i <= a.size(); ++i) edits[i][0] = i;
+  std::iota(edits[0].begin(), edits[0].end(), size_t{0});
   for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
     for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t substitution = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substitution});
+      const size_t replaced = edits[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      edits[i][j] = std::min({edits[i - 1][j] + 1, edits[i][j - 1] + 1, replaced});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        edits[i][j] = std::min(edits[i][j], edits[i - 2][j - 2] + 1);
     }
   }
-  return row.back();
+  return edits[a.size()][b.size()];
+}
+
+/// Dashes before an option's name are no letters of it.
+std::string_view without_dashes(std::string_view word) {
+  return word.substr(std::min(word.find_first_not_of('-'), word.size()));
 }
 
 /// `value` with three significant digits.
@@ -49,7 +55,8 @@ std::string scaled(double value, double base, const std::array<const char*, kSiz
 
 std::string nearest_name(std::string_view word, std::span<const std::string> candidates) {
   std::string best;
-  size_t best_distance = 2 + word.size() / 3;
+  const size_t letters = without_dashes(word).size();
+  size_t best_distance = 1 + std::max<size_t>(1, (letters + 1) / 3);  // fewer edits than this
   for (const std::string& candidate : candidates) {
     const size_t distance = edit_distance(word, candidate);
     // Of two that are as near, the one whose end was left out.

@@ -9,8 +9,8 @@
 
 namespace trireme {
 
-/// The candidate with the smallest edit distance to `word`, or empty when none is near (distance > 1 +
-/// size/3).
+/// The candidate that takes the fewest edits to get from `word`, or empty where none is near: a third of its
+/// letters may be wrong, without the dashes before an option, and one at least.
 std::string nearest_name(std::string_view word, std::span<const std::string> candidates);
 
 /// "12.3k", "4.56M", "1.24B": three significant digits, powers of 1000.

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "trireme/cli/front.h"
+#include "trireme/cli/train_job.h"
 #include "trireme/plan/config.h"
 
 namespace trireme::cli {
@@ -40,6 +41,7 @@ void print_show_json(plan::ResolvedConfig resolved, bool origin) {
 int show(const ShowOptions& options, const Front& front) {
   const plan::ConfigSources sources{.path = options.path, .text = "", .overrides = front.overrides};
   const plan::ResolvedConfig resolved = plan::load(sources, front.environment);
+  say_notes(resolved);
   if (options.json) {
     print_show_json(resolved, options.origin);
   } else {
@@ -59,14 +61,19 @@ Json key_row(const plan::Field& field) {
   return row;
 }
 
-int keys(bool json) {
+int keys(const std::string& word, bool json) {
+  plan::Config defaults;
+  const std::vector<plan::Field> table = plan::fields_named(plan::fields(defaults), word);
+  if (table.empty()) {
+    throw UsageError(fmt::format("[cli.config] no key has '{}' in its name", word),
+                     "'trireme config keys' lists all of them");
+  }
   if (!json) {
-    fmt::print("{}", plan::describe_fields());
+    fmt::print("{}", plan::describe_fields(table));
     return 0;
   }
   Json rows = Json::array();
-  plan::Config defaults;
-  for (const plan::Field& field : plan::fields(defaults)) rows.push_back(key_row(field));
+  for (const plan::Field& field : table) rows.push_back(key_row(field));
   fmt::print("{}\n", Json{{"schema", "trireme.keys/1"}, {"keys", rows}}.dump(2));
   return 0;
 }
@@ -96,11 +103,17 @@ void add_schema(CLI::App& verb, Front& front) {
 }
 
 void add_keys(CLI::App& verb, Front& front) {
-  auto json = std::make_shared<bool>(false);
-  CLI::App* keys_verb =
-      verb.add_subcommand("keys", "List every key with its type, default, range and meaning");
-  keys_verb->add_flag("--json", *json, "Print one JSON document");
-  keys_verb->callback([json, &front] { front.action = [json] { return keys(*json); }; });
+  struct KeysOptions {
+    std::string word;
+    bool json = false;
+  };
+  auto options = std::make_shared<KeysOptions>();
+  CLI::App* keys_verb = verb.add_subcommand("keys", "List keys with their type, default, range and meaning");
+  keys_verb->add_option("WORD", options->word, "Only keys with this in their names, such as optim or steps")
+      ->option_text(" ");
+  keys_verb->add_flag("--json", options->json, "Print one JSON document");
+  keys_verb->callback(
+      [options, &front] { front.action = [options] { return keys(options->word, options->json); }; });
 }
 
 }  // namespace

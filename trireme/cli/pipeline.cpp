@@ -11,6 +11,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/terminal.h"
 #include "trireme/cli/front.h"
+#include "trireme/cli/train_job.h"
 #include "trireme/plan/config.h"
 #include "trireme/plan/pipeline.h"
 #include "trireme/plan/schedule.h"
@@ -279,8 +280,10 @@ void print_split(std::string_view title, const plan::StageSplit& split,
 int stages(const StageOptions& options, const Front& front) {
   std::vector<std::string> overrides = front.overrides;
   if (options.spread_head) overrides.emplace_back("pipeline.spread_head=true");
-  const plan::Config config =
-      plan::load({.path = options.config, .text = "", .overrides = overrides}, front.environment).config;
+  const plan::ResolvedConfig resolved =
+      plan::load({.path = options.config, .text = "", .overrides = overrides}, front.environment);
+  say_notes(resolved);
+  const plan::Config& config = resolved.config;
   const plan::ModelConfig model = plan::complete(config.model, config.data.seq_len);
   const plan::ModelFacts facts = plan::describe(model, config.data.seq_len, config.precision, config.memory);
   const bool spreads = config.pipeline.spread_head;
@@ -307,7 +310,8 @@ void add_stages(CLI::App& verb, Front& front) {
   auto options = std::make_shared<StageOptions>();
   CLI::App* cut = verb.add_subcommand("stages", "Show how a model is cut into stages, and how busy they are");
   add_config_file(*cut, options->config);
-  cut->add_option("--stages", options->stages, with_default("Stages", options->stages))
+  cut->add_option("-n,--ranks,--stages", options->stages,
+                  with_default("Ranks of the pipeline, with a stage each", options->stages))
       ->check(CLI::Range(1, 1024));
   cut->add_option("--micro-batches", options->micro_batches,
                   with_default("Micro-batches per step", options->micro_batches))
@@ -336,7 +340,7 @@ CLI::Validator number(bool positive, double most = 1e12) {
 }
 
 void add_shape(CLI::App& verb, PipelineOptions& options) {
-  verb.add_option("--ranks,--stages", options.shape.ranks,
+  verb.add_option("-n,--ranks,--stages", options.shape.ranks,
                   with_default("Ranks of the pipeline", options.shape.ranks))
       ->check(CLI::Range(1, 1024));
   verb.add_option("--micro-batches", options.shape.micro_batches,
@@ -373,6 +377,18 @@ void add_shape(CLI::App& verb, PipelineOptions& options) {
   verb.add_flag("--json", options.json, "Print one JSON document");
 }
 
+/// A file has its own ranks, micro-batches and stages.
+void refuse_shape_of_file(const CLI::App& verb) {
+  for (const char* name : {"--ranks", "--micro-batches", "--chunks"}) {
+    if (verb.get_option(name)->count() == 0) continue;
+    throw UsageError(
+        fmt::format("[cli.pipeline] {} has no effect with --from, whose file has a line for each "
+                    "rank and all of its passes",
+                    name),
+        fmt::format("remove {}, or name a schedule instead of --from", name));
+  }
+}
+
 }  // namespace
 
 void add_pipeline(CLI::App& app, Front& front) {
@@ -396,14 +412,15 @@ void add_pipeline(CLI::App& app, Front& front) {
       ->check(CLI::Range(40, 10000));
   drawn->add_flag("--csv", options->csv, "Print the passes in the form that --from reads")
       ->excludes("--json");
-  drawn->callback([options, &front] {
-    front.action = [options] {
+  drawn->callback([options, drawn, &front] {
+    front.action = [options, drawn] {
       if (options->csv && options->head > 0.0)
         throw UsageError("--csv writes the passes of stages only, but --head adds others",
                          "remove --head: --from and pipeline.spread_head add its passes again");
       if (options->schedule.empty() == options->file.empty())
         throw UsageError("give one schedule, or a file with --from",
                          "'trireme pipeline compare' lists the names");
+      if (!options->file.empty()) refuse_shape_of_file(*drawn);
       return show(*options);
     };
   });

@@ -26,6 +26,7 @@ StepView view_for(const StepOptions& options, const Front& front) {
     TrainJob job = options.job;
     job.overrides = front.overrides;
     const PreparedJob prepared = prepare_train_job(job, front);
+    say_notes(prepared.config);
     return planned_step(prepared.config.config, prepared.plan, options.rank);
   }
   if (!front.overrides.empty()) {

@@ -11,6 +11,7 @@
 #include "trireme/plan/fp8.h"
 #include "trireme/plan/memory.h"
 #include "trireme/plan/notes.h"
+#include "trireme/plan/presets.h"
 #include "trireme/plan/recompute.h"
 #include "trireme/plan/simulate.h"
 #include "trireme/report/table.h"
@@ -72,6 +73,14 @@ std::string peak_text(const plan::RankBytes& needed) {
       bytes_text(needed.gathered), bytes_text(needed.activations),
       needed.boundaries > 0 ? fmt::format("{} received, ", bytes_text(needed.boundaries)) : "",
       bytes_text(needed.logits), bytes_text(needed.baseline));
+}
+
+/// Of the sources of the config, and of the config that they made.
+std::vector<std::string> all_notes(const RunPlan& run, const plan::Config& config) {
+  std::vector<std::string> all = run.notes;
+  const std::vector<std::string> of_config = plan::notes(config, run.device);
+  all.insert(all.end(), of_config.begin(), of_config.end());
+  return all;
 }
 
 /// How much is read; epochs of data that nobody has looked at yet are no number.
@@ -173,7 +182,8 @@ RunPlan plan_run(const plan::Config& given, plan::Device device, int64_t ranks, 
               .by_pp_rank = {},
               .pipeline = {},
               .there = there,
-              .recompute = {}};
+              .recompute = {},
+              .notes = {}};
   run.mesh = plan::MeshShape::fit(given.parallel, ranks);
   run.batch = plan::plan_batch(given, run.mesh);
   const plan::Config config = plan::settle_recompute(with_possible_fp8(given, device, run.batch), device);
@@ -216,8 +226,9 @@ std::string to_text(const RunPlan& run, const plan::Config& config, int64_t colu
   const bool images = plan::reads_images(config.model.family);
   table.add_row({"batch", batch_equation(run.batch, images)});
   table.add_row({images ? "images" : "tokens", data_text(run, config)});
-  table.add_row(
-      {"model", fmt::format("{}, {} parameters", config.model.family, with_commas(run.facts.params))});
+  table.add_row({"model", fmt::format("{} {}, {} parameters", config.model.family,
+                                      plan::preset_text(config.model, config.data.seq_len),
+                                      with_commas(run.facts.params))});
   table.add_row({"compute", fmt::format("{} FLOPs {}", format_count(run.facts.flops_per_token),
                                         images ? "per image" : "per token")});
   if (run.pipeline) {
@@ -238,7 +249,7 @@ std::string to_text(const RunPlan& run, const plan::Config& config, int64_t colu
   if (const plan::RankBytes& copy = largest_copy(run); copy.saved_copy > 0)
     table.add_row({"checkpoints", copy_text(copy, config.checkpoint)});
   if (const std::string fit = fit_text(run, run.needed.peak()); !fit.empty()) table.add_row({"memory", fit});
-  for (const std::string& note : plan::notes(config, run.device)) table.add_row({"note", note});
+  for (const std::string& note : all_notes(run, config)) table.add_row({"note", note});
   return table.to_string(columns);
 }
 
@@ -296,7 +307,7 @@ std::string to_json(const RunPlan& run, const plan::Config& config) {
               {"checkpoint_copy_per_rank", copy},
               {"pipeline", pipeline},
               {"memory", memory},
-              {"notes", plan::notes(config, run.device)}}
+              {"notes", all_notes(run, config)}}
       .dump(2);
 }
 

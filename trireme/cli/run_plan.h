@@ -33,6 +33,7 @@ struct RunPlan {
   std::optional<plan::PipelinePlan> pipeline;
   DeviceMemory there;
   plan::Recompute recompute = plan::Recompute::kNone;  ///< never kAuto
+  std::vector<std::string> notes = {};                 ///< as plan::ResolvedConfig has them
 
   /// Whether ranks cannot run whatever else is true, and whether they fit as predicted.
   bool cannot_fit() const { return exceeds(needed.least()); }

@@ -69,10 +69,12 @@ int become_rank(TrainArguments options, Front& front, const plan::WorldSpec& wor
   using plan::Device;
   const Device device = resolved.config.device;
   const Device expected = device != Device::kAuto ? device : kHasCuda ? Device::kCuda : Device::kCpu;
-  const RunPlan run =
+  RunPlan run =
       plan_run(resolved.config, expected, world.world_size, memory_for(expected, world.ranks_here()));
+  run.notes = resolved.notes;
   if (options.dry_run) return world.rank == 0 ? print_plan(run, resolved.config, options.job.json) : 0;
   check_memory(run, resolved.config);
+  if (world.rank == 0 && !options.job.quiet) say_notes(resolved);
   prepare_torch(front.environment, expected);
   exec_worker(front.environment, train_request(options.job, front, resolved, resume));
 }

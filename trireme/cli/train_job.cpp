@@ -250,6 +250,10 @@ int run_workers(const Request& request, Environment environment, plan::Device de
                             .stop_s = kStopSeconds});
 }
 
+void say_notes(const plan::ResolvedConfig& resolved) {
+  for (const std::string& note : resolved.notes) log_info("note    {}", note);
+}
+
 std::string changed_ranks(const report::RunDirectory& run, int64_t ranks) {
   const int64_t before = run.attempts().back().ranks;
   if (before == 0 || before == ranks) return {};
@@ -304,8 +308,9 @@ PreparedJob prepare_train_job(const TrainJob& job, const Front& front) {
   settle_schedule_path(resolved, job.config);
   settle_weights_path(config, runs_root(job, front));
   const int64_t ranks = choose_ranks(job.ranks, device, gpus);
-  const RunPlan run = plan_run(config, device, ranks, memory_for(device, ranks));
-  return {std::move(resolved), run};
+  RunPlan run = plan_run(config, device, ranks, memory_for(device, ranks));
+  run.notes = resolved.notes;
+  return {std::move(resolved), std::move(run)};
 }
 
 FinishedJob run_train_job(TrainJob job, Front& front) {
@@ -332,6 +337,7 @@ FinishedJob run_train_job(TrainJob job, Front& front) {
     log_info("resume  starts a new run, {}", resume->why_new);
   if (!job.quiet && !job.silent) {
     say_where(directory, prepared.config.config);
+    say_notes(prepared.config);
     const std::string ranks = goes_on ? changed_ranks(directory, run.ranks) : std::string();
     if (!ranks.empty()) log_info("resume  {}", ranks);
   }

@@ -69,6 +69,9 @@ struct ResumePoint {
 /// when the run runs now.
 std::optional<ResumePoint> find_resume_point(TrainJob& job, const Front& front);
 
+/// Logs the notes of a config for its user.
+void say_notes(const plan::ResolvedConfig& resolved);
+
 /// "on 2 ranks, 4 before" where the last attempt at `run` had another number than `ranks`; else empty.
 std::string changed_ranks(const report::RunDirectory& run, int64_t ranks);
 

@@ -32,9 +32,10 @@ std::string nearest_divisors(int64_t value, int64_t wanted) {
   if (global_batch % dp_size == 0) {
     fix += fmt::format(", or train.micro_batch to {}", nearest_divisors(global_batch / dp_size, micro_batch));
   }
-  throw ConfigError(
-      "[plan.batch] global_batch {} cannot be split into micro_batch {} x accumulation x {} ranks; {}",
-      global_batch, micro_batch == 0 ? "?" : std::to_string(micro_batch), dp_size, fix);
+  const std::string parts =
+      micro_batch == 0 ? fmt::format("equal shares of {} ranks", dp_size)
+                       : fmt::format("micro_batch {} x accumulation x {} ranks", micro_batch, dp_size);
+  throw ConfigError("[plan.batch] global_batch {} cannot be split into {}; {}", global_batch, parts, fix);
 }
 
 /// A multiple of the ranks where the batch has one, since some schedules take nothing else.

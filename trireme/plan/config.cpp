@@ -2,11 +2,15 @@
 #include "trireme/plan/config.h"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <filesystem>
+#include <optional>
+#include <set>
 
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
+#include "trireme/base/text.h"
 #include "trireme/plan/config_aliases.h"
 #include "trireme/plan/config_internal.h"
 #include "trireme/plan/model_facts.h"
@@ -92,15 +96,58 @@ Assignments from_overrides(const std::vector<std::string>& overrides) {
   return assignments;
 }
 
-Assignments collect(const ConfigSources& sources, const Environment& environment) {
+Assignments all_in_our_keys(const Assignments& said) {
   Assignments all;
-  for (const Assignments& said :
-       {from_yaml(sources), from_environment(environment), from_overrides(sources.overrides)}) {
-    for (const Assignment& assignment : said) {
-      for (Assignment& ours : in_our_keys(assignment)) all.push_back(std::move(ours));
-    }
+  for (const Assignment& assignment : said) {
+    for (Assignment& ours : in_our_keys(assignment)) all.push_back(std::move(ours));
   }
   return all;
+}
+
+/// What each source says, in rising precedence.
+using Sources = std::array<Assignments, 3>;
+
+Sources collect(const ConfigSources& sources, const Environment& environment) {
+  return {all_in_our_keys(from_yaml(sources)), all_in_our_keys(from_environment(environment)),
+          all_in_our_keys(from_overrides(sources.overrides))};
+}
+
+/// The last word on model.preset, and the source that has it; none: no preset is named.
+struct NamedPreset {
+  size_t source;
+  Assignment said;
+};
+
+std::optional<NamedPreset> last_preset(const Sources& sources) {
+  std::optional<NamedPreset> last;
+  for (size_t source = 0; source < sources.size(); ++source) {
+    for (const Assignment& assignment : sources[source]) {
+      if (assignment.key == kPresetKey) last = {source, assignment};
+    }
+  }
+  return last && !last->said.text.empty() ? last : std::nullopt;
+}
+
+/// Keys of the section model that a preset does not replace: they say what the images are, how training
+/// regularizes, and what it begins with.
+bool is_beside_shape(const std::string& key) {
+  static const std::set<std::string> keys = {"model.weights",       "model.dropout",  "model.label_smoothing",
+                                             "model.channels_last", "model.channels", "model.image_size",
+                                             "model.classes"};
+  return keys.contains(key);
+}
+
+void copy_value(const Field& from, const Field& to) {
+  std::visit(
+      [&to](const auto& source) {
+        using Member = std::decay_t<decltype(source)>;
+        const Member& target = std::get<Member>(to.value);
+        if constexpr (std::is_same_v<Member, WordRef>)
+          target.write(target.member, source.read(source.member));
+        else
+          *target = *source;
+      },
+      from.value);
 }
 
 // ---- the merge
@@ -120,19 +167,70 @@ class Resolver {
     resolved_.origins[assignment.key] = assignment.origin;
   }
 
-  /// The preset that the last word on model.preset names; it ranks below everything else the user said.
-  void apply_preset(const Assignments& assignments) {
-    for (const Assignment& assignment : assignments) {
-      if (assignment.key == kPresetKey) apply(assignment);
-    }
-    const std::string name = resolved_.config.model.preset;
-    if (name.empty()) return;
-    resolved_.config.model = find_preset(name).model;
-    for (const Field& field : table_) {
-      if (field.key.starts_with("model.") && field.key != kPresetKey) {
-        resolved_.origins[field.key] = "preset " + name;
+  /// In the order of the sources, with the preset before the keys of the one that names it.
+  void merge(const Sources& sources) {
+    const std::optional<NamedPreset> preset = last_preset(sources);
+    for (size_t source = 0; source < sources.size(); ++source) {
+      if (preset && preset->source == source) apply_preset(preset->said);
+      for (const Assignment& assignment : sources[source]) {
+        apply(assignment);
+        last_source_[assignment.key] = source;
       }
     }
+  }
+
+  /// Values that depend on others where nobody said them, or on which a later source has the last word.
+  void complete() {
+    OptimConfig& optim = resolved_.config.optim;
+    if (resolved_.origins.at("optim.weight_decay") == "default") {
+      derive("optim.weight_decay", optim.weight_decay, usual_weight_decay(optim.name), "optim.name");
+    }
+    cut_warm_up();
+    complete_model();
+  }
+
+  ResolvedConfig& resolved() { return resolved_; }
+
+ private:
+  void apply_preset(const Assignment& said) {
+    apply(said);
+    Config of_preset;
+    of_preset.model = find_preset(said.text).model;
+    const std::vector<Field> values = fields(of_preset);
+    std::vector<std::string> replaced;
+    for (size_t i = 0; i < table_.size(); ++i) {
+      const Field& field = table_[i];
+      if (!field.key.starts_with("model.") || field.key == kPresetKey) continue;
+      std::string& origin = resolved_.origins.at(field.key);
+      const bool was_said = origin != "default";
+      if (was_said && is_beside_shape(field.key)) continue;
+      if (was_said && value_of(field) != value_of(values[i]))
+        replaced.push_back(plan::said(resolved_.origins, field.key, format_value(field)));
+      copy_value(values[i], field);
+      origin = "preset " + said.text;
+    }
+    if (replaced.empty()) return;
+    resolved_.notes.push_back(fmt::format(
+        "{} replaces {}", plan::said(resolved_.origins, said.key, said.text), join(replaced, ", ")));
+  }
+
+  /// A run that a later source than that of the warm-up has shortened ends its warm-up with its last step.
+  void cut_warm_up() {
+    const TrainConfig& train = resolved_.config.train;
+    int64_t& warm_up = resolved_.config.optim.warmup_steps;
+    const size_t said_length = std::max(source_of("train.steps"), source_of("train.epochs"));
+    if (train.epochs > 0 || warm_up <= train.steps || said_length <= source_of("optim.warmup_steps")) return;
+    resolved_.notes.push_back(fmt::format("{} is cut to {}",
+                                          plan::said(resolved_.origins, "optim.warmup_steps", warm_up),
+                                          plan::said(resolved_.origins, "train.steps", train.steps)));
+    warm_up = train.steps;
+    resolved_.origins["optim.warmup_steps"] = "derived: train.steps";
+  }
+
+  /// The number of the source with the last word on `key`; 0 also where none has one.
+  size_t source_of(const std::string& key) const {
+    const auto found = last_source_.find(key);
+    return found == last_source_.end() ? 0 : found->second;
   }
 
   /// Fills the model's 0-means-default fields and says from what.
@@ -143,15 +241,12 @@ class Resolver {
     if (model.n_kv_heads == 0) resolved_.origins["model.n_kv_heads"] = "derived: model.n_heads";
     if (model.d_ff == 0) resolved_.origins["model.d_ff"] = "derived: 4 * model.d_model";
     if (model.max_seq_len == 0) resolved_.origins["model.max_seq_len"] = "derived: data.seq_len";
-    model = complete(model, resolved_.config.data.seq_len);
+    model = plan::complete(model, resolved_.config.data.seq_len);
   }
 
-  ResolvedConfig& resolved() { return resolved_; }
-
- private:
   void complete_images() {
     ModelConfig& model = resolved_.config.model;
-    const ModelConfig whole = complete(model, 1);
+    const ModelConfig whole = plan::complete(model, 1);
     derive("model.n_layers", model.n_layers, whole.n_layers, "model.depth");
     derive("model.d_model", model.d_model, whole.d_model, "model.width");
     derive("model.n_heads", model.n_heads, whole.n_heads, "model.family");
@@ -199,16 +294,15 @@ class Resolver {
 
   ResolvedConfig resolved_;
   std::vector<Field> table_;  ///< points into resolved_
+  std::map<std::string, size_t> last_source_;
 };
 
 }  // namespace
 
 ResolvedConfig load(const ConfigSources& sources, const Environment& environment) {
-  const Assignments assignments = collect(sources, environment);
   Resolver resolver;
-  resolver.apply_preset(assignments);
-  for (const Assignment& assignment : assignments) resolver.apply(assignment);
-  resolver.complete_model();
+  resolver.merge(collect(sources, environment));
+  resolver.complete();
   check_config(resolver.resolved().config, resolver.resolved().origins, sources.tokenizes);
   return resolver.resolved();
 }

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -91,6 +92,13 @@ struct TrainConfig {
   bool deterministic = false;  ///< equal runs end with equal weights on GPUs, too; tune_matmul is off then
 };
 
+/// optim.weight_decay where nobody says it. AdamW shrinks weights beside its step (decoupled decay), and 0.1
+/// is what language models are trained with. SGD adds the decay to the gradient (L2), where 0.1 would hold
+/// weights near 0, and its users expect none.
+constexpr double usual_weight_decay(OptimizerName name) {
+  return name == OptimizerName::kAdamW ? 0.1 : 0.0;
+}
+
 struct OptimConfig {
   OptimizerName name = OptimizerName::kAdamW;
   OptimState state = OptimState::kFp32;
@@ -104,10 +112,10 @@ struct OptimConfig {
   double beta1 = 0.9;
   double beta2 = 0.95;
   double eps = 1e-8;
-  double momentum = 0.9;      ///< sgd only
-  bool nesterov = false;      ///< sgd only
-  double ema = 0.0;           ///< decay of the average of parameters over steps; 0: none is kept
-  double weight_decay = 0.1;  ///< of the parameters whose ParamSpec::decays
+  double momentum = 0.9;  ///< sgd only
+  bool nesterov = false;  ///< sgd only
+  double ema = 0.0;       ///< decay of the average of parameters over steps; 0: none is kept
+  double weight_decay = usual_weight_decay(name);  ///< of the parameters whose ParamSpec::decays
 };
 
 /// Whether parameters that are sharded are freed between forward and backward.
@@ -310,9 +318,13 @@ using Origins = std::map<std::string, std::string>;
 struct ResolvedConfig {
   Config config;
   Origins origins;  ///< one entry per key
+  /// A sentence each about what one source said and another has replaced.
+  std::vector<std::string> notes = {};
 };
 
-/// What the user said, in rising precedence: preset < file < environment (TRIREME__SECTION__KEY) < overrides.
+/// What the user said, in rising precedence: file < environment (TRIREME__SECTION__KEY) < overrides. A preset
+/// stands before the keys of the source that names it, and replaces the shape of the model that sources
+/// before that one gave.
 struct ConfigSources {
   std::string path = "";                    ///< a YAML file; empty: none
   std::string text = "";                    ///< YAML text instead of a file, named "<text>" in messages
@@ -336,7 +348,10 @@ std::string json_schema();
 /// The rules between fields that load() applies, for a config that a program has changed. Throws ConfigError.
 void check_config(const Config& config);
 
-/// One line a key: name, type, default, range or choices, help. For --help and docs.
-std::string describe_fields();
+/// Those of `table` with `word` in their key, in any case and with hyphens for underscores; empty: all.
+std::vector<Field> fields_named(std::vector<Field> table, std::string_view word);
+
+/// One line a key of `table`: name, type, default, range or choices, help. For --help and docs.
+std::string describe_fields(const std::vector<Field>& table);
 
 }  // namespace trireme::plan

@@ -251,8 +251,11 @@ void add_optim(Table& table, OptimConfig& optim) {
   table.push_back(number(
       "optim.ema", optim.ema, 0,
       "decay of an exponential moving average of the weights, which validation uses; 0: none; below 1", 1));
-  table.push_back(number("optim.weight_decay", optim.weight_decay, 0,
-                         "decoupled weight decay, for parameters of two or more dimensions"));
+  table.push_back(
+      number("optim.weight_decay", optim.weight_decay, 0,
+             "weight decay of parameters of two or more dimensions: adamw shrinks them beside its "
+             "step (decoupled), sgd adds it to the gradient (L2); where it is not given, adamw has "
+             "0.1 and sgd 0"));
 }
 
 void add_parallel(Table& table, ParallelConfig& parallel) {

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/text.h"
@@ -115,9 +116,21 @@ std::string json_schema() {
   return root.dump(2) + "\n";
 }
 
-std::string describe_fields() {
-  Config defaults;
-  const std::vector<Field> table = fields(defaults);
+std::vector<Field> fields_named(std::vector<Field> table, std::string_view word) {
+  const auto plain = [](std::string_view text) {
+    std::string result(text);
+    std::ranges::transform(result, result.begin(), [](unsigned char letter) {
+      return letter == '-' ? '_' : static_cast<char>(std::tolower(letter));
+    });
+    return result;
+  };
+  std::erase_if(table, [wanted = plain(word), &plain](const Field& field) {
+    return plain(field.key).find(wanted) == std::string::npos;
+  });
+  return table;
+}
+
+std::string describe_fields(const std::vector<Field>& table) {
   std::vector<std::string> left;
   size_t key_width = 0, left_width = 0;
   for (const Field& field : table) key_width = std::max(key_width, field.key.size());

@@ -27,14 +27,20 @@ std::optional<Number> parse_whole_text(std::string_view text) {
   return value;
 }
 
+/// YAML allows a plus sign before a number, and from_chars() does not.
+std::string_view without_plus(std::string_view text) {
+  const bool has_number = text.size() > 1 && text[0] == '+' && text[1] != '-' && text[1] != '+';
+  return has_number ? text.substr(1) : text;
+}
+
 std::optional<double> parse_double(std::string_view text) {
-  const auto value = parse_whole_text<double>(text);
+  const auto value = parse_whole_text<double>(without_plus(text));
   return value && std::isfinite(*value) ? value : std::nullopt;
 }
 
 /// "100", and also "1e3" or "2.0", which are whole and exact below 2^53.
 std::optional<int64_t> parse_int(std::string_view text) {
-  if (const auto value = parse_whole_text<int64_t>(text)) return value;
+  if (const auto value = parse_whole_text<int64_t>(without_plus(text))) return value;
   constexpr double kExact = 9007199254740992.0;
   const auto value = parse_double(text);
   if (!value || *value != std::floor(*value) || std::fabs(*value) > kExact) return std::nullopt;
@@ -56,6 +62,17 @@ std::string_view expected_type(const Field& field) {
   return "true or false";
 }
 
+/// Whether it is a whole number, if a very long one.
+bool is_whole_number(std::string_view text) {
+  const std::string_view digits = text.substr(text.starts_with('-') || text.starts_with('+') ? 1 : 0);
+  return !digits.empty() && digits.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+[[noreturn]] void throw_out_of_range(const Field& field, std::string_view text, std::string_view origin) {
+  throw ConfigError("[plan.config] {}={} ({}) is out of range; it must be {}", field.key, text, origin,
+                    allowed_values(field));
+}
+
 [[noreturn]] void throw_wrong_type(const Field& field, std::string_view text, std::string_view origin) {
   const std::string allowed = allowed_values(field);
   throw ConfigError("[plan.config] {}='{}' ({}) is not {}; set it to {}{}", field.key, text, origin,
@@ -64,16 +81,31 @@ std::string_view expected_type(const Field& field) {
 
 void check_range(const Field& field, double value, std::string_view text, std::string_view origin) {
   if ((!field.min || value >= *field.min) && (!field.max || value <= *field.max)) return;
-  throw ConfigError("[plan.config] {}={} ({}) is out of range; it must be {}", field.key, text, origin,
-                    allowed_values(field));
+  throw_out_of_range(field, text, origin);
 }
 
 bool is_choice(const Field& field, std::string_view text) {
   return field.choices.empty() || std::ranges::find(field.choices, text) != field.choices.end();
 }
 
+/// The choice that PyTorch and other trainers call `word`, in lower case; empty: none.
+std::string choice_of_others(const Field& field, const std::string& word) {
+  static constexpr std::pair<std::string_view, std::string_view> kWords[] = {
+      {"bfloat16", "bf16"}, {"float16", "fp16"},   {"half", "fp16"},       {"float32", "fp32"},
+      {"float", "fp32"},    {"cifar10", "images"}, {"cifar100", "images"}, {"mnist", "images"}};
+  std::string plain = word;
+  std::erase_if(plain, [](char letter) { return letter == '-' || letter == '_'; });
+  for (const auto& [other, ours] : kWords) {
+    if (plain == other && std::ranges::find(field.choices, ours) != field.choices.end())
+      return std::string(ours);
+  }
+  return {};
+}
+
 [[noreturn]] void throw_unknown_word(const Field& field, std::string_view text, std::string_view origin) {
-  const std::string near = nearest_name(text, field.choices);
+  const std::string word = lower(text);
+  std::string near = choice_of_others(field, word);
+  if (near.empty()) near = nearest_name(word, field.choices);
   throw ConfigError("[plan.config] {}='{}' ({}) is unknown{}; choose one of {}", field.key, text, origin,
                     near.empty() ? "" : fmt::format(", did you mean '{}'?", near), allowed_values(field));
 }
@@ -83,7 +115,11 @@ struct Assigner {
   const Field& field;
   std::string_view text, origin;
 
-  void operator()(int64_t* target) const { store_number(target, parse_int(text)); }
+  void operator()(int64_t* target) const {
+    const std::optional<int64_t> value = parse_int(text);
+    if (!value && is_whole_number(text)) throw_out_of_range(field, text, origin);
+    store_number(target, value);
+  }
   void operator()(double* target) const { store_number(target, parse_double(text)); }
   void operator()(bool* target) const {
     const auto value = parse_bool(text);

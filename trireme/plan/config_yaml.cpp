@@ -46,6 +46,11 @@ class YamlReader {
       const std::string at = place(name_, entry.first.Mark());
       if (!entry.first.IsScalar()) throw ConfigError("[plan.config] {}: a key must be a plain word", at);
       const std::string word = entry.first.Scalar();
+      if (word == "<<") {
+        throw ConfigError(
+            "[plan.config] {}: merge keys ('<<') are not supported; write the keys out in their sections",
+            at);
+      }
       if (!seen.insert(word).second) {
         throw ConfigError("[plan.config] {}: '{}' is given twice; remove one", at, prefix + word);
       }

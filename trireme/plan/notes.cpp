@@ -54,6 +54,13 @@ std::vector<std::string> notes(const Config& config, Device device) {
     found.push_back(fmt::format("train.steps={} has no effect with train.epochs={}; set train.epochs to 0",
                                 train.steps, train.epochs));
   }
+  constexpr double kMuchForSgd = 0.01;
+  if (config.optim.name == OptimizerName::kSgd && config.optim.weight_decay > kMuchForSgd) {
+    found.push_back(fmt::format(
+        "optim.weight_decay={:g} is added to the gradient by sgd (L2), where it may keep the model "
+        "from learning; usual values are 0 to 5e-4",
+        config.optim.weight_decay));
+  }
   for (const std::string& key : unused_pipeline_keys(config))
     found.push_back(fmt::format("{} has no effect with parallel.pp=1", key));
   if (config.train.profile_steps > 0 && device == Device::kCpu) {

@@ -1,9 +1,13 @@
 #include "trireme/plan/presets.h"
 
+#include <fmt/format.h>
+
+#include <set>
 #include <vector>
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/plan/model_facts.h"
 #include "trireme/plan/vision_model.h"
 
 namespace trireme::plan {
@@ -92,6 +96,26 @@ const Preset& find_preset(std::string_view name) {
   const std::string near = nearest_name(name, names);
   throw ConfigError("[plan.presets] model.preset '{}' is unknown{}; choose one of {}", name,
                     near.empty() ? "" : fmt::format(", did you mean '{}'?", near), join(names, ", "));
+}
+
+std::string preset_text(const ModelConfig& model, int64_t seq_len) {
+  if (model.preset.empty()) return "custom";
+  constexpr std::string_view kSection = "model.";
+  // What a key of images makes of the others says nothing more, and the other way round.
+  static const std::set<std::string> of_text = {"n_layers", "d_model",    "n_heads",     "n_kv_heads",
+                                                "d_ff",     "vocab_size", "max_seq_len", "tie_embeddings"};
+  const bool images = reads_images(model.family);
+  Config given, unchanged;
+  given.model = model;
+  unchanged.model = complete(find_preset(model.preset).model, seq_len);
+  std::vector<std::string> changed;
+  for (const std::string& key : differing_keys(given, unchanged)) {
+    const std::string name = key.substr(kSection.size());
+    if (name == "weights" || (images && of_text.contains(name))) continue;
+    changed.push_back(name);
+  }
+  if (changed.empty()) return model.preset;
+  return fmt::format("{}, changed: {}", model.preset, join(changed, ", "));
 }
 
 }  // namespace trireme::plan

@@ -10,6 +10,7 @@
 #include "trireme/plan/model_facts.h"
 #include "trireme/plan/pipeline.h"
 #include "trireme/plan/policy.h"
+#include "trireme/plan/presets.h"
 
 namespace trireme::report {
 namespace {
@@ -24,8 +25,9 @@ std::string model_text(const plan::Config& config, const plan::ModelFacts& facts
   const bool images = plan::reads_images(model.family);
   const std::string shape = images ? fmt::format("{} blocks", model.n_layers)
                                    : fmt::format("{} layers of width {}", model.n_layers, model.d_model);
-  return fmt::format("{}{}{}, {}, {} parameters, {} FLOPs {}", model.family, model.preset.empty() ? "" : " ",
-                     model.preset, shape, with_commas(facts.params), format_count(facts.flops_per_token),
+  const std::string preset = model.preset.empty() ? "" : " " + plan::preset_text(model, config.data.seq_len);
+  return fmt::format("{}{}, {}, {} parameters, {} FLOPs {}", model.family, preset, shape,
+                     with_commas(facts.params), format_count(facts.flops_per_token),
                      images ? "per image" : "per token");
 }
 

@@ -12,6 +12,7 @@
 #include "trireme/plan/model_family.h"
 #include "trireme/plan/notes.h"
 #include "trireme/plan/pipeline.h"
+#include "trireme/plan/presets.h"
 #include "trireme/train/engine_options.h"
 #include "trireme/train/prepare.h"
 
@@ -117,7 +118,7 @@ void announce(const Parts& parts) {
   if (!parts.options.announce || !parts.is_root()) return;
   const bool images = plan::reads_images(config.model.family);
   log_info("model   {} {}, {} parameters, {}FLOPs per {}", config.model.family,
-           config.model.preset.empty() ? "custom" : config.model.preset, with_commas(parts.facts.params),
+           plan::preset_text(config.model, config.data.seq_len), with_commas(parts.facts.params),
            format_count(parts.facts.flops_per_token), images ? "image" : "token");
   log_info("data    {}", parts.data->description());
   log_info(
