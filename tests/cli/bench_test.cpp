@@ -35,7 +35,7 @@ TEST(Bench, PrintsWhatWasMeasuredBeforeARunFailed) {
     FrontProcess front;
     front.set_worker("[ $RANK = 1 ] && exit 0\n[ -e ran ] && exit 6\ntouch ran\n" + leave_summary());
     Words words = Words{"bench", verb, "--policies", "ddp,zero1", "--json"} + kTwoRanks;
-    if (verb == std::string("speed")) words = words + Words{"--micro-batches", "2", "--rounds", "1"};
+    if (verb == std::string("speed")) words = words + Words{"--micro-batch-sizes", "2", "--rounds", "1"};
     const Outcome outcome = front.run(words);
     EXPECT_EQ(outcome.code, 6) << verb << outcome.err;
     ASSERT_NE(outcome.out, "") << verb << outcome.err;

@@ -2,8 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <sstream>
 
 #include "tests/cli/front_process.h"
+#include "trireme/base/text.h"
+#include "trireme/plan/choices.h"
 #include "trireme/plan/policy.h"
 #include "trireme/plan/presets.h"
 
@@ -29,6 +32,51 @@ TEST(Presets, TableHasARowEach) {
   const std::string out = FrontProcess().run({"presets"}).out;
   for (const plan::Preset& preset : plan::presets())
     EXPECT_TRUE(contains(out, "\n" + preset.name + " ")) << out;
+}
+
+TEST(Presets, NetworksOfImagesHaveNoWidthOfTokens) {
+  const FrontProcess front;
+  for (const auto& row : front.run({"presets", "--json"}).json()["presets"]) {
+    const bool images = row["family"] == "resnet" || row["family"] == "lenet";
+    EXPECT_EQ(row.contains("d_model"), !images) << row;
+    EXPECT_EQ(row.contains("image_size"), images) << row;
+  }
+  for (const std::string& line : split(front.run({"presets"}).out, '\n')) {
+    if (line.starts_with("resnet18 ")) {
+      std::istringstream words(line);
+      std::string name, family, blocks, width, heads;
+      words >> name >> family >> blocks >> width >> heads;
+      EXPECT_EQ(width + heads, "--") << line;
+    }
+  }
+}
+
+TEST(Labs, AreListedWhereNoneIsNamed) {
+  const FrontProcess front;
+  const Outcome listed = front.run({"lab"});
+  EXPECT_EQ(listed.code, 0) << listed.err;
+  const auto labs = front.run({"lab", "--json"}).json()["labs"];
+  ASSERT_EQ(labs.size(), plan::all_values<plan::ScheduleName>().size());
+  for (const auto& lab : labs) {
+    const std::string name = lab["name"];
+    EXPECT_TRUE(contains(listed.out, "\n" + name + " ")) << listed.out;
+    // One rank is refused after the name was understood.
+    const Outcome run = front.run({"lab", name, "-n", "1"});
+    EXPECT_TRUE(contains(run.err, "at least two ranks")) << run.err;
+  }
+}
+
+TEST(ConfigKeys, AreThoseWithAWordInTheirNames) {
+  const FrontProcess front;
+  const auto keys = front.run({"config", "keys", "weight-decay", "--json"}).json()["keys"];
+  ASSERT_EQ(keys.size(), 1U);
+  EXPECT_EQ(keys[0]["key"], "optim.weight_decay");
+  const Outcome decay = front.run({"config", "keys", "weight_decay"});
+  for (const char* word : {"decoupled", "L2", "adamw has 0.1 and sgd 0"})
+    EXPECT_TRUE(contains(decay.out, word)) << decay.out;
+  const Outcome none = front.run({"config", "keys", "no-such-key"});
+  EXPECT_EQ(none.code, 2);
+  EXPECT_TRUE(contains(none.err, "'no-such-key'")) << none.err;
 }
 
 TEST(PlanPolicy, PrintsTheTableOrOneRow) {

@@ -260,6 +260,37 @@ TEST(BenchPipeline, SaysWhichSchedulesThereAre) {
   EXPECT_TRUE(contains(said("greedy"), "'greedy' is made for given costs")) << said("greedy");
 }
 
+TEST(Lab, IsAsDeepAsItsStagesNeed) {
+  FrontProcess front;
+  front.set_worker(recorder(0));
+  const auto depth = [&](const Words& words) {
+    const Outcome outcome = front.run(Words{"lab"} + words + Words{"--device=cpu"});
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return nlohmann::json::parse(read_file(front.file("request-0")))["toy_pipeline"]["depth"].get<int64_t>();
+  };
+  EXPECT_EQ(depth({"pipeline_1f1b"}), 6);
+  EXPECT_EQ(depth({"pipeline_dualpipev", "--n-stages", "4"}), 7)
+      << "8 stages, of which the last is the output";
+  EXPECT_EQ(depth({"pipeline_gpipe", "--stages", "8"}), 7);
+  EXPECT_EQ(depth({"pipeline_gpipe", "-n", "8", "--depth", "9"}), 9);
+  EXPECT_EQ(depth({"pipeline_gpipe", "--ranks", "2", "--depth", "1"}), 1);
+}
+
+TEST(Pipeline, ShapesAreNotGivenForAFileThatHasItsOwn) {
+  const FrontProcess front;
+  write_file_atomic(front.file("own.csv"), "0F0,0F1+0B0,0B1\n1F0,1B0,1F1,1B1\n");
+  const Words show = {"pipeline", "show", "--from", "own.csv"};
+  EXPECT_EQ(front.run(show).code, 0);
+  for (const char* option : {"--ranks", "-n", "--stages", "--micro-batches", "--chunks"}) {
+    const Outcome refused = front.run(show + Words{option, "2"});
+    EXPECT_EQ(refused.code, 2) << option;
+    EXPECT_TRUE(contains(refused.err, "has no effect with --from")) << refused.err;
+  }
+  const Outcome over = front.run(show + Words{"--overlap", "1", "--limit", "1"});
+  EXPECT_EQ(over.code, 2);
+  EXPECT_TRUE(contains(over.err, "but the limit is 1")) << over.err;
+}
+
 TEST(Lab, RefusesWhatCannotBe) {
   const FrontProcess front;
   for (const auto& [arguments, words] : std::vector<std::pair<std::vector<std::string>, std::string>>{
@@ -274,7 +305,10 @@ TEST(Lab, RefusesWhatCannotBe) {
            {{"lab", "pipeline_dualpipe", "--micro-batches", "16", "--window", "6"},
             "a window of 6 does not divide 16"},
            {{"lab", "pipeline_dualpipe", "--stages", "3"}, "even number of ranks"},
-           {{"lab", "pipeline_1f1b", "--stages", "1"}, "at least two stages"}}) {
+           {{"lab", "pipeline_1f1b", "--stages", "1"}, "at least two ranks"},
+           {{"lab", "pipeline_dualpipev", "--n-stages", "4", "--depth", "6"},
+            "--depth 6 makes 7 layers, too few for the 8 stages of dualpipe_v on 4 ranks; use --depth 7"},
+           {{"lab", "pipeline_gpipe", "-n", "8", "--depth", "6"}, "too few for the 8 stages"}}) {
     const auto result = front.run(arguments);
     EXPECT_EQ(result.code, 2) << words << result.err;
     EXPECT_TRUE(contains(result.err, words)) << result.err;

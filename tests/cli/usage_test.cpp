@@ -135,7 +135,7 @@ TEST(Usage, MistakesExitWithTwoAndSayWhatIsNear) {
       {{"config", "show", "--lr=1e-3"}, "unknown option '--lr'", "did you mean '--optim.lr'?"},
       {{"train", "--sead=3"}, "unknown option '--sead'", "did you mean '--seed'?"},
       {{"train", "a.yaml", "b.yaml"}, "unexpected argument 'b.yaml'", "trireme train --help"},
-      {{"train", "-n", "two"}, "two", "trireme train --help"},
+      {{"train", "-n", "two"}, "[cli] --ranks: 'two' is not a whole number", "trireme train --help"},
       {{"train", "--train.steps"}, "--train.steps has no value", "--train.steps=VALUE"},
       {{"train", "--train.steps", "--dry-run"}, "--train.steps has no value", "--train.steps=VALUE"},
       {{"generate"}, "RUN", "trireme generate --help"},
@@ -144,7 +144,7 @@ TEST(Usage, MistakesExitWithTwoAndSayWhatIsNear) {
       {{"config", "keys", "--train.steps=3"}, "unknown option '--train.steps'", "trireme config keys --help"},
       {{"presets", "--jsno"}, "unknown option '--jsno'", "did you mean '--json'?"},
       {{"train", "--max-restarts", "-1"}, "-1 not in range ", "trireme train --help"},
-      {{"bench", "speed", "--micro-batches", "4,0"}, "0 not in range ", "bench speed --help"},
+      {{"bench", "speed", "--micro-batch-sizes", "4,0"}, "0 not in range ", "bench speed --help"},
       {{"data", "make", "digits", "--seed", "-2"}, "-2 not in range ", "data make digits --help"},
   };
   for (const Mistake& mistake : mistakes) {
@@ -156,6 +156,46 @@ TEST(Usage, MistakesExitWithTwoAndSayWhatIsNear) {
     EXPECT_TRUE(contains(outcome.err, "\nhint: ")) << outcome.err;
     EXPECT_TRUE(contains(outcome.err, mistake.hint)) << outcome.err;
   }
+}
+
+TEST(Usage, NamesOfOtherTrainersLeadToOursOrNowhere) {
+  const FrontProcess front;
+  const std::pair<const char*, const char*> hints[] = {
+      {"--epochs", "did you mean '--train.epochs'? "},
+      {"--gpus", "did you mean '--ranks'? "},
+      {"--grad-accum", "did you mean '--train.micro_batch'? "},
+      {"--grad_accum_steps", "did you mean '--train.micro_batch'? "},
+      {"--fsdp", "did you mean '--parallel.policy'? "},
+      {"--deepspeed", "did you mean '--parallel.policy'? "},
+      {"--n-stages", "did you mean '--parallel.pp'? "},
+      {"--save-every", "did you mean '--checkpoint.every'? "},
+      {"--eval-interval", "did you mean '--train.val_every'? "},
+      {"--n_embd", "did you mean '--model.d_model'? "},
+      {"--output-dir", "did you mean '--run-dir'? "},
+      {"--wandb", ""},
+      {"--mode", ""},
+  };
+  for (const auto& [option, hint] : hints) {
+    const Outcome outcome = front.run({"train", std::string(option) + "=4"});
+    EXPECT_EQ(outcome.code, 2) << option;
+    EXPECT_TRUE(contains(outcome.err, std::string("\nhint: ") + hint + "see 'trireme train --help'"))
+        << option << ": " << outcome.err;
+  }
+  const Outcome sizes = front.run({"bench", "speed", "--micro-batches", "4"});
+  EXPECT_TRUE(contains(sizes.err, "did you mean '--micro-batch-sizes'?")) << sizes.err;
+}
+
+TEST(Help, IsAVerbAsWell) {
+  const FrontProcess front;
+  EXPECT_EQ(front.run({"help"}).out, front.run({"--help"}).out);
+  for (const Words& verb : {Words{"train"}, Words{"bench", "speed"}, Words{"ckpt"}}) {
+    const Outcome help = front.run(Words{"help"} + verb);
+    EXPECT_EQ(help.code, 0) << help.err;
+    EXPECT_EQ(help.out, front.run(verb + Words{"--help"}).out);
+  }
+  const Outcome none = front.run({"help", "trian"});
+  EXPECT_EQ(none.code, 2);
+  EXPECT_TRUE(contains(none.err, "did you mean 'train'?")) << none.err;
 }
 
 /// A key that has no effect would make a user believe that it had one.

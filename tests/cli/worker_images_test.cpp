@@ -62,6 +62,7 @@ TEST_F(Worker, TrainsOnDigitsByEpochs) {
     EXPECT_EQ(step.contains("val_top1"), step["step"].get<int>() % 4 == 0) << step;
   const Outcome text = front_.run(train);
   EXPECT_TRUE(contains(text.out, "img/s")) << text.out;
+  EXPECT_TRUE(contains(text.err, "drawn digits (idx files) in ")) << text.err;
   EXPECT_TRUE(contains(text.err, "100 + 20 images of 10 classes")) << text.err;
   EXPECT_TRUE(contains(text.err, "pictures of the confusion matrix and the worst mistakes in runs/"))
       << text.err;

@@ -31,7 +31,7 @@ class Bench {
  public:
   explicit Bench(std::shared_ptr<comm::World> world);
   void add_size(int64_t mib);
-  std::vector<CollectiveTimes> run(int64_t rounds);
+  std::vector<CollectiveTimes> run(int64_t rounds, const std::function<void(int64_t)>& on_round);
 
  private:
   struct Buffers {
@@ -150,9 +150,10 @@ double Bench::time_ms(const std::function<void()>& call) {
   return 1e3 * timed(count) / count;
 }
 
-std::vector<CollectiveTimes> Bench::run(int64_t rounds) {
+std::vector<CollectiveTimes> Bench::run(int64_t rounds, const std::function<void(int64_t)>& on_round) {
   for (int64_t round = 0; round < rounds; ++round) {
     for (Case& one : cases_) one.times.calls_ms.push_back(time_ms(one.call));
+    if (on_round) on_round(round + 1);
   }
   std::vector<CollectiveTimes> times;
   for (Case& one : cases_) times.push_back(std::move(one.times));
@@ -169,11 +170,12 @@ double CollectiveTimes::median_ms() const {
 }
 
 std::vector<CollectiveTimes> time_collectives(const std::shared_ptr<comm::World>& world,
-                                              const std::vector<int64_t>& mib, int64_t rounds) {
+                                              const std::vector<int64_t>& mib, int64_t rounds,
+                                              const std::function<void(int64_t)>& on_round) {
   TRIREME_CHECK(rounds >= 1, "[bench.collectives] {} rounds requested; run at least 1", rounds);
   Bench bench(world);
   for (const int64_t size : mib) bench.add_size(size);
-  return bench.run(rounds);
+  return bench.run(rounds, on_round);
 }
 
 }  // namespace trireme::bench

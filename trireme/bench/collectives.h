@@ -1,6 +1,7 @@
 #pragma once
 // How long our collectives and the backend's take on the ranks of a world, side by side.
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,9 +24,10 @@ struct CollectiveTimes {
 };
 
 /// Reduce-scatters and all-gathers of bf16 tensors of so many MiB, every way that this world has. Each round
-/// times all of them once, so that a slow moment of the machine falls on all. Collective over the world; the
-/// host waits.
+/// times all of them once, so that a slow moment of the machine falls on all. `on_round` is told the rounds
+/// that are done. Collective over the world; the host waits.
 std::vector<CollectiveTimes> time_collectives(const std::shared_ptr<comm::World>& world,
-                                              const std::vector<int64_t>& mib, int64_t rounds);
+                                              const std::vector<int64_t>& mib, int64_t rounds,
+                                              const std::function<void(int64_t)>& on_round = {});
 
 }  // namespace trireme::bench

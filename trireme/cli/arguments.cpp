@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cctype>
 #include <map>
+#include <set>
 #include <string_view>
 
 #include "trireme/base/text.h"
@@ -123,62 +124,114 @@ std::vector<std::string> option_names(const CLI::App& app) {
   return names;
 }
 
-/// What other trainers call what a key or an option of ours sets.
+/// What other trainers call what a key or an option of ours sets. They are compared as whole words: the names
+/// of others lie too near to each other to guess from.
 constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
-    {"--batch", "--train.global_batch"},
-    {"--batch_size", "--train.global_batch"},
-    {"--batch_size", "--train.micro_batch"},
-    {"--bf16", "--precision.compute"},
-    {"--block_size", "--data.seq_len"},
-    {"--clip", "--train.grad_clip"},
-    {"--context_length", "--data.seq_len"},
-    {"--dataset", "--data.path"},
-    {"--dtype", "--precision.compute"},
-    {"--epochs", "--train.epochs"},
-    {"--fp16", "--precision.compute"},
-    {"--gradient_accumulation_steps", "--train.micro_batch"},
-    {"--gradient_checkpointing", "--memory.recompute"},
-    {"--iters", "--train.steps"},
-    {"--learning_rate", "--optim.lr"},
-    {"--max_iters", "--train.steps"},
-    {"--max_steps", "--train.steps"},
-    {"--micro_batch_size", "--train.micro_batch"},
-    {"--model", "--model.preset"},
-    {"--nproc_per_node", "--ranks"},
-    {"--optimizer", "--optim.name"},
-    {"--output_dir", "--run-dir"},
-    {"--sequence_length", "--data.seq_len"},
-    {"--warmup", "--optim.warmup_steps"},
-    {"--world_size", "--ranks"},
+    {"accumulate_grad_batches", "train.micro_batch"},
+    {"activation_checkpointing", "memory.recompute"},
+    {"amp", "precision.compute"},
+    {"batch", "train.global_batch"},
+    {"batch_size", "train.global_batch"},
+    {"batch_size", "train.micro_batch"},
+    {"bf16", "precision.compute"},
+    {"block_size", "data.seq_len"},
+    {"clip", "train.grad_clip"},
+    {"context_length", "data.seq_len"},
+    {"cpu", "device"},
+    {"cuda", "device"},
+    {"dataset", "data.path"},
+    {"ddp", "parallel.policy"},
+    {"deepspeed", "parallel.policy"},
+    {"devices", "ranks"},
+    {"dtype", "precision.compute"},
+    {"eval_every", "train.val_every"},
+    {"eval_interval", "train.val_every"},
+    {"eval_iters", "train.val_batches"},
+    {"eval_steps", "train.val_every"},
+    {"fp16", "precision.compute"},
+    {"fp8", "precision.fp8"},
+    {"fsdp", "parallel.policy"},
+    {"gpu", "device"},
+    {"gpus", "ranks"},
+    {"grad_accum", "train.micro_batch"},
+    {"grad_accum_steps", "train.micro_batch"},
+    {"gradient_accumulation", "train.micro_batch"},
+    {"gradient_accumulation_steps", "train.micro_batch"},
+    {"gradient_checkpointing", "memory.recompute"},
+    {"hidden_size", "model.d_model"},
+    {"iters", "train.steps"},
+    {"learning_rate", "optim.lr"},
+    {"log_interval", "train.log_every"},
+    {"logging_steps", "train.log_every"},
+    {"lr_scheduler", "optim.schedule"},
+    {"lr_scheduler_type", "optim.schedule"},
+    {"max_grad_norm", "train.grad_clip"},
+    {"max_iters", "train.steps"},
+    {"max_steps", "train.steps"},
+    {"micro_batch_size", "train.micro_batch"},
+    {"micro_batches", "micro-batch-sizes"},
+    {"mixed_precision", "precision.compute"},
+    {"model", "model.preset"},
+    {"n_embd", "model.d_model"},
+    {"n_head", "model.n_heads"},
+    {"n_layer", "model.n_layers"},
+    {"n_stages", "parallel.pp"},
+    {"nproc_per_node", "ranks"},
+    {"num_epochs", "train.epochs"},
+    {"num_gpus", "ranks"},
+    {"num_layers", "model.n_layers"},
+    {"num_train_epochs", "train.epochs"},
+    {"num_workers", "data.threads"},
+    {"optimizer", "optim.name"},
+    {"out_dir", "run-dir"},
+    {"output_dir", "run-dir"},
+    {"per_device_train_batch_size", "train.rank_batch"},
+    {"resume_from_checkpoint", "resume"},
+    {"save_every", "checkpoint.every"},
+    {"save_interval", "checkpoint.every"},
+    {"save_steps", "checkpoint.every"},
+    {"sequence_length", "data.seq_len"},
+    {"stages", "parallel.pp"},
+    {"warmup", "optim.warmup_steps"},
+    {"world_size", "ranks"},
+    {"zero", "parallel.policy"},
 };
 
-/// What the unknown option `name` may stand for: the nearest option, and where there is a config the nearest
-/// key, a key by its last part ("--steps"), or by what others call it.
+/// "n_embd" of "--n-embd".
+std::string as_name_of_others(const std::string& option) {
+  std::string name = option.substr(std::min(option.find_first_not_of('-'), option.size()));
+  std::ranges::replace(name, '-', '_');
+  return name;
+}
+
+/// What the unknown option `name` may stand for: where there is a config, what others call by that name and
+/// keys by their last part ("--steps"); else the nearest option or key.
 std::vector<std::string> likely_options(const std::string& name, const CLI::App& verb,
                                         const ConfigVerb* config) {
-  std::map<std::string, std::vector<std::string>> meanings;
-  for (const std::string& option : option_names(verb)) meanings[option] = {option};
+  const std::vector<std::string> options = option_names(verb);
+  std::map<std::string, std::set<std::string>> meanings;
+  for (const std::string& option : options) meanings[option] = {option};
   if (config != nullptr) {
     for (const auto& [key, boolean] : config_keys()) {
+      if (!reads(*config, key)) continue;
       meanings["--" + key] = {"--" + key};
       const size_t dot = key.find('.');
-      if (dot != std::string::npos) meanings["--" + key.substr(dot + 1)].push_back("--" + key);
+      if (dot != std::string::npos) meanings["--" + key.substr(dot + 1)].insert("--" + key);
     }
-    for (const auto& [other, ours] : kOtherNames) meanings[std::string(other)].emplace_back(ours);
   }
-  std::vector<std::string> candidates;
-  for (const auto& [candidate, meaning] : meanings) candidates.push_back(candidate);
-  std::string word = name;
-  if (word.size() > 2) std::replace(word.begin() + 2, word.end(), '-', '_');
-  const std::string near = meanings.contains(word) ? word : nearest_name(name, candidates);
-  if (near.empty()) return {};
-  std::vector<std::string> likely = meanings.at(near);
-  const std::vector<std::string> options = option_names(verb);
-  std::erase_if(likely, [&](const std::string& one) {
-    const bool is_option = std::ranges::find(options, one) != options.end();
-    return !is_option && !reads(*config, one.substr(2));
-  });
-  return likely;
+  const std::string word = as_name_of_others(name);
+  std::set<std::string> likely;
+  for (const auto& [other, ours] : kOtherNames) {
+    const std::string option = "--" + std::string(ours);
+    if (other == word && meanings.contains(option)) likely.insert(option);
+  }
+  if (likely.empty()) {
+    std::vector<std::string> candidates;
+    for (const auto& [candidate, meaning] : meanings) candidates.push_back(candidate);
+    const std::string near = meanings.contains("--" + word) ? "--" + word : nearest_name(name, candidates);
+    if (!near.empty()) likely = meanings.at(near);
+  }
+  return {likely.begin(), likely.end()};
 }
 
 /// "did you mean 'X'? " or nothing.

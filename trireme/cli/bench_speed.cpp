@@ -210,8 +210,8 @@ void add_bench_speed(CLI::App& bench, Front& front) {
       "speed", "Measure tokens/s of each policy and micro-batch, each in its own ranks, and recommend one");
   add_options(*speed, options->runs);
   speed
-      ->add_option("--micro-batches", options->micro_batches,
-                   "Sizes, separated by commas (default: that of the config, half and a quarter of it)")
+      ->add_option("--micro-batch-sizes", options->micro_batches,
+                   "Separated by commas (default: that of the config, half and a quarter of it)")
       ->delimiter(',')
       ->option_text("LIST")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
@@ -229,7 +229,7 @@ void add_bench_speed(CLI::App& bench, Front& front) {
       "recommendation, and the exit code is that of the failure.\n"
       "Any config key can be given as --section.key=value.\n"
       "Example:\n"
-      "  trireme bench speed configs/quickstart.yaml --policies ddp,zero2 --micro-batches 4,8");
+      "  trireme bench speed configs/quickstart.yaml --policies ddp,zero2 --micro-batch-sizes 4,8");
   speed->callback(
       [options, &front] { front.action = [options, &front] { return bench_speed(*options, front); }; });
 }

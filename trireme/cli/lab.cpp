@@ -1,12 +1,16 @@
 // trireme lab: small programs that run one thing in two ways and print both side by side.
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "trireme/base/build_info.h"
 #include "trireme/base/file.h"
+#include "trireme/base/terminal.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/front.h"
 #include "trireme/cli/gpu_count.h"
@@ -14,6 +18,7 @@
 #include "trireme/cli/train_job.h"
 #include "trireme/plan/config.h"
 #include "trireme/plan/schedule.h"
+#include "trireme/report/table.h"
 
 namespace trireme::cli {
 namespace {
@@ -22,15 +27,15 @@ using plan::ScheduleName;
 
 struct LabOptions {
   std::string name, mode = "both";
-  std::optional<int64_t> stages, micro_batches, micro_batch_size, window;
+  std::optional<int64_t> ranks, micro_batches, micro_batch_size, window, depth;
   ToyPipelineOptions run;
   bool json = false;
 };
 
-/// A schedule, and the stages that its name asks for.
+/// A schedule, and the ranks that its name asks for.
 struct Target {
   ScheduleName schedule;
-  std::optional<int64_t> stages;
+  std::optional<int64_t> ranks;
 };
 
 /// "pipeline_1f1b"; also with what is around it elsewhere: "labs/train_distributed:1f1b_2stages",
@@ -40,7 +45,7 @@ Target target_of(const std::string& given) {
       given.substr(given.find_last_of(":/") == std::string::npos ? 0 : given.find_last_of(":/") + 1);
   if (name.ends_with(".py")) name.resize(name.size() - 3);
   if (name.starts_with("pipeline_")) name.erase(0, 9);
-  Target target{.schedule = ScheduleName::kGpipe, .stages = {}};
+  Target target{.schedule = ScheduleName::kGpipe, .ranks = {}};
   constexpr std::string_view kStages = "stages";
   const size_t line = name.rfind('_');
   if (line != std::string::npos && name.ends_with(kStages)) {
@@ -48,16 +53,18 @@ Target target_of(const std::string& given) {
     const char* const end = name.data() + name.size() - kStages.size();
     const auto [stop, error] = std::from_chars(name.data() + line + 1, end, count);
     if (error == std::errc() && stop == end) {
-      target.stages = count;
+      target.ranks = count;
       name.resize(line);
     }
   }
   if (name == "dualpipev") name = "dualpipe_v";
   const auto schedule = plan::parse<ScheduleName>(name);
   if (!schedule) {
-    throw UsageError(fmt::format("[cli.lab] there is no lab '{}'", given),
-                     "choose pipeline_gpipe, pipeline_1f1b, pipeline_dualpipe, pipeline_dualpipev, or "
-                     "pipeline_ with another schedule of 'trireme pipeline compare' but greedy");
+    throw UsageError(
+        fmt::format("[cli.lab] there is no lab '{}'", given),
+        "choose pipeline_gpipe, pipeline_1f1b, pipeline_dualpipe, pipeline_dualpipev, or "
+        "pipeline_ with another schedule of 'trireme pipeline compare' but greedy; 'trireme lab' "
+        "lists them");
   }
   target.schedule = *schedule;
   return target;
@@ -122,11 +129,41 @@ std::vector<ToyPipelineMode> modes_of(const LabOptions& options, ScheduleName sc
   return modes;
 }
 
+/// Hidden layers, of which every stage has one, but for the last, whose layer goes back to the features.
+int64_t depth_of(const LabOptions& options, const plan::Schedule& schedule) {
+  const int64_t least = schedule.stages - 1, usual = ToyPipelineOptions{}.depth;
+  if (options.depth.value_or(least) >= least) return options.depth.value_or(std::max(usual, least));
+  throw ConfigError(
+      "[cli.lab] --depth {} makes {} layers, too few for the {} stages of {} on {} ranks; use --depth {} or "
+      "more, or fewer ranks",
+      *options.depth, *options.depth + 1, schedule.stages, schedule.name, options.run.ranks, least);
+}
+
+std::string name_of_lab(ScheduleName schedule) {
+  return schedule == ScheduleName::kDualPipeV ? "pipeline_dualpipev" : fmt::format("pipeline_{}", schedule);
+}
+
+int list_labs(bool json) {
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  report::Table table({{"lab"}, {"what it pipelines with"}});
+  for (const ScheduleName schedule : plan::all_values<ScheduleName>()) {
+    rows.push_back({{"name", name_of_lab(schedule)}, {"summary", plan::summary(schedule)}});
+    table.add_row({name_of_lab(schedule), std::string(plan::summary(schedule))});
+  }
+  if (json) {
+    fmt::print("{}\n", nlohmann::ordered_json{{"schema", "trireme.labs/1"}, {"labs", rows}}.dump(2));
+  } else {
+    fmt::print("{}", table.to_string(terminal_columns(STDOUT_FILENO)));
+  }
+  return 0;
+}
+
 int lab(LabOptions options, const Front& front) {
+  if (options.name.empty()) return list_labs(options.json);
   const Target target = target_of(options.name);
-  options.run.ranks = options.stages.value_or(target.stages.value_or(2));
+  options.run.ranks = options.ranks.value_or(target.ranks.value_or(2));
   if (options.run.ranks < 2)
-    throw ConfigError("[cli.lab] a pipeline needs at least two stages, but --stages is {}; use 2 or more",
+    throw ConfigError("[cli.lab] a pipeline needs at least two ranks, but -n is {}; use 2 or more",
                       options.run.ranks);
   const plan::ResolvedConfig config =
       plan::load({.path = "", .text = "", .overrides = front.overrides}, front.environment);
@@ -134,13 +171,16 @@ int lab(LabOptions options, const Front& front) {
   const plan::Device device = choose_device(config.config.device, gpus);
   if (!options.run.study && device == plan::Device::kCuda && options.run.ranks > gpus) {
     throw ConfigError(
-        "[cli.lab] {} stages were requested, but this machine has {} GPUs; use --stages {}, or --study to "
-        "run all stages one after the other on one GPU",
+        "[cli.lab] {} ranks were requested, but this machine has {} GPUs; use -n {}, or --study to run all "
+        "stages one after the other on one GPU",
         options.run.ranks, gpus, gpus);
   }
   const int64_t ranks = options.run.study ? 1 : choose_ranks(options.run.ranks, device, gpus);
   options.run.schedule = std::string(plan::name(target.schedule));
   options.run.modes = modes_of(options, target.schedule);
+  options.run.depth = depth_of(
+      options,
+      plan::make_schedule(target.schedule, {options.run.ranks, options.run.modes[0].micro_batches, 1}));
   options.run.device = std::string(plan::name(device));
   options.run.seed = config.config.seed;
   if (!options.run.timeline.empty()) make_directories(options.run.timeline);
@@ -162,15 +202,15 @@ void add_lab(CLI::App& app, Front& front) {
   verb->add_option("NAME", options->name,
                    "pipeline_gpipe, pipeline_1f1b, pipeline_dualpipe, pipeline_dualpipev, or pipeline_ with "
                    "another schedule of 'trireme pipeline compare' but greedy; also as "
-                   "labs/train_distributed:1f1b_2stages, which sets --stages, too")
-      ->option_text(" ")
-      ->required();
+                   "labs/train_distributed:1f1b_2stages, which sets the ranks, too; without a name, all "
+                   "labs are listed")
+      ->option_text(" ");
   verb->add_option("--mode", options->mode, with_default("baseline, optimized or both", options->mode))
       ->check(CLI::IsMember({"baseline", "optimized", "both"}));
   const auto count = [&](const char* names, auto& value, const std::string& help) {
     verb->add_option(names, value, help)->option_text("N")->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   };
-  count("--stages,--n-stages", options->stages, "Ranks of the pipeline (default: 2)");
+  count("-n,--ranks,--stages,--n-stages", options->ranks, "Ranks of the pipeline (default: 2)");
   count("--steps", options->run.steps, with_default("Measured steps", options->run.steps));
   count("--batch-size", options->run.batch_size, with_default("Rows per step", options->run.batch_size));
   count("--micro-batches,--micro-batch-target", options->micro_batches,
@@ -181,7 +221,8 @@ void add_lab(CLI::App& app, Front& front) {
         "all)");
   count("--width,--hidden-dim", options->run.width,
         with_default("Width of the hidden layers", options->run.width));
-  count("--depth", options->run.depth, with_default("Hidden layers", options->run.depth));
+  count("--depth", options->depth,
+        fmt::format("Hidden layers (default: {}, or as many as the stages need)", options->run.depth));
   verb->add_option("--lr,--learning-rate", options->run.lr,
                    with_default("Learning rate of AdamW", options->run.lr))
       ->check(CLI::Range(0.0, 1.0));
@@ -196,7 +237,7 @@ void add_lab(CLI::App& app, Front& front) {
       "Config keys that apply: device, seed, comm.timeout_s, comm.peer_memory and comm.gather; others are "
       "refused.\n"
       "Examples:\n"
-      "  trireme lab pipeline_gpipe --mode optimized --steps 4 --micro-batch-size 8 --n-stages 2\n"
+      "  trireme lab pipeline_gpipe --mode optimized --steps 4 --micro-batch-size 8 -n 2\n"
       "  trireme lab pipeline_dualpipe --steps 8 --dual-window 16");
   verb->callback([options, &front] { front.action = [options, &front] { return lab(*options, front); }; });
 }

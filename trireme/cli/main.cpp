@@ -16,7 +16,8 @@ namespace {
 constexpr const char* kExamples =
     "Examples:\n"
     "  trireme train -n 2 --model.preset=gpt-tiny --train.steps=50\n"
-    "  trireme generate latest --prompt 'int main('\n\n"
+    "  trireme generate latest --prompt 'int main('\n"
+    "  trireme help train                       # the same as trireme train --help\n\n"
     "Exit codes: 0 ok, 1 failed, 2 usage or config, 3 environment, 4 out of memory, 5 communication, 6 "
     "numerics,\n"
     "7 corrupt data, 8 comparison failed, 75 preempted and saved, 128+N killed by signal N (130 Ctrl-C, 143 "
@@ -58,6 +59,27 @@ void refuse_numbers_that_do_not_fit(CLI::App& app) {
     refuse_numbers_that_do_not_fit(*verb);
 }
 
+/// "trireme help train" is "trireme train --help", and "trireme help" is "trireme --help".
+void take_help(std::vector<std::string>& arguments) {
+  if (arguments.empty() || arguments.front() != "help") return;
+  arguments.erase(arguments.begin());
+  arguments.emplace_back("--help");
+}
+
+/// "--ranks: 'two' is not a whole number" of CLI11's "Could not convert: --ranks = two".
+std::string conversion_text(const CLI::App& app, const CLI::ConversionError& error) {
+  const std::string text = error.what();
+  const size_t begin = text.find("--"), equals = text.find(" = ");
+  if (begin == std::string::npos || equals == std::string::npos) return text;
+  const std::string name = text.substr(begin, equals - begin);
+  const CLI::App* verb = &app;
+  while (!verb->get_subcommands().empty()) verb = verb->get_subcommands().front();
+  const CLI::Option* const option = verb->get_option_no_throw(name);
+  const bool is_whole = option != nullptr && option->get_type_name() == "INT";
+  return fmt::format("{}: '{}' is not a {}", name, text.substr(equals + 3),
+                     is_whole ? "whole number" : "number");
+}
+
 /// CLI11 takes its arguments in reverse order.
 void parse(CLI::App& app, std::vector<std::string> arguments) {
   std::ranges::reverse(arguments);
@@ -65,6 +87,9 @@ void parse(CLI::App& app, std::vector<std::string> arguments) {
     app.parse(arguments);
   } catch (const CLI::Success&) {
     throw;
+  } catch (const CLI::ConversionError& error) {
+    throw UsageError(fmt::format("[cli] {}", conversion_text(app, error)),
+                     fmt::format("see '{} --help'", parsed_path(app)));
   } catch (const CLI::ParseError& error) {
     check_leftovers(app);  // knows the nearest name, which is worth more than CLI11's answer
     throw UsageError(fmt::format("[cli] {}", error.what()), fmt::format("see '{} --help'", parsed_path(app)));
@@ -92,6 +117,7 @@ int run(const std::vector<std::string>& words) {
   describe(app, front);
   refuse_numbers_that_do_not_fit(app);
   std::vector<std::string> arguments(words.begin() + 1, words.end());
+  take_help(arguments);
   check_verb(app, arguments);
   front.overrides = take_overrides(arguments);
   drop_program_mark(arguments);

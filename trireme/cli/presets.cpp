@@ -9,6 +9,7 @@
 #include "trireme/base/text.h"
 #include "trireme/cli/front.h"
 #include "trireme/plan/model_facts.h"
+#include "trireme/plan/model_family.h"
 #include "trireme/plan/presets.h"
 #include "trireme/report/table.h"
 
@@ -24,10 +25,19 @@ int64_t parameters(const plan::Preset& preset) {
 
 Json to_json(const plan::Preset& preset) {
   const plan::ModelConfig& model = preset.model;
-  return {{"name", preset.name},          {"family", plan::name(model.family)},
-          {"n_layers", model.n_layers},   {"d_model", model.d_model},
-          {"n_heads", model.n_heads},     {"vocab_size", model.vocab_size},
-          {"params", parameters(preset)}, {"summary", preset.summary}};
+  Json row = {{"name", preset.name}, {"family", plan::name(model.family)}, {"n_layers", model.n_layers}};
+  if (plan::reads_images(model.family)) {
+    row["classes"] = model.vision.classes;
+    row["channels"] = model.vision.channels;
+    row["image_size"] = model.vision.image_size;
+  } else {
+    row["d_model"] = model.d_model;
+    row["n_heads"] = model.n_heads;
+    row["vocab_size"] = model.vocab_size;
+  }
+  row["params"] = parameters(preset);
+  row["summary"] = preset.summary;
+  return row;
 }
 
 void print_json() {
@@ -46,8 +56,11 @@ void print_table() {
                        {"summary"}});
   for (const plan::Preset& preset : plan::presets()) {
     const plan::ModelConfig& model = preset.model;
+    const plan::ModelFamilyRecord& family = plan::record_of(model.family);
+    const bool images = plan::reads_images(model.family);
     table.add_row({preset.name, std::string(plan::name(model.family)), std::to_string(model.n_layers),
-                   std::to_string(model.d_model), std::to_string(model.n_heads),
+                   images ? "-" : std::to_string(model.d_model),
+                   family.attends ? std::to_string(model.n_heads) : "-",
                    format_count(static_cast<double>(parameters(preset))), preset.summary});
   }
   fmt::print("{}", table.to_string(terminal_columns(STDOUT_FILENO)));

@@ -1,8 +1,10 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
+#include "trireme/base/streams.h"
 #include "trireme/bench/collectives.h"
 #include "trireme/cli/worker_verbs.h"
 #include "trireme/comm/world.h"
@@ -47,7 +49,15 @@ int worker_bench_comm(const Request& request, const Environment& environment) {
   const auto device = plan::parse<plan::Device>(request.bench_comm.device);
   TRIREME_CHECK(device, "[cli.bench] the request has no valid device: '{}'", request.bench_comm.device);
   const auto world = comm::World::join(spec, comm::take_device(*device, spec), 300.0);
-  const Times times = bench::time_collectives(world, request.bench_comm.mib, request.bench_comm.rounds);
+  const int64_t rounds = request.bench_comm.rounds;
+  const auto say_round = [&](int64_t round) {
+    if (world->rank() == 0) write_stderr(fmt::format("bench: round {} of {} is done\n", round, rounds));
+  };
+  if (world->rank() == 0) {
+    write_stderr(fmt::format("bench: {} rounds of collectives of {} MiB on {} ranks\n", rounds,
+                             fmt::join(request.bench_comm.mib, ", "), world->size()));
+  }
+  const Times times = bench::time_collectives(world, request.bench_comm.mib, rounds, say_round);
   if (world->rank() != 0) return 0;
   if (!request.json) {
     fmt::print("{}", to_text(times));

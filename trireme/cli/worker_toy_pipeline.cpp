@@ -261,8 +261,9 @@ int worker_toy_pipeline(const Request& request, const Environment& environment) 
     for (const auto& arm : arms) {
       const double loss = arm->step(run, step + kWarmUp, step >= 0);
       if (!speaks || request.json || step < 0) continue;
-      fmt::print("[{}] step {}/{} loss={:.6f} micro_batch={} window={}\n", arm->mode.name, step + 1,
-                 run.steps, loss, run.batch_size / arm->mode.micro_batches, arm->mode.window);
+      const std::string loss_text = std::isnan(loss) ? "NaN" : fmt::format("{:.6f}", loss);
+      fmt::print("[{}] step {}/{} loss={} micro_batch={} window={}\n", arm->mode.name, step + 1, run.steps,
+                 loss_text, run.batch_size / arm->mode.micro_batches, arm->mode.window);
     }
   }
   if (!speaks) return 0;
