@@ -307,8 +307,25 @@ TEST(Console, JsonIsOneObjectAStepAndNothingElse) {
   const Captured captured = show(options, {some_step(1), some_step(2), some_step(3)});
   const auto lines = split(captured.out, '\n');
   ASSERT_EQ(lines.size(), 4u);
-  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(nlohmann::json::parse(lines[i])["step"], i + 1);
+  for (size_t i = 0; i < 3; ++i) {
+    const auto line = nlohmann::json::parse(lines[i]);
+    EXPECT_EQ(line["step"], i + 1);
+    EXPECT_EQ(line["schema"], "trireme.train/1");
+    EXPECT_EQ(line["type"], "step");
+  }
   EXPECT_EQ(captured.err, "");
+}
+
+TEST(Console, TheSummaryInJsonNamesItsRun) {
+  ConsoleOptions options = kOptions;
+  options.json = true;
+  options.run = "/runs/a \"b\"";
+  testing::internal::CaptureStdout();
+  make_console_sink(options)->finish(RunSummary{});
+  const auto line = nlohmann::json::parse(testing::internal::GetCapturedStdout());
+  EXPECT_EQ(line["schema"], "trireme.train/1");
+  EXPECT_EQ(line["type"], "summary");
+  EXPECT_EQ(line["run"], options.run);
 }
 
 TEST(Console, AStandardOutputThatNobodyReadsIsOneWarningAndNoError) {
@@ -364,6 +381,7 @@ TEST(Console, CountsTheStepsOfThisAttempt) {
     return line.substr(0, line.find("  "));
   };
   EXPECT_EQ(line_of(0, 28), "done 28 steps in 301 ms");
+  EXPECT_EQ(line_of(0, 1), "done 1 step in 301 ms");
   EXPECT_EQ(line_of(15, 28), "done 13 steps (16 to 28) in 301 ms");
   EXPECT_EQ(line_of(27, 28), "done 1 step (28) in 301 ms");
   EXPECT_EQ(line_of(28, 28), "done 0 steps (28 was the last) in 301 ms");

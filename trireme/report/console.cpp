@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <vector>
 
@@ -100,12 +101,22 @@ class ProgressBar {
 
 class JsonConsole final : public Sink {
  public:
-  explicit JsonConsole(const ConsoleOptions& options) : lines_(options.on_lost) {}
+  explicit JsonConsole(const ConsoleOptions& options) : run_(options.run), lines_(options.on_lost) {}
 
-  void record(const StepRecord& step) override { lines_.print(to_json_line(step)); }
-  void finish(const RunSummary& summary) override { lines_.print(to_json_line(summary)); }
+  void record(const StepRecord& step) override { print(to_json_line(step), "step"); }
+  void finish(const RunSummary& summary) override {
+    print(to_json_line(summary), "summary",
+          run_.empty() ? "" : fmt::format(R"(,"run":{})", nlohmann::json(run_).dump()));
+  }
 
  private:
+  /// The members of an object, and behind them what it is.
+  void print(std::string object, std::string_view type, std::string_view more = "") {
+    object.pop_back();
+    lines_.print(fmt::format(R"({}{},"schema":"trireme.train/1","type":"{}"}})", object, more, type));
+  }
+
+  std::string run_;
   Lines lines_;
 };
 

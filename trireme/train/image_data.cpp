@@ -1,6 +1,7 @@
 // Images as a run reads them.
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <thread>
 
 #include "trireme/base/error.h"
@@ -8,6 +9,7 @@
 #include "trireme/base/text.h"
 #include "trireme/data/images/builtin.h"
 #include "trireme/data/images/codec.h"
+#include "trireme/data/images/digits.h"
 #include "trireme/data/images/loader.h"
 #include "trireme/data/images/set.h"
 #include "trireme/train/run_data.h"
@@ -110,8 +112,10 @@ class ImageData : public RunData {
 };
 
 std::string ImageData::description() const {
-  return fmt::format("{} in {}, {} + {} images of {} classes", splits_.format, splits_.folder,
-                     with_commas(samples()), with_commas(val_samples()), splits_.train->classes().size());
+  const bool drawn = std::filesystem::exists(std::filesystem::path(splits_.folder) / data::kDigitsRecord);
+  const std::string format = drawn ? fmt::format("drawn digits ({} files)", splits_.format) : splits_.format;
+  return fmt::format("{} in {}, {} + {} images of {} classes", format, splits_.folder, with_commas(samples()),
+                     with_commas(val_samples()), splits_.train->classes().size());
 }
 
 void ImageData::check_fits(const plan::ModelConfig& config) const {

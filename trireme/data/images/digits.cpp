@@ -21,7 +21,6 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kRecord = "digits.json";
 constexpr const char* kWhat =
     "Digits that 'trireme data make digits' drew from fonts. They have the form of the files of CIFAR-10 or "
     "MNIST "
@@ -98,10 +97,10 @@ struct DigitFile {
 
 /// A file of CIFAR-10: label, then colour by colour.
 std::string cifar_records(Press& press, const Range& range) {
-  constexpr size_t kPlane = 32 * 32, kRecordBytes = 1 + 3 * kPlane;
-  std::string bytes(static_cast<size_t>(range.count) * kRecordBytes, '\0');
+  constexpr size_t kPlane = 32 * 32, kDigitsRecordBytes = 1 + 3 * kPlane;
+  std::string bytes(static_cast<size_t>(range.count) * kDigitsRecordBytes, '\0');
   press.print(range, [&](int64_t place, int64_t digit, const Image& image) {
-    char* record = bytes.data() + static_cast<size_t>(place) * kRecordBytes;
+    char* record = bytes.data() + static_cast<size_t>(place) * kDigitsRecordBytes;
     record[0] = static_cast<char>(digit);
     for (size_t pixel = 0; pixel < kPlane; ++pixel) {
       for (size_t channel = 0; channel < 3; ++channel)
@@ -200,7 +199,7 @@ std::string digest_there(const std::string& folder, const Json& wanted) {
   if (!fs::is_directory(folder, error))
     throw ConfigError("[data.digits] {} is not a folder; choose another --out", folder);
   if (fs::is_empty(folder, error)) return {};
-  const std::string path = folder + "/" + kRecord;
+  const std::string path = folder + "/" + kDigitsRecord;
   if (!fs::exists(path, error)) {
     throw ConfigError(
         "[data.digits] {} has other files, which would be mixed with these; choose another --out", folder);
@@ -256,11 +255,11 @@ MadeDigits make_digits(const DigitOptions& options) {
   if (made.was_there) return made;
   Press press(options, painter.files());
   DigitFolder folder(options.folder);
-  write_file_atomic(options.folder + "/" + kRecord, record.dump(2) + "\n");
+  write_file_atomic(options.folder + "/" + kDigitsRecord, record.dump(2) + "\n");
   options.format == DigitFormat::kMnist ? write_mnist(options, press, folder)
                                         : write_cifar(options, press, folder);
   made.digest = record["digest"] = folder.digest();
-  write_file_atomic(options.folder + "/" + kRecord, record.dump(2) + "\n");
+  write_file_atomic(options.folder + "/" + kDigitsRecord, record.dump(2) + "\n");
   return made;
 }
 

@@ -11,6 +11,9 @@
 
 namespace trireme::data {
 
+/// What make_digits() writes last into its folder: what its files are made from.
+inline constexpr const char* kDigitsRecord = "digits.json";
+
 enum class DigitFormat {
   kCifar10,  ///< 3 x 32 x 32, coloured, data_batch_1.bin to data_batch_5.bin and test_batch.bin
   kMnist     ///< 1 x 28 x 28, white on black, train-images-idx3-ubyte and its kin
