@@ -32,6 +32,13 @@ TEST_F(StagedTest, LearnsWhatTheModelInOnePieceLearns) {
   expect_near(outcome(4, 2), outcome(1, 2), "pp=4 with two data-parallel ranks");
 }
 
+TEST_F(StagedTest, LearnsWhatTheModelInOnePieceLearnsWithSgd) {
+  config_.train.sample_tokens = 0;
+  config_.optim = {.name = plan::OptimizerName::kSgd, .lr = 0.05};
+  const Outcome whole = outcome(1);
+  for (const int64_t pp : {2, 4}) expect_near(outcome(pp), whole, fmt::format("pp={}", pp));
+}
+
 TEST_F(StagedTest, LearnsTheSameWithEveryPolicyInsideStages) {
   config_.train.sample_tokens = 0;
   for (const PolicyName policy :
