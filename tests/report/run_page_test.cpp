@@ -6,7 +6,6 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "tests/report/html_check.h"
 #include "tests/report/temporary_folder.h"
@@ -23,8 +22,6 @@
 
 namespace trireme::report {
 namespace {
-
-using Json = nlohmann::json;
 
 const PageOptions kPage = {
     .meaning = [](int code) { return std::string_view(code == 5 ? " (lost a peer)" : ""); }};
@@ -208,9 +205,7 @@ TEST_F(RunPage, AFailedRunNamesItsErrorAndHowToGoOn) {
       << "not in a log alone";
   EXPECT_TRUE(says(page, again_command(run.path(), 2)));
   make_directories(run.file("checkpoints/step-20"));
-  Json manifest = Json::parse(read_file(run.file("manifest.json")));
-  manifest["attempts"].back()["error"] = "[comm] as the launcher noted it";
-  write_file_atomic(run.file("manifest.json"), manifest.dump());
+  run.finish({.exit_code = 6, .cause = "", .error = "[comm] as the launcher noted it", .rank = 1});
   page = page_of({run});
   EXPECT_NE(page.find("<p class=\"cause\">[comm] as the launcher noted it"), std::string::npos);
   EXPECT_TRUE(says(page, resume_command(run.path(), 2)));

@@ -148,8 +148,7 @@ class RunReader {
   RunRecord read() {
     record_.path = run_.path();
     record_.folder = fs::path(run_.path()).filename().string();
-    const Json manifest = Json::parse(read_file(run_.file("manifest.json")), nullptr, false);
-    record_.facts = read_facts(manifest);
+    record_.facts = read_facts(Json::parse(read_file(run_.file("manifest.json")), nullptr, false));
     record_.attempts = run_.attempts();
     record_.running = run_.holder().has_value();
     record_.config_yaml = text_of("config.yaml");
@@ -161,7 +160,7 @@ class RunReader {
     take_numbered("config.attempt-", ".yaml", record_.earlier_configs);
     take_numbered("crash-", ".txt", record_.crash_reports);
     take_log_ends();
-    record_.error = error_in(manifest);
+    record_.error = record_.last_attempt().error;
     if (record_.error.empty()) record_.error = error_in_logs();
     record_.has_checkpoints = finds_checkpoints();
     take_pictures();
@@ -243,13 +242,6 @@ class RunReader {
       std::string text = end_of_file(name);
       if (!text.empty()) record_.log_ends.push_back({name, std::move(text)});
     }
-  }
-
-  /// The error that the launcher has noted of the last attempt.
-  static std::string error_in(const Json& manifest) {
-    const auto attempts = manifest.find("attempts");
-    if (attempts == manifest.end() || !attempts->is_array() || attempts->empty()) return {};
-    return attempts->back().is_object() ? string_at(attempts->back(), "error") : std::string();
   }
 
   /// The message of the last line "12:34:56 error: ..." of the rank that failed.
