@@ -217,7 +217,7 @@ TEST_F(ImageRuns, RefuseToGoOnWithStepsOfAnotherSize) {
   expect_refused("6 samples per step, but this run has 3", 1, /*resume=*/true);
 }
 
-TEST_F(ImageRuns, SayWhyNothingIsValidatedAndWhatIsNotRead) {
+TEST_F(ImageRuns, SayWhyNothingIsValidated) {
   std::filesystem::remove(folder_ / "images/t10k-images-idx3-ubyte");
   std::filesystem::remove(folder_ / "images/t10k-labels-idx1-ubyte");
   config_.train.epochs = 1;
