@@ -344,7 +344,7 @@ TEST(Verify, NamesTheFirstActionThatCannotBe) {
          const int64_t reduce = place_of(program, ActionKind::kReduce, "head");
          program.actions[static_cast<size_t>(reduce) + 1] = program.actions[static_cast<size_t>(reduce)];
        }},
-      {"the gradients of h.1 are never reduced",
+      {"h.1 has not been reduced before",
        [&](StepProgram& program) {
          program = without_reduction(program, "h.1");
          program = without(program, ActionKind::kUpdate, "h.1");

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "trireme/base/error.h"
+#include "trireme/plan/step_laws.h"
 #include "trireme/plan/step_program.h"
 
 namespace trireme::plan {
@@ -27,7 +28,6 @@ class Verifier {
   bool keeps_between_halves(int64_t unit) const {
     return unit != Action::kWholeModel && program_.units[static_cast<size_t>(unit)].between_halves_bytes > 0;
   }
-  bool trains() const;
   template <typename Body>
   void for_units(int64_t unit, const Body& body) const;
   void check_ranges() const;
@@ -65,11 +65,6 @@ bool Verifier::has(Role role, int64_t unit, int64_t micro_batch) const {
     return buffer.role == role && buffer.unit == unit && buffer.micro_batch == micro_batch &&
            buffer.has_memory_at(at_);
   });
-}
-
-bool Verifier::trains() const {
-  return std::ranges::any_of(program_.passes,
-                             [](const Pass& pass) { return pass.kind == Pass::Kind::kUpdate; });
 }
 
 template <typename Body>
@@ -321,26 +316,11 @@ void Verifier::check_end() const {
     throw LogicError("[plan.step_program] nothing waits for action {}, the reduction of {}", action,
                      name_of(unit));
   }
-  if (!trains()) return;
-  for (int64_t unit = 0; unit < std::ssize(program_.units); ++unit) {
-    if (program_.units[static_cast<size_t>(unit)].trainable && !summed_.contains(unit))
-      throw LogicError("[plan.step_program] the gradients of {} are never reduced", name_of(unit));
-    if (!updated_.contains(unit)) throw LogicError("[plan.step_program] {} is never updated", name_of(unit));
-    if (stale_.contains(unit)) {
-      throw LogicError(
-          "[plan.step_program] this rank updates a part of {}, and nothing unshards it afterwards: the next "
-          "step would begin with parameters that other ranks have changed meanwhile",
-          name_of(unit));
-    }
-  }
-  for (const auto& [key, count] : forwards_) {
-    if (key.first == Action::kWholeModel || !program_.units[static_cast<size_t>(key.first)].trainable)
-      continue;
-    if (backwards_.contains(key) && weights_.contains(key)) continue;
-    throw LogicError(
-        "[plan.step_program] {} has a forward pass in micro-batch {} but no complete backward pass",
-        name_of(key.first), key.second);
-  }
+  if (stale_.empty() || updated_.empty()) return;
+  throw LogicError(
+      "[plan.step_program] this rank updates a part of {}, and nothing unshards it afterwards: the next "
+      "step would begin with parameters that other ranks have changed meanwhile",
+      name_of(*stale_.begin()));
 }
 
 void Verifier::run() {
@@ -349,6 +329,7 @@ void Verifier::run() {
   check_overlaps();
   for (at_ = 0; at_ < std::ssize(program_.actions); ++at_) check_action();
   check_end();
+  check_step_laws(program_);
 }
 
 }  // namespace

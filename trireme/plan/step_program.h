@@ -133,6 +133,7 @@ struct ProgramUnit {
   /// Kept by a micro-batch from the first to the second half of its backward pass, where that has two.
   int64_t between_halves_bytes = 0;
   std::optional<Fp8Unit> fp8 = {};
+  int64_t uses = 1;  ///< forward passes of a micro-batch through it
   bool operator==(const ProgramUnit&) const = default;
 };
 /// Units as `setting` lays them out; `activation_bytes`: one number for each unit, or empty.
@@ -229,7 +230,8 @@ bool has_countable_bytes(const StepProgram& program);
 
 /// Throws LogicError naming the first action that uses a buffer without memory or parameters that other ranks
 /// have changed meanwhile, reduces gradients that are not complete, updates elements of which this rank has
-/// no sum over the ranks, comes twice, or is missing; or a buffer that is there twice.
+/// no sum over the ranks, or comes twice; a buffer that is there twice; or what breaks a law of the step as a
+/// whole (check_step_laws()).
 void verify(const StepProgram& program);
 
 /// One line a unit, buffer, pass and action; columns line up. step_program_from_text() reads it back.

@@ -142,9 +142,18 @@ void StepReader::read_unit() {
                             .trainable = word(3) == "trainable",
                             .activation_bytes = number(word(5)),
                             .between_halves_bytes = number(word(7))});
-  if (words_.size() <= 8) return;
-  if (word(8) != "fp8" || word(9) != "beside") fail(fmt::format("'{}' is not 'fp8 beside'", word(8)));
-  program_.units.back().fp8 = Fp8Unit{.rest = number(word(10))};
+  ProgramUnit& unit = program_.units.back();
+  for (size_t at = 8; at < words_.size();) {
+    if (word(at) == "uses") {
+      unit.uses = number(word(at + 1));
+      at += 2;
+    } else if (word(at) == "fp8" && word(at + 1) == "beside") {
+      unit.fp8 = Fp8Unit{.rest = number(word(at + 2))};
+      at += 3;
+    } else {
+      fail(fmt::format("'{}' is neither 'uses' nor 'fp8 beside'", word(at)));
+    }
+  }
 }
 
 void StepReader::read_buffer() {
@@ -243,6 +252,7 @@ std::string to_text(const StepProgram& program) {
     text += fmt::format("unit   {:<{}} {:>15} {} activations {} between_halves {}", quoted(unit.name), width,
                         with_commas(unit.numel), unit.trainable ? "trainable" : "frozen   ",
                         with_commas(unit.activation_bytes), with_commas(unit.between_halves_bytes));
+    if (unit.uses != 1) text += fmt::format(" uses {}", unit.uses);
     if (unit.fp8) text += fmt::format(" fp8 beside {}", with_commas(unit.fp8->rest));
     text += '\n';
   }

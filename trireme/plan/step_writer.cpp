@@ -9,9 +9,19 @@
 
 namespace trireme::plan {
 
+namespace {
+
+std::vector<ProgramUnit> with_uses(std::vector<ProgramUnit> units, const UseOrder& order) {
+  for (int64_t unit = 0; unit < std::ssize(units); ++unit)
+    units[static_cast<size_t>(unit)].uses = std::max<int64_t>(1, std::ranges::count(order.forward, unit));
+  return units;
+}
+
+}  // namespace
+
 StepWriter::StepWriter(const std::vector<ProgramUnit>& units, const EngineSetting& setting,
                        const UseOrder& order)
-    : setting_(setting), order_(order), builder_(units) {
+    : setting_(setting), order_(order), builder_(with_uses(units, order)) {
   for (const ProgramUnit& unit : units) memory_.emplace_back(unit.numel, setting, unit.fp8);
   if (order_.reductions.empty()) order_.reductions = completions();
 }

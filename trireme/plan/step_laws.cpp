@@ -1,0 +1,401 @@
+#include "trireme/plan/step_laws.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <ranges>
+#include <set>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "trireme/base/error.h"
+#include "trireme/plan/cost.h"
+
+namespace trireme::plan {
+namespace {
+
+Lane lane_of(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::kUnshard:
+    case ActionKind::kGatherSum:
+      return Lane::kUnshard;
+    case ActionKind::kReduce:
+    case ActionKind::kUpdate:
+      return Lane::kReduce;
+    case ActionKind::kSend:
+      return Lane::kSend;
+    case ActionKind::kRecv:
+      return Lane::kRecv;
+    default:
+      return Lane::kCompute;
+  }
+}
+
+/// The passes that an action of this kind belongs to; none: any.
+std::optional<Pass::Kind> pass_of(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::kForward:
+      return Pass::Kind::kForward;
+    case ActionKind::kBackward:
+      return Pass::Kind::kBackward;
+    case ActionKind::kBackwardInput:
+      return Pass::Kind::kBackwardInput;
+    case ActionKind::kBackwardWeight:
+      return Pass::Kind::kBackwardWeight;
+    case ActionKind::kUpdate:
+      return Pass::Kind::kUpdate;
+    default:
+      return std::nullopt;
+  }
+}
+
+class StepLaws {
+ public:
+  explicit StepLaws(const StepProgram& program) : program_(program) {}
+  void run();
+
+ private:
+  using Place = std::pair<int64_t, int64_t>;  ///< unit and micro-batch
+
+  std::string name_of(int64_t unit) const {
+    return unit == Action::kWholeModel ? "the model" : program_.units[static_cast<size_t>(unit)].name;
+  }
+  const ProgramUnit& unit(int64_t index) const { return program_.units[static_cast<size_t>(index)]; }
+  [[noreturn]] void refuse(int64_t at, const std::string& what) const;
+  void check_place(int64_t at, const Pass& pass) const;
+  void check_transfers(int64_t at) const;
+  void check_gather(int64_t at, int64_t whole, int64_t ranks) const;
+  int64_t bytes_at(int64_t at, Role role, int64_t unit) const;
+  void walk(int64_t at);
+  void take(int64_t at);
+  void check_reduction(int64_t at);
+  void update(int64_t at);
+  void check_counts() const;
+  void check_order(int64_t micro_batch, const std::vector<int64_t>& units) const;
+  void check_messages() const;
+  void check_buffers() const;
+
+  const StepProgram& program_;
+  std::map<Place, int64_t> forwards_, backwards_, weights_, taken_;
+  std::map<int64_t, std::vector<int64_t>> there_;  ///< units by micro-batch, as forward passes reach them
+  std::vector<int64_t> back_;                      ///< units that the pass under way has gone back through
+  std::set<int64_t> added_up_;                     ///< units with gradients that no sum has yet
+  std::set<int64_t> reduced_, updated_;
+  std::optional<int64_t> first_reduction_;  ///< its place
+  std::set<int64_t> wire_forms_;            ///< in which gradients of all units so far may travel
+  /// By kind, unit, peer, bytes and passes before: how many each micro-batch has.
+  std::map<std::tuple<ActionKind, int64_t, int64_t, int64_t, int64_t>, std::map<int64_t, int64_t>> messages_;
+};
+
+void StepLaws::refuse(int64_t at, const std::string& what) const {
+  const Action& action = program_.actions[static_cast<size_t>(at)];
+  throw LogicError("[plan.step_program] action {}, {} of {}{}: {}", at, action.kind, name_of(action.unit),
+                   action.micro_batch < 0 ? "" : fmt::format(" in micro-batch {}", action.micro_batch), what);
+}
+
+void StepLaws::check_place(int64_t at, const Pass& pass) const {
+  const Action& action = program_.actions[static_cast<size_t>(at)];
+  if (action.lane != lane_of(action.kind)) {
+    refuse(at, fmt::format("it is in the lane {}, but {} runs in the lane {}", action.lane, action.kind,
+                           lane_of(action.kind)));
+  }
+  const auto kind = pass_of(action.kind);
+  if (kind && *kind != pass.kind)
+    refuse(at, fmt::format("it is in a {} pass, but belongs to a {} pass", pass.kind, *kind));
+  if (action.computes() && action.micro_batch != pass.micro_batch)
+    refuse(at, fmt::format("it is in a pass of micro-batch {}", pass.micro_batch));
+}
+
+int64_t StepLaws::bytes_at(int64_t at, Role role, int64_t unit) const {
+  for (const Buffer& buffer : program_.buffers) {
+    if (buffer.role == role && buffer.unit == unit && buffer.has_memory_at(at)) return buffer.bytes;
+  }
+  return 0;
+}
+
+void StepLaws::check_gather(int64_t at, int64_t whole, int64_t ranks) const {
+  const std::vector<Transfer>& transfers = program_.actions[static_cast<size_t>(at)].transfers;
+  if (ranks <= 1) return;
+  const Transfer wanted{Collective::kAllGather, ranks, wire_bytes(Collective::kAllGather, whole, ranks)};
+  if (!transfers.empty() && transfers.back() == wanted) return;
+  refuse(at,
+         fmt::format("this rank has one part in {}, but the action does not end with an all_gather/{} of {} "
+                     "bytes",
+                     ranks, ranks, wanted.bytes));
+}
+
+void StepLaws::check_transfers(int64_t at) const {
+  const Action& action = program_.actions[static_cast<size_t>(at)];
+  const bool message = action.kind == ActionKind::kSend || action.kind == ActionKind::kRecv;
+  if (message != (action.peer >= 0)) refuse(at, message ? "it has no peer" : "it has a peer");
+  if (action.kind == ActionKind::kSend && action.transfers.empty()) refuse(at, "it sends nothing");
+  for (const Transfer& transfer : action.transfers) {
+    const bool empty = action.unit >= 0 && unit(action.unit).numel == 0;
+    if (transfer.ranks < 2 || (transfer.bytes <= 0 && !empty))
+      refuse(at, fmt::format("{} bytes travel between {} ranks", transfer.bytes, transfer.ranks));
+  }
+  if (action.unit == Action::kWholeModel) return;
+  const int64_t numel = unit(action.unit).numel;
+  const int64_t updated = bytes_at(at, Role::kMaster, action.unit) / kFp32Bytes;
+  if (updated <= 0) return;  // which an update refuses
+  if (action.kind == ActionKind::kUnshard) {
+    const int64_t whole = bytes_at(at, Role::kParameters, action.unit);
+    const int64_t slice = bytes_at(at, Role::kSlice, action.unit);
+    check_gather(at, whole, slice > 0 ? whole / slice : numel / updated);
+  }
+  if (action.kind == ActionKind::kGatherSum && !action.transfers.empty())
+    check_gather(at, kFp32Bytes * numel, action.transfers.back().ranks);
+}
+
+/// In which forms `elements` gradients may travel in `transfer`: bytes of an element, or kInt8Form.
+std::set<int64_t> forms_of(const Transfer& transfer, int64_t elements) {
+  constexpr int64_t kInt8Form = 0;
+  const auto sends = [&](int64_t bytes) {
+    return wire_bytes(transfer.collective, bytes, transfer.ranks) == transfer.bytes;
+  };
+  std::set<int64_t> forms;
+  for (const int64_t bytes : {1, 2, 4, 8}) {
+    if (sends(bytes * elements)) forms.insert(bytes);
+  }
+  const int64_t shard = elements / transfer.ranks, blocks = (shard + kInt8ScaleBlock - 1) / kInt8ScaleBlock;
+  if (sends(transfer.ranks * blocks * (kInt8ScaleBlock + kFp32Bytes))) forms.insert(kInt8Form);
+  return forms;
+}
+
+/// Gradients of all units travel alike: through the same collectives, in the same bytes an element.
+void StepLaws::check_reduction(int64_t at) {
+  const Action& action = program_.actions[static_cast<size_t>(at)];
+  const std::vector<Transfer>& transfers = action.transfers;
+  const int64_t elements = unit(action.unit).numel;
+  if (!first_reduction_) {
+    first_reduction_ = at;
+    if (!transfers.empty()) wire_forms_ = forms_of(transfers.front(), elements);
+  }
+  const Action& first = program_.actions[static_cast<size_t>(*first_reduction_)];
+  const auto kind = [](const Transfer& transfer) { return std::pair{transfer.collective, transfer.ranks}; };
+  if (!std::ranges::equal(transfers, first.transfers, {}, kind, kind))
+    refuse(at, fmt::format("its collectives are not those of action {}", *first_reduction_));
+  if (transfers.empty()) return;
+  const std::set<int64_t> forms = forms_of(transfers.front(), elements);
+  std::erase_if(wire_forms_, [&](int64_t form) { return !forms.contains(form); });
+  const int64_t of = unit(first.unit).numel;
+  bool alike = !wire_forms_.empty();
+  for (size_t i = 1; i < transfers.size(); ++i) {
+    alike = alike && static_cast<__int128>(transfers[i].bytes) * of ==
+                         static_cast<__int128>(first.transfers[i].bytes) * elements;
+  }
+  if (!alike) {
+    refuse(at,
+           fmt::format("it sends {} bytes of {} elements, which are not the bytes an element of action {}",
+                       action.wire_bytes(), elements, *first_reduction_));
+  }
+}
+
+void StepLaws::take(int64_t at) {
+  const Action& action = program_.actions[static_cast<size_t>(at)];
+  const bool reduces = action.kind == ActionKind::kReduce;
+  ++taken_[{action.unit, action.micro_batch}];
+  if (!reduces) return void(added_up_.insert(action.unit));
+  check_reduction(at);
+  added_up_.erase(action.unit);
+  reduced_.insert(action.unit);
+}
+
+void StepLaws::update(int64_t at) {
+  updated_.insert(program_.actions[static_cast<size_t>(at)].unit);
+  for (int64_t each = 0; each < std::ssize(program_.units); ++each) {
+    if (!unit(each).trainable) continue;
+    if (!reduced_.contains(each)) refuse(at, fmt::format("{} has not been reduced before", name_of(each)));
+    if (added_up_.contains(each))
+      refuse(at, fmt::format("gradients of {} were added up after its last reduction", name_of(each)));
+  }
+}
+
+void StepLaws::walk(int64_t at) {
+  const Action& action = program_.actions[static_cast<size_t>(at)];
+  const auto passes = [this](const Place& place) {
+    const auto forward = forwards_.find(place), back = backwards_.find(place);
+    return (forward == forwards_.end() ? 0 : forward->second) + (back == backwards_.end() ? 0 : back->second);
+  };
+  const Place place{action.unit, action.micro_batch};
+  switch (action.kind) {
+    case ActionKind::kForward:
+      ++forwards_[place];
+      there_[action.micro_batch].push_back(action.unit);
+      return;
+    case ActionKind::kBackward:
+      ++weights_[place];
+      [[fallthrough]];
+    case ActionKind::kBackwardInput:
+      ++backwards_[place];
+      back_.push_back(action.unit);
+      return;
+    case ActionKind::kBackwardWeight:
+      ++weights_[place];
+      return;
+    case ActionKind::kAccumulate:
+    case ActionKind::kReduce:
+      return take(at);
+    case ActionKind::kUpdate:
+      return update(at);
+    case ActionKind::kRecv:
+      if (backwards_.contains(place)) refuse(at, "the pass that needs it is over");
+      [[fallthrough]];
+    case ActionKind::kSend:
+      ++messages_[{action.kind, action.unit, action.peer, action.wire_bytes(), passes(place)}]
+                 [action.micro_batch];
+      return;
+    default:
+      return;
+  }
+}
+
+/// Every micro-batch that goes forward through a unit comes back, and its gradients are taken once. Backward
+/// may reach several uses of a unit at once.
+void StepLaws::check_counts() const {
+  const auto count = [](const std::map<Place, int64_t>& of, const Place& place) {
+    const auto found = of.find(place);
+    return found == of.end() ? 0 : found->second;
+  };
+  for (const auto& [place, forwards] : forwards_) {
+    const auto& [unit, micro_batch] = place;
+    const int64_t backwards = count(backwards_, place), weights = count(weights_, place);
+    const int64_t uses = unit == Action::kWholeModel ? 1 : this->unit(unit).uses;
+    if (forwards != uses || backwards < 1 || backwards > uses || backwards != weights) {
+      throw LogicError(
+          "[plan.step_program] micro-batch {} goes forward through {} {} times of {}, comes back {} times, "
+          "and "
+          "adds {} times to its gradients",
+          micro_batch, name_of(unit), forwards, uses, backwards, weights);
+    }
+    for (int64_t each = 0; each < std::ssize(program_.units); ++each) {
+      const bool takes = (unit == each || unit == Action::kWholeModel) && this->unit(each).trainable;
+      if (!takes || count(taken_, {each, micro_batch}) == 1) continue;
+      throw LogicError(
+          "[plan.step_program] the gradients of {} in micro-batch {} are neither added up nor reduced",
+          name_of(each), micro_batch);
+    }
+  }
+  for (int64_t each = 0; each < std::ssize(program_.units); ++each) {
+    if (unit(each).trainable && !reduced_.contains(each))
+      throw LogicError("[plan.step_program] the gradients of {} are never reduced", name_of(each));
+    if (!updated_.contains(each)) throw LogicError("[plan.step_program] {} is never updated", name_of(each));
+  }
+}
+
+/// `units` are those of a backward pass. Where units are used several times, only the module knows their
+/// order.
+void StepLaws::check_order(int64_t micro_batch, const std::vector<int64_t>& units) const {
+  const auto there = there_.find(micro_batch);
+  if (there == there_.end()) return;
+  std::vector<int64_t> forward;
+  for (const int64_t unit : there->second) {
+    if (unit >= 0 && this->unit(unit).uses > 1) return;
+    if (std::ranges::find(units, unit) != units.end()) forward.push_back(unit);
+  }
+  if (std::ranges::equal(forward, units | std::views::reverse)) return;
+  throw LogicError(
+      "[plan.step_program] micro-batch {} does not go back through units in the reverse of its forward order",
+      micro_batch);
+}
+
+void StepLaws::check_messages() const {
+  const bool has_memory = std::ranges::any_of(
+      program_.buffers, [](const Buffer& buffer) { return buffer.role == Role::kBoundary; });
+  bool receives = false;
+  for (const auto& [key, counts] : messages_) {
+    const auto& [kind, unit, peer, bytes, passes] = key;
+    receives = receives || kind == ActionKind::kRecv;
+    for (const auto& [place, forwards] : forwards_) {
+      if (place.first != unit) continue;
+      const auto found = counts.find(place.second);
+      if (found != counts.end() && found->second == counts.begin()->second) continue;
+      throw LogicError(
+          "[plan.step_program] behind {} passes through it, {} has {} times {} of {} bytes with peer {} in "
+          "micro-batch {}, but {} times in micro-batch {}",
+          passes, name_of(unit), found == counts.end() ? 0 : found->second, kind, bytes, peer, place.second,
+          counts.begin()->second, counts.begin()->first);
+    }
+    for (const auto& [micro_batch, times] : counts) {
+      if (!forwards_.contains({unit, micro_batch}))
+        throw LogicError("[plan.step_program] {} of {} in micro-batch {}, which does not go through it", kind,
+                         name_of(unit), micro_batch);
+    }
+  }
+  if (receives != has_memory) {
+    throw LogicError("[plan.step_program] {}", receives
+                                                   ? "messages are received, but have no memory"
+                                                   : "there is memory for messages, but none is received");
+  }
+}
+
+/// Whole buffers of a role have the same bytes an element in all units, but for matrices in FP8.
+void StepLaws::check_buffers() const {
+  std::map<Role, std::pair<int64_t, int64_t>> first;  ///< bytes and elements of a role's first buffer
+  const auto alike = [&](const Buffer& buffer, int64_t elements) {
+    if (elements == 0 && buffer.bytes == 0) return;  // a unit without parameters
+    const auto [found, is_first] = first.emplace(buffer.role, std::pair{buffer.bytes, elements});
+    const auto& [bytes, of] = found->second;
+    const bool same = static_cast<__int128>(bytes) * elements == static_cast<__int128>(buffer.bytes) * of;
+    if (same && buffer.bytes > 0) return;
+    throw LogicError(
+        "[plan.step_program] the {} of {} have {} bytes for {} elements, where those of another unit have {} "
+        "for {}",
+        buffer.role, name_of(buffer.unit), buffer.bytes, elements, bytes, of);
+  };
+  const auto exactly = [&](const Buffer& buffer, int64_t bytes) {
+    if (buffer.bytes == bytes) return;
+    throw LogicError("[plan.step_program] the {} of {} have {} bytes, but must have {}", buffer.role,
+                     name_of(buffer.unit), buffer.bytes, bytes);
+  };
+  for (const Buffer& buffer : program_.buffers) {
+    const ProgramUnit& unit = this->unit(buffer.unit);
+    const int64_t updated = bytes_at(0, Role::kMaster, buffer.unit) / kFp32Bytes;
+    switch (buffer.role) {
+      case Role::kParameters:
+        if (!unit.fp8) alike(buffer, unit.numel);
+        break;
+      case Role::kGradients:
+        alike(buffer, unit.numel);
+        break;
+      case Role::kMoments:
+        alike(buffer, updated);
+        break;
+      case Role::kShard:
+        if (!unit.fp8) alike(buffer, updated);
+        break;
+      case Role::kSum:
+        exactly(buffer, kFp32Bytes * unit.numel);
+        break;
+      case Role::kActivations:
+        if (buffer.bytes != unit.between_halves_bytes) exactly(buffer, unit.activation_bytes);
+        break;
+      default:
+        break;
+    }
+  }
+}
+
+void StepLaws::run() {
+  for (const Pass& pass : program_.passes) {
+    for (int64_t at = pass.begin; at < pass.end; ++at) {
+      check_place(at, pass);
+      check_transfers(at);
+      walk(at);
+    }
+    check_order(pass.micro_batch, std::exchange(back_, {}));
+  }
+  check_buffers();
+  if (backwards_.empty() && updated_.empty()) return;  // it does not train
+  check_counts();
+  check_messages();
+}
+
+}  // namespace
+
+void check_step_laws(const StepProgram& program) {
+  StepLaws(program).run();
+}
+
+}  // namespace trireme::plan
