@@ -179,8 +179,10 @@ void add_train(CLI::App& app, Front& front) {
                    "Seconds before the first restart (default: 1); doubled for each further one, up to 60")
       ->option_text("SECONDS")
       ->check(CLI::Range(0.0, 3600.0));
-  verb->add_flag("--json", options->job.json,
-                 "Print one JSON object per step on stdout, and the summary last");
+  verb->add_flag(
+      "--json", options->job.json,
+      "Print one JSON object per step on stdout (type step), and last the summary (type summary) with "
+      "its run");
   verb->add_flag("--quiet,-q", options->job.quiet, "Print no start-up information and no progress bar");
   verb->add_flag("--dry-run", options->dry_run,
                  "Print ranks, mesh, batch, pipeline stages, model and memory without starting anything; "
